@@ -1,8 +1,8 @@
 #!/usr/bin/perl
-# unicode: writes src/engine/unicode_ranges.inc, the characters of \p{...} in patterns, from this Perl's Unicode data.
+# unicode: writes src/grammar/unicode_ranges.inc, the characters of \p{...} in patterns, from this Perl's Unicode data.
 #
 # One row is (first, last, step): capital letters often alternate with small ones, so a step of 2 saves most of the
-# table. Run it only when the Unicode version should change: perl scripts/unicode.pl >src/engine/unicode_ranges.inc
+# table. Run it only when the Unicode version should change: perl scripts/unicode.pl >src/grammar/unicode_ranges.inc
 use strict;
 use warnings;
 use Unicode::UCD;

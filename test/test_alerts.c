@@ -5,8 +5,8 @@
  */
 /* levels: once */
 #define _GNU_SOURCE
-#include "serve/alerts.h"
-#include "serve/http.h"
+#include "ops/alerts.h"
+#include "http/http.h"
 
 #include <math.h>
 #include <pthread.h>

@@ -46,7 +46,7 @@ while IFS= read -r line; do
 done <"$tmp/lines"
 
 # Routes by their fixed beginnings.
-for route in $(sed -n 's/^ *{"[A-Z]*", "\(\/[^"]*\)",.*/\1/p' src/serve/*.c | sed 's/\*$//' | sort -u); do
+for route in $(sed -n 's/^ *{"[A-Z]*", "\(\/[^"]*\)",.*/\1/p' src/*/*.c | sed 's/\*$//' | sort -u); do
     if grep -qF -- "$route" docs/API.md; then echo "ok '$route' is described"; else echo "not ok '$route' is described: not in docs/API.md"; fi
 done
 

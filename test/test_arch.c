@@ -16,7 +16,7 @@
 #include <stddef.h>
 #include <unistd.h>
 
-#include "model/model_files.h"
+#include "model/internal.h"
 
 // last: it needs four of the above
 #include <cmocka.h>

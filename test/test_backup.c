@@ -9,7 +9,7 @@
  */
 /* levels: once */
 #define _GNU_SOURCE
-#include "store/backup.h"
+#include "backup/backup.h"
 #include "store/store.h"
 
 #include "folder.h"

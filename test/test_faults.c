@@ -14,13 +14,13 @@
  */
 /* levels: once */
 #define _GNU_SOURCE
-#include "engine/grammar.h"
+#include "grammar/grammar.h"
 #include "eval/bank.h"
 #include "evolve/evolve.h"
 #include "fixture.h"
 #include "folder.h"
 #include "memory/memory.h"
-#include "model/jinja.h"
+#include "template/template.h"
 #include "store/store.h"
 #include "swarm/blackboard.h"
 #include "swarm/team.h"

@@ -8,7 +8,7 @@
  * levels: once. Nothing here uses a kernel.
  */
 #define _GNU_SOURCE
-#include "eval/grade_internal.h"
+#include "grade/internal.h"
 
 #include <ctype.h>
 #include <setjmp.h>

@@ -16,9 +16,9 @@
 #include <cmocka.h>
 
 #define PCRE2_CODE_UNIT_WIDTH 8
-#include "engine/grammar.h"
+#include "grammar/grammar.h"
 #include "fixture.h"
-#include "model/model_files.h"
+#include "model/internal.h"
 
 #include <pcre2.h>
 #include <time.h>

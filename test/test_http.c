@@ -7,8 +7,8 @@
  */
 /* levels: once */
 #define _GNU_SOURCE
-#include "serve/http.h"
-#include "serve/limits.h"
+#include "http/http.h"
+#include "http/limits.h"
 
 #include <arpa/inet.h>
 #include <errno.h>

@@ -10,7 +10,7 @@
 #include "fixture.h"
 #include "folder.h"
 #include "hub_server.h"
-#include "store/hub_internal.h"
+#include "hub/internal.h"
 
 #include <errno.h>
 #include <fcntl.h>

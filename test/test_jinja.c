@@ -8,7 +8,7 @@
  */
 /* levels: once */
 #include "fixture.h"
-#include "model/jinja.h"
+#include "template/template.h"
 #include "model/model.h"
 
 #include <setjmp.h>

@@ -8,10 +8,10 @@
  */
 /* levels: once */
 #define _GNU_SOURCE
-#include "serve/jobs.h"
+#include "jobs/jobs.h"
 
 #include "folder.h"
-#include "serve/job_paths.h"
+#include "jobs/paths.h"
 
 #include <dirent.h>
 #include <errno.h>

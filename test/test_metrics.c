@@ -7,7 +7,7 @@
  */
 /* levels: once */
 #define _GNU_SOURCE
-#include "serve/metrics.h"
+#include "ops/metrics.h"
 
 #include <ctype.h>
 #include <fcntl.h>

@@ -16,7 +16,7 @@
 
 #include <cmocka.h>
 
-#include "model/model_files.h"
+#include "model/internal.h"
 
 #include "folder.h"
 

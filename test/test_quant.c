@@ -21,7 +21,7 @@
 
 #include "eval/eval.h"
 #include "fixture.h"
-#include "model/model_files.h"
+#include "model/internal.h"
 
 static const enum tensor_type all_types[] = {
     TENSOR_F32,  TENSOR_F16,  TENSOR_BF16, TENSOR_Q8_0, TENSOR_Q4_0, TENSOR_Q4_1,

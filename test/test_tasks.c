@@ -7,7 +7,7 @@
  */
 #define _GNU_SOURCE
 #include "eval/contest.h"
-#include "eval/grade.h"
+#include "grade/grade.h"
 #include "fixture.h"
 
 #include <math.h>

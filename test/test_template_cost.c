@@ -6,10 +6,10 @@
  */
 /* levels: once */
 #include "fixture.h"
-#include "model/jinja.h"
+#include "template/template.h"
 #include "model/model.h"
-#include "serve/go_template.h"
-#include "serve/ollama.h"
+#include "api/go_template.h"
+#include "api/ollama.h"
 
 #include <malloc.h>
 #include <setjmp.h>

@@ -13,8 +13,8 @@
 
 #include <cmocka.h>
 
-#include "model/model_files.h"
-#include "model/tokenizer_internal.h"
+#include "model/internal.h"
+#include "tokenizer/internal.h"
 
 #include <stdlib.h>
 #include <string.h>

@@ -18,7 +18,7 @@
 #include <stdarg.h>
 #include <stddef.h>
 
-#include "model/model_files.h"
+#include "model/internal.h"
 
 // last: it needs four of the above
 #include <cmocka.h>

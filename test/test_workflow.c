@@ -9,7 +9,7 @@
  */
 /* levels: once */
 #define _GNU_SOURCE
-#include "eval/grade.h"
+#include "grade/grade.h"
 #include "fixture.h"
 #include "swarm/workflow.h"
 

@@ -16,7 +16,7 @@
  * without its config is refused, a config without its tensors as well.
  */
 #include "adapter/internal.h"
-#include "store/store.h"
+#include "hub/hub.h"
 
 #include <math.h>
 #include <stdarg.h>

@@ -17,7 +17,7 @@
  */
 #define _GNU_SOURCE
 #include "adapter/internal.h"
-#include "store/store.h"
+#include "hub/hub.h"
 
 #include <dirent.h>
 #include <errno.h>

@@ -6,8 +6,8 @@
  */
 #define _GNU_SOURCE
 #include "cli/cli.h"
-#include "serve/keys.h"
-#include "store/backup.h"
+#include "ops/keys.h"
+#include "backup/backup.h"
 
 #include <stdlib.h>
 #include <string.h>

@@ -6,7 +6,7 @@
 #define _GNU_SOURCE
 #include "base/page.h"
 #include "cli/setup.h"
-#include "eval/grade.h"
+#include "grade/grade.h"
 #include "swarm/report.h"
 #include "swarm/team.h"
 

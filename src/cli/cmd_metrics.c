@@ -2,7 +2,7 @@
  * dashboard. It asks no server; the answer is the same wherever it runs. */
 #define _GNU_SOURCE
 #include "cli/cli.h"
-#include "serve/metrics.h"
+#include "ops/metrics.h"
 
 #include <stdlib.h>
 #include <string.h>

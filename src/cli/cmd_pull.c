@@ -1,6 +1,6 @@
 /* shoal pull: models and adapters from a hub, and what is here of them. */
 #include "cli/cli.h"
-#include "store/store.h"
+#include "hub/hub.h"
 
 #include <string.h>
 

@@ -1,8 +1,9 @@
 /* shoal serve: one model, its adapters and teams over HTTP, until it is told to stop. */
 #define _GNU_SOURCE
+#include "api/api.h"
 #include "cli/settings.h"
 #include "cli/setup.h"
-#include "serve/job_request.h"
+#include "jobs/request.h"
 #include "serve/serve.h"
 
 #include <stdlib.h>
@@ -201,6 +202,7 @@ static int run(const struct common *c, const void *options, const struct strings
     so.ready = ready;
     so.ready_ctx = (void *)(uintptr_t)c;
     so.find = cli_find;
+    so.modules = api_modules;
     so.job_kinds = job_kinds();
     if (settings_path(c->config)) strings_add(&so.jobs_closed, settings_path(c->config));
     if (so.api_key_file) strings_add(&so.jobs_closed, so.api_key_file);

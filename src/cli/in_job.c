@@ -11,7 +11,7 @@
 #include "cli/in_job.h"
 
 #include "sandbox/sandbox.h"
-#include "serve/job_paths.h"
+#include "jobs/paths.h"
 
 #include <stdlib.h>
 #include <string.h>

@@ -6,6 +6,7 @@
  */
 #define _GNU_SOURCE
 #include "cli/panel.h"
+#include "hub/hub.h"
 
 #include <stdlib.h>
 #include <string.h>

@@ -5,6 +5,7 @@
  */
 #define _GNU_SOURCE
 #include "cli/setup.h"
+#include "hub/hub.h"
 
 #include <stdlib.h>
 #include <string.h>

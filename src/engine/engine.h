@@ -12,7 +12,7 @@
 #define SHOAL_ENGINE_H
 
 #include "adapter/adapter.h"
-#include "engine/grammar.h"
+#include "grammar/grammar.h"
 
 struct token_bias {
     int32_t token;

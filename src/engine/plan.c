@@ -9,7 +9,7 @@
  */
 #define _GNU_SOURCE
 #include "engine/plan.h"
-#include "store/store.h"
+#include "hub/hub.h"
 
 #include <stdlib.h>
 #include <string.h>

@@ -13,7 +13,7 @@
 #define _GNU_SOURCE
 #include "eval/contest.h"
 
-#include "eval/grade.h"
+#include "grade/grade.h"
 
 #include <stdlib.h>
 #include <string.h>

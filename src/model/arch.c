@@ -11,7 +11,7 @@
  * same order for every format; model_new numbers its random streams by that order, so it must not
  * change.
  */
-#include "model/model_files.h"
+#include "model/internal.h"
 
 #include <math.h>
 #include <stdlib.h>

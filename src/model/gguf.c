@@ -17,8 +17,7 @@
  * overlap; (4) a tensor's size is what its dims and type say, and no product of them overflows,
  * because the number of elements is checked against the file first.
  */
-#include "model/model_files.h"
-#include "model/tokenizer_internal.h"
+#include "model/internal.h"
 
 #include <stdatomic.h>
 #include <stdlib.h>

@@ -6,7 +6,7 @@
  * Writing goes file by file, each all or nothing, config.json last: a directory without config.json
  * is not a model, so a first write that fails leaves none behind.
  */
-#include "model/model_files.h"
+#include "model/internal.h"
 
 #include <stdlib.h>
 #include <string.h>

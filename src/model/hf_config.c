@@ -10,7 +10,7 @@
  * (older), or everything in `rope_parameters` (newer), which for Gemma holds one object for each
  * kind of layer. The older way is what is written here, because both kinds of readers know it.
  */
-#include "model/model_files.h"
+#include "model/internal.h"
 
 #include <math.h>
 #include <stdlib.h>

@@ -10,7 +10,7 @@
  * does epsilon 1e-5. The file has no magic, so the one proof that it is such a file is that its
  * size matches its header to the byte.
  */
-#include "model/model_files.h"
+#include "model/internal.h"
 
 #include <stdlib.h>
 #include <string.h>

@@ -4,8 +4,8 @@
  * Not here: the engine's own memory (engine/plan.c), and what the system keeps of files that were
  * only read through: those pages are given back as soon as a weight is packed (map_drop).
  */
-#include "model/model_files.h"
-#include "store/store.h"
+#include "model/internal.h"
+#include "hub/hub.h"
 
 #include <stdlib.h>
 #include <string.h>

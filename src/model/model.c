@@ -10,8 +10,8 @@
  * that need no reordering point into m->maps, everything else into m->arena; nothing outlives
  * model_close.
  */
-#include "model/model_files.h"
-#include "store/store.h"
+#include "model/internal.h"
+#include "hub/hub.h"
 
 #include <math.h>
 #include <pthread.h>

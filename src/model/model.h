@@ -1,6 +1,6 @@
 /*
- * model: a frozen base — its files, its tokenizer, its shape — and the forward pass over a batch of
- * rows.
+ * model: a frozen base — its files, its shape — and the forward pass over a batch of rows. Its
+ * tokenizer and its chat template are folders of their own.
  *
  * A `struct model` is opened once, never written again and shared by all threads. It is opened in
  * place from a GGUF v3 file or a Hugging Face directory; f32 (and exact-class bf16) weights stay
@@ -15,6 +15,8 @@
 #define SHOAL_MODEL_H
 
 #include "kernel/kernel.h"
+#include "template/template.h"
+#include "tokenizer/tokenizer.h"
 
 /* shape */
 
@@ -202,138 +204,6 @@ int gguf_tensors_open(struct safetensors *st, const char *path, struct error *er
 /* Canonical: keys sorted, whole numbers as u32, reals as f32, tensors in the given order. */
 int gguf_tensors_write(const char *path, const json_t *metadata, const struct tensor_info *tensors,
                        int n, struct error *err);
-
-/* tokenizer */
-
-enum tokenizer_kind { TOK_BPE, TOK_SPM, TOK_UNIGRAM };
-/* Byte-level BPE (GPT-2 family; the pre-tokenizer is a PCRE2 pattern), SentencePiece BPE with byte
- * fallback, and SentencePiece unigram with or without it. Immutable after opening; encode and
- * decode may be called from any thread. */
-struct tokenizer;
-int32_t tok_vocab_size(const struct tokenizer *t);
-int32_t tok_bos(const struct tokenizer *t); /* -1 when there is none */
-int32_t tok_eos(const struct tokenizer *t);
-bool tok_add_bos(const struct tokenizer *t);
-bool tok_is_special(const struct tokenizer *t, int32_t id);
-const char *tok_piece(const struct tokenizer *t, int32_t id,
-                      int *len);                                /* as stored in the vocabulary */
-int32_t tok_find(const struct tokenizer *t, const char *piece); /* id of a stored piece, or -1 */
-#define TOK_BOS 1     /* add what the model adds before a text */
-#define TOK_SPECIAL 2 /* the text of special tokens becomes their id */
-#define TOK_EOS 4     /* add what the model adds after a text, as encoders are given it */
-struct ids {
-    int32_t *v;
-    int n, cap;
-    /* Set by who would rather have no tokens than end the process when the system refuses memory
-     * for them, or for the work of finding them: `refused` then says so, and what is there is
-     * incomplete. */
-    bool may_refuse, refused;
-};
-void ids_add(struct ids *s, int32_t id);
-void ids_release(struct ids *s);
-/* Appends to `out`. Any bytes are accepted; invalid UTF-8 goes through byte tokens. */
-void tok_encode(const struct tokenizer *t, const char *text, size_t len, int flags,
-                struct ids *out);
-/* Appends the bytes of one token; special tokens give nothing unless `specials`. */
-void tok_decode(const struct tokenizer *t, int32_t id, bool specials, struct buf *out);
-void tok_decode_all(const struct tokenizer *t, const int32_t *ids, int n, bool specials,
-                    struct buf *out);
-/* The same, and where in `out` each token ends: ends [n]. */
-void tok_decode_ends(const struct tokenizer *t, const int32_t *ids, int n, bool specials,
-                     struct buf *out, int32_t *ends);
-void tok_free(struct tokenizer *t);
-
-/* What the file readers fill in to make one (strings are copied). */
-struct tok_spec {
-    enum tokenizer_kind kind;
-    int32_t n;
-    const char **pieces; /* [n], may hold any bytes: lengths beside */
-    const int32_t *lens;
-    const float *scores;  /* SPM, UNIGRAM: [n] */
-    const uint8_t *types; /* [n] GGUF's: 1 normal, 2 unknown, 3 control, 4 user-defined, 5 unused,
-                             6 byte */
-    const char **merges;  /* BPE: "a b" pairs in rank order */
-    int32_t n_merges;
-    const char *pre; /* GGUF's tokenizer.ggml.pre ("gpt-2", "qwen2", "llama-bpe", "smollm", …) or,
-                        when it contains '\\' or '[', a PCRE2 pattern itself */
-    const char *normalizer; /* tokenizer.json's normalizer as JSON text, without what makes ▁ of
-                               spaces; NULL: none */
-    int32_t bos, eos, unk;  /* -1: none */
-    bool add_bos, add_eos, add_space_prefix, ignore_merges;
-    bool split_words; /* SPM, UNIGRAM: every ▁ begins a word, whatever the pieces are */
-    bool user_pieces; /* UNIGRAM: user-defined pieces are preferred pieces of the text with its ▁,
-                         as in SentencePiece; else they are cut out of the text as it was written */
-};
-struct tokenizer *tok_new(const struct tok_spec *spec, struct error *err);
-struct tokenizer *tok_from_json(const char *path,
-                                struct error *err); /* tokenizer.json: BPE and Unigram */
-struct tokenizer *tok_from_sentencepiece(const char *path,
-                                         struct error *err); /* tokenizer.model: the same */
-struct tokenizer *tok_from_llama2c(const char *path, int32_t vocab, struct error *err);
-/* Byte tokens, three specials, and filler pieces up to `vocab` (NULL below 259): for models with
- * random weights. */
-struct tokenizer *tok_byte_fallback(int32_t vocab);
-const struct tok_spec *tok_spec_of(const struct tokenizer *t); /* for the writers */
-int tok_write_json(const struct tokenizer *t, const char *path, struct error *err);
-/* Byte-level BPE training: counts pre-tokens of `texts`, merges the most frequent pair (ties: the
- * pair whose two pieces are lexicographically greatest, as GPT-2-style trainers do) until `vocab`.
- * Specials get the first ids. */
-struct tokenizer *tok_train_bpe(const char *text, size_t len, int32_t vocab, const char *pre,
-                                const char **specials, int n_specials, struct error *err);
-
-/* chat */
-
-struct message {
-    const char *role, *content;
-};
-/* The template that writers give to models without one: ChatML,
- * <|im_start|>role\ncontent<|im_end|>\n … and, to generate, <|im_start|>assistant\n. A tokenizer
- * with no other template encodes it without rendering, and one that lacks the two special tokens
- * gets them as plain text. */
-extern const char chat_ml[];
-/* Gives the tokenizer a chat template (Jinja; see jinja.h); NULL is ChatML. model_open does it. A
- * template that cannot be read is no error before a conversation is to be encoded. */
-void tok_set_chat_template(struct tokenizer *t, const char *text);
-/* The token that ends the assistant's turn: the template's, <|im_end|>, or the end of text. */
-int32_t tok_chat_end(const struct tokenizer *t);
-/* Appends ids; `mask` (may be NULL) gets one byte a token: 1 where the assistant's own words are,
- * with the end of its turn. What messages say is never a special token. Refused: what the template
- * refuses, with its own words. */
-int chat_encode(const struct tokenizer *t, const struct message *msgs, int n,
-                bool generation_prompt, struct ids *out, struct buf *mask, struct error *err);
-
-/* The same from JSON, with what templates know besides texts: tool calls, tools, parts. */
-struct chat {
-    const json_t *messages; /* array of objects, as in OpenAI's API */
-    const json_t *tools;    /* array, or NULL */
-    const json_t *extra;    /* object of further variables (enable_thinking, documents), or NULL */
-    const char *template;   /* Jinja, for chat_tokens in place of the tokenizer's; or NULL */
-    bool generation_prompt;
-    /* Polled while a template is rendered; true ends it with ERR_STATE. NULL: it is never ended. */
-    bool (*stop)(void *ctx);
-    void *stop_ctx;
-};
-int chat_tokens(const struct tokenizer *t, const struct chat *chat, struct ids *out,
-                struct buf *mask, struct error *err);
-
-/* What the template writes. The spans cover the text: `data` is what people wrote, where no special
- * token may be read; `own` is what the assistant has to say, from behind the header that generation
- * is given to the end of its turn.
- * `own` is what stands within {% generation %}; in templates without that, what was written while a
- * loop stood at a message of the assistant, and its strings wherever they are written. */
-struct chat_span {
-    size_t begin, end;
-    bool data, own;
-};
-struct chat_text {
-    char *text;
-    size_t len;
-    struct chat_span *spans;
-    size_t n_spans;
-};
-int chat_render(const struct tokenizer *t, const struct chat *chat, struct chat_text *out,
-                struct error *err);
-void chat_text_release(struct chat_text *c);
 
 /* forward pass */
 

@@ -8,7 +8,7 @@
  *
  * Pure: it looks at names and shapes, never at numbers.
  */
-#include "model/model_files.h"
+#include "model/internal.h"
 
 #include <string.h>
 

@@ -13,7 +13,7 @@
  * all cut to [0, 1] (Peng et al. 2023 for yarn, the Llama 3.1 release for llama3). GGUF stores no
  * llama3 parameters but each pair's f / f', so they are recovered from those.
  */
-#include "model/model_files.h"
+#include "model/internal.h"
 
 #include <math.h>
 #include <stdlib.h>

@@ -11,7 +11,7 @@
  * what shape and type say; (3) together they cover the data without hole or overlap; (4) the array
  * is sorted by name.
  */
-#include "model/model_files.h"
+#include "model/internal.h"
 
 #include <stdlib.h>
 #include <string.h>

@@ -10,8 +10,9 @@
  * decided; a kill in between leaves that to the next start.
  */
 #define _GNU_SOURCE
+#include "serve/fields.h"
 #include "serve/ab.h"
-#include "serve/metrics.h"
+#include "ops/metrics.h"
 
 #include <math.h>
 #include <stdlib.h>

@@ -16,8 +16,8 @@
  * only if the address has used them before. All other keys get the same 429, right or wrong.
  */
 #define _GNU_SOURCE
-#include "serve/keys.h"
-#include "serve/limits.h"
+#include "ops/keys.h"
+#include "http/limits.h"
 #include "serve/server.h"
 
 #include <fcntl.h>

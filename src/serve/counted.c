@@ -3,10 +3,10 @@
  * request, a reply), what stands is read when somebody asks.
  */
 #define _GNU_SOURCE
-#include "serve/alerts.h"
+#include "ops/alerts.h"
 #include "serve/generation.h"
-#include "serve/keys.h"
-#include "serve/metrics.h"
+#include "ops/keys.h"
+#include "ops/metrics.h"
 
 #include <math.h>
 #include <stdio.h>
@@ -56,6 +56,30 @@ static bool ends_in_loop(const int32_t *v, int32_t n) {
         if (same == want) return true;
     }
     return false;
+}
+
+/* A finished generation, by stage. */
+static void trace_keep(struct server *s, const struct generation *g) {
+    const struct ticket *t = &g->completions->ticket;
+    struct usage u = generation_usage(g);
+    double now = clock_now();
+    json_t *v =
+        json_pack("{s:s,s:s,s:s,s:I,s:f,s:f,s:f,s:f,s:f,s:I,s:I,s:I,s:b}", "id", g->id, "model",
+                  g->target.name, "adapter", g->target.label, "at", (json_int_t)g->created, "read",
+                  t->submitted > 0 ? t->submitted - g->began : 0.0, "queue",
+                  t->started > 0 ? t->started - t->submitted : 0.0, "prefill",
+                  t->first > 0 ? t->first - t->started : 0.0, "decode",
+                  t->first > 0 ? t->ended - t->first : 0.0, "total", now - g->began,
+                  "prompt_tokens", (json_int_t)u.prompt, "cached_tokens", (json_int_t)u.cached,
+                  "completion_tokens", (json_int_t)u.completion, "gone", g->gone);
+    pthread_mutex_lock(&s->lock);
+    json_decref(s->traces[s->n_traces % TRACES_KEPT]);
+    s->traces[s->n_traces++ % TRACES_KEPT] = v;
+    pthread_mutex_unlock(&s->lock);
+    if (now - g->began >= s->o->slow_seconds && !g->gone)
+        note("slow: %s %s took %.1f s (queue %.2f, prefill %.2f, decode %.2f)", g->target.name,
+             g->id, now - g->began, json_number_at(v, "queue"), json_number_at(v, "prefill"),
+             json_number_at(v, "decode"));
 }
 
 void counted_generation(const struct generation *g) {
@@ -199,7 +223,8 @@ void counted_refresh(struct server *s) {
     metric_set(metric_get(m, METRIC_MURMUR_MEMORY, "adapters"), (double)p.bytes);
     metric_set(metric_get(m, METRIC_MURMUR_MEMORY, "process"), (double)process_bytes("VmRSS"));
     adapters_told(s);
-    server_jobs_count(s);
+    for (const struct server_module *const *mod = s->o->modules; mod && *mod; mod++)
+        if ((*mod)->count) (*mod)->count(s);
 }
 
 static void step_counted(void *ctx, double seconds, int32_t tokens) {

@@ -8,9 +8,10 @@
  * was looked at cannot be unseen. A reply is rated by the key that it was given to.
  */
 #define _GNU_SOURCE
+#include "serve/fields.h"
 #include "serve/ab.h"
 #include "serve/generation.h"
-#include "serve/metrics.h"
+#include "ops/metrics.h"
 
 #include <math.h>
 #include <stdlib.h>

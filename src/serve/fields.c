@@ -8,6 +8,7 @@
 #define _GNU_SOURCE
 #include "serve/fields.h"
 
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -245,4 +246,75 @@ void fields_markdown(struct buf *out) {
         buf_printf(out, " | %s |\n", f->why);
         json_decref(list);
     }
+}
+
+/* reading */
+
+json_t *field(const json_t *o, const char *key) {
+    json_t *v = json_object_get(o, key);
+    return v && !json_is_null(v) ? v : NULL;
+}
+
+int field_number(const json_t *o, const char *key, double lo, double hi, double *out,
+                 struct error *err) {
+    const json_t *v = field(o, key);
+    double x = v ? json_number_value(v) : lo;
+    if (!v) return OK;
+    if (!json_is_number(v) || !(x >= lo && x <= hi))
+        return error_set(err, ERR_USAGE, "'%s' must be a number from %g to %g", key, lo, hi);
+    *out = x;
+    return OK;
+}
+
+int field_int(const json_t *o, const char *key, int64_t lo, int64_t hi, int64_t *out,
+              struct error *err) {
+    const json_t *v = field(o, key);
+    if (!v) return OK;
+    /* clients of languages with one kind of number write 16.0 */
+    double x = json_number_value(v);
+    bool whole = json_is_integer(v) || (json_is_real(v) && fabs(x) < 9e18 && x == floor(x));
+    int64_t n = json_is_integer(v) ? json_integer_value(v) : whole ? (int64_t)x : 0;
+    if (!whole || n < lo || n > hi)
+        return error_set(err, ERR_USAGE, "'%s' must be a whole number from %lld to %lld", key,
+                         (long long)lo, (long long)hi);
+    *out = n;
+    return OK;
+}
+
+int field_bool(const json_t *o, const char *key, bool *out, struct error *err) {
+    const json_t *v = field(o, key);
+    if (!v) return OK;
+    if (!json_is_boolean(v)) return error_set(err, ERR_USAGE, "'%s' must be true or false", key);
+    *out = json_is_true(v);
+    return OK;
+}
+
+int field_text(const json_t *o, const char *key, const char **out, struct error *err) {
+    const json_t *v = field(o, key);
+    if (!v) return OK;
+    if (!json_is_string(v)) return error_set(err, ERR_USAGE, "'%s' must be a string", key);
+    *out = json_string_value(v);
+    return OK;
+}
+
+int field_name(const json_t *o, const char *key, const char **out, struct error *err) {
+    if (field_text(o, key, out, err) != OK) return err->code;
+    if (!field(o, key) || strlen(*out) <= NAME_BYTES) return OK;
+    return error_set(err, ERR_USAGE, "'%s' may have at most %d bytes", key, NAME_BYTES);
+}
+
+int field_texts(const json_t *o, const char *key, int most, struct strings *out,
+                struct error *err) {
+    const json_t *v = field(o, key), *item;
+    size_t i;
+    if (!v) return OK;
+    if (json_is_string(v)) {
+        strings_add(out, json_string_value(v));
+        return OK;
+    }
+    if (!json_is_texts(v) || json_array_size(v) > (size_t)most)
+        return error_set(err, ERR_USAGE, "'%s' must be a string or a list of at most %d", key,
+                         most);
+    json_array_foreach (v, i, item) strings_add(out, json_string_value(item));
+    return OK;
 }

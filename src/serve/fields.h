@@ -1,7 +1,7 @@
 /*
- * fields: the fields of requests in OpenAI's form that are known, from one table: what is honoured,
- * what has no effect here whatever it says, and what is refused with a reason unless its value asks
- * for nothing. The list in docs/API.md is written from it (test_fields).
+ * fields: reading the fields of requests, and the table of those that are known in OpenAI's form:
+ * what is honoured, what has no effect here whatever it says, and what is refused with a reason
+ * unless its value asks for nothing. The list in docs/API.md is written from it (test_fields).
  */
 #ifndef SHOAL_SERVE_FIELDS_H
 #define SHOAL_SERVE_FIELDS_H
@@ -27,5 +27,21 @@ int fields_check(enum field_route route, const json_t *body, struct error *err);
 bool field_is_known(const char *name);
 /* The table as Markdown. */
 void fields_markdown(struct buf *out);
+
+/* The value under a key where it is not null. */
+json_t *field(const json_t *o, const char *key);
+/* Read into *out, which keeps its value when the key is absent or null. ERR_USAGE with the range:
+ * the key is then in err's text. */
+int field_number(const json_t *o, const char *key, double lo, double hi, double *out,
+                 struct error *err);
+int field_int(const json_t *o, const char *key, int64_t lo, int64_t hi, int64_t *out,
+              struct error *err);
+int field_bool(const json_t *o, const char *key, bool *out, struct error *err);
+int field_text(const json_t *o, const char *key, const char **out, struct error *err);
+/* A text that is kept or compared: of at most NAME_BYTES. */
+enum { NAME_BYTES = 256, MIX_BYTES = 4096 /* of a sum of names */ };
+int field_name(const json_t *o, const char *key, const char **out, struct error *err);
+/* A string or a list of at most `most` strings, appended. */
+int field_texts(const json_t *o, const char *key, int most, struct strings *out, struct error *err);
 
 #endif

@@ -14,7 +14,7 @@
 
 #include "serve/ab.h"
 #include "serve/batcher.h"
-#include "serve/http.h"
+#include "http/http.h"
 #include "serve/server.h"
 
 enum tool_mode {

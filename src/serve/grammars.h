@@ -11,7 +11,7 @@
 #ifndef SHOAL_GRAMMARS_H
 #define SHOAL_GRAMMARS_H
 
-#include "engine/grammar.h"
+#include "grammar/grammar.h"
 
 struct grammars;
 struct grammars_options {      /* 0: what is said */

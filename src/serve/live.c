@@ -7,7 +7,7 @@
 #define _GNU_SOURCE
 #include "serve/live.h"
 
-#include "serve/metrics.h"
+#include "ops/metrics.h"
 
 #include <stdlib.h>
 #include <string.h>

@@ -4,11 +4,11 @@
 #define _GNU_SOURCE
 #include "serve/server.h"
 #include "serve/ab.h"
-#include "serve/alerts.h"
+#include "ops/alerts.h"
 #include "serve/fields.h"
-#include "serve/jobs.h"
-#include "serve/keys.h"
-#include "serve/metrics.h"
+#include "jobs/jobs.h"
+#include "ops/keys.h"
+#include "ops/metrics.h"
 
 #include <malloc.h>
 #include <math.h>
@@ -101,77 +101,6 @@ json_t *api_error_json(const struct error *err, bool plain) {
                                   busy ? "overloaded" : "internal_error");
     buf_release(&clean);
     return v;
-}
-
-/* fields of requests */
-
-json_t *field(const json_t *o, const char *key) {
-    json_t *v = json_object_get(o, key);
-    return v && !json_is_null(v) ? v : NULL;
-}
-
-int field_number(const json_t *o, const char *key, double lo, double hi, double *out,
-                 struct error *err) {
-    const json_t *v = field(o, key);
-    double x = v ? json_number_value(v) : lo;
-    if (!v) return OK;
-    if (!json_is_number(v) || !(x >= lo && x <= hi))
-        return error_set(err, ERR_USAGE, "'%s' must be a number from %g to %g", key, lo, hi);
-    *out = x;
-    return OK;
-}
-
-int field_int(const json_t *o, const char *key, int64_t lo, int64_t hi, int64_t *out,
-              struct error *err) {
-    const json_t *v = field(o, key);
-    if (!v) return OK;
-    /* clients of languages with one kind of number write 16.0 */
-    double x = json_number_value(v);
-    bool whole = json_is_integer(v) || (json_is_real(v) && fabs(x) < 9e18 && x == floor(x));
-    int64_t n = json_is_integer(v) ? json_integer_value(v) : whole ? (int64_t)x : 0;
-    if (!whole || n < lo || n > hi)
-        return error_set(err, ERR_USAGE, "'%s' must be a whole number from %lld to %lld", key,
-                         (long long)lo, (long long)hi);
-    *out = n;
-    return OK;
-}
-
-int field_bool(const json_t *o, const char *key, bool *out, struct error *err) {
-    const json_t *v = field(o, key);
-    if (!v) return OK;
-    if (!json_is_boolean(v)) return error_set(err, ERR_USAGE, "'%s' must be true or false", key);
-    *out = json_is_true(v);
-    return OK;
-}
-
-int field_text(const json_t *o, const char *key, const char **out, struct error *err) {
-    const json_t *v = field(o, key);
-    if (!v) return OK;
-    if (!json_is_string(v)) return error_set(err, ERR_USAGE, "'%s' must be a string", key);
-    *out = json_string_value(v);
-    return OK;
-}
-
-int field_name(const json_t *o, const char *key, const char **out, struct error *err) {
-    if (field_text(o, key, out, err) != OK) return err->code;
-    if (!field(o, key) || strlen(*out) <= NAME_BYTES) return OK;
-    return error_set(err, ERR_USAGE, "'%s' may have at most %d bytes", key, NAME_BYTES);
-}
-
-int field_texts(const json_t *o, const char *key, int most, struct strings *out,
-                struct error *err) {
-    const json_t *v = field(o, key), *item;
-    size_t i;
-    if (!v) return OK;
-    if (json_is_string(v)) {
-        strings_add(out, json_string_value(v));
-        return OK;
-    }
-    if (!json_is_texts(v) || json_array_size(v) > (size_t)most)
-        return error_set(err, ERR_USAGE, "'%s' must be a string or a list of at most %d", key,
-                         most);
-    json_array_foreach (v, i, item) strings_add(out, json_string_value(item));
-    return OK;
 }
 
 /* names */
@@ -351,11 +280,18 @@ static bool is_base(const struct server *s, const char *model) {
     return strncmp(model, s->name, n) == 0 && strcmp(model + n, ":latest") == 0;
 }
 
+/* Whether a module has loaded an adapter of that name now. */
+static bool adapter_found(struct server *s, const char *name) {
+    for (const struct server_module *const *m = s->o->modules; m && *m; m++)
+        if ((*m)->find_adapter && (*m)->find_adapter(s, name)) return true;
+    return false;
+}
+
 static int target_add(struct server *s, const char *name, float weight, struct target *t,
                       struct error *err) {
     if (t->n == ENGINE_MIX_MAX)
         return error_set(err, ERR_USAGE, "a mix has at most %d adapters", ENGINE_MIX_MAX);
-    if (!server_adapter_listed(s, name) && !vllm_resolve(s, name))
+    if (!server_adapter_listed(s, name) && !adapter_found(s, name))
         return error_set(err, ERR_MISSING,
                          "the model '%s' does not exist; GET /v1/models lists those that do", name);
     if (listed_bare(s, name)) return OK;
@@ -509,7 +445,11 @@ static void refuse(void *ctx, struct exchange *x, int status, const char *code,
 }
 
 static struct body_sink *sink(void *ctx, struct exchange *x, const struct route *r) {
-    return ollama_sink(ctx, x, r);
+    struct server *s = ctx;
+    struct body_sink *found = NULL;
+    for (const struct server_module *const *m = s->o->modules; !found && *m; m++)
+        if ((*m)->sink) found = (*m)->sink(s, x, r);
+    return found;
 }
 
 static void ended(void *ctx, const struct exchange *x) {
@@ -519,20 +459,46 @@ static void ended(void *ctx, const struct exchange *x) {
     access_ended(s, x);
 }
 
-static struct route *routes_join(void) {
+static int routes_add(struct route all[MAX_ROUTES], int n, const struct route *r) {
+    for (; r && r->method; r++) {
+        CHECK(n + 1 < MAX_ROUTES);
+        all[n++] = *r;
+    }
+    return n;
+}
+
+static struct route *routes_join(const struct server *s) {
     static struct route all[MAX_ROUTES];
-    const struct route *const tables[] = {
-        openai_routes,  vllm_routes, llamacpp_routes, teams_routes,  ask_routes,
-        counted_routes, jobs_routes, system_routes,   worlds_routes, ollama_routes,
-        page_routes,    ab_routes,   feedback_routes, backups_routes};
+    static const struct route *const own[] = {teams_routes, counted_routes, ab_routes,
+                                              feedback_routes};
     int n = 0;
-    for (size_t i = 0; i < ARRAY_LEN(tables); i++)
-        for (const struct route *r = tables[i]; r->method; r++) {
-            CHECK(n + 1 < MAX_ROUTES);
-            all[n++] = *r;
-        }
+    for (size_t i = 0; i < ARRAY_LEN(own); i++) n = routes_add(all, n, own[i]);
+    for (const struct server_module *const *m = s->o->modules; *m; m++)
+        n = routes_add(all, n, (*m)->routes);
     all[n] = (struct route){0};
     return all;
+}
+
+static int modules_restore(struct server *s, struct error *err) {
+    for (const struct server_module *const *m = s->o->modules; *m; m++)
+        if ((*m)->restore && (*m)->restore(s, err) != OK) return err->code;
+    return OK;
+}
+
+static void modules_load(struct server *s) {
+    for (const struct server_module *const *m = s->o->modules; *m; m++)
+        if ((*m)->load) (*m)->load(s);
+}
+
+static int modules_open(struct server *s, struct error *err) {
+    for (const struct server_module *const *m = s->o->modules; *m; m++)
+        if ((*m)->open && (*m)->open(s, err) != OK) return err->code;
+    return OK;
+}
+
+static void modules_close(struct server *s) {
+    for (const struct server_module *const *m = s->o->modules; *m; m++)
+        if ((*m)->close) (*m)->close(s);
 }
 
 /* "models/fry" → "fry", "x/y.gguf" → "y" */
@@ -590,7 +556,7 @@ static void server_release(struct server *s) {
     http_free(s->http);
     __atomic_store_n(&s->http_ended, true, __ATOMIC_RELEASE);
     alerts_free(s->alerts);
-    server_jobs_close(s);
+    modules_close(s);
     while (__atomic_load_n(&s->n_outside, __ATOMIC_ACQUIRE)) usleep(1000); // they were told to stop
     batcher_free(s->batcher);
     ab_close(s);
@@ -661,19 +627,19 @@ static int server_open(struct server *s, const struct engine_options *eo, struct
     struct adapter_pool_options po = {
         .elem = eo->lora_elem, .serve_only = false, .max_bytes = adapters_room(s)};
     const char *hash = model_hash(s->m, err);
-    if (!hash || server_backups_open(s, err) != OK) return err->code;
+    if (!hash || modules_restore(s, err) != OK) return err->code;
     snprintf(s->fingerprint, sizeof s->fingerprint, "fp_%.12s", hash);
     s->pool = adapter_pool_new(s->m, &po);
     if (adapters_add(s, err) != OK || adapters_scan(s, err) != OK || teams_open(s, err) != OK)
         return err->code;
-    ollama_models_load(s);
+    modules_load(s);
     s->grammars = grammars_new(&(struct grammars_options){.bytes = s->kept_grammars});
     engine_grammar_memory(s->e, s->kept_grammars);
     s->batcher = batcher_new(s->e, (int)s->o->max_waiting);
     counted_open(s);
     if (access_open(s, err) != OK || ab_open(s, err) != OK) return err->code;
     struct http_calls calls = {.ctx = s,
-                               .routes = routes_join(),
+                               .routes = routes_join(s),
                                .workers = WORKERS,
                                .self = &s->http,
                                .admit = access_admit,
@@ -682,7 +648,7 @@ static int server_open(struct server *s, const struct engine_options *eo, struct
                                .work = access_work,
                                .any_host = access_any_host,
                                .ended = ended};
-    if (server_jobs_open(s, err) != OK || alerts_begin(s, err) != OK ||
+    if (modules_open(s, err) != OK || alerts_begin(s, err) != OK ||
         access_token(s, err) != OK) // the jobs' lock is held: the state is this server's
         return err->code;
     files_only_regular(true); /* from here on, paths come from requests */

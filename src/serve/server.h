@@ -8,8 +8,8 @@
 
 #include "serve/batcher.h"
 #include "serve/grammars.h"
-#include "serve/http.h"
-#include "serve/keys.h"
+#include "http/http.h"
+#include "ops/keys.h"
 #include "serve/memory_budget.h"
 #include "serve/serve.h"
 #include "swarm/team.h"
@@ -106,6 +106,21 @@ struct server {
     int64_t backed_up, to_backup; /* its bytes, and all of them */
 };
 
+/* A part of the server that is not its core: its routes, and what it needs of the server's life.
+ * What is NULL is not needed. api/ has one for each API. */
+struct server_module {
+    const struct route *routes;                          /* ends with a NULL method */
+    int (*restore)(struct server *s, struct error *err); /* before the state is opened */
+    void (*load)(struct server *s);                      /* after the adapters of the options */
+    int (*open)(struct server *s, struct error *err);    /* last, before HTTP */
+    void (*close)(struct server *s);                     /* after HTTP */
+    void (*count)(struct server *s);                     /* before metrics are read */
+    /* Where the body of an upload goes; NULL: into memory. */
+    struct body_sink *(*sink)(struct server *s, struct exchange *x, const struct route *r);
+    /* Loads an adapter that is asked for and not listed; false: it knows none of that name. */
+    bool (*find_adapter)(struct server *s, const char *name);
+};
+
 /* models by name */
 
 /* What a model's name stands for. */
@@ -181,20 +196,6 @@ void counted_generation(const struct generation *g);
 void counted_exchange(struct server *s, const struct exchange *x);
 void counted_refresh(struct server *s); /* what stands now; what the metrics' owner reads aside */
 
-/* system.c: a finished generation, by stage */
-void trace_keep(struct server *s, const struct generation *g);
-
-/* jobs_api.c */
-
-int server_jobs_open(struct server *s, struct error *err);
-void server_jobs_close(struct server *s);
-void server_jobs_count(struct server *s); /* for the metrics */
-
-/* backups_api.c */
-
-/* Before anything of the state is opened: what was asked to be restored is put in place. */
-int server_backups_open(struct server *s, struct error *err);
-
 /* teams.c: workflows of agents that are asked like a model */
 
 int teams_open(struct server *s, struct error *err); /* those of the options */
@@ -207,6 +208,8 @@ struct generation_spec;
  * Takes spec over. */
 void team_chat(struct server *s, struct exchange *x, const struct dialect *d,
                const struct served_team *t, const json_t *body, struct generation_spec *spec);
+
+extern const struct route teams_routes[], counted_routes[], ab_routes[], feedback_routes[];
 
 /* errors */
 
@@ -242,70 +245,10 @@ struct generation_spec;
  * not fit, the field that most of it is for. */
 int generation_reserve(struct server *s, struct exchange *x, const struct generation_spec *spec,
                        int32_t context, const char **what, struct error *err);
+/* ERR_MEMORY where the ids were refused memory. */
+int ids_check(const struct ids *ids, struct error *err);
 /* Of an answer that agents talk about, or an answer of the pipeline. */
 enum { TALK_BYTES = 1 << 20 };
 
-/* the APIs' routes; each ends with a NULL method */
-extern const struct route openai_routes[], vllm_routes[], llamacpp_routes[], teams_routes[],
-    ask_routes[], counted_routes[], jobs_routes[], system_routes[], worlds_routes[],
-    ollama_routes[], page_routes[], ab_routes[], feedback_routes[], backups_routes[];
-
-void page_handle(void *ctx, struct exchange *x); /* page.c: what browsers get at / too */
-
-/* made models: see ollama_models.c */
-
-/* Those that were made before, from state_dir; who cannot be made again is left out, aloud. */
-void ollama_models_load(struct server *s);
-/* Where an uploaded blob goes, for http's sink: NULL for other routes. */
-struct body_sink *ollama_sink(struct server *s, struct exchange *x, const struct route *r);
-/* What the target was made with, into a chat body of OpenAI's form as far as that does not say
- * otherwise. */
-void model_settings_apply(struct server *s, const struct target *t, json_t *body);
-
-/* vllm.c: whether an adapter of that name was found where vLLM's environment says, and is loaded
- * now. */
-bool vllm_resolve(struct server *s, const char *name);
-/* llamacpp.c: {content} as its tokens */
-void llamacpp_tokenize(struct server *s, struct exchange *x, const json_t *body);
-
 struct generation_spec;
-/* Bodies as requests: whom they ask and for what, the caller's also after an error. */
-int chat_read(struct server *s, json_t *body, struct target *t, struct generation_spec *spec,
-              struct error *err);
-int completion_read(struct server *s, const json_t *body, struct target *t,
-                    struct generation_spec *spec, struct error *err);
-int tokenize_read(const struct server *s, struct exchange *x, json_t *body, struct ids *out,
-                  struct error *err);
-
-/* what several APIs need of OpenAI's */
-
-/* ERR_MEMORY where the ids were refused memory. */
-int ids_check(const struct ids *ids, struct error *err);
-/* A string, strings, ids, or lists of ids, 1 to `most`: [*n], the caller's also after an error. */
-int ids_of_prompts(const struct server *s, const json_t *v, int most, struct ids **out, int *n,
-                   struct error *err);
-/* [n][D], malloc'ed into *out; then the first `dims` of a vector, at length 1. A few texts at a
- * time, between which others are served; ERR_STATE: the client has gone. */
-int embed_texts(struct server *s, struct exchange *x, const struct target *t,
-                const struct ids *texts, int n, float **out, struct error *err);
-void embedding_scale(float *v, int dims);
-
-/* fields of requests */
-
-/* The value under a key where it is not null. */
-json_t *field(const json_t *o, const char *key);
-/* Read into *out, which keeps its value when the key is absent or null. ERR_USAGE with the range:
- * the key is then in err's text. */
-int field_number(const json_t *o, const char *key, double lo, double hi, double *out,
-                 struct error *err);
-int field_int(const json_t *o, const char *key, int64_t lo, int64_t hi, int64_t *out,
-              struct error *err);
-int field_bool(const json_t *o, const char *key, bool *out, struct error *err);
-int field_text(const json_t *o, const char *key, const char **out, struct error *err);
-/* A text that is kept or compared: of at most NAME_BYTES. */
-enum { NAME_BYTES = 256, MIX_BYTES = 4096 /* of a sum of names */ };
-int field_name(const json_t *o, const char *key, const char **out, struct error *err);
-/* A string or a list of at most `most` strings, appended. */
-int field_texts(const json_t *o, const char *key, int most, struct strings *out, struct error *err);
-
 #endif

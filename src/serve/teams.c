@@ -8,6 +8,7 @@
  */
 #define _GNU_SOURCE
 #include "memory/memory.h"
+#include "serve/fields.h"
 #include "serve/live.h"
 #include "swarm/report.h"
 

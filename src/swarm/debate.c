@@ -6,8 +6,8 @@
  * those calls through the store.
  */
 #define _GNU_SOURCE
-#include "eval/grade.h"
-#include "swarm/workflow_internal.h"
+#include "grade/grade.h"
+#include "swarm/internal.h"
 
 #include <stdlib.h>
 #include <string.h>

@@ -7,8 +7,8 @@
  * last from which they give it by themselves. Of "I take 3 and get\n#### 16 apples" that is " 16".
  */
 #define _GNU_SOURCE
-#include "eval/grade.h"
-#include "swarm/workflow_internal.h"
+#include "grade/grade.h"
+#include "swarm/internal.h"
 
 #include <stdlib.h>
 #include <string.h>

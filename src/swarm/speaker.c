@@ -9,7 +9,7 @@
 #define _GNU_SOURCE
 #include "swarm/swarm.h"
 
-#include "engine/grammar.h"
+#include "grammar/grammar.h"
 
 #include <stdlib.h>
 #include <string.h>

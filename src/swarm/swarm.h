@@ -109,7 +109,7 @@ int vote_decide(const struct vote *v, const struct answer *answers, int n, int n
 /* debate */
 
 struct workflow; /* workflow.h */
-struct grader;   /* eval/grade.h */
+struct grader;   /* grade/grade.h */
 struct talk;
 struct debate_options {
     const struct workflow *workflow; /* NULL: "brief" */

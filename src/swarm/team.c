@@ -7,8 +7,8 @@
 #define _GNU_SOURCE
 #include "swarm/team.h"
 
-#include "store/store.h"
-#include "swarm/workflow_internal.h"
+#include "hub/hub.h"
+#include "swarm/internal.h"
 
 #include <stdlib.h>
 #include <string.h>

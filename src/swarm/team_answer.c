@@ -6,7 +6,7 @@
  */
 #include "swarm/team.h"
 
-#include "eval/grade.h"
+#include "grade/grade.h"
 
 #include <stdlib.h>
 

@@ -5,7 +5,7 @@
  * variables show. Invariant: a workflow is never written again and may be shared by threads.
  */
 #define _GNU_SOURCE
-#include "swarm/workflow_internal.h"
+#include "swarm/internal.h"
 
 #include <stdlib.h>
 #include <string.h>

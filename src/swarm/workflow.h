@@ -43,7 +43,7 @@
 
 #include "swarm/swarm.h"
 
-struct grader; /* eval/grade.h */
+struct grader; /* grade/grade.h */
 struct workflow;
 /* A built-in by its name, else a file. */
 struct workflow *workflow_open(const char *name, struct error *err);

@@ -7,9 +7,9 @@
  * store. Invariants: an utterance is never changed; a step whose budget is not there is not begun.
  */
 #define _GNU_SOURCE
-#include "swarm/workflow_internal.h"
+#include "swarm/internal.h"
 
-#include "eval/grade.h"
+#include "grade/grade.h"
 
 #include <math.h>
 #include <stdlib.h>

@@ -9,7 +9,7 @@
  * Comparison needs no words: blanks beside characters of scripts that are written without them
  * count for nothing, so Japanese and Chinese lines match wherever they were broken.
  */
-#include "eval/grade.h"
+#include "grade/grade.h"
 #include "train/train.h"
 
 #include <stdlib.h>

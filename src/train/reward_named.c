@@ -5,7 +5,7 @@
  */
 #define _GNU_SOURCE
 #define PCRE2_CODE_UNIT_WIDTH 8
-#include "eval/grade.h"
+#include "grade/grade.h"
 #include "train/internal.h"
 #include "train/policy.h"
 

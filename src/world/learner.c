@@ -27,7 +27,7 @@
  */
 #define _GNU_SOURCE
 #include "train/es.h"
-#include "world/life_internal.h"
+#include "world/internal.h"
 
 #include <math.h>
 #include <stdio.h>

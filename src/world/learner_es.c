@@ -20,7 +20,7 @@
  * bytes for each projection and pair.
  */
 #include "train/es.h"
-#include "world/life_internal.h"
+#include "world/internal.h"
 
 #include <stdlib.h>
 #include <string.h>

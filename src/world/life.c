@@ -8,7 +8,7 @@
  *
  * Invariant: everything drawn depends on (seed, generation, tick, body or child). Not here: files.
  */
-#include "world/life_internal.h"
+#include "world/internal.h"
 
 #include <math.h>
 #include <stdlib.h>

@@ -9,7 +9,7 @@
  * generation before or this one, whole. What no state names any more is removed afterwards.
  */
 #define _GNU_SOURCE
-#include "world/life_internal.h"
+#include "world/internal.h"
 
 #include <dirent.h>
 #include <stdlib.h>

@@ -1,5 +1,5 @@
 """routes: every route that the program has, asked by every kind of caller. What each may do follows from the route's scope
-alone; the routes are read from the tables in src/serve/*.c, so a new one is tested without a change here.
+alone; the routes are read from the tables in src/*/*.c, so a new one is tested without a change here.
 
     python3 test/attack/routes.py --table      prints the table of docs/SECURITY.md
 
@@ -38,7 +38,7 @@ CALLERS = [
 def routes():
     """[(method, path, scope)], sorted by path."""
     found = []
-    for path in sorted(glob.glob(os.path.join(ROOT, "src", "serve", "*.c"))):
+    for path in sorted(glob.glob(os.path.join(ROOT, "src", "*", "*.c"))):
         for method, route, words in ROW.findall(open(path).read()):
             scope = [w for w in words.replace(" ", "").split("|") if w in SCOPES]
             assert len(scope) == 1, (path, route, words)
@@ -63,7 +63,7 @@ def main():
     report(f"{len(all_routes)} routes are found", len(all_routes) >= 71 or len(all_routes))
 
     # Every row that looks like one is read by the pattern above.
-    rows = sum(len(re.findall(r'\{"(?:GET|POST|PUT|DELETE|PATCH|HEAD)", "/', open(p).read())) for p in glob.glob(os.path.join(ROOT, "src", "serve", "*.c")))
+    rows = sum(len(re.findall(r'\{"(?:GET|POST|PUT|DELETE|PATCH|HEAD)", "/', open(p).read())) for p in glob.glob(os.path.join(ROOT, "src", "*", "*.c")))
     report("none is missed", rows == len(all_routes) or (rows, len(all_routes)))
 
     with tempfile.TemporaryDirectory(prefix="attack-") as folder:

@@ -94,7 +94,7 @@ class Finding(Exception):
 def routes():
     """(method, path) of every row of the route tables."""
     found = set()
-    for file in glob.glob(f"{ROOT}/src/serve/*.c"):
+    for file in glob.glob(f"{ROOT}/src/*/*.c"):
         for method, path in re.findall(r'^ *\{"([A-Z]+)",\s*"(/[^"]*)",', open(file).read(), re.M):
             found.add((method, path))
     return sorted(found)

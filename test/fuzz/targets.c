@@ -17,17 +17,17 @@
 #ifndef SHOAL_TEST_FUZZ_TARGETS_C
 #define SHOAL_TEST_FUZZ_TARGETS_C
 
-#include "engine/grammar.h"
+#include "grammar/grammar.h"
 #include "eval/bank.h"
-#include "eval/grade.h"
+#include "grade/grade.h"
 #include "evolve/evolve.h"
 #include "memory/internal.h"
-#include "model/jinja.h"
-#include "model/model_files.h"
-#include "model/tokenizer_internal.h"
-#include "serve/address.h"
-#include "store/backup_internal.h"
-#include "store/hub_internal.h"
+#include "template/template.h"
+#include "model/internal.h"
+#include "tokenizer/internal.h"
+#include "http/address.h"
+#include "backup/internal.h"
+#include "hub/internal.h"
 #include "swarm/blackboard.h"
 #include "swarm/team.h"
 #include "train/synth.h"
@@ -49,10 +49,10 @@
 #define call serve_call
 #define answer serve_answer
 #include "serve/generation.h"
-#include "serve/go_template.h"
-#include "serve/job_request.h"
-#include "serve/keys.h"
-#include "serve/ollama.h"
+#include "api/go_template.h"
+#include "jobs/request.h"
+#include "ops/keys.h"
+#include "api/ollama.h"
 #undef call
 #undef answer
 

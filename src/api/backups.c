@@ -1,0 +1,203 @@
+/*
+ * backups_api: backups over HTTP. What they are is backup/backup.h's; here are their routes, and
+ * what a running server cannot do: its own databases are open, so a restore is verified and left as
+ * word for the next start, which puts it in place before it opens anything.
+ *
+ * Making and checking takes as long as it takes, in the worker that was asked; the folder's lock
+ * lets one at a time in, so that others answer meanwhile, and say how far it is.
+ */
+#define _GNU_SOURCE
+#include "api/internal.h"
+#include "backup/backup.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+enum { N_ROOTS = 3 };
+
+/* What is kept of this server: its state, the runs, and the folder of adapters where it has one. */
+static struct backup_place place_of(struct server *s, struct backup_root roots[N_ROOTS]) {
+    struct backup_place p = {.to = s->backups, .roots = roots, .staged = keys_restore};
+    roots[p.n_roots++] = (struct backup_root){"state", s->o->state_dir};
+    roots[p.n_roots++] = (struct backup_root){"runs", s->o->runs};
+    if (s->o->adapter_dir) roots[p.n_roots++] = (struct backup_root){"adapters", s->o->adapter_dir};
+    return p;
+}
+
+/* Its worker is the only one that is here. */
+static bool told(void *ctx, int64_t done, int64_t total) {
+    struct server *s = ctx;
+    pthread_mutex_lock(&s->lock);
+    s->backed_up = done;
+    s->to_backup = total;
+    bool closing = s->closing;
+    pthread_mutex_unlock(&s->lock);
+    return !closing;
+}
+
+static void fail(struct exchange *x, const struct error *err) {
+    if (err->code == ERR_MISSING)
+        api_fail(x, 404, NULL, NULL, "backup_not_found", "%s", err->text);
+    else if (err->code == ERR_STATE)
+        api_fail(x, 409, NULL, NULL, "conflict", "%s", err->text);
+    else
+        api_fail(x, 500, NULL, NULL, "backup_failed", "%s", err->text);
+}
+
+static void reply(struct exchange *x, int status, json_t *v, const struct error *err) {
+    if (v)
+        exchange_reply_json(x, status, v);
+    else
+        fail(x, err);
+}
+
+/* Whether the caller's is the only work; it ends with work_end. */
+static bool work_begin(struct server *s, const char *what, struct error *err) {
+    pthread_mutex_lock(&s->lock);
+    const char *other = s->backup_work;
+    if (!other) {
+        s->backup_work = what;
+        s->backed_up = s->to_backup = 0;
+    }
+    pthread_mutex_unlock(&s->lock);
+    if (other) error_set(err, ERR_STATE, "a %s is under way; try again later", other);
+    return !other;
+}
+
+static void work_end(struct server *s) {
+    pthread_mutex_lock(&s->lock);
+    s->backup_work = NULL;
+    pthread_mutex_unlock(&s->lock);
+}
+
+static json_t *work_json(struct server *s) {
+    pthread_mutex_lock(&s->lock);
+    json_t *v = s->backup_work
+                    ? json_pack("{s:s,s:I,s:I}", "what", s->backup_work, "done",
+                                (json_int_t)s->backed_up, "total", (json_int_t)s->to_backup)
+                    : json_null();
+    pthread_mutex_unlock(&s->lock);
+    return v;
+}
+
+static void list_handle(void *ctx, struct exchange *x) {
+    struct server *s = ctx;
+    struct error err;
+    json_t *list = backup_list(s->backups, &err), *mark = backup_marked(s->backups);
+    if (list)
+        exchange_reply_json(x, 200,
+                            json_pack("{s:o,s:o,s:o,s:o}", "backups", list, "folder",
+                                      json_path(s->backups), "working", work_json(s), "restore",
+                                      mark ? mark : json_null()));
+    else
+        json_decref(mark), fail(x, &err);
+}
+
+static void make_handle(void *ctx, struct exchange *x) {
+    struct server *s = ctx;
+    struct backup_root roots[N_ROOTS];
+    struct backup_place p = place_of(s, roots);
+    struct error err;
+    json_t *v = NULL;
+    p.told = told;
+    p.ctx = s;
+    if (work_begin(s, "backup", &err)) {
+        v = backup_make(&p, &err);
+        work_end(s);
+    }
+    reply(x, 201, v, &err);
+}
+
+static void check(struct server *s, struct exchange *x, const char *id) {
+    struct backup_place p = {.to = s->backups, .told = told, .ctx = s};
+    struct error err;
+    json_t *v = NULL;
+    if (work_begin(s, "check", &err)) {
+        v = backup_check(&p, id, &err);
+        work_end(s);
+    }
+    reply(x, 200, v, &err);
+}
+
+static void restore(struct server *s, struct exchange *x, const char *id) {
+    struct backup_root roots[N_ROOTS];
+    struct backup_place p = place_of(s, roots);
+    struct error err;
+    json_t *v = NULL;
+    p.told = told;
+    p.ctx = s;
+    if (work_begin(s, "restore", &err)) {
+        if (backup_mark(&p, id, &err) == OK) v = backup_marked(s->backups);
+        work_end(s);
+    }
+    reply(x, 202, v, &err);
+}
+
+/* "ID/check" → its two parts; the second may be missing. */
+static const char *rest_split(const struct exchange *x, char id[BACKUP_ID_LEN + 1]) {
+    const char *rest = exchange_rest(x), *slash = strchrnul(rest, '/');
+    snprintf(id, BACKUP_ID_LEN + 1, "%.*s", (int)MIN(slash - rest, BACKUP_ID_LEN), rest);
+    return *slash ? slash + 1 : "";
+}
+
+static void act_handle(void *ctx, struct exchange *x) {
+    char id[BACKUP_ID_LEN + 1];
+    const char *what = rest_split(x, id);
+    if (strcmp(what, "check") == 0)
+        check(ctx, x, id);
+    else if (strcmp(what, "restore") == 0)
+        restore(ctx, x, id);
+    else
+        api_fail(x, 404, NULL, NULL, "not_found", "a backup can be told to check and to restore");
+}
+
+static void delete_handle(void *ctx, struct exchange *x) {
+    struct server *s = ctx;
+    char id[BACKUP_ID_LEN + 1];
+    const char *what = rest_split(x, id);
+    struct error err;
+    json_t *v = NULL;
+    if (strcmp(what, "restore") == 0) {
+        if (backup_unmark(s->backups, id, &err) == OK)
+            v = json_pack("{s:s,s:b}", "id", id, "restore", 0);
+    } else if (*what) {
+        error_set(&err, ERR_MISSING, "of a backup there is 'restore' to cancel");
+    } else if (work_begin(s, "delete", &err)) {
+        v = backup_delete(s->backups, id, &err);
+        work_end(s);
+    }
+    reply(x, 200, v, &err);
+}
+
+static const struct route routes[] = {
+    {"GET", "/v1/backups", ADMIN, list_handle},
+    {"POST", "/v1/backups", ADMIN, make_handle},
+    {"POST", "/v1/backups/*", ADMIN, act_handle},
+    {"DELETE", "/v1/backups/*", ADMIN, delete_handle},
+    {0},
+};
+
+static void restored_note(const json_t *v) {
+    const char *name;
+    json_t *root;
+    json_object_foreach (json_object_get(v, "roots"), name, root) {
+        const char *before = json_text_at(root, "before");
+        note("'%s' is as in backup '%s'%s%s", json_text_at(root, "path"), json_text_at(v, "id"),
+             *before ? "; what was there is in " : "", before);
+    }
+}
+
+/* What was asked to be restored is put in place, before anything of the state is opened. */
+static int backups_restore(struct server *s, struct error *err) {
+    struct backup_root roots[N_ROOTS];
+    const char *state = s->o->state_dir;
+    s->backups = s->o->backups ? xstrdup(s->o->backups) : path_beside(state, "backups");
+    struct backup_place p = place_of(s, roots);
+    json_t *v = backup_resume(&p, err);
+    if (!v && err->code != OK) return err->code;
+    if (v) restored_note(v);
+    json_decref(v);
+    return backup_is_unfinished(state, err) ? err->code : OK;
+}
+
+const struct server_module backups_module = {.routes = routes, .restore = backups_restore};

@@ -1,0 +1,551 @@
+/*
+ * jobs_api: long work over HTTP. Jobs themselves are jobs.c's; here are their routes, the streams
+ * of what happens to them, and what becomes of their results: an adapter that a job wrote is served
+ * under its name from then on.
+ *
+ * What a job may be asked for is the commands' own tables of options (cmd_serve passes them on);
+ * which files it may read and write is decided here, from what the server was started with. Results
+ * are below the server's own folder, under names that clients choose.
+ */
+#define _GNU_SOURCE
+#include "api/internal.h"
+#include "hub/hub.h"
+#include "sandbox/sandbox.h"
+#include "jobs/figures.h"
+#include "jobs/paths.h"
+#include "jobs/jobs.h"
+#include "ops/keys.h"
+#include "ops/metrics.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+enum { JOBS_TOLD = 16 }; /* whose figures are metrics, beside those that run */
+
+/* Who watches a job. */
+struct watcher {
+    struct watcher *next, *prev; /* in the server's list, under its lock */
+    struct server *s;
+    struct exchange *x;
+    char id[JOB_ID_LEN];
+    int64_t after;
+};
+
+/* streams of events */
+
+static bool is_over(const char *state) {
+    return strcmp(state, "done") == 0 || strcmp(state, "failed") == 0 ||
+           strcmp(state, "cancelled") == 0;
+}
+
+static void event_add(struct buf *out, const json_t *e) {
+    char *text = json_dumps(e, JSON_COMPACT | JSON_REAL_PRECISION(9));
+    CHECK(text != NULL);
+    buf_printf(out, "id: %lld\nevent: %s\ndata: %s\n\n", (long long)json_number_at(e, "seq"),
+               json_text_at(e, "type"), text);
+    free(text);
+}
+
+static enum pulled watcher_pull(void *ctx, struct buf *out) {
+    struct watcher *w = ctx;
+    struct error err;
+    json_t *events = jobs_events(w->s->jobs, w->id, w->after, &err), *e;
+    bool over = !events; // deleted
+    size_t i;
+    json_array_foreach (events, i, e) {
+        event_add(out, e);
+        w->after = (int64_t)json_number_at(e, "seq");
+        if (strcmp(json_text_at(e, "type"), "state") == 0) over = is_over(json_text_at(e, "state"));
+    }
+    json_decref(events);
+    if (over) buf_puts(out, "event: end\ndata: {}\n\n");
+    return over ? PULL_END : out->len ? PULL_MORE : PULL_WAIT;
+}
+
+static void watcher_close(void *ctx, bool finished) {
+    struct watcher *w = ctx;
+    (void)finished;
+    pthread_mutex_lock(&w->s->lock);
+    if (w->next) w->next->prev = w->prev;
+    *(w->prev ? &w->prev->next : &w->s->watchers) = w->next;
+    pthread_mutex_unlock(&w->s->lock);
+    exchange_release(w->x);
+    free(w);
+}
+
+static void watch(struct server *s, struct exchange *x, const char *id) {
+    const char *after = exchange_query(x, "after");
+    if (!after) after = exchange_header(x, "Last-Event-ID");
+    struct watcher *w = xcalloc(1, sizeof *w);
+    *w = (struct watcher){
+        .s = s, .x = exchange_retain(x), .after = after ? strtoll(after, NULL, 10) : 0};
+    snprintf(w->id, sizeof w->id, "%s", id);
+    pthread_mutex_lock(&s->lock);
+    w->next = s->watchers;
+    if (w->next) w->next->prev = w;
+    s->watchers = w;
+    pthread_mutex_unlock(&s->lock);
+    struct stream_source source = {watcher_pull, watcher_close, w, ": waiting\n\n"};
+    exchange_stream(x, 200, "text/event-stream", &source);
+}
+
+/* what becomes of results */
+
+static char *out_folder(const struct server *s) {
+    return path_join(s->o->state_dir, "out");
+}
+
+/* Whether a name may be served from this path now: it is free, or already the job's place, or the
+ * job was asked for by a key that may replace what others serve. */
+static int place_check(struct server *s, const char *name, const char *path, bool any,
+                       struct error *err) {
+    int n, rc = OK;
+    struct listed *v = server_adapters(s, &n);
+    for (int i = 0; i < n && !any && rc == OK; i++)
+        if (strcmp(v[i].name, name) == 0 && (!v[i].path || strcmp(v[i].path, path) != 0))
+            rc = error_set(err, ERR_STATE,
+                           "'%s' is a served adapter that no job has made: choose another name, or "
+                           "ask with a key that has the scope admin",
+                           name);
+    server_adapters_free(v, n);
+    return rc;
+}
+
+/* Adapters that jobs have written since the last look: served, in place of older ones of the name.
+ */
+static void results_publish(void *ctx) {
+    struct server *s = ctx;
+    json_t *list = jobs_list(s->jobs), *job;
+    size_t i;
+    json_array_foreach (list, i, job) {
+        const char *id = json_text_at(job, "id");
+        char *path = xstrdup(json_text_at(json_object_get(job, "options"), "out"));
+        char *config = path_join(path, "adapter_config.json");
+        const char *slash = strrchr(path, '/');
+        struct error err;
+        pthread_mutex_lock(&s->lock);
+        bool news = strcmp(json_text_at(job, "state"), "done") == 0 && *path && slash &&
+                    path_exists(config) && !json_object_get(s->published, id) &&
+                    json_object_set_new(s->published, id, json_true()) == 0;
+        pthread_mutex_unlock(&s->lock);
+        if (news && (place_check(s, slash + 1, path, jobs_may_replace(s->jobs, id), &err) != OK ||
+                     server_adapter_load(s, slash + 1, path, true, &err) != OK))
+            warn("what job %s has made cannot be served: %s", id, err.text);
+        free(config);
+        free(path);
+    }
+    json_decref(list);
+    __atomic_store_n(&s->publishing, false, __ATOMIC_RELEASE);
+}
+
+/* In the jobs' thread. */
+static void jobs_changed(void *ctx) {
+    struct server *s = ctx;
+    pthread_mutex_lock(&s->lock);
+    for (struct watcher *w = s->watchers; w; w = w->next) exchange_wake(w->x);
+    if (!s->closing && s->http && !__atomic_exchange_n(&s->publishing, true, __ATOMIC_ACQ_REL))
+        http_work(s->http, results_publish, s);
+    pthread_mutex_unlock(&s->lock);
+}
+
+/* what may be asked for */
+
+/* The names of its results that would be served, beside what is served. */
+static int served_check(struct server *s, const json_t *request, bool any, struct error *err) {
+    const json_t *options = json_object_get(request, "options");
+    static const char *const names[] = {"out", "output-dir", "output_dir"};
+    int rc = OK;
+    for (size_t i = 0; rc == OK && i < ARRAY_LEN(names); i++) {
+        const char *name = json_text_at(options, names[i]);
+        char *folder = out_folder(s), *path = path_join(folder, name);
+        if (*name) rc = place_check(s, name, path, any, err);
+        free(path);
+        free(folder);
+    }
+    return rc;
+}
+
+/* A key that may manage adapters may replace them; so may a caller of a server without keys. */
+static bool may_replace(struct server *s, const char *key) {
+    return !key || keys_scopes(s->keys, key) & KEY_ADMIN;
+}
+
+static void fail(struct exchange *x, const struct error *err, const char *param) {
+    if (err->code == ERR_MISSING)
+        api_fail(x, 404, NULL, NULL, "job_not_found", "%s", err->text);
+    else if (err->code == ERR_MISMATCH || err->code == ERR_STATE)
+        api_fail(x, 409, NULL, NULL, "conflict", "%s", err->text);
+    else if (err->code == ERR_MEMORY)
+        api_fail(x, 429, NULL, NULL, "too_many_jobs", "%s", err->text);
+    else
+        api_fail_error(x, err, param);
+}
+
+/* The job as it stands now, or why there is none. */
+static void job_reply(struct server *s, struct exchange *x, int status, const char *id) {
+    struct error err;
+    json_t *job = jobs_get(s->jobs, id, &err);
+    if (job)
+        exchange_reply_json(x, status, job);
+    else
+        fail(x, &err, NULL);
+}
+
+static void start_handle(void *ctx, struct exchange *x) {
+    struct server *s = ctx;
+    char id[JOB_ID_LEN];
+    struct error err;
+    struct job_caller by = {.repeat = exchange_header(x, "Idempotency-Key"),
+                            .owner = exchange_key(x),
+                            .any = may_replace(s, exchange_key(x))};
+    json_t *request = request_json(s, x, &err);
+    int rc = request ? served_check(s, request, by.any, &err) : err.code;
+    if (rc == OK) rc = jobs_start(s->jobs, request, &by, id, &err);
+    if (rc == OK)
+        job_reply(s, x, 201, id);
+    else
+        fail(x, &err, *by.field ? by.field : NULL);
+    json_decref(request);
+}
+
+static void list_handle(void *ctx, struct exchange *x) {
+    struct server *s = ctx;
+    exchange_reply_json(x, 200, json_pack("{s:o}", "jobs", jobs_list(s->jobs)));
+}
+
+static void file_reply(struct server *s, struct exchange *x, const char *id, const char *name,
+                       const char *type) {
+    struct error err;
+    struct buf text = {0};
+    char *path = jobs_file(s->jobs, id, name, &err);
+    if (path && file_read(path, 256 << 20, &text, &err) == OK)
+        exchange_reply(x, 200, type, text.data ? text.data : "", text.len);
+    else
+        fail(x, &err, NULL);
+    buf_release(&text);
+    free(path);
+}
+
+static void series_reply(struct server *s, struct exchange *x, const char *id) {
+    struct error err;
+    json_t *v = jobs_series(s->jobs, id, &err);
+    if (v)
+        exchange_reply_json(x, 200, v);
+    else
+        fail(x, &err, NULL);
+}
+
+/* "job-1/events" → its two parts; the second may be missing. */
+static bool rest_split(const struct exchange *x, char id[JOB_ID_LEN], const char **what) {
+    const char *rest = exchange_rest(x), *slash = strchrnul(rest, '/');
+    snprintf(id, JOB_ID_LEN, "%.*s", (int)MIN(slash - rest, JOB_ID_LEN - 1), rest);
+    *what = *slash ? slash + 1 : "";
+    return slash - rest < JOB_ID_LEN;
+}
+
+static void job_handle(void *ctx, struct exchange *x) {
+    struct server *s = ctx;
+    char id[JOB_ID_LEN];
+    const char *what;
+    struct error err;
+    json_t *job = rest_split(x, id, &what) ? jobs_get(s->jobs, id, &err) : NULL;
+    if (!job)
+        api_fail(x, 404, NULL, NULL, "job_not_found", "there is no job '%.40s'", exchange_rest(x));
+    else if (!*what)
+        exchange_reply_json(x, 200, json_incref(job));
+    else if (strcmp(what, "events") == 0)
+        watch(s, x, id);
+    else if (strcmp(what, "results") == 0)
+        file_reply(s, x, id, "stdout.jsonl", "application/x-ndjson");
+    else if (strcmp(what, "log") == 0)
+        file_reply(s, x, id, "stderr.txt", "text/plain; charset=utf-8");
+    else if (strcmp(what, "series") == 0)
+        series_reply(s, x, id);
+    else
+        api_fail(x, 404, NULL, NULL, "not_found",
+                 "of a job there are events, results, series and log");
+    json_decref(job);
+}
+
+static void act_handle(void *ctx, struct exchange *x) {
+    static const struct {
+        const char *name;
+        int (*act)(struct jobs *j, const char *id, struct error *err);
+    } acts[] = {{"pause", jobs_pause}, {"resume", jobs_resume}, {"cancel", jobs_cancel}};
+    struct server *s = ctx;
+    char id[JOB_ID_LEN];
+    const char *what;
+    struct error err;
+    rest_split(x, id, &what);
+    for (size_t i = 0; i < ARRAY_LEN(acts); i++) {
+        if (strcmp(what, acts[i].name) != 0) continue;
+        if (acts[i].act(s->jobs, id, &err) == OK)
+            job_reply(s, x, 200, id);
+        else
+            fail(x, &err, NULL);
+        return;
+    }
+    api_fail(x, 404, NULL, NULL, "not_found", "a job can be told to pause, resume and cancel");
+}
+
+static void delete_handle(void *ctx, struct exchange *x) {
+    struct server *s = ctx;
+    struct error err;
+    if (jobs_delete(s->jobs, exchange_rest(x), &err) == OK)
+        exchange_reply_json(x, 200, json_pack("{s:s,s:b}", "id", exchange_rest(x), "deleted", 1));
+    else
+        fail(x, &err, NULL);
+}
+
+static const struct route routes[] = {
+    {"POST", "/v1/jobs", JOBS, start_handle},      {"GET", "/v1/jobs", JOBS, list_handle},
+    {"GET", "/v1/jobs/*", JOBS, job_handle},       {"POST", "/v1/jobs/*", JOBS, act_handle},
+    {"DELETE", "/v1/jobs/*", JOBS, delete_handle}, {0},
+};
+
+/* the server's */
+
+static void job_ended(void *ctx, const char *kind, const char *state) {
+    struct server *s = ctx;
+    metric_add(metric_get(s->metrics, METRIC_JOBS_ENDED, kind, state), 1);
+}
+
+/* where jobs read and write */
+
+static char *input_find(void *ctx, const char *path, bool database, struct error *err) {
+    const struct server *s = ctx;
+    if (!*path) {
+        error_set(err, ERR_USAGE, "a path is empty");
+        return NULL;
+    }
+    char *found = s->o->find && *path != '/' ? s->o->find(path) : xstrdup(path);
+    char *real = job_paths_input(s->job_paths, found, database, err);
+    free(found);
+    return real;
+}
+
+/* A user's home folder, or one above it, is not a working folder. */
+static bool is_work(const char *dir) {
+    char *home = getenv("HOME") ? realpath(getenv("HOME"), NULL) : NULL;
+    size_t n = strlen(dir);
+    bool above = n == 1 || (home && strncmp(home, dir, n) == 0 && (!home[n] || home[n] == '/'));
+    free(home);
+    return !above;
+}
+
+/* Those that were named at the start; what is in the server's state has its own rules. */
+static void allow_adapters(struct server *s) {
+    int n;
+    struct listed *v = server_adapters(s, &n);
+    char *state = realpath(s->o->state_dir, NULL);
+    size_t len = state ? strlen(state) : 0;
+    for (int i = 0; i < n; i++) {
+        char *real = v[i].path && !hub_is_name(v[i].path) ? realpath(v[i].path, NULL) : NULL;
+        if (real && !(len && strncmp(real, state, len) == 0))
+            job_paths_add(s->job_paths, real, PATH_READ);
+        free(real);
+    }
+    free(state);
+    server_adapters_free(v, n);
+}
+
+/* The program's own checkout, where models, recipes and teams are; malloc'ed; NULL: elsewhere. */
+static char *checkout_find(const struct server *s) {
+    static const char known[] = "examples/demo.yaml";
+    char *path = s->o->find ? s->o->find(known) : NULL;
+    size_t n = path ? strlen(path) : 0, m = strlen(known);
+    bool found = n > m && path_exists(path);
+    if (found) path[n - m - 1] = 0;
+    if (found && *path) return path;
+    free(path);
+    return NULL;
+}
+
+static void inputs_allow(struct server *s) {
+    struct job_paths *p = s->job_paths;
+    char *work = realpath(".", NULL), *checkout = checkout_find(s), *cache = hub_cache();
+    char *above = path_is_dir(s->path) ? NULL : path_beside(s->path, ".");
+    if (work && is_work(work)) job_paths_add(p, work, PATH_READ);
+    job_paths_add(p, checkout, PATH_READ);
+    if (!hub_is_name(s->path)) job_paths_add(p, above ? above : s->path, PATH_READ);
+    job_paths_add(p, s->o->adapter_dir, PATH_READ);
+    job_paths_add(p, cache, PATH_READ);
+    allow_adapters(s);
+    for (int i = 0; i < s->o->jobs_read.n; i++) job_paths_add(p, s->o->jobs_read.v[i], PATH_READ);
+    free(above);
+    free(cache);
+    free(checkout);
+    free(work);
+}
+
+/* What is closed wherever it is: the server's own state, its backups, its certificate's key. What
+ * jobs write is open again below. */
+static void own_close(struct server *s) {
+    struct job_paths *p = s->job_paths;
+    char *out = out_folder(s);
+    job_paths_add(p, s->o->runs, PATH_WRITE);
+    job_paths_add(p, s->o->state_dir, PATH_CLOSED);
+    job_paths_add(p, s->backups, PATH_CLOSED);
+    job_paths_add(p, s->o->http.tls_key, PATH_CLOSED);
+    for (int i = 0; i < s->o->jobs_closed.n; i++)
+        job_paths_add(p, s->o->jobs_closed.v[i], PATH_CLOSED);
+    job_paths_add(p, out, PATH_WRITE);
+    free(out);
+}
+
+/* The value of SHOAL_JOB: in_job.c reads it. */
+static void child_describe(struct server *s) {
+    json_t *v = json_pack("{s:o,s:b}", "paths", job_paths_json(s->job_paths), "commands",
+                          (int)s->o->jobs_run_commands);
+    s->job_child = json_dumps(v, JSON_COMPACT);
+    CHECK(s->job_child != NULL);
+    json_decref(v);
+}
+
+static void confinement_note(const struct server *s) {
+    if (s->o->jobs_run_commands)
+        note("jobs may run commands (--jobs-run-commands): the kernel does not confine jobs "
+             "themselves");
+    else if (!sandbox_landlock_abi())
+        note(
+            "this kernel has no landlock: what jobs read and write is checked by the program only");
+}
+
+static int paths_open(struct server *s, struct error *err) {
+    s->job_paths = xcalloc(1, sizeof *s->job_paths);
+    s->jobs_folder = path_join(s->o->state_dir, "jobs");
+    s->jobs_out = out_folder(s);
+    int rc = dir_make(s->jobs_folder, err);
+    if (rc == OK) rc = dir_make(s->jobs_out, err);
+    if (rc == OK) rc = dir_make(s->o->runs, err);
+    if (rc != OK) return rc;
+    for (int i = 0; i < s->o->jobs_read.n; i++)
+        if (!path_exists(s->o->jobs_read.v[i]))
+            return error_set(err, ERR_MISSING, "--jobs-read: there is no '%s'",
+                             s->o->jobs_read.v[i]);
+    inputs_allow(s);
+    own_close(s);
+    child_describe(s);
+    confinement_note(s);
+    return OK;
+}
+
+/* Bytes of memory that the server leaves to a job: the machine's but for what the server may take,
+ * and at least a quarter of it. 0: no limit, where a sanitizer reserves more than there is. */
+static int64_t memory_left(const struct server *s) {
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+    (void)s;
+    return 0;
+#else
+    int64_t all = (int64_t)sysconf(_SC_PHYS_PAGES) * sysconf(_SC_PAGESIZE),
+            own = (int64_t)(s->o->max_memory ? s->o->max_memory : process_bytes("VmRSS"));
+    return MAX(all - own, all / 4);
+#endif
+}
+
+static int module_open(struct server *s, struct error *err) {
+    int rc = paths_open(s, err);
+    struct jobs_options o = {.rules = {.kinds = s->o->job_kinds,
+                                       .out = s->jobs_out,
+                                       .commands = s->o->jobs_run_commands,
+                                       .threads = (int)sysconf(_SC_NPROCESSORS_CONF),
+                                       .ctx = s,
+                                       .input = input_find},
+                             .child = s->job_child,
+                             .max_running = (int)s->o->max_jobs,
+                             .runs = s->o->runs,
+                             .max_kept = s->o->jobs_bytes,
+                             .max_file = s->o->jobs_bytes,
+                             .max_data = memory_left(s),
+                             .seconds = s->o->job_seconds,
+                             .same_priority = !s->o->jobs_idle,
+                             .ctx = s,
+                             .ended = job_ended,
+                             .changed = jobs_changed};
+    s->jobs_store = path_join(s->o->state_dir, "jobs.db");
+    s->published = json_object();
+    if (rc == OK) s->jobs = jobs_open(s->jobs_store, s->jobs_folder, &o, err);
+    if (s->jobs || rc != OK) return rc;
+    return err->code == ERR_STATE
+               ? error_set(err, ERR_STATE,
+                           "another server keeps its state in '%s'; give this one --state DIR",
+                           s->o->state_dir)
+               : err->code;
+}
+
+static void module_close(struct server *s) {
+    if (s->jobs) jobs_close(s->jobs);
+    if (s->job_paths) job_paths_release(s->job_paths);
+    json_decref(s->published);
+    free(s->job_paths);
+    free(s->job_child);
+    free(s->jobs_out);
+    free(s->jobs_store);
+    free(s->jobs_folder);
+}
+
+/* Jobs by kind and state; those of none are told too, so that a rule need not guess. */
+static void states_count(struct server *s, const json_t *list) {
+    static const char *const states[] = {"queued", "running",   "paused",
+                                         "done",   "cancelled", "failed"};
+    for (const struct job_kind *k = s->o->job_kinds; k && k->name; k++) {
+        int count[ARRAY_LEN(states)] = {0};
+        const json_t *job;
+        size_t i;
+        json_array_foreach (list, i, job)
+            for (size_t st = 0; st < ARRAY_LEN(states); st++)
+                count[st] += strcmp(json_text_at(job, "kind"), k->name) == 0 &&
+                             strcmp(json_text_at(job, "state"), states[st]) == 0;
+        for (size_t st = 0; st < ARRAY_LEN(states); st++)
+            metric_set(metric_get(s->metrics, METRIC_JOBS, k->name, states[st]), count[st]);
+    }
+}
+
+/* What a job measures of itself stays when it has ended, but for speeds: it has none any more. */
+static void job_figures_count(struct server *s, const json_t *job, bool running) {
+    static const char speed[] = "_per_second";
+    const char *name;
+    json_t *v;
+    json_object_foreach (json_object_get(job, "figures"), name, v) {
+        enum metric_id id = figure_metric(name);
+        size_t n = strlen(name), m = strlen(speed);
+        if (id == N_METRICS || (!running && n > m && strcmp(name + n - m, speed) == 0)) continue;
+        metric_set(metric_get(s->metrics, id, json_text_at(job, "id")),
+                   json_is_number(v) ? json_number_value(v) : NAN);
+    }
+}
+
+/* Of the newest jobs that have something to tell; older ones make room. The list is the newest
+ * first. */
+static void figures_count(struct server *s, const json_t *list) {
+    json_t *job;
+    size_t i;
+    int n = 0;
+    for (enum metric_id id = 0; id < N_METRICS; id++)
+        if (id == METRIC_JOB_PROGRESS || is_figure(id)) metrics_clear(s->metrics, id);
+    json_array_foreach (list, i, job) {
+        bool running = strcmp(json_text_at(job, "state"), "running") == 0;
+        const json_t *progress = json_object_get(job, "progress");
+        double total = json_number_at(progress, "total");
+        if (!running && (n >= JOBS_TOLD || !json_object_get(job, "figures"))) continue;
+        n++;
+        job_figures_count(s, job, running);
+        if (running && total > 0)
+            metric_set(metric_get(s->metrics, METRIC_JOB_PROGRESS, json_text_at(job, "kind"),
+                                  json_text_at(job, "id")),
+                       fmin(json_number_at(progress, "done") / total, 1));
+    }
+}
+
+static void module_count(struct server *s) {
+    json_t *list = jobs_list(s->jobs);
+    states_count(s, list);
+    figures_count(s, list);
+    json_decref(list);
+}
+
+const struct server_module jobs_module = {.routes = routes, .open = module_open,
+                                          .close = module_close,
+                                          .count = module_count};

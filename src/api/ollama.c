@@ -1,0 +1,944 @@
+/*
+ * ollama: text, chats, embeddings and the list of models as Ollama's clients ask for them. The
+ * served base and every adapter is a model NAME:latest; models made of them are ollama_models.c's.
+ *
+ * Its requests are read into the same spec as OpenAI's, and written by dialects of their own:
+ * NDJSON unless "stream" is false, arguments of tools as objects, durations in nanoseconds. Errors
+ * get Ollama's form from api_fail, by the path.
+ *
+ * One thing is not Ollama's default: repeat_penalty is 1, off, so that a reply is what the model
+ * says. Nothing is ever unloaded: keep_alive is read, and 0 answered. num_ctx bounds a prompt and
+ * its reply; messages that do not fit are left out, the oldest first, unless truncate is false.
+ */
+#define _GNU_SOURCE
+#include "api/internal.h"
+#include "api/ollama.h"
+#include "api/go_template.h"
+
+#include <ctype.h>
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+enum { MAX_INPUTS = 2048 };
+
+/* what requests share */
+
+/* As Ollama writes one. */
+static char *moment(int64_t seconds, long nanoseconds, char out[40]) {
+    time_t t = (time_t)seconds;
+    struct tm tm;
+    gmtime_r(&t, &tm);
+    size_t n = strftime(out, 40, "%Y-%m-%dT%H:%M:%S", &tm);
+    snprintf(out + n, 40 - n, ".%09ldZ", nanoseconds);
+    return out;
+}
+
+static json_t *now_json(void) {
+    struct timespec now;
+    char text[40];
+    clock_gettime(CLOCK_REALTIME, &now);
+    return json_string(moment(now.tv_sec, now.tv_nsec, text));
+}
+
+int ollama_name(const json_t *body, const char **name, struct error *err) {
+    *name = "";
+    if (field_name(body, "name", name, err) != OK || field_name(body, "model", name, err) != OK)
+        return err->code;
+    return **name ? OK : error_set(err, ERR_USAGE, "'model' must name a model");
+}
+
+int ollama_target(struct server *s, const char *name, struct target *t, struct error *err) {
+    if (target_find(s, name, t, err) == OK) return OK;
+    if (err->code == ERR_MISSING) error_set(err, ERR_MISSING, "model '%s' not found", name);
+    return err->code;
+}
+
+char *ollama_jinja(const struct server *s, const char *template, struct error *err) {
+    struct buf b = {0};
+    if (go_template_jinja(template, tok_add_bos(s->m->tok), &b, err) == OK) return b.data;
+    buf_release(&b);
+    return NULL;
+}
+
+/* The unit of time that a text begins with: its length; 0: none. */
+static size_t unit_length(const char *p) {
+    static const char *const units[] = {"ns", "us", "µs", "ms", "s", "m", "h"}; // "ms" before "m"
+    for (size_t i = 0; i < ARRAY_LEN(units); i++)
+        if (strncmp(p, units[i], strlen(units[i])) == 0) return strlen(units[i]);
+    return 0;
+}
+
+/* "5m", "1h30m", or seconds; false: none of them. *zero: it is no time at all. */
+static bool duration_read(const char *p, bool *zero) {
+    bool seconds = strspn(p, "+-0123456789.") == strlen(p);
+    double all = 0;
+    char *end;
+    do {
+        all += strtod(p, &end);
+        size_t unit = seconds ? 0 : unit_length(end);
+        if (end == p || (seconds ? *end != 0 : unit == 0)) return false;
+        p = end + unit;
+    } while (*p);
+    *zero = all == 0;
+    return true;
+}
+
+static int keep_alive_read(const json_t *body, bool *zero, struct error *err) {
+    const json_t *v = field(body, "keep_alive");
+    *zero = json_is_number(v) && json_number_value(v) == 0;
+    if (!v || json_is_number(v)) return OK;
+    if (json_is_string(v) && duration_read(json_string_value(v), zero)) return OK;
+    return error_set(err, ERR_USAGE, "'keep_alive' must be seconds or a duration such as \"5m\"");
+}
+
+int ollama_options_read(const struct server *s, const json_t *o, struct generation_spec *spec,
+                        struct error *err) {
+    double temperature = 0.8, top_p = 0.9, min_p = 0, typical_p = 1, repeat = 1, presence = 0,
+           frequency = 0;
+    int64_t top_k = 40, seed = -1, last_n = 64, predict = s->o->max_tokens, ctx = 0;
+    if (field_number(o, "temperature", 0, 100, &temperature, err) != OK ||
+        field_number(o, "top_p", 0, 1, &top_p, err) != OK ||
+        field_number(o, "min_p", 0, 1, &min_p, err) != OK ||
+        field_number(o, "typical_p", 0, 1, &typical_p, err) != OK ||
+        field_number(o, "repeat_penalty", 1e-3, 100, &repeat, err) != OK ||
+        field_number(o, "presence_penalty", -100, 100, &presence, err) != OK ||
+        field_number(o, "frequency_penalty", -100, 100, &frequency, err) != OK ||
+        field_int(o, "top_k", -1, 1 << 30, &top_k, err) != OK ||
+        field_int(o, "seed", INT64_MIN, INT64_MAX, &seed, err) != OK ||
+        field_int(o, "repeat_last_n", -1, INT32_MAX, &last_n, err) != OK ||
+        field_int(o, "num_ctx", 0, INT32_MAX, &ctx, err) != OK ||
+        field_int(o, "num_predict", -2, INT32_MAX, &predict, err) != OK)
+        return err->code;
+    spec->n = 1;
+    spec->context = (int32_t)ctx;
+    spec->max_tokens = predict > 0 ? (int32_t)predict : INT32_MAX; // as far as the context goes
+    spec->sampling = (struct sampling){.temperature = (float)temperature,
+                                       .top_k = (int32_t)MAX(top_k, 0),
+                                       .top_p = top_p > 0 ? (float)top_p : 1e-6f,
+                                       .min_p = (float)min_p,
+                                       .typical_p = (float)typical_p,
+                                       .seed = seed >= 0 ? (uint64_t)seed : seed_drawn()};
+    penalties_set(&spec->sampling, repeat, presence, frequency, last_n);
+    return stops_read(s, o, spec, err);
+}
+
+/* "json" or a schema. */
+static int format_read(struct server *s, const json_t *body, struct generation_spec *spec,
+                       struct error *err) {
+    const json_t *f = field(body, "format");
+    const char *text = json_string_value(f);
+    if (!f || (text && !*text)) return OK;
+    if (json_is_object(f)) return grammar_named(s, spec, "json_schema", f, err);
+    if (!text || strcmp(text, "json") != 0)
+        return error_set(err, ERR_USAGE, "'format' must be \"json\" or a JSON schema");
+    spec->grammar = server_grammar(s, "json_object", "", 0, err);
+    return spec->grammar ? OK : err->code;
+}
+
+static int logprobs_read(const json_t *body, struct generation_spec *spec, struct error *err) {
+    int64_t top = 0;
+    if (field_bool(body, "logprobs", &spec->logprobs, err) != OK ||
+        field_int(body, "top_logprobs", 0, ENGINE_TOP_MAX, &top, err) != OK)
+        return err->code;
+    spec->n_top = spec->logprobs ? (int)top : 0;
+    return OK;
+}
+
+static int images_refuse(const json_t *v, struct error *err) {
+    const json_t *images = field(v, "images");
+    if (!images || (json_is_array(images) && json_array_size(images) == 0)) return OK;
+    return error_set(err, ERR_USAGE, "'images' cannot be read: this model reads text only");
+}
+
+/* One request for text, while it is read. */
+struct asked_text {
+    json_t *body, *made, *options;
+    struct target target;
+    struct generation_spec spec;
+    bool unload, no_think;
+};
+
+static void ask_release(struct asked_text *q) {
+    json_decref(q->body);
+    json_decref(q->made);
+    json_decref(q->options);
+}
+
+static int think_read(const char *model, struct asked_text *q, struct error *err) {
+    const json_t *v = field(q->body, "think");
+    if (!v) return OK;
+    q->no_think = json_is_false(v);
+    if (q->no_think) return OK;
+    if (!json_is_true(v) && !json_is_string(v))
+        return error_set(err, ERR_USAGE, "'think' must be true, false or a level");
+    return error_set(err, ERR_USAGE, "'%s' does not support thinking", model);
+}
+
+/* The request's options over the model's own. */
+static int options_read(struct server *s, struct asked_text *q, struct error *err) {
+    const json_t *told = field(q->body, "options");
+    if (told && !json_is_object(told))
+        return error_set(err, ERR_USAGE, "'options' must be an object");
+    q->options = told ? json_copy((json_t *)(uintptr_t)told) : json_object();
+    json_object_update_missing(q->options, json_object_get(q->made, "parameters"));
+    return ollama_options_read(s, q->options, &q->spec, err);
+}
+
+static int ask_read(struct server *s, struct exchange *x, struct asked_text *q, struct error *err) {
+    const char *name;
+    *q = (struct asked_text){.spec.stream = true, .spec.x = x};
+    q->body = request_json(s, x, err);
+    if (!q->body || ollama_name(q->body, &name, err) != OK ||
+        ollama_target(s, name, &q->target, err) != OK)
+        return err->code;
+    const char *user = NULL; // not Ollama's, but experiments are by user
+    if (field_name(q->body, "user", &user, err) != OK) return err->code;
+    if (user) q->spec.user = xstrdup(user);
+    q->made = server_model_made(s, q->target.label);
+    if (keep_alive_read(q->body, &q->unload, err) != OK || options_read(s, q, err) != OK ||
+        field_bool(q->body, "stream", &q->spec.stream, err) != OK ||
+        think_read(name, q, err) != OK || logprobs_read(q->body, &q->spec, err) != OK)
+        return err->code;
+    return format_read(s, q->body, &q->spec, err);
+}
+
+/* replies */
+
+static json_int_t nanoseconds(double from, double to) {
+    return from > 0 && to > from ? (json_int_t)((to - from) * 1e9) : 0;
+}
+
+static json_t *reply_json(const struct generation *g) {
+    return json_pack("{s:s,s:o}", "model", g->target.name, "created_at", now_json());
+}
+
+/* What the last object has beside the words. load_duration is the wait for a place in the batch. */
+static void end_put(const struct generation *g, const struct completion *a, json_t *v) {
+    const struct ticket *c = &a->ticket;
+    bool stopped = c->request.finish != FINISH_LENGTH && c->request.finish != FINISH_NONE;
+    double first = c->first > 0 ? c->first : c->ended;
+    json_object_set_new(v, "done", json_true());
+    json_object_set_new(v, "done_reason", json_string(stopped ? "stop" : "length"));
+    json_object_set_new(v, "total_duration", json_integer(nanoseconds(g->began, c->ended)));
+    json_object_set_new(v, "load_duration", json_integer(nanoseconds(c->submitted, c->started)));
+    json_object_set_new(v, "prompt_eval_count", json_integer(c->request.n_prompt));
+    json_object_set_new(v, "prompt_eval_duration", json_integer(nanoseconds(c->started, first)));
+    json_object_set_new(v, "eval_count", json_integer(c->request.n_generated));
+    json_object_set_new(v, "eval_duration", json_integer(nanoseconds(first, c->ended)));
+}
+
+/* Log-probabilities of the tokens from `from` to what has been told. */
+static void logprobs_put(const struct generation *g, const struct completion *a, int32_t from,
+                         int32_t to, json_t *v) {
+    const struct reply_list l = {.index = a->index, .from = from, .to = to};
+    if (g->spec.logprobs) json_object_set_new(v, "logprobs", reply_list_json(g, &l));
+}
+
+static void nothing_more(const struct generation *g, struct buf *out) {
+    (void)g, (void)out;
+}
+
+/* The words that are new, as JSON, and with them their log-probabilities into v. */
+static json_t *words_take(const struct generation *g, struct completion *a, json_t *v) {
+    json_t *words = json_text_of(a->text.data + a->sent, a->words_end - a->sent);
+    a->sent = a->words_end;
+    int32_t to = tokens_told(a);
+    logprobs_put(g, a, a->tokens_sent, to, v);
+    a->tokens_sent = to;
+    return words;
+}
+
+/* text */
+
+/* Prompt and reply, for a request that goes on: with the end of the turn where there was one. */
+static void context_put(const struct generation *g, const struct completion *a, json_t *v) {
+    const struct request *r = &a->ticket.request;
+    if (!json_is_true(g->spec.extra)) return;
+    json_t *context = json_array();
+    for (int32_t i = 0; i < r->n_prompt; i++)
+        json_array_append_new(context, json_integer(r->prompt[i]));
+    for (int32_t i = 0; i < r->n_out; i++) json_array_append_new(context, json_integer(r->out[i]));
+    if (r->n_generated > r->n_out)
+        json_array_append_new(context, json_integer(tok_chat_end(g->s->m->tok)));
+    json_object_set_new(v, "context", context);
+}
+
+static void generate_delta(const struct generation *g, struct completion *a, struct buf *out) {
+    if (a->words_end == a->sent) return;
+    json_t *v = reply_json(g);
+    json_object_set_new(v, "response", words_take(g, a, v));
+    json_object_set_new(v, "done", json_false());
+    ndjson_add(g, v, out);
+}
+
+static void generate_finish(const struct generation *g, struct completion *a, struct buf *out) {
+    json_t *v = reply_json(g);
+    json_object_set_new(v, "response", json_string(""));
+    end_put(g, a, v);
+    context_put(g, a, v);
+    ndjson_add(g, v, out);
+}
+
+static json_t *generate_whole(const struct generation *g) {
+    const struct completion *a = &g->completions[0];
+    json_t *v = reply_json(g);
+    json_object_set_new(v, "response", json_text_of(a->text.data, a->words_end));
+    logprobs_put(g, a, 0, tokens_kept(a), v);
+    end_put(g, a, v);
+    context_put(g, a, v);
+    return v;
+}
+
+static const struct dialect generate_dialect = {.stream_type = "application/x-ndjson",
+                                                .list = logprobs_write,
+                                                .delta = generate_delta,
+                                                .finish = generate_finish,
+                                                .end = nothing_more,
+                                                .whole = generate_whole};
+
+/* chats */
+
+/* The calls of which all is there; those told before are left out. */
+static json_t *calls_take(const struct completion *a, bool again) {
+    json_t *calls = json_array();
+    for (int i = 0; i < a->n_tools; i++) {
+        struct tool_call *c = &a->tools[i];
+        if (!c->name || (c->told && !again) || !(c->args_end || a->done)) continue;
+        size_t n = c->args_end ? c->args_end - c->args : 0;
+        json_t *args = json_loadb(a->text.data + c->args, n, 0, NULL);
+        if (!args && c->args) continue; // cut short: "length" says so
+        json_array_append_new(calls, json_pack("{s:s,s:{s:i,s:s,s:o}}", "id", c->id, "function",
+                                               "index", i, "name", c->name, "arguments",
+                                               args ? args : json_object()));
+        c->told = true;
+    }
+    return calls;
+}
+
+static json_t *message_json(json_t *words, json_t *calls) {
+    json_t *m = json_pack("{s:s,s:o}", "role", "assistant", "content", words);
+    if (json_array_size(calls))
+        json_object_set_new(m, "tool_calls", calls);
+    else
+        json_decref(calls);
+    return m;
+}
+
+static void chat_delta(const struct generation *g, struct completion *a, struct buf *out) {
+    json_t *calls = calls_take(a, false);
+    if (a->words_end <= a->sent && json_array_size(calls) == 0) {
+        json_decref(calls);
+        return;
+    }
+    json_t *v = reply_json(g);
+    json_t *words = a->words_end > a->sent ? words_take(g, a, v) : json_string("");
+    json_object_set_new(v, "message", message_json(words, calls));
+    json_object_set_new(v, "done", json_false());
+    ndjson_add(g, v, out);
+}
+
+static void chat_finish(const struct generation *g, struct completion *a, struct buf *out) {
+    json_t *v = reply_json(g);
+    json_object_set_new(v, "message", message_json(json_string(""), json_array()));
+    end_put(g, a, v);
+    ndjson_add(g, v, out);
+}
+
+static json_t *chat_whole(const struct generation *g) {
+    const struct completion *a = &g->completions[0];
+    json_t *v = reply_json(g);
+    json_object_set_new(
+        v, "message", message_json(json_text_of(a->text.data, a->words_end), calls_take(a, true)));
+    logprobs_put(g, a, 0, tokens_kept(a), v);
+    end_put(g, a, v);
+    return v;
+}
+
+static const struct dialect chat_dialect = {.stream_type = "application/x-ndjson",
+                                            .list = logprobs_write,
+                                            .delta = chat_delta,
+                                            .finish = chat_finish,
+                                            .end = nothing_more,
+                                            .whole = chat_whole};
+
+/* prompts */
+
+/* The body that OpenAI's reader of chats takes; takes messages over. */
+static int prompt_of(struct server *s, struct asked_text *q, json_t *messages, const char *template,
+                     struct error *err) {
+    json_t *chat = json_pack("{s:o}", "messages", messages), *tools = field(q->body, "tools");
+    char *jinja = NULL;
+    int rc = OK;
+    if (template && !(jinja = ollama_jinja(s, template, err))) rc = err->code;
+    if (jinja) json_object_set_new(chat, "chat_template", json_string(jinja));
+    if (tools) json_object_set(chat, "tools", tools);
+    if (q->no_think)
+        json_object_set_new(chat, "chat_template_kwargs", json_pack("{s:b}", "enable_thinking", 0));
+    if (q->made) ollama_made_apply(q->made, chat);
+    if (rc == OK) rc = chat_prompt(s, chat, &q->spec, err);
+    json_decref(chat);
+    free(jinja);
+    return rc;
+}
+
+/* What the template puts after a turn of the assistant's, such as a line's end. */
+static void turn_gap(const struct tokenizer *t, struct ids *out) {
+    const struct message msgs[] = {{"user", "x"}, {"assistant", "y"}};
+    struct ids ids = {0};
+    struct buf mask = {0};
+    struct error err;
+    int last = -1;
+    if (chat_encode(t, msgs, 2, false, &ids, &mask, &err) == OK)
+        for (int i = 0; i < ids.n; i++)
+            if (mask.data[i]) last = i;
+    for (int i = last + 1; last >= 0 && i < ids.n; i++) ids_add(out, ids.v[i]);
+    ids_release(&ids);
+    buf_release(&mask);
+}
+
+/* What was said before, in front of the prompt. */
+static int context_prepend(const struct server *s, struct asked_text *q, struct error *err) {
+    const json_t *context = field(q->body, "context");
+    const struct tokenizer *t = s->m->tok;
+    struct ids *before, *now = q->spec.prompts;
+    int n;
+    if (!context || (json_is_array(context) && json_array_size(context) == 0)) return OK;
+    if (!json_is_array(context) || !json_is_integer(json_array_get(context, 0)))
+        return error_set(err, ERR_USAGE, "'context' must be the list of an earlier reply");
+    int rc = ids_of_prompts(s, context, 1, &before, &n, err);
+    if (rc == OK && before->v[before->n - 1] == tok_chat_end(t)) turn_gap(t, before);
+    for (int i = 0; rc == OK && i < now->n; i++)
+        if (i > 0 || now->v[0] != tok_bos(t)) ids_add(before, now->v[i]);
+    if (rc == OK) {
+        ids_release(now);
+        *now = *before;
+        *before = (struct ids){0};
+    }
+    for (int i = 0; i < n; i++) ids_release(&before[i]);
+    free(before);
+    return rc;
+}
+
+static int ollama_generate_read(struct server *s, struct asked_text *q, const char **prompt,
+                                struct error *err) {
+    const char *suffix = "", *system = NULL, *template = NULL;
+    bool raw = false;
+    if (field_text(q->body, "prompt", prompt, err) != OK ||
+        field_text(q->body, "suffix", &suffix, err) != OK ||
+        field_text(q->body, "system", &system, err) != OK ||
+        field_text(q->body, "template", &template, err) != OK ||
+        field_bool(q->body, "raw", &raw, err) != OK || images_refuse(q->body, err) != OK)
+        return err->code;
+    if (*suffix)
+        return error_set(err, ERR_USAGE, "'%s' does not support insert: leave 'suffix' out",
+                         q->target.name);
+    if (!**prompt) return OK;
+    q->spec.extra = json_boolean(!raw);
+    if (raw && (system || template || field(q->body, "context")))
+        return error_set(err, ERR_USAGE, "raw mode does not support template, system, or context");
+    if (raw) q->spec.asked = json_pack("{s:O}", "prompt", json_object_get(q->body, "prompt"));
+    if (raw)
+        return ids_of_prompts(s, json_object_get(q->body, "prompt"), 1, &q->spec.prompts,
+                              &q->spec.n_prompts, err);
+    json_t *messages = json_array();
+    if (system)
+        json_array_append_new(messages,
+                              json_pack("{s:s,s:s}", "role", "system", "content", system));
+    json_array_append_new(messages, json_pack("{s:s,s:s}", "role", "user", "content", *prompt));
+    if (template && !*template) template = NULL;
+    if (prompt_of(s, q, messages, template, err) != OK) return err->code;
+    return context_prepend(s, q, err);
+}
+
+/* Nothing is asked: whether the model is there, or that it may go. */
+static void load_reply(struct exchange *x, struct asked_text *q, bool chat) {
+    json_t *v = json_pack("{s:s,s:o,s:b,s:s}", "model", q->target.name, "created_at", now_json(),
+                          "done", 1, "done_reason", q->unload ? "unload" : "load");
+    if (chat)
+        json_object_set_new(v, "message", message_json(json_string(""), json_array()));
+    else
+        json_object_set_new(v, "response", json_string(""));
+    exchange_reply_json(x, 200, v);
+}
+
+/* Grammar, spec and target are the generation's, or given back. */
+static void ask_start(struct server *s, struct exchange *x, struct asked_text *q,
+                      const struct dialect *dialect, int rc, bool empty, const struct error *err) {
+    if (rc == OK && !empty) {
+        generation_start(s, x, dialect, "ollama-", &q->target, &q->spec);
+    } else if (rc == OK) {
+        load_reply(x, q, dialect == &chat_dialect);
+        if (q->spec.grammar) server_grammar_release(s, q->spec.grammar);
+        generation_spec_release(&q->spec);
+        target_release(&q->target);
+    } else {
+        generation_fail(s, x, &q->target, &q->spec, err);
+    }
+    ask_release(q);
+}
+
+static void generate_handle(void *ctx, struct exchange *x) {
+    struct server *s = ctx;
+    struct error err;
+    struct asked_text q;
+    const char *prompt = "";
+    int rc = ask_read(s, x, &q, &err);
+    if (rc == OK) rc = ollama_generate_read(s, &q, &prompt, &err);
+    ask_start(s, x, &q, &generate_dialect, rc, !*prompt, &err);
+}
+
+/* Messages without the oldest `skip` that are not the system's. */
+static json_t *messages_after(const json_t *messages, size_t skip) {
+    json_t *list = json_array(), *m;
+    size_t i;
+    json_array_foreach (messages, i, m) {
+        bool keep = skip == 0 || strcmp(json_text_at(m, "role"), "system") == 0;
+        if (keep)
+            json_array_append(list, m);
+        else
+            skip--;
+    }
+    return list;
+}
+
+static int prompt_after(struct server *s, struct asked_text *q, const json_t *messages, size_t skip,
+                        struct error *err) {
+    struct generation_spec *spec = &q->spec;
+    for (int i = 0; i < spec->n_prompts; i++) ids_release(&spec->prompts[i]);
+    free(spec->prompts);
+    json_decref(spec->asked);
+    spec->prompts = NULL;
+    spec->asked = NULL;
+    spec->n_prompts = 0;
+    return prompt_of(s, q, messages_after(messages, skip), NULL, err);
+}
+
+/* As few of the oldest messages are left out as the context demands, and never the last: by
+ * halves, since each try reads all. */
+static int prompt_fit(struct server *s, struct asked_text *q, const json_t *messages,
+                      struct error *err) {
+    bool cut = true;
+    json_t *m;
+    size_t i, low = 0, high = 0;
+    if (field_bool(q->body, "truncate", &cut, err) != OK) return err->code;
+    int rc = prompt_after(s, q, messages, 0, err);
+    json_array_foreach (messages, i, m) high += strcmp(json_text_at(m, "role"), "system") != 0;
+    if (!cut || high < 2 || rc != OK || prompt_fits(s, &q->spec)) return rc;
+    for (high--; rc == OK && low + 1 < high;) {
+        size_t half = low + (high - low) / 2;
+        rc = prompt_after(s, q, messages, half, err);
+        *(rc == OK && prompt_fits(s, &q->spec) ? &high : &low) = half;
+    }
+    return rc == OK ? prompt_after(s, q, messages, high, err) : rc;
+}
+
+static int ollama_chat_read(struct server *s, struct asked_text *q, bool *empty,
+                            struct error *err) {
+    json_t *messages = field(q->body, "messages"), *m;
+    size_t i;
+    *empty = !messages || (json_is_array(messages) && json_array_size(messages) == 0);
+    if (*empty) return OK;
+    json_array_foreach (messages, i, m) {
+        json_t *tool = json_object_get(m, "tool_name");
+        if (images_refuse(m, err) != OK) return err->code;
+        if (json_is_string(tool)) json_object_set(m, "name", tool);
+    }
+    if (!json_is_array(messages))
+        return error_set(err, ERR_USAGE, "'messages' must be a list of {role, content}");
+    if (tools_read(s, q->body, &q->spec, err) != OK) return err->code;
+    return prompt_fit(s, q, messages, err);
+}
+
+static void chat_handle(void *ctx, struct exchange *x) {
+    struct server *s = ctx;
+    struct error err;
+    struct asked_text q;
+    bool empty = false;
+    int rc = ask_read(s, x, &q, &err);
+    if (rc == OK) rc = ollama_chat_read(s, &q, &empty, &err);
+    ask_start(s, x, &q, &chat_dialect, rc, empty, &err);
+}
+
+/* embeddings */
+
+static json_t *vector_json(const float *v, int n) {
+    json_t *list = json_array();
+    for (int i = 0; i < n; i++) json_array_append_new(list, json_real((double)v[i]));
+    return list;
+}
+
+struct embedding {
+    json_t *body;
+    struct target target;
+    struct ids *texts;
+    int n, dims;
+    float *v; /* [n][D] */
+};
+
+static void embedding_release(struct embedding *e) {
+    for (int i = 0; i < e->n; i++) ids_release(&e->texts[i]);
+    free(e->texts);
+    free(e->v);
+    target_release(&e->target);
+    json_decref(e->body);
+}
+
+/* The texts under a key as ids, cut to the context if the request allows that. None: n is 0. */
+static int texts_read(const struct server *s, const char *key, struct embedding *e,
+                      struct error *err) {
+    const json_t *v = field(e->body, key);
+    bool cut = true;
+    int32_t most = engine_max_len(s->e);
+    if (field_bool(e->body, "truncate", &cut, err) != OK) return err->code;
+    if (v && !json_is_string(v) && !json_is_texts(v))
+        return error_set(err, ERR_USAGE, "'%s' must be a string or a list of strings", key);
+    if (!v || (json_is_string(v) ? json_string_length(v) : json_array_size(v)) == 0) return OK;
+    if (ids_of_prompts(s, v, MAX_INPUTS, &e->texts, &e->n, err) != OK) return err->code;
+    for (int i = 0; i < e->n; i++) {
+        if (e->texts[i].n > most && !cut)
+            return error_set(err, ERR_USAGE, "input %d has %d tokens, and the context is %d", i,
+                             e->texts[i].n, most);
+        e->texts[i].n = MIN(e->texts[i].n, most);
+    }
+    return OK;
+}
+
+static int embedding_read(struct server *s, struct exchange *x, const char *key,
+                          struct embedding *e, struct error *err) {
+    const char *name;
+    bool unload;
+    int64_t dims = s->m->config.d_model;
+    e->body = request_json(s, x, err);
+    if (!e->body || ollama_name(e->body, &name, err) != OK ||
+        ollama_target(s, name, &e->target, err) != OK ||
+        keep_alive_read(e->body, &unload, err) != OK ||
+        field_int(e->body, "dimensions", 1, s->m->config.d_model, &dims, err) != OK ||
+        texts_read(s, key, e, err) != OK)
+        return err->code;
+    e->dims = (int)dims;
+    if (e->n == 0) return OK;
+    if (embed_texts(s, x, &e->target, e->texts, e->n, &e->v, err) != OK) return err->code;
+    counted_prompts(s, x, &e->target, e->texts, e->n);
+    return OK;
+}
+
+static void embed_handle(void *ctx, struct exchange *x) {
+    struct server *s = ctx;
+    struct embedding e = {0};
+    struct error err;
+    if (embedding_read(s, x, "input", &e, &err) == OK) {
+        json_t *list = json_array();
+        json_int_t tokens = 0;
+        for (int i = 0; i < e.n; i++) {
+            float *v = e.v + (int64_t)i * s->m->config.d_model;
+            embedding_scale(v, e.dims);
+            json_array_append_new(list, vector_json(v, e.dims));
+            tokens += e.texts[i].n;
+        }
+        exchange_reply_json(x, 200,
+                            json_pack("{s:s,s:o,s:I,s:i,s:I}", "model", e.target.name, "embeddings",
+                                      list, "total_duration",
+                                      nanoseconds(exchange_began(x), clock_now()), "load_duration",
+                                      0, "prompt_eval_count", tokens));
+    } else {
+        api_fail_error(x, &err, NULL);
+    }
+    embedding_release(&e);
+}
+
+/* The older route: one text, and the vector as long as it comes. */
+static void embeddings_handle(void *ctx, struct exchange *x) {
+    struct server *s = ctx;
+    struct embedding e = {0};
+    struct error err;
+    int rc = embedding_read(s, x, "prompt", &e, &err);
+    if (rc == OK && e.n > 1) rc = error_set(&err, ERR_USAGE, "'prompt' must be one string");
+    if (rc == OK)
+        exchange_reply_json(
+            x, 200,
+            json_pack("{s:o}", "embedding", vector_json(e.v, e.n ? s->m->config.d_model : 0)));
+    else
+        api_fail_error(x, &err, NULL);
+    embedding_release(&e);
+}
+
+/* models */
+
+/* 134500000 → "134.5M" */
+static json_t *count_json(int64_t n) {
+    static const struct {
+        double of;
+        char letter;
+    } units[] = {{1e9, 'B'}, {1e6, 'M'}, {1e3, 'K'}};
+    char text[32];
+    snprintf(text, sizeof text, "%lld", (long long)n);
+    for (size_t i = 0; i < ARRAY_LEN(units); i++)
+        if ((double)n >= units[i].of) {
+            snprintf(text, sizeof text, "%.1f%c", (double)n / units[i].of, units[i].letter);
+            break;
+        }
+    return json_string(text);
+}
+
+static json_t *details_json(const struct server *s, const char *parent) {
+    const struct arch *arch = s->m->config.arch;
+    const char *family = arch->gguf ? arch->gguf : arch->name;
+    char type[32];
+    snprintf(type, sizeof type, "%s", tensor_type_name(s->m->type));
+    for (char *c = type; *c; c++) *c = (char)toupper((unsigned char)*c);
+    return json_pack("{s:s,s:s,s:s,s:[s],s:o,s:s}", "parent_model", parent, "format",
+                     path_is_dir(s->m->path) ? "safetensors" : "gguf", "family", family, "families",
+                     family, "parameter_size", count_json(model_param_count(&s->m->config)),
+                     "quantization_level", type);
+}
+
+/* Everything in a list of models but what only one list has. NULL: it cannot be loaded now. */
+static json_t *card_json(struct server *s, const struct listed *l) {
+    char digest[HASH_LEN], *name = xasprintf("%s:latest", l ? l->name : s->name);
+    struct model_size size = {0};
+    json_int_t bytes = 0;
+    struct error err;
+    if (l && l->bare) {
+        char *text = json_text(l->made);
+        hash_bytes(text, strlen(text), digest);
+        free(text);
+    } else if (l) {
+        struct adapter *a = adapter_pool_get(s->pool, l->name, &err);
+        if (!a) {
+            free(name);
+            return NULL;
+        }
+        strcpy(digest, a->hash);
+        bytes = (json_int_t)(a->n_data * sizeof *a->data);
+        adapter_release(a);
+    } else {
+        const char *hash = model_hash(s->m, &err);
+        strcpy(digest, hash ? hash : "");
+        if (model_measure(s->m->path, s->m->cls, &size, &err) == OK) bytes = (json_int_t)size.file;
+    }
+    json_t *v = json_pack("{s:s,s:s,s:I,s:s,s:o}", "name", name, "model", name, "size", bytes,
+                          "digest", digest, "details", details_json(s, l ? s->name : ""));
+    free(name);
+    return v;
+}
+
+static void tags_add(struct server *s, const struct listed *l, json_t *models) {
+    char when[40];
+    json_t *v = card_json(s, l);
+    if (!v) return;
+    json_object_set_new(v, "modified_at",
+                        json_string(moment(l ? l->created : s->started, 0, when)));
+    json_array_append_new(models, v);
+}
+
+static void tags_handle(void *ctx, struct exchange *x) {
+    struct server *s = ctx;
+    json_t *models = json_array();
+    int n;
+    struct listed *v = server_adapters(s, &n);
+    tags_add(s, NULL, models);
+    for (int i = 0; i < n; i++) tags_add(s, &v[i], models);
+    server_adapters_free(v, n);
+    exchange_reply_json(x, 200, json_pack("{s:o}", "models", models));
+}
+
+static bool pool_has(const struct adapter_pool_item *items, int n, const char *name) {
+    for (int i = 0; i < n; i++)
+        if (items[i].bytes && strcmp(items[i].name, name) == 0) return true;
+    return false;
+}
+
+static void ps_add(struct server *s, const struct listed *l, json_t *models) {
+    json_t *v = card_json(s, l);
+    if (!v) return;
+    json_object_set_new(v, "expires_at", json_string("2318-01-01T00:00:00Z")); // never
+    json_object_set_new(v, "size_vram", json_integer(0));
+    json_object_set_new(v, "context_length", json_integer(engine_max_len(s->e)));
+    json_array_append_new(models, v);
+}
+
+/* What is in memory: the base, and the adapters that were used. */
+static void ps_handle(void *ctx, struct exchange *x) {
+    struct server *s = ctx;
+    json_t *models = json_array();
+    struct arena mem = {0};
+    int n, n_items;
+    const struct adapter_pool_item *items = adapter_pool_list(s->pool, &mem, &n_items);
+    struct listed *v = server_adapters(s, &n);
+    ps_add(s, NULL, models);
+    for (int i = 0; i < n; i++)
+        if (pool_has(items, n_items, v[i].name)) ps_add(s, &v[i], models);
+    server_adapters_free(v, n);
+    arena_release(&mem);
+    exchange_reply_json(x, 200, json_pack("{s:o}", "models", models));
+}
+
+/* one model */
+
+static json_t *info_json(const struct server *s) {
+    const struct model_config *c = &s->m->config;
+    const char *arch = c->arch->gguf ? c->arch->gguf : c->arch->name;
+    const struct {
+        const char *key;
+        double value;
+        bool real;
+    } rows[] = {{"context_length", c->max_seq_len, false},
+                {"embedding_length", c->d_model, false},
+                {"block_count", c->n_layers, false},
+                {"feed_forward_length", c->d_ff, false},
+                {"attention.head_count", c->n_heads, false},
+                {"attention.head_count_kv", c->n_kv_heads, false},
+                {"attention.key_length", c->head_dim, false},
+                {"attention.value_length", c->head_dim, false},
+                {"attention.layer_norm_rms_epsilon", (double)c->rms_norm_eps, true},
+                {"rope.freq_base", (double)c->rope_theta, true},
+                {"vocab_size", c->vocab_size, false}};
+    json_t *v = json_pack("{s:s,s:s,s:I}", "general.architecture", arch, "general.basename",
+                          s->name, "general.parameter_count", (json_int_t)model_param_count(c));
+    for (size_t i = 0; i < ARRAY_LEN(rows); i++) {
+        char key[80];
+        snprintf(key, sizeof key, "%s.%s", arch, rows[i].key);
+        json_object_set_new(v, key,
+                            rows[i].real ? json_real(rows[i].value)
+                                         : json_integer((json_int_t)rows[i].value));
+    }
+    return v;
+}
+
+/* A line for each parameter; `before` stands in front of it. */
+static void parameters_write(const json_t *made, const char *before, struct buf *out) {
+    const char *key;
+    json_t *v, *item;
+    size_t i;
+    json_object_foreach (json_object_get(made, "parameters"), key, v) {
+        json_t *list = json_is_array(v) ? json_incref(v) : json_pack("[O]", v);
+        json_array_foreach (list, i, item) {
+            char *text = json_dumps(item, JSON_ENCODE_ANY | JSON_REAL_PRECISION(9));
+            buf_printf(out, "%s%-*s %s\n", before, *before ? 0 : 30, key, text);
+            free(text);
+        }
+        json_decref(list);
+    }
+}
+
+static void modelfile_write(const struct server *s, const json_t *made, const char *adapter,
+                            struct buf *out) {
+    const json_t *v;
+    size_t i;
+    buf_printf(out, "# Modelfile made by shoal\nFROM %s\n", s->name);
+    json_array_foreach (json_object_get(made, "adapters"), i, v)
+        buf_printf(out, "ADAPTER %s\n", json_is_string(v) ? json_string_value(v) : "(uploaded)");
+    if (!made && adapter) buf_printf(out, "ADAPTER %s\n", adapter);
+    if (*json_text_at(made, "template"))
+        buf_printf(out, "TEMPLATE \"\"\"%s\"\"\"\n", json_text_at(made, "template"));
+    if (*json_text_at(made, "system"))
+        buf_printf(out, "SYSTEM \"\"\"%s\"\"\"\n", json_text_at(made, "system"));
+    parameters_write(made, "PARAMETER ", out);
+    json_array_foreach (json_object_get(made, "messages"), i, v)
+        buf_printf(out, "MESSAGE %s \"\"\"%s\"\"\"\n", json_text_at(v, "role"),
+                   json_text_at(v, "content"));
+}
+
+static json_t *capabilities_json(const struct server *s) {
+    json_t *v = json_pack("[s,s]", "completion", "embedding");
+    if (s->m->chat_template && strstr(s->m->chat_template, "tools"))
+        json_array_append_new(v, json_string("tools"));
+    return v;
+}
+
+const struct listed *ollama_row(const struct listed *v, int n, const char *name) {
+    for (int i = 0; i < n; i++)
+        if (strcmp(v[i].name, name) == 0) return &v[i];
+    return NULL;
+}
+
+static json_t *show_json(struct server *s, const struct target *t) {
+    struct buf file = {0}, parameters = {0};
+    char when[40];
+    int n;
+    struct listed *all = server_adapters(s, &n);
+    const struct listed *row = ollama_row(all, n, t->label);
+    const json_t *made = row ? row->made : NULL;
+    const char *template = json_text_at(made, "template");
+    modelfile_write(s, made, row ? row->path : NULL, &file);
+    parameters_write(made, "", &parameters);
+    if (!*template) template = s->m->chat_template ? s->m->chat_template : chat_ml;
+    json_t *v = json_pack(
+        "{s:o,s:o,s:s,s:o,s:o,s:o,s:s}", "modelfile", json_text_of(file.data, file.len),
+        "parameters", json_text_of(parameters.data ? parameters.data : "", parameters.len),
+        "template", template, "details", details_json(s, row || t->n ? s->name : ""), "model_info",
+        info_json(s), "capabilities", capabilities_json(s), "modified_at",
+        moment(row ? row->created : s->started, 0, when));
+    for (size_t i = 0; i < 3; i++) {
+        static const char *const keys[] = {"system", "messages", "license"};
+        json_t *own = json_object_get(made, keys[i]);
+        if (own) json_object_set(v, keys[i], own);
+    }
+    server_adapters_free(all, n);
+    buf_release(&file);
+    buf_release(&parameters);
+    return v;
+}
+
+static void show_handle(void *ctx, struct exchange *x) {
+    struct target t = {0};
+    struct error err;
+    const char *name;
+    json_t *body = request_json(ctx, x, &err);
+    int rc = body ? ollama_name(body, &name, &err) : err.code;
+    if (rc == OK) rc = ollama_target(ctx, name, &t, &err);
+    if (rc == OK)
+        exchange_reply_json(x, 200, show_json(ctx, &t));
+    else
+        api_fail_error(x, &err, NULL);
+    target_release(&t);
+    json_decref(body);
+}
+
+/* the server itself */
+
+static void network_handle(void *ctx, struct exchange *x) {
+    (void)ctx;
+    api_fail(x, 501, NULL, NULL, NULL,
+             "this server reaches no registry: give it models with 'shoal pull' and --adapter, or "
+             "through /api/create");
+}
+
+static void version_handle(void *ctx, struct exchange *x) {
+    (void)ctx;
+    exchange_reply_json(x, 200, json_pack("{s:s}", "version", SHOAL_VERSION));
+}
+
+static void root_handle(void *ctx, struct exchange *x) {
+    static const char words[] = "Ollama is running";
+    const char *accept = exchange_header(x, "Accept");
+    if (accept && strcasestr(accept, "text/html"))
+        page_handle(ctx, x);
+    else
+        exchange_reply(x, 200, "text/plain; charset=utf-8", words, sizeof words - 1);
+}
+
+static const struct route routes[] = {
+    {"GET", "/", OPEN, root_handle},
+    {"POST", "/api/generate", CHAT, generate_handle},
+    {"POST", "/api/chat", CHAT, chat_handle},
+    {"POST", "/api/embed", CHAT | SLOW, embed_handle},
+    {"POST", "/api/embeddings", CHAT | SLOW, embeddings_handle},
+    {"GET", "/api/tags", CHAT, tags_handle},
+    {"POST", "/api/show", CHAT, show_handle},
+    {"GET", "/api/ps", CHAT, ps_handle},
+    {"POST", "/api/create", ADMIN, ollama_create_handle},
+    {"GET", "/api/blobs/*", ADMIN, ollama_blob_handle},
+    {"POST", "/api/blobs/*", ADMIN, ollama_upload_handle},
+    {"POST", "/api/copy", ADMIN, ollama_copy_handle},
+    {"DELETE", "/api/delete", ADMIN, ollama_delete_handle},
+    {"POST", "/api/pull", ADMIN, network_handle},
+    {"POST", "/api/push", ADMIN, network_handle},
+    {"GET", "/api/version", OPEN | INSTANT, version_handle},
+    {0},
+};
+
+const struct server_module ollama_module = {.routes = routes, .load = ollama_models_load,
+                                            .sink = ollama_sink};

@@ -1,0 +1,719 @@
+/*
+ * ollama_models: models made of the served base, adapters and settings through Ollama's API, and
+ * the files uploaded for them.
+ *
+ *   STATE/blobs/sha256-HASH     what was uploaded, under the hash of its content
+ *   STATE/adapters/HASH/        PEFT directories: links to blobs under the names they need
+ *   STATE/models/HASH.json      made models (ollama.h), HASH of the name
+ *
+ * Several adapters are one: their exact sum, published to the pool like any other. A blob gets its
+ * name only when its hash was right and all of it is on the disk.
+ */
+#define _GNU_SOURCE
+#include "api/internal.h"
+#include "api/go_template.h"
+#include "api/ollama.h"
+
+#include <dirent.h>
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+enum { MAX_ADAPTERS = 16, MODELFILE_BYTES = 1 << 20 };
+static const uint64_t BLOB_BYTES = (uint64_t)64 << 30;
+
+static char *state_path(const struct server *s, const char *folder, const char *name) {
+    return xasprintf("%s/%s/%s", s->o->state_dir, folder, name);
+}
+
+static int state_folder(const struct server *s, const char *folder, struct error *err) {
+    char *path = path_join(s->o->state_dir, folder);
+    int rc = dir_make(path, err);
+    free(path);
+    return rc;
+}
+
+/* blobs */
+
+/* The hash in "sha256:…" or "sha256-…"; NULL: it is none. */
+static const char *digest_hash(const char *text) {
+    bool named = strncmp(text, "sha256:", 7) == 0 || strncmp(text, "sha256-", 7) == 0;
+    return named && hash_is_valid(text + 7) ? text + 7 : NULL;
+}
+
+static char *blob_path(const struct server *s, const char *hash) {
+    char name[80];
+    snprintf(name, sizeof name, "sha256-%s", hash);
+    return state_path(s, "blobs", name);
+}
+
+/* ERR_MISSING: it was not uploaded. */
+static char *blob_find(const struct server *s, const char *digest, struct error *err) {
+    const char *hash = digest_hash(digest);
+    char *path = hash ? blob_path(s, hash) : NULL;
+    if (path && path_exists(path)) return path;
+    free(path);
+    error_set(err, hash ? ERR_MISSING : ERR_USAGE,
+              hash ? "there is no blob '%.80s'; upload it to /api/blobs first"
+                   : "'%.80s' is no digest, sha256: and 64 hex digits",
+              digest);
+    return NULL;
+}
+
+/* An upload. What fails is told when all has come: who is sending cannot be answered before. */
+struct blob {
+    struct body_sink sink;
+    struct writer file;
+    struct hasher hasher;
+    char want[HASH_LEN];
+    uint64_t size;
+    bool known;
+    struct error err;
+};
+
+static int blob_put(struct body_sink *sink, const void *p, size_t n) {
+    struct blob *b = (struct blob *)sink;
+    b->size += n;
+    if (b->size > BLOB_BYTES) return ERR_MEMORY;
+    hasher_add(&b->hasher, p, n);
+    if (b->err.code == OK && !b->known) writer_put(&b->file, p, n, &b->err);
+    return OK;
+}
+
+static void blob_drop(struct body_sink *sink) {
+    struct blob *b = (struct blob *)sink;
+    writer_abort(&b->file);
+    free(b);
+}
+
+struct body_sink *ollama_sink(struct server *s, struct exchange *x, const struct route *r) {
+    if (r->handle != ollama_upload_handle) return NULL;
+    const char *hash = digest_hash(exchange_rest(x));
+    if (!hash) return NULL; // the handler says so
+    struct blob *b = xcalloc(1, sizeof *b);
+    char *path = blob_path(s, hash);
+    b->sink = (struct body_sink){blob_put, blob_drop};
+    strcpy(b->want, hash);
+    hasher_init(&b->hasher);
+    b->known = path_exists(path);
+    if (!b->known && state_folder(s, "blobs", &b->err) == OK) writer_open(&b->file, path, &b->err);
+    free(path);
+    return &b->sink;
+}
+
+void ollama_upload_handle(void *ctx, struct exchange *x) {
+    struct blob *b = (struct blob *)exchange_sink(x);
+    char have[HASH_LEN];
+    (void)ctx;
+    if (!b) {
+        api_fail(x, 400, NULL, NULL, NULL, "'%.80s' is no digest, sha256: and 64 hex digits",
+                 exchange_rest(x));
+        return;
+    }
+    hasher_final(&b->hasher, have);
+    if (strcmp(have, b->want) != 0)
+        api_fail(x, 400, NULL, NULL, NULL, "digest mismatch: expected sha256:%s, got sha256:%s",
+                 b->want, have);
+    else if (b->err.code != OK || (!b->known && writer_commit(&b->file, &b->err) != OK))
+        api_fail(x, 500, NULL, NULL, NULL, "%s", b->err.text);
+    else
+        exchange_reply(x, b->known ? 200 : 201, NULL, "", 0);
+}
+
+void ollama_blob_handle(void *ctx, struct exchange *x) {
+    struct error err;
+    if (strcmp(exchange_method(x), "HEAD") != 0) {
+        api_fail(x, 405, NULL, NULL, NULL, "a blob can be asked for by HEAD and sent by POST");
+        return;
+    }
+    char *path = blob_find(ctx, exchange_rest(x), &err);
+    exchange_reply(x, path ? 200 : err.code == ERR_MISSING ? 404 : 400, NULL, "", 0);
+    free(path);
+}
+
+/* adapters of a made model */
+
+/* Files of a PEFT adapter that were uploaded one by one, in a folder of their own. */
+static char *peft_folder(const struct server *s, const json_t *files, struct error *err) {
+    char *all = json_text(files), hash[HASH_LEN];
+    hash_bytes(all, strlen(all), hash);
+    free(all);
+    char *dir = state_path(s, "adapters", hash);
+    const char *name;
+    const json_t *digest;
+    int rc = dir_make(dir, err);
+    json_object_foreach ((json_t *)(uintptr_t)files, name, digest) {
+        const char *text = json_is_string(digest) ? json_string_value(digest) : "";
+        char *blob = rc == OK ? blob_find(s, text, err) : NULL;
+        char *at = path_join(dir, name);
+        if (!blob)
+            rc = err->code;
+        else if (link(blob, at) != 0 && errno != EEXIST)
+            rc = error_errno(err, "cannot link '%s'", at);
+        free(blob);
+        free(at);
+    }
+    if (rc == OK) return dir;
+    free(dir);
+    return NULL;
+}
+
+static char *adapter_place(const struct server *s, const json_t *v, struct error *err) {
+    const char *text = json_string_value(v);
+    if (!text) return peft_folder(s, v, err);
+    return strncmp(text, "sha256", 6) == 0 ? blob_find(s, text, err) : xstrdup(text);
+}
+
+/* The sum of the adapters, NULL with OK where there are none. */
+static int adapters_open(struct server *s, const json_t *made, struct adapter **out,
+                         struct error *err) {
+    const json_t *list = json_object_get(made, "adapters"), *v;
+    struct adapter *all[MAX_ADAPTERS];
+    float ones[MAX_ADAPTERS];
+    int n = 0, rc = OK;
+    size_t i;
+    *out = NULL;
+    if (json_array_size(list) > MAX_ADAPTERS)
+        return error_set(err, ERR_USAGE, "a model has at most %d adapters", MAX_ADAPTERS);
+    json_array_foreach (list, i, v) {
+        char *path = adapter_place(s, v, err);
+        struct adapter *a = path ? adapter_open(path, s->m, err) : NULL;
+        free(path);
+        if (!a) {
+            rc = err->code;
+            break;
+        }
+        ones[n] = 1;
+        all[n++] = a;
+    }
+    if (rc == OK && n == 1) *out = adapter_retain(all[0]);
+    if (rc == OK && n > 1 && !(*out = adapter_stack(all, ones, n, err))) rc = err->code;
+    while (n) adapter_release(all[--n]);
+    if (rc == ERR_MISSING) rc = err->code = ERR_USAGE; // it is not the model that is missing
+    return rc;
+}
+
+/* Lists it; takes `made` over. */
+static int made_serve(struct server *s, json_t *made, struct error *err) {
+    struct adapter *a;
+    if (adapters_open(s, made, &a, err) != OK) {
+        json_decref(made);
+        return err->code;
+    }
+    const json_t *list = json_object_get(made, "adapters");
+    const char *first = json_string_value(json_array_get(list, 0));
+    char *name = xstrdup(json_text_at(made, "name"));
+    char *path = xstrdup(json_array_size(list) == 1 && first ? first : name);
+    int rc = server_model_put(s, name, path, a, made, err);
+    adapter_release(a);
+    free(path);
+    free(name);
+    return rc;
+}
+
+/* on the disk */
+
+static char *made_path(const struct server *s, const char *name) {
+    char hash[HASH_LEN], file[HASH_LEN + 8];
+    hash_bytes(name, strlen(name), hash);
+    snprintf(file, sizeof file, "%s.json", hash);
+    return state_path(s, "models", file);
+}
+
+/* Serves it and keeps it; takes it over. */
+static int made_keep(struct server *s, json_t *made, struct error *err) {
+    char *text = json_text(made), *path = made_path(s, json_text_at(made, "name"));
+    pthread_mutex_lock(&s->making);
+    int rc = made_serve(s, made, err);
+    if (rc == OK) rc = state_folder(s, "models", err);
+    if (rc == OK) rc = file_write(path, text, strlen(text), err);
+    pthread_mutex_unlock(&s->making);
+    free(text);
+    free(path);
+    return rc;
+}
+
+static void made_load(struct server *s, const char *path) {
+    struct error err;
+    json_t *made = json_file(path, &err);
+    char *expected = made ? made_path(s, json_text_at(made, "name")) : NULL;
+    bool ours = expected && strcmp(expected, path) == 0;
+    if (made && !ours) error_set(&err, ERR_FORMAT, "it is no made model");
+    int rc = ours ? made_serve(s, json_incref(made), &err) : ERR_FORMAT;
+    if (rc != OK) warn("the model in '%s' is not served: %s", path, err.text);
+    json_decref(made);
+    free(expected);
+}
+
+void ollama_models_load(struct server *s) {
+    char *folder = path_join(s->o->state_dir, "models");
+    DIR *d = opendir(folder);
+    const struct dirent *e;
+    while (d && (e = readdir(d))) {
+        const char *dot = strrchr(e->d_name, '.');
+        if (!dot || strcmp(dot, ".json") != 0) continue;
+        char *path = path_join(folder, e->d_name);
+        made_load(s, path);
+        free(path);
+    }
+    if (d) closedir(d);
+    free(folder);
+}
+
+/* what a model is made from */
+
+static char *name_plain(const char *name) {
+    char *copy = xstrdup(name), *tag = strrchr(copy, ':');
+    if (tag && strcmp(tag, ":latest") == 0) *tag = 0;
+    return copy;
+}
+
+/* Of a listed adapter that was not made here: where it lies. */
+static json_t *listed_made(struct server *s, const char *name) {
+    int n;
+    struct listed *v = server_adapters(s, &n);
+    const struct listed *row = ollama_row(v, n, name);
+    char *real = row ? realpath(row->path, NULL) : NULL;
+    json_t *made =
+        row ? json_pack("{s:[o]}", "adapters", json_path(real ? real : row->path)) : NULL;
+    free(real);
+    server_adapters_free(v, n);
+    return made;
+}
+
+/* What to begin with, of whatever a name stands for. */
+static json_t *made_of(struct server *s, const char *from, struct error *err) {
+    struct target t;
+    if (ollama_target(s, from, &t, err) != OK) return NULL;
+    json_t *made = server_model_made(s, t.label);
+    if (!made && t.n == 0) made = json_object();
+    if (!made && t.n == 1) made = listed_made(s, t.label);
+    if (!made)
+        error_set(err, ERR_USAGE, "'%.200s' is a mix: name its adapters one by one instead", from);
+    target_release(&t);
+    return made;
+}
+
+/* A name of this server's base must stay the base's; "base" and "mix" are labels of targets. */
+static int name_free(struct server *s, const char *name, struct error *err) {
+    struct target t;
+    struct error none;
+    if (strcmp(name, "base") == 0 || strcmp(name, "mix") == 0)
+        return error_set(err, ERR_USAGE, "a model cannot be called '%s' here", name);
+    if (target_find(s, name, &t, &none) != OK) return OK;
+    bool base = strcmp(t.label, "base") == 0 && t.n == 0;
+    target_release(&t);
+    return base ? error_set(err, ERR_USAGE, "'%s' is the base's name", name) : OK;
+}
+
+/* Modelfiles */
+
+struct modelfile {
+    const char *p;
+    struct error *err;
+    int line;
+};
+
+/* A value to the end of its line, or between """. */
+static char *value_take(struct modelfile *f) {
+    bool block = strncmp(f->p, "\"\"\"", 3) == 0;
+    const char *from = f->p + (block ? 3 : 0), *to = strstr(from, block ? "\"\"\"" : "\n");
+    if (!to && block) {
+        error_set(f->err, ERR_FORMAT, "line %d of the Modelfile: '\"\"\"' is not closed", f->line);
+        return NULL;
+    }
+    if (!to) to = from + strlen(from);
+    for (const char *c = f->p; c < to; c++) f->line += *c == '\n';
+    f->p = to + (block ? 3 : 0);
+    if (!block)
+        while (to > from && strchr(" \t\r", to[-1])) to--;
+    if (!block && to - from >= 2 && *from == '"' && to[-1] == '"') from++, to--;
+    return xstrndup(from, (size_t)(to - from));
+}
+
+static char *word_take(struct modelfile *f) {
+    size_t n = strcspn(f->p, " \t\r\n");
+    char *word = xstrndup(f->p, n);
+    f->p += n;
+    f->p += strspn(f->p, " \t");
+    return word;
+}
+
+/* A list under a key, made when it is first asked for. */
+static json_t *list_at(json_t *o, const char *key) {
+    json_t *list = json_object_get(o, key);
+    if (!json_is_array(list)) json_object_set_new(o, key, list = json_array());
+    return list;
+}
+
+static void parameter_put(json_t *parameters, const char *key, const char *value) {
+    enum { NUMBER_BYTES = 64 };
+    json_t *v = strlen(value) < NUMBER_BYTES ? json_loads(value, JSON_DECODE_ANY, NULL) : NULL;
+    if (strcmp(key, "stop") == 0 || !(json_is_number(v) || json_is_boolean(v))) {
+        json_decref(v);
+        v = json_string(value);
+    }
+    if (strcmp(key, "stop") == 0)
+        json_array_append_new(list_at(parameters, key), v);
+    else
+        json_object_set_new(parameters, key, v);
+}
+
+static int instruction_put(struct modelfile *f, json_t *out, const char *what, const char *first,
+                           const char *value) {
+    static const char *const texts[] = {"FROM", "TEMPLATE", "SYSTEM", "LICENSE"};
+    static const char *const keys[] = {"from", "template", "system", "license"};
+    for (size_t i = 0; i < ARRAY_LEN(texts); i++)
+        if (strcasecmp(what, texts[i]) == 0) {
+            json_object_set_new(out, keys[i], json_string(value));
+            return OK;
+        }
+    if (strcasecmp(what, "ADAPTER") == 0) {
+        json_array_append_new(list_at(out, "adapters"), json_string(value));
+    } else if (strcasecmp(what, "PARAMETER") == 0) {
+        json_t *p = json_object_get(out, "parameters");
+        if (!p) json_object_set_new(out, "parameters", p = json_object());
+        parameter_put(p, first, value);
+    } else if (strcasecmp(what, "MESSAGE") == 0) {
+        json_array_append_new(list_at(out, "messages"),
+                              json_pack("{s:s,s:s}", "role", first, "content", value));
+    } else if (strcasecmp(what, "REQUIRES") != 0) {
+        return error_set(f->err, ERR_FORMAT,
+                         "line %d of the Modelfile: '%.40s' is none of FROM, ADAPTER, TEMPLATE, "
+                         "SYSTEM, PARAMETER, MESSAGE, LICENSE and REQUIRES",
+                         f->line, what);
+    }
+    return OK;
+}
+
+int ollama_modelfile(const char *text, json_t *out, struct error *err) {
+    struct modelfile f = {.p = text, .err = err, .line = 1};
+    int rc =
+        strlen(text) > MODELFILE_BYTES
+            ? error_set(err, ERR_USAGE, "the Modelfile is larger than %d bytes", MODELFILE_BYTES)
+            : OK;
+    while (rc == OK && *(f.p += strspn(f.p, " \t\r"))) {
+        if (*f.p == '\n') {
+            f.p++, f.line++;
+            continue;
+        }
+        if (*f.p == '#') {
+            f.p += strcspn(f.p, "\n");
+            continue;
+        }
+        char *what = word_take(&f);
+        bool two = strcasecmp(what, "PARAMETER") == 0 || strcasecmp(what, "MESSAGE") == 0;
+        char *first = two ? word_take(&f) : NULL, *value = value_take(&f);
+        rc = value ? instruction_put(&f, out, what, first, value) : err->code;
+        free(what);
+        free(first);
+        free(value);
+    }
+    return rc;
+}
+
+/* creation */
+
+/* {name: digest or path}: files of one folder that a PEFT directory has are one adapter. */
+static int adapters_by_name(const json_t *named, json_t *list, struct error *err) {
+    json_t *folders = json_object();
+    const char *name;
+    const json_t *v;
+    int rc = OK;
+    json_object_foreach ((json_t *)(uintptr_t)named, name, v) {
+        const char *slash = strrchr(name, '/'), *file = slash ? slash + 1 : name;
+        bool peft = strcmp(file, "adapter_config.json") == 0 ||
+                    strcmp(file, "adapter_model.safetensors") == 0;
+        if (!json_is_string(v) || (peft && !digest_hash(json_string_value(v)))) {
+            rc = error_set(err, ERR_USAGE, "'adapters' has '%.80s', which names no digest", name);
+            break;
+        }
+        if (!peft) {
+            json_array_append(list, (json_t *)(uintptr_t)v);
+            continue;
+        }
+        char *folder = xstrndup(name, (size_t)(file - name));
+        json_t *files = json_object_get(folders, folder);
+        if (!files) {
+            json_object_set_new(folders, folder, files = json_object());
+            json_array_append(list, files);
+        }
+        json_object_set(files, file, (json_t *)(uintptr_t)v);
+        free(folder);
+    }
+    json_decref(folders);
+    return rc;
+}
+
+static int adapters_read(const json_t *body, json_t *made, struct error *err) {
+    json_t *v = field(body, "adapters");
+    if (!v) return OK;
+    json_t *list = list_at(made, "adapters");
+    if (json_is_object(v)) return adapters_by_name(v, list, err);
+    if (!json_is_texts(v))
+        return error_set(err, ERR_USAGE,
+                         "'adapters' must be {name: digest}, or a list of digests and paths");
+    json_array_extend(list, v);
+    return OK;
+}
+
+/* A template that cannot be run as it is written leaves the base's in place, with a line. */
+static int template_read(const struct server *s, const json_t *body, json_t *made, json_t *lines,
+                         struct error *err) {
+    const char *text = NULL;
+    struct error why;
+    if (field_text(body, "template", &text, err) != OK) return err->code;
+    if (!text) return OK;
+    char *jinja = ollama_jinja(s, text, &why);
+    json_object_set_new(made, "template", json_string(text));
+    json_object_del(made, "jinja");
+    if (jinja) {
+        json_object_set_new(made, "jinja", json_string(jinja));
+    } else {
+        char *line = xasprintf("%s; the base's own template is used", why.text);
+        json_array_append_new(lines, json_string(line));
+        free(line);
+    }
+    free(jinja);
+    return OK;
+}
+
+static int parameters_read(const struct server *s, const json_t *body, json_t *made,
+                           struct error *err) {
+    json_t *v = field(body, "parameters"), *all = json_object_get(made, "parameters");
+    struct generation_spec spec = {0};
+    if (!v) return OK;
+    if (!json_is_object(v)) return error_set(err, ERR_USAGE, "'parameters' must be an object");
+    int rc = ollama_options_read(s, v, &spec, err);
+    generation_spec_release(&spec);
+    if (rc != OK) return rc;
+    if (all)
+        json_object_update(all, v);
+    else
+        json_object_set(made, "parameters", v);
+    return OK;
+}
+
+static int messages_keep(const json_t *body, json_t *made, struct error *err) {
+    json_t *v = field(body, "messages"), *m;
+    size_t i;
+    if (!v) return OK;
+    bool fine = json_is_array(v);
+    json_array_foreach (v, i, m) {
+        const char *role = json_text_at(m, "role");
+        fine &= json_is_string(json_object_get(m, "content")) &&
+                (strcmp(role, "system") == 0 || strcmp(role, "user") == 0 ||
+                 strcmp(role, "assistant") == 0);
+    }
+    if (!fine)
+        return error_set(err, ERR_USAGE,
+                         "'messages' must be a list of {role: system, user or assistant, content}");
+    json_object_set(made, "messages", v);
+    return OK;
+}
+
+static int texts_read(const json_t *body, json_t *made, struct error *err) {
+    static const char *const keys[] = {"system", "license"};
+    for (size_t i = 0; i < ARRAY_LEN(keys); i++) {
+        json_t *v = field(body, keys[i]);
+        if (v && !json_is_string(v) && !(i == 1 && json_is_texts(v)))
+            return error_set(err, ERR_USAGE, "'%s' must be a string", keys[i]);
+        if (v) json_object_set(made, keys[i], v);
+    }
+    return OK;
+}
+
+/* The request's fields over those of its Modelfile. */
+static int body_complete(json_t *body, struct error *err) {
+    const char *text = NULL, *quantize = "";
+    json_t *told = json_object();
+    int rc = field_text(body, "modelfile", &text, err);
+    if (rc == OK && text) rc = ollama_modelfile(text, told, err);
+    if (rc == OK) json_object_update_missing(body, told);
+    if (rc == OK) rc = field_text(body, "quantize", &quantize, err);
+    if (rc == OK && *quantize)
+        rc = error_set(err, ERR_USAGE,
+                       "'quantize' is not supported: this server's base stays as it is; see 'shoal "
+                       "quantize'");
+    json_decref(told);
+    return rc;
+}
+
+/* *out: the model; `lines` gets what there is to say of it. */
+static int made_read(struct server *s, json_t *body, json_t *lines, json_t **out,
+                     struct error *err) {
+    const char *name = "", *from = NULL;
+    *out = NULL;
+    if (body_complete(body, err) != OK || ollama_name(body, &name, err) != OK ||
+        field_text(body, "from", &from, err) != OK || name_free(s, name, err) != OK)
+        return err->code;
+    if (!from || !*from)
+        return error_set(err, ERR_USAGE,
+                         "'from' must name a model of this server, such as its base '%s'; it "
+                         "serves no other weights",
+                         s->name);
+    json_t *made = *out = made_of(s, from, err);
+    if (!made) return err->code;
+    char *plain = name_plain(name);
+    json_object_set_new(made, "name", json_string(plain));
+    json_object_set_new(made, "parent", json_string(from));
+    free(plain);
+    if (adapters_read(body, made, err) != OK || texts_read(body, made, err) != OK ||
+        template_read(s, body, made, lines, err) != OK ||
+        parameters_read(s, body, made, err) != OK || messages_keep(body, made, err) != OK)
+        return err->code;
+    return OK;
+}
+
+static void layers_tell(const json_t *made, json_t *lines) {
+    const json_t *v;
+    size_t i;
+    json_array_foreach (json_object_get(made, "adapters"), i, v) {
+        const char *text = json_string_value(v);
+        char *line = xasprintf("using existing layer %s", text ? text : "of several files");
+        json_array_append_new(lines, json_string(line));
+        free(line);
+    }
+}
+
+/* All is done when the first line goes out: a model is made in a moment, and what is wrong with it
+ * can then be a status of its own. */
+static void statuses_reply(struct exchange *x, const json_t *lines, bool stream) {
+    struct buf out = {0};
+    const json_t *line;
+    size_t i;
+    if (!stream) {
+        exchange_reply_json(x, 200, json_pack("{s:s}", "status", "success"));
+        return;
+    }
+    json_array_foreach (lines, i, line) ndjson_add(NULL, json_pack("{s:O}", "status", line), &out);
+    exchange_reply(x, 200, "application/x-ndjson", out.data, out.len);
+    buf_release(&out);
+}
+
+void ollama_create_handle(void *ctx, struct exchange *x) {
+    struct server *s = ctx;
+    struct error err;
+    bool stream = true;
+    json_t *lines = json_array(), *made = NULL, *body = request_json(ctx, x, &err);
+    int rc = body ? field_bool(body, "stream", &stream, &err) : err.code;
+    if (rc == OK) rc = made_read(s, body, lines, &made, &err);
+    if (rc == OK) {
+        layers_tell(made, lines);
+        rc = made_keep(s, json_incref(made), &err);
+    }
+    json_array_append_new(lines, json_string("writing manifest"));
+    json_array_append_new(lines, json_string("success"));
+    if (rc == OK)
+        statuses_reply(x, lines, stream);
+    else
+        api_fail_error(x, &err, NULL);
+    json_decref(lines);
+    json_decref(made);
+    json_decref(body);
+}
+
+void ollama_copy_handle(void *ctx, struct exchange *x) {
+    struct server *s = ctx;
+    struct error err;
+    const char *from = "", *to = "";
+    json_t *made = NULL, *body = request_json(ctx, x, &err);
+    int rc = body ? field_name(body, "source", &from, &err) : err.code;
+    if (rc == OK) rc = field_name(body, "destination", &to, &err);
+    if (rc == OK && (!*from || !*to))
+        rc = error_set(&err, ERR_USAGE, "'source' and 'destination' must be given");
+    if (rc == OK) rc = name_free(s, to, &err);
+    if (rc == OK && !(made = made_of(s, from, &err))) rc = err.code;
+    if (rc == OK) {
+        char *plain = name_plain(to);
+        json_object_set_new(made, "name", json_string(plain));
+        if (!json_object_get(made, "parent"))
+            json_object_set_new(made, "parent", json_string(from));
+        free(plain);
+        rc = made_keep(s, json_incref(made), &err);
+    }
+    if (rc == OK)
+        exchange_reply(x, 200, NULL, "", 0);
+    else
+        api_fail_error(x, &err, NULL);
+    json_decref(made);
+    json_decref(body);
+}
+
+static int model_delete(struct server *s, const char *name, struct error *err) {
+    struct target t;
+    if (ollama_target(s, name, &t, err) != OK) return err->code;
+    int rc = OK;
+    char *path = made_path(s, t.label);
+    pthread_mutex_lock(&s->making);
+    if (strcmp(t.label, "base") == 0 && t.n == 0)
+        rc = error_set(err, ERR_USAGE, "'%s' is the base, which cannot be deleted", name);
+    else
+        rc = server_adapter_unload(s, t.label, err);
+    if (rc == OK && unlink(path) != 0 && errno != ENOENT)
+        rc = error_errno(err, "cannot delete '%s'", path);
+    pthread_mutex_unlock(&s->making);
+    target_release(&t);
+    free(path);
+    return rc;
+}
+
+void ollama_delete_handle(void *ctx, struct exchange *x) {
+    struct error err;
+    const char *name = "";
+    json_t *body = request_json(ctx, x, &err);
+    int rc = body ? ollama_name(body, &name, &err) : err.code;
+    if (rc == OK) rc = model_delete(ctx, name, &err);
+    if (rc == OK)
+        exchange_reply(x, 200, NULL, "", 0);
+    else
+        api_fail_error(x, &err, NULL);
+    json_decref(body);
+}
+
+/* in chats of OpenAI's form */
+
+/* Puts the model's own messages, and its system message where there is none, before those there. */
+static void messages_apply(const json_t *made, json_t *body) {
+    json_t *own = json_object_get(made, "messages"), *system = json_object_get(made, "system");
+    json_t *told = json_object_get(body, "messages"), *all = json_array();
+    const char *first = json_text_at(json_array_get(json_array_size(own) ? own : told, 0), "role");
+    if (json_string_length(system) && strcmp(first, "system") != 0 &&
+        strcmp(json_text_at(json_array_get(told, 0), "role"), "system") != 0)
+        json_array_append_new(all, json_pack("{s:s,s:O}", "role", "system", "content", system));
+    if (own) json_array_extend(all, own);
+    json_array_extend(all, told);
+    json_object_set_new(body, "messages", all);
+}
+
+/* Ollama's names for options that OpenAI or vLLM have. */
+static void parameters_apply(const json_t *made, json_t *body) {
+    static const char *const names[][2] = {{"num_predict", "max_tokens"},
+                                           {"repeat_penalty", "repetition_penalty"}};
+    json_t *parameters = json_copy(json_object_get(made, "parameters")), *v;
+    if (!parameters) return;
+    for (size_t i = 0; i < ARRAY_LEN(names); i++)
+        if ((v = json_object_get(parameters, names[i][0]))) {
+            if (i > 0 || json_number_value(v) >= 1) json_object_set(parameters, names[i][1], v);
+            json_object_del(parameters, names[i][0]);
+        }
+    if (field(body, "max_completion_tokens")) json_object_del(parameters, "max_tokens");
+    if (json_number_at(parameters, "seed") < 0) json_object_del(parameters, "seed");
+    json_object_update_missing(body, parameters);
+    json_decref(parameters);
+}
+
+void ollama_made_apply(const json_t *made, json_t *chat) {
+    json_t *jinja = json_object_get(made, "jinja");
+    messages_apply(made, chat);
+    if (jinja && !field(chat, "chat_template")) json_object_set(chat, "chat_template", jinja);
+}
+
+void model_settings_apply(struct server *s, const struct target *t, json_t *body) {
+    json_t *made = server_model_made(s, t->label);
+    if (made && json_is_array(field(body, "messages"))) ollama_made_apply(made, body);
+    if (made) parameters_apply(made, body);
+    json_decref(made);
+}

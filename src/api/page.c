@@ -1,0 +1,82 @@
+/*
+ * page: the web page, from inside the program — so that it is there wherever the program is, of the
+ * same version, and asks no other host for anything.
+ *
+ * What is served are the files of web/ as they lie there; page.inc lists them. They hold nothing
+ * that is secret, so anybody may have them; what they then ask of the API, the API admits. Browsers
+ * keep them and ask each time whether they are still the same, which their hash says.
+ */
+#include "api/internal.h"
+
+#include <stdio.h>
+#include <string.h>
+
+/* The bytes go through the assembler: a megabyte of array in C is a minute to compile. */
+#define FILE_ROW(n, name)                                                                          \
+    __asm__(".pushsection .rodata\n"                                                               \
+            "page_file_" #n ":\n"                                                                  \
+            ".incbin \"web/" name "\"\n"                                                           \
+            "page_file_" #n "_end:\n"                                                              \
+            ".popsection\n");                                                                      \
+    extern const char page_file_##n[], page_file_##n##_end[];
+#include "page.inc"
+#undef FILE_ROW
+
+static const struct {
+    const char *name, *from, *to;
+} files[] = {
+#define FILE_ROW(n, name) {name, page_file_##n, page_file_##n##_end},
+#include "page.inc"
+#undef FILE_ROW
+};
+
+/* Only its own files run or are asked for; nobody frames it. */
+static const char POLICY[] =
+    "default-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
+
+static const char *type_of(const char *name) {
+    static const char *const types[][2] = {{".html", "text/html; charset=utf-8"},
+                                           {".js", "text/javascript; charset=utf-8"},
+                                           {".css", "text/css; charset=utf-8"},
+                                           {".svg", "image/svg+xml"}};
+    const char *dot = strrchr(name, '.');
+    for (size_t i = 0; dot && i < ARRAY_LEN(types); i++)
+        if (strcmp(dot, types[i][0]) == 0) return types[i][1];
+    return "text/plain; charset=utf-8";
+}
+
+/* If-None-Match is a list, its items perhaps marked as weak by a proxy that compressed them. */
+static bool has_it(const struct exchange *x, const char *tag) {
+    const char *known = exchange_header(x, "If-None-Match");
+    return known && (strstr(known, tag) || strcmp(known, "*") == 0);
+}
+
+void page_handle(void *ctx, struct exchange *x) {
+    const char *name = *exchange_rest(x) ? exchange_rest(x) : "index.html";
+    char hash[HASH_LEN], tag[HASH_LEN + 2];
+    size_t i = 0;
+    (void)ctx;
+    while (i < ARRAY_LEN(files) && strcmp(files[i].name, name) != 0) i++;
+    if (i == ARRAY_LEN(files)) {
+        api_fail(x, 404, NULL, NULL, "not_found", "the page has no file '%.100s'", name);
+        return;
+    }
+    size_t n = (size_t)(files[i].to - files[i].from);
+    hash_bytes(files[i].from, n, hash);
+    snprintf(tag, sizeof tag, "\"%s\"", hash);
+    exchange_add_header(x, "ETag", tag);
+    exchange_add_header(x, "Cache-Control", "no-cache");
+    exchange_add_header(x, "Content-Security-Policy", POLICY);
+    exchange_add_header(x, "Referrer-Policy", "no-referrer");
+    if (has_it(x, tag))
+        exchange_reply(x, 304, NULL, "", 0);
+    else
+        exchange_reply(x, 200, type_of(name), files[i].from, n);
+}
+
+static const struct route routes[] = {
+    {"GET", "/page/*", OPEN, page_handle},
+    {0},
+};
+
+const struct server_module page_module = {.routes = routes};

@@ -1,0 +1,347 @@
+/*
+ * system: what the server is and has — model, memory, batch, adapters with their versions, runs
+ * with their curves and family trees — and where the time of its last replies went.
+ */
+#define _GNU_SOURCE
+#include "api/internal.h"
+#include "engine/record.h"
+#include "evolve/lineage.h"
+#include "serve/generation.h"
+
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+/* the whole */
+
+static json_t *model_json(const struct server *s) {
+    const struct model_config *c = &s->m->config;
+    return json_pack("{s:s,s:o,s:s,s:s,s:i,s:i,s:i,s:i,s:i,s:i}", "id", s->name, "path",
+                     json_path(s->path), "hash", s->m->hash, "quantization",
+                     tensor_type_name(s->m->type), "layers", c->n_layers, "width", c->d_model,
+                     "heads", c->n_heads, "kv_heads", c->n_kv_heads, "vocabulary", c->vocab_size,
+                     "context", engine_max_len(s->e));
+}
+
+static json_t *batch_json(struct server *s) {
+    struct batcher_stats b = batcher_stats(s->batcher);
+    return json_pack("{s:i,s:i,s:i,s:I,s:I,s:I,s:I,s:f,s:i,s:i}", "running", b.running, "waiting",
+                     b.waiting, "max_running", b.max_running, "steps", (json_int_t)b.steps,
+                     "prefilled", (json_int_t)b.prefilled, "generated", (json_int_t)b.generated,
+                     "cancelled", (json_int_t)b.cancelled, "busy_seconds", b.busy, "kv_pages",
+                     (int)b.pages, "kv_pages_free", (int)b.pages_free);
+}
+
+static json_t *memory_json(const struct server *s) {
+    struct adapter_pool_stats p = adapter_pool_stats(s->pool);
+    return json_pack("{s:I,s:I,s:I,s:I,s:o}", "resident", (json_int_t)process_bytes("VmRSS"),
+                     "peak", (json_int_t)process_bytes("VmHWM"), "budget",
+                     (json_int_t)s->o->max_memory, "adapters", (json_int_t)p.bytes, "plan",
+                     plan_json(s->o->plan));
+}
+
+/* What runs where: the instructions that the products use, and what they multiply. */
+static json_t *kernels_json(const struct server *s) {
+    return json_pack("{s:s,s:s,s:s,s:s,s:s,s:i}", "level", cpu_level_name(kernels_get()->level),
+                     "class", s->m->cls == CLASS_EXACT ? "exact" : "fast", "weights",
+                     tensor_type_name(s->m->type), "kv", elem_name(s->o->plan->engine.kv_elem),
+                     "lora", elem_name(s->o->plan->engine.lora_elem), "threads", s->threads);
+}
+
+static void system_handle(void *ctx, struct exchange *x) {
+    struct server *s = ctx;
+    struct http_stats h = http_stats(s->http);
+    json_t *http = json_pack("{s:i,s:i,s:I,s:I}", "open", h.open, "streams", h.streams, "requests",
+                             (json_int_t)h.requests, "bytes_out", (json_int_t)h.bytes_out);
+    exchange_reply_json(x, 200,
+                        json_pack("{s:s,s:I,s:I,s:b,s:o,s:o,s:o,s:o,s:o}", "version", SHOAL_VERSION,
+                                  "started", (json_int_t)s->started, "now", (json_int_t)time(NULL),
+                                  "feedback", s->o->feedback, "kernels", kernels_json(s), "model",
+                                  model_json(s), "batch", batch_json(s), "memory", memory_json(s),
+                                  "http", http));
+}
+
+/* adapters */
+
+static json_t *item_json(const struct adapter_pool_item *i) {
+    return json_pack("{s:s,s:o?,s:s?,s:s,s:I,s:I,s:b,s:b,s:I,s:I}", "name", i->name, "path",
+                     i->path ? json_path(i->path) : NULL, "problem", i->problem, "hash", i->hash,
+                     "version", (json_int_t)i->version, "bytes", (json_int_t)i->bytes, "in_use",
+                     i->in_use, "pinned", i->pinned, "requests", (json_int_t)i->gets, "loads",
+                     (json_int_t)i->loads);
+}
+
+static void adapters_handle(void *ctx, struct exchange *x) {
+    struct server *s = ctx;
+    struct arena mem = {0};
+    json_t *list = json_array();
+    int n;
+    const struct adapter_pool_item *v = adapter_pool_list(s->pool, &mem, &n);
+    for (int i = 0; i < n; i++) json_array_append_new(list, item_json(&v[i]));
+    arena_release(&mem);
+    exchange_reply_json(x, 200, json_pack("{s:o}", "adapters", list));
+}
+
+/* The path that a listed adapter comes from, malloc'ed; NULL: it is not listed. */
+static char *adapter_path(struct server *s, const char *name) {
+    char *path = NULL;
+    int n;
+    struct listed *v = server_adapters(s, &n);
+    for (int i = 0; i < n; i++)
+        if (strcmp(v[i].name, name) == 0) path = xstrdup(v[i].path);
+    server_adapters_free(v, n);
+    return path;
+}
+
+/* "critic/versions" → "critic"; malloc'ed. NULL: the rest does not end so. */
+static char *rest_before(const struct exchange *x, const char *end) {
+    const char *rest = exchange_rest(x);
+    size_t n = strlen(rest), m = strlen(end);
+    return n > m && strcmp(rest + n - m, end) == 0 ? xstrndup(rest, n - m) : NULL;
+}
+
+static void versions_handle(void *ctx, struct exchange *x) {
+    struct error err;
+    char *name = rest_before(x, "/versions"), *path = name ? adapter_path(ctx, name) : NULL;
+    json_t *list = path ? adapter_versions(path, &err) : NULL;
+    if (list)
+        exchange_reply_json(x, 200, json_pack("{s:o}", "versions", list));
+    else if (path)
+        api_fail_error(x, &err, NULL);
+    else
+        api_fail(x, 404, NULL, NULL, "not_found", "there is no adapter '%.140s'",
+                 name ? name : exchange_rest(x));
+    free(path);
+    free(name);
+}
+
+/* Back to the version before, or to one whose hash begins with `to`; served from the next request
+ * on. */
+static void rollback_handle(void *ctx, struct exchange *x) {
+    struct server *s = ctx;
+    struct error err;
+    const char *to = NULL;
+    char hash[HASH_LEN], *name = rest_before(x, "/rollback"),
+                         *path = name ? adapter_path(s, name) : NULL;
+    json_t *body = exchange_body(x)->len ? request_json(ctx, x, &err) : json_object();
+    int rc = body ? field_text(body, "to", &to, &err) : err.code;
+    if (rc == OK && !path)
+        rc = error_set(&err, ERR_MISSING, "there is no adapter '%.140s'",
+                       name ? name : exchange_rest(x));
+    if (rc == OK) rc = adapter_rollback(path, &s->m->config, to, hash, &err);
+    if (rc == OK) rc = server_adapter_load(s, name, path, true, &err);
+    if (rc == OK)
+        exchange_reply_json(x, 200, json_pack("{s:s,s:s}", "name", name, "hash", hash));
+    else
+        api_fail_error(x, &err, NULL);
+    json_decref(body);
+    free(path);
+    free(name);
+}
+
+/* runs */
+
+static struct store *runs_store(const struct server *s, struct error *err) {
+    char *path = path_join(s->o->runs, "shoal.db");
+    struct store *store = NULL;
+    if (path_exists(path))
+        store = store_open(path, err);
+    else
+        error_set(err, ERR_MISSING, "'%s' holds no runs yet", s->o->runs);
+    free(path);
+    return store;
+}
+
+/* The name of the folder where a job of this server was told to write ("out"): malloc'ed; NULL: it
+ * was not. */
+static char *run_out(const struct server *s, struct store *store, const char *id) {
+    struct error missing;
+    json_t *run = store_run_get(store, id, &missing);
+    const json_t *recipe = json_object_get(run, "recipe"), *jobs = json_object_get(recipe, "jobs");
+    const char *own = json_text_at(recipe, "out"),
+               *out = *own ? own : json_text_at(json_array_get(jobs, 0), "dir"),
+               *slash = strrchr(out, '/');
+    char *path = slash ? xasprintf("%s/out%s", s->o->state_dir, slash) : NULL, *name = NULL;
+    if (path && strcmp(path, out) == 0 && slash[1] != '.') name = xstrdup(slash + 1);
+    free(path);
+    json_decref(run);
+    return name;
+}
+
+static char *folder_if(char *path) {
+    if (path_exists(path)) return path;
+    free(path);
+    return NULL;
+}
+
+/* By the run's id, or by the name of its "out": a name that is none of a path. */
+static char *run_folder(const struct server *s, const char *id) {
+    struct error none;
+    if (!*id || *id == '.' || strchr(id, '/')) return NULL;
+    char *folder = folder_if(path_join(s->o->runs, id));
+    if (!folder) folder = folder_if(xasprintf("%s/out/%s", s->o->state_dir, id));
+    if (folder) return folder;
+    struct store *store = runs_store(s, &none);
+    char *out = store ? run_out(s, store, id) : NULL;
+    if (out) folder = folder_if(xasprintf("%s/out/%s", s->o->state_dir, out));
+    store_close(store);
+    free(out);
+    return folder;
+}
+
+static char *run_file(const char *folder, const char *name) {
+    return folder_if(path_join(folder, name));
+}
+
+/* Beside its id a run of a job has the name of its folder. */
+static void runs_handle(void *ctx, struct exchange *x) {
+    struct server *s = ctx;
+    struct error err;
+    struct store *store = runs_store(s, &err);
+    json_t *list = store                     ? store_run_list(store, &err)
+                   : err.code == ERR_MISSING ? json_array()
+                                             : NULL,
+           *run;
+    size_t i;
+    json_array_foreach (list, i, run) {
+        char *out = run_out(s, store, json_text_at(run, "id"));
+        if (out) json_object_set_new(run, "out", json_string(out));
+        free(out);
+    }
+    if (list)
+        exchange_reply_json(x, 200, json_pack("{s:o}", "runs", list));
+    else
+        api_fail_error(x, &err, NULL);
+    store_close(store);
+}
+
+/* Of a log with more than LINES_KEPT lines every 2nd, 4th, … is kept, and the last: a curve looks
+ * the same, and memory is bounded however long a run was. */
+enum {
+    LINES_KEPT = 4096,
+    LINE_BYTES = 256, /* of a line, usually */
+    LINE_FACTOR = 16, /* bytes in memory for one in a file */
+};
+struct lines {
+    json_t *list, *last; /* last: not in the list; or NULL */
+    int64_t seen, stride;
+};
+
+static void lines_halve(struct lines *l) {
+    json_t *half = json_array();
+    for (size_t i = 0; i < json_array_size(l->list); i += 2)
+        json_array_append(half, json_array_get(l->list, i));
+    json_decref(l->list);
+    l->list = half;
+    l->stride *= 2;
+}
+
+static int line_keep(void *ctx, const json_t *v, int line, struct error *err) {
+    struct lines *l = ctx;
+    json_t *row = json_incref((json_t *)(uintptr_t)v);
+    (void)line, (void)err;
+    json_decref(l->last);
+    l->last = NULL;
+    if (l->seen++ % l->stride == 0)
+        json_array_append_new(l->list, row);
+    else
+        l->last = row;
+    if (json_array_size(l->list) > LINES_KEPT) lines_halve(l);
+    return OK;
+}
+
+/* The lines of a run's log; none where there is none. */
+static json_t *lines_of(const char *folder, const char *name) {
+    struct error err;
+    struct lines l = {.list = json_array(), .stride = 1};
+    char *path = run_file(folder, name);
+    if (path) json_each(path, line_keep, &l, &err); // a last line may still be written
+    if (l.last) json_array_append_new(l.list, l.last);
+    free(path);
+    return l.list;
+}
+
+/* What a run's page needs: the lines that are kept of its logs, and whole files. */
+static int run_reserve(struct server *s, struct exchange *x, const char *folder,
+                       struct error *err) {
+    static const char *const names[] = {"evolution.jsonl", "evolution.jsonl", "result.json"};
+    int rc = request_reserve(s, x, 2 * (size_t)LINES_KEPT * LINE_BYTES * LINE_FACTOR, err);
+    for (size_t i = 0; i < ARRAY_LEN(names) && rc == OK; i++) {
+        char *path = path_join(folder, names[i]);
+        rc = request_reserve_file(s, x, path, LINE_FACTOR, err);
+        free(path);
+    }
+    return rc;
+}
+
+/* null: there are no generations, or none yet. */
+static json_t *lineage_read(const char *folder, struct error *err) {
+    char *path = run_file(folder, "evolution.jsonl");
+    json_t *generations = path ? lineage_load(path, err) : json_array();
+    json_t *v = NULL;
+    if (generations)
+        v = json_array_size(generations) ? lineage_json(generations, NULL, err) : json_null();
+    json_decref(generations);
+    free(path);
+    return v;
+}
+
+static json_t *result_of(const char *folder) {
+    struct error err;
+    char *path = run_file(folder, "result.json");
+    json_t *v = path ? json_file(path, &err) : NULL;
+    free(path);
+    return v;
+}
+
+/* Everything that a run's page shows. */
+static void run_handle(void *ctx, struct exchange *x) {
+    struct server *s = ctx;
+    const char *id = exchange_rest(x);
+    struct error err;
+    char *folder = run_folder(s, id);
+    bool fits = folder && run_reserve(s, x, folder, &err) == OK;
+    json_t *tree = fits ? lineage_read(folder, &err) : NULL;
+    if (tree)
+        exchange_reply_json(x, 200,
+                            json_pack("{s:s,s:o,s:o,s:o,s:o,s:o?}", "id", id, "training",
+                                      lines_of(folder, "train.jsonl"), "generations",
+                                      lines_of(folder, "evolution.jsonl"), "curve",
+                                      lines_of(folder, "curve.jsonl"), "lineage", tree, "result",
+                                      result_of(folder)));
+    else if (folder)
+        api_fail_error(x, &err, NULL);
+    else
+        api_fail(x, 404, NULL, NULL, "run_not_found", "there is no run '%.80s'", id);
+    free(folder);
+}
+
+/* where the time went */
+
+/* The newest first; ?slow=SECONDS: those that took longer. */
+static void traces_handle(void *ctx, struct exchange *x) {
+    struct server *s = ctx;
+    const char *slow = exchange_query(x, "slow");
+    double least = slow ? strtod(slow, NULL) : 0;
+    json_t *list = json_array();
+    pthread_mutex_lock(&s->lock);
+    for (uint64_t i = 0; i < MIN(s->n_traces, TRACES_KEPT); i++) {
+        json_t *v = s->traces[(s->n_traces - 1 - i) % TRACES_KEPT];
+        if (json_number_at(v, "total") >= least) json_array_append_new(list, json_deep_copy(v));
+    }
+    pthread_mutex_unlock(&s->lock);
+    exchange_reply_json(x, 200, json_pack("{s:o}", "traces", list));
+}
+
+static const struct route routes[] = {
+    {"GET", "/v1/system", CHAT, system_handle},
+    {"GET", "/v1/traces", CHAT, traces_handle},
+    {"GET", "/v1/adapters", CHAT, adapters_handle},
+    {"GET", "/v1/adapters/*", CHAT, versions_handle},
+    {"POST", "/v1/adapters/*", ADMIN, rollback_handle},
+    {"GET", "/v1/runs", CHAT, runs_handle},
+    {"GET", "/v1/runs/*", CHAT, run_handle},
+    {0},
+};
+
+const struct server_module system_module = {.routes = routes};

@@ -1,0 +1,266 @@
+/*
+ * vllm: adapters loaded and unloaded while requests run, and the side endpoints that vLLM's and
+ * lm-evaluation-harness's users know, with vLLM's words to the letter where clients look at them.
+ *
+ * Not here: what vLLM shares with OpenAI, which is openai.c's.
+ */
+#define _GNU_SOURCE
+#include "api/internal.h"
+#include "serve/generation.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+/* adapters of a folder, by first use */
+
+/* Whether an adapter was made for this base, by what its configuration calls that. */
+static bool is_for_base(const struct server *s, const char *config) {
+    struct error err;
+    json_t *v = json_file(config, &err);
+    const char *base = json_text_at(v, "base_model_name_or_path"), *slash = strrchr(base, '/');
+    bool is =
+        *base && (strcmp(base, s->path) == 0 || strcmp(slash ? slash + 1 : base, s->name) == 0);
+    for (int i = 0; i < s->o->names.n; i++) is |= strcmp(base, s->o->names.v[i]) == 0;
+    json_decref(v);
+    return is;
+}
+
+/* Loads an adapter of that name from where vLLM's environment says. */
+static bool adapter_resolve(struct server *s, const char *name) {
+    const char *plugins = getenv("VLLM_PLUGINS"), *folder = getenv("VLLM_LORA_RESOLVER_CACHE_DIR");
+    struct error err;
+    if (!plugins || !folder || !strstr(plugins, "lora_filesystem_resolver")) return false;
+    if (!*name || *name == '.' || strchr(name, '/')) return false;
+    char *path = path_join(folder, name), *config = path_join(path, "adapter_config.json");
+    bool loaded = path_exists(config) && is_for_base(s, config);
+    if (loaded && server_adapter_load(s, name, path, false, &err) != OK && err.code != ERR_STATE) {
+        warn("'%s' was asked for and cannot be loaded: %s", path, err.text);
+        loaded = false;
+    }
+    free(config);
+    free(path);
+    return loaded;
+}
+
+/* adapters by command */
+
+static void said(struct exchange *x, const char *fmt, const char *name) {
+    char *text = xasprintf(fmt, name);
+    exchange_reply(x, 200, "text/plain; charset=utf-8", text, strlen(text));
+    free(text);
+}
+
+/* Answers where something is missing or of the wrong kind. */
+static bool names_read(struct exchange *x, const json_t *body, const char **name,
+                       const char **path) {
+    struct error err;
+    if (field_name(body, "lora_name", name, &err) != OK ||
+        (path && field_text(body, "lora_path", path, &err) != OK)) {
+        api_fail(x, 400, "BadRequestError", NULL, NULL, "%s", err.text);
+        return false;
+    }
+    return true;
+}
+
+static void load_handle(void *ctx, struct exchange *x) {
+    struct error err;
+    const char *name = "", *path = "";
+    bool again = false, stacked = false;
+    json_t *body = request_json(ctx, x, &err);
+    if (!body) {
+        api_fail(x, 400, "BadRequestError", NULL, NULL, "%s", err.text);
+        return;
+    }
+    if (!names_read(x, body, &name, &path)) {
+    } else if (field_bool(body, "load_inplace", &again, &err) != OK ||
+               field_bool(body, "is_3d_lora_weight", &stacked, &err) != OK ||
+               (stacked && error_set(&err, ERR_USAGE,
+                                     "'is_3d_lora_weight' is of experts' weights, which no model "
+                                     "here has") != OK)) {
+        api_fail(x, 400, "BadRequestError", NULL, NULL, "%s", err.text);
+    } else if (!*name || !*path) {
+        api_fail(x, 400, "InvalidUserInput", NULL, NULL,
+                 "Both 'lora_name' and 'lora_path' must be provided.");
+    } else if (server_adapter_load(ctx, name, path, again, &err) == OK) {
+        said(x, "Success: LoRA adapter '%s' added successfully.", name);
+    } else if (err.code == ERR_STATE && !again && server_adapter_listed(ctx, name)) {
+        api_fail(x, 400, "InvalidUserInput", NULL, NULL,
+                 "The lora adapter '%s' has already been loaded. If you want to load the adapter "
+                 "in place, set 'load_inplace' to True.",
+                 name);
+    } else if (err.code == ERR_MISSING) {
+        api_fail(x, 404, "NotFoundError", NULL, NULL, "%s", err.text);
+    } else if (err.code == ERR_STATE || err.code == ERR_MEMORY) {
+        api_fail_error(x, &err, "lora_path"); // there is no room for it, now or at all
+    } else {
+        api_fail(x, 400, "BadRequestError", NULL, NULL, "%s", err.text);
+    }
+    json_decref(body);
+}
+
+static void unload_handle(void *ctx, struct exchange *x) {
+    struct error err;
+    const char *name = "";
+    json_t *body = request_json(ctx, x, &err);
+    if (!body) {
+        api_fail(x, 400, "BadRequestError", NULL, NULL, "%s", err.text);
+        return;
+    }
+    if (!names_read(x, body, &name, NULL)) {
+    } else if (!*name) {
+        api_fail(x, 400, "InvalidUserInput", NULL, NULL,
+                 "'lora_name' needs to be provided to unload a LoRA adapter.");
+    } else if (server_adapter_unload(ctx, name, &err) == OK) {
+        said(x, "Success: LoRA adapter '%s' removed successfully.", name);
+    } else {
+        api_fail(x, 404, "NotFoundError", NULL, NULL, "The lora adapter '%s' cannot be found.",
+                 name);
+    }
+    json_decref(body);
+}
+
+/* the tokenizer */
+
+/* A conversation as chat has it. */
+static int tokens_of_chat(const struct server *s, struct exchange *x, json_t *body, struct ids *out,
+                          struct error *err) {
+    struct generation_spec spec = {.tools = field(body, "tools") ? TOOLS_AUTO : TOOLS_NONE, .x = x};
+    int rc = chat_template_check(s, body, &spec, err);
+    if (rc == OK) rc = chat_prompt(s, body, &spec, err);
+    if (rc == OK) {
+        *out = spec.prompts[0];
+        spec.prompts[0] = (struct ids){0};
+    }
+    generation_spec_release(&spec);
+    return rc;
+}
+
+int tokenize_read(const struct server *s, struct exchange *x, json_t *body, struct ids *out,
+                  struct error *err) {
+    bool specials = true;
+    const char *prompt = NULL;
+    if (field(body, "messages")) return tokens_of_chat(s, x, body, out, err);
+    if (field_bool(body, "add_special_tokens", &specials, err) != OK ||
+        field_text(body, "prompt", &prompt, err) != OK)
+        return err->code;
+    if (!prompt) return error_set(err, ERR_USAGE, "'prompt' or 'messages' must be given");
+    out->may_refuse = true;
+    tok_encode(s->m->tok, prompt, strlen(prompt), TOK_SPECIAL | (specials ? TOK_BOS : 0), out);
+    return ids_check(out, err);
+}
+
+/* Also llama.cpp's, which calls the text `content`. */
+static void tokenize_handle(void *ctx, struct exchange *x) {
+    struct server *s = ctx;
+    struct ids ids = {0};
+    struct error err;
+    bool names = false;
+    json_t *body = request_json(ctx, x, &err);
+    if (body && field(body, "content") && !field(body, "prompt") && !field(body, "messages")) {
+        llamacpp_tokenize(s, x, body);
+        json_decref(body);
+        return;
+    }
+    int rc = body ? tokenize_read(s, x, body, &ids, &err) : err.code;
+    if (rc == OK) rc = field_bool(body, "return_token_strs", &names, &err);
+    if (rc == OK)
+        rc = request_reserve_list(s, x, ids.n, names ? PIECE_BYTES : INTEGER_BYTES, "prompt", &err);
+    if (rc == OK) {
+        json_t *list = json_array(), *strs = names ? json_array() : json_null();
+        for (int32_t i = 0; i < ids.n; i++) {
+            json_array_append_new(list, json_integer(ids.v[i]));
+            if (names)
+                json_array_append_new(strs, json_string(tok_piece(s->m->tok, ids.v[i], NULL)));
+        }
+        exchange_reply_json(x, 200,
+                            json_pack("{s:i,s:i,s:o,s:o}", "count", ids.n, "max_model_len",
+                                      engine_max_len(s->e), "tokens", list, "token_strs", strs));
+    } else {
+        api_fail_error(x, &err, NULL);
+    }
+    ids_release(&ids);
+    json_decref(body);
+}
+
+/* `prompt` is vLLM's name of the text and `content` llama.cpp's; they ask alike. */
+static void detokenize_handle(void *ctx, struct exchange *x) {
+    struct server *s = ctx;
+    struct ids *ids = NULL;
+    int n = 0;
+    struct error err;
+    struct buf text = {0}, clean = {0};
+    json_t *body = request_json(ctx, x, &err);
+    const json_t *list = body ? field(body, "tokens") : NULL;
+    int rc = body ? OK : err.code;
+    if (rc == OK && (!json_is_array(list) ||
+                     (json_array_size(list) && !json_is_integer(json_array_get(list, 0)))))
+        rc = error_set(&err, ERR_USAGE, "'tokens' must be a list of token ids");
+    if (rc == OK)
+        rc = request_reserve_list(s, x, (int64_t)json_array_size(list), 8 * s->piece_bytes,
+                                  "tokens", &err);
+    if (rc == OK && json_array_size(list) > 0) rc = ids_of_prompts(s, list, 1, &ids, &n, &err);
+    if (rc == OK) {
+        if (n) tok_decode_all(s->m->tok, ids[0].v, ids[0].n, true, &text);
+        buf_add_clean(&clean, text.data ? text.data : "", text.len);
+        const char *said_so = clean.data ? clean.data : "";
+        exchange_reply_json(
+            x, 200,
+            json_pack("{s:s%,s:s%}", "prompt", said_so, clean.len, "content", said_so, clean.len));
+    } else {
+        api_fail_error(x, &err, "tokens");
+    }
+    for (int i = 0; i < n; i++) ids_release(&ids[i]);
+    free(ids);
+    buf_release(&text);
+    buf_release(&clean);
+    json_decref(body);
+}
+
+static json_t *special(const struct server *s, int32_t id) {
+    return id < 0 ? json_null() : json_string(tok_piece(s->m->tok, id, NULL));
+}
+
+/* The template is the model's own text: clients render it themselves. */
+static void tokenizer_handle(void *ctx, struct exchange *x) {
+    struct server *s = ctx;
+    const struct tokenizer *t = s->m->tok;
+    exchange_reply_json(x, 200,
+                        json_pack("{s:s,s:i,s:o,s:o,s:o,s:b,s:s}", "tokenizer_class", "shoal",
+                                  "model_max_length", engine_max_len(s->e), "bos_token",
+                                  special(s, tok_bos(t)), "eos_token", special(s, tok_eos(t)),
+                                  "pad_token", special(s, tok_eos(t)), "add_bos_token",
+                                  tok_add_bos(t), "chat_template",
+                                  s->m->chat_template ? s->m->chat_template : chat_ml));
+}
+
+/* whether it is there */
+
+/* A base that was changed on the disk answers nothing that could be relied on. */
+static void health_handle(void *ctx, struct exchange *x) {
+    struct error err;
+    (void)ctx;
+    if (maps_check(&err) == OK)
+        exchange_reply(x, 200, NULL, "", 0);
+    else
+        api_fail(x, 503, NULL, NULL, "model_changed", "%s", err.text);
+}
+
+static void version_handle(void *ctx, struct exchange *x) {
+    (void)ctx;
+    exchange_reply_json(x, 200, json_pack("{s:s}", "version", SHOAL_VERSION));
+}
+
+static const struct route routes[] = {
+    {"POST", "/v1/load_lora_adapter", ADMIN, load_handle},
+    {"POST", "/v1/unload_lora_adapter", ADMIN, unload_handle},
+    {"POST", "/tokenize", CHAT, tokenize_handle},
+    {"POST", "/detokenize", CHAT, detokenize_handle},
+    {"GET", "/tokenizer_info", CHAT, tokenizer_handle},
+    {"GET", "/health", OPEN | INSTANT, health_handle},
+    {"GET", "/ping", OPEN | INSTANT, health_handle},
+    {"POST", "/ping", OPEN | INSTANT, health_handle},
+    {"GET", "/version", OPEN | INSTANT, version_handle},
+    {0},
+};
+
+const struct server_module vllm_module = {.routes = routes, .find_adapter = adapter_resolve};

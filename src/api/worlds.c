@@ -1,0 +1,220 @@
+/*
+ * worlds_api: lives of minds, to look at while they are lived. A run writes what its agents do tick
+ * by tick; here the trace is played along and given as frames, and any agent at any tick is looked
+ * into: what it sees, what it is asked, what a model would do there and how surely.
+ */
+#define _GNU_SOURCE
+#include "api/internal.h"
+#include "world/trace.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+enum {
+    FRAMES_MAX = 500,
+    FRAME_BYTES = 64 << 10, /* in tree and text, agents aside */
+    AGENT_BYTES = 512,
+    TRACE_FACTOR = 4, /* bytes in memory for one in the file */
+};
+
+static json_t *place(const struct world *w, int cell) {
+    return json_pack("[i,i]", cell % w->size, cell / w->size);
+}
+
+static json_t *places_of(const struct world *w, int kind) {
+    json_t *list = json_array();
+    for (int c = 0; c < w->size * w->size; c++)
+        if (w->cells[c] & kind) json_array_append_new(list, place(w, c));
+    return list;
+}
+
+/* [x, y, energy, holds, delivered, reward] of the living, null of the dead. */
+static json_t *agents_of(const struct world *w) {
+    json_t *list = json_array();
+    for (int i = 0; i < w->n_agents; i++) {
+        const struct world_agent *a = &w->agents[i];
+        json_array_append_new(list, a->alive ? json_pack("[i,i,i,i,i,f]", a->cell % w->size,
+                                                         a->cell / w->size, a->energy, a->holds,
+                                                         a->delivered, a->reward)
+                                             : json_null());
+    }
+    return list;
+}
+
+static json_t *frame(const struct world *w) {
+    json_t *predators = json_array();
+    for (int p = 0; p < w->n_predators; p++)
+        json_array_append_new(predators, place(w, w->predators[p]));
+    return json_pack("{s:i,s:o,s:o,s:o,s:o}", "tick", w->tick, "agents", agents_of(w), "food",
+                     places_of(w, CELL_FOOD), "material", places_of(w, CELL_MATERIAL), "predators",
+                     predators);
+}
+
+/* Where runs write: those of the command line, and those of this server's jobs. malloc'ed. */
+static char *trace_path(const struct server *s, const char *run, const char *generation) {
+    const char *digits = "0123456789";
+    if (!run || !*run || *run == '.' || strchr(run, '/') || !generation || !*generation ||
+        strspn(generation, digits) != strlen(generation) || strlen(generation) > 6)
+        return NULL;
+    char *path = xasprintf("%s/%s/trace-%s.jsonl", s->o->runs, run, generation);
+    if (path_exists(path)) return path;
+    free(path);
+    path = xasprintf("%s/out/%s/trace-%s.jsonl", s->o->state_dir, run, generation);
+    if (path_exists(path)) return path;
+    free(path);
+    return NULL;
+}
+
+/* The trace that a request names; answers where there is none. */
+static bool trace_asked(struct server *s, struct exchange *x, struct trace *t) {
+    struct error err;
+    char *path = trace_path(s, exchange_query(x, "run"), exchange_query(x, "generation"));
+    int rc = path ? request_reserve_file(s, x, path, TRACE_FACTOR, &err) : OK;
+    if (rc == OK)
+        rc = path ? trace_load(t, path, &err)
+                  : error_set(&err, ERR_MISSING,
+                              "there is no such trace; ?run=ID&generation=N name one");
+    if (rc == ERR_MISSING)
+        api_fail(x, 404, NULL, NULL, "trace_not_found", "%s", err.text);
+    else if (rc != OK)
+        api_fail_error(x, &err, NULL);
+    if (rc != OK && path) trace_release(t);
+    free(path);
+    return rc == OK;
+}
+
+static int64_t number_asked(const struct exchange *x, const char *key, int64_t fallback) {
+    const char *text = exchange_query(x, key);
+    return text ? strtoll(text, NULL, 10) : fallback;
+}
+
+/* ?run&generation&from&n: frames from that tick on, as far as there are any; who follows asks again
+ * from the next one. */
+static void frames_handle(void *ctx, struct exchange *x) {
+    struct server *s = ctx;
+    struct trace t = {0};
+    struct error err;
+    if (!trace_asked(s, x, &t)) return;
+    int64_t from = MIN(MAX(number_asked(x, "from", 0), 0), t.n_ticks + 1),
+            n = MIN(MAX(number_asked(x, "n", 100), 1), FRAMES_MAX);
+    if (request_reserve_list(s, x, n, FRAME_BYTES + (size_t)t.n_agents * AGENT_BYTES, "n", &err)) {
+        api_fail_error(x, &err, "n");
+        trace_release(&t);
+        return;
+    }
+    struct world *w = xcalloc(1, sizeof *w);
+    json_t *frames = json_array();
+    for (int64_t tick = from; tick < from + n && tick <= t.n_ticks; tick++) {
+        trace_seek(&t, w, tick);
+        json_array_append_new(frames, frame(w));
+    }
+    if (from > t.n_ticks) trace_seek(&t, w, 0); // walls and homes all the same
+    exchange_reply_json(x, 200,
+                        json_pack("{s:i,s:i,s:I,s:s,s:I,s:I,s:b,s:o,s:o,s:o}", "size", w->size,
+                                  "agents", t.n_agents, "seed", (json_int_t)t.seed, "policy",
+                                  t.policy, "ticks", (json_int_t)t.n_ticks, "planned",
+                                  (json_int_t)t.steps, "closed", t.closed, "walls",
+                                  places_of(w, CELL_WALL), "homes", places_of(w, CELL_HOME),
+                                  "frames", frames));
+    free(w);
+    trace_release(&t);
+}
+
+/* what a model would do */
+
+/* The first tokens of what the actions are called, as the world's minds choose among them. */
+static json_t *choices_of(struct server *s, const struct target *t, const struct buf *prompt,
+                          double temperature, struct error *err) {
+    const struct tokenizer *tok = s->m->tok;
+    struct ids words[N_ACTIONS] = {{0}}, ids = {0};
+    struct token_seq choices[N_ACTIONS];
+    tok_encode(tok, prompt->data, prompt->len, TOK_BOS, &ids);
+    for (int i = 0; i < N_ACTIONS; i++) {
+        char *said = xasprintf(" %s", action_said[i]);
+        tok_encode(tok, said, strlen(said), 0, &words[i]);
+        choices[i] = (struct token_seq){words[i].v, 1};
+        free(said);
+    }
+    struct request r = {.prompt = ids.v,
+                        .n_prompt = ids.n,
+                        .choices = choices,
+                        .n_choices = N_ACTIONS,
+                        .logprob_temperature = (float)temperature};
+    target_apply(t, &r);
+    int rc = batcher_run(s->batcher, &r, 1, NULL, err);
+    json_t *v = rc == OK ? json_object() : NULL;
+    for (int i = 0; v && i < N_ACTIONS; i++)
+        json_object_set_new(v, action_said[i], json_real((double)r.choice_prob[i]));
+    request_release(&r);
+    for (int i = 0; i < N_ACTIONS; i++) ids_release(&words[i]);
+    ids_release(&ids);
+    return v;
+}
+
+/* The action that it then took; null: it is the last tick. */
+static json_t *taken(const struct trace *t, int64_t tick, int agent) {
+    if (tick >= t->n_ticks) return json_null();
+    int a = t->actions[tick * t->n_agents + agent];
+    return a < 0 ? json_null() : json_string(action_said[a % N_ACTIONS]);
+}
+
+static json_t *agent_json(struct server *s, const struct trace *t, const struct world *w, int agent,
+                          const struct target *who, double temperature, struct error *err) {
+    const struct world_agent *a = &w->agents[agent];
+    struct buf seen = {0}, prompt = {0};
+    json_t *probabilities = NULL, *v = NULL;
+    if (a->alive) {
+        world_observe(w, &t->rules, agent, &seen);
+        world_prompt(w, &t->rules, agent, &prompt);
+        probabilities = choices_of(s, who, &prompt, temperature, err);
+    }
+    if (!a->alive || probabilities)
+        v = json_pack("{s:i,s:i,s:b,s:i,s:i,s:i,s:i,s:i,s:f,s:f,s:f,s:s,s:s,s:o,s:o?}", "agent",
+                      agent, "tick", w->tick, "alive", a->alive, "energy", a->energy, "holds",
+                      a->holds, "collected", a->collected, "delivered", a->delivered, "blocked",
+                      a->blocked, "reward", a->reward, "total", a->total, "fitness",
+                      agent_fitness(a), "observation", seen.data ? seen.data : "", "prompt",
+                      prompt.data ? prompt.data : "", "action", taken(t, w->tick, agent),
+                      "probabilities", probabilities);
+    buf_release(&seen);
+    buf_release(&prompt);
+    return v;
+}
+
+/* ?run&generation&tick&agent, and &model whose probabilities are wanted, &temperature. */
+static void agent_handle(void *ctx, struct exchange *x) {
+    struct server *s = ctx;
+    struct trace t = {0};
+    struct target who;
+    struct error err;
+    const char *temperature = exchange_query(x, "temperature");
+    if (!trace_asked(s, x, &t)) return;
+    int64_t tick = MIN(MAX(number_asked(x, "tick", t.n_ticks), 0), t.n_ticks);
+    int64_t agent = number_asked(x, "agent", 0);
+    json_t *v = NULL;
+    int rc = target_find(s, exchange_query(x, "model"), &who, &err);
+    bool found = rc == OK;
+    if (rc == OK && (agent < 0 || agent >= t.n_agents))
+        rc = error_set(&err, ERR_USAGE, "there are %d agents, from 0 on", t.n_agents);
+    if (rc == OK) {
+        struct world *w = xcalloc(1, sizeof *w);
+        trace_seek(&t, w, tick);
+        double heat = temperature ? strtod(temperature, NULL) : 2;
+        v = agent_json(s, &t, w, (int)agent, &who, heat > 0 ? heat : 2, &err);
+        free(w);
+    }
+    if (v)
+        exchange_reply_json(x, 200, v);
+    else
+        api_fail_error(x, &err, NULL);
+    if (found) target_release(&who);
+    trace_release(&t);
+}
+
+static const struct route routes[] = {
+    {"GET", "/v1/worlds/frames", CHAT, frames_handle},
+    {"GET", "/v1/worlds/agent", CHAT | SLOW, agent_handle},
+    {0},
+};
+
+const struct server_module worlds_module = {.routes = routes};

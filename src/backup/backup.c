@@ -1,0 +1,877 @@
+/*
+ * Making, listing and pruning backups.
+ *
+ *     hold TO ─> databases ─> the other files ─> manifest
+ *
+ * Invariants. 1. A blob appears by one rename and is whole and on the disk then; a manifest comes
+ * after all of its blobs. So a kill leaves temporary files and blobs that nobody names, which the
+ * next call clears away or uses. 2. Databases are taken before the folders are read: what they
+ * speak of was written before. 3. Blobs go only when every manifest that stays could be read.
+ */
+#define _GNU_SOURCE
+#include "backup/internal.h"
+
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <sqlite3.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/file.h>
+#include <sys/stat.h>
+#include <time.h>
+#include <unistd.h>
+
+enum {
+    FORMAT = 1,
+    TRIES = 3, /* of a file that changes while it is read */
+    DEPTH_MAX = 64,
+    FILES_MAX = 1000000,
+    PATH_BYTES = 4095,
+    CHUNK = 256 << 10,
+};
+static const size_t MANIFEST_BYTES = (size_t)256 << 20;
+static const int64_t SIZE_MAX_BYTES = (int64_t)1 << 50;
+
+/* the folder */
+
+int work_step(struct work *w, int64_t bytes, struct error *err) {
+    w->done += bytes;
+    if (w->p->told && !w->p->told(w->p->ctx, w->done, MAX(w->done, w->total))) w->stopped = true;
+    return w->stopped ? error_set(err, ERR_STATE, "it was told to stop") : OK;
+}
+
+int work_copy(struct work *w, int fd, int64_t size, struct writer *to, const char *path,
+              char hash[HASH_LEN], struct error *err) {
+    struct hasher h;
+    uint8_t *chunk = xmalloc(CHUNK);
+    int rc = OK;
+    hasher_init(&h);
+    for (int64_t at = 0; rc == OK && at < size;) {
+        ssize_t n = pread(fd, chunk, (size_t)MIN(size - at, CHUNK), at);
+        if (n < 0 && errno == EINTR) continue;
+        if (n < 0) rc = error_errno(err, "cannot read '%s'", path);
+        if (n == 0) rc = error_set(err, ERR_STATE, "'%s' became shorter while it was read", path);
+        if (n <= 0) break;
+        hasher_add(&h, chunk, (size_t)n);
+        at += n;
+        if (to) rc = writer_put(to, chunk, (size_t)n, err);
+        if (rc == OK) rc = work_step(w, n, err);
+    }
+    free(chunk);
+    hasher_final(&h, hash);
+    return rc;
+}
+
+int folder_private(const char *path, struct error *err) {
+    if (path_is_dir(path)) return OK;
+    int rc = dir_make(path, err);
+    if (rc == OK && chmod(path, 0700) != 0) rc = error_errno(err, "cannot protect '%s'", path);
+    return rc;
+}
+
+int file_begin(struct writer *w, const char *path, uint32_t mode, struct error *err) {
+    int rc = writer_open(w, path, err);
+    if (rc == OK && fchmod(fileno(w->f), mode) != 0) {
+        rc = error_errno(err, "cannot protect '%s'", path);
+        writer_abort(w);
+    }
+    return rc;
+}
+
+int json_save(const char *path, const json_t *v, struct error *err) {
+    struct writer w;
+    char *text = json_text(v);
+    int rc = file_begin(&w, path, 0600, err);
+    if (rc == OK) {
+        rc = writer_put(&w, text, strlen(text), err);
+        if (rc == OK) rc = writer_commit(&w, err);
+        writer_abort(&w);
+    }
+    free(text);
+    return rc;
+}
+
+int folder_hold(const char *to, struct error *err) {
+    char *path = path_join(to, "lock");
+    int fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0600);
+    if (fd < 0) {
+        error_errno(err, "cannot open '%s'", path);
+    } else if (flock(fd, LOCK_EX | LOCK_NB) != 0) {
+        if (errno == EWOULDBLOCK)
+            error_set(err, ERR_STATE, "somebody is at work on the backups in '%s'; try again later",
+                      to);
+        else
+            error_errno(err, "cannot lock '%s'", path);
+        close(fd);
+        fd = -1;
+    }
+    free(path);
+    return fd < 0 ? err->code : fd;
+}
+
+/* The same of a folder that has to be there. */
+static int folder_enter(const char *to, struct error *err) {
+    if (!path_is_dir(to)) return error_set(err, ERR_MISSING, "there are no backups in '%s'", to);
+    return folder_hold(to, err);
+}
+
+void id_now(char id[BACKUP_ID_LEN]) {
+    struct timespec now;
+    struct tm tm;
+    clock_gettime(CLOCK_REALTIME, &now);
+    gmtime_r(&now.tv_sec, &tm);
+    size_t n = strftime(id, BACKUP_ID_LEN, "%Y%m%d-%H%M%S", &tm);
+    CHECK(n == 15);
+    snprintf(id + n, BACKUP_ID_LEN - n, "-%03u", (unsigned)now.tv_nsec / 1000000 % 1000);
+}
+
+bool id_is_valid(const char *id) {
+    static const char form[] = "dddddddd-dddddd-ddd";
+    for (int i = 0; i < BACKUP_ID_LEN - 1; i++)
+        if (form[i] == 'd' ? id[i] < '0' || id[i] > '9' : id[i] != form[i]) return false;
+    return !id[BACKUP_ID_LEN - 1];
+}
+
+static bool ends_with(const char *text, const char *end) {
+    size_t n = strlen(text), k = strlen(end);
+    return n >= k && strcmp(text + n - k, end) == 0;
+}
+
+bool is_companion(const char *name) {
+    const char *before = strstr(name, ".before-");
+    char id[BACKUP_ID_LEN];
+    if (ends_with(name, ".restoring") || ends_with(name, ".swapping")) return true;
+    if (!before) return false;
+    snprintf(id, sizeof id, "%.*s", BACKUP_ID_LEN - 1, before + strlen(".before-"));
+    return id_is_valid(id);
+}
+
+char *blob_path(const char *to, const char *hash) {
+    return xasprintf("%s/blobs/%.2s/%s", to, hash, hash);
+}
+
+/* manifests */
+
+static char *manifest_path(const char *to, const char *id) {
+    return xasprintf("%s/%s.json", to, id);
+}
+
+static bool name_is_valid(const char *name) {
+    static const char letters[] =
+        "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-";
+    return *name && *name != '.' && strlen(name) <= 64 && strspn(name, letters) == strlen(name);
+}
+
+/* Whether a path stays below its root: parts that are names, and none that a restore makes. */
+static bool path_is_valid(const char *path) {
+    if (!*path) return true; // the root itself is a file
+    if (strlen(path) > PATH_BYTES) return false;
+    for (const char *p = path;; p++) {
+        size_t n = strcspn(p, "/");
+        char *part = strndup(p, n);
+        CHECK(part != NULL);
+        bool good =
+            n > 0 && strcmp(part, ".") != 0 && strcmp(part, "..") != 0 && !is_companion(part);
+        free(part);
+        if (!good) return false;
+        p += n;
+        if (!*p) return true;
+    }
+}
+
+/* In the order of a manifest, where nothing comes twice. */
+static int place_compare(const char *root_a, const char *a, const char *root_b, const char *b) {
+    int roots = strcmp(root_a, root_b);
+    return roots ? roots : strcmp(a, b);
+}
+
+static bool integer_between(const json_t *v, const char *key, int64_t most) {
+    const json_t *n = json_object_get(v, key);
+    return json_is_integer(n) && json_integer_value(n) >= 0 && json_integer_value(n) <= most;
+}
+
+static int file_entry_check(const json_t *f, const json_t *last, const json_t *roots,
+                            struct error *err) {
+    const char *root = json_text_at(f, "root"), *path = json_text_at(f, "path");
+    if (!json_is_string(json_object_get(f, "path")) || !path_is_valid(path))
+        return error_set(err, ERR_FORMAT, "'%.200s' is no path below its root", path);
+    if (!json_object_get(roots, root))
+        return error_set(err, ERR_FORMAT, "'%.200s' is in '%.64s', which is no root", path, root);
+    if (last &&
+        place_compare(json_text_at(last, "root"), json_text_at(last, "path"), root, path) >= 0)
+        return error_set(err, ERR_FORMAT, "'%.200s' comes twice or out of order", path);
+    bool dir = json_is_true(json_object_get(f, "dir"));
+    if (!integer_between(f, "mode", 0777) || (dir ? !*path
+                                                  : !integer_between(f, "size", SIZE_MAX_BYTES) ||
+                                                        !hash_is_valid(json_text_at(f, "sha256"))))
+        return error_set(err, ERR_FORMAT, "'%.200s' lacks its mode, size or hash", path);
+    return OK;
+}
+
+static int manifest_check(const json_t *v, const char *id, struct error *err) {
+    const json_t *roots = json_object_get(v, "roots"), *files = json_object_get(v, "files"), *f,
+                 *last = NULL, *path;
+    const char *name;
+    size_t i;
+    if (json_number_at(v, "format") != FORMAT)
+        return error_set(err, ERR_MISMATCH, "it is not of format %d, which this shoal knows",
+                         FORMAT);
+    if (strcmp(json_text_at(v, "id"), id) != 0)
+        return error_set(err, ERR_FORMAT, "it calls itself '%.40s'", json_text_at(v, "id"));
+    if (!json_is_object(roots) || json_object_size(roots) > BACKUP_ROOTS_MAX ||
+        !json_is_array(files) || json_array_size(files) > FILES_MAX)
+        return error_set(err, ERR_FORMAT, "it lacks its roots or files, or has too many");
+    json_object_foreach ((json_t *)(uintptr_t)roots, name, path)
+        if (!name_is_valid(name) || !json_is_string(path))
+            return error_set(err, ERR_FORMAT, "'%.64s' is no name of a root", name);
+    json_array_foreach (files, i, f) {
+        int rc = file_entry_check(f, last, roots, err);
+        if (rc != OK) return rc;
+        last = f;
+    }
+    return OK;
+}
+
+/* Of everything but itself. */
+static void manifest_hash(const json_t *v, char hash[HASH_LEN]) {
+    json_t *bare = json_copy((json_t *)(uintptr_t)v);
+    json_object_del(bare, "hash");
+    char *text = json_text(bare);
+    hash_bytes(text, strlen(text), hash);
+    free(text);
+    json_decref(bare);
+}
+
+json_t *manifest_read(const char *to, const char *id, struct error *err) {
+    struct buf text = {0};
+    char hash[HASH_LEN];
+    if (!id_is_valid(id)) {
+        error_set(err, ERR_MISSING, "'%.60s' is no backup's id, such as 20261122-202530-123", id);
+        return NULL;
+    }
+    char *path = manifest_path(to, id);
+    int rc = path_exists(path) ? file_read(path, MANIFEST_BYTES, &text, err)
+                               : error_set(err, ERR_MISSING, "no backup '%s' in '%s'", id, to);
+    json_t *v = rc == OK ? json_parse(text.data, text.len, path, err) : NULL;
+    buf_release(&text);
+    free(path);
+    if (!v) {
+        if (rc == OK) error_wrap(err, "backup '%s' is damaged", id);
+        return NULL;
+    }
+    manifest_hash(v, hash);
+    rc = strcmp(hash, json_text_at(v, "hash")) == 0
+             ? manifest_check(v, id, err)
+             : error_set(err, ERR_FORMAT, "its hash is not that of its content");
+    if (rc == OK) return v;
+    error_wrap(err, "backup '%s' is damaged", id);
+    json_decref(v);
+    return NULL;
+}
+
+static int by_newest(const void *a, const void *b) {
+    return strcmp(*(char *const *)b, *(char *const *)a);
+}
+
+int ids_read(const char *to, struct strings *out, struct error *err) {
+    DIR *d = opendir(to);
+    if (!d) return errno == ENOENT ? OK : error_errno(err, "cannot read '%s'", to);
+    for (const struct dirent *f; (f = readdir(d));) {
+        char id[BACKUP_ID_LEN];
+        snprintf(id, sizeof id, "%.*s", BACKUP_ID_LEN - 1, f->d_name);
+        if (id_is_valid(id) && strcmp(f->d_name + BACKUP_ID_LEN - 1, ".json") == 0)
+            strings_add(out, id);
+    }
+    closedir(d);
+    if (out->n) qsort(out->v, (size_t)out->n, sizeof *out->v, by_newest);
+    return OK;
+}
+
+int newest_find(const char *to, char id[BACKUP_ID_LEN], struct error *err) {
+    struct strings ids = {0};
+    int rc = ids_read(to, &ids, err);
+    if (rc == OK && !ids.n) rc = error_set(err, ERR_MISSING, "there are no backups in '%s'", to);
+    if (rc == OK) snprintf(id, BACKUP_ID_LEN, "%s", ids.v[0]);
+    strings_release(&ids);
+    return rc;
+}
+
+/* A manifest's head: files as their number. */
+static json_t *manifest_head(const json_t *v) {
+    json_t *head = json_copy((json_t *)(uintptr_t)v);
+    json_object_set_new(head, "files",
+                        json_integer((json_int_t)json_array_size(json_object_get(v, "files"))));
+    json_object_del(head, "hash");
+    json_object_del(head, "format");
+    json_object_del(head, "roots");
+    return head;
+}
+
+json_t *backup_list(const char *to, struct error *err) {
+    struct strings ids = {0};
+    json_t *list = ids_read(to, &ids, err) == OK ? json_array() : NULL;
+    for (int i = 0; list && i < ids.n; i++) {
+        struct error why;
+        json_t *v = manifest_read(to, ids.v[i], &why);
+        json_array_append_new(list,
+                              v ? manifest_head(v)
+                                : json_pack("{s:s,s:s}", "id", ids.v[i], "problem", why.text));
+        json_decref(v);
+    }
+    strings_release(&ids);
+    return list;
+}
+
+/* what is kept */
+
+struct entry {
+    const char *root;
+    char *path;
+    uint32_t mode;
+    int64_t size;
+    bool dir;
+    char hash[HASH_LEN];
+};
+
+struct making {
+    struct work work;
+    const char *to;
+    struct entry *v;
+    int n, cap;
+    struct stat *apart; /* [n_apart] TO and the roots, each of which is kept by itself */
+    int n_apart;
+    bool databases; /* which of two rounds over the files this is */
+    json_t *left_out, *roots;
+    int64_t new_bytes, new_blobs;
+};
+
+static void leave_out(struct making *m, const char *root, const char *path, const char *why) {
+    struct buf text = {0};
+    buf_printf(&text, "%s: ", root);
+    buf_add_clean(&text, path, strlen(path));
+    buf_printf(&text, "%s%s", *path ? " " : "", why);
+    json_array_append_new(m->left_out, json_string(text.data));
+    buf_release(&text);
+}
+
+/* What nobody misses: locks, unfinished files, and what SQLite keeps beside a database. */
+static bool is_passing(const char *name) {
+    static const char *const ends[] = {".lock",   ".partial", ".partial.etag",
+                                       ".db-wal", ".db-shm",  ".db-journal"};
+    if (strcmp(name, "lock") == 0 || strstr(name, ".tmp-")) return true;
+    for (size_t i = 0; i < ARRAY_LEN(ends); i++)
+        if (ends_with(name, ends[i])) return true;
+    return false;
+}
+
+static bool is_database(const char *path) {
+    static const char magic[16] = "SQLite format 3";
+    char head[sizeof magic];
+    if (!ends_with(path, ".db")) return false;
+    int fd = open(path, O_RDONLY | O_CLOEXEC);
+    bool is = fd >= 0 && pread(fd, head, sizeof head, 0) == (ssize_t)sizeof head &&
+              memcmp(head, magic, sizeof head) == 0;
+    if (fd >= 0) close(fd);
+    return is;
+}
+
+static int entry_add(struct making *m, const char *root, const char *path, const struct stat *st,
+                     struct entry **out, struct error *err) {
+    if (m->n == FILES_MAX)
+        return error_set(err, ERR_MEMORY, "there are more than %d files to keep", FILES_MAX);
+    if (m->n == m->cap) {
+        m->cap = MAX(2 * m->cap, 256);
+        m->v = xrealloc(m->v, (size_t)m->cap * sizeof *m->v);
+    }
+    *out = &m->v[m->n++];
+    **out = (struct entry){.root = root,
+                           .path = xstrdup(path),
+                           .mode = st->st_mode & 0777,
+                           .dir = S_ISDIR(st->st_mode)};
+    return OK;
+}
+
+/* blobs */
+
+static bool blob_is_there(const struct making *m, const struct entry *e) {
+    struct stat st;
+    char *path = blob_path(m->to, e->hash);
+    bool there = stat(path, &st) == 0 && S_ISREG(st.st_mode) && st.st_size == e->size;
+    free(path);
+    return there;
+}
+
+static char *blob_place(const struct making *m, const char *hash, struct error *err) {
+    char *dir = xasprintf("%s/blobs/%.2s", m->to, hash);
+    int rc = folder_private(dir, err);
+    free(dir);
+    return rc == OK ? blob_path(m->to, hash) : NULL;
+}
+
+static void blob_count(struct making *m, const struct entry *e) {
+    m->new_bytes += e->size;
+    m->new_blobs++;
+}
+
+/* Once more through the file, whose hash is known, into its blob. */
+static int blob_write(struct making *m, int fd, const struct entry *e, const char *path,
+                      struct error *err) {
+    struct writer w;
+    char hash[HASH_LEN], *blob = blob_place(m, e->hash, err);
+    int rc = blob ? file_begin(&w, blob, 0600, err) : err->code;
+    free(blob);
+    if (rc != OK) return rc;
+    struct work quiet = {.p = m->work.p, .done = m->work.done, .total = m->work.total};
+    rc = work_copy(&quiet, fd, e->size, &w, path, hash, err);
+    m->work.stopped = quiet.stopped;
+    if (rc == OK && strcmp(hash, e->hash) != 0)
+        rc = error_set(err, ERR_STATE, "'%s' changed while it was read", path);
+    if (rc == OK) rc = writer_commit(&w, err);
+    writer_abort(&w);
+    if (rc == OK) blob_count(m, e);
+    return rc;
+}
+
+/* As long as it is now: what is appended meanwhile is of the next backup. */
+static int file_take_once(struct making *m, int fd, struct entry *e, const char *path,
+                          struct error *err) {
+    struct stat st;
+    int64_t done = m->work.done;
+    if (fstat(fd, &st) != 0) return error_errno(err, "cannot examine '%s'", path);
+    e->size = st.st_size;
+    int rc = work_copy(&m->work, fd, e->size, NULL, path, e->hash, err);
+    if (rc == OK && !blob_is_there(m, e)) rc = blob_write(m, fd, e, path, err);
+    if (rc != OK) m->work.done = done;
+    return rc;
+}
+
+static int file_take(struct making *m, const char *path, struct entry *e, struct error *err) {
+    int fd = open(path, O_RDONLY | O_CLOEXEC | O_NOFOLLOW), rc = ERR_STATE;
+    if (fd < 0) return error_errno(err, "cannot open '%s'", path);
+    for (int i = 0; i < TRIES && rc == ERR_STATE && !m->work.stopped; i++)
+        rc = file_take_once(m, fd, e, path, err);
+    close(fd);
+    return rc;
+}
+
+/* A database as of one moment, into a file of its own. */
+static int database_copy(const char *from, const char *to, struct error *err) {
+    sqlite3 *a = NULL, *b = NULL;
+    sqlite3_backup *copy = NULL;
+    int rc = sqlite3_open_v2(from, &a, SQLITE_OPEN_READWRITE, NULL);
+    if (rc == SQLITE_OK)
+        rc = sqlite3_open_v2(to, &b, SQLITE_OPEN_READWRITE | SQLITE_OPEN_CREATE, NULL);
+    if (rc == SQLITE_OK) {
+        sqlite3_busy_timeout(a, 10000);
+        // Nobody reads the copy before it is whole.
+        sqlite3_exec(b, "PRAGMA journal_mode = OFF; PRAGMA synchronous = OFF", NULL, NULL, NULL);
+        copy = sqlite3_backup_init(b, "main", a, "main");
+        rc = copy ? sqlite3_backup_step(copy, -1) : sqlite3_errcode(b);
+        int ended = sqlite3_backup_finish(copy);
+        if (rc == SQLITE_DONE) rc = ended;
+    }
+    if (rc != SQLITE_OK)
+        error_set(err, ERR_IO, "cannot copy the database '%s': %s", from, sqlite3_errstr(rc));
+    sqlite3_close(a);
+    sqlite3_close(b);
+    return rc == SQLITE_OK ? OK : err->code;
+}
+
+/* The copy becomes its blob. */
+static int database_keep(struct making *m, const char *copy, struct entry *e, struct error *err) {
+    struct stat st;
+    int fd = open(copy, O_RDONLY | O_CLOEXEC);
+    if (fd < 0) return error_errno(err, "cannot open '%s'", copy);
+    e->size = fstat(fd, &st) == 0 ? st.st_size : 0;
+    int rc = work_copy(&m->work, fd, e->size, NULL, copy, e->hash, err);
+    if (rc == OK && !blob_is_there(m, e)) {
+        char *blob = blob_place(m, e->hash, err);
+        rc = !blob                                     ? err->code
+             : fchmod(fd, 0600) != 0 || fsync(fd) != 0 ? error_errno(err, "cannot write '%s'", copy)
+                                                       : path_move(copy, blob, err);
+        free(blob);
+        if (rc == OK) blob_count(m, e);
+    }
+    close(fd);
+    return rc;
+}
+
+static int database_take(struct making *m, const char *path, struct entry *e, struct error *err) {
+    char *copy = xasprintf("%s/blobs/database.tmp-%ld", m->to, (long)getpid());
+    unlink(copy);
+    int rc = database_copy(path, copy, err);
+    if (rc == OK) rc = database_keep(m, copy, e, err);
+    unlink(copy);
+    free(copy);
+    return rc;
+}
+
+/* reading the folders */
+
+static int path_take(struct making *m, const struct backup_root *r, const char *path, int depth,
+                     struct error *err);
+
+static bool is_apart(const struct making *m, const struct stat *st) {
+    for (int i = 0; i < m->n_apart; i++)
+        if (m->apart[i].st_dev == st->st_dev && m->apart[i].st_ino == st->st_ino) return true;
+    return false;
+}
+
+int backup_names(const char *dir, struct strings *out, struct error *err) {
+    DIR *d = opendir(dir);
+    if (!d) return error_errno(err, "cannot read '%s'", dir);
+    for (const struct dirent *f; (f = readdir(d));)
+        if (strcmp(f->d_name, ".") != 0 && strcmp(f->d_name, "..") != 0)
+            strings_add(out, f->d_name);
+    closedir(d);
+    return OK;
+}
+
+static int folder_take(struct making *m, const struct backup_root *r, const char *path,
+                       const char *full, int depth, struct error *err) {
+    struct strings names = {0};
+    int rc = depth < DEPTH_MAX ? backup_names(full, &names, err)
+                               : error_set(err, ERR_MEMORY, "'%s' lies too deep", full);
+    if (rc == ERR_MISSING) rc = OK; // it went meanwhile, with all that was in it
+    for (int i = 0; rc == OK && i < names.n; i++) {
+        char *below = path_join(path, names.v[i]);
+        rc = path_take(m, r, below, depth + 1, err);
+        free(below);
+    }
+    strings_release(&names);
+    return rc;
+}
+
+static int content_take(struct making *m, const struct backup_root *r, const char *path,
+                        const char *full, const struct stat *st, struct error *err) {
+    struct entry *e;
+    if (is_database(full) != m->databases) return OK;
+    int rc = entry_add(m, r->name, path, st, &e, err);
+    if (rc != OK) return rc;
+    rc = m->databases ? database_take(m, full, e, err) : file_take(m, full, e, err);
+    bool went = !path_exists(full);
+    if (rc == OK || m->work.stopped || (rc != ERR_STATE && !went)) return rc;
+    free(m->v[--m->n].path);
+    leave_out(m, r->name, path,
+              went ? "went while it was read" : "kept changing while it was read");
+    return OK;
+}
+
+/* A running server's start-up token, which opens it: right in its state, for its owner only. */
+static bool is_token(const char *path, const struct stat *st) {
+    return strcmp(path, "token") == 0 && (st->st_mode & 0777) == 0600;
+}
+
+/* A file, or a folder with what is in it; "" is the root. */
+static int path_take(struct making *m, const struct backup_root *r, const char *path, int depth,
+                     struct error *err) {
+    char *full = *path ? path_join(r->path, path) : xstrdup(r->path);
+    const char *slash = strrchr(path, '/'), *name = slash ? slash + 1 : path;
+    struct stat st;
+    struct entry *e;
+    int rc = OK;
+    json_t *said = json_path(path);
+    bool is_text = json_is_string(said), again = m->databases; // said in the other round
+    json_decref(said);
+    if ((*path ? lstat(full, &st) : stat(full, &st)) != 0) {
+        if (errno != ENOENT) rc = error_errno(err, "cannot examine '%s'", full);
+    } else if (S_ISDIR(st.st_mode)
+                   ? *path && (is_apart(m, &st) || is_companion(name))
+                   : is_passing(name) || is_token(path, &st) || is_companion(name)) {
+        rc = OK;
+    } else if (!is_text || strlen(path) > PATH_BYTES) {
+        if (!again) leave_out(m, r->name, path, "has a name that cannot be kept");
+    } else if (S_ISLNK(st.st_mode)) {
+        if (!again) leave_out(m, r->name, path, "is a link");
+    } else if (S_ISDIR(st.st_mode)) {
+        if (*path && !m->databases) rc = entry_add(m, r->name, path, &st, &e, err);
+        if (rc == OK) rc = folder_take(m, r, path, full, depth, err);
+    } else if (S_ISREG(st.st_mode)) {
+        rc = content_take(m, r, path, full, &st, err);
+    }
+    free(full);
+    return rc;
+}
+
+/* making */
+
+/* What the work will be, roughly: what changes meanwhile is counted as it is. */
+static int64_t bytes_below(const struct making *m, const char *full, bool root, int depth) {
+    struct strings names = {0};
+    struct error none;
+    struct stat st;
+    int64_t bytes = 0;
+    if ((root ? stat(full, &st) : lstat(full, &st)) != 0) return 0;
+    if (!S_ISDIR(st.st_mode)) return S_ISREG(st.st_mode) ? st.st_size : 0;
+    if ((!root && is_apart(m, &st)) || depth == DEPTH_MAX) return 0;
+    backup_names(full, &names, &none);
+    for (int i = 0; i < names.n; i++) {
+        char *below = path_join(full, names.v[i]);
+        bytes += bytes_below(m, below, false, depth + 1);
+        free(below);
+    }
+    strings_release(&names);
+    return bytes;
+}
+
+static int roots_look(struct making *m, struct error *err) {
+    const struct backup_place *p = m->work.p;
+    m->apart = xcalloc((size_t)p->n_roots + 1, sizeof *m->apart);
+    if (stat(m->to, &m->apart[m->n_apart++]) != 0)
+        return error_errno(err, "cannot examine '%s'", m->to);
+    for (int i = 0; i < p->n_roots; i++) {
+        const struct backup_root *r = &p->roots[i];
+        if (!name_is_valid(r->name) || json_object_get(m->roots, r->name))
+            return error_set(err, ERR_USAGE, "'%s' is no name for what is kept, or is there twice",
+                             r->name);
+        if (stat(r->path, &m->apart[m->n_apart]) == 0) {
+            m->n_apart++;
+            json_object_set_new(m->roots, r->name, json_path(r->path));
+        } else if (errno == ENOENT) {
+            leave_out(m, r->name, r->path, "is not there");
+        } else {
+            return error_errno(err, "cannot examine '%s'", r->path);
+        }
+    }
+    if (!json_object_size(m->roots))
+        return error_set(err, ERR_MISSING, "nothing to keep: '%s' is not there",
+                         p->n_roots ? p->roots[0].path : "");
+    for (int i = 0; i < p->n_roots; i++) m->work.total += bytes_below(m, p->roots[i].path, true, 0);
+    return OK;
+}
+
+static int roots_take(struct making *m, bool databases, struct error *err) {
+    int rc = OK;
+    m->databases = databases;
+    for (int i = 0; rc == OK && i < m->work.p->n_roots; i++)
+        if (json_object_get(m->roots, m->work.p->roots[i].name))
+            rc = path_take(m, &m->work.p->roots[i], "", 0, err);
+    return rc;
+}
+
+static int by_place(const void *a, const void *b) {
+    const struct entry *x = a, *y = b;
+    return place_compare(x->root, x->path, y->root, y->path);
+}
+
+static json_t *entries_json(const struct making *m, int64_t *bytes) {
+    json_t *files = json_array();
+    for (int i = 0; i < m->n; i++) {
+        const struct entry *e = &m->v[i];
+        json_t *v = json_pack("{s:s,s:s,s:i}", "root", e->root, "path", e->path, "mode", e->mode);
+        if (e->dir) {
+            json_object_set_new(v, "dir", json_true());
+        } else {
+            json_object_set_new(v, "size", json_integer(e->size));
+            json_object_set_new(v, "sha256", json_string(e->hash));
+            *bytes += e->size;
+        }
+        json_array_append_new(files, v);
+    }
+    return files;
+}
+
+static json_t *manifest_make(struct making *m) {
+    char id[BACKUP_ID_LEN], now[32], hash[HASH_LEN];
+    char *path = NULL;
+    int64_t bytes = 0;
+    do { // ids of one millisecond
+        id_now(id);
+        free(path);
+        path = manifest_path(m->to, id);
+    } while (path_exists(path));
+    free(path);
+    if (m->n) qsort(m->v, (size_t)m->n, sizeof *m->v, by_place);
+    json_t *files = entries_json(m, &bytes);
+    json_t *v =
+        json_pack("{s:i,s:s,s:s,s:s,s:O,s:O,s:I,s:I,s:I,s:o}", "format", FORMAT, "id", id,
+                  "created", clock_utc(now), "shoal", SHOAL_VERSION, "roots", m->roots, "left_out",
+                  m->left_out, "bytes", (json_int_t)bytes, "new_bytes", (json_int_t)m->new_bytes,
+                  "new_blobs", (json_int_t)m->new_blobs, "files", files);
+    manifest_hash(v, hash);
+    json_object_set_new(v, "hash", json_string(hash));
+    return v;
+}
+
+static json_t *manifest_write(struct making *m, struct error *err) {
+    json_t *v = manifest_make(m), *head = NULL;
+    char *path = manifest_path(m->to, json_text_at(v, "id"));
+    if (json_save(path, v, err) == OK) head = manifest_head(v);
+    free(path);
+    json_decref(v);
+    return head;
+}
+
+/* Calls fn for each file in blobs and its folders, temporary ones too. */
+static int blobs_each(const char *to, int (*fn)(void *ctx, const char *path, const char *name),
+                      void *ctx, struct error *err) {
+    char *top = path_join(to, "blobs");
+    struct strings dirs = {0};
+    int rc = path_is_dir(top) ? backup_names(top, &dirs, err) : OK;
+    for (int i = 0; rc == OK && i < dirs.n; i++) {
+        struct strings names = {0};
+        char *dir = path_join(top, dirs.v[i]);
+        if (path_is_dir(dir))
+            rc = backup_names(dir, &names, err);
+        else
+            fn(ctx, dir, dirs.v[i]);
+        for (int k = 0; rc == OK && k < names.n; k++) {
+            char *path = path_join(dir, names.v[k]);
+            fn(ctx, path, names.v[k]);
+            free(path);
+        }
+        strings_release(&names);
+        free(dir);
+    }
+    strings_release(&dirs);
+    free(top);
+    return rc;
+}
+
+/* What a killed call has left; nobody else is here. */
+static int leftover_remove(void *ctx, const char *path, const char *name) {
+    (void)ctx;
+    return strstr(name, ".tmp-") ? unlink(path) : 0;
+}
+
+static void making_release(struct making *m) {
+    for (int i = 0; i < m->n; i++) free(m->v[i].path);
+    free(m->v);
+    free(m->apart);
+    json_decref(m->left_out);
+    json_decref(m->roots);
+}
+
+json_t *backup_make(const struct backup_place *p, struct error *err) {
+    struct making m = {.work.p = p, .to = p->to, .left_out = json_array(), .roots = json_object()};
+    char *blobs = path_join(p->to, "blobs");
+    json_t *head = NULL;
+    int lock = -1, rc = folder_private(p->to, err);
+    if (rc == OK) rc = folder_private(blobs, err);
+    if (rc == OK && (lock = folder_hold(p->to, err)) < 0) rc = lock;
+    if (rc == OK) rc = blobs_each(p->to, leftover_remove, NULL, err);
+    if (rc == OK) rc = roots_look(&m, err);
+    if (rc == OK) rc = roots_take(&m, true, err);
+    if (rc == OK) rc = roots_take(&m, false, err);
+    if (rc == OK) head = manifest_write(&m, err);
+    if (lock >= 0) close(lock);
+    making_release(&m);
+    free(blobs);
+    return head;
+}
+
+/* pruning */
+
+struct pruning {
+    char (*kept)[HASH_LEN]; /* [n], in order */
+    size_t n, cap;
+    int64_t blobs, bytes;
+};
+
+static int by_hash(const void *a, const void *b) {
+    return strcmp(a, b);
+}
+
+static int kept_add(struct pruning *k, const char *to, const char *id, struct error *err) {
+    json_t *v = manifest_read(to, id, err);
+    if (!v) return err->code;
+    const json_t *f, *files = json_object_get(v, "files");
+    size_t i;
+    json_array_foreach (files, i, f) {
+        if (json_object_get(f, "dir")) continue;
+        if (k->n == k->cap) {
+            k->cap = MAX(2 * k->cap, 1024);
+            k->kept = xrealloc(k->kept, k->cap * sizeof *k->kept);
+        }
+        memcpy(k->kept[k->n++], json_text_at(f, "sha256"), HASH_LEN);
+    }
+    json_decref(v);
+    return OK;
+}
+
+static int blob_prune(void *ctx, const char *path, const char *name) {
+    struct pruning *k = ctx;
+    struct stat st;
+    if (!hash_is_valid(name)) return leftover_remove(NULL, path, name);
+    if (k->n && bsearch(name, k->kept, k->n, sizeof *k->kept, by_hash)) return 0;
+    if (stat(path, &st) == 0 && unlink(path) == 0) {
+        k->blobs++;
+        k->bytes += st.st_size;
+    }
+    return 0;
+}
+
+static int manifests_remove(const char *to, const struct strings *ids, const char *keep,
+                            struct error *err) {
+    int rc = OK;
+    for (int i = 0; rc == OK && i < ids->n; i++) {
+        if (keep[i]) continue;
+        char *path = manifest_path(to, ids->v[i]);
+        if (unlink(path) != 0) rc = error_errno(err, "cannot remove '%s'", path);
+        free(path);
+    }
+    return rc;
+}
+
+/* Nothing goes before all that stays has been read. */
+static json_t *others_remove(const char *to, const struct strings *ids, const char *keep,
+                             struct error *err) {
+    struct pruning k = {0};
+    int rc = OK, gone = 0;
+    for (int i = 0; rc == OK && i < ids->n; i++) {
+        gone += !keep[i];
+        if (keep[i]) rc = kept_add(&k, to, ids->v[i], err);
+    }
+    if (rc != OK) error_wrap(err, "nothing is removed: what stays cannot be read");
+    if (k.n) qsort(k.kept, k.n, sizeof *k.kept, by_hash);
+    if (rc == OK) rc = manifests_remove(to, ids, keep, err);
+    if (rc == OK) rc = blobs_each(to, blob_prune, &k, err);
+    free(k.kept);
+    return rc == OK ? json_pack("{s:i,s:I,s:I}", "backups", gone, "blobs", (json_int_t)k.blobs,
+                                "bytes", (json_int_t)k.bytes)
+                    : NULL;
+}
+
+/* Somebody counts on it. */
+static int not_marked(const char *to, const struct strings *ids, const char *keep,
+                      struct error *err) {
+    json_t *mark = backup_marked(to);
+    int rc = OK;
+    for (int i = 0; mark && i < ids->n; i++)
+        if (!keep[i] && strcmp(ids->v[i], json_text_at(mark, "id")) == 0)
+            rc = error_set(err, ERR_STATE, "backup '%s' is to be restored; cancel that first",
+                           ids->v[i]);
+    json_decref(mark);
+    return rc;
+}
+
+/* All but `id`, or (NULL) the first `n` stay. */
+static json_t *prune(const char *to, const char *id, int64_t n, struct error *err) {
+    struct strings ids = {0};
+    json_t *out = NULL;
+    bool found = !id;
+    int lock = folder_enter(to, err);
+    if (lock < 0) return NULL;
+    int rc = ids_read(to, &ids, err);
+    char *keep = xcalloc((size_t)ids.n + 1, 1);
+    for (int i = 0; i < ids.n; i++) {
+        keep[i] = id ? strcmp(id, ids.v[i]) != 0 : i < n;
+        found |= !keep[i];
+    }
+    if (rc == OK && !found) rc = error_set(err, ERR_MISSING, "no backup '%.60s' in '%s'", id, to);
+    if (rc == OK) rc = not_marked(to, &ids, keep, err);
+    if (rc == OK) out = others_remove(to, &ids, keep, err);
+    free(keep);
+    strings_release(&ids);
+    close(lock);
+    return out;
+}
+
+json_t *backup_delete(const char *to, const char *id, struct error *err) {
+    return prune(to, id, 0, err);
+}
+
+json_t *backup_prune(const char *to, int64_t keep, struct error *err) {
+    return prune(to, NULL, keep, err);
+}

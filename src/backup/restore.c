@@ -1,0 +1,726 @@
+/*
+ * Checking backups and bringing them back.
+ *
+ *     verify ─> PATH.restoring, of each root ─> restore.json says so ─> renames ─> no restore.json
+ *
+ * Invariants. 1. Until restore.json has a `stamp`, the roots are as they were: whatever fails
+ * before only leaves PATH.restoring, which the next call writes anew. 2. From then on a root's
+ * state is in the names beside it, so that the renames may begin again after a kill: PATH.swapping
+ * is what has yet to go in; once PATH.before-STAMP is there, what was in PATH is out. 3. What lies
+ * in a root and is kept by itself (the backups, another root) stays where it is: names are moved,
+ * not the root.
+ *
+ * A manifest's paths are somebody else's bytes: backup.c has checked them, and they are only ever
+ * opened below a folder that was made here.
+ */
+#define _GNU_SOURCE
+#include "backup/internal.h"
+
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <ftw.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/file.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+/* checking */
+
+struct want {
+    const char *hash, *root, *path;
+    int64_t size;
+};
+
+static int by_hash(const void *a, const void *b) {
+    return strcmp(((const struct want *)a)->hash, ((const struct want *)b)->hash);
+}
+
+/* The contents that a manifest names, each once: [*n], and their bytes. */
+static struct want *wants_of(const json_t *manifest, size_t *n, int64_t *bytes) {
+    const json_t *files = json_object_get(manifest, "files"), *f;
+    struct want *v = xcalloc(json_array_size(files) + 1, sizeof *v);
+    size_t i, all = 0;
+    json_array_foreach (files, i, f)
+        if (!json_object_get(f, "dir"))
+            v[all++] = (struct want){json_text_at(f, "sha256"), json_text_at(f, "root"),
+                                     json_text_at(f, "path"),
+                                     (int64_t)json_integer_value(json_object_get(f, "size"))};
+    qsort(v, all, sizeof *v, by_hash);
+    *n = 0;
+    for (i = 0; i < all; i++) {
+        if (*n && strcmp(v[*n - 1].hash, v[i].hash) == 0) continue;
+        v[(*n)++] = v[i];
+        *bytes += v[i].size;
+    }
+    return v;
+}
+
+/* What is wrong with a blob, in words; "" where nothing is. */
+static int blob_verify(struct work *w, const struct want *want, char problem[256],
+                       struct error *err) {
+    char hash[HASH_LEN], *path = blob_path(w->p->to, want->hash);
+    struct stat st;
+    int rc = OK, fd = open(path, O_RDONLY | O_CLOEXEC | O_NOFOLLOW);
+    *problem = 0;
+    if (fd < 0) {
+        snprintf(problem, 256, "is missing");
+    } else if (fstat(fd, &st) != 0 || !S_ISREG(st.st_mode) || st.st_size != want->size) {
+        snprintf(problem, 256, "is not as long as it was");
+    } else {
+        rc = work_copy(w, fd, want->size, NULL, path, hash, err);
+        if (w->stopped) {
+            rc = err->code;
+        } else if (rc != OK || strcmp(hash, want->hash) != 0) {
+            rc = OK;
+            snprintf(problem, 256,
+                     "is not what it was: remove its blob, and the next backup that "
+                     "has the file writes it again");
+        }
+    }
+    if (fd >= 0) close(fd);
+    free(path);
+    return rc;
+}
+
+/* What was found of blobs so far; each is read once, however many backups name it. */
+struct verdict {
+    struct work *work;
+    json_t *seen; /* {hash: what is wrong, or ""} */
+    json_t *problems;
+};
+
+static int want_verify(struct verdict *c, const char *id, const struct want *want,
+                       struct error *err) {
+    char found[256];
+    const json_t *known = json_object_get(c->seen, want->hash);
+    int rc = OK;
+    if (!known) {
+        rc = blob_verify(c->work, want, found, err);
+        if (rc != OK) return rc;
+        json_object_set_new(c->seen, want->hash, json_string(found));
+        known = json_object_get(c->seen, want->hash);
+    }
+    if (*json_string_value(known))
+        json_array_append_new(c->problems,
+                              json_sprintf("backup '%s': %s: '%s' (blob %s) %s", id, want->root,
+                                           want->path, want->hash, json_string_value(known)));
+    return rc;
+}
+
+/* Adds what is wrong with a manifest's contents to the problems. */
+static int manifest_verify(struct verdict *c, const json_t *manifest, struct error *err) {
+    int64_t bytes = 0;
+    size_t n;
+    int rc = OK;
+    struct want *v = wants_of(manifest, &n, &bytes);
+    c->work->total += bytes;
+    for (size_t i = 0; rc == OK && i < n; i++)
+        rc = want_verify(c, json_text_at(manifest, "id"), &v[i], err);
+    free(v);
+    return rc;
+}
+
+static int check_one(struct verdict *c, const char *id, struct error *err) {
+    json_t *manifest = manifest_read(c->work->p->to, id, err);
+    if (!manifest) {
+        json_array_append_new(c->problems, json_string(err->text));
+        return err->code == ERR_MISSING ? err->code : OK;
+    }
+    int rc = manifest_verify(c, manifest, err);
+    json_decref(manifest);
+    return rc;
+}
+
+json_t *backup_check(const struct backup_place *p, const char *id, struct error *err) {
+    struct work w = {.p = p};
+    struct verdict c = {&w, json_object(), json_array()};
+    struct strings ids = {0};
+    json_t *out = NULL;
+    int lock = path_is_dir(p->to) ? folder_hold(p->to, err) : OK;
+    int rc =
+        lock == ERR_STATE ? lock : OK; // what may not be written to can be checked all the same
+    if (id)
+        strings_add(&ids, id);
+    else if (rc == OK)
+        rc = ids_read(p->to, &ids, err);
+    if (rc == OK && !ids.n) rc = error_set(err, ERR_MISSING, "there are no backups in '%s'", p->to);
+    for (int i = 0; rc == OK && i < ids.n; i++) rc = check_one(&c, ids.v[i], err);
+    if (rc == OK)
+        out = json_pack("{s:i,s:I,s:I,s:O}", "backups", ids.n, "blobs",
+                        (json_int_t)json_object_size(c.seen), "bytes", (json_int_t)w.done,
+                        "problems", c.problems);
+    if (lock > 0) close(lock);
+    json_decref(c.seen);
+    json_decref(c.problems);
+    strings_release(&ids);
+    return out;
+}
+
+/* where things go */
+
+/* A root that is to be brought back. */
+struct target {
+    const char *name;
+    char *path; /* without links, whether it is there or not */
+    char *stem; /* what companions' names begin with */
+    bool file;
+};
+struct restoring {
+    struct work work;
+    json_t *manifest;
+    struct target v[BACKUP_ROOTS_MAX];
+    int n;
+    char *apart[BACKUP_ROOTS_MAX + 1]; /* [n_apart] the backups and every root */
+    int n_apart;
+    char stamp[BACKUP_ID_LEN];
+};
+
+static char *parent_of(const char *path) {
+    const char *slash = strrchr(path, '/');
+    return !slash          ? xstrdup(".")
+           : slash == path ? xstrdup("/")
+                           : strndup(path, (size_t)(slash - path));
+}
+
+/* A path without links; what is not there yet gets its folder. malloc'ed, NULL with the error. */
+static char *path_real(const char *path, struct error *err) {
+    char *real = realpath(path, NULL);
+    if (real) return real;
+    char *plain = xstrdup(path);
+    for (size_t n = strlen(plain); n > 1 && plain[n - 1] == '/';) plain[--n] = 0;
+    const char *slash = strrchr(plain, '/'), *name = slash ? slash + 1 : plain;
+    char *parent = parent_of(plain), *at = NULL;
+    if (dir_make(parent, err) == OK && !(at = realpath(parent, NULL)))
+        error_errno(err, "cannot follow '%s'", parent);
+    if (at) real = path_join(at, name);
+    free(at);
+    free(parent);
+    free(plain);
+    return real;
+}
+
+/* Companions lie beside a path, or in it where only that is on the same file system. */
+static char *stem_of(const char *path) {
+    char *parent = parent_of(path);
+    struct stat a, b;
+    bool apart = stat(path, &a) == 0 && stat(parent, &b) == 0 && a.st_dev != b.st_dev;
+    free(parent);
+    return apart ? path_join(path, ".shoal") : xstrdup(path);
+}
+
+static char *companion(const struct target *t, const char *what) {
+    return xasprintf("%s.%s", t->stem, what);
+}
+
+bool backup_is_unfinished(const char *path, struct error *err) {
+    char *real = realpath(path, NULL), *stem = stem_of(real ? real : path),
+         *swapping = xasprintf("%s.swapping", stem);
+    bool is = path_exists(swapping);
+    if (is)
+        error_set(err, ERR_STATE,
+                  "a restore of '%s' was interrupted; run the same 'shoal restore' again to finish "
+                  "it",
+                  path);
+    free(real);
+    free(stem);
+    free(swapping);
+    return is;
+}
+
+/* Whether a name in a target is to stay where it is. */
+static bool stays(const struct restoring *r, const struct target *t, const char *name) {
+    char *path = path_join(t->path, name);
+    bool found = is_companion(name);
+    for (int i = 0; i < r->n_apart; i++) found |= strcmp(r->apart[i], path) == 0;
+    free(path);
+    return found;
+}
+
+static int remove_one(const char *path, const struct stat *st, int type, struct FTW *at) {
+    (void)st, (void)type, (void)at;
+    return remove(path);
+}
+
+static int tree_remove(const char *path, struct error *err) {
+    if (nftw(path, remove_one, 16, FTW_DEPTH | FTW_PHYS) == 0 || errno == ENOENT) return OK;
+    return error_errno(err, "cannot remove '%s'", path);
+}
+
+static int target_add(struct restoring *r, const struct backup_root *root, struct error *err) {
+    char *path = path_real(root->path, err);
+    if (!path) return err->code;
+    CHECK(r->n_apart < BACKUP_ROOTS_MAX);
+    r->apart[r->n_apart++] = path;
+    if (!json_object_get(json_object_get(r->manifest, "roots"), root->name)) return OK;
+    r->v[r->n++] =
+        (struct target){.name = root->name, .path = xstrdup(path), .stem = stem_of(path)};
+    return OK;
+}
+
+/* Things that are kept by themselves lie right in a root or apart from it. */
+static int nesting_check(const struct restoring *r, struct error *err) {
+    for (int i = 0; i < r->n; i++) {
+        size_t n = strlen(r->v[i].path);
+        for (int k = 0; k < r->n_apart; k++) {
+            const char *p = r->apart[k];
+            if (strncmp(p, r->v[i].path, n) == 0 && p[n] == '/' && strchr(p + n + 1, '/'))
+                return error_set(err, ERR_USAGE,
+                                 "'%s' lies deep in '%s', which is to be replaced: it has to lie "
+                                 "right in it, or elsewhere",
+                                 p, r->v[i].path);
+            if (r->v[i].path != p && strcmp(p, r->v[i].path) == 0 && r->apart[0] == p)
+                return error_set(err, ERR_USAGE, "'%s' holds the backups themselves", p);
+        }
+    }
+    return OK;
+}
+
+static int targets_find(struct restoring *r, struct error *err) {
+    const struct backup_place *p = r->work.p;
+    int rc = OK;
+    r->apart[r->n_apart] = path_real(p->to, err);
+    if (!r->apart[r->n_apart++]) return err->code;
+    for (int i = 0; rc == OK && i < p->n_roots; i++) rc = target_add(r, &p->roots[i], err);
+    if (rc == OK && !r->n)
+        rc = error_set(err, ERR_MISMATCH, "the backup holds none of what is to be restored");
+    return rc == OK ? nesting_check(r, err) : rc;
+}
+
+/* What is to come in must not meet what stays; a file is put in place of a file. */
+static int entry_place_check(struct restoring *r, const json_t *f, struct error *err) {
+    const char *path = json_text_at(f, "path");
+    for (int i = 0; i < r->n; i++) {
+        struct target *t = &r->v[i];
+        if (strcmp(t->name, json_text_at(f, "root")) != 0) continue;
+        char *first = strndup(path, strcspn(path, "/"));
+        bool meets = *first && stays(r, t, first);
+        free(first);
+        if (!*path) t->file = true;
+        if (meets || t->file == path_is_dir(t->path))
+            if (meets || path_exists(t->path))
+                return error_set(err, ERR_MISMATCH, "'%s' of the backup is in the way of '%s'",
+                                 *path ? path : t->name, t->path);
+    }
+    return OK;
+}
+
+static int places_check(struct restoring *r, struct error *err) {
+    const json_t *files = json_object_get(r->manifest, "files"), *f;
+    size_t i;
+    json_array_foreach (files, i, f)
+        if (entry_place_check(r, f, err) != OK) return err->code;
+    return OK;
+}
+
+static int target_is_empty(const struct restoring *r, const struct target *t, struct error *err) {
+    struct strings names = {0};
+    int rc = OK, n = !path_is_dir(t->path) && path_exists(t->path);
+    if (path_is_dir(t->path)) rc = backup_names(t->path, &names, err);
+    for (int i = 0; i < names.n; i++) n += !stays(r, t, names.v[i]);
+    strings_release(&names);
+    if (rc == OK && n)
+        rc = error_set(err, ERR_STATE,
+                       "'%s' holds something: --replace puts the backup in its place and keeps "
+                       "that as '%s.before-…'",
+                       t->path, t->stem);
+    return rc;
+}
+
+/* A server holds the lock of its jobs for as long as it runs. */
+static int target_hold(const struct target *t, int *fd, struct error *err) {
+    char *path = path_join(t->path, "jobs/lock");
+    int rc = OK;
+    *fd = open(path, O_RDWR | O_CLOEXEC);
+    if (*fd >= 0 && flock(*fd, LOCK_EX | LOCK_NB) != 0)
+        rc = error_set(err, ERR_STATE, "a server uses '%s'; stop it first", t->path);
+    free(path);
+    return rc;
+}
+
+/* writing beside the roots */
+
+static int content_stage(struct restoring *r, const json_t *f, const char *to, struct error *err) {
+    struct writer w;
+    const char *want = json_text_at(f, "sha256");
+    char hash[HASH_LEN], *path = blob_path(r->work.p->to, want);
+    int fd = open(path, O_RDONLY | O_CLOEXEC | O_NOFOLLOW);
+    int rc = fd < 0 ? error_errno(err, "cannot open '%s'", path)
+                    : file_begin(&w, to, (uint32_t)json_number_at(f, "mode"), err);
+    if (rc == OK) {
+        rc = work_copy(&r->work, fd, (int64_t)json_number_at(f, "size"), &w, path, hash, err);
+        if (rc == OK && strcmp(hash, want) != 0)
+            rc = error_set(err, ERR_FORMAT, "'%s' is not what it was", path);
+        if (rc == OK) rc = writer_commit(&w, err);
+        writer_abort(&w);
+    }
+    if (fd >= 0) close(fd);
+    free(path);
+    return rc;
+}
+
+static int entry_stage(struct restoring *r, const json_t *f, const char *staging,
+                       struct error *err) {
+    const char *path = json_text_at(f, "path");
+    char *to = *path ? path_join(staging, path) : xstrdup(staging);
+    int rc = OK;
+    if (!json_object_get(f, "dir"))
+        rc = content_stage(r, f, to, err);
+    else if (mkdir(to, 0700) != 0 || chmod(to, 0700 | (mode_t)json_number_at(f, "mode")) != 0)
+        rc = error_errno(err, "cannot make '%s'", to);
+    free(to);
+    return rc;
+}
+
+static int target_stage(struct restoring *r, const struct target *t, struct error *err) {
+    const json_t *files = json_object_get(r->manifest, "files"), *f;
+    char *staging = companion(t, "restoring");
+    size_t i;
+    int rc = tree_remove(staging, err);
+    if (rc == OK && !t->file) rc = folder_private(staging, err);
+    json_array_foreach (files, i, f)
+        if (rc == OK && strcmp(json_text_at(f, "root"), t->name) == 0)
+            rc = entry_stage(r, f, staging, err);
+    if (rc == OK && !t->file && r->work.p->staged) rc = r->work.p->staged(t->path, staging, err);
+    free(staging);
+    return rc;
+}
+
+static int all_stage(struct restoring *r, struct error *err) {
+    int rc = OK;
+    for (int i = 0; rc == OK && i < r->n; i++) rc = target_stage(r, &r->v[i], err);
+    return rc;
+}
+
+static void staging_remove(const struct restoring *r) {
+    for (int i = 0; i < r->n; i++) {
+        struct error none;
+        char *staging = companion(&r->v[i], "restoring");
+        tree_remove(staging, &none);
+        free(staging);
+    }
+}
+
+/* putting in place */
+
+static char *before_of(const struct restoring *r, const struct target *t) {
+    return xasprintf("%s.before-%s", t->stem, r->stamp);
+}
+
+/* Every name of a folder into another one; of a target those that do not stay. */
+static int names_move(const struct restoring *r, const struct target *of, const char *from,
+                      const char *to, struct error *err) {
+    struct strings names = {0};
+    int rc = backup_names(from, &names, err);
+    for (int i = 0; rc == OK && i < names.n; i++) {
+        if (of && stays(r, of, names.v[i])) continue;
+        char *a = path_join(from, names.v[i]), *b = path_join(to, names.v[i]);
+        rc = path_move(a, b, err);
+        free(a);
+        free(b);
+    }
+    strings_release(&names);
+    return rc;
+}
+
+/* Out with what is there, which may have begun already. */
+static int old_move(const struct restoring *r, const struct target *t, const char *before,
+                    struct error *err) {
+    if (path_exists(before)) return OK;
+    if (!path_is_dir(t->path)) return path_exists(t->path) ? path_move(t->path, before, err) : OK;
+    char *part = xasprintf("%s.part", before);
+    int rc = folder_private(part, err);
+    if (rc == OK) rc = names_move(r, t, t->path, part, err);
+    if (rc == OK) rc = path_move(part, before, err);
+    free(part);
+    return rc;
+}
+
+static int new_move(const struct restoring *r, const struct target *t, const char *swapping,
+                    struct error *err) {
+    if (!path_exists(t->path)) return path_move(swapping, t->path, err);
+    int rc = names_move(r, NULL, swapping, t->path, err);
+    if (rc == OK && rmdir(swapping) != 0) rc = error_errno(err, "cannot remove '%s'", swapping);
+    return rc;
+}
+
+static int target_swap(const struct restoring *r, const struct target *t, struct error *err) {
+    char *restoring = companion(t, "restoring"), *swapping = companion(t, "swapping"),
+         *before = before_of(r, t);
+    int rc = OK;
+    if (path_exists(restoring)) rc = path_move(restoring, swapping, err);
+    if (rc == OK && path_exists(swapping)) {
+        rc = old_move(r, t, before, err);
+        if (rc == OK) rc = new_move(r, t, swapping, err);
+    }
+    if (rc == OK) rmdir(before); // refuses, unless nothing was there
+    free(restoring);
+    free(swapping);
+    free(before);
+    return rc;
+}
+
+static char *journal_path(const char *to) {
+    return path_join(to, "restore.json");
+}
+
+/* {name: path} as this call has them. */
+static json_t *roots_json(const struct restoring *r) {
+    json_t *v = json_object();
+    for (int i = 0; i < r->n; i++) json_object_set_new(v, r->v[i].name, json_path(r->v[i].path));
+    return v;
+}
+
+static int journal_write(const struct restoring *r, const char *id, struct error *err) {
+    char now[32], *path = journal_path(r->work.p->to);
+    json_t *v =
+        json_pack("{s:s,s:s,s:o}", "id", id, "asked", clock_utc(now), "roots", roots_json(r));
+    if (*r->stamp) json_object_set_new(v, "stamp", json_string(r->stamp));
+    int rc = json_save(path, v, err);
+    json_decref(v);
+    free(path);
+    return rc;
+}
+
+static json_t *journal_read(const char *to) {
+    char *path = journal_path(to);
+    struct buf text = {0};
+    struct error none;
+    json_t *v = path_exists(path) && file_read(path, 1 << 20, &text, &none) == OK
+                    ? json_parse(text.data, text.len, path, &none)
+                    : NULL;
+    buf_release(&text);
+    free(path);
+    if (json_is_object(v) && id_is_valid(json_text_at(v, "id"))) return v;
+    json_decref(v);
+    return NULL;
+}
+
+/* Whether the renames of a restore have yet to end. */
+static bool has_begun(const char *to) {
+    json_t *v = journal_read(to);
+    bool begun = json_object_get(v, "stamp");
+    json_decref(v);
+    return begun;
+}
+
+static int journal_remove(const char *to, struct error *err) {
+    char *path = journal_path(to);
+    int rc =
+        unlink(path) == 0 || errno == ENOENT ? OK : error_errno(err, "cannot remove '%s'", path);
+    free(path);
+    return rc;
+}
+
+static int all_swap(const struct restoring *r, struct error *err) {
+    int rc = OK, lock[BACKUP_ROOTS_MAX];
+    for (int i = 0; i < r->n; i++) lock[i] = -1;
+    for (int i = 0; rc == OK && i < r->n; i++) rc = target_hold(&r->v[i], &lock[i], err);
+    for (int i = 0; rc == OK && i < r->n; i++) rc = target_swap(r, &r->v[i], err);
+    for (int i = 0; i < r->n; i++)
+        if (lock[i] >= 0) close(lock[i]);
+    return rc == OK ? journal_remove(r->work.p->to, err) : rc;
+}
+
+/* the whole */
+
+static void restoring_release(struct restoring *r) {
+    for (int i = 0; i < r->n; i++) {
+        free(r->v[i].path);
+        free(r->v[i].stem);
+    }
+    for (int i = 0; i < r->n_apart; i++) free(r->apart[i]);
+    json_decref(r->manifest);
+}
+
+static int restoring_open(struct restoring *r, const struct backup_place *p, const char *id,
+                          struct error *err) {
+    char newest[BACKUP_ID_LEN];
+    *r = (struct restoring){.work.p = p};
+    if (!id) {
+        int rc = newest_find(p->to, newest, err);
+        if (rc != OK) return rc;
+        id = newest;
+    }
+    if (!(r->manifest = manifest_read(p->to, id, err))) return err->code;
+    int rc = targets_find(r, err);
+    return rc == OK ? places_check(r, err) : rc;
+}
+
+static int restoring_verify(struct restoring *r, struct error *err) {
+    struct verdict c = {&r->work, json_object(), json_array()};
+    int rc = manifest_verify(&c, r->manifest, err);
+    size_t n = json_array_size(c.problems);
+    if (rc == OK && n)
+        rc = error_set(err, ERR_FORMAT, "%s%s", json_string_value(json_array_get(c.problems, 0)),
+                       n > 1 ? ", and more; 'shoal backup TO --check' names them" : "");
+    json_decref(c.seen);
+    json_decref(c.problems);
+    return rc;
+}
+
+static json_t *restored_json(const struct restoring *r) {
+    json_t *roots = json_object(), *left = json_array(), *path;
+    const char *name;
+    for (int i = 0; i < r->n; i++) {
+        char *before = before_of(r, &r->v[i]);
+        json_object_set_new(roots, r->v[i].name,
+                            json_pack("{s:o,s:o}", "path", json_path(r->v[i].path), "before",
+                                      path_exists(before) ? json_path(before) : json_null()));
+        free(before);
+    }
+    json_object_foreach (json_object_get(r->manifest, "roots"), name, path)
+        if (!json_object_get(roots, name)) json_array_append_new(left, json_string(name));
+    return json_pack("{s:O,s:I,s:O,s:o,s:o}", "id", json_object_get(r->manifest, "id"), "files",
+                     (json_int_t)json_array_size(json_object_get(r->manifest, "files")), "bytes",
+                     json_object_get(r->manifest, "bytes"), "roots", roots, "left_out", left);
+}
+
+/* From the first byte to the last rename; TO is held. */
+static json_t *restore_run(const struct backup_place *p, const char *id, bool replace,
+                           struct error *err) {
+    struct restoring r;
+    json_t *out = NULL;
+    int lock, rc = restoring_open(&r, p, id, err);
+    for (int i = 0; rc == OK && i < r.n; i++) {
+        rc = target_hold(&r.v[i], &lock, err);
+        if (lock >= 0) close(lock);
+        if (rc == OK && !replace) rc = target_is_empty(&r, &r.v[i], err);
+    }
+    if (rc == OK) rc = restoring_verify(&r, err);
+    if (rc == OK) rc = all_stage(&r, err);
+    id_now(r.stamp);
+    if (rc == OK) rc = journal_write(&r, json_text_at(r.manifest, "id"), err);
+    if (rc != OK && !has_begun(p->to)) staging_remove(&r);
+    if (rc == OK) rc = all_swap(&r, err);
+    if (rc == OK) out = restored_json(&r);
+    restoring_release(&r);
+    return out;
+}
+
+/* The renames of a call that was killed among them. */
+static json_t *restore_finish(const struct backup_place *p, const json_t *journal,
+                              struct error *err) {
+    struct restoring r;
+    const char *id = json_text_at(journal, "id");
+    json_t *out = NULL;
+    int rc = restoring_open(&r, p, id, err);
+    json_t *roots = rc == OK ? roots_json(&r) : NULL;
+    if (rc == OK && !json_equal(roots, json_object_get(journal, "roots"))) {
+        char *text = json_text(json_object_get(journal, "roots"));
+        rc = error_set(err, ERR_STATE,
+                       "the restore of '%s' to %s was interrupted; finish that first, by the same "
+                       "command",
+                       id, text);
+        free(text);
+    }
+    snprintf(r.stamp, sizeof r.stamp, "%s", json_text_at(journal, "stamp"));
+    if (rc == OK && !id_is_valid(r.stamp)) rc = error_set(err, ERR_FORMAT, "its journal is broken");
+    if (rc == OK) rc = all_swap(&r, err);
+    if (rc == OK) out = restored_json(&r);
+    json_decref(roots);
+    restoring_release(&r);
+    return out;
+}
+
+json_t *backup_restore(const struct backup_place *p, const char *id, bool replace,
+                       struct error *err) {
+    if (!path_is_dir(p->to)) {
+        error_set(err, ERR_MISSING, "there are no backups in '%s'", p->to);
+        return NULL;
+    }
+    int lock = folder_hold(p->to, err);
+    if (lock < 0) return NULL;
+    json_t *journal = journal_read(p->to), *out = NULL;
+    bool begun = json_object_get(journal, "stamp");
+    if (begun) out = restore_finish(p, journal, err);
+    if (out)
+        note("the restore of '%s' that was interrupted is finished", json_text_at(journal, "id"));
+    if (!begun || (out && id && strcmp(id, json_text_at(journal, "id")) != 0)) {
+        json_decref(out);
+        out = restore_run(p, id, replace, err);
+    }
+    json_decref(journal);
+    close(lock);
+    return out;
+}
+
+/* asking for it */
+
+int backup_mark(const struct backup_place *p, const char *id, struct error *err) {
+    struct restoring r = {0};
+    int lock = path_is_dir(p->to) ? folder_hold(p->to, err)
+                                  : error_set(err, ERR_MISSING, "no backups in '%s'", p->to);
+    if (lock < 0) return lock;
+    int rc = restoring_open(&r, p, id, err);
+    if (rc == OK) rc = restoring_verify(&r, err);
+    if (rc == OK) rc = journal_write(&r, id, err);
+    restoring_release(&r);
+    close(lock);
+    return rc;
+}
+
+json_t *backup_marked(const char *to) {
+    json_t *v = journal_read(to);
+    json_object_del(v, "roots");
+    json_object_del(v, "stamp");
+    return v;
+}
+
+int backup_unmark(const char *to, const char *id, struct error *err) {
+    if (!path_is_dir(to)) return error_set(err, ERR_MISSING, "no backups in '%s'", to);
+    int lock = folder_hold(to, err), rc = OK;
+    if (lock < 0) return lock;
+    json_t *v = journal_read(to);
+    if (!v || strcmp(json_text_at(v, "id"), id) != 0)
+        rc = error_set(err, ERR_MISSING, "backup '%.60s' is not to be restored", id);
+    else if (json_object_get(v, "stamp"))
+        rc = error_set(err, ERR_STATE, "the restore of '%s' has begun", id);
+    else
+        rc = journal_remove(to, err);
+    json_decref(v);
+    close(lock);
+    return rc;
+}
+
+static void failure_note(const struct backup_place *p, json_t *journal, const char *why) {
+    struct error none;
+    char *path = journal_path(p->to);
+    json_object_set_new(journal, "failed", json_string(why));
+    if (json_save(path, journal, &none) != OK) warn("%s", none.text);
+    free(path);
+}
+
+/* Whether a mark means these roots, not those of a folder that was copied from elsewhere. */
+static bool is_ours(const struct backup_place *p, const json_t *journal) {
+    const json_t *roots = json_object_get(journal, "roots");
+    size_t found = 0;
+    for (int i = 0; i < p->n_roots; i++) {
+        struct error none;
+        char *path = path_real(p->roots[i].path, &none);
+        found += path && strcmp(json_text_at(roots, p->roots[i].name), path) == 0;
+        free(path);
+    }
+    return found && found == json_object_size(roots);
+}
+
+json_t *backup_resume(const struct backup_place *p, struct error *err) {
+    json_t *journal = journal_read(p->to), *out = NULL;
+    *err = (struct error){0};
+    if (!journal) return NULL;
+    const char *id = json_text_at(journal, "id");
+    if (!is_ours(p, journal)) {
+        warn("'%s' asks for backup '%s' in other places than these: nothing is restored", p->to,
+             id);
+    } else if (!json_object_get(journal, "failed")) {
+        out = backup_restore(p, id, true, err);
+        if (!out && !has_begun(p->to)) { // nothing has been touched
+            warn("backup '%s' is not restored: %s", id, err->text);
+            failure_note(p, journal, err->text);
+            *err = (struct error){0};
+        }
+    }
+    json_decref(journal);
+    return out;
+}

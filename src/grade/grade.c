@@ -1,0 +1,605 @@
+/*
+ * grade: the table of graders, and the ones that are a few lines each: letter, exact, regex.
+ *
+ * A grader takes an answer out of a text in a normal form and scores that form against a gold. What
+ * a text marks as its answer ("answer:", 答えは, ####, \boxed) is found here for all of them. The
+ * last mark counts, since models restate the question's before they give their own.
+ */
+#define _GNU_SOURCE
+#define PCRE2_CODE_UNIT_WIDTH 8
+#include "grade/internal.h"
+
+#include <ctype.h>
+#include <pcre2.h>
+#include <stdlib.h>
+#include <string.h>
+#include <strings.h>
+#include <unicase.h>
+#include <unictype.h>
+#include <unistr.h>
+
+struct grader {
+    const char *name, *about;
+    bool (*extract)(const char *text, struct buf *out);
+    double (*score)(const char *form, const char *gold); /* NULL: 1 for equal forms */
+    bool (*same)(const char *a, const char *b);          /* NULL: of equal forms */
+    int (*check)(const char *gold, struct error *err);
+    bool gold_as_is; /* a gold is no text to extract from */
+};
+
+/* spans */
+
+struct span span_of(const char *text) {
+    return (struct span){text, strlen(text)};
+}
+
+struct span span_trim(struct span s) {
+    ucs4_t c;
+    const uint8_t *begin = (const uint8_t *)s.at, *end = begin + s.len;
+    while (begin < end) {
+        int n = u8_mbtouc(&c, begin, (size_t)(end - begin));
+        if (!uc_is_property_white_space(c)) break;
+        begin += n;
+    }
+    while (begin < end) {
+        const uint8_t *last = end - 1;
+        while (last > begin && (*last & 0xC0) == 0x80) last--;
+        u8_mbtouc(&c, last, (size_t)(end - last));
+        if (!uc_is_property_white_space(c)) break;
+        end = last;
+    }
+    return (struct span){(const char *)begin, (size_t)(end - begin)};
+}
+
+static bool span_put(struct span s, struct buf *out) {
+    buf_puts(out, "");
+    buf_add(out, s.at, s.len);
+    return s.len > 0;
+}
+
+static bool begins(struct span s, const char *what) {
+    size_t n = strlen(what);
+    return s.len >= n && strncasecmp(s.at, what, n) == 0;
+}
+
+static struct span behind(struct span s, size_t n) {
+    return (struct span){s.at + n, s.len - n};
+}
+
+static struct span line_of(struct span s) {
+    const char *end = s.len ? memchr(s.at, '\n', s.len) : NULL;
+    return span_trim((struct span){s.at, end ? (size_t)(end - s.at) : s.len});
+}
+
+struct span last_line(struct span text) {
+    text = span_trim(text);
+    const char *begin = text.len ? memrchr(text.at, '\n', text.len) : NULL;
+    return span_trim(begin ? behind(text, (size_t)(begin + 1 - text.at)) : text);
+}
+
+/* marks */
+
+/* One of `words` at the beginning, blanks and emphasis before it; returns its bytes, or 0. */
+static size_t word_behind(struct span s, const char *const *words, int n) {
+    size_t skip = 0;
+    while (skip < s.len && strchr(" \t*_", s.at[skip]) && s.at[skip]) skip++;
+    for (int i = 0; i < n; i++)
+        if (begins(behind(s, skip), words[i])) return skip + strlen(words[i]);
+    return 0;
+}
+
+/* Bytes of "answer is:", 答えは and the like; 0: no mark begins here. */
+static size_t mark_here(struct span s) {
+    static const char *const names[] = {"answer", "答え", "答案", "正解", "解答", "回答"};
+    static const char *const links[] = {":", "：", "=", "is ", "is:", "は", "是", "为", "為"};
+    if (begins(s, "####")) return 4;
+    for (size_t i = 0; i < ARRAY_LEN(names); i++) {
+        if (!begins(s, names[i])) continue;
+        size_t len = strlen(names[i]), link, n_links = 0;
+        while (n_links++ < 3 && (link = word_behind(behind(s, len), links, ARRAY_LEN(links))) > 0)
+            len += link;
+        return n_links > 1 && len > strlen(names[i]) ? len : 0;
+    }
+    return 0;
+}
+
+bool marked_answer(struct span text, struct span *out) {
+    bool found = false;
+    for (size_t i = 0, len; i < text.len; i += MAX(len, 1))
+        if ((len = mark_here(behind(text, i))) > 0) {
+            *out = behind(text, i + len);
+            found = true;
+        }
+    if (found) *out = line_of(span_trim(*out));
+    return found && out->len > 0;
+}
+
+/* Behind "\boxed": the inside of its braces. A few bytes may stand without. */
+static bool box_inside(struct span s, struct span *out) {
+    int depth = 0;
+    size_t skip = 0;
+    while (skip < s.len && s.at[skip] == ' ') skip++;
+    s = behind(s, skip);
+    if (s.len && s.at[0] != '{') {
+        *out = (struct span){s.at, 0};
+        while (out->len < s.len && out->len < 16 && isalnum((unsigned char)s.at[out->len]))
+            out->len++;
+        return out->len > 0;
+    }
+    for (size_t i = 0; i < s.len; i++) {
+        if (s.at[i] == '\\') {
+            i++;
+            continue;
+        }
+        depth += s.at[i] == '{';
+        if (s.at[i] != '}' || --depth > 0) continue;
+        *out = span_trim((struct span){s.at + 1, i - 1});
+        return out->len > 0;
+    }
+    return false;
+}
+
+/* From the end; only the last few boxes are tried, so that open ones cost no more than that. */
+bool boxed_answer(struct span text, struct span *out) {
+    enum { TRIES = 16 };
+    size_t end = text.len;
+    for (int i = 0; i < TRIES; i++) {
+        const char *box = NULL;
+        while (!box && end > 0) {
+            const char *p = memrchr(text.at, '\\', end);
+            end = p ? (size_t)(p - text.at) : 0;
+            if (p && (begins(behind(text, end), "\\boxed") || begins(behind(text, end), "\\fbox")))
+                box = p;
+        }
+        if (!box) return false;
+        if (box_inside(behind(text, end + (box[1] == 'f' ? 5 : 6)), out)) return true;
+    }
+    return false;
+}
+
+/* letter */
+
+/* The character here in ASCII, full-width ones too; 0 for others and at the end. */
+static char ascii_at(struct span s, size_t *len) {
+    ucs4_t c = 0;
+    *len = s.len ? (size_t)u8_mbtouc(&c, (const uint8_t *)s.at, s.len) : 0;
+    if (c >= 0xFF01 && c <= 0xFF5E) c -= 0xFEE0;
+    if (c == 0x3002) c = '.';
+    return c < 0x80 ? (char)c : 0;
+}
+
+/* Takes away what stands around an answer: brackets, emphasis, \text{. Says whether a bracket did.
+ */
+static struct span unwrap(struct span s, bool *bracket) {
+    static const char *const wraps[] = {"\\text{", "\\textbf{", "\\mathrm{", "\\mathbf{",
+                                        "\\boxed{"};
+    for (;;) {
+        size_t len, i = 0;
+        s = span_trim(s);
+        char c = ascii_at(s, &len);
+        if (c && strchr("([{*\"'$", c)) {
+            *bracket |= c == '(' || c == '[' || c == '{';
+            s = behind(s, len);
+            continue;
+        }
+        while (i < ARRAY_LEN(wraps) && !begins(s, wraps[i])) i++;
+        if (i == ARRAY_LEN(wraps)) return s;
+        *bracket = true;
+        s = behind(s, strlen(wraps[i]));
+    }
+}
+
+static bool is_choice(char c) {
+    return (c >= 'A' && c <= 'H') || (c >= 'a' && c <= 'h');
+}
+
+/* Nothing but closing signs. */
+static bool only_closing(struct span s) {
+    size_t len;
+    for (s = span_trim(s); s.len; s = span_trim(behind(s, len))) {
+        char c = ascii_at(s, &len);
+        if (!c || !strchr(")]}.,:;!*\"'$", c)) return false;
+    }
+    return true;
+}
+
+/* "B and C", "A/B": more than one. */
+static bool another_follows(struct span s) {
+    static const char *const links[] = {"and ", "or ", "&", "/", ",", "と", "、", "和", "或"};
+    while (s.len && strchr(")]}. *", *s.at)) s = behind(s, 1);
+    size_t link = word_behind(s, links, ARRAY_LEN(links)), len, next;
+    if (!link) return false;
+    bool bracket = false;
+    s = unwrap(behind(s, link), &bracket);
+    char c = ascii_at(s, &len);
+    return is_choice(c) && !isalnum((unsigned char)ascii_at(behind(s, len), &next));
+}
+
+/* A letter that begins a marked answer: alone, before a sign, or before words that "A" cannot
+ * begin. */
+static char marked_letter(struct span s) {
+    bool bracket = false;
+    size_t len, next;
+    s = unwrap(s, &bracket);
+    char c = ascii_at(s, &len);
+    if (!is_choice(c)) return 0;
+    struct span rest = behind(s, len);
+    if (another_follows(rest)) return 0;
+    if (only_closing(rest)) return (char)toupper((unsigned char)c);
+    char after = ascii_at(rest, &next);
+    bool dense = (uint8_t)*rest.at >= 0xE3; // kana, ideographs
+    bool sign = dense || (after && strchr(")]}.,:;*$", after));
+    bool words = isupper((unsigned char)c) && c != 'A' && isspace((unsigned char)*rest.at);
+    if (islower((unsigned char)c) && !bracket && !dense) return 0;
+    return sign || words ? (char)toupper((unsigned char)c) : 0;
+}
+
+static char lone_letter(struct span s) {
+    bool bracket = false;
+    size_t len;
+    s = unwrap(s, &bracket);
+    char c = ascii_at(s, &len);
+    return is_choice(c) && only_closing(behind(s, len)) ? (char)toupper((unsigned char)c) : 0;
+}
+
+/* "B) Paris", "(B) Paris", "B. Paris". */
+static char listed_letter(struct span line) {
+    bool bracket = false;
+    size_t len, next;
+    struct span s = unwrap(line, &bracket);
+    char c = ascii_at(s, &len), after = ascii_at(behind(s, len), &next);
+    if (!is_choice(c) || islower((unsigned char)c)) return 0;
+    return after == ')' || (after == '.' && !bracket) || (after == ']' && bracket) ? c : 0;
+}
+
+/* The only letter that lines begin with. */
+static char only_listed_letter(struct span text) {
+    char found = 0;
+    while (text.len) {
+        const char *end = memchr(text.at, '\n', text.len);
+        size_t len = end ? (size_t)(end - text.at) : text.len;
+        char c = listed_letter(span_trim((struct span){text.at, len}));
+        if (c && found && c != found) return 0;
+        if (c) found = c;
+        text = behind(text, MIN(len + 1, text.len));
+    }
+    return found;
+}
+
+static bool letter_extract(const char *text, struct buf *out) {
+    struct span all = span_of(text), part;
+    char c = boxed_answer(all, &part) ? lone_letter(part) : 0;
+    if (!c && marked_answer(all, &part)) {
+        if ((c = marked_letter(part)) == 0) return false; // what is marked is no letter
+    }
+    if (!c) c = lone_letter(all);
+    if (!c) c = lone_letter(last_line(all));
+    if (!c) c = only_listed_letter(all);
+    if (c) buf_add(out, &c, 1);
+    return c != 0;
+}
+
+static int form_check(const struct grader *g, const char *gold, const char *what,
+                      struct error *err) {
+    struct buf form = {0};
+    bool found = g->extract(gold, &form);
+    buf_release(&form);
+    return found ? OK : error_set(err, ERR_FORMAT, "gold answer '%.60s' is no %s", gold, what);
+}
+
+/* exact */
+
+static ucs4_t char_fold(ucs4_t c) {
+    if (c >= 0xFF01 && c <= 0xFF5E) c -= 0xFEE0; /* full-width ASCII */
+    return uc_tolower(c);
+}
+
+/* From here on (CJK radicals, kana, ideographs, hangul, their punctuation) a blank separates
+ * nothing. */
+enum { DENSE_FROM = 0x2E80 };
+
+void text_fold(const char *text, size_t len, struct buf *out) {
+    const uint8_t *p = (const uint8_t *)text, *end = p + len;
+    ucs4_t before = 0;
+    bool blank = false;
+    while (p < end) {
+        ucs4_t c;
+        uint8_t bytes[6];
+        p += u8_mbtouc(&c, p, (size_t)(end - p));
+        if (uc_is_property_white_space(c)) {
+            blank = before != 0;
+            continue;
+        }
+        c = char_fold(c);
+        if (blank && c < DENSE_FROM && before < DENSE_FROM) buf_puts(out, " ");
+        blank = false;
+        before = c;
+        buf_add(out, bytes, (size_t)u8_uctomb(bytes, c, sizeof bytes));
+    }
+}
+
+/* Behind the last "answer:", 答え： or 答案：, else all. */
+static struct span answer_rest(const char *text) {
+    static const char *const marks[] = {
+        "answer:", "answer：", "答え:", "答え：", "答案:", "答案："};
+    struct span all = span_of(text), rest = all;
+    for (size_t i = 0; i < all.len; i++)
+        for (size_t k = 0; k < ARRAY_LEN(marks); k++)
+            if (begins(behind(all, i), marks[k])) rest = behind(all, i + strlen(marks[k]));
+    return rest;
+}
+
+static bool exact_extract(const char *text, struct buf *out) {
+    struct span rest = answer_rest(text);
+    size_t begin = out->len;
+    buf_puts(out, "");
+    text_fold(rest.at, rest.len, out);
+    static const char *const ends[] = {".", "。", "｡", " "};
+    for (size_t i = 0; i < ARRAY_LEN(ends); i++) {
+        size_t n = strlen(ends[i]);
+        if (out->len < begin + n || memcmp(out->data + out->len - n, ends[i], n) != 0) continue;
+        out->data[out->len -= n] = 0;
+        i = (size_t)-1; // and what stands before it
+    }
+    return out->len > begin;
+}
+
+/* regex */
+
+pcre2_code *pattern_make(const char *text, struct error *err) {
+    int code;
+    PCRE2_SIZE at;
+    char why[256];
+    pcre2_code *p = pcre2_compile((PCRE2_SPTR)text, PCRE2_ZERO_TERMINATED, PCRE2_UTF | PCRE2_UCP,
+                                  &code, &at, NULL);
+    if (p) return p;
+    pcre2_get_error_message(code, (PCRE2_UCHAR *)why, sizeof why);
+    error_set(err, ERR_FORMAT, "pattern '%s' is wrong at character %zu: %s", text, at + 1, why);
+    return NULL;
+}
+
+static int regex_check(const char *gold, struct error *err) {
+    pcre2_code *p = pattern_make(gold, err);
+    pcre2_code_free(p);
+    return p ? OK : err->code;
+}
+
+/* What is no UTF-8, or takes too long, does not match. */
+static double regex_score(const char *form, const char *gold) {
+    struct error err;
+    pcre2_code *p = pattern_make(gold, &err);
+    CHECK(p); // grader_check has seen it
+    pcre2_match_data *m = pcre2_match_data_create(1, NULL);
+    pcre2_match_context *limits = pcre2_match_context_create(NULL);
+    CHECK(m && limits);
+    pcre2_set_match_limit(limits, 1000000);
+    pcre2_set_heap_limit(limits, 65536); // KiB
+    int rc = pcre2_match(p, (PCRE2_SPTR)form, strlen(form), 0, 0, m, limits);
+    pcre2_match_context_free(limits);
+    pcre2_match_data_free(m);
+    pcre2_code_free(p);
+    return rc >= 0;
+}
+
+/* A text as it is. */
+static bool whole_extract(const char *text, struct buf *out) {
+    return span_put(span_trim(span_of(text)), out);
+}
+
+/* f1 */
+
+static bool f1_extract(const char *text, struct buf *out) {
+    struct span rest = answer_rest(text);
+    size_t begin = out->len;
+    char *copy = xasprintf("%.*s", (int)MIN(rest.len, INT32_MAX), rest.at);
+    buf_puts(out, "");
+    f1_words(copy, out);
+    free(copy);
+    if (out->len == begin) text_fold(rest.at, rest.len, out); // articles and signs only
+    return out->len > begin;
+}
+
+/* math */
+
+/* Words of four letters and more are prose unless a formula knows them. */
+static bool has_prose(struct span s) {
+    for (size_t i = 0, n; i < s.len; i += n + 1) {
+        n = 0;
+        while (i + n < s.len && isalpha((unsigned char)s.at[i + n])) n++;
+        bool command = i > 0 && s.at[i - 1] == '\\';
+        if (n >= 4 && !command) return true;
+    }
+    return false;
+}
+
+/* From the first $ to the last one; a lone one is a currency. \( and \[ likewise. */
+static bool dollars(struct span s, struct span *out) {
+    static const char *const pairs[][2] = {{"\\(", "\\)"}, {"\\[", "\\]"}};
+    const char *open = memchr(s.at, '$', s.len), *close = open ? memrchr(s.at, '$', s.len) : NULL;
+    for (size_t i = 0; open == close && i < ARRAY_LEN(pairs); i++) {
+        const char *a = memmem(s.at, s.len, pairs[i][0], 2), *b = NULL;
+        for (const char *p = a; p && (p = memmem(p, (size_t)(s.at + s.len - p), pairs[i][1], 2));
+             p += 2)
+            b = p;
+        if (b) open = a + 1, close = b;
+    }
+    if (open == close) return false;
+    *out = span_trim((struct span){open + 1, (size_t)(close - open - 1)});
+    while (out->len && *out->at == '$') *out = behind(*out, 1);
+    while (out->len && out->at[out->len - 1] == '$') out->len--;
+    *out = span_trim(*out);
+    return out->len > 0;
+}
+
+/* The formula that ends the last line. */
+static bool last_formula(struct span line, struct span *out) {
+    struct span inside;
+    const char *close = line.len ? memrchr(line.at, '$', line.len) : NULL;
+    const char *open = close > line.at ? memrchr(line.at, '$', (size_t)(close - line.at)) : NULL;
+    if (open && close == open + 1) // $$…$$
+        open = open > line.at ? memrchr(line.at, '$', (size_t)(open - line.at)) : NULL;
+    if (open) *out = span_trim((struct span){open + 1, (size_t)(close - open - 1)});
+    if (open && out->len) return true;
+    if (!dollars(line, &inside)) return false;
+    *out = inside;
+    return true;
+}
+
+/* "5. I hope it is correct." → 5 */
+static struct span sentence(struct span s) {
+    const char *end = memmem(s.at, s.len, ". ", 2);
+    return end ? (struct span){s.at, (size_t)(end - s.at)} : s;
+}
+
+bool math_extract(const char *text, struct buf *out) {
+    enum { SHORT = 64 };
+    struct span all = span_trim(span_of(text)), part, line = last_line(all);
+    if (boxed_answer(all, &part)) return span_put(part, out);
+    if (marked_answer(all, &part)) {
+        struct span inside;
+        return span_put(dollars(part, &inside) ? inside : sentence(part), out);
+    }
+    bool one_line = line.at == all.at;
+    if (one_line && (!has_prose(all) || all.len <= SHORT)) return span_put(all, out);
+    if (last_formula(line, &part)) return span_put(part, out);
+    if (line.len <= SHORT && !has_prose(line)) return span_put(line, out);
+    char *copy = xasprintf("%.*s", (int)MIN(line.len, INT32_MAX), line.at);
+    bool found = number_extract(copy, out);
+    free(copy);
+    return found;
+}
+
+static bool math_equal(const char *a, const char *b) {
+    int64_t steps;
+    return math_same(a, b, &steps);
+}
+
+static double math_score(const char *form, const char *gold) {
+    return math_equal(form, gold);
+}
+
+/* the table */
+
+static int letter_check(const char *gold, struct error *err);
+static int number_check(const char *gold, struct error *err);
+
+static int text_check(const char *gold, struct error *err) {
+    return span_trim(span_of(gold)).len ? OK
+                                        : error_set(err, ERR_FORMAT, "the gold answer is empty");
+}
+
+static const struct grader graders[] = {
+    {"letter", "a choice's letter, A to H", letter_extract, NULL, NULL, letter_check, false},
+    {"number", "a number, after #### or answer:, else the last", number_extract, NULL, NULL,
+     number_check, false},
+    {"math", "a formula, by what it means", math_extract, math_score, math_equal, text_check,
+     false},
+    {"exact", "a text but for case, width, blanks and a full stop", exact_extract, NULL, NULL,
+     text_check, false},
+    {"regex", "a text that a pattern, the gold, matches", whole_extract, regex_score, NULL,
+     regex_check, true},
+    {"f1", "F1 of words, as SQuAD's", f1_extract, f1_score, NULL, text_check, true},
+    {"rouge_l", "ROUGE-L's F1, without stemming", whole_extract, rouge_l_score, NULL, text_check,
+     true},
+    {"bleu", "BLEU-4 of a sentence, smoothed exponentially", whole_extract, bleu_score, NULL,
+     text_check, true},
+};
+
+static int letter_check(const char *gold, struct error *err) {
+    return form_check(&graders[0], gold, "letter from A to H", err);
+}
+
+static int number_check(const char *gold, struct error *err) {
+    return form_check(&graders[1], gold, "number", err);
+}
+
+const struct grader *grader_at(int i) {
+    return i >= 0 && i < (int)ARRAY_LEN(graders) ? &graders[i] : NULL;
+}
+
+const struct grader *grader_find(const char *name, struct error *err) {
+    struct buf names = {0};
+    for (size_t i = 0; i < ARRAY_LEN(graders); i++) {
+        if (strcmp(graders[i].name, name) == 0) {
+            buf_release(&names);
+            return &graders[i];
+        }
+        buf_printf(&names, "%s%s", i ? ", " : "", graders[i].name);
+    }
+    error_set(err, ERR_USAGE, "no grader '%s'; there are %s", name, names.data);
+    buf_release(&names);
+    return NULL;
+}
+
+const char *grader_name(const struct grader *g) {
+    return g->name;
+}
+
+const char *grader_about(const struct grader *g) {
+    return g->about;
+}
+
+int grader_check(const struct grader *g, const char *gold, struct error *err) {
+    return g->check(gold, err);
+}
+
+bool answer_extract(const struct grader *g, const char *text, struct buf *out) {
+    size_t begin = out->len;
+    buf_puts(out, "");
+    bool found = g->extract(text, out);
+    if (!found) out->data[out->len = begin] = 0;
+    return found;
+}
+
+static double form_score(const struct grader *g, const char *form, const char *gold) {
+    struct buf want = {0};
+    if (g->gold_as_is) return g->score(form, gold);
+    bool found = answer_extract(g, gold, &want);
+    double score = !found ? 0 : g->score ? g->score(form, want.data) : strcmp(form, want.data) == 0;
+    buf_release(&want);
+    return score;
+}
+
+struct grade grade_text(const struct grader *g, const char *text, const char *const *golds,
+                        int n_golds) {
+    struct buf form = {0};
+    struct grade out = {.found = answer_extract(g, text, &form)};
+    for (int i = 0; out.found && i < n_golds; i++)
+        out.score = MAX(out.score, form_score(g, form.data, golds[i]));
+    buf_release(&form);
+    return out;
+}
+
+static bool forms_same(const struct grader *g, const char *a, const char *b) {
+    return strcmp(a, b) == 0 || (g->same && g->same(a, b));
+}
+
+bool grade_same(const struct grader *g, const char *a, const char *b) {
+    struct buf x = {0}, y = {0};
+    bool both = answer_extract(g, a, &x) && answer_extract(g, b, &y);
+    bool same = both && forms_same(g, x.data, y.data);
+    buf_release(&x);
+    buf_release(&y);
+    return same;
+}
+
+int grade_groups(const struct grader *g, const char *const *texts, int n, int *group) {
+    struct buf *firsts = xcalloc((size_t)MAX(n, 1), sizeof *firsts);
+    int n_groups = 0;
+    for (int i = 0; i < n; i++) {
+        struct buf form = {0};
+        int k = 0;
+        group[i] = -1;
+        if (answer_extract(g, texts[i], &form)) {
+            while (k < n_groups && !forms_same(g, firsts[k].data, form.data)) k++;
+            group[i] = k;
+        }
+        if (group[i] == n_groups)
+            firsts[n_groups++] = form;
+        else
+            buf_release(&form);
+    }
+    for (int k = 0; k < n_groups; k++) buf_release(&firsts[k]);
+    free(firsts);
+    return n_groups;
+}

@@ -1,0 +1,1038 @@
+/*
+ * math_parse: a formula as people and models write it, LaTeX or plain, becomes a tree.
+ *
+ * Two steps. Rewriting takes away what only the eye needs (\left, \!, \displaystyle, $) and gives
+ * one spelling to what has many (\dfrac, ≤ and \leq, full-width digits); symbols that ASCII lacks
+ * become the bytes of enum mark. Then a recursive descent reads lists, relations, sums, products,
+ * powers, brackets. Units and words behind a number are dropped; the first known unit is noted.
+ *
+ * What does not follow this grammar is no error: the root is MATH_NONE, and the answer is compared
+ * as words. Invariants: every loop consumes a byte, nesting is at most MATH_DEPTH, nodes at most
+ * MATH_NODES; a node's subtree is reached through `first` and `next` only.
+ */
+#define _GNU_SOURCE
+#include "grade/internal.h"
+
+#include <ctype.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unictype.h>
+#include <unistr.h>
+
+enum mark {
+    PLUS_MINUS = 1,
+    MINUS_PLUS,
+    LESS_EQUAL,
+    MORE_EQUAL,
+    NOT_EQUAL,
+    ELEMENT,
+    CUP,
+    ROW,
+    WORDS_OPEN = 14,
+    WORDS_CLOSE,
+    SET_OPEN,
+    SET_CLOSE,
+    FLOOR_OPEN,
+    FLOOR_CLOSE,
+    CEIL_OPEN,
+    CEIL_CLOSE,
+    ABOUT,
+};
+
+#define DEGREE_SIGN "\xC2\xB0"
+#define DENSE_FROM 0x2E80 /* CJK: a run of these is words */
+
+/* rewriting */
+
+struct rewrite {
+    const char *from, *to;
+};
+/* By the command's name; what takes words has WORDS_OPEN. */
+static const struct rewrite commands[] = {
+    {"left", ""},
+    {"right", ""},
+    {"big", ""},
+    {"Big", ""},
+    {"bigg", ""},
+    {"Bigg", ""},
+    {"bigl", ""},
+    {"bigr", ""},
+    {"Bigl", ""},
+    {"Bigr", ""},
+    {"middle", ""},
+    {"displaystyle", ""},
+    {"textstyle", ""},
+    {"limits", ""},
+    {"mathbf", ""},
+    {"mathbb", ""},
+    {"mathcal", ""},
+    {"boldsymbol", ""},
+    {"bold", ""},
+    {"vec", ""},
+    {"boxed", ""},
+    {"overrightarrow", ""},
+    {"!", ""},
+    {"$", ""},
+    {",", " "},
+    {";", " "},
+    {":", " "},
+    {" ", " "},
+    {"quad", " "},
+    {"qquad", " "},
+    {"%", "%"},
+    {"#", ""},
+    {"&", "&"},
+    {"_", "_"},
+    {"{", "\x10"},
+    {"}", "\x11"},
+    {"lbrace", "\x10"},
+    {"rbrace", "\x11"},
+    {"\\", "\x08"},
+    {"|", "|"},
+    {"vert", "|"},
+    {"lvert", "|"},
+    {"rvert", "|"},
+    {"langle", "("},
+    {"rangle", ")"},
+    {"(", " "},
+    {")", " "},
+    {"[", " "},
+    {"]", " "},
+    {"lbrack", "["},
+    {"rbrack", "]"},
+    {"lfloor", "\x12"},
+    {"rfloor", "\x13"},
+    {"lceil", "\x14"},
+    {"rceil", "\x15"},
+    {"times", "*"},
+    {"cdot", "*"},
+    {"ast", "*"},
+    {"div", "/"},
+    {"colon", ":"},
+    {"pm", "\x01"},
+    {"mp", "\x02"},
+    {"le", "\x03"},
+    {"leq", "\x03"},
+    {"leqslant", "\x03"},
+    {"ge", "\x04"},
+    {"geq", "\x04"},
+    {"geqslant", "\x04"},
+    {"lt", "<"},
+    {"gt", ">"},
+    {"ne", "\x05"},
+    {"neq", "\x05"},
+    {"in", "\x06"},
+    {"cup", "\x07"},
+    {"approx", "\x16"},
+    {"circ", DEGREE_SIGN},
+    {"degree", DEGREE_SIGN},
+    {"pi", "π"},
+    {"infty", "∞"},
+    {"emptyset", "∅"},
+    {"varnothing", "∅"},
+    {"alpha", "α"},
+    {"beta", "β"},
+    {"gamma", "γ"},
+    {"delta", "δ"},
+    {"theta", "θ"},
+    {"lambda", "λ"},
+    {"mu", "μ"},
+    {"phi", "φ"},
+    {"varphi", "φ"},
+    {"omega", "ω"},
+    {"dfrac", "\\frac "},
+    {"tfrac", "\\frac "},
+    {"cfrac", "\\frac "},
+    {"dbinom", "\\binom "},
+    {"tbinom", "\\binom "},
+    {"dots", "\\ldots "},
+    {"text", "\x0E"},
+    {"textbf", "\x0E"},
+    {"textit", "\x0E"},
+    {"textrm", "\x0E"},
+    {"texttt", "\x0E"},
+    {"mbox", "\x0E"},
+    {"hbox", "\x0E"},
+    {"mathrm", "\x0E"},
+    {"mathit", "\x0E"},
+    {"operatorname", "\x0E"},
+};
+static const struct rewrite symbols[] = {
+    {"**", "^"},         {"<=", "\x03"},      {">=", "\x04"},     {" !=", "\x05"},
+    {"{,}", ","},        {"$", " "},          {"~", " "},         {"\"", ""},
+    {"€", ""},           {"£", ""},           {"¥", ""},          {"−", "-"},
+    {"–", "-"},          {"×", "*"},          {"·", "*"},         {"⋅", "*"},
+    {"∙", "*"},          {"÷", "/"},          {"⁄", "/"},         {"±", "\x01"},
+    {"∓", "\x02"},       {"≤", "\x03"},       {"≦", "\x03"},      {"≥", "\x04"},
+    {"≧", "\x04"},       {"≠", "\x05"},       {"∈", "\x06"},      {"∪", "\x07"},
+    {"≈", "\x16"},       {"≒", "\x16"},       {"√", " sqrt "},    {"∛", "\\sqrt[3]"},
+    {"²", "^2"},         {"³", "^3"},         {"⁴", "^4"},        {"⁵", "^5"},
+    {"⁻¹", "^{-1}"},     {"½", "\\frac12 "},  {"⅓", "\\frac13 "}, {"⅔", "\\frac23 "},
+    {"¼", "\\frac14 "},  {"¾", "\\frac34 "},  {"⅛", "\\frac18 "}, {"℃", DEGREE_SIGN},
+    {"°C", DEGREE_SIGN}, {"°F", DEGREE_SIGN}, {"、", ","},        {"。", "."},
+    {"…", "\\ldots "},   {"⟨", "("},          {"⟩", ")"},         {"⌊", "\x12"},
+    {"⌋", "\x13"},       {"⌈", "\x14"},       {"⌉", "\x15"},
+};
+
+struct function_name {
+    const char *name;
+    enum math_function fn;
+};
+static const struct function_name functions[] = {
+    {"sin", FN_SIN},     {"cos", FN_COS},     {"tan", FN_TAN},     {"cot", FN_COT},
+    {"sec", FN_SEC},     {"csc", FN_CSC},     {"arcsin", FN_ASIN}, {"arccos", FN_ACOS},
+    {"arctan", FN_ATAN}, {"asin", FN_ASIN},   {"acos", FN_ACOS},   {"atan", FN_ATAN},
+    {"sinh", FN_SINH},   {"cosh", FN_COSH},   {"tanh", FN_TANH},   {"exp", FN_EXP},
+    {"ln", FN_LN},       {"log", FN_LOG},     {"lg", FN_LOG},      {"sqrt", FN_SQRT},
+    {"abs", FN_ABS},     {"floor", FN_FLOOR}, {"ceil", FN_CEIL},
+};
+
+static const struct function_name *function_find(const char *s, size_t len) {
+    for (size_t i = 0; i < ARRAY_LEN(functions); i++)
+        if (strlen(functions[i].name) == len && memcmp(functions[i].name, s, len) == 0)
+            return &functions[i];
+    return NULL;
+}
+
+static size_t letters(const char *s) {
+    size_t n = 0;
+    while (isalpha((unsigned char)s[n])) n++;
+    return n;
+}
+
+static size_t digits(const char *s) {
+    size_t n = 0;
+    while (isdigit((unsigned char)s[n])) n++;
+    return n;
+}
+
+/* From the byte behind an opening brace to the closing one, or to the end. */
+static size_t braced(const char *s) {
+    int depth = 0;
+    size_t n = 0;
+    for (; s[n]; n++) {
+        if (s[n] == '\\' && s[n + 1]) {
+            n++;
+            continue;
+        }
+        depth += s[n] == '{';
+        if (s[n] == '}' && depth-- == 0) break;
+    }
+    return n;
+}
+
+/* \text{…}: words between marks; one letter, or what has none, is a formula all the same. Returns
+ * the bytes taken. */
+static size_t words_rewrite(const char *s, struct buf *out) {
+    size_t skip = strspn(s, " ");
+    if (s[skip] != '{') return 0;
+    const char *inside = s + skip + 1;
+    size_t len = braced(inside), n_letters = 0, begin = out->len + 1;
+    buf_puts(out, "\x0E");
+    for (size_t i = 0; i < len; i++) {
+        if (inside[i] == '\\')
+            i += letters(inside + i + 1);
+        else if ((uint8_t)inside[i] >= 0x20 && !strchr("{}$", inside[i]))
+            buf_add(out, inside + i, 1);
+        n_letters += isalpha((unsigned char)inside[i]) || (uint8_t)inside[i] >= 0x80;
+    }
+    bool unit =
+        strspn(inside, " ") > 0 || (begin > 1 && isdigit((unsigned char)out->data[begin - 2]));
+    bool words = n_letters > 1 || (n_letters == 1 && unit);
+    bool blank = strspn(out->data + begin, " ") == out->len - begin;
+    if (!words) out->data[begin - 1] = blank ? ' ' : '{';
+    if (words || !blank) buf_puts(out, words ? "\x0F" : "}");
+    return skip + 1 + len + (inside[len] == '}');
+}
+
+/* At a backslash; returns the bytes taken. */
+static size_t command_rewrite(const char *s, struct buf *out) {
+    size_t len = letters(s + 1);
+    if (function_find(s + 1, len)) {
+        bool root = len == 4 && memcmp(s + 1, "sqrt", 4) == 0;
+        buf_printf(out, root ? "\\%.*s " : " %.*s ", (int)len, s + 1);
+        return 1 + len;
+    }
+    if (len == 0 && s[1]) len = 1;
+    for (size_t i = 0; i < ARRAY_LEN(commands); i++) {
+        if (strlen(commands[i].from) != len || memcmp(commands[i].from, s + 1, len) != 0) continue;
+        if (*commands[i].to == WORDS_OPEN) return 1 + len + words_rewrite(s + 1 + len, out);
+        buf_puts(out, commands[i].to);
+        bool side = strcmp(commands[i].from, "left") == 0 || strcmp(commands[i].from, "right") == 0;
+        return 1 + len + (side && s[1 + len] == '.'); // "\right." closes with nothing
+    }
+    if (isalpha((unsigned char)s[1])) buf_printf(out, "\\%.*s ", (int)len, s + 1);
+    return 1 + len;
+}
+
+static size_t symbol_rewrite(const char *s, struct buf *out) {
+    for (size_t i = 0; i < ARRAY_LEN(symbols); i++) {
+        size_t len = strlen(symbols[i].from);
+        if (strncmp(symbols[i].from, s, len) != 0) continue;
+        buf_puts(out, symbols[i].to);
+        return len;
+    }
+    ucs4_t c;
+    int n = u8_strmbtouc(&c, (const uint8_t *)s);
+    if (n <= 0) return 1; // not UTF-8
+    if (c >= 0xFF01 && c <= 0xFF5E) {
+        char ascii[2] = {(char)(c - 0xFEE0), 0};
+        if (*ascii == '$') *ascii = ' ';
+        buf_puts(out, ascii);
+    } else if (uc_is_property_white_space(c) || c == 0xFFE5) {
+        buf_puts(out, " ");
+    } else if (c >= 0x20) {
+        buf_add(out, s, (size_t)n);
+    }
+    return (size_t)n;
+}
+
+static void rewrite(const char *s, struct buf *out) {
+    buf_puts(out, "");
+    while (*s) s += *s == '\\' ? command_rewrite(s, out) : symbol_rewrite(s, out);
+    while (out->len && strchr(" .", out->data[out->len - 1])) out->data[--out->len] = 0;
+}
+
+/* units */
+
+/* Names of one unit, the first of which stands for all. */
+static const char *const units[] = {
+    "mm millimeter millimeters millimetre millimetres",
+    "cm centimeter centimeters centimetre centimetres",
+    "m meter meters metre metres",
+    "km kilometer kilometers kilometre kilometres",
+    "in inch inches",
+    "ft foot feet",
+    "yd yard yards",
+    "mi mile miles",
+    "mg milligram milligrams",
+    "g gram grams",
+    "kg kilogram kilograms",
+    "lb lbs pound pounds",
+    "oz ounce ounces",
+    "ml milliliter milliliters",
+    "l L liter liters litre litres",
+    "s sec second seconds",
+    "min minute minutes",
+    "h hr hrs hour hours",
+    "day days",
+    "week weeks",
+    "month months",
+    "year years",
+    "dollar dollars",
+    "cent cents",
+    "rad radian radians",
+};
+
+/* A hash of the unit's first name, or 0. */
+static uint64_t unit_find(const char *s, size_t len) {
+    for (size_t i = 0; i < ARRAY_LEN(units); i++)
+        for (const char *p = units[i]; *p; p += strspn(p, " ")) {
+            size_t n = strcspn(p, " ");
+            if (n == len && memcmp(p, s, len) == 0)
+                return hash_u64(units[i], strcspn(units[i], " "));
+            p += n;
+        }
+    return 0;
+}
+
+/* the tree */
+
+struct parser {
+    struct math *m;
+    const char *s; /* NUL-terminated */
+    size_t at;
+    int depth, reading;
+    bool bad, bars; /* bars: inside |…| */
+    bool words;     /* words stand where a value should */
+};
+
+static int chain(struct parser *p);
+static int power(struct parser *p);
+static int list(struct parser *p, int *n_items);
+
+static int fail(struct parser *p) {
+    p->bad = true;
+    return MATH_NONE;
+}
+
+static int node_new(struct parser *p, enum math_kind kind) {
+    struct math *m = p->m;
+    if (p->bad || m->n == MATH_NODES) return fail(p);
+    m->node[m->n] =
+        (struct math_node){.kind = (uint8_t)kind, .first = MATH_NONE, .next = MATH_NONE};
+    return m->n++;
+}
+
+static void adopt(struct parser *p, int parent, int child) {
+    if (p->bad) return;
+    struct math_node *node = p->m->node;
+    int16_t *end = &node[parent].first;
+    while (*end != MATH_NONE) end = &node[*end].next;
+    *end = (int16_t)child;
+}
+
+static int wrap(struct parser *p, enum math_kind kind, int child) {
+    int n = node_new(p, kind);
+    adopt(p, n, child);
+    return n;
+}
+
+static int pair(struct parser *p, enum math_kind kind, int a, int b) {
+    int n = wrap(p, kind, a);
+    adopt(p, n, b);
+    return n;
+}
+
+/* The next byte that is not a blank. */
+static char peek(struct parser *p) {
+    while (p->s[p->at] == ' ') p->at++;
+    return p->s[p->at];
+}
+
+static bool take(struct parser *p, char c) {
+    if (peek(p) != c) return false;
+    p->at++;
+    return true;
+}
+
+static bool blank_before(const struct parser *p) {
+    return p->at == 0 || p->s[p->at - 1] == ' ';
+}
+
+/* Whether a command stands here, without its blank. */
+static bool at_command(struct parser *p, const char *name) {
+    size_t len = strlen(name);
+    return peek(p) == '\\' && letters(p->s + p->at + 1) == len &&
+           memcmp(p->s + p->at + 1, name, len) == 0;
+}
+
+static bool take_command(struct parser *p, const char *name) {
+    if (!at_command(p, name)) return false;
+    p->at += 1 + strlen(name);
+    return true;
+}
+
+/* A group in braces, whatever it holds. */
+static bool take_raw(struct parser *p) {
+    if (peek(p) != '{') return false;
+    size_t len = braced(p->s + p->at + 1);
+    if (!p->s[p->at + 1 + len]) return false;
+    p->at += 2 + len;
+    return true;
+}
+
+/* Bytes of what ends one item of a list here: a comma, "and", 或; 0: nothing does. */
+static size_t separator(struct parser *p) {
+    static const char *const words[] = {"and", "or", "または", "及び", "と", "或者", "或", "和"};
+    char c = peek(p);
+    const char *s = p->s + p->at;
+    if (c == ',' || c == ';') return 1;
+    size_t skip = c == WORDS_OPEN ? 1 + strspn(s + 1, " ,") : 0;
+    for (size_t i = 0; i < ARRAY_LEN(words); i++) {
+        size_t len = strlen(words[i]);
+        if (strncmp(s + skip, words[i], len) != 0 || isalpha((unsigned char)s[skip + len]))
+            continue;
+        size_t end = skip + len + strspn(s + skip + len, " ");
+        if (!skip) return len;
+        if (s[end] == WORDS_CLOSE) return end + 1;
+    }
+    return 0;
+}
+
+static size_t dense_run(const char *s) {
+    size_t n = 0;
+    ucs4_t c;
+    for (int k; (uint8_t)s[n] >= 0x80; n += (size_t)k) {
+        k = u8_strmbtouc(&c, (const uint8_t *)s + n);
+        if (k <= 0 || c < DENSE_FROM) break;
+    }
+    return n;
+}
+
+static bool starts_factor(struct parser *p) {
+    unsigned char c = (unsigned char)peek(p);
+    if (!c || separator(p) || at_command(p, "end")) return false;
+    if (c == '.') return isdigit((unsigned char)p->s[p->at + 1]);
+    if (c == '|') return !p->bars;
+    if (c >= 0x80) return strncmp(p->s + p->at, DEGREE_SIGN, 2) != 0;
+    return isalnum(c) || strchr("([{\\\x0E\x10\x12\x14", c);
+}
+
+/* ",000" or " 000" with no fourth digit. */
+static bool thousands(const char *s) {
+    return (*s == ',' || *s == ' ') && digits(s + 1) == 3;
+}
+
+static void number_groups(struct parser *p, size_t lead) {
+    const char *first = p->s + p->at - lead;
+    if (lead == 0 || lead > 3 || *first == '0') return;
+    for (; thousands(p->s + p->at); p->at += 4) {
+        bool open = p->s[p->at] == ',' && p->s[p->at + 1] != '0';
+        if (open) p->m->other |= READ_SEPARATE;
+        if (open && p->reading & READ_SEPARATE) return;
+    }
+}
+
+/* 0.1\overline{6}: the digits above which the bar is. */
+static size_t number_repeat(struct parser *p) {
+    const char *s = p->s + p->at;
+    if (strncmp(s, "\\overline {", 11) != 0) return 0;
+    size_t n = digits(s + 11);
+    if (n == 0 || s[11 + n] != '}') return 0;
+    p->at += 12 + n;
+    return n;
+}
+
+static void number_exponent(struct parser *p) {
+    const char *s = p->s + p->at;
+    size_t sign = *s && strchr("+-", s[1]) && s[1] ? 1 : 0, n;
+    if ((*s != 'e' && *s != 'E') || (n = digits(s + 1 + sign)) == 0 || n > 4) return;
+    if (!isalpha((unsigned char)s[1 + sign + n])) p->at += 1 + sign + n;
+}
+
+/* 2516_8, 11_{16}: the base is a unit. */
+static void number_base(struct parser *p) {
+    const char *s = p->s + p->at;
+    size_t brace = *s == '_' && s[1] == '{', n;
+    if (*s != '_' || (n = digits(s + 1 + brace)) == 0 || (brace && s[2 + n] != '}')) return;
+    if (p->depth <= 1) p->m->unit = hash_u64(s + 1 + brace, n);
+    p->at += 1 + n + 2 * brace;
+}
+
+static int number(struct parser *p) {
+    size_t begin = p->at, lead = digits(p->s + p->at), repeat = 0;
+    p->at += lead;
+    number_groups(p, lead);
+    if (p->s[p->at] == '.' &&
+        (isdigit((unsigned char)p->s[p->at + 1]) || p->s[p->at + 1] == '\\')) {
+        size_t fraction = digits(p->s + p->at + 1), back = p->at;
+        p->at += 1 + fraction;
+        repeat = number_repeat(p);
+        if (fraction + repeat == 0) p->at = back;
+    }
+    if (!repeat) number_exponent(p);
+    int n = node_new(p, MATH_NUMBER);
+    if (n == MATH_NONE) return n;
+    p->m->node[n].at = (int16_t)begin;
+    p->m->node[n].len = (int16_t)(p->at - begin);
+    p->m->node[n].repeat = (int16_t)repeat;
+    number_base(p);
+    return n;
+}
+
+static int name_new(struct parser *p, uint64_t hash) {
+    int n = node_new(p, MATH_NAME);
+    if (n != MATH_NONE) p->m->node[n].name = hash;
+    return n;
+}
+
+/* A letter with what belongs to it, x_1 or x_{1} or f''. */
+static int name(struct parser *p, size_t len) {
+    char key[64];
+    size_t n = MIN(len, sizeof key);
+    memcpy(key, p->s + p->at, n);
+    p->at += len;
+    if (p->s[p->at] == '_') {
+        const char *s = p->s + p->at + 1;
+        size_t size = *s == '{' ? 2 + braced(s + 1) : *s != 0;
+        if (*s == '{' && s[size - 1] != '}') return fail(p);
+        for (size_t i = 0; i < size; i++)
+            if (!strchr("{} ", s[i]) && n < sizeof key) key[n++] = s[i] == '\\' ? '_' : s[i];
+        p->at += 1 + size;
+    }
+    for (; p->s[p->at] == '\''; p->at++)
+        if (n < sizeof key) key[n++] = '\'';
+    return name_new(p, hash_u64(key, n));
+}
+
+/* A whole word as a name, in small letters; it makes a value only on an equation's left. */
+static int word(struct parser *p, size_t len) {
+    struct buf folded = {0};
+    text_fold(p->s + p->at, len, &folded);
+    uint64_t hash = hash_u64(folded.data, folded.len);
+    buf_release(&folded);
+    p->at += len;
+    p->words = true;
+    return name_new(p, hash);
+}
+
+/* The argument of \frac and the like: a group, a digit, or what a power may stand on. */
+static int argument(struct parser *p) {
+    if (!isdigit((unsigned char)peek(p))) return power(p);
+    int n = node_new(p, MATH_NUMBER);
+    if (n == MATH_NONE) return n;
+    p->m->node[n].at = (int16_t)p->at++;
+    p->m->node[n].len = 1;
+    return n;
+}
+
+/* A group in braces without what may follow it, else an argument. */
+static int group(struct parser *p) {
+    if (peek(p) != '{') return argument(p);
+    int n_items = 0, n;
+    if (++p->depth > MATH_DEPTH) return fail(p);
+    p->at++;
+    bool bars = p->bars;
+    p->bars = false;
+    n = list(p, &n_items);
+    p->bars = bars;
+    p->depth--;
+    if (!take(p, '}')) return fail(p);
+    if (n_items > 1 && !p->bad) p->m->node[n].kind = MATH_SET;
+    return n;
+}
+
+static int fraction(struct parser *p) {
+    int a = group(p), b = group(p);
+    return pair(p, MATH_MULTIPLY, a, wrap(p, MATH_INVERT, b));
+}
+
+static int call_new(struct parser *p, enum math_function fn, int argument_node) {
+    int n = wrap(p, MATH_CALL, argument_node);
+    if (n != MATH_NONE) p->m->node[n].op = (uint8_t)fn;
+    return n;
+}
+
+static int primary(struct parser *p);
+
+static int root(struct parser *p) {
+    int degree = MATH_NONE, n_items;
+    if (take(p, '[')) {
+        degree = list(p, &n_items);
+        if (!take(p, ']')) return fail(p);
+    }
+    int n = peek(p) == '{' ? group(p) : primary(p);
+    return degree == MATH_NONE ? call_new(p, FN_SQRT, n) : pair(p, MATH_ROOT, n, degree);
+}
+
+static int binomial(struct parser *p) {
+    int n = call_new(p, FN_BINOMIAL, group(p)), k = group(p);
+    adopt(p, n, k);
+    return n;
+}
+
+/* {pmatrix} and the columns of {array}{cc}. */
+static bool take_matrix_kind(struct parser *p) {
+    static const char *const kinds[] = {"matrix", "pmatrix", "bmatrix", "smallmatrix", "array"};
+    const char *s = p->s + p->at;
+    for (size_t i = 0; i < ARRAY_LEN(kinds); i++) {
+        size_t len = strlen(kinds[i]);
+        if (*s != '{' || strncmp(s + 1, kinds[i], len) != 0 || s[1 + len] != '}') continue;
+        return take_raw(p) && (strcmp(kinds[i], "array") != 0 || take_raw(p));
+    }
+    return false;
+}
+
+/* Rows, up to \end{…}. */
+static int matrix(struct parser *p) {
+    if (peek(p) != '{' || !take_matrix_kind(p)) return fail(p);
+    int n = node_new(p, MATH_MATRIX), columns = 0, column = 0;
+    while (!p->bad && !at_command(p, "end")) {
+        adopt(p, n, chain(p));
+        column++;
+        if (take(p, '&')) continue;
+        if ((columns && column != columns) || column > 100) return fail(p);
+        columns = column;
+        column = 0;
+        if (!take(p, ROW) && !at_command(p, "end")) return fail(p);
+    }
+    if (p->bad || columns == 0 || column || !take_command(p, "end") || !take_raw(p)) return fail(p);
+    p->m->node[n].op = (uint8_t)columns;
+    return n;
+}
+
+/* Behind an opening bracket: a group, or a point or interval. */
+static int bracket(struct parser *p, char open) {
+    int n_items = 0;
+    bool bars = p->bars;
+    p->bars = false;
+    int n = list(p, &n_items);
+    p->bars = bars;
+    bool closed = take(p, ']');
+    if (!closed && !take(p, ')')) return fail(p);
+    if (p->bad || n_items == 1) return (open == '[') == closed ? n : fail(p);
+    p->m->node[n].kind = MATH_TUPLE;
+    p->m->node[n].op = (uint8_t)((open == '[') | closed << 1);
+    return n;
+}
+
+static int enclosed(struct parser *p, enum math_function fn, char close) {
+    bool bars = p->bars;
+    p->bars = close == '|';
+    int n = chain(p);
+    p->bars = bars;
+    return take(p, close) ? call_new(p, fn, n) : fail(p);
+}
+
+static int set(struct parser *p) {
+    int n_items = 0;
+    if (take(p, SET_CLOSE)) return name_new(p, hash_u64("∅", 3));
+    int n = list(p, &n_items);
+    if (!take(p, SET_CLOSE) || p->bad) return fail(p);
+    if (n_items > 1) p->m->node[n].kind = MATH_SET;
+    return n_items > 1 ? n : wrap(p, MATH_SET, n);
+}
+
+static int command(struct parser *p) {
+    if (take_command(p, "frac")) return fraction(p);
+    if (take_command(p, "sqrt")) return root(p);
+    if (take_command(p, "binom")) return binomial(p);
+    if (take_command(p, "begin")) return matrix(p);
+    if (take_command(p, "overline")) return group(p);
+    return name(p, 1 + letters(p->s + p->at + 1));
+}
+
+/* sin x, sin^2 x, log_2 8, sin 2x: without brackets the argument is what stands side by side up to
+ * the next function; for a root it is one power. */
+static int call(struct parser *p, enum math_function fn) {
+    int base = MATH_NONE, exponent = MATH_NONE, factors = MATH_NONE;
+    if (fn == FN_LOG && take(p, '_')) base = group(p);
+    if (take(p, '^')) exponent = group(p);
+    bool one = strchr("({[|", peek(p)) || fn == FN_SQRT;
+    if (one)
+        factors = primary(p);
+    else
+        factors = wrap(p, MATH_MULTIPLY, power(p));
+    while (!one && !p->bad && starts_factor(p) && p->s[p->at] != WORDS_OPEN &&
+           !function_find(p->s + p->at, letters(p->s + p->at)))
+        adopt(p, factors, power(p));
+    int n = call_new(p, fn, factors);
+    if (base != MATH_NONE) adopt(p, n, base);
+    if (exponent == MATH_NONE || p->bad) return n;
+    const struct math_node *e = &p->m->node[exponent];
+    bool inverse = fn <= FN_TAN && e->kind == MATH_NEGATE;
+    if (inverse) p->m->node[n].op = (uint8_t)(FN_ASIN + (fn - FN_SIN));
+    return inverse ? n : pair(p, MATH_POWER, n, exponent);
+}
+
+static int letter(struct parser *p) {
+    const char *s = p->s + p->at;
+    size_t len = letters(s);
+    const struct function_name *f = function_find(s, len);
+    if (f) {
+        p->at += len;
+        return call(p, f->fn);
+    }
+    if (len == 2 && memcmp(s, "pi", 2) == 0) {
+        p->at += len;
+        return node_new(p, MATH_PI);
+    }
+    if ((len == 3 && memcmp(s, "inf", 3) == 0) || (len == 8 && memcmp(s, "infinity", 8) == 0)) {
+        p->at += len;
+        return name_new(p, hash_u64("∞", 3));
+    }
+    if (len >= 4 && blank_before(p)) return word(p, len);
+    if ((*s == 'e' || *s == 'i') && s[1] != '_') {
+        p->at++;
+        return node_new(p, *s == 'e' ? MATH_E : MATH_I);
+    }
+    return name(p, 1);
+}
+
+/* Words before a value are dropped. */
+static int led_by_words(struct parser *p) {
+    const char *s = p->s + p->at;
+    bool marked = *s == WORDS_OPEN;
+    size_t len = marked ? strcspn(s, "\x0F") : dense_run(s), begin = p->at;
+    p->at += len + (marked && s[len]);
+    if (starts_factor(p)) return primary(p);
+    p->at = begin + marked;
+    int n = word(p, len - marked);
+    p->at += marked && p->s[p->at];
+    return n;
+}
+
+static int symbol(struct parser *p) {
+    const char *s = p->s + p->at;
+    int len = u8_strmblen((const uint8_t *)s);
+    if (len <= 0) return fail(p);
+    if (strncmp(s, "π", 2) == 0) {
+        p->at += 2;
+        return node_new(p, MATH_PI);
+    }
+    return dense_run(s) ? led_by_words(p) : name(p, (size_t)len);
+}
+
+static int primary_inside(struct parser *p) {
+    unsigned char c = (unsigned char)peek(p);
+    if (isdigit(c) || (c == '.' && isdigit((unsigned char)p->s[p->at + 1]))) return number(p);
+    if (isalpha(c)) return letter(p);
+    if (c >= 0x80) return symbol(p);
+    if (c == WORDS_OPEN) return led_by_words(p);
+    if (c == '\\') return command(p);
+    if (c == '{') return group(p);
+    if (!c) return fail(p);
+    p->at++;
+    if (c == '(' || c == '[') return bracket(p, (char)c);
+    if (c == SET_OPEN) return set(p);
+    if (c == '|') return enclosed(p, FN_ABS, '|');
+    if (c == FLOOR_OPEN) return enclosed(p, FN_FLOOR, FLOOR_CLOSE);
+    if (c == CEIL_OPEN) return enclosed(p, FN_CEIL, CEIL_CLOSE);
+    return fail(p);
+}
+
+/* Every way down comes through here or through group(). */
+static int primary(struct parser *p) {
+    if (p->bad || ++p->depth > MATH_DEPTH) return fail(p);
+    int n = primary_inside(p);
+    p->depth--;
+    return n;
+}
+
+/* "^\circ", "^{\circ}" or "°", and the C of °C. */
+static bool take_degree(struct parser *p) {
+    size_t back = p->at;
+    bool raised = take(p, '^'), brace = raised && take(p, '{');
+    peek(p);
+    if (strncmp(p->s + p->at, DEGREE_SIGN, 2) != 0) {
+        p->at = back;
+        return false;
+    }
+    p->at += 2;
+    if (brace && !take(p, '}')) p->bad = true;
+    char c = peek(p);
+    if ((c == 'C' || c == 'F') && !isalpha((unsigned char)p->s[p->at + 1])) p->at++;
+    return true;
+}
+
+static int exponent(struct parser *p) {
+    if (++p->depth > MATH_DEPTH) return fail(p);
+    bool minus = take(p, '-');
+    int n = peek(p) == '{' ? group(p) : power(p);
+    p->depth--;
+    return minus ? wrap(p, MATH_NEGATE, n) : n;
+}
+
+/* A primary with what stands above or behind it. */
+static int power(struct parser *p) {
+    int n = primary(p);
+    for (int i = 0; !p->bad && i < 8; i++) {
+        if (take_degree(p))
+            n = wrap(p, MATH_DEGREE, n);
+        else if (take(p, '%'))
+            n = wrap(p, MATH_PERCENT, n);
+        else if (take(p, '!'))
+            n = call_new(p, FN_FACTORIAL, n);
+        else if (take(p, '^'))
+            n = pair(p, MATH_POWER, n, exponent(p));
+        else
+            break;
+    }
+    return n;
+}
+
+static void unit_note(struct parser *p, const char *s, size_t len) {
+    uint64_t unit = 0;
+    for (size_t i = 0; i < len && !unit; i++) {
+        size_t n = MIN(letters(s + i), len - i);
+        if (n) unit = unit_find(s + i, n);
+        i += n;
+    }
+    if (p->depth == 0 && !p->m->unit) p->m->unit = unit;
+}
+
+/* Whether the letters here, behind a value, are a unit rather than variables. */
+static bool unit_letters(struct parser *p, size_t len, bool again) {
+    const char *s = p->s + p->at;
+    if (len == 0 || function_find(s, len)) return false;
+    if (len == 1) {
+        if (!blank_before(p) || !unit_find(s, 1) || (s[1] && !strchr(" ^/,)", s[1]))) return false;
+        p->m->other |= READ_LETTERS;
+        return !(p->reading & READ_LETTERS);
+    }
+    return unit_find(s, len) || (blank_before(p) && (again || len >= 4));
+}
+
+/* Bytes of a unit or words behind a value; 0: none. */
+static size_t unit_here(struct parser *p, bool again) {
+    char c = peek(p);
+    const char *s = p->s + p->at;
+    if (separator(p)) return 0;
+    if (c == WORDS_OPEN) return strcspn(s, "\x0F") + (strchr(s, WORDS_CLOSE) != NULL);
+    size_t len = letters(s);
+    return unit_letters(p, len, again) ? len : dense_run(s);
+}
+
+static bool take_unit(struct parser *p) {
+    bool again = false;
+    for (size_t len; (len = unit_here(p, again)) > 0; again = true) {
+        unit_note(p, p->s + p->at, len);
+        p->at += len;
+        if (p->s[p->at] == '^') { // cm^2, cm^{2}
+            p->at++;
+            if (!take_raw(p) && isdigit((unsigned char)peek(p))) p->at++;
+        }
+        const char *s = p->s + p->at;
+        if (peek(p) == '/' && (letters(s + 1) || s[1] == WORDS_OPEN)) p->at += 1 + letters(s + 1);
+    }
+    return again;
+}
+
+/* An integer as it is written, which a fraction may follow. */
+static bool whole_number(const struct parser *p, int n) {
+    const struct math_node *v = &p->m->node[n];
+    return v->kind == MATH_NUMBER && !memchr(p->s + v->at, '.', (size_t)v->len);
+}
+
+/* Bytes of "{12}" or "1" here; 0: something else. */
+static size_t small_argument(const char *s) {
+    size_t skip = strspn(s, " "), n = digits(s + skip + 1);
+    if (isdigit((unsigned char)s[skip])) return skip + 1;
+    return s[skip] == '{' && n && s[skip + 1 + n] == '}' ? skip + 2 + n : 0;
+}
+
+/* Whether a fraction of integers stands here, as in 3\frac12 and 3 1/2. Looks before anything is
+ * parsed, so that nothing is parsed twice. */
+static bool at_small_fraction(struct parser *p) {
+    size_t a, b;
+    const char *s = p->s + p->at;
+    if (!at_command(p, "frac")) return (a = digits(s)) && s[a] == '/' && digits(s + a + 1);
+    s += strlen("\\frac");
+    if ((a = small_argument(s)) == 0 || (b = small_argument(s + a)) == 0) return false;
+    return s[a + b + strspn(s + a + b, " ")] != '^';
+}
+
+static int small_fraction(struct parser *p) {
+    if (take_command(p, "frac")) return fraction(p);
+    int a = number(p);
+    p->at++;
+    return pair(p, MATH_MULTIPLY, a, wrap(p, MATH_INVERT, number(p)));
+}
+
+/* A factor that stands beside `last` with no sign between them; a mixed number replaces it. */
+static int beside(struct parser *p, int last, bool *mixed) {
+    *mixed = whole_number(p, last) && at_small_fraction(p);
+    if (*mixed) return small_fraction(p);
+    if (isdigit((unsigned char)peek(p))) return fail(p); // "2 3" and "x2" are no products
+    return power(p);
+}
+
+static int signed_power(struct parser *p) {
+    bool minus = take(p, '-');
+    int n = power(p);
+    return minus ? wrap(p, MATH_NEGATE, n) : n;
+}
+
+static int term(struct parser *p) {
+    int last = power(p), product = MATH_NONE;
+    while (!p->bad) {
+        char c = peek(p);
+        bool mixed = false;
+        int next;
+        if (take_unit(p)) continue;
+        if (take(p, '*'))
+            next = signed_power(p);
+        else if (c == '/' || c == ':')
+            p->at++, next = wrap(p, MATH_INVERT, signed_power(p));
+        else if (starts_factor(p))
+            next = beside(p, last, &mixed);
+        else
+            break;
+        if (p->bad) break;
+        if (mixed && product != MATH_NONE) return fail(p);
+        if (mixed) {
+            last = pair(p, MATH_ADD, last, next);
+            continue;
+        }
+        if (product == MATH_NONE) product = wrap(p, MATH_MULTIPLY, last);
+        adopt(p, product, next);
+        last = next;
+    }
+    return product == MATH_NONE ? last : product;
+}
+
+static int signed_term(struct parser *p, bool first) {
+    bool minus = false, both = false;
+    for (char c; (c = peek(p)) && strchr("+-\x01\x02", c); p->at++, first = true) {
+        minus ^= c == '-' || c == MINUS_PLUS;
+        both |= c == PLUS_MINUS || c == MINUS_PLUS;
+    }
+    int n = first ? term(p) : MATH_NONE;
+    if (minus) n = wrap(p, MATH_NEGATE, n);
+    return both ? wrap(p, MATH_PM, n) : n;
+}
+
+static int sum(struct parser *p) {
+    int first = signed_term(p, true), total = MATH_NONE;
+    while (!p->bad) {
+        int next = signed_term(p, false);
+        if (next == MATH_NONE) break;
+        if (total == MATH_NONE) total = wrap(p, MATH_ADD, first);
+        adopt(p, total, next);
+    }
+    return total == MATH_NONE ? first : total;
+}
+
+static int unions(struct parser *p) {
+    int first = sum(p), all = MATH_NONE;
+    while (!p->bad && take(p, CUP)) {
+        if (all == MATH_NONE) all = wrap(p, MATH_UNION, first);
+        adopt(p, all, sum(p));
+    }
+    return all == MATH_NONE ? first : all;
+}
+
+static enum math_relation relation(char c) {
+    static const char marks[] = "=<\x03>\x04\x05\x06";
+    const char *at = c ? strchr(marks, c) : NULL;
+    return at ? (enum math_relation)(REL_EQ + (at - marks)) : 0;
+}
+
+/* a = b < c. Of "1/3 ≈ 0.33" the first is the answer. */
+static int chain(struct parser *p) {
+    int first = unions(p), all = MATH_NONE, n = 0;
+    for (enum math_relation r; !p->bad && (r = relation(peek(p))) != 0; n++) {
+        if (n == 8) return fail(p);
+        p->at++;
+        if (r == REL_EQ) p->words = false;
+        if (all == MATH_NONE) all = wrap(p, MATH_RELATION, first);
+        adopt(p, all, unions(p));
+        if (!p->bad) p->m->node[all].name |= (uint64_t)r << (4 * n);
+    }
+    if (peek(p) == ABOUT) {
+        if (p->depth) return fail(p);
+        p->at = p->m->text.len;
+    }
+    return all == MATH_NONE ? first : all;
+}
+
+/* One item as it is, several as a list. */
+static int list(struct parser *p, int *n_items) {
+    int first = chain(p), all = MATH_NONE;
+    *n_items = 1;
+    for (size_t len; !p->bad && (len = separator(p)) > 0; ++*n_items) {
+        p->at += len;
+        if ((len = separator(p)) > 0) p->at += len; // ", and"
+        if (all == MATH_NONE) all = wrap(p, MATH_LIST, first);
+        adopt(p, all, chain(p));
+    }
+    return all == MATH_NONE ? first : all;
+}
+
+void math_parse(struct math *m, const char *text, int reading) {
+    int n_items = 0;
+    m->n = m->other = 0;
+    m->unit = 0;
+    m->root = MATH_NONE;
+    m->text = (struct buf){0};
+    bool small = strnlen(text, MATH_BYTES) < MATH_BYTES;
+    if (small)
+        rewrite(text, &m->text);
+    else
+        buf_puts(&m->text, text);
+    if (!small || m->text.len >= INT16_MAX || m->text.len == 0) return;
+    struct parser p = {.m = m, .s = m->text.data, .reading = reading};
+    int root_node = list(&p, &n_items);
+    if (!p.bad && !p.words && peek(&p) == 0) m->root = root_node;
+}
+
+void math_release(struct math *m) {
+    buf_release(&m->text);
+}
+
+int math_children(const struct math *m, int node) {
+    int n = 0;
+    for (int c = m->node[node].first; c != MATH_NONE; c = m->node[c].next) n++;
+    return n;
+}

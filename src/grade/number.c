@@ -1,0 +1,345 @@
+/*
+ * grade_number: the number that a text ends in, as school problems (GSM8K) are graded.
+ *
+ * Looked for in this order: \boxed{…}, what follows "####" or "answer:", the text's last number.
+ * Thousands separators, currency, percent and full-width digits change nothing; 万 and 億 multiply;
+ * an answer that is a number in Chinese characters as a whole counts too. Nothing is calculated but
+ * fractions of two integers.
+ *
+ * The normal form is the number in decimal digits, none of which is lost, so that numbers are equal
+ * exactly when their forms are.
+ */
+#define _GNU_SOURCE
+#include "grade/internal.h"
+
+#include <ctype.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistr.h>
+
+static size_t digits(const char *s, const char *end) {
+    size_t n = 0;
+    while (s + n < end && isdigit((unsigned char)s[n])) n++;
+    return n;
+}
+
+/* Full-width signs and digits as ASCII, and the true minus. */
+static void ascii_fold(struct span text, struct buf *out) {
+    const uint8_t *p = (const uint8_t *)text.at, *end = p + text.len;
+    buf_puts(out, "");
+    while (p < end) {
+        ucs4_t c;
+        int n = u8_mbtouc(&c, p, (size_t)(end - p));
+        if (c >= 0xFF01 && c <= 0xFF5E) c -= 0xFEE0;
+        if (c == 0x2212) c = '-';
+        char ascii = (char)c;
+        buf_add(out, c < 0x80 ? (const void *)&ascii : p, c < 0x80 ? 1 : (size_t)n);
+        p += n;
+    }
+}
+
+/* The number that digits with a point and a power of ten make, in its normal form. */
+static void decimal_put(bool minus, const char *v, size_t n, int64_t point, struct buf *out) {
+    while (n && *v == '0') v++, n--, point--;
+    while (n && v[n - 1] == '0') n--;
+    if (minus && n) buf_puts(out, "-");
+    if (n == 0) {
+        buf_puts(out, "0");
+    } else if (point > 0 && point - (int64_t)n <= 60) {
+        size_t whole = MIN((size_t)point, n);
+        buf_add(out, v, whole);
+        for (int64_t i = (int64_t)n; i < point; i++) buf_puts(out, "0");
+        if (whole < n) buf_puts(out, ".");
+        buf_add(out, v + whole, n - whole);
+    } else if (point <= 0 && point > -60) {
+        buf_puts(out, "0.");
+        for (int64_t i = point; i < 0; i++) buf_puts(out, "0");
+        buf_add(out, v, n);
+    } else {
+        buf_add(out, v, 1);
+        if (n > 1) buf_puts(out, ".");
+        buf_add(out, v + 1, n - 1);
+        buf_printf(out, "e%lld", (long long)point - 1);
+    }
+}
+
+/* A number that was calculated, to 15 digits. */
+static void double_put(double x, struct buf *out) {
+    char text[40], v[40];
+    size_t n = 0;
+    snprintf(text, sizeof text, "%.14e", x < 0 ? -x : x);
+    for (const char *p = text; *p != 'e'; p++)
+        if (isdigit((unsigned char)*p)) v[n++] = *p;
+    decimal_put(x < 0, v, n, atoi(strchr(text, 'e') + 1) + 1, out);
+}
+
+/* Bytes of a separator before three digits and no fourth. */
+static size_t thousands(const char *s, const char *end) {
+    static const char *const marks[] = {",", "{,}", "\\,", ",\\!"};
+    for (size_t i = 0; i < ARRAY_LEN(marks); i++) {
+        size_t n = strlen(marks[i]);
+        if ((size_t)(end - s) > n && memcmp(s, marks[i], n) == 0 && digits(s + n, end) == 3)
+            return n;
+    }
+    return 0;
+}
+
+/* 1,234.5e6 without its sign. */
+struct decimal {
+    struct buf digits;
+    int64_t point;
+    bool whole; /* an integer in plain digits */
+};
+
+static const char *exponent_read(const char *s, const char *end, int64_t *out) {
+    if (s + 1 >= end || (*s != 'e' && *s != 'E')) return s;
+    size_t sign = s[1] == '-' || s[1] == '+', n = digits(s + 1 + sign, end);
+    if (n == 0 || n > 4) return s;
+    int64_t e = atoi(s + 1 + sign);
+    *out += s[1] == '-' ? -e : e;
+    return s + 1 + sign + n;
+}
+
+/* Returns where it ends, or NULL. */
+static const char *decimal_read(const char *s, const char *end, struct decimal *d) {
+    size_t n = digits(s, end), skip;
+    bool fraction = s + n + 1 < end && s[n] == '.' && isdigit((unsigned char)s[n + 1]);
+    if (n == 0 && !fraction) return NULL;
+    buf_add(&d->digits, s, n);
+    d->whole = !fraction;
+    for (s += n; n <= 3 && n && (skip = thousands(s, end)) > 0; s += 3) {
+        buf_add(&d->digits, s += skip, 3);
+        d->whole = false;
+    }
+    d->point = (int64_t)d->digits.len;
+    if (s + 1 < end && *s == '.' && (n = digits(s + 1, end)) > 0) {
+        buf_add(&d->digits, s + 1, n);
+        s += 1 + n;
+        d->whole = false;
+    }
+    return exponent_read(s, end, &d->point);
+}
+
+static double decimal_value(const struct decimal *d) {
+    char *text = xasprintf("%.*se%lld", (int)MIN(d->digits.len, 1000), d->digits.data,
+                           (long long)(d->point - (int64_t)MIN(d->digits.len, 1000)));
+    double x = strtod(text, NULL);
+    free(text);
+    return x;
+}
+
+/* 万 and the like: what it multiplies with, or 0. */
+static double multiplier(const char *s, const char *end, size_t *len) {
+    static const struct {
+        const char *name;
+        double times;
+    } rows[] = {{"十", 1e1}, {"百", 1e2}, {"千", 1e3}, {"万", 1e4},
+                {"萬", 1e4}, {"億", 1e8}, {"亿", 1e8}, {"兆", 1e12}};
+    *len = 3;
+    for (size_t i = 0; i < ARRAY_LEN(rows) && end - s >= 3; i++)
+        if (memcmp(s, rows[i].name, 3) == 0) return rows[i].times;
+    return 0;
+}
+
+/* Behind a decimal: 3万5千, 1.2億. Returns where it ends, `s` when nothing multiplies. */
+static const char *multiplied(const char *s, const char *end, const struct decimal *first,
+                              double *out) {
+    double part = decimal_value(first), times, section = 0;
+    size_t len;
+    *out = 0;
+    while ((times = multiplier(s, end, &len)) > 0) {
+        s += len;
+        if (times < 1e4) {
+            section += part * times;
+        } else {
+            *out += (section + part) * times;
+            section = 0;
+        }
+        struct decimal d = {0};
+        const char *next = decimal_read(s, end, &d);
+        part = next ? decimal_value(&d) : 0;
+        s = next ? next : s;
+        buf_release(&d.digits);
+    }
+    *out += section + part;
+    return s;
+}
+
+/* "3/4", behind its numerator. A date, 1/2/2020, has another slash on either side. */
+static const char *over(const char *s, const char *end, double *below) {
+    size_t n = s < end && *s == '/' ? digits(s + 1, end) : 0;
+    if (n == 0 || n > 18 || (s + 1 + n < end && s[1 + n] == '/')) return s;
+    *below = strtod(s + 1, NULL);
+    return *below > 0 ? s + 1 + n : s;
+}
+
+/* "2 1/2": the half, behind its integer. */
+static const char *mixed(const char *s, const char *end, double *fraction) {
+    size_t n = s < end && *s == ' ' ? digits(s + 1, end) : 0;
+    double below;
+    if (n == 0 || n > 18) return s;
+    const char *rest = over(s + 1 + n, end, &below);
+    if (rest == s + 1 + n) return s;
+    *fraction = strtod(s + 1, NULL) / below;
+    return rest;
+}
+
+/* \frac{3}{4}, \dfrac34: as 3/4. */
+static const char *latex_fraction(const char *s, const char *end, double *out) {
+    static const char *const names[] = {"\\frac{", "\\dfrac{", "\\tfrac{"};
+    for (size_t i = 0; i < ARRAY_LEN(names); i++) {
+        size_t len = strlen(names[i]), n, m;
+        if ((size_t)(end - s) <= len || memcmp(s, names[i], len) != 0) continue;
+        const char *a = s + len, *b = a + (n = digits(a, end)) + 2;
+        if (!n || n > 18 || b >= end || a[n] != '}' || b[-1] != '{') continue;
+        if (!(m = digits(b, end)) || m > 18 || b + m >= end || b[m] != '}') continue;
+        *out = strtod(a, NULL) / strtod(b, NULL);
+        return *out < 1e300 ? b + m + 1 : NULL; // nothing is divided by zero
+    }
+    return NULL;
+}
+
+/* An unsigned number in its normal form; NULL: none begins here. `dated`: a slash stands before. */
+static const char *unsigned_read(bool minus, bool dated, const char *s, const char *end,
+                                 struct buf *out) {
+    double value, fraction;
+    const char *stop = latex_fraction(s, end, &value), *next;
+    if (stop) {
+        double_put(minus ? -value : value, out);
+        return stop;
+    }
+    struct decimal d = {0};
+    if ((stop = decimal_read(s, end, &d)) != NULL) {
+        if ((next = multiplied(stop, end, &d, &value)) == stop) {
+            value = decimal_value(&d);
+            if (d.whole && !dated && (next = over(stop, end, &fraction)) != stop)
+                value /= fraction;
+            else if (d.whole && (next = mixed(stop, end, &fraction)) != stop)
+                value += fraction;
+        }
+        if (next == stop)
+            decimal_put(minus, d.digits.data, d.digits.len, d.point, out);
+        else
+            double_put(minus ? -value : value, out);
+        stop = next;
+    }
+    buf_release(&d.digits);
+    return stop;
+}
+
+/* -5, -$5, $-5: where the digits begin; a sign behind a digit or a letter is a difference. */
+static const char *sign_read(const char *begin, const char *s, const char *end, bool *minus) {
+    *minus = *s == '-' && (s == begin || !(isalnum((unsigned char)s[-1]) || s[-1] == ')'));
+    if (!*minus) return s;
+    if (s + 1 < end && s[1] == '\\' && s + 2 < end && s[2] == '$') return s + 3;
+    return s + 1 < end && s[1] == '$' ? s + 2 : s + 1;
+}
+
+/* The first or the last number of a text. */
+static bool number_find(struct span text, bool last, struct buf *out) {
+    const char *end = text.at + text.len;
+    size_t begin = out->len;
+    bool found = false;
+    for (const char *s = text.at; s < end;) {
+        struct buf number = {0};
+        bool minus;
+        const char *from = sign_read(text.at, s, end, &minus);
+        bool dated = s > text.at && s[-1] == '/';
+        const char *next = from < end ? unsigned_read(minus, dated, from, end, &number) : NULL;
+        if (next) {
+            out->len = begin;
+            buf_add(out, number.data, number.len);
+            found = true;
+        }
+        buf_release(&number);
+        if (found && !last) break;
+        s = next ? next : s + 1;
+    }
+    return found;
+}
+
+/* numbers in Chinese characters */
+
+/* 0..9, or -1. */
+static int kanji_digit(const char *s, const char *end) {
+    static const char *const names[] = {"〇", "一", "二", "三", "四", "五",
+                                        "六", "七", "八", "九", "零", "两"};
+    for (int i = 0; i < (int)ARRAY_LEN(names) && end - s >= 3; i++)
+        if (memcmp(s, names[i], 3) == 0) return i == 10 ? 0 : i == 11 ? 2 : i;
+    return -1;
+}
+
+/* 四千二十, 二〇二四. Returns where it ends; `s` when it is none. */
+static const char *kanji_read(const char *s, const char *end, double *out) {
+    double total = 0, section = 0, part = 0, times;
+    bool given = false; /* a digit waits for its place */
+    size_t len;
+    for (int n = 0; n < 32; n++, s += 3) {
+        int d = kanji_digit(s, end);
+        if (d >= 0) {
+            part = part * 10 + d;
+            given = true;
+        } else if ((times = multiplier(s, end, &len)) > 0 && times < 1e4) {
+            section += (given ? part : 1) * times;
+            part = 0, given = false;
+        } else if (times > 0) {
+            total += (section + part) * times;
+            section = part = 0, given = false;
+        } else {
+            break;
+        }
+    }
+    *out = total + section + part;
+    return s;
+}
+
+static bool skip_text(const char **s, const char *end, const char *what) {
+    size_t n = strlen(what);
+    if ((size_t)(end - *s) < n || memcmp(*s, what, n) != 0) return false;
+    *s += n;
+    return true;
+}
+
+/* An answer that is nothing but a number, what it counts, and a full stop. */
+static bool kanji_find(struct span text, struct buf *out) {
+    static const char *const counters[] = {
+        "円", "元", "個", "个", "人", "本", "枚", "歳", "岁", "台", "匹", "冊", "册", "回", "次",
+        "点", "つ", "分", "秒", "年", "日", "月", "块", "只", "条", "张", "倍", "度", "頭", "时"};
+    static const char *const ends[] = {"です", "だ", "。", "．", "."};
+    text = span_trim(text);
+    const char *s = text.at, *end = s + text.len;
+    double value;
+    bool minus =
+        skip_text(&s, end, "マイナス") || skip_text(&s, end, "负") || skip_text(&s, end, "負");
+    const char *from = s;
+    if ((s = kanji_read(s, end, &value)) == from) return false;
+    for (size_t i = 0; i < ARRAY_LEN(counters); i++)
+        if (skip_text(&s, end, counters[i])) break;
+    for (size_t i = 0; i < ARRAY_LEN(ends); i++) skip_text(&s, end, ends[i]);
+    if (s != end) return false;
+    double_put(minus ? -value : value, out);
+    return true;
+}
+
+/* all of it */
+
+/* In what a mark points to: behind the last "=", the first number. */
+static bool marked_find(struct span text, struct buf *out) {
+    const char *equals = memrchr(text.at, '=', text.len);
+    if (kanji_find(text, out)) return true;
+    struct span rest = text;
+    if (equals) rest.at = equals + 1, rest.len = (size_t)(text.at + text.len - rest.at);
+    return number_find(rest, false, out) || number_find(text, true, out);
+}
+
+bool number_extract(const char *text, struct buf *out) {
+    struct buf folded = {0};
+    struct span part;
+    ascii_fold(span_of(text), &folded);
+    struct span all = {folded.data, folded.len};
+    bool found = boxed_answer(all, &part) && marked_find(part, out);
+    if (!found) found = marked_answer(all, &part) && marked_find(part, out);
+    if (!found) found = kanji_find(all, out) || number_find(all, true, out);
+    buf_release(&folded);
+    return found;
+}

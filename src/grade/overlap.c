@@ -1,0 +1,194 @@
+/*
+ * grade_overlap: how much of a reference a text shares — F1 of words, ROUGE-L, BLEU.
+ *
+ * All three cut a text into words; scripts that are written without blanks count by character. They
+ * differ in what else is a word, as their definitions do. Words are compared by 64-bit hashes; at
+ * most WORDS of a text are looked at.
+ */
+#include "grade/internal.h"
+
+#include <ctype.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unicase.h>
+#include <unictype.h>
+#include <unistr.h>
+
+enum { WORDS = 4096, DENSE_FROM = 0x2E80 };
+
+enum cut {
+    CUT_SQUAD, /* small letters, signs taken out, no articles */
+    CUT_ROUGE, /* small letters, signs separate */
+    CUT_BLEU,  /* as written, every sign a word but . and , between digits */
+};
+
+struct words {
+    uint64_t *v;
+    int n;
+    struct buf *text; /* NULL, or the words with a blank between them */
+};
+
+static bool is_article(const char *s, size_t n) {
+    return (n == 1 && *s == 'a') || (n == 2 && memcmp(s, "an", 2) == 0) ||
+           (n == 3 && memcmp(s, "the", 3) == 0);
+}
+
+static void word_end(struct words *w, struct buf *word, enum cut cut) {
+    bool kept =
+        word->len && w->n < WORDS && !(cut == CUT_SQUAD && is_article(word->data, word->len));
+    if (kept) {
+        if (w->text && w->n) buf_puts(w->text, " ");
+        if (w->text) buf_add(w->text, word->data, word->len);
+        w->v[w->n++] = hash_u64(word->data, word->len);
+    }
+    word->len = 0;
+}
+
+/* A sign that belongs to the word around it. */
+static bool inside_word(ucs4_t c, ucs4_t before, ucs4_t after) {
+    if (c == '.' || c == ',')
+        return before < 0x80 && isdigit((int)before) && after < 0x80 && isdigit((int)after);
+    return c == '\'' || (c == '-' && !(before < 0x80 && isdigit((int)before)));
+}
+
+static void char_take(struct words *w, struct buf *word, enum cut cut, ucs4_t c, ucs4_t before,
+                      ucs4_t after) {
+    uint8_t bytes[6];
+    bool blank = uc_is_property_white_space(c), alone = c >= DENSE_FROM;
+    bool sign = !blank && !uc_is_alnum(c) && !uc_is_general_category(c, UC_MARK);
+    if (sign && cut == CUT_SQUAD) return;
+    if (sign && cut == CUT_BLEU) alone = !inside_word(c, before, after);
+    bool skipped = blank || (sign && cut == CUT_ROUGE);
+    if (skipped || alone) word_end(w, word, cut);
+    if (skipped) return;
+    if (cut != CUT_BLEU) c = uc_tolower(c);
+    buf_add(word, bytes, (size_t)u8_uctomb(bytes, c, sizeof bytes));
+    if (alone) word_end(w, word, cut);
+}
+
+static ucs4_t narrow(ucs4_t c) {
+    return c >= 0xFF01 && c <= 0xFF5E ? c - 0xFEE0 : c;
+}
+
+static void cut(const char *text, enum cut how, struct words *w) {
+    const uint8_t *p = (const uint8_t *)text, *end = p + strlen(text);
+    struct buf word = {0};
+    ucs4_t before = ' ', c = ' ', after;
+    w->v = xcalloc(WORDS, sizeof *w->v);
+    while (p < end && w->n < WORDS) {
+        p += u8_mbtouc(&c, p, (size_t)(end - p));
+        c = narrow(c);
+        after = ' ';
+        if (p < end) u8_mbtouc(&after, p, (size_t)(end - p));
+        char_take(w, &word, how, c, before, narrow(after));
+        before = c;
+    }
+    word_end(w, &word, how);
+    buf_release(&word);
+}
+
+static int by_value(const void *a, const void *b) {
+    uint64_t x = *(const uint64_t *)a, y = *(const uint64_t *)b;
+    return x < y ? -1 : x > y;
+}
+
+/* How many of a's are in b, each of b once. Sorts both. */
+static int shared(uint64_t *a, int n, uint64_t *b, int m) {
+    int both = 0;
+    qsort(a, (size_t)n, sizeof *a, by_value);
+    qsort(b, (size_t)m, sizeof *b, by_value);
+    for (int i = 0, k = 0; i < n && k < m;) {
+        both += a[i] == b[k];
+        int64_t order = a[i] < b[k] ? -1 : a[i] > b[k];
+        i += order <= 0;
+        k += order >= 0;
+    }
+    return both;
+}
+
+static double harmonic(int both, int n, int m) {
+    if (n == 0 || m == 0) return n == m;
+    return both ? 2.0 * both / (n + m) : 0;
+}
+
+/* SQuAD's F1 (Rajpurkar et al. 2016). */
+double f1_score(const char *answer, const char *gold) {
+    struct words a = {0}, b = {0};
+    cut(answer, CUT_SQUAD, &a);
+    cut(gold, CUT_SQUAD, &b);
+    double score = harmonic(shared(a.v, a.n, b.v, b.n), a.n, b.n);
+    free(a.v);
+    free(b.v);
+    return score;
+}
+
+void f1_words(const char *text, struct buf *out) {
+    struct words w = {.text = out};
+    cut(text, CUT_SQUAD, &w);
+    free(w.v);
+}
+
+/* The longest common subsequence, row by row. */
+static int common_subsequence(const struct words *a, const struct words *b) {
+    int *row = xcalloc((size_t)b->n + 1, sizeof *row);
+    for (int i = 0; i < a->n; i++)
+        for (int k = 0, corner = 0; k < b->n; k++) {
+            int above = row[k + 1];
+            row[k + 1] = a->v[i] == b->v[k] ? corner + 1 : MAX(above, row[k]);
+            corner = above;
+        }
+    int n = row[b->n];
+    free(row);
+    return n;
+}
+
+/* Lin 2004, F1 over a whole text, without stemming. */
+double rouge_l_score(const char *answer, const char *gold) {
+    struct words a = {0}, b = {0};
+    cut(answer, CUT_ROUGE, &a);
+    cut(gold, CUT_ROUGE, &b);
+    double score = harmonic(common_subsequence(&a, &b), a.n, b.n);
+    free(a.v);
+    free(b.v);
+    return score;
+}
+
+/* Hashes of all runs of `order` words. */
+static uint64_t *grams(const struct words *w, int order, int *n) {
+    uint64_t *v = xcalloc(WORDS, sizeof *v);
+    *n = MAX(w->n - order + 1, 0);
+    for (int i = 0; i < *n; i++) v[i] = hash_u64(w->v + i, (size_t)order * sizeof *w->v);
+    return v;
+}
+
+static void grams_shared(const struct words *a, const struct words *b, int order, int *both,
+                         int *total) {
+    int m;
+    uint64_t *x = grams(a, order, total), *y = grams(b, order, &m);
+    *both = shared(x, *total, y, m);
+    free(x);
+    free(y);
+}
+
+/*
+ * BLEU-4 (Papineni et al. 2002) of one sentence against one reference, over the orders that the
+ * sentence is long enough for. Exponential smoothing, as SacreBLEU's default: the k-th order
+ * without a match counts as 1 / (2^k total).
+ */
+double bleu_score(const char *answer, const char *gold) {
+    struct words a = {0}, b = {0};
+    double sum = 0, smooth = 1;
+    int orders = 0, any = 0;
+    cut(answer, CUT_BLEU, &a);
+    cut(gold, CUT_BLEU, &b);
+    for (int order = 1, both, total; order <= 4 && order <= a.n; order++, orders++) {
+        grams_shared(&a, &b, order, &both, &total);
+        any += both;
+        if (both == 0) smooth *= 2;
+        sum += math_log(both ? (double)both / total : 1 / (smooth * total));
+    }
+    double brevity = a.n < b.n && a.n ? 1 - (double)b.n / a.n : 0;
+    free(a.v);
+    free(b.v);
+    return any ? MIN(1, math_exp(brevity + sum / orders)) : 0;
+}

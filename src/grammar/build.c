@@ -1,0 +1,960 @@
+/*
+ * grammar_build: expressions become a network of automata over bytes, and the network is checked.
+ *
+ * Characters become the byte ranges of their UTF-8 forms here, so nothing later knows about
+ * characters. Counted repetition is written out; what is large is made a rule of its own first and
+ * only called again, so that nested counts add up instead of multiplying. Alternatives that are
+ * plain texts share their beginnings.
+ *
+ *     root ::= "a" item{1,2} | "ab"
+ *
+ *     start --a--> 1 --call item--> 2 --call item--> end     (2 --free--> end: the second is
+ * optional) start --a--> 3 --b--> end
+ *
+ * Invariants of a finished grammar: no rule can call itself before it has read a byte (else a stack
+ * could grow for ever); `rest` is exact, and an edge to a node whose rest is GRAMMAR_NEVER is never
+ * taken, so every place that is reached has a way to an end.
+ */
+#include "grammar/internal.h"
+
+#include <stdarg.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* sets of code points */
+
+void ranges_add(struct ranges *r, uint32_t lo, uint32_t hi) {
+    if (r->n == r->cap) {
+        r->cap = r->cap ? 2 * r->cap : 8;
+        r->v = xrealloc(r->v, (size_t)r->cap * sizeof *r->v);
+    }
+    r->v[r->n++] = (struct range){lo, hi};
+}
+
+void ranges_release(struct ranges *r) {
+    free(r->v);
+    *r = (struct ranges){0};
+}
+
+static int range_compare(const void *a, const void *b) {
+    uint32_t x = ((const struct range *)a)->lo, y = ((const struct range *)b)->lo;
+    return (x > y) - (x < y);
+}
+
+/* Sorted and merged, no more. */
+static void ranges_sort(struct ranges *r) {
+    int32_t n = 0;
+    if (r->n > 1) qsort(r->v, (size_t)r->n, sizeof *r->v, range_compare);
+    for (int32_t i = 0; i < r->n; i++) {
+        struct range x = r->v[i];
+        if (n > 0 && x.lo <= r->v[n - 1].hi + 1)
+            r->v[n - 1].hi = MAX(r->v[n - 1].hi, x.hi);
+        else
+            r->v[n++] = x;
+    }
+    r->n = n;
+}
+
+void ranges_negate(struct ranges *r) {
+    struct ranges out = {0};
+    uint32_t next = 0;
+    ranges_sort(r);
+    for (int32_t i = 0; i < r->n; i++) {
+        if (r->v[i].lo > next) ranges_add(&out, next, r->v[i].lo - 1);
+        next = r->v[i].hi + 1;
+    }
+    if (next <= 0x10FFFF) ranges_add(&out, next, 0x10FFFF);
+    ranges_release(r);
+    *r = out;
+}
+
+void ranges_normalise(struct ranges *r) {
+    struct ranges out = {0};
+    ranges_sort(r);
+    for (int32_t i = 0; i < r->n; i++) {
+        struct range x = r->v[i];
+        if (x.lo < 0xD800) ranges_add(&out, x.lo, MIN(x.hi, 0xD7FF));
+        if (x.hi > 0xDFFF && x.lo <= 0x10FFFF)
+            ranges_add(&out, MAX(x.lo, 0xE000), MIN(x.hi, 0x10FFFF));
+    }
+    ranges_release(r);
+    *r = out;
+}
+
+struct stride {
+    uint32_t first, last, step;
+};
+struct property {
+    const char *name;
+    const struct stride *rows;
+    int n;
+};
+#include "grammar/unicode_ranges.inc"
+
+bool ranges_add_property(struct ranges *r, const char *name, size_t len) {
+    for (size_t i = 0; i < ARRAY_LEN(properties); i++) {
+        const struct property *p = &properties[i];
+        if (strlen(p->name) != len || memcmp(p->name, name, len) != 0) continue;
+        for (int k = 0; k < p->n; k++) {
+            const struct stride *s = &p->rows[k];
+            if (s->step == 1) ranges_add(r, s->first, s->last);
+            for (uint32_t c = s->first; s->step > 1 && c <= s->last; c += s->step)
+                ranges_add(r, c, c);
+        }
+        return true;
+    }
+    return false;
+}
+
+int32_t utf8_get(const char *p, size_t left, int *n) {
+    static const uint32_t least[] = {0, 0, 0x80, 0x800, 0x10000};
+    if (left == 0) return -1;
+    uint8_t first = (uint8_t)p[0];
+    int len = first < 0x80 ? 1 : first < 0xC2 ? 0 : first < 0xE0 ? 2 : first < 0xF0 ? 3 : 4;
+    if (len == 0 || first > 0xF4 || left < (size_t)len) return -1;
+    uint32_t c = len == 1 ? first : first & (0x7Fu >> len);
+    for (int i = 1; i < len; i++) {
+        if (((uint8_t)p[i] & 0xC0) != 0x80) return -1;
+        c = c << 6 | ((uint8_t)p[i] & 0x3F);
+    }
+    if (c < least[len] || c > 0x10FFFF || (c >= 0xD800 && c <= 0xDFFF)) return -1;
+    *n = len;
+    return (int32_t)c;
+}
+
+int grammar_check_text(const char *what, const char *text, size_t len, struct error *err) {
+    if (len > GRAMMAR_MAX_TEXT) {
+        return error_set(err, ERR_MEMORY, "%s of %zu bytes is above the limit of %d", what, len,
+                         GRAMMAR_MAX_TEXT);
+    }
+    int n = 0;
+    for (size_t i = 0; i < len; i += (size_t)n)
+        if (utf8_get(text + i, len - i, &n) < 0)
+            return error_set(err, ERR_FORMAT, "%s is no UTF-8 at byte %zu", what, i);
+    return OK;
+}
+
+/* expressions */
+
+void builder_release(struct builder *b) {
+    free(b->rules);
+    free(b->names);
+    arena_release(&b->arena);
+    *b = (struct builder){0};
+}
+
+static _Thread_local int32_t max_share = 1;
+static _Thread_local bool share_met;
+
+void grammar_build_share(int32_t share) {
+    max_share = MAX(share, 1);
+    share_met = false;
+}
+
+bool grammar_build_share_met(void) {
+    return share_met;
+}
+
+static bool over_share(bool over) {
+    share_met |= over;
+    return over;
+}
+
+bool builder_full(const struct builder *b) {
+    return over_share(b->arena.used > GRAMMAR_MAX_ARENA / (size_t)max_share);
+}
+
+static uint64_t name_hash(const char *s) {
+    uint64_t h = 0xCBF29CE484222325u;
+    for (; *s; s++) h = (h ^ (uint8_t)*s) * 0x100000001B3u;
+    return h ^ h >> 32;
+}
+
+/* Where the name is, or the free place for it. */
+static int32_t *name_slot(const struct builder *b, const char *name) {
+    uint64_t i = name_hash(name) & b->names_mask;
+    while (b->names[i] && strcmp(b->rules[b->names[i] - 1].name, name) != 0)
+        i = (i + 1) & b->names_mask;
+    return &b->names[i];
+}
+
+static void names_grow(struct builder *b) {
+    b->names_mask = b->names ? 2 * b->names_mask + 1 : 63;
+    free(b->names);
+    b->names = xcalloc(b->names_mask + 1, sizeof *b->names);
+    for (int32_t i = 0; i < b->n_rules; i++)
+        if (b->rules[i].name) {
+            int32_t *at = name_slot(b, b->rules[i].name);
+            if (!*at) *at = i + 1;
+        }
+}
+
+int32_t builder_rule(struct builder *b, const char *name) {
+    if (b->n_rules == b->cap_rules) {
+        b->cap_rules = b->cap_rules ? 2 * b->cap_rules : 16;
+        b->rules = xrealloc(b->rules, (size_t)b->cap_rules * sizeof *b->rules);
+    }
+    b->rules[b->n_rules] = (struct rule){.name = name ? arena_strdup(&b->arena, name) : NULL};
+    if (name && 2 * (uint64_t)b->n_names >= b->names_mask) names_grow(b);
+    if (name) {
+        int32_t *at = name_slot(b, name);
+        if (!*at) *at = b->n_rules + 1; // the first rule of a name is the one that is found
+        b->n_names++;
+    }
+    return b->n_rules++;
+}
+
+int32_t builder_find(const struct builder *b, const char *name) {
+    return b->names ? *name_slot(b, name) - 1 : -1;
+}
+
+void builder_define(struct builder *b, int32_t rule, struct expr *body) {
+    b->rules[rule].body = body;
+    b->rules[rule].defined = true;
+}
+
+void exprs_add(struct exprs *l, struct expr *e) {
+    if (l->n == l->cap) {
+        l->cap = l->cap ? 2 * l->cap : 8;
+        l->v = xrealloc(l->v, (size_t)l->cap * sizeof *l->v);
+    }
+    l->v[l->n++] = e;
+}
+
+static struct expr *expr_new(struct builder *b, enum expr_kind kind) {
+    struct expr *e = arena_alloc(&b->arena, sizeof *e);
+    e->kind = kind;
+    return e;
+}
+
+static int32_t cost_add(int32_t a, int64_t more) {
+    return (int32_t)MIN((int64_t)a + more, GRAMMAR_NEVER);
+}
+
+struct expr *expr_text(struct builder *b, const char *p, size_t n) {
+    struct expr *e = expr_new(b, EXPR_TEXT);
+    char *copy = arena_alloc(&b->arena, n + 1);
+    if (n > 0) memcpy(copy, p, n);
+    e->text = copy;
+    e->n = e->cost = (int32_t)n;
+    return e;
+}
+
+struct expr *expr_puts(struct builder *b, const char *s) {
+    return expr_text(b, s, strlen(s));
+}
+
+static int utf8_put(uint32_t c, uint8_t out[4]) {
+    int n = c < 0x80 ? 1 : c < 0x800 ? 2 : c < 0x10000 ? 3 : 4;
+    static const uint8_t lead[] = {0, 0, 0xC0, 0xE0, 0xF0};
+    for (int i = n - 1; i > 0; i--, c >>= 6) out[i] = (uint8_t)(0x80 | (c & 0x3F));
+    out[0] = (uint8_t)(lead[n] | c);
+    return n;
+}
+
+struct expr *expr_set(struct builder *b, struct ranges *r) {
+    ranges_normalise(r);
+    if (r->n == 1 && r->v[0].lo == r->v[0].hi) {
+        uint8_t text[4];
+        int n = utf8_put(r->v[0].lo, text);
+        ranges_release(r);
+        return expr_text(b, (const char *)text, (size_t)n);
+    }
+    struct expr *e = expr_new(b, EXPR_SET);
+    e->n = r->n;
+    e->range = arena_alloc(&b->arena, (size_t)(r->n + 1) * sizeof *e->range);
+    if (r->n > 0) memcpy(e->range, r->v, (size_t)r->n * sizeof *e->range);
+    e->cost = 1;
+    for (int32_t i = 0; i < r->n; i++) e->cost += r->v[i].hi < 0x80 ? 0 : 3;
+    ranges_release(r);
+    return e;
+}
+
+struct expr *expr_rule(struct builder *b, int32_t rule) {
+    struct expr *e = expr_new(b, EXPR_RULE);
+    e->rule = rule;
+    e->cost = 1;
+    return e;
+}
+
+/* What takes many nodes becomes a rule: a second copy of it costs one node. */
+static struct expr *expr_shared(struct builder *b, struct expr *e) {
+    int32_t rule = builder_rule(b, NULL);
+    builder_define(b, rule, e);
+    return expr_rule(b, rule);
+}
+
+struct expr *expr_repeat(struct builder *b, struct expr *e, int32_t min, int32_t max) {
+    int64_t copies = MAX(max, min) + (max < 0);
+    if (!e) return min == 0 ? expr_puts(b, "") : NULL;
+    if (e->kind == EXPR_TEXT && e->n == 0) return e;
+    // a rule pays where its copies would be many: a call costs a frame each time it is read
+    if (copies > 1 && e->cost > 2 && copies * e->cost > 32) e = expr_shared(b, e);
+    struct expr *r = expr_new(b, EXPR_REPEAT);
+    r->kids = arena_alloc(&b->arena, sizeof *r->kids);
+    r->kids[0] = e;
+    r->min = min;
+    r->max = max;
+    r->cost = cost_add(1, copies * (e->cost + 1));
+    return r;
+}
+
+static struct expr *expr_list(struct builder *b, enum expr_kind kind, struct exprs *l) {
+    struct expr *e = expr_new(b, kind);
+    e->kids = arena_alloc(&b->arena, (size_t)(l->n + 1) * sizeof *e->kids);
+    e->cost = 1;
+    for (int32_t i = 0; i < l->n; i++) {
+        if (!l->v[i]) continue;
+        e->cost = cost_add(e->cost, l->v[i]->cost);
+        e->kids[e->n++] = l->v[i];
+    }
+    // one part that matches nothing empties a sequence, but alternatives only when all do
+    bool nothing = kind == EXPR_CAT ? e->n < l->n : e->n == 0;
+    free(l->v);
+    *l = (struct exprs){0};
+    if (nothing) return NULL;
+    return e->n == 1 ? e->kids[0] : e;
+}
+
+/* Neighbouring texts become one, so that alternatives of words are seen as texts; empty ones go. */
+static void exprs_join(struct builder *b, struct exprs *l) {
+    int32_t n = 0;
+    struct buf text = {0};
+    for (int32_t i = 0, k; i < l->n; i = k) {
+        text.len = 0;
+        for (k = i; k < l->n && l->v[k] && l->v[k]->kind == EXPR_TEXT; k++)
+            buf_add(&text, l->v[k]->text, (size_t)l->v[k]->n);
+        bool empty = k > i && text.len == 0 && l->n > 1;
+        if (!empty) l->v[n++] = k > i + 1 ? expr_text(b, text.data, text.len) : l->v[i];
+        k = MAX(k, i + 1);
+    }
+    buf_release(&text);
+    if (n == 0) l->v[n++] = expr_puts(b, "");
+    l->n = n;
+}
+
+struct expr *expr_cat(struct builder *b, struct exprs *l) {
+    if (l->n == 0) exprs_add(l, expr_puts(b, ""));
+    exprs_join(b, l);
+    return expr_list(b, EXPR_CAT, l);
+}
+
+struct expr *expr_alt(struct builder *b, struct exprs *l) {
+    return expr_list(b, EXPR_ALT, l);
+}
+
+/* The end of the arguments is NULL, so an expression that matches nothing cannot be among them. */
+struct expr *expr_seq(struct builder *b, ...) {
+    struct exprs l = {0};
+    va_list ap;
+    va_start(ap, b);
+    for (struct expr *e; (e = va_arg(ap, struct expr *)) != NULL;) exprs_add(&l, e);
+    va_end(ap);
+    return expr_cat(b, &l);
+}
+
+struct expr *expr_any(struct builder *b, ...) {
+    struct exprs l = {0};
+    va_list ap;
+    va_start(ap, b);
+    for (struct expr *e; (e = va_arg(ap, struct expr *)) != NULL;) exprs_add(&l, e);
+    va_end(ap);
+    return expr_alt(b, &l);
+}
+
+struct expr *expr_optional(struct builder *b, struct expr *e) {
+    return expr_repeat(b, e, 0, 1);
+}
+
+/* the network */
+
+/* Nodes and edges grow together while expressions are compiled, so edges are lists first. */
+struct linked_edge {
+    struct edge edge;
+    int32_t next;
+};
+struct network {
+    struct builder *b;
+    struct linked_edge *edges;
+    int32_t *first, *last; /* [n_nodes] lists of edges in the order they were made, -1: empty */
+    int32_t n_nodes, cap_nodes, n_edges, cap_edges;
+    struct error *err;
+    bool refused; /* no memory: err says so, and what is added from then on is lost */
+};
+
+/* Asked inside every loop that a number in the source drives. */
+static bool network_full(const struct network *w) {
+    int32_t most = GRAMMAR_MAX_NODES / max_share;
+    return w->refused || over_share(w->n_nodes > most || w->n_edges > 4 * most);
+}
+
+/* The array with room for `cap`, or as it was. */
+static void *network_room(struct network *w, void *v, int32_t cap, size_t size) {
+    void *more = w->refused ? NULL : try_realloc(v, (size_t)cap * size, w->err);
+    w->refused |= !more;
+    return more ? more : v;
+}
+
+static int32_t node_new(struct network *w) {
+    if (w->n_nodes == w->cap_nodes) {
+        int32_t cap = w->cap_nodes ? 2 * w->cap_nodes : 256;
+        w->first = network_room(w, w->first, cap, sizeof *w->first);
+        w->last = network_room(w, w->last, cap, sizeof *w->last);
+        if (w->refused) return 0;
+        w->cap_nodes = cap;
+    }
+    w->first[w->n_nodes] = w->last[w->n_nodes] = -1;
+    return w->n_nodes++;
+}
+
+static void edge_add(struct network *w, int32_t from, struct edge edge) {
+    if (w->refused) return;
+    if (w->n_edges == w->cap_edges) {
+        int32_t cap = w->cap_edges ? 2 * w->cap_edges : 256;
+        w->edges = network_room(w, w->edges, cap, sizeof *w->edges);
+        if (w->refused) return;
+        w->cap_edges = cap;
+    }
+    int32_t id = w->n_edges++;
+    w->edges[id] = (struct linked_edge){edge, -1};
+    if (w->last[from] < 0)
+        w->first[from] = id;
+    else
+        w->edges[w->last[from]].next = id;
+    w->last[from] = id;
+}
+
+static void edge_byte(struct network *w, int32_t from, int32_t to, uint8_t lo, uint8_t hi) {
+    edge_add(w, from, (struct edge){to, CALL_NONE, lo, hi});
+}
+
+static void edge_free(struct network *w, int32_t from, int32_t to) {
+    edge_add(w, from, (struct edge){to, CALL_NONE, 1, 0});
+}
+
+/* Endings of UTF-8 forms that are already there: from the result, [lo, hi] leads to `to`. */
+struct suffix {
+    int32_t node, to;
+    uint8_t lo, hi;
+};
+struct suffixes {
+    struct suffix *v;
+    int32_t n, cap;
+};
+
+static int32_t suffix_node(struct network *w, struct suffixes *s, int32_t to, uint8_t lo,
+                           uint8_t hi) {
+    for (int32_t i = s->n - 1; i >= 0; i--)
+        if (s->v[i].to == to && s->v[i].lo == lo && s->v[i].hi == hi) return s->v[i].node;
+    if (s->n == s->cap) {
+        s->cap = s->cap ? 2 * s->cap : 32;
+        s->v = xrealloc(s->v, (size_t)s->cap * sizeof *s->v);
+    }
+    int32_t node = node_new(w);
+    edge_byte(w, node, to, lo, hi);
+    s->v[s->n++] = (struct suffix){node, to, lo, hi};
+    return node;
+}
+
+/*
+ * Splits [lo, hi] until every byte position has one range: first at the lengths of UTF-8 forms,
+ * then so that all bytes behind the first one that differs take all their values.
+ */
+static void range_compile(struct network *w, struct suffixes *s, uint32_t lo, uint32_t hi,
+                          int32_t from, int32_t to) {
+    static const uint32_t last_of_length[] = {0x7F, 0x7FF, 0xFFFF};
+    for (int i = 0; i < 3; i++)
+        if (lo <= last_of_length[i] && hi > last_of_length[i]) {
+            range_compile(w, s, lo, last_of_length[i], from, to);
+            lo = last_of_length[i] + 1;
+        }
+    for (int i = 1; i < 4 && hi > 0x7F;
+         i++) { // i: how many bytes stand behind the one that differs
+        uint32_t tail = (1u << (6 * i)) - 1;
+        if ((lo & ~tail) == (hi & ~tail)) continue;
+        if (lo & tail) {
+            range_compile(w, s, lo, lo | tail, from, to);
+            lo = (lo | tail) + 1;
+        }
+        if ((hi & tail) != tail) {
+            if (lo < (hi & ~tail)) range_compile(w, s, lo, (hi & ~tail) - 1, from, to);
+            lo = MAX(lo, hi & ~tail);
+        }
+    }
+    uint8_t a[4], z[4];
+    int n = utf8_put(lo, a);
+    utf8_put(hi, z);
+    for (int i = n - 1; i > 0; i--) to = suffix_node(w, s, to, a[i], z[i]);
+    edge_byte(w, from, to, a[0], z[0]);
+}
+
+/* Neighbouring characters end alike, so their last bytes share nodes. */
+static void set_compile(struct network *w, const struct expr *e, int32_t from, int32_t to) {
+    struct suffixes s = {0};
+    for (int32_t i = 0; i < e->n; i++)
+        range_compile(w, &s, e->range[i].lo, e->range[i].hi, from, to);
+    free(s.v);
+}
+
+static int text_compare(const void *a, const void *b) {
+    const struct expr *x = *(struct expr *const *)a, *y = *(struct expr *const *)b;
+    int d = memcmp(x->text, y->text, (size_t)MIN(x->n, y->n));
+    return d ? d : (x->n > y->n) - (x->n < y->n);
+}
+
+/* Sorted texts that agree on their first `at` bytes, as a tree below `from`. */
+static void texts_compile(struct network *w, struct expr **v, int32_t n, int32_t at, int32_t from,
+                          int32_t to) {
+    while (n > 0 && v[0]->n == at) { // equal ones too
+        edge_free(w, from, to);
+        do v++, n--;
+        while (n > 0 && v[0]->n == at);
+    }
+    for (int32_t i = 0, k; i < n; i = k) {
+        uint8_t byte = (uint8_t)v[i]->text[at];
+        for (k = i + 1; k < n && (uint8_t)v[k]->text[at] == byte; k++) {}
+        int32_t p = at, here = from;
+        // all of v[i..k) go on alike up to byte p, which the first and the last decide
+        do {
+            int32_t next = p + 1 == v[i]->n && k == i + 1 ? to : node_new(w);
+            edge_byte(w, here, next, (uint8_t)v[i]->text[p], (uint8_t)v[i]->text[p]);
+            here = next;
+            p++;
+        } while (p < v[i]->n && p < v[k - 1]->n && v[i]->text[p] == v[k - 1]->text[p]);
+        if (here != to && !network_full(w)) texts_compile(w, v + i, k - i, p, here, to);
+    }
+}
+
+static void expr_compile(struct network *w, const struct expr *e, int32_t from, int32_t to);
+
+/* Texts share their beginnings, so ten thousand words begin as one configuration. */
+static void alt_compile(struct network *w, const struct expr *e, int32_t from, int32_t to) {
+    struct expr **texts = xmalloc((size_t)e->n * sizeof *texts);
+    int32_t n = 0;
+    for (int32_t i = 0; i < e->n; i++) {
+        if (e->kids[i]->kind == EXPR_TEXT)
+            texts[n++] = e->kids[i];
+        else
+            expr_compile(w, e->kids[i], from, to);
+    }
+    if (n > 1) qsort(texts, (size_t)n, sizeof *texts, text_compare);
+    texts_compile(w, texts, n, 0, from, to);
+    free(texts);
+}
+
+/* x{2,4} is x x (x (x)?)?: each optional copy may go straight to the end. x{2,} is x x x*. */
+static void repeat_compile(struct network *w, const struct expr *e, int32_t from, int32_t to) {
+    int32_t copies = MAX(e->min, e->max), here = from;
+    for (int32_t i = 0; i < copies && !network_full(w); i++) {
+        if (i >= e->min) edge_free(w, here, to);
+        int32_t next = i + 1 == copies && e->max >= 0 ? to : node_new(w);
+        expr_compile(w, e->kids[0], here, next);
+        here = next;
+    }
+    if (copies == 0 && e->max == 0) edge_free(w, from, to);
+    if (e->max >= 0) return;
+    // its own node: a loop at `from` or `to` would also be open to what else begins or ends there
+    int32_t loop = node_new(w);
+    edge_free(w, here, loop);
+    expr_compile(w, e->kids[0], loop, loop);
+    edge_free(w, loop, to);
+}
+
+/* Adds to the network the ways from `from` to `to` that read e; nothing else may then lead into
+ * `from` or out of `to` but what the caller adds. */
+static void expr_compile(struct network *w, const struct expr *e, int32_t from, int32_t to) {
+    if (network_full(w)) return;
+    switch (e->kind) {
+    case EXPR_TEXT:
+        texts_compile(w, (struct expr *[]){(struct expr *)(uintptr_t)e}, 1, 0, from, to);
+        break;
+    case EXPR_SET:
+        set_compile(w, e, from, to);
+        break;
+    case EXPR_CAT:
+        for (int32_t i = 0; i < e->n; i++) {
+            int32_t next = i + 1 == e->n ? to : node_new(w);
+            expr_compile(w, e->kids[i], from, next);
+            from = next;
+        }
+        break;
+    case EXPR_ALT:
+        alt_compile(w, e, from, to);
+        break;
+    case EXPR_REPEAT:
+        repeat_compile(w, e, from, to);
+        break;
+    case EXPR_RULE:
+        edge_add(w, from, (struct edge){to, e->rule, 1, 0});
+        break;
+    }
+}
+
+static int rules_compile(struct network *w, struct error *err) {
+    for (int32_t i = 0; i < w->b->n_rules; i++) {
+        struct rule *r = &w->b->rules[i];
+        CHECK(r->defined);
+        r->start = node_new(w);
+        r->end = node_new(w);
+        if (r->body) expr_compile(w, r->body, r->start, r->end);
+        if (w->refused) return err->code;
+        if (network_full(w)) {
+            return error_set(err, ERR_MEMORY,
+                             "grammar is too large: it takes more than %d states; shorten its "
+                             "repetitions",
+                             GRAMMAR_MAX_NODES / max_share);
+        }
+    }
+    return OK;
+}
+
+/* All that grammar_fill and grammar_measure make, at once. */
+static int grammar_reserve(struct grammar *g, const struct network *w, struct error *err) {
+    size_t node = 2 * sizeof(int32_t) + 2;
+    return arena_reserve(&g->arena,
+                         (size_t)(w->n_nodes + 1) * node +
+                             (size_t)(w->n_edges + 1) * sizeof(struct edge) +
+                             (size_t)w->b->n_rules * sizeof(struct rule) + 6 * 64,
+                         err);
+}
+
+/* Lays the lists of edges one behind the other. */
+static void grammar_fill(struct grammar *g, const struct network *w) {
+    int32_t *begin = arena_alloc(&g->arena, (size_t)(w->n_nodes + 1) * sizeof *begin), n = 0;
+    struct edge *edges = arena_alloc(&g->arena, (size_t)(w->n_edges + 1) * sizeof *edges);
+    uint8_t *is_end = arena_alloc(&g->arena, (size_t)w->n_nodes);
+    uint8_t *reads = arena_alloc(&g->arena, (size_t)w->n_nodes);
+    for (int32_t i = 0; i < w->n_nodes; i++) {
+        begin[i] = n;
+        for (int32_t k = w->first[i]; k >= 0; k = w->edges[k].next) edges[n++] = w->edges[k].edge;
+    }
+    begin[w->n_nodes] = n;
+    struct rule *rules = arena_alloc(&g->arena, (size_t)w->b->n_rules * sizeof *rules);
+    memcpy(rules, w->b->rules, (size_t)w->b->n_rules * sizeof *rules);
+    for (int32_t i = 0; i < w->b->n_rules; i++) is_end[rules[i].end] = 1;
+    for (int32_t i = 0; i < w->n_nodes; i++)
+        for (int32_t k = begin[i]; k < begin[i + 1]; k++) reads[i] |= edges[k].lo <= edges[k].hi;
+    g->n_nodes = w->n_nodes;
+    g->n_rules = w->b->n_rules;
+    g->edge_begin = begin;
+    g->edges = edges;
+    g->rules = rules;
+    g->is_end = is_end;
+    g->reads = reads;
+}
+
+/* checks and figures */
+
+/* Bytes of the shortest way to the rule's end that begins with this edge. */
+static int32_t edge_length(const struct grammar *g, const int32_t *rest, const struct edge *e) {
+    int32_t here = e->lo <= e->hi ? 1 : e->rule >= 0 ? rest[g->rules[e->rule].start] : 0;
+    return MIN(here + rest[e->to], GRAMMAR_NEVER);
+}
+
+/* For every node, the edges whose length hangs on its rest: those that lead to it, and those that
+ * call the rule it starts. */
+struct uses {
+    int32_t *begin; /* [n_nodes + 1] */
+    int32_t *edge, *from;
+};
+
+static void uses_count(const struct grammar *g, struct uses *u, bool fill) {
+    for (int32_t i = 0; i < g->n_nodes; i++)
+        for (int32_t k = g->edge_begin[i]; k < g->edge_begin[i + 1]; k++) {
+            const struct edge *e = &g->edges[k];
+            int32_t on[2] = {e->to, e->rule >= 0 ? g->rules[e->rule].start : -1};
+            for (int j = 0; j < 2 && on[j] >= 0; j++) {
+                int32_t at = u->begin[on[j]]++;
+                if (fill) u->edge[at] = k, u->from[at] = i;
+            }
+        }
+}
+
+static struct uses uses_make(const struct grammar *g, struct arena *scratch) {
+    struct uses u = {.begin = arena_alloc(scratch, ((size_t)g->n_nodes + 2) * sizeof *u.begin)};
+    int32_t n = 0;
+    uses_count(g, &u, false);
+    for (int32_t i = 0; i <= g->n_nodes; i++) {
+        int32_t count = u.begin[i];
+        u.begin[i] = n;
+        n += count;
+    }
+    u.edge = arena_alloc(scratch, ((size_t)n + 1) * sizeof *u.edge);
+    u.from = arena_alloc(scratch, ((size_t)n + 1) * sizeof *u.from);
+    uses_count(g, &u, true); // each begin has moved to the next one's
+    memmove(u.begin + 1, u.begin, (size_t)g->n_nodes * sizeof *u.begin);
+    u.begin[0] = 0;
+    return u;
+}
+
+/* The least fixed point: from the ends backwards, whoever gets shorter tells those who use it. */
+static int grammar_measure(struct grammar *g, struct error *err) {
+    struct arena scratch = {0};
+    size_t nodes = (size_t)g->n_nodes + 2, edges = (size_t)g->edge_begin[g->n_nodes] + 1;
+    size_t size = nodes * (2 * sizeof(int32_t) + 1) + edges * 4 * sizeof(int32_t) + 5 * 64;
+    if (arena_reserve(&scratch, size, err) != OK) return err->code;
+    int32_t *rest = arena_alloc(&g->arena, (size_t)g->n_nodes * sizeof *rest);
+    struct uses u = uses_make(g, &scratch); // an edge counts for two nodes at most
+    int32_t *queue = arena_alloc(&scratch, (size_t)g->n_nodes * sizeof *queue), head = 0, n = 0;
+    bool *waits = arena_alloc(&scratch, (size_t)g->n_nodes);
+    for (int32_t i = 0; i < g->n_nodes; i++) {
+        rest[i] = g->is_end[i] ? 0 : GRAMMAR_NEVER;
+        if (g->is_end[i]) queue[n++] = i, waits[i] = true;
+    }
+    for (; n > 0; n--) { // a ring: no node waits twice
+        int32_t node = queue[head];
+        head = head + 1 == g->n_nodes ? 0 : head + 1;
+        waits[node] = false;
+        for (int32_t k = u.begin[node]; k < u.begin[node + 1]; k++) {
+            int32_t len = edge_length(g, rest, &g->edges[u.edge[k]]), from = u.from[k];
+            if (len >= rest[from]) continue;
+            rest[from] = len;
+            if (waits[from]) continue;
+            waits[from] = true;
+            queue[(head + n - 1) % g->n_nodes] = from;
+            n++;
+        }
+    }
+    g->rest = rest;
+    arena_release(&scratch);
+    return OK;
+}
+
+/* Left recursion. A graph of first calls has a circle exactly when rules are left after all rules
+ * without open first calls were taken away, again and again. */
+
+/* A call before anything is read: `caller` may reach `callee` on an empty stomach. */
+struct first_call {
+    int32_t caller, callee;
+};
+struct first_calls {
+    struct first_call *v;
+    int32_t n, cap;
+};
+
+static void first_calls_add(struct first_calls *l, int32_t caller, int32_t callee) {
+    if (l->n == l->cap) {
+        l->cap = l->cap ? 2 * l->cap : 64;
+        l->v = xrealloc(l->v, (size_t)l->cap * sizeof *l->v);
+    }
+    l->v[l->n++] = (struct first_call){caller, callee};
+}
+
+/* Adds the calls of one rule. `seen` and `todo` are [n_nodes] scratch; rules share no nodes. */
+static void first_calls_of(const struct grammar *g, int32_t rule, uint8_t *seen, int32_t *todo,
+                           struct first_calls *l) {
+    int32_t n = 0;
+    todo[n++] = g->rules[rule].start;
+    while (n > 0) {
+        int32_t node = todo[--n];
+        for (int32_t k = g->edge_begin[node]; k < g->edge_begin[node + 1]; k++) {
+            const struct edge *e = &g->edges[k];
+            if (e->lo <= e->hi) continue;
+            if (e->rule >= 0) first_calls_add(l, rule, e->rule);
+            if (e->rule >= 0 && g->rest[g->rules[e->rule].start] > 0) continue;
+            if (!seen[e->to]) seen[e->to] = 1, todo[n++] = e->to;
+        }
+    }
+}
+
+static int by_callee(const void *a, const void *b) {
+    const struct first_call *x = a, *y = b;
+    if (x->callee != y->callee) return (x->callee > y->callee) - (x->callee < y->callee);
+    return (x->caller > y->caller) - (x->caller < y->caller);
+}
+
+/* Takes away rules without open calls until none is left to take; open[r] then counts the calls
+ * of rule r that lead into a circle. */
+static void calls_peel(const struct first_calls *l, int32_t *open, int32_t n_rules) {
+    int32_t *begin = xcalloc((size_t)n_rules + 1, sizeof *begin);
+    int32_t *todo = xmalloc((size_t)n_rules * sizeof *todo), n = 0;
+    for (int32_t i = 0; i < l->n; i++) begin[l->v[i].callee + 1]++, open[l->v[i].caller]++;
+    for (int32_t i = 0; i < n_rules; i++) begin[i + 1] += begin[i];
+    for (int32_t i = 0; i < n_rules; i++)
+        if (open[i] == 0) todo[n++] = i;
+    while (n > 0) {
+        int32_t callee = todo[--n];
+        for (int32_t i = begin[callee]; i < begin[callee + 1]; i++)
+            if (--open[l->v[i].caller] == 0) todo[n++] = l->v[i].caller;
+    }
+    free(begin);
+    free(todo);
+}
+
+/* A rule of the circle that `rule` leads into, one with a name if there is one. */
+static const char *circle_name(const struct grammar *g, const struct first_calls *l,
+                               const int32_t *open, int32_t rule) {
+    int32_t *next = xcalloc((size_t)g->n_rules, sizeof *next);
+    const char *name = NULL;
+    for (int32_t i = 0; i < l->n; i++)
+        if (open[l->v[i].callee] > 0) next[l->v[i].caller] = l->v[i].callee;
+    for (int32_t i = 0; i < g->n_rules; i++) rule = next[rule]; // now it is on the circle
+    for (int32_t i = 0; i < g->n_rules && !name; i++, rule = next[rule]) name = g->rules[rule].name;
+    free(next);
+    return name ? name : "a repeated group";
+}
+
+/* A rule that may call itself before it reads would push frames without end. */
+static int grammar_check_left(const struct grammar *g, struct error *err) {
+    struct first_calls l = {0};
+    uint8_t *seen = xcalloc((size_t)g->n_nodes, 1);
+    int32_t *todo = xmalloc((size_t)g->n_nodes * sizeof *todo);
+    int32_t *open = xcalloc((size_t)g->n_rules, sizeof *open);
+    for (int32_t i = 0; i < g->n_rules; i++) first_calls_of(g, i, seen, todo, &l);
+    if (l.n > 1) qsort(l.v, (size_t)l.n, sizeof *l.v, by_callee);
+    calls_peel(&l, open, g->n_rules);
+    int rc = OK;
+    for (int32_t i = 0; i < g->n_rules && rc == OK; i++)
+        if (open[i] > 0)
+            rc = error_set(err, ERR_FORMAT,
+                           "'%s' refers to itself before it reads anything (left recursion); "
+                           "put the text that comes first in front, or use repetition",
+                           circle_name(g, &l, open, i));
+    free(l.v);
+    free(seen);
+    free(todo);
+    free(open);
+    return rc;
+}
+
+/* A class is a run of bytes between two edges' limits: JSON has some thirty, so rows are short. */
+static void grammar_classes(struct grammar *g) {
+    bool begins[257] = {[0] = true};
+    for (int32_t k = 0; k < g->edge_begin[g->n_nodes]; k++) {
+        const struct edge *e = &g->edges[k];
+        if (e->lo <= e->hi) begins[e->lo] = begins[e->hi + 1] = true;
+    }
+    for (int i = 0; i < 256; i++) {
+        if (begins[i]) g->class_byte[g->n_classes++] = (uint8_t)i;
+        g->class_of[i] = (uint8_t)(g->n_classes - 1);
+    }
+}
+
+/* What even its beginning takes too much work for would be written wrongly narrow all along. */
+static int grammar_check_start(const struct grammar *g, struct error *err) {
+    struct grammar_machine *m = grammar_machine_new(g, NULL, 0);
+    bool limited = grammar_machine_limited(m);
+    grammar_machine_free(m);
+    if (!limited) return OK;
+    return error_set(err, ERR_MEMORY, "grammar is too ambiguous: it has too many ways to begin");
+}
+
+static void grammar_name(struct grammar *g, const char *kind, const char *text, size_t len) {
+    struct hasher h;
+    hasher_init(&h);
+    hasher_add(&h, kind, strlen(kind) + 1);
+    hasher_add(&h, text, len);
+    hasher_final(&h, g->hash);
+    char *copy = arena_alloc(&g->arena, len + 1);
+    memcpy(copy, text, len);
+    copy[len] = 0;
+    g->kind = kind;
+    g->source = copy;
+    g->source_len = len;
+}
+
+struct grammar *grammar_build(struct builder *b, int32_t root, const char *kind, const char *text,
+                              size_t len, struct error *err) {
+    struct network w = {.b = b, .err = err};
+    struct grammar *g = NULL;
+    if (rules_compile(&w, err) != OK) goto out;
+    g = xcalloc(1, sizeof *g);
+    g->root = root;
+    int rc = grammar_reserve(g, &w, err);
+    if (rc == OK) grammar_fill(g, &w);
+    if (rc == OK) rc = grammar_measure(g, err);
+    if (rc == OK) {
+        grammar_classes(g);
+        grammar_name(g, kind, text, len);
+        rc = grammar_check_left(g, err);
+    }
+    if (rc == OK && grammar_shortest(g) >= GRAMMAR_NEVER)
+        rc = error_set(err, ERR_FORMAT, "no text can match this %s", kind);
+    if (rc == OK) rc = grammar_check_start(g, err);
+    if (rc != OK) {
+        grammar_free(g);
+        g = NULL;
+    } else {
+        for (int32_t i = 0; i < g->n_rules; i++) // both are the builder's
+            ((struct rule *)(uintptr_t)g->rules)[i].name = NULL;
+    }
+out:
+    free(w.edges);
+    free(w.first);
+    free(w.last);
+    builder_release(b);
+    return g;
+}
+
+void grammar_free(struct grammar *g) {
+    if (!g) return;
+    arena_release(&g->arena);
+    free(g);
+}
+
+size_t grammar_bytes(const struct grammar *g) {
+    return sizeof *g + g->arena.used;
+}
+
+const char *grammar_hash(const struct grammar *g) {
+    return g->hash;
+}
+
+const char *grammar_kind(const struct grammar *g) {
+    return g->kind;
+}
+
+const char *grammar_source(const struct grammar *g, size_t *len) {
+    *len = g->source_len;
+    return g->source;
+}
+
+int32_t grammar_shortest(const struct grammar *g) {
+    return g->rest[g->rules[g->root].start];
+}
+
+struct grammar *grammar_new_choices(const char *const *texts, int n, struct error *err) {
+    struct builder b = {0};
+    struct exprs l = {0};
+    struct buf all = {0};
+    for (int i = 0; i < n; i++) {
+        buf_add(&all, texts[i], strlen(texts[i]) + 1);
+        exprs_add(&l, expr_puts(&b, texts[i]));
+    }
+    int32_t root = builder_rule(&b, "choices");
+    builder_define(&b, root, expr_alt(&b, &l));
+    struct grammar *g = NULL;
+    if (all.len <= GRAMMAR_MAX_TEXT) {
+        g = grammar_build(&b, root, CHOICES_KIND, all.data ? all.data : "", all.len, err);
+    } else {
+        builder_release(&b);
+        error_set(err, ERR_MEMORY, "choices of %zu bytes are above the limit of %d", all.len,
+                  GRAMMAR_MAX_TEXT);
+    }
+    buf_release(&all);
+    return g;
+}
+
+static struct grammar *choices_again(const char *text, size_t len, struct error *err) {
+    struct strings v = {0};
+    struct grammar *g = NULL;
+    if (len > 0 && text[len - 1] != 0) {
+        error_set(err, ERR_FORMAT, "list of choices has no end");
+        return NULL;
+    }
+    for (size_t at = 0; at < len; at += strlen(text + at) + 1) strings_add(&v, text + at);
+    g = grammar_new_choices((const char *const *)v.v, v.n, err);
+    strings_release(&v);
+    return g;
+}
+
+struct grammar *grammar_from_source(const char *kind, const char *text, size_t len,
+                                    struct error *err) {
+    if (strcmp(kind, REGEX_KIND) == 0) return grammar_new_regex(text, len, err);
+    if (strcmp(kind, GBNF_KIND) == 0) return grammar_new_gbnf(text, len, err);
+    if (strcmp(kind, SCHEMA_KIND) == 0) return grammar_new_json_schema(text, len, false, err);
+    if (strcmp(kind, COMPACT_KIND) == 0) return grammar_new_json_schema(text, len, true, err);
+    if (strcmp(kind, CHOICES_KIND) == 0) return choices_again(text, len, err);
+    error_set(err, ERR_FORMAT, "no kind of grammar is called '%.40s'", kind);
+    return NULL;
+}

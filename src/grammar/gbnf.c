@@ -1,0 +1,294 @@
+/*
+ * grammar_gbnf: grammars in llama.cpp's notation.
+ *
+ *     root   ::= answer | list       # a comment
+ *     list   ::= "- " item ("\n- " item){1,4}
+ *     item   ::= [a-zA-Z0-9 ぁ-ん]+
+ *
+ * A rule ends at the line's end, but alternatives may go on after '|' and inside parentheses on the
+ * next line. Sets and escapes are of code points. Tokens (<...>) are refused: the grammar is over
+ * text. A rule is defined once.
+ */
+#include "grammar/internal.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+struct parser {
+    struct builder *b;
+    const char *text;
+    size_t len, pos;
+    int nesting;
+    struct error *err;
+};
+
+static struct expr *refuse(const struct parser *p, const char *what) {
+    int line = 1;
+    for (size_t i = 0; i < p->pos && i < p->len; i++) line += p->text[i] == '\n';
+    size_t n = 0;
+    while (n < 24 && p->pos + n < p->len && p->text[p->pos + n] != '\n') n++;
+    error_set(p->err, ERR_FORMAT, "grammar, line %d, at '%.*s': %s", line, (int)n, p->text + p->pos,
+              what);
+    return NULL;
+}
+
+static char peek(const struct parser *p) {
+    return p->pos < p->len ? p->text[p->pos] : 0;
+}
+
+/* Blanks and comments; line breaks too if `lines`. */
+static void skip_space(struct parser *p, bool lines) {
+    while (p->pos < p->len) {
+        char c = p->text[p->pos];
+        if (c == '#')
+            while (p->pos < p->len && !strchr("\r\n", p->text[p->pos])) p->pos++;
+        else if (c == ' ' || c == '\t' || (lines && (c == '\n' || c == '\r')))
+            p->pos++;
+        else
+            break;
+    }
+}
+
+static bool is_name(char c) {
+    return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '-' ||
+           c == '_';
+}
+
+/* The rule of the name at the cursor, made if it is new; -1 when there is no name. */
+static int32_t take_name(struct parser *p) {
+    size_t n = 0;
+    while (p->pos + n < p->len && is_name(p->text[p->pos + n])) n++;
+    if (n == 0) return refuse(p, "a rule's name was expected"), -1;
+    char *name = xmalloc(n + 1);
+    memcpy(name, p->text + p->pos, n);
+    name[n] = 0;
+    int32_t rule = builder_find(p->b, name);
+    if (rule < 0 && p->b->n_rules < GRAMMAR_MAX_NAMES) rule = builder_rule(p->b, name);
+    free(name);
+    if (rule < 0) return refuse(p, "there are too many rules"), -1;
+    p->pos += n;
+    return rule;
+}
+
+static int32_t take_hex(struct parser *p, int digits) {
+    int32_t c = 0;
+    for (int i = 0; i < digits; i++) {
+        char d = peek(p);
+        int v = d >= '0' && d <= '9'                     ? d - '0'
+                : (d | 0x20) >= 'a' && (d | 0x20) <= 'f' ? (d | 0x20) - 'a' + 10
+                                                         : -1;
+        if (v < 0 || c > 0x10FFFF) return refuse(p, "this is no hexadecimal code"), -1;
+        c = c * 16 + v;
+        p->pos++;
+    }
+    if (c > 0x10FFFF || (c >= 0xD800 && c < 0xE000))
+        return refuse(p, "this is no code of a character"), -1;
+    return c;
+}
+
+/* A character of a literal or a set; -1 after an error. */
+static int32_t take_char(struct parser *p) {
+    static const char from[] = "tnr\"[]\\", to[] = "\t\n\r\"[]\\";
+    int n;
+    if (peek(p) != '\\') {
+        int32_t c = utf8_get(p->text + p->pos, p->len - p->pos, &n);
+        if (c < 0) return refuse(p, "the text ends inside quotes or brackets"), -1;
+        p->pos += (size_t)n;
+        return c;
+    }
+    p->pos++;
+    char c = peek(p);
+    const char *known = c ? strchr(from, c) : NULL;
+    if (known) return p->pos++, to[known - from];
+    int digits = c == 'x' ? 2 : c == 'u' ? 4 : c == 'U' ? 8 : 0;
+    if (digits == 0) return refuse(p, "unknown escape"), -1;
+    p->pos++;
+    return take_hex(p, digits);
+}
+
+/* The cursor is behind the opening quote. */
+static struct expr *literal(struct parser *p) {
+    struct exprs l = {0};
+    while (peek(p) != '"') {
+        struct ranges r = {0};
+        int32_t c = take_char(p);
+        if (c < 0) return free(l.v), NULL;
+        ranges_add(&r, (uint32_t)c, (uint32_t)c);
+        exprs_add(&l, expr_set(p->b, &r));
+    }
+    p->pos++;
+    return expr_cat(p->b, &l);
+}
+
+/* The cursor is behind '['. */
+static struct expr *set(struct parser *p) {
+    struct ranges r = {0};
+    bool negative = peek(p) == '^';
+    p->pos += negative;
+    while (peek(p) != ']') {
+        int32_t lo = take_char(p), hi = lo;
+        if (lo >= 0 && peek(p) == '-' && p->pos + 1 < p->len && p->text[p->pos + 1] != ']') {
+            p->pos++;
+            hi = take_char(p);
+            if (hi >= 0 && hi < lo) hi = (refuse(p, "a range must go up"), -1);
+        }
+        if (lo < 0 || hi < 0) return ranges_release(&r), NULL;
+        ranges_add(&r, (uint32_t)lo, (uint32_t)hi);
+    }
+    p->pos++;
+    if (negative) ranges_negate(&r);
+    return expr_set(p->b, &r);
+}
+
+static struct expr *alternatives(struct parser *p);
+
+static struct expr *group(struct parser *p) {
+    if (++p->nesting > GRAMMAR_MAX_NESTING) return refuse(p, "groups are nested too deeply");
+    struct expr *e = alternatives(p);
+    p->nesting--;
+    if (!e) return NULL;
+    if (peek(p) != ')') return refuse(p, "a group lacks its ')'");
+    p->pos++;
+    return e;
+}
+
+/* One symbol without its repetition. */
+static struct expr *symbol(struct parser *p) {
+    struct ranges all = {0};
+    char c = peek(p);
+    if (is_name(c)) {
+        int32_t rule = take_name(p);
+        return rule < 0 ? NULL : expr_rule(p->b, rule);
+    }
+    if (c == '<' || c == '!') return refuse(p, "tokens are not supported in grammars, only text");
+    if (c == 0 || !strchr("\"[(.", c))
+        return refuse(p, "a rule, a literal, a set or a group was expected");
+    p->pos++;
+    if (c == '"') return literal(p);
+    if (c == '[') return set(p);
+    if (c == '(') return group(p);
+    ranges_add(&all, 0, 0x10FFFF);
+    return expr_set(p->b, &all);
+}
+
+static bool take_count(struct parser *p, int64_t *out) {
+    size_t begin = p->pos;
+    *out = 0;
+    for (char c; (c = peek(p)) >= '0' && c <= '9'; p->pos++)
+        *out = MIN(*out * 10 + (c - '0'), INT32_MAX);
+    skip_space(p, p->nesting > 0);
+    return p->pos > begin;
+}
+
+/* "{m}", "{m,}", "{m,n}"; the cursor is behind '{'. */
+static bool take_counts(struct parser *p, int64_t *min, int64_t *max) {
+    skip_space(p, p->nesting > 0);
+    if (!take_count(p, min)) return refuse(p, "a number was expected in a repetition"), false;
+    *max = *min;
+    if (peek(p) == ',') {
+        p->pos++;
+        skip_space(p, p->nesting > 0);
+        if (peek(p) < '0' || peek(p) > '9')
+            *max = -1;
+        else
+            take_count(p, max);
+    }
+    if (peek(p) != '}') return refuse(p, "a repetition lacks its '}'"), false;
+    p->pos++;
+    if (*max >= 0 && *max < *min)
+        return refuse(p, "a repetition's limits are the wrong way round"), false;
+    if (MAX(*min, *max) > GRAMMAR_MAX_REPEAT)
+        return refuse(p, "a repetition of more than 65536 is not supported"), false;
+    return true;
+}
+
+/* Applies all repetitions that follow: a** is allowed, but not without end. */
+static struct expr *repeated(struct parser *p, struct expr *e) {
+    char c;
+    for (int n = 0; e && (c = peek(p)) != 0 && strchr("*+?{", c); n++) {
+        int64_t min = c == '+', max = c == '?' ? 1 : -1;
+        if (n == GRAMMAR_MAX_NESTING) return refuse(p, "there are too many repetitions");
+        p->pos++;
+        if (c == '{' && !take_counts(p, &min, &max)) return NULL;
+        e = expr_repeat(p->b, e, (int32_t)min, (int32_t)max);
+        skip_space(p, p->nesting > 0);
+    }
+    return e;
+}
+
+static bool sequence_ends(const struct parser *p) {
+    char c = peek(p);
+    return p->pos >= p->len || c == '|' || c == ')' || c == '\n' || c == '\r';
+}
+
+static struct expr *sequence(struct parser *p) {
+    struct exprs l = {0};
+    for (skip_space(p, p->nesting > 0); !sequence_ends(p); skip_space(p, p->nesting > 0)) {
+        struct expr *e = symbol(p);
+        skip_space(p, p->nesting > 0);
+        if (e) e = repeated(p, e);
+        if (e && builder_full(p->b)) e = refuse(p, "the grammar is too large");
+        if (!e) return free(l.v), NULL;
+        exprs_add(&l, e);
+    }
+    return expr_cat(p->b, &l);
+}
+
+/* Outside parentheses the line's end is the rule's end unless a '|' stands before or behind it. */
+static struct expr *alternatives(struct parser *p) {
+    struct exprs l = {0};
+    for (;;) {
+        struct expr *e = sequence(p);
+        if (!e) return free(l.v), NULL;
+        exprs_add(&l, e);
+        size_t here = p->pos;
+        skip_space(p, true);
+        if (peek(p) != '|') {
+            if (p->nesting == 0) p->pos = here;
+            return expr_alt(p->b, &l);
+        }
+        p->pos++;
+        skip_space(p, true);
+    }
+}
+
+static bool rule_parse(struct parser *p) {
+    int32_t rule = take_name(p);
+    if (rule < 0) return false;
+    if (p->b->rules[rule].defined) return refuse(p, "this rule is defined twice"), false;
+    skip_space(p, false);
+    if (p->len - p->pos < 3 || memcmp(p->text + p->pos, "::=", 3) != 0)
+        return refuse(p, "'::=' was expected"), false;
+    p->pos += 3;
+    skip_space(p, true);
+    struct expr *e = alternatives(p);
+    if (!e) return false;
+    builder_define(p->b, rule, e);
+    if (p->pos < p->len && !strchr("\r\n", p->text[p->pos]))
+        return refuse(p, "the end of the line was expected"), false;
+    skip_space(p, true);
+    return true;
+}
+
+/* Every rule that is named has a definition, and `root` is one. */
+static int32_t rules_check(const struct parser *p) {
+    for (int32_t i = 0; i < p->b->n_rules; i++)
+        if (!p->b->rules[i].defined)
+            return error_set(p->err, ERR_FORMAT, "grammar: rule '%.100s' is used but not defined",
+                             p->b->rules[i].name);
+    int32_t root = builder_find(p->b, "root");
+    if (root < 0) return error_set(p->err, ERR_FORMAT, "grammar: it has no rule 'root'");
+    return root;
+}
+
+struct grammar *grammar_new_gbnf(const char *text, size_t len, struct error *err) {
+    struct builder b = {0};
+    struct parser p = {.b = &b, .text = text, .len = len, .err = err};
+    bool good = grammar_check_text("grammar", text, len, err) == OK;
+    if (good) skip_space(&p, true);
+    while (good && p.pos < len) good = rule_parse(&p);
+    int32_t root = good ? rules_check(&p) : -1;
+    if (root >= 0) return grammar_build(&b, root, GBNF_KIND, text, len, err);
+    builder_release(&b);
+    return NULL;
+}

@@ -1,0 +1,1320 @@
+/*
+ * grammar: the pushdown machine that reads bytes, and the mask of tokens it allows.
+ *
+ * A state is everything that the grammar may be doing after the bytes read: a set of configurations
+ * (node, stacks). `stacks` is a set of return stacks, shared: it holds flags and frames (node to
+ * return to, the stacks below), at most one frame a node, so it is a tree of stacks whose equal
+ * parts are one. States and stacks are interned: equal ones have one id. Hence an ambiguous grammar
+ * costs no more than its distinct futures, a state that comes back is found by its id, and a step
+ * or a mask is computed once.
+ *
+ *     stacks 7: {return 4 → 1, return 9 → 5}     stacks 1: {bottom}     5: {return 2 → 1}
+ *
+ * Masks. The tokens are a trie in depth-first order; the walk follows it with one state a depth and
+ * skips what is dead. States that differ only below their configurations' frames are served by one
+ * *local* state, whose stacks are {unknown}: what it allows is allowed under any stacks, and only
+ * tokens that read past its end (the cut ones) are walked again with the true state.
+ *
+ * Invariants: ids of stacks rise from bottom to top. A state other than 0 has a way to a whole
+ * text. What a step gives depends on what the state means, never on ids or on what is cached; where
+ * limits cut, they drop alternatives in that same order, so replies stay valid.
+ */
+#include "grammar/internal.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+enum {
+    STACKS_BOTTOM = 1,  /* flags and ids at once: stacks 1 is {bottom} */
+    STACKS_UNKNOWN = 2, /* stacks 2 is {unknown} */
+    STATE_DEAD = 0,
+    ROW_NONE = -1,
+    STEP_LIMIT = 1 << 15,  /* configurations looked at in one step */
+    MERGE_LIMIT = 1 << 14, /* frames looked at by the unions of one step */
+    N_MASKS = 256,
+    MAX_GROUPS = 4,       /* a state of more different stacks is walked whole */
+    EDGE_LIMIT = 1 << 18, /* edges looked at in one step */
+    TRIM_EVERY = 16,      /* trie nodes between two looks at the machine's memory */
+};
+#define UNITS_ALL INT64_MAX /* of work: nothing is put off */
+
+struct frame {
+    int32_t ret, below;
+};
+struct stacks {
+    int32_t first, n; /* frames, by node */
+    int32_t rest;     /* bytes of the shortest way down */
+    int32_t flags;
+};
+struct config {
+    int32_t node, stacks;
+};
+struct state {
+    int32_t first, n; /* configurations, by node; all of them read */
+    int32_t rest;
+    int32_t row;   /* in rows: [n_classes] next states, -1 unknown; ROW_NONE: not made yet */
+    int32_t mask;  /* in masks, or -1 */
+    int32_t flags; /* STACKS_BOTTOM: a text ends here; STACKS_UNKNOWN: the frames below go on */
+};
+
+/* Growing arrays of plain values. */
+#define POOL(type)                                                                                 \
+    struct {                                                                                       \
+        type *v;                                                                                   \
+        int32_t n, cap;                                                                            \
+    }
+static void *pool_grow(void *v, int32_t *cap, int32_t need, size_t size) {
+    CHECK(need >= 0 && need < INT32_MAX / 2);
+    while (*cap < need) *cap = *cap ? 2 * *cap : 256;
+    return xrealloc(v, (size_t)*cap * size);
+}
+#define POOL_ROOM(p, more)                                                                         \
+    do {                                                                                           \
+        if ((p)->n + (more) > (p)->cap)                                                            \
+            (p)->v = pool_grow((p)->v, &(p)->cap, (p)->n + (more), sizeof *(p)->v);                \
+    } while (0)
+
+/* Open addressing from a hash to ids; the caller compares. */
+struct id_table {
+    int32_t *slots; /* id + 1 */
+    uint64_t mask;
+    int32_t n;
+};
+
+/* A map from pairs of ids that is emptied in no time. */
+struct pair_entry {
+    int32_t a, b, value;
+    uint32_t epoch;
+};
+struct pair_map {
+    struct pair_entry *v;
+    uint32_t mask, n, epoch;
+};
+
+struct mask {
+    int32_t state; /* -1: free */
+    int32_t worst; /* the longest rest behind an allowed token */
+    uint64_t used;
+    uint32_t *bits;
+    int64_t counted;   /* bytes of `cut` that the machine has counted */
+    POOL(int32_t) cut; /* local masks: trie nodes where the way leads below the frames */
+};
+
+/*
+ * A walk over trie nodes [at, end). It may stop between two of them and go on later: path[0 ..
+ * depth] are then states on the way to `at`.
+ */
+struct walk {
+    uint32_t *bits;
+    int32_t max_rest, worst;
+    struct mask *local; /* the walk is of a local state, its cut nodes go here */
+    int64_t budget;     /* configurations that it may still meet */
+    int32_t at, end, depth;
+    bool down; /* the way to the first node is behind it */
+};
+
+/*
+ * One reply's next mask in the making. A machine has one at a time.
+ *
+ *     READ ─> MASK ─┬─> WALK ────────────────┬─> COPY ─┬─> done
+ *                   └─> PART <─> LOCAL ─> JOIN         └─> NEAR ─> done
+ */
+enum job_stage {
+    JOB_NONE,
+    JOB_READ,
+    JOB_MASK,
+    JOB_WALK,
+    JOB_PART,
+    JOB_LOCAL,
+    JOB_JOIN,
+    JOB_COPY,
+    JOB_NEAR
+};
+struct job {
+    enum job_stage stage;
+    int32_t slot, token;
+    int32_t left; /* tokens that the reply may have, from which max_rest follows; -1: max_rest */
+    int32_t max_rest; /* is given */
+    uint32_t *bits;   /* NULL: no mask is wanted */
+    struct walk w;
+    int32_t local;       /* LOCAL: the state that is walked */
+    struct mask *making; /* filled by the walk; it belongs to no state before it is whole */
+    struct mask *parts[MAX_GROUPS]; /* [n_parts] masks of the local states */
+    int32_t n_parts, part, cut;     /* JOIN: the cut node of a part that comes next */
+};
+
+struct grammar_vocab {
+    int32_t n_tokens, n_nodes, max_depth;
+    uint8_t *byte;       /* [n_nodes], depth first */
+    int32_t *depth;      /* [n_nodes] 0 for a first byte */
+    int32_t *skip;       /* [n_nodes] the node behind the subtree */
+    int32_t *parent;     /* [n_nodes] or -1 */
+    int32_t *token_from; /* [n_nodes + 1] tokens that end at a node */
+    int32_t *tokens;     /* by node */
+    int32_t *node_of;    /* [n_tokens] or -1 */
+};
+
+struct grammar_machine {
+    const struct grammar *g;
+    const struct grammar_vocab *vocab;
+    size_t max_bytes;
+    POOL(struct frame) frames;
+    POOL(struct stacks) stacks;
+    POOL(struct config) configs;
+    POOL(struct state) states;
+    POOL(int32_t) rows;
+    struct id_table stacks_table, states_table;
+    POOL(int32_t) held; /* state of every slot, -1: a free slot */
+    int32_t start;
+    /* one step's scratch */
+    POOL(struct config) todo, found;
+    POOL(struct frame) merging;
+    struct pair_map seen, merged;
+    int32_t step_flags, n_merges, n_edges;
+    bool limited;  /* for people: it decides nothing */
+    int64_t units; /* of work that may still be done before the job stops */
+    /* masks */
+    struct mask masks[N_MASKS];
+    size_t mask_bytes;
+    struct job job;
+    int32_t *path; /* [max_depth + 2] states of a walk */
+    bool *open;    /* [max_depth + 2] the way has reached below the frames */
+    uint64_t clock;
+};
+
+static uint64_t mix(uint64_t h, uint64_t x) {
+    h = (h ^ x) * 0x9E3779B97F4A7C15u;
+    return h ^ (h >> 29);
+}
+
+static size_t mask_words(const struct grammar_vocab *v) {
+    return ((size_t)v->n_tokens + 31) / 32;
+}
+
+/* pairs */
+
+/* Entries of an older epoch count as free; only when the counter wraps are they wiped. */
+static void pair_map_clear(struct pair_map *m) {
+    m->n = 0;
+    if (++m->epoch == 0) {
+        if (m->v) memset(m->v, 0, ((size_t)m->mask + 1) * sizeof *m->v);
+        m->epoch = 1;
+    }
+}
+
+static struct pair_entry *pair_map_slot(const struct pair_map *m, int32_t a, int32_t b) {
+    uint32_t i = (uint32_t)mix((uint64_t)(uint32_t)a << 32 | (uint32_t)b, 1) & m->mask;
+    while (m->v[i].epoch == m->epoch && (m->v[i].a != a || m->v[i].b != b)) i = (i + 1) & m->mask;
+    return &m->v[i];
+}
+
+static void pair_map_grow(struct pair_map *m) {
+    struct pair_map old = *m;
+    m->mask = old.v ? 2 * old.mask + 1 : 63;
+    m->v = xcalloc((size_t)m->mask + 1, sizeof *m->v);
+    for (uint32_t i = 0; old.v && i <= old.mask; i++)
+        if (old.v[i].epoch == m->epoch) *pair_map_slot(m, old.v[i].a, old.v[i].b) = old.v[i];
+    free(old.v);
+}
+
+/* The pair's entry; *is_new when it was not there. Valid until the next call. */
+static struct pair_entry *pair_map_get(struct pair_map *m, int32_t a, int32_t b, bool *is_new) {
+    if (!m->v || 2 * m->n >= m->mask) pair_map_grow(m);
+    struct pair_entry *e = pair_map_slot(m, a, b);
+    *is_new = e->epoch != m->epoch;
+    if (*is_new) {
+        *e = (struct pair_entry){a, b, 0, m->epoch};
+        m->n++;
+    }
+    return e;
+}
+
+/* interning */
+
+static void id_table_put(struct id_table *t, uint64_t hash, int32_t id) {
+    uint64_t i = hash & t->mask;
+    while (t->slots[i]) i = (i + 1) & t->mask;
+    t->slots[i] = id + 1;
+    t->n++;
+}
+
+static void id_table_reset(struct id_table *t, uint64_t size) {
+    free(t->slots);
+    *t = (struct id_table){.slots = xcalloc(size, sizeof *t->slots), .mask = size - 1};
+}
+
+/* Lengths add up without bound as stacks grow: what is too long to count is GRAMMAR_NEVER, which no
+ * reply has room for. */
+static int32_t rest_sum(int32_t a, int32_t b) {
+    return MIN(a + b, GRAMMAR_NEVER);
+}
+
+static uint64_t stacks_hash(const struct frame *v, int32_t n, int32_t flags) {
+    uint64_t h = (uint64_t)flags;
+    for (int32_t i = 0; i < n; i++)
+        h = mix(h, (uint64_t)(uint32_t)v[i].ret << 32 | (uint32_t)v[i].below);
+    return mix(h, (uint64_t)n);
+}
+
+static void stacks_table_grow(struct grammar_machine *m) {
+    id_table_reset(&m->stacks_table, 2 * (m->stacks_table.mask + 1));
+    for (int32_t i = 1; i < m->stacks.n; i++) {
+        const struct stacks *s = &m->stacks.v[i];
+        id_table_put(&m->stacks_table, stacks_hash(m->frames.v + s->first, s->n, s->flags), i);
+    }
+}
+
+static int32_t stacks_intern(struct grammar_machine *m, const struct frame *v, int32_t n,
+                             int32_t flags) {
+    struct id_table *t = &m->stacks_table;
+    uint64_t hash = stacks_hash(v, n, flags);
+    for (uint64_t i = hash & t->mask; t->slots[i]; i = (i + 1) & t->mask) {
+        const struct stacks *s = &m->stacks.v[t->slots[i] - 1];
+        if (s->n == n && s->flags == flags &&
+            (n == 0 || memcmp(m->frames.v + s->first, v, (size_t)n * sizeof *v) == 0))
+            return t->slots[i] - 1;
+    }
+    struct stacks s = {.first = m->frames.n, .n = n, .flags = flags};
+    s.rest = flags ? 0 : GRAMMAR_NEVER;
+    for (int32_t i = 0; i < n; i++)
+        s.rest = MIN(s.rest, rest_sum(m->g->rest[v[i].ret], m->stacks.v[v[i].below].rest));
+    // the bytes of the way down add up frame by frame, so no state ever walks its stacks for them
+    POOL_ROOM(&m->frames, n);
+    if (n > 0) memcpy(m->frames.v + m->frames.n, v, (size_t)n * sizeof *v);
+    m->frames.n += n;
+    POOL_ROOM(&m->stacks, 1);
+    m->stacks.v[m->stacks.n++] = s;
+    id_table_put(t, hash, m->stacks.n - 1);
+    if (2 * (uint64_t)t->n > t->mask) stacks_table_grow(m);
+    return m->stacks.n - 1;
+}
+
+static uint64_t state_hash(const struct config *v, int32_t n, int32_t flags) {
+    uint64_t h = (uint64_t)flags + 77;
+    for (int32_t i = 0; i < n; i++)
+        h = mix(h, (uint64_t)(uint32_t)v[i].node << 32 | (uint32_t)v[i].stacks);
+    return mix(h, (uint64_t)n);
+}
+
+static void states_table_grow(struct grammar_machine *m) {
+    id_table_reset(&m->states_table, 2 * (m->states_table.mask + 1));
+    for (int32_t i = 1; i < m->states.n; i++) {
+        const struct state *s = &m->states.v[i];
+        id_table_put(&m->states_table, state_hash(m->configs.v + s->first, s->n, s->flags), i);
+    }
+}
+
+static int32_t state_intern(struct grammar_machine *m, const struct config *v, int32_t n,
+                            int32_t flags) {
+    struct id_table *t = &m->states_table;
+    if (n == 0 && !flags) return STATE_DEAD;
+    uint64_t hash = state_hash(v, n, flags);
+    for (uint64_t i = hash & t->mask; t->slots[i]; i = (i + 1) & t->mask) {
+        const struct state *s = &m->states.v[t->slots[i] - 1];
+        if (s->n == n && s->flags == flags &&
+            (n == 0 || memcmp(m->configs.v + s->first, v, (size_t)n * sizeof *v) == 0))
+            return t->slots[i] - 1;
+    }
+    struct state s = {m->configs.n, n, flags ? 0 : GRAMMAR_NEVER, ROW_NONE, -1, flags};
+    for (int32_t i = 0; i < n; i++)
+        s.rest = MIN(s.rest, rest_sum(m->g->rest[v[i].node], m->stacks.v[v[i].stacks].rest));
+    POOL_ROOM(&m->configs, n);
+    if (n > 0) memcpy(m->configs.v + m->configs.n, v, (size_t)n * sizeof *v);
+    m->configs.n += n;
+    POOL_ROOM(&m->states, 1);
+    m->states.v[m->states.n++] = s;
+    id_table_put(t, hash, m->states.n - 1);
+    if (2 * (uint64_t)t->n > t->mask) states_table_grow(m);
+    return m->states.n - 1;
+}
+
+/* one step */
+
+/*
+ * The union of two sets of stacks: frames of the same node are united below. Over the limit `a`
+ * stands for the union: alternatives are lost, but what is left is right.
+ */
+static int32_t stacks_merge(struct grammar_machine *m, int32_t a, int32_t b) {
+    bool is_new;
+    if (a == b) return a;
+    struct pair_entry *known = pair_map_get(&m->merged, a, b, &is_new);
+    if (!is_new) return known->value;
+    known->value = a;
+    struct stacks x = m->stacks.v[a], y = m->stacks.v[b];
+    if ((m->n_merges += 1 + x.n + y.n) > MERGE_LIMIT) {
+        m->limited = true;
+        return a;
+    }
+    // both lists are sorted by node: merge them, and unite below where a node is in both
+    int32_t base = m->merging.n; // frames of this union lie above those of the callers
+    for (int32_t i = 0, k = 0; i < x.n || k < y.n;) {
+        struct frame f = i < x.n ? m->frames.v[x.first + i] : m->frames.v[y.first + k];
+        if (i < x.n && k < y.n) {
+            struct frame g = m->frames.v[y.first + k];
+            if (f.ret == g.ret)
+                f.below = stacks_merge(m, f.below, g.below), i++, k++;
+            else if (f.ret < g.ret)
+                i++;
+            else
+                f = g, k++;
+        } else if (i < x.n) {
+            i++;
+        } else {
+            k++;
+        }
+        POOL_ROOM(&m->merging, 1);
+        m->merging.v[m->merging.n++] = f;
+    }
+    int32_t id = stacks_intern(m, m->merging.v + base, m->merging.n - base, x.flags | y.flags);
+    m->merging.n = base;
+    pair_map_get(&m->merged, a, b, &is_new)->value = id;
+    return id;
+}
+
+/* Notes a configuration to follow, once. What has no way to an end is not worth following. */
+static void step_visit(struct grammar_machine *m, int32_t node, int32_t stacks) {
+    bool is_new;
+    if (m->g->rest[node] >= GRAMMAR_NEVER) return;
+    pair_map_get(&m->seen, node, stacks, &is_new);
+    if (!is_new) return;
+    if (m->todo.n >= STEP_LIMIT) {
+        m->limited = true;
+        return;
+    }
+    POOL_ROOM(&m->todo, 1);
+    m->todo.v[m->todo.n++] = (struct config){node, stacks};
+}
+
+static void step_begin(struct grammar_machine *m) {
+    pair_map_clear(&m->seen);
+    pair_map_clear(&m->merged);
+    m->todo.n = m->found.n = m->n_merges = m->n_edges = m->step_flags = 0;
+}
+
+/* Edges are work too: a node may have as many as the whole network. */
+static bool step_edges(struct grammar_machine *m, int32_t node) {
+    m->n_edges += m->g->edge_begin[node + 1] - m->g->edge_begin[node];
+    if (m->n_edges <= EDGE_LIMIT) return true;
+    m->limited = true;
+    return false;
+}
+
+/* What the configuration leads to without reading. */
+static void step_follow(struct grammar_machine *m, struct config c) {
+    const struct grammar *g = m->g;
+    if (g->is_end[c.node]) {
+        struct stacks s = m->stacks.v[c.stacks];
+        m->step_flags |= s.flags;
+        for (int32_t i = 0; i < s.n; i++) {
+            struct frame f = m->frames.v[s.first + i];
+            step_visit(m, f.ret, f.below);
+        }
+    }
+    if (!step_edges(m, c.node)) return;
+    for (int32_t k = g->edge_begin[c.node]; k < g->edge_begin[c.node + 1]; k++) {
+        const struct edge *e = &g->edges[k];
+        if (e->lo <= e->hi || g->rest[e->to] >= GRAMMAR_NEVER) continue;
+        if (e->rule < 0) {
+            step_visit(m, e->to, c.stacks);
+        } else if (g->is_end[e->to]) { // a call at the end needs no frame: it returns to our caller
+            step_visit(m, g->rules[e->rule].start, c.stacks);
+        } else if (g->rest[g->rules[e->rule].start] < GRAMMAR_NEVER) {
+            struct frame f = {e->to, c.stacks};
+            step_visit(m, g->rules[e->rule].start, stacks_intern(m, &f, 1, 0));
+        }
+    }
+}
+
+/* Stable: configurations of one node are merged in the order in which they were found. */
+static void configs_sort(struct config *v, struct config *scratch, int32_t n) {
+    if (n <= 24) {
+        for (int32_t i = 1, k; i < n; i++) {
+            struct config c = v[i];
+            for (k = i; k > 0 && v[k - 1].node > c.node; k--) v[k] = v[k - 1];
+            v[k] = c;
+        }
+        return;
+    }
+    int32_t half = n / 2, a = 0, b = half, o = 0;
+    configs_sort(v, scratch, half);
+    configs_sort(v + half, scratch, n - half);
+    while (a < half && b < n) scratch[o++] = v[b].node < v[a].node ? v[b++] : v[a++];
+    while (a < half) scratch[o++] = v[a++];
+    memcpy(v, scratch, (size_t)o * sizeof *v); // what is left of the second half is in its place
+}
+
+/* The state of what was visited. The list grows while it is gone through; first found, first
+ * followed, so the order depends on the grammar and the stacks only. */
+static int32_t step_end(struct grammar_machine *m) {
+    for (int32_t i = 0; i < m->todo.n; i++) {
+        struct config c = m->todo.v[i];
+        step_follow(m, c);
+        if (!m->g->reads[c.node]) continue;
+        POOL_ROOM(&m->found, 1);
+        m->found.v[m->found.n++] = c;
+    }
+    POOL_ROOM(&m->todo, m->found.n);
+    configs_sort(m->found.v, m->todo.v, m->found.n);
+    int32_t n = 0;
+    for (int32_t i = 0; i < m->found.n; i++) {
+        struct config c = m->found.v[i];
+        if (n > 0 && m->found.v[n - 1].node == c.node)
+            m->found.v[n - 1].stacks = stacks_merge(m, m->found.v[n - 1].stacks, c.stacks);
+        else
+            m->found.v[n++] = c;
+    }
+    m->units -= m->todo.n + m->n_edges + m->n_merges;
+    return state_intern(m, m->found.v, n, m->step_flags);
+}
+
+/* The next state, worked out: state_next asks here once for each state and class of bytes. */
+static int32_t state_compute(struct grammar_machine *m, int32_t state, uint8_t byte) {
+    struct state s = m->states.v[state];
+    step_begin(m);
+    for (int32_t i = 0; i < s.n; i++) {
+        struct config c = m->configs.v[s.first + i];
+        m->units -= m->g->edge_begin[c.node + 1] - m->g->edge_begin[c.node];
+        for (int32_t k = m->g->edge_begin[c.node]; k < m->g->edge_begin[c.node + 1]; k++) {
+            const struct edge *e = &m->g->edges[k];
+            if (e->lo <= byte && byte <= e->hi) step_visit(m, e->to, c.stacks);
+        }
+    }
+    return step_end(m);
+}
+
+/* The row of next states; most states of a walk are left by few bytes, and many are never left. */
+static int32_t *state_row(struct grammar_machine *m, int32_t state) {
+    struct state *s = &m->states.v[state];
+    if (s->row == ROW_NONE) {
+        POOL_ROOM(&m->rows, m->g->n_classes);
+        s->row = m->rows.n;
+        m->rows.n += m->g->n_classes;
+        memset(m->rows.v + s->row, 0xFF, (size_t)m->g->n_classes * sizeof *m->rows.v);
+    }
+    return m->rows.v + s->row;
+}
+
+/* The state after a byte. */
+static inline int32_t state_next(struct grammar_machine *m, int32_t state, uint8_t byte) {
+    if (state == STATE_DEAD) return STATE_DEAD;
+    int32_t *row = state_row(m, state), class = m->g->class_of[byte];
+    if (row[class] >= 0) return row[class];
+    int32_t next = state_compute(m, state, byte);
+    state_row(m, state)[class] = next;
+    return next;
+}
+
+static int32_t state_start(struct grammar_machine *m) {
+    step_begin(m);
+    step_visit(m, m->g->rules[m->g->root].start, STACKS_BOTTOM);
+    return step_end(m);
+}
+
+/* the machine and its memory */
+
+/* Empty tables with the ids that have names: stacks 1 and 2, state 0. */
+static void machine_clear(struct grammar_machine *m) {
+    m->frames.n = m->configs.n = m->rows.n = 0;
+    m->stacks.n = m->states.n = 0;
+    id_table_reset(&m->stacks_table, 256);
+    id_table_reset(&m->states_table, 256);
+    POOL_ROOM(&m->stacks, 1);
+    m->stacks.v[m->stacks.n++] = (struct stacks){.rest = GRAMMAR_NEVER};
+    POOL_ROOM(&m->states, 1);
+    m->states.v[m->states.n++] = (struct state){.rest = GRAMMAR_NEVER, .row = ROW_NONE, .mask = -1};
+    CHECK(stacks_intern(m, NULL, 0, STACKS_BOTTOM) == STACKS_BOTTOM);
+    CHECK(stacks_intern(m, NULL, 0, STACKS_UNKNOWN) == STACKS_UNKNOWN);
+}
+
+static bool mask_is_pinned(const struct job *j, const struct mask *k) {
+    bool pinned = j->stage != JOB_NONE && k == j->making;
+    for (int32_t i = 0; j->stage != JOB_NONE && i < j->n_parts; i++) pinned |= k == j->parts[i];
+    return pinned;
+}
+
+/* Forgets the masks; those that the job in progress needs belong to no state from now on. */
+static void masks_clear(struct grammar_machine *m) {
+    for (int i = 0; i < N_MASKS; i++) {
+        struct mask *k = &m->masks[i];
+        k->state = -1;
+        if (!k->bits || mask_is_pinned(&m->job, k)) continue;
+        m->mask_bytes -= mask_words(m->vocab) * sizeof *k->bits + (size_t)k->counted;
+        free(k->bits);
+        free(k->cut.v);
+        *k = (struct mask){.state = -1};
+    }
+}
+
+void grammar_machine_limit(struct grammar_machine *m, size_t max_bytes) {
+    m->max_bytes = max_bytes ? max_bytes : (size_t)64 << 20;
+}
+
+struct grammar_machine *grammar_machine_new(const struct grammar *g, const struct grammar_vocab *v,
+                                            size_t max_bytes) {
+    struct grammar_machine *m = xcalloc(1, sizeof *m);
+    m->g = g;
+    m->vocab = v;
+    grammar_machine_limit(m, max_bytes);
+    m->units = UNITS_ALL;
+    for (int i = 0; i < N_MASKS; i++) m->masks[i].state = -1;
+    size_t depth = v ? (size_t)v->max_depth + 2 : 2;
+    m->path = xcalloc(depth, sizeof *m->path);
+    m->open = xcalloc(depth, sizeof *m->open);
+    machine_clear(m);
+    m->start = state_start(m);
+    return m;
+}
+
+static void machine_release(struct grammar_machine *m) {
+    free(m->frames.v);
+    free(m->stacks.v);
+    free(m->configs.v);
+    free(m->states.v);
+    free(m->rows.v);
+    free(m->stacks_table.slots);
+    free(m->states_table.slots);
+}
+
+void grammar_machine_free(struct grammar_machine *m) {
+    if (!m) return;
+    machine_release(m);
+    free(m->held.v);
+    free(m->todo.v);
+    free(m->found.v);
+    free(m->merging.v);
+    free(m->seen.v);
+    free(m->merged.v);
+    for (int i = 0; i < N_MASKS; i++) {
+        free(m->masks[i].bits);
+        free(m->masks[i].cut.v);
+    }
+    free(m->path);
+    free(m->open);
+    free(m);
+}
+
+size_t grammar_machine_bytes(const struct grammar_machine *m) {
+    return (size_t)m->frames.n * sizeof *m->frames.v + (size_t)m->stacks.n * sizeof *m->stacks.v +
+           (size_t)m->configs.n * sizeof *m->configs.v + (size_t)m->states.n * sizeof *m->states.v +
+           (size_t)m->rows.n * sizeof *m->rows.v +
+           (m->stacks_table.mask + m->states_table.mask + 2) * sizeof(int32_t) + m->mask_bytes;
+}
+
+bool grammar_machine_limited(const struct grammar_machine *m) {
+    return m->limited;
+}
+
+/* Copies a state of `old` into m; map[] has the new ids of the stacks it needs. */
+static int32_t state_move(struct grammar_machine *m, const struct grammar_machine *old, int32_t id,
+                          const int32_t *map) {
+    struct state s = old->states.v[id];
+    m->found.n = 0;
+    POOL_ROOM(&m->found, s.n);
+    for (int32_t i = 0; i < s.n; i++) {
+        struct config c = old->configs.v[s.first + i];
+        m->found.v[m->found.n++] = (struct config){c.node, map[c.stacks]};
+    }
+    return state_intern(m, m->found.v, m->found.n, s.flags);
+}
+
+/* How many of path[] are states that the job in progress goes on from. */
+static int32_t job_path(const struct grammar_machine *m) {
+    const struct job *j = &m->job;
+    bool walks = j->stage != JOB_NONE && j->stage != JOB_MASK && j->stage != JOB_PART &&
+                 j->stage != JOB_COPY && j->w.at < j->w.end;
+    if (!walks) return 0;
+    return (j->w.down ? m->vocab->depth[j->w.at] : j->w.depth) + 1;
+}
+
+/* The ids of states that a collection keeps and renumbers: [*n], the caller's. */
+static int32_t **machine_roots(struct grammar_machine *m, int32_t *n) {
+    int32_t n_path = job_path(m), k = 0;
+    int32_t **roots = xmalloc((size_t)(m->held.n + n_path + 1) * sizeof *roots);
+    for (int32_t i = 0; i < m->held.n; i++)
+        if (m->held.v[i] >= 0) roots[k++] = &m->held.v[i];
+    for (int32_t i = 0; i < n_path; i++) roots[k++] = &m->path[i];
+    if (m->job.stage == JOB_LOCAL) roots[k++] = &m->job.local;
+    *n = k;
+    return roots;
+}
+
+/* Marks the stacks that the roots stand on; what is below has a lower id. */
+static void stacks_mark(const struct grammar_machine *m, int32_t *const *roots, int32_t n,
+                        int32_t *map) {
+    for (int32_t i = 0; i < n; i++) {
+        struct state s = m->states.v[*roots[i]];
+        for (int32_t k = 0; k < s.n; k++) map[m->configs.v[s.first + k].stacks] = 1;
+    }
+    for (int32_t i = m->stacks.n - 1; i > 0; i--) {
+        struct stacks s = m->stacks.v[i];
+        for (int32_t k = 0; map[i] && k < s.n; k++) map[m->frames.v[s.first + k].below] = 1;
+    }
+}
+
+/* Forgets everything but the roots. */
+static void machine_collect(struct grammar_machine *m) {
+    int32_t n_roots, **roots = machine_roots(m, &n_roots);
+    struct grammar_machine old = *m;
+    int32_t *map = xcalloc((size_t)old.stacks.n, sizeof *map);
+    stacks_mark(&old, roots, n_roots, map);
+    m->units -= old.stacks.n;
+    memset(&m->frames, 0, sizeof m->frames);
+    memset(&m->stacks, 0, sizeof m->stacks);
+    memset(&m->configs, 0, sizeof m->configs);
+    memset(&m->states, 0, sizeof m->states);
+    memset(&m->rows, 0, sizeof m->rows);
+    m->stacks_table = m->states_table = (struct id_table){0};
+    machine_clear(m);
+    masks_clear(m);
+    for (int32_t i = 1; i < old.stacks.n; i++) { // upwards: what is below has its new id already
+        struct stacks s = old.stacks.v[i];
+        if (!map[i]) continue;
+        m->merging.n = 0;
+        POOL_ROOM(&m->merging, s.n);
+        for (int32_t k = 0; k < s.n; k++) {
+            struct frame f = old.frames.v[s.first + k];
+            m->merging.v[m->merging.n++] = (struct frame){f.ret, map[f.below]};
+        }
+        map[i] = stacks_intern(m, m->merging.v, m->merging.n, s.flags);
+    }
+    m->merging.n = 0;
+    for (int32_t i = 0; i < n_roots; i++) *roots[i] = state_move(m, &old, *roots[i], map);
+    m->start = state_start(m);
+    machine_release(&old);
+    free(roots);
+    free(map);
+}
+
+/* At the entry of public calls and between two nodes of a walk: no id may be in use but the roots.
+ * Doubling the bound when the roots themselves are large keeps collections rare. */
+static void machine_trim(struct grammar_machine *m) {
+    if (grammar_machine_bytes(m) <= m->max_bytes) return;
+    machine_collect(m);
+    if (grammar_machine_bytes(m) > m->max_bytes / 2) m->max_bytes *= 2;
+}
+
+/* states */
+
+/* Slots keep a state's id out of its owner's hands, so that a collection may renumber. */
+static struct grammar_state slot_new(struct grammar_machine *m, int32_t state) {
+    int32_t i = 0;
+    while (i < m->held.n && m->held.v[i] >= 0) i++;
+    if (i == m->held.n) {
+        POOL_ROOM(&m->held, 1);
+        m->held.n++;
+    }
+    m->held.v[i] = state;
+    return (struct grammar_state){m, i};
+}
+
+struct grammar_state grammar_state_new(struct grammar_machine *m) {
+    return slot_new(m, m->start);
+}
+
+struct grammar_state grammar_state_copy(const struct grammar_state *s) {
+    return slot_new(s->machine, s->machine->held.v[s->slot]);
+}
+
+void grammar_state_release(struct grammar_state *s) {
+    if (s->machine) s->machine->held.v[s->slot] = -1;
+    if (s->machine && s->machine->job.slot == s->slot) s->machine->job.stage = JOB_NONE;
+    *s = (struct grammar_state){0};
+}
+
+static int32_t state_id(const struct grammar_state *s) {
+    return s->machine->held.v[s->slot];
+}
+
+bool grammar_accept_bytes(struct grammar_state *s, const void *bytes, size_t n) {
+    struct grammar_machine *m = s->machine;
+    machine_trim(m);
+    int32_t state = state_id(s);
+    for (size_t i = 0; i < n && state != STATE_DEAD; i++)
+        state = state_next(m, state, ((const uint8_t *)bytes)[i]);
+    if (state != STATE_DEAD) m->held.v[s->slot] = state;
+    return state != STATE_DEAD;
+}
+
+bool grammar_is_final(const struct grammar_state *s) {
+    return s->machine->states.v[state_id(s)].flags & STACKS_BOTTOM;
+}
+
+int32_t grammar_rest(const struct grammar_state *s) {
+    return s->machine->states.v[state_id(s)].rest;
+}
+
+/* The one byte that a state can read, or -1 when there are several, none, or the text may end. */
+static int only_byte(struct grammar_machine *m, int32_t state) {
+    int only = -1;
+    if (m->states.v[state].flags) return -1; // it may end, which is another way to go on
+    for (int32_t i = 0; i < m->g->n_classes; i++) {
+        uint8_t byte = m->g->class_byte[i];
+        if (state_next(m, state, byte) == STATE_DEAD) continue;
+        int end = i + 1 < m->g->n_classes ? m->g->class_byte[i + 1] : 256;
+        if (only >= 0 || end > byte + 1) return -1;
+        only = byte;
+    }
+    return only;
+}
+
+size_t grammar_forced(struct grammar_state *s, size_t limit, struct buf *out) {
+    machine_trim(s->machine);
+    int32_t state = state_id(s);
+    size_t n = 0;
+    for (int byte; n < limit && (byte = only_byte(s->machine, state)) >= 0; n++) {
+        buf_add(out, &(char){(char)byte}, 1);
+        state = state_next(s->machine, state, (uint8_t)byte);
+    }
+    return n;
+}
+
+/* the vocabulary */
+
+struct piece {
+    const char *bytes;
+    int32_t len, id;
+};
+
+static int piece_compare(const void *a, const void *b) {
+    const struct piece *x = a, *y = b;
+    int d = memcmp(x->bytes, y->bytes, (size_t)MIN(x->len, y->len));
+    if (d) return d;
+    if (x->len != y->len) return (x->len > y->len) - (x->len < y->len);
+    return (x->id > y->id) - (x->id < y->id);
+}
+
+static int32_t common_prefix(const struct piece *a, const struct piece *b) {
+    int32_t n = 0;
+    while (n < a->len && n < b->len && a->bytes[n] == b->bytes[n]) n++;
+    return n;
+}
+
+static void vocab_reserve(struct grammar_vocab *v, int32_t n_nodes, int32_t n_tokens) {
+    size_t n = (size_t)n_nodes + 1;
+    v->byte = xcalloc(n, sizeof *v->byte);
+    v->depth = xcalloc(n, sizeof *v->depth);
+    v->skip = xcalloc(n, sizeof *v->skip);
+    v->parent = xcalloc(n, sizeof *v->parent);
+    v->token_from = xcalloc(n, sizeof *v->token_from);
+    v->tokens = xcalloc((size_t)n_tokens + 1, sizeof *v->tokens);
+    v->node_of = xmalloc(((size_t)v->n_tokens + 1) * sizeof *v->node_of);
+    memset(v->node_of, 0xFF, ((size_t)v->n_tokens + 1) * sizeof *v->node_of);
+}
+
+/* Sorted pieces in one pass: the nodes of a piece behind what it shares with the one before. */
+static void vocab_fill(struct grammar_vocab *v, const struct piece *pieces, int32_t n) {
+    int32_t *path = xcalloc((size_t)v->max_depth + 1, sizeof *path), n_nodes = 0;
+    for (int32_t i = 0; i < n; i++) {
+        int32_t shared = i > 0 ? common_prefix(&pieces[i - 1], &pieces[i]) : 0;
+        for (int32_t d = shared; d < pieces[i].len; d++) {
+            v->byte[n_nodes] = (uint8_t)pieces[i].bytes[d];
+            v->depth[n_nodes] = d;
+            v->parent[n_nodes] = d > 0 ? path[d - 1] : -1;
+            v->token_from[n_nodes] = i;
+            path[d] = n_nodes++;
+        }
+        v->tokens[i] = pieces[i].id;
+        v->node_of[pieces[i].id] = path[pieces[i].len - 1];
+    }
+    v->token_from[n_nodes] = n;
+    for (int32_t i = 0; i <= v->max_depth; i++) path[i] = n_nodes;
+    for (int32_t i = n_nodes - 1; i >= 0;
+         i--) { // path[d]: the nearest node to the right at d or above
+        v->skip[i] = path[v->depth[i]];
+        for (int32_t d = v->depth[i]; d <= v->max_depth && path[d] != i; d++) path[d] = i;
+    }
+    v->n_nodes = n_nodes;
+    free(path);
+}
+
+struct grammar_vocab *grammar_vocab_from(const char *const *pieces, const int32_t *lens,
+                                         int32_t n) {
+    struct grammar_vocab *v = xcalloc(1, sizeof *v);
+    struct piece *sorted = xmalloc(((size_t)n + 1) * sizeof *sorted);
+    int32_t k = 0, n_nodes = 0;
+    for (int32_t i = 0; i < n; i++) {
+        if (lens[i] <= 0) continue;
+        sorted[k++] = (struct piece){pieces[i], lens[i], i};
+        v->max_depth = MAX(v->max_depth, lens[i]);
+    }
+    if (k > 1) qsort(sorted, (size_t)k, sizeof *sorted, piece_compare);
+    for (int32_t i = 0; i < k; i++)
+        n_nodes += sorted[i].len - (i > 0 ? common_prefix(&sorted[i - 1], &sorted[i]) : 0);
+    v->n_tokens = n;
+    vocab_reserve(v, n_nodes, k);
+    vocab_fill(v, sorted, k);
+    free(sorted);
+    return v;
+}
+
+struct grammar_vocab *grammar_vocab_new(const struct tokenizer *t) {
+    int32_t n = tok_vocab_size(t);
+    struct buf all = {0};
+    size_t *at = xcalloc((size_t)n + 1, sizeof *at);
+    for (int32_t i = 0; i < n; i++) {
+        tok_decode(t, i, false, &all);
+        at[i + 1] = all.len;
+    }
+    const char **pieces = xcalloc((size_t)n + 1, sizeof *pieces);
+    int32_t *lens = xcalloc((size_t)n + 1, sizeof *lens);
+    for (int32_t i = 0; i < n; i++) {
+        pieces[i] = all.data + at[i];
+        lens[i] = (int32_t)(at[i + 1] - at[i]);
+    }
+    struct grammar_vocab *v = grammar_vocab_from(pieces, lens, n);
+    free(pieces);
+    free(lens);
+    free(at);
+    buf_release(&all);
+    return v;
+}
+
+void grammar_vocab_free(struct grammar_vocab *v) {
+    if (!v) return;
+    free(v->byte);
+    free(v->depth);
+    free(v->skip);
+    free(v->parent);
+    free(v->token_from);
+    free(v->tokens);
+    free(v->node_of);
+    free(v);
+}
+
+/* masks */
+
+/*
+ * The budget keeps a hostile grammar, whose every token leads to thousands of configurations, from
+ * taking minutes: when it is used up, only single bytes are still tried. No honest grammar comes
+ * near it.
+ */
+static int64_t walk_budget(const struct grammar_vocab *v) {
+    return (int64_t)64 * v->n_nodes + (1 << 22);
+}
+
+/* All tokens that end at the node: several tokens may have the same bytes. */
+static void walk_allow(const struct grammar_vocab *v, struct walk *w, int32_t node, int32_t rest) {
+    if (v->token_from[node] == v->token_from[node + 1] || rest > w->max_rest) return;
+    w->worst = MAX(w->worst, rest);
+    for (int32_t i = v->token_from[node]; i < v->token_from[node + 1]; i++)
+        w->bits[v->tokens[i] / 32] |= 1u << (v->tokens[i] % 32);
+}
+
+/* The walk will be of nodes [begin, end), from `state` before the first byte of any of them. */
+static void walk_begin(struct grammar_machine *m, struct walk *w, int32_t state, int32_t begin,
+                       int32_t end) {
+    const struct grammar_vocab *v = m->vocab;
+    w->at = begin;
+    w->end = end;
+    w->depth = 0;
+    w->down = begin == end;
+    m->path[0] = state;
+    if (w->down) return;
+    m->open[v->depth[begin]] = false;
+    for (int32_t i = v->parent[begin]; i >= 0; i = v->parent[i]) m->path[v->depth[i] + 1] = i;
+}
+
+/* Fills path[] with the states on the way to the first node, the last one before its own byte.
+ * False: the work that may be done now is done. */
+static bool walk_down(struct grammar_machine *m, struct walk *w) {
+    const struct grammar_vocab *v = m->vocab;
+    for (; !w->down && w->depth < v->depth[w->at]; w->depth++) {
+        int32_t d = w->depth; // path[d + 1] still names the trie's node
+        if (m->units <= 0) return false;
+        m->units--;
+        m->path[d + 1] = state_next(m, m->path[d], v->byte[m->path[d + 1]]);
+    }
+    w->down = true;
+    return true;
+}
+
+static void machine_trim(struct grammar_machine *m);
+
+/* One node; m->path[d] and m->open[d] are those before a node of depth d. */
+static void walk_node(struct grammar_machine *m, struct walk *w) {
+    const struct grammar_vocab *v = m->vocab;
+    int32_t i = w->at, d = v->depth[i], here = m->path[d];
+    m->limited |= w->budget <= 0 && d > 0;
+    int32_t next = w->budget > 0 || d == 0 ? state_next(m, here, v->byte[i]) : STATE_DEAD;
+    // once the way has been below the frames, what the local state forbids is still undecided
+    bool open = m->open[d] || (w->local && m->states.v[here].flags & STACKS_UNKNOWN);
+    if (next == STATE_DEAD) {
+        if (open) {
+            POOL_ROOM(&w->local->cut, 1);
+            w->local->cut.v[w->local->cut.n++] = i;
+        }
+        w->at = v->skip[i];
+        return;
+    }
+    w->budget -= m->states.v[next].n;
+    m->path[d + 1] = next;
+    m->open[d + 1] = open;
+    walk_allow(v, w, i, m->states.v[next].rest);
+    w->at++;
+}
+
+/* Goes on with the job's walk. False: it is to be continued. */
+static bool walk_on(struct grammar_machine *m, struct walk *w) {
+    if (!walk_down(m, w)) return false;
+    for (int32_t n = 0; w->at < w->end; n++) {
+        if (m->units-- <= 0) return false;
+        if (n % TRIM_EVERY == 0) machine_trim(m);
+        walk_node(m, w);
+    }
+    return true;
+}
+
+bool grammar_accept_token(struct grammar_state *s, int32_t token) {
+    struct grammar_machine *m = s->machine;
+    const struct grammar_vocab *v = m->vocab;
+    CHECK(v != NULL && token >= 0 && token < v->n_tokens && m->job.stage == JOB_NONE);
+    int32_t node = v->node_of[token];
+    if (node < 0) return false;
+    machine_trim(m);
+    struct walk w;
+    walk_begin(m, &w, state_id(s), node, node + 1);
+    walk_down(m, &w);
+    int32_t state = state_next(m, m->path[v->depth[node]], v->byte[node]);
+    if (state != STATE_DEAD) m->held.v[s->slot] = state;
+    return state != STATE_DEAD;
+}
+
+/* An empty entry in place of the one that was used longest ago. It belongs to no state before it is
+ * whole. */
+static struct mask *mask_take(struct grammar_machine *m) {
+    struct mask *out = NULL;
+    for (int i = 0; i < N_MASKS; i++) {
+        struct mask *k = &m->masks[i];
+        if (mask_is_pinned(&m->job, k)) continue;
+        if (!out || k->state < 0 || k->used < out->used) out = k;
+        if (k->state < 0) break;
+    }
+    if (out->state >= 0) m->states.v[out->state].mask = -1;
+    if (!out->bits) {
+        out->bits = xmalloc(mask_words(m->vocab) * sizeof *out->bits + 4);
+        m->mask_bytes += mask_words(m->vocab) * sizeof *out->bits;
+    }
+    memset(out->bits, 0, mask_words(m->vocab) * sizeof *out->bits);
+    out->state = -1;
+    out->worst = 0;
+    out->cut.n = 0;
+    return out;
+}
+
+static void mask_keep(struct grammar_machine *m, struct mask *k, int32_t state, int32_t worst) {
+    int64_t bytes = (int64_t)k->cut.cap * (int64_t)sizeof *k->cut.v;
+    m->mask_bytes += (size_t)(bytes - k->counted);
+    k->counted = bytes;
+    k->state = state;
+    k->worst = worst;
+    k->used = ++m->clock;
+    m->states.v[state].mask = (int32_t)(k - m->masks);
+}
+
+/* The mask that is there, marked as used. */
+static struct mask *mask_find(struct grammar_machine *m, int32_t state) {
+    int32_t i = m->states.v[state].mask;
+    if (i < 0) return NULL;
+    m->masks[i].used = ++m->clock;
+    return &m->masks[i];
+}
+
+/* The different stacks under a state's configurations; more than MAX_GROUPS counts as too many. */
+static int32_t state_groups(const struct grammar_machine *m, int32_t state,
+                            int32_t out[MAX_GROUPS]) {
+    struct state s = m->states.v[state];
+    int32_t n = 0;
+    for (int32_t i = 0; i < s.n && n <= MAX_GROUPS; i++) {
+        int32_t stacks = m->configs.v[s.first + i].stacks, k = 0;
+        while (k < n && out[k] != stacks) k++;
+        if (k < n) continue;
+        if (n < MAX_GROUPS) out[n] = stacks;
+        n++;
+    }
+    return n;
+}
+
+/* The state's configurations on `stacks`, on {unknown} instead. */
+static int32_t state_local(struct grammar_machine *m, int32_t state, int32_t stacks) {
+    struct state s = m->states.v[state];
+    m->found.n = 0;
+    POOL_ROOM(&m->found, s.n);
+    for (int32_t i = 0; i < s.n; i++) {
+        struct config c = m->configs.v[s.first + i];
+        if (c.stacks == stacks) m->found.v[m->found.n++] = (struct config){c.node, STACKS_UNKNOWN};
+    }
+    return state_intern(m, m->found.v, m->found.n, 0);
+}
+
+/* The stages of a job; see enum job_stage. Each returns false when its walk is to be continued. */
+
+static int32_t job_state(const struct grammar_machine *m) {
+    return m->held.v[m->job.slot];
+}
+
+static bool job_read(struct grammar_machine *m) {
+    struct job *j = &m->job;
+    const struct grammar_vocab *v = m->vocab;
+    int32_t node = v->node_of[j->token];
+    CHECK(node >= 0);
+    if (!walk_down(m, &j->w)) return false;
+    int32_t state = state_next(m, m->path[v->depth[node]], v->byte[node]);
+    CHECK(state != STATE_DEAD); // it was allowed
+    m->held.v[j->slot] = state;
+    j->stage = j->bits ? JOB_MASK : JOB_NONE;
+    return true;
+}
+
+/* Fills a new mask by a walk of the whole trie from `state`. */
+static void job_walk(struct grammar_machine *m, int32_t state, bool local) {
+    struct job *j = &m->job;
+    j->making = mask_take(m);
+    j->w = (struct walk){.bits = j->making->bits,
+                         .max_rest = GRAMMAR_NEVER,
+                         .local = local ? j->making : NULL,
+                         .budget = walk_budget(m->vocab)};
+    walk_begin(m, &j->w, state, 0, m->vocab->n_nodes);
+}
+
+/* Joining pays when several stacks may share the local mask, which the bottom alone cannot. */
+static void job_mask(struct grammar_machine *m) {
+    struct job *j = &m->job;
+    int32_t groups[MAX_GROUPS], state = job_state(m), rest = m->states.v[state].rest;
+    // where the shortest end is too far, the text goes as far as it goes
+    if (j->left >= 0) j->max_rest = rest <= j->left ? j->left - 1 : -1;
+    j->making = NULL;
+    j->n_parts = 0;
+    if (mask_find(m, state)) {
+        j->stage = JOB_COPY;
+        return;
+    }
+    int32_t n = state_groups(m, state, groups);
+    bool plain = n == 0 || n > MAX_GROUPS || (n == 1 && groups[0] == STACKS_BOTTOM);
+    if (plain) job_walk(m, state, false);
+    j->stage = plain ? JOB_WALK : JOB_PART;
+}
+
+/* All local masks are there: they are joined, and what they leave open will be walked. The figure
+ * `worst` is then an upper bound. */
+static void job_join(struct grammar_machine *m, const int32_t *groups) {
+    struct job *j = &m->job;
+    int32_t worst = 0;
+    j->making = mask_take(m);
+    for (int32_t i = 0; i < j->n_parts; i++) {
+        worst = MAX(worst, rest_sum(j->parts[i]->worst, m->stacks.v[groups[i]].rest));
+        for (size_t k = 0; k < mask_words(m->vocab); k++)
+            j->making->bits[k] |= j->parts[i]->bits[k];
+    }
+    j->w = (struct walk){.bits = j->making->bits,
+                         .max_rest = GRAMMAR_NEVER,
+                         .worst = worst,
+                         .budget = walk_budget(m->vocab)};
+    j->part = j->cut = 0;
+    j->stage = JOB_JOIN;
+}
+
+/* The next local mask. Ids of groups change with a collection, their order does not. */
+static void job_part(struct grammar_machine *m) {
+    struct job *j = &m->job;
+    int32_t groups[MAX_GROUPS], n = state_groups(m, job_state(m), groups);
+    if (j->n_parts == n) {
+        job_join(m, groups);
+        return;
+    }
+    int32_t local = state_local(m, job_state(m), groups[j->n_parts]);
+    struct mask *known = mask_find(m, local);
+    if (known) {
+        j->parts[j->n_parts++] = known;
+        return;
+    }
+    j->local = local;
+    job_walk(m, local, true);
+    j->stage = JOB_LOCAL;
+}
+
+static bool job_local(struct grammar_machine *m) {
+    struct job *j = &m->job;
+    if (!walk_on(m, &j->w)) return false;
+    mask_keep(m, j->making, j->local, j->w.worst);
+    j->parts[j->n_parts++] = j->making;
+    j->making = NULL;
+    j->stage = JOB_PART;
+    return true;
+}
+
+/* The subtrees at which local walks were cut, with the true state. */
+static bool job_cuts(struct grammar_machine *m) {
+    struct job *j = &m->job;
+    for (; j->part < j->n_parts; j->part++, j->cut = 0) {
+        const struct mask *part = j->parts[j->part];
+        while (j->w.at < j->w.end || j->cut < part->cut.n) {
+            if (j->w.at == j->w.end) {
+                int32_t node = part->cut.v[j->cut++];
+                walk_begin(m, &j->w, job_state(m), node, m->vocab->skip[node]);
+            }
+            if (!walk_on(m, &j->w)) return false;
+        }
+    }
+    return true;
+}
+
+static bool job_finish(struct grammar_machine *m) {
+    struct job *j = &m->job;
+    if (!(j->stage == JOB_WALK ? walk_on(m, &j->w) : job_cuts(m))) return false;
+    mask_keep(m, j->making, job_state(m), j->w.worst);
+    j->making = NULL;
+    j->n_parts = 0;
+    j->stage = JOB_COPY;
+    return true;
+}
+
+/* Near the end of the tokens the mask that is kept would let in what takes too long to close. */
+static void job_copy(struct grammar_machine *m) {
+    struct job *j = &m->job;
+    const struct mask *mask = mask_find(m, job_state(m));
+    size_t size = mask_words(m->vocab) * sizeof *j->bits;
+    bool fits = j->max_rest < 0 || mask->worst <= j->max_rest;
+    m->units -= (int64_t)size / 64;
+    j->stage = fits ? JOB_NONE : JOB_NEAR;
+    if (fits) {
+        memcpy(j->bits, mask->bits, size);
+        return;
+    }
+    memset(j->bits, 0, size);
+    j->w = (struct walk){.bits = j->bits, .max_rest = j->max_rest, .budget = walk_budget(m->vocab)};
+    walk_begin(m, &j->w, job_state(m), 0, m->vocab->n_nodes);
+}
+
+static bool job_stage_run(struct grammar_machine *m) {
+    switch (m->job.stage) {
+    case JOB_READ:
+        return job_read(m);
+    case JOB_MASK:
+        job_mask(m);
+        return true;
+    case JOB_PART:
+        job_part(m);
+        return true;
+    case JOB_LOCAL:
+        return job_local(m);
+    case JOB_WALK:
+    case JOB_JOIN:
+        return job_finish(m);
+    case JOB_COPY:
+        job_copy(m);
+        return true;
+    case JOB_NEAR:
+        if (!walk_on(m, &m->job.w)) return false;
+        m->job.stage = JOB_NONE;
+        return true;
+    case JOB_NONE:
+        break;
+    }
+    return true;
+}
+
+static bool job_run(struct grammar_machine *m) {
+    bool going = true;
+    while (going && m->job.stage != JOB_NONE) going = job_stage_run(m);
+    return going;
+}
+
+void grammar_mask(struct grammar_state *s, int32_t max_rest, uint32_t *bits) {
+    struct grammar_machine *m = s->machine;
+    CHECK(m->vocab != NULL && m->job.stage == JOB_NONE);
+    machine_trim(m);
+    m->job = (struct job){
+        .stage = JOB_MASK, .slot = s->slot, .left = -1, .max_rest = max_rest, .bits = bits};
+    CHECK(job_run(m));
+}
+
+/* A state before its first token begins with the mask. */
+static void job_begin(struct grammar_state *s, int32_t token, int32_t left, uint32_t *bits) {
+    struct grammar_machine *m = s->machine;
+    machine_trim(m);
+    m->job =
+        (struct job){.slot = s->slot, .token = token, .left = left, .max_rest = -1, .bits = bits};
+    m->job.stage = token >= 0 ? JOB_READ : bits ? JOB_MASK : JOB_NONE;
+    if (token < 0) return;
+    int32_t node = m->vocab->node_of[token];
+    CHECK(node >= 0);
+    walk_begin(m, &m->job.w, state_id(s), node, node + 1);
+}
+
+bool grammar_advance(struct grammar_state *s, int32_t token, int32_t left, uint32_t *bits,
+                     int64_t *units) {
+    struct grammar_machine *m = s->machine;
+    CHECK(m->vocab != NULL);
+    if (m->job.stage != JOB_NONE && m->job.slot != s->slot) return false;
+    m->units = *units;
+    if (m->job.stage == JOB_NONE) job_begin(s, token, left, bits);
+    bool done = job_run(m);
+    *units = m->units;
+    m->units = UNITS_ALL;
+    return done;
+}
+
+/* enumeration */
+
+enum { TEXT_LIMIT = 4096 };
+struct listing {
+    struct grammar_machine *m;
+    struct strings *out;
+    struct buf text;
+    POOL(int32_t) path; /* states before each byte of the text */
+    int n, limit;
+    struct error *err;
+};
+
+/* A state that comes back on the way to itself, having a way to an end, makes texts without end. */
+static int listing_check(struct listing *l, int32_t state, uint8_t byte) {
+    for (int32_t i = 0; i < l->path.n; i++)
+        if (l->path.v[i] == state)
+            return error_set(l->err, ERR_MEMORY, "grammar has no end of texts");
+    if (byte == 0) return error_set(l->err, ERR_MEMORY, "grammar has texts with zero bytes");
+    if (l->text.len >= TEXT_LIMIT)
+        return error_set(l->err, ERR_MEMORY, "grammar has texts above %d bytes", TEXT_LIMIT);
+    return OK;
+}
+
+static int listing_add(struct listing *l) {
+    if (l->n == l->limit)
+        return error_set(l->err, ERR_MEMORY, "grammar has more than %d texts", l->limit);
+    strings_add(l->out, l->text.len ? l->text.data : "");
+    l->n++;
+    return OK;
+}
+
+/* Depth first without recursion: after a dead end, the last byte that can be raised is. */
+static int listing_run(struct listing *l) {
+    int32_t state = l->m->start;
+    int from = 0;
+    if (l->m->states.v[state].flags && listing_add(l) != OK) return l->err->code;
+    for (;;) {
+        int32_t next = STATE_DEAD;
+        while (from < 256 && (next = state_next(l->m, state, (uint8_t)from)) == STATE_DEAD) from++;
+        if (from == 256) {
+            if (l->path.n == 0) return l->n;
+            state = l->path.v[--l->path.n];
+            from = (uint8_t)l->text.data[--l->text.len] + 1;
+            continue;
+        }
+        POOL_ROOM(&l->path, 1);
+        l->path.v[l->path.n++] = state;
+        if (listing_check(l, next, (uint8_t)from) != OK) return l->err->code;
+        buf_add(&l->text, &(char){(char)from}, 1);
+        if (l->m->states.v[next].flags && listing_add(l) != OK) return l->err->code;
+        state = next;
+        from = 0;
+    }
+}
+
+int grammar_enumerate(const struct grammar *g, int limit, struct strings *out, struct error *err) {
+    struct listing l = {.out = out, .limit = limit, .err = err};
+    l.m = grammar_machine_new(g, NULL, 0);
+    int n = listing_run(&l);
+    grammar_machine_free(l.m);
+    buf_release(&l.text);
+    free(l.path.v);
+    return n;
+}

@@ -1,0 +1,1157 @@
+/*
+ * schema: JSON schemas as grammars of the JSON texts to write.
+ *
+ * Every text of the grammar is valid under the schema; the reverse is not promised, because a
+ * grammar is there to write with: properties come in the schema's order, objects with `properties`
+ * get no others unless `additionalProperties` says so, a value without `type` gets the type that
+ * its other keywords speak of, numbers have at most 18 digits before and 17 behind the point, and
+ * no string holds U+0000.
+ *
+ * Read: type, enum, const, properties, required, additionalProperties, items, prefixItems,
+ * minItems, maxItems, minLength, maxLength, pattern, format (table below), minimum, maximum,
+ * exclusiveMinimum, exclusiveMaximum, anyOf, oneOf (its branches must exclude each other visibly),
+ * allOf (merged), $ref within the document, $defs, definitions, nullable. Annotations are passed
+ * over, and so is the format of what is no string. Everything else is refused by name and place.
+ * Free keys may be written twice: a grammar does not remember them.
+ *
+ * An object with properties a (optional) and b (required) is, in GBNF,
+ *
+ *     object    ::= "{" blank ( a "," blank b others | b others ) blank "}"
+ *     a         ::= "\"a\":" value-of-a          others ::= ( "," blank other-key ":" value )*
+ *
+ * where what follows each property is a rule of its own, so n optional ones take 2n rules and not
+ * 2^n ways.
+ *
+ * Invariant: a $ref becomes one rule named by its pointer, so recursive schemas end, and what is
+ * used twice is compiled once.
+ */
+#include "grammar/internal.h"
+
+#include <stdarg.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum {
+    DIGITS_WHOLE = 18,
+    DIGITS_FRACTION = 17,
+    WORK_LIMIT = 1 << 16, /* schemas looked at; merging may multiply them */
+};
+
+struct schema {
+    struct builder *b;
+    json_t *root;
+    json_t *keep; /* an array of the schemas made by merging */
+    bool compact;
+    int nesting, work;
+    struct buf path; /* the place, for messages */
+    struct error *err;
+};
+
+static struct expr *schema_expr(struct schema *s, json_t *v);
+
+static struct expr *refuse(struct schema *s, const char *fmt, ...)
+    __attribute__((format(printf, 2, 3)));
+static struct expr *refuse(struct schema *s, const char *fmt, ...) {
+    char text[300];
+    va_list ap;
+    va_start(ap, fmt);
+    vsnprintf(text, sizeof text, fmt, ap);
+    va_end(ap);
+    error_set(s->err, ERR_FORMAT, "JSON schema, at '#%.200s': %s", s->path.len ? s->path.data : "",
+              text);
+    return NULL;
+}
+
+/* The schema at `key` below the one at hand, with the place in messages. */
+static struct expr *child_expr(struct schema *s, json_t *v, const char *keyword, const char *key) {
+    size_t len = s->path.len;
+    buf_printf(&s->path, key ? "/%s/%s" : "/%s", keyword, key);
+    struct expr *e = schema_expr(s, v);
+    s->path.len = len;
+    s->path.data[len] = 0;
+    return e;
+}
+
+/* Keeps what was made until the grammar is done. */
+static json_t *keep(struct schema *s, json_t *v) {
+    json_array_append_new(s->keep, v);
+    return v;
+}
+
+/* What is used in several places is compiled once. */
+static struct expr *shared(struct schema *s, struct expr *e) {
+    int32_t rule = builder_rule(s->b, NULL);
+    builder_define(s->b, rule, e);
+    return expr_rule(s->b, rule);
+}
+
+static struct expr *nothing(struct schema *s) {
+    struct ranges none = {0};
+    return expr_set(s->b, &none);
+}
+
+/* keywords */
+
+enum keyword_kind { ANNOTATION, CORE, ON_OBJECT, ON_ARRAY, ON_STRING, ON_NUMBER };
+static const struct keyword {
+    const char *name;
+    enum keyword_kind kind;
+} keywords[] = {
+    {"title", ANNOTATION},
+    {"description", ANNOTATION},
+    {"default", ANNOTATION},
+    {"example", ANNOTATION},
+    {"examples", ANNOTATION},
+    {"deprecated", ANNOTATION},
+    {"readOnly", ANNOTATION},
+    {"writeOnly", ANNOTATION},
+    {"$schema", ANNOTATION},
+    {"$id", ANNOTATION},
+    {"$comment", ANNOTATION},
+    {"$anchor", ANNOTATION},
+    {"$defs", ANNOTATION},
+    {"definitions", ANNOTATION},
+    {"discriminator", ANNOTATION},
+    {"type", CORE},
+    {"enum", CORE},
+    {"const", CORE},
+    {"anyOf", CORE},
+    {"oneOf", CORE},
+    {"allOf", CORE},
+    {"$ref", CORE},
+    {"nullable", CORE},
+    {"properties", ON_OBJECT},
+    {"required", ON_OBJECT},
+    {"additionalProperties", ON_OBJECT},
+    {"items", ON_ARRAY},
+    {"prefixItems", ON_ARRAY},
+    {"minItems", ON_ARRAY},
+    {"maxItems", ON_ARRAY},
+    {"minLength", ON_STRING},
+    {"maxLength", ON_STRING},
+    {"pattern", ON_STRING},
+    {"format", ON_STRING},
+    {"minimum", ON_NUMBER},
+    {"maximum", ON_NUMBER},
+    {"exclusiveMinimum", ON_NUMBER},
+    {"exclusiveMaximum", ON_NUMBER},
+};
+
+static const struct keyword *keyword_find(const char *name) {
+    for (size_t i = 0; i < ARRAY_LEN(keywords); i++)
+        if (strcmp(keywords[i].name, name) == 0) return &keywords[i];
+    return NULL;
+}
+
+/* JSON schema lets unknown keywords pass; here they would silently widen what is written. */
+static bool keywords_check(struct schema *s, json_t *v) {
+    const char *key;
+    json_t *value;
+    json_object_foreach (v, key, value) {
+        bool off = strcmp(key, "uniqueItems") == 0 && json_is_false(value);
+        if (!off && !keyword_find(key) && strncmp(key, "x-", 2) != 0)
+            return refuse(s, "keyword '%.60s' is not supported", key), false;
+    }
+    return true;
+}
+
+/* Whether the schema asks for anything beside the keyword `but`. */
+static bool asserts_more(json_t *v, const char *but) {
+    const char *key;
+    json_t *value;
+    json_object_foreach (v, key, value) {
+        const struct keyword *k = keyword_find(key);
+        if (k && k->kind != ANNOTATION && strcmp(key, but) != 0) return true;
+    }
+    return false;
+}
+
+/* The schema less one keyword: what is left to merge into the branches of that keyword. */
+static json_t *without(struct schema *s, json_t *v, const char *keyword) {
+    json_t *copy = keep(s, json_copy(v));
+    json_object_del(copy, keyword);
+    return copy;
+}
+
+/* A count of 0 to GRAMMAR_MAX_REPEAT at `keyword`, or `absent`; false after an error. */
+static bool get_count(struct schema *s, json_t *v, const char *keyword, int32_t absent,
+                      int32_t *out) {
+    json_t *n = json_object_get(v, keyword);
+    *out = absent;
+    if (!n) return true;
+    if (!json_is_integer(n) || json_integer_value(n) < 0)
+        return refuse(s, "'%s' must be a whole number, 0 or more", keyword), false;
+    if (json_integer_value(n) > GRAMMAR_MAX_REPEAT)
+        return refuse(s, "'%s' is above %d", keyword, GRAMMAR_MAX_REPEAT), false;
+    *out = (int32_t)json_integer_value(n);
+    return true;
+}
+
+/* references and merging */
+
+/* The value of a pointer "#/a/b~1c/0", or NULL after an error. */
+static json_t *pointer_get(struct schema *s, const char *pointer) {
+    json_t *v = s->root;
+    if (pointer[0] != '#' || (pointer[1] && pointer[1] != '/')) {
+        refuse(s, "reference '%.100s' is not of this document, only '#/...' is", pointer);
+        return NULL;
+    }
+    for (const char *p = pointer + 1; v && *p;) {
+        struct buf name = {0};
+        for (p++; *p && *p != '/'; p++) {
+            bool tilde = *p == '~' && (p[1] == '0' || p[1] == '1');
+            buf_add(&name, tilde ? (p[1] == '0' ? "~" : "/") : p, 1);
+            p += tilde;
+        }
+        const char *key = name.data ? name.data : "";
+        if (json_is_array(v))
+            v = *key >= '0' && *key <= '9' ? json_array_get(v, strtoul(key, NULL, 10)) : NULL;
+        else
+            v = json_object_get(v, key);
+        buf_release(&name);
+    }
+    if (!v) refuse(s, "reference '%.100s' leads nowhere", pointer);
+    return v;
+}
+
+/* Follows references until the schema is none; siblings of $ref are merged in. */
+static json_t *resolved(struct schema *s, json_t *v);
+
+static bool type_has(json_t *type, const char *name) {
+    size_t i;
+    json_t *t;
+    if (json_is_string(type)) return strcmp(json_string_value(type), name) == 0;
+    json_array_foreach (type, i, t) {
+        if (json_is_string(t) && strcmp(json_string_value(t), name) == 0) return true;
+    }
+    return false;
+}
+
+static const char *const type_names[] = {"object",  "array",   "string", "number",
+                                         "integer", "boolean", "null"};
+
+/* What both types allow: an integer is a number. */
+static json_t *types_common(json_t *a, json_t *b) {
+    json_t *out = json_array();
+    for (size_t i = 0; i < ARRAY_LEN(type_names); i++) {
+        const char *n = type_names[i];
+        bool whole = strcmp(n, "integer") == 0;
+        bool in_a = type_has(a, n) || (whole && type_has(a, "number"));
+        bool in_b = type_has(b, n) || (whole && type_has(b, "number"));
+        if (in_a && in_b && !(whole && type_has(out, "number")))
+            json_array_append_new(out, json_string(n));
+    }
+    return out;
+}
+
+static bool array_has(json_t *list, json_t *value) {
+    size_t i;
+    json_t *x;
+    json_array_foreach (list, i, x) {
+        if (json_equal(x, value)) return true;
+    }
+    return false;
+}
+
+static json_t *lists_common(json_t *a, json_t *b) {
+    json_t *out = json_array(), *x;
+    size_t i;
+    json_array_foreach (a, i, x) {
+        if (array_has(b, x)) json_array_append(out, x);
+    }
+    return out;
+}
+
+static json_t *lists_union(json_t *a, json_t *b) {
+    json_t *out = json_copy(a), *x;
+    size_t i;
+    json_array_foreach (b, i, x) {
+        if (!array_has(out, x)) json_array_append(out, x);
+    }
+    return out;
+}
+
+/* Properties of both; one that is in both must satisfy both. */
+static json_t *properties_merge(json_t *a, json_t *b) {
+    json_t *out = json_copy(a), *value;
+    const char *key;
+    json_object_foreach (b, key, value) {
+        json_t *old = json_object_get(out, key);
+        if (old)
+            json_object_set_new(out, key, json_pack("{s:[O,O]}", "allOf", old, value));
+        else
+            json_object_set(out, key, value);
+    }
+    return out;
+}
+
+/* A closed object takes no property from the other side. */
+static bool closed_check(struct schema *s, json_t *a, json_t *b) {
+    json_t *more = json_object_get(a, "additionalProperties"), *value;
+    const char *key;
+    if (!more || json_is_true(more)) return true;
+    json_object_foreach (json_object_get(b, "properties"), key, value) {
+        if (!json_object_get(json_object_get(a, "properties"), key))
+            return refuse(s,
+                          "property '%.60s' is added to an object whose 'additionalProperties' "
+                          "is not true",
+                          key),
+                   false;
+    }
+    return true;
+}
+
+/* The value of a keyword that both schemas have, or NULL when they cannot be merged. */
+static json_t *keyword_merge(const char *key, json_t *a, json_t *b) {
+    bool is_min = strncmp(key, "min", 3) == 0 || strcmp(key, "exclusiveMinimum") == 0;
+    bool is_max = strncmp(key, "max", 3) == 0 || strcmp(key, "exclusiveMaximum") == 0;
+    if (json_array_size(a) > 4096 || json_array_size(b) > 4096) return NULL;
+    if (strcmp(key, "properties") == 0) return properties_merge(a, b);
+    if (strcmp(key, "required") == 0) return lists_union(a, b);
+    if (strcmp(key, "type") == 0) return types_common(a, b);
+    if (strcmp(key, "enum") == 0) return lists_common(a, b);
+    if ((is_min || is_max) && json_is_number(a) && json_is_number(b)) {
+        bool a_more = json_number_value(a) > json_number_value(b);
+        return json_incref(a_more == is_min ? a : b);
+    }
+    return json_equal(a, b) ? json_incref(a) : NULL;
+}
+
+/* A schema that asks for what both ask for; NULL after an error. */
+static json_t *schemas_merge(struct schema *s, json_t *a, json_t *b) {
+    const char *key;
+    json_t *value;
+    if (json_is_true(b)) return a;
+    if (!json_is_object(b)) return refuse(s, "'false' cannot be merged"), NULL;
+    if (!keywords_check(s, a) || !keywords_check(s, b)) return NULL;
+    if (!closed_check(s, a, b) || !closed_check(s, b, a)) return NULL;
+    json_t *out = keep(s, json_copy(a));
+    json_object_foreach (b, key, value) {
+        json_t *old = json_object_get(out, key);
+        const struct keyword *k = keyword_find(key);
+        if (!old || !k) {
+            json_object_set(out, key, value);
+        } else if (k->kind != ANNOTATION) {
+            json_t *both = keyword_merge(key, old, value);
+            if (!both) return refuse(s, "two different '%s' cannot be merged", key), NULL;
+            json_object_set_new(out, key, both);
+        }
+    }
+    return out;
+}
+
+static json_t *resolved(struct schema *s, json_t *v) {
+    for (int i = 0; json_is_object(v) && json_object_get(v, "$ref"); i++) {
+        json_t *ref = json_object_get(v, "$ref");
+        if (i == 32 || !json_is_string(ref))
+            return refuse(s,
+                          i == 32 ? "references go round in a circle" : "'$ref' must be a string"),
+                   NULL;
+        json_t *target = pointer_get(s, json_string_value(ref));
+        if (target && asserts_more(v, "$ref")) {
+            target = json_is_object(target) ? schemas_merge(s, without(s, v, "$ref"), target)
+                                            : (refuse(s, "'$ref' leads to no object"), NULL);
+        }
+        if (!target) return NULL;
+        v = target;
+    }
+    return v;
+}
+
+/* One rule a pointer. */
+static struct expr *ref_expr(struct schema *s, const char *pointer) {
+    int32_t rule = builder_find(s->b, pointer);
+    if (rule >= 0) return expr_rule(s->b, rule);
+    json_t *target = pointer_get(s, pointer);
+    if (!target) return NULL;
+    if (s->b->n_rules >= 4 * GRAMMAR_MAX_NAMES) return refuse(s, "there are too many references");
+    rule = builder_rule(s->b, pointer);
+    struct expr *e = schema_expr(s, target);
+    if (!e) return NULL;
+    builder_define(s->b, rule, e);
+    return expr_rule(s->b, rule);
+}
+
+/* rules that every schema shares, made when they are first needed */
+
+static struct expr *pattern_rule(struct schema *s, const char *name, const char *pattern) {
+    int32_t rule = builder_find(s->b, name);
+    if (rule < 0) {
+        struct error err;
+        rule = builder_rule(s->b, name);
+        struct expr *e = regex_expr(s->b, pattern, strlen(pattern), false, &err);
+        CHECK(e != NULL);
+        builder_define(s->b, rule, e);
+    }
+    return expr_rule(s->b, rule);
+}
+
+/* A character inside quotes as a model may spell it, every escape included but U+0000. */
+#define CHARACTER                                                                                  \
+    "(?:[^\"\\\\\\x00-\\x1F]|\\\\(?:[\"\\\\/bfnrt]|u(?:"                                           \
+    "[1-9a-cA-CefEF][0-9a-fA-F]{3}|0[1-9a-fA-F][0-9a-fA-F]{2}|"                                    \
+    "00[1-9a-fA-F][0-9a-fA-F]|000[1-9a-fA-F]|[dD][0-7][0-9a-fA-F]{2}|"                             \
+    "[dD][89abAB][0-9a-fA-F]{2}\\\\u[dD][c-fC-F][0-9a-fA-F]{2})))"
+
+/* Any string is one rule, so that all strings of a grammar share their masks. */
+static struct expr *any_string(struct schema *s) {
+    return pattern_rule(s, " string", "\"" CHARACTER "*\"");
+}
+
+/* Any characters in their canonical spelling, for keys: those are compared. */
+static struct expr *key_rest(struct schema *s) {
+    int32_t rule = builder_find(s->b, " key");
+    if (rule < 0) {
+        struct ranges all = {0};
+        rule = builder_rule(s->b, " key");
+        ranges_add(&all, 0, 0x10FFFF);
+        builder_define(s->b, rule, expr_repeat(s->b, expr_json_set(s->b, &all), 0, -1));
+    }
+    return expr_rule(s->b, rule);
+}
+
+/* Optional blanks: after brackets and commas with line breaks, after colons one space. */
+static struct expr *blank(struct schema *s) {
+    if (s->compact) return expr_puts(s->b, "");
+    return pattern_rule(s, " blank", "(?: |\\n[ \\t]{0,20})?");
+}
+
+static struct expr *colon(struct schema *s) {
+    return s->compact ? expr_puts(s->b, ":") : pattern_rule(s, " colon", ": ?");
+}
+
+static struct expr *comma(struct schema *s) {
+    return expr_seq(s->b, expr_puts(s->b, ","), blank(s), NULL);
+}
+
+static struct expr *quoted(struct schema *s, struct expr *inside) {
+    return expr_seq(s->b, expr_puts(s->b, "\""), inside, expr_puts(s->b, "\""), NULL);
+}
+
+/* literals */
+
+static const char *type_of(json_t *v) {
+    switch (json_typeof(v)) {
+    case JSON_OBJECT:
+        return "object";
+    case JSON_ARRAY:
+        return "array";
+    case JSON_STRING:
+        return "string";
+    case JSON_INTEGER:
+        return "integer";
+    case JSON_REAL:
+        return "number";
+    case JSON_NULL:
+        return "null";
+    default:
+        return "boolean";
+    }
+}
+
+static bool type_allows(json_t *type, json_t *value) {
+    const char *name = type_of(value);
+    // JSON schema counts 1.0 as an integer
+    bool whole_real = json_is_real(value) && type_has(type, "integer") &&
+                      json_real_value(value) == (double)(int64_t)json_real_value(value);
+    return !type || type_has(type, name) || whole_real ||
+           (json_is_integer(value) && type_has(type, "number"));
+}
+
+/* The shortest spelling of its numbers that reads back as the same value. */
+static struct expr *literal(struct schema *s, json_t *value) {
+    char *text = NULL;
+    bool same = false;
+    for (int digits = 15; digits <= 17 && !same; digits++) {
+        free(text);
+        text = json_dumps(value, JSON_COMPACT | JSON_ENCODE_ANY | JSON_REAL_PRECISION(digits));
+        CHECK(text != NULL);
+        json_t *back = json_loads(text, JSON_DECODE_ANY, NULL);
+        same = json_equal(back, value);
+        json_decref(back);
+    }
+    struct expr *e = expr_puts(s->b, text);
+    free(text);
+    return e;
+}
+
+/* enum, const; other assertions beside them would have to be evaluated, so only `type` may be. */
+static struct expr *literals_expr(struct schema *s, json_t *v) {
+    json_t *list = json_object_get(v, "enum"), *one = json_object_get(v, "const"), *value;
+    json_t *type = json_object_get(v, "type");
+    const char *key;
+    struct exprs l = {0};
+    json_object_foreach (v, key, value) {
+        const struct keyword *k = keyword_find(key);
+        if (k && k->kind > CORE)
+            return refuse(s, "'%s' beside '%s' is not supported", key, list ? "enum" : "const");
+    }
+    if (list && (!json_is_array(list) || json_array_size(list) == 0))
+        return refuse(s, "'enum' must be a list of at least one value");
+    // both: the constant, if the list has it
+    if (list && one) list = array_has(list, one) ? NULL : keep(s, json_array());
+    if (!list) list = keep(s, json_pack("[O]", one));
+    for (size_t i = 0; i < json_array_size(list); i++)
+        if (type_allows(type, json_array_get(list, i)))
+            exprs_add(&l, literal(s, json_array_get(list, i)));
+    struct expr *e = expr_alt(s->b, &l);
+    return e ? e : nothing(s);
+}
+
+/* strings */
+
+#define HOST "[A-Za-z0-9](?:[A-Za-z0-9-]{0,60}[A-Za-z0-9])?"
+#define BYTE "(?:25[0-5]|2[0-4]\\d|1\\d\\d|[1-9]?\\d)"
+#define DATE                                                                                       \
+    "(?:[12]\\d{3}-(?:(?:0[13578]|1[02])-(?:0[1-9]|[12]\\d|3[01])|"                                \
+    "(?:0[469]|11)-(?:0[1-9]|[12]\\d|30)|02-(?:0[1-9]|1\\d|2[0-8]))|"                              \
+    "(?:[12]\\d(?:0[48]|[2468][048]|[13579][26])|(?:1[26]|2[048])00)-02-29)"
+#define TIME                                                                                       \
+    "(?:[01]\\d|2[0-3]):[0-5]\\d:[0-5]\\d(?:\\.\\d{1,6})?(?:Z|[+-](?:[01]\\d|2[0-3]):[0-5]\\d)"
+/* Narrower than the standards where those are hard to read back: four-digit years from 1000, no
+ * leap seconds, IPv6 in full, lower-case UUIDs. Adding a format is adding a row. */
+static const struct format {
+    const char *name, *pattern;
+} formats[] = {
+    {"date", DATE},
+    {"time", TIME},
+    {"date-time", DATE "T" TIME},
+    {"duration", "P(?:\\d{1,4}[DWMY]|T\\d{1,4}[HMS])"},
+    {"uuid", "[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}"},
+    {"email", "[A-Za-z0-9_+-]{1,32}(?:\\.[A-Za-z0-9_+-]{1,32}){0,3}@" HOST "(?:\\." HOST "){1,4}"},
+    {"hostname", HOST "(?:\\." HOST "){0,3}"},
+    {"ipv4", BYTE "(?:\\." BYTE "){3}"},
+    {"ipv6", "[0-9a-f]{1,4}(?::[0-9a-f]{1,4}){7}"},
+    {"uri",
+     "https?://" HOST "(?:\\." HOST "){0,4}(?::[1-9]\\d{0,3})?(?:/[A-Za-z0-9._~!$&'()*+,;=:@-]*)*"},
+};
+#undef HOST
+#undef BYTE
+#undef DATE
+#undef TIME
+
+/* In the place where a string stands. */
+static struct expr *pattern_expr(struct schema *s, const char *pattern) {
+    struct error err = {0};
+    struct expr *e = regex_expr(s->b, pattern, strlen(pattern), true, &err);
+    return e ? quoted(s, e) : refuse(s, "'pattern': %s", err.text);
+}
+
+static struct expr *format_expr(struct schema *s, json_t *format) {
+    const char *name = json_is_string(format) ? json_string_value(format) : "?";
+    for (size_t i = 0; i < ARRAY_LEN(formats); i++) {
+        if (strcmp(formats[i].name, name) != 0) continue;
+        char *pattern = xasprintf("^(?:%s)$", formats[i].pattern);
+        struct expr *e = pattern_expr(s, pattern);
+        free(pattern);
+        return e;
+    }
+    return refuse(s,
+                  "format '%.60s' is not supported; known are date, time, date-time, duration, "
+                  "uuid, email, hostname, ipv4, ipv6, uri",
+                  name);
+}
+
+static struct expr *string_expr(struct schema *s, json_t *v) {
+    json_t *pattern = json_object_get(v, "pattern"), *format = json_object_get(v, "format");
+    int32_t min, max;
+    if (!get_count(s, v, "minLength", 0, &min) || !get_count(s, v, "maxLength", -1, &max))
+        return NULL;
+    bool counted = min > 0 || max >= 0;
+    if ((pattern != NULL) + (format != NULL) + counted > 1)
+        return refuse(s, "'pattern', 'format' and lengths cannot be combined; put the length into "
+                         "the pattern");
+    if (format) return format_expr(s, format);
+    if (pattern && !json_is_string(pattern)) return refuse(s, "'pattern' must be a string");
+    if (pattern) return pattern_expr(s, json_string_value(pattern));
+    if (max >= 0 && max < min) return nothing(s);
+    if (!counted) return any_string(s);
+    struct expr *character = pattern_rule(s, " character", CHARACTER);
+    return quoted(s, expr_repeat(s->b, character, min, max));
+}
+
+/* numbers */
+
+/* A magnitude as digits, without needless zeros. */
+struct bound {
+    bool set, open, negative;
+    char whole[330], frac[24];
+    int n_whole, n_frac;
+};
+
+/* Digits that read back as the number, the fewest behind the point. */
+static bool bound_digits(json_t *n, char *out, size_t size) {
+    if (json_is_integer(n)) {
+        snprintf(out, size, "%lld", (long long)json_integer_value(n));
+        return true;
+    }
+    for (int digits = 0; digits <= DIGITS_FRACTION; digits++) {
+        snprintf(out, size, "%.*f", digits, json_real_value(n));
+        if (strtod(out, NULL) == json_real_value(n)) return true;
+    }
+    return false;
+}
+
+static bool bound_get(struct schema *s, json_t *v, const char *closed, const char *open,
+                      struct bound *out) {
+    json_t *a = json_object_get(v, closed), *b = json_object_get(v, open), *n = a ? a : b;
+    char text[360];
+    *out = (struct bound){.set = n != NULL, .open = !a};
+    if (!n) return true;
+    if (a && b) return refuse(s, "'%s' beside '%s' is not supported", closed, open), false;
+    if (!json_is_number(n)) return refuse(s, "'%s' must be a number", a ? closed : open), false;
+    if (!bound_digits(n, text, sizeof text))
+        return refuse(s, "'%s' has too many digits", a ? closed : open), false;
+    out->negative = text[0] == '-';
+    const char *digits = text + out->negative, *point = strchr(digits, '.');
+    out->n_whole = (int)(point ? (size_t)(point - digits) : strlen(digits));
+    memcpy(out->whole, digits, (size_t)out->n_whole);
+    if (point) out->n_frac = (int)strlen(point + 1);
+    if (point) memcpy(out->frac, point + 1, (size_t)out->n_frac);
+    while (out->n_frac > 0 && out->frac[out->n_frac - 1] == '0') out->n_frac--;
+    if (strcmp(out->whole, "0") == 0 && out->n_frac == 0) out->negative = false;
+    return true;
+}
+
+/* Magnitudes between two bounds, digit by digit. `low` and `high` in the functions below say that
+ * all digits so far are the bound's own, so the next one is limited by it. */
+struct magnitudes {
+    struct schema *s;
+    const struct bound *lo, *hi;
+    int n_whole; /* digits before the point now */
+    bool integer;
+};
+
+static struct expr *digit_set(struct schema *s, char lo, char hi) {
+    struct ranges r = {0};
+    if (lo <= hi) ranges_add(&r, (uint32_t)lo, (uint32_t)hi);
+    return expr_set(s->b, &r);
+}
+
+/* What may follow when the next digit is between those of the bounds. */
+typedef struct expr *(*digits_fn)(const struct magnitudes *m, int at, bool low, bool high);
+static struct expr *digits_split(const struct magnitudes *m, digits_fn next, int at, bool low,
+                                 bool high, char lo, char hi) {
+    struct schema *s = m->s;
+    struct exprs l = {0};
+    if (lo > hi) return nothing(s);
+    if (lo == hi) return expr_seq(s->b, digit_set(s, lo, lo), next(m, at + 1, low, high), NULL);
+    // on a bound's own digit the bound stays in force, strictly between the two all is free
+    char first = (char)(lo + low), last = (char)(hi - high);
+    if (low)
+        exprs_add(&l, expr_seq(s->b, digit_set(s, lo, lo), next(m, at + 1, true, false), NULL));
+    if (first <= last)
+        exprs_add(&l,
+                  expr_seq(s->b, digit_set(s, first, last), next(m, at + 1, false, false), NULL));
+    if (high)
+        exprs_add(&l, expr_seq(s->b, digit_set(s, hi, hi), next(m, at + 1, false, true), NULL));
+    return expr_alt(s->b, &l);
+}
+
+/* The number may end after `at` digits behind the point. */
+static bool may_end(const struct magnitudes *m, int at, bool low, bool high) {
+    bool above = !low || (at >= m->lo->n_frac && !m->lo->open);
+    bool below = !high || at < m->hi->n_frac || !m->hi->open;
+    return above && below;
+}
+
+/* Digits behind the point from `at` on: at least one, and no zeros behind an upper bound's last
+ * digit. */
+static struct expr *fraction(const struct magnitudes *m, int at, bool low, bool high) {
+    struct schema *s = m->s;
+    if (low && at >= m->lo->n_frac && !m->lo->open) low = false; // whatever follows is not less
+    bool end = at > 0 && may_end(m, at, low, high);
+    if (!low && !high)
+        return expr_repeat(s->b, digit_set(s, '0', '9'), at == 0, DIGITS_FRACTION - at);
+    struct expr *more = nothing(s);
+    if (at < DIGITS_FRACTION && !(high && at >= m->hi->n_frac)) {
+        char lo = low && at < m->lo->n_frac ? m->lo->frac[at] : '0';
+        more = digits_split(m, fraction, at, low, high, lo, high ? m->hi->frac[at] : '9');
+    }
+    return end ? expr_any(s->b, expr_puts(s->b, ""), more, NULL) : more;
+}
+
+/* Digits before the point from `at` on, and what follows them. */
+static struct expr *whole(const struct magnitudes *m, int at, bool low, bool high) {
+    struct schema *s = m->s;
+    if (at < m->n_whole && !low && !high && at > 0) {
+        struct expr *free_digits =
+            expr_repeat(s->b, digit_set(s, '0', '9'), m->n_whole - at, m->n_whole - at);
+        return expr_seq(s->b, free_digits, whole(m, m->n_whole, false, false), NULL);
+    }
+    if (at < m->n_whole) {
+        char least = at == 0 && m->n_whole > 1 ? '1' : '0';
+        return digits_split(m, whole, at, low, high, low ? m->lo->whole[at] : least,
+                            high ? m->hi->whole[at] : '9');
+    }
+    struct expr *end = may_end(m, 0, low, high) ? expr_puts(s->b, "") : nothing(s);
+    if (m->integer) return end;
+    struct expr *rest = expr_seq(s->b, expr_puts(s->b, "."), fraction(m, 0, low, high), NULL);
+    return expr_any(s->b, end, rest, NULL);
+}
+
+/* Every number of digits in turn. */
+static struct expr *magnitudes_expr(struct schema *s, const struct bound *lo,
+                                    const struct bound *hi, bool integer) {
+    struct exprs l = {0};
+    struct magnitudes m = {s, lo, hi, 0, integer};
+    int most = hi->set ? MIN(hi->n_whole, DIGITS_WHOLE) : DIGITS_WHOLE;
+    for (m.n_whole = lo->n_whole; m.n_whole <= most; m.n_whole++)
+        exprs_add(&l, whole(&m, 0, m.n_whole == lo->n_whole, hi->set && m.n_whole == hi->n_whole));
+    struct expr *e = expr_alt(s->b, &l);
+    return e ? e : nothing(s);
+}
+
+/* The sign is written first, so negative numbers are magnitudes between the swapped bounds. "-0" is
+ * no integer here, and a negative number is never zero. */
+static struct expr *bounded_number(struct schema *s, const struct bound *min,
+                                   const struct bound *max, bool integer) {
+    struct bound zero = {.set = true, .whole = "0", .n_whole = 1}, above_zero = zero;
+    struct bound none = {0};
+    struct exprs l = {0};
+    above_zero.open = true;
+    if (!max->set || !max->negative) {
+        const struct bound *lo = min->set && !min->negative ? min : &zero;
+        exprs_add(&l, magnitudes_expr(s, lo, max, integer));
+    }
+    if (!min->set || min->negative) {
+        const struct bound *lo = max->set && max->negative ? max : &above_zero;
+        struct expr *e = magnitudes_expr(s, lo, min->set ? min : &none, integer);
+        exprs_add(&l, expr_seq(s->b, expr_puts(s->b, "-"), e, NULL));
+    }
+    struct expr *e = expr_alt(s->b, &l);
+    return e ? e : nothing(s);
+}
+
+static struct expr *number_expr(struct schema *s, json_t *v, bool integer) {
+    struct bound min, max;
+    if (!bound_get(s, v, "minimum", "exclusiveMinimum", &min) ||
+        !bound_get(s, v, "maximum", "exclusiveMaximum", &max))
+        return NULL;
+    if (min.set || max.set) return bounded_number(s, &min, &max, integer);
+    if (integer) return pattern_rule(s, " integer", "0|-?[1-9][0-9]{0,17}");
+    return pattern_rule(s, " number",
+                        "-?(?:0|[1-9][0-9]{0,17})(?:\\.[0-9]{1,17})?(?:[eE][+-]?[0-9]{1,2})?");
+}
+
+/* arrays */
+
+struct items {
+    json_t *prefix, *rest; /* rest NULL: any value */
+    int32_t n_prefix, min, max;
+};
+
+/* The items from i on, i of them being there; with the comma before each but the first. */
+static struct expr *items_from(struct schema *s, const struct items *t, int32_t i) {
+    struct builder *b = s->b;
+    struct expr *e, *none = expr_puts(b, "");
+    if (i == t->max) return none;
+    if (i >= t->n_prefix) {
+        if (json_is_false(t->rest)) return i >= t->min ? none : nothing(s);
+        e = child_expr(s, t->rest ? t->rest : json_true(), "items", NULL);
+        if (!e) return NULL;
+        e = shared(s, e);
+        int32_t least = MAX(t->min - i, 0), most = t->max < 0 ? -1 : t->max - i;
+        struct expr *more = expr_seq(b, comma(s), e, NULL);
+        if (i > 0) return expr_repeat(b, more, least, most);
+        more = expr_repeat(b, more, MAX(least - 1, 0), most < 0 ? -1 : most - 1);
+        e = expr_seq(b, e, more, NULL);
+    } else {
+        char index[16];
+        snprintf(index, sizeof index, "%d", i);
+        e = child_expr(s, json_array_get(t->prefix, (size_t)i), "prefixItems", index);
+        struct expr *more = e ? items_from(s, t, i + 1) : NULL;
+        if (!more) return NULL;
+        e = i > 0 ? expr_seq(b, comma(s), e, more, NULL) : expr_seq(b, e, more, NULL);
+    }
+    return i >= t->min ? expr_optional(b, e) : e;
+}
+
+/* "[" first ("," next)* "]" with as many as the schema wants. */
+static struct expr *array_expr(struct schema *s, json_t *v) {
+    struct items t = {json_object_get(v, "prefixItems"), json_object_get(v, "items"), 0, 0, 0};
+    if (!get_count(s, v, "minItems", 0, &t.min) || !get_count(s, v, "maxItems", -1, &t.max))
+        return NULL;
+    if (t.prefix && !json_is_array(t.prefix)) return refuse(s, "'prefixItems' must be a list");
+    t.n_prefix = (int32_t)json_array_size(t.prefix);
+    if (t.n_prefix > GRAMMAR_MAX_NESTING)
+        return refuse(s, "'prefixItems' has more than %d schemas", GRAMMAR_MAX_NESTING);
+    if (json_is_array(t.rest))
+        return refuse(s, "a list in 'items' is of an old draft: use 'prefixItems'");
+    if (t.max >= 0 && t.max < t.min) return nothing(s);
+    struct expr *e = items_from(s, &t, 0);
+    if (!e) return NULL;
+    return expr_seq(s->b, expr_puts(s->b, "["), blank(s), e, blank(s), expr_puts(s->b, "]"), NULL);
+}
+
+/* objects */
+
+/* Keys as code points, for the keys that are none of them. */
+struct key {
+    uint32_t *v;
+    int32_t n;
+};
+
+static int key_compare(const void *a, const void *b) {
+    const struct key *x = a, *y = b;
+    for (int32_t i = 0; i < x->n && i < y->n; i++)
+        if (x->v[i] != y->v[i]) return x->v[i] < y->v[i] ? -1 : 1;
+    return (x->n > y->n) - (x->n < y->n);
+}
+
+/* What may follow the first `at` characters that all of keys[0..n) share. */
+static struct expr *keys_except(struct schema *s, const struct key *keys, int32_t n, int32_t at) {
+    struct exprs l = {0};
+    struct ranges others = {0};
+    int32_t i = 0;
+    if (n > 0 && keys[0].n == at)
+        i++;
+    else
+        exprs_add(&l, expr_puts(s->b, ""));
+    for (int32_t k; i < n; i = k) {
+        struct ranges one = {0};
+        uint32_t c = keys[i].v[at];
+        for (k = i + 1; k < n && keys[k].v[at] == c; k++) {}
+        ranges_add(&others, c, c);
+        ranges_add(&one, c, c);
+        struct expr *e = expr_json_set(s->b, &one);
+        if (e) exprs_add(&l, expr_seq(s->b, e, keys_except(s, keys + i, k - i, at + 1), NULL));
+    }
+    ranges_negate(&others);
+    exprs_add(&l, expr_seq(s->b, expr_json_set(s->b, &others), key_rest(s), NULL));
+    return expr_alt(s->b, &l);
+}
+
+static struct expr *other_key(struct schema *s, json_t *known) {
+    int32_t n = (int32_t)json_object_size(known), i = 0;
+    struct key *keys = xcalloc((size_t)n + 1, sizeof *keys);
+    const char *name;
+    json_t *value;
+    struct expr *e = NULL;
+    bool good = true;
+    json_object_foreach (known, name, value) {
+        size_t len = strlen(name);
+        struct key *k = &keys[i++];
+        k->v = xcalloc(len + 1, sizeof *k->v);
+        for (size_t at = 0; at < len;) {
+            int bytes = 1;
+            k->v[k->n++] = (uint32_t)utf8_get(name + at, len - at, &bytes);
+            at += (size_t)bytes;
+        }
+        good = good && k->n <= 1000;
+    }
+    qsort(keys, (size_t)n, sizeof *keys, key_compare);
+    if (good)
+        e = quoted(s, keys_except(s, keys, n, 0));
+    else
+        refuse(s, "a property's name is too long");
+    for (i = 0; i < n; i++) free(keys[i].v);
+    free(keys);
+    return e;
+}
+
+/* A property that is none of the known ones. NULL after an error. */
+static struct expr *other_member(struct schema *s, json_t *known, json_t *value) {
+    struct expr *key = other_key(s, known);
+    struct expr *e = key ? child_expr(s, value, "additionalProperties", NULL) : NULL;
+    return e ? shared(s, expr_seq(s->b, key, colon(s), e, NULL)) : NULL;
+}
+
+static struct expr *member_expr(struct schema *s, const char *name, json_t *value) {
+    json_t *text = json_string(name);
+    struct expr *key = literal(s, text), *e = child_expr(s, value, "properties", name);
+    json_decref(text);
+    return e ? expr_seq(s->b, key, colon(s), e, NULL) : NULL;
+}
+
+/*
+ * The properties as rules from the last to the first: tail[1] is what may follow when a property is
+ * written already, tail[0] when none is. An optional property is there or left out.
+ */
+static struct expr *members_expr(struct schema *s, json_t *known, json_t *required, json_t *more) {
+    struct builder *b = s->b;
+    struct expr *tail[2] = {expr_puts(b, ""), expr_puts(b, "")};
+    if (!json_is_false(more)) {
+        struct expr *other = other_member(s, known, more);
+        if (!other) return NULL;
+        tail[1] = expr_repeat(b, expr_seq(b, comma(s), other, NULL), 0, -1);
+        tail[0] = expr_optional(b, expr_seq(b, other, tail[1], NULL));
+    }
+    json_t *names = keep(s, json_array()), *value;
+    const char *name;
+    json_object_foreach (known, name, value) json_array_append_new(names, json_string(name));
+    for (size_t i = json_array_size(names); i-- > 0;) {
+        name = json_string_value(json_array_get(names, i));
+        struct expr *e = member_expr(s, name, json_object_get(known, name));
+        if (!e) return NULL;
+        bool needed = array_has(required, json_array_get(names, i));
+        struct expr *next = shared(s, tail[1]), *this = shared(s, e);
+        struct expr *with[2] = {expr_seq(b, this, next, NULL),
+                                expr_seq(b, comma(s), this, next, NULL)};
+        for (int k = 0; k < 2; k++) {
+            struct expr *skipped = k ? next : tail[0];
+            tail[k] = needed ? with[k] : expr_any(b, with[k], skipped, NULL);
+        }
+        tail[0] = shared(s, tail[0]);
+    }
+    return tail[0];
+}
+
+/* A required name without a schema of its own takes that of additional properties. */
+static struct expr *object_expr(struct schema *s, json_t *v) {
+    json_t *properties = json_object_get(v, "properties"), *name;
+    json_t *required = json_object_get(v, "required");
+    json_t *more = json_object_get(v, "additionalProperties");
+    size_t i;
+    if (properties && !json_is_object(properties))
+        return refuse(s, "'properties' must be an object");
+    if (required && !json_is_array(required)) return refuse(s, "'required' must be a list");
+    if (!more) more = properties ? json_false() : json_true();
+    json_t *known = keep(s, properties ? json_copy(properties) : json_object());
+    json_array_foreach (required, i, name) {
+        if (!json_is_string(name)) return refuse(s, "'required' must be a list of names");
+        const char *key = json_string_value(name);
+        if (json_object_get(known, key)) continue;
+        if (json_is_false(more) && json_object_get(v, "additionalProperties")) return nothing(s);
+        json_object_set(known, key, json_is_false(more) ? json_true() : more);
+    }
+    struct expr *e = members_expr(s, known, required, more);
+    if (!e) return NULL;
+    struct builder *b = s->b;
+    return expr_seq(b, expr_puts(b, "{"), blank(s), e, blank(s), expr_puts(b, "}"), NULL);
+}
+
+/* values */
+
+/* Any JSON value: a rule that refers to itself. */
+static struct expr *value_expr(struct schema *s) {
+    int32_t rule = builder_find(s->b, " value");
+    if (rule >= 0) return expr_rule(s->b, rule);
+    rule = builder_rule(s->b, " value");
+    json_t *any = keep(s, json_object());
+    struct expr *object = object_expr(s, any), *array = object ? array_expr(s, any) : NULL;
+    if (!array) return NULL;
+    builder_define(s->b, rule,
+                   expr_any(s->b, object, array, string_expr(s, any), number_expr(s, any, false),
+                            expr_puts(s->b, "true"), expr_puts(s->b, "false"),
+                            expr_puts(s->b, "null"), NULL));
+    return expr_rule(s->b, rule);
+}
+
+static struct expr *type_expr(struct schema *s, json_t *v, const char *type) {
+    if (strcmp(type, "object") == 0) return object_expr(s, v);
+    if (strcmp(type, "array") == 0) return array_expr(s, v);
+    if (strcmp(type, "string") == 0) return string_expr(s, v);
+    if (strcmp(type, "number") == 0) return number_expr(s, v, false);
+    if (strcmp(type, "integer") == 0) return number_expr(s, v, true);
+    if (strcmp(type, "null") == 0) return expr_puts(s->b, "null");
+    if (strcmp(type, "boolean") == 0)
+        return expr_any(s->b, expr_puts(s->b, "true"), expr_puts(s->b, "false"), NULL);
+    return refuse(s, "type '%.60s' is unknown", type);
+}
+
+/* The types that the keywords speak of, when `type` is not there. */
+static json_t *types_guessed(struct schema *s, json_t *v) {
+    static const char *const of_kind[] = {[ON_OBJECT] = "object",
+                                          [ON_ARRAY] = "array",
+                                          [ON_STRING] = "string",
+                                          [ON_NUMBER] = "number"};
+    json_t *out = keep(s, json_array()), *value;
+    const char *key;
+    json_object_foreach (v, key, value) {
+        const struct keyword *k = keyword_find(key);
+        if (k && k->kind > CORE && !type_has(out, of_kind[k->kind]))
+            json_array_append_new(out, json_string(of_kind[k->kind]));
+    }
+    return out;
+}
+
+static struct expr *types_expr(struct schema *s, json_t *v) {
+    json_t *types = json_object_get(v, "type"), *type;
+    struct exprs l = {0};
+    size_t i;
+    if (!types) types = types_guessed(s, v);
+    if (json_is_string(types)) return type_expr(s, v, json_string_value(types));
+    if (!json_is_array(types)) return refuse(s, "'type' must be a name or a list of names");
+    if (json_array_size(types) == 0 && !json_object_get(v, "type")) return value_expr(s);
+    json_array_foreach (types, i, type) {
+        const char *name = json_is_string(type) ? json_string_value(type) : "?";
+        struct expr *e = type_expr(s, v, name);
+        if (!e) return free(l.v), NULL;
+        exprs_add(&l, e);
+    }
+    struct expr *e = expr_alt(s->b, &l);
+    return e ? e : nothing(s);
+}
+
+/* Whether no value that is written for `a` can be valid under `b`, as far as it shows. */
+static bool excludes(struct schema *s, json_t *a, json_t *b, int depth);
+
+static bool required_has(json_t *v, const char *name) {
+    json_t *list = json_object_get(v, "required"), *x;
+    size_t i;
+    json_array_foreach (list, i, x) {
+        if (json_is_string(x) && strcmp(json_string_value(x), name) == 0) return true;
+    }
+    return false;
+}
+
+/* By a property that b requires and a never writes, or one that both speak of differently. */
+static bool objects_exclude(struct schema *s, json_t *a, json_t *b, int depth) {
+    json_t *known = json_object_get(a, "properties"), *more, *name, *value;
+    const char *key;
+    size_t i;
+    more = json_object_get(a, "additionalProperties");
+    bool branched = json_object_get(a, "anyOf") || json_object_get(a, "oneOf") ||
+                    json_object_get(a, "allOf"); // properties may come from there
+    json_array_foreach (json_object_get(b, "required"), i, name) {
+        bool never = known && !branched && (!more || json_is_false(more)) && json_is_string(name) &&
+                     !json_object_get(known, json_string_value(name)) &&
+                     !required_has(a, json_string_value(name));
+        if (never) return true;
+    }
+    json_object_foreach (known, key, value) {
+        json_t *other = json_object_get(json_object_get(b, "properties"), key);
+        if (other && required_has(a, key) && excludes(s, value, other, depth + 1)) return true;
+    }
+    return false;
+}
+
+/* The types that a schema names, or that its literals or keywords show. */
+static json_t *types_of(struct schema *s, json_t *v) {
+    json_t *list = json_object_get(v, "enum"), *out = keep(s, json_array());
+    json_t *one = json_object_get(v, "const"), *type = json_object_get(v, "type");
+    if (type) return type;
+    for (size_t i = 0; i < json_array_size(list); i++)
+        json_array_append_new(out, json_string(type_of(json_array_get(list, i))));
+    if (one) json_array_append_new(out, json_string(type_of(one)));
+    return json_array_size(out) ? out : types_guessed(s, v);
+}
+
+static json_t *values_of(struct schema *s, json_t *v) {
+    json_t *one = json_object_get(v, "const");
+    return one ? keep(s, json_pack("[O]", one)) : json_object_get(v, "enum");
+}
+
+static bool excludes(struct schema *s, json_t *a, json_t *b, int depth) {
+    a = resolved(s, a);
+    b = resolved(s, b);
+    if (depth > 4 || ++s->work > WORK_LIMIT || !json_is_object(a) || !json_is_object(b))
+        return false;
+    json_t *va = values_of(s, a), *vb = values_of(s, b);
+    if (va && vb) return json_array_size(keep(s, lists_common(va, vb))) == 0;
+    if (json_object_get(a, "nullable") || json_object_get(b, "nullable")) return false;
+    json_t *ta = types_of(s, a), *tb = types_of(s, b);
+    bool typed = json_object_get(b, "type") || vb;
+    if (json_array_size(ta) || json_is_string(ta))
+        if (typed && json_array_size(keep(s, types_common(ta, tb))) == 0) return true;
+    bool only_object = type_has(ta, "object") && (json_is_string(ta) || json_array_size(ta) == 1);
+    return only_object && objects_exclude(s, a, b, depth);
+}
+
+/* oneOf is written like anyOf, which is right only when no text is valid under two branches. */
+static bool branches_check(struct schema *s, json_t *branches) {
+    for (size_t i = 0; i < json_array_size(branches); i++)
+        for (size_t k = 0; k < json_array_size(branches); k++) {
+            json_t *a = json_array_get(branches, i), *b = json_array_get(branches, k);
+            if (i == k || excludes(s, a, b, 0)) continue;
+            if (s->err->code < 0) return false;
+            return refuse(s,
+                          "branches %zu and %zu of 'oneOf' may both be valid; give them a "
+                          "'const' that differs, or write 'anyOf'",
+                          MIN(i, k), MAX(i, k)),
+                   false;
+        }
+    return true;
+}
+
+/* What stands beside anyOf or oneOf holds in every branch. */
+static struct expr *branches_expr(struct schema *s, json_t *v, const char *keyword) {
+    json_t *branches = json_object_get(v, keyword), *branch;
+    json_t *rest = asserts_more(v, keyword) ? without(s, v, keyword) : NULL;
+    struct exprs l = {0};
+    size_t i;
+    if (!json_is_array(branches) || json_array_size(branches) == 0)
+        return refuse(s, "'%s' must be a list of at least one schema", keyword);
+    if (strcmp(keyword, "oneOf") == 0 && !branches_check(s, branches)) return NULL;
+    json_array_foreach (branches, i, branch) {
+        char index[24];
+        snprintf(index, sizeof index, "%zu", i);
+        if (rest && !(branch = resolved(s, branch))) return free(l.v), NULL;
+        if (rest && !(branch = schemas_merge(s, rest, branch))) return free(l.v), NULL;
+        struct expr *e = child_expr(s, branch, keyword, index);
+        if (!e) return free(l.v), NULL;
+        exprs_add(&l, e);
+    }
+    return expr_alt(s->b, &l);
+}
+
+static struct expr *all_of_expr(struct schema *s, json_t *v) {
+    json_t *parts = json_object_get(v, "allOf"), *out = without(s, v, "allOf"), *part;
+    size_t i;
+    if (!json_is_array(parts)) return refuse(s, "'allOf' must be a list of schemas");
+    json_array_foreach (parts, i, part) {
+        if (!(part = resolved(s, part)) || !(out = schemas_merge(s, out, part))) return NULL;
+    }
+    return schema_expr(s, out);
+}
+
+static struct expr *object_schema(struct schema *s, json_t *v) {
+    json_t *ref = json_object_get(v, "$ref"), *nullable = json_object_get(v, "nullable");
+    if (!keywords_check(s, v)) return NULL;
+    if (json_is_true(nullable)) {
+        struct expr *e = schema_expr(s, without(s, v, "nullable"));
+        return e ? expr_any(s->b, e, expr_puts(s->b, "null"), NULL) : NULL;
+    }
+    if (ref && json_is_string(ref) && !asserts_more(v, "$ref"))
+        return ref_expr(s, json_string_value(ref));
+    if (ref) return (v = resolved(s, v)) ? schema_expr(s, v) : NULL;
+    if (json_object_get(v, "allOf")) return all_of_expr(s, v);
+    if (json_object_get(v, "anyOf")) return branches_expr(s, v, "anyOf");
+    if (json_object_get(v, "oneOf")) return branches_expr(s, v, "oneOf");
+    if (json_object_get(v, "enum") || json_object_get(v, "const")) return literals_expr(s, v);
+    return types_expr(s, v);
+}
+
+static struct expr *schema_expr(struct schema *s, json_t *v) {
+    if (json_is_true(v)) return value_expr(s);
+    if (json_is_false(v)) return nothing(s);
+    if (!json_is_object(v)) return refuse(s, "a schema must be an object, true or false");
+    if (s->nesting == GRAMMAR_MAX_NESTING) return refuse(s, "schemas are nested too deeply");
+    if (++s->work > WORK_LIMIT || builder_full(s->b)) return refuse(s, "the schema is too large");
+    s->nesting++;
+    struct expr *e = object_schema(s, v);
+    s->nesting--;
+    return e;
+}
+
+struct grammar *grammar_new_json_schema(const char *text, size_t len, bool compact,
+                                        struct error *err) {
+    struct builder b = {0};
+    struct schema s = {.b = &b, .compact = compact, .err = err};
+    struct grammar *g = NULL;
+    err->code = OK;
+    if (grammar_check_text("JSON schema", text, len, err) != OK) return NULL;
+    struct json_bounds left = json_request;
+    s.root = json_parse_bounded(text, len, "JSON schema", &left, err);
+    if (!s.root) return NULL;
+    s.keep = json_array();
+    buf_puts(&s.path, "");
+    struct expr *e = ref_expr(&s, "#");
+    if (e) {
+        int32_t root = builder_rule(&b, NULL);
+        builder_define(&b, root, e);
+        g = grammar_build(&b, root, compact ? COMPACT_KIND : SCHEMA_KIND, text, len, err);
+    } else {
+        builder_release(&b);
+    }
+    json_decref(s.keep);
+    json_decref(s.root);
+    buf_release(&s.path);
+    return g;
+}
+
+struct grammar *grammar_new_json_object(struct error *err) {
+    static const char text[] = "{\"type\":\"object\"}";
+    return grammar_new_json_schema(text, strlen(text), false, err);
+}

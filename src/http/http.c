@@ -1,0 +1,1338 @@
+/*
+ * http: libmicrohttpd's callbacks, turned round. The library calls into a request again and again
+ * as bytes come; here that becomes one call of a handler in a thread that may block, and one answer
+ * from any thread.
+ *
+ *   reading ── body here ──> handed over ── answer ──> sending ── all out, or gone ──> ended
+ *      │ refused by admit          (suspended)          (a stream: suspended while it waits)
+ *      └───────────────────────────────────────────────^
+ *
+ * Invariants. 1. The library's objects of a connection are touched in the library's threads only,
+ * but for MHD_resume_connection, which is called exactly once for each suspension, under the
+ * exchange's lock, and never before the answer: the library would ask for one again and wait for
+ * ever. 2. A connection that is suspended cannot end, so an exchange that was handed over lives
+ * until it is answered. 3. `close` and `ended` are called once, in that order. 4. Locks are taken
+ * in the order exchange, whoever answers, http.
+ *
+ * What is refused is read to its end before it is answered: many clients listen only after they
+ * have spoken, and a connection closed under them looks like a server that died.
+ *
+ * A connection that is suspended is not looked at by the library, and a client that sends a byte a
+ * minute keeps its timers fresh: a thread here, the watch, closes what takes too long as a whole,
+ * and tells who waits for a client that has gone.
+ */
+#define _GNU_SOURCE
+#include "http/http.h"
+#include "http/address.h"
+#include "http/limits.h"
+
+#include <arpa/inet.h>
+#include <ctype.h>
+#include <dlfcn.h>
+#include <errno.h>
+#include <malloc.h>
+#include <math.h>
+#include <microhttpd.h>
+#include <netdb.h>
+#include <poll.h>
+#include <pthread.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+/* Loaded when a server starts: a program that serves nothing does not carry it, nor TLS. */
+#define MHD_FUNCTIONS(F)                                                                           \
+    F(MHD_add_response_header)                                                                     \
+    F(MHD_create_response_from_buffer)                                                             \
+    F(MHD_create_response_from_callback)                                                           \
+    F(MHD_destroy_response)                                                                        \
+    F(MHD_get_connection_info)                                                                     \
+    F(MHD_get_connection_values)                                                                   \
+    F(MHD_get_daemon_info)                                                                         \
+    F(MHD_lookup_connection_value)                                                                 \
+    F(MHD_queue_response)                                                                          \
+    F(MHD_quiesce_daemon)                                                                          \
+    F(MHD_resume_connection)                                                                       \
+    F(MHD_start_daemon)                                                                            \
+    F(MHD_stop_daemon)                                                                             \
+    F(MHD_suspend_connection)
+static struct {
+#define DECLARE(name) __typeof__(&name) name;
+    MHD_FUNCTIONS(DECLARE)
+} mhd;
+
+static int mhd_load(struct error *err) {
+    void *so = dlopen("libmicrohttpd.so.12", RTLD_NOW), *at; // stays loaded
+    if (!so)
+        return error_set(err, ERR_MISSING,
+                         "libmicrohttpd is not installed (%s); install libmicrohttpd12", dlerror());
+#define LOAD(name)                                                                                 \
+    if (!(at = dlsym(so, #name)))                                                                  \
+        return error_set(err, ERR_MISSING, "this libmicrohttpd has no '%s'; install a newer one",  \
+                         #name);                                                                   \
+    memcpy(&mhd.name, &at, sizeof at);
+    MHD_FUNCTIONS(LOAD)
+    return OK;
+}
+
+enum {
+    /* Of a request; also the library's memory for a connection. What is longer, or is no HTTP, the
+     * library answers itself (400, 413, 414, 431) before we hear of it, with a page of HTML: it has
+     * no way to give it other words. */
+    HEADER_BYTES = 32 << 10,
+    STREAM_BLOCK = 8 << 10,
+    LARGE_BODY = 256 << 10,
+    LARGE_THREADS = 2,
+    LARGE_NICE = 10,
+    DISCARDED = 4,   /* of a refused body, so many times the limit are read */
+    HELD = 8,        /* of all bodies, so many times the limit are held */
+    HELD_BY_ONE = 2, /* of one client's, but for this machine's own */
+    MAX_PROXIES = 64,
+    PING_SECONDS = 15,
+    READ_BYTES = 4 << 20, /* of a reply that a client has another body_seconds for */
+    READ_BLOCKS = 8,      /* of a stream so many blocks in body_seconds … */
+    BLOCK_SECONDS = 5,    /* … but this long for one at least */
+};
+
+enum phase { READING, HANDED_OVER, SENDING };
+
+struct header {
+    char *name, *value;
+};
+struct exchange {
+    int refs;
+    struct http *h;
+    struct exchange *next, *prev; /* in http's list, under its lock */
+    struct MHD_Connection *connection;
+    struct connection *place;
+    char *method, *path, *rest, peer[ADDRESS_TEXT], client[ADDRESS_TEXT];
+    bool local, head, handed_over;
+    const struct route *route;
+    struct buf body;
+    int64_t counted;        /* bytes of it that its client is charged with */
+    int64_t discarded;      /* bytes of the body of a request that is refused */
+    struct body_sink *sink; /* has the body instead */
+    double began, fed;      /* fed: its sink's last part came */
+    double due;             /* when what is being sent must have been read; atomic; 0: no matter */
+    size_t reply_bytes;     /* of a reply that is no stream */
+    void *user;
+
+    enum phase phase; /* atomic, as is status: the watch looks on */
+    int status;       /* 0: not answered; set under the lock */
+
+    pthread_mutex_t lock; /* of what follows */
+    bool suspended, woken, ping, gone;
+    struct header *headers;
+    int n_headers;
+    struct MHD_Response *response;
+    struct stream_source source; /* pull NULL: no stream */
+    struct buf out;              /* of the stream, not yet taken */
+    size_t taken;
+    bool over; /* after `out` the stream ends */
+    double last_out;
+    void (*on_gone)(void *ctx);
+    void *gone_ctx;
+};
+
+/* A client, from when it was accepted. */
+struct connection {
+    struct connection *next, *prev;
+    int fd;
+    double since;              /* accepted, or its last request ended */
+    bool first;                /* nothing was asked yet */
+    char client[ADDRESS_TEXT]; /* that it is counted under; "": it is not */
+    struct exchange *x;
+};
+
+struct work {
+    struct work *next;
+    void (*fn)(void *ctx);
+    void *ctx;
+};
+struct works {
+    struct work *head, *tail;
+};
+
+/* Work that threads of its own take from: requests that are answered even while all workers are
+ * busy, and those with a large body, which are read at a low priority so that a step of the engine
+ * and small requests do not wait for them. */
+struct lane {
+    struct http *h;
+    struct works works;
+    pthread_cond_t asked;
+    pthread_t threads[LARGE_THREADS];
+    int n, nice;
+};
+
+struct http {
+    const struct http_options *o;
+    struct http_calls c;
+    struct MHD_Daemon *daemon;
+    int port;
+    char *cert, *key;
+    char machine[256]; /* its name */
+    struct address_block proxies[MAX_PROXIES];
+    int n_proxies;
+    struct limits *limits;
+
+    pthread_mutex_t lock; /* of all below */
+    pthread_cond_t worked, ended;
+    struct works quick, slow;
+    struct lane aside, large;
+    int n_slow; /* workers that are at slow work */
+    struct exchange *exchanges;
+    int n_exchanges;
+    struct connection *connections;
+    struct http_stats stats; /* streams and bytes_out are atomic */
+    int64_t held;            /* bytes of bodies; atomic, as is stopping */
+    bool stopping;           /* nothing new */
+    bool quit;               /* what is under way is cut off */
+    bool finished;           /* nothing is under way: workers leave */
+    pthread_t *workers, watch;
+    int n_workers;
+    bool watching;
+};
+
+/* workers */
+
+/* `asked`: what the threads that take from there wait for. */
+static void work_add(struct http *h, struct works *to, pthread_cond_t *asked, void (*fn)(void *ctx),
+                     void *ctx) {
+    struct work *w = xcalloc(1, sizeof *w);
+    *w = (struct work){.fn = fn, .ctx = ctx};
+    pthread_mutex_lock(&h->lock);
+    *(to->tail ? &to->tail->next : &to->head) = w;
+    to->tail = w;
+    pthread_cond_signal(asked);
+    pthread_mutex_unlock(&h->lock);
+}
+
+void http_work(struct http *h, void (*fn)(void *ctx), void *ctx) {
+    work_add(h, &h->quick, &h->worked, fn, ctx);
+}
+
+static struct work *work_take(struct works *from) {
+    struct work *w = from->head;
+    if (!w) return NULL;
+    from->head = w->next;
+    if (!from->head) from->tail = NULL;
+    return w;
+}
+
+/* Slow work has half of the workers, so that the others can always say how the server is. At the
+ * end it may have all: who leaves must not leave any. */
+static struct work *work_next(struct http *h, bool *slow) {
+    bool room = h->finished || h->n_slow < MAX(h->c.workers / 2, 1);
+    struct work *w = room ? work_take(&h->slow) : NULL;
+    *slow = w != NULL;
+    return w ? w : work_take(&h->quick);
+}
+
+static void *worker(void *ctx) {
+    struct http *h = ctx;
+    pthread_mutex_lock(&h->lock);
+    for (;;) {
+        bool slow;
+        struct work *w = work_next(h, &slow);
+        if (!w && h->finished) break;
+        if (!w) {
+            pthread_cond_wait(&h->worked, &h->lock);
+            continue;
+        }
+        h->n_slow += slow;
+        pthread_mutex_unlock(&h->lock);
+        w->fn(w->ctx);
+        free(w);
+        pthread_mutex_lock(&h->lock);
+        h->n_slow -= slow;
+    }
+    pthread_mutex_unlock(&h->lock);
+    return NULL;
+}
+
+/* A thread of a lane: one request at a time. */
+static void *lane_main(void *ctx) {
+    struct lane *lane = ctx;
+    struct http *h = lane->h;
+    if (lane->nice) thread_background(lane->nice);
+    pthread_mutex_lock(&h->lock);
+    for (;;) {
+        struct work *w = work_take(&lane->works);
+        if (!w && h->finished) break;
+        if (!w) {
+            pthread_cond_wait(&lane->asked, &h->lock);
+            continue;
+        }
+        pthread_mutex_unlock(&h->lock);
+        w->fn(w->ctx);
+        free(w);
+        pthread_mutex_lock(&h->lock);
+    }
+    pthread_mutex_unlock(&h->lock);
+    return NULL;
+}
+
+static void lane_start(struct http *h, struct lane *lane, int n, int nice) {
+    lane->h = h;
+    lane->nice = nice;
+    for (; lane->n < n; lane->n++)
+        CHECK(pthread_create(&lane->threads[lane->n], NULL, lane_main, lane) == 0);
+}
+
+static void lane_join(struct lane *lane) {
+    for (int i = 0; i < lane->n; i++) pthread_join(lane->threads[i], NULL);
+    pthread_cond_destroy(&lane->asked);
+}
+
+/* an exchange */
+
+struct exchange *exchange_retain(struct exchange *x) {
+    __atomic_add_fetch(&x->refs, 1, __ATOMIC_RELAXED);
+    return x;
+}
+
+static void body_release(struct exchange *x) {
+    __atomic_sub_fetch(&x->h->held, (int64_t)x->body.len, __ATOMIC_RELAXED);
+    if (x->counted) limits_give(x->h->limits, x->client, LIMIT_BYTES, x->counted);
+    x->counted = 0;
+    buf_release(&x->body);
+}
+
+void exchange_release(struct exchange *x) {
+    if (!x || __atomic_sub_fetch(&x->refs, 1, __ATOMIC_ACQ_REL) > 0) return;
+    for (int i = 0; i < x->n_headers; i++) {
+        free(x->headers[i].name);
+        free(x->headers[i].value);
+    }
+    free(x->headers);
+    free(x->method);
+    free(x->path);
+    free(x->rest);
+    buf_release(&x->out);
+    pthread_mutex_destroy(&x->lock);
+    free(x);
+}
+
+const char *exchange_method(const struct exchange *x) {
+    return x->method;
+}
+const char *exchange_path(const struct exchange *x) {
+    return x->path;
+}
+const char *exchange_rest(const struct exchange *x) {
+    return x->rest ? x->rest : "";
+}
+const char *exchange_header(const struct exchange *x, const char *name) {
+    return mhd.MHD_lookup_connection_value(x->connection, MHD_HEADER_KIND, name);
+}
+const char *exchange_query(const struct exchange *x, const char *name) {
+    return mhd.MHD_lookup_connection_value(x->connection, MHD_GET_ARGUMENT_KIND, name);
+}
+const char *exchange_peer(const struct exchange *x) {
+    return x->peer;
+}
+const char *exchange_client(const struct exchange *x) {
+    return x->client;
+}
+bool exchange_is_local(const struct exchange *x) {
+    return x->local;
+}
+const struct buf *exchange_body(const struct exchange *x) {
+    return &x->body;
+}
+struct body_sink *exchange_sink(const struct exchange *x) {
+    return x->sink;
+}
+double exchange_began(const struct exchange *x) {
+    return x->began;
+}
+void exchange_set_user(struct exchange *x, void *user) {
+    x->user = user;
+}
+void *exchange_user(const struct exchange *x) {
+    return x->user;
+}
+const struct route *exchange_route(const struct exchange *x) {
+    return x->route;
+}
+int exchange_status(const struct exchange *x) {
+    return __atomic_load_n(&x->status, __ATOMIC_ACQUIRE);
+}
+
+static enum phase phase_of(const struct exchange *x) {
+    return __atomic_load_n(&x->phase, __ATOMIC_ACQUIRE);
+}
+
+static bool is_stopping(const struct http *h) {
+    return __atomic_load_n(&h->stopping, __ATOMIC_ACQUIRE);
+}
+
+json_t *body_json(const struct buf *body, struct error *err) {
+    if (body->len == 0) {
+        error_set(err, ERR_FORMAT, "the request has no body; it wants JSON");
+        return NULL;
+    }
+    struct json_bounds left = json_request;
+    return json_parse_bounded(body->data, body->len, "request", &left, err);
+}
+
+json_t *exchange_json(const struct exchange *x, struct error *err) {
+    return body_json(&x->body, err);
+}
+
+bool exchange_is_gone(struct exchange *x) {
+    pthread_mutex_lock(&x->lock);
+    bool gone = x->gone;
+    pthread_mutex_unlock(&x->lock);
+    return gone;
+}
+
+void exchange_on_gone(struct exchange *x, void (*gone)(void *ctx), void *ctx) {
+    pthread_mutex_lock(&x->lock);
+    bool now = x->gone;
+    if (!now) {
+        x->on_gone = gone;
+        x->gone_ctx = ctx;
+    }
+    pthread_mutex_unlock(&x->lock);
+    if (now) gone(ctx);
+}
+
+/* answers */
+
+void exchange_add_header(struct exchange *x, const char *name, const char *value) {
+    x->headers = xrealloc(x->headers, sizeof *x->headers * (size_t)(x->n_headers + 1));
+    x->headers[x->n_headers++] = (struct header){xstrdup(name), xstrdup(value)};
+}
+
+static void header_put(struct MHD_Response *r, const char *name, const char *value) {
+    if (mhd.MHD_add_response_header(r, name, value) != MHD_YES)
+        warn("a header '%s' cannot be sent", name);
+}
+
+static bool cors_allows(const struct http *h, const char *origin) {
+    for (int i = 0; i < h->o->cors.n; i++)
+        if (strcmp(h->o->cors.v[i], "*") == 0 || strcmp(h->o->cors.v[i], origin) == 0) return true;
+    return false;
+}
+
+/* A page from elsewhere may read only what is named. */
+static void headers_expose(struct exchange *x) {
+    struct buf names = {0};
+    for (int i = 0; i < x->n_headers; i++)
+        buf_printf(&names, "%s%s", i ? ", " : "", x->headers[i].name);
+    if (names.len) header_put(x->response, "Access-Control-Expose-Headers", names.data);
+    buf_release(&names);
+}
+
+static void headers_put(struct exchange *x, const char *type) {
+    const char *origin = exchange_header(x, "Origin");
+    if (type) header_put(x->response, "Content-Type", type);
+    header_put(x->response, "X-Content-Type-Options", "nosniff");
+    for (int i = 0; i < x->n_headers; i++)
+        header_put(x->response, x->headers[i].name, x->headers[i].value);
+    if (origin && cors_allows(x->h, origin)) {
+        header_put(x->response, "Access-Control-Allow-Origin", origin);
+        header_put(x->response, "Vary", "Origin");
+        headers_expose(x);
+    }
+    if (is_stopping(x->h)) header_put(x->response, "Connection", "close");
+}
+
+static void due_set(struct exchange *x, double due) {
+    __atomic_store(&x->due, &due, __ATOMIC_RELEASE);
+}
+
+static double block_due(const struct exchange *x) {
+    return clock_now() + MAX(x->h->o->body_seconds / READ_BLOCKS, BLOCK_SECONDS);
+}
+
+/* The lock is held. */
+static void wake_locked(struct exchange *x) {
+    x->woken = true;
+    if (!x->suspended || !x->status) return;
+    x->suspended = false;
+    if (x->source.pull) due_set(x, block_due(x));
+    mhd.MHD_resume_connection(x->connection);
+}
+
+void exchange_wake(struct exchange *x) {
+    pthread_mutex_lock(&x->lock);
+    wake_locked(x);
+    pthread_mutex_unlock(&x->lock);
+}
+
+/* `source`: of a stream, or NULL. */
+static void answered(struct exchange *x, int status, const char *type,
+                     const struct stream_source *source) {
+    CHECK(x->response && exchange_status(x) == 0);
+    pthread_mutex_lock(&x->lock);
+    headers_put(x, type);
+    if (source) x->source = *source;
+    x->last_out = clock_now();
+    x->on_gone = NULL;
+    due_set(x, source ? block_due(x)
+                      : x->last_out +
+                            x->h->o->body_seconds * (1 + (double)x->reply_bytes / READ_BYTES));
+    __atomic_store_n(&x->status, status, __ATOMIC_RELEASE);
+    wake_locked(x);
+    pthread_mutex_unlock(&x->lock);
+}
+
+void exchange_reply(struct exchange *x, int status, const char *type, const void *data, size_t n) {
+    x->response =
+        mhd.MHD_create_response_from_buffer(n, (void *)(uintptr_t)data, MHD_RESPMEM_MUST_COPY);
+    x->reply_bytes = n;
+    answered(x, status, type, NULL);
+}
+
+void exchange_reply_take(struct exchange *x, int status, const char *type, struct buf *b) {
+    char *fit = realloc(b->data, MAX(b->len, (size_t)1)), *data = fit ? fit : b->data;
+    x->response = mhd.MHD_create_response_from_buffer(b->len, data, MHD_RESPMEM_MUST_FREE);
+    x->reply_bytes = b->len;
+    *b = (struct buf){0};
+    answered(x, status, type, NULL);
+}
+
+void exchange_reply_json(struct exchange *x, int status, json_t *v) {
+    char *text = json_dumps(v, JSON_COMPACT | JSON_REAL_PRECISION(17));
+    CHECK(text != NULL);
+    x->reply_bytes = strlen(text);
+    x->response = mhd.MHD_create_response_from_buffer(x->reply_bytes, text, MHD_RESPMEM_MUST_FREE);
+    json_decref(v);
+    answered(x, status, "application/json", NULL);
+}
+
+/* streams */
+
+/* Fills `out`; true when there is something to send or nothing ever again. The lock is held, and
+ * given up while the source is asked. */
+static bool stream_fill(struct exchange *x) {
+    if (x->taken < x->out.len || x->over) return true;
+    x->out.len = x->taken = 0;
+    x->woken = false;
+    pthread_mutex_unlock(&x->lock);
+    enum pulled p = x->source.pull(x->source.ctx, &x->out);
+    pthread_mutex_lock(&x->lock);
+    x->over = p == PULL_END;
+    return x->over || x->out.len > 0;
+}
+
+static bool ping_due(struct exchange *x) {
+    bool due = x->ping && x->source.idle;
+    x->ping = false;
+    if (due) buf_puts(&x->out, x->source.idle);
+    return due;
+}
+
+static ssize_t stream_read(void *ctx, uint64_t pos, char *to, size_t max) {
+    struct exchange *x = ctx;
+    ssize_t n = 0;
+    (void)pos;
+    pthread_mutex_lock(&x->lock);
+    while (n == 0 && !x->gone) {
+        if (stream_fill(x) || ping_due(x)) {
+            size_t left = x->out.len - x->taken;
+            if (left == 0) {
+                n = MHD_CONTENT_READER_END_OF_STREAM;
+                break;
+            }
+            n = (ssize_t)MIN(left, max);
+            memcpy(to, x->out.data + x->taken, (size_t)n);
+            x->taken += (size_t)n;
+            x->last_out = clock_now();
+            due_set(x, block_due(x));
+        } else if (!x->woken) {
+            x->suspended = true;
+            due_set(x, 0);
+            mhd.MHD_suspend_connection(x->connection);
+            break;
+        }
+    }
+    /* To a socket that the watch has shut, so that nobody takes it for the end. (An error would be
+     * truer, but the library then keeps the connection until its time is up.) */
+    if (x->gone) n = MHD_CONTENT_READER_END_OF_STREAM;
+    pthread_mutex_unlock(&x->lock);
+    if (n > 0) __atomic_add_fetch(&x->h->stats.bytes_out, (uint64_t)n, __ATOMIC_RELAXED);
+    return n;
+}
+
+void exchange_stream(struct exchange *x, int status, const char *type,
+                     const struct stream_source *s) {
+    __atomic_add_fetch(&x->h->stats.streams, 1, __ATOMIC_RELAXED);
+    exchange_add_header(x, "Cache-Control", "no-store");
+    exchange_add_header(x, "X-Accel-Buffering", "no"); // proxies hold back what is not whole
+    x->response =
+        mhd.MHD_create_response_from_callback(MHD_SIZE_UNKNOWN, STREAM_BLOCK, stream_read, x, NULL);
+    answered(x, status, type, s);
+}
+
+/* routes */
+
+/* "%41/%2F" → "A//"; false where a digit is none, or a zero byte hides. */
+static bool percent_decode(char *s) {
+    char *to = s;
+    for (; *s; s++, to++) {
+        *to = *s;
+        if (*s != '%') continue;
+        if (!isxdigit((uint8_t)s[1]) || !isxdigit((uint8_t)s[2])) return false;
+        *to = (char)strtol((char[]){s[1], s[2], 0}, NULL, 16);
+        if (!*to) return false;
+        s += 2;
+    }
+    *to = 0;
+    return true;
+}
+
+/* Whether a path, still encoded, has the route's parts; *rest: where the "*" begins. */
+static bool path_fits(const char *pattern, const char *path, const char **rest) {
+    while (*pattern && *pattern == *path) pattern++, path++;
+    *rest = path;
+    return (*pattern == '*' && *path) || (!*pattern && !*path);
+}
+
+/* Of a method; HEAD is GET without the body. *known: the path has another method. */
+static const struct route *route_find(const struct http *h, const char *method, const char *path,
+                                      const char **rest, bool *known) {
+    if (strcmp(method, "HEAD") == 0) method = "GET";
+    *known = false;
+    for (const struct route *r = h->c.routes; r->method; r++) {
+        if (!path_fits(r->path, path, rest)) continue;
+        if (strcmp(r->method, method) == 0) return r;
+        *known = true;
+    }
+    return NULL;
+}
+
+static void refuse(struct exchange *x, int status, const char *code, const char *message) {
+    x->h->c.refuse(x->h->c.ctx, x, status, code, message);
+}
+
+/* what browsers may do */
+
+bool exchange_host_is_own(const struct exchange *x) {
+    const char *host = exchange_header(x, "Host"), *machine = x->h->machine;
+    const struct http_options *o = x->h->o;
+    char first[sizeof x->h->machine], on_link[sizeof x->h->machine + 8];
+    if (!host) return true; // browsers always send one
+    snprintf(first, sizeof first, "%.*s", (int)strcspn(machine, "."), machine);
+    snprintf(on_link, sizeof on_link, "%s.local", first);
+    bool own = host_is_address(host) || host_is(host, "localhost") || host_is(host, o->host);
+    if (*machine) own |= host_is(host, machine) || host_is(host, first) || host_is(host, on_link);
+    for (int i = 0; i < o->hosts.n; i++) own |= host_is(host, o->hosts.v[i]);
+    return own;
+}
+
+/* A page from elsewhere can make a browser send requests to any address that the browser reaches,
+ * or give its own name the address: the first shows in Origin, the second in Host. */
+static bool host_is_ok(struct exchange *x) {
+    return (x->h->c.any_host && x->h->c.any_host(x->h->c.ctx)) || exchange_host_is_own(x);
+}
+
+static bool origin_is_ok(struct exchange *x) {
+    const char *origin = exchange_header(x, "Origin"), *host = exchange_header(x, "Host");
+    if (!origin || cors_allows(x->h, origin)) return true;
+    const char *name = strstr(origin, "://");
+    return name && host && strcasecmp(name + 3, host) == 0;
+}
+
+static enum MHD_Result host_count(void *ctx, enum MHD_ValueKind kind, const char *name,
+                                  const char *value) {
+    (void)kind, (void)value;
+    *(int *)ctx += strcasecmp(name, "Host") == 0;
+    return MHD_YES;
+}
+
+/* RFC 9112, 3.2: exactly one, but for HTTP/1.0, which knows none. */
+static bool has_host(struct exchange *x, const char *version) {
+    int n = 0;
+    mhd.MHD_get_connection_values(x->connection, MHD_HEADER_KIND, host_count, &n);
+    return n == 1 || (n == 0 && strcmp(version, "HTTP/1.0") == 0);
+}
+
+static void preflight(struct exchange *x) {
+    exchange_add_header(x, "Access-Control-Allow-Methods", "GET, POST, PUT, DELETE, OPTIONS");
+    exchange_add_header(x, "Access-Control-Allow-Headers", "*, Authorization");
+    exchange_add_header(x, "Access-Control-Max-Age", "600");
+    exchange_reply(x, 204, NULL, "", 0);
+}
+
+/* the library's calls */
+
+struct forwarded {
+    bool any;
+    struct buf list; /* of all X-Forwarded-For headers */
+};
+static enum MHD_Result forwarded_look(void *ctx, enum MHD_ValueKind kind, const char *name,
+                                      const char *value) {
+    static const char *const names[] = {"X-Forwarded-For",   "X-Forwarded-Host", "Forwarded",
+                                        "X-Forwarded-Proto", "X-Real-IP",        "Via"};
+    struct forwarded *f = ctx;
+    (void)kind;
+    for (size_t i = 0; i < ARRAY_LEN(names); i++) {
+        if (strcasecmp(name, names[i]) != 0) continue;
+        f->any = true;
+        if (i == 0) buf_printf(&f->list, "%s%s", f->list.len ? "," : "", value ? value : "");
+    }
+    return MHD_YES;
+}
+
+/* The client's address. A proxy on this machine must not make all its clients local, so a forwarded
+ * request is not local, unless a trusted proxy says that it came from this machine. */
+static void peer_find(struct exchange *x) {
+    const union MHD_ConnectionInfo *info =
+        mhd.MHD_get_connection_info(x->connection, MHD_CONNECTION_INFO_CLIENT_ADDRESS);
+    struct http *h = x->h;
+    struct address a = {{0}}, client;
+    struct forwarded f = {0};
+    bool known = info && address_of_socket(info->client_addr, &a);
+    mhd.MHD_get_connection_values(x->connection, MHD_HEADER_KIND, forwarded_look, &f);
+    x->local = known && address_is_loopback(&a) && !f.any;
+    if (f.any && f.list.len && address_is_in(&a, h->proxies, h->n_proxies) &&
+        address_forwarded(f.list.data, h->proxies, h->n_proxies, &client)) {
+        x->local = known && address_is_loopback(&a) && address_is_loopback(&client);
+        a = client;
+    }
+    address_text(&a, x->peer);
+    address_client(&a, x->client);
+    buf_release(&f.list);
+}
+
+static struct exchange *exchange_new(struct http *h, struct MHD_Connection *c, const char *url,
+                                     const char *method) {
+    struct exchange *x = xcalloc(1, sizeof *x);
+    const union MHD_ConnectionInfo *info =
+        mhd.MHD_get_connection_info(c, MHD_CONNECTION_INFO_SOCKET_CONTEXT);
+    *x = (struct exchange){.refs = 1,
+                           .h = h,
+                           .connection = c,
+                           .place = info ? info->socket_context : NULL,
+                           .method = xstrdup(method),
+                           .path = xstrdup(url),
+                           .head = strcmp(method, "HEAD") == 0,
+                           .began = clock_now()};
+    pthread_mutex_init(&x->lock, NULL);
+    peer_find(x);
+    pthread_mutex_lock(&h->lock);
+    x->next = h->exchanges;
+    if (x->next) x->next->prev = x;
+    h->exchanges = x;
+    h->n_exchanges++;
+    h->stats.requests++;
+    if (x->place) {
+        x->place->x = x;
+        x->place->first = false;
+    }
+    pthread_mutex_unlock(&h->lock);
+    return x;
+}
+
+/* A route that may be used: where its body goes. */
+static void body_expect(struct exchange *x) {
+    struct http *h = x->h;
+    const char *length = exchange_header(x, "Content-Length");
+    if (h->c.admit(h->c.ctx, x, x->route) != OK || x->status) return;
+    if (h->c.sink) x->sink = h->c.sink(h->c.ctx, x, x->route);
+    if (!x->sink && !exchange_status(x) && length && strtod(length, NULL) > (double)h->o->max_body)
+        refuse(x, 413, "too_large", "the body is larger than --max-body");
+}
+
+/* Everything that can be said before the body. Answered: it is refused. */
+static void headers_here(struct exchange *x, const char *version) {
+    struct http *h = x->h;
+    const char *rest;
+    bool known;
+    x->route = route_find(h, x->method, x->path, &rest, &known);
+    if (x->route && *rest) x->rest = xstrdup(rest);
+    bool decoded = percent_decode(x->path) && (!x->rest || percent_decode(x->rest));
+    if (is_stopping(h))
+        refuse(x, 503, "shutting_down", "the server is shutting down; try again soon");
+    else if (!has_host(x, version))
+        refuse(x, 400, "invalid_host", "a request of HTTP/1.1 has exactly one Host header");
+    else if (!host_is_ok(x))
+        refuse(x, 403, "host_not_allowed",
+               "the Host of this request is no name of this server; start it with --allowed-host "
+               "and the name");
+    else if (!origin_is_ok(x))
+        refuse(x, 403, "origin_not_allowed",
+               "requests from this page's origin are not allowed; start the server with --cors and "
+               "the origin");
+    else if (!decoded)
+        refuse(x, 400, "invalid_path", "the path is not percent-encoded as it should be");
+    else if (strcmp(x->method, "OPTIONS") == 0 && exchange_header(x, "Origin"))
+        preflight(x);
+    else if (!x->route && known)
+        refuse(x, 405, "method_not_allowed", "this path has no such method");
+    else if (!x->route)
+        refuse(x, 404, "not_found", "there is no such path; docs/API.md lists all");
+    else
+        body_expect(x);
+}
+
+/* What was freed goes back to the system now: the C library would keep it. */
+static void memory_return(void) {
+#ifdef __GLIBC__
+    malloc_trim(0);
+#endif
+}
+
+static _Thread_local struct exchange *current;
+
+struct exchange *exchange_current(void) {
+    return current;
+}
+
+static void handle(void *ctx) {
+    struct exchange *x = ctx;
+    current = x;
+    x->route->handle(x->h->c.ctx, x);
+    current = NULL;
+    bool large = x->body.len > LARGE_BODY;
+    body_release(x); // a reply may take minutes, and its request can be large
+    if (large) memory_return();
+    exchange_release(x);
+}
+
+static enum MHD_Result answer_send(struct exchange *x);
+
+/* Its answer is sent at once: nothing is suspended. */
+static enum MHD_Result handle_instantly(struct exchange *x) {
+    x->route->handle(x->h->c.ctx, x);
+    CHECK(exchange_status(x));
+    body_release(x);
+    return answer_send(x);
+}
+
+static enum MHD_Result body_here(struct exchange *x) {
+    struct http *h = x->h;
+    enum route_work work = h->c.work ? h->c.work(h->c.ctx, x->route) : WORK_PLAIN;
+    if (work == WORK_INSTANT) return handle_instantly(x);
+    pthread_mutex_lock(&x->lock);
+    x->handed_over = true;
+    __atomic_store_n(&x->phase, HANDED_OVER, __ATOMIC_RELEASE);
+    x->suspended = true;
+    mhd.MHD_suspend_connection(x->connection);
+    pthread_mutex_unlock(&x->lock);
+    struct lane *lane = work == WORK_ASIDE                               ? &h->aside
+                        : work == WORK_PLAIN && x->body.len > LARGE_BODY ? &h->large
+                                                                         : NULL;
+    struct works *to = lane ? &lane->works : work == WORK_SLOW ? &h->slow : &h->quick;
+    work_add(h, to, lane ? &lane->asked : &h->worked, handle, exchange_retain(x));
+    return MHD_YES;
+}
+
+/* A request whose client gives up while it is suspended is answered all the same: it goes nowhere,
+ * but only so does the library let it end. */
+static enum MHD_Result answer_send(struct exchange *x) {
+    __atomic_store_n(&x->phase, SENDING, __ATOMIC_RELEASE);
+    enum MHD_Result queued =
+        mhd.MHD_queue_response(x->connection, (unsigned)exchange_status(x), x->response);
+    mhd.MHD_destroy_response(x->response);
+    return queued;
+}
+
+static void retry_refuse(struct exchange *x, const char *message) {
+    exchange_add_header(x, "Retry-After", "1");
+    refuse(x, 429, "too_many_at_once", message);
+}
+
+static void body_add(struct exchange *x, const char *data, size_t n) {
+    struct http *h = x->h;
+    int64_t most = h->o->max_held ? h->o->max_held : HELD * h->o->max_body;
+    struct error err;
+    if (buf_reserve(&x->body, n, &err) != OK) {
+        refuse(x, 503, "overloaded", "the server is short of memory; try again later");
+        body_release(x);
+        return;
+    }
+    int64_t held = __atomic_add_fetch(&h->held, (int64_t)n, __ATOMIC_RELAXED);
+    bool fits = x->local || limits_take(h->limits, x->client, LIMIT_BYTES, (int64_t)n,
+                                        HELD_BY_ONE * h->o->max_body);
+    if (fits && !x->local) x->counted += (int64_t)n;
+    buf_add(&x->body, data, n);
+    if ((int64_t)x->body.len > h->o->max_body)
+        refuse(x, 413, "too_large", "the body is larger than --max-body");
+    else if (held > most)
+        refuse(x, 503, "overloaded", "too many large requests at once; try again later");
+    else if (!fits)
+        retry_refuse(x, "the bodies of your address's requests are too large at once");
+    if (exchange_status(x)) body_release(x);
+}
+
+/* False where the client has been listened to for long enough. */
+static bool body_discard(struct exchange *x, size_t n) {
+    x->discarded += (int64_t)n;
+    return x->discarded <= DISCARDED * x->h->o->max_body;
+}
+
+/* Whether who was refused is worth listening to: not who waits to be told so before its body. */
+static bool is_patient(const struct exchange *x) {
+    const char *length = exchange_header(x, "Content-Length");
+    return !exchange_header(x, "Expect") &&
+           (!length || strtod(length, NULL) <= (double)(DISCARDED * x->h->o->max_body));
+}
+
+/* False where the sink takes no more. */
+static bool sink_feed(struct exchange *x, const char *data, size_t n) {
+    double now = clock_now();
+    __atomic_store(&x->fed, &now, __ATOMIC_RELAXED);
+    return x->sink->put(x->sink, data, n) == OK;
+}
+
+static enum MHD_Result on_access(void *ctx, struct MHD_Connection *c, const char *url,
+                                 const char *method, const char *version, const char *data,
+                                 size_t *n, void **con_cls) {
+    struct exchange *x = *con_cls;
+    if (!x) {
+        x = *con_cls = exchange_new(ctx, c, url, method);
+        headers_here(x, version);
+        return exchange_status(x) && !is_patient(x) ? answer_send(x) : MHD_YES;
+    }
+    enum phase phase = phase_of(x);
+    size_t got = *n;
+    *n = 0;
+    if (phase == READING && got > 0 && exchange_status(x))
+        return body_discard(x, got) ? MHD_YES : MHD_NO;
+    if (phase == READING && got > 0 && x->sink) return sink_feed(x, data, got) ? MHD_YES : MHD_NO;
+    if (phase == READING && got > 0)
+        body_add(x, data, got);
+    else if (phase != SENDING && exchange_status(x))
+        return answer_send(x);
+    else if (phase == READING)
+        return body_here(x);
+    return MHD_YES;
+}
+
+static void on_completed(void *ctx, struct MHD_Connection *c, void **con_cls,
+                         enum MHD_RequestTerminationCode why) {
+    struct http *h = ctx;
+    struct exchange *x = *con_cls;
+    (void)c;
+    if (!x) return;
+    *con_cls = NULL;
+    /* The thread that answered may still be about to give the lock up, and the watch to take it. */
+    pthread_mutex_lock(&x->lock);
+    bool unsent = exchange_status(x) && phase_of(x) != SENDING, gone = x->gone;
+    struct MHD_Response *response = x->response;
+    struct stream_source source = x->source;
+    pthread_mutex_unlock(&x->lock);
+    if (!x->handed_over) body_release(x);
+    if (unsent) mhd.MHD_destroy_response(response);
+    if (source.pull) {
+        source.close(source.ctx, why == MHD_REQUEST_TERMINATED_COMPLETED_OK && !gone);
+        __atomic_sub_fetch(&h->stats.streams, 1, __ATOMIC_RELAXED);
+    }
+    h->c.ended(h->c.ctx, x);
+    if (x->sink) x->sink->drop(x->sink);
+    pthread_mutex_lock(&h->lock);
+    if (x->prev) x->prev->next = x->next;
+    if (x->next) x->next->prev = x->prev;
+    if (h->exchanges == x) h->exchanges = x->next;
+    h->n_exchanges--;
+    if (x->place) {
+        x->place->x = NULL;
+        x->place->since = clock_now();
+    }
+    pthread_cond_broadcast(&h->ended);
+    pthread_mutex_unlock(&h->lock);
+    exchange_release(x);
+}
+
+/* This machine's own connections and those of proxies, which bring many clients, are not limited
+ * by address. */
+static bool is_limited(const struct http *h, const struct address *a) {
+    return !address_is_loopback(a) && !address_is_in(a, h->proxies, h->n_proxies);
+}
+
+static enum MHD_Result on_accept(void *ctx, const struct sockaddr *from, socklen_t size) {
+    const struct http *h = ctx;
+    struct address a;
+    char client[ADDRESS_TEXT];
+    (void)size;
+    if (!address_of_socket(from, &a) || !is_limited(h, &a)) return MHD_YES;
+    address_client(&a, client);
+    return limits_room(h->limits, client, LIMIT_CONNECTIONS, h->o->max_per_address) ? MHD_YES
+                                                                                    : MHD_NO;
+}
+
+static void connection_count(struct http *h, struct MHD_Connection *c, struct connection *p) {
+    const union MHD_ConnectionInfo *info =
+        mhd.MHD_get_connection_info(c, MHD_CONNECTION_INFO_CLIENT_ADDRESS);
+    struct address a;
+    if (!info || !address_of_socket(info->client_addr, &a) || !is_limited(h, &a)) return;
+    address_client(&a, p->client);
+    limits_take(h->limits, p->client, LIMIT_CONNECTIONS, 1, 0);
+}
+
+static void on_connection(void *ctx, struct MHD_Connection *c, void **place,
+                          enum MHD_ConnectionNotificationCode what) {
+    struct http *h = ctx;
+    struct connection *p = *place;
+    pthread_mutex_lock(&h->lock);
+    if (what == MHD_CONNECTION_NOTIFY_STARTED) {
+        const union MHD_ConnectionInfo *info =
+            mhd.MHD_get_connection_info(c, MHD_CONNECTION_INFO_CONNECTION_FD);
+        p = *place = xcalloc(1, sizeof *p);
+        *p = (struct connection){
+            .next = h->connections, .fd = info->connect_fd, .since = clock_now(), .first = true};
+        connection_count(h, c, p);
+        if (p->next) p->next->prev = p;
+        h->connections = p;
+        h->stats.connections++;
+        h->stats.open++;
+    } else if (p) {
+        if (p->prev) p->prev->next = p->next;
+        if (p->next) p->next->prev = p->prev;
+        if (h->connections == p) h->connections = p->next;
+        h->stats.open--;
+        if (*p->client) limits_give(h->limits, p->client, LIMIT_CONNECTIONS, 1);
+        free(p);
+        *place = NULL;
+    }
+    pthread_mutex_unlock(&h->lock);
+}
+
+/* Paths are told apart before they are decoded. */
+static size_t leave_encoded(void *ctx, struct MHD_Connection *c, char *s) {
+    (void)ctx, (void)c;
+    return strlen(s);
+}
+
+/* the watch */
+
+static double patience(const struct http *h, const struct connection *p) {
+    if (!p->x) return h->o->header_seconds + (p->first ? 0 : h->o->idle_seconds);
+    return phase_of(p->x) == READING ? h->o->body_seconds : 1e30;
+}
+
+/* A client that reads too slowly, and keeps the reply's memory by that. */
+static bool is_overdue(const struct exchange *x, double now) {
+    double due;
+    __atomic_load(&x->due, &due, __ATOMIC_ACQUIRE);
+    return due > 0 && now > due;
+}
+
+static bool client_is_gone(int fd) {
+    struct pollfd p = {.fd = fd, .events = POLLRDHUP};
+    return poll(&p, 1, 0) > 0 && (p.revents & (POLLRDHUP | POLLHUP | POLLERR)) != 0;
+}
+
+/* A client that has gone: whoever computes for it is told, and a stream wakes to find out. */
+static void exchange_abandon(struct exchange *x) {
+    pthread_mutex_lock(&x->lock);
+    bool news = !x->gone;
+    void (*fn)(void *) = news && !x->status ? x->on_gone : NULL;
+    void *ctx = x->gone_ctx;
+    x->gone = true;
+    x->on_gone = NULL;
+    if (news) wake_locked(x);
+    if (fn) fn(ctx); // locked: so it cannot be answered, and its answerer go, meanwhile
+    pthread_mutex_unlock(&x->lock);
+}
+
+static void ping(struct exchange *x, double now) {
+    pthread_mutex_lock(&x->lock);
+    if (x->source.idle && x->suspended && now - x->last_out > PING_SECONDS) {
+        x->ping = true;
+        wake_locked(x);
+    }
+    pthread_mutex_unlock(&x->lock);
+}
+
+/* What was seen of an exchange that is not being read. */
+struct seen {
+    struct exchange *x; /* retained */
+    bool gone;
+};
+
+/* Looks after every connection; into out, which has room for all, what is to be done when the lock
+ * is given up again. Cutting off does not end a connection: the library does, when it sees it. */
+static int watch_look(struct http *h, double now, struct seen *out) {
+    int n = 0;
+    for (struct connection *p = h->connections; p; p = p->next) {
+        struct exchange *x = p->x;
+        enum phase phase = x ? phase_of(x) : READING;
+        double since = p->since;
+        if (x) {
+            __atomic_load(&x->fed, &since, __ATOMIC_RELAXED);
+            since = MAX(since, x->began);
+        }
+        bool late = now - since > patience(h, p) || (phase == SENDING && is_overdue(x, now));
+        bool gone = h->quit || (phase != READING && client_is_gone(p->fd));
+        if (late || (gone && x && phase != HANDED_OVER)) shutdown(p->fd, SHUT_RDWR);
+        if (phase != READING) out[n++] = (struct seen){exchange_retain(x), gone};
+    }
+    return n;
+}
+
+static void *watch(void *ctx) {
+    struct http *h = ctx;
+    struct seen *seen = NULL;
+    pthread_mutex_lock(&h->lock);
+    while (!h->quit || h->n_exchanges) {
+        double now = clock_now();
+        seen = xrealloc(seen, sizeof *seen * (size_t)(h->n_exchanges + 1));
+        int n = watch_look(h, now, seen);
+        pthread_mutex_unlock(&h->lock);
+        for (int i = 0; i < n; i++) {
+            if (seen[i].gone)
+                exchange_abandon(seen[i].x);
+            else
+                ping(seen[i].x, now);
+            exchange_release(seen[i].x);
+        }
+        usleep(250000);
+        pthread_mutex_lock(&h->lock);
+    }
+    pthread_mutex_unlock(&h->lock);
+    free(seen);
+    return NULL;
+}
+
+/* beginning and end */
+
+static int address_of(const struct http_options *o, struct sockaddr_storage *out,
+                      struct error *err) {
+    struct addrinfo want = {.ai_socktype = SOCK_STREAM, .ai_flags = AI_PASSIVE}, *found;
+    char port[16];
+    snprintf(port, sizeof port, "%d", (int)o->port);
+    int rc = getaddrinfo(o->host, port, &want, &found);
+    if (rc != 0)
+        return error_set(err, ERR_USAGE, "'%s' is no address: %s", o->host, gai_strerror(rc));
+    memcpy(out, found->ai_addr, found->ai_addrlen);
+    freeaddrinfo(found);
+    return OK;
+}
+
+bool http_is_loopback(const struct http_options *o) {
+    struct sockaddr_storage socket = {0};
+    struct address a;
+    struct error ignored;
+    return address_of(o, &socket, &ignored) == OK &&
+           address_of_socket((struct sockaddr *)&socket, &a) && address_is_loopback(&a);
+}
+
+static int proxies_read(const struct http_options *o, struct address_block v[MAX_PROXIES],
+                        struct error *err) {
+    if (o->proxies.n > MAX_PROXIES)
+        return error_set(err, ERR_USAGE, "--trusted-proxy takes at most %d addresses", MAX_PROXIES);
+    for (int i = 0; i < o->proxies.n; i++)
+        if (address_block_parse(o->proxies.v[i], &v[i], err) != OK)
+            return error_wrap(err, "--trusted-proxy");
+    return o->proxies.n;
+}
+
+int http_options_check(const struct http_options *o, struct error *err) {
+    struct address_block v[MAX_PROXIES];
+    return MIN(proxies_read(o, v, err), OK);
+}
+
+static char *pem_read(const char *path, struct error *err) {
+    struct buf b = {0};
+    if (file_read(path, 1 << 20, &b, err) == OK) return b.data ? b.data : xstrdup("");
+    buf_release(&b);
+    return NULL;
+}
+
+static int tls_read(struct http *h, struct error *err) {
+    if (!h->o->tls_cert != !h->o->tls_key)
+        return error_set(err, ERR_USAGE, "TLS wants both --tls-cert and --tls-key");
+    if (!h->o->tls_cert) return OK;
+    h->cert = pem_read(h->o->tls_cert, err);
+    h->key = h->cert ? pem_read(h->o->tls_key, err) : NULL;
+    return h->key ? OK : err->code;
+}
+
+static void library_says(void *ctx, const char *fmt, va_list ap) {
+    (void)ctx, (void)fmt, (void)ap; // clients that vanish, mostly; what matters is counted
+}
+
+static const char TLS_VERSIONS[] = "NORMAL:-VERS-ALL:+VERS-TLS1.3:+VERS-TLS1.2";
+
+/* The library says whether a key is the certificate's only by starting: so it starts, listening to
+ * nothing. */
+static int pair_check(const struct http *h, struct error *err) {
+    struct MHD_Daemon *d = mhd.MHD_start_daemon(
+        MHD_USE_EPOLL_INTERNAL_THREAD | MHD_USE_ERROR_LOG | MHD_USE_TLS | MHD_USE_NO_LISTEN_SOCKET,
+        0, NULL, NULL, on_access, NULL, MHD_OPTION_EXTERNAL_LOGGER, library_says, NULL,
+        MHD_OPTION_HTTPS_MEM_CERT, h->cert, MHD_OPTION_HTTPS_MEM_KEY, h->key,
+        MHD_OPTION_HTTPS_PRIORITIES, TLS_VERSIONS, MHD_OPTION_END);
+    if (!d)
+        return error_set(err, ERR_USAGE, "'%s' and '%s' are no certificate and its own key, in PEM",
+                         h->o->tls_cert, h->o->tls_key);
+    mhd.MHD_stop_daemon(d);
+    return OK;
+}
+
+int http_tls_check(const struct http_options *o, struct error *err) {
+    struct http h = {.o = o};
+    struct stat st;
+    int rc = tls_read(&h, err);
+    if (rc == OK && h.cert) rc = mhd_load(err);
+    if (rc == OK && h.cert) rc = pair_check(&h, err);
+    if (rc == OK && h.key && stat(o->tls_key, &st) == 0 && (st.st_mode & S_IROTH))
+        warn("others can read the key '%s': chmod 600 it", o->tls_key);
+    free(h.cert);
+    free(h.key);
+    return rc;
+}
+
+static int daemon_start(struct http *h, struct error *err) {
+    struct sockaddr_storage address = {0};
+    if (mhd_load(err) != OK || address_of(h->o, &address, err) != OK || tls_read(h, err) != OK)
+        return err->code;
+    unsigned flags = MHD_USE_EPOLL_INTERNAL_THREAD | MHD_ALLOW_SUSPEND_RESUME | MHD_USE_ERROR_LOG;
+    struct MHD_OptionItem tls[] = {
+        {MHD_OPTION_HTTPS_MEM_CERT, 0, h->cert},
+        {MHD_OPTION_HTTPS_MEM_KEY, 0, h->key},
+        {MHD_OPTION_HTTPS_PRIORITIES, 0, (void *)(uintptr_t)TLS_VERSIONS},
+        {MHD_OPTION_END, 0, NULL}};
+    if (address.ss_family == AF_INET6) flags |= MHD_USE_IPv6;
+    if (h->cert) flags |= MHD_USE_TLS;
+    errno = 0;
+    h->daemon = mhd.MHD_start_daemon(
+        flags, 0, on_accept, h, on_access, h, MHD_OPTION_EXTERNAL_LOGGER, library_says, NULL,
+        MHD_OPTION_SOCK_ADDR, &address, MHD_OPTION_THREAD_POOL_SIZE, 2u,
+        MHD_OPTION_CONNECTION_LIMIT, (unsigned)h->o->max_connections,
+        MHD_OPTION_CONNECTION_MEMORY_LIMIT, (size_t)HEADER_BYTES, MHD_OPTION_CONNECTION_TIMEOUT,
+        (unsigned)h->o->idle_seconds, MHD_OPTION_NOTIFY_COMPLETED, on_completed, h,
+        MHD_OPTION_NOTIFY_CONNECTION, on_connection, h, MHD_OPTION_UNESCAPE_CALLBACK, leave_encoded,
+        NULL, MHD_OPTION_ARRAY, h->cert ? tls : tls + 3, MHD_OPTION_END);
+    if (h->daemon) return OK;
+    return error_set(err, ERR_USAGE, "cannot listen on %s port %d%s: %s; another --port may do",
+                     h->o->host, (int)h->o->port, h->cert ? " with this certificate and key" : "",
+                     errno ? strerror(errno) : "refused");
+}
+
+static void http_init(struct http *h) {
+    pthread_condattr_t monotonic;
+    pthread_mutex_init(&h->lock, NULL);
+    pthread_cond_init(&h->worked, NULL);
+    pthread_cond_init(&h->aside.asked, NULL);
+    pthread_cond_init(&h->large.asked, NULL);
+    pthread_condattr_init(&monotonic);
+    pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
+    pthread_cond_init(&h->ended, &monotonic);
+    pthread_condattr_destroy(&monotonic);
+    h->limits = limits_new();
+    if (gethostname(h->machine, sizeof h->machine - 1) != 0) h->machine[0] = 0;
+}
+
+struct http *http_new(const struct http_options *o, const struct http_calls *c, struct error *err) {
+    struct http *h = xcalloc(1, sizeof *h);
+    *h = (struct http){.o = o, .c = *c};
+    http_init(h);
+    h->n_proxies = proxies_read(o, h->proxies, err);
+    if (c->self) *c->self = h;
+    if (h->n_proxies < 0 || daemon_start(h, err) != OK) {
+        if (c->self) *c->self = NULL;
+        http_free(h);
+        return NULL;
+    }
+    h->port = mhd.MHD_get_daemon_info(h->daemon, MHD_DAEMON_INFO_BIND_PORT)->port;
+    h->workers = xcalloc((size_t)c->workers, sizeof *h->workers);
+    for (; h->n_workers < c->workers; h->n_workers++)
+        CHECK(pthread_create(&h->workers[h->n_workers], NULL, worker, h) == 0);
+    lane_start(h, &h->aside, 1, 0);
+    lane_start(h, &h->large, LARGE_THREADS, LARGE_NICE);
+    h->watching = pthread_create(&h->watch, NULL, watch, h) == 0;
+    CHECK(h->watching);
+    return h;
+}
+
+int http_port(const struct http *h) {
+    return h->port;
+}
+
+struct http_stats http_stats(struct http *h) {
+    pthread_mutex_lock(&h->lock);
+    struct http_stats s = {.connections = h->stats.connections,
+                           .requests = h->stats.requests,
+                           .open = h->stats.open,
+                           .streams = __atomic_load_n(&h->stats.streams, __ATOMIC_RELAXED),
+                           .bytes_out = __atomic_load_n(&h->stats.bytes_out, __ATOMIC_RELAXED)};
+    pthread_mutex_unlock(&h->lock);
+    return s;
+}
+
+struct limits *http_limits(struct http *h) {
+    return h->limits;
+}
+
+static void exchanges_wait(struct http *h, double seconds) {
+    struct timespec until;
+    clock_gettime(CLOCK_MONOTONIC, &until);
+    double nanoseconds = (double)until.tv_nsec + (seconds - floor(seconds)) * 1e9;
+    until.tv_sec += (time_t)seconds + (nanoseconds >= 1e9);
+    until.tv_nsec = (long)fmod(nanoseconds, 1e9);
+    while (h->n_exchanges && pthread_cond_timedwait(&h->ended, &h->lock, &until) == 0) {}
+}
+
+void http_drain(struct http *h) {
+    MHD_socket listening = mhd.MHD_quiesce_daemon(h->daemon);
+    if (listening != MHD_INVALID_SOCKET) close(listening);
+    pthread_mutex_lock(&h->lock);
+    __atomic_store_n(&h->stopping, true, __ATOMIC_RELEASE);
+    exchanges_wait(h, h->o->drain_seconds);
+    pthread_mutex_unlock(&h->lock);
+}
+
+/* Workers end last: what is under way is answered by them, also by what is cancelled now. */
+void http_free(struct http *h) {
+    if (!h) return;
+    pthread_mutex_lock(&h->lock);
+    __atomic_store_n(&h->stopping, true, __ATOMIC_RELEASE);
+    h->quit = true;
+    pthread_mutex_unlock(&h->lock);
+    if (h->watching) pthread_join(h->watch, NULL); // after the last exchange that was handed over
+    if (h->daemon) mhd.MHD_stop_daemon(h->daemon);
+    pthread_mutex_lock(&h->lock);
+    h->finished = true;
+    pthread_cond_broadcast(&h->worked);
+    pthread_cond_broadcast(&h->aside.asked);
+    pthread_cond_broadcast(&h->large.asked);
+    pthread_mutex_unlock(&h->lock);
+    for (int i = 0; i < h->n_workers; i++) pthread_join(h->workers[i], NULL);
+    lane_join(&h->aside);
+    lane_join(&h->large);
+    limits_free(h->limits);
+    free(h->workers);
+    free(h->cert);
+    free(h->key);
+    free(h);
+}
+
+/* options */
+
+#define ROW(name, type, field, fallback, min, max, metavar, help)                                  \
+    { name, type, offsetof(struct http_options, field), fallback, min, max, metavar, help }
+
+const struct option_row http_option_rows[] = {
+    ROW("host", OPT_STRING, host, "127.0.0.1", 0, 0, "ADDRESS",
+        "address to listen on; other machines need keys, or --no-auth"),
+    ROW("port", OPT_INT, port, "8000", 0, 65535, "N", "port; 0: any that is free"),
+    ROW("tls-cert", OPT_STRING, tls_cert, NULL, 0, 0, "FILE", "certificate (PEM): serve HTTPS"),
+    ROW("tls-key", OPT_STRING, tls_key, NULL, 0, 0, "FILE", "its key (PEM)"),
+    ROW("cors", OPT_LIST, cors, NULL, 0, 0, "ORIGIN …",
+        "origins whose pages may call from a browser, as https://example.org; '*': all, where the "
+        "server has keys"),
+    ROW("allowed-host", OPT_LIST, hosts, NULL, 0, 0, "NAME …",
+        "names of this server that requests may have in Host while there are no keys, beside IP "
+        "addresses, localhost, the machine's name and --host"),
+    ROW("trusted-proxy", OPT_LIST, proxies, NULL, 0, 0, "ADDRESS …",
+        "addresses, or ADDRESS/BITS, of proxies whose X-Forwarded-For names the client"),
+    ROW("max-body", OPT_INT, max_body, "33554432", 1024, 1e12, "BYTES", "largest request body"),
+    ROW("max-connections", OPT_INT, max_connections, "4096", 1, 1e6, "N", "clients at once"),
+    ROW("max-connections-per-address", OPT_INT, max_per_address, "512", 0, 1e6, "N",
+        "connections of one address, but this machine's and trusted proxies' (0: any number)"),
+    ROW("header-seconds", OPT_FLOAT, header_seconds, "20", 0.1, 1e6, "S",
+        "time for a request's line and headers"),
+    ROW("body-seconds", OPT_FLOAT, body_seconds, "120", 0.1, 1e6, "S", "time for a whole body"),
+    ROW("idle-seconds", OPT_FLOAT, idle_seconds, "75", 1, 1e6, "S",
+        "time that a connection may be silent"),
+    ROW("drain-seconds", OPT_FLOAT, drain_seconds, "30", 0, 1e6, "S",
+        "at the end, time for replies under way"),
+    {0},
+};

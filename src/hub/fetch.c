@@ -1,0 +1,542 @@
+/*
+ * hub_fetch: one request at a time to the hub, until it succeeds or fails for good.
+ *
+ * It knows the hub's routes and answers, not what the files are for. It does not load in parallel:
+ * one connection, kept between files, fills the lines that small machines have. libcurl follows
+ * redirects, verifies TLS and honours the proxy variables.
+ *
+ * Invariants:
+ *   1. The token leaves this file in one header only, which libcurl drops when a redirect leads to
+ *      another host, port or scheme. A redirect never leads from https to http.
+ *   2. A partial file's bytes are a prefix of the wanted content as far as the server told the
+ *      truth; PARTIAL.etag holds the wanted hash and the server's tag for those bytes, and is
+ *      written before the first of them. The hash of the whole decides.
+ *   3. A try that brings the partial file no further than it ever was is counted; MAX_TRIES of them
+ *      in a row end the request.
+ */
+#define _GNU_SOURCE
+#include "hub/internal.h"
+#include "hub/libcurl.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdlib.h>
+#include <string.h>
+#include <strings.h>
+#include <sys/stat.h>
+#include <time.h>
+#include <unistd.h>
+
+static const struct libcurl *lib;
+
+enum {
+    MAX_TRIES = 6,
+    LISTING_LIMIT = 64 << 20,
+    DISCARD_LIMIT = 1 << 20, /* words about an error */
+    LISTING_SPEED = 128,     /* bytes a second of a listing, or it is given up */
+    LONGEST_WAIT = 600,      /* seconds; a server that asks for more is not waited for */
+    AGAIN = 1,               /* beside OK and error codes: this try failed, the next may not */
+};
+
+struct hub_client {
+    const struct hub_name *name;
+    CURL *curl;
+    char *endpoint, *token; /* no trailing slash; NULL without a token */
+    double backoff;
+    bool reached; /* some server has answered: a failed connection may be temporary */
+    char message[CURL_ERROR_SIZE];
+};
+
+/* A file that is arriving. */
+struct partial {
+    const struct hub_file *file;
+    const char *path;
+    int fd;
+    int64_t pos, arrived; /* bytes that are here, and those of them that came just now */
+    char etag[256];       /* of the bytes that are here; "" when the server gave none */
+    struct hub_digest digest;
+    hub_moved_fn moved;
+    void *ctx;
+};
+
+struct request {
+    struct hub_client *client;
+    char *url;
+    const char *file; /* for messages; NULL: the listing */
+    struct buf text;  /* where the body goes, unless there is a partial file */
+    struct partial *part;
+    /* of the response that is arriving */
+    bool started;
+    size_t discarded;
+    int rc; /* of taking the body */
+    int64_t range_start;
+    char etag[256], code[64];
+    struct error *err;
+};
+
+/* the server and the token */
+
+void hub_url_encode(struct buf *out, const char *text, bool keep_slashes) {
+    static const char plain[] =
+        "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-._~";
+    for (const char *p = text; *p; p++) {
+        if (strchr(plain, *p) || (*p == '/' && keep_slashes))
+            buf_add(out, p, 1);
+        else
+            buf_printf(out, "%%%02X", (unsigned char)*p);
+    }
+}
+
+/* An address with a name and password would end up in messages. */
+static int endpoint_init(struct hub_client *c, struct error *err) {
+    const char *text = getenv("HF_ENDPOINT");
+    c->endpoint = xstrdup(text && *text ? text : "https://huggingface.co");
+    size_t n = strlen(c->endpoint);
+    while (n > 0 && c->endpoint[n - 1] == '/') c->endpoint[--n] = '\0';
+    if (strpbrk(c->endpoint, "@?# \t\r\n") ||
+        (strncmp(c->endpoint, "https://", 8) != 0 && strncmp(c->endpoint, "http://", 7) != 0))
+        return error_set(err, ERR_USAGE,
+                         "HF_ENDPOINT is no address of a hub: expected https://HOST, without a "
+                         "password or query");
+    return OK;
+}
+
+/* Where the hub's own client keeps the token; malloc'ed, or NULL without a home. */
+static char *token_path(void) {
+    const char *path = getenv("HF_TOKEN_PATH"), *hf = getenv("HF_HOME"),
+               *xdg = getenv("XDG_CACHE_HOME"), *home = getenv("HOME");
+    if (path && *path) return xstrdup(path);
+    if (hf && *hf) return path_join(hf, "token");
+    if (xdg && *xdg) return path_join(xdg, "huggingface/token");
+    return home && *home ? path_join(home, ".cache/huggingface/token") : NULL;
+}
+
+/* A byte that is no part of a token would end the header that carries it. */
+static int token_take(struct hub_client *c, const char *text, const char *source,
+                      struct error *err) {
+    static const char space[] = " \t\r\n";
+    text += strspn(text, space);
+    size_t n = strcspn(text, space);
+    if (n == 0) return OK;
+    bool plain = text[n + strspn(text + n, space)] == '\0';
+    for (size_t i = 0; i < n; i++) plain = plain && text[i] > ' ' && text[i] < 127;
+    if (!plain) return error_set(err, ERR_FORMAT, "the token in %s is no token", source);
+    c->token = strndup(text, n);
+    CHECK(c->token != NULL);
+    return OK;
+}
+
+static int token_init(struct hub_client *c, struct error *err) {
+    const char *text = getenv("HF_TOKEN");
+    if (text && *text) return token_take(c, text, "HF_TOKEN", err);
+    char *path = token_path();
+    struct buf b = {0};
+    int rc = OK;
+    if (path && path_exists(path) && (rc = file_read(path, 4096, &b, err)) == OK)
+        rc = token_take(c, b.data, path, err);
+    buf_release(&b);
+    free(path);
+    return rc;
+}
+
+static void curl_set_up(struct hub_client *c, const struct hub_options *o) {
+    bool https = strncmp(c->endpoint, "https:", 6) == 0;
+    lib->curl_easy_setopt(c->curl, CURLOPT_PROTOCOLS_STR, "http,https");
+    lib->curl_easy_setopt(c->curl, CURLOPT_REDIR_PROTOCOLS_STR, https ? "https" : "http,https");
+    lib->curl_easy_setopt(c->curl, CURLOPT_FOLLOWLOCATION, 1L);
+    lib->curl_easy_setopt(c->curl, CURLOPT_MAXREDIRS, 8L);
+    lib->curl_easy_setopt(c->curl, CURLOPT_NOSIGNAL, 1L);
+    lib->curl_easy_setopt(c->curl, CURLOPT_ERRORBUFFER, c->message);
+    lib->curl_easy_setopt(c->curl, CURLOPT_USERAGENT, "shoal/" SHOAL_VERSION);
+    lib->curl_easy_setopt(c->curl, CURLOPT_CONNECTTIMEOUT, 30L);
+    lib->curl_easy_setopt(c->curl, CURLOPT_LOW_SPEED_TIME, o->stall > 0 ? (long)o->stall : 60L);
+}
+
+struct hub_client *hub_client_new(const struct hub_name *name, const struct hub_options *o,
+                                  struct error *err) {
+    if (!(lib = libcurl_load(err))) return NULL;
+    struct hub_client *c = xcalloc(1, sizeof *c);
+    lib->curl_global_init(CURL_GLOBAL_DEFAULT); /* counted: every client takes and gives one */
+    *c = (struct hub_client){.name = name, .backoff = o->backoff > 0 ? o->backoff : 1};
+    c->curl = lib->curl_easy_init();
+    CHECK(c->curl != NULL);
+    if (endpoint_init(c, err) == OK && token_init(c, err) == OK) {
+        curl_set_up(c, o);
+        return c;
+    }
+    hub_client_free(c);
+    return NULL;
+}
+
+void hub_client_free(struct hub_client *c) {
+    if (!c) return;
+    lib->curl_easy_cleanup(c->curl);
+    lib->curl_global_cleanup();
+    free(c->endpoint);
+    free(c->token);
+    free(c);
+}
+
+/* the partial file */
+
+/* What is here counts only when it is known to belong to the wanted content. */
+static bool etag_load(struct partial *p) {
+    struct error ignored;
+    struct buf b = {0};
+    char *path = xasprintf("%s.etag", p->path);
+    size_t hash = strlen(p->file->hash);
+    bool ours = file_read(path, sizeof p->etag + HASH_LEN, &b, &ignored) == OK && b.len > hash &&
+                memcmp(b.data, p->file->hash, hash) == 0 && b.data[hash] == '\n';
+    if (ours) snprintf(p->etag, sizeof p->etag, "%s", b.data + hash + 1);
+    buf_release(&b);
+    free(path);
+    return ours;
+}
+
+static int etag_save(struct partial *p, const char *etag, struct error *err) {
+    char *path = xasprintf("%s.etag", p->path), *text = xasprintf("%s\n%s", p->file->hash, etag);
+    snprintf(p->etag, sizeof p->etag, "%s", etag);
+    int rc = file_write(path, text, strlen(text), err);
+    free(path);
+    free(text);
+    return rc;
+}
+
+static int partial_restart(struct partial *p, struct error *err) {
+    hub_digest_init(&p->digest, p->file);
+    p->moved(p->ctx, p->file, -p->arrived);
+    p->pos = p->arrived = 0;
+    p->etag[0] = '\0';
+    if (ftruncate(p->fd, 0) < 0 || lseek(p->fd, 0, SEEK_SET) < 0)
+        return error_errno(err, "cannot empty '%s'", p->path);
+    return OK;
+}
+
+/* Hashes what is there, so that the rest can be hashed as it arrives. */
+static int partial_resume(struct partial *p, struct error *err) {
+    enum { CHUNK = 256 * 1024 };
+    uint8_t *chunk = xmalloc(CHUNK);
+    ssize_t n;
+    while ((n = read(p->fd, chunk, CHUNK)) > 0) {
+        hub_digest_add(&p->digest, chunk, (size_t)n);
+        p->pos += n;
+    }
+    free(chunk);
+    return n < 0 ? error_errno(err, "cannot read '%s'", p->path) : OK;
+}
+
+static int partial_open(struct partial *p, struct error *err) {
+    struct stat st;
+    p->fd = open(p->path, O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK, 0666);
+    if (p->fd < 0 || fstat(p->fd, &st) < 0) return error_errno(err, "cannot create '%s'", p->path);
+    if (!S_ISREG(st.st_mode))
+        return error_set(err, ERR_STATE, "'%s' is not a regular file: remove it", p->path);
+    hub_digest_init(&p->digest, p->file);
+    if (!etag_load(p) || st.st_size > p->file->size) return partial_restart(p, err);
+    return partial_resume(p, err);
+}
+
+/* The first bytes of a response: what they are follows from its status line and Content-Range. */
+static int partial_begin(struct partial *p, struct request *r, long status) {
+    if (status == 206 && r->range_start != p->pos) {
+        int rc = partial_restart(p, r->err);
+        return rc == OK ? AGAIN : rc;
+    }
+    if (status == 200 && p->pos > 0) { /* the whole again: the content changed, or no ranges */
+        int rc = partial_restart(p, r->err);
+        if (rc != OK) return rc;
+    }
+    return p->pos == 0 ? etag_save(p, r->etag, r->err) : OK;
+}
+
+static int partial_put(struct partial *p, const uint8_t *data, size_t n, struct error *err) {
+    if ((int64_t)n > p->file->size - p->pos)
+        return error_set(err, ERR_FORMAT, "'%s' is longer than the %lld bytes that the hub lists",
+                         p->file->path, (long long)p->file->size);
+    for (size_t done = 0; done < n;) {
+        ssize_t w = write(p->fd, data + done, n - done);
+        if (w < 0 && errno == EINTR) continue;
+        if (w < 0) {
+            error_errno(err, "cannot write '%s'", p->path);
+            return error_set(err, err->code,
+                             "%s; what is there is kept: make room and run it again", err->text);
+        }
+        hub_digest_add(&p->digest, data + done, (size_t)w);
+        p->moved(p->ctx, p->file, w);
+        p->pos += w, p->arrived += w;
+        done += (size_t)w;
+    }
+    return OK;
+}
+
+/* one try */
+
+static void header_copy(const char *value, size_t n, char *out, size_t size) {
+    while (n > 0 && (*value == ' ' || *value == '\t')) value++, n--;
+    while (n > 0 && (unsigned char)value[n - 1] <= ' ') n--;
+    if (n >= size) n = 0; /* cut, it would be another value */
+    memcpy(out, value, n);
+    out[n] = '\0';
+}
+
+/* A response of its own begins at every status line, redirects included. */
+static size_t on_header(char *line, size_t size, size_t n, void *ctx) {
+    struct request *r = ctx;
+    (void)size; /* always 1 */
+    char *colon = memchr(line, ':', n);
+    size_t name = colon ? (size_t)(colon - line) : n, rest = colon ? n - name - 1 : 0;
+    char range[64];
+    if (n > 5 && memcmp(line, "HTTP/", 5) == 0) {
+        r->etag[0] = r->code[0] = '\0';
+        r->range_start = -1;
+    } else if (name == 4 && strncasecmp(line, "ETag", 4) == 0) {
+        header_copy(colon + 1, rest, r->etag, sizeof r->etag);
+    } else if (name == 12 && strncasecmp(line, "X-Error-Code", 12) == 0) {
+        header_copy(colon + 1, rest, r->code, sizeof r->code);
+    } else if (name == 13 && strncasecmp(line, "Content-Range", 13) == 0) {
+        header_copy(colon + 1, rest, range, sizeof range);
+        if (strncasecmp(range, "bytes ", 6) == 0) r->range_start = strtoll(range + 6, NULL, 10);
+    }
+    return n;
+}
+
+static size_t on_body(char *data, size_t size, size_t n, void *ctx) {
+    struct request *r = ctx;
+    long status = 0;
+    (void)size;
+    lib->curl_easy_getinfo(r->client->curl, CURLINFO_RESPONSE_CODE, &status);
+    if (status != 200 && status != 206) { /* words about an error; the status says it */
+        r->discarded += n;
+        return r->discarded <= DISCARD_LIMIT ? n : 0;
+    }
+    if (r->part) {
+        if (!r->started) r->rc = partial_begin(r->part, r, status);
+        r->started = true;
+        if (r->rc == OK) r->rc = partial_put(r->part, (uint8_t *)data, n, r->err);
+    } else if (n > LISTING_LIMIT - r->text.len) {
+        r->rc = error_set(r->err, ERR_FORMAT, "the listing of '%s' is larger than %d bytes",
+                          r->client->name->repo, LISTING_LIMIT);
+    } else {
+        buf_add(&r->text, data, n);
+    }
+    return r->rc == OK ? n : 0;
+}
+
+static struct curl_slist *header_add(struct curl_slist *list, const char *name, const char *value) {
+    char *line = xasprintf("%s: %s", name, value);
+    struct curl_slist *longer = lib->curl_slist_append(list, line);
+    CHECK(longer != NULL);
+    free(line);
+    return longer;
+}
+
+/* A weak tag ("W/...") names no bytes and may not be in If-Range. */
+static struct curl_slist *request_headers(const struct request *r) {
+    struct curl_slist *list = NULL;
+    if (r->client->token) {
+        char *bearer = xasprintf("Bearer %s", r->client->token);
+        list = header_add(list, "Authorization", bearer);
+        free(bearer);
+    }
+    if (r->part && r->part->pos > 0) {
+        char range[40];
+        snprintf(range, sizeof range, "bytes=%lld-", (long long)r->part->pos);
+        list = header_add(list, "Range", range);
+        if (r->part->etag[0] == '"') list = header_add(list, "If-Range", r->part->etag);
+    }
+    return list;
+}
+
+/* Failures of the line, which may pass; a server that was never reached is reported at once. */
+static int curl_error(struct request *r, CURLcode code) {
+    struct hub_client *c = r->client;
+    static const CURLcode passing[] = {
+        CURLE_COULDNT_RESOLVE_HOST, CURLE_COULDNT_RESOLVE_PROXY,
+        CURLE_COULDNT_CONNECT,      CURLE_PARTIAL_FILE,
+        CURLE_OPERATION_TIMEDOUT,   CURLE_SSL_CONNECT_ERROR,
+        CURLE_SEND_ERROR,           CURLE_RECV_ERROR,
+        CURLE_GOT_NOTHING,          CURLE_HTTP2,
+        CURLE_HTTP2_STREAM,
+    };
+    bool again = false;
+    for (size_t i = 0; i < ARRAY_LEN(passing); i++) again = again || passing[i] == code;
+    const char *why = *c->message ? c->message : lib->curl_easy_strerror(code);
+    error_set(r->err, ERR_IO, "cannot load %s%s%s from '%s': %s%s", r->file ? "'" : "the listing",
+              r->file ? r->file : "", r->file ? "'" : "", c->endpoint, why,
+              again && !c->reached ? "; is this machine online, and HF_ENDPOINT or the proxy right?"
+                                   : "");
+    return again && c->reached ? AGAIN : r->err->code;
+}
+
+/* The hub says 401 for what does not exist too, so as not to give away private names. */
+static int refused(struct request *r, long status) {
+    const struct hub_client *c = r->client;
+    const char *repo = c->name->repo;
+    if (strcmp(r->code, "GatedRepo") == 0)
+        return error_set(r->err, ERR_STATE,
+                         "'%s' is gated: accept its terms at %s/%s and set HF_TOKEN to a token of "
+                         "that account",
+                         repo, c->endpoint, repo);
+    if (status == 401 && !c->token)
+        return error_set(r->err, ERR_MISSING,
+                         "'%s' does not exist or is private: check its name, or set HF_TOKEN",
+                         repo);
+    if (status == 401)
+        return error_set(
+            r->err, ERR_STATE,
+            "'%s' does not exist, or the hub does not accept the token: check the name "
+            "and HF_TOKEN",
+            repo);
+    return error_set(r->err, ERR_STATE, "'%s' may not be read with %s", repo,
+                     c->token ? "this token (403): give it read access to the repository"
+                              : "no token (403): set HF_TOKEN");
+}
+
+static int not_found(struct request *r) {
+    const struct hub_name *name = r->client->name;
+    if (strcmp(r->code, "RevisionNotFound") == 0)
+        return error_set(r->err, ERR_MISSING, "'%s' has no revision '%s'", name->repo, name->rev);
+    if (r->file)
+        return error_set(r->err, ERR_MISSING, "'%s' has no file '%s' any more: run it again",
+                         name->repo, r->file);
+    return error_set(r->err, ERR_MISSING, "no model '%s' on '%s', or no revision '%s' of it",
+                     name->repo, r->client->endpoint, name->rev);
+}
+
+static int status_error(struct request *r, long status) {
+    const struct hub_client *c = r->client;
+    const char *url = NULL;
+    lib->curl_easy_getinfo(c->curl, CURLINFO_EFFECTIVE_URL, &url);
+    bool hub = url && strncmp(url, c->endpoint, strlen(c->endpoint)) == 0;
+    if (hub && (status == 401 || status == 403)) return refused(r, status);
+    if (hub && status == 404) return not_found(r);
+    bool again = status == 408 || status == 429 || status >= 500;
+    error_set(r->err, ERR_IO, "%s answered %ld for %s%s", hub ? c->endpoint : "the file server",
+              status, r->file ? r->file : "the listing",
+              status == 429 && !c->token ? "; with HF_TOKEN set the hub allows more" : "");
+    if (status != 416 || !r->part) return again ? AGAIN : r->err->code;
+    int rc = partial_restart(r->part, r->err); /* the file there is shorter than what is here */
+    return rc == OK ? AGAIN : rc;
+}
+
+/* One exchange, redirects included; *status is the last response's, 0 without one. */
+static CURLcode request_send(struct request *r, long *status) {
+    struct hub_client *c = r->client;
+    struct curl_slist *headers = request_headers(r);
+    curl_off_t connected = 0;
+    c->message[0] = '\0';
+    lib->curl_easy_setopt(c->curl, CURLOPT_LOW_SPEED_LIMIT, r->part ? 1L : (long)LISTING_SPEED);
+    lib->curl_easy_setopt(c->curl, CURLOPT_URL, r->url);
+    lib->curl_easy_setopt(c->curl, CURLOPT_HTTPHEADER, headers);
+    lib->curl_easy_setopt(c->curl, CURLOPT_HEADERFUNCTION, on_header);
+    lib->curl_easy_setopt(c->curl, CURLOPT_HEADERDATA, r);
+    lib->curl_easy_setopt(c->curl, CURLOPT_WRITEFUNCTION, on_body);
+    lib->curl_easy_setopt(c->curl, CURLOPT_WRITEDATA, r);
+    CURLcode code = lib->curl_easy_perform(c->curl);
+    lib->curl_easy_getinfo(c->curl, CURLINFO_RESPONSE_CODE, status);
+    lib->curl_easy_getinfo(c->curl, CURLINFO_CONNECT_TIME_T, &connected);
+    c->reached = c->reached || connected > 0 || *status > 0;
+    lib->curl_easy_setopt(c->curl, CURLOPT_HTTPHEADER, NULL);
+    lib->curl_slist_free_all(headers);
+    return code;
+}
+
+/* OK, AGAIN or an error; in the latter two r->err says why. */
+static int request_try(struct request *r) {
+    long status = 0;
+    r->started = false;
+    r->rc = OK;
+    r->discarded = r->text.len = 0;
+    CURLcode code = request_send(r, &status);
+    if (r->rc == AGAIN) error_set(r->err, ERR_FORMAT, "'%s' came in a wrong range", r->file);
+    if (r->rc != OK) return r->rc;
+    if (code != CURLE_OK && r->discarded <= DISCARD_LIMIT) return curl_error(r, code);
+    if (status != 200 && status != 206) return status_error(r, status);
+    if (!r->part || r->part->pos == r->part->file->size) return OK;
+    error_set(r->err, ERR_IO, "'%s' ended after %lld of %lld bytes", r->file,
+              (long long)r->part->pos, (long long)r->part->file->size);
+    return AGAIN;
+}
+
+/* retries */
+
+static void sleep_for(double seconds) {
+    struct timespec t = {.tv_sec = (time_t)seconds,
+                         .tv_nsec = (long)((seconds - (double)(time_t)seconds) * 1e9)};
+    while (nanosleep(&t, &t) < 0 && errno == EINTR) continue;
+}
+
+/* Waits before the next try: as long as the server asks, else twice as long each time. */
+static int request_wait(struct request *r, int tries) {
+    curl_off_t asked = 0;
+    lib->curl_easy_getinfo(r->client->curl, CURLINFO_RETRY_AFTER, &asked);
+    double wait = MAX(r->client->backoff * (double)(1 << tries), (double)asked);
+    if (asked > LONGEST_WAIT)
+        return error_set(r->err, r->err->code, "%s, and asks to wait %lld s", r->err->text,
+                         (long long)asked);
+    note("%s; trying again in %.1f s", r->err->text, wait);
+    sleep_for(wait);
+    return OK;
+}
+
+static int request_run(struct request *r) {
+    int64_t furthest = r->part ? r->part->pos : 0;
+    for (int tries = 0;; tries++) {
+        int rc = request_try(r);
+        if (rc != AGAIN) return rc;
+        if (r->part && r->part->pos > furthest) furthest = r->part->pos, tries = 0;
+        if (tries + 1 == MAX_TRIES)
+            return error_wrap(r->err, "gave up after %d tries (run it again to continue)",
+                              MAX_TRIES);
+        if (request_wait(r, tries) != OK) return r->err->code;
+    }
+}
+
+json_t *hub_client_list(struct hub_client *c, struct error *err) {
+    struct buf url = {0};
+    json_t *v = NULL;
+    buf_printf(&url, "%s/api/models/%s/revision/", c->endpoint, c->name->repo);
+    hub_url_encode(&url, c->name->rev, false);
+    buf_puts(&url, "?blobs=true");
+    struct request r = {.client = c, .url = url.data, .err = err};
+    struct json_bounds left = {.depth = 100, .cost = (size_t)1 << 30};
+    if (request_run(&r) == OK)
+        v = json_parse_bounded(r.text.data ? r.text.data : "", r.text.len, "the hub's listing",
+                               &left, err);
+    buf_release(&r.text);
+    buf_release(&url);
+    return v;
+}
+
+/* Whatever is in the partial file when this begins, it is whole and right when it returns OK. */
+static int partial_complete(struct partial *p, struct request *r) {
+    struct error *err = r->err;
+    for (;;) {
+        bool fresh = p->pos == 0;
+        int rc = p->pos < p->file->size ? request_run(r) : OK;
+        if (rc != OK) return rc;
+        if (hub_digest_matches(&p->digest, p->file))
+            return fsync(p->fd) < 0 ? error_errno(err, "cannot write '%s'", p->path) : OK;
+        if ((rc = partial_restart(p, err)) != OK) return rc;
+        if (fresh)
+            return error_set(err, ERR_FORMAT,
+                             "'%s' arrived damaged: its hash is not the %.12s... that the hub "
+                             "lists; if it happens again, something on the way alters it",
+                             p->file->path, p->file->hash);
+        note("what was here of '%s' is damaged; loading it from the start", p->file->path);
+    }
+}
+
+int hub_client_download(struct hub_client *c, const char *commit, const struct hub_file *f,
+                        const char *partial, hub_moved_fn moved, void *ctx, struct error *err) {
+    struct partial p = {.file = f, .path = partial, .moved = moved, .ctx = ctx};
+    struct buf url = {0};
+    buf_printf(&url, "%s/%s/resolve/%s/", c->endpoint, c->name->repo, commit);
+    hub_url_encode(&url, f->path, true);
+    struct request r = {.client = c, .url = url.data, .file = f->path, .part = &p, .err = err};
+    int rc = partial_open(&p, err);
+    if (rc == OK) rc = partial_complete(&p, &r);
+    if (p.fd >= 0) close(p.fd);
+    buf_release(&url);
+    return rc;
+}

@@ -1,0 +1,73 @@
+/*
+ * hub_internal: what the files of the hub client share: names, listings and the choice of files
+ * (hub.c), hashes (hub_hash.c), and one request at a time (hub_fetch.c).
+ */
+#ifndef SHOAL_HUB_INTERNAL_H
+#define SHOAL_HUB_INTERNAL_H
+
+#include "hub/hub.h"
+
+/* hf:OWNER/REPO[/FILE][@REV] */
+struct hub_name {
+    char repo[200]; /* "OWNER/REPO" */
+    char rev[128];  /* "main" when none is named */
+    char file[512]; /* "" when none is named */
+};
+int hub_name_parse(const char *text, struct hub_name *out, struct error *err);
+
+/* A file that the hub lists. The hash is hex: 64 digits are the content's SHA-256, 40 are git's
+ * blob SHA-1, which the hub gives for small files only. */
+struct hub_file {
+    const char *path;
+    int64_t size;
+    char hash[HASH_LEN];
+    bool wanted, present; /* chosen for this pull; here already, with the right hash */
+};
+struct hub_repo {
+    char commit[41];
+    struct hub_file *files;
+    int n;
+    struct arena arena; /* the paths */
+};
+/* Whether a server's name for a file stays inside the folder it is put in. */
+bool hub_path_safe(const char *path);
+int hub_repo_parse(const json_t *listing, struct hub_repo *r, struct error *err);
+/* Sets `wanted`. `include`: globs over whole paths that replace the usual choice; may be empty. */
+int hub_repo_select(struct hub_repo *r, const struct hub_name *name, const struct strings *include,
+                    struct error *err);
+void hub_repo_release(struct hub_repo *r);
+
+/* Hashes the content of a file whose wanted hash (and so its kind) and size are known. */
+struct hub_digest {
+    bool git;
+    struct hasher sha256;
+    struct {
+        uint32_t state[5];
+        uint8_t block[64];
+        uint64_t len;
+    } sha1;
+};
+void hub_digest_init(struct hub_digest *d, const struct hub_file *f);
+void hub_digest_add(struct hub_digest *d, const void *p, size_t n);
+bool hub_digest_matches(struct hub_digest *d, const struct hub_file *f); /* ends it */
+
+/* One server and one connection to it. The name is kept, for messages. */
+struct hub_client;
+struct hub_client *hub_client_new(const struct hub_name *name, const struct hub_options *o,
+                                  struct error *err);
+void hub_client_free(struct hub_client *c);
+/* The listing of the repository at the name's revision. */
+json_t *hub_client_list(struct hub_client *c, struct error *err);
+/*
+ * Brings the bytes of `f` at `commit` into PARTIAL, continuing what is there, until its size and
+ * hash are right and it is on the disk. `moved` is called with each change of the number
+ * of bytes that were transferred and are of use.
+ */
+typedef void (*hub_moved_fn)(void *ctx, const struct hub_file *f, int64_t change);
+int hub_client_download(struct hub_client *c, const char *commit, const struct hub_file *f,
+                        const char *partial, hub_moved_fn moved, void *ctx, struct error *err);
+
+/* "a b/c" as "a%20b%2Fc"; '/' stands when it separates. */
+void hub_url_encode(struct buf *out, const char *text, bool keep_slashes);
+
+#endif

@@ -1,0 +1,38 @@
+/*
+ * libcurl: the library behind everything that goes out over HTTP.
+ *
+ * It is loaded when it is first needed: linked, its thirty libraries would cost every other command
+ * 6 MB, which twenty agents in 100 MB do not have.
+ */
+#ifndef SHOAL_LIBCURL_H
+#define SHOAL_LIBCURL_H
+
+#include "base/base.h"
+
+#define CURL_DISABLE_TYPECHECK // its checks are macros of the names below
+#include <curl/curl.h>
+
+#if LIBCURL_VERSION_NUM < 0x075500
+#error libcurl before 7.85 may keep credentials on redirects to another port
+#endif
+
+#define CURL_FUNCTIONS(X)                                                                          \
+    X(curl_global_init)                                                                            \
+    X(curl_global_cleanup)                                                                         \
+    X(curl_easy_init)                                                                              \
+    X(curl_easy_cleanup)                                                                           \
+    X(curl_easy_setopt)                                                                            \
+    X(curl_easy_getinfo)                                                                           \
+    X(curl_easy_perform)                                                                           \
+    X(curl_easy_strerror)                                                                          \
+    X(curl_slist_append)                                                                           \
+    X(curl_slist_free_all)
+struct libcurl {
+#define MEMBER(name) __typeof__(&name) name;
+    CURL_FUNCTIONS(MEMBER)
+#undef MEMBER
+};
+/* Any thread; stays loaded. NULL with ERR_MISSING: it is not installed. */
+const struct libcurl *libcurl_load(struct error *err);
+
+#endif

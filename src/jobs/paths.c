@@ -1,0 +1,231 @@
+/* Rules for paths, by canonical names: job_paths.h. */
+#define _GNU_SOURCE
+#include "jobs/paths.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdlib.h>
+#include <string.h>
+#include <strings.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+/* realpath of the longest part that exists, and the rest as it is. NULL: the rest has "..". */
+static char *canonical(const char *path) {
+    char *real = realpath(path, NULL);
+    if (real || (errno != ENOENT && errno != ENOTDIR) || !*path) return real;
+    size_t n = strlen(path);
+    while (n > 1 && path[n - 1] == '/') n--;
+    size_t at = n;
+    while (at && path[at - 1] != '/') at--;
+    char *last = strndup(path + at, n - at), *dir = strndup(path, at ? at : 1), *whole = NULL;
+    bool plain = *last && strcmp(last, ".") != 0 && strcmp(last, "..") != 0;
+    char *above = plain && at != n ? canonical(at ? dir : ".") : NULL;
+    if (above) whole = path_join(above, last);
+    free(above);
+    free(last);
+    free(dir);
+    return whole;
+}
+
+void job_paths_add(struct job_paths *p, const char *path, enum path_access access) {
+    char *real = path && *path ? canonical(path) : NULL;
+    if (!real) return;
+    for (int i = 0; i < p->n; i++) {
+        if (strcmp(p->v[i].path, real) != 0) continue;
+        p->v[i].access = access;
+        free(real);
+        return;
+    }
+    p->v = xrealloc(p->v, sizeof *p->v * (size_t)(p->n + 1));
+    p->v[p->n++] = (struct path_rule){real, access};
+}
+
+void job_paths_release(struct job_paths *p) {
+    for (int i = 0; i < p->n; i++) free(p->v[i].path);
+    free(p->v);
+    *p = (struct job_paths){0};
+}
+
+json_t *job_paths_json(const struct job_paths *p) {
+    json_t *v = json_array();
+    for (int i = 0; i < p->n; i++)
+        json_array_append_new(v, json_pack("[o,i]", json_path(p->v[i].path), (int)p->v[i].access));
+    return v;
+}
+
+int job_paths_parse(struct job_paths *p, const json_t *v, struct error *err) {
+    const json_t *rule;
+    size_t i;
+    *p = (struct job_paths){0};
+    json_array_foreach (v, i, rule) {
+        const char *path = json_string_value(json_array_get(rule, 0));
+        json_int_t access = json_integer_value(json_array_get(rule, 1));
+        if (!path || *path != '/' || access < PATH_CLOSED || access > PATH_WRITE)
+            return error_set(err, ERR_FORMAT, "a rule for paths is not one");
+        job_paths_add(p, path, (enum path_access)access);
+    }
+    return OK;
+}
+
+/* The part of a canonical path below a folder; "": the folder itself; NULL: elsewhere. */
+static const char *below(const char *path, const char *folder) {
+    size_t n = strlen(folder);
+    if (n == 1) return path + 1; /* "/" */
+    if (strncmp(path, folder, n) != 0 || (path[n] && path[n] != '/')) return NULL;
+    return path[n] ? path + n + 1 : "";
+}
+
+static const struct path_rule *rule_of(const struct job_paths *p, const char *path) {
+    const struct path_rule *deepest = NULL;
+    for (int i = 0; i < p->n; i++)
+        if (below(path, p->v[i].path) && (!deepest || strlen(p->v[i].path) > strlen(deepest->path)))
+            deepest = &p->v[i];
+    return deepest;
+}
+
+/* Hidden names that are the program's own: versions of an adapter, the record of a pull. */
+static bool is_own(const char *name, size_t n) {
+    static const char *const own[] = {".versions", ".hub.json", ".hub.lock"};
+    for (size_t i = 0; i < ARRAY_LEN(own); i++)
+        if (strlen(own[i]) == n && strncmp(name, own[i], n) == 0) return true;
+    return false;
+}
+
+static bool has_hidden(const char *rest) {
+    while (*rest) {
+        size_t n = strcspn(rest, "/");
+        if (*rest == '.' && !is_own(rest, n)) return true;
+        rest += n + (rest[n] == '/');
+    }
+    return false;
+}
+
+static bool ends_like(const char *path, const char *const *ends, size_t n_ends) {
+    size_t n = strlen(path);
+    for (size_t i = 0; i < n_ends; i++) {
+        size_t m = strlen(ends[i]);
+        if (n > m && path[n - m - 1] != '/' && strcasecmp(path + n - m, ends[i]) == 0) return true;
+    }
+    return false;
+}
+
+static bool is_database(const char *path) {
+    static const char *const ends[] = {".db",     ".db-wal",     ".db-shm",     ".db-journal",
+                                       ".sqlite", ".sqlite-wal", ".sqlite-shm", ".sqlite-journal"};
+    return ends_like(path, ends, ARRAY_LEN(ends));
+}
+
+/* Data, texts, recipes, models and what belongs to them. */
+static bool is_input(const char *path) {
+    static const char *const ends[] = {".jsonl",       ".ndjson", ".json",  ".csv", ".tsv",  ".txt",
+                                       ".text",        ".md",     ".yaml",  ".yml", ".gguf", ".bin",
+                                       ".safetensors", ".model",  ".jinja", ".gbnf"};
+    return ends_like(path, ends, ARRAY_LEN(ends));
+}
+
+static int refuse(const char *path, const char *why, struct error *err) {
+    return error_set(err, ERR_USAGE, "'%.256s' is not for jobs: %s", path, why);
+}
+
+static const char NOT_BELOW[] = "it is missing, or not below a folder that jobs may read (the "
+                                "server's --jobs-read DIR adds one)";
+
+/* Opens it part by part without following a link: what it is, also when others rename meanwhile. */
+static int kind_of(const char *path, mode_t *mode, struct error *err) {
+    struct stat st;
+    char *copy = xstrdup(path + 1), *rest = copy;
+    int fd = open("/", O_PATH | O_DIRECTORY | O_CLOEXEC);
+    for (char *part; fd >= 0 && (part = strsep(&rest, "/"));) {
+        int next = *part ? openat(fd, part, O_PATH | O_NOFOLLOW | O_CLOEXEC) : dup(fd);
+        close(fd);
+        fd = next;
+    }
+    int rc = fd >= 0 && fstat(fd, &st) == 0 ? OK : refuse(path, NOT_BELOW, err);
+    if (rc == OK) *mode = st.st_mode;
+    if (fd >= 0) close(fd);
+    free(copy);
+    return rc;
+}
+
+/* The origin of a path: a client, a client that names a database, a file or the program. */
+enum namer { BY_CLIENT, BY_CLIENT_BASE, BY_PROGRAM };
+
+/* What may be read below a rule. */
+static int input_check(const struct path_rule *rule, const char *shown, const char *real,
+                       enum namer by, struct error *err) {
+    mode_t mode;
+    if (!rule || rule->access == PATH_CLOSED) return refuse(shown, NOT_BELOW, err);
+    if (has_hidden(below(real, rule->path)))
+        return refuse(shown, "names that begin with '.' are not read", err);
+    if (kind_of(real, &mode, err) != OK) return err->code;
+    if (!S_ISREG(mode) && !S_ISDIR(mode)) return refuse(shown, "it is no file and no folder", err);
+    if (by == BY_CLIENT_BASE)
+        return S_ISREG(mode) && is_database(real) && rule->access == PATH_READ
+                   ? OK
+                   : refuse(shown, "it is no database (.db) of the server's operator", err);
+    if (S_ISDIR(mode)) return OK;
+    if (is_database(real)) return refuse(shown, "databases are not read", err);
+    if ((by == BY_CLIENT || rule->access == PATH_READ) && !is_input(real))
+        return refuse(shown,
+                      "its name must end like data, a text, a recipe or a model (.jsonl, .txt, "
+                      ".yaml, .gguf …)",
+                      err);
+    return OK;
+}
+
+char *job_paths_input(const struct job_paths *p, const char *path, bool database,
+                      struct error *err) {
+    enum namer by = database ? BY_CLIENT_BASE : BY_CLIENT;
+    char *real = realpath(path, NULL);
+    if (!real) {
+        error_set(err, ERR_MISSING, "'%.256s' is not for jobs: %s", path, NOT_BELOW);
+        return NULL;
+    }
+    if (input_check(rule_of(p, real), path, real, by, err) == OK) return real;
+    free(real);
+    return NULL;
+}
+
+/* What the system tells of itself and of this process. */
+static bool is_system(const char *real) {
+    char self[32];
+    snprintf(self, sizeof self, "/proc/%d", (int)getpid());
+    static const char *const places[] = {"/sys", "/proc/cpuinfo", "/proc/meminfo", "/dev/null"};
+    for (size_t i = 0; i < ARRAY_LEN(places); i++)
+        if (below(real, places[i])) return true;
+    return below(real, self) && !strstr(real, "/environ");
+}
+
+/* What jobs may write they may not run. */
+static int run_check(const struct path_rule *rule, const char *shown, const char *real,
+                     struct error *err) {
+    static const char *const system[] = {"/usr", "/bin", "/sbin", "/lib", "/lib64"};
+    mode_t mode;
+    for (size_t i = 0; i < ARRAY_LEN(system); i++)
+        if (below(real, system[i])) return OK;
+    if (!rule || rule->access != PATH_READ) return refuse(shown, NOT_BELOW, err);
+    if (has_hidden(below(real, rule->path)))
+        return refuse(shown, "names that begin with '.' are not read", err);
+    if (kind_of(real, &mode, err) != OK) return err->code;
+    if (!S_ISREG(mode)) return refuse(shown, "commands are shown files only", err);
+    return is_database(real) ? refuse(shown, "databases are not read", err) : OK;
+}
+
+int job_paths_guard(const struct job_paths *p, const char *path, enum path_use use,
+                    struct error *err) {
+    char *real = canonical(path);
+    const struct path_rule *rule = real ? rule_of(p, real) : NULL;
+    struct stat st;
+    int rc = OK;
+    if (use == PATH_RUNS) {
+        rc = real ? run_check(rule, path, real, err) : refuse(path, NOT_BELOW, err);
+    } else if (use == PATH_WRITES) {
+        if (!rule || rule->access != PATH_WRITE || has_hidden(below(real, rule->path)))
+            rc = refuse(path, "it is not below a folder that jobs may write", err);
+    } else if (real && !is_system(real) && lstat(real, &st) == 0) {
+        rc = input_check(rule, path, real, BY_PROGRAM, err);
+    } /* else there is nothing to read, as will be found */
+    free(real);
+    return rc;
+}

@@ -1,0 +1,494 @@
+/*
+ * job_request: a client's request as a command line.
+ *
+ * A client is not trusted. What it may set is what the command's own table of options allows
+ * (enum option_job): an option is found in the table first, by whatever name, and only the table's
+ * name reaches the command line; a path reaches it as the canonical path that was checked. A value
+ * is attached to its name by '=', and positional arguments come after "--", so nothing that a
+ * client says becomes an option that was not checked.
+ */
+#define _GNU_SOURCE
+#include "jobs/request.h"
+
+#include "hub/hub.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+/* Of a request. */
+enum { VALUES_MAX = 1024, TEXT_BYTES = 64 << 10, NAME_BYTES = 64, FIELD_BYTES = 64 };
+
+struct checking {
+    const struct request_rules *r;
+    const struct job_kind *kind;
+    struct job_request *out;
+    char *field; /* [FIELD_BYTES] */
+    struct error *err;
+};
+
+const struct job_kind *kind_find(const struct job_kind *kinds, const char *name) {
+    for (; kinds && kinds->name; kinds++)
+        if (strcmp(kinds->name, name) == 0) return kinds;
+    return NULL;
+}
+
+bool job_name_plain(const char *name) {
+    static const char letters[] =
+        "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-";
+    size_t n = strlen(name);
+    return n && n <= NAME_BYTES && *name != '.' && *name != '-' && strspn(name, letters) == n;
+}
+
+static void field_set(const struct checking *c, const char *name) {
+    struct buf b = {0};
+    buf_add_clean(&b, name, MIN(strlen(name), (size_t)FIELD_BYTES / 2));
+    snprintf(c->field, FIELD_BYTES, "%.*s", FIELD_BYTES - 1, b.data ? b.data : "");
+    buf_release(&b);
+}
+
+static int kind_check(struct checking *c, const json_t *v) {
+    const char *name = json_string_value(v);
+    field_set(c, "kind");
+    if (name && (c->kind = kind_find(c->r->kinds, name))) return OK;
+    struct buf b = {0};
+    for (const struct job_kind *k = c->r->kinds; k && k->name; k++)
+        buf_printf(&b, "%s%s", b.len ? ", " : "", k->name);
+    int rc = error_set(c->err, ERR_USAGE, "'kind' must be one of %s", b.data ? b.data : "none");
+    buf_release(&b);
+    return rc;
+}
+
+/* options */
+
+static const struct option_row *row_of(const struct job_kind *k, const char *name) {
+    const struct option_row *row = NULL;
+    for (int i = 0; !row && i < (int)ARRAY_LEN(k->rows) && k->rows[i]; i++)
+        row = option_find(k->rows[i], name);
+    return row;
+}
+
+static int option_unknown(const struct checking *c, const char *name) {
+    const char *near = NULL;
+    for (int i = 0; !near && i < (int)ARRAY_LEN(c->kind->rows) && c->kind->rows[i]; i++)
+        near = option_nearest(c->kind->rows[i], name);
+    return error_set(c->err, ERR_USAGE, "'%s' has no option '%.64s'%s%s%s", c->kind->name, name,
+                     near ? "; did you mean '" : "", near ? near : "", near ? "'?" : "");
+}
+
+static bool is_list(const struct option_row *row) {
+    return row->type == OPT_LIST || row->type == OPT_SECRETS;
+}
+
+static int not_allowed(const struct checking *c, const char *name, const char *why) {
+    return error_set(c->err, ERR_USAGE, "a job of '%s' may not be given '%.64s'%s", c->kind->name,
+                     name, why);
+}
+
+static const char COMMANDS_OFF[] = ": it would run a program, which jobs do only where the server "
+                                   "was started with --jobs-run-commands";
+
+static int name_check(const struct checking *c, const char *name, const char *what) {
+    if (job_name_plain(name)) return OK;
+    return error_set(c->err, ERR_USAGE,
+                     "'%s' is a name of at most %d letters, digits, '.', '_' and '-', not a path%s",
+                     c->field, NAME_BYTES, what);
+}
+
+/* values: each returns what is passed on, malloc'ed, or NULL */
+
+static char *input_value(const struct checking *c, const char *text, bool database) {
+    if (!c->r->input || hub_is_name(text)) return xstrdup(text); /* the hub's cache checks names */
+    char *path = c->r->input(c->r->ctx, text, database, c->err);
+    if (!path && c->err->code == ERR_MISSING) c->err->code = ERR_USAGE;
+    return path;
+}
+
+/* A file, else a plain name of something built in. */
+static char *choice_value(const struct checking *c, const char *text) {
+    if (!c->r->input || hub_is_name(text)) return xstrdup(text);
+    char *path = c->r->input(c->r->ctx, text, false, c->err);
+    if (path || c->err->code != ERR_MISSING) return path;
+    c->err->code = job_name_plain(text) ? OK : ERR_USAGE;
+    return c->err->code == OK ? xstrdup(text) : NULL;
+}
+
+static char *choices_value(const struct checking *c, const char *text) {
+    char *copy = xstrdup(text), *rest = copy, *part;
+    struct buf all = {0};
+    int rc = OK;
+    buf_add(&all, "", 0);
+    while (rc == OK && (part = strsep(&rest, ","))) {
+        char *one = *part ? choice_value(c, part) : NULL;
+        if (*part && !one) rc = c->err->code;
+        if (one && strcmp(one, part) != 0 && strchr(one, ','))
+            rc = error_set(c->err, ERR_USAGE, "'%.256s' lies at a path with a comma", part);
+        if (one) buf_printf(&all, "%s%s", all.len ? "," : "", one);
+        free(one);
+    }
+    free(copy);
+    if (rc == OK) return all.data;
+    buf_release(&all);
+    return NULL;
+}
+
+/* "fry:FAMILY[:N]" */
+static bool is_source(const char *text) {
+    static const char letters[] = "abcdefghijklmnopqrstuvwxyz0123456789:_-";
+    return strncmp(text, "fry:", 4) == 0 && strspn(text, letters) == strlen(text);
+}
+
+static char *named_value(const struct checking *c, const char *text) {
+    const char *eq = strchr(text, '='), *file = eq ? eq + 1 : text;
+    char *name = eq ? strndup(text, (size_t)(eq - text)) : NULL;
+    int rc = name ? name_check(c, name, "; a file is named as NAME=FILE") : OK;
+    char *path = rc != OK          ? NULL
+                 : is_source(file) ? xstrdup(file)
+                                   : input_value(c, file, false),
+         *whole;
+    whole = path && name ? xasprintf("%s=%s", name, path) : path ? xstrdup(path) : NULL;
+    free(path);
+    free(name);
+    return whole;
+}
+
+/* A name; or the path that it became when the request was checked before. */
+static char *output_value(const struct checking *c, const char *text) {
+    size_t n = c->r->out ? strlen(c->r->out) : 0;
+    if (n && strncmp(text, c->r->out, n) == 0 && text[n] == '/') text += n + 1;
+    if (!c->r->out) {
+        not_allowed(c, c->field, ": this server keeps no results");
+        return NULL;
+    }
+    if (name_check(c, text, ": the result lies below the server's folder") != OK) return NULL;
+    for (int i = 0; i < c->out->outputs.n; i++)
+        if (strcmp(c->out->outputs.v[i], text) == 0) {
+            error_set(c->err, ERR_USAGE, "two results are named '%s'", text);
+            return NULL;
+        }
+    strings_add(&c->out->outputs, text);
+    return path_join(c->r->out, text);
+}
+
+static char *name_value(const struct checking *c, const char *text) {
+    if (name_check(c, text, "") != OK) return NULL;
+    if (strcmp(c->field, "id") == 0) strings_add(&c->out->runs, text);
+    return xstrdup(text);
+}
+
+static bool reward_is_plain(const char *text) {
+    return strcmp(text, "exact") == 0 || strcmp(text, "regex") == 0 ||
+           strncmp(text, "regex:", 6) == 0;
+}
+
+static char *threads_value(const struct checking *c, const char *text) {
+    if (c->r->threads && strtoll(text, NULL, 10) > c->r->threads) {
+        error_set(c->err, ERR_USAGE, "'%s' is at most %d here", c->field, c->r->threads);
+        return NULL;
+    }
+    return xstrdup(text);
+}
+
+static char *value_check(const struct checking *c, enum option_job job, const char *text) {
+    switch (job) {
+    case JOB_TEXT:
+        return xstrdup(text);
+    case JOB_NAME:
+        return name_value(c, text);
+    case JOB_OWN:
+        return c->r->owner ? xasprintf("%s/%s", c->r->owner, text) : xstrdup(text);
+    case JOB_INPUT:
+    case JOB_DATABASE:
+        return input_value(c, text, job == JOB_DATABASE);
+    case JOB_CHOICE:
+        return choice_value(c, text);
+    case JOB_CHOICES:
+        return choices_value(c, text);
+    case JOB_NAMED:
+        return named_value(c, text);
+    case JOB_OUTPUT:
+        return output_value(c, text);
+    case JOB_THREADS:
+        return threads_value(c, text);
+    case JOB_REWARD:
+        if (c->r->commands || reward_is_plain(text)) return xstrdup(text);
+        not_allowed(c, c->field, COMMANDS_OFF);
+        return NULL;
+    case JOB_BY_TYPE:
+    case JOB_REFUSED:
+    case JOB_SERVER:
+        break;
+    }
+    not_allowed(c, c->field, "");
+    return NULL;
+}
+
+/* A string, number or bool as the command line's text, malloc'ed; NULL: it is neither. */
+static char *scalar_text(const json_t *v) {
+    if (json_is_string(v))
+        return strlen(json_string_value(v)) == json_string_length(v) ? xstrdup(json_string_value(v))
+                                                                     : NULL;
+    if (!json_is_number(v) && !json_is_boolean(v)) return NULL;
+    return json_dumps(v, JSON_ENCODE_ANY | JSON_REAL_PRECISION(15));
+}
+
+/* Outputs are shown as paths, inputs as the client wrote them. */
+static json_t *asked_value(enum option_job job, const json_t *v, const char *checked) {
+    return job == JOB_OUTPUT ? json_path(checked) : json_incref((json_t *)(uintptr_t)v);
+}
+
+/* One value for an option or an argument: NULL with the reason. */
+static json_t *one_value(const struct checking *c, enum option_job job, const json_t *v,
+                         json_t **asked) {
+    char *text = scalar_text(v);
+    if (!text) {
+        error_set(c->err, ERR_USAGE,
+                  "'%s' must be a string, a number, true, false or a list of these", c->field);
+        return NULL;
+    }
+    bool texts = json_is_string(v) || (job != JOB_BY_TYPE && job != JOB_THREADS);
+    char *checked = job == JOB_BY_TYPE ? xstrdup(text) : value_check(c, job, text);
+    json_t *out = !checked ? NULL
+                  : texts  ? json_string(checked)
+                           : json_incref((json_t *)(uintptr_t)v);
+    if (checked && !out)
+        error_set(c->err, ERR_USAGE, "'%s' lies at a path that is not UTF-8", c->field);
+    if (out) *asked = asked_value(job, v, checked);
+    free(checked);
+    free(text);
+    return out;
+}
+
+static json_t *list_value(const struct checking *c, enum option_job job, const json_t *v,
+                          json_t **asked) {
+    json_t *list = json_array(), *item, *one;
+    size_t i;
+    *asked = json_array();
+    json_array_foreach (v, i, item) {
+        json_t *shown = NULL;
+        if (!(one = one_value(c, job, item, &shown))) {
+            json_decref(list);
+            json_decref(*asked);
+            return NULL;
+        }
+        json_array_append_new(list, one);
+        json_array_append_new(*asked, shown);
+    }
+    return list;
+}
+
+/* Whether the table lets a client set it, and whether it is of the right type. */
+static int row_check(const struct checking *c, const struct option_row *row, const json_t *v) {
+    bool text = row->type != OPT_BOOL && row->type != OPT_INT && row->type != OPT_FLOAT;
+    if (row->job == JOB_REFUSED || row->job == JOB_SERVER || (row->job == JOB_BY_TYPE && text) ||
+        row->type == OPT_SECRETS)
+        return not_allowed(c, row->name, "");
+    if (json_is_array(v) && !is_list(row))
+        return error_set(c->err, ERR_USAGE, "'%s' takes one value", row->name);
+    if (json_is_boolean(v) && row->type != OPT_BOOL)
+        return error_set(c->err, ERR_USAGE, "'%s' wants a value, not true or false", row->name);
+    return OK;
+}
+
+/* Its row by whatever name; "no-NAME" is the opposite of NAME, whose value is then *v's opposite.
+ */
+static const struct option_row *row_find(const struct checking *c, const char *name, json_t **v) {
+    const struct option_row *row = row_of(c->kind, name);
+    bool no = strncmp(name, "no", 2) == 0 && (name[2] == '-' || name[2] == '_');
+    *v = json_incref(*v);
+    if (row || !no) return row;
+    row = row_of(c->kind, name + 3);
+    if (!row || row->type != OPT_BOOL || !json_is_boolean(*v)) return NULL;
+    json_decref(*v);
+    *v = json_boolean(!json_is_true(*v));
+    return row;
+}
+
+static int option_check(struct checking *c, const char *name, json_t *v) {
+    json_t *options = json_object_get(c->out->resolved, "options"), *asked = NULL, *value = NULL;
+    int rc = OK;
+    field_set(c, name);
+    const struct option_row *row = row_find(c, name, &v);
+    if (!row) rc = option_unknown(c, name);
+    if (rc == OK && json_object_get(options, row->name))
+        rc = error_set(c->err, ERR_USAGE, "'%s' is given twice, once as '%.64s'", row->name, name);
+    if (rc == OK) field_set(c, row->name);
+    if (rc == OK) rc = row_check(c, row, v);
+    if (rc == OK)
+        value = json_is_array(v) ? list_value(c, row->job, v, &asked)
+                                 : one_value(c, row->job, v, &asked);
+    if (rc == OK && !value) rc = c->err->code;
+    if (rc == OK) {
+        json_object_set_new(options, row->name, value);
+        json_object_set_new(json_object_get(c->out->asked, "options"), row->name, asked);
+    }
+    json_decref(v);
+    return rc;
+}
+
+/* arguments */
+
+static enum option_job arg_job(const struct job_args *a, size_t i) {
+    size_t n = 0;
+    while (n < ARRAY_LEN(a->of) && a->of[n] != JOB_BY_TYPE) n++;
+    return i < n ? a->of[i] : a->repeats && n ? a->of[n - 1] : JOB_BY_TYPE;
+}
+
+static const struct job_args *args_find(const struct job_kind *k, const char *first) {
+    const struct job_args *a = k->args;
+    while (a && a->of[0] != JOB_BY_TYPE && a->word && (!first || strcmp(a->word, first) != 0)) a++;
+    return a;
+}
+
+static int args_check(struct checking *c, const json_t *args) {
+    const struct job_args *a = args_find(c->kind, json_string_value(json_array_get(args, 0)));
+    json_t *v;
+    size_t i;
+    field_set(c, "args");
+    json_array_foreach (args, i, v) {
+        enum option_job job = a ? arg_job(a, i) : JOB_BY_TYPE;
+        json_t *asked = NULL, *value;
+        if (!json_is_string(v) || strlen(json_string_value(v)) != json_string_length(v))
+            return error_set(c->err, ERR_USAGE, "'args' must be a list of strings");
+        if (job == JOB_BY_TYPE)
+            return error_set(c->err, ERR_USAGE, "'%s' takes no %zu arguments here", c->kind->name,
+                             json_array_size(args));
+        if (!(value = one_value(c, job, v, &asked))) return c->err->code;
+        json_array_append_new(json_object_get(c->out->resolved, "args"), value);
+        json_array_append_new(json_object_get(c->out->asked, "args"), asked);
+    }
+    return OK;
+}
+
+/* the whole */
+
+static size_t text_bytes(const json_t *v, size_t *values) {
+    size_t bytes = json_is_string(v) ? json_string_length(v) + 1 : 32, i;
+    const json_t *item;
+    ++*values;
+    json_array_foreach (v, i, item) {
+        ++*values;
+        bytes += json_is_string(item) ? json_string_length(item) + 1 : 32;
+    }
+    return bytes;
+}
+
+/* Before anything else, so that a request's cost is bounded. */
+static int size_check(const struct checking *c, const json_t *request) {
+    size_t bytes = 0, values = 0;
+    const char *key;
+    json_t *v;
+    bytes += text_bytes(json_object_get(request, "args"), &values);
+    json_object_foreach (json_object_get(request, "options"), key, v)
+        bytes += strlen(key) + text_bytes(v, &values);
+    if (values <= VALUES_MAX && bytes <= TEXT_BYTES) return OK;
+    return error_set(c->err, ERR_USAGE,
+                     "a request may have %d values of %d bytes together; put them in a file",
+                     VALUES_MAX, TEXT_BYTES);
+}
+
+static int keys_check(const struct checking *c, const json_t *request) {
+    const char *key;
+    json_t *v;
+    json_object_foreach ((json_t *)(uintptr_t)request, key, v) {
+        bool args = strcmp(key, "args") == 0, options = strcmp(key, "options") == 0;
+        field_set(c, key);
+        if (!args && !options && strcmp(key, "kind") != 0)
+            return error_set(c->err, ERR_USAGE, "a job has 'kind', 'args' and 'options', no more");
+        if (args && !json_is_array(v)) return error_set(c->err, ERR_USAGE, "'args' must be a list");
+        if (options && !json_is_object(v))
+            return error_set(c->err, ERR_USAGE, "'options' must be an object");
+    }
+    return OK;
+}
+
+static json_t *empty_request(const json_t *request) {
+    return json_pack("{s:[],s:O,s:{}}", "args", "kind", json_object_get(request, "kind"),
+                     "options");
+}
+
+/* Keys in order, as the store gives them back. */
+static json_t *sorted(json_t *v) {
+    struct error err;
+    char *text = json_text(v);
+    json_t *copy = json_parse(text, strlen(text), "a request", &err);
+    CHECK(copy != NULL);
+    free(text);
+    json_decref(v);
+    return copy;
+}
+
+static int parts_check(struct checking *c, const json_t *request) {
+    const char *name;
+    json_t *v;
+    c->out->asked = empty_request(request);
+    c->out->resolved = empty_request(request);
+    int rc = args_check(c, json_object_get(request, "args"));
+    json_object_foreach (json_object_get(request, "options"), name, v)
+        if (rc == OK) rc = option_check(c, name, v);
+    if (rc != OK) return rc;
+    c->out->asked = sorted(c->out->asked);
+    c->out->resolved = sorted(c->out->resolved);
+    return OK;
+}
+
+int request_check(const struct request_rules *r, const json_t *request, struct job_request *out,
+                  char field[64], struct error *err) {
+    char unused[FIELD_BYTES];
+    struct checking c = {.r = r, .out = out, .field = field ? field : unused, .err = err};
+    *out = (struct job_request){0};
+    *c.field = 0;
+    if (!json_is_object(request)) return error_set(err, ERR_USAGE, "a job must be an object");
+    int rc = keys_check(&c, request);
+    if (rc == OK) rc = size_check(&c, request);
+    if (rc == OK) rc = kind_check(&c, json_object_get(request, "kind"));
+    if (rc == OK) rc = parts_check(&c, request);
+    if (rc != OK) job_request_release(out);
+    return rc;
+}
+
+void job_request_release(struct job_request *r) {
+    json_decref(r->asked);
+    json_decref(r->resolved);
+    strings_release(&r->outputs);
+    strings_release(&r->runs);
+    *r = (struct job_request){0};
+}
+
+/* the command line */
+
+static void value_add(struct strings *args, const char *name, const json_t *v) {
+    char *text = scalar_text(v), *arg = xasprintf("--%s=%s", name, text ? text : "");
+    strings_add(args, arg);
+    free(arg);
+    free(text);
+}
+
+static void option_add(struct strings *args, const char *name, const json_t *v) {
+    size_t i;
+    const json_t *item;
+    if (json_is_boolean(v)) {
+        char *flag = xasprintf(json_is_true(v) ? "--%s" : "--no-%s", name);
+        strings_add(args, flag);
+        free(flag);
+    } else if (json_is_array(v)) {
+        json_array_foreach (v, i, item) value_add(args, name, item);
+    } else {
+        value_add(args, name, v);
+    }
+}
+
+int request_args(const json_t *request, struct strings *args, struct error *err) {
+    const char *name;
+    json_t *v;
+    size_t i, bytes = 0;
+    strings_add(args, json_text_at(request, "kind"));
+    json_object_foreach (json_object_get(request, "options"), name, v) option_add(args, name, v);
+    strings_add(args, "--json");
+    strings_add(args, "--quiet");
+    strings_add(args, "--");
+    json_array_foreach (json_object_get(request, "args"), i, v)
+        strings_add(args, json_string_value(v));
+    for (int k = 0; k < args->n; k++) bytes += strlen(args->v[k]) + 1;
+    if (bytes <= 4 * TEXT_BYTES) return OK; /* paths are longer than what names them */
+    return error_set(err, ERR_USAGE, "the command line of this request is too long");
+}

@@ -1,0 +1,343 @@
+/*
+ * alerts: rules, their states, and messages about them.
+ *
+ * A rule's value is one number; what it needs of the past is kept as samples over ALERT_WINDOW. The
+ * thread that looks is also the one that sends, outside of the lock.
+ */
+#define _GNU_SOURCE
+#include "ops/alerts.h"
+
+#include "hub/hub.h"
+
+#include <math.h>
+#include <pthread.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+enum { SAMPLES = 64, MESSAGES = 64, REPEAT_SECONDS = 4 * 3600, SEND_SECONDS = 5, MAX_WAIT = 600 };
+
+enum state { INACTIVE, PENDING, FIRING };
+static const char *const state_names[] = {"inactive", "pending", "firing"};
+
+struct sample {
+    double at;
+    struct metric_reading a, b;
+};
+struct watch {
+    enum state state;
+    double value, since, told;   /* `since` the state, `told` last, on the caller's clock */
+    int64_t began;               /* the state, unix seconds */
+    struct sample past[SAMPLES]; /* a ring */
+    int n, next;
+    struct metric *firing;
+};
+struct message {
+    const char *to;
+    char *body;
+    int tries;
+    double next; /* clock_now */
+};
+struct alerts {
+    struct metrics *m;
+    struct alerts_options o;
+    pthread_t thread;
+    bool running, quit;
+    pthread_mutex_t lock;
+    pthread_cond_t stop;
+    struct watch watches[N_ALERT_RULES];
+    struct message messages[MESSAGES]; /* [n_messages], oldest first */
+    int n_messages;
+    uint64_t sent, failed;
+};
+
+/* values */
+
+static struct sample *sample_oldest(struct watch *w, double now) {
+    for (int i = w->n; i > 0; i--) {
+        struct sample *s = &w->past[(w->next - i + SAMPLES) % SAMPLES];
+        if (now - s->at <= ALERT_WINDOW) return s;
+    }
+    return NULL;
+}
+
+/* Of the time since the oldest sample: what was counted of a and b, and the histogram's part. */
+static bool since_then(struct watch *w, const struct sample *s, double *a, double *b,
+                       uint64_t *counts, double *seconds) {
+    const struct sample *old = sample_oldest(w, s->at);
+    if (!old) return false;
+    *seconds = s->at - old->at;
+    *a = s->a.value - old->a.value;
+    *b = s->b.value - old->b.value;
+    for (int i = 0; i <= METRICS_BOUNDS; i++) counts[i] = s->a.counts[i] - old->a.counts[i];
+    return *seconds > 0;
+}
+
+/* NaN: there is nothing to say. */
+static double value_of(struct watch *w, const struct alert_rule *r, const struct sample *s) {
+    double a, b, seconds;
+    uint64_t counts[METRICS_BOUNDS + 1];
+    bool both = s->a.n > 0 && s->b.n > 0 && s->b.value > 0;
+    switch (r->form) {
+    case ALERT_BELOW:
+    case ALERT_ABOVE:
+        return s->a.n ? s->a.value : NAN;
+    case ALERT_RATIO:
+        return both ? s->a.value / s->b.value : NAN;
+    case ALERT_USED:
+        return both ? 1 - s->a.value / s->b.value : NAN;
+    case ALERT_RATE:
+        return both && since_then(w, s, &a, &b, counts, &seconds) ? a / seconds / s->b.value : NAN;
+    case ALERT_RATE_RATIO:
+        return since_then(w, s, &a, &b, counts, &seconds) && b > 0 ? a / b : NAN;
+    case ALERT_P95:
+        return since_then(w, s, &a, &b, counts, &seconds)
+                   ? metric_counts_quantile(r->a, counts, 0.95)
+                   : NAN;
+    case ALERT_NO_NUMBER:
+        return s->a.n ? !isfinite(s->a.value) : NAN;
+    case ALERT_STILL:
+        return s->a.n && since_then(w, s, &a, &b, counts, &seconds) && seconds > ALERT_WINDOW / 2
+                   ? a == 0
+                   : NAN;
+    case ALERT_FAILED:
+        return since_then(w, s, &a, &b, counts, &seconds) ? a : NAN;
+    case ALERT_ABSENT: /* only somebody else can see it */
+    case ALERT_RESTARTS:
+        break;
+    }
+    return NAN;
+}
+
+/* Whether the value is bad; a firing alert's is until it is a tenth better than the limit. */
+static bool holds(const struct alert_rule *r, double value, bool firing) {
+    double slack = firing ? 0.1 * r->limit : 0;
+    if (isnan(value)) return false;
+    return r->form == ALERT_BELOW ? value < r->limit + slack : value > r->limit - slack;
+}
+
+/* messages; the lock is held */
+
+static void time_write(char out[32], int64_t t) {
+    struct tm tm;
+    time_t when = (time_t)t;
+    strftime(out, 32, "%Y-%m-%dT%H:%M:%SZ", gmtime_r(&when, &tm));
+}
+
+static char *webhook_body(const struct alerts *a, const struct alert_rule *r, const struct watch *w,
+                          bool over) {
+    char begun[32], ended[32] = "0001-01-01T00:00:00Z"; /* Alertmanager's "not yet" */
+    const char *status = over ? "resolved" : "firing";
+    time_write(begun, w->began);
+    if (over) time_write(ended, (int64_t)time(NULL));
+    json_t *labels = json_pack("{s:s,s:s,s:s}", "alertname", r->name, "severity", r->severity,
+                               "instance", a->o.source),
+           *notes = json_pack("{s:s}", "summary", r->summary), *v;
+    if (isfinite(w->value)) json_object_set_new(notes, "value", json_sprintf("%.6g", w->value));
+    v = json_pack("{s:s,s:s,s:i,s:s,s:s,s:{s:s},s:O,s:O,s:s,s:[{s:s,s:O,s:O,s:s,s:s,s:s,s:s}]}",
+                  "version", "4", "groupKey", r->name, "truncatedAlerts", 0, "status", status,
+                  "receiver", "shoal", "groupLabels", "alertname", r->name, "commonLabels", labels,
+                  "commonAnnotations", notes, "externalURL", a->o.source, "alerts", "status",
+                  status, "labels", labels, "annotations", notes, "startsAt", begun, "endsAt",
+                  ended, "generatorURL", a->o.source, "fingerprint", r->name);
+    char *text = json_dumps(v, JSON_COMPACT);
+    json_decref(v);
+    json_decref(labels);
+    json_decref(notes);
+    CHECK(text != NULL);
+    return text;
+}
+
+static char *slack_body(const struct alerts *a, const struct alert_rule *r, const struct watch *w,
+                        bool over) {
+    json_t *said = over ? json_sprintf(":white_check_mark: *%s* is over (%s)", r->name, a->o.source)
+                        : json_sprintf(":warning: *%s* (%s, %s): %s Now %.4g.", r->name,
+                                       r->severity, a->o.source, r->summary, w->value);
+    json_t *v = json_pack("{s:o}", "text", said);
+    char *text = json_dumps(v, JSON_COMPACT);
+    json_decref(v);
+    CHECK(text != NULL);
+    return text;
+}
+
+static struct message message_take(struct alerts *a, int i) {
+    struct message m = a->messages[i];
+    memmove(&a->messages[i], &a->messages[i + 1],
+            (size_t)(--a->n_messages - i) * sizeof a->messages[0]);
+    return m;
+}
+
+/* The oldest makes room. */
+static void message_add(struct alerts *a, struct message m) {
+    if (a->n_messages == MESSAGES) free(message_take(a, 0).body);
+    a->messages[a->n_messages++] = m;
+}
+
+static void tell(struct alerts *a, int i, double now, bool over) {
+    const struct alert_rule *r = &alert_rules[i];
+    struct watch *w = &a->watches[i];
+    w->told = now;
+    if (over)
+        note("alert %s is over", r->name);
+    else
+        warn("alert %s: %s (%.4g)", r->name, r->summary, w->value);
+    for (int k = 0; a->o.webhooks && k < a->o.webhooks->n; k++)
+        message_add(a, (struct message){a->o.webhooks->v[k], webhook_body(a, r, w, over), 0, 0});
+    for (int k = 0; a->o.slacks && k < a->o.slacks->n; k++)
+        message_add(a, (struct message){a->o.slacks->v[k], slack_body(a, r, w, over), 0, 0});
+}
+
+/* states */
+
+static void state_set(struct watch *w, enum state state, double now) {
+    w->state = state;
+    w->since = now;
+    w->began = (int64_t)time(NULL);
+}
+
+static void step(struct alerts *a, int i, double now, double value) {
+    const struct alert_rule *r = &alert_rules[i];
+    struct watch *w = &a->watches[i];
+    bool bad = holds(r, value, w->state == FIRING);
+    w->value = value;
+    if (!bad) {
+        if (w->state == FIRING) tell(a, i, now, true);
+        if (w->state != INACTIVE) state_set(w, INACTIVE, now);
+    } else if (w->state == INACTIVE) {
+        state_set(w, PENDING, now);
+    }
+    if (w->state == PENDING && now - w->since >= r->lasts) {
+        state_set(w, FIRING, now);
+        tell(a, i, now, false);
+    } else if (w->state == FIRING && now - w->told >= REPEAT_SECONDS) {
+        tell(a, i, now, false);
+    }
+    metric_set(w->firing, w->state == FIRING);
+}
+
+void alerts_look(struct alerts *a, double now) {
+    if (a->o.refresh) a->o.refresh(a->o.ctx);
+    metrics_refresh(a->m);
+    pthread_mutex_lock(&a->lock);
+    for (int i = 0; i < N_ALERT_RULES; i++) {
+        const struct alert_rule *r = &alert_rules[i];
+        struct watch *w = &a->watches[i];
+        bool two = r->form == ALERT_RATIO || r->form == ALERT_USED || r->form == ALERT_RATE ||
+                   r->form == ALERT_RATE_RATIO;
+        struct sample s = {.at = now};
+        s.a = metric_read(a->m, r->a, r->form == ALERT_FAILED ? "failed" : NULL);
+        if (two) s.b = metric_read(a->m, r->b, NULL);
+        step(a, i, now, value_of(w, r, &s));
+        if (w->n && now - w->past[(w->next + SAMPLES - 1) % SAMPLES].at <
+                        (double)ALERT_WINDOW / (SAMPLES - 2))
+            continue; /* the ring holds the whole window */
+        w->past[w->next] = s;
+        w->next = (w->next + 1) % SAMPLES;
+        w->n = MIN(w->n + 1, SAMPLES);
+    }
+    pthread_mutex_unlock(&a->lock);
+}
+
+/* the thread */
+
+/* Takes the lock away while it sends. Returns false when no message is due. */
+static bool send_one(struct alerts *a) {
+    struct error err;
+    int i = 0;
+    while (i < a->n_messages && a->messages[i].next > clock_now()) i++;
+    if (i == a->n_messages) return false;
+    struct message m = message_take(a, i);
+    pthread_mutex_unlock(&a->lock);
+    int rc = post_json(m.to, m.body, SEND_SECONDS, &err);
+    if (rc != OK) warn("an alert could not be sent, and will be again: %s", err.text);
+    metric_add(metric_get(a->m, METRIC_ALERTS_SENT, rc == OK ? "sent" : "failed"), 1);
+    pthread_mutex_lock(&a->lock);
+    a->sent += rc == OK;
+    a->failed += rc != OK;
+    if (rc == OK) {
+        free(m.body);
+        return true;
+    }
+    m.next = clock_now() + fmin(MAX_WAIT, 5 << MIN(m.tries, 7));
+    m.tries++;
+    message_add(a, m);
+    return true;
+}
+
+static void *alerts_thread(void *ctx) {
+    struct alerts *a = ctx;
+    double due = clock_now();
+    pthread_mutex_lock(&a->lock);
+    while (!a->quit) {
+        if (clock_now() >= due) {
+            due = clock_now() + a->o.seconds;
+            pthread_mutex_unlock(&a->lock);
+            alerts_look(a, clock_now());
+            pthread_mutex_lock(&a->lock);
+        }
+        if (a->quit || send_one(a)) continue;
+        struct timespec until;
+        clock_gettime(CLOCK_MONOTONIC, &until);
+        double wait = fmax(0.01, fmin(1, due - clock_now()));
+        int64_t ns = until.tv_nsec + (int64_t)(wait * 1e9);
+        until.tv_sec += ns / 1000000000;
+        until.tv_nsec = ns % 1000000000;
+        pthread_cond_clockwait(&a->stop, &a->lock, CLOCK_MONOTONIC, &until);
+    }
+    pthread_mutex_unlock(&a->lock);
+    return NULL;
+}
+
+static int addresses_check(const struct strings *v, struct error *err) {
+    for (int i = 0; v && i < v->n; i++)
+        if (strncmp(v->v[i], "http://", 7) != 0 && strncmp(v->v[i], "https://", 8) != 0)
+            return error_set(err, ERR_USAGE, "alerts are sent to http://… or https://…");
+    return OK;
+}
+
+struct alerts *alerts_new(struct metrics *m, const struct alerts_options *o, struct error *err) {
+    if (addresses_check(o->webhooks, err) != OK || addresses_check(o->slacks, err) != OK)
+        return NULL;
+    struct alerts *a = xcalloc(1, sizeof *a);
+    *a = (struct alerts){.m = m, .o = *o};
+    pthread_mutex_init(&a->lock, NULL);
+    pthread_cond_init(&a->stop, NULL);
+    for (int i = 0; i < N_ALERT_RULES; i++) {
+        a->watches[i].firing = metric_get(m, METRIC_ALERTS, alert_rules[i].name);
+        a->watches[i].value = NAN;
+    }
+    a->running = o->seconds > 0;
+    if (a->running) CHECK(pthread_create(&a->thread, NULL, alerts_thread, a) == 0);
+    return a;
+}
+
+void alerts_free(struct alerts *a) {
+    if (!a) return;
+    pthread_mutex_lock(&a->lock);
+    a->quit = true;
+    pthread_cond_signal(&a->stop);
+    pthread_mutex_unlock(&a->lock);
+    if (a->running) pthread_join(a->thread, NULL);
+    while (a->n_messages) free(message_take(a, 0).body);
+    free(a);
+}
+
+json_t *alerts_json(struct alerts *a) {
+    json_t *list = json_array();
+    pthread_mutex_lock(&a->lock);
+    for (int i = 0; i < N_ALERT_RULES; i++) {
+        const struct alert_rule *r = &alert_rules[i];
+        const struct watch *w = &a->watches[i];
+        if (r->form == ALERT_ABSENT || r->form == ALERT_RESTARTS) continue;
+        json_array_append_new(
+            list, json_pack("{s:s,s:s,s:s,s:s,s:o,s:f,s:I,s:i}", "alert", r->name, "severity",
+                            r->severity, "summary", r->summary, "state", state_names[w->state],
+                            "value", isfinite(w->value) ? json_real(w->value) : json_null(),
+                            "limit", r->limit, "since", (json_int_t)w->began, "for", r->lasts));
+    }
+    json_t *v =
+        json_pack("{s:o,s:{s:I,s:I,s:i}}", "alerts", list, "messages", "sent", (json_int_t)a->sent,
+                  "failed", (json_int_t)a->failed, "waiting", a->n_messages);
+    pthread_mutex_unlock(&a->lock);
+    return v;
+}

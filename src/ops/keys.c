@@ -1,0 +1,906 @@
+/*
+ * API keys: a log of what was decided in the store, a table of it in memory, and a thread that
+ * keeps the two together.
+ *
+ * The log "keys" holds {op: "add", …} and {op: "revoke", …}; it only grows, so that noticing what
+ * another process did is reading what is new. Document "key"/ID holds what a key has used. There is
+ * no HTTP here, and no clock but the thread's alarm.
+ *
+ * Invariants:
+ * 1. A decision is in the store before it is in the table.
+ * 2. Rows of the table are only added, and only at its end: an index stays valid without the lock.
+ * 3. `used` of a row is what the store held when last written, plus `unsaved`.
+ * 4. `disk` is taken before `table`, and nothing waits for the disk while it holds `table`.
+ */
+#define _GNU_SOURCE
+#include "ops/keys.h"
+
+#include "store/store.h"
+
+#include <math.h>
+#include <pthread.h>
+#include <signal.h>
+#include <sodium.h>
+#include <stdarg.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#define LOG "keys"
+#define PREFIX "sk-shoal-"
+#define TOKEN_PREFIX "st-"
+#define BASE64URL "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-"
+/* What JSON numbers hold exactly everywhere. */
+#define COUNT_MAX ((int64_t)1 << 53)
+
+enum { RANDOM_BYTES = 32, TAIL = 4, SENT_MAX = 512, PAGE = 256, DAY = 86400 };
+
+struct count {
+    int64_t requests, prompt, completion;
+};
+struct usage {
+    int64_t day; /* that `today` is about, from 1970 */
+    struct count today, all;
+    int64_t last; /* in seconds */
+};
+struct bucket {
+    double level, at;
+};
+struct key {
+    char id[KEY_ID_LEN], name[KEY_NAME_LEN], tail[TAIL + 1], hash[HASH_LEN];
+    bool fixed, token; /* in memory only; a token is fixed too */
+    int64_t created, revoked;
+    struct key_spec spec;
+    struct bucket requests, tokens;
+    struct usage used, unsaved;
+};
+struct keys {
+    pthread_mutex_t disk; /* the store, and how much of its log is in the table */
+    struct store *store;
+    char *path;
+    int64_t seq;
+    pthread_mutex_t table; /* all below */
+    struct key *v;         /* [n] */
+    int n, cap, n_fixed, n_tokens;
+    pthread_cond_t stop;
+    bool stopping;
+    pthread_t keeper;
+};
+
+static const struct {
+    const char *name;
+    unsigned bit;
+} scopes[] = {{"chat", KEY_CHAT}, {"jobs", KEY_JOBS}, {"admin", KEY_ADMIN}};
+
+unsigned key_scope_named(const char *name) {
+    for (size_t i = 0; i < ARRAY_LEN(scopes); i++)
+        if (strcmp(scopes[i].name, name) == 0) return scopes[i].bit;
+    return 0;
+}
+
+static json_t *scopes_json(unsigned bits) {
+    json_t *list = json_array();
+    for (size_t i = 0; i < ARRAY_LEN(scopes); i++)
+        if (bits & scopes[i].bit) json_array_append_new(list, json_string(scopes[i].name));
+    return list;
+}
+
+/* 0 when there is anything in the list that is no scope. */
+static unsigned scopes_read(const json_t *list) {
+    unsigned bits = 0;
+    size_t i;
+    const json_t *name;
+    if (!json_is_texts(list)) return 0;
+    json_array_foreach (list, i, name) {
+        unsigned bit = key_scope_named(json_string_value(name));
+        if (!bit) return 0;
+        bits |= bit;
+    }
+    return bits;
+}
+
+/* what was used */
+
+static int64_t day_of(double now) {
+    return (int64_t)floor(now / DAY);
+}
+
+static int64_t sum(int64_t a, int64_t b) {
+    return MIN(a + b, COUNT_MAX);
+}
+
+static void count_add(struct count *to, const struct count *c) {
+    to->requests = sum(to->requests, c->requests);
+    to->prompt = sum(to->prompt, c->prompt);
+    to->completion = sum(to->completion, c->completion);
+}
+
+static int64_t count_tokens(const struct count *c) {
+    return sum(c->prompt, c->completion);
+}
+
+/* Threads come to midnight in any order, so the day before does not bring a new day; what is later
+ * still was a clock that was wrong. */
+static void usage_turn(struct usage *u, int64_t day) {
+    if (day <= u->day && day >= u->day - 1) return;
+    u->day = day;
+    u->today = (struct count){0};
+}
+
+static bool usage_any(const struct usage *u) {
+    return u->all.requests || u->all.prompt || u->all.completion;
+}
+
+/* Of nothing not even the day counts. */
+static void usage_add(struct usage *to, const struct usage *more) {
+    if (!usage_any(more)) return;
+    usage_turn(to, more->day);
+    if (to->day == more->day) count_add(&to->today, &more->today);
+    count_add(&to->all, &more->all);
+    to->last = MAX(to->last, more->last);
+}
+
+static json_t *count_json(const struct count *c) {
+    return json_pack("{s:I,s:I,s:I}", "requests", (json_int_t)c->requests, "prompt_tokens",
+                     (json_int_t)c->prompt, "completion_tokens", (json_int_t)c->completion);
+}
+
+static bool count_read(json_t *v, struct count *out) {
+    json_int_t n[3];
+    if (json_unpack_ex(v, NULL, JSON_STRICT, "{s:I,s:I,s:I}", "requests", &n[0], "prompt_tokens",
+                       &n[1], "completion_tokens", &n[2]) != 0)
+        return false;
+    for (int i = 0; i < 3; i++)
+        if (n[i] < 0 || n[i] > COUNT_MAX) return false;
+    *out = (struct count){n[0], n[1], n[2]};
+    return true;
+}
+
+static bool usage_read(json_t *v, struct usage *out) {
+    json_int_t day, last;
+    json_t *today, *all;
+    if (json_unpack_ex(v, NULL, JSON_STRICT, "{s:I,s:I,s:o,s:o}", "day", &day, "last_used", &last,
+                       "today", &today, "all", &all) != 0 ||
+        last < 0 || last > COUNT_MAX || day < 0 || day > COUNT_MAX / DAY)
+        return false;
+    *out = (struct usage){.day = day, .last = last};
+    return count_read(today, &out->today) && count_read(all, &out->all);
+}
+
+/* A key that was never used has no document. */
+static int usage_get(struct keys *k, const char *id, struct usage *out, struct error *err) {
+    *out = (struct usage){0};
+    json_t *v = store_document_get(k->store, "key", id, err);
+    if (!v) return err->code == ERR_MISSING ? OK : err->code;
+    bool sound = usage_read(v, out);
+    json_decref(v);
+    if (sound) return OK;
+    return error_set(err, ERR_FORMAT,
+                     "'%s': what API key '%s' has used is damaged; put the file back from a copy, "
+                     "or begin with another",
+                     k->path, id);
+}
+
+/* Adds to what the store holds, which another server may have added to, and returns the sum. */
+static int usage_put(struct keys *k, const char *id, const struct usage *more, struct usage *total,
+                     struct error *err) {
+    int rc = usage_get(k, id, total, err);
+    if (rc != OK) return rc;
+    usage_add(total, more);
+    json_t *v = json_pack("{s:I,s:I,s:o,s:o}", "day", (json_int_t)total->day, "last_used",
+                          (json_int_t)total->last, "today", count_json(&total->today), "all",
+                          count_json(&total->all));
+    rc = store_document_put(k->store, "key", id, v, err);
+    json_decref(v);
+    return rc;
+}
+
+/* keys */
+
+static int key_find(const struct keys *k, const char *id) {
+    for (int i = 0; i < k->n; i++)
+        if (strcmp(k->v[i].id, id) == 0) return i;
+    return -1;
+}
+
+/* The key that bears the name now. */
+static int key_named(const struct keys *k, const char *name) {
+    for (int i = 0; i < k->n; i++)
+        if (!k->v[i].revoked && strcmp(k->v[i].name, name) == 0) return i;
+    return -1;
+}
+
+/* Its first digits choose the row: they say nothing of 256 random bits. Whether it is the one is
+ * compared in constant time. */
+static int key_hashed(const struct keys *k, const char *hash) {
+    for (int i = 0; i < k->n; i++)
+        if (memcmp(k->v[i].hash, hash, 16) == 0 &&
+            sodium_memcmp(k->v[i].hash, hash, HASH_LEN - 1) == 0)
+            return i;
+    return -1;
+}
+
+static void key_push(struct keys *k, const struct key *x) {
+    pthread_mutex_lock(&k->table);
+    if (k->n == k->cap) {
+        k->cap = MAX(2 * k->cap, 16);
+        k->v = xrealloc(k->v, (size_t)k->cap * sizeof *k->v);
+    }
+    struct key *to = &k->v[k->n++];
+    *to = *x;
+    to->requests.level = (double)x->spec.requests_per_minute;
+    to->tokens.level = (double)x->spec.tokens_per_minute;
+    pthread_mutex_unlock(&k->table);
+}
+
+static int name_check(const char *name, struct error *err) {
+    size_t n = strlen(name);
+    if (n == 0 || n >= KEY_NAME_LEN || name[strspn(name, BASE64URL ".@")])
+        return error_set(err, ERR_USAGE,
+                         "the name of an API key is 1 to %d letters, digits and '._@-'",
+                         KEY_NAME_LEN - 1);
+    if (strncmp(name, "key-", 4) == 0 || strncmp(name, "cli-", 4) == 0)
+        return error_set(err, ERR_USAGE,
+                         "the name of an API key cannot begin with 'key-' or 'cli-', as ids do");
+    return OK;
+}
+
+static int spec_check(const struct key_spec *s, struct error *err) {
+    const int64_t limits[] = {s->requests_per_minute, s->tokens_per_minute, s->quota_day, s->quota,
+                              s->expires};
+    if (!s->scopes || s->scopes & ~(unsigned)(KEY_CHAT | KEY_JOBS | KEY_ADMIN))
+        return error_set(err, ERR_USAGE, "an API key needs scopes, of chat, jobs and admin");
+    for (size_t i = 0; i < ARRAY_LEN(limits); i++)
+        if (limits[i] < 0 || limits[i] > COUNT_MAX)
+            return error_set(err, ERR_USAGE, "a limit of an API key is below 0 or above 2^53");
+    return OK;
+}
+
+static void id_of(const char *hash, char id[KEY_ID_LEN]) {
+    snprintf(id, KEY_ID_LEN, "key-%.16s", hash);
+}
+
+/* events */
+
+static json_t *add_event(const struct key *x, int64_t seq) {
+    const struct key_spec *s = &x->spec;
+    return json_pack(
+        "{s:s,s:I,s:s,s:s,s:s,s:o,s:I,s:I,s:I,s:I,s:I,s:I}", "op", "add", "seq", (json_int_t)seq,
+        "name", x->name, "hash", x->hash, "tail", x->tail, "scopes", scopes_json(s->scopes),
+        "requests_per_minute", (json_int_t)s->requests_per_minute, "tokens_per_minute",
+        (json_int_t)s->tokens_per_minute, "quota_day", (json_int_t)s->quota_day, "quota",
+        (json_int_t)s->quota, "expires", (json_int_t)s->expires, "created", (json_int_t)x->created);
+}
+
+/* A field too many is an error too: it could be a limit that this program does not know. */
+static int add_read(json_t *event, struct key *x, struct error *err) {
+    json_error_t je;
+    json_int_t seq, limit[6];
+    const char *op, *name, *hash, *tail;
+    json_t *list;
+    if (json_unpack_ex(event, &je, JSON_STRICT, "{s:s,s:I,s:s,s:s,s:s,s:o,s:I,s:I,s:I,s:I,s:I,s:I}",
+                       "op", &op, "seq", &seq, "name", &name, "hash", &hash, "tail", &tail,
+                       "scopes", &list, "requests_per_minute", &limit[0], "tokens_per_minute",
+                       &limit[1], "quota_day", &limit[2], "quota", &limit[3], "expires", &limit[4],
+                       "created", &limit[5]) != 0)
+        return error_set(err, ERR_FORMAT, "%s", je.text);
+    if (!hash_is_valid(hash) || strlen(tail) != TAIL || tail[strspn(tail, BASE64URL)] ||
+        limit[5] < 0 || limit[5] > COUNT_MAX)
+        return error_set(err, ERR_FORMAT, "no hash, no tail or no time of making");
+    *x =
+        (struct key){.created = limit[5],
+                     .spec = {scopes_read(list), limit[0], limit[1], limit[2], limit[3], limit[4]}};
+    if (spec_check(&x->spec, err) != OK || name_check(name, err) != OK)
+        return err->code = ERR_FORMAT;
+    memcpy(x->name, name, strlen(name) + 1);
+    memcpy(x->tail, tail, TAIL + 1);
+    memcpy(x->hash, hash, HASH_LEN);
+    id_of(hash, x->id);
+    return OK;
+}
+
+static json_t *revoke_event(const char *id, int64_t seq, int64_t at) {
+    return json_pack("{s:s,s:I,s:s,s:I}", "op", "revoke", "seq", (json_int_t)seq, "id", id, "at",
+                     (json_int_t)at);
+}
+
+static int add_apply(struct keys *k, json_t *event, struct error *err) {
+    struct key x;
+    int rc = add_read(event, &x, err);
+    if (rc != OK) return rc;
+    if (key_find(k, x.id) >= 0 || key_named(k, x.name) >= 0)
+        return error_set(err, ERR_FORMAT, "a key or a name is there twice");
+    rc = usage_get(k, x.id, &x.used, err);
+    if (rc == OK) key_push(k, &x);
+    return rc;
+}
+
+static int revoke_apply(struct keys *k, json_t *event, struct error *err) {
+    json_error_t je;
+    json_int_t seq, at;
+    const char *op, *id;
+    if (json_unpack_ex(event, &je, JSON_STRICT, "{s:s,s:I,s:s,s:I}", "op", &op, "seq", &seq, "id",
+                       &id, "at", &at) != 0)
+        return error_set(err, ERR_FORMAT, "%s", je.text);
+    int i = key_find(k, id);
+    if (i < 0 || k->v[i].fixed || at <= 0 || at > COUNT_MAX)
+        return error_set(err, ERR_FORMAT, "no key or no time of revoking");
+    pthread_mutex_lock(&k->table);
+    k->v[i].revoked = at;
+    pthread_mutex_unlock(&k->table);
+    return OK;
+}
+
+/* Events carry their number, so that a row which somebody took out is missed. Only the holder of
+ * `disk` changes the table's rows, which is why it may look at them without `table`. */
+static int event_apply(struct keys *k, json_t *event, struct error *err) {
+    const char *op = json_text_at(event, "op");
+    int rc;
+    if (json_integer_value(json_object_get(event, "seq")) != k->seq + 1)
+        rc = error_set(err, ERR_FORMAT, "it is no event, or those before it are gone");
+    else if (strcmp(op, "add") == 0)
+        rc = add_apply(k, event, err);
+    else if (strcmp(op, "revoke") == 0)
+        rc = revoke_apply(k, event, err);
+    else
+        rc = error_set(err, ERR_FORMAT, "it neither adds nor revokes");
+    if (rc == OK) k->seq++;
+    return rc;
+}
+
+/* What is new in the log. */
+static int events_read(struct keys *k, struct error *err) {
+    for (;;) {
+        json_t *page = store_log_list(k->store, LOG, k->seq, PAGE, err), *event;
+        if (!page) return err->code;
+        size_t n = json_array_size(page), i;
+        int rc = OK;
+        json_array_foreach (page, i, event)
+            if ((rc = event_apply(k, event, err)) != OK) break;
+        json_decref(page);
+        if (rc == ERR_FORMAT)
+            error_wrap(err,
+                       "'%s': event %lld of the API keys is damaged (put the file back from a "
+                       "copy, or begin with another)",
+                       k->path, (long long)k->seq + 1);
+        if (rc != OK || n < PAGE) return rc;
+    }
+}
+
+/* Begins the transaction that a decision is made in: on the disk when it is committed. Accounting,
+ * which is written each second, does not wait for the disk. */
+static int decision_begin(struct keys *k, struct error *err) {
+    int rc = store_sync(k->store, true, err);
+    return rc == OK ? store_begin(k->store, err) : rc;
+}
+
+/* Ends the transaction that a decision is made in; the event may be NULL, with rc set. */
+static int event_commit(struct keys *k, json_t *event, int rc, struct error *err) {
+    json_t *events = json_array();
+    if (rc == OK) {
+        json_array_append(events, event);
+        rc = store_log_put(k->store, LOG, k->seq + 1, events, err);
+    }
+    if (rc == OK) rc = store_commit(k->store, err);
+    if (rc == OK)
+        rc = event_apply(k, event, err);
+    else
+        store_rollback(k->store);
+    json_decref(events);
+    json_decref(event);
+    struct error ignored;
+    store_sync(k->store, false, &ignored);
+    return rc;
+}
+
+static void secret_make(const char *prefix, char secret[KEY_SECRET_LEN], struct key *x) {
+    unsigned char raw[RANDOM_BYTES];
+    char *text = secret + strlen(prefix);
+    randombytes_buf(raw, sizeof raw);
+    memcpy(secret, prefix, strlen(prefix) + 1);
+    sodium_bin2base64(text, (size_t)(secret + KEY_SECRET_LEN - text), raw, sizeof raw,
+                      sodium_base64_VARIANT_URLSAFE_NO_PADDING);
+    sodium_memzero(raw, sizeof raw);
+    /* Slow hashes are for passwords that can be guessed; nobody guesses 256 random bits. */
+    size_t n = strlen(secret);
+    hash_bytes(secret, n, x->hash);
+    memcpy(x->tail, secret + n - TAIL, TAIL + 1);
+}
+
+int keys_add(struct keys *k, const char *name, const struct key_spec *spec, double now,
+             char secret[KEY_SECRET_LEN], struct error *err) {
+    struct key x = {.spec = *spec, .created = (int64_t)now};
+    int rc = name_check(name, err);
+    if (rc == OK) rc = spec_check(spec, err);
+    if (rc == OK && spec->expires && (double)spec->expires <= now)
+        rc = error_set(err, ERR_USAGE, "an API key cannot have expired when it is made");
+    if (rc != OK) return rc;
+    memcpy(x.name, name, strlen(name) + 1);
+    secret_make(PREFIX, secret, &x);
+    pthread_mutex_lock(&k->disk);
+    rc = decision_begin(k, err);
+    if (rc == OK) {
+        rc = events_read(k, err);
+        if (rc == OK && key_named(k, name) >= 0)
+            rc = error_set(err, ERR_STATE, "there is a key '%s' already; revoke it first", name);
+        rc = event_commit(k, add_event(&x, k->seq + 1), rc, err);
+    }
+    pthread_mutex_unlock(&k->disk);
+    if (rc != OK) sodium_memzero(secret, KEY_SECRET_LEN);
+    return rc;
+}
+
+/* Which key is to be revoked, or an error. */
+static int revocable(const struct keys *k, const char *id_or_name, struct error *err) {
+    int i = key_find(k, id_or_name);
+    if (i < 0) i = key_named(k, id_or_name);
+    if (i < 0)
+        return error_set(err, ERR_MISSING, "no key '%s' in '%s' that is not revoked", id_or_name,
+                         k->path);
+    if (k->v[i].revoked)
+        return error_set(err, ERR_STATE, "key '%s' is revoked already", id_or_name);
+    if (k->v[i].fixed)
+        return error_set(err, ERR_STATE,
+                         "key '%s' is from the command line; start the server without it",
+                         id_or_name);
+    return i;
+}
+
+int keys_revoke(struct keys *k, const char *id_or_name, double now, struct error *err) {
+    pthread_mutex_lock(&k->disk);
+    int rc = decision_begin(k, err), i;
+    if (rc == OK) {
+        json_t *event = NULL;
+        rc = events_read(k, err);
+        i = rc == OK ? revocable(k, id_or_name, err) : rc;
+        if (i >= 0) event = revoke_event(k->v[i].id, k->seq + 1, (int64_t)MAX(now, 1));
+        rc = event_commit(k, event, MIN(i, OK), err);
+    }
+    pthread_mutex_unlock(&k->disk);
+    return rc;
+}
+
+/* Nothing of a secret that somebody chose is shown, nor of its hash: it may be short enough to be
+ * guessed. */
+static void fixed_push(struct keys *k, const char *hash, unsigned bits) {
+    struct key x = {.fixed = true, .spec.scopes = bits};
+    memcpy(x.hash, hash, HASH_LEN);
+    snprintf(x.id, sizeof x.id, "cli-%d", ++k->n_fixed);
+    memcpy(x.name, x.id, sizeof x.id);
+    key_push(k, &x);
+}
+
+int keys_add_fixed(struct keys *k, const char *secret, unsigned bits, struct error *err) {
+    struct key_spec spec = {.scopes = bits};
+    size_t n = strlen(secret);
+    char hash[HASH_LEN];
+    for (const char *c = secret; *c; c++)
+        if (*c <= ' ' || *c > '~') n = 0;
+    if (n == 0 || n > SENT_MAX)
+        return error_set(err, ERR_USAGE, "an API key is 1 to %d printable characters, no blanks",
+                         SENT_MAX);
+    int rc = spec_check(&spec, err);
+    if (rc != OK) return rc;
+    hash_bytes(secret, n, hash);
+    pthread_mutex_lock(&k->disk);
+    int i = key_hashed(k, hash);
+    if (i < 0) {
+        fixed_push(k, hash, bits);
+    } else if (!k->v[i].fixed) {
+        rc = error_set(err, ERR_USAGE,
+                       "an API key of the command line is key '%s' of '%s'; leave it out",
+                       k->v[i].name, k->path);
+    } else {
+        pthread_mutex_lock(&k->table);
+        k->v[i].spec.scopes |= bits;
+        pthread_mutex_unlock(&k->table);
+    }
+    pthread_mutex_unlock(&k->disk);
+    return rc;
+}
+
+void keys_token(struct keys *k, char secret[KEY_SECRET_LEN]) {
+    struct key x = {.id = KEY_TOKEN_ID,
+                    .name = "start-up token",
+                    .fixed = true,
+                    .token = true,
+                    .spec.scopes = KEY_CHAT | KEY_JOBS | KEY_ADMIN};
+    secret_make(TOKEN_PREFIX, secret, &x);
+    pthread_mutex_lock(&k->disk);
+    CHECK(k->n_tokens == 0);
+    key_push(k, &x);
+    pthread_mutex_lock(&k->table);
+    k->n_tokens++;
+    pthread_mutex_unlock(&k->table);
+    pthread_mutex_unlock(&k->disk);
+}
+
+/* admission */
+
+/* A clock that was set back starts the bucket anew where it is; a thread that is a little late does
+ * not. */
+static void bucket_fill(struct bucket *b, int64_t per_minute, double now) {
+    double full = (double)per_minute;
+    if (now < b->at - 1) b->at = now;
+    if (now <= b->at) return;
+    b->level = MIN(full, b->level + (now - b->at) * full / 60);
+    b->at = now;
+}
+
+/* Seconds until the bucket holds one, in milliseconds rounded up: who waits as told is let in, for
+ * all the rounding of clocks. 0: it does now. */
+static double bucket_wait(struct bucket *b, int64_t per_minute, double now) {
+    if (!per_minute) return 0;
+    bucket_fill(b, per_minute, now);
+    if (b->level >= 1) return 0;
+    return (floor(((1 - b->level) * 60 / (double)per_minute + 1e-6) * 1000) + 1) / 1000;
+}
+
+__attribute__((format(printf, 4, 5))) static bool
+refuse(struct key_answer *out, enum key_verdict verdict, double wait, const char *fmt, ...) {
+    va_list ap;
+    out->verdict = verdict;
+    out->wait = wait;
+    va_start(ap, fmt);
+    vsnprintf(out->why, sizeof out->why, fmt, ap);
+    va_end(ap);
+    return false;
+}
+
+static bool key_usable(const struct key *x, unsigned scope, double now, struct key_answer *out) {
+    if (x->revoked) return refuse(out, KEY_REVOKED, 0, "API key '%s' is revoked", x->name);
+    if (x->spec.expires && now >= (double)x->spec.expires)
+        return refuse(out, KEY_EXPIRED, 0, "API key '%s' has expired", x->name);
+    for (size_t i = 0; i < ARRAY_LEN(scopes); i++)
+        if (scopes[i].bit & scope & ~x->spec.scopes)
+            return refuse(out, KEY_FORBIDDEN, 0, "API key '%s' lacks the scope '%s'", x->name,
+                          scopes[i].name);
+    return true;
+}
+
+static bool key_within_quota(struct key *x, double now, struct key_answer *out) {
+    const struct key_spec *s = &x->spec;
+    if (s->quota && count_tokens(&x->used.all) >= s->quota)
+        return refuse(out, KEY_OVER_QUOTA, 0, "the quota of %lld tokens is used up",
+                      (long long)s->quota);
+    usage_turn(&x->used, day_of(now));
+    if (s->quota_day && count_tokens(&x->used.today) >= s->quota_day)
+        return refuse(out, KEY_OVER_QUOTA, (double)(x->used.day + 1) * DAY - now,
+                      "the quota of %lld tokens a day (UTC) is used up", (long long)s->quota_day);
+    return true;
+}
+
+/* Takes a request from the bucket only when both have one: who is refused has used nothing. */
+static bool key_within_rate(struct key *x, double now, struct key_answer *out) {
+    const struct key_spec *s = &x->spec;
+    double requests = bucket_wait(&x->requests, s->requests_per_minute, now),
+           tokens = bucket_wait(&x->tokens, s->tokens_per_minute, now);
+    if (requests > 0 && requests >= tokens)
+        return refuse(out, KEY_LIMITED, requests,
+                      "the limit of %lld requests a minute is reached; try again in %.3f s",
+                      (long long)s->requests_per_minute, requests);
+    if (tokens > 0)
+        return refuse(out, KEY_LIMITED, tokens,
+                      "the limit of %lld tokens a minute is reached; try again in %.3f s",
+                      (long long)s->tokens_per_minute, tokens);
+    x->requests.level -= 1;
+    return true;
+}
+
+static void key_count(struct key *x, struct count c, double now) {
+    struct usage u = {.day = day_of(now), .today = c, .all = c, .last = (int64_t)now};
+    usage_add(&x->used, &u);
+    if (!x->fixed) usage_add(&x->unsaved, &u);
+}
+
+/* What a client sent as a key, as its hash; what is too long is hashed as nothing. */
+static size_t sent_hash(const char *secret, char hash[HASH_LEN]) {
+    size_t n = secret ? strnlen(secret, SENT_MAX + 1) : 0;
+    hash_bytes(secret, n <= SENT_MAX ? n : 0, hash);
+    return n;
+}
+
+bool keys_peek(struct keys *k, const char *secret, char id[KEY_ID_LEN]) {
+    char hash[HASH_LEN];
+    sent_hash(secret, hash);
+    pthread_mutex_lock(&k->table);
+    int i = key_hashed(k, hash);
+    if (i >= 0) memcpy(id, k->v[i].id, KEY_ID_LEN);
+    pthread_mutex_unlock(&k->table);
+    return i >= 0;
+}
+
+enum key_verdict keys_admit(struct keys *k, const char *secret, unsigned scope, double now,
+                            struct key_answer *out) {
+    char hash[HASH_LEN];
+    CHECK(now >= 0 && now < (double)COUNT_MAX);
+    *out = (struct key_answer){.verdict = KEY_ADMITTED};
+    size_t n = sent_hash(secret, hash);
+    pthread_mutex_lock(&k->table);
+    int i = key_hashed(k, hash);
+    struct key *x = i >= 0 ? &k->v[i] : NULL;
+    if (!x) {
+        refuse(out, KEY_UNKNOWN, 0, "%s",
+               n ? "the API key is not known here"
+                 : "an API key is needed, as 'Authorization: Bearer KEY'");
+    } else {
+        memcpy(out->id, x->id, sizeof x->id);
+        memcpy(out->name, x->name, sizeof x->name);
+        if (key_usable(x, scope, now, out) && key_within_quota(x, now, out) &&
+            key_within_rate(x, now, out))
+            key_count(x, (struct count){.requests = 1}, now);
+    }
+    pthread_mutex_unlock(&k->table);
+    return out->verdict;
+}
+
+void keys_spend(struct keys *k, const char *id, int64_t prompt_tokens, int64_t completion_tokens,
+                double now) {
+    struct count c = {.prompt = prompt_tokens, .completion = completion_tokens};
+    CHECK(now >= 0 && now < (double)COUNT_MAX);
+    CHECK(c.prompt >= 0 && c.prompt <= COUNT_MAX && c.completion >= 0 && c.completion <= COUNT_MAX);
+    pthread_mutex_lock(&k->table);
+    int i = key_find(k, id);
+    CHECK(i >= 0);
+    struct key *x = &k->v[i];
+    bucket_fill(&x->tokens, x->spec.tokens_per_minute, now);
+    x->tokens.level -= (double)count_tokens(&c);
+    key_count(x, c, now);
+    pthread_mutex_unlock(&k->table);
+}
+
+unsigned keys_scopes(struct keys *k, const char *id) {
+    pthread_mutex_lock(&k->table);
+    int i = key_find(k, id);
+    unsigned bits = i >= 0 && !k->v[i].revoked ? k->v[i].spec.scopes : 0;
+    pthread_mutex_unlock(&k->table);
+    return bits;
+}
+
+bool keys_any(struct keys *k) {
+    pthread_mutex_lock(&k->table);
+    bool any = k->n > k->n_tokens;
+    pthread_mutex_unlock(&k->table);
+    return any;
+}
+
+static json_t *key_json(const struct key *x, double now) {
+    const struct key_spec *s = &x->spec;
+    struct usage u = x->used;
+    usage_turn(&u, day_of(now));
+    return json_pack("{s:s,s:s,s:s,s:o,s:I,s:I,s:I,s:I,s:I,s:I,s:I,s:I,s:o,s:o}", "id", x->id,
+                     "name", x->name, "tail", x->tail, "scopes", scopes_json(s->scopes),
+                     "requests_per_minute", (json_int_t)s->requests_per_minute, "tokens_per_minute",
+                     (json_int_t)s->tokens_per_minute, "quota_day", (json_int_t)s->quota_day,
+                     "quota", (json_int_t)s->quota, "expires", (json_int_t)s->expires, "created",
+                     (json_int_t)x->created, "revoked", (json_int_t)x->revoked, "last_used",
+                     (json_int_t)u.last, "today", count_json(&u.today), "all", count_json(&u.all));
+}
+
+json_t *keys_list(struct keys *k, double now) {
+    json_t *list = json_array();
+    pthread_mutex_lock(&k->table);
+    for (int i = 0; i < k->n; i++)
+        if (!k->v[i].token) json_array_append_new(list, key_json(&k->v[i], now));
+    pthread_mutex_unlock(&k->table);
+    return list;
+}
+
+/* the store and the table, kept together */
+
+/* One row's accounting on its way to the store. */
+struct saving {
+    int at;
+    char id[KEY_ID_LEN];
+    struct usage more, total;
+};
+
+static int saving_take(struct keys *k, struct saving **out) {
+    int n = 0;
+    *out = NULL;
+    pthread_mutex_lock(&k->table);
+    for (int i = 0; i < k->n; i++) {
+        struct key *x = &k->v[i];
+        if (!usage_any(&x->unsaved)) continue;
+        *out = xrealloc(*out, (size_t)(n + 1) * sizeof **out);
+        struct saving *s = &(*out)[n++];
+        s->at = i;
+        s->more = x->unsaved;
+        memcpy(s->id, x->id, sizeof x->id);
+        x->unsaved = (struct usage){0};
+    }
+    pthread_mutex_unlock(&k->table);
+    return n;
+}
+
+/* What came in meanwhile is on top of either. */
+static void saving_settle(struct keys *k, const struct saving *s, int n, bool saved) {
+    pthread_mutex_lock(&k->table);
+    for (int i = 0; i < n; i++) {
+        struct key *x = &k->v[s[i].at];
+        if (saved) {
+            x->used = s[i].total;
+            usage_add(&x->used, &x->unsaved);
+        } else {
+            usage_add(&x->unsaved, &s[i].more);
+        }
+    }
+    pthread_mutex_unlock(&k->table);
+}
+
+static int usage_save(struct keys *k, struct error *err) {
+    struct saving *s;
+    int n = saving_take(k, &s), rc = OK;
+    if (n > 0) {
+        rc = store_begin(k->store, err);
+        for (int i = 0; rc == OK && i < n; i++)
+            rc = usage_put(k, s[i].id, &s[i].more, &s[i].total, err);
+        if (rc == OK) rc = store_commit(k->store, err);
+        if (rc != OK) store_rollback(k->store);
+        saving_settle(k, s, n, rc == OK);
+    }
+    free(s);
+    return rc;
+}
+
+/* Accounting is written also when the log cannot be read. */
+int keys_sync(struct keys *k, struct error *err) {
+    struct error other = {0};
+    pthread_mutex_lock(&k->disk);
+    int rc = events_read(k, err), saved = usage_save(k, rc == OK ? err : &other);
+    pthread_mutex_unlock(&k->disk);
+    return rc != OK ? rc : saved;
+}
+
+/* The same trouble is told once. */
+static void *keeper_main(void *arg) {
+    struct keys *k = arg;
+    struct error err, told = {0};
+    struct timespec at;
+    pthread_mutex_lock(&k->table);
+    while (!k->stopping) {
+        clock_gettime(CLOCK_MONOTONIC, &at);
+        at.tv_sec++;
+        while (!k->stopping && pthread_cond_timedwait(&k->stop, &k->table, &at) == 0) continue;
+        if (k->stopping) break;
+        pthread_mutex_unlock(&k->table);
+        err = (struct error){0};
+        if (keys_sync(k, &err) != OK && strcmp(err.text, told.text) != 0) warn("%s", err.text);
+        told = err;
+        pthread_mutex_lock(&k->table);
+    }
+    pthread_mutex_unlock(&k->table);
+    return NULL;
+}
+
+static void keys_init(struct keys *k) {
+    pthread_condattr_t monotonic;
+    CHECK(sodium_init() >= 0);
+    pthread_mutex_init(&k->disk, NULL);
+    pthread_mutex_init(&k->table, NULL);
+    pthread_condattr_init(&monotonic);
+    pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
+    pthread_cond_init(&k->stop, &monotonic);
+    pthread_condattr_destroy(&monotonic);
+}
+
+static void keys_free(struct keys *k) {
+    store_close(k->store);
+    pthread_cond_destroy(&k->stop);
+    pthread_mutex_destroy(&k->table);
+    pthread_mutex_destroy(&k->disk);
+    free(k->path);
+    free(k->v);
+    free(k);
+}
+
+/* Without the thread: for the time of one call. */
+static struct keys *keys_load(const char *store_path, struct error *err) {
+    struct keys *k = xcalloc(1, sizeof *k);
+    k->path = xstrdup(store_path);
+    keys_init(k);
+    int rc = OK;
+    if (!(k->store = store_open(store_path, err))) rc = err->code;
+    if (rc == OK) rc = events_read(k, err);
+    if (rc == OK) return k;
+    keys_free(k);
+    return NULL;
+}
+
+static int event_put(struct keys *k, json_t *event, struct error *err) {
+    return event_commit(k, event, decision_begin(k, err), err);
+}
+
+static int revoke_put(struct keys *k, const char *id, int64_t at, struct error *err) {
+    return event_put(k, revoke_event(id, k->seq + 1, at), err);
+}
+
+/* A name that a key bears in `to` is not taken from it: the other key stays unknown there. */
+static int key_restore(struct keys *to, const struct key *x, int64_t now, int *n,
+                       struct error *err) {
+    int i = key_find(to, x->id), rc = OK;
+    if (i >= 0 ? !x->revoked || to->v[i].revoked : key_named(to, x->name) >= 0) return OK;
+    if (i < 0) rc = event_put(to, add_event(x, to->seq + 1), err);
+    if (rc == OK) rc = revoke_put(to, x->id, x->revoked ? x->revoked : now, err);
+    *n += rc == OK;
+    return rc;
+}
+
+/* Revocations first: they make names free. */
+static int keys_copy(const struct keys *from, struct keys *to, int *n, struct error *err) {
+    int rc = OK;
+    for (int round = 0; round < 2; round++)
+        for (int i = 0; rc == OK && i < from->n; i++)
+            if ((key_find(to, from->v[i].id) < 0) == (round == 1))
+                rc = key_restore(to, &from->v[i], (int64_t)time(NULL), n, err);
+    return rc;
+}
+
+int keys_restore(const char *present, const char *staged, struct error *err) {
+    char *from_path = path_join(present, "serve.db"), *to_path = path_join(staged, "serve.db");
+    struct error unread;
+    struct keys *from = path_exists(from_path) ? keys_load(from_path, &unread) : NULL, *to = NULL;
+    int rc = OK, n = 0;
+    if (!from && path_exists(from_path)) // which may be why it is restored
+        warn(
+            "keys that were revoked since the backup are not known, and may be valid again ('shoal "
+            "key list'): %s",
+            unread.text);
+    if (from && from->n) {
+        to = keys_load(to_path, err);
+        rc = to ? keys_copy(from, to, &n, err) : err->code;
+    }
+    if (rc == OK && n)
+        note("%d API keys that were revoked, or made, since the backup are revoked", n);
+    if (from) keys_free(from);
+    if (to) keys_free(to);
+    free(from_path);
+    free(to_path);
+    return rc;
+}
+
+static int folder_make(const char *path, struct error *err) {
+    const char *slash = strrchr(path, '/');
+    if (!slash || slash == path) return OK;
+    char *folder = xasprintf("%.*s", (int)(slash - path), path);
+    int rc = dir_make(folder, err);
+    free(folder);
+    return rc;
+}
+
+/* Signals are for the program's own threads. */
+static int keeper_start(struct keys *k, struct error *err) {
+    sigset_t all, old;
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &old);
+    int failed = pthread_create(&k->keeper, NULL, keeper_main, k);
+    pthread_sigmask(SIG_SETMASK, &old, NULL);
+    return failed ? error_set(err, ERR_STATE, "cannot start a thread for API keys") : OK;
+}
+
+struct keys *keys_open(const char *store_path, struct error *err) {
+    struct keys *k = xcalloc(1, sizeof *k);
+    k->path = xstrdup(store_path);
+    keys_init(k);
+    int rc = folder_make(store_path, err);
+    if (rc == OK && !(k->store = store_open(store_path, err))) rc = err->code;
+    if (rc == OK) rc = events_read(k, err);
+    if (rc == OK) rc = keeper_start(k, err);
+    if (rc == OK) return k;
+    keys_free(k);
+    return NULL;
+}
+
+void keys_close(struct keys *k) {
+    struct error err = {0};
+    if (!k) return;
+    pthread_mutex_lock(&k->table);
+    k->stopping = true;
+    pthread_cond_signal(&k->stop);
+    pthread_mutex_unlock(&k->table);
+    pthread_join(k->keeper, NULL);
+    pthread_mutex_lock(&k->disk);
+    if (usage_save(k, &err) != OK) warn("%s", err.text);
+    pthread_mutex_unlock(&k->disk);
+    keys_free(k);
+}

@@ -1,0 +1,147 @@
+/*
+ * What /proc says of the process and the machine, and NVIDIA's management library of GPUs. The
+ * library is opened when the program runs and never linked: most machines lack it, and without it
+ * there are no metrics of GPUs, and that is all.
+ */
+#define _GNU_SOURCE
+#include "ops/metrics_process.h"
+
+#include "base/base.h"
+
+#include <dirent.h>
+#include <dlfcn.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/resource.h>
+#include <unistd.h>
+
+/* The number after `key` at the start of a line of a file in /proc, -1 if there is none. */
+static double number_after(const char *path, const char *key) {
+    char line[512];
+    double v = -1;
+    FILE *f = fopen(path, "re");
+    while (f && v < 0 && fgets(line, sizeof line, f))
+        if (strncmp(line, key, strlen(key)) == 0) v = strtod(line + strlen(key), NULL);
+    if (f) fclose(f);
+    return v;
+}
+
+static double count_fds(void) {
+    DIR *d = opendir("/proc/self/fd");
+    int n = -3; /* ".", ".." and the folder's own */
+    if (!d) return -1;
+    while (readdir(d)) n++;
+    closedir(d);
+    return n;
+}
+
+/* The fields of /proc/self/stat from the third on, as proc(5) numbers them. The second is a name
+ * that may hold spaces and parentheses, so counting begins behind the last of those. */
+enum { MINOR = 10, MAJOR = 12, USER = 14, SYSTEM = 15, THREADS = 20, START = 22, SIZE, RESIDENT };
+
+static bool stat_read(double field[RESIDENT + 1]) {
+    char text[2048] = "";
+    FILE *f = fopen("/proc/self/stat", "re");
+    size_t n = f ? fread(text, 1, sizeof text - 1, f) : 0;
+    if (f) fclose(f);
+    text[n] = 0;
+    char *at = strrchr(text, ')');
+    if (!at || strlen(at) < 4) return false;
+    at += 3; /* ") R": the third is a letter */
+    for (int i = 4; i <= RESIDENT; i++) field[i] = strtod(at, &at);
+    return true;
+}
+
+struct process_state process_read(void) {
+    struct process_state s = {-1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1};
+    double v[RESIDENT + 1], ticks = (double)sysconf(_SC_CLK_TCK), boot;
+    struct rlimit limit;
+    if (stat_read(v)) {
+        s.cpu = (v[USER] + v[SYSTEM]) / ticks;
+        s.resident = v[RESIDENT] * (double)sysconf(_SC_PAGESIZE);
+        s.addresses = v[SIZE];
+        s.threads = v[THREADS];
+        s.minor_faults = v[MINOR];
+        s.major_faults = v[MAJOR];
+        boot = number_after("/proc/stat", "btime ");
+        if (boot >= 0) s.start = boot + v[START] / ticks;
+    }
+    s.fds = count_fds();
+    if (getrlimit(RLIMIT_NOFILE, &limit) == 0 && limit.rlim_cur != RLIM_INFINITY)
+        s.max_fds = (double)limit.rlim_cur;
+    struct memory_facts m = memory_facts("/");
+    s.host_memory = (double)m.total;
+    s.host_available = (double)m.available;
+    return s;
+}
+
+/* The library's own types, as its binary interface has them. */
+typedef struct nvml_device *nvml_device;
+struct nvml_memory {
+    unsigned long long total, free, used;
+};
+struct nvml_rates {
+    unsigned gpu, memory; /* percent */
+};
+
+struct gpus {
+    void *library;
+    int (*init)(void);
+    int (*shutdown)(void);
+    int (*count)(unsigned *n);
+    int (*device)(unsigned i, nvml_device *out);
+    int (*rates)(nvml_device d, struct nvml_rates *out);
+    int (*memory)(nvml_device d, struct nvml_memory *out);
+};
+
+/* POSIX has dlsym return a data pointer for functions too; a copy of its bits is the way that C
+ * allows. */
+static bool symbol(const struct gpus *g, const char *name, void *function) {
+    void *p = dlsym(g->library, name);
+    memcpy(function, &p, sizeof p);
+    return p != NULL;
+}
+
+static bool symbols(struct gpus *g) {
+    return symbol(g, "nvmlInit_v2", &g->init) && symbol(g, "nvmlShutdown", &g->shutdown) &&
+           symbol(g, "nvmlDeviceGetCount_v2", &g->count) &&
+           symbol(g, "nvmlDeviceGetHandleByIndex_v2", &g->device) &&
+           symbol(g, "nvmlDeviceGetUtilizationRates", &g->rates) &&
+           symbol(g, "nvmlDeviceGetMemoryInfo", &g->memory);
+}
+
+struct gpus *gpus_open(void) {
+    void *library = dlopen("libnvidia-ml.so.1", RTLD_NOW | RTLD_LOCAL);
+    if (!library) return NULL;
+    struct gpus *g = xcalloc(1, sizeof *g);
+    g->library = library;
+    if (symbols(g) && g->init() == 0) return g;
+    dlclose(library);
+    free(g);
+    return NULL;
+}
+
+void gpus_close(struct gpus *g) {
+    if (!g) return;
+    g->shutdown();
+    dlclose(g->library);
+    free(g);
+}
+
+int gpus_read(struct gpus *g, struct gpu_state out[GPUS_MAX]) {
+    unsigned n = 0;
+    if (!g || g->count(&n) != 0) return 0;
+    n = MIN(n, (unsigned)GPUS_MAX);
+    for (unsigned i = 0; i < n; i++) {
+        nvml_device d = NULL;
+        struct nvml_rates rates;
+        struct nvml_memory memory;
+        out[i] = (struct gpu_state){-1, -1, -1};
+        if (g->device(i, &d) != 0) continue;
+        if (g->rates(d, &rates) == 0) out[i].busy = MIN(rates.gpu, 100u) / 100.0;
+        if (g->memory(d, &memory) != 0) continue;
+        out[i].used = (double)memory.used;
+        out[i].total = (double)memory.total;
+    }
+    return (int)n;
+}

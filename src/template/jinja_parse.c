@@ -1,0 +1,1023 @@
+/*
+ * Template text → tokens → tree, after Jinja2's own lexer and parser.
+ *
+ * White space: of `trim_blocks` the newline behind a block or a comment goes, of `lstrip_blocks`
+ * the blanks before one that begins its line; '-' takes all white space on its side, '+' keeps it;
+ * one newline at the very end goes. Nothing is evaluated here. Filters and tests that Jinja does
+ * not have are refused here, those that this subset lacks when they are reached.
+ *
+ * Invariant: tokens end with T_END, and the parser never moves behind it.
+ */
+#include "template/internal.h"
+
+#include <stdlib.h>
+#include <string.h>
+#include <unistr.h>
+
+enum token_kind {
+    T_TEXT,
+    T_PRINT,
+    T_PRINT_END,
+    T_BLOCK,
+    T_BLOCK_END,
+    T_NAME,
+    T_VALUE,
+    T_OP,
+    T_END
+};
+struct token {
+    enum token_kind kind;
+    int line, op;
+    struct str name; /* names; text */
+    struct value value;
+};
+
+struct parser {
+    struct work *w;
+    const char *p;
+    size_t n, at; /* lexer's position */
+    int line;
+    struct token *tokens;
+    size_t n_tokens, cap;
+    size_t next;
+    int loops;          /* for-loops around this place, within its macro */
+    struct node *macro; /* the macro around this place */
+};
+
+/* lexer */
+
+static void token_add(struct parser *p, struct token t) {
+    t.line = p->line;
+    p->tokens = work_grow(p->w, p->tokens, p->n_tokens, &p->cap, sizeof t);
+    p->tokens[p->n_tokens++] = t;
+}
+
+static void advance(struct parser *p, size_t to) {
+    for (; p->at < to; p->at++) p->line += p->p[p->at] == '\n';
+    p->w->line = p->line;
+}
+
+static bool looking_at(const struct parser *p, size_t at, const char *s) {
+    size_t n = strlen(s);
+    return p->n - at >= n && memcmp(p->p + at, s, n) == 0;
+}
+
+static size_t skip_space(const struct parser *p, size_t at) {
+    int len;
+    while (at < p->n && char_is_space(char_at(p->p + at, &len))) at += (size_t)len;
+    return at;
+}
+
+static bool is_digit(char c) {
+    return c >= '0' && c <= '9';
+}
+
+static bool is_word(char c) {
+    return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || c == '_' || is_digit(c);
+}
+
+/* A number's digits and underscores between them; only the digits are kept. */
+static size_t digits_take(const struct parser *p, size_t at, char *out, size_t *n) {
+    while (at < p->n && (is_digit(p->p[at]) ||
+                         (p->p[at] == '_' && *n && at + 1 < p->n && is_digit(p->p[at + 1])))) {
+        if (*n >= 60) work_fail(p->w, "a number is too long");
+        if (p->p[at] != '_') out[(*n)++] = p->p[at];
+        at++;
+    }
+    return at;
+}
+
+static void lex_number(struct parser *p) {
+    char text[64];
+    size_t n = 0, at = digits_take(p, p->at, text, &n);
+    bool after_dot = p->at > 0 && p->p[p->at - 1] == '.', real = false;
+    if (!after_dot && at + 1 < p->n && p->p[at] == '.' && is_digit(p->p[at + 1])) {
+        text[n++] = '.';
+        at = digits_take(p, at + 1, text, &n);
+        real = true;
+    }
+    size_t e = at + 1;
+    if (e < p->n && (p->p[e] == '+' || p->p[e] == '-')) e++;
+    if (!after_dot && e < p->n && (p->p[at] == 'e' || p->p[at] == 'E') && is_digit(p->p[e])) {
+        text[n++] = 'e';
+        if (p->p[e - 1] == '-') text[n++] = '-';
+        at = digits_take(p, e, text, &n);
+        real = true;
+    }
+    text[n] = 0;
+    if (!real && text[0] == '0' && strspn(text, "0") != n)
+        work_fail(p->w, "the number '%s' begins with 0", text);
+    if (at < p->n && is_word(p->p[at]))
+        work_fail(p->w, "a number like '%s%c' is not supported", text, p->p[at]);
+    if (!real && n > 18) work_fail(p->w, "the integer '%s' is too large", text);
+    token_add(p, (struct token){.kind = T_VALUE,
+                                .value = real ? FLOAT(strtod(text, NULL)) : INT(atoll(text))});
+    advance(p, at);
+}
+
+static void char_put(struct parser *p, struct text *t, uint32_t c) {
+    char b[4];
+    int n = 0;
+    if (c > 0x10FFFF || (c >= 0xD800 && c < 0xE000))
+        work_fail(p->w, "\\u%04x is no character", (unsigned)c);
+    if (c < 0x80) {
+        b[n++] = (char)c;
+    } else if (c < 0x800) {
+        b[n++] = (char)(0xC0 | c >> 6);
+        b[n++] = (char)(0x80 | (c & 63));
+    } else if (c < 0x10000) {
+        b[n++] = (char)(0xE0 | c >> 12);
+        b[n++] = (char)(0x80 | (c >> 6 & 63));
+        b[n++] = (char)(0x80 | (c & 63));
+    } else {
+        b[n++] = (char)(0xF0 | c >> 18);
+        b[n++] = (char)(0x80 | (c >> 12 & 63));
+        b[n++] = (char)(0x80 | (c >> 6 & 63));
+        b[n++] = (char)(0x80 | (c & 63));
+    }
+    text_add(p->w, t, (struct str){b, (size_t)n, NULL});
+}
+
+/* `count` digits of base 16 (or up to three of base 8) at `at`. */
+static size_t code_take(struct parser *p, struct text *t, size_t at, int count, int base) {
+    char digits[9] = {0};
+    int n = 0;
+    for (; n < count && at + (size_t)n < p->n; n++) {
+        char c = p->p[at + (size_t)n];
+        bool ok = base == 8 ? c >= '0' && c <= '7' : strchr("0123456789abcdefABCDEF", c) && c;
+        if (!ok) break;
+        digits[n] = c;
+    }
+    if (base == 16 && n < count) work_fail(p->w, "an escape in a string is cut short");
+    char_put(p, t, (uint32_t)strtoul(digits, NULL, base));
+    return at + (size_t)n;
+}
+
+/* Python's escapes; one that is none stays as it stands. `at` is behind the backslash. */
+static size_t escape_take(struct parser *p, struct text *t, size_t at) {
+    static const char from[] = "\\'\"abfnrtv", to[] = "\\'\"\a\b\f\n\r\t\v";
+    char c = p->p[at];
+    const char *simple = c ? strchr(from, c) : NULL;
+    if (simple) {
+        text_add(p->w, t, (struct str){to + (simple - from), 1, NULL});
+        return at + 1;
+    }
+    if (c == '\n') return at + 1;
+    if (c == 'x') return code_take(p, t, at + 1, 2, 16);
+    if (c == 'u') return code_take(p, t, at + 1, 4, 16);
+    if (c == 'U') return code_take(p, t, at + 1, 8, 16);
+    if (c >= '0' && c <= '7') return code_take(p, t, at, 3, 8);
+    if (c == 'N') work_fail(p->w, "\\N in a string is not supported");
+    text_puts(p->w, t, "\\");
+    return at;
+}
+
+static void lex_string(struct parser *p) {
+    char quote = p->p[p->at];
+    struct text t = {0};
+    size_t at = p->at + 1;
+    while (at < p->n && p->p[at] != quote) {
+        if (p->p[at] == '\\' && at + 1 < p->n) {
+            at = escape_take(p, &t, at + 1);
+        } else {
+            text_add(p->w, &t, (struct str){p->p + at++, 1, NULL});
+        }
+    }
+    if (at >= p->n) work_fail(p->w, "a string is not closed");
+    token_add(p, (struct token){.kind = T_VALUE, .value = STRING(text_str(&t))});
+    advance(p, at + 1);
+}
+
+static void lex_operator(struct parser *p, char *stack, int *depth) {
+    static const char *const two[] = {"//", "**", "==", "!=", ">=", "<="};
+    char c = p->p[p->at];
+    int op = c;
+    for (size_t i = 0; i < ARRAY_LEN(two); i++)
+        if (looking_at(p, p->at, two[i])) op = OP(two[i][0], two[i][1]);
+    if (op == c && (!c || !strchr("+-/*%~[](){}><=.:|,;", c))) {
+        int len;
+        uint32_t u = char_at(p->p + p->at, &len);
+        work_fail(p->w,
+                  u < 0x80 ? "unexpected character '%.*s'"
+                           : "the character '%.*s' outside of strings is not supported",
+                  len, p->p + p->at);
+    }
+    if (c == '(' || c == '[' || c == '{') {
+        if (*depth == MAX_DEPTH) work_fail(p->w, "nested too deeply");
+        stack[(*depth)++] = c == '(' ? ')' : c == '[' ? ']' : '}';
+    } else if (c == ')' || c == ']' || c == '}') {
+        if (*depth == 0) work_fail(p->w, "unexpected '%c'", c);
+        if (stack[--*depth] != c)
+            work_fail(p->w, "unexpected '%c', expected '%c'", c, stack[*depth]);
+    }
+    token_add(p, (struct token){.kind = T_OP, .op = op});
+    advance(p, p->at + (op == c ? 1 : 2));
+}
+
+/* The end of a tag here, with the white space that goes with it: its length, or 0. */
+static size_t tag_end(const struct parser *p, const char *end, bool block) {
+    size_t at = p->at;
+    char sign = p->p[at];
+    if (sign == '-' || (sign == '+' && block)) at++;
+    if (!looking_at(p, at, end)) return 0;
+    at += 2;
+    if (sign == '-') return skip_space(p, at) - p->at;
+    if (block && sign != '+' && at < p->n && p->p[at] == '\n') at++;
+    return at - p->at;
+}
+
+/* From behind the opening of a block or a print to behind its end. */
+static void lex_tag(struct parser *p, bool block) {
+    const char *end = block ? "%}" : "}}";
+    char stack[MAX_DEPTH];
+    int depth = 0;
+    while (p->at < p->n) {
+        char c = p->p[p->at];
+        size_t n = depth == 0 ? tag_end(p, end, block) : 0, space = skip_space(p, p->at);
+        if (n) {
+            token_add(p, (struct token){.kind = block ? T_BLOCK_END : T_PRINT_END});
+            advance(p, p->at + n);
+            return;
+        }
+        if (space > p->at) {
+            advance(p, space);
+        } else if (is_digit(c)) {
+            lex_number(p);
+        } else if (is_word(c)) {
+            size_t to = p->at;
+            while (to < p->n && is_word(p->p[to])) to++;
+            token_add(p, (struct token){.kind = T_NAME, .name = {p->p + p->at, to - p->at, NULL}});
+            advance(p, to);
+        } else if (c == '\'' || c == '"') {
+            lex_string(p);
+        } else {
+            lex_operator(p, stack, &depth);
+        }
+    }
+    work_fail(p->w, "'%s' is missing before the template's end", end);
+}
+
+/* Text before a tag: what of its end the tag takes away. */
+static void lex_text(struct parser *p, size_t end, char sign, bool lstrip) {
+    struct str s = {p->p + p->at, end - p->at, NULL};
+    bool line_starts = p->at == 0 || p->p[p->at - 1] == '\n';
+    if (sign == '-') {
+        s = str_strip(p->w, s, NULL, STRIP_RIGHT);
+    } else if (sign != '+' && lstrip) {
+        size_t from = s.n;
+        while (from > 0 && s.p[from - 1] != '\n') from--;
+        bool blank = skip_space(p, p->at + from) >= end;
+        if (blank && from < s.n && (from > 0 || line_starts)) s.n = from;
+    }
+    if (s.n) token_add(p, (struct token){.kind = T_TEXT, .name = s});
+    advance(p, end);
+}
+
+static void lex_comment(struct parser *p) {
+    size_t sign = p->at + 2 < p->n && (p->p[p->at + 2] == '-' || p->p[p->at + 2] == '+');
+    for (advance(p, p->at + 2 + sign); p->at < p->n; advance(p, p->at + 1)) {
+        size_t n = tag_end(p, "#}", true);
+        if (!n) continue;
+        advance(p, p->at + n);
+        return;
+    }
+    work_fail(p->w, "a comment is not closed");
+}
+
+/* {% raw %} here: its length with the tag's end, or 0. */
+static size_t raw_tag(const struct parser *p, size_t at, const char *word, bool closing) {
+    size_t from = at;
+    if (!looking_at(p, at, "{%")) return 0;
+    at += 2;
+    if (at < p->n && (p->p[at] == '-' || p->p[at] == '+')) at++;
+    at = skip_space(p, at);
+    if (!looking_at(p, at, word)) return 0;
+    at = skip_space(p, at + strlen(word));
+    struct parser end = *p;
+    end.at = at;
+    size_t n = at < p->n ? tag_end(&end, "%}", true) : 0;
+    if (n && !closing && p->p[at] == '+') return 0;
+    /* The newline behind the opening stays. */
+    if (n && !closing && p->p[at] != '-') n = 2;
+    return n ? at + n - from : 0;
+}
+
+static void lex_raw(struct parser *p, size_t n) {
+    advance(p, p->at + n);
+    for (size_t end = p->at; end < p->n; end++) {
+        size_t m = p->p[end] == '{' ? raw_tag(p, end, "endraw", true) : 0;
+        if (!m) continue;
+        lex_text(p, end, p->p[end + 2], true);
+        advance(p, end + m);
+        return;
+    }
+    work_fail(p->w, "'{%% endraw %%}' is missing");
+}
+
+static void lex(struct parser *p) {
+    while (p->at < p->n) {
+        size_t end = p->at;
+        while (end < p->n && !(p->p[end] == '{' && end + 1 < p->n && strchr("%{#", p->p[end + 1]) &&
+                               p->p[end + 1]))
+            end++;
+        if (end == p->n) {
+            lex_text(p, end, '+', false);
+            break;
+        }
+        char what = p->p[end + 1], sign = end + 2 < p->n ? p->p[end + 2] : 0;
+        lex_text(p, end, sign, what != '{');
+        size_t raw = what == '%' ? raw_tag(p, end, "raw", false) : 0;
+        if (raw) {
+            lex_raw(p, raw);
+        } else if (what == '#') {
+            lex_comment(p);
+        } else {
+            token_add(p, (struct token){.kind = what == '%' ? T_BLOCK : T_PRINT});
+            advance(p, end + 2 + (sign == '-' || sign == '+'));
+            lex_tag(p, what == '%');
+        }
+    }
+    token_add(p, (struct token){.kind = T_END});
+}
+
+/* tokens */
+
+static const struct token *peek(const struct parser *p) {
+    return &p->tokens[p->next];
+}
+
+static const struct token *look(const struct parser *p) {
+    return &p->tokens[MIN(p->next + 1, p->n_tokens - 1)];
+}
+
+static const struct token *take(struct parser *p) {
+    const struct token *t = peek(p);
+    if (t->kind != T_END) p->next++;
+    p->w->line = peek(p)->line;
+    return t;
+}
+
+_Noreturn static void unexpected(struct parser *p, const char *wanted) {
+    static const char *const names[] = {
+        "text",    "'{{'",        "the end of '{{'",   "'{%'", "the end of '{%'", "a name",
+        "a value", "an operator", "the template's end"};
+    const struct token *t = peek(p);
+    p->w->line = t->line;
+    char op[] = {'\'', (char)t->op, (char)(t->op >> 8), 0};
+    if (t->kind == T_NAME)
+        work_fail(p->w, "unexpected '%.*s', expected %s", (int)MIN(t->name.n, 40u), t->name.p,
+                  wanted);
+    if (t->kind == T_OP) work_fail(p->w, "unexpected %s', expected %s", op, wanted);
+    work_fail(p->w, "unexpected %s, expected %s", names[t->kind], wanted);
+}
+
+static bool at_op(const struct parser *p, int op) {
+    return peek(p)->kind == T_OP && peek(p)->op == op;
+}
+
+static bool token_is(const struct token *t, const char *name) {
+    return t->kind == T_NAME && str_is(t->name, name);
+}
+
+static bool at_name(const struct parser *p, const char *name) {
+    return token_is(peek(p), name);
+}
+
+static bool skip_op(struct parser *p, int op) {
+    bool found = at_op(p, op);
+    if (found) take(p);
+    return found;
+}
+
+static bool skip_name(struct parser *p, const char *name) {
+    bool found = at_name(p, name);
+    if (found) take(p);
+    return found;
+}
+
+static void expect_op(struct parser *p, int op) {
+    char wanted[] = {'\'', (char)op, '\'', 0};
+    if (!skip_op(p, op)) unexpected(p, wanted);
+}
+
+static struct str expect_name(struct parser *p) {
+    if (peek(p)->kind != T_NAME) unexpected(p, "a name");
+    return take(p)->name;
+}
+
+static void expect_keyword(struct parser *p, const char *name) {
+    if (!skip_name(p, name)) unexpected(p, name);
+}
+
+static struct node *node_new(struct parser *p, enum node_kind kind) {
+    struct node *n = work_alloc(p->w, sizeof *n);
+    n->kind = kind;
+    n->line = peek(p)->line;
+    return n;
+}
+
+static struct node *node_of(struct parser *p, enum node_kind kind, struct node *a, struct node *b) {
+    struct node *n = node_new(p, kind);
+    n->a = a;
+    n->b = b;
+    return n;
+}
+
+static void nodes_add(struct parser *p, struct nodes *list, struct node *n) {
+    list->v = work_grow(p->w, list->v, list->n, &list->cap, sizeof *list->v);
+    list->v[list->n++] = n;
+}
+
+/* expressions */
+
+static struct node *parse_expression(struct parser *p);
+static struct node *parse_or(struct parser *p);
+static struct node *parse_unary(struct parser *p, bool filters);
+
+enum tuple_form { TUPLE_FULL, TUPLE_NO_COND, TUPLE_PARENTHESES, TUPLE_TARGET, TUPLE_TARGET_SET };
+static struct node *parse_primary(struct parser *p, bool namespaces);
+
+static bool tuple_ends(const struct parser *p, enum tuple_form form) {
+    const struct token *t = peek(p);
+    return t->kind == T_PRINT_END || t->kind == T_BLOCK_END || at_op(p, ')') ||
+           (form == TUPLE_TARGET && at_name(p, "in")) ||
+           (form == TUPLE_NO_COND && at_name(p, "recursive"));
+}
+
+static struct node *parse_tuple(struct parser *p, enum tuple_form form) {
+    struct node *t = node_new(p, NODE_TUPLE);
+    bool comma = false;
+    while (!tuple_ends(p, form)) {
+        bool target = form == TUPLE_TARGET || form == TUPLE_TARGET_SET;
+        nodes_add(p, &t->list,
+                  target                  ? parse_primary(p, form == TUPLE_TARGET_SET)
+                  : form == TUPLE_NO_COND ? parse_or(p)
+                                          : parse_expression(p));
+        if (!skip_op(p, ',')) break;
+        comma = true;
+    }
+    if (!comma && t->list.n) return t->list.v[0];
+    if (!comma && form != TUPLE_PARENTHESES) unexpected(p, "an expression");
+    return t;
+}
+
+static struct node *parse_name(struct parser *p, bool namespaces) {
+    struct node *n = node_new(p, NODE_NAME);
+    n->name = take(p)->name;
+    bool yes = str_is(n->name, "true") || str_is(n->name, "True");
+    if (yes || str_is(n->name, "false") || str_is(n->name, "False")) {
+        n->kind = NODE_CONST;
+        n->value = BOOL(yes);
+    } else if (str_is(n->name, "none") || str_is(n->name, "None")) {
+        n->kind = NODE_CONST;
+        n->value = NONE;
+    } else if (namespaces && skip_op(p, '.')) {
+        n->kind = NODE_NSREF;
+        n->name2 = expect_name(p);
+    }
+    if (p->macro && (str_is(n->name, "varargs") || str_is(n->name, "kwargs")))
+        work_fail(p->w, "'%.*s' in a macro is not supported", (int)n->name.n, n->name.p);
+    if (p->macro && str_is(n->name, "caller")) p->macro->uses_caller = true;
+    return n;
+}
+
+/* Neighbouring strings are one. */
+static struct node *parse_value(struct parser *p) {
+    struct node *n = node_new(p, NODE_CONST);
+    n->value = take(p)->value;
+    if (n->value.kind != V_STR) return n;
+    struct text t = {0};
+    text_add(p->w, &t, n->value.s);
+    while (peek(p)->kind == T_VALUE && peek(p)->value.kind == V_STR)
+        text_add(p->w, &t, take(p)->value.s);
+    n->value.s = text_str(&t);
+    return n;
+}
+
+static struct node *parse_list(struct parser *p, bool dict) {
+    struct node *n = node_new(p, dict ? NODE_DICT : NODE_LIST);
+    int close = dict ? '}' : ']';
+    take(p);
+    while (!at_op(p, close)) {
+        if (n->list.n) expect_op(p, ',');
+        if (at_op(p, close)) break;
+        nodes_add(p, &n->list, parse_expression(p));
+        if (!dict) continue;
+        expect_op(p, ':');
+        nodes_add(p, &n->list2, parse_expression(p));
+    }
+    expect_op(p, close);
+    return n;
+}
+
+static struct node *parse_primary(struct parser *p, bool namespaces) {
+    const struct token *t = peek(p);
+    if (t->kind == T_NAME) return parse_name(p, namespaces);
+    if (t->kind == T_VALUE) return parse_value(p);
+    if (at_op(p, '[')) return parse_list(p, false);
+    if (at_op(p, '{')) return parse_list(p, true);
+    if (!skip_op(p, '(')) unexpected(p, "an expression");
+    struct node *n = parse_tuple(p, TUPLE_PARENTHESES);
+    expect_op(p, ')');
+    return n;
+}
+
+static struct node *parse_subscribed(struct parser *p) {
+    struct node *first = at_op(p, ':') ? NULL : parse_expression(p);
+    if (!at_op(p, ':')) return first;
+    struct node *n = node_new(p, NODE_SLICE);
+    nodes_add(p, &n->list, first);
+    for (int i = 0; i < 2; i++) {
+        bool there = skip_op(p, ':') && !at_op(p, ':') && !at_op(p, ']') && !at_op(p, ',');
+        nodes_add(p, &n->list, there ? parse_expression(p) : NULL);
+    }
+    return n;
+}
+
+static struct node *parse_subscript(struct parser *p, struct node *a) {
+    struct node *n = node_of(p, NODE_ITEM, a, NULL);
+    if (skip_op(p, '.')) {
+        const struct token *t = peek(p);
+        if (t->kind == T_NAME) {
+            n->kind = NODE_ATTR;
+            n->name = take(p)->name;
+        } else if (t->kind == T_VALUE && t->value.kind == V_INT) {
+            n->b = node_new(p, NODE_CONST);
+            n->b->value = take(p)->value;
+        } else {
+            unexpected(p, "a name or a number");
+        }
+        return n;
+    }
+    expect_op(p, '[');
+    struct node *t = node_new(p, NODE_TUPLE);
+    while (!at_op(p, ']')) {
+        if (t->list.n) expect_op(p, ',');
+        nodes_add(p, &t->list, parse_subscribed(p));
+    }
+    expect_op(p, ']');
+    if (t->list.n != 1) work_fail(p->w, "an index of several parts is not supported");
+    n->b = t->list.v[0];
+    return n;
+}
+
+static void parse_args(struct parser *p, struct nodes *out) {
+    bool named = false;
+    expect_op(p, '(');
+    for (bool first = true; !at_op(p, ')'); first = false) {
+        if (!first) expect_op(p, ',');
+        if (at_op(p, ')')) break;
+        if (at_op(p, '*') || at_op(p, OP('*', '*')))
+            work_fail(p->w, "'*' before an argument is not supported");
+        if (peek(p)->kind == T_NAME && look(p)->kind == T_OP && look(p)->op == '=') {
+            struct node *n = node_new(p, NODE_KWARG);
+            n->name = take(p)->name;
+            take(p);
+            n->a = parse_expression(p);
+            nodes_add(p, out, n);
+            named = true;
+        } else {
+            if (named) work_fail(p->w, "an argument without a name follows one with a name");
+            nodes_add(p, out, parse_expression(p));
+        }
+    }
+    expect_op(p, ')');
+}
+
+static struct node *parse_call(struct parser *p, struct node *a) {
+    struct node *n = node_of(p, NODE_CALL, a, NULL);
+    parse_args(p, &n->list);
+    return n;
+}
+
+static struct node *parse_postfix(struct parser *p, struct node *n) {
+    for (;;) {
+        if (at_op(p, '.') || at_op(p, '['))
+            n = parse_subscript(p, n);
+        else if (at_op(p, '('))
+            n = parse_call(p, n);
+        else
+            return n;
+    }
+}
+
+static struct node *parse_filter(struct parser *p, struct node *a) {
+    struct node *n = node_of(p, NODE_FILTER, a, NULL);
+    n->name = expect_name(p);
+    if (!filter_known(n->name))
+        work_fail(p->w, "there is no filter '%.*s'", (int)n->name.n, n->name.p);
+    if (at_op(p, '(')) parse_args(p, &n->list);
+    return n;
+}
+
+static struct node *parse_filters(struct parser *p, struct node *a) {
+    while (skip_op(p, '|')) a = parse_filter(p, a);
+    return a;
+}
+
+static bool test_argument_follows(const struct parser *p) {
+    const struct token *t = peek(p);
+    if (t->kind == T_VALUE) return true;
+    if (t->kind == T_NAME) return !at_name(p, "else") && !at_name(p, "or") && !at_name(p, "and");
+    return at_op(p, '[') || at_op(p, '{');
+}
+
+static struct node *parse_test(struct parser *p, struct node *a) {
+    struct node *n = node_of(p, NODE_TEST, a, NULL);
+    take(p);
+    bool negated = skip_name(p, "not");
+    n->name = expect_name(p);
+    if (!test_known(n->name)) work_fail(p->w, "there is no test '%.*s'", (int)n->name.n, n->name.p);
+    if (at_op(p, '(')) {
+        parse_args(p, &n->list);
+    } else if (test_argument_follows(p)) {
+        if (at_name(p, "is")) work_fail(p->w, "tests cannot be chained with 'is'");
+        nodes_add(p, &n->list, parse_postfix(p, parse_primary(p, false)));
+    }
+    return negated ? node_of(p, NODE_NOT, n, NULL) : n;
+}
+
+static struct node *parse_unary(struct parser *p, bool filters) {
+    struct node *n;
+    work_enter(p->w);
+    if (at_op(p, '-') || at_op(p, '+')) {
+        n = node_new(p, take(p)->op == '-' ? NODE_NEG : NODE_POS);
+        n->a = parse_unary(p, false);
+    } else {
+        n = parse_primary(p, false);
+    }
+    n = parse_postfix(p, n);
+    while (filters) {
+        if (at_op(p, '|'))
+            n = parse_filters(p, n);
+        else if (at_name(p, "is"))
+            n = parse_test(p, n);
+        else if (at_op(p, '('))
+            n = parse_call(p, n);
+        else
+            break;
+    }
+    p->w->depth--;
+    return n;
+}
+
+static bool op_of_level(const struct parser *p, int level) {
+    int op = peek(p)->op;
+    if (peek(p)->kind != T_OP) return false;
+    if (level == 0) return op == '+' || op == '-';
+    if (level == 2) return op == '*' || op == '/' || op == OP('/', '/') || op == '%';
+    return op == OP('*', '*');
+}
+
+/* Levels: 0 sums, 1 '~', 2 products, 3 powers; each binds tighter than the one before. */
+static struct node *parse_math(struct parser *p, int level) {
+    if (level > 3) return parse_unary(p, true);
+    struct node *a = parse_math(p, level + 1);
+    if (level == 1 && at_op(p, '~')) {
+        struct node *n = node_new(p, NODE_CONCAT);
+        nodes_add(p, &n->list, a);
+        while (skip_op(p, '~')) nodes_add(p, &n->list, parse_math(p, level + 1));
+        return n;
+    }
+    while (level != 1 && op_of_level(p, level)) {
+        struct node *n = node_of(p, NODE_BINARY, a, NULL);
+        n->op = take(p)->op;
+        n->b = parse_math(p, level + 1);
+        a = n;
+    }
+    return a;
+}
+
+static int compare_op(struct parser *p) {
+    static const int ops[] = {OP('=', '='), OP('!', '='), '<', '>', OP('<', '='), OP('>', '=')};
+    for (size_t i = 0; i < ARRAY_LEN(ops); i++)
+        if (skip_op(p, ops[i])) return ops[i];
+    if (skip_name(p, "in")) return OP_IN;
+    if (!at_name(p, "not") || !token_is(look(p), "in")) return 0;
+    take(p);
+    take(p);
+    return OP_NOT_IN;
+}
+
+static struct node *parse_compare(struct parser *p) {
+    struct node *a = parse_math(p, 0), *n = NULL;
+    for (int op; (op = compare_op(p)) != 0;) {
+        if (!n) n = node_of(p, NODE_COMPARE, a, NULL);
+        struct node *operand = node_new(p, NODE_OPERAND);
+        operand->op = op;
+        operand->a = parse_math(p, 0);
+        nodes_add(p, &n->list, operand);
+    }
+    return n ? n : a;
+}
+
+static struct node *parse_not(struct parser *p) {
+    if (!at_name(p, "not")) return parse_compare(p);
+    work_enter(p->w);
+    struct node *n = node_new(p, NODE_NOT);
+    take(p);
+    n->a = parse_not(p);
+    p->w->depth--;
+    return n;
+}
+
+static struct node *parse_and(struct parser *p) {
+    struct node *a = parse_not(p);
+    while (skip_name(p, "and")) {
+        a = node_of(p, NODE_AND, a, NULL);
+        a->b = parse_not(p);
+    }
+    return a;
+}
+
+static struct node *parse_or(struct parser *p) {
+    struct node *a = parse_and(p);
+    while (skip_name(p, "or")) {
+        a = node_of(p, NODE_OR, a, NULL);
+        a->b = parse_and(p);
+    }
+    return a;
+}
+
+static struct node *parse_expression(struct parser *p) {
+    work_enter(p->w);
+    struct node *a = parse_or(p);
+    while (skip_name(p, "if")) {
+        a = node_of(p, NODE_COND, a, NULL);
+        a->b = parse_or(p);
+        if (skip_name(p, "else")) a->c = parse_expression(p);
+    }
+    p->w->depth--;
+    return a;
+}
+
+/* statements */
+
+static void parse_body(struct parser *p, struct nodes *out, const char *const *ends);
+
+/* The rest of an opening tag, then everything up to a tag of `ends` ("else", "endfor", NULL; the
+ * end itself last), whose name is left to be taken. */
+static void parse_block(struct parser *p, struct nodes *out, const char *const *ends) {
+    skip_op(p, ':');
+    if (peek(p)->kind != T_BLOCK_END) unexpected(p, "the end of '{%'");
+    take(p);
+    parse_body(p, out, ends);
+}
+
+static void parse_block_whole(struct parser *p, struct nodes *out, const char *end) {
+    const char *const ends[] = {end, NULL};
+    parse_block(p, out, ends);
+    take(p);
+}
+
+static void target_check(struct parser *p, const struct node *n) {
+    if (n->kind == NODE_TUPLE || n->kind == NODE_LIST) {
+        for (size_t i = 0; i < n->list.n; i++) target_check(p, n->list.v[i]);
+    } else if (n->kind != NODE_NAME && n->kind != NODE_NSREF) {
+        work_fail(p->w, "only names can be assigned to");
+    }
+}
+
+static struct node *parse_target(struct parser *p, enum tuple_form form) {
+    struct node *n = parse_tuple(p, form);
+    target_check(p, n);
+    return n;
+}
+
+static struct node *parse_set(struct parser *p) {
+    struct node *n = node_new(p, NODE_SET);
+    n->a = parse_target(p, TUPLE_TARGET_SET);
+    if (skip_op(p, '=')) {
+        n->b = parse_tuple(p, TUPLE_FULL);
+        return n;
+    }
+    n->kind = NODE_SET_BLOCK;
+    n->b = parse_filters(p, NULL);
+    parse_block_whole(p, &n->list, "endset");
+    return n;
+}
+
+static struct node *parse_for(struct parser *p) {
+    static const char *const ends[] = {"else", "endfor", NULL};
+    struct node *n = node_new(p, NODE_FOR);
+    n->a = parse_target(p, TUPLE_TARGET);
+    expect_keyword(p, "in");
+    n->b = parse_tuple(p, TUPLE_NO_COND);
+    if (skip_name(p, "if")) n->c = parse_expression(p);
+    if (at_name(p, "recursive")) work_fail(p->w, "recursive loops are not supported");
+    p->loops++;
+    parse_block(p, &n->list, ends);
+    p->loops--;
+    if (token_is(take(p), "else")) parse_block_whole(p, &n->list2, "endfor");
+    return n;
+}
+
+static struct node *parse_if(struct parser *p) {
+    static const char *const ends[] = {"elif", "else", "endif", NULL};
+    struct node *first = node_new(p, NODE_IF), *n = first;
+    for (;;) {
+        n->a = parse_tuple(p, TUPLE_NO_COND);
+        parse_block(p, &n->list, ends);
+        const struct token *t = take(p);
+        if (token_is(t, "else")) parse_block_whole(p, &n->list2, "endif");
+        if (!token_is(t, "elif")) return first;
+        struct node *next = node_new(p, NODE_IF);
+        nodes_add(p, &n->list2, next);
+        n = next;
+    }
+}
+
+/* Parameters and body of a macro or a call block. */
+static void parse_signature(struct parser *p, struct node *n) {
+    expect_op(p, '(');
+    while (!at_op(p, ')')) {
+        if (n->list.n) expect_op(p, ',');
+        struct node *param = node_new(p, NODE_NAME);
+        param->name = expect_name(p);
+        nodes_add(p, &n->list, param);
+        if (skip_op(p, '='))
+            nodes_add(p, &n->list2, parse_expression(p));
+        else if (n->list2.n)
+            work_fail(p->w, "a parameter without a default follows one with a default");
+    }
+    expect_op(p, ')');
+}
+
+static void parse_macro_body(struct parser *p, struct node *n, const char *end) {
+    struct node *outer = p->macro;
+    int loops = p->loops;
+    p->macro = n;
+    p->loops = 0;
+    parse_block_whole(p, &n->list3, end);
+    p->macro = outer;
+    p->loops = loops;
+}
+
+static struct node *parse_macro(struct parser *p) {
+    struct node *n = node_new(p, NODE_MACRO);
+    n->name = expect_name(p);
+    parse_signature(p, n);
+    parse_macro_body(p, n, "endmacro");
+    return n;
+}
+
+static struct node *parse_call_block(struct parser *p) {
+    struct node *n = node_new(p, NODE_CALL_BLOCK);
+    if (at_op(p, '(')) parse_signature(p, n);
+    n->a = parse_expression(p);
+    if (n->a->kind != NODE_CALL) work_fail(p->w, "'call' needs a call");
+    parse_macro_body(p, n, "endcall");
+    return n;
+}
+
+static struct node *parse_generation(struct parser *p) {
+    struct node *n = node_new(p, NODE_GENERATION);
+    int loops = p->loops;
+    p->loops = 0;
+    parse_block_whole(p, &n->list, "endgeneration");
+    p->loops = loops;
+    return n;
+}
+
+static struct node *parse_filter_block(struct parser *p) {
+    struct node *n = node_new(p, NODE_FILTER_BLOCK);
+    n->b = parse_filters(p, parse_filter(p, NULL));
+    parse_block_whole(p, &n->list, "endfilter");
+    return n;
+}
+
+static struct node *parse_with(struct parser *p) {
+    struct node *n = node_new(p, NODE_WITH);
+    while (peek(p)->kind != T_BLOCK_END) {
+        if (n->list.n) expect_op(p, ',');
+        nodes_add(p, &n->list, parse_target(p, TUPLE_TARGET));
+        expect_op(p, '=');
+        nodes_add(p, &n->list2, parse_expression(p));
+    }
+    parse_block_whole(p, &n->list3, "endwith");
+    return n;
+}
+
+static struct node *parse_leave(struct parser *p, enum node_kind kind, const char *name) {
+    if (p->loops == 0) work_fail(p->w, "'%s' outside of a loop", name);
+    return node_new(p, kind);
+}
+
+static struct node *parse_break(struct parser *p) {
+    return parse_leave(p, NODE_BREAK, "break");
+}
+
+static struct node *parse_continue(struct parser *p) {
+    return parse_leave(p, NODE_CONTINUE, "continue");
+}
+
+/* A tag without an entry that Jinja has is refused as not supported, any other as unknown. */
+static const struct statement {
+    const char *name;
+    struct node *(*parse)(struct parser *p);
+} statements[] = {
+    {"set", parse_set},
+    {"for", parse_for},
+    {"if", parse_if},
+    {"macro", parse_macro},
+    {"call", parse_call_block},
+    {"filter", parse_filter_block},
+    {"with", parse_with},
+    {"generation", parse_generation},
+    {"break", parse_break},
+    {"continue", parse_continue},
+    {"print", NULL},
+    {"include", NULL},
+    {"import", NULL},
+    {"from", NULL},
+    {"extends", NULL},
+    {"block", NULL},
+    {"autoescape", NULL},
+};
+
+static struct node *parse_statement(struct parser *p) {
+    struct str name = expect_name(p);
+    for (size_t i = 0; i < ARRAY_LEN(statements); i++) {
+        if (!str_is(name, statements[i].name)) continue;
+        if (!statements[i].parse) work_fail(p->w, "'%s' is not supported", statements[i].name);
+        return statements[i].parse(p);
+    }
+    work_fail(p->w, "unexpected tag '%.*s'", (int)MIN(name.n, 40u), name.p);
+}
+
+static bool at_end_tag(const struct parser *p, const char *const *ends) {
+    for (; ends && *ends; ends++)
+        if (at_name(p, *ends)) return true;
+    return false;
+}
+
+/* Text and tags up to a tag of `ends`, or the template's end when that is NULL. */
+static void parse_body(struct parser *p, struct nodes *out, const char *const *ends) {
+    work_enter(p->w);
+    for (;;) {
+        const struct token *t = peek(p);
+        p->w->line = t->line;
+        if (t->kind == T_END) {
+            while (ends && ends[1]) ends++;
+            if (ends) work_fail(p->w, "'%s' is missing before the template's end", *ends);
+            break;
+        }
+        struct node *n;
+        take(p);
+        if (t->kind == T_TEXT) {
+            n = node_new(p, NODE_TEXT);
+            n->value = STRING(t->name);
+        } else if (t->kind == T_PRINT) {
+            n = node_new(p, NODE_PRINT);
+            n->a = parse_tuple(p, TUPLE_FULL);
+            if (peek(p)->kind != T_PRINT_END) unexpected(p, "the end of '{{'");
+            take(p);
+        } else {
+            if (at_end_tag(p, ends)) break;
+            n = parse_statement(p);
+            if (peek(p)->kind != T_BLOCK_END) unexpected(p, "the end of '{%'");
+            take(p);
+        }
+        nodes_add(p, out, n);
+    }
+    p->w->depth--;
+}
+
+/* Newlines become \n, one at the end goes, and what is no UTF-8 is refused. */
+static void source_take(struct parser *p, const char *text, size_t len) {
+    char *copy = work_alloc(p->w, len + 8);
+    work_scan(p->w, len);
+    if (u8_check((const uint8_t *)text, len)) work_fail(p->w, "the template is not UTF-8");
+    for (size_t i = 0; i < len; i++) {
+        bool pair = text[i] == '\r' && i + 1 < len && text[i + 1] == '\n';
+        if (!pair) copy[p->n++] = text[i] == '\r' ? '\n' : text[i];
+    }
+    if (p->n > 0 && copy[p->n - 1] == '\n') p->n--;
+    copy[p->n] = 0;
+    p->p = copy;
+}
+
+struct jinja *jinja_parse(const char *text, size_t len, struct error *err) {
+    if (len > JINJA_MAX_TEXT) {
+        error_set(err, ERR_FORMAT, "the template is larger than %zu bytes", JINJA_MAX_TEXT);
+        return NULL;
+    }
+    struct jinja *j = xcalloc(1, sizeof *j);
+    work_begin(&j->w, err, NULL, NULL);
+    if (setjmp(j->w.out) == 0) {
+        struct parser *p = work_alloc(&j->w, sizeof *p);
+        *p = (struct parser){.w = &j->w, .line = 1};
+        source_take(p, text, len);
+        lex(p);
+        parse_body(p, &j->body, NULL);
+        return j;
+    }
+    jinja_free(j);
+    return NULL;
+}
+
+void jinja_free(struct jinja *j) {
+    if (!j) return;
+    arena_release(&j->w.arena);
+    free(j);
+}

@@ -1,0 +1,460 @@
+/*
+ * tok_norm: what a tokenizer does to text before it cuts it: Unicode normalisation, SentencePiece's
+ * compiled table of replacements, and the small edits of tokenizer.json's normalizers.
+ *
+ * A normalizer is kept as the JSON text that tokenizer.json has for it (tok_spec.normalizer), so
+ * that every file can carry it; here that text becomes a list of steps. Normalizers that are not
+ * among them are refused by name. Spaces that become ▁, and the one before a text, are no steps:
+ * see spm.c.
+ *
+ * Invariants: a step reads the whole fragment and writes a new one; bytes outside UTF-8 pass every
+ * step unchanged. The Unicode library is asked about stretches that may change only: between two
+ * characters that are starters, stand for themselves and never join what is before them, everything
+ * can be taken as it is.
+ */
+#define _GNU_SOURCE /* memmem */
+#include "tokenizer/internal.h"
+
+#include <sodium.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unictype.h>
+#include <uninorm.h>
+
+enum step_kind { STEP_UNICODE, STEP_CHARSMAP, STEP_REPLACE, STEP_REGEX, STEP_PREPEND, STEP_STRIP };
+
+enum {
+    INERT_END = 0x30000, /* no character beyond it changes or combines */
+    DEPTH_LIMIT = 8,
+    GROWTH_LIMIT =
+        4096, /* of all steps together, times a text's length: no honest file comes near */
+};
+
+struct step {
+    enum step_kind kind;
+    uninorm_t form;
+    uint32_t
+        *inert; /* [INERT_END / 32] bits: this form never changes it nor joins it to the left */
+    char *from, *to; /* of replacements; `to` of a prefix */
+    size_t from_len, to_len;
+    pcre2_code *code;
+    bool left, right;      /* of strips */
+    const uint32_t *units; /* the table's double array, [n_units], into blob */
+    size_t n_units;
+    const char *targets; /* what its values are offsets into, each NUL-terminated */
+    size_t targets_len;
+    uint8_t *blob;
+};
+struct norm {
+    struct step *steps;
+    int n;
+    size_t
+        growth; /* a text becomes at most this many times longer, but for what stands before it */
+};
+
+/* Unicode */
+
+static void bit_clear(uint32_t *bits, uint32_t c) {
+    if (c < INERT_END) bits[c / 32] &= ~(1u << c % 32);
+}
+
+static bool stands_for_itself(uninorm_t form, uint32_t c) {
+    uint32_t room[32];
+    size_t n = ARRAY_LEN(room);
+    uint32_t *got = u32_normalize(form, &c, 1, room, &n);
+    bool same = got && n == 1 && got[0] == c;
+    if (got != room) free(got);
+    return same;
+}
+
+static uint32_t *inert_bits(uninorm_t form) {
+    uint32_t *bits = xmalloc(INERT_END / 8);
+    memset(bits, 0xFF, INERT_END / 8);
+    for (uint32_t c = 0x80; c < INERT_END; c++) {
+        ucs4_t parts[UC_DECOMPOSITION_MAX_LENGTH];
+        int n = uc_canonical_decomposition(c, parts);
+        for (int i = 1; i < n; i++) bit_clear(bits, parts[i]); /* these join what is before them */
+        /* what has no decomposition of any kind cannot change: few are asked about in full */
+        int tag;
+        bool plain = n < 0 && uc_decomposition(c, &tag, parts) < 0;
+        if (uc_combining_class(c) != 0 || (!plain && !stands_for_itself(form, c)))
+            bit_clear(bits, c);
+    }
+    return bits;
+}
+
+static uint32_t char_at(const char *p, int n) {
+    const uint8_t *u = (const uint8_t *)p;
+    uint32_t c = n == 1 ? u[0] : u[0] & (0x7Fu >> n);
+    for (int i = 1; i < n; i++) c = c << 6 | (u[i] & 0x3F);
+    return c;
+}
+
+static bool is_inert(const struct step *s, const char *p, int n) {
+    uint32_t c = n == 0 ? 0 : char_at(p, n);
+    return c >= INERT_END || (s->inert[c / 32] >> c % 32 & 1);
+}
+
+static void normalize_stretch(const struct step *s, const char *p, size_t n, struct buf *out) {
+    uint8_t room[512];
+    size_t len = sizeof(room);
+    uint8_t *got = u8_normalize(s->form, (const uint8_t *)p, n, room, &len);
+    CHECK(got); /* it is valid UTF-8 */
+    buf_add(out, got, len);
+    if (got != room) free(got);
+}
+
+/* A stretch is an inert character and those after it that are not. */
+static void step_unicode(const struct step *s, const char *p, size_t len, struct buf *out) {
+    size_t done = 0, starter = 0;
+    for (size_t i = 0; i < len;) {
+        int n = (uint8_t)p[i] < 0x80 ? 1 : utf8_len(p + i, len - i);
+        if (is_inert(s, p + i, n)) {
+            starter = n == 0 ? i + 1 : i; /* a byte outside UTF-8 takes no part */
+            i += (size_t)MAX(n, 1);
+            continue;
+        }
+        size_t end = i;
+        for (; end < len && (n = utf8_len(p + end, len - end)) > 0 && !is_inert(s, p + end, n);)
+            end += (size_t)n;
+        buf_add(out, p + done, starter - done);
+        normalize_stretch(s, p + starter, end - starter, out);
+        done = starter = i = end;
+    }
+    buf_add(out, p + done, len - done);
+}
+
+/*
+ * SentencePiece's table: a double array in the layout of darts-clone. A unit holds its own label
+ * (8 bits, and bit 31 for values), whether a value follows, and an offset to its children.
+ */
+static uint32_t unit_offset(uint32_t unit) {
+    return (unit >> 10) << ((unit & 1u << 9) >> 6);
+}
+
+/* The longest entry that `p` begins with: its length and where its replacement is, or 0. */
+static size_t charsmap_find(const struct step *s, const char *p, size_t left, uint32_t *value) {
+    size_t best = 0;
+    uint32_t at = unit_offset(s->units[0]);
+    for (size_t i = 0; i < left; i++) {
+        at ^= (uint8_t)p[i];
+        if (at >= s->n_units) break;
+        uint32_t unit = s->units[at];
+        if ((unit & (1u << 31 | 0xFF)) != (uint8_t)p[i]) break;
+        at ^= unit_offset(unit);
+        if (at >= s->n_units) break;
+        uint32_t found = s->units[at] & 0x7FFFFFFF;
+        if (!(unit >> 8 & 1) || found >= s->targets_len) continue;
+        best = i + 1;
+        *value = found;
+    }
+    return best;
+}
+
+static void step_charsmap(const struct step *s, const char *p, size_t len, struct buf *out) {
+    for (size_t i = 0, n; i < len; i += n) {
+        uint32_t value;
+        n = charsmap_find(s, p + i, len - i, &value);
+        if (n > 0) {
+            buf_puts(out, s->targets + value);
+        } else {
+            n = (size_t)MAX(utf8_len(p + i, len - i), 1);
+            buf_add(out, p + i, n);
+        }
+    }
+}
+
+/* Edits */
+
+static void step_replace(const struct step *s, const char *p, size_t len, struct buf *out) {
+    size_t done = 0;
+    const char *hit;
+    while ((hit = memmem(p + done, len - done, s->from, s->from_len))) {
+        size_t at = (size_t)(hit - p);
+        buf_add(out, p + done, at - done);
+        buf_add(out, s->to, s->to_len);
+        done = at + s->from_len;
+    }
+    buf_add(out, p + done, len - done);
+}
+
+/* Where the pattern gives up on a text, the rest stays as it is. */
+static void step_regex(const struct step *s, const char *p, size_t len, struct buf *out) {
+    pcre2_match_data *md = pcre2_match_data_create(1, NULL);
+    CHECK(md);
+    const PCRE2_SIZE *range = pcre2_get_ovector_pointer(md);
+    size_t done = 0, pos = 0;
+    while (pos <= len && pcre2_match(s->code, (PCRE2_SPTR)p, len, pos, 0, md, NULL) >= 0) {
+        size_t begin = range[0], end = range[1];
+        if (begin < done || end < begin) break; /* \K may do that */
+        buf_add(out, p + done, begin - done);
+        buf_add(out, s->to, s->to_len);
+        done = pos = end;
+        if (end == begin) pos += end < len ? (size_t)MAX(utf8_len(p + end, len - end), 1) : 1;
+    }
+    buf_add(out, p + done, len - done);
+    pcre2_match_data_free(md);
+}
+
+static size_t space_len(const char *p, size_t left) {
+    int n = utf8_len(p, left);
+    return n > 0 && uc_is_property_white_space(char_at(p, n)) ? (size_t)n : 0;
+}
+
+static void step_strip(const struct step *s, const char *p, size_t len, struct buf *out) {
+    size_t begin = 0, end = len;
+    for (size_t n; s->left && begin < end && (n = space_len(p + begin, end - begin)) > 0;)
+        begin += n;
+    while (s->right && end > begin) {
+        size_t i = end - 1;
+        while (i > begin && ((uint8_t)p[i] & 0xC0) == 0x80) i--;
+        if (space_len(p + i, end - i) != end - i) break;
+        end = i;
+    }
+    buf_add(out, p + begin, end - begin);
+}
+
+static void step_run(const struct step *s, const char *p, size_t len, struct buf *out) {
+    switch (s->kind) {
+    case STEP_UNICODE:
+        step_unicode(s, p, len, out);
+        break;
+    case STEP_CHARSMAP:
+        step_charsmap(s, p, len, out);
+        break;
+    case STEP_REPLACE:
+        step_replace(s, p, len, out);
+        break;
+    case STEP_REGEX:
+        step_regex(s, p, len, out);
+        break;
+    case STEP_PREPEND:
+        if (len > 0) buf_add(out, s->to, s->to_len);
+        buf_add(out, p, len);
+        break;
+    case STEP_STRIP:
+        step_strip(s, p, len, out);
+        break;
+    }
+}
+
+void norm_apply(const struct norm *n, const char *p, size_t len, struct buf *out,
+                struct buf *scratch) {
+    out->len = 0;
+    buf_add(out, p, n->n == 0 ? len : 0);
+    for (int i = 0; i < n->n; i++) {
+        struct buf from = i == 0 ? (struct buf){0} : *out;
+        if (i > 0) { /* what the last step wrote is what this one reads */
+            *out = *scratch;
+            *scratch = from;
+            p = from.data;
+            len = from.len;
+        }
+        out->len = 0;
+        buf_add(out, "", 0);
+        step_run(&n->steps[i], p, len, out);
+    }
+}
+
+/* Reading */
+
+static const char *text_at(const json_t *v, const char *key) {
+    return json_string_value(json_object_get(v, key));
+}
+
+static int charsmap_parse(struct step *s, size_t size, struct error *err) {
+    uint32_t trie = 0;
+    if (size >= 4) memcpy(&trie, s->blob, 4);
+    if (trie < 4 || trie % 4 != 0 || trie > size - 4 || size - 4 == trie || s->blob[size - 1] != 0)
+        return error_set(err, ERR_FORMAT,
+                         "the precompiled character map is damaged: %zu bytes, a trie of %u", size,
+                         trie);
+    s->units = (const uint32_t *)(const void *)(s->blob + 4);
+    s->n_units = trie / 4;
+    s->targets = (const char *)s->blob + 4 + trie;
+    s->targets_len = size - 4 - trie;
+    return OK;
+}
+
+static int charsmap_step(struct step *s, const json_t *v, struct error *err) {
+    const char *text = text_at(v, "precompiled_charsmap");
+    size_t len = text ? strlen(text) : 0, size = 0;
+    s->kind = STEP_CHARSMAP;
+    s->blob = xmalloc(len + 1);
+    if (!text || sodium_base642bin(s->blob, len + 1, text, len, NULL, &size, NULL,
+                                   sodium_base64_VARIANT_ORIGINAL) != 0)
+        return error_set(err, ERR_FORMAT, "'precompiled_charsmap' is not base64");
+    return charsmap_parse(s, size, err);
+}
+
+/* ^ and $ stand at every line's ends, as in the reference's kind of pattern. */
+static int regex_step(struct step *s, const char *pattern, struct error *err) {
+    s->kind = STEP_REGEX;
+    s->code = pattern_compile(pattern, PCRE2_MULTILINE | PCRE2_MATCH_INVALID_UTF, err);
+    return s->code ? OK : err->code;
+}
+
+static int replace_step(struct step *s, const json_t *v, struct error *err) {
+    const json_t *pattern = json_object_get(v, "pattern");
+    const char *from = text_at(pattern, "String"), *regex = text_at(pattern, "Regex"),
+               *to = text_at(v, "content");
+    if (!to || (!from && !regex) || (from && !*from))
+        return error_set(err, ERR_FORMAT, "normalizer 'Replace' lacks its pattern or content");
+    s->to = xstrdup(to);
+    s->to_len = strlen(to);
+    if (regex) return regex_step(s, regex, err);
+    s->kind = STEP_REPLACE;
+    s->from = xstrdup(from);
+    s->from_len = strlen(from);
+    return OK;
+}
+
+static bool unicode_step(struct step *s, const char *type) {
+    const struct {
+        const char *name;
+        uninorm_t form;
+    } forms[] = {
+        {"NFC", UNINORM_NFC}, {"NFD", UNINORM_NFD}, {"NFKC", UNINORM_NFKC}, {"NFKD", UNINORM_NFKD}};
+    for (size_t i = 0; i < ARRAY_LEN(forms); i++) {
+        if (strcmp(forms[i].name, type) != 0) continue;
+        s->kind = STEP_UNICODE;
+        s->form = forms[i].form;
+        s->inert = inert_bits(s->form);
+        return true;
+    }
+    return false;
+}
+
+static int step_parse(struct step *s, const char *type, const json_t *v, struct error *err) {
+    if (unicode_step(s, type)) return OK;
+    if (strcmp(type, "Precompiled") == 0) return charsmap_step(s, v, err);
+    if (strcmp(type, "Replace") == 0) return replace_step(s, v, err);
+    if (strcmp(type, "Strip") == 0) {
+        s->kind = STEP_STRIP;
+        s->left = json_is_true(json_object_get(v, "strip_left"));
+        s->right = json_is_true(json_object_get(v, "strip_right"));
+        return OK;
+    }
+    if (strcmp(type, "Prepend") == 0 && text_at(v, "prepend")) {
+        s->kind = STEP_PREPEND;
+        s->to = xstrdup(text_at(v, "prepend"));
+        s->to_len = strlen(s->to);
+        return OK;
+    }
+    return error_set(err, ERR_FORMAT, "normalizer '%.80s' is not supported", type);
+}
+
+/* How many bytes can come of one. */
+static size_t step_growth(const struct step *s) {
+    size_t longest = 1;
+    switch (s->kind) {
+    case STEP_UNICODE:
+        return 18; /* Unicode's own bound, U+FDFA */
+    case STEP_CHARSMAP:
+        for (size_t i = 0, n; i < s->targets_len; i += n + 1)
+            longest = MAX(longest, n = strlen(s->targets + i));
+        return longest;
+    case STEP_REPLACE:
+        return s->to_len / s->from_len + 1;
+    default: /* a pattern may match nothing, before every character */
+        return 1 + s->to_len;
+    }
+}
+
+static int growth_check(struct norm *n, const struct step *s, struct error *err) {
+    n->growth *= MIN(step_growth(s), (size_t)GROWTH_LIMIT + 1);
+    if (n->growth <= GROWTH_LIMIT) return OK;
+    return error_set(err, ERR_FORMAT, "the normalizer could make text over %d times longer",
+                     (int)GROWTH_LIMIT);
+}
+
+static int steps_parse(struct norm *n, const json_t *v, int depth, struct error *err) {
+    const char *type = text_at(v, "type");
+    size_t i;
+    json_t *part;
+    if (depth > DEPTH_LIMIT) return error_set(err, ERR_FORMAT, "normalizers are nested too deeply");
+    if (type && strcmp(type, "Sequence") == 0) {
+        json_array_foreach(json_object_get(v, "normalizers"), i, part) {
+            if (steps_parse(n, part, depth + 1, err) != OK) return err->code;
+        }
+        return OK;
+    }
+    n->steps = xrealloc(n->steps, sizeof(*n->steps) * (size_t)(n->n + 1));
+    n->steps[n->n] = (struct step){0};
+    struct step *s = &n->steps[n->n++];
+    if (step_parse(s, type ? type : "without a type", v, err) != OK) return err->code;
+    return growth_check(n, s, err);
+}
+
+struct norm *norm_new(const char *json, struct error *err) {
+    json_t *v = json_parse(json, strlen(json), "normalizer", err);
+    if (!v) return NULL;
+    struct norm *n = xcalloc(1, sizeof(*n));
+    n->growth = 1;
+    int rc = steps_parse(n, v, 0, err);
+    json_decref(v);
+    if (rc == OK) return n;
+    norm_free(n);
+    return NULL;
+}
+
+void norm_free(struct norm *n) {
+    for (int i = 0; n && i < n->n; i++) {
+        struct step *s = &n->steps[i];
+        free(s->inert);
+        free(s->from);
+        free(s->to);
+        free(s->blob);
+        pcre2_code_free(s->code);
+    }
+    if (n) free(n->steps);
+    free(n);
+}
+
+/* The steps that SentencePiece's settings amount to; NULL when there are none. malloc'ed. */
+char *norm_from_sentencepiece(const void *charsmap, size_t len, bool one_space) {
+    json_t *steps = json_array();
+    if (len > 0) {
+        size_t size = sodium_base64_encoded_len(len, sodium_base64_VARIANT_ORIGINAL);
+        char *text = xmalloc(size);
+        sodium_bin2base64(text, size, charsmap, len, sodium_base64_VARIANT_ORIGINAL);
+        json_array_append_new(
+            steps, json_pack("{s:s,s:s}", "type", "Precompiled", "precompiled_charsmap", text));
+        free(text);
+    }
+    if (one_space) {
+        json_array_append_new(steps,
+                              json_pack("{s:s,s:{s:s},s:s}", "type", "Replace", "pattern", "Regex",
+                                        "\\A +|[ " SPACE_MARK "]+\\z", "content", ""));
+        json_array_append_new(steps, json_pack("{s:s,s:{s:s},s:s}", "type", "Replace", "pattern",
+                                               "Regex", " {2,}", "content", " "));
+    }
+    char *json = json_array_size(steps) > 0 ? norm_text(steps) : NULL;
+    json_decref(steps);
+    return json;
+}
+
+/* One step stands for itself. */
+char *norm_text(const json_t *steps) {
+    if (json_array_size(steps) == 1) return json_text(json_array_get(steps, 0));
+    json_t *v = json_pack("{s:s,s:O}", "type", "Sequence", "normalizers", steps);
+    char *json = json_text(v);
+    json_decref(v);
+    return json;
+}
+
+/* What GGUF can say of a normalizer: the way back. NULL or the table's bytes, malloc'ed. */
+uint8_t *norm_charsmap(const char *json, size_t *len) {
+    struct error err;
+    struct norm *n = norm_new(json, &err);
+    uint8_t *bytes = NULL;
+    *len = 0;
+    if (n && n->n > 0 && n->steps[0].kind == STEP_CHARSMAP) {
+        const struct step *s = &n->steps[0];
+        *len = 4 + 4 * s->n_units + s->targets_len;
+        bytes = xmalloc(*len);
+        memcpy(bytes, s->blob, *len);
+    }
+    norm_free(n);
+    return bytes;
+}

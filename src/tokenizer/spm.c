@@ -1,0 +1,323 @@
+/*
+ * spm: SentencePiece's BPE with byte fallback (Llama 2, Phi-3, TinyStories), and what its unigram
+ * models (unigram.c) share with it: ▁, bytes, decoding.
+ *
+ * Spaces become ▁, one more stands before a text and after every special token (but see
+ * prefix_prepare), and characters merge by the score of what they make, the leftmost first, across
+ * spaces and without any pattern. Characters that no piece covers become byte tokens, or one
+ * unknown token for a run of them when there are none. A vocabulary read from a tokenizer.json
+ * whose merge list is not what scores would say keeps that list, and ranks come from it.
+ *
+ * Pieces marked unused are never made (SentencePiece would make and split them).
+ *
+ * Invariant: the pair table holds every way to cut a normal piece into two symbols, so merging
+ * compares integers only.
+ */
+#include "tokenizer/internal.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+/* SentencePiece's own limit is far lower; it bounds the work of cutting pieces into pairs. */
+enum { PIECE_LIMIT = 1024 };
+
+size_t char_len(const char *p, size_t left) {
+    int n = utf8_len(p, left);
+    return n > 0 ? (size_t)n : 1;
+}
+
+static bool mergeable(const struct tokenizer *t, int32_t id) {
+    return id >= t->spec.n || (id >= 0 && t->spec.types[id] == PIECE_NORMAL);
+}
+
+static int32_t symbol_mergeable(const struct tokenizer *t, const char *p, size_t n) {
+    int32_t id = symbol_find(t, p, n);
+    return mergeable(t, id) ? id : -1;
+}
+
+/* Up to the next ▁ that follows something else; `each`: up to the next. */
+static size_t word_len(const char *p, size_t left, bool each) {
+    size_t i = 0;
+    while (left - i >= 3 && memcmp(p + i, SPACE_MARK, 3) == 0 && (i == 0 || !each)) i += 3;
+    while (i < left) {
+        const char *mark = memchr(p + i, SPACE_MARK[0], left - i);
+        if (!mark) return left;
+        i = (size_t)(mark - p);
+        if (left - i >= 3 && memcmp(mark, SPACE_MARK, 3) == 0) return i;
+        i++;
+    }
+    return left;
+}
+
+/* "<0x0A>" → 10, else -1. */
+static int piece_byte(const char *p, int32_t len) {
+    if (len != 6 || memcmp(p, "<0x", 3) != 0 || p[5] != '>') return -1;
+    int value = 0;
+    for (int i = 3; i < 5; i++) {
+        int c = p[i], digit = c >= '0' && c <= '9'   ? c - '0'
+                              : c >= 'A' && c <= 'F' ? c - 'A' + 10
+                                                     : -1;
+        if (digit < 0) return -1;
+        value = value * 16 + digit;
+    }
+    return value;
+}
+
+static int bytes_prepare(struct tokenizer *t, struct error *err) {
+    for (int b = 0; b < 256; b++) t->byte_ids[b] = -1;
+    for (int32_t id = 0; id < t->spec.n; id++) {
+        if (t->spec.types[id] != PIECE_BYTE) continue;
+        int b = piece_byte(t->text[id], t->lens[id]);
+        if (b < 0)
+            return error_set(err, ERR_FORMAT, "byte token %d is '%.20s' and not like '<0x0A>'", id,
+                             t->text[id]);
+        t->byte_ids[b] = id;
+    }
+    return OK;
+}
+
+/* Where the characters stand that are in pieces but are none themselves, with repeats. */
+struct strays {
+    struct ids piece, at;
+};
+
+static int piece_scan(const struct tokenizer *t, int32_t id, struct strays *s, int64_t *cuts,
+                      struct error *err) {
+    size_t len = (size_t)t->lens[id];
+    if (len > PIECE_LIMIT)
+        return error_set(err, ERR_FORMAT, "token %d is %zu bytes long, above the limit of %d", id,
+                         len, PIECE_LIMIT);
+    for (size_t i = 0, n; i < len; i += n) {
+        n = char_len(t->text[id] + i, len - i);
+        *cuts += i > 0;
+        if (n == len || symbol_find(t, t->text[id] + i, n) >= 0) continue;
+        ids_add(&s->piece, id);
+        ids_add(&s->at, (int32_t)i);
+    }
+    return OK;
+}
+
+/* Repeats get symbols that are never found, which costs little: vocabularies have few strays or
+ * none. */
+static int strays_add(struct tokenizer *t, const struct strays *s, struct error *err) {
+    size_t n = (size_t)t->spec.n, all = n + (size_t)s->piece.n;
+    size_t each = sizeof(*t->text) + sizeof(*t->lens) + 4 * sizeof(*t->index); /* its slots */
+    if (arena_reserve(&t->arena, all * each + 4 * 64, err) != OK) return err->code;
+    const char **text = arena_alloc(&t->arena, sizeof(*text) * all);
+    int32_t *lens = arena_alloc(&t->arena, sizeof(*lens) * all);
+    memcpy(text, t->text, sizeof(*text) * n);
+    memcpy(lens, t->lens, sizeof(*lens) * n);
+    for (int i = 0; i < s->piece.n; i++) {
+        int32_t id = s->piece.v[i], at = s->at.v[i];
+        text[t->n_symbols] = text[id] + at;
+        lens[t->n_symbols++] = (int32_t)char_len(text[id] + at, (size_t)(lens[id] - at));
+    }
+    t->text = text;
+    t->lens = lens;
+    index_build(t);
+    return OK;
+}
+
+/* Gives symbols to strays; `cuts` is the number of ways to cut a piece in two. */
+static int chars_prepare(struct tokenizer *t, int64_t *cuts, struct error *err) {
+    struct strays s = {0};
+    size_t text = 0; /* a stray is at least one byte of it */
+    *cuts = 0;
+    for (int32_t id = 0; id < t->spec.n; id++) text += (size_t)t->lens[id];
+    text = MIN(text, (size_t)INT32_MAX);
+    s.piece.v = try_calloc(text, sizeof(int32_t), err);
+    s.at.v = s.piece.v ? try_calloc(text, sizeof(int32_t), err) : NULL;
+    s.piece.cap = s.at.cap = (int)text;
+    int rc = s.at.v ? OK : err->code;
+    for (int32_t id = 0; id < t->spec.n && rc == OK; id++)
+        if (mergeable(t, id)) rc = piece_scan(t, id, &s, cuts, err);
+    if (rc == OK && s.piece.n > 0) rc = strays_add(t, &s, err);
+    ids_release(&s.piece);
+    ids_release(&s.at);
+    return rc;
+}
+
+static int score_order(const void *a, const void *b) {
+    float x = *(const float *)a, y = *(const float *)b;
+    return (x < y) - (x > y);
+}
+
+/* Equal scores get equal ranks, so the leftmost of equal merges comes first. malloc'ed, [n]. */
+static int32_t *score_ranks(const struct tok_spec *s, struct error *err) {
+    size_t n = (size_t)s->n;
+    float *sorted = try_calloc(n, sizeof(*sorted), err);
+    int32_t *ranks = sorted ? try_calloc(n, sizeof(*ranks), err) : NULL;
+    if (!ranks) {
+        free(sorted);
+        return NULL;
+    }
+    memcpy(sorted, s->scores, sizeof(*sorted) * n);
+    qsort(sorted, n, sizeof(*sorted), score_order);
+    for (size_t i = 0; i < n; i++) {
+        size_t lo = 0, hi = n; /* the first place whose score is not above ours */
+        while (lo < hi) {
+            size_t mid = (lo + hi) / 2;
+            if (sorted[mid] > s->scores[i])
+                lo = mid + 1;
+            else
+                hi = mid;
+        }
+        ranks[i] = (int32_t)lo;
+    }
+    free(sorted);
+    return ranks;
+}
+
+static int pairs_from_scores(struct tokenizer *t, int64_t cuts, struct error *err) {
+    int32_t *ranks = score_ranks(&t->spec, err);
+    if (!ranks) return err->code;
+    pairs_init(&t->pairs, &t->arena, cuts);
+    for (int32_t id = 0; id < t->spec.n; id++) {
+        if (!mergeable(t, id)) continue;
+        const char *p = t->text[id];
+        size_t len = (size_t)t->lens[id];
+        if (symbol_find(t, p, len) != id) continue; /* a repeated piece is never made */
+        for (size_t i = len > 0 ? char_len(p, len) : 0; i < len; i += char_len(p + i, len - i)) {
+            int32_t left = symbol_mergeable(t, p, i), right = symbol_mergeable(t, p + i, len - i);
+            if (left >= 0 && right >= 0) pairs_add(&t->pairs, left, right, ranks[id], id);
+        }
+    }
+    free(ranks);
+    return OK;
+}
+
+/*
+ * Whether ▁ only ever begins a piece (or is in the run that does), as in models trained on words.
+ * Then a text falls into words that cannot merge with each other, which are short, and repeat.
+ */
+static bool pieces_are_words(const struct tokenizer *t) {
+    for (int32_t id = 0; id < t->spec.n; id++) {
+        size_t len = (size_t)t->lens[id];
+        if (mergeable(t, id) && len > 0 && word_len(t->text[id], len, false) < len) return false;
+    }
+    return true;
+}
+
+/* Hugging Face's newer files put the space elsewhere than SentencePiece does; their names for it
+ * come as `pre`, which says nothing else for this kind. */
+static void prefix_prepare(struct tokenizer *t) {
+    t->prefix_once = strcmp(t->spec.pre, PREFIX_FIRST) == 0;
+    t->prefix_joins = t->prefix_once || strcmp(t->spec.pre, PREFIX_ALWAYS) == 0;
+}
+
+int spm_prepare(struct tokenizer *t, struct error *err) {
+    int64_t cuts;
+    if (bytes_prepare(t, err) != OK) return err->code;
+    if (t->spec.kind == TOK_UNIGRAM) {
+        if (unigram_prepare(t, err) != OK) return err->code;
+    } else if (t->spec.n_merges > 0) {
+        if (pairs_from_merges(t, err) != OK) return err->code;
+    } else {
+        if (chars_prepare(t, &cuts, err) != OK) return err->code;
+        if (pairs_from_scores(t, cuts, err) != OK) return err->code;
+    }
+    t->words = t->spec.split_words || pieces_are_words(t);
+    prefix_prepare(t);
+    for (int c = 0; c < 128; c++) t->ascii[c] = symbol_mergeable(t, &(char){(char)c}, 1);
+    return OK;
+}
+
+void char_fallback(struct encoder *e, const char *p, size_t n) {
+    const struct tokenizer *t = e->t;
+    bool bytes = true;
+    for (size_t i = 0; i < n; i++) bytes &= t->byte_ids[(uint8_t)p[i]] >= 0;
+    for (size_t i = 0; i < n && bytes; i++) ids_add(e->out, t->byte_ids[(uint8_t)p[i]]);
+    if (bytes || t->spec.unk < 0) return;
+    e->unknown = true;
+    if (e->out->n == e->begin || e->out->v[e->out->n - 1] != t->spec.unk)
+        ids_add(e->out, t->spec.unk);
+}
+
+static bool begins_with_space(const char *p, size_t n) {
+    return (n > 0 && *p == ' ') || (n >= 3 && memcmp(p, SPACE_MARK, 3) == 0);
+}
+
+static void text_escape(struct encoder *e, const char *text, size_t len, bool first) {
+    struct buf *b = &e->text;
+    b->len = 0;
+    if (first && e->t->spec.add_space_prefix &&
+        !(e->t->prefix_joins && begins_with_space(text, len)))
+        buf_puts(b, SPACE_MARK);
+    for (size_t i = 0, n; i < len; i += n) {
+        const char *space = memchr(text + i, ' ', len - i);
+        n = space ? (size_t)(space - text) - i : len - i;
+        buf_add(b, text + i, n);
+        if (!space) break;
+        buf_puts(b, SPACE_MARK);
+        n++;
+    }
+}
+
+/* A part of the fragment that no merge leaves. */
+static void part_encode(struct encoder *e, const char *p, size_t len) {
+    e->n = 0;
+    if (!encoder_reserve(e, (int32_t)len)) return;
+    for (size_t i = 0, n; i < len; i += n) {
+        n = char_len(p + i, len - i);
+        e->at[e->n] = (int32_t)i;
+        e->id[e->n++] =
+            (uint8_t)p[i] < 128 ? e->t->ascii[(uint8_t)p[i]] : symbol_mergeable(e->t, p + i, n);
+    }
+    encoder_merge(e);
+    for (int32_t i = 0; i < e->n; i++) {
+        size_t at = (size_t)e->at[i], next = i + 1 < e->n ? (size_t)e->at[i + 1] : len;
+        if (e->id[i] >= 0 && e->id[i] < e->t->spec.n)
+            ids_add(e->out, e->id[i]);
+        else
+            char_fallback(e, p + at, next - at);
+    }
+}
+
+void spm_encode(struct encoder *e, const char *text, size_t len, bool first) {
+    bool unigram = e->t->spec.kind == TOK_UNIGRAM;
+    text_escape(e, text, len, first);
+    const char *p = e->text.data, *end = p + e->text.len;
+    encoder_cache(e, len);
+    e->begin = e->out->n;
+    while (p < end) {
+        size_t left = (size_t)(end - p);
+        size_t n = e->t->words ? word_len(p, left, e->t->spec.split_words) : left;
+        encoder_word(e, p, n, unigram ? unigram_encode_part : part_encode);
+        p += n;
+    }
+}
+
+void spm_decode(const struct tokenizer *t, int32_t id, struct buf *out) {
+    const char *p = t->text[id];
+    size_t len = (size_t)t->lens[id];
+    if (t->spec.types[id] == PIECE_BYTE) {
+        char byte = (char)piece_byte(p, t->lens[id]);
+        buf_add(out, &byte, 1);
+        return;
+    }
+    for (size_t i = 0; i < len;) {
+        bool mark = len - i >= 3 && memcmp(p + i, SPACE_MARK, 3) == 0;
+        buf_add(out, mark ? " " : p + i, 1);
+        i += mark ? 3 : 1;
+    }
+}
+
+static int merge_order(const void *a, const void *b) {
+    const struct spm_merge *x = a, *y = b;
+    if (x->rank != y->rank) return x->rank < y->rank ? -1 : 1;
+    if (x->id != y->id) return x->id < y->id ? -1 : 1;
+    return (x->left_len < y->left_len) - (x->left_len > y->left_len);
+}
+
+struct spm_merge *spm_merges(const struct tokenizer *t, int32_t *n) {
+    struct spm_merge *v = xmalloc(sizeof(*v) * (size_t)(t->pairs.n + 1));
+    *n = 0;
+    for (uint64_t i = 0; i <= t->pairs.mask; i++) {
+        const struct pair_slot *s = &t->pairs.slots[i];
+        if (s->key == UINT64_MAX) continue;
+        int32_t left = (int32_t)(s->key >> 32), right = (int32_t)(uint32_t)s->key;
+        v[(*n)++] = (struct spm_merge){left, right, s->rank, s->id, t->lens[left]};
+    }
+    qsort(v, (size_t)*n, sizeof(*v), merge_order);
+    return v;
+}

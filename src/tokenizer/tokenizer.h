@@ -1,0 +1,125 @@
+/*
+ * tokenizer: text to token ids and back, from the vocabularies of GGUF files, tokenizer.json,
+ * SentencePiece and llama2.c; and the training of byte-level BPE.
+ *
+ * A tokenizer is immutable once it is made: encode and decode may be called from any thread.
+ */
+#ifndef SHOAL_TOKENIZER_H
+#define SHOAL_TOKENIZER_H
+
+#include "base/base.h"
+
+enum tokenizer_kind { TOK_BPE, TOK_SPM, TOK_UNIGRAM };
+/* Byte-level BPE (GPT-2 family; the pre-tokenizer is a PCRE2 pattern), SentencePiece BPE with byte
+ * fallback, and SentencePiece unigram with or without it. Immutable after opening; encode and
+ * decode may be called from any thread. */
+struct tokenizer;
+int32_t tok_vocab_size(const struct tokenizer *t);
+int32_t tok_bos(const struct tokenizer *t); /* -1 when there is none */
+int32_t tok_eos(const struct tokenizer *t);
+bool tok_add_bos(const struct tokenizer *t);
+bool tok_is_special(const struct tokenizer *t, int32_t id);
+const char *tok_piece(const struct tokenizer *t, int32_t id,
+                      int *len);                                /* as stored in the vocabulary */
+int32_t tok_find(const struct tokenizer *t, const char *piece); /* id of a stored piece, or -1 */
+#define TOK_BOS 1     /* add what the model adds before a text */
+#define TOK_SPECIAL 2 /* the text of special tokens becomes their id */
+#define TOK_EOS 4     /* add what the model adds after a text, as encoders are given it */
+struct ids {
+    int32_t *v;
+    int n, cap;
+    /* Set by who would rather have no tokens than end the process when the system refuses memory
+     * for them, or for the work of finding them: `refused` then says so, and what is there is
+     * incomplete. */
+    bool may_refuse, refused;
+};
+void ids_add(struct ids *s, int32_t id);
+void ids_release(struct ids *s);
+/* Appends to `out`. Any bytes are accepted; invalid UTF-8 goes through byte tokens. */
+void tok_encode(const struct tokenizer *t, const char *text, size_t len, int flags,
+                struct ids *out);
+/* Appends the bytes of one token; special tokens give nothing unless `specials`. */
+void tok_decode(const struct tokenizer *t, int32_t id, bool specials, struct buf *out);
+void tok_decode_all(const struct tokenizer *t, const int32_t *ids, int n, bool specials,
+                    struct buf *out);
+/* The same, and where in `out` each token ends: ends [n]. */
+void tok_decode_ends(const struct tokenizer *t, const int32_t *ids, int n, bool specials,
+                     struct buf *out, int32_t *ends);
+void tok_free(struct tokenizer *t);
+
+/* What the file readers fill in to make one (strings are copied). */
+struct tok_spec {
+    enum tokenizer_kind kind;
+    int32_t n;
+    const char **pieces; /* [n], may hold any bytes: lengths beside */
+    const int32_t *lens;
+    const float *scores;  /* SPM, UNIGRAM: [n] */
+    const uint8_t *types; /* [n] GGUF's: 1 normal, 2 unknown, 3 control, 4 user-defined, 5 unused,
+                             6 byte */
+    const char **merges;  /* BPE: "a b" pairs in rank order */
+    int32_t n_merges;
+    const char *pre; /* GGUF's tokenizer.ggml.pre ("gpt-2", "qwen2", "llama-bpe", "smollm", …) or,
+                        when it contains '\\' or '[', a PCRE2 pattern itself */
+    const char *normalizer; /* tokenizer.json's normalizer as JSON text, without what makes ▁ of
+                               spaces; NULL: none */
+    int32_t bos, eos, unk;  /* -1: none */
+    bool add_bos, add_eos, add_space_prefix, ignore_merges;
+    bool split_words; /* SPM, UNIGRAM: every ▁ begins a word, whatever the pieces are */
+    bool user_pieces; /* UNIGRAM: user-defined pieces are preferred pieces of the text with its ▁,
+                         as in SentencePiece; else they are cut out of the text as it was written */
+};
+struct tokenizer *tok_new(const struct tok_spec *spec, struct error *err);
+struct tokenizer *tok_from_json(const char *path,
+                                struct error *err); /* tokenizer.json: BPE and Unigram */
+struct tokenizer *tok_from_sentencepiece(const char *path,
+                                         struct error *err); /* tokenizer.model: the same */
+struct tokenizer *tok_from_llama2c(const char *path, int32_t vocab, struct error *err);
+/* Byte tokens, three specials, and filler pieces up to `vocab` (NULL below 259): for models with
+ * random weights. */
+struct tokenizer *tok_byte_fallback(int32_t vocab);
+const struct tok_spec *tok_spec_of(const struct tokenizer *t); /* for the writers */
+int tok_write_json(const struct tokenizer *t, const char *path, struct error *err);
+/* Byte-level BPE training: counts pre-tokens of `texts`, merges the most frequent pair (ties: the
+ * pair whose two pieces are lexicographically greatest, as GPT-2-style trainers do) until `vocab`.
+ * Specials get the first ids. */
+struct tokenizer *tok_train_bpe(const char *text, size_t len, int32_t vocab, const char *pre,
+                                const char **specials, int n_specials, struct error *err);
+
+/* for chat templates (template/template.h) */
+
+/* A flag of tok_encode: the text continues another text, so no space is put before it. */
+#define TOK_CONTINUE 0x100
+/* Cuts out the tokens that are matched whole; fn gets their id, or -1 for the text between. */
+typedef void (*fragment_fn)(void *ctx, int32_t id, const char *p, size_t n);
+void text_fragments(const struct tokenizer *t, const char *text, size_t len, bool control,
+                    fragment_fn fn, void *ctx);
+/* SPM: a space is put before the first text only, not after special tokens too. */
+bool tok_prefix_once(const struct tokenizer *t);
+/* The tokenizer's chat template, which it owns; NULL: ChatML. Replacing it frees the previous one. */
+struct chat_template;
+void tok_own_template(struct tokenizer *t, struct chat_template *c,
+                      void (*release)(struct chat_template *));
+struct chat_template *tok_template(const struct tokenizer *t);
+
+/* for readers and writers of model files */
+
+/* GGUF's token types. */
+enum piece_type {
+    PIECE_NORMAL = 1,
+    PIECE_UNKNOWN,
+    PIECE_CONTROL,
+    PIECE_USER,
+    PIECE_UNUSED,
+    PIECE_BYTE
+};
+
+/* A normalizer's JSON text from SentencePiece's settings: a compiled table of replacements, and
+ * whether runs of spaces become one (NULL when neither). malloc'ed. */
+char *norm_from_sentencepiece(const void *charsmap, size_t len, bool one_space);
+/* The table that such a text begins with, malloc'ed, or NULL. */
+uint8_t *norm_charsmap(const char *json, size_t *len);
+/* The pattern of a known name, `pre` itself when it is a pattern, else NULL; and the way back. */
+const char *pre_pattern(const char *pre);
+const char *pre_name(const char *pattern, bool ignore_merges);
+
+#endif

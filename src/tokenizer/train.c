@@ -1,0 +1,417 @@
+/*
+ * tok_train: byte-level BPE vocabularies from text.
+ *
+ * The text is cut into words as the tokenizer itself will cut it, equal words are counted once, and
+ * the most frequent pair of neighbours becomes a token until the vocabulary is full. Of equally
+ * frequent pairs the one with the greatest (left, right) bytes wins, which makes the result a
+ * function of the text alone. Specials are cut out of the text and take no part. It does not
+ * shuffle, sample or prune.
+ *
+ * Counts are kept, not recomputed: a merge visits the words that hold its pair and changes the
+ * counts beside it. The queue may lag behind the counts:
+ *   1. every pair with a count above 0 has a queue entry whose count is at least as large;
+ *   2. an entry whose count is not the pair's own is put back with the right one, or dropped, never
+ * used.
+ */
+#include "tokenizer/internal.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+struct word {
+    uint32_t at; /* its symbols in trainer.symbols */
+    int32_t n;   /* how many are left */
+    int64_t count;
+    const char *text; /* its bytes, borrowed; text_len 0: empty slot of the word table */
+    uint32_t text_len;
+};
+struct pair {
+    int32_t left, right;
+    int64_t count;
+    struct ids words; /* where it has stood, with repeats and leftovers */
+};
+struct queued {
+    int64_t count;
+    int32_t pair;
+};
+struct token_bytes {
+    const char *p;
+    int32_t len;
+};
+
+struct trainer_state {
+    struct arena arena;
+    struct tokenizer *cutter; /* specials and bytes only */
+    pcre2_match_data *match;
+    struct word *words; /* hash table while counting, then the first n_words */
+    size_t n_words, words_cap;
+    struct ids symbols;
+    struct pair *pairs;
+    int32_t n_pairs, pairs_cap;
+    int32_t *pair_index; /* open addressing: pair + 1 */
+    uint64_t pair_mask;
+    struct queued *queue;
+    size_t n_queue, queue_cap;
+    struct token_bytes *tokens; /* [n_tokens] raw bytes; specials are empty */
+    int32_t *token_index;       /* open addressing by bytes: token + 1 */
+    uint64_t token_mask;
+    int32_t n_tokens, vocab;
+    struct buf merges; /* int32 left, right, made */
+};
+
+static struct word *word_slot(struct word *table, size_t cap, const char *p, size_t n) {
+    size_t i = hash_u64(p, n) & (cap - 1);
+    while (table[i].text_len && (table[i].text_len != n || memcmp(table[i].text, p, n) != 0))
+        i = (i + 1) & (cap - 1);
+    return &table[i];
+}
+
+static void words_grow(struct trainer_state *s) {
+    size_t cap = s->words_cap * 2;
+    struct word *table = xcalloc(cap, sizeof(*table));
+    for (size_t i = 0; i < s->words_cap; i++)
+        if (s->words[i].text_len)
+            *word_slot(table, cap, s->words[i].text, s->words[i].text_len) = s->words[i];
+    free(s->words);
+    s->words = table;
+    s->words_cap = cap;
+}
+
+static void word_count(void *ctx, const char *p, size_t n) {
+    struct trainer_state *s = ctx;
+    if (s->n_words * 2 >= s->words_cap) words_grow(s);
+    struct word *w = word_slot(s->words, s->words_cap, p, n);
+    if (w->text_len == 0) {
+        w->text = p;
+        w->text_len = (uint32_t)n;
+        s->n_words++;
+    }
+    w->count++;
+}
+
+static void fragment_count(void *ctx, int32_t id, const char *p, size_t n) {
+    struct trainer_state *s = ctx;
+    if (id < 0) bpe_split(s->cutter, s->match, p, n, word_count, s);
+}
+
+static int word_order(const void *a, const void *b) {
+    const struct word *x = a, *y = b;
+    return (x->text > y->text) - (x->text < y->text);
+}
+
+/* By first appearance, so that nothing depends on the hash. */
+static void words_prepare(struct trainer_state *s) {
+    size_t n = 0;
+    for (size_t i = 0; i < s->words_cap; i++)
+        if (s->words[i].text_len) s->words[n++] = s->words[i];
+    qsort(s->words, n, sizeof(*s->words), word_order);
+    for (size_t i = 0; i < n; i++) {
+        struct word *w = &s->words[i];
+        w->at = (uint32_t)s->symbols.n;
+        w->n = (int32_t)w->text_len;
+        for (uint32_t k = 0; k < w->text_len; k++)
+            ids_add(&s->symbols, s->cutter->byte_ids[(uint8_t)w->text[k]]);
+    }
+}
+
+static int32_t *pair_slot(const struct trainer_state *s, int32_t left, int32_t right) {
+    uint64_t key = ((uint64_t)(uint32_t)left << 32 | (uint32_t)right) * 0x9E3779B97F4A7C15u;
+    uint64_t i = (key ^ key >> 29) & s->pair_mask;
+    for (; s->pair_index[i]; i = (i + 1) & s->pair_mask) {
+        const struct pair *p = &s->pairs[s->pair_index[i] - 1];
+        if (p->left == left && p->right == right) break;
+    }
+    return &s->pair_index[i];
+}
+
+static void pairs_grow(struct trainer_state *s) {
+    s->pairs_cap = s->pairs_cap ? s->pairs_cap * 2 : 1024;
+    s->pairs = xrealloc(s->pairs, sizeof(*s->pairs) * (size_t)s->pairs_cap);
+    free(s->pair_index);
+    s->pair_index = xcalloc((size_t)s->pairs_cap * 2, sizeof(*s->pair_index));
+    s->pair_mask = (uint64_t)s->pairs_cap * 2 - 1;
+    for (int32_t i = 0; i < s->n_pairs; i++)
+        *pair_slot(s, s->pairs[i].left, s->pairs[i].right) = i + 1;
+}
+
+static int32_t pair_get(struct trainer_state *s, int32_t left, int32_t right) {
+    if (s->n_pairs == s->pairs_cap) pairs_grow(s);
+    int32_t *slot = pair_slot(s, left, right);
+    if (!*slot) {
+        s->pairs[s->n_pairs] = (struct pair){.left = left, .right = right};
+        *slot = ++s->n_pairs;
+    }
+    return *slot - 1;
+}
+
+static int bytes_compare(struct token_bytes a, struct token_bytes b) {
+    int c = memcmp(a.p, b.p, (size_t)MIN(a.len, b.len));
+    return c ? c : (a.len > b.len) - (a.len < b.len);
+}
+
+static bool queued_before(const struct trainer_state *s, struct queued a, struct queued b) {
+    if (a.count != b.count) return a.count > b.count;
+    const struct pair *x = &s->pairs[a.pair], *y = &s->pairs[b.pair];
+    int c = bytes_compare(s->tokens[x->left], s->tokens[y->left]);
+    return (c ? c : bytes_compare(s->tokens[x->right], s->tokens[y->right])) > 0;
+}
+
+static void queue_push(struct trainer_state *s, struct queued x) {
+    if (s->n_queue == s->queue_cap) {
+        s->queue_cap = s->queue_cap ? s->queue_cap * 2 : 1024;
+        s->queue = xrealloc(s->queue, sizeof(*s->queue) * s->queue_cap);
+    }
+    size_t i = s->n_queue++;
+    for (; i > 0 && queued_before(s, x, s->queue[(i - 1) / 2]); i = (i - 1) / 2)
+        s->queue[i] = s->queue[(i - 1) / 2];
+    s->queue[i] = x;
+}
+
+static struct queued queue_pop(struct trainer_state *s) {
+    struct queued top = s->queue[0], last = s->queue[--s->n_queue];
+    size_t i = 0;
+    for (size_t child = 1; child < s->n_queue; child = 2 * i + 1) {
+        if (child + 1 < s->n_queue && queued_before(s, s->queue[child + 1], s->queue[child]))
+            child++;
+        if (!queued_before(s, s->queue[child], last)) break;
+        s->queue[i] = s->queue[child];
+        i = child;
+    }
+    s->queue[i] = last;
+    return top;
+}
+
+/* -1: no pair is left. */
+static int32_t pair_best(struct trainer_state *s) {
+    while (s->n_queue > 0) {
+        struct queued q = queue_pop(s);
+        int64_t count = s->pairs[q.pair].count;
+        if (q.count == count && count > 0) return q.pair;
+        if (q.count > count && count > 0) queue_push(s, (struct queued){count, q.pair});
+    }
+    return -1;
+}
+
+static void pairs_count(struct trainer_state *s) {
+    for (size_t i = 0; i < s->n_words; i++) {
+        const struct word *w = &s->words[i];
+        const int32_t *v = s->symbols.v + w->at;
+        for (int32_t k = 0; k + 1 < w->n; k++) {
+            int32_t at = pair_get(s, v[k], v[k + 1]); /* may move s->pairs */
+            struct pair *p = &s->pairs[at];
+            p->count += w->count;
+            if (p->words.n == 0 || p->words.v[p->words.n - 1] != (int32_t)i)
+                ids_add(&p->words, (int32_t)i);
+        }
+    }
+    for (int32_t i = 0; i < s->n_pairs; i++) queue_push(s, (struct queued){s->pairs[i].count, i});
+}
+
+/* What a merge added counts to, queued once when it is through. */
+static void pair_change(struct trainer_state *s, int32_t left, int32_t right, int64_t by,
+                        int32_t word, struct ids *grown) {
+    int32_t i = pair_get(s, left, right);
+    struct pair *p = &s->pairs[i];
+    p->count += by;
+    if (by < 0) return;
+    if (p->words.n == 0 || p->words.v[p->words.n - 1] != word) ids_add(&p->words, word);
+    ids_add(grown, i);
+}
+
+static void word_merge(struct trainer_state *s, int32_t word, int32_t left, int32_t right,
+                       int32_t made, struct ids *grown) {
+    struct word *w = &s->words[word];
+    int32_t *v = s->symbols.v + w->at, n = 0;
+    for (int32_t i = 0; i < w->n; i++) {
+        if (i + 1 >= w->n || v[i] != left || v[i + 1] != right) {
+            v[n++] = v[i];
+            continue;
+        }
+        if (n > 0) {
+            pair_change(s, v[n - 1], left, -w->count, word, grown);
+            pair_change(s, v[n - 1], made, w->count, word, grown);
+        }
+        if (i + 2 < w->n) {
+            pair_change(s, right, v[i + 2], -w->count, word, grown);
+            pair_change(s, made, v[i + 2], w->count, word, grown);
+        }
+        v[n++] = made;
+        i++;
+    }
+    w->n = n;
+}
+
+/* Two ways to make one token share it: the vocabulary holds every string once. (No merge makes a
+ * single byte.) */
+static int32_t token_make(struct trainer_state *s, struct token_bytes a, struct token_bytes b) {
+    struct token_bytes t = {.len = a.len + b.len};
+    char *p = arena_alloc(&s->arena, (size_t)t.len);
+    memcpy(p, a.p, (size_t)a.len);
+    memcpy(p + a.len, b.p, (size_t)b.len);
+    t.p = p;
+    uint64_t i = hash_u64(t.p, (size_t)t.len) & s->token_mask;
+    for (; s->token_index[i]; i = (i + 1) & s->token_mask)
+        if (bytes_compare(s->tokens[s->token_index[i] - 1], t) == 0) return s->token_index[i] - 1;
+    s->tokens[s->n_tokens] = t;
+    s->token_index[i] = ++s->n_tokens;
+    return s->n_tokens - 1;
+}
+
+static void pair_merge(struct trainer_state *s, int32_t pair) {
+    int32_t left = s->pairs[pair].left, right = s->pairs[pair].right;
+    int32_t made = token_make(s, s->tokens[left], s->tokens[right]);
+    int32_t merge[3] = {left, right, made};
+    struct ids words = s->pairs[pair].words, grown = {0};
+    buf_add(&s->merges, merge, sizeof(merge));
+    s->pairs[pair].words = (struct ids){0}; /* the array of pairs may move meanwhile */
+    for (int i = 0; i < words.n; i++) word_merge(s, words.v[i], left, right, made, &grown);
+    s->pairs[pair].count = 0;
+    for (int i = 0; i < grown.n; i++)
+        if (s->pairs[grown.v[i]].count > 0)
+            queue_push(s, (struct queued){s->pairs[grown.v[i]].count, grown.v[i]});
+    ids_release(&words);
+    ids_release(&grown);
+}
+
+static void piece_write(struct buf *out, struct token_bytes t) {
+    for (int32_t i = 0; i < t.len; i++) {
+        char c[4];
+        int n = byte_piece((uint8_t)t.p[i], c);
+        buf_add(out, c, (size_t)n);
+    }
+}
+
+static const char *piece_text(struct trainer_state *s, struct token_bytes a,
+                              const struct token_bytes *b) {
+    struct buf out = {0};
+    piece_write(&out, a);
+    if (b) {
+        buf_puts(&out, " ");
+        piece_write(&out, *b);
+    }
+    char *text = arena_strdup(&s->arena, out.data);
+    buf_release(&out);
+    return text;
+}
+
+/* Specials, then the bytes in GPT-2's order. A model of chats ends at <|im_end|>, any other at its
+ * first special. */
+static void spec_begin(struct trainer_state *s, struct tok_spec *spec, const char *pre,
+                       const char **specials, int n) {
+    const char **pieces = arena_alloc(&s->arena, sizeof(*pieces) * (size_t)s->vocab);
+    int32_t *lens = arena_alloc(&s->arena, sizeof(*lens) * (size_t)s->vocab);
+    uint8_t *types = arena_alloc(&s->arena, (size_t)s->vocab);
+    *spec = (struct tok_spec){.kind = TOK_BPE,
+                              .pieces = pieces,
+                              .lens = lens,
+                              .types = types,
+                              .pre = pre ? pre : "gpt-2",
+                              .bos = n > 0 ? 0 : -1,
+                              .eos = n > 0 ? 0 : -1,
+                              .unk = -1};
+    s->tokens = arena_alloc(&s->arena, sizeof(*s->tokens) * (size_t)s->vocab);
+    for (int i = 0; i < n; i++) {
+        if (strcmp(specials[i], "<|im_end|>") == 0) spec->eos = i;
+        pieces[i] = specials[i];
+        s->tokens[i].p = "";
+    }
+    for (int i = 0; i < 256; i++) {
+        char *byte = arena_alloc(&s->arena, 1);
+        *byte = (char)byte_in_order(i);
+        s->tokens[n + i] = (struct token_bytes){byte, 1};
+        pieces[n + i] = piece_text(s, s->tokens[n + i], NULL);
+    }
+    s->n_tokens = n + 256;
+    spec->n = s->n_tokens;
+    for (int i = 0; i < spec->n; i++) {
+        lens[i] = (int32_t)strlen(pieces[i]);
+        types[i] = i < n ? PIECE_CONTROL : PIECE_NORMAL;
+    }
+}
+
+static struct tokenizer *spec_finish(struct trainer_state *s, struct tok_spec *spec,
+                                     struct error *err) {
+    const char **pieces = (const char **)(uintptr_t)spec->pieces;
+    int32_t *lens = (int32_t *)(uintptr_t)spec->lens;
+    uint8_t *types = (uint8_t *)(uintptr_t)spec->types;
+    for (; spec->n < s->n_tokens; spec->n++) {
+        pieces[spec->n] = piece_text(s, s->tokens[spec->n], NULL);
+        lens[spec->n] = (int32_t)strlen(pieces[spec->n]);
+        types[spec->n] = PIECE_NORMAL;
+    }
+    spec->n_merges = (int32_t)(s->merges.len / (3 * sizeof(int32_t)));
+    spec->merges = arena_alloc(&s->arena, sizeof(*spec->merges) * (size_t)(spec->n_merges + 1));
+    for (int32_t i = 0; i < spec->n_merges; i++) {
+        int32_t m[3];
+        memcpy(m, s->merges.data + (size_t)i * sizeof(m), sizeof(m));
+        spec->merges[i] = piece_text(s, s->tokens[m[0]], &s->tokens[m[1]]);
+    }
+    return tok_new(spec, err);
+}
+
+static void trainer_release(struct trainer_state *s) {
+    for (int32_t i = 0; i < s->n_pairs; i++) ids_release(&s->pairs[i].words);
+    tok_free(s->cutter);
+    pcre2_match_data_free(s->match);
+    free(s->words);
+    free(s->pairs);
+    free(s->pair_index);
+    free(s->queue);
+    ids_release(&s->symbols);
+    buf_release(&s->merges);
+    arena_release(&s->arena);
+}
+
+static int train_check(size_t len, int32_t vocab, const char **specials, int n, struct error *err) {
+    if (vocab < 256 + n || vocab > 1 << 20)
+        return error_set(
+            err, ERR_USAGE,
+            "a vocabulary of %d is not possible: at least %d (256 bytes and %d specials), "
+            "at most %d",
+            vocab, 256 + n, n, 1 << 20);
+    if (len > INT32_MAX / 4) return error_set(err, ERR_USAGE, "the training text is above 512 MB");
+    for (int i = 0; i < n; i++) {
+        if (!*specials[i]) return error_set(err, ERR_USAGE, "special token %d is empty", i);
+        for (int k = 0; k < i; k++)
+            if (strcmp(specials[i], specials[k]) == 0)
+                return error_set(err, ERR_USAGE, "special token '%s' is given twice", specials[i]);
+    }
+    return OK;
+}
+
+static int train_run(struct trainer_state *s, const char *text, size_t len, struct error *err) {
+    s->match = pcre2_match_data_create(1, NULL);
+    CHECK(s->match);
+    s->words_cap = 1024;
+    s->words = xcalloc(s->words_cap, sizeof(*s->words));
+    for (s->token_mask = 1023; s->token_mask < (uint64_t)s->vocab * 2;)
+        s->token_mask = s->token_mask * 2 + 1;
+    s->token_index = arena_alloc(&s->arena, sizeof(*s->token_index) * (s->token_mask + 1));
+    text_fragments(s->cutter, text, len, true, fragment_count, s);
+    words_prepare(s);
+    pairs_count(s);
+    while (s->n_tokens < s->vocab) {
+        int32_t best = pair_best(s);
+        if (best < 0)
+            return error_set(err, ERR_USAGE,
+                             "the text yields %d tokens and not %d: give more text or a smaller "
+                             "vocabulary",
+                             s->n_tokens, s->vocab);
+        pair_merge(s, best);
+    }
+    return OK;
+}
+
+/* One thread is enough: a few MB a second, once in a model's life. */
+struct tokenizer *tok_train_bpe(const char *text, size_t len, int32_t vocab, const char *pre,
+                                const char **specials, int n_specials, struct error *err) {
+    if (train_check(len, vocab, specials, n_specials, err) != OK) return NULL;
+    struct trainer_state s = {.vocab = vocab};
+    struct tok_spec spec;
+    struct tokenizer *t = NULL;
+    spec_begin(&s, &spec, pre, specials, n_specials);
+    s.cutter = tok_new(&spec, err);
+    if (s.cutter && train_run(&s, text, len, err) == OK) t = spec_finish(&s, &spec, err);
+    trainer_release(&s);
+    return t;
+}

@@ -1,0 +1,268 @@
+/*
+ * unigram: SentencePiece's unigram model (llm-jp, T5): of all ways to cut a fragment into pieces,
+ * the one whose scores sum highest.
+ *
+ * Everything around the cut — spaces as ▁, bytes for what no piece covers, decoding — is spm.c's.
+ * Rules of the reference: a character that is no piece of its own may be unknown, at the lowest
+ * score of a normal piece less 10; a user-defined piece of n bytes scores n times the highest less
+ * 0.1, which nothing beats; places are visited from left to right, and of equal sums the
+ * one found first stays, so the longest last piece wins. Sums are double, as in Hugging Face's and
+ * llama.cpp's programs; SentencePiece's own sums in float, whose rounding makes its cuts of long
+ * texts drift.
+ *
+ * Pieces are found with a double array: node s has the child for byte c at base[s] + c exactly if
+ * check of that place is s. Invariant of the walk: once no piece seen so far reaches beyond a
+ * place, what is before it is decided; so it is given out there, the sum starts again at 0, and
+ * memory follows the longest undecided stretch and not the text.
+ */
+#include "tokenizer/internal.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+enum {
+    PIECE_LIMIT = 1024,   /* bytes; also the depth of the building recursion */
+    NODE_LIMIT = 1 << 28, /* places of the double array */
+    SEARCH_LIMIT = 8192,
+    UNKNOWN_PENALTY = 10, /* the reference's */
+    FREE = -1,
+};
+
+struct trie_node {
+    int32_t base, check, id; /* id of the piece that ends here, or -1 */
+    float score;
+};
+struct trie {
+    struct trie_node *nodes; /* [n]; 0 is the root */
+    int32_t n, next;         /* next: where the search for room begins */
+    float unknown, highest;  /* the score of unknown, and the highest of a normal piece or 0 */
+};
+
+/* What is known of a place in the text: the best way to get there. */
+struct lattice {
+    double sum;
+    int32_t from, id; /* id -1: not reached; unknown is INT32_MAX */
+};
+#define UNKNOWN INT32_MAX
+
+struct build {
+    struct trie *trie;
+    const struct tokenizer *t;
+    const int32_t *sorted; /* ids by their bytes */
+};
+
+static int trie_grow(struct trie *t, int64_t n, struct error *err) {
+    if (n <= t->n) return OK;
+    if (n > NODE_LIMIT) return error_set(err, ERR_FORMAT, "the pieces are too many and too long");
+    int64_t size = MIN(MAX(n, 2 * (int64_t)t->n), NODE_LIMIT);
+    struct trie_node *nodes = try_realloc(t->nodes, sizeof(*t->nodes) * (size_t)size, err);
+    if (!nodes) return err->code;
+    t->nodes = nodes;
+    for (int64_t i = t->n; i < size; i++) t->nodes[i] = (struct trie_node){0, FREE, -1, 0};
+    t->n = (int32_t)size;
+    return OK;
+}
+
+static bool room_at(const struct trie *t, int64_t base, const uint8_t *bytes, int n) {
+    for (int i = 0; i < n; i++) {
+        int64_t at = base + bytes[i];
+        if (at < t->n && t->nodes[at].check != FREE) return false;
+    }
+    return true;
+}
+
+/* The first base with room for all children. Where nearly all places that were looked at are taken,
+ * or very many were, later searches begin behind them: no file can make building quadratic. */
+static int64_t base_find(struct trie *t, const uint8_t *bytes, int n) {
+    int64_t begin = MAX(t->next, bytes[0] + 1), at = begin, taken = 0;
+    for (;; at++) {
+        bool used = at < t->n && t->nodes[at].check != FREE;
+        taken += used;
+        if (!used && room_at(t, at - bytes[0], bytes, n)) break;
+    }
+    if (taken * 20 >= (at - begin + 1) * 19 || at - begin > SEARCH_LIMIT)
+        t->next = (int32_t)MIN(at, NODE_LIMIT);
+    return at - bytes[0];
+}
+
+static uint8_t byte_of(const struct build *b, int32_t i, int32_t depth) {
+    return (uint8_t)b->t->text[b->sorted[i]][depth];
+}
+
+static void piece_end(const struct build *b, struct trie_node *node, int32_t id) {
+    const struct tok_spec *s = &b->t->spec;
+    bool user = s->types[id] == PIECE_USER;
+    node->id = id;
+    node->score = user ? b->trie->highest * (float)s->lens[id] - 0.1f : s->scores[id];
+}
+
+/* Gives node `at` the pieces sorted[lo..hi), which agree in their first `depth` bytes. */
+static int trie_insert(const struct build *b, int32_t at, int32_t lo, int32_t hi, int32_t depth,
+                       struct error *err) {
+    struct trie *t = b->trie;
+    uint8_t bytes[256];
+    int32_t begin[257];
+    int n = 0;
+    for (; lo < hi && b->t->lens[b->sorted[lo]] == depth; lo++) /* of equal pieces the lowest id */
+        if (t->nodes[at].id < 0) piece_end(b, &t->nodes[at], b->sorted[lo]);
+    for (int32_t i = lo; i < hi; i++) {
+        if (n > 0 && byte_of(b, i, depth) == bytes[n - 1]) continue;
+        bytes[n] = byte_of(b, i, depth);
+        begin[n++] = i;
+    }
+    begin[n] = hi;
+    if (n == 0) return OK;
+    int64_t base = base_find(t, bytes, n);
+    if (trie_grow(t, base + bytes[n - 1] + 1, err) != OK) return err->code;
+    t->nodes[at].base = (int32_t)base;
+    for (int i = 0; i < n; i++) t->nodes[base + bytes[i]].check = at;
+    for (int i = 0; i < n; i++)
+        if (trie_insert(b, (int32_t)base + bytes[i], begin[i], begin[i + 1], depth + 1, err) != OK)
+            return err->code;
+    return OK;
+}
+
+struct piece_key {
+    const char *p;
+    int32_t len, id;
+};
+
+static int piece_order(const void *a, const void *b) {
+    const struct piece_key *x = a, *y = b;
+    int c = memcmp(x->p, y->p, (size_t)MIN(x->len, y->len));
+    if (c != 0) return c;
+    if (x->len != y->len) return x->len < y->len ? -1 : 1;
+    return x->id < y->id ? -1 : 1;
+}
+
+static bool in_trie(const struct tokenizer *t, int32_t id) {
+    uint8_t type = t->spec.types[id];
+    return type == PIECE_NORMAL || (type == PIECE_USER && t->spec.user_pieces);
+}
+
+/* The ids of pieces to be found, by their bytes; malloc'ed, or NULL. */
+static int32_t *pieces_sorted(const struct tokenizer *t, int32_t *n, struct error *err) {
+    struct piece_key *keys = try_calloc((size_t)t->spec.n, sizeof(*keys), err);
+    int32_t *ids = keys ? try_calloc((size_t)t->spec.n, sizeof(*ids), err) : NULL;
+    *n = 0;
+    if (!ids) {
+        free(keys);
+        return NULL;
+    }
+    for (int32_t id = 0; id < t->spec.n; id++)
+        if (in_trie(t, id) && t->lens[id] > 0)
+            keys[(*n)++] = (struct piece_key){t->text[id], t->lens[id], id};
+    qsort(keys, (size_t)*n, sizeof(*keys), piece_order);
+    for (int32_t i = 0; i < *n; i++) ids[i] = keys[i].id;
+    free(keys);
+    return ids;
+}
+
+static int scores_read(const struct tokenizer *t, struct trie *trie, struct error *err) {
+    float lowest = 0;
+    trie->highest = 0;
+    for (int32_t id = 0; id < t->spec.n; id++) {
+        float score = t->spec.scores[id];
+        if (!in_trie(t, id)) continue;
+        if (t->lens[id] > PIECE_LIMIT)
+            return error_set(err, ERR_FORMAT, "token %d is %d bytes long, above the limit of %d",
+                             id, t->lens[id], PIECE_LIMIT);
+        if (!(score >= -1e30f && score <= 1e30f)) /* sums stay finite */
+            return error_set(err, ERR_FORMAT, "token %d has the impossible score %g", id,
+                             (double)score);
+        if (t->spec.types[id] != PIECE_NORMAL) continue;
+        lowest = MIN(lowest, score);
+        trie->highest = MAX(trie->highest, score);
+    }
+    trie->unknown = lowest - UNKNOWN_PENALTY;
+    return OK;
+}
+
+int unigram_prepare(struct tokenizer *t, struct error *err) {
+    int32_t n;
+    t->trie = xcalloc(1, sizeof(*t->trie));
+    if (scores_read(t, t->trie, err) != OK) return err->code;
+    int32_t *sorted = pieces_sorted(t, &n, err);
+    if (!sorted) return err->code;
+    struct build b = {t->trie, t, sorted};
+    int rc = trie_grow(t->trie, 512, err);
+    if (rc == OK) t->trie->nodes[0].check = 0; /* the root's place is taken */
+    if (rc == OK) rc = trie_insert(&b, 0, 0, n, 0, err);
+    free(sorted);
+    return rc;
+}
+
+void trie_free(struct trie *t) {
+    if (t) free(t->nodes);
+    free(t);
+}
+
+static struct lattice *lattice_reserve(struct encoder *e, size_t n) {
+    if (n > e->lattice_cap) {
+        size_t cap = MAX(2 * e->lattice_cap, MAX(n, (size_t)1024));
+        e->lattice = xrealloc(e->lattice, sizeof(*e->lattice) * cap);
+        for (size_t i = e->lattice_cap; i < cap; i++) e->lattice[i].id = -1;
+        e->lattice_cap = cap;
+    }
+    return e->lattice;
+}
+
+static void lattice_offer(struct lattice *to, double sum, int32_t from, int32_t id) {
+    if (to->id < 0 || sum > to->sum) *to = (struct lattice){sum, from, id};
+}
+
+/* Gives out the best way to `end` of the stretch at `p`, and forgets it. */
+static void lattice_give(struct encoder *e, const char *p, int32_t end) {
+    struct lattice *l = e->lattice;
+    int32_t n = 0;
+    if (!encoder_reserve(e, end)) return;
+    for (int32_t at = end; at > 0; at = l[at].from) {
+        e->id[n] = l[at].id;
+        e->at[n++] = l[at].from;
+    }
+    for (int32_t i = n - 1, next; i >= 0; i--) {
+        next = i > 0 ? e->at[i - 1] : end;
+        if (e->id[i] != UNKNOWN)
+            ids_add(e->out, e->id[i]);
+        else
+            char_fallback(e, p + e->at[i], (size_t)(next - e->at[i]));
+    }
+    for (int32_t i = 1; i <= end; i++) l[i].id = -1;
+}
+
+/* Offers every piece that begins at `at`, and unknown where no piece is its one character; returns
+ * the furthest place offered. */
+static int32_t pieces_offer(struct encoder *e, const char *p, size_t left, int32_t at) {
+    const struct trie *t = e->t->trie;
+    struct lattice *l = e->lattice + at;
+    double sum = at > 0 ? l->sum : 0;
+    int32_t node = 0, furthest = 0, one = (int32_t)char_len(p, left);
+    bool single = false;
+    size_t limit = MIN(left, (size_t)PIECE_LIMIT);
+    for (size_t i = 0; i < limit; i++) {
+        int32_t child = t->nodes[node].base + (uint8_t)p[i];
+        if (child >= t->n || t->nodes[child].check != node) break;
+        node = child;
+        if (t->nodes[node].id < 0) continue;
+        furthest = (int32_t)i + 1;
+        single |= furthest == one;
+        lattice_offer(l + furthest, sum + (double)t->nodes[node].score, at, t->nodes[node].id);
+    }
+    if (!single) lattice_offer(l + one, sum + (double)t->unknown, at, UNKNOWN);
+    return at + MAX(furthest, one);
+}
+
+void unigram_encode_part(struct encoder *e, const char *p, size_t len) {
+    while (len > 0) {
+        int32_t at = 0, reach = 0;
+        do {
+            size_t left = len - (size_t)at;
+            lattice_reserve(e, (size_t)at + 1 + MIN(left, (size_t)PIECE_LIMIT));
+            reach = MAX(reach, pieces_offer(e, p + at, left, at));
+            at += (int32_t)char_len(p + at, left);
+        } while (at < reach);
+        lattice_give(e, p, reach);
+        p += reach;
+        len -= (size_t)reach;
+    }
+}

@@ -12,8 +12,8 @@
 #include "tally.h"
 
 struct stream {
-    struct request request;
-    struct ids prompt;
+    struct engine_request request;
+    struct token_ids prompt;
     int number;
     int32_t seen;
     double sent, first, last;
@@ -37,11 +37,11 @@ static void ask(struct stream *s) {
     snprintf(text, sizeof text, "%llu + %d = ?", (unsigned long long)++asked_so_far % 900,
              s->number % 90);
     s->sent = clock_now();
-    request_release(&s->request);
+    engine_request_release(&s->request);
     s->prompt.n = 0;
-    or_die(chat_encode(m->tok, &(struct message){"user", text}, 1, true, &s->prompt, NULL, &err),
+    or_die(chat_encode(m->tok, &(struct chat_message){"user", text}, 1, true, &s->prompt, NULL, &err),
            &err);
-    s->request = (struct request){.prompt = s->prompt.v,
+    s->request = (struct engine_request){.prompt = s->prompt.v,
                                   .n_prompt = (int32_t)s->prompt.n,
                                   .adapter = adapters[s->number % n_adapters],
                                   .sampling = {.temperature = 1, .top_p = 1, .seed = 1},
@@ -84,7 +84,7 @@ int main(int argc, char **argv) {
     }
     int n = atoi(argv[2]);
     mean_tokens = atoi(argv[4]);
-    m = model_open(argv[1], CLASS_EXACT, &err);
+    m = model_open(argv[1], NUMERIC_EXACT, &err);
     or_die(m ? OK : err.code, &err);
     for (int i = 6; i < argc; i++) {
         adapters[n_adapters++] = adapter_open(argv[i], m, &err);

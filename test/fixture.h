@@ -84,7 +84,7 @@ static inline struct model *fixture_model(const char *shape, bool tied, enum ten
                                           enum numeric_class cls) {
     struct model_config c;
     struct error err;
-    if (shape_find(shape, &c, &err) != OK) check_failed(__FILE__, __LINE__, err.text);
+    if (model_preset_find(shape, &c, &err) != OK) check_failed(__FILE__, __LINE__, err.text);
     return fixture_model_of(c, tied, type, cls);
 }
 
@@ -101,7 +101,7 @@ static inline struct adapter *fixture_adapter_from(const struct model_config *c,
     for (int32_t i = first * N_PROJ; i < c->n_layers * N_PROJ; i++)
         if (ac.target[i % N_PROJ]) modules[i] = (struct adapter_module){ac.r, ac.alpha};
     if (first > 0) ac.modules = modules;
-    size_t n = adapter_floats(c, &ac);
+    size_t n = adapter_param_count(c, &ac);
     float *data = xcalloc(n, sizeof *data);
     struct rng rng = rng_make(seed, RNG_TEST, 1, 0);
     for (size_t i = 0; i < n; i++) data[i] = std * rng_normal(&rng);

@@ -41,7 +41,7 @@ static void pair_draw(enum kind kind, struct rng *r, int i, double gain, double 
 
 static enum sequential_decision stream_run(const struct sequential_options *o, enum kind kind,
                                            uint32_t seed, double gain, int64_t *pairs) {
-    struct sequential s;
+    struct sequential_test s;
     struct rng r = rng_make(seed, RNG_TEST, kind, 0);
     double a, b;
     sequential_init(&s, o);
@@ -149,7 +149,7 @@ static void test_figures_are_the_naive_ones(void **state) {
     (void)state;
     struct sequential_options o = {.alpha = 0.1, .min_pairs = 100, .max_pairs = 100};
     for (enum kind kind = 0; kind < N_KINDS; kind++) {
-        struct sequential s;
+        struct sequential_test s;
         struct rng r = rng_make(77, RNG_TEST, kind, 1);
         double a, b, d[100], sum = 0;
         sequential_init(&s, &o);
@@ -158,10 +158,10 @@ static void test_figures_are_the_naive_ones(void **state) {
             pair_draw(kind, &r, n, 0.08, &a, &b);
             sum += d[n - 1] = b - a;
             sequential_add(&s, a, b);
-            near(sequential_e(&s, 0), e_naive(d, n, 1, 0), 1e-10);
-            near(sequential_e(&s, 1), e_naive(d, n, -1, 0), 1e-10);
+            near(sequential_e_value(&s, 0), e_naive(d, n, 1, 0), 1e-10);
+            near(sequential_e_value(&s, 1), e_naive(d, n, -1, 0), 1e-10);
             if (n % 10) continue;
-            struct interval v = sequential_difference(&s);
+            struct stats_interval v = sequential_difference(&s);
             near(v.value, (long double)sum / n, 1e-12);
             near(v.lo, (long double)lower_naive(d, n, 1, 20), 0.00101);
             near(-v.hi, (long double)lower_naive(d, n, -1, 20), 0.00101);
@@ -176,7 +176,7 @@ static void test_interval_covers(void **state) {
     int missed = 0;
     struct sequential_options o = {.alpha = 0.05, .min_pairs = 200, .max_pairs = 200};
     for (uint32_t seed = 0; seed < 400; seed++) {
-        struct sequential s;
+        struct sequential_test s;
         struct rng r = rng_make(seed, RNG_TEST, 3, 3);
         bool out = false;
         double a, b;
@@ -184,7 +184,7 @@ static void test_interval_covers(void **state) {
         for (int i = 1; i <= 200; i++) {
             pair_draw(THUMBS, &r, i, 0.3, &a, &b);
             sequential_add(&s, a, b);
-            struct interval v = {0};
+            struct stats_interval v = {0};
             if (i % 10 == 0) v = sequential_difference(&s);
             if (i % 10 == 0) out |= v.lo > 0.3 || v.hi < 0.3;
         }
@@ -200,14 +200,14 @@ static void test_interval_and_decision_agree(void **state) {
     (void)state;
     struct sequential_options o = {.alpha = 0.05, .min_pairs = 1, .max_pairs = 500};
     for (uint32_t seed = 0; seed < 30; seed++) {
-        struct sequential s;
+        struct sequential_test s;
         struct rng r = rng_make(seed, RNG_TEST, 9, 9);
         double a, b;
         sequential_init(&s, &o);
         do {
             pair_draw(THUMBS, &r, 0, seed % 2 ? 0.35 : -0.35, &a, &b);
             sequential_add(&s, a, b);
-            struct interval v = sequential_difference(&s);
+            struct stats_interval v = sequential_difference(&s);
             assert_int_equal(v.lo > 0, s.decision == SEQUENTIAL_B_BETTER);
             assert_int_equal(v.hi < 0, s.decision == SEQUENTIAL_B_WORSE);
         } while (s.decision == SEQUENTIAL_CONTINUE);
@@ -218,10 +218,10 @@ static void test_interval_and_decision_agree(void **state) {
 static void test_limits(void **state) {
     (void)state;
     struct sequential_options o = {.alpha = 0.05, .min_pairs = 30, .max_pairs = 40};
-    struct sequential s;
+    struct sequential_test s;
     sequential_init(&s, &o);
     for (int i = 0; i < 29; i++) assert_int_equal(sequential_add(&s, 0, 1), SEQUENTIAL_CONTINUE);
-    assert_true(sequential_e(&s, 0) > sequential_threshold(&s));
+    assert_true(sequential_e_value(&s, 0) > sequential_threshold(&s));
     assert_int_equal(sequential_add(&s, 0, 1), SEQUENTIAL_B_BETTER);
     assert_int_equal(sequential_add(&s, 1, 0), SEQUENTIAL_B_BETTER); // changes nothing
     assert_int_equal(s.n, 30);
@@ -229,7 +229,7 @@ static void test_limits(void **state) {
     sequential_init(&s, &o);
     for (int i = 0; i < 39; i++) assert_int_equal(sequential_add(&s, 1, 1), SEQUENTIAL_CONTINUE);
     assert_int_equal(sequential_add(&s, 1, 1), SEQUENTIAL_NO_DIFFERENCE);
-    assert_string_equal(sequential_name(s.decision), "no_difference");
+    assert_string_equal(sequential_decision_name(s.decision), "no_difference");
     sequential_release(&s);
 }
 
@@ -238,13 +238,13 @@ static void test_long_runs_stay_numbers(void **state) {
     (void)state;
     struct sequential_options o = {
         .alpha = 1e-6, .min_pairs = SEQUENTIAL_PAIRS_MAX, .max_pairs = SEQUENTIAL_PAIRS_MAX};
-    struct sequential s;
+    struct sequential_test s;
     sequential_init(&s, &o);
     for (int i = 0; i < SEQUENTIAL_PAIRS_MAX; i++) sequential_add(&s, 1, 0);
     assert_int_equal(s.decision, SEQUENTIAL_B_WORSE);
-    assert_true(isfinite(sequential_e(&s, 1)) && sequential_e(&s, 1) > 1e300);
-    assert_true(sequential_e(&s, 0) >= 0 && sequential_e(&s, 0) < 1e-100);
-    struct interval v = sequential_difference(&s);
+    assert_true(isfinite(sequential_e_value(&s, 1)) && sequential_e_value(&s, 1) > 1e300);
+    assert_true(sequential_e_value(&s, 0) >= 0 && sequential_e_value(&s, 0) < 1e-100);
+    struct stats_interval v = sequential_difference(&s);
     assert_true(v.value == -1 && v.lo == -1 && v.hi > -1 && v.hi < -0.99);
     sequential_release(&s);
 }
@@ -254,7 +254,7 @@ static void test_long_runs_stay_numbers(void **state) {
 static void test_saved_pairs_are_the_state(void **state) {
     (void)state;
     for (int cut = 0; cut <= 60; cut += 12) {
-        struct sequential s, t;
+        struct sequential_test s, t;
         struct rng r = rng_make(5, RNG_TEST, 5, 5);
         json_t *kept = json_array(), *pair;
         size_t i;
@@ -266,7 +266,7 @@ static void test_saved_pairs_are_the_state(void **state) {
             sequential_add(&s, a, b);
             json_array_append_new(kept, json_pack("[f,f]", a, b));
         }
-        char *text = json_text(kept);
+        char *text = json_canonical(kept);
         json_t *back = json_loads(text, 0, NULL);
         json_array_foreach (back, i, pair)
             sequential_add(&t, json_real_value(json_array_get(pair, 0)),

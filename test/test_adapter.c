@@ -36,7 +36,7 @@ static struct adapter_config config_make(int r, float alpha, const char *targets
 /* Every tensor N(0, 1), so that no B is zero. */
 static struct adapter *adapter_random(const struct model_config *s, const struct adapter_config *c,
                                       uint64_t seed) {
-    size_t n = adapter_floats(s, c);
+    size_t n = adapter_param_count(s, c);
     float *data = xmalloc(n * sizeof *data);
     struct rng rng = rng_make(seed, RNG_TEST, 0, 0);
     for (size_t i = 0; i < n; i++) data[i] = rng_normal(&rng);
@@ -539,19 +539,19 @@ static void test_blend_seed(void **state) {
     struct model_config s = shape_small();
     struct adapter *a = adapter_quick(&s, 4, "q_proj,v_proj", 1),
                    *b = adapter_quick(&s, 4, "q_proj,v_proj", 2);
-    struct adapter *c = blend_ok(a, b, 0.3f, 0, BLEND_SEED);
+    struct adapter *c = blend_ok(a, b, 0.3f, 0, BLEND_LEGACY);
     float t = 0.3f;
     assert_int_equal(c->n_data, a->n_data);
     for (size_t i = 0; i < a->n_data; i++)
         assert_true(c->data[i] == (1 - t) * a->data[i] + t * b->data[i]);
     assert_true(c->config.alpha == a->config.alpha);
-    struct adapter *first = blend_ok(a, b, 0, 4, BLEND_SEED),
-                   *second = blend_ok(a, b, 1, 0, BLEND_SEED);
+    struct adapter *first = blend_ok(a, b, 0, 4, BLEND_LEGACY),
+                   *second = blend_ok(a, b, 1, 0, BLEND_LEGACY);
     assert_string_equal(first->hash, a->hash);
     assert_string_equal(second->hash, b->hash);
     /* Only what both have. */
     struct adapter *wide = adapter_quick(&s, 4, "v_proj,o_proj", 3),
-                   *d = blend_ok(a, wide, 0.5f, 0, BLEND_SEED);
+                   *d = blend_ok(a, wide, 0.5f, 0, BLEND_LEGACY);
     assert_true(d->config.target[PROJ_V] && !d->config.target[PROJ_Q] && !d->config.target[PROJ_O]);
     assert_true(d->loras[PROJ_V].a[0] ==
                 0.5f * a->loras[PROJ_V].a[0] + 0.5f * wide->loras[PROJ_V].a[0]);
@@ -568,17 +568,17 @@ static void test_blend_refused(void **state) {
     struct adapter *c = adapter_quick(&s, 3, "q_proj", 1), *d = adapter_quick(&s, 4, "v_proj", 1);
     assert_null(adapter_blend(a, b, 0.5f, 0, BLEND_DELTA, &err));
     assert_non_null(strstr(err.text, "different shapes"));
-    assert_null(adapter_blend(a, c, 0.5f, 0, BLEND_SEED, &err));
+    assert_null(adapter_blend(a, c, 0.5f, 0, BLEND_LEGACY, &err));
     assert_non_null(strstr(err.text, "ranks differ (4 and 3 in 'q_proj')"));
-    assert_null(adapter_blend(a, d, 0.5f, 0, BLEND_SEED, &err));
+    assert_null(adapter_blend(a, d, 0.5f, 0, BLEND_LEGACY, &err));
     assert_non_null(strstr(err.text, "no projection in common"));
-    assert_null(adapter_blend(a, a, 0.5f, 2, BLEND_SEED, &err));
+    assert_null(adapter_blend(a, a, 0.5f, 2, BLEND_LEGACY, &err));
     assert_int_equal(err.code, ERR_USAGE);
     assert_null(adapter_blend(a, c, NAN, 0, BLEND_DELTA, &err));
     assert_null(adapter_blend(a, c, 0.5f, -1, BLEND_DELTA, &err));
     assert_null(adapter_blend(a, c, 0.5f, ADAPTER_RANK_MAX + 1, BLEND_DELTA, &err));
     struct adapter *e = adapter_scale(a, 1e38f);
-    assert_null(adapter_blend(e, a, -1e38f, 0, BLEND_SEED, &err));
+    assert_null(adapter_blend(e, a, -1e38f, 0, BLEND_LEGACY, &err));
     assert_int_equal(err.code, ERR_NUMERIC);
     adapter_release(e);
     struct adapter *all[] = {a, b, c, d};
@@ -1237,12 +1237,12 @@ static void test_other_model(void **state) {
         free(file);
         skip();
     }
-    assert_int_equal(hash_file(file, before, &err), OK);
+    assert_int_equal(sha256_file(file, before, &err), OK);
     assert_refused(dir, &s, ERR_MISMATCH, "target module 'c_attn' is no projection of it");
     assert_refused(dir, &s, ERR_MISMATCH,
                    "transformer.h.0.attn.c_attn.lora_A.weight' belongs to no projection");
     assert_refused(dir, &s, ERR_MISMATCH, " more");
-    assert_int_equal(hash_file(file, after, &err), OK);
+    assert_int_equal(sha256_file(file, after, &err), OK);
     assert_string_equal(before, after);
     free(dir);
     free(file);

@@ -35,7 +35,7 @@ static char *work; /* temporary folder */
 static struct model *base_open(const char *name) {
     struct error err = {0};
     char *path = xasprintf(GOLDEN "/%s", name);
-    struct model *m = model_open(path, CLASS_EXACT, &err);
+    struct model *m = model_open(path, NUMERIC_EXACT, &err);
     if (!m) fail_msg("%s", err.text);
     free(path);
     return m;
@@ -98,11 +98,11 @@ static float *logits_run(const struct model *m, const struct adapter *a, const i
     float *logits = xcalloc((size_t)(n * m->config.vocab_size), sizeof *logits);
     for (int at = 0; at < n; at += 3) {
         int count = MIN(3, n - at);
-        struct row rows[3];
+        struct batch_row rows[3];
         for (int i = 0; i < count; i++)
-            rows[i] = (struct row){.token = tokens[at + i], .pos = at + i};
+            rows[i] = (struct batch_row){.token = tokens[at + i], .pos = at + i};
         struct lora_part part;
-        struct segment seg = adapter_segment(a, 0, count, &part);
+        struct lora_segment seg = adapter_lora_segment(a, 0, count, &part);
         forward_run(f, rows, count, &seg, 1, (int32_t[]){0, 1, 2}, count,
                     logits + at * m->config.vocab_size);
     }
@@ -359,13 +359,13 @@ static void merged_agrees(void **state) {
         assert_int_equal(model_write_gguf(merged, gguf, TENSOR_F32, &err), OK);
         adapter_merged_close(merged);
         for (int k = 0; k < 2; k++) {
-            if (!(back = model_open(k ? gguf : hf, CLASS_EXACT, &err))) fail_msg("%s", err.text);
+            if (!(back = model_open(k ? gguf : hf, NUMERIC_EXACT, &err))) fail_msg("%s", err.text);
             assert_golden(&golden[i], back, NULL, "merged and written");
-            struct divergence d = adapter_divergence(m, a, back, NULL, NULL);
+            struct kl_divergence d = adapter_kl_divergence(m, a, back, NULL, NULL);
             assert_true(d.positions > 0 && d.mean < 1e-9 && d.max < 1e-8 && d.same_top == 1);
             model_close(back);
         }
-        struct divergence effect = adapter_divergence(m, NULL, m, a, NULL);
+        struct kl_divergence effect = adapter_kl_divergence(m, NULL, m, a, NULL);
         assert_true(effect.mean > 1e-3 && effect.max > effect.mean);
         adapter_release(a);
         model_close(m);
@@ -378,11 +378,11 @@ static void merged_agrees(void **state) {
 static void stacked_agrees(void **state) {
     (void)state;
     struct error err;
-    struct model *m = fixture_model("tiny-qwen3", true, TENSOR_F32, CLASS_EXACT);
+    struct model *m = fixture_model("tiny-qwen3", true, TENSOR_F32, NUMERIC_EXACT);
     struct adapter *list[2] = {fixture_adapter(&m->config, 3, "q_proj,v_proj", 0.2f, 1),
                                fixture_adapter(&m->config, 5, "v_proj,down_proj", 0.2f, 2)};
     float weights[2] = {0.75f, -0.5f};
-    struct adapter *sum = adapter_stack(list, weights, 2, &err);
+    struct adapter *sum = adapter_concat(list, weights, 2, &err);
     assert_non_null(sum);
     for (int32_t i = 0; i < m->config.n_layers * N_PROJ; i++) {
         int64_t in = proj_in(&m->config, i % N_PROJ), out = proj_out(&m->config, i % N_PROJ);
@@ -413,7 +413,7 @@ static void plain_only(void **state) {
         struct adapter *a = case_open(&golden[i], m), *list[2] = {a, a};
         bool plain = !a->config.dora && !a->overlay;
         assert_int_equal(adapter_require_plain(a, "testing", &err) == OK, plain);
-        struct adapter *sum = adapter_stack(list, (float[]){1, 1}, 2, &err);
+        struct adapter *sum = adapter_concat(list, (float[]){1, 1}, 2, &err);
         struct adapter *child = adapter_blend(a, a, 0.5f, 0, BLEND_DELTA, &err);
         assert_true(!sum == !plain && !child == !plain);
         if (!plain) assert_non_null(strstr(err.text, "blending is for plain LoRA only"));
@@ -440,7 +440,7 @@ static struct adapter *kind_make(const struct model *m, int kind) {
     if (kind == 3) c.embed.lora = (struct adapter_module){300, 40}, c.head.full = true;
     if (kind == 4 || kind == 2) c.embed.n_ids = ARRAY_LEN(ids), c.embed.ids = ids;
     if (kind == 4) c.head.n_ids = 3, c.head.ids = ids + 2;
-    size_t n = adapter_floats(s, &c);
+    size_t n = adapter_param_count(s, &c);
     float *data = xcalloc(n, sizeof *data);
     struct rng rng = rng_make(31, RNG_TEST, (uint32_t)kind, 0);
     for (size_t i = 0; i < n; i++) data[i] = 0.2f * rng_normal(&rng) + (c.dora ? 0.3f : 0);
@@ -461,17 +461,17 @@ static void batch_run(struct forward *f, const struct model *m, struct adapter *
     float *buf = xcalloc((size_t)(64 * vocab), sizeof *buf);
     struct rng rng = rng_make(77, RNG_TEST, id, 0);
     while (left > 0) {
-        struct row rows[64];
-        struct segment segs[N_SEQS];
+        struct batch_row rows[64];
+        struct lora_segment segs[N_SEQS];
         struct lora_part parts[N_SEQS];
         int32_t out[64], n = 0, n_segs = 0;
         for (int s = first; s < last; s++) {
             int drawn = (int)rng_below(&rng, 9), count = MIN(drawn, N_TOKENS - at[s]);
             if (count == 0) continue;
-            segs[n_segs++] = adapter_segment(by_seq[s], n, n + count, &parts[s]);
+            segs[n_segs++] = adapter_lora_segment(by_seq[s], n, n + count, &parts[s]);
             for (int i = 0; i < count; i++, n++) {
                 int32_t token = (s * 31 + (at[s] + i) * 7) % 23 * 9;
-                rows[n] = (struct row){.token = token, .pos = at[s] + i, .slot = s};
+                rows[n] = (struct batch_row){.token = token, .pos = at[s] + i, .slot = s};
                 out[n] = n;
             }
             at[s] += count;
@@ -484,7 +484,7 @@ static void batch_run(struct forward *f, const struct model *m, struct adapter *
         }
         forward_run(f, rows, n, segs, n_segs, out, n, buf);
         for (int i = 0; i < n; i++) {
-            const struct row *r = &rows[out[i]];
+            const struct batch_row *r = &rows[out[i]];
             memcpy(logits + (r->slot * N_TOKENS + r->pos) * vocab, buf + i * vocab,
                    (size_t)vocab * sizeof *buf);
         }
@@ -526,11 +526,11 @@ static void kinds_invariant(void **state) {
         enum tensor_type type;
         enum numeric_class cls;
     } cases[] = {
-        {"tiny-llama", TENSOR_F32, CLASS_EXACT},  {"tiny-qwen3", TENSOR_F32, CLASS_EXACT},
-        {"tiny-qwen3", TENSOR_Q8_0, CLASS_EXACT}, {"tiny-llama", TENSOR_Q4_0, CLASS_EXACT},
-        {"tiny-llama", TENSOR_BF16, CLASS_FAST},  {"fry", TENSOR_Q8_0, CLASS_EXACT},
-        {"tiny-qwen2", TENSOR_F32, CLASS_EXACT},  {"tiny-gemma3", TENSOR_Q8_0, CLASS_EXACT},
-        {"tiny-gemma3", TENSOR_F32, CLASS_EXACT}, {"tiny-gpt-neo", TENSOR_Q4_0, CLASS_EXACT},
+        {"tiny-llama", TENSOR_F32, NUMERIC_EXACT},  {"tiny-qwen3", TENSOR_F32, NUMERIC_EXACT},
+        {"tiny-qwen3", TENSOR_Q8_0, NUMERIC_EXACT}, {"tiny-llama", TENSOR_Q4_0, NUMERIC_EXACT},
+        {"tiny-llama", TENSOR_BF16, NUMERIC_FAST},  {"fry", TENSOR_Q8_0, NUMERIC_EXACT},
+        {"tiny-qwen2", TENSOR_F32, NUMERIC_EXACT},  {"tiny-gemma3", TENSOR_Q8_0, NUMERIC_EXACT},
+        {"tiny-gemma3", TENSOR_F32, NUMERIC_EXACT}, {"tiny-gpt-neo", TENSOR_Q4_0, NUMERIC_EXACT},
     };
     for (size_t i = 0; i < ARRAY_LEN(cases); i++) {
         struct model *m = fixture_model(cases[i].shape, i % 2, cases[i].type, cases[i].cls);
@@ -561,7 +561,7 @@ static void arch_merged(const char *shape, struct model *m, const struct adapter
     struct model *merged = adapter_merge(m, a, &err);
     assert_logits_near(m, want, logits_run(merged, NULL, tokens, N), N, shape, kind, "merged");
     if (model_write_hf(merged, dir, TENSOR_F32, &err)) fail_msg("%s: %s", shape, err.text);
-    struct model *back = model_open(dir, CLASS_EXACT, &err);
+    struct model *back = model_open(dir, NUMERIC_EXACT, &err);
     if (!back) fail_msg("%s: %s", shape, err.text);
     assert_logits_near(m, want, logits_run(back, NULL, tokens, N), N, shape, kind, "written");
     model_close(back);
@@ -599,7 +599,7 @@ static void architectures(void **state) {
                                          "tiny-gpt-neo"};
     for (size_t i = 0; i < ARRAY_LEN(shapes); i++)
         for (int kind = 0; kind < 2 * N_KINDS; kind++) {
-            struct model *m = fixture_model(shapes[i], kind < N_KINDS, TENSOR_F32, CLASS_EXACT);
+            struct model *m = fixture_model(shapes[i], kind < N_KINDS, TENSOR_F32, NUMERIC_EXACT);
             struct adapter *a = kind_make(m, kind % N_KINDS);
             arch_merged(shapes[i], m, a, kind);
             arch_saved(shapes[i], m, a);
@@ -628,13 +628,13 @@ static void architecture_names(void **state) {
     char *dir = path_join(work, "names"), *file = path_join(work, "names.gguf"),
          *weights = path_join(dir, "adapter_model.safetensors");
     for (size_t i = 0; i < ARRAY_LEN(rows); i++) {
-        struct model *m = fixture_model(rows[i].shape, false, TENSOR_F32, CLASS_EXACT);
+        struct model *m = fixture_model(rows[i].shape, false, TENSOR_F32, NUMERIC_EXACT);
         struct adapter_config c = {.r = 2, .alpha = 3, .embed.lora = {2, 3}, .head.lora = {2, 3}};
         struct error err;
         struct safetensors st;
         for (int p = 0; p < N_PROJ; p++) c.target[p] = true;
-        float *data = xcalloc(adapter_floats(&m->config, &c), sizeof *data);
-        struct adapter *a = adapter_take(&m->config, &c, data, NULL);
+        float *data = xcalloc(adapter_param_count(&m->config, &c), sizeof *data);
+        struct adapter *a = adapter_from_owned_data(&m->config, &c, data, NULL);
         save_ok(a, dir, "base");
         assert_int_equal(safetensors_open(&st, weights, &err), OK);
         char *name = xasprintf("base_model.model.%s", rows[i].peft);
@@ -667,11 +667,11 @@ static void engine_agrees(void **state) {
         struct engine_options o = {.max_rows = 16, .max_seqs = 8, .max_len = 32};
         struct error err;
         struct engine *e = engine_new(m, &o, &err);
-        struct request reqs[MAX_CASES] = {{0}};
+        struct engine_request reqs[MAX_CASES] = {{0}};
         int n = 0;
         for (int i = 0; i < n_golden; i++)
             if (strcmp(golden[i].base, bases[b]) == 0)
-                reqs[n++] = (struct request){.prompt = golden[i].tokens,
+                reqs[n++] = (struct engine_request){.prompt = golden[i].tokens,
                                              .n_prompt = golden[i].n,
                                              .adapter = case_open(&golden[i], m),
                                              .max_tokens = 4};
@@ -690,7 +690,7 @@ static void engine_agrees(void **state) {
                 free(logits);
             }
             adapter_release(reqs[i].adapter);
-            request_release(&reqs[i]);
+            engine_request_release(&reqs[i]);
         }
         engine_free(e);
         model_close(m);
@@ -707,7 +707,7 @@ static void bound_first(void **state) {
     assert_false(adapter_is_ready(a));
     struct engine_options o = {.max_rows = 4, .max_seqs = 1, .max_len = 8};
     struct engine *e = engine_new(m, &o, &err);
-    struct request r = {.prompt = (int32_t[]){1}, .n_prompt = 1, .max_tokens = 1, .adapter = a};
+    struct engine_request r = {.prompt = (int32_t[]){1}, .n_prompt = 1, .max_tokens = 1, .adapter = a};
     assert_int_equal(engine_submit(e, &r, &err), ERR_USAGE);
     assert_non_null(strstr(err.text, "is DoRA and not bound to its base"));
     engine_free(e);
@@ -729,7 +729,7 @@ static void bound_first(void **state) {
 static void whole_tables_thinned(void **state) {
     (void)state;
     static const int32_t ids[] = {3, 250, 299};
-    struct model *m = fixture_model("tiny-llama", false, TENSOR_Q8_0, CLASS_EXACT);
+    struct model *m = fixture_model("tiny-llama", false, TENSOR_Q8_0, NUMERIC_EXACT);
     int64_t d = m->config.d_model, vocab = m->config.vocab_size;
     int32_t tokens[] = {3, 7, 250, 299, 1};
     struct adapter_config whole = {.r = 1, .alpha = 1, .embed.full = true, .head.full = true};
@@ -740,7 +740,7 @@ static void whole_tables_thinned(void **state) {
     struct rng rng = rng_make(4, RNG_TEST, 0, 0);
     for (int t = 0; t < 2; t++) {
         for (int64_t i = 0; i < vocab; i++)
-            matrix_row(t ? &m->head : &m->embed, i, all + (t * vocab + i) * d);
+            matrix_get_row(t ? &m->head : &m->embed, i, all + (t * vocab + i) * d);
         for (int k = 0; k < 3; k++)
             for (int64_t j = 0; j < d; j++)
                 rows[(t * 3 + k) * d + j] = all[(t * vocab + ids[k]) * d + j] = rng_normal(&rng);
@@ -765,13 +765,13 @@ static void whole_tables_thinned(void **state) {
 /* A magnitude over a row of norm 0 has no value. */
 static void zero_norm_refused(void **state) {
     (void)state;
-    struct model *m = fixture_model("tiny-llama", false, TENSOR_F32, CLASS_EXACT);
+    struct model *m = fixture_model("tiny-llama", false, TENSOR_F32, NUMERIC_EXACT);
     struct adapter_config c = {.r = 1, .alpha = 1, .dora = true};
     struct error err;
     c.target[PROJ_V] = true;
     float *row = (float *)(uintptr_t)m->layers[1].proj[PROJ_V].data + 3 * m->config.d_model;
     memset(row, 0, (size_t)m->config.d_model * sizeof *row);
-    float *data = xcalloc(adapter_floats(&m->config, &c), sizeof *data);
+    float *data = xcalloc(adapter_param_count(&m->config, &c), sizeof *data);
     struct adapter *a = adapter_from_data(&m->config, &c, data, NULL);
     assert_int_equal(adapter_bind(a, m, &err), ERR_NUMERIC);
     assert_non_null(strstr(err.text, "'model.layers.1.self_attn.v_proj': output 3"));
@@ -999,7 +999,7 @@ static void multimodal_names(void **state) {
         {"model.language_model.", "\".*language_model.*\\\\.(q_proj|down_proj)\""},
         {"language_model.model.", "\"language_model.model.layers.\\\\d+.*(q_proj|down_proj)\""},
     };
-    struct model *m = fixture_model("tiny-gemma3", true, TENSOR_F32, CLASS_EXACT);
+    struct model *m = fixture_model("tiny-gemma3", true, TENSOR_F32, NUMERIC_EXACT);
     struct adapter *a = fixture_adapter(&m->config, 3, "q_proj,down_proj", 0.2f, 4);
     char *plain = path_join(work, "language"), *dir = path_join(work, "multimodal"),
          *from = path_join(plain, "adapter_model.safetensors"),

@@ -42,15 +42,15 @@ static json_t *alert_at(json_t **all, const char *name) {
     size_t i;
     *all = alerts_json(a);
     json_array_foreach (json_object_get(*all, "alerts"), i, v)
-        if (strcmp(json_text_at(v, "alert"), name) == 0) return v;
+        if (strcmp(json_get_string(v, "alert"), name) == 0) return v;
     fail_msg("there is no alert %s", name);
     return NULL;
 }
 
 static void assert_state(const char *name, const char *want) {
     json_t *all, *v = alert_at(&all, name);
-    if (strcmp(json_text_at(v, "state"), want) != 0)
-        fail_msg("%s is %s, not %s", name, json_text_at(v, "state"), want);
+    if (strcmp(json_get_string(v, "state"), want) != 0)
+        fail_msg("%s is %s, not %s", name, json_get_string(v, "state"), want);
     json_decref(all);
 }
 
@@ -66,28 +66,28 @@ static void test_lasts_and_hysteresis(void **state) {
     struct metric *waiting = metric_get(m, METRIC_VLLM_WAITING, "fry", "0");
     struct metric *firing = metric_get(m, METRIC_ALERTS, "ShoalQueueWaiting");
     metric_set(waiting, 60);
-    alerts_look(a, 1000);
+    alerts_evaluate(a, 1000);
     assert_state("ShoalQueueWaiting", "pending");
     metric_set(waiting, 50); /* the limit itself is fine */
-    alerts_look(a, 1100);
+    alerts_evaluate(a, 1100);
     assert_state("ShoalQueueWaiting", "inactive");
     metric_set(waiting, 51);
-    alerts_look(a, 1200);
-    alerts_look(a, 1499);
+    alerts_evaluate(a, 1200);
+    alerts_evaluate(a, 1499);
     assert_state("ShoalQueueWaiting", "pending");
     assert_true(metric_value(firing) == 0);
-    alerts_look(a, 1500);
+    alerts_evaluate(a, 1500);
     assert_state("ShoalQueueWaiting", "firing");
     assert_true(metric_value(firing) == 1);
     metric_set(waiting, 46);
-    alerts_look(a, 1600);
+    alerts_evaluate(a, 1600);
     assert_state("ShoalQueueWaiting", "firing");
     metric_set(waiting, 45);
-    alerts_look(a, 1601);
+    alerts_evaluate(a, 1601);
     assert_state("ShoalQueueWaiting", "inactive");
     assert_true(metric_value(firing) == 0);
     metric_set(waiting, 47); /* once over, the limit counts again */
-    alerts_look(a, 1602);
+    alerts_evaluate(a, 1602);
     assert_state("ShoalQueueWaiting", "inactive");
 }
 
@@ -96,15 +96,15 @@ static void test_ratio_of_the_last_minutes(void **state) {
     struct metric *all = metric_get(m, METRIC_RECEIVED), *bad = metric_get(m, METRIC_FAILED);
     metric_add(all, 1000); /* long ago */
     metric_add(bad, 900);
-    alerts_look(a, 0);
+    alerts_evaluate(a, 0);
     assert_true(isnan(value_now("ShoalErrorRatio")));
     metric_add(all, 100);
     metric_add(bad, 20);
-    alerts_look(a, 60);
+    alerts_evaluate(a, 60);
     assert_true(fabs(value_now("ShoalErrorRatio") - 0.2) < 1e-12);
     assert_state("ShoalErrorRatio", "pending");
     metric_add(all, 300);
-    for (int t = 75; t <= 360; t += 15) alerts_look(a, t);
+    for (int t = 75; t <= 360; t += 15) alerts_evaluate(a, t);
     assert_true(fabs(value_now("ShoalErrorRatio") - 0) < 1e-12); /* those 20 are forgotten */
     assert_state("ShoalErrorRatio", "inactive");
 }
@@ -113,32 +113,32 @@ static void test_slow_first_tokens(void **state) {
     (void)state;
     struct metric *ttft = metric_get(m, METRIC_VLLM_TTFT, "fry", "0");
     for (int i = 0; i < 1000; i++) metric_observe(ttft, 0.01);
-    alerts_look(a, 0);
+    alerts_evaluate(a, 0);
     for (int i = 0; i < 10; i++) metric_observe(ttft, 30);
-    alerts_look(a, 15);
+    alerts_evaluate(a, 15);
     assert_true(value_now("ShoalFirstTokenSlow") > 20); /* of the ten, not of all */
-    alerts_look(a, 600);
+    alerts_evaluate(a, 600);
     assert_true(isnan(value_now("ShoalFirstTokenSlow")));
 }
 
 static void test_jobs_and_losses(void **state) {
     (void)state;
-    alerts_look(a, 0);
+    alerts_evaluate(a, 0);
     assert_state("ShoalJobFailed", "inactive");
     metric_add(metric_get(m, METRIC_JOBS_ENDED, "train", "done"), 5);
-    alerts_look(a, 15);
+    alerts_evaluate(a, 15);
     assert_state("ShoalJobFailed", "inactive");
     metric_add(metric_get(m, METRIC_JOBS_ENDED, "train", "failed"), 1);
-    alerts_look(a, 30);
+    alerts_evaluate(a, 30);
     assert_state("ShoalJobFailed", "firing");
-    alerts_look(a, 600);
-    alerts_look(a, 615);
+    alerts_evaluate(a, 600);
+    alerts_evaluate(a, 615);
     assert_state("ShoalJobFailed", "inactive");
     metric_set(metric_get(m, METRIC_TRAIN_LOSS, "job-1"), 2.5);
-    alerts_look(a, 630);
+    alerts_evaluate(a, 630);
     assert_state("ShoalLossNaN", "inactive");
     metric_set(metric_get(m, METRIC_TRAIN_LOSS, "job-2"), NAN);
-    alerts_look(a, 645);
+    alerts_evaluate(a, 645);
     assert_state("ShoalLossNaN", "firing");
 }
 
@@ -148,21 +148,21 @@ static void test_world_that_stands_still(void **state) {
     int t = 0;
     for (; t < 3000; t += 15) {
         metric_set(speed, 100 + t);
-        alerts_look(a, t);
+        alerts_evaluate(a, t);
     }
     assert_state("ShoalWorldStalled", "inactive");
-    for (; t < 3000 + 600; t += 15) alerts_look(a, t);
+    for (; t < 3000 + 600; t += 15) alerts_evaluate(a, t);
     assert_state("ShoalWorldStalled", "pending"); /* it moved five minutes ago */
-    for (; t < 3000 + 1200; t += 15) alerts_look(a, t);
+    for (; t < 3000 + 1200; t += 15) alerts_evaluate(a, t);
     assert_state("ShoalWorldStalled", "firing");
     metric_set(speed, 90);
-    alerts_look(a, t);
+    alerts_evaluate(a, t);
     assert_state("ShoalWorldStalled", "inactive");
 }
 
 static void test_without_figures_nothing_fires(void **state) {
     (void)state;
-    for (int t = 0; t < 4000; t += 15) alerts_look(a, t);
+    for (int t = 0; t < 4000; t += 15) alerts_evaluate(a, t);
     assert_state("ShoalMemoryBudget", "inactive");
     assert_state("ShoalWorldStalled", "inactive");
     assert_state("ShoalErrorRatio", "inactive");
@@ -204,7 +204,7 @@ static bool arrives(int which, size_t n, double seconds) {
     }
 }
 
-static int admit(void *ctx, struct exchange *x, const struct route *r) {
+static int admit(void *ctx, struct exchange *x, const struct http_route *r) {
     (void)ctx, (void)x, (void)r;
     return OK;
 }
@@ -218,9 +218,9 @@ static void ended(void *ctx, const struct exchange *x) {
 
 static void test_messages(void **state) {
     (void)state;
-    static const struct route routes[] = {
+    static const struct http_route routes[] = {
         {"POST", "/hook", 0, hook_handle}, {"POST", "/slack", 0, slack_handle}, {0}};
-    struct http_calls calls = {
+    struct http_callbacks calls = {
         .routes = routes, .workers = 2, .admit = admit, .refuse = refuse, .ended = ended};
     struct http_options ho = {.host = "127.0.0.1",
                               .max_body = 1 << 16,
@@ -245,18 +245,18 @@ static void test_messages(void **state) {
     assert_non_null(busy);
     metric_set(loss, INFINITY);
     assert_true(arrives(1, 1, 5));
-    assert_non_null(strstr(json_text_at(json_array_get(got[1], 0), "text"), "ShoalLossNaN"));
-    assert_non_null(strstr(json_text_at(json_array_get(got[1], 0), "text"), "雑魚"));
+    assert_non_null(strstr(json_get_string(json_array_get(got[1], 0), "text"), "ShoalLossNaN"));
+    assert_non_null(strstr(json_get_string(json_array_get(got[1], 0), "text"), "雑魚"));
     assert_true(arrives(0, 1, 10)); /* at the second try */
     json_t *v = json_array_get(got[0], 0), *one = json_array_get(json_object_get(v, "alerts"), 0);
-    assert_string_equal(json_text_at(v, "version"), "4");
-    assert_string_equal(json_text_at(v, "status"), "firing");
-    assert_string_equal(json_text_at(json_object_get(one, "labels"), "alertname"), "ShoalLossNaN");
-    assert_string_equal(json_text_at(one, "endsAt"), "0001-01-01T00:00:00Z");
+    assert_string_equal(json_get_string(v, "version"), "4");
+    assert_string_equal(json_get_string(v, "status"), "firing");
+    assert_string_equal(json_get_string(json_object_get(one, "labels"), "alertname"), "ShoalLossNaN");
+    assert_string_equal(json_get_string(one, "endsAt"), "0001-01-01T00:00:00Z");
     metric_set(loss, 1);
     assert_true(arrives(0, 2, 5) && arrives(1, 2, 5));
     v = json_array_get(got[0], 1);
-    assert_string_equal(json_text_at(v, "status"), "resolved");
+    assert_string_equal(json_get_string(v, "status"), "resolved");
     json_t *all = alerts_json(busy), *counts = json_object_get(all, "messages");
     assert_int_equal(json_integer_value(json_object_get(counts, "failed")), 1);
     json_decref(all);

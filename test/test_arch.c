@@ -81,7 +81,7 @@ static json_t *golden_open(const char *name) {
     char path[128];
     struct error err;
     snprintf(path, sizeof path, GOLDEN "%s.json", name);
-    json_t *g = json_file(path, &err);
+    json_t *g = json_parse_file(path, &err);
     if (!g) fail_msg("%s", err.text);
     return g;
 }
@@ -116,7 +116,7 @@ static const char *model_write(const json_t *g, const char *name) {
 
 static struct model *open_ok(const char *path) {
     struct error err;
-    struct model *m = model_open(path, CLASS_EXACT, &err);
+    struct model *m = model_open(path, NUMERIC_EXACT, &err);
     if (!m) fail_msg("%s", err.text);
     return m;
 }
@@ -129,15 +129,15 @@ static void model_run(const struct model *m, const json_t *g, const struct adapt
     struct forward_options o = {.max_rows = chunk, .n_slots = 1, .slot_len = n};
     struct forward *f = forward_new(m, &o);
     for (int at = 0; at < n; at += chunk) {
-        struct row rows[64];
+        struct batch_row rows[64];
         int32_t out[64], count = MIN(chunk, n - at);
         for (int i = 0; i < count; i++) {
             int32_t token = (int32_t)json_integer_value(json_array_get(tokens, (size_t)(at + i)));
-            rows[i] = (struct row){.token = token, .pos = at + i};
+            rows[i] = (struct batch_row){.token = token, .pos = at + i};
             out[i] = i;
         }
         struct lora_part part;
-        struct segment seg = adapter_segment(a, 0, count, &part);
+        struct lora_segment seg = adapter_lora_segment(a, 0, count, &part);
         forward_run(f, rows, count, &seg, 1, out, count, logits + (int64_t)at * vocab);
         if (hidden)
             memcpy(hidden + (int64_t)at * d, forward_hidden(f),
@@ -351,7 +351,7 @@ GOLDEN_TEST(gpt_neo, "gpt-neo")
 static void published_configs(void **state) {
     (void)state;
     struct error err;
-    json_t *list = json_file(GOLDEN "published.json", &err);
+    json_t *list = json_parse_file(GOLDEN "published.json", &err);
     assert_true(json_array_size(list) > 5);
     for (size_t i = 0; i < json_array_size(list); i++) {
         const json_t *entry = json_array_get(list, i);
@@ -380,19 +380,19 @@ static void window_check(const char *shape) {
     enum { N = 24, CHANGED = 3 };
     struct model_config c;
     struct error err;
-    assert_int_equal(shape_find(shape, &c, &err), OK);
+    assert_int_equal(model_preset_find(shape, &c, &err), OK);
     c.n_layers = 1;
     c.local[0] = 1;
-    struct model *m = model_new(&c, 5, CLASS_EXACT);
+    struct model *m = model_new(&c, 5, NUMERIC_EXACT);
     struct forward_options o = {.max_rows = N, .n_slots = 2, .slot_len = N};
     struct forward *f = forward_new(m, &o);
     size_t size = (size_t)(N * c.vocab_size);
     float *a = xcalloc(size, sizeof *a), *b = xcalloc(size, sizeof *b);
     for (int turn = 0; turn < 2; turn++) {
-        struct row rows[N];
+        struct batch_row rows[N];
         int32_t out[N];
         for (int i = 0; i < N; i++) {
-            rows[i] = (struct row){.token = 10 + i, .pos = i, .slot = turn};
+            rows[i] = (struct batch_row){.token = 10 + i, .pos = i, .slot = turn};
             out[i] = i;
         }
         if (turn) rows[CHANGED].token = 99;
@@ -422,7 +422,7 @@ static void llama3_divisors_are_recovered(void **state) {
     struct model_config c, back;
     struct error err;
     float divisors[32];
-    assert_int_equal(shape_find("llama3.2-1b", &c, &err), OK);
+    assert_int_equal(model_preset_find("llama3.2-1b", &c, &err), OK);
     for (int32_t i = 0; i < 32; i++) divisors[i] = rope_divisor(&c, i) * (1.0f + 1e-6f);
     back = c;
     memset(&back.rope_scaling, 0, sizeof back.rope_scaling);

@@ -87,7 +87,7 @@ int __wrap_rmdir(const char *path) {
 static struct error err;
 static char dir[64], to[96], runs[96], state[96];
 static struct backup_root roots[2] = {{"state", state}, {"runs", runs}};
-static struct backup_place place = {.to = to, .roots = roots, .n_roots = 2};
+static struct backup_options place = {.to = to, .roots = roots, .n_roots = 2};
 
 static char *in(const char *folder, const char *name) {
     static char paths[16][512];
@@ -195,7 +195,7 @@ static int look_at(const char *path, const struct stat *st, int type, struct FTW
     if (dot && strcmp(dot, ".db") == 0)
         snprintf(hash, sizeof hash, "%d rows", (int)rows_of(path));
     else if (type == FTW_F)
-        assert_int_equal(hash_file(path, hash, &err), OK);
+        assert_int_equal(sha256_file(path, hash, &err), OK);
     char *line = xasprintf("%s %o %s", path + strlen(seen_under),
                            dot && strcmp(dot, ".db") == 0 ? 0 : st->st_mode & 0777, hash);
     buf_printf(&seen, "%s\n", line);
@@ -233,9 +233,9 @@ static void looks_like(const char *before) {
 static char id[BACKUP_ID_LEN];
 
 static json_t *made(void) {
-    json_t *v = backup_make(&place, &err);
+    json_t *v = backup_create(&place, &err);
     if (!v) fail_msg("%s", err.text);
-    snprintf(id, sizeof id, "%s", json_text_at(v, "id"));
+    snprintf(id, sizeof id, "%s", json_get_string(v, "id"));
     return v;
 }
 
@@ -258,7 +258,7 @@ static void refuses(const char *which, int code, const char *words) {
 
 /* How many problems a check finds, the first in err. */
 static int problems(const char *which) {
-    json_t *v = backup_check(&place, which, &err);
+    json_t *v = backup_verify(&place, which, &err);
     if (!v) fail_msg("%s", err.text);
     const json_t *list = json_object_get(v, "problems");
     int n = (int)json_array_size(list);
@@ -283,7 +283,7 @@ static int blobs(void) {
 /* The blob of a file. */
 static char *blob_of(const char *path) {
     char hash[HASH_LEN], name[128];
-    assert_int_equal(hash_file(path, hash, &err), OK);
+    assert_int_equal(sha256_file(path, hash, &err), OK);
     snprintf(name, sizeof name, "blobs/%.2s/%s", hash, hash);
     return in(to, name);
 }
@@ -337,18 +337,18 @@ static void test_incremental(void **test_state) {
     json_t *v = made();
     int n = blobs();
     /* the same content twice is one blob; so are both empty databases' rows not */
-    assert_int_equal(json_number_at(v, "new_blobs"), n);
+    assert_int_equal(json_get_number(v, "new_blobs"), n);
     assert_int_equal(n, 6);
     json_decref(v);
     v = made();
-    assert_int_equal(json_number_at(v, "new_blobs"), 0);
-    assert_int_equal(json_number_at(v, "new_bytes"), 0);
+    assert_int_equal(json_get_number(v, "new_blobs"), 0);
+    assert_int_equal(json_get_number(v, "new_bytes"), 0);
     assert_int_equal(blobs(), n);
     json_decref(v);
     put_bytes(in(runs, "r1/more"), 5000, 9);
     v = made();
-    assert_int_equal(json_number_at(v, "new_blobs"), 1);
-    assert_int_equal(json_number_at(v, "new_bytes"), 5000);
+    assert_int_equal(json_get_number(v, "new_blobs"), 1);
+    assert_int_equal(json_get_number(v, "new_bytes"), 5000);
     assert_int_equal(blobs(), n + 1);
     json_decref(v);
     assert_int_equal(problems(NULL), 0);
@@ -392,7 +392,7 @@ static void test_under_a_writer(void **test_state) {
     struct strings ids = {0};
     json_t *list = backup_list(to, &err), *v;
     size_t i;
-    json_array_foreach (list, i, v) strings_add(&ids, json_text_at(v, "id"));
+    json_array_foreach (list, i, v) strings_add(&ids, json_get_string(v, "id"));
     for (int k = 0; k < ids.n; k++) {
         restore(ids.v[k], true);
         int64_t n = query(path, "SELECT count(*) FROM pairs");
@@ -474,7 +474,7 @@ static void test_left_out(void **test_state) {
     put_text(in(runs, "serve.before-20260101-000000-000/x"), "old");
     json_t *v = made();
     const json_t *list = json_object_get(v, "left_out");
-    char *text = json_text(list);
+    char *text = json_canonical(list);
     assert_int_equal(json_array_size(list), 2);
     assert_non_null(strstr(text, "runs: r1/link is a link"));
     assert_non_null(strstr(text, "has a name that cannot be kept"));
@@ -495,7 +495,7 @@ static void test_nothing_there(void **test_state) {
     refuses(NULL, ERR_MISSING, "there are no backups");
     assert_int_equal(folder_remove(runs), 0);
     snprintf(to, sizeof to, "%s/elsewhere", dir);
-    assert_null(backup_make(&place, &err));
+    assert_null(backup_create(&place, &err));
     assert_int_equal(err.code, ERR_MISSING);
 }
 
@@ -558,7 +558,7 @@ static void test_broken_manifests(void **test_state) {
         assert_int_equal(problems(NULL), 1);
     }
     json_t *list = backup_list(to, &err);
-    assert_non_null(strstr(json_text_at(json_array_get(list, 0), "problem"), "is damaged"));
+    assert_non_null(strstr(json_get_string(json_array_get(list, 0), "problem"), "is damaged"));
     json_decref(list);
     for (size_t at = 0; at < whole.len; at += 1 + whole.len / 50) {
         assert_int_equal(file_write(manifest(), whole.data, whole.len, &err), OK);
@@ -570,7 +570,7 @@ static void test_broken_manifests(void **test_state) {
 
 /* The manifest with the first file's fields set anew and its hash made right. */
 static void forge(const char *fields) {
-    json_t *v = json_file(manifest(), &err), *set = json_loads(fields, 0, NULL);
+    json_t *v = json_parse_file(manifest(), &err), *set = json_loads(fields, 0, NULL);
     char hash[HASH_LEN];
     assert_non_null(v);
     assert_non_null(set);
@@ -580,11 +580,11 @@ static void forge(const char *fields) {
     else
         json_object_update(file, set);
     json_object_del(v, "hash");
-    char *text = json_text(v);
-    hash_bytes(text, strlen(text), hash);
+    char *text = json_canonical(v);
+    sha256_bytes(text, strlen(text), hash);
     free(text);
     json_object_set_new(v, "hash", json_string(hash));
-    text = json_text(v);
+    text = json_canonical(v);
     put_text(manifest(), text);
     free(text);
     json_decref(set);
@@ -653,9 +653,9 @@ static void test_replace(void **test_state) {
     assert_non_null(v);
     looks_like(before);
     const json_t *r = json_object_get(v, "roots");
-    const char *old = json_text_at(json_object_get(r, "runs"), "before");
+    const char *old = json_get_string(json_object_get(r, "runs"), "before");
     assert_true(path_exists(in(old, "r1/recipe2.yaml")));
-    assert_true(path_exists(in(json_text_at(json_object_get(r, "state"), "before"), "new")));
+    assert_true(path_exists(in(json_get_string(json_object_get(r, "state"), "before"), "new")));
     assert_false(path_exists(in(runs, "r1/recipe2.yaml")));
     assert_false(path_exists(in(to, "restore.json")));
     json_decref(v);
@@ -678,11 +678,11 @@ static void test_one_at_a_time(void **test_state) {
     make();
     int fd = open(in(to, "lock"), O_RDWR);
     assert_int_equal(flock(fd, LOCK_EX | LOCK_NB), 0);
-    assert_null(backup_make(&place, &err));
+    assert_null(backup_create(&place, &err));
     assert_int_equal(err.code, ERR_STATE);
     refuses(id, ERR_STATE, "is at work");
     assert_null(backup_prune(to, 1, &err));
-    assert_null(backup_check(&place, NULL, &err));
+    assert_null(backup_verify(&place, NULL, &err));
     close(fd);
     make();
 }
@@ -696,10 +696,10 @@ static void test_also(void **test_state) {
     snprintf(other, sizeof other, "%s/absent", dir);
     struct backup_root more[] = {
         {"state", state}, {"runs", runs}, {"team.yaml", file}, {"adapters", folder}, {"no", other}};
-    struct backup_place p = {.to = to, .roots = more, .n_roots = 5};
+    struct backup_options p = {.to = to, .roots = more, .n_roots = 5};
     put_text(file, "agents: 3\n");
     put_text(in(folder, "a/x"), "1");
-    json_t *v = backup_make(&p, &err);
+    json_t *v = backup_create(&p, &err);
     assert_non_null(v);
     assert_int_equal(json_array_size(json_object_get(v, "left_out")), 1);
     json_decref(v);
@@ -738,9 +738,9 @@ static void test_prune(void **test_state) {
     make();
     assert_int_equal(blobs(), n + 2);
     json_t *v = backup_prune(to, 1, &err);
-    assert_int_equal(json_number_at(v, "backups"), 2);
-    assert_int_equal(json_number_at(v, "blobs"), 1);
-    assert_int_equal(json_number_at(v, "bytes"), 3000);
+    assert_int_equal(json_get_number(v, "backups"), 2);
+    assert_int_equal(json_get_number(v, "blobs"), 1);
+    assert_int_equal(json_get_number(v, "bytes"), 3000);
     json_decref(v);
     assert_int_equal(blobs(), n + 1);
     assert_int_equal(problems(NULL), 0);
@@ -766,42 +766,42 @@ static void test_marks(void **test_state) {
     char *before = look(runs);
     make();
     put_text(in(state, "new"), "changed\n");
-    assert_null(backup_resume(&place, &err));
+    assert_null(backup_restore_run_scheduled(&place, &err));
     assert_int_equal(err.code, OK);
-    assert_int_equal(backup_unmark(to, id, &err), ERR_MISSING);
-    assert_int_equal(backup_mark(&place, id, &err), OK);
-    json_t *v = backup_marked(to);
-    assert_string_equal(json_text_at(v, "id"), id);
+    assert_int_equal(backup_restore_cancel(to, id, &err), ERR_MISSING);
+    assert_int_equal(backup_restore_schedule(&place, id, &err), OK);
+    json_t *v = backup_restore_scheduled(to);
+    assert_string_equal(json_get_string(v, "id"), id);
     json_decref(v);
     assert_null(backup_delete(to, id, &err));
     assert_int_equal(err.code, ERR_STATE);
-    assert_int_equal(backup_unmark(to, id, &err), OK);
-    assert_null(backup_resume(&place, &err));
+    assert_int_equal(backup_restore_cancel(to, id, &err), OK);
+    assert_null(backup_restore_run_scheduled(&place, &err));
     assert_true(path_exists(in(state, "new")));
 
     /* other places than it was asked for */
-    assert_int_equal(backup_mark(&place, id, &err), OK);
+    assert_int_equal(backup_restore_schedule(&place, id, &err), OK);
     struct backup_root elsewhere[] = {{"state", dir}, {"runs", runs}};
-    struct backup_place p = {.to = to, .roots = elsewhere, .n_roots = 2};
-    assert_null(backup_resume(&p, &err));
+    struct backup_options p = {.to = to, .roots = elsewhere, .n_roots = 2};
+    assert_null(backup_restore_run_scheduled(&p, &err));
     assert_int_equal(err.code, OK);
     assert_true(path_exists(in(state, "new")));
-    v = backup_resume(&place, &err);
+    v = backup_restore_run_scheduled(&place, &err);
     if (!v) fail_msg("%s", err.text);
     json_decref(v);
     looks_like(before);
-    assert_null(backup_marked(to));
+    assert_null(backup_restore_scheduled(to));
 
     /* broken between asking and doing */
-    assert_int_equal(backup_mark(&place, id, &err), OK);
+    assert_int_equal(backup_restore_schedule(&place, id, &err), OK);
     assert_int_equal(__real_unlink(blob_of(in(runs, "r1/recipe.yaml"))), 0);
-    assert_null(backup_resume(&place, &err));
+    assert_null(backup_restore_run_scheduled(&place, &err));
     assert_int_equal(err.code, OK);
     looks_like(before);
-    v = backup_marked(to);
-    assert_non_null(strstr(json_text_at(v, "failed"), "is missing"));
+    v = backup_restore_scheduled(to);
+    assert_non_null(strstr(json_get_string(v, "failed"), "is missing"));
     json_decref(v);
-    assert_int_equal(backup_mark(&place, id, &err), ERR_FORMAT);
+    assert_int_equal(backup_restore_schedule(&place, id, &err), ERR_FORMAT);
     free(before);
 }
 
@@ -813,7 +813,7 @@ static bool stop(void *ctx, int64_t done, int64_t total) {
 static void test_stopped(void **test_state) {
     (void)test_state;
     place.told = stop;
-    assert_null(backup_make(&place, &err));
+    assert_null(backup_create(&place, &err));
     assert_int_equal(err.code, ERR_STATE);
     assert_null(found(to, "2"));
     blobs();
@@ -821,7 +821,7 @@ static void test_stopped(void **test_state) {
     place.told = NULL;
     make();
     place.told = stop;
-    assert_null(backup_check(&place, id, &err));
+    assert_null(backup_verify(&place, id, &err));
     assert_int_equal(err.code, ERR_STATE);
     refuses(id, ERR_STATE, "told to stop");
     place.told = NULL;
@@ -851,7 +851,7 @@ static int ended(const json_t *v) {
 }
 
 static int make_run(void) {
-    return ended(backup_make(&place, &err));
+    return ended(backup_create(&place, &err));
 }
 
 static int restore_run(void) {
@@ -863,8 +863,8 @@ static void others_delete(const char *kept) {
     json_t *list = backup_list(to, &err), *v;
     size_t i;
     json_array_foreach (list, i, v) {
-        json_t *gone = strcmp(json_text_at(v, "id"), kept) != 0
-                           ? backup_delete(to, json_text_at(v, "id"), &err)
+        json_t *gone = strcmp(json_get_string(v, "id"), kept) != 0
+                           ? backup_delete(to, json_get_string(v, "id"), &err)
                            : json_object();
         if (!gone) fail_msg("%s", err.text);
         json_decref(gone);

@@ -177,28 +177,28 @@ static void test_buf(void **state) {
 static void test_read_and_map(void **state) {
     (void)state;
     struct error err = {0};
-    struct mapping m;
+    struct file_map m;
     struct buf b = {0};
-    int (*const ways[])(struct mapping *, const char *, struct error *) = {map_open, map_read};
+    int (*const ways[])(struct file_map *, const char *, struct error *) = {file_map_open, file_map_open_copy};
     const char *path = file_with("hello", "hello");
     for (int i = 0; i < 2; i++) {
         assert_int_equal(ways[i](&m, path, &err), OK);
         assert_int_equal(m.size, 5);
         assert_memory_equal(m.data, "hello", 5);
-        map_close(&m);
+        file_map_close(&m);
         assert_int_equal(ways[i](&m, file_with("empty", ""), &err), OK);
         assert_int_equal(m.size, 0);
-        map_close(&m);
+        file_map_close(&m);
         assert_int_equal(ways[i](&m, scratch, &err), ERR_IO);
         assert_has(err.text, "is a directory");
         assert_int_equal(ways[i](&m, in_scratch("none"), &err), ERR_MISSING);
         assert_int_equal(ways[i](&m, "/dev/null", &err), ERR_IO);
     }
     /* A copy does not know what becomes of the file. */
-    assert_int_equal(map_read(&m, path, &err), OK);
+    assert_int_equal(file_map_open_copy(&m, path, &err), OK);
     file_with("hello", "");
     assert_memory_equal(m.data, "hello", 5);
-    map_close(&m);
+    file_map_close(&m);
     path = file_with("hello", "hello");
 
     buf_puts(&b, "> ");
@@ -229,13 +229,13 @@ static void test_atomic_write(void **state) {
     assert_true(S_ISLNK(st.st_mode));
     assert_file(path, "three");
 
-    struct writer w;
-    assert_int_equal(writer_open(&w, path, &err), OK);
-    assert_int_equal(writer_put(&w, "part", 4, &err), OK);
+    struct atomic_file w;
+    assert_int_equal(atomic_file_open(&w, path, &err), OK);
+    assert_int_equal(atomic_file_write(&w, "part", 4, &err), OK);
     assert_int_equal(w.pos, 4);
     assert_int_equal(count_files(in_scratch("w")), 3);
-    writer_abort(&w);
-    writer_abort(&w);
+    atomic_file_abort(&w);
+    atomic_file_abort(&w);
     assert_file(path, "three");
     assert_int_equal(count_files(in_scratch("w")), 2);
 
@@ -264,11 +264,11 @@ static void test_full_disk(void **state) {
     /* 100,001 bytes in small pieces: the last of them meets the limit only when the stream is
      * flushed at commit. */
     struct error late = {0};
-    struct writer w;
-    int rc_open = writer_open(&w, path, &late), rc_put = OK;
-    for (int i = 0; i < 100001 && rc_put == OK; i++) rc_put = writer_put(&w, "x", 1, &late);
-    int rc_commit = rc_put == OK ? writer_commit(&w, &late) : rc_put;
-    writer_abort(&w);
+    struct atomic_file w;
+    int rc_open = atomic_file_open(&w, path, &late), rc_put = OK;
+    for (int i = 0; i < 100001 && rc_put == OK; i++) rc_put = atomic_file_write(&w, "x", 1, &late);
+    int rc_commit = rc_put == OK ? atomic_file_commit(&w, &late) : rc_put;
+    atomic_file_abort(&w);
     setrlimit(RLIMIT_FSIZE, &old);
     signal(SIGXFSZ, handler);
     assert_int_equal(rc_large, ERR_IO);
@@ -284,16 +284,16 @@ static void test_full_disk(void **state) {
 static void test_only_files(void **state) {
     (void)state;
     struct error err = {0};
-    struct mapping m;
+    struct file_map m;
     struct buf b = {0};
     char hash[HASH_LEN], head[4];
     const char *pipe_path = in_scratch("pipe");
     assert_int_equal(mkfifo(pipe_path, 0600), 0);
     alarm(20); /* a hang ends the program */
-    assert_int_equal(map_open(&m, pipe_path, &err), ERR_IO);
+    assert_int_equal(file_map_open(&m, pipe_path, &err), ERR_IO);
     assert_has(err.text, "it is a pipe, not a regular file");
-    assert_int_equal(map_read(&m, pipe_path, &err), ERR_IO);
-    assert_int_equal(file_head(pipe_path, head, sizeof head), 0);
+    assert_int_equal(file_map_open_copy(&m, pipe_path, &err), ERR_IO);
+    assert_int_equal(file_read_head(pipe_path, head, sizeof head), 0);
     assert_int_equal(file_read("/dev/zero", 1 << 20, &b, &err), ERR_IO);
     assert_has(err.text, "it is a device");
     assert_int_equal(file_read("/dev/null", 1 << 20, &b, &err), OK);
@@ -307,13 +307,13 @@ static void test_only_files(void **state) {
     assert_string_equal(b.data, "abc");
     assert_int_equal(waitpid(writer, NULL, 0), writer);
 
-    files_only_regular(true); /* a request may not */
+    file_set_regular_only(true); /* a request may not */
     assert_int_equal(file_read(pipe_path, 1 << 20, &b, &err), ERR_IO);
     assert_int_equal(file_read("/dev/null", 1 << 20, &b, &err), ERR_IO);
-    assert_int_equal(hash_file(pipe_path, hash, &err), ERR_IO);
-    assert_null(json_file(pipe_path, &err));
+    assert_int_equal(sha256_file(pipe_path, hash, &err), ERR_IO);
+    assert_null(json_parse_file(pipe_path, &err));
     assert_has(err.text, "it is a pipe");
-    files_only_regular(false);
+    file_set_regular_only(false);
     alarm(0);
     buf_release(&b);
 }
@@ -370,14 +370,14 @@ static void test_protect(void **state) {
     assert_int_equal(symlink(in_scratch("outside"), in_scratch("s/jobs/link")), 0);
     assert_int_equal(symlink(scratch, in_scratch("s/jobs/all")), 0);
     assert_int_equal(mkfifo(in_scratch("s/jobs/pipe"), 0644), 0);
-    assert_int_equal(dir_protect(in_scratch("s"), names), 6);
+    assert_int_equal(dir_restrict_permissions(in_scratch("s"), names), 6);
     for (size_t i = 0; i < 3; i++) assert_int_equal(mode_of(in_scratch(files[i])), 0600);
     assert_int_equal(mode_of(in_scratch("s")), 0700);
     assert_int_equal(mode_of(in_scratch("s/jobs/1")), 0700);
     assert_int_equal(mode_of(in_scratch("s/other")), 0644);
     assert_int_equal(mode_of(in_scratch("outside")), 0644);
-    assert_int_equal(dir_protect(in_scratch("s"), names), 0);
-    assert_int_equal(dir_protect(in_scratch("none"), NULL), 0);
+    assert_int_equal(dir_restrict_permissions(in_scratch("s"), names), 0);
+    assert_int_equal(dir_restrict_permissions(in_scratch("none"), NULL), 0);
     umask(before);
 }
 
@@ -428,7 +428,7 @@ static void test_leftovers(void **state) {
     assert_false(path_exists(locked));
 
     /* A folder that is protected loses those of every file. */
-    dir_protect(in_scratch("l"), NULL);
+    dir_restrict_permissions(in_scratch("l"), NULL);
     assert_false(path_exists(kept[4]));
     assert_true(path_exists(kept[0]));
     for (size_t i = 0; i < ARRAY_LEN(gone); i++) free(gone[i]);
@@ -447,8 +447,8 @@ static void test_leftover_of_the_killed(void **state) {
     assert_int_equal(pipe(ready), 0);
     pid_t pid = fork();
     if (pid == 0) {
-        struct writer w;
-        if (writer_open(&w, path, &err) != OK || write(ready[1], "x", 1) != 1) _exit(1);
+        struct atomic_file w;
+        if (atomic_file_open(&w, path, &err) != OK || write(ready[1], "x", 1) != 1) _exit(1);
         for (;;) pause();
     }
     char c;
@@ -474,25 +474,25 @@ static void test_hold(void **state) {
     assert_int_equal(pipe(ready), 0);
     pid_t pid = fork();
     if (pid == 0) {
-        if (dir_hold(dir, "run", &err) < 0 || write(ready[1], "x", 1) != 1) _exit(1);
+        if (dir_lock(dir, "run", &err) < 0 || write(ready[1], "x", 1) != 1) _exit(1);
         for (;;) pause();
     }
     assert_int_equal(read(ready[0], &c, 1), 1);
-    assert_int_equal(dir_hold(dir, "run", &err), ERR_STATE);
+    assert_int_equal(dir_lock(dir, "run", &err), ERR_STATE);
     char *want = xasprintf("run '%s' is in use by another process (%ld)", dir, (long)pid);
     assert_string_equal(err.text, want);
     free(want);
     kill(pid, SIGKILL); /* the lock ends with the process */
     assert_int_equal(waitpid(pid, NULL, 0), pid);
-    int fd = dir_hold(dir, "run", &err);
+    int fd = dir_lock(dir, "run", &err);
     assert_true(fd >= 0);
-    assert_int_equal(dir_hold(dir, "run", &err), ERR_STATE);
-    dir_release(fd, dir);
+    assert_int_equal(dir_lock(dir, "run", &err), ERR_STATE);
+    dir_unlock(fd, dir);
     assert_int_equal(count_files(dir), 0);
-    fd = dir_hold(dir, "run", &err);
+    fd = dir_lock(dir, "run", &err);
     assert_true(fd >= 0);
-    dir_release(fd, dir);
-    assert_true(dir_hold(in_scratch("h/none"), "run", &err) < 0);
+    dir_unlock(fd, dir);
+    assert_true(dir_lock(in_scratch("h/none"), "run", &err) < 0);
     close(ready[0]);
     close(ready[1]);
 }
@@ -505,13 +505,13 @@ static int fault_child(const char *path, bool spoil, char *said, size_t size) {
     pid_t pid = fork();
     if (pid == 0) {
         struct error err;
-        struct mapping m;
+        struct file_map m;
         struct rlimit none = {0, 0};
         setrlimit(RLIMIT_CORE, &none);
         dup2(out[1], STDERR_FILENO);
         signal(SIGBUS, SIG_DFL); /* cmocka has its own */
-        maps_guard();
-        if (map_open(&m, path, &err) != OK) _exit(9);
+        file_map_catch_sigbus();
+        if (file_map_open(&m, path, &err) != OK) _exit(9);
         if (spoil && truncate(path, 10) != 0) _exit(9);
         if (!spoil) raise(SIGBUS);
         volatile uint8_t sum = m.data[m.size - 1];
@@ -529,7 +529,7 @@ static int fault_child(const char *path, bool spoil, char *said, size_t size) {
 static void test_mapped_file_shrinks(void **state) {
     (void)state;
     struct error err = {0};
-    struct mapping m;
+    struct file_map m;
     char said[4096], data[20000] = {0};
     const char *path = in_scratch("mapped");
     assert_int_equal(file_write(path, data, sizeof data, &err), OK);
@@ -544,17 +544,17 @@ static void test_mapped_file_shrinks(void **state) {
     assert_true(WIFSIGNALED(status) && WTERMSIG(status) == SIGBUS);
     assert_null(strstr(said, "became shorter"));
 
-    assert_int_equal(map_open(&m, path, &err), OK);
-    assert_int_equal(maps_check(&err), OK);
+    assert_int_equal(file_map_open(&m, path, &err), OK);
+    assert_int_equal(file_map_check_unchanged(&err), OK);
     assert_int_equal(file_write(path, data, 100, &err), OK); /* another file of this name */
-    assert_int_equal(maps_check(&err), OK);
-    map_close(&m);
-    assert_int_equal(map_open(&m, path, &err), OK);
+    assert_int_equal(file_map_check_unchanged(&err), OK);
+    file_map_close(&m);
+    assert_int_equal(file_map_open(&m, path, &err), OK);
     assert_int_equal(truncate(path, 50), 0);
-    assert_int_equal(maps_check(&err), ERR_STATE);
+    assert_int_equal(file_map_check_unchanged(&err), ERR_STATE);
     assert_has(err.text, "was changed while it was in use");
-    map_close(&m);
-    assert_int_equal(maps_check(&err), OK);
+    file_map_close(&m);
+    assert_int_equal(file_map_check_unchanged(&err), OK);
 }
 
 /* The system's own reason, not that of a look which came after it. */
@@ -640,14 +640,14 @@ static void system_file(const char *path, const char *text) {
 }
 
 static void memory_is(int64_t total_kib, int64_t available_kib) {
-    struct memory_facts m = memory_facts(in_scratch("sys-root"));
+    struct memory_info m = memory_info(in_scratch("sys-root"));
     assert_int_equal(m.total, total_kib << 10);
     assert_int_equal(m.available, available_kib << 10);
 }
 
 static void test_memory_facts(void **state) {
     (void)state;
-    struct memory_facts none = memory_facts(in_scratch("no-root")), own = memory_facts("/");
+    struct memory_info none = memory_info(in_scratch("no-root")), own = memory_info("/");
     assert_int_equal(none.total, -1);
     assert_true(own.total > 0 && own.available >= 0 && own.available <= own.total);
     system_file("proc/meminfo",
@@ -678,23 +678,23 @@ static void test_hashes(void **state) {
     (void)state;
     struct error err = {0};
     char hex[HASH_LEN], other[HASH_LEN];
-    hash_bytes("", 0, hex);
+    sha256_bytes("", 0, hex);
     assert_string_equal(hex, "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855");
-    hash_bytes("abc", 3, hex); /* FIPS 180-2, appendix B.1 */
+    sha256_bytes("abc", 3, hex); /* FIPS 180-2, appendix B.1 */
     assert_string_equal(hex, "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad");
-    assert_int_equal(hash_file(file_with("abc", "abc"), other, &err), OK);
+    assert_int_equal(sha256_file(file_with("abc", "abc"), other, &err), OK);
     assert_string_equal(hex, other);
-    assert_int_equal(hash_file(in_scratch("none"), other, &err), ERR_MISSING);
-    struct hasher h;
-    hasher_init(&h);
-    hasher_add(&h, "a", 1);
-    hasher_add(&h, "bc", 2);
-    hasher_final(&h, other);
+    assert_int_equal(sha256_file(in_scratch("none"), other, &err), ERR_MISSING);
+    struct sha256 h;
+    sha256_init(&h);
+    sha256_update(&h, "a", 1);
+    sha256_update(&h, "bc", 2);
+    sha256_final(&h, other);
     assert_string_equal(hex, other);
 
-    assert_true(hash_u64("a", 1) != hash_u64("b", 1));
+    assert_true(hash_fnv1a("a", 1) != hash_fnv1a("b", 1));
     int ones = 0;
-    for (uint32_t i = 0; i < 4096; i++) ones += (int)(hash_u64(&i, 4) >> 63);
+    for (uint32_t i = 0; i < 4096; i++) ones += (int)(hash_fnv1a(&i, 4) >> 63);
     assert_in_range(ones, 1900, 2200);
 }
 
@@ -852,7 +852,7 @@ static void test_math_bits(void **state) {
         buf_add(&b, &z, sizeof(z));
     }
     char hex[HASH_LEN];
-    hash_bytes(b.data, b.len, hex);
+    sha256_bytes(b.data, b.len, hex);
     assert_string_equal(hex, "96a257dc583708c5c06cd6e84b4fd191aa3921e2e91bd9b4c065c7d310f93e56");
     buf_release(&b);
 }
@@ -962,10 +962,10 @@ static void speak(void) {
     for (int i = 1; i <= 40; i++) {
         if (i % 20 == 0) usleep(110000);
         progress_update(&p, i, "loss 2.5");
-        if (i == 20) note("half %s", "way");
+        if (i == 20) log_info("half %s", "way");
     }
     progress_finish(&p, "done");
-    warn("low %d", 1);
+    log_warn("low %d", 1);
 }
 
 /* Runs speak() with stderr on `fd`. */
@@ -1058,12 +1058,12 @@ static const char harmless[] =
     "a" R "]0;x" R "b" R "[31mc" R "5nd" R "e" R "!\r\n\tf\346\274\242" R "g" R R "h\r\n";
 
 static void print_whole(void) {
-    terminal_guard();
+    terminal_sanitize_stdout();
     fputs(hostile, stdout);
 }
 
 static void print_pieces(void) {
-    terminal_guard();
+    terminal_sanitize_stdout();
     for (const char *p = hostile; *p; p++) {
         putchar(*p);
         fflush(stdout);
@@ -1071,15 +1071,15 @@ static void print_pieces(void) {
 }
 
 static void print_ours(void) {
-    terminal_guard();
+    terminal_sanitize_stdout();
     printf("one ");
-    terminal_put("\033[1mtwo\033[0m");
+    terminal_write_raw("\033[1mtwo\033[0m");
     printf(" three\033\n");
 }
 
 static void say_hostile(void) {
     struct progress p;
-    warn("'%s' is missing", "x\033[2J\nwarning: forged");
+    log_warn("'%s' is missing", "x\033[2J\nwarning: forged");
     progress_start(&p, "train", 2);
     progress_finish(&p, "loss\033[2J");
 }
@@ -1346,7 +1346,7 @@ static void test_yaml_values(void **state) {
         struct yaml y;
         if (yaml_load(&y, file_with("v.yaml", cases[i].yaml), &err) != OK)
             fail_msg("case %zu: %s", i, err.text);
-        char *text = json_text(y.root);
+        char *text = json_canonical(y.root);
         assert_string_equal(text, cases[i].json);
         free(text);
         yaml_release(&y);
@@ -1414,14 +1414,14 @@ static void test_json_parse(void **state) {
     const char *text = "\xEF\xBB\xBF {\"b\": [1, 2.5, \"\\u9b5a\"], \"a\": null}\r\n";
     json_t *v = json_parse(text, strlen(text), "t", &err);
     assert_non_null(v);
-    char *canonical = json_text(v);
+    char *canonical = json_canonical(v);
     assert_string_equal(canonical, "{\"a\":null,\"b\":[1,2.5,\"魚\"]}");
     free(canonical);
     json_decref(v);
-    v = json_file(file_with("v.json", "[9223372036854775807]"), &err);
+    v = json_parse_file(file_with("v.json", "[9223372036854775807]"), &err);
     assert_int_equal(json_integer_value(json_array_get(v, 0)), INT64_MAX);
     json_decref(v);
-    assert_null(json_file(in_scratch("none.json"), &err));
+    assert_null(json_parse_file(in_scratch("none.json"), &err));
     assert_int_equal(err.code, ERR_MISSING);
 }
 
@@ -1467,29 +1467,29 @@ static void test_json_bounded(void **state) {
                       twice[] = "{\"a\":1,\"a\":2}";
     (void)state;
     struct error err = {0};
-    size_t whole = json_cost(nested, strlen(nested)), flat_cost = json_cost(flat, strlen(flat));
-    struct json_bounds left = {.depth = 3, .cost = whole};
-    json_t *v = json_parse_bounded(nested, strlen(nested), "t", &left, &err);
+    size_t whole = json_parse_memory(nested, strlen(nested)), flat_cost = json_parse_memory(flat, strlen(flat));
+    struct json_limits left = {.depth = 3, .cost = whole};
+    json_t *v = json_parse_limited(nested, strlen(nested), "t", &left, &err);
     assert_non_null(v);
     json_decref(v);
     assert_int_equal(left.cost, 0);
-    left = (struct json_bounds){.depth = 2, .cost = flat_cost + 10};
-    assert_null(json_parse_bounded(nested, strlen(nested), "t", &left, &err));
+    left = (struct json_limits){.depth = 2, .cost = flat_cost + 10};
+    assert_null(json_parse_limited(nested, strlen(nested), "t", &left, &err));
     assert_int_equal(err.code, ERR_MISMATCH);
     assert_has(err.text, "the JSON of 't' is nested more than 2 deep");
-    v = json_parse_bounded(flat, strlen(flat), "t", &left, &err);
+    v = json_parse_limited(flat, strlen(flat), "t", &left, &err);
     assert_non_null(v);
     json_decref(v);
     assert_int_equal(left.cost, 10);
-    assert_null(json_parse_bounded(flat, strlen(flat), "t", &left, &err));
+    assert_null(json_parse_limited(flat, strlen(flat), "t", &left, &err));
     assert_int_equal(err.code, ERR_MISMATCH);
     assert_has(err.text, "too many values");
     assert_int_equal(left.cost, 10);
-    left = json_request;
-    assert_null(json_parse_bounded(twice, strlen(twice), "t", &left, &err));
+    left = json_request_limits;
+    assert_null(json_parse_limited(twice, strlen(twice), "t", &left, &err));
     left.last_wins = true;
-    v = json_parse_bounded(twice, strlen(twice), "t", &left, &err);
-    assert_int_equal(json_number_at(v, "a"), 2);
+    v = json_parse_limited(twice, strlen(twice), "t", &left, &err);
+    assert_int_equal(json_get_number(v, "a"), 2);
     json_decref(v);
 }
 
@@ -1500,7 +1500,7 @@ struct visits {
 
 static int visit(void *ctx, const json_t *value, int line, struct error *err) {
     struct visits *s = ctx;
-    char *text = json_text(value);
+    char *text = json_canonical(value);
     buf_printf(&s->seen, "%d:%s;", line, text);
     free(text);
     if (++s->n == s->stop_after) return error_set(err, ERR_STATE, "enough");
@@ -1528,7 +1528,7 @@ static void test_json_each(void **state) {
         struct error err = {0};
         struct visits s = {0};
         buf_puts(&s.seen, "");
-        int rc = json_each(file_with("each.json", cases[i].text), visit, &s, &err);
+        int rc = json_file_each(file_with("each.json", cases[i].text), visit, &s, &err);
         if (rc != OK) fail_msg("case %zu: %s", i, err.text);
         assert_string_equal(s.seen.data, cases[i].seen);
         buf_release(&s.seen);
@@ -1556,7 +1556,7 @@ static void test_json_each_errors(void **state) {
     for (size_t i = 0; i < ARRAY_LEN(cases); i++) {
         struct error err = {0};
         struct visits s = {0};
-        assert_int_equal(json_each(file_with("each.json", cases[i].text), visit, &s, &err),
+        assert_int_equal(json_file_each(file_with("each.json", cases[i].text), visit, &s, &err),
                          ERR_FORMAT);
         assert_has(err.text, cases[i].message);
         if (cases[i].n) assert_int_equal(s.n, cases[i].n);
@@ -1564,20 +1564,20 @@ static void test_json_each_errors(void **state) {
     }
     struct error err = {0};
     struct visits s = {.stop_after = 2};
-    assert_int_equal(json_each(file_with("each.json", "1\n2\n3\n"), visit, &s, &err), ERR_STATE);
+    assert_int_equal(json_file_each(file_with("each.json", "1\n2\n3\n"), visit, &s, &err), ERR_STATE);
     assert_int_equal(s.n, 2);
     assert_string_equal(err.text, "enough");
-    assert_int_equal(json_each(in_scratch("none"), visit, &s, &err), ERR_MISSING);
+    assert_int_equal(json_file_each(in_scratch("none"), visit, &s, &err), ERR_MISSING);
     buf_release(&s.seen);
 }
 
 /* A column of a table is as wide with kana and kanji in it. */
 static void test_columns(void **state) {
     (void)state;
-    assert_int_equal(column_bytes("abc", 8), 8);
-    assert_int_equal(column_bytes("批判", 8), 10); // 6 bytes, 4 columns
-    assert_int_equal(column_bytes("é", 8), 9);     // 2 bytes, 1 column
-    assert_int_equal(column_bytes("", 8), 8);
+    assert_int_equal(utf8_field_width("abc", 8), 8);
+    assert_int_equal(utf8_field_width("批判", 8), 10); // 6 bytes, 4 columns
+    assert_int_equal(utf8_field_width("é", 8), 9);     // 2 bytes, 1 column
+    assert_int_equal(utf8_field_width("", 8), 8);
 }
 
 /* memory */
@@ -1592,16 +1592,16 @@ static int reserve_child(void) {
     fclose(f);
     rlim_t most = (rlim_t)pages * (rlim_t)sysconf(_SC_PAGESIZE) + 64 * MB;
     if (setrlimit(RLIMIT_AS, &(struct rlimit){most, most}) != 0) return 11;
-    memory_reserve_keep(16 * MB);
-    if (memory_is_short()) return 12;
+    memory_reserve_set(16 * MB);
+    if (memory_is_low()) return 12;
     char *large = malloc(40 * MB);
     struct error err;
     if (!large || try_calloc(1, 14 * MB, &err) || err.code != ERR_MEMORY) return 13;
     char *after = xmalloc(14 * MB); // fits only where the reserve was
     after[0] = 1;
-    if (!memory_is_short()) return 14;
+    if (!memory_is_low()) return 14;
     free(large);
-    if (memory_is_short()) return 15;
+    if (memory_is_low()) return 15;
     free(after);
     if (!freopen("/dev/null", "w", stderr)) return 16;
     free(xmalloc(200 * MB)); // never fits: exit status 1

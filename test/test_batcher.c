@@ -26,7 +26,7 @@ static struct engine *e;
 static struct batcher *b;
 static struct adapter *adapters[2];
 static int32_t tokens[LEN];
-static struct request known[KNOWN]; /* with what engine_run made of them */
+static struct engine_request known[KNOWN]; /* with what engine_run made of them */
 static struct token_seq texts[TEXTS];
 static float *vectors; /* [TEXTS][D] */
 
@@ -38,8 +38,8 @@ static struct engine *engine_small(void) {
     return made;
 }
 
-static void request_draw(struct request *r, int i, struct rng *rng) {
-    *r = (struct request){.prompt = tokens + rng_below(rng, 8),
+static void request_draw(struct engine_request *r, int i, struct rng *rng) {
+    *r = (struct engine_request){.prompt = tokens + rng_below(rng, 8),
                           .n_prompt = 1 + (int32_t)rng_below(rng, 16),
                           .max_tokens = (int32_t)rng_below(rng, 24),
                           .adapter = i % 3 ? adapters[i % 2] : NULL,
@@ -54,7 +54,7 @@ static int once_up(void **state) {
     (void)state;
     log_quiet = true;
     c.max_seq_len = LEN;
-    m = fixture_model_of(c, true, TENSOR_F32, CLASS_EXACT);
+    m = fixture_model_of(c, true, TENSOR_F32, NUMERIC_EXACT);
     for (int i = 0; i < 2; i++)
         adapters[i] = fixture_adapter(&m->config, 4, "all-linear", 0.1f, (uint64_t)i + 1);
     for (int i = 0; i < LEN; i++) tokens[i] = (int32_t)rng_below(&rng, 64);
@@ -71,7 +71,7 @@ static int once_up(void **state) {
 
 static int once_down(void **state) {
     (void)state;
-    for (int i = 0; i < KNOWN; i++) request_release(&known[i]);
+    for (int i = 0; i < KNOWN; i++) engine_request_release(&known[i]);
     for (int i = 0; i < 2; i++) adapter_release(adapters[i]);
     free(vectors);
     model_close(m);
@@ -93,9 +93,9 @@ static int tear_down(void **state) {
 }
 
 /* A request as it was before it ran. */
-static struct request fresh(int i) {
-    struct request r = known[i];
-    return (struct request){.prompt = r.prompt,
+static struct engine_request fresh(int i) {
+    struct engine_request r = known[i];
+    return (struct engine_request){.prompt = r.prompt,
                             .n_prompt = r.n_prompt,
                             .max_tokens = r.max_tokens,
                             .adapter = r.adapter,
@@ -104,8 +104,8 @@ static struct request fresh(int i) {
 }
 
 /* Whether the first n tokens are the known ones, to the bit. */
-static bool begins_right(const struct request *r, int i, int32_t n) {
-    const struct request *k = &known[i];
+static bool begins_right(const struct engine_request *r, int i, int32_t n) {
+    const struct engine_request *k = &known[i];
     return n <= k->n_out && memcmp(r->out, k->out, sizeof *r->out * (size_t)n) == 0 &&
            memcmp(r->out_logprob, k->out_logprob, sizeof(float) * (size_t)n) == 0 &&
            memcmp(r->top_logprob ? r->top_logprob : r->out_logprob,
@@ -113,7 +113,7 @@ static bool begins_right(const struct request *r, int i, int32_t n) {
                   sizeof(float) * (size_t)(n * MAX(k->n_top, 1))) == 0;
 }
 
-static bool is_right(const struct request *r, int i) {
+static bool is_right(const struct engine_request *r, int i) {
     return r->done && r->finish == known[i].finish && r->n_out == known[i].n_out &&
            (r->n_out == 0 || begins_right(r, i, r->n_out));
 }
@@ -121,13 +121,13 @@ static bool is_right(const struct request *r, int i) {
 /* a call that its thread looks at while it runs */
 
 struct watched {
-    struct ticket ticket;
+    struct batcher_request ticket;
     pthread_mutex_t lock;
     pthread_cond_t news;
     bool over;
 };
 
-static void watched_changed(struct ticket *c, bool done) {
+static void watched_changed(struct batcher_request *c, bool done) {
     struct watched *w = c->user;
     pthread_mutex_lock(&w->lock);
     w->over = done;
@@ -138,7 +138,7 @@ static void watched_changed(struct ticket *c, bool done) {
 static bool call_round(int i, bool background, int cancel_after) {
     struct watched w = {.lock = PTHREAD_MUTEX_INITIALIZER, .news = PTHREAD_COND_INITIALIZER};
     struct error err;
-    w.ticket = (struct ticket){
+    w.ticket = (struct batcher_request){
         .request = fresh(i), .background = background, .changed = watched_changed, .user = &w};
     bool right = batcher_submit(b, &w.ticket, &err) == OK;
     if (cancel_after == 0) batcher_cancel(b, &w.ticket);
@@ -153,22 +153,22 @@ static bool call_round(int i, bool background, int cancel_after) {
         pthread_mutex_lock(&w.lock);
     }
     pthread_mutex_unlock(&w.lock);
-    const struct request *r = &w.ticket.request;
+    const struct engine_request *r = &w.ticket.request;
     bool cut = cancel_after >= 0 && r->done && r->finish == FINISH_NONE;
     right &= cut ? r->n_out == 0 || begins_right(r, i, r->n_out) : is_right(r, i);
-    request_release(&w.ticket.request);
+    engine_request_release(&w.ticket.request);
     return right;
 }
 
 static bool run_round(struct rng *rng) {
-    struct request r[5];
+    struct engine_request r[5];
     int which[5];
     struct error err;
     for (int k = 0; k < 5; k++) r[k] = fresh(which[k] = (int)rng_below(rng, KNOWN));
     bool right = batcher_run(b, r, 5, NULL, &err) == OK;
     for (int k = 0; k < 5; k++) {
         right = right && is_right(&r[k], which[k]);
-        request_release(&r[k]);
+        engine_request_release(&r[k]);
     }
     return right;
 }
@@ -222,25 +222,25 @@ static struct {
     int n;
 } told;
 
-static void told_changed(struct ticket *c, bool done) {
+static void told_changed(struct batcher_request *c, bool done) {
     told.v[told.n++] = done ? -c->request.max_tokens : c->request.max_tokens;
 }
 
 /* So that they can ask again before the next step. */
 static void test_done_is_told_first(void **state) {
     static const int32_t wanted[] = {8, 3, 8, 3, -3, 8, 8, 8, 8, 8, -8};
-    struct ticket calls[2] = {{.changed = told_changed}, {.changed = told_changed}},
+    struct batcher_request calls[2] = {{.changed = told_changed}, {.changed = told_changed}},
                   *list[2] = {&calls[0], &calls[1]};
     struct error err;
     (void)state;
     for (int i = 0; i < 2; i++)
         calls[i].request =
-            (struct request){.prompt = tokens, .n_prompt = 4, .max_tokens = i ? 3 : 8};
+            (struct engine_request){.prompt = tokens, .n_prompt = 4, .max_tokens = i ? 3 : 8};
     assert_int_equal(batcher_submit_all(b, list, 2, &err), OK);
     while (batcher_stats(b).running || batcher_stats(b).waiting) usleep(1000);
     assert_int_equal(told.n, ARRAY_LEN(wanted));
     assert_memory_equal(told.v, wanted, sizeof wanted);
-    for (int i = 0; i < 2; i++) request_release(&calls[i].request);
+    for (int i = 0; i < 2; i++) engine_request_release(&calls[i].request);
 }
 
 /* the limits */
@@ -248,7 +248,7 @@ static void test_done_is_told_first(void **state) {
 struct tally {
     int done, cut; /* atomic */
 };
-static void tally_changed(struct ticket *c, bool done) {
+static void tally_changed(struct batcher_request *c, bool done) {
     struct tally *t = c->user;
     if (!done) return;
     __atomic_add_fetch(&t->cut, c->request.finish == FINISH_NONE, __ATOMIC_SEQ_CST);
@@ -256,24 +256,24 @@ static void tally_changed(struct ticket *c, bool done) {
 }
 
 /* [n] long calls. */
-static struct ticket *calls_new(int n, struct tally *t) {
-    struct ticket *calls = xcalloc((size_t)n, sizeof *calls);
+static struct batcher_request *calls_new(int n, struct tally *t) {
+    struct batcher_request *calls = xcalloc((size_t)n, sizeof *calls);
     for (int i = 0; i < n; i++)
-        calls[i] = (struct ticket){.request = {.prompt = tokens, .n_prompt = 4, .max_tokens = 40},
+        calls[i] = (struct batcher_request){.request = {.prompt = tokens, .n_prompt = 4, .max_tokens = 40},
                                    .changed = tally_changed,
                                    .user = t};
     return calls;
 }
 
-static void calls_free(struct ticket *calls, int n) {
-    for (int i = 0; i < n; i++) request_release(&calls[i].request);
+static void calls_free(struct batcher_request *calls, int n) {
+    for (int i = 0; i < n; i++) engine_request_release(&calls[i].request);
     free(calls);
 }
 
 static void test_too_many(void **state) {
     struct tally t = {0};
     struct error err;
-    struct ticket *calls = calls_new(WAITING + 1, &t), *list[WAITING + 1];
+    struct batcher_request *calls = calls_new(WAITING + 1, &t), *list[WAITING + 1];
     (void)state;
     for (int i = 0; i <= WAITING; i++) list[i] = &calls[i];
     assert_int_equal(batcher_submit_all(b, list, WAITING + 1, &err), ERR_STATE);
@@ -290,21 +290,21 @@ static void test_too_many(void **state) {
 /* A call that holds the batcher's thread until it is let go: what is submitted meanwhile waits. */
 static bool let_go;
 
-static void holding_changed(struct ticket *c, bool done) {
+static void holding_changed(struct batcher_request *c, bool done) {
     (void)c;
     while (done && !__atomic_load_n(&let_go, __ATOMIC_ACQUIRE)) usleep(1000);
 }
 
 static void *run_until_freed(void *ctx) {
-    struct request r[8];
+    struct engine_request r[8];
     struct error err;
     (void)ctx;
     for (int i = 0; i < 8; i++)
-        r[i] = (struct request){.prompt = tokens, .n_prompt = 4, .max_tokens = 40};
+        r[i] = (struct engine_request){.prompt = tokens, .n_prompt = 4, .max_tokens = 40};
     int rc = batcher_run(b, r, 8, NULL, &err), cut = 0;
     for (int i = 0; i < 8; i++) {
         cut += r[i].done && r[i].finish == FINISH_NONE;
-        request_release(&r[i]);
+        engine_request_release(&r[i]);
     }
     return (void *)(intptr_t)(rc == OK ? cut : -1);
 }
@@ -332,11 +332,11 @@ static void test_free_while_others_wait(void **state) {
     for (int round = 0; round < 10; round++) {
         struct tally t = {0};
         struct error err;
-        struct ticket *calls = calls_new(N, &t), holding = {.changed = holding_changed};
+        struct batcher_request *calls = calls_new(N, &t), holding = {.changed = holding_changed};
         pthread_t threads[RUNS + EMBEDS + 1];
         void *got;
         let_go = false;
-        holding.request = (struct request){.prompt = tokens, .n_prompt = 4, .max_tokens = 1};
+        holding.request = (struct engine_request){.prompt = tokens, .n_prompt = 4, .max_tokens = 1};
         assert_int_equal(batcher_submit(b, &holding, &err), OK);
         while (!__atomic_load_n(&holding.done, __ATOMIC_ACQUIRE)) usleep(1000);
         for (int i = 0; i < N; i++) assert_int_equal(batcher_submit(b, &calls[i], &err), OK);
@@ -353,7 +353,7 @@ static void test_free_while_others_wait(void **state) {
             pthread_join(threads[i], &got);
             if (i < RUNS + EMBEDS) assert_int_equal((int)(intptr_t)got, i < RUNS ? 8 : ERR_STATE);
         }
-        request_release(&holding.request);
+        engine_request_release(&holding.request);
         calls_free(calls, N);
         b = batcher_new(e, WAITING);
     }

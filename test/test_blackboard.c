@@ -62,7 +62,7 @@ static struct store *store_at(void) {
 
 /* Writes a text and checks what comes back. */
 static void put(struct blackboard *b, const char *key, const char *text,
-                const struct board_write *w) {
+                const struct blackboard_write_options *w) {
     json_t *v = json_string(text), *back = blackboard_write(b, key, v, w, &err);
     if (!back) fail_msg("%s", err.text);
     assert_string_equal(json_string_value(json_object_get(back, "key")), key);
@@ -80,7 +80,7 @@ static const char *got(const struct blackboard *b, const char *key) {
 static char *board_text(const struct blackboard *b) {
     json_t *v = json_pack("[o,o,o]", blackboard_debug_view(b), blackboard_slot_list(b, NULL),
                           blackboard_read_all(b));
-    char *text = json_text(v);
+    char *text = json_canonical(v);
     json_decref(v);
     return text;
 }
@@ -91,9 +91,9 @@ static void test_turn(void **state) {
     struct blackboard *b = board_of(NULL, 0);
     assert_null(blackboard_read(b, BOARD_INPUT));
     put(b, BOARD_INPUT, "富士山の高さは？", NULL);
-    put(b, board_agent_key(0, key), "3776メートルです。", NULL);
+    put(b, blackboard_agent_key(0, key), "3776メートルです。", NULL);
     assert_string_equal(key, "agent_0_output");
-    put(b, board_summary_key(1, key), "两位都说是3776米。", NULL);
+    put(b, blackboard_summary_key(1, key), "两位都说是3776米。", NULL);
     assert_string_equal(key, "summary_1");
     put(b, BOARD_CONVERSATION, "前の話", NULL);
     assert_string_equal(got(b, "agent_0_output"), "3776メートルです。");
@@ -132,7 +132,7 @@ static void test_several_at_once(void **state) {
     const char *keys[] = {"b", "none", "a"};
     json_t *values = json_pack("{s:s,s:i,s:n}", "a", "一", "b", 2, "c"), *back;
     assert_int_equal(blackboard_write_multiple(b, values, NULL, &err), OK);
-    assert_int_equal(blackboard_last(b), 3);
+    assert_int_equal(blackboard_last_seq(b), 3);
     back = blackboard_read_multiple(b, keys, 3);
     json_t *want = json_pack("{s:i,s:s}", "b", 2, "a", "一");
     assert_true(json_equal(back, want));
@@ -141,7 +141,7 @@ static void test_several_at_once(void **state) {
     json_decref(want);
     json_object_set_new(values, "", json_true());
     assert_int_equal(blackboard_write_multiple(b, values, NULL, &err), ERR_USAGE);
-    assert_int_equal(blackboard_last(b), 3); /* all or none */
+    assert_int_equal(blackboard_last_seq(b), 3); /* all or none */
     json_decref(values);
     blackboard_close(b);
 }
@@ -149,7 +149,7 @@ static void test_several_at_once(void **state) {
 static void test_time_to_live(void **state) {
     (void)state;
     struct blackboard *b = board_of(NULL, 0);
-    put(b, "short", "x", &(struct board_write){.ttl = 10});
+    put(b, "short", "x", &(struct blackboard_write_options){.ttl = 10});
     put(b, "long", "y", NULL);
     now = 1009.5;
     assert_non_null(blackboard_read(b, "short"));
@@ -170,9 +170,9 @@ static void test_time_to_live(void **state) {
 static void test_priority(void **state) {
     (void)state;
     struct blackboard *b = board_of(NULL, 0);
-    put(b, "low", "1", &(struct board_write){.priority = -1});
+    put(b, "low", "1", &(struct blackboard_write_options){.priority = -1});
     put(b, "first", "2", NULL);
-    put(b, "high", "3", &(struct board_write){.priority = 5});
+    put(b, "high", "3", &(struct blackboard_write_options){.priority = 5});
     put(b, "second", "4", NULL);
     json_t *all = blackboard_read_all(b), *v;
     const char *key, *order[] = {"high", "first", "second", "low"};
@@ -188,9 +188,9 @@ static void test_full_board(void **state) {
     (void)state;
     struct blackboard *b = board_of(NULL, 0);
     char key[32];
-    put(b, "brief", "x", &(struct board_write){.ttl = 1, .priority = 9});
+    put(b, "brief", "x", &(struct blackboard_write_options){.ttl = 1, .priority = 9});
     put(b, "oldest", "x", NULL);
-    put(b, "low", "x", &(struct board_write){.priority = -1});
+    put(b, "low", "x", &(struct blackboard_write_options){.priority = -1});
     for (int i = 3; i < BOARD_MAX_KEYS; i++) {
         snprintf(key, sizeof key, "key %d", i);
         put(b, key, "v", NULL);
@@ -233,7 +233,7 @@ static void test_refusals(void **state) {
     json_t *text = json_string(large);
     assert_null(blackboard_write(b, "large", text, NULL, &err));
     assert_non_null(strstr(err.text, "bytes, more than 1048576"));
-    assert_int_equal(blackboard_last(b), 0);
+    assert_int_equal(blackboard_last_seq(b), 0);
     free(large);
     json_decref(text);
     json_decref(deep);
@@ -244,7 +244,7 @@ static void test_refusals(void **state) {
 static void slot_put(struct blackboard *b, const char *slot, const char *text, float x, float y) {
     float v[2] = {x, y};
     json_t *back = blackboard_slot_add(
-        b, &(struct board_slot_entry){.slot = slot, .text = text, .embedding = v, .d = 2}, &err);
+        b, &(struct blackboard_slot_entry){.slot = slot, .text = text, .embedding = v, .d = 2}, &err);
     if (!back) fail_msg("%s", err.text);
     assert_int_equal(strlen(json_string_value(json_object_get(back, "entry_id"))), 8);
     json_decref(back);
@@ -265,7 +265,7 @@ static void test_slots(void **state) {
     slot_put(b, "supporter", "off", 0, 1);
     json_t *meta = json_pack("{s:i}", "round", 2);
     json_decref(blackboard_slot_add(
-        b, &(struct board_slot_entry){.slot = "critic", .text = "no vector", .metadata = meta},
+        b, &(struct blackboard_slot_entry){.slot = "critic", .text = "no vector", .metadata = meta},
         &err));
     json_t *rows = blackboard_find_similar(b, NULL, q, 2, BOARD_SIMILARITY, 10);
     assert_int_equal(json_array_size(rows), 3);
@@ -311,7 +311,7 @@ static void test_full_slots(void **state) {
         slot_put(b, text, "x", 1, 0);
     }
     assert_null(
-        blackboard_slot_add(b, &(struct board_slot_entry){.slot = "one", .text = "x"}, &err));
+        blackboard_slot_add(b, &(struct blackboard_slot_entry){.slot = "one", .text = "x"}, &err));
     assert_int_equal(err.code, ERR_USAGE);
     blackboard_close(b);
 }
@@ -330,7 +330,7 @@ static void random_event(struct blackboard *b, struct rng *r) {
         slot_put(b, key, text, rng_normal(r), rng_normal(r));
     else
         put(b, key, text,
-            &(struct board_write){.ttl = what < 7 ? rng_uniform(r) : 0,
+            &(struct blackboard_write_options){.ttl = what < 7 ? rng_uniform(r) : 0,
                                   .priority = (int)rng_below(r, 3) - 1});
 }
 
@@ -374,7 +374,7 @@ static void test_two_writers(void **state) {
     struct blackboard *a = board_of(s1, 0), *b = board_of(s2, 0);
     put(a, "k", "from a", NULL);
     put(b, "l", "from b", NULL); /* b did not know of a's event */
-    assert_int_equal(blackboard_last(b), 2);
+    assert_int_equal(blackboard_last_seq(b), 2);
     assert_string_equal(got(b, "k"), "from a");
     assert_null(blackboard_read(a, "l"));
     assert_int_equal(blackboard_refresh(a, &err), OK);
@@ -404,7 +404,7 @@ static void watch_all(const struct blackboard *b, int limit, int64_t first) {
             assert_int_equal(json_integer_value(json_object_get(event, "seq")), ++at);
         json_decref(page);
     }
-    assert_int_equal(at, blackboard_last(b));
+    assert_int_equal(at, blackboard_last_seq(b));
 }
 
 static void test_watch(void **state) {
@@ -477,7 +477,7 @@ static void test_damaged_log(void **state) {
         snprintf(name, sizeof name, "log %zu", i);
         json_t *events = json_pack("[{s:s,s:i,s:s,s:i},o]", "op", "write", "timestamp", 1, "key",
                                    "k", "value", 1, json_loads(wrong[i], JSON_DECODE_ANY, NULL));
-        assert_int_equal(store_log_put(s, name, 1, events, &err), OK);
+        assert_int_equal(store_log_append(s, name, 1, events, &err), OK);
         struct blackboard_options o = {.store = s, .name = name};
         if (blackboard_open(&o, &err)) fail_msg("accepted: %s", wrong[i]);
         assert_int_equal(err.code, ERR_FORMAT);
@@ -515,7 +515,7 @@ static void test_kill(void **state) {
         close(ready[1]);
         struct store *s = store_at();
         struct blackboard *b = board_of(s, 0);
-        assert_true(blackboard_last(b) >= 2 && blackboard_last(b) % 2 == 0);
+        assert_true(blackboard_last_seq(b) >= 2 && blackboard_last_seq(b) % 2 == 0);
         assert_true(json_equal(blackboard_read(b, "左"), blackboard_read(b, "右")));
         watch_all(b, 100, 1);
         put(b, "after", "生きている", NULL);

@@ -68,9 +68,9 @@ static void test_values(void **state) {
     assert_int_equal(v.items.n, 2);
     assert_string_equal(v.items.v[0], "p=q=r");
     assert_string_equal(v.items.v[1], "last one");
-    assert_int_equal(origin[1].from, FROM_FILE);
+    assert_int_equal(origin[1].from, OPTION_FROM_FILE);
     assert_int_equal(origin[1].line, 4);
-    assert_int_equal(origin[5].from, FROM_DEFAULT);
+    assert_int_equal(origin[5].from, OPTION_FROM_DEFAULT);
     options_release(rows, &v);
 }
 
@@ -152,12 +152,12 @@ static void test_order(void **state) {
     assert_true(v.rate == 0.75); /* an empty variable is none */
     assert_int_equal(v.items.n, 2);
     assert_string_equal(v.items.v[1], "b");
-    assert_int_equal(origin[1].from, FROM_ENV);
-    assert_int_equal(origin[4].from, FROM_ENV);
-    assert_int_equal(options_parse_noting(rows, &v, 2, argv, &rest, origin, &err), OK);
+    assert_int_equal(origin[1].from, OPTION_FROM_ENV);
+    assert_int_equal(origin[4].from, OPTION_FROM_ENV);
+    assert_int_equal(options_parse_with_origin(rows, &v, 2, argv, &rest, origin, &err), OK);
     assert_int_equal(v.port, 9003);
-    assert_int_equal(origin[1].from, FROM_FLAG);
-    assert_int_equal(origin[2].from, FROM_FILE);
+    assert_int_equal(origin[1].from, OPTION_FROM_FLAG);
+    assert_int_equal(origin[2].from, OPTION_FROM_FILE);
     strings_release(&rest);
     options_release(rows, &v);
 }

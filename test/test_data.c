@@ -26,14 +26,14 @@ static char path[64];
 static int set_up(void **state) {
     (void)state;
     log_quiet = true;
-    tok = tok_byte_fallback(300);
+    tok = tokenizer_new_bytes(300);
     snprintf(path, sizeof path, "/tmp/shoal-test-data-%d.jsonl", (int)getpid());
     return tok ? 0 : -1;
 }
 
 static int tear_down(void **state) {
     (void)state;
-    tok_free(tok);
+    tokenizer_free(tok);
     unlink(path);
     return 0;
 }
@@ -44,18 +44,18 @@ static int load(struct dataset *d, const char *text, int32_t max_length) {
 }
 
 /* The targets of a sample, decoded. */
-static char *targets_text(const struct sample *s) {
+static char *targets_text(const struct train_sample *s) {
     struct buf b = {0};
-    struct ids ids = {0};
+    struct token_ids ids = {0};
     for (int32_t i = 1; i < s->n; i++)
-        if (s->mask[i]) ids_add(&ids, s->tokens[i]);
-    tok_decode_all(tok, ids.v, ids.n, true, &b);
-    ids_release(&ids);
+        if (s->mask[i]) token_ids_add(&ids, s->tokens[i]);
+    tokenizer_decode(tok, ids.v, ids.n, true, &b);
+    token_ids_release(&ids);
     buf_puts(&b, "");
     return b.data;
 }
 
-static void targets_are(const struct sample *s, const char *expected) {
+static void targets_are(const struct train_sample *s, const char *expected) {
     char *text = targets_text(s);
     if (!strstr(text, expected)) fail_msg("targets are '%s', not '%s'", text, expected);
     free(text);
@@ -134,8 +134,8 @@ static void test_other_forms(void **state) {
     free(learned);
     targets_are(&d.v[1],
                 "ll of it"); /* the first token has nothing before it unless there is a BOS */
-    for (int i = 0; i < 2 && tok_eos(tok) >= 0; i++) {
-        assert_int_equal(d.v[i].tokens[d.v[i].n - 1], tok_eos(tok));
+    for (int i = 0; i < 2 && tokenizer_eos(tok) >= 0; i++) {
+        assert_int_equal(d.v[i].tokens[d.v[i].n - 1], tokenizer_eos(tok));
         assert_int_equal(d.v[i].mask[d.v[i].n - 1], 1);
     }
     dataset_release(&d);
@@ -210,13 +210,13 @@ static struct lint lint_of(const char *text, const char *eval, int32_t max_lengt
     struct lint l;
     if (eval) assert_int_equal(load(&e, eval, 0), OK);
     assert_int_equal(load(&d, text, max_length), OK);
-    assert_int_equal(lint_make(&d, eval ? &e : NULL, &l, &err), OK);
+    assert_int_equal(lint_dataset(&d, eval ? &e : NULL, &l, &err), OK);
     if (eval) dataset_release(&e);
     dataset_release(&d);
     return l;
 }
 
-static void pairs_are(const struct lint_pairs *p, int n, int line, int other) {
+static void pairs_are(const struct lint_matches *p, int n, int line, int other) {
     assert_int_equal(p->n, n);
     assert_int_equal(p->line, line);
     assert_int_equal(p->other, other);
@@ -224,7 +224,7 @@ static void pairs_are(const struct lint_pairs *p, int n, int line, int other) {
 
 static void test_lint_counts(void **state) {
     (void)state;
-    int bos = tok_add_bos(tok), ends = bos + (tok_eos(tok) >= 0);
+    int bos = tokenizer_add_bos(tok), ends = bos + (tokenizer_eos(tok) >= 0);
     struct buf text = {0};
     for (int i = 1; i <= 20; i++)
         buf_printf(&text, "{\"text\":\"%.*s\"}\n", i, "abcdefghijklmnopqrst");
@@ -333,9 +333,9 @@ static void test_weights(void **state) {
     static const char *const wrong[] = {"2", "-1", "0.5", "\"0\"", "null", "true"};
     struct dataset d;
     struct buf text = {0};
-    tok_set_chat_template(tok, NULL);
+    tokenizer_set_chat_template(tok, NULL);
     assert_int_equal(load(&d, first, 0), OK);
-    sample_show(&d.v[0], tok, "⟦", "⟧", &text);
+    train_sample_render(&d.v[0], tok, "⟦", "⟧", &text);
     assert_non_null(strstr(text.data, "<|im_start|>assistant\n誤り<|im_end|>"));
     assert_non_null(strstr(text.data, "⟦正しい<|im_end|>⟧"));
     buf_release(&text);
@@ -354,12 +354,12 @@ static void test_shown(void **state) {
     for (size_t i = 0; i < ARRAY_LEN(masks); i++) {
         struct dataset d;
         struct buf text = {0}, joined = {0};
-        tok_set_chat_template(tok, masks[i].template);
+        tokenizer_set_chat_template(tok, masks[i].template);
         assert_int_equal(load(&d, two_turns, 0), OK);
-        sample_show(&d.v[0], tok, "⟦", "⟧", &text);
+        train_sample_render(&d.v[0], tok, "⟦", "⟧", &text);
         const char *shown = text.data + (strncmp(text.data, "<s>", 3) ? 0 : 3);
         assert_string_equal(shown, masks[i].shown);
-        json_t *v = sample_json(&d.v[0], tok), *part;
+        json_t *v = train_sample_json(&d.v[0], tok), *part;
         size_t k, learned = 0;
         json_array_foreach (json_object_get(v, "parts"), k, part) {
             bool on = json_is_true(json_object_get(part, "learned"));
@@ -377,26 +377,26 @@ static void test_shown(void **state) {
         buf_release(&joined);
         dataset_release(&d);
     }
-    tok_set_chat_template(tok, NULL);
+    tokenizer_set_chat_template(tok, NULL);
 }
 
 /* What a terminal would obey, and half a character, are not passed on. */
 static void test_shown_clean(void **state) {
     (void)state;
-    struct ids ids = {0};
+    struct token_ids ids = {0};
     struct buf text = {0};
     uint8_t mask[16] = {1, 1};
-    tok_encode(tok, "a\x1b[2J\xc2\x9b\n\xe7\xa9", 10, 0, &ids);
+    tokenizer_encode(tok, "a\x1b[2J\xc2\x9b\n\xe7\xa9", 10, 0, &ids);
     assert_true(ids.n <= 16);
-    struct sample s = {.tokens = ids.v, .mask = mask, .n = ids.n};
-    sample_show(&s, tok, "", "", &text);
+    struct train_sample s = {.tokens = ids.v, .mask = mask, .n = ids.n};
+    train_sample_render(&s, tok, "", "", &text);
     assert_null(strpbrk(text.data, "\x1b"));
     assert_null(strstr(text.data, "\xc2\x9b"));
     json_t *v = json_string(text.data);
     assert_non_null(v); /* is UTF-8 */
     json_decref(v);
     buf_release(&text);
-    ids_release(&ids);
+    token_ids_release(&ids);
 }
 
 static struct train_options options(void) {
@@ -433,7 +433,7 @@ static ssize_t stopper_write(void *cookie, const char *text, size_t n) {
     return (ssize_t)n;
 }
 
-static void run_until(const struct model *m, struct sft_job *jobs, const struct train_options *o,
+static void run_until(const struct model *m, struct train_job *jobs, const struct train_options *o,
                       const char *state, int limit) {
     pid_t child = fork();
     int status;
@@ -450,12 +450,12 @@ static void run_until(const struct model *m, struct sft_job *jobs, const struct 
 static void test_kill_and_resume(void **state) {
     (void)state;
     struct model_config c;
-    assert_int_equal(shape_find("tiny-llama", &c, &err), OK);
-    struct model *m = model_new(&c, 1, CLASS_EXACT);
+    assert_int_equal(model_preset_find("tiny-llama", &c, &err), OK);
+    struct model *m = model_new(&c, 1, NUMERIC_EXACT);
     struct train_options o = options();
     char *a = data_write("a", "yes", 5), *b = data_write("b", "no", 4), *log_text = NULL;
     char *saved = xasprintf("/tmp/shoal-test-data-%d.state", (int)getpid());
-    struct sft_job whole[2] = {{.name = "a", .data = a}, {.name = "b", .data = b}}, again[2], alone;
+    struct train_job whole[2] = {{.name = "a", .data = a}, {.name = "b", .data = b}}, again[2], alone;
     size_t log_size;
     memcpy(again, whole, sizeof again);
     alone = whole[1];
@@ -475,7 +475,7 @@ static void test_kill_and_resume(void **state) {
     }
     assert_string_equal(whole[1].result->hash, alone.result->hash);
     o.lr = 2e-2;
-    struct sft_job other[2] = {whole[0], whole[1]};
+    struct train_job other[2] = {whole[0], whole[1]};
     assert_int_equal(sft_run(m, other, 2, &o, pool, saved, NULL, &err), ERR_MISMATCH);
     assert_non_null(strstr(err.text, "remove it"));
     int lines = 0;
@@ -496,8 +496,8 @@ static void test_kill_and_resume(void **state) {
 
 static struct model *tiny(void) {
     struct model_config c;
-    assert_int_equal(shape_find("tiny-llama", &c, &err), OK);
-    return model_new(&c, 1, CLASS_EXACT);
+    assert_int_equal(model_preset_find("tiny-llama", &c, &err), OK);
+    return model_new(&c, 1, NUMERIC_EXACT);
 }
 
 /* The plan's counts are those of the run, which a log of it shows. */
@@ -505,13 +505,13 @@ static void test_plan(void **state) {
     (void)state;
     struct model *m = tiny();
     struct train_options o = options();
-    struct sft_plan p;
+    struct training_plan p;
     o.max_steps = 0;
     o.epochs = 2;
     o.bsz = 2;
     char *a = data_write("a", "はい", 9), *b = data_write("b", "no", 4), *log_text = NULL;
     size_t log_size;
-    struct sft_job jobs[2] = {{.name = "a", .data = a, .eval_data = b},
+    struct train_job jobs[2] = {{.name = "a", .data = a, .eval_data = b},
                               {.name = "b", .data = b, .eval_data = b}};
     assert_int_equal(sft_plan_make(m, jobs, 2, &o, NULL, NULL, &p, &err), OK);
     assert_int_equal(jobs[0].lint.eval_samples.n, 0);
@@ -537,7 +537,7 @@ static void test_plan(void **state) {
     }
     assert_int_equal(lines, p.updates);
     assert_in_range(p.tokens, tokens * 9 / 10, tokens * 11 / 10); /* one epoch, counted for two */
-    sft_plan_release(&p);
+    training_plan_release(&p);
     for (int j = 0; j < 2; j++) adapter_release(jobs[j].result);
     unlink(a), unlink(b);
     free(a), free(b), free(log_text);
@@ -551,7 +551,7 @@ static void test_members_plan(void **state) {
     struct model *m = tiny();
     struct train_options o = options();
     struct es_options es;
-    struct sft_plan p;
+    struct training_plan p;
     options_default(es_option_rows, &es);
     es.population = 6;
     o.max_steps = 0;
@@ -559,11 +559,11 @@ static void test_members_plan(void **state) {
     o.lora_dropout = 0;
     char *a = data_write("a", "はい", 6), *log_text = NULL, *last;
     size_t log_size;
-    struct sft_job job = {.name = "a", .data = a};
+    struct train_job job = {.name = "a", .data = a};
     assert_int_equal(sft_plan_make(m, &job, 1, &o, &es, NULL, &p, &err), OK);
     FILE *log = open_memstream(&log_text, &log_size);
-    const struct sft_watch watch = train_stream_watch(log);
-    assert_int_equal(sft_run_watched(m, &job, 1, &o, &es, NULL, NULL, &watch, &err), OK);
+    const struct train_callbacks watch = train_jsonl_callbacks(log);
+    assert_int_equal(sft_run_with_callbacks(m, &job, 1, &o, &es, NULL, NULL, &watch, &err), OK);
     fclose(log);
     int64_t tokens = 0;
     for (char *line = log_text; (last = strstr(line, "\"tokens\":")); line = last + 1)
@@ -575,7 +575,7 @@ static void test_members_plan(void **state) {
     assert_true(p.bytes > 0 &&
                 p.bytes < sizeof(float) * 50 * (size_t)model_param_count(&m->config));
     assert_true(p.pass_seconds > 0 && p.seconds >= p.pass_seconds);
-    sft_plan_release(&p);
+    training_plan_release(&p);
     adapter_release(job.result);
     unlink(a);
     free(a), free(log_text);
@@ -594,15 +594,15 @@ static void test_not_a_number(void **state) {
     o.max_grad_norm = 0;
     char *a = data_write("a", "yes", 5);
     char *saved = xasprintf("/tmp/shoal-test-data-%d.state", (int)getpid()), hash[2][HASH_LEN];
-    struct sft_job job = {.name = "a", .data = a};
+    struct train_job job = {.name = "a", .data = a};
     assert_int_equal(sft_run(m, &job, 1, &o, NULL, saved, NULL, &err), ERR_NUMERIC);
     assert_non_null(strstr(err.text, "layers."));
     char *kept = xasprintf("'%s' holds at least update ", saved);
     assert_non_null(strstr(err.text, kept));
     assert_null(job.result);
-    assert_int_equal(hash_file(saved, hash[0], &err), OK);
+    assert_int_equal(sha256_file(saved, hash[0], &err), OK);
     assert_int_equal(sft_run(m, &job, 1, &o, NULL, saved, NULL, &err), ERR_NUMERIC);
-    assert_int_equal(hash_file(saved, hash[1], &err), OK);
+    assert_int_equal(sha256_file(saved, hash[1], &err), OK);
     assert_string_equal(hash[0], hash[1]);
     unlink(a), unlink(saved);
     free(a), free(saved), free(kept);
@@ -623,7 +623,7 @@ static void test_names(void **state) {
          "1e-3", "--batch-size", "2", "--grad-accum", "8"},
     };
     struct model_config shape;
-    assert_int_equal(shape_find("fry", &shape, &err), OK);
+    assert_int_equal(model_preset_find("fry", &shape, &err), OK);
     for (size_t i = 0; i < ARRAY_LEN(lines); i++) {
         struct train_options o;
         struct strings rest = {0};
@@ -671,7 +671,7 @@ static void layers_check(const char *text, uint32_t want, const struct model_con
 static void test_layers(void **state) {
     (void)state;
     struct model_config shape;
-    assert_int_equal(shape_find("fry", &shape, &err), OK);
+    assert_int_equal(model_preset_find("fry", &shape, &err), OK);
     assert_int_equal(shape.n_layers, 6);
     layers_check("all", 63, &shape);
     layers_check("0-5", 63, &shape);
@@ -692,10 +692,10 @@ static void test_options(void **state) {
     assert_string_equal(o.lr_scheduler, "cosine");
     assert_string_equal(o.optim, "adamw");
     assert_true(o.momentum == 0.9 && !o.gradient_checkpointing && !o.use_dora && !o.use_rslora);
-    struct sft_job job = {.name = "x", .data = path};
+    struct train_job job = {.name = "x", .data = path};
     struct model_config c;
-    assert_int_equal(shape_find("tiny-llama", &c, &err), OK);
-    struct model *m = model_new(&c, 1, CLASS_EXACT);
+    assert_int_equal(model_preset_find("tiny-llama", &c, &err), OK);
+    struct model *m = model_new(&c, 1, NUMERIC_EXACT);
     free(o.lr_scheduler);
     o.lr_scheduler = xstrdup("zigzag");
     assert_int_equal(sft_run(m, &job, 1, &o, NULL, NULL, NULL, &err), ERR_USAGE);

@@ -123,7 +123,7 @@ struct packed_case {
     struct matrix w;
     struct arena arena;
     uint8_t *file; /* the rows that `w` was made of */
-    struct inputs in;
+    struct gemm_input in;
 };
 
 static int8_t quant(struct rng *r) {
@@ -171,9 +171,9 @@ static void packed_make(struct packed_case *c, struct rng *r, enum tensor_type t
     *c = (struct packed_case){.n = n, .k = k, .rows = rows};
     c->file = xmalloc(tensor_row_bytes(type, k) * (size_t)n);
     rows_make(c->file, r, type, n, k);
-    assert_int_equal(matrix_init(&c->w, type, n, k, c->file, NULL, CLASS_FAST, &c->arena, &err),
+    assert_int_equal(matrix_init(&c->w, type, n, k, c->file, NULL, NUMERIC_FAST, &c->arena, &err),
                      OK);
-    c->in = (struct inputs){.rows = rows, .k = k, .ldx = k};
+    c->in = (struct gemm_input){.rows = rows, .k = k, .ldx = k};
     c->in.q = xmalloc((size_t)(rows * k));
     for (int64_t i = 0; i < rows * k; i++) c->in.q[i] = quant(r);
     c->in.d = numbers(r, rows * (k / 32), flavour);
@@ -198,9 +198,9 @@ static void packed_compare(struct rng *r, const struct packed_case *c, int64_t n
     outputs_make(r, &got, &want, size, add);
     before = copy_of(got, size);
     (nibbles ? scalar->gemm_q4 : scalar->gemm_q8)(want, ldy, &c->in, &c->w, n0, n1, add);
-    const struct extent soon[] = {{want, 1}, {before, size * 4}};
-    struct ahead ahead = {soon, ARRAY_LEN(soon), 0, 0};
-    struct inputs in = c->in;
+    const struct prefetch_range soon[] = {{want, 1}, {before, size * 4}};
+    struct prefetch_list ahead = {soon, ARRAY_LEN(soon), 0, 0};
+    struct gemm_input in = c->in;
     in.ahead = &ahead; // asking for memory changes nothing
     (nibbles ? wide.gemm_q4 : wide.gemm_q8)(got, ldy, &in, &c->w, n0, n1, add);
     assert_same(got, want, size, tensor_type_name(c->w.type));
@@ -247,7 +247,7 @@ static void test_packed(void **state) {
 static void adapter_case(struct rng *r, int64_t rows, int64_t k, int64_t n, int64_t pairs) {
     const int64_t ldy = n + 1, ldv = n + 2, ldt = 2 * pairs + 2, size = (rows - 1) * ldy + n;
     const int64_t bytes = MAX(n * k, 2 * ((pairs - 1) * ldv + n));
-    struct inputs in = {.rows = rows, .k = k, .q = xmalloc((size_t)(rows * k))};
+    struct gemm_input in = {.rows = rows, .k = k, .q = xmalloc((size_t)(rows * k))};
     int8_t *w = xmalloc((size_t)bytes);
     int16_t *t = xmalloc((size_t)((rows - 1) * ldt + 2 * pairs) * sizeof *t);
     float *s = numbers(r, rows, PLAIN), *got, *want;
@@ -285,9 +285,9 @@ static void bf16_make(struct packed_case *c, struct rng *r, int64_t n, int64_t k
         memcpy(c->file + 2 * i, &half, sizeof half);
     }
     assert_int_equal(
-        matrix_init(&c->w, TENSOR_BF16, n, k, c->file, NULL, CLASS_FAST, &c->arena, &err), OK);
+        matrix_init(&c->w, TENSOR_BF16, n, k, c->file, NULL, NUMERIC_FAST, &c->arena, &err), OK);
     assert_true(c->w.packed);
-    c->in = (struct inputs){.rows = rows, .k = k, .ldx = k, .x = numbers(r, rows * k, PLAIN)};
+    c->in = (struct gemm_input){.rows = rows, .k = k, .ldx = k, .x = numbers(r, rows * k, PLAIN)};
     c->in.bf16 = xcalloc((size_t)(rows * kp), sizeof *c->in.bf16);
     for (int64_t i = 0; i < rows * kp; i++)
         c->in.bf16[i] = i % kp < k ? f32_to_bf16(c->in.x[i / kp * k + i % kp]) : 0;
@@ -345,7 +345,7 @@ static void bf16_blind(const struct packed_case *c) {
           *one = xcalloc((size_t)n, sizeof *one);
     tiles.gemm_bf16_fast(all, n, &c->in, &c->w, 0, n, false);
     for (int64_t m = 0; m < c->rows; m++) {
-        struct inputs row = c->in;
+        struct gemm_input row = c->in;
         row.rows = 1;
         row.bf16 = c->in.bf16 + m * kp;
         for (int64_t n0 = 0; n0 < n; n0 += 16) {
@@ -483,7 +483,7 @@ static void mix_case(struct rng *r, int64_t rows, int64_t k, int64_t n, bool tur
     float *t = numbers(r, rows * k, flavour), *v = numbers(r, k * ldv, flavour);
     float *want = numbers(r, rows * ldy, PLAIN), *got = malloc((size_t)(rows * ldy) * sizeof *got);
     uint16_t *half = malloc((size_t)(k * ldv) * sizeof *half);
-    elem_from_f32(ELEM_BF16, v, half, k * ldv);
+    dtype_from_f32(DTYPE_BF16, v, half, k * ldv);
     memcpy(got, want, (size_t)(rows * ldy) * sizeof *got);
     scalar->mix_f32(want, ldy, t, tm, tj, rows, v, ldv, k, n);
     wide.mix_f32(got, ldy, t, tm, tj, rows, v, ldv, k, n);

@@ -22,11 +22,11 @@ enum { N_REQUESTS = 36, N_ADAPTERS = 5, LEN = 64, VOCAB = 300 };
 
 /* A request with the memory that it borrows. */
 struct drawn {
-    struct request r;
+    struct engine_request r;
     int32_t prompt[LEN], stop[8], suffix[4], words[8][6];
     struct token_seq choices[8];
-    struct mix_term mix[3];
-    struct token_bias bias[4];
+    struct weighted_adapter mix[3];
+    struct logit_bias bias[4];
 };
 
 static int32_t below(struct rng *rng, uint32_t n) {
@@ -61,7 +61,7 @@ static void grammars_make(void) {
 
 static void draw_sampling(struct drawn *d, struct rng *rng) {
     static const float temperatures[] = {0, 0, 0.3f, 1, 2.5f}, ps[] = {1, 1, 0.9f, 0.4f};
-    d->r.sampling = (struct sampling){.temperature = temperatures[rng_below(rng, 5)],
+    d->r.sampling = (struct sampling_params){.temperature = temperatures[rng_below(rng, 5)],
                                       .top_p = ps[rng_below(rng, 4)],
                                       .top_k = below(rng, 2) * below(rng, 40),
                                       .min_p = rng_below(rng, 3) ? 0 : 0.05f,
@@ -79,7 +79,7 @@ static void draw_sampling(struct drawn *d, struct rng *rng) {
     d->r.sampling.frequency_penalty = rng_below(rng, 2) ? 0 : 0.2f;
     d->r.sampling.n_bias = below(rng, 5);
     for (int32_t i = 0; i < d->r.sampling.n_bias; i++)
-        d->bias[i] = (struct token_bias){below(rng, VOCAB), rng_normal(rng)};
+        d->bias[i] = (struct logit_bias){below(rng, VOCAB), rng_normal(rng)};
     d->r.sampling.bias = d->bias;
     d->r.n_top = below(rng, 4);
     d->r.prompt_logprobs = rng_below(rng, 2);
@@ -94,7 +94,7 @@ static void draw_adapters(struct drawn *d, struct adapter *const *adapters, stru
     if (a <= N_ADAPTERS) return;
     d->r.n_mix = 1 + below(rng, 3);
     for (int32_t i = 0; i < d->r.n_mix; i++)
-        d->mix[i] = (struct mix_term){.adapter = i == 1 ? NULL : adapters[below(rng, N_ADAPTERS)],
+        d->mix[i] = (struct weighted_adapter){.adapter = i == 1 ? NULL : adapters[below(rng, N_ADAPTERS)],
                                       .noise = {7, (uint32_t)below(rng, 2)},
                                       .weight = i == 1 ? 0.01f : 0.5f + (float)below(rng, 2)};
     d->r.mix = d->mix;
@@ -125,7 +125,7 @@ static void requests_draw(struct drawn *d, int n, struct adapter *const *adapter
 
 /* What the engines of one comparison have in common, and how many pages the next one gets. */
 static struct {
-    enum elem kv, lora;
+    enum dtype kv, lora;
     int32_t n_pages;
 } held;
 
@@ -148,13 +148,13 @@ static void engine_drain(struct engine *e) {
     while (engine_step(e) > 0) {}
 }
 
-static void run_one(struct engine *e, struct request *r) {
+static void run_one(struct engine *e, struct engine_request *r) {
     struct error err;
     if (engine_run(e, r, 1, NULL, &err) != OK) fail_msg("%s", err.text);
     assert_true(r->done && r->finish != FINISH_NONE);
 }
 
-static void same_result(const struct request *a, const struct request *b) {
+static void same_result(const struct engine_request *a, const struct engine_request *b) {
     size_t n = (size_t)a->n_out, c = (size_t)a->n_choices;
     assert_true(a->done && b->done);
     assert_int_equal(a->n_out, b->n_out);
@@ -186,7 +186,7 @@ struct world {
 };
 
 static void world_open(struct world *w, const char *shape, enum tensor_type type, uint32_t id) {
-    w->m = fixture_model(shape, false, type, CLASS_EXACT);
+    w->m = fixture_model(shape, false, type, NUMERIC_EXACT);
     for (int i = 0; i < N_ADAPTERS; i++)
         w->a[i] = fixture_adapter(&w->m->config, 1 + 5 * i, i % 2 ? "all-linear" : "q_proj,up_proj",
                                   0.2f, (uint64_t)i);
@@ -194,14 +194,14 @@ static void world_open(struct world *w, const char *shape, enum tensor_type type
 }
 
 static void world_close(struct world *w) {
-    for (int i = 0; i < N_REQUESTS; i++) request_release(&w->d[i].r);
+    for (int i = 0; i < N_REQUESTS; i++) engine_request_release(&w->d[i].r);
     for (int i = 0; i < N_ADAPTERS; i++) adapter_release(w->a[i]);
     model_close(w->m);
 }
 
 /* The same call, not yet run. */
-static struct request again(const struct request *was) {
-    struct request r = *was;
+static struct engine_request again(const struct engine_request *was) {
+    struct engine_request r = *was;
     r.state = NULL;
     r.out = r.top_ids = r.prompt_top_ids = NULL;
     r.out_logprob = r.choice_logprob = r.choice_prob = NULL;
@@ -217,14 +217,14 @@ static void together(const struct world *w, int max_rows, int max_seqs, int thre
                      uint32_t id) {
     uint32_t order[N_REQUESTS];
     struct error err;
-    struct request got[N_REQUESTS];
+    struct engine_request got[N_REQUESTS];
     struct rng rng = rng_make(31, RNG_TEST, id, 0);
     struct pool *pool = pool_new(threads);
     struct engine *e = engine_make(w->m, max_rows, max_seqs, pool);
     for (uint32_t i = 0; i < N_REQUESTS; i++) order[i] = i;
     if (id > 0) rng_shuffle(&rng, order, N_REQUESTS);
     for (int i = 0; i < N_REQUESTS; i++) {
-        struct request *r = &got[order[i]];
+        struct engine_request *r = &got[order[i]];
         *r = again(&w->d[order[i]].r);
         if (engine_submit(e, r, &err) != OK) fail_msg("%s", err.text);
         if (i % burst == burst - 1) engine_step(e);
@@ -232,7 +232,7 @@ static void together(const struct world *w, int max_rows, int max_seqs, int thre
     engine_drain(e);
     for (int i = 0; i < N_REQUESTS; i++) {
         same_result(&w->d[i].r, &got[i]);
-        request_release(&got[i]);
+        engine_request_release(&got[i]);
     }
     assert_int_equal(engine_stats(e).finished, N_REQUESTS);
     engine_free(e);
@@ -253,7 +253,7 @@ static void cancelled_disturb_nobody(void **state) {
     for (uint32_t round = 0; round < 8; round++) {
         struct rng rng = rng_make(62, RNG_TEST, round, 0);
         struct engine *e = engine_make(w.m, round % 2 ? 7 : 64, round % 3 ? 5 : 64, NULL);
-        struct request got[N_REQUESTS];
+        struct engine_request got[N_REQUESTS];
         bool cancelled[N_REQUESTS] = {0};
         int left = 1, n_cancelled = 0;
         for (int i = 0; i < N_REQUESTS; i++) {
@@ -273,13 +273,13 @@ static void cancelled_disturb_nobody(void **state) {
         assert_true(n_cancelled > 2);
         assert_int_equal(engine_stats(e).finished, N_REQUESTS);
         for (int i = 0; i < N_REQUESTS; i++) {
-            const struct request *alone = &w.d[i].r;
+            const struct engine_request *alone = &w.d[i].r;
             if (!cancelled[i]) same_result(alone, &got[i]);
             assert_true(got[i].n_out <= alone->n_out && got[i].n_cached < alone->n_prompt);
             if (got[i].n_out)
                 assert_memory_equal(alone->out, got[i].out,
                                     (size_t)got[i].n_out * sizeof *alone->out);
-            request_release(&got[i]);
+            engine_request_release(&got[i]);
         }
         engine_free(e);
     }
@@ -322,29 +322,29 @@ static void results_invariant_q8(void **state) {
 /* The same with keys, values and adapters in small numbers. */
 static void results_invariant_small(void **state) {
     (void)state;
-    held.kv = ELEM_I8, held.lora = ELEM_I8;
+    held.kv = DTYPE_I8, held.lora = DTYPE_I8;
     results_invariant("tiny-llama", TENSOR_Q8_0, 5);
-    held.kv = ELEM_F16, held.lora = ELEM_BF16;
+    held.kv = DTYPE_F16, held.lora = DTYPE_BF16;
     results_invariant("tiny-qwen3", TENSOR_F32, 6);
-    held.kv = ELEM_F32, held.lora = ELEM_F32;
+    held.kv = DTYPE_F32, held.lora = DTYPE_F32;
 }
 
 /* Hash over all results of a world, in the exact class. */
 static void results_hash(enum tensor_type type, char out[HASH_LEN]) {
     struct world w;
-    struct hasher h;
+    struct sha256 h;
     world_open(&w, "tiny-llama", type, 9);
     struct engine *e = engine_make(w.m, 64, 16, NULL);
-    hasher_init(&h);
+    sha256_init(&h);
     for (int i = 0; i < N_REQUESTS; i++) {
-        const struct request *r = &w.d[i].r;
+        const struct engine_request *r = &w.d[i].r;
         run_one(e, &w.d[i].r);
-        hasher_add(&h, r->out, (size_t)r->n_out * sizeof *r->out);
-        hasher_add(&h, r->out_logprob, (size_t)r->n_out * sizeof(float));
-        hasher_add(&h, r->choice_logprob, (size_t)r->n_choices * sizeof(float));
-        hasher_add(&h, r->choice_prob, (size_t)r->n_choices * sizeof(float));
+        sha256_update(&h, r->out, (size_t)r->n_out * sizeof *r->out);
+        sha256_update(&h, r->out_logprob, (size_t)r->n_out * sizeof(float));
+        sha256_update(&h, r->choice_logprob, (size_t)r->n_choices * sizeof(float));
+        sha256_update(&h, r->choice_prob, (size_t)r->n_choices * sizeof(float));
     }
-    hasher_final(&h, out);
+    sha256_final(&h, out);
     engine_free(e);
     world_close(&w);
 }
@@ -353,7 +353,7 @@ static int hashes_print(void) {
     static const enum tensor_type types[] = {TENSOR_F32, TENSOR_Q8_0, TENSOR_Q4_0, TENSOR_BF16};
     for (size_t i = 0; i < ARRAY_LEN(types); i++) {
         char hash[HASH_LEN];
-        held.kv = held.lora = (enum elem)i;
+        held.kv = held.lora = (enum dtype)i;
         results_hash(types[i], hash);
         printf("%s %s\n", tensor_type_name(types[i]), hash);
     }
@@ -384,21 +384,21 @@ static void levels_agree(void **state) {
 }
 
 /* Log-probability of `tail` after `head` by one forward pass over both. */
-static double sequence_logprob(const struct model *m, const struct request *r, const int32_t *head,
+static double sequence_logprob(const struct model *m, const struct engine_request *r, const int32_t *head,
                                int32_t n_head, const struct token_seq *tail) {
     struct forward_options o = {.max_rows = LEN, .n_slots = 1, .slot_len = LEN};
     struct forward *f = forward_new(m, &o);
-    struct row rows[LEN];
+    struct batch_row rows[LEN];
     int32_t out[LEN], n = n_head + tail->n;
     float *logits = xcalloc(LEN * VOCAB, sizeof *logits);
     for (int32_t i = 0; i < n; i++) {
-        rows[i] = (struct row){.token = i < n_head ? head[i] : tail->v[i - n_head], .pos = i};
+        rows[i] = (struct batch_row){.token = i < n_head ? head[i] : tail->v[i - n_head], .pos = i};
         out[i] = i;
     }
     struct lora_part parts[4];
-    struct segment seg = adapter_segment(r->adapter, 0, n, &parts[0]);
+    struct lora_segment seg = adapter_lora_segment(r->adapter, 0, n, &parts[0]);
     for (int32_t i = 0; i < r->n_mix; i++) {
-        adapter_segment(r->mix[i].adapter, 0, n, &parts[i]);
+        adapter_lora_segment(r->mix[i].adapter, 0, n, &parts[i]);
         parts[i].noise = r->mix[i].noise;
         parts[i].weight = r->mix[i].weight;
     }
@@ -416,7 +416,7 @@ static double sequence_logprob(const struct model *m, const struct request *r, c
     return sum;
 }
 
-static void choices_check(const struct model *m, const struct request *r) {
+static void choices_check(const struct model *m, const struct engine_request *r) {
     int32_t head[LEN], n = 0;
     double probs = 0, norm = 0, want[8];
     for (int32_t i = 0; i < r->n_prompt; i++) head[n++] = r->prompt[i];
@@ -461,10 +461,10 @@ static void choices_alone_are_equal(void **state) {
     world_open(&w, "tiny-qwen3", TENSOR_F32, 6);
     struct engine *e = engine_make(w.m, 32, 8, NULL);
     for (int i = 0; i < N_REQUESTS; i++) {
-        struct request *r = &w.d[i].r;
+        struct engine_request *r = &w.d[i].r;
         run_one(e, r);
         for (int32_t c = 0; c < r->n_choices; c++) {
-            struct request one = {.prompt = r->prompt,
+            struct engine_request one = {.prompt = r->prompt,
                                   .n_prompt = r->n_prompt,
                                   .adapter = r->adapter,
                                   .mix = r->mix,
@@ -482,7 +482,7 @@ static void choices_alone_are_equal(void **state) {
             run_one(e, &one);
             assert_true(one.choice_logprob[0] == r->choice_logprob[c] &&
                         one.choice_prob[0] == 1.0f);
-            request_release(&one);
+            engine_request_release(&one);
         }
     }
     engine_free(e);
@@ -493,17 +493,17 @@ static void choices_alone_are_equal(void **state) {
  * that spells it out. */
 static void choices_follow_generation(void **state) {
     (void)state;
-    struct model *m = fixture_model("tiny-llama", false, TENSOR_F32, CLASS_EXACT);
+    struct model *m = fixture_model("tiny-llama", false, TENSOR_F32, NUMERIC_EXACT);
     struct engine *e = engine_make(m, 16, 4, NULL);
     static const int32_t prompt[] = {5, 6, 7}, suffix[] = {90, 91}, yes[] = {100},
                          no[] = {101, 102};
     const struct token_seq choices[] = {{yes, 1}, {no, 2}};
-    struct request plain = {.prompt = prompt, .n_prompt = 3, .max_tokens = 6};
+    struct engine_request plain = {.prompt = prompt, .n_prompt = 3, .max_tokens = 6};
     run_one(e, &plain);
     assert_int_equal(plain.finish, FINISH_LENGTH);
     for (int stopped = 0; stopped < 2; stopped++)
         for (int32_t n_suffix = 0; n_suffix <= 2; n_suffix += 2) {
-            struct request r = {.prompt = prompt,
+            struct engine_request r = {.prompt = prompt,
                                 .n_prompt = 3,
                                 .max_tokens = 6,
                                 .stop = plain.out + 5,
@@ -516,33 +516,33 @@ static void choices_follow_generation(void **state) {
             for (int i = 0; i < 3; i++) spelled[n++] = prompt[i];
             for (int i = 0; i < r.n_out; i++) spelled[n++] = r.out[i];
             for (int i = 0; i < n_suffix; i++) spelled[n++] = suffix[i];
-            struct request s = {
+            struct engine_request s = {
                 .prompt = spelled, .n_prompt = n, .choices = choices, .n_choices = 2};
             run_one(e, &s);
             assert_memory_equal(r.choice_logprob, s.choice_logprob, 2 * sizeof(float));
             assert_true(stopped ? r.n_out < 6 && r.n_generated == r.n_out + 1
                                 : r.n_out == 6 && r.n_generated == 6);
             assert_int_equal(r.n_prefilled, 3 + n_suffix + 1); // one choice prefix: 101
-            request_release(&r);
-            request_release(&s);
+            engine_request_release(&r);
+            engine_request_release(&s);
         }
-    request_release(&plain);
+    engine_request_release(&plain);
     engine_free(e);
     model_close(m);
 }
 
 static void stops_and_limits(void **state) {
     (void)state;
-    struct model *m = fixture_model("tiny-llama", false, TENSOR_F32, CLASS_EXACT);
+    struct model *m = fixture_model("tiny-llama", false, TENSOR_F32, NUMERIC_EXACT);
     struct engine *e = engine_make(m, 16, 4, NULL);
     static const int32_t prompt[] = {9, 8, 7, 6};
-    struct request all = {
+    struct engine_request all = {
         .prompt = prompt, .n_prompt = 4, .max_tokens = LEN - 4, .sampling = {2, 0, 1, 0, 77}};
     run_one(e, &all); // to the last position
     assert_int_equal(all.n_out, LEN - 4);
     assert_int_equal(all.finish, FINISH_LENGTH);
     for (int32_t i = 0; i < all.n_out; i++) assert_true(all.out_logprob[i] < 0);
-    struct request r = {.prompt = prompt,
+    struct engine_request r = {.prompt = prompt,
                         .n_prompt = 4,
                         .max_tokens = LEN - 4,
                         .sampling = {2, 0, 1, 0, 77},
@@ -553,12 +553,12 @@ static void stops_and_limits(void **state) {
     assert_true(r.n_out <= 9 && r.n_generated == r.n_out + 1);
     assert_memory_equal(r.out, all.out, (size_t)r.n_out * sizeof *r.out);
     assert_true(all.out[r.n_out] == r.stop[0] || all.out[r.n_out] == r.stop[1]);
-    struct request none = {.prompt = prompt, .n_prompt = 4};
+    struct engine_request none = {.prompt = prompt, .n_prompt = 4};
     run_one(e, &none); // reads, generates nothing
     assert_true(none.n_out == 0 && none.n_prefilled == 4 && none.finish == FINISH_LENGTH);
-    request_release(&all);
-    request_release(&r);
-    request_release(&none);
+    engine_request_release(&all);
+    engine_request_release(&r);
+    engine_request_release(&none);
     engine_free(e);
     model_close(m);
 }
@@ -567,11 +567,11 @@ static void stops_and_limits(void **state) {
  * before. */
 static void generation_is_sampled_forward(void **state) {
     (void)state;
-    struct model *m = fixture_model("tiny-qwen3", true, TENSOR_F32, CLASS_EXACT);
+    struct model *m = fixture_model("tiny-qwen3", true, TENSOR_F32, NUMERIC_EXACT);
     struct adapter *a = fixture_adapter(&m->config, 3, "all-linear", 0.2f, 8);
     struct engine *e = engine_make(m, 16, 4, NULL);
     static const int32_t prompt[] = {4, 40, 200};
-    struct request r = {.prompt = prompt,
+    struct engine_request r = {.prompt = prompt,
                         .n_prompt = 3,
                         .adapter = a,
                         .max_tokens = 20,
@@ -580,19 +580,19 @@ static void generation_is_sampled_forward(void **state) {
     struct forward_options o = {.max_rows = 1, .n_slots = 1, .slot_len = LEN};
     struct forward *f = forward_new(m, &o);
     struct lora_part part;
-    struct segment seg = adapter_segment(a, 0, 1, &part);
+    struct lora_segment seg = adapter_lora_segment(a, 0, 1, &part);
     float *logits = xcalloc(VOCAB, sizeof *logits), *scratch = xcalloc(3 * VOCAB, sizeof *scratch);
     for (int32_t pos = 0; pos < 22; pos++) {
         float logprob;
         int32_t i = pos - 2;
-        struct row row = {.token = pos < 3 ? prompt[pos] : r.out[pos - 3], .pos = pos};
+        struct batch_row row = {.token = pos < 3 ? prompt[pos] : r.out[pos - 3], .pos = pos};
         forward_run(f, &row, 1, &seg, 1, (int32_t[]){0}, 1, logits);
         if (i < 0) continue;
         assert_int_equal(sample_token(logits, VOCAB, &r.sampling, NULL, i, &logprob, scratch),
                          r.out[i]);
         assert_true(logprob == r.out_logprob[i]);
     }
-    request_release(&r);
+    engine_request_release(&r);
     forward_free(f);
     engine_free(e);
     adapter_release(a);
@@ -603,16 +603,16 @@ static void generation_is_sampled_forward(void **state) {
 
 static void base_read_once_a_step(void **state) {
     (void)state;
-    struct model *m = fixture_model("tiny-llama", false, TENSOR_F32, CLASS_EXACT);
+    struct model *m = fixture_model("tiny-llama", false, TENSOR_F32, NUMERIC_EXACT);
     struct engine *e = engine_make(m, 64, 20, NULL);
     struct adapter *a[20];
-    struct request r[20];
+    struct engine_request r[20];
     struct error err;
     int32_t prompts[20];
     for (int i = 0; i < 20; i++) {
         a[i] = fixture_adapter(&m->config, 4, "all-linear", 0.1f, (uint64_t)i);
         prompts[i] = i + 3;
-        r[i] = (struct request){
+        r[i] = (struct engine_request){
             .prompt = &prompts[i], .n_prompt = 1, .adapter = a[i], .max_tokens = 5};
         assert_int_equal(engine_submit(e, &r[i], &err), OK);
     }
@@ -625,7 +625,7 @@ static void base_read_once_a_step(void **state) {
     assert_int_equal(engine_stats(e).max_adapters_in_a_step, 20);
     assert_int_equal(engine_stats(e).generated, 100);
     for (int i = 0; i < 20; i++) {
-        request_release(&r[i]);
+        engine_request_release(&r[i]);
         adapter_release(a[i]);
     }
     engine_free(e);
@@ -636,15 +636,15 @@ static void base_read_once_a_step(void **state) {
  * adapter shares nothing. Results are as without sharing. */
 static void prefixes_are_shared(void **state) {
     (void)state;
-    struct model *m = fixture_model("tiny-qwen3", false, TENSOR_F32, CLASS_EXACT);
+    struct model *m = fixture_model("tiny-qwen3", false, TENSOR_F32, NUMERIC_EXACT);
     struct adapter *a = fixture_adapter(&m->config, 4, "all-linear", 0.2f, 1);
     struct engine *e = engine_make(m, 8, 6, NULL);
     struct error err;
-    struct request r[5], alone;
+    struct engine_request r[5], alone;
     int32_t prompt[LEN];
     for (int i = 0; i < LEN; i++) prompt[i] = (11 * i + 5) % VOCAB;
     for (int i = 0; i < 5; i++)
-        r[i] = (struct request){.prompt = prompt,
+        r[i] = (struct engine_request){.prompt = prompt,
                                 .n_prompt = 30,
                                 .adapter = a,
                                 .max_tokens = 8,
@@ -654,7 +654,7 @@ static void prefixes_are_shared(void **state) {
     for (int i = 0; i < 5; i++) assert_int_equal(r[i].n_cached, i ? 29 : 0);
     for (int i = 0; i < 5; i++) {
         struct engine *fresh = engine_make(m, 64, 1, NULL);
-        alone = (struct request){.prompt = prompt,
+        alone = (struct engine_request){.prompt = prompt,
                                  .n_prompt = 30,
                                  .adapter = a,
                                  .max_tokens = 8,
@@ -662,18 +662,18 @@ static void prefixes_are_shared(void **state) {
         run_one(fresh, &alone);
         same_result(&alone, &r[i]);
         assert_int_equal(alone.n_prefilled, 30);
-        request_release(&alone);
-        request_release(&r[i]);
+        engine_request_release(&alone);
+        engine_request_release(&r[i]);
         engine_free(fresh);
     }
-    alone = (struct request){.prompt = prompt, .n_prompt = 40, .adapter = a, .max_tokens = 1};
+    alone = (struct engine_request){.prompt = prompt, .n_prompt = 40, .adapter = a, .max_tokens = 1};
     run_one(e, &alone);
     assert_int_equal(engine_stats(e).prefilled, 34 + 10);
-    request_release(&alone);
-    alone = (struct request){.prompt = prompt, .n_prompt = 40, .max_tokens = 1};
+    engine_request_release(&alone);
+    alone = (struct engine_request){.prompt = prompt, .n_prompt = 40, .max_tokens = 1};
     run_one(e, &alone);
     assert_int_equal(engine_stats(e).prefilled, 44 + 40);
-    request_release(&alone);
+    engine_request_release(&alone);
     engine_free(e);
     adapter_release(a);
     model_close(m);
@@ -692,7 +692,7 @@ static int weighted_order(const void *pa, const void *pb) {
 
 /* The kept candidates in the order in which they are walked, with their weights; returns how many.
  */
-static int32_t naive_filter(const float *logits, int32_t n, const struct sampling *s,
+static int32_t naive_filter(const float *logits, int32_t n, const struct sampling_params *s,
                             struct weighted *v) {
     const struct kernels *k = kernels_get();
     float max = k->max(logits, n), *w = xcalloc((size_t)n, sizeof *w);
@@ -732,7 +732,7 @@ static void sampler_equals_naive(void **state) {
     struct weighted *v = xcalloc(MOST, sizeof *v);
     for (int round = 0; round < 600; round++) {
         int32_t n = 1 + below(&rng, round % 2 ? MOST : 12);
-        struct sampling s = {.temperature = 0.2f + 2 * rng_uniform(&rng),
+        struct sampling_params s = {.temperature = 0.2f + 2 * rng_uniform(&rng),
                              .top_k = below(&rng, 2) * below(&rng, 60),
                              .top_p = rng_below(&rng, 2) ? 1 : 0.01f + 0.98f * rng_uniform(&rng),
                              .min_p = rng_below(&rng, 2) ? 0 : 0.3f * rng_uniform(&rng),
@@ -765,7 +765,7 @@ static void sampler_distribution(void **state) {
     int count[N] = {0};
     double chi2 = 0;
     for (int temperature = 1; temperature <= 2; temperature++) {
-        struct sampling s = {.temperature = (float)temperature, .top_p = 1, .seed = 99};
+        struct sampling_params s = {.temperature = (float)temperature, .top_p = 1, .seed = 99};
         memset(count, 0, sizeof count);
         chi2 = 0;
         for (int i = 0; i < DRAWS; i++) {
@@ -799,7 +799,7 @@ static void sampler_filters(void **state) {
     for (size_t c = 0; c < ARRAY_LEN(cases); c++) {
         bool seen[4] = {0};
         char kept[8] = "";
-        struct sampling s = {.temperature = 1,
+        struct sampling_params s = {.temperature = 1,
                              .top_k = cases[c].top_k,
                              .top_p = cases[c].top_p,
                              .min_p = cases[c].min_p,
@@ -818,7 +818,7 @@ static void sampler_filters(void **state) {
 static void sampler_edges(void **state) {
     (void)state;
     float *scratch = xcalloc(16, sizeof *scratch), logprob;
-    struct sampling greedy = {0}, hot = {.temperature = 1e6f, .top_p = 0.9f},
+    struct sampling_params greedy = {0}, hot = {.temperature = 1e6f, .top_p = 0.9f},
                     cold = {.temperature = 1e-30f, .top_p = 1};
     float tie[4] = {1, 3, 3, 2}, nan[4] = {NAN, NAN, NAN, NAN}, some[4] = {NAN, 1, -INFINITY, NAN},
           one[1] = {5};
@@ -834,7 +834,7 @@ static void sampler_edges(void **state) {
     free(scratch);
 }
 
-static void refused(struct engine *e, struct request r, const char *part) {
+static void refused(struct engine *e, struct engine_request r, const char *part) {
     struct error err = {0};
     assert_int_equal(engine_submit(e, &r, &err), ERR_USAGE);
     if (!strstr(err.text, part)) fail_msg("'%s' lacks '%s'", err.text, part);
@@ -845,14 +845,14 @@ static void refused(struct engine *e, struct request r, const char *part) {
 
 static void wrong_requests_refused(void **state) {
     (void)state;
-    struct model *m = fixture_model("tiny-llama", false, TENSOR_F32, CLASS_EXACT);
-    struct model *other = fixture_model("tiny-qwen3", false, TENSOR_F32, CLASS_EXACT);
+    struct model *m = fixture_model("tiny-llama", false, TENSOR_F32, NUMERIC_EXACT);
+    struct model *other = fixture_model("tiny-qwen3", false, TENSOR_F32, NUMERIC_EXACT);
     struct adapter *a = fixture_adapter(&other->config, 2, "q_proj", 0.1f, 1);
     struct engine *e = engine_make(m, 8, 2, NULL);
     static const int32_t ok[LEN + 1] = {1, 2, 3}, high[] = {1, VOCAB}, low[] = {-1};
     const struct token_seq empty[] = {{ok, 1}, {ok, 0}}, wild[] = {{high, 2}}, fine[] = {{ok, 3}};
-    const struct request base = {.prompt = ok, .n_prompt = 3, .max_tokens = 1};
-    struct request r = base;
+    const struct engine_request base = {.prompt = ok, .n_prompt = 3, .max_tokens = 1};
+    struct engine_request r = base;
     r.n_prompt = 0, refused(e, r, "empty"), r = base;
     r.prompt = high, r.n_prompt = 2, refused(e, r, "'300'"), r = base;
     r.prompt = low, r.n_prompt = 1, refused(e, r, "'-1'"), r = base;
@@ -871,15 +871,15 @@ static void wrong_requests_refused(void **state) {
     r.sampling.temperature = -1, refused(e, r, "temperature"), r = base;
     r.sampling.temperature = NAN, refused(e, r, "temperature"), r = base;
     r.sampling.temperature = 1, refused(e, r, "top_p"), r = base;
-    r.sampling = (struct sampling){.temperature = 1, .top_k = -1, .top_p = 1},
+    r.sampling = (struct sampling_params){.temperature = 1, .top_k = -1, .top_p = 1},
     refused(e, r, "top_k"), r = base;
-    r.sampling = (struct sampling){.temperature = 1, .top_p = 1, .min_p = 2},
+    r.sampling = (struct sampling_params){.temperature = 1, .top_p = 1, .min_p = 2},
     refused(e, r, "min_p"), r = base;
     r.adapter = a, refused(e, r, "another shape"), r = base;
     assert_int_equal(engine_step(e), 0);
     r.max_tokens = LEN - 3; // exactly full
     run_one(e, &r);
-    request_release(&r);
+    engine_request_release(&r);
     engine_free(e);
     adapter_release(a);
     model_close(other);
@@ -897,7 +897,7 @@ static void wrong_options_refused(void **state) {
         {{.max_seqs = 70000}, ERR_USAGE, "max_seqs"},
         {{.max_len = LEN + 1}, ERR_USAGE, "max_len"},
     };
-    struct model *m = fixture_model("tiny-llama", false, TENSOR_F32, CLASS_EXACT);
+    struct model *m = fixture_model("tiny-llama", false, TENSOR_F32, NUMERIC_EXACT);
     for (size_t i = 0; i < ARRAY_LEN(cases); i++) {
         struct error err;
         assert_null(engine_new(m, &cases[i].o, &err));
@@ -917,14 +917,14 @@ static void wrong_options_refused(void **state) {
 /* Unfinished requests survive their engine and can be released. */
 static void engine_freed_early(void **state) {
     (void)state;
-    struct model *m = fixture_model("tiny-llama", false, TENSOR_F32, CLASS_EXACT);
+    struct model *m = fixture_model("tiny-llama", false, TENSOR_F32, NUMERIC_EXACT);
     struct engine *e = engine_make(m, 8, 2, NULL);
     static const int32_t prompt[] = {1, 2, 3};
     const struct token_seq choices[] = {{prompt, 2}, {prompt, 3}};
-    struct request r[4];
+    struct engine_request r[4];
     struct error err;
     for (int i = 0; i < 4; i++) {
-        r[i] = (struct request){
+        r[i] = (struct engine_request){
             .prompt = prompt, .n_prompt = 3, .max_tokens = 9, .choices = choices, .n_choices = 2};
         assert_int_equal(engine_submit(e, &r[i], &err), OK);
     }
@@ -933,23 +933,23 @@ static void engine_freed_early(void **state) {
     engine_free(e);
     for (int i = 0; i < 4; i++) {
         assert_false(r[i].done);
-        request_release(&r[i]);
+        engine_request_release(&r[i]);
     }
     model_close(m);
 }
 
-static void key_of(const struct request *r, const char *model, char out[HASH_LEN]) {
-    request_key(r, model, CLASS_EXACT, out);
+static void key_of(const struct engine_request *r, const char *model, char out[HASH_LEN]) {
+    engine_request_key(r, model, NUMERIC_EXACT, out);
 }
 
 static void keys_tell_calls_apart(void **state) {
     (void)state;
     enum { N = 14 };
-    struct model *m = fixture_model("tiny-llama", false, TENSOR_F32, CLASS_EXACT);
+    struct model *m = fixture_model("tiny-llama", false, TENSOR_F32, NUMERIC_EXACT);
     struct adapter *a = fixture_adapter(&m->config, 2, "q_proj", 0.1f, 1);
     static const int32_t v[] = {1, 2, 3, 4};
     const struct token_seq c1[] = {{v, 1}, {v + 1, 2}}, c2[] = {{v, 2}, {v + 2, 1}};
-    const struct request base = {.prompt = v,
+    const struct engine_request base = {.prompt = v,
                                  .n_prompt = 2,
                                  .max_tokens = 1,
                                  .stop = v + 2,
@@ -957,7 +957,7 @@ static void keys_tell_calls_apart(void **state) {
                                  .sampling = {.temperature = 1, .top_p = 1},
                                  .choices = c1,
                                  .n_choices = 2};
-    struct request r[N];
+    struct engine_request r[N];
     char keys[N + 1][HASH_LEN];
     for (int i = 0; i < N; i++) r[i] = base;
     r[1].n_prompt = 3, r[1].n_stop = 0; // a token moved from one list to the next
@@ -974,7 +974,7 @@ static void keys_tell_calls_apart(void **state) {
     r[12].prompt = v + 1;
     r[13].stop = v;
     for (int i = 0; i < N; i++) key_of(&r[i], "model", keys[i]);
-    request_key(&base, "model", CLASS_FAST, keys[N]);
+    engine_request_key(&base, "model", NUMERIC_FAST, keys[N]);
     for (int i = 0; i <= N; i++)
         for (int j = 0; j < i; j++) assert_string_not_equal(keys[i], keys[j]);
     key_of(&base, "model", keys[1]);
@@ -999,18 +999,18 @@ static void stories_in_company(void **state) {
         free(bin);
         skip();
     }
-    struct model *m = llama2c_open(bin, tok, CLASS_EXACT, &err);
+    struct model *m = llama2c_open(bin, tok, NUMERIC_EXACT, &err);
     if (!m) fail_msg("%s", err.text);
     struct engine *e = engine_make(m, 16, 4, NULL);
     int32_t prompts[6][3] = {{1}, {1, 403}, {1, 403, 407}, {1}, {1, 300}, {1, 200, 201}};
     static const int32_t n[] = {1, 2, 3, 1, 2, 3};
-    struct request r[6];
+    struct engine_request r[6];
     for (int i = 0; i < 6; i++)
-        r[i] = (struct request){.prompt = prompts[i], .n_prompt = n[i], .max_tokens = 16 - n[i]};
+        r[i] = (struct engine_request){.prompt = prompts[i], .n_prompt = n[i], .max_tokens = 16 - n[i]};
     assert_int_equal(engine_run(e, r, 6, NULL, &err), OK);
     for (int i = 0; i < 4; i++)
         assert_memory_equal(r[i].out, want + n[i] - 1, (size_t)r[i].n_out * sizeof *r[i].out);
-    for (int i = 0; i < 6; i++) request_release(&r[i]);
+    for (int i = 0; i < 6; i++) engine_request_release(&r[i]);
     engine_free(e);
     model_close(m);
     free(bin);
@@ -1024,7 +1024,7 @@ static void prompt_logprobs_equal_generated(void **state) {
     world_open(&w, "tiny-qwen3", TENSOR_Q8_0, 11);
     struct engine *e = engine_make(w.m, 7, 4, NULL);
     int32_t prompt[3] = {5, 9, 200}, whole[23];
-    struct request r = {.prompt = prompt,
+    struct engine_request r = {.prompt = prompt,
                         .n_prompt = 3,
                         .adapter = w.a[1],
                         .max_tokens = 20,
@@ -1033,7 +1033,7 @@ static void prompt_logprobs_equal_generated(void **state) {
     run_one(e, &r);
     memcpy(whole, prompt, sizeof prompt);
     memcpy(whole + 3, r.out, 20 * sizeof *whole);
-    struct request s = {
+    struct engine_request s = {
         .prompt = whole, .n_prompt = 23, .adapter = w.a[1], .prompt_logprobs = true, .n_top = 5};
     run_one(e, &s);
     assert_memory_equal(s.prompt_logprob + 3, r.out_logprob, 20 * sizeof(float));
@@ -1045,16 +1045,16 @@ static void prompt_logprobs_equal_generated(void **state) {
             assert_true(r.top_logprob[i * 5 + j] <= r.top_logprob[i * 5 + j - 1]);
     }
     float best = r.top_logprob[0] - r.top_logprob[1];
-    request_release(&r);
-    request_release(&s);
+    engine_request_release(&r);
+    engine_request_release(&s);
     r.logprob_temperature = s.logprob_temperature = 2; // what is drawn stays the same
     run_one(e, &r);
     assert_memory_equal(r.out, whole + 3, 20 * sizeof *whole);
     run_one(e, &s);
     assert_memory_equal(s.prompt_logprob + 3, r.out_logprob, 20 * sizeof(float));
     assert_true(fabsf(r.top_logprob[0] - r.top_logprob[1] - best / 2) < 1e-5f);
-    request_release(&r);
-    request_release(&s);
+    engine_request_release(&r);
+    engine_request_release(&s);
     engine_free(e);
     world_close(&w);
 }
@@ -1064,9 +1064,9 @@ static void sampling_options_act(void **state) {
     enum { N = 6 };
     const float logits[N] = {3, 2.9f, 2, -1, 0, 2.5f};
     int32_t said[] = {0, 0, 1}, asked[] = {5, 3};
-    struct history h = {{asked, 2}, {said, 3}, NULL};
+    struct sampling_context h = {{asked, 2}, {said, 3}, NULL};
     float scratch[SAMPLE_SCRATCH * N], lp;
-    struct sampling s = {0};
+    struct sampling_params s = {0};
     assert_int_equal(sample_token(logits, N, &s, &h, 0, &lp, scratch), 0);
     s.repetition_penalty = 1.3f; // 0: 2.3, 1: 2.2, 5: 1.9, and 2 stays
     assert_int_equal(sample_token(logits, N, &s, &h, 0, &lp, scratch), 0);
@@ -1087,7 +1087,7 @@ static void sampling_options_act(void **state) {
     s.presence_penalty = 0, s.repetition_penalty = 1.6f, s.penalty_last_n = 1; // only the 1
     assert_int_equal(sample_token(logits, N, &s, &h, 0, &lp, scratch), 0);
     s.repetition_penalty = 1, s.penalty_last_n = 0;
-    struct token_bias bias[] = {{4, 100}, {0, -100}};
+    struct logit_bias bias[] = {{4, 100}, {0, -100}};
     s.bias = bias, s.n_bias = 2;
     assert_int_equal(sample_token(logits, N, &s, &h, 0, &lp, scratch), 4);
     double z = 0; // the log-probability is of the logits as they are
@@ -1114,7 +1114,7 @@ static void typical_equals_naive(void **state) {
             kept[best] = true;
             mass += p[best] / sum;
         }
-        struct sampling s = {
+        struct sampling_params s = {
             .temperature = 1, .top_p = 1, .typical_p = 0.4f, .seed = (uint64_t)round};
         for (int i = 0; i < 20; i++)
             assert_true(kept[sample_token(logits, N, &s, NULL, i, &lp, scratch)]);
@@ -1137,12 +1137,12 @@ static struct grammar *hostile_grammar(void) {
 static void grammars_delay_no_others(void **state) {
     (void)state;
     struct error err;
-    struct model *m = fixture_model("tiny-llama", false, TENSOR_F32, CLASS_EXACT);
+    struct model *m = fixture_model("tiny-llama", false, TENSOR_F32, NUMERIC_EXACT);
     struct engine *e = engine_make(m, 16, 4, NULL);
     struct grammar *g = hostile_grammar();
     int32_t prompt[] = {10, 20, 30, 40, 50, 60}, other[] = {10, 20, 30, 40, 50, 60, 70};
-    struct request alone = {.prompt = prompt, .n_prompt = 6, .grammar = g, .max_tokens = 6};
-    struct request slow = alone, plain = {.prompt = other, .n_prompt = 7, .max_tokens = 8};
+    struct engine_request alone = {.prompt = prompt, .n_prompt = 6, .grammar = g, .max_tokens = 6};
+    struct engine_request slow = alone, plain = {.prompt = other, .n_prompt = 7, .max_tokens = 8};
     run_one(e, &alone);
     engine_free(e);
     e = engine_make(m, 16, 4, NULL);
@@ -1155,7 +1155,7 @@ static void grammars_delay_no_others(void **state) {
     }
     assert_true(plain.done && steps <= 10);
     assert_true(slow.n_out <= 2); // its masks take many steps
-    struct request given_up = {.prompt = prompt, .n_prompt = 6, .grammar = g, .max_tokens = 6};
+    struct engine_request given_up = {.prompt = prompt, .n_prompt = 6, .grammar = g, .max_tokens = 6};
     assert_int_equal(engine_submit(e, &given_up, &err), OK);
     for (int i = 0; i < 5; i++) engine_step(e);
     engine_cancel(e, &given_up);
@@ -1164,10 +1164,10 @@ static void grammars_delay_no_others(void **state) {
     assert_memory_equal(slow.out, alone.out, (size_t)alone.n_out * sizeof *slow.out);
     assert_memory_equal(slow.out_logprob, alone.out_logprob,
                         (size_t)alone.n_out * sizeof *slow.out_logprob);
-    request_release(&alone);
-    request_release(&slow);
-    request_release(&plain);
-    request_release(&given_up);
+    engine_request_release(&alone);
+    engine_request_release(&slow);
+    engine_request_release(&plain);
+    engine_request_release(&given_up);
     grammar_free(g);
     engine_free(e);
     model_close(m);
@@ -1177,22 +1177,22 @@ static void grammars_delay_no_others(void **state) {
  * one, and ends where nothing can follow. */
 static void grammars_are_kept(void **state) {
     (void)state;
-    struct model *m = fixture_model("tiny-llama", false, TENSOR_F32, CLASS_EXACT);
+    struct model *m = fixture_model("tiny-llama", false, TENSOR_F32, NUMERIC_EXACT);
     struct engine *e = engine_make(m, 16, 4, NULL);
     if (!grammars[0]) grammars_make();
-    int32_t prompt[] = {10, 20}, eos[] = {tok_eos(m->tok)};
+    int32_t prompt[] = {10, 20}, eos[] = {tokenizer_eos(m->tok)};
     for (int i = 0; i < 80; i++) {
         const struct grammar *g = grammars[i % 4];
         struct buf said = {0};
-        struct request r = {.prompt = prompt,
+        struct engine_request r = {.prompt = prompt,
                             .n_prompt = 2,
                             .grammar = g,
-                            .max_tokens = grammar_shortest(g) + i / 4,
+                            .max_tokens = grammar_min_length(g) + i / 4,
                             .stop = eos,
                             .n_stop = i % 8 < 4,
                             .sampling = {.temperature = 2, .top_p = 1, .seed = (uint64_t)i}};
         run_one(e, &r);
-        tok_decode_all(m->tok, r.out, r.n_out, false, &said);
+        tokenizer_decode(m->tok, r.out, r.n_out, false, &said);
         struct grammar_machine *k = grammar_machine_new(g, NULL, 0);
         struct grammar_state at = grammar_state_new(k);
         assert_true(grammar_accept_bytes(&at, said.data ? said.data : "", said.len));
@@ -1200,7 +1200,7 @@ static void grammars_are_kept(void **state) {
         assert_int_equal(r.finish, r.max_tokens ? FINISH_STOP : FINISH_LENGTH);
         grammar_state_release(&at);
         grammar_machine_free(k);
-        request_release(&r);
+        engine_request_release(&r);
         buf_release(&said);
     }
     engine_free(e);
@@ -1210,12 +1210,12 @@ static void grammars_are_kept(void **state) {
 /* A bias that forces one token makes a loop; texts end at the first stop text. */
 static void loops_and_stop_texts(void **state) {
     (void)state;
-    struct model *m = fixture_model("tiny-llama", false, TENSOR_F32, CLASS_EXACT);
+    struct model *m = fixture_model("tiny-llama", false, TENSOR_F32, NUMERIC_EXACT);
     struct engine *e = engine_make(m, 16, 2, NULL);
     struct buf said = {0};
     int32_t prompt[] = {10, 20};
-    struct token_bias bias = {77, 1000};
-    struct request r = {.prompt = prompt,
+    struct logit_bias bias = {77, 1000};
+    struct engine_request r = {.prompt = prompt,
                         .n_prompt = 2,
                         .max_tokens = 40,
                         .loop_tokens = 12,
@@ -1223,15 +1223,15 @@ static void loops_and_stop_texts(void **state) {
     run_one(e, &r);
     assert_int_equal(r.finish, FINISH_LOOP);
     assert_int_equal(r.n_out, 12);
-    request_release(&r);
+    engine_request_release(&r);
     r.loop_tokens = 0;
     run_one(e, &r);
     assert_int_equal(r.finish, FINISH_LENGTH);
-    request_release(&r);
-    r.sampling = (struct sampling){.temperature = 1.5f, .top_p = 1, .seed = 5};
+    engine_request_release(&r);
+    r.sampling = (struct sampling_params){.temperature = 1.5f, .top_p = 1, .seed = 5};
     run_one(e, &r);
-    tok_decode_all(m->tok, r.out, r.n_out, false, &said);
-    request_release(&r);
+    tokenizer_decode(m->tok, r.out, r.n_out, false, &said);
+    engine_request_release(&r);
     assert_true(said.len > 12);
     char *stop = strndup(said.data + 9, 3);
     const char *stops[] = {"\xff\xfe never", stop}, *at = memmem(said.data, said.len, stop, 3);
@@ -1240,7 +1240,7 @@ static void loops_and_stop_texts(void **state) {
     assert_int_equal(r.finish, FINISH_STOP);
     assert_int_equal(r.text.len, at - said.data);
     assert_memory_equal(r.text.data, said.data, r.text.len);
-    request_release(&r);
+    engine_request_release(&r);
     free(stop);
     buf_release(&said);
     engine_free(e);
@@ -1262,11 +1262,11 @@ static void embeddings_are_means(void **state) {
     assert_memory_equal(a, b, (size_t)(2 * d) * sizeof *a);
     struct forward_options o = {.max_rows = 5, .n_slots = 1, .slot_len = 8};
     struct forward *f = forward_new(w.m, &o);
-    struct row rows[5];
+    struct batch_row rows[5];
     struct lora_part part;
-    struct segment seg = adapter_segment(w.a[1], 0, 5, &part);
+    struct lora_segment seg = adapter_lora_segment(w.a[1], 0, 5, &part);
     int32_t out[5];
-    for (int i = 0; i < 5; i++) rows[i] = (struct row){ids[4 + i], i, 0}, out[i] = i;
+    for (int i = 0; i < 5; i++) rows[i] = (struct batch_row){ids[4 + i], i, 0}, out[i] = i;
     forward_run(f, rows, 5, &seg, 1, out, 5, NULL);
     for (int j = 0; j < d; j++) {
         double sum = 0;
@@ -1290,13 +1290,13 @@ static void sessions_resume(void **state) {
     struct world w;
     struct error err;
     world_open(&w, "tiny-llama", TENSOR_Q8_0, 13);
-    held.kv = ELEM_I8;
+    held.kv = DTYPE_I8;
     struct engine *a = engine_make(w.m, 64, 2, NULL), *b = engine_make(w.m, 64, 2, NULL);
     const char *path = "/tmp/shoal-test-session", *hash = model_hash(w.m, &err);
     int32_t prompt[40], n = 0;
     for (int i = 0; i < 40; i++) prompt[i] = 17 * i % VOCAB;
     struct token_seq all = {prompt, 40};
-    struct request r = {.prompt = prompt, .n_prompt = 40, .adapter = w.a[0], .max_tokens = 8},
+    struct engine_request r = {.prompt = prompt, .n_prompt = 40, .adapter = w.a[0], .max_tokens = 8},
                    s = r;
     assert_int_equal(engine_session_save(a, all, w.a[0], hash, path, &err), ERR_USAGE);
     run_one(a, &r);
@@ -1308,7 +1308,7 @@ static void sessions_resume(void **state) {
     same_result(&r, &s);
     assert_int_equal(engine_stats(b).prefilled, 1);
     assert_int_equal(engine_session_load(b, "other", path, &n, &err), ERR_MISMATCH);
-    held.kv = ELEM_F32;
+    held.kv = DTYPE_F32;
     struct engine *c = engine_make(w.m, 64, 2, NULL);
     assert_int_equal(engine_session_load(c, hash, path, &n, &err), ERR_MISMATCH);
     struct buf f = {0};
@@ -1322,22 +1322,22 @@ static void sessions_resume(void **state) {
         assert_int_equal(engine_session_load(b, hash, path, &n, &err), ERR_FORMAT);
     }
     assert_int_equal(file_write(path, f.data, f.len, &err), OK);
-    held.kv = ELEM_I8, held.lora = ELEM_I8;
+    held.kv = DTYPE_I8, held.lora = DTYPE_I8;
     struct engine *d = engine_make(w.m, 64, 2, NULL);
     assert_int_equal(engine_session_load(d, hash, path, &n, &err), ERR_MISMATCH);
-    held.lora = ELEM_F32, held.n_pages = 1; // of the two that it needs; none may stay taken
+    held.lora = DTYPE_F32, held.n_pages = 1; // of the two that it needs; none may stay taken
     struct engine *small = engine_make(w.m, 64, 2, NULL);
-    struct request little = {.prompt = prompt, .n_prompt = 4, .max_tokens = 4};
+    struct engine_request little = {.prompt = prompt, .n_prompt = 4, .max_tokens = 4};
     assert_int_equal(engine_session_load(small, hash, path, &n, &err), ERR_MEMORY);
     run_one(small, &little);
-    request_release(&little);
+    engine_request_release(&little);
     engine_free(d);
     engine_free(small);
-    held.kv = ELEM_F32, held.n_pages = 0;
+    held.kv = DTYPE_F32, held.n_pages = 0;
     unlink(path);
     buf_release(&f);
-    request_release(&r);
-    request_release(&s);
+    engine_request_release(&r);
+    engine_request_release(&s);
     engine_free(a);
     engine_free(b);
     engine_free(c);
@@ -1353,9 +1353,9 @@ static void mixes_add_up(void **state) {
     struct engine *e = engine_make(w.m, 64, 4, NULL);
     int32_t prompt[] = {1, 2, 3, 4, 5}, word[] = {9};
     struct token_seq choice = {word, 1};
-    struct mix_term halves[] = {{w.a[3], {0, 0}, 0.5f}, {w.a[3], {0, 0}, 0.5f}},
+    struct weighted_adapter halves[] = {{w.a[3], {0, 0}, 0.5f}, {w.a[3], {0, 0}, 0.5f}},
                     one = {w.a[3], {0, 0}, 1}, noise = {NULL, {3, 1}, 0.02f};
-    struct request r[4] = {{.adapter = w.a[3]},
+    struct engine_request r[4] = {{.adapter = w.a[3]},
                            {.mix = halves, .n_mix = 2},
                            {.mix = &one, .n_mix = 1},
                            {.mix = &noise, .n_mix = 1}};
@@ -1366,7 +1366,7 @@ static void mixes_add_up(void **state) {
     assert_true(fabsf(r[0].choice_logprob[0] - r[1].choice_logprob[0]) < 1e-4f);
     assert_true(r[0].choice_logprob[0] == r[2].choice_logprob[0]);
     assert_true(r[0].choice_logprob[0] != r[3].choice_logprob[0]);
-    for (int i = 0; i < 4; i++) request_release(&r[i]);
+    for (int i = 0; i < 4; i++) engine_request_release(&r[i]);
     engine_free(e);
     world_close(&w);
 }

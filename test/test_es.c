@@ -39,9 +39,9 @@ static struct es_options es_options(int64_t population, double sigma, const char
 }
 
 /* Samples of different lengths; targets are the second half, but for one sample without any. */
-static struct sample *samples_make(int n, int32_t vocab, uint32_t id) {
+static struct train_sample *samples_make(int n, int32_t vocab, uint32_t id) {
     struct rng rng = rng_make(3, RNG_TEST, id, 0);
-    struct sample *s = xcalloc((size_t)n, sizeof *s);
+    struct train_sample *s = xcalloc((size_t)n, sizeof *s);
     for (int i = 0; i < n; i++) {
         s[i].n = 5 + (int32_t)rng_below(&rng, 40);
         s[i].tokens = xcalloc((size_t)s[i].n, sizeof *s[i].tokens);
@@ -54,8 +54,8 @@ static struct sample *samples_make(int n, int32_t vocab, uint32_t id) {
     return s;
 }
 
-static void samples_free(struct sample *s, int n) {
-    for (int i = 0; i < n; i++) sample_release(&s[i]);
+static void samples_free(struct train_sample *s, int n) {
+    for (int i = 0; i < n; i++) train_sample_release(&s[i]);
     free(s);
 }
 
@@ -78,7 +78,7 @@ static double dot(const double *a, const double *b, int64_t n) {
 }
 
 /* The gradient of the mean loss. */
-static double *true_gradient(const struct model *m, struct adapter *a, const struct sample *s,
+static double *true_gradient(const struct model *m, struct adapter *a, const struct train_sample *s,
                              int n, int64_t *dims) {
     struct train_options o = options();
     struct trainer *t = trainer_new_lora(m, &a, 1, &o, NULL, &err);
@@ -92,7 +92,7 @@ static double *true_gradient(const struct model *m, struct adapter *a, const str
     return g;
 }
 
-static double *estimate(const struct model *m, struct adapter *a, const struct sample *s, int n,
+static double *estimate(const struct model *m, struct adapter *a, const struct train_sample *s, int n,
                         const struct es_options *eo, uint64_t seed, struct pool *pool,
                         int64_t *dims) {
     struct train_options o = options();
@@ -109,16 +109,16 @@ static double *estimate(const struct model *m, struct adapter *a, const struct s
 
 /* w += s (B A + sigma (E_B A + B E_A)) of one projection and pair. */
 static void twin_matrix(const struct model *m, const struct adapter *a, int32_t l, enum proj p,
-                        const struct lora_noise *z, double sigma, float *w) {
+                        const struct lora_perturbation *z, double sigma, float *w) {
     const struct model_config *c = &m->config;
     const struct lora *lo = &a->loras[l * N_PROJ + p];
     int64_t in = proj_in(c, p), out = proj_out(c, p);
     float *u = xcalloc((size_t)(in + out) + 2 * (size_t)lo->r, sizeof *u), *v = u + out,
           *sp = v + in, *sq = sp + lo->r;
-    noise_signs(z, l, p, true, 0, out, ELEM_F32, u);
-    noise_signs(z, l, p, false, 0, in, ELEM_F32, v);
-    noise_signs(z, c->n_layers + l, p, true, 0, lo->r, ELEM_F32, sp);
-    noise_signs(z, c->n_layers + l, p, false, 0, lo->r, ELEM_F32, sq);
+    lora_perturbation_signs(z, l, p, true, 0, out, DTYPE_F32, u);
+    lora_perturbation_signs(z, l, p, false, 0, in, DTYPE_F32, v);
+    lora_perturbation_signs(z, c->n_layers + l, p, true, 0, lo->r, DTYPE_F32, sp);
+    lora_perturbation_signs(z, c->n_layers + l, p, false, 0, lo->r, DTYPE_F32, sq);
     for (int64_t o = 0; o < out; o++)
         for (int64_t i = 0; i < in; i++) {
             double sum = 0;
@@ -133,9 +133,9 @@ static void twin_matrix(const struct model *m, const struct adapter *a, int32_t 
 }
 
 /* The mean loss of one member: of a model whose matrices are the member's. */
-static double twin_loss(struct adapter *a, const struct lora_noise *z, double sigma,
-                        const struct sample *s, int n) {
-    struct model *m = fixture_model("tiny-llama", true, TENSOR_F32, CLASS_EXACT);
+static double twin_loss(struct adapter *a, const struct lora_perturbation *z, double sigma,
+                        const struct train_sample *s, int n) {
+    struct model *m = fixture_model("tiny-llama", true, TENSOR_F32, NUMERIC_EXACT);
     struct train_options o = options();
     struct adapter_config none = {.r = 1, .alpha = 1, .target = {true}};
     struct adapter *empty = adapter_new(&m->config, &none, 1);
@@ -147,7 +147,7 @@ static double twin_loss(struct adapter *a, const struct lora_noise *z, double si
     struct trainer *t = trainer_new_lora(m, &empty, 1, &o, NULL, &err);
     double nll;
     int64_t targets;
-    assert_int_equal(trainer_loss(t, s, n, &nll, &targets, &err), OK);
+    assert_int_equal(trainer_eval_loss(t, s, n, &nll, &targets, &err), OK);
     trainer_free(t);
     adapter_release(empty);
     model_close(m);
@@ -158,16 +158,16 @@ static double twin_loss(struct adapter *a, const struct lora_noise *z, double si
 /* One pair's estimate, unshaped, is its difference of losses over 2σ along its direction; and the
  * difference is the twin's, who computes every layer. */
 static void member_check(int32_t first) {
-    struct model *m = fixture_model("tiny-llama", true, TENSOR_F32, CLASS_EXACT);
+    struct model *m = fixture_model("tiny-llama", true, TENSOR_F32, NUMERIC_EXACT);
     struct adapter *a =
         fixture_adapter_from(&m->config, first, 3, "q_proj,up_proj,down_proj", 0.05f, 7);
-    struct sample *s = samples_make(5, m->config.vocab_size, 1);
+    struct train_sample *s = samples_make(5, m->config.vocab_size, 1);
     struct es_options eo = es_options(2, 0.03, "none");
     eo.pass_rows = 50;
     int64_t dims;
     double *g = estimate(m, a, s, 5, &eo, 9, NULL, &dims);
     struct rng rng = rng_make(9, RNG_NOISE, 0, 0);
-    const struct lora_noise z = {rng_u64(&rng), 0};
+    const struct lora_perturbation z = {rng_u64(&rng), 0};
     double plus = twin_loss(a, &z, 0.03, s, 5), minus = twin_loss(a, &z, -0.03, s, 5),
            slope = (plus - minus) / (2 * 0.03);
     print_message("member: %.6f and %.6f, slope %.6f, estimate %.6f\n", plus, minus, slope,
@@ -176,8 +176,8 @@ static void member_check(int32_t first) {
     for (int64_t i = 0; i < dims; i++) assert_true(fabs(fabs(g[i]) - fabs(slope)) < 2e-4);
     /* the direction's sign: the first number of the first A is q[0] v[0] */
     float v[16], q[16];
-    noise_signs(&z, first, PROJ_Q, false, 0, 16, ELEM_F32, v);
-    noise_signs(&z, m->config.n_layers + first, PROJ_Q, false, 0, 3, ELEM_F32, q);
+    lora_perturbation_signs(&z, first, PROJ_Q, false, 0, 16, DTYPE_F32, v);
+    lora_perturbation_signs(&z, m->config.n_layers + first, PROJ_Q, false, 0, 3, DTYPE_F32, q);
     assert_true(g[0] * (double)(v[0] * q[0]) * slope > 0);
     free(g);
     samples_free(s, 5);
@@ -199,9 +199,9 @@ static void test_member(void **state) {
  */
 static void test_unbiased(void **state) {
     (void)state;
-    struct model *m = fixture_model("tiny-llama", true, TENSOR_F32, CLASS_EXACT);
+    struct model *m = fixture_model("tiny-llama", true, TENSOR_F32, NUMERIC_EXACT);
     struct adapter *a = fixture_adapter(&m->config, 2, "q_proj,v_proj", 0.05f, 7);
-    struct sample *s = samples_make(4, m->config.vocab_size, 2);
+    struct train_sample *s = samples_make(4, m->config.vocab_size, 2);
     struct pool *pool = pool_new(2);
     int64_t dims;
     double *truth = true_gradient(m, a, s, 4, &dims), cosines[3];
@@ -230,9 +230,9 @@ static void test_unbiased(void **state) {
 /* 1/σ is there: a step ten times smaller gives an estimate of the same length. */
 static void test_sigma(void **state) {
     (void)state;
-    struct model *m = fixture_model("tiny-llama", true, TENSOR_F32, CLASS_EXACT);
+    struct model *m = fixture_model("tiny-llama", true, TENSOR_F32, NUMERIC_EXACT);
     struct adapter *a = fixture_adapter(&m->config, 2, "q_proj,v_proj", 0.05f, 7);
-    struct sample *s = samples_make(4, m->config.vocab_size, 2);
+    struct train_sample *s = samples_make(4, m->config.vocab_size, 2);
     struct es_options wide = es_options(16, 1e-2, "none"), near = es_options(16, 1e-3, "none");
     int64_t dims;
     double *g = estimate(m, a, s, 4, &wide, 1, NULL, &dims),
@@ -251,11 +251,11 @@ static void test_sigma(void **state) {
 struct setup {
     struct model *m;
     struct adapter *a[2];
-    struct sample *s;
+    struct train_sample *s;
 };
 
 static struct setup setup_make(enum tensor_type type, int32_t first) {
-    struct setup u = {.m = fixture_model("tiny-llama", false, type, CLASS_EXACT)};
+    struct setup u = {.m = fixture_model("tiny-llama", false, type, NUMERIC_EXACT)};
     u.a[0] = fixture_adapter_from(&u.m->config, first, 3, "all-linear", 0.05f, 7);
     u.a[1] = fixture_adapter(&u.m->config, 8, "v_proj", 0.05f, 8);
     u.s = samples_make(6, u.m->config.vocab_size, 3);
@@ -270,13 +270,13 @@ static void setup_release(struct setup *u) {
 }
 
 static void params_hash(struct trainer *t, char out[HASH_LEN]) {
-    struct hasher h;
-    hasher_init(&h);
+    struct sha256 h;
+    sha256_init(&h);
     for (int i = 0; i < trainer_n_tensors(t); i++) {
         const struct train_tensor *x = trainer_tensor(t, i);
-        hasher_add(&h, x->w, (size_t)x->n * sizeof *x->w);
+        sha256_update(&h, x->w, (size_t)x->n * sizeof *x->w);
     }
-    hasher_final(&h, out);
+    sha256_final(&h, out);
 }
 
 /* Updates [from, to) of the first adapter, or of both. */
@@ -339,7 +339,7 @@ static void test_resume(void **state) {
     assert_string_equal(want, got);
     struct trainer *alone = trainer_new_lora(u.m, &u.a[1], 1, &o, NULL, &err);
     updates(alone, f, &u, 1, 0, 4);
-    struct adapter *one = trainer_adapter(alone, 0, NULL), *two = trainer_adapter(t, 1, NULL);
+    struct adapter *one = trainer_export_adapter(alone, 0, NULL), *two = trainer_export_adapter(t, 1, NULL);
     assert_string_equal(one->hash, two->hash);
     adapter_release(one);
     adapter_release(two);
@@ -358,10 +358,10 @@ static void test_resume(void **state) {
 /* Learns without a gradient. */
 static void test_learns(void **state) {
     (void)state;
-    struct model *m = fixture_model("tiny-llama", true, TENSOR_Q8_0, CLASS_EXACT);
+    struct model *m = fixture_model("tiny-llama", true, TENSOR_Q8_0, NUMERIC_EXACT);
     struct adapter_config ac = {.r = 1, .alpha = 2, .target = {[PROJ_V] = true, [PROJ_O] = true}};
     struct adapter *a = adapter_new(&m->config, &ac, 1);
-    struct sample *s = samples_make(2, m->config.vocab_size, 4);
+    struct train_sample *s = samples_make(2, m->config.vocab_size, 4);
     struct train_options o = options();
     struct es_options eo = es_options(64, 0.02, "zscore");
     struct pool *pool = pool_new(2);
@@ -376,7 +376,7 @@ static void test_learns(void **state) {
     }
     print_message("loss %.4f to %.4f in 60 updates of 64 members\n", first, st.loss);
     assert_true(st.loss < 0.8 * first);
-    assert_true(fabs(es_fitness(e) + st.loss) < 1e-9);
+    assert_true(fabs(es_fitness_mean(e) + st.loss) < 1e-9);
     es_free(e);
     trainer_free(t);
     pool_free(pool);
@@ -391,24 +391,24 @@ static void test_learns(void **state) {
  * with one token wrong none is. */
 static void test_exact(void **state) {
     (void)state;
-    struct model *m = fixture_model("tiny-llama", true, TENSOR_F32, CLASS_EXACT);
+    struct model *m = fixture_model("tiny-llama", true, TENSOR_F32, NUMERIC_EXACT);
     struct adapter *a = fixture_adapter(&m->config, 2, "q_proj", 0.05f, 7);
     struct forward *f =
-        forward_new(m, &(struct forward_options){.max_rows = 1, .n_slots = 1, .slot_len = KV_PAGE});
+        forward_new(m, &(struct forward_options){.max_rows = 1, .n_slots = 1, .slot_len = KV_PAGE_SIZE});
     float *logits = xcalloc((size_t)m->config.vocab_size, sizeof *logits);
     int32_t tokens[14] = {3, 9, 17, 5};
     uint8_t mask[14] = {0};
     for (int32_t i = 0; i < 13; i++) {
-        struct row row = {tokens[i], i, 0};
+        struct batch_row row = {tokens[i], i, 0};
         struct lora_part part;
-        struct segment g = adapter_segment(a, 0, 1, &part);
+        struct lora_segment g = adapter_lora_segment(a, 0, 1, &part);
         int32_t out = 0, best = 0;
         forward_run(f, &row, 1, &g, 1, &out, 1, logits);
         for (int32_t v = 1; v < m->config.vocab_size; v++)
             if (logits[v] > logits[best]) best = v;
         if (i >= 3) tokens[i + 1] = best, mask[i + 1] = 1;
     }
-    struct sample s[] = {{tokens, mask, 14, 0}, {tokens, mask, 9, 0}};
+    struct train_sample s[] = {{tokens, mask, 14, 0}, {tokens, mask, 9, 0}};
     struct train_options o = options();
     struct es_options eo = es_options(4, 1e-9, "none");
     free(eo.fitness);
@@ -416,11 +416,11 @@ static void test_exact(void **state) {
     struct trainer *t = trainer_new_lora(m, &a, 1, &o, NULL, &err);
     struct es *e = es_new(m, &eo, NULL);
     assert_int_equal(es_accumulate(e, t, 0, s, 2, &err), OK);
-    assert_true(es_fitness(e) == 1);
+    assert_true(es_fitness_mean(e) == 1);
     assert_int_equal(trainer_update(t, 0, NULL, &err), OK);
     tokens[12] = (tokens[12] + 1) % m->config.vocab_size;
     assert_int_equal(es_accumulate(e, t, 0, s, 2, &err), OK);
-    assert_true(es_fitness(e) == 0.5); // the shorter sample ends before it
+    assert_true(es_fitness_mean(e) == 0.5); // the shorter sample ends before it
     es_free(e);
     trainer_free(t);
     options_release(es_option_rows, &eo);
@@ -437,7 +437,7 @@ static void test_memory(void **state) {
     (void)state;
     struct setup u = setup_make(TENSOR_Q4_0, 0);
     struct train_options o = options();
-    size_t held[2], adapter = adapter_floats(&u.m->config, &u.a[0]->config) * sizeof(float);
+    size_t held[2], adapter = adapter_param_count(&u.m->config, &u.a[0]->config) * sizeof(float);
     for (int k = 0; k < 2; k++) {
         struct es_options eo = es_options(k ? 256 : 32, 0.02, "zscore");
         struct trainer *t = trainer_new_lora(u.m, u.a, 1, &o, NULL, &err);
@@ -451,7 +451,7 @@ static void test_memory(void **state) {
     struct forward_options fo = {.max_rows = 1024,
                                  .n_slots = 64,
                                  .slot_len = 64,
-                                 .n_pages = 1024 / KV_PAGE + 65,
+                                 .n_pages = 1024 / KV_PAGE_SIZE + 65,
                                  .max_parts = 128};
     size_t inference =
         forward_bytes(&u.m->config, &fo) + 1024 * (size_t)u.m->config.vocab_size * sizeof(float);

@@ -43,7 +43,7 @@ struct known {
 };
 
 static int known_evaluate(void *ctx, int generation, struct candidate *c, int n, int witnesses,
-                          struct assay *out, struct error *e) {
+                          struct evaluation *out, struct error *e) {
     struct known *k = ctx;
     (void)e;
     (void)out;
@@ -51,7 +51,7 @@ static int known_evaluate(void *ctx, int generation, struct candidate *c, int n,
     k->calls++;
     k->last_n = n - witnesses;
     for (int i = 0; i < n; i++) {
-        c[i].performance = c[i].cooperation = c[i].novelty = (struct interval){0};
+        c[i].performance = c[i].cooperation = c[i].novelty = (struct stats_interval){0};
         if (k->target) c[i].performance.value = -adapter_distance(c[i].adapter, k->target);
         for (int j = 0; !k->target && j < 8 && k->by_name[j].name; j++) {
             if (strcmp(k->by_name[j].name, c[i].name) != 0) continue;
@@ -85,7 +85,7 @@ static void operators_are(struct garden *g, const char *crossovers, const char *
 static void garden_open(struct garden *g, bool plant) {
     struct model_config c;
     *g = (struct garden){0};
-    assert_int_equal(shape_find("tiny-llama", &c, &err), OK);
+    assert_int_equal(model_preset_find("tiny-llama", &c, &err), OK);
     g->target = fixture_adapter(&c, 4, "q_proj,v_proj", 0.1f, 100);
     for (int i = 0; i < FOUNDERS; i++)
         g->founders[i] = fixture_adapter(&c, 4, "q_proj,v_proj", 0.1f, (uint64_t)i);
@@ -109,7 +109,7 @@ static void garden_begin(struct garden *g, uint64_t seed) {
 }
 
 static void garden_evaluate(struct garden *g) {
-    const struct landscape l = {&g->known, known_evaluate};
+    const struct fitness_function l = {&g->known, known_evaluate};
     assert_int_equal(population_evaluate(&g->p, &l, &err), OK);
 }
 
@@ -405,18 +405,18 @@ static void test_harm_is_dropped(void **state) {
 
 /* A landscape of items: candidate i is right on what its name's letter says, and behaves so. */
 static int letters_evaluate(void *ctx, int generation, struct candidate *c, int n, int witnesses,
-                            struct assay *out, struct error *e) {
+                            struct evaluation *out, struct error *e) {
     enum { ITEMS = 6 };
     (void)ctx;
     (void)generation;
     (void)witnesses;
     (void)e;
-    *out = (struct assay){.n_items = ITEMS,
+    *out = (struct evaluation){.n_items = ITEMS,
                           .scores = xcalloc((size_t)n * ITEMS, sizeof(double)),
                           .distance = xcalloc((size_t)n * (size_t)n, sizeof(double))};
     for (int i = 0; i < n; i++) {
         c[i].n_items = ITEMS;
-        c[i].cooperation = c[i].novelty = (struct interval){0};
+        c[i].cooperation = c[i].novelty = (struct stats_interval){0};
         c[i].descriptor[0] = c[i].descriptor[1] = 0.1 + 0.1 * (c[i].adapter->hash[0] % 8);
         for (int k = 0; k < ITEMS; k++)
             out->scores[i * ITEMS + k] = (c[i].adapter->hash[k] + k) % 2;
@@ -434,7 +434,7 @@ static int letters_evaluate(void *ctx, int generation, struct candidate *c, int 
 static void test_every_selection(void **state) {
     (void)state;
     struct garden g;
-    const struct landscape l = {NULL, letters_evaluate};
+    const struct fitness_function l = {NULL, letters_evaluate};
     garden_open(&g, false);
     for (const struct selection *sel = selections; sel->name; sel++)
         for (int kind = 0; kind < 4; kind++) {
@@ -542,21 +542,21 @@ static void model_make(void) {
     struct model_config c;
     struct buf text = {0};
     for (int i = 0; i < 300; i++) {
-        struct item it;
+        struct task_item it;
         fry_item(i % fry_count(), SPLIT_TRAIN, 1, (uint32_t)i, false, &it);
         buf_printf(&text,
                    "user\n%s\nassistant\nwork: %s\nanswer: %s\nothers say %s. answer again.\n",
                    it.question, it.work, it.choices[it.correct], it.choices[0]);
-        item_release(&it);
+        task_item_release(&it);
     }
-    assert_int_equal(shape_find("tiny-llama", &c, &err), OK);
-    struct tokenizer *tok = tok_train_bpe(text.data, text.len, 420, "smollm", specials, 3, &err);
+    assert_int_equal(model_preset_find("tiny-llama", &c, &err), OK);
+    struct tokenizer *tok = tokenizer_train_bpe(text.data, text.len, 420, "smollm", specials, 3, &err);
     buf_release(&text);
     if (!tok) fail_msg("%s", err.text);
-    c.vocab_size = tok_vocab_size(tok);
+    c.vocab_size = tokenizer_vocab_size(tok);
     c.max_seq_len = 256;
-    struct model *m = model_new(&c, 1, CLASS_EXACT);
-    tok_free(m->tok);
+    struct model *m = model_new(&c, 1, NUMERIC_EXACT);
+    tokenizer_free(m->tok);
     m->tok = tok;
     char *path = path_join(dir, "tiny");
     if (model_write_hf(m, path, TENSOR_F32, &err) != OK) fail_msg("%s", err.text);
@@ -621,31 +621,31 @@ static int runs_close(void **state) {
     return folder_remove(dir);
 }
 
-static struct run_env env_of(const char *root, int threads) {
-    return (struct run_env){.pool = pool_new(threads),
-                            .cls = CLASS_EXACT,
+static struct evolve_env env_of(const char *root, int threads) {
+    return (struct evolve_env){.pool = pool_new(threads),
+                            .cls = NUMERIC_EXACT,
                             .root = path_join(dir, root),
                             .find = find_as_is};
 }
 
-static void env_release(struct run_env *e) {
+static void env_release(struct evolve_env *e) {
     pool_free(e->pool);
     free((char *)e->root);
 }
 
 /* Starts or continues run ROOT/r. */
 static json_t *run_once(const char *root, bool resume, bool zero, int threads, struct error *e) {
-    struct run_options o;
-    struct run_env env = env_of(root, threads);
+    struct evolve_recipe o;
+    struct evolve_env env = env_of(root, threads);
     json_t *result = NULL;
     if (resume) {
-        result = run_resume(&env, "r", e);
+        result = evolve_run_resume(&env, "r", e);
     } else {
-        if (run_recipe_load(&o, recipe_path, e) == OK) {
+        if (evolve_recipe_load(&o, recipe_path, e) == OK) {
             o.zero_adapters |= zero;
-            result = run_execute(&env, &o, "r", NULL, e);
+            result = evolve_run_execute(&env, &o, "r", NULL, e);
         }
-        run_options_release(&o);
+        evolve_recipe_release(&o);
     }
     env_release(&env);
     return result;
@@ -671,8 +671,8 @@ static void results_are_equal(const json_t *a, const json_t *b) {
                                         "debate",   "retention",   "spent"};
     for (size_t i = 0; i < ARRAY_LEN(parts); i++) {
         if (!json_object_get(a, parts[i]) && !json_object_get(b, parts[i])) continue;
-        char *x = json_text(json_object_get(a, parts[i])),
-             *y = json_text(json_object_get(b, parts[i]));
+        char *x = json_canonical(json_object_get(a, parts[i])),
+             *y = json_canonical(json_object_get(b, parts[i]));
         assert_string_equal(x, y);
         free(x);
         free(y);
@@ -779,7 +779,7 @@ static void test_published_adapters(void **state) {
     const char *key;
     json_t *hash;
     reference_run();
-    assert_int_equal(shape_find("tiny-llama", &c, &err), OK);
+    assert_int_equal(model_preset_find("tiny-llama", &c, &err), OK);
     json_object_foreach (json_object_get(reference, "adapters"), key, hash) {
         char *path = xasprintf("%s/ref/r/adapters/%s", dir, key);
         struct adapter *a = adapter_load(path, &c, &err);
@@ -998,8 +998,8 @@ static void test_unknown_runs(void **state) {
     assert_null(run_once("nowhere", true, false, 1, &err));
     assert_int_equal(err.code, ERR_MISSING);
     char *root = path_join(dir, "ref");
-    struct run_env env = {.cls = CLASS_EXACT, .root = root, .find = find_as_is};
-    assert_null(run_resume(&env, "other", &err));
+    struct evolve_env env = {.cls = NUMERIC_EXACT, .root = root, .find = find_as_is};
+    assert_null(evolve_run_resume(&env, "other", &err));
     assert_int_equal(err.code, ERR_MISSING);
     assert_non_null(strstr(err.text, "other"));
     free(root);
@@ -1008,7 +1008,7 @@ static void test_unknown_runs(void **state) {
 /* A run of the fast class that names no level is AMX's, whose bits exist nowhere else. */
 static void test_resume_without_amx(void **state) {
     (void)state;
-    if (kernels_default_class() == CLASS_FAST) skip();
+    if (kernels_default_class() == NUMERIC_FAST) skip();
     char *root = path_join(dir, "amx"), *own = path_join(root, "f"),
          *db = path_join(root, "shoal.db");
     char *recipe = path_join(own, "recipe.yaml"), *text = recipe_text();
@@ -1019,8 +1019,8 @@ static void test_resume_without_amx(void **state) {
     json_t *how = json_pack("{s:s}", "class", "fast");
     assert_int_equal(store_run_add(s, "f", "evolve", how, &err), OK);
     store_close(s);
-    struct run_env env = {.cls = CLASS_EXACT, .root = root, .find = find_as_is};
-    assert_null(run_resume(&env, "f", &err));
+    struct evolve_env env = {.cls = NUMERIC_EXACT, .root = root, .find = find_as_is};
+    assert_null(evolve_run_resume(&env, "f", &err));
     assert_int_equal(err.code, ERR_MISMATCH);
     assert_non_null(strstr(err.text, "amx"));
     json_decref(how);
@@ -1105,14 +1105,14 @@ static char *way_text(const char *way) {
 }
 
 static json_t *way_run(const char *root, const char *text, int threads) {
-    struct run_options o;
-    struct run_env env = env_of(root, threads);
+    struct evolve_recipe o;
+    struct evolve_env env = env_of(root, threads);
     char *path = path_join(dir, "way.yaml");
     assert_int_equal(file_write(path, text, strlen(text), &err), OK);
-    if (run_recipe_load(&o, path, &err) != OK) fail_msg("%s", err.text);
-    json_t *result = run_execute(&env, &o, "r", NULL, &err);
+    if (evolve_recipe_load(&o, path, &err) != OK) fail_msg("%s", err.text);
+    json_t *result = evolve_run_execute(&env, &o, "r", NULL, &err);
     if (!result) fail_msg("%s\n%s", err.text, text);
-    run_options_release(&o);
+    evolve_recipe_release(&o);
     env_release(&env);
     free(path);
     return result;
@@ -1173,35 +1173,35 @@ static void test_flops_are_kept(void **state) {
  * generation computed anew has the bits that it had. */
 static void test_fork_and_replay(void **state) {
     (void)state;
-    struct run_env env = env_of("ref", 1);
+    struct evolve_env env = env_of("ref", 1);
     reference_run();
-    json_t *same = run_fork(&env, "r", 1, NULL, -1, "same", &err);
+    json_t *same = evolve_run_fork(&env, "r", 1, NULL, -1, "same", &err);
     if (!same) fail_msg("%s", err.text);
     results_are_equal(reference, same);
-    json_t *other = run_fork(&env, "r", 1, NULL, 77, "other", &err);
+    json_t *other = evolve_run_fork(&env, "r", 1, NULL, 77, "other", &err);
     if (!other) fail_msg("%s", err.text);
     const json_t *g = json_object_get(reference, "generations"),
                  *h = json_object_get(other, "generations");
     for (size_t i = 0; i < 2; i++)
         assert_true(json_equal(json_array_get(g, i), json_array_get(h, i)));
     assert_false(json_equal(json_array_get(g, 2), json_array_get(h, 2)));
-    json_t *far = run_fork(&env, "other", 2, NULL, -1, "far", &err);
+    json_t *far = evolve_run_fork(&env, "other", 2, NULL, -1, "far", &err);
     if (!far) fail_msg("%s", err.text);
     assert_true(json_equal(h, json_object_get(far, "generations")));
     for (int at = 0; at <= 2; at++) {
-        json_t *r = run_replay(&env, at ? "other" : "r", at, &err);
+        json_t *r = evolve_run_replay(&env, at ? "other" : "r", at, &err);
         if (!r) fail_msg("%s", err.text);
         assert_true(json_is_true(json_object_get(r, "equal")));
         assert_int_equal(json_array_size(json_object_get(r, "candidates")), at ? 4 : 3);
         json_decref(r);
     }
-    assert_null(run_replay(&env, "r", 9, &err));
+    assert_null(evolve_run_replay(&env, "r", 9, &err));
     assert_non_null(strstr(err.text, "no generation 9"));
-    assert_null(run_fork(&env, "r", 1, NULL, -1, "same", &err));
+    assert_null(evolve_run_fork(&env, "r", 1, NULL, -1, "same", &err));
     assert_int_equal(err.code, ERR_STATE);
     char *text = way_text(ways[0]), *path = path_join(dir, "way.yaml");
     assert_int_equal(file_write(path, text, strlen(text), &err), OK);
-    assert_null(run_fork(&env, "r", 1, path, -1, "stranger", &err));
+    assert_null(evolve_run_fork(&env, "r", 1, path, -1, "stranger", &err));
     assert_int_equal(err.code, ERR_MISMATCH);
     json_decref(same);
     json_decref(other);
@@ -1214,16 +1214,16 @@ static void test_fork_and_replay(void **state) {
 static void test_pause(void **state) {
     (void)state;
     volatile bool pause = true;
-    struct run_options o;
-    struct run_env env = env_of("paused", 1);
+    struct evolve_recipe o;
+    struct evolve_env env = env_of("paused", 1);
     reference_run();
     env.pause = &pause;
-    assert_int_equal(run_recipe_load(&o, recipe_path, &err), OK);
-    assert_null(run_execute(&env, &o, "r", NULL, &err));
+    assert_int_equal(evolve_recipe_load(&o, recipe_path, &err), OK);
+    assert_null(evolve_run_execute(&env, &o, "r", NULL, &err));
     assert_int_equal(err.code, ERR_STATE);
     assert_non_null(strstr(err.text, "shoal resume r"));
     status_is("paused", "paused");
-    run_options_release(&o);
+    evolve_recipe_release(&o);
     env_release(&env);
     killed_run_ends_the_same("paused");
 }
@@ -1232,10 +1232,10 @@ static void test_pause(void **state) {
 static void test_copies_are_refused(void **state) {
     (void)state;
     struct model_config c;
-    struct run_options o;
-    struct run_env env = env_of("copies", 1);
+    struct evolve_recipe o;
+    struct evolve_env env = env_of("copies", 1);
     reference_run();
-    assert_int_equal(shape_find("tiny-llama", &c, &err), OK);
+    assert_int_equal(model_preset_find("tiny-llama", &c, &err), OK);
     char *from = path_join(dir, "ref/r/adapters/gen_0/a"), *to = path_join(dir, "copy"),
          *path = path_join(dir, "way.yaml");
     struct adapter *a = adapter_load(from, &c, &err);
@@ -1245,12 +1245,12 @@ static void test_copies_are_refused(void **state) {
                            "tasks: [pick]\n",
                            dir, from, to);
     assert_int_equal(file_write(path, text, strlen(text), &err), OK);
-    assert_int_equal(run_recipe_load(&o, path, &err), OK);
-    assert_null(run_execute(&env, &o, "r", NULL, &err));
+    assert_int_equal(evolve_recipe_load(&o, path, &err), OK);
+    assert_null(evolve_run_execute(&env, &o, "r", NULL, &err));
     assert_int_equal(err.code, ERR_MISMATCH);
     assert_non_null(strstr(err.text, "first"));
     assert_non_null(strstr(err.text, "second"));
-    run_options_release(&o);
+    evolve_recipe_release(&o);
     adapter_release(a);
     adapter_release(copy);
     env_release(&env);
@@ -1262,11 +1262,11 @@ static void test_copies_are_refused(void **state) {
 
 /* Recipes. Each bad one is a whole file; `says` must be in the message. */
 static void recipe_is_refused(const char *text, const char *says) {
-    struct run_options o;
+    struct evolve_recipe o;
     char *path = path_join(dir, "bad.yaml");
     assert_int_equal(file_write(path, text, strlen(text), &err), OK);
-    int rc = run_recipe_load(&o, path, &err);
-    run_options_release(&o);
+    int rc = evolve_recipe_load(&o, path, &err);
+    evolve_recipe_release(&o);
     free(path);
     if (rc == OK) fail_msg("accepted: %s", text);
     if (!strstr(err.text, says) || !strstr(err.text, "bad.yaml"))
@@ -1339,7 +1339,7 @@ static void test_report_is_self_contained(void **state) {
     json_t *copy = json_deep_copy(reference);
     json_object_set_new(json_array_get(json_object_get(copy, "table"), 0), "name",
                         json_string("<script>x</script>"));
-    assert_int_equal(report_write(copy, other, &err), OK);
+    assert_int_equal(evolve_report_write(copy, other, &err), OK);
     assert_int_equal(file_read(other, 1 << 24, &page, &err), OK);
     assert_null(strstr(page.data, "<script"));
     assert_non_null(strstr(page.data, "&lt;script&gt;x"));

@@ -312,7 +312,7 @@ static struct buf template, schema;
 
 static int model_at(const char *name, struct error *err) {
     char *path = path_in(name);
-    struct model *m = model_open(path, CLASS_EXACT, err);
+    struct model *m = model_open(path, NUMERIC_EXACT, err);
     int rc = m ? OK : err->code;
     model_close(m);
     free(path);
@@ -341,19 +341,19 @@ static int open_windowed_hf(struct error *err) {
 
 static int tokenizer_done(struct tokenizer *t, char *path, struct error *err) {
     int rc = t ? OK : err->code;
-    tok_free(t);
+    tokenizer_free(t);
     free(path);
     return rc;
 }
 
 static int open_tokenizer_json(struct error *err) {
     char *path = path_in("large/tokenizer.json");
-    return tokenizer_done(tok_from_json(path, err), path, err);
+    return tokenizer_done(tokenizer_from_json(path, err), path, err);
 }
 
 static int open_sentencepiece(struct error *err) {
     char *path = path_in("tokenizer.model");
-    return tokenizer_done(tok_from_sentencepiece(path, err), path, err);
+    return tokenizer_done(tokenizer_from_sentencepiece(path, err), path, err);
 }
 
 static int adapter_at(const char *name, const struct model_config *shape, struct error *err) {
@@ -412,7 +412,7 @@ static int merge_adapter(struct error *err) {
 
 static int quantize(struct error *err) {
     char *path = path_in("quantised.gguf");
-    struct quant q = quant_pure(TENSOR_Q4_K);
+    struct quant_scheme q = quant_pure(TENSOR_Q4_K);
     int rc = model_quantize_gguf(wide_model, path, &q, NULL, NULL, err);
     free(path);
     return rc;
@@ -469,12 +469,12 @@ static int train(struct error *err) {
     struct train_options o;
     int32_t tokens[64] = {0};
     uint8_t mask[64] = {[63] = 1};
-    struct sample s = {.tokens = tokens, .mask = mask, .n = 64};
+    struct train_sample s = {.tokens = tokens, .mask = mask, .n = 64};
     int64_t targets;
     double nll;
     options_default(train_option_rows, &o);
     struct trainer *t = trainer_new_lora(wide_model, &wide_adapter, 1, &o, NULL, err);
-    int rc = t ? trainer_loss(t, &s, 1, &nll, &targets, err) : err->code;
+    int rc = t ? trainer_eval_loss(t, &s, 1, &nll, &targets, err) : err->code;
     trainer_free(t);
     options_release(train_option_rows, &o);
     return rc;
@@ -493,7 +493,7 @@ static int load_data(struct error *err) {
 static int filter_data(struct error *err) {
     struct synth_options o = {0};
     struct synth s = {.o = &o, .model = wide_model};
-    struct synth_rules *rules = NULL;
+    struct synth_filter_set *rules = NULL;
     struct buf lines = {0};
     char *path = path_in("prompts.jsonl");
     options_default(synth_option_rows, &o);
@@ -505,11 +505,11 @@ static int filter_data(struct error *err) {
         s.v[i] = (struct synth_sample){.prompt = i, .finish = FINISH_STOP};
         buf_puts(&s.v[i].text, "青");
     }
-    if (rc == OK) rc = (rules = synth_rules_new(&o, bytes, err)) ? OK : err->code;
+    if (rc == OK) rc = (rules = synth_filter_set_new(&o, bytes, err)) ? OK : err->code;
     if (rc == OK) rc = synth_filter(&s, rules, err);
-    if (rc == OK) rc = synth_lines(&s, &lines, err);
-    if (rc == OK && synth_kept(&s) != 2) check_failed(__FILE__, __LINE__, "both are kept");
-    synth_rules_free(rules);
+    if (rc == OK) rc = synth_format_jsonl(&s, &lines, err);
+    if (rc == OK && synth_count_kept(&s) != 2) check_failed(__FILE__, __LINE__, "both are kept");
+    synth_filter_set_free(rules);
     synth_release(&s);
     buf_release(&lines);
     options_release(synth_option_rows, &o);
@@ -523,11 +523,11 @@ static int row_skip(void *ctx, const json_t *row, int line, struct error *err) {
 }
 
 static int load_questions(struct error *err) {
-    struct bank b;
+    struct eval_task b;
     char *lines = path_in("questions.jsonl"), *table = path_in("questions.csv");
-    int rc = bank_open(&b, lines, &(struct bank_options){0}, err);
+    int rc = eval_task_open(&b, lines, &(struct eval_task_options){0}, err);
     if (rc == OK) rc = csv_each(table, row_skip, NULL, err);
-    bank_release(&b);
+    eval_task_release(&b);
     free(lines);
     free(table);
     return rc;
@@ -543,10 +543,10 @@ static int load_checkpoint(struct error *err) {
 }
 
 static int load_recipe(struct error *err) {
-    struct run_options o;
+    struct evolve_recipe o;
     char *path = path_in("recipe.yaml");
-    int rc = run_recipe_load(&o, path, err);
-    run_options_release(&o);
+    int rc = evolve_recipe_load(&o, path, err);
+    evolve_recipe_release(&o);
     free(path);
     return rc;
 }
@@ -603,12 +603,12 @@ static int write_board(struct error *err) {
     json_t *value = json_pack("{s:s}", "本文", "猫"), *row = NULL;
     int rc = b ? blackboard_write_multiple(b, value, NULL, err) : err->code;
     if (rc == OK)
-        rc = (row = blackboard_slot_add(b, &(struct board_slot_entry){"批評", "反対", v, 2, NULL},
+        rc = (row = blackboard_slot_add(b, &(struct blackboard_slot_entry){"批評", "反対", v, 2, NULL},
                                         err))
                  ? OK
                  : err->code;
     if (rc == OK) rc = (again = blackboard_open(&o, err)) ? OK : err->code;
-    if (rc == OK && (blackboard_last(again) != 2 ||
+    if (rc == OK && (blackboard_last_seq(again) != 2 ||
                      strcmp(json_string_value(blackboard_read(again, "本文")), "猫") != 0))
         check_failed(__FILE__, __LINE__, "the log keeps what was written");
     json_decref(row);
@@ -626,7 +626,7 @@ static int talk(struct error *err) {
     struct store *s = store_open(path, err);
     struct conversation *c = s ? conversation_open(s, "話", err) : NULL;
     json_t *facts = json_pack("{s:s}", "名前", "太郎");
-    int rc = c ? conversation_learn(c, facts, err) : err->code;
+    int rc = c ? conversation_merge_facts(c, facts, err) : err->code;
     if (rc == OK) rc = conversation_add(c, "こんにちは", "你好", NULL, err);
     json_decref(facts);
     conversation_close(c);
@@ -666,7 +666,7 @@ static int load_small_json(struct error *err) {
 
 static int load_json(struct error *err) {
     char *path = path_in("large.json");
-    json_t *v = json_file(path, err);
+    json_t *v = json_parse_file(path, err);
     int rc = v ? OK : err->code;
     json_decref(v);
     free(path);
@@ -840,10 +840,10 @@ static void test_trickle(void **state) {
     struct buf whole = {0}, slow = {0};
     char *path = path_in("large.json"), hash[2][HASH_LEN];
     assert_int_equal(file_read(path, 1 << 30, &whole, &err), OK);
-    assert_int_equal(hash_file(path, hash[0], &err), OK);
+    assert_int_equal(sha256_file(path, hash[0], &err), OK);
     fault.trickle = true;
     assert_int_equal(file_read(path, 1 << 30, &slow, &err), OK);
-    assert_int_equal(hash_file(path, hash[1], &err), OK);
+    assert_int_equal(sha256_file(path, hash[1], &err), OK);
     fault_clear();
     assert_int_equal(whole.len, slow.len);
     assert_memory_equal(whole.data, slow.data, whole.len);
@@ -864,7 +864,7 @@ static int save_checkpoint(const char *path, struct error *err) {
     return trainer_save(trainer, path, NULL, err);
 }
 static int save_tokenizer(const char *path, struct error *err) {
-    return tok_write_json(bytes, path, err);
+    return tokenizer_write_json(bytes, path, err);
 }
 static int save_hf(const char *path, struct error *err) {
     return model_write_hf(small, path, TENSOR_BF16, err);
@@ -874,7 +874,7 @@ static int save_adapter(const char *path, struct error *err) {
 }
 
 static int save_quantised(const char *path, struct error *err) {
-    struct quant q = quant_pure(TENSOR_Q5_1);
+    struct quant_scheme q = quant_pure(TENSOR_Q5_1);
     return model_quantize_gguf(small, path, &q, NULL, NULL, err);
 }
 static int save_adapter_gguf(const char *path, struct error *err) {
@@ -930,10 +930,10 @@ static int save_check(const char *out, const struct save *s, char fresh[][HASH_L
     char old_hash[HASH_LEN], hash[HASH_LEN];
     struct error err;
     int kept = 0;
-    hash_bytes(old_content, sizeof old_content - 1, old_hash);
+    sha256_bytes(old_content, sizeof old_content - 1, old_hash);
     for (int i = 0; i < save_count(s); i++) {
         char *path = save_path(out, s, i);
-        if (hash_file(path, hash, &err) != OK) fail_msg("%s, call %ld: %s", s->name, n, err.text);
+        if (sha256_file(path, hash, &err) != OK) fail_msg("%s, call %ld: %s", s->name, n, err.text);
         bool old = strcmp(hash, old_hash) == 0;
         if (!old && strcmp(hash, fresh[i]) != 0)
             fail_msg("%s, call %ld: '%s' is neither old nor new", s->name, n, path);
@@ -951,7 +951,7 @@ static void save_sweep(const struct save *s, int why) {
     if (s->run(out, &err) != OK) fail_msg("%s: %s", s->name, err.text);
     for (int i = 0; i < save_count(s); i++) {
         char *path = save_path(out, s, i);
-        assert_int_equal(hash_file(path, fresh[i], &err), OK);
+        assert_int_equal(sha256_file(path, fresh[i], &err), OK);
         free(path);
     }
     bool done = false;
@@ -1124,7 +1124,7 @@ static void large_make(void) {
     c.n_layers = 1;
     c.vocab_size = MANY;
     c.tied = true;
-    struct model *m = model_new(&c, 3, CLASS_EXACT);
+    struct model *m = model_new(&c, 3, NUMERIC_EXACT);
     char *gguf = path_in("large.gguf"), *hf = path_in("large");
     must(model_write_gguf(m, gguf, TENSOR_F16, &err), &err);
     must(model_write_hf(m, hf, TENSOR_F16, &err), &err);
@@ -1140,8 +1140,8 @@ static void archs_make(void) {
     char *gguf = path_in("biased.gguf"), *hf = path_in("windowed");
     c.biased = 1u << PROJ_Q | 1u << PROJ_K;
     c.rope_scaling = (struct rope_scaling){ROPE_LLAMA3, 8, 1, 4, 32};
-    struct model *biased = fixture_model_of(c, true, TENSOR_F32, CLASS_EXACT);
-    struct model *gemma = fixture_model("tiny-gemma3", true, TENSOR_F32, CLASS_EXACT);
+    struct model *biased = fixture_model_of(c, true, TENSOR_F32, NUMERIC_EXACT);
+    struct model *gemma = fixture_model("tiny-gemma3", true, TENSOR_F32, NUMERIC_EXACT);
     must(model_write_gguf(biased, gguf, TENSOR_Q8_0, &err), &err);
     must(model_write_hf(gemma, hf, TENSOR_BF16, &err), &err);
     model_close(biased);
@@ -1182,8 +1182,8 @@ static void adapters_make(void) {
     char *path = path_in("wide-adapter"), *other = path_in("small-adapter"),
          *gguf = path_in("wide.gguf");
     struct adapter_config high = {.r = 256, .alpha = 512, .target = {[PROJ_UP] = true}};
-    must(shape_find("fry", &wide, &err), &err);
-    wide_model = model_new(&wide, 1, CLASS_EXACT);
+    must(model_preset_find("fry", &wide, &err), &err);
+    wide_model = model_new(&wide, 1, NUMERIC_EXACT);
     wide_adapter = fixture_adapter(&wide, 32, "all-linear", 0.1f, 1);
     must(adapter_save(wide_adapter, path, "base", &err), &err);
     small_adapter = fixture_adapter(&small->config, 2, "q_proj,v_proj", 0.1f, 1);
@@ -1215,7 +1215,7 @@ static void gguf_adapters_make(void) {
 static void session_make(void) {
     struct error err;
     struct engine_options o = {.max_rows = 64, .max_seqs = 2, .max_len = 256};
-    struct request r = {
+    struct engine_request r = {
         .prompt = session_ids, .n_prompt = session_tokens.n, .max_tokens = 1, .sampling = {0}};
     char *path = path_in("session.bin");
     for (int32_t i = 0; i < session_tokens.n; i++) session_ids[i] = i % wide.vocab_size;
@@ -1223,7 +1223,7 @@ static void session_make(void) {
     must(sessions ? OK : err.code, &err);
     must(engine_run(sessions, &r, 1, NULL, &err), &err);
     must(engine_session_save(sessions, session_tokens, NULL, "base", path, &err), &err);
-    request_release(&r);
+    engine_request_release(&r);
     free(path);
 }
 
@@ -1288,8 +1288,8 @@ static int group_setup(void **state) {
     snprintf(root, sizeof root, "%s/shoal-test-faults-XXXXXX", memory ? "/dev/shm" : "/tmp");
     if (!mkdtemp(root)) return -1;
     sqlite_prepare();
-    small = fixture_model("tiny-llama", true, TENSOR_F32, CLASS_EXACT);
-    bytes = tok_byte_fallback(259);
+    small = fixture_model("tiny-llama", true, TENSOR_F32, NUMERIC_EXACT);
+    bytes = tokenizer_new_bytes(259);
     char *gguf = path_in("small.gguf"), *hf = path_in("small");
     must(model_write_gguf(small, gguf, TENSOR_Q8_0, &err), &err);
     must(model_write_hf(small, hf, TENSOR_BF16, &err), &err);
@@ -1321,7 +1321,7 @@ static int group_teardown(void **state) {
     buf_release(&schema);
     model_close(small);
     model_close(wide_model);
-    tok_free(bytes);
+    tokenizer_free(bytes);
     return folder_remove(root);
 }
 
@@ -1329,7 +1329,7 @@ static int group_teardown(void **state) {
 static int run_train(char hash[HASH_LEN], struct error *err) {
     char *data = path_in("data.jsonl"), *checkpoint = path_in("run.bin"),
          *log = path_in("run.jsonl");
-    struct sft_job job = {.name = "a", .data = data};
+    struct train_job job = {.name = "a", .data = data};
     struct train_options o;
     options_default(train_option_rows, &o);
     o.r = 1;

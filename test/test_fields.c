@@ -21,18 +21,18 @@ static int verdict(int route, const char *text, struct error *err) {
     json_t *body = json_loads(text, 0, NULL);
     assert_non_null(body);
     *err = (struct error){0};
-    int rc = fields_check((enum field_route)route, body, err);
+    int rc = request_fields_check((enum field_route)route, body, err);
     json_decref(body);
     return rc;
 }
 
 static void test_table(void **state) {
     (void)state;
-    for (const struct known_field *f = known_fields; f->name; f++) {
+    for (const struct request_field *f = request_fields; f->name; f++) {
         assert_true(f->routes != 0);
-        assert_int_equal(f->use == FIELD_REFUSED, f->why != NULL);
-        assert_int_equal(f->use == FIELD_REFUSED, f->neutral != NULL);
-        for (const struct known_field *o = f + 1; o->name; o++)
+        assert_int_equal(f->use == FIELD_REJECTED, f->why != NULL);
+        assert_int_equal(f->use == FIELD_REJECTED, f->neutral != NULL);
+        for (const struct request_field *o = f + 1; o->name; o++)
             if (strcmp(f->name, o->name) == 0 && (f->routes & o->routes))
                 fail_msg("'%s' is there twice for a route", f->name);
     }
@@ -43,12 +43,12 @@ static void test_table(void **state) {
 static void test_rows(void **state) {
     struct error err;
     (void)state;
-    for (const struct known_field *f = known_fields; f->name; f++)
+    for (const struct request_field *f = request_fields; f->name; f++)
         for (size_t r = 0; r < ARRAY_LEN(routes); r++) {
             if (!(f->routes & routes[r])) continue;
             char *text = xasprintf("{\"%s\": \"something\"}", f->name);
             int rc = verdict(routes[r], text, &err);
-            assert_int_equal(rc, f->use == FIELD_REFUSED ? ERR_USAGE : OK);
+            assert_int_equal(rc, f->use == FIELD_REJECTED ? ERR_USAGE : OK);
             if (rc != OK) assert_non_null(strstr(err.text, f->name));
             free(text);
             json_t *list = json_loads(f->neutral ? f->neutral : "[]", 0, NULL), *v;
@@ -56,7 +56,7 @@ static void test_rows(void **state) {
             json_array_append_new(list, json_null());
             json_array_foreach (list, i, v) {
                 json_t *body = json_pack("{s:O}", f->name, v);
-                assert_int_equal(fields_check((enum field_route)routes[r], body, &err), OK);
+                assert_int_equal(request_fields_check((enum field_route)routes[r], body, &err), OK);
                 json_decref(body);
             }
             json_decref(list);
@@ -107,7 +107,7 @@ static void test_docs(void **state) {
     size_t from, to;
     (void)state;
     docs_split(&page, &from, &to);
-    fields_markdown(&list);
+    request_fields_markdown(&list);
     if (list.len != to - from || memcmp(list.data, page.data + from, list.len) != 0)
         fail_msg("%s does not list the fields as they are: build/test_fields --write", DOCS);
     buf_release(&page);
@@ -119,7 +119,7 @@ static int docs_write(void) {
     size_t from, to;
     docs_split(&page, &from, &to);
     buf_add(&out, page.data, from);
-    fields_markdown(&out);
+    request_fields_markdown(&out);
     buf_puts(&out, page.data + to);
     FILE *f = fopen(DOCS, "w");
     bool fine = f && fwrite(out.data, 1, out.len, f) == out.len;

@@ -35,7 +35,7 @@ static void naive_norm(double *y, const double *x, const float *g, int n, double
 static void naive_product(double *y, const double *x, const struct matrix *w) {
     float *row = xcalloc((size_t)w->k, sizeof *row);
     for (int64_t n = 0; n < w->n; n++) {
-        matrix_row(w, n, row);
+        matrix_get_row(w, n, row);
         y[n] = 0;
         for (int64_t k = 0; k < w->k; k++) y[n] += x[k] * (double)row[k];
     }
@@ -91,10 +91,10 @@ static void naive_token(struct naive *t, int token, int pos, double *logits) {
     double x[64], h[64], o[64], q[256], att[256], gate[256], up[256];
     float embed[64];
     assert_true(d <= 64 && c->n_heads * e <= 256 && ff <= 256);
-    matrix_row(&t->m->embed, token, embed);
+    matrix_get_row(&t->m->embed, token, embed);
     for (int i = 0; i < d; i++) x[i] = (double)embed[i];
     for (int l = 0; l < c->n_layers; l++) {
-        const struct layer *w = &t->m->layers[l];
+        const struct model_layer *w = &t->m->layers[l];
         double *k = t->k + ((int64_t)l * t->n + pos) * kv,
                *v = t->v + ((int64_t)l * t->n + pos) * kv;
         naive_norm(h, x, w->attn_norm, d, (double)c->rms_norm_eps);
@@ -152,16 +152,16 @@ static struct forward *forward_make(const struct model *m, struct pool *pool) {
 static void sequence_run(struct forward *f, const struct model *m, struct adapter *a,
                          const int32_t *tokens, int from, int n, int slot, int chunk,
                          float *logits) {
-    struct row rows[64];
+    struct batch_row rows[64];
     int32_t out[64];
     for (int at = from; at < n; at += chunk) {
         int count = MIN(chunk, n - at);
         for (int i = 0; i < count; i++) {
-            rows[i] = (struct row){.token = tokens[at + i], .pos = at + i, .slot = slot};
+            rows[i] = (struct batch_row){.token = tokens[at + i], .pos = at + i, .slot = slot};
             out[i] = i;
         }
         struct lora_part part;
-        struct segment seg = adapter_segment(a, 0, count, &part);
+        struct lora_segment seg = adapter_lora_segment(a, 0, count, &part);
         forward_run(f, rows, count, &seg, 1, out, count,
                     logits + (int64_t)at * m->config.vocab_size);
     }
@@ -195,7 +195,7 @@ static void naive_agrees(void **state) {
     } cases[] = {
         {"tiny-llama", false}, {"tiny-llama", true}, {"tiny-qwen3", false}, {"tiny-qwen3", true}};
     for (size_t i = 0; i < ARRAY_LEN(cases); i++) {
-        struct model *m = fixture_model(cases[i].shape, cases[i].tied, TENSOR_F32, CLASS_EXACT);
+        struct model *m = fixture_model(cases[i].shape, cases[i].tied, TENSOR_F32, NUMERIC_EXACT);
         struct adapter *all = fixture_adapter(&m->config, 5, "all-linear", 0.2f, 1);
         struct adapter *some = fixture_adapter(&m->config, 16, "q_proj,down_proj", 0.1f, 2);
         close_to_naive(m, NULL);
@@ -210,7 +210,7 @@ static void naive_agrees(void **state) {
 /* A rank above one round's worth of scratch. */
 static void large_rank_agrees(void **state) {
     (void)state;
-    struct model *m = fixture_model("tiny-llama", false, TENSOR_F32, CLASS_EXACT);
+    struct model *m = fixture_model("tiny-llama", false, TENSOR_F32, NUMERIC_EXACT);
     struct adapter *a = fixture_adapter(&m->config, 530, "all-linear", 0.02f, 1);
     close_to_naive(m, a);
     adapter_release(a);
@@ -218,17 +218,17 @@ static void large_rank_agrees(void **state) {
 }
 
 /* All tokens at once, under a perturbation and the adapter with its factors held as `e`. */
-static void adapted_run(const struct model *m, const struct adapter *a, enum elem e,
+static void adapted_run(const struct model *m, const struct adapter *a, enum dtype e,
                         float *logits) {
     int32_t tokens[N_TOKENS], out[N_TOKENS];
-    struct row rows[N_TOKENS];
+    struct batch_row rows[N_TOKENS];
     struct lora_part parts[] = {{.noise = {5, 3}, .weight = 0.01f},
                                 {.pack = a ? adapter_pack(a, e) : NULL, .weight = 1.0f}};
-    struct segment seg = {0, N_TOKENS, parts, a ? 2 : 1, NULL};
+    struct lora_segment seg = {0, N_TOKENS, parts, a ? 2 : 1, NULL};
     struct forward *f = forward_make(m, NULL);
     tokens_fill(tokens, N_TOKENS, m->config.vocab_size, 0);
     for (int i = 0; i < N_TOKENS; i++) {
-        rows[i] = (struct row){tokens[i], i, 1};
+        rows[i] = (struct batch_row){tokens[i], i, 1};
         out[i] = i;
     }
     forward_run(f, rows, N_TOKENS, &seg, 1, out, N_TOKENS, logits);
@@ -240,29 +240,29 @@ static void adapted_run(const struct model *m, const struct adapter *a, enum ele
 static void narrow_factors_agree(void **state) {
     (void)state;
     static const int ranks[] = {1, 3, 8, 67};
-    static const double share[N_ELEM] = {
-        [ELEM_F32] = 0, [ELEM_BF16] = 1e-2, [ELEM_F16] = 2e-3, [ELEM_I8] = 4e-2};
+    static const double share[N_DTYPE] = {
+        [DTYPE_F32] = 0, [DTYPE_BF16] = 1e-2, [DTYPE_F16] = 2e-3, [DTYPE_I8] = 4e-2};
     for (int q = 0; q < 2; q++) {
         struct model *m =
-            fixture_model("tiny-llama", false, q ? TENSOR_Q8_0 : TENSOR_F32, CLASS_EXACT);
+            fixture_model("tiny-llama", false, q ? TENSOR_Q8_0 : TENSOR_F32, NUMERIC_EXACT);
         int64_t n = N_TOKENS * m->config.vocab_size;
         float *base = xcalloc((size_t)n, sizeof *base), *full = xcalloc((size_t)n, sizeof *full),
               *got = xcalloc((size_t)n, sizeof *got);
-        adapted_run(m, NULL, ELEM_F32, base);
-        for (size_t i = 0; i < ARRAY_LEN(ranks) * N_ELEM; i++) {
-            enum elem e = (enum elem)(i % N_ELEM);
+        adapted_run(m, NULL, DTYPE_F32, base);
+        for (size_t i = 0; i < ARRAY_LEN(ranks) * N_DTYPE; i++) {
+            enum dtype e = (enum dtype)(i % N_DTYPE);
             struct adapter *a =
-                fixture_adapter(&m->config, ranks[i / N_ELEM], "all-linear", 0.1f, 3);
-            adapted_run(m, a, e, e == ELEM_F32 ? full : got);
+                fixture_adapter(&m->config, ranks[i / N_DTYPE], "all-linear", 0.1f, 3);
+            adapted_run(m, a, e, e == DTYPE_F32 ? full : got);
             double lost = 0, done = 0;
-            for (int64_t j = 0; e != ELEM_F32 && j < n; j++) {
+            for (int64_t j = 0; e != DTYPE_F32 && j < n; j++) {
                 lost += pow((double)(got[j] - full[j]), 2);
                 done += pow((double)(full[j] - base[j]), 2);
             }
-            assert_true(e == ELEM_F32 || (lost > 0 && done > 0));
+            assert_true(e == DTYPE_F32 || (lost > 0 && done > 0));
             if (sqrt(lost) > (share[e] + (q ? 8e-2 : 0)) * sqrt(done))
                 fail_msg("%s, rank %d: %g of %g", m->type == TENSOR_F32 ? "f32" : "q8_0",
-                         ranks[i / N_ELEM], sqrt(lost), sqrt(done));
+                         ranks[i / N_DTYPE], sqrt(lost), sqrt(done));
             adapter_release(a);
         }
         free(base);
@@ -276,7 +276,7 @@ static void rope_agrees(void **state) {
     (void)state;
     struct model_config c;
     struct error err;
-    assert_int_equal(shape_find("smollm-135m", &c, &err), OK);
+    assert_int_equal(model_preset_find("smollm-135m", &c, &err), OK);
     float *cs = xcalloc(2048 * 32, sizeof *cs), *sn = xcalloc(2048 * 32, sizeof *sn);
     rope_table(&c, 2048, cs, sn);
     for (int p = 0; p < 2048; p += 89)
@@ -302,16 +302,16 @@ static void mixed_run(struct forward *f, const struct model *m, struct adapter *
     float *buf = xcalloc((size_t)(64 * vocab), sizeof *buf);
     struct rng rng = rng_make(17, RNG_TEST, id, 0);
     while (left > 0) {
-        struct row rows[64];
-        struct segment segs[N_SEQS];
+        struct batch_row rows[64];
+        struct lora_segment segs[N_SEQS];
         struct lora_part parts[N_SEQS];
         int32_t out[64], n = 0, n_segs = 0;
         for (int s = 0; s < N_SEQS; s++) {
             int drawn = (int)rng_below(&rng, 10), count = MIN(drawn, N_TOKENS - at[s]);
             if (count == 0) continue;
-            segs[n_segs++] = adapter_segment(by_seq[s], n, n + count, &parts[s]);
+            segs[n_segs++] = adapter_lora_segment(by_seq[s], n, n + count, &parts[s]);
             for (int i = 0; i < count; i++, n++) {
-                rows[n] = (struct row){.token = tokens[s][at[s] + i], .pos = at[s] + i, .slot = s};
+                rows[n] = (struct batch_row){.token = tokens[s][at[s] + i], .pos = at[s] + i, .slot = s};
                 out[n] = n;
             }
             at[s] += count;
@@ -365,12 +365,12 @@ static void bits_invariant(void **state) {
         enum tensor_type type;
         enum numeric_class cls;
     } cases[] = {
-        {"tiny-llama", TENSOR_F32, CLASS_EXACT},    {"tiny-qwen3", TENSOR_F32, CLASS_EXACT},
-        {"tiny-llama", TENSOR_Q8_0, CLASS_EXACT},   {"tiny-qwen3", TENSOR_Q4_0, CLASS_EXACT},
-        {"tiny-llama", TENSOR_BF16, CLASS_EXACT},   {"tiny-qwen3", TENSOR_BF16, CLASS_FAST},
-        {"tiny-qwen2", TENSOR_F32, CLASS_EXACT},    {"tiny-gemma3", TENSOR_F32, CLASS_EXACT},
-        {"tiny-gemma3", TENSOR_Q8_0, CLASS_FAST},   {"tiny-gpt-neo", TENSOR_F32, CLASS_EXACT},
-        {"tiny-gpt-neo", TENSOR_Q4_0, CLASS_EXACT},
+        {"tiny-llama", TENSOR_F32, NUMERIC_EXACT},    {"tiny-qwen3", TENSOR_F32, NUMERIC_EXACT},
+        {"tiny-llama", TENSOR_Q8_0, NUMERIC_EXACT},   {"tiny-qwen3", TENSOR_Q4_0, NUMERIC_EXACT},
+        {"tiny-llama", TENSOR_BF16, NUMERIC_EXACT},   {"tiny-qwen3", TENSOR_BF16, NUMERIC_FAST},
+        {"tiny-qwen2", TENSOR_F32, NUMERIC_EXACT},    {"tiny-gemma3", TENSOR_F32, NUMERIC_EXACT},
+        {"tiny-gemma3", TENSOR_Q8_0, NUMERIC_FAST},   {"tiny-gpt-neo", TENSOR_F32, NUMERIC_EXACT},
+        {"tiny-gpt-neo", TENSOR_Q4_0, NUMERIC_EXACT},
     };
     for (size_t i = 0; i < ARRAY_LEN(cases); i++) {
         struct model *m = fixture_model(cases[i].shape, i % 2, cases[i].type, cases[i].cls);
@@ -383,17 +383,17 @@ static void bits_invariant(void **state) {
  * parts. */
 static void wide_bits_invariant(void **state) {
     (void)state;
-    struct model *m = fixture_model("fry", true, TENSOR_Q8_0, CLASS_EXACT);
+    struct model *m = fixture_model("fry", true, TENSOR_Q8_0, NUMERIC_EXACT);
     invariance_check(m);
     model_close(m);
     static const char *const shapes[] = {"tiny-gemma3", "tiny-gpt-neo"};
     for (size_t i = 0; i < ARRAY_LEN(shapes); i++) {
         struct model_config c;
         struct error err;
-        assert_int_equal(shape_find(shapes[i], &c, &err), OK);
+        assert_int_equal(model_preset_find(shapes[i], &c, &err), OK);
         c.d_model = 192;
         c.d_ff = 512;
-        m = fixture_model_of(c, true, TENSOR_F32, CLASS_EXACT);
+        m = fixture_model_of(c, true, TENSOR_F32, NUMERIC_EXACT);
         invariance_check(m);
         model_close(m);
     }
@@ -406,20 +406,20 @@ enum { WANTED_SEQS = 4, WANTED_LEN = 5, WANTED_ROWS = WANTED_SEQS * WANTED_LEN }
 static void wanted_run(const struct model *m, struct adapter *const a[], const int32_t *out,
                        int32_t n_out, float *logits) {
     struct forward *f = forward_make(m, NULL);
-    struct row rows[WANTED_ROWS];
-    struct segment segs[WANTED_SEQS];
+    struct batch_row rows[WANTED_ROWS];
+    struct lora_segment segs[WANTED_SEQS];
     struct lora_part parts[WANTED_SEQS];
     const int32_t all[] = {0, 1, 2, 3};
     int n = 0;
     for (int32_t i = 0; i < WANTED_ROWS; i++)
-        rows[i] = (struct row){.token = 7 + i, .pos = i % WANTED_LEN, .slot = i / WANTED_LEN};
+        rows[i] = (struct batch_row){.token = 7 + i, .pos = i % WANTED_LEN, .slot = i / WANTED_LEN};
     for (int32_t s = 0; s < WANTED_SEQS; s++)
         if (s != 2)
-            segs[n++] = adapter_segment(a[s % 2], s * WANTED_LEN, (s + 1) * WANTED_LEN, &parts[s]);
+            segs[n++] = adapter_lora_segment(a[s % 2], s * WANTED_LEN, (s + 1) * WANTED_LEN, &parts[s]);
     forward_run(f, rows, WANTED_ROWS, segs, n, out, n_out, logits);
     for (int32_t s = 0; s < WANTED_SEQS; s++)
-        rows[s] = (struct row){.token = 3 + s, .pos = WANTED_LEN, .slot = s};
-    segs[0] = adapter_segment(a[0], 0, 1, &parts[0]);
+        rows[s] = (struct batch_row){.token = 3 + s, .pos = WANTED_LEN, .slot = s};
+    segs[0] = adapter_lora_segment(a[0], 0, 1, &parts[0]);
     forward_run(f, rows, WANTED_SEQS, segs, 1, all, WANTED_SEQS,
                 logits + (int64_t)n_out * m->config.vocab_size);
     forward_free(f);
@@ -433,7 +433,7 @@ static void wanted_rows(void **state) {
     static const int32_t some[] = {0, 4, 7, 8, 11, 19};
     for (size_t i = 0; i < ARRAY_LEN(shapes); i++) {
         struct model *m =
-            fixture_model(shapes[i], true, i == 1 ? TENSOR_Q4_0 : TENSOR_F32, CLASS_EXACT);
+            fixture_model(shapes[i], true, i == 1 ? TENSOR_Q4_0 : TENSOR_F32, NUMERIC_EXACT);
         size_t v = (size_t)m->config.vocab_size;
         struct adapter *a[2] = {fixture_adapter(&m->config, 8, "all-linear", 0.2f, 1),
                                 fixture_adapter(&m->config, 3, "q_proj,o_proj", 0.2f, 2)};
@@ -461,16 +461,16 @@ static void wanted_rows(void **state) {
 enum { HALVES_SEQS = 2, HALVES_MEMBERS = 4, HALVES_ROWS = HALVES_MEMBERS * WANTED_LEN };
 
 /* Two sequences that four members read each under its own adapter, or none. */
-static int halves_rows(struct adapter *const a[], struct row *rows, struct segment *segs,
+static int halves_rows(struct adapter *const a[], struct batch_row *rows, struct lora_segment *segs,
                        struct lora_part *parts) {
     int n = 0;
     for (int32_t i = 0; i < HALVES_ROWS; i++)
-        rows[i] = (struct row){.token = 9 + i % (HALVES_SEQS * WANTED_LEN),
+        rows[i] = (struct batch_row){.token = 9 + i % (HALVES_SEQS * WANTED_LEN),
                                .pos = i % WANTED_LEN,
                                .slot = i / WANTED_LEN};
     for (int32_t s = 0; s < HALVES_MEMBERS; s++)
         if (a[s])
-            segs[n++] = adapter_segment(a[s], s * WANTED_LEN, (s + 1) * WANTED_LEN, &parts[s]);
+            segs[n++] = adapter_lora_segment(a[s], s * WANTED_LEN, (s + 1) * WANTED_LEN, &parts[s]);
     return n;
 }
 
@@ -482,8 +482,8 @@ static void halves_check(const struct model *m, int32_t first, struct pool *pool
         fixture_adapter_from(&m->config, first, 8, "all-linear", 0.2f, 1),
         fixture_adapter_from(&m->config, first, 3, "k_proj,o_proj", 0.2f, 2), NULL,
         fixture_adapter_from(&m->config, m->config.n_layers - 1, 1, "q_proj", 0.2f, 3)};
-    struct row rows[HALVES_ROWS];
-    struct segment segs[HALVES_MEMBERS];
+    struct batch_row rows[HALVES_ROWS];
+    struct lora_segment segs[HALVES_MEMBERS];
     struct lora_part parts[HALVES_MEMBERS];
     const float *streams[HALVES_ROWS];
     float *want = xcalloc(n, sizeof *want), *got = xcalloc(n, sizeof *got),
@@ -491,12 +491,12 @@ static void halves_check(const struct model *m, int32_t first, struct pool *pool
     int n_segs = halves_rows(a, rows, segs, parts);
     struct forward *whole = forward_make(m, NULL), *halves = forward_make(m, pool);
     forward_run(whole, rows, HALVES_ROWS, segs, n_segs, out, N_OUT, want);
-    forward_lower(halves, first, rows, HALVES_SEQS * WANTED_LEN, stream);
+    forward_lower_layers(halves, first, rows, HALVES_SEQS * WANTED_LEN, stream);
     for (int32_t i = 0; i < HALVES_ROWS; i++) {
         streams[i] = stream + (size_t)(i % (HALVES_SEQS * WANTED_LEN)) * d;
         rows[i].slot = HALVES_MEMBERS - rows[i].slot;
     }
-    forward_upper(halves, first, streams, rows, HALVES_ROWS, segs, n_segs, out, N_OUT, got);
+    forward_upper_layers(halves, first, streams, rows, HALVES_ROWS, segs, n_segs, out, N_OUT, got);
     assert_memory_equal(got, want, n * sizeof *got);
     forward_free(whole);
     forward_free(halves);
@@ -519,7 +519,7 @@ static void halves_agree(void **state) {
                  {"fry", 4, TENSOR_Q8_0},        {"fry", 1, TENSOR_BF16}};
     struct pool *pool = pool_new(2);
     for (size_t i = 0; i < ARRAY_LEN(cases); i++) {
-        struct model *m = fixture_model(cases[i].shape, true, cases[i].type, CLASS_EXACT);
+        struct model *m = fixture_model(cases[i].shape, true, cases[i].type, NUMERIC_EXACT);
         halves_check(m, cases[i].first, i % 2 ? NULL : pool);
         model_close(m);
     }
@@ -528,18 +528,18 @@ static void halves_agree(void **state) {
 
 static void base_read_once(void **state) {
     (void)state;
-    struct model *m = fixture_model("tiny-llama", false, TENSOR_F32, CLASS_EXACT);
+    struct model *m = fixture_model("tiny-llama", false, TENSOR_F32, NUMERIC_EXACT);
     struct forward *f = forward_make(m, NULL);
     struct adapter *a[20];
-    struct row rows[20];
-    struct segment segs[20];
+    struct batch_row rows[20];
+    struct lora_segment segs[20];
     struct lora_part parts[20];
     int32_t out[20];
     float *logits = xcalloc(20 * 300, sizeof *logits);
     for (int i = 0; i < 20; i++) {
         a[i] = fixture_adapter(&m->config, 8, "all-linear", 0.1f, (uint64_t)i);
-        rows[i] = (struct row){.token = i, .pos = 0, .slot = i};
-        segs[i] = adapter_segment(a[i], i, i + 1, &parts[i]);
+        rows[i] = (struct batch_row){.token = i, .pos = 0, .slot = i};
+        segs[i] = adapter_lora_segment(a[i], i, i + 1, &parts[i]);
         out[i] = i;
     }
     uint64_t per_step = 7 * (uint64_t)m->config.n_layers + 1;
@@ -558,7 +558,7 @@ static void base_read_once(void **state) {
 
 static void adapters_matter(void **state) {
     (void)state;
-    struct model *m = fixture_model("tiny-qwen3", true, TENSOR_F32, CLASS_EXACT);
+    struct model *m = fixture_model("tiny-qwen3", true, TENSOR_F32, NUMERIC_EXACT);
     struct adapter_config c = {.r = 4, .alpha = 8};
     for (int p = 0; p < N_PROJ; p++) c.target[p] = true;
     struct adapter *zero = adapter_new(&m->config, &c, 3),
@@ -583,7 +583,7 @@ static void adapters_matter(void **state) {
 
 static void copies_continue(void **state) {
     (void)state;
-    struct model *m = fixture_model("tiny-llama", false, TENSOR_F32, CLASS_EXACT);
+    struct model *m = fixture_model("tiny-llama", false, TENSOR_F32, NUMERIC_EXACT);
     int64_t vocab = m->config.vocab_size;
     size_t n = (size_t)(N_TOKENS * vocab);
     float *want = xcalloc(n, sizeof *want), *got = xcalloc(n, sizeof *got);
@@ -591,7 +591,7 @@ static void copies_continue(void **state) {
     tokens_fill(tokens, N_TOKENS, (int32_t)vocab, 2);
     struct forward *f = forward_make(m, NULL);
     sequence_run(f, m, NULL, tokens, 0, N_TOKENS, 3, 24, want);
-    kv_share(forward_kv(f), 3, 7, 10);
+    kv_cache_share_prefix(forward_kv_cache(f), 3, 7, 10);
     sequence_run(f, m, NULL, tokens, 10, N_TOKENS, 7, 4, got);
     assert_memory_equal(got + 10 * vocab, want + 10 * vocab, (size_t)(14 * vocab) * sizeof *got);
     forward_free(f);
@@ -602,13 +602,13 @@ static void copies_continue(void **state) {
 
 static void hidden_is_final_norm(void **state) {
     (void)state;
-    struct model *m = fixture_model("tiny-llama", false, TENSOR_F32, CLASS_EXACT);
+    struct model *m = fixture_model("tiny-llama", false, TENSOR_F32, NUMERIC_EXACT);
     struct forward *f = forward_make(m, NULL);
     int32_t tokens[4] = {1, 2, 3, 4}, d = m->config.d_model;
     float *logits = xcalloc(4 * 300, sizeof *logits), dot = 0,
           *row = xcalloc((size_t)d, sizeof *row);
     sequence_run(f, m, NULL, tokens, 0, 4, 0, 4, logits);
-    matrix_row(&m->head, 17, row);
+    matrix_get_row(&m->head, 17, row);
     dot = kernels_get()->dot(forward_hidden(f) + 2 * d, row, d);
     assert_true(dot == logits[2 * 300 + 17]);
     forward_free(f);
@@ -636,12 +636,12 @@ static void stories_reproduced(void **state) {
         free(bin);
         skip();
     }
-    struct model *m = llama2c_open(bin, tok, CLASS_EXACT, &err);
+    struct model *m = llama2c_open(bin, tok, NUMERIC_EXACT, &err);
     if (!m) fail_msg("%s", err.text);
     struct forward_options o = {.max_rows = 1, .n_slots = 1, .slot_len = 64};
     struct forward *f = forward_new(m, &o);
     float logits[512];
-    struct row row = {.token = 1};
+    struct batch_row row = {.token = 1};
     for (size_t i = 0; i < ARRAY_LEN(story); i++, row.pos++) {
         forward_run(f, &row, 1, NULL, 0, (int32_t[]){0}, 1, logits);
         for (int j = 0; i == 0 && j < 6; j++)

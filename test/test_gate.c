@@ -54,21 +54,21 @@ static void test_sign_flip(void **state) {
             sum += d[i];
         }
         double want = (double)flips_count(d, n, 0, fabs(sum)) / (double)(1 << n);
-        assert_float_equal(stats_sign_flip(d, n), want, 1e-12);
+        assert_float_equal(stats_sign_flip_test(d, n), want, 1e-12);
     }
     double same[5] = {1, 1, 1, 1, 1}, none[40] = {0};
-    assert_float_equal(stats_sign_flip(same, 5), 2.0 / 32, 1e-12);
-    assert_float_equal(stats_sign_flip(none, 40), 1, 0);
-    assert_float_equal(stats_sign_flip(none, 0), 1, 0);
+    assert_float_equal(stats_sign_flip_test(same, 5), 2.0 / 32, 1e-12);
+    assert_float_equal(stats_sign_flip_test(none, 40), 1, 0);
+    assert_float_equal(stats_sign_flip_test(none, 0), 1, 0);
     /* Drawn flips agree with the normal approximation of the same test. */
     for (int i = 0; i < 40; i++) d[i] = i % 2 ? 1.0 : -0.4;
     double sum = 0, square = 0;
     for (int i = 0; i < 40; i++) sum += d[i], square += d[i] * d[i];
-    assert_float_equal(stats_sign_flip(d, 40), erfc(sum / sqrt(2 * square)), 0.02);
+    assert_float_equal(stats_sign_flip_test(d, 40), erfc(sum / sqrt(2 * square)), 0.02);
 }
 
 /* What a gate decides: n pairs with gains of mean ± spread, in turn. */
-static struct gate_pair pairs(int n, double gain, double spread) {
+static struct gate_comparison pairs(int n, double gain, double spread) {
     double before[400], after[400];
     for (int i = 0; i < n; i++) {
         before[i] = 2 + 0.3 * (i % 7);
@@ -120,9 +120,9 @@ static void test_decisions(void **state) {
 
 /* measuring */
 
-static struct sample sample_of(uint32_t id, int32_t n, int32_t vocab, bool all) {
+static struct train_sample sample_of(uint32_t id, int32_t n, int32_t vocab, bool all) {
     struct rng r = rng_make(7, RNG_TEST, id, 0);
-    struct sample s = {
+    struct train_sample s = {
         .tokens = xcalloc((size_t)n, sizeof(int32_t)), .mask = xcalloc((size_t)n, 1), .n = n};
     for (int32_t i = 0; i < n; i++) {
         s.tokens[i] = (int32_t)rng_below(&r, (uint32_t)vocab);
@@ -134,7 +134,7 @@ static struct sample sample_of(uint32_t id, int32_t n, int32_t vocab, bool all) 
 static void test_measure(void **state) {
     (void)state;
     enum { N = 7 };
-    struct model *m = fixture_model("tiny-qwen3", false, TENSOR_F32, CLASS_EXACT);
+    struct model *m = fixture_model("tiny-qwen3", false, TENSOR_F32, NUMERIC_EXACT);
     struct adapter *a = fixture_adapter(&m->config, 3, "all-linear", 0.2f, 1),
                    *zero = adapter_scale(a, 0);
     struct dataset d = {.v = xcalloc(N, sizeof *d.v), .n = N};
@@ -144,10 +144,10 @@ static void test_measure(void **state) {
                            m->config.vocab_size, i % 2);
     double base[N], none[N], with[N], threaded[N];
     struct pool *pool = pool_new(3);
-    ok(gate_measure(m, NULL, &d, NULL, base, &err));
-    ok(gate_measure(m, zero, &d, NULL, none, &err));
-    ok(gate_measure(m, a, &d, NULL, with, &err));
-    ok(gate_measure(m, a, &d, pool, threaded, &err));
+    ok(gate_eval_nll(m, NULL, &d, NULL, base, &err));
+    ok(gate_eval_nll(m, zero, &d, NULL, none, &err));
+    ok(gate_eval_nll(m, a, &d, NULL, with, &err));
+    ok(gate_eval_nll(m, a, &d, pool, threaded, &err));
     assert_memory_equal(with, threaded, sizeof with);
     struct train_options o;
     options_default(train_option_rows, &o);
@@ -156,7 +156,7 @@ static void test_measure(void **state) {
     for (int i = 0; i < N; i++) {
         double nll;
         int64_t targets;
-        ok(trainer_loss(t, &d.v[i], 1, &nll, &targets, &err));
+        ok(trainer_eval_loss(t, &d.v[i], 1, &nll, &targets, &err));
         assert_float_equal(with[i], nll / (double)targets, 1e-3 * with[i]);
         assert_float_equal(none[i], base[i], 1e-6 * base[i]);
         assert_true(fabs(with[i] - base[i]) > 1e-6);
@@ -213,13 +213,13 @@ static bool holds(const char *page, const char *text) {
 static void test_page(void **state) {
     (void)state;
     struct buf b = {0};
-    page_open(&b, "訓練 <b>&\"\x01");
+    html_page_open(&b, "訓練 <b>&\"\x01");
     json_t *v = json_pack("{s:s,s:f,s:i,s:n,s:[i,s],s:s}", "名前", "批評家 <script>", "lr", 2e-4,
                           "r", 8, "nothing", "list", 1, "a&b", "<k>", "v"),
            *rows = json_pack("[{s:i,s:s},{s:f}]", "a", 1, "b", "丙", "c", 0.5);
-    page_table(&b, v);
-    page_table(&b, rows);
-    page_table(&b, json_object_get(v, "missing"));
+    html_table(&b, v);
+    html_table(&b, rows);
+    html_table(&b, json_object_get(v, "missing"));
     static const double xs[3] = {0, 1, 2}, ys[3] = {1, NAN, 3};
     static const double ranges[][2] = {{0, 1},
                                        {5, 5},
@@ -238,7 +238,7 @@ static void test_page(void **state) {
         plot_close(&b);
     }
     plot_legend(&b, 3, "甲<");
-    page_close(&b);
+    html_page_close(&b);
     page_is_well_formed(b.data);
     assert_true(holds(b.data, "<td>批評家 &lt;script&gt;</td>"));
     assert_true(holds(b.data, "訓練 &lt;b&gt;&amp;&quot;\xef\xbf\xbd"));
@@ -277,9 +277,9 @@ static void test_bands(void **state) {
         curve_add(&spread[0], i, 4);
         curve_add(&c[1], i, 2);
     }
-    page_open(&b, "x");
+    html_page_open(&b, "x");
     plot_bands(&b, "報酬", "step", c, spread, names, 2);
-    page_close(&b);
+    html_page_close(&b);
     page_is_well_formed(b.data);
     const char *first = strstr(b.data, "fill-opacity");
     assert_true(first && !strstr(first + 1, "fill-opacity"));
@@ -301,25 +301,25 @@ static char *data_write(const char *name, const char *word, int n) {
 }
 
 struct killer { /* passes events on, and fails after so many */
-    struct sft_watch to;
+    struct train_callbacks to;
     int left;
 };
 static int killer_begin(void *ctx, int64_t done, const json_t *about, struct error *e) {
     struct killer *k = ctx;
     return k->to.begin(k->to.ctx, done, about, e);
 }
-static int killer_update(void *ctx, const struct sft_event *event, struct error *e) {
+static int killer_update(void *ctx, const struct train_event *event, struct error *e) {
     struct killer *k = ctx;
     int rc = k->to.update(k->to.ctx, event, e);
     return rc || --k->left > 0 ? rc : error_set(e, ERR_STATE, "killed");
 }
 
-static int run_logged(const struct model *m, struct sft_job *jobs, const struct train_options *o,
+static int run_logged(const struct model *m, struct train_job *jobs, const struct train_options *o,
                       const char *checkpoint, struct store *store, int limit) {
     struct train_log *l = train_log_open(root, "訓練 <1>", store, "r");
-    struct killer k = {train_log_watch(l), limit};
-    const struct sft_watch watch = {killer_begin, killer_update, &k};
-    int rc = sft_run_watched(m, jobs, 2, o, NULL, NULL, checkpoint, &watch, &err);
+    struct killer k = {train_log_callbacks(l), limit};
+    const struct train_callbacks watch = {killer_begin, killer_update, &k};
+    int rc = sft_run_with_callbacks(m, jobs, 2, o, NULL, NULL, checkpoint, &watch, &err);
     train_log_section(l, "Options", options_json(train_option_rows, o));
     if (rc == OK) ok(train_log_report(l, &err));
     train_log_free(l);
@@ -329,11 +329,11 @@ static int run_logged(const struct model *m, struct sft_job *jobs, const struct 
 /* Whatever the method. Where `limit` is reached the process ends, as in a power cut. */
 struct method_case {
     const char *name;
-    enum method method;
+    enum train_method method;
     const char *data;
     const char *const *charts; /* headings, NULL last */
 };
-static int cut_update(void *ctx, const struct sft_event *event, struct error *e) {
+static int cut_update(void *ctx, const struct train_event *event, struct error *e) {
     struct killer *k = ctx;
     int rc = k->to.update(k->to.ctx, event, e);
     if (--k->left == 0) _exit(9);
@@ -343,10 +343,10 @@ static int cut_update(void *ctx, const struct sft_event *event, struct error *e)
 static int run_method(const struct method_case *c, const struct model *m, const char *dir,
                       int limit) {
     struct train_options o;
-    struct policy_options p;
+    struct rl_options p;
     struct es_options es;
     options_default(train_option_rows, &o);
-    options_default(policy_option_rows, &p);
+    options_default(rl_option_rows, &p);
     options_default(es_option_rows, &es);
     o.r = 2, o.bsz = 2, o.grad_accum = 1, o.max_steps = 7, o.save_steps = 3;
     p.k = 2, p.max_new_tokens = 3, p.inner_updates = 2, p.kl_max = 9, es.population = 4;
@@ -357,12 +357,12 @@ static int run_method(const struct method_case *c, const struct model *m, const 
     json_t *recipe = json_object();
     store_run_add(store, "r", "train", recipe, &err); /* once; the second time it is there */
     struct train_log *l = train_log_open(dir, c->name, store, "r");
-    struct sft_job jobs[2] = {{.name = "甲", .data = data}, {.name = "乙", .data = data}};
-    struct killer k = {train_log_watch(l), limit};
-    const struct sft_watch watch = {killer_begin, cut_update, &k};
+    struct train_job jobs[2] = {{.name = "甲", .data = data}, {.name = "乙", .data = data}};
+    struct killer k = {train_log_callbacks(l), limit};
+    const struct train_callbacks watch = {killer_begin, cut_update, &k};
     int rc = c->method == METHOD_ES
-                 ? sft_run_watched(m, jobs, 2, &o, &es, NULL, checkpoint, &watch, &err)
-                 : policy_run_watched(m, jobs, 2, &o, c->method, &p, NULL, NULL, checkpoint, &watch,
+                 ? sft_run_with_callbacks(m, jobs, 2, &o, &es, NULL, checkpoint, &watch, &err)
+                 : rl_run_with_callbacks(m, jobs, 2, &o, c->method, &p, NULL, NULL, checkpoint, &watch,
                                       &err);
     if (rc == OK) rc = train_log_report(l, &err);
     for (int j = 0; j < 2; j++) adapter_release(jobs[j].result);
@@ -370,7 +370,7 @@ static int run_method(const struct method_case *c, const struct model *m, const 
     store_close(store);
     json_decref(recipe);
     options_release(train_option_rows, &o);
-    options_release(policy_option_rows, &p);
+    options_release(rl_option_rows, &p);
     options_release(es_option_rows, &es);
     free(data), free(checkpoint), free(db);
     return rc;
@@ -392,15 +392,15 @@ static int step_check(void *ctx, const json_t *line, int at, struct error *e) {
 static void test_log(void **state) {
     (void)state;
     struct model_config c;
-    ok(shape_find("tiny-llama", &c, &err));
-    struct model *m = model_new(&c, 1, CLASS_EXACT);
+    ok(model_preset_find("tiny-llama", &c, &err));
+    struct model *m = model_new(&c, 1, NUMERIC_EXACT);
     struct train_options o;
     options_default(train_option_rows, &o);
     o.r = 2, o.grad_accum = 2, o.max_steps = 9, o.save_steps = 3, o.lr = 1e-2;
     char *a = data_write("a.jsonl", "yes", 4), *b = data_write("b.jsonl", "いいえ", 3),
          *checkpoint = in_root("checkpoint.bin"), *lines = in_root("train.jsonl"),
          *page = in_root("report.html"), *db = in_root("shoal.db");
-    struct sft_job jobs[2] = {{.name = "甲", .data = a}, {.name = "乙<&>", .data = b}};
+    struct train_job jobs[2] = {{.name = "甲", .data = a}, {.name = "乙<&>", .data = b}};
     struct store *store = store_open(db, &err);
     assert_non_null(store);
     json_t *recipe = json_object();
@@ -414,7 +414,7 @@ static void test_log(void **state) {
     ok(run_logged(m, jobs, &o, checkpoint, store, 100));
     int n = 0;
     struct buf text = {0};
-    ok(json_each(lines, step_check, &n, &err));
+    ok(json_file_each(lines, step_check, &n, &err));
     assert_int_equal(n, 9);
     json_t *metrics = store_metric_list(store, "r", &err);
     assert_int_equal(json_array_size(metrics), 9);
@@ -480,8 +480,8 @@ static void test_log_of_methods(void **state) {
         {"es", METHOD_ES, "{\"prompt\":\"空?\",\"completion\":\"青\"}", of_es},
     };
     struct model_config c;
-    ok(shape_find("tiny-llama", &c, &err));
-    struct model *m = model_new(&c, 1, CLASS_EXACT);
+    ok(model_preset_find("tiny-llama", &c, &err));
+    struct model *m = model_new(&c, 1, NUMERIC_EXACT);
     for (size_t i = 0; i < ARRAY_LEN(cases); i++) {
         char *dir = in_root(cases[i].name), *page = path_join(dir, "report.html");
         struct buf text = {0};
@@ -510,7 +510,7 @@ static void test_log_of_methods(void **state) {
 
 static struct adapter *adapter_make(uint64_t seed, int32_t r) {
     struct model_config c;
-    ok(shape_find("tiny-llama", &c, &err));
+    ok(model_preset_find("tiny-llama", &c, &err));
     return fixture_adapter(&c, r, "q_proj,v_proj", 0.1f, seed);
 }
 
@@ -580,7 +580,7 @@ static void test_versions(void **state) {
     is_now(dir, b);
     /* What is in the way and cannot be read is not overwritten. */
     struct model_config other;
-    ok(shape_find("tiny-qwen3", &other, &err));
+    ok(model_preset_find("tiny-qwen3", &other, &err));
     other.d_model *= 2;
     struct adapter *wrong = fixture_adapter(&other, 2, "q_proj", 0.1f, 1);
     ok(adapter_save(foreign, dir, "base", &err));
@@ -592,7 +592,7 @@ static void test_versions(void **state) {
     ok(adapter_publish(b, dir, "base", NULL, &err));
     free(kept);
     char *where = NULL;
-    ok(adapter_set_aside(c, dir, "base", notes, &where, &err));
+    ok(adapter_save_rejected(c, dir, "base", notes, &where, &err));
     is_now(where, c);
     is_now(dir, b);
     free(where), free(inner), free(dir);

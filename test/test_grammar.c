@@ -90,7 +90,7 @@ static void check_refused(struct source *s, const char *words, int line) {
 static void check_forced(const struct source *s, const char *want, int line) {
     struct buf b = {0};
     struct grammar_state state = grammar_state_new(s->m);
-    size_t n = grammar_forced(&state, 1000, &b);
+    size_t n = grammar_jump_forward(&state, 1000, &b);
     if (n != strlen(want) || (n && memcmp(b.data, want, n) != 0))
         fail_msg("line %d: '%s' is forced", line, b.data ? b.data : "");
     grammar_state_release(&state);
@@ -369,7 +369,7 @@ static void compare_prefix(void *ctx, const char *text, size_t n) {
     struct grammar_state s = grammar_state_new(c->m);
     bool alive = grammar_accept_bytes(&s, text, n), known = c->prefixes[text_index(text, n)];
     if (known) assert_true(alive);
-    if (alive && n + (size_t)grammar_rest(&s) <= CFG_TEXT) assert_true(known);
+    if (alive && n + (size_t)grammar_min_remaining(&s) <= CFG_TEXT) assert_true(known);
     grammar_state_release(&s);
 }
 
@@ -534,7 +534,7 @@ static int check_mask(struct grammar_state *s, const struct pieces *p, int32_t m
     for (int32_t i = 0; i < p->n; i++) {
         struct grammar_state t = grammar_state_copy(s);
         bool want = p->lens[i] > 0 && grammar_accept_bytes(&t, p->v[i], (size_t)p->lens[i]) &&
-                    (max_rest < 0 || grammar_rest(&t) <= max_rest);
+                    (max_rest < 0 || grammar_min_remaining(&t) <= max_rest);
         if (want != bit(bits, i)) fail_msg("token %d '%s': bit is %d", i, p->v[i], !want);
         n += want;
         grammar_state_release(&t);
@@ -567,7 +567,7 @@ static void walk_masks(const char *kind, const char *source, size_t max_bytes, u
     struct error err;
     struct pieces p = pieces_make(seed);
     struct grammar *g = made(compiled(kind, source, &err), &err);
-    struct grammar_vocab *v = grammar_vocab_from(p.v, p.lens, p.n);
+    struct grammar_vocab *v = grammar_vocab_new_pieces(p.v, p.lens, p.n);
     struct grammar_machine *m = grammar_machine_new(g, v, max_bytes);
     struct rng r = rng_make(seed, RNG_TEST, 8, 0);
     uint32_t bits[40], limited[40];
@@ -575,7 +575,7 @@ static void walk_masks(const char *kind, const char *source, size_t max_bytes, u
         struct grammar_state s = grammar_state_new(m);
         for (int step = 0; step < 25; step++) {
             int n = check_mask(&s, &p, -1, bits);
-            check_mask(&s, &p, grammar_rest(&s) + (int32_t)rng_below(&r, 4), limited);
+            check_mask(&s, &p, grammar_min_remaining(&s) + (int32_t)rng_below(&r, 4), limited);
             if (n == 0) assert_true(grammar_is_final(&s));
             if (n == 0) break;
             int32_t token = draw(&r, bits, p.n, n);
@@ -583,7 +583,7 @@ static void walk_masks(const char *kind, const char *source, size_t max_bytes, u
         }
         grammar_state_release(&s);
     }
-    assert_false(grammar_machine_limited(m));
+    assert_false(grammar_machine_hit_limit(m));
     grammar_machine_free(m);
     grammar_vocab_free(v);
     grammar_free(g);
@@ -604,7 +604,7 @@ static void test_masks_shared(void **state) {
     struct error err;
     struct pieces p = pieces_make(3);
     struct grammar *g = made(grammar_new_json_object(&err), &err);
-    struct grammar_vocab *v = grammar_vocab_from(p.v, p.lens, p.n);
+    struct grammar_vocab *v = grammar_vocab_new_pieces(p.v, p.lens, p.n);
     struct grammar_machine *one = grammar_machine_new(g, v, 0),
                            *many = grammar_machine_new(g, v, 4096);
     struct grammar_state alone = grammar_state_new(one), crowd[8];
@@ -627,7 +627,7 @@ static void test_masks_shared(void **state) {
         }
         if (first < 0) break;
         assert_true(grammar_accept_bytes(&alone, p.v[first], (size_t)p.lens[first]));
-        assert_int_equal(grammar_rest(&alone), grammar_rest(&crowd[0]));
+        assert_int_equal(grammar_min_remaining(&alone), grammar_min_remaining(&crowd[0]));
         assert_int_equal(grammar_is_final(&alone), grammar_is_final(&crowd[0]));
     }
     for (int i = 0; i < 8; i++) grammar_state_release(&crowd[i]);
@@ -655,7 +655,7 @@ static void check_slices(const char *kind, const char *source, uint64_t seed) {
     struct error err;
     struct pieces p = pieces_make(4);
     struct grammar *g = made(compiled(kind, source, &err), &err);
-    struct grammar_vocab *v = grammar_vocab_from(p.v, p.lens, p.n);
+    struct grammar_vocab *v = grammar_vocab_new_pieces(p.v, p.lens, p.n);
     struct grammar_machine *one = grammar_machine_new(g, v, 0),
                            *sliced = grammar_machine_new(g, v, 8192);
     struct rng r = rng_make(seed, RNG_TEST, 0, 0);
@@ -663,16 +663,16 @@ static void check_slices(const char *kind, const char *source, uint64_t seed) {
     int calls, most = 0, n = 1;
     for (int reply = 0; reply < 6; reply++) {
         struct grammar_state x = grammar_state_new(one), y = grammar_state_new(sliced);
-        int32_t token = -1, left = reply < 3 ? 40 : grammar_shortest(g) + 10;
+        int32_t token = -1, left = reply < 3 ? 40 : grammar_min_length(g) + 10;
         for (; left > 0 && n > 0; left--) {
             bool fits;
             if (token >= 0) assert_true(grammar_accept_token(&x, token));
-            fits = grammar_rest(&x) <= left;
+            fits = grammar_min_remaining(&x) <= left;
             grammar_mask(&x, fits ? left - 1 : -1, a);
             advance(&y, token, left, b, 1 + rng_below(&r, reply % 2 ? 5 : 3000), &calls);
             most = MAX(most, calls);
             assert_memory_equal(a, b, (size_t)(p.n + 31) / 32 * sizeof *a);
-            assert_int_equal(grammar_rest(&x), grammar_rest(&y));
+            assert_int_equal(grammar_min_remaining(&x), grammar_min_remaining(&y));
             n = 0;
             for (int32_t t = 0; t < p.n; t++) n += bit(a, t);
             token = n ? draw(&r, a, p.n, n) : -1;
@@ -713,7 +713,7 @@ static void test_slices_given_up(void **state) {
     struct error err;
     struct pieces p = pieces_make(4);
     struct grammar *g = made(grammar_new_json_object(&err), &err);
-    struct grammar_vocab *v = grammar_vocab_from(p.v, p.lens, p.n);
+    struct grammar_vocab *v = grammar_vocab_new_pieces(p.v, p.lens, p.n);
     struct grammar_machine *m = grammar_machine_new(g, v, 0), *one = grammar_machine_new(g, v, 0);
     uint32_t a[40], b[40];
     for (int i = 1; i < 200; i += 7) {
@@ -750,7 +750,7 @@ static void check_tokenizer(struct tokenizer *t) {
     struct grammar *g = made(grammar_new_json_object(&err), &err);
     struct grammar_vocab *v = grammar_vocab_new(t);
     struct grammar_machine *m = grammar_machine_new(g, v, 0);
-    int32_t n = tok_vocab_size(t);
+    int32_t n = tokenizer_vocab_size(t);
     uint32_t *bits = xcalloc((size_t)n / 32 + 1, sizeof *bits);
     for (size_t i = 0; i < ARRAY_LEN(prefixes); i++) {
         struct grammar_state s = grammar_state_new(m);
@@ -761,12 +761,12 @@ static void check_tokenizer(struct tokenizer *t) {
         for (int32_t id = 0; id < n; id++) {
             struct grammar_state next = grammar_state_copy(&s);
             b.len = 0;
-            tok_decode(t, id, false, &b);
+            tokenizer_decode_token(t, id, false, &b);
             struct grammar_state same = grammar_state_copy(&s);
             bool want = b.len > 0 && grammar_accept_bytes(&next, b.data, b.len);
             if (want != bit(bits, id)) fail_msg("after '%s': token %d", prefixes[i], id);
             assert_int_equal(grammar_accept_token(&same, id), want);
-            assert_int_equal(grammar_rest(&same), grammar_rest(&next));
+            assert_int_equal(grammar_min_remaining(&same), grammar_min_remaining(&next));
             n_allowed += want;
             grammar_state_release(&next);
             grammar_state_release(&same);
@@ -779,12 +779,12 @@ static void check_tokenizer(struct tokenizer *t) {
     grammar_machine_free(m);
     grammar_vocab_free(v);
     grammar_free(g);
-    tok_free(t);
+    tokenizer_free(t);
 }
 
 static void test_tokenizers(void **state) {
     (void)state;
-    check_tokenizer(tok_byte_fallback(400));
+    check_tokenizer(tokenizer_new_bytes(400));
     static const char *const names[] = {"gpt-2", "llama-spm", "phi-3"};
     for (size_t i = 0; i < ARRAY_LEN(names); i++) {
         char file[100];
@@ -957,7 +957,7 @@ static void check_reply(struct grammar_machine *m, const struct pieces *p, json_
     struct grammar_state s = grammar_state_new(m);
     struct buf text = {0};
     uint32_t bits[40];
-    assert_true(grammar_rest(&s) <= budget);
+    assert_true(grammar_min_remaining(&s) <= budget);
     for (; budget > 0; budget--) {
         int n = 0;
         grammar_mask(&s, budget - 1, bits);
@@ -981,7 +981,7 @@ static void check_reply(struct grammar_machine *m, const struct pieces *p, json_
 static void test_replies(void **state) {
     (void)state;
     struct pieces p = pieces_make(5);
-    struct grammar_vocab *v = grammar_vocab_from(p.v, p.lens, p.n);
+    struct grammar_vocab *v = grammar_vocab_new_pieces(p.v, p.lens, p.n);
     struct rng r = rng_make(6, RNG_TEST, 0, 0);
     for (size_t i = 0; i < 2 * ARRAY_LEN(schemas); i++) {
         struct error err;
@@ -990,7 +990,7 @@ static void test_replies(void **state) {
         json_t *schema = json_loads(source, JSON_DECODE_ANY, NULL);
         struct grammar_machine *m = grammar_machine_new(g, v, 0);
         for (int k = 0; k < 40; k++)
-            check_reply(m, &p, schema, grammar_shortest(g) + (int32_t)rng_below(&r, 60), &r);
+            check_reply(m, &p, schema, grammar_min_length(g) + (int32_t)rng_below(&r, 60), &r);
         json_decref(schema);
         grammar_machine_free(m);
         grammar_free(g);
@@ -1034,7 +1034,7 @@ static void devour(const char *kind, char *source, const char *food,
         for (int i = 0; i < 100 && grammar_accept_bytes(&s, food, strlen(food)); i++)
             if (i % 25 == 0) grammar_mask(&s, -1, bits);
         assert_true(grammar_machine_bytes(m) < (size_t)1 << 29);
-        n_limited += grammar_machine_limited(m);
+        n_limited += grammar_machine_hit_limit(m);
         grammar_state_release(&s);
         grammar_machine_free(m);
     }
@@ -1048,7 +1048,7 @@ static void devour(const char *kind, char *source, const char *food,
 static void test_hostile(void **state) {
     (void)state;
     struct pieces p = pieces_make(8);
-    struct grammar_vocab *v = grammar_vocab_from(p.v, p.lens, p.n);
+    struct grammar_vocab *v = grammar_vocab_new_pieces(p.v, p.lens, p.n);
     devour("regex", repeated("", "(", 100000, ""), "a", v);
     devour("regex", nested("(a|", 150, "", ")"), "a", v);
     devour("regex", repeated("", "(a?){100}", 100, ""), "a", v);
@@ -1102,7 +1102,7 @@ static void test_deep(void **state) {
     struct grammar_machine *m = grammar_machine_new(g, NULL, 1 << 16);
     struct grammar_state s = grammar_state_new(m);
     for (int i = 0; i < 100000; i++) assert_true(grammar_accept_bytes(&s, "[", 1));
-    assert_int_equal(grammar_rest(&s), 100000);
+    assert_int_equal(grammar_min_remaining(&s), 100000);
     for (int i = 0; i < 100000; i++) assert_true(grammar_accept_bytes(&s, "]", 1));
     assert_true(grammar_is_final(&s));
     assert_false(grammar_accept_bytes(&s, "]", 1));
@@ -1157,11 +1157,11 @@ static void bench_state(struct grammar_machine *m, const char *prefix) {
 static int bench(const char *path) {
     struct error err;
     bool json = strlen(path) > 5 && strcmp(path + strlen(path) - 5, ".json") == 0;
-    struct tokenizer *t = json ? tok_from_json(path, &err) : gguf_tokenizer_open(path, &err);
+    struct tokenizer *t = json ? tokenizer_from_json(path, &err) : gguf_tokenizer_open(path, &err);
     if (!t) return fprintf(stderr, "%s\n", err.text), 1;
     double start = clock_now();
     struct grammar_vocab *v = grammar_vocab_new(t);
-    printf("%d tokens, trie in %.1f ms\n", tok_vocab_size(t), (clock_now() - start) * 1e3);
+    printf("%d tokens, trie in %.1f ms\n", tokenizer_vocab_size(t), (clock_now() - start) * 1e3);
     start = clock_now();
     struct grammar *g = grammar_new_json_schema(schemas[2], strlen(schemas[2]), false, &err);
     printf("schema compiled in %.2f ms\n", (clock_now() - start) * 1e3);
@@ -1197,7 +1197,7 @@ static int bench(const char *path) {
     grammar_machine_free(m);
     grammar_free(g);
     grammar_vocab_free(v);
-    tok_free(t);
+    tokenizer_free(t);
     return 0;
 }
 

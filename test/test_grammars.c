@@ -18,75 +18,75 @@
 #include <stdlib.h>
 #include <string.h>
 
-static struct grammar *get(struct grammars *all, const char *caller, const char *text) {
+static struct grammar *get(struct grammar_cache *all, const char *caller, const char *text) {
     struct error err = {0};
-    struct grammar *g = grammars_get(all, caller, "regex", text, strlen(text), &err);
+    struct grammar *g = grammar_cache_get(all, caller, "regex", text, strlen(text), &err);
     if (!g) fail_msg("'%s': %s", text, err.text);
     return g;
 }
 
 static void test_shared(void **state) {
     (void)state;
-    struct grammars *all = grammars_new(NULL);
+    struct grammar_cache *all = grammar_cache_new(NULL);
     struct grammar *a = get(all, "x", "a+"), *b = get(all, "y", "a+");
     assert_ptr_equal(a, b);
-    grammars_release(all, a);
-    grammars_release(all, b);
+    grammar_cache_release(all, a);
+    grammar_cache_release(all, b);
     assert_ptr_equal(get(all, "z", "a+"), a);
-    grammars_release(all, a);
-    assert_int_equal(grammars_stats(all).compiled, 1);
-    assert_int_equal(grammars_stats(all).in_use, 0);
-    grammars_free(all);
+    grammar_cache_release(all, a);
+    assert_int_equal(grammar_cache_stats(all).compiled, 1);
+    assert_int_equal(grammar_cache_stats(all).in_use, 0);
+    grammar_cache_free(all);
 }
 
 /* One caller's thousand grammars leave another's where they are. */
 static void test_eviction(void **state) {
     (void)state;
-    struct grammars *all = grammars_new(&(struct grammars_options){.kept = 16});
+    struct grammar_cache *all = grammar_cache_new(&(struct grammar_cache_options){.kept = 16});
     char text[32];
     for (int i = 0; i < 4; i++) {
         snprintf(text, sizeof text, "mine%d", i);
-        grammars_release(all, get(all, "quiet", text));
+        grammar_cache_release(all, get(all, "quiet", text));
     }
     for (int i = 0; i < 1000; i++) {
         snprintf(text, sizeof text, "flood%d", i);
-        grammars_release(all, get(all, "loud", text));
-        assert_true(grammars_stats(all).kept <= 17);
+        grammar_cache_release(all, get(all, "loud", text));
+        assert_true(grammar_cache_stats(all).kept <= 17);
     }
-    uint64_t before = grammars_stats(all).compiled;
+    uint64_t before = grammar_cache_stats(all).compiled;
     for (int i = 0; i < 4; i++) {
         snprintf(text, sizeof text, "mine%d", i);
-        grammars_release(all, get(all, "quiet", text));
+        grammar_cache_release(all, get(all, "quiet", text));
     }
-    assert_int_equal(grammars_stats(all).compiled, before);
-    grammars_free(all);
+    assert_int_equal(grammar_cache_stats(all).compiled, before);
+    grammar_cache_free(all);
 }
 
 /* Grammars in use have a bound too, of one caller half of it; then they are refused for now. */
 static void test_bytes(void **state) {
     (void)state;
-    struct grammars *all = grammars_new(&(struct grammars_options){.bytes = 4 << 20});
+    struct grammar_cache *all = grammar_cache_new(&(struct grammar_cache_options){.bytes = 4 << 20});
     struct grammar *held[100];
     struct error err = {0};
     char text[32];
     int n = 0;
     for (; n < 100; n++) {
         snprintf(text, sizeof text, "[a-z]{1,%d}", 5000 + n);
-        if (!(held[n] = grammars_get(all, "loud", "regex", text, strlen(text), &err))) break;
+        if (!(held[n] = grammar_cache_get(all, "loud", "regex", text, strlen(text), &err))) break;
     }
     assert_true(n > 0 && n < 100);
     assert_int_equal(err.code, ERR_STATE);
-    assert_true(grammars_stats(all).bytes <= 2 << 20);
+    assert_true(grammar_cache_stats(all).bytes <= 2 << 20);
     struct grammar *other = get(all, "quiet", "[0-9]{1,5000}");
-    grammars_release(all, other);
-    while (n > 0) grammars_release(all, held[--n]);
-    grammars_release(all, get(all, "loud", text));
-    assert_true(grammars_stats(all).bytes <= 4 << 20);
-    grammars_free(all);
+    grammar_cache_release(all, other);
+    while (n > 0) grammar_cache_release(all, held[--n]);
+    grammar_cache_release(all, get(all, "loud", text));
+    assert_true(grammar_cache_stats(all).bytes <= 4 << 20);
+    grammar_cache_free(all);
 }
 
 struct asker {
-    struct grammars *all;
+    struct grammar_cache *all;
     char text[64], caller[16];
     struct grammar *g;
     struct error err;
@@ -94,7 +94,7 @@ struct asker {
 
 static void *ask(void *ctx) {
     struct asker *a = ctx;
-    a->g = grammars_get(a->all, a->caller, "regex", a->text, strlen(a->text), &a->err);
+    a->g = grammar_cache_get(a->all, a->caller, "regex", a->text, strlen(a->text), &a->err);
     return NULL;
 }
 
@@ -102,8 +102,8 @@ static void *ask(void *ctx) {
 static void test_places(void **state) {
     (void)state;
     enum { N = 24 };
-    struct grammars *all =
-        grammars_new(&(struct grammars_options){.large = 1, .waiting = 2, .share = 1});
+    struct grammar_cache *all =
+        grammar_cache_new(&(struct grammar_cache_options){.large = 1, .waiting = 2, .share = 1});
     static struct asker askers[N];
     pthread_t threads[N];
     for (int i = 0; i < N; i++) {
@@ -116,36 +116,36 @@ static void test_places(void **state) {
     for (int i = 0; i < N; i++) {
         pthread_join(threads[i], NULL);
         if (!askers[i].g) assert_int_equal(askers[i].err.code, ERR_STATE);
-        if (askers[i].g) grammars_release(all, askers[i].g), made++;
+        if (askers[i].g) grammar_cache_release(all, askers[i].g), made++;
     }
     assert_true(made > 0);
     for (int i = 0; i < N; i++) {
         ask(&askers[i]);
         if (!askers[i].g) fail_msg("%s", askers[i].err.text);
-        grammars_release(all, askers[i].g);
+        grammar_cache_release(all, askers[i].g);
     }
-    grammars_free(all);
+    grammar_cache_free(all);
 }
 
 static void test_refused(void **state) {
     (void)state;
-    struct grammars *all = grammars_new(NULL);
+    struct grammar_cache *all = grammar_cache_new(NULL);
     struct error err;
-    assert_null(grammars_get(all, "x", "regex", "(", 1, &err));
+    assert_null(grammar_cache_get(all, "x", "regex", "(", 1, &err));
     assert_int_equal(err.code, ERR_USAGE);
     char *huge = xcalloc(300000, 1);
     memset(huge, 'a', 299999);
-    assert_null(grammars_get(all, "x", "regex", huge, 299999, &err));
+    assert_null(grammar_cache_get(all, "x", "regex", huge, 299999, &err));
     assert_int_equal(err.code, ERR_USAGE);
     free(huge);
     // what no share is enough for is refused as a whole, with the reason
     const char *large = "(([a-z]{60000}x){2}|[0-9]{60000}){3}(é{60000})";
-    assert_null(grammars_get(all, "x", "regex", large, strlen(large), &err));
+    assert_null(grammar_cache_get(all, "x", "regex", large, strlen(large), &err));
     assert_int_equal(err.code, ERR_USAGE);
     assert_non_null(strstr(err.text, "too large"));
-    assert_int_equal(grammars_stats(all).kept, 0);
-    assert_int_equal(grammars_stats(all).compiled, 0);
-    grammars_free(all);
+    assert_int_equal(grammar_cache_stats(all).kept, 0);
+    assert_int_equal(grammar_cache_stats(all).compiled, 0);
+    grammar_cache_free(all);
 }
 
 int main(void) {

@@ -73,7 +73,7 @@ static void echo_handle(void *ctx, struct exchange *x) {
 
 static void rest_handle(void *ctx, struct exchange *x) {
     (void)ctx;
-    exchange_reply(x, 200, "text/plain", exchange_rest(x), strlen(exchange_rest(x)));
+    exchange_reply(x, 200, "text/plain", exchange_wildcard(x), strlen(exchange_wildcard(x)));
 }
 
 static void json_handle(void *ctx, struct exchange *x) {
@@ -105,11 +105,11 @@ static void later_reply(void *ctx) {
 }
 static void later_gone(void *ctx) {
     count_one(&gone);
-    http_work(h, later_reply, ctx);
+    http_run_in_worker(h, later_reply, ctx);
 }
 static void later_handle(void *ctx, struct exchange *x) {
     (void)ctx;
-    exchange_on_gone(x, later_gone, exchange_retain(x));
+    exchange_on_disconnect(x, later_gone, exchange_retain(x));
 }
 
 /* Streams. `left` events come from a thread of the stream's own; endless ones are made as they are
@@ -120,13 +120,13 @@ struct stream {
     bool endless, over;    /* over: atomic, the thread is done with it */
 };
 
-static enum pulled stream_pull(void *ctx, struct buf *out) {
+static enum stream_status stream_pull(void *ctx, struct buf *out) {
     struct stream *s = ctx;
     for (int i = 0; s->endless && i < 512; i++) buf_puts(out, "data: 0123\n\n");
-    if (s->endless) return PULL_MORE;
+    if (s->endless) return STREAM_MORE;
     for (int ready = count(&s->ready); s->told < ready; s->told++)
         buf_printf(out, "data: %d\n\n", s->told);
-    return s->told == s->left ? PULL_END : PULL_WAIT;
+    return s->told == s->left ? STREAM_END : STREAM_WAIT;
 }
 
 static void stream_close(void *ctx, bool finished) {
@@ -189,7 +189,7 @@ static void peer_handle(void *ctx, struct exchange *x) {
     char text[256];
     (void)ctx;
     int n = snprintf(text, sizeof text, "<%s %s %s>", exchange_is_local(x) ? "local" : "remote",
-                     exchange_peer(x), exchange_client(x));
+                     exchange_peer(x), exchange_client_key(x));
     exchange_reply(x, 200, "text/plain", text, (size_t)n);
 }
 
@@ -200,19 +200,19 @@ static void held_handle(void *ctx, struct exchange *x) {
     exchange_reply(x, 200, "text/plain", "held", 4);
 }
 
-static const struct route routes[] = {
+static const struct http_route routes[] = {
     {"GET", "/short", 0, short_handle},          {"GET", "/long", 0, long_handle},
     {"POST", "/echo", 0, echo_handle},           {"GET", "/rest/*", 0, rest_handle},
     {"POST", "/json", 0, json_handle},           {"GET", "/block", 0, block_handle},
     {"GET", "/later", 0, later_handle},          {"GET", "/events", 0, events_handle},
     {"GET", "/silent", 0, silent_handle},        {"GET", "/endless", 0, endless_handle},
     {"GET", "/eager", 0, eager_handle},          {"GET", "/named", 0, named_handle},
-    {"GET", "/wait", WORK_SLOW, block_handle},   {"GET", "/instant", WORK_INSTANT, short_handle},
-    {"GET", "/aside", WORK_ASIDE, short_handle}, {"GET", "/peer", 0, peer_handle},
+    {"GET", "/wait", HTTP_DISPATCH_SLOW_WORKER, block_handle},   {"GET", "/instant", HTTP_DISPATCH_IO_THREAD, short_handle},
+    {"GET", "/aside", HTTP_DISPATCH_OWN_THREAD, short_handle}, {"GET", "/peer", 0, peer_handle},
     {"POST", "/held", 0, held_handle},           {0},
 };
 
-static int admit(void *ctx, struct exchange *x, const struct route *r) {
+static int admit(void *ctx, struct exchange *x, const struct http_route *r) {
     (void)ctx, (void)x, (void)r;
     count_one(&admitted);
     return OK;
@@ -227,9 +227,9 @@ static void has_ended(void *ctx, const struct exchange *x) {
     count_one(&ended);
 }
 
-static enum route_work work_of(void *ctx, const struct route *r) {
+static enum http_dispatch work_of(void *ctx, const struct http_route *r) {
     (void)ctx;
-    return (enum route_work)r->scope;
+    return (enum http_dispatch)r->scope;
 }
 
 static bool keyed; /* as a server with keys says that any Host will do */
@@ -239,7 +239,7 @@ static bool any_host(void *ctx) {
 }
 
 static void serve(void) {
-    const struct http_calls calls = {.routes = routes,
+    const struct http_callbacks calls = {.routes = routes,
                                      .workers = 4,
                                      .self = &h,
                                      .admit = admit,
@@ -888,8 +888,8 @@ static void test_bytes_of_one_client(void **state) {
         assert_int_equal(status_of(&b), 200);
     }
     assert_true(becomes(&ended, 4, 5));
-    for (int i = 0; i < 500 && limits_clients(http_limits(h)); i++) nap(0.01);
-    assert_int_equal(limits_clients(http_limits(h)), 0);
+    for (int i = 0; i < 500 && client_limits_count(http_limits(h)); i++) nap(0.01);
+    assert_int_equal(client_limits_count(http_limits(h)), 0);
     for (size_t i = 0; i < ARRAY_LEN(fds); i++) close(fds[i]);
     buf_release(&b);
     buf_release(&request);
@@ -898,66 +898,66 @@ static void test_bytes_of_one_client(void **state) {
 /* limits */
 
 static void test_limits(void **state) {
-    struct limits *l = limits_new();
+    struct client_limits *l = client_limits_new();
     (void)state;
-    for (int i = 0; i < 3; i++) assert_true(limits_take(l, "a", LIMIT_REQUESTS, 1, 3));
-    assert_false(limits_take(l, "a", LIMIT_REQUESTS, 1, 3));
-    assert_true(limits_take(l, "a", LIMIT_CONNECTIONS, 1, 3));
-    assert_true(limits_take(l, "b", LIMIT_REQUESTS, 1, 3));
-    assert_false(limits_room(l, "a", LIMIT_REQUESTS, 3));
-    assert_true(limits_room(l, "a", LIMIT_REQUESTS, 0));
-    assert_true(limits_take(l, "a", LIMIT_REQUESTS, 1, 0));
-    limits_give(l, "a", LIMIT_REQUESTS, 4);
-    assert_int_equal(limits_clients(l), 2);
-    limits_give(l, "a", LIMIT_CONNECTIONS, 1);
-    limits_give(l, "b", LIMIT_REQUESTS, 1);
-    assert_int_equal(limits_clients(l), 0);
-    limits_free(l);
+    for (int i = 0; i < 3; i++) assert_true(client_limits_acquire(l, "a", LIMIT_REQUESTS, 1, 3));
+    assert_false(client_limits_acquire(l, "a", LIMIT_REQUESTS, 1, 3));
+    assert_true(client_limits_acquire(l, "a", LIMIT_CONNECTIONS, 1, 3));
+    assert_true(client_limits_acquire(l, "b", LIMIT_REQUESTS, 1, 3));
+    assert_false(client_limits_has_room(l, "a", LIMIT_REQUESTS, 3));
+    assert_true(client_limits_has_room(l, "a", LIMIT_REQUESTS, 0));
+    assert_true(client_limits_acquire(l, "a", LIMIT_REQUESTS, 1, 0));
+    client_limits_release(l, "a", LIMIT_REQUESTS, 4);
+    assert_int_equal(client_limits_count(l), 2);
+    client_limits_release(l, "a", LIMIT_CONNECTIONS, 1);
+    client_limits_release(l, "b", LIMIT_REQUESTS, 1);
+    assert_int_equal(client_limits_count(l), 0);
+    client_limits_free(l);
 }
 
 /* Another one each time. */
-static void wrong_key(struct limits *l, const char *client, double now) {
+static void wrong_key(struct client_limits *l, const char *client, double now) {
     static int n;
     char key[32];
     snprintf(key, sizeof key, "guess-%d", n++);
-    limits_wrong(l, client, key, now);
+    client_limits_auth_failed(l, client, key, now);
 }
 
-/* An address that guesses all the time gets WRONG_FREE guesses and then one for each wait. */
+/* An address that guesses all the time gets AUTH_FREE_FAILURES guesses and then one for each wait. */
 static void test_wrong_keys(void **state) {
-    struct limits *l = limits_new();
+    struct client_limits *l = client_limits_new();
     char name[32];
     int guesses = 0;
     double now = 1000;
     (void)state;
     for (; now < 1600; now += 0.001) {
-        limits_wrong(l, "stale", "the same", now);
-        if (limits_wait(l, "a", now) > 0) continue;
+        client_limits_auth_failed(l, "stale", "the same", now);
+        if (client_limits_auth_backoff(l, "a", now) > 0) continue;
         wrong_key(l, "a", now);
         guesses++;
     }
-    assert_true(limits_wait(l, "stale", now) == 0);
-    assert_in_range(guesses, WRONG_FREE + 10, WRONG_FREE + 17); // 1 + 2 + … + 32, then 60 each
-    assert_true(limits_wait(l, "a", now) > 0 && limits_wait(l, "a", now) <= WRONG_WAIT);
-    assert_true(limits_wait(l, "b", now) == 0);
-    limits_right(l, "b", 5);
-    assert_true(limits_was_right(l, "b", 5));
-    assert_false(limits_was_right(l, "b", 4) || limits_was_right(l, "a", 5));
+    assert_true(client_limits_auth_backoff(l, "stale", now) == 0);
+    assert_in_range(guesses, AUTH_FREE_FAILURES + 10, AUTH_FREE_FAILURES + 17); // 1 + 2 + … + 32, then 60 each
+    assert_true(client_limits_auth_backoff(l, "a", now) > 0 && client_limits_auth_backoff(l, "a", now) <= AUTH_BACKOFF_MAX);
+    assert_true(client_limits_auth_backoff(l, "b", now) == 0);
+    client_limits_auth_ok(l, "b", 5);
+    assert_true(client_limits_was_auth_ok(l, "b", 5));
+    assert_false(client_limits_was_auth_ok(l, "b", 4) || client_limits_was_auth_ok(l, "a", 5));
 
-    now += WRONG_WAIT + WRONG_FORGET;
-    for (int i = 1; i < WRONG_FREE; i++) wrong_key(l, "a", now);
-    assert_true(limits_wait(l, "a", now) == 0); // it begins anew
+    now += AUTH_BACKOFF_MAX + AUTH_FAILURE_TTL;
+    for (int i = 1; i < AUTH_FREE_FAILURES; i++) wrong_key(l, "a", now);
+    assert_true(client_limits_auth_backoff(l, "a", now) == 0); // it begins anew
     wrong_key(l, "a", now);
-    assert_true(limits_wait(l, "a", now) == 1);
+    assert_true(client_limits_auth_backoff(l, "a", now) == 1);
 
-    for (int i = 0; i < 3 * IDLE_MAX; i++) {
+    for (int i = 0; i < 3 * CLIENT_LIMITS_IDLE_MAX; i++) {
         snprintf(name, sizeof name, "client-%d", i);
         wrong_key(l, name, now);
         if (i % 100 == 0) wrong_key(l, "a", now); // still there: it was seen lately
     }
-    assert_int_equal(limits_clients(l), IDLE_MAX);
-    assert_true(limits_wait(l, "a", now) == WRONG_WAIT);
-    limits_free(l);
+    assert_int_equal(client_limits_count(l), CLIENT_LIMITS_IDLE_MAX);
+    assert_true(client_limits_auth_backoff(l, "a", now) == AUTH_BACKOFF_MAX);
+    client_limits_free(l);
 }
 
 /* clients that do not read, or vanish */
@@ -1162,7 +1162,7 @@ static void test_free_while_clients_come(void **state) {
 }
 
 static void test_addresses(void **state) {
-    const struct http_calls calls = {.routes = routes, .workers = 1};
+    const struct http_callbacks calls = {.routes = routes, .workers = 1};
     struct http_options taken = options;
     (void)state;
     taken.port = http_port(h);

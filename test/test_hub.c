@@ -167,7 +167,7 @@ static void assert_absent(const char *path) {
 static void assert_whole(void) {
     assert_holds("config.json");
     assert_holds("model.safetensors");
-    char *found = hub_find(NAME, &err);
+    char *found = hub_cached_path(NAME, &err);
     if (!found) fail_msg("%s", err.text);
     assert_string_equal(found, folder);
     free(found);
@@ -207,8 +207,8 @@ static void names_parse(void **state) {
         {"a/b", NULL, NULL, NULL},
     };
     for (size_t i = 0; i < ARRAY_LEN(table); i++) {
-        struct hub_name n;
-        int rc = hub_name_parse(table[i][0], &n, &err);
+        struct hub_ref n;
+        int rc = hub_ref_parse(table[i][0], &n, &err);
         if ((rc == OK) != (table[i][1] != NULL)) fail_msg("'%s': %s", table[i][0], err.text);
         if (rc != OK) continue;
         assert_string_equal(n.repo, table[i][1]);
@@ -230,7 +230,7 @@ static void paths_stay_inside(void **state) {
 /* Files as words; the chosen ones come back as words. */
 static char *choose(const char *files, const char *include) {
     struct hub_repo r = {.files = xcalloc(32, sizeof *r.files)};
-    struct hub_name name = {.repo = "a/b", .rev = "main"};
+    struct hub_ref name = {.repo = "a/b", .rev = "main"};
     struct strings globs = {0};
     struct buf out = {0};
     char *words = xstrdup(files), *rest = words, *word;
@@ -354,14 +354,14 @@ static void a_plan_of_a_pull(void **state) {
     json_t *plan = hub_plan(NAME, &quick, &err);
     if (!plan) fail_msg("%s", err.text);
     assert_int_equal(json_array_size(json_object_get(plan, "files")), 2);
-    assert_int_equal(json_number_at(plan, "bytes"), 300024);
-    assert_string_equal(json_text_at(plan, "folder"), folder);
+    assert_int_equal(json_get_number(plan, "bytes"), 300024);
+    assert_string_equal(json_get_string(plan, "folder"), folder);
     assert_false(path_exists(cache));
     json_decref(plan);
     assert_pulls();
     plan = hub_plan(NAME, &quick, &err);
-    assert_int_equal(json_number_at(plan, "bytes"), 0);
-    assert_int_equal(json_number_at(plan, "here already"), 2);
+    assert_int_equal(json_get_number(plan, "bytes"), 0);
+    assert_int_equal(json_get_number(plan, "here already"), 2);
     json_decref(plan);
 }
 
@@ -369,17 +369,17 @@ static void a_pulled_model_opens(void **state) {
     (void)state;
     char made[96], hash[HASH_LEN];
     snprintf(made, sizeof made, "%s/model", dir);
-    struct model *m = fixture_model("tiny-llama", true, TENSOR_F32, CLASS_EXACT);
+    struct model *m = fixture_model("tiny-llama", true, TENSOR_F32, NUMERIC_EXACT);
     assert_int_equal(model_write_hf(m, made, TENSOR_BF16, &err), OK);
     model_close(m);
-    if (!(m = model_open(made, CLASS_EXACT, &err))) fail_msg("%s", err.text);
+    if (!(m = model_open(made, NUMERIC_EXACT, &err))) fail_msg("%s", err.text);
     memcpy(hash, model_hash(m, &err), HASH_LEN);
     model_close(m);
     serve_dir(made);
-    assert_null(model_open(NAME, CLASS_EXACT, &err));
+    assert_null(model_open(NAME, NUMERIC_EXACT, &err));
     assert_says("run 'shoal pull " NAME "'");
     assert_pulls();
-    if (!(m = model_open(NAME, CLASS_EXACT, &err))) fail_msg("%s", err.text);
+    if (!(m = model_open(NAME, NUMERIC_EXACT, &err))) fail_msg("%s", err.text);
     assert_string_equal(model_hash(m, &err), hash);
     assert_string_equal(m->name, "fry");
     model_close(m);
@@ -390,7 +390,7 @@ static void a_pulled_adapter_loads(void **state) {
     char made[96];
     struct model_config c;
     snprintf(made, sizeof made, "%s/adapter", dir);
-    assert_int_equal(shape_find("tiny-llama", &c, &err), OK);
+    assert_int_equal(model_preset_find("tiny-llama", &c, &err), OK);
     struct adapter *a = fixture_adapter(&c, 4, "all-linear", 0.1f, 3), *b;
     assert_int_equal(adapter_save(a, made, "school/base", &err), OK);
     serve_dir(made);
@@ -415,17 +415,17 @@ static void files_by_name(void **state) {
     assert_holds("a-q8.gguf");
     assert_holds("日本語/語彙 1.txt");
     assert_absent("config.json");
-    char *found = hub_find(NAME, &err), *wanted = path_join(folder, "a-q8.gguf");
+    char *found = hub_cached_path(NAME, &err), *wanted = path_join(folder, "a-q8.gguf");
     assert_string_equal(found, wanted);
     free(found);
-    assert_null(hub_find(NAME "/a-q4.gguf", &err));
+    assert_null(hub_cached_path(NAME "/a-q4.gguf", &err));
     assert_says("run 'shoal pull " NAME "/a-q4.gguf'");
     record = hub_pull(NAME "/a-q4.gguf", &quick, &err);
     assert_int_equal(json_array_size(json_object_get(record, "files")), 3);
     json_decref(record);
-    assert_null(hub_find(NAME, &err));
+    assert_null(hub_cached_path(NAME, &err));
     assert_says("name one");
-    found = hub_find(NAME "/a-q8.gguf", &err);
+    found = hub_cached_path(NAME "/a-q8.gguf", &err);
     assert_string_equal(found, wanted);
     free(found);
     free(wanted);
@@ -490,7 +490,7 @@ static void killed_at_any_moment(void **state) {
         off_t before = size_of("model.safetensors.partial");
         pull_killed(22000 * i);
         assert_absent("model.safetensors");
-        assert_null(hub_find(NAME, &err));
+        assert_null(hub_cached_path(NAME, &err));
         assert_true(size_of("model.safetensors.partial") >= before);
     }
     server_rests();
@@ -745,11 +745,11 @@ static void killed_while_publishing(void **state) {
     assert_pulls();
     char *record = path_join(folder, ".hub.json"),
          *weights = path_join(folder, "model.safetensors");
-    json_t *v = json_file(record, &err);
+    json_t *v = json_parse_file(record, &err);
     json_object_set_new(v, "complete", json_false());
     assert_int_equal(json_dump_file(v, record, 0), 0);
     assert_int_equal(unlink(weights), 0);
-    assert_null(hub_find(NAME, &err));
+    assert_null(hub_cached_path(NAME, &err));
     assert_says("is not here in whole");
     assert_pulls();
     assert_whole();

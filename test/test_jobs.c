@@ -63,7 +63,7 @@ static const struct option_row rows[] = {
 };
 static const struct job_args any_args[] = {
     {"export", {JOB_TEXT, JOB_OUTPUT}, false}, {NULL, {JOB_TEXT}, true}, {0}};
-static const struct job_kind kinds[] = {{"world", NULL, NULL, {common_rows, rows}, any_args},
+static const struct gemm_task_kind kinds[] = {{"world", NULL, NULL, {common_rows, rows}, any_args},
                                         {"eval", NULL, NULL, {common_rows, rows}, any_args},
                                         {"train", NULL, "runs", {common_rows, rows}, any_args},
                                         {"evolve", "resume", "runs", {common_rows, rows}, any_args},
@@ -227,10 +227,10 @@ static void act_garbage(int argc, char **argv) {
 static void act_figures(int argc, char **argv) {
     CHECK(argc > 0);
     for (int i = 1; i <= 1000; i++) {
-        figures_tell((const struct figure[]){{"train_step", i}, {"train_loss", 1.0 / i}}, 2);
+        process_metrics_report((const struct process_metric[]){{"train_step", i}, {"train_loss", 1.0 / i}}, 2);
         usleep(500); /* all together they fit into a pipe, should nobody read */
     }
-    figures_tell((const struct figure[]){{"train_loss", NAN}, {"jobs", 1}, {"none", 1}}, 3);
+    process_metrics_report((const struct process_metric[]){{"train_loss", NAN}, {"jobs", 1}, {"none", 1}}, 3);
     static const char bad[] = "{\"figures\":{\"train_reward\":\"x\"}}\n{\"figures\":[1]}\n";
     if (write(3, bad, strlen(bad)) < 0) exit(5);
     act_wait(argc, argv);
@@ -388,7 +388,7 @@ static struct id started(const char *act, const char *arg) {
     struct id id;
     json_t *request = json_pack("{s:s,s:[s,s]}", "kind", "world", "args", act, arg ? arg : "");
     struct job_caller by = {0};
-    if (jobs_start(j, request, &by, id.text, &err) != OK) fail_msg("%s", err.text);
+    if (jobs_submit(j, request, &by, id.text, &err) != OK) fail_msg("%s", err.text);
     json_decref(request);
     return id;
 }
@@ -401,7 +401,7 @@ static json_t *job(struct id id) {
 
 static bool job_is(struct id id, const char *state) {
     json_t *v = job(id);
-    bool is = strcmp(json_text_at(v, "state"), state) == 0;
+    bool is = strcmp(json_get_string(v, "state"), state) == 0;
     json_decref(v);
     return is;
 }
@@ -421,7 +421,7 @@ static void await(struct id id, const char *state) {
 static char *text_of(struct id id, const char *key) {
     static char text[2048];
     json_t *v = job(id);
-    snprintf(text, sizeof text, "%s", json_text_at(v, key));
+    snprintf(text, sizeof text, "%s", json_get_string(v, key));
     json_decref(v);
     return text;
 }
@@ -450,7 +450,7 @@ static json_t *event_of_type(const json_t *list, const char *type, int which) {
     size_t i;
     json_t *e;
     json_array_foreach (list, i, e)
-        if (strcmp(json_text_at(e, "type"), type) == 0 && which-- == 0) return e;
+        if (strcmp(json_get_string(e, "type"), type) == 0 && which-- == 0) return e;
     return NULL;
 }
 
@@ -461,7 +461,7 @@ static const char *told_states(struct id id) {
     text[0] = 0;
     for (int i = 0; (e = event_of_type(list, "state", i)); i++)
         snprintf(text + strlen(text), sizeof text - strlen(text), "%s%s", i ? " " : "",
-                 json_text_at(e, "state"));
+                 json_get_string(e, "state"));
     json_decref(list);
     return text;
 }
@@ -515,20 +515,20 @@ static void test_done(void **state) {
     json_t *list = events(id, 0), *v = job(id), *e = event_of_type(list, "progress", 0);
     assert_true(json_integer_value(json_object_get(json_array_get(list, 0), "seq")) == 1);
     e = json_object_get(e, "progress");
-    assert_string_equal(json_text_at(e, "title"), "work");
-    assert_int_equal(json_number_at(e, "done"), 25);
-    assert_int_equal(json_number_at(e, "total"), 25);
-    assert_true(json_number_at(e, "seconds_left") == 0);
+    assert_string_equal(json_get_string(e, "title"), "work");
+    assert_int_equal(json_get_number(e, "done"), 25);
+    assert_int_equal(json_get_number(e, "total"), 25);
+    assert_true(json_get_number(e, "seconds_left") == 0);
     assert_true(json_equal(e, json_object_get(v, "progress")));
     e = json_object_get(event_of_type(list, "result", 0), "result");
-    assert_int_equal(json_number_at(e, "answer"), 42);
-    assert_string_equal(json_text_at(event_of_type(list, "result", 1), "text"),
+    assert_int_equal(json_get_number(e, "answer"), 42);
+    assert_string_equal(json_get_string(event_of_type(list, "result", 1), "text"),
                         "not JSON, and no end of line");
-    assert_int_equal(json_number_at(v, "exit"), 0);
+    assert_int_equal(json_get_number(v, "exit"), 0);
     assert_null(json_object_get(v, "note"));
     assert_null(json_object_get(v, "pid"));
-    assert_int_equal(strlen(json_text_at(v, "started")), 20);
-    assert_int_equal(strlen(json_text_at(v, "ended")), 20);
+    assert_int_equal(strlen(json_get_string(v, "started")), 20);
+    assert_int_equal(strlen(json_get_string(v, "ended")), 20);
     assert_true(n_changed >= 3);
     json_decref(list);
     json_decref(v);
@@ -558,7 +558,7 @@ static const json_t *series_of(const json_t *v, const char *name) {
     const json_t *one;
     size_t i;
     json_array_foreach (json_object_get(v, "series"), i, one)
-        if (strcmp(json_text_at(one, "name"), name) == 0) return one;
+        if (strcmp(json_get_string(one, "name"), name) == 0) return one;
     return NULL;
 }
 
@@ -567,21 +567,21 @@ static double value_at(const json_t *series, const char *key, size_t i) {
 }
 
 static void assert_figures(struct id id) {
-    json_t *v = job(id), *last = json_object_get(v, "figures"), *s = jobs_series(j, id.text, &err);
+    json_t *v = job(id), *last = json_object_get(v, "figures"), *s = jobs_metrics(j, id.text, &err);
     const json_t *loss = series_of(s, "train_loss"), *steps = series_of(s, "train_step");
     size_t n = json_array_size(json_object_get(loss, "at"));
     assert_int_equal(json_object_size(last), 2);
-    assert_int_equal(json_number_at(last, "train_step"), 1000);
+    assert_int_equal(json_get_number(last, "train_step"), 1000);
     assert_true(json_is_null(json_object_get(last, "train_loss")));
     assert_int_equal(json_array_size(json_object_get(s, "series")), 2);
-    assert_string_equal(json_text_at(loss, "metric"), "shoal_train_loss");
-    assert_int_equal(json_number_at(loss, "per"), 2);
+    assert_string_equal(json_get_string(loss, "metric"), "shoal_train_loss");
+    assert_int_equal(json_get_number(loss, "per"), 2);
     assert_int_equal(n, 500);
     assert_true(value_at(steps, "value", 0) == 1.5 && value_at(steps, "value", n - 1) == 999.5);
     assert_float_equal(value_at(loss, "value", 0), (1 + 1 / 2.) / 2, 1e-6);
     for (size_t i = 1; i < n; i++)
         assert_true(value_at(loss, "at", i) >= value_at(loss, "at", i - 1));
-    assert_true(fabs(json_number_at(s, "began") + value_at(loss, "at", n - 1) - time(NULL)) < 60);
+    assert_true(fabs(json_get_number(s, "began") + value_at(loss, "at", n - 1) - time(NULL)) < 60);
     json_decref(s);
     json_decref(v);
 }
@@ -602,10 +602,10 @@ static void test_figures(void **state) {
     assert_figures(id);
     reopen((struct jobs_options){0});
     assert_figures(id);
-    json_t *none = jobs_series(j, silent.text, &err);
+    json_t *none = jobs_metrics(j, silent.text, &err);
     assert_int_equal(json_array_size(json_object_get(none, "series")), 0);
     json_decref(none);
-    assert_null(jobs_series(j, "job-00000000", &err));
+    assert_null(jobs_metrics(j, "job-00000000", &err));
     assert_int_equal(err.code, ERR_MISSING);
 }
 
@@ -710,8 +710,8 @@ static void test_queue(void **state) {
     assert_true(job_is(third, "queued") && job_is(last, "queued"));
     json_t *list = jobs_list(j);
     assert_int_equal(json_array_size(list), 4);
-    assert_string_equal(json_text_at(json_array_get(list, 0), "id"), last.text);
-    assert_string_equal(json_text_at(json_array_get(list, 3), "id"), first.text);
+    assert_string_equal(json_get_string(json_array_get(list, 0), "id"), last.text);
+    assert_string_equal(json_get_string(json_array_get(list, 3), "id"), first.text);
     json_decref(list);
     touch("go");
     await(last, "done");
@@ -780,7 +780,7 @@ static void test_run_again(void **state) {
 static int start_by(const char *text, struct job_caller *by, char id[JOB_ID_LEN]) {
     json_t *v = json_loads(text, JSON_DECODE_ANY | JSON_ALLOW_NUL, NULL);
     assert_non_null(v);
-    int rc = jobs_start(j, v, by, id, &err);
+    int rc = jobs_submit(j, v, by, id, &err);
     json_decref(v);
     return rc;
 }
@@ -912,11 +912,11 @@ static void test_refused(void **state) {
     };
     struct id id;
     struct job_caller by = {0};
-    struct request_rules rules = {.out = "/results", .input = input, .kinds = kinds, .threads = 4};
+    struct job_request_rules rules = {.out = "/results", .input = input, .kinds = kinds, .threads = 4};
     for (size_t i = 0; i < ARRAY_LEN(bad); i++) {
         struct job_request checked;
         json_t *v = json_loads(bad[i].text, JSON_DECODE_ANY | JSON_ALLOW_NUL, NULL);
-        if (request_check(&rules, v, &checked, by.field, &err) == OK) fail_msg("%s", bad[i].text);
+        if (job_request_check(&rules, v, &checked, by.field, &err) == OK) fail_msg("%s", bad[i].text);
         assert_int_equal(err.code, ERR_USAGE);
         if (strcmp(by.field, bad[i].field) != 0) fail_msg("%s: %s", bad[i].text, by.field);
         json_decref(v);
@@ -924,7 +924,7 @@ static void test_refused(void **state) {
     reopen((struct jobs_options){.max_jobs = 2});
     json_t *args = json_array(), *request = json_pack("{s:s,s:o}", "kind", "world", "args", args);
     for (int i = 0; i < 2000; i++) json_array_append_new(args, json_string("x"));
-    assert_int_equal(jobs_start(j, request, &by, id.text, &err), ERR_USAGE);
+    assert_int_equal(jobs_submit(j, request, &by, id.text, &err), ERR_USAGE);
     json_decref(request);
     json_t *list = jobs_list(j);
     assert_int_equal(json_array_size(list), 0);
@@ -937,14 +937,14 @@ static void test_refused(void **state) {
 
 static void checked_is(const char *text, const char *asked, const char *resolved, bool commands) {
     struct job_request r;
-    struct request_rules rules = {.out = "/results",
+    struct job_request_rules rules = {.out = "/results",
                                   .input = input,
                                   .kinds = kinds,
                                   .threads = 4,
                                   .commands = commands,
                                   .owner = "key-1"};
     json_t *v = json_loads(text, 0, NULL), *wanted[2];
-    if (request_check(&rules, v, &r, NULL, &err) != OK) fail_msg("%s: %s", text, err.text);
+    if (job_request_check(&rules, v, &r, NULL, &err) != OK) fail_msg("%s: %s", text, err.text);
     wanted[0] = json_loads(asked, 0, NULL);
     wanted[1] = json_loads(resolved, 0, NULL);
     if (!json_equal(r.asked, wanted[0])) fail_msg("%s: %s", text, json_dumps(r.asked, 0));
@@ -952,7 +952,7 @@ static void checked_is(const char *text, const char *asked, const char *resolved
     json_decref(v);
     v = json_incref(r.asked); /* what is stored is checked again */
     job_request_release(&r);
-    assert_int_equal(request_check(&rules, v, &r, NULL, &err), OK);
+    assert_int_equal(job_request_check(&rules, v, &r, NULL, &err), OK);
     assert_true(json_equal(r.asked, wanted[0]) && json_equal(r.resolved, wanted[1]));
     job_request_release(&r);
     json_decref(wanted[0]);
@@ -1079,7 +1079,7 @@ static void test_seconds(void **state) {
 }
 
 static int readable(const struct job_paths *p, const char *name, bool database) {
-    char *path = job_paths_input(p, in_dir(name), database, &err);
+    char *path = job_paths_resolve(p, in_dir(name), database, &err);
     int rc = path ? OK : err.code;
     free(path);
     return rc;
@@ -1132,7 +1132,7 @@ static void test_paths(void **state) {
     assert_int_equal(symlink("../closed.txt", in_dir("open/escape.jsonl")), 0);
     assert_int_equal(symlink("..", in_dir("open/outside")), 0);
     job_paths_add(&p, in_dir("open"), PATH_READ);
-    job_paths_add(&p, in_dir("open/state"), PATH_CLOSED);
+    job_paths_add(&p, in_dir("open/state"), PATH_DENIED);
     job_paths_add(&p, in_dir("open/state/out"), PATH_WRITE);
     json_t *v = job_paths_json(&p);
     assert_int_equal(job_paths_parse(&again, v, &err), OK);
@@ -1140,15 +1140,15 @@ static void test_paths(void **state) {
     for (size_t i = 0; i < ARRAY_LEN(cases); i++) {
         const int got[] = {readable(&again, cases[i].name, false),
                            readable(&again, cases[i].name, true),
-                           job_paths_guard(&again, in_dir(cases[i].name), PATH_READS, &err),
-                           job_paths_guard(&again, in_dir(cases[i].name), PATH_WRITES, &err)};
+                           job_paths_check(&again, in_dir(cases[i].name), PATH_USE_READ, &err),
+                           job_paths_check(&again, in_dir(cases[i].name), PATH_USE_WRITE, &err)};
         const int wanted[] = {cases[i].named, cases[i].base, cases[i].read, cases[i].write};
         for (int k = 0; k < 4; k++)
             if (got[k] != wanted[k]) fail_msg("%s, %d: %d", cases[i].name, k, got[k]);
     }
-    assert_int_equal(job_paths_guard(&again, "/proc/1/environ", PATH_READS, &err), ERR_USAGE);
-    assert_int_equal(job_paths_guard(&again, "/proc/self/environ", PATH_READS, &err), ERR_USAGE);
-    assert_int_equal(job_paths_guard(&again, "/proc/self/status", PATH_READS, &err), OK);
+    assert_int_equal(job_paths_check(&again, "/proc/1/environ", PATH_USE_READ, &err), ERR_USAGE);
+    assert_int_equal(job_paths_check(&again, "/proc/self/environ", PATH_USE_READ, &err), ERR_USAGE);
+    assert_int_equal(job_paths_check(&again, "/proc/self/status", PATH_USE_READ, &err), OK);
     job_paths_release(&p);
     job_paths_release(&again);
     tree_delete(in_dir("open"));
@@ -1168,9 +1168,9 @@ static void test_many_events(void **state) {
     assert_true(n > 1000 && n <= 4096);
     /* The newest are there, each with its number. */
     json_t *last = event_of_type(list, "state", 0), *before = json_array_get(list, n - 2);
-    assert_string_equal(json_text_at(last, "state"), "done");
-    assert_int_equal(json_number_at(json_object_get(before, "result"), "i"), 99999);
-    assert_int_equal(json_number_at(last, "seq"), 100000 + 3);
+    assert_string_equal(json_get_string(last, "state"), "done");
+    assert_int_equal(json_get_number(json_object_get(before, "result"), "i"), 99999);
+    assert_int_equal(json_get_number(last, "seq"), 100000 + 3);
     json_decref(list);
     list = events(id, 100000);
     assert_int_equal(json_array_size(list), 3);
@@ -1178,9 +1178,9 @@ static void test_many_events(void **state) {
     struct id third = started("lines", "100000");
     await(third, "done");
     assert_string_equal(told_states(other), "done"); /* always there */
-    size_t rss = process_bytes("VmRSS");
+    size_t rss = process_memory("VmRSS");
     for (int i = 0; i < 3; i++) await(started("lines", "100000"), "done");
-    assert_true(process_bytes("VmRSS") < rss + (8 << 20));
+    assert_true(process_memory("VmRSS") < rss + (8 << 20));
     struct id wide = started("wide", "60");
     await(wide, "done");
     list = events(wide, 0);
@@ -1193,8 +1193,8 @@ static void test_too_long(void **state) {
     struct id line = started("long-line", NULL);
     await(line, "done");
     json_t *list = events(line, 0);
-    assert_int_equal(json_number_at(event_of_type(list, "result", 0), "bytes"), 4096 * 4096);
-    assert_int_equal(json_number_at(event_of_type(list, "result", 1), "result"), 1);
+    assert_int_equal(json_get_number(event_of_type(list, "result", 0), "bytes"), 4096 * 4096);
+    assert_int_equal(json_get_number(event_of_type(list, "result", 1), "result"), 1);
     json_decref(list);
     reopen((struct jobs_options){.max_output = 100000});
     struct id id = started("flood", NULL);
@@ -1213,9 +1213,9 @@ static void test_garbage_progress(void **state) {
     await(id, "done");
     json_t *list = events(id, 0),
            *p = json_object_get(event_of_type(list, "progress", 0), "progress");
-    size_t n = strlen(json_text_at(p, "title"));
+    size_t n = strlen(json_get_string(p, "title"));
     assert_true(n > 190 && n <= 200 && n % 3 == 0); /* cut between two characters */
-    assert_int_equal(json_number_at(p, "done"), 5);
+    assert_int_equal(json_get_number(p, "done"), 5);
     assert_null(json_object_get(p, "seconds_left"));
     json_decref(list);
 }
@@ -1256,10 +1256,10 @@ static void test_progress_pipe(void **state) {
     char *last = b.data;
     for (char *end; (end = strchr(last, '\n')) && end[1]; last = end + 1) *end = 0;
     json_t *v = json_loads(last, 0, NULL);
-    assert_string_equal(json_text_at(v, "title"), "ticks \"\xef\xbf\xbd");
-    assert_true(json_number_at(v, "done") > 100);
-    assert_int_equal(json_number_at(v, "total"), 1000000000);
-    assert_true(json_number_at(v, "seconds") > 1 && json_number_at(v, "left") > 1);
+    assert_string_equal(json_get_string(v, "title"), "ticks \"\xef\xbf\xbd");
+    assert_true(json_get_number(v, "done") > 100);
+    assert_int_equal(json_get_number(v, "total"), 1000000000);
+    assert_true(json_get_number(v, "seconds") > 1 && json_get_number(v, "left") > 1);
     json_decref(v);
     static const char *const bad[] = {"", "90x", "-90", "99999999999999999999", "1000"};
     for (size_t i = 0; i < ARRAY_LEN(bad); i++) {
@@ -1312,11 +1312,11 @@ static void test_settings_stay_out(void **state) {
         if (!is || strcmp(json_string_value(text), "7") == 0) fail_msg("%s", name);
     }
     for (size_t i = 0; i < ARRAY_LEN(passed); i++)
-        assert_string_equal(json_text_at(v, passed[i]), getenv(passed[i]));
-    assert_string_equal(json_text_at(v, "SHOAL_CONFIG"), "");
-    assert_string_equal(json_text_at(v, "SHOAL_JOB"), "{}");
-    assert_non_null(strstr(json_text_at(v, "TMPDIR"), id.text));
-    assert_false(path_exists(json_text_at(v, "TMPDIR"))); /* it ended with the job */
+        assert_string_equal(json_get_string(v, passed[i]), getenv(passed[i]));
+    assert_string_equal(json_get_string(v, "SHOAL_CONFIG"), "");
+    assert_string_equal(json_get_string(v, "SHOAL_JOB"), "{}");
+    assert_non_null(strstr(json_get_string(v, "TMPDIR"), id.text));
+    assert_false(path_exists(json_get_string(v, "TMPDIR"))); /* it ended with the job */
     json_decref(v);
     for (size_t i = 0; i < ARRAY_LEN(names); i++) unsetenv(names[i]);
 }
@@ -1333,15 +1333,15 @@ static void test_surroundings(void **state) {
     close(leak);
     json_t *v = result_of(id);
     assert_true(json_is_true(json_object_get(v, "idle")));
-    assert_int_equal(json_number_at(v, "nice"), 19);
+    assert_int_equal(json_get_number(v, "nice"), 19);
     assert_true(json_is_true(json_object_get(v, "leader")));
     assert_true(json_is_true(json_object_get(v, "null")));
     assert_true(json_is_false(json_object_get(v, "term")));
-    assert_int_equal(json_number_at(v, "fds"), 4);
-    assert_int_equal(json_number_at(v, "core"), 0);
-    assert_int_equal(json_number_at(v, "file"), 1 << 20);
-    assert_int_equal(json_number_at(v, "data"), (int64_t)1 << 46);
-    assert_int_equal(json_number_at(v, "umask"), 077);
+    assert_int_equal(json_get_number(v, "fds"), 4);
+    assert_int_equal(json_get_number(v, "core"), 0);
+    assert_int_equal(json_get_number(v, "file"), 1 << 20);
+    assert_int_equal(json_get_number(v, "data"), (int64_t)1 << 46);
+    assert_int_equal(json_get_number(v, "umask"), 077);
     json_decref(v);
 }
 
@@ -1392,7 +1392,7 @@ static void test_killed(void **state) {
     json_t *v = result_of(told.id[0]), *list = events(told.id[0], 5);
     assert_true(json_is_true(json_object_get(v, "again")));
     /* Who had seen some events misses none of what follows. */
-    assert_string_equal(json_text_at(json_array_get(list, 0), "state"), "queued");
+    assert_string_equal(json_get_string(json_array_get(list, 0), "state"), "queued");
     json_decref(list);
     json_decref(v);
     assert_int_equal(jobs_resume(j, told.id[2].text, &err), OK);
@@ -1517,10 +1517,10 @@ static void test_program(void **state) {
     json_t *list = events(id, 0);
     for (int i = 0; i < 2; i++)
         assert_string_equal(
-            json_text_at(json_object_get(event_of_type(list, "result", i), "result"), "policy"),
+            json_get_string(json_object_get(event_of_type(list, "result", i), "result"), "policy"),
             i ? "random" : "rule");
     assert_string_equal(
-        json_text_at(json_object_get(event_of_type(list, "progress", 0), "progress"), "title"),
+        json_get_string(json_object_get(event_of_type(list, "progress", 0), "progress"), "title"),
         "worlds");
     json_decref(list);
     await(bad, "failed");

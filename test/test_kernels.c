@@ -287,7 +287,7 @@ static void test_exp_range(void **state) {
 
 /* n floats as elements of every kind. */
 struct elems {
-    void *v[N_ELEM];
+    void *v[N_DTYPE];
 };
 
 static void near(double got, double want, double tolerance, const char *what) {
@@ -296,15 +296,15 @@ static void near(double got, double want, double tolerance, const char *what) {
 
 static struct elems elems_of(const float *x, int64_t n) {
     struct elems r;
-    for (int e = 0; e < N_ELEM; e++) {
-        r.v[e] = malloc((size_t)n * elem_size((enum elem)e));
-        elem_from_f32((enum elem)e, x, r.v[e], n);
+    for (int e = 0; e < N_DTYPE; e++) {
+        r.v[e] = malloc((size_t)n * dtype_size((enum dtype)e));
+        dtype_from_f32((enum dtype)e, x, r.v[e], n);
     }
     return r;
 }
 
 static void elems_free(struct elems e) {
-    for (int i = 0; i < N_ELEM; i++) free(e.v[i]);
+    for (int i = 0; i < N_DTYPE; i++) free(e.v[i]);
 }
 
 static void check_gemm(const struct kernels *k, int64_t rows, int64_t n, int64_t width, int nasty) {
@@ -316,14 +316,14 @@ static void check_gemm(const struct kernels *k, int64_t rows, int64_t n, int64_t
         ref->gemm_f32(y.v, ldy, x.v, ldx, rows, w.v, ldw, width, 0, n, add);
         k->gemm_f32(z.v, ldy, x.v, ldx, rows, w.v, ldw, width, 0, n, add);
         same_all(y.v, z.v, rows * ldy, "gemm_f32", k, width);
-        ref->gemm_bf16(y.v, ldy, x.v, ldx, rows, h.v[ELEM_BF16], ldw, width, 0, n, add);
-        k->gemm_bf16(z.v, ldy, x.v, ldx, rows, h.v[ELEM_BF16], ldw, width, 0, n, add);
+        ref->gemm_bf16(y.v, ldy, x.v, ldx, rows, h.v[DTYPE_BF16], ldw, width, 0, n, add);
+        k->gemm_bf16(z.v, ldy, x.v, ldx, rows, h.v[DTYPE_BF16], ldw, width, 0, n, add);
         same_all(y.v, z.v, rows * ldy, "gemm_bf16", k, width);
-        ref->gemm_f16(y.v, ldy, x.v, ldx, rows, h.v[ELEM_F16], ldw, width, 0, n, add);
-        k->gemm_f16(z.v, ldy, x.v, ldx, rows, h.v[ELEM_F16], ldw, width, 0, n, add);
+        ref->gemm_f16(y.v, ldy, x.v, ldx, rows, h.v[DTYPE_F16], ldw, width, 0, n, add);
+        k->gemm_f16(z.v, ldy, x.v, ldx, rows, h.v[DTYPE_F16], ldw, width, 0, n, add);
         same_all(y.v, z.v, rows * ldy, "gemm_f16", k, width);
-        ref->gemm_i8(y.v, ldy, x.v, ldx, rows, h.v[ELEM_I8], ldw, width, 0, n, add);
-        k->gemm_i8(z.v, ldy, x.v, ldx, rows, h.v[ELEM_I8], ldw, width, 0, n, add);
+        ref->gemm_i8(y.v, ldy, x.v, ldx, rows, h.v[DTYPE_I8], ldw, width, 0, n, add);
+        k->gemm_i8(z.v, ldy, x.v, ldx, rows, h.v[DTYPE_I8], ldw, width, 0, n, add);
         same_all(y.v, z.v, rows * ldy, "gemm_i8", k, width);
     }
     elems_free(h);
@@ -343,14 +343,14 @@ static void check_mix(const struct kernels *k, int64_t rows, int64_t n, int64_t 
     ref->mix_f32(y.v, ldy, t.v, tm, tj, rows, v.v, ldv, width, n);
     k->mix_f32(z.v, ldy, t.v, tm, tj, rows, v.v, ldv, width, n);
     same_all(y.v, z.v, rows * ldy, "mix_f32", k, width);
-    ref->mix_bf16(y.v, ldy, t.v, tm, tj, rows, h.v[ELEM_BF16], ldv, width, n);
-    k->mix_bf16(z.v, ldy, t.v, tm, tj, rows, h.v[ELEM_BF16], ldv, width, n);
+    ref->mix_bf16(y.v, ldy, t.v, tm, tj, rows, h.v[DTYPE_BF16], ldv, width, n);
+    k->mix_bf16(z.v, ldy, t.v, tm, tj, rows, h.v[DTYPE_BF16], ldv, width, n);
     same_all(y.v, z.v, rows * ldy, "mix_bf16", k, width);
-    ref->mix_f16(y.v, ldy, t.v, tm, tj, rows, h.v[ELEM_F16], ldv, width, n);
-    k->mix_f16(z.v, ldy, t.v, tm, tj, rows, h.v[ELEM_F16], ldv, width, n);
+    ref->mix_f16(y.v, ldy, t.v, tm, tj, rows, h.v[DTYPE_F16], ldv, width, n);
+    k->mix_f16(z.v, ldy, t.v, tm, tj, rows, h.v[DTYPE_F16], ldv, width, n);
     same_all(y.v, z.v, rows * ldy, "mix_f16", k, width);
-    ref->mix_i8(y.v, ldy, t.v, tm, tj, rows, h.v[ELEM_I8], ldv, width, n);
-    k->mix_i8(z.v, ldy, t.v, tm, tj, rows, h.v[ELEM_I8], ldv, width, n);
+    ref->mix_i8(y.v, ldy, t.v, tm, tj, rows, h.v[DTYPE_I8], ldv, width, n);
+    k->mix_i8(z.v, ldy, t.v, tm, tj, rows, h.v[DTYPE_I8], ldv, width, n);
     same_all(y.v, z.v, rows * ldy, "mix_i8", k, width);
     elems_free(h);
     struct floats all[] = {t, v, y, z};
@@ -414,11 +414,11 @@ static void matrix_random(struct matrix *m, enum tensor_type t, int64_t n, int64
     free(row);
 }
 
-static struct inputs inputs_of(const struct kernels *k, struct floats x, int64_t rows,
+static struct gemm_input inputs_of(const struct kernels *k, struct floats x, int64_t rows,
                                int64_t width, void **scratch) {
-    struct inputs in;
-    *scratch = calloc(1, inputs_scratch(rows, width));
-    inputs_prepare(&in, x.v, width, rows, width, width % 32 == 0, true, *scratch, NULL);
+    struct gemm_input in;
+    *scratch = calloc(1, gemm_input_scratch(rows, width));
+    gemm_input_prepare(&in, x.v, width, rows, width, width % 32 == 0, true, *scratch, NULL);
     for (int64_t m = 0; in.q && m < rows; m++)
         k->quantize_row(x.v + m * width, width, in.q + m * width, in.d + m * width / 32);
     return in;
@@ -434,7 +434,7 @@ static void check_dots_i8(const struct kernels *k, int64_t rows, int64_t n, int6
     struct floats x = filled(rows * width, 0), y = filled(rows * (n + 1), 0), z = copied(y);
     int8_t *w = malloc((size_t)(n * width));
     fill_i8(w, n * width);
-    struct inputs in = inputs_of(ref, x, rows, width, &scratch);
+    struct gemm_input in = inputs_of(ref, x, rows, width, &scratch);
     ref->dots_i8(y.v, n + 1, &in, w, width, n > 2, n);
     k->dots_i8(z.v, n + 1, &in, w, width, n > 2, n);
     same_all(y.v, z.v, rows * (n + 1), "dots_i8", k, width);
@@ -504,7 +504,7 @@ static void test_pairs_mix(void **state) {
     fill_i8(v, RANKS * N);
     memset(t.v + 64, 0, 64 * sizeof(float));
     t.v[2 * 64 + 3] = NAN;
-    pairs_mix(y.v, N, t.v, 64, ROWS, v, N, RANKS, N);
+    gemm_nn_i8_pairs(y.v, N, t.v, 64, ROWS, v, N, RANKS, N);
     for (int m = 0; m < ROWS; m++)
         for (int c = 0; c < N; c++) {
             double want = (double)y0.v[m * N + c], off = 1e-6 * fabs(want);
@@ -523,7 +523,7 @@ static void test_pairs_mix(void **state) {
     for (size_t i = 0; i < ARRAY_LEN(all); i++) floats_free(all[i]);
 }
 
-static void packed_mul(const struct kernels *k, float *y, int64_t ldy, const struct inputs *in,
+static void packed_mul(const struct kernels *k, float *y, int64_t ldy, const struct gemm_input *in,
                        const struct matrix *w, bool add) {
     (w->type == TENSOR_BF16   ? k->gemm_bf16_fast
      : w->type == TENSOR_Q8_0 ? k->gemm_q8
@@ -537,12 +537,12 @@ static void check_packed(const struct kernels *k, enum tensor_type t, int64_t ro
     struct matrix w;
     uint8_t *file;
     void *scratch;
-    matrix_random(&w, t, n, width, CLASS_FAST, &arena, &file, extreme);
+    matrix_random(&w, t, n, width, NUMERIC_FAST, &arena, &file, extreme);
     struct floats x = filled(rows * width, extreme), y = filled(rows * (n + 1), 0), z = copied(y);
-    struct inputs in = inputs_of(ref, x, rows, width, &scratch);
-    const struct extent soon[] = {{y.v, 1}, {file, 300}, {x.v, 0}, {w.data, 64}};
+    struct gemm_input in = inputs_of(ref, x, rows, width, &scratch);
+    const struct prefetch_range soon[] = {{y.v, 1}, {file, 300}, {x.v, 0}, {w.data, 64}};
     for (int add = 0; add < 2; add++) {
-        struct ahead ahead = {soon, ARRAY_LEN(soon), 0, 0};
+        struct prefetch_list ahead = {soon, ARRAY_LEN(soon), 0, 0};
         packed_mul(ref, y.v, n + 1, &in, &w, add);
         in.ahead = add ? &ahead : NULL; // asking for memory changes nothing
         packed_mul(k, z.v, n + 1, &in, &w, add);
@@ -590,9 +590,9 @@ static void test_bf16_fast(void **state) {
 }
 
 /* One product through a slot, whatever the type. */
-static void product(const struct kernels *k, const struct matrix *w, struct inputs in, int64_t m0,
+static void product(const struct kernels *k, const struct matrix *w, struct gemm_input in, int64_t m0,
                     int64_t rows, int64_t n0, int64_t n1, float *y, int64_t ldy) {
-    in = inputs_rows(&in, m0, m0 + rows);
+    in = gemm_input_rows(&in, m0, m0 + rows);
     y += m0 * ldy;
     if (w->type == TENSOR_Q8_0)
         k->gemm_q8(y, ldy, &in, w, n0, n1, false);
@@ -615,7 +615,7 @@ static void check_invariance(const struct kernels *k, enum tensor_type t, enum n
     void *scratch;
     matrix_random(&w, t, N, K, cls, &arena, &file, false);
     struct floats x = filled(ROWS * K, 0);
-    struct inputs in = inputs_of(k, x, ROWS, K, &scratch);
+    struct gemm_input in = inputs_of(k, x, ROWS, K, &scratch);
     product(k, &w, in, 0, ROWS, 0, N, whole, N);
     for (int rows = 1; rows <= 9; rows++) {
         memset(part, 0, sizeof part);
@@ -642,19 +642,19 @@ static void test_invariance(void **state) {
     for (int l = 0; l < CPU_LEVELS; l++) {
         const struct kernels *k = kernels_level((enum cpu_level)l);
         for (size_t t = 0; k && t < ARRAY_LEN(types); t++)
-            check_invariance(k, types[t], CLASS_EXACT);
-        if (k) check_invariance(k, TENSOR_BF16, CLASS_FAST);
+            check_invariance(k, types[t], NUMERIC_EXACT);
+        if (k) check_invariance(k, TENSOR_BF16, NUMERIC_FAST);
     }
 }
 
 /* Each output against a sum in double over what the kernel really multiplies, and over the true
  * inputs more loosely. */
-static void product_verify(const struct matrix *w, const struct inputs *in, const float *y,
+static void product_verify(const struct matrix *w, const struct gemm_input *in, const float *y,
                            int64_t ldy) {
     float *row = malloc((size_t)w->k * sizeof(float));
-    bool q = w->type == TENSOR_Q8_0 || w->type == TENSOR_Q4_0, rounded = matrix_bf16(w);
+    bool q = w->type == TENSOR_Q8_0 || w->type == TENSOR_Q4_0, rounded = matrix_needs_bf16(w);
     for (int64_t n = 0; n < w->n; n++) {
-        matrix_row(w, n, row);
+        matrix_get_row(w, n, row);
         for (int64_t m = 0; m < in->rows; m++) {
             double used = 0, truth = 0, size = 0;
             for (int64_t k = 0; k < w->k; k++) {
@@ -681,12 +681,12 @@ static void check_matrix_mul(enum tensor_type t, enum numeric_class cls, int64_t
     matrix_random(&w, t, n, k, cls, &arena, &file, false);
     struct floats x = filled(rows * k, 0), first = floats_new(rows * n),
                   other = floats_new(rows * n);
-    bool q = t == TENSOR_Q8_0 || t == TENSOR_Q4_0, bf16 = matrix_bf16(&w);
-    void *scratch = malloc(inputs_scratch(rows, k));
+    bool q = t == TENSOR_Q8_0 || t == TENSOR_Q4_0, bf16 = matrix_needs_bf16(&w);
+    void *scratch = malloc(gemm_input_scratch(rows, k));
     for (int threads = 1; threads <= 3; threads++) {
         struct pool *pool = pool_new(threads);
-        struct inputs in;
-        inputs_prepare(&in, x.v, k, rows, k, q, bf16, scratch, pool);
+        struct gemm_input in;
+        gemm_input_prepare(&in, x.v, k, rows, k, q, bf16, scratch, pool);
         float *y = threads == 1 ? first.v : other.v;
         matrix_mul(y, n, &in, &w, false, pool);
         if (threads == 1)
@@ -706,12 +706,12 @@ static void check_matrix_mul(enum tensor_type t, enum numeric_class cls, int64_t
 static void test_matrix_mul(void **state) {
     (void)state;
     for (size_t t = 0; t < ARRAY_LEN(types); t++) {
-        check_matrix_mul(types[t], CLASS_EXACT, 1, 70, 96);
-        check_matrix_mul(types[t], CLASS_EXACT, 9, 531, 192);
-        check_matrix_mul(types[t], CLASS_EXACT, 400, 8, 192);
+        check_matrix_mul(types[t], NUMERIC_EXACT, 1, 70, 96);
+        check_matrix_mul(types[t], NUMERIC_EXACT, 9, 531, 192);
+        check_matrix_mul(types[t], NUMERIC_EXACT, 400, 8, 192);
     }
-    check_matrix_mul(TENSOR_BF16, CLASS_FAST, 33, 531, 200);
-    check_matrix_mul(TENSOR_BF16, CLASS_FAST, 400, 8, 192);
+    check_matrix_mul(TENSOR_BF16, NUMERIC_FAST, 33, 531, 200);
+    check_matrix_mul(TENSOR_BF16, NUMERIC_FAST, 400, 8, 192);
 }
 
 static void check_gemm_pool(int64_t rows, int64_t n, int64_t k) {
@@ -746,7 +746,7 @@ static double *back_truth(const struct matrix *w, const float *dy, int64_t lddy,
     double *dx = calloc((size_t)(rows * w->k), sizeof *dx);
     float *row = malloc((size_t)w->k * sizeof *row);
     for (int64_t o = 0; o < w->n; o++) {
-        matrix_row(w, o, row);
+        matrix_get_row(w, o, row);
         for (int64_t i = 0; i < rows * w->k; i++)
             dx[i] += (double)dy[i / w->k * lddy + o] * (double)row[i % w->k];
     }
@@ -779,17 +779,17 @@ static void check_back(enum tensor_type t, enum numeric_class cls, bool int8, in
     int64_t lddx = k + 5, lddy = n + 3;
     struct floats dy = filled(rows * lddy, 0), first = floats_new(rows * lddx);
     double *want = back_truth(&w, dy.v, lddy, rows);
-    void *scratch = malloc(matrix_back_scratch(n, 3));
-    matrix_mul_back(first.v, lddx, dy.v, lddy, rows, &w, int8, false, scratch, NULL);
+    void *scratch = malloc(matrix_mul_backward_scratch(n, 3));
+    matrix_mul_backward(first.v, lddx, dy.v, lddy, rows, &w, int8, false, scratch, NULL);
     back_near(first.v, lddx, want, rows, k, int8, tensor_type_name(t));
     for (int threads = 1; threads <= 3; threads++) {
         struct floats other = floats_new(rows * lddx);
         struct pool *pool = pool_new(threads);
         for (int64_t m = 0, some = threads == 1 ? 1 : rows; m < rows; m += some)
-            matrix_mul_back(other.v + m * lddx, lddx, dy.v + m * lddy, lddy, some, &w, int8, false,
+            matrix_mul_backward(other.v + m * lddx, lddx, dy.v + m * lddy, lddy, some, &w, int8, false,
                             scratch, pool);
         same_all(first.v, other.v, rows * lddx, "matrix_mul_back's cut", kernels_get(), threads);
-        matrix_mul_back(other.v, lddx, dy.v, lddy, rows, &w, int8, true, scratch, pool);
+        matrix_mul_backward(other.v, lddx, dy.v, lddy, rows, &w, int8, true, scratch, pool);
         for (int64_t i = 0; i < rows * k; i++)
             near((double)other.v[i / k * lddx + i % k], 2 * (double)first.v[i / k * lddx + i % k],
                  1e-4 + 1e-4 * fabs(want[i]), "matrix_mul_back added");
@@ -809,14 +809,14 @@ static void test_matrix_mul_back(void **state) {
     for (size_t i = 0; i < 2 * ARRAY_LEN(all_types); i++) {
         enum tensor_type t = all_types[i / 2];
         bool int8 = i % 2;
-        if (int8 && !tensor_type_quantised(t)) continue;
-        check_back(t, CLASS_EXACT, int8, 1, 70, 512);
-        check_back(t, CLASS_EXACT, int8, 37, 275, 256);
-        check_back(t, CLASS_EXACT, int8, 3, 5, 768);
+        if (int8 && !tensor_type_is_quantized(t)) continue;
+        check_back(t, NUMERIC_EXACT, int8, 1, 70, 512);
+        check_back(t, NUMERIC_EXACT, int8, 37, 275, 256);
+        check_back(t, NUMERIC_EXACT, int8, 3, 5, 768);
     }
-    check_back(TENSOR_F32, CLASS_EXACT, false, 70, 40, 33);
-    check_back(TENSOR_BF16, CLASS_FAST, false, 40, 300, 200);
-    check_back(TENSOR_Q4_0, CLASS_EXACT, true, 2, 9000, 64);
+    check_back(TENSOR_F32, NUMERIC_EXACT, false, 70, 40, 33);
+    check_back(TENSOR_BF16, NUMERIC_FAST, false, 40, 300, 200);
+    check_back(TENSOR_Q4_0, NUMERIC_EXACT, true, 2, 9000, 64);
 }
 
 /* The scale of output o's weight i, and its whole number. */
@@ -875,13 +875,13 @@ static void test_back_contract(void **state) {
         struct arena arena = {0};
         struct matrix w;
         uint8_t *file;
-        matrix_random(&w, of[c % ARRAY_LEN(of)], n, k, CLASS_EXACT, &arena, &file, false);
+        matrix_random(&w, of[c % ARRAY_LEN(of)], n, k, NUMERIC_EXACT, &arena, &file, false);
         struct floats dy = filled(n, c % 3 == 1), dx = floats_new(k);
         float **rows = malloc((size_t)n * sizeof *rows);
-        void *scratch = malloc(matrix_back_scratch(n, 1));
+        void *scratch = malloc(matrix_mul_backward_scratch(n, 1));
         for (int64_t o = 0; o < n; o++)
-            matrix_row(&w, o, rows[o] = malloc((size_t)k * sizeof(float)));
-        matrix_mul_back(dx.v, k, dy.v, n, 1, &w, true, false, scratch, NULL);
+            matrix_get_row(&w, o, rows[o] = malloc((size_t)k * sizeof(float)));
+        matrix_mul_backward(dx.v, k, dy.v, n, 1, &w, true, false, scratch, NULL);
         for (int64_t i = 0; i < k; i++)
             same_one(back_by_contract(&w, dy.v, i, rows), dx.v[i], tensor_type_name(w.type),
                      kernels_get(), n);
@@ -905,7 +905,7 @@ static void test_mix_pool(void **state) {
         for (int threads = 1; threads <= 3; threads++) {
             struct floats z = filled(rows * n, 1);
             struct pool *pool = pool_new(threads);
-            mix_pool(ELEM_F32, z.v, n, t.v, 1, rows, rows, v.v, n, k, n, false, pool);
+            gemm_nn_parallel(DTYPE_F32, z.v, n, t.v, 1, rows, rows, v.v, n, k, n, false, pool);
             same_all(y.v, z.v, rows * n, "mix over a pool", kernels_get(), threads);
             pool_free(pool);
             floats_free(z);
@@ -1024,22 +1024,22 @@ static void test_scalar_mix(void **state) {
     enum { M = 3, N = 24, K = 37 };
     struct floats t = filled(M * K, 0), v = filled(K * N, 0), y0 = filled(M * N, 0);
     struct elems h = elems_of(v.v, K * N);
-    float d = elem_from_f32(ELEM_I8, v.v, h.v[ELEM_I8], K * N);
-    for (int e = 0; e < N_ELEM; e++) {
+    float d = dtype_from_f32(DTYPE_I8, v.v, h.v[DTYPE_I8], K * N);
+    for (int e = 0; e < N_DTYPE; e++) {
         struct floats y = copied(y0);
-        rows_mix((enum elem)e, y.v, N, t.v, K, 1, M, h.v[e], N, K, N);
+        gemm_nn((enum dtype)e, y.v, N, t.v, K, 1, M, h.v[e], N, K, N);
         for (int i = 0; i < M * N; i++) {
-            double want = (double)y0.v[i], off = e == ELEM_F32 ? 1e-4 : e == ELEM_F16 ? 5e-2 : 2e-1;
+            double want = (double)y0.v[i], off = e == DTYPE_F32 ? 1e-4 : e == DTYPE_F16 ? 5e-2 : 2e-1;
             for (int j = 0; j < K; j++)
                 want += (double)t.v[i / N * K + j] *
-                        (e == ELEM_I8 ? (double)((int8_t *)h.v[e])[j * N + i % N]
+                        (e == DTYPE_I8 ? (double)((int8_t *)h.v[e])[j * N + i % N]
                                       : (double)v.v[j * N + i % N]);
             near((double)y.v[i], want, off, "mix");
         }
         floats_free(y);
     }
     for (int i = 0; i < K * N; i++)
-        near((double)((int8_t *)h.v[ELEM_I8])[i] * (double)d, (double)v.v[i], (double)d * 0.501,
+        near((double)((int8_t *)h.v[DTYPE_I8])[i] * (double)d, (double)v.v[i], (double)d * 0.501,
              "i8");
     elems_free(h);
     struct floats all[] = {t, v, y0};
@@ -1171,7 +1171,7 @@ static void test_blocks_round_trip(void **state) {
         }
 }
 
-/* What matrix_row gives back is what the file's rows say, reordered when asked. */
+/* What matrix_get_row gives back is what the file's rows say, reordered when asked. */
 static void test_matrix_rows(void **state) {
     (void)state;
     enum { N = 37, K = 96 };
@@ -1183,16 +1183,16 @@ static void test_matrix_rows(void **state) {
         struct matrix m, plain;
         struct error err;
         enum tensor_type t = types[i / 2];
-        enum numeric_class cls = i % 2 ? CLASS_FAST : CLASS_EXACT;
+        enum numeric_class cls = i % 2 ? NUMERIC_FAST : NUMERIC_EXACT;
         uint8_t *file;
         matrix_random(&plain, t, N, K, cls, &arena, &file, false);
         assert_int_equal(matrix_init(&m, t, N, K, file, order, cls, &arena, &err), OK);
         for (int r = 0; r < N; r++) {
             tensor_to_f32(t, file + (size_t)r * tensor_row_bytes(t, K), want, K);
-            matrix_row(&plain, r, got);
+            matrix_get_row(&plain, r, got);
             assert_memory_equal(got, want, sizeof got);
             tensor_to_f32(t, file + (size_t)order[r] * tensor_row_bytes(t, K), want, K);
-            matrix_row(&m, r, got);
+            matrix_get_row(&m, r, got);
             assert_memory_equal(got, want, sizeof got);
         }
         assert_true(matrix_bytes(&m) >= tensor_row_bytes(t, K) * N);
@@ -1207,14 +1207,14 @@ static void test_matrix_refused(void **state) {
     struct matrix m;
     struct error err;
     struct block_q8_0 block = {.d = 0x7c00};
-    assert_int_equal(matrix_init(&m, TENSOR_Q8_0, 1, 33, &block, NULL, CLASS_EXACT, &arena, &err),
+    assert_int_equal(matrix_init(&m, TENSOR_Q8_0, 1, 33, &block, NULL, NUMERIC_EXACT, &arena, &err),
                      ERR_FORMAT);
-    assert_int_equal(matrix_init(&m, TENSOR_Q8_0, 1, 32, &block, NULL, CLASS_EXACT, &arena, &err),
+    assert_int_equal(matrix_init(&m, TENSOR_Q8_0, 1, 32, &block, NULL, NUMERIC_EXACT, &arena, &err),
                      ERR_NUMERIC);
-    assert_int_equal(matrix_init(&m, TENSOR_F32, 0, 32, &block, NULL, CLASS_EXACT, &arena, &err),
+    assert_int_equal(matrix_init(&m, TENSOR_F32, 0, 32, &block, NULL, NUMERIC_EXACT, &arena, &err),
                      ERR_FORMAT);
     assert_int_equal(
-        matrix_init(&m, (enum tensor_type)10, 1, 256, &block, NULL, CLASS_EXACT, &arena, &err),
+        matrix_init(&m, (enum tensor_type)10, 1, 256, &block, NULL, NUMERIC_EXACT, &arena, &err),
         ERR_FORMAT);
     assert_non_null(strstr(err.text, "10"));
     arena_release(&arena);
@@ -1272,7 +1272,7 @@ static double product_speed(const struct kernels *k, enum tensor_type t, enum nu
     void *scratch;
     struct floats x = filled(rows * width, 0), y = floats_new(rows * n);
     matrix_random(&w, t, n, width, cls, &arena, &file, false);
-    struct inputs in = inputs_of(k, x, rows, width, &scratch);
+    struct gemm_input in = inputs_of(k, x, rows, width, &scratch);
     double ops = 2.0 * (double)(rows * width * n), best = 1e9;
     int64_t repeat = (int64_t)(1e7 / ops) + 1;
     for (int round = 0; round < (k->level == CPU_SCALAR ? 7 : 100); round++) {
@@ -1295,15 +1295,15 @@ static double back_speed(enum tensor_type t, bool int8, const int64_t *shape) {
     struct matrix w;
     uint8_t *file;
     struct floats x = filled(rows * k, 0), dy = filled(rows * n, 0), dw = floats_new(n * k);
-    void *scratch = malloc(matrix_back_scratch(n, 1));
-    matrix_random(&w, t, n, k, CLASS_EXACT, &arena, &file, false);
+    void *scratch = malloc(matrix_mul_backward_scratch(n, 1));
+    matrix_random(&w, t, n, k, NUMERIC_EXACT, &arena, &file, false);
     double ops = 2.0 * (double)(rows * k * n), best = 1e9;
     for (int round = 0; round < 100; round++) {
         double start = clock_now();
         if (t == TENSOR_F16)
             kernels_get()->mix_f32(dw.v, k, dy.v, 1, n, n, x.v, k, rows, k);
         else
-            matrix_mul_back(x.v, k, dy.v, n, rows, &w, int8, false, scratch, NULL);
+            matrix_mul_backward(x.v, k, dy.v, n, rows, &w, int8, false, scratch, NULL);
         best = MIN(best, clock_now() - start);
     }
     free(scratch);
@@ -1336,13 +1336,13 @@ static void bench_run(const char *only) {
         printf("%s, Gop/s on one thread (rows, K, N)\n", k->name);
         for (size_t s = 0; s < ARRAY_LEN(shapes); s++) {
             printf("  %4d %4d %4d ", (int)shapes[s][0], (int)shapes[s][1], (int)shapes[s][2]);
-            if (only) printf(" %s %7.1f", only, product_speed(k, one, CLASS_EXACT, shapes[s]));
+            if (only) printf(" %s %7.1f", only, product_speed(k, one, NUMERIC_EXACT, shapes[s]));
             for (size_t t = 0; !only && t < ARRAY_LEN(types); t++)
                 if (types[t] != TENSOR_F16)
                     printf(" %s %7.1f", tensor_type_name(types[t]),
-                           product_speed(k, types[t], CLASS_EXACT, shapes[s]));
+                           product_speed(k, types[t], NUMERIC_EXACT, shapes[s]));
             if (!only)
-                printf(" bf16 fast %7.1f", product_speed(k, TENSOR_BF16, CLASS_FAST, shapes[s]));
+                printf(" bf16 fast %7.1f", product_speed(k, TENSOR_BF16, NUMERIC_FAST, shapes[s]));
             printf("\n");
         }
     }

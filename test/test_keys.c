@@ -28,7 +28,7 @@
 
 static struct error err;
 static char dir[64], path[96];
-static struct key_answer answer;
+static struct key_decision answer;
 
 static int set_up(void **state) {
     (void)state;
@@ -75,13 +75,13 @@ static const char *made(struct keys *k, const char *name, struct key_spec spec) 
     static char secrets[1024][KEY_SECRET_LEN];
     static int at;
     char *secret = secrets[at++ % 1024];
-    if (!spec.scopes) spec.scopes = KEY_CHAT;
+    if (!spec.scopes) spec.scopes = KEY_SCOPE_CHAT;
     if (keys_add(k, name, &spec, NOON, secret, &err) != OK) fail_msg("%s", err.text);
     return secret;
 }
 
 static enum key_verdict chat(struct keys *k, const char *secret, double now) {
-    enum key_verdict verdict = keys_admit(k, secret, KEY_CHAT, now, &answer);
+    enum key_verdict verdict = keys_authorize(k, secret, KEY_SCOPE_CHAT, now, &answer);
     assert_int_equal(verdict, answer.verdict);
     assert_true((verdict == KEY_ADMITTED) == !*answer.why);
     return verdict;
@@ -191,20 +191,20 @@ static void test_secrets_are_nowhere(void **state) {
     struct keys *k = opened();
     const char *secret = made(k, "one", (struct key_spec){0}), *fixed = "hunter2-hunter2";
     char hash[HASH_LEN];
-    hash_bytes(secret, strlen(secret), hash);
-    assert_int_equal(keys_add_fixed(k, fixed, KEY_ADMIN, &err), OK);
+    sha256_bytes(secret, strlen(secret), hash);
+    assert_int_equal(keys_add_fixed(k, fixed, KEY_SCOPE_ADMIN, &err), OK);
     assert_int_equal(chat(k, secret, NOON), KEY_ADMITTED);
     synced(k);
     assert_true(on_disk(hash)); /* the search does find */
     assert_false(on_disk(secret + 9));
     assert_false(on_disk(fixed));
     json_t *list = keys_list(k, NOON);
-    char *text = json_text(list);
+    char *text = json_canonical(list);
     assert_null(strstr(text, secret + 9));
     assert_null(strstr(text, hash));
     assert_null(strstr(text, fixed));
-    assert_string_equal(json_text_at(json_array_get(list, 0), "tail"), secret + strlen(secret) - 4);
-    assert_string_equal(json_text_at(json_array_get(list, 1), "tail"), "");
+    assert_string_equal(json_get_string(json_array_get(list, 0), "tail"), secret + strlen(secret) - 4);
+    assert_string_equal(json_get_string(json_array_get(list, 1), "tail"), "");
     free(text);
     json_decref(list);
     keys_close(k);
@@ -215,14 +215,14 @@ static void test_secrets_are_nowhere(void **state) {
 static void test_scopes(void **state) {
     (void)state;
     struct keys *k = opened();
-    const char *secret = made(k, "one", (struct key_spec){.scopes = KEY_CHAT | KEY_JOBS});
-    assert_int_equal(keys_admit(k, secret, 0, NOON, &answer), KEY_ADMITTED);
-    assert_int_equal(keys_admit(k, secret, KEY_JOBS, NOON, &answer), KEY_ADMITTED);
-    assert_int_equal(keys_admit(k, secret, KEY_JOBS | KEY_CHAT, NOON, &answer), KEY_ADMITTED);
-    assert_int_equal(keys_admit(k, secret, KEY_ADMIN, NOON, &answer), KEY_FORBIDDEN);
-    assert_int_equal(keys_admit(k, secret, KEY_CHAT | KEY_ADMIN, NOON, &answer), KEY_FORBIDDEN);
+    const char *secret = made(k, "one", (struct key_spec){.scopes = KEY_SCOPE_CHAT | KEY_SCOPE_JOBS});
+    assert_int_equal(keys_authorize(k, secret, 0, NOON, &answer), KEY_ADMITTED);
+    assert_int_equal(keys_authorize(k, secret, KEY_SCOPE_JOBS, NOON, &answer), KEY_ADMITTED);
+    assert_int_equal(keys_authorize(k, secret, KEY_SCOPE_JOBS | KEY_SCOPE_CHAT, NOON, &answer), KEY_ADMITTED);
+    assert_int_equal(keys_authorize(k, secret, KEY_SCOPE_ADMIN, NOON, &answer), KEY_FORBIDDEN);
+    assert_int_equal(keys_authorize(k, secret, KEY_SCOPE_CHAT | KEY_SCOPE_ADMIN, NOON, &answer), KEY_FORBIDDEN);
     assert_string_equal(answer.why, "API key 'one' lacks the scope 'admin'");
-    secret = made(k, "two", (struct key_spec){.scopes = KEY_ADMIN});
+    secret = made(k, "two", (struct key_spec){.scopes = KEY_SCOPE_ADMIN});
     assert_int_equal(chat(k, secret, NOON), KEY_FORBIDDEN);
     assert_int_equal(listed(k, 1, "all", "requests"), 0);
     keys_close(k);
@@ -265,7 +265,7 @@ static void test_refused_keys(void **state) {
     };
     struct keys *k = opened();
     char secret[KEY_SECRET_LEN], long_name[KEY_NAME_LEN + 1];
-    struct key_spec sound = {.scopes = KEY_CHAT};
+    struct key_spec sound = {.scopes = KEY_SCOPE_CHAT};
     for (size_t i = 0; i < ARRAY_LEN(names); i++)
         assert_int_equal(keys_add(k, names[i], &sound, NOON, secret, &err), ERR_USAGE);
     for (size_t i = 0; i < ARRAY_LEN(specs); i++)
@@ -273,7 +273,7 @@ static void test_refused_keys(void **state) {
     memset(long_name, 'n', KEY_NAME_LEN);
     long_name[KEY_NAME_LEN] = 0;
     assert_int_equal(keys_add(k, long_name, &sound, NOON, secret, &err), ERR_USAGE);
-    assert_false(keys_any(k));
+    assert_false(keys_exist(k));
     assert_int_equal(keys_add(k, long_name + 1, &sound, NOON, secret, &err), OK);
     assert_int_equal(keys_add(k, long_name + 1, &sound, NOON, secret, &err), ERR_STATE);
     assert_true(!*secret);
@@ -284,14 +284,14 @@ static void test_refused_keys(void **state) {
 static void test_any(void **state) {
     (void)state;
     struct keys *k = opened();
-    assert_false(keys_any(k));
+    assert_false(keys_exist(k));
     made(k, "one", (struct key_spec){0});
-    assert_true(keys_any(k));
+    assert_true(keys_exist(k));
     assert_int_equal(keys_revoke(k, "one", NOON, &err), OK);
-    assert_true(keys_any(k)); /* else the revocation would let everybody in */
+    assert_true(keys_exist(k)); /* else the revocation would let everybody in */
     keys_close(k);
     k = opened();
-    assert_true(keys_any(k));
+    assert_true(keys_exist(k));
     keys_close(k);
 }
 
@@ -299,19 +299,19 @@ static void test_fixed(void **state) {
     (void)state;
     struct keys *k = opened();
     const char *stored = made(k, "one", (struct key_spec){0});
-    assert_int_equal(keys_add_fixed(k, "token-abc123", KEY_CHAT, &err), OK);
-    assert_int_equal(keys_admit(k, "token-abc123", KEY_ADMIN, NOON, &answer), KEY_FORBIDDEN);
-    assert_int_equal(keys_add_fixed(k, "token-abc123", KEY_ADMIN, &err), OK);
-    assert_int_equal(keys_admit(k, "token-abc123", KEY_ADMIN | KEY_CHAT, NOON, &answer),
+    assert_int_equal(keys_add_fixed(k, "token-abc123", KEY_SCOPE_CHAT, &err), OK);
+    assert_int_equal(keys_authorize(k, "token-abc123", KEY_SCOPE_ADMIN, NOON, &answer), KEY_FORBIDDEN);
+    assert_int_equal(keys_add_fixed(k, "token-abc123", KEY_SCOPE_ADMIN, &err), OK);
+    assert_int_equal(keys_authorize(k, "token-abc123", KEY_SCOPE_ADMIN | KEY_SCOPE_CHAT, NOON, &answer),
                      KEY_ADMITTED);
     assert_string_equal(answer.id, "cli-1");
-    keys_spend(k, "cli-1", 5, 6, NOON);
+    keys_record_usage(k, "cli-1", 5, 6, NOON);
     assert_int_equal(listed(k, 1, "all", "completion_tokens"), 6);
     assert_int_equal(keys_revoke(k, "cli-1", NOON, &err), ERR_STATE);
-    assert_int_equal(keys_add_fixed(k, stored, KEY_ADMIN, &err), ERR_USAGE);
+    assert_int_equal(keys_add_fixed(k, stored, KEY_SCOPE_ADMIN, &err), ERR_USAGE);
     assert_null(strstr(err.text, stored));
-    assert_int_equal(keys_add_fixed(k, "", KEY_ADMIN, &err), ERR_USAGE);
-    assert_int_equal(keys_add_fixed(k, "se cret", KEY_ADMIN, &err), ERR_USAGE);
+    assert_int_equal(keys_add_fixed(k, "", KEY_SCOPE_ADMIN, &err), ERR_USAGE);
+    assert_int_equal(keys_add_fixed(k, "se cret", KEY_SCOPE_ADMIN, &err), ERR_USAGE);
     assert_null(strstr(err.text, "se cret"));
     keys_close(k);
     assert_int_equal(changed("UPDATE documents SET value = value"), 0);
@@ -327,29 +327,29 @@ static void test_token(void **state) {
     (void)state;
     char token[KEY_SECRET_LEN], other[KEY_SECRET_LEN], id[KEY_ID_LEN];
     struct keys *k = opened();
-    keys_token(k, token);
+    keys_add_startup_token(k, token);
     assert_int_equal(strncmp(token, "st-", 3), 0);
     assert_int_equal(strlen(token), 3 + 43);
-    assert_false(keys_any(k));
+    assert_false(keys_exist(k));
     json_t *list = keys_list(k, NOON);
     assert_int_equal(json_array_size(list), 0);
     json_decref(list);
-    assert_int_equal(keys_admit(k, token, KEY_CHAT | KEY_JOBS | KEY_ADMIN, NOON, &answer),
+    assert_int_equal(keys_authorize(k, token, KEY_SCOPE_CHAT | KEY_SCOPE_JOBS | KEY_SCOPE_ADMIN, NOON, &answer),
                      KEY_ADMITTED);
     assert_string_equal(answer.id, KEY_TOKEN_ID);
-    keys_spend(k, answer.id, 5, 6, NOON);
+    keys_record_usage(k, answer.id, 5, 6, NOON);
     assert_int_equal(keys_revoke(k, KEY_TOKEN_ID, NOON, &err), ERR_STATE);
     token[20] ^= 1;
     assert_int_equal(chat(k, token, NOON), KEY_UNKNOWN);
-    assert_false(keys_peek(k, token, id));
+    assert_false(keys_lookup(k, token, id));
     token[20] ^= 1;
-    assert_true(keys_peek(k, token, id));
+    assert_true(keys_lookup(k, token, id));
     assert_string_equal(id, KEY_TOKEN_ID);
     const char *stored = made(k, "one", (struct key_spec){0});
-    assert_true(keys_any(k));
+    assert_true(keys_exist(k));
     keys_close(k);
     k = opened();
-    keys_token(k, other);
+    keys_add_startup_token(k, other);
     assert_string_not_equal(token, other);
     assert_int_equal(chat(k, token, NOON), KEY_UNKNOWN);
     assert_int_equal(chat(k, stored, NOON), KEY_ADMITTED);
@@ -384,7 +384,7 @@ static enum key_verdict verdict_in(const char *folder, const char *secret) {
     char *file = path_join(folder, "serve.db");
     struct keys *k = keys_open(file, &err);
     if (!k) fail_msg("%s", err.text);
-    enum key_verdict v = keys_admit(k, secret, KEY_CHAT, NOON, &answer);
+    enum key_verdict v = keys_authorize(k, secret, KEY_SCOPE_CHAT, NOON, &answer);
     keys_close(k);
     free(file);
     return v;
@@ -448,7 +448,7 @@ static void test_restore_of_no_keys(void **state) {
     assert_int_equal(verdict_in(staged, secret), KEY_REVOKED);
     k = keys_open(file, &err);
     assert_non_null(k);
-    assert_true(keys_any(k)); // else the restore would have opened the server
+    assert_true(keys_exist(k)); // else the restore would have opened the server
     keys_close(k);
     tamper("UPDATE logs SET event = '{}'");
     assert_int_equal(keys_restore(present, staged, &err), OK); // it may be restored for this
@@ -463,16 +463,16 @@ static void test_requests_a_minute(void **state) {
     const char *secret = made(k, "one", (struct key_spec){.requests_per_minute = 6}),
                *other = made(k, "two", (struct key_spec){.requests_per_minute = 6});
     for (int i = 0; i < 6; i++) assert_int_equal(chat(k, secret, NOON), KEY_ADMITTED);
-    for (int i = 0; i < 3; i++) assert_int_equal(chat(k, secret, NOON + 4), KEY_LIMITED);
+    for (int i = 0; i < 3; i++) assert_int_equal(chat(k, secret, NOON + 4), KEY_RATE_LIMITED);
     assert_true(fabs(answer.wait - 6) < 0.0011 && answer.wait > 6);
     has(answer.why, "6 requests a minute");
     assert_int_equal(chat(k, other, NOON + 4), KEY_ADMITTED);
-    assert_int_equal(chat(k, secret, NOON + 9.99), KEY_LIMITED);
+    assert_int_equal(chat(k, secret, NOON + 9.99), KEY_RATE_LIMITED);
     assert_int_equal(chat(k, secret, NOON + 10.01), KEY_ADMITTED);
-    assert_int_equal(chat(k, secret, NOON + 10.01), KEY_LIMITED);
+    assert_int_equal(chat(k, secret, NOON + 10.01), KEY_RATE_LIMITED);
     /* A bucket holds a minute's worth, however long it was left alone. */
     for (int i = 0; i < 6; i++) assert_int_equal(chat(k, secret, NOON + 1e6), KEY_ADMITTED);
-    assert_int_equal(chat(k, secret, NOON + 1e6), KEY_LIMITED);
+    assert_int_equal(chat(k, secret, NOON + 1e6), KEY_RATE_LIMITED);
     keys_close(k);
 }
 
@@ -481,11 +481,11 @@ static void test_tokens_a_minute(void **state) {
     struct keys *k = opened();
     const char *secret = made(k, "one", (struct key_spec){.tokens_per_minute = 60});
     assert_int_equal(chat(k, secret, NOON), KEY_ADMITTED);
-    keys_spend(k, answer.id, 100, 20, NOON);
-    assert_int_equal(chat(k, secret, NOON), KEY_LIMITED);
+    keys_record_usage(k, answer.id, 100, 20, NOON);
+    assert_int_equal(chat(k, secret, NOON), KEY_RATE_LIMITED);
     assert_true(fabs(answer.wait - 61) < 0.0011 && answer.wait > 61);
     has(answer.why, "60 tokens a minute");
-    assert_int_equal(chat(k, secret, NOON + 60.9), KEY_LIMITED);
+    assert_int_equal(chat(k, secret, NOON + 60.9), KEY_RATE_LIMITED);
     assert_int_equal(chat(k, secret, NOON + 61.1), KEY_ADMITTED);
     keys_close(k);
 }
@@ -497,12 +497,12 @@ static void test_both_limits(void **state) {
     struct key_spec spec = {.requests_per_minute = 2, .tokens_per_minute = 60};
     const char *secret = made(k, "one", spec);
     for (int i = 0; i < 2; i++) assert_int_equal(chat(k, secret, NOON), KEY_ADMITTED);
-    keys_spend(k, answer.id, 0, 69, NOON);
-    assert_int_equal(chat(k, secret, NOON), KEY_LIMITED);
+    keys_record_usage(k, answer.id, 0, 69, NOON);
+    assert_int_equal(chat(k, secret, NOON), KEY_RATE_LIMITED);
     has(answer.why, "2 requests a minute");
     assert_true(fabs(answer.wait - 30) < 0.0011);
-    keys_spend(k, answer.id, 0, 30, NOON);
-    assert_int_equal(chat(k, secret, NOON), KEY_LIMITED);
+    keys_record_usage(k, answer.id, 0, 30, NOON);
+    assert_int_equal(chat(k, secret, NOON), KEY_RATE_LIMITED);
     has(answer.why, "60 tokens a minute");
     assert_true(fabs(answer.wait - 40) < 0.0011);
     for (int i = 0; i < 2; i++) assert_int_equal(chat(k, secret, NOON + 100), KEY_ADMITTED);
@@ -529,7 +529,7 @@ static void test_waits_are_right(void **state) {
                 continue;
             }
             double wait = answer.wait;
-            if (wait > 0.002) assert_int_equal(chat(k, secret, now + wait - 0.002), KEY_LIMITED);
+            if (wait > 0.002) assert_int_equal(chat(k, secret, now + wait - 0.002), KEY_RATE_LIMITED);
             now += wait;
             assert_int_equal(chat(k, secret, now), KEY_ADMITTED);
             passed++;
@@ -546,12 +546,12 @@ static void test_clock_goes_back(void **state) {
     const char *secret = made(k, "one", (struct key_spec){.requests_per_minute = 60});
     for (int i = 0; i < 60; i++) assert_int_equal(chat(k, secret, NOON), KEY_ADMITTED);
     for (int i = 0; i < 100; i++) {
-        assert_int_equal(chat(k, secret, NOON - 0.5), KEY_LIMITED);
-        assert_int_equal(chat(k, secret, NOON), KEY_LIMITED);
+        assert_int_equal(chat(k, secret, NOON - 0.5), KEY_RATE_LIMITED);
+        assert_int_equal(chat(k, secret, NOON), KEY_RATE_LIMITED);
     }
-    assert_int_equal(chat(k, secret, NOON - 3600), KEY_LIMITED);
+    assert_int_equal(chat(k, secret, NOON - 3600), KEY_RATE_LIMITED);
     assert_int_equal(chat(k, secret, NOON - 3600 + 1.1), KEY_ADMITTED);
-    assert_int_equal(chat(k, secret, NOON - 3600 + 1.1), KEY_LIMITED);
+    assert_int_equal(chat(k, secret, NOON - 3600 + 1.1), KEY_RATE_LIMITED);
     keys_close(k);
 }
 
@@ -588,9 +588,9 @@ static void test_quota_of_a_day(void **state) {
     struct keys *k = opened();
     const char *secret = made(k, "one", (struct key_spec){.quota_day = 100});
     assert_int_equal(chat(k, secret, NOON), KEY_ADMITTED);
-    keys_spend(k, answer.id, 60, 39, NOON);
+    keys_record_usage(k, answer.id, 60, 39, NOON);
     assert_int_equal(chat(k, secret, NOON), KEY_ADMITTED);
-    keys_spend(k, answer.id, 0, 1, NOON);
+    keys_record_usage(k, answer.id, 0, 1, NOON);
     assert_int_equal(chat(k, secret, NOON + 200), KEY_OVER_QUOTA);
     assert_true(answer.wait == 43000);
     has(answer.why, "100 tokens a day");
@@ -598,10 +598,10 @@ static void test_quota_of_a_day(void **state) {
     assert_int_equal(chat(k, secret, NOON + 43200), KEY_ADMITTED);
     /* A thread that is late at midnight neither counts for the new day nor brings the old one back.
      */
-    keys_spend(k, answer.id, 99, 0, NOON + 43200);
-    keys_spend(k, answer.id, 1000, 0, NOON + 43199);
+    keys_record_usage(k, answer.id, 99, 0, NOON + 43200);
+    keys_record_usage(k, answer.id, 1000, 0, NOON + 43199);
     assert_int_equal(chat(k, secret, NOON + 43201), KEY_ADMITTED);
-    keys_spend(k, answer.id, 1, 0, NOON + 43201);
+    keys_record_usage(k, answer.id, 1, 0, NOON + 43201);
     assert_int_equal(chat(k, secret, NOON + 43202), KEY_OVER_QUOTA);
     keys_close(k);
     k = opened(); /* today's count outlives the process */
@@ -615,9 +615,9 @@ static void test_quota_in_all(void **state) {
     struct keys *k = opened();
     const char *secret = made(k, "one", (struct key_spec){.quota = 100, .quota_day = 1000});
     assert_int_equal(chat(k, secret, NOON), KEY_ADMITTED);
-    keys_spend(k, answer.id, 50, 10, NOON);
+    keys_record_usage(k, answer.id, 50, 10, NOON);
     assert_int_equal(chat(k, secret, NOON + 86400), KEY_ADMITTED);
-    keys_spend(k, answer.id, 39, 1, NOON + 86400);
+    keys_record_usage(k, answer.id, 39, 1, NOON + 86400);
     assert_int_equal(chat(k, secret, NOON + 1e7), KEY_OVER_QUOTA);
     assert_true(answer.wait == 0);
     assert_string_equal(answer.why, "the quota of 100 tokens is used up");
@@ -633,9 +633,9 @@ static void test_counts_do_not_overflow(void **state) {
     int64_t most = (int64_t)1 << 53;
     const char *secret = made(k, "one", (struct key_spec){.tokens_per_minute = 1});
     assert_int_equal(chat(k, secret, NOON), KEY_ADMITTED);
-    for (int i = 0; i < 3; i++) keys_spend(k, answer.id, most, most, NOON);
+    for (int i = 0; i < 3; i++) keys_record_usage(k, answer.id, most, most, NOON);
     assert_int_equal(listed(k, 0, "all", "prompt_tokens"), most);
-    assert_int_equal(chat(k, secret, NOON + 1e6), KEY_LIMITED);
+    assert_int_equal(chat(k, secret, NOON + 1e6), KEY_RATE_LIMITED);
     keys_close(k);
     k = opened();
     assert_int_equal(listed(k, 0, "all", "completion_tokens"), most);
@@ -647,7 +647,7 @@ static void test_counts_do_not_overflow(void **state) {
 static void test_fresh_open(void **state) {
     (void)state;
     struct keys *k = opened();
-    struct key_spec spec = {KEY_JOBS | KEY_ADMIN, 60, 1000, 20000, 300000, (int64_t)NOON + 99999};
+    struct key_spec spec = {KEY_SCOPE_JOBS | KEY_SCOPE_ADMIN, 60, 1000, 20000, 300000, (int64_t)NOON + 99999};
     const char *secret = made(k, "one", spec);
     for (int i = 0; i < 300; i++) { /* more than a page of the log */
         char name[16];
@@ -655,8 +655,8 @@ static void test_fresh_open(void **state) {
         made(k, name, (struct key_spec){0});
     }
     assert_int_equal(keys_revoke(k, "k7", NOON, &err), OK);
-    assert_int_equal(keys_admit(k, secret, KEY_JOBS, NOON + 3, &answer), KEY_ADMITTED);
-    keys_spend(k, answer.id, 10, 20, NOON + 5);
+    assert_int_equal(keys_authorize(k, secret, KEY_SCOPE_JOBS, NOON + 3, &answer), KEY_ADMITTED);
+    keys_record_usage(k, answer.id, 10, 20, NOON + 5);
     json_t *before = keys_list(k, NOON + 6), *one = json_array_get(before, 0), *after,
            *want =
                json_pack("{s:s,s:s,s:[s,s],s:i,s:i,s:i,s:i,s:I,s:I,s:i,s:I,s:{s:i,s:i,s:i},"
@@ -675,7 +675,7 @@ static void test_fresh_open(void **state) {
     json_object_del(one, "id");
     assert_true(json_equal(one, want));
     assert_int_equal(listed(k, 8, NULL, "revoked"), (int64_t)NOON);
-    assert_int_equal(keys_admit(k, secret, KEY_ADMIN, NOON, &answer), KEY_ADMITTED);
+    assert_int_equal(keys_authorize(k, secret, KEY_SCOPE_ADMIN, NOON, &answer), KEY_ADMITTED);
     json_decref(want);
     json_decref(before);
     json_decref(after);
@@ -687,7 +687,7 @@ static void test_second_handle(void **state) {
     struct keys *server = opened(), *command = opened();
     const char *secret = made(command, "one", (struct key_spec){0});
     synced(server);
-    assert_true(keys_any(server));
+    assert_true(keys_exist(server));
     assert_int_equal(chat(server, secret, NOON), KEY_ADMITTED);
     assert_int_equal(keys_revoke(command, "one", NOON, &err), OK);
     synced(server);
@@ -695,7 +695,7 @@ static void test_second_handle(void **state) {
     /* A handle takes over what others did before it decides. */
     made(command, "two", (struct key_spec){0});
     char none[KEY_SECRET_LEN];
-    struct key_spec spec = {.scopes = KEY_CHAT};
+    struct key_spec spec = {.scopes = KEY_SCOPE_CHAT};
     assert_int_equal(keys_add(server, "two", &spec, NOON, none, &err), ERR_STATE);
     made(server, "three", (struct key_spec){0});
     assert_int_equal(keys_revoke(command, "three", NOON, &err), OK);
@@ -723,16 +723,16 @@ static void test_two_servers_add_up(void **state) {
     b = opened();
     for (int i = 0; i < 3; i++) {
         assert_int_equal(chat(a, secret, NOON), KEY_ADMITTED);
-        keys_spend(a, answer.id, 10, 0, NOON);
+        keys_record_usage(a, answer.id, 10, 0, NOON);
         synced(a);
         assert_int_equal(chat(b, secret, NOON), KEY_ADMITTED);
-        keys_spend(b, answer.id, 20, 1, NOON);
+        keys_record_usage(b, answer.id, 20, 1, NOON);
         synced(b);
     }
     assert_int_equal(listed(b, 0, "all", "prompt_tokens"), 90);
     assert_int_equal(listed(b, 0, "today", "completion_tokens"), 3);
     assert_int_equal(listed(b, 0, "all", "requests"), 6);
-    keys_spend(a, answer.id, 10, 0, NOON);
+    keys_record_usage(a, answer.id, 10, 0, NOON);
     synced(a);
     assert_int_equal(chat(a, secret, NOON), KEY_OVER_QUOTA);
     keys_close(a);
@@ -761,7 +761,7 @@ static void test_slow_store(void **state) {
     usleep(300000); /* it has begun, and waits */
     double begin = clock_now();
     assert_int_equal(chat(k, secret, NOON), KEY_ADMITTED);
-    keys_spend(k, answer.id, 7, 8, NOON);
+    keys_record_usage(k, answer.id, 7, 8, NOON);
     assert_true(clock_now() - begin < 2);
     assert_int_equal(listed(k, 0, "all", "requests"), 2);
     assert_int_equal(sqlite3_exec(db, "COMMIT", NULL, NULL, NULL), SQLITE_OK);
@@ -786,16 +786,16 @@ struct worker {
 
 static void *worker_main(void *arg) {
     struct worker *w = arg;
-    struct key_answer a;
+    struct key_decision a;
     for (int i = 0; i < EACH; i++) {
-        if (keys_admit(w->k, w->shared, KEY_CHAT, NOON, &a) == KEY_ADMITTED) {
+        if (keys_authorize(w->k, w->shared, KEY_SCOPE_CHAT, NOON, &a) == KEY_ADMITTED) {
             w->admitted++;
-            keys_spend(w->k, a.id, 3, i, NOON);
+            keys_record_usage(w->k, a.id, 3, i, NOON);
         } else {
-            w->limited += a.verdict == KEY_LIMITED;
+            w->limited += a.verdict == KEY_RATE_LIMITED;
         }
-        if (keys_admit(w->k, w->own, KEY_CHAT, NOON, &a) == KEY_ADMITTED)
-            keys_spend(w->k, a.id, 1, 2, NOON);
+        if (keys_authorize(w->k, w->own, KEY_SCOPE_CHAT, NOON, &a) == KEY_ADMITTED)
+            keys_record_usage(w->k, a.id, 1, 2, NOON);
         if (i % 100 == 0) json_decref(keys_list(w->k, NOON));
     }
     return NULL;
@@ -850,12 +850,12 @@ static void test_kill(void **state) {
     assert_int_equal(pipe(says), 0);
     pid_t child = fork();
     if (child == 0) {
-        struct key_spec spec = {.scopes = KEY_CHAT};
+        struct key_spec spec = {.scopes = KEY_SCOPE_CHAT};
         struct keys *k = keys_open(path, &err);
         if (!k || keys_add(k, "one", &spec, NOON, secret, &err) != OK ||
             chat(k, secret, NOON) != KEY_ADMITTED)
             _exit(1);
-        keys_spend(k, answer.id, 11, 22, NOON);
+        keys_record_usage(k, answer.id, 11, 22, NOON);
         if (write(says[1], secret, sizeof secret) != sizeof secret) _exit(1);
         for (;;) pause();
     }
@@ -888,7 +888,7 @@ static void test_kill_loses_no_key(void **state) {
         assert_int_equal(pipe(says), 0);
         pid_t child = fork();
         if (child == 0) {
-            struct key_spec spec = {.scopes = KEY_CHAT};
+            struct key_spec spec = {.scopes = KEY_SCOPE_CHAT};
             struct keys *k = keys_open(path, &err);
             if (!k || keys_add(k, name, &spec, NOON, secret, &err) != OK) _exit(1);
             if (write(says[1], secret, sizeof secret) != sizeof secret) _exit(1);
@@ -993,11 +993,11 @@ static void test_failed_writes_are_kept(void **state) {
     struct keys *k = opened();
     const char *secret = made(k, "one", (struct key_spec){0});
     assert_int_equal(chat(k, secret, NOON), KEY_ADMITTED);
-    keys_spend(k, answer.id, 10, 1, NOON);
+    keys_record_usage(k, answer.id, 10, 1, NOON);
     synced(k);
     tamper("UPDATE documents SET value = json_set(value, '$.free', 1)");
     for (int i = 0; i < 3; i++) {
-        keys_spend(k, answer.id, 10, 1, NOON);
+        keys_record_usage(k, answer.id, 10, 1, NOON);
         assert_int_equal(keys_sync(k, &err), ERR_FORMAT);
         has(err.text, "has used is damaged");
     }
@@ -1044,7 +1044,7 @@ static void printed_clear(void) {
 static int command(const char *words) {
     char *block = xcalloc(1, cmd_key.size), *line = xasprintf("%s --store %s", words, path),
          *argv[16], *save = NULL;
-    struct common c = {.json = true, .quiet = true};
+    struct cli_options c = {.json = true, .quiet = true};
     struct strings args = {0};
     int argc = 0;
     printed_clear();
@@ -1066,9 +1066,9 @@ static void test_command(void **state) {
     assert_false(path_exists(path));
     assert_int_equal(command("add one --rpm 2 --tpm 3 --quota-day 4 --quota 5 --scope chat jobs"),
                      OK);
-    char *secret = xstrdup(json_text_at(printed[0], "secret"));
+    char *secret = xstrdup(json_get_string(printed[0], "secret"));
     struct keys *k = opened();
-    assert_int_equal(keys_admit(k, secret, KEY_CHAT | KEY_JOBS, (double)time(NULL), &answer),
+    assert_int_equal(keys_authorize(k, secret, KEY_SCOPE_CHAT | KEY_SCOPE_JOBS, (double)time(NULL), &answer),
                      KEY_ADMITTED);
     keys_close(k);
     free(secret);
@@ -1078,13 +1078,13 @@ static void test_command(void **state) {
     static const char *const limits[] = {"requests_per_minute", "tokens_per_minute", "quota_day",
                                          "quota"};
     for (size_t i = 0; i < ARRAY_LEN(limits); i++)
-        assert_true(json_number_at(printed[0], limits[i]) == 2.0 + (double)i);
-    assert_true(json_number_at(printed[0], "expires") == 0);
-    assert_true(fabs(json_number_at(printed[1], "expires") - (double)time(NULL) - 172800) < 600);
+        assert_true(json_get_number(printed[0], limits[i]) == 2.0 + (double)i);
+    assert_true(json_get_number(printed[0], "expires") == 0);
+    assert_true(fabs(json_get_number(printed[1], "expires") - (double)time(NULL) - 172800) < 600);
     assert_int_equal(json_array_size(json_object_get(printed[1], "scopes")), 1);
     assert_int_equal(command("revoke one"), OK);
     assert_int_equal(command("list"), OK);
-    assert_true(json_number_at(printed[0], "revoked") > 0);
+    assert_true(json_get_number(printed[0], "revoked") > 0);
     printed_clear();
 }
 

@@ -17,9 +17,9 @@ static const int32_t choices[3] = {5, 7, 130}; // two in one panel of outputs
 static struct model *tiny(enum tensor_type type) {
     struct model_config c;
     struct error err;
-    assert_int_equal(shape_find("fry", &c, &err), OK);
+    assert_int_equal(model_preset_find("fry", &c, &err), OK);
     c.n_layers = 2;
-    return model_new_typed(&c, 3, type, CLASS_EXACT);
+    return model_new_quantized(&c, 3, type, NUMERIC_EXACT);
 }
 
 static struct adapter *some(const struct model *m, uint64_t seed) {
@@ -34,12 +34,12 @@ static struct adapter *some(const struct model *m, uint64_t seed) {
 static struct adapter *narrow(const struct adapter *a, const float *from, uint64_t seed) {
     struct rng r = rng_make(seed, RNG_TEST, 0, 0);
     size_t bytes = a->n_data * sizeof(float);
-    return adapter_narrow(&a->shape, &a->config, memcpy(xmalloc(bytes), from, bytes), NULL, &r);
+    return adapter_from_data_f16(&a->shape, &a->config, memcpy(xmalloc(bytes), from, bytes), NULL, &r);
 }
 
 static void test_narrow(void **state) {
     struct model *m = tiny(TENSOR_F32);
-    struct adapter *a = some(m, 1), *b = narrow(a, a->data, 1), *whole = adapter_whole(b);
+    struct adapter *a = some(m, 1), *b = narrow(a, a->data, 1), *whole = adapter_to_f32(b);
     (void)state;
     assert_null(b->data);
     assert_string_equal(b->hash, whole->hash);
@@ -73,7 +73,7 @@ static void test_small_changes(void **state) {
         for (int t = 0; t < TIMES / 10; t++) {
             for (size_t i = 0; i < a->n_data; i++) x[i] += 10 * step;
             struct adapter *b = narrow(a, x, (uint64_t)t);
-            adapter_floats_of(b, x);
+            adapter_copy_params(b, x);
             adapter_release(b);
         }
         for (size_t i = 0; i < a->n_data; i++) sum += (double)x[i];
@@ -86,7 +86,7 @@ static void test_small_changes(void **state) {
     model_close(m);
 }
 
-static int to_first(void *ctx, struct scored *s, int n, struct error *err) {
+static int to_first(void *ctx, struct loss_sample *s, int n, struct error *err) {
     (void)err;
     for (int i = 0; i < n; i++) {
         assert_float_equal(exp(s[i].logp[0]) + exp(s[i].logp[1]) + exp(s[i].logp[2]), 1, 1e-9);
@@ -105,11 +105,11 @@ static double loss_of(struct trainer *t, int adapter) {
     double sum = 0;
     int32_t words[2][6] = {{1, 2, 3, 4, 9, 7}, {8, 6, 4, 2, 0, 130}};
     uint8_t mask[6] = {0, 0, 0, 0, 0, 1};
-    struct sample s[2];
-    struct loss loss = {
+    struct train_sample s[2];
+    struct loss_fn loss = {
         .fn = to_first, .ctx = &sum, .temperature = 0.7f, .choices = choices, .n_choices = 3};
     for (int i = 0; i < 2; i++)
-        s[i] = (struct sample){.tokens = words[i], .mask = mask, .n = 6, .adapter = adapter};
+        s[i] = (struct train_sample){.tokens = words[i], .mask = mask, .n = 6, .adapter = adapter};
     assert_int_equal(trainer_accumulate_loss(t, s, 2, &loss, &err), OK);
     return sum;
 }
@@ -173,24 +173,24 @@ static void turns(const char *optim, double momentum) {
     struct adapter *a[2] = {some(m, 1), some(m, 2)};
     struct trainer *both = trainer_of(m, a, 2, optim, momentum),
                    *one = trainer_of(m, a, 1, optim, momentum);
-    size_t bytes = trainer_moments_bytes(one, 0);
+    size_t bytes = trainer_optimizer_state_bytes(one, 0);
     assert_true((bytes == 0) == (momentum == 0));
     uint8_t *moments[2] = {xcalloc(1, bytes + 1), xcalloc(1, bytes + 1)};
     for (int step = 0; step < 3; step++) {
         for (int i = 0; i < 2; i++) loss_of(both, i);
         assert_int_equal(trainer_update(both, 0.01f, NULL, &err), OK);
         for (int i = 0; i < 2; i++) {
-            trainer_put(one, 0, a[i], step ? moments[i] : NULL, step);
+            trainer_import_adapter(one, 0, a[i], step ? moments[i] : NULL, step);
             loss_of(one, 0);
-            trainer_rest(one);
+            trainer_free_activations(one);
             assert_int_equal(trainer_update(one, 0.01f, NULL, &err), OK);
-            trainer_moments(one, 0, moments[i]);
+            trainer_optimizer_state(one, 0, moments[i]);
             adapter_release(a[i]);
-            a[i] = trainer_adapter(one, 0, NULL);
+            a[i] = trainer_export_adapter(one, 0, NULL);
         }
     }
     for (int i = 0; i < 2; i++) {
-        struct adapter *want = trainer_adapter(both, i, NULL);
+        struct adapter *want = trainer_export_adapter(both, i, NULL);
         assert_string_equal(a[i]->hash, want->hash);
         adapter_release(want);
         adapter_release(a[i]);

@@ -96,12 +96,12 @@ static int suite_make(void **state) {
     (void)state;
     struct model_config c;
     struct error err;
-    if (shape_find("tiny-llama", &c, &err) != OK) return -1;
+    if (model_preset_find("tiny-llama", &c, &err) != OK) return -1;
     c.vocab_size = 768;
     c.max_seq_len = 128;
-    model = fixture_model_of(c, false, TENSOR_F32, CLASS_EXACT);
-    tok_free(model->tok);
-    model->tok = tok_from_json("models/fry/tokenizer.json", &err);
+    model = fixture_model_of(c, false, TENSOR_F32, NUMERIC_EXACT);
+    tokenizer_free(model->tok);
+    model->tok = tokenizer_from_json("models/fry/tokenizer.json", &err);
     if (!model->tok) return -1;
     for (int i = 0; i < MINDS; i++)
         ones[i] =
@@ -124,16 +124,16 @@ static const char *const prompts[] = {"x o f u o - - e + - n:", "u u u u o f n w
                                       "x u f",
                                       "x x x x x x x x x x x x x x x x x x x x x x x x x:"};
 
-static struct asker *asker_open(struct toy *t, double temperature, bool text) {
+static struct policy_runner *asker_open(struct toy *t, double temperature, bool text) {
     struct error err;
-    struct asker_options o = {.temperature = temperature, .text = text, .max_len = 100};
-    struct asker *a = asker_new(model, &t->e, &o, &err);
+    struct policy_runner_options o = {.temperature = temperature, .text = text, .max_len = 100};
+    struct policy_runner *a = policy_runner_new(model, &t->e, &o, &err);
     if (!a) fail_msg("%s", err.text);
     return a;
 }
 
-static struct ask ask_of(struct buf *text, const char *prompt, struct adapter *a, uint64_t seed) {
-    struct ask ask = {.adapter = a,
+static struct policy_decision ask_of(struct buf *text, const char *prompt, struct adapter *a, uint64_t seed) {
+    struct policy_decision ask = {.adapter = a,
                       .rng = rng_make(seed, RNG_TEST, 3, 0),
                       .at = text->len,
                       .len = strlen(prompt)};
@@ -141,12 +141,12 @@ static struct ask ask_of(struct buf *text, const char *prompt, struct adapter *a
     return ask;
 }
 
-static void decide(struct asker *a, struct ask *asks, int n, const struct buf *text) {
+static void decide(struct policy_runner *a, struct policy_decision *asks, int n, const struct buf *text) {
     struct error err;
-    if (asker_decide(a, asks, n, text, &err) != OK) fail_msg("%s", err.text);
+    if (policy_runner_act(a, asks, n, text, &err) != OK) fail_msg("%s", err.text);
 }
 
-static void ask_one(struct asker *a, const char *prompt, struct adapter *by, struct ask *out) {
+static void ask_one(struct policy_runner *a, const char *prompt, struct adapter *by, struct policy_decision *out) {
     struct buf text = {0};
     *out = ask_of(&text, prompt, by, 1);
     decide(a, out, 1, &text);
@@ -154,11 +154,11 @@ static void ask_one(struct asker *a, const char *prompt, struct adapter *by, str
 }
 
 static int32_t first_token(const char *word) {
-    struct ids ids = {0};
+    struct token_ids ids = {0};
     char *spaced = xasprintf(" %s", word);
-    tok_encode(model->tok, spaced, strlen(spaced), 0, &ids);
+    tokenizer_encode(model->tok, spaced, strlen(spaced), 0, &ids);
     int32_t id = ids.v[0];
-    ids_release(&ids);
+    token_ids_release(&ids);
     free(spaced);
     return id;
 }
@@ -166,21 +166,21 @@ static int32_t first_token(const char *word) {
 /* What the trainer says each action's token costs after a prompt, in nats over the vocabulary. */
 static void costs_of(struct trainer *t, const char *prompt, double *out) {
     struct error err;
-    struct ids ids = {0};
-    struct sample v[ACTIONS];
+    struct token_ids ids = {0};
+    struct train_sample v[ACTIONS];
     int32_t counts[ACTIONS];
-    tok_encode(model->tok, prompt, strlen(prompt), TOK_BOS, &ids);
+    tokenizer_encode(model->tok, prompt, strlen(prompt), TOKENIZER_ADD_BOS, &ids);
     for (int i = 0; i < ACTIONS; i++) {
-        v[i] = (struct sample){.tokens = xcalloc((size_t)ids.n + 1, sizeof(int32_t)),
+        v[i] = (struct train_sample){.tokens = xcalloc((size_t)ids.n + 1, sizeof(int32_t)),
                                .mask = xcalloc((size_t)ids.n + 1, 1),
                                .n = ids.n + 1};
         memcpy(v[i].tokens, ids.v, (size_t)ids.n * sizeof(int32_t));
         v[i].tokens[ids.n] = first_token(words[i]);
         v[i].mask[ids.n] = 1;
     }
-    if (trainer_score(t, v, ACTIONS, out, counts, &err) != OK) fail_msg("%s", err.text);
-    for (int i = 0; i < ACTIONS; i++) sample_release(&v[i]);
-    ids_release(&ids);
+    if (trainer_sample_nll(t, v, ACTIONS, out, counts, &err) != OK) fail_msg("%s", err.text);
+    for (int i = 0; i < ACTIONS; i++) train_sample_release(&v[i]);
+    token_ids_release(&ids);
 }
 
 static void softmax_is(const double *costs, double temperature, const double *logp) {
@@ -211,15 +211,15 @@ static void test_policy_is_the_models(void **state) {
         struct trainer *t = trainer_new_lora(model, k ? &ones[1] : &bare, 1, &o, NULL, &err);
         assert_non_null(t);
         for (size_t i = 0; i < ARRAY_LEN(temperatures); i++) {
-            struct asker *a = asker_open(&toy, temperatures[i], false);
+            struct policy_runner *a = asker_open(&toy, temperatures[i], false);
             for (size_t p = 0; p < ARRAY_LEN(prompts); p++) {
-                struct ask ask;
+                struct policy_decision ask;
                 double costs[ACTIONS];
                 ask_one(a, prompts[p], k ? ones[1] : NULL, &ask);
                 costs_of(t, prompts[p], costs);
                 softmax_is(costs, temperatures[i], ask.logp);
             }
-            asker_free(a);
+            policy_runner_free(a);
         }
         trainer_free(t);
     }
@@ -231,10 +231,10 @@ static void test_draws_follow_the_generator(void **state) {
     enum { DRAWS = 400 };
     struct toy toy;
     struct buf text = {0};
-    struct ask *asks = xcalloc(DRAWS, sizeof *asks);
+    struct policy_decision *asks = xcalloc(DRAWS, sizeof *asks);
     int counts[ACTIONS] = {0};
     toy_make(&toy, 1);
-    struct asker *a = asker_open(&toy, 1.5, false);
+    struct policy_runner *a = asker_open(&toy, 1.5, false);
     for (int i = 0; i < DRAWS; i++) asks[i] = ask_of(&text, prompts[0], ones[0], (uint64_t)i);
     decide(a, asks, DRAWS, &text);
     for (int i = 0; i < DRAWS; i++) {
@@ -252,7 +252,7 @@ static void test_draws_follow_the_generator(void **state) {
         if (fabs(counts[k] - n * p) > 5 * sqrt(n * p * (1 - p)) + 1)
             fail_msg("action %d was drawn %d times of %g", k, counts[k], n * p);
     }
-    asker_free(a);
+    policy_runner_free(a);
     buf_release(&text);
     free(asks);
 }
@@ -261,11 +261,11 @@ static void test_one_batch_is_one_by_one(void **state) {
     (void)state;
     enum { N = 3 * (int)ARRAY_LEN(prompts) };
     struct adapter *of[3] = {NULL, ones[0], ones[1]};
-    struct ask asks[N], alone;
+    struct policy_decision asks[N], alone;
     struct toy toy;
     struct buf text = {0};
     toy_make(&toy, 1);
-    struct asker *a = asker_open(&toy, 1, false);
+    struct policy_runner *a = asker_open(&toy, 1, false);
     for (int i = 0; i < N; i++) asks[i] = ask_of(&text, prompts[i / 3], of[i % 3], 1);
     decide(a, asks, N, &text);
     for (int i = 0; i < N; i++) {
@@ -276,7 +276,7 @@ static void test_one_batch_is_one_by_one(void **state) {
         assert_int_equal(n, alone.n);
         if (i % 3) assert_memory_not_equal(asks[i].logp, asks[i - 1].logp, sizeof(double));
     }
-    asker_free(a);
+    policy_runner_free(a);
     buf_release(&text);
 }
 
@@ -284,16 +284,16 @@ static void test_words_that_begin_alike(void **state) {
     (void)state;
     struct error err;
     struct toy toy;
-    struct asker_options o = {.temperature = 1};
+    struct policy_runner_options o = {.temperature = 1};
     toy_make(&toy, 1);
-    struct model *bytes = fixture_model("tiny-llama", false, TENSOR_F32, CLASS_EXACT);
-    assert_null(asker_new(bytes, &toy.e, &o, &err));
+    struct model *bytes = fixture_model("tiny-llama", false, TENSOR_F32, NUMERIC_EXACT);
+    assert_null(policy_runner_new(bytes, &toy.e, &o, &err));
     assert_int_equal(err.code, ERR_MISMATCH);
     assert_non_null(strstr(err.text, "begins 'north' and 'south' with one token"));
     o.text = true; // what is written needs no such tokens
-    struct asker *a = asker_new(bytes, &toy.e, &o, &err);
+    struct policy_runner *a = policy_runner_new(bytes, &toy.e, &o, &err);
     assert_non_null(a);
-    asker_free(a);
+    policy_runner_free(a);
     model_close(bytes);
 }
 
@@ -302,10 +302,10 @@ static void test_text_is_read(void **state) {
     enum { N = 40 };
     struct toy toy;
     struct buf text = {0};
-    struct ask asks[N];
+    struct policy_decision asks[N];
     int seen[ACTIONS] = {0}, kinds = 0;
     toy_make(&toy, 1);
-    struct asker *a = asker_open(&toy, 1, true);
+    struct policy_runner *a = asker_open(&toy, 1, true);
     toy.says = 4;
     for (int i = 0; i < N; i++) asks[i] = ask_of(&text, prompts[i % 3], ones[1], (uint64_t)i);
     decide(a, asks, N, &text);
@@ -321,7 +321,7 @@ static void test_text_is_read(void **state) {
     for (int i = 0; i < N; i++) seen[asks[i].action]++;
     for (int k = 0; k < ACTIONS; k++) kinds += seen[k] > 0;
     assert_int_equal(kinds, ACTIONS);
-    asker_free(a);
+    policy_runner_free(a);
     buf_release(&text);
 }
 
@@ -329,15 +329,15 @@ static void test_text_is_read(void **state) {
 
 struct school {
     struct toy toy;
-    struct asker *asker;
+    struct policy_runner *asker;
     struct learner *l;
-    struct learn_options o;
+    struct learner_options o;
     int tick;
 };
 
-static struct learn_options learn_plain(const char *learn) {
-    struct learn_options o = {0};
-    options_default(learn_option_rows, &o);
+static struct learner_options learn_plain(const char *learn) {
+    struct learner_options o = {0};
+    options_default(learner_option_rows, &o);
     free(o.learn);
     o.learn = xstrdup(learn);
     o.warmup = 0;
@@ -345,7 +345,7 @@ static struct learn_options learn_plain(const char *learn) {
 }
 
 /* A step that is the mean gradient times the rate, and nothing else. */
-static void options_bare(struct learn_options *o, double lr) {
+static void options_bare(struct learner_options *o, double lr) {
     free(o->train.optim);
     o->train.optim = xstrdup("sgd");
     o->train.momentum = 0;
@@ -354,13 +354,13 @@ static void options_bare(struct learn_options *o, double lr) {
 }
 
 /* Takes the options over. */
-static void school_open(struct school *s, struct learn_options o, double temperature, int minds,
+static void school_open(struct school *s, struct learner_options o, double temperature, int minds,
                         int bodies, struct adapter *const *adapters, uint64_t seed) {
     struct error err;
     *s = (struct school){.o = o};
     toy_make(&s->toy, 1);
     s->asker = asker_open(&s->toy, temperature, false);
-    struct learner_begin b = {.m = model,
+    struct learner_config b = {.m = model,
                               .asker = s->asker,
                               .temperature = temperature,
                               .n_actions = ACTIONS,
@@ -374,8 +374,8 @@ static void school_open(struct school *s, struct learn_options o, double tempera
 
 static void school_close(struct school *s) {
     learner_free(s->l);
-    asker_free(s->asker);
-    options_release(learn_option_rows, &s->o);
+    policy_runner_free(s->asker);
+    options_release(learner_option_rows, &s->o);
 }
 
 static const char *school_hash(const struct school *s, int mind) {
@@ -396,14 +396,14 @@ struct lesson {
 };
 
 static void school_feed(struct school *s, int body, const struct lesson *v) {
-    struct ids ids = {0};
-    tok_encode(model->tok, v->prompt, strlen(v->prompt), TOK_BOS, &ids);
-    struct ask a = {.tokens = ids.v, .n = ids.n, .action = v->action};
+    struct token_ids ids = {0};
+    tokenizer_encode(model->tok, v->prompt, strlen(v->prompt), TOKENIZER_ADD_BOS, &ids);
+    struct policy_decision a = {.tokens = ids.v, .n = ids.n, .action = v->action};
     for (int i = 0; i < ACTIONS; i++) a.logp[i] = -log(ACTIONS);
     if (v->logp != 0) a.logp[v->action] = v->logp;
-    learner_acted(s->l, body, &a, v->teacher);
-    learner_paid(s->l, body, v->reward, true);
-    ids_release(&ids);
+    learner_observe_action(s->l, body, &a, v->teacher);
+    learner_observe_reward(s->l, body, v->reward, true);
+    token_ids_release(&ids);
 }
 
 /* The plain reading of the formula, for prompts of one token each. */
@@ -416,7 +416,7 @@ struct reading {
     } body[2];
 };
 
-static void reading_settle(struct reading *r, const struct learn_options *o, int b) {
+static void reading_settle(struct reading *r, const struct learner_options *o, int b) {
     int s = r->body[b].settled++, last = MIN(r->body[b].n, s + (int)o->horizon);
     double ret = r->body[b].value[s];
     for (int k = s; k < last; k++) {
@@ -428,7 +428,7 @@ static void reading_settle(struct reading *r, const struct learn_options *o, int
     *v += (float)(o->critic_rate * (ret - (double)*v));
 }
 
-static void reading_acted(struct reading *r, const struct learn_options *o, int b, int state) {
+static void reading_acted(struct reading *r, const struct learner_options *o, int b, int state) {
     int n = r->body[b].n;
     r->body[b].value[n] = (double)r->v[state];
     if (n - r->body[b].settled == o->horizon) reading_settle(r, o, b);
@@ -436,7 +436,7 @@ static void reading_acted(struct reading *r, const struct learn_options *o, int 
     r->body[b].n++;
 }
 
-static void reading_end(struct reading *r, const struct learn_options *o, int b, double value) {
+static void reading_end(struct reading *r, const struct learner_options *o, int b, double value) {
     r->body[b].value[r->body[b].n] = value;
     while (r->body[b].settled < r->body[b].n) reading_settle(r, o, b);
     r->body[b].n = r->body[b].settled = 0;
@@ -467,7 +467,7 @@ static void critic_is(const struct school *s, const struct reading *r) {
 }
 
 static void returns_compare(int horizon, int length, double lambda, bool dies) {
-    struct learn_options o = learn_plain("gradient");
+    struct learner_options o = learn_plain("gradient");
     o.horizon = horizon;
     o.lambda = lambda;
     o.every = 1 << 20;
@@ -481,19 +481,19 @@ static void returns_compare(int horizon, int length, double lambda, bool dies) {
             for (int b = 0; b < 2; b++) {
                 int state = (int)rng_below(&rng, STATES);
                 int32_t token = 300 + state;
-                struct ask a = {.tokens = &token, .n = 1, .action = state};
+                struct policy_decision a = {.tokens = &token, .n = 1, .action = state};
                 bool gone = dies && t == length - 1, over = t == length;
                 double reward = (double)rng_normal(&rng);
                 if (over && !dies) {
                     reading_end(&r, &s.o, b, (double)r.v[state]);
-                    learner_flush(s.l, b, &a);
+                    learner_finish_episode(s.l, b, &a);
                 }
                 if (over) continue;
                 reading_acted(&r, &s.o, b, state);
-                learner_acted(s.l, b, &a, -1);
+                learner_observe_action(s.l, b, &a, -1);
                 r.body[b].reward[r.body[b].n - 1] = reward;
                 if (gone) reading_end(&r, &s.o, b, 0);
-                learner_paid(s.l, b, reward, gone);
+                learner_observe_reward(s.l, b, reward, gone);
             }
     critic_is(&s, &r);
     school_close(&s);
@@ -514,8 +514,8 @@ static struct lesson clone_lesson(int i) {
         .prompt = ps[MIN(i, 20) / 2 % 6], .teacher = i * 5 % ACTIONS, .reward = i};
 }
 
-static struct learn_options clone_options(void) {
-    struct learn_options o = learn_plain("clone");
+static struct learner_options clone_options(void) {
+    struct learner_options o = learn_plain("clone");
     options_bare(&o, 0.05);
     o.buffer = 8;
     o.batch = 4;
@@ -560,7 +560,7 @@ static void test_replay_share(void **state) {
     struct lesson old = {.prompt = prompts[0], .teacher = 1}, new = {.prompt = prompts[1]};
     for (int replay = 0; replay < 2; replay++) {
         struct school s, t;
-        struct learn_options o = clone_options();
+        struct learner_options o = clone_options();
         o.buffer = 40;
         o.replay = replay;
         school_open(&s, o, 1, 1, 1, ones, 3);
@@ -583,7 +583,7 @@ static void test_replay_share(void **state) {
 static char *shared_with(double share, const struct lesson *others, double *critic) {
     static const struct lesson own = {.prompt = "x o f u", .teacher = 1, .reward = 1};
     struct school s;
-    struct learn_options o = clone_options();
+    struct learner_options o = clone_options();
     o.share = share;
     school_open(&s, o, 1, 2, 2, ones, 3);
     for (int i = 0; i < 8; i++) {
@@ -612,7 +612,7 @@ static void test_shared_experience(void **state) {
 }
 
 static double probability(const struct school *s, const char *prompt, int action) {
-    struct ask a;
+    struct policy_decision a;
     ask_one(s->asker, prompt, learner_adapter(s->l, 0), &a);
     return exp(a.logp[action]);
 }
@@ -621,7 +621,7 @@ static void test_one_update_moves_the_policy(void **state) {
     (void)state;
     for (uint64_t seed = 1; seed <= 6; seed++) {
         struct school s;
-        struct learn_options o = learn_plain("gradient");
+        struct learner_options o = learn_plain("gradient");
         int good = (int)(seed % ACTIONS), wrong = (good + 2) % ACTIONS;
         o.batch = 16;
         o.critic_rate = 0;
@@ -671,7 +671,7 @@ struct task {
 };
 
 static double task_loss(const struct school *s, const struct task *k, struct adapter *a) {
-    struct ask ask;
+    struct policy_decision ask;
     ask_one(s->asker, prompts[0], a, &ask);
     double ratio = exp(ask.logp[k->action] - k->old), h = 0;
     double bound = fmin(fmax(ratio, 1 - k->clip), 1 + k->clip);
@@ -682,7 +682,7 @@ static double task_loss(const struct school *s, const struct task *k, struct ada
 static struct adapter *moved(const struct adapter *a, const double *along, double by) {
     float *data = xcalloc(a->n_data, sizeof *data);
     for (size_t i = 0; i < a->n_data; i++) data[i] = (float)((double)a->data[i] + by * along[i]);
-    return adapter_take(&a->shape, &a->config, data, NULL);
+    return adapter_from_owned_data(&a->shape, &a->config, data, NULL);
 }
 
 static double slope(const struct school *s, const struct task *k, const double *along) {
@@ -701,8 +701,8 @@ static double slope(const struct school *s, const struct task *k, const double *
  * was in `gradient`. The square of the baseline's errors runs over all sixteen. */
 static void task_learn(struct school *s, struct task *k, double *gradient) {
     enum { LR = 1 };
-    struct ask now;
-    struct learn_options o = learn_plain("gradient");
+    struct policy_decision now;
+    struct learner_options o = learn_plain("gradient");
     double square = 0;
     options_bare(&o, LR);
     o.buffer = 8;
@@ -836,10 +836,10 @@ static void test_the_broken_alone_are_put_back(void **state) {
 static void school_tick(struct school *s, bool numbers) {
     struct error err;
     int32_t token = 300 + s->tick % 7;
-    struct ask a = {.tokens = &token, .n = 1, .action = s->tick % ACTIONS};
+    struct policy_decision a = {.tokens = &token, .n = 1, .action = s->tick % ACTIONS};
     for (int i = 0; i < ACTIONS; i++) a.logp[i] = numbers ? -log(ACTIONS) : (double)NAN;
-    learner_acted(s->l, 0, &a, -1);
-    learner_paid(s->l, 0, s->tick % 3, false);
+    learner_observe_action(s->l, 0, &a, -1);
+    learner_observe_reward(s->l, 0, s->tick % 3, false);
     s->tick++;
     if (learner_tick(s->l, 0, s->tick, &err) != OK) fail_msg("%s", err.text);
 }
@@ -848,12 +848,12 @@ static void school_tick(struct school *s, bool numbers) {
 static void test_one_bad_decision(void **state) {
     (void)state;
     struct school s;
-    struct learn_options o = learn_plain("gradient");
+    struct learner_options o = learn_plain("gradient");
     o.every = 1;
     o.replay = 1;
     school_open(&s, o, 1, 1, 1, ones, 2);
     while (s.tick < 100) school_tick(&s, s.tick != 40);
-    struct mind_health h = learner_health(s.l, 0);
+    struct policy_health h = learner_health(s.l, 0);
     assert_int_equal(h.rollbacks, 1);
     assert_true(isfinite(h.entropy) && h.entropy > 1);
     struct school fresh; // that begins after it
@@ -873,25 +873,25 @@ static void test_one_bad_decision(void **state) {
 static void test_collapse_is_told(void **state) {
     (void)state;
     struct school s;
-    struct learn_options o = learn_plain("gradient");
+    struct learner_options o = learn_plain("gradient");
     o.train.lr = 0;
     school_open(&s, o, 1, 4, 4, ones, 6);
     for (s.tick = 1; s.tick <= 100; s.tick++) {
         struct error err;
         for (int b = 0; b < 4; b++) {
             int32_t token = 300;
-            struct ask a = {.tokens = &token, .n = 1, .action = b == 1 ? 2 : s.tick % ACTIONS};
+            struct policy_decision a = {.tokens = &token, .n = 1, .action = b == 1 ? 2 : s.tick % ACTIONS};
             for (int i = 0; i < ACTIONS; i++) {
                 double p = b == 2 ? (i == 0 ? 1 - 5e-6 : 1e-6) : 1.0 / ACTIONS;
                 a.logp[i] = log(p);
             }
-            learner_acted(s.l, b, &a, -1);
-            learner_paid(s.l, b, b == 3 ? 2 : s.tick % 2, false);
+            learner_observe_action(s.l, b, &a, -1);
+            learner_observe_reward(s.l, b, b == 3 ? 2 : s.tick % 2, false);
         }
         assert_int_equal(learner_tick(s.l, 0, s.tick, &err), OK);
     }
     for (int b = 0; b < 4; b++) {
-        struct mind_health h = learner_health(s.l, b);
+        struct policy_health h = learner_health(s.l, b);
         assert_int_equal(h.decisions, 100);
         assert_int_equal(h.collapsed, b != 0);
         assert_true(fabs(h.reward - (b == 3 ? 2 : 0.5)) < 1e-12);
@@ -906,19 +906,19 @@ static void test_collapse_is_told(void **state) {
 /* lives */
 
 struct world_of {
-    struct life_options o;
+    struct simulation_options o;
     struct world_rules rules;
-    struct place places[2];
+    struct grid_env places[2];
     struct toy toys[2];
     struct environment envs[2], *list[2];
     struct pool *pool;
-    struct life *life;
+    struct simulation *life;
 };
 
-static struct life_options life_plain(const char *learn) {
-    struct life_options o = {0};
-    options_default(life_option_rows, &o);
-    options_default(learn_option_rows, &o.learn);
+static struct simulation_options life_plain(const char *learn) {
+    struct simulation_options o = {0};
+    options_default(simulation_option_rows, &o);
+    options_default(learner_option_rows, &o.learn);
     free(o.learn.learn);
     o.learn.learn = xstrdup(learn);
     o.learn.train.r = 2;
@@ -933,77 +933,77 @@ static struct life_options life_plain(const char *learn) {
 
 static void life_open(struct world_of *w) {
     struct error err;
-    w->life = life_new(model, &w->o, w->list, ones, MINDS, w->pool, &err);
+    w->life = simulation_new(model, &w->o, w->list, ones, MINDS, w->pool, &err);
     if (!w->life) fail_msg("%s", err.text);
 }
 
 /* Takes the options over. `toy`: agents that cannot meet. */
-static void world_make(struct world_of *w, struct life_options o, bool toy, int threads) {
+static void world_make(struct world_of *w, struct simulation_options o, bool toy, int threads) {
     struct error err;
     *w = (struct world_of){.o = o, .pool = pool_new(threads)};
     if (world_rules_load(&w->rules, "repaired", &err) != OK) fail_msg("%s", err.text);
     for (int i = 0; i < o.worlds; i++) {
         toy_make(&w->toys[i], MINDS);
         w->toys[i].dies_at[2] = 17 + i;
-        w->places[i] = (struct place){
+        w->places[i] = (struct grid_env){
             .rules = &w->rules, .teacher = world_policy_find("reflex"), .n_agents = MINDS};
-        w->envs[i] = toy ? w->toys[i].e : place_environment(&w->places[i]);
+        w->envs[i] = toy ? w->toys[i].e : grid_env_as_environment(&w->places[i]);
         w->list[i] = &w->envs[i];
     }
     life_open(w);
 }
 
 static void world_free(struct world_of *w) {
-    life_free(w->life);
+    simulation_free(w->life);
     pool_free(w->pool);
     world_rules_release(&w->rules);
-    options_release(learn_option_rows, &w->o.learn);
-    options_release(life_option_rows, &w->o);
+    options_release(learner_option_rows, &w->o.learn);
+    options_release(simulation_option_rows, &w->o);
 }
 
 /* A generation, or its first ticks. Actions are added to `story`, and at its end who lived. */
 static void generation(struct world_of *w, int ticks, struct buf *story) {
     struct error err;
     int n = 1, t = 0;
-    if (life_begin(w->life, NULL, &err) != OK) fail_msg("%s", err.text);
-    while (t++ < ticks && (n = life_tick(w->life, &err)) > 0)
+    if (simulation_begin_generation(w->life, NULL, &err) != OK) fail_msg("%s", err.text);
+    while (t++ < ticks && (n = simulation_step(w->life, &err)) > 0)
         for (int b = 0; b < MINDS * (int)w->o.worlds; b++)
-            buf_printf(story, "%d ", life_actions(w->life)[b]);
+            buf_printf(story, "%d ", simulation_actions(w->life)[b]);
     if (n < 0) fail_msg("%s", err.text);
     if (ticks <= w->o.steps) return;
-    life_end(w->life);
+    simulation_end_generation(w->life);
     buf_puts(story, "\n");
 }
 
 static void measured_tell(struct world_of *w, struct buf *story) {
     struct error err;
-    struct outcome out[4];
+    struct episode_stats out[4];
     assert_true(w->o.held_out <= 4);
-    if (life_measure(w->life, out, &err) != OK) fail_msg("%s", err.text);
+    if (simulation_evaluate(w->life, out, &err) != OK) fail_msg("%s", err.text);
     for (int i = 0; i < w->o.held_out; i++)
         buf_printf(story, "held out: %a %a\n", out[i].fitness, out[i].reward);
 }
 
 /* Who there is and what they were worth; of health only with `health`. */
-static void minds_tell(const struct life *l, bool health, struct buf *story) {
-    for (int i = 0; i < life_n_minds(l); i++) {
-        json_t *v = mind_json(life_mind(l, i));
+static void minds_tell(const struct simulation *l, bool health, struct buf *story) {
+    for (int i = 0; i < simulation_n_policies(l); i++) {
+        json_t *v = policy_record_json(simulation_policy(l, i));
         assert_non_null(v);
         if (!health) json_object_del(v, "health");
-        char *text = json_text(v);
+        char *text = json_canonical(v);
         buf_printf(story, "%s\n", text);
         free(text);
         json_decref(v);
     }
-    buf_printf(story, "%d generations, %lld decisions\n", life_generations(l),
-               (long long)life_decisions(l));
+    buf_printf(story, "%d generations, %lld decisions\n", simulation_generations(l),
+               (long long)simulation_decisions(l));
 }
 
 enum { WHOLE = 1 << 20 };
 static char *lives(const char *learn, double lr, int threads, bool health) {
     struct world_of w;
     struct buf story = {0};
-    struct life_options o = life_plain(learn);
+    struct simulation_options o = life_plain(learn);
     o.learn.train.lr = lr;
     world_make(&w, o, false, threads);
     for (int g = 0; g < 2; g++) {
@@ -1032,18 +1032,18 @@ static char *place_in(const char *name) {
     return path_join(folder, name);
 }
 
-static void saved(const struct life *l, const char *dir) {
+static void saved(const struct simulation *l, const char *dir) {
     struct error err;
     json_t *extra = json_pack("{s:s}", "mine", "too");
-    if (life_save(l, dir, extra, &err) != OK) fail_msg("%s", err.text);
+    if (simulation_save(l, dir, extra, &err) != OK) fail_msg("%s", err.text);
     json_decref(extra);
 }
 
-static void loaded(struct life *l, const char *dir) {
+static void loaded(struct simulation *l, const char *dir) {
     struct error err;
-    json_t *state = life_state(dir, &err);
-    if (!state || life_load(l, dir, state, &err) != OK) fail_msg("%s", err.text);
-    assert_string_equal(json_text_at(json_object_get(state, "extra"), "mine"), "too");
+    json_t *state = simulation_read_state(dir, &err);
+    if (!state || simulation_load(l, dir, state, &err) != OK) fail_msg("%s", err.text);
+    assert_string_equal(json_get_string(json_object_get(state, "extra"), "mine"), "too");
     json_decref(state);
 }
 
@@ -1052,13 +1052,13 @@ static void loaded(struct life *l, const char *dir) {
 static char *interrupted(const char *dir, const char *killed) {
     struct world_of w;
     struct buf story = {0}, lost = {0};
-    struct life_options o = life_plain("gradient");
+    struct simulation_options o = life_plain("gradient");
     o.carry = true;
     o.mutate = 0.5;
     world_make(&w, o, false, 1);
     for (int g = 0; g < 4; g++) {
         for (int k = 0; dir && g > 0 && k < 1 + (killed[g] == 'x'); k++) {
-            life_free(w.life);
+            simulation_free(w.life);
             life_open(&w);
             loaded(w.life, dir);
             if (killed[g] == 'x' && k == 0) generation(&w, 23, &lost);
@@ -1099,7 +1099,7 @@ static void test_a_rate_that_breaks_everybody(void **state) {
     (void)state;
     struct world_of w;
     struct buf story = {0};
-    struct life_options o = life_plain("gradient");
+    struct simulation_options o = life_plain("gradient");
     char *dir = place_in("broken");
     o.learn.train.lr = 1e30;
     o.learn.warmup = 0;
@@ -1110,14 +1110,14 @@ static void test_a_rate_that_breaks_everybody(void **state) {
     generation(&w, WHOLE, &story);
     int rollbacks = 0;
     for (int i = 0; i < MINDS; i++) {
-        const struct mind_record *m = life_mind(w.life, i);
+        const struct policy_record *m = simulation_policy(w.life, i);
         rollbacks += m->health.rollbacks;
         assert_true(isfinite(m->health.entropy));
         for (size_t k = 0; k < m->adapter->n_data; k++) assert_true(isfinite(m->adapter->data[k]));
     }
     assert_true(rollbacks >= MINDS);
     saved(w.life, dir);
-    life_free(w.life);
+    simulation_free(w.life);
     life_open(&w);
     loaded(w.life, dir);
     world_free(&w);
@@ -1135,13 +1135,13 @@ static void test_neighbours_of_the_broken(void **state) {
     for (int k = 0; k < 2; k++) {
         struct world_of w;
         struct buf story = {0};
-        struct life_options o = life_plain("gradient");
+        struct simulation_options o = life_plain("gradient");
         o.worlds = 1;
         if (k) ones[1] = moved(sound, along, 1);
         world_make(&w, o, true, 1);
         generation(&w, WHOLE, &story);
         for (int i = 0; i < MINDS; i++) {
-            const struct mind_record *m = life_mind(w.life, i);
+            const struct policy_record *m = simulation_policy(w.life, i);
             int who = m->name[3] - '0';
             after[k][who] = adapter_retain(m->adapter);
             assert_int_equal(m->health.rollbacks > 0, k == 1 && who == 1);
@@ -1165,14 +1165,14 @@ static void test_health_of_a_short_life(void **state) {
     (void)state;
     struct world_of w;
     struct buf story = {0};
-    struct life_options o = life_plain("gradient");
+    struct simulation_options o = life_plain("gradient");
     o.learn.train.lr = 0;
     o.steps = 20;
     o.worlds = 1;
     world_make(&w, o, true, 1);
     generation(&w, WHOLE, &story);
     for (int i = 0; i < MINDS; i++) {
-        const struct mind_record *m = life_mind(w.life, i);
+        const struct policy_record *m = simulation_policy(w.life, i);
         assert_int_equal(m->health.decisions, m->name[3] == '2' ? 17 : 20);
         assert_true(m->health.entropy > 0 && m->health.spread > 0);
     }
@@ -1184,13 +1184,13 @@ static void test_health_of_a_short_life(void **state) {
 
 /* A generation, and who there was at its end. */
 struct parents {
-    struct mind_record v[MINDS];
+    struct policy_record v[MINDS];
 };
 
-static struct parents parents_of(const struct life *l) {
+static struct parents parents_of(const struct simulation *l) {
     struct parents p;
     for (int i = 0; i < MINDS; i++) {
-        p.v[i] = *life_mind(l, i);
+        p.v[i] = *simulation_policy(l, i);
         adapter_retain(p.v[i].adapter);
     }
     return p;
@@ -1200,7 +1200,7 @@ static void parents_release(struct parents *p) {
     for (int i = 0; i < MINDS; i++) adapter_release(p->v[i].adapter);
 }
 
-static const struct mind_record *parent_find(const struct parents *p, const char *name) {
+static const struct policy_record *parent_find(const struct parents *p, const char *name) {
     for (int i = 0; i < MINDS; i++)
         if (strcmp(p->v[i].name, name) == 0) return &p->v[i];
     fail_msg("no parent '%s'", name);
@@ -1208,9 +1208,9 @@ static const struct mind_record *parent_find(const struct parents *p, const char
 }
 
 /* ΔW of a child is that of its parents by their fitness, as long as theirs are by the same. */
-static void child_is(const struct parents *p, const struct mind_record *c) {
+static void child_is(const struct parents *p, const struct policy_record *c) {
     struct error err;
-    const struct mind_record *a = parent_find(p, c->parents[0]), *b = parent_find(p, c->parents[1]);
+    const struct policy_record *a = parent_find(p, c->parents[0]), *b = parent_find(p, c->parents[1]);
     assert_ptr_not_equal(a, b);
     assert_true(a < &p->v[2] && b < &p->v[2]);
     double f = a->outcome.fitness, g = b->outcome.fitness;
@@ -1218,7 +1218,7 @@ static void child_is(const struct parents *p, const struct mind_record *c) {
     double ratio = f + g > 0 ? f / (f + g) : 0.5;
     float w[2] = {(float)ratio, (float)(1 - ratio)};
     struct adapter *both[2] = {a->adapter, b->adapter};
-    struct adapter *sum = adapter_stack(both, w, 2, &err);
+    struct adapter *sum = adapter_concat(both, w, 2, &err);
     assert_non_null(sum);
     double na = sqrt(adapter_dot(a->adapter, a->adapter)),
            nb = sqrt(adapter_dot(b->adapter, b->adapter)),
@@ -1227,7 +1227,7 @@ static void child_is(const struct parents *p, const struct mind_record *c) {
     assert_true(fabs(norm / (ratio * na + (1 - ratio) * nb) - 1) < 1e-4);
     json_t *parents = json_object_get(c->adapter->lineage, "parents");
     assert_non_null(parents);
-    char *text = json_text(parents);
+    char *text = json_canonical(parents);
     assert_non_null(strstr(text, a->adapter->hash));
     assert_non_null(strstr(text, b->adapter->hash));
     free(text);
@@ -1239,7 +1239,7 @@ static void test_children(void **state) {
     struct world_of w;
     struct buf story = {0};
     struct error err;
-    struct life_options o = life_plain("none");
+    struct simulation_options o = life_plain("none");
     o.mutate = 0;
     o.learn.train.r = 4; // so that nothing of two parents of rank 2 is lost
     o.elites = 1;
@@ -1249,16 +1249,16 @@ static void test_children(void **state) {
         struct parents p = parents_of(w.life);
         for (int i = 1; i < MINDS; i++)
             assert_true(p.v[i - 1].outcome.fitness >= p.v[i].outcome.fitness);
-        assert_int_equal(life_begin(w.life, NULL, &err), OK);
+        assert_int_equal(simulation_begin_generation(w.life, NULL, &err), OK);
         if (g == 0) assert_true(p.v[0].outcome.fitness > 0);
         for (int i = 0; g == 0 && i < MINDS; i++) {
-            const struct mind_record *m = life_mind(w.life, i);
+            const struct policy_record *m = simulation_policy(w.life, i);
             assert_int_equal(m->elite, i < 1);
             if (i == 0) assert_string_equal(m->adapter->hash, p.v[0].adapter->hash);
             if (i == 0) assert_string_equal(m->name, p.v[0].name);
             if (i > 0) child_is(&p, m);
         }
-        life_end(w.life);
+        simulation_end_generation(w.life);
         parents_release(&p);
     }
     world_free(&w);
@@ -1269,12 +1269,12 @@ static void test_nobody_breeds(void **state) {
     (void)state;
     struct world_of w;
     struct buf story = {0};
-    struct life_options o = life_plain("none");
+    struct simulation_options o = life_plain("none");
     o.breed = false;
     world_make(&w, o, true, 1);
     for (int g = 0; g < 2; g++) generation(&w, WHOLE, &story);
     for (int i = 0; i < MINDS; i++) {
-        const struct mind_record *m = life_mind(w.life, i);
+        const struct policy_record *m = simulation_policy(w.life, i);
         assert_string_equal(m->adapter->hash, ones[m->name[3] - '0']->hash);
         assert_int_equal(m->name[1], '0');
     }
@@ -1290,12 +1290,12 @@ static void test_mutants(void **state) {
         struct world_of w;
         struct buf story = {0};
         struct error err;
-        struct life_options o = life_plain("none");
+        struct simulation_options o = life_plain("none");
         o.mutate = k;
         world_make(&w, o, true, 1);
         generation(&w, WHOLE, &story);
-        assert_int_equal(life_begin(w.life, NULL, &err), OK);
-        for (int i = 0; i < MINDS; i++) hashes[k][i] = xstrdup(life_mind(w.life, i)->adapter->hash);
+        assert_int_equal(simulation_begin_generation(w.life, NULL, &err), OK);
+        for (int i = 0; i < MINDS; i++) hashes[k][i] = xstrdup(simulation_policy(w.life, i)->adapter->hash);
         world_free(&w);
         buf_release(&story);
     }
@@ -1310,15 +1310,15 @@ static void test_carry(void **state) {
     for (int k = 0; k < 2; k++) {
         struct world_of w;
         struct buf story = {0};
-        struct life_options o = life_plain("none");
+        struct simulation_options o = life_plain("none");
         o.carry = k;
         world_make(&w, o, true, 1);
         generation(&w, WHOLE, &story);
-        strcpy(names[k], life_mind(w.life, 0)->name);
-        first = life_mind(w.life, 0)->outcome.fitness;
+        strcpy(names[k], simulation_policy(w.life, 0)->name);
+        first = simulation_policy(w.life, 0)->outcome.fitness;
         generation(&w, WHOLE, &story);
         for (int i = 0; i < MINDS; i++) {
-            const struct mind_record *m = life_mind(w.life, i);
+            const struct policy_record *m = simulation_policy(w.life, i);
             if (strcmp(m->name, names[k]) == 0) fitness[k][0] = m->outcome.fitness;
             if (strcmp(m->name, "g1m2") == 0) fitness[k][1] = m->outcome.fitness;
         }
@@ -1333,7 +1333,7 @@ static void test_carry(void **state) {
 
 /* state on disk */
 
-static char *life_told(const struct life *l) {
+static char *life_told(const struct simulation *l) {
     struct buf b = {0};
     minds_tell(l, true, &b);
     return b.data;
@@ -1343,7 +1343,7 @@ static char *life_told(const struct life *l) {
 static void refused(struct world_of *w, const char *dir, const json_t *state, const char *what) {
     struct error err = {0};
     char *before = life_told(w->life);
-    int rc = life_load(w->life, dir, state, &err);
+    int rc = simulation_load(w->life, dir, state, &err);
     if (rc == OK) fail_msg("%s was taken", what);
     if (rc >= 0 || !strstr(err.text, "state.json': ")) fail_msg("%s: %d '%s'", what, rc, err.text);
     strings_same(before, life_told(w->life), true);
@@ -1393,7 +1393,7 @@ static void file_damage(const char *path, int how) {
 
 static void files_damage(struct world_of *w, const char *dir, const json_t *state) {
     struct error err;
-    const struct mind_record *m = life_mind(w->life, 2);
+    const struct policy_record *m = simulation_policy(w->life, 2);
     char *paths[] = {xasprintf("%s/critics-1.bin", dir),
                      xasprintf("%s/minds/%s/adapter_model.safetensors", dir, m->adapter->hash),
                      xasprintf("%s/minds/%s/adapter_config.json", dir, m->adapter->hash)};
@@ -1410,13 +1410,13 @@ static void files_damage(struct world_of *w, const char *dir, const json_t *stat
 }
 
 static void hash_damage(struct world_of *w, const char *dir, json_t *state, json_t *mind) {
-    char *hash = xstrdup(json_text_at(mind, "hash"));
+    char *hash = xstrdup(json_get_string(mind, "hash"));
     char *longer = xasprintf("%s/.", hash), *zeros = xstrdup(hash);
     char *parent = xasprintf("../minds/%s", hash);
     memset(zeros, '0', strlen(zeros));
     const char *wrong[] = {
         zeros, longer, parent,
-        json_text_at(json_array_get(json_object_get(state, "minds"), 1), "name")};
+        json_get_string(json_array_get(json_object_get(state, "minds"), 1), "name")};
     for (size_t i = 0; i < ARRAY_LEN(wrong); i++) {
         json_object_set_new(mind, "hash", json_string(wrong[i]));
         refused(w, dir, state, wrong[i]);
@@ -1434,14 +1434,14 @@ static void test_damaged_states(void **state) {
     struct buf story = {0};
     struct error err;
     char *dir = place_in("damaged"), *path = path_join(dir, "state.json");
-    assert_null(life_state(dir, &err));
+    assert_null(simulation_read_state(dir, &err));
     assert_int_equal(err.code, ERR_MISSING);
     world_make(&w, life_plain("gradient"), true, 1);
     generation(&w, WHOLE, &story);
     saved(w.life, dir);
-    json_t *v = life_state(dir, &err);
+    json_t *v = simulation_read_state(dir, &err);
     assert_non_null(v);
-    assert_int_equal(life_load(w.life, dir, v, &err), OK);
+    assert_int_equal(simulation_load(w.life, dir, v, &err), OK);
     members_damage(&w, dir, v, v);
     json_t *minds = json_object_get(v, "minds"), *mind = json_array_get(minds, 0);
     members_damage(&w, dir, v, mind);
@@ -1449,7 +1449,7 @@ static void test_damaged_states(void **state) {
     members_damage(&w, dir, v, json_object_get(mind, "health"));
     hash_damage(&w, dir, v, mind);
     files_damage(&w, dir, v);
-    assert_int_equal(life_load(w.life, dir, v, &err), OK); // nothing of that has stayed
+    assert_int_equal(simulation_load(w.life, dir, v, &err), OK); // nothing of that has stayed
     json_t *parents = json_object_get(mind, "parents");
     for (int i = 0; i < 3; i++) json_array_append_new(parents, json_string("g0m0"));
     refused(&w, dir, v, "three parents");
@@ -1462,7 +1462,7 @@ static void test_damaged_states(void **state) {
     refused(&w, dir, minds, "a list");
     json_decref(v);
     assert_int_equal(file_write(path, "{\"minds\":", 9, &err), OK);
-    assert_null(life_state(dir, &err));
+    assert_null(simulation_read_state(dir, &err));
     assert_int_equal(err.code, ERR_FORMAT);
     world_free(&w);
     buf_release(&story);
@@ -1520,7 +1520,7 @@ int __wrap_rename(const char *from, const char *to) {
 }
 
 /* Saves with the n-th call failing, or killing; whether it came to its end. */
-static bool saved_with_fault(const struct life *l, const char *dir, long n, bool kill) {
+static bool saved_with_fault(const struct simulation *l, const char *dir, long n, bool kill) {
     struct error err = {0};
     json_t *extra = json_pack("{s:s}", "mine", "too");
     int status = 0;
@@ -1529,7 +1529,7 @@ static bool saved_with_fault(const struct life *l, const char *dir, long n, bool
     calls = 0;
     if (pid == 0) {
         fault_at = n;
-        int rc = life_save(l, dir, extra, &err);
+        int rc = simulation_save(l, dir, extra, &err);
         fault_at = 0;
         if (kill) _exit(rc == OK ? 0 : 1);
         if (rc != OK && (rc != ERR_IO || !err.text[0])) fail_msg("call %ld: %d", n, rc);
@@ -1548,7 +1548,7 @@ static void test_saving_that_fails(void **state) {
     struct world_of w;
     struct buf story = {0};
     char *dir = place_in("full"), *told[2];
-    struct life *of[2];
+    struct simulation *of[2];
     world_make(&w, life_plain("gradient"), true, 1);
     for (int g = 0; g < 2; g++) {
         generation(&w, WHOLE, &story);
@@ -1577,7 +1577,7 @@ static void test_saving_that_fails(void **state) {
         assert_true(kept > 20);
     }
     for (int g = 0; g < 2; g++) {
-        life_free(of[g]);
+        simulation_free(of[g]);
         free(told[g]);
     }
     world_free(&w);
@@ -1593,31 +1593,31 @@ static void test_options(void **state) {
         size_t at;
         const char *value, *says;
     } wrong[] = {
-        {offsetof(struct life_options, decode), "loud", "no decoding 'loud'"},
-        {offsetof(struct life_options, decode), "text", "--learn none"},
-        {offsetof(struct life_options, teacher), "nobody", "no policy 'nobody'"},
-        {offsetof(struct life_options, crossover), "x", "'x'"},
-        {offsetof(struct life_options, mutation), "y", "'y'"},
-        {offsetof(struct life_options, learn.learn), "rote", "no way to learn 'rote'"},
-        {offsetof(struct life_options, learn.train.optim), "lion", "'lion'"},
+        {offsetof(struct simulation_options, decode), "loud", "no decoding 'loud'"},
+        {offsetof(struct simulation_options, decode), "text", "--learn none"},
+        {offsetof(struct simulation_options, teacher), "nobody", "no policy 'nobody'"},
+        {offsetof(struct simulation_options, crossover), "x", "'x'"},
+        {offsetof(struct simulation_options, mutation), "y", "'y'"},
+        {offsetof(struct simulation_options, learn.learn), "rote", "no way to learn 'rote'"},
+        {offsetof(struct simulation_options, learn.train.optim), "lion", "'lion'"},
     };
     struct error err;
     for (size_t i = 0; i < ARRAY_LEN(wrong); i++) {
-        struct life_options o = life_plain("gradient");
-        assert_int_equal(life_options_check(&o, &err), OK);
+        struct simulation_options o = life_plain("gradient");
+        assert_int_equal(simulation_options_check(&o, &err), OK);
         char **at = (char **)(void *)((uint8_t *)&o + wrong[i].at);
         free(*at);
         *at = xstrdup(wrong[i].value);
-        assert_int_equal(life_options_check(&o, &err), ERR_USAGE);
+        assert_int_equal(simulation_options_check(&o, &err), ERR_USAGE);
         if (!strstr(err.text, wrong[i].says)) fail_msg("'%s'", err.text);
-        options_release(learn_option_rows, &o.learn);
-        options_release(life_option_rows, &o);
+        options_release(learner_option_rows, &o.learn);
+        options_release(simulation_option_rows, &o);
     }
-    struct life_options o = life_plain("clone");
+    struct simulation_options o = life_plain("clone");
     o.learn.buffer = 2 * o.learn.batch - 1;
-    assert_int_equal(life_options_check(&o, &err), ERR_USAGE);
-    options_release(learn_option_rows, &o.learn);
-    options_release(life_option_rows, &o);
+    assert_int_equal(simulation_options_check(&o, &err), ERR_USAGE);
+    options_release(learner_option_rows, &o.learn);
+    options_release(simulation_option_rows, &o);
 }
 
 int main(void) {

@@ -73,12 +73,12 @@ static void bandit_make(struct bandit *b) {
 static int suite_make(void **state) {
     (void)state;
     struct model_config c;
-    if (shape_find("tiny-llama", &c, &err) != OK) return -1;
+    if (model_preset_find("tiny-llama", &c, &err) != OK) return -1;
     c.vocab_size = 768;
     c.max_seq_len = 128;
-    model = fixture_model_of(c, false, TENSOR_F32, CLASS_EXACT);
-    tok_free(model->tok);
-    model->tok = tok_from_json("models/fry/tokenizer.json", &err);
+    model = fixture_model_of(c, false, TENSOR_F32, NUMERIC_EXACT);
+    tokenizer_free(model->tok);
+    model->tok = tokenizer_from_json("models/fry/tokenizer.json", &err);
     if (!model->tok) return -1;
     start = fixture_adapter(&model->config, 2, "q_proj,down_proj", 0.15f, 100);
     snprintf(folder, sizeof folder, "/tmp/shoal-life-es-XXXXXX");
@@ -96,8 +96,8 @@ static int suite_free(void **state) {
 
 struct school {
     struct bandit env;
-    struct asker *asker;
-    struct learn_options o;
+    struct policy_runner *asker;
+    struct learner_options o;
     struct learner *l;
     int n_bodies, tick;
     double logp[8][ACTIONS]; /* [bodies] of the last tick */
@@ -109,9 +109,9 @@ static void name_set(char **to, const char *name) {
 }
 
 /* lr: of plain descent. */
-static struct learn_options options(int stretch, double sigma, const char *shaping, double lr) {
-    struct learn_options o = {0};
-    options_default(learn_option_rows, &o);
+static struct learner_options options(int stretch, double sigma, const char *shaping, double lr) {
+    struct learner_options o = {0};
+    options_default(learner_option_rows, &o);
     name_set(&o.learn, "es");
     name_set(&o.shaping, shaping);
     name_set(&o.train.optim, "sgd");
@@ -125,14 +125,14 @@ static struct learn_options options(int stretch, double sigma, const char *shapi
 }
 
 /* Takes the options over. */
-static void school_of(struct school *s, struct learn_options o, int minds, int bodies,
+static void school_of(struct school *s, struct learner_options o, int minds, int bodies,
                       uint64_t seed) {
     struct adapter *adapters[] = {start, start};
     *s = (struct school){.o = o, .n_bodies = bodies};
-    struct asker_options ao = {.temperature = 1, .max_len = 64};
+    struct policy_runner_options ao = {.temperature = 1, .max_len = 64};
     bandit_make(&s->env);
-    s->asker = asker_new(model, &s->env.e, &ao, &err);
-    struct learner_begin b = {.m = model,
+    s->asker = policy_runner_new(model, &s->env.e, &ao, &err);
+    struct learner_config b = {.m = model,
                               .asker = s->asker,
                               .temperature = 1,
                               .n_actions = ACTIONS,
@@ -144,27 +144,27 @@ static void school_of(struct school *s, struct learn_options o, int minds, int b
     if (!s->l) fail_msg("%s", err.text);
 }
 
-static void school_open(struct school *s, struct learn_options o, int bodies, uint64_t seed) {
+static void school_open(struct school *s, struct learner_options o, int bodies, uint64_t seed) {
     school_of(s, o, 1, bodies, seed);
 }
 
 static void school_close(struct school *s) {
     learner_free(s->l);
-    asker_free(s->asker);
-    options_release(learn_option_rows, &s->o);
+    policy_runner_free(s->asker);
+    options_release(learner_option_rows, &s->o);
 }
 
 /* All but the bodies from `living` on are asked and act; asks: [living]. */
-static void school_ask(struct school *s, struct ask *asks, int living) {
+static void school_ask(struct school *s, struct policy_decision *asks, int living) {
     struct buf text = {0};
     buf_puts(&text, prompt);
     for (int b = 0; b < living; b++) {
-        asks[b] = (struct ask){.adapter = learner_adapter(s->l, 0),
+        asks[b] = (struct policy_decision){.adapter = learner_adapter(s->l, 0),
                                .rng = rng_make(5, RNG_TEST, (uint32_t)b, (uint32_t)s->tick),
                                .len = text.len};
-        learner_ask(s->l, 0, s->tick, b, &asks[b]);
+        learner_perturb(s->l, 0, s->tick, b, &asks[b]);
     }
-    if (asker_decide(s->asker, asks, living, &text, &err) != OK) fail_msg("%s", err.text);
+    if (policy_runner_act(s->asker, asks, living, &text, &err) != OK) fail_msg("%s", err.text);
     for (int b = 0; b < living; b++) memcpy(s->logp[b], asks[b].logp, sizeof s->logp[b]);
     buf_release(&text);
 }
@@ -182,11 +182,11 @@ static double expected(const double *logp) {
 /* A tick of the toy fitness: a body is paid what its policy is worth in the mean. `paid`: [living]
  * instead, or NULL. */
 static void school_live(struct school *s, int living, const double *paid) {
-    struct ask asks[8];
+    struct policy_decision asks[8];
     school_ask(s, asks, living);
     for (int b = 0; b < living; b++) {
-        learner_acted(s->l, b, &asks[b], -1);
-        learner_paid(s->l, b, paid ? paid[b] : expected(s->logp[b]), false);
+        learner_observe_action(s->l, b, &asks[b], -1);
+        learner_observe_reward(s->l, b, paid ? paid[b] : expected(s->logp[b]), false);
     }
     school_tick(s);
 }
@@ -207,7 +207,7 @@ static double dot(const double *a, const double *b) {
 
 /* the estimate */
 
-static int worth_loss(void *ctx, struct scored *v, int n, struct error *e) {
+static int worth_loss(void *ctx, struct loss_sample *v, int n, struct error *e) {
     (void)ctx, (void)e;
     for (int i = 0; i < n; i++) {
         v[i].count = 1;
@@ -223,23 +223,23 @@ static double *true_gradient(void) {
     struct school s;
     school_open(&s, options(1, 0.01, "none", lr), 2, 1);
     struct trainer *t = trainer_new_lora(model, &start, 1, &s.o.train, NULL, &err);
-    struct ids ids = {0};
-    tok_encode(model->tok, prompt, strlen(prompt), TOK_BOS, &ids);
-    struct sample v = {.tokens = xcalloc((size_t)ids.n + 1, sizeof(int32_t)),
+    struct token_ids ids = {0};
+    tokenizer_encode(model->tok, prompt, strlen(prompt), TOKENIZER_ADD_BOS, &ids);
+    struct train_sample v = {.tokens = xcalloc((size_t)ids.n + 1, sizeof(int32_t)),
                        .mask = xcalloc((size_t)ids.n + 1, 1),
                        .n = ids.n + 1};
     memcpy(v.tokens, ids.v, (size_t)ids.n * sizeof(int32_t));
-    v.tokens[ids.n] = asker_choices(s.asker)[0];
+    v.tokens[ids.n] = policy_runner_action_tokens(s.asker)[0];
     v.mask[ids.n] = 1;
-    struct loss loss = {.fn = worth_loss, .choices = asker_choices(s.asker), .n_choices = ACTIONS};
+    struct loss_fn loss = {.fn = worth_loss, .choices = policy_runner_action_tokens(s.asker), .n_choices = ACTIONS};
     assert_int_equal(trainer_accumulate_loss(t, &v, 1, &loss, &err), OK);
     assert_int_equal(trainer_update(t, (float)lr, NULL, &err), OK);
-    struct adapter *a = trainer_adapter(t, 0, NULL);
+    struct adapter *a = trainer_export_adapter(t, 0, NULL);
     double *g = change(a, lr);
     adapter_release(a);
     trainer_free(t);
-    sample_release(&v);
-    ids_release(&ids);
+    train_sample_release(&v);
+    token_ids_release(&ids);
     school_close(&s);
     return g;
 }
@@ -333,9 +333,9 @@ struct way {
 };
 
 static struct way way_at(struct school *s, int generation, int tick, int body) {
-    struct ask a = {.adapter = start};
+    struct policy_decision a = {.adapter = start};
     struct way w;
-    learner_ask(s->l, generation, tick, body, &a);
+    learner_perturb(s->l, generation, tick, body, &a);
     assert_int_equal(a.n_mix, 2);
     assert_true(a.mix[0].adapter == start && a.mix[0].weight == 1);
     strcpy(w.hash, a.mix[1].adapter->hash);
@@ -391,13 +391,13 @@ static void test_put_back_forgets(void **state) {
     static const double good[] = {1, 0}, none[] = {0, 0};
     for (int broken = 0; broken < 2; broken++) {
         struct school s;
-        struct ask asks[2];
+        struct policy_decision asks[2];
         school_open(&s, options(2, 0.01, "zscore", 1e-3), 2, 3);
         school_ask(&s, asks, 2);
         if (broken) asks[0].logp[1] = NAN;
         for (int b = 0; b < 2; b++) {
-            learner_acted(s.l, b, &asks[b], -1);
-            learner_paid(s.l, b, good[b], false);
+            learner_observe_action(s.l, b, &asks[b], -1);
+            learner_observe_reward(s.l, b, good[b], false);
         }
         school_tick(&s);
         school_live(&s, 2, none);
@@ -411,13 +411,13 @@ static void test_put_back_forgets(void **state) {
 static void test_more_than_plain_is_refused(void **state) {
     (void)state;
     struct adapter_config c = {.r = 2, .alpha = 2, .target = {true}, .dora = true};
-    struct adapter *a = adapter_fresh(model, &c, 1, &err);
-    struct learn_options o = options(1, 0.01, "rank", 1);
-    struct learner_begin b = {
+    struct adapter *a = adapter_new_for_model(model, &c, 1, &err);
+    struct learner_options o = options(1, 0.01, "rank", 1);
+    struct learner_config b = {
         .m = model, .n_actions = ACTIONS, .n_minds = 1, .n_bodies = 1, .adapters = &a};
     assert_null(learner_new(&o, &b, &err));
     assert_int_equal(err.code, ERR_MISMATCH);
-    options_release(learn_option_rows, &o);
+    options_release(learner_option_rows, &o);
     adapter_release(a);
 }
 
@@ -426,23 +426,23 @@ static void test_more_than_plain_is_refused(void **state) {
 /* The probability of action 4 after so many stretches in which nothing else is paid. */
 static double bandit_learned(int bodies, int stretches, double lr) {
     struct school s;
-    struct learn_options o = options(8, 0.1, "zscore", lr);
+    struct learner_options o = options(8, 0.1, "zscore", lr);
     o.train.max_grad_norm = 1;
     name_set(&o.train.optim, "adamw");
     school_open(&s, o, bodies, 2);
     for (int i = 0; i < stretches * 8; i++) {
-        struct ask asks[8];
+        struct policy_decision asks[8];
         school_ask(&s, asks, bodies);
         for (int b = 0; b < bodies; b++) {
-            learner_acted(s.l, b, &asks[b], -1);
-            learner_paid(s.l, b, asks[b].action == 4, false);
+            learner_observe_action(s.l, b, &asks[b], -1);
+            learner_observe_reward(s.l, b, asks[b].action == 4, false);
         }
         school_tick(&s);
     }
-    struct ask now = {.adapter = learner_adapter(s.l, 0), .len = strlen(prompt)};
+    struct policy_decision now = {.adapter = learner_adapter(s.l, 0), .len = strlen(prompt)};
     struct buf text = {0};
     buf_puts(&text, prompt);
-    assert_int_equal(asker_decide(s.asker, &now, 1, &text, &err), OK);
+    assert_int_equal(policy_runner_act(s.asker, &now, 1, &text, &err), OK);
     buf_release(&text);
     school_close(&s);
     return exp(now.logp[4]);
@@ -464,15 +464,15 @@ static void test_bandit(void **state) {
 struct place_of {
     struct bandit envs[2];
     struct environment *list[2];
-    struct life_options o;
+    struct simulation_options o;
     struct pool *pool;
-    struct life *life;
+    struct simulation *life;
 };
 
 static void life_open(struct place_of *p, const char *learn, double lr, int threads) {
     *p = (struct place_of){.pool = threads > 1 ? pool_new(threads) : NULL};
-    options_default(life_option_rows, &p->o);
-    struct learn_options lo = options(5, 0.03, "rank", lr);
+    options_default(simulation_option_rows, &p->o);
+    struct learner_options lo = options(5, 0.03, "rank", lr);
     name_set(&lo.learn, learn);
     p->o.learn = lo;
     p->o.worlds = 2;
@@ -484,30 +484,30 @@ static void life_open(struct place_of *p, const char *learn, double lr, int thre
         bandit_make(&p->envs[i]);
         p->list[i] = &p->envs[i].e;
     }
-    p->life = life_new(model, &p->o, p->list, &start, 1, p->pool, &err);
+    p->life = simulation_new(model, &p->o, p->list, &start, 1, p->pool, &err);
     if (!p->life) fail_msg("%s", err.text);
 }
 
 static void life_close(struct place_of *p) {
-    life_free(p->life);
+    simulation_free(p->life);
     pool_free(p->pool);
-    options_release(life_option_rows, &p->o);
-    options_release(learn_option_rows, &p->o.learn);
+    options_release(simulation_option_rows, &p->o);
+    options_release(learner_option_rows, &p->o.learn);
 }
 
 static void life_live(struct place_of *p, int generations) {
     for (int g = 0; g < generations; g++) {
         int n = 1;
-        assert_int_equal(life_begin(p->life, NULL, &err), OK);
-        while ((n = life_tick(p->life, &err)) > 0) continue;
+        assert_int_equal(simulation_begin_generation(p->life, NULL, &err), OK);
+        while ((n = simulation_step(p->life, &err)) > 0) continue;
         if (n < 0) fail_msg("%s", err.text);
-        life_end(p->life);
+        simulation_end_generation(p->life);
     }
 }
 
 static void lives_are_one(const struct place_of *a, const struct place_of *b) {
-    for (int i = 0; i < life_n_minds(a->life); i++) {
-        const struct mind_record *x = life_mind(a->life, i), *y = life_mind(b->life, i);
+    for (int i = 0; i < simulation_n_policies(a->life); i++) {
+        const struct policy_record *x = simulation_policy(a->life, i), *y = simulation_policy(b->life, i);
         assert_string_equal(x->adapter->hash, y->adapter->hash);
         assert_string_equal(x->name, y->name);
         assert_true(x->outcome.reward == y->outcome.reward);
@@ -522,7 +522,7 @@ static void test_threads_change_nothing(void **state) {
     life_live(&one, 2);
     life_live(&two, 2);
     lives_are_one(&one, &two);
-    assert_string_not_equal(life_mind(one.life, 0)->adapter->hash, start->hash);
+    assert_string_not_equal(simulation_policy(one.life, 0)->adapter->hash, start->hash);
     life_close(&one);
     life_close(&two);
 }
@@ -535,11 +535,11 @@ static void test_a_life_goes_on(void **state) {
     life_open(&first, "es", 0.1, 1);
     life_live(&first, 1);
     json_t *extra = json_object();
-    assert_int_equal(life_save(first.life, folder, extra, &err), OK);
+    assert_int_equal(simulation_save(first.life, folder, extra, &err), OK);
     life_close(&first);
     life_open(&second, "es", 0.1, 1);
-    json_t *saved = life_state(folder, &err);
-    assert_int_equal(life_load(second.life, folder, saved, &err), OK);
+    json_t *saved = simulation_read_state(folder, &err);
+    assert_int_equal(simulation_load(second.life, folder, saved, &err), OK);
     life_live(&second, 2);
     lives_are_one(&whole, &second);
     json_decref(saved);
@@ -551,15 +551,15 @@ static void test_a_life_goes_on(void **state) {
 static void test_no_rate_no_change(void **state) {
     (void)state;
     struct place_of still, frozen;
-    struct outcome a[2], b[2];
+    struct episode_stats a[2], b[2];
     life_open(&still, "es", 0, 1);
     life_open(&frozen, "none", 0, 1);
     life_live(&still, 1);
     life_live(&frozen, 1);
-    for (int i = 0; i < life_n_minds(still.life); i++)
-        assert_string_equal(life_mind(still.life, i)->adapter->hash, start->hash);
-    assert_int_equal(life_measure(still.life, a, &err), OK);
-    assert_int_equal(life_measure(frozen.life, b, &err), OK);
+    for (int i = 0; i < simulation_n_policies(still.life); i++)
+        assert_string_equal(simulation_policy(still.life, i)->adapter->hash, start->hash);
+    assert_int_equal(simulation_evaluate(still.life, a, &err), OK);
+    assert_int_equal(simulation_evaluate(frozen.life, b, &err), OK);
     assert_memory_equal(a, b, sizeof a);
     life_close(&still);
     life_close(&frozen);
@@ -567,12 +567,12 @@ static void test_no_rate_no_change(void **state) {
 
 static void test_options(void **state) {
     (void)state;
-    struct learn_options o = options(5, 0.01, "rank", 1);
-    assert_int_equal(learn_options_check(&o, &err), OK);
+    struct learner_options o = options(5, 0.01, "rank", 1);
+    assert_int_equal(learner_options_check(&o, &err), OK);
     name_set(&o.shaping, "odd");
-    assert_int_equal(learn_options_check(&o, &err), ERR_USAGE);
+    assert_int_equal(learner_options_check(&o, &err), ERR_USAGE);
     assert_non_null(strstr(err.text, "shaping 'odd' is not known"));
-    options_release(learn_option_rows, &o);
+    options_release(learner_option_rows, &o);
 }
 
 int main(void) {

@@ -64,7 +64,7 @@ static json_t *add(json_t *generation, const char *name, const char *a, const ch
     json_t *parents = json_array();
     if (a) json_array_append_new(parents, json_string(a));
     if (b) json_array_append_new(parents, json_string(b));
-    hash_bytes(name, strlen(name), hash);
+    sha256_bytes(name, strlen(name), hash);
     json_t *c = json_pack("{s:s,s:s,s:i,s:b,s:o,s:s?,s:o,s:o,s:o,s:o,s:o,s:o,s:i}", "name", name,
                           "hash", hash, "role", 0, "elite", 0, "parents", parents, "operator", made,
                           "step", number(step), "blend", number(blend), "performance",
@@ -110,7 +110,7 @@ static json_t *small_run(void) {
 
 static struct lineage lineage_made(const json_t *run) {
     struct lineage l;
-    if (lineage_of(&l, run, &err) != OK) fail_msg("%s", err.text);
+    if (lineage_from_json(&l, run, &err) != OK) fail_msg("%s", err.text);
     return l;
 }
 
@@ -144,7 +144,7 @@ static void test_shares(void **state) {
     double flow[7] = {0};
     bool in[7];
     flow[lineage_find(&l, "g2c1")] = 1; // half g1c0, half HOSTILE
-    lineage_flow(&l, flow);
+    lineage_propagate(&l, flow);
     close_to(flow[lineage_find(&l, "g1c0")], 0.5, 0);
     close_to(flow[lineage_find(&l, HOSTILE)], 0.5 + 0.5 * 0.25, 0);
     close_to(flow[lineage_find(&l, KANJI)], 0.5 * 0.75, 0);
@@ -200,7 +200,7 @@ static char *write_lines(const json_t *run, const char *tail) {
     size_t i;
     json_t *g;
     json_array_foreach (run, i, g) {
-        char *line = json_text(g);
+        char *line = json_canonical(g);
         buf_printf(&b, "%s\n", line);
         free(line);
     }
@@ -222,7 +222,7 @@ static void loads(const json_t *run, const char *tail, size_t generations) {
 static void test_file(void **state) {
     (void)state;
     json_t *run = small_run();
-    char *again = json_text(json_array_get(run, 1)), *line = xasprintf("%s\n", again);
+    char *again = json_canonical(json_array_get(run, 1)), *line = xasprintf("%s\n", again);
     loads(run, "", 3);
     loads(run, " \n\n", 3);
     loads(run, "{\"generation\": 3, \"candi", 3); /* it is being written */
@@ -385,19 +385,19 @@ static void test_json(void **state) {
            *one = lineage_json(run, "g1c0", &err);
     assert_int_equal(json_array_size(json_object_get(all, "nodes")), 7);
     assert_int_equal(json_array_size(json_object_get(all, "edges")), 6);
-    assert_string_equal(json_text_at(all, "of"), "g2c0");
-    char *text = json_text(json_object_get(one, "edges"));
+    assert_string_equal(json_get_string(all, "of"), "g2c0");
+    char *text = json_canonical(json_object_get(one, "edges"));
     assert_string_equal(text, "[{\"child\":\"g1c0\",\"parent\":\"a<b>&\\\"c\\\"\",\"share\":0.25},"
                               "{\"child\":\"g1c0\",\"parent\":\"日本語\",\"share\":0.75}]");
     free(text);
-    text = json_text(json_object_get(one, "founders"));
+    text = json_canonical(json_object_get(one, "founders"));
     assert_string_equal(text, "[{\"founder\":\"a<b>&\\\"c\\\"\",\"share\":0.25},"
                               "{\"founder\":\"日本語\",\"share\":0.75}]");
     free(text);
     const json_t *node = json_array_get(json_object_get(one, "nodes"), 2);
-    assert_string_equal(json_text_at(node, "operator"), "slerp");
-    close_to(record_number(node, "last"), 2, 0);
-    close_to(record_interval(node, "fitness").value, 0.6, 0);
+    assert_string_equal(json_get_string(node, "operator"), "slerp");
+    close_to(json_number_or_nan(node, "last"), 2, 0);
+    close_to(json_interval(node, "fitness").value, 0.6, 0);
     assert_null(lineage_json(run, "nobody", &err));
     json_decref(all);
     json_decref(one);
@@ -439,7 +439,7 @@ void cli_print(json_t *v) {
 /* Its standard output, or NULL; *rc: what it returned. */
 static char *lineage_run(const char *words, bool json, int *rc) {
     char *block = xcalloc(1, cmd_lineage.size), *line = xstrdup(words), *argv[8], *save = NULL;
-    struct common c = {.json = json};
+    struct cli_options c = {.json = json};
     struct strings args = {0};
     struct buf out = {0};
     char *path = path_join(dir, "stdout");
@@ -491,8 +491,8 @@ static void test_command(void **state) {
     free(out);
     free(lineage_run(named, true, &rc));
     assert_int_equal(rc, OK);
-    assert_string_equal(json_text_at(cli_printed, "run"), "r");
-    assert_string_equal(json_text_at(cli_printed, "of"), "g2c1");
+    assert_string_equal(json_get_string(cli_printed, "run"), "r");
+    assert_string_equal(json_get_string(cli_printed, "of"), "g2c1");
     free(lineage_run(dot, true, &rc));
     assert_int_equal(rc, ERR_USAGE);
     free(lineage_run(nobody, false, &rc));
@@ -520,7 +520,7 @@ static json_t *result_of(json_t *run) {
     size_t t, i;
     json_array_foreach (run, t, g)
         json_array_foreach (json_object_get(g, "candidates"), i, c) {
-            char *key = xasprintf("gen_%d/%s", (int)t, json_text_at(c, "name"));
+            char *key = xasprintf("gen_%d/%s", (int)t, json_get_string(c, "name"));
             json_object_set(adapters, key, json_object_get(c, "hash"));
             free(key);
         }
@@ -567,7 +567,7 @@ static json_t *decorated_run(void) {
 static char *page_of(json_t *result) {
     char *path = path_join(dir, "report.html");
     struct buf b = {0};
-    if (report_write(result, path, &err) != OK) fail_msg("%s", err.text);
+    if (evolve_report_write(result, path, &err) != OK) fail_msg("%s", err.text);
     assert_int_equal(file_read(path, 1 << 26, &b, &err), OK);
     free(path);
     json_decref(result);
@@ -745,7 +745,7 @@ static void test_run_print(void **state) {
     char *text = NULL;
     size_t len;
     FILE *f = open_memstream(&text, &len);
-    run_print(result, f);
+    evolve_run_print(result, f);
     fclose(f);
     has(text, "<family>: 75.0 → 25.0 %, -50.0 (-55.0 – -45.0), p = 0.001: lost\n");
     free(text);
@@ -758,7 +758,7 @@ static void test_run_print(void **state) {
 static char *card_of(const char *model, const char *run, const json_t *c) {
     struct buf b = {0};
     char *path = path_join(dir, "README.md");
-    if (card_write(dir, model, run, 3, c, &err) != OK) fail_msg("%s", err.text);
+    if (model_card_write(dir, model, run, 3, c, &err) != OK) fail_msg("%s", err.text);
     assert_int_equal(file_read(path, 1 << 20, &b, &err), OK);
     free(path);
     return b.data;
@@ -783,15 +783,15 @@ static void test_card(void **state) {
     json_t *c = add(g, "g3c1", "g2c0", KANJI, "slerp", 0.375, 0.25, 0.61);
     char *card = card_of("fry", "20260801-s1", c), hash[HASH_LEN];
     json_t *front = front_matter(card), *tags = json_pack("[s,s,s]", "lora", "shoal", "evolution");
-    assert_string_equal(json_text_at(front, "base_model"), "fry");
-    assert_string_equal(json_text_at(front, "library_name"), "peft");
+    assert_string_equal(json_get_string(front, "base_model"), "fry");
+    assert_string_equal(json_get_string(front, "library_name"), "peft");
     assert_true(json_equal(json_object_get(front, "tags"), tags));
     assert_int_equal(json_object_size(front), 3);
     has(card, "\n# g3c1\n");
     has(card, "| run | 20260801-s1 |\n| generation | 3 |\n| made by | slerp |\n| parent | g2c0 |\n"
               "| second parent | " KANJI " |\n| share of the second parent | 0.375 |\n"
               "| step | 0.25 |\n");
-    hash_bytes("g3c1", 4, hash);
+    sha256_bytes("g3c1", 4, hash);
     has(card, hash);
     has(card, "| fitness | 0.6100 | 0.5600 – 0.6600 |\n| performance | 0.5000 | 0.4500 – 0.5500 |\n"
               "| cooperation | 0.0100 | -0.0400 – 0.0600 |\n");
@@ -815,9 +815,9 @@ static void test_card_quotes(void **state) {
         char *card = card_of(models[i], models[i], c);
         json_t *front = front_matter(card);
         struct buf line = {0};
-        text_line(&line, models[i]);
+        buf_add_one_line(&line, models[i]);
         assert_int_equal(json_object_size(front), 3);
-        assert_string_equal(json_text_at(front, "base_model"), line.data ? line.data : "");
+        assert_string_equal(json_get_string(front, "base_model"), line.data ? line.data : "");
         has(card, "\n# \\<i\\>\\|\\`x\\` \\# y\n");
         assert_int_equal(count_of(card, "\n# "), 1);
         assert_int_equal(count_of(card, "\n---\n"), 1);
@@ -832,7 +832,7 @@ static void test_card_quotes(void **state) {
     char *card = card_of("it's", "r", c);
     has(card, "    shoal run 'it'\\''s' --adapter DIR ");
     free(card);
-    assert_int_equal(card_write("/nowhere/at/all", "m", "r", 0, c, &err), ERR_MISSING);
+    assert_int_equal(model_card_write("/nowhere/at/all", "m", "r", 0, c, &err), ERR_MISSING);
     json_decref(g);
 }
 
@@ -844,7 +844,7 @@ enum { N = 5 };
 static struct adapter *noisy(struct adapter *a, double by, uint64_t seed) {
     struct adapter *n = fixture_adapter(&a->shape, 4, "q_proj,v_proj", 0.1f, seed);
     float weights[2] = {1, (float)(by * sqrt(adapter_dot(a, a) / adapter_dot(n, n)))};
-    struct adapter *sum = adapter_stack((struct adapter *[]){a, n}, weights, 2, &err);
+    struct adapter *sum = adapter_concat((struct adapter *[]){a, n}, weights, 2, &err);
     if (!sum) fail_msg("%s", err.text);
     adapter_release(n);
     return sum;
@@ -855,7 +855,7 @@ static void test_diversity(void **state) {
     struct model_config c;
     struct adapter *a[N];
     double distance[N * N], want[4] = {INFINITY, 0, 0, 0}, apart[2] = {INFINITY, 0}, pairs = 10;
-    assert_int_equal(shape_find("tiny-llama", &c, &err), OK);
+    assert_int_equal(model_preset_find("tiny-llama", &c, &err), OK);
     for (int i = 0; i < N; i++)
         a[i] = fixture_adapter(&c, 2 + i, "q_proj,v_proj", 0.1f + 0.05f * (float)i, (uint64_t)i);
     for (int i = 0; i < N; i++) {
@@ -870,8 +870,8 @@ static void test_diversity(void **state) {
             apart[1] += distance[i * N + j] / pairs;
         }
     }
-    struct diversity d = diversity_of(a, N, distance), blind = diversity_of(a, N, NULL),
-                     alone = diversity_of(a, 1, distance);
+    struct diversity d = diversity_compute(a, N, distance), blind = diversity_compute(a, N, NULL),
+                     alone = diversity_compute(a, 1, distance);
     close_to(d.weights_min, want[0], 1e-12);
     close_to(d.weights_mean, want[1], 1e-12);
     close_to(d.cosine_mean, want[2], 1e-12);
@@ -884,7 +884,7 @@ static void test_diversity(void **state) {
     assert_true(isnan(alone.weights_min) && isnan(alone.cosine_mean));
     assert_int_equal(diversity_check(&alone, (const char *[]){"a"}, &err), OK);
     json_t *v = diversity_json(&blind);
-    close_to(record_number(v, "weights_mean"), d.weights_mean, 0);
+    close_to(json_number_or_nan(v, "weights_mean"), d.weights_mean, 0);
     assert_true(json_is_null(json_object_get(v, "behaviour_min")));
     assert_int_equal(json_object_size(v), 6);
     json_decref(v);
@@ -895,23 +895,23 @@ static void test_diversity(void **state) {
 static void test_known_distances(void **state) {
     (void)state;
     struct model_config c;
-    assert_int_equal(shape_find("tiny-llama", &c, &err), OK);
+    assert_int_equal(model_preset_find("tiny-llama", &c, &err), OK);
     struct adapter *a = fixture_adapter(&c, 4, "q_proj,v_proj", 0.1f, 1), *b = adapter_scale(a, 2),
                    *minus = adapter_scale(a, -1), *zero = adapter_scale(a, 0);
-    struct diversity d = diversity_of((struct adapter *[]){a, b}, 2, NULL);
+    struct diversity d = diversity_compute((struct adapter *[]){a, b}, 2, NULL);
     close_to(d.weights_min, 1 / 1.5, 1e-6);
     close_to(d.cosine_mean, 1, 1e-6);
-    d = diversity_of((struct adapter *[]){a, minus}, 2, NULL);
+    d = diversity_compute((struct adapter *[]){a, minus}, 2, NULL);
     close_to(d.weights_min, 2, 1e-6);
     close_to(d.cosine_mean, -1, 1e-6);
-    d = diversity_of((struct adapter *[]){a, zero}, 2, NULL);
+    d = diversity_compute((struct adapter *[]){a, zero}, 2, NULL);
     close_to(d.weights_min, 2, 1e-6);
     close_to(d.cosine_mean, 0, 0);
-    d = diversity_of((struct adapter *[]){a, b, a}, 3, NULL);
+    d = diversity_compute((struct adapter *[]){a, b, a}, 3, NULL);
     close_to(d.weights_min, 0, 0);
     assert_int_equal(d.twin[0], 0);
     assert_int_equal(d.twin[1], 2);
-    d = diversity_of((struct adapter *[]){zero, zero}, 2, NULL);
+    d = diversity_compute((struct adapter *[]){zero, zero}, 2, NULL);
     close_to(d.weights_min, 0, 0);
     adapter_release(a);
     adapter_release(b);
@@ -925,19 +925,19 @@ static void test_copies_are_refused(void **state) {
     (void)state;
     static const char *const names[] = {"ann", "bea", KANJI};
     struct model_config c;
-    assert_int_equal(shape_find("tiny-llama", &c, &err), OK);
+    assert_int_equal(model_preset_find("tiny-llama", &c, &err), OK);
     struct adapter *a = fixture_adapter(&c, 4, "q_proj,v_proj", 0.1f, 1),
                    *b = fixture_adapter(&c, 4, "q_proj,v_proj", 0.1f, 2), *copy = noisy(a, 0.02, 3),
                    *far = noisy(a, 0.08, 4);
-    struct diversity d = diversity_of((struct adapter *[]){a, b, copy}, 3, NULL);
+    struct diversity d = diversity_compute((struct adapter *[]){a, b, copy}, 3, NULL);
     close_to(d.weights_min, 0.02, 0.001);
     assert_int_equal(diversity_check(&d, names, &err), ERR_MISMATCH);
     has(err.text, "founders 'ann' and '" KANJI "' are copies but for noise: they differ by 2 %");
     has(err.text, "should by 5 % or more");
-    d = diversity_of((struct adapter *[]){a, b, far}, 3, NULL);
+    d = diversity_compute((struct adapter *[]){a, b, far}, 3, NULL);
     close_to(d.weights_min, 0.08, 0.004);
     assert_int_equal(diversity_check(&d, names, &err), OK);
-    d = diversity_of((struct adapter *[]){a, b}, 2, NULL);
+    d = diversity_compute((struct adapter *[]){a, b}, 2, NULL);
     close_to(d.weights_min, sqrt(2), 0.1);
     assert_int_equal(diversity_check(&d, names, &err), OK);
     adapter_release(a);

@@ -94,14 +94,14 @@ static void test_roles(void **state) {
     for (int t = 0; t < N_QUESTION_TYPES; t++)
         for (int l = 0; l < N_LANGUAGES; l++)
             for (int i = 0; i < 5; i++) {
-                struct role r = role_get((enum question_type)t, (enum language)l, i);
+                struct agent_role r = agent_role_get((enum question_type)t, (enum language)l, i);
                 assert_true(r.temperature == temperatures[t][i]);
                 assert_true(*r.name && *r.description);
-                assert_int_equal(language_of(r.description),
+                assert_int_equal(language_detect(r.description),
                                  l == LANG_ZH ? LANG_ZH : (enum language)l);
             }
-    assert_int_equal(role_count(QUESTION_PLANNING), 4);
-    assert_string_equal(role_get(QUESTION_DISCUSSION, LANG_JA, 5).name, "批判的思考AI");
+    assert_int_equal(agent_role_count(QUESTION_PLANNING), 4);
+    assert_string_equal(agent_role_get(QUESTION_DISCUSSION, LANG_JA, 5).name, "批判的思考AI");
 }
 
 /* rules */
@@ -135,10 +135,10 @@ static void test_cleanup(void **state) {
     (void)state;
     cases_run("test/cases/cleanup.txt", 3, cleanup_case);
     for (int l = 0; l < N_LANGUAGES; l++) {
-        assert_int_equal(language_of(answer_apology((enum language)l)), l);
+        assert_int_equal(language_detect(answer_fallback((enum language)l)), l);
         struct buf out = {0}; /* the apology is an answer that needs no cleaning */
-        assert_true(answer_clean(answer_apology((enum language)l), true, &out));
-        assert_string_equal(out.data, answer_apology((enum language)l));
+        assert_true(answer_clean(answer_fallback((enum language)l), true, &out));
+        assert_string_equal(out.data, answer_fallback((enum language)l));
         buf_release(&out);
     }
 }
@@ -169,8 +169,8 @@ static void test_cleanup_of_anything(void **state) {
 }
 
 static void fact_case(char **field, const char *where) {
-    json_t *want = json_loads(field[1], 0, NULL), *got = facts_said(field[0]);
-    char *text = json_text(got);
+    json_t *want = json_loads(field[1], 0, NULL), *got = facts_extract(field[0]);
+    char *text = json_canonical(got);
     if (!want || !json_equal(want, got)) fail_msg("%s: '%s' says %s", where, field[0], text);
     free(text);
     json_decref(want);
@@ -182,10 +182,10 @@ static void test_facts_said(void **state) {
     (void)state;
     cases_run("test/cases/facts.txt", 2, fact_case);
     struct conversation *c = conversation_open(NULL, "x", &err);
-    json_t *facts = facts_said("My name is Ann. I like tea and cakes.");
-    assert_int_equal(conversation_learn(c, facts, &err), OK);
+    json_t *facts = facts_extract("My name is Ann. I like tea and cakes.");
+    assert_int_equal(conversation_merge_facts(c, facts, &err), OK);
     struct buf text = {0};
-    assert_true(conversation_answer(c, "What do I like?", &text));
+    assert_true(conversation_answer_from_facts(c, "What do I like?", &text));
     assert_string_equal(text.data, "You like tea, cakes.");
     buf_release(&text);
     json_decref(facts);
@@ -214,8 +214,8 @@ static void test_facts_grounded(void **state) {
         for (char *p = claimed; (p = strchr(p, '\''));) *p = '"';
         for (char *p = want; (p = strchr(p, '\''));) *p = '"';
         json_t *facts = json_loads(claimed, 0, NULL), *good = json_loads(want, 0, NULL),
-               *got = facts_grounded(facts, cases[i].said);
-        char *text = json_text(got);
+               *got = facts_filter_grounded(facts, cases[i].said);
+        char *text = json_canonical(got);
         if (!json_equal(got, good)) fail_msg("'%s': %s", cases[i].said, text);
         free(text);
         free(claimed);
@@ -238,25 +238,25 @@ static void test_languages(void **state) {
                  {"你好吗", LANG_ZH},   {"我的名字", LANG_ZH},  {"Linux的安装", LANG_ZH},
                  {"𠮷野家", LANG_JA},   {"AIについて", LANG_JA}};
     for (size_t i = 0; i < ARRAY_LEN(cases); i++)
-        assert_int_equal(language_of(cases[i].text), cases[i].want);
+        assert_int_equal(language_detect(cases[i].text), cases[i].want);
 }
 
 static void test_cut(void **state) {
     (void)state;
-    assert_int_equal(text_cut("日本語", 9, 2), 6);
-    assert_int_equal(text_cut("日本語", 9, 5), 9);
-    assert_int_equal(text_cut("a\xe6\x97", 3, 2), 3); /* a character cut short is one */
-    assert_int_equal(text_cut("", 0, 1), 0);
+    assert_int_equal(utf8_prefix_len("日本語", 9, 2), 6);
+    assert_int_equal(utf8_prefix_len("日本語", 9, 5), 9);
+    assert_int_equal(utf8_prefix_len("a\xe6\x97", 3, 2), 3); /* a character cut short is one */
+    assert_int_equal(utf8_prefix_len("", 0, 1), 0);
 }
 
 /* What must hold of any cut: bounded, in order, nothing lost but white space. */
 static void chunks_check(const char *text, int chars) {
-    struct chunk *v;
+    struct text_chunk *v;
     size_t len = strlen(text), at = 0;
-    int n = text_chunks(text, len, chars, &v);
+    int n = text_split_chunks(text, len, chars, &v);
     for (int i = 0; i < n; i++) {
         assert_true(v[i].begin >= at && v[i].begin < v[i].end && v[i].end <= len);
-        assert_true(text_cut(text + v[i].begin, v[i].end - v[i].begin, (size_t)chars) ==
+        assert_true(utf8_prefix_len(text + v[i].begin, v[i].end - v[i].begin, (size_t)chars) ==
                     v[i].end - v[i].begin);
         for (; at < v[i].begin; at++) assert_non_null(strchr(" \t\r\n\xE3\x80", text[at]));
         at = v[i].end;
@@ -274,8 +274,8 @@ static void test_chunks(void **state) {
     for (int chars = 16; chars < 200; chars += 7) chunks_check(text, chars);
     chunks_check("", 16);
     chunks_check(" \n\n　\n", 16);
-    struct chunk *v;
-    int n = text_chunks(text, sizeof text - 1, 30, &v);
+    struct text_chunk *v;
+    int n = text_split_chunks(text, sizeof text - 1, 30, &v);
     assert_int_equal(v[0].begin, 0); /* a paragraph that fits stays whole */
     assert_memory_equal(text + v[0].end - 3, "。", 3);
     assert_true(n > 4);
@@ -298,39 +298,39 @@ static void document_is(int (*read)(const char *, size_t, struct buf *, struct b
 
 static void test_html(void **state) {
     (void)state;
-    document_is(html_read,
+    document_is(document_read_html,
                 "\xEF\xBB\xBF<!DOCTYPE html><html><head><title> 富士山 &amp; 湖 </title>\n"
                 "<style>p { color: red }</style><script>if (a < b) x = '</p>';</script></head>"
                 "<body><!-- <p>no</p> --><h1>高さ</h1><p>標高は\n <b>3776</b>&nbsp;m。<p>次&#x306E;"
                 "&#27573;落<br>改行<ul><li>一<li>二</ul></body>",
                 "富士山 & 湖", "高さ\n\n標高は 3776 m。\n\n次の段落\n改行\n\n一\n二");
-    document_is(html_read, "a < b && c > d &unknown; &#xD800; &#; &", "",
+    document_is(document_read_html, "a < b && c > d &unknown; &#xD800; &#; &", "",
                 "a < b && c > d &unknown; \xEF\xBF\xBD &#; &");
-    document_is(html_read, "<a href='x>y' title=don't>t</a> <pre>l1\nl2</pre><x", "",
+    document_is(document_read_html, "<a href='x>y' title=don't>t</a> <pre>l1\nl2</pre><x", "",
                 "t\n\nl1\nl2");
-    document_is(html_read, "<p title=\"open>text<p>more", "", "text\n\nmore");
-    document_is(html_read, "x<script>never closed <p>y", "", "x");
-    document_is(html_read, "", "", "");
+    document_is(document_read_html, "<p title=\"open>text<p>more", "", "text\n\nmore");
+    document_is(document_read_html, "x<script>never closed <p>y", "", "x");
+    document_is(document_read_html, "", "", "");
     struct buf t = {0};
-    assert_int_equal(html_read("a\xff", 2, &t, &t, &err), ERR_FORMAT);
+    assert_int_equal(document_read_html("a\xff", 2, &t, &t, &err), ERR_FORMAT);
     assert_non_null(strstr(err.text, "byte 1 is no UTF-8"));
-    assert_int_equal(html_read("a\0b", 3, &t, &t, &err), ERR_FORMAT);
+    assert_int_equal(document_read_html("a\0b", 3, &t, &t, &err), ERR_FORMAT);
 }
 
 static void test_markdown(void **state) {
     (void)state;
     document_is(
-        markdown_read,
+        document_read_markdown,
         "---\nauthor: x\ntitle: \"手引き\"\n---\n# はじめに\n本文は**強調**と`code`、"
         "[リンク](http://x/)と![図](a.png)。\n\n> 引用\n- 項目\n\n```c\n  int *x[1](2);\n```\n"
         "| a | b |\n|---|---|\n",
         "手引き",
         "はじめに\n\n本文は強調とcode、リンクと図。\n\n引用\n- 項目\n\n  int *x[1](2);\n"
         "| a | b |");
-    document_is(markdown_read, "## Title ##\r\ntext\r\n===\r\nmore", "Title",
+    document_is(document_read_markdown, "## Title ##\r\ntext\r\n===\r\nmore", "Title",
                 "Title\n\ntext\n\nmore");
-    document_is(markdown_read, "#hashtag [not a link] [a](b", "", "#hashtag [not a link] [a](b");
-    document_is(markdown_read, "", "", "");
+    document_is(document_read_markdown, "#hashtag [not a link] [a](b", "", "#hashtag [not a link] [a](b");
+    document_is(document_read_markdown, "", "", "");
 }
 
 /* terms */
@@ -473,7 +473,7 @@ static char *search_text(struct knowledge *k, const char *query, const struct em
     json_t *hits = found(k, query, -1, e), *v;
     size_t i;
     json_array_foreach (hits, i, v) json_object_del(v, "id");
-    char *text = json_text(hits);
+    char *text = json_canonical(hits);
     json_decref(hits);
     return text;
 }
@@ -595,8 +595,8 @@ static int bag_embed(void *ctx, const char *const *texts, int n, float *out, str
     for (int i = 0; i < n; i++) {
         memset(out + i * D, 0, sizeof *out * D);
         for (const char *p = texts[i]; *p;) {
-            size_t k = text_cut(p, strlen(p), 1);
-            out[i * D + (int)(hash_u64(p, k) % D)] += 1;
+            size_t k = utf8_prefix_len(p, strlen(p), 1);
+            out[i * D + (int)(hash_fnv1a(p, k) % D)] += 1;
             p += k;
         }
     }
@@ -773,8 +773,8 @@ static void test_conversation(void **state) {
                         "[10行]");
     assert_string_equal(first_user(c), "質問6");
     json_t *facts = json_pack("{s:s,s:[s,s],s:n}", "name", "Ann", "趣味", "囲碁", "将棋", "other");
-    assert_int_equal(conversation_learn(c, facts, &err), OK);
-    assert_int_equal(conversation_learn(c, facts, &err), OK); /* nothing new */
+    assert_int_equal(conversation_merge_facts(c, facts, &err), OK);
+    assert_int_equal(conversation_merge_facts(c, facts, &err), OK); /* nothing new */
     conversation_close(c);
     store_close(s);
     s = store_open(db, &err); /* all of it is there again */
@@ -824,12 +824,12 @@ static void test_facts(void **state) {
         "[]", "{\"age\": 3}", "{\"name\": 3}", "{\"likes\": [1]}", "{\"likes\": {}}", "3"};
     for (size_t i = 0; i < ARRAY_LEN(wrong); i++) {
         json_t *v = json_loads(wrong[i], JSON_DECODE_ANY, NULL);
-        assert_int_equal(conversation_learn(c, v, &err), ERR_FORMAT);
+        assert_int_equal(conversation_merge_facts(c, v, &err), ERR_FORMAT);
         json_decref(v);
     }
     for (int i = 0; i < CONVERSATION_MAX_FACTS + 3; i++) {
         json_t *v = json_pack("{s:o}", "好きなもの", json_sprintf("物%d", i));
-        assert_int_equal(conversation_learn(c, v, &err), OK);
+        assert_int_equal(conversation_merge_facts(c, v, &err), OK);
         json_decref(v);
     }
     const json_t *likes =
@@ -848,19 +848,19 @@ static void test_forget(void **state) {
                               "other", "Ann lives in Osaka");
     struct buf text = {0};
     int n;
-    assert_int_equal(conversation_learn(c, facts, &err), OK);
-    assert_int_equal(conversation_forget(c, "coffee", &n, &err), OK);
+    assert_int_equal(conversation_merge_facts(c, facts, &err), OK);
+    assert_int_equal(conversation_remove_facts(c, "coffee", &n, &err), OK);
     assert_int_equal(n, 0);
-    assert_int_equal(conversation_forget(c, "ann", &n, &err), OK); /* whatever the case */
+    assert_int_equal(conversation_remove_facts(c, "ann", &n, &err), OK); /* whatever the case */
     assert_int_equal(n, 2);
     conversation_close(c);
     c = talk_open(s);
-    conversation_known(c, LANG_EN, &text);
+    conversation_summary_and_facts(c, LANG_EN, &text);
     assert_string_equal(text.data, "Known facts: likes: green tea, 囲碁\n");
-    assert_int_equal(conversation_forget(c, NULL, &n, &err), OK);
+    assert_int_equal(conversation_remove_facts(c, NULL, &n, &err), OK);
     assert_int_equal(n, 2);
     text.len = 0;
-    conversation_known(c, LANG_EN, &text);
+    conversation_summary_and_facts(c, LANG_EN, &text);
     assert_int_equal(text.len, 0);
     buf_release(&text);
     json_decref(facts);
@@ -868,7 +868,7 @@ static void test_forget(void **state) {
     store_close(s);
 }
 
-/* The grammar of a model's facts takes what conversation_learn takes, and nothing else. */
+/* The grammar of a model's facts takes what conversation_merge_facts takes, and nothing else. */
 static void test_schema(void **state) {
     (void)state;
     static const char *const good[N_LANGUAGES] = {
@@ -876,7 +876,7 @@ static void test_schema(void **state) {
         "{\"interests\":[\"chess\"],\"likes\":[],\"name\":null,\"other\":[]}",
         "{\"兴趣\":[\"围棋\"],\"其他信息\":[],\"名字\":\"小明\",\"喜欢的东西\":[]}"};
     for (int l = 0; l < N_LANGUAGES; l++) {
-        char *schema = conversation_schema((enum language)l);
+        char *schema = conversation_facts_schema((enum language)l);
         struct grammar *g = grammar_new_json_schema(schema, strlen(schema), true, &err);
         if (!g) fail_msg("%s: %s", schema, err.text);
         struct grammar_machine *m = grammar_machine_new(g, NULL, 0);
@@ -885,7 +885,7 @@ static void test_schema(void **state) {
             fail_msg("%s takes no %s", schema, good[l]);
         json_t *facts = json_loads(good[l], 0, NULL);
         struct conversation *c = talk_open(NULL);
-        assert_int_equal(conversation_learn(c, facts, &err), OK);
+        assert_int_equal(conversation_merge_facts(c, facts, &err), OK);
         conversation_close(c);
         json_decref(facts);
         grammar_state_release(&at);
@@ -919,8 +919,8 @@ static void memory_case(char **field, const char *where) {
     struct conversation *c = talk_open(NULL);
     struct buf out = {0};
     json_t *v = json_loads(field[0], 0, NULL);
-    if (!v || conversation_learn(c, v, &err) != OK) fail_msg("%s: %s", where, err.text);
-    bool known = conversation_answer(c, field[1], &out);
+    if (!v || conversation_merge_facts(c, v, &err) != OK) fail_msg("%s: %s", where, err.text);
+    bool known = conversation_answer_from_facts(c, field[1], &out);
     if (strcmp(known ? out.data : "-", field[2]) != 0)
         fail_msg("%s: '%s', not '%s'", where, known ? out.data : "-", field[2]);
     buf_release(&out);
@@ -937,13 +937,13 @@ static void test_memory_questions(void **state) {
 static void test_engine_embedder(void **state) {
     (void)state;
     struct model_config shape;
-    assert_int_equal(shape_find("tiny-llama", &shape, &err), OK);
-    struct model *m = model_new(&shape, 3, CLASS_EXACT);
+    assert_int_equal(model_preset_find("tiny-llama", &shape, &err), OK);
+    struct model *m = model_new(&shape, 3, NUMERIC_EXACT);
     struct engine_options o = {.max_rows = 64, .max_seqs = 2, .max_len = 48};
     struct engine *e = engine_new(m, &o, &err);
     struct engine_embedder x = {.engine = e, .model = m, .max_len = 48};
     struct embedder embed;
-    m->tok = m->tok ? m->tok : tok_byte_fallback(shape.vocab_size);
+    m->tok = m->tok ? m->tok : tokenizer_new_bytes(shape.vocab_size);
     if (!e || embedder_open(&embed, &x, &err) != OK) fail_msg("%s", err.text);
     folder_make();
     struct knowledge *k = base_open();

@@ -379,7 +379,7 @@ static void test_threads(void **state) {
     json_t *all = metrics_json(m), *series, *s;
     series = json_object_get(json_object_get(all, "shoal_requests_total"), "series");
     size_t i;
-    json_array_foreach (series, i, s) expected += json_number_at(s, "value");
+    json_array_foreach (series, i, s) expected += json_get_number(s, "value");
     assert_int_equal(json_array_size(series), METRICS_ADAPTERS + 1);
     assert_true(expected == THREADS * EACH / 500);
     json_decref(all);
@@ -527,16 +527,16 @@ static void test_json(void **state) {
            *series = json_object_get(loss, "series"),
            *h = json_array_get(
                json_object_get(json_object_get(all, "vllm:request_params_n"), "series"), 0);
-    assert_string_equal(json_text_at(loss, "type"), "gauge");
+    assert_string_equal(json_get_string(loss, "type"), "gauge");
     assert_int_equal(json_array_size(series), 2);
     assert_true(json_is_null(json_object_get(json_array_get(series, 0), "value")));
-    assert_true(json_number_at(json_array_get(series, 1), "value") == 2.5);
-    assert_string_equal(json_text_at(json_object_get(json_array_get(series, 1), "labels"), "job"),
+    assert_true(json_get_number(json_array_get(series, 1), "value") == 2.5);
+    assert_string_equal(json_get_string(json_object_get(json_array_get(series, 1), "labels"), "job"),
                         "b");
-    assert_true(json_number_at(h, "count") == 4 && json_number_at(h, "sum") == 12);
-    expect_near(json_number_at(h, "p50"), 3.5);
-    expect_near(json_number_at(h, "p90"), 4.7);
-    expect_near(json_number_at(h, "p99"), 4.97);
+    assert_true(json_get_number(h, "count") == 4 && json_get_number(h, "sum") == 12);
+    expect_near(json_get_number(h, "p50"), 3.5);
+    expect_near(json_get_number(h, "p90"), 4.7);
+    expect_near(json_get_number(h, "p99"), 4.97);
     assert_null(json_object_get(all, "llamacpp:requests_processing"));
     assert_null(json_object_get(all, "shoal_jobs"));
     json_decref(all);
@@ -547,7 +547,7 @@ static void test_json(void **state) {
 static double process_value(const char *name) {
     json_t *all = metrics_json(m), *f = json_object_get(all, name);
     assert_non_null(f);
-    double v = json_number_at(json_array_get(json_object_get(f, "series"), 0), "value");
+    double v = json_get_number(json_array_get(json_object_get(f, "series"), 0), "value");
     json_decref(all);
     return v;
 }
@@ -566,7 +566,7 @@ static void test_process(void **state) {
     close(pipes[1]);
     assert_true(process_value("process_open_fds") == fds);
     while (process_value("process_cpu_seconds_total") <= cpu) assert_true(clock_now() < end);
-    double rss = (double)process_bytes("VmRSS"),
+    double rss = (double)process_memory("VmRSS"),
            got = process_value("process_resident_memory_bytes");
     assert_true(got > rss / 2 && got < rss * 2);
     assert_true(process_value("process_virtual_memory_bytes") > got);
@@ -619,28 +619,28 @@ static void test_rules(void **state) {
     (void)state;
     struct error err = {0};
     struct yaml y = {0};
-    json_t *rules = metrics_rules(), *list, *rule, *labels;
+    json_t *rules = metrics_alert_rules(), *list, *rule, *labels;
     size_t i;
-    metrics_rules_yaml(&text);
+    metrics_alert_rules_yaml(&text);
     if (yaml_parse(&y, "rules", text.data, text.len, &err) != OK) fail_msg("%s", err.text);
     assert_true(json_equal(y.root, rules));
     list = json_object_get(json_array_get(json_object_get(rules, "groups"), 0), "rules");
     assert_true(json_array_size(list) >= 12);
     json_array_foreach (list, i, rule) {
-        assert_true(check_names(json_text_at(rule, "expr")) > 0);
-        assert_null(strchr(json_text_at(rule, "expr"), '$'));
-        assert_true(ends_with(json_text_at(rule, "for"), "m"));
+        assert_true(check_names(json_get_string(rule, "expr")) > 0);
+        assert_null(strchr(json_get_string(rule, "expr"), '$'));
+        assert_true(ends_with(json_get_string(rule, "for"), "m"));
         labels = json_object_get(rule, "labels");
-        assert_true(strcmp(json_text_at(labels, "severity"), "warning") == 0 ||
-                    strcmp(json_text_at(labels, "severity"), "critical") == 0);
-        assert_true(*json_text_at(json_object_get(rule, "annotations"), "summary"));
+        assert_true(strcmp(json_get_string(labels, "severity"), "warning") == 0 ||
+                    strcmp(json_get_string(labels, "severity"), "critical") == 0);
+        assert_true(*json_get_string(json_object_get(rule, "annotations"), "summary"));
     }
     json_decref(rules);
     yaml_release(&y);
 }
 
 static double at(const json_t *panel, const char *key) {
-    return json_number_at(json_object_get(panel, "gridPos"), key);
+    return json_get_number(json_object_get(panel, "gridPos"), key);
 }
 
 static bool overlap(const json_t *a, const json_t *b) {
@@ -655,10 +655,10 @@ static void test_dashboard(void **state) {
     int drawn = 0, wanted = 0;
     for (int f = 0; f < N_METRICS; f++) wanted += metric_families[f].section != NULL;
     json_array_foreach (panels, i, p) {
-        assert_true(json_number_at(p, "id") == (double)i + 1);
+        assert_true(json_get_number(p, "id") == (double)i + 1);
         json_array_foreach (json_object_get(p, "targets"), k, target)
-            assert_int_equal(check_names(json_text_at(target, "expr")), 1);
-        drawn += strcmp(json_text_at(p, "type"), "timeseries") == 0;
+            assert_int_equal(check_names(json_get_string(target, "expr")), 1);
+        drawn += strcmp(json_get_string(p, "type"), "timeseries") == 0;
         for (k = 0; k < i; k++) assert_false(overlap(p, json_array_get(panels, k)));
         assert_true(at(p, "x") + at(p, "w") <= 24);
     }

@@ -99,7 +99,7 @@ static char *shared_path(const char *name) {
 static struct model_config config_named(const char *name) {
     struct model_config c;
     struct error err;
-    assert_int_equal(shape_find(name, &c, &err), OK);
+    assert_int_equal(model_preset_find(name, &c, &err), OK);
     return c;
 }
 
@@ -117,10 +117,10 @@ static struct model_config config_smallest(const char *arch, bool tied) {
 }
 
 static struct model *model_make(const struct model_config *c, const char *name) {
-    struct model *m = model_new(c, 7, CLASS_EXACT);
+    struct model *m = model_new(c, 7, NUMERIC_EXACT);
     m->name = arena_strdup(&m->arena, name);
     for (int32_t i = 0; i < weight_count(c); i++) {
-        struct weight w;
+        struct weight_info w;
         weight_at(c, i, NAMING_HF, &w);
         if (!w.norm) continue;
         float *norm = (float *)(uintptr_t)*weight_norm(m, &w);
@@ -152,7 +152,7 @@ static void assert_configs_equal(const struct model_config *a, const struct mode
 }
 
 /* Row i of `w` after a trip through `type`. */
-static void row_through(const struct model *m, const struct weight *w, int64_t i,
+static void row_through(const struct model *m, const struct weight_info *w, int64_t i,
                         enum tensor_type type, float *out) {
     float *plain = xmalloc(sizeof(float) * (size_t)w->k),
           *stored = xmalloc(sizeof(float) * (size_t)w->k);
@@ -173,7 +173,7 @@ static void row_through(const struct model *m, const struct weight *w, int64_t i
 static void assert_weights_equal(const struct model *a, const struct model *b,
                                  enum tensor_type type) {
     for (int32_t i = 0; i < weight_count(&a->config); i++) {
-        struct weight w;
+        struct weight_info w;
         weight_at(&a->config, i, NAMING_HF, &w);
         float *x = xmalloc(sizeof(float) * (size_t)w.k), *y = xmalloc(sizeof(float) * (size_t)w.k);
         for (int64_t r = 0; r < w.n; r++) {
@@ -193,7 +193,7 @@ static int type_seen(uint8_t type) {
 }
 
 static void assert_tokenizers_equal(const struct tokenizer *a, const struct tokenizer *b) {
-    const struct tok_spec *x = tok_spec_of(a), *y = tok_spec_of(b);
+    const struct tokenizer_spec *x = tokenizer_get_spec(a), *y = tokenizer_get_spec(b);
     assert_int_equal(x->kind, y->kind);
     assert_int_equal(x->n, y->n);
     assert_int_equal(x->bos, y->bos);
@@ -220,7 +220,7 @@ static struct model *open_ok(const char *path, enum numeric_class cls) {
 /* The error of opening `path` holds every one of `parts` (comma separated). */
 static void assert_refused(const char *path, const char *parts) {
     struct error err = {0};
-    struct model *m = model_open(path, CLASS_EXACT, &err);
+    struct model *m = model_open(path, NUMERIC_EXACT, &err);
     if (m) fail_msg("'%s' was opened, expected: %s", path, parts);
     assert_true(err.code < 0);
     char *list = xstrdup(parts), *rest = list;
@@ -246,7 +246,7 @@ static void test_shapes(void **state) {
         assert_int_equal(model_param_count(&c), known[i].params);
         assert_int_equal(model_config_check(&c, &err), OK);
     }
-    assert_int_equal(shape_find("gpt-5", &c, &err), ERR_MISSING);
+    assert_int_equal(model_preset_find("gpt-5", &c, &err), ERR_MISSING);
     assert_non_null(strstr(err.text, "'gpt-5'"));
     assert_non_null(strstr(err.text, "tiny-qwen3"));
     c = config_named("tiny-qwen3");
@@ -260,7 +260,7 @@ static void test_shapes(void **state) {
 static int projections_named(const struct model_config *c) {
     int n = 0;
     for (int32_t i = 0; i < weight_count(c); i++) {
-        struct weight w;
+        struct weight_info w;
         weight_at(c, i, NAMING_HF, &w);
         for (int p = 0; p < N_PROJ; p++) {
             char name[96];
@@ -290,7 +290,7 @@ static void test_weight_names(void **state) {
     };
     for (size_t i = 0; i < ARRAY_LEN(cases); i++) {
         struct model_config c = config_named(cases[i].shape);
-        struct weight w;
+        struct weight_info w;
         assert_int_equal(weight_count(&c), cases[i].others + c.n_layers * cases[i].per_layer);
         assert_int_equal(projections_named(&c), cases[i].projections * c.n_layers);
         weight_at(&c, weight_count(&c) - 1, NAMING_HF, &w);
@@ -328,8 +328,8 @@ static void moments(const struct matrix *w, double *mean, double *std) {
 static void test_model_new(void **state) {
     (void)state;
     struct model_config c = config_named("fry");
-    struct model *a = model_new(&c, 1, CLASS_EXACT), *b = model_new(&c, 1, CLASS_EXACT);
-    struct model *other = model_new(&c, 2, CLASS_EXACT);
+    struct model *a = model_new(&c, 1, NUMERIC_EXACT), *b = model_new(&c, 1, NUMERIC_EXACT);
+    struct model *other = model_new(&c, 2, NUMERIC_EXACT);
     struct error err;
     double mean, std;
     assert_weights_equal(a, b, TENSOR_F32);
@@ -341,7 +341,7 @@ static void test_model_new(void **state) {
     assert_true(fabs(std * sqrt(12) - 0.02) < 0.0003);
     assert_true(a->layers[3].ffn_norm[191] == 1.0f);
     assert_ptr_equal(a->head.data, a->embed.data);
-    assert_int_equal(tok_vocab_size(a->tok), 768);
+    assert_int_equal(tokenizer_vocab_size(a->tok), 768);
     model_close(a);
     model_close(b);
     model_close(other);
@@ -366,7 +366,7 @@ static void gguf_round_trip(const struct model_config *c, enum tensor_type type,
     assert_int_equal(model_write_gguf(back, again, type, &err), OK);
     assert_files_equal(path, again);
     char hash[HASH_LEN];
-    assert_int_equal(hash_file(path, hash, &err), OK);
+    assert_int_equal(sha256_file(path, hash, &err), OK);
     assert_string_equal(model_hash(back, &err), hash);
     model_close(m);
     model_close(back);
@@ -376,20 +376,20 @@ static void test_gguf_round_trips(void **state) {
     (void)state;
     for (size_t i = 0; i < ARRAY_LEN(all_types); i++) {
         struct model_config llama = config_named("tiny-llama"), qwen = config_named("tiny-qwen3");
-        gguf_round_trip(&llama, all_types[i], CLASS_EXACT);
-        gguf_round_trip(&qwen, all_types[i], CLASS_FAST);
+        gguf_round_trip(&llama, all_types[i], NUMERIC_EXACT);
+        gguf_round_trip(&qwen, all_types[i], NUMERIC_FAST);
         llama.tied = true;
         llama.d_ff = 44; /* no multiple of 32: block types fall back */
-        gguf_round_trip(&llama, all_types[i], CLASS_FAST);
+        gguf_round_trip(&llama, all_types[i], NUMERIC_FAST);
         struct model_config qwen2 = config_named("tiny-qwen2"), gemma = config_named("tiny-gemma3");
-        gguf_round_trip(&qwen2, all_types[i], CLASS_EXACT);
-        gguf_round_trip(&gemma, all_types[i], CLASS_EXACT);
+        gguf_round_trip(&qwen2, all_types[i], NUMERIC_EXACT);
+        gguf_round_trip(&gemma, all_types[i], NUMERIC_EXACT);
         gemma.local[0] = 0x6; /* no period: a list of layers */
         gemma.query_pre_attn_scalar = 16.0f;
-        gguf_round_trip(&gemma, all_types[i], CLASS_FAST);
+        gguf_round_trip(&gemma, all_types[i], NUMERIC_FAST);
         gemma.local[0] = 0;
         gemma.window = 0;
-        gguf_round_trip(&gemma, all_types[i], CLASS_EXACT);
+        gguf_round_trip(&gemma, all_types[i], NUMERIC_EXACT);
     }
 }
 
@@ -414,7 +414,7 @@ static void test_gguf_extras(void **state) {
         types[i] = i == 0 ? 3 : 1;
         if (i >= 127) lens[i] = snprintf(text[i], sizeof(text[i]), "t%d", i);
     }
-    struct tok_spec spec = {.kind = TOK_BPE,
+    struct tokenizer_spec spec = {.kind = TOKENIZER_BPE,
                             .n = 256,
                             .pieces = pieces,
                             .lens = lens,
@@ -426,14 +426,14 @@ static void test_gguf_extras(void **state) {
                             .eos = 0,
                             .unk = -1,
                             .ignore_merges = true};
-    tok_free(m->tok);
-    m->tok = tok_new(&spec, &err);
+    tokenizer_free(m->tok);
+    m->tok = tokenizer_new(&spec, &err);
     assert_non_null(m->tok);
     m->chat_template = arena_strdup(&m->arena, "{{ messages }} ü");
     assert_int_equal(model_write_gguf(m, tmp_path("extras.gguf"), TENSOR_F32, &err), OK);
-    struct model *back = open_ok(tmp_path("extras.gguf"), CLASS_EXACT);
+    struct model *back = open_ok(tmp_path("extras.gguf"), NUMERIC_EXACT);
     assert_string_equal(back->chat_template, "{{ messages }} ü");
-    const struct tok_spec *s = tok_spec_of(back->tok);
+    const struct tokenizer_spec *s = tokenizer_get_spec(back->tok);
     assert_string_equal(s->pre, "[a-z]+|\\s|.");
     assert_true(s->ignore_merges && !s->add_bos && s->bos == -1 && s->eos == 0);
     assert_string_equal(s->merges[1], "ab c");
@@ -441,10 +441,10 @@ static void test_gguf_extras(void **state) {
     assert_string_equal(s->pieces[299], "[PAD299]");
     assert_int_equal(s->types[299], 5);
     model_close(back);
-    tok_free(m->tok);
+    tokenizer_free(m->tok);
     m->tok = NULL; /* a model without a tokenizer is a model */
     assert_int_equal(model_write_gguf(m, tmp_path("extras.gguf"), TENSOR_F32, &err), OK);
-    back = open_ok(tmp_path("extras.gguf"), CLASS_EXACT);
+    back = open_ok(tmp_path("extras.gguf"), NUMERIC_EXACT);
     assert_null(back->tok);
     model_close(back);
     model_close(m);
@@ -456,7 +456,7 @@ static const float *gguf_weight_data(const struct buf *file, const struct model 
     const char *start =
         memmem(file->data, file->len, m->embed.data, sizeof(float) * (size_t)m->embed.k);
     assert_non_null(start);
-    struct weight w;
+    struct weight_info w;
     for (int32_t i = 0; i < index; i++) {
         weight_at(&m->config, i, NAMING_GGUF, &w);
         start += (w.n * w.k * 4 + 31) / 32 * 32;
@@ -512,7 +512,7 @@ static void test_gguf_foreign_blocks(void **state) {
             for (size_t j = 2; j < row; j++)
                 block[(size_t)i * row + j] = n == 0 ? (uint8_t)(i % 50 + 3) : 0x7A;
         file_put(tmp_path("blocks.gguf"), file.data, file.len);
-        struct model *back = open_ok(tmp_path("blocks.gguf"), CLASS_EXACT);
+        struct model *back = open_ok(tmp_path("blocks.gguf"), NUMERIC_EXACT);
         assert_int_equal(model_write_gguf(back, tmp_path("again/blocks.gguf"), types[n], &err), OK);
         assert_files_equal(tmp_path("blocks.gguf"), tmp_path("again/blocks.gguf"));
         model_close(back);
@@ -533,7 +533,7 @@ static void test_hf_round_trips(void **state) {
         struct model_config c = config_named(shape_names[n / 3]);
         struct model *m = model_make(&c, "hf");
         assert_int_equal(model_write_hf(m, tmp_path("hf"), types[n % 3], &err), OK);
-        struct model *back = open_ok(tmp_path("hf/"), CLASS_EXACT);
+        struct model *back = open_ok(tmp_path("hf/"), NUMERIC_EXACT);
         assert_string_equal(back->name, "hf");
         assert_configs_equal(&c, &back->config);
         assert_weights_equal(m, back, types[n % 3]);
@@ -549,7 +549,7 @@ static void test_hf_round_trips(void **state) {
         }
         assert_int_equal(model_write_hf(back, tmp_path("hf3"), types[n % 3], &err), OK);
         assert_files_equal(tmp_path("hf/model.safetensors"), tmp_path("hf3/model.safetensors"));
-        struct model *third = open_ok(tmp_path("hf3"), CLASS_FAST);
+        struct model *third = open_ok(tmp_path("hf3"), NUMERIC_FAST);
         assert_string_equal(third->chat_template, "{{ bos_token }}'\n'");
         assert_string_equal(model_hash(back, &err), model_hash(third, &err));
         model_close(third);
@@ -591,7 +591,7 @@ static void test_hf_shards(void **state) {
     json_t *root = json_pack("{s:{s:i}, s:o}", "metadata", "total_size", 1, "weight_map", map);
     assert_int_equal(json_dump_file(root, index, 0), 0);
     unlink(single);
-    struct model *back = open_ok(tmp_path("shards"), CLASS_EXACT);
+    struct model *back = open_ok(tmp_path("shards"), NUMERIC_EXACT);
     assert_weights_equal(m, back, TENSOR_F32);
     assert_int_equal(back->n_maps, 3);
     model_close(back);
@@ -633,7 +633,7 @@ static void config_put(const char *dir, const json_t *root, const char *key, con
 static json_t *config_get(const char *dir) {
     struct error err;
     char *path = path_join(tmp_path(dir), "config.json");
-    json_t *root = json_file(path, &err);
+    json_t *root = json_parse_file(path, &err);
     assert_non_null(root);
     free(path);
     return root;
@@ -713,7 +713,7 @@ static void test_hf_config(void **state) {
                     {"use_cache", "true"}};
     for (size_t i = 0; i < ARRAY_LEN(accepted); i++) {
         config_put("conf", config, accepted[i].key, accepted[i].value);
-        struct model *back = open_ok(tmp_path("conf"), CLASS_EXACT);
+        struct model *back = open_ok(tmp_path("conf"), NUMERIC_EXACT);
         assert_configs_equal(&m->config, &back->config);
         model_close(back);
     }
@@ -788,7 +788,7 @@ static void test_masks(void **state) {
     struct model *m = model_make(&c, "masks");
     assert_int_equal(model_write_hf(m, tmp_path("masks"), TENSOR_F32, &err), OK);
     mask_add("masks", "transformer.h.0.attn.attention.bias");
-    struct model *back = open_ok(tmp_path("masks"), CLASS_EXACT);
+    struct model *back = open_ok(tmp_path("masks"), NUMERIC_EXACT);
     assert_weights_equal(m, back, TENSOR_F32);
     model_close(back);
     mask_add("masks", "transformer.h.0.attn.mask");
@@ -801,16 +801,16 @@ static void test_masks(void **state) {
 static void test_hf_tokenizer_config(void **state) {
     (void)state;
     struct model *m = hf_make("tokconf", true);
-    const struct tok_spec *s = tok_spec_of(m->tok);
+    const struct tokenizer_spec *s = tokenizer_get_spec(m->tok);
     char config[512];
     snprintf(config, sizeof(config),
              "{\"bos_token\":null,\"eos_token\":{\"content\":\"%s\"},\"chat_template\":["
              "{\"name\":\"tool\",\"template\":\"x\"},{\"name\":\"default\",\"template\":\"y\"}]}",
              s->pieces[s->bos >= 0 ? s->bos : s->eos]);
     file_put(tmp_path("tokconf/tokenizer_config.json"), config, strlen(config));
-    struct model *back = open_ok(tmp_path("tokconf"), CLASS_EXACT);
-    assert_int_equal(tok_bos(back->tok), -1);
-    assert_int_equal(tok_eos(back->tok), s->bos >= 0 ? s->bos : s->eos);
+    struct model *back = open_ok(tmp_path("tokconf"), NUMERIC_EXACT);
+    assert_int_equal(tokenizer_bos(back->tok), -1);
+    assert_int_equal(tokenizer_eos(back->tok), s->bos >= 0 ? s->bos : s->eos);
     assert_string_equal(back->chat_template, "y");
     model_close(back);
 
@@ -818,14 +818,14 @@ static void test_hf_tokenizer_config(void **state) {
     file_put(tmp_path("tokconf/generation_config.json"),
              "{\"eos_token_id\":[5,6],\"bos_token_id\":4}", 39);
     file_put(tmp_path("tokconf/chat_template.jinja"), "z\n", 2);
-    back = open_ok(tmp_path("tokconf"), CLASS_EXACT);
-    assert_int_equal(tok_bos(back->tok), 4);
-    assert_int_equal(tok_eos(back->tok), 5);
+    back = open_ok(tmp_path("tokconf"), NUMERIC_EXACT);
+    assert_int_equal(tokenizer_bos(back->tok), 4);
+    assert_int_equal(tokenizer_eos(back->tok), 5);
     assert_string_equal(back->chat_template, "z\n");
     model_close(back);
 
     unlink(tmp_path("tokconf/tokenizer.json"));
-    back = open_ok(tmp_path("tokconf"), CLASS_EXACT);
+    back = open_ok(tmp_path("tokconf"), NUMERIC_EXACT);
     assert_null(back->tok);
     model_close(back);
     model_close(m);
@@ -880,7 +880,7 @@ static void test_harmless_extras(void **state) {
     t[n + 1] = *safetensors_find(&st, "model.norm.weight");
     t[n + 1].name = (char *)(uintptr_t) "model.layers.0.self_attn.rotary_emb.inv_freq";
     assert_int_equal(safetensors_write(path, t, n + 2, NULL, &err), OK);
-    struct model *back = open_ok(tmp_path("extra"), CLASS_EXACT);
+    struct model *back = open_ok(tmp_path("extra"), NUMERIC_EXACT);
     assert_weights_equal(m, back, TENSOR_F32);
     model_close(back);
     float *changed = xmalloc(t[n].size);
@@ -1058,7 +1058,7 @@ static void test_gguf_truncated(void **state) {
     struct buf file = file_get(path);
     for (size_t len = file.len - 1; len < file.len; len--) {
         assert_int_equal(truncate(path, (off_t)len), 0);
-        struct model *cut = model_open(path, CLASS_EXACT, &err);
+        struct model *cut = model_open(path, NUMERIC_EXACT, &err);
         if (cut) fail_msg("opened at %zu of %zu bytes", len, file.len);
     }
     buf_release(&file);
@@ -1081,14 +1081,14 @@ static void gguf_corrupt(const struct model_config *c) {
     for (size_t i = 0; i < header; i++) {
         uint8_t wrong = (uint8_t)file.data[i] ^ masks[i % 3];
         fseek(f, (long)i, SEEK_SET), fwrite(&wrong, 1, 1, f);
-        struct model *bad = model_open(path, CLASS_EXACT, &err);
+        struct model *bad = model_open(path, NUMERIC_EXACT, &err);
         if (bad) opened++;
         model_close(bad);
         fseek(f, (long)i, SEEK_SET), fwrite(&file.data[i], 1, 1, f);
     }
     fclose(f);
     assert_true(opened < (int)header);
-    model_close(open_ok(path, CLASS_EXACT));
+    model_close(open_ok(path, NUMERIC_EXACT));
     buf_release(&file);
     model_close(m);
 }
@@ -1282,7 +1282,7 @@ static void test_failed_writes(void **state) {
 
 static void put_weights(struct buf *b, const struct model *m, const char *hf_suffix) {
     for (int32_t i = 0; i < weight_count(&m->config); i++) {
-        struct weight w;
+        struct weight_info w;
         weight_at(&m->config, i, NAMING_HF, &w);
         size_t n = strlen(w.name), e = strlen(hf_suffix);
         if (n < e || strcmp(w.name + n - e, hf_suffix) != 0) continue;
@@ -1354,7 +1354,7 @@ static void llama2c_tokenizer_write(const char *path, int32_t vocab) {
 
 static void assert_llama2c_refused(const char *bin, const char *message) {
     struct error err = {0};
-    assert_null(llama2c_open(bin, tmp_path("tok.bin"), CLASS_EXACT, &err));
+    assert_null(llama2c_open(bin, tmp_path("tok.bin"), NUMERIC_EXACT, &err));
     if (!strstr(err.text, message)) fail_msg("no '%s' in: %s", message, err.text);
 }
 
@@ -1368,11 +1368,11 @@ static void test_llama2c(void **state) {
         struct model *m = model_make(&c, "l2c");
         llama2c_write(m, bin);
         llama2c_tokenizer_write(tok, 300);
-        struct model *back = llama2c_open(bin, tok, CLASS_EXACT, &err);
+        struct model *back = llama2c_open(bin, tok, NUMERIC_EXACT, &err);
         if (!back) fail_msg("%s", err.text);
         assert_configs_equal(&c, &back->config);
         assert_weights_equal(m, back, TENSOR_F32);
-        assert_int_equal(tok_vocab_size(back->tok), 300);
+        assert_int_equal(tokenizer_vocab_size(back->tok), 300);
         model_close(back);
         model_close(m);
     }
@@ -1402,17 +1402,17 @@ static void test_real_gguf(void **state) {
     char *path = shared_path("data/gguf/llama-2-tiny-random.gguf");
     if (!path) skip();
     struct error err;
-    struct model *m = open_ok(path, CLASS_EXACT);
+    struct model *m = open_ok(path, NUMERIC_EXACT);
     assert_string_equal(m->name, "llama-2-tiny-random");
     assert_int_equal(m->config.head_dim, 4);
     assert_int_equal(m->config.vocab_size, 32000);
     assert_false(m->config.tied);
-    assert_int_equal(tok_bos(m->tok), 1);
-    assert_true(tok_add_bos(m->tok));
+    assert_int_equal(tokenizer_bos(m->tok), 1);
+    assert_true(tokenizer_add_bos(m->tok));
     int len;
-    assert_memory_equal(tok_piece(m->tok, 2, &len), "</s>", 4);
+    assert_memory_equal(tokenizer_id_to_piece(m->tok, 2, &len), "</s>", 4);
     assert_int_equal(model_write_gguf(m, tmp_path("real.gguf"), TENSOR_F16, &err), OK);
-    struct model *back = open_ok(tmp_path("real.gguf"), CLASS_EXACT);
+    struct model *back = open_ok(tmp_path("real.gguf"), NUMERIC_EXACT);
     assert_weights_equal(m, back, TENSOR_F16);
     assert_tokenizers_equal(m->tok, back->tok);
     model_close(back);
@@ -1426,13 +1426,13 @@ static void test_real_llama2c(void **state) {
          *tok = shared_path("data/stories260K/tok512.bin");
     if (!bin || !tok) skip();
     struct error err;
-    struct model *m = llama2c_open(bin, tok, CLASS_EXACT, &err);
+    struct model *m = llama2c_open(bin, tok, NUMERIC_EXACT, &err);
     if (!m) fail_msg("%s", err.text);
     assert_int_equal(m->config.d_model, 64);
     assert_int_equal(m->config.n_kv_heads, 4);
     assert_true(m->config.tied);
     assert_int_equal(model_write_gguf(m, tmp_path("stories260K.gguf"), TENSOR_F32, &err), OK);
-    struct model *back = open_ok(tmp_path("stories260K.gguf"), CLASS_EXACT);
+    struct model *back = open_ok(tmp_path("stories260K.gguf"), NUMERIC_EXACT);
     assert_weights_equal(m, back, TENSOR_F32);
     model_close(back);
     model_close(m);
@@ -1446,18 +1446,18 @@ static void test_real_vocabularies(void **state) {
         const char *file;
         enum tokenizer_kind kind;
         int32_t n;
-    } files[] = {{"data/tokenizers/ggml-vocab/ggml-vocab-llama-spm.gguf", TOK_SPM, 32000},
-                 {"data/tokenizers/ggml-vocab/ggml-vocab-gpt-2.gguf", TOK_BPE, 50257}};
+    } files[] = {{"data/tokenizers/ggml-vocab/ggml-vocab-llama-spm.gguf", TOKENIZER_SPM, 32000},
+                 {"data/tokenizers/ggml-vocab/ggml-vocab-gpt-2.gguf", TOKENIZER_BPE, 50257}};
     for (size_t i = 0; i < ARRAY_LEN(files); i++) {
         char *path = shared_path(files[i].file);
         if (!path) skip();
         struct error err;
         struct tokenizer *tok = gguf_tokenizer_open(path, &err);
         if (!tok) fail_msg("%s", err.text);
-        assert_int_equal(tok_vocab_size(tok), files[i].n);
-        assert_int_equal(tok_spec_of(tok)->kind, files[i].kind);
+        assert_int_equal(tokenizer_vocab_size(tok), files[i].n);
+        assert_int_equal(tokenizer_get_spec(tok)->kind, files[i].kind);
         assert_refused(path, i == 0 ? "'token_embd.weight' is missing" : "architecture 'gpt2'");
-        tok_free(tok);
+        tokenizer_free(tok);
         free(path);
     }
 }

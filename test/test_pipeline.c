@@ -36,12 +36,12 @@ static struct script {
     int n, batches;
     int breaks_at; /* the batch in which an asker breaks; 0: none */
 } script;
-static int desks[N_STAGES];
+static int desks[PIPELINE_N_STAGES];
 
-static int script_ask(void *ctx, struct call *calls, int n, struct error *e) {
+static int script_ask(void *ctx, struct llm_call *calls, int n, struct error *e) {
     script.batches++;
     for (int i = 0; i < n; i++) {
-        struct call *c = &calls[i];
+        struct llm_call *c = &calls[i];
         struct buf words = {0};
         for (int m = 0; m < c->n_messages; m++)
             buf_printf(&words, "%s: %s\n", c->messages[m].role, c->messages[m].content);
@@ -111,7 +111,7 @@ static int set_up(void **state) {
                                      .summary = true,
                                      .temperature = -1,
                                      .facts = FACTS_RULES};
-    for (int s = 0; s < N_STAGES; s++) made.stage[s].asker = (struct asker){desks, script_ask};
+    for (int s = 0; s < PIPELINE_N_STAGES; s++) made.stage[s].asker = (struct llm_client){desks, script_ask};
     return panel && made.board && made.memory ? 0 : -1;
 }
 
@@ -147,27 +147,27 @@ static const char *plain(const char *role, const char *words) {
  */
 static void test_stages(void **state) {
     (void)state;
-    for (int s = 0; s < N_STAGES; s++) {
+    for (int s = 0; s < PIPELINE_N_STAGES; s++) {
         made.stage[s].asker.ctx = &desks[s];
         made.stage[s].max_tokens = 10 + s;
     }
-    made.stage[STAGE_OUTPUT].temperature = 0.25f;
-    answer_is("富士山の高さは？", plain, "答えです。", FROM_OUTPUT);
+    made.stage[PIPELINE_OUTPUT].temperature = 0.25f;
+    answer_is("富士山の高さは？", plain, "答えです。", ANSWER_FROM_OUTPUT);
     assert_int_equal(script.batches, 5);
     assert_int_equal(heard_of("agent"), 6);
     assert_int_equal(heard_of("summary"), 2);
     assert_int_equal(heard_of("output"), 1);
     for (int i = 0; i < script.n; i++) {
         const struct heard *h = &script.v[i];
-        assert_int_equal(h->desk, stage_of(h->role));
+        assert_int_equal(h->desk, pipeline_stage_of_role(h->role));
         assert_int_equal(h->max_tokens, 10 + h->desk);
-        if (h->desk == STAGE_OUTPUT) assert_true(h->temperature == 0.25f);
+        if (h->desk == PIPELINE_OUTPUT) assert_true(h->temperature == 0.25f);
     }
     /* the roles of the kind of question, in its language */
-    assert_non_null(strstr(words_of("agent", 0), role_get(QUESTION_DEFAULT, LANG_JA, 0).name));
+    assert_non_null(strstr(words_of("agent", 0), agent_role_get(QUESTION_DEFAULT, LANG_JA, 0).name));
     assert_non_null(strstr(words_of("agent", 3), "仲間たちの意見：\n"));
     made.max_tokens = 7;
-    answer_is("なぜですか", plain, "答えです。", FROM_OUTPUT);
+    answer_is("なぜですか", plain, "答えです。", ANSWER_FROM_OUTPUT);
     assert_int_equal(script.v[script.n - 1].max_tokens, 7);
 }
 
@@ -184,9 +184,9 @@ static void test_mixed_step(void **state) {
                                "decide: {text: all}\n";
     struct workflow *w = workflow_parse(text, sizeof text - 1, "mixed.yaml", &err);
     made.workflow = w;
-    made.stage[STAGE_OUTPUT].asker.ctx = &desks[STAGE_OUTPUT];
+    made.stage[PIPELINE_OUTPUT].asker.ctx = &desks[PIPELINE_OUTPUT];
     made.iterations = 1;
-    answer_is("which?", echo, "the answer", FROM_OUTPUT);
+    answer_is("which?", echo, "the answer", ANSWER_FROM_OUTPUT);
     assert_int_equal(script.batches, 2); /* summary's asker is that of the agents */
     assert_int_equal(heard_of("critic"), 1);
     const char *third =
@@ -204,17 +204,17 @@ static const char *with_kind(const char *role, const char *words) {
 
 static void test_kind_asked(void **state) {
     (void)state;
-    made.type = TYPE_ASKED;
+    made.type = QUESTION_TYPE_BY_MODEL;
     kind_said = "planning";
-    answer_is("富士山の高さは？", with_kind, "答えです。", FROM_OUTPUT);
-    assert_non_null(strstr(words_of("agent", 1), role_get(QUESTION_PLANNING, LANG_JA, 1).name));
+    answer_is("富士山の高さは？", with_kind, "答えです。", ANSWER_FROM_OUTPUT);
+    assert_non_null(strstr(words_of("agent", 1), agent_role_get(QUESTION_PLANNING, LANG_JA, 1).name));
     assert_string_equal(json_string_value(blackboard_read(made.board, BOARD_QUESTION_TYPE)),
                         "planning");
     script_end();
     kind_said = NULL;
-    answer_is("你好！", with_kind, "答えです。", FROM_OUTPUT);
+    answer_is("你好！", with_kind, "答えです。", ANSWER_FROM_OUTPUT);
     assert_non_null(
-        strstr(words_of("agent", 1), role_get(QUESTION_CONVERSATIONAL, LANG_ZH, 1).name));
+        strstr(words_of("agent", 1), agent_role_get(QUESTION_CONVERSATIONAL, LANG_ZH, 1).name));
 }
 
 /* one that fails never stalls the team */
@@ -235,7 +235,7 @@ static const char *one_of_each(const char *role, const char *words) {
 
 static void test_members_that_fail(void **state) {
     (void)state;
-    answer_is("How many?", one_of_each, "It is 42.", FROM_OUTPUT);
+    answer_is("How many?", one_of_each, "It is 42.", ANSWER_FROM_OUTPUT);
     assert_null(strstr(words_of("agent", 3), "timed"));
     assert_string_equal(json_string_value(blackboard_read(made.board, "agent_0_output")), "");
     json_t *slots = blackboard_slot_list(made.board, NULL), *v;
@@ -265,17 +265,17 @@ static const char *brief(const char *role, const char *words) {
 static void test_last_resorts(void **state) {
     (void)state;
     struct pipeline_answer a;
-    answer_is("How many?", no_output, "Agents say 7.", FROM_MEMBER);
-    answer_is("いくつですか", nobody, answer_apology(LANG_JA), FROM_NOBODY);
-    answer_is("有几个？", nobody, answer_apology(LANG_ZH), FROM_NOBODY);
+    answer_is("How many?", no_output, "Agents say 7.", ANSWER_FROM_AGENT);
+    answer_is("いくつですか", nobody, answer_fallback(LANG_JA), ANSWER_FALLBACK);
+    answer_is("有几个？", nobody, answer_fallback(LANG_ZH), ANSWER_FALLBACK);
     script.say = nobody;
     assert_int_equal(pipeline_run(&made, "Is it so?", &a, &err), OK);
-    assert_string_equal(a.text, answer_apology(LANG_EN));
+    assert_string_equal(a.text, answer_fallback(LANG_EN));
     assert_string_equal(a.why, "it timed out");
     pipeline_answer_release(&a);
-    answer_is("Is it so?", brief, "Yes.", FROM_OUTPUT);
+    answer_is("Is it so?", brief, "Yes.", ANSWER_FROM_OUTPUT);
     made.compat = true; /* ten characters, and no member's words instead */
-    answer_is("Is it so?", brief, answer_apology(LANG_EN), FROM_NOBODY);
+    answer_is("Is it so?", brief, answer_fallback(LANG_EN), ANSWER_FALLBACK);
 }
 
 /* what the team is told */
@@ -285,7 +285,7 @@ static void test_gist(void **state) {
     struct buf question = {0};
     for (int i = 0; i < 160; i++) buf_puts(&question, "长");
     buf_puts(&question, "吗？");
-    answer_is(question.data, plain, "答えです。", FROM_OUTPUT);
+    answer_is(question.data, plain, "答えです。", ANSWER_FROM_OUTPUT);
     assert_int_equal(heard_of("summary"), 3);
     assert_string_equal(json_string_value(blackboard_read(made.board, BOARD_INITIAL_SUMMARY)),
                         "まとめです。");
@@ -293,10 +293,10 @@ static void test_gist(void **state) {
     assert_non_null(strstr(words_of("output", 0), "要点： まとめです。"));
     script_end();
     made.summary = false;
-    answer_is(question.data, plain, "答えです。", FROM_OUTPUT);
+    answer_is(question.data, plain, "答えです。", ANSWER_FROM_OUTPUT);
     assert_int_equal(heard_of("summary"), 0);
     made.summary = true;
-    answer_is(question.data, nobody, answer_apology(LANG_ZH), FROM_NOBODY); /* none comes */
+    answer_is(question.data, nobody, answer_fallback(LANG_ZH), ANSWER_FALLBACK); /* none comes */
     buf_release(&question);
 }
 
@@ -323,12 +323,12 @@ static void test_references(void **state) {
     made.knowledge = knowledge_open(db, true, &err);
     assert_int_equal(knowledge_add(made.knowledge, doc, &(struct knowledge_options){0}, &r, &err),
                      OK);
-    answer_is("富士山の高さは何メートルですか？", plain, "答えです。", FROM_OUTPUT);
+    answer_is("富士山の高さは何メートルですか？", plain, "答えです。", ANSWER_FROM_OUTPUT);
     assert_non_null(
         strstr(words_of("agent", 0), "参考：\n【富士山】 富士山の高さは3776メートルです。"));
     assert_non_null(strstr(words_of("output", 0), "【富士山】"));
     made.embedder = &e;
-    answer_is("富士山の高さは何メートルですか？", plain, "答えです。", FROM_OUTPUT);
+    answer_is("富士山の高さは何メートルですか？", plain, "答えです。", ANSWER_FROM_OUTPUT);
     assert_true(asked > 2); /* the query, the text, and every utterance */
     const float like[2] = {15, 1};
     json_t *found = blackboard_find_similar(made.board, NULL, like, 2, 0.99, 20);
@@ -346,19 +346,19 @@ static const char *with_room(const char *role, const char *words) {
 static void test_little_room(void **state) {
     (void)state;
     for (int i = 0; i < 9; i++)
-        assert_int_equal(pipeline_remember(&made, "次の都市はどこですか？",
+        assert_int_equal(pipeline_update_memory(&made, "次の都市はどこですか？",
                                            "次の都市は仙台で、その次は盛岡です。", &err),
                          OK);
     for (room = 900; room > 400; room -= 250) {
         script_end();
-        answer_is("3と9、大きいのは？", with_room, "答えです。", FROM_OUTPUT);
+        answer_is("3と9、大きいのは？", with_room, "答えです。", ANSWER_FROM_OUTPUT);
         assert_true(script.batches > 5); /* not at once */
     }
     assert_non_null(strstr(words_of("agent", 0), "これまでの会話"));
     assert_int_equal(strstr(script.v[script.n - 1].words, "これまでの会話") != NULL, 0);
     script_end();
     room = 10;
-    answer_is("3と9、大きいのは？", with_room, answer_apology(LANG_JA), FROM_NOBODY);
+    answer_is("3と9、大きいのは？", with_room, answer_fallback(LANG_JA), ANSWER_FALLBACK);
 }
 
 /* what is remembered */
@@ -374,8 +374,8 @@ static char *facts_after(const char *line, enum fact_source how, const char *jso
     made.facts = how;
     script.say = with_facts;
     assert_int_equal(conversation_clear(made.memory, &err), OK);
-    if (pipeline_remember(&made, line, "はい。", &err) != OK) fail_msg("%s", err.text);
-    return json_text(json_object_get(conversation_state(made.memory), "facts"));
+    if (pipeline_update_memory(&made, line, "はい。", &err) != OK) fail_msg("%s", err.text);
+    return json_canonical(json_object_get(conversation_state(made.memory), "facts"));
 }
 
 static void test_facts(void **state) {
@@ -415,19 +415,19 @@ static void test_facts(void **state) {
 
 static void test_memory(void **state) {
     (void)state;
-    answer_is("私の名前は太郎です。3と9、大きいのは？", plain, "答えです。", FROM_OUTPUT);
+    answer_is("私の名前は太郎です。3と9、大きいのは？", plain, "答えです。", ANSWER_FROM_OUTPUT);
     int n = script.n;
-    answer_is("私の名前は何ですか？", plain, "あなたのお名前は太郎です。", FROM_MEMORY);
+    answer_is("私の名前は何ですか？", plain, "あなたのお名前は太郎です。", ANSWER_FROM_MEMORY);
     assert_int_equal(script.n, n); /* nobody had to be asked */
-    answer_is("では、5と7は？", plain, "答えです。", FROM_OUTPUT);
+    answer_is("では、5と7は？", plain, "答えです。", ANSWER_FROM_OUTPUT);
     assert_non_null(strstr(script.v[n].words, "覚えていること：名前：太郎"));
     assert_non_null(strstr(script.v[n].words, "アシスタント：あなたのお名前は太郎です。"));
     for (int i = 0; i < 8; i++) {
-        assert_int_equal(pipeline_remember(&made, "次は？", "はい。", &err), OK);
+        assert_int_equal(pipeline_update_memory(&made, "次は？", "はい。", &err), OK);
         script_end();
         script.say = plain;
     }
-    answer_is("最後に？", plain, "答えです。", FROM_OUTPUT);
+    answer_is("最後に？", plain, "答えです。", ANSWER_FROM_OUTPUT);
     const char *summary =
         json_string_value(json_object_get(conversation_state(made.memory), "summary"));
     assert_string_equal(summary, "まとめです。");

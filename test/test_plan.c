@@ -18,13 +18,13 @@
 
 static struct error err;
 
-static size_t engine_at(const struct plan *p, const struct model_config *c) {
+static size_t engine_at(const struct memory_plan *p, const struct model_config *c) {
     return engine_bytes(c, &p->engine);
 }
 
-static struct plan_input input_of(const char *shape) {
-    struct plan_input in = {.adapters = {100000, 23456}, .work = 54321};
-    if (shape_find(shape, &in.model.config, &err) != OK) fail_msg("%s", err.text);
+static struct memory_plan_input input_of(const char *shape) {
+    struct memory_plan_input in = {.adapters = {100000, 23456}, .work = 54321};
+    if (model_preset_find(shape, &in.model.config, &err) != OK) fail_msg("%s", err.text);
     in.model.weights = (size_t)model_param_count(&in.model.config) * 2;
     in.model.passing = in.model.weights / 7;
     in.model.words = 250000;
@@ -34,10 +34,10 @@ static struct plan_input input_of(const char *shape) {
 
 static void test_without_limit(void **state) {
     (void)state;
-    struct plan_input in = input_of("fry");
-    struct plan p;
-    assert_int_equal(plan_make(&in, &p, &err), OK);
-    assert_int_equal(p.engine.n_pages, 48 * kv_pages_for(200));
+    struct memory_plan_input in = input_of("fry");
+    struct memory_plan p;
+    assert_int_equal(memory_plan_make(&in, &p, &err), OK);
+    assert_int_equal(p.engine.n_pages, 48 * kv_cache_pages_for(200));
     assert_int_equal(p.engine.max_seqs, 48);
     assert_int_equal(p.engine.max_rows, 256);
     assert_int_equal(p.kv + p.activations, engine_at(&p, &in.model.config));
@@ -46,16 +46,16 @@ static void test_without_limit(void **state) {
 
 /* Every limit from nothing to plenty: the promise holds, more memory never makes less room, and
  * what is refused would not have fitted. */
-static void limits_sweep(const char *shape, enum elem elem) {
-    struct plan_input in = input_of(shape);
-    struct plan p, most;
+static void limits_sweep(const char *shape, enum dtype elem) {
+    struct memory_plan_input in = input_of(shape);
+    struct memory_plan p, most;
     in.want.kv_elem = elem;
-    assert_int_equal(plan_make(&in, &most, &err), OK);
+    assert_int_equal(memory_plan_make(&in, &most, &err), OK);
     bool fitted = false;
     size_t step = most.total / 180 + 1;
     int64_t room = 0;
     for (in.limit = step; in.limit < most.total + 3 * step; in.limit += step) {
-        int rc = plan_make(&in, &p, &err);
+        int rc = memory_plan_make(&in, &p, &err);
         assert_int_equal(p.total, p.weights + p.tokenizer + p.adapters + p.work +
                                       engine_at(&p, &in.model.config));
         if (rc != OK) {
@@ -69,7 +69,7 @@ static void limits_sweep(const char *shape, enum elem elem) {
         }
         fitted = true;
         assert_true(p.total <= in.limit);
-        assert_true(p.engine.n_pages >= kv_pages_for(200));
+        assert_true(p.engine.n_pages >= kv_cache_pages_for(200));
         assert_true(p.engine.n_pages <= most.engine.n_pages);
         int64_t now = (int64_t)p.engine.max_seqs * p.engine.max_rows;
         assert_true(now >= room);
@@ -84,42 +84,42 @@ static void test_limits(void **state) {
     static const char *const shapes[] = {"tiny-llama", "fry", "stories15m", "smollm-135m",
                                          "qwen3-0.6b"};
     for (size_t i = 0; i < ARRAY_LEN(shapes); i++)
-        for (int e = 0; e < N_ELEM; e++) limits_sweep(shapes[i], (enum elem)e);
+        for (int e = 0; e < N_DTYPE; e++) limits_sweep(shapes[i], (enum dtype)e);
 }
 
 /* The value that a refusal names is enough. */
 static void test_refusal_names_what_is_enough(void **state) {
     (void)state;
-    struct plan_input in = input_of("smollm-135m");
-    struct plan p;
+    struct memory_plan_input in = input_of("smollm-135m");
+    struct memory_plan p;
     in.limit = 1 << 20;
-    assert_int_equal(plan_make(&in, &p, &err), ERR_MEMORY);
+    assert_int_equal(memory_plan_make(&in, &p, &err), ERR_MEMORY);
     const char *at = strstr(err.text, "raise --max-memory to ");
     assert_non_null(at);
     in.limit = (size_t)atol(at + strlen("raise --max-memory to ")) << 20;
-    assert_int_equal(plan_make(&in, &p, &err), OK);
+    assert_int_equal(memory_plan_make(&in, &p, &err), OK);
 }
 
 /* A small plan changes no result: requests wait for pages. */
 static void test_small_plan_same_bits(void **state) {
     (void)state;
-    struct model *m = fixture_model("tiny-qwen3", true, TENSOR_F32, CLASS_EXACT);
-    struct plan_input in = {.want = {.max_rows = 64, .max_seqs = 8, .max_len = 60}};
-    struct plan p;
+    struct model *m = fixture_model("tiny-qwen3", true, TENSOR_F32, NUMERIC_EXACT);
+    struct memory_plan_input in = {.want = {.max_rows = 64, .max_seqs = 8, .max_len = 60}};
+    struct memory_plan p;
     int32_t prompts[8][40];
     struct rng rng = rng_make(4, RNG_TEST, 0, 0);
     for (int i = 0; i < 8 * 40; i++)
         prompts[i / 40][i % 40] = (int32_t)rng_below(&rng, (uint32_t)m->config.vocab_size);
     int32_t out[2][8][20];
     in.model.config = m->config;
-    assert_int_equal(plan_make(&in, &p, &err), OK);
+    assert_int_equal(memory_plan_make(&in, &p, &err), OK);
     for (int small = 0; small < 2; small++) {
         in.limit = small ? p.total - p.kv * 2 / 3 : 0;
-        assert_int_equal(plan_make(&in, &p, &err), OK);
+        assert_int_equal(memory_plan_make(&in, &p, &err), OK);
         if (small) assert_true(p.engine.n_pages < p.pages_wanted);
-        struct request reqs[8];
+        struct engine_request reqs[8];
         for (int i = 0; i < 8; i++)
-            reqs[i] = (struct request){.prompt = prompts[i],
+            reqs[i] = (struct engine_request){.prompt = prompts[i],
                                        .n_prompt = 40,
                                        .max_tokens = 20,
                                        .sampling = {.temperature = 0.9f, .top_p = 1, .seed = 7}};
@@ -129,7 +129,7 @@ static void test_small_plan_same_bits(void **state) {
         for (int i = 0; i < 8; i++) {
             assert_int_equal(reqs[i].n_out, 20);
             memcpy(out[small][i], reqs[i].out, sizeof out[small][i]);
-            request_release(&reqs[i]);
+            engine_request_release(&reqs[i]);
         }
         engine_free(e);
     }
@@ -153,11 +153,11 @@ static void measure_check(const char *shape, bool tied, enum tensor_type type, b
     char dir[] = "/tmp/shoal-test-plan-XXXXXX";
     assert_non_null(mkdtemp(dir));
     char *path = path_join(dir, gguf ? "m.gguf" : "m");
-    struct model *made = fixture_model(shape, tied, TENSOR_F32, CLASS_EXACT);
+    struct model *made = fixture_model(shape, tied, TENSOR_F32, NUMERIC_EXACT);
     int rc =
         gguf ? model_write_gguf(made, path, type, &err) : model_write_hf(made, path, type, &err);
     if (rc != OK) fail_msg("%s", err.text);
-    for (int cls = CLASS_EXACT; cls <= CLASS_FAST; cls++) {
+    for (int cls = NUMERIC_EXACT; cls <= NUMERIC_FAST; cls++) {
         struct model_size size;
         assert_int_equal(model_measure(path, (enum numeric_class)cls, &size, &err), OK);
         struct model *m = model_open(path, (enum numeric_class)cls, &err);
@@ -190,9 +190,9 @@ static void test_measure_refuses(void **state) {
     (void)state;
     struct model_size size;
     struct adapter_size sum = {0};
-    assert_true(model_measure("/nowhere/at-all", CLASS_EXACT, &size, &err) != OK);
+    assert_true(model_measure("/nowhere/at-all", NUMERIC_EXACT, &size, &err) != OK);
     assert_non_null(strstr(err.text, "/nowhere/at-all"));
-    assert_int_equal(adapter_measure("/nowhere/at-all", ELEM_F32, &sum, &err), ERR_MISSING);
+    assert_int_equal(adapter_measure("/nowhere/at-all", DTYPE_F32, &sum, &err), ERR_MISSING);
 }
 
 /* Damaged headers: a figure or an error, never an end. */
@@ -200,7 +200,7 @@ static void test_measure_of_damaged_files(void **state) {
     (void)state;
     char dir[] = "/tmp/shoal-test-plan-XXXXXX";
     assert_non_null(mkdtemp(dir));
-    struct model *m = fixture_model("tiny-llama", false, TENSOR_F32, CLASS_EXACT);
+    struct model *m = fixture_model("tiny-llama", false, TENSOR_F32, NUMERIC_EXACT);
     struct rng rng = rng_make(6, RNG_TEST, 0, 0);
     int refused = 0;
     for (int gguf = 0; gguf < 2; gguf++) {
@@ -221,7 +221,7 @@ static void test_measure_of_damaged_files(void **state) {
             size_t n = i % 4 ? whole.len : rng_below(&rng, (uint32_t)whole.len);
             assert_int_equal(fwrite(bad.data, 1, n, f), n);
             fclose(f);
-            refused += model_measure(path, CLASS_FAST, &size, &err) != OK;
+            refused += model_measure(path, NUMERIC_FAST, &size, &err) != OK;
             buf_release(&bad);
         }
         buf_release(&whole);
@@ -238,8 +238,8 @@ static void test_adapters_measured(void **state) {
     (void)state;
     char dir[] = "/tmp/shoal-test-plan-XXXXXX";
     assert_non_null(mkdtemp(dir));
-    struct model *m = fixture_model("tiny-llama", false, TENSOR_F32, CLASS_EXACT);
-    for (int e = 0; e < N_ELEM; e++) {
+    struct model *m = fixture_model("tiny-llama", false, TENSOR_F32, NUMERIC_EXACT);
+    for (int e = 0; e < N_DTYPE; e++) {
         struct adapter_size sum = {0};
         size_t want = 0;
         for (int i = 0; i < 3; i++) {
@@ -247,8 +247,8 @@ static void test_adapters_measured(void **state) {
             struct adapter *a =
                 fixture_adapter(&m->config, 2 + i, i ? "all-linear" : "q_proj", 0.1f, 5);
             assert_int_equal(adapter_save(a, path, "base", &err), OK);
-            want += a->n_data * (sizeof(float) + elem_size((enum elem)e));
-            if (adapter_measure(path, (enum elem)e, &sum, &err) != OK) fail_msg("%s", err.text);
+            want += a->n_data * (sizeof(float) + dtype_size((enum dtype)e));
+            if (adapter_measure(path, (enum dtype)e, &sum, &err) != OK) fail_msg("%s", err.text);
             assert_int_equal(sum.held, want);
             assert_true(sum.passing > a->n_data * 8);
             adapter_release(a);

@@ -25,7 +25,7 @@ static int setup(void **state) {
     (void)state;
     const char *base = getenv("TMPDIR");
     scratch = xasprintf("%s/shoal-pool-XXXXXX", base ? base : "/tmp");
-    model = fixture_model("tiny-llama", false, TENSOR_F32, CLASS_EXACT);
+    model = fixture_model("tiny-llama", false, TENSOR_F32, NUMERIC_EXACT);
     return mkdtemp(scratch) ? 0 : -1;
 }
 
@@ -259,11 +259,11 @@ static void trial_open(struct trial *w, bool serve_only, uint32_t id) {
         struct adapter *file = adapter_open(w->dirs[i], model, &err);
         assert_string_equal(file->hash, hash);
         assert_string_equal(w->contents[i]->hash, hash);
-        adapter_pack(w->contents[i], ELEM_F32);
+        adapter_pack(w->contents[i], DTYPE_F32);
         if (serve_only)
-            adapter_keep_pack(file, ELEM_F32);
+            adapter_pack_only(file, DTYPE_F32);
         else
-            adapter_pack(file, ELEM_F32);
+            adapter_pack(file, DTYPE_F32);
         w->t.file_bytes[i] = adapter_bytes(file);
         w->t.memory_bytes[i] = adapter_bytes(w->contents[i]);
         w->t.max += w->t.file_bytes[i] * (serve_only ? 3 : 2) / 5;
@@ -403,7 +403,7 @@ static void no_room_then_room(void **state) {
     const char *dirs[] = {save(in_scratch("one"), 2, 1, one), save(in_scratch("two"), 2, 2, two),
                           save(in_scratch("big"), 9, 3, big)};
     struct adapter *a = adapter_open(dirs[0], model, &err);
-    adapter_pack(a, ELEM_F32);
+    adapter_pack(a, DTYPE_F32);
     struct adapter_pool *p = pool_make(adapter_bytes(a) * 3 / 2, false);
     adapter_release(a);
     settle();
@@ -579,7 +579,7 @@ static void misfits_are_not_published(void **state) {
     (void)state;
     struct adapter_pool *p = pool_make(0, false);
     struct model_config c;
-    ok(shape_find("tiny-qwen3", &c, &err));
+    ok(model_preset_find("tiny-qwen3", &c, &err));
     c.n_layers++;
     struct adapter *a = fixture_adapter(&c, 1, "q_proj", 1, 1);
     assert_int_equal(adapter_pool_publish(p, "a", a, &err), ERR_MISMATCH);
@@ -592,29 +592,29 @@ static void misfits_are_not_published(void **state) {
 
 static int32_t prompt[] = {5, 9, 2, 40, 41, 7, 7, 3};
 
-static struct request request_make(struct adapter *a) {
-    return (struct request){.prompt = prompt,
+static struct engine_request request_make(struct adapter *a) {
+    return (struct engine_request){.prompt = prompt,
                             .n_prompt = ARRAY_LEN(prompt),
                             .adapter = a,
                             .max_tokens = 12,
                             .sampling = {.temperature = 1, .top_p = 1, .seed = 4}};
 }
 
-static struct engine *engine_make(enum elem elem) {
+static struct engine *engine_make(enum dtype elem) {
     struct engine_options o = {.max_rows = 4, .max_seqs = 4, .max_len = 64, .lora_elem = elem};
     struct engine *e = engine_new(model, &o, &err);
     assert_non_null(e);
     return e;
 }
 
-static void request_alone(struct request *r, struct adapter *a, enum elem elem) {
+static void request_alone(struct engine_request *r, struct adapter *a, enum dtype elem) {
     struct engine *e = engine_make(elem);
     *r = request_make(a);
     ok(engine_run(e, r, 1, NULL, &err));
     engine_free(e);
 }
 
-static void same_output(const struct request *a, const struct request *b) {
+static void same_output(const struct engine_request *a, const struct engine_request *b) {
     assert_true(a->done && b->done);
     assert_int_equal(a->n_out, b->n_out);
     assert_memory_equal(a->out, b->out, (size_t)a->n_out * sizeof *a->out);
@@ -624,17 +624,17 @@ static void same_output(const struct request *a, const struct request *b) {
 static void replaced_while_running(void **state) {
     (void)state;
     char hash[2][HASH_LEN];
-    struct request alone[2], together[2];
+    struct engine_request alone[2], together[2];
     struct adapter *got[2];
     const char *dirs[] = {save(in_scratch("v1"), 3, 1, hash[0]),
                           save(in_scratch("v2"), 3, 2, hash[1])};
     for (int i = 0; i < 2; i++) {
         struct adapter *a = adapter_open(dirs[i], model, &err);
-        request_alone(&alone[i], a, ELEM_F32);
+        request_alone(&alone[i], a, DTYPE_F32);
         adapter_release(a);
     }
     struct adapter_pool *p = pool_make(0, true);
-    struct engine *e = engine_make(ELEM_F32);
+    struct engine *e = engine_make(DTYPE_F32);
     for (int i = 0; i < 2; i++) {
         ok(adapter_pool_publish_path(p, "hot", dirs[i], &err));
         got[i] = get_ok(p, "hot");
@@ -648,8 +648,8 @@ static void replaced_while_running(void **state) {
     assert_memory_not_equal(alone[0].out_logprob, alone[1].out_logprob, sizeof(float));
     for (int i = 0; i < 2; i++) {
         same_output(&alone[i], &together[i]);
-        request_release(&alone[i]);
-        request_release(&together[i]);
+        engine_request_release(&alone[i]);
+        engine_request_release(&together[i]);
         adapter_release(got[i]);
     }
     assert_int_equal(adapter_pool_stats(p).n_retired, 0);
@@ -660,12 +660,12 @@ static void replaced_while_running(void **state) {
 /* Only the pack in memory: less of it, and the same results; DoRA included. */
 static void packs_alone_serve(void **state) {
     (void)state;
-    static const enum elem elems[] = {ELEM_F32, ELEM_BF16};
+    static const enum dtype elems[] = {DTYPE_F32, DTYPE_BF16};
     for (int i = 0; i < 4; i++) {
         struct adapter_config c = {.r = 3, .alpha = 5, .dora = i >= 2};
-        enum elem elem = elems[i % 2];
+        enum dtype elem = elems[i % 2];
         ok(adapter_targets_parse("all-linear", c.target, &err));
-        size_t n = adapter_floats(&model->config, &c);
+        size_t n = adapter_param_count(&model->config, &c);
         float *data = xcalloc(n, sizeof *data);
         struct rng rng = rng_make(6, RNG_TEST, (uint32_t)i, 0);
         for (size_t k = 0; k < n; k++) data[k] = 0.05f + 0.05f * rng_normal(&rng);
@@ -676,14 +676,14 @@ static void packs_alone_serve(void **state) {
         struct adapter_pool *p = adapter_pool_new(model, &o);
         ok(adapter_pool_add(p, "s", in_scratch("served"), &err));
         served = get_ok(p, "s");
-        struct request whole, pack;
+        struct engine_request whole, pack;
         request_alone(&whole, a, elem);
         request_alone(&pack, served, elem);
         same_output(&whole, &pack);
         assert_null(served->data);
         assert_true(adapter_bytes(served) < adapter_bytes(a) * 2 / 3);
-        request_release(&whole);
-        request_release(&pack);
+        engine_request_release(&whole);
+        engine_request_release(&pack);
         adapter_release(a);
         adapter_release(served);
         adapter_pool_free(p);
@@ -699,7 +699,7 @@ static void two_thousand(void **state) {
     struct arena arena = {0};
     struct adapter *a = fixture_adapter(&model->config, 1, "q_proj", 0.1f, 1);
     ok(adapter_save(a, in_scratch("mother"), "x", &err));
-    adapter_keep_pack(a, ELEM_F32);
+    adapter_pack_only(a, DTYPE_F32);
     size_t bytes = adapter_bytes(a);
     adapter_release(a);
     struct buf tensors = get_file(in_scratch("mother"), TENSORS);
@@ -772,7 +772,7 @@ static void race_get(struct race *r, int i) {
                   : e.code == ERR_STATE || (i == 1 && e.code == ERR_MISSING);
     __atomic_add_fetch(a ? &r->got : &r->refused, 1, __ATOMIC_RELAXED);
     __atomic_add_fetch(&r->wrong, !fine, __ATOMIC_RELAXED);
-    if (a) adapter_pack(a, ELEM_F32);
+    if (a) adapter_pack(a, DTYPE_F32);
     if (i % 2) usleep(50);
     adapter_release(a);
 }
@@ -819,7 +819,7 @@ static void threads_agree(void **state) {
         save(in_scratch(name), 2, (uint64_t)i, r.hashes[i]);
     }
     struct adapter *a = adapter_open(in_scratch("race-0"), model, &err);
-    adapter_keep_pack(a, ELEM_F32);
+    adapter_pack_only(a, DTYPE_F32);
     bytes = adapter_bytes(a);
     adapter_release(a);
     settle();

@@ -4,7 +4,7 @@
  * Three oracles, none of them this code. The hashes of encoded blocks and of decoded numbers were
  * made once with llama.cpp's own library (libggml-base of node-llama-cpp 3.22.1: quantize_row_*_ref
  * and dequantize_row_* on golden_input); if one changes, files no longer agree byte for byte.
- * Products are compared with sums in double over what matrix_row says. Levels are compared with
+ * Products are compared with sums in double over what matrix_get_row says. Levels are compared with
  * each other, bit by bit. nf4 is Shoal's own and is decoded here a second time, from its
  * description.
  */
@@ -80,10 +80,10 @@ static void test_golden(void **state) {
         size_t size = tensor_row_bytes(golden[i].type, GOLDEN);
         float back[GOLDEN];
         tensor_from_f32(golden[i].type, x, blocks, GOLDEN);
-        hash_bytes(blocks, size, hash);
+        sha256_bytes(blocks, size, hash);
         assert_string_equal(hash, golden[i].blocks);
         tensor_to_f32(golden[i].type, blocks, back, GOLDEN);
-        hash_bytes(back, sizeof back, hash);
+        sha256_bytes(back, sizeof back, hash);
         assert_string_equal(hash, golden[i].values);
     }
 }
@@ -170,7 +170,7 @@ static void test_names_and_fit(void **state) {
     for (size_t i = 0; i < ARRAY_LEN(fits); i++) {
         enum tensor_type t;
         assert_int_equal(tensor_type_parse(fits[i].asked, &t), OK);
-        assert_string_equal(tensor_type_name(tensor_type_fit(t, fits[i].k)), fits[i].got);
+        assert_string_equal(tensor_type_name(tensor_type_fallback(t, fits[i].k)), fits[i].got);
     }
     for (size_t ti = 0; ti < ARRAY_LEN(all_types); ti++) {
         enum tensor_type t = all_types[ti];
@@ -178,7 +178,7 @@ static void test_names_and_fit(void **state) {
         assert_non_null(strstr(tensor_type_list(), tensor_type_name(t)));
     }
     assert_false(tensor_type_known(10));
-    struct quant q;
+    struct quant_scheme q;
     struct error err;
     assert_int_equal(quant_parse("q3_k_m", &q, &err), ERR_USAGE);
     assert_non_null(strstr(err.text, "q4_k_m"));
@@ -186,7 +186,7 @@ static void test_names_and_fit(void **state) {
 
 /* Products: any level, without the choice that matrix_mul makes once a process. */
 
-static void product(const struct kernels *k, const struct matrix *w, const struct inputs *in,
+static void product(const struct kernels *k, const struct matrix *w, const struct gemm_input *in,
                     int64_t n0, int64_t n1, bool add, float *y, int64_t ldy) {
     if (w->layout >= LAYOUT_Q4)
         k->gemm_q4(y, ldy, in, w, n0, n1, add);
@@ -200,7 +200,7 @@ static void product(const struct kernels *k, const struct matrix *w, const struc
 struct product_case {
     struct arena arena;
     struct matrix w;
-    struct inputs in;
+    struct gemm_input in;
     uint8_t *file;
     float *x;
 };
@@ -223,9 +223,9 @@ static void case_make(struct product_case *c, enum tensor_type t, int64_t n, int
             to[j] = (uint8_t)rng_u32(&r);
     }
     for (int64_t i = 0; i < rows * k; i++) c->x[i] = rng_normal(&r) * (extreme ? 30.0f : 1.0f);
-    assert_int_equal(matrix_init(&c->w, t, n, k, c->file, NULL, CLASS_EXACT, &c->arena, &err), OK);
-    inputs_prepare(&c->in, c->x, k, rows, k, true, false,
-                   arena_alloc(&c->arena, inputs_scratch(rows, k)), NULL);
+    assert_int_equal(matrix_init(&c->w, t, n, k, c->file, NULL, NUMERIC_EXACT, &c->arena, &err), OK);
+    gemm_input_prepare(&c->in, c->x, k, rows, k, true, false,
+                   arena_alloc(&c->arena, gemm_input_scratch(rows, k)), NULL);
 }
 
 /* Against a sum in double over what is really multiplied. */
@@ -234,7 +234,7 @@ static void product_verify(const struct product_case *c, const float *y, int64_t
     const struct matrix *w = &c->w;
     float row[1024];
     for (int64_t n = 0; n < w->n; n++) {
-        matrix_row(w, n, row);
+        matrix_get_row(w, n, row);
         for (int64_t m = 0; m < c->in.rows; m++) {
             double sum = before ? (double)before[m * ldy + n] : 0, size = fabs(sum);
             for (int64_t k = 0; k < w->k; k++) {
@@ -300,15 +300,15 @@ static void test_products_ends(void **state) {
         struct error err = {0};
         struct arena arena = {0};
         struct matrix w;
-        struct inputs in;
-        assert_int_equal(matrix_alloc(&w, t, N, K, CLASS_EXACT, &arena, &err), OK);
+        struct gemm_input in;
+        assert_int_equal(matrix_alloc(&w, t, N, K, NUMERIC_EXACT, &arena, &err), OK);
         for (int n = 0; n < N; n++) {
             for (int k = 0; k < K; k++) row[k] = n % 3 && k % 32 == 0 ? 0.0f : n % 2 ? 1.0f : -1.0f;
             tensor_from_f32(t, row, bytes, K);
-            assert_int_equal(matrix_put(&w, n, bytes, &err), OK);
+            assert_int_equal(matrix_set_row(&w, n, bytes, &err), OK);
         }
-        inputs_prepare(&in, x, K, ROWS, K, true, false,
-                       arena_alloc(&arena, inputs_scratch(ROWS, K)), NULL);
+        gemm_input_prepare(&in, x, K, ROWS, K, true, false,
+                       arena_alloc(&arena, gemm_input_scratch(ROWS, K)), NULL);
         assert_int_equal(abs(in.q[0]), 127);
         product(kernels_level(CPU_SCALAR), &w, &in, 0, N, false, want, N);
         for (int l = CPU_AVX2; l < CPU_LEVELS; l++) {
@@ -340,7 +340,7 @@ static void test_products_blind(void **state) {
         }
         for (int rows = 1; rows <= 9; rows += 4) {
             for (int m = 0; m < ROWS; m += rows) {
-                struct inputs in = inputs_rows(&c.in, m, MIN(m + rows, ROWS));
+                struct gemm_input in = gemm_input_rows(&c.in, m, MIN(m + rows, ROWS));
                 for (int n = 0; n < N; n += 32)
                     matrix_mul_range(part + m * N, N, &in, &c.w, n, MIN(n + 32, N), false);
             }
@@ -365,20 +365,20 @@ static void test_rows_return(void **state) {
         size_t bytes = tensor_row_bytes(t, K);
         case_make(&c, t, N, K, 1, true);
         for (int i = 0; i < N; i++) order[i] = (i * 8 + 3) % N;
-        assert_int_equal(matrix_init(&ordered, t, N, K, c.file, order, CLASS_EXACT, &c.arena, &err),
+        assert_int_equal(matrix_init(&ordered, t, N, K, c.file, order, NUMERIC_EXACT, &c.arena, &err),
                          OK);
-        assert_int_equal(matrix_alloc(&put, t, N, K, CLASS_EXACT, &c.arena, &err), OK);
+        assert_int_equal(matrix_alloc(&put, t, N, K, NUMERIC_EXACT, &c.arena, &err), OK);
         for (int i = 0; i < N; i++) {
             const uint8_t *row = c.file + (size_t)order[i] * bytes;
-            assert_int_equal(matrix_put(&put, i, row, &err), OK);
+            assert_int_equal(matrix_set_row(&put, i, row, &err), OK);
             tensor_to_f32(t, row, want, K);
-            matrix_row(&ordered, i, got);
+            matrix_get_row(&ordered, i, got);
             assert_memory_equal(got, want, sizeof got);
-            matrix_row(&put, i, got);
+            matrix_get_row(&put, i, got);
             assert_memory_equal(got, want, sizeof got);
-            assert_true(matrix_row_file(&ordered, i, file));
+            assert_true(matrix_encode_row(&ordered, i, file));
             assert_memory_equal(file, row, bytes);
-            assert_int_equal(matrix_row_file(&put, i, file), tensor_type_block(t) == 32);
+            assert_int_equal(matrix_encode_row(&put, i, file), tensor_type_block(t) == 32);
             if (tensor_type_block(t) == 32) assert_memory_equal(file, row, bytes);
         }
         assert_true(matrix_bytes(&put) >= bytes * N);
@@ -408,10 +408,10 @@ static void test_garbage(void **state) {
             for (size_t i = turn % 2 ? bytes : 0; i < bytes * N; i++)
                 file[i] = turn % 3 ? (uint8_t)rng_u32(&r) : 0xff;
             for (int i = 0; i < N; i++) tensor_to_f32(t, file + (size_t)i * bytes, back, K);
-            int rc = matrix_init(&w, t, N, K, file, NULL, CLASS_EXACT, &arena, &err);
+            int rc = matrix_init(&w, t, N, K, file, NULL, NUMERIC_EXACT, &arena, &err);
             assert_true(rc == OK || rc == ERR_NUMERIC);
             refused += rc != OK;
-            for (int i = 0; rc == OK && i < N; i++) matrix_row(&w, i, back);
+            for (int i = 0; rc == OK && i < N; i++) matrix_get_row(&w, i, back);
             arena_release(&arena);
         }
         assert_true(refused >= 20); // all bytes 0xff is a NaN scale in every type
@@ -435,7 +435,7 @@ static const char *tmp_path(const char *name) {
 static struct model_config small_config_of(const char *shape, bool tied) {
     struct model_config c;
     struct error err;
-    assert_int_equal(shape_find(shape, &c, &err), OK);
+    assert_int_equal(model_preset_find(shape, &c, &err), OK);
     c.n_layers = 2;
     c.d_model = c.d_ff = 256;
     c.head_dim = 64;
@@ -451,9 +451,9 @@ static struct model_config small_config(bool tied) {
 /* Weights large enough for predictions that differ. */
 static struct model *small_model(bool tied) {
     const struct model_config c = small_config(tied);
-    struct model *m = model_new(&c, 9, CLASS_EXACT);
+    struct model *m = model_new(&c, 9, NUMERIC_EXACT);
     for (int32_t i = 0; i < weight_count(&c); i++) {
-        struct weight w;
+        struct weight_info w;
         weight_at(&c, i, NAMING_HF, &w);
         float *v = w.norm ? NULL : (float *)(uintptr_t)weight_matrix(m, &w)->data;
         for (int64_t j = 0; v && j < w.n * w.k; j++) v[j] *= 4.0f;
@@ -464,7 +464,7 @@ static struct model *small_model(bool tied) {
 static void assert_rows_equal(const struct model *a, const struct model *b) {
     float x[1024], y[1024], scratch[1024];
     for (int32_t i = 0; i < weight_count(&a->config); i++) {
-        struct weight w;
+        struct weight_info w;
         weight_at(&a->config, i, NAMING_HF, &w);
         for (int64_t r = 0; r < w.n; r++) {
             weight_row(a, &w, r, TENSOR_F32, scratch, x);
@@ -478,8 +478,8 @@ static void assert_rows_equal(const struct model *a, const struct model *b) {
 static void assert_files_equal(const char *a, const char *b) {
     char x[HASH_LEN], y[HASH_LEN];
     struct error err;
-    assert_int_equal(hash_file(a, x, &err), OK);
-    assert_int_equal(hash_file(b, y, &err), OK);
+    assert_int_equal(sha256_file(a, x, &err), OK);
+    assert_int_equal(sha256_file(b, y, &err), OK);
     assert_string_equal(x, y);
 }
 
@@ -491,23 +491,23 @@ static struct model *open_ok(const char *path, enum numeric_class cls) {
 }
 
 /* Text of several scripts as the byte tokens of the small model. */
-static int reading(const struct model *m, struct ids *ids, struct passage out[2]) {
+static int reading(const struct model *m, struct token_ids *ids, struct scored_sequence out[2]) {
     static const char *const texts[] = {"Forty-two boxes, three more than the day before.",
                                         "四十二箱、前の日より三つ多い。一共四十二箱。"};
-    for (int i = 0; i < 2; i++) tok_encode(m->tok, texts[i], strlen(texts[i]), 0, &ids[i]);
-    for (int i = 0; i < 2; i++) out[i] = (struct passage){ids[i].v, NULL, MIN(ids[i].n, 60)};
+    for (int i = 0; i < 2; i++) tokenizer_encode(m->tok, texts[i], strlen(texts[i]), 0, &ids[i]);
+    for (int i = 0; i < 2; i++) out[i] = (struct scored_sequence){ids[i].v, NULL, MIN(ids[i].n, 60)};
     return 2;
 }
 
-static struct model_shift divergence_of(const struct model *a, const struct model *b) {
-    struct ids ids[2] = {0};
-    struct passage text[2];
+static struct model_divergence divergence_of(const struct model *a, const struct model *b) {
+    struct token_ids ids[2] = {0};
+    struct scored_sequence text[2];
     const struct model *const both[2] = {a, b};
     struct pool *pool = pool_new(2);
-    struct model_shift d = models_compare(both, text, reading(a, ids, text), pool, NULL);
+    struct model_divergence d = model_divergence_measure(both, text, reading(a, ids, text), pool, NULL);
     pool_free(pool);
-    ids_release(&ids[0]);
-    ids_release(&ids[1]);
+    token_ids_release(&ids[0]);
+    token_ids_release(&ids[1]);
     return d;
 }
 
@@ -530,22 +530,22 @@ static void test_models(void **state) {
     m->name = arena_strdup(&m->arena, "m");
     dir_make(tmp_path("again"), &err);
     for (size_t i = 0; i < ARRAY_LEN(models); i++) {
-        struct quant q;
+        struct quant_scheme q;
         struct progress bar = {.total = 1};
         assert_int_equal(quant_parse(models[i].name, &q, &err), OK);
         progress_start(&bar, "weights", 1);
         assert_int_equal(model_quantize_gguf(m, tmp_path("m.gguf"), &q, pool, &bar, &err), OK);
-        struct model *back = open_ok(tmp_path("m.gguf"), CLASS_EXACT);
+        struct model *back = open_ok(tmp_path("m.gguf"), NUMERIC_EXACT);
         assert_int_equal(model_quantize_gguf(back, tmp_path("again/m.gguf"), &q, NULL, NULL, &err),
                          OK);
         assert_files_equal(tmp_path("m.gguf"), tmp_path("again/m.gguf"));
-        struct model_shift d = divergence_of(m, back);
+        struct model_divergence d = divergence_of(m, back);
         if (!(d.kl_mean < models[i].kl && d.kl_mean > 0))
             fail_msg("%s: mean KL %g", models[i].name, d.kl_mean);
         assert_true(d.kl_p99 >= d.kl_mean && d.same_top > 0.3 && d.n > 60);
         model_close(back);
     }
-    struct model_shift self = divergence_of(m, m);
+    struct model_divergence self = divergence_of(m, m);
     assert_true(self.kl_mean == 0 && self.same_top == 1 &&
                 self.perplexity[0] == self.perplexity[1] && self.perplexity[0] > 1);
     pool_free(pool);
@@ -563,13 +563,13 @@ static void test_divergence(void **state) {
     enum { N = 8, V = 300 };
     static float logits[2][N * V];
     const struct model *const both[2] = {a, b};
-    const struct segment bare = {.end = N};
+    const struct lora_segment bare = {.end = N};
     for (int i = 0; i < 2; i++) {
         struct forward_options o = {.max_rows = N, .n_slots = 1, .slot_len = N};
         struct forward *f = forward_new(both[i], &o);
-        struct row rows[N];
+        struct batch_row rows[N];
         int32_t out[N];
-        for (int t = 0; t < N; t++) rows[t] = (struct row){ids[t], t, 0}, out[t] = t;
+        for (int t = 0; t < N; t++) rows[t] = (struct batch_row){ids[t], t, 0}, out[t] = t;
         forward_run(f, rows, N, &bare, 1, out, N, logits[i]);
         forward_free(f);
     }
@@ -589,8 +589,8 @@ static void test_divergence(void **state) {
         }
         n++;
     }
-    const struct passage text = {ids, scored, N};
-    struct model_shift d = models_compare(both, &text, 1, NULL, NULL);
+    const struct scored_sequence text = {ids, scored, N};
+    struct model_divergence d = model_divergence_measure(both, &text, 1, NULL, NULL);
     assert_int_equal(d.n, n);
     assert_true(kl > 1e-4 && fabs(d.kl_mean - kl / n) < 1e-6 + 1e-5 * kl);
     for (int i = 0; i < 2; i++) assert_true(fabs(d.perplexity[i] / exp(nll[i] / n) - 1) < 1e-5);
@@ -601,10 +601,10 @@ static void test_divergence(void **state) {
 /* Made typed or made, written and opened: the same weights, and for blocks of 32 the same file. */
 static void typed_check(const struct model_config *c, enum tensor_type t) {
     struct error err;
-    struct model *plain = model_new(c, 4, CLASS_EXACT);
-    struct model *typed = model_new_typed(c, 4, t, CLASS_EXACT);
+    struct model *plain = model_new(c, 4, NUMERIC_EXACT);
+    struct model *typed = model_new_quantized(c, 4, t, NUMERIC_EXACT);
     assert_int_equal(model_write_gguf(plain, tmp_path("t.gguf"), t, &err), OK);
-    struct model *opened = open_ok(tmp_path("t.gguf"), CLASS_EXACT);
+    struct model *opened = open_ok(tmp_path("t.gguf"), NUMERIC_EXACT);
     assert_rows_equal(typed, opened);
     assert_int_equal(opened->type, t);
     if (tensor_type_block(t) <= 32) {
@@ -619,12 +619,12 @@ static void typed_check(const struct model_config *c, enum tensor_type t) {
 
 /* Without a file: every row of a matrix went through its type once, vectors through none. */
 static void typed_rows_check(const struct model_config *c, enum tensor_type t) {
-    struct model *plain = model_new(c, 4, CLASS_EXACT);
-    struct model *typed = model_new_typed(c, 4, t, CLASS_EXACT);
-    const struct quant q = quant_pure(t);
+    struct model *plain = model_new(c, 4, NUMERIC_EXACT);
+    struct model *typed = model_new_quantized(c, 4, t, NUMERIC_EXACT);
+    const struct quant_scheme q = quant_pure(t);
     float want[256], got[256], scratch[256], bytes[260];
     for (int32_t i = 0; i < weight_count(c); i++) {
-        struct weight w;
+        struct weight_info w;
         weight_at(c, i, NAMING_HF, &w);
         enum tensor_type as = quant_weight_type(&q, c, &w);
         for (int64_t r = 0; r < w.n; r++) {
@@ -690,7 +690,7 @@ static void test_mixtures(void **state) {
     };
     for (size_t i = 0; i < ARRAY_LEN(rows); i++) {
         struct model_config c = small_config(rows[i].tied);
-        struct quant q;
+        struct quant_scheme q;
         struct error err;
         bool found = false;
         c.n_layers = rows[i].n_layers;
@@ -698,7 +698,7 @@ static void test_mixtures(void **state) {
         c.head_dim = rows[i].d_model / c.n_heads;
         assert_int_equal(quant_parse(rows[i].quant, &q, &err), OK);
         for (int32_t j = 0; j < weight_count(&c); j++) {
-            struct weight w;
+            struct weight_info w;
             weight_at(&c, j, NAMING_GGUF, &w);
             if (strcmp(w.name, rows[i].tensor) != 0) continue;
             found = true;
@@ -716,7 +716,7 @@ static void test_refused(void **state) {
     struct error err;
     for (size_t ti = FIRST_QUANT; ti < ARRAY_LEN(all_types); ti++) {
         enum tensor_type t = all_types[ti];
-        const struct quant q = quant_pure(t);
+        const struct quant_scheme q = quant_pure(t);
         struct model *m = small_model(false);
         float *v = (float *)(uintptr_t)m->layers[1].proj[PROJ_UP].data;
         v[777] = t % 2 ? NAN : 1e9f;
@@ -731,7 +731,7 @@ static void test_refused(void **state) {
         assert_int_equal(file_read(tmp_path("bad.gguf"), 1 << 24, &file, &err), OK);
         memset(file.data + file.len - 256, 0xff, 256); // within the head's last row
         assert_int_equal(file_write(tmp_path("bad.gguf"), file.data, file.len, &err), OK);
-        struct model *back = model_open(tmp_path("bad.gguf"), CLASS_EXACT, &err);
+        struct model *back = model_open(tmp_path("bad.gguf"), NUMERIC_EXACT, &err);
         assert_true(!back && err.code == ERR_NUMERIC);
         buf_release(&file);
         model_close(m);

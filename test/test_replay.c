@@ -24,7 +24,7 @@ static const char hash[] = "0123456789abcdef";
 
 static int set_up(void **state) {
     (void)state;
-    model = fixture_model("tiny-llama", false, TENSOR_F32, CLASS_EXACT);
+    model = fixture_model("tiny-llama", false, TENSOR_F32, NUMERIC_EXACT);
     return 0;
 }
 
@@ -41,8 +41,8 @@ static struct token_seq tokens_draw(struct rng *rng, struct arena *a, uint32_t m
     return (struct token_seq){v, n};
 }
 
-static struct sampling sampling_draw(struct rng *rng, struct arena *a) {
-    struct sampling s = {.temperature = rng_uniform(rng) + 0.1f,
+static struct sampling_params sampling_draw(struct rng *rng, struct arena *a) {
+    struct sampling_params s = {.temperature = rng_uniform(rng) + 0.1f,
                          .top_k = (int32_t)rng_below(rng, 50),
                          .top_p = 0.5f + 0.5f * rng_uniform(rng),
                          .min_p = 0.1f * rng_uniform(rng),
@@ -52,19 +52,19 @@ static struct sampling sampling_draw(struct rng *rng, struct arena *a) {
                          .presence_penalty = rng_normal(rng),
                          .frequency_penalty = rng_normal(rng),
                          .penalty_last_n = (int32_t)rng_below(rng, 3)};
-    struct token_bias *b = arena_alloc(a, 3 * sizeof *b);
+    struct logit_bias *b = arena_alloc(a, 3 * sizeof *b);
     for (int i = 0; i < 3; i++)
         b[i] =
-            (struct token_bias){(int32_t)rng_below(rng, 200), i == 2 ? -INFINITY : rng_normal(rng)};
+            (struct logit_bias){(int32_t)rng_below(rng, 200), i == 2 ? -INFINITY : rng_normal(rng)};
     s.bias = b;
     s.n_bias = (int32_t)rng_below(rng, 4);
     return s;
 }
 
-static struct request request_draw(struct rng *rng, struct arena *a) {
+static struct engine_request request_draw(struct rng *rng, struct arena *a) {
     static const char *const texts[] = {"止", "\n\n", "\"}"};
     struct token_seq prompt = tokens_draw(rng, a, 20), stop = tokens_draw(rng, a, 3);
-    struct request r = {.prompt = prompt.v, .n_prompt = prompt.n, .stop = stop.v};
+    struct engine_request r = {.prompt = prompt.v, .n_prompt = prompt.n, .stop = stop.v};
     struct token_seq *choices = arena_alloc(a, 4 * sizeof *choices);
     for (int i = 0; i < 4; i++) choices[i] = tokens_draw(rng, a, 5);
     r.n_stop = stop.n;
@@ -83,7 +83,7 @@ static struct request request_draw(struct rng *rng, struct arena *a) {
 }
 
 static json_t *through_text(json_t *v) {
-    char *text = json_text(v);
+    char *text = json_canonical(v);
     json_t *back = json_parse(text, strlen(text), "test", &err);
     free(text);
     json_decref(v);
@@ -119,13 +119,13 @@ static void test_inputs_come_back(void **state) {
     for (int i = 0; i < 500; i++) {
         struct arena a = {0};
         char was[HASH_LEN], is[HASH_LEN];
-        struct request r = request_draw(&rng, &a), back;
+        struct engine_request r = request_draw(&rng, &a), back;
         struct grammar *drawn = grammar_draw(&rng);
         r.grammar = drawn;
-        json_t *v = through_text(request_inputs(&r));
-        assert_int_equal(request_parse(v, &a, &back, &grammar, &err), OK);
-        request_key(&r, hash, CLASS_EXACT, was);
-        request_key(&back, hash, CLASS_EXACT, is);
+        json_t *v = through_text(record_inputs_json(&r));
+        assert_int_equal(record_inputs_parse(v, &a, &back, &grammar, &err), OK);
+        engine_request_key(&r, hash, NUMERIC_EXACT, was);
+        engine_request_key(&back, hash, NUMERIC_EXACT, is);
         assert_string_equal(was, is);
         assert_true(!drawn == !grammar);
         grammar_free(drawn);
@@ -141,8 +141,8 @@ static void test_damaged_inputs(void **state) {
     struct grammar *grammar;
     struct rng rng = rng_make(2, RNG_TEST, 0, 0);
     struct arena a = {0};
-    struct request r = request_draw(&rng, &a), back;
-    json_t *whole = request_inputs(&r), *kinds = json_pack("[s,f,i,{},[s]]", "x", 1.5, -7, "y");
+    struct engine_request r = request_draw(&rng, &a), back;
+    json_t *whole = record_inputs_json(&r), *kinds = json_pack("[s,f,i,{},[s]]", "x", 1.5, -7, "y");
     const char *key;
     json_t *v, *kind;
     size_t k;
@@ -151,7 +151,7 @@ static void test_damaged_inputs(void **state) {
         json_array_foreach (kinds, k, kind) {
             json_t *bad = json_copy(whole);
             json_object_set(bad, key, kind);
-            int rc = request_parse(bad, &a, &back, &grammar, &err);
+            int rc = record_inputs_parse(bad, &a, &back, &grammar, &err);
             assert_true(rc == OK || rc == ERR_FORMAT);
             refused += rc == ERR_FORMAT;
             json_decref(bad);
@@ -160,23 +160,23 @@ static void test_damaged_inputs(void **state) {
             continue; // absent is false, and none
         json_t *bad = json_copy(whole);
         json_object_del(bad, key);
-        assert_int_equal(request_parse(bad, &a, &back, &grammar, &err), ERR_FORMAT);
+        assert_int_equal(record_inputs_parse(bad, &a, &back, &grammar, &err), ERR_FORMAT);
         json_decref(bad);
     }
     assert_true(refused > 30);
-    assert_int_equal(request_parse(NULL, &a, &back, &grammar, &err), ERR_FORMAT);
+    assert_int_equal(record_inputs_parse(NULL, &a, &back, &grammar, &err), ERR_FORMAT);
     json_decref(whole);
     json_decref(kinds);
     arena_release(&a);
 }
 
-static json_t *outputs_of(struct request *r) {
+static json_t *outputs_of(struct engine_request *r) {
     struct engine_options o = {.max_rows = 32, .max_seqs = 2, .max_len = 64};
     struct engine *e = engine_new(model, &o, &err);
     assert_non_null(e);
     if (engine_run(e, r, 1, NULL, &err) != OK) fail_msg("%s", err.text);
-    json_t *v = request_outputs(r);
-    request_release(r);
+    json_t *v = record_outputs_json(r);
+    engine_request_release(r);
     engine_free(e);
     return v;
 }
@@ -188,11 +188,11 @@ static void test_outputs_come_back(void **state) {
     for (int i = 0; i < 40; i++) {
         struct arena a = {0};
         struct buf what = {0};
-        struct request r = request_draw(&rng, &a), back;
-        json_t *inputs = through_text(request_inputs(&r));
-        assert_int_equal(request_parse(inputs, &a, &back, &grammar, &err), OK);
+        struct engine_request r = request_draw(&rng, &a), back;
+        json_t *inputs = through_text(record_inputs_json(&r));
+        assert_int_equal(record_inputs_parse(inputs, &a, &back, &grammar, &err), OK);
         json_t *was = through_text(outputs_of(&r)), *is = outputs_of(&back);
-        if (outputs_differ(was, is, &what)) fail_msg("%s", what.data);
+        if (record_outputs_diff(was, is, &what)) fail_msg("%s", what.data);
         json_decref(was);
         json_decref(is);
         json_decref(inputs);
@@ -204,14 +204,14 @@ static void test_outputs_come_back(void **state) {
 static void test_differences_are_named(void **state) {
     (void)state;
     int32_t prompt[] = {5, 6, 7};
-    struct request r = {.prompt = prompt, .n_prompt = 3, .max_tokens = 6};
+    struct engine_request r = {.prompt = prompt, .n_prompt = 3, .max_tokens = 6};
     struct buf what = {0};
     json_t *was = outputs_of(&r), *is = json_deep_copy(was);
     json_array_set_new(json_object_get(is, "out"), 2, json_integer(999));
     json_array_set_new(json_object_get(is, "logprobs"), 4, json_real(-0.5));
     json_array_remove(json_object_get(is, "out"), 5);
     json_object_set_new(is, "finish", json_string("stop"));
-    assert_true(outputs_differ(was, is, &what));
+    assert_true(record_outputs_diff(was, is, &what));
     assert_non_null(strstr(what.data, "out at 2: was "));
     assert_non_null(strstr(what.data, "is '999'"));
     assert_non_null(strstr(what.data, "logprobs at 4: was "));
@@ -226,11 +226,11 @@ static void test_differences_are_named(void **state) {
 static void test_identity_covers_elements(void **state) {
     (void)state;
     int32_t prompt[] = {5, 6, 7};
-    struct request r = {.prompt = prompt, .n_prompt = 3, .max_tokens = 6};
-    char plain[HASH_LEN], keys[N_ELEM * N_ELEM][HASH_LEN];
-    request_key(&r, hash, CLASS_FAST, plain);
-    for (int i = 0; i < N_ELEM * N_ELEM; i++) {
-        call_key(&r, hash, CLASS_FAST, (enum elem)(i / N_ELEM), (enum elem)(i % N_ELEM), keys[i]);
+    struct engine_request r = {.prompt = prompt, .n_prompt = 3, .max_tokens = 6};
+    char plain[HASH_LEN], keys[N_DTYPE * N_DTYPE][HASH_LEN];
+    engine_request_key(&r, hash, NUMERIC_FAST, plain);
+    for (int i = 0; i < N_DTYPE * N_DTYPE; i++) {
+        record_key(&r, hash, NUMERIC_FAST, (enum dtype)(i / N_DTYPE), (enum dtype)(i % N_DTYPE), keys[i]);
         for (int j = 0; j < i; j++) assert_string_not_equal(keys[i], keys[j]);
     }
     assert_string_equal(keys[0], plain);
@@ -245,23 +245,23 @@ static void test_recorder(void **state) {
     char *db = path_join(dir, "calls.db");
     struct adapter *a = fixture_adapter(&model->config, 4, "all-linear", 0.2f, 1),
                    *b = fixture_adapter(&model->config, 4, "all-linear", 0.2f, 2);
-    struct named_adapter named[] = {{"there/a", a}, {"there/b", b}};
-    struct mix_term mix[] = {{.adapter = a, .weight = 0.75f}, {.adapter = b, .weight = 0.25f}};
+    struct recorded_adapter named[] = {{"there/a", a}, {"there/b", b}};
+    struct weighted_adapter mix[] = {{.adapter = a, .weight = 0.75f}, {.adapter = b, .weight = 0.25f}};
     struct recorder rec = {.store = store_open(db, &err),
                            .model = model,
                            .model_path = "m.gguf",
                            .model_hash = hash,
-                           .kv = ELEM_F16,
+                           .kv = DTYPE_F16,
                            .adapters = named,
                            .n_adapters = 2};
     struct engine_options o = {.max_rows = 32,
                                .max_seqs = 4,
                                .max_len = 64,
-                               .kv_elem = ELEM_F16,
+                               .kv_elem = DTYPE_F16,
                                .finished = recorder_finished,
                                .finished_ctx = &rec};
     int32_t prompt[] = {5, 6, 7};
-    struct request reqs[3] = {{.adapter = a}, {.mix = mix, .n_mix = 2}, {.n_prompt = 0}};
+    struct engine_request reqs[3] = {{.adapter = a}, {.mix = mix, .n_mix = 2}, {.n_prompt = 0}};
     for (int i = 0; i < 3; i++) {
         reqs[i].prompt = prompt;
         reqs[i].n_prompt = 3;
@@ -273,9 +273,9 @@ static void test_recorder(void **state) {
     assert_int_equal(rec.n, 3);
     for (int i = 0; i < 3; i++) {
         char key[HASH_LEN];
-        call_key(&reqs[i], hash, CLASS_EXACT, ELEM_F16, ELEM_F32, key);
+        record_key(&reqs[i], hash, NUMERIC_EXACT, DTYPE_F16, DTYPE_F32, key);
         key[12] = 0;
-        json_t *call = store_record_get(rec.store, key, &err), *out = request_outputs(&reqs[i]);
+        json_t *call = store_record_get(rec.store, key, &err), *out = record_outputs_json(&reqs[i]);
         assert_non_null(call);
         assert_string_equal(json_string_value(json_object_get(call, "kv")), "f16");
         assert_true(json_equal(json_object_get(call, "outputs"), out));
@@ -289,7 +289,7 @@ static void test_recorder(void **state) {
         }
         json_decref(call);
         json_decref(out);
-        request_release(&reqs[i]);
+        engine_request_release(&reqs[i]);
     }
     json_t *all = store_record_list(rec.store, &err);
     assert_int_equal(json_array_size(all), 3);
@@ -318,7 +318,7 @@ static void test_recorder_keeps_the_first_error(void **state) {
         .store = store_open(db, &err), .model = model, .model_path = "m", .model_hash = hash};
     sqlite3 *other;
     int32_t prompt[] = {5, 6, 7};
-    struct request r = {.prompt = prompt, .n_prompt = 3};
+    struct engine_request r = {.prompt = prompt, .n_prompt = 3};
     assert_int_equal(sqlite3_open(db, &other), SQLITE_OK);
     recorder_finished(&rec, &r);
     assert_int_equal(rec.n, 1);

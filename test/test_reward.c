@@ -2,7 +2,7 @@
  * test_reward: preference and reward training — data, rewards, losses, runs and their plans.
  *
  * Losses are compared with central differences of themselves, written here a second time in plain
- * libm over trainer_score's log-probabilities. Runs are on a tiny model of random weights with the
+ * libm over trainer_sample_nll's log-probabilities. Runs are on a tiny model of random weights with the
  * byte tokenizer: what is rewarded there is a matter of bytes. No number here belongs to a
  * processor level, and sampling at the scalar one takes minutes.
  */
@@ -31,7 +31,7 @@ static int set_up(void **state) {
     log_quiet = true;
     snprintf(path, sizeof path, "/tmp/shoal-test-reward-%d.jsonl", (int)getpid());
     snprintf(state_path, sizeof state_path, "/tmp/shoal-test-reward-%d.state", (int)getpid());
-    model = fixture_model("tiny-llama", false, TENSOR_F32, CLASS_EXACT);
+    model = fixture_model("tiny-llama", false, TENSOR_F32, NUMERIC_EXACT);
     return 0;
 }
 
@@ -56,17 +56,17 @@ static struct train_options options(void) {
     return o;
 }
 
-static struct policy_options policy(void) {
-    struct policy_options p;
-    options_default(policy_option_rows, &p);
+static struct rl_options policy(void) {
+    struct rl_options p;
+    options_default(rl_option_rows, &p);
     p.k = 4;
     p.max_new_tokens = 6;
     return p;
 }
 
-static void options_free(struct train_options *o, struct policy_options *p) {
+static void options_free(struct train_options *o, struct rl_options *p) {
     options_release(train_option_rows, o);
-    options_release(policy_option_rows, p);
+    options_release(rl_option_rows, p);
 }
 
 static const char *data_write(const char *text) {
@@ -79,10 +79,10 @@ static const char *data_write(const char *text) {
 enum { N = 4, LEN = 14, FIRST = 6 };
 
 /* Samples whose last tokens are targets; odd ones have one more. */
-static void samples_make(struct sample v[N]) {
+static void samples_make(struct train_sample v[N]) {
     struct rng r = rng_make(9, RNG_TEST, 0, 0);
     for (int i = 0; i < N; i++) {
-        v[i] = (struct sample){.n = LEN};
+        v[i] = (struct train_sample){.n = LEN};
         v[i].tokens = xcalloc(LEN, sizeof *v[i].tokens);
         v[i].mask = xcalloc(LEN, 1);
         for (int k = 0; k < LEN; k++)
@@ -91,7 +91,7 @@ static void samples_make(struct sample v[N]) {
     }
 }
 
-static struct trainer *trainer_make(struct sample v[N]) {
+static struct trainer *trainer_make(struct train_sample v[N]) {
     struct train_options o = options();
     struct adapter *a = fixture_adapter(&model->config, 3, "all-linear", 0.2f, 4);
     struct trainer *t = trainer_new_lora(model, &a, 1, &o, NULL, &err);
@@ -103,17 +103,17 @@ static struct trainer *trainer_make(struct sample v[N]) {
 }
 
 /* Log-probabilities of sample i's targets one by one: the sample with one target at a time. */
-static int logps(struct trainer *t, const struct sample *s, double out[LEN]) {
+static int logps(struct trainer *t, const struct train_sample *s, double out[LEN]) {
     int n = 0;
     for (int k = 0; k < LEN; k++) {
         uint8_t mask[LEN] = {0};
-        struct sample one = *s;
+        struct train_sample one = *s;
         int32_t targets;
         double nll;
         if (!s->mask[k]) continue;
         mask[k] = 1;
         one.mask = mask;
-        assert_int_equal(trainer_score(t, &one, 1, &nll, &targets, &err), OK);
+        assert_int_equal(trainer_sample_nll(t, &one, 1, &nll, &targets, &err), OK);
         assert_int_equal(targets, 1);
         out[n++] = -nll;
     }
@@ -121,12 +121,12 @@ static int logps(struct trainer *t, const struct sample *s, double out[LEN]) {
 }
 
 struct oracle {
-    double (*loss)(struct trainer *t, const struct sample *v, const void *ctx);
+    double (*loss)(struct trainer *t, const struct train_sample *v, const void *ctx);
     const void *ctx;
 };
 
 /* A sample of the parameters; how well they agree is bounded by the forward pass's floats. */
-static void gradients_check(struct trainer *t, const struct sample *v, const struct oracle *o) {
+static void gradients_check(struct trainer *t, const struct train_sample *v, const struct oracle *o) {
     double worst = 0, dot = 0, own = 0, far = 0;
     for (int i = 0; i < trainer_n_tensors(t); i += 3) {
         struct train_tensor *x = trainer_tensor(t, i);
@@ -154,11 +154,11 @@ static double sum_of(const double *reference) {
     return sum;
 }
 
-static double dpo_oracle(struct trainer *t, const struct sample *v, const void *ctx) {
+static double dpo_oracle(struct trainer *t, const struct train_sample *v, const void *ctx) {
     const struct dpo *d = ctx;
     double loss = 0, lp[N];
     int32_t targets[N];
-    assert_int_equal(trainer_score(t, v, N, lp, targets, &err), OK);
+    assert_int_equal(trainer_sample_nll(t, v, N, lp, targets, &err), OK);
     for (int i = 0; i < N; i += 2) {
         double h = d->beta * ((-lp[i] - sum_of(d->reference[i])) -
                               (-lp[i + 1] - sum_of(d->reference[i + 1])));
@@ -169,7 +169,7 @@ static double dpo_oracle(struct trainer *t, const struct sample *v, const void *
 
 static void test_dpo_gradient(void **state) {
     (void)state;
-    struct sample v[N];
+    struct train_sample v[N];
     struct trainer *t = trainer_make(v);
     double own_reference[N][LEN] = {{0}}, lp[LEN], moved = 0;
     const double *reference[N];
@@ -182,9 +182,9 @@ static void test_dpo_gradient(void **state) {
         }
         reference[i] = own_reference[i];
     }
-    struct dpo_sums sums = {0};
+    struct dpo_stats sums = {0};
     struct dpo d = {.beta = 0.3, .batch = v, .reference = reference, .sums = &sums};
-    const struct loss loss = {.fn = dpo_loss, .ctx = &d};
+    const struct loss_fn loss = {.fn = dpo_loss, .ctx = &d};
     struct update_stats st;
     assert_int_equal(trainer_accumulate_loss(t, v, N, &loss, &err), OK);
     double own = dpo_oracle(t, v, &d);
@@ -195,11 +195,11 @@ static void test_dpo_gradient(void **state) {
     assert_int_equal(sums.tokens, 2 * (LEN - FIRST) + 2 * (LEN - FIRST + 1));
     assert_float_equal(sums.kl, moved, 1e-6 * moved);
     assert_true(sums.right >= 0 && sums.right <= 2);
-    for (int i = 0; i < N; i++) sample_release(&v[i]);
+    for (int i = 0; i < N; i++) train_sample_release(&v[i]);
     trainer_free(t);
 }
 
-static double policy_oracle(struct trainer *t, const struct sample *v, const void *ctx) {
+static double policy_oracle(struct trainer *t, const struct train_sample *v, const void *ctx) {
     const struct policy_loss *l = ctx;
     double sum = 0;
     for (int i = 0; i < N; i++) {
@@ -220,13 +220,13 @@ static double policy_oracle(struct trainer *t, const struct sample *v, const voi
 static void test_policy_gradient(void **state) {
     (void)state;
     for (int mean = 0; mean < 2; mean++) {
-        struct sample v[N];
+        struct train_sample v[N];
         struct trainer *t = trainer_make(v);
         static const double advantages[N] = {1.5, -0.5, -1, 0.75}, shift[] = {0.4, -0.1, -0.4, 0.1};
         float reference[N][LEN];
         double old[N][LEN], lp[LEN];
         struct rollout rollouts[N];
-        struct policy_sums sums = {0};
+        struct policy_loss_stats sums = {0};
         for (int i = 0; i < N; i++) {
             int n = logps(t, &v[i], lp);
             for (int k = 0; k < n; k++) {
@@ -241,7 +241,7 @@ static void test_policy_gradient(void **state) {
                                 .kl_coef = 0.5,
                                 .token_mean = mean,
                                 .sums = &sums};
-        const struct loss loss = {.fn = policy_loss, .ctx = &l};
+        const struct loss_fn loss = {.fn = policy_loss, .ctx = &l};
         struct update_stats st;
         assert_int_equal(trainer_accumulate_loss(t, v, N, &loss, &err), OK);
         double own = policy_oracle(t, v, &l);
@@ -250,7 +250,7 @@ static void test_policy_gradient(void **state) {
         assert_true(fabs(st.loss - own / N) < 1e-4);
         assert_true(sums.clipped > 4 && sums.clipped < sums.tokens);
         assert_int_equal(sums.tokens, 2 * (LEN - FIRST) + 2 * (LEN - FIRST + 1));
-        for (int i = 0; i < N; i++) sample_release(&v[i]);
+        for (int i = 0; i < N; i++) train_sample_release(&v[i]);
         trainer_free(t);
     }
 }
@@ -268,7 +268,7 @@ static float **gradients_take(struct trainer *t) {
 }
 
 static double likelihood_scores[N];
-static int likelihood_loss(void *ctx, struct scored *v, int n, struct error *e) {
+static int likelihood_loss(void *ctx, struct loss_sample *v, int n, struct error *e) {
     (void)ctx, (void)e;
     for (int i = 0; i < n; i++) {
         likelihood_scores[i] = 0;
@@ -285,9 +285,9 @@ static int likelihood_loss(void *ctx, struct scored *v, int n, struct error *e) 
  */
 static void test_tempered_gradient(void **state) {
     (void)state;
-    struct sample v[N];
+    struct train_sample v[N];
     double scores[N];
-    struct loss loss = {.fn = likelihood_loss, .temperature = 4};
+    struct loss_fn loss = {.fn = likelihood_loss, .temperature = 4};
     struct trainer *t = trainer_make(v);
     assert_int_equal(trainer_accumulate_loss(t, v, N, &loss, &err), OK);
     memcpy(scores, likelihood_scores, sizeof scores);
@@ -305,7 +305,7 @@ static void test_tempered_gradient(void **state) {
         free(got[i]);
     }
     free(got);
-    for (int i = 0; i < N; i++) sample_release(&v[i]);
+    for (int i = 0; i < N; i++) train_sample_release(&v[i]);
     trainer_free(t);
 }
 
@@ -325,8 +325,8 @@ static double choice_terms(const double logp[CHOICES], int32_t token, double adv
     return -advantage * at - choice_beta * *entropy;
 }
 
-static int choice_loss(void *ctx, struct scored *v, int n, struct error *e) {
-    const struct sample *batch = ctx;
+static int choice_loss(void *ctx, struct loss_sample *v, int n, struct error *e) {
+    const struct train_sample *batch = ctx;
     (void)e;
     for (int i = 0; i < n; i++) {
         double a = choice_advantage[v[i].sample - batch], entropy;
@@ -343,13 +343,13 @@ static int choice_loss(void *ctx, struct scored *v, int n, struct error *e) {
 }
 
 /* The same by log-probabilities over the whole vocabulary, one token at a time. */
-static double choice_oracle(struct trainer *t, const struct sample *v, const void *ctx) {
+static double choice_oracle(struct trainer *t, const struct train_sample *v, const void *ctx) {
     double loss = 0;
     (void)ctx;
     for (int i = 0; i < N; i++) {
         double logp[CHOICES], lp[LEN], sum = 0, entropy;
         int32_t tokens[LEN];
-        struct sample one = v[i];
+        struct train_sample one = v[i];
         memcpy(tokens, v[i].tokens, sizeof tokens);
         one.tokens = tokens;
         for (int k = 0; k < CHOICES; k++) {
@@ -366,7 +366,7 @@ static double choice_oracle(struct trainer *t, const struct sample *v, const voi
 
 static void test_choices_gradient(void **state) {
     (void)state;
-    struct sample v[N];
+    struct train_sample v[N];
     struct trainer *t = trainer_make(v);
     struct update_stats st;
     for (int i = 0; i < N; i++) {
@@ -374,7 +374,7 @@ static void test_choices_gradient(void **state) {
         v[i].mask[LEN - 1] = 1;
         v[i].tokens[LEN - 1] = choices[i % CHOICES];
     }
-    const struct loss loss = {
+    const struct loss_fn loss = {
         .fn = choice_loss, .ctx = v, .choices = choices, .n_choices = CHOICES};
     assert_int_equal(trainer_accumulate_loss(t, v, N, &loss, &err), OK);
     double own = choice_oracle(t, v, NULL);
@@ -384,29 +384,29 @@ static void test_choices_gradient(void **state) {
     /* and the next pass is over the whole vocabulary again */
     double before, after;
     int32_t targets;
-    assert_int_equal(trainer_score(t, v, 1, &before, &targets, &err), OK);
+    assert_int_equal(trainer_sample_nll(t, v, 1, &before, &targets, &err), OK);
     assert_int_equal(trainer_accumulate(t, v, 1, &err), OK);
     assert_int_equal(trainer_update(t, 0, &st, &err), OK);
     after = st.loss;
     assert_float_equal(before, after, 1e-9);
-    for (int i = 0; i < N; i++) sample_release(&v[i]);
+    for (int i = 0; i < N; i++) train_sample_release(&v[i]);
     trainer_free(t);
 }
 
 /* At the policy that wrote them, without KL, the gradient is that of -A log π. */
 static void test_fresh_gradient(void **state) {
     (void)state;
-    struct sample v[N];
+    struct train_sample v[N];
     struct trainer *t = trainer_make(v);
     float reference[LEN] = {0};
     double old[N][LEN];
     struct rollout rollouts[N];
-    struct policy_sums sums = {0};
+    struct policy_loss_stats sums = {0};
     for (int i = 0; i < N; i++)
         rollouts[i] = (struct rollout){i == 1 ? 2.0 : 0.0, reference, old[i], 1};
     struct policy_loss l = {
         .batch = v, .rollouts = rollouts, .clip = 0.2, .fresh = true, .sums = &sums};
-    const struct loss loss = {.fn = policy_loss, .ctx = &l};
+    const struct loss_fn loss = {.fn = policy_loss, .ctx = &l};
     assert_int_equal(trainer_accumulate_loss(t, v, N, &loss, &err), OK);
     int n = trainer_n_tensors(t);
     float **got = gradients_take(t);
@@ -422,7 +422,7 @@ static void test_fresh_gradient(void **state) {
     }
     assert_true(most > 1e-4 && worst < 1e-5 * most);
     free(got);
-    for (int i = 0; i < N; i++) sample_release(&v[i]);
+    for (int i = 0; i < N; i++) train_sample_release(&v[i]);
     trainer_free(t);
 }
 
@@ -430,7 +430,7 @@ static void test_advantages(void **state) {
     (void)state;
     static const double rewards[6] = {1, 0, 2, 3, 3, 3};
     static const struct {
-        enum method method;
+        enum train_method method;
         double baseline, want[6];
     } cases[] = {
         {METHOD_REINFORCE, 0.5, {0.5, -0.5, 1.5, 2.5, 2.5, 2.5}},
@@ -448,9 +448,9 @@ static void test_advantages(void **state) {
 
 /* rewards */
 
-static struct policy_options named(const char *spec, double timeout) {
-    struct policy_options p;
-    options_default(policy_option_rows, &p);
+static struct rl_options named(const char *spec, double timeout) {
+    struct rl_options p;
+    options_default(rl_option_rows, &p);
     free(p.reward);
     p.reward = xstrdup(spec);
     p.reward_timeout = timeout;
@@ -458,27 +458,27 @@ static struct policy_options named(const char *spec, double timeout) {
     return p;
 }
 
-static int named_open(struct reward *r, const char *spec, double timeout) {
-    struct policy_options p = named(spec, timeout);
-    int rc = reward_open(r, &p, &err);
-    options_release(policy_option_rows, &p);
+static int named_open(struct reward_fn *r, const char *spec, double timeout) {
+    struct rl_options p = named(spec, timeout);
+    int rc = reward_fn_open(r, &p, &err);
+    options_release(rl_option_rows, &p);
     return rc;
 }
 
 static double reward_of(const char *spec, const char *item, const char *said) {
-    struct reward r;
+    struct reward_fn r;
     double got = NAN;
     json_t *v = json_parse(item, strlen(item), "item", &err);
     assert_non_null(v);
     if (named_open(&r, spec, 10) != OK) fail_msg("%s", err.text);
-    const struct completion c[2] = {{v, said, true}, {v, "", false}};
+    const struct reward_input c[2] = {{v, said, true}, {v, "", false}};
     double both[2] = {NAN, NAN};
     if (r.check && r.check(r.ctx, v, &err) != OK) fail_msg("%s", err.text);
     if (r.one)
         got = r.one(r.ctx, v, said);
     else if (r.all(r.ctx, c, 2, both, &err) == OK)
         got = both[0];
-    reward_close(&r);
+    reward_fn_close(&r);
     json_decref(v);
     return got;
 }
@@ -523,7 +523,7 @@ static void rewards_check(void) {
         {"shell:sed s/.*/1/ | sed s/1/-2e0/", "{}", "x", -2},
     };
     for (size_t i = 0; i < ARRAY_LEN(cases); i++) {
-        struct reward r;
+        struct reward_fn r;
         if (cases[i].want == -1 && cases[i].spec[0] == 'r') {
             assert_int_equal(named_open(&r, cases[i].spec, 1), ERR_FORMAT);
             continue;
@@ -558,16 +558,16 @@ static void refusals_check(void) {
         {"shell:echo 1; echo 2; exec >&-; sleep 100", "in time", 0.1},
     };
     json_t *item = json_object();
-    const struct completion c[2] = {{item, "a", true}, {item, "b", true}};
+    const struct reward_input c[2] = {{item, "a", true}, {item, "b", true}};
     for (size_t i = 0; i < ARRAY_LEN(cases); i++) {
-        struct reward r;
+        struct reward_fn r;
         double out[2], start = clock_now();
         int rc = named_open(&r, cases[i].spec, cases[i].timeout);
         if (rc == OK) rc = r.all(r.ctx, c, 2, out, &err);
         assert_int_not_equal(rc, OK);
         if (!strstr(err.text, cases[i].why)) fail_msg("%s: %s", cases[i].spec, err.text);
         assert_true(clock_now() - start < 60);
-        reward_close(&r);
+        reward_fn_close(&r);
     }
     json_decref(item);
 }
@@ -578,14 +578,14 @@ static void test_reward_refusals(void **state) {
 }
 
 /* What a command in the sandbox prints for two completions, as the first number; or NaN. */
-static double run_with(const struct policy_options *p) {
-    struct reward r;
+static double run_with(const struct rl_options *p) {
+    struct reward_fn r;
     double out[2] = {NAN, NAN};
     json_t *item = json_object();
-    const struct completion c[2] = {{item, "a", true}, {item, "b", true}};
-    int rc = reward_open(&r, p, &err);
+    const struct reward_input c[2] = {{item, "a", true}, {item, "b", true}};
+    int rc = reward_fn_open(&r, p, &err);
     if (rc == OK) rc = r.all(r.ctx, c, 2, out, &err);
-    reward_close(&r);
+    reward_fn_close(&r);
     json_decref(item);
     return rc == OK ? out[0] : NAN;
 }
@@ -593,11 +593,11 @@ static double run_with(const struct policy_options *p) {
 /* The status that a shell's line ends with in the sandbox. */
 static double status_of(const char *line, const char *writes) {
     char *spec = xasprintf("shell:{ %s; } >/dev/null 2>&1; echo $?; echo 0", line);
-    struct policy_options p = named(spec, 20);
+    struct rl_options p = named(spec, 20);
     p.reward_sandbox = true;
     if (writes) strings_add(&p.reward_write, writes);
     double got = run_with(&p);
-    options_release(policy_option_rows, &p);
+    options_release(rl_option_rows, &p);
     free(spec);
     return got;
 }
@@ -649,12 +649,12 @@ static void test_reward_at_home(void **state) {
     assert_int_equal(chdir(folder), 0);
     assert_int_equal(file_write("reward.py", script, strlen(script), &err), OK);
     assert_int_equal(file_write("secret", "x", 1, &err), OK);
-    struct policy_options p = named("command:/usr/bin/python3 reward.py", 20);
+    struct rl_options p = named("command:/usr/bin/python3 reward.py", 20);
     p.reward_sandbox = true;
     assert_true(run_with(&p) == 1);
     strings_add(&p.reward_read, folder);
     assert_true(run_with(&p) == 2);
-    options_release(policy_option_rows, &p);
+    options_release(rl_option_rows, &p);
     assert_int_equal(chdir(here), 0);
     if (old) setenv("HOME", old, 1);
     dir_delete(folder);
@@ -667,9 +667,9 @@ static void test_reward_forbidden(void **state) {
     (void)state;
     pid_t pid = fork();
     if (pid == 0) {
-        struct reward r;
+        struct reward_fn r;
         int bad = 0;
-        sandbox_forbid("no commands in a test");
+        sandbox_forbid_commands("no commands in a test");
         for (int i = 0; i < 2; i++) {
             sandboxed = i;
             bad += named_open(&r, "command:true", 1) != ERR_STATE;
@@ -677,7 +677,7 @@ static void test_reward_forbidden(void **state) {
             bad += strcmp(err.text, "no commands in a test") != 0;
         }
         bad += named_open(&r, "exact", 1) != OK;
-        reward_close(&r);
+        reward_fn_close(&r);
         _exit(bad);
     }
     int status;
@@ -688,9 +688,9 @@ static void test_reward_forbidden(void **state) {
 /* data */
 
 /* Targets of a sample as text, with the rest as dots. */
-static char *shown(const struct sample *s) {
+static char *shown(const struct train_sample *s) {
     struct buf b = {0};
-    sample_show(s, model->tok, "[", "]", &b);
+    train_sample_render(s, model->tok, "[", "]", &b);
     return b.data;
 }
 
@@ -732,7 +732,7 @@ static void test_pairs(void **state) {
     };
     for (size_t i = 0; i < ARRAY_LEN(cases); i++) {
         struct dataset d;
-        int rc = pairs_load(&d, data_write(cases[i].line), model->tok, 0, &err);
+        int rc = dataset_load_preferences(&d, data_write(cases[i].line), model->tok, 0, &err);
         if (!cases[i].chosen) {
             assert_int_equal(rc, ERR_FORMAT);
             if (!strstr(err.text, cases[i].rejected)) fail_msg("%s", err.text);
@@ -757,7 +757,7 @@ static void test_cut_pairs(void **state) {
     struct dataset d;
     data_write("{\"prompt\": \"abcdefgh\", \"chosen\": \"ij\", \"rejected\": \"klmno\"}\n"
                "{\"prompt\": \"a\", \"chosen\": \"b\", \"rejected\": \"cccccccccccccc\"}\n");
-    assert_int_equal(pairs_load(&d, path, model->tok, 8, &err), OK);
+    assert_int_equal(dataset_load_preferences(&d, path, model->tok, 8, &err), OK);
     assert_int_equal(d.n, 2); /* the first pair has no target in its first 8 */
     assert_int_equal(d.n_read, 4);
     assert_int_equal(d.dropped, 2);
@@ -768,7 +768,7 @@ static void test_cut_pairs(void **state) {
 static void test_prompts(void **state) {
     (void)state;
     struct prompt_set p;
-    struct reward exact;
+    struct reward_fn exact;
     assert_int_equal(named_open(&exact, "exact", 1), OK);
     struct prompt_source from = {
         .path = path, .tok = model->tok, .prefix = "so:", .max_length = 100, .reward = &exact};
@@ -797,8 +797,8 @@ static void test_prompts(void **state) {
         }
         if (rc != OK) fail_msg("%s", err.text);
         uint8_t mask[200] = {0};
-        const struct sample *first = &p.data.v[0];
-        char *text = shown(&(struct sample){.tokens = first->tokens, .mask = mask, .n = first->n});
+        const struct train_sample *first = &p.data.v[0];
+        char *text = shown(&(struct train_sample){.tokens = first->tokens, .mask = mask, .n = first->n});
         assert_string_equal(text + strlen(text) - 3, "so:");
         free(text);
         prompt_set_release(&p);
@@ -812,7 +812,7 @@ static void test_prompts(void **state) {
     prompt_set_release(&p);
     from.path = "fry:nothing";
     assert_int_equal(prompt_set_load(&p, &from, &err), ERR_USAGE);
-    reward_close(&exact);
+    reward_fn_close(&exact);
 }
 
 /* runs */
@@ -842,13 +842,13 @@ static double field(const json_t *list, size_t i, const char *name) {
 
 static void test_reward_rises(void **state) {
     (void)state;
-    static const enum method methods[] = {METHOD_RLOO, METHOD_REINFORCE, METHOD_GRPO};
-    const struct reward reward = {.one = even};
+    static const enum train_method methods[] = {METHOD_RLOO, METHOD_REINFORCE, METHOD_GRPO};
+    const struct reward_fn reward = {.one = even};
     data_write(questions);
     for (size_t i = 0; i < ARRAY_LEN(methods); i++) {
         struct train_options o = options();
-        struct policy_options p = policy();
-        struct sft_job job = {.name = "a", .data = path};
+        struct rl_options p = policy();
+        struct train_job job = {.name = "a", .data = path};
         char *text = NULL;
         size_t size;
         FILE *log = open_memstream(&text, &size);
@@ -857,7 +857,7 @@ static void test_reward_rises(void **state) {
         p.k = 16;
         p.kl_coef = 0;
         p.inner_updates = methods[i] == METHOD_GRPO ? 2 : 1;
-        int rc = policy_run(model, &job, 1, &o, methods[i], &p, &reward, NULL, NULL, log, &err);
+        int rc = rl_run(model, &job, 1, &o, methods[i], &p, &reward, NULL, NULL, log, &err);
         fclose(log);
         if (rc != OK) fail_msg("%s", err.text);
         json_t *lines = log_lines(text);
@@ -888,15 +888,15 @@ static ssize_t stopper_write(void *cookie, const char *text, size_t n) {
     return (ssize_t)n;
 }
 
-static void run_until(struct sft_job *jobs, int n, const struct train_options *o,
-                      enum method method, const struct policy_options *p,
-                      const struct reward *reward, int limit) {
+static void run_until(struct train_job *jobs, int n, const struct train_options *o,
+                      enum train_method method, const struct rl_options *p,
+                      const struct reward_fn *reward, int limit) {
     pid_t child = fork();
     int status;
     if (child == 0) {
         struct stopper s = {.limit = limit};
         FILE *log = fopencookie(&s, "w", (cookie_io_functions_t){.write = stopper_write});
-        policy_run(model, jobs, n, o, method, p, reward, NULL, state_path, log, &err);
+        rl_run(model, jobs, n, o, method, p, reward, NULL, state_path, log, &err);
         _exit(0);
     }
     waitpid(child, &status, 0);
@@ -904,26 +904,26 @@ static void run_until(struct sft_job *jobs, int n, const struct train_options *o
 }
 
 /* One run: whole; killed and continued with two threads; one of its adapters alone. */
-static void same_bits(enum method method, const char *data) {
-    const struct reward reward = {.one = even};
+static void same_bits(enum train_method method, const char *data) {
+    const struct reward_fn reward = {.one = even};
     struct train_options o = options();
-    struct policy_options p = policy();
+    struct rl_options p = policy();
     struct pool *pool = pool_new(2);
     data_write(data);
-    struct sft_job whole[2] = {{.name = "a", .data = path}, {.name = "b", .data = path}}, again[2],
+    struct train_job whole[2] = {{.name = "a", .data = path}, {.name = "b", .data = path}}, again[2],
                    alone = whole[1];
     memcpy(again, whole, sizeof again);
     o.max_steps = 5;
     p.inner_updates = 2;
     p.kl_max = 100;
     unlink(state_path);
-    if (policy_run(model, whole, 2, &o, method, &p, &reward, NULL, NULL, NULL, &err) != OK)
+    if (rl_run(model, whole, 2, &o, method, &p, &reward, NULL, NULL, NULL, &err) != OK)
         fail_msg("%s", err.text);
     run_until(again, 2, &o, method, &p, &reward, 4); /* saved after 3 */
     assert_true(path_exists(state_path));
     assert_int_equal(
-        policy_run(model, again, 2, &o, method, &p, &reward, pool, state_path, NULL, &err), OK);
-    assert_int_equal(policy_run(model, &alone, 1, &o, method, &p, &reward, pool, NULL, NULL, &err),
+        rl_run(model, again, 2, &o, method, &p, &reward, pool, state_path, NULL, &err), OK);
+    assert_int_equal(rl_run(model, &alone, 1, &o, method, &p, &reward, pool, NULL, NULL, &err),
                      OK);
     for (int j = 0; j < 2; j++) {
         assert_string_equal(whole[j].result->hash, again[j].result->hash);
@@ -932,9 +932,9 @@ static void same_bits(enum method method, const char *data) {
     assert_string_equal(whole[1].result->hash, alone.result->hash);
     assert_string_not_equal(whole[0].result->hash, whole[1].result->hash);
     o.lr = 0.01;
-    struct sft_job other[2] = {whole[0], whole[1]};
+    struct train_job other[2] = {whole[0], whole[1]};
     assert_int_equal(
-        policy_run(model, other, 2, &o, method, &p, &reward, NULL, state_path, NULL, &err),
+        rl_run(model, other, 2, &o, method, &p, &reward, NULL, state_path, NULL, &err),
         ERR_MISMATCH);
     for (int j = 0; j < 2; j++) adapter_release(whole[j].result), adapter_release(again[j].result);
     adapter_release(alone.result);
@@ -963,19 +963,19 @@ static double broken(void *ctx, const json_t *item, const char *text) {
 static void test_broken_reward(void **state) {
     (void)state;
     struct train_options o = options();
-    struct policy_options p = policy();
+    struct rl_options p = policy();
     int left = 2 * 4 * 4;
-    const struct reward reward = {.one = broken, .ctx = &left};
-    struct sft_job job = {.name = "a", .data = data_write(questions)};
+    const struct reward_fn reward = {.one = broken, .ctx = &left};
+    struct train_job job = {.name = "a", .data = data_write(questions)};
     o.max_steps = 3;
     unlink(state_path);
     assert_int_equal(
-        policy_run(model, &job, 1, &o, METHOD_RLOO, &p, &reward, NULL, state_path, NULL, &err),
+        rl_run(model, &job, 1, &o, METHOD_RLOO, &p, &reward, NULL, state_path, NULL, &err),
         ERR_NUMERIC);
     assert_non_null(strstr(err.text, "holds at least step 2"));
     left = 1000;
     assert_int_equal(
-        policy_run(model, &job, 1, &o, METHOD_RLOO, &p, &reward, NULL, state_path, NULL, &err), OK);
+        rl_run(model, &job, 1, &o, METHOD_RLOO, &p, &reward, NULL, state_path, NULL, &err), OK);
     adapter_release(job.result);
     options_free(&o, &p);
 }
@@ -983,9 +983,9 @@ static void test_broken_reward(void **state) {
 static void test_kl_bound(void **state) {
     (void)state;
     struct train_options o = options();
-    struct policy_options p = policy();
-    const struct reward reward = {.one = even};
-    struct sft_job job = {.name = "a", .data = data_write(questions)};
+    struct rl_options p = policy();
+    const struct reward_fn reward = {.one = even};
+    struct train_job job = {.name = "a", .data = data_write(questions)};
     char *text = NULL;
     size_t size;
     FILE *log = open_memstream(&text, &size);
@@ -993,7 +993,7 @@ static void test_kl_bound(void **state) {
     o.max_steps = 2;
     p.kl_max = 1e-9; /* nothing is that near */
     assert_int_equal(
-        policy_run(model, &job, 1, &o, METHOD_RLOO, &p, &reward, NULL, NULL, log, &err), OK);
+        rl_run(model, &job, 1, &o, METHOD_RLOO, &p, &reward, NULL, NULL, log, &err), OK);
     fclose(log);
     json_t *lines = log_lines(text);
     for (size_t i = 0; i < 2; i++) assert_true(field(lines, i, "not_applied") == 1);
@@ -1008,14 +1008,14 @@ static void test_kl_bound(void **state) {
 static void test_dpo_run(void **state) {
     (void)state;
     struct train_options o = options();
-    struct policy_options p = policy();
-    struct sft_job job = {.name = "a", .data = data_write(preferences)};
+    struct rl_options p = policy();
+    struct train_job job = {.name = "a", .data = data_write(preferences)};
     char *text = NULL;
     size_t size;
     FILE *log = open_memstream(&text, &size);
     o.max_steps = 20;
     o.bsz = 3;
-    assert_int_equal(policy_run(model, &job, 1, &o, METHOD_DPO, &p, NULL, NULL, NULL, log, &err),
+    assert_int_equal(rl_run(model, &job, 1, &o, METHOD_DPO, &p, NULL, NULL, NULL, log, &err),
                      OK);
     fclose(log);
     json_t *lines = log_lines(text);
@@ -1042,18 +1042,18 @@ static int64_t log_sum(const json_t *lines, const char *name) {
 static void test_dpo_plan(void **state) {
     (void)state;
     struct train_options o = options();
-    struct policy_options p = policy();
-    struct policy_plan plan;
-    struct sft_job jobs[2] = {{.name = "a", .data = data_write(preferences)},
+    struct rl_options p = policy();
+    struct rl_plan plan;
+    struct train_job jobs[2] = {{.name = "a", .data = data_write(preferences)},
                               {.name = "b", .data = path}};
-    int64_t end = tok_eos(model->tok) >= 0;
+    int64_t end = tokenizer_eos(model->tok) >= 0;
     char *text = NULL;
     size_t size;
     o.bsz = 3;
     o.epochs = 4;
-    assert_int_equal(policy_plan_make(model, jobs, 2, &o, METHOD_DPO, &p, NULL, NULL, &plan, &err),
+    assert_int_equal(rl_plan_make(model, jobs, 2, &o, METHOD_DPO, &p, NULL, NULL, &plan, &err),
                      OK);
-    const struct pair_lengths *l = &plan.pairs[1];
+    const struct pair_length_stats *l = &plan.pairs[1];
     assert_int_equal(l->prompt.n, 3);
     assert_int_equal(l->chosen.tokens, strlen("yesはいcertainly") + 3 * end);
     assert_int_equal(l->rejected.tokens, strlen("noいいえnever") + 3 * end);
@@ -1067,7 +1067,7 @@ static void test_dpo_plan(void **state) {
     assert_int_equal(plan.run.max_samples, 12);
     assert_int_equal(plan.run.n_first, 4);
     for (int k = 0; k < 2; k++) {
-        const struct sample *s = &plan.run.first[2 + k];
+        const struct train_sample *s = &plan.run.first[2 + k];
         char *as_read = shown(s);
         assert_int_equal(s->adapter, 1);
         assert_non_null(strstr(as_read, "["));
@@ -1077,7 +1077,7 @@ static void test_dpo_plan(void **state) {
     assert_true(plan.run.bytes > 1000 && plan.run.pass_seconds > 0 && plan.reference_seconds > 0);
     assert_true(plan.run.seconds >= plan.reference_seconds + plan.run.pass_seconds);
     FILE *log = open_memstream(&text, &size);
-    assert_int_equal(policy_run(model, jobs, 2, &o, METHOD_DPO, &p, NULL, NULL, NULL, log, &err),
+    assert_int_equal(rl_run(model, jobs, 2, &o, METHOD_DPO, &p, NULL, NULL, NULL, log, &err),
                      OK);
     fclose(log);
     json_t *lines = log_lines(text);
@@ -1085,7 +1085,7 @@ static void test_dpo_plan(void **state) {
     assert_int_equal(log_sum(lines, "tokens"), plan.run.tokens); /* epochs are whole updates here */
     assert_true(field(lines, 0, "kl") == 0 && field(lines, 3, "kl") > 1e-6);
     json_decref(lines);
-    policy_plan_release(&plan);
+    rl_plan_release(&plan);
     for (int j = 0; j < 2; j++) adapter_release(jobs[j].result);
     free(text);
     options_free(&o, &p);
@@ -1096,20 +1096,20 @@ static void test_reward_plan(void **state) {
     (void)state;
     static const char *const figures[] = {"reward",  "reward_std", "mixed",
                                           "entropy", "length",     "ended"};
-    const struct reward reward = {.one = even};
+    const struct reward_fn reward = {.one = even};
     struct train_options o = options();
-    struct policy_options p = policy();
-    struct policy_plan plan;
-    struct sft_job job = {.name = "a", .data = data_write(questions)};
+    struct rl_options p = policy();
+    struct rl_plan plan;
+    struct train_job job = {.name = "a", .data = data_write(questions)};
     char *text = NULL;
     size_t size;
     o.max_steps = 3;
     p.inner_updates = 2;
     assert_int_equal(
-        policy_plan_make(model, &job, 1, &o, METHOD_GRPO, &p, &reward, NULL, &plan, &err), OK);
+        rl_plan_make(model, &job, 1, &o, METHOD_GRPO, &p, &reward, NULL, &plan, &err), OK);
     FILE *log = open_memstream(&text, &size);
     assert_int_equal(
-        policy_run(model, &job, 1, &o, METHOD_GRPO, &p, &reward, NULL, NULL, log, &err), OK);
+        rl_run(model, &job, 1, &o, METHOD_GRPO, &p, &reward, NULL, NULL, log, &err), OK);
     fclose(log);
     adapter_release(job.result);
     json_t *lines = log_lines(text);
@@ -1128,13 +1128,13 @@ static void test_reward_plan(void **state) {
     assert_in_range(plan.run.tokens, log_sum(lines, "tokens") / 2, 2 * log_sum(lines, "tokens"));
     assert_true(plan.engine_bytes > 0 && plan.run.bytes > plan.engine_bytes);
     assert_true(plan.run.seconds > 3 * plan.sampling_seconds);
-    policy_plan_release(&plan);
+    rl_plan_release(&plan);
     o.bsz = 100; /* more than the engine holds at once: some are enough to see */
     assert_int_equal(
-        policy_plan_make(model, &job, 1, &o, METHOD_RLOO, &p, &reward, NULL, &plan, &err), OK);
+        rl_plan_make(model, &job, 1, &o, METHOD_RLOO, &p, &reward, NULL, &plan, &err), OK);
     assert_int_equal(plan.sampled, 128);
     assert_int_equal(plan.run.samples, 3 * 400);
-    policy_plan_release(&plan);
+    rl_plan_release(&plan);
     json_decref(lines);
     free(text);
     options_free(&o, &p);
@@ -1148,15 +1148,15 @@ static double entropy_exact(double temperature) {
     int32_t n_vocab = model->config.vocab_size, tokens[16], targets;
     double *logit = xcalloc((size_t)n_vocab, sizeof *logit), sum = 0, entropy = 0;
     uint8_t mask[16] = {0};
-    struct ids ids = {0};
-    tok_encode(model->tok, "one", 3, TOK_BOS | TOK_SPECIAL, &ids);
+    struct token_ids ids = {0};
+    tokenizer_encode(model->tok, "one", 3, TOKENIZER_ADD_BOS | TOKENIZER_PARSE_SPECIAL, &ids);
     assert_true(ids.n < 16);
     memcpy(tokens, ids.v, (size_t)ids.n * sizeof *tokens);
     mask[ids.n] = 1;
     for (int32_t v = 0; v < n_vocab; v++) {
-        const struct sample s = {.tokens = tokens, .mask = mask, .n = ids.n + 1};
+        const struct train_sample s = {.tokens = tokens, .mask = mask, .n = ids.n + 1};
         tokens[ids.n] = v;
-        assert_int_equal(trainer_score(t, &s, 1, &logit[v], &targets, &err), OK);
+        assert_int_equal(trainer_sample_nll(t, &s, 1, &logit[v], &targets, &err), OK);
         logit[v] = -logit[v] / temperature;
         sum += exp(logit[v]);
     }
@@ -1166,7 +1166,7 @@ static double entropy_exact(double temperature) {
     }
     assert_true(entropy < log(n_vocab) - 0.05); /* not every token alike */
     free(logit);
-    ids_release(&ids);
+    token_ids_release(&ids);
     trainer_free(t);
     adapter_release(a);
     options_release(train_option_rows, &o);
@@ -1175,10 +1175,10 @@ static double entropy_exact(double temperature) {
 
 static void test_entropy(void **state) {
     (void)state;
-    const struct reward reward = {.one = even};
+    const struct reward_fn reward = {.one = even};
     struct train_options o = options();
-    struct policy_options p = policy();
-    struct sft_job job = {.name = "a", .data = data_write("{\"prompt\": \"one\"}")};
+    struct rl_options p = policy();
+    struct train_job job = {.name = "a", .data = data_write("{\"prompt\": \"one\"}")};
     char *text = NULL;
     size_t size;
     o.bsz = 1;
@@ -1188,7 +1188,7 @@ static void test_entropy(void **state) {
     p.temperature = 0.25;
     FILE *log = open_memstream(&text, &size);
     assert_int_equal(
-        policy_run(model, &job, 1, &o, METHOD_RLOO, &p, &reward, NULL, NULL, log, &err), OK);
+        rl_run(model, &job, 1, &o, METHOD_RLOO, &p, &reward, NULL, NULL, log, &err), OK);
     fclose(log);
     json_t *lines = log_lines(text);
     const json_t *own = json_object_get(json_object_get(json_array_get(lines, 0), "adapters"), "a");
@@ -1203,19 +1203,19 @@ static void test_entropy(void **state) {
 static void test_refusals(void **state) {
     (void)state;
     struct train_options o = options();
-    struct policy_options p = policy();
-    struct sft_job job = {.name = "a", .data = data_write(questions)};
-    enum method method;
-    assert_int_equal(method_parse("ppo", &method, &err), ERR_USAGE);
+    struct rl_options p = policy();
+    struct train_job job = {.name = "a", .data = data_write(questions)};
+    enum train_method method;
+    assert_int_equal(train_method_parse("ppo", &method, &err), ERR_USAGE);
     p.k = 1;
-    assert_int_equal(policy_run(model, &job, 1, &o, METHOD_RLOO, &p, NULL, NULL, NULL, NULL, &err),
+    assert_int_equal(rl_run(model, &job, 1, &o, METHOD_RLOO, &p, NULL, NULL, NULL, NULL, &err),
                      ERR_USAGE);
     p.k = 4;
-    assert_int_equal(policy_run(model, &job, 1, &o, METHOD_RLOO, &p, NULL, NULL, NULL, NULL, &err),
+    assert_int_equal(rl_run(model, &job, 1, &o, METHOD_RLOO, &p, NULL, NULL, NULL, NULL, &err),
                      ERR_FORMAT);
     assert_non_null(strstr(err.text, "line 1: 'answer' is missing"));
     p.max_new_tokens = model->config.max_seq_len;
-    assert_int_equal(policy_run(model, &job, 1, &o, METHOD_RLOO, &p, NULL, NULL, NULL, NULL, &err),
+    assert_int_equal(rl_run(model, &job, 1, &o, METHOD_RLOO, &p, NULL, NULL, NULL, NULL, &err),
                      ERR_USAGE);
     options_free(&o, &p);
 }

@@ -547,7 +547,7 @@ static void test_output_flood(void **state) {
     const char *const lines[] = {"yes", "yes >&2", "yes & yes >&2"};
     for (size_t i = 0; i < ARRAY_LEN(lines); i++) {
         sh(s, &r, lines[i]);
-        assert_int_equal(r.end, SANDBOX_OUTPUT);
+        assert_int_equal(r.end, SANDBOX_OUTPUT_LIMIT);
         assert_true(r.out.len <= 100000 && r.errs.len <= 100000);
         assert_true(r.out.len == 100000 || r.errs.len == 100000);
         assert_non_null(strstr(sandbox_failure(&r, &s.limits), "100000 bytes"));
@@ -864,8 +864,8 @@ static int forbidden(void) {
     const struct sandbox_spec s = {.argv = &argv};
     struct sandbox_result r;
     MUST(sandbox_command_check(&err) == OK);
-    sandbox_forbid("no commands here");
-    sandbox_forbid("another reason");
+    sandbox_forbid_commands("no commands here");
+    sandbox_forbid_commands("another reason");
     MUST(sandbox_command_check(&err) == ERR_STATE);
     MUST(strcmp(err.text, "no commands here") == 0);
     MUST(sandbox_run(&s, &r, &err) == ERR_STATE);

@@ -170,14 +170,14 @@ static int value_count(void *ctx, const json_t *v, int line, struct error *err) 
 static void each_good(const struct buf *b) {
     struct error err;
     size_t n = 0;
-    if (json_each(file_put("each", b), value_count, &n, &err) != OK) fail_msg("%s", err.text);
+    if (json_file_each(file_put("each", b), value_count, &n, &err) != OK) fail_msg("%s", err.text);
     assert_true(n > b->len / 64);
 }
 
 static void each_bad(const struct buf *b) {
     struct error err;
     size_t n = 0;
-    assert_int_equal(json_each(file_put("each", b), value_count, &n, &err), ERR_FORMAT);
+    assert_int_equal(json_file_each(file_put("each", b), value_count, &n, &err), ERR_FORMAT);
 }
 
 static void rows(struct buf *b, size_t n) {
@@ -304,14 +304,14 @@ static void training_run(const struct buf *b) {
     struct dataset d;
     struct lint l;
     struct buf text = {0};
-    struct tokenizer *t = tok_byte_fallback(259);
+    struct tokenizer *t = tokenizer_new_bytes(259);
     if (dataset_load(&d, file_put("x.jsonl", b), t, 0, &err) != OK) fail_msg("%s", err.text);
-    assert_int_equal(lint_make(&d, &d, &l, &err), OK);
+    assert_int_equal(lint_dataset(&d, &d, &l, &err), OK);
     lint_text(&l, &text);
     assert_true(text.len > 0);
     buf_release(&text);
     dataset_release(&d);
-    tok_free(t);
+    tokenizer_free(t);
 }
 
 static const char chat_row[] = "{\"messages\":[{\"role\":\"user\",\"content\":\"question %zu\"},"
@@ -382,13 +382,13 @@ static void tokenizer_added(struct buf *b, size_t n) {
 
 static void tokenizer_good(const struct buf *b) {
     struct error err;
-    struct tokenizer *t = tok_from_json(file_put("tokenizer.json", b), &err);
+    struct tokenizer *t = tokenizer_from_json(file_put("tokenizer.json", b), &err);
     if (!t) fail_msg("%s", err.text);
-    tok_free(t);
+    tokenizer_free(t);
 }
 static void tokenizer_bad(const struct buf *b) {
     struct error err;
-    assert_null(tok_from_json(file_put("tokenizer.json", b), &err));
+    assert_null(tokenizer_from_json(file_put("tokenizer.json", b), &err));
     assert_int_equal(err.code, ERR_FORMAT);
 }
 
@@ -405,7 +405,7 @@ static struct tokenizer *bpe_new(const char *pre) {
         specials[i] = names[i];
     }
     struct tokenizer *t =
-        tok_train_bpe(corpus, sizeof corpus - 1, 800, pre, specials, ARRAY_LEN(specials), &err);
+        tokenizer_train_bpe(corpus, sizeof corpus - 1, 800, pre, specials, ARRAY_LEN(specials), &err);
     if (!t) fail_msg("%s", err.text);
     return t;
 }
@@ -413,17 +413,17 @@ static struct tokenizer *bpe_new(const char *pre) {
 /* SentencePiece's two kinds: bytes, letters, and a few pieces of several. */
 static struct tokenizer *pieces_new(enum tokenizer_kind kind, const char *normalizer) {
     static const char *const words[] = {"<unk>",
-                                        SPACE_MARK,
+                                        METASPACE_CHAR,
                                         "a",
                                         "b",
                                         "aa",
                                         "aaaa",
-                                        SPACE_MARK "a",
-                                        SPACE_MARK SPACE_MARK,
+                                        METASPACE_CHAR "a",
+                                        METASPACE_CHAR METASPACE_CHAR,
                                         "ab",
                                         "ba",
                                         "abab",
-                                        SPACE_MARK "the",
+                                        METASPACE_CHAR "the",
                                         "t",
                                         "h",
                                         "e",
@@ -442,7 +442,7 @@ static struct tokenizer *pieces_new(enum tokenizer_kind kind, const char *normal
         scores[i] = -(float)i;
         types[i] = byte >= 0 ? PIECE_BYTE : i == 0 ? PIECE_UNKNOWN : PIECE_NORMAL;
     }
-    struct tok_spec spec = {.kind = kind,
+    struct tokenizer_spec spec = {.kind = kind,
                             .n = N,
                             .pieces = pieces,
                             .lens = lens,
@@ -455,30 +455,30 @@ static struct tokenizer *pieces_new(enum tokenizer_kind kind, const char *normal
                             .pre = PREFIX_ALWAYS,
                             .normalizer = normalizer};
     struct error err;
-    struct tokenizer *t = tok_new(&spec, &err);
+    struct tokenizer *t = tokenizer_new(&spec, &err);
     if (!t) fail_msg("%s", err.text);
     return t;
 }
 
 static void encode(const struct tokenizer *t, const struct buf *b) {
-    struct ids ids = {0};
-    tok_encode(t, b->data, b->len, TOK_SPECIAL, &ids);
+    struct token_ids ids = {0};
+    tokenizer_encode(t, b->data, b->len, TOKENIZER_PARSE_SPECIAL, &ids);
     assert_true(ids.n > 0);
-    ids_release(&ids);
+    token_ids_release(&ids);
 }
 
 static struct tokenizer *tokenizers[8];
 static void tokenizers_make(void) {
     static const char *const pres[] = {"gpt-2", "llama-bpe", "gpt-4o", "smollm"};
     for (size_t i = 0; i < ARRAY_LEN(pres); i++) tokenizers[i] = bpe_new(pres[i]);
-    tokenizers[4] = pieces_new(TOK_SPM, NULL);
-    tokenizers[5] = pieces_new(TOK_UNIGRAM, NULL);
-    char *spaces = norm_from_sentencepiece(NULL, 0, true);
-    tokenizers[6] = pieces_new(TOK_UNIGRAM, spaces);
+    tokenizers[4] = pieces_new(TOKENIZER_SPM, NULL);
+    tokenizers[5] = pieces_new(TOKENIZER_UNIGRAM, NULL);
+    char *spaces = normalizer_from_sentencepiece(NULL, 0, true);
+    tokenizers[6] = pieces_new(TOKENIZER_UNIGRAM, spaces);
     free(spaces);
 }
 static void tokenizers_free(void) {
-    for (size_t i = 0; i < ARRAY_LEN(tokenizers); i++) tok_free(tokenizers[i]);
+    for (size_t i = 0; i < ARRAY_LEN(tokenizers); i++) tokenizer_free(tokenizers[i]);
 }
 static void encode_gpt2(const struct buf *b) {
     encode(tokenizers[0], b);
@@ -539,10 +539,10 @@ static void text_words(struct buf *b, size_t n) {
 static void norm_run(const char *json, const struct buf *b) {
     struct error err;
     struct buf out = {0}, room = {0};
-    struct norm *n = norm_new(json, &err);
+    struct normalizer *n = normalizer_new(json, &err);
     if (!n) fail_msg("%s", err.text);
-    norm_apply(n, b->data, b->len, &out, &room);
-    norm_free(n);
+    normalizer_apply(n, b->data, b->len, &out, &room);
+    normalizer_free(n);
     buf_release(&out);
     buf_release(&room);
 }
@@ -641,29 +641,29 @@ static void gguf_tensors(struct buf *b, size_t n) {
 }
 static void gguf_run(const struct buf *b) {
     struct error err;
-    assert_null(model_open(file_put("x.gguf", b), CLASS_EXACT, &err)); /* it is no model */
+    assert_null(model_open(file_put("x.gguf", b), NUMERIC_EXACT, &err)); /* it is no model */
 }
 
 /* texts of people and of models */
 
 static void clean_run(const struct buf *b) {
     struct buf out = {0};
-    buf_add_clean(&out, b->data, b->len);
+    buf_add_sanitized(&out, b->data, b->len);
     buf_release(&out);
 }
 static void page_run(const struct buf *b) {
     struct buf out = {0};
-    page_text(&out, b->data);
+    html_escape(&out, b->data);
     buf_release(&out);
 }
 static void whole_run(const struct buf *b) {
     size_t whole = 0;
     for (size_t i = 0; i < b->len; i += 16)
-        whole += utf8_whole(b->data + i, MIN(b->len - i, (size_t)16));
+        whole += utf8_complete_len(b->data + i, MIN(b->len - i, (size_t)16));
     assert_true(whole <= b->len);
 }
 static void columns_run(const struct buf *b) {
-    assert_true(column_bytes(b->data, 40) >= 0);
+    assert_true(utf8_field_width(b->data, 40) >= 0);
 }
 static void escapes_html(struct buf *b, size_t n) {
     repeat(b, "", "<a href=\"&\">'", "x", n);
@@ -713,15 +713,15 @@ static void markdown_ticks(struct buf *b, size_t n) {
 }
 static void document_run(const struct buf *b) {
     int (*const readers[])(const char *, size_t, struct buf *, struct buf *,
-                           struct error *) = {html_read, markdown_read};
+                           struct error *) = {document_read_html, document_read_markdown};
     for (size_t i = 0; i < ARRAY_LEN(readers); i++) {
         struct error err;
         struct buf title = {0}, text = {0}, terms = {0};
-        struct chunk *v = NULL;
+        struct text_chunk *v = NULL;
         int64_t n;
         buf_puts(&text, "");
         if (readers[i](b->data, b->len, &title, &text, &err) == OK) {
-            text_chunks(text.data, text.len, 1000, &v);
+            text_split_chunks(text.data, text.len, 1000, &v);
             assert_int_equal(terms_index(text.data, text.len, &terms, &n, &err), OK);
         }
         free(v);
@@ -748,8 +748,8 @@ static void grade_run(const struct buf *b) {
     struct buf form = {0};
     for (int i = 0; grader_at(i); i++) {
         form.len = 0;
-        answer_extract(grader_at(i), b->data, &form);
-        grade_same(grader_at(i), b->data, "12");
+        grader_extract(grader_at(i), b->data, &form);
+        grader_equivalent(grader_at(i), b->data, "12");
     }
     buf_release(&form);
 }
@@ -793,7 +793,7 @@ static void trace_many(struct buf *b, size_t n) {
         world_step(&w, &rules, actions);
         buf_printf(b, "{\"tick\":%d,\"actions\":[%d,%d]", w.tick, actions[0], actions[1]);
         world_hash(&w, hash);
-        if (w.tick % TRACE_HASHES == 0) buf_printf(b, ",\"hash\":\"%s\"", hash);
+        if (w.tick % TRACE_HASH_INTERVAL == 0) buf_printf(b, ",\"hash\":\"%s\"", hash);
         buf_puts(b, "}\n");
     }
     world_rules_release(&rules);
@@ -826,7 +826,7 @@ static void board_run(const struct buf *b) {
     json_t *events = json_parse(b->data, b->len, "log", &err);
     if (!events) fail_msg("%s", err.text);
     struct store *s = store_open(":memory:", &err);
-    assert_int_equal(store_log_put(s, "log", 1, events, &err), OK);
+    assert_int_equal(store_log_append(s, "log", 1, events, &err), OK);
     struct blackboard_options o = {.store = s, .name = "log"};
     struct blackboard *board = blackboard_open(&o, &err);
     if (!board) fail_msg("%s", err.text);
@@ -919,7 +919,7 @@ static void schema_definitions(struct buf *b, size_t n) {
 
 /* A reply of tool calls, 32 tokens of a byte each at a time. */
 static void calls_run(const struct buf *b) {
-    struct generation g = {.s = server_small(), .spec = {.tools = TOOLS_FORCED}};
+    struct generation g = {.s = server_small(), .spec = {.tools = TOOL_CHOICE_REQUIRED}};
     struct completion a = {0};
     int32_t n = (int32_t)b->len, *out = xcalloc(b->len, sizeof *out);
     for (int32_t i = 0; i < n; i++) out[i] = g.s->m->tok->byte_ids[(uint8_t)b->data[i]];
@@ -928,10 +928,10 @@ static void calls_run(const struct buf *b) {
         seen = MIN(seen + 32, n);
         a.ticket.request.n_out = a.ticket.seen = seen;
         a.ticket.done = seen == n;
-        answer_advance(&g, &a);
+        completion_advance(&g, &a);
     }
     assert_true(a.n_tools > 100 && a.tools[a.n_tools - 1].args_end > b->len - 100);
-    answer_release(&a);
+    completion_release(&a);
 }
 static void calls_many(struct buf *b, size_t n) {
     repeat(b, "", "<tool_call>{\"name\": \"f\", \"arguments\": {\"a\": 1}}</tool_call>\n", "", n);
@@ -1172,7 +1172,7 @@ static void test_truncated(void **state) {
     double once = clock_used() - start;
     start = clock_used();
     for (b.len = 1; b.len < whole; b.len *= 2) {
-        assert_null(tok_from_json(file_put("tokenizer.json", &b), &err));
+        assert_null(tokenizer_from_json(file_put("tokenizer.json", &b), &err));
         assert_int_equal(err.code, ERR_FORMAT);
         if (!strstr(err.text, "tokenizer.json', line 1, column ")) fail_msg("%s", err.text);
     }
@@ -1191,9 +1191,9 @@ static size_t parse_peak(const struct buf *b) {
     assert_true(pid >= 0);
     if (pid == 0) {
         struct error err;
-        size_t before = process_bytes("VmRSS");
+        size_t before = process_memory("VmRSS");
         json_t *v = json_parse(b->data, b->len, "text", &err);
-        peak = process_bytes("VmHWM") - before;
+        peak = process_memory("VmHWM") - before;
         _exit(v && write(ends[1], &peak, sizeof(peak)) == sizeof(peak) ? 0 : 1);
     }
     close(ends[1]);
@@ -1204,7 +1204,7 @@ static size_t parse_peak(const struct buf *b) {
     return peak;
 }
 
-/* json_cost is above what parsing takes, and not far above; JSON_COST_MAX is above both. */
+/* json_parse_memory is above what parsing takes, and not far above; JSON_PARSE_MEMORY_FACTOR is above both. */
 static void test_json_memory(void **state) {
     static const struct {
         const char *name, *head, *unit, *tail;
@@ -1224,25 +1224,25 @@ static void test_json_memory(void **state) {
         {"nine items", "[", "[1,1,1,1,1,1,1,1,1],", "]"},
     };
     (void)state;
-    if (SHRINK > 1 || !process_bytes("VmHWM")) {
+    if (SHRINK > 1 || !process_memory("VmHWM")) {
         print_message("SKIP memory of JSON: not measured here\n");
         skip();
     }
     for (size_t i = 0; i < ARRAY_LEN(texts_of); i++) {
         struct buf b = {0};
         repeat(&b, texts_of[i].head, texts_of[i].unit, texts_of[i].tail, 3 * MB);
-        size_t peak = parse_peak(&b), cost = json_cost(b.data, b.len);
+        size_t peak = parse_peak(&b), cost = json_parse_memory(b.data, b.len);
         if (getenv("SHOAL_SCALING_SHOW"))
             printf("%-28s peak %5.1f, cost %5.1f bytes a byte\n", texts_of[i].name,
                    (double)peak / (double)b.len, (double)cost / (double)b.len);
-        if (peak > cost || cost > JSON_COST_MAX * b.len)
+        if (peak > cost || cost > JSON_PARSE_MEMORY_FACTOR * b.len)
             fail_msg("%s: parsing %zu bytes took %zu, json_cost says %zu", texts_of[i].name, b.len,
                      peak, cost);
         buf_release(&b);
     }
     struct buf b = {0};
     members(&b, 3 * MB);
-    assert_in_range(parse_peak(&b), MB, json_cost(b.data, b.len));
+    assert_in_range(parse_peak(&b), MB, json_parse_memory(b.data, b.len));
     buf_release(&b);
 }
 

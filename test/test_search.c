@@ -82,7 +82,7 @@ static void case_run(const char *what, double number, const struct rows *in, dou
     if (s) {
         shares(s, number, in, out);
     } else if (strcmp(what, "order") == 0) {
-        select_order(in->v, in->n, order);
+        select_argsort(in->v, in->n, order);
         numbers_from(order, in->n, out);
     } else if (strcmp(what, "survive") == 0) {
         pareto_order(in->v, n, m, order);
@@ -214,7 +214,7 @@ static double sphere_bent(const double *x, int n) {
 }
 
 static double shifted(const double *x, int n) {
-    double y[SEARCH_CMA_NUMBERS];
+    double y[SEARCH_MAX_DIM_CMA];
     for (int i = 0; i < n; i++) y[i] = x[i] - 4;
     return sphere(y, n);
 }
@@ -230,7 +230,7 @@ static struct search_options options(const char *searcher) {
 static struct search *begin(const char *searcher, int batch, double sigma, double at, int n,
                             uint64_t seed) {
     struct search_options o = options(searcher);
-    double start[SEARCH_CMA_NUMBERS];
+    double start[SEARCH_MAX_DIM_CMA];
     o.batch = batch;
     o.sigma = sigma;
     for (int i = 0; i < n; i++) start[i] = at;
@@ -385,7 +385,7 @@ static const char *const searchers[] = {"cma", "pso", "ga", "random"};
 
 static struct search *copied(const struct search *s) {
     json_t *v = search_save(s);
-    char *text = json_text(v);
+    char *text = json_canonical(v);
     json_decref(v);
     v = json_parse(text, strlen(text), "search", &err);
     struct search *copy = search_load(v, &err);
@@ -546,10 +546,10 @@ static void test_step_adapts(void **state) {
     (void)state;
     for (int k = 0; k < 3; k++) {
         double step = k == 1 ? 1e-6 : 100, power = 0.5 * (k + 1);
-        for (int i = 0; i < 60; i++) step = step_adapt(step, math_pow(step, power), 0.1, 0.5);
+        for (int i = 0; i < 60; i++) step = mutation_step_adapt(step, math_pow(step, power), 0.1, 0.5);
         assert_true(fabs(math_pow(step, power) - 0.1) < 1e-3);
     }
-    assert_true(step_adapt(1, 0, 0.1, 1) == 2 && step_adapt(1, 1e9, 0.1, 1) == 0.5);
+    assert_true(mutation_step_adapt(1, 0, 0.1, 1) == 2 && mutation_step_adapt(1, 1e9, 0.1, 1) == 0.5);
 }
 
 /* fitness */
@@ -560,7 +560,7 @@ static void test_combination(void **state) {
     struct fitness_term t[3] = {{.weight = 0.5, .items = a},
                                 {.weight = 0.5, .items = b},
                                 {.weight = 2, .value = {0.1, 0.05, 0.25}}};
-    struct interval v = fitness_combine(t, 3, 4);
+    struct stats_interval v = fitness_combine(t, 3, 4);
     assert_true(fabs(v.value - 0.7) < 1e-12);
     assert_true(fabs(v.lo - 0.6) < 1e-12 && fabs(v.hi - 1.0) < 1e-12);
     assert_true(t[0].value.value == 0.75 && t[1].value.value == 0.25);
@@ -585,7 +585,7 @@ static void test_combination_covers(void **state) {
             {.weight = 0.3, .items = help},
             {.weight = 0.1,
              .value = {0.2 + 0.3 * x, 0.2 + 0.3 * (x - 1.96), 0.2 + 0.3 * (x + 1.96)}}};
-        struct interval v = fitness_combine(t, 3, 100);
+        struct stats_interval v = fitness_combine(t, 3, 100);
         double truth = 0.6 * 0.6 + 0.3 * (0.3 - 0.1) + 0.1 * 0.2;
         held += v.lo <= truth && truth <= v.hi;
     }
@@ -813,7 +813,7 @@ static void curse_run(uint32_t k, double spread, double *scores, double *error) 
     int winner;
     for (int i = 0; i < N; i++) truth[i] = 0.5 + spread * normal(&r);
     for (int i = 0; i < N * CURSE_ITEMS; i++) scores[i] = uniform(&r) < truth[i / CURSE_ITEMS];
-    struct interval split = fitness_split(scores, N, CURSE_ITEMS, &winner);
+    struct stats_interval split = fitness_split(scores, N, CURSE_ITEMS, &winner);
     fitness_shrink(scores, N, CURSE_ITEMS, shrunk);
     for (int j = 0; j < CURSE_ITEMS; j++) mean += scores[winner * CURSE_ITEMS + j] / CURSE_ITEMS;
     error[0] = mean - truth[winner];
@@ -890,13 +890,13 @@ static void test_operators(void **state) {
     int dropped[4] = {0}, favourite = 0;
     double used_before_drop = 0;
     for (uint32_t k = 0; k < RUNS; k++) {
-        struct operators o;
+        struct operator_selector o;
         struct rng r = rng_make(19, RNG_TEST, k, 4);
-        operators_init(&o, 4, 0.05, 0);
+        operator_selector_init(&o, 4, 0.05, 0);
         for (int t = 0; t < 2000; t++) {
-            int i = operators_pick(&o, &r);
+            int i = operator_selector_pick(&o, &r);
             assert_false(o.v[i].dropped);
-            operators_tell(&o, i, gain[i] + 0.1 * normal(&r));
+            operator_selector_update(&o, i, gain[i] + 0.1 * normal(&r));
         }
         double p = 0;
         for (int i = 0; i < 4; i++) dropped[i] += o.v[i].dropped, p += o.v[i].p;
@@ -910,9 +910,9 @@ static void test_operators(void **state) {
                   used_before_drop);
     assert_true(dropped[0] + dropped[1] <= RUNS / 20);
     assert_true(dropped[2] > RUNS * 95 / 100 && dropped[3] == RUNS && favourite > RUNS * 9 / 10);
-    struct operators one; // the last one stays, and what is no number harms
-    operators_init(&one, 2, 0.05, 0);
-    for (int t = 0; t < 500; t++) operators_tell(&one, t % 2, NAN);
+    struct operator_selector one; // the last one stays, and what is no number harms
+    operator_selector_init(&one, 2, 0.05, 0);
+    for (int t = 0; t < 500; t++) operator_selector_update(&one, t % 2, NAN);
     assert_true(one.v[0].dropped != one.v[1].dropped);
 }
 

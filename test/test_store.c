@@ -66,11 +66,11 @@ static void file_is_sound(void) {
 }
 
 /* Call number i, its numbers borrowed; every field differs from its neighbours'. */
-static struct stored_call call_make(int i) {
+static struct store_call call_make(int i) {
     static float probs[1024][40];
     static int32_t ends[1024][4];
     int own = i % 1024, n = i % 4 == 3 ? 40 : 4;
-    struct stored_call c = {.choice = i % 4,
+    struct store_call c = {.choice = i % 4,
                             .n_choices = n,
                             .prob = probs[own],
                             .n_prefilled = i,
@@ -81,16 +81,16 @@ static struct stored_call call_make(int i) {
                             .n_tokens = i % 5};
     for (int k = 0; k < 40; k++) probs[own][k] = 1.0f / (float)(i + k + 1);
     for (int k = 0; k < 4; k++) ends[own][k] = i + 3 * k;
-    hash_bytes(&i, sizeof i, c.key);
+    sha256_bytes(&i, sizeof i, c.key);
     return c;
 }
 
 static void test_calls(void **state) {
     (void)state;
     struct store *s = opened();
-    struct stored_call got;
+    struct store_call got;
     for (int i = 0; i < 20; i++) {
-        struct stored_call c = call_make(i);
+        struct store_call c = call_make(i);
         c.text = i % 3 ? "work: 1 < 2\n雪" : NULL;
         assert_false(store_call_get(s, c.key, &got));
         assert_int_equal(store_call_put(s, &c, &err), OK);
@@ -98,7 +98,7 @@ static void test_calls(void **state) {
     store_close(s);
     s = opened();
     for (int i = 0; i < 20; i++) {
-        struct stored_call c = call_make(i);
+        struct store_call c = call_make(i);
         assert_true(store_call_get(s, c.key, &got));
         assert_string_equal(got.key, c.key);
         assert_int_equal(got.choice, c.choice);
@@ -114,7 +114,7 @@ static void test_calls(void **state) {
             assert_string_equal(got.text, "work: 1 < 2\n雪");
         else
             assert_null(got.text);
-        stored_call_release(&got);
+        store_call_release(&got);
     }
     store_close(s);
 }
@@ -122,13 +122,13 @@ static void test_calls(void **state) {
 static void test_call_without_choices(void **state) {
     (void)state;
     struct store *s = opened();
-    struct stored_call c = call_make(1), got;
+    struct store_call c = call_make(1), got;
     c.n_choices = 0;
     assert_int_equal(store_call_put(s, &c, &err), OK);
     assert_true(store_call_get(s, c.key, &got));
     assert_int_equal(got.n_choices, 0);
     assert_null(got.prob);
-    stored_call_release(&got);
+    store_call_release(&got);
     store_close(s);
 }
 
@@ -137,13 +137,13 @@ static void test_call_without_choices(void **state) {
 static void test_call_again_is_ignored(void **state) {
     (void)state;
     struct store *s = opened();
-    struct stored_call c = call_make(3), other = call_make(4), got;
+    struct store_call c = call_make(3), other = call_make(4), got;
     memcpy(other.key, c.key, HASH_LEN);
     c.n_tokens = 0;
     assert_int_equal(store_call_put(s, &c, &err), OK);
     assert_true(store_call_get(s, c.key, &got));
     assert_true(got.n_tokens == 0 && !got.ends && !got.logprobs);
-    stored_call_release(&got);
+    store_call_release(&got);
     c.n_tokens = 3;
     assert_int_equal(store_call_put(s, &c, &err), OK);
     assert_int_equal(store_call_put(s, &other, &err), OK);
@@ -151,7 +151,7 @@ static void test_call_again_is_ignored(void **state) {
     assert_int_equal(got.n_prefilled, 3);
     assert_int_equal(got.n_tokens, 3);
     assert_memory_equal(got.ends, c.ends, 3 * sizeof *c.ends);
-    stored_call_release(&got);
+    store_call_release(&got);
     store_close(s);
     assert_int_equal(query_int("SELECT count(*) FROM calls"), 1);
 }
@@ -230,8 +230,8 @@ static void test_results_and_events(void **state) {
            *better = json_pack("{s:s,s:i}", "name", "base", "n", 4);
     assert_int_equal(store_result_put(s, "r", "base", row, &err), OK);
     assert_int_equal(store_result_put(s, "r", "base", better, &err), OK);
-    assert_int_equal(store_event(s, "r", "generation", row, &err), OK);
-    assert_int_equal(store_event(s, "r", "generation", row, &err), OK);
+    assert_int_equal(store_event_add(s, "r", "generation", row, &err), OK);
+    assert_int_equal(store_event_add(s, "r", "generation", row, &err), OK);
     json_decref(row);
     json_decref(better);
     store_close(s);
@@ -253,7 +253,7 @@ static void test_metrics(void **state) {
     }
     json_t *again = json_pack("{s:i,s:f}", "step", 2, "loss", 0.5), *list;
     assert_int_equal(store_metric_put(s, "r", 2, again, &err), OK);
-    assert_int_equal(store_metric_cut(s, "r", 3, &err), OK);
+    assert_int_equal(store_metric_truncate(s, "r", 3, &err), OK);
     list = store_metric_list(s, "r", &err);
     assert_int_equal(json_array_size(list), 3);
     assert_true(json_equal(json_array_get(list, 1), again));
@@ -268,18 +268,18 @@ static void test_metrics(void **state) {
 static void test_rollback(void **state) {
     (void)state;
     struct store *s = opened();
-    struct stored_call kept = call_make(1), lost = call_make(2), got;
+    struct store_call kept = call_make(1), lost = call_make(2), got;
     assert_int_equal(store_begin(s, &err), OK);
     assert_int_equal(store_call_put(s, &kept, &err), OK);
     assert_int_equal(store_commit(s, &err), OK);
     assert_int_equal(store_begin(s, &err), OK);
     assert_int_equal(store_call_put(s, &lost, &err), OK);
     assert_true(store_call_get(s, lost.key, &got));
-    stored_call_release(&got);
+    store_call_release(&got);
     store_rollback(s);
     assert_false(store_call_get(s, lost.key, &got));
     assert_true(store_call_get(s, kept.key, &got));
-    stored_call_release(&got);
+    store_call_release(&got);
     store_close(s);
 }
 
@@ -352,7 +352,7 @@ static void child_write(int whole, int open, int say) {
         int n = g < whole ? GROUP : open;
         ok = store_begin(s, &err) == OK;
         for (int i = 0; ok && i < n; i++) {
-            struct stored_call c = call_make(g * GROUP + i);
+            struct store_call c = call_make(g * GROUP + i);
             char text[2000];
             memset(text, 'w', sizeof text - 1);
             text[sizeof text - 1] = 0;
@@ -377,13 +377,13 @@ static void kill_in_transaction(int whole, int open) {
     kill(child, SIGKILL);
     waitpid(child, NULL, 0);
     struct store *s = opened();
-    struct stored_call got;
+    struct store_call got;
     for (int i = 0; i < whole * GROUP; i++) {
         assert_true(store_call_get(s, call_make(i).key, &got));
         assert_int_equal(got.n_prefilled, i);
-        stored_call_release(&got);
+        store_call_release(&got);
     }
-    struct stored_call more = call_make(whole * GROUP);
+    struct store_call more = call_make(whole * GROUP);
     assert_false(store_call_get(s, more.key, &got));
     assert_int_equal(store_call_put(s, &more, &err), OK);
     store_close(s);
@@ -406,7 +406,7 @@ static void child_write_groups(void) {
     for (int g = 0; s && g < 1 << 20; g++) {
         if (store_begin(s, &err) != OK) _exit(1);
         for (int i = 0; i < GROUP; i++) {
-            struct stored_call c = call_make(g * GROUP + i);
+            struct store_call c = call_make(g * GROUP + i);
             if (store_call_put(s, &c, &err) != OK) _exit(1);
         }
         if (store_commit(s, &err) != OK) _exit(1);
@@ -444,7 +444,7 @@ static void test_two_processes(void **state) {
         struct store *s = store_open(path, &err);
         bool ok = s != NULL;
         for (int i = 0; ok && i < EACH; i++) {
-            struct stored_call c =
+            struct store_call c =
                 call_make(i + k * EACH / 2); /* half of them are the other's too */
             ok = store_begin(s, &err) == OK && store_call_put(s, &c, &err) == OK &&
                  store_commit(s, &err) == OK;

@@ -34,14 +34,14 @@ static void close_to(double got, double want, double tolerance) {
 }
 
 /* An answer whose choice is its most probable one, the lowest of equals. */
-static struct answer answer_of(float p0, float p1, float p2, float p3) {
-    struct answer a = {.prob = {p0, p1, p2, p3}};
+static struct agent_answer answer_of(float p0, float p1, float p2, float p3) {
+    struct agent_answer a = {.prob = {p0, p1, p2, p3}};
     for (int i = 1; i < 4; i++)
         if (a.prob[i] > a.prob[a.choice]) a.choice = i;
     return a;
 }
 
-static int decide(const char *vote, const struct answer *a, int n) {
+static int decide(const char *vote, const struct agent_answer *a, int n) {
     const struct vote *v = vote_find(vote);
     assert_non_null(v);
     return vote_decide(v, a, n, 4);
@@ -50,7 +50,7 @@ static int decide(const char *vote, const struct answer *a, int n) {
 /* Two lukewarm agents against a certain one: each rule has its own answer. */
 static void test_votes_differ(void **state) {
     (void)state;
-    const struct answer a[] = {answer_of(0.40f, 0.05f, 0.30f, 0.25f),
+    const struct agent_answer a[] = {answer_of(0.40f, 0.05f, 0.30f, 0.25f),
                                answer_of(0.40f, 0.05f, 0.35f, 0.20f),
                                answer_of(0.01f, 0.97f, 0.01f, 0.01f)};
     assert_int_equal(decide("majority", a, 3), 0);   /* 2 : 1 */
@@ -63,7 +63,7 @@ static void test_votes_differ(void **state) {
 /* A choice that nobody ruled out beats one that somebody did. */
 static void test_logprob_is_a_veto(void **state) {
     (void)state;
-    const struct answer a[] = {answer_of(0.6f, 0.4f, 0, 0), answer_of(0.6f, 0.4f, 0, 0),
+    const struct agent_answer a[] = {answer_of(0.6f, 0.4f, 0, 0), answer_of(0.6f, 0.4f, 0, 0),
                                answer_of(0, 0.4f, 0.6f, 0)};
     assert_int_equal(decide("logprob", a, 3), 1);
     assert_int_equal(decide("majority", a, 3), 0);
@@ -73,7 +73,7 @@ static void test_borda_counts_ranks(void **state) {
     (void)state;
     /* 3 2 1 0, 3 2 1 0, 0 2 1 3 and 0 2 1 3 (points a choice): 6, 8, 4, 6. Second for all beats
      * first for half. */
-    const struct answer a[] = {answer_of(0.4f, 0.3f, 0.2f, 0.1f), answer_of(0.4f, 0.3f, 0.2f, 0.1f),
+    const struct agent_answer a[] = {answer_of(0.4f, 0.3f, 0.2f, 0.1f), answer_of(0.4f, 0.3f, 0.2f, 0.1f),
                                answer_of(0.1f, 0.3f, 0.2f, 0.4f),
                                answer_of(0.1f, 0.3f, 0.2f, 0.4f)};
     assert_int_equal(decide("borda", a, 4), 1);
@@ -84,13 +84,13 @@ static void test_borda_counts_ranks(void **state) {
  */
 static void test_ties(void **state) {
     (void)state;
-    const struct answer mass[] = {answer_of(0.5f, 0.25f, 0.25f, 0), answer_of(0, 0.25f, 0.75f, 0)};
+    const struct agent_answer mass[] = {answer_of(0.5f, 0.25f, 0.25f, 0), answer_of(0, 0.25f, 0.75f, 0)};
     assert_int_equal(decide("majority", mass, 2), 2);
-    const struct answer even[] = {answer_of(0, 0.25f, 0.25f, 0.5f),
+    const struct agent_answer even[] = {answer_of(0, 0.25f, 0.25f, 0.5f),
                                   answer_of(0, 0.5f, 0.25f, 0.25f)};
     assert_int_equal(decide("majority", even, 2), 1);
     assert_int_equal(decide("confidence", even, 2), 1);
-    const struct answer none[] = {{.choice = 0}, {.choice = 0}};
+    const struct agent_answer none[] = {{.choice = 0}, {.choice = 0}};
     assert_int_equal(decide("confidence", none, 2), 0);
     assert_null(vote_find("dictator"));
 }
@@ -99,26 +99,26 @@ static void test_ties(void **state) {
 static void test_one_voter(void **state) {
     (void)state;
     for (const struct vote *v = vote_table; v->name; v++) {
-        struct answer a = answer_of(0.2f, 0.1f, 0.4f, 0.3f);
+        struct agent_answer a = answer_of(0.2f, 0.1f, 0.4f, 0.3f);
         assert_int_equal(vote_decide(v, &a, 1, 4), 2);
     }
 }
 
 enum { AGENTS = 4, ITEMS = 60 };
 
-static struct item plain_items[ITEMS];
+static struct task_item plain_items[ITEMS];
 
 static void items_make(void) {
     static const char *const words[] = {"a", "b", "c", "d"};
     for (int i = 0; i < ITEMS; i++) {
-        plain_items[i] = (struct item){
+        plain_items[i] = (struct task_item){
             .question = (char *)(uintptr_t) "?", .n_choices = 4, .correct = (i * 7 + 3) % 4};
         for (int c = 0; c < 4; c++) plain_items[i].choices[c] = (char *)(uintptr_t)words[c];
     }
 }
 
 /* Random distributions, random but seeded. */
-static void answers_draw(struct answer *a, uint32_t seed) {
+static void answers_draw(struct agent_answer *a, uint32_t seed) {
     struct rng r = rng_make(seed, RNG_TEST, 0, 0);
     for (int i = 0; i < AGENTS * ITEMS; i++) {
         float p[4], sum = 0;
@@ -128,10 +128,10 @@ static void answers_draw(struct answer *a, uint32_t seed) {
 }
 
 /* The vote's accuracy on all items of the agents in `members`, by the definition. */
-static double team_accuracy(const struct vote *v, const struct answer *answers, unsigned members) {
+static double team_accuracy(const struct vote *v, const struct agent_answer *answers, unsigned members) {
     int right = 0;
     for (int i = 0; i < ITEMS; i++) {
-        struct answer team[AGENTS];
+        struct agent_answer team[AGENTS];
         int n = 0;
         for (int a = 0; a < AGENTS; a++)
             if (members >> a & 1) team[n++] = answers[a * ITEMS + i];
@@ -142,14 +142,14 @@ static double team_accuracy(const struct vote *v, const struct answer *answers, 
 
 static void test_leave_one_out_of_a_vote(void **state) {
     (void)state;
-    struct answer answers[AGENTS * ITEMS];
-    struct interval worth[AGENTS];
+    struct agent_answer answers[AGENTS * ITEMS];
+    struct stats_interval worth[AGENTS];
     double spread = 0;
     items_make();
     for (uint32_t seed = 0; seed < 5; seed++) {
         answers_draw(answers, seed);
         for (const struct vote *v = vote_table; v->name; v++) {
-            credit_vote_loo(v, answers, AGENTS, plain_items, ITEMS, worth);
+            contribution_leave_one_out_vote(v, answers, AGENTS, plain_items, ITEMS, worth);
             double all = team_accuracy(v, answers, 15);
             for (int a = 0; a < AGENTS; a++) {
                 close_to(worth[a].value, all - team_accuracy(v, answers, 15 & ~(1u << a)), 1e-12);
@@ -165,50 +165,50 @@ static void test_leave_one_out_of_a_vote(void **state) {
  * nothing. */
 static void test_worth_of_the_only_one_who_knows(void **state) {
     (void)state;
-    struct answer answers[AGENTS * ITEMS];
-    struct interval worth[AGENTS];
+    struct agent_answer answers[AGENTS * ITEMS];
+    struct stats_interval worth[AGENTS];
     items_make();
     for (int i = 0; i < AGENTS * ITEMS; i++) {
         bool knows = i / ITEMS == 1;
-        struct answer a = {.choice = (plain_items[i % ITEMS].correct + !knows) % 4};
+        struct agent_answer a = {.choice = (plain_items[i % ITEMS].correct + !knows) % 4};
         a.prob[a.choice] = knows ? 1 : 0.3f;
         answers[i] = a;
     }
-    credit_vote_loo(vote_find("confidence"), answers, AGENTS, plain_items, ITEMS, worth);
+    contribution_leave_one_out_vote(vote_find("confidence"), answers, AGENTS, plain_items, ITEMS, worth);
     close_to(worth[0].value, 0, 0);
     close_to(worth[1].value, 1, 0);
     memcpy(answers, answers + ITEMS, ITEMS * sizeof *answers);
-    credit_vote_loo(vote_find("confidence"), answers, AGENTS, plain_items, ITEMS, worth);
+    contribution_leave_one_out_vote(vote_find("confidence"), answers, AGENTS, plain_items, ITEMS, worth);
     close_to(worth[1].value, 0, 0);
 }
 
 static void test_novelty(void **state) {
     (void)state;
-    struct answer answers[3 * ITEMS];
-    struct interval novelty[3];
+    struct agent_answer answers[3 * ITEMS];
+    struct stats_interval novelty[3];
     double distance[9] = {0};
     items_make();
-    const struct behaviour x = {answers, plain_items, ITEMS};
+    const struct behaviour_answers x = {answers, plain_items, ITEMS};
     for (int i = 0; i < 3 * ITEMS; i++) answers[i] = answer_of(0.1f, 0.2f, 0.3f, 0.4f);
-    credit_novelty(credit_js, &x, 3, 3, ITEMS, novelty, distance);
+    behaviour_novelty(behaviour_js_divergence, &x, 3, 3, ITEMS, novelty, distance);
     for (int a = 0; a < 3; a++) close_to(novelty[a].value, 0, 1e-12);
     for (int i = 0; i < 3 * ITEMS; i++)
         answers[i] = i / ITEMS == 0   ? answer_of(1, 0, 0, 0)
                      : i / ITEMS == 1 ? answer_of(0, 0.5f, 0.5f, 0)
                                       : answer_of(0, 0, 0, 1);
-    credit_novelty(credit_js, &x, 3, 3, ITEMS, novelty, distance);
+    behaviour_novelty(behaviour_js_divergence, &x, 3, 3, ITEMS, novelty, distance);
     for (int a = 0; a < 3; a++) close_to(novelty[a].value, 1, 1e-12);
     /* (1, 0) and (½, ½): ½·log2(4/3) + ½·(½·log2(2/3) + ½·log2 2) = 0.3112781… */
     for (int i = 0; i < 2 * ITEMS; i++)
         answers[i] = i < ITEMS ? answer_of(1, 0, 0, 0) : answer_of(0.5f, 0.5f, 0, 0);
-    credit_novelty(credit_js, &x, 2, 2, ITEMS, novelty, distance);
+    behaviour_novelty(behaviour_js_divergence, &x, 2, 2, ITEMS, novelty, distance);
     close_to(novelty[0].value, 0.311278124459133, 1e-12);
     close_to(novelty[1].value, novelty[0].value, 1e-12);
-    credit_novelty(credit_js, &x, 1, 1, ITEMS, novelty, distance);
+    behaviour_novelty(behaviour_js_divergence, &x, 1, 1, ITEMS, novelty, distance);
     close_to(novelty[0].value, 0, 0);
     /* Two of three choose alike; the third is a witness and counts for nobody. */
     for (int i = 0; i < 3 * ITEMS; i++) answers[i].choice = i / ITEMS == 2;
-    credit_novelty(credit_disagreement, &x, 3, 2, ITEMS, novelty, distance);
+    behaviour_novelty(behaviour_disagreement, &x, 3, 2, ITEMS, novelty, distance);
     close_to(novelty[0].value, 0, 0);
     close_to(novelty[2].value, 1, 0);
     close_to(distance[1], 0, 0);
@@ -221,13 +221,13 @@ static void test_novelty(void **state) {
  * live in the items. */
 struct turn { /* what a call of the "brief" workflow says */
     const struct agent *agent;
-    const struct item *item;
+    const struct task_item *item;
     char *own, *others[8]; /* NULL, and none, in the first round */
     int n_others;
     bool working;
     float temperature;
     uint64_t seed;
-    struct answer answer;
+    struct agent_answer answer;
 };
 struct script {
     struct turn turns[4096];
@@ -235,14 +235,14 @@ struct script {
     bool follow;
 };
 
-static int word_index(const struct item *it, const char *word) {
+static int word_index(const struct task_item *it, const char *word) {
     for (int c = 0; c < it->n_choices; c++)
         if (strcmp(it->choices[c], word) == 0) return c;
     fail_msg("'%s' is no choice", word);
     return -1;
 }
 
-static struct turn turn_read(const struct call *c) {
+static struct turn turn_read(const struct llm_call *c) {
     struct turn t = {.agent = c->agent,
                      .item = c->item,
                      .working = c->working,
@@ -264,18 +264,18 @@ static struct turn turn_read(const struct call *c) {
     return t;
 }
 
-static int script_ask(void *ctx, struct call *calls, int n, struct error *e) {
+static int script_ask(void *ctx, struct llm_call *calls, int n, struct error *e) {
     struct script *s = ctx;
     s->calls++;
     if (s->calls == s->fail_at) return error_set(e, ERR_STATE, "the script ends here");
     for (int i = 0; i < n; i++) {
         struct turn turn = turn_read(&calls[i]), *t = &turn;
-        struct call *c = &calls[i];
+        struct llm_call *c = &calls[i];
         int who = t->agent->name[0] - '0', item = (int)(t->item - plain_items);
         int choice = t->own ? word_index(t->item, t->own) : (who + item) % 4;
         if (s->follow && who == 0 && t->n_others > 0)
             choice = word_index(t->item, t->others[t->n_others - 1]);
-        c->answer = (struct answer){.choice = choice};
+        c->answer = (struct agent_answer){.choice = choice};
         for (int k = 0; k < 4; k++) c->answer.prob[k] = k == choice ? 0.7f : 0.1f;
         c->n_prefilled = 10;
         c->n_generated = 3;
@@ -300,19 +300,19 @@ static void script_end(void) {
     script.n = 0;
 }
 
-static struct asker script_begin(bool follow) {
+static struct llm_client script_begin(bool follow) {
     script_end();
     memset(&script, 0, sizeof script);
     script.follow = follow;
     items_make();
-    return (struct asker){&script, script_ask};
+    return (struct llm_client){&script, script_ask};
 }
 
 static struct debate_options options_make(int rounds, uint64_t seed) {
     return (struct debate_options){.rounds = rounds, .vote = vote_find("majority"), .seed = seed};
 }
 
-static struct debate debate_of(const struct asker *a, int n_agents, int n_items, int rounds,
+static struct debate debate_of(const struct llm_client *a, int n_agents, int n_items, int rounds,
                                uint64_t seed) {
     struct debate d;
     struct debate_options o = options_make(rounds, seed);
@@ -324,7 +324,7 @@ static struct debate debate_of(const struct asker *a, int n_agents, int n_items,
 /* What agent `me` is told from the second round on: its own last answer, and everybody else's, no
  * more and no less. */
 static void turn_check(const struct debate *d, const struct turn *t, int round, int me, int item) {
-    const struct answer *last =
+    const struct agent_answer *last =
         d->answers + (size_t)(round - 1) * (size_t)(d->n_agents * d->n_items);
     int heard[4] = {0}, said[4] = {0};
     assert_string_equal(t->own, plain_items[item].choices[last[me * d->n_items + item].choice]);
@@ -337,7 +337,7 @@ static void turn_check(const struct debate *d, const struct turn *t, int round, 
 
 static void test_rounds(void **state) {
     (void)state;
-    struct asker a = script_begin(false);
+    struct llm_client a = script_begin(false);
     struct debate d = debate_of(&a, 4, 12, 3, 9);
     assert_int_equal(script.calls, 3); /* a whole round is one batch */
     assert_int_equal(script.n, 3 * 4 * 12);
@@ -363,7 +363,7 @@ static void test_rounds(void **state) {
 /* The order of the others changes from item to item and with the seed, but not from run to run. */
 static void test_order_of_the_others(void **state) {
     (void)state;
-    struct asker a = script_begin(false);
+    struct llm_client a = script_begin(false);
     struct debate d = debate_of(&a, 4, 40, 2, 1);
     debate_release(&d);
     d = debate_of(&a, 4, 40, 2, 1);
@@ -389,7 +389,7 @@ static void test_order_of_the_others(void **state) {
 /* Agent 0 takes over what it hears: what it gains and loses is counted, and its votes move. */
 static void test_flips(void **state) {
     (void)state;
-    struct asker a = script_begin(true);
+    struct llm_client a = script_begin(true);
     struct debate d = debate_of(&a, 4, ITEMS, 4, 3);
     int64_t good = 0, bad = 0;
     size_t cells = 4 * ITEMS;
@@ -404,7 +404,7 @@ static void test_flips(void **state) {
     assert_int_equal(d.flips_bad, bad);
     for (int r = 0; r < 4; r++)
         for (int i = 0; i < ITEMS; i++) {
-            struct answer said[4];
+            struct agent_answer said[4];
             for (int k = 0; k < 4; k++)
                 said[k] = d.answers[(size_t)r * cells + (size_t)(k * ITEMS + i)];
             bool right = vote_decide(vote_find("majority"), said, 4, 4) == plain_items[i].correct;
@@ -418,7 +418,7 @@ static void test_flips(void **state) {
  * four are the same. */
 static void test_first_round_ignores_the_team(void **state) {
     (void)state;
-    struct asker a = script_begin(true);
+    struct llm_client a = script_begin(true);
     struct debate d = debate_of(&a, 4, 20, 2, 1), alone;
     struct debate_options o = options_make(1, 77);
     int from = script.n;
@@ -437,7 +437,7 @@ static void test_first_round_ignores_the_team(void **state) {
 
 static void test_bad_debates_are_refused(void **state) {
     (void)state;
-    struct asker a = script_begin(false);
+    struct llm_client a = script_begin(false);
     struct debate d;
     struct debate_options o = options_make(0, 1);
     assert_int_equal(debate_run(&a, team, 4, plain_items, 3, &o, &d, NULL, &err), ERR_USAGE);
@@ -456,7 +456,7 @@ static void test_bad_debates_are_refused(void **state) {
 
 static void test_transcript(void **state) {
     (void)state;
-    struct asker a = script_begin(false);
+    struct llm_client a = script_begin(false);
     struct debate d = debate_of(&a, 2, 3, 2, 1);
     struct buf b = {0};
     debate_transcript(&d, team, &plain_items[1], 1, vote_find("majority"), &b);
@@ -471,12 +471,12 @@ static void test_transcript(void **state) {
 static void test_leave_one_out_of_a_debate(void **state) {
     (void)state;
     enum { N = 40 };
-    struct asker a = script_begin(true);
+    struct llm_client a = script_begin(true);
     struct debate_options o = options_make(2, 5);
     struct debate full = debate_of(&a, 4, N, 2, 5);
-    struct interval worth[4];
+    struct stats_interval worth[4];
     assert_int_equal(
-        credit_leave_one_out(&a, team, 4, plain_items, N, &o, &full, worth, NULL, &err), OK);
+        contribution_leave_one_out(&a, team, 4, plain_items, N, &o, &full, worth, NULL, &err), OK);
     bool some = false;
     for (int out = 0; out < 4; out++) {
         struct agent rest[3];
@@ -496,7 +496,7 @@ static void test_leave_one_out_of_a_debate(void **state) {
     }
     assert_true(some);
     struct debate one = debate_of(&a, 1, N, 2, 5);
-    assert_int_equal(credit_leave_one_out(&a, team, 1, plain_items, N, &o, &one, worth, NULL, &err),
+    assert_int_equal(contribution_leave_one_out(&a, team, 1, plain_items, N, &o, &one, worth, NULL, &err),
                      ERR_USAGE);
     debate_release(&one);
     debate_release(&full);
@@ -506,11 +506,11 @@ static void test_leave_one_out_of_a_debate(void **state) {
 static void test_self_consistency(void **state) {
     (void)state;
     enum { N = 20, K = 5 };
-    struct asker a = script_begin(false);
+    struct llm_client a = script_begin(false);
     uint8_t right[N];
-    struct samples s;
+    struct self_consistency s;
     assert_int_equal(
-        samples_draw(&a, &team[1], plain_items, N, K, 0.7f, 24, 4, NULL, &s, NULL, &err), OK);
+        self_consistency_sample(&a, &team[1], plain_items, N, K, 0.7f, 24, 4, NULL, &s, NULL, &err), OK);
     assert_int_equal(script.n, N * K);
     for (int k = 0; k < K; k++) {
         assert_int_equal(s.generated[k], N * 3);
@@ -522,22 +522,22 @@ static void test_self_consistency(void **state) {
         for (int j = 0; j < i; j++) assert_true(t->seed != script.turns[j].seed);
     }
     for (int k = 1; k <= K; k++) {
-        samples_vote(&s, plain_items, k, right);
+        self_consistency_vote(&s, plain_items, k, right);
         for (int i = 0; i < N; i++)
             assert_int_equal(right[i], (1 + i) % 4 == plain_items[i].correct);
     }
-    samples_release(&s);
+    self_consistency_release(&s);
     uint64_t first = script.turns[0].seed;
     assert_int_equal(
-        samples_draw(&a, &team[1], plain_items, 1, 1, 0.7f, 24, 5, NULL, &s, NULL, &err), OK);
+        self_consistency_sample(&a, &team[1], plain_items, 1, 1, 0.7f, 24, 5, NULL, &s, NULL, &err), OK);
     assert_true(script.turns[script.n - 1].seed != first);
-    samples_release(&s);
+    self_consistency_release(&s);
 }
 
 /* More than half of those who were asked, or nothing. */
 static void test_quorum(void **state) {
     (void)state;
-    const struct answer a[] = {answer_of(1, 0, 0, 0), answer_of(1, 0, 0, 0), answer_of(0, 1, 0, 0),
+    const struct agent_answer a[] = {answer_of(1, 0, 0, 0), answer_of(1, 0, 0, 0), answer_of(0, 1, 0, 0),
                                answer_of(0, 0, 1, 0)};
     const struct vote *v = vote_find("quorum");
     assert_int_equal(vote_decide(v, a, 3, 4), 0);
@@ -562,12 +562,12 @@ static void test_credit_of_a_known_game(void **state) {
     (void)state;
     int calls = 0;
     uint8_t right[8][2], item[8];
-    struct worth w[3];
-    struct game g = {&calls, glove_play, 3, 2};
-    assert_int_equal(game_play_all(&g, &right[0][0], &err), OK);
+    struct contribution w[3];
+    struct coalition_game g = {&calls, glove_play, 3, 2};
+    assert_int_equal(coalition_game_play_all(&g, &right[0][0], &err), OK);
     assert_int_equal(calls, 7);
     for (int s = 0; s < 8; s++) item[s] = right[s][0];
-    credit_exact(item, 3, 1, w);
+    contribution_exact(item, 3, 1, w);
     static const double shapley[] = {1.0 / 6, 1.0 / 6, 2.0 / 3}, banzhaf[] = {0.25, 0.25, 0.75},
                         out[] = {0, 0, 1};
     for (int a = 0; a < 3; a++) {
@@ -575,7 +575,7 @@ static void test_credit_of_a_known_game(void **state) {
         close_to(w[a].banzhaf.value, banzhaf[a], 1e-12);
         close_to(w[a].leave_one_out.value, out[a], 1e-12);
     }
-    credit_exact(&right[0][0], 3, 2, w); // efficiency: the values add up to v(N)
+    contribution_exact(&right[0][0], 3, 2, w); // efficiency: the values add up to v(N)
     close_to(w[0].shapley.value + w[1].shapley.value + w[2].shapley.value, 1, 1e-12);
     close_to(w[0].shapley.value, (shapley[0] + 1.0 / 3) / 2, 1e-12);
 }
@@ -585,10 +585,10 @@ static void test_credit_of_a_known_game(void **state) {
 static void test_sampled_credit(void **state) {
     (void)state;
     enum { N = 60, FIVE = 5 };
-    struct answer answers[FIVE * N];
+    struct agent_answer answers[FIVE * N];
     struct rng rng = rng_make(3, RNG_TEST, 1, 0);
     uint8_t *right = xmalloc(((size_t)1 << FIVE) * N);
-    struct worth exact[FIVE], few[FIVE], many[FIVE];
+    struct contribution exact[FIVE], few[FIVE], many[FIVE];
     double far[2] = {0};
     items_make();
     for (int i = 0; i < FIVE * N; i++) {
@@ -599,11 +599,11 @@ static void test_sampled_credit(void **state) {
         answers[i].choice = choice;
     }
     struct vote_game v = {vote_find("majority"), answers, plain_items, FIVE, N, NULL};
-    struct game g = vote_game(&v);
-    assert_int_equal(game_play_all(&g, right, &err), OK);
-    credit_exact(right, FIVE, N, exact);
-    assert_int_equal(credit_sampled(&g, 8, 1, few, &err), OK);
-    assert_int_equal(credit_sampled(&g, 800, 1, many, &err), OK);
+    struct coalition_game g = vote_game(&v);
+    assert_int_equal(coalition_game_play_all(&g, right, &err), OK);
+    contribution_exact(right, FIVE, N, exact);
+    assert_int_equal(contribution_sampled(&g, 8, 1, few, &err), OK);
+    assert_int_equal(contribution_sampled(&g, 800, 1, many, &err), OK);
     for (int a = 0; a < FIVE; a++) {
         far[0] += fabs(few[a].shapley.value - exact[a].shapley.value);
         far[1] += fabs(many[a].shapley.value - exact[a].shapley.value);
@@ -617,17 +617,17 @@ static void test_sampled_credit(void **state) {
     free(right);
 }
 
-static int share_ask(void *ctx, struct call *calls, int n, struct error *e) {
+static int share_ask(void *ctx, struct llm_call *calls, int n, struct error *e) {
     int *whole = ctx;
     (void)e;
     for (int i = 0; i < n; i++) {
-        const struct item *it = calls[i].item;
+        const struct task_item *it = calls[i].item;
         const char *q = calls[i].messages[0].content;
         int member = calls[i].agent->name[0] - '0';
         assert_string_equal(q, it->views[member]);
         *whole += strcmp(q, it->question) == 0;
         /* the best that it sees, or hears */
-        int best = -1, values[MAX_CHOICES];
+        int best = -1, values[EVAL_MAX_CHOICES];
         for (int c = 0; c < it->n_choices; c++) values[c] = atoi(it->choices[c]);
         for (int c = 2 * member; c < 2 * member + 2; c++)
             if (best < 0 || values[c] > values[best]) best = c;
@@ -647,17 +647,17 @@ static int share_ask(void *ctx, struct call *calls, int n, struct error *e) {
 static void test_shares(void **state) {
     (void)state;
     enum { N = 120 };
-    struct item items[N];
+    struct task_item items[N];
     int whole = 0, together = 0, apart = 0;
     for (int i = 0; i < N; i++) {
-        shares_item(shares_find("largest"), SPLIT_TEST, 5, (uint32_t)i, &items[i]);
+        split_evidence_item(split_evidence_find("largest"), SPLIT_TEST, 5, (uint32_t)i, &items[i]);
         assert_int_equal(items[i].n_views, 3);
         assert_int_equal(fry_split_of(items[i].key), SPLIT_TEST);
         for (int c = 0; c < 6; c++)
             assert_true(strstr(items[i].views[c / 2], items[i].choices[c]) != NULL &&
                         atoi(items[i].choices[c]) <= atoi(items[i].choices[items[i].correct]));
     }
-    struct asker a = {&whole, share_ask};
+    struct llm_client a = {&whole, share_ask};
     struct debate_options o = {.rounds = 2, .vote = vote_find("majority"), .temperature = -1};
     struct debate d;
     assert_int_equal(debate_run(&a, team, 3, items, N, &o, &d, NULL, &err), OK);
@@ -669,7 +669,7 @@ static void test_shares(void **state) {
     assert_int_equal(together, N);
     assert_in_range(apart, N / 6, N * 3 / 5);
     debate_release(&d);
-    for (int i = 0; i < N; i++) item_release(&items[i]);
+    for (int i = 0; i < N; i++) task_item_release(&items[i]);
 }
 
 /* A hundred answers at 0.9 of which 60 are right are sure by 0.3 too much, and a temperature
@@ -677,7 +677,7 @@ static void test_shares(void **state) {
 static void test_calibration(void **state) {
     (void)state;
     enum { N = ITEMS };
-    struct answer answers[N];
+    struct agent_answer answers[N];
     struct debate d = {.n_agents = 1, .n_items = N, .rounds = 1, .answers = answers};
     items_make();
     for (int i = 0; i < N; i++) {
@@ -687,7 +687,7 @@ static void test_calibration(void **state) {
     }
     double share = 0;
     for (int i = 0; i < N; i++) share += (double)(i % 5 < 3) / N;
-    struct calibration c = debate_calibration(&d, plain_items, 0);
+    struct debate_calibration c = debate_calibration(&d, plain_items, 0);
     assert_int_equal(c.n, N);
     close_to(c.ece, 0.9 - share, 1e-6);
     assert_true(c.temperature > 1.5 && c.ece_fitted < 0.02 && c.nll_fitted < c.nll);
@@ -696,29 +696,29 @@ static void test_calibration(void **state) {
 /* The asker on an engine. A small random model with byte tokens answers; what it says is noise, but
  * exact noise. */
 
-struct stage {
+struct pipeline_stage {
     struct model *model;
     struct engine *engine;
     struct adapter *adapter;
-    struct speaker speaker;
-    struct item items[6];
+    struct engine_client speaker;
+    struct task_item items[6];
     struct agent agents[2];
     char path[64];
 };
 
-static void stage_open(struct stage *s, bool stored) {
-    *s = (struct stage){0};
+static void stage_open(struct pipeline_stage *s, bool stored) {
+    *s = (struct pipeline_stage){0};
     snprintf(s->path, sizeof s->path, "/tmp/shoal-test-swarm-%d.db", (int)getpid());
     struct model_config c;
-    assert_int_equal(shape_find("tiny-llama", &c, &err), OK);
+    assert_int_equal(model_preset_find("tiny-llama", &c, &err), OK);
     c.max_seq_len = 512;
-    s->model = model_new(&c, 3, CLASS_EXACT);
-    if (!s->model->tok) s->model->tok = tok_byte_fallback(c.vocab_size);
+    s->model = model_new(&c, 3, NUMERIC_EXACT);
+    if (!s->model->tok) s->model->tok = tokenizer_new_bytes(c.vocab_size);
     s->adapter = fixture_adapter(&c, 4, "all-linear", 0.3f, 8);
     struct engine_options eo = {.max_rows = 128, .max_seqs = 16, .max_len = 512};
     s->engine = engine_new(s->model, &eo, &err);
     assert_non_null(s->engine);
-    s->speaker = (struct speaker){.engine = s->engine, .model = s->model};
+    s->speaker = (struct engine_client){.engine = s->engine, .model = s->model};
     s->speaker.store = stored ? store_open(s->path, &err) : NULL;
     for (int i = 0; i < 6; i++)
         fry_item(i % fry_count(), SPLIT_DEV, 2, (uint32_t)i, false, &s->items[i]);
@@ -726,9 +726,9 @@ static void stage_open(struct stage *s, bool stored) {
     s->agents[1] = (struct agent){.name = "other", .system = "be bold", .adapter = s->adapter};
 }
 
-static void stage_close(struct stage *s) {
+static void stage_close(struct pipeline_stage *s) {
     char side[80];
-    for (int i = 0; i < 6; i++) item_release(&s->items[i]);
+    for (int i = 0; i < 6; i++) task_item_release(&s->items[i]);
     store_close(s->speaker.store);
     engine_free(s->engine);
     adapter_release(s->adapter);
@@ -739,8 +739,8 @@ static void stage_close(struct stage *s) {
     }
 }
 
-static struct debate stage_debate(struct stage *s, int n_agents) {
-    struct asker a = speaker_asker(&s->speaker);
+static struct debate stage_debate(struct pipeline_stage *s, int n_agents) {
+    struct llm_client a = engine_client_as_llm(&s->speaker);
     struct debate_options o = {
         .rounds = 2, .working = true, .max_tokens = 3, .vote = vote_find("confidence"), .seed = 6};
     struct debate d;
@@ -753,7 +753,7 @@ static struct debate stage_debate(struct stage *s, int n_agents) {
  * computed to the same. */
 static void test_calls_are_kept(void **state) {
     (void)state;
-    struct stage s;
+    struct pipeline_stage s;
     stage_open(&s, true);
     struct debate first = stage_debate(&s, 2);
     assert_int_equal(s.speaker.asked, 24);
@@ -780,7 +780,7 @@ static void test_calls_are_kept(void **state) {
  * with them. */
 static void test_teams_share_first_answers(void **state) {
     (void)state;
-    struct stage s;
+    struct pipeline_stage s;
     stage_open(&s, true);
     struct debate both = stage_debate(&s, 2);
     int64_t before = s.speaker.computed;
@@ -798,7 +798,7 @@ static void test_teams_share_first_answers(void **state) {
  * answers as the base does. */
 static void test_adapters_matter(void **state) {
     (void)state;
-    struct stage s;
+    struct pipeline_stage s;
     stage_open(&s, true);
     struct adapter *zero = adapter_scale(s.adapter, 0);
     s.agents[1] = (struct agent){.name = "zero", .adapter = zero};
@@ -820,18 +820,18 @@ static void test_adapters_matter(void **state) {
  * the seed. */
 static void test_seeds_of_samples(void **state) {
     (void)state;
-    struct stage s;
+    struct pipeline_stage s;
     stage_open(&s, true);
-    struct asker a = speaker_asker(&s.speaker);
+    struct llm_client a = engine_client_as_llm(&s.speaker);
     for (int i = 0; i < 4; i++) {
-        struct message chat[2];
-        struct call c = call_question(&s.agents[0], &s.items[0], -1, chat);
+        struct chat_message chat[2];
+        struct llm_call c = llm_call_question(&s.agents[0], &s.items[0], -1, chat);
         c.working = true;
         c.max_tokens = 3;
         c.seed = 1 + (uint64_t)(i % 2);
         c.temperature = i < 2 ? 2.0f : 0.0f;
         assert_int_equal(a.ask(a.ctx, &c, 1, &err), OK);
-        call_release(&c);
+        llm_call_release(&c);
     }
     assert_int_equal(s.speaker.computed, 3);
     stage_close(&s);
@@ -841,15 +841,15 @@ static void test_seeds_of_samples(void **state) {
  * choice. The store gives them back; one of before, which has none, is filled up. */
 static void test_free_text_has_its_tokens(void **state) {
     (void)state;
-    struct stage s;
+    struct pipeline_stage s;
     stage_open(&s, true);
-    struct asker a = speaker_asker(&s.speaker);
+    struct llm_client a = engine_client_as_llm(&s.speaker);
     static char question[] = "何ですか";
-    const struct item it = {.question = question, .correct = -1};
-    struct call c[3];
-    struct message chat[2];
+    const struct task_item it = {.question = question, .correct = -1};
+    struct llm_call c[3];
+    struct chat_message chat[2];
     for (int i = 0; i < 3; i++) {
-        c[i] = call_question(&s.agents[1], &it, -1, chat);
+        c[i] = llm_call_question(&s.agents[1], &it, -1, chat);
         c[i].max_tokens = 12;
         c[i].temperature = i == 2 ? 1.5f : 0;
         c[i].seed = 3;
@@ -862,10 +862,10 @@ static void test_free_text_has_its_tokens(void **state) {
     assert_int_equal(c[0].n_tokens, c[1].n_tokens);
     assert_memory_equal(c[0].ends, c[1].ends, (size_t)c[0].n_tokens * sizeof(int32_t));
     assert_memory_equal(c[0].logprobs, c[1].logprobs, (size_t)c[0].n_tokens * sizeof(float));
-    struct ids prompt = {0};
-    int32_t end = tok_chat_end(s.model->tok);
+    struct token_ids prompt = {0};
+    int32_t end = tokenizer_eot(s.model->tok);
     assert_int_equal(chat_encode(s.model->tok, chat, 2, true, &prompt, NULL, &err), OK);
-    struct request said = {.prompt = prompt.v,
+    struct engine_request said = {.prompt = prompt.v,
                            .n_prompt = prompt.n,
                            .adapter = s.adapter,
                            .max_tokens = 12,
@@ -875,7 +875,7 @@ static void test_free_text_has_its_tokens(void **state) {
                            .n_stop = end >= 0};
     assert_int_equal(engine_run(s.engine, &said, 1, NULL, &err), OK);
     const struct token_seq whole = {said.out, said.n_out};
-    struct request judged = {.prompt = prompt.v,
+    struct engine_request judged = {.prompt = prompt.v,
                              .n_prompt = prompt.n,
                              .adapter = s.adapter,
                              .sampling = {.top_p = 1},
@@ -886,23 +886,23 @@ static void test_free_text_has_its_tokens(void **state) {
     for (int i = 0; i < c[0].n_tokens; i++) sum += (double)c[0].logprobs[i];
     assert_int_equal(said.n_out, c[0].n_tokens);
     close_to(sum, (double)judged.choice_logprob[0], 1e-3);
-    request_release(&said);
-    request_release(&judged);
-    ids_release(&prompt);
-    struct call first = c[0];
+    engine_request_release(&said);
+    engine_request_release(&judged);
+    token_ids_release(&prompt);
+    struct llm_call first = c[0];
     sqlite3 *db;
     assert_int_equal(sqlite3_open(s.path, &db), SQLITE_OK);
     assert_int_equal(sqlite3_exec(db, "DELETE FROM said", NULL, NULL, NULL), SQLITE_OK);
     sqlite3_close(db);
     for (int i = 0; i < 2; i++) {
-        call_release(&c[1]);
-        c[1] = call_question(&s.agents[1], &it, -1, chat);
+        llm_call_release(&c[1]);
+        c[1] = llm_call_question(&s.agents[1], &it, -1, chat);
         c[1].max_tokens = 12;
         assert_int_equal(a.ask(a.ctx, &c[1], 1, &err), OK);
         assert_int_equal(s.speaker.computed, 3);
         assert_memory_equal(first.logprobs, c[1].logprobs, (size_t)first.n_tokens * sizeof(float));
     }
-    for (int i = 0; i < 3; i++) call_release(&c[i]);
+    for (int i = 0; i < 3; i++) llm_call_release(&c[i]);
     stage_close(&s);
 }
 

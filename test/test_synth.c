@@ -23,9 +23,9 @@ static char dir[] = "/tmp/shoal-synth-XXXXXX";
 static int set_up(void **state) {
     (void)state;
     struct model_config c;
-    if (shape_find("tiny-qwen3", &c, &err) != OK) return -1;
+    if (model_preset_find("tiny-qwen3", &c, &err) != OK) return -1;
     c.max_seq_len = LEN; // a byte is a token here
-    model = fixture_model_of(c, false, TENSOR_F32, CLASS_EXACT);
+    model = fixture_model_of(c, false, TENSOR_F32, NUMERIC_EXACT);
     return mkdtemp(dir) ? 0 : -1;
 }
 
@@ -85,10 +85,10 @@ static struct synth_sample *sample_put(struct synth *s, int prompt, const char *
 }
 
 static void filter(struct synth *s, const struct tokenizer *tok) {
-    struct synth_rules *r = synth_rules_new(s->o, tok, &err);
+    struct synth_filter_set *r = synth_filter_set_new(s->o, tok, &err);
     if (!r) fail_msg("%s", err.text);
     if (synth_filter(s, r, &err) != OK) fail_msg("%s", err.text);
-    synth_rules_free(r);
+    synth_filter_set_free(r);
 }
 
 static const char *fate(const struct synth *s, int i) {
@@ -153,7 +153,7 @@ static void test_unfinished(void **state) {
         sample_put(&s, 0, "b", 1)->finish = FINISH_LENGTH;
         sample_put(&s, 0, "c", 1)->finish = FINISH_LOOP;
         filter(&s, NULL);
-        assert_int_equal(synth_kept(&s), keep ? 3 : 1);
+        assert_int_equal(synth_count_kept(&s), keep ? 3 : 1);
         assert_string_equal(fate(&s, 2), keep ? "kept" : "unfinished");
         synth_release(&s);
         options_drop(&o);
@@ -177,7 +177,7 @@ static void test_wrong_rules_are_refused(void **state) {
     };
     for (size_t i = 0; i < ARRAY_LEN(cases); i++) {
         struct synth_options o = options_of(cases[i][0]);
-        assert_null(synth_rules_new(&o, model->tok, &err));
+        assert_null(synth_filter_set_new(&o, model->tok, &err));
         if (!strstr(err.text, cases[i][1])) fail_msg("%s: %s", cases[i][0], err.text);
         options_drop(&o);
     }
@@ -200,7 +200,7 @@ static void test_answers_are_compared_without_their_clothes(void **state) {
     };
     for (size_t i = 0; i < ARRAY_LEN(cases); i++) {
         struct buf out = {0};
-        synth_answer(cases[i][0], "answer:", &out);
+        synth_extract_answer(cases[i][0], "answer:", &out);
         if (out.len != strlen(cases[i][1]) || memcmp(out.data, cases[i][1], out.len) != 0)
             fail_msg("'%s': '%.*s'", cases[i][0], (int)out.len, out.data);
         buf_release(&out);
@@ -390,7 +390,7 @@ struct bench { /* what one generation runs on */
 };
 
 static struct bench bench_open(int threads, int seqs, const char *store,
-                               const struct named_adapter *adapters, int n) {
+                               const struct recorded_adapter *adapters, int n) {
     struct bench b = {.pool = pool_new(threads)};
     struct engine_options eo = {.max_rows = 32, .max_seqs = seqs, .max_len = LEN, .pool = b.pool};
     if (store) {
@@ -438,7 +438,7 @@ static void generate(struct synth *s, const struct synth_options *o, const struc
         json_object_set_new(json_array_get(s->prompts.v[i].messages, 0), "content",
                             json_string(text));
     }
-    if (synth_encode(s, &err) != OK || synth_generate(s, &err) != OK) fail_msg("%s", err.text);
+    if (synth_tokenize_prompts(s, &err) != OK || synth_generate(s, &err) != OK) fail_msg("%s", err.text);
 }
 
 static void check_same(const struct synth_sample *a, const struct synth_sample *b) {
@@ -481,16 +481,16 @@ static void check_replay(struct bench *b, const struct synth_sample *x, struct a
     json_t *call = store_record_get(b->store, x->call, &err);
     struct arena arena = {0};
     struct grammar *grammar = NULL;
-    struct request r = {0};
+    struct engine_request r = {0};
     struct buf text = {0};
     if (!call) fail_msg("%s", err.text);
-    int rc = request_parse(json_object_get(call, "inputs"), &arena, &r, &grammar, &err);
+    int rc = record_inputs_parse(json_object_get(call, "inputs"), &arena, &r, &grammar, &err);
     r.adapter = adapter;
     if (rc != OK || engine_run(b->engine, &r, 1, NULL, &err) != OK) fail_msg("%s", err.text);
-    tok_decode_all(model->tok, r.out, r.n_out, false, &text);
+    tokenizer_decode(model->tok, r.out, r.n_out, false, &text);
     assert_int_equal(text.len, x->text.len);
     if (text.len) assert_memory_equal(text.data, x->text.data, text.len);
-    request_release(&r);
+    engine_request_release(&r);
     arena_release(&arena);
     buf_release(&text);
     json_decref(call);
@@ -501,7 +501,7 @@ static void test_a_source_leads_to_its_call(void **state) {
     struct synth_options o = options_of("--samples 2 --n 9 --temp 1");
     char *path = path_join(dir, "calls.db");
     struct adapter *ad = fixture_adapter(&model->config, 4, "all-linear", 0.05f, 3);
-    struct named_adapter named = {"a", ad};
+    struct recorded_adapter named = {"a", ad};
     struct bench b = bench_open(1, 4, path, &named, 1);
     bench_record(&b, 4);
     struct synth first = {.adapter = ad}, again = {.adapter = ad, .calls = b.store};
@@ -560,24 +560,24 @@ static void test_damaged_records_are_made_anew(void **state) {
 /* exp of the mean loss that the trainer has for the same tokens under the judge. */
 static double trainer_perplexity(const struct synth *s, const struct synth_sample *x,
                                  struct adapter *judge) {
-    const struct ids *prompt = &s->prompts.v[x->prompt].tokens;
-    struct ids all = {0};
+    const struct token_ids *prompt = &s->prompts.v[x->prompt].tokens;
+    struct token_ids all = {0};
     struct train_options o = {0};
     double nll;
     int32_t targets;
     options_default(train_option_rows, &o);
     struct trainer *t = trainer_new_lora(model, &judge, 1, &o, NULL, &err);
     if (!t) fail_msg("%s", err.text);
-    for (int i = 0; i < prompt->n; i++) ids_add(&all, prompt->v[i]);
-    for (int i = 0; i < x->out.n; i++) ids_add(&all, x->out.v[i]);
+    for (int i = 0; i < prompt->n; i++) token_ids_add(&all, prompt->v[i]);
+    for (int i = 0; i < x->out.n; i++) token_ids_add(&all, x->out.v[i]);
     uint8_t *mask = xcalloc((size_t)all.n, 1);
     memset(mask + prompt->n, 1, (size_t)x->out.n);
-    struct sample sample = {.tokens = all.v, .mask = mask, .n = all.n};
-    assert_int_equal(trainer_score(t, &sample, 1, &nll, &targets, &err), OK);
+    struct train_sample sample = {.tokens = all.v, .mask = mask, .n = all.n};
+    assert_int_equal(trainer_sample_nll(t, &sample, 1, &nll, &targets, &err), OK);
     assert_int_equal(targets, x->out.n);
     trainer_free(t);
     options_release(train_option_rows, &o);
-    ids_release(&all);
+    token_ids_release(&all);
     free(mask);
     return math_exp(nll / targets);
 }
@@ -589,12 +589,12 @@ static void test_judge(void **state) {
     struct bench b = bench_open(2, 4, NULL, NULL, 0);
     struct synth s = {0};
     generate(&s, &o, &b, 3, 0);
-    assert_int_equal(synth_judge(&s, &err), OK); // the base on its own words: no pass
+    assert_int_equal(synth_score_perplexity(&s, &err), OK); // the base on its own words: no pass
     double own = s.v[4].perplexity;
     for (int i = 0; i < s.n; i++) s.v[i].perplexity = 0;
     s.v[0].filter = 2;
     s.judge = judge;
-    assert_int_equal(synth_judge(&s, &err), OK);
+    assert_int_equal(synth_score_perplexity(&s, &err), OK);
     assert_true(s.v[0].perplexity == 0); // what was dropped is not read
     for (int i = 1; i < s.n; i++) {
         double want = trainer_perplexity(&s, &s.v[i], judge);
@@ -603,7 +603,7 @@ static void test_judge(void **state) {
     s.v[4].perplexity = 0; // the base again, now read by a judge of another name
     s.adapter = judge;
     s.judge = NULL;
-    assert_int_equal(synth_judge(&s, &err), OK);
+    assert_int_equal(synth_score_perplexity(&s, &err), OK);
     assert_true(s.v[4].perplexity == own);
     synth_release(&s);
     bench_close(&b);
@@ -624,7 +624,7 @@ static void test_lines(void **state) {
     sample_put(&s, 1, "天很蓝", 9);
     assert_non_null(model_hash(model, &err));
     filter(&s, NULL);
-    assert_int_equal(synth_lines(&s, &lines, &err), OK);
+    assert_int_equal(synth_format_jsonl(&s, &lines, &err), OK);
     char *path = file_put("lines.jsonl", lines.data);
     if (dataset_load(&d, path, model->tok, 0, &err) != OK) fail_msg("%s", err.text);
     assert_int_equal(d.n, 2);

@@ -26,9 +26,9 @@ static int set_up(void **state) {
     (void)state;
     struct model_config c;
     log_quiet = true;
-    if (shape_find("tiny-qwen3", &c, &err) != OK) return -1;
+    if (model_preset_find("tiny-qwen3", &c, &err) != OK) return -1;
     c.max_seq_len = LEN; // a byte is a token here
-    model = fixture_model_of(c, false, TENSOR_F32, CLASS_EXACT);
+    model = fixture_model_of(c, false, TENSOR_F32, NUMERIC_EXACT);
     return mkdtemp(dir) ? 0 : -1;
 }
 
@@ -73,11 +73,11 @@ static void unescape(char *s) {
 }
 
 struct expected {
-    char *task, *json, *shows, *answer, *refused, *options[MAX_OPTIONS];
+    char *task, *json, *shows, *answer, *refused, *options[EVAL_MAX_OPTIONS];
     int n, correct, line;
 };
 
-static void options_check(const struct expected *x, const struct question *q) {
+static void options_check(const struct expected *x, const struct eval_question *q) {
     assert_int_equal(q->n, x->n);
     for (int i = 0; i < x->n; i++) {
         char *own = q->contexts[i] ? xasprintf("%s => %s", q->contexts[i], q->options[i])
@@ -90,18 +90,18 @@ static void options_check(const struct expected *x, const struct question *q) {
 }
 
 static void case_check(const struct expected *x) {
-    struct bank b;
+    struct eval_task b;
     bool file = strchr(x->task, '.') != NULL;
     char *name = file ? xstrdup(x->task) : xasprintf("%s.jsonl", x->task),
          *path = file_put(name, x->json);
-    int rc = bank_open(&b, file ? path : x->task, &(struct bank_options){.dir = dir}, &err);
+    int rc = eval_task_open(&b, file ? path : x->task, &(struct eval_task_options){.dir = dir}, &err);
     if (x->refused) {
         assert_true(rc < 0);
         if (!strstr(err.text, x->refused) || !strstr(err.text, "line 1"))
             fail_msg("line %d: '%s'", x->line, err.text);
     } else {
         if (rc != OK) fail_msg("line %d: %s", x->line, err.text);
-        const struct question *q = &b.v[0];
+        const struct eval_question *q = &b.v[0];
         char *shown =
             xasprintf("%s%s", b.subjects[q->subject].preamble, q->context ? q->context : "");
         const char *shows = x->shows ? x->shows : "", *tail = shown;
@@ -114,7 +114,7 @@ static void case_check(const struct expected *x) {
         if (x->answer) assert_string_equal(q->answer, x->answer);
         free(shown);
     }
-    bank_release(&b);
+    eval_task_release(&b);
     unlink(path);
     free(path);
     free(name);
@@ -171,7 +171,7 @@ static int row_see(void *ctx, const json_t *row, int line, struct error *e) {
     struct seen_rows *s = ctx;
     (void)e;
     free(s->last);
-    s->last = json_text(row);
+    s->last = json_canonical(row);
     s->line = line;
     s->n++;
     return OK;
@@ -218,13 +218,13 @@ static void test_csv(void **state) {
 /* Subjects are files; their examples stand before their own questions. */
 static void test_shots(void **state) {
     (void)state;
-    struct bank b;
-    struct bank_options o = {.dir = dir, .shots = 1};
+    struct eval_task b;
+    struct eval_task_options o = {.dir = dir, .shots = 1};
     free(file_put("mmlu/test/b_law_test.csv", "t2,w,x,y,z,D\n"));
     free(file_put("mmlu/test/a_test.csv", "t0,w,x,y,z,A\nt1,w,x,y,z,B\n"));
     free(file_put("mmlu/dev/a_dev.csv", "d0,w,x,y,z,C\nd1,w,x,y,z,C\n"));
     free(file_put("mmlu/dev/b_law_dev.csv", " d2,w,x,y,z,B\n"));
-    must(bank_open(&b, "mmlu", &o, &err));
+    must(eval_task_open(&b, "mmlu", &o, &err));
     assert_int_equal(b.n, 3);
     assert_int_equal(b.n_subjects, 2);
     assert_string_equal(b.v[0].context, "t0\nA. w\nB. x\nC. y\nD. z\nAnswer:");
@@ -232,68 +232,68 @@ static void test_shots(void **state) {
                         "The following are multiple choice questions (with answers) about b law."
                         "\n\nd2\nA. w\nB. x\nC. y\nD. z\nAnswer: B\n\n");
     int32_t clusters[3];
-    assert_int_equal(bank_clusters(&b, clusters), 2);
+    assert_int_equal(eval_task_clusters(&b, clusters), 2);
     assert_int_equal(clusters[0], clusters[1]);
     assert_true(clusters[0] != clusters[2]);
-    bank_release(&b);
+    eval_task_release(&b);
     o.shots = 2;
-    assert_int_equal(bank_open(&b, "mmlu", &o, &err), ERR_USAGE);
+    assert_int_equal(eval_task_open(&b, "mmlu", &o, &err), ERR_USAGE);
     assert_non_null(strstr(err.text, "more than the 1 examples of 'mmlu', b law"));
-    bank_release(&b);
-    assert_int_equal(bank_open(&b, "copy", &o, &err), ERR_USAGE);
-    bank_release(&b);
-    assert_int_equal(bank_open(&b, "boolq", &o, &err), ERR_MISSING);
+    eval_task_release(&b);
+    assert_int_equal(eval_task_open(&b, "copy", &o, &err), ERR_USAGE);
+    eval_task_release(&b);
+    assert_int_equal(eval_task_open(&b, "boolq", &o, &err), ERR_MISSING);
     assert_non_null(strstr(err.text, "'boolq.jsonl' would be read"));
-    bank_release(&b);
-    assert_int_equal(bank_open(&b, "nosuch", &o, &err), ERR_USAGE);
-    bank_release(&b);
+    eval_task_release(&b);
+    assert_int_equal(eval_task_open(&b, "nosuch", &o, &err), ERR_USAGE);
+    eval_task_release(&b);
     o.dir = NULL;
-    assert_int_equal(bank_open(&b, "boolq", &o, &err), ERR_USAGE);
+    assert_int_equal(eval_task_open(&b, "boolq", &o, &err), ERR_USAGE);
     assert_non_null(strstr(err.text, "--data"));
-    bank_release(&b);
+    eval_task_release(&b);
 }
 
 static void test_recipe(void **state) {
     (void)state;
-    struct bank b;
-    struct bank_options o = {.shots = 1};
+    struct eval_task b;
+    struct eval_task_options o = {.shots = 1};
     free(file_put("r/items.jsonl", "{\"frage\": \"1 + 1\", \"a\": \"2\", \"b\": \"3\", \"key\": "
                                    "\"b\", \"right\": \"3\", \"group\": 4}\n"));
     char *path = file_put("r/own.yaml", "file: items.jsonl\nshots: items.jsonl\nquestion: frage\n"
                                         "choices: [a, b]\nanswer: right\ncluster: group\n"
                                         "template: '{frage} {x} {key}: {lettered}\n\n  ?'\n"
                                         "letters: true\ndelimiter: ''\n");
-    assert_true(bank_open(&b, path, &o, &err) < 0);
+    assert_true(eval_task_open(&b, path, &o, &err) < 0);
     assert_non_null(strstr(err.text, "line 1: the template's '{x}' is no field"));
-    bank_release(&b);
+    eval_task_release(&b);
     free(path);
     path = file_put("r/own.yaml", "file: items.jsonl\nshots: items.jsonl\nquestion: frage\n"
                                   "choices: [a, b]\nanswer: right\ncluster: group\n"
                                   "template: \"{question} {} { {key}:\\n{lettered}\\n\"\n"
                                   "letters: true\ndelimiter: ''\n");
-    must(bank_open(&b, path, &o, &err));
+    must(eval_task_open(&b, path, &o, &err));
     assert_string_equal(b.name, "own");
     assert_string_equal(b.v[0].context, "1 + 1 {} { b:\nA. 2\nB. 3\n");
     assert_string_equal(b.subjects[0].preamble, "1 + 1 {} { b:\nA. 2\nB. 3\nB\n\n");
     assert_string_equal(b.v[0].options[1], "B");
     assert_string_equal(b.v[0].cluster, "4");
     assert_int_equal(b.v[0].correct, 1);
-    bank_release(&b);
+    eval_task_release(&b);
     free(path);
     path = file_put("r/own.yaml", "file: items.jsonl\nquestion: frage\nanswer: right\n"
                                   "grader: number\nstop: [x, y]\nmax_tokens: 7\n");
     o.shots = 0;
-    must(bank_open(&b, path, &o, &err));
-    assert_int_equal(b.ask, ASK_GENERATE);
+    must(eval_task_open(&b, path, &o, &err));
+    assert_int_equal(b.ask, EVAL_GENERATE);
     assert_int_equal(b.max_tokens, 7);
     assert_int_equal(b.stops.n, 2);
     assert_string_equal(b.v[0].answer, "3");
-    bank_release(&b);
+    eval_task_release(&b);
     free(path);
     path = file_put("r/own.yaml", "file: items.jsonl\nquestoin: frage\n");
-    assert_true(bank_open(&b, path, &o, &err) < 0);
+    assert_true(eval_task_open(&b, path, &o, &err) < 0);
     assert_non_null(strstr(err.text, "questoin"));
-    bank_release(&b);
+    eval_task_release(&b);
     free(path);
 }
 
@@ -309,27 +309,27 @@ static struct engine *engine_make(int32_t rows, int32_t len, int threads, struct
 
 /* log P(continuation | context) by the prompt's log-probabilities of both together. */
 static double pair_logprob(struct engine *e, const char *context, const char *continuation) {
-    struct ids prompt = {0}, rest = {0};
+    struct token_ids prompt = {0}, rest = {0};
     double sum = 0;
-    pair_encode(model->tok, context, continuation, &prompt, &rest);
+    eval_encode_pair(model->tok, context, continuation, &prompt, &rest);
     int32_t n = prompt.n;
-    for (int i = 0; i < rest.n; i++) ids_add(&prompt, rest.v[i]);
-    struct request r = {.prompt = prompt.v,
+    for (int i = 0; i < rest.n; i++) token_ids_add(&prompt, rest.v[i]);
+    struct engine_request r = {.prompt = prompt.v,
                         .n_prompt = prompt.n,
                         .sampling = {.top_p = 1},
                         .prompt_logprobs = true};
     must(engine_run(e, &r, 1, NULL, &err));
     for (int32_t i = n; i < prompt.n; i++) sum += (double)r.prompt_logprob[i];
-    request_release(&r);
-    ids_release(&prompt);
-    ids_release(&rest);
+    engine_request_release(&r);
+    token_ids_release(&prompt);
+    token_ids_release(&rest);
     return sum;
 }
 
 /* What one question should come to, worked out from sums. */
-static struct outcome outcome_of(struct engine *e, const struct bank *b, const struct question *q) {
+static struct eval_result outcome_of(struct engine *e, const struct eval_task *b, const struct eval_question *q) {
     int best = 0, best_norm = 0;
-    double lp[MAX_OPTIONS], norm[MAX_OPTIONS], sum = 0;
+    double lp[EVAL_MAX_OPTIONS], norm[EVAL_MAX_OPTIONS], sum = 0;
     for (int i = 0; i < q->n; i++) {
         char *context = xasprintf("%s%s", b->subjects[q->subject].preamble,
                                   q->contexts[i] ? q->contexts[i] : q->context),
@@ -346,7 +346,7 @@ static struct outcome outcome_of(struct engine *e, const struct bank *b, const s
         free(option);
     }
     for (int i = 0; i < q->n; i++) sum += exp(lp[i] - lp[best]);
-    return (struct outcome){.choice = (int16_t)best,
+    return (struct eval_result){.choice = (int16_t)best,
                             .prob = (float)(1 / sum),
                             .right = best == q->correct,
                             .right_norm = best_norm == q->correct};
@@ -366,18 +366,18 @@ static const char schema_lines[] =
     "\"gold\": 0}\n";
 
 static void bank_check(const char *task, int32_t rows, int threads) {
-    struct bank b;
+    struct eval_task b;
     struct pool *pool;
     struct engine *e = engine_make(rows, LEN, threads, &pool);
-    must(bank_open(&b, task, &(struct bank_options){.dir = dir}, &err));
-    struct outcome *out = xcalloc((size_t)b.n, sizeof *out);
-    struct cost cost = {0};
-    struct solver s = {.e = e, .tok = model->tok, .max_len = LEN};
-    must(solver_answer(&s, &b, out, &cost, NULL, 0, &err));
+    must(eval_task_open(&b, task, &(struct eval_task_options){.dir = dir}, &err));
+    struct eval_result *out = xcalloc((size_t)b.n, sizeof *out);
+    struct eval_cost cost = {0};
+    struct eval_solver s = {.e = e, .tok = model->tok, .max_len = LEN};
+    must(eval_solver_answer(&s, &b, out, &cost, NULL, 0, &err));
     assert_int_equal(cost.calls, b.v[0].contexts[0] ? 2 * b.n : b.n);
     assert_int_equal(cost.generated, 0);
     for (int64_t i = 0; i < b.n; i++) {
-        struct outcome want = outcome_of(e, &b, &b.v[i]);
+        struct eval_result want = outcome_of(e, &b, &b.v[i]);
         assert_int_equal(out[i].choice, want.choice);
         assert_int_equal(out[i].right, want.right);
         assert_int_equal(out[i].right_norm, want.right_norm);
@@ -385,7 +385,7 @@ static void bank_check(const char *task, int32_t rows, int threads) {
         close_to((double)out[i].prob, (double)want.prob, 1e-5);
     }
     free(out);
-    bank_release(&b);
+    eval_task_release(&b);
     engine_free(e);
     pool_free(pool);
 }
@@ -403,15 +403,15 @@ static void test_scores(void **state) {
 /* acc and acc_norm are of different options when a long text wins a character. */
 static void test_norm_differs(void **state) {
     (void)state;
-    struct bank b;
+    struct eval_task b;
     struct pool *pool;
     struct engine *e = engine_make(64, LEN, 1, &pool);
     free(file_put("arc_easy.jsonl", arc_lines));
-    must(bank_open(&b, "arc_easy", &(struct bank_options){.dir = dir}, &err));
-    struct outcome o = outcome_of(e, &b, &b.v[2]);
+    must(eval_task_open(&b, "arc_easy", &(struct eval_task_options){.dir = dir}, &err));
+    struct eval_result o = outcome_of(e, &b, &b.v[2]);
     assert_int_equal(o.choice, 1);
     assert_true(o.right_norm && !o.right);
-    bank_release(&b);
+    eval_task_release(&b);
     engine_free(e);
     pool_free(pool);
 }
@@ -419,21 +419,21 @@ static void test_norm_differs(void **state) {
 /* What is cut from the front is what does not fit, and it is said. */
 static void test_cut(void **state) {
     (void)state;
-    struct bank b;
+    struct eval_task b;
     struct pool *pool;
     struct engine *e = engine_make(64, LEN, 1, &pool);
-    struct outcome out[4];
-    struct cost cost = {0};
-    struct solver s = {.e = e, .tok = model->tok, .max_len = 40};
+    struct eval_result out[4];
+    struct eval_cost cost = {0};
+    struct eval_solver s = {.e = e, .tok = model->tok, .max_len = 40};
     free(file_put("arc_easy.jsonl", arc_lines));
-    must(bank_open(&b, "arc_easy", &(struct bank_options){.dir = dir}, &err));
-    must(solver_answer(&s, &b, out, &cost, NULL, 0, &err));
+    must(eval_task_open(&b, "arc_easy", &(struct eval_task_options){.dir = dir}, &err));
+    must(eval_solver_answer(&s, &b, out, &cost, NULL, 0, &err));
     assert_true(out[0].cut && !out[2].cut && !out[3].cut);
     char *context = b.v[0].context; // the last 40 tokens, each a byte, less the longest option
     size_t room = 40 - strlen(" the steam of a pot");
     char *kept = context + strlen(context) - room;
     b.v[0].context = kept;
-    struct outcome want = outcome_of(e, &b, &b.v[0]);
+    struct eval_result want = outcome_of(e, &b, &b.v[0]);
     b.v[0].context = context;
     assert_int_equal(out[0].choice, want.choice);
     close_to((double)out[0].prob, (double)want.prob, 1e-5);
@@ -441,9 +441,9 @@ static void test_cut(void **state) {
     pool_free(pool);
     s.max_len = 10; // an option alone does not fit
     s.e = e = engine_make(64, s.max_len, 1, &pool);
-    assert_int_equal(solver_answer(&s, &b, out, &cost, NULL, 0, &err), ERR_USAGE);
+    assert_int_equal(eval_solver_answer(&s, &b, out, &cost, NULL, 0, &err), ERR_USAGE);
     assert_non_null(strstr(err.text, "arc_easy.jsonl', line 1: a request of"));
-    bank_release(&b);
+    eval_task_release(&b);
     engine_free(e);
     pool_free(pool);
 }
@@ -452,28 +452,28 @@ static void test_cut(void **state) {
  */
 static void test_shared_examples(void **state) {
     (void)state;
-    struct bank b;
+    struct eval_task b;
     struct pool *pool;
     struct engine *e = engine_make(64, LEN, 1, &pool);
-    struct outcome out[6];
-    struct cost cost = {0};
-    struct solver s = {.e = e, .tok = model->tok, .max_len = LEN};
+    struct eval_result out[6];
+    struct eval_cost cost = {0};
+    struct eval_solver s = {.e = e, .tok = model->tok, .max_len = LEN};
     free(file_put("mmlu/test/c_test.csv", "t0,w,x,y,z,A\nt1,w,x,y,z,B\nt2,1,2,3,4,C\n"
                                           "t3,w,x,y,z,A\nt4,x,x,z,z,B\nt5,4,3,2,1,C\n"));
     free(file_put("mmlu/dev/c_dev.csv", "d0,w,x,y,z,C\nd1,w,x,y,z,A\n"));
     file_drop("mmlu/test/a_test.csv");
     file_drop("mmlu/test/b_law_test.csv");
-    must(bank_open(&b, "mmlu", &(struct bank_options){.dir = dir, .shots = 2}, &err));
+    must(eval_task_open(&b, "mmlu", &(struct eval_task_options){.dir = dir, .shots = 2}, &err));
     assert_int_equal(b.n, 6);
-    must(solver_answer(&s, &b, out, &cost, NULL, 0, &err));
+    must(eval_solver_answer(&s, &b, out, &cost, NULL, 0, &err));
     int64_t shared = (int64_t)strlen(b.subjects[b.v[0].subject].preamble);
     assert_true((int64_t)engine_stats(e).prefilled <= cost.prefilled - 5 * shared);
     for (int i = 0; i < 6; i++) {
-        struct outcome want = outcome_of(e, &b, &b.v[i]);
+        struct eval_result want = outcome_of(e, &b, &b.v[i]);
         assert_int_equal(out[i].choice, want.choice);
         close_to((double)out[i].prob, (double)want.prob, 1e-5);
     }
-    bank_release(&b);
+    eval_task_release(&b);
     engine_free(e);
     pool_free(pool);
 }
@@ -481,26 +481,26 @@ static void test_shared_examples(void **state) {
 /* What is generated is what a request of its own gives; failures of form are told apart. */
 static void test_generation(void **state) {
     (void)state;
-    struct bank b;
+    struct eval_task b;
     struct pool *pool;
     struct engine *e = engine_make(64, LEN, 1, &pool);
-    struct outcome out[3];
-    struct cost cost = {0};
-    struct solver s = {.e = e, .tok = model->tok, .max_len = LEN};
+    struct eval_result out[3];
+    struct eval_cost cost = {0};
+    struct eval_solver s = {.e = e, .tok = model->tok, .max_len = LEN};
     free(file_put("gen.jsonl", "{\"question\": \"空は?\", \"answer\": \"1\"}\n"
                                "{\"question\": \"b\", \"answer\": \"2\"}\n"
                                "{\"question\": \"c\", \"answer\": \"3\"}\n"));
     char *path = file_put("gen.yaml", "file: gen.jsonl\ngrader: number\nmax_tokens: 9\n");
-    must(bank_open(&b, path, &(struct bank_options){0}, &err));
-    must(solver_answer(&s, &b, out, &cost, NULL, 0, &err));
+    must(eval_task_open(&b, path, &(struct eval_task_options){0}, &err));
+    must(eval_solver_answer(&s, &b, out, &cost, NULL, 0, &err));
     const struct grader *g = grader_find("number", &err);
     assert_non_null(g);
     for (int i = 0; i < 3; i++) {
-        struct ids ids = {0};
+        struct token_ids ids = {0};
         struct buf text = {0};
-        int32_t eos = tok_eos(model->tok);
-        tok_encode(model->tok, b.v[i].context, strlen(b.v[i].context), TOK_BOS, &ids);
-        struct request r = {.prompt = ids.v,
+        int32_t eos = tokenizer_eos(model->tok);
+        tokenizer_encode(model->tok, b.v[i].context, strlen(b.v[i].context), TOKENIZER_ADD_BOS, &ids);
+        struct engine_request r = {.prompt = ids.v,
                             .n_prompt = ids.n,
                             .max_tokens = 9,
                             .sampling = {.top_p = 1},
@@ -508,32 +508,32 @@ static void test_generation(void **state) {
                             .n_stop = eos >= 0};
         must(engine_run(e, &r, 1, NULL, &err));
         buf_puts(&text, "");
-        tok_decode_all(model->tok, r.out, r.n_out, false, &text);
-        struct grade want = grade_text(g, text.data, (const char *const *)&b.v[i].answer, 1);
+        tokenizer_decode(model->tok, r.out, r.n_out, false, &text);
+        struct grade want = grader_grade(g, text.data, (const char *const *)&b.v[i].answer, 1);
         assert_int_equal(out[i].unread, !want.found);
         assert_int_equal(out[i].truncated, r.n_out == 9);
         assert_int_equal(out[i].right, want.score >= 0.5);
-        request_release(&r);
-        ids_release(&ids);
+        engine_request_release(&r);
+        token_ids_release(&ids);
         buf_release(&text);
     }
     assert_int_equal(cost.calls, 3);
     assert_true(cost.generated > 0 && cost.generated <= 27);
-    bank_release(&b);
+    eval_task_release(&b);
     free(path);
     path = file_put("gen.yaml", "file: gen.jsonl\ngrader: nosuch\n");
-    must(bank_open(&b, path, &(struct bank_options){0}, &err));
-    assert_int_equal(solver_answer(&s, &b, out, &cost, NULL, 0, &err), ERR_USAGE);
-    bank_release(&b);
+    must(eval_task_open(&b, path, &(struct eval_task_options){0}, &err));
+    assert_int_equal(eval_solver_answer(&s, &b, out, &cost, NULL, 0, &err), ERR_USAGE);
+    eval_task_release(&b);
     free(path);
     engine_free(e);
     pool_free(pool);
 }
 
-static void text_is(const struct ids *ids, const char *want) {
+static void text_is(const struct token_ids *ids, const char *want) {
     struct buf b = {0};
     buf_puts(&b, "");
-    tok_decode_all(model->tok, ids->v, ids->n, false, &b);
+    tokenizer_decode(model->tok, ids->v, ids->n, false, &b);
     assert_string_equal(b.data, want);
     buf_release(&b);
 }
@@ -547,19 +547,19 @@ static void test_pairs(void **state) {
         {"答え: \u3000\t", "蛇口", "答え:", " \u3000\t蛇口"},
     };
     for (size_t i = 0; i < ARRAY_LEN(cases); i++) {
-        struct ids prompt = {0}, rest = {0};
-        pair_encode(model->tok, cases[i][0], cases[i][1], &prompt, &rest);
+        struct token_ids prompt = {0}, rest = {0};
+        eval_encode_pair(model->tok, cases[i][0], cases[i][1], &prompt, &rest);
         text_is(&prompt, cases[i][2]);
         text_is(&rest, cases[i][3]);
-        ids_release(&prompt);
-        ids_release(&rest);
+        token_ids_release(&prompt);
+        token_ids_release(&rest);
     }
-    struct ids prompt = {0}, rest = {0}; // nothing before it: what begins a text
-    pair_encode(model->tok, "", "ice", &prompt, &rest);
+    struct token_ids prompt = {0}, rest = {0}; // nothing before it: what begins a text
+    eval_encode_pair(model->tok, "", "ice", &prompt, &rest);
     assert_int_equal(prompt.n, 1);
     text_is(&rest, "ice");
-    ids_release(&prompt);
-    ids_release(&rest);
+    token_ids_release(&prompt);
+    token_ids_release(&rest);
 }
 
 /* n of the questions, by the seed, in their order. */
@@ -572,11 +572,11 @@ static void test_choosing(void **state) {
     char *path = file_put("fifty.jsonl", text.data);
     buf_release(&text);
     for (int k = 0; k < 2; k++) {
-        struct bank a, b;
-        struct bank_options o = {.n = 20, .seed = 1};
-        must(bank_open(&a, path, &o, &err));
+        struct eval_task a, b;
+        struct eval_task_options o = {.n = 20, .seed = 1};
+        must(eval_task_open(&a, path, &o, &err));
         o.seed += (uint64_t)k;
-        must(bank_open(&b, path, &o, &err));
+        must(eval_task_open(&b, path, &o, &err));
         assert_int_equal(a.n, 20);
         for (int i = 0; i < 20; i++) {
             bool same = strcmp(a.v[i].context, b.v[i].context) == 0;
@@ -584,8 +584,8 @@ static void test_choosing(void **state) {
             if (k == 0) assert_true(same);
             if (i) assert_true(strcmp(b.v[i - 1].context, b.v[i].context) < 0);
         }
-        bank_release(&a);
-        bank_release(&b);
+        eval_task_release(&a);
+        eval_task_release(&b);
     }
     assert_true(differ > 5);
     free(path);
@@ -594,7 +594,7 @@ static void test_choosing(void **state) {
 /* Figures of known outcomes: a wins items 0-5 of 10, b none of them. */
 static void test_standing(void **state) {
     (void)state;
-    struct outcome a[10] = {{0}}, b[10] = {{0}};
+    struct eval_result a[10] = {{0}}, b[10] = {{0}};
     int32_t clusters[10];
     for (int i = 0; i < 10; i++) {
         a[i].right = i < 6;
@@ -604,7 +604,7 @@ static void test_standing(void **state) {
         b[i].truncated = i < 3;
         clusters[i] = i / 2;
     }
-    struct standing s = contest_stand(b, a, 10, clusters, 5, 1);
+    struct eval_summary s = eval_summarize(b, a, 10, clusters, 5, 1);
     assert_int_equal(s.correct, 1);
     assert_int_equal(s.correct_norm, 2);
     assert_int_equal(s.unread, 1);
@@ -613,7 +613,7 @@ static void test_standing(void **state) {
     close_to(s.versus.p, 2 * 8 / 128.0, 1e-12); // 1 of 7 discordant: 2 · (1 + 7) / 2^7
     assert_true(s.versus_clustered.lo <= -0.5 && s.versus_clustered.hi >= -0.5);
     assert_false(s.equivalent);
-    struct standing own = contest_stand(a, a, 10, clusters, 5, 1);
+    struct eval_summary own = eval_summarize(a, a, 10, clusters, 5, 1);
     assert_int_equal(own.versus.n, 0);
     close_to(own.acc.value, 0.6, 1e-12);
 }
@@ -630,15 +630,15 @@ static void test_known_sets(void **state) {
     char *root = fixture_shared("data/eval");
     if (!root) skip();
     for (size_t i = 0; i < ARRAY_LEN(known); i++) {
-        struct bank b;
-        must(bank_open(&b, known[i].task, &(struct bank_options){.dir = root}, &err));
+        struct eval_task b;
+        must(eval_task_open(&b, known[i].task, &(struct eval_task_options){.dir = root}, &err));
         if (b.n != known[i].n) fail_msg("%s: %d questions", known[i].task, (int)b.n);
-        bank_release(&b);
+        eval_task_release(&b);
     }
-    struct bank b;
-    must(bank_open(&b, "mmlu", &(struct bank_options){.dir = root, .shots = 5, .n = 100}, &err));
+    struct eval_task b;
+    must(eval_task_open(&b, "mmlu", &(struct eval_task_options){.dir = root, .shots = 5, .n = 100}, &err));
     assert_int_equal(b.n_subjects, 57);
-    bank_release(&b);
+    eval_task_release(&b);
     free(root);
 }
 

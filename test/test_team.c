@@ -63,7 +63,7 @@ static void test_whole_file(void **state) {
     assert_string_equal(t.adapters.v[0], "test/cases/workflow-du.txt");
     assert_string_equal(t.adapters.v[2], "test/cases/./workflow-v4.txt");
     assert_string_equal(t.adapters.v[6], "base");
-    assert_int_equal(team_load(&t, open_by_number, &n, &err), OK);
+    assert_int_equal(team_load_adapters(&t, open_by_number, &n, &err), OK);
     assert_int_equal(n, 6);
     const struct agent *v = t.v;
     assert_string_equal(v[0].role, "judge");
@@ -131,29 +131,29 @@ static void test_flags(void **state) {
     int n = 0;
     struct team t;
     struct strings agents = words("a/critic base b/critic/ base x=0.5"), said = words("疑え。 Go.");
-    assert_int_equal(team_make(&t, "du", &agents, &said, &err), OK);
+    assert_int_equal(team_from_flags(&t, "du", &agents, &said, &err), OK);
     static const char *const names[] = {"critic", "base", "critic#2", "base#2", "x=0.5"};
     for (int i = 0; i < 5; i++) assert_string_equal(t.v[i].name, names[i]);
     assert_string_equal(t.v[0].system, "疑え。");
     assert_string_equal(t.v[1].system, "Go.");
     assert_null(t.v[2].system);
     assert_string_equal(workflow_name(t.options.workflow), "du");
-    assert_int_equal(team_load(&t, open_by_number, &n, &err), OK);
+    assert_int_equal(team_load_adapters(&t, open_by_number, &n, &err), OK);
     assert_true(n == 3 && t.v[0].adapter == &opened[0] && !t.v[1].adapter && !t.v[3].adapter);
     assert_true(t.v[2].adapter == &opened[1] && t.v[4].adapter == &opened[2] && !t.v[4].mix);
     team_release(&t);
-    assert_int_equal(team_make(&t, "nosuch", &agents, &said, &err), ERR_USAGE);
+    assert_int_equal(team_from_flags(&t, "nosuch", &agents, &said, &err), ERR_USAGE);
     team_release(&t);
-    assert_int_equal(team_make(&t, "du", &said, &agents, &err), ERR_USAGE);
+    assert_int_equal(team_from_flags(&t, "du", &said, &agents, &err), ERR_USAGE);
     team_release(&t);
     struct strings none = {0}, many = words("a a a a a a a a a a a a a a a a a a");
-    assert_int_equal(team_make(&t, "du", &none, &none, &err), ERR_USAGE);
+    assert_int_equal(team_from_flags(&t, "du", &none, &none, &err), ERR_USAGE);
     team_release(&t);
-    assert_int_equal(team_make(&t, "du", &many, &none, &err), ERR_USAGE);
+    assert_int_equal(team_from_flags(&t, "du", &many, &none, &err), ERR_USAGE);
     team_release(&t);
     struct strings bad = words("mad");
-    assert_int_equal(team_make(&t, "du", &bad, &none, &err), OK);
-    assert_int_equal(team_load(&t, open_by_number, &n, &err), ERR_FORMAT);
+    assert_int_equal(team_from_flags(&t, "du", &bad, &none, &err), OK);
+    assert_int_equal(team_load_adapters(&t, open_by_number, &n, &err), ERR_FORMAT);
     team_release(&t);
     strings_release(&agents);
     strings_release(&said);
@@ -162,11 +162,11 @@ static void test_flags(void **state) {
 }
 
 /* Writes down who is asked, and answers by the agent's name. */
-static int ask_by_name(void *ctx, struct call *calls, int n, struct error *e) {
+static int ask_by_name(void *ctx, struct llm_call *calls, int n, struct error *e) {
     struct buf *log = ctx;
     (void)e;
     for (int i = 0; i < n; i++) {
-        struct call *c = &calls[i];
+        struct llm_call *c = &calls[i];
         buf_printf(log, "%s %.1f\n", c->agent->name, (double)c->temperature);
         c->answer.choice = strcmp(c->agent->name, "no") == 0;
         c->answer.prob[c->answer.choice] = 0.6f;
@@ -179,12 +179,12 @@ static int ask_by_name(void *ctx, struct call *calls, int n, struct error *e) {
 static void test_roles_and_temperatures(void **state) {
     (void)state;
     static char which[] = "which?", yes[] = "はい", no[] = "いいえ";
-    const struct item it = {.question = which, .choices = {yes, no}, .n_choices = 2, .lang = "ja"};
+    const struct task_item it = {.question = which, .choices = {yes, no}, .n_choices = 2, .lang = "ja"};
     struct team t = parsed("protocol: mad\nrounds: 2\nagents:\n  - {name: no, role: judge}\n"
                            "  - {name: a, role: affirmative, temperature: 0.9}\n"
                            "  - {name: b, role: negative}\n");
     struct buf log = {0};
-    const struct asker a = {&log, ask_by_name};
+    const struct llm_client a = {&log, ask_by_name};
     struct debate d;
     assert_int_equal(debate_run(&a, t.v, t.n, &it, 1, &t.options, &d, NULL, &err), OK);
     assert_int_equal(strncmp(log.data, "a 0.9\nb ", 8), 0);
@@ -197,24 +197,24 @@ static void test_roles_and_temperatures(void **state) {
 
 /* teams on banks */
 
-static struct bank bank_of(const char *name, const char *text) {
+static struct eval_task bank_of(const char *name, const char *text) {
     char *path = xasprintf("/tmp/shoal-team-%d-%s", (int)getpid(), name);
-    struct bank b;
+    struct eval_task b;
     assert_int_equal(file_write(path, text, strlen(text), &err), OK);
-    if (bank_open(&b, path, &(struct bank_options){0}, &err) != OK) fail_msg("%s", err.text);
+    if (eval_task_open(&b, path, &(struct eval_task_options){0}, &err) != OK) fail_msg("%s", err.text);
     unlink(path);
     free(path);
     return b;
 }
 
-static struct bank bank_generated(void) {
+static struct eval_task bank_generated(void) {
     char *items = xasprintf("/tmp/shoal-team-%d-items.jsonl", (int)getpid());
     char *recipe = xasprintf("file: %s\ngrader: number\nmax_tokens: 40\n", items);
     static const char text[] = "{\"question\": \"2 + 3?\", \"answer\": \"5\"}\n"
                                "{\"question\": \"八割る二は？\", \"answer\": \"4\"}\n"
                                "{\"question\": \"9?\", \"answer\": \"9\"}\n";
     assert_int_equal(file_write(items, text, strlen(text), &err), OK);
-    struct bank b = bank_of("sums.yaml", recipe);
+    struct eval_task b = bank_of("sums.yaml", recipe);
     unlink(items);
     free(items);
     free(recipe);
@@ -225,52 +225,52 @@ static struct bank bank_generated(void) {
  * they do; a gold where there is nothing to choose. */
 static void test_items_of_banks(void **state) {
     (void)state;
-    struct bank b =
+    struct eval_task b =
         bank_of("own.jsonl", "{\"question\": \"空は？\", \"choices\": [\"青\", \"赤\"], "
                              "\"answer\": 0}\n");
-    struct item *v = bank_items(&b);
+    struct task_item *v = eval_task_items(&b);
     assert_string_equal(v->question, "Question: 空は？\nAnswer:");
     assert_true(v->n_choices == 2 && v->correct == 0 && !v->gold && strcmp(v->lang, "ja") == 0);
     assert_string_equal(v->choices[1], "赤");
-    bank_items_release(v, b.n);
-    bank_release(&b);
+    task_items_release(v, b.n);
+    eval_task_release(&b);
     b = bank_generated();
-    v = bank_items(&b);
+    v = eval_task_items(&b);
     assert_string_equal(v[1].question, "Question: 八割る二は？\nAnswer:");
     assert_true(v[1].n_choices == 0 && strcmp(v[1].gold, "4") == 0);
-    bank_items_release(v, b.n);
-    bank_release(&b);
-    struct question q = {.n = 2, .correct = 1};
+    task_items_release(v, b.n);
+    eval_task_release(&b);
+    struct eval_question q = {.n = 2, .correct = 1};
     static char *const contexts[] = {"Ann met Bo so Ann", "Ann met Bo so Bo"}, *const apart[] = {
                                                                                    "Ann", "Bo"};
-    struct subject subject = {.preamble = (char *)(uintptr_t) ""};
-    b = (struct bank){.n = 1, .family = -1, .v = &q, .subjects = &subject};
+    struct eval_subject subject = {.preamble = (char *)(uintptr_t) ""};
+    b = (struct eval_task){.n = 1, .family = -1, .v = &q, .subjects = &subject};
     b.delimiter = (char *)(uintptr_t) " ";
     q.options[0] = q.options[1] = (char *)(uintptr_t) "left.";
     memcpy(q.contexts, contexts, sizeof contexts);
-    v = bank_items(&b);
+    v = eval_task_items(&b);
     assert_string_equal(v->question, "Ann met Bo so");
     assert_string_equal(v->choices[0], "Ann left.");
     assert_string_equal(v->choices[1], "Bo left.");
-    bank_items_release(v, 1);
+    task_items_release(v, 1);
     memcpy(q.contexts, apart, sizeof apart);
-    v = bank_items(&b);
+    v = eval_task_items(&b);
     assert_string_equal(v->question, "Which is right?");
     assert_string_equal(v->choices[1], "Bo left.");
-    bank_items_release(v, 1);
-    b = (struct bank){.n = 2, .family = shares_find("largest"), .shares = true, .split = SPLIT_DEV};
-    v = bank_items(&b);
+    task_items_release(v, 1);
+    b = (struct eval_task){.n = 2, .family = split_evidence_find("largest"), .shares = true, .split = SPLIT_DEV};
+    v = eval_task_items(&b);
     assert_true(v[0].n_views == 3 && fry_split_of(v[1].key) == SPLIT_DEV);
-    bank_items_release(v, 2);
+    task_items_release(v, 2);
 }
 
 /* Of each question the first agent names a wrong answer, the others the right one; nobody has any
  * of "9?". */
-static int ask_numbers(void *ctx, struct call *calls, int n, struct error *e) {
+static int ask_numbers(void *ctx, struct llm_call *calls, int n, struct error *e) {
     int *max_tokens = ctx;
     (void)e;
     for (int i = 0; i < n; i++) {
-        struct call *c = &calls[i];
+        struct llm_call *c = &calls[i];
         bool first = strcmp(c->agent->name, "a") == 0;
         *max_tokens = c->max_tokens;
         c->n_prefilled = 7;
@@ -288,12 +288,12 @@ static void test_teams_are_contestants(void **state) {
     (void)state;
     struct team t = parsed("rounds: 2\nagents: [{name: a}, {name: b}, {name: c}]");
     int max_tokens = 0;
-    const struct asker a = {&max_tokens, ask_numbers};
-    struct player player = {&t, &a, 3};
-    struct outcome out[3];
-    struct cost cost = {.calls = 1};
-    struct bank b = bank_generated();
-    assert_int_equal(player_answer(&player, &b, out, &cost, NULL, 0, &err), OK);
+    const struct llm_client a = {&max_tokens, ask_numbers};
+    struct team_solver player = {&t, &a, 3};
+    struct eval_result out[3];
+    struct eval_cost cost = {.calls = 1};
+    struct eval_task b = bank_generated();
+    assert_int_equal(team_solver_answer(&player, &b, out, &cost, NULL, 0, &err), OK);
     assert_int_equal(max_tokens, 40); // the task's
     for (int i = 0; i < 2; i++) {
         assert_true(out[i].right && !out[i].unread && out[i].score == 1);
@@ -301,12 +301,12 @@ static void test_teams_are_contestants(void **state) {
     }
     assert_true(!out[2].right && out[2].unread && out[2].choice == -1 && out[2].prob == 0);
     assert_true(cost.calls == 1 + 18 && cost.prefilled == 18 * 7 && cost.generated == 18 * 2);
-    bank_release(&b);
+    eval_task_release(&b);
     b = bank_of("own.jsonl",
                 "{\"question\": \"x?\", \"choices\": [\"青\", \"赤\"], \"answer\": 1}\n");
-    assert_int_equal(player_answer(&player, &b, out, &cost, NULL, 0, &err), OK);
+    assert_int_equal(team_solver_answer(&player, &b, out, &cost, NULL, 0, &err), OK);
     assert_true(out[0].right && out[0].choice == 1);
-    bank_release(&b);
+    eval_task_release(&b);
     team_release(&t);
 }
 

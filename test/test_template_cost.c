@@ -556,19 +556,19 @@ static void test_stop(void **state) {
 
 /* Polls of a conversation of n messages, of which every second is the assistant's. */
 static int chat_polls(const char *template, int n, uint64_t most, int want) {
-    struct tokenizer *t = tok_byte_fallback(259);
+    struct tokenizer *t = tokenizer_new_bytes(259);
     struct patience p = {.most = (int)most};
-    struct ids ids = {0};
+    struct token_ids ids = {0};
     struct error err = {0};
-    struct chat chat = {.messages = conversation(n, 40),
+    struct chat_template_input chat = {.messages = conversation(n, 40),
                         .template = template,
                         .stop = patience_ends,
                         .stop_ctx = &p};
-    int rc = chat_tokens(t, &chat, &ids, NULL, &err);
+    int rc = chat_template_encode(t, &chat, &ids, NULL, &err);
     if (rc != want) fail_msg("'%.60s': %d %s", template, rc, rc ? err.text : "");
-    ids_release(&ids);
+    token_ids_release(&ids);
     json_decref((json_t *)(uintptr_t)chat.messages);
-    tok_free(t);
+    tokenizer_free(t);
     return p.polls;
 }
 

@@ -59,13 +59,13 @@ static struct tokenizer *made(struct tokenizer *t, const struct error *err) {
     return t;
 }
 
-static struct ids encoded(const struct tokenizer *t, const char *text, size_t len, int flags) {
-    struct ids ids = {0};
-    tok_encode(t, text, len, flags, &ids);
+static struct token_ids encoded(const struct tokenizer *t, const char *text, size_t len, int flags) {
+    struct token_ids ids = {0};
+    tokenizer_encode(t, text, len, flags, &ids);
     return ids;
 }
 
-static void assert_ids(const struct ids *got, const int32_t *want, int n, const char *what) {
+static void assert_ids(const struct token_ids *got, const int32_t *want, int n, const char *what) {
     bool same = got->n == n && (n == 0 || memcmp(got->v, want, sizeof(*want) * (size_t)n) == 0);
     if (same) return;
     struct buf b = {0};
@@ -79,27 +79,27 @@ static void assert_ids(const struct ids *got, const int32_t *want, int n, const 
 #define ASSERT_ENCODES(t, text, flags, ...)                                                        \
     do {                                                                                           \
         const int32_t want_[] = {__VA_ARGS__};                                                     \
-        struct ids got_ = encoded(t, text, strlen(text), flags);                                   \
+        struct token_ids got_ = encoded(t, text, strlen(text), flags);                                   \
         assert_ids(&got_, want_, (int)ARRAY_LEN(want_), text);                                     \
-        ids_release(&got_);                                                                        \
+        token_ids_release(&got_);                                                                        \
     } while (0)
 
 static void assert_round_trip(const struct tokenizer *t, const char *text, size_t len) {
-    struct ids ids = encoded(t, text, len, 0);
+    struct token_ids ids = encoded(t, text, len, 0);
     struct buf b = {0};
-    tok_decode_all(t, ids.v, ids.n, false, &b);
+    tokenizer_decode(t, ids.v, ids.n, false, &b);
     if (b.len != len || (len && memcmp(b.data, text, len) != 0))
         fail_msg("'%.60s' does not come back", text);
-    ids_release(&ids);
+    token_ids_release(&ids);
     buf_release(&b);
 }
 
 static void assert_same_ids(const struct tokenizer *a, const struct tokenizer *b, const char *text,
                             size_t len, int flags) {
-    struct ids x = encoded(a, text, len, flags), y = encoded(b, text, len, flags);
+    struct token_ids x = encoded(a, text, len, flags), y = encoded(b, text, len, flags);
     assert_ids(&y, x.v, x.n, text);
-    ids_release(&x);
-    ids_release(&y);
+    token_ids_release(&x);
+    token_ids_release(&y);
 }
 
 static void put_utf8(struct buf *b, uint32_t c) {
@@ -177,7 +177,7 @@ static struct tokenizer *trained_small(const char *pre) {
                  "go, they've gone\n");
     struct error err;
     struct tokenizer *t =
-        tok_train_bpe(text.data, text.len, 340, pre, (const char **)(uintptr_t)chatml, 3, &err);
+        tokenizer_train_bpe(text.data, text.len, 340, pre, (const char **)(uintptr_t)chatml, 3, &err);
     buf_release(&text);
     return made(t, &err);
 }
@@ -224,7 +224,7 @@ static struct tokenizer *spm_small(bool prefix) {
         scores[i] = spm_entries[i].score;
         types[i] = spm_entries[i].type;
     }
-    struct tok_spec spec = {.kind = TOK_SPM,
+    struct tokenizer_spec spec = {.kind = TOKENIZER_SPM,
                             .n = N,
                             .pieces = pieces,
                             .lens = lens,
@@ -236,12 +236,12 @@ static struct tokenizer *spm_small(bool prefix) {
                             .add_bos = true,
                             .add_space_prefix = prefix};
     struct error err;
-    return made(tok_new(&spec, &err), &err);
+    return made(tokenizer_new(&spec, &err), &err);
 }
 
 static void test_every_byte_and_plane(void **state) {
     (void)state;
-    struct tokenizer *toks[] = {tok_byte_fallback(300), trained_small("gpt-2"),
+    struct tokenizer *toks[] = {tokenizer_new_bytes(300), trained_small("gpt-2"),
                                 trained_small("qwen2")};
     struct buf all = {0};
     for (uint32_t c = 1; c < 0x110000; c += c < 0x3000 ? 1 : 37)
@@ -254,7 +254,7 @@ static void test_every_byte_and_plane(void **state) {
             assert_round_trip(toks[i], b.data, b.len);
             buf_release(&b);
         }
-        tok_free(toks[i]);
+        tokenizer_free(toks[i]);
     }
     buf_release(&all);
 }
@@ -282,12 +282,12 @@ static void test_utf8_len(void **state) {
 }
 
 /* All pairs are looked up again after every merge. */
-static void naive_merge(const struct tokenizer *t, struct ids *v) {
+static void naive_merge(const struct tokenizer *t, struct token_ids *v) {
     for (;;) {
-        const struct pair_slot *best = NULL;
+        const struct merge_slot *best = NULL;
         int at = 0;
         for (int i = 0; i + 1 < v->n; i++) {
-            const struct pair_slot *s = pairs_find(&t->pairs, v->v[i], v->v[i + 1]);
+            const struct merge_slot *s = merge_table_find(&t->pairs, v->v[i], v->v[i + 1]);
             if (s && (!best || s->rank < best->rank)) best = s, at = i;
         }
         if (!best) return;
@@ -301,24 +301,24 @@ static void test_merge_is_the_naive_one(void **state) {
     (void)state;
     struct tokenizer *t = trained_small("gpt-2");
     for (uint64_t i = 0; i <= t->pairs.mask; i++) { /* the filter before the table hides no pair */
-        const struct pair_slot *s = &t->pairs.slots[i];
+        const struct merge_slot *s = &t->pairs.slots[i];
         if (s->key != UINT64_MAX)
-            assert_ptr_equal(pairs_find(&t->pairs, (int32_t)(s->key >> 32), (int32_t)s->key), s);
+            assert_ptr_equal(merge_table_find(&t->pairs, (int32_t)(s->key >> 32), (int32_t)s->key), s);
     }
     struct rng r = rng_make(1, RNG_TEST, 0, 0);
     for (int round = 0; round < 300; round++) {
         struct buf b = {0};
         int n = 1 + (int)rng_below(&r, round < 250 ? 60 : 800);
         for (int i = 0; i < n; i++) buf_add(&b, &"thecatsonm"[rng_below(&r, round % 10 + 1)], 1);
-        struct ids want = {0}, got = encoded(t, b.data, b.len, 0);
-        for (size_t i = 0; i < b.len; i++) ids_add(&want, t->byte_ids[(uint8_t)b.data[i]]);
+        struct token_ids want = {0}, got = encoded(t, b.data, b.len, 0);
+        for (size_t i = 0; i < b.len; i++) token_ids_add(&want, t->byte_ids[(uint8_t)b.data[i]]);
         naive_merge(t, &want); /* letters only: one word */
         assert_ids(&got, want.v, want.n, b.data);
-        ids_release(&want);
-        ids_release(&got);
+        token_ids_release(&want);
+        token_ids_release(&got);
         buf_release(&b);
     }
-    tok_free(t);
+    tokenizer_free(t);
 }
 
 /* The word cache of long texts changes nothing, nor does what stands before. */
@@ -326,20 +326,20 @@ static void test_cache_and_pieces_agree(void **state) {
     (void)state;
     struct tokenizer *t = trained_small("gpt-2");
     struct buf b = odd_text(7, 30000, true);
-    struct ids whole = encoded(t, b.data, b.len, 0), parts = {0};
+    struct token_ids whole = encoded(t, b.data, b.len, 0), parts = {0};
     size_t begin = 0;
     for (size_t i = 1; i <= b.len; i++) { /* newline + letter is a place where every word ends */
         bool cut = i == b.len ||
                    (b.data[i - 1] == '\n' && b.data[i] == 't' && i >= 2 && b.data[i - 2] != '\n');
         if (!cut) continue;
-        tok_encode(t, b.data + begin, i - begin, 0, &parts);
+        tokenizer_encode(t, b.data + begin, i - begin, 0, &parts);
         begin = i;
     }
     assert_ids(&parts, whole.v, whole.n, "long text");
-    ids_release(&whole);
-    ids_release(&parts);
+    token_ids_release(&whole);
+    token_ids_release(&parts);
     buf_release(&b);
-    tok_free(t);
+    tokenizer_free(t);
 }
 
 /* SPM cuts texts into words where its pieces allow it; a vocabulary with one piece across words
@@ -355,9 +355,9 @@ static void test_spm_words_agree(void **state) {
     for (int i = 0; i < 20000; i++) buf_add(&b, &"aabbcc   x\n"[rng_below(&r, 11)], 1);
     for (size_t n = 0; n < b.len; n += n < 100 ? 1 : 4999) assert_same_ids(&whole, t, b.data, n, 0);
     buf_release(&b);
-    tok_free(t);
+    tokenizer_free(t);
     const char *pieces[] = {"▁", "a", "a▁"};
-    struct tok_spec spec = {.kind = TOK_SPM,
+    struct tokenizer_spec spec = {.kind = TOKENIZER_SPM,
                             .n = 3,
                             .pieces = pieces,
                             .lens = (const int32_t[]){3, 1, 4},
@@ -366,16 +366,16 @@ static void test_spm_words_agree(void **state) {
                             .eos = -1,
                             .unk = -1};
     struct error err;
-    t = made(tok_new(&spec, &err), &err);
+    t = made(tokenizer_new(&spec, &err), &err);
     assert_false(t->words);
     ASSERT_ENCODES(t, "a a", 0, 2, 1);
-    tok_free(t);
+    tokenizer_free(t);
 }
 
 struct job {
     const struct tokenizer *t;
     const struct buf *text;
-    const struct ids *want;
+    const struct token_ids *want;
     bool same[8];
 };
 
@@ -383,10 +383,10 @@ static void encode_again(void *ctx, int64_t begin, int64_t end, int thread) {
     struct job *j = ctx;
     (void)thread;
     for (int64_t i = begin; i < end; i++) {
-        struct ids got = encoded(j->t, j->text->data, j->text->len, 0);
+        struct token_ids got = encoded(j->t, j->text->data, j->text->len, 0);
         j->same[i] =
             got.n == j->want->n && memcmp(got.v, j->want->v, sizeof(*got.v) * (size_t)got.n) == 0;
-        ids_release(&got);
+        token_ids_release(&got);
     }
 }
 
@@ -394,15 +394,15 @@ static void test_threads_share_one(void **state) {
     (void)state;
     struct tokenizer *t = trained_small("qwen2");
     struct buf b = odd_text(3, 20000, false);
-    struct ids want = encoded(t, b.data, b.len, 0);
+    struct token_ids want = encoded(t, b.data, b.len, 0);
     struct job j = {.t = t, .text = &b, .want = &want};
     struct pool *pool = pool_new(4);
     pool_run(pool, encode_again, &j, ARRAY_LEN(j.same), 1);
     for (size_t i = 0; i < ARRAY_LEN(j.same); i++) assert_true(j.same[i]);
     pool_free(pool);
-    ids_release(&want);
+    token_ids_release(&want);
     buf_release(&b);
-    tok_free(t);
+    tokenizer_free(t);
 }
 
 struct words {
@@ -427,7 +427,7 @@ static void assert_cuts(const char *pre, const char *text, const char *want) {
     cut_append(t, text, strlen(text), &w);
     assert_string_equal(w.text.data, want);
     buf_release(&w.text);
-    tok_free(t);
+    tokenizer_free(t);
 }
 
 static void test_patterns(void **state) {
@@ -465,9 +465,9 @@ static void test_digits_pattern_is_two_stages(void **state) {
         buf_release(&digits.text);
         buf_release(&want.text);
     }
-    tok_free(one);
-    tok_free(gpt2);
-    tok_free(digit);
+    tokenizer_free(one);
+    tokenizer_free(gpt2);
+    tokenizer_free(digit);
 }
 
 static void test_long_runs(void **state) {
@@ -481,13 +481,13 @@ static void test_long_runs(void **state) {
         assert_round_trip(t, run, n);
     }
     free(run);
-    tok_free(t);
+    tokenizer_free(t);
 }
 
 static void assert_refused(const char *pre, const char *says) {
     const char *pieces[] = {"a"};
     int32_t lens[] = {1};
-    struct tok_spec spec = {.kind = TOK_BPE,
+    struct tokenizer_spec spec = {.kind = TOKENIZER_BPE,
                             .n = 1,
                             .pieces = pieces,
                             .lens = lens,
@@ -496,7 +496,7 @@ static void assert_refused(const char *pre, const char *says) {
                             .eos = -1,
                             .unk = -1};
     struct error err;
-    assert_null(tok_new(&spec, &err));
+    assert_null(tokenizer_new(&spec, &err));
     assert_int_equal(err.code, ERR_FORMAT);
     if (!strstr(err.text, says)) fail_msg("'%s' does not say '%s'", err.text, says);
 }
@@ -507,7 +507,7 @@ static void test_refused_specs(void **state) {
     assert_refused("[a", "does not compile");
     const char *pieces[] = {"a", "b"}, *merges[] = {"a b"}, *odd[] = {"ab"};
     int32_t lens[] = {1, 1};
-    struct tok_spec spec = {.kind = TOK_BPE,
+    struct tokenizer_spec spec = {.kind = TOKENIZER_BPE,
                             .n = 2,
                             .pieces = pieces,
                             .lens = lens,
@@ -518,47 +518,47 @@ static void test_refused_specs(void **state) {
                             .eos = -1,
                             .unk = -1};
     struct error err;
-    assert_null(tok_new(&spec, &err)); /* 'ab' is no token */
+    assert_null(tokenizer_new(&spec, &err)); /* 'ab' is no token */
     assert_non_null(strstr(err.text, "merge 0"));
     spec.merges = odd;
-    assert_null(tok_new(&spec, &err));
+    assert_null(tokenizer_new(&spec, &err));
     spec.n_merges = 0;
     spec.eos = 2;
-    assert_null(tok_new(&spec, &err));
+    assert_null(tokenizer_new(&spec, &err));
     spec.eos = -1;
     spec.types = (const uint8_t[]){1, 9};
-    assert_null(tok_new(&spec, &err));
+    assert_null(tokenizer_new(&spec, &err));
     spec.types = NULL;
-    spec.kind = TOK_SPM;
-    assert_null(tok_new(&spec, &err)); /* no scores */
-    spec.kind = TOK_BPE;
-    struct tokenizer *t = made(tok_new(&spec, &err), &err);
+    spec.kind = TOKENIZER_SPM;
+    assert_null(tokenizer_new(&spec, &err)); /* no scores */
+    spec.kind = TOKENIZER_BPE;
+    struct tokenizer *t = made(tokenizer_new(&spec, &err), &err);
     ASSERT_ENCODES(t, "abcab", 0, 0, 1, 0, 1); /* a byte that the vocabulary lacks gives nothing */
-    tok_free(t);
+    tokenizer_free(t);
 }
 
 static void test_specials_only_where_allowed(void **state) {
     (void)state;
-    struct tokenizer *t = tok_byte_fallback(260);
-    struct ids plain = encoded(t, "<|im_end|>", 10, 0);
+    struct tokenizer *t = tokenizer_new_bytes(260);
+    struct token_ids plain = encoded(t, "<|im_end|>", 10, 0);
     assert_int_equal(plain.n, 10);
-    for (int i = 0; i < plain.n; i++) assert_false(tok_is_special(t, plain.v[i]));
-    ids_release(&plain);
-    ASSERT_ENCODES(t, "<|im_end|><|im_start|>", TOK_SPECIAL, 2, 1);
-    ASSERT_ENCODES(t, "!<|im_end|>", TOK_SPECIAL | TOK_BOS, 3, 2);
+    for (int i = 0; i < plain.n; i++) assert_false(tokenizer_is_special(t, plain.v[i]));
+    token_ids_release(&plain);
+    ASSERT_ENCODES(t, "<|im_end|><|im_start|>", TOKENIZER_PARSE_SPECIAL, 2, 1);
+    ASSERT_ENCODES(t, "!<|im_end|>", TOKENIZER_PARSE_SPECIAL | TOKENIZER_ADD_BOS, 3, 2);
     struct buf b = {0};
-    tok_decode_all(t, (const int32_t[]){2, 3, 1, 259, 260, -1}, 6, false, &b);
+    tokenizer_decode(t, (const int32_t[]){2, 3, 1, 259, 260, -1}, 6, false, &b);
     assert_string_equal(b.data, "![PAD259]");
     b.len = 0;
-    tok_decode_all(t, (const int32_t[]){2, 3, 1}, 3, true, &b);
+    tokenizer_decode(t, (const int32_t[]){2, 3, 1}, 3, true, &b);
     assert_string_equal(b.data, "<|im_end|>!<|im_start|>");
     buf_release(&b);
-    assert_int_equal(tok_find(t, "<|im_end|>"), 2);
-    assert_int_equal(tok_find(t, "nothing"), -1);
-    assert_int_equal(tok_eos(t), 2);
-    assert_int_equal(tok_vocab_size(t), 260);
-    assert_null(tok_byte_fallback(258));
-    tok_free(t);
+    assert_int_equal(tokenizer_piece_to_id(t, "<|im_end|>"), 2);
+    assert_int_equal(tokenizer_piece_to_id(t, "nothing"), -1);
+    assert_int_equal(tokenizer_eos(t), 2);
+    assert_int_equal(tokenizer_vocab_size(t), 260);
+    assert_null(tokenizer_new_bytes(258));
+    tokenizer_free(t);
 }
 
 static void test_spm_rules(void **state) {
@@ -567,7 +567,7 @@ static void test_spm_rules(void **state) {
     ASSERT_ENCODES(t, "abc", 0, 9,
                    6); /* "ab" ties with "bc" and is to the left, then takes the ▁ */
     ASSERT_ENCODES(bare, "abc", 0, 7, 6);
-    ASSERT_ENCODES(bare, "cbc", TOK_BOS, 1, 6, 8);
+    ASSERT_ENCODES(bare, "cbc", TOKENIZER_ADD_BOS, 1, 6, 8);
     ASSERT_ENCODES(bare, "    b", 0, 11, 5);
     ASSERT_ENCODES(bare, "é", 0, 15, 16);      /* bytes */
     ASSERT_ENCODES(bare, "éab", 0, 15, 16, 7); /* "ab" scores above "éa" */
@@ -576,10 +576,10 @@ static void test_spm_rules(void **state) {
     ASSERT_ENCODES(bare, "xax", 0, 0, 4, 0);
     ASSERT_ENCODES(bare, "unused", 0, 0, 17, 0);
     ASSERT_ENCODES(bare, "<s>", 0, 18, 19); /* never the control token, nor by merging */
-    ASSERT_ENCODES(t, "<s>a", TOK_SPECIAL, 1, 3, 4);
+    ASSERT_ENCODES(t, "<s>a", TOKENIZER_PARSE_SPECIAL, 1, 3, 4);
     ASSERT_ENCODES(t, "a<tool>a", 0, 3, 4, 12, 3, 4);
-    tok_free(t);
-    tok_free(bare);
+    tokenizer_free(t);
+    tokenizer_free(bare);
 }
 
 static void test_spm_decode(void **state) {
@@ -592,14 +592,14 @@ static void test_spm_decode(void **state) {
         assert_round_trip(bare, texts[i], strlen(texts[i]));
     }
     struct buf b = {0};
-    tok_decode_all(t, (const int32_t[]){1, 9, 6, 2}, 4, false, &b);
+    tokenizer_decode(t, (const int32_t[]){1, 9, 6, 2}, 4, false, &b);
     assert_string_equal(b.data, "abc");
     b.len = 0;
-    tok_decode(t, 9, false, &b);
+    tokenizer_decode_token(t, 9, false, &b);
     assert_string_equal(b.data, " ab");
     buf_release(&b);
-    tok_free(t);
-    tok_free(bare);
+    tokenizer_free(t);
+    tokenizer_free(bare);
 }
 
 typedef void (*vector_fn)(const struct tokenizer *t, const char *text, size_t len,
@@ -607,15 +607,15 @@ typedef void (*vector_fn)(const struct tokenizer *t, const char *text, size_t le
 
 static void vector_check(const struct tokenizer *t, const char *text, size_t len,
                          const char *line) {
-    struct ids want = {0}, got = encoded(t, text, len, 0);
+    struct token_ids want = {0}, got = encoded(t, text, len, 0);
     for (char *end;; line = end) {
         long id = strtol(line, &end, 10);
         if (end == line) break;
-        ids_add(&want, (int32_t)id);
+        token_ids_add(&want, (int32_t)id);
     }
     assert_ids(&got, want.v, want.n, text);
-    ids_release(&want);
-    ids_release(&got);
+    token_ids_release(&want);
+    token_ids_release(&got);
     assert_round_trip(t, text, len);
 }
 
@@ -655,7 +655,7 @@ static void test_vectors(void **state) {
     const char *name = *state;
     struct tokenizer *t = gguf_tokenizer(name);
     assert_true(vectors_each(name, t) > 40);
-    tok_free(t);
+    tokenizer_free(t);
 }
 
 static void test_vectors_llama_bpe(void **state) {
@@ -680,7 +680,7 @@ static const char **lines_of(struct buf *text, int32_t *n) {
 static struct tokenizer *qwen_tokenizer(void) {
     struct buf vocab = file_text(shared_path("qwen3/vocab.txt")),
                list = file_text(shared_path("qwen3/merges.txt"));
-    struct tok_spec spec = {.kind = TOK_BPE, .pre = "qwen2", .bos = -1, .eos = 151645, .unk = -1};
+    struct tokenizer_spec spec = {.kind = TOKENIZER_BPE, .pre = "qwen2", .bos = -1, .eos = 151645, .unk = -1};
     spec.pieces = lines_of(&vocab, &spec.n);
     spec.merges = lines_of(&list, &spec.n_merges);
     int32_t *lens = xmalloc(sizeof(*lens) * (size_t)spec.n);
@@ -694,7 +694,7 @@ static struct tokenizer *qwen_tokenizer(void) {
     spec.lens = lens;
     spec.types = types;
     struct error err;
-    struct tokenizer *t = made(tok_new(&spec, &err), &err);
+    struct tokenizer *t = made(tokenizer_new(&spec, &err), &err);
     free(spec.pieces);
     free(spec.merges);
     free(lens);
@@ -708,8 +708,8 @@ static void test_vectors_qwen2(void **state) {
     (void)state;
     struct tokenizer *t = qwen_tokenizer();
     assert_true(vectors_each("qwen2", t) > 40);
-    ASSERT_ENCODES(t, "<|im_start|>", TOK_SPECIAL, 151644);
-    tok_free(t);
+    ASSERT_ENCODES(t, "<|im_start|>", TOKENIZER_PARSE_SPECIAL, 151644);
+    tokenizer_free(t);
 }
 
 static void test_train_is_the_reference(void **state) {
@@ -718,16 +718,16 @@ static void test_train_is_the_reference(void **state) {
     struct buf list = file_text(shared_path("bpe-training/train-bpe-reference-merges.txt"));
     char *vocab_path = shared_path("bpe-training/train-bpe-reference-vocab.json");
     struct error err;
-    struct tokenizer *t = made(tok_train_bpe(corpus.data, corpus.len, 500, "gpt-2",
+    struct tokenizer *t = made(tokenizer_train_bpe(corpus.data, corpus.len, 500, "gpt-2",
                                              (const char **)(uintptr_t)chatml, 1, &err),
                                &err);
-    const struct tok_spec *s = tok_spec_of(t);
+    const struct tokenizer_spec *s = tokenizer_get_spec(t);
     int32_t n;
     const char **want = lines_of(&list, &n);
     assert_int_equal(n, 243);
     assert_int_equal(s->n_merges, n);
     for (int32_t i = 0; i < n; i++) assert_string_equal(s->merges[i], want[i]);
-    json_t *vocab = json_file(vocab_path, &err);
+    json_t *vocab = json_parse_file(vocab_path, &err);
     assert_non_null(vocab);
     assert_int_equal(json_object_size(vocab), s->n);
     for (int32_t i = 0; i < s->n; i++)
@@ -736,7 +736,7 @@ static void test_train_is_the_reference(void **state) {
     free(want);
     free(vocab_path);
     assert_round_trip(t, corpus.data, corpus.len);
-    tok_free(t);
+    tokenizer_free(t);
     buf_release(&corpus);
     buf_release(&list);
 }
@@ -796,13 +796,13 @@ static void test_train_is_the_naive_one(void **state) {
         }
         naive_train(words, 16, 3, &want);
         struct error err;
-        struct tokenizer *t = made(tok_train_bpe(joined.data, joined.len, 260, "gpt-2",
+        struct tokenizer *t = made(tokenizer_train_bpe(joined.data, joined.len, 260, "gpt-2",
                                                  (const char **)(uintptr_t)chatml, 1, &err),
                                    &err);
-        for (int32_t i = 0; i < tok_spec_of(t)->n_merges; i++)
-            buf_printf(&got, "%s\n", tok_spec_of(t)->merges[i]);
+        for (int32_t i = 0; i < tokenizer_get_spec(t)->n_merges; i++)
+            buf_printf(&got, "%s\n", tokenizer_get_spec(t)->merges[i]);
         assert_string_equal(got.data, want.data);
-        tok_free(t);
+        tokenizer_free(t);
         buf_release(&joined);
         buf_release(&want);
         buf_release(&got);
@@ -813,30 +813,30 @@ static void test_train_limits(void **state) {
     (void)state;
     struct error err;
     const char **specials = (const char **)(uintptr_t)chatml;
-    assert_null(tok_train_bpe("ab ab", 5, 1000, "gpt-2", specials, 3, &err));
+    assert_null(tokenizer_train_bpe("ab ab", 5, 1000, "gpt-2", specials, 3, &err));
     assert_non_null(strstr(err.text, "more text"));
-    assert_null(tok_train_bpe("ab", 2, 258, "gpt-2", specials, 3, &err));
-    assert_null(tok_train_bpe("ab", 2, 300, "what", specials, 3, &err));
+    assert_null(tokenizer_train_bpe("ab", 2, 258, "gpt-2", specials, 3, &err));
+    assert_null(tokenizer_train_bpe("ab", 2, 300, "what", specials, 3, &err));
     const char *twice[] = {"<a>", "<a>"};
-    assert_null(tok_train_bpe("ab", 2, 300, "gpt-2", twice, 2, &err));
+    assert_null(tokenizer_train_bpe("ab", 2, 300, "gpt-2", twice, 2, &err));
     assert_non_null(strstr(err.text, "twice"));
-    struct tokenizer *t = made(tok_train_bpe("", 0, 259, NULL, specials, 3, &err), &err);
-    assert_int_equal(tok_eos(t), 2);
+    struct tokenizer *t = made(tokenizer_train_bpe("", 0, 259, NULL, specials, 3, &err), &err);
+    assert_int_equal(tokenizer_eos(t), 2);
     ASSERT_ENCODES(t, "!", 0, 3);
-    tok_free(t);
+    tokenizer_free(t);
     t = trained_small("gpt-2"); /* specials in the text are no words: nothing merges out of them */
-    for (int32_t id = 3; id < tok_vocab_size(t); id++)
-        assert_null(strstr(tok_piece(t, id, NULL), "<|"));
-    tok_free(t);
+    for (int32_t id = 3; id < tokenizer_vocab_size(t); id++)
+        assert_null(strstr(tokenizer_id_to_piece(t, id, NULL), "<|"));
+    tokenizer_free(t);
 }
 
 /* Written, read and written again: the same bytes, the same ids for everything. */
 static void assert_json_round_trip(const struct tokenizer *t) {
     char *a = temp_path("a.json"), *b = temp_path("b.json");
     struct error err;
-    if (tok_write_json(t, a, &err) != OK) fail_msg("%s", err.text);
-    struct tokenizer *u = made(tok_from_json(a, &err), &err);
-    if (tok_write_json(u, b, &err) != OK) fail_msg("%s", err.text);
+    if (tokenizer_write_json(t, a, &err) != OK) fail_msg("%s", err.text);
+    struct tokenizer *u = made(tokenizer_from_json(a, &err), &err);
+    if (tokenizer_write_json(u, b, &err) != OK) fail_msg("%s", err.text);
     struct buf x = file_text(a), y = file_text(b); /* frees the paths */
     assert_int_equal(x.len, y.len);
     assert_memory_equal(x.data, y.data, x.len);
@@ -846,24 +846,24 @@ static void assert_json_round_trip(const struct tokenizer *t) {
     remove(b);
     free(a);
     free(b);
-    assert_int_equal(tok_vocab_size(u), tok_vocab_size(t));
-    for (int32_t id = 0; id < tok_vocab_size(t); id++) {
-        assert_string_equal(tok_piece(u, id, NULL), tok_piece(t, id, NULL));
-        assert_int_equal(tok_is_special(u, id), tok_is_special(t, id));
+    assert_int_equal(tokenizer_vocab_size(u), tokenizer_vocab_size(t));
+    for (int32_t id = 0; id < tokenizer_vocab_size(t); id++) {
+        assert_string_equal(tokenizer_id_to_piece(u, id, NULL), tokenizer_id_to_piece(t, id, NULL));
+        assert_int_equal(tokenizer_is_special(u, id), tokenizer_is_special(t, id));
     }
-    assert_int_equal(tok_bos(u), tok_bos(t));
-    assert_int_equal(tok_eos(u), tok_eos(t));
-    assert_int_equal(tok_spec_of(u)->unk, tok_spec_of(t)->unk);
-    assert_int_equal(tok_add_bos(u), tok_add_bos(t));
+    assert_int_equal(tokenizer_bos(u), tokenizer_bos(t));
+    assert_int_equal(tokenizer_eos(u), tokenizer_eos(t));
+    assert_int_equal(tokenizer_get_spec(u)->unk, tokenizer_get_spec(t)->unk);
+    assert_int_equal(tokenizer_add_bos(u), tokenizer_add_bos(t));
     for (uint32_t seed = 0; seed < 200; seed++) {
         struct buf text = odd_text(seed, 300, false);
-        assert_same_ids(t, u, text.data, text.len, seed % 2 ? TOK_SPECIAL | TOK_BOS : 0);
+        assert_same_ids(t, u, text.data, text.len, seed % 2 ? TOKENIZER_PARSE_SPECIAL | TOKENIZER_ADD_BOS : 0);
         buf_release(&text);
     }
     char spaces[100];
     memset(spaces, ' ', sizeof(spaces)); /* Llama 2's pieces of spaces all have one score */
     for (size_t n = 0; n <= sizeof(spaces); n++) assert_same_ids(t, u, spaces, n, 0);
-    tok_free(u);
+    tokenizer_free(u);
     buf_release(&x);
     buf_release(&y);
 }
@@ -875,23 +875,23 @@ static void test_json_round_trip(void **state) {
     for (size_t i = 0; i < ARRAY_LEN(pres); i++) {
         struct tokenizer *t = trained_small(pres[i]);
         assert_json_round_trip(t);
-        tok_free(t);
+        tokenizer_free(t);
     }
-    struct tokenizer *t = tok_byte_fallback(300);
+    struct tokenizer *t = tokenizer_new_bytes(300);
     assert_json_round_trip(t);
-    tok_free(t);
+    tokenizer_free(t);
 }
 
 static void test_json_round_trip_vocabularies(void **state) {
     struct tokenizer *t = gguf_tokenizer(*state);
     assert_json_round_trip(t);
-    tok_free(t);
+    tokenizer_free(t);
 }
 
 static struct tokenizer *json_tokenizer(const char *text, struct error *err) {
     char *path = temp_path("t.json");
     put_file(path, text, strlen(text));
-    struct tokenizer *t = tok_from_json(path, err);
+    struct tokenizer *t = tokenizer_from_json(path, err);
     remove(path);
     free(path);
     return t;
@@ -927,24 +927,24 @@ static void test_json_shapes(void **state) {
     struct error err;
     struct tokenizer *t =
         made(json_quoted(&err, ",'pre_tokenizer':" BYTE_LEVEL_WORDS, BPE_MODEL), &err);
-    assert_string_equal(tok_spec_of(t)->pre, "gpt-2");
+    assert_string_equal(tokenizer_get_spec(t)->pre, "gpt-2");
     ASSERT_ENCODES(t, "ab a", 0, 2, 3, 0);
-    assert_int_equal(tok_eos(t), -1);
-    tok_free(t);
+    assert_int_equal(tokenizer_eos(t), -1);
+    tokenizer_free(t);
     t = made(json_quoted(&err, ",'pre_tokenizer':{'type':'ByteLevel'},'normalizer':{'type':'NFC'}",
                          BPE_MODEL),
              &err);
     ASSERT_ENCODES(t, "ab", 0, 3, 2); /* add_prefix_space is true where nothing is said */
     ASSERT_ENCODES(t, " ab", 0, 3, 2);
     assert_json_round_trip(t);
-    tok_free(t);
+    tokenizer_free(t);
     t = made(json_quoted(&err,
                          ",'pre_tokenizer':{'type':'Sequence','pretokenizers':[{'type':'Digits',"
                          "'individual_digits':true}," BYTE_LEVEL_WORDS "]}",
                          BPE_MODEL),
              &err);
-    assert_string_equal(tok_spec_of(t)->pre, "smollm");
-    tok_free(t);
+    assert_string_equal(tokenizer_get_spec(t)->pre, "smollm");
+    tokenizer_free(t);
     t = made(json_quoted(&err,
                          ",'pre_tokenizer':{'type':'Sequence','pretokenizers':[{'type':'Split','"
                          "behavior':'Isolated',"
@@ -954,7 +954,7 @@ static void test_json_shapes(void **state) {
                          BPE_MODEL),
              &err);
     ASSERT_ENCODES(t, "ab<x>b1", 0, 0, 1, 7);
-    tok_free(t);
+    tokenizer_free(t);
     t = made(json_quoted(&err,
                          ",'normalizer':{'type':'Sequence','normalizers':[{'type':'Prepend','"
                          "prepend':'▁'},{'type':"
@@ -962,9 +962,9 @@ static void test_json_shapes(void **state) {
                          SPM_MODEL),
              &err);
     ASSERT_ENCODES(t, "abAx", 0, 4, 3, 5, 0);
-    assert_int_equal(tok_spec_of(t)->n_merges, 0); /* the list is what scores say */
+    assert_int_equal(tokenizer_get_spec(t)->n_merges, 0); /* the list is what scores say */
     assert_json_round_trip(t);
-    tok_free(t);
+    tokenizer_free(t);
     t = made(json_quoted(
                  &err,
                  ",'pre_tokenizer':{'type':'Metaspace','replacement':'▁','prepend_scheme':'never',"
@@ -972,17 +972,17 @@ static void test_json_shapes(void **state) {
                  SPM_MODEL),
              &err);
     ASSERT_ENCODES(t, "ab", 0, 3);
-    tok_free(t);
+    tokenizer_free(t);
     t = made(json_quoted(
                  &err,
                  ",'pre_tokenizer':{'type':'Metaspace','replacement':'▁','prepend_scheme':'first',"
                  "'split':false},'added_tokens':[{'id':7,'content':'<x>','special':true}]",
                  SPM_MODEL),
              &err);
-    ASSERT_ENCODES(t, "ab<x>ab", TOK_SPECIAL, 4, 3, 7, 3); /* a space before the text only */
+    ASSERT_ENCODES(t, "ab<x>ab", TOKENIZER_PARSE_SPECIAL, 4, 3, 7, 3); /* a space before the text only */
     ASSERT_ENCODES(t, " ab", 0, 4, 3);                     /* and none before a space */
     assert_json_round_trip(t);
-    tok_free(t);
+    tokenizer_free(t);
 }
 
 /* 'ab' + 'a' is in the vocabulary but not in the list, so it is never made: the list is obeyed, not
@@ -995,11 +995,11 @@ static void test_json_merges_are_obeyed(void **state) {
                     "'type':'BPE','byte_fallback':true,'vocab':{'a':0,'b':1,'ab':2,'ba':3,'aba':4},"
                     "'merges':['a b','b a','a ba']"),
         &err);
-    assert_int_equal(tok_spec_of(t)->n_merges, 3);
+    assert_int_equal(tokenizer_get_spec(t)->n_merges, 3);
     ASSERT_ENCODES(t, "aba", 0, 2, 0);
     ASSERT_ENCODES(t, "baba", 0, 1, 2, 0);
     assert_json_round_trip(t);
-    tok_free(t);
+    tokenizer_free(t);
 }
 
 static void assert_json_refused(const char *rest, const char *model, const char *says) {
@@ -1112,7 +1112,7 @@ static struct tokenizer *unigram_small(bool bytes, const char *normalizer, bool 
         types[n] = PIECE_BYTE;
     }
     for (int i = 0; i < n; i++) lens[i] = (int32_t)strlen(pieces[i]);
-    struct tok_spec spec = {.kind = TOK_UNIGRAM,
+    struct tokenizer_spec spec = {.kind = TOKENIZER_UNIGRAM,
                             .n = n,
                             .pieces = pieces,
                             .lens = lens,
@@ -1126,7 +1126,7 @@ static struct tokenizer *unigram_small(bool bytes, const char *normalizer, bool 
                             .user_pieces = true,
                             .add_space_prefix = prefix};
     struct error err;
-    return made(tok_new(&spec, &err), &err);
+    return made(tokenizer_new(&spec, &err), &err);
 }
 
 static void test_unigram_rules(void **state) {
@@ -1146,15 +1146,15 @@ static void test_unigram_rules(void **state) {
     ASSERT_ENCODES(bare, "[PAD16]", 0, 0);         /* unused: never made */
     ASSERT_ENCODES(bare, "a<tool>b", 0, 4, 15, 5); /* beats every other way to cut it */
     ASSERT_ENCODES(bare, "<s>", 0, 17, 18);        /* never the control token */
-    ASSERT_ENCODES(bare, "<s>a", TOK_SPECIAL | TOK_BOS | TOK_EOS, 1, 4, 2);
-    tok_free(t);
-    tok_free(bare);
-    tok_free(bytes);
+    ASSERT_ENCODES(bare, "<s>a", TOKENIZER_PARSE_SPECIAL | TOKENIZER_ADD_BOS | TOKENIZER_ADD_EOS, 1, 4, 2);
+    tokenizer_free(t);
+    tokenizer_free(bare);
+    tokenizer_free(bytes);
 }
 
 /* The best cut by trying, at every place, every piece that ends there, with no trie, no stretches
  * and no early decisions; places are characters. */
-static void naive_unigram(const struct tokenizer *t, const char *p, size_t n, struct ids *out) {
+static void naive_unigram(const struct tokenizer *t, const char *p, size_t n, struct token_ids *out) {
     double *sum = xcalloc(n + 1, sizeof(*sum));
     size_t *from = xcalloc(n + 1, sizeof(*from));
     int32_t *id = xcalloc(n + 1, sizeof(*id));
@@ -1162,7 +1162,7 @@ static void naive_unigram(const struct tokenizer *t, const char *p, size_t n, st
         sum[end] = -1e300;
         for (size_t at = 0, one; at < end; at += one) {
             one = char_len(p + at, n - at);
-            int32_t found = symbol_find(t, p + at, end - at);
+            int32_t found = vocab_find(t, p + at, end - at);
             bool normal = found >= 0 && t->spec.types[found] == PIECE_NORMAL;
             bool user = found >= 0 && t->spec.types[found] == PIECE_USER;
             if (!normal && !user && at + one != end) continue;
@@ -1173,12 +1173,12 @@ static void naive_unigram(const struct tokenizer *t, const char *p, size_t n, st
             id[end] = normal || user ? found : t->spec.unk;
         }
     }
-    struct ids back = {0};
-    for (size_t at = n; at > 0; at = from[at]) ids_add(&back, id[at]);
+    struct token_ids back = {0};
+    for (size_t at = n; at > 0; at = from[at]) token_ids_add(&back, id[at]);
     for (int i = back.n - 1; i >= 0; i--)
         if (back.v[i] != t->spec.unk || out->n == 0 || out->v[out->n - 1] != t->spec.unk)
-            ids_add(out, back.v[i]);
-    ids_release(&back);
+            token_ids_add(out, back.v[i]);
+    token_ids_release(&back);
     free(sum);
     free(from);
     free(id);
@@ -1194,14 +1194,14 @@ static void test_unigram_is_the_naive_one(void **state) {
         int n = 1 + (int)rng_below(&r, round < 1900 ? 20 : 150);
         for (int i = 0; i < n; i++)
             buf_puts(&b, bits[rng_below(&r, 2 + (uint32_t)round % (ARRAY_LEN(bits) - 1))]);
-        struct ids want = {0}, got = encoded(t, b.data, b.len, 0);
+        struct token_ids want = {0}, got = encoded(t, b.data, b.len, 0);
         naive_unigram(t, b.data, b.len, &want);
         assert_ids(&got, want.v, want.n, b.data);
-        ids_release(&want);
-        ids_release(&got);
+        token_ids_release(&want);
+        token_ids_release(&got);
         buf_release(&b);
     }
-    tok_free(t);
+    tokenizer_free(t);
 }
 
 /* Where no piece goes on over a ▁, words are cut apart and remembered: with no other ids. */
@@ -1209,7 +1209,7 @@ static void test_unigram_words_agree(void **state) {
     (void)state;
     char *path = shared_path("llm-jp/tokenizer.json");
     struct error err;
-    struct tokenizer *t = made(tok_from_json(path, &err), &err);
+    struct tokenizer *t = made(tokenizer_from_json(path, &err), &err);
     struct tokenizer other = *t;
     other.words = !t->words;
     for (uint32_t seed = 0; seed < 20 && t->words; seed++) {
@@ -1217,7 +1217,7 @@ static void test_unigram_words_agree(void **state) {
         assert_same_ids(t, &other, b.data, b.len, 0);
         buf_release(&b);
     }
-    tok_free(t);
+    tokenizer_free(t);
     free(path);
 }
 
@@ -1237,7 +1237,7 @@ static void test_unigram_round_trip(void **state) {
             buf_release(&b);
         }
         assert_json_round_trip(toks[i]);
-        tok_free(toks[i]);
+        tokenizer_free(toks[i]);
     }
     buf_release(&all);
 }
@@ -1249,15 +1249,15 @@ static void test_vector_table(void **state) {
     struct tokenizer *t = NULL;
     if (strcmp(name, "qwen3-nfc") == 0) {
         struct tokenizer *plain = qwen_tokenizer();
-        struct tok_spec spec = *tok_spec_of(plain);
+        struct tokenizer_spec spec = *tokenizer_get_spec(plain);
         spec.normalizer = "{\"type\":\"NFC\"}";
-        t = made(tok_new(&spec, &err), &err);
-        tok_free(plain);
+        t = made(tokenizer_new(&spec, &err), &err);
+        tokenizer_free(plain);
     } else {
         bool json = strcmp(name, "llm-jp-2.2") == 0;
         char *path = shared_path(json ? "llm-jp/tokenizer.json"
                                       : "llm-jp/llm-jp-tokenizer-100k.ver3.1.model");
-        t = made(json ? tok_from_json(path, &err) : tok_from_sentencepiece(path, &err), &err);
+        t = made(json ? tokenizer_from_json(path, &err) : tokenizer_from_sentencepiece(path, &err), &err);
         free(path);
     }
     struct buf table = file_text(xstrdup("test/vectors/tokenizer.txt"));
@@ -1270,23 +1270,23 @@ static void test_vector_table(void **state) {
         assert_non_null(ids);
         json_t *text = json_loadb(quoted, (size_t)(ids - quoted), JSON_DECODE_ANY, NULL);
         assert_non_null(text);
-        struct ids want = {0},
+        struct token_ids want = {0},
                    got = encoded(t, json_string_value(text), json_string_length(text), 0);
         for (char *end; *ids; ids = end) {
             long id = strtol(ids, &end, 10);
             if (end == ids) break;
-            ids_add(&want, (int32_t)id);
+            token_ids_add(&want, (int32_t)id);
         }
         assert_ids(&got, want.v, want.n, json_string_value(text));
-        ids_release(&want);
-        ids_release(&got);
+        token_ids_release(&want);
+        token_ids_release(&got);
         json_decref(text);
         seen++;
     }
     assert_true(seen > 25);
     free(lines);
     buf_release(&table);
-    tok_free(t);
+    tokenizer_free(t);
 }
 
 /* Normalisation */
@@ -1294,10 +1294,10 @@ static void test_vector_table(void **state) {
 static void normalized(const char *json, const char *text, size_t len, struct buf *out) {
     struct error err;
     struct buf scratch = {0};
-    struct norm *n = norm_new(json, &err);
+    struct normalizer *n = normalizer_new(json, &err);
     if (!n) fail_msg("%s", err.text);
-    norm_apply(n, text, len, out, &scratch);
-    norm_free(n);
+    normalizer_apply(n, text, len, out, &scratch);
+    normalizer_free(n);
     buf_release(&scratch);
 }
 
@@ -1336,12 +1336,12 @@ static void test_normalizers(void **state) {
             if (*p == '\'') *p = '"';
         struct buf out = {0};
         struct error err;
-        struct norm *n = norm_new(json, &err);
+        struct normalizer *n = normalizer_new(json, &err);
         if (!n) fail_msg("'%s': %s", json, err.text);
         struct buf scratch = {0};
-        norm_apply(n, cases[i].text, strlen(cases[i].text), &out, &scratch);
+        normalizer_apply(n, cases[i].text, strlen(cases[i].text), &out, &scratch);
         assert_string_equal(out.data, cases[i].want);
-        norm_free(n);
+        normalizer_free(n);
         free(json);
         buf_release(&out);
         buf_release(&scratch);
@@ -1425,17 +1425,17 @@ static struct buf map_blob(void) {
 static void test_charsmap(void **state) {
     (void)state;
     struct buf blob = map_blob(), out = {0};
-    char *json = norm_from_sentencepiece(blob.data, blob.len, false);
+    char *json = normalizer_from_sentencepiece(blob.data, blob.len, false);
     const char *text = "ＡAｶﾞｶx\t　㍿\x01\xFF\xEF\xBD";
     normalized(json, text, strlen(text), &out);
     assert_string_equal(out.data, "aAガカx  株式会社\xFF\xEF\xBD");
     size_t len;
-    uint8_t *bytes = norm_charsmap(json, &len);
+    uint8_t *bytes = normalizer_charsmap(json, &len);
     assert_int_equal(len, blob.len);
     assert_memory_equal(bytes, blob.data, len);
     free(bytes);
     free(json);
-    json = norm_from_sentencepiece(blob.data, blob.len, true);
+    json = normalizer_from_sentencepiece(blob.data, blob.len, true);
     text = "  a\t b \t";
     out.len = 0;
     normalized(json, text, strlen(text), &out);
@@ -1450,11 +1450,11 @@ static void test_charsmap(void **state) {
         buf_add(&bad, blob.data, cut);
         for (int k = 0; k < 50 && cut > 0; k++)
             bad.data[rng_below(&r, (uint32_t)cut)] = (char)rng_u32(&r);
-        char *broken = norm_from_sentencepiece(bad.data ? bad.data : "", bad.len, false);
-        struct norm *n = broken ? norm_new(broken, &err) : NULL;
-        if (n) norm_apply(n, text, strlen(text), &out, &room);
-        if (n) norm_apply(n, "ＡｶﾞｶﾞｶAｶ", strlen("ＡｶﾞｶﾞｶAｶ"), &out, &room);
-        norm_free(n);
+        char *broken = normalizer_from_sentencepiece(bad.data ? bad.data : "", bad.len, false);
+        struct normalizer *n = broken ? normalizer_new(broken, &err) : NULL;
+        if (n) normalizer_apply(n, text, strlen(text), &out, &room);
+        if (n) normalizer_apply(n, "ＡｶﾞｶﾞｶAｶ", strlen("ＡｶﾞｶﾞｶAｶ"), &out, &room);
+        normalizer_free(n);
         free(broken);
         buf_release(&bad);
         buf_release(&room);
@@ -1480,13 +1480,13 @@ static void test_runs_are_not_quadratic(void **state) {
             struct buf b = {0};
             while (b.len < 1 << 20) buf_puts(&b, runs[k]);
             clock_t start = clock();
-            struct ids ids = encoded(toks[i], b.data, b.len, 0);
+            struct token_ids ids = encoded(toks[i], b.data, b.len, 0);
             worst = MAX(worst, (double)(clock() - start) / CLOCKS_PER_SEC);
             assert_true(ids.n > 0);
-            ids_release(&ids);
+            token_ids_release(&ids);
             buf_release(&b);
         }
-        tok_free(toks[i]);
+        tokenizer_free(toks[i]);
     }
     if (worst > 20) fail_msg("a megabyte took %.1f s of processor time", worst);
 }
@@ -1495,15 +1495,15 @@ static void test_runs_are_not_quadratic(void **state) {
 static void assert_gguf_round_trip(struct tokenizer *t) {
     struct model_config c;
     struct error err;
-    assert_int_equal(shape_find("tiny-llama", &c, &err), OK);
-    c.vocab_size = tok_vocab_size(t);
-    struct model *m = model_new(&c, 1, CLASS_EXACT);
+    assert_int_equal(model_preset_find("tiny-llama", &c, &err), OK);
+    c.vocab_size = tokenizer_vocab_size(t);
+    struct model *m = model_new(&c, 1, NUMERIC_EXACT);
     char *path = temp_path("t.gguf");
-    tok_free(m->tok);
+    tokenizer_free(m->tok);
     m->tok = t;
     if (model_write_gguf(m, path, TENSOR_F32, &err) != OK) fail_msg("%s", err.text);
     struct tokenizer *u = made(gguf_tokenizer_open(path, &err), &err);
-    const struct tok_spec *x = tok_spec_of(t), *y = tok_spec_of(u);
+    const struct tokenizer_spec *x = tokenizer_get_spec(t), *y = tokenizer_get_spec(u);
     assert_int_equal(x->kind, y->kind);
     assert_string_equal(x->normalizer ? x->normalizer : "", y->normalizer ? y->normalizer : "");
     assert_int_equal(x->add_eos, y->add_eos);
@@ -1511,10 +1511,10 @@ static void assert_gguf_round_trip(struct tokenizer *t) {
     assert_int_equal(x->user_pieces, y->user_pieces);
     for (uint32_t seed = 0; seed < 200; seed++) {
         struct buf b = odd_text(seed, 200, false);
-        assert_same_ids(t, u, b.data, b.len, seed % 2 ? TOK_SPECIAL | TOK_BOS | TOK_EOS : 0);
+        assert_same_ids(t, u, b.data, b.len, seed % 2 ? TOKENIZER_PARSE_SPECIAL | TOKENIZER_ADD_BOS | TOKENIZER_ADD_EOS : 0);
         buf_release(&b);
     }
-    tok_free(u);
+    tokenizer_free(u);
     model_close(m); /* and t */
     remove(path);
     free(path);
@@ -1525,7 +1525,7 @@ static void test_gguf_round_trip(void **state) {
     struct buf blob = map_blob();
     log_quiet = true;
     for (int i = 0; i < 4; i++) {
-        char *json = norm_from_sentencepiece(i & 1 ? blob.data : "", i & 1 ? blob.len : 0, i & 2);
+        char *json = normalizer_from_sentencepiece(i & 1 ? blob.data : "", i & 1 ? blob.len : 0, i & 2);
         struct tokenizer *t = unigram_small(i & 1, json, i & 2);
         assert_json_round_trip(t);
         assert_gguf_round_trip(t);
@@ -1533,11 +1533,11 @@ static void test_gguf_round_trip(void **state) {
     }
     assert_gguf_round_trip(unigram_small(true, "{\"type\":\"NFKC\"}", true));
     struct tokenizer *plain = trained_small("qwen2");
-    struct tok_spec spec = *tok_spec_of(plain);
+    struct tokenizer_spec spec = *tokenizer_get_spec(plain);
     struct error err;
     spec.normalizer = "{\"type\":\"NFC\"}";
-    struct tokenizer *nfc = made(tok_new(&spec, &err), &err);
-    tok_free(plain);
+    struct tokenizer *nfc = made(tokenizer_new(&spec, &err), &err);
+    tokenizer_free(plain);
     assert_json_round_trip(nfc);
     assert_gguf_round_trip(nfc);
     log_quiet = false;
@@ -1549,15 +1549,15 @@ static void test_llm_jp_round_trips(void **state) {
     char *json = shared_path("llm-jp/tokenizer.json"),
          *model = shared_path("llm-jp/llm-jp-tokenizer-100k.ver3.1.model");
     struct error err;
-    struct tokenizer *t = made(tok_from_json(json, &err), &err);
-    ASSERT_ENCODES(t, "<EOD|LLM-jp>", TOK_SPECIAL, 7);
-    ASSERT_ENCODES(t, "a", TOK_EOS, 367, 7);
-    struct ids forged = encoded(t, "<EOD|LLM-jp></s|LLM-jp>", 23, 0);
-    for (int i = 0; i < forged.n; i++) assert_false(tok_is_special(t, forged.v[i]));
-    ids_release(&forged);
+    struct tokenizer *t = made(tokenizer_from_json(json, &err), &err);
+    ASSERT_ENCODES(t, "<EOD|LLM-jp>", TOKENIZER_PARSE_SPECIAL, 7);
+    ASSERT_ENCODES(t, "a", TOKENIZER_ADD_EOS, 367, 7);
+    struct token_ids forged = encoded(t, "<EOD|LLM-jp></s|LLM-jp>", 23, 0);
+    for (int i = 0; i < forged.n; i++) assert_false(tokenizer_is_special(t, forged.v[i]));
+    token_ids_release(&forged);
     assert_json_round_trip(t);
     assert_gguf_round_trip(t);
-    t = made(tok_from_sentencepiece(model, &err), &err);
+    t = made(tokenizer_from_sentencepiece(model, &err), &err);
     assert_json_round_trip(t);
     assert_gguf_round_trip(t);
     free(json);
@@ -1585,10 +1585,10 @@ static void test_unigram_json(void **state) {
                          UNIGRAM_MODEL),
              &err);
     ASSERT_ENCODES(t, " a\n　b ", 0, 3, 1, 4);
-    struct ids none = encoded(t, " \n ", 3, 0);
+    struct token_ids none = encoded(t, " \n ", 3, 0);
     assert_int_equal(none.n, 0);
     assert_json_round_trip(t);
-    tok_free(t);
+    tokenizer_free(t);
 }
 
 static void put_varint(struct buf *b, uint64_t v) {
@@ -1637,21 +1637,21 @@ static void assert_broken_model(const char *path, struct buf *file) {
     struct error err;
     for (size_t n = 0; n < file->len; n++) {
         put_file(path, file->data, n);
-        struct tokenizer *t = tok_from_sentencepiece(path, &err);
+        struct tokenizer *t = tokenizer_from_sentencepiece(path, &err);
         if (t && n < file->len - 16) fail_msg("%zu bytes of %zu were read", n, file->len);
-        tok_free(t);
+        tokenizer_free(t);
     }
     struct rng r = rng_make(5, RNG_TEST, 0, 0);
     for (int i = 0; i < 500; i++) {
         char *byte = file->data + rng_below(&r, (uint32_t)file->len), old = *byte;
         *byte = (char)rng_u32(&r);
         put_file(path, file->data, file->len);
-        struct tokenizer *t = tok_from_sentencepiece(path, &err);
+        struct tokenizer *t = tokenizer_from_sentencepiece(path, &err);
         if (t) {
-            struct ids ids = encoded(t, "ab é<tool>", 11, TOK_SPECIAL);
-            ids_release(&ids);
+            struct token_ids ids = encoded(t, "ab é<tool>", 11, TOKENIZER_PARSE_SPECIAL);
+            token_ids_release(&ids);
         }
-        tok_free(t);
+        tokenizer_free(t);
         *byte = old;
     }
 }
@@ -1662,27 +1662,27 @@ static void test_sentencepiece(void **state) {
     struct error err;
     struct buf file = spm_model_file(1);
     put_file(path, file.data, file.len);
-    struct tokenizer *t = made(tok_from_sentencepiece(path, &err), &err), *want = spm_small(true);
-    ASSERT_ENCODES(t, "ab<tool>", TOK_BOS, 1, 9, 12);
-    tok_free(t);
+    struct tokenizer *t = made(tokenizer_from_sentencepiece(path, &err), &err), *want = spm_small(true);
+    ASSERT_ENCODES(t, "ab<tool>", TOKENIZER_ADD_BOS, 1, 9, 12);
+    tokenizer_free(t);
     assert_broken_model(path, &file);
     buf_release(&file);
     file = spm_model_file(2);
     put_file(path, file.data, file.len);
-    t = made(tok_from_sentencepiece(path, &err), &err);
+    t = made(tokenizer_from_sentencepiece(path, &err), &err);
     for (uint32_t seed = 0; seed < 100; seed++) {
         struct buf text = odd_text(seed, 40, false);
-        assert_same_ids(want, t, text.data, text.len, TOK_BOS);
+        assert_same_ids(want, t, text.data, text.len, TOKENIZER_ADD_BOS);
         buf_release(&text);
     }
-    ASSERT_ENCODES(t, "abc", TOK_BOS, 1, 9, 6);
-    tok_free(t);
-    tok_free(want);
+    ASSERT_ENCODES(t, "abc", TOKENIZER_ADD_BOS, 1, 9, 6);
+    tokenizer_free(t);
+    tokenizer_free(want);
     assert_broken_model(path, &file);
     buf_release(&file);
     file = spm_model_file(3);
     put_file(path, file.data, file.len);
-    assert_null(tok_from_sentencepiece(path, &err));
+    assert_null(tokenizer_from_sentencepiece(path, &err));
     assert_non_null(strstr(err.text, "model type 3"));
     buf_release(&file);
     remove(path);
@@ -1713,25 +1713,25 @@ static void test_llama2c(void **state) {
     int32_t vocab;
     struct buf file = llama2c_file(&vocab);
     put_file(path, file.data, file.len);
-    struct tokenizer *t = made(tok_from_llama2c(path, vocab, &err), &err);
-    ASSERT_ENCODES(t, "a bA", TOK_BOS, 1, 6, 4, 7, 3);
-    assert_string_equal(tok_piece(t, 1, NULL), "<s>");
-    assert_string_equal(tok_piece(t, 6, NULL), "▁a");
+    struct tokenizer *t = made(tokenizer_from_llama2c(path, vocab, &err), &err);
+    ASSERT_ENCODES(t, "a bA", TOKENIZER_ADD_BOS, 1, 6, 4, 7, 3);
+    assert_string_equal(tokenizer_id_to_piece(t, 1, NULL), "<s>");
+    assert_string_equal(tokenizer_id_to_piece(t, 6, NULL), "▁a");
     assert_round_trip(t, " a b", 4);
-    tok_free(t);
-    assert_null(tok_from_llama2c(path, vocab + 1, &err));
+    tokenizer_free(t);
+    assert_null(tokenizer_from_llama2c(path, vocab + 1, &err));
     assert_int_equal(err.code, ERR_MISMATCH);
-    assert_null(tok_from_llama2c(path, vocab - 1, &err));
-    assert_null(tok_from_llama2c("/nonexistent/tok.bin", vocab, &err));
+    assert_null(tokenizer_from_llama2c(path, vocab - 1, &err));
+    assert_null(tokenizer_from_llama2c("/nonexistent/tok.bin", vocab, &err));
     for (size_t n = 0; n < file.len; n++) {
         put_file(path, file.data, n);
-        assert_null(tok_from_llama2c(path, vocab, &err));
+        assert_null(tokenizer_from_llama2c(path, vocab, &err));
     }
     for (size_t i = 0; i < file.len; i++) {
         char old = file.data[i];
         file.data[i] = (char)0xFF;
         put_file(path, file.data, file.len);
-        tok_free(tok_from_llama2c(path, vocab, &err));
+        tokenizer_free(tokenizer_from_llama2c(path, vocab, &err));
         file.data[i] = old;
     }
     buf_release(&file);
@@ -1743,11 +1743,11 @@ static void test_stories(void **state) {
     (void)state;
     char *path = shared_path("../stories260K/tok512.bin");
     struct error err;
-    struct tokenizer *t = made(tok_from_llama2c(path, 512, &err), &err);
-    ASSERT_ENCODES(t, "Once upon a time", TOK_BOS, 1, 403, 407, 261,
+    struct tokenizer *t = made(tokenizer_from_llama2c(path, 512, &err), &err);
+    ASSERT_ENCODES(t, "Once upon a time", TOKENIZER_ADD_BOS, 1, 403, 407, 261,
                    378); /* what the reference model generates */
     struct buf b = {0};
-    tok_decode_all(t, (const int32_t[]){1, 403, 407, 261, 378, 432, 383, 286}, 8, false, &b);
+    tokenizer_decode(t, (const int32_t[]){1, 403, 407, 261, 378, 432, 383, 286}, 8, false, &b);
     assert_string_equal(b.data, "Once upon a time, there was");
     buf_release(&b);
     for (uint32_t seed = 0; seed < 20; seed++) {
@@ -1755,7 +1755,7 @@ static void test_stories(void **state) {
         if (!strstr(b.data, "▁") && strlen(b.data) == b.len) assert_round_trip(t, b.data, b.len);
         buf_release(&b);
     }
-    tok_free(t);
+    tokenizer_free(t);
     free(path);
 }
 
@@ -1766,47 +1766,47 @@ static void test_broken_json(void **state) {
     struct tokenizer *t = spm_small(true),
                      *bytes = made(
                          json_quoted(&err, ",'pre_tokenizer':" BYTE_LEVEL_WORDS, BPE_MODEL), &err);
-    assert_int_equal(tok_write_json(t, path, &err), ERR_MISMATCH); /* "éa": é is no token */
+    assert_int_equal(tokenizer_write_json(t, path, &err), ERR_MISMATCH); /* "éa": é is no token */
     assert_non_null(strstr(err.text, "no token"));
-    if (tok_write_json(bytes, path, &err) != OK) fail_msg("%s", err.text);
+    if (tokenizer_write_json(bytes, path, &err) != OK) fail_msg("%s", err.text);
     struct buf file = {0};
     assert_int_equal(file_read(path, 1 << 20, &file, &err), OK);
     for (size_t n = 0; n + 1 < file.len; n++) {
         put_file(path, file.data, n);
-        assert_null(tok_from_json(path, &err));
+        assert_null(tokenizer_from_json(path, &err));
     }
     struct rng r = rng_make(6, RNG_TEST, 0, 0);
     for (int i = 0; i < 500; i++) {
         char *byte = file.data + rng_below(&r, (uint32_t)file.len), old = *byte;
         *byte = "\"{}[]:,09x\\"[rng_below(&r, 11)];
         put_file(path, file.data, file.len);
-        tok_free(tok_from_json(path, &err));
+        tokenizer_free(tokenizer_from_json(path, &err));
         *byte = old;
     }
     remove(path);
     free(path);
     buf_release(&file);
-    tok_free(t);
-    tok_free(bytes);
+    tokenizer_free(t);
+    tokenizer_free(bytes);
 }
 
 /* A unigram file with everything in it, broken everywhere: refused, or it works. */
 static void test_broken_unigram_json(void **state) {
     (void)state;
     struct buf blob = map_blob(), file = {0};
-    char *json = norm_from_sentencepiece(blob.data + blob.len - 4, 4, true);
+    char *json = normalizer_from_sentencepiece(blob.data + blob.len - 4, 4, true);
     char *path = temp_path("cut.json");
     struct error err;
-    struct norm *none = norm_new(json, &err); /* four bytes are no table */
+    struct normalizer *none = normalizer_new(json, &err); /* four bytes are no table */
     assert_null(none);
     free(json);
-    json = norm_from_sentencepiece("", 0, true);
+    json = normalizer_from_sentencepiece("", 0, true);
     struct tokenizer *t = unigram_small(false, json, true);
-    if (tok_write_json(t, path, &err) != OK) fail_msg("%s", err.text);
+    if (tokenizer_write_json(t, path, &err) != OK) fail_msg("%s", err.text);
     assert_int_equal(file_read(path, 1 << 20, &file, &err), OK);
     for (size_t n = 0; n + 1 < file.len; n++) {
         put_file(path, file.data, n);
-        assert_null(tok_from_json(path, &err));
+        assert_null(tokenizer_from_json(path, &err));
     }
     struct rng r = rng_make(7, RNG_TEST, 0, 0);
     log_quiet = true;
@@ -1814,74 +1814,74 @@ static void test_broken_unigram_json(void **state) {
         char *byte = file.data + rng_below(&r, (uint32_t)file.len), old = *byte;
         *byte = "\"{}[]:,09x\\-"[rng_below(&r, 12)];
         put_file(path, file.data, file.len);
-        struct tokenizer *u = tok_from_json(path, &err);
-        struct ids ids = {0};
-        if (u) tok_encode(u, " ab  い<s>a<tool>", 19, TOK_SPECIAL, &ids);
-        ids_release(&ids);
-        tok_free(u);
+        struct tokenizer *u = tokenizer_from_json(path, &err);
+        struct token_ids ids = {0};
+        if (u) tokenizer_encode(u, " ab  い<s>a<tool>", 19, TOKENIZER_PARSE_SPECIAL, &ids);
+        token_ids_release(&ids);
+        tokenizer_free(u);
         *byte = old;
     }
     log_quiet = false;
     remove(path);
     free(path);
     free(json);
-    tok_free(t);
+    tokenizer_free(t);
     buf_release(&file);
     buf_release(&blob);
 }
 
 static void test_chat_marks(void **state) {
     (void)state;
-    struct tokenizer *t = tok_byte_fallback(259);
-    const struct message msgs[] = {{"system", "be brief"},
+    struct tokenizer *t = tokenizer_new_bytes(259);
+    const struct chat_message msgs[] = {{"system", "be brief"},
                                    {"user", "hi <|im_end|>"},
                                    {"assistant", "ho"},
                                    {"user", ""},
                                    {"assistant", "日本"}};
-    struct ids ids = {0};
+    struct token_ids ids = {0};
     struct buf mask = {0}, text = {0};
     struct error err;
     assert_int_equal(chat_encode(t, msgs, 5, true, &ids, &mask, &err), OK);
     assert_int_equal(mask.len, ids.n);
-    tok_decode_all(t, ids.v, ids.n, true, &text);
+    tokenizer_decode(t, ids.v, ids.n, true, &text);
     assert_string_equal(
         text.data,
         "<|im_start|>system\nbe brief<|im_end|>\n<|im_start|>user\nhi <|im_end|><|im_end|>\n"
         "<|im_start|>assistant\nho<|im_end|>\n<|im_start|>user\n<|im_end|>\n"
         "<|im_start|>assistant\n日本<|im_end|>\n<|im_start|>assistant\n");
-    struct ids own = {0};
+    struct token_ids own = {0};
     int ends = 0;
     for (int i = 0; i < ids.n; i++) {
-        if (mask.data[i]) ids_add(&own, ids.v[i]);
+        if (mask.data[i]) token_ids_add(&own, ids.v[i]);
         ends += ids.v[i] == 2;
     }
     assert_int_equal(ends, 5); /* the one that the user typed is text */
     text.len = 0;
-    tok_decode_all(t, own.v, own.n, true, &text);
+    tokenizer_decode(t, own.v, own.n, true, &text);
     assert_string_equal(text.data, "ho<|im_end|>日本<|im_end|>");
-    ids_release(&own);
-    ids_release(&ids);
+    token_ids_release(&own);
+    token_ids_release(&ids);
     buf_release(&mask);
     buf_release(&text);
-    tok_free(t);
+    tokenizer_free(t);
 }
 
 /* A prompt is a prefix of the conversation that goes on from it. */
 static void test_chat_prefix(void **state) {
     (void)state;
     struct tokenizer *toks[] = {trained_small("smollm"), spm_small(true)};
-    const struct message msgs[] = {
+    const struct chat_message msgs[] = {
         {"user", "the cat"}, {"assistant", "sat on the mat"}, {"user", "ab"}};
     for (int i = 0; i < 2; i++) {
-        struct ids prompt = {0}, all = {0};
+        struct token_ids prompt = {0}, all = {0};
         struct error err;
         assert_int_equal(chat_encode(toks[i], msgs, 1, true, &prompt, NULL, &err), OK);
         assert_int_equal(chat_encode(toks[i], msgs, 3, false, &all, NULL, &err), OK);
         assert_true(all.n > prompt.n);
         assert_memory_equal(all.v, prompt.v, sizeof(*all.v) * (size_t)prompt.n);
-        ids_release(&prompt);
-        ids_release(&all);
-        tok_free(toks[i]);
+        token_ids_release(&prompt);
+        token_ids_release(&all);
+        tokenizer_free(toks[i]);
     }
 }
 
@@ -1890,8 +1890,8 @@ static void test_chat_prefix(void **state) {
 static void test_chat_plain(void **state) {
     (void)state;
     struct tokenizer *t = spm_small(true);
-    const struct message msgs[] = {{"user", "ab"}, {"assistant", "a"}};
-    struct ids ids = {0};
+    const struct chat_message msgs[] = {{"user", "ab"}, {"assistant", "a"}};
+    struct token_ids ids = {0};
     struct buf mask = {0};
     struct error err;
     assert_int_equal(chat_encode(t, msgs, 2, false, &ids, &mask, &err), OK);
@@ -1899,11 +1899,11 @@ static void test_chat_plain(void **state) {
     assert_int_equal(ids.v[0], 1);
     assert_int_equal(mask.data[0], 0);
     int spaces = 0;
-    for (int i = 1; i < ids.n; i++) spaces += tok_piece(t, ids.v[i], NULL)[0] == '\xE2';
+    for (int i = 1; i < ids.n; i++) spaces += tokenizer_id_to_piece(t, ids.v[i], NULL)[0] == '\xE2';
     assert_int_equal(spaces, 1);
-    ids_release(&ids);
+    token_ids_release(&ids);
     buf_release(&mask);
-    tok_free(t);
+    tokenizer_free(t);
 }
 
 /* Text of about 4 MB: Shakespeare, or questions and short answers in Japanese. */
@@ -1932,16 +1932,16 @@ static void bench_one(const char *name, struct tokenizer *t, const struct buf te
         int n = 0;
         for (int round = 0; round < 5; round++) {
             clock_t start = clock();
-            struct ids ids = encoded(t, texts[i].data, texts[i].len, 0);
+            struct token_ids ids = encoded(t, texts[i].data, texts[i].len, 0);
             best = MIN(best, (double)(clock() - start) / CLOCKS_PER_SEC);
             n = ids.n;
-            ids_release(&ids);
+            token_ids_release(&ids);
         }
         printf("  %s %6.1f MB/s, %4.2f bytes a token", i ? "Japanese" : "English",
                (double)texts[i].len / best / 1e6, (double)texts[i].len / n);
     }
     printf("\n");
-    tok_free(t);
+    tokenizer_free(t);
 }
 
 /* Best of five, one thread, processor time; needs the files in ../shared. */
@@ -1954,8 +1954,8 @@ static void bench_run(void) {
     bench_one("qwen3", qwen_tokenizer(), texts);
     char *json = shared_path("llm-jp/tokenizer.json"),
          *model = shared_path("llm-jp/llm-jp-tokenizer-100k.ver3.1.model");
-    bench_one("llm-jp 2.2", made(tok_from_json(json, &err), &err), texts);
-    bench_one("llm-jp 3.1", made(tok_from_sentencepiece(model, &err), &err), texts);
+    bench_one("llm-jp 2.2", made(tokenizer_from_json(json, &err), &err), texts);
+    bench_one("llm-jp 3.1", made(tokenizer_from_sentencepiece(model, &err), &err), texts);
 }
 
 int main(int argc, char **argv) {

@@ -43,7 +43,7 @@ static void ref_init(struct ref *r, const struct model *m) {
     r->head = r->c.tied ? r->embed : widen(m->head.data, m->head.n * m->head.k);
     r->final_norm = widen(m->final_norm, r->c.d_model);
     for (int l = 0; l < r->c.n_layers; l++) {
-        const struct layer *from = &m->layers[l];
+        const struct model_layer *from = &m->layers[l];
         struct ref_layer *to = &r->layers[l];
         to->attn_norm = widen(from->attn_norm, r->c.d_model);
         to->ffn_norm = widen(from->ffn_norm, r->c.d_model);
@@ -156,7 +156,7 @@ static double ref_nll(const struct ref *r, const double *x, int token) {
 }
 
 /* Summed over the samples whose adapter it is (-1: all). */
-static double ref_loss(const struct ref *r, const struct sample *samples, int n, int adapter) {
+static double ref_loss(const struct ref *r, const struct train_sample *samples, int n, int adapter) {
     static struct ref_cache cache;
     double nll = 0, x[128];
     for (int s = 0; s < n; s++) {
@@ -175,7 +175,7 @@ static struct error err;
 
 static struct model_config shape(const char *name, bool small) {
     struct model_config c;
-    assert_int_equal(shape_find(name, &c, &err), OK);
+    assert_int_equal(model_preset_find(name, &c, &err), OK);
     if (!small) return c;
     c.d_model = 16;
     c.d_ff = 24;
@@ -183,9 +183,9 @@ static struct model_config shape(const char *name, bool small) {
     return c;
 }
 
-static struct sample sample_make(uint32_t id, int32_t n, int32_t vocab, int32_t adapter) {
+static struct train_sample sample_make(uint32_t id, int32_t n, int32_t vocab, int32_t adapter) {
     struct rng r = rng_make(7, RNG_TEST, id, 0);
-    struct sample s = {.tokens = xcalloc((size_t)n, sizeof(int32_t)),
+    struct train_sample s = {.tokens = xcalloc((size_t)n, sizeof(int32_t)),
                        .mask = xcalloc((size_t)n, 1),
                        .n = n,
                        .adapter = adapter};
@@ -198,9 +198,9 @@ static struct sample sample_make(uint32_t id, int32_t n, int32_t vocab, int32_t 
 
 /* n samples of several lengths for adapters 0, 1, … in turn; some end in tokens that are no
  * targets. */
-static struct sample *samples_make(int n, int32_t vocab, int adapters, uint32_t id) {
+static struct train_sample *samples_make(int n, int32_t vocab, int adapters, uint32_t id) {
     static const int32_t lens[] = {5, 9, 2, 17, 7, 12};
-    struct sample *v = xcalloc((size_t)n, sizeof *v);
+    struct train_sample *v = xcalloc((size_t)n, sizeof *v);
     for (int i = 0; i < n; i++) {
         v[i] = sample_make(id + (uint32_t)i, lens[i % 6], vocab, i % adapters);
         if (i % 3 == 1) v[i].mask[v[i].n - 1] = 0;
@@ -208,8 +208,8 @@ static struct sample *samples_make(int n, int32_t vocab, int adapters, uint32_t 
     return v;
 }
 
-static void samples_free(struct sample *v, int n) {
-    for (int i = 0; i < n; i++) sample_release(&v[i]);
+static void samples_free(struct train_sample *v, int n) {
+    for (int i = 0; i < n; i++) train_sample_release(&v[i]);
     free(v);
 }
 
@@ -222,7 +222,7 @@ static struct train_options options(void) {
 
 /* Weights far from their small start, so that no gradient hides under rounding. */
 static struct model *model_make(const struct model_config *c, struct pool *pool) {
-    struct model *m = model_new(c, 1, CLASS_EXACT);
+    struct model *m = model_new(c, 1, NUMERIC_EXACT);
     struct train_options o = options();
     struct trainer *t = trainer_new_full(m, &o, pool, &err);
     struct rng r = rng_make(3, RNG_TEST, 0, 0);
@@ -249,7 +249,7 @@ static void adapters_stir(struct trainer *t) {
     for (int i = 0; i < trainer_n_tensors(t); i++) {
         struct train_tensor *x = trainer_tensor(t, i);
         struct rng r =
-            rng_make(5, RNG_TEST, (uint32_t)(hash_u64(x->name + 1, strlen(x->name + 1))), 0);
+            rng_make(5, RNG_TEST, (uint32_t)(hash_fnv1a(x->name + 1, strlen(x->name + 1))), 0);
         for (int64_t e = 0; e < x->n; e++) x->w[e] = 0.2f * rng_normal(&r);
     }
 }
@@ -273,7 +273,7 @@ static double *ref_full_tensor(struct ref *r, const char *name) {
 
 /* Compares every `stride`-th element of tensor x, whose twin is w in the reference. */
 static int64_t tensor_check(const struct ref *r, double *w, const struct train_tensor *x,
-                            int64_t stride, const struct sample *s, int n, int adapter) {
+                            int64_t stride, const struct train_sample *s, int n, int adapter) {
     double scale = 1e-6, worst = 0;
     int64_t checked = 0;
     for (int64_t e = 0; e < x->n; e++) scale = fmax(scale, fabs((double)x->g[e]));
@@ -297,13 +297,13 @@ static void full_gradients(const char *name, bool small, struct pool *pool) {
     struct train_options o = options();
     struct trainer *t = trainer_new_full(m, &o, pool, &err);
     int n = small ? 1 : 3;
-    struct sample *s = samples_make(n, small ? 40 : c.vocab_size, 1, 11);
+    struct train_sample *s = samples_make(n, small ? 40 : c.vocab_size, 1, 11);
     struct ref r;
     double nll;
     int64_t targets, checked = 0;
     ref_init(&r, m);
     double expected = ref_loss(&r, s, n, -1);
-    assert_int_equal(trainer_loss(t, s, n, &nll, &targets, &err), OK);
+    assert_int_equal(trainer_eval_loss(t, s, n, &nll, &targets, &err), OK);
     assert_true(fabs(nll - expected) < 1e-4 * expected);
     assert_int_equal(trainer_accumulate(t, s, n, &err), OK);
     for (int i = 0; i < trainer_n_tensors(t); i++) {
@@ -379,13 +379,13 @@ static void lora_gradients(const char *name, struct pool *pool) {
     struct model *m = model_make(&c, pool);
     struct train_options o = options();
     struct trainer *t = lora_trainer(m, &o, pool);
-    struct sample *s = samples_make(4, c.vocab_size, 2, 21);
+    struct train_sample *s = samples_make(4, c.vocab_size, 2, 21);
     struct ref r;
     double nll, expected = 0;
     int64_t targets, checked = 0;
     int owner, p;
     ref_init(&r, m);
-    assert_int_equal(trainer_loss(t, s, 4, &nll, &targets, &err), OK);
+    assert_int_equal(trainer_eval_loss(t, s, 4, &nll, &targets, &err), OK);
     assert_int_equal(trainer_accumulate(t, s, 4, &err), OK);
     for (int a = 0; a < 2; a++) {
         ref_wear(&r, t, a);
@@ -421,13 +421,13 @@ static void test_long_sample(void **state) {
     struct model *m = model_make(&c, NULL);
     struct train_options o = options();
     struct trainer *t = trainer_new_full(m, &o, NULL, &err);
-    struct sample s[2] = {sample_make(31, 150, c.vocab_size, 0),
+    struct train_sample s[2] = {sample_make(31, 150, c.vocab_size, 0),
                           sample_make(32, 66, c.vocab_size, 0)};
     struct ref r;
     double nll;
     int64_t targets;
     ref_init(&r, m);
-    assert_int_equal(trainer_loss(t, s, 2, &nll, &targets, &err), OK);
+    assert_int_equal(trainer_eval_loss(t, s, 2, &nll, &targets, &err), OK);
     assert_true(fabs(nll / ref_loss(&r, s, 2, -1) - 1) < 1e-5);
     assert_int_equal(trainer_accumulate(t, s, 2, &err), OK);
     for (int i = 0; i < trainer_n_tensors(t); i++) {
@@ -435,8 +435,8 @@ static void test_long_sample(void **state) {
         tensor_check(&r, ref_full_tensor(&r, x->name), x, x->n / 5 + 1, s, 2, -1);
     }
     ref_release(&r);
-    sample_release(&s[0]);
-    sample_release(&s[1]);
+    train_sample_release(&s[0]);
+    train_sample_release(&s[1]);
     trainer_free(t);
     model_close(m);
     options_release(train_option_rows, &o);
@@ -444,16 +444,16 @@ static void test_long_sample(void **state) {
 
 /* The trainer's parameters after some updates, as one hash. */
 static void params_hash(struct trainer *t, char out[HASH_LEN]) {
-    struct hasher h;
-    hasher_init(&h);
+    struct sha256 h;
+    sha256_init(&h);
     for (int i = 0; i < trainer_n_tensors(t); i++)
-        hasher_add(&h, trainer_tensor(t, i)->w, (size_t)trainer_tensor(t, i)->n * sizeof(float));
-    hasher_final(&h, out);
+        sha256_update(&h, trainer_tensor(t, i)->w, (size_t)trainer_tensor(t, i)->n * sizeof(float));
+    sha256_final(&h, out);
 }
 
 static void train_some(struct trainer *t, int first, int updates, int adapters) {
     for (int u = first; u < first + updates; u++) {
-        struct sample *s = samples_make(12, 300, adapters, 100 + 12 * (uint32_t)u);
+        struct train_sample *s = samples_make(12, 300, adapters, 100 + 12 * (uint32_t)u);
         struct update_stats st;
         assert_int_equal(trainer_accumulate(t, s, 6, &err), OK);
         assert_int_equal(trainer_accumulate(t, s + 6, 6, &err), OK);
@@ -492,7 +492,7 @@ static void test_threads(void **state) {
 /* The samples of one adapter only, renumbered to 0, in one or in several calls. */
 static void train_alone(struct trainer *t, int adapter, int updates, bool split) {
     for (int u = 0; u < updates; u++) {
-        struct sample *s = samples_make(12, 300, 3, 100 + 12 * (uint32_t)u), own[12];
+        struct train_sample *s = samples_make(12, 300, 3, 100 + 12 * (uint32_t)u), own[12];
         int n = 0;
         for (int i = 0; i < 12; i++)
             if (s[i].adapter == adapter) {
@@ -522,7 +522,7 @@ static void test_together_equals_alone(void **state) {
     for (int i = 0; i < 6; i++) {
         struct trainer *one = trainer_new_lora(m, &ad[i % 3], 1, &o, pool, &err);
         train_alone(one, i % 3, 3, i >= 3);
-        struct adapter *a = trainer_adapter(all, i % 3, NULL), *b = trainer_adapter(one, 0, NULL);
+        struct adapter *a = trainer_export_adapter(all, i % 3, NULL), *b = trainer_export_adapter(one, 0, NULL);
         assert_string_equal(a->hash, b->hash);
         assert_string_not_equal(a->hash, ad[i % 3]->hash);
         assert_true(trainer_adapter_loss(all, i % 3) == trainer_adapter_loss(one, 0));
@@ -540,7 +540,7 @@ static void test_together_equals_alone(void **state) {
 /* Mean training loss (with dropout) of adapters moved by `step` along their gradient's direction.
  */
 static double dropped_loss(const struct model *m, const struct train_options *o,
-                           const struct sample *s, double step, double *slope) {
+                           const struct train_sample *s, double step, double *slope) {
     struct trainer *t = lora_trainer(m, o, NULL), *probe = lora_trainer(m, o, NULL);
     struct update_stats st;
     double squares = 0;
@@ -567,7 +567,7 @@ static void test_dropout(void **state) {
     struct model_config c = shape("tiny-llama", true);
     struct model *m = model_make(&c, NULL);
     struct train_options o = options();
-    struct sample *s = samples_make(4, c.vocab_size, 2, 21);
+    struct train_sample *s = samples_make(4, c.vocab_size, 2, 21);
     double slope, unused, nll;
     int64_t targets;
     o.lora_dropout = 0.3;
@@ -577,8 +577,8 @@ static void test_dropout(void **state) {
     if (fabs(measured - slope) > 5e-3 * slope) fail_msg("slope %g instead of %g", measured, slope);
     double dropped = dropped_loss(m, &o, s, 0, &unused);
     struct trainer *t = lora_trainer(m, &o, NULL);
-    assert_int_equal(trainer_loss(t, s, 4, &nll, &targets, &err), OK);
-    assert_true(fabs(nll - dropped) > 1e-3 * nll); /* off in trainer_loss */
+    assert_int_equal(trainer_eval_loss(t, s, 4, &nll, &targets, &err), OK);
+    assert_true(fabs(nll - dropped) > 1e-3 * nll); /* off in trainer_eval_loss */
     trainer_free(t);
     samples_free(s, 4);
     model_close(m);
@@ -605,7 +605,7 @@ static void resume_equals(const struct model *base, bool full) {
     if (full) again = model_make(&base->config, NULL);
     t = full ? trainer_new_full(again, &o, NULL, &err) : lora_trainer(base, &o, NULL);
     assert_int_equal(trainer_load(t, path, &back, &err), OK);
-    assert_int_equal(trainer_updates(t), 2);
+    assert_int_equal(trainer_update_count(t), 2);
     assert_true(json_equal(extra, back));
     train_some(t, 2, 2, full ? 1 : 2);
     params_hash(t, hash[1]);
@@ -676,7 +676,7 @@ static void test_bad_checkpoints(void **state) {
     trainer_free(t);
     t = trainer_new_full(m, &o, NULL, &err);
     load_refused(t, path, &b, b.len, ERR_MISMATCH, "other tensors");
-    struct sample *s = samples_make(1, c.vocab_size, 1, 1);
+    struct train_sample *s = samples_make(1, c.vocab_size, 1, 1);
     assert_int_equal(trainer_accumulate(t, s, 1, &err), OK);
     assert_int_equal(trainer_save(t, path, NULL, &err), ERR_STATE);
     samples_free(s, 1);
@@ -689,10 +689,10 @@ static void test_bad_checkpoints(void **state) {
 }
 
 static double overfit(struct trainer *t, float lr, int updates) {
-    struct sample *s = samples_make(32, 300, 1, 500);
+    struct train_sample *s = samples_make(32, 300, 1, 500);
     struct update_stats st = {0};
     for (int u = 0; u < updates; u++) {
-        float by = schedule_lr(SCHEDULE_COSINE, (double)lr, 0.02, u, 10, updates);
+        float by = lr_schedule_at(LR_COSINE, (double)lr, 0.02, u, 10, updates);
         assert_int_equal(trainer_accumulate(t, s, 32, &err), OK);
         assert_int_equal(trainer_update(t, by, &st, &err), OK);
     }
@@ -713,7 +713,7 @@ static void test_overfit(void **state) {
     double by_lora = overfit(lora, 1e-2f, 300);
     trainer_free(lora);
     model_close(m);
-    m = model_new(&c, 4, CLASS_EXACT);
+    m = model_new(&c, 4, NUMERIC_EXACT);
     struct trainer *full = trainer_new_full(m, &o, pool, &err);
     double by_all = overfit(full, 1e-2f, 150);
     trainer_free(full);
@@ -730,19 +730,19 @@ static void test_overfit(void **state) {
 
 static void test_schedules(void **state) {
     (void)state;
-    assert_true(schedule_lr(SCHEDULE_COSINE, 1, 0, 0, 4, 100) == 0.25f);
-    assert_true(schedule_lr(SCHEDULE_COSINE, 1, 0, 4, 4, 100) == 1);
-    assert_true(fabsf(schedule_lr(SCHEDULE_COSINE, 1, 0, 52, 4, 100) - 0.5f) < 1e-6f);
-    assert_true(fabsf(schedule_lr(SCHEDULE_COSINE, 1, 0.1, 100, 4, 100) - 0.1f) < 1e-6f);
-    assert_true(schedule_lr(SCHEDULE_LINEAR, 2, 0, 50, 0, 100) == 1);
-    assert_true(schedule_lr(SCHEDULE_CONSTANT, 2, 0, 99, 10, 100) == 2);
-    assert_true(schedule_lr(SCHEDULE_COSINE, 1, 0, 500, 4, 100) == 0);
+    assert_true(lr_schedule_at(LR_COSINE, 1, 0, 0, 4, 100) == 0.25f);
+    assert_true(lr_schedule_at(LR_COSINE, 1, 0, 4, 4, 100) == 1);
+    assert_true(fabsf(lr_schedule_at(LR_COSINE, 1, 0, 52, 4, 100) - 0.5f) < 1e-6f);
+    assert_true(fabsf(lr_schedule_at(LR_COSINE, 1, 0.1, 100, 4, 100) - 0.1f) < 1e-6f);
+    assert_true(lr_schedule_at(LR_LINEAR, 2, 0, 50, 0, 100) == 1);
+    assert_true(lr_schedule_at(LR_CONSTANT, 2, 0, 99, 10, 100) == 2);
+    assert_true(lr_schedule_at(LR_COSINE, 1, 0, 500, 4, 100) == 0);
 }
 
 static void test_clipping(void **state) {
     (void)state;
     struct model_config c = shape("tiny-llama", true);
-    struct sample *s = samples_make(3, c.vocab_size, 1, 60);
+    struct train_sample *s = samples_make(3, c.vocab_size, 1, 60);
     double expected = 0, norm[2];
     for (int clipped = 0; clipped < 2; clipped++) {
         struct model *m = model_make(&c, NULL);
@@ -773,7 +773,7 @@ static void test_refusals(void **state) {
     struct model *m = model_make(&c, NULL);
     struct train_options o = options();
     struct trainer *t = lora_trainer(m, &o, NULL);
-    struct sample s = sample_make(1, 6, c.vocab_size, 0);
+    struct train_sample s = sample_make(1, 6, c.vocab_size, 0);
     s.adapter = 2;
     assert_int_equal(trainer_accumulate(t, &s, 1, &err), ERR_USAGE);
     s.adapter = 0;
@@ -791,14 +791,14 @@ static void test_refusals(void **state) {
     assert_non_null(strstr(err.text, "model.layers.1"));
     trainer_free(t);
     c.d_ff += 8;
-    struct model *other = model_new(&c, 1, CLASS_EXACT);
+    struct model *other = model_new(&c, 1, NUMERIC_EXACT);
     struct adapter *ad = adapter_make(&m->config, 2, "q_proj", 1);
     assert_null(trainer_new_lora(other, &ad, 1, &o, NULL, &err));
     assert_int_equal(err.code, ERR_MISMATCH);
     adapter_release(ad);
     model_close(other);
     model_close(m);
-    sample_release(&s);
+    train_sample_release(&s);
     options_release(train_option_rows, &o);
 }
 
@@ -811,10 +811,10 @@ struct pair {
 static struct pair pair_of(const char *name, enum tensor_type type, enum numeric_class cls,
                            bool dora) {
     struct model_config c = shape(name, false);
-    struct pair p = {.m = model_new_typed(&c, 1, type, cls)};
+    struct pair p = {.m = model_new_quantized(&c, 1, type, cls)};
     struct adapter_config a = {.r = 5, .alpha = 10, .dora = dora};
     assert_int_equal(adapter_targets_parse("all-linear", a.target, &err), OK);
-    struct adapter *fresh = adapter_fresh(p.m, &a, 3, &err);
+    struct adapter *fresh = adapter_new_for_model(p.m, &a, 3, &err);
     assert_non_null(fresh);
     float *data = xmalloc(fresh->n_data * sizeof *data);
     struct rng r = rng_make(9, RNG_TEST, 0, 0);
@@ -827,7 +827,7 @@ static struct pair pair_of(const char *name, enum tensor_type type, enum numeric
 }
 
 static struct pair pair_make(const char *name, enum tensor_type type, bool dora) {
-    return pair_of(name, type, CLASS_EXACT, dora);
+    return pair_of(name, type, NUMERIC_EXACT, dora);
 }
 
 static void pair_release(struct pair *p) {
@@ -839,19 +839,19 @@ static const char *const all_shapes[] = {"tiny-llama", "tiny-qwen2", "tiny-qwen3
                                          "tiny-gpt-neo"};
 
 /* The engine's logits of sample s under the adapter, summed up as the trainer does. */
-static double served_nll(const struct pair *p, const struct sample *s) {
+static double served_nll(const struct pair *p, const struct train_sample *s) {
     const struct kernels *k = kernels_get();
     int64_t vocab = p->m->config.vocab_size;
     struct forward_options fo = {.max_rows = s->n, .n_slots = 1, .slot_len = s->n};
     struct forward *f = forward_new(p->m, &fo);
-    struct row *rows = xcalloc((size_t)s->n, sizeof *rows);
+    struct batch_row *rows = xcalloc((size_t)s->n, sizeof *rows);
     int32_t *out = xcalloc((size_t)s->n, sizeof *out);
     float *logits = xmalloc((size_t)(s->n * vocab) * sizeof *logits);
     struct lora_part part;
-    struct segment seg = adapter_segment(p->ad, 0, s->n - 1, &part);
+    struct lora_segment seg = adapter_lora_segment(p->ad, 0, s->n - 1, &part);
     double nll = 0;
     for (int32_t i = 0; i < s->n - 1; i++) {
-        rows[i] = (struct row){s->tokens[i], i, 0};
+        rows[i] = (struct batch_row){s->tokens[i], i, 0};
         out[i] = i;
     }
     forward_run(f, rows, s->n - 1, &seg, 1, out, s->n - 1, logits);
@@ -877,15 +877,15 @@ static void test_serving_bits(void **state) {
                                   types[i / 2 / ARRAY_LEN(all_shapes)], i % 2);
         struct trainer *t = trainer_new_lora(p.m, &p.ad, 1, &o, pool, &err);
         assert_non_null(t);
-        struct sample s[2] = {sample_make(1, 40, p.m->config.vocab_size, 0),
+        struct train_sample s[2] = {sample_make(1, 40, p.m->config.vocab_size, 0),
                               sample_make(2, 7, p.m->config.vocab_size, 0)};
         double nll[2];
         int32_t targets[2];
-        assert_int_equal(trainer_score(t, s, 2, nll, targets, &err), OK);
+        assert_int_equal(trainer_sample_nll(t, s, 2, nll, targets, &err), OK);
         for (int k = 0; k < 2; k++) {
             assert_true(nll[k] == served_nll(&p, &s[k]));
             assert_true(targets[k] == s[k].n - s[k].n / 2);
-            sample_release(&s[k]);
+            train_sample_release(&s[k]);
         }
         trainer_free(t);
         pair_release(&p);
@@ -913,13 +913,13 @@ static void test_golden_hashes(void **state) {
         enum numeric_class cls;
         bool dora;
         const char *hash;
-    } runs[] = {{TENSOR_F32, CLASS_EXACT, true,
+    } runs[] = {{TENSOR_F32, NUMERIC_EXACT, true,
                  "d0b372166eb6e4f7cc3166408086cf11db848edb447630c7488e1c8e1e8c2504"},
-                {TENSOR_BF16, CLASS_EXACT, false,
+                {TENSOR_BF16, NUMERIC_EXACT, false,
                  "df3c0aebaf9d2e7801f795aa6e358419ed9707155d51a2cde6e12361bb7c4143"},
-                {TENSOR_Q4_0, CLASS_EXACT, false,
+                {TENSOR_Q4_0, NUMERIC_EXACT, false,
                  "9e0a5422e94238ec7fa96a4dd0914fd0e1121611105d392756030f412a896955"},
-                {TENSOR_BF16, CLASS_FAST, false,
+                {TENSOR_BF16, NUMERIC_FAST, false,
                  "00506feebd5ab5851318493a3399d0b6f0637f12dfaf1664ccd8b3148292b16a"}};
     char hash[HASH_LEN];
     struct pool *pool = pool_new(2);
@@ -927,7 +927,7 @@ static void test_golden_hashes(void **state) {
     for (size_t i = 0; i < ARRAY_LEN(runs); i++) {
         struct pair p = pair_of("tiny-qwen3", runs[i].type, runs[i].cls, runs[i].dora);
         trained_hash(&p, &o, pool, hash);
-        if (matrix_bf16(&p.m->layers[0].proj[PROJ_Q]))
+        if (matrix_needs_bf16(&p.m->layers[0].proj[PROJ_Q]))
             print_message("skip: no hash of AMX training is on record; here it is %s\n", hash);
         else
             assert_string_equal(hash, runs[i].hash);
@@ -970,7 +970,7 @@ static void test_checkpointing_passes(void **state) {
     for (size_t i = 0; i < ARRAY_LEN(all_shapes); i++) {
         struct pair p = pair_make(all_shapes[i], i % 2 ? TENSOR_Q4_0 : TENSOR_BF16, i % 3 == 0);
         struct adapter *two[] = {p.ad, p.ad};
-        struct sample *s = samples_make(200, p.m->config.vocab_size, 2, 70);
+        struct train_sample *s = samples_make(200, p.m->config.vocab_size, 2, 70);
         for (int k = 0; k < 2; k++) {
             o.gradient_checkpointing = k;
             struct trainer *t = trainer_new_lora(p.m, two, 2, &o, pool, &err);
@@ -979,7 +979,7 @@ static void test_checkpointing_passes(void **state) {
                 assert_int_equal(trainer_accumulate(t, s, n, &err), OK);
                 assert_int_equal(trainer_update(t, 1e-3f, &stats, &err), OK);
             }
-            assert_int_equal(trainer_loss(t, s, 200, &nll[k], &targets, &err), OK);
+            assert_int_equal(trainer_eval_loss(t, s, 200, &nll[k], &targets, &err), OK);
             params_hash(t, hash[k]);
             trainer_free(t);
         }
@@ -1001,7 +1001,7 @@ static void test_int8_backward(void **state) {
     struct train_options o = options();
     for (size_t i = 0; i < ARRAY_LEN(types); i++) {
         struct pair p = pair_make("tiny-llama", types[i], false);
-        struct sample *s = samples_make(6, p.m->config.vocab_size, 1, 50);
+        struct train_sample *s = samples_make(6, p.m->config.vocab_size, 1, 50);
         double dot = 0, one = 0, two = 0;
         struct trainer *t[2];
         for (int k = 0; k < 2; k++) {
@@ -1053,7 +1053,7 @@ static void test_optimizers(void **state) {
         assert_string_equal(straight, resumed);
         trainer_free(t);
         trainer_free(u);
-        struct sample *s = samples_make(8, p.m->config.vocab_size, 1, 70);
+        struct train_sample *s = samples_make(8, p.m->config.vocab_size, 1, 70);
         struct update_stats st, first;
         t = trainer_new_lora(p.m, &p.ad, 1, &o, NULL, &err);
         for (int k = 0; k < 80; k++) {
@@ -1073,7 +1073,7 @@ static void test_optimizers(void **state) {
 }
 
 /* The likelihood, told as a loss of log-probabilities. */
-static int likelihood(void *ctx, struct scored *v, int n, struct error *e) {
+static int likelihood(void *ctx, struct loss_sample *v, int n, struct error *e) {
     (void)e;
     for (int i = 0; i < n; i++) {
         ++*(int *)ctx;
@@ -1092,9 +1092,9 @@ static void test_losses(void **state) {
     struct train_options o = options();
     struct trainer *t[2];
     struct update_stats st[2];
-    struct sample *s = samples_make(6, p.m->config.vocab_size, 1, 90);
+    struct train_sample *s = samples_make(6, p.m->config.vocab_size, 1, 90);
     int seen = 0;
-    struct loss loss = {.fn = likelihood, .ctx = &seen};
+    struct loss_fn loss = {.fn = likelihood, .ctx = &seen};
     for (int k = 0; k < 2; k++) {
         t[k] = trainer_new_lora(p.m, &p.ad, 1, &o, NULL, &err);
         assert_int_equal(trainer_accumulate_loss(t[k], s, 6, k ? &loss : NULL, &err), OK);

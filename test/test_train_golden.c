@@ -33,7 +33,7 @@ struct golden {
     struct adapter *adapter; /* NULL: full */
     struct trainer *t;
     struct train_options o;
-    struct sample *samples;
+    struct train_sample *samples;
     int n_samples;
     double worst; /* share of the tolerance that was used up */
 };
@@ -61,7 +61,7 @@ static json_t *golden_file(const char *folder, const char *name) {
     char path[128];
     struct error err;
     snprintf(path, sizeof path, "test/golden/%s/%s.json", folder, name);
-    json_t *root = json_file(path, &err);
+    json_t *root = json_parse_file(path, &err);
     if (!root) fail_msg("%s", err.text);
     return root;
 }
@@ -88,7 +88,7 @@ static const json_t *tensor_entry(const struct golden *g, const char *name) {
     return NULL;
 }
 
-static float *weight_place(struct model *m, const struct weight *w) {
+static float *weight_place(struct model *m, const struct weight_info *w) {
     const struct matrix *matrix = weight_matrix(m, w);
     return (float *)(uintptr_t)(matrix ? matrix->data : *weight_norm(m, w));
 }
@@ -96,9 +96,9 @@ static float *weight_place(struct model *m, const struct weight *w) {
 static void model_make(struct golden *g) {
     struct error err;
     if (hf_config_read(field(g->arch, "config"), &g->config, &err) != OK) fail_msg("%s", err.text);
-    g->m = model_new(&g->config, 1, CLASS_EXACT);
+    g->m = model_new(&g->config, 1, NUMERIC_EXACT);
     for (int32_t i = 0; i < weight_count(&g->config); i++) {
-        struct weight w;
+        struct weight_info w;
         weight_at(&g->config, i, NAMING_HF, &w);
         const json_t *e = tensor_entry(g, w.name);
         float base = (float)number_at(e, 2) + (w.offset ? 1 : 0), scale = (float)number_at(e, 3);
@@ -126,7 +126,7 @@ static void adapter_make(struct golden *g) {
                                 .rslora = flag(g, "rslora"),
                                 .dora = flag(g, "dora")};
     assert_int_equal(adapter_targets_parse("all-linear", ac.target, &err), OK);
-    size_t n = adapter_floats(&g->config, &ac);
+    size_t n = adapter_param_count(&g->config, &ac);
     float *data = xcalloc(n, sizeof *data), *at = data;
     for (int magnitudes = 0; magnitudes <= ac.dora; magnitudes++)
         for (int32_t l = 0; l < g->config.n_layers; l++)
@@ -166,7 +166,7 @@ static void samples_make(struct golden *g) {
         const json_t *tokens = json_array_get(json_array_get(list, (size_t)i), 0),
                      *mask = json_array_get(json_array_get(list, (size_t)i), 1);
         size_t n = json_array_size(tokens);
-        g->samples[i] = (struct sample){
+        g->samples[i] = (struct train_sample){
             .tokens = xcalloc(n, sizeof(int32_t)), .mask = xcalloc(n, 1), .n = (int32_t)n};
         for (size_t j = 0; j < n; j++) {
             g->samples[i].tokens[j] = (int32_t)number_at(tokens, j);
@@ -180,7 +180,7 @@ static void samples_make(struct golden *g) {
 static struct train_tensor *tensor_find(struct golden *g, const char *name) {
     float *place = NULL;
     for (int32_t i = 0; !g->adapter && i < weight_count(&g->config); i++) {
-        struct weight w;
+        struct weight_info w;
         weight_at(&g->config, i, NAMING_HF, &w);
         if (strcmp(w.name, name) == 0) place = weight_place(g->m, &w);
     }
@@ -220,7 +220,7 @@ static void gradients_check(struct golden *g, double targets) {
 /* What the file's numbers of this weight lack. */
 static int weight_offset(const struct golden *g, const char *name) {
     for (int32_t i = 0; !g->adapter && i < weight_count(&g->config); i++) {
-        struct weight w;
+        struct weight_info w;
         weight_at(&g->config, i, NAMING_HF, &w);
         if (strcmp(w.name, name) == 0) return w.offset;
     }
@@ -243,10 +243,10 @@ static void weights_check(struct golden *g) {
 static float rate(const struct golden *g, int64_t step) {
     const json_t *o = field(g->root, "options");
     const char *name = json_string_value(field(o, "lr_scheduler"));
-    enum schedule s = strcmp(name, "cosine") == 0   ? SCHEDULE_COSINE
-                      : strcmp(name, "linear") == 0 ? SCHEDULE_LINEAR
-                                                    : SCHEDULE_CONSTANT;
-    return schedule_lr(s, number(o, "lr"), number(o, "min_lr_ratio"), step,
+    enum lr_schedule s = strcmp(name, "cosine") == 0   ? LR_COSINE
+                      : strcmp(name, "linear") == 0 ? LR_LINEAR
+                                                    : LR_CONSTANT;
+    return lr_schedule_at(s, number(o, "lr"), number(o, "min_lr_ratio"), step,
                        (int64_t)number(o, "warmup"), (int64_t)number(o, "updates"));
 }
 
@@ -256,7 +256,7 @@ static int64_t update_accumulate(struct golden *g, int64_t step) {
     int64_t targets = 0;
     int micro = (int)number(g->root, "micro_batch"), per_update = 2 * micro;
     for (int i = 0; i < per_update; i++) {
-        struct sample *s = &g->samples[(per_update * step + i) % g->n_samples];
+        struct train_sample *s = &g->samples[(per_update * step + i) % g->n_samples];
         for (int32_t j = 1; j < s->n; j++) targets += s->mask[j];
         if (i % micro == 0 && trainer_accumulate(g->t, s, micro, &err) != OK)
             fail_msg("%s", err.text);
@@ -299,7 +299,7 @@ static void golden_close(struct golden *g) {
     adapter_release(g->adapter);
     model_close(g->m);
     options_release(train_option_rows, &g->o);
-    for (int i = 0; i < g->n_samples; i++) sample_release(&g->samples[i]);
+    for (int i = 0; i < g->n_samples; i++) train_sample_release(&g->samples[i]);
     free(g->samples);
     json_decref(g->root);
     json_decref(g->arch);

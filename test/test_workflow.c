@@ -40,7 +40,7 @@ struct line { /* what an agent says */
     bool truncated;
 };
 /* The nth thing that an agent says of an item. */
-typedef struct line say_fn(const struct call *c, int agent, int item, int nth);
+typedef struct line say_fn(const struct llm_call *c, int agent, int item, int nth);
 struct heard { /* a call, as it came */
     int agent, item, batch;
     char *words; /* all messages */
@@ -51,7 +51,7 @@ struct heard { /* a call, as it came */
 };
 struct script {
     const struct agent *team;
-    const struct item *items;
+    const struct task_item *items;
     const struct workflow *w;
     say_fn *say;
     int nth[TEAM_MAX][ITEMS_MAX];
@@ -63,7 +63,7 @@ static struct script script;
 
 static const char *const lines_of[] = {"text", "answer", "judge", "seed"};
 
-static void call_show(const struct call *c, int agent, const struct line *said, struct buf *out) {
+static void call_show(const struct llm_call *c, int agent, const struct line *said, struct buf *out) {
     const char *role = workflow_role(script.w, agent);
     buf_printf(out, "[%s%s%s] %s\n", c->agent->name, *role ? " " : "", role, lines_of[c->reply]);
     for (int i = 0; i < c->n_messages; i++)
@@ -79,7 +79,7 @@ static void call_show(const struct call *c, int agent, const struct line *said, 
     buf_printf(out, "\n\n");
 }
 
-static void heard_keep(const struct call *c, int agent, int item) {
+static void heard_keep(const struct llm_call *c, int agent, int item) {
     struct buf b = {0};
     assert_true(script.n < CALLS_MAX);
     for (int i = 0; i < c->n_messages; i++)
@@ -96,12 +96,12 @@ static void heard_keep(const struct call *c, int agent, int item) {
                                           .n_candidates = c->n_candidates};
 }
 
-static int script_ask(void *ctx, struct call *calls, int n, struct error *e) {
+static int script_ask(void *ctx, struct llm_call *calls, int n, struct error *e) {
     (void)ctx;
     (void)e;
     buf_printf(&script.log, "-- %d --\n", ++script.batches);
     for (int i = 0; i < n; i++) {
-        struct call *c = &calls[i];
+        struct llm_call *c = &calls[i];
         int agent = (int)(c->agent - script.team), item = (int)(c->item - script.items);
         struct line said = script.say(c, agent, item, script.nth[agent][item]++);
         if (!said.text) said.text = "";
@@ -113,7 +113,7 @@ static int script_ask(void *ctx, struct call *calls, int n, struct error *e) {
         c->text = said.failed ? NULL : xstrdup(said.text);
         c->answer.choice = said.choice;
         c->answer.sure = 0.7f;
-        if (said.choice >= 0 && said.choice < MAX_CHOICES) c->answer.prob[said.choice] = 0.7f;
+        if (said.choice >= 0 && said.choice < EVAL_MAX_CHOICES) c->answer.prob[said.choice] = 0.7f;
     }
     return OK;
 }
@@ -129,9 +129,9 @@ static const struct agent four[] = {
 
 /* Runs it by the script; the caller releases the talks. */
 static void run_team(const struct workflow *w, const struct agent *team, int n_agents,
-                     const struct item *items, int n_items, struct workflow_options o, say_fn *say,
-                     struct talk *talks) {
-    struct asker a = {NULL, script_ask};
+                     const struct task_item *items, int n_items, struct workflow_options o, say_fn *say,
+                     struct transcript *talks) {
+    struct llm_client a = {NULL, script_ask};
     script_end();
     script.team = team;
     script.items = items;
@@ -151,9 +151,9 @@ static struct workflow *parsed(const char *yaml) {
 }
 
 /* One item, the first `n` of the four. */
-static struct talk run_one(const char *yaml, int n, const struct item *it,
+static struct transcript run_one(const char *yaml, int n, const struct task_item *it,
                            struct workflow_options o, say_fn *say) {
-    struct talk out;
+    struct transcript out;
     struct workflow *w = parsed(yaml);
     run_team(w, four, n, it, 1, o, say, &out);
     workflow_free(w);
@@ -161,19 +161,19 @@ static struct talk run_one(const char *yaml, int n, const struct item *it,
 }
 
 #define TEXT(s) ((char *)(uintptr_t)(s))
-static const struct item abc = {.question = TEXT("which?"),
+static const struct task_item abc = {.question = TEXT("which?"),
                                 .choices = {TEXT("a"), TEXT("b"), TEXT("c")},
                                 .n_choices = 3,
                                 .lang = "en"},
                          open_item = {.question = TEXT("what?"), .lang = "en"};
 
-static const char *decided(const struct talk *o) {
+static const char *decided(const struct transcript *o) {
     return o->answer < 0 ? "nothing" : o->candidates[o->answer];
 }
 
 /* what the built-in protocols say */
 
-static const struct item questions[] = {
+static const struct task_item questions[] = {
     {.question = TEXT("Which is larger, 0.9 or 0.11?"),
      .choices = {TEXT("0.9"), TEXT("0.11")},
      .n_choices = 2,
@@ -189,7 +189,7 @@ static const struct item questions[] = {
     {.question = TEXT("How many legs have two spiders?"), .lang = "en"}};
 
 /* 花 is short, and the first to change; ben explains nothing. */
-static struct line say_choices(const struct call *c, int agent, int item, int nth) {
+static struct line say_choices(const struct llm_call *c, int agent, int item, int nth) {
     static const char *const why[3][3] = {
         {"Tenths count first:\nnine are more than one.", "", "Eleven is more than nine."},
         {"小数第一位を比べます。\n9は1より大きいです。", "", "11は9より大きいです。"},
@@ -202,7 +202,7 @@ static struct line say_choices(const struct call *c, int agent, int item, int nt
 }
 
 /* No choices: ada answers, ben says nothing, then no answer, 花 fails once. */
-static struct line say_open(const struct call *c, int agent, int item, int nth) {
+static struct line say_open(const struct llm_call *c, int agent, int item, int nth) {
     (void)item;
     if (c->reply == REPLY_TEXT) return (struct line){.text = "How many legs has one?"};
     if (c->reply == REPLY_JUDGE) return (struct line){.text = "Eight each.", .choice = 0};
@@ -211,7 +211,7 @@ static struct line say_open(const struct call *c, int agent, int item, int nth) 
     return (struct line){.text = agent ? "Answer: 12." : "Eight and eight.\nanswer: 16"};
 }
 
-static struct line say_seed(const struct call *c, int agent, int item, int nth) {
+static struct line say_seed(const struct llm_call *c, int agent, int item, int nth) {
     static const char *const lines[3][3] = {
         {"{\"answer\": \"16\", \"confidence\": 0.8}", "Vote: 16", "結論: 16"},
         {"Spiders have six legs.\n結論: 12", "結論: 12", "最終: 12"},
@@ -232,22 +232,22 @@ static void check_neat(const struct script *s) {
     }
 }
 
-static void protocol_show(const char *name, const char *head, const struct item *it, int n_agents,
+static void protocol_show(const char *name, const char *head, const struct task_item *it, int n_agents,
                           say_fn *say, struct buf *out) {
     static const char *const endings[] = {"rounds", "agreed", "budget", "nobody"};
     static const char *const systems[] = {"You are careful.", "あなたは慎重です。", "你很谨慎。"};
     struct agent team[4];
-    struct talk o;
+    struct transcript o;
     struct workflow *w = workflow_open(name, &err);
     if (!w) fail_msg("%s", err.text);
     memcpy(team, four, sizeof team);
     for (int i = 0; i < n_agents; i += 2)
         team[i].system = systems[say == say_choices ? it - questions : 0];
     script_end();
-    struct asker a = {NULL, script_ask};
+    struct llm_client a = {NULL, script_ask};
     script = (struct script){
         .team = team, .items = say == say_choices ? questions : it, .say = say, .w = w};
-    o = (struct talk){0};
+    o = (struct transcript){0};
     if (workflow_run(w, &a, team, n_agents, it, 1, &plain, &o, NULL, &err) != OK)
         fail_msg("%s", err.text);
     check_neat(&script);
@@ -256,7 +256,7 @@ static void protocol_show(const char *name, const char *head, const struct item 
     for (int i = 0; i < o.n_candidates; i++)
         buf_printf(out, "; %s: %.2f", o.candidates[i], o.scores[i]);
     buf_printf(out, ")\n\n");
-    talk_release(&o);
+    transcript_release(&o);
     workflow_free(w);
 }
 
@@ -353,7 +353,7 @@ static void test_seed_votes(void **state) {
         if (!want_sure) fail_msg("line %d: no two bars", n_line);
         *want = *want_sure = 0;
         unescape(text);
-        char *got = seed_vote_parse(text, &sure);
+        char *got = legacy_vote_parse(text, &sure);
         if (strcmp(got, want + 3) != 0) fail_msg("line %d: '%s', not '%s'", n_line, got, want + 3);
         if (fabs((double)sure - strtod(want_sure + 3, NULL)) > 1e-6)
             fail_msg("line %d: %g, not %s", n_line, (double)sure, want_sure + 3);
@@ -366,7 +366,7 @@ static void test_seed_votes(void **state) {
 /* Draws of few answers and few confidences, so that ties are common. */
 static char seed_texts[ITEMS_MAX][3][3][64];
 
-static struct line say_drawn(const struct call *c, int agent, int item, int nth) {
+static struct line say_drawn(const struct llm_call *c, int agent, int item, int nth) {
     (void)c;
     return (struct line){.text = seed_texts[item][agent][nth]};
 }
@@ -415,7 +415,7 @@ static const char *seed_winner(int item, bool *tied) {
     for (int at = 0; at < 9; at++) {
         float sure;
         int k = 0;
-        char *name = seed_vote_parse(seed_texts[item][at % 3][at / 3], &sure);
+        char *name = legacy_vote_parse(seed_texts[item][at % 3][at / 3], &sure);
         snprintf(names[n], sizeof names[n], "%s", name);
         while (strcmp(names[k], name) != 0) k++;
         sums[k] += (double)sure;
@@ -432,8 +432,8 @@ static const char *seed_winner(int item, bool *tied) {
 static void test_seed_rules(void **state) {
     (void)state;
     enum { N = 60 };
-    struct item items[N];
-    struct talk o[N];
+    struct task_item items[N];
+    struct transcript o[N];
     int ties = 0;
     struct workflow *w = workflow_open("seed", &err);
     assert_non_null(w);
@@ -447,7 +447,7 @@ static void test_seed_rules(void **state) {
         seed_check_words(&script.v[i], N);
         assert_string_equal(decided(&o[i]), seed_winner(i, &tied));
         ties += tied;
-        talk_release(&o[i]);
+        transcript_release(&o[i]);
     }
     assert_true(ties > 5);
     workflow_free(w);
@@ -458,7 +458,7 @@ static void test_seed_rules(void **state) {
 #define ASK "nodes: {q: {reply: answer, messages: [{user: \"{{ question }}\"}], temperature: 0}}\n"
 #define LOOP "edges: [{from: q, to: q, when: round < rounds}]\n"
 
-static struct line say_own_number(const struct call *c, int agent, int item, int nth) {
+static struct line say_own_number(const struct llm_call *c, int agent, int item, int nth) {
     (void)c;
     (void)item;
     (void)nth;
@@ -471,14 +471,14 @@ static void test_tie(void **state) {
     for (const struct vote *v = vote_table; v->name; v++) {
         struct workflow_options o = plain;
         o.vote = v;
-        struct talk out = run_one("name: x\n" ASK, 3, &abc, o, say_own_number);
+        struct transcript out = run_one("name: x\n" ASK, 3, &abc, o, say_own_number);
         assert_string_equal(decided(&out), v->quorum ? "nothing" : "a");
         assert_true(out.scores[0] == out.scores[1] && out.scores[1] == out.scores[2]);
-        talk_release(&out);
+        transcript_release(&out);
     }
 }
 
-static struct line say_spelt(const struct call *c, int agent, int item, int nth) {
+static struct line say_spelt(const struct llm_call *c, int agent, int item, int nth) {
     (void)c;
     (void)item;
     (void)nth;
@@ -491,19 +491,19 @@ static struct line say_spelt(const struct call *c, int agent, int item, int nth)
 static void test_answers_that_are_one(void **state) {
     (void)state;
     struct workflow_options o = plain;
-    struct talk by_text = run_one("name: x\n" ASK, 4, &open_item, o, say_spelt);
+    struct transcript by_text = run_one("name: x\n" ASK, 4, &open_item, o, say_spelt);
     assert_int_equal(by_text.n_candidates, 3);
     assert_string_equal(decided(&by_text), "0.5");
     o.grader = grader_find("math", &err);
-    struct talk by_math = run_one("name: x\n" ASK, 4, &open_item, o, say_spelt);
+    struct transcript by_math = run_one("name: x\n" ASK, 4, &open_item, o, say_spelt);
     assert_int_equal(by_math.n_candidates, 2);
     assert_int_equal(by_math.v[0].answer, by_math.v[2].answer);
     assert_true(by_math.scores[by_math.answer] == 3);
-    talk_release(&by_text);
-    talk_release(&by_math);
+    transcript_release(&by_text);
+    transcript_release(&by_math);
 }
 
-static struct line say_failing(const struct call *c, int agent, int item, int nth) {
+static struct line say_failing(const struct llm_call *c, int agent, int item, int nth) {
     (void)c;
     (void)nth;
     return (struct line){.failed = item || agent == 1 ? "no room" : NULL, .choice = agent};
@@ -515,8 +515,8 @@ static void test_failures(void **state) {
     static const char yaml[] = "name: x\nnodes: {q: {reply: answer, messages: [{user: \"{{ others "
                                "| length }} {{ transcript | length }} "
                                "{{ 'own' if own }}\"}]}}\n" LOOP;
-    struct item items[2] = {abc, abc};
-    struct talk o[2];
+    struct task_item items[2] = {abc, abc};
+    struct transcript o[2];
     struct workflow *w = parsed(yaml);
     run_team(w, four, 3, items, 2, plain, say_failing, o);
     static const char *const second[] = {"user: 1 2 own\n", "user: 2 2 \n", "user: 1 2 own\n"};
@@ -527,17 +527,17 @@ static void test_failures(void **state) {
     }
     assert_string_equal(decided(&o[0]), "a");
     assert_true(o[0].scores[0] == 1 && o[0].scores[1] == 0 && o[0].scores[2] == 1);
-    assert_int_equal(o[0].ending, END_ROUNDS);
+    assert_int_equal(o[0].ending, WORKFLOW_STOP_ROUNDS);
     assert_string_equal(o[0].v[1].failed, "no room");
     assert_int_equal(o[0].v[1].answer, -1);
     assert_string_equal(decided(&o[1]), "nothing");
-    assert_int_equal(o[1].ending, END_NOBODY);
+    assert_int_equal(o[1].ending, WORKFLOW_STOP_NO_ANSWER);
     assert_int_equal(o[1].rounds, 2);
-    for (int i = 0; i < 2; i++) talk_release(&o[i]);
+    for (int i = 0; i < 2; i++) transcript_release(&o[i]);
     workflow_free(w);
 }
 
-static struct line say_free(const struct call *c, int agent, int item, int nth) {
+static struct line say_free(const struct llm_call *c, int agent, int item, int nth) {
     static const char *const lines[] = {"answer: 12",
                                         "I like it.",
                                         "ANSWER:\t12. ",
@@ -554,7 +554,7 @@ static struct line say_free(const struct call *c, int agent, int item, int nth) 
 static void test_garbage(void **state) {
     (void)state;
     struct agent team[7];
-    struct talk o;
+    struct transcript o;
     struct workflow *w = parsed("name: x\n" ASK);
     for (int i = 0; i < 7; i++) team[i] = four[i % 4];
     run_team(w, team, 7, &open_item, 1, plain, say_free, &o);
@@ -565,11 +565,11 @@ static void test_garbage(void **state) {
     assert_true(o.scores[0] == 3 && o.scores[1] == 1);
     static const int answers[] = {0, -1, 0, -1, 0, 1, -1};
     for (int i = 0; i < 7; i++) assert_int_equal(o.v[i].answer, answers[i]);
-    talk_release(&o);
+    transcript_release(&o);
     workflow_free(w);
 }
 
-static struct line say_many(const struct call *c, int agent, int item, int nth) {
+static struct line say_many(const struct llm_call *c, int agent, int item, int nth) {
     static char text[32];
     (void)c;
     (void)item;
@@ -582,7 +582,7 @@ static struct line say_many(const struct call *c, int agent, int item, int nth) 
 static void test_many_answers(void **state) {
     (void)state;
     struct agent team[TEAM_MAX];
-    struct talk o;
+    struct transcript o;
     int truncated = 0;
     struct workflow *w = parsed("name: x\nrounds: 4\n" ASK LOOP);
     for (int i = 0; i < TEAM_MAX; i++) team[i] = four[i % 4];
@@ -592,19 +592,19 @@ static void test_many_answers(void **state) {
         run_team(w, team, TEAM_MAX, &open_item, 1, options, say_many, &o);
         assert_int_equal(o.n, 4 * TEAM_MAX);
         assert_int_equal(o.n_candidates, 4 * 16);
-        assert_true(o.n_candidates > MAX_CHOICES);
+        assert_true(o.n_candidates > EVAL_MAX_CHOICES);
         assert_string_equal(decided(&o), v->quorum ? "nothing" : "48");
         for (int i = 0; i < o.n; i++) {
             const struct utterance *u = &o.v[i];
             assert_int_equal(atoi(o.candidates[u->answer]), atoi(u->text + strlen("answer: ")));
         }
         if (v->quorum) break;
-        talk_release(&o);
+        transcript_release(&o);
     }
     for (int i = 0; i < TEAM_MAX; i++) truncated += o.v[i].truncated;
     assert_int_equal(truncated, 4);
-    talk_release(&o);
-    struct asker a = {NULL, script_ask};
+    transcript_release(&o);
+    struct llm_client a = {NULL, script_ask};
     struct debate d;
     struct debate_options options = {
         .workflow = w, .rounds = 1, .vote = vote_find("majority"), .temperature = -1};
@@ -615,7 +615,7 @@ static void test_many_answers(void **state) {
     workflow_free(w);
 }
 
-static struct line say_then_judge(const struct call *c, int agent, int item, int nth) {
+static struct line say_then_judge(const struct llm_call *c, int agent, int item, int nth) {
     struct line said = say_many(c, agent, item, nth);
     if (c->reply == REPLY_JUDGE) said.choice = c->n_candidates - 1;
     return said;
@@ -624,7 +624,7 @@ static struct line say_then_judge(const struct call *c, int agent, int item, int
 static void test_many_answers_judged(void **state) {
     (void)state;
     struct agent team[TEAM_MAX];
-    struct talk o;
+    struct transcript o;
     struct workflow *w = parsed(
         "name: x\nrounds: 4\nnodes:\n  q: {reply: answer, messages: [{user: x}], temperature: 0}\n"
         "  j: {reply: judge, messages: [{user: x}]}\nedges:\n"
@@ -634,7 +634,7 @@ static void test_many_answers_judged(void **state) {
     assert_int_equal(script.v[script.n - 1].n_candidates, 4 * 16);
     assert_int_equal(o.answer, 4 * 16 - 1);
     assert_true(o.v[o.n - 1].confidence == 0.7f);
-    talk_release(&o);
+    transcript_release(&o);
     workflow_free(w);
 }
 
@@ -671,7 +671,7 @@ static struct tokens tokens_of(char *line) {
     return t;
 }
 
-static int tokens_ask(void *ctx, struct call *calls, int n, struct error *e) {
+static int tokens_ask(void *ctx, struct llm_call *calls, int n, struct error *e) {
     const struct tokens *t = ctx;
     (void)e;
     for (int i = 0; i < n; i++) {
@@ -698,23 +698,23 @@ static void test_free_confidence(void **state) {
         *text = 0;
         struct tokens t = tokens_of(text + 3);
         struct workflow_options o = plain;
-        struct talk out = {0};
+        struct transcript out = {0};
         if (*line != '-' && !(o.grader = grader_find(line, &err))) fail_msg("%s", err.text);
-        const struct asker a = {&t, tokens_ask};
+        const struct llm_client a = {&t, tokens_ask};
         assert_int_equal(workflow_run(w, &a, four, 1, &open_item, 1, &o, &out, NULL, &err), OK);
         const struct utterance *u = &out.v[0];
         if ((u->answer >= 0) != t.any) fail_msg("line %d: answer %d", n_line, u->answer);
         if (fabs((double)u->confidence - (t.any ? exp(t.sum) : 1)) > 1e-6)
             fail_msg("line %d: sum %.0f/1024, not %.0f/1024 (%s)", n_line,
                      1024 * log((double)u->confidence), 1024 * t.sum, decided(&out));
-        talk_release(&out);
+        transcript_release(&out);
     }
     workflow_free(w);
     buf_release(&file);
     assert_true(n_cases > 12);
 }
 
-static struct line say_gold(const struct call *c, int agent, int item, int nth) {
+static struct line say_gold(const struct llm_call *c, int agent, int item, int nth) {
     static const char *const texts[] = {"answer: 1/2", "answer: 2", "", "answer: 0.50"};
     (void)c;
     return (struct line){.text = texts[(agent + item + nth) % 4]};
@@ -725,10 +725,10 @@ static struct line say_gold(const struct call *c, int agent, int item, int nth) 
 static void test_free_answers_are_graded(void **state) {
     (void)state;
     static char gold[] = "0.5";
-    struct item items[2] = {open_item, open_item};
-    struct asker a = {NULL, script_ask};
+    struct task_item items[2] = {open_item, open_item};
+    struct llm_client a = {NULL, script_ask};
     struct debate d;
-    struct samples s;
+    struct self_consistency s;
     uint8_t right[2];
     struct workflow *w = parsed("name: x\n" ASK LOOP);
     struct debate_options o = {.workflow = w,
@@ -750,24 +750,24 @@ static void test_free_answers_are_graded(void **state) {
     assert_int_equal(d.talks[0].n_candidates, 2);
     assert_true(d.talks[0].right[0] == 1 && d.talks[0].right[1] == 0);
     struct vote_game v = {o.vote, d.answers, items, 4, 2, d.talks};
-    struct game game = vote_game(&v);
+    struct coalition_game game = vote_game(&v);
     uint8_t played[16 * 2];
-    assert_int_equal(game_play_all(&game, played, &err), OK);
+    assert_int_equal(coalition_game_play_all(&game, played, &err), OK);
     assert_true(played[2 * 1] && !played[2 * 2] && !played[2 * 4] && played[2 * 9]);
     memset(script.nth, 0, sizeof script.nth);
-    assert_int_equal(samples_draw(&a, &four[0], items, 2, 3, 0.7f, 9, 1, o.grader, &s, NULL, &err),
+    assert_int_equal(self_consistency_sample(&a, &four[0], items, 2, 3, 0.7f, 9, 1, o.grader, &s, NULL, &err),
                      OK);
-    samples_vote(&s, items, 1, right); // "1/2"
+    self_consistency_vote(&s, items, 1, right); // "1/2"
     assert_true(right[0] == 1 && right[1] == 0);
     assert_true(s.answers[0].choice == 0 && s.answers[1].choice == 1 && s.answers[2].choice == -1);
-    samples_release(&s);
+    self_consistency_release(&s);
     debate_release(&d);
     workflow_free(w);
 }
 
 /* where items go */
 
-static struct line say_late_peace(const struct call *c, int agent, int item, int nth) {
+static struct line say_late_peace(const struct llm_call *c, int agent, int item, int nth) {
     (void)c;
     return (struct line){.choice = nth >= item ? 1 : agent, .n_generated = 10};
 }
@@ -777,27 +777,27 @@ static void test_consensus(void **state) {
     (void)state;
     static const char yaml[] = "name: x\nrounds: 4\n" ASK
                                "edges: [{from: q, to: q, when: round < rounds and not agreed}]\n";
-    struct item items[6] = {abc, abc, abc, abc, abc, abc};
-    struct talk o[6];
+    struct task_item items[6] = {abc, abc, abc, abc, abc, abc};
+    struct transcript o[6];
     struct workflow *w = parsed(yaml);
     run_team(w, four, 3, items, 6, plain, say_late_peace, o);
     assert_int_equal(script.batches, 4);
     for (int i = 0; i < 6; i++) {
         assert_int_equal(o[i].rounds, MIN(i + 1, 4));
         assert_int_equal(o[i].n, 3 * MIN(i + 1, 4));
-        assert_int_equal(o[i].ending, i < 4 ? END_AGREED : END_ROUNDS);
+        assert_int_equal(o[i].ending, i < 4 ? WORKFLOW_STOP_CONSENSUS : WORKFLOW_STOP_ROUNDS);
         assert_string_equal(decided(&o[i]), i < 4 ? "b" : "a");
-        talk_release(&o[i]);
+        transcript_release(&o[i]);
     }
     struct workflow_options fewer = plain;
     fewer.rounds = 2;
     run_team(w, four, 3, items, 6, fewer, say_late_peace, o);
     assert_int_equal(script.batches, 2);
-    for (int i = 0; i < 6; i++) talk_release(&o[i]);
+    for (int i = 0; i < 6; i++) transcript_release(&o[i]);
     workflow_free(w);
 }
 
-static struct line say_ten(const struct call *c, int agent, int item, int nth) {
+static struct line say_ten(const struct llm_call *c, int agent, int item, int nth) {
     (void)item;
     (void)nth;
     return (struct line){.choice = agent % 3, .n_generated = MIN(10, c->max_tokens)};
@@ -814,12 +814,12 @@ static void test_budget_of_calls(void **state) {
                      "messages: [{user: x}]}}\n"
                      "edges: [{from: q, to: q}]\n",
                      calls, in_turn ? "in-turn" : "together");
-            struct talk o = run_one(yaml, 3, &abc, plain, say_ten);
+            struct transcript o = run_one(yaml, 3, &abc, plain, say_ten);
             assert_int_equal(o.n, calls / 3 * 3);
             assert_int_equal(o.rounds, calls / 3);
-            assert_int_equal(o.ending, END_BUDGET);
+            assert_int_equal(o.ending, WORKFLOW_STOP_BUDGET);
             assert_string_equal(decided(&o), calls < 3 ? "nothing" : "a");
-            talk_release(&o);
+            transcript_release(&o);
         }
 }
 
@@ -835,19 +835,19 @@ static void test_budget_of_tokens(void **state) {
                      "nodes: {q: {order: %s, max_tokens: 10, messages: [{user: x}]}}\n"
                      "edges: [{from: q, to: q}]\n",
                      tokens, in_turn ? "in-turn" : "together");
-            struct talk o = run_one(yaml, 3, &abc, plain, say_ten);
+            struct transcript o = run_one(yaml, 3, &abc, plain, say_ten);
             for (int i = 0; i < o.n; i++) spent += o.v[i].n_generated;
             for (int i = 0; i < script.n; i++) assert_in_range(script.v[i].max_tokens, 1, 10);
             assert_true(spent <= tokens && tokens - spent < 3);
             assert_int_equal(o.n % 3, 0);
-            assert_int_equal(o.ending, END_BUDGET);
-            talk_release(&o);
+            assert_int_equal(o.ending, WORKFLOW_STOP_BUDGET);
+            transcript_release(&o);
         }
     struct workflow_options shorter = plain;
     shorter.max_tokens = 7;
-    struct talk o = run_one("name: x\n" ASK, 2, &abc, shorter, say_ten);
+    struct transcript o = run_one("name: x\n" ASK, 2, &abc, shorter, say_ten);
     assert_int_equal(script.v[0].max_tokens, 7);
-    talk_release(&o);
+    transcript_release(&o);
 }
 
 /* One tick each time that it is read: at the start, and before every turn. */
@@ -871,36 +871,36 @@ static void test_budget_of_seconds(void **state) {
             o.clock = tick;
             if (seconds >= 5) o.seconds = seconds;
             ticks = 0;
-            struct talk t = run_one(yaml, 3, &abc, o, say_ten);
+            struct transcript t = run_one(yaml, 3, &abc, o, say_ten);
             assert_int_equal(t.n, (seconds - 1) * (in_turn ? 1 : 3));
-            assert_int_equal(t.ending, END_BUDGET);
+            assert_int_equal(t.ending, WORKFLOW_STOP_BUDGET);
             assert_string_equal(decided(&t), seconds == 1 ? "nothing" : "a");
-            talk_release(&t);
+            transcript_release(&t);
         }
 }
 
 /* Cycles end: where nobody has the part, where nothing stops them, where nothing is generated. */
 static void test_cycles_end(void **state) {
     (void)state;
-    struct talk o = run_one(
+    struct transcript o = run_one(
         "name: x\nroles: [a, b, c]\nnodes: {q: {reply: answer, by: c, messages: [{user: x}]}}\n"
         "edges: [{from: q, to: q}]\n",
         2, &abc, plain, say_own_number);
     assert_int_equal(o.n, 0);
     assert_int_equal(o.rounds, 0);
-    assert_int_equal(o.ending, END_BUDGET);
-    talk_release(&o);
+    assert_int_equal(o.ending, WORKFLOW_STOP_BUDGET);
+    transcript_release(&o);
     o = run_one("name: x\n" ASK "edges: [{from: q, to: q}]\n", 2, &abc, plain, say_own_number);
     assert_int_equal(o.n, 256);
     assert_int_equal(o.rounds, 128);
-    assert_int_equal(o.ending, END_BUDGET);
-    talk_release(&o);
+    assert_int_equal(o.ending, WORKFLOW_STOP_BUDGET);
+    transcript_release(&o);
     o = run_one("name: x\nroles: [a, b]\nnodes: {p: {by: b, messages: [{user: x}]}, q: {by: a, "
                 "messages: [{user: y}]}}\nedges: [{from: p, to: q}]\n",
                 1, &abc, plain, say_own_number);
     assert_int_equal(o.n, 1); // a part without an agent is passed over
     assert_string_equal(script.v[0].words, "user: y\n");
-    talk_release(&o);
+    transcript_release(&o);
 }
 
 /* The first edge that holds is taken, whatever its number of steps. */
@@ -912,22 +912,22 @@ static void test_edges(void **state) {
                                "edges:\n- {from: a, to: c, when: candidates | length > 5}\n"
                                "- {from: a, to: b, when: \"'which' in question\"}\n- {from: a, to: "
                                "c}\n- {from: b, to: c}\n";
-    struct talk o = run_one(yaml, 1, &abc, plain, say_own_number);
+    struct transcript o = run_one(yaml, 1, &abc, plain, say_own_number);
     assert_string_equal(script.v[1].words, "user: b1\n");
     assert_string_equal(script.v[2].words, "user: c2\n");
     assert_int_equal(script.n, 3);
-    talk_release(&o);
+    transcript_release(&o);
     o = run_one(yaml, 1, &open_item, plain, say_free);
     assert_string_equal(script.v[1].words, "user: c2\n");
     assert_int_equal(script.n, 2);
-    talk_release(&o);
+    transcript_release(&o);
 }
 
 /* judges */
 
 static int judge_says; /* -1: it fails */
 
-static struct line say_judged(const struct call *c, int agent, int item, int nth) {
+static struct line say_judged(const struct llm_call *c, int agent, int item, int nth) {
     (void)item;
     (void)nth;
     if (c->reply == REPLY_TEXT) return (struct line){.text = "go on"};
@@ -944,7 +944,7 @@ static void test_judge(void **state) {
     assert_non_null(w);
     for (int free_form = 0; free_form < 2; free_form++)
         for (judge_says = -1; judge_says < 2; judge_says++) {
-            struct talk o;
+            struct transcript o;
             run_team(w, four, 4, free_form ? &open_item : &abc, 1, plain, say_judged, &o);
             assert_int_equal(o.answer, MAX(judge_says, 0));
             assert_int_equal(script.n, 2 * 3 + 1);
@@ -952,16 +952,16 @@ static void test_judge(void **state) {
             assert_int_equal(script.v[6].n_candidates, free_form ? 2 : 3);
             assert_true(o.scores[0] == o.scores[1]); // one ballot each
             if (free_form) assert_string_equal(o.candidates[0], "はい");
-            talk_release(&o);
+            transcript_release(&o);
         }
     for (int n = 2; n < 4; n++) { // no judge: the vote
-        struct talk o;
+        struct transcript o;
         run_team(w, four, n, &abc, 1, plain, say_judged, &o);
         assert_int_equal(script.n, 2 * n);
         assert_string_equal(decided(&o), "a");
-        assert_int_equal(o.ending, END_ROUNDS);
+        assert_int_equal(o.ending, WORKFLOW_STOP_ROUNDS);
         assert_int_equal(o.rounds, 2);
-        talk_release(&o);
+        transcript_release(&o);
     }
     workflow_free(w);
 }
@@ -977,13 +977,13 @@ static void test_first_words_ignore_the_team(void **state) {
         char *first = NULL;
         uint64_t seed = 0;
         for (int n = 1; n <= 4; n++) {
-            struct talk o;
+            struct transcript o;
             run_team(w, four, n, &abc, 1, plain, say_own_number, &o);
             if (n == 1) first = xstrdup(script.v[0].words);
             if (n == 1) seed = script.v[0].seed;
             assert_string_equal(script.v[0].words, first);
             assert_true(script.v[0].seed == seed);
-            talk_release(&o);
+            transcript_release(&o);
         }
         free(first);
         workflow_free(w);
@@ -995,8 +995,8 @@ static void test_seeds(void **state) {
     (void)state;
     static const char yaml[] = "name: x\nnodes: {q: {messages: [{user: x}]}}\n" LOOP;
     struct agent turned[3] = {four[2], four[0], four[1]};
-    struct item items[2] = {abc, abc};
-    struct talk o[2];
+    struct task_item items[2] = {abc, abc};
+    struct transcript o[2];
     struct workflow *w = parsed(yaml);
     uint64_t seeds[12];
     run_team(w, four, 3, items, 2, plain, say_own_number, o);
@@ -1004,26 +1004,26 @@ static void test_seeds(void **state) {
         seeds[i] = script.v[i].seed;
         for (int k = 0; k < i; k++) assert_true(seeds[k] != seeds[i]);
     }
-    for (int i = 0; i < 2; i++) talk_release(&o[i]);
+    for (int i = 0; i < 2; i++) transcript_release(&o[i]);
     run_team(w, turned, 3, items, 2, plain, say_own_number, o);
     for (int i = 0; i < 12; i++)
         assert_true(script.v[i].seed == seeds[i - i % 3 + (i % 3 + 2) % 3]);
-    for (int i = 0; i < 2; i++) talk_release(&o[i]);
+    for (int i = 0; i < 2; i++) transcript_release(&o[i]);
     struct workflow_options other = plain;
     other.seed++;
     run_team(w, four, 3, items, 2, other, say_own_number, o);
     for (int i = 0; i < 12; i++) assert_true(script.v[i].seed != seeds[i]);
-    for (int i = 0; i < 2; i++) talk_release(&o[i]);
+    for (int i = 0; i < 2; i++) transcript_release(&o[i]);
     other.temperature = 0; // a greedy call has nothing to draw
     run_team(w, four, 3, items, 2, other, say_own_number, o);
     for (int i = 0; i < 12; i++) assert_true(script.v[i].seed == 0);
-    for (int i = 0; i < 2; i++) talk_release(&o[i]);
+    for (int i = 0; i < 2; i++) transcript_release(&o[i]);
     workflow_free(w);
 }
 
 static char marks[ITEMS_MAX][24];
 
-static struct line say_mark(const struct call *c, int agent, int item, int nth) {
+static struct line say_mark(const struct llm_call *c, int agent, int item, int nth) {
     (void)agent;
     (void)nth;
     return (struct line){.text = marks[item], .choice = c->reply == REPLY_JUDGE ? 0 : agent % 2};
@@ -1033,8 +1033,8 @@ static struct line say_mark(const struct call *c, int agent, int item, int nth) 
 static void test_items_stay_apart(void **state) {
     (void)state;
     enum { N = 12 };
-    struct item items[N];
-    struct talk o[N];
+    struct task_item items[N];
+    struct transcript o[N];
     const char *name;
     for (int i = 0; i < N; i++) {
         snprintf(marks[i], sizeof marks[i], "印%c answer: %c", 'A' + i, 'A' + i);
@@ -1049,12 +1049,12 @@ static void test_items_stay_apart(void **state) {
                 if (at[3] != 'A' + script.v[i].item)
                     fail_msg("'%s': item %d hears of another:\n%s", name, script.v[i].item,
                              script.v[i].words);
-        for (int i = 0; i < N; i++) talk_release(&o[i]);
+        for (int i = 0; i < N; i++) transcript_release(&o[i]);
         workflow_free(w);
     }
 }
 
-static struct line say_name(const struct call *c, int agent, int item, int nth) {
+static struct line say_name(const struct llm_call *c, int agent, int item, int nth) {
     (void)c;
     (void)item;
     (void)nth;
@@ -1068,8 +1068,8 @@ static void test_order_of_others(void **state) {
     static const char yaml[] =
         "name: x\nnodes: {q: {messages: [{user: \"{% for o in others %}{{ o.text }} {% endfor %}\"}"
         "]}}\n" LOOP;
-    struct item items[N];
-    struct talk o[N];
+    struct task_item items[N];
+    struct transcript o[N];
     int seen[4] = {0}, in_order = 0;
     char *first_run[N];
     struct workflow *w = parsed(yaml);
@@ -1089,7 +1089,7 @@ static void test_order_of_others(void **state) {
                 first_run[i] = xstrdup(words);
             else
                 assert_string_equal(words, first_run[i]);
-            talk_release(&o[i]);
+            transcript_release(&o[i]);
         }
     }
     for (int a = 1; a < 4; a++) assert_true(seen[a] > N / 4);
@@ -1098,7 +1098,7 @@ static void test_order_of_others(void **state) {
     workflow_free(w);
 }
 
-static struct line say_long(const struct call *c, int agent, int item, int nth) {
+static struct line say_long(const struct llm_call *c, int agent, int item, int nth) {
     static const char *const texts[] = {"一二三四五", "一二三四五六", "αβγδεζ", "abc", "😀😁😂😃😄😅"};
     (void)c;
     (void)nth;
@@ -1117,7 +1117,7 @@ static void test_tail(void **state) {
     struct agent team[5] = {four[0], four[1], four[2], four[3], {.name = "eve"}};
     for (int whole = 0; whole < 2; whole++) {
         char text[400];
-        struct talk o;
+        struct transcript o;
         snprintf(text, sizeof text, yaml, whole ? "0" : "5");
         struct workflow *w = parsed(text);
         run_team(w, team, 5, &abc, 1, plain, say_long, &o);
@@ -1132,7 +1132,7 @@ static void test_tail(void **state) {
             assert_string_equal(o.v[a].text, said.text); // what was said stays whole
             buf_release(&want);
         }
-        talk_release(&o);
+        transcript_release(&o);
         workflow_free(w);
     }
 }
@@ -1211,9 +1211,9 @@ static void test_template_errors(void **state) {
          "workflow 'x', condition of an edge: "},
         {"name: x\nnodes: {q: {messages: [{user: \"{{ raise_exception('没有') }}\"}]}}\n", "没有"}};
     for (int i = 0; i < 3; i++) {
-        struct talk o[2] = {0};
-        struct item items[2] = {abc, open_item};
-        struct asker a = {NULL, script_ask};
+        struct transcript o[2] = {0};
+        struct task_item items[2] = {abc, open_item};
+        struct llm_client a = {NULL, script_ask};
         struct workflow *w = parsed(cases[i][0]);
         script_end();
         script.team = four;
@@ -1222,25 +1222,25 @@ static void test_template_errors(void **state) {
         script.w = w;
         assert_int_not_equal(workflow_run(w, &a, four, 3, items, 2, &plain, o, NULL, &err), OK);
         if (!strstr(err.text, cases[i][1])) fail_msg("'%s', not '%s'", err.text, cases[i][1]);
-        for (int k = 0; k < 2; k++) talk_release(&o[k]);
+        for (int k = 0; k < 2; k++) transcript_release(&o[k]);
         workflow_free(w);
     }
-    struct talk o = {0};
+    struct transcript o = {0};
     struct workflow *w = parsed("name: x\n" ASK);
-    struct asker a = {NULL, script_ask};
+    struct llm_client a = {NULL, script_ask};
     assert_int_equal(workflow_run(w, &a, four, 0, &abc, 1, &plain, &o, NULL, &err), ERR_USAGE);
     assert_int_equal(workflow_run(w, &a, four, 18, &abc, 1, &plain, &o, NULL, &err), ERR_USAGE);
     assert_string_equal(err.text, "a team has 1 to 17 agents, not 18");
-    struct item bytes[2] = {open_item, abc};
+    struct task_item bytes[2] = {open_item, abc};
     bytes[0].question = TEXT("何\xff");
     assert_int_equal(workflow_run(w, &a, four, 2, bytes, 1, &plain, &o, NULL, &err), ERR_FORMAT);
     assert_string_equal(err.text, "a question is not UTF-8");
-    talk_release(&o);
+    transcript_release(&o);
     bytes[1].choices[2] = TEXT("\xe6\xb5");
     assert_int_equal(workflow_run(w, &a, four, 2, bytes + 1, 1, &plain, &o, NULL, &err),
                      ERR_FORMAT);
     assert_string_equal(err.text, "a possible answer is not UTF-8");
-    talk_release(&o);
+    transcript_release(&o);
     workflow_free(w);
     script_end();
 }

@@ -150,7 +150,7 @@ static int reached_count(const struct world *w) {
         n = 0;
         for (int i = 0; i < w->size * w->size; i++) {
             if (w->cells[i] & CELL_WALL) continue;
-            for (int move = 0; move < 4; move++) reached[i] |= reached[cell_beside(w, i, move)];
+            for (int move = 0; move < 4; move++) reached[i] |= reached[world_neighbour(w, i, move)];
             n += reached[i];
         }
     }
@@ -201,7 +201,7 @@ static void test_begin(void **state) {
         for (int i = 0; i < WORLD_AGENTS; i++) {
             const struct world_agent *a = &w.agents[i];
             assert_true(a->alive && a->energy == 200 && !a->holds && a->last[1] == -1);
-            assert_true(!(w.cells[a->cell] & CELL_WALL) && agent_has_seen(a, a->cell));
+            assert_true(!(w.cells[a->cell] & CELL_WALL) && world_agent_visited(a, a->cell));
         }
         for (int p = 0; p < 16; p++)
             assert_false(w.cells[w.predators[p]] & (CELL_WALL | CELL_HOME));
@@ -224,7 +224,7 @@ static void test_map(void **state) {
     const struct world_rules *r = rules_of(drawn);
     struct buf b = {0};
     world_reset(&w, r, 3, 1);
-    world_draw(&w, &b);
+    world_render(&w, &b);
     /* square, with another row of walls in the north; the first and third agent in one place */
     assert_string_equal(b.data, "######\n######\n#Af.+#\n#.m#.#\n#B..+#\n######\n");
     assert_true(w.size == 6 && w.n_homes == 2 && w.food_grown == 1 && w.material_grown == 1);
@@ -234,7 +234,7 @@ static void test_map(void **state) {
     act(&w, r, MOVE_SOUTH);
     w.predators[w.n_predators++] = (int16_t)cell_at(&w, 2, 1);
     b.len = 0;
-    world_draw(&w, &b);
+    world_render(&w, &b);
     assert_string_equal(b.data, "######\n######\n#.f.+#\n#Am#.#\n#B*.+#\n######\n");
     world_reset(&w, rules_of("map: |\n  ####\n  #.H#\n  #..#\n  ####\n"), 64, 1);
     for (int i = 0; i < 64; i++) assert_false(w.cells[w.agents[i].cell] & CELL_WALL);
@@ -285,9 +285,9 @@ static void test_moves(void **state) {
     }
     assert_true(a->blocked == 2 && a->collected == 1 && a->delivered == 1 && a->built == 0);
     assert_true(w.food_eaten == 1 && w.energy_given == 200 && w.energy_spent == 19);
-    assert_true(agent_fitness(a) == total + 5 + 10 + 0.1 * 19 + 50.0 / 20);
+    assert_true(world_agent_fitness(a) == total + 5 + 10 + 0.1 * 19 + 50.0 / 20);
     struct world_agent poor = {.total = -100, .steps = 10};
-    assert_true(agent_fitness(&poor) == 0);
+    assert_true(world_agent_fitness(&poor) == 0);
 }
 
 static void test_material(void **state) {
@@ -328,9 +328,9 @@ static void test_energy(void **state) {
     dead.reward = 0;
     act(&w, r, MOVE_WEST);
     assert_memory_equal(&w.agents[1], &dead, sizeof dead);
-    assert_false(world_over(&w));
+    assert_false(world_terminated(&w));
     act(&w, r, MOVE_WEST);
-    assert_true(world_over(&w) && w.energy_spent == w.energy_given);
+    assert_true(world_terminated(&w) && w.energy_spent == w.energy_given);
 }
 
 static void test_memory(void **state) {
@@ -435,7 +435,7 @@ static void test_predators_roam(void **state) {
         memcpy(before, w.predators, sizeof before);
         for (int p = 0; p < 4; p++) {
             struct rng rng = rng_make(9, RNG_WORLD, (uint32_t)(16 + p), (uint32_t)w.tick);
-            int to = cell_beside(&w, before[p], (int)rng_below(&rng, 4));
+            int to = world_neighbour(&w, before[p], (int)rng_below(&rng, 4));
             bool prey = before[p] == w.agents[0].cell;
             if (!prey && !(w.cells[to] & (CELL_WALL | CELL_HOME))) before[p] = (int16_t)to, moved++;
         }
@@ -724,11 +724,11 @@ static void test_parser(void **state) {
         {"\xff\xfe", -1, -1},
     };
     for (size_t i = 0; i < ARRAY_LEN(cases); i++) {
-        int seed = action_parse(cases[i].text, false), repaired = action_parse(cases[i].text, true);
+        int seed = world_action_from_text(cases[i].text, false), repaired = world_action_from_text(cases[i].text, true);
         if (seed != cases[i].seed || repaired != cases[i].repaired)
             fail_msg("'%s' gives %d and %d", cases[i].text, seed, repaired);
     }
-    for (int i = 0; i < N_ACTIONS; i++) assert_int_equal(action_parse(action_names[i], true), i);
+    for (int i = 0; i < WORLD_N_ACTIONS; i++) assert_int_equal(world_action_from_text(world_action_names[i], true), i);
 }
 
 /* the same again */
@@ -788,7 +788,7 @@ static void check_memory(const struct world *before, const struct world *w, int 
     }
     for (int k = a->n_known; k < WORLD_KNOWN; k++) assert_int_equal(a->known[k], 0);
     for (int move = 0; a->alive && move < 4; move++) {
-        int cell = cell_beside(w, a->cell, move);
+        int cell = world_neighbour(w, a->cell, move);
         bool known = !(w->cells[cell] & CELL_FOOD) || a->n_known == WORLD_KNOWN;
         for (int k = 0; k < a->n_known; k++) known |= a->known[k] == cell;
         assert_true(known);
@@ -808,7 +808,7 @@ static void check_sums(const struct world *w) {
     for (int i = 0; i < w->n_agents; i++) {
         const struct world_agent *a = &w->agents[i];
         assert_false(w->cells[a->cell] & CELL_WALL);
-        assert_true(agent_has_seen(a, a->cell));
+        assert_true(world_agent_visited(a, a->cell));
         assert_true(a->alive == (a->energy > 0) && (a->alive || !a->holds));
         energy += a->energy;
         collected += a->collected;
@@ -853,9 +853,9 @@ static void draw_actions(const struct world *w, const struct world_rules *r, str
                          int16_t *actions) {
     const struct world_policy *rule = world_policy_find("rule");
     for (int i = 0; i < w->n_agents; i++) {
-        int act = i < 2 ? rule->act(w, r, i, rng) : (int)rng_below(rng, N_ACTIONS);
+        int act = i < 2 ? rule->act(w, r, i, rng) : (int)rng_below(rng, WORLD_N_ACTIONS);
         int word = (int)rng_below(rng, (uint32_t)r->words + 1);
-        actions[i] = (int16_t)(act + N_ACTIONS * word);
+        actions[i] = (int16_t)(act + WORLD_N_ACTIONS * word);
     }
 }
 
@@ -871,7 +871,7 @@ static int64_t check_rules(const char *name, int64_t agent_ticks) {
         world_reset(&w, &r, 1 + (int)rng_below(&rng, 40), seed);
         memset(taken, 0, sizeof taken);
         check_sums(&w);
-        while (!world_over(&w) && w.tick < 600) {
+        while (!world_terminated(&w) && w.tick < 600) {
             agent_ticks -= w.n_living;
             before = w;
             draw_actions(&w, &r, &rng, actions);
@@ -927,14 +927,14 @@ static void test_policies(void **state) {
     assert_null(world_policy_find("best"));
     const struct world_rules *r = rules_of("");
     static struct world w;
-    int counts[2][N_ACTIONS] = {{0}};
+    int counts[2][WORLD_N_ACTIONS] = {{0}};
     world_reset(&w, r, 1, 1);
     for (uint32_t t = 0; t < 6000; t++) {
         struct rng a = rng_make(1, RNG_TEST, 0, t), b = a;
         counts[0][world_policy_find("random")->act(&w, r, 0, &a)]++;
         counts[1][world_policy_find("mock")->act(&w, r, 0, &b)]++;
     }
-    for (int i = 0; i < N_ACTIONS; i++) {
+    for (int i = 0; i < WORLD_N_ACTIONS; i++) {
         assert_true(counts[0][i] > 850 && counts[0][i] < 1150);
         assert_true(i < 4 ? counts[1][i] > 1300 && counts[1][i] < 1700 : counts[1][i] == 0);
     }
@@ -954,8 +954,8 @@ static void test_rule_knows_no_more(void **state) {
         bool looked[WORLD_CELLS] = {false};
         for (int cell = w.size; cell < w.size * (w.size - 1); cell++)
             for (int move = 0; move < 4; move++)
-                looked[cell] |= agent_has_seen(&w.agents[i], cell) ||
-                                agent_has_seen(&w.agents[i], cell_beside(&w, cell, move));
+                looked[cell] |= world_agent_visited(&w.agents[i], cell) ||
+                                world_agent_visited(&w.agents[i], world_neighbour(&w, cell, move));
         other = w;
         for (int cell = w.size; cell < w.size * (w.size - 1); cell++)
             if (!looked[cell] && cell != w.homes[0])
@@ -993,7 +993,7 @@ static bool reflex_check(const struct world *w, const struct world_rules *r, int
     for (uint32_t k = 0; k < ARRAY_LEN(now.acts); k++) {
         struct rng rng = rng_make(5, RNG_TEST, 0, k);
         int act = world_policy_find("reflex")->act(w, r, i, &rng);
-        if (act < 4 && w->cells[cell_beside(w, w->agents[i].cell, act)] & CELL_WALL)
+        if (act < 4 && w->cells[world_neighbour(w, w->agents[i].cell, act)] & CELL_WALL)
             fail_msg("told '%s' it walks into a wall", now.prompt);
         now.acts[k] = (int8_t)act;
     }
@@ -1010,7 +1010,7 @@ static int64_t reflex_live(const struct world_rules *r, uint64_t seed, struct to
     static struct world w;
     int64_t known = 0;
     world_reset(&w, r, 12, seed);
-    while (!world_over(&w) && w.tick < 200) {
+    while (!world_terminated(&w) && w.tick < 200) {
         int16_t actions[WORLD_AGENTS];
         for (int i = 0; i < w.n_agents; i++) {
             struct rng rng = rng_make(seed, RNG_TEST, (uint32_t)i, (uint32_t)w.tick);
@@ -1057,8 +1057,8 @@ static void test_reflex_in_two_worlds(void **state) {
                          "  ###...H.#\n  #.AF....#\n  #.......#\n  #########\n"),
                 3, 2);
     for (int move = 0; move < 4; move++) {
-        int cell = cell_beside(&other, other.agents[0].cell, move);
-        other.cells[cell] = w.cells[cell_beside(&w, w.agents[0].cell, move)];
+        int cell = world_neighbour(&other, other.agents[0].cell, move);
+        other.cells[cell] = w.cells[world_neighbour(&w, w.agents[0].cell, move)];
     }
     other.agents[0].energy = 120, other.agents[0].total = 31;
     world_prompt(&w, &r, 0, &a);
@@ -1108,7 +1108,7 @@ static void test_reflex_acts(void **state) {
         for (uint32_t k = 0; k < 20; k++) {
             struct rng rng = rng_make(7, RNG_TEST, 0, k);
             int got = world_policy_find("reflex")->act(&w, r, 0, &rng);
-            if (got != cases[i].want) fail_msg("case %zu: %s", i, action_names[got]);
+            if (got != cases[i].want) fail_msg("case %zu: %s", i, world_action_names[got]);
         }
         free(text);
     }

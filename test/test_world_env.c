@@ -26,9 +26,9 @@ static int model_make(void **state) {
     struct model_config c = fixture_shape(2, 32, 4, 2, 8, 48);
     c.vocab_size = 768;
     c.max_seq_len = 128;
-    model = fixture_model_of(c, false, TENSOR_F32, CLASS_EXACT);
-    tok_free(model->tok);
-    model->tok = tok_from_json("models/fry/tokenizer.json", &err);
+    model = fixture_model_of(c, false, TENSOR_F32, NUMERIC_EXACT);
+    tokenizer_free(model->tok);
+    model->tok = tokenizer_from_json("models/fry/tokenizer.json", &err);
     return model->tok ? 0 : -1;
 }
 
@@ -56,7 +56,7 @@ static int served_exchange(void *ctx, const struct buf *line, const char **answe
     s->lines++;
     s->lists += line->data[0] == '[';
     s->answer.len = 0;
-    assert_true(world_server_answer(s->server, line->data, line->len - 1, &s->answer));
+    assert_true(world_server_handle(s->server, line->data, line->len - 1, &s->answer));
     *answer = s->answer.data;
     *len = s->answer.len;
     return OK;
@@ -75,10 +75,10 @@ static struct world_rules rules_make(void) {
     return r;
 }
 
-static struct life_options options_make(int worlds) {
-    struct life_options o = {0};
-    options_default(life_option_rows, &o);
-    options_default(learn_option_rows, &o.learn);
+static struct simulation_options options_make(int worlds) {
+    struct simulation_options o = {0};
+    options_default(simulation_option_rows, &o);
+    options_default(learner_option_rows, &o.learn);
     o.worlds = worlds;
     o.steps = TICKS;
     o.seed = 3;
@@ -91,9 +91,9 @@ static struct life_options options_make(int worlds) {
     return o;
 }
 
-static void options_drop(struct life_options *o) {
-    options_release(life_option_rows, o);
-    options_release(learn_option_rows, &o->learn);
+static void options_drop(struct simulation_options *o) {
+    options_release(simulation_option_rows, o);
+    options_release(learner_option_rows, &o->learn);
 }
 
 static int gone, survived; /* ticks with somebody gone; lives that time ended */
@@ -102,55 +102,55 @@ static int gone, survived; /* ticks with somebody gone; lives that time ended */
 static void lives_are_one(int worlds) {
     struct error err;
     struct world_rules rules = rules_make();
-    struct life_options o = options_make(worlds);
+    struct simulation_options o = options_make(worlds);
     struct served s = {.server = world_server_new(&rules, AGENTS, TICKS, &err)};
-    struct outside_envs *outside = outside_envs_new(served_exchange, &s, worlds, false, &err);
+    struct external_envs *outside = external_envs_new(served_exchange, &s, worlds, false, &err);
     if (!outside) fail_msg("%s", err.text);
-    assert_int_equal(outside_envs_max_steps(outside), TICKS);
-    struct place *places = xcalloc(MAX_WORLDS, sizeof *places);
+    assert_int_equal(external_envs_max_steps(outside), TICKS);
+    struct grid_env *places = xcalloc(MAX_WORLDS, sizeof *places);
     struct environment envs[MAX_WORLDS], *list[MAX_WORLDS];
     for (int i = 0; i < worlds; i++) {
-        places[i] = (struct place){.rules = &rules, .n_agents = AGENTS};
-        envs[i] = place_environment(&places[i]);
+        places[i] = (struct grid_env){.rules = &rules, .n_agents = AGENTS};
+        envs[i] = grid_env_as_environment(&places[i]);
         envs[i].measure = NULL;
         list[i] = &envs[i];
     }
-    struct life *here = life_new(model, &o, list, NULL, 0, NULL, &err);
-    struct life *there = life_new(model, &o, outside_envs_list(outside), NULL, 0, NULL, &err);
+    struct simulation *here = simulation_new(model, &o, list, NULL, 0, NULL, &err);
+    struct simulation *there = simulation_new(model, &o, external_envs_list(outside), NULL, 0, NULL, &err);
     assert_true(here && there);
     for (int g = 0; g < 3; g++) {
-        assert_int_equal(life_begin(here, NULL, &err), OK);
-        assert_int_equal(life_begin(there, NULL, &err), OK);
+        assert_int_equal(simulation_begin_generation(here, NULL, &err), OK);
+        assert_int_equal(simulation_begin_generation(there, NULL, &err), OK);
         for (int n = 1, ticks = 0; n > 0;) {
-            n = life_tick(here, &err);
-            int m = life_tick(there, &err);
+            n = simulation_step(here, &err);
+            int m = simulation_step(there, &err);
             if (m < 0) fail_msg("%s", err.text);
             assert_int_equal(n, m);
             gone += n > 0 && n < worlds * AGENTS;
             survived += n > 0 && ++ticks == TICKS;
-            assert_memory_equal(life_actions(here), life_actions(there),
+            assert_memory_equal(simulation_actions(here), simulation_actions(there),
                                 (size_t)(worlds * AGENTS) * sizeof(int16_t));
         }
-        life_end(here);
-        life_end(there);
-        for (int i = 0; i < life_n_minds(here); i++) {
-            const struct mind_record *a = life_mind(here, i), *b = life_mind(there, i);
+        simulation_end_generation(here);
+        simulation_end_generation(there);
+        for (int i = 0; i < simulation_n_policies(here); i++) {
+            const struct policy_record *a = simulation_policy(here, i), *b = simulation_policy(there, i);
             assert_string_equal(a->name, b->name);
             assert_string_equal(a->adapter->hash, b->adapter->hash);
             assert_true(a->outcome.reward == b->outcome.reward);
             assert_memory_equal(a->critic, b->critic, learner_critic_bytes());
         }
-        struct outcome x[2], y[2];
-        assert_int_equal(life_measure(here, x, &err), OK);
-        assert_int_equal(life_measure(there, y, &err), OK);
+        struct episode_stats x[2], y[2];
+        assert_int_equal(simulation_evaluate(here, x, &err), OK);
+        assert_int_equal(simulation_evaluate(there, y, &err), OK);
         assert_memory_equal(x, y, sizeof x);
     }
     int measured = worlds == 1 ? 2 : 1; // its two maps at once, or one after the other
     assert_true(s.lines <= 1 + 3 * (1 + measured) * (TICKS + 1)); // a line a tick for all worlds
     assert_int_equal(s.lists, worlds > 1 ? s.lines - 1 : 0);      // only the spaces are asked alone
-    life_free(here);
-    life_free(there);
-    outside_envs_free(outside);
+    simulation_free(here);
+    simulation_free(there);
+    external_envs_free(outside);
     world_server_free(s.server);
     buf_release(&s.answer);
     free(places);
@@ -170,17 +170,17 @@ static void test_time_is_over(void **state) {
     (void)state;
     struct error err;
     struct world_rules rules = rules_make();
-    struct life_options o = options_make(2);
+    struct simulation_options o = options_make(2);
     struct served s = {.server = world_server_new(&rules, AGENTS, 3, &err)};
-    struct outside_envs *outside = outside_envs_new(served_exchange, &s, 2, false, &err);
-    struct life *l = life_new(model, &o, outside_envs_list(outside), NULL, 0, NULL, &err);
-    assert_int_equal(life_begin(l, NULL, &err), OK);
-    for (int tick = 0; tick < 3; tick++) assert_int_equal(life_tick(l, &err), 2 * AGENTS);
-    assert_int_equal(life_tick(l, &err), 0);
-    life_end(l);
+    struct external_envs *outside = external_envs_new(served_exchange, &s, 2, false, &err);
+    struct simulation *l = simulation_new(model, &o, external_envs_list(outside), NULL, 0, NULL, &err);
+    assert_int_equal(simulation_begin_generation(l, NULL, &err), OK);
+    for (int tick = 0; tick < 3; tick++) assert_int_equal(simulation_step(l, &err), 2 * AGENTS);
+    assert_int_equal(simulation_step(l, &err), 0);
+    simulation_end_generation(l);
     assert_int_equal(s.lines, 1 + 1 + 3);
-    life_free(l);
-    outside_envs_free(outside);
+    simulation_free(l);
+    external_envs_free(outside);
     world_server_free(s.server);
     buf_release(&s.answer);
     options_drop(&o);
@@ -242,11 +242,11 @@ static void test_one_world(void **state) {
          "\\\"\\u00e9\":false}}"},
         0,
         {0}};
-    struct outside_envs *c = outside_envs_new(script_exchange, &s, 1, false, &err);
+    struct external_envs *c = external_envs_new(script_exchange, &s, 1, false, &err);
     if (!c) fail_msg("%s", err.text);
-    struct environment *e = outside_envs_list(c)[0];
+    struct environment *e = external_envs_list(c)[0];
     double rewards[2];
-    assert_int_equal(outside_envs_max_steps(c), 0);
+    assert_int_equal(external_envs_max_steps(c), 0);
     assert_int_equal(e->n_agents, 2);
     assert_int_equal(e->n_actions, 3);
     assert_string_equal(e->actions[1], "right");
@@ -267,7 +267,7 @@ static void test_one_world(void **state) {
     assert_int_equal(e->parse(e->ctx, "I Go_Right, not left"), 1);
     assert_int_equal(e->parse(e->ctx, "just go"), 2);
     assert_int_equal(e->parse(e->ctx, "stay"), -1);
-    outside_envs_free(c);
+    external_envs_free(c);
     buf_release(&s.asked);
 }
 
@@ -285,9 +285,9 @@ static void test_worlds_in_one_line(void **state) {
                         "[" STEP("3", "false") "]"},
                        0,
                        {0}};
-    struct outside_envs *c = outside_envs_new(script_exchange, &s, 2, true, &err);
+    struct external_envs *c = external_envs_new(script_exchange, &s, 2, true, &err);
     assert_non_null(c);
-    struct environment *const *e = outside_envs_list(c);
+    struct environment *const *e = external_envs_list(c);
     int16_t act[2][2] = {{0, -1}, {1, -1}};
     double rewards[2], paid[2][2] = {{1, 2}, {3, 0}};
     s.asked.len = 0;
@@ -307,7 +307,7 @@ static void test_worlds_in_one_line(void **state) {
                          "{\"world\":1,\"step\":{\"a\":\"go_right\"}}]\n");
     }
     assert_int_equal(e[0]->teach(e[0]->ctx, 0), 0);
-    outside_envs_free(c);
+    external_envs_free(c);
     buf_release(&s.asked);
 }
 
@@ -383,8 +383,8 @@ static void refused(const struct refusal *r) {
     struct script s = {{r->spaces, r->reset, r->step}, 0, {0}};
     double rewards[2];
     int rc = OK;
-    struct outside_envs *c = outside_envs_new(script_exchange, &s, 1, r->taught, &err);
-    struct environment *e = c ? outside_envs_list(c)[0] : NULL;
+    struct external_envs *c = external_envs_new(script_exchange, &s, 1, r->taught, &err);
+    struct environment *e = c ? external_envs_list(c)[0] : NULL;
     assert_true(r->reset ? e != NULL : e == NULL);
     if (e) rc = e->reset(e->ctx, 1, &err);
     if (r->step) assert_int_equal(rc, OK);
@@ -392,7 +392,7 @@ static void refused(const struct refusal *r) {
     if (r->reset) assert_true(rc < 0);
     if (!strstr(err.text, r->says) || !strstr(err.text, "the environment 'its own'"))
         fail_msg("'%s' does not say '%s'", err.text, r->says);
-    outside_envs_free(c);
+    external_envs_free(c);
     buf_release(&s.asked);
 }
 
@@ -422,12 +422,12 @@ static void test_lists_refused(void **state) {
     for (size_t i = 0; i < ARRAY_LEN(answers); i++) {
         struct error err;
         struct script s = {{TWO, answers[i]}, 0, {0}};
-        struct outside_envs *c = outside_envs_new(script_exchange, &s, 2, false, &err);
-        struct environment *const *e = outside_envs_list(c);
+        struct external_envs *c = external_envs_new(script_exchange, &s, 2, false, &err);
+        struct environment *const *e = external_envs_list(c);
         for (int k = 0; k < 2; k++) e[k]->will_reset(e[k]->ctx, 1);
         assert_int_equal(e[0]->reset(e[0]->ctx, 1, &err), ERR_FORMAT);
         assert_non_null(strstr(err.text, "a list of 2 requests wants a list of as many answers"));
-        outside_envs_free(c);
+        external_envs_free(c);
         buf_release(&s.asked);
     }
 }
@@ -448,13 +448,13 @@ static void test_programs(void **state) {
     for (size_t i = 0; i < ARRAY_LEN(rows); i++) {
         struct error err;
         double timeout = strstr(rows[i].says, "silent") ? 0.3 : 20;
-        struct outside_envs *c = outside_envs_open(rows[i].command, timeout, 1, false, &err);
+        struct external_envs *c = external_envs_open(rows[i].command, timeout, 1, false, &err);
         assert_true(rows[i].begins == (c != NULL));
-        struct environment *e = c ? outside_envs_list(c)[0] : NULL;
+        struct environment *e = c ? external_envs_list(c)[0] : NULL;
         if (e) assert_true(e->reset(e->ctx, 1, &err) < 0);
         if (!strstr(err.text, rows[i].says) || !strstr(err.text, rows[i].command))
             fail_msg("'%s' does not say '%s'", err.text, rows[i].says);
-        outside_envs_free(c);
+        external_envs_free(c);
     }
 }
 

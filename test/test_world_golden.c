@@ -41,7 +41,7 @@ static const json_t *field(const struct replay *p, const json_t *v, const char *
 static void same_integer(const struct replay *p, int agent, const char *what, int64_t got,
                          const json_t *want) {
     if (!json_is_integer(want) || got != json_integer_value(want))
-        fail_msg("%s: %s is %lld, not %s", place(p, agent), what, (long long)got, json_text(want));
+        fail_msg("%s: %s is %lld, not %s", place(p, agent), what, (long long)got, json_canonical(want));
 }
 
 static void same_double(const struct replay *p, int agent, const char *what, double got,
@@ -90,7 +90,7 @@ static void map_check(const struct replay *p, const json_t *rows) {
 
 /* The first line: the rules, and the world as it begins. */
 static void head_read(struct replay *p, const json_t *line) {
-    rules_read(p, json_text_at(line, "rules"), json_text_at(line, "yaml"));
+    rules_read(p, json_get_string(line, "rules"), json_get_string(line, "yaml"));
     p->ticks = (int)json_integer_value(field(p, line, "ticks"));
     world_reset(&p->w, &p->rules, (int)json_integer_value(field(p, line, "agents")),
                 (uint64_t)json_integer_value(field(p, line, "seed")));
@@ -102,12 +102,12 @@ static void head_read(struct replay *p, const json_t *line) {
 static void texts_hashed_check(struct replay *p, int agent, const char *seen, const char *prompt,
                                const json_t *want) {
     char hash[HASH_LEN];
-    struct hasher h;
-    hasher_init(&h);
-    hasher_add(&h, seen, strlen(seen));
-    hasher_add(&h, "\n", 1);
-    hasher_add(&h, prompt, strlen(prompt));
-    hasher_final(&h, hash);
+    struct sha256 h;
+    sha256_init(&h);
+    sha256_update(&h, seen, strlen(seen));
+    sha256_update(&h, "\n", 1);
+    sha256_update(&h, prompt, strlen(prompt));
+    sha256_final(&h, hash);
     if (strncmp(hash, json_string_value(want), 16) != 0)
         fail_msg("%s: the prompt is\n  '%s', not what this shows:\n"
                  "  python3 test/oracle/world.py --show %s %d",
@@ -174,7 +174,7 @@ static void tick_replay(struct replay *p, const json_t *line) {
 static void life_check(const struct replay *p, int i, const json_t *want) {
     const struct world_agent *a = &p->w.agents[i];
     same_double(p, i, "the sum of rewards", a->total, field(p, want, "total"));
-    same_double(p, i, "the fitness", agent_fitness(a), field(p, want, "fitness"));
+    same_double(p, i, "the fitness", world_agent_fitness(a), field(p, want, "fitness"));
     same_integer(p, i, "steps", a->steps, field(p, want, "steps"));
     same_integer(p, i, "collected", a->collected, field(p, want, "collected"));
     same_integer(p, i, "delivered", a->delivered, field(p, want, "delivered"));
@@ -209,7 +209,7 @@ static void end_check(struct replay *p, const json_t *line) {
         life_check(p, i, json_array_get(agents, (size_t)i));
         living |= p->w.agents[i].alive;
     }
-    assert_int_equal(world_over(&p->w), !living);
+    assert_int_equal(world_terminated(&p->w), !living);
     p->ended = true;
 }
 
@@ -226,11 +226,11 @@ static int line_read(void *ctx, const json_t *line, int number, struct error *er
     return OK;
 }
 
-static void golden_read(const char *name, json_each_fn fn, void *ctx) {
+static void golden_read(const char *name, json_file_each_fn fn, void *ctx) {
     struct error err;
     char path[96];
     snprintf(path, sizeof path, "test/golden/world/%s.jsonl", name);
-    if (json_each(path, fn, ctx, &err) != OK) fail_msg("%s", err.text);
+    if (json_file_each(path, fn, ctx, &err) != OK) fail_msg("%s", err.text);
 }
 
 static void golden_lives(void **state) {
@@ -246,7 +246,7 @@ static int answer_check(void *ctx, const json_t *line, int number, struct error 
     const char *text = json_string_value(json_array_get(line, 0));
     (void)err;
     for (int repaired = 0; repaired < 2; repaired++) {
-        int got = action_parse(text, repaired),
+        int got = world_action_from_text(text, repaired),
             want = (int)json_integer_value(json_array_get(line, (size_t)repaired + 1));
         if (got != want)
             fail_msg("answers.jsonl, line %d: '%s' means %d, not %d, by the rules %s", number, text,

@@ -55,8 +55,8 @@ static void random_actions(const struct world *w, const struct world_rules *r, i
     for (int i = 0; i < w->n_agents; i++) {
         struct rng rng = rng_make(w->seed, RNG_TEST, (uint32_t)i, (uint32_t)w->tick);
         uint32_t n = rng_below(&rng, 8); /* picks and drops more often than by chance */
-        n = n >= N_ACTIONS ? n - 2 : n;
-        actions[i] = (int16_t)(n + N_ACTIONS * rng_below(&rng, (uint32_t)r->words + 1));
+        n = n >= WORLD_N_ACTIONS ? n - 2 : n;
+        actions[i] = (int16_t)(n + WORLD_N_ACTIONS * rng_below(&rng, (uint32_t)r->words + 1));
     }
 }
 
@@ -76,12 +76,12 @@ static void live(struct trace *t, struct world *w, const char *rules, uint64_t s
     assert_int_equal(trace_init(t, &r, AGENTS, seed, TICKS, "random", &err), OK);
     trace_seek(t, w, 0);
     if (path) assert_non_null(f = trace_create(t, path, &err));
-    while (w->tick < TICKS && !world_over(w)) {
+    while (w->tick < TICKS && !world_terminated(w)) {
         int16_t actions[WORLD_AGENTS];
         random_actions(w, &r, actions);
-        assert_int_equal(trace_add(t, w, actions, &err), OK);
+        assert_int_equal(trace_append(t, w, actions, &err), OK);
         world_step(w, &r, actions);
-        if (f) assert_int_equal(trace_put(t, w, f, &err), OK);
+        if (f) assert_int_equal(trace_write_tick(t, w, f, &err), OK);
     }
     if (f) assert_int_equal(trace_close(w, f, &err), OK);
     world_rules_release(&r);
@@ -240,7 +240,7 @@ static struct world_server *server_of(const char *name, int64_t steps) {
 static json_t *ask_bytes(struct world_server *s, const char *line, size_t len) {
     struct buf out = {0};
     struct error err;
-    world_server_answer(s, line, len, &out);
+    world_server_handle(s, line, len, &out);
     assert_true(out.len > 1 && memchr(out.data, '\n', out.len) == out.data + out.len - 1);
     json_t *v = json_parse(out.data, out.len, "answer", &err);
     if (!v) fail_msg("%s in %s", err.text, out.data);
@@ -254,7 +254,7 @@ static json_t *ask(struct world_server *s, const char *line) {
 
 static json_t *ask_ok(struct world_server *s, const char *line) {
     json_t *v = ask(s, line);
-    if (json_object_get(v, "error")) fail_msg("%s: %s", line, json_text_at(v, "error"));
+    if (json_object_get(v, "error")) fail_msg("%s: %s", line, json_get_string(v, "error"));
     return v;
 }
 
@@ -264,20 +264,20 @@ static void ask_only(struct world_server *s, const char *line) {
 
 static void error_holds(struct world_server *s, const char *line, const char *says) {
     json_t *v = ask(s, line);
-    if (!strstr(json_text_at(v, "error"), says))
-        fail_msg("%s: no '%s' in '%s'", line, says, json_text_at(v, "error"));
+    if (!strstr(json_get_string(v, "error"), says))
+        fail_msg("%s: no '%s' in '%s'", line, says, json_get_string(v, "error"));
     json_decref(v);
 }
 
 static char *state_of(struct world_server *s) {
     json_t *v = ask_ok(s, "{\"state\":{}}");
-    char *text = json_text(v);
+    char *text = json_canonical(v);
     json_decref(v);
     return text;
 }
 
 static const char *observation(const json_t *v, const char *agent) {
-    return json_text_at(json_object_get(v, "observations"), agent);
+    return json_get_string(json_object_get(v, "observations"), agent);
 }
 
 /* What is told is what the world itself says. */
@@ -302,10 +302,10 @@ static void test_pipe_is_the_world(void **state) {
             world_observe(&w, &r, i, &see);
             world_prompt(&w, &r, i, &prompt);
             assert_string_equal(observation(v, name), see.data);
-            assert_string_equal(json_text_at(info, "prompt"), prompt.data);
-            assert_int_equal(json_number_at(info, "energy"), w.agents[i].energy);
+            assert_string_equal(json_get_string(info, "prompt"), prompt.data);
+            assert_int_equal(json_get_number(info, "energy"), w.agents[i].energy);
             if (tick)
-                assert_true(json_number_at(json_object_get(v, "rewards"), name) ==
+                assert_true(json_get_number(json_object_get(v, "rewards"), name) ==
                             w.agents[i].reward);
             buf_release(&see);
             buf_release(&prompt);
@@ -313,7 +313,7 @@ static void test_pipe_is_the_world(void **state) {
         random_actions(&w, &r, actions);
         char line[96];
         snprintf(line, sizeof line, "{\"step\":{\"agent_1\":%d,\"agent_0\":\"%s\"}}", actions[1],
-                 action_names[actions[0]]);
+                 world_action_names[actions[0]]);
         world_step(&w, &r, actions);
         json_decref(v);
         v = ask_ok(s, line);
@@ -395,7 +395,7 @@ static void test_pipe_errors_change_nothing(void **state) {
         for (uint32_t i = 0; k % 2 && i < sizeof line; i++) line[i] = (char)rng_u32(&r);
         line[rng_below(&r, sizeof line - 1)] = (char)rng_u32(&r);
         json_t *v = ask_bytes(s, line, sizeof line - 1);
-        assert_true(*json_text_at(v, "error"));
+        assert_true(*json_get_string(v, "error"));
         json_decref(v);
     }
     char *after = state_of(s);
@@ -484,8 +484,8 @@ static void test_pipe_options(void **state) {
         json_decref(v);
     }
     v = ask_ok(s, "{\"spaces\":{}}");
-    assert_int_equal(json_number_at(v, "n_actions"), 24);
-    assert_int_equal(json_number_at(v, "max_steps"), 50);
+    assert_int_equal(json_get_number(v, "n_actions"), 24);
+    assert_int_equal(json_get_number(v, "max_steps"), 50);
     assert_int_equal(json_array_size(json_object_get(v, "possible_agents")), 2);
     json_decref(v);
     /* "pick up" picks but for the seed, where it goes north. */
@@ -498,7 +498,7 @@ static void test_pipe_options(void **state) {
         ask_only(s, line);
         v = ask_ok(s, pick);
         const json_t *info = json_object_get(json_object_get(v, "infos"), "agent_0");
-        assert_string_equal(json_text_at(info, "action"), seed ? "move_north" : "pick_food");
+        assert_string_equal(json_get_string(info, "action"), seed ? "move_north" : "pick_food");
         assert_true(json_is_true(json_object_get(info, "parsed")));
         json_decref(v);
     }
@@ -507,7 +507,7 @@ static void test_pipe_options(void **state) {
     assert_true(json_is_false(json_object_get(info, "parsed")));
     json_decref(v);
     struct buf last = {0};
-    assert_false(world_server_answer(s, "{\"close\":{}}", 12, &last));
+    assert_false(world_server_handle(s, "{\"close\":{}}", 12, &last));
     assert_string_equal(last.data, "{\"closed\":true}\n");
     buf_release(&last);
     world_server_free(s);
@@ -519,7 +519,7 @@ static void line_is(struct line_reader *r, const char *wanted, size_t len) {
     const char *line;
     size_t n;
     struct error err;
-    if (line_next(r, 5, &line, &n, &err) != 1) fail_msg("no line");
+    if (line_reader_next(r, 5, &line, &n, &err) != 1) fail_msg("no line");
     assert_int_equal(n, len);
     assert_memory_equal(line, wanted, n);
 }
@@ -539,13 +539,13 @@ static void test_lines(void **state) {
     line_is(&r, "tw\0o\xFF", 5);
     line_is(&r, "0123456789", 10);
     for (int i = 0; i < 2; i++) {
-        assert_int_equal(line_next(&r, 5, &line, &n, &err), ERR_MEMORY);
+        assert_int_equal(line_reader_next(&r, 5, &line, &n, &err), ERR_MEMORY);
         assert_non_null(strstr(err.text, "more than 10 bytes"));
     }
-    assert_int_equal(line_next(&r, 0.05, &line, &n, &err), ERR_STATE); /* "end" has no end yet */
+    assert_int_equal(line_reader_next(&r, 0.05, &line, &n, &err), ERR_STATE); /* "end" has no end yet */
     close(fd[1]);
     line_is(&r, "end", 3);
-    assert_int_equal(line_next(&r, 5, &line, &n, &err), 0);
+    assert_int_equal(line_reader_next(&r, 5, &line, &n, &err), 0);
     line_reader_release(&r);
     close(fd[0]);
 }
@@ -563,11 +563,11 @@ static void test_long_lines(void **state) {
     for (int i = 0; i < 300000; i++) fputc('x', f);
     rewind(f);
     struct line_reader r = {.fd = fileno(f), .limit = 1000};
-    assert_int_equal(line_next(&r, 0, &line, &n, &err), ERR_MEMORY);
+    assert_int_equal(line_reader_next(&r, 0, &line, &n, &err), ERR_MEMORY);
     assert_true(r.b.cap < 280000);
     line_is(&r, "next", 4);
-    assert_int_equal(line_next(&r, 0, &line, &n, &err), ERR_MEMORY);
-    assert_int_equal(line_next(&r, 0, &line, &n, &err), 0);
+    assert_int_equal(line_reader_next(&r, 0, &line, &n, &err), ERR_MEMORY);
+    assert_int_equal(line_reader_next(&r, 0, &line, &n, &err), 0);
     line_reader_release(&r);
     fclose(f);
 }
@@ -602,20 +602,20 @@ static void test_programs(void **state) {
         struct world w;
         struct error err;
         int16_t actions[WORLD_AGENTS] = {5};
-        struct outside *o = outside_open(table[i].command, table[i].timeout, &err);
+        struct subprocess *o = subprocess_open(table[i].command, table[i].timeout, &err);
         assert_non_null(o);
         world_reset(&w, &r, 1, 1);
-        int rc = outside_act(o, &w, &r, actions, &err);
+        int rc = subprocess_act(o, &w, &r, actions, &err);
         if (!table[i].says) {
             assert_int_equal(rc, OK);
             assert_int_equal(actions[0], MOVE_NORTH);
             world_step(&w, &r, actions);
-            assert_int_equal(outside_act(o, &w, &r, actions, &err), OK);
+            assert_int_equal(subprocess_act(o, &w, &r, actions, &err), OK);
         } else if (rc == OK || !strstr(err.text, table[i].says) || !strstr(err.text, "tick 0")) {
             fail_msg("'%s': %d %s", table[i].command, rc, err.text);
         }
         double began = clock_now();
-        outside_close(o);
+        subprocess_close(o);
         assert_true(clock_now() - began < 10);
     }
     world_rules_release(&r);
@@ -623,9 +623,9 @@ static void test_programs(void **state) {
 
 /* the picture */
 
-static void press(struct watch *v, const char *keys) {
+static void press(struct world_viewer *v, const char *keys) {
     struct error err;
-    for (; *keys; keys++) assert_int_equal(watch_key(v, *keys, &err), OK);
+    for (; *keys; keys++) assert_int_equal(world_viewer_key(v, *keys, &err), OK);
 }
 
 static void test_watch(void **state) {
@@ -635,7 +635,7 @@ static void test_watch(void **state) {
     struct error err;
     struct buf b = {0};
     live(&t, &w, "repaired", 8, NULL);
-    struct watch v = {.t = &t, .w = &w, .speed = 3};
+    struct world_viewer v = {.t = &t, .w = &w, .speed = 3};
     press(&v, "<");
     assert_int_equal(w.tick, t.n_ticks - 10);
     press(&v, "<<.");
@@ -644,14 +644,14 @@ static void test_watch(void **state) {
     press(&v, " >>>>>>");
     assert_int_equal(w.tick, t.n_ticks);
     assert_false(v.paused);
-    assert_int_equal(watch_tick(&v, &err), 0);
+    assert_int_equal(world_viewer_step(&v, &err), 0);
     press(&v, "pp");
     assert_int_equal(v.agent, AGENTS - 2);
     press(&v, "nnnn+++-xyz");
     assert_int_equal(v.agent, 2);
     assert_int_equal(v.speed, 5);
     press(&v, "--------------------------------++++++++++++++++++++++++++++++++++++++-");
-    watch_frame(&v, false, &b);
+    world_viewer_render(&v, false, &b);
     world_observe(&w, &t.rules, 2, &b);
     const char *line = strrchr(b.data, '\n') + 1; /* what agent 2 sees stands in the frame too */
     assert_non_null(strstr(strstr(b.data, "agent_2: "), line));
@@ -661,9 +661,9 @@ static void test_watch(void **state) {
     assert_null(strchr(b.data, '\033'));
     press(&v, "q");
     assert_true(v.quit);
-    watch_seek(&v, 0, &err);
+    world_viewer_seek(&v, 0, &err);
     b.len = 0;
-    watch_frame(&v, true, &b);
+    world_viewer_render(&v, true, &b);
     assert_non_null(strstr(b.data, "\033[7mC\033[0m"));
     assert_non_null(strstr(b.data, "nothing yet"));
     buf_release(&b);
@@ -713,7 +713,7 @@ static void test_library(void **state) {
     assert_int_equal(shoal_world_tick(s), 0);
     world_reset(&w, &r, AGENTS, 8);
     struct buf map = {0};
-    world_draw(&w, &map);
+    world_render(&w, &map);
     const char *seen = shoal_world_observe(s, 0), *drawn = shoal_world_draw(s);
     assert_non_null(strstr(shoal_world_prompt(s, 0), seen)); /* none moves another one's text */
     assert_string_equal(drawn, map.data);
@@ -735,8 +735,8 @@ static void test_forbidden_program(void **state) {
     pid_t pid = fork();
     if (pid == 0) {
         struct error err;
-        sandbox_forbid("no commands in a test");
-        bool refused = !outside_open("true", 1, &err) && err.code == ERR_STATE;
+        sandbox_forbid_commands("no commands in a test");
+        bool refused = !subprocess_open("true", 1, &err) && err.code == ERR_STATE;
         _exit(refused && strcmp(err.text, "no commands in a test") == 0 ? 0 : 1);
     }
     waitpid(pid, &status, 0);

@@ -116,12 +116,12 @@ static size_t module_floats(const struct model_config *shape, enum proj p, int32
     return ((size_t)proj_in(shape, p) + (size_t)proj_out(shape, p)) * (size_t)r;
 }
 
-static size_t table_floats(const struct model_config *shape, const struct adapter_table *t) {
+static size_t table_floats(const struct model_config *shape, const struct adapter_vocab_config *t) {
     size_t d = (size_t)shape->d_model, v = (size_t)shape->vocab_size;
     return (v + d) * (size_t)t->lora.r + (t->full ? v * d : 0) + (size_t)t->n_ids * d;
 }
 
-size_t adapter_floats(const struct model_config *shape, const struct adapter_config *c) {
+size_t adapter_param_count(const struct model_config *shape, const struct adapter_config *c) {
     size_t n = table_floats(shape, &c->embed) + table_floats(shape, &c->head);
     if (c->dora && c->head.lora.r > 0) n += (size_t)shape->vocab_size;
     for (int32_t l = 0; l < shape->n_layers; l++)
@@ -133,7 +133,7 @@ size_t adapter_floats(const struct model_config *shape, const struct adapter_con
     return n;
 }
 
-static bool table_is_used(const struct adapter_table *t) {
+static bool table_is_used(const struct adapter_vocab_config *t) {
     return t->lora.r > 0 || t->full || t->n_ids > 0;
 }
 
@@ -143,7 +143,7 @@ static bool tables_are_used(const struct adapter_config *c) {
 
 int adapter_config_check(const struct model_config *shape, const struct adapter_config *c,
                          struct error *err) {
-    if (adapter_floats(shape, c) > 0) return OK;
+    if (adapter_param_count(shape, c) > 0) return OK;
     return error_set(err, ERR_USAGE, "none of the targets is a projection of a '%s' model",
                      shape->arch->name);
 }
@@ -197,7 +197,7 @@ static bool modules_uniform(const struct adapter_module *modules, int32_t n,
     return true;
 }
 
-static int32_t *ids_copy(const struct adapter_table *t) {
+static int32_t *ids_copy(const struct adapter_vocab_config *t) {
     if (t->n_ids == 0) return NULL;
     size_t size = (size_t)t->n_ids * sizeof *t->ids;
     return memcpy(xmalloc(size), t->ids, size);
@@ -231,7 +231,7 @@ static struct adapter_config config_normalise(const struct model_config *shape,
     return c;
 }
 
-static void table_check(const struct model_config *shape, const struct adapter_table *t) {
+static void table_check(const struct model_config *shape, const struct adapter_vocab_config *t) {
     CHECK(t->lora.r >= 0 && t->lora.r <= ADAPTER_RANK_MAX && isfinite(t->lora.alpha));
     for (int32_t i = 0; i < t->n_ids; i++)
         CHECK(t->ids[i] >= (i ? t->ids[i - 1] + 1 : 0) && t->ids[i] < shape->vocab_size);
@@ -256,11 +256,11 @@ static float module_scale(struct adapter_module m, bool rslora) {
 }
 
 /* Lays one of the two tables at *at and moves it on. */
-static struct table table_lay(const struct adapter *a, const struct adapter_table *t, bool head,
+static struct vocab_override table_lay(const struct adapter *a, const struct adapter_vocab_config *t, bool head,
                               const float **at) {
     size_t d = (size_t)a->shape.d_model, v = (size_t)a->shape.vocab_size;
     size_t in = head ? d : v, out = head ? v : d, r = (size_t)t->lora.r;
-    struct table table = {.n = t->n_ids, .ids = t->ids};
+    struct vocab_override table = {.n = t->n_ids, .ids = t->ids};
     if (r > 0)
         table.lora = (struct lora){.a = *at,
                                    .b = *at + r * in,
@@ -281,7 +281,7 @@ static struct table table_lay(const struct adapter *a, const struct adapter_tabl
 /* Where embedding and head are one, PEFT's trained rows of the embedding are the head's as well. */
 static void tables_lay(struct adapter *a, const float *at) {
     if (!tables_are_used(&a->config)) return;
-    struct overlay *o = a->overlay = xcalloc(1, sizeof *o);
+    struct vocab_overrides *o = a->overlay = xcalloc(1, sizeof *o);
     o->embed = table_lay(a, &a->config.embed, false, &at);
     o->head = table_lay(a, &a->config.head, true, &at);
     if (a->shape.tied && o->head.n == 0 && !o->head.full) {
@@ -320,7 +320,7 @@ static uint32_t float_bits(float f) {
     return u;
 }
 
-static void table_describe(struct buf *b, const char *name, const struct adapter_table *t) {
+static void table_describe(struct buf *b, const char *name, const struct adapter_vocab_config *t) {
     if (!table_is_used(t)) return;
     buf_printf(b, "%s r %d alpha %08x full %d ids", name, (int)t->lora.r, float_bits(t->lora.alpha),
                t->full);
@@ -333,7 +333,7 @@ static void table_describe(struct buf *b, const char *name, const struct adapter
  * alphas, dropout), then the floats as they lie in memory (little-endian, as in the file). Lineage
  * and the base's name are not part of it.
  */
-void adapter_seal(struct adapter *a) {
+void adapter_hash_compute(struct adapter *a) {
     struct buf b = {0};
     const struct adapter_config *c = &a->config;
     buf_printf(&b, "shoal adapter 1\nlayers %d\n", (int)a->shape.n_layers);
@@ -350,22 +350,22 @@ void adapter_seal(struct adapter *a) {
     if (c->dora) buf_puts(&b, "dora\n");
     table_describe(&b, "embed", &c->embed);
     table_describe(&b, "head", &c->head);
-    struct hasher h;
-    hasher_init(&h);
-    hasher_add(&h, b.data, b.len);
-    hasher_add(&h, a->data, a->n_data * sizeof *a->data);
-    hasher_final(&h, a->hash);
+    struct sha256 h;
+    sha256_init(&h);
+    sha256_update(&h, b.data, b.len);
+    sha256_update(&h, a->data, a->n_data * sizeof *a->data);
+    sha256_final(&h, a->hash);
     buf_release(&b);
 }
 
-struct adapter *adapter_blank(const struct model_config *shape, const struct adapter_config *c,
+struct adapter *adapter_alloc(const struct model_config *shape, const struct adapter_config *c,
                               float *data) {
     config_check(shape, c);
     struct adapter *a = xcalloc(1, sizeof *a);
     a->refs = 1;
     a->shape = *shape;
     a->config = config_normalise(shape, c);
-    a->n_data = adapter_floats(shape, &a->config);
+    a->n_data = adapter_param_count(shape, &a->config);
     CHECK(a->n_data > 0);
     a->loras = xcalloc((size_t)shape->n_layers * N_PROJ, sizeof *a->loras);
     a->data = data ? data : xcalloc(a->n_data, sizeof *a->data);
@@ -376,7 +376,7 @@ struct adapter *adapter_blank(const struct model_config *shape, const struct ada
 struct adapter *adapter_new(const struct model_config *shape, const struct adapter_config *c,
                             uint64_t seed) {
     CHECK(!c->dora && !tables_are_used(c)); // these start from a base's weights
-    struct adapter *a = adapter_blank(shape, c, NULL);
+    struct adapter *a = adapter_alloc(shape, c, NULL);
     for (int32_t i = 0; i < shape->n_layers * N_PROJ; i++) {
         const struct lora *lo = &a->loras[i];
         if (lo->r == 0) continue;
@@ -387,7 +387,7 @@ struct adapter *adapter_new(const struct model_config *shape, const struct adapt
         for (int64_t k = 0; k < (int64_t)lo->r * in; k++)
             w[k] = bound * (2 * rng_uniform(&rng) - 1);
     }
-    adapter_seal(a);
+    adapter_hash_compute(a);
     return a;
 }
 
@@ -402,25 +402,25 @@ static void lineage_check(const json_t *lineage) {
 
 struct adapter *adapter_from_data(const struct model_config *shape, const struct adapter_config *c,
                                   const float *data, json_t *lineage) {
-    size_t bytes = adapter_floats(shape, c) * sizeof *data;
-    return adapter_take(shape, c, memcpy(xmalloc(bytes), data, bytes), lineage);
+    size_t bytes = adapter_param_count(shape, c) * sizeof *data;
+    return adapter_from_owned_data(shape, c, memcpy(xmalloc(bytes), data, bytes), lineage);
 }
 
-struct adapter *adapter_take(const struct model_config *shape, const struct adapter_config *c,
+struct adapter *adapter_from_owned_data(const struct model_config *shape, const struct adapter_config *c,
                              float *data, json_t *lineage) {
     lineage_check(lineage);
-    struct adapter *a = adapter_blank(shape, c, data);
+    struct adapter *a = adapter_alloc(shape, c, data);
     a->lineage = lineage ? json_incref(lineage) : NULL;
-    adapter_seal(a);
+    adapter_hash_compute(a);
     return a;
 }
 
-const struct lora_pack *adapter_pack(const struct adapter *a, enum elem elem) {
+const struct lora_pack *adapter_pack(const struct adapter *a, enum dtype elem) {
     struct lora_pack **at = (struct lora_pack **)(uintptr_t)&a->packs[elem]; // a cache: no content
     struct lora_pack *p = __atomic_load_n(at, __ATOMIC_ACQUIRE), *none = NULL;
     if (p) return p;
     CHECK(a->data &&
-          adapter_is_ready(a)); // adapter_keep_pack let it go, or adapter_bind is missing
+          adapter_is_ready(a)); // adapter_pack_only let it go, or adapter_bind is missing
     p = lora_pack_new(&a->shape, a->loras, elem);
     if (__atomic_compare_exchange_n(at, &none, p, false, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE))
         return p;
@@ -428,17 +428,17 @@ const struct lora_pack *adapter_pack(const struct adapter *a, enum elem elem) {
     return none;
 }
 
-struct segment adapter_segment(const struct adapter *a, int32_t begin, int32_t end,
+struct lora_segment adapter_lora_segment(const struct adapter *a, int32_t begin, int32_t end,
                                struct lora_part *part) {
-    *part = (struct lora_part){.pack = a ? adapter_pack(a, ELEM_F32) : NULL, .weight = 1};
-    return (struct segment){.begin = begin,
+    *part = (struct lora_part){.pack = a ? adapter_pack(a, DTYPE_F32) : NULL, .weight = 1};
+    return (struct lora_segment){.begin = begin,
                             .end = end,
                             .parts = part,
                             .n_parts = a != NULL,
                             .overlay = a ? a->overlay : NULL};
 }
 
-const struct lora_pack *adapter_keep_pack(struct adapter *a, enum elem elem) {
+const struct lora_pack *adapter_pack_only(struct adapter *a, enum dtype elem) {
     CHECK(!a->overlay && a->refs == 1);
     const struct lora_pack *p = adapter_pack(a, elem);
     free(a->data);
@@ -456,7 +456,7 @@ size_t adapter_bytes(const struct adapter *a) {
     if (a->config.modules) n += modules * sizeof *a->config.modules;
     if (a->magnitude) n += modules * sizeof *a->magnitude;
     if (a->overlay) n += sizeof *a->overlay;
-    for (int e = 0; e < N_ELEM; e++) {
+    for (int e = 0; e < N_DTYPE; e++) {
         const struct lora_pack *p = __atomic_load_n(&a->packs[e], __ATOMIC_ACQUIRE);
         n += p ? p->bytes : 0;
     }
@@ -471,7 +471,7 @@ struct adapter *adapter_retain(struct adapter *a) {
 void adapter_release(struct adapter *a) {
     if (!a || __atomic_sub_fetch(&a->refs, 1, __ATOMIC_ACQ_REL) > 0) return;
     free((void *)a->config.modules);
-    for (int e = 0; e < N_ELEM; e++) lora_pack_free(a->packs[e]);
+    for (int e = 0; e < N_DTYPE; e++) lora_pack_free(a->packs[e]);
     free((void *)a->config.embed.ids);
     free((void *)a->config.head.ids);
     free(a->magnitude);
@@ -484,7 +484,7 @@ void adapter_release(struct adapter *a) {
     free(a);
 }
 
-bool adapter_weight_cut(char *term, float *weight) {
+bool adapter_weight_parse(char *term, float *weight) {
     char *equals = strrchr(term, '='), *end;
     *weight = 1;
     if (!equals) return false;

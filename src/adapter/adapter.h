@@ -25,7 +25,7 @@ struct adapter_module {
     float alpha;
 };
 /* What an adapter changes in the embedding or the head, both [V, D]. */
-struct adapter_table {
+struct adapter_vocab_config {
     struct adapter_module lora;
     bool full;          /* a whole table of its own (PEFT's modules_to_save) */
     int32_t n_ids;      /* rows of its own (PEFT's trainable_token_indices) … */
@@ -37,7 +37,7 @@ struct adapter_config {
     bool target[N_PROJ];
     bool rslora; /* scale = alpha / sqrt(r) instead of alpha / r */
     bool dora;   /* every low-rank part but the embedding's has a magnitude per output */
-    struct adapter_table embed, head;
+    struct adapter_vocab_config embed, head;
     /* NULL: every target has (r, alpha) in every layer. Else [L][N_PROJ], and it decides instead of
      * `target`: mixed ranks, some layers only. Borrowed: a config copied out of an adapter is good
      * while that adapter lives. */
@@ -56,9 +56,9 @@ struct adapter {
     float *data;
     size_t n_data;           /* floats */
     const float **magnitude; /* DoRA: [L·N_PROJ + 1], each [out] or NULL, the head's last */
-    struct overlay *overlay; /* NULL: embedding and head are the base's */
+    struct vocab_overrides *overlay; /* NULL: embedding and head are the base's */
     struct arena bound;      /* what adapter_bind made; loras and overlay point into it */
-    struct lora_pack *packs[N_ELEM]; /* made when first asked for; see adapter_pack */
+    struct lora_pack *packs[N_DTYPE]; /* made when first asked for; see adapter_pack */
     char *base;                      /* base_model_name_or_path of the file it came from, or NULL */
     json_t *lineage;                 /* object of strings (parents, operator, seed …) or NULL */
 };
@@ -74,16 +74,16 @@ struct adapter *adapter_new(const struct model_config *shape, const struct adapt
                             uint64_t seed);
 /* The same for this base, DoRA's magnitudes being the norms of its rows, so that the adapter
  * changes nothing yet. Bound. */
-struct adapter *adapter_fresh(const struct model *m, const struct adapter_config *c, uint64_t seed,
+struct adapter *adapter_new_for_model(const struct model *m, const struct adapter_config *c, uint64_t seed,
                               struct error *err);
-/* Same layout, tensors taken from `data` (copied, n = adapter_floats). Lineage is borrowed
+/* Same layout, tensors taken from `data` (copied, n = adapter_param_count). Lineage is borrowed
  * (incref'ed). */
 struct adapter *adapter_from_data(const struct model_config *shape, const struct adapter_config *c,
                                   const float *data, json_t *lineage);
 /* The same, but `data` is malloc'ed and becomes the adapter's own. */
-struct adapter *adapter_take(const struct model_config *shape, const struct adapter_config *c,
+struct adapter *adapter_from_owned_data(const struct model_config *shape, const struct adapter_config *c,
                              float *data, json_t *lineage);
-size_t adapter_floats(const struct model_config *shape, const struct adapter_config *c);
+size_t adapter_param_count(const struct model_config *shape, const struct adapter_config *c);
 /* ERR_USAGE when no target is a projection of this architecture: there is no such adapter. */
 int adapter_config_check(const struct model_config *shape, const struct adapter_config *c,
                          struct error *err);
@@ -102,26 +102,26 @@ int adapter_bind(struct adapter *a, const struct model *m, struct error *err);
 double lora_row_norm(const struct lora *lo, int64_t o, const float *row, int64_t k);
 /* What the forward pass reads, in the wanted element; made once, good while the adapter lives. Any
  * thread. The adapter is ready. */
-const struct lora_pack *adapter_pack(const struct adapter *a, enum elem elem);
+const struct lora_pack *adapter_pack(const struct adapter *a, enum dtype elem);
 /* Rows [begin, end) under this adapter alone, in f32 (NULL: the bare base); `part` is the segment's
  * memory. */
-struct segment adapter_segment(const struct adapter *a, int32_t begin, int32_t end,
+struct lora_segment adapter_lora_segment(const struct adapter *a, int32_t begin, int32_t end,
                                struct lora_part *part);
 /* The same, and lets go of the factors themselves: for an adapter that is only served and changes
  * neither embedding nor head. Algebra, saving and other elements are then a broken contract. The
  * caller is the only owner yet. */
-const struct lora_pack *adapter_keep_pack(struct adapter *a, enum elem elem);
+const struct lora_pack *adapter_pack_only(struct adapter *a, enum dtype elem);
 /*
  * An adapter in half the bytes: made from floats (malloc'ed, taken over) whose values are first
  * rounded to f16, up or down at random by how near they lie, so that changes too small for a digit
- * are kept on the average; then as adapter_keep_pack. The hash is of the rounded values, and
- * adapter_whole gives those back: nothing more is lost on the way. Plain adapters only.
+ * are kept on the average; then as adapter_pack_only. The hash is of the rounded values, and
+ * adapter_to_f32 gives those back: nothing more is lost on the way. Plain adapters only.
  */
-struct adapter *adapter_narrow(const struct model_config *shape, const struct adapter_config *c,
+struct adapter *adapter_from_data_f16(const struct model_config *shape, const struct adapter_config *c,
                                float *data, json_t *lineage, struct rng *rng);
 /* With its factors: itself, retained, or a copy made of its f16 pack. */
-struct adapter *adapter_whole(struct adapter *a);
-void adapter_floats_of(const struct adapter *a, float *out); /* [n_data] the same as floats */
+struct adapter *adapter_to_f32(struct adapter *a);
+void adapter_copy_params(const struct adapter *a, float *out); /* [n_data] the same as floats */
 /* The memory that it occupies, packs made so far included. Any thread. */
 size_t adapter_bytes(const struct adapter *a);
 struct adapter *adapter_retain(struct adapter *a);
@@ -154,7 +154,7 @@ int adapter_save_gguf(const struct adapter *a, const char *path, const char *bas
  * the hash of another base. */
 struct adapter *adapter_open(const char *path, struct model *m, struct error *err);
 /* Of one adapter in a mix, "DIR=0.7": cuts the weight off; 1 and false where none stands. */
-bool adapter_weight_cut(char *term, float *weight);
+bool adapter_weight_parse(char *term, float *weight);
 /* The lineage key that holds the SHA-256 of the base an adapter was trained on. */
 #define ADAPTER_BASE_HASH "base_sha256"
 
@@ -178,8 +178,8 @@ bool adapter_weight_cut(char *term, float *weight);
 struct adapter_pool;
 struct adapter_pool_options {
     size_t max_bytes; /* 0: no limit */
-    enum elem elem;   /* that adapters are packed in: the engine's lora_elem */
-    bool serve_only;  /* keep nothing but the pack, where adapter_keep_pack can */
+    enum dtype elem;   /* that adapters are packed in: the engine's lora_elem */
+    bool serve_only;  /* keep nothing but the pack, where adapter_pack_only can */
 };
 /* The model is borrowed and outlives the pool; adapters may outlive both. */
 struct adapter_pool *adapter_pool_new(struct model *m, const struct adapter_pool_options *o);
@@ -250,13 +250,13 @@ int adapter_rollback(const char *dir, const struct model_config *shape, const ch
 json_t *adapter_versions(const char *dir, struct error *err);
 /* Saves an adapter that is not to be published as DIR/rejected-HASH8, with its version.json; the
  * place is malloc'ed into *where. */
-int adapter_set_aside(const struct adapter *a, const char *dir, const char *base,
+int adapter_save_rejected(const struct adapter *a, const char *dir, const char *base,
                       const json_t *notes, char **where, struct error *err);
 
 /* merging and measuring */
 
 /* Σ weights[i] · ΔW_i as one adapter of the added ranks (exact, PEFT's "cat"); plain ones only. */
-struct adapter *adapter_stack(struct adapter *const *list, const float *weights, int n,
+struct adapter *adapter_concat(struct adapter *const *list, const float *weights, int n,
                               struct error *err);
 /* The base with the adapter inside: touched matrices in f32, the rest shared with `m`, which must
  * outlive it. Close it with adapter_merged_close. NULL: no memory. */
@@ -265,22 +265,22 @@ void adapter_merged_close(struct model *merged);
 
 /* How far two runs over a fixed set of prompts (several languages) lie apart: the KL divergence of
  * the second's next-token distribution from the first's, in nats, over all positions. */
-struct divergence {
+struct kl_divergence {
     double mean, max;
     double same_top; /* share of positions with the same most probable token */
     int32_t positions;
 };
 /* Adapters may be NULL and must be ready; the models have one vocabulary. */
-struct divergence adapter_divergence(const struct model *m, const struct adapter *a,
+struct kl_divergence adapter_kl_divergence(const struct model *m, const struct adapter *a,
                                      const struct model *m2, const struct adapter *a2,
                                      struct pool *pool);
 
 /* algebra */
 
-enum blend_kind { BLEND_DELTA, BLEND_SEED };
+enum blend_kind { BLEND_DELTA, BLEND_LEGACY };
 /* (1-t)·a + t·b. BLEND_DELTA: of ΔW, re-factorised to rank `r` (0: max of the parents') by thin QR
  * of the stacked factors and an SVD of the small core, split as B = U√S, A = √S Vᵀ; exact when r ≥
- * r_a + r_b. BLEND_SEED: A and B separately per tensor, config of a, ranks must be equal (the
+ * r_a + r_b. BLEND_LEGACY: A and B separately per tensor, config of a, ranks must be equal (the
  * predecessor's rule). */
 struct adapter *adapter_blend(const struct adapter *a, const struct adapter *b, float t, int32_t r,
                               enum blend_kind kind, struct error *err);

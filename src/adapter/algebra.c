@@ -4,7 +4,7 @@
  * A LoRA's factors are only defined up to an invertible R × R matrix between them, so averaging A
  * with A and B with B mixes coordinates that need not correspond. The delta operators therefore
  * work on ΔW, but never form it: everything goes through stacked factors, thin QR and Gram matrices
- * of rank size. The predecessor's tensor-wise rule is kept beside them as BLEND_SEED, to be
+ * of rank size. The predecessor's tensor-wise rule is kept beside them as BLEND_LEGACY, to be
  * compared with.
  *
  * Sums are in double, in a fixed order; results are rounded to float32 once. Every operator writes
@@ -64,12 +64,12 @@ static int32_t module_count(const struct adapter *a) {
 static void module_blend(const struct lora *a, const struct lora *b, float t, int out, int in,
                          int r, float *data) {
     struct arena ar = {0};
-    struct stack s = stack_make(&ar, out, in, a->r + b->r);
+    struct lowrank_sum s = lowrank_sum_new(&ar, out, in, a->r + b->r);
     memset(data, 0, (size_t)r * ((size_t)out + in) * sizeof *data);
-    stack_put(&s, a, 1.0 - t, 0);
-    stack_put(&s, b, t, a->r);
-    struct singular sv = stack_svd(&s, &ar);
-    singular_write(&sv, r, data, data + (size_t)r * in);
+    lowrank_sum_put(&s, a, 1.0 - t, 0);
+    lowrank_sum_put(&s, b, t, a->r);
+    struct svd sv = lowrank_sum_svd(&s, &ar);
+    svd_write_factors(&sv, r, data, data + (size_t)r * in);
     arena_release(&ar);
 }
 
@@ -94,7 +94,7 @@ static struct adapter *blend_delta(const struct adapter *a, const struct adapter
         int32_t ri = blend_rank(a, b, i, r);
         modules[i] = (struct adapter_module){ri, (float)ri};
     }
-    float *data = xmalloc(adapter_floats(&a->shape, &c) * sizeof *data), *at = data;
+    float *data = xmalloc(adapter_param_count(&a->shape, &c) * sizeof *data), *at = data;
     for (int32_t i = 0; i < n; i++) {
         int in = proj_in(&a->shape, i % N_PROJ), out = proj_out(&a->shape, i % N_PROJ);
         if (modules[i].r == 0) continue;
@@ -139,7 +139,7 @@ static struct adapter *blend_seed(const struct adapter *a, const struct adapter 
     for (int32_t i = 0; i < n; i++)
         if (lora_at(b, i)->r > 0)
             modules[i] = adapter_module_at(&a->config, i / N_PROJ, i % N_PROJ);
-    float *data = xmalloc(adapter_floats(&a->shape, &c) * sizeof *data), *at = data;
+    float *data = xmalloc(adapter_param_count(&a->shape, &c) * sizeof *data), *at = data;
     for (int32_t i = 0; i < n; i++) {
         const struct lora *la = lora_at(a, i), *lb = lora_at(b, i);
         size_t in = (size_t)proj_in(&a->shape, i % N_PROJ),
@@ -167,11 +167,11 @@ struct adapter *adapter_blend(const struct adapter *a, const struct adapter *b, 
                   (double)t, (int)r, ADAPTER_RANK_MAX);
         return NULL;
     }
-    if (kind == BLEND_SEED && seed_check(a, b, r, err)) return NULL;
-    json_t *lineage = lineage_make(kind == BLEND_SEED ? "blend-seed" : "blend-delta", a, b);
+    if (kind == BLEND_LEGACY && seed_check(a, b, r, err)) return NULL;
+    json_t *lineage = lineage_make(kind == BLEND_LEGACY ? "blend-seed" : "blend-delta", a, b);
     lineage_number(lineage, "t", t);
     struct adapter *child =
-        kind == BLEND_SEED ? blend_seed(a, b, t, lineage) : blend_delta(a, b, t, r, lineage);
+        kind == BLEND_LEGACY ? blend_seed(a, b, t, lineage) : blend_delta(a, b, t, r, lineage);
     for (size_t i = 0; i < child->n_data; i++) {
         if (isfinite(child->data[i])) continue;
         adapter_release(child);

@@ -55,7 +55,7 @@ static int module_bind(const struct matrix *w, const float *full, const struct l
         if (full)
             memcpy(row, full + n * w->k, (size_t)w->k * sizeof *row);
         else
-            matrix_row(w, n, row);
+            matrix_get_row(w, n, row);
         double norm = row_norm(row, lo, lo->b + n * lo->r, w->k, scratch);
         mult[n] = (float)((double)magnitude[n] / norm);
         if (!isfinite(mult[n]))
@@ -67,13 +67,13 @@ static int module_bind(const struct matrix *w, const float *full, const struct l
     return rc;
 }
 
-struct adapter *adapter_fresh(const struct model *m, const struct adapter_config *c, uint64_t seed,
+struct adapter *adapter_new_for_model(const struct model *m, const struct adapter_config *c, uint64_t seed,
                               struct error *err) {
     struct adapter_config plain_config = *c;
     plain_config.dora = false;
     struct adapter *plain = adapter_new(&m->config, &plain_config, seed), *a;
     if (!c->dora) return plain;
-    float *data = xmalloc(adapter_floats(&m->config, c) * sizeof *data), *to = data;
+    float *data = xmalloc(adapter_param_count(&m->config, c) * sizeof *data), *to = data;
     memcpy(data, plain->data, plain->n_data * sizeof *data);
     to += plain->n_data;
     for (int32_t i = 0; i < m->config.n_layers * N_PROJ; i++) {
@@ -81,12 +81,12 @@ struct adapter *adapter_fresh(const struct model *m, const struct adapter_config
         if (plain->loras[i].r == 0) continue;
         float *row = xmalloc((size_t)w->k * sizeof *row);
         for (int64_t o = 0; o < w->n; o++) {
-            matrix_row(w, o, row);
+            matrix_get_row(w, o, row);
             *to++ = (float)lora_row_norm(&plain->loras[i], o, row, w->k);
         }
         free(row);
     }
-    a = adapter_take(&m->config, c, data, NULL);
+    a = adapter_from_owned_data(&m->config, c, data, NULL);
     adapter_release(plain);
     if (adapter_bind(a, m, err) == OK) return a;
     adapter_release(a);
@@ -104,15 +104,15 @@ static int dora_bind(struct adapter *a, const struct model *m, struct error *err
     for (int32_t i = 0; i < n && rc == OK; i++) {
         const struct matrix *w = &m->layers[i / N_PROJ].proj[i % N_PROJ];
         if (a->loras[i].r == 0) continue;
-        float *mult = arena_try(&a->bound, sizeof *mult * (size_t)w->n, err);
-        module_name(name, a->shape.arch, i);
+        float *mult = arena_try_alloc(&a->bound, sizeof *mult * (size_t)w->n, err);
+        peft_module_name(name, a->shape.arch, i);
         rc = !mult ? err->code
                    : module_bind(w, NULL, &a->loras[i], a->magnitude[i], mult, name, err);
         a->loras[i].mult = mult;
     }
-    struct table *head = a->overlay ? &a->overlay->head : NULL;
+    struct vocab_override *head = a->overlay ? &a->overlay->head : NULL;
     if (rc == OK && head && head->lora.r > 0) {
-        float *mult = arena_try(&a->bound, sizeof *mult * (size_t)m->head.n, err);
+        float *mult = arena_try_alloc(&a->bound, sizeof *mult * (size_t)m->head.n, err);
         rc = !mult ? err->code
                    : module_bind(&m->head, head->full, &head->lora, a->magnitude[n], mult,
                                  "lm_head", err);
@@ -127,7 +127,7 @@ static int dora_bind(struct adapter *a, const struct model *m, struct error *err
 
 /* A whole table of which at least three rows in four are the base's, to the bit, becomes the rest:
  * the base's product is made for all rows of a batch anyhow, a table of its own is not. */
-static int table_thin(struct table *t, const struct matrix *base, struct arena *arena,
+static int table_thin(struct vocab_override *t, const struct matrix *base, struct arena *arena,
                       struct error *err) {
     const float *full = t->full;
     if (!full) return OK;
@@ -137,12 +137,12 @@ static int table_thin(struct table *t, const struct matrix *base, struct arena *
     float *row = xmalloc(size), *rows;
     int rc = OK;
     for (int32_t i = 0; i < base->n; i++) {
-        matrix_row(base, i, row);
+        matrix_get_row(base, i, row);
         if (memcmp(row, full + i * base->k, size) != 0) ids[n++] = i;
     }
     if (n > 0 && n <= base->n / 4) {
-        own = arena_try(arena, (size_t)n * sizeof *ids, err);
-        rows = own ? arena_try(arena, size * (size_t)n, err) : NULL;
+        own = arena_try_alloc(arena, (size_t)n * sizeof *ids, err);
+        rows = own ? arena_try_alloc(arena, size * (size_t)n, err) : NULL;
         if (!rows) rc = err->code;
         for (int32_t i = 0; rows && i < n; i++)
             memcpy(rows + i * base->k, full + ids[i] * base->k, size);
@@ -164,7 +164,7 @@ int adapter_bind(struct adapter *a, const struct model *m, struct error *err) {
 
 bool adapter_path_is_gguf(const char *path) {
     char magic[4] = "";
-    return file_head(path, magic, sizeof magic) == sizeof magic && !memcmp(magic, "GGUF", 4);
+    return file_read_head(path, magic, sizeof magic) == sizeof magic && !memcmp(magic, "GGUF", 4);
 }
 
 /* A base that was converted or quantised has another hash and still fits, so this is no refusal. */
@@ -173,13 +173,13 @@ static void base_compare(const struct adapter *a, const char *path, struct model
     struct error err;
     const char *have = made ? model_hash(m, &err) : NULL;
     if (have && strcmp(made, have) != 0)
-        warn("adapter '%s' was trained on a base with sha-256 %.12s…, but '%s' is %.12s…", path,
+        log_warn("adapter '%s' was trained on a base with sha-256 %.12s…, but '%s' is %.12s…", path,
              made, m->name, have);
 }
 
 struct adapter *adapter_open_known(const char *path, struct model *m, const char *hash,
                                    struct error *err) {
-    struct known known = {.model = m, .hash = hash};
+    struct adapter_load_hints known = {.model = m, .hash = hash};
     struct adapter *a = adapter_path_is_gguf(path) ? gguf_load(path, &m->config, &known, err)
                                                    : peft_load(path, &m->config, &known, err);
     if (!a) return NULL;

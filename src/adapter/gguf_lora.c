@@ -122,7 +122,7 @@ static struct adapter *scales_fold(const struct adapter *a, struct error *err) {
     c.embed.lora.alpha = c.head.lora.alpha = c.alpha = alpha;
     c.rslora = false;
     c.modules = modules;
-    struct adapter *folded = adapter_take(s, &c, data, a->lineage);
+    struct adapter *folded = adapter_from_owned_data(s, &c, data, a->lineage);
     free(modules);
     return folded;
 }
@@ -133,10 +133,10 @@ static struct tensor_info tensor_out(const struct model_config *shape,
                                      struct arena *arena) {
     char base[NAME_MAX_LEN], *name = arena_alloc(arena, NAME_MAX_LEN);
     size_t size = adapter_tensor_floats(t) * sizeof *data;
-    int32_t heads = t->part == PART_B ? permuted_heads(shape, t->module) : 0;
-    bool turn = t->module == MODULE_EMBED && t->part == PART_A;
+    int32_t heads = t->part == LORA_TENSOR_B ? permuted_heads(shape, t->module) : 0;
+    bool turn = t->module == MODULE_EMBED && t->part == LORA_TENSOR_A;
     gguf_name(base, t->module);
-    snprintf(name, NAME_MAX_LEN, "%.120s.lora_%c", base, t->part == PART_A ? 'a' : 'b');
+    snprintf(name, NAME_MAX_LEN, "%.120s.lora_%c", base, t->part == LORA_TENSOR_A ? 'a' : 'b');
     struct tensor_info out = {.name = name,
                               .type = TENSOR_F32,
                               .n_dims = 2,
@@ -214,11 +214,11 @@ int adapter_save_gguf(const struct adapter *a, const char *path, const char *bas
 
 /* The module that a tensor's name means, and which part; false for what is neither. */
 static bool name_parse(const char *name, const struct model_config *shape, int32_t *module,
-                       enum tensor_part *part) {
+                       enum lora_tensor_kind *part) {
     size_t len = strlen(name);
     if (len < 8 || strncmp(name + len - 7, ".lora_", 6) != 0) return false;
     if (name[len - 1] != 'a' && name[len - 1] != 'b') return false;
-    *part = name[len - 1] == 'a' ? PART_A : PART_B;
+    *part = name[len - 1] == 'a' ? LORA_TENSOR_A : LORA_TENSOR_B;
     for (*module = MODULE_HEAD; *module < shape->n_layers * N_PROJ; ++*module) {
         char base[NAME_MAX_LEN];
         gguf_name(base, *module);
@@ -232,7 +232,7 @@ struct reading {
     const struct model_config *shape;
     struct safetensors in, out; /* as the file has it; as PEFT would */
     struct peft_config config;
-    struct misfits bad;
+    struct adapter_errors bad;
     struct arena arena;
     float alpha;
 };
@@ -240,18 +240,18 @@ struct reading {
 /* A tensor as f32 matrix under PEFT's name. Shapes are left to the common checks, except where they
  * decide how to turn it. */
 static int tensor_in(struct reading *rd, const struct tensor_info *t, int32_t module,
-                     enum tensor_part part, struct error *err) {
+                     enum lora_tensor_kind part, struct error *err) {
     static const char *const endings[2][2] = {{"lora_A.weight", "lora_B.weight"},
                                               {"lora_embedding_A", "lora_embedding_B"}};
     struct tensor_info *out = &rd->out.tensors[rd->out.n_tensors];
     int64_t rows = t->n_dims == 2 ? t->dims[0] : 1, k = t->dims[t->n_dims - 1];
     char name[NAME_MAX_LEN];
-    bool turn = module == MODULE_EMBED && part == PART_A;
-    int32_t heads = part == PART_B ? permuted_heads(rd->shape, module) : 0;
+    bool turn = module == MODULE_EMBED && part == LORA_TENSOR_A;
+    int32_t heads = part == LORA_TENSOR_B ? permuted_heads(rd->shape, module) : 0;
     bool moves = turn || (heads && rows == (int64_t)heads * rd->shape->head_dim);
     size_t size = sizeof(float) * (size_t)(rows * k);
-    float *data = arena_try(&rd->arena, size, err), *own = data;
-    if (data && moves) own = arena_try(&rd->arena, size, err);
+    float *data = arena_try_alloc(&rd->arena, size, err), *own = data;
+    if (data && moves) own = arena_try_alloc(&rd->arena, size, err);
     if (!own) return err->code;
     for (int64_t i = 0; i < rows; i++)
         tensor_to_f32(t->type, (const uint8_t *)t->data + (size_t)i * tensor_row_bytes(t->type, k),
@@ -260,7 +260,7 @@ static int tensor_in(struct reading *rd, const struct tensor_info *t, int32_t mo
         transpose(own, rows, data, k, rows, k, NULL);
     else if (moves)
         rows_permute(data, own, heads, rd->shape->head_dim, k, false);
-    module_name(name, rd->shape->arch, module);
+    peft_module_name(name, rd->shape->arch, module);
     *out = (struct tensor_info){
         .name = xasprintf("base_model.model.%s.%s", name, endings[module == MODULE_EMBED][part]),
         .type = TENSOR_F32,
@@ -280,7 +280,7 @@ static void rank_note(struct reading *rd, struct adapter_module *modules, int32_
                                : module == MODULE_HEAD ? &c->head.lora
                                                        : &modules[module];
     if (a->dims[0] < 1 || a->dims[0] > ADAPTER_RANK_MAX)
-        misfit_add(&rd->bad, "'%.160s' has rank %lld, not 1 to %d", a->name, (long long)a->dims[0],
+        adapter_errors_add(&rd->bad, "'%.160s' has rank %lld, not 1 to %d", a->name, (long long)a->dims[0],
                    ADAPTER_RANK_MAX);
     else
         *m = (struct adapter_module){(int32_t)a->dims[0],
@@ -296,13 +296,13 @@ static int tensors_in(struct reading *rd, struct error *err) {
     for (int i = 0; i < rd->in.n_tensors; i++) {
         const struct tensor_info *t = &rd->in.tensors[i];
         int32_t module;
-        enum tensor_part part;
+        enum lora_tensor_kind part;
         if (!name_parse(t->name, rd->shape, &module, &part) || t->n_dims > 2) {
-            misfit_add(&rd->bad, "'%.160s' belongs to no projection of it", t->name);
+            adapter_errors_add(&rd->bad, "'%.160s' belongs to no projection of it", t->name);
             continue;
         }
         if (tensor_in(rd, t, module, part, err)) return err->code;
-        if (part == PART_A) rank_note(rd, modules, module, &rd->out.tensors[rd->out.n_tensors - 1]);
+        if (part == LORA_TENSOR_A) rank_note(rd, modules, module, &rd->out.tensors[rd->out.n_tensors - 1]);
     }
     qsort(rd->out.tensors, (size_t)rd->out.n_tensors, sizeof *rd->out.tensors, tensor_info_compare);
     return OK;
@@ -360,7 +360,7 @@ static json_t *lineage_in(const json_t *metadata) {
 }
 
 struct adapter *gguf_load(const char *path, const struct model_config *shape,
-                          const struct known *known, struct error *err) {
+                          const struct adapter_load_hints *known, struct error *err) {
     struct reading rd = {.path = path, .shape = shape};
     struct adapter *a = NULL;
     if (gguf_tensors_open(&rd.in, path, err)) return NULL;
@@ -379,5 +379,5 @@ out:
 
 struct adapter *adapter_load_gguf(const char *path, const struct model_config *shape,
                                   struct error *err) {
-    return gguf_load(path, shape, &(struct known){0}, err);
+    return gguf_load(path, shape, &(struct adapter_load_hints){0}, err);
 }

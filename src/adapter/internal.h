@@ -11,14 +11,14 @@
 #include "adapter/adapter.h"
 
 #define NAME_MAX_LEN 160
-#define CONFIG_NAME "adapter_config.json"
-#define TENSORS_NAME "adapter_model.safetensors"
+#define PEFT_CONFIG_FILE "adapter_config.json"
+#define PEFT_WEIGHTS_FILE "adapter_model.safetensors"
 
-enum tensor_part { PART_A, PART_B, PART_MAGNITUDE, PART_FULL, PART_ROWS };
+enum lora_tensor_kind { LORA_TENSOR_A, LORA_TENSOR_B, LORA_TENSOR_MAGNITUDE, LORA_TENSOR_FULL, LORA_TENSOR_ROWS };
 struct adapter_tensor {
     char name[NAME_MAX_LEN]; /* PEFT's */
     int32_t module;          /* layer * N_PROJ + projection, or MODULE_EMBED, MODULE_HEAD */
-    enum tensor_part part;
+    enum lora_tensor_kind part;
     int64_t rows, cols; /* cols 0: a vector [rows] */
 };
 enum { MODULE_EMBED = -1, MODULE_HEAD = -2 };
@@ -28,25 +28,25 @@ struct adapter_tensor *adapter_tensors(const struct model_config *shape,
 size_t adapter_tensor_floats(const struct adapter_tensor *t);
 /* "model.layers.3.mlp.up_proj", "model.embed_tokens", "lm_head": what the architecture calls them;
  * "" for a projection that it lacks. */
-void module_name(char out[NAME_MAX_LEN], const struct arch *arch, int32_t module);
+void peft_module_name(char out[NAME_MAX_LEN], const struct arch *arch, int32_t module);
 
 /* Laid out for `c`, which was checked, over `data` (taken over; NULL: zeros); who fills it then
  * makes the hash, or has it already. */
-struct adapter *adapter_blank(const struct model_config *shape, const struct adapter_config *c,
+struct adapter *adapter_alloc(const struct model_config *shape, const struct adapter_config *c,
                               float *data);
-void adapter_seal(struct adapter *a);
+void adapter_hash_compute(struct adapter *a);
 
 /* By name, for qsort. */
 int tensor_info_compare(const void *a, const void *b);
 
 /* A list for one message: as many as fit are shown, all are counted. */
-struct misfits {
+struct adapter_errors {
     struct buf text;
     int n, hidden;
 };
-void misfit_add(struct misfits *o, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
+void adapter_errors_add(struct adapter_errors *o, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
 /* OK when there are none. */
-int misfits_report(struct misfits *o, const char *path, struct error *err);
+int adapter_errors_report(struct adapter_errors *o, const char *path, struct error *err);
 
 /* A parsed adapter_config.json with what its `c` borrows. */
 struct peft_config {
@@ -60,13 +60,13 @@ struct peft_config {
     bool tie; /* ensure_weight_tying: on a tied base, tables are changed together */
 };
 int peft_config_read(const json_t *root, const struct model_config *shape, struct peft_config *out,
-                     struct misfits *bad, struct error *err);
+                     struct adapter_errors *bad, struct error *err);
 void peft_config_release(struct peft_config *p);
 /* The bytes of adapter_config.json, malloc'ed; NULL when `base` is not UTF-8. */
 char *peft_config_text(const struct adapter *a, const char *base);
 
 /* What the caller of a reader knows beforehand. */
-struct known {
+struct adapter_load_hints {
     const struct model *model; /* or NULL; its own embedding and head are recognised and dropped */
     const char *hash; /* or NULL; of the content that will be read, which is then not computed */
 };
@@ -74,14 +74,14 @@ struct known {
  * become the lineage. */
 struct adapter *adapter_from_tensors(const char *path, const struct model_config *shape,
                                      struct peft_config *config, const struct safetensors *st,
-                                     const struct known *known, struct misfits *bad,
+                                     const struct adapter_load_hints *known, struct adapter_errors *bad,
                                      struct error *err);
 /* The lineage as metadata: string → string, PEFT's own entries left out; NULL when empty. */
 json_t *lineage_read(const json_t *metadata);
 struct adapter *peft_load(const char *dir, const struct model_config *shape,
-                          const struct known *known, struct error *err);
+                          const struct adapter_load_hints *known, struct error *err);
 struct adapter *gguf_load(const char *path, const struct model_config *shape,
-                          const struct known *known, struct error *err);
+                          const struct adapter_load_hints *known, struct error *err);
 /* OK, or why there is no adapter to read at `dir`. */
 int peft_check(const char *dir, struct error *err);
 

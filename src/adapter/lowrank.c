@@ -9,7 +9,7 @@
 #include <string.h>
 
 #define OVERSAMPLE 8
-#define POWER_ROUNDS 4
+#define POWER_ITERATIONS 4
 
 static double *doubles_alloc(struct arena *ar, int rows, int cols) {
     return arena_alloc(ar, (size_t)rows * (size_t)cols * sizeof(double));
@@ -53,15 +53,15 @@ double lora_dot(const struct lora *a, const struct lora *b, int64_t out, int64_t
     return (double)a->scale * b->scale * sum;
 }
 
-struct stack stack_make(struct arena *ar, int out, int in, int k) {
-    return (struct stack){.out = out,
+struct lowrank_sum lowrank_sum_new(struct arena *ar, int out, int in, int k) {
+    return (struct lowrank_sum){.out = out,
                           .in = in,
                           .k = k,
                           .left = doubles_alloc(ar, out, k),
                           .right = doubles_alloc(ar, in, k)};
 }
 
-void stack_put(struct stack *s, const struct lora *lo, double w, int c0) {
+void lowrank_sum_put(struct lowrank_sum *s, const struct lora *lo, double w, int c0) {
     for (int i = 0; i < s->out; i++)
         for (int c = 0; c < lo->r; c++)
             s->left[(size_t)i * s->k + c0 + c] = w * lo->scale * lo->b[(size_t)i * lo->r + c];
@@ -106,9 +106,9 @@ static void basis_turn(const double *q, int m, int p, const double *basis, int s
     }
 }
 
-struct singular stack_svd(const struct stack *s, struct arena *ar) {
+struct svd lowrank_sum_svd(const struct lowrank_sum *s, struct arena *ar) {
     int p = MIN(s->out, s->k), q = MIN(s->in, s->k), n = MAX(p, q);
-    struct singular sv = {.out = s->out, .in = s->in, .n = MIN(p, q)};
+    struct svd sv = {.out = s->out, .in = s->in, .n = MIN(p, q)};
     struct arena tmp = {0};
     double *ql = doubles_alloc(&tmp, s->out, p), *rl = doubles_alloc(&tmp, p, s->k);
     double *qr = doubles_alloc(&tmp, s->in, q), *rr = doubles_alloc(&tmp, q, s->k);
@@ -146,7 +146,7 @@ static void dense_turned_times(const float *w, int out, int in, const double *y,
 }
 
 /* q [out][l], orthonormal, spans nearly what w's l largest left singular vectors do. */
-static void range_find(const float *w, int out, int in, int l, double *q) {
+static void randomized_range_finder(const float *w, int out, int in, int l, double *q) {
     struct rng rng = rng_make(0, RNG_NOISE, (uint32_t)in, (uint32_t)l);
     struct arena tmp = {0};
     double *z = doubles_alloc(&tmp, in, l), *y = doubles_alloc(&tmp, out, l);
@@ -155,7 +155,7 @@ static void range_find(const float *w, int out, int in, int l, double *q) {
     for (int round = 0;; round++) {
         dense_times(w, out, in, z, l, y);
         linalg_qr(y, out, l, q, r);
-        if (round == POWER_ROUNDS) break;
+        if (round == POWER_ITERATIONS) break;
         dense_turned_times(w, out, in, q, l, t);
         linalg_qr(t, in, l, z, r); /* so that small singular values do not drown */
     }
@@ -176,21 +176,21 @@ static void range_whole(const float *w, int out, int in, int l, double *q) {
 }
 
 /* w ≈ Q (Qᵀ w), and that is the stack of Q and wᵀ Q. */
-struct singular dense_svd(const float *w, int out, int in, int r, struct arena *ar) {
+struct svd randomized_svd(const float *w, int out, int in, int r, struct arena *ar) {
     int l = MIN(r + OVERSAMPLE, MIN(out, in));
     struct arena tmp = {0};
-    struct stack s = stack_make(&tmp, out, in, l);
+    struct lowrank_sum s = lowrank_sum_new(&tmp, out, in, l);
     if (l < MIN(out, in))
-        range_find(w, out, in, l, s.left);
+        randomized_range_finder(w, out, in, l, s.left);
     else
         range_whole(w, out, in, l, s.left);
     dense_turned_times(w, out, in, s.left, l, s.right);
-    struct singular sv = stack_svd(&s, ar);
+    struct svd sv = lowrank_sum_svd(&s, ar);
     arena_release(&tmp);
     return sv;
 }
 
-void singular_put(const struct singular *sv, int c, int r, float *a, float *b) {
+void svd_put_triplet(const struct svd *sv, int c, int r, float *a, float *b) {
     double root = sqrt(sv->s[c]);
     for (int i = 0; i < sv->out; i++)
         b[(size_t)i * r + c] = (float)(sv->u[(size_t)i * sv->n + c] * root);
@@ -198,24 +198,24 @@ void singular_put(const struct singular *sv, int c, int r, float *a, float *b) {
         a[(size_t)c * sv->in + j] = (float)(sv->v[(size_t)j * sv->n + c] * root);
 }
 
-void singular_write(const struct singular *sv, int r, float *a, float *b) {
-    for (int c = 0; c < MIN(r, sv->n); c++) singular_put(sv, c, r, a, b);
+void svd_write_factors(const struct svd *sv, int r, float *a, float *b) {
+    for (int c = 0; c < MIN(r, sv->n); c++) svd_put_triplet(sv, c, r, a, b);
 }
 
-int32_t singular_rank(const struct singular *sv, double total2, double share, int32_t most) {
+int32_t svd_energy_rank(const struct svd *sv, double total2, double share, int32_t most) {
     double kept2 = 0;
     for (int32_t c = 0; c < MIN(most, sv->n); c++)
         if ((kept2 += sv->s[c] * sv->s[c]) >= share * total2) return c + 1;
     return most;
 }
 
-struct draft draft_make(const struct model_config *shape, float dropout) {
+struct adapter_builder adapter_builder_init(const struct model_config *shape, float dropout) {
     size_t n = (size_t)shape->n_layers * N_PROJ;
-    return (struct draft){
+    return (struct adapter_builder){
         .shape = shape, .dropout = dropout, .modules = xcalloc(n, sizeof(struct adapter_module))};
 }
 
-float *draft_add(struct draft *d, int32_t i, int32_t r) {
+float *adapter_builder_add(struct adapter_builder *d, int32_t i, int32_t r) {
     size_t more =
         (size_t)r * (size_t)(proj_in(d->shape, i % N_PROJ) + proj_out(d->shape, i % N_PROJ));
     CHECK(r > 0 && d->modules[i].r == 0);
@@ -230,44 +230,44 @@ float *draft_add(struct draft *d, int32_t i, int32_t r) {
     return a;
 }
 
-float *draft_b(const struct draft *d, int32_t i, float *a) {
+float *adapter_builder_b(const struct adapter_builder *d, int32_t i, float *a) {
     return a + (size_t)d->modules[i].r * (size_t)proj_in(d->shape, i % N_PROJ);
 }
 
-void draft_keep(struct draft *d, int32_t i, const struct lora *lo, double w) {
-    float *a = draft_add(d, i, lo->r), *b = draft_b(d, i, a);
+void adapter_builder_add_exact(struct adapter_builder *d, int32_t i, const struct lora *lo, double w) {
+    float *a = adapter_builder_add(d, i, lo->r), *b = adapter_builder_b(d, i, a);
     size_t n = (size_t)lo->r * (size_t)proj_out(d->shape, i % N_PROJ);
     memcpy(a, lo->a, (size_t)(b - a) * sizeof *a);
     for (size_t k = 0; k < n; k++) b[k] = (float)(w * (double)lo->scale * (double)lo->b[k]);
 }
 
-void draft_truncate(struct draft *d, int32_t i, const struct singular *sv, int32_t r,
+void adapter_builder_add_truncated(struct adapter_builder *d, int32_t i, const struct svd *sv, int32_t r,
                     double total2) {
-    float *a = draft_add(d, i, r);
+    float *a = adapter_builder_add(d, i, r);
     double kept2 = 0;
     for (int c = 0; c < MIN(r, sv->n); c++) kept2 += sv->s[c] * sv->s[c];
-    singular_write(sv, r, a, draft_b(d, i, a));
+    svd_write_factors(sv, r, a, adapter_builder_b(d, i, a));
     d->size2 += total2;
     d->lost2 += MAX(0, total2 - kept2);
 }
 
-double draft_error(const struct draft *d) {
+double adapter_builder_error(const struct adapter_builder *d) {
     return d->size2 > 0 ? sqrt(d->lost2 / d->size2) : 0;
 }
 
-void draft_release(struct draft *d) {
+void adapter_builder_release(struct adapter_builder *d) {
     free(d->modules);
     free(d->data);
-    *d = (struct draft){0};
+    *d = (struct adapter_builder){0};
 }
 
-struct adapter *draft_finish(struct draft *d, json_t *lineage) {
+struct adapter *adapter_builder_finish(struct adapter_builder *d, json_t *lineage) {
     struct adapter_config c = {.r = 1, .dropout = d->dropout, .modules = d->modules};
     struct adapter *a = NULL;
     if (d->n > 0) {
-        a = adapter_take(d->shape, &c, d->data, lineage);
+        a = adapter_from_owned_data(d->shape, &c, d->data, lineage);
         d->data = NULL; /* the adapter's own now */
     }
-    draft_release(d);
+    adapter_builder_release(d);
     return a;
 }

@@ -47,7 +47,7 @@ static int stack_check(struct adapter *const *list, int n, struct error *err) {
     return OK;
 }
 
-struct adapter *adapter_stack(struct adapter *const *list, const float *weights, int n,
+struct adapter *adapter_concat(struct adapter *const *list, const float *weights, int n,
                               struct error *err) {
     CHECK(n > 0);
     if (stack_check(list, n, err)) return NULL;
@@ -64,7 +64,7 @@ struct adapter *adapter_stack(struct adapter *const *list, const float *weights,
             goto out;
         }
     }
-    float *data = xmalloc(adapter_floats(shape, &c) * sizeof *data), *at = data;
+    float *data = xmalloc(adapter_param_count(shape, &c) * sizeof *data), *at = data;
     for (int32_t i = 0; i < n_modules; i++)
         if (modules[i].r > 0) at = stacked_put(at, list, weights, n, i, modules[i].r);
     a = adapter_from_data(shape, &c, data, NULL);
@@ -86,7 +86,7 @@ static void row_merge(const float *row, const struct lora *lo, int64_t n, int64_
     for (int64_t j = 0; j < k; j++) out[j] = (float)(mult * sum[j]);
 }
 
-static const float *own_row(const struct table *t, int64_t id, int64_t d) {
+static const float *own_row(const struct vocab_override *t, int64_t id, int64_t d) {
     for (int32_t i = 0; i < t->n; i++)
         if (t->ids[i] == id) return t->rows + i * d;
     return t->full ? t->full + id * d : NULL;
@@ -94,10 +94,10 @@ static const float *own_row(const struct table *t, int64_t id, int64_t d) {
 
 /* A new f32 matrix in the arena. `t` may be NULL; `embedding`: its A is [R, V], B [D, R], so the
  * parts change places. */
-static int matrix_merge(struct matrix *w, const struct lora *lo, const struct table *t,
+static int matrix_merge(struct matrix *w, const struct lora *lo, const struct vocab_override *t,
                         bool embedding, struct arena *arena, struct error *err) {
     int64_t n = w->n, k = w->k;
-    float *data = arena_try(arena, sizeof *data * (size_t)(n * k), err);
+    float *data = arena_try_alloc(arena, sizeof *data * (size_t)(n * k), err);
     if (!data) return err->code;
     float *base = xmalloc(sizeof *base * (size_t)k);
     double *sum = xmalloc(sizeof *sum * (size_t)k);
@@ -111,7 +111,7 @@ static int matrix_merge(struct matrix *w, const struct lora *lo, const struct ta
     }
     for (int64_t i = 0; i < n; i++) {
         const float *row = t ? own_row(t, i, k) : NULL;
-        if (!row) matrix_row(w, i, base);
+        if (!row) matrix_get_row(w, i, base);
         row_merge(row ? row : base, &turned, i, k, sum, data + i * k);
     }
     free(base);
@@ -122,12 +122,12 @@ static int matrix_merge(struct matrix *w, const struct lora *lo, const struct ta
     return OK;
 }
 
-static bool table_is_set(const struct table *t) {
+static bool table_is_set(const struct vocab_override *t) {
     return t->full || t->n > 0 || t->lora.r > 0;
 }
 
 /* Tied tables stay tied only where both get the same rows and nothing else. */
-static int tables_merge(struct model *m, const struct overlay *o, struct error *err) {
+static int tables_merge(struct model *m, const struct vocab_overrides *o, struct error *err) {
     bool same = !o->embed.full && !o->head.full && !o->embed.lora.r && !o->head.lora.r &&
                 o->embed.rows == o->head.rows;
     int rc = OK;

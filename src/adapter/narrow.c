@@ -17,7 +17,7 @@
 #define LARGEST 65504.0f
 
 /* x is finite; bits: 13 random ones. */
-static float round_random(float x, uint32_t bits) {
+static float round_stochastic(float x, uint32_t bits) {
     uint32_t u;
     if (fabsf(x) < LEAST_NORMAL) return floorf(x * 0x1p24f + (float)bits * 0x1p-13f) * 0x1p-24f;
     memcpy(&u, &x, sizeof u);
@@ -33,39 +33,39 @@ static void floats_round(float *v, size_t n, struct rng *rng) {
         rng_fill(rng, words, BLOCK / 2);
         for (size_t i = at; i < MIN(at + BLOCK, n); i++) {
             uint32_t bits = words[(i - at) / 2] >> 16 * (i % 2) & 0x1fff;
-            if (isfinite(v[i])) v[i] = round_random(v[i], bits);
+            if (isfinite(v[i])) v[i] = round_stochastic(v[i], bits);
         }
     }
 }
 
-struct adapter *adapter_narrow(const struct model_config *shape, const struct adapter_config *c,
+struct adapter *adapter_from_data_f16(const struct model_config *shape, const struct adapter_config *c,
                                float *data, json_t *lineage, struct rng *rng) {
     CHECK(!c->dora);
-    floats_round(data, adapter_floats(shape, c), rng);
-    struct adapter *a = adapter_take(shape, c, data, lineage);
-    adapter_keep_pack(a, ELEM_F16);
+    floats_round(data, adapter_param_count(shape, c), rng);
+    struct adapter *a = adapter_from_owned_data(shape, c, data, lineage);
+    adapter_pack_only(a, DTYPE_F16);
     return a;
 }
 
-void adapter_floats_of(const struct adapter *a, float *out) {
+void adapter_copy_params(const struct adapter *a, float *out) {
     if (a->data) {
         memcpy(out, a->data, a->n_data * sizeof *out);
         return;
     }
-    CHECK(a->packs[ELEM_F16] && !a->config.dora);
+    CHECK(a->packs[DTYPE_F16] && !a->config.dora);
     for (int32_t i = 0; i < a->shape.n_layers * N_PROJ; i++) {
         enum proj p = (enum proj)(i % N_PROJ);
-        const struct lora_map *m = lora_map_at(a->packs[ELEM_F16], i / N_PROJ, p);
+        const struct lora_module *m = lora_module_at(a->packs[DTYPE_F16], i / N_PROJ, p);
         int64_t in = proj_in(&a->shape, p), n = proj_out(&a->shape, p);
         if (m->r == 0) continue;
-        lora_map_read(m, ELEM_F16, in, n, out, out + m->r * in);
+        lora_module_unpack(m, DTYPE_F16, in, n, out, out + m->r * in);
         out += m->r * (in + n);
     }
 }
 
-struct adapter *adapter_whole(struct adapter *a) {
+struct adapter *adapter_to_f32(struct adapter *a) {
     if (a->data) return adapter_retain(a);
     float *data = xmalloc(a->n_data * sizeof *data);
-    adapter_floats_of(a, data);
-    return adapter_take(&a->shape, &a->config, data, a->lineage);
+    adapter_copy_params(a, data);
+    return adapter_from_owned_data(&a->shape, &a->config, data, a->lineage);
 }

@@ -26,7 +26,7 @@
 #define PICKLE_NAME "adapter_model.bin"
 #define MISFITS_TEXT 1500
 
-void misfit_add(struct misfits *o, const char *fmt, ...) {
+void adapter_errors_add(struct adapter_errors *o, const char *fmt, ...) {
     char line[256];
     va_list ap;
     va_start(ap, fmt);
@@ -42,7 +42,7 @@ void misfit_add(struct misfits *o, const char *fmt, ...) {
         buf_printf(&o->text, "\n  %s", line);
 }
 
-int misfits_report(struct misfits *o, const char *path, struct error *err) {
+int adapter_errors_report(struct adapter_errors *o, const char *path, struct error *err) {
     if (o->n == 0) return OK;
     if (o->hidden > 0) buf_printf(&o->text, "\n  and %d more", o->hidden);
     return error_set(err, ERR_MISMATCH, "adapter '%s' does not fit this model (%d problem%s):%s",
@@ -59,11 +59,11 @@ struct listing {
     int n;
 };
 
-static void tensor_add(struct listing *l, int32_t module, enum tensor_part part, const char *ending,
+static void tensor_add(struct listing *l, int32_t module, enum lora_tensor_kind part, const char *ending,
                        int64_t rows, int64_t cols) {
     struct adapter_tensor *t = &l->v[l->n++];
     char name[NAME_MAX_LEN];
-    module_name(name, l->arch, module);
+    peft_module_name(name, l->arch, module);
     *t = (struct adapter_tensor){.module = module, .part = part, .rows = rows, .cols = cols};
     snprintf(t->name, sizeof t->name, "base_model.model.%.100s.%s", name, ending);
 }
@@ -72,15 +72,15 @@ static void tensor_add(struct listing *l, int32_t module, enum tensor_part part,
 static void table_add(struct listing *l, const struct model_config *shape,
                       const struct adapter_config *c, int32_t module) {
     bool head = module == MODULE_HEAD;
-    const struct adapter_table *t = head ? &c->head : &c->embed;
+    const struct adapter_vocab_config *t = head ? &c->head : &c->embed;
     int64_t d = shape->d_model, v = shape->vocab_size, in = head ? d : v, out = head ? v : d;
     int32_t r = t->lora.r;
-    if (r) tensor_add(l, module, PART_A, head ? "lora_A.weight" : "lora_embedding_A", r, in);
-    if (r) tensor_add(l, module, PART_B, head ? "lora_B.weight" : "lora_embedding_B", out, r);
-    if (r && c->dora) tensor_add(l, module, PART_MAGNITUDE, "lora_magnitude_vector", out, 0);
-    if (t->full) tensor_add(l, module, PART_FULL, r ? "base_layer.weight" : "weight", v, d);
+    if (r) tensor_add(l, module, LORA_TENSOR_A, head ? "lora_A.weight" : "lora_embedding_A", r, in);
+    if (r) tensor_add(l, module, LORA_TENSOR_B, head ? "lora_B.weight" : "lora_embedding_B", out, r);
+    if (r && c->dora) tensor_add(l, module, LORA_TENSOR_MAGNITUDE, "lora_magnitude_vector", out, 0);
+    if (t->full) tensor_add(l, module, LORA_TENSOR_FULL, r ? "base_layer.weight" : "weight", v, d);
     if (t->n_ids)
-        tensor_add(l, module, PART_ROWS, "token_adapter.trainable_tokens_delta", t->n_ids, d);
+        tensor_add(l, module, LORA_TENSOR_ROWS, "token_adapter.trainable_tokens_delta", t->n_ids, d);
 }
 
 struct adapter_tensor *adapter_tensors(const struct model_config *shape,
@@ -90,12 +90,12 @@ struct adapter_tensor *adapter_tensors(const struct model_config *shape,
     for (int32_t i = 0; i < modules; i++) {
         int32_t r = adapter_module_at(c, i / N_PROJ, i % N_PROJ).r;
         if (r == 0) continue;
-        tensor_add(&l, i, PART_A, "lora_A.weight", r, proj_in(shape, i % N_PROJ));
-        tensor_add(&l, i, PART_B, "lora_B.weight", proj_out(shape, i % N_PROJ), r);
+        tensor_add(&l, i, LORA_TENSOR_A, "lora_A.weight", r, proj_in(shape, i % N_PROJ));
+        tensor_add(&l, i, LORA_TENSOR_B, "lora_B.weight", proj_out(shape, i % N_PROJ), r);
     }
     for (int32_t i = 0; i < modules && c->dora; i++)
         if (adapter_module_at(c, i / N_PROJ, i % N_PROJ).r > 0)
-            tensor_add(&l, i, PART_MAGNITUDE, "lora_magnitude_vector", proj_out(shape, i % N_PROJ),
+            tensor_add(&l, i, LORA_TENSOR_MAGNITUDE, "lora_magnitude_vector", proj_out(shape, i % N_PROJ),
                        0);
     table_add(&l, shape, c, MODULE_EMBED);
     table_add(&l, shape, c, MODULE_HEAD);
@@ -108,8 +108,8 @@ struct loading {
     const struct model_config *shape;
     struct peft_config *config;
     const struct safetensors *st;
-    const struct known *known;
-    struct misfits *bad;
+    const struct adapter_load_hints *known;
+    struct adapter_errors *bad;
     bool *used; /* [n_tensors of the file] */
     struct adapter_tensor *wanted;
     const struct tensor_info **found; /* [n] of wanted */
@@ -135,10 +135,10 @@ static const struct tensor_info *tensor_find(struct loading *ld, const struct ad
              weight ? ".weight" : "");
     snprintf(other[1], sizeof other[1], "%s.default.weight", w->name);
     const struct tensor_info *t = name_find(ld, w->name);
-    for (int i = 0; i < 1 + (w->part == PART_MAGNITUDE); i++) {
+    for (int i = 0; i < 1 + (w->part == LORA_TENSOR_MAGNITUDE); i++) {
         const struct tensor_info *also = name_find(ld, other[i]);
         if (t && also)
-            misfit_add(ld->bad, "'%s' is there twice, with and without 'default'", w->name);
+            adapter_errors_add(ld->bad, "'%s' is there twice, with and without 'default'", w->name);
         if (!t) t = also;
     }
     return t;
@@ -153,17 +153,17 @@ static void tensor_check(struct loading *ld, const struct adapter_tensor *w,
     size_t size = element_size(t->type);
     int dims = w->cols ? 2 : 1;
     if (t->n_dims != dims) {
-        misfit_add(ld->bad, "'%s' has %d dimensions, not %d", t->name, t->n_dims, dims);
+        adapter_errors_add(ld->bad, "'%s' has %d dimensions, not %d", t->name, t->n_dims, dims);
     } else if (t->dims[0] != w->rows || (dims == 2 && t->dims[1] != w->cols)) {
         if (dims == 2)
-            misfit_add(ld->bad, "'%s' is [%lld, %lld], expected [%lld, %lld]", t->name,
+            adapter_errors_add(ld->bad, "'%s' is [%lld, %lld], expected [%lld, %lld]", t->name,
                        (long long)t->dims[0], (long long)t->dims[1], (long long)w->rows,
                        (long long)w->cols);
         else
-            misfit_add(ld->bad, "'%s' is [%lld], expected [%lld]", t->name, (long long)t->dims[0],
+            adapter_errors_add(ld->bad, "'%s' is [%lld], expected [%lld]", t->name, (long long)t->dims[0],
                        (long long)w->rows);
     } else if (size == 0 || t->mask || t->size != size * adapter_tensor_floats(w)) {
-        misfit_add(ld->bad, "'%s' is of type %s, not F32, F16 or BF16", t->name,
+        adapter_errors_add(ld->bad, "'%s' is of type %s, not F32, F16 or BF16", t->name,
                    t->mask ? "BOOL or U8" : tensor_type_name(t->type));
     }
 }
@@ -194,7 +194,7 @@ static bool table_is_base(const struct loading *ld, const struct tensor_info *t,
     bool same = true;
     for (int64_t i = 0; i < v && same; i++) {
         elements_widen(t, i * d, d, a);
-        matrix_row(head ? &m->head : &m->embed, i, b);
+        matrix_get_row(head ? &m->head : &m->embed, i, b);
         same = memcmp(a, b, (size_t)d * sizeof *a) == 0;
     }
     free(a);
@@ -204,7 +204,7 @@ static bool table_is_base(const struct loading *ld, const struct tensor_info *t,
 /* Looks for one table that the config does not name. */
 static void in_place_find(struct loading *ld, int head) {
     struct adapter_config *c = &ld->config->c;
-    struct adapter_table *t = head ? &c->head : &c->embed;
+    struct adapter_vocab_config *t = head ? &c->head : &c->embed;
     if (t->full || t->n_ids) return;
     const char *module = head ? "lm_head" : ld->shape->arch->hf_embed;
     static const char *const endings[] = {"base_layer.weight", "weight"};
@@ -222,7 +222,7 @@ static void in_place_find(struct loading *ld, int head) {
 
 /* On a tied base a table changed in place is both tables. */
 static void in_place_tie(struct loading *ld) {
-    struct adapter_table *t[2] = {&ld->config->c.embed, &ld->config->c.head};
+    struct adapter_vocab_config *t[2] = {&ld->config->c.embed, &ld->config->c.head};
     if (!ld->shape->tied) return;
     for (int i = 0; i < 2; i++)
         if (ld->in_place[i] && !t[!i]->full && !t[!i]->n_ids) {
@@ -249,12 +249,12 @@ static void saved_tie(struct loading *ld) {
 static void tensor_match(struct loading *ld, int i) {
     const struct adapter_tensor *w = &ld->wanted[i];
     const struct tensor_info *t =
-        w->part == PART_FULL ? ld->in_place[w->module == MODULE_HEAD] : NULL;
+        w->part == LORA_TENSOR_FULL ? ld->in_place[w->module == MODULE_HEAD] : NULL;
     if (!t) t = tensor_find(ld, w);
     if (t)
         tensor_check(ld, w, t);
     else
-        misfit_add(ld->bad, "'%s' is missing", w->name);
+        adapter_errors_add(ld->bad, "'%s' is missing", w->name);
     ld->found[i] = t;
 }
 
@@ -266,7 +266,7 @@ static bool name_is_untargeted(const struct loading *ld, const char *name) {
         int32_t r = m == MODULE_EMBED  ? c->embed.lora.r
                     : m == MODULE_HEAD ? c->head.lora.r
                                        : adapter_module_at(c, m / N_PROJ, m % N_PROJ).r;
-        module_name(module, ld->shape->arch, m);
+        peft_module_name(module, ld->shape->arch, m);
         int len = snprintf(stem, sizeof stem, "base_model.model.%s.lora_", module);
         if (r == 0 && module[0] && strncmp(name, stem, (size_t)len) == 0) return true;
     }
@@ -287,11 +287,11 @@ static int tensors_match(struct loading *ld, struct error *err) {
         const char *name = ld->st->tensors[i].name;
         if (ld->used[i]) continue;
         if (name_is_untargeted(ld, name))
-            misfit_add(ld->bad, "'%.160s' is not among the targets of " CONFIG_NAME, name);
+            adapter_errors_add(ld->bad, "'%.160s' is not among the targets of " PEFT_CONFIG_FILE, name);
         else
-            misfit_add(ld->bad, "'%.160s' belongs to no projection of it", name);
+            adapter_errors_add(ld->bad, "'%.160s' belongs to no projection of it", name);
     }
-    return misfits_report(ld->bad, ld->path, err);
+    return adapter_errors_report(ld->bad, ld->path, err);
 }
 
 /* By the exponent bits: no branch in the loop, which sees every float of a file. */
@@ -312,7 +312,7 @@ static bool tensor_widen(const struct loading *ld, int i, float *dst) {
     const struct adapter_tensor *w = &ld->wanted[i];
     int64_t k = w->cols ? w->cols : 1, n = w->rows * k;
     const int32_t *order =
-        w->part == PART_ROWS ? ld->config->order[w->module == MODULE_HEAD] : NULL;
+        w->part == LORA_TENSOR_ROWS ? ld->config->order[w->module == MODULE_HEAD] : NULL;
     for (int64_t row = 0; order && row < w->rows; row++)
         elements_widen(ld->found[i], order[row] * k, k, dst + row * k);
     if (!order) elements_widen(ld->found[i], 0, n, dst);
@@ -339,7 +339,7 @@ json_t *lineage_read(const json_t *metadata) {
 
 struct adapter *adapter_from_tensors(const char *path, const struct model_config *shape,
                                      struct peft_config *config, const struct safetensors *st,
-                                     const struct known *known, struct misfits *bad,
+                                     const struct adapter_load_hints *known, struct adapter_errors *bad,
                                      struct error *err) {
     struct loading ld = {
         .path = path, .shape = shape, .config = config, .st = st, .known = known, .bad = bad};
@@ -350,9 +350,9 @@ struct adapter *adapter_from_tensors(const char *path, const struct model_config
         error_set(err, ERR_MISMATCH, "adapter '%s' changes nothing", path);
         goto out;
     }
-    data = try_calloc(adapter_floats(shape, &config->c) + 1, sizeof *data, err);
+    data = try_calloc(adapter_param_count(shape, &config->c) + 1, sizeof *data, err);
     if (!data) goto out;
-    a = adapter_blank(shape, &config->c, data);
+    a = adapter_alloc(shape, &config->c, data);
     if (tensors_read(&ld, a->data, err)) {
         adapter_release(a);
         a = NULL;
@@ -363,7 +363,7 @@ struct adapter *adapter_from_tensors(const char *path, const struct model_config
     if (known->hash)
         snprintf(a->hash, sizeof a->hash, "%s", known->hash);
     else
-        adapter_seal(a);
+        adapter_hash_compute(a);
 out:
     free(ld.used);
     free(ld.wanted);
@@ -374,7 +374,7 @@ out:
 #define CONVERSION                                                                                 \
     "python -c \"import torch; from safetensors.torch import save_file; "                          \
     "save_file(torch.load('" PICKLE_NAME                                                           \
-    "', map_location='cpu', weights_only=True), '" TENSORS_NAME "', metadata={'format': 'pt'})\""
+    "', map_location='cpu', weights_only=True), '" PEFT_WEIGHTS_FILE "', metadata={'format': 'pt'})\""
 
 static int paths_check(const char *dir, const char *config, const char *tensors, const char *pickle,
                        struct error *err) {
@@ -382,10 +382,10 @@ static int paths_check(const char *dir, const char *config, const char *tensors,
     if (!path_is_dir(dir))
         return error_set(err, ERR_FORMAT, "adapter '%s' is not a directory", dir);
     if (!path_exists(config))
-        return error_set(err, ERR_MISSING, "adapter '%s' has no " CONFIG_NAME, dir);
+        return error_set(err, ERR_MISSING, "adapter '%s' has no " PEFT_CONFIG_FILE, dir);
     if (path_exists(tensors)) return OK;
     if (!path_exists(pickle))
-        return error_set(err, ERR_MISSING, "adapter '%s' has no " TENSORS_NAME, dir);
+        return error_set(err, ERR_MISSING, "adapter '%s' has no " PEFT_WEIGHTS_FILE, dir);
     return error_set(err, ERR_FORMAT,
                      "adapter '%s' has only " PICKLE_NAME ", a pickle, which can run code when "
                      "opened and is never read (convert it where you trust it: " CONVERSION ")",
@@ -393,7 +393,7 @@ static int paths_check(const char *dir, const char *config, const char *tensors,
 }
 
 int peft_check(const char *dir, struct error *err) {
-    char *config = path_join(dir, CONFIG_NAME), *tensors = path_join(dir, TENSORS_NAME);
+    char *config = path_join(dir, PEFT_CONFIG_FILE), *tensors = path_join(dir, PEFT_WEIGHTS_FILE);
     char *pickle = path_join(dir, PICKLE_NAME);
     int rc = paths_check(dir, config, tensors, pickle, err);
     free(config);
@@ -425,28 +425,28 @@ static const char *language_model_take(struct safetensors *st) {
             free(t->name);
     }
     if (kept < st->n_tensors)
-        note("%d tensors that are not the language model's are left out", st->n_tensors - kept);
+        log_info("%d tensors that are not the language model's are left out", st->n_tensors - kept);
     st->n_tensors = kept;
     if (kept > 1) qsort(st->tensors, (size_t)kept, sizeof *st->tensors, tensor_info_compare);
     return stem;
 }
 
 struct adapter *peft_load(const char *dir, const struct model_config *shape,
-                          const struct known *known, struct error *err) {
+                          const struct adapter_load_hints *known, struct error *err) {
     struct adapter *a = NULL;
     if (hub_is_name(dir)) {
-        char *pulled = hub_find(dir, err);
+        char *pulled = hub_cached_path(dir, err);
         a = pulled ? peft_load(pulled, shape, known, err) : NULL;
         free(pulled);
         return a;
     }
     struct peft_config config = {0};
-    struct misfits bad = {0};
+    struct adapter_errors bad = {0};
     struct safetensors st = {0};
-    char *config_path = path_join(dir, CONFIG_NAME), *tensors_path = path_join(dir, TENSORS_NAME);
+    char *config_path = path_join(dir, PEFT_CONFIG_FILE), *tensors_path = path_join(dir, PEFT_WEIGHTS_FILE);
     json_t *root = NULL;
     if (peft_check(dir, err)) goto out;
-    if (!(root = json_file(config_path, err))) goto out;
+    if (!(root = json_parse_file(config_path, err))) goto out;
     if (safetensors_read(&st, tensors_path, err)) goto out;
     if (shape->arch->hf_names == HF_GEMMA) config.stem = language_model_take(&st);
     if (peft_config_read(root, shape, &config, &bad, err))
@@ -464,7 +464,7 @@ out:
 }
 
 struct adapter *adapter_load(const char *dir, const struct model_config *shape, struct error *err) {
-    return peft_load(dir, shape, &(struct known){0}, err);
+    return peft_load(dir, shape, &(struct adapter_load_hints){0}, err);
 }
 
 int tensor_info_compare(const void *a, const void *b) {
@@ -502,7 +502,7 @@ int adapter_save(const struct adapter *a, const char *dir, const char *base, str
     CHECK(a->data); // else only its pack was kept
     char *text = peft_config_text(a, base);
     if (!text) return error_set(err, ERR_USAGE, "the base's name is not UTF-8");
-    char *tensors = path_join(dir, TENSORS_NAME), *config = path_join(dir, CONFIG_NAME);
+    char *tensors = path_join(dir, PEFT_WEIGHTS_FILE), *config = path_join(dir, PEFT_CONFIG_FILE);
     int rc = dir_make(dir, err);
     if (rc == OK) rc = tensors_write(a, tensors, err);
     if (rc == OK) rc = file_write(config, text, strlen(text), err);

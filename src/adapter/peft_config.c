@@ -18,7 +18,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-void module_name(char out[NAME_MAX_LEN], const struct arch *arch, int32_t module) {
+void peft_module_name(char out[NAME_MAX_LEN], const struct arch *arch, int32_t module) {
     const char *path = module >= 0 ? proj_hf_path(arch, (enum proj)(module % N_PROJ)) : NULL;
     if (module == MODULE_EMBED)
         snprintf(out, NAME_MAX_LEN, "%s", arch->hf_embed);
@@ -367,7 +367,7 @@ static bool plan_reaches(const struct plan *pl, int32_t module) {
 static void plan_name(char out[NAME_MAX_LEN], const struct plan *pl, int32_t module) {
     static const char usual[] = "model.";
     char name[NAME_MAX_LEN];
-    module_name(name, pl->arch, module);
+    peft_module_name(name, pl->arch, module);
     bool moved = pl->stem && strncmp(name, usual, strlen(usual)) == 0;
     snprintf(out, NAME_MAX_LEN, "%s%.110s", moved ? pl->stem : "",
              name + (moved ? strlen(usual) : 0));
@@ -393,7 +393,7 @@ static int plan_module(const struct plan *pl, const struct adapter_config *c, in
 }
 
 /* Listed targets that name nothing in this shape, as an adapter for another architecture has. */
-static void targets_check(const struct plan *pl, int32_t n_layers, struct misfits *bad) {
+static void targets_check(const struct plan *pl, int32_t n_layers, struct adapter_errors *bad) {
     size_t i;
     json_t *item;
     json_array_foreach (pl->target.list, i, item) {
@@ -404,13 +404,13 @@ static void targets_check(const struct plan *pl, int32_t n_layers, struct misfit
             hit = name[0] && suffix_match(name, json_string_value(item));
         }
         if (!hit)
-            misfit_add(bad, "target module '%.80s' is no projection of it",
+            adapter_errors_add(bad, "target module '%.80s' is no projection of it",
                        json_string_value(item));
     }
 }
 
 /* The table that a module's name means, or NULL. */
-static struct adapter_table *table_named(struct adapter_config *c, const struct arch *arch,
+static struct adapter_vocab_config *table_named(struct adapter_config *c, const struct arch *arch,
                                          const char *name) {
     if (suffix_match(arch->hf_embed, name)) return &c->embed;
     return suffix_match("lm_head", name) ? &c->head : NULL;
@@ -425,7 +425,7 @@ static int saved_read(const json_t *root, const struct arch *arch, struct adapte
     if (!json_is_array(v)) return error_set(err, ERR_FORMAT, "'modules_to_save' is not a list");
     json_array_foreach (v, i, item) {
         const char *name = json_string_value(item);
-        struct adapter_table *t = name ? table_named(c, arch, name) : NULL;
+        struct adapter_vocab_config *t = name ? table_named(c, arch, name) : NULL;
         if (!t)
             return error_set(err, ERR_MISMATCH,
                              "'modules_to_save' is set: '%.80s' in it is neither %s nor lm_head, "
@@ -446,7 +446,7 @@ static int token_compare(const void *a, const void *b) {
 }
 
 /* One list of token ids; PEFT's order is the file's rows' order. */
-static int tokens_list(const json_t *list, int32_t vocab, struct adapter_table *t,
+static int tokens_list(const json_t *list, int32_t vocab, struct adapter_vocab_config *t,
                        const int32_t **order, struct arena *arena, struct error *err) {
     size_t i, n = json_array_size(list);
     json_t *item;
@@ -485,7 +485,7 @@ static int tokens_read(const json_t *root, const struct model_config *shape, str
     if (!json_is_object(v))
         return tokens_list(v, shape->vocab_size, &p->c.embed, &p->order[0], &p->arena, err);
     json_object_foreach (v, name, list) {
-        struct adapter_table *t = table_named(&p->c, shape->arch, name);
+        struct adapter_vocab_config *t = table_named(&p->c, shape->arch, name);
         if (!t || t->n_ids)
             return error_set(err, ERR_MISMATCH,
                              "'trainable_token_indices' names '%.80s'; %s and lm_head, each once, "
@@ -501,10 +501,10 @@ static int tokens_read(const json_t *root, const struct model_config *shape, str
 /* Combinations that PEFT does not define or that are not computed here. */
 static int tables_check(const struct peft_config *p, const struct model_config *shape,
                         struct error *err) {
-    const struct adapter_table *tables[] = {&p->c.embed, &p->c.head};
+    const struct adapter_vocab_config *tables[] = {&p->c.embed, &p->c.head};
     for (int i = 0; i < 2; i++) {
         const char *name = i ? "lm_head" : last_name(shape->arch->hf_embed);
-        const struct adapter_table *t = tables[i];
+        const struct adapter_vocab_config *t = tables[i];
         if ((t->lora.r > 0) + t->full + (t->n_ids > 0) > 1)
             return error_set(err, ERR_MISMATCH,
                              "'%s' is in more than one of target_modules, modules_to_save and "
@@ -522,7 +522,7 @@ static int tables_check(const struct peft_config *p, const struct model_config *
 }
 
 static int plan_run(const struct plan *plan, struct peft_config *p, int32_t n_layers,
-                    struct misfits *bad, struct error *err) {
+                    struct adapter_errors *bad, struct error *err) {
     struct adapter_config *c = &p->c;
     struct adapter_module *modules =
         arena_alloc(&p->arena, (size_t)n_layers * N_PROJ * sizeof *modules);
@@ -536,12 +536,12 @@ static int plan_run(const struct plan *plan, struct peft_config *p, int32_t n_la
     if (plan_module(plan, c, MODULE_HEAD, &c->head.lora, err)) return err->code;
     targets_check(plan, n_layers, bad);
     if (n + c->embed.lora.r + c->head.lora.r == 0 && plan->needed && bad->n == 0)
-        misfit_add(bad, "'target_modules' selects no projection of it");
+        adapter_errors_add(bad, "'target_modules' selects no projection of it");
     return OK;
 }
 
 int peft_config_read(const json_t *root, const struct model_config *shape, struct peft_config *out,
-                     struct misfits *bad, struct error *err) {
+                     struct adapter_errors *bad, struct error *err) {
     struct adapter_config *c = &out->c;
     struct plan plan = {.arch = shape->arch, .stem = out->stem};
     if (!json_is_object(root)) return error_set(err, ERR_FORMAT, "not a JSON object");
@@ -606,7 +606,7 @@ static json_t *pattern_json(const struct adapter *a, bool alpha) {
         bool same = alpha ? m.alpha == a->config.alpha : m.r == a->config.r;
         char name[NAME_MAX_LEN];
         if (m.r == 0 || same) continue;
-        module_name(name, a->shape.arch, i);
+        peft_module_name(name, a->shape.arch, i);
         json_object_set_new(out, column_is_even(a, i % N_PROJ) ? last_name(name) : name,
                             alpha ? number_json(m.alpha) : json_integer(m.r));
     }
@@ -661,7 +661,7 @@ static json_t *targets_json(const struct adapter *a) {
             strings_add(&names, last_name(proj_hf_path(a->shape.arch, (enum proj)p)));
     for (int32_t i = 0; i < a->shape.n_layers * N_PROJ && !even; i++) {
         if (adapter_module_at(&a->config, i / N_PROJ, i % N_PROJ).r == 0) continue;
-        module_name(full, a->shape.arch, i);
+        peft_module_name(full, a->shape.arch, i);
         strings_add(&names, full);
     }
     if (a->config.embed.lora.r) strings_add(&names, last_name(a->shape.arch->hf_embed));
@@ -684,7 +684,7 @@ static json_t *saved_json(const struct adapter *a) {
     return out;
 }
 
-static void tokens_json(const char *name, const struct adapter_table *t, json_t *out) {
+static void tokens_json(const char *name, const struct adapter_vocab_config *t, json_t *out) {
     if (t->n_ids == 0) return;
     json_t *list = json_array();
     for (int32_t i = 0; i < t->n_ids; i++) json_array_append_new(list, json_integer(t->ids[i]));

@@ -28,13 +28,13 @@
 #include <time.h>
 
 /* What the file system says of one file; zero when it is not there. */
-struct stamp {
+struct file_stamp {
     uint64_t device, inode, size;
     int64_t written, changed; /* ns since 1970, of content and of anything */
 };
 /* Of a PEFT directory's two files, or of the path itself when it has neither: a GGUF file. */
 struct stamps {
-    struct stamp v[2];
+    struct file_stamp v[2];
     bool young; /* written so shortly before that another write might leave the same stamps */
 };
 /* File systems round times to the kernel's tick, at most 10 ms. */
@@ -106,10 +106,10 @@ static int64_t time_ns(struct timespec t) {
     return (int64_t)t.tv_sec * 1000000000 + t.tv_nsec;
 }
 
-static void stamp_take(struct stamp *s, const char *path) {
+static void stamp_take(struct file_stamp *s, const char *path) {
     struct stat st;
     if (stat(path, &st) != 0) return;
-    *s = (struct stamp){.device = st.st_dev,
+    *s = (struct file_stamp){.device = st.st_dev,
                         .inode = st.st_ino,
                         .size = (uint64_t)st.st_size,
                         .written = time_ns(st.st_mtim),
@@ -119,7 +119,7 @@ static void stamp_take(struct stamp *s, const char *path) {
 static struct stamps stamps_take(const char *path) {
     struct stamps s = {0};
     struct timespec now;
-    char *config = path_join(path, CONFIG_NAME), *tensors = path_join(path, TENSORS_NAME);
+    char *config = path_join(path, PEFT_CONFIG_FILE), *tensors = path_join(path, PEFT_WEIGHTS_FILE);
     clock_gettime(CLOCK_REALTIME, &now);
     stamp_take(&s.v[0], config);
     stamp_take(&s.v[1], tensors);
@@ -196,7 +196,7 @@ static int name_check(const char *name, struct error *err) {
 
 /* The path as it is read: malloc'ed; NULL when there is no adapter. */
 static char *path_resolve(const char *path, struct error *err) {
-    char *real = hub_is_name(path) ? hub_find(path, err) : xstrdup(path);
+    char *real = hub_is_name(path) ? hub_cached_path(path, err) : xstrdup(path);
     if (!real || adapter_path_is_gguf(real) || peft_check(real, err) == OK) return real;
     free(real);
     return NULL;
@@ -228,7 +228,7 @@ int adapter_pool_add(struct adapter_pool *p, const char *name, const char *path,
 
 /* 1 when DIR/NAME is an adapter and new. What cannot be registered is named and left out. */
 static int scan_one(struct adapter_pool *p, const char *dir, const char *name) {
-    char *path = path_join(dir, name), *config = path_join(path, CONFIG_NAME);
+    char *path = path_join(dir, name), *config = path_join(path, PEFT_CONFIG_FILE);
     struct error err;
     int added = 0;
     if (path_exists(config)) {
@@ -236,7 +236,7 @@ static int scan_one(struct adapter_pool *p, const char *dir, const char *name) {
         pthread_mutex_lock(&p->lock);
         if (added == OK) added = entry_add(p, name, path, &err);
         pthread_mutex_unlock(&p->lock);
-        if (added < 0) warn("adapter '%s' is left out: %s", path, err.text);
+        if (added < 0) log_warn("adapter '%s' is left out: %s", path, err.text);
     }
     free(path);
     free(config);
@@ -278,16 +278,16 @@ static void adapter_retire(struct adapter_pool *p, struct adapter *a) {
     }
 }
 
-static bool droppable(const struct entry *e) {
+static bool is_evictable(const struct entry *e) {
     bool elsewhere = e->path && !e->problem; // files that were refused cannot bring it back
     return e->adapter && elsewhere && !e->pinned && !e->busy && !in_use(e->adapter);
 }
 
-static struct entry *oldest(const struct adapter_pool *p, const struct entry *except) {
+static struct entry *lru_victim(const struct adapter_pool *p, const struct entry *except) {
     struct entry *best = NULL;
     for (int i = 0; i < p->n; i++) {
         struct entry *e = p->entries[i];
-        if (e != except && droppable(e) && (!best || e->turn < best->turn)) best = e;
+        if (e != except && is_evictable(e) && (!best || e->turn < best->turn)) best = e;
     }
     return best;
 }
@@ -301,7 +301,7 @@ static size_t bytes_held(struct adapter_pool *p, const struct entry *except, siz
         if (!e->adapter || (e == except && !in_use(e->adapter))) continue;
         size_t bytes = adapter_bytes(e->adapter);
         all += bytes;
-        if (!droppable(e)) *fixed += bytes;
+        if (!is_evictable(e)) *fixed += bytes;
     }
     for (int i = 0; i < p->n_retired; i++) {
         size_t bytes = adapter_bytes(p->retired[i]);
@@ -313,7 +313,7 @@ static size_t bytes_held(struct adapter_pool *p, const struct entry *except, siz
 
 /* Drops others until `size` bytes more fit, in place of e's version (e may be NULL); drops none
  * when that cannot be. */
-static int room_make(struct adapter_pool *p, const struct entry *e, size_t size,
+static int evict_for(struct adapter_pool *p, const struct entry *e, size_t size,
                      struct error *err) {
     size_t max = p->o.max_bytes, fixed;
     if (max == 0) return OK;
@@ -328,7 +328,7 @@ static int room_make(struct adapter_pool *p, const struct entry *e, size_t size,
                          "pinned or nowhere else",
                          size, max, fixed);
     while (held > max - size) {
-        struct entry *drop = oldest(p, e);
+        struct entry *drop = lru_victim(p, e);
         CHECK(drop);
         held -= MIN(held, adapter_bytes(drop->adapter));
         adapter_release(drop->adapter);
@@ -344,7 +344,7 @@ static bool is_resident(const struct entry *e, const struct adapter *a) {
 
 static int staged_room(struct adapter_pool *p, const struct entry *e, const struct staged *s,
                        struct error *err) {
-    return is_resident(e, s->a) ? OK : room_make(p, e, adapter_bytes(s->a), err);
+    return is_resident(e, s->a) ? OK : evict_for(p, e, adapter_bytes(s->a), err);
 }
 
 static void problem_clear(struct entry *e) {
@@ -380,7 +380,7 @@ static int staged_load(struct adapter_pool *p, const char *path, const char *has
         return error_set(err, ERR_IO, "adapter '%s' changed while it was read", path);
     }
     if (p->o.serve_only && !s->a->overlay)
-        adapter_keep_pack(s->a, p->o.elem);
+        adapter_pack_only(s->a, p->o.elem);
     else
         adapter_pack(s->a, p->o.elem);
     return OK;
@@ -396,7 +396,7 @@ static int entry_refuse(struct entry *e, const struct stamps *now, struct error 
     if (err->code == ERR_IO) e->bad.young = true; // may pass without any change of the files
     if (!e->adapter) return err->code;
     if (news)
-        warn("adapter '%s' stays at version %llu: %s", e->name, (unsigned long long)e->version,
+        log_warn("adapter '%s' stays at version %llu: %s", e->name, (unsigned long long)e->version,
              err->text);
     return OK;
 }
@@ -407,7 +407,7 @@ static int entry_load(struct adapter_pool *p, struct entry *e, const struct stam
     struct staged s = {.stamps = *now};
     bool known = e->version > 0 && stamps_hold(&e->stamps, now);
     /* Room first, so that asking for it again and again costs no load. */
-    if (known && room_make(p, e, e->size, err) != OK) return err->code;
+    if (known && evict_for(p, e, e->size, err) != OK) return err->code;
     e->busy = true;
     e->loads++;
     p->loads++;

@@ -22,34 +22,34 @@ static const char *const prompts[] = {
     "def add(a, b):\n    return a + b\n\nprint(add(2, 3))",
 };
 
-static void random_ids(struct ids *out, int32_t vocab, uint32_t id) {
+static void random_ids(struct token_ids *out, int32_t vocab, uint32_t id) {
     struct rng rng = rng_make(7, RNG_TEST, id, 0);
-    for (int i = 0; i < RANDOM_TOKENS; i++) ids_add(out, (int32_t)rng_below(&rng, (uint32_t)vocab));
+    for (int i = 0; i < RANDOM_TOKENS; i++) token_ids_add(out, (int32_t)rng_below(&rng, (uint32_t)vocab));
 }
 
-static void prompt_ids(const struct model *m, int i, struct ids *out) {
+static void prompt_ids(const struct model *m, int i, struct token_ids *out) {
     if (m->tok)
-        tok_encode(m->tok, prompts[i], strlen(prompts[i]), TOK_BOS, out);
+        tokenizer_encode(m->tok, prompts[i], strlen(prompts[i]), TOKENIZER_ADD_BOS, out);
     else
         random_ids(out, m->config.vocab_size, (uint32_t)i);
     out->n = MIN(out->n, MIN(MAX_TOKENS, m->config.max_seq_len));
 }
 
 /* logits [n][V] of one prompt. */
-static void prompt_run(struct forward *f, const struct adapter *a, const struct ids *ids,
+static void prompt_run(struct forward *f, const struct adapter *a, const struct token_ids *ids,
                        float *logits) {
-    struct row rows[MAX_TOKENS];
+    struct batch_row rows[MAX_TOKENS];
     int32_t out[MAX_TOKENS];
     struct lora_part part;
-    struct segment seg = adapter_segment(a, 0, ids->n, &part);
+    struct lora_segment seg = adapter_lora_segment(a, 0, ids->n, &part);
     for (int32_t i = 0; i < ids->n; i++) {
-        rows[i] = (struct row){.token = ids->v[i], .pos = i};
+        rows[i] = (struct batch_row){.token = ids->v[i], .pos = i};
         out[i] = i;
     }
     forward_run(f, rows, ids->n, &seg, 1, out, ids->n, logits);
 }
 
-static double log_total(const float *logits, int32_t n) {
+static double logsumexp(const float *logits, int32_t n) {
     double sum = 0, max = -DBL_MAX;
     for (int32_t i = 0; i < n; i++) max = MAX(max, (double)logits[i]);
     for (int32_t i = 0; i < n; i++) sum += math_exp((double)logits[i] - max);
@@ -58,7 +58,7 @@ static double log_total(const float *logits, int32_t n) {
 
 /* KL(p ‖ q) of the softmaxes; rounding can leave less than nothing, which is 0. */
 static double kl(const float *p, const float *q, int32_t n) {
-    double zp = log_total(p, n), zq = log_total(q, n), sum = 0;
+    double zp = logsumexp(p, n), zq = logsumexp(q, n), sum = 0;
     for (int32_t i = 0; i < n; i++) {
         double lp = (double)p[i] - zp;
         sum += math_exp(lp) * (lp - ((double)q[i] - zq));
@@ -73,7 +73,7 @@ static int32_t top(const float *v, int32_t n) {
     return best;
 }
 
-static void divergence_add(struct divergence *d, const float *p, const float *q, int32_t n,
+static void divergence_add(struct kl_divergence *d, const float *p, const float *q, int32_t n,
                            int32_t vocab) {
     for (int32_t i = 0; i < n; i++, p += vocab, q += vocab) {
         double k = kl(p, q, vocab);
@@ -84,7 +84,7 @@ static void divergence_add(struct divergence *d, const float *p, const float *q,
     }
 }
 
-struct divergence adapter_divergence(const struct model *m, const struct adapter *a,
+struct kl_divergence adapter_kl_divergence(const struct model *m, const struct adapter *a,
                                      const struct model *m2, const struct adapter *a2,
                                      struct pool *pool) {
     int32_t vocab = m->config.vocab_size;
@@ -93,17 +93,17 @@ struct divergence adapter_divergence(const struct model *m, const struct adapter
     struct forward_options o = {
         .max_rows = MAX_TOKENS, .n_slots = 1, .slot_len = MAX_TOKENS, .pool = pool};
     struct forward *f = forward_new(m, &o), *f2 = forward_new(m2, &o);
-    struct divergence d = {0};
+    struct kl_divergence d = {0};
     CHECK(f && f2); // a few rows of one short sequence
     float *p = xmalloc(sizeof *p * MAX_TOKENS * (size_t)vocab * 2), *q = p + MAX_TOKENS * vocab;
     int n = m->tok ? (int)ARRAY_LEN(prompts) : RANDOM_PROMPTS;
     for (int i = 0; i < n; i++) {
-        struct ids ids = {0};
+        struct token_ids ids = {0};
         prompt_ids(m, i, &ids);
         prompt_run(f, a, &ids, p);
         prompt_run(f2, a2, &ids, q);
         divergence_add(&d, p, q, ids.n, vocab);
-        ids_release(&ids);
+        token_ids_release(&ids);
     }
     d.mean /= d.positions;
     d.same_top /= d.positions;

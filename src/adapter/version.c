@@ -29,7 +29,7 @@
 
 #define VERSION_NAME "version.json"
 
-static const char *const file_names[2] = {TENSORS_NAME, CONFIG_NAME};
+static const char *const file_names[2] = {PEFT_WEIGHTS_FILE, PEFT_CONFIG_FILE};
 
 struct versions {
     const char *dir;
@@ -63,8 +63,8 @@ static bool files_equal(const char *a_dir, const char *b_dir, const char *name) 
     char *a = path_join(a_dir, name), *b = path_join(b_dir, name);
     char hashes[2][HASH_LEN];
     struct error none;
-    bool equal = path_exists(a) && path_exists(b) && hash_file(a, hashes[0], &none) == OK &&
-                 hash_file(b, hashes[1], &none) == OK && strcmp(hashes[0], hashes[1]) == 0;
+    bool equal = path_exists(a) && path_exists(b) && sha256_file(a, hashes[0], &none) == OK &&
+                 sha256_file(b, hashes[1], &none) == OK && strcmp(hashes[0], hashes[1]) == 0;
     free(a);
     free(b);
     return equal;
@@ -72,11 +72,11 @@ static bool files_equal(const char *a_dir, const char *b_dir, const char *name) 
 
 /* Makes DIR's two files those of the version. Can be killed, and done again. */
 static int version_install(const struct versions *v, const char *hash, struct error *err) {
-    char *from = version_path(v, hash), *config = path_join(v->dir, CONFIG_NAME),
+    char *from = version_path(v, hash), *config = path_join(v->dir, PEFT_CONFIG_FILE),
          *aside = path_join(v->root, "replaced");
     int rc = file_write(v->installing, hash, strlen(hash), err);
-    if (rc == OK && path_exists(config) && !files_equal(from, v->dir, CONFIG_NAME))
-        rc = path_move(config, aside, err);
+    if (rc == OK && path_exists(config) && !files_equal(from, v->dir, PEFT_CONFIG_FILE))
+        rc = path_rename(config, aside, err);
     for (int i = 0; rc == OK && i < 2; i++)
         if (!files_equal(from, v->dir, file_names[i]))
             rc = file_copy(from, v->dir, file_names[i], err);
@@ -116,12 +116,12 @@ static int versions_open(struct versions *v, const char *dir, struct error *err)
 static int version_read(const struct versions *v, const char *hash, json_t **about,
                         struct error *err) {
     char *dir = version_path(v, hash), *path = path_join(dir, VERSION_NAME);
-    json_t *read = json_file(path, err);
+    json_t *read = json_parse_file(path, err);
     int rc = !read && (err->code == ERR_IO || err->code == ERR_MEMORY) ? err->code : OK;
     if (json_is_object(read))
         *about = json_incref(read);
     else if (rc == OK)
-        warn("version '%.12s' of '%s' is not counted: %s", hash, v->dir,
+        log_warn("version '%.12s' of '%s' is not counted: %s", hash, v->dir,
              read ? "its version.json is no object" : err->text);
     json_decref(read);
     free(dir);
@@ -147,7 +147,7 @@ static int by_number(const void *a, const void *b) {
 
 static bool is_current(const struct versions *v, const char *hash) {
     char *path = version_path(v, hash);
-    bool same = files_equal(path, v->dir, CONFIG_NAME) && files_equal(path, v->dir, TENSORS_NAME);
+    bool same = files_equal(path, v->dir, PEFT_CONFIG_FILE) && files_equal(path, v->dir, PEFT_WEIGHTS_FILE);
     free(path);
     return same;
 }
@@ -225,7 +225,7 @@ static int version_add(const struct versions *v, const struct adapter *a, const 
         for (int i = 0; rc == OK && from && i < 2; i++)
             rc = file_copy(from, v->tmp, file_names[i], err);
         if (rc == OK) rc = about_write(v->tmp, about, err);
-        if (rc == OK) rc = path_move(v->tmp, path, err);
+        if (rc == OK) rc = path_rename(v->tmp, path, err);
         if (rc != OK) dir_delete(v->tmp);
     }
     json_decref(about);
@@ -371,7 +371,7 @@ json_t *adapter_versions(const char *dir, struct error *err) {
     return list;
 }
 
-int adapter_set_aside(const struct adapter *a, const char *dir, const char *base,
+int adapter_save_rejected(const struct adapter *a, const char *dir, const char *base,
                       const json_t *notes, char **where, struct error *err) {
     char *name = xasprintf("rejected-%.8s", a->hash), *path = path_join(dir, name);
     json_t *about = version_about(a, 0, "", notes);

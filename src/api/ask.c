@@ -20,19 +20,19 @@
 enum { MAX_QUESTION = 1 << 16, MAX_ID = 128, KEY_CONVERSATIONS = 256 };
 static const int64_t ALL_CONVERSATIONS = (int64_t)1 << 30; /* bytes of their file */
 
-struct asking {
-    struct asking *next; /* of those with a conversation, under the server's lock */
+struct ask_task {
+    struct ask_task *next; /* of those with a conversation, under the server's lock */
     struct server *s;
-    struct live *live;
+    struct async_reply *live;
     char *question, *conversation; /* the latter NULL: nothing is remembered */
-    struct target target;
+    struct model_ref target;
     struct workflow *workflow;
     struct pipeline_options o;
-    struct speaker speaker;
-    struct asker inner;
+    struct engine_client speaker;
+    struct llm_client inner;
     struct store *store;
     json_t *entries; /* of the board, as they were written */
-    struct usage cost;
+    struct token_usage cost;
 };
 
 static double now(void *ctx) {
@@ -43,14 +43,14 @@ static double now(void *ctx) {
 /* asking */
 
 /* Everybody speaks with the model that was asked for. */
-static int batch_run(void *ctx, struct request *reqs, int n, struct error *err) {
-    struct asking *a = ctx;
-    for (int i = 0; i < n; i++) target_apply(&a->target, &reqs[i]);
-    return batcher_run(a->s->batcher, reqs, n, live_stop(a->live), err);
+static int batch_run(void *ctx, struct engine_request *reqs, int n, struct error *err) {
+    struct ask_task *a = ctx;
+    for (int i = 0; i < n; i++) model_ref_apply(&a->target, &reqs[i]);
+    return batcher_run(a->s->batcher, reqs, n, async_reply_stop_flag(a->live), err);
 }
 
-static int ask(void *ctx, struct call *calls, int n, struct error *err) {
-    struct asking *a = ctx;
+static int ask(void *ctx, struct llm_call *calls, int n, struct error *err) {
+    struct ask_task *a = ctx;
     int rc = a->inner.ask(a->inner.ctx, calls, n, err);
     for (int i = 0; rc == OK && i < n; i++) {
         a->cost.prompt += calls[i].n_prefilled;
@@ -62,13 +62,13 @@ static int ask(void *ctx, struct call *calls, int n, struct error *err) {
 /* what is told */
 
 static void step_told(void *ctx, const char *role, int iteration, int n) {
-    struct asking *a = ctx;
-    live_tell(a->live, "step",
+    struct ask_task *a = ctx;
+    async_reply_event(a->live, "step",
               json_pack("{s:s,s:i,s:i}", "role", role, "iteration", iteration, "agents", n));
 }
 
 /* Whose words they are, and what these answer. */
-static void speaker_told(json_t *entry, const struct call *c, int iteration) {
+static void speaker_told(json_t *entry, const struct llm_call *c, int iteration) {
     json_t *messages = json_array();
     for (int i = 0; i < c->n_messages; i++)
         json_array_append_new(messages, json_pack("{s:s,s:s}", "role", c->messages[i].role,
@@ -81,32 +81,32 @@ static void speaker_told(json_t *entry, const struct call *c, int iteration) {
     if (c->failed) json_object_set_new(entry, "failed", json_string(c->failed));
 }
 
-static void entry_told(void *ctx, const json_t *written, const struct call *c, int iteration) {
-    struct asking *a = ctx;
+static void entry_told(void *ctx, const json_t *written, const struct llm_call *c, int iteration) {
+    struct ask_task *a = ctx;
     json_t *entry = json_copy((json_t *)(uintptr_t)written);
-    json_object_set_new(entry, "seq", json_integer(blackboard_last(a->o.board)));
+    json_object_set_new(entry, "seq", json_integer(blackboard_last_seq(a->o.board)));
     if (c) speaker_told(entry, c, iteration);
     json_array_append(a->entries, entry);
-    live_tell(a->live, "entry", entry);
+    async_reply_event(a->live, "entry", entry);
 }
 
 /* the answer */
 
-static json_t *roles_json(const struct asking *a, const struct pipeline_answer *out,
+static json_t *roles_json(const struct ask_task *a, const struct pipeline_answer *out,
                           enum language lang, int type) {
     json_t *list = json_array();
     for (int i = 0; type >= 0 && i < a->o.agents && out->names[i]; i++)
         json_array_append_new(list,
                               json_pack("{s:s,s:s}", "name", out->names[i], "description",
-                                        role_get((enum question_type)type, lang, i).description));
+                                        agent_role_get((enum question_type)type, lang, i).description));
     return list;
 }
 
-static json_t *answer_json(const struct asking *a, const struct pipeline_answer *out) {
+static json_t *answer_json(const struct ask_task *a, const struct pipeline_answer *out) {
     const char *type =
         json_string_value(blackboard_read(a->o.board, BOARD_QUESTION_TYPE)); // none: no team was
     enum language lang =
-        a->o.language < 0 ? language_of(a->question) : (enum language)a->o.language;
+        a->o.language < 0 ? language_detect(a->question) : (enum language)a->o.language;
     return json_pack("{s:s,s:s,s:s*,s:s,s:s*,s:o,s:O,s:{s:I,s:I,s:I}}", "answer", out->text,
                      "source", answer_source_names[out->source], "why", out->why, "language",
                      language_names[lang], "role_type", type, "roles",
@@ -118,7 +118,7 @@ static json_t *answer_json(const struct asking *a, const struct pipeline_answer 
 
 /* A key has its last KEY_CONVERSATIONS; the one that was used longest ago is forgotten for a new
  * one. `list` is its conversations, the last one used at the end. */
-static int conversation_touch(struct asking *a, json_t *list, struct error *err) {
+static int conversation_touch(struct ask_task *a, json_t *list, struct error *err) {
     size_t n = json_array_size(list);
     for (size_t i = 0; i < n; i++)
         if (strcmp(json_string_value(json_array_get(list, i)), a->conversation) == 0) {
@@ -133,13 +133,13 @@ static int conversation_touch(struct asking *a, json_t *list, struct error *err)
     return rc;
 }
 
-static int conversation_admit(struct asking *a, struct error *err) {
+static int conversation_admit(struct ask_task *a, struct error *err) {
     char *key = xstrndup(a->conversation, strcspn(a->conversation, "/"));
     int rc = store_begin(a->store, err);
     bool begun = rc == OK;
     json_t *list = begun ? store_document_get(a->store, "conversations", key, err) : NULL;
     if (begun && !list) rc = err->code == ERR_MISSING ? OK : err->code;
-    if (rc == OK && !json_is_texts(list)) {
+    if (rc == OK && !json_is_string_array(list)) {
         json_decref(list);
         list = json_array();
     }
@@ -152,7 +152,7 @@ static int conversation_admit(struct asking *a, struct error *err) {
     return rc;
 }
 
-static int board_open(struct asking *a, struct error *err) {
+static int board_open(struct ask_task *a, struct error *err) {
     const struct blackboard_options board = {.name = "ask", .clock = now};
     if (!(a->o.board = blackboard_open(&board, err))) return err->code;
     if (!a->conversation) return OK;
@@ -164,36 +164,36 @@ static int board_open(struct asking *a, struct error *err) {
     return a->o.memory ? OK : err->code;
 }
 
-static json_t *answer(struct live *l, void *ctx, struct error *err) {
-    struct asking *a = ctx;
+static json_t *answer(struct async_reply *l, void *ctx, struct error *err) {
+    struct ask_task *a = ctx;
     struct pipeline_answer out = {0};
     json_t *v = NULL;
     a->live = l;
     a->speaker =
-        (struct speaker){.engine = a->s->e, .model = a->s->m, .run = batch_run, .run_ctx = a};
-    a->inner = speaker_asker(&a->speaker);
-    for (int i = 0; i < N_STAGES; i++) a->o.stage[i].asker = (struct asker){a, ask};
+        (struct engine_client){.engine = a->s->e, .model = a->s->m, .run = batch_run, .run_ctx = a};
+    a->inner = engine_client_as_llm(&a->speaker);
+    for (int i = 0; i < PIPELINE_N_STAGES; i++) a->o.stage[i].asker = (struct llm_client){a, ask};
     if (board_open(a, err) == OK) {
         if (pipeline_run(&a->o, a->question, &out, err) == OK) v = answer_json(a, &out);
-        live_spent(l, &a->cost);
+        async_reply_add_usage(l, &a->cost);
         pipeline_answer_release(&out);
     }
     return v;
 }
 
 static void asking_free(void *ctx) {
-    struct asking *a = ctx;
+    struct ask_task *a = ctx;
     struct server *s = a->s;
     conversation_close(a->o.memory);
     pthread_mutex_lock(&s->lock);
-    struct asking **at = &s->askings;
+    struct ask_task **at = &s->askings;
     while (*at && *at != a) at = &(*at)->next;
     if (*at) *at = a->next;
     pthread_mutex_unlock(&s->lock);
     blackboard_close(a->o.board);
     store_close(a->store);
     workflow_free(a->workflow);
-    target_release(&a->target);
+    model_ref_release(&a->target);
     json_decref(a->entries);
     free(a->question);
     free(a->conversation);
@@ -207,7 +207,7 @@ static int word_read(const json_t *body, const char *key, const char *const *wor
                      struct error *err) {
     const char *text = "auto";
     struct buf all = {0};
-    if (field_text(body, key, &text, err) != OK) return err->code;
+    if (json_read_string(body, key, &text, err) != OK) return err->code;
     for (int i = -1; i < n; i++) {
         const char *word = i < 0 ? "auto" : words[i];
         buf_printf(&all, "%s%s", i < 0 ? "" : ", ", word);
@@ -221,11 +221,11 @@ static int word_read(const json_t *body, const char *key, const char *const *wor
     return err->code;
 }
 
-static int texts_read(struct asking *a, const struct exchange *x, const json_t *body,
+static int texts_read(struct ask_task *a, const struct exchange *x, const json_t *body,
                       struct error *err) {
-    const char *question = "", *id = NULL, *key = exchange_key(x);
-    if (field_text(body, "question", &question, err) != OK ||
-        field_name(body, "conversation", &id, err) != OK)
+    const char *question = "", *id = NULL, *key = exchange_key_id(x);
+    if (json_read_string(body, "question", &question, err) != OK ||
+        json_read_name(body, "conversation", &id, err) != OK)
         return err->code;
     if (!*question || strlen(question) > MAX_QUESTION)
         return error_set(err, ERR_USAGE, "'question' must be of 1 to %d bytes", MAX_QUESTION);
@@ -237,20 +237,20 @@ static int texts_read(struct asking *a, const struct exchange *x, const json_t *
 }
 
 /* What is not said is as 'shoal ask' has it. */
-static int options_read(struct asking *a, const json_t *body, struct error *err) {
+static int options_read(struct ask_task *a, const json_t *body, struct error *err) {
     const char *types[N_QUESTION_TYPES + 1];
     int64_t agents = 3, iterations = 2, seed = 1, max_tokens = 0;
     struct pipeline_options *o = &a->o;
     for (int i = 0; i < N_QUESTION_TYPES; i++) types[i] = question_type_names[i];
     types[N_QUESTION_TYPES] = "model";
-    if (field_int(body, "agents", 1, TEAM_MAX - 2, &agents, err) != OK ||
-        field_int(body, "iterations", 1, 16, &iterations, err) != OK ||
-        field_int(body, "seed", 0, INT64_MAX, &seed, err) != OK ||
-        field_int(body, "max_tokens", 0, 65536, &max_tokens, err) != OK ||
+    if (json_read_int(body, "agents", 1, TEAM_MAX - 2, &agents, err) != OK ||
+        json_read_int(body, "iterations", 1, 16, &iterations, err) != OK ||
+        json_read_int(body, "seed", 0, INT64_MAX, &seed, err) != OK ||
+        json_read_int(body, "max_tokens", 0, 65536, &max_tokens, err) != OK ||
         word_read(body, "role_type", types, N_QUESTION_TYPES + 1, &o->type, err) != OK ||
         word_read(body, "language", language_names, N_LANGUAGES, &o->language, err) != OK)
         return err->code;
-    if (o->type == N_QUESTION_TYPES) o->type = TYPE_ASKED;
+    if (o->type == N_QUESTION_TYPES) o->type = QUESTION_TYPE_BY_MODEL;
     if (!(a->workflow = workflow_open("panel", err))) return err->code;
     o->workflow = a->workflow;
     o->agents = (int)agents;
@@ -260,8 +260,8 @@ static int options_read(struct asking *a, const json_t *body, struct error *err)
     return OK;
 }
 
-static struct asking *asking_new(struct server *s) {
-    struct asking *a = xcalloc(1, sizeof *a);
+static struct ask_task *asking_new(struct server *s) {
+    struct ask_task *a = xcalloc(1, sizeof *a);
     a->s = s;
     a->entries = json_array();
     a->o = (struct pipeline_options){.summary = true,
@@ -271,18 +271,18 @@ static struct asking *asking_new(struct server *s) {
                                      .progress_ctx = a,
                                      .wrote = entry_told,
                                      .wrote_ctx = a};
-    a->o.stage[STAGE_SUMMARY].temperature = 0.3f;
-    a->o.stage[STAGE_OUTPUT].temperature = 0.7f;
+    a->o.stage[PIPELINE_SUMMARY].temperature = 0.3f;
+    a->o.stage[PIPELINE_OUTPUT].temperature = 0.7f;
     return a;
 }
 
 /* False: a question is being answered in that conversation. */
-static bool conversation_claim(struct asking *a) {
+static bool conversation_claim(struct ask_task *a) {
     struct server *s = a->s;
     bool mine = true;
     if (!a->conversation) return true;
     pthread_mutex_lock(&s->lock);
-    for (const struct asking *o = s->askings; o; o = o->next)
+    for (const struct ask_task *o = s->askings; o; o = o->next)
         mine = mine && strcmp(o->conversation, a->conversation) != 0;
     if (mine) {
         a->next = s->askings;
@@ -292,24 +292,24 @@ static bool conversation_claim(struct asking *a) {
     return mine;
 }
 
-static int asking_read(struct asking *a, const struct exchange *x, const json_t *body, bool *stream,
+static int asking_read(struct ask_task *a, const struct exchange *x, const json_t *body, bool *stream,
                        struct error *err) {
     const char *model = NULL;
-    if (field_bool(body, "stream", stream, err) != OK ||
-        field_text(body, "model", &model, err) != OK || texts_read(a, x, body, err) != OK ||
+    if (json_read_bool(body, "stream", stream, err) != OK ||
+        json_read_string(body, "model", &model, err) != OK || texts_read(a, x, body, err) != OK ||
         options_read(a, body, err) != OK)
         return err->code;
-    return target_find(a->s, model, &a->target, err);
+    return model_ref_resolve(a->s, model, &a->target, err);
 }
 
 /* What is written on the board, with what each agent was asked, is told and kept for the reply. */
-static int board_reserve(const struct asking *a, struct exchange *x, struct error *err) {
+static int board_reserve(const struct ask_task *a, struct exchange *x, struct error *err) {
     size_t turns = (size_t)(a->o.agents + 3) * (size_t)(a->o.iterations + 1),
            words = (size_t)engine_max_len(a->s->e) * a->s->piece_bytes;
-    return request_reserve(a->s, x, turns * (4 * words + 4096), err);
+    return request_memory_reserve(a->s, x, turns * (4 * words + 4096), err);
 }
 
-static bool conversations_full(const struct asking *a) {
+static bool conversations_full(const struct ask_task *a) {
     static const char *const ends[] = {"", "-wal"};
     int64_t bytes = 0;
     for (size_t i = 0; a->conversation && i < ARRAY_LEN(ends); i++) {
@@ -322,11 +322,11 @@ static bool conversations_full(const struct asking *a) {
 }
 
 static void ask_handle(void *ctx, struct exchange *x) {
-    struct asking *a = asking_new(ctx);
-    const struct live_work work = {answer, asking_free, a};
+    struct ask_task *a = asking_new(ctx);
+    const struct async_reply_work work = {answer, asking_free, a};
     struct error err;
     bool stream = false;
-    json_t *body = request_json(ctx, x, &err);
+    json_t *body = request_memory_json(ctx, x, &err);
     int rc = body ? asking_read(a, x, body, &stream, &err) : err.code;
     json_decref(body);
     if (rc == OK) rc = board_reserve(a, x, &err);
@@ -339,7 +339,7 @@ static void ask_handle(void *ctx, struct exchange *x) {
         return;
     }
     if (rc == OK && conversation_claim(a)) {
-        live_start(a->s, x, stream, &work);
+        async_reply_start(a->s, x, stream, &work);
         return;
     }
     if (rc == OK)
@@ -350,8 +350,8 @@ static void ask_handle(void *ctx, struct exchange *x) {
     asking_free(a);
 }
 
-static const struct route routes[] = {
-    {"POST", "/v1/ask", CHAT, ask_handle},
+static const struct http_route routes[] = {
+    {"POST", "/v1/ask", SCOPE_CHAT, ask_handle},
     {0},
 };
 

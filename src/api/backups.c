@@ -16,8 +16,8 @@
 enum { N_ROOTS = 3 };
 
 /* What is kept of this server: its state, the runs, and the folder of adapters where it has one. */
-static struct backup_place place_of(struct server *s, struct backup_root roots[N_ROOTS]) {
-    struct backup_place p = {.to = s->backups, .roots = roots, .staged = keys_restore};
+static struct backup_options place_of(struct server *s, struct backup_root roots[N_ROOTS]) {
+    struct backup_options p = {.to = s->backups, .roots = roots, .staged = keys_restore};
     roots[p.n_roots++] = (struct backup_root){"state", s->o->state_dir};
     roots[p.n_roots++] = (struct backup_root){"runs", s->o->runs};
     if (s->o->adapter_dir) roots[p.n_roots++] = (struct backup_root){"adapters", s->o->adapter_dir};
@@ -83,11 +83,11 @@ static json_t *work_json(struct server *s) {
 static void list_handle(void *ctx, struct exchange *x) {
     struct server *s = ctx;
     struct error err;
-    json_t *list = backup_list(s->backups, &err), *mark = backup_marked(s->backups);
+    json_t *list = backup_list(s->backups, &err), *mark = backup_restore_scheduled(s->backups);
     if (list)
         exchange_reply_json(x, 200,
                             json_pack("{s:o,s:o,s:o,s:o}", "backups", list, "folder",
-                                      json_path(s->backups), "working", work_json(s), "restore",
+                                      json_from_path(s->backups), "working", work_json(s), "restore",
                                       mark ? mark : json_null()));
     else
         json_decref(mark), fail(x, &err);
@@ -96,24 +96,24 @@ static void list_handle(void *ctx, struct exchange *x) {
 static void make_handle(void *ctx, struct exchange *x) {
     struct server *s = ctx;
     struct backup_root roots[N_ROOTS];
-    struct backup_place p = place_of(s, roots);
+    struct backup_options p = place_of(s, roots);
     struct error err;
     json_t *v = NULL;
     p.told = told;
     p.ctx = s;
     if (work_begin(s, "backup", &err)) {
-        v = backup_make(&p, &err);
+        v = backup_create(&p, &err);
         work_end(s);
     }
     reply(x, 201, v, &err);
 }
 
 static void check(struct server *s, struct exchange *x, const char *id) {
-    struct backup_place p = {.to = s->backups, .told = told, .ctx = s};
+    struct backup_options p = {.to = s->backups, .told = told, .ctx = s};
     struct error err;
     json_t *v = NULL;
     if (work_begin(s, "check", &err)) {
-        v = backup_check(&p, id, &err);
+        v = backup_verify(&p, id, &err);
         work_end(s);
     }
     reply(x, 200, v, &err);
@@ -121,13 +121,13 @@ static void check(struct server *s, struct exchange *x, const char *id) {
 
 static void restore(struct server *s, struct exchange *x, const char *id) {
     struct backup_root roots[N_ROOTS];
-    struct backup_place p = place_of(s, roots);
+    struct backup_options p = place_of(s, roots);
     struct error err;
     json_t *v = NULL;
     p.told = told;
     p.ctx = s;
     if (work_begin(s, "restore", &err)) {
-        if (backup_mark(&p, id, &err) == OK) v = backup_marked(s->backups);
+        if (backup_restore_schedule(&p, id, &err) == OK) v = backup_restore_scheduled(s->backups);
         work_end(s);
     }
     reply(x, 202, v, &err);
@@ -135,7 +135,7 @@ static void restore(struct server *s, struct exchange *x, const char *id) {
 
 /* "ID/check" → its two parts; the second may be missing. */
 static const char *rest_split(const struct exchange *x, char id[BACKUP_ID_LEN + 1]) {
-    const char *rest = exchange_rest(x), *slash = strchrnul(rest, '/');
+    const char *rest = exchange_wildcard(x), *slash = strchrnul(rest, '/');
     snprintf(id, BACKUP_ID_LEN + 1, "%.*s", (int)MIN(slash - rest, BACKUP_ID_LEN), rest);
     return *slash ? slash + 1 : "";
 }
@@ -158,7 +158,7 @@ static void delete_handle(void *ctx, struct exchange *x) {
     struct error err;
     json_t *v = NULL;
     if (strcmp(what, "restore") == 0) {
-        if (backup_unmark(s->backups, id, &err) == OK)
+        if (backup_restore_cancel(s->backups, id, &err) == OK)
             v = json_pack("{s:s,s:b}", "id", id, "restore", 0);
     } else if (*what) {
         error_set(&err, ERR_MISSING, "of a backup there is 'restore' to cancel");
@@ -169,11 +169,11 @@ static void delete_handle(void *ctx, struct exchange *x) {
     reply(x, 200, v, &err);
 }
 
-static const struct route routes[] = {
-    {"GET", "/v1/backups", ADMIN, list_handle},
-    {"POST", "/v1/backups", ADMIN, make_handle},
-    {"POST", "/v1/backups/*", ADMIN, act_handle},
-    {"DELETE", "/v1/backups/*", ADMIN, delete_handle},
+static const struct http_route routes[] = {
+    {"GET", "/v1/backups", SCOPE_ADMIN, list_handle},
+    {"POST", "/v1/backups", SCOPE_ADMIN, make_handle},
+    {"POST", "/v1/backups/*", SCOPE_ADMIN, act_handle},
+    {"DELETE", "/v1/backups/*", SCOPE_ADMIN, delete_handle},
     {0},
 };
 
@@ -181,8 +181,8 @@ static void restored_note(const json_t *v) {
     const char *name;
     json_t *root;
     json_object_foreach (json_object_get(v, "roots"), name, root) {
-        const char *before = json_text_at(root, "before");
-        note("'%s' is as in backup '%s'%s%s", json_text_at(root, "path"), json_text_at(v, "id"),
+        const char *before = json_get_string(root, "before");
+        log_info("'%s' is as in backup '%s'%s%s", json_get_string(root, "path"), json_get_string(v, "id"),
              *before ? "; what was there is in " : "", before);
     }
 }
@@ -191,9 +191,9 @@ static void restored_note(const json_t *v) {
 static int backups_restore(struct server *s, struct error *err) {
     struct backup_root roots[N_ROOTS];
     const char *state = s->o->state_dir;
-    s->backups = s->o->backups ? xstrdup(s->o->backups) : path_beside(state, "backups");
-    struct backup_place p = place_of(s, roots);
-    json_t *v = backup_resume(&p, err);
+    s->backups = s->o->backups ? xstrdup(s->o->backups) : path_relative_to(state, "backups");
+    struct backup_options p = place_of(s, roots);
+    json_t *v = backup_restore_run_scheduled(&p, err);
     if (!v && err->code != OK) return err->code;
     if (v) restored_note(v);
     json_decref(v);

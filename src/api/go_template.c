@@ -296,7 +296,7 @@ json_t *go_template_variables(const json_t *messages) {
     const json_t *m;
     size_t i;
     json_array_foreach (messages, i, m) {
-        const char *role = json_text_at(m, "role"), *text = json_text_at(m, "content");
+        const char *role = json_get_string(m, "role"), *text = json_get_string(m, "content");
         bool system = strcmp(role, "system") == 0, answer = strcmp(role, "assistant") == 0;
         bool said = turn.prompt.len || turn.response.len;
         if ((system && said) || (!answer && turn.response.len))

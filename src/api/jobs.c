@@ -25,8 +25,8 @@
 enum { JOBS_TOLD = 16 }; /* whose figures are metrics, beside those that run */
 
 /* Who watches a job. */
-struct watcher {
-    struct watcher *next, *prev; /* in the server's list, under its lock */
+struct job_event_stream {
+    struct job_event_stream *next, *prev; /* in the server's list, under its lock */
     struct server *s;
     struct exchange *x;
     char id[JOB_ID_LEN];
@@ -43,29 +43,29 @@ static bool is_over(const char *state) {
 static void event_add(struct buf *out, const json_t *e) {
     char *text = json_dumps(e, JSON_COMPACT | JSON_REAL_PRECISION(9));
     CHECK(text != NULL);
-    buf_printf(out, "id: %lld\nevent: %s\ndata: %s\n\n", (long long)json_number_at(e, "seq"),
-               json_text_at(e, "type"), text);
+    buf_printf(out, "id: %lld\nevent: %s\ndata: %s\n\n", (long long)json_get_number(e, "seq"),
+               json_get_string(e, "type"), text);
     free(text);
 }
 
-static enum pulled watcher_pull(void *ctx, struct buf *out) {
-    struct watcher *w = ctx;
+static enum stream_status watcher_pull(void *ctx, struct buf *out) {
+    struct job_event_stream *w = ctx;
     struct error err;
     json_t *events = jobs_events(w->s->jobs, w->id, w->after, &err), *e;
     bool over = !events; // deleted
     size_t i;
     json_array_foreach (events, i, e) {
         event_add(out, e);
-        w->after = (int64_t)json_number_at(e, "seq");
-        if (strcmp(json_text_at(e, "type"), "state") == 0) over = is_over(json_text_at(e, "state"));
+        w->after = (int64_t)json_get_number(e, "seq");
+        if (strcmp(json_get_string(e, "type"), "state") == 0) over = is_over(json_get_string(e, "state"));
     }
     json_decref(events);
     if (over) buf_puts(out, "event: end\ndata: {}\n\n");
-    return over ? PULL_END : out->len ? PULL_MORE : PULL_WAIT;
+    return over ? STREAM_END : out->len ? STREAM_MORE : STREAM_WAIT;
 }
 
 static void watcher_close(void *ctx, bool finished) {
-    struct watcher *w = ctx;
+    struct job_event_stream *w = ctx;
     (void)finished;
     pthread_mutex_lock(&w->s->lock);
     if (w->next) w->next->prev = w->prev;
@@ -78,8 +78,8 @@ static void watcher_close(void *ctx, bool finished) {
 static void watch(struct server *s, struct exchange *x, const char *id) {
     const char *after = exchange_query(x, "after");
     if (!after) after = exchange_header(x, "Last-Event-ID");
-    struct watcher *w = xcalloc(1, sizeof *w);
-    *w = (struct watcher){
+    struct job_event_stream *w = xcalloc(1, sizeof *w);
+    *w = (struct job_event_stream){
         .s = s, .x = exchange_retain(x), .after = after ? strtoll(after, NULL, 10) : 0};
     snprintf(w->id, sizeof w->id, "%s", id);
     pthread_mutex_lock(&s->lock);
@@ -102,7 +102,7 @@ static char *out_folder(const struct server *s) {
 static int place_check(struct server *s, const char *name, const char *path, bool any,
                        struct error *err) {
     int n, rc = OK;
-    struct listed *v = server_adapters(s, &n);
+    struct adapter_entry *v = server_adapters(s, &n);
     for (int i = 0; i < n && !any && rc == OK; i++)
         if (strcmp(v[i].name, name) == 0 && (!v[i].path || strcmp(v[i].path, path) != 0))
             rc = error_set(err, ERR_STATE,
@@ -120,19 +120,19 @@ static void results_publish(void *ctx) {
     json_t *list = jobs_list(s->jobs), *job;
     size_t i;
     json_array_foreach (list, i, job) {
-        const char *id = json_text_at(job, "id");
-        char *path = xstrdup(json_text_at(json_object_get(job, "options"), "out"));
+        const char *id = json_get_string(job, "id");
+        char *path = xstrdup(json_get_string(json_object_get(job, "options"), "out"));
         char *config = path_join(path, "adapter_config.json");
         const char *slash = strrchr(path, '/');
         struct error err;
         pthread_mutex_lock(&s->lock);
-        bool news = strcmp(json_text_at(job, "state"), "done") == 0 && *path && slash &&
+        bool news = strcmp(json_get_string(job, "state"), "done") == 0 && *path && slash &&
                     path_exists(config) && !json_object_get(s->published, id) &&
                     json_object_set_new(s->published, id, json_true()) == 0;
         pthread_mutex_unlock(&s->lock);
         if (news && (place_check(s, slash + 1, path, jobs_may_replace(s->jobs, id), &err) != OK ||
                      server_adapter_load(s, slash + 1, path, true, &err) != OK))
-            warn("what job %s has made cannot be served: %s", id, err.text);
+            log_warn("what job %s has made cannot be served: %s", id, err.text);
         free(config);
         free(path);
     }
@@ -144,9 +144,9 @@ static void results_publish(void *ctx) {
 static void jobs_changed(void *ctx) {
     struct server *s = ctx;
     pthread_mutex_lock(&s->lock);
-    for (struct watcher *w = s->watchers; w; w = w->next) exchange_wake(w->x);
+    for (struct job_event_stream *w = s->watchers; w; w = w->next) exchange_wake(w->x);
     if (!s->closing && s->http && !__atomic_exchange_n(&s->publishing, true, __ATOMIC_ACQ_REL))
-        http_work(s->http, results_publish, s);
+        http_run_in_worker(s->http, results_publish, s);
     pthread_mutex_unlock(&s->lock);
 }
 
@@ -158,7 +158,7 @@ static int served_check(struct server *s, const json_t *request, bool any, struc
     static const char *const names[] = {"out", "output-dir", "output_dir"};
     int rc = OK;
     for (size_t i = 0; rc == OK && i < ARRAY_LEN(names); i++) {
-        const char *name = json_text_at(options, names[i]);
+        const char *name = json_get_string(options, names[i]);
         char *folder = out_folder(s), *path = path_join(folder, name);
         if (*name) rc = place_check(s, name, path, any, err);
         free(path);
@@ -169,7 +169,7 @@ static int served_check(struct server *s, const json_t *request, bool any, struc
 
 /* A key that may manage adapters may replace them; so may a caller of a server without keys. */
 static bool may_replace(struct server *s, const char *key) {
-    return !key || keys_scopes(s->keys, key) & KEY_ADMIN;
+    return !key || keys_scopes(s->keys, key) & KEY_SCOPE_ADMIN;
 }
 
 static void fail(struct exchange *x, const struct error *err, const char *param) {
@@ -198,11 +198,11 @@ static void start_handle(void *ctx, struct exchange *x) {
     char id[JOB_ID_LEN];
     struct error err;
     struct job_caller by = {.repeat = exchange_header(x, "Idempotency-Key"),
-                            .owner = exchange_key(x),
-                            .any = may_replace(s, exchange_key(x))};
-    json_t *request = request_json(s, x, &err);
+                            .owner = exchange_key_id(x),
+                            .any = may_replace(s, exchange_key_id(x))};
+    json_t *request = request_memory_json(s, x, &err);
     int rc = request ? served_check(s, request, by.any, &err) : err.code;
-    if (rc == OK) rc = jobs_start(s->jobs, request, &by, id, &err);
+    if (rc == OK) rc = jobs_submit(s->jobs, request, &by, id, &err);
     if (rc == OK)
         job_reply(s, x, 201, id);
     else
@@ -230,7 +230,7 @@ static void file_reply(struct server *s, struct exchange *x, const char *id, con
 
 static void series_reply(struct server *s, struct exchange *x, const char *id) {
     struct error err;
-    json_t *v = jobs_series(s->jobs, id, &err);
+    json_t *v = jobs_metrics(s->jobs, id, &err);
     if (v)
         exchange_reply_json(x, 200, v);
     else
@@ -239,7 +239,7 @@ static void series_reply(struct server *s, struct exchange *x, const char *id) {
 
 /* "job-1/events" → its two parts; the second may be missing. */
 static bool rest_split(const struct exchange *x, char id[JOB_ID_LEN], const char **what) {
-    const char *rest = exchange_rest(x), *slash = strchrnul(rest, '/');
+    const char *rest = exchange_wildcard(x), *slash = strchrnul(rest, '/');
     snprintf(id, JOB_ID_LEN, "%.*s", (int)MIN(slash - rest, JOB_ID_LEN - 1), rest);
     *what = *slash ? slash + 1 : "";
     return slash - rest < JOB_ID_LEN;
@@ -252,7 +252,7 @@ static void job_handle(void *ctx, struct exchange *x) {
     struct error err;
     json_t *job = rest_split(x, id, &what) ? jobs_get(s->jobs, id, &err) : NULL;
     if (!job)
-        api_fail(x, 404, NULL, NULL, "job_not_found", "there is no job '%.40s'", exchange_rest(x));
+        api_fail(x, 404, NULL, NULL, "job_not_found", "there is no job '%.40s'", exchange_wildcard(x));
     else if (!*what)
         exchange_reply_json(x, 200, json_incref(job));
     else if (strcmp(what, "events") == 0)
@@ -293,16 +293,16 @@ static void act_handle(void *ctx, struct exchange *x) {
 static void delete_handle(void *ctx, struct exchange *x) {
     struct server *s = ctx;
     struct error err;
-    if (jobs_delete(s->jobs, exchange_rest(x), &err) == OK)
-        exchange_reply_json(x, 200, json_pack("{s:s,s:b}", "id", exchange_rest(x), "deleted", 1));
+    if (jobs_delete(s->jobs, exchange_wildcard(x), &err) == OK)
+        exchange_reply_json(x, 200, json_pack("{s:s,s:b}", "id", exchange_wildcard(x), "deleted", 1));
     else
         fail(x, &err, NULL);
 }
 
-static const struct route routes[] = {
-    {"POST", "/v1/jobs", JOBS, start_handle},      {"GET", "/v1/jobs", JOBS, list_handle},
-    {"GET", "/v1/jobs/*", JOBS, job_handle},       {"POST", "/v1/jobs/*", JOBS, act_handle},
-    {"DELETE", "/v1/jobs/*", JOBS, delete_handle}, {0},
+static const struct http_route routes[] = {
+    {"POST", "/v1/jobs", SCOPE_JOBS, start_handle},      {"GET", "/v1/jobs", SCOPE_JOBS, list_handle},
+    {"GET", "/v1/jobs/*", SCOPE_JOBS, job_handle},       {"POST", "/v1/jobs/*", SCOPE_JOBS, act_handle},
+    {"DELETE", "/v1/jobs/*", SCOPE_JOBS, delete_handle}, {0},
 };
 
 /* the server's */
@@ -321,7 +321,7 @@ static char *input_find(void *ctx, const char *path, bool database, struct error
         return NULL;
     }
     char *found = s->o->find && *path != '/' ? s->o->find(path) : xstrdup(path);
-    char *real = job_paths_input(s->job_paths, found, database, err);
+    char *real = job_paths_resolve(s->job_paths, found, database, err);
     free(found);
     return real;
 }
@@ -338,7 +338,7 @@ static bool is_work(const char *dir) {
 /* Those that were named at the start; what is in the server's state has its own rules. */
 static void allow_adapters(struct server *s) {
     int n;
-    struct listed *v = server_adapters(s, &n);
+    struct adapter_entry *v = server_adapters(s, &n);
     char *state = realpath(s->o->state_dir, NULL);
     size_t len = state ? strlen(state) : 0;
     for (int i = 0; i < n; i++) {
@@ -365,8 +365,8 @@ static char *checkout_find(const struct server *s) {
 
 static void inputs_allow(struct server *s) {
     struct job_paths *p = s->job_paths;
-    char *work = realpath(".", NULL), *checkout = checkout_find(s), *cache = hub_cache();
-    char *above = path_is_dir(s->path) ? NULL : path_beside(s->path, ".");
+    char *work = realpath(".", NULL), *checkout = checkout_find(s), *cache = hub_cache_dir();
+    char *above = path_is_dir(s->path) ? NULL : path_relative_to(s->path, ".");
     if (work && is_work(work)) job_paths_add(p, work, PATH_READ);
     job_paths_add(p, checkout, PATH_READ);
     if (!hub_is_name(s->path)) job_paths_add(p, above ? above : s->path, PATH_READ);
@@ -386,16 +386,16 @@ static void own_close(struct server *s) {
     struct job_paths *p = s->job_paths;
     char *out = out_folder(s);
     job_paths_add(p, s->o->runs, PATH_WRITE);
-    job_paths_add(p, s->o->state_dir, PATH_CLOSED);
-    job_paths_add(p, s->backups, PATH_CLOSED);
-    job_paths_add(p, s->o->http.tls_key, PATH_CLOSED);
+    job_paths_add(p, s->o->state_dir, PATH_DENIED);
+    job_paths_add(p, s->backups, PATH_DENIED);
+    job_paths_add(p, s->o->http.tls_key, PATH_DENIED);
     for (int i = 0; i < s->o->jobs_closed.n; i++)
-        job_paths_add(p, s->o->jobs_closed.v[i], PATH_CLOSED);
+        job_paths_add(p, s->o->jobs_closed.v[i], PATH_DENIED);
     job_paths_add(p, out, PATH_WRITE);
     free(out);
 }
 
-/* The value of SHOAL_JOB: in_job.c reads it. */
+/* The value of SHOAL_JOB: job_is_confined.c reads it. */
 static void child_describe(struct server *s) {
     json_t *v = json_pack("{s:o,s:b}", "paths", job_paths_json(s->job_paths), "commands",
                           (int)s->o->jobs_run_commands);
@@ -406,10 +406,10 @@ static void child_describe(struct server *s) {
 
 static void confinement_note(const struct server *s) {
     if (s->o->jobs_run_commands)
-        note("jobs may run commands (--jobs-run-commands): the kernel does not confine jobs "
+        log_info("jobs may run commands (--jobs-run-commands): the kernel does not confine jobs "
              "themselves");
     else if (!sandbox_landlock_abi())
-        note(
+        log_info(
             "this kernel has no landlock: what jobs read and write is checked by the program only");
 }
 
@@ -440,7 +440,7 @@ static int64_t memory_left(const struct server *s) {
     return 0;
 #else
     int64_t all = (int64_t)sysconf(_SC_PHYS_PAGES) * sysconf(_SC_PAGESIZE),
-            own = (int64_t)(s->o->max_memory ? s->o->max_memory : process_bytes("VmRSS"));
+            own = (int64_t)(s->o->max_memory ? s->o->max_memory : process_memory("VmRSS"));
     return MAX(all - own, all / 4);
 #endif
 }
@@ -490,14 +490,14 @@ static void module_close(struct server *s) {
 static void states_count(struct server *s, const json_t *list) {
     static const char *const states[] = {"queued", "running",   "paused",
                                          "done",   "cancelled", "failed"};
-    for (const struct job_kind *k = s->o->job_kinds; k && k->name; k++) {
+    for (const struct gemm_task_kind *k = s->o->job_kinds; k && k->name; k++) {
         int count[ARRAY_LEN(states)] = {0};
         const json_t *job;
         size_t i;
         json_array_foreach (list, i, job)
             for (size_t st = 0; st < ARRAY_LEN(states); st++)
-                count[st] += strcmp(json_text_at(job, "kind"), k->name) == 0 &&
-                             strcmp(json_text_at(job, "state"), states[st]) == 0;
+                count[st] += strcmp(json_get_string(job, "kind"), k->name) == 0 &&
+                             strcmp(json_get_string(job, "state"), states[st]) == 0;
         for (size_t st = 0; st < ARRAY_LEN(states); st++)
             metric_set(metric_get(s->metrics, METRIC_JOBS, k->name, states[st]), count[st]);
     }
@@ -509,10 +509,10 @@ static void job_figures_count(struct server *s, const json_t *job, bool running)
     const char *name;
     json_t *v;
     json_object_foreach (json_object_get(job, "figures"), name, v) {
-        enum metric_id id = figure_metric(name);
+        enum metric_id id = job_metric_find(name);
         size_t n = strlen(name), m = strlen(speed);
         if (id == N_METRICS || (!running && n > m && strcmp(name + n - m, speed) == 0)) continue;
-        metric_set(metric_get(s->metrics, id, json_text_at(job, "id")),
+        metric_set(metric_get(s->metrics, id, json_get_string(job, "id")),
                    json_is_number(v) ? json_number_value(v) : NAN);
     }
 }
@@ -524,18 +524,18 @@ static void figures_count(struct server *s, const json_t *list) {
     size_t i;
     int n = 0;
     for (enum metric_id id = 0; id < N_METRICS; id++)
-        if (id == METRIC_JOB_PROGRESS || is_figure(id)) metrics_clear(s->metrics, id);
+        if (id == METRIC_JOB_PROGRESS || is_job_metric(id)) metrics_clear(s->metrics, id);
     json_array_foreach (list, i, job) {
-        bool running = strcmp(json_text_at(job, "state"), "running") == 0;
+        bool running = strcmp(json_get_string(job, "state"), "running") == 0;
         const json_t *progress = json_object_get(job, "progress");
-        double total = json_number_at(progress, "total");
+        double total = json_get_number(progress, "total");
         if (!running && (n >= JOBS_TOLD || !json_object_get(job, "figures"))) continue;
         n++;
         job_figures_count(s, job, running);
         if (running && total > 0)
-            metric_set(metric_get(s->metrics, METRIC_JOB_PROGRESS, json_text_at(job, "kind"),
-                                  json_text_at(job, "id")),
-                       fmin(json_number_at(progress, "done") / total, 1));
+            metric_set(metric_get(s->metrics, METRIC_JOB_PROGRESS, json_get_string(job, "kind"),
+                                  json_get_string(job, "id")),
+                       fmin(json_get_number(progress, "done") / total, 1));
     }
 }
 

@@ -24,11 +24,11 @@ static void list_handle(void *ctx, struct exchange *x) {
     struct server *s = ctx;
     json_t *list = json_array();
     int n;
-    struct listed *v = server_adapters(s, &n);
+    struct adapter_entry *v = server_adapters(s, &n);
     for (int i = 0; i < n; i++)
         if (!v[i].bare)
             json_array_append_new(list, json_pack("{s:i,s:o,s:s,s:f}", "id", v[i].id, "path",
-                                                  json_path(v[i].path), "name", v[i].name, "scale",
+                                                  json_from_path(v[i].path), "name", v[i].name, "scale",
                                                   v[i].scale));
     server_adapters_free(v, n);
     exchange_reply_json(x, 200, list);
@@ -37,8 +37,8 @@ static void list_handle(void *ctx, struct exchange *x) {
 static void scale_handle(void *ctx, struct exchange *x) {
     struct server *s = ctx;
     struct error err;
-    json_t *body = request_json(ctx, x, &err);
-    int rc = body ? server_scales(s, body, &err) : err.code;
+    json_t *body = request_memory_json(ctx, x, &err);
+    int rc = body ? server_set_scales(s, body, &err) : err.code;
     if (rc == OK)
         exchange_reply_json(x, 200, json_pack("{s:b}", "success", 1));
     else
@@ -49,36 +49,36 @@ static void scale_handle(void *ctx, struct exchange *x) {
 /* prompts */
 
 /* A text, or ids, or a list of both, of which only the first text may begin the prompt. */
-static int prompt_add(const struct server *s, const json_t *v, int flags, struct ids *out,
+static int prompt_add(const struct server *s, const json_t *v, int flags, struct token_ids *out,
                       struct error *err) {
     const struct tokenizer *tok = s->m->tok;
     const json_t *item;
     size_t i;
     if (json_is_object(v)) {
-        if (field(v, "multimodal_data"))
+        if (json_get_nonnull(v, "multimodal_data"))
             return error_set(err, ERR_USAGE,
                              "'multimodal_data' cannot be read: this model reads text only");
-        v = field(v, "prompt_string");
+        v = json_get_nonnull(v, "prompt_string");
     }
     if (json_is_string(v)) {
-        tok_encode(tok, json_string_value(v), json_string_length(v), TOK_SPECIAL | flags, out);
+        tokenizer_encode(tok, json_string_value(v), json_string_length(v), TOKENIZER_PARSE_SPECIAL | flags, out);
         return OK;
     }
     if (json_is_integer(v) && json_integer_value(v) >= 0 &&
-        json_integer_value(v) < tok_vocab_size(tok)) {
-        ids_add(out, (int32_t)json_integer_value(v));
+        json_integer_value(v) < tokenizer_vocab_size(tok)) {
+        token_ids_add(out, (int32_t)json_integer_value(v));
         return OK;
     }
-    if (!json_is_array(v) || !(flags & TOK_BOS)) // a list within a list within a list
+    if (!json_is_array(v) || !(flags & TOKENIZER_ADD_BOS)) // a list within a list within a list
         return error_set(err, ERR_USAGE,
                          "'prompt' must be a string, token ids of this model's %d, a list of both, "
                          "or a list of such prompts",
-                         tok_vocab_size(tok));
+                         tokenizer_vocab_size(tok));
     json_array_foreach (v, i, item) {
         bool begins = i == 0 && json_is_string(item);
         if (json_is_array(item) || json_is_object(item))
             return error_set(err, ERR_USAGE, "a prompt is a list of strings and token ids");
-        if (prompt_add(s, item, begins ? TOK_BOS : 0, out, err) != OK) return err->code;
+        if (prompt_add(s, item, begins ? TOKENIZER_ADD_BOS : 0, out, err) != OK) return err->code;
     }
     return OK;
 }
@@ -94,7 +94,7 @@ static bool is_several(const json_t *v) {
 
 static int prompts_read(const struct server *s, const json_t *body, struct generation_spec *spec,
                         struct error *err) {
-    const json_t *v = field(body, "prompt");
+    const json_t *v = json_get_nonnull(body, "prompt");
     bool several = is_several(v);
     size_t n = several ? json_array_size(v) : 1;
     if (!v || n < 1 || n > MAX_PROMPTS)
@@ -102,10 +102,10 @@ static int prompts_read(const struct server *s, const json_t *body, struct gener
                          MAX_PROMPTS);
     spec->prompts = xcalloc(n, sizeof *spec->prompts);
     for (size_t i = 0; i < n; i++) {
-        struct ids *out = &spec->prompts[spec->n_prompts++];
+        struct token_ids *out = &spec->prompts[spec->n_prompts++];
         out->may_refuse = true;
-        if (prompt_add(s, several ? json_array_get(v, i) : v, TOK_BOS, out, err) != OK ||
-            ids_check(out, err) != OK)
+        if (prompt_add(s, several ? json_array_get(v, i) : v, TOKENIZER_ADD_BOS, out, err) != OK ||
+            ids_check_memory(out, err) != OK)
             return err->code;
         if (out->n == 0) return error_set(err, ERR_USAGE, "prompt %zu is empty", i);
     }
@@ -118,26 +118,26 @@ static int prompts_read(const struct server *s, const json_t *body, struct gener
 /* One of [[id or text, bias or false], …], as members of OpenAI's object. */
 static int bias_add(const struct server *s, const json_t *pair, json_t *out, struct error *err) {
     json_t *what = json_array_get(pair, 0), *by = json_array_get(pair, 1);
-    struct ids ids = {0};
+    struct token_ids ids = {0};
     char key[24];
     if (json_is_integer(what)) {
         snprintf(key, sizeof key, "%lld", (long long)json_integer_value(what));
         json_object_set(out, key, by);
     } else if (json_is_string(what)) {
-        tok_encode(s->m->tok, json_string_value(what), json_string_length(what), 0, &ids);
+        tokenizer_encode(s->m->tok, json_string_value(what), json_string_length(what), 0, &ids);
     }
     for (int i = 0; i < ids.n; i++) {
         snprintf(key, sizeof key, "%d", ids.v[i]);
         json_object_set(out, key, by);
     }
-    ids_release(&ids);
+    token_ids_release(&ids);
     if (by && (json_is_integer(what) || json_is_string(what))) return OK;
     return error_set(err, ERR_USAGE, "'logit_bias' must be a list of [token id or text, bias]");
 }
 
 static int bias_unfold(const struct server *s, const json_t *body, struct generation_spec *spec,
                        struct error *err) {
-    const json_t *list = field(body, "logit_bias"), *pair;
+    const json_t *list = json_get_nonnull(body, "logit_bias"), *pair;
     json_t *fields = json_object(), *o = json_object(), *by;
     const char *key;
     int rc = OK;
@@ -151,7 +151,7 @@ static int bias_unfold(const struct server *s, const json_t *body, struct genera
     json_object_foreach (o, key, by)
         if (json_is_false(by)) json_object_set_new(o, key, json_integer(-100));
     if (list) json_object_set(fields, "logit_bias", o);
-    if (rc == OK) rc = bias_read(s, fields, spec, err);
+    if (rc == OK) rc = logit_bias_read(s, fields, spec, err);
     json_decref(o);
     json_decref(fields);
     return rc;
@@ -159,15 +159,15 @@ static int bias_unfold(const struct server *s, const json_t *body, struct genera
 
 static int grammar_read(struct server *s, const json_t *body, struct generation_spec *spec,
                         struct error *err) {
-    const json_t *schema = field(body, "json_schema"), *grammar = field(body, "grammar");
+    const json_t *schema = json_get_nonnull(body, "json_schema"), *grammar = json_get_nonnull(body, "grammar");
     if (json_is_string(grammar) && json_string_length(grammar) == 0) grammar = NULL;
     if (schema && grammar)
         return error_set(err, ERR_USAGE,
                          "Either \"json_schema\" or \"grammar\" can be specified, but not both");
-    if (schema) return grammar_named(s, spec, "json_schema", schema, err);
+    if (schema) return generation_set_grammar(s, spec, "json_schema", schema, err);
     if (grammar && !json_is_string(grammar))
         return error_set(err, ERR_USAGE, "'grammar' must be a text in GBNF");
-    return grammar ? grammar_named(s, spec, "gbnf", grammar, err) : OK;
+    return grammar ? generation_set_grammar(s, spec, "gbnf", grammar, err) : OK;
 }
 
 /* What would make another reply of it is not passed over. */
@@ -175,7 +175,7 @@ static int samplers_refuse(const json_t *body, struct error *err) {
     static const char *const others[] = {"dry_multiplier", "xtc_probability", "mirostat",
                                          "dynatemp_range", "post_sampling_probs"};
     for (size_t i = 0; i < ARRAY_LEN(others); i++) {
-        const json_t *v = field(body, others[i]);
+        const json_t *v = json_get_nonnull(body, others[i]);
         if (v && !json_is_false(v) && !(json_is_number(v) && json_number_value(v) == 0))
             return error_set(err, ERR_USAGE, "'%s' is not supported; leave it out", others[i]);
     }
@@ -187,26 +187,26 @@ static int sampling_read(const struct server *s, const json_t *body, struct gene
     double temperature = 0.8, top_p = 0.95, min_p = 0.05, typical_p = 1, repeat = 1, presence = 0,
            frequency = 0;
     int64_t top_k = 40, last_n = 64, seed = -1;
-    if (field_number(body, "temperature", -100, 100, &temperature, err) != OK ||
-        field_number(body, "top_p", 0, 1, &top_p, err) != OK ||
-        field_number(body, "min_p", 0, 1, &min_p, err) != OK ||
-        field_number(body, "typical_p", 0, 1, &typical_p, err) != OK ||
-        field_number(body, "repeat_penalty", 1e-3, 100, &repeat, err) != OK ||
-        field_number(body, "presence_penalty", -100, 100, &presence, err) != OK ||
-        field_number(body, "frequency_penalty", -100, 100, &frequency, err) != OK ||
-        field_int(body, "top_k", -1, 1 << 30, &top_k, err) != OK ||
-        field_int(body, "repeat_last_n", -1, INT32_MAX, &last_n, err) != OK ||
-        field_int(body, "seed", -1, INT64_MAX, &seed, err) != OK)
+    if (json_read_number(body, "temperature", -100, 100, &temperature, err) != OK ||
+        json_read_number(body, "top_p", 0, 1, &top_p, err) != OK ||
+        json_read_number(body, "min_p", 0, 1, &min_p, err) != OK ||
+        json_read_number(body, "typical_p", 0, 1, &typical_p, err) != OK ||
+        json_read_number(body, "repeat_penalty", 1e-3, 100, &repeat, err) != OK ||
+        json_read_number(body, "presence_penalty", -100, 100, &presence, err) != OK ||
+        json_read_number(body, "frequency_penalty", -100, 100, &frequency, err) != OK ||
+        json_read_int(body, "top_k", -1, 1 << 30, &top_k, err) != OK ||
+        json_read_int(body, "repeat_last_n", -1, INT32_MAX, &last_n, err) != OK ||
+        json_read_int(body, "seed", -1, INT64_MAX, &seed, err) != OK)
         return err->code;
-    spec->sampling = (struct sampling){.temperature = temperature > 0 ? (float)temperature : 0,
+    spec->sampling = (struct sampling_params){.temperature = temperature > 0 ? (float)temperature : 0,
                                        .top_k = (int32_t)MAX(top_k, 0),
                                        .top_p = top_p > 0 ? (float)top_p : 1e-6f,
                                        .min_p = (float)min_p,
                                        .typical_p = (float)typical_p,
-                                       .seed = seed >= 0 ? (uint64_t)seed : seed_drawn()};
-    penalties_set(&spec->sampling, repeat, presence, frequency, last_n);
+                                       .seed = seed >= 0 ? (uint64_t)seed : random_seed()};
+    sampling_set_penalties(&spec->sampling, repeat, presence, frequency, last_n);
     if (bias_unfold(s, body, spec, err) != OK) return err->code;
-    return stops_read(s, body, spec, err);
+    return stop_conditions_read(s, body, spec, err);
 }
 
 /* How much is wanted, and of what it is told. spec->extra: {tokens, lora}. */
@@ -214,26 +214,26 @@ static int limits_read(const struct server *s, const json_t *body, struct genera
                        struct error *err) {
     int64_t predict = s->o->max_tokens, n = 1, probs = 0, slot = -1;
     bool tokens = false, cache = true;
-    if (field_int(body, "n_predict", -2, INT32_MAX, &predict, err) != OK ||
-        field_int(body, "n_cmpl", 1, MAX_ANSWERS, &n, err) != OK ||
-        field_int(body, "n_probs", 0, ENGINE_TOP_MAX, &probs, err) != OK ||
-        field_int(body, "id_slot", -1, engine_max_seqs(s->e) - 1, &slot, err) != OK ||
-        field_bool(body, "stream", &spec->stream, err) != OK ||
-        field_bool(body, "cache_prompt", &cache, err) != OK ||
-        field_bool(body, "return_tokens", &tokens, err) != OK)
+    if (json_read_int(body, "n_predict", -2, INT32_MAX, &predict, err) != OK ||
+        json_read_int(body, "n_cmpl", 1, MAX_ANSWERS, &n, err) != OK ||
+        json_read_int(body, "n_probs", 0, ENGINE_TOP_MAX, &probs, err) != OK ||
+        json_read_int(body, "id_slot", -1, engine_max_seqs(s->e) - 1, &slot, err) != OK ||
+        json_read_bool(body, "stream", &spec->stream, err) != OK ||
+        json_read_bool(body, "cache_prompt", &cache, err) != OK ||
+        json_read_bool(body, "return_tokens", &tokens, err) != OK)
         return err->code;
     spec->n = (int)n;
     spec->max_tokens = predict < 0 ? INT32_MAX : (int32_t)predict;
     spec->n_top = (int)probs;
     spec->logprobs = probs > 0;
     spec->extra =
-        json_pack("{s:b,s:O*}", "tokens", tokens || spec->stream, "lora", field(body, "lora"));
+        json_pack("{s:b,s:O*}", "tokens", tokens || spec->stream, "lora", json_get_nonnull(body, "lora"));
     return OK;
 }
 
-static int body_read(struct server *s, const json_t *body, struct target *t,
+static int body_read(struct server *s, const json_t *body, struct model_ref *t,
                      struct generation_spec *spec, struct error *err) {
-    int rc = target_read(s, body, t, err);
+    int rc = model_ref_read(s, body, t, err);
     if (rc == OK) rc = samplers_refuse(body, err);
     if (rc == OK) rc = sampling_read(s, body, spec, err);
     if (rc == OK) rc = limits_read(s, body, spec, err);
@@ -243,12 +243,12 @@ static int body_read(struct server *s, const json_t *body, struct target *t,
 
 /* What a request came to, under the names that it could have been said in. */
 static json_t *settings_json(const struct server *s, const struct generation_spec *spec) {
-    const struct sampling *p = &spec->sampling;
+    const struct sampling_params *p = &spec->sampling;
     json_t *stops = json_array(), *lora = json_object_get(spec->extra, "lora");
     bool eos = false;
     for (int i = 0; i < spec->stops.n; i++)
         json_array_append_new(stops, json_string(spec->stops.v[i]));
-    for (int i = 0; i < spec->n_stop_ids; i++) eos |= spec->stop_ids[i] == tok_eos(s->m->tok);
+    for (int i = 0; i < spec->n_stop_ids; i++) eos |= spec->stop_ids[i] == tokenizer_eos(s->m->tok);
     int predict = spec->max_tokens == INT32_MAX ? -1 : spec->max_tokens;
     json_t *v = json_pack(
         "{s:i,s:i,s:i,s:I,s:f,s:i,s:f,s:f,s:f,s:f,s:f,s:f,s:i}", "n_ctx", engine_max_len(s->e),
@@ -271,7 +271,7 @@ static json_t *settings_json(const struct server *s, const struct generation_spe
 
 /* OpenAI's list with the tokens' ids. */
 static json_t *probs_at(const struct generation *g, const struct completion *a, int32_t i) {
-    const struct request *r = &a->ticket.request;
+    const struct engine_request *r = &a->ticket.request;
     json_t *v = token_logprobs(g, a, i), *tops = json_object_get(v, "top_logprobs");
     json_object_set_new(v, "id", json_integer(r->out[i]));
     for (int k = 0; k < g->spec.n_top; k++)
@@ -280,18 +280,18 @@ static json_t *probs_at(const struct generation *g, const struct completion *a, 
     return v;
 }
 
-static void probs_write(const struct generation *g, const struct reply_list *l, struct buf *out) {
+static void probs_write(const struct generation *g, const struct lazy_list *l, struct buf *out) {
     const struct completion *a = &g->completions[l->index];
     buf_puts(out, "[");
     for (int32_t i = l->from; i < l->to; i++)
-        if (!reply_item(g, l, probs_at(g, a, i), out)) return;
+        if (!lazy_list_add(g, l, probs_at(g, a, i), out)) return;
     buf_puts(out, "]");
 }
 
 static json_t *probs_json(const struct generation *g, const struct completion *a, int32_t from,
                           int32_t to) {
-    const struct reply_list l = {.index = a->index, .from = from, .to = to};
-    return reply_list_json(g, &l);
+    const struct lazy_list l = {.index = a->index, .from = from, .to = to};
+    return lazy_list_placeholder(g, &l);
 }
 
 static json_t *tokens_json(const struct generation *g, const struct completion *a, int32_t from,
@@ -320,7 +320,7 @@ static double ratio(double a, double b) {
 }
 
 static json_t *timings_json(const struct completion *a) {
-    const struct ticket *c = &a->ticket;
+    const struct batcher_request *c = &a->ticket;
     int cached = c->request.n_cached, read = c->request.n_prompt - cached,
         said = c->request.n_generated;
     double first = c->first > 0 ? c->first : c->ended;
@@ -343,18 +343,18 @@ static const char *stopping_word(const struct generation *g, const struct comple
 }
 
 static void end_put(const struct generation *g, const struct completion *a, json_t *v) {
-    const struct request *r = &a->ticket.request;
-    const struct ids *prompt = &g->spec.prompts[a->prompt];
+    const struct engine_request *r = &a->ticket.request;
+    const struct token_ids *prompt = &g->spec.prompts[a->prompt];
     const char *word = a->shown < a->text.len ? stopping_word(g, a) : NULL;
     const char *how = r->finish == FINISH_LENGTH ? "limit"
                       : r->finish == FINISH_NONE ? "none"
                                                  : "eos";
     bool full = r->finish == FINISH_LENGTH && r->n_generated < g->spec.max_tokens;
     struct buf text = {0};
-    tok_decode_all(g->s->m->tok, prompt->v, prompt->n, true, &text);
+    tokenizer_decode(g->s->m->tok, prompt->v, prompt->n, true, &text);
     json_t *more = json_pack(
         "{s:s,s:o,s:o,s:b,s:b,s:s,s:s,s:i,s:o}", "model", g->target.name, "generation_settings",
-        settings_json(g->s, &g->spec), "prompt", json_text_of(text.data, text.len), "has_new_line",
+        settings_json(g->s, &g->spec), "prompt", json_string_lossy(text.data, text.len), "has_new_line",
         a->shown > 0 && memchr(a->text.data, '\n', a->shown) != NULL, "truncated", full,
         "stop_type", word ? "word" : how, "stopping_word", word ? word : "", "tokens_cached",
         r->n_cached, "timings", timings_json(a));
@@ -365,15 +365,15 @@ static void end_put(const struct generation *g, const struct completion *a, json
 
 static void part_delta(const struct generation *g, struct completion *a, struct buf *out) {
     if (a->words_end == a->sent) return;
-    json_t *words = json_text_of(a->text.data + a->sent, a->words_end - a->sent);
+    json_t *words = json_string_lossy(a->text.data + a->sent, a->words_end - a->sent);
     a->sent = a->words_end;
     int32_t from = a->tokens_sent;
-    a->tokens_sent = tokens_told(a);
+    a->tokens_sent = completion_tokens_sent(a);
     sse_add(g, part_json(g, a, words, from, a->tokens_sent, false), out);
 }
 
 static void part_finish(const struct generation *g, struct completion *a, struct buf *out) {
-    json_t *v = part_json(g, a, json_string(""), a->tokens_sent, tokens_told(a), true);
+    json_t *v = part_json(g, a, json_string(""), a->tokens_sent, completion_tokens_sent(a), true);
     end_put(g, a, v);
     sse_add(g, v, out);
 }
@@ -388,7 +388,7 @@ static json_t *completion_whole(const struct generation *g) {
     for (int i = 0; i < g->n_completions; i++) {
         const struct completion *a = &g->completions[i];
         json_t *v =
-            part_json(g, a, json_text_of(a->text.data, a->words_end), 0, tokens_kept(a), true);
+            part_json(g, a, json_string_lossy(a->text.data, a->words_end), 0, completion_tokens_kept(a), true);
         end_put(g, a, v);
         json_array_append_new(list, v);
     }
@@ -398,7 +398,7 @@ static json_t *completion_whole(const struct generation *g) {
     return one;
 }
 
-static const struct dialect completion_dialect = {.stream_type = "text/event-stream",
+static const struct api_dialect completion_dialect = {.stream_type = "text/event-stream",
                                                   .idle = ": waiting\n\n",
                                                   .list = probs_write,
                                                   .delta = part_delta,
@@ -407,7 +407,7 @@ static const struct dialect completion_dialect = {.stream_type = "text/event-str
                                                   .whole = completion_whole};
 
 static void completion_handle(void *ctx, struct exchange *x) {
-    generation_answer(ctx, x, &completion_dialect, "llamacpp-", body_read);
+    generation_handle(ctx, x, &completion_dialect, "llamacpp-", body_read);
 }
 
 /* slots and properties */
@@ -419,7 +419,7 @@ static json_t *slot_json(const struct server *s, int id, bool busy) {
 
 /* A reply that is being written. The server's lock is held, so that it stays. */
 static json_t *busy_json(const struct generation *g, const struct completion *a, int id) {
-    const struct request *r = &a->ticket.request;
+    const struct engine_request *r = &a->ticket.request;
     int seen = __atomic_load_n(&a->ticket.seen, __ATOMIC_ACQUIRE);
     json_t *v = slot_json(g->s, id, true);
     json_object_set_new(v, "id_task", json_integer(id));
@@ -479,20 +479,20 @@ static json_t *default_settings(struct server *s) {
 }
 
 static json_t *special(const struct server *s, int32_t id) {
-    return json_string(id < 0 ? "" : tok_piece(s->m->tok, id, NULL));
+    return json_string(id < 0 ? "" : tokenizer_id_to_piece(s->m->tok, id, NULL));
 }
 
 static void props_handle(void *ctx, struct exchange *x) {
     struct server *s = ctx;
     const struct tokenizer *t = s->m->tok;
-    json_t *path = json_path(s->path);
+    json_t *path = json_from_path(s->path);
     exchange_reply_json(
         x, 200,
         json_pack("{s:o,s:i,s:s,s:o,s:s,s:o,s:o,s:{s:b,s:b},s:s,s:b}",
                   "default_generation_settings", default_settings(s), "total_slots",
                   engine_max_seqs(s->e), "model_alias", s->name, "model_path", path,
-                  "chat_template", s->m->chat_template ? s->m->chat_template : chat_ml, "bos_token",
-                  special(s, tok_bos(t)), "eos_token", special(s, tok_eos(t)), "modalities",
+                  "chat_template", s->m->chat_template ? s->m->chat_template : chatml_template, "bos_token",
+                  special(s, tokenizer_bos(t)), "eos_token", special(s, tokenizer_eos(t)), "modalities",
                   "vision", 0, "audio", 0, "build_info", "shoal " SHOAL_VERSION, "is_sleeping", 0));
 }
 
@@ -501,7 +501,7 @@ static void props_handle(void *ctx, struct exchange *x) {
 /* A text, or its bytes where they are none. */
 static json_t *piece_json(const struct server *s, int32_t id) {
     struct buf b = {0};
-    tok_decode(s->m->tok, id, true, &b);
+    tokenizer_decode_token(s->m->tok, id, true, &b);
     json_t *v = json_array();
     if (b.len == 0 || !u8_check((const uint8_t *)b.data, b.len)) {
         json_decref(v);
@@ -514,24 +514,24 @@ static json_t *piece_json(const struct server *s, int32_t id) {
 }
 
 void llamacpp_tokenize(struct server *s, struct exchange *x, const json_t *body) {
-    struct ids ids = {.may_refuse = true};
+    struct token_ids ids = {.may_refuse = true};
     struct error err;
     const char *text = "";
     bool add = false, parse = true, pieces = false;
-    if (field_text(body, "content", &text, &err) != OK ||
-        field_bool(body, "add_special", &add, &err) != OK ||
-        field_bool(body, "parse_special", &parse, &err) != OK ||
-        field_bool(body, "with_pieces", &pieces, &err) != OK) {
+    if (json_read_string(body, "content", &text, &err) != OK ||
+        json_read_bool(body, "add_special", &add, &err) != OK ||
+        json_read_bool(body, "parse_special", &parse, &err) != OK ||
+        json_read_bool(body, "with_pieces", &pieces, &err) != OK) {
         api_fail_error(x, &err, NULL);
         return;
     }
-    tok_encode(s->m->tok, text, strlen(text), (add ? TOK_BOS : 0) | (parse ? TOK_SPECIAL : 0),
+    tokenizer_encode(s->m->tok, text, strlen(text), (add ? TOKENIZER_ADD_BOS : 0) | (parse ? TOKENIZER_PARSE_SPECIAL : 0),
                &ids);
-    if (ids_check(&ids, &err) != OK ||
-        request_reserve_list(s, x, ids.n, pieces ? PIECE_BYTES : INTEGER_BYTES, "content", &err) !=
+    if (ids_check_memory(&ids, &err) != OK ||
+        request_memory_reserve_list(s, x, ids.n, pieces ? JSON_TOKEN_TEXT_BYTES : JSON_INTEGER_BYTES, "content", &err) !=
             OK) {
         api_fail_error(x, &err, NULL);
-        ids_release(&ids);
+        token_ids_release(&ids);
         return;
     }
     json_t *list = json_array();
@@ -540,16 +540,16 @@ void llamacpp_tokenize(struct server *s, struct exchange *x, const json_t *body)
             list, pieces ? json_pack("{s:i,s:o}", "id", ids.v[i], "piece", piece_json(s, ids.v[i]))
                          : json_integer(ids.v[i]));
     exchange_reply_json(x, 200, json_pack("{s:o}", "tokens", list));
-    ids_release(&ids);
+    token_ids_release(&ids);
 }
 
-static const struct route routes[] = {
-    {"GET", "/lora-adapters", CHAT, list_handle},
-    {"POST", "/lora-adapters", ADMIN, scale_handle},
-    {"POST", "/completion", CHAT, completion_handle},
-    {"POST", "/completions", CHAT, completion_handle},
-    {"GET", "/slots", CHAT, slots_handle},
-    {"GET", "/props", CHAT, props_handle},
+static const struct http_route routes[] = {
+    {"GET", "/lora-adapters", SCOPE_CHAT, list_handle},
+    {"POST", "/lora-adapters", SCOPE_ADMIN, scale_handle},
+    {"POST", "/completion", SCOPE_CHAT, completion_handle},
+    {"POST", "/completions", SCOPE_CHAT, completion_handle},
+    {"GET", "/slots", SCOPE_CHAT, slots_handle},
+    {"GET", "/props", SCOPE_CHAT, props_handle},
     {0},
 };
 

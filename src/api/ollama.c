@@ -44,20 +44,20 @@ static json_t *now_json(void) {
 
 int ollama_name(const json_t *body, const char **name, struct error *err) {
     *name = "";
-    if (field_name(body, "name", name, err) != OK || field_name(body, "model", name, err) != OK)
+    if (json_read_name(body, "name", name, err) != OK || json_read_name(body, "model", name, err) != OK)
         return err->code;
     return **name ? OK : error_set(err, ERR_USAGE, "'model' must name a model");
 }
 
-int ollama_target(struct server *s, const char *name, struct target *t, struct error *err) {
-    if (target_find(s, name, t, err) == OK) return OK;
+int ollama_target(struct server *s, const char *name, struct model_ref *t, struct error *err) {
+    if (model_ref_resolve(s, name, t, err) == OK) return OK;
     if (err->code == ERR_MISSING) error_set(err, ERR_MISSING, "model '%s' not found", name);
     return err->code;
 }
 
-char *ollama_jinja(const struct server *s, const char *template, struct error *err) {
+char *ollama_template_to_jinja(const struct server *s, const char *template, struct error *err) {
     struct buf b = {0};
-    if (go_template_jinja(template, tok_add_bos(s->m->tok), &b, err) == OK) return b.data;
+    if (go_template_jinja(template, tokenizer_add_bos(s->m->tok), &b, err) == OK) return b.data;
     buf_release(&b);
     return NULL;
 }
@@ -86,7 +86,7 @@ static bool duration_read(const char *p, bool *zero) {
 }
 
 static int keep_alive_read(const json_t *body, bool *zero, struct error *err) {
-    const json_t *v = field(body, "keep_alive");
+    const json_t *v = json_get_nonnull(body, "keep_alive");
     *zero = json_is_number(v) && json_number_value(v) == 0;
     if (!v || json_is_number(v)) return OK;
     if (json_is_string(v) && duration_read(json_string_value(v), zero)) return OK;
@@ -98,39 +98,39 @@ int ollama_options_read(const struct server *s, const json_t *o, struct generati
     double temperature = 0.8, top_p = 0.9, min_p = 0, typical_p = 1, repeat = 1, presence = 0,
            frequency = 0;
     int64_t top_k = 40, seed = -1, last_n = 64, predict = s->o->max_tokens, ctx = 0;
-    if (field_number(o, "temperature", 0, 100, &temperature, err) != OK ||
-        field_number(o, "top_p", 0, 1, &top_p, err) != OK ||
-        field_number(o, "min_p", 0, 1, &min_p, err) != OK ||
-        field_number(o, "typical_p", 0, 1, &typical_p, err) != OK ||
-        field_number(o, "repeat_penalty", 1e-3, 100, &repeat, err) != OK ||
-        field_number(o, "presence_penalty", -100, 100, &presence, err) != OK ||
-        field_number(o, "frequency_penalty", -100, 100, &frequency, err) != OK ||
-        field_int(o, "top_k", -1, 1 << 30, &top_k, err) != OK ||
-        field_int(o, "seed", INT64_MIN, INT64_MAX, &seed, err) != OK ||
-        field_int(o, "repeat_last_n", -1, INT32_MAX, &last_n, err) != OK ||
-        field_int(o, "num_ctx", 0, INT32_MAX, &ctx, err) != OK ||
-        field_int(o, "num_predict", -2, INT32_MAX, &predict, err) != OK)
+    if (json_read_number(o, "temperature", 0, 100, &temperature, err) != OK ||
+        json_read_number(o, "top_p", 0, 1, &top_p, err) != OK ||
+        json_read_number(o, "min_p", 0, 1, &min_p, err) != OK ||
+        json_read_number(o, "typical_p", 0, 1, &typical_p, err) != OK ||
+        json_read_number(o, "repeat_penalty", 1e-3, 100, &repeat, err) != OK ||
+        json_read_number(o, "presence_penalty", -100, 100, &presence, err) != OK ||
+        json_read_number(o, "frequency_penalty", -100, 100, &frequency, err) != OK ||
+        json_read_int(o, "top_k", -1, 1 << 30, &top_k, err) != OK ||
+        json_read_int(o, "seed", INT64_MIN, INT64_MAX, &seed, err) != OK ||
+        json_read_int(o, "repeat_last_n", -1, INT32_MAX, &last_n, err) != OK ||
+        json_read_int(o, "num_ctx", 0, INT32_MAX, &ctx, err) != OK ||
+        json_read_int(o, "num_predict", -2, INT32_MAX, &predict, err) != OK)
         return err->code;
     spec->n = 1;
     spec->context = (int32_t)ctx;
     spec->max_tokens = predict > 0 ? (int32_t)predict : INT32_MAX; // as far as the context goes
-    spec->sampling = (struct sampling){.temperature = (float)temperature,
+    spec->sampling = (struct sampling_params){.temperature = (float)temperature,
                                        .top_k = (int32_t)MAX(top_k, 0),
                                        .top_p = top_p > 0 ? (float)top_p : 1e-6f,
                                        .min_p = (float)min_p,
                                        .typical_p = (float)typical_p,
-                                       .seed = seed >= 0 ? (uint64_t)seed : seed_drawn()};
-    penalties_set(&spec->sampling, repeat, presence, frequency, last_n);
-    return stops_read(s, o, spec, err);
+                                       .seed = seed >= 0 ? (uint64_t)seed : random_seed()};
+    sampling_set_penalties(&spec->sampling, repeat, presence, frequency, last_n);
+    return stop_conditions_read(s, o, spec, err);
 }
 
 /* "json" or a schema. */
 static int format_read(struct server *s, const json_t *body, struct generation_spec *spec,
                        struct error *err) {
-    const json_t *f = field(body, "format");
+    const json_t *f = json_get_nonnull(body, "format");
     const char *text = json_string_value(f);
     if (!f || (text && !*text)) return OK;
-    if (json_is_object(f)) return grammar_named(s, spec, "json_schema", f, err);
+    if (json_is_object(f)) return generation_set_grammar(s, spec, "json_schema", f, err);
     if (!text || strcmp(text, "json") != 0)
         return error_set(err, ERR_USAGE, "'format' must be \"json\" or a JSON schema");
     spec->grammar = server_grammar(s, "json_object", "", 0, err);
@@ -139,35 +139,35 @@ static int format_read(struct server *s, const json_t *body, struct generation_s
 
 static int logprobs_read(const json_t *body, struct generation_spec *spec, struct error *err) {
     int64_t top = 0;
-    if (field_bool(body, "logprobs", &spec->logprobs, err) != OK ||
-        field_int(body, "top_logprobs", 0, ENGINE_TOP_MAX, &top, err) != OK)
+    if (json_read_bool(body, "logprobs", &spec->logprobs, err) != OK ||
+        json_read_int(body, "top_logprobs", 0, ENGINE_TOP_MAX, &top, err) != OK)
         return err->code;
     spec->n_top = spec->logprobs ? (int)top : 0;
     return OK;
 }
 
 static int images_refuse(const json_t *v, struct error *err) {
-    const json_t *images = field(v, "images");
+    const json_t *images = json_get_nonnull(v, "images");
     if (!images || (json_is_array(images) && json_array_size(images) == 0)) return OK;
     return error_set(err, ERR_USAGE, "'images' cannot be read: this model reads text only");
 }
 
 /* One request for text, while it is read. */
-struct asked_text {
+struct ollama_request {
     json_t *body, *made, *options;
-    struct target target;
+    struct model_ref target;
     struct generation_spec spec;
     bool unload, no_think;
 };
 
-static void ask_release(struct asked_text *q) {
+static void ask_release(struct ollama_request *q) {
     json_decref(q->body);
     json_decref(q->made);
     json_decref(q->options);
 }
 
-static int think_read(const char *model, struct asked_text *q, struct error *err) {
-    const json_t *v = field(q->body, "think");
+static int think_read(const char *model, struct ollama_request *q, struct error *err) {
+    const json_t *v = json_get_nonnull(q->body, "think");
     if (!v) return OK;
     q->no_think = json_is_false(v);
     if (q->no_think) return OK;
@@ -177,8 +177,8 @@ static int think_read(const char *model, struct asked_text *q, struct error *err
 }
 
 /* The request's options over the model's own. */
-static int options_read(struct server *s, struct asked_text *q, struct error *err) {
-    const json_t *told = field(q->body, "options");
+static int options_read(struct server *s, struct ollama_request *q, struct error *err) {
+    const json_t *told = json_get_nonnull(q->body, "options");
     if (told && !json_is_object(told))
         return error_set(err, ERR_USAGE, "'options' must be an object");
     q->options = told ? json_copy((json_t *)(uintptr_t)told) : json_object();
@@ -186,19 +186,19 @@ static int options_read(struct server *s, struct asked_text *q, struct error *er
     return ollama_options_read(s, q->options, &q->spec, err);
 }
 
-static int ask_read(struct server *s, struct exchange *x, struct asked_text *q, struct error *err) {
+static int ask_read(struct server *s, struct exchange *x, struct ollama_request *q, struct error *err) {
     const char *name;
-    *q = (struct asked_text){.spec.stream = true, .spec.x = x};
-    q->body = request_json(s, x, err);
+    *q = (struct ollama_request){.spec.stream = true, .spec.x = x};
+    q->body = request_memory_json(s, x, err);
     if (!q->body || ollama_name(q->body, &name, err) != OK ||
         ollama_target(s, name, &q->target, err) != OK)
         return err->code;
     const char *user = NULL; // not Ollama's, but experiments are by user
-    if (field_name(q->body, "user", &user, err) != OK) return err->code;
+    if (json_read_name(q->body, "user", &user, err) != OK) return err->code;
     if (user) q->spec.user = xstrdup(user);
-    q->made = server_model_made(s, q->target.label);
+    q->made = server_derived_spec(s, q->target.label);
     if (keep_alive_read(q->body, &q->unload, err) != OK || options_read(s, q, err) != OK ||
-        field_bool(q->body, "stream", &q->spec.stream, err) != OK ||
+        json_read_bool(q->body, "stream", &q->spec.stream, err) != OK ||
         think_read(name, q, err) != OK || logprobs_read(q->body, &q->spec, err) != OK)
         return err->code;
     return format_read(s, q->body, &q->spec, err);
@@ -216,7 +216,7 @@ static json_t *reply_json(const struct generation *g) {
 
 /* What the last object has beside the words. load_duration is the wait for a place in the batch. */
 static void end_put(const struct generation *g, const struct completion *a, json_t *v) {
-    const struct ticket *c = &a->ticket;
+    const struct batcher_request *c = &a->ticket;
     bool stopped = c->request.finish != FINISH_LENGTH && c->request.finish != FINISH_NONE;
     double first = c->first > 0 ? c->first : c->ended;
     json_object_set_new(v, "done", json_true());
@@ -232,8 +232,8 @@ static void end_put(const struct generation *g, const struct completion *a, json
 /* Log-probabilities of the tokens from `from` to what has been told. */
 static void logprobs_put(const struct generation *g, const struct completion *a, int32_t from,
                          int32_t to, json_t *v) {
-    const struct reply_list l = {.index = a->index, .from = from, .to = to};
-    if (g->spec.logprobs) json_object_set_new(v, "logprobs", reply_list_json(g, &l));
+    const struct lazy_list l = {.index = a->index, .from = from, .to = to};
+    if (g->spec.logprobs) json_object_set_new(v, "logprobs", lazy_list_placeholder(g, &l));
 }
 
 static void nothing_more(const struct generation *g, struct buf *out) {
@@ -242,9 +242,9 @@ static void nothing_more(const struct generation *g, struct buf *out) {
 
 /* The words that are new, as JSON, and with them their log-probabilities into v. */
 static json_t *words_take(const struct generation *g, struct completion *a, json_t *v) {
-    json_t *words = json_text_of(a->text.data + a->sent, a->words_end - a->sent);
+    json_t *words = json_string_lossy(a->text.data + a->sent, a->words_end - a->sent);
     a->sent = a->words_end;
-    int32_t to = tokens_told(a);
+    int32_t to = completion_tokens_sent(a);
     logprobs_put(g, a, a->tokens_sent, to, v);
     a->tokens_sent = to;
     return words;
@@ -254,14 +254,14 @@ static json_t *words_take(const struct generation *g, struct completion *a, json
 
 /* Prompt and reply, for a request that goes on: with the end of the turn where there was one. */
 static void context_put(const struct generation *g, const struct completion *a, json_t *v) {
-    const struct request *r = &a->ticket.request;
+    const struct engine_request *r = &a->ticket.request;
     if (!json_is_true(g->spec.extra)) return;
     json_t *context = json_array();
     for (int32_t i = 0; i < r->n_prompt; i++)
         json_array_append_new(context, json_integer(r->prompt[i]));
     for (int32_t i = 0; i < r->n_out; i++) json_array_append_new(context, json_integer(r->out[i]));
     if (r->n_generated > r->n_out)
-        json_array_append_new(context, json_integer(tok_chat_end(g->s->m->tok)));
+        json_array_append_new(context, json_integer(tokenizer_eot(g->s->m->tok)));
     json_object_set_new(v, "context", context);
 }
 
@@ -284,15 +284,15 @@ static void generate_finish(const struct generation *g, struct completion *a, st
 static json_t *generate_whole(const struct generation *g) {
     const struct completion *a = &g->completions[0];
     json_t *v = reply_json(g);
-    json_object_set_new(v, "response", json_text_of(a->text.data, a->words_end));
-    logprobs_put(g, a, 0, tokens_kept(a), v);
+    json_object_set_new(v, "response", json_string_lossy(a->text.data, a->words_end));
+    logprobs_put(g, a, 0, completion_tokens_kept(a), v);
     end_put(g, a, v);
     context_put(g, a, v);
     return v;
 }
 
-static const struct dialect generate_dialect = {.stream_type = "application/x-ndjson",
-                                                .list = logprobs_write,
+static const struct api_dialect generate_dialect = {.stream_type = "application/x-ndjson",
+                                                .list = token_logprobs_write,
                                                 .delta = generate_delta,
                                                 .finish = generate_finish,
                                                 .end = nothing_more,
@@ -350,14 +350,14 @@ static json_t *chat_whole(const struct generation *g) {
     const struct completion *a = &g->completions[0];
     json_t *v = reply_json(g);
     json_object_set_new(
-        v, "message", message_json(json_text_of(a->text.data, a->words_end), calls_take(a, true)));
-    logprobs_put(g, a, 0, tokens_kept(a), v);
+        v, "message", message_json(json_string_lossy(a->text.data, a->words_end), calls_take(a, true)));
+    logprobs_put(g, a, 0, completion_tokens_kept(a), v);
     end_put(g, a, v);
     return v;
 }
 
-static const struct dialect chat_dialect = {.stream_type = "application/x-ndjson",
-                                            .list = logprobs_write,
+static const struct api_dialect chat_dialect = {.stream_type = "application/x-ndjson",
+                                            .list = token_logprobs_write,
                                             .delta = chat_delta,
                                             .finish = chat_finish,
                                             .end = nothing_more,
@@ -366,81 +366,81 @@ static const struct dialect chat_dialect = {.stream_type = "application/x-ndjson
 /* prompts */
 
 /* The body that OpenAI's reader of chats takes; takes messages over. */
-static int prompt_of(struct server *s, struct asked_text *q, json_t *messages, const char *template,
+static int prompt_of(struct server *s, struct ollama_request *q, json_t *messages, const char *template,
                      struct error *err) {
-    json_t *chat = json_pack("{s:o}", "messages", messages), *tools = field(q->body, "tools");
+    json_t *chat = json_pack("{s:o}", "messages", messages), *tools = json_get_nonnull(q->body, "tools");
     char *jinja = NULL;
     int rc = OK;
-    if (template && !(jinja = ollama_jinja(s, template, err))) rc = err->code;
+    if (template && !(jinja = ollama_template_to_jinja(s, template, err))) rc = err->code;
     if (jinja) json_object_set_new(chat, "chat_template", json_string(jinja));
     if (tools) json_object_set(chat, "tools", tools);
     if (q->no_think)
         json_object_set_new(chat, "chat_template_kwargs", json_pack("{s:b}", "enable_thinking", 0));
-    if (q->made) ollama_made_apply(q->made, chat);
-    if (rc == OK) rc = chat_prompt(s, chat, &q->spec, err);
+    if (q->made) ollama_derived_apply(q->made, chat);
+    if (rc == OK) rc = chat_prompt_render(s, chat, &q->spec, err);
     json_decref(chat);
     free(jinja);
     return rc;
 }
 
 /* What the template puts after a turn of the assistant's, such as a line's end. */
-static void turn_gap(const struct tokenizer *t, struct ids *out) {
-    const struct message msgs[] = {{"user", "x"}, {"assistant", "y"}};
-    struct ids ids = {0};
+static void turn_gap(const struct tokenizer *t, struct token_ids *out) {
+    const struct chat_message msgs[] = {{"user", "x"}, {"assistant", "y"}};
+    struct token_ids ids = {0};
     struct buf mask = {0};
     struct error err;
     int last = -1;
     if (chat_encode(t, msgs, 2, false, &ids, &mask, &err) == OK)
         for (int i = 0; i < ids.n; i++)
             if (mask.data[i]) last = i;
-    for (int i = last + 1; last >= 0 && i < ids.n; i++) ids_add(out, ids.v[i]);
-    ids_release(&ids);
+    for (int i = last + 1; last >= 0 && i < ids.n; i++) token_ids_add(out, ids.v[i]);
+    token_ids_release(&ids);
     buf_release(&mask);
 }
 
 /* What was said before, in front of the prompt. */
-static int context_prepend(const struct server *s, struct asked_text *q, struct error *err) {
-    const json_t *context = field(q->body, "context");
+static int context_prepend(const struct server *s, struct ollama_request *q, struct error *err) {
+    const json_t *context = json_get_nonnull(q->body, "context");
     const struct tokenizer *t = s->m->tok;
-    struct ids *before, *now = q->spec.prompts;
+    struct token_ids *before, *now = q->spec.prompts;
     int n;
     if (!context || (json_is_array(context) && json_array_size(context) == 0)) return OK;
     if (!json_is_array(context) || !json_is_integer(json_array_get(context, 0)))
         return error_set(err, ERR_USAGE, "'context' must be the list of an earlier reply");
-    int rc = ids_of_prompts(s, context, 1, &before, &n, err);
-    if (rc == OK && before->v[before->n - 1] == tok_chat_end(t)) turn_gap(t, before);
+    int rc = prompts_tokenize(s, context, 1, &before, &n, err);
+    if (rc == OK && before->v[before->n - 1] == tokenizer_eot(t)) turn_gap(t, before);
     for (int i = 0; rc == OK && i < now->n; i++)
-        if (i > 0 || now->v[0] != tok_bos(t)) ids_add(before, now->v[i]);
+        if (i > 0 || now->v[0] != tokenizer_bos(t)) token_ids_add(before, now->v[i]);
     if (rc == OK) {
-        ids_release(now);
+        token_ids_release(now);
         *now = *before;
-        *before = (struct ids){0};
+        *before = (struct token_ids){0};
     }
-    for (int i = 0; i < n; i++) ids_release(&before[i]);
+    for (int i = 0; i < n; i++) token_ids_release(&before[i]);
     free(before);
     return rc;
 }
 
-static int ollama_generate_read(struct server *s, struct asked_text *q, const char **prompt,
+static int ollama_generate_read(struct server *s, struct ollama_request *q, const char **prompt,
                                 struct error *err) {
     const char *suffix = "", *system = NULL, *template = NULL;
     bool raw = false;
-    if (field_text(q->body, "prompt", prompt, err) != OK ||
-        field_text(q->body, "suffix", &suffix, err) != OK ||
-        field_text(q->body, "system", &system, err) != OK ||
-        field_text(q->body, "template", &template, err) != OK ||
-        field_bool(q->body, "raw", &raw, err) != OK || images_refuse(q->body, err) != OK)
+    if (json_read_string(q->body, "prompt", prompt, err) != OK ||
+        json_read_string(q->body, "suffix", &suffix, err) != OK ||
+        json_read_string(q->body, "system", &system, err) != OK ||
+        json_read_string(q->body, "template", &template, err) != OK ||
+        json_read_bool(q->body, "raw", &raw, err) != OK || images_refuse(q->body, err) != OK)
         return err->code;
     if (*suffix)
         return error_set(err, ERR_USAGE, "'%s' does not support insert: leave 'suffix' out",
                          q->target.name);
     if (!**prompt) return OK;
     q->spec.extra = json_boolean(!raw);
-    if (raw && (system || template || field(q->body, "context")))
+    if (raw && (system || template || json_get_nonnull(q->body, "context")))
         return error_set(err, ERR_USAGE, "raw mode does not support template, system, or context");
     if (raw) q->spec.asked = json_pack("{s:O}", "prompt", json_object_get(q->body, "prompt"));
     if (raw)
-        return ids_of_prompts(s, json_object_get(q->body, "prompt"), 1, &q->spec.prompts,
+        return prompts_tokenize(s, json_object_get(q->body, "prompt"), 1, &q->spec.prompts,
                               &q->spec.n_prompts, err);
     json_t *messages = json_array();
     if (system)
@@ -453,7 +453,7 @@ static int ollama_generate_read(struct server *s, struct asked_text *q, const ch
 }
 
 /* Nothing is asked: whether the model is there, or that it may go. */
-static void load_reply(struct exchange *x, struct asked_text *q, bool chat) {
+static void load_reply(struct exchange *x, struct ollama_request *q, bool chat) {
     json_t *v = json_pack("{s:s,s:o,s:b,s:s}", "model", q->target.name, "created_at", now_json(),
                           "done", 1, "done_reason", q->unload ? "unload" : "load");
     if (chat)
@@ -464,15 +464,15 @@ static void load_reply(struct exchange *x, struct asked_text *q, bool chat) {
 }
 
 /* Grammar, spec and target are the generation's, or given back. */
-static void ask_start(struct server *s, struct exchange *x, struct asked_text *q,
-                      const struct dialect *dialect, int rc, bool empty, const struct error *err) {
+static void ask_start(struct server *s, struct exchange *x, struct ollama_request *q,
+                      const struct api_dialect *dialect, int rc, bool empty, const struct error *err) {
     if (rc == OK && !empty) {
         generation_start(s, x, dialect, "ollama-", &q->target, &q->spec);
     } else if (rc == OK) {
         load_reply(x, q, dialect == &chat_dialect);
         if (q->spec.grammar) server_grammar_release(s, q->spec.grammar);
         generation_spec_release(&q->spec);
-        target_release(&q->target);
+        model_ref_release(&q->target);
     } else {
         generation_fail(s, x, &q->target, &q->spec, err);
     }
@@ -482,7 +482,7 @@ static void ask_start(struct server *s, struct exchange *x, struct asked_text *q
 static void generate_handle(void *ctx, struct exchange *x) {
     struct server *s = ctx;
     struct error err;
-    struct asked_text q;
+    struct ollama_request q;
     const char *prompt = "";
     int rc = ask_read(s, x, &q, &err);
     if (rc == OK) rc = ollama_generate_read(s, &q, &prompt, &err);
@@ -494,7 +494,7 @@ static json_t *messages_after(const json_t *messages, size_t skip) {
     json_t *list = json_array(), *m;
     size_t i;
     json_array_foreach (messages, i, m) {
-        bool keep = skip == 0 || strcmp(json_text_at(m, "role"), "system") == 0;
+        bool keep = skip == 0 || strcmp(json_get_string(m, "role"), "system") == 0;
         if (keep)
             json_array_append(list, m);
         else
@@ -503,10 +503,10 @@ static json_t *messages_after(const json_t *messages, size_t skip) {
     return list;
 }
 
-static int prompt_after(struct server *s, struct asked_text *q, const json_t *messages, size_t skip,
+static int prompt_after(struct server *s, struct ollama_request *q, const json_t *messages, size_t skip,
                         struct error *err) {
     struct generation_spec *spec = &q->spec;
-    for (int i = 0; i < spec->n_prompts; i++) ids_release(&spec->prompts[i]);
+    for (int i = 0; i < spec->n_prompts; i++) token_ids_release(&spec->prompts[i]);
     free(spec->prompts);
     json_decref(spec->asked);
     spec->prompts = NULL;
@@ -517,14 +517,14 @@ static int prompt_after(struct server *s, struct asked_text *q, const json_t *me
 
 /* As few of the oldest messages are left out as the context demands, and never the last: by
  * halves, since each try reads all. */
-static int prompt_fit(struct server *s, struct asked_text *q, const json_t *messages,
+static int prompt_fit(struct server *s, struct ollama_request *q, const json_t *messages,
                       struct error *err) {
     bool cut = true;
     json_t *m;
     size_t i, low = 0, high = 0;
-    if (field_bool(q->body, "truncate", &cut, err) != OK) return err->code;
+    if (json_read_bool(q->body, "truncate", &cut, err) != OK) return err->code;
     int rc = prompt_after(s, q, messages, 0, err);
-    json_array_foreach (messages, i, m) high += strcmp(json_text_at(m, "role"), "system") != 0;
+    json_array_foreach (messages, i, m) high += strcmp(json_get_string(m, "role"), "system") != 0;
     if (!cut || high < 2 || rc != OK || prompt_fits(s, &q->spec)) return rc;
     for (high--; rc == OK && low + 1 < high;) {
         size_t half = low + (high - low) / 2;
@@ -534,9 +534,9 @@ static int prompt_fit(struct server *s, struct asked_text *q, const json_t *mess
     return rc == OK ? prompt_after(s, q, messages, high, err) : rc;
 }
 
-static int ollama_chat_read(struct server *s, struct asked_text *q, bool *empty,
+static int ollama_chat_read(struct server *s, struct ollama_request *q, bool *empty,
                             struct error *err) {
-    json_t *messages = field(q->body, "messages"), *m;
+    json_t *messages = json_get_nonnull(q->body, "messages"), *m;
     size_t i;
     *empty = !messages || (json_is_array(messages) && json_array_size(messages) == 0);
     if (*empty) return OK;
@@ -547,14 +547,14 @@ static int ollama_chat_read(struct server *s, struct asked_text *q, bool *empty,
     }
     if (!json_is_array(messages))
         return error_set(err, ERR_USAGE, "'messages' must be a list of {role, content}");
-    if (tools_read(s, q->body, &q->spec, err) != OK) return err->code;
+    if (tool_choice_read(s, q->body, &q->spec, err) != OK) return err->code;
     return prompt_fit(s, q, messages, err);
 }
 
 static void chat_handle(void *ctx, struct exchange *x) {
     struct server *s = ctx;
     struct error err;
-    struct asked_text q;
+    struct ollama_request q;
     bool empty = false;
     int rc = ask_read(s, x, &q, &err);
     if (rc == OK) rc = ollama_chat_read(s, &q, &empty, &err);
@@ -571,31 +571,31 @@ static json_t *vector_json(const float *v, int n) {
 
 struct embedding {
     json_t *body;
-    struct target target;
-    struct ids *texts;
+    struct model_ref target;
+    struct token_ids *texts;
     int n, dims;
     float *v; /* [n][D] */
 };
 
 static void embedding_release(struct embedding *e) {
-    for (int i = 0; i < e->n; i++) ids_release(&e->texts[i]);
+    for (int i = 0; i < e->n; i++) token_ids_release(&e->texts[i]);
     free(e->texts);
     free(e->v);
-    target_release(&e->target);
+    model_ref_release(&e->target);
     json_decref(e->body);
 }
 
 /* The texts under a key as ids, cut to the context if the request allows that. None: n is 0. */
 static int texts_read(const struct server *s, const char *key, struct embedding *e,
                       struct error *err) {
-    const json_t *v = field(e->body, key);
+    const json_t *v = json_get_nonnull(e->body, key);
     bool cut = true;
     int32_t most = engine_max_len(s->e);
-    if (field_bool(e->body, "truncate", &cut, err) != OK) return err->code;
-    if (v && !json_is_string(v) && !json_is_texts(v))
+    if (json_read_bool(e->body, "truncate", &cut, err) != OK) return err->code;
+    if (v && !json_is_string(v) && !json_is_string_array(v))
         return error_set(err, ERR_USAGE, "'%s' must be a string or a list of strings", key);
     if (!v || (json_is_string(v) ? json_string_length(v) : json_array_size(v)) == 0) return OK;
-    if (ids_of_prompts(s, v, MAX_INPUTS, &e->texts, &e->n, err) != OK) return err->code;
+    if (prompts_tokenize(s, v, MAX_INPUTS, &e->texts, &e->n, err) != OK) return err->code;
     for (int i = 0; i < e->n; i++) {
         if (e->texts[i].n > most && !cut)
             return error_set(err, ERR_USAGE, "input %d has %d tokens, and the context is %d", i,
@@ -610,17 +610,17 @@ static int embedding_read(struct server *s, struct exchange *x, const char *key,
     const char *name;
     bool unload;
     int64_t dims = s->m->config.d_model;
-    e->body = request_json(s, x, err);
+    e->body = request_memory_json(s, x, err);
     if (!e->body || ollama_name(e->body, &name, err) != OK ||
         ollama_target(s, name, &e->target, err) != OK ||
         keep_alive_read(e->body, &unload, err) != OK ||
-        field_int(e->body, "dimensions", 1, s->m->config.d_model, &dims, err) != OK ||
+        json_read_int(e->body, "dimensions", 1, s->m->config.d_model, &dims, err) != OK ||
         texts_read(s, key, e, err) != OK)
         return err->code;
     e->dims = (int)dims;
     if (e->n == 0) return OK;
     if (embed_texts(s, x, &e->target, e->texts, e->n, &e->v, err) != OK) return err->code;
-    counted_prompts(s, x, &e->target, e->texts, e->n);
+    request_metrics_add_prompts(s, x, &e->target, e->texts, e->n);
     return OK;
 }
 
@@ -633,7 +633,7 @@ static void embed_handle(void *ctx, struct exchange *x) {
         json_int_t tokens = 0;
         for (int i = 0; i < e.n; i++) {
             float *v = e.v + (int64_t)i * s->m->config.d_model;
-            embedding_scale(v, e.dims);
+            embedding_truncate(v, e.dims);
             json_array_append_new(list, vector_json(v, e.dims));
             tokens += e.texts[i].n;
         }
@@ -695,14 +695,14 @@ static json_t *details_json(const struct server *s, const char *parent) {
 }
 
 /* Everything in a list of models but what only one list has. NULL: it cannot be loaded now. */
-static json_t *card_json(struct server *s, const struct listed *l) {
+static json_t *card_json(struct server *s, const struct adapter_entry *l) {
     char digest[HASH_LEN], *name = xasprintf("%s:latest", l ? l->name : s->name);
     struct model_size size = {0};
     json_int_t bytes = 0;
     struct error err;
     if (l && l->bare) {
-        char *text = json_text(l->made);
-        hash_bytes(text, strlen(text), digest);
+        char *text = json_canonical(l->made);
+        sha256_bytes(text, strlen(text), digest);
         free(text);
     } else if (l) {
         struct adapter *a = adapter_pool_get(s->pool, l->name, &err);
@@ -724,7 +724,7 @@ static json_t *card_json(struct server *s, const struct listed *l) {
     return v;
 }
 
-static void tags_add(struct server *s, const struct listed *l, json_t *models) {
+static void tags_add(struct server *s, const struct adapter_entry *l, json_t *models) {
     char when[40];
     json_t *v = card_json(s, l);
     if (!v) return;
@@ -737,7 +737,7 @@ static void tags_handle(void *ctx, struct exchange *x) {
     struct server *s = ctx;
     json_t *models = json_array();
     int n;
-    struct listed *v = server_adapters(s, &n);
+    struct adapter_entry *v = server_adapters(s, &n);
     tags_add(s, NULL, models);
     for (int i = 0; i < n; i++) tags_add(s, &v[i], models);
     server_adapters_free(v, n);
@@ -750,7 +750,7 @@ static bool pool_has(const struct adapter_pool_item *items, int n, const char *n
     return false;
 }
 
-static void ps_add(struct server *s, const struct listed *l, json_t *models) {
+static void ps_add(struct server *s, const struct adapter_entry *l, json_t *models) {
     json_t *v = card_json(s, l);
     if (!v) return;
     json_object_set_new(v, "expires_at", json_string("2318-01-01T00:00:00Z")); // never
@@ -766,7 +766,7 @@ static void ps_handle(void *ctx, struct exchange *x) {
     struct arena mem = {0};
     int n, n_items;
     const struct adapter_pool_item *items = adapter_pool_list(s->pool, &mem, &n_items);
-    struct listed *v = server_adapters(s, &n);
+    struct adapter_entry *v = server_adapters(s, &n);
     ps_add(s, NULL, models);
     for (int i = 0; i < n; i++)
         if (pool_has(items, n_items, v[i].name)) ps_add(s, &v[i], models);
@@ -831,14 +831,14 @@ static void modelfile_write(const struct server *s, const json_t *made, const ch
     json_array_foreach (json_object_get(made, "adapters"), i, v)
         buf_printf(out, "ADAPTER %s\n", json_is_string(v) ? json_string_value(v) : "(uploaded)");
     if (!made && adapter) buf_printf(out, "ADAPTER %s\n", adapter);
-    if (*json_text_at(made, "template"))
-        buf_printf(out, "TEMPLATE \"\"\"%s\"\"\"\n", json_text_at(made, "template"));
-    if (*json_text_at(made, "system"))
-        buf_printf(out, "SYSTEM \"\"\"%s\"\"\"\n", json_text_at(made, "system"));
+    if (*json_get_string(made, "template"))
+        buf_printf(out, "TEMPLATE \"\"\"%s\"\"\"\n", json_get_string(made, "template"));
+    if (*json_get_string(made, "system"))
+        buf_printf(out, "SYSTEM \"\"\"%s\"\"\"\n", json_get_string(made, "system"));
     parameters_write(made, "PARAMETER ", out);
     json_array_foreach (json_object_get(made, "messages"), i, v)
-        buf_printf(out, "MESSAGE %s \"\"\"%s\"\"\"\n", json_text_at(v, "role"),
-                   json_text_at(v, "content"));
+        buf_printf(out, "MESSAGE %s \"\"\"%s\"\"\"\n", json_get_string(v, "role"),
+                   json_get_string(v, "content"));
 }
 
 static json_t *capabilities_json(const struct server *s) {
@@ -848,26 +848,26 @@ static json_t *capabilities_json(const struct server *s) {
     return v;
 }
 
-const struct listed *ollama_row(const struct listed *v, int n, const char *name) {
+const struct adapter_entry *ollama_find_adapter(const struct adapter_entry *v, int n, const char *name) {
     for (int i = 0; i < n; i++)
         if (strcmp(v[i].name, name) == 0) return &v[i];
     return NULL;
 }
 
-static json_t *show_json(struct server *s, const struct target *t) {
+static json_t *show_json(struct server *s, const struct model_ref *t) {
     struct buf file = {0}, parameters = {0};
     char when[40];
     int n;
-    struct listed *all = server_adapters(s, &n);
-    const struct listed *row = ollama_row(all, n, t->label);
+    struct adapter_entry *all = server_adapters(s, &n);
+    const struct adapter_entry *row = ollama_find_adapter(all, n, t->label);
     const json_t *made = row ? row->made : NULL;
-    const char *template = json_text_at(made, "template");
+    const char *template = json_get_string(made, "template");
     modelfile_write(s, made, row ? row->path : NULL, &file);
     parameters_write(made, "", &parameters);
-    if (!*template) template = s->m->chat_template ? s->m->chat_template : chat_ml;
+    if (!*template) template = s->m->chat_template ? s->m->chat_template : chatml_template;
     json_t *v = json_pack(
-        "{s:o,s:o,s:s,s:o,s:o,s:o,s:s}", "modelfile", json_text_of(file.data, file.len),
-        "parameters", json_text_of(parameters.data ? parameters.data : "", parameters.len),
+        "{s:o,s:o,s:s,s:o,s:o,s:o,s:s}", "modelfile", json_string_lossy(file.data, file.len),
+        "parameters", json_string_lossy(parameters.data ? parameters.data : "", parameters.len),
         "template", template, "details", details_json(s, row || t->n ? s->name : ""), "model_info",
         info_json(s), "capabilities", capabilities_json(s), "modified_at",
         moment(row ? row->created : s->started, 0, when));
@@ -883,17 +883,17 @@ static json_t *show_json(struct server *s, const struct target *t) {
 }
 
 static void show_handle(void *ctx, struct exchange *x) {
-    struct target t = {0};
+    struct model_ref t = {0};
     struct error err;
     const char *name;
-    json_t *body = request_json(ctx, x, &err);
+    json_t *body = request_memory_json(ctx, x, &err);
     int rc = body ? ollama_name(body, &name, &err) : err.code;
     if (rc == OK) rc = ollama_target(ctx, name, &t, &err);
     if (rc == OK)
         exchange_reply_json(x, 200, show_json(ctx, &t));
     else
         api_fail_error(x, &err, NULL);
-    target_release(&t);
+    model_ref_release(&t);
     json_decref(body);
 }
 
@@ -915,28 +915,28 @@ static void root_handle(void *ctx, struct exchange *x) {
     static const char words[] = "Ollama is running";
     const char *accept = exchange_header(x, "Accept");
     if (accept && strcasestr(accept, "text/html"))
-        page_handle(ctx, x);
+        web_ui_handle(ctx, x);
     else
         exchange_reply(x, 200, "text/plain; charset=utf-8", words, sizeof words - 1);
 }
 
-static const struct route routes[] = {
-    {"GET", "/", OPEN, root_handle},
-    {"POST", "/api/generate", CHAT, generate_handle},
-    {"POST", "/api/chat", CHAT, chat_handle},
-    {"POST", "/api/embed", CHAT | SLOW, embed_handle},
-    {"POST", "/api/embeddings", CHAT | SLOW, embeddings_handle},
-    {"GET", "/api/tags", CHAT, tags_handle},
-    {"POST", "/api/show", CHAT, show_handle},
-    {"GET", "/api/ps", CHAT, ps_handle},
-    {"POST", "/api/create", ADMIN, ollama_create_handle},
-    {"GET", "/api/blobs/*", ADMIN, ollama_blob_handle},
-    {"POST", "/api/blobs/*", ADMIN, ollama_upload_handle},
-    {"POST", "/api/copy", ADMIN, ollama_copy_handle},
-    {"DELETE", "/api/delete", ADMIN, ollama_delete_handle},
-    {"POST", "/api/pull", ADMIN, network_handle},
-    {"POST", "/api/push", ADMIN, network_handle},
-    {"GET", "/api/version", OPEN | INSTANT, version_handle},
+static const struct http_route routes[] = {
+    {"GET", "/", SCOPE_OPEN, root_handle},
+    {"POST", "/api/generate", SCOPE_CHAT, generate_handle},
+    {"POST", "/api/chat", SCOPE_CHAT, chat_handle},
+    {"POST", "/api/embed", SCOPE_CHAT | ROUTE_SLOW, embed_handle},
+    {"POST", "/api/embeddings", SCOPE_CHAT | ROUTE_SLOW, embeddings_handle},
+    {"GET", "/api/tags", SCOPE_CHAT, tags_handle},
+    {"POST", "/api/show", SCOPE_CHAT, show_handle},
+    {"GET", "/api/ps", SCOPE_CHAT, ps_handle},
+    {"POST", "/api/create", SCOPE_ADMIN, ollama_create_handle},
+    {"GET", "/api/blobs/*", SCOPE_ADMIN, ollama_blob_handle},
+    {"POST", "/api/blobs/*", SCOPE_ADMIN, ollama_upload_handle},
+    {"POST", "/api/copy", SCOPE_ADMIN, ollama_copy_handle},
+    {"DELETE", "/api/delete", SCOPE_ADMIN, ollama_delete_handle},
+    {"POST", "/api/pull", SCOPE_ADMIN, network_handle},
+    {"POST", "/api/push", SCOPE_ADMIN, network_handle},
+    {"GET", "/api/version", SCOPE_OPEN | ROUTE_IO_THREAD, version_handle},
     {0},
 };
 

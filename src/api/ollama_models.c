@@ -65,8 +65,8 @@ static char *blob_find(const struct server *s, const char *digest, struct error 
 /* An upload. What fails is told when all has come: who is sending cannot be answered before. */
 struct blob {
     struct body_sink sink;
-    struct writer file;
-    struct hasher hasher;
+    struct atomic_file file;
+    struct sha256 hasher;
     char want[HASH_LEN];
     uint64_t size;
     bool known;
@@ -77,28 +77,28 @@ static int blob_put(struct body_sink *sink, const void *p, size_t n) {
     struct blob *b = (struct blob *)sink;
     b->size += n;
     if (b->size > BLOB_BYTES) return ERR_MEMORY;
-    hasher_add(&b->hasher, p, n);
-    if (b->err.code == OK && !b->known) writer_put(&b->file, p, n, &b->err);
+    sha256_update(&b->hasher, p, n);
+    if (b->err.code == OK && !b->known) atomic_file_write(&b->file, p, n, &b->err);
     return OK;
 }
 
 static void blob_drop(struct body_sink *sink) {
     struct blob *b = (struct blob *)sink;
-    writer_abort(&b->file);
+    atomic_file_abort(&b->file);
     free(b);
 }
 
-struct body_sink *ollama_sink(struct server *s, struct exchange *x, const struct route *r) {
+struct body_sink *ollama_sink(struct server *s, struct exchange *x, const struct http_route *r) {
     if (r->handle != ollama_upload_handle) return NULL;
-    const char *hash = digest_hash(exchange_rest(x));
+    const char *hash = digest_hash(exchange_wildcard(x));
     if (!hash) return NULL; // the handler says so
     struct blob *b = xcalloc(1, sizeof *b);
     char *path = blob_path(s, hash);
     b->sink = (struct body_sink){blob_put, blob_drop};
     strcpy(b->want, hash);
-    hasher_init(&b->hasher);
+    sha256_init(&b->hasher);
     b->known = path_exists(path);
-    if (!b->known && state_folder(s, "blobs", &b->err) == OK) writer_open(&b->file, path, &b->err);
+    if (!b->known && state_folder(s, "blobs", &b->err) == OK) atomic_file_open(&b->file, path, &b->err);
     free(path);
     return &b->sink;
 }
@@ -109,14 +109,14 @@ void ollama_upload_handle(void *ctx, struct exchange *x) {
     (void)ctx;
     if (!b) {
         api_fail(x, 400, NULL, NULL, NULL, "'%.80s' is no digest, sha256: and 64 hex digits",
-                 exchange_rest(x));
+                 exchange_wildcard(x));
         return;
     }
-    hasher_final(&b->hasher, have);
+    sha256_final(&b->hasher, have);
     if (strcmp(have, b->want) != 0)
         api_fail(x, 400, NULL, NULL, NULL, "digest mismatch: expected sha256:%s, got sha256:%s",
                  b->want, have);
-    else if (b->err.code != OK || (!b->known && writer_commit(&b->file, &b->err) != OK))
+    else if (b->err.code != OK || (!b->known && atomic_file_commit(&b->file, &b->err) != OK))
         api_fail(x, 500, NULL, NULL, NULL, "%s", b->err.text);
     else
         exchange_reply(x, b->known ? 200 : 201, NULL, "", 0);
@@ -128,7 +128,7 @@ void ollama_blob_handle(void *ctx, struct exchange *x) {
         api_fail(x, 405, NULL, NULL, NULL, "a blob can be asked for by HEAD and sent by POST");
         return;
     }
-    char *path = blob_find(ctx, exchange_rest(x), &err);
+    char *path = blob_find(ctx, exchange_wildcard(x), &err);
     exchange_reply(x, path ? 200 : err.code == ERR_MISSING ? 404 : 400, NULL, "", 0);
     free(path);
 }
@@ -137,8 +137,8 @@ void ollama_blob_handle(void *ctx, struct exchange *x) {
 
 /* Files of a PEFT adapter that were uploaded one by one, in a folder of their own. */
 static char *peft_folder(const struct server *s, const json_t *files, struct error *err) {
-    char *all = json_text(files), hash[HASH_LEN];
-    hash_bytes(all, strlen(all), hash);
+    char *all = json_canonical(files), hash[HASH_LEN];
+    sha256_bytes(all, strlen(all), hash);
     free(all);
     char *dir = state_path(s, "adapters", hash);
     const char *name;
@@ -189,14 +189,14 @@ static int adapters_open(struct server *s, const json_t *made, struct adapter **
         all[n++] = a;
     }
     if (rc == OK && n == 1) *out = adapter_retain(all[0]);
-    if (rc == OK && n > 1 && !(*out = adapter_stack(all, ones, n, err))) rc = err->code;
+    if (rc == OK && n > 1 && !(*out = adapter_concat(all, ones, n, err))) rc = err->code;
     while (n) adapter_release(all[--n]);
     if (rc == ERR_MISSING) rc = err->code = ERR_USAGE; // it is not the model that is missing
     return rc;
 }
 
 /* Lists it; takes `made` over. */
-static int made_serve(struct server *s, json_t *made, struct error *err) {
+static int derived_serve(struct server *s, json_t *made, struct error *err) {
     struct adapter *a;
     if (adapters_open(s, made, &a, err) != OK) {
         json_decref(made);
@@ -204,9 +204,9 @@ static int made_serve(struct server *s, json_t *made, struct error *err) {
     }
     const json_t *list = json_object_get(made, "adapters");
     const char *first = json_string_value(json_array_get(list, 0));
-    char *name = xstrdup(json_text_at(made, "name"));
+    char *name = xstrdup(json_get_string(made, "name"));
     char *path = xstrdup(json_array_size(list) == 1 && first ? first : name);
-    int rc = server_model_put(s, name, path, a, made, err);
+    int rc = server_derived_put(s, name, path, a, made, err);
     adapter_release(a);
     free(path);
     free(name);
@@ -215,18 +215,18 @@ static int made_serve(struct server *s, json_t *made, struct error *err) {
 
 /* on the disk */
 
-static char *made_path(const struct server *s, const char *name) {
+static char *derived_path(const struct server *s, const char *name) {
     char hash[HASH_LEN], file[HASH_LEN + 8];
-    hash_bytes(name, strlen(name), hash);
+    sha256_bytes(name, strlen(name), hash);
     snprintf(file, sizeof file, "%s.json", hash);
     return state_path(s, "models", file);
 }
 
 /* Serves it and keeps it; takes it over. */
-static int made_keep(struct server *s, json_t *made, struct error *err) {
-    char *text = json_text(made), *path = made_path(s, json_text_at(made, "name"));
+static int derived_save(struct server *s, json_t *made, struct error *err) {
+    char *text = json_canonical(made), *path = derived_path(s, json_get_string(made, "name"));
     pthread_mutex_lock(&s->making);
-    int rc = made_serve(s, made, err);
+    int rc = derived_serve(s, made, err);
     if (rc == OK) rc = state_folder(s, "models", err);
     if (rc == OK) rc = file_write(path, text, strlen(text), err);
     pthread_mutex_unlock(&s->making);
@@ -235,14 +235,14 @@ static int made_keep(struct server *s, json_t *made, struct error *err) {
     return rc;
 }
 
-static void made_load(struct server *s, const char *path) {
+static void derived_load(struct server *s, const char *path) {
     struct error err;
-    json_t *made = json_file(path, &err);
-    char *expected = made ? made_path(s, json_text_at(made, "name")) : NULL;
+    json_t *made = json_parse_file(path, &err);
+    char *expected = made ? derived_path(s, json_get_string(made, "name")) : NULL;
     bool ours = expected && strcmp(expected, path) == 0;
     if (made && !ours) error_set(&err, ERR_FORMAT, "it is no made model");
-    int rc = ours ? made_serve(s, json_incref(made), &err) : ERR_FORMAT;
-    if (rc != OK) warn("the model in '%s' is not served: %s", path, err.text);
+    int rc = ours ? derived_serve(s, json_incref(made), &err) : ERR_FORMAT;
+    if (rc != OK) log_warn("the model in '%s' is not served: %s", path, err.text);
     json_decref(made);
     free(expected);
 }
@@ -255,7 +255,7 @@ void ollama_models_load(struct server *s) {
         const char *dot = strrchr(e->d_name, '.');
         if (!dot || strcmp(dot, ".json") != 0) continue;
         char *path = path_join(folder, e->d_name);
-        made_load(s, path);
+        derived_load(s, path);
         free(path);
     }
     if (d) closedir(d);
@@ -273,11 +273,11 @@ static char *name_plain(const char *name) {
 /* Of a listed adapter that was not made here: where it lies. */
 static json_t *listed_made(struct server *s, const char *name) {
     int n;
-    struct listed *v = server_adapters(s, &n);
-    const struct listed *row = ollama_row(v, n, name);
+    struct adapter_entry *v = server_adapters(s, &n);
+    const struct adapter_entry *row = ollama_find_adapter(v, n, name);
     char *real = row ? realpath(row->path, NULL) : NULL;
     json_t *made =
-        row ? json_pack("{s:[o]}", "adapters", json_path(real ? real : row->path)) : NULL;
+        row ? json_pack("{s:[o]}", "adapters", json_from_path(real ? real : row->path)) : NULL;
     free(real);
     server_adapters_free(v, n);
     return made;
@@ -285,26 +285,26 @@ static json_t *listed_made(struct server *s, const char *name) {
 
 /* What to begin with, of whatever a name stands for. */
 static json_t *made_of(struct server *s, const char *from, struct error *err) {
-    struct target t;
+    struct model_ref t;
     if (ollama_target(s, from, &t, err) != OK) return NULL;
-    json_t *made = server_model_made(s, t.label);
+    json_t *made = server_derived_spec(s, t.label);
     if (!made && t.n == 0) made = json_object();
     if (!made && t.n == 1) made = listed_made(s, t.label);
     if (!made)
         error_set(err, ERR_USAGE, "'%.200s' is a mix: name its adapters one by one instead", from);
-    target_release(&t);
+    model_ref_release(&t);
     return made;
 }
 
 /* A name of this server's base must stay the base's; "base" and "mix" are labels of targets. */
 static int name_free(struct server *s, const char *name, struct error *err) {
-    struct target t;
+    struct model_ref t;
     struct error none;
     if (strcmp(name, "base") == 0 || strcmp(name, "mix") == 0)
         return error_set(err, ERR_USAGE, "a model cannot be called '%s' here", name);
-    if (target_find(s, name, &t, &none) != OK) return OK;
+    if (model_ref_resolve(s, name, &t, &none) != OK) return OK;
     bool base = strcmp(t.label, "base") == 0 && t.n == 0;
-    target_release(&t);
+    model_ref_release(&t);
     return base ? error_set(err, ERR_USAGE, "'%s' is the base's name", name) : OK;
 }
 
@@ -448,11 +448,11 @@ static int adapters_by_name(const json_t *named, json_t *list, struct error *err
 }
 
 static int adapters_read(const json_t *body, json_t *made, struct error *err) {
-    json_t *v = field(body, "adapters");
+    json_t *v = json_get_nonnull(body, "adapters");
     if (!v) return OK;
     json_t *list = list_at(made, "adapters");
     if (json_is_object(v)) return adapters_by_name(v, list, err);
-    if (!json_is_texts(v))
+    if (!json_is_string_array(v))
         return error_set(err, ERR_USAGE,
                          "'adapters' must be {name: digest}, or a list of digests and paths");
     json_array_extend(list, v);
@@ -464,9 +464,9 @@ static int template_read(const struct server *s, const json_t *body, json_t *mad
                          struct error *err) {
     const char *text = NULL;
     struct error why;
-    if (field_text(body, "template", &text, err) != OK) return err->code;
+    if (json_read_string(body, "template", &text, err) != OK) return err->code;
     if (!text) return OK;
-    char *jinja = ollama_jinja(s, text, &why);
+    char *jinja = ollama_template_to_jinja(s, text, &why);
     json_object_set_new(made, "template", json_string(text));
     json_object_del(made, "jinja");
     if (jinja) {
@@ -482,7 +482,7 @@ static int template_read(const struct server *s, const json_t *body, json_t *mad
 
 static int parameters_read(const struct server *s, const json_t *body, json_t *made,
                            struct error *err) {
-    json_t *v = field(body, "parameters"), *all = json_object_get(made, "parameters");
+    json_t *v = json_get_nonnull(body, "parameters"), *all = json_object_get(made, "parameters");
     struct generation_spec spec = {0};
     if (!v) return OK;
     if (!json_is_object(v)) return error_set(err, ERR_USAGE, "'parameters' must be an object");
@@ -497,12 +497,12 @@ static int parameters_read(const struct server *s, const json_t *body, json_t *m
 }
 
 static int messages_keep(const json_t *body, json_t *made, struct error *err) {
-    json_t *v = field(body, "messages"), *m;
+    json_t *v = json_get_nonnull(body, "messages"), *m;
     size_t i;
     if (!v) return OK;
     bool fine = json_is_array(v);
     json_array_foreach (v, i, m) {
-        const char *role = json_text_at(m, "role");
+        const char *role = json_get_string(m, "role");
         fine &= json_is_string(json_object_get(m, "content")) &&
                 (strcmp(role, "system") == 0 || strcmp(role, "user") == 0 ||
                  strcmp(role, "assistant") == 0);
@@ -517,8 +517,8 @@ static int messages_keep(const json_t *body, json_t *made, struct error *err) {
 static int texts_read(const json_t *body, json_t *made, struct error *err) {
     static const char *const keys[] = {"system", "license"};
     for (size_t i = 0; i < ARRAY_LEN(keys); i++) {
-        json_t *v = field(body, keys[i]);
-        if (v && !json_is_string(v) && !(i == 1 && json_is_texts(v)))
+        json_t *v = json_get_nonnull(body, keys[i]);
+        if (v && !json_is_string(v) && !(i == 1 && json_is_string_array(v)))
             return error_set(err, ERR_USAGE, "'%s' must be a string", keys[i]);
         if (v) json_object_set(made, keys[i], v);
     }
@@ -529,10 +529,10 @@ static int texts_read(const json_t *body, json_t *made, struct error *err) {
 static int body_complete(json_t *body, struct error *err) {
     const char *text = NULL, *quantize = "";
     json_t *told = json_object();
-    int rc = field_text(body, "modelfile", &text, err);
+    int rc = json_read_string(body, "modelfile", &text, err);
     if (rc == OK && text) rc = ollama_modelfile(text, told, err);
     if (rc == OK) json_object_update_missing(body, told);
-    if (rc == OK) rc = field_text(body, "quantize", &quantize, err);
+    if (rc == OK) rc = json_read_string(body, "quantize", &quantize, err);
     if (rc == OK && *quantize)
         rc = error_set(err, ERR_USAGE,
                        "'quantize' is not supported: this server's base stays as it is; see 'shoal "
@@ -542,12 +542,12 @@ static int body_complete(json_t *body, struct error *err) {
 }
 
 /* *out: the model; `lines` gets what there is to say of it. */
-static int made_read(struct server *s, json_t *body, json_t *lines, json_t **out,
+static int derived_read(struct server *s, json_t *body, json_t *lines, json_t **out,
                      struct error *err) {
     const char *name = "", *from = NULL;
     *out = NULL;
     if (body_complete(body, err) != OK || ollama_name(body, &name, err) != OK ||
-        field_text(body, "from", &from, err) != OK || name_free(s, name, err) != OK)
+        json_read_string(body, "from", &from, err) != OK || name_free(s, name, err) != OK)
         return err->code;
     if (!from || !*from)
         return error_set(err, ERR_USAGE,
@@ -597,12 +597,12 @@ void ollama_create_handle(void *ctx, struct exchange *x) {
     struct server *s = ctx;
     struct error err;
     bool stream = true;
-    json_t *lines = json_array(), *made = NULL, *body = request_json(ctx, x, &err);
-    int rc = body ? field_bool(body, "stream", &stream, &err) : err.code;
-    if (rc == OK) rc = made_read(s, body, lines, &made, &err);
+    json_t *lines = json_array(), *made = NULL, *body = request_memory_json(ctx, x, &err);
+    int rc = body ? json_read_bool(body, "stream", &stream, &err) : err.code;
+    if (rc == OK) rc = derived_read(s, body, lines, &made, &err);
     if (rc == OK) {
         layers_tell(made, lines);
-        rc = made_keep(s, json_incref(made), &err);
+        rc = derived_save(s, json_incref(made), &err);
     }
     json_array_append_new(lines, json_string("writing manifest"));
     json_array_append_new(lines, json_string("success"));
@@ -619,9 +619,9 @@ void ollama_copy_handle(void *ctx, struct exchange *x) {
     struct server *s = ctx;
     struct error err;
     const char *from = "", *to = "";
-    json_t *made = NULL, *body = request_json(ctx, x, &err);
-    int rc = body ? field_name(body, "source", &from, &err) : err.code;
-    if (rc == OK) rc = field_name(body, "destination", &to, &err);
+    json_t *made = NULL, *body = request_memory_json(ctx, x, &err);
+    int rc = body ? json_read_name(body, "source", &from, &err) : err.code;
+    if (rc == OK) rc = json_read_name(body, "destination", &to, &err);
     if (rc == OK && (!*from || !*to))
         rc = error_set(&err, ERR_USAGE, "'source' and 'destination' must be given");
     if (rc == OK) rc = name_free(s, to, &err);
@@ -632,7 +632,7 @@ void ollama_copy_handle(void *ctx, struct exchange *x) {
         if (!json_object_get(made, "parent"))
             json_object_set_new(made, "parent", json_string(from));
         free(plain);
-        rc = made_keep(s, json_incref(made), &err);
+        rc = derived_save(s, json_incref(made), &err);
     }
     if (rc == OK)
         exchange_reply(x, 200, NULL, "", 0);
@@ -643,10 +643,10 @@ void ollama_copy_handle(void *ctx, struct exchange *x) {
 }
 
 static int model_delete(struct server *s, const char *name, struct error *err) {
-    struct target t;
+    struct model_ref t;
     if (ollama_target(s, name, &t, err) != OK) return err->code;
     int rc = OK;
-    char *path = made_path(s, t.label);
+    char *path = derived_path(s, t.label);
     pthread_mutex_lock(&s->making);
     if (strcmp(t.label, "base") == 0 && t.n == 0)
         rc = error_set(err, ERR_USAGE, "'%s' is the base, which cannot be deleted", name);
@@ -655,7 +655,7 @@ static int model_delete(struct server *s, const char *name, struct error *err) {
     if (rc == OK && unlink(path) != 0 && errno != ENOENT)
         rc = error_errno(err, "cannot delete '%s'", path);
     pthread_mutex_unlock(&s->making);
-    target_release(&t);
+    model_ref_release(&t);
     free(path);
     return rc;
 }
@@ -663,7 +663,7 @@ static int model_delete(struct server *s, const char *name, struct error *err) {
 void ollama_delete_handle(void *ctx, struct exchange *x) {
     struct error err;
     const char *name = "";
-    json_t *body = request_json(ctx, x, &err);
+    json_t *body = request_memory_json(ctx, x, &err);
     int rc = body ? ollama_name(body, &name, &err) : err.code;
     if (rc == OK) rc = model_delete(ctx, name, &err);
     if (rc == OK)
@@ -679,9 +679,9 @@ void ollama_delete_handle(void *ctx, struct exchange *x) {
 static void messages_apply(const json_t *made, json_t *body) {
     json_t *own = json_object_get(made, "messages"), *system = json_object_get(made, "system");
     json_t *told = json_object_get(body, "messages"), *all = json_array();
-    const char *first = json_text_at(json_array_get(json_array_size(own) ? own : told, 0), "role");
+    const char *first = json_get_string(json_array_get(json_array_size(own) ? own : told, 0), "role");
     if (json_string_length(system) && strcmp(first, "system") != 0 &&
-        strcmp(json_text_at(json_array_get(told, 0), "role"), "system") != 0)
+        strcmp(json_get_string(json_array_get(told, 0), "role"), "system") != 0)
         json_array_append_new(all, json_pack("{s:s,s:O}", "role", "system", "content", system));
     if (own) json_array_extend(all, own);
     json_array_extend(all, told);
@@ -699,21 +699,21 @@ static void parameters_apply(const json_t *made, json_t *body) {
             if (i > 0 || json_number_value(v) >= 1) json_object_set(parameters, names[i][1], v);
             json_object_del(parameters, names[i][0]);
         }
-    if (field(body, "max_completion_tokens")) json_object_del(parameters, "max_tokens");
-    if (json_number_at(parameters, "seed") < 0) json_object_del(parameters, "seed");
+    if (json_get_nonnull(body, "max_completion_tokens")) json_object_del(parameters, "max_tokens");
+    if (json_get_number(parameters, "seed") < 0) json_object_del(parameters, "seed");
     json_object_update_missing(body, parameters);
     json_decref(parameters);
 }
 
-void ollama_made_apply(const json_t *made, json_t *chat) {
+void ollama_derived_apply(const json_t *made, json_t *chat) {
     json_t *jinja = json_object_get(made, "jinja");
     messages_apply(made, chat);
-    if (jinja && !field(chat, "chat_template")) json_object_set(chat, "chat_template", jinja);
+    if (jinja && !json_get_nonnull(chat, "chat_template")) json_object_set(chat, "chat_template", jinja);
 }
 
-void model_settings_apply(struct server *s, const struct target *t, json_t *body) {
-    json_t *made = server_model_made(s, t->label);
-    if (made && json_is_array(field(body, "messages"))) ollama_made_apply(made, body);
+void derived_settings_apply(struct server *s, const struct model_ref *t, json_t *body) {
+    json_t *made = server_derived_spec(s, t->label);
+    if (made && json_is_array(json_get_nonnull(body, "messages"))) ollama_derived_apply(made, body);
     if (made) parameters_apply(made, body);
     json_decref(made);
 }

@@ -37,13 +37,13 @@ static const char NO_ARGUMENTS[] = "{}";
 
 /* settings */
 
-uint64_t seed_drawn(void) {
+uint64_t random_seed(void) {
     uint64_t v = 0;
     CHECK(getrandom(&v, sizeof v, 0) == sizeof v);
     return v >> 12; // so that clients in any language can send it back
 }
 
-void penalties_set(struct sampling *s, double repeat, double presence, double frequency,
+void sampling_set_penalties(struct sampling_params *s, double repeat, double presence, double frequency,
                    int64_t last_n) {
     s->repetition_penalty = last_n ? (float)repeat : 1.0f;
     s->presence_penalty = last_n ? (float)presence : 0.0f;
@@ -53,9 +53,9 @@ void penalties_set(struct sampling *s, double repeat, double presence, double fr
     s->penalty_last_n = any ? (int32_t)(last_n < 0 ? INT32_MAX : last_n) : 0;
 }
 
-int bias_read(const struct server *s, const json_t *body, struct generation_spec *spec,
+int logit_bias_read(const struct server *s, const json_t *body, struct generation_spec *spec,
               struct error *err) {
-    json_t *o = field(body, "logit_bias"), *v;
+    json_t *o = json_get_nonnull(body, "logit_bias"), *v;
     const char *key;
     if (!o) return OK;
     if (!json_is_object(o) || json_object_size(o) > LOGIT_BIASES)
@@ -67,26 +67,26 @@ int bias_read(const struct server *s, const json_t *body, struct generation_spec
         char *end;
         long id = strtol(key, &end, 10);
         double x = json_number_value(v);
-        if (*end || end == key || id < 0 || id >= tok_vocab_size(s->m->tok) || !json_is_number(v) ||
+        if (*end || end == key || id < 0 || id >= tokenizer_vocab_size(s->m->tok) || !json_is_number(v) ||
             !(x >= -100 && x <= 100))
             return error_set(err, ERR_USAGE,
                              "'logit_bias' has '%.40s', which is no token id with a bias from -100 "
                              "to 100",
                              key);
         spec->bias[spec->sampling.n_bias++] =
-            (struct token_bias){(int32_t)id, x <= -100 ? -INFINITY : (float)x};
+            (struct logit_bias){(int32_t)id, x <= -100 ? -INFINITY : (float)x};
     }
     return OK;
 }
 
-int stops_read(const struct server *s, const json_t *body, struct generation_spec *spec,
+int stop_conditions_read(const struct server *s, const json_t *body, struct generation_spec *spec,
                struct error *err) {
     const struct tokenizer *tok = s->m->tok;
     bool ignore_eos = false;
-    json_t *ids = field(body, "stop_token_ids"), *v;
+    json_t *ids = json_get_nonnull(body, "stop_token_ids"), *v;
     size_t i;
-    if (field_texts(body, "stop", MAX_STOPS, &spec->stops, err) != OK ||
-        field_bool(body, "ignore_eos", &ignore_eos, err) != OK)
+    if (json_read_strings(body, "stop", MAX_STOPS, &spec->stops, err) != OK ||
+        json_read_bool(body, "ignore_eos", &ignore_eos, err) != OK)
         return err->code;
     for (int k = spec->stops.n - 1; k >= 0; k--) // "" stops nothing, and clients send it
         if (!*spec->stops.v[k]) {
@@ -97,14 +97,14 @@ int stops_read(const struct server *s, const json_t *body, struct generation_spe
         if (strlen(spec->stops.v[k]) > STOP_BYTES)
             return error_set(err, ERR_USAGE, "a text in 'stop' may have at most %d bytes",
                              STOP_BYTES);
-    if (!ignore_eos && tok_eos(tok) >= 0) spec->stop_ids[spec->n_stop_ids++] = tok_eos(tok);
-    if (!ignore_eos && tok_chat_end(tok) != tok_eos(tok) && tok_chat_end(tok) >= 0)
-        spec->stop_ids[spec->n_stop_ids++] = tok_chat_end(tok);
+    if (!ignore_eos && tokenizer_eos(tok) >= 0) spec->stop_ids[spec->n_stop_ids++] = tokenizer_eos(tok);
+    if (!ignore_eos && tokenizer_eot(tok) != tokenizer_eos(tok) && tokenizer_eot(tok) >= 0)
+        spec->stop_ids[spec->n_stop_ids++] = tokenizer_eot(tok);
     if (ids && (!json_is_array(ids) || json_array_size(ids) > 16))
         return error_set(err, ERR_USAGE, "'stop_token_ids' must be a list of at most 16 ids");
     json_array_foreach (ids, i, v) {
         json_int_t id = json_integer_value(v);
-        if (!json_is_integer(v) || id < 0 || id >= tok_vocab_size(tok))
+        if (!json_is_integer(v) || id < 0 || id >= tokenizer_vocab_size(tok))
             return error_set(err, ERR_USAGE, "'stop_token_ids' has what is no token id");
         spec->stop_ids[spec->n_stop_ids++] = (int32_t)id;
     }
@@ -117,26 +117,26 @@ static int settings_read(const struct server *s, const json_t *body, struct gene
     double temperature = 1, top_p = 1, min_p = 0, typical_p = 1, repetition = 1, presence = 0,
            frequency = 0;
     int64_t n = 1, top_k = 0, seed = -1;
-    const json_t *stream_options = field(body, "stream_options");
-    if (field_number(body, "temperature", 0, 100, &temperature, err) != OK ||
-        field_number(body, "top_p", 0, 1, &top_p, err) != OK ||
-        field_number(body, "min_p", 0, 1, &min_p, err) != OK ||
-        field_number(body, "typical_p", 0, 1, &typical_p, err) != OK ||
-        field_number(body, "repetition_penalty", 1e-3, 100, &repetition, err) != OK ||
-        field_number(body, "presence_penalty", -2, 2, &presence, err) != OK ||
-        field_number(body, "frequency_penalty", -2, 2, &frequency, err) != OK ||
-        field_int(body, "top_k", -1, 1 << 30, &top_k, err) != OK ||
-        field_int(body, "n", 1, MAX_N, &n, err) != OK ||
-        field_int(body, "seed", INT64_MIN, INT64_MAX, &seed, err) != OK ||
-        field_bool(body, "stream", &spec->stream, err) != OK ||
+    const json_t *stream_options = json_get_nonnull(body, "stream_options");
+    if (json_read_number(body, "temperature", 0, 100, &temperature, err) != OK ||
+        json_read_number(body, "top_p", 0, 1, &top_p, err) != OK ||
+        json_read_number(body, "min_p", 0, 1, &min_p, err) != OK ||
+        json_read_number(body, "typical_p", 0, 1, &typical_p, err) != OK ||
+        json_read_number(body, "repetition_penalty", 1e-3, 100, &repetition, err) != OK ||
+        json_read_number(body, "presence_penalty", -2, 2, &presence, err) != OK ||
+        json_read_number(body, "frequency_penalty", -2, 2, &frequency, err) != OK ||
+        json_read_int(body, "top_k", -1, 1 << 30, &top_k, err) != OK ||
+        json_read_int(body, "n", 1, MAX_N, &n, err) != OK ||
+        json_read_int(body, "seed", INT64_MIN, INT64_MAX, &seed, err) != OK ||
+        json_read_bool(body, "stream", &spec->stream, err) != OK ||
         (stream_options &&
-         field_bool(stream_options, "include_usage", &spec->include_usage, err) != OK))
+         json_read_bool(stream_options, "include_usage", &spec->include_usage, err) != OK))
         return err->code;
     const char *user = NULL;
-    if (field_name(body, "user", &user, err) != OK) return err->code;
+    if (json_read_name(body, "user", &user, err) != OK) return err->code;
     if (user) spec->user = xstrdup(user);
     spec->n = (int)n;
-    spec->sampling = (struct sampling){.temperature = (float)temperature,
+    spec->sampling = (struct sampling_params){.temperature = (float)temperature,
                                        .top_k = (int32_t)MAX(top_k, 0),
                                        .top_p = top_p > 0 ? (float)top_p : 1e-6f,
                                        .min_p = (float)min_p,
@@ -144,12 +144,12 @@ static int settings_read(const struct server *s, const json_t *body, struct gene
                                        .repetition_penalty = (float)repetition,
                                        .presence_penalty = (float)presence,
                                        .frequency_penalty = (float)frequency,
-                                       .seed = field(body, "seed") ? (uint64_t)seed : seed_drawn()};
-    if (bias_read(s, body, spec, err) != OK) return err->code;
-    return stops_read(s, body, spec, err);
+                                       .seed = json_get_nonnull(body, "seed") ? (uint64_t)seed : random_seed()};
+    if (logit_bias_read(s, body, spec, err) != OK) return err->code;
+    return stop_conditions_read(s, body, spec, err);
 }
 
-int grammar_named(struct server *s, struct generation_spec *spec, const char *kind, const json_t *v,
+int generation_set_grammar(struct server *s, struct generation_spec *spec, const char *kind, const json_t *v,
                   struct error *err) {
     /* in the request's order, which is the one that the reply is written in */
     char *text = json_is_string(v) ? xstrdup(json_string_value(v))
@@ -169,18 +169,18 @@ static int guided_read(struct server *s, const json_t *body, struct generation_s
                  {"guided_regex", "regex", "regex"},
                  {"guided_grammar", "grammar", "gbnf"},
                  {"guided_choice", "choice", "choices"}};
-    const json_t *in = field(body, "structured_outputs"), *item;
+    const json_t *in = json_get_nonnull(body, "structured_outputs"), *item;
     for (size_t i = 0; i < ARRAY_LEN(known) && !spec->grammar; i++) {
-        const json_t *v = field(body, known[i].old);
+        const json_t *v = json_get_nonnull(body, known[i].old);
         size_t k;
-        if (!v && in) v = field(in, known[i].now);
+        if (!v && in) v = json_get_nonnull(in, known[i].now);
         if (!v) continue;
         if (strcmp(known[i].kind, "choices") != 0) {
-            if (grammar_named(s, spec, known[i].kind, v, err) != OK) return err->code;
+            if (generation_set_grammar(s, spec, known[i].kind, v, err) != OK) return err->code;
             continue;
         }
         struct buf all = {0};
-        if (!json_is_texts(v) || json_array_size(v) == 0)
+        if (!json_is_string_array(v) || json_array_size(v) == 0)
             return error_set(err, ERR_USAGE, "a choice must be a list of strings");
         json_array_foreach (v, k, item)
             buf_add(&all, json_string_value(item), json_string_length(item) + 1);
@@ -193,15 +193,15 @@ static int guided_read(struct server *s, const json_t *body, struct generation_s
 
 static int format_read(struct server *s, const json_t *body, struct generation_spec *spec,
                        struct error *err) {
-    const json_t *f = field(body, "response_format");
-    const char *type = f ? json_text_at(f, "type") : "text";
+    const json_t *f = json_get_nonnull(body, "response_format");
+    const char *type = f ? json_get_string(f, "type") : "text";
     if (strcmp(type, "json_object") == 0)
         spec->grammar = server_grammar(s, "json_object", "", 0, err);
     else if (strcmp(type, "json_schema") == 0) {
-        const json_t *schema = field(json_object_get(f, "json_schema"), "schema");
+        const json_t *schema = json_get_nonnull(json_object_get(f, "json_schema"), "schema");
         if (!schema)
             return error_set(err, ERR_USAGE, "'response_format.json_schema' has no 'schema'");
-        return grammar_named(s, spec, "json_schema", schema, err);
+        return generation_set_grammar(s, spec, "json_schema", schema, err);
     } else if (strcmp(type, "text") != 0)
         return error_set(err, ERR_USAGE,
                          "'response_format.type' must be text, json_object or json_schema");
@@ -220,7 +220,7 @@ static json_t *call_schema(const json_t *tool) {
         params = json_pack("{s:s}", "type", "object");
     }
     return json_pack("{s:s,s:{s:{s:[s]},s:o},s:[s,s],s:b}", "type", "object", "properties", "name",
-                     "enum", json_text_at(f, "name"), "arguments", params, "required", "name",
+                     "enum", json_get_string(f, "name"), "arguments", params, "required", "name",
                      "arguments", "additionalProperties", 0);
 }
 
@@ -229,7 +229,7 @@ static int tools_force(struct server *s, const json_t *tools, const char *only,
     json_t *any = json_array(), *tool;
     size_t i;
     json_array_foreach (tools, i, tool) {
-        const char *name = json_text_at(json_object_get(tool, "function"), "name");
+        const char *name = json_get_string(json_object_get(tool, "function"), "name");
         if (!only || strcmp(name, only) == 0) json_array_append_new(any, call_schema(tool));
     }
     if (json_array_size(any) == 0) {
@@ -239,9 +239,9 @@ static int tools_force(struct server *s, const json_t *tools, const char *only,
     }
     json_t *schema = json_array_size(any) == 1 ? json_incref(json_array_get(any, 0))
                                                : json_pack("{s:O}", "anyOf", any);
-    spec->tools = TOOLS_FORCED;
+    spec->tools = TOOL_CHOICE_REQUIRED;
     if (spec->grammar) server_grammar_release(s, spec->grammar); // a call goes before a format
-    int rc = grammar_named(s, spec, "json_schema", schema, err);
+    int rc = generation_set_grammar(s, spec, "json_schema", schema, err);
     json_decref(schema);
     json_decref(any);
     return rc;
@@ -253,33 +253,33 @@ static int tools_check(const json_t *tools, struct error *err) {
     bool fine = json_is_array(tools) && json_array_size(tools) <= 128;
     if (fine)
         json_array_foreach (tools, i, tool) {
-            size_t n = strlen(json_text_at(json_object_get(tool, "function"), "name"));
-            fine &= n > 0 && n <= NAME_BYTES;
+            size_t n = strlen(json_get_string(json_object_get(tool, "function"), "name"));
+            fine &= n > 0 && n <= JSON_NAME_MAX;
         }
     return fine ? OK
                 : error_set(err, ERR_USAGE,
                             "'tools' must be a list of at most 128 {type: function, function: "
                             "{name, …}}, each 'name' of at most %d bytes",
-                            NAME_BYTES);
+                            JSON_NAME_MAX);
 }
 
 static bool template_has_tools(const struct server *s) {
     return s->m->chat_template && strstr(s->m->chat_template, "tools");
 }
 
-int tools_read(struct server *s, const json_t *body, struct generation_spec *spec,
+int tool_choice_read(struct server *s, const json_t *body, struct generation_spec *spec,
                struct error *err) {
-    const json_t *tools = field(body, "tools"), *choice = field(body, "tool_choice"), *tool;
+    const json_t *tools = json_get_nonnull(body, "tools"), *choice = json_get_nonnull(body, "tool_choice"), *tool;
     size_t i;
     const char *how = json_is_string(choice) ? json_string_value(choice) : NULL;
     bool parallel = true;
     if (!tools || json_array_size(tools) == 0) return OK;
     if (tools_check(tools, err) != OK ||
-        field_bool(body, "parallel_tool_calls", &parallel, err) != OK)
+        json_read_bool(body, "parallel_tool_calls", &parallel, err) != OK)
         return err->code;
     spec->one_call = !parallel;
     if (json_is_object(choice))
-        return tools_force(s, tools, json_text_at(json_object_get(choice, "function"), "name"),
+        return tools_force(s, tools, json_get_string(json_object_get(choice, "function"), "name"),
                            spec, err);
     if (how && strcmp(how, "required") == 0) return tools_force(s, tools, NULL, spec, err);
     if (how && strcmp(how, "none") == 0) return OK;
@@ -290,9 +290,9 @@ int tools_read(struct server *s, const json_t *body, struct generation_spec *spe
         return error_set(err, ERR_USAGE,
                          "this model's chat template does not speak of tools, so it cannot choose "
                          "one; set 'tool_choice' to required or to a function's name");
-    spec->tools = TOOLS_AUTO;
+    spec->tools = TOOL_CHOICE_AUTO;
     json_array_foreach (tools, i, tool)
-        strings_add(&spec->tool_names, json_text_at(json_object_get(tool, "function"), "name"));
+        strings_add(&spec->tool_names, json_get_string(json_object_get(tool, "function"), "name"));
     return OK;
 }
 
@@ -300,7 +300,7 @@ int tools_read(struct server *s, const json_t *body, struct generation_spec *spe
 
 /* The template wants texts: parts become one, what a part is not text is refused. */
 static int content_flatten(json_t *message, struct error *err) {
-    json_t *content = field(message, "content"), *part;
+    json_t *content = json_get_nonnull(message, "content"), *part;
     size_t i;
     if (!content) {
         json_object_set_new(message, "content", json_string(""));
@@ -311,13 +311,13 @@ static int content_flatten(json_t *message, struct error *err) {
         return error_set(err, ERR_USAGE, "a message's 'content' must be a string or a list");
     struct buf b = {0};
     json_array_foreach (content, i, part) {
-        if (strcmp(json_text_at(part, "type"), "text") != 0) {
+        if (strcmp(json_get_string(part, "type"), "text") != 0) {
             buf_release(&b);
             return error_set(err, ERR_USAGE,
                              "this model reads text only, and a message has '%.40s'",
-                             json_text_at(part, "type"));
+                             json_get_string(part, "type"));
         }
-        buf_puts(&b, json_text_at(part, "text"));
+        buf_puts(&b, json_get_string(part, "text"));
     }
     json_object_set_new(message, "content", json_stringn(b.data ? b.data : "", b.len));
     buf_release(&b);
@@ -326,10 +326,10 @@ static int content_flatten(json_t *message, struct error *err) {
 
 /* Replaces a text by the list or object that it holds; any other text stays. What all texts of a
  * request may cost is in `left`. */
-static int arguments_unfold(json_t *function, struct json_bounds *left, struct error *err) {
+static int arguments_unfold(json_t *function, struct json_limits *left, struct error *err) {
     const json_t *text = json_object_get(function, "arguments");
     if (!json_is_string(text)) return OK;
-    json_t *v = json_parse_bounded(json_string_value(text), json_string_length(text),
+    json_t *v = json_parse_limited(json_string_value(text), json_string_length(text),
                                    "tool_calls.function.arguments", left, err);
     if (!v && err->code != ERR_FORMAT) return err->code;
     if (json_is_array(v) || json_is_object(v)) json_object_set(function, "arguments", v);
@@ -338,7 +338,7 @@ static int arguments_unfold(json_t *function, struct json_bounds *left, struct e
 }
 
 /* Tool calls of earlier turns come with their arguments as a string; templates write objects. */
-static int calls_unfold(json_t *message, struct json_bounds *left, struct error *err) {
+static int calls_unfold(json_t *message, struct json_limits *left, struct error *err) {
     json_t *calls = json_object_get(message, "tool_calls"), *call;
     size_t i;
     json_array_foreach (calls, i, call)
@@ -349,15 +349,15 @@ static int calls_unfold(json_t *message, struct json_bounds *left, struct error 
 static int messages_read(json_t *body, json_t **out, struct error *err) {
     static const char *const roles[] = {"system",    "developer", "user",
                                         "assistant", "tool",      "function"};
-    json_t *messages = field(body, "messages"), *m;
-    struct json_bounds left = {json_request.depth, json_request.cost / 4, true};
+    json_t *messages = json_get_nonnull(body, "messages"), *m;
+    struct json_limits left = {json_request_limits.depth, json_request_limits.cost / 4, true};
     size_t i;
     if (!json_is_array(messages) || json_array_size(messages) == 0)
         return error_set(err, ERR_USAGE, "'messages' must be a list of at least one message");
     if (json_array_size(messages) > MESSAGES_MAX)
         return error_set(err, ERR_USAGE, "'messages' has more than %d of them", MESSAGES_MAX);
     json_array_foreach (messages, i, m) {
-        const char *role = json_text_at(m, "role");
+        const char *role = json_get_string(m, "role");
         bool known = false;
         for (size_t k = 0; k < ARRAY_LEN(roles); k++) known |= strcmp(role, roles[k]) == 0;
         if (!known)
@@ -377,7 +377,7 @@ int chat_template_check(const struct server *s, const json_t *body, struct gener
                         struct error *err) {
     const char *template = NULL;
     spec->wrong = "chat_template";
-    if (field_text(body, "chat_template", &template, err) != OK) return err->code;
+    if (json_read_string(body, "chat_template", &template, err) != OK) return err->code;
     if (template && !s->o->trust_template)
         return error_set(err, ERR_USAGE,
                          "'chat_template' in a request is refused by this server; start it with "
@@ -403,11 +403,11 @@ static int kwargs_check(const json_t *kwargs, struct generation_spec *spec, stru
  * rendered again and again until they fit) have one deadline. */
 static bool prompt_ends(void *ctx) {
     const struct generation_spec *spec = ctx;
-    return (spec->x && exchange_is_gone(spec->x)) || clock_now() > spec->until;
+    return (spec->x && exchange_is_disconnected(spec->x)) || clock_now() > spec->until;
 }
 
 /* Where `words` are found last in the prompt: the index behind them, or the prompt's length. */
-static int32_t words_end_find(const struct ids *prompt, const struct ids *words) {
+static int32_t words_end_find(const struct token_ids *prompt, const struct token_ids *words) {
     int32_t found = prompt->n, k = 0, *same = words->n ? xcalloc((size_t)words->n, 4) : NULL;
     /* Knuth, Morris and Pratt: same[i] is the longest beginning that words[..i] ends with */
     for (int32_t i = 1; i < words->n; i++) {
@@ -426,28 +426,28 @@ static int32_t words_end_find(const struct ids *prompt, const struct ids *words)
 }
 
 /* The last message goes on: what the template puts after it is taken off. */
-static void prompt_go_on(const struct server *s, const json_t *messages, struct ids *prompt) {
+static void prompt_go_on(const struct server *s, const json_t *messages, struct token_ids *prompt) {
     const char *text =
-        json_text_at(json_array_get(messages, json_array_size(messages) - 1), "content");
-    struct ids words = {0};
-    tok_encode(s->m->tok, text, strlen(text), 0, &words);
+        json_get_string(json_array_get(messages, json_array_size(messages) - 1), "content");
+    struct token_ids words = {0};
+    tokenizer_encode(s->m->tok, text, strlen(text), 0, &words);
     prompt->n = words_end_find(prompt, &words);
-    ids_release(&words);
+    token_ids_release(&words);
 }
 
-int chat_prompt(const struct server *s, json_t *body, struct generation_spec *spec,
+int chat_prompt_render(const struct server *s, json_t *body, struct generation_spec *spec,
                 struct error *err) {
     bool generation = true, go_on = false;
-    json_t *messages = NULL, *kwargs = field(body, "chat_template_kwargs");
+    json_t *messages = NULL, *kwargs = json_get_nonnull(body, "chat_template_kwargs");
     const char *template = NULL;
     if (messages_read(body, &messages, err) != OK ||
-        field_text(body, "chat_template", &template, err) != OK ||
-        field_bool(body, "add_generation_prompt", &generation, err) != OK ||
-        field_bool(body, "continue_final_message", &go_on, err) != OK ||
+        json_read_string(body, "chat_template", &template, err) != OK ||
+        json_read_bool(body, "add_generation_prompt", &generation, err) != OK ||
+        json_read_bool(body, "continue_final_message", &go_on, err) != OK ||
         kwargs_check(kwargs, spec, err) != OK)
         return err->code;
     /* a reply that is made a call is one also where the template knows none */
-    bool told = spec->tools != TOOLS_NONE && template_has_tools(s);
+    bool told = spec->tools != TOOL_CHOICE_NONE && template_has_tools(s);
     spec->asked = json_pack("{s:O}", "messages", messages);
     spec->prompts = xcalloc(1, sizeof *spec->prompts);
     spec->prompts->may_refuse = true;
@@ -455,16 +455,16 @@ int chat_prompt(const struct server *s, json_t *body, struct generation_spec *sp
     json_t *extra = template ? go_template_variables(messages) : json_object();
     if (kwargs) json_object_update(extra, kwargs);
     if (spec->until <= 0) spec->until = clock_now() + PROMPT_SECONDS;
-    struct chat chat = {.messages = messages,
-                        .tools = told ? field(body, "tools") : NULL,
+    struct chat_template_input chat = {.messages = messages,
+                        .tools = told ? json_get_nonnull(body, "tools") : NULL,
                         .extra = extra,
                         .template = template,
                         .generation_prompt = generation && !go_on,
                         .stop = prompt_ends,
                         .stop_ctx = spec};
-    int rc = chat_tokens(s->m->tok, &chat, spec->prompts, NULL, err);
+    int rc = chat_template_encode(s->m->tok, &chat, spec->prompts, NULL, err);
     json_decref(extra);
-    if (rc == OK) rc = ids_check(spec->prompts, err);
+    if (rc == OK) rc = ids_check_memory(spec->prompts, err);
     if (rc != OK) return error_wrap(err, "'messages'");
     if (go_on) prompt_go_on(s, messages, spec->prompts);
     return OK;
@@ -473,9 +473,9 @@ int chat_prompt(const struct server *s, json_t *body, struct generation_spec *sp
 static int prompt_tops_read(const json_t *body, struct generation_spec *spec, struct error *err) {
     int64_t top = 0;
     spec->prompt_tops =
-        field(body, "prompt_logprobs") && !json_is_false(field(body, "prompt_logprobs"));
+        json_get_nonnull(body, "prompt_logprobs") && !json_is_false(json_get_nonnull(body, "prompt_logprobs"));
     if (!spec->prompt_tops) return OK;
-    if (field_int(body, "prompt_logprobs", 0, ENGINE_TOP_MAX, &top, err) != OK) return err->code;
+    if (json_read_int(body, "prompt_logprobs", 0, ENGINE_TOP_MAX, &top, err) != OK) return err->code;
     if (spec->stream)
         return error_set(err, ERR_USAGE, "`prompt_logprobs` are not available when `stream=True`.");
     spec->n_prompt_top = (int)top;
@@ -487,10 +487,10 @@ static int prompt_tops_read(const json_t *body, struct generation_spec *spec, st
 static int chat_limits(const struct server *s, const json_t *body, struct generation_spec *spec,
                        struct error *err) {
     int64_t max = s->o->max_tokens, top = 0;
-    if (field_bool(body, "logprobs", &spec->logprobs, err) != OK ||
-        field_int(body, "top_logprobs", 0, ENGINE_TOP_MAX, &top, err) != OK ||
-        field_int(body, "max_tokens", 1, INT32_MAX, &max, err) != OK ||
-        field_int(body, "max_completion_tokens", 1, INT32_MAX, &max, err) != OK)
+    if (json_read_bool(body, "logprobs", &spec->logprobs, err) != OK ||
+        json_read_int(body, "top_logprobs", 0, ENGINE_TOP_MAX, &top, err) != OK ||
+        json_read_int(body, "max_tokens", 1, INT32_MAX, &max, err) != OK ||
+        json_read_int(body, "max_completion_tokens", 1, INT32_MAX, &max, err) != OK)
         return err->code;
     if (top && !spec->logprobs)
         return error_set(err, ERR_USAGE, "'top_logprobs' wants 'logprobs' to be true");
@@ -502,16 +502,16 @@ static int chat_limits(const struct server *s, const json_t *body, struct genera
 json_t *json_token_logprob(const struct server *s, int32_t id, float logprob) {
     struct buf b = {0};
     json_t *bytes = json_array();
-    tok_decode(s->m->tok, id, true, &b);
+    tokenizer_decode_token(s->m->tok, id, true, &b);
     for (size_t i = 0; i < b.len; i++)
         json_array_append_new(bytes, json_integer((uint8_t)b.data[i]));
     buf_release(&b);
-    return json_pack("{s:o,s:o,s:o}", "token", json_token(s, id), "logprob", json_logprob(logprob),
+    return json_pack("{s:o,s:o,s:o}", "token", json_token_text(s, id), "logprob", json_logprob(logprob),
                      "bytes", bytes);
 }
 
 json_t *token_logprobs(const struct generation *g, const struct completion *a, int32_t i) {
-    const struct request *r = &a->ticket.request;
+    const struct engine_request *r = &a->ticket.request;
     json_t *v = json_token_logprob(g->s, r->out[i], r->out_logprob[i]), *top = json_array();
     for (int32_t k = 0; k < g->spec.n_top; k++)
         json_array_append_new(top, json_token_logprob(g->s, r->top_ids[i * r->n_top + k],
@@ -520,11 +520,11 @@ json_t *token_logprobs(const struct generation *g, const struct completion *a, i
     return v;
 }
 
-void logprobs_write(const struct generation *g, const struct reply_list *l, struct buf *out) {
+void token_logprobs_write(const struct generation *g, const struct lazy_list *l, struct buf *out) {
     const struct completion *a = &g->completions[l->index];
     buf_puts(out, "[");
     for (int32_t i = l->from; i < l->to; i++)
-        if (!reply_item(g, l, token_logprobs(g, a, i), out)) return;
+        if (!lazy_list_add(g, l, token_logprobs(g, a, i), out)) return;
     buf_puts(out, "]");
 }
 
@@ -533,9 +533,9 @@ enum { LIST_TOKENS, LIST_PROMPT_TOPS, LIST_LEGACY, LIST_LEGACY_ECHO };
 
 static json_t *chat_logprobs(const struct generation *g, const struct completion *a, int32_t from,
                              int32_t to) {
-    const struct reply_list l = {.kind = LIST_TOKENS, .index = a->index, .from = from, .to = to};
+    const struct lazy_list l = {.kind = LIST_TOKENS, .index = a->index, .from = from, .to = to};
     if (!g->spec.logprobs) return json_null();
-    return json_pack("{s:o,s:n}", "content", reply_list_json(g, &l), "refusal");
+    return json_pack("{s:o,s:n}", "content", lazy_list_placeholder(g, &l), "refusal");
 }
 
 static void prompt_top_add(const struct server *s, json_t *tops, int32_t id, float logprob,
@@ -545,13 +545,13 @@ static void prompt_top_add(const struct server *s, json_t *tops, int32_t id, flo
     json_object_set_new(tops, key,
                         json_pack("{s:o,s:o,s:o}", "logprob", json_logprob(logprob), "rank",
                                   rank ? json_integer(rank) : json_null(), "decoded_token",
-                                  json_token(s, id)));
+                                  json_token_text(s, id)));
 }
 
 /* vLLM's: each token among its alternatives by id, none at the first. The rank of a token that is
  * not among them is not known. */
 static json_t *prompt_tops_at(const struct generation *g, const struct completion *a, int32_t i) {
-    const struct request *r = &a->ticket.request;
+    const struct engine_request *r = &a->ticket.request;
     if (i == 0 || !r->prompt_logprob) return json_null();
     const int32_t *ids = r->prompt_top_ids + (int64_t)i * r->n_top;
     const float *logprobs = r->prompt_top_logprob + (int64_t)i * r->n_top;
@@ -565,30 +565,30 @@ static json_t *prompt_tops_at(const struct generation *g, const struct completio
     return tops;
 }
 
-static void prompt_tops_write(const struct generation *g, const struct reply_list *l,
+static void prompt_tops_write(const struct generation *g, const struct lazy_list *l,
                               struct buf *out) {
     const struct completion *a = &g->completions[l->index];
     buf_puts(out, "[");
     for (int32_t i = l->from; i < l->to; i++)
-        if (!reply_item(g, l, prompt_tops_at(g, a, i), out)) return;
+        if (!lazy_list_add(g, l, prompt_tops_at(g, a, i), out)) return;
     buf_puts(out, "]");
 }
 
 static json_t *prompt_tops(const struct generation *g, const struct completion *a) {
-    const struct request *r = &a->ticket.request;
+    const struct engine_request *r = &a->ticket.request;
     // without prompt_logprob: the call was cancelled before the engine had it
-    const struct reply_list l = {.kind = LIST_PROMPT_TOPS,
+    const struct lazy_list l = {.kind = LIST_PROMPT_TOPS,
                                  .index = a->index,
                                  .to = r->prompt_logprob ? r->n_prompt : MIN(r->n_prompt, 1)};
-    return reply_list_json(g, &l);
+    return lazy_list_placeholder(g, &l);
 }
 
-static void chat_list(const struct generation *g, const struct reply_list *l, struct buf *out) {
-    (l->kind == LIST_TOKENS ? logprobs_write : prompt_tops_write)(g, l, out);
+static void chat_list(const struct generation *g, const struct lazy_list *l, struct buf *out) {
+    (l->kind == LIST_TOKENS ? token_logprobs_write : prompt_tops_write)(g, l, out);
 }
 
 static json_t *usage_json(const struct generation *g) {
-    struct usage u = generation_usage(g);
+    struct token_usage u = generation_usage(g);
     return json_pack("{s:I,s:I,s:I,s:{s:I}}", "prompt_tokens", (json_int_t)u.prompt,
                      "completion_tokens", (json_int_t)u.completion, "total_tokens",
                      (json_int_t)(u.prompt + u.completion), "prompt_tokens_details",
@@ -630,7 +630,7 @@ static void tool_delta(const struct generation *g, struct completion *a, int i, 
     bool none = !c->args && a->done && c->sent == 0;
     if (!none && (!c->args || c->args + c->sent >= end)) return;
     json_t *words = none ? json_string(NO_ARGUMENTS)
-                         : json_text_of(a->text.data + c->args + c->sent, end - c->args - c->sent);
+                         : json_string_lossy(a->text.data + c->args + c->sent, end - c->args - c->sent);
     chunk_add(
         g, a,
         json_pack("{s:[{s:i,s:{s:o}}]}", "tool_calls", "index", i, "function", "arguments", words),
@@ -642,7 +642,7 @@ static void tool_delta(const struct generation *g, struct completion *a, int i, 
 static void thoughts_delta(const struct generation *g, struct completion *a, struct buf *out) {
     size_t n = a->thoughts.len - a->thoughts_sent;
     if (n == 0) return;
-    json_t *words = json_text_of(a->thoughts.data + a->thoughts_sent, n);
+    json_t *words = json_string_lossy(a->thoughts.data + a->thoughts_sent, n);
     a->thoughts_sent = a->thoughts.len;
     chunk_add(g, a, json_pack("{s:o}", "reasoning_content", words), json_null(), NULL, out);
 }
@@ -672,9 +672,9 @@ static void words_add(const struct generation *g, struct completion *a, json_t *
 static void chat_delta(const struct generation *g, struct completion *a, struct buf *out) {
     thoughts_delta(g, a, out);
     if (a->words_end > a->sent) {
-        json_t *words = json_text_of(a->text.data + a->sent, a->words_end - a->sent);
+        json_t *words = json_string_lossy(a->text.data + a->sent, a->words_end - a->sent);
         a->sent = a->words_end;
-        int32_t to = tokens_told(a);
+        int32_t to = completion_tokens_sent(a);
         words_add(g, a, words, chat_logprobs(g, a, a->tokens_sent, to), out);
         a->tokens_sent = to;
     }
@@ -683,9 +683,9 @@ static void chat_delta(const struct generation *g, struct completion *a, struct 
 
 /* Tokens that are no words have had no chunk of their own. */
 static void chat_finish(const struct generation *g, struct completion *a, struct buf *out) {
-    int32_t from = a->tokens_sent, to = a->outside ? from : tokens_told(a);
+    int32_t from = a->tokens_sent, to = a->outside ? from : completion_tokens_sent(a);
     chunk_add(g, a, json_object(), from < to ? chat_logprobs(g, a, from, to) : json_null(),
-              answer_reason(a), out);
+              completion_finish_reason(a), out);
 }
 
 static void usage_end(const struct generation *g, const char *object, struct buf *out) {
@@ -706,18 +706,18 @@ static json_t *chat_message(const struct completion *a) {
     for (int i = 0; i < a->n_tools; i++) {
         const struct tool_call *c = &a->tools[i];
         size_t end = c->args_end ? c->args_end : a->shown;
-        json_t *args = c->args ? json_text_of(a->text.data + c->args, end - c->args)
+        json_t *args = c->args ? json_string_lossy(a->text.data + c->args, end - c->args)
                                : json_string(NO_ARGUMENTS);
         json_array_append_new(calls,
                               json_pack("{s:s,s:s,s:{s:s,s:o}}", "id", c->id, "type", "function",
                                         "function", "name", c->name, "arguments", args));
     }
     json_t *words =
-        a->words_end == 0 && a->n_tools ? json_null() : json_text_of(a->text.data, a->words_end);
+        a->words_end == 0 && a->n_tools ? json_null() : json_string_lossy(a->text.data, a->words_end);
     json_t *m = json_pack("{s:s,s:o,s:n}", "role", "assistant", "content", words, "refusal");
     if (a->thoughts.len)
         json_object_set_new(m, "reasoning_content",
-                            json_text_of(a->thoughts.data, a->thoughts.len));
+                            json_string_lossy(a->thoughts.data, a->thoughts.len));
     if (a->n_tools)
         json_object_set_new(m, "tool_calls", calls);
     else
@@ -731,8 +731,8 @@ static json_t *chat_whole(const struct generation *g) {
         const struct completion *a = &g->completions[i];
         json_array_append_new(choices,
                               json_pack("{s:i,s:o,s:o,s:s}", "index", i, "message", chat_message(a),
-                                        "logprobs", chat_logprobs(g, a, 0, tokens_kept(a)),
-                                        "finish_reason", answer_reason(a)));
+                                        "logprobs", chat_logprobs(g, a, 0, completion_tokens_kept(a)),
+                                        "finish_reason", completion_finish_reason(a)));
     }
     json_t *v = envelope(g, "chat.completion", choices);
     json_object_set_new(v, "usage", usage_json(g));
@@ -741,7 +741,7 @@ static json_t *chat_whole(const struct generation *g) {
     return v;
 }
 
-static const struct dialect chat_dialect = {.stream_type = "text/event-stream",
+static const struct api_dialect chat_dialect = {.stream_type = "text/event-stream",
                                             .idle = ": waiting\n\n",
                                             .list = chat_list,
                                             .begin = chat_begin,
@@ -753,18 +753,18 @@ static const struct dialect chat_dialect = {.stream_type = "text/event-stream",
 /* whom a body asks for */
 
 /* LoRAX's merged_adapters, as the sum that it is: {ids, weights, merge_strategy}. */
-static int target_merged(struct server *s, const json_t *merged, struct target *t,
+static int target_merged(struct server *s, const json_t *merged, struct model_ref *t,
                          struct error *err) {
-    const json_t *ids = field(merged, "ids"), *weights = field(merged, "weights"), *id;
+    const json_t *ids = json_get_nonnull(merged, "ids"), *weights = json_get_nonnull(merged, "weights"), *id;
     const char *strategy = "linear";
     struct buf sum = {0};
     size_t i;
-    if (field_text(merged, "merge_strategy", &strategy, err) != OK) return err->code;
+    if (json_read_string(merged, "merge_strategy", &strategy, err) != OK) return err->code;
     if (strcmp(strategy, "linear") != 0)
         return error_set(err, ERR_USAGE,
                          "'merge_strategy' is linear in requests; make others with 'shoal adapter "
                          "merge' and load what it writes");
-    if (!json_is_texts(ids) || json_array_size(ids) == 0 ||
+    if (!json_is_string_array(ids) || json_array_size(ids) == 0 ||
         (weights && json_array_size(weights) != json_array_size(ids)))
         return error_set(err, ERR_USAGE, "'merged_adapters' must have 'ids' and as many 'weights'");
     json_array_foreach (ids, i, id) {
@@ -776,60 +776,60 @@ static int target_merged(struct server *s, const json_t *merged, struct target *
         buf_printf(&sum, "%s%s*%.9f", i ? "+" : "", json_string_value(id),
                    weights ? json_number_value(w) : 1.0);
     }
-    int rc = target_find(s, sum.data, t, err);
+    int rc = model_ref_resolve(s, sum.data, t, err);
     buf_release(&sum);
     return rc;
 }
 
 /* LoRAX's adapter_id: a name, or, where the source is this machine, the path it was loaded from. */
 static int target_lorax(struct server *s, const json_t *parameters, const char *id,
-                        struct target *t, struct error *err) {
+                        struct model_ref *t, struct error *err) {
     static const char *const sources[] = {"hub", "local", "s3", "pbase"};
     const char *source = "hub";
     bool known = false;
     int n, at = 0;
-    if (field_text(parameters, "adapter_source", &source, err) != OK) return err->code;
+    if (json_read_string(parameters, "adapter_source", &source, err) != OK) return err->code;
     for (size_t i = 0; i < ARRAY_LEN(sources); i++) known |= strcmp(source, sources[i]) == 0;
     if (!known)
         return error_set(err, ERR_USAGE, "'adapter_source' must be hub, local, s3 or pbase");
-    struct listed *v = server_adapters(s, &n);
+    struct adapter_entry *v = server_adapters(s, &n);
     while (at < n && strcmp(v[at].path, id) != 0) at++;
     bool by_path = at < n && strcmp(source, "local") == 0;
-    int rc = target_find(s, by_path ? v[at].name : id, t, err);
+    int rc = model_ref_resolve(s, by_path ? v[at].name : id, t, err);
     server_adapters_free(v, n);
     return rc;
 }
 
-int target_read(struct server *s, const json_t *body, struct target *t, struct error *err) {
-    const json_t *lora = field(body, "lora"), *parameters = field(body, "parameters"),
-                 *merged = field(parameters, "merged_adapters");
+int model_ref_read(struct server *s, const json_t *body, struct model_ref *t, struct error *err) {
+    const json_t *lora = json_get_nonnull(body, "lora"), *parameters = json_get_nonnull(body, "parameters"),
+                 *merged = json_get_nonnull(parameters, "merged_adapters");
     const char *model = NULL, *id = NULL;
-    if (lora) return target_of_list(s, lora, t, err);
-    if (field_text(body, "model", &model, err) != OK ||
-        field_text(parameters, "adapter_id", &id, err) != OK)
+    if (lora) return model_ref_from_list(s, lora, t, err);
+    if (json_read_string(body, "model", &model, err) != OK ||
+        json_read_string(parameters, "adapter_id", &id, err) != OK)
         return err->code;
     if (merged) return target_merged(s, merged, t, err);
     if (id && *id) return target_lorax(s, parameters, id, t, err);
-    return target_find(s, model, t, err);
+    return model_ref_resolve(s, model, t, err);
 }
 
 /* On an error everything that was read is given back, and the exchange answered. */
-void generation_fail(struct server *s, struct exchange *x, struct target *t,
+void generation_fail(struct server *s, struct exchange *x, struct model_ref *t,
                      struct generation_spec *spec, const struct error *err) {
     api_fail_error(x, err, spec->wrong);
     if (spec->grammar) server_grammar_release(s, spec->grammar);
     generation_spec_release(spec);
-    target_release(t);
+    model_ref_release(t);
 }
 
-void generation_answer(struct server *s, struct exchange *x, const struct dialect *d,
+void generation_handle(struct server *s, struct exchange *x, const struct api_dialect *d,
                        const char *prefix,
-                       int (*read)(struct server *s, const json_t *body, struct target *t,
+                       int (*read)(struct server *s, const json_t *body, struct model_ref *t,
                                    struct generation_spec *spec, struct error *err)) {
     struct generation_spec spec = {0};
-    struct target t = {0};
+    struct model_ref t = {0};
     struct error err;
-    json_t *body = request_json(s, x, &err);
+    json_t *body = request_memory_json(s, x, &err);
     int rc = body ? read(s, body, &t, &spec, &err) : err.code;
     if (rc == OK)
         generation_start(s, x, d, prefix, &t, &spec);
@@ -843,16 +843,16 @@ static bool chat_of_team(struct server *s, struct exchange *x, json_t *body) {
     struct generation_spec spec = {0};
     struct error err;
     json_t *messages;
-    const char *model = json_string_value(field(body, "model"));
-    const struct served_team *t = team_find(s, model, &err);
+    const char *model = json_string_value(json_get_nonnull(body, "model"));
+    const struct team_entry *t = team_find(s, model, &err);
     if (!t && err.code == OK) return false;
-    int rc = t ? fields_check(FIELD_CHAT, body, &err) : err.code;
+    int rc = t ? request_fields_check(FIELD_CHAT, body, &err) : err.code;
     if (rc == OK) rc = settings_read(s, body, &spec, &err);
-    if (rc == OK) rc = field_bool(body, "include_reasoning", &spec.thoughts, &err);
+    if (rc == OK) rc = json_read_bool(body, "include_reasoning", &spec.thoughts, &err);
     if (rc == OK) rc = messages_read(body, &messages, &err);
     if (rc == OK) {
         spec.asked = json_pack("{s:O}", "messages", messages);
-        team_chat(s, x, &chat_dialect, t, body, &spec);
+        team_chat_start(s, x, &chat_dialect, t, body, &spec);
     } else {
         api_fail_error(x, &err, NULL);
         generation_spec_release(&spec);
@@ -860,30 +860,30 @@ static bool chat_of_team(struct server *s, struct exchange *x, json_t *body) {
     return true;
 }
 
-int chat_read(struct server *s, json_t *body, struct target *t, struct generation_spec *spec,
+int openai_chat_read(struct server *s, json_t *body, struct model_ref *t, struct generation_spec *spec,
               struct error *err) {
-    int rc = fields_check(FIELD_CHAT, body, err);
-    if (rc == OK) rc = target_read(s, body, t, err);
+    int rc = request_fields_check(FIELD_CHAT, body, err);
+    if (rc == OK) rc = model_ref_read(s, body, t, err);
     if (rc == OK) rc = chat_template_check(s, body, spec, err);
-    if (rc == OK) model_settings_apply(s, t, body);
+    if (rc == OK) derived_settings_apply(s, t, body);
     if (rc == OK) rc = settings_read(s, body, spec, err);
     if (rc == OK) rc = chat_limits(s, body, spec, err);
     if (rc == OK) rc = format_read(s, body, spec, err);
-    if (rc == OK) rc = tools_read(s, body, spec, err);
-    return rc == OK ? chat_prompt(s, body, spec, err) : rc;
+    if (rc == OK) rc = tool_choice_read(s, body, spec, err);
+    return rc == OK ? chat_prompt_render(s, body, spec, err) : rc;
 }
 
 static void chat_handle(void *ctx, struct exchange *x) {
     struct server *s = ctx;
     struct generation_spec spec = {.x = x};
-    struct target t = {0};
+    struct model_ref t = {0};
     struct error err;
-    json_t *body = request_json(ctx, x, &err);
+    json_t *body = request_memory_json(ctx, x, &err);
     if (body && chat_of_team(s, x, body)) {
         json_decref(body);
         return;
     }
-    int rc = body ? chat_read(s, body, &t, &spec, &err) : err.code;
+    int rc = body ? openai_chat_read(s, body, &t, &spec, &err) : err.code;
     if (rc == OK)
         generation_start(s, x, &chat_dialect, "chatcmpl-", &t, &spec);
     else
@@ -893,32 +893,32 @@ static void chat_handle(void *ctx, struct exchange *x) {
 
 /* completions */
 
-static int ids_read(const struct server *s, const json_t *list, struct ids *out,
+static int ids_read(const struct server *s, const json_t *list, struct token_ids *out,
                     struct error *err) {
     const json_t *v;
     size_t i;
     json_array_foreach (list, i, v) {
         json_int_t id = json_integer_value(v);
-        if (!json_is_integer(v) || id < 0 || id >= tok_vocab_size(s->m->tok))
+        if (!json_is_integer(v) || id < 0 || id >= tokenizer_vocab_size(s->m->tok))
             return error_set(err, ERR_USAGE,
                              "a prompt of token ids has at %zu what is none of this model's %d", i,
-                             tok_vocab_size(s->m->tok));
-        ids_add(out, (int32_t)id);
+                             tokenizer_vocab_size(s->m->tok));
+        token_ids_add(out, (int32_t)id);
     }
     return OK;
 }
 
-static int prompt_read(const struct server *s, const json_t *v, struct ids *out,
+static int prompt_read(const struct server *s, const json_t *v, struct token_ids *out,
                        struct error *err) {
     if (json_is_array(v)) return ids_read(s, v, out, err);
     if (!json_is_string(v))
         return error_set(err, ERR_USAGE, "a prompt must be a string or a list of token ids");
-    tok_encode(s->m->tok, json_string_value(v), json_string_length(v), TOK_SPECIAL | TOK_BOS, out);
+    tokenizer_encode(s->m->tok, json_string_value(v), json_string_length(v), TOKENIZER_PARSE_SPECIAL | TOKENIZER_ADD_BOS, out);
     return OK;
 }
 
 /* A string, strings, ids, or lists of ids. */
-int ids_of_prompts(const struct server *s, const json_t *v, int most, struct ids **out, int *n,
+int prompts_tokenize(const struct server *s, const json_t *v, int most, struct token_ids **out, int *n,
                    struct error *err) {
     bool many = json_is_array(v) && !json_is_integer(json_array_get(v, 0));
     *n = many ? (int)json_array_size(v) : 1;
@@ -933,7 +933,7 @@ int ids_of_prompts(const struct server *s, const json_t *v, int most, struct ids
     for (int i = 0; i < *n; i++) (*out)[i].may_refuse = true;
     for (int i = 0; i < *n; i++)
         if (prompt_read(s, many ? json_array_get(v, (size_t)i) : v, &(*out)[i], err) != OK ||
-            ids_check(&(*out)[i], err) != OK ||
+            ids_check_memory(&(*out)[i], err) != OK ||
             ((*out)[i].n == 0 && error_set(err, ERR_USAGE, "prompt %d is empty", i) != OK))
             return err->code;
     return OK;
@@ -943,11 +943,11 @@ static int completion_limits(struct server *s, const json_t *body, struct genera
                              struct error *err) {
     int64_t max = 16, logprobs = -1, best_of = spec->n, n = spec->n;
     const char *suffix = NULL;
-    if (field_int(body, "max_tokens", 0, INT32_MAX, &max, err) != OK ||
-        field_int(body, "logprobs", 0, ENGINE_TOP_MAX, &logprobs, err) != OK ||
-        field_int(body, "best_of", 1, MAX_N, &best_of, err) != OK ||
-        field_bool(body, "echo", &spec->echo, err) != OK ||
-        field_text(body, "suffix", &suffix, err) != OK)
+    if (json_read_int(body, "max_tokens", 0, INT32_MAX, &max, err) != OK ||
+        json_read_int(body, "logprobs", 0, ENGINE_TOP_MAX, &logprobs, err) != OK ||
+        json_read_int(body, "best_of", 1, MAX_N, &best_of, err) != OK ||
+        json_read_bool(body, "echo", &spec->echo, err) != OK ||
+        json_read_string(body, "suffix", &suffix, err) != OK)
         return err->code;
     if (suffix && *suffix)
         return error_set(err, ERR_USAGE,
@@ -966,15 +966,15 @@ static int completion_limits(struct server *s, const json_t *body, struct genera
     if (prompt_tops_read(body, spec, err) != OK) return err->code;
     if (spec->echo && spec->logprobs && max == 1) spec->n_stop_ids = 0; // the one token is told
     /* what is rated is the first answer, which need not be the one that is told */
-    if (json_is_string(field(body, "prompt")) && !spec->n_best)
-        spec->asked = json_pack("{s:O}", "prompt", field(body, "prompt"));
-    return ids_of_prompts(s, field(body, "prompt"), MAX_PROMPTS, &spec->prompts, &spec->n_prompts,
+    if (json_is_string(json_get_nonnull(body, "prompt")) && !spec->n_best)
+        spec->asked = json_pack("{s:O}", "prompt", json_get_nonnull(body, "prompt"));
+    return prompts_tokenize(s, json_get_nonnull(body, "prompt"), MAX_PROMPTS, &spec->prompts, &spec->n_prompts,
                           err);
 }
 
 /* Two tokens may be written alike where they are no text. */
 static void top_add(const struct server *s, json_t *top, int32_t id, float logprob) {
-    json_t *name = json_token(s, id);
+    json_t *name = json_token_text(s, id);
     const char *key = json_string_value(name);
     char other[32];
     snprintf(other, sizeof other, "token_id:%d", id);
@@ -992,7 +992,7 @@ struct scored {
 };
 
 static struct scored scored_at(const struct completion *a, int32_t i, bool prompt) {
-    const struct request *r = &a->ticket.request;
+    const struct engine_request *r = &a->ticket.request;
     int64_t n = r->n_top;
     if (prompt && i < r->n_prompt && !r->prompt_logprob) // it was cancelled before it was read
         return (struct scored){.id = r->prompt[i]};
@@ -1019,7 +1019,7 @@ static json_t *scored_tops(const struct generation *g, const struct scored *t) {
 static json_int_t characters_of(const struct server *s, int32_t id) {
     struct buf text = {0};
     json_int_t n = 0;
-    tok_decode(s->m->tok, id, false, &text);
+    tokenizer_decode_token(s->m->tok, id, false, &text);
     for (size_t i = 0; i < text.len; i++) n += ((uint8_t)text.data[i] & 0xC0) != 0x80;
     buf_release(&text);
     return n;
@@ -1030,7 +1030,7 @@ enum { SCORED_TOKENS, SCORED_VALUES, SCORED_TOPS, SCORED_OFFSETS, SCORED_LISTS }
 static json_t *scored_json(const struct generation *g, const struct scored *t, int which,
                            json_int_t *offset) {
     json_int_t at = *offset;
-    if (which == SCORED_TOKENS) return json_token(g->s, t->id);
+    if (which == SCORED_TOKENS) return json_token_text(g->s, t->id);
     if (which == SCORED_VALUES) return t->top_ids ? json_logprob(t->logprob) : json_null();
     if (which == SCORED_TOPS) return t->top_ids ? scored_tops(g, t) : json_null();
     *offset += characters_of(g->s, t->id);
@@ -1038,7 +1038,7 @@ static json_t *scored_json(const struct generation *g, const struct scored *t, i
 }
 
 /* One list after the other, so that none has to be kept. */
-static void legacy_write(const struct generation *g, const struct reply_list *l, struct buf *out) {
+static void legacy_write(const struct generation *g, const struct lazy_list *l, struct buf *out) {
     static const char *const names[SCORED_LISTS] = {"tokens", "token_logprobs", "top_logprobs",
                                                     "text_offset"};
     const struct completion *a = &g->completions[l->index];
@@ -1048,13 +1048,13 @@ static void legacy_write(const struct generation *g, const struct reply_list *l,
         buf_printf(out, "%s\"%s\":[", which ? "]," : "{", names[which]);
         for (int32_t i = l->from; i < l->to; i++) {
             struct scored t = scored_at(a, i, prompt);
-            if (!reply_item(g, l, scored_json(g, &t, which, &offset), out)) return;
+            if (!lazy_list_add(g, l, scored_json(g, &t, which, &offset), out)) return;
         }
     }
     buf_puts(out, "]}");
 }
 
-static void completion_list(const struct generation *g, const struct reply_list *l,
+static void completion_list(const struct generation *g, const struct lazy_list *l,
                             struct buf *out) {
     (l->kind == LIST_PROMPT_TOPS ? prompt_tops_write : legacy_write)(g, l, out);
 }
@@ -1062,29 +1062,29 @@ static void completion_list(const struct generation *g, const struct reply_list 
 /* Of the answer's tokens from..to, after those of the prompt if `prompt`. */
 static json_t *completion_logprobs(const struct generation *g, const struct completion *a,
                                    int32_t from, int32_t to, bool prompt, json_int_t *offset) {
-    const struct request *r = &a->ticket.request;
+    const struct engine_request *r = &a->ticket.request;
     prompt = prompt && r->prompt_logprob; // NULL: cancelled before the engine had it
-    struct reply_list l = {.kind = prompt ? LIST_LEGACY_ECHO : LIST_LEGACY,
+    struct lazy_list l = {.kind = prompt ? LIST_LEGACY_ECHO : LIST_LEGACY,
                            .index = a->index,
                            .from = from,
                            .to = to + (prompt ? r->n_prompt : 0),
                            .offset = *offset};
     for (int32_t i = l.from; i < l.to; i++)
         *offset += characters_of(g->s, scored_at(a, i, prompt).id);
-    return reply_list_json(g, &l);
+    return lazy_list_placeholder(g, &l);
 }
 
 /* The prompt as text, where it is echoed. */
 static void echo_add(const struct generation *g, const struct completion *a, struct buf *out) {
-    const struct ids *p = &g->spec.prompts[a->prompt];
-    if (g->spec.echo) tok_decode_all(g->s->m->tok, p->v, p->n, false, out);
+    const struct token_ids *p = &g->spec.prompts[a->prompt];
+    if (g->spec.echo) tokenizer_decode(g->s->m->tok, p->v, p->n, false, out);
 }
 
 /* A reply of nothing but one end of text is still that token's. */
 static const char *completion_reason(const struct generation *g, const struct completion *a) {
-    const struct request *r = &a->ticket.request;
-    bool eos = a->done && r->n_out > 0 && r->out[r->n_out - 1] == tok_eos(g->s->m->tok);
-    return eos ? "stop" : answer_reason(a);
+    const struct engine_request *r = &a->ticket.request;
+    bool eos = a->done && r->n_out > 0 && r->out[r->n_out - 1] == tokenizer_eos(g->s->m->tok);
+    return eos ? "stop" : completion_finish_reason(a);
 }
 
 static json_t *completion_choice(int index, json_t *text, json_t *logprobs, const char *reason) {
@@ -1097,11 +1097,11 @@ static json_t *choice_whole(const struct generation *g, const struct completion 
     json_int_t offset = 0;
     bool with_prompt = g->spec.echo && g->spec.logprobs;
     /* who reads a prompt's log-probabilities counts on the token after it */
-    int32_t to = with_prompt ? a->n_read : tokens_kept(a);
+    int32_t to = with_prompt ? a->n_read : completion_tokens_kept(a);
     echo_add(g, a, &text);
     buf_add(&text, a->text.data, a->words_end);
     json_t *v = completion_choice(
-        index, json_text_of(text.data, text.len),
+        index, json_string_lossy(text.data, text.len),
         g->spec.logprobs ? completion_logprobs(g, a, 0, to, with_prompt, &offset) : json_null(),
         completion_reason(g, a));
     if (g->spec.prompt_tops) json_object_set_new(v, "prompt_logprobs", prompt_tops(g, a));
@@ -1110,7 +1110,7 @@ static json_t *choice_whole(const struct generation *g, const struct completion 
 }
 
 static double mean_logprob(const struct completion *a) {
-    const struct request *r = &a->ticket.request;
+    const struct engine_request *r = &a->ticket.request;
     double sum = 0;
     for (int32_t i = 0; i < r->n_out; i++) sum += (double)r->out_logprob[i];
     return r->n_out ? sum / r->n_out : 0;
@@ -1154,18 +1154,18 @@ static void completion_delta(const struct generation *g, struct completion *a, s
     if (first) echo_add(g, a, &text);
     buf_add(&text, a->text.data + a->sent, a->words_end - a->sent);
     a->sent = a->words_end;
-    int32_t to = tokens_told(a);
+    int32_t to = completion_tokens_sent(a);
     json_t *logprobs = g->spec.logprobs
                            ? completion_logprobs(g, a, a->tokens_sent, to,
                                                  first && g->spec.prompt_logprobs, &a->offset)
                            : json_null();
-    completion_chunk(g, a, json_text_of(text.data, text.len), logprobs, NULL, out);
+    completion_chunk(g, a, json_string_lossy(text.data, text.len), logprobs, NULL, out);
     a->tokens_sent = to;
     buf_release(&text);
 }
 
 static void completion_finish(const struct generation *g, struct completion *a, struct buf *out) {
-    int32_t from = a->tokens_sent, to = tokens_told(a);
+    int32_t from = a->tokens_sent, to = completion_tokens_sent(a);
     bool more = g->spec.logprobs && from < to;
     json_t *rest = more ? completion_logprobs(g, a, from, to, false, &a->offset) : json_null();
     completion_chunk(g, a, json_string(""), rest, completion_reason(g, a), out);
@@ -1175,7 +1175,7 @@ static void completion_end(const struct generation *g, struct buf *out) {
     usage_end(g, "text_completion", out);
 }
 
-static const struct dialect completion_dialect = {.stream_type = "text/event-stream",
+static const struct api_dialect completion_dialect = {.stream_type = "text/event-stream",
                                                   .idle = ": waiting\n\n",
                                                   .list = completion_list,
                                                   .delta = completion_delta,
@@ -1183,23 +1183,23 @@ static const struct dialect completion_dialect = {.stream_type = "text/event-str
                                                   .end = completion_end,
                                                   .whole = completion_whole};
 
-int completion_read(struct server *s, const json_t *body, struct target *t,
+int openai_completion_read(struct server *s, const json_t *body, struct model_ref *t,
                     struct generation_spec *spec, struct error *err) {
-    int rc = fields_check(FIELD_COMPLETION, body, err);
-    if (rc == OK) rc = target_read(s, body, t, err);
+    int rc = request_fields_check(FIELD_COMPLETION, body, err);
+    if (rc == OK) rc = model_ref_read(s, body, t, err);
     if (rc == OK) rc = settings_read(s, body, spec, err);
     if (rc == OK) rc = format_read(s, body, spec, err);
     return rc == OK ? completion_limits(s, body, spec, err) : rc;
 }
 
 static void completion_handle(void *ctx, struct exchange *x) {
-    generation_answer(ctx, x, &completion_dialect, "cmpl-", completion_read);
+    generation_handle(ctx, x, &completion_dialect, "cmpl-", openai_completion_read);
 }
 
 /* embeddings */
 
 struct embedding {
-    struct ids *texts;
+    struct token_ids *texts;
     int n, dims;
     float *v; /* [n][D] */
     bool base64;
@@ -1209,14 +1209,14 @@ static int embedding_read(const struct server *s, const json_t *body, struct emb
                           struct error *err) {
     const char *format = "float";
     int64_t dims = s->m->config.d_model;
-    if (field_text(body, "encoding_format", &format, err) != OK ||
-        field_int(body, "dimensions", 1, s->m->config.d_model, &dims, err) != OK)
+    if (json_read_string(body, "encoding_format", &format, err) != OK ||
+        json_read_int(body, "dimensions", 1, s->m->config.d_model, &dims, err) != OK)
         return err->code;
     e->base64 = strcmp(format, "base64") == 0;
     e->dims = (int)dims;
     if (!e->base64 && strcmp(format, "float") != 0)
         return error_set(err, ERR_USAGE, "'encoding_format' must be float or base64");
-    return ids_of_prompts(s, field(body, "input"), MAX_INPUTS, &e->texts, &e->n, err);
+    return prompts_tokenize(s, json_get_nonnull(body, "input"), MAX_INPUTS, &e->texts, &e->n, err);
 }
 
 /* As many texts as make a step or two of the engine, one at least. */
@@ -1227,8 +1227,8 @@ static int slice_of(const struct token_seq *seqs, int n) {
     return k;
 }
 
-int embed_texts(struct server *s, struct exchange *x, const struct target *t,
-                const struct ids *texts, int n, float **out, struct error *err) {
+int embed_texts(struct server *s, struct exchange *x, const struct model_ref *t,
+                const struct token_ids *texts, int n, float **out, struct error *err) {
     struct token_seq *seqs = xcalloc((size_t)n, sizeof *seqs);
     size_t d = (size_t)s->m->config.d_model;
     if (t->n > 1) {
@@ -1236,7 +1236,7 @@ int embed_texts(struct server *s, struct exchange *x, const struct target *t,
         return error_set(err, ERR_USAGE, "embeddings are of one adapter, not of a mix");
     }
     for (int i = 0; i < n; i++) seqs[i] = (struct token_seq){texts[i].v, texts[i].n};
-    if (request_reserve_list(s, x, (int64_t)n * (int64_t)d, sizeof **out + REAL_BYTES, "input",
+    if (request_memory_reserve_list(s, x, (int64_t)n * (int64_t)d, sizeof **out + JSON_REAL_BYTES, "input",
                              err) != OK ||
         !(*out = try_calloc((size_t)n * d, sizeof **out, err))) {
         free(seqs);
@@ -1246,7 +1246,7 @@ int embed_texts(struct server *s, struct exchange *x, const struct target *t,
     int rc = OK;
     for (int i = 0, k; i < n && rc == OK; i += k) {
         k = slice_of(seqs + i, n - i);
-        if (exchange_is_gone(x))
+        if (exchange_is_disconnected(x))
             rc = error_set(err, ERR_STATE, "the client has gone");
         else
             rc = batcher_embed(s->batcher, seqs + i, k, a, *out + (size_t)i * d, err);
@@ -1256,7 +1256,7 @@ int embed_texts(struct server *s, struct exchange *x, const struct target *t,
 }
 
 /* The first `dims` of a vector, of length 1. */
-void embedding_scale(float *v, int dims) {
+void embedding_truncate(float *v, int dims) {
     double sum = 0;
     for (int i = 0; i < dims; i++) sum += (double)v[i] * (double)v[i];
     float scale = sum > 0 ? (float)(1 / sqrt(sum)) : 0;
@@ -1280,13 +1280,13 @@ static json_t *embedding_value(const float *v, int dims, bool base64) {
     return list;
 }
 
-static json_t *embedding_reply(const struct server *s, const struct target *t,
+static json_t *embedding_reply(const struct server *s, const struct model_ref *t,
                                const struct embedding *e) {
     json_t *data = json_array();
     int64_t tokens = 0;
     for (int i = 0; i < e->n; i++) {
         float *v = e->v + (int64_t)i * s->m->config.d_model;
-        embedding_scale(v, e->dims);
+        embedding_truncate(v, e->dims);
         tokens += e->texts[i].n;
         json_array_append_new(data, json_pack("{s:s,s:i,s:o}", "object", "embedding", "index", i,
                                               "embedding", embedding_value(v, e->dims, e->base64)));
@@ -1299,22 +1299,22 @@ static json_t *embedding_reply(const struct server *s, const struct target *t,
 static void embedding_handle(void *ctx, struct exchange *x) {
     struct server *s = ctx;
     struct embedding e = {0};
-    struct target t = {0};
+    struct model_ref t = {0};
     struct error err;
-    json_t *body = request_json(ctx, x, &err);
-    int rc = body ? fields_check(FIELD_EMBEDDING, body, &err) : err.code;
-    if (rc == OK) rc = target_read(s, body, &t, &err);
+    json_t *body = request_memory_json(ctx, x, &err);
+    int rc = body ? request_fields_check(FIELD_EMBEDDING, body, &err) : err.code;
+    if (rc == OK) rc = model_ref_read(s, body, &t, &err);
     if (rc == OK) rc = embedding_read(s, body, &e, &err);
     if (rc == OK) rc = embed_texts(s, x, &t, e.texts, e.n, &e.v, &err);
     if (rc == OK) {
-        counted_prompts(s, x, &t, e.texts, e.n);
+        request_metrics_add_prompts(s, x, &t, e.texts, e.n);
         exchange_reply_json(x, 200, embedding_reply(s, &t, &e));
     } else
         api_fail_error(x, &err, NULL);
-    for (int i = 0; i < e.n; i++) ids_release(&e.texts[i]);
+    for (int i = 0; i < e.n; i++) token_ids_release(&e.texts[i]);
     free(e.texts);
     free(e.v);
-    target_release(&t);
+    model_ref_release(&t);
     json_decref(body);
 }
 
@@ -1334,7 +1334,7 @@ static json_t *permission_json(const char *model, int64_t created) {
 
 static json_t *model_card(const struct server *s, const char *id, const char *root,
                           const char *parent, int64_t created) {
-    json_t *path = json_path(root);
+    json_t *path = json_from_path(root);
     return json_pack("{s:s,s:s,s:I,s:s,s:o,s:s?,s:i,s:[o]}", "id", id, "object", "model", "created",
                      (json_int_t)created, "owned_by", "vllm", "root", path, "parent", parent,
                      "max_model_len", engine_max_len(s->e), "permission",
@@ -1344,7 +1344,7 @@ static json_t *model_card(const struct server *s, const char *id, const char *ro
 static void models_handle(void *ctx, struct exchange *x) {
     struct server *s = ctx;
     int n;
-    struct listed *v = server_adapters(s, &n);
+    struct adapter_entry *v = server_adapters(s, &n);
     json_t *data = json_pack("[o]", model_card(s, s->name, s->path, NULL, s->started));
     for (int i = 0; i < s->o->names.n; i++)
         if (strcmp(s->o->names.v[i], s->name) != 0)
@@ -1362,19 +1362,19 @@ static void models_handle(void *ctx, struct exchange *x) {
 
 static void model_handle(void *ctx, struct exchange *x) {
     struct server *s = ctx;
-    const char *id = exchange_rest(x);
-    struct target t;
+    const char *id = exchange_wildcard(x);
+    struct model_ref t;
     struct error err = {0};
     if (team_find(s, id, &err)) {
         exchange_reply_json(x, 200, model_card(s, id, s->path, s->name, s->started));
         return;
     }
-    if (err.code || target_find(s, id, &t, &err) != OK) {
+    if (err.code || model_ref_resolve(s, id, &t, &err) != OK) {
         api_fail_error(x, &err, "model");
         return;
     }
     int n, at = 0;
-    struct listed *v = server_adapters(s, &n);
+    struct adapter_entry *v = server_adapters(s, &n);
     while (at < n && strcmp(v[at].name, t.label) != 0) at++;
     json_t *card;
     if (t.n == 0)
@@ -1385,15 +1385,15 @@ static void model_handle(void *ctx, struct exchange *x) {
         card = model_card(s, id, id, s->name, s->started);
     exchange_reply_json(x, 200, card);
     server_adapters_free(v, n);
-    target_release(&t);
+    model_ref_release(&t);
 }
 
-static const struct route routes[] = {
-    {"POST", "/v1/chat/completions", CHAT, chat_handle},
-    {"POST", "/v1/completions", CHAT, completion_handle},
-    {"POST", "/v1/embeddings", CHAT | SLOW, embedding_handle},
-    {"GET", "/v1/models", CHAT, models_handle},
-    {"GET", "/v1/models/*", CHAT, model_handle},
+static const struct http_route routes[] = {
+    {"POST", "/v1/chat/completions", SCOPE_CHAT, chat_handle},
+    {"POST", "/v1/completions", SCOPE_CHAT, completion_handle},
+    {"POST", "/v1/embeddings", SCOPE_CHAT | ROUTE_SLOW, embedding_handle},
+    {"GET", "/v1/models", SCOPE_CHAT, models_handle},
+    {"GET", "/v1/models/*", SCOPE_CHAT, model_handle},
     {0},
 };
 

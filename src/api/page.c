@@ -51,8 +51,8 @@ static bool has_it(const struct exchange *x, const char *tag) {
     return known && (strstr(known, tag) || strcmp(known, "*") == 0);
 }
 
-void page_handle(void *ctx, struct exchange *x) {
-    const char *name = *exchange_rest(x) ? exchange_rest(x) : "index.html";
+void web_ui_handle(void *ctx, struct exchange *x) {
+    const char *name = *exchange_wildcard(x) ? exchange_wildcard(x) : "index.html";
     char hash[HASH_LEN], tag[HASH_LEN + 2];
     size_t i = 0;
     (void)ctx;
@@ -62,7 +62,7 @@ void page_handle(void *ctx, struct exchange *x) {
         return;
     }
     size_t n = (size_t)(files[i].to - files[i].from);
-    hash_bytes(files[i].from, n, hash);
+    sha256_bytes(files[i].from, n, hash);
     snprintf(tag, sizeof tag, "\"%s\"", hash);
     exchange_add_header(x, "ETag", tag);
     exchange_add_header(x, "Cache-Control", "no-cache");
@@ -74,8 +74,8 @@ void page_handle(void *ctx, struct exchange *x) {
         exchange_reply(x, 200, type_of(name), files[i].from, n);
 }
 
-static const struct route routes[] = {
-    {"GET", "/page/*", OPEN, page_handle},
+static const struct http_route routes[] = {
+    {"GET", "/page/*", SCOPE_OPEN, web_ui_handle},
     {0},
 };
 

@@ -17,7 +17,7 @@
 static json_t *model_json(const struct server *s) {
     const struct model_config *c = &s->m->config;
     return json_pack("{s:s,s:o,s:s,s:s,s:i,s:i,s:i,s:i,s:i,s:i}", "id", s->name, "path",
-                     json_path(s->path), "hash", s->m->hash, "quantization",
+                     json_from_path(s->path), "hash", s->m->hash, "quantization",
                      tensor_type_name(s->m->type), "layers", c->n_layers, "width", c->d_model,
                      "heads", c->n_heads, "kv_heads", c->n_kv_heads, "vocabulary", c->vocab_size,
                      "context", engine_max_len(s->e));
@@ -34,18 +34,18 @@ static json_t *batch_json(struct server *s) {
 
 static json_t *memory_json(const struct server *s) {
     struct adapter_pool_stats p = adapter_pool_stats(s->pool);
-    return json_pack("{s:I,s:I,s:I,s:I,s:o}", "resident", (json_int_t)process_bytes("VmRSS"),
-                     "peak", (json_int_t)process_bytes("VmHWM"), "budget",
+    return json_pack("{s:I,s:I,s:I,s:I,s:o}", "resident", (json_int_t)process_memory("VmRSS"),
+                     "peak", (json_int_t)process_memory("VmHWM"), "budget",
                      (json_int_t)s->o->max_memory, "adapters", (json_int_t)p.bytes, "plan",
-                     plan_json(s->o->plan));
+                     memory_plan_json(s->o->plan));
 }
 
 /* What runs where: the instructions that the products use, and what they multiply. */
 static json_t *kernels_json(const struct server *s) {
     return json_pack("{s:s,s:s,s:s,s:s,s:s,s:i}", "level", cpu_level_name(kernels_get()->level),
-                     "class", s->m->cls == CLASS_EXACT ? "exact" : "fast", "weights",
-                     tensor_type_name(s->m->type), "kv", elem_name(s->o->plan->engine.kv_elem),
-                     "lora", elem_name(s->o->plan->engine.lora_elem), "threads", s->threads);
+                     "class", s->m->cls == NUMERIC_EXACT ? "exact" : "fast", "weights",
+                     tensor_type_name(s->m->type), "kv", dtype_name(s->o->plan->engine.kv_elem),
+                     "lora", dtype_name(s->o->plan->engine.lora_elem), "threads", s->threads);
 }
 
 static void system_handle(void *ctx, struct exchange *x) {
@@ -65,7 +65,7 @@ static void system_handle(void *ctx, struct exchange *x) {
 
 static json_t *item_json(const struct adapter_pool_item *i) {
     return json_pack("{s:s,s:o?,s:s?,s:s,s:I,s:I,s:b,s:b,s:I,s:I}", "name", i->name, "path",
-                     i->path ? json_path(i->path) : NULL, "problem", i->problem, "hash", i->hash,
+                     i->path ? json_from_path(i->path) : NULL, "problem", i->problem, "hash", i->hash,
                      "version", (json_int_t)i->version, "bytes", (json_int_t)i->bytes, "in_use",
                      i->in_use, "pinned", i->pinned, "requests", (json_int_t)i->gets, "loads",
                      (json_int_t)i->loads);
@@ -86,7 +86,7 @@ static void adapters_handle(void *ctx, struct exchange *x) {
 static char *adapter_path(struct server *s, const char *name) {
     char *path = NULL;
     int n;
-    struct listed *v = server_adapters(s, &n);
+    struct adapter_entry *v = server_adapters(s, &n);
     for (int i = 0; i < n; i++)
         if (strcmp(v[i].name, name) == 0) path = xstrdup(v[i].path);
     server_adapters_free(v, n);
@@ -95,7 +95,7 @@ static char *adapter_path(struct server *s, const char *name) {
 
 /* "critic/versions" → "critic"; malloc'ed. NULL: the rest does not end so. */
 static char *rest_before(const struct exchange *x, const char *end) {
-    const char *rest = exchange_rest(x);
+    const char *rest = exchange_wildcard(x);
     size_t n = strlen(rest), m = strlen(end);
     return n > m && strcmp(rest + n - m, end) == 0 ? xstrndup(rest, n - m) : NULL;
 }
@@ -110,7 +110,7 @@ static void versions_handle(void *ctx, struct exchange *x) {
         api_fail_error(x, &err, NULL);
     else
         api_fail(x, 404, NULL, NULL, "not_found", "there is no adapter '%.140s'",
-                 name ? name : exchange_rest(x));
+                 name ? name : exchange_wildcard(x));
     free(path);
     free(name);
 }
@@ -123,11 +123,11 @@ static void rollback_handle(void *ctx, struct exchange *x) {
     const char *to = NULL;
     char hash[HASH_LEN], *name = rest_before(x, "/rollback"),
                          *path = name ? adapter_path(s, name) : NULL;
-    json_t *body = exchange_body(x)->len ? request_json(ctx, x, &err) : json_object();
-    int rc = body ? field_text(body, "to", &to, &err) : err.code;
+    json_t *body = exchange_body(x)->len ? request_memory_json(ctx, x, &err) : json_object();
+    int rc = body ? json_read_string(body, "to", &to, &err) : err.code;
     if (rc == OK && !path)
         rc = error_set(&err, ERR_MISSING, "there is no adapter '%.140s'",
-                       name ? name : exchange_rest(x));
+                       name ? name : exchange_wildcard(x));
     if (rc == OK) rc = adapter_rollback(path, &s->m->config, to, hash, &err);
     if (rc == OK) rc = server_adapter_load(s, name, path, true, &err);
     if (rc == OK)
@@ -158,8 +158,8 @@ static char *run_out(const struct server *s, struct store *store, const char *id
     struct error missing;
     json_t *run = store_run_get(store, id, &missing);
     const json_t *recipe = json_object_get(run, "recipe"), *jobs = json_object_get(recipe, "jobs");
-    const char *own = json_text_at(recipe, "out"),
-               *out = *own ? own : json_text_at(json_array_get(jobs, 0), "dir"),
+    const char *own = json_get_string(recipe, "out"),
+               *out = *own ? own : json_get_string(json_array_get(jobs, 0), "dir"),
                *slash = strrchr(out, '/');
     char *path = slash ? xasprintf("%s/out%s", s->o->state_dir, slash) : NULL, *name = NULL;
     if (path && strcmp(path, out) == 0 && slash[1] != '.') name = xstrdup(slash + 1);
@@ -204,7 +204,7 @@ static void runs_handle(void *ctx, struct exchange *x) {
            *run;
     size_t i;
     json_array_foreach (list, i, run) {
-        char *out = run_out(s, store, json_text_at(run, "id"));
+        char *out = run_out(s, store, json_get_string(run, "id"));
         if (out) json_object_set_new(run, "out", json_string(out));
         free(out);
     }
@@ -255,7 +255,7 @@ static json_t *lines_of(const char *folder, const char *name) {
     struct error err;
     struct lines l = {.list = json_array(), .stride = 1};
     char *path = run_file(folder, name);
-    if (path) json_each(path, line_keep, &l, &err); // a last line may still be written
+    if (path) json_file_each(path, line_keep, &l, &err); // a last line may still be written
     if (l.last) json_array_append_new(l.list, l.last);
     free(path);
     return l.list;
@@ -265,10 +265,10 @@ static json_t *lines_of(const char *folder, const char *name) {
 static int run_reserve(struct server *s, struct exchange *x, const char *folder,
                        struct error *err) {
     static const char *const names[] = {"evolution.jsonl", "evolution.jsonl", "result.json"};
-    int rc = request_reserve(s, x, 2 * (size_t)LINES_KEPT * LINE_BYTES * LINE_FACTOR, err);
+    int rc = request_memory_reserve(s, x, 2 * (size_t)LINES_KEPT * LINE_BYTES * LINE_FACTOR, err);
     for (size_t i = 0; i < ARRAY_LEN(names) && rc == OK; i++) {
         char *path = path_join(folder, names[i]);
-        rc = request_reserve_file(s, x, path, LINE_FACTOR, err);
+        rc = request_memory_reserve_file(s, x, path, LINE_FACTOR, err);
         free(path);
     }
     return rc;
@@ -289,7 +289,7 @@ static json_t *lineage_read(const char *folder, struct error *err) {
 static json_t *result_of(const char *folder) {
     struct error err;
     char *path = run_file(folder, "result.json");
-    json_t *v = path ? json_file(path, &err) : NULL;
+    json_t *v = path ? json_parse_file(path, &err) : NULL;
     free(path);
     return v;
 }
@@ -297,7 +297,7 @@ static json_t *result_of(const char *folder) {
 /* Everything that a run's page shows. */
 static void run_handle(void *ctx, struct exchange *x) {
     struct server *s = ctx;
-    const char *id = exchange_rest(x);
+    const char *id = exchange_wildcard(x);
     struct error err;
     char *folder = run_folder(s, id);
     bool fits = folder && run_reserve(s, x, folder, &err) == OK;
@@ -325,22 +325,22 @@ static void traces_handle(void *ctx, struct exchange *x) {
     double least = slow ? strtod(slow, NULL) : 0;
     json_t *list = json_array();
     pthread_mutex_lock(&s->lock);
-    for (uint64_t i = 0; i < MIN(s->n_traces, TRACES_KEPT); i++) {
-        json_t *v = s->traces[(s->n_traces - 1 - i) % TRACES_KEPT];
-        if (json_number_at(v, "total") >= least) json_array_append_new(list, json_deep_copy(v));
+    for (uint64_t i = 0; i < MIN(s->n_traces, REQUEST_TRACES_MAX); i++) {
+        json_t *v = s->traces[(s->n_traces - 1 - i) % REQUEST_TRACES_MAX];
+        if (json_get_number(v, "total") >= least) json_array_append_new(list, json_deep_copy(v));
     }
     pthread_mutex_unlock(&s->lock);
     exchange_reply_json(x, 200, json_pack("{s:o}", "traces", list));
 }
 
-static const struct route routes[] = {
-    {"GET", "/v1/system", CHAT, system_handle},
-    {"GET", "/v1/traces", CHAT, traces_handle},
-    {"GET", "/v1/adapters", CHAT, adapters_handle},
-    {"GET", "/v1/adapters/*", CHAT, versions_handle},
-    {"POST", "/v1/adapters/*", ADMIN, rollback_handle},
-    {"GET", "/v1/runs", CHAT, runs_handle},
-    {"GET", "/v1/runs/*", CHAT, run_handle},
+static const struct http_route routes[] = {
+    {"GET", "/v1/system", SCOPE_CHAT, system_handle},
+    {"GET", "/v1/traces", SCOPE_CHAT, traces_handle},
+    {"GET", "/v1/adapters", SCOPE_CHAT, adapters_handle},
+    {"GET", "/v1/adapters/*", SCOPE_CHAT, versions_handle},
+    {"POST", "/v1/adapters/*", SCOPE_ADMIN, rollback_handle},
+    {"GET", "/v1/runs", SCOPE_CHAT, runs_handle},
+    {"GET", "/v1/runs/*", SCOPE_CHAT, run_handle},
     {0},
 };
 

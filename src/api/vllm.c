@@ -16,8 +16,8 @@
 /* Whether an adapter was made for this base, by what its configuration calls that. */
 static bool is_for_base(const struct server *s, const char *config) {
     struct error err;
-    json_t *v = json_file(config, &err);
-    const char *base = json_text_at(v, "base_model_name_or_path"), *slash = strrchr(base, '/');
+    json_t *v = json_parse_file(config, &err);
+    const char *base = json_get_string(v, "base_model_name_or_path"), *slash = strrchr(base, '/');
     bool is =
         *base && (strcmp(base, s->path) == 0 || strcmp(slash ? slash + 1 : base, s->name) == 0);
     for (int i = 0; i < s->o->names.n; i++) is |= strcmp(base, s->o->names.v[i]) == 0;
@@ -34,7 +34,7 @@ static bool adapter_resolve(struct server *s, const char *name) {
     char *path = path_join(folder, name), *config = path_join(path, "adapter_config.json");
     bool loaded = path_exists(config) && is_for_base(s, config);
     if (loaded && server_adapter_load(s, name, path, false, &err) != OK && err.code != ERR_STATE) {
-        warn("'%s' was asked for and cannot be loaded: %s", path, err.text);
+        log_warn("'%s' was asked for and cannot be loaded: %s", path, err.text);
         loaded = false;
     }
     free(config);
@@ -54,8 +54,8 @@ static void said(struct exchange *x, const char *fmt, const char *name) {
 static bool names_read(struct exchange *x, const json_t *body, const char **name,
                        const char **path) {
     struct error err;
-    if (field_name(body, "lora_name", name, &err) != OK ||
-        (path && field_text(body, "lora_path", path, &err) != OK)) {
+    if (json_read_name(body, "lora_name", name, &err) != OK ||
+        (path && json_read_string(body, "lora_path", path, &err) != OK)) {
         api_fail(x, 400, "BadRequestError", NULL, NULL, "%s", err.text);
         return false;
     }
@@ -66,14 +66,14 @@ static void load_handle(void *ctx, struct exchange *x) {
     struct error err;
     const char *name = "", *path = "";
     bool again = false, stacked = false;
-    json_t *body = request_json(ctx, x, &err);
+    json_t *body = request_memory_json(ctx, x, &err);
     if (!body) {
         api_fail(x, 400, "BadRequestError", NULL, NULL, "%s", err.text);
         return;
     }
     if (!names_read(x, body, &name, &path)) {
-    } else if (field_bool(body, "load_inplace", &again, &err) != OK ||
-               field_bool(body, "is_3d_lora_weight", &stacked, &err) != OK ||
+    } else if (json_read_bool(body, "load_inplace", &again, &err) != OK ||
+               json_read_bool(body, "is_3d_lora_weight", &stacked, &err) != OK ||
                (stacked && error_set(&err, ERR_USAGE,
                                      "'is_3d_lora_weight' is of experts' weights, which no model "
                                      "here has") != OK)) {
@@ -101,7 +101,7 @@ static void load_handle(void *ctx, struct exchange *x) {
 static void unload_handle(void *ctx, struct exchange *x) {
     struct error err;
     const char *name = "";
-    json_t *body = request_json(ctx, x, &err);
+    json_t *body = request_memory_json(ctx, x, &err);
     if (!body) {
         api_fail(x, 400, "BadRequestError", NULL, NULL, "%s", err.text);
         return;
@@ -122,55 +122,55 @@ static void unload_handle(void *ctx, struct exchange *x) {
 /* the tokenizer */
 
 /* A conversation as chat has it. */
-static int tokens_of_chat(const struct server *s, struct exchange *x, json_t *body, struct ids *out,
+static int tokens_of_chat(const struct server *s, struct exchange *x, json_t *body, struct token_ids *out,
                           struct error *err) {
-    struct generation_spec spec = {.tools = field(body, "tools") ? TOOLS_AUTO : TOOLS_NONE, .x = x};
+    struct generation_spec spec = {.tools = json_get_nonnull(body, "tools") ? TOOL_CHOICE_AUTO : TOOL_CHOICE_NONE, .x = x};
     int rc = chat_template_check(s, body, &spec, err);
-    if (rc == OK) rc = chat_prompt(s, body, &spec, err);
+    if (rc == OK) rc = chat_prompt_render(s, body, &spec, err);
     if (rc == OK) {
         *out = spec.prompts[0];
-        spec.prompts[0] = (struct ids){0};
+        spec.prompts[0] = (struct token_ids){0};
     }
     generation_spec_release(&spec);
     return rc;
 }
 
-int tokenize_read(const struct server *s, struct exchange *x, json_t *body, struct ids *out,
+int vllm_tokenize_read(const struct server *s, struct exchange *x, json_t *body, struct token_ids *out,
                   struct error *err) {
     bool specials = true;
     const char *prompt = NULL;
-    if (field(body, "messages")) return tokens_of_chat(s, x, body, out, err);
-    if (field_bool(body, "add_special_tokens", &specials, err) != OK ||
-        field_text(body, "prompt", &prompt, err) != OK)
+    if (json_get_nonnull(body, "messages")) return tokens_of_chat(s, x, body, out, err);
+    if (json_read_bool(body, "add_special_tokens", &specials, err) != OK ||
+        json_read_string(body, "prompt", &prompt, err) != OK)
         return err->code;
     if (!prompt) return error_set(err, ERR_USAGE, "'prompt' or 'messages' must be given");
     out->may_refuse = true;
-    tok_encode(s->m->tok, prompt, strlen(prompt), TOK_SPECIAL | (specials ? TOK_BOS : 0), out);
-    return ids_check(out, err);
+    tokenizer_encode(s->m->tok, prompt, strlen(prompt), TOKENIZER_PARSE_SPECIAL | (specials ? TOKENIZER_ADD_BOS : 0), out);
+    return ids_check_memory(out, err);
 }
 
 /* Also llama.cpp's, which calls the text `content`. */
 static void tokenize_handle(void *ctx, struct exchange *x) {
     struct server *s = ctx;
-    struct ids ids = {0};
+    struct token_ids ids = {0};
     struct error err;
     bool names = false;
-    json_t *body = request_json(ctx, x, &err);
-    if (body && field(body, "content") && !field(body, "prompt") && !field(body, "messages")) {
+    json_t *body = request_memory_json(ctx, x, &err);
+    if (body && json_get_nonnull(body, "content") && !json_get_nonnull(body, "prompt") && !json_get_nonnull(body, "messages")) {
         llamacpp_tokenize(s, x, body);
         json_decref(body);
         return;
     }
-    int rc = body ? tokenize_read(s, x, body, &ids, &err) : err.code;
-    if (rc == OK) rc = field_bool(body, "return_token_strs", &names, &err);
+    int rc = body ? vllm_tokenize_read(s, x, body, &ids, &err) : err.code;
+    if (rc == OK) rc = json_read_bool(body, "return_token_strs", &names, &err);
     if (rc == OK)
-        rc = request_reserve_list(s, x, ids.n, names ? PIECE_BYTES : INTEGER_BYTES, "prompt", &err);
+        rc = request_memory_reserve_list(s, x, ids.n, names ? JSON_TOKEN_TEXT_BYTES : JSON_INTEGER_BYTES, "prompt", &err);
     if (rc == OK) {
         json_t *list = json_array(), *strs = names ? json_array() : json_null();
         for (int32_t i = 0; i < ids.n; i++) {
             json_array_append_new(list, json_integer(ids.v[i]));
             if (names)
-                json_array_append_new(strs, json_string(tok_piece(s->m->tok, ids.v[i], NULL)));
+                json_array_append_new(strs, json_string(tokenizer_id_to_piece(s->m->tok, ids.v[i], NULL)));
         }
         exchange_reply_json(x, 200,
                             json_pack("{s:i,s:i,s:o,s:o}", "count", ids.n, "max_model_len",
@@ -178,30 +178,30 @@ static void tokenize_handle(void *ctx, struct exchange *x) {
     } else {
         api_fail_error(x, &err, NULL);
     }
-    ids_release(&ids);
+    token_ids_release(&ids);
     json_decref(body);
 }
 
 /* `prompt` is vLLM's name of the text and `content` llama.cpp's; they ask alike. */
 static void detokenize_handle(void *ctx, struct exchange *x) {
     struct server *s = ctx;
-    struct ids *ids = NULL;
+    struct token_ids *ids = NULL;
     int n = 0;
     struct error err;
     struct buf text = {0}, clean = {0};
-    json_t *body = request_json(ctx, x, &err);
-    const json_t *list = body ? field(body, "tokens") : NULL;
+    json_t *body = request_memory_json(ctx, x, &err);
+    const json_t *list = body ? json_get_nonnull(body, "tokens") : NULL;
     int rc = body ? OK : err.code;
     if (rc == OK && (!json_is_array(list) ||
                      (json_array_size(list) && !json_is_integer(json_array_get(list, 0)))))
         rc = error_set(&err, ERR_USAGE, "'tokens' must be a list of token ids");
     if (rc == OK)
-        rc = request_reserve_list(s, x, (int64_t)json_array_size(list), 8 * s->piece_bytes,
+        rc = request_memory_reserve_list(s, x, (int64_t)json_array_size(list), 8 * s->piece_bytes,
                                   "tokens", &err);
-    if (rc == OK && json_array_size(list) > 0) rc = ids_of_prompts(s, list, 1, &ids, &n, &err);
+    if (rc == OK && json_array_size(list) > 0) rc = prompts_tokenize(s, list, 1, &ids, &n, &err);
     if (rc == OK) {
-        if (n) tok_decode_all(s->m->tok, ids[0].v, ids[0].n, true, &text);
-        buf_add_clean(&clean, text.data ? text.data : "", text.len);
+        if (n) tokenizer_decode(s->m->tok, ids[0].v, ids[0].n, true, &text);
+        buf_add_sanitized(&clean, text.data ? text.data : "", text.len);
         const char *said_so = clean.data ? clean.data : "";
         exchange_reply_json(
             x, 200,
@@ -209,7 +209,7 @@ static void detokenize_handle(void *ctx, struct exchange *x) {
     } else {
         api_fail_error(x, &err, "tokens");
     }
-    for (int i = 0; i < n; i++) ids_release(&ids[i]);
+    for (int i = 0; i < n; i++) token_ids_release(&ids[i]);
     free(ids);
     buf_release(&text);
     buf_release(&clean);
@@ -217,7 +217,7 @@ static void detokenize_handle(void *ctx, struct exchange *x) {
 }
 
 static json_t *special(const struct server *s, int32_t id) {
-    return id < 0 ? json_null() : json_string(tok_piece(s->m->tok, id, NULL));
+    return id < 0 ? json_null() : json_string(tokenizer_id_to_piece(s->m->tok, id, NULL));
 }
 
 /* The template is the model's own text: clients render it themselves. */
@@ -227,10 +227,10 @@ static void tokenizer_handle(void *ctx, struct exchange *x) {
     exchange_reply_json(x, 200,
                         json_pack("{s:s,s:i,s:o,s:o,s:o,s:b,s:s}", "tokenizer_class", "shoal",
                                   "model_max_length", engine_max_len(s->e), "bos_token",
-                                  special(s, tok_bos(t)), "eos_token", special(s, tok_eos(t)),
-                                  "pad_token", special(s, tok_eos(t)), "add_bos_token",
-                                  tok_add_bos(t), "chat_template",
-                                  s->m->chat_template ? s->m->chat_template : chat_ml));
+                                  special(s, tokenizer_bos(t)), "eos_token", special(s, tokenizer_eos(t)),
+                                  "pad_token", special(s, tokenizer_eos(t)), "add_bos_token",
+                                  tokenizer_add_bos(t), "chat_template",
+                                  s->m->chat_template ? s->m->chat_template : chatml_template));
 }
 
 /* whether it is there */
@@ -239,7 +239,7 @@ static void tokenizer_handle(void *ctx, struct exchange *x) {
 static void health_handle(void *ctx, struct exchange *x) {
     struct error err;
     (void)ctx;
-    if (maps_check(&err) == OK)
+    if (file_map_check_unchanged(&err) == OK)
         exchange_reply(x, 200, NULL, "", 0);
     else
         api_fail(x, 503, NULL, NULL, "model_changed", "%s", err.text);
@@ -250,16 +250,16 @@ static void version_handle(void *ctx, struct exchange *x) {
     exchange_reply_json(x, 200, json_pack("{s:s}", "version", SHOAL_VERSION));
 }
 
-static const struct route routes[] = {
-    {"POST", "/v1/load_lora_adapter", ADMIN, load_handle},
-    {"POST", "/v1/unload_lora_adapter", ADMIN, unload_handle},
-    {"POST", "/tokenize", CHAT, tokenize_handle},
-    {"POST", "/detokenize", CHAT, detokenize_handle},
-    {"GET", "/tokenizer_info", CHAT, tokenizer_handle},
-    {"GET", "/health", OPEN | INSTANT, health_handle},
-    {"GET", "/ping", OPEN | INSTANT, health_handle},
-    {"POST", "/ping", OPEN | INSTANT, health_handle},
-    {"GET", "/version", OPEN | INSTANT, version_handle},
+static const struct http_route routes[] = {
+    {"POST", "/v1/load_lora_adapter", SCOPE_ADMIN, load_handle},
+    {"POST", "/v1/unload_lora_adapter", SCOPE_ADMIN, unload_handle},
+    {"POST", "/tokenize", SCOPE_CHAT, tokenize_handle},
+    {"POST", "/detokenize", SCOPE_CHAT, detokenize_handle},
+    {"GET", "/tokenizer_info", SCOPE_CHAT, tokenizer_handle},
+    {"GET", "/health", SCOPE_OPEN | ROUTE_IO_THREAD, health_handle},
+    {"GET", "/ping", SCOPE_OPEN | ROUTE_IO_THREAD, health_handle},
+    {"POST", "/ping", SCOPE_OPEN | ROUTE_IO_THREAD, health_handle},
+    {"GET", "/version", SCOPE_OPEN | ROUTE_IO_THREAD, version_handle},
     {0},
 };
 

@@ -69,7 +69,7 @@ static char *trace_path(const struct server *s, const char *run, const char *gen
 static bool trace_asked(struct server *s, struct exchange *x, struct trace *t) {
     struct error err;
     char *path = trace_path(s, exchange_query(x, "run"), exchange_query(x, "generation"));
-    int rc = path ? request_reserve_file(s, x, path, TRACE_FACTOR, &err) : OK;
+    int rc = path ? request_memory_reserve_file(s, x, path, TRACE_FACTOR, &err) : OK;
     if (rc == OK)
         rc = path ? trace_load(t, path, &err)
                   : error_set(&err, ERR_MISSING,
@@ -97,7 +97,7 @@ static void frames_handle(void *ctx, struct exchange *x) {
     if (!trace_asked(s, x, &t)) return;
     int64_t from = MIN(MAX(number_asked(x, "from", 0), 0), t.n_ticks + 1),
             n = MIN(MAX(number_asked(x, "n", 100), 1), FRAMES_MAX);
-    if (request_reserve_list(s, x, n, FRAME_BYTES + (size_t)t.n_agents * AGENT_BYTES, "n", &err)) {
+    if (request_memory_reserve_list(s, x, n, FRAME_BYTES + (size_t)t.n_agents * AGENT_BYTES, "n", &err)) {
         api_fail_error(x, &err, "n");
         trace_release(&t);
         return;
@@ -123,31 +123,31 @@ static void frames_handle(void *ctx, struct exchange *x) {
 /* what a model would do */
 
 /* The first tokens of what the actions are called, as the world's minds choose among them. */
-static json_t *choices_of(struct server *s, const struct target *t, const struct buf *prompt,
+static json_t *choices_of(struct server *s, const struct model_ref *t, const struct buf *prompt,
                           double temperature, struct error *err) {
     const struct tokenizer *tok = s->m->tok;
-    struct ids words[N_ACTIONS] = {{0}}, ids = {0};
-    struct token_seq choices[N_ACTIONS];
-    tok_encode(tok, prompt->data, prompt->len, TOK_BOS, &ids);
-    for (int i = 0; i < N_ACTIONS; i++) {
-        char *said = xasprintf(" %s", action_said[i]);
-        tok_encode(tok, said, strlen(said), 0, &words[i]);
+    struct token_ids words[WORLD_N_ACTIONS] = {{0}}, ids = {0};
+    struct token_seq choices[WORLD_N_ACTIONS];
+    tokenizer_encode(tok, prompt->data, prompt->len, TOKENIZER_ADD_BOS, &ids);
+    for (int i = 0; i < WORLD_N_ACTIONS; i++) {
+        char *said = xasprintf(" %s", world_action_words[i]);
+        tokenizer_encode(tok, said, strlen(said), 0, &words[i]);
         choices[i] = (struct token_seq){words[i].v, 1};
         free(said);
     }
-    struct request r = {.prompt = ids.v,
+    struct engine_request r = {.prompt = ids.v,
                         .n_prompt = ids.n,
                         .choices = choices,
-                        .n_choices = N_ACTIONS,
+                        .n_choices = WORLD_N_ACTIONS,
                         .logprob_temperature = (float)temperature};
-    target_apply(t, &r);
+    model_ref_apply(t, &r);
     int rc = batcher_run(s->batcher, &r, 1, NULL, err);
     json_t *v = rc == OK ? json_object() : NULL;
-    for (int i = 0; v && i < N_ACTIONS; i++)
-        json_object_set_new(v, action_said[i], json_real((double)r.choice_prob[i]));
-    request_release(&r);
-    for (int i = 0; i < N_ACTIONS; i++) ids_release(&words[i]);
-    ids_release(&ids);
+    for (int i = 0; v && i < WORLD_N_ACTIONS; i++)
+        json_object_set_new(v, world_action_words[i], json_real((double)r.choice_prob[i]));
+    engine_request_release(&r);
+    for (int i = 0; i < WORLD_N_ACTIONS; i++) token_ids_release(&words[i]);
+    token_ids_release(&ids);
     return v;
 }
 
@@ -155,11 +155,11 @@ static json_t *choices_of(struct server *s, const struct target *t, const struct
 static json_t *taken(const struct trace *t, int64_t tick, int agent) {
     if (tick >= t->n_ticks) return json_null();
     int a = t->actions[tick * t->n_agents + agent];
-    return a < 0 ? json_null() : json_string(action_said[a % N_ACTIONS]);
+    return a < 0 ? json_null() : json_string(world_action_words[a % WORLD_N_ACTIONS]);
 }
 
 static json_t *agent_json(struct server *s, const struct trace *t, const struct world *w, int agent,
-                          const struct target *who, double temperature, struct error *err) {
+                          const struct model_ref *who, double temperature, struct error *err) {
     const struct world_agent *a = &w->agents[agent];
     struct buf seen = {0}, prompt = {0};
     json_t *probabilities = NULL, *v = NULL;
@@ -173,7 +173,7 @@ static json_t *agent_json(struct server *s, const struct trace *t, const struct 
                       agent, "tick", w->tick, "alive", a->alive, "energy", a->energy, "holds",
                       a->holds, "collected", a->collected, "delivered", a->delivered, "blocked",
                       a->blocked, "reward", a->reward, "total", a->total, "fitness",
-                      agent_fitness(a), "observation", seen.data ? seen.data : "", "prompt",
+                      world_agent_fitness(a), "observation", seen.data ? seen.data : "", "prompt",
                       prompt.data ? prompt.data : "", "action", taken(t, w->tick, agent),
                       "probabilities", probabilities);
     buf_release(&seen);
@@ -185,14 +185,14 @@ static json_t *agent_json(struct server *s, const struct trace *t, const struct 
 static void agent_handle(void *ctx, struct exchange *x) {
     struct server *s = ctx;
     struct trace t = {0};
-    struct target who;
+    struct model_ref who;
     struct error err;
     const char *temperature = exchange_query(x, "temperature");
     if (!trace_asked(s, x, &t)) return;
     int64_t tick = MIN(MAX(number_asked(x, "tick", t.n_ticks), 0), t.n_ticks);
     int64_t agent = number_asked(x, "agent", 0);
     json_t *v = NULL;
-    int rc = target_find(s, exchange_query(x, "model"), &who, &err);
+    int rc = model_ref_resolve(s, exchange_query(x, "model"), &who, &err);
     bool found = rc == OK;
     if (rc == OK && (agent < 0 || agent >= t.n_agents))
         rc = error_set(&err, ERR_USAGE, "there are %d agents, from 0 on", t.n_agents);
@@ -207,13 +207,13 @@ static void agent_handle(void *ctx, struct exchange *x) {
         exchange_reply_json(x, 200, v);
     else
         api_fail_error(x, &err, NULL);
-    if (found) target_release(&who);
+    if (found) model_ref_release(&who);
     trace_release(&t);
 }
 
-static const struct route routes[] = {
-    {"GET", "/v1/worlds/frames", CHAT, frames_handle},
-    {"GET", "/v1/worlds/agent", CHAT | SLOW, agent_handle},
+static const struct http_route routes[] = {
+    {"GET", "/v1/worlds/frames", SCOPE_CHAT, frames_handle},
+    {"GET", "/v1/worlds/agent", SCOPE_CHAT | ROUTE_SLOW, agent_handle},
     {0},
 };
 

@@ -35,64 +35,64 @@ static const int64_t SIZE_MAX_BYTES = (int64_t)1 << 50;
 
 /* the folder */
 
-int work_step(struct work *w, int64_t bytes, struct error *err) {
+int backup_progress_step(struct backup_progress *w, int64_t bytes, struct error *err) {
     w->done += bytes;
     if (w->p->told && !w->p->told(w->p->ctx, w->done, MAX(w->done, w->total))) w->stopped = true;
     return w->stopped ? error_set(err, ERR_STATE, "it was told to stop") : OK;
 }
 
-int work_copy(struct work *w, int fd, int64_t size, struct writer *to, const char *path,
+int backup_copy_file(struct backup_progress *w, int fd, int64_t size, struct atomic_file *to, const char *path,
               char hash[HASH_LEN], struct error *err) {
-    struct hasher h;
+    struct sha256 h;
     uint8_t *chunk = xmalloc(CHUNK);
     int rc = OK;
-    hasher_init(&h);
+    sha256_init(&h);
     for (int64_t at = 0; rc == OK && at < size;) {
         ssize_t n = pread(fd, chunk, (size_t)MIN(size - at, CHUNK), at);
         if (n < 0 && errno == EINTR) continue;
         if (n < 0) rc = error_errno(err, "cannot read '%s'", path);
         if (n == 0) rc = error_set(err, ERR_STATE, "'%s' became shorter while it was read", path);
         if (n <= 0) break;
-        hasher_add(&h, chunk, (size_t)n);
+        sha256_update(&h, chunk, (size_t)n);
         at += n;
-        if (to) rc = writer_put(to, chunk, (size_t)n, err);
-        if (rc == OK) rc = work_step(w, n, err);
+        if (to) rc = atomic_file_write(to, chunk, (size_t)n, err);
+        if (rc == OK) rc = backup_progress_step(w, n, err);
     }
     free(chunk);
-    hasher_final(&h, hash);
+    sha256_final(&h, hash);
     return rc;
 }
 
-int folder_private(const char *path, struct error *err) {
+int backup_dir_make(const char *path, struct error *err) {
     if (path_is_dir(path)) return OK;
     int rc = dir_make(path, err);
     if (rc == OK && chmod(path, 0700) != 0) rc = error_errno(err, "cannot protect '%s'", path);
     return rc;
 }
 
-int file_begin(struct writer *w, const char *path, uint32_t mode, struct error *err) {
-    int rc = writer_open(w, path, err);
+int backup_file_open(struct atomic_file *w, const char *path, uint32_t mode, struct error *err) {
+    int rc = atomic_file_open(w, path, err);
     if (rc == OK && fchmod(fileno(w->f), mode) != 0) {
         rc = error_errno(err, "cannot protect '%s'", path);
-        writer_abort(w);
+        atomic_file_abort(w);
     }
     return rc;
 }
 
-int json_save(const char *path, const json_t *v, struct error *err) {
-    struct writer w;
-    char *text = json_text(v);
-    int rc = file_begin(&w, path, 0600, err);
+int json_write_file(const char *path, const json_t *v, struct error *err) {
+    struct atomic_file w;
+    char *text = json_canonical(v);
+    int rc = backup_file_open(&w, path, 0600, err);
     if (rc == OK) {
-        rc = writer_put(&w, text, strlen(text), err);
-        if (rc == OK) rc = writer_commit(&w, err);
-        writer_abort(&w);
+        rc = atomic_file_write(&w, text, strlen(text), err);
+        if (rc == OK) rc = atomic_file_commit(&w, err);
+        atomic_file_abort(&w);
     }
     free(text);
     return rc;
 }
 
-int folder_hold(const char *to, struct error *err) {
+int backup_dir_lock(const char *to, struct error *err) {
     char *path = path_join(to, "lock");
     int fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0600);
     if (fd < 0) {
@@ -113,10 +113,10 @@ int folder_hold(const char *to, struct error *err) {
 /* The same of a folder that has to be there. */
 static int folder_enter(const char *to, struct error *err) {
     if (!path_is_dir(to)) return error_set(err, ERR_MISSING, "there are no backups in '%s'", to);
-    return folder_hold(to, err);
+    return backup_dir_lock(to, err);
 }
 
-void id_now(char id[BACKUP_ID_LEN]) {
+void backup_id_now(char id[BACKUP_ID_LEN]) {
     struct timespec now;
     struct tm tm;
     clock_gettime(CLOCK_REALTIME, &now);
@@ -126,7 +126,7 @@ void id_now(char id[BACKUP_ID_LEN]) {
     snprintf(id + n, BACKUP_ID_LEN - n, "-%03u", (unsigned)now.tv_nsec / 1000000 % 1000);
 }
 
-bool id_is_valid(const char *id) {
+bool backup_id_is_valid(const char *id) {
     static const char form[] = "dddddddd-dddddd-ddd";
     for (int i = 0; i < BACKUP_ID_LEN - 1; i++)
         if (form[i] == 'd' ? id[i] < '0' || id[i] > '9' : id[i] != form[i]) return false;
@@ -138,16 +138,16 @@ static bool ends_with(const char *text, const char *end) {
     return n >= k && strcmp(text + n - k, end) == 0;
 }
 
-bool is_companion(const char *name) {
+bool backup_is_restore_temp(const char *name) {
     const char *before = strstr(name, ".before-");
     char id[BACKUP_ID_LEN];
     if (ends_with(name, ".restoring") || ends_with(name, ".swapping")) return true;
     if (!before) return false;
     snprintf(id, sizeof id, "%.*s", BACKUP_ID_LEN - 1, before + strlen(".before-"));
-    return id_is_valid(id);
+    return backup_id_is_valid(id);
 }
 
-char *blob_path(const char *to, const char *hash) {
+char *backup_blob_path(const char *to, const char *hash) {
     return xasprintf("%s/blobs/%.2s/%s", to, hash, hash);
 }
 
@@ -172,7 +172,7 @@ static bool path_is_valid(const char *path) {
         char *part = strndup(p, n);
         CHECK(part != NULL);
         bool good =
-            n > 0 && strcmp(part, ".") != 0 && strcmp(part, "..") != 0 && !is_companion(part);
+            n > 0 && strcmp(part, ".") != 0 && strcmp(part, "..") != 0 && !backup_is_restore_temp(part);
         free(part);
         if (!good) return false;
         p += n;
@@ -193,18 +193,18 @@ static bool integer_between(const json_t *v, const char *key, int64_t most) {
 
 static int file_entry_check(const json_t *f, const json_t *last, const json_t *roots,
                             struct error *err) {
-    const char *root = json_text_at(f, "root"), *path = json_text_at(f, "path");
+    const char *root = json_get_string(f, "root"), *path = json_get_string(f, "path");
     if (!json_is_string(json_object_get(f, "path")) || !path_is_valid(path))
         return error_set(err, ERR_FORMAT, "'%.200s' is no path below its root", path);
     if (!json_object_get(roots, root))
         return error_set(err, ERR_FORMAT, "'%.200s' is in '%.64s', which is no root", path, root);
     if (last &&
-        place_compare(json_text_at(last, "root"), json_text_at(last, "path"), root, path) >= 0)
+        place_compare(json_get_string(last, "root"), json_get_string(last, "path"), root, path) >= 0)
         return error_set(err, ERR_FORMAT, "'%.200s' comes twice or out of order", path);
     bool dir = json_is_true(json_object_get(f, "dir"));
     if (!integer_between(f, "mode", 0777) || (dir ? !*path
                                                   : !integer_between(f, "size", SIZE_MAX_BYTES) ||
-                                                        !hash_is_valid(json_text_at(f, "sha256"))))
+                                                        !hash_is_valid(json_get_string(f, "sha256"))))
         return error_set(err, ERR_FORMAT, "'%.200s' lacks its mode, size or hash", path);
     return OK;
 }
@@ -214,11 +214,11 @@ static int manifest_check(const json_t *v, const char *id, struct error *err) {
                  *last = NULL, *path;
     const char *name;
     size_t i;
-    if (json_number_at(v, "format") != FORMAT)
+    if (json_get_number(v, "format") != FORMAT)
         return error_set(err, ERR_MISMATCH, "it is not of format %d, which this shoal knows",
                          FORMAT);
-    if (strcmp(json_text_at(v, "id"), id) != 0)
-        return error_set(err, ERR_FORMAT, "it calls itself '%.40s'", json_text_at(v, "id"));
+    if (strcmp(json_get_string(v, "id"), id) != 0)
+        return error_set(err, ERR_FORMAT, "it calls itself '%.40s'", json_get_string(v, "id"));
     if (!json_is_object(roots) || json_object_size(roots) > BACKUP_ROOTS_MAX ||
         !json_is_array(files) || json_array_size(files) > FILES_MAX)
         return error_set(err, ERR_FORMAT, "it lacks its roots or files, or has too many");
@@ -237,16 +237,16 @@ static int manifest_check(const json_t *v, const char *id, struct error *err) {
 static void manifest_hash(const json_t *v, char hash[HASH_LEN]) {
     json_t *bare = json_copy((json_t *)(uintptr_t)v);
     json_object_del(bare, "hash");
-    char *text = json_text(bare);
-    hash_bytes(text, strlen(text), hash);
+    char *text = json_canonical(bare);
+    sha256_bytes(text, strlen(text), hash);
     free(text);
     json_decref(bare);
 }
 
-json_t *manifest_read(const char *to, const char *id, struct error *err) {
+json_t *backup_manifest_read(const char *to, const char *id, struct error *err) {
     struct buf text = {0};
     char hash[HASH_LEN];
-    if (!id_is_valid(id)) {
+    if (!backup_id_is_valid(id)) {
         error_set(err, ERR_MISSING, "'%.60s' is no backup's id, such as 20261122-202530-123", id);
         return NULL;
     }
@@ -261,7 +261,7 @@ json_t *manifest_read(const char *to, const char *id, struct error *err) {
         return NULL;
     }
     manifest_hash(v, hash);
-    rc = strcmp(hash, json_text_at(v, "hash")) == 0
+    rc = strcmp(hash, json_get_string(v, "hash")) == 0
              ? manifest_check(v, id, err)
              : error_set(err, ERR_FORMAT, "its hash is not that of its content");
     if (rc == OK) return v;
@@ -274,13 +274,13 @@ static int by_newest(const void *a, const void *b) {
     return strcmp(*(char *const *)b, *(char *const *)a);
 }
 
-int ids_read(const char *to, struct strings *out, struct error *err) {
+int backup_ids_list(const char *to, struct strings *out, struct error *err) {
     DIR *d = opendir(to);
     if (!d) return errno == ENOENT ? OK : error_errno(err, "cannot read '%s'", to);
     for (const struct dirent *f; (f = readdir(d));) {
         char id[BACKUP_ID_LEN];
         snprintf(id, sizeof id, "%.*s", BACKUP_ID_LEN - 1, f->d_name);
-        if (id_is_valid(id) && strcmp(f->d_name + BACKUP_ID_LEN - 1, ".json") == 0)
+        if (backup_id_is_valid(id) && strcmp(f->d_name + BACKUP_ID_LEN - 1, ".json") == 0)
             strings_add(out, id);
     }
     closedir(d);
@@ -288,9 +288,9 @@ int ids_read(const char *to, struct strings *out, struct error *err) {
     return OK;
 }
 
-int newest_find(const char *to, char id[BACKUP_ID_LEN], struct error *err) {
+int backup_find_newest(const char *to, char id[BACKUP_ID_LEN], struct error *err) {
     struct strings ids = {0};
-    int rc = ids_read(to, &ids, err);
+    int rc = backup_ids_list(to, &ids, err);
     if (rc == OK && !ids.n) rc = error_set(err, ERR_MISSING, "there are no backups in '%s'", to);
     if (rc == OK) snprintf(id, BACKUP_ID_LEN, "%s", ids.v[0]);
     strings_release(&ids);
@@ -310,10 +310,10 @@ static json_t *manifest_head(const json_t *v) {
 
 json_t *backup_list(const char *to, struct error *err) {
     struct strings ids = {0};
-    json_t *list = ids_read(to, &ids, err) == OK ? json_array() : NULL;
+    json_t *list = backup_ids_list(to, &ids, err) == OK ? json_array() : NULL;
     for (int i = 0; list && i < ids.n; i++) {
         struct error why;
-        json_t *v = manifest_read(to, ids.v[i], &why);
+        json_t *v = backup_manifest_read(to, ids.v[i], &why);
         json_array_append_new(list,
                               v ? manifest_head(v)
                                 : json_pack("{s:s,s:s}", "id", ids.v[i], "problem", why.text));
@@ -334,8 +334,8 @@ struct entry {
     char hash[HASH_LEN];
 };
 
-struct making {
-    struct work work;
+struct backup_run {
+    struct backup_progress work;
     const char *to;
     struct entry *v;
     int n, cap;
@@ -346,10 +346,10 @@ struct making {
     int64_t new_bytes, new_blobs;
 };
 
-static void leave_out(struct making *m, const char *root, const char *path, const char *why) {
+static void leave_out(struct backup_run *m, const char *root, const char *path, const char *why) {
     struct buf text = {0};
     buf_printf(&text, "%s: ", root);
-    buf_add_clean(&text, path, strlen(path));
+    buf_add_sanitized(&text, path, strlen(path));
     buf_printf(&text, "%s%s", *path ? " " : "", why);
     json_array_append_new(m->left_out, json_string(text.data));
     buf_release(&text);
@@ -376,7 +376,7 @@ static bool is_database(const char *path) {
     return is;
 }
 
-static int entry_add(struct making *m, const char *root, const char *path, const struct stat *st,
+static int entry_add(struct backup_run *m, const char *root, const char *path, const struct stat *st,
                      struct entry **out, struct error *err) {
     if (m->n == FILES_MAX)
         return error_set(err, ERR_MEMORY, "there are more than %d files to keep", FILES_MAX);
@@ -394,59 +394,59 @@ static int entry_add(struct making *m, const char *root, const char *path, const
 
 /* blobs */
 
-static bool blob_is_there(const struct making *m, const struct entry *e) {
+static bool blob_is_there(const struct backup_run *m, const struct entry *e) {
     struct stat st;
-    char *path = blob_path(m->to, e->hash);
+    char *path = backup_blob_path(m->to, e->hash);
     bool there = stat(path, &st) == 0 && S_ISREG(st.st_mode) && st.st_size == e->size;
     free(path);
     return there;
 }
 
-static char *blob_place(const struct making *m, const char *hash, struct error *err) {
+static char *blob_place(const struct backup_run *m, const char *hash, struct error *err) {
     char *dir = xasprintf("%s/blobs/%.2s", m->to, hash);
-    int rc = folder_private(dir, err);
+    int rc = backup_dir_make(dir, err);
     free(dir);
-    return rc == OK ? blob_path(m->to, hash) : NULL;
+    return rc == OK ? backup_blob_path(m->to, hash) : NULL;
 }
 
-static void blob_count(struct making *m, const struct entry *e) {
+static void blob_count(struct backup_run *m, const struct entry *e) {
     m->new_bytes += e->size;
     m->new_blobs++;
 }
 
 /* Once more through the file, whose hash is known, into its blob. */
-static int blob_write(struct making *m, int fd, const struct entry *e, const char *path,
+static int blob_write(struct backup_run *m, int fd, const struct entry *e, const char *path,
                       struct error *err) {
-    struct writer w;
+    struct atomic_file w;
     char hash[HASH_LEN], *blob = blob_place(m, e->hash, err);
-    int rc = blob ? file_begin(&w, blob, 0600, err) : err->code;
+    int rc = blob ? backup_file_open(&w, blob, 0600, err) : err->code;
     free(blob);
     if (rc != OK) return rc;
-    struct work quiet = {.p = m->work.p, .done = m->work.done, .total = m->work.total};
-    rc = work_copy(&quiet, fd, e->size, &w, path, hash, err);
+    struct backup_progress quiet = {.p = m->work.p, .done = m->work.done, .total = m->work.total};
+    rc = backup_copy_file(&quiet, fd, e->size, &w, path, hash, err);
     m->work.stopped = quiet.stopped;
     if (rc == OK && strcmp(hash, e->hash) != 0)
         rc = error_set(err, ERR_STATE, "'%s' changed while it was read", path);
-    if (rc == OK) rc = writer_commit(&w, err);
-    writer_abort(&w);
+    if (rc == OK) rc = atomic_file_commit(&w, err);
+    atomic_file_abort(&w);
     if (rc == OK) blob_count(m, e);
     return rc;
 }
 
 /* As long as it is now: what is appended meanwhile is of the next backup. */
-static int file_take_once(struct making *m, int fd, struct entry *e, const char *path,
+static int file_take_once(struct backup_run *m, int fd, struct entry *e, const char *path,
                           struct error *err) {
     struct stat st;
     int64_t done = m->work.done;
     if (fstat(fd, &st) != 0) return error_errno(err, "cannot examine '%s'", path);
     e->size = st.st_size;
-    int rc = work_copy(&m->work, fd, e->size, NULL, path, e->hash, err);
+    int rc = backup_copy_file(&m->work, fd, e->size, NULL, path, e->hash, err);
     if (rc == OK && !blob_is_there(m, e)) rc = blob_write(m, fd, e, path, err);
     if (rc != OK) m->work.done = done;
     return rc;
 }
 
-static int file_take(struct making *m, const char *path, struct entry *e, struct error *err) {
+static int file_take(struct backup_run *m, const char *path, struct entry *e, struct error *err) {
     int fd = open(path, O_RDONLY | O_CLOEXEC | O_NOFOLLOW), rc = ERR_STATE;
     if (fd < 0) return error_errno(err, "cannot open '%s'", path);
     for (int i = 0; i < TRIES && rc == ERR_STATE && !m->work.stopped; i++)
@@ -479,17 +479,17 @@ static int database_copy(const char *from, const char *to, struct error *err) {
 }
 
 /* The copy becomes its blob. */
-static int database_keep(struct making *m, const char *copy, struct entry *e, struct error *err) {
+static int database_keep(struct backup_run *m, const char *copy, struct entry *e, struct error *err) {
     struct stat st;
     int fd = open(copy, O_RDONLY | O_CLOEXEC);
     if (fd < 0) return error_errno(err, "cannot open '%s'", copy);
     e->size = fstat(fd, &st) == 0 ? st.st_size : 0;
-    int rc = work_copy(&m->work, fd, e->size, NULL, copy, e->hash, err);
+    int rc = backup_copy_file(&m->work, fd, e->size, NULL, copy, e->hash, err);
     if (rc == OK && !blob_is_there(m, e)) {
         char *blob = blob_place(m, e->hash, err);
         rc = !blob                                     ? err->code
              : fchmod(fd, 0600) != 0 || fsync(fd) != 0 ? error_errno(err, "cannot write '%s'", copy)
-                                                       : path_move(copy, blob, err);
+                                                       : path_rename(copy, blob, err);
         free(blob);
         if (rc == OK) blob_count(m, e);
     }
@@ -497,7 +497,7 @@ static int database_keep(struct making *m, const char *copy, struct entry *e, st
     return rc;
 }
 
-static int database_take(struct making *m, const char *path, struct entry *e, struct error *err) {
+static int database_take(struct backup_run *m, const char *path, struct entry *e, struct error *err) {
     char *copy = xasprintf("%s/blobs/database.tmp-%ld", m->to, (long)getpid());
     unlink(copy);
     int rc = database_copy(path, copy, err);
@@ -509,16 +509,16 @@ static int database_take(struct making *m, const char *path, struct entry *e, st
 
 /* reading the folders */
 
-static int path_take(struct making *m, const struct backup_root *r, const char *path, int depth,
+static int path_take(struct backup_run *m, const struct backup_root *r, const char *path, int depth,
                      struct error *err);
 
-static bool is_apart(const struct making *m, const struct stat *st) {
+static bool is_apart(const struct backup_run *m, const struct stat *st) {
     for (int i = 0; i < m->n_apart; i++)
         if (m->apart[i].st_dev == st->st_dev && m->apart[i].st_ino == st->st_ino) return true;
     return false;
 }
 
-int backup_names(const char *dir, struct strings *out, struct error *err) {
+int dir_list_names(const char *dir, struct strings *out, struct error *err) {
     DIR *d = opendir(dir);
     if (!d) return error_errno(err, "cannot read '%s'", dir);
     for (const struct dirent *f; (f = readdir(d));)
@@ -528,10 +528,10 @@ int backup_names(const char *dir, struct strings *out, struct error *err) {
     return OK;
 }
 
-static int folder_take(struct making *m, const struct backup_root *r, const char *path,
+static int folder_take(struct backup_run *m, const struct backup_root *r, const char *path,
                        const char *full, int depth, struct error *err) {
     struct strings names = {0};
-    int rc = depth < DEPTH_MAX ? backup_names(full, &names, err)
+    int rc = depth < DEPTH_MAX ? dir_list_names(full, &names, err)
                                : error_set(err, ERR_MEMORY, "'%s' lies too deep", full);
     if (rc == ERR_MISSING) rc = OK; // it went meanwhile, with all that was in it
     for (int i = 0; rc == OK && i < names.n; i++) {
@@ -543,7 +543,7 @@ static int folder_take(struct making *m, const struct backup_root *r, const char
     return rc;
 }
 
-static int content_take(struct making *m, const struct backup_root *r, const char *path,
+static int content_take(struct backup_run *m, const struct backup_root *r, const char *path,
                         const char *full, const struct stat *st, struct error *err) {
     struct entry *e;
     if (is_database(full) != m->databases) return OK;
@@ -564,21 +564,21 @@ static bool is_token(const char *path, const struct stat *st) {
 }
 
 /* A file, or a folder with what is in it; "" is the root. */
-static int path_take(struct making *m, const struct backup_root *r, const char *path, int depth,
+static int path_take(struct backup_run *m, const struct backup_root *r, const char *path, int depth,
                      struct error *err) {
     char *full = *path ? path_join(r->path, path) : xstrdup(r->path);
     const char *slash = strrchr(path, '/'), *name = slash ? slash + 1 : path;
     struct stat st;
     struct entry *e;
     int rc = OK;
-    json_t *said = json_path(path);
+    json_t *said = json_from_path(path);
     bool is_text = json_is_string(said), again = m->databases; // said in the other round
     json_decref(said);
     if ((*path ? lstat(full, &st) : stat(full, &st)) != 0) {
         if (errno != ENOENT) rc = error_errno(err, "cannot examine '%s'", full);
     } else if (S_ISDIR(st.st_mode)
-                   ? *path && (is_apart(m, &st) || is_companion(name))
-                   : is_passing(name) || is_token(path, &st) || is_companion(name)) {
+                   ? *path && (is_apart(m, &st) || backup_is_restore_temp(name))
+                   : is_passing(name) || is_token(path, &st) || backup_is_restore_temp(name)) {
         rc = OK;
     } else if (!is_text || strlen(path) > PATH_BYTES) {
         if (!again) leave_out(m, r->name, path, "has a name that cannot be kept");
@@ -597,7 +597,7 @@ static int path_take(struct making *m, const struct backup_root *r, const char *
 /* making */
 
 /* What the work will be, roughly: what changes meanwhile is counted as it is. */
-static int64_t bytes_below(const struct making *m, const char *full, bool root, int depth) {
+static int64_t bytes_below(const struct backup_run *m, const char *full, bool root, int depth) {
     struct strings names = {0};
     struct error none;
     struct stat st;
@@ -605,7 +605,7 @@ static int64_t bytes_below(const struct making *m, const char *full, bool root, 
     if ((root ? stat(full, &st) : lstat(full, &st)) != 0) return 0;
     if (!S_ISDIR(st.st_mode)) return S_ISREG(st.st_mode) ? st.st_size : 0;
     if ((!root && is_apart(m, &st)) || depth == DEPTH_MAX) return 0;
-    backup_names(full, &names, &none);
+    dir_list_names(full, &names, &none);
     for (int i = 0; i < names.n; i++) {
         char *below = path_join(full, names.v[i]);
         bytes += bytes_below(m, below, false, depth + 1);
@@ -615,8 +615,8 @@ static int64_t bytes_below(const struct making *m, const char *full, bool root, 
     return bytes;
 }
 
-static int roots_look(struct making *m, struct error *err) {
-    const struct backup_place *p = m->work.p;
+static int roots_look(struct backup_run *m, struct error *err) {
+    const struct backup_options *p = m->work.p;
     m->apart = xcalloc((size_t)p->n_roots + 1, sizeof *m->apart);
     if (stat(m->to, &m->apart[m->n_apart++]) != 0)
         return error_errno(err, "cannot examine '%s'", m->to);
@@ -627,7 +627,7 @@ static int roots_look(struct making *m, struct error *err) {
                              r->name);
         if (stat(r->path, &m->apart[m->n_apart]) == 0) {
             m->n_apart++;
-            json_object_set_new(m->roots, r->name, json_path(r->path));
+            json_object_set_new(m->roots, r->name, json_from_path(r->path));
         } else if (errno == ENOENT) {
             leave_out(m, r->name, r->path, "is not there");
         } else {
@@ -641,7 +641,7 @@ static int roots_look(struct making *m, struct error *err) {
     return OK;
 }
 
-static int roots_take(struct making *m, bool databases, struct error *err) {
+static int roots_take(struct backup_run *m, bool databases, struct error *err) {
     int rc = OK;
     m->databases = databases;
     for (int i = 0; rc == OK && i < m->work.p->n_roots; i++)
@@ -655,7 +655,7 @@ static int by_place(const void *a, const void *b) {
     return place_compare(x->root, x->path, y->root, y->path);
 }
 
-static json_t *entries_json(const struct making *m, int64_t *bytes) {
+static json_t *entries_json(const struct backup_run *m, int64_t *bytes) {
     json_t *files = json_array();
     for (int i = 0; i < m->n; i++) {
         const struct entry *e = &m->v[i];
@@ -672,12 +672,12 @@ static json_t *entries_json(const struct making *m, int64_t *bytes) {
     return files;
 }
 
-static json_t *manifest_make(struct making *m) {
+static json_t *manifest_make(struct backup_run *m) {
     char id[BACKUP_ID_LEN], now[32], hash[HASH_LEN];
     char *path = NULL;
     int64_t bytes = 0;
     do { // ids of one millisecond
-        id_now(id);
+        backup_id_now(id);
         free(path);
         path = manifest_path(m->to, id);
     } while (path_exists(path));
@@ -694,10 +694,10 @@ static json_t *manifest_make(struct making *m) {
     return v;
 }
 
-static json_t *manifest_write(struct making *m, struct error *err) {
+static json_t *manifest_write(struct backup_run *m, struct error *err) {
     json_t *v = manifest_make(m), *head = NULL;
-    char *path = manifest_path(m->to, json_text_at(v, "id"));
-    if (json_save(path, v, err) == OK) head = manifest_head(v);
+    char *path = manifest_path(m->to, json_get_string(v, "id"));
+    if (json_write_file(path, v, err) == OK) head = manifest_head(v);
     free(path);
     json_decref(v);
     return head;
@@ -708,12 +708,12 @@ static int blobs_each(const char *to, int (*fn)(void *ctx, const char *path, con
                       void *ctx, struct error *err) {
     char *top = path_join(to, "blobs");
     struct strings dirs = {0};
-    int rc = path_is_dir(top) ? backup_names(top, &dirs, err) : OK;
+    int rc = path_is_dir(top) ? dir_list_names(top, &dirs, err) : OK;
     for (int i = 0; rc == OK && i < dirs.n; i++) {
         struct strings names = {0};
         char *dir = path_join(top, dirs.v[i]);
         if (path_is_dir(dir))
-            rc = backup_names(dir, &names, err);
+            rc = dir_list_names(dir, &names, err);
         else
             fn(ctx, dir, dirs.v[i]);
         for (int k = 0; rc == OK && k < names.n; k++) {
@@ -735,7 +735,7 @@ static int leftover_remove(void *ctx, const char *path, const char *name) {
     return strstr(name, ".tmp-") ? unlink(path) : 0;
 }
 
-static void making_release(struct making *m) {
+static void making_release(struct backup_run *m) {
     for (int i = 0; i < m->n; i++) free(m->v[i].path);
     free(m->v);
     free(m->apart);
@@ -743,13 +743,13 @@ static void making_release(struct making *m) {
     json_decref(m->roots);
 }
 
-json_t *backup_make(const struct backup_place *p, struct error *err) {
-    struct making m = {.work.p = p, .to = p->to, .left_out = json_array(), .roots = json_object()};
+json_t *backup_create(const struct backup_options *p, struct error *err) {
+    struct backup_run m = {.work.p = p, .to = p->to, .left_out = json_array(), .roots = json_object()};
     char *blobs = path_join(p->to, "blobs");
     json_t *head = NULL;
-    int lock = -1, rc = folder_private(p->to, err);
-    if (rc == OK) rc = folder_private(blobs, err);
-    if (rc == OK && (lock = folder_hold(p->to, err)) < 0) rc = lock;
+    int lock = -1, rc = backup_dir_make(p->to, err);
+    if (rc == OK) rc = backup_dir_make(blobs, err);
+    if (rc == OK && (lock = backup_dir_lock(p->to, err)) < 0) rc = lock;
     if (rc == OK) rc = blobs_each(p->to, leftover_remove, NULL, err);
     if (rc == OK) rc = roots_look(&m, err);
     if (rc == OK) rc = roots_take(&m, true, err);
@@ -774,7 +774,7 @@ static int by_hash(const void *a, const void *b) {
 }
 
 static int kept_add(struct pruning *k, const char *to, const char *id, struct error *err) {
-    json_t *v = manifest_read(to, id, err);
+    json_t *v = backup_manifest_read(to, id, err);
     if (!v) return err->code;
     const json_t *f, *files = json_object_get(v, "files");
     size_t i;
@@ -784,7 +784,7 @@ static int kept_add(struct pruning *k, const char *to, const char *id, struct er
             k->cap = MAX(2 * k->cap, 1024);
             k->kept = xrealloc(k->kept, k->cap * sizeof *k->kept);
         }
-        memcpy(k->kept[k->n++], json_text_at(f, "sha256"), HASH_LEN);
+        memcpy(k->kept[k->n++], json_get_string(f, "sha256"), HASH_LEN);
     }
     json_decref(v);
     return OK;
@@ -836,10 +836,10 @@ static json_t *others_remove(const char *to, const struct strings *ids, const ch
 /* Somebody counts on it. */
 static int not_marked(const char *to, const struct strings *ids, const char *keep,
                       struct error *err) {
-    json_t *mark = backup_marked(to);
+    json_t *mark = backup_restore_scheduled(to);
     int rc = OK;
     for (int i = 0; mark && i < ids->n; i++)
-        if (!keep[i] && strcmp(ids->v[i], json_text_at(mark, "id")) == 0)
+        if (!keep[i] && strcmp(ids->v[i], json_get_string(mark, "id")) == 0)
             rc = error_set(err, ERR_STATE, "backup '%s' is to be restored; cancel that first",
                            ids->v[i]);
     json_decref(mark);
@@ -853,7 +853,7 @@ static json_t *prune(const char *to, const char *id, int64_t n, struct error *er
     bool found = !id;
     int lock = folder_enter(to, err);
     if (lock < 0) return NULL;
-    int rc = ids_read(to, &ids, err);
+    int rc = backup_ids_list(to, &ids, err);
     char *keep = xcalloc((size_t)ids.n + 1, 1);
     for (int i = 0; i < ids.n; i++) {
         keep[i] = id ? strcmp(id, ids.v[i]) != 0 : i < n;

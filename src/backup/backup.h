@@ -24,7 +24,7 @@ enum { BACKUP_ID_LEN = 20, BACKUP_ROOTS_MAX = 64 }; /* "20261122-202530-123", an
 struct backup_root {
     const char *name, *path;
 };
-struct backup_place {
+struct backup_options {
     const char *to;
     const struct backup_root *roots;
     int n_roots;
@@ -42,13 +42,13 @@ struct backup_place {
  * there is left out, and so are links, names that are no UTF-8 and files that vanish or keep
  * changing; sockets, locks, temporary files and SQLite's own companions go without saying.
  */
-json_t *backup_make(const struct backup_place *p, struct error *err);
+json_t *backup_create(const struct backup_options *p, struct error *err);
 /* An array of {id, created, shoal, files, bytes, new_bytes, left_out}, newest first; of one that
  * cannot be read {id, problem}. A folder that is not there holds none. */
 json_t *backup_list(const char *to, struct error *err);
 /* Reads everything of a backup again (id NULL: of all): {backups, blobs, bytes, problems: [text]}.
  * Roots are not looked at. */
-json_t *backup_check(const struct backup_place *p, const char *id, struct error *err);
+json_t *backup_verify(const struct backup_options *p, const char *id, struct error *err);
 /* Takes one away, or all but the newest `keep`, and the contents that nobody names any more:
  * {backups, blobs, bytes} that are gone. */
 json_t *backup_delete(const char *to, const char *id, struct error *err);
@@ -61,18 +61,18 @@ json_t *backup_prune(const char *to, int64_t keep, struct error *err);
  * something, and always while a server uses one. One that was killed is finished by the next call.
  * {id, files, bytes, roots: {name: {path, before or null}}, left_out: [names without a root]}.
  */
-json_t *backup_restore(const struct backup_place *p, const char *id, bool replace,
+json_t *backup_restore(const struct backup_options *p, const char *id, bool replace,
                        struct error *err);
 /* Whether a killed restore has left a root half in place; then its error is in err. */
 bool backup_is_unfinished(const char *path, struct error *err);
 
-/* Verifies a backup and leaves word that these roots are to become it, for backup_resume. */
-int backup_mark(const struct backup_place *p, const char *id, struct error *err);
+/* Verifies a backup and leaves word that these roots are to become it, for backup_restore_run_scheduled. */
+int backup_restore_schedule(const struct backup_options *p, const char *id, struct error *err);
 /* {id, asked, and failed: why, where it was tried}; NULL: nothing is asked for. */
-json_t *backup_marked(const char *to);
-int backup_unmark(const char *to, const char *id, struct error *err);
+json_t *backup_restore_scheduled(const char *to);
+int backup_restore_cancel(const char *to, const char *id, struct error *err);
 /* Does what is asked for: the result of backup_restore, or NULL with err->code OK where nothing is,
  * or where it failed and the roots are as they were, which is told and noted. */
-json_t *backup_resume(const struct backup_place *p, struct error *err);
+json_t *backup_restore_run_scheduled(const struct backup_options *p, struct error *err);
 
 #endif

@@ -28,24 +28,24 @@
 
 /* checking */
 
-struct want {
+struct wanted_blob {
     const char *hash, *root, *path;
     int64_t size;
 };
 
 static int by_hash(const void *a, const void *b) {
-    return strcmp(((const struct want *)a)->hash, ((const struct want *)b)->hash);
+    return strcmp(((const struct wanted_blob *)a)->hash, ((const struct wanted_blob *)b)->hash);
 }
 
 /* The contents that a manifest names, each once: [*n], and their bytes. */
-static struct want *wants_of(const json_t *manifest, size_t *n, int64_t *bytes) {
+static struct wanted_blob *wants_of(const json_t *manifest, size_t *n, int64_t *bytes) {
     const json_t *files = json_object_get(manifest, "files"), *f;
-    struct want *v = xcalloc(json_array_size(files) + 1, sizeof *v);
+    struct wanted_blob *v = xcalloc(json_array_size(files) + 1, sizeof *v);
     size_t i, all = 0;
     json_array_foreach (files, i, f)
         if (!json_object_get(f, "dir"))
-            v[all++] = (struct want){json_text_at(f, "sha256"), json_text_at(f, "root"),
-                                     json_text_at(f, "path"),
+            v[all++] = (struct wanted_blob){json_get_string(f, "sha256"), json_get_string(f, "root"),
+                                     json_get_string(f, "path"),
                                      (int64_t)json_integer_value(json_object_get(f, "size"))};
     qsort(v, all, sizeof *v, by_hash);
     *n = 0;
@@ -58,9 +58,9 @@ static struct want *wants_of(const json_t *manifest, size_t *n, int64_t *bytes) 
 }
 
 /* What is wrong with a blob, in words; "" where nothing is. */
-static int blob_verify(struct work *w, const struct want *want, char problem[256],
+static int blob_verify(struct backup_progress *w, const struct wanted_blob *want, char problem[256],
                        struct error *err) {
-    char hash[HASH_LEN], *path = blob_path(w->p->to, want->hash);
+    char hash[HASH_LEN], *path = backup_blob_path(w->p->to, want->hash);
     struct stat st;
     int rc = OK, fd = open(path, O_RDONLY | O_CLOEXEC | O_NOFOLLOW);
     *problem = 0;
@@ -69,7 +69,7 @@ static int blob_verify(struct work *w, const struct want *want, char problem[256
     } else if (fstat(fd, &st) != 0 || !S_ISREG(st.st_mode) || st.st_size != want->size) {
         snprintf(problem, 256, "is not as long as it was");
     } else {
-        rc = work_copy(w, fd, want->size, NULL, path, hash, err);
+        rc = backup_copy_file(w, fd, want->size, NULL, path, hash, err);
         if (w->stopped) {
             rc = err->code;
         } else if (rc != OK || strcmp(hash, want->hash) != 0) {
@@ -85,13 +85,13 @@ static int blob_verify(struct work *w, const struct want *want, char problem[256
 }
 
 /* What was found of blobs so far; each is read once, however many backups name it. */
-struct verdict {
-    struct work *work;
+struct blob_verify_cache {
+    struct backup_progress *work;
     json_t *seen; /* {hash: what is wrong, or ""} */
     json_t *problems;
 };
 
-static int want_verify(struct verdict *c, const char *id, const struct want *want,
+static int want_verify(struct blob_verify_cache *c, const char *id, const struct wanted_blob *want,
                        struct error *err) {
     char found[256];
     const json_t *known = json_object_get(c->seen, want->hash);
@@ -110,20 +110,20 @@ static int want_verify(struct verdict *c, const char *id, const struct want *wan
 }
 
 /* Adds what is wrong with a manifest's contents to the problems. */
-static int manifest_verify(struct verdict *c, const json_t *manifest, struct error *err) {
+static int manifest_verify(struct blob_verify_cache *c, const json_t *manifest, struct error *err) {
     int64_t bytes = 0;
     size_t n;
     int rc = OK;
-    struct want *v = wants_of(manifest, &n, &bytes);
+    struct wanted_blob *v = wants_of(manifest, &n, &bytes);
     c->work->total += bytes;
     for (size_t i = 0; rc == OK && i < n; i++)
-        rc = want_verify(c, json_text_at(manifest, "id"), &v[i], err);
+        rc = want_verify(c, json_get_string(manifest, "id"), &v[i], err);
     free(v);
     return rc;
 }
 
-static int check_one(struct verdict *c, const char *id, struct error *err) {
-    json_t *manifest = manifest_read(c->work->p->to, id, err);
+static int check_one(struct blob_verify_cache *c, const char *id, struct error *err) {
+    json_t *manifest = backup_manifest_read(c->work->p->to, id, err);
     if (!manifest) {
         json_array_append_new(c->problems, json_string(err->text));
         return err->code == ERR_MISSING ? err->code : OK;
@@ -133,18 +133,18 @@ static int check_one(struct verdict *c, const char *id, struct error *err) {
     return rc;
 }
 
-json_t *backup_check(const struct backup_place *p, const char *id, struct error *err) {
-    struct work w = {.p = p};
-    struct verdict c = {&w, json_object(), json_array()};
+json_t *backup_verify(const struct backup_options *p, const char *id, struct error *err) {
+    struct backup_progress w = {.p = p};
+    struct blob_verify_cache c = {&w, json_object(), json_array()};
     struct strings ids = {0};
     json_t *out = NULL;
-    int lock = path_is_dir(p->to) ? folder_hold(p->to, err) : OK;
+    int lock = path_is_dir(p->to) ? backup_dir_lock(p->to, err) : OK;
     int rc =
         lock == ERR_STATE ? lock : OK; // what may not be written to can be checked all the same
     if (id)
         strings_add(&ids, id);
     else if (rc == OK)
-        rc = ids_read(p->to, &ids, err);
+        rc = backup_ids_list(p->to, &ids, err);
     if (rc == OK && !ids.n) rc = error_set(err, ERR_MISSING, "there are no backups in '%s'", p->to);
     for (int i = 0; rc == OK && i < ids.n; i++) rc = check_one(&c, ids.v[i], err);
     if (rc == OK)
@@ -167,8 +167,8 @@ struct target {
     char *stem; /* what companions' names begin with */
     bool file;
 };
-struct restoring {
-    struct work work;
+struct restore_run_state {
+    struct backup_progress work;
     json_t *manifest;
     struct target v[BACKUP_ROOTS_MAX];
     int n;
@@ -230,9 +230,9 @@ bool backup_is_unfinished(const char *path, struct error *err) {
 }
 
 /* Whether a name in a target is to stay where it is. */
-static bool stays(const struct restoring *r, const struct target *t, const char *name) {
+static bool stays(const struct restore_run_state *r, const struct target *t, const char *name) {
     char *path = path_join(t->path, name);
-    bool found = is_companion(name);
+    bool found = backup_is_restore_temp(name);
     for (int i = 0; i < r->n_apart; i++) found |= strcmp(r->apart[i], path) == 0;
     free(path);
     return found;
@@ -248,7 +248,7 @@ static int tree_remove(const char *path, struct error *err) {
     return error_errno(err, "cannot remove '%s'", path);
 }
 
-static int target_add(struct restoring *r, const struct backup_root *root, struct error *err) {
+static int target_add(struct restore_run_state *r, const struct backup_root *root, struct error *err) {
     char *path = path_real(root->path, err);
     if (!path) return err->code;
     CHECK(r->n_apart < BACKUP_ROOTS_MAX);
@@ -260,7 +260,7 @@ static int target_add(struct restoring *r, const struct backup_root *root, struc
 }
 
 /* Things that are kept by themselves lie right in a root or apart from it. */
-static int nesting_check(const struct restoring *r, struct error *err) {
+static int nesting_check(const struct restore_run_state *r, struct error *err) {
     for (int i = 0; i < r->n; i++) {
         size_t n = strlen(r->v[i].path);
         for (int k = 0; k < r->n_apart; k++) {
@@ -277,8 +277,8 @@ static int nesting_check(const struct restoring *r, struct error *err) {
     return OK;
 }
 
-static int targets_find(struct restoring *r, struct error *err) {
-    const struct backup_place *p = r->work.p;
+static int targets_find(struct restore_run_state *r, struct error *err) {
+    const struct backup_options *p = r->work.p;
     int rc = OK;
     r->apart[r->n_apart] = path_real(p->to, err);
     if (!r->apart[r->n_apart++]) return err->code;
@@ -289,11 +289,11 @@ static int targets_find(struct restoring *r, struct error *err) {
 }
 
 /* What is to come in must not meet what stays; a file is put in place of a file. */
-static int entry_place_check(struct restoring *r, const json_t *f, struct error *err) {
-    const char *path = json_text_at(f, "path");
+static int entry_place_check(struct restore_run_state *r, const json_t *f, struct error *err) {
+    const char *path = json_get_string(f, "path");
     for (int i = 0; i < r->n; i++) {
         struct target *t = &r->v[i];
-        if (strcmp(t->name, json_text_at(f, "root")) != 0) continue;
+        if (strcmp(t->name, json_get_string(f, "root")) != 0) continue;
         char *first = strndup(path, strcspn(path, "/"));
         bool meets = *first && stays(r, t, first);
         free(first);
@@ -306,7 +306,7 @@ static int entry_place_check(struct restoring *r, const json_t *f, struct error 
     return OK;
 }
 
-static int places_check(struct restoring *r, struct error *err) {
+static int places_check(struct restore_run_state *r, struct error *err) {
     const json_t *files = json_object_get(r->manifest, "files"), *f;
     size_t i;
     json_array_foreach (files, i, f)
@@ -314,10 +314,10 @@ static int places_check(struct restoring *r, struct error *err) {
     return OK;
 }
 
-static int target_is_empty(const struct restoring *r, const struct target *t, struct error *err) {
+static int target_is_empty(const struct restore_run_state *r, const struct target *t, struct error *err) {
     struct strings names = {0};
     int rc = OK, n = !path_is_dir(t->path) && path_exists(t->path);
-    if (path_is_dir(t->path)) rc = backup_names(t->path, &names, err);
+    if (path_is_dir(t->path)) rc = dir_list_names(t->path, &names, err);
     for (int i = 0; i < names.n; i++) n += !stays(r, t, names.v[i]);
     strings_release(&names);
     if (rc == OK && n)
@@ -341,59 +341,59 @@ static int target_hold(const struct target *t, int *fd, struct error *err) {
 
 /* writing beside the roots */
 
-static int content_stage(struct restoring *r, const json_t *f, const char *to, struct error *err) {
-    struct writer w;
-    const char *want = json_text_at(f, "sha256");
-    char hash[HASH_LEN], *path = blob_path(r->work.p->to, want);
+static int content_stage(struct restore_run_state *r, const json_t *f, const char *to, struct error *err) {
+    struct atomic_file w;
+    const char *want = json_get_string(f, "sha256");
+    char hash[HASH_LEN], *path = backup_blob_path(r->work.p->to, want);
     int fd = open(path, O_RDONLY | O_CLOEXEC | O_NOFOLLOW);
     int rc = fd < 0 ? error_errno(err, "cannot open '%s'", path)
-                    : file_begin(&w, to, (uint32_t)json_number_at(f, "mode"), err);
+                    : backup_file_open(&w, to, (uint32_t)json_get_number(f, "mode"), err);
     if (rc == OK) {
-        rc = work_copy(&r->work, fd, (int64_t)json_number_at(f, "size"), &w, path, hash, err);
+        rc = backup_copy_file(&r->work, fd, (int64_t)json_get_number(f, "size"), &w, path, hash, err);
         if (rc == OK && strcmp(hash, want) != 0)
             rc = error_set(err, ERR_FORMAT, "'%s' is not what it was", path);
-        if (rc == OK) rc = writer_commit(&w, err);
-        writer_abort(&w);
+        if (rc == OK) rc = atomic_file_commit(&w, err);
+        atomic_file_abort(&w);
     }
     if (fd >= 0) close(fd);
     free(path);
     return rc;
 }
 
-static int entry_stage(struct restoring *r, const json_t *f, const char *staging,
+static int entry_stage(struct restore_run_state *r, const json_t *f, const char *staging,
                        struct error *err) {
-    const char *path = json_text_at(f, "path");
+    const char *path = json_get_string(f, "path");
     char *to = *path ? path_join(staging, path) : xstrdup(staging);
     int rc = OK;
     if (!json_object_get(f, "dir"))
         rc = content_stage(r, f, to, err);
-    else if (mkdir(to, 0700) != 0 || chmod(to, 0700 | (mode_t)json_number_at(f, "mode")) != 0)
+    else if (mkdir(to, 0700) != 0 || chmod(to, 0700 | (mode_t)json_get_number(f, "mode")) != 0)
         rc = error_errno(err, "cannot make '%s'", to);
     free(to);
     return rc;
 }
 
-static int target_stage(struct restoring *r, const struct target *t, struct error *err) {
+static int target_stage(struct restore_run_state *r, const struct target *t, struct error *err) {
     const json_t *files = json_object_get(r->manifest, "files"), *f;
     char *staging = companion(t, "restoring");
     size_t i;
     int rc = tree_remove(staging, err);
-    if (rc == OK && !t->file) rc = folder_private(staging, err);
+    if (rc == OK && !t->file) rc = backup_dir_make(staging, err);
     json_array_foreach (files, i, f)
-        if (rc == OK && strcmp(json_text_at(f, "root"), t->name) == 0)
+        if (rc == OK && strcmp(json_get_string(f, "root"), t->name) == 0)
             rc = entry_stage(r, f, staging, err);
     if (rc == OK && !t->file && r->work.p->staged) rc = r->work.p->staged(t->path, staging, err);
     free(staging);
     return rc;
 }
 
-static int all_stage(struct restoring *r, struct error *err) {
+static int all_stage(struct restore_run_state *r, struct error *err) {
     int rc = OK;
     for (int i = 0; rc == OK && i < r->n; i++) rc = target_stage(r, &r->v[i], err);
     return rc;
 }
 
-static void staging_remove(const struct restoring *r) {
+static void staging_remove(const struct restore_run_state *r) {
     for (int i = 0; i < r->n; i++) {
         struct error none;
         char *staging = companion(&r->v[i], "restoring");
@@ -404,19 +404,19 @@ static void staging_remove(const struct restoring *r) {
 
 /* putting in place */
 
-static char *before_of(const struct restoring *r, const struct target *t) {
+static char *before_of(const struct restore_run_state *r, const struct target *t) {
     return xasprintf("%s.before-%s", t->stem, r->stamp);
 }
 
 /* Every name of a folder into another one; of a target those that do not stay. */
-static int names_move(const struct restoring *r, const struct target *of, const char *from,
+static int names_move(const struct restore_run_state *r, const struct target *of, const char *from,
                       const char *to, struct error *err) {
     struct strings names = {0};
-    int rc = backup_names(from, &names, err);
+    int rc = dir_list_names(from, &names, err);
     for (int i = 0; rc == OK && i < names.n; i++) {
         if (of && stays(r, of, names.v[i])) continue;
         char *a = path_join(from, names.v[i]), *b = path_join(to, names.v[i]);
-        rc = path_move(a, b, err);
+        rc = path_rename(a, b, err);
         free(a);
         free(b);
     }
@@ -425,31 +425,31 @@ static int names_move(const struct restoring *r, const struct target *of, const 
 }
 
 /* Out with what is there, which may have begun already. */
-static int old_move(const struct restoring *r, const struct target *t, const char *before,
+static int old_move(const struct restore_run_state *r, const struct target *t, const char *before,
                     struct error *err) {
     if (path_exists(before)) return OK;
-    if (!path_is_dir(t->path)) return path_exists(t->path) ? path_move(t->path, before, err) : OK;
+    if (!path_is_dir(t->path)) return path_exists(t->path) ? path_rename(t->path, before, err) : OK;
     char *part = xasprintf("%s.part", before);
-    int rc = folder_private(part, err);
+    int rc = backup_dir_make(part, err);
     if (rc == OK) rc = names_move(r, t, t->path, part, err);
-    if (rc == OK) rc = path_move(part, before, err);
+    if (rc == OK) rc = path_rename(part, before, err);
     free(part);
     return rc;
 }
 
-static int new_move(const struct restoring *r, const struct target *t, const char *swapping,
+static int new_move(const struct restore_run_state *r, const struct target *t, const char *swapping,
                     struct error *err) {
-    if (!path_exists(t->path)) return path_move(swapping, t->path, err);
+    if (!path_exists(t->path)) return path_rename(swapping, t->path, err);
     int rc = names_move(r, NULL, swapping, t->path, err);
     if (rc == OK && rmdir(swapping) != 0) rc = error_errno(err, "cannot remove '%s'", swapping);
     return rc;
 }
 
-static int target_swap(const struct restoring *r, const struct target *t, struct error *err) {
+static int target_rename_in_place(const struct restore_run_state *r, const struct target *t, struct error *err) {
     char *restoring = companion(t, "restoring"), *swapping = companion(t, "swapping"),
          *before = before_of(r, t);
     int rc = OK;
-    if (path_exists(restoring)) rc = path_move(restoring, swapping, err);
+    if (path_exists(restoring)) rc = path_rename(restoring, swapping, err);
     if (rc == OK && path_exists(swapping)) {
         rc = old_move(r, t, before, err);
         if (rc == OK) rc = new_move(r, t, swapping, err);
@@ -466,18 +466,18 @@ static char *journal_path(const char *to) {
 }
 
 /* {name: path} as this call has them. */
-static json_t *roots_json(const struct restoring *r) {
+static json_t *roots_json(const struct restore_run_state *r) {
     json_t *v = json_object();
-    for (int i = 0; i < r->n; i++) json_object_set_new(v, r->v[i].name, json_path(r->v[i].path));
+    for (int i = 0; i < r->n; i++) json_object_set_new(v, r->v[i].name, json_from_path(r->v[i].path));
     return v;
 }
 
-static int journal_write(const struct restoring *r, const char *id, struct error *err) {
+static int journal_write(const struct restore_run_state *r, const char *id, struct error *err) {
     char now[32], *path = journal_path(r->work.p->to);
     json_t *v =
         json_pack("{s:s,s:s,s:o}", "id", id, "asked", clock_utc(now), "roots", roots_json(r));
     if (*r->stamp) json_object_set_new(v, "stamp", json_string(r->stamp));
-    int rc = json_save(path, v, err);
+    int rc = json_write_file(path, v, err);
     json_decref(v);
     free(path);
     return rc;
@@ -492,7 +492,7 @@ static json_t *journal_read(const char *to) {
                     : NULL;
     buf_release(&text);
     free(path);
-    if (json_is_object(v) && id_is_valid(json_text_at(v, "id"))) return v;
+    if (json_is_object(v) && backup_id_is_valid(json_get_string(v, "id"))) return v;
     json_decref(v);
     return NULL;
 }
@@ -513,11 +513,11 @@ static int journal_remove(const char *to, struct error *err) {
     return rc;
 }
 
-static int all_swap(const struct restoring *r, struct error *err) {
+static int all_swap(const struct restore_run_state *r, struct error *err) {
     int rc = OK, lock[BACKUP_ROOTS_MAX];
     for (int i = 0; i < r->n; i++) lock[i] = -1;
     for (int i = 0; rc == OK && i < r->n; i++) rc = target_hold(&r->v[i], &lock[i], err);
-    for (int i = 0; rc == OK && i < r->n; i++) rc = target_swap(r, &r->v[i], err);
+    for (int i = 0; rc == OK && i < r->n; i++) rc = target_rename_in_place(r, &r->v[i], err);
     for (int i = 0; i < r->n; i++)
         if (lock[i] >= 0) close(lock[i]);
     return rc == OK ? journal_remove(r->work.p->to, err) : rc;
@@ -525,7 +525,7 @@ static int all_swap(const struct restoring *r, struct error *err) {
 
 /* the whole */
 
-static void restoring_release(struct restoring *r) {
+static void restoring_release(struct restore_run_state *r) {
     for (int i = 0; i < r->n; i++) {
         free(r->v[i].path);
         free(r->v[i].stem);
@@ -534,22 +534,22 @@ static void restoring_release(struct restoring *r) {
     json_decref(r->manifest);
 }
 
-static int restoring_open(struct restoring *r, const struct backup_place *p, const char *id,
+static int restoring_open(struct restore_run_state *r, const struct backup_options *p, const char *id,
                           struct error *err) {
     char newest[BACKUP_ID_LEN];
-    *r = (struct restoring){.work.p = p};
+    *r = (struct restore_run_state){.work.p = p};
     if (!id) {
-        int rc = newest_find(p->to, newest, err);
+        int rc = backup_find_newest(p->to, newest, err);
         if (rc != OK) return rc;
         id = newest;
     }
-    if (!(r->manifest = manifest_read(p->to, id, err))) return err->code;
+    if (!(r->manifest = backup_manifest_read(p->to, id, err))) return err->code;
     int rc = targets_find(r, err);
     return rc == OK ? places_check(r, err) : rc;
 }
 
-static int restoring_verify(struct restoring *r, struct error *err) {
-    struct verdict c = {&r->work, json_object(), json_array()};
+static int restoring_verify(struct restore_run_state *r, struct error *err) {
+    struct blob_verify_cache c = {&r->work, json_object(), json_array()};
     int rc = manifest_verify(&c, r->manifest, err);
     size_t n = json_array_size(c.problems);
     if (rc == OK && n)
@@ -560,14 +560,14 @@ static int restoring_verify(struct restoring *r, struct error *err) {
     return rc;
 }
 
-static json_t *restored_json(const struct restoring *r) {
+static json_t *restored_json(const struct restore_run_state *r) {
     json_t *roots = json_object(), *left = json_array(), *path;
     const char *name;
     for (int i = 0; i < r->n; i++) {
         char *before = before_of(r, &r->v[i]);
         json_object_set_new(roots, r->v[i].name,
-                            json_pack("{s:o,s:o}", "path", json_path(r->v[i].path), "before",
-                                      path_exists(before) ? json_path(before) : json_null()));
+                            json_pack("{s:o,s:o}", "path", json_from_path(r->v[i].path), "before",
+                                      path_exists(before) ? json_from_path(before) : json_null()));
         free(before);
     }
     json_object_foreach (json_object_get(r->manifest, "roots"), name, path)
@@ -578,9 +578,9 @@ static json_t *restored_json(const struct restoring *r) {
 }
 
 /* From the first byte to the last rename; TO is held. */
-static json_t *restore_run(const struct backup_place *p, const char *id, bool replace,
+static json_t *restore_run(const struct backup_options *p, const char *id, bool replace,
                            struct error *err) {
-    struct restoring r;
+    struct restore_run_state r;
     json_t *out = NULL;
     int lock, rc = restoring_open(&r, p, id, err);
     for (int i = 0; rc == OK && i < r.n; i++) {
@@ -590,8 +590,8 @@ static json_t *restore_run(const struct backup_place *p, const char *id, bool re
     }
     if (rc == OK) rc = restoring_verify(&r, err);
     if (rc == OK) rc = all_stage(&r, err);
-    id_now(r.stamp);
-    if (rc == OK) rc = journal_write(&r, json_text_at(r.manifest, "id"), err);
+    backup_id_now(r.stamp);
+    if (rc == OK) rc = journal_write(&r, json_get_string(r.manifest, "id"), err);
     if (rc != OK && !has_begun(p->to)) staging_remove(&r);
     if (rc == OK) rc = all_swap(&r, err);
     if (rc == OK) out = restored_json(&r);
@@ -600,23 +600,23 @@ static json_t *restore_run(const struct backup_place *p, const char *id, bool re
 }
 
 /* The renames of a call that was killed among them. */
-static json_t *restore_finish(const struct backup_place *p, const json_t *journal,
+static json_t *restore_finish(const struct backup_options *p, const json_t *journal,
                               struct error *err) {
-    struct restoring r;
-    const char *id = json_text_at(journal, "id");
+    struct restore_run_state r;
+    const char *id = json_get_string(journal, "id");
     json_t *out = NULL;
     int rc = restoring_open(&r, p, id, err);
     json_t *roots = rc == OK ? roots_json(&r) : NULL;
     if (rc == OK && !json_equal(roots, json_object_get(journal, "roots"))) {
-        char *text = json_text(json_object_get(journal, "roots"));
+        char *text = json_canonical(json_object_get(journal, "roots"));
         rc = error_set(err, ERR_STATE,
                        "the restore of '%s' to %s was interrupted; finish that first, by the same "
                        "command",
                        id, text);
         free(text);
     }
-    snprintf(r.stamp, sizeof r.stamp, "%s", json_text_at(journal, "stamp"));
-    if (rc == OK && !id_is_valid(r.stamp)) rc = error_set(err, ERR_FORMAT, "its journal is broken");
+    snprintf(r.stamp, sizeof r.stamp, "%s", json_get_string(journal, "stamp"));
+    if (rc == OK && !backup_id_is_valid(r.stamp)) rc = error_set(err, ERR_FORMAT, "its journal is broken");
     if (rc == OK) rc = all_swap(&r, err);
     if (rc == OK) out = restored_json(&r);
     json_decref(roots);
@@ -624,20 +624,20 @@ static json_t *restore_finish(const struct backup_place *p, const json_t *journa
     return out;
 }
 
-json_t *backup_restore(const struct backup_place *p, const char *id, bool replace,
+json_t *backup_restore(const struct backup_options *p, const char *id, bool replace,
                        struct error *err) {
     if (!path_is_dir(p->to)) {
         error_set(err, ERR_MISSING, "there are no backups in '%s'", p->to);
         return NULL;
     }
-    int lock = folder_hold(p->to, err);
+    int lock = backup_dir_lock(p->to, err);
     if (lock < 0) return NULL;
     json_t *journal = journal_read(p->to), *out = NULL;
     bool begun = json_object_get(journal, "stamp");
     if (begun) out = restore_finish(p, journal, err);
     if (out)
-        note("the restore of '%s' that was interrupted is finished", json_text_at(journal, "id"));
-    if (!begun || (out && id && strcmp(id, json_text_at(journal, "id")) != 0)) {
+        log_info("the restore of '%s' that was interrupted is finished", json_get_string(journal, "id"));
+    if (!begun || (out && id && strcmp(id, json_get_string(journal, "id")) != 0)) {
         json_decref(out);
         out = restore_run(p, id, replace, err);
     }
@@ -648,9 +648,9 @@ json_t *backup_restore(const struct backup_place *p, const char *id, bool replac
 
 /* asking for it */
 
-int backup_mark(const struct backup_place *p, const char *id, struct error *err) {
-    struct restoring r = {0};
-    int lock = path_is_dir(p->to) ? folder_hold(p->to, err)
+int backup_restore_schedule(const struct backup_options *p, const char *id, struct error *err) {
+    struct restore_run_state r = {0};
+    int lock = path_is_dir(p->to) ? backup_dir_lock(p->to, err)
                                   : error_set(err, ERR_MISSING, "no backups in '%s'", p->to);
     if (lock < 0) return lock;
     int rc = restoring_open(&r, p, id, err);
@@ -661,19 +661,19 @@ int backup_mark(const struct backup_place *p, const char *id, struct error *err)
     return rc;
 }
 
-json_t *backup_marked(const char *to) {
+json_t *backup_restore_scheduled(const char *to) {
     json_t *v = journal_read(to);
     json_object_del(v, "roots");
     json_object_del(v, "stamp");
     return v;
 }
 
-int backup_unmark(const char *to, const char *id, struct error *err) {
+int backup_restore_cancel(const char *to, const char *id, struct error *err) {
     if (!path_is_dir(to)) return error_set(err, ERR_MISSING, "no backups in '%s'", to);
-    int lock = folder_hold(to, err), rc = OK;
+    int lock = backup_dir_lock(to, err), rc = OK;
     if (lock < 0) return lock;
     json_t *v = journal_read(to);
-    if (!v || strcmp(json_text_at(v, "id"), id) != 0)
+    if (!v || strcmp(json_get_string(v, "id"), id) != 0)
         rc = error_set(err, ERR_MISSING, "backup '%.60s' is not to be restored", id);
     else if (json_object_get(v, "stamp"))
         rc = error_set(err, ERR_STATE, "the restore of '%s' has begun", id);
@@ -684,39 +684,39 @@ int backup_unmark(const char *to, const char *id, struct error *err) {
     return rc;
 }
 
-static void failure_note(const struct backup_place *p, json_t *journal, const char *why) {
+static void failure_note(const struct backup_options *p, json_t *journal, const char *why) {
     struct error none;
     char *path = journal_path(p->to);
     json_object_set_new(journal, "failed", json_string(why));
-    if (json_save(path, journal, &none) != OK) warn("%s", none.text);
+    if (json_write_file(path, journal, &none) != OK) log_warn("%s", none.text);
     free(path);
 }
 
 /* Whether a mark means these roots, not those of a folder that was copied from elsewhere. */
-static bool is_ours(const struct backup_place *p, const json_t *journal) {
+static bool is_ours(const struct backup_options *p, const json_t *journal) {
     const json_t *roots = json_object_get(journal, "roots");
     size_t found = 0;
     for (int i = 0; i < p->n_roots; i++) {
         struct error none;
         char *path = path_real(p->roots[i].path, &none);
-        found += path && strcmp(json_text_at(roots, p->roots[i].name), path) == 0;
+        found += path && strcmp(json_get_string(roots, p->roots[i].name), path) == 0;
         free(path);
     }
     return found && found == json_object_size(roots);
 }
 
-json_t *backup_resume(const struct backup_place *p, struct error *err) {
+json_t *backup_restore_run_scheduled(const struct backup_options *p, struct error *err) {
     json_t *journal = journal_read(p->to), *out = NULL;
     *err = (struct error){0};
     if (!journal) return NULL;
-    const char *id = json_text_at(journal, "id");
+    const char *id = json_get_string(journal, "id");
     if (!is_ours(p, journal)) {
-        warn("'%s' asks for backup '%s' in other places than these: nothing is restored", p->to,
+        log_warn("'%s' asks for backup '%s' in other places than these: nothing is restored", p->to,
              id);
     } else if (!json_object_get(journal, "failed")) {
         out = backup_restore(p, id, true, err);
         if (!out && !has_begun(p->to)) { // nothing has been touched
-            warn("backup '%s' is not restored: %s", id, err->text);
+            log_warn("backup '%s' is not restored: %s", id, err->text);
             failure_note(p, journal, err->text);
             *err = (struct error){0};
         }

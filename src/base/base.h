@@ -74,18 +74,18 @@ char *xasprintf(const char *fmt, ...) __attribute__((format(printf, 1, 2)));
 char *xvasprintf(const char *fmt, va_list ap) __attribute__((format(printf, 1, 0)));
 /* An emergency reserve for the functions above (0: none, as a process begins). When the system
  * refuses memory, the reserve is freed and the process continues; while there is none, an
- * allocation that fails waits some seconds for what other threads free. memory_is_short then tries
+ * allocation that fails waits some seconds for what other threads free. memory_is_low then tries
  * to allocate the reserve again and returns true as long as that fails. A program that keeps one
  * asks it before it takes new work. Any thread. */
-void memory_reserve_keep(size_t size);
-bool memory_is_short(void);
+void memory_reserve_set(size_t size);
+bool memory_is_low(void);
 
 /* An arena hands out 64-byte-aligned zeroed memory and gives all of it back at once. */
 struct arena {
     struct arena_block *head;
     size_t used;
 };
-void *arena_try(struct arena *a, size_t size, struct error *err);
+void *arena_try_alloc(struct arena *a, size_t size, struct error *err);
 void *arena_alloc(struct arena *a, size_t size); /* never NULL */
 /* The next allocations of `size` bytes in all, each rounded up to 64, cannot fail. */
 int arena_reserve(struct arena *a, size_t size, struct error *err);
@@ -103,9 +103,9 @@ int buf_reserve(struct buf *b, size_t n, struct error *err);
 void buf_add(struct buf *b, const void *p, size_t n);
 void buf_puts(struct buf *b, const char *s);
 /* For people: control characters but newline and tab, and what is no UTF-8, become U+FFFD. */
-void buf_add_clean(struct buf *b, const char *text, size_t len);
+void buf_add_sanitized(struct buf *b, const char *text, size_t len);
 /* Bytes of the whole characters at the beginning of a text that is still growing. */
-size_t utf8_whole(const char *text, size_t n);
+size_t utf8_complete_len(const char *text, size_t n);
 void buf_printf(struct buf *b, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
 void buf_release(struct buf *b);
 
@@ -114,45 +114,45 @@ void buf_release(struct buf *b);
 /* Called before the functions below open a file for reading, or make or replace one, and before a
  * file is shown to a command: OK, or the reason of the refusal. NULL: no check. Set once, while the
  * process has one thread, by a process that works for others (a job). */
-enum path_use { PATH_READS, PATH_WRITES, PATH_RUNS };
-extern int (*path_guard)(const char *path, enum path_use use, struct error *err);
+enum path_use { PATH_USE_READ, PATH_USE_WRITE, PATH_USE_EXEC };
+extern int (*path_access_hook)(const char *path, enum path_use use, struct error *err);
 
 /* Closes a descriptor that is open, and makes it -1. */
 void fd_close(int *fd);
 /* Makes from[0..n) the descriptors 0 to n-1, n at most 8, in a child between fork and exec: it
  * calls the system only. False with errno. */
-bool fds_place(const int *from, int n);
+bool fds_remap(const int *from, int n);
 
-struct mapping {
+struct file_map {
     const uint8_t *data;
     size_t size;
-    void *copy; /* map_read's memory */
+    void *copy; /* file_map_open_copy's memory */
 };
-int map_open(struct mapping *m, const char *path, struct error *err);
+int file_map_open(struct file_map *m, const char *path, struct error *err);
 /* The same with a copy of the bytes, for files that may be rewritten meanwhile: reading a map
  * beyond a file's new end ends the process. */
-int map_read(struct mapping *m, const char *path, struct error *err);
-void map_close(struct mapping *m);
+int file_map_open_copy(struct file_map *m, const char *path, struct error *err);
+void file_map_close(struct file_map *m);
 /* Lets the pages inside these bytes of a mapping leave memory; they are read from the file again
  * when touched. */
-void map_drop(const void *p, size_t size);
+void file_map_evict(const void *p, size_t size);
 /* A program calls it once, before its threads: reading a mapping beyond the file's new end is then
  * a message with the file's name and exit 1. Other bus errors keep their action. */
-void maps_guard(void);
+void file_map_catch_sigbus(void);
 /* ERR_STATE with the name of a mapped file that has another size or time than when it was mapped.
  * Costs a system call a mapping. */
-int maps_check(struct error *err);
+int file_map_check_unchanged(struct error *err);
 
 /* A regular file for reading, never a pipe, a device or a folder; does not wait. The descriptor, or
- * a negative error. map_open, map_read and file_head open files in this way. */
+ * a negative error. file_map_open, file_map_open_copy and file_read_head open files in this way. */
 struct stat;
 int file_open_regular(const char *path, struct stat *st, struct error *err);
 /* Bytes at the beginning of a regular file, as many as were read; 0 after any error. */
-size_t file_head(const char *path, void *out, size_t size);
+size_t file_read_head(const char *path, void *out, size_t size);
 /* The functions below also read pipes, terminals and /dev/null, as a command line may name them.
- * From files_only_regular(true) on they do not: a server's paths come from requests, and a pipe
+ * From file_set_regular_only(true) on they do not: a server's paths come from requests, and a pipe
  * without a writer would hold its thread. */
-void files_only_regular(bool only);
+void file_set_regular_only(bool only);
 
 /* Whole file into `out` (appended). Refuses files above `limit` bytes. */
 int file_read(const char *path, size_t limit, struct buf *out, struct error *err);
@@ -165,25 +165,25 @@ int file_write(const char *path, const void *data, size_t size, struct error *er
 int file_write_private(const char *path, const void *data, size_t size, struct error *err);
 /* One file of a folder into another one, in the same way. */
 int file_copy(const char *from_dir, const char *to_dir, const char *name, struct error *err);
-/* The same for files too large to hold: writer_open, writer_put ..., then writer_commit or
- * writer_abort. */
-struct writer {
+/* The same for files too large to hold: atomic_file_open, atomic_file_write ..., then atomic_file_commit or
+ * atomic_file_abort. */
+struct atomic_file {
     FILE *f;
     char *path, *tmp;
     uint64_t pos;
 };
-int writer_open(struct writer *w, const char *path, struct error *err);
-int writer_open_private(struct writer *w, const char *path, struct error *err); /* mode 0600 */
-int writer_put(struct writer *w, const void *p, size_t n, struct error *err);
-int writer_commit(struct writer *w, struct error *err); /* closes in every case */
-void writer_abort(struct writer *w);                    /* harmless after commit */
+int atomic_file_open(struct atomic_file *w, const char *path, struct error *err);
+int atomic_file_open_private(struct atomic_file *w, const char *path, struct error *err); /* mode 0600 */
+int atomic_file_write(struct atomic_file *w, const void *p, size_t n, struct error *err);
+int atomic_file_commit(struct atomic_file *w, struct error *err); /* closes in every case */
+void atomic_file_abort(struct atomic_file *w);                    /* harmless after commit */
 /* A rename that is on the disk when it returns; both in one file system. */
-int path_move(const char *from, const char *to, struct error *err);
+int path_rename(const char *from, const char *to, struct error *err);
 bool path_exists(const char *path);
 bool path_is_dir(const char *path);
 char *path_join(const char *dir, const char *name); /* malloc'ed */
 /* A path that a file names, which begins where that file is. malloc'ed. */
-char *path_beside(const char *file, const char *path);
+char *path_relative_to(const char *file, const char *path);
 int dir_make(const char *path, struct error *err); /* mkdir -p */
 /* The same, the last folder with mode 0700. One that is there loses the rights of others, with a
  * note; one that all may write in, such as /tmp, is refused. */
@@ -194,38 +194,38 @@ int file_make_private(const char *path, struct error *err);
 /* Takes the rights of others from a folder, from its entries whose names begin with one of `names`
  * (ends with NULL; NULL: any name) and from all below those, as far as it is ours and in one file
  * system; removes leftovers of killed writers there. Returns how many entries it changed. */
-int dir_protect(const char *path, const char *const *names);
+int dir_restrict_permissions(const char *path, const char *const *names);
 /* A lock file that this process holds until it releases it or dies. The descriptor, or ERR_STATE
  * with the process that has it: "SUBJECT is in use by another process (PID)". */
-int file_hold(const char *path, const char *subject, struct error *err);
-void hold_release(int fd, const char *path); /* removes the file; harmless for fd < 0 */
+int lockfile_acquire(const char *path, const char *subject, struct error *err);
+void lockfile_release(int fd, const char *path); /* removes the file; harmless for fd < 0 */
 /* The same for a folder, by DIR/lock; `what` is it in the message: "run 'runs/x'". */
-int dir_hold(const char *dir, const char *what, struct error *err);
-void dir_release(int fd, const char *dir);
+int dir_lock(const char *dir, const char *what, struct error *err);
+void dir_unlock(int fd, const char *dir);
 void dir_delete(const char *path); /* with its files; hidden ones keep it there */
 /* A file, or a folder with all that is in it; links are removed and not followed. */
 void tree_delete(const char *path);
-int64_t tree_bytes(const char *path); /* of its files, as on the disk; 0: there is nothing */
+int64_t tree_disk_usage(const char *path); /* of its files, as on the disk; 0: there is nothing */
 
 /* hashes */
 
 /* SHA-256 in lower-case hex, 64 characters and NUL. */
 #define HASH_LEN 65
-struct hasher {
+struct sha256 {
     uint64_t opaque[16];
 };
-void hasher_init(struct hasher *h);
-void hasher_add(struct hasher *h, const void *p, size_t n);
-void hasher_final(struct hasher *h, char out[HASH_LEN]);
-void hash_bytes(const void *p, size_t n, char out[HASH_LEN]);
-int hash_file(const char *path, char out[HASH_LEN], struct error *err);
+void sha256_init(struct sha256 *h);
+void sha256_update(struct sha256 *h, const void *p, size_t n);
+void sha256_final(struct sha256 *h, char out[HASH_LEN]);
+void sha256_bytes(const void *p, size_t n, char out[HASH_LEN]);
+int sha256_file(const char *path, char out[HASH_LEN], struct error *err);
 bool hash_is_valid(const char *text); /* whether it is one, as written here */
 uint64_t
-hash_u64(const void *p,
+hash_fnv1a(const void *p,
          size_t n); /* FNV-1a then a 64-bit finaliser: for tables and splits, not for identity */
 /* SipHash-2-4 under a key that the process draws once: for tables whose keys a caller chooses.
  * Differs between runs, so nothing but the speed of a table may depend on it. */
-uint64_t hash_keyed(const void *p, size_t n);
+uint64_t hash_siphash(const void *p, size_t n);
 
 /* randomness */
 
@@ -295,38 +295,38 @@ void thread_background(int nice);
 double clock_now(void);        /* seconds, monotonic */
 char *clock_utc(char out[32]); /* "2026-11-21T09:30:00Z" */
 /* What the system says of this process in bytes: "VmRSS", "VmHWM"; 0 when it does not say. */
-size_t process_bytes(const char *name);
+size_t process_memory(const char *name);
 /* What the machine has and would give, bytes, -1 where it is not known; never more than the limits
  * of the control groups that this process is in. `root` is "/", or a test's. */
-struct memory_facts {
+struct memory_info {
     int64_t total, available;
 };
-struct memory_facts memory_facts(const char *root);
+struct memory_info memory_info(const char *root);
 
 /* A program calls it once, before it prints: from then on what it prints with stdout, if that is a
  * terminal, loses control characters but newline and tab, C1 controls, characters that reorder text
  * and invalid UTF-8, each shown as U+FFFD. Files and pipes get every byte. */
-void terminal_guard(void);
+void terminal_sanitize_stdout(void);
 /* Bytes of ours for the terminal, such as cursor movements, unfiltered; in order with stdout. */
-void terminal_put(const char *bytes);
-/* A text as terminal_guard shows it. */
+void terminal_write_raw(const char *bytes);
+/* A text as terminal_sanitize_stdout shows it. */
 void buf_add_terminal(struct buf *b, const char *text, size_t len);
 /* Whether the other side of stdout, a pipe or a socket, reads no more. */
-bool output_is_closed(void);
+bool stdout_is_closed(void);
 
 /* Words for people go to stderr, one line each: the newline is added; control characters in them
- * become U+FFFD, and lines after a newline in them are indented. `log_quiet` silences note()
+ * become U+FFFD, and lines after a newline in them are indented. `log_quiet` silences log_info()
  * and progress (set by
- * --quiet), never warn(). */
+ * --quiet), never log_warn(). */
 extern bool log_quiet;
 /* Also under --quiet, without a prefix. */
-void message(const char *fmt, ...) __attribute__((format(printf, 1, 2)));
-void note(const char *fmt, ...) __attribute__((format(printf, 1, 2)));
-void warn(const char *fmt, ...) __attribute__((format(printf, 1, 2)));
+void log_message(const char *fmt, ...) __attribute__((format(printf, 1, 2)));
+void log_info(const char *fmt, ...) __attribute__((format(printf, 1, 2)));
+void log_warn(const char *fmt, ...) __attribute__((format(printf, 1, 2)));
 
 /* For tables: what printf's "%-*s" wants so that a text takes so many columns of a terminal, where
  * a kanji takes two. */
-int column_bytes(const char *text, int columns);
+int utf8_field_width(const char *text, int columns);
 
 /* On a terminal: one line redrawn at most 10 times a second with bar, rate and remaining time.
  * Elsewhere: a line every 15 seconds. `detail` (may be NULL) is shown after the bar.
@@ -349,11 +349,11 @@ void progress_finish(struct progress *p, const char *detail);
  * always, unless the pipe is full; what is not finite as null. Names are those of metrics of jobs
  * without their prefix: "train_loss" is shoal_train_loss of metrics.inc, and what is not there is
  * not taken. */
-struct figure {
+struct process_metric {
     const char *name;
     double value;
 };
-void figures_tell(const struct figure *v, int n);
+void process_metrics_report(const struct process_metric *v, int n);
 
 /* options */
 
@@ -376,7 +376,7 @@ enum option_type {
  * argument, and what a text of it names. JOB_BY_TYPE: a bool or a number may be set, a text may
  * not.
  */
-enum option_job {
+enum option_job_policy {
     JOB_BY_TYPE,
     JOB_REFUSED,  /* not by a client */
     JOB_SERVER,   /* by the server only: where runs and calls are kept, how results are printed */
@@ -395,7 +395,7 @@ enum option_job {
 /* The positional arguments of a command in a job. */
 struct job_args {
     const char *word;      /* what the first argument is; NULL: none of the words before it */
-    enum option_job of[4]; /* of the arguments, the word included; JOB_BY_TYPE: no more */
+    enum option_job_policy of[4]; /* of the arguments, the word included; JOB_BY_TYPE: no more */
     bool repeats;          /* the last of them any number of times */
 };
 
@@ -407,7 +407,7 @@ struct option_row {
     double min, max;      /* for numbers, inclusive; both 0: any */
     const char *metavar;  /* "N", "FILE"; for help */
     const char *help;     /* one line */
-    enum option_job job;
+    enum option_job_policy job;
 };
 struct strings {
     char **v;
@@ -424,13 +424,13 @@ int options_parse(const struct option_row *rows, void *out, int argc, char **arg
                   struct strings *positional, struct error *err);
 
 /* Where a value came from: of each row of a table, for whoever asks. */
-enum option_from { FROM_DEFAULT, FROM_FILE, FROM_ENV, FROM_RECIPE, FROM_FLAG };
+enum option_source { OPTION_FROM_DEFAULT, OPTION_FROM_FILE, OPTION_FROM_ENV, OPTION_FROM_RECIPE, OPTION_FROM_FLAG };
 struct option_origin {
-    enum option_from from;
+    enum option_source from;
     int line; /* of the file */
 };
 /* The same, noting what was given in origin[rows]. */
-int options_parse_noting(const struct option_row *rows, void *out, int argc, char **argv,
+int options_parse_with_origin(const struct option_row *rows, void *out, int argc, char **argv,
                          struct strings *positional, struct option_origin *origin,
                          struct error *err);
 /* Sets rows from the variables PREFIX_NAME, capitals and '_' for '-', of an environment. A list's
@@ -448,13 +448,13 @@ int options_from_config(const struct option_row *rows, void *out, const struct c
  * told by its number only. */
 bool option_text(const struct option_row *row, const void *out, struct buf *b);
 /* SHOAL_SERVE_MAX_TOKENS of "SHOAL_SERVE" and "max-tokens". */
-void option_variable(const char *prefix, const char *name, struct buf *b);
+void option_env_name(const char *prefix, const char *name, struct buf *b);
 /* The option of this name, or what an alias of this name stands for; NULL: there is none. */
 const struct option_row *option_find(const struct option_row *rows, const char *name);
 /* The name of the option that may have been meant, or NULL. */
-const char *option_nearest(const struct option_row *rows, const char *name);
+const char *option_suggest(const struct option_row *rows, const char *name);
 /* Which of n names may have been meant, or NULL. */
-const char *name_nearest(const char *const *names, int n, const char *name);
+const char *name_suggest(const char *const *names, int n, const char *name);
 /* Sets rows from a YAML mapping (see yaml_load); an unknown key is an error naming its file and
  * line. `section` may be NULL or a dotted path inside the document ("train.lora"); an absent
  * section leaves the defaults. A mapping under a key that is no row continues the name: "lora:
@@ -487,7 +487,7 @@ struct config_file {
 int config_load(struct config_file *c, const char *path, struct error *err);
 int config_parse(struct config_file *c, const char *path, const char *text, size_t len,
                  struct error *err); /* the same of a text; `path` names it in errors */
-const struct config_section *config_section(const struct config_file *c, const char *name);
+const struct config_section *config_find_section(const struct config_file *c, const char *name);
 void config_release(struct config_file *c);
 
 /* A YAML file as jansson values, with the line of every key ("a.b.0.c"). Anchors and tags are
@@ -508,39 +508,39 @@ void yaml_release(struct yaml *y);
 /* Parses one document strictly (duplicate keys rejected); `what` names the source in the error,
  * which has line and column. */
 json_t *json_parse(const char *text, size_t len, const char *what, struct error *err);
-json_t *json_file(const char *path, struct error *err);
+json_t *json_parse_file(const char *path, struct error *err);
 /*
  * The memory in bytes that parsing this text may take at its peak: an upper bound, made by one scan
- * that allocates nothing. It is below 32 KiB + JSON_COST_MAX times the length for every text, and
+ * that allocates nothing. It is below 32 KiB + JSON_PARSE_MEMORY_FACTOR times the length for every text, and
  * about 12 times for usual ones.
  */
-enum { JSON_COST_MAX = 128 };
-size_t json_cost(const char *text, size_t len);
+enum { JSON_PARSE_MEMORY_FACTOR = 128 };
+size_t json_parse_memory(const char *text, size_t len);
 /* For texts of others, also those inside a document that was parsed already: refuses with
  * ERR_MISMATCH, before it takes memory, what is nested too deep or may cost too much, and takes the
  * cost off `left`. */
-struct json_bounds {
+struct json_limits {
     int depth;      /* lists and objects inside one another */
-    size_t cost;    /* as of json_cost */
+    size_t cost;    /* as of json_parse_memory */
     bool last_wins; /* a key given twice is accepted */
 };
-extern const struct json_bounds json_request; /* one HTTP request: 100 deep, 256 MiB */
-json_t *json_parse_bounded(const char *text, size_t len, const char *what, struct json_bounds *left,
+extern const struct json_limits json_request_limits; /* one HTTP request: 100 deep, 256 MiB */
+json_t *json_parse_limited(const char *text, size_t len, const char *what, struct json_limits *left,
                            struct error *err);
 /* What stands under a key: "" or 0 where there is no text or number. */
-const char *json_text_at(const json_t *v, const char *key);
-double json_number_at(const json_t *v, const char *key);
-bool json_is_texts(const json_t *v); /* a list of strings and nothing else */
+const char *json_get_string(const json_t *v, const char *key);
+double json_get_number(const json_t *v, const char *key);
+bool json_is_string_array(const json_t *v); /* a list of strings and nothing else */
 /* A path as a string, or null where it is no UTF-8. */
-json_t *json_path(const char *path);
+json_t *json_from_path(const char *path);
 /* Canonical text: sorted keys, compact. malloc'ed. */
-char *json_text(const json_t *v);
+char *json_canonical(const json_t *v);
 /*
  * Walks a file of JSON values: one per line, pretty-printed one after another, or one array of
  * them. Calls fn(ctx, value, line) for each (line: where it begins); stops at the first non-zero
  * return and returns it.
  */
-typedef int (*json_each_fn)(void *ctx, const json_t *value, int line, struct error *err);
-int json_each(const char *path, json_each_fn fn, void *ctx, struct error *err);
+typedef int (*json_file_each_fn)(void *ctx, const json_t *value, int line, struct error *err);
+int json_file_each(const char *path, json_file_each_fn fn, void *ctx, struct error *err);
 
 #endif

@@ -166,7 +166,7 @@ int config_load(struct config_file *c, const char *path, struct error *err) {
     return rc;
 }
 
-const struct config_section *config_section(const struct config_file *c, const char *name) {
+const struct config_section *config_find_section(const struct config_file *c, const char *name) {
     for (int i = 0; i < c->n_sections; i++)
         if (strcmp(c->sections[i].name, name) == 0) return &c->sections[i];
     return NULL;

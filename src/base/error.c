@@ -46,13 +46,13 @@ static struct {
     atomic_size_t size; /* 0: the process keeps none */
 } reserve;
 
-void memory_reserve_keep(size_t size) {
+void memory_reserve_set(size_t size) {
     atomic_store(&reserve.size, size);
     if (size == 0) free(atomic_exchange(&reserve.block, NULL));
-    memory_is_short();
+    memory_is_low();
 }
 
-bool memory_is_short(void) {
+bool memory_is_low(void) {
     size_t size = atomic_load(&reserve.size);
     void *none = NULL;
     if (size == 0 || atomic_load(&reserve.block)) return false;
@@ -230,7 +230,7 @@ static struct arena_block *arena_block_new(size_t size, struct error *err) {
     return b;
 }
 
-void *arena_try(struct arena *a, size_t size, struct error *err) {
+void *arena_try_alloc(struct arena *a, size_t size, struct error *err) {
     CHECK(size <= SIZE_MAX - ARENA_ALIGN);
     size = (MAX(size, 1) + ARENA_ALIGN - 1) / ARENA_ALIGN * ARENA_ALIGN;
     struct arena_block *b = a->head;
@@ -255,7 +255,7 @@ void *arena_try(struct arena *a, size_t size, struct error *err) {
 }
 
 void *arena_alloc(struct arena *a, size_t size) {
-    return arena_try(a, size, NULL);
+    return arena_try_alloc(a, size, NULL);
 }
 
 int arena_reserve(struct arena *a, size_t size, struct error *err) {
@@ -304,7 +304,7 @@ void buf_puts(struct buf *b, const char *s) {
     buf_add(b, s, strlen(s));
 }
 
-size_t utf8_whole(const char *text, size_t n) {
+size_t utf8_complete_len(const char *text, size_t n) {
     size_t back = 0;
     while (back < n && back < 3 && ((uint8_t)text[n - 1 - back] & 0xC0) == 0x80) back++;
     if (back == n) return n;
@@ -313,7 +313,7 @@ size_t utf8_whole(const char *text, size_t n) {
     return need > back + 1 ? n - back - 1 : n;
 }
 
-void buf_add_clean(struct buf *b, const char *text, size_t len) {
+void buf_add_sanitized(struct buf *b, const char *text, size_t len) {
     const uint8_t *p = (const uint8_t *)text, *end = p + len;
     while (p < end) {
         ucs4_t c;

@@ -4,7 +4,7 @@
  * It does not cache, and two writers of one path do not wait for each other: both are complete and
  * the later rename wins.
  *
- * Invariant of a writer: until writer_commit has renamed the temporary, PATH is untouched; after
+ * Invariant of a writer: until atomic_file_commit has renamed the temporary, PATH is untouched; after
  * any failure the temporary is gone. Only regular files are ever replaced, so that "-o /dev/stdout"
  * cannot destroy a device node, and a symbolic link keeps pointing where it points: its target is
  * what is replaced.
@@ -25,15 +25,15 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-int (*path_guard)(const char *path, enum path_use use, struct error *err);
+int (*path_access_hook)(const char *path, enum path_use use, struct error *err);
 
-int path_check(const char *path, enum path_use use, struct error *err) {
-    return path_guard ? path_guard(path, use, err) : OK;
+int path_access_check(const char *path, enum path_use use, struct error *err) {
+    return path_access_hook ? path_access_hook(path, use, err) : OK;
 }
 
-static atomic_bool only_regular; /* set by files_only_regular */
+static atomic_bool only_regular; /* set by file_set_regular_only */
 
-void files_only_regular(bool only) {
+void file_set_regular_only(bool only) {
     atomic_store(&only_regular, only);
 }
 
@@ -56,7 +56,7 @@ static bool is_stream(int fd, const struct stat *st) {
 /* Looks before it opens, since opening a device may have effects, and again after, since the name
  * may have changed its meaning. A pipe is waited for only where pipes are read. */
 static int open_kind(const char *path, bool streams, struct stat *st, struct error *err) {
-    if (path_check(path, PATH_READS, err) != OK) return err->code;
+    if (path_access_check(path, PATH_USE_READ, err) != OK) return err->code;
     if (stat(path, st) == 0 && !S_ISREG(st->st_mode) && (!streams || S_ISDIR(st->st_mode)))
         return kind_refuse(path, st->st_mode, err);
     int fd = open(path, O_RDONLY | O_CLOEXEC | O_NOCTTY | (streams ? 0 : O_NONBLOCK));
@@ -75,7 +75,7 @@ int file_open_regular(const char *path, struct stat *st, struct error *err) {
     return open_kind(path, false, st, err);
 }
 
-size_t file_head(const char *path, void *out, size_t size) {
+size_t file_read_head(const char *path, void *out, size_t size) {
     struct stat st;
     struct error none;
     int fd = file_open_regular(path, &st, &none);
@@ -142,7 +142,7 @@ int file_read(const char *path, size_t limit, struct buf *out, struct error *err
 
 /* The path that will be replaced: `path` itself, or what it points to. NULL when it must not be
  * replaced. */
-static char *writer_target(const char *path, mode_t *mode, struct error *err) {
+static char *atomic_file_target(const char *path, mode_t *mode, struct error *err) {
     struct stat st;
     *mode = 0;
     if (lstat(path, &st) < 0) return xstrdup(path);
@@ -164,14 +164,14 @@ static char *writer_target(const char *path, mode_t *mode, struct error *err) {
 /* Creates a temporary that did not exist before; the counter keeps threads and leftovers of a dead
  * process apart. The temporary is locked until it has its final name or is gone: folder.c removes
  * those that no process has locked. */
-static int writer_create(struct writer *w, mode_t mode) {
+static int atomic_file_create(struct atomic_file *w, mode_t mode) {
     static atomic_uint counter;
     for (int tries = 0; tries < 1000; tries++) {
         unsigned n = atomic_fetch_add(&counter, 1);
         w->tmp = n ? xasprintf("%s.tmp-%ld-%u", w->path, (long)getpid(), n)
                    : xasprintf("%s.tmp-%ld", w->path, (long)getpid());
         int fd = open(w->tmp, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, mode);
-        if (fd >= 0 && leftover_own(fd, w->tmp)) return fd;
+        if (fd >= 0 && tempfile_claim(fd, w->tmp)) return fd;
         int why = fd >= 0 ? EEXIST : errno;
         if (fd >= 0) close(fd);
         free(w->tmp);
@@ -183,22 +183,22 @@ static int writer_create(struct writer *w, mode_t mode) {
 }
 
 /* Mode 0: that of the file which is replaced, or the default. */
-static int writer_begin(struct writer *w, const char *path, mode_t mode, struct error *err) {
-    *w = (struct writer){0};
+static int atomic_file_begin(struct atomic_file *w, const char *path, mode_t mode, struct error *err) {
+    *w = (struct atomic_file){0};
     mode_t old;
-    w->path = writer_target(path, &old, err);
+    w->path = atomic_file_target(path, &old, err);
     if (!w->path) return err->code;
-    if (path_check(w->path, PATH_WRITES, err) != OK) {
-        writer_abort(w);
+    if (path_access_check(w->path, PATH_USE_WRITE, err) != OK) {
+        atomic_file_abort(w);
         return err->code;
     }
     if (!mode) mode = old;
-    leftovers_remove(w->path);
+    tempfile_remove_stale(w->path);
     /* From the beginning no wider than in the end. */
-    int fd = writer_create(w, mode ? mode & 0600 : 0666);
+    int fd = atomic_file_create(w, mode ? mode & 0600 : 0666);
     if (fd < 0) {
         error_errno(err, "cannot create '%s'", path);
-        writer_abort(w);
+        atomic_file_abort(w);
         return err->code;
     }
     if (mode && fchmod(fd, mode) < 0) mode = 0; /* not ours to keep */
@@ -206,21 +206,21 @@ static int writer_begin(struct writer *w, const char *path, mode_t mode, struct 
     if (!w->f) {
         error_errno(err, "cannot open '%s'", w->tmp);
         close(fd);
-        writer_abort(w);
+        atomic_file_abort(w);
         return err->code;
     }
     return OK;
 }
 
-int writer_open(struct writer *w, const char *path, struct error *err) {
-    return writer_begin(w, path, 0, err);
+int atomic_file_open(struct atomic_file *w, const char *path, struct error *err) {
+    return atomic_file_begin(w, path, 0, err);
 }
 
-int writer_open_private(struct writer *w, const char *path, struct error *err) {
-    return writer_begin(w, path, 0600, err);
+int atomic_file_open_private(struct atomic_file *w, const char *path, struct error *err) {
+    return atomic_file_begin(w, path, 0600, err);
 }
 
-int writer_put(struct writer *w, const void *p, size_t n, struct error *err) {
+int atomic_file_write(struct atomic_file *w, const void *p, size_t n, struct error *err) {
     CHECK(w->f != NULL);
     errno = 0;
     if (n && fwrite(p, 1, n, w->f) != n) return error_errno(err, "cannot write '%s'", w->path);
@@ -244,7 +244,7 @@ static int dir_sync(const char *file, struct error *err) {
     return rc;
 }
 
-int writer_commit(struct writer *w, struct error *err) {
+int atomic_file_commit(struct atomic_file *w, struct error *err) {
     CHECK(w->f != NULL);
     errno = 0;
     int rc = OK;
@@ -262,26 +262,26 @@ int writer_commit(struct writer *w, struct error *err) {
         rc = dir_sync(w->path, err);
     }
     if (held >= 0) close(held);
-    writer_abort(w);
+    atomic_file_abort(w);
     return rc;
 }
 
-void writer_abort(struct writer *w) {
+void atomic_file_abort(struct atomic_file *w) {
     if (w->f) fclose(w->f);
     if (w->tmp) unlink(w->tmp);
     free(w->tmp);
     free(w->path);
-    *w = (struct writer){0};
+    *w = (struct atomic_file){0};
 }
 
 static int bytes_write(const char *path, mode_t mode, const void *data, size_t size,
                        struct error *err) {
-    struct writer w;
-    int rc = writer_begin(&w, path, mode, err);
+    struct atomic_file w;
+    int rc = atomic_file_begin(&w, path, mode, err);
     if (rc != OK) return rc;
-    rc = writer_put(&w, data, size, err);
-    if (rc == OK) rc = writer_commit(&w, err);
-    writer_abort(&w);
+    rc = atomic_file_write(&w, data, size, err);
+    if (rc == OK) rc = atomic_file_commit(&w, err);
+    atomic_file_abort(&w);
     return rc;
 }
 
@@ -293,8 +293,8 @@ int file_write_private(const char *path, const void *data, size_t size, struct e
     return bytes_write(path, 0600, data, size, err);
 }
 
-int path_move(const char *from, const char *to, struct error *err) {
-    if (path_check(from, PATH_WRITES, err) != OK || path_check(to, PATH_WRITES, err) != OK)
+int path_rename(const char *from, const char *to, struct error *err) {
+    if (path_access_check(from, PATH_USE_WRITE, err) != OK || path_access_check(to, PATH_USE_WRITE, err) != OK)
         return err->code;
     if (rename(from, to) != 0) return error_errno(err, "cannot move '%s' to '%s'", from, to);
     int rc = dir_sync(to, err);
@@ -325,7 +325,7 @@ char *path_join(const char *dir, const char *name) {
     return xasprintf("%s%s%s", dir, dir[n - 1] == '/' ? "" : "/", name);
 }
 
-char *path_beside(const char *file, const char *path) {
+char *path_relative_to(const char *file, const char *path) {
     const char *slash = strrchr(file, '/');
     if (*path == '/' || !slash) return xstrdup(path);
     return xasprintf("%.*s/%s", (int)(slash - file), file, path);
@@ -333,30 +333,30 @@ char *path_beside(const char *file, const char *path) {
 
 int file_copy(const char *from_dir, const char *to_dir, const char *name, struct error *err) {
     char *from = path_join(from_dir, name), *to = path_join(to_dir, name);
-    struct mapping m;
-    int rc = map_open(&m, from, err);
+    struct file_map m;
+    int rc = file_map_open(&m, from, err);
     if (rc == OK) {
         rc = file_write(to, m.data, m.size, err);
-        map_close(&m);
+        file_map_close(&m);
     }
     free(from);
     free(to);
     return rc;
 }
 
-_Static_assert(sizeof(crypto_hash_sha256_state) <= sizeof(((struct hasher *)0)->opaque),
+_Static_assert(sizeof(crypto_hash_sha256_state) <= sizeof(((struct sha256 *)0)->opaque),
                "hasher too small");
-_Static_assert(_Alignof(crypto_hash_sha256_state) <= _Alignof(struct hasher), "hasher misaligned");
+_Static_assert(_Alignof(crypto_hash_sha256_state) <= _Alignof(struct sha256), "hasher misaligned");
 
-void hasher_init(struct hasher *h) {
+void sha256_init(struct sha256 *h) {
     crypto_hash_sha256_init((crypto_hash_sha256_state *)(void *)h->opaque);
 }
 
-void hasher_add(struct hasher *h, const void *p, size_t n) {
+void sha256_update(struct sha256 *h, const void *p, size_t n) {
     if (n) crypto_hash_sha256_update((crypto_hash_sha256_state *)(void *)h->opaque, p, n);
 }
 
-void hasher_final(struct hasher *h, char out[HASH_LEN]) {
+void sha256_final(struct sha256 *h, char out[HASH_LEN]) {
     uint8_t digest[crypto_hash_sha256_BYTES];
     crypto_hash_sha256_final((crypto_hash_sha256_state *)(void *)h->opaque, digest);
     static const char hex[] = "0123456789abcdef";
@@ -367,23 +367,23 @@ void hasher_final(struct hasher *h, char out[HASH_LEN]) {
     out[HASH_LEN - 1] = '\0';
 }
 
-void hash_bytes(const void *p, size_t n, char out[HASH_LEN]) {
-    struct hasher h;
-    hasher_init(&h);
-    hasher_add(&h, p, n);
-    hasher_final(&h, out);
+void sha256_bytes(const void *p, size_t n, char out[HASH_LEN]) {
+    struct sha256 h;
+    sha256_init(&h);
+    sha256_update(&h, p, n);
+    sha256_final(&h, out);
 }
 
 static int hash_add(void *ctx, const void *p, size_t n) {
-    hasher_add(ctx, p, n);
+    sha256_update(ctx, p, n);
     return OK;
 }
 
-int hash_file(const char *path, char out[HASH_LEN], struct error *err) {
-    struct hasher h;
-    hasher_init(&h);
+int sha256_file(const char *path, char out[HASH_LEN], struct error *err) {
+    struct sha256 h;
+    sha256_init(&h);
     int rc = file_stream(path, hash_add, &h, err);
-    if (rc == OK) hasher_final(&h, out);
+    if (rc == OK) sha256_final(&h, out);
     return rc;
 }
 
@@ -397,7 +397,7 @@ static void table_key_draw(void) {
     CHECK(getrandom(table_key, sizeof table_key, 0) == sizeof table_key);
 }
 
-uint64_t hash_keyed(const void *p, size_t n) {
+uint64_t hash_siphash(const void *p, size_t n) {
     static pthread_once_t once = PTHREAD_ONCE_INIT;
     uint64_t h;
     pthread_once(&once, table_key_draw);
@@ -406,7 +406,7 @@ uint64_t hash_keyed(const void *p, size_t n) {
     return h;
 }
 
-uint64_t hash_u64(const void *p, size_t n) {
+uint64_t hash_fnv1a(const void *p, size_t n) {
     const uint8_t *bytes = p;
     uint64_t h = 0xcbf29ce484222325u;
     for (size_t i = 0; i < n; i++) h = (h ^ bytes[i]) * 0x100000001b3u;
@@ -424,7 +424,7 @@ void fd_close(int *fd) {
 }
 
 /* Moved up first: they may be where others are to go. */
-bool fds_place(const int *from, int n) {
+bool fds_remap(const int *from, int n) {
     int high[8];
     for (int i = 0; i < n; i++)
         if ((high[i] = fcntl(from[i], F_DUPFD_CLOEXEC, n)) < 0) return false;

@@ -4,7 +4,7 @@
  *
  * A leftover is NAME.tmp-PID or NAME.tmp-PID-N, which only file.c makes: a regular file of ours,
  * whose process does not run here and which no process has locked. A live writer holds a lock on
- * its temporary from its creation until it is renamed (leftover_own), so that processes of other
+ * its temporary from its creation until it is renamed (tempfile_claim), so that processes of other
  * containers and machines, whose numbers mean nothing here, lose nothing either. Where the file
  * system has no locks, nothing is removed.
  *
@@ -28,7 +28,7 @@
 #include <unistd.h>
 
 static int dir_make_with(const char *path, mode_t last, struct error *err) {
-    if (path_guard && !path_is_dir(path) && path_check(path, PATH_WRITES, err) != OK) return err->code;
+    if (path_access_hook && !path_is_dir(path) && path_access_check(path, PATH_USE_WRITE, err) != OK) return err->code;
     char *p = xstrdup(path);
     int rc = OK;
     for (char *end = p; rc == OK && *end;) {
@@ -70,9 +70,9 @@ int dir_make_private(const char *path, struct error *err) {
     rc = narrow(path, &st, err);
     if (rc != OK || !(st.st_mode & 077)) return rc;
     if (st.st_uid == geteuid())
-        note("'%s' was open to other users; it is private now", path);
+        log_info("'%s' was open to other users; it is private now", path);
     else
-        warn("'%s' belongs to another user, who decides who may read it", path);
+        log_warn("'%s' belongs to another user, who decides who may read it", path);
     return OK;
 }
 
@@ -105,7 +105,7 @@ static pid_t leftover_pid(const char *name, const char *base) {
     return (pid_t)atol(digits);
 }
 
-bool leftover_own(int fd, const char *tmp) {
+bool tempfile_claim(int fd, const char *tmp) {
     if (flock(fd, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK) return false;
     return path_exists(tmp); /* it was removed before the lock was ours */
 }
@@ -138,11 +138,11 @@ static bool leftovers_visit(const char *dir, const char *base) {
 
 /* A folder is read once for all files that this process writes in it, unless it holds leftovers:
  * those of a process that dies later are its successor's to remove. */
-void leftovers_remove(const char *path) {
+void tempfile_remove_stale(const char *path) {
     static _Atomic uint64_t clean[256];
     const char *slash = strrchr(path, '/'), *base = slash ? slash + 1 : path;
     size_t n = slash ? (size_t)(slash - path) : 0;
-    uint64_t hash = hash_u64(path, n) | 1;
+    uint64_t hash = hash_fnv1a(path, n) | 1;
     _Atomic uint64_t *known = &clean[(hash >> 8) % ARRAY_LEN(clean)];
     if (atomic_load(known) == hash) return;
     char *dir = xasprintf("%.*s", !slash ? 1 : slash == path ? 1 : (int)n, slash ? path : ".");
@@ -183,7 +183,7 @@ static int below_protect(int dir, dev_t dev, int depth, const char *const *names
     return changed;
 }
 
-int dir_protect(const char *path, const char *const *names) {
+int dir_restrict_permissions(const char *path, const char *const *names) {
     struct stat st;
     int fd = open(path, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
     if (fd < 0) return 0;
@@ -233,29 +233,29 @@ static int hold_once(const char *path, const char *subject, struct error *err) {
     return rc == OK ? fd : rc;
 }
 
-int file_hold(const char *path, const char *subject, struct error *err) {
+int lockfile_acquire(const char *path, const char *subject, struct error *err) {
     int fd;
     while ((fd = hold_once(path, subject, err)) == ERR_MISSING) continue;
     return fd;
 }
 
-int dir_hold(const char *dir, const char *what, struct error *err) {
+int dir_lock(const char *dir, const char *what, struct error *err) {
     char *path = path_join(dir, "lock"), *subject = xasprintf("%s '%s'", what, dir);
-    int fd = file_hold(path, subject, err);
+    int fd = lockfile_acquire(path, subject, err);
     free(subject);
     free(path);
     return fd;
 }
 
-void hold_release(int fd, const char *path) {
+void lockfile_release(int fd, const char *path) {
     if (fd < 0) return;
     unlink(path); /* while it is locked */
     close(fd);
 }
 
-void dir_release(int fd, const char *dir) {
+void dir_unlock(int fd, const char *dir) {
     char *path = path_join(dir, "lock");
-    hold_release(fd, path);
+    lockfile_release(fd, path);
     free(path);
 }
 
@@ -288,7 +288,7 @@ static int tree_add(const char *path, const struct stat *st, int type, struct FT
     return 0;
 }
 
-int64_t tree_bytes(const char *path) {
+int64_t tree_disk_usage(const char *path) {
     tree_sum = 0;
     nftw(path, tree_add, 16, FTW_PHYS);
     return tree_sum;

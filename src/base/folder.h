@@ -6,10 +6,10 @@
 
 /* Locks a temporary that was just created under the name `tmp`; false: another process has taken
  * it for a leftover. */
-bool leftover_own(int fd, const char *tmp);
+bool tempfile_claim(int fd, const char *tmp);
 /* Removes PATH.tmp-PID and PATH.tmp-PID-N of processes that no longer run. */
-void leftovers_remove(const char *path);
-/* What path_guard says; OK where there is none. */
-int path_check(const char *path, enum path_use use, struct error *err);
+void tempfile_remove_stale(const char *path);
+/* What path_access_hook says; OK where there is none. */
+int path_access_check(const char *path, enum path_use use, struct error *err);
 
 #endif

@@ -287,13 +287,13 @@ static struct measure text_measure(const char *text, size_t len) {
     return m;
 }
 
-size_t json_cost(const char *text, size_t len) {
+size_t json_parse_memory(const char *text, size_t len) {
     return text_measure(text, len).cost;
 }
 
-const struct json_bounds json_request = {.depth = 100, .cost = (size_t)256 << 20};
+const struct json_limits json_request_limits = {.depth = 100, .cost = (size_t)256 << 20};
 
-json_t *json_parse_bounded(const char *text, size_t len, const char *what, struct json_bounds *left,
+json_t *json_parse_limited(const char *text, size_t len, const char *what, struct json_limits *left,
                            struct error *err) {
     struct measure m = text_measure(text, len);
     if (m.deepest > left->depth) {
@@ -313,7 +313,7 @@ json_t *json_parse_bounded(const char *text, size_t len, const char *what, struc
     return text_parse(text, len, what, left->last_wins, err);
 }
 
-json_t *json_file(const char *path, struct error *err) {
+json_t *json_parse_file(const char *path, struct error *err) {
     struct buf b = {0};
     json_t *v = NULL;
     if (file_read(path, JSON_FILE_LIMIT, &b, err) == OK) v = json_parse(b.data, b.len, path, err);
@@ -321,18 +321,18 @@ json_t *json_file(const char *path, struct error *err) {
     return v;
 }
 
-char *json_text(const json_t *v) {
+char *json_canonical(const json_t *v) {
     char *text = json_dumps(v, JSON_SORT_KEYS | JSON_COMPACT | JSON_ENCODE_ANY);
     CHECK(text != NULL);
     return text;
 }
 
-json_t *json_path(const char *path) {
+json_t *json_from_path(const char *path) {
     json_t *v = json_string(path);
     return v ? v : json_null();
 }
 
-static int value_visit(struct cursor *c, json_each_fn fn, void *ctx, struct error *err) {
+static int value_visit(struct cursor *c, json_file_each_fn fn, void *ctx, struct error *err) {
     int line = c->line;
     json_t *v = cursor_value(c, false, err);
     if (!v) return err->code;
@@ -371,7 +371,7 @@ static int array_open_error(const struct cursor *c, struct error *err) {
     return cursor_error(c, "the array is not closed", err);
 }
 
-static int array_walk(struct cursor *c, json_each_fn fn, void *ctx, struct error *err) {
+static int array_walk(struct cursor *c, json_file_each_fn fn, void *ctx, struct error *err) {
     cursor_advance(c, 1);
     if (cursor_peek(c) == ']') return OK;
     for (;;) {
@@ -389,7 +389,7 @@ static int array_walk(struct cursor *c, json_each_fn fn, void *ctx, struct error
     }
 }
 
-static int cursor_walk(struct cursor *c, json_each_fn fn, void *ctx, struct error *err) {
+static int cursor_walk(struct cursor *c, json_file_each_fn fn, void *ctx, struct error *err) {
     if (cursor_peek(c) == '[' && array_is_whole(*c)) return array_walk(c, fn, ctx, err);
     while (cursor_peek(c) >= 0) {
         int rc = value_visit(c, fn, ctx, err);
@@ -398,32 +398,32 @@ static int cursor_walk(struct cursor *c, json_each_fn fn, void *ctx, struct erro
     return OK;
 }
 
-int json_each(const char *path, json_each_fn fn, void *ctx, struct error *err) {
+int json_file_each(const char *path, json_file_each_fn fn, void *ctx, struct error *err) {
     struct stat st;
-    struct mapping m = {0};
+    struct file_map m = {0};
     struct buf b = {0};
     bool mapped = stat(path, &st) == 0 && S_ISREG(st.st_mode); /* a pipe is read whole */
-    int rc = mapped ? map_open(&m, path, err) : file_read(path, JSON_FILE_LIMIT, &b, err);
+    int rc = mapped ? file_map_open(&m, path, err) : file_read(path, JSON_FILE_LIMIT, &b, err);
     if (rc == OK) {
         const char *text = mapped ? (const char *)m.data : b.data;
         struct cursor c = cursor_open(path, text, mapped ? m.size : b.len);
         rc = cursor_walk(&c, fn, ctx, err);
     }
-    map_close(&m);
+    file_map_close(&m);
     buf_release(&b);
     return rc;
 }
 
-const char *json_text_at(const json_t *v, const char *key) {
+const char *json_get_string(const json_t *v, const char *key) {
     const char *text = json_string_value(json_object_get(v, key));
     return text ? text : "";
 }
 
-double json_number_at(const json_t *v, const char *key) {
+double json_get_number(const json_t *v, const char *key) {
     return json_number_value(json_object_get(v, key));
 }
 
-bool json_is_texts(const json_t *v) {
+bool json_is_string_array(const json_t *v) {
     size_t i;
     const json_t *text;
     json_array_foreach (v, i, text)

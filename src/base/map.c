@@ -2,11 +2,11 @@
  * map: files in memory, mapped or copied, and what happens when a mapped file shrinks.
  *
  * A page of a mapping that lies beyond the file's new end cannot be read: the kernel sends SIGBUS.
- * maps_guard() turns that into a message with the file's name and exit 1. The handler finds the
+ * file_map_catch_sigbus() turns that into a message with the file's name and exit 1. The handler finds the
  * file in a table of all mappings, which needs no lock: a slot is free, being filled, or ready, and
  * only a ready one is read. Faults at other addresses keep their default action.
  *
- * It does not notice what another process writes into the file within its old size; maps_check()
+ * It does not notice what another process writes into the file within its old size; file_map_check_unchanged()
  * compares sizes and times for those who want to know before the fault.
  */
 #define _GNU_SOURCE
@@ -24,7 +24,7 @@
 enum slot_state { SLOT_FREE, SLOT_FILLING, SLOT_READY };
 
 /* `path` is empty where it was too long to be kept. */
-static struct slot {
+static struct mapped_range {
     atomic_int state;
     uintptr_t begin;
     size_t size;
@@ -37,9 +37,9 @@ static struct slot {
 static struct sigaction action_before;
 
 /* Mappings above the table's size stay unguarded. */
-static void slot_take(const void *p, const struct stat *st, const char *path) {
+static void file_map_register(const void *p, const struct stat *st, const char *path) {
     for (size_t i = 0; i < ARRAY_LEN(slots); i++) {
-        struct slot *s = &slots[i];
+        struct mapped_range *s = &slots[i];
         int free_state = SLOT_FREE;
         if (!atomic_compare_exchange_strong(&s->state, &free_state, SLOT_FILLING)) continue;
         s->begin = (uintptr_t)p;
@@ -61,7 +61,7 @@ static void slot_release(const void *p) {
             atomic_store(&slots[i].state, SLOT_FREE);
 }
 
-static const struct slot *slot_of(uintptr_t at) {
+static const struct mapped_range *slot_of(uintptr_t at) {
     for (size_t i = 0; i < ARRAY_LEN(slots); i++)
         if (atomic_load(&slots[i].state) == SLOT_READY && at >= slots[i].begin &&
             at - slots[i].begin < slots[i].size)
@@ -74,9 +74,9 @@ static void put(const char *text) {
     if (write(STDERR_FILENO, text, strlen(text)) < 0) return;
 }
 
-static void bus_caught(int sig, siginfo_t *info, void *context) {
+static void sigbus_handler(int sig, siginfo_t *info, void *context) {
     struct stat st;
-    const struct slot *s = info->si_code == BUS_ADRERR ? slot_of((uintptr_t)info->si_addr) : NULL;
+    const struct mapped_range *s = info->si_code == BUS_ADRERR ? slot_of((uintptr_t)info->si_addr) : NULL;
     (void)context;
     if (!s) { /* the access is repeated and meets the action that was there before */
         sigaction(SIGBUS, &action_before, NULL);
@@ -91,15 +91,15 @@ static void bus_caught(int sig, siginfo_t *info, void *context) {
     _exit(1);
 }
 
-void maps_guard(void) {
-    struct sigaction a = {.sa_sigaction = bus_caught, .sa_flags = SA_SIGINFO};
+void file_map_catch_sigbus(void) {
+    struct sigaction a = {.sa_sigaction = sigbus_handler, .sa_flags = SA_SIGINFO};
     sigemptyset(&a.sa_mask);
     CHECK(sigaction(SIGBUS, &a, &action_before) == 0);
 }
 
 /* Whether the file at the slot's path is the mapped one, with another size or time. Another file
  * of that name is none of ours: the mapped one goes on without a name. */
-static bool slot_changed(const struct slot *s) {
+static bool slot_changed(const struct mapped_range *s) {
     struct stat st;
     return atomic_load(&s->state) == SLOT_READY && *s->path && stat(s->path, &st) == 0 &&
            st.st_dev == s->dev && st.st_ino == s->ino &&
@@ -107,7 +107,7 @@ static bool slot_changed(const struct slot *s) {
             st.st_mtim.tv_nsec != s->mtime.tv_nsec);
 }
 
-int maps_check(struct error *err) {
+int file_map_check_unchanged(struct error *err) {
     for (size_t i = 0; i < ARRAY_LEN(slots); i++)
         if (slot_changed(&slots[i]))
             return error_set(err, ERR_STATE, "'%s' was changed while it was in use; start again",
@@ -115,8 +115,8 @@ int maps_check(struct error *err) {
     return OK;
 }
 
-int map_open(struct mapping *m, const char *path, struct error *err) {
-    *m = (struct mapping){0};
+int file_map_open(struct file_map *m, const char *path, struct error *err) {
+    *m = (struct file_map){0};
     struct stat st;
     int fd = file_open_regular(path, &st, err);
     if (fd < 0) return fd;
@@ -127,10 +127,10 @@ int map_open(struct mapping *m, const char *path, struct error *err) {
         if (p == MAP_FAILED)
             rc = error_errno(err, "cannot map '%s'", path);
         else
-            slot_take(p, &st, path);
+            file_map_register(p, &st, path);
     }
     close(fd);
-    if (rc == OK) *m = (struct mapping){.data = p, .size = (size_t)st.st_size};
+    if (rc == OK) *m = (struct file_map){.data = p, .size = (size_t)st.st_size};
     return rc;
 }
 
@@ -146,8 +146,8 @@ static int read_fully(int fd, uint8_t *to, size_t size, const char *path, struct
     return OK;
 }
 
-int map_read(struct mapping *m, const char *path, struct error *err) {
-    *m = (struct mapping){0};
+int file_map_open_copy(struct file_map *m, const char *path, struct error *err) {
+    *m = (struct file_map){0};
     struct stat st;
     int fd = file_open_regular(path, &st, err);
     if (fd < 0) return fd;
@@ -161,21 +161,21 @@ int map_read(struct mapping *m, const char *path, struct error *err) {
         m->size = size;
     }
     close(fd);
-    if (rc != OK) map_close(m);
+    if (rc != OK) file_map_close(m);
     return rc;
 }
 
-void map_close(struct mapping *m) {
+void file_map_close(struct file_map *m) {
     if (m->copy) {
         free(m->copy);
     } else if (m->size) {
         slot_release(m->data);
         munmap((void *)(uintptr_t)m->data, m->size);
     }
-    *m = (struct mapping){0};
+    *m = (struct file_map){0};
 }
 
-void map_drop(const void *p, size_t size) {
+void file_map_evict(const void *p, size_t size) {
     uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE), begin = (uintptr_t)p + page - 1,
               end = (uintptr_t)p + size;
     begin -= begin % page;

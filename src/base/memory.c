@@ -35,7 +35,7 @@ static int64_t number_below(const char *folder, const char *name, const char *ke
 }
 
 /* Cached pages of files that are not in use count as free: the kernel drops them first. */
-static void group_apply(const char *folder, bool v2, struct memory_facts *m) {
+static void group_apply(const char *folder, bool v2, struct memory_info *m) {
     int64_t limit = number_below(folder, v2 ? "memory.max" : "memory.limit_in_bytes", NULL),
             used = number_below(folder, v2 ? "memory.current" : "memory.usage_in_bytes", NULL),
             cached =
@@ -49,7 +49,7 @@ static void group_apply(const char *folder, bool v2, struct memory_facts *m) {
 
 /* A group's limit holds for those below it, so all on the way up count. A path that is not there is
  * the host's name of a group that this process sees as the top. */
-static void groups_apply(const char *top, char *path, bool v2, struct memory_facts *m) {
+static void groups_apply(const char *top, char *path, bool v2, struct memory_info *m) {
     path[strcspn(path, "\n")] = '\0';
     for (;;) {
         char *folder = xasprintf("%s%s", top, path), *slash = strrchr(path, '/');
@@ -66,12 +66,12 @@ static bool has_controller(const char *list, const char *end) {
     return false;
 }
 
-struct memory_facts memory_facts(const char *root) {
+struct memory_info memory_info(const char *root) {
     char *info = path_join(root, "proc/meminfo"), *own = path_join(root, "proc/self/cgroup"),
          *v2 = path_join(root, "sys/fs/cgroup"), *v1 = path_join(root, "sys/fs/cgroup/memory"),
          line[4096];
     int64_t total = number_in(info, "MemTotal"), available = number_in(info, "MemAvailable");
-    struct memory_facts m = {total < 0 ? -1 : total << 10, available < 0 ? -1 : available << 10};
+    struct memory_info m = {total < 0 ? -1 : total << 10, available < 0 ? -1 : available << 10};
     FILE *f = fopen(own, "re");
     while (f && fgets(line, sizeof line, f)) { /* "0::/path" or "4:memory:/path" */
         char *list = strchr(line, ':'), *path = list ? strchr(list + 1, ':') : NULL;

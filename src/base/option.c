@@ -216,7 +216,7 @@ enum { NAME_MAX_LEN = 63 };
 
 /* Edit distance with neighbouring letters swapped as one edit (optimal string alignment); names up
  * to NAME_MAX_LEN. */
-static int name_distance(const char *a, size_t na, const char *b, size_t nb) {
+static int edit_distance(const char *a, size_t na, const char *b, size_t nb) {
     int d[3][NAME_MAX_LEN + 1];
     for (size_t j = 0; j <= nb; j++) d[0][j] = (int)j;
     for (size_t i = 1; i <= na; i++) {
@@ -244,7 +244,7 @@ static const struct option_row *row_nearest(const struct option_row *rows, const
     for (const struct option_row *row = rows; row->name; row++) {
         size_t n = strlen(row->name);
         if (n > NAME_MAX_LEN) continue;
-        int d = name_distance(wanted, len, row->name, n);
+        int d = edit_distance(wanted, len, row->name, n);
         if (len >= 3 && n > len && strncmp(wanted, row->name, len) == 0)
             d = 1; /* an abbreviation */
         if (d < best && d < (int)MAX(n, len)) best = d, nearest = row;
@@ -344,7 +344,7 @@ static size_t rows_count(const struct option_row *rows) {
     return n;
 }
 
-int options_parse_noting(const struct option_row *rows, void *out, int argc, char **argv,
+int options_parse_with_origin(const struct option_row *rows, void *out, int argc, char **argv,
                          struct strings *positional, struct option_origin *origin,
                          struct error *err) {
     size_t n_rows = rows_count(rows);
@@ -363,14 +363,14 @@ int options_parse_noting(const struct option_row *rows, void *out, int argc, cha
         }
     }
     for (size_t i = 0; origin && i < n_rows; i++)
-        if (c.seen[i]) origin[i] = (struct option_origin){FROM_FLAG, 0};
+        if (c.seen[i]) origin[i] = (struct option_origin){OPTION_FROM_FLAG, 0};
     free(c.seen);
     return rc;
 }
 
 int options_parse(const struct option_row *rows, void *out, int argc, char **argv,
                   struct strings *positional, struct error *err) {
-    return options_parse_noting(rows, out, argc, argv, positional, NULL, err);
+    return options_parse_with_origin(rows, out, argc, argv, positional, NULL, err);
 }
 
 /* the environment and configuration files */
@@ -379,7 +379,7 @@ const struct option_row *option_find(const struct option_row *rows, const char *
     return row_find(rows, name, strlen(name));
 }
 
-const char *name_nearest(const char *const *names, int n, const char *name) {
+const char *name_suggest(const char *const *names, int n, const char *name) {
     struct option_row *rows = xcalloc((size_t)n + 1, sizeof *rows);
     for (int i = 0; i < n; i++) rows[i].name = names[i];
     const struct option_row *near = row_nearest(rows, name, strlen(name));
@@ -388,7 +388,7 @@ const char *name_nearest(const char *const *names, int n, const char *name) {
     return found;
 }
 
-const char *option_nearest(const struct option_row *rows, const char *name) {
+const char *option_suggest(const struct option_row *rows, const char *name) {
     const struct option_row *near = row_nearest(rows, name, strlen(name));
     return near ? near->name : NULL;
 }
@@ -397,7 +397,7 @@ static char upper(char c) {
     return c == '-' ? '_' : c >= 'a' && c <= 'z' ? (char)(c - 'a' + 'A') : c;
 }
 
-void option_variable(const char *prefix, const char *name, struct buf *b) {
+void option_env_name(const char *prefix, const char *name, struct buf *b) {
     buf_printf(b, "%s_", prefix);
     for (; *name; name++) buf_add(b, (const char[]){upper(*name)}, 1);
 }
@@ -427,8 +427,8 @@ static void variable_unknown(const struct option_row *rows, const char *prefix,
     for (char *p = name; name && *p; p++) *p = *p >= 'A' && *p <= 'Z' ? (char)(*p + 'a' - 'A') : *p;
     const struct option_row *near = name ? row_nearest(rows, name, strlen(name)) : NULL;
     struct buf b = {0};
-    if (near) option_variable(prefix, near->name, &b);
-    warn("the variable %.*s sets nothing%s%s%s", (int)strcspn(variable, "="), variable,
+    if (near) option_env_name(prefix, near->name, &b);
+    log_warn("the variable %.*s sets nothing%s%s%s", (int)strcspn(variable, "="), variable,
          near ? "; did you mean " : "", near ? b.data : "", near ? "?" : "");
     buf_release(&b);
     free(name);
@@ -445,7 +445,7 @@ int options_from_env(const struct option_row *rows, void *out, const char *prefi
         struct buf name = {0};
         for (; row->name && !value; row++) {
             name.len = 0;
-            option_variable(prefix, row->name, &name);
+            option_env_name(prefix, row->name, &name);
             value = variable_value(*environment, name.data);
         }
         if (!value) {
@@ -453,7 +453,7 @@ int options_from_env(const struct option_row *rows, void *out, const char *prefi
         } else if (*value) {
             row = option_find(rows, row[-1].name);
             rc = variable_set(row, out, value, name.data, err);
-            if (origin) origin[row - rows] = (struct option_origin){FROM_ENV, 0};
+            if (origin) origin[row - rows] = (struct option_origin){OPTION_FROM_ENV, 0};
         }
         buf_release(&name);
     }
@@ -485,13 +485,13 @@ static int entry_set(const struct option_row *rows, void *out, const char *path,
 int options_from_config(const struct option_row *rows, void *out, const struct config_file *c,
                         const char *section, const char *who, struct option_origin *origin,
                         struct error *err) {
-    const struct config_section *s = config_section(c, section);
+    const struct config_section *s = config_find_section(c, section);
     size_t n_rows = rows_count(rows);
     int *lines = xcalloc(n_rows + 1, sizeof *lines), rc = OK; /* where each was set; 0: nowhere */
     for (int i = 0; rc == OK && s && i < s->n; i++)
         rc = entry_set(rows, out, c->path, &c->v[s->first + i], who, lines, err);
     for (size_t i = 0; origin && i < n_rows; i++)
-        if (lines[i]) origin[i] = (struct option_origin){FROM_FILE, lines[i]};
+        if (lines[i]) origin[i] = (struct option_origin){OPTION_FROM_FILE, lines[i]};
     free(lines);
     return rc;
 }

@@ -3,7 +3,7 @@
  * lines for a program that has started us.
  *
  * It writes nothing to stdout, which belongs to results, but what a terminal there may not be given
- * is filtered out on the way (terminal_guard). It uses no colour, and draws nothing when stderr is
+ * is filtered out on the way (terminal_sanitize_stdout). It uses no colour, and draws nothing when stderr is
  * not a terminal.
  *
  * Invariant: every message is one write of whole lines. While a progress line stands on the
@@ -30,7 +30,7 @@
 
 bool log_quiet;
 
-int column_bytes(const char *text, int columns) {
+int utf8_field_width(const char *text, int columns) {
     return columns + (int)strlen(text) - u8_strwidth((const uint8_t *)text, "UTF-8");
 }
 
@@ -54,7 +54,7 @@ char *clock_utc(char out[32]) {
     return out;
 }
 
-size_t process_bytes(const char *name) {
+size_t process_memory(const char *name) {
     size_t kb = 0, n = strlen(name);
     char line[256];
     FILE *f = fopen("/proc/self/status", "r");
@@ -110,7 +110,7 @@ static ssize_t filter_write(void *cookie, const char *text, size_t n) {
     struct filter *f = cookie;
     struct buf shown = {0};
     buf_add(&f->held, text, n);
-    size_t whole = utf8_whole(f->held.data, f->held.len);
+    size_t whole = utf8_complete_len(f->held.data, f->held.len);
     if (whole > 0 && f->held.data[whole - 1] == '\r') whole--;
     buf_add_terminal(&shown, f->held.data, whole);
     f->held.len -= whole;
@@ -120,7 +120,7 @@ static ssize_t filter_write(void *cookie, const char *text, size_t n) {
     return good ? (ssize_t)n : 0;
 }
 
-void terminal_guard(void) {
+void terminal_sanitize_stdout(void) {
     static struct filter filter;
     if (isatty(STDOUT_FILENO) != 1) return;
     FILE *f = fopencookie(&filter, "w", (cookie_io_functions_t){.write = filter_write});
@@ -129,7 +129,7 @@ void terminal_guard(void) {
     stdout = f;
 }
 
-void terminal_put(const char *bytes) {
+void terminal_write_raw(const char *bytes) {
     fflush(stdout);
     if (isatty(STDOUT_FILENO) == 1)
         fd_write(STDOUT_FILENO, bytes, strlen(bytes));
@@ -137,14 +137,14 @@ void terminal_put(const char *bytes) {
         fputs(bytes, stdout);
 }
 
-bool output_is_closed(void) {
+bool stdout_is_closed(void) {
     struct pollfd p = {.fd = STDOUT_FILENO, .events = POLLOUT};
     return poll(&p, 1, 0) == 1 && (p.revents & (POLLERR | POLLHUP));
 }
 
 /* One line for people: a text of ours that quotes what is not. Its further lines are indented, so
  * that a quoted name cannot pass for a message. */
-static void message_add(struct buf *b, char *text) {
+static void log_append_sanitized(struct buf *b, char *text) {
     bool terminal = on_terminal();
     for (char *line, *rest = text; (line = strsep(&rest, "\n"));) {
         if (line != text) buf_puts(b, "\n  ");
@@ -165,21 +165,21 @@ static void message_write(const char *prefix, const char *fmt, va_list ap) {
     struct buf b = {0};
     bool wipe = atomic_exchange(&line_stands, false);
     buf_printf(&b, "%s%s", wipe ? "\r\033[K" : "", prefix);
-    message_add(&b, text);
+    log_append_sanitized(&b, text);
     buf_puts(&b, "\n");
     fputs(b.data, stderr);
     buf_release(&b);
     free(text);
 }
 
-void message(const char *fmt, ...) {
+void log_message(const char *fmt, ...) {
     va_list ap;
     va_start(ap, fmt);
     message_write("", fmt, ap);
     va_end(ap);
 }
 
-void note(const char *fmt, ...) {
+void log_info(const char *fmt, ...) {
     if (log_quiet) return;
     va_list ap;
     va_start(ap, fmt);
@@ -187,7 +187,7 @@ void note(const char *fmt, ...) {
     va_end(ap);
 }
 
-void warn(const char *fmt, ...) {
+void log_warn(const char *fmt, ...) {
     va_list ap;
     va_start(ap, fmt);
     message_write("warning: ", fmt, ap);
@@ -263,7 +263,7 @@ static void progress_draw(struct progress *p, double now, const char *detail, bo
     size_t len = terminal ? text_fit(b.data, terminal_columns() - 1) : b.len;
     b.data[len] = '\0';
     struct buf line = {0};
-    message_add(&line, b.data);
+    log_append_sanitized(&line, b.data);
     fprintf(stderr, "%s%s%s", terminal ? "\r\033[K" : "", line.data ? line.data : "",
             terminal && !last ? "" : "\n");
     fflush(stderr);
@@ -273,12 +273,12 @@ static void progress_draw(struct progress *p, double now, const char *detail, bo
     buf_release(&b);
 }
 
-static int told_fd = -1; /* SHOAL_PROGRESS's pipe */
-static _Atomic double told_at;
+static int progress_pipe_fd = -1; /* SHOAL_PROGRESS's pipe */
+static _Atomic double progress_reported_at;
 
 /* Before main, while every open file is one that whoever started us gave, so that the number cannot
  * be a file of ours. Programs that we start are not to write there. */
-__attribute__((constructor)) static void progress_pipe_take(void) {
+__attribute__((constructor)) static void progress_pipe_init(void) {
     const char *text = getenv("SHOAL_PROGRESS");
     if (!text) return;
     char *end;
@@ -286,13 +286,13 @@ __attribute__((constructor)) static void progress_pipe_take(void) {
     long fd = strtol(text, &end, 10);
     if (end != text && !*end && fd > STDERR_FILENO && fd <= INT_MAX && fstat((int)fd, &st) == 0 &&
         S_ISFIFO(st.st_mode) && fcntl((int)fd, F_SETFD, FD_CLOEXEC) == 0)
-        told_fd = (int)fd;
+        progress_pipe_fd = (int)fd;
     unsetenv("SHOAL_PROGRESS");
 }
 
 static char *progress_json(const struct progress *p, double seconds) {
     struct buf title = {0};
-    buf_add_clean(&title, p->title, text_fit(p->title, 80));
+    buf_add_sanitized(&title, p->title, text_fit(p->title, 80));
     json_t *v =
         json_pack("{s:s#,s:I,s:I,s:f}", "title", title.data ? title.data : "", (int)title.len,
                   "done", (json_int_t)p->shown, "total", (json_int_t)p->total, "seconds", seconds);
@@ -307,30 +307,30 @@ static char *progress_json(const struct progress *p, double seconds) {
 }
 
 /* A pipe that nobody empties loses lines rather than hold us up. */
-static bool line_tell(const char *text) {
-    struct pollfd room = {.fd = told_fd, .events = POLLOUT};
+static bool progress_pipe_write(const char *text) {
+    struct pollfd room = {.fd = progress_pipe_fd, .events = POLLOUT};
     char *line = xasprintf("%s\n", text);
     bool told =
-        poll(&room, 1, 0) == 1 && room.revents == POLLOUT && write(told_fd, line, strlen(line)) > 0;
+        poll(&room, 1, 0) == 1 && room.revents == POLLOUT && write(progress_pipe_fd, line, strlen(line)) > 0;
     free(line);
     return told;
 }
 
 /* A line, unless one was told just now: of all bars together, but for the end of a bar whose
  * beginning was told. */
-static void progress_tell(struct progress *p, bool last) {
-    if (told_fd < 0 || (last && !p->told)) return;
-    double now = clock_now(), before = atomic_load(&told_at);
+static void progress_report(struct progress *p, bool last) {
+    if (progress_pipe_fd < 0 || (last && !p->told)) return;
+    double now = clock_now(), before = atomic_load(&progress_reported_at);
     if (!last &&
-        (now - before < TELL_SECONDS || !atomic_compare_exchange_strong(&told_at, &before, now)))
+        (now - before < TELL_SECONDS || !atomic_compare_exchange_strong(&progress_reported_at, &before, now)))
         return;
     char *text = progress_json(p, now - p->start);
-    p->told = line_tell(text);
+    p->told = progress_pipe_write(text);
     free(text);
 }
 
-void figures_tell(const struct figure *v, int n) {
-    if (told_fd < 0) return;
+void process_metrics_report(const struct process_metric *v, int n) {
+    if (progress_pipe_fd < 0) return;
     json_t *figures = json_object();
     for (int i = 0; i < n; i++)
         json_object_set_new(figures, v[i].name,
@@ -339,19 +339,19 @@ void figures_tell(const struct figure *v, int n) {
     char *text = json_dumps(line, JSON_COMPACT | JSON_REAL_PRECISION(9));
     CHECK(text != NULL);
     json_decref(line);
-    line_tell(text);
+    progress_pipe_write(text);
     free(text);
 }
 
 void progress_start(struct progress *p, const char *title, int64_t total) {
     double now = clock_now();
     *p = (struct progress){.title = title, .start = now, .last = now, .total = total};
-    progress_tell(p, false);
+    progress_report(p, false);
 }
 
 void progress_update(struct progress *p, int64_t done, const char *detail) {
     p->shown = done;
-    progress_tell(p, false);
+    progress_report(p, false);
     if (log_quiet) return;
     double now = clock_now();
     if (now - p->last >= (on_terminal() ? REDRAW_SECONDS : LINE_SECONDS))
@@ -359,6 +359,6 @@ void progress_update(struct progress *p, int64_t done, const char *detail) {
 }
 
 void progress_finish(struct progress *p, const char *detail) {
-    progress_tell(p, true);
+    progress_report(p, true);
     if (!log_quiet) progress_draw(p, clock_now(), detail, true);
 }

@@ -30,7 +30,7 @@ static const char style[] =
     "svg text{font:12px system-ui,sans-serif;fill:var(--ink)}svg .soft{fill:var(--soft)}"
     ".key{margin-right:1.2rem;white-space:nowrap}.key svg{width:2rem;height:.7rem}\n";
 
-void page_text(struct buf *b, const char *s) {
+void html_escape(struct buf *b, const char *s) {
     for (; *s; s++) {
         unsigned char c = (unsigned char)*s;
         if (c == '<')
@@ -48,18 +48,18 @@ void page_text(struct buf *b, const char *s) {
     }
 }
 
-void page_open(struct buf *b, const char *title) {
+void html_page_open(struct buf *b, const char *title) {
     buf_puts(b, "<!doctype html>\n<html lang=\"en\"><head><meta charset=\"utf-8\"><title>");
-    page_text(b, title);
+    html_escape(b, title);
     buf_printf(b,
                "</title>\n<meta name=\"viewport\" content=\"width=device-width\"><style>\n%s"
                "</style></head><body>\n<h1>",
                style);
-    page_text(b, title);
+    html_escape(b, title);
     buf_puts(b, "</h1>\n");
 }
 
-void page_close(struct buf *b) {
+void html_page_close(struct buf *b) {
     buf_puts(b, "</body></html>\n");
 }
 
@@ -69,10 +69,10 @@ static void cell(struct buf *b, const json_t *v) {
     if (json_is_real(v)) {
         buf_printf(b, "%.6g", json_real_value(v));
     } else if (json_is_string(v)) {
-        page_text(b, json_string_value(v));
+        html_escape(b, json_string_value(v));
     } else if (v && !json_is_null(v)) {
         char *text = json_dumps(v, JSON_ENCODE_ANY | JSON_REAL_PRECISION(6));
-        page_text(b, text ? text : "");
+        html_escape(b, text ? text : "");
         free(text);
     }
     buf_puts(b, "</td>");
@@ -95,7 +95,7 @@ static void rows_table(struct buf *b, const json_t *rows) {
     buf_puts(b, "<table><tr>");
     json_object_foreach (columns, key, v) {
         buf_puts(b, "<th>");
-        page_text(b, key);
+        html_escape(b, key);
         buf_puts(b, "</th>");
     }
     buf_puts(b, "</tr>\n");
@@ -108,7 +108,7 @@ static void rows_table(struct buf *b, const json_t *rows) {
     json_decref(columns);
 }
 
-void page_table(struct buf *b, const json_t *v) {
+void html_table(struct buf *b, const json_t *v) {
     const char *key;
     json_t *value;
     if (json_is_array(v)) {
@@ -118,7 +118,7 @@ void page_table(struct buf *b, const json_t *v) {
     buf_puts(b, "<table>");
     json_object_foreach ((json_t *)(uintptr_t)v, key, value) {
         buf_puts(b, "<tr><th>");
-        page_text(b, key);
+        html_escape(b, key);
         buf_puts(b, "</th>");
         cell(b, value);
         buf_puts(b, "</tr>\n");
@@ -164,7 +164,7 @@ void plot_open(struct buf *b, struct plot *p) {
     double dx = axis_fit(&p->x0, &p->x1), dy = axis_fit(&p->y0, &p->y1);
     int nx = (int)((p->x1 - p->x0) / dx + 0.5), ny = (int)((p->y1 - p->y0) / dy + 0.5);
     buf_printf(b, "<svg viewBox=\"0 0 %d %d\" role=\"img\" aria-label=\"", WIDE, TALL);
-    page_text(b, p->label);
+    html_escape(b, p->label);
     buf_puts(b, "\">");
     for (int i = 0; i <= ny; i++) {
         double v = p->y0 + i * dy, y = plot_y(p, v);
@@ -180,7 +180,7 @@ void plot_open(struct buf *b, struct plot *p) {
     }
     buf_printf(b, "<text x=\"%d\" y=\"%d\" text-anchor=\"end\" class=\"soft\">", WIDE - RIGHT,
                TALL - 3);
-    page_text(b, p->x_title);
+    html_escape(b, p->x_title);
     buf_puts(b, "</text>");
 }
 
@@ -212,11 +212,11 @@ void plot_legend(struct buf *b, int series, const char *name) {
     buf_puts(b, "<span class=\"key\"><svg viewBox=\"0 0 32 10\"><path d=\"M0 5H32\"");
     stroke(b, series);
     buf_puts(b, "/></svg> ");
-    page_text(b, name);
+    html_escape(b, name);
     buf_puts(b, "</span>\n");
 }
 
-static void curve_halve(struct curve *c) {
+static void curve_downsample(struct curve *c) {
     for (int i = 0; i < CURVE_POINTS / 2; i++) {
         c->x[i] = (c->x[2 * i] + c->x[2 * i + 1]) / 2;
         c->y[i] = (c->y[2 * i] + c->y[2 * i + 1]) / 2;
@@ -228,7 +228,7 @@ static void curve_halve(struct curve *c) {
 void curve_add(struct curve *c, double x, double y) {
     if (!isfinite(x) || !isfinite(y)) return;
     if (c->per == 0) c->per = 1;
-    if (c->n == CURVE_POINTS) curve_halve(c);
+    if (c->n == CURVE_POINTS) curve_downsample(c);
     c->sum_x += x;
     c->sum_y += y;
     if (++c->held < c->per) return;
@@ -290,7 +290,7 @@ void plot_file(struct buf *b, const char *label, const char *x_title, const stru
                "viewBox=\"0 0 %d %d\"><style>%s</style>\n<rect width=\"%d\" height=\"%d\" "
                "fill=\"var(--paper)\"/><text x=\"%d\" y=\"%d\">",
                WIDE, tall, WIDE, tall, style, WIDE, tall, LEFT, ROW);
-    page_text(b, label);
+    html_escape(b, label);
     buf_printf(b, "</text>\n<svg y=\"%d\" width=\"%d\" height=\"%d\">", TOP + ROW, WIDE, TALL);
     plot_draw(b, label, x_title, c, spread, n);
     buf_puts(b, "</svg>\n");
@@ -299,7 +299,7 @@ void plot_file(struct buf *b, const char *label, const char *x_title, const stru
         buf_printf(b, "<path d=\"M%d %dh28\"", x, y - 4);
         stroke(b, i);
         buf_printf(b, "/><text x=\"%d\" y=\"%d\">", x + 34, y);
-        page_text(b, names[i]);
+        html_escape(b, names[i]);
         buf_puts(b, "</text>\n");
     }
     buf_puts(b, "</svg>\n");

@@ -11,13 +11,13 @@
 
 #include "base/base.h"
 
-void page_open(struct buf *b, const char *title); /* up to and with the heading */
-void page_close(struct buf *b);
+void html_page_open(struct buf *b, const char *title); /* up to and with the heading */
+void html_page_close(struct buf *b);
 /* As text or inside "quotes": markup is escaped; what no page may hold becomes U+FFFD. */
-void page_text(struct buf *b, const char *s);
+void html_escape(struct buf *b, const char *s);
 /* An object as rows of name and value; an array of objects as rows under the keys of all of them.
  * What is nested deeper is shown as JSON. */
-void page_table(struct buf *b, const json_t *v);
+void html_table(struct buf *b, const json_t *v);
 
 struct plot {
     const char *label, *x_title; /* what it shows, and along what */

@@ -138,7 +138,7 @@ static void workers_start(struct pool *p, int wanted) {
         *w = (struct worker){.pool = p, .thread = p->size};
         int rc = pthread_create(&w->id, NULL, worker_main, w);
         if (rc != 0) {
-            warn("only %d of %d threads: %s", p->size, wanted, strerrordesc_np(rc));
+            log_warn("only %d of %d threads: %s", p->size, wanted, strerrordesc_np(rc));
             break;
         }
     }
@@ -149,7 +149,7 @@ struct pool *pool_new(int n_threads) {
     CHECK(n_threads >= 0);
     int wanted = n_threads ? n_threads : cpu_count();
     if (wanted > POOL_MAX) {
-        warn("%d threads are more than the limit of %d", wanted, POOL_MAX);
+        log_warn("%d threads are more than the limit of %d", wanted, POOL_MAX);
         wanted = POOL_MAX;
     }
     struct arena arena = {0};
@@ -212,7 +212,7 @@ int cpu_count(void) {
 }
 
 /* As in linux/sched/types.h, version 0. */
-struct schedule {
+struct lr_schedule {
     uint32_t size, policy;
     uint64_t flags;
     int32_t nice;
@@ -221,6 +221,6 @@ struct schedule {
 };
 
 void thread_background(int nice) {
-    struct schedule s = {.size = sizeof s, .nice = nice, .runtime = 100000};
+    struct lr_schedule s = {.size = sizeof s, .nice = nice, .runtime = 100000};
     syscall(SYS_sched_setattr, 0, &s, 0u); // where it fails the thread is as urgent as others
 }

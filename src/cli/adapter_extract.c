@@ -1,5 +1,5 @@
 /*
- * adapter_extract: low-rank parts cut out of something larger — shoal adapter extract, resize.
+ * cmd_adapter_extract: low-rank parts cut out of something larger — shoal adapter extract, resize.
  *
  * extract takes ΔW = W_finetuned - W_base of every projection, row by row as the two files hold
  * them (a quantised base is what the adapter will run on, so its rounding belongs into ΔW), and
@@ -23,39 +23,39 @@ struct piece {
     int32_t r; /* 0: ΔW is zero */
     double size2, lost2;
 };
-struct cutting {
-    struct cut cut;
+struct svd_job {
+    struct lora_truncation cut;
     const struct model_config *shape;
     const struct model *base, *tuned; /* extract */
     const struct adapter *from;       /* resize */
     struct piece *pieces;             /* [L][N_PROJ] */
 };
 
-static void piece_fill(const struct cutting *c, int32_t i, const struct singular *sv, int32_t r,
+static void piece_fill(const struct svd_job *c, int32_t i, const struct svd *sv, int32_t r,
                        double total2) {
     struct piece *p = &c->pieces[i];
     double kept2 = 0;
     *p = (struct piece){.r = r, .size2 = total2};
     p->ab = xcalloc((size_t)r * (size_t)(sv->in + sv->out), sizeof *p->ab);
-    singular_write(sv, r, p->ab, p->ab + (size_t)r * (size_t)sv->in);
+    svd_write_factors(sv, r, p->ab, p->ab + (size_t)r * (size_t)sv->in);
     for (int32_t k = 0; k < MIN(r, sv->n); k++) kept2 += sv->s[k] * sv->s[k];
     p->lost2 = MAX(0, total2 - kept2);
 }
 
-static int32_t rank_limit(const struct cutting *c, int32_t i) {
+static int32_t rank_limit(const struct svd_job *c, int32_t i) {
     int32_t most = c->cut.rank ? c->cut.rank : ADAPTER_RANK_MAX;
     return MIN(most, MIN(proj_in(c->shape, i % N_PROJ), proj_out(c->shape, i % N_PROJ)));
 }
 
 /* w [out][in] := ΔW of module i; returns ‖ΔW‖². */
-static double delta_read(const struct cutting *c, int32_t i, float *w) {
+static double delta_read(const struct svd_job *c, int32_t i, float *w) {
     const struct matrix *a = &c->base->layers[i / N_PROJ].proj[i % N_PROJ];
     const struct matrix *b = &c->tuned->layers[i / N_PROJ].proj[i % N_PROJ];
     float *row = xmalloc((size_t)a->k * sizeof *row);
     double total2 = 0;
     for (int64_t o = 0; o < a->n; o++, w += a->k) {
-        matrix_row(a, o, row);
-        matrix_row(b, o, w);
+        matrix_get_row(a, o, row);
+        matrix_get_row(b, o, w);
         for (int64_t j = 0; j < a->k; j++) {
             w[j] -= row[j];
             total2 += (double)w[j] * (double)w[j];
@@ -66,7 +66,7 @@ static double delta_read(const struct cutting *c, int32_t i, float *w) {
 }
 
 /* With an energy asked for, ever more singular values until those that are not the last hold it. */
-static void module_extract(const struct cutting *c, int32_t i) {
+static void module_extract(const struct svd_job *c, int32_t i) {
     int in = proj_in(c->shape, i % N_PROJ), out = proj_out(c->shape, i % N_PROJ);
     int32_t most = rank_limit(c, i);
     float *w = xmalloc((size_t)in * (size_t)out * sizeof *w);
@@ -75,8 +75,8 @@ static void module_extract(const struct cutting *c, int32_t i) {
     c->pieces[i].size2 = total2;
     for (bool done = total2 == 0 || !isfinite(total2); !done; look = MIN(2 * look, most)) {
         struct arena ar = {0};
-        struct singular sv = dense_svd(w, out, in, look, &ar);
-        int32_t r = c->cut.energy > 0 ? singular_rank(&sv, total2, c->cut.energy, look) : look;
+        struct svd sv = randomized_svd(w, out, in, look, &ar);
+        int32_t r = c->cut.energy > 0 ? svd_energy_rank(&sv, total2, c->cut.energy, look) : look;
         done = r < look || look == most;
         if (done) piece_fill(c, i, &sv, r, total2);
         arena_release(&ar);
@@ -84,23 +84,23 @@ static void module_extract(const struct cutting *c, int32_t i) {
     free(w);
 }
 
-static void module_resize(const struct cutting *c, int32_t i) {
+static void module_resize(const struct svd_job *c, int32_t i) {
     const struct lora *lo = &c->from->loras[i];
     int32_t r = MIN(rank_limit(c, i), lo->r);
     struct arena ar = {0};
-    struct stack s =
-        stack_make(&ar, proj_out(c->shape, i % N_PROJ), proj_in(c->shape, i % N_PROJ), lo->r);
+    struct lowrank_sum s =
+        lowrank_sum_new(&ar, proj_out(c->shape, i % N_PROJ), proj_in(c->shape, i % N_PROJ), lo->r);
     double total2 = 0;
-    stack_put(&s, lo, 1, 0);
-    struct singular sv = stack_svd(&s, &ar);
+    lowrank_sum_put(&s, lo, 1, 0);
+    struct svd sv = lowrank_sum_svd(&s, &ar);
     for (int k = 0; k < sv.n; k++) total2 += sv.s[k] * sv.s[k];
-    if (c->cut.energy > 0) r = singular_rank(&sv, total2, c->cut.energy, r);
+    if (c->cut.energy > 0) r = svd_energy_rank(&sv, total2, c->cut.energy, r);
     if (total2 > 0) piece_fill(c, i, &sv, r, total2);
     arena_release(&ar);
 }
 
-static void modules_cut(void *ctx, int64_t begin, int64_t end, int thread) {
-    const struct cutting *c = ctx;
+static void modules_factorize(void *ctx, int64_t begin, int64_t end, int thread) {
+    const struct svd_job *c = ctx;
     (void)thread;
     for (int32_t i = (int32_t)begin; i < end; i++) {
         if (c->from && c->from->loras[i].r > 0) module_resize(c, i);
@@ -108,7 +108,7 @@ static void modules_cut(void *ctx, int64_t begin, int64_t end, int thread) {
     }
 }
 
-static json_t *lineage_make(const struct cutting *c, double error) {
+static json_t *lineage_make(const struct svd_job *c, double error) {
     json_t *o = json_pack("{s:s}", "operator", c->from ? "resize" : "extract");
     json_t *of = c->from ? json_object_get(c->from->lineage, ADAPTER_BASE_HASH) : NULL;
     if (c->from) json_object_set_new(o, "parents", json_string(c->from->hash));
@@ -124,29 +124,29 @@ static json_t *lineage_make(const struct cutting *c, double error) {
 }
 
 /* The adapter of all pieces. */
-static struct adapter *pieces_join(const struct cutting *c, struct error *err) {
-    struct draft d = draft_make(c->shape, c->from ? c->from->config.dropout : 0);
+static struct adapter *pieces_join(const struct svd_job *c, struct error *err) {
+    struct adapter_builder d = adapter_builder_init(c->shape, c->from ? c->from->config.dropout : 0);
     for (int32_t i = 0; i < c->shape->n_layers * N_PROJ; i++) {
         const struct piece *p = &c->pieces[i];
         size_t sides = (size_t)(proj_in(c->shape, i % N_PROJ) + proj_out(c->shape, i % N_PROJ));
         d.size2 += p->size2;
         d.lost2 += p->lost2;
-        if (p->r > 0) memcpy(draft_add(&d, i, p->r), p->ab, (size_t)p->r * sides * sizeof *p->ab);
+        if (p->r > 0) memcpy(adapter_builder_add(&d, i, p->r), p->ab, (size_t)p->r * sides * sizeof *p->ab);
     }
     if (!isfinite(d.size2)) {
         error_set(err, ERR_NUMERIC, "a projection holds weights that are no numbers");
-        draft_release(&d);
+        adapter_builder_release(&d);
         return NULL;
     }
-    json_t *lineage = lineage_make(c, draft_error(&d));
-    struct adapter *a = draft_finish(&d, lineage);
+    json_t *lineage = lineage_make(c, adapter_builder_error(&d));
+    struct adapter *a = adapter_builder_finish(&d, lineage);
     if (!a) error_set(err, ERR_STATE, "no projection is changed: there is nothing to write");
     json_decref(lineage);
     return a;
 }
 
 /* The error of all modules of kind p (N_PROJ: of all), relative to the norm of their ΔW. */
-static double kind_error(const struct cutting *c, int p) {
+static double kind_error(const struct svd_job *c, int p) {
     double size2 = 0, lost2 = 0;
     for (int32_t i = 0; i < c->shape->n_layers * N_PROJ; i++) {
         if (p < N_PROJ && i % N_PROJ != p) continue;
@@ -157,7 +157,7 @@ static double kind_error(const struct cutting *c, int p) {
 }
 
 /* In how many layers kind p is, with ranks from *low to *high. */
-static int kind_count(const struct cutting *c, int p, int32_t *low, int32_t *high) {
+static int kind_count(const struct svd_job *c, int p, int32_t *low, int32_t *high) {
     int n = 0;
     *low = ADAPTER_RANK_MAX;
     *high = 0;
@@ -171,7 +171,7 @@ static int kind_count(const struct cutting *c, int p, int32_t *low, int32_t *hig
     return n;
 }
 
-static void print_kinds(const struct cutting *c) {
+static void print_kinds(const struct svd_job *c) {
     int32_t low, high;
     for (int p = 0, n; p < N_PROJ; p++) {
         if ((n = kind_count(c, p, &low, &high)) == 0) continue;
@@ -181,7 +181,7 @@ static void print_kinds(const struct cutting *c) {
     }
 }
 
-static json_t *kinds_json(const struct cutting *c) {
+static json_t *kinds_json(const struct svd_job *c) {
     json_t *o = json_object();
     int32_t low, high;
     for (int p = 0, n; p < N_PROJ; p++)
@@ -202,10 +202,10 @@ int adapter_write(const struct adapter *a, const char *out, const char *base, bo
 /* Two things to compare with: what was cut, and what it was cut from. */
 struct effect {
     const char *name, *about;
-    struct divergence d;
+    struct kl_divergence d;
 };
 
-static void cut_report(const struct common *c, const struct cutting *k, const char *out,
+static void cut_report(const struct cli_options *c, const struct svd_job *k, const char *out,
                        const struct adapter *a, const struct effect *e, int n) {
     double error = kind_error(k, N_PROJ);
     if (c->json) {
@@ -225,23 +225,23 @@ static void cut_report(const struct common *c, const struct cutting *k, const ch
 
 /* Cuts all modules and writes the result; NULL: `err` says why not. Give the pieces back with
  * pieces_free in every case. */
-static struct adapter *cut_write(struct cutting *c, const char *out, const char *base, bool fold,
+static struct adapter *cut_write(struct svd_job *c, const char *out, const char *base, bool fold,
                                  struct pool *pool, struct error *err) {
     int32_t n = c->shape->n_layers * N_PROJ;
     c->pieces = xcalloc((size_t)n, sizeof *c->pieces);
-    pool_run(pool, modules_cut, c, n, 1);
+    pool_run(pool, modules_factorize, c, n, 1);
     struct adapter *a = pieces_join(c, err);
     if (a && (c->cut.dry_run || adapter_write(a, out, base, fold, err) == OK)) return a;
     adapter_release(a);
     return NULL;
 }
 
-static void pieces_free(struct cutting *c) {
+static void pieces_free(struct svd_job *c) {
     for (int32_t i = 0; c->pieces && i < c->shape->n_layers * N_PROJ; i++) free(c->pieces[i].ab);
     free(c->pieces);
 }
 
-static int cut_check(const struct strings *args, int n, const char *what, struct cut cut,
+static int cut_check(const struct strings *args, int n, const char *what, struct lora_truncation cut,
                      const char *out, struct error *err) {
     if (args->n != n) return error_set(err, ERR_USAGE, "%s", what);
     if (!out) return error_set(err, ERR_USAGE, "--out is missing");
@@ -270,7 +270,7 @@ static bool layers_same(const struct model *base, const struct model *tuned) {
     const struct model_config *c = &base->config;
     bool same = true;
     for (int32_t l = 0; l < c->n_layers; l++) {
-        const struct layer *a = &base->layers[l], *b = &tuned->layers[l];
+        const struct model_layer *a = &base->layers[l], *b = &tuned->layers[l];
         const float *pairs[][2] = {
             {a->attn_norm, b->attn_norm},           {a->ffn_norm, b->ffn_norm},
             {a->attn_norm_bias, b->attn_norm_bias}, {a->ffn_norm_bias, b->ffn_norm_bias},
@@ -291,8 +291,8 @@ static bool matrices_same(const struct matrix *a, const struct matrix *b) {
     float *x = xmalloc((size_t)MAX(1, a->k) * sizeof *x),
           *y = xmalloc((size_t)MAX(1, b->k) * sizeof *y);
     for (int64_t i = 0; same && i < a->n; i++) {
-        matrix_row(a, i, x);
-        matrix_row(b, i, y);
+        matrix_get_row(a, i, x);
+        matrix_get_row(b, i, y);
         same = memcmp(x, y, (size_t)a->k * sizeof *x) == 0;
     }
     free(x);
@@ -305,11 +305,11 @@ static void rest_compare(const struct model *base, const struct model *tuned) {
                  matrices_same(&base->pos_embed, &tuned->pos_embed);
     bool head = matrices_same(&base->head, &tuned->head), rest = layers_same(base, tuned);
     if (embed && head && rest) return;
-    warn("'%s' and '%s' differ in%s%s%s as well, which is left out", base->name, tuned->name,
+    log_warn("'%s' and '%s' differ in%s%s%s as well, which is left out", base->name, tuned->name,
          embed ? "" : " the embedding,", head ? "" : " the head,", rest ? "" : " norms or biases,");
 }
 
-static int extract_from(const struct common *c, struct cutting *k, const char *out, bool fold,
+static int extract_from(const struct cli_options *c, struct svd_job *k, const char *out, bool fold,
                         struct pool *pool, struct error *err) {
     const struct model *base = k->base, *tuned = k->tuned;
     struct adapter *a = cut_write(k, out, base->name, fold, pool, err);
@@ -319,22 +319,22 @@ static int extract_from(const struct common *c, struct cutting *k, const char *o
         {.name = "extracted_vs_finetuned", .about = "extracted against fine-tuned"},
         {.name = "base_vs_finetuned", .about = "base against fine-tuned     "}};
     if (alike) {
-        e[0].d = adapter_divergence(tuned, NULL, base, a, pool);
-        e[1].d = adapter_divergence(tuned, NULL, base, NULL, pool);
+        e[0].d = adapter_kl_divergence(tuned, NULL, base, a, pool);
+        e[1].d = adapter_kl_divergence(tuned, NULL, base, NULL, pool);
     }
     cut_report(c, k, out, a, e, alike ? 2 : 0);
     adapter_release(a);
     return OK;
 }
 
-int adapter_extract(const struct common *c, struct model *base, const struct strings *args,
-                    struct cut cut, const char *out, bool fold, struct pool *pool,
+int cmd_adapter_extract(const struct cli_options *c, struct model *base, const struct strings *args,
+                    struct lora_truncation cut, const char *out, bool fold, struct pool *pool,
                     struct error *err) {
     if (cut_check(args, 3, "extract wants BASE and FINETUNED", cut, out, err) != OK)
         return err->code;
-    char *path = cli_find(args->v[2]);
-    struct model *tuned = model_open(path, cli_class(c), err);
-    struct cutting k = {.cut = cut, .shape = &base->config, .base = base, .tuned = tuned};
+    char *path = cli_find_file(args->v[2]);
+    struct model *tuned = model_open(path, cli_numeric_class(c), err);
+    struct svd_job k = {.cut = cut, .shape = &base->config, .base = base, .tuned = tuned};
     int rc = tuned ? models_check(base, tuned, err) : err->code;
     if (rc == OK && (!model_hash(base, err) || !model_hash(tuned, err))) rc = err->code;
     if (rc == OK) rest_compare(base, tuned);
@@ -345,19 +345,19 @@ int adapter_extract(const struct common *c, struct model *base, const struct str
     return rc;
 }
 
-int adapter_resize(const struct common *c, struct model *m, const struct strings *args,
-                   struct cut cut, const char *out, bool fold, struct pool *pool,
+int cmd_adapter_resize(const struct cli_options *c, struct model *m, const struct strings *args,
+                   struct lora_truncation cut, const char *out, bool fold, struct pool *pool,
                    struct error *err) {
     if (cut_check(args, 2, "resize wants one adapter", cut, out, err) != OK) return err->code;
     struct adapter *from = adapter_open(args->v[1], m, err), *a = NULL;
-    struct cutting k = {.cut = cut, .shape = &m->config, .from = from};
+    struct svd_job k = {.cut = cut, .shape = &m->config, .from = from};
     int rc = from ? adapter_require_plain(from, "resizing", err) : err->code;
     const char *base = from && from->base ? from->base : m->name;
     if (rc == OK && !(a = cut_write(&k, out, base, fold, pool, err))) rc = err->code;
     if (rc == OK) {
         struct effect e[2] = {
-            {"resized_vs_whole", "resized against whole", adapter_divergence(m, from, m, a, pool)},
-            {"base_vs_whole", "base against whole   ", adapter_divergence(m, from, m, NULL, pool)}};
+            {"resized_vs_whole", "resized against whole", adapter_kl_divergence(m, from, m, a, pool)},
+            {"base_vs_whole", "base against whole   ", adapter_kl_divergence(m, from, m, NULL, pool)}};
         cut_report(c, &k, out, a, e, 2);
     }
     adapter_release(a);

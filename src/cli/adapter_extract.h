@@ -1,5 +1,5 @@
 /*
- * adapter_extract: shoal adapter extract and resize, and what the adapter verbs print alike.
+ * cmd_adapter_extract: shoal adapter extract and resize, and what the adapter verbs print alike.
  */
 #ifndef SHOAL_CLI_ADAPTER_EXTRACT_H
 #define SHOAL_CLI_ADAPTER_EXTRACT_H
@@ -8,24 +8,24 @@
 #include "cli/cli.h"
 
 /* What of a module is kept. */
-struct cut {
+struct lora_truncation {
     int32_t rank; /* at most; 0: as the energy wants */
     double energy; /* the smallest rank that keeps this share of ‖ΔW‖²; 0: the rank alone counts */
     bool dry_run; /* all but writing it */
 };
 /* args: extract BASE FINETUNED, `base` being open. */
-int adapter_extract(const struct common *c, struct model *base, const struct strings *args,
-                    struct cut cut, const char *out, bool fold, struct pool *pool,
+int cmd_adapter_extract(const struct cli_options *c, struct model *base, const struct strings *args,
+                    struct lora_truncation cut, const char *out, bool fold, struct pool *pool,
                     struct error *err);
 /* args: resize ADAPTER. */
-int adapter_resize(const struct common *c, struct model *m, const struct strings *args,
-                   struct cut cut, const char *out, bool fold, struct pool *pool,
+int cmd_adapter_resize(const struct cli_options *c, struct model *m, const struct strings *args,
+                   struct lora_truncation cut, const char *out, bool fold, struct pool *pool,
                    struct error *err);
 
 /* To a file ending in .gguf, else a PEFT directory. */
 int adapter_write(const struct adapter *a, const char *out, const char *base, bool fold,
                   struct error *err);
-json_t *divergence_json(struct divergence d);
-void print_divergence(const char *what, struct divergence d);
+json_t *divergence_json(struct kl_divergence d);
+void print_divergence(const char *what, struct kl_divergence d);
 
 #endif

@@ -1,5 +1,5 @@
 /*
- * adapter_list: the versions of adapters on disk — shoal adapter list.
+ * cmd_adapter_list: the versions of adapters on disk — shoal adapter list.
  *
  * Reads version.json files and compares bytes; needs no model and changes nothing, but for an
  * installation that a kill left half done, which is finished.
@@ -26,7 +26,7 @@ static void print_tags(const json_t *tags) {
 static void print_version(const json_t *v) {
     const json_t *score = json_object_get(v, "score");
     printf("  %c %.12s  %-20.20s  ", json_is_true(json_object_get(v, "current")) ? '*' : ' ',
-           json_text_at(v, "hash"), json_text_at(v, "created"));
+           json_get_string(v, "hash"), json_get_string(v, "created"));
     if (json_is_number(score))
         printf("score %+.4f", json_number_value(score));
     else
@@ -35,13 +35,13 @@ static void print_version(const json_t *v) {
     printf("\n");
 }
 
-static int list_one(const struct common *c, const char *dir, struct error *err) {
+static int list_one(const struct cli_options *c, const char *dir, struct error *err) {
     json_t *versions = adapter_versions(dir, err), *v;
     size_t i, n = json_array_size(versions);
     bool current = false;
     if (!versions) return err->code;
     if (c->json) {
-        cli_print(json_pack("{s:o,s:o}", "adapter", json_path(dir), "versions", versions));
+        cli_print(json_pack("{s:o,s:o}", "adapter", json_from_path(dir), "versions", versions));
         return OK;
     }
     printf("%s: %zu version%s\n", dir, n, n == 1 ? "" : "s");
@@ -67,7 +67,7 @@ static int is_shown(const struct dirent *f) {
 }
 
 /* Adapters directly below a folder, by name. */
-static int list_below(const struct common *c, const char *dir, int *shown, struct error *err) {
+static int list_below(const struct cli_options *c, const char *dir, int *shown, struct error *err) {
     struct dirent **found = NULL;
     int n = scandir(dir, &found, is_shown, alphasort), rc = OK;
     if (n < 0) return error_errno(err, "cannot read the directory '%s'", dir);
@@ -84,7 +84,7 @@ static int list_below(const struct common *c, const char *dir, int *shown, struc
     return rc;
 }
 
-int adapter_list(const struct common *c, const struct strings *args, struct error *err) {
+int cmd_adapter_list(const struct cli_options *c, const struct strings *args, struct error *err) {
     int rc = OK;
     if (args->n < 2) return error_set(err, ERR_USAGE, "name at least one adapter or folder");
     for (int i = 1; rc == OK && i < args->n; i++) {

@@ -9,9 +9,9 @@
 
 #include "cli/setup.h"
 
-enum { BASES_MAX = 4 };
-struct bases {
-    struct setup v[BASES_MAX];
+enum { BASE_MODELS_MAX = 4 };
+struct base_models {
+    struct setup v[BASE_MODELS_MAX];
     int n;
     size_t limit; /* of all; 0: none */
     struct pool *pool;
@@ -20,9 +20,9 @@ struct bases {
  * paths[n]: what to open, for each purpose; of[n] gets the base of each. Adapters in `w` are
  * counted for the base of purpose 0. After --dry-run the bases have no models.
  */
-int bases_open(struct bases *b, const struct common *c, const struct setup_options *o,
-               const char *const *paths, int n, int *of, const struct setup_wants *w,
+int base_models_open(struct base_models *b, const struct cli_options *c, const struct setup_options *o,
+               const char *const *paths, int n, int *of, const struct setup_needs *w,
                struct error *err);
-int bases_close(struct bases *b, int rc, struct error *err);
+int base_models_close(struct base_models *b, int rc, struct error *err);
 
 #endif

@@ -12,7 +12,7 @@
 #include "kernel/kernel.h"
 
 /* Options that every command takes. */
-struct common {
+struct cli_options {
     bool json, quiet, exact, fast, help; /* exact and fast: not both */
     int64_t threads;                     /* 0: all */
     char *config;                        /* a file of settings; NULL: the usual one */
@@ -24,7 +24,7 @@ struct recipe_section {
     const struct option_row *rows;
 };
 
-struct command {
+struct cli_command {
     const char *name, *args, *summary;   /* "eval", "MODEL", one line */
     const char *about;                   /* a paragraph with examples, shown by --help */
     const struct option_row *rows;       /* its own options; common ones are added */
@@ -43,30 +43,30 @@ struct command {
      * continues it by its run's id, and the option that says where it keeps what it did. */
     const struct job_args *job_args;
     const char *job_resume, *job_keeps;
-    int (*run)(const struct common *c, const void *options, const struct strings *args,
+    int (*run)(const struct cli_options *c, const void *options, const struct strings *args,
                struct error *err);
 };
 /* One definition a file cmd_*.c; the table is in main.c. */
-extern const struct command cmd_demo, cmd_run, cmd_train, cmd_pretrain, cmd_debate, cmd_evolve,
+extern const struct cli_command cmd_demo, cmd_run, cmd_train, cmd_pretrain, cmd_debate, cmd_evolve,
     cmd_eval, cmd_resume, cmd_fork, cmd_convert, cmd_adapter, cmd_model, cmd_bench, cmd_doctor,
     cmd_pull, cmd_quantize, cmd_embed, cmd_replay, cmd_synth, cmd_knowledge, cmd_ask, cmd_chat,
     cmd_lineage, cmd_runs, cmd_world, cmd_serve, cmd_key, cmd_metrics, cmd_config, cmd_backup,
     cmd_restore;
 /* NULL where there is none of this name, or there are not so many. */
-const struct command *cli_command(const char *name);
-const struct command *cli_command_at(int i);
+const struct cli_command *cli_command(const char *name);
+const struct cli_command *cli_command_at(int i);
 
 /* Where models and recipes live: the argument itself, else below the folder of the program's own
  * checkout. malloc'ed. */
-char *cli_find(const char *path);
+char *cli_find_file(const char *path);
 bool cli_is_recipe(const char *path); /* by its name: .yaml or .yml */
-enum numeric_class cli_class(const struct common *c);
+enum numeric_class cli_numeric_class(const struct cli_options *c);
 /* A generation of a run computed anew and compared (cmd_evolve.c). */
-int evolve_replay(const struct common *c, const char *runs, const char *id, int64_t generation,
+int cmd_evolve_replay(const struct cli_options *c, const char *runs, const char *id, int64_t generation,
                   struct error *err);
 /* Prints one JSON object as a line on stdout and releases it. */
 void cli_print(json_t *v);
 /* The same of what a command would do, under "dry_run"; for people a line a key. */
-void cli_plan(const struct common *c, json_t *plan);
+void cli_print_dry_run(const struct cli_options *c, json_t *plan);
 
 #endif

@@ -1,5 +1,5 @@
 /* shoal adapter: looks at adapters, blends and mutates them, converts them between PEFT and GGUF,
- * merges them into their base. Extracting and resizing are in adapter_extract.c. */
+ * merges them into their base. Extracting and resizing are in cmd_adapter_extract.c. */
 #define _GNU_SOURCE
 #include "cli/adapter_extract.h"
 #include "cli/train_run.h"
@@ -61,14 +61,14 @@ static bool ends_gguf(const char *path) {
 }
 
 /* What would have been written. */
-static void adapter_plan(const struct common *c, const struct adapter *a, const char *out) {
-    cli_plan(c, json_pack("{s:o,s:i,s:I,s:s,s:b}", "writes", json_path(out), "rank", a->config.r,
+static void adapter_plan(const struct cli_options *c, const struct adapter *a, const char *out) {
+    cli_print_dry_run(c, json_pack("{s:o,s:i,s:I,s:s,s:b}", "writes", json_from_path(out), "rank", a->config.r,
                           "parameters", (json_int_t)a->n_data, "hash", a->hash, "replaces",
                           (int)path_exists(out)));
 }
 
 /* Untrained, as PEFT begins: B is zero, so it changes nothing yet. */
-static int adapter_make(const struct common *c, const struct options *o, const struct model *m,
+static int adapter_make(const struct cli_options *c, const struct options *o, const struct model *m,
                         const struct strings *args, struct error *err) {
     struct adapter_config ac = {.r = o->rank ? (int32_t)o->rank : 8};
     ac.alpha = 2 * (float)ac.r;
@@ -84,7 +84,7 @@ static int adapter_make(const struct common *c, const struct options *o, const s
     return rc;
 }
 
-static int adapter_info(const struct common *c, struct model *m, const struct strings *args,
+static int adapter_info(const struct cli_options *c, struct model *m, const struct strings *args,
                         struct error *err) {
     if (args->n < 2) return error_set(err, ERR_USAGE, "name at least one adapter");
     for (int i = 1; i < args->n; i++) {
@@ -104,7 +104,7 @@ static int adapter_info(const struct common *c, struct model *m, const struct st
 }
 
 /* DIR, and the beginning of a version's hash when it is not the previous one that is wanted. */
-static int adapter_restore(const struct common *c, const struct model *m,
+static int adapter_restore(const struct cli_options *c, const struct model *m,
                            const struct strings *args, struct error *err) {
     char hash[HASH_LEN];
     if (args->n < 2 || args->n > 3)
@@ -117,7 +117,7 @@ static int adapter_restore(const struct common *c, const struct model *m,
     return rc;
 }
 
-static json_t *table_json(const struct adapter_table *t) {
+static json_t *table_json(const struct adapter_vocab_config *t) {
     return json_pack("{s:i, s:f, s:b, s:i}", "rank", t->lora.r, "alpha", (double)t->lora.alpha,
                      "whole", (int)t->full, "rows", t->n_ids);
 }
@@ -142,23 +142,23 @@ static json_t *modules_json(const struct adapter *a) {
     return out;
 }
 
-json_t *divergence_json(struct divergence d) {
+json_t *divergence_json(struct kl_divergence d) {
     return json_pack("{s:f, s:f, s:f, s:i}", "kl_mean", d.mean, "kl_max", d.max, "same_top",
                      d.same_top, "positions", d.positions);
 }
 
-void print_divergence(const char *what, struct divergence d) {
+void print_divergence(const char *what, struct kl_divergence d) {
     printf("  %s: KL mean %.3g, max %.3g nats; same first token at %.1f %% of %d positions\n", what,
            d.mean, d.max, 100 * d.same_top, d.positions);
 }
 
-static void print_table(const char *name, const struct adapter_table *t) {
+static void print_table(const char *name, const struct adapter_vocab_config *t) {
     if (t->full) printf("  %s: a whole table of its own\n", name);
     if (t->n_ids) printf("  %s: %d rows of its own\n", name, t->n_ids);
     if (t->lora.r) printf("  %s: rank %d, alpha %g\n", name, t->lora.r, (double)t->lora.alpha);
 }
 
-static void print_inspection(const char *path, const struct adapter *a, struct divergence d) {
+static void print_inspection(const char *path, const struct adapter *a, struct kl_divergence d) {
     const struct adapter_config *k = &a->config;
     const char *key;
     json_t *modules = modules_json(a), *value;
@@ -181,13 +181,13 @@ static void print_inspection(const char *path, const struct adapter *a, struct d
     json_decref(modules);
 }
 
-static int adapter_inspect(const struct common *c, struct model *m, const struct strings *args,
+static int adapter_inspect(const struct cli_options *c, struct model *m, const struct strings *args,
                            struct pool *pool, struct error *err) {
     if (args->n < 2) return error_set(err, ERR_USAGE, "name at least one adapter");
     for (int i = 1; i < args->n; i++) {
         struct adapter *a = adapter_open(args->v[i], m, err);
         if (!a) return err->code;
-        struct divergence d = adapter_divergence(m, NULL, m, a, pool);
+        struct kl_divergence d = adapter_kl_divergence(m, NULL, m, a, pool);
         if (c->json)
             cli_print(json_pack(
                 "{s:s,s:s,s:i,s:f,s:b,s:b,s:I,s:o,s:o,s:o,s:s?,s:O?,s:o}", "adapter", args->v[i],
@@ -198,13 +198,13 @@ static int adapter_inspect(const struct common *c, struct model *m, const struct
                 a->base, "lineage", a->lineage, "effect", divergence_json(d)));
         else
             print_inspection(args->v[i], a, d);
-        if (d.max == 0) warn("adapter '%s' changes nothing on the probe's prompts", args->v[i]);
+        if (d.max == 0) log_warn("adapter '%s' changes nothing on the probe's prompts", args->v[i]);
         adapter_release(a);
     }
     return OK;
 }
 
-static int adapter_convert(const struct common *c, const struct options *o, struct model *m,
+static int adapter_convert(const struct cli_options *c, const struct options *o, struct model *m,
                            const struct strings *args, struct error *err) {
     if (args->n != 3) return error_set(err, ERR_USAGE, "convert wants IN and OUT");
     struct adapter *a = adapter_open(args->v[1], m, err);
@@ -228,7 +228,7 @@ static int number_parse(const char *text, const char *what, float *value, struct
     return error_set(err, ERR_USAGE, "%s '%s' is not a number", what, text);
 }
 
-static int adapter_operators(const struct common *c) {
+static int adapter_operators(const struct cli_options *c) {
     static const char *const kinds[] = {"crossover", "PEFT", "mutation"};
     const struct adapter_operator *op;
     for (int i = 0; (op = operator_at(i)); i++) {
@@ -313,7 +313,7 @@ static struct adapter *blend_files(const struct options *o, struct model *m, str
     struct adapter *a = adapter_open(o->parents.v[0], m, err);
     struct adapter *b = a ? adapter_open(o->parents.v[1], m, err) : NULL;
     struct adapter *mid = b ? adapter_blend(a, b, (float)o->alpha, (int32_t)o->rank,
-                                            seed ? BLEND_SEED : BLEND_DELTA, err)
+                                            seed ? BLEND_LEGACY : BLEND_DELTA, err)
                             : NULL;
     struct adapter *child =
         mid ? adapter_mutate(mid, (float)o->mut, (float)o->mut_std, seed, (uint64_t)o->seed) : NULL;
@@ -323,7 +323,7 @@ static struct adapter *blend_files(const struct options *o, struct model *m, str
     return child;
 }
 
-static int adapter_blend_files(const struct common *c, const struct options *o, struct model *m,
+static int adapter_blend_files(const struct cli_options *c, const struct options *o, struct model *m,
                                struct error *err) {
     if (!o->child) return error_set(err, ERR_USAGE, "--child is missing");
     struct adapter *child = o->op_name ? operator_files(o, m, err) : blend_files(o, m, err);
@@ -347,18 +347,18 @@ static struct adapter *sum_open(const struct options *o, struct model *m,
     struct adapter *sum = NULL;
     if (weighted_open(&w, o, args->v + 2, args->n - 2, m, err) == OK)
         sum = w.n == 1 && w.weights[0] == 1 ? adapter_retain(w.v[0])
-                                            : adapter_stack(w.v, w.weights, w.n, err);
+                                            : adapter_concat(w.v, w.weights, w.n, err);
     weighted_release(&w);
     return sum;
 }
 
-static int merge_report(const struct common *c, const char *out, enum tensor_type type,
+static int merge_report(const struct cli_options *c, const char *out, enum tensor_type type,
                         const struct model *m, const struct adapter *a, struct pool *pool,
                         struct error *err) {
-    struct model *written = model_open(out, cli_class(c), err);
+    struct model *written = model_open(out, cli_numeric_class(c), err);
     if (!written) return err->code;
-    struct divergence loss = adapter_divergence(m, a, written, NULL, pool);
-    struct divergence effect = adapter_divergence(m, NULL, m, a, pool);
+    struct kl_divergence loss = adapter_kl_divergence(m, a, written, NULL, pool);
+    struct kl_divergence effect = adapter_kl_divergence(m, NULL, m, a, pool);
     if (c->json) {
         cli_print(json_pack("{s:s,s:s,s:o,s:o}", "out", out, "type", tensor_type_name(type),
                             "merged_vs_adapter", divergence_json(loss), "adapter_vs_base",
@@ -372,7 +372,7 @@ static int merge_report(const struct common *c, const char *out, enum tensor_typ
     return OK;
 }
 
-static int adapter_merge_files(const struct common *c, const struct options *o, struct model *m,
+static int adapter_merge_files(const struct cli_options *c, const struct options *o, struct model *m,
                                const struct strings *args, struct pool *pool, struct error *err) {
     bool is_float = m->type == TENSOR_BF16 || m->type == TENSOR_F16;
     enum tensor_type type = is_float ? m->type : TENSOR_F32;
@@ -383,8 +383,8 @@ static int adapter_merge_files(const struct common *c, const struct options *o, 
     struct adapter *a = sum_open(o, m, args, err);
     if (!a) return err->code;
     if (o->dry_run) {
-        struct quant q = quant_pure(type);
-        cli_plan(c, json_pack("{s:o,s:s,s:I,s:b}", "writes", json_path(o->out), "type",
+        struct quant_scheme q = quant_pure(type);
+        cli_print_dry_run(c, json_pack("{s:o,s:s,s:I,s:b}", "writes", json_from_path(o->out), "type",
                               tensor_type_name(type), "bytes of weights",
                               (json_int_t)quant_bytes(&q, &m->config), "replaces",
                               (int)path_exists(o->out)));
@@ -401,10 +401,10 @@ static int adapter_merge_files(const struct common *c, const struct options *o, 
     return rc;
 }
 
-static int verb_run(const struct common *c, const struct options *o, struct model *m,
+static int verb_run(const struct cli_options *c, const struct options *o, struct model *m,
                     const struct strings *args, struct pool *pool, struct error *err) {
     const char *verb = args->v[0];
-    struct cut cut = {(int32_t)o->rank, o->energy, o->dry_run};
+    struct lora_truncation cut = {(int32_t)o->rank, o->energy, o->dry_run};
     if (o->dry_run && strcmp(verb, "rollback") == 0)
         return error_set(err, ERR_USAGE,
                          "rollback has no --dry-run: 'shoal adapter list' shows "
@@ -417,24 +417,24 @@ static int verb_run(const struct common *c, const struct options *o, struct mode
     if (strcmp(verb, "convert") == 0) return adapter_convert(c, o, m, args, err);
     if (strcmp(verb, "merge") == 0) return adapter_merge_files(c, o, m, args, pool, err);
     if (strcmp(verb, "extract") == 0)
-        return adapter_extract(c, m, args, cut, o->out, o->fold, pool, err);
+        return cmd_adapter_extract(c, m, args, cut, o->out, o->fold, pool, err);
     if (strcmp(verb, "resize") == 0)
-        return adapter_resize(c, m, args, cut, o->out, o->fold, pool, err);
+        return cmd_adapter_resize(c, m, args, cut, o->out, o->fold, pool, err);
     return error_set(err, ERR_USAGE,
                      "no '%s'; there are list, info, inspect, rollback, new, blend, operators, "
                      "convert, merge, extract and resize",
                      verb);
 }
 
-static int run_adapter(const struct common *c, const void *options, const struct strings *args,
+static int run_adapter(const struct cli_options *c, const void *options, const struct strings *args,
                        struct error *err) {
     const struct options *o = options;
     bool merge = strcmp(args->v[0], "merge") == 0, extract = strcmp(args->v[0], "extract") == 0;
-    if (strcmp(args->v[0], "list") == 0) return adapter_list(c, args, err);
+    if (strcmp(args->v[0], "list") == 0) return cmd_adapter_list(c, args, err);
     if (strcmp(args->v[0], "operators") == 0) return adapter_operators(c);
-    char *path = cli_find((merge || extract) && args->n > 1 ? args->v[1] : o->model);
+    char *path = cli_find_file((merge || extract) && args->n > 1 ? args->v[1] : o->model);
     struct pool *pool = pool_new((int)c->threads);
-    struct model *m = model_open(path, cli_class(c), err);
+    struct model *m = model_open(path, cli_numeric_class(c), err);
     int rc = m ? verb_run(c, o, m, args, pool, err) : err->code;
     model_close(m);
     pool_free(pool);
@@ -442,7 +442,7 @@ static int run_adapter(const struct common *c, const void *options, const struct
     return rc;
 }
 
-const struct command cmd_adapter = {
+const struct cli_command cmd_adapter = {
     .name = "adapter",
     .args = "list|info|inspect|rollback|new|blend|operators|convert|merge|extract|resize …",
     .summary = "describe adapters, make, blend, convert, merge, extract and resize them",

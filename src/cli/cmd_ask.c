@@ -48,7 +48,7 @@ static void answer_print_json(const struct panel *p, const struct pipeline_answe
 static int answer(struct panel *p, const char *question, struct error *err) {
     struct pipeline_answer a;
     int rc = pipeline_run(&p->pipeline, question, &a, err);
-    if (rc == OK && a.why) warn("%s: %s", answer_source_names[a.source], a.why);
+    if (rc == OK && a.why) log_warn("%s: %s", answer_source_names[a.source], a.why);
     if (rc == OK && p->c->json) answer_print_json(p, &a);
     if (rc == OK && !p->c->json) printf("%s\n", a.text);
     if (rc == OK && !p->c->json && p->o->board) panel_board_print(p);
@@ -69,7 +69,7 @@ static int answer_lines(struct panel *p, struct error *err) {
     return rc;
 }
 
-static int run(const struct common *c, const void *options, const struct strings *args,
+static int run(const struct cli_options *c, const void *options, const struct strings *args,
                struct error *err) {
     const struct options *o = options;
     bool named = panel_names_model(&o->panel);
@@ -82,7 +82,7 @@ static int run(const struct common *c, const void *options, const struct strings
         return error_set(err, ERR_USAGE, "'--forget' needs --conversation ID");
     if (o->forget) return panel_forget(c, &o->setup, o->panel.conversation, o->forget, err);
     const char *question = args->n == 2 - named ? args->v[1 - named] : NULL;
-    const struct panel_wants w = {.model = named ? NULL : args->v[0],
+    const struct panel_params w = {.model = named ? NULL : args->v[0],
                                   .seed = (uint64_t)o->seed,
                                   .adapters = &o->panel.adapters};
     struct panel p;
@@ -94,7 +94,7 @@ static int run(const struct common *c, const void *options, const struct strings
     return panel_close(&p, rc, err);
 }
 
-const struct command cmd_ask = {
+const struct cli_command cmd_ask = {
     .name = "ask",
     .args = "MODEL [QUESTION]",
     .summary = "a team with roles thinks about a question and answers it",

@@ -85,10 +85,10 @@ static int count(const json_t *v, const char *key) {
 static void texts_warn(const json_t *v, const char *key, const char *words) {
     const json_t *list = json_object_get(v, key), *text;
     size_t i;
-    json_array_foreach (list, i, text) warn("%s%s", words, json_string_value(text));
+    json_array_foreach (list, i, text) log_warn("%s%s", words, json_string_value(text));
 }
 
-static int list(const struct common *c, const char *to, struct error *err) {
+static int list(const struct cli_options *c, const char *to, struct error *err) {
     json_t *all = backup_list(to, err), *v;
     size_t i;
     if (!all) return err->code;
@@ -97,32 +97,32 @@ static int list(const struct common *c, const char *to, struct error *err) {
         if (c->json)
             cli_print(json_incref(v));
         else if (json_object_get(v, "problem"))
-            printf("%-21s%s\n", json_text_at(v, "id"), json_text_at(v, "problem"));
+            printf("%-21s%s\n", json_get_string(v, "id"), json_get_string(v, "problem"));
         else
-            printf("%-21s%-22s%10.0f%16.0f%16.0f\n", json_text_at(v, "id"),
-                   json_text_at(v, "created"), json_number_at(v, "files"),
-                   json_number_at(v, "bytes"), json_number_at(v, "new_bytes"));
+            printf("%-21s%-22s%10.0f%16.0f%16.0f\n", json_get_string(v, "id"),
+                   json_get_string(v, "created"), json_get_number(v, "files"),
+                   json_get_number(v, "bytes"), json_get_number(v, "new_bytes"));
     }
     json_decref(all);
     return OK;
 }
 
-static int make(const struct common *c, const struct backup_place *p, struct error *err) {
-    json_t *v = backup_make(p, err);
+static int make(const struct cli_options *c, const struct backup_options *p, struct error *err) {
+    json_t *v = backup_create(p, err);
     if (!v) return err->code;
     texts_warn(v, "left_out", "left out: ");
-    note("backup '%s': %.0f files, %.0f bytes, of which %.0f are new", json_text_at(v, "id"),
-         json_number_at(v, "files"), json_number_at(v, "bytes"), json_number_at(v, "new_bytes"));
+    log_info("backup '%s': %.0f files, %.0f bytes, of which %.0f are new", json_get_string(v, "id"),
+         json_get_number(v, "files"), json_get_number(v, "bytes"), json_get_number(v, "new_bytes"));
     if (c->json)
         cli_print(v);
     else
-        puts(json_text_at(v, "id")), json_decref(v);
+        puts(json_get_string(v, "id")), json_decref(v);
     return OK;
 }
 
-static int check(const struct common *c, const struct backup_place *p, const char *id,
+static int check(const struct cli_options *c, const struct backup_options *p, const char *id,
                  struct error *err) {
-    json_t *v = backup_check(p, id, err);
+    json_t *v = backup_verify(p, id, err);
     if (!v) return err->code;
     int n = count(v, "problems"), rc = OK;
     texts_warn(v, "problems", "");
@@ -130,8 +130,8 @@ static int check(const struct common *c, const struct backup_place *p, const cha
         rc = error_set(err, ERR_FORMAT, "%d of the contents and manifests in '%s' %s broken", n,
                        p->to, n == 1 ? "is" : "are");
     else
-        note("%.0f backups, %.0f contents, %.0f bytes: all as they were made",
-             json_number_at(v, "backups"), json_number_at(v, "blobs"), json_number_at(v, "bytes"));
+        log_info("%.0f backups, %.0f contents, %.0f bytes: all as they were made",
+             json_get_number(v, "backups"), json_get_number(v, "blobs"), json_get_number(v, "bytes"));
     if (c->json)
         cli_print(v);
     else
@@ -139,11 +139,11 @@ static int check(const struct common *c, const struct backup_place *p, const cha
     return rc;
 }
 
-static int prune(const struct common *c, const char *to, int64_t keep, struct error *err) {
+static int prune(const struct cli_options *c, const char *to, int64_t keep, struct error *err) {
     json_t *v = backup_prune(to, keep, err);
     if (!v) return err->code;
-    note("%.0f backups are gone, and %.0f bytes", json_number_at(v, "backups"),
-         json_number_at(v, "bytes"));
+    log_info("%.0f backups are gone, and %.0f bytes", json_get_number(v, "backups"),
+         json_get_number(v, "bytes"));
     if (c->json)
         cli_print(v);
     else
@@ -151,7 +151,7 @@ static int prune(const struct common *c, const char *to, int64_t keep, struct er
     return OK;
 }
 
-static int backup(const struct common *c, const void *options, const struct strings *args,
+static int backup(const struct cli_options *c, const void *options, const struct strings *args,
                   struct error *err) {
     const struct options *o = options;
     struct backup_root roots[BACKUP_ROOTS_MAX];
@@ -162,7 +162,7 @@ static int backup(const struct common *c, const void *options, const struct stri
         return error_set(err, ERR_USAGE, "--list, --check and --prune exclude each other");
     if (id && !o->check) return error_set(err, ERR_USAGE, "an id goes with --check");
     int n = roots_of(o, &names, roots, err), rc = n;
-    struct backup_place p = {.to = to, .roots = roots, .n_roots = n, .told = told, .ctx = &bar};
+    struct backup_options p = {.to = to, .roots = roots, .n_roots = n, .told = told, .ctx = &bar};
     if (n > 0) {
         progress_start(&bar, o->check ? "check" : "backup", 0);
         rc = o->list    ? list(c, to, err)
@@ -178,20 +178,20 @@ static void restored_note(const json_t *v) {
     const char *name;
     json_t *root;
     json_object_foreach (json_object_get(v, "roots"), name, root) {
-        const char *before = json_text_at(root, "before");
-        note("%s: '%s' is as in backup '%s'%s%s", name, json_text_at(root, "path"),
-             json_text_at(v, "id"), *before ? "; what was there is in " : "", before);
+        const char *before = json_get_string(root, "before");
+        log_info("%s: '%s' is as in backup '%s'%s%s", name, json_get_string(root, "path"),
+             json_get_string(v, "id"), *before ? "; what was there is in " : "", before);
     }
 }
 
-static int restore(const struct common *c, const void *options, const struct strings *args,
+static int restore(const struct cli_options *c, const void *options, const struct strings *args,
                    struct error *err) {
     const struct options *o = options;
     struct backup_root roots[BACKUP_ROOTS_MAX];
     struct strings names = {0};
     struct progress bar;
     int n = roots_of(o, &names, roots, err);
-    struct backup_place p = {.to = args->v[0],
+    struct backup_options p = {.to = args->v[0],
                              .roots = roots,
                              .n_roots = n,
                              .told = told,
@@ -213,7 +213,7 @@ static int restore(const struct common *c, const void *options, const struct str
     return OK;
 }
 
-const struct command cmd_backup = {
+const struct cli_command cmd_backup = {
     .name = "backup",
     .args = "TO [ID]",
     .summary = "a copy of all that the server and the runs keep; only what is new is written",
@@ -232,7 +232,7 @@ const struct command cmd_backup = {
     .run = backup,
 };
 
-const struct command cmd_restore = {
+const struct cli_command cmd_restore = {
     .name = "restore",
     .args = "TO [ID]",
     .summary = "a backup back in its place: verified first, what was there is kept",

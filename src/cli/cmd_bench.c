@@ -89,19 +89,19 @@ static const struct option_row rows[] = {
 };
 
 struct bench {
-    const struct common *c;
+    const struct cli_options *c;
     const struct options *o;
     struct pool *pool;
     struct model *m;
     struct forward *f;
-    enum elem lora, kv;
+    enum dtype lora, kv;
     int32_t span; /* SPAN_MAX, or half of a short context */
     struct adapter *adapters[CANDIDATES];
     struct lora_part parts[MAX_BATCH], noise[NOISE_SEQS];
     struct adapter_pool *few, *many; /* MAX_BATCH registered adapters, and o->registered */
     int64_t cold;                    /* the next of the many to be asked for */
     struct trainer *one, *all;       /* of one adapter or all weights, and of o->adapters */
-    struct sample *samples;
+    struct train_sample *samples;
     struct es *es;
     int rc; /* of train and es: the first thing that failed, with `err` saying what */
     struct error *err;
@@ -160,7 +160,7 @@ static void history_put(const struct bench *b, const struct variant *v, double t
     time_t now = time(NULL);
     strftime(day, sizeof day, "%Y-%m-%dT%H:%M:%SZ", gmtime(&now));
     fprintf(b->history, "%s,%s,%s,%s,%d,%s,%s,%s,%s,%d,%d,%d,%.1f,%.3f\n", day, SHOAL_VERSION,
-            kernels_get()->name, b->m->cls == CLASS_EXACT ? "exact" : "fast", pool_size(b->pool),
+            kernels_get()->name, b->m->cls == NUMERIC_EXACT ? "exact" : "fast", pool_size(b->pool),
             shape_name(b), tensor_type_name(b->m->type), b->o->lora, v->what, v->batch, v->tokens,
             v->adapters, tps, ratio);
 }
@@ -175,7 +175,7 @@ static void print(const struct bench *b, const struct variant *v, double tps, do
             "{s:s,s:s,s:s,s:s,s:s,s:s,s:s,s:i,s:i,s:i,s:i,s:i,s:f,s:f,s:f,s:f,s:f}", "what",
             v->what, "shape", shape_name(b), "quant", tensor_type_name(b->m->type), "lora",
             b->o->lora, "kv", b->o->kv, "level", kernels_get()->name, "class",
-            b->m->cls == CLASS_EXACT ? "exact" : "fast", "threads", pool_size(b->pool), "batch",
+            b->m->cls == NUMERIC_EXACT ? "exact" : "fast", "threads", pool_size(b->pool), "batch",
             v->batch, "tokens", v->tokens, "adapters", v->adapters, "rank",
             v->adapters ? (int)b->o->rank : 0, "tps", tps, "ratio", ratio, "gops", 1e-9 * ops,
             "peak_share", peak, "bandwidth_share", band));
@@ -230,8 +230,8 @@ static void bench_peak(struct bench *b, enum tensor_type type) {
         tensor_from_f32(type, rows32 + i * K,
                         (uint8_t *)file + tensor_row_bytes(type, K) * (size_t)i, K);
     CHECK(matrix_init(&w, type, N, K, file, NULL, b->m->cls, &arena, &err) == OK);
-    void *scratch = arena_alloc(&arena, inputs_scratch(ROWS, K));
-    struct inputs in = inputs_for(&w, 1, x, ROWS, scratch, b->pool);
+    void *scratch = arena_alloc(&arena, gemm_input_scratch(ROWS, K));
+    struct gemm_input in = gemm_input_for(&w, 1, x, ROWS, scratch, b->pool);
     for (int i = 0; i < 20; i++) matrix_mul(y, N, &in, &w, false, b->pool);
     for (int64_t i = 0; i < b->o->reps; i++) {
         double start = clock_now();
@@ -278,12 +278,12 @@ static void bench_bandwidth(struct bench *b) {
 }
 
 /* n rows as one segment a distinct adapter: 0 none, 1 one for all, else one a row. */
-static int segments(const struct bench *b, struct segment *segs, int n, int adapters) {
+static int segments(const struct bench *b, struct lora_segment *segs, int n, int adapters) {
     if (adapters > 1) {
-        for (int i = 0; i < n; i++) segs[i] = (struct segment){i, i + 1, &b->parts[i], 1, NULL};
+        for (int i = 0; i < n; i++) segs[i] = (struct lora_segment){i, i + 1, &b->parts[i], 1, NULL};
         return n;
     }
-    segs[0] = (struct segment){0, n, b->parts, adapters, NULL};
+    segs[0] = (struct lora_segment){0, n, b->parts, adapters, NULL};
     return 1;
 }
 
@@ -292,10 +292,10 @@ static int32_t some_token(const struct bench *b, int i) {
 }
 
 static double prefill_seconds(struct bench *b, const struct variant *v) {
-    struct row *r = xcalloc((size_t)v->tokens, sizeof *r);
-    struct segment segs[MAX_BATCH];
+    struct batch_row *r = xcalloc((size_t)v->tokens, sizeof *r);
+    struct lora_segment segs[MAX_BATCH];
     int32_t last = v->tokens - 1;
-    for (int i = 0; i < v->tokens; i++) r[i] = (struct row){some_token(b, i), i, 0};
+    for (int i = 0; i < v->tokens; i++) r[i] = (struct batch_row){some_token(b, i), i, 0};
     int n_segs = segments(b, segs, v->tokens, v->adapters);
     double start = clock_now();
     forward_run(b->f, r, v->tokens, segs, n_segs, &last, 1, b->logits);
@@ -305,15 +305,15 @@ static double prefill_seconds(struct bench *b, const struct variant *v) {
 }
 
 static double decode_seconds(struct bench *b, const struct variant *v) {
-    struct row step[MAX_BATCH];
-    struct segment segs[MAX_BATCH];
+    struct batch_row step[MAX_BATCH];
+    struct lora_segment segs[MAX_BATCH];
     int32_t out[MAX_BATCH];
     int n_segs = segments(b, segs, v->batch, v->adapters);
-    for (int i = 0; i < v->batch; i++) kv_reserve(forward_kv(b->f), i, 0, b->span + DECODE_STEPS);
+    for (int i = 0; i < v->batch; i++) kv_cache_reserve(forward_kv_cache(b->f), i, 0, b->span + DECODE_STEPS);
     double start = clock_now();
     for (int t = 0; t < DECODE_STEPS; t++) {
         for (int i = 0; i < v->batch; i++) {
-            step[i] = (struct row){some_token(b, t * 31 + i), b->span + t, i};
+            step[i] = (struct batch_row){some_token(b, t * 31 + i), b->span + t, i};
             out[i] = i;
         }
         forward_run(b->f, step, v->batch, segs, n_segs, out, v->batch, b->logits);
@@ -332,12 +332,12 @@ static double requests_run(struct bench *b, struct adapter *const adapters[MAX_B
                                 .kv_elem = b->kv,
                                 .pool = b->pool};
     struct engine *e = engine_new(b->m, &eo, &err);
-    struct request r[MAX_BATCH] = {0};
+    struct engine_request r[MAX_BATCH] = {0};
     int32_t prompts[MAX_BATCH][SPAN_MAX];
     CHECK(e != NULL);
     for (int i = 0; i < MAX_BATCH; i++) {
         for (int j = 0; j < b->span; j++) prompts[i][j] = some_token(b, 1 + i * 131 + j);
-        r[i] = (struct request){.prompt = prompts[i],
+        r[i] = (struct engine_request){.prompt = prompts[i],
                                 .n_prompt = b->span,
                                 .max_tokens = b->span,
                                 .adapter = adapters[i]};
@@ -345,7 +345,7 @@ static double requests_run(struct bench *b, struct adapter *const adapters[MAX_B
     double start = clock_now();
     CHECK(engine_run(e, r, MAX_BATCH, NULL, &err) == OK);
     double seconds = clock_now() - start;
-    for (int i = 0; i < MAX_BATCH; i++) request_release(&r[i]);
+    for (int i = 0; i < MAX_BATCH; i++) engine_request_release(&r[i]);
     engine_free(e);
     return seconds;
 }
@@ -386,19 +386,19 @@ static double pool_cold(struct bench *b, const struct variant *v) {
 
 /* Members of b->span prefilled tokens, each under its own perturbation or all under none. */
 static double noise_seconds(struct bench *b, const struct variant *v) {
-    struct row r[NOISE_SEQS * SPAN_MAX];
-    struct segment segs[NOISE_SEQS];
+    struct batch_row r[NOISE_SEQS * SPAN_MAX];
+    struct lora_segment segs[NOISE_SEQS];
     int32_t out[NOISE_SEQS];
     double start = clock_now();
     for (int m = 0; m < v->batch; m += NOISE_SEQS) {
         int n = MIN(NOISE_SEQS, v->batch - m);
         for (int i = 0; i < n; i++) {
             b->noise[i] = (struct lora_part){.noise = {1, (uint32_t)(m + i)}, .weight = 1e-3f};
-            segs[i] = (struct segment){i * b->span, (i + 1) * b->span, &b->noise[i],
+            segs[i] = (struct lora_segment){i * b->span, (i + 1) * b->span, &b->noise[i],
                                        v->adapters > 0, NULL};
             out[i] = (i + 1) * b->span - 1;
             for (int j = 0; j < b->span; j++)
-                r[i * b->span + j] = (struct row){some_token(b, (m + i) * 131 + j), j, i};
+                r[i * b->span + j] = (struct batch_row){some_token(b, (m + i) * 131 + j), j, i};
         }
         forward_run(b->f, r, n * b->span, segs, n, out, n, b->logits);
     }
@@ -415,7 +415,7 @@ static int32_t question_token(const struct bench *b, int i, int j) {
  * candidate's after every one, so that a batch is as mixed as it can be. */
 static double population_seconds(struct bench *b, const struct variant *v) {
     enum { N = CANDIDATES * QUESTIONS, PROMPT = SPAN_MAX / 2 };
-    static struct request r[N];
+    static struct engine_request r[N];
     static int32_t prompts[N][PROMPT], words[N][CHOICES][CHOICE_TOKENS];
     static struct token_seq choices[N][CHOICES];
     int32_t prompt = b->span / 2 - CHOICES * (CHOICE_TOKENS - 1);
@@ -435,7 +435,7 @@ static double population_seconds(struct bench *b, const struct variant *v) {
             for (int j = 0; j < CHOICE_TOKENS; j++) words[i][k][j] = some_token(b, i + k * 17 + j);
             choices[i][k] = (struct token_seq){words[i][k], CHOICE_TOKENS};
         }
-        r[i] = (struct request){.prompt = prompts[i],
+        r[i] = (struct engine_request){.prompt = prompts[i],
                                 .n_prompt = prompt,
                                 .choices = choices[i],
                                 .n_choices = CHOICES,
@@ -445,7 +445,7 @@ static double population_seconds(struct bench *b, const struct variant *v) {
     CHECK(engine_run(e, r, N, NULL, &err) == OK);
     double seconds = clock_now() - start;
     CHECK(engine_stats(e).rows == (uint64_t)v->units);
-    for (int i = 0; i < N; i++) request_release(&r[i]);
+    for (int i = 0; i < N; i++) engine_request_release(&r[i]);
     engine_free(e);
     return seconds;
 }
@@ -557,7 +557,7 @@ static void bench_population(struct bench *b) {
 }
 
 static void print_memory(const struct bench *b, double engine, double adapters) {
-    double high = (double)process_bytes("VmHWM");
+    double high = (double)process_memory("VmHWM");
     if (b->c->json)
         cli_print(json_pack("{s:s,s:s,s:s,s:s,s:s,s:i,s:i,s:f,s:f,s:f,s:f}", "what", "memory",
                             "shape", shape_name(b), "quant", tensor_type_name(b->m->type), "lora",
@@ -581,26 +581,26 @@ static int bench_memory(struct bench *b, const struct adapter_config *ac, struct
                                 .lora_elem = b->lora,
                                 .kv_elem = b->kv,
                                 .pool = b->pool};
-    struct request r[MAX_BATCH] = {0};
+    struct engine_request r[MAX_BATCH] = {0};
     int32_t prompts[MAX_BATCH][SPAN_MAX / 4];
     double adapters = 0;
-    tok_free(b->m->tok); // its words are made up: nobody reads or writes text here
+    tokenizer_free(b->m->tok); // its words are made up: nobody reads or writes text here
     b->m->tok = NULL;
     for (int i = 0; i < MAX_BATCH; i++) {
         b->adapters[i] = adapter_new(&b->m->config, ac, (uint64_t)i);
-        adapters += (double)adapter_keep_pack(b->adapters[i], b->lora)->bytes;
+        adapters += (double)adapter_pack_only(b->adapters[i], b->lora)->bytes;
     }
     struct engine *e = engine_new(b->m, &eo, err);
     if (!e) return err->code;
     for (int i = 0; i < MAX_BATCH; i++) {
         for (int j = 0; j < b->span / 4; j++) prompts[i][j] = some_token(b, 1 + i * 131 + j);
-        r[i] = (struct request){.prompt = prompts[i],
+        r[i] = (struct engine_request){.prompt = prompts[i],
                                 .n_prompt = b->span / 4,
                                 .max_tokens = b->span - b->span / 4,
                                 .adapter = b->adapters[i]};
     }
     int rc = engine_run(e, r, MAX_BATCH, NULL, err);
-    for (int i = 0; i < MAX_BATCH; i++) request_release(&r[i]);
+    for (int i = 0; i < MAX_BATCH; i++) engine_request_release(&r[i]);
     if (rc == OK) print_memory(b, (double)engine_bytes(&b->m->config, &eo), adapters);
     engine_free(e);
     return rc;
@@ -610,8 +610,8 @@ static void train_samples(struct bench *b) {
     int32_t n = (int32_t)b->o->tokens;
     b->samples = xcalloc((size_t)b->o->samples, sizeof *b->samples);
     for (int64_t i = 0; i < b->o->samples; i++) {
-        struct sample *s = &b->samples[i];
-        *s = (struct sample){
+        struct train_sample *s = &b->samples[i];
+        *s = (struct train_sample){
             .tokens = xmalloc((size_t)n * sizeof *s->tokens), .mask = xmalloc((size_t)n), .n = n};
         memset(s->mask, 1, (size_t)n);
         for (int32_t j = 0; j < n; j++) s->tokens[j] = some_token(b, (int)(1 + i * 131 + j));
@@ -638,7 +638,7 @@ static double train_forward(struct bench *b, const struct variant *v) {
     double nll, start = clock_now();
     int64_t targets;
     if (b->rc == OK)
-        b->rc = trainer_loss(t, b->samples, (int)b->o->samples, &nll, &targets, b->err);
+        b->rc = trainer_eval_loss(t, b->samples, (int)b->o->samples, &nll, &targets, b->err);
     return clock_now() - start;
 }
 
@@ -674,7 +674,7 @@ static int trainers_make(struct bench *b, const struct adapter_config *ac, struc
 }
 
 static void print_train_memory(const struct bench *b) {
-    double high = (double)process_bytes("VmHWM");
+    double high = (double)process_memory("VmHWM");
     if (b->c->json)
         cli_print(json_pack("{s:s,s:s,s:f,s:f}", "what", "train-memory", "shape", shape_name(b),
                             "weights", weight_bytes(b->m), "VmHWM", high));
@@ -696,7 +696,7 @@ static int bench_train(struct bench *b, const struct adapter_config *ac, struct 
         train_samples(b);
         group_run(b, v, b->all ? 3 : 2, 0);
         if (b->rc == OK) print_train_memory(b);
-        for (int i = 0; i < n; i++) sample_release(&b->samples[i]);
+        for (int i = 0; i < n; i++) train_sample_release(&b->samples[i]);
         free(b->samples);
     }
     trainer_free(b->all);
@@ -722,7 +722,7 @@ static int bench_es(struct bench *b, struct error *err) {
                           {"es", members, b->span, members, units, es_seconds}};
     struct es_options eo;
     struct train_options o;
-    struct sample s = {.n = b->span + 1};
+    struct train_sample s = {.n = b->span + 1};
     int rc = train_options(b, &o, err);
     options_default(es_option_rows, &eo);
     eo.population = members;
@@ -738,7 +738,7 @@ static int bench_es(struct bench *b, struct error *err) {
         b->es = es_new(b->m, &eo, b->pool);
         double seconds = group_run(b, v, 2, token_ops(&b->m->config));
         if (b->rc == OK) print_generations(b, seconds);
-        sample_release(&s);
+        train_sample_release(&s);
         rc = b->rc;
     } else {
         rc = err->code;
@@ -787,7 +787,7 @@ static double world_speed(struct world *w, const struct world_rules *r,
     double start = clock_now();
     world_reset(w, r, WORLD_FOLK, 1);
     for (int t = 0; t < WORLD_TICKS; t++) {
-        if (world_over(w)) world_reset(w, r, WORLD_FOLK, (uint64_t)t);
+        if (world_terminated(w)) world_reset(w, r, WORLD_FOLK, (uint64_t)t);
         if (policy) world_policy_act(policy, w, r, 1, drawn[t]);
         steps += w->n_living;
         world_step(w, r, drawn[t]);
@@ -795,7 +795,7 @@ static double world_speed(struct world *w, const struct world_rules *r,
     return (double)steps / (clock_now() - start);
 }
 
-static void print_world(const struct common *c, const char *rules, const char *actions,
+static void print_world(const struct cli_options *c, const char *rules, const char *actions,
                         double speed) {
     if (c->json)
         cli_print(json_pack("{s:s,s:s,s:i,s:s,s:f}", "what", "world", "rules", rules, "agents",
@@ -806,7 +806,7 @@ static void print_world(const struct common *c, const char *rules, const char *a
 }
 
 /* The world alone, on one core: random actions that were drawn before, and drawn as it goes. */
-static int bench_world(const struct common *c, const struct options *o, struct error *err) {
+static int bench_world(const struct cli_options *c, const struct options *o, struct error *err) {
     struct world_rules rules;
     double before[MAX_REPS], policy[MAX_REPS];
     int rc = world_rules_load(&rules, o->rules, err);
@@ -815,7 +815,7 @@ static int bench_world(const struct common *c, const struct options *o, struct e
         int16_t(*drawn)[WORLD_FOLK] = xmalloc(sizeof *drawn * WORLD_TICKS);
         struct rng rng = rng_make(1, RNG_TEST, 0, 0);
         for (int t = 0; t < WORLD_TICKS; t++)
-            for (int i = 0; i < WORLD_FOLK; i++) drawn[t][i] = (int16_t)rng_below(&rng, N_ACTIONS);
+            for (int i = 0; i < WORLD_FOLK; i++) drawn[t][i] = (int16_t)rng_below(&rng, WORLD_N_ACTIONS);
         for (int64_t i = 0; i < o->reps; i++) {
             before[i] = world_speed(w, &rules, NULL, drawn);
             policy[i] = world_speed(w, &rules, world_policy_find("random"), drawn);
@@ -831,21 +831,21 @@ static int bench_world(const struct common *c, const struct options *o, struct e
 
 /* lives */
 
-/* Two option tables as one, over a struct life_options. */
+/* Two option tables as one, over a struct simulation_options. */
 static const struct option_row *life_rows(void) {
     static struct option_row all[64];
     size_t n = 0;
-    for (const struct option_row *r = life_option_rows; r->name; r++) all[n++] = *r;
-    for (const struct option_row *r = learn_option_rows; r->name; r++) {
+    for (const struct option_row *r = simulation_option_rows; r->name; r++) all[n++] = *r;
+    for (const struct option_row *r = learner_option_rows; r->name; r++) {
         CHECK(n + 1 < ARRAY_LEN(all));
         all[n] = *r;
-        all[n++].offset += offsetof(struct life_options, learn);
+        all[n++].offset += offsetof(struct simulation_options, learn);
     }
     return all;
 }
 
 /* Defaults, this command's rank and targets, and what --set says. */
-static int life_options_make(const struct options *o, struct life_options *out, struct error *err) {
+static int life_options_make(const struct options *o, struct simulation_options *out, struct error *err) {
     struct strings flags = {0}, rest = {0};
     char *first[] = {xasprintf("--r=%" PRId64, o->rank), xasprintf("--target=%s", o->targets)};
     options_default(life_rows(), out);
@@ -856,7 +856,7 @@ static int life_options_make(const struct options *o, struct life_options *out, 
         free(flag);
     }
     int rc = options_parse(life_rows(), out, flags.n, flags.v, &rest, err);
-    if (rc == OK) rc = life_options_check(out, err);
+    if (rc == OK) rc = simulation_options_check(out, err);
     for (size_t i = 0; i < ARRAY_LEN(first); i++) free(first[i]);
     strings_release(&flags);
     strings_release(&rest);
@@ -866,43 +866,43 @@ static int life_options_make(const struct options *o, struct life_options *out, 
 }
 
 /* One generation: a life's ticks, by the clock, those that learned apart. */
-struct lived {
+struct generation_timing {
     double seconds, plain, learned; /* of all; medians of a tick without an update, and with one */
     int64_t decisions;
     int minds;
 };
 
-static int life_run(struct bench *b, const struct life_options *lo, struct place *places,
-                    struct lived *out, struct error *err) {
+static int life_run(struct bench *b, const struct simulation_options *lo, struct grid_env *places,
+                    struct generation_timing *out, struct error *err) {
     struct environment *envs = xcalloc((size_t)lo->worlds, sizeof *envs), **list;
     double *plain = xcalloc((size_t)lo->steps, sizeof *plain),
            *learned = xcalloc((size_t)lo->steps, sizeof *learned);
     int64_t n_plain = 0, n_learned = 0;
     list = xcalloc((size_t)lo->worlds, sizeof *list);
     for (int64_t i = 0; i < lo->worlds; i++) {
-        envs[i] = place_environment(&places[i]);
+        envs[i] = grid_env_as_environment(&places[i]);
         list[i] = &envs[i];
     }
-    struct life *l = life_new(b->m, lo, list, NULL, 0, b->pool, err);
-    int rc = l ? life_begin(l, NULL, err) : err->code, n = 1;
+    struct simulation *l = simulation_new(b->m, lo, list, NULL, 0, b->pool, err);
+    int rc = l ? simulation_begin_generation(l, NULL, err) : err->code, n = 1;
     while (rc == OK && n > 0) {
-        int64_t updates = life_updates(l);
+        int64_t updates = simulation_updates(l);
         double start = clock_now();
-        n = life_tick(l, err);
+        n = simulation_step(l, err);
         double seconds = clock_now() - start;
         if (n <= 0) break;
         out->seconds += seconds;
-        *(life_updates(l) > updates ? &learned[n_learned++] : &plain[n_plain++]) = seconds;
+        *(simulation_updates(l) > updates ? &learned[n_learned++] : &plain[n_plain++]) = seconds;
     }
     if (n < 0) rc = n;
     if (rc == OK) {
         out->plain = n_plain ? median(plain, n_plain) : 0;
         out->learned = n_learned ? median(learned, n_learned) : 0;
-        out->decisions = life_decisions(l);
-        out->minds = life_n_minds(l);
-        life_end(l);
+        out->decisions = simulation_decisions(l);
+        out->minds = simulation_n_policies(l);
+        simulation_end_generation(l);
     }
-    life_free(l);
+    simulation_free(l);
     free(list);
     free(envs);
     free(plain);
@@ -910,9 +910,9 @@ static int life_run(struct bench *b, const struct life_options *lo, struct place
     return rc;
 }
 
-static void print_life(const struct bench *b, const struct life_options *lo,
-                       const struct lived *frozen, const struct lived *v) {
-    double high = (double)process_bytes("VmHWM"),
+static void print_life(const struct bench *b, const struct simulation_options *lo,
+                       const struct generation_timing *frozen, const struct generation_timing *v) {
+    double high = (double)process_memory("VmHWM"),
            still = (double)frozen->decisions / frozen->seconds,
            learning = (double)v->decisions / v->seconds;
     if (b->c->json)
@@ -935,16 +935,16 @@ static void print_life(const struct bench *b, const struct life_options *lo,
 
 /* A generation of minds that do not learn and one of the same that do; without breeding. */
 static int bench_life(struct bench *b, struct error *err) {
-    struct life_options lo, still;
+    struct simulation_options lo, still;
     struct world_rules rules = {0};
-    struct lived frozen = {0}, learning = {0};
-    struct place *places = NULL;
+    struct generation_timing frozen = {0}, learning = {0};
+    struct grid_env *places = NULL;
     int rc = life_options_make(b->o, &lo, err);
     if (rc == OK) rc = world_rules_load(&rules, b->o->rules, err);
     if (rc == OK) {
         places = xcalloc((size_t)lo.worlds, sizeof *places);
         for (int64_t i = 0; i < lo.worlds; i++)
-            places[i] = (struct place){
+            places[i] = (struct grid_env){
                 .rules = &rules, .teacher = world_policy_find(lo.teacher), .n_agents = WORLD_FOLK};
         still = lo;
         still.learn.learn = "none";
@@ -960,35 +960,35 @@ static int bench_life(struct bench *b, struct error *err) {
 
 static int tokenizer_take(struct model *m, const char *path, struct error *err) {
     if (!*path) return OK;
-    struct tokenizer *t = tok_from_json(path, err);
-    if (t && tok_vocab_size(t) > m->config.vocab_size) {
-        tok_free(t);
+    struct tokenizer *t = tokenizer_from_json(path, err);
+    if (t && tokenizer_vocab_size(t) > m->config.vocab_size) {
+        tokenizer_free(t);
         return error_set(err, ERR_MISMATCH, "'%s' has more pieces than the model has rows", path);
     }
     if (!t) return err->code;
-    tok_free(m->tok);
+    tokenizer_free(m->tok);
     m->tok = t;
     return OK;
 }
 
 /* The model, or the shape's random one in the wanted weight type. */
-static struct model *bench_model(const struct common *c, const struct options *o,
+static struct model *bench_model(const struct cli_options *c, const struct options *o,
                                  struct error *err) {
     struct model_config config;
     enum tensor_type type;
     if (*o->model) {
-        char *path = cli_find(o->model);
-        struct model *m = model_open(path, cli_class(c), err);
+        char *path = cli_find_file(o->model);
+        struct model *m = model_open(path, cli_numeric_class(c), err);
         free(path);
         return m;
     }
-    if (shape_find(o->shape, &config, err) != OK) return NULL;
+    if (model_preset_find(o->shape, &config, err) != OK) return NULL;
     if (tensor_type_parse(o->quant, &type) != OK) {
         error_set(err, ERR_USAGE, "no weight type '%s'; there are %s", o->quant,
                   tensor_type_list());
         return NULL;
     }
-    return model_new_typed(&config, 1, type, cli_class(c));
+    return model_new_quantized(&config, 1, type, cli_numeric_class(c));
 }
 
 static int history_open(struct bench *b, struct error *err) {
@@ -1012,7 +1012,7 @@ static int bench_check(struct bench *b, const struct adapter_config *ac, struct 
     return adapter_config_check(&b->m->config, ac, err);
 }
 
-static int run(const struct common *c, const void *options, const struct strings *args,
+static int run(const struct cli_options *c, const void *options, const struct strings *args,
                struct error *err) {
     struct bench b = {.c = c, .o = options};
     struct adapter_config ac = {.r = (int32_t)b.o->rank, .alpha = 2 * (float)b.o->rank};
@@ -1021,7 +1021,7 @@ static int run(const struct common *c, const void *options, const struct strings
         int done = bench_world(c, b.o, err);
         if (done != OK || (!b.o->world && !wanted(b.o, "life"))) return done;
     }
-    if (elem_parse(b.o->lora, &b.lora, err) != OK || elem_parse(b.o->kv, &b.kv, err) != OK ||
+    if (dtype_parse(b.o->lora, &b.lora, err) != OK || dtype_parse(b.o->kv, &b.kv, err) != OK ||
         adapter_targets_parse(b.o->targets, ac.target, err) != OK || history_open(&b, err) != OK)
         return err->code;
     bool lives = b.o->world || wanted(b.o, "life");
@@ -1049,7 +1049,7 @@ static int run(const struct common *c, const void *options, const struct strings
     return rc;
 }
 
-const struct command cmd_bench = {
+const struct cli_command cmd_bench = {
     .name = "bench",
     .args = "",
     .summary = "tokens a second on a known shape, with and without adapters",

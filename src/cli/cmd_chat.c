@@ -39,13 +39,13 @@ static const struct option_row rows[] = {
 };
 #undef ROW
 
-enum { TURNS_MAX = 2 * CONVERSATION_EXCHANGES + 2 };
+enum { TURNS_MAX = 2 * CONVERSATION_MAX_EXCHANGES + 2 };
 
-struct talker {
-    const struct common *c;
+struct chat_session {
+    const struct cli_options *c;
     const struct options *o;
     struct panel panel;
-    struct mix mix;     /* what answers alone */
+    struct adapter_mix mix;     /* what answers alone */
     enum language lang; /* of the last line */
     int64_t lines;      /* said so far: each is drawn with a seed of its own */
     bool quit;
@@ -114,10 +114,10 @@ struct stream {
     bool silent;
 };
 
-static void stream_go(struct stream *s, const struct request *r) {
-    while (s->n < r->n_out) tok_decode(s->tok, r->out[s->n++], false, &s->raw);
-    size_t end = r->done ? s->raw.len : utf8_whole(s->raw.data, s->raw.len), from = s->clean.len;
-    if (end > s->shown) buf_add_clean(&s->clean, s->raw.data + s->shown, end - s->shown);
+static void stream_go(struct stream *s, const struct engine_request *r) {
+    while (s->n < r->n_out) tokenizer_decode_token(s->tok, r->out[s->n++], false, &s->raw);
+    size_t end = r->done ? s->raw.len : utf8_complete_len(s->raw.data, s->raw.len), from = s->clean.len;
+    if (end > s->shown) buf_add_sanitized(&s->clean, s->raw.data + s->shown, end - s->shown);
     s->shown = end;
     if (s->silent || s->clean.len == from) return;
     fwrite(s->clean.data + from, 1, s->clean.len - from, stdout);
@@ -125,9 +125,9 @@ static void stream_go(struct stream *s, const struct request *r) {
 }
 
 /* --system and what is known, as one message; malloc'ed, NULL: neither. */
-static char *system_text(const struct talker *ch) {
+static char *system_text(const struct chat_session *ch) {
     struct buf known = {0};
-    conversation_known(ch->panel.pipeline.memory, ch->lang, &known);
+    conversation_summary_and_facts(ch->panel.pipeline.memory, ch->lang, &known);
     const char *own = ch->o->system;
     if (own && known.len) {
         char *both = xasprintf("%s\n\n%s", own, known.data);
@@ -138,27 +138,27 @@ static char *system_text(const struct talker *ch) {
 }
 
 /* The talk from exchange `first` on, with the new line, as tokens. */
-static int talk_encode(const struct talker *ch, const char *system, const char *line, size_t first,
-                       struct ids *out, struct error *err) {
+static int talk_encode(const struct chat_session *ch, const char *system, const char *line, size_t first,
+                       struct token_ids *out, struct error *err) {
     const json_t *all = json_object_get(conversation_state(ch->panel.pipeline.memory), "exchanges"),
                  *v;
-    struct message m[TURNS_MAX];
+    struct chat_message m[TURNS_MAX];
     int n = 0;
-    if (system) m[n++] = (struct message){"system", system};
+    if (system) m[n++] = (struct chat_message){"system", system};
     for (size_t i = first; (v = json_array_get(all, i)); i++) {
-        m[n++] = (struct message){"user", json_string_value(json_object_get(v, "user"))};
-        m[n++] = (struct message){"assistant", json_string_value(json_object_get(v, "assistant"))};
+        m[n++] = (struct chat_message){"user", json_string_value(json_object_get(v, "user"))};
+        m[n++] = (struct chat_message){"assistant", json_string_value(json_object_get(v, "assistant"))};
     }
-    m[n++] = (struct message){"user", line};
+    m[n++] = (struct chat_message){"user", line};
     CHECK(n <= TURNS_MAX);
-    const struct setup *s = &ch->panel.bases.v[ch->panel.of[STAGE_OUTPUT]];
+    const struct setup *s = &ch->panel.bases.v[ch->panel.of[PIPELINE_OUTPUT]];
     out->n = 0;
     return chat_encode(s->m->tok, m, n, true, out, NULL, err);
 }
 
 /* The longest end of the talk that leaves room for a reply, or for half of the context; at last the
  * line alone, without what is known. */
-static int prompt_make(const struct talker *ch, const char *line, int32_t max_len, struct ids *out,
+static int prompt_make(const struct chat_session *ch, const char *line, int32_t max_len, struct token_ids *out,
                        struct error *err) {
     int32_t want = (int32_t)MIN(ch->o->sampling.n, max_len / 2);
     size_t n = json_array_size(
@@ -177,27 +177,27 @@ static int prompt_make(const struct talker *ch, const char *line, int32_t max_le
 }
 
 static void reply_print(const char *line, const char *answer, const char *source,
-                        const struct request *r) {
+                        const struct engine_request *r) {
     json_t *v = json_pack("{s:s,s:s,s:s}", "user", line, "answer", answer, "source", source);
     if (r) json_object_set_new(v, "prefilled", json_integer(r->n_prefilled));
     if (r) json_object_set_new(v, "generated", json_integer(r->n_generated));
     cli_print(v);
 }
 
-static int answer_alone(struct talker *ch, const char *line, struct error *err) {
-    struct setup *s = panel_base(&ch->panel, STAGE_OUTPUT);
+static int reply_single(struct chat_session *ch, const char *line, struct error *err) {
+    struct setup *s = panel_base(&ch->panel, PIPELINE_OUTPUT);
     int32_t max_len = engine_max_len(s->e), stop[2];
-    struct ids prompt = {0};
+    struct token_ids prompt = {0};
     struct stream to = {.tok = s->m->tok, .silent = ch->c->json};
-    struct request r = {.sampling = sampling_of(&ch->o->sampling, ch->lines),
+    struct engine_request r = {.sampling = sampling_from_options(&ch->o->sampling, ch->lines),
                         .loop_tokens = (int32_t)ch->o->sampling.loop_tokens,
                         .stop = stop,
-                        .n_stop = stop_tokens(s->m, stop)};
+                        .n_stop = model_stop_tokens(s->m, stop)};
     int rc = prompt_make(ch, line, max_len, &prompt, err);
     r.prompt = prompt.v;
     r.n_prompt = prompt.n;
     r.max_tokens = (int32_t)MIN(ch->o->sampling.n, max_len - prompt.n);
-    mix_apply(&ch->mix, &r);
+    adapter_mix_apply(&ch->mix, &r);
     if (rc == OK) rc = engine_submit(s->e, &r, err);
     while (rc == OK && !r.done) {
         engine_step(s->e);
@@ -207,9 +207,9 @@ static int answer_alone(struct talker *ch, const char *line, struct error *err) 
     if (rc == OK && ch->c->json) reply_print(line, to.clean.data, "model", &r);
     if (rc == OK && !ch->c->json) puts("");
     if (rc == OK && to.clean.len)
-        rc = pipeline_remember(&ch->panel.pipeline, line, to.clean.data, err);
-    request_release(&r);
-    ids_release(&prompt);
+        rc = pipeline_update_memory(&ch->panel.pipeline, line, to.clean.data, err);
+    engine_request_release(&r);
+    token_ids_release(&prompt);
     buf_release(&to.raw);
     buf_release(&to.clean);
     return rc;
@@ -217,7 +217,7 @@ static int answer_alone(struct talker *ch, const char *line, struct error *err) 
 
 /* the team */
 
-static int do_board(struct talker *ch, const char *arg, struct error *err) {
+static int do_board(struct chat_session *ch, const char *arg, struct error *err) {
     (void)arg;
     (void)err;
     if (ch->c->json)
@@ -230,19 +230,19 @@ static int do_board(struct talker *ch, const char *arg, struct error *err) {
 static void stage_note(void *ctx, const char *role, int iteration, int n) {
     (void)ctx;
     if (strcmp(role, "agent") == 0)
-        note("[%d] %d agents think", iteration, n);
+        log_info("[%d] %d agents think", iteration, n);
     else if (strcmp(role, "summary") == 0)
-        note("[%d] summing up", iteration);
+        log_info("[%d] summing up", iteration);
     else if (strcmp(role, "output") == 0)
-        note("answering");
+        log_info("answering");
     else
-        note("[%d] %s", iteration, role);
+        log_info("[%d] %s", iteration, role);
 }
 
-static int answer_team(struct talker *ch, const char *line, struct error *err) {
+static int reply_team(struct chat_session *ch, const char *line, struct error *err) {
     struct pipeline_answer a;
     int rc = pipeline_run(&ch->panel.pipeline, line, &a, err);
-    if (rc == OK && a.why) warn("%s: %s", answer_source_names[a.source], a.why);
+    if (rc == OK && a.why) log_warn("%s: %s", answer_source_names[a.source], a.why);
     if (rc == OK && ch->c->json) reply_print(line, a.text, answer_source_names[a.source], NULL);
     if (rc == OK && !ch->c->json) printf("%s\n", a.text);
     pipeline_answer_release(&a);
@@ -251,78 +251,78 @@ static int answer_team(struct talker *ch, const char *line, struct error *err) {
 
 /* commands; `arg` is the rest of the line, "" without one */
 
-static int do_help(struct talker *ch, const char *arg, struct error *err);
+static int do_help(struct chat_session *ch, const char *arg, struct error *err);
 
 /* As a line that 'shoal train' reads. */
-static int do_save(struct talker *ch, const char *arg, struct error *err) {
+static int do_save(struct chat_session *ch, const char *arg, struct error *err) {
     const json_t *all = json_object_get(conversation_state(ch->panel.pipeline.memory), "exchanges"),
                  *v;
     struct buf text = {0};
     size_t i;
     if (!*arg) return error_set(err, ERR_USAGE, "name a file: /save FILE");
     json_t *turns = json_array();
-    if (ch->o->system) turn_add(turns, "system", ch->o->system);
+    if (ch->o->system) messages_add(turns, "system", ch->o->system);
     json_array_foreach (all, i, v) {
-        turn_add(turns, "user", json_string_value(json_object_get(v, "user")));
-        turn_add(turns, "assistant", json_string_value(json_object_get(v, "assistant")));
+        messages_add(turns, "user", json_string_value(json_object_get(v, "user")));
+        messages_add(turns, "assistant", json_string_value(json_object_get(v, "assistant")));
     }
-    messages_line(&text, turns);
+    messages_to_jsonl(&text, turns);
     int rc = file_write_private(arg, text.data, text.len, err);
-    if (rc == OK) note("%zu exchanges saved in '%s'", json_array_size(all), arg);
+    if (rc == OK) log_info("%zu exchanges saved in '%s'", json_array_size(all), arg);
     buf_release(&text);
     return rc;
 }
 
-static int do_reset(struct talker *ch, const char *arg, struct error *err) {
+static int do_reset(struct chat_session *ch, const char *arg, struct error *err) {
     (void)arg;
     int rc = conversation_clear(ch->panel.pipeline.memory, err);
     if (rc == OK) rc = blackboard_clear_current_turn(ch->panel.pipeline.board, err);
-    if (rc == OK) note("everything said is forgotten");
+    if (rc == OK) log_info("everything said is forgotten");
     return rc;
 }
 
-static int do_adapter(struct talker *ch, const char *arg, struct error *err) {
-    struct mix next;
-    struct setup *s = panel_base(&ch->panel, ch->o->team ? STAGE_INTERNAL : STAGE_OUTPUT);
+static int do_adapter(struct chat_session *ch, const char *arg, struct error *err) {
+    struct adapter_mix next;
+    struct setup *s = panel_base(&ch->panel, ch->o->team ? PIPELINE_INTERNAL : PIPELINE_OUTPUT);
     if (!*arg) return error_set(err, ERR_USAGE, "name one: /adapter DIR, or /adapter base");
-    int rc = mix_parse(&next, strcmp(arg, "base") == 0 ? NULL : arg, err);
+    int rc = adapter_mix_parse(&next, strcmp(arg, "base") == 0 ? NULL : arg, err);
     if (rc == OK && ch->o->team && next.weighted)
         rc = error_set(err, ERR_USAGE, "a team's agents have one adapter each, not a mix");
-    if (rc == OK) rc = mix_open(&next, s, err);
+    if (rc == OK) rc = adapter_mix_open(&next, s, err);
     if (rc != OK) {
-        mix_release(&next);
+        adapter_mix_release(&next);
         return rc;
     }
-    mix_release(&ch->mix);
+    adapter_mix_release(&ch->mix);
     ch->mix = next;
     for (int i = 0; ch->o->team && i < TEAM_MAX; i++) ch->panel.adapters[i] = next.terms[0].adapter;
-    note("the adapter is '%s'", arg);
+    log_info("the adapter is '%s'", arg);
     return OK;
 }
 
-static int do_facts(struct talker *ch, const char *arg, struct error *err) {
+static int do_facts(struct chat_session *ch, const char *arg, struct error *err) {
     (void)arg;
     (void)err;
     const json_t *state = conversation_state(ch->panel.pipeline.memory);
     struct buf known = {0};
-    conversation_known(ch->panel.pipeline.memory, ch->lang, &known);
+    conversation_summary_and_facts(ch->panel.pipeline.memory, ch->lang, &known);
     if (ch->c->json)
         cli_print(json_pack("{s:O,s:O}", "facts", json_object_get(state, "facts"), "summary",
                             json_object_get(state, "summary")));
     else if (known.len)
         fputs(known.data, stdout);
     else
-        note("nothing is known yet");
+        log_info("nothing is known yet");
     buf_release(&known);
     return OK;
 }
 
-static int do_forget(struct talker *ch, const char *arg, struct error *err) {
+static int do_forget(struct chat_session *ch, const char *arg, struct error *err) {
     if (!*arg) return error_set(err, ERR_USAGE, "name what: /forget TEXT, or /forget all");
-    return facts_forget(ch->panel.pipeline.memory, arg, err);
+    return conversation_forget_facts(ch->panel.pipeline.memory, arg, err);
 }
 
-static int do_quit(struct talker *ch, const char *arg, struct error *err) {
+static int do_quit(struct chat_session *ch, const char *arg, struct error *err) {
     (void)arg;
     (void)err;
     ch->quit = true;
@@ -331,7 +331,7 @@ static int do_quit(struct talker *ch, const char *arg, struct error *err) {
 
 static const struct {
     const char *name, *arg, *help;
-    int (*run)(struct talker *ch, const char *arg, struct error *err);
+    int (*run)(struct chat_session *ch, const char *arg, struct error *err);
 } commands[] = {
     {"/help", "", "this list; a line that begins with // says one slash", do_help},
     {"/save", "FILE", "write the exchanges to a file that 'shoal train' reads", do_save},
@@ -344,7 +344,7 @@ static const struct {
     {"/quit", "", "end", do_quit},
 };
 
-static int do_help(struct talker *ch, const char *arg, struct error *err) {
+static int do_help(struct chat_session *ch, const char *arg, struct error *err) {
     (void)ch;
     (void)arg;
     (void)err;
@@ -353,7 +353,7 @@ static int do_help(struct talker *ch, const char *arg, struct error *err) {
     return OK;
 }
 
-static int command_run(struct talker *ch, const char *line, struct error *err) {
+static int command_run(struct chat_session *ch, const char *line, struct error *err) {
     size_t n = strcspn(line, " \t");
     const char *arg = line + n + strspn(line + n, " \t");
     for (size_t i = 0; i < ARRAY_LEN(commands); i++)
@@ -367,7 +367,7 @@ static bool is_passing(int rc) {
     return rc == ERR_USAGE || rc == ERR_MISSING || rc == ERR_FORMAT || rc == ERR_MISMATCH;
 }
 
-static int line_take(struct talker *ch, const char *line, struct error *err) {
+static int line_take(struct chat_session *ch, const char *line, struct error *err) {
     struct error own = {0};
     json_t *text = json_string(line);
     int rc = text ? OK : error_set(&own, ERR_FORMAT, "the line is not UTF-8");
@@ -377,26 +377,26 @@ static int line_take(struct talker *ch, const char *line, struct error *err) {
         if (rc != OK) rc = ERR_USAGE; /* whatever a command meets, the talk goes on */
     } else if (rc == OK) {
         line += line[0] == '/';
-        ch->lang = language_of(line);
-        rc = (ch->o->team ? answer_team : answer_alone)(ch, line, &own);
+        ch->lang = language_detect(line);
+        rc = (ch->o->team ? reply_team : reply_single)(ch, line, &own);
         ch->lines++;
     }
     fflush(stdout);
     if (rc == OK) return OK;
     if (is_passing(rc)) {
-        warn("%s", own.text);
+        log_warn("%s", own.text);
         return OK;
     }
     *err = own;
     return rc;
 }
 
-static int talk(struct talker *ch, struct error *err) {
+static int talk(struct chat_session *ch, struct error *err) {
     char *line = NULL;
     size_t size = 0;
     bool people = isatty(STDIN_FILENO) && isatty(STDOUT_FILENO);
     int rc = OK;
-    if (people) note("/help lists the commands, /quit ends");
+    if (people) log_info("/help lists the commands, /quit ends");
     while (rc == OK && !ch->quit) {
         if (people) printf("> ");
         fflush(stdout);
@@ -409,16 +409,16 @@ static int talk(struct talker *ch, struct error *err) {
     return rc;
 }
 
-static int run(const struct common *c, const void *options, const struct strings *args,
+static int run(const struct cli_options *c, const void *options, const struct strings *args,
                struct error *err) {
     const struct options *o = options;
-    struct talker ch = {.c = c, .o = o, .lang = LANG_EN};
+    struct chat_session ch = {.c = c, .o = o, .lang = LANG_EN};
     bool named = panel_names_model(&o->panel);
     int rc = flags_check(o, err);
     if (rc == OK && args->n != !named)
         rc = error_set(err, ERR_USAGE, "name the model to talk to, once");
-    if (rc == OK) rc = mix_parse(&ch.mix, o->adapter, err);
-    struct panel_wants w = {.model = named     ? NULL
+    if (rc == OK) rc = adapter_mix_parse(&ch.mix, o->adapter, err);
+    struct panel_params w = {.model = named     ? NULL
                                      : args->n ? args->v[0]
                                                : NULL,
                             .seed = (uint64_t)o->sampling.seed,
@@ -429,16 +429,16 @@ static int run(const struct common *c, const void *options, const struct strings
         ch.panel.pipeline.progress = stage_note;
         if (rc == OK && ch.panel.ready) {
             rc = panel_start(&ch.panel, &w, err);
-            if (rc == OK) rc = mix_open(&ch.mix, panel_base(&ch.panel, STAGE_OUTPUT), err);
+            if (rc == OK) rc = adapter_mix_open(&ch.mix, panel_base(&ch.panel, PIPELINE_OUTPUT), err);
             if (rc == OK) rc = talk(&ch, err);
         }
         rc = panel_close(&ch.panel, rc, err);
     }
-    mix_release(&ch.mix);
+    adapter_mix_release(&ch.mix);
     return rc;
 }
 
-const struct command cmd_chat = {
+const struct cli_command cmd_chat = {
     .name = "chat",
     .args = "MODEL",
     .summary = "talk with a model, or with a team, in the terminal",

@@ -6,21 +6,21 @@
 #include <stdlib.h>
 #include <string.h>
 
-static const char *const from_names[] = {[FROM_DEFAULT] = "default",
-                                         [FROM_FILE] = "file",
-                                         [FROM_ENV] = "env",
-                                         [FROM_RECIPE] = "recipe",
-                                         [FROM_FLAG] = "flag"};
+static const char *const from_names[] = {[OPTION_FROM_DEFAULT] = "default",
+                                         [OPTION_FROM_FILE] = "file",
+                                         [OPTION_FROM_ENV] = "env",
+                                         [OPTION_FROM_RECIPE] = "recipe",
+                                         [OPTION_FROM_FLAG] = "flag"};
 
 /* Which of the two variables it was: the command's own stands over that for all. */
 static void variable_text(const struct settings *s, const char *name, struct buf *b) {
     struct buf prefix = {0};
-    option_variable("SHOAL", s->command->name, &prefix);
-    option_variable(prefix.data, name, b);
+    option_env_name("SHOAL", s->command->name, &prefix);
+    option_env_name(prefix.data, name, b);
     const char *value = getenv(b->data);
     if (!value || !*value) {
         b->len = 0;
-        option_variable("SHOAL_ALL", name, b);
+        option_env_name("SHOAL_ALL", name, b);
     }
     buf_release(&prefix);
 }
@@ -29,17 +29,17 @@ static void variable_text(const struct settings *s, const char *name, struct buf
 static void source_text(const struct settings *s, const struct option_row *row,
                         struct option_origin origin, struct buf *b) {
     buf_add(b, "", 0);
-    if (origin.from == FROM_FILE) buf_printf(b, "%s:%d", s->config.path, origin.line);
-    if (origin.from == FROM_ENV) variable_text(s, row->name, b);
-    if (origin.from == FROM_RECIPE) buf_puts(b, s->args.v[0]);
+    if (origin.from == OPTION_FROM_FILE) buf_printf(b, "%s:%d", s->config.path, origin.line);
+    if (origin.from == OPTION_FROM_ENV) variable_text(s, row->name, b);
+    if (origin.from == OPTION_FROM_RECIPE) buf_puts(b, s->args.v[0]);
 }
 
-static void value_print(const struct common *c, const struct settings *s,
+static void value_print(const struct cli_options *c, const struct settings *s,
                         const struct option_row *row, struct option_origin origin) {
     struct buf value = {0}, source = {0}, clean = {0};
     bool any = option_text(row, s->block, &value), secret = row->type == OPT_SECRETS;
     source_text(s, row, origin, &source);
-    buf_add_clean(&clean, any ? value.data : "-", any ? value.len : 1);
+    buf_add_sanitized(&clean, any ? value.data : "-", any ? value.len : 1);
     if (c->json)
         cli_print(json_pack("{s:s,s:s,s:o,s:b,s:s,s:s}", "command", s->command->name, "option",
                             row->name, "value",
@@ -54,8 +54,8 @@ static void value_print(const struct common *c, const struct settings *s,
 }
 
 /* args: explain COMMAND [its own command line] */
-static int explain(const struct common *c, const struct strings *args, struct error *err) {
-    const struct command *k = args->n > 1 ? cli_command(args->v[1]) : NULL;
+static int explain(const struct cli_options *c, const struct strings *args, struct error *err) {
+    const struct cli_command *k = args->n > 1 ? cli_command(args->v[1]) : NULL;
     if (args->n < 2) return error_set(err, ERR_USAGE, "explain which command?");
     if (!k)
         return error_set(err, ERR_USAGE, "no command '%s'; 'shoal --help' lists them", args->v[1]);
@@ -72,19 +72,19 @@ static int explain(const struct common *c, const struct strings *args, struct er
     const struct option_row *rows = settings_rows(&s);
     for (int i = 0; rc == OK && rows[i].name; i++)
         if (rows[i].type != OPT_ALIAS) value_print(c, &s, &rows[i], settings_origin(&s, i));
-    if (rc == OK) settings_note(&s);
+    if (rc == OK) settings_warn(&s);
     settings_release(&s);
     strings_release(&line);
     return rc;
 }
 
-static int check(const struct common *c, const struct strings *args, struct error *err) {
+static int check(const struct cli_options *c, const struct strings *args, struct error *err) {
     struct config_file file = {0};
     if (args->n != 2) return error_set(err, ERR_USAGE, "check wants one FILE");
     int rc = config_load(&file, args->v[1], err);
     if (rc == OK) rc = settings_check(&file, err);
     if (rc == OK && c->json)
-        cli_print(json_pack("{s:o,s:b,s:i}", "file", json_path(args->v[1]), "valid", 1, "options",
+        cli_print(json_pack("{s:o,s:b,s:i}", "file", json_from_path(args->v[1]), "valid", 1, "options",
                             file.n));
     else if (rc == OK)
         printf("%s: %d values, no errors\n", args->v[1], file.n);
@@ -102,7 +102,7 @@ static int defaults(void) {
     return OK;
 }
 
-static int run(const struct common *c, const void *options, const struct strings *args,
+static int run(const struct cli_options *c, const void *options, const struct strings *args,
                struct error *err) {
     const char *verb = args->v[0];
     (void)options;
@@ -112,7 +112,7 @@ static int run(const struct common *c, const void *options, const struct strings
     return error_set(err, ERR_USAGE, "no '%s'; there are explain, check and defaults", verb);
 }
 
-const struct command cmd_config = {
+const struct cli_command cmd_config = {
     .name = "config",
     .args = "explain COMMAND [-- ITS FLAGS] | check FILE | defaults",
     .summary = "where the values of a command's options come from",

@@ -87,25 +87,25 @@ enum { CALLS_WORK = 48 << 20, ITEM_WORK = 16384, SHOWN = 5 };
 enum { PAGES_TOKENS = 65536 }; /* of the cache, unless calls are longer */
 
 struct questions {
-    struct item *topic; /* one, or NULL */
-    struct bank *banks;
+    struct task_item *topic; /* one, or NULL */
+    struct eval_task *banks;
     int n_banks;
     int64_t n; /* in all */
 };
 
 static int topic_make(const struct options *o, struct questions *q, struct error *err) {
-    if (o->choices.n == 1 || o->choices.n > MAX_CHOICES)
-        return error_set(err, ERR_USAGE, "--choices wants 2 to %d answers", MAX_CHOICES);
+    if (o->choices.n == 1 || o->choices.n > EVAL_MAX_CHOICES)
+        return error_set(err, ERR_USAGE, "--choices wants 2 to %d answers", EVAL_MAX_CHOICES);
     q->n = 1;
     q->topic = xcalloc(1, sizeof *q->topic);
     *q->topic =
-        (struct item){.question = xstrdup(o->topic), .n_choices = o->choices.n, .correct = -1};
+        (struct task_item){.question = xstrdup(o->topic), .n_choices = o->choices.n, .correct = -1};
     for (int i = 0; i < o->choices.n; i++) q->topic->choices[i] = xstrdup(o->choices.v[i]);
     return OK;
 }
 
 static int questions_make(const struct options *o, struct questions *q, struct error *err) {
-    const struct bank_options bo = {.dir = o->data,
+    const struct eval_task_options bo = {.dir = o->data,
                                     .n = o->n,
                                     .shots = o->shots,
                                     .split = SPLIT_TEST,
@@ -118,22 +118,22 @@ static int questions_make(const struct options *o, struct questions *q, struct e
     if (o->grader || o->choices.n)
         return error_set(err, ERR_USAGE, "--%s is for --topic; tasks have their own",
                          o->grader ? "grader" : "choices");
-    int rc = banks_open(o->tasks, &bo, &q->banks, &q->n_banks, err);
+    int rc = eval_tasks_open(o->tasks, &bo, &q->banks, &q->n_banks, err);
     for (int i = 0; i < q->n_banks; i++) q->n += q->banks[i].n;
     return rc;
 }
 
 static void questions_release(struct questions *q) {
-    for (int i = 0; i < q->n_banks; i++) bank_release(&q->banks[i]);
+    for (int i = 0; i < q->n_banks; i++) eval_task_release(&q->banks[i]);
     free(q->banks);
-    if (q->topic) item_release(q->topic);
+    if (q->topic) task_item_release(q->topic);
     free(q->topic);
 }
 
 /* one question */
 
 static void print_seed(const struct debate *d) {
-    const struct talk *o = &d->talks[0];
+    const struct transcript *o = &d->talks[0];
     printf("=== Debate Transcript ===\n");
     for (int i = 0; i < o->n; i++)
         printf("[A%d][R%d] %s\n", o->v[i].agent, o->v[i].round, o->v[i].text);
@@ -142,13 +142,13 @@ static void print_seed(const struct debate *d) {
     printf("Final Answer: %s\n", o->answer < 0 ? "" : o->candidates[o->answer]);
 }
 
-static void print_topic(const struct common *c, const struct options *o, const struct team *t,
-                        const struct item *it, const struct debate *d, const struct vote *v) {
-    const struct talk *out = &d->talks[0];
+static void print_topic(const struct cli_options *c, const struct options *o, const struct team *t,
+                        const struct task_item *it, const struct debate *d, const struct vote *v) {
+    const struct transcript *out = &d->talks[0];
     struct buf b = {0};
     debate_transcript(d, t->v, it, 0, v, &b);
     if (c->json)
-        cli_print(report_talk(d, t->v, it, 0));
+        cli_print(debate_transcript_json(d, t->v, it, 0));
     else if (o->compat)
         print_seed(d);
     else
@@ -160,35 +160,35 @@ static void print_topic(const struct common *c, const struct options *o, const s
 /* running */
 
 struct session {
-    const struct common *c;
+    const struct cli_options *c;
     const struct options *o;
     struct setup *st;
     struct team *team;
-    struct speaker speaker;
-    struct asker asker;
+    struct engine_client speaker;
+    struct llm_client asker;
     struct progress bar;
 };
 
-static int bank_run(struct session *s, const struct bank *b, struct buf *page, struct error *err) {
+static int bank_run(struct session *s, const struct eval_task *b, struct buf *page, struct error *err) {
     struct debate_options o;
     const struct team *t = s->team;
-    if (debate_for(b, &t->options, &o, err) != OK) return err->code;
-    const struct report_wants wants = {.name = b->name,
+    if (debate_options_for_bank(b, &t->options, &o, err) != OK) return err->code;
+    const struct debate_report_options wants = {.name = b->name,
                                        .samples = (int)s->o->samples,
                                        .temperature = 0.7f,
                                        .max_tokens = o.max_tokens ? o.max_tokens : 24,
                                        .credit_debate = strcmp(s->o->credit, "debate") == 0,
                                        .credit_none = strcmp(s->o->credit, "none") == 0,
                                        .shown = SHOWN};
-    struct item *items = bank_items(b);
-    json_t *r = report_make(&s->asker, t->v, t->n, items, (int)b->n, &o, &wants, &s->bar, err);
-    bank_items_release(items, b->n);
+    struct task_item *items = eval_task_items(b);
+    json_t *r = debate_report_make(&s->asker, t->v, t->n, items, (int)b->n, &o, &wants, &s->bar, err);
+    task_items_release(items, b->n);
     if (!r) return err->code;
     if (s->c->json)
         cli_print(json_incref(r));
     else
-        report_print(r, stdout);
-    if (page) report_page_add(r, page);
+        debate_report_print(r, stdout);
+    if (page) debate_report_html(r, page);
     json_decref(r);
     return OK;
 }
@@ -197,7 +197,7 @@ static int tasks_run(struct session *s, const struct questions *q, struct buf *p
                      struct error *err) {
     int rc = OK;
     for (int i = 0; rc == OK && i < q->n_banks; i++) {
-        const struct bank *b = &q->banks[i];
+        const struct eval_task *b = &q->banks[i];
         progress_start(&s->bar, b->name, b->n * s->team->n * s->team->options.rounds);
         rc = bank_run(s, b, page, err);
         progress_finish(&s->bar, NULL);
@@ -212,8 +212,8 @@ static int topic_run(struct session *s, const struct questions *q, struct buf *p
                         err);
     if (rc == OK) print_topic(s->c, s->o, s->team, q->topic, &d, s->team->options.vote);
     if (rc == OK && page) {
-        json_t *talk = report_talk(&d, s->team->v, q->topic, 0);
-        report_talk_add(talk, page);
+        json_t *talk = debate_transcript_json(&d, s->team->v, q->topic, 0);
+        debate_transcript_html(talk, page);
         json_decref(talk);
     }
     debate_release(&d);
@@ -221,12 +221,12 @@ static int topic_run(struct session *s, const struct questions *q, struct buf *p
 }
 
 static int session_open(struct session *s, struct error *err) {
-    int rc = team_load(s->team, setup_adapter_of, s->st, err);
+    int rc = team_load_adapters(s->team, setup_load_adapter, s->st, err);
     if (rc == OK) rc = setup_engine(s->st, err);
     if (rc) return rc;
-    s->speaker = (struct speaker){.engine = s->st->e, .model = s->st->m};
+    s->speaker = (struct engine_client){.engine = s->st->e, .model = s->st->m};
     if (s->o->reuse && !(s->speaker.store = setup_store(s->st, err))) return err->code;
-    s->asker = speaker_asker(&s->speaker);
+    s->asker = engine_client_as_llm(&s->speaker);
     return OK;
 }
 
@@ -236,12 +236,12 @@ static int debate(struct session *s, const struct questions *q, struct error *er
     if (rc == OK && s->o->rounds == 0) {
         printf("[info] Rounds set to 0; skipping debate execution.\n");
     } else if (rc == OK) {
-        if (to) page_open(to, "Debate");
+        if (to) html_page_open(to, "Debate");
         rc = q->n_banks ? tasks_run(s, q, to, err) : topic_run(s, q, to, err);
-        if (to) page_close(to);
+        if (to) html_page_close(to);
         if (rc == OK && to) rc = file_write(s->o->report, page.data, page.len, err);
         if (rc == OK && !s->c->json && s->speaker.asked > s->speaker.computed)
-            note("%lld of %lld calls were in the store",
+            log_info("%lld of %lld calls were in the store",
                  (long long)(s->speaker.asked - s->speaker.computed), (long long)s->speaker.asked);
     }
     store_close(s->speaker.store);
@@ -267,14 +267,14 @@ static int protocols_print(const struct options *o, struct error *err) {
 static void engine_fit(struct setup *st, const struct questions *q) {
     struct engine_options *e = &st->engine;
     if (q->n_banks) e->max_len = MIN(e->max_len, st->m->config.max_seq_len);
-    if (e->n_pages == 0) e->n_pages = kv_pages_for(MAX(PAGES_TOKENS, 2 * e->max_len));
+    if (e->n_pages == 0) e->n_pages = kv_cache_pages_for(MAX(PAGES_TOKENS, 2 * e->max_len));
 }
 
-static int model_run(const struct common *c, const struct options *o, const char *model,
+static int model_run(const struct cli_options *c, const struct options *o, const char *model,
                      struct team *t, const struct questions *q, struct error *err) {
-    struct setup_wants wants = {.engine = {.max_rows = 512,
+    struct setup_needs wants = {.engine = {.max_rows = 512,
                                            .max_seqs = 128,
-                                           .max_len = team_tokens(q->banks, q->n_banks, INT32_MAX)},
+                                           .max_len = team_max_tokens(q->banks, q->n_banks, INT32_MAX)},
                                 .adapters = &t->adapters,
                                 .work = CALLS_WORK + (size_t)q->n * ITEM_WORK};
     struct setup st;
@@ -311,7 +311,7 @@ static int team_open(const struct options *o, struct team *t, struct error *err)
                          "'--team' names the agents and their protocol; leave out --agents, "
                          "--personas, --protocol and --compat");
     int rc = o->team ? team_read(t, o->team, err)
-                     : team_make(t, protocol, &o->agents, &o->personas, err);
+                     : team_from_flags(t, protocol, &o->agents, &o->personas, err);
     return rc == OK ? flags_apply(o, &t->options, err) : rc;
 }
 
@@ -322,7 +322,7 @@ static int credit_check(const char *name, struct error *err) {
     return error_set(err, ERR_USAGE, "no credit of a '%s'; there are vote, debate and none", name);
 }
 
-static int run(const struct common *c, const void *options, const struct strings *args,
+static int run(const struct cli_options *c, const void *options, const struct strings *args,
                struct error *err) {
     const struct options *o = options;
     struct questions q = {0};
@@ -338,7 +338,7 @@ static int run(const struct common *c, const void *options, const struct strings
     return rc;
 }
 
-const struct command cmd_debate = {
+const struct cli_command cmd_debate = {
     .name = "debate",
     .args = "MODEL --agents A B C | --team FILE",
     .summary = "agents answer, hear each other, answer again, and vote",

@@ -51,7 +51,7 @@ static json_t *complaints(const json_t *sandbox) {
     if (!sqlite3_compileoption_used("ENABLE_FTS5"))
         json_array_append_new(list,
                               json_string("sqlite has no FTS5: full-text search will not work"));
-    char *starter = cli_find("models/fry/config.json");
+    char *starter = cli_find_file("models/fry/config.json");
     if (!path_exists(starter))
         json_array_append_new(
             list, json_string("the starter model 'models/fry' is not there: run 'shoal pretrain "
@@ -59,7 +59,7 @@ static json_t *complaints(const json_t *sandbox) {
     free(starter);
     if (json_is_null(json_object_get(sandbox, "bubblewrap")))
         json_array_append_new(list, json_sprintf("commands of rewards will not run: %s",
-                                                 json_text_at(sandbox, "why")));
+                                                 json_get_string(sandbox, "why")));
     if (access(".", W_OK) != 0)
         json_array_append_new(list,
                               json_string("this folder cannot be written: runs need --runs DIR"));
@@ -96,15 +96,15 @@ static void print(const json_t *v) {
     if (json_array_size(json_object_get(v, "missing")) == 0) printf("missing    nothing\n");
 }
 
-static int run(const struct common *c, const void *options, const struct strings *args,
+static int run(const struct cli_options *c, const void *options, const struct strings *args,
                struct error *err) {
     (void)options, (void)args, (void)err;
     json_t *sandbox = sandbox_state();
-    struct memory_facts m = memory_facts("/");
+    struct memory_info m = memory_info("/");
     json_t *v =
         json_pack("{s:s,s:s,s:o,s:s,s:i,s:I,s:I,s:o,s:o,s:o}", "version", SHOAL_VERSION, "level",
                   kernels_get()->name, "levels", levels(), "class",
-                  cli_class(c) == CLASS_EXACT ? "exact" : "fast", "threads",
+                  cli_numeric_class(c) == NUMERIC_EXACT ? "exact" : "fast", "threads",
                   c->threads ? (int)c->threads : cpu_count(), "memory_bytes",
                   (json_int_t)MAX(m.total, 0), "free_bytes", (json_int_t)MAX(m.available, 0),
                   "libraries", libraries(), "missing", complaints(sandbox), "sandbox", sandbox);
@@ -114,7 +114,7 @@ static int run(const struct common *c, const void *options, const struct strings
     return OK;
 }
 
-const struct command cmd_doctor = {
+const struct cli_command cmd_doctor = {
     .name = "doctor",
     .args = "",
     .summary = "processor level, memory, threads, libraries, and what is missing",

@@ -30,7 +30,7 @@ static const struct option_row rows[] = {
 /* Vectors [n][d] of the texts and their tokens. */
 struct embedded {
     struct prompts texts;
-    struct ids *ids;       /* [n] */
+    struct token_ids *ids;       /* [n] */
     struct token_seq *seq; /* [n] */
     float *v;              /* [n][d] */
     int32_t d;
@@ -88,13 +88,13 @@ static void print_vectors(const struct embedded *x) {
     for (int i = 0; i < x->texts.n; i++) {
         json_t *v = json_array();
         for (int32_t k = 0; k < x->d; k++)
-            json_array_append_new(v, real_json(x->v[(int64_t)i * x->d + k]));
+            json_array_append_new(v, json_from_float(x->v[(int64_t)i * x->d + k]));
         cli_print(json_pack("{s:i,s:s,s:i,s:o}", "index", i, "text", x->texts.v[i].text, "tokens",
                             x->ids[i].n, "embedding", v));
     }
 }
 
-static void print_similarity(const struct common *c, const struct embedded *x) {
+static void print_similarity(const struct cli_options *c, const struct embedded *x) {
     for (int a = 0; a < x->texts.n; a++) {
         json_t *row = json_array();
         if (!c->json) printf("%4d", a + 1);
@@ -113,7 +113,7 @@ static void print_similarity(const struct common *c, const struct embedded *x) {
     }
 }
 
-static int embed(const struct common *c, const struct options *o, struct setup *s,
+static int embed(const struct cli_options *c, const struct options *o, struct setup *s,
                  struct embedded *x, struct error *err) {
     int32_t longest = 1;
     int rc = texts_encode(x, s->m, &longest, err);
@@ -135,7 +135,7 @@ static int embed(const struct common *c, const struct options *o, struct setup *
     return OK;
 }
 
-static int run(const struct common *c, const void *options, const struct strings *args,
+static int run(const struct cli_options *c, const void *options, const struct strings *args,
                struct error *err) {
     const struct options *o = options;
     struct embedded x = {0};
@@ -143,7 +143,7 @@ static int run(const struct common *c, const void *options, const struct strings
     int rc = texts_read(&x, o, args, err);
     if (rc == OK) {
         struct strings adapters = {.v = (char **)(uintptr_t)&o->adapter, .n = o->adapter != NULL};
-        struct setup_wants w = {.engine = {.max_rows = 256,
+        struct setup_needs w = {.engine = {.max_rows = 256,
                                            .max_seqs = 1,
                                            .max_len = (int32_t)MIN(x.texts.longest, 1 << 30)},
                                 .adapters = &adapters,
@@ -152,7 +152,7 @@ static int run(const struct common *c, const void *options, const struct strings
         if (rc == OK && s.m) rc = embed(c, o, &s, &x, err);
     }
     rc = setup_close(&s, rc, err);
-    for (int i = 0; x.ids && i < x.texts.n; i++) ids_release(&x.ids[i]);
+    for (int i = 0; x.ids && i < x.texts.n; i++) token_ids_release(&x.ids[i]);
     prompts_release(&x.texts);
     free(x.ids);
     free(x.seq);
@@ -160,7 +160,7 @@ static int run(const struct common *c, const void *options, const struct strings
     return rc;
 }
 
-const struct command cmd_embed = {
+const struct cli_command cmd_embed = {
     .name = "embed",
     .args = "MODEL [TEXT …]",
     .summary = "texts as vectors, and how alike they are",

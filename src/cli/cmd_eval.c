@@ -57,37 +57,37 @@ enum {
 static const double DISCORDANT = 0.2; /* assumed share of answers that differ */
 
 struct run {
-    const struct common *c;
+    const struct cli_options *c;
     const struct options *o;
     struct setup s;
-    struct bank *banks;
+    struct eval_task *banks;
     struct strings alone; /* base and adapters: what they are called */
     struct strings paths; /* [alone.n] */
     int *generation;      /* [alone.n] of --run, from 0; -1: of none */
     struct strings loads; /* everything that is loaded */
     struct team *teams;   /* [o->teams.n] */
-    struct player *players;
-    struct speaker speaker;
-    struct asker asker;
-    struct contestant *who; /* those that answer alone, then teams */
-    struct solver *solvers;
+    struct team_solver *players;
+    struct engine_client speaker;
+    struct llm_client asker;
+    struct eval_candidate *who; /* those that answer alone, then teams */
+    struct eval_solver *solvers;
     int n_banks, n_who;
-    struct outcome **out;      /* [n_banks · n_who][bank's n] */
-    struct standing *standing; /* [n_banks · n_who] */
+    struct eval_result **out;      /* [n_banks · n_who][bank's n] */
+    struct eval_summary *standing; /* [n_banks · n_who] */
 };
 
-static int parse_split(const char *name, enum split *out, struct error *err) {
+static int parse_split(const char *name, enum data_split *out, struct error *err) {
     static const char *const names[] = {"train", "dev", "test"};
     for (int i = 0; i < 3; i++)
-        if (strcmp(name, names[i]) == 0) return *out = (enum split)i, OK;
+        if (strcmp(name, names[i]) == 0) return *out = (enum data_split)i, OK;
     return error_set(err, ERR_USAGE, "no split '%s'; there are train, dev and test", name);
 }
 
 static int questions_open(struct run *r, struct error *err) {
-    struct bank_options b = {
+    struct eval_task_options b = {
         .dir = r->o->data, .n = r->o->n, .shots = r->o->shots, .seed = (uint64_t)r->o->seed};
     if (parse_split(r->o->split, &b.split, err) != OK) return err->code;
-    if (banks_open(r->o->tasks, &b, &r->banks, &r->n_banks, err) != OK) return err->code;
+    if (eval_tasks_open(r->o->tasks, &b, &r->banks, &r->n_banks, err) != OK) return err->code;
     for (int i = 0; i < r->n_banks; i++)
         if (r->banks[i].family < 0 && (r->o->working || b.split != SPLIT_TEST))
             return error_set(err, ERR_USAGE, "--%s is for fry families; '%s' is none",
@@ -103,7 +103,7 @@ static struct engine_options engine_wanted(const struct run *r) {
         size_t most = r->banks[i].longest + (size_t)r->banks[i].max_tokens;
         e.max_len = MAX(e.max_len, (int32_t)MIN(most, (size_t)1 << 20));
     }
-    if (r->o->teams.n) e.max_len = MAX(e.max_len, team_tokens(r->banks, r->n_banks, INT32_MAX));
+    if (r->o->teams.n) e.max_len = MAX(e.max_len, team_max_tokens(r->banks, r->n_banks, INT32_MAX));
     return e;
 }
 
@@ -113,13 +113,13 @@ static void engine_fit(struct run *r) {
     bool files = false;
     for (int i = 0; i < r->n_banks; i++) {
         if (r->banks[i].family >= 0) continue;
-        need = MAX(need, bank_tokens(&r->banks[i], r->s.m->tok));
+        need = MAX(need, eval_task_max_request(&r->banks[i], r->s.m->tok));
         files = true;
     }
     e->max_len = MIN(MIN(e->max_len, need), r->s.m->config.max_seq_len);
     if (r->o->teams.n)
-        e->max_len = MAX(e->max_len, team_tokens(r->banks, r->n_banks, r->s.m->config.max_seq_len));
-    if (files && e->n_pages == 0) e->n_pages = kv_pages_for(MAX(PAGES_TOKENS, 2 * e->max_len));
+        e->max_len = MAX(e->max_len, team_max_tokens(r->banks, r->n_banks, r->s.m->config.max_seq_len));
+    if (files && e->n_pages == 0) e->n_pages = kv_cache_pages_for(MAX(PAGES_TOKENS, 2 * e->max_len));
 }
 
 /* who answers */
@@ -181,7 +181,7 @@ static int contestants_load(struct run *r, struct error *err) {
     for (int k = 1; k < r->alone.n; k++)
         if (!(r->solvers[k].adapter = setup_adapter(&r->s, r->paths.v[k], err))) return err->code;
     for (int i = 0; i < r->o->teams.n; i++)
-        if (team_load(&r->teams[i], setup_adapter_of, &r->s, err) != OK) return err->code;
+        if (team_load_adapters(&r->teams[i], setup_load_adapter, &r->s, err) != OK) return err->code;
     engine_fit(r);
     return setup_engine(&r->s, err);
 }
@@ -192,19 +192,19 @@ static int contestants_open(struct run *r, struct error *err) {
     r->solvers = xcalloc((size_t)r->alone.n, sizeof *r->solvers);
     r->players = xcalloc((size_t)r->o->teams.n + 1, sizeof *r->players);
     if (contestants_load(r, err) != OK) return err->code;
-    r->speaker = (struct speaker){.engine = r->s.e, .model = r->s.m};
-    r->asker = speaker_asker(&r->speaker);
+    r->speaker = (struct engine_client){.engine = r->s.e, .model = r->s.m};
+    r->asker = engine_client_as_llm(&r->speaker);
     for (int k = 0; k < r->alone.n; k++) {
         r->solvers[k].e = r->s.e;
         r->solvers[k].tok = r->s.m->tok;
         r->solvers[k].max_len = r->s.engine.max_len;
         r->solvers[k].working = r->o->working;
-        r->who[k] = (struct contestant){r->alone.v[k], solver_answer, &r->solvers[k]};
+        r->who[k] = (struct eval_candidate){r->alone.v[k], eval_solver_answer, &r->solvers[k]};
     }
     for (int i = 0; i < r->o->teams.n; i++) {
-        r->players[i] = (struct player){&r->teams[i], &r->asker, (uint64_t)r->o->seed};
+        r->players[i] = (struct team_solver){&r->teams[i], &r->asker, (uint64_t)r->o->seed};
         r->who[r->alone.n + i] =
-            (struct contestant){r->teams[i].name, player_answer, &r->players[i]};
+            (struct eval_candidate){r->teams[i].name, team_solver_answer, &r->players[i]};
     }
     return OK;
 }
@@ -212,15 +212,15 @@ static int contestants_open(struct run *r, struct error *err) {
 /* What a comparison of this size could find. */
 static void power_note(const struct run *r) {
     for (int i = 0; i < r->n_banks; i++) {
-        const struct bank *b = &r->banks[i];
-        struct interval half = stats_wilson(b->n / 2, b->n);
+        const struct eval_task *b = &r->banks[i];
+        struct stats_interval half = stats_wilson(b->n / 2, b->n);
         if (r->n_who == 1)
-            note("%s: %lld questions, an interval of up to ± %.1f points", b->name, (long long)b->n,
+            log_info("%s: %lld questions, an interval of up to ± %.1f points", b->name, (long long)b->n,
                  50 * (half.hi - half.lo));
         else
-            note("%s: %lld questions; a difference of %.1f points is found four times in five if "
+            log_info("%s: %lld questions; a difference of %.1f points is found four times in five if "
                  "%.0f %% of the answers differ",
-                 b->name, (long long)b->n, 100 * stats_detectable(b->n, DISCORDANT),
+                 b->name, (long long)b->n, 100 * stats_min_detectable_effect(b->n, DISCORDANT),
                  100 * DISCORDANT);
     }
 }
@@ -235,7 +235,7 @@ static int answers_get(struct run *r, struct error *err) {
     progress_start(&p, "questions", total);
     for (int i = 0; rc == OK && i < r->n_banks; i++)
         for (int k = 0; rc == OK && k < r->n_who; k++) {
-            const struct bank *b = &r->banks[i];
+            const struct eval_task *b = &r->banks[i];
             int at = i * r->n_who + k;
             r->out[at] = try_calloc((size_t)b->n, sizeof **r->out, err);
             if (!r->out[at]) return err->code;
@@ -247,14 +247,14 @@ static int answers_get(struct run *r, struct error *err) {
     return rc;
 }
 
-static void bank_stand(struct run *r, int bank) {
-    const struct bank *b = &r->banks[bank];
-    int32_t *clusters = xcalloc((size_t)b->n, sizeof *clusters), n = bank_clusters(b, clusters);
+static void leaderboard_compute(struct run *r, int bank) {
+    const struct eval_task *b = &r->banks[bank];
+    int32_t *clusters = xcalloc((size_t)b->n, sizeof *clusters), n = eval_task_clusters(b, clusters);
     for (int k = 0; k < r->n_who; k++) {
         int first = bank * r->n_who, at = first + k;
-        struct cost cost = r->standing[at].cost;
+        struct eval_cost cost = r->standing[at].cost;
         r->standing[at] =
-            contest_stand(r->out[at], r->out[first], b->n, clusters, n, (uint64_t)r->o->seed);
+            eval_summarize(r->out[at], r->out[first], b->n, clusters, n, (uint64_t)r->o->seed);
         r->standing[at].cost = cost;
     }
     free(clusters);
@@ -274,16 +274,16 @@ static void holm(struct run *r) {
 
 /* printing */
 
-static void stand_json(const struct bank *b, const char *who, const char *kind,
-                       const struct standing *s, bool first) {
-    const struct cost *c = &s->cost;
+static void stand_json(const struct eval_task *b, const char *who, const char *kind,
+                       const struct eval_summary *s, bool first) {
+    const struct eval_cost *c = &s->cost;
     json_t *v = json_pack("{s:s,s:s,s:I,s:f,s:f,s:f}", "task", b->name, "adapter", who, "n",
                           (json_int_t)s->n, "acc", s->acc.value, "lo", s->acc.lo, "hi", s->acc.hi);
     json_t *cluster = json_pack("{s:I,s:f,s:f}", "n", (json_int_t)s->n_clusters, "lo",
                                 s->clustered.lo, "hi", s->clustered.hi);
     json_object_set_new(v, "clusters", cluster);
-    if (b->ask == ASK_LIKELIHOOD) json_object_set_new(v, "acc_norm", interval_json(s->acc_norm));
-    if (b->ask == ASK_GENERATE)
+    if (b->ask == EVAL_LOGLIKELIHOOD) json_object_set_new(v, "acc_norm", stats_interval_json(s->acc_norm));
+    if (b->ask == EVAL_GENERATE)
         json_object_update_new(v, json_pack("{s:s,s:f,s:I}", "grader", b->grader, "score", s->score,
                                             "no_answer", (json_int_t)s->unread));
     json_object_update_new(v,
@@ -291,27 +291,27 @@ static void stand_json(const struct bank *b, const char *who, const char *kind,
                                      "truncated", (json_int_t)s->truncated, "calls",
                                      (json_int_t)c->calls, "prefilled", (json_int_t)c->prefilled,
                                      "generated", (json_int_t)c->generated, "seconds", c->seconds));
-    json_object_set_new(v, "detectable", json_real(stats_detectable(s->n, DISCORDANT)));
+    json_object_set_new(v, "detectable", json_real(stats_min_detectable_effect(s->n, DISCORDANT)));
     json_object_set_new(v, "kind", json_string(kind));
     if (!first) {
-        json_t *d = interval_json(s->versus.diff);
+        json_t *d = stats_interval_json(s->versus.diff);
         json_object_update_new(d, json_pack("{s:I,s:I,s:f,s:f,s:b,s:o}", "only_this",
                                             (json_int_t)s->versus.only_a, "only_base",
                                             (json_int_t)s->versus.only_b, "p", s->versus.p,
                                             "p_holm", s->p_holm, "equivalent", s->equivalent,
-                                            "clustered", interval_json(s->versus_clustered)));
+                                            "clustered", stats_interval_json(s->versus_clustered)));
         json_object_set_new(v, "difference", d);
     }
     cli_print(v);
 }
 
-static void stand_print(const struct bank *b, const char *who, const struct standing *s,
+static void stand_print(const struct eval_task *b, const char *who, const struct eval_summary *s,
                         bool first) {
-    const struct cost *c = &s->cost;
-    printf("%-*s %-*s %7lld %7.2f %%   %6.2f … %6.2f", column_bytes(b->name, 14), b->name,
-           column_bytes(who, 16), who, (long long)s->n, 100 * s->acc.value, 100 * s->acc.lo,
+    const struct eval_cost *c = &s->cost;
+    printf("%-*s %-*s %7lld %7.2f %%   %6.2f … %6.2f", utf8_field_width(b->name, 14), b->name,
+           utf8_field_width(who, 16), who, (long long)s->n, 100 * s->acc.value, 100 * s->acc.lo,
            100 * s->acc.hi);
-    if (b->ask == ASK_LIKELIHOOD && b->normed)
+    if (b->ask == EVAL_LOGLIKELIHOOD && b->normed)
         printf("  %6.2f %%", 100 * s->acc_norm.value);
     else
         printf("  %8s", "");
@@ -337,7 +337,7 @@ static const char *kind_of(const struct run *r, int who) {
 
 /* The adapters of one generation on one bank; the best of several is lucky as well as good. */
 static void generation_print(const struct run *r, int bank, int generation) {
-    const struct standing *s = &r->standing[bank * r->n_who];
+    const struct eval_summary *s = &r->standing[bank * r->n_who];
     const char *task = r->banks[bank].name;
     double sum = 0;
     int n = 0, best = -1;
@@ -354,7 +354,7 @@ static void generation_print(const struct run *r, int bank, int generation) {
                             s[best].acc.value));
     else
         printf("%-*s generation %-5d %7d adapters, mean %.2f %%, best %.2f %% (%s)\n",
-               column_bytes(task, 14), task, generation, n, 100 * sum / n, 100 * s[best].acc.value,
+               utf8_field_width(task, 14), task, generation, n, 100 * sum / n, 100 * s[best].acc.value,
                r->who[best].name);
 }
 
@@ -364,7 +364,7 @@ static void standings_print(const struct run *r) {
                "accuracy", "95 % interval  ", "acc_norm", "calls", "prefilled", "generated",
                "seconds");
     for (int i = 0; i < r->n_banks * r->n_who; i++) {
-        const struct bank *b = &r->banks[i / r->n_who];
+        const struct eval_task *b = &r->banks[i / r->n_who];
         int k = i % r->n_who;
         if (r->c->json)
             stand_json(b, r->who[k].name, kind_of(r, k), &r->standing[i], k == 0);
@@ -375,43 +375,43 @@ static void standings_print(const struct run *r) {
         for (int g = 0; g <= r->generation[r->alone.n - 1]; g++) generation_print(r, i, g);
 }
 
-static int item_put(struct writer *w, const struct bank *b, const char *who, int64_t i,
-                    const struct outcome *o, struct error *err) {
-    struct question scratch;
-    const struct question *q = bank_question(b, i, &scratch);
+static int item_put(struct atomic_file *w, const struct eval_task *b, const char *who, int64_t i,
+                    const struct eval_result *o, struct error *err) {
+    struct eval_question scratch;
+    const struct eval_question *q = eval_task_question(b, i, &scratch);
     json_t *v = json_pack("{s:s,s:s,s:I,s:b}", "task", b->name, "adapter", who, "item",
                           (json_int_t)i, "right", o->right);
     if (q->path)
         json_object_update_new(v, json_pack("{s:s,s:i}", "file", q->path, "line", q->line));
-    if (b->ask == ASK_GENERATE)
+    if (b->ask == EVAL_GENERATE)
         json_object_update_new(v, json_pack("{s:f,s:b,s:b}", "score", (double)o->score, "no_answer",
                                             o->unread, "truncated", o->truncated));
     else
         json_object_update_new(v, json_pack("{s:i,s:i,s:f}", "choice", o->choice, "correct",
                                             q->correct, "prob", (double)o->prob));
-    if (b->ask == ASK_LIKELIHOOD) json_object_set_new(v, "right_norm", json_boolean(o->right_norm));
+    if (b->ask == EVAL_LOGLIKELIHOOD) json_object_set_new(v, "right_norm", json_boolean(o->right_norm));
     if (o->cut) json_object_set_new(v, "cut", json_true());
-    char *text = json_text(v);
-    int rc = writer_put(w, text, strlen(text), err);
-    if (rc == OK) rc = writer_put(w, "\n", 1, err);
+    char *text = json_canonical(v);
+    int rc = atomic_file_write(w, text, strlen(text), err);
+    if (rc == OK) rc = atomic_file_write(w, "\n", 1, err);
     free(text);
     json_decref(v);
-    if (q == &scratch) question_release(&scratch);
+    if (q == &scratch) eval_question_release(&scratch);
     return rc;
 }
 
 static int items_write(const struct run *r, struct error *err) {
-    struct writer w;
+    struct atomic_file w;
     if (!r->o->items) return OK;
-    int rc = writer_open(&w, r->o->items, err);
+    int rc = atomic_file_open(&w, r->o->items, err);
     if (rc != OK) return rc;
     for (int i = 0; rc == OK && i < r->n_banks * r->n_who; i++) {
-        const struct bank *b = &r->banks[i / r->n_who];
+        const struct eval_task *b = &r->banks[i / r->n_who];
         for (int64_t q = 0; rc == OK && q < b->n; q++)
             rc = item_put(&w, b, r->who[i % r->n_who].name, q, &r->out[i][q], err);
     }
-    if (rc == OK) return writer_commit(&w, err);
-    writer_abort(&w);
+    if (rc == OK) return atomic_file_commit(&w, err);
+    atomic_file_abort(&w);
     return rc;
 }
 
@@ -423,7 +423,7 @@ static int eval_all(struct run *r, struct error *err) {
     r->standing = xcalloc(n, sizeof *r->standing);
     power_note(r);
     if (answers_get(r, err) != OK) return err->code;
-    for (int i = 0; i < r->n_banks; i++) bank_stand(r, i);
+    for (int i = 0; i < r->n_banks; i++) leaderboard_compute(r, i);
     holm(r);
     standings_print(r);
     return items_write(r, err);
@@ -431,7 +431,7 @@ static int eval_all(struct run *r, struct error *err) {
 
 static void run_release(struct run *r) {
     for (int i = 0; r->out && i < r->n_banks * r->n_who; i++) free(r->out[i]);
-    for (int i = 0; i < r->n_banks; i++) bank_release(&r->banks[i]);
+    for (int i = 0; i < r->n_banks; i++) eval_task_release(&r->banks[i]);
     free(r->banks);
     free(r->out);
     free(r->standing);
@@ -446,14 +446,14 @@ static void run_release(struct run *r) {
     free(r->solvers);
 }
 
-static int run(const struct common *c, const void *options, const struct strings *args,
+static int run(const struct cli_options *c, const void *options, const struct strings *args,
                struct error *err) {
     const struct options *o = options;
     struct run r = {.c = c, .o = o};
     int rc = names_make(&r, err);
     if (rc == OK) rc = questions_open(&r, err);
     if (rc == OK) {
-        struct setup_wants w = {
+        struct setup_needs w = {
             .engine = engine_wanted(&r), .adapters = &r.loads, .work = QUESTIONS_WORK};
         for (int i = 0; o->teams.n && i < r.n_banks; i++)
             w.work += (size_t)r.banks[i].n * ITEM_WORK;
@@ -465,7 +465,7 @@ static int run(const struct common *c, const void *options, const struct strings
     return rc;
 }
 
-const struct command cmd_eval = {
+const struct cli_command cmd_eval = {
     .name = "eval",
     .args = "MODEL",
     .summary = "accuracy with 95 % intervals, base, adapters and teams on the same items",

@@ -57,16 +57,16 @@ static void interrupted(int signal_number) {
 }
 
 /* The pool is the caller's to free. */
-static struct run_env env_make(const struct common *c, const char *root) {
+static struct evolve_env env_make(const struct cli_options *c, const char *root) {
     signal(SIGINT, interrupted);
-    return (struct run_env){.pool = pool_new((int)c->threads),
-                            .cls = cli_class(c),
+    return (struct evolve_env){.pool = pool_new((int)c->threads),
+                            .cls = cli_numeric_class(c),
                             .root = root,
-                            .find = cli_find,
+                            .find = cli_find_file,
                             .pause = &pause_wanted};
 }
 
-static const struct recipe_section sections[] = {{"", run_option_rows},
+static const struct recipe_section sections[] = {{"", evolve_recipe_rows},
                                                  {"train", train_option_rows},
                                                  {"evolve", evolve_option_rows},
                                                  {"fitness", fitness_option_rows},
@@ -76,10 +76,10 @@ static const struct recipe_section sections[] = {{"", run_option_rows},
                                                  {"es", es_option_rows},
                                                  {0}};
 
-static void print_result(const struct common *c, const struct options *o, json_t *result) {
+static void print_result(const struct cli_options *c, const struct options *o, json_t *result) {
     const char *id = json_string_value(json_object_get(result, "run"));
     if (!c->json) {
-        run_print(result, stdout);
+        evolve_run_print(result, stdout);
         printf("\n%s/%s/report.html shows it; adapters are beside it, everything else is in "
                "%s/shoal.db\n",
                o->runs, id, o->runs);
@@ -100,27 +100,27 @@ static bool id_is_safe(const char *id) {
     return *id != 0;
 }
 
-static int plan(const struct common *c, const struct run_env *env, const struct run_options *o,
+static int plan(const struct cli_options *c, const struct evolve_env *env, const struct evolve_recipe *o,
                 struct error *err) {
-    json_t *v = run_plan(env, o, err);
-    if (v) cli_plan(c, v);
+    json_t *v = evolve_run_plan(env, o, err);
+    if (v) cli_print_dry_run(c, v);
     return v ? OK : err->code;
 }
 
 /* The last generation's adapters in reach of a browser. */
-static void next_print(const struct options *o, const struct run_options *ro, const char *id) {
+static void next_print(const struct options *o, const struct evolve_recipe *ro, const char *id) {
     printf("to talk to the last generation: shoal serve %s --adapter-dir "
            "%s/%s/adapters/gen_%lld\nand open http://127.0.0.1:8000\n",
            ro->model, o->runs, id, (long long)ro->evolve.generations);
 }
 
-static int start(const struct common *c, const struct options *o, const char *recipe,
+static int start(const struct cli_options *c, const struct options *o, const char *recipe,
                  struct error *err) {
-    struct run_options ro;
-    char *path = cli_find(recipe);
-    struct run_env env = env_make(c, o->runs);
+    struct evolve_recipe ro;
+    char *path = cli_find_file(recipe);
+    struct evolve_env env = env_make(c, o->runs);
     json_t *result = NULL;
-    int rc = run_recipe_load(&ro, path, err);
+    int rc = evolve_recipe_load(&ro, path, err);
     if (rc == OK && o->id && !id_is_safe(o->id))
         rc = error_set(err, ERR_USAGE, "'%s' is no name for a run; use letters, digits, - and _",
                        o->id);
@@ -131,28 +131,28 @@ static int start(const struct common *c, const struct options *o, const char *re
     if (rc == OK && o->dry_run) {
         rc = plan(c, &env, &ro, err);
     } else if (rc == OK) {
-        result = run_execute(&env, &ro, o->id, NULL, err);
+        result = evolve_run_execute(&env, &ro, o->id, NULL, err);
         rc = result ? OK : err->code;
     }
     if (result) {
-        char *id = xstrdup(json_text_at(result, "run"));
+        char *id = xstrdup(json_get_string(result, "run"));
         print_result(c, o, result);
         if (!c->json) next_print(o, &ro, id);
         free(id);
     }
-    run_options_release(&ro);
+    evolve_recipe_release(&ro);
     pool_free(env.pool);
     free(path);
     return rc;
 }
 
-static int run_demo(const struct common *c, const void *options, const struct strings *args,
+static int run_demo(const struct cli_options *c, const void *options, const struct strings *args,
                     struct error *err) {
     (void)args;
     return start(c, options, "examples/demo.yaml", err);
 }
 
-static int run_evolve(const struct common *c, const void *options, const struct strings *args,
+static int run_evolve(const struct cli_options *c, const void *options, const struct strings *args,
                       struct error *err) {
     return start(c, options, args->v[0], err);
 }
@@ -161,36 +161,36 @@ static int known_id(const char *id, struct error *err) {
     return id_is_safe(id) ? OK : error_set(err, ERR_MISSING, "no run '%s'", id);
 }
 
-static int run_again(const struct common *c, const void *options, const struct strings *args,
+static int run_again(const struct cli_options *c, const void *options, const struct strings *args,
                      struct error *err) {
     const struct options *o = options;
     if (known_id(args->v[0], err) != OK) return err->code;
-    struct run_env env = env_make(c, o->runs);
-    json_t *result = run_resume(&env, args->v[0], err);
+    struct evolve_env env = env_make(c, o->runs);
+    json_t *result = evolve_run_resume(&env, args->v[0], err);
     if (result) print_result(c, o, result);
     pool_free(env.pool);
     return result ? OK : err->code;
 }
 
-static int run_forked(const struct common *c, const void *options, const struct strings *args,
+static int run_forked(const struct cli_options *c, const void *options, const struct strings *args,
                       struct error *err) {
     const struct options *o = options;
     if (known_id(args->v[0], err) != OK) return err->code;
     if (o->id && !id_is_safe(o->id))
         return error_set(err, ERR_USAGE, "'%s' is no name for a run; use letters, digits, - and _",
                          o->id);
-    struct run_env env = env_make(c, o->runs);
-    json_t *result = run_fork(&env, args->v[0], (int)o->at, o->recipe, o->seed, o->id, err);
+    struct evolve_env env = env_make(c, o->runs);
+    json_t *result = evolve_run_fork(&env, args->v[0], (int)o->at, o->recipe, o->seed, o->id, err);
     if (result) print_result(c, o, result);
     pool_free(env.pool);
     return result ? OK : err->code;
 }
 
-int evolve_replay(const struct common *c, const char *runs, const char *id, int64_t generation,
+int cmd_evolve_replay(const struct cli_options *c, const char *runs, const char *id, int64_t generation,
                   struct error *err) {
     if (known_id(id, err) != OK) return err->code;
-    struct run_env env = env_make(c, runs);
-    json_t *v = run_replay(&env, id, (int)generation, err), *row;
+    struct evolve_env env = env_make(c, runs);
+    json_t *v = evolve_run_replay(&env, id, (int)generation, err), *row;
     pool_free(env.pool);
     if (!v) return err->code;
     bool equal = json_is_true(json_object_get(v, "equal"));
@@ -211,7 +211,7 @@ int evolve_replay(const struct common *c, const char *runs, const char *id, int6
                              (int)generation, id);
 }
 
-const struct command cmd_demo = {
+const struct cli_command cmd_demo = {
     .name = "demo",
     .args = "",
     .summary = "the main job on the starter model, in three minutes",
@@ -224,7 +224,7 @@ const struct command cmd_demo = {
     .max_args = 0,
     .run = run_demo,
 };
-const struct command cmd_evolve = {
+const struct cli_command cmd_evolve = {
     .name = "evolve",
     .args = "RECIPE",
     .summary = "train founders, debate, breed and measure, as a recipe says",
@@ -246,7 +246,7 @@ const struct command cmd_evolve = {
     .max_args = 1,
     .run = run_evolve,
 };
-const struct command cmd_resume = {
+const struct cli_command cmd_resume = {
     .name = "resume",
     .args = "ID",
     .summary = "continue a killed run, to the same result",
@@ -259,7 +259,7 @@ const struct command cmd_resume = {
     .max_args = 1,
     .run = run_again,
 };
-const struct command cmd_fork = {
+const struct cli_command cmd_fork = {
     .name = "fork",
     .args = "ID",
     .summary = "a new run that is another up to a generation",

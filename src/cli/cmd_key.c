@@ -39,7 +39,7 @@ static const struct option_row rows[] = {
 static int scopes_of(const struct strings *names, unsigned *bits, struct error *err) {
     *bits = 0;
     for (int i = 0; i < names->n; i++) {
-        unsigned bit = key_scope_named(names->v[i]);
+        unsigned bit = key_scope_from_name(names->v[i]);
         if (!bit)
             return error_set(err, ERR_USAGE, "'%s' is none of the scopes chat, jobs and admin",
                              names->v[i]);
@@ -48,7 +48,7 @@ static int scopes_of(const struct strings *names, unsigned *bits, struct error *
     return OK;
 }
 
-static int add(const struct common *c, const struct options *o, struct keys *k, const char *name,
+static int add(const struct cli_options *c, const struct options *o, struct keys *k, const char *name,
                time_t now, struct error *err) {
     char secret[KEY_SECRET_LEN];
     struct key_spec spec = {.requests_per_minute = o->rpm,
@@ -63,7 +63,7 @@ static int add(const struct common *c, const struct options *o, struct keys *k, 
         cli_print(json_pack("{s:s,s:s}", "name", name, "secret", secret));
     } else {
         puts(secret);
-        note("this is the only time that the key of '%s' is shown", name);
+        log_info("this is the only time that the key of '%s' is shown", name);
     }
     sodium_memzero(secret, sizeof secret);
     return OK;
@@ -71,7 +71,7 @@ static int add(const struct common *c, const struct options *o, struct keys *k, 
 
 /* The day of a time, or "" of 0. */
 static const char *day(const json_t *v, const char *key, char out[16]) {
-    time_t at = (time_t)json_number_at(v, key);
+    time_t at = (time_t)json_get_number(v, key);
     struct tm tm;
     *out = 0;
     if (at && gmtime_r(&at, &tm)) strftime(out, 16, "%Y-%m-%d", &tm);
@@ -80,7 +80,7 @@ static const char *day(const json_t *v, const char *key, char out[16]) {
 
 static double tokens(const json_t *v, const char *when) {
     const json_t *count = json_object_get(v, when);
-    return json_number_at(count, "prompt_tokens") + json_number_at(count, "completion_tokens");
+    return json_get_number(count, "prompt_tokens") + json_get_number(count, "completion_tokens");
 }
 
 static void scopes_print(const json_t *list) {
@@ -95,19 +95,19 @@ static void scopes_print(const json_t *list) {
 
 static void key_print(const json_t *v, double now) {
     char made[16], last[16];
-    double expires = json_number_at(v, "expires");
-    printf("%-22s%-16s…%-8s", json_text_at(v, "id"), json_text_at(v, "name"),
-           json_text_at(v, "tail"));
+    double expires = json_get_number(v, "expires");
+    printf("%-22s%-16s…%-8s", json_get_string(v, "id"), json_get_string(v, "name"),
+           json_get_string(v, "tail"));
     scopes_print(json_object_get(v, "scopes"));
     printf("%-12s%-12s%12.0f%14.0f%14.0f  %s\n", day(v, "created", made), day(v, "last_used", last),
-           json_number_at(json_object_get(v, "all"), "requests"), tokens(v, "today"),
+           json_get_number(json_object_get(v, "all"), "requests"), tokens(v, "today"),
            tokens(v, "all"),
-           json_number_at(v, "revoked")     ? "revoked"
+           json_get_number(v, "revoked")     ? "revoked"
            : expires != 0 && expires <= now ? "expired"
                                             : "");
 }
 
-static int list(const struct common *c, struct keys *k, time_t now) {
+static int list(const struct cli_options *c, struct keys *k, time_t now) {
     json_t *all = keys_list(k, (double)now), *v;
     size_t i;
     if (!c->json)
@@ -123,17 +123,17 @@ static int list(const struct common *c, struct keys *k, time_t now) {
     return OK;
 }
 
-static int revoke(const struct common *c, struct keys *k, const char *name, time_t now,
+static int revoke(const struct cli_options *c, struct keys *k, const char *name, time_t now,
                   struct error *err) {
     int rc = keys_revoke(k, name, (double)now, err);
     if (rc == OK && c->json)
         cli_print(json_pack("{s:s}", "revoked", name));
     else if (rc == OK)
-        note("key '%s' is revoked", name);
+        log_info("key '%s' is revoked", name);
     return rc;
 }
 
-static int run(const struct common *c, const void *options, const struct strings *args,
+static int run(const struct cli_options *c, const void *options, const struct strings *args,
                struct error *err) {
     const struct options *o = options;
     const char *verb = args->v[0], *name = args->n > 1 ? args->v[1] : NULL;
@@ -158,7 +158,7 @@ static int run(const struct common *c, const void *options, const struct strings
     return rc;
 }
 
-const struct command cmd_key = {
+const struct cli_command cmd_key = {
     .name = "key",
     .args = "add|list|revoke [NAME]",
     .summary = "who may use the server: API keys, limits, and what was used",

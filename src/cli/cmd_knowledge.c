@@ -43,10 +43,10 @@ struct embedding {
 /* A chunk is cut at so many tokens. */
 enum { EMBED_TOKENS = 2048, EMBED_WORK = 4 << 20 };
 
-static int embedding_open(struct embedding *x, const struct common *c, const struct options *o,
+static int embedding_open(struct embedding *x, const struct cli_options *c, const struct options *o,
                           struct error *err) {
     struct strings adapters = {.v = (char **)(uintptr_t)&o->adapter, .n = o->adapter != NULL};
-    struct setup_wants w = {.engine = {.max_rows = 256, .max_seqs = 1, .max_len = EMBED_TOKENS},
+    struct setup_needs w = {.engine = {.max_rows = 256, .max_seqs = 1, .max_len = EMBED_TOKENS},
                             .adapters = &adapters,
                             .work = EMBED_WORK};
     int rc = setup_open(&x->setup, c, &o->setup, o->model, &w, err);
@@ -60,7 +60,7 @@ static int embedding_open(struct embedding *x, const struct common *c, const str
     return rc == OK ? embedder_open(&x->embedder, &x->engine, err) : rc;
 }
 
-static int add(const struct common *c, const struct options *o, struct knowledge *k,
+static int add(const struct cli_options *c, const struct options *o, struct knowledge *k,
                const struct embedder *e, const struct strings *args, struct error *err) {
     struct progress bar;
     struct knowledge_options how = {(int)o->chunk, e, &bar};
@@ -93,7 +93,7 @@ static void hit_print(const json_t *hit, int chars) {
 }
 
 /* Zero, which the functions take for their defaults, is given here as what is next to it. */
-static int search(const struct common *c, const struct options *o, struct knowledge *k,
+static int search(const struct cli_options *c, const struct options *o, struct knowledge *k,
                   const struct embedder *e, const struct strings *args, struct error *err) {
     struct buf text = {0};
     for (int i = 2; i < args->n; i++) {
@@ -113,13 +113,13 @@ static int search(const struct common *c, const struct options *o, struct knowle
         else
             hit_print(hit, (int)o->snippet);
     }
-    if (hits && json_array_size(hits) == 0) note("nothing is as alike as --threshold asks");
+    if (hits && json_array_size(hits) == 0) log_info("nothing is as alike as --threshold asks");
     buf_release(&text);
     json_decref(hits);
     return hits ? OK : err->code;
 }
 
-static int list(const struct common *c, struct knowledge *k, struct error *err) {
+static int list(const struct cli_options *c, struct knowledge *k, struct error *err) {
     json_t *all = knowledge_list(k, err), *v;
     size_t i;
     json_array_foreach (all, i, v) {
@@ -135,7 +135,7 @@ static int list(const struct common *c, struct knowledge *k, struct error *err) 
     return all ? OK : err->code;
 }
 
-static int forget(const struct common *c, struct knowledge *k, const struct strings *args,
+static int forget(const struct cli_options *c, struct knowledge *k, const struct strings *args,
                   struct error *err) {
     for (int i = 2; i < args->n; i++) {
         struct knowledge_report r;
@@ -150,22 +150,22 @@ static int forget(const struct common *c, struct knowledge *k, const struct stri
 }
 
 /* DB is not even opened, which would make it. */
-static int plan(const struct common *c, const struct strings *args, bool adds, struct error *err) {
+static int plan(const struct cli_options *c, const struct strings *args, bool adds, struct error *err) {
     json_t *paths = json_array();
     int rc = OK;
     for (int i = 2; rc == OK && i < args->n; i++) {
-        json_array_append_new(paths, json_path(args->v[i]));
+        json_array_append_new(paths, json_from_path(args->v[i]));
         if (adds && !path_exists(args->v[i]))
             rc = error_set(err, ERR_MISSING, "there is no '%s'", args->v[i]);
     }
     if (rc == OK)
-        cli_plan(c, json_pack("{s:o,s:b,s:O}", "writes", json_path(args->v[1]), "there already",
+        cli_print_dry_run(c, json_pack("{s:o,s:b,s:O}", "writes", json_from_path(args->v[1]), "there already",
                               (int)path_exists(args->v[1]), adds ? "reads" : "forgets", paths));
     json_decref(paths);
     return rc;
 }
 
-static int run(const struct common *c, const void *options, const struct strings *args,
+static int run(const struct cli_options *c, const void *options, const struct strings *args,
                struct error *err) {
     const struct options *o = options;
     const char *verb = args->v[0];
@@ -194,7 +194,7 @@ static int run(const struct common *c, const void *options, const struct strings
     return rc;
 }
 
-const struct command cmd_knowledge = {
+const struct cli_command cmd_knowledge = {
     .name = "knowledge",
     .args = "add|search|list|remove DB [PATH …|QUERY]",
     .summary = "a base of your texts, found by words and by meaning",

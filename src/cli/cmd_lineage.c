@@ -49,7 +49,7 @@ static int print_dot(const json_t *generations, const char *name, struct error *
     return rc;
 }
 
-static int run_lineage(const struct common *c, const void *options, const struct strings *args,
+static int run_lineage(const struct cli_options *c, const void *options, const struct strings *args,
                        struct error *err) {
     const struct options *o = options;
     const char *id = args->v[0], *name = args->n > 1 ? args->v[1] : NULL;
@@ -63,7 +63,7 @@ static int run_lineage(const struct common *c, const void *options, const struct
     return rc;
 }
 
-const struct command cmd_lineage = {
+const struct cli_command cmd_lineage = {
     .name = "lineage",
     .args = "RUN [NAME]",
     .summary = "who descends from whom in a run, and by which operator",

@@ -37,7 +37,7 @@ static void family_print(const struct metric_family *f) {
     free(labels);
 }
 
-static int run(const struct common *c, const void *options, const struct strings *args,
+static int run(const struct cli_options *c, const void *options, const struct strings *args,
                struct error *err) {
     const struct options *o = options;
     struct buf text = {0};
@@ -45,9 +45,9 @@ static int run(const struct common *c, const void *options, const struct strings
     if (o->rules && o->dashboard)
         return error_set(err, ERR_USAGE, "--rules and --dashboard exclude each other");
     if (c->json && (o->rules || o->dashboard)) {
-        cli_print(o->rules ? metrics_rules() : metrics_dashboard());
+        cli_print(o->rules ? metrics_alert_rules() : metrics_dashboard());
     } else if (o->rules) {
-        metrics_rules_yaml(&text);
+        metrics_alert_rules_yaml(&text);
         fputs(text.data, stdout);
         buf_release(&text);
     } else if (o->dashboard) {
@@ -65,7 +65,7 @@ static int run(const struct common *c, const void *options, const struct strings
     return OK;
 }
 
-const struct command cmd_metrics = {
+const struct cli_command cmd_metrics = {
     .name = "metrics",
     .args = "",
     .summary = "the metrics of a server, alert rules and a dashboard for them",

@@ -21,7 +21,7 @@ static int write_model(const struct model *m, const char *out, enum tensor_type 
     return gguf ? model_write_gguf(m, out, type, err) : model_write_hf(m, out, type, err);
 }
 
-static void print_model(const struct common *c, struct model *m, const char *hash) {
+static void print_model(const struct cli_options *c, struct model *m, const char *hash) {
     const struct model_config *k = &m->config;
     int64_t n = model_param_count(k);
     if (c->json) {
@@ -41,9 +41,9 @@ static void print_model(const struct common *c, struct model *m, const char *has
            k->max_seq_len, hash);
 }
 
-static int model_info(const struct common *c, const char *arg, struct error *err) {
-    char *path = cli_find(arg);
-    struct model *m = model_open(path, cli_class(c), err);
+static int model_info(const struct cli_options *c, const char *arg, struct error *err) {
+    char *path = cli_find_file(arg);
+    struct model *m = model_open(path, cli_numeric_class(c), err);
     const char *hash = m ? model_hash(m, err) : NULL;
     if (hash) print_model(c, m, hash);
     model_close(m);
@@ -54,11 +54,11 @@ static int model_info(const struct common *c, const char *arg, struct error *err
 static int model_make(const struct options *o, const char *out, struct error *err) {
     struct model_config config;
     enum tensor_type type;
-    if (shape_find(o->shape, &config, err) != OK) return err->code;
+    if (model_preset_find(o->shape, &config, err) != OK) return err->code;
     if (tensor_type_parse(o->quant, &type) != OK)
         return error_set(err, ERR_USAGE, "no weight type '%s'; there are %s", o->quant,
                          tensor_type_list());
-    struct model *m = model_new(&config, (uint64_t)o->seed, CLASS_EXACT);
+    struct model *m = model_new(&config, (uint64_t)o->seed, NUMERIC_EXACT);
     m->name = arena_strdup(&m->arena, o->shape);
     int rc = write_model(m, out, type, err);
     model_close(m);
@@ -66,10 +66,10 @@ static int model_make(const struct options *o, const char *out, struct error *er
 }
 
 static int task_data(const struct options *o, const char *path, struct error *err) {
-    bool pick[MAX_TASKS] = {0};
-    int split = shares_find(o->tasks);
-    if (split >= 0) return shares_write(split, (int)o->n, (uint64_t)o->seed, path, err);
-    int rc = tasks_parse(o->tasks, pick, err);
+    bool pick[FRY_MAX_FAMILIES] = {0};
+    int split = split_evidence_find(o->tasks);
+    if (split >= 0) return split_evidence_write(split, (int)o->n, (uint64_t)o->seed, path, err);
+    int rc = fry_parse_families(o->tasks, pick, err);
     if (rc == OK && o->critic)
         return fry_write_critic(pick, (int)o->n, (uint64_t)o->seed, path, err);
     return rc == OK ? fry_write_tasks(pick, (int)o->n, (uint64_t)o->seed, path, err) : rc;
@@ -85,7 +85,7 @@ static int persona_data(const struct options *o, const char *dir, struct error *
     return rc;
 }
 
-static int run_model(const struct common *c, const void *options, const struct strings *args,
+static int run_model(const struct cli_options *c, const void *options, const struct strings *args,
                      struct error *err) {
     const struct options *o = options;
     const char *verb = args->v[0];
@@ -96,7 +96,7 @@ static int run_model(const struct common *c, const void *options, const struct s
     return error_set(err, ERR_USAGE, "no '%s'; there are new, info and data", verb);
 }
 
-static int run_convert(const struct common *c, const void *options, const struct strings *args,
+static int run_convert(const struct cli_options *c, const void *options, const struct strings *args,
                        struct error *err) {
     const struct options *o = options;
     enum tensor_type type = TENSOR_F32;
@@ -105,20 +105,20 @@ static int run_convert(const struct common *c, const void *options, const struct
     if (o->quant && tensor_type_parse(o->quant, &type) != OK)
         return error_set(err, ERR_USAGE, "no weight type '%s'; there are %s", o->quant,
                          tensor_type_list());
-    char *path = cli_find(args->v[0]);
-    struct model *m = o->tokenizer ? llama2c_open(path, o->tokenizer, CLASS_EXACT, err)
-                                   : model_open(path, CLASS_EXACT, err);
+    char *path = cli_find_file(args->v[0]);
+    struct model *m = o->tokenizer ? llama2c_open(path, o->tokenizer, NUMERIC_EXACT, err)
+                                   : model_open(path, NUMERIC_EXACT, err);
     int rc = m ? OK : err->code;
     if (m && !o->quant && (m->type == TENSOR_BF16 || m->type == TENSOR_F16)) type = m->type;
-    struct quant q = quant_pure(type);
+    struct quant_scheme q = quant_pure(type);
     if (rc == OK && o->dry_run)
-        cli_plan(c, json_pack("{s:o,s:s,s:I,s:b}", "writes", json_path(o->out), "type",
+        cli_print_dry_run(c, json_pack("{s:o,s:s,s:I,s:b}", "writes", json_from_path(o->out), "type",
                               tensor_type_name(type), "bytes of weights",
                               (json_int_t)quant_bytes(&q, &m->config), "replaces",
                               (int)path_exists(o->out)));
     else if (rc == OK)
         rc = write_model(m, o->out, type, err);
-    if (rc == OK && !o->dry_run) note("wrote '%s'", o->out);
+    if (rc == OK && !o->dry_run) log_info("wrote '%s'", o->out);
     model_close(m);
     free(path);
     return rc;
@@ -152,7 +152,7 @@ static const struct option_row convert_rows[] = {
     {0},
 };
 
-const struct command cmd_model = {
+const struct cli_command cmd_model = {
     .name = "model",
     .args = "new|info|data PATH",
     .summary = "describe a model, make one with random weights, write training data",
@@ -166,7 +166,7 @@ const struct command cmd_model = {
     .max_args = 2,
     .run = run_model,
 };
-const struct command cmd_convert = {
+const struct cli_command cmd_convert = {
     .name = "convert",
     .args = "MODEL -o OUT",
     .summary = "between GGUF, Hugging Face directories and llama2.c",

@@ -17,19 +17,19 @@ static const struct option_row rows[] = {
     {0},
 };
 
-static int plan(const struct common *c, const struct pretrain_options *recipe, const char *dir,
+static int plan(const struct cli_options *c, const struct pretrain_options *recipe, const char *dir,
                 struct error *err) {
     json_t *v = pretrain_plan(recipe, dir, err);
-    if (v) cli_plan(c, v);
+    if (v) cli_print_dry_run(c, v);
     return v ? OK : err->code;
 }
 
-static int run(const struct common *c, const void *options, const struct strings *args,
+static int run(const struct cli_options *c, const void *options, const struct strings *args,
                struct error *err) {
     const struct options *o = options;
     struct pretrain_options recipe;
     struct yaml y;
-    char *path = cli_find(args->v[0]), *copy = xstrdup(path);
+    char *path = cli_find_file(args->v[0]), *copy = xstrdup(path);
     struct pool *pool = pool_new((int)c->threads);
     options_default(pretrain_option_rows, &recipe);
     int rc = yaml_load(&y, path, err);
@@ -49,7 +49,7 @@ static int run(const struct common *c, const void *options, const struct strings
 
 static const struct recipe_section sections[] = {{"", pretrain_option_rows}, {0}};
 
-const struct command cmd_pretrain = {
+const struct cli_command cmd_pretrain = {
     .name = "pretrain",
     .args = "RECIPE",
     .summary = "make a small base model from a recipe",

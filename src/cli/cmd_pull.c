@@ -20,7 +20,7 @@ static const char *text_of(const json_t *record, const char *key) {
     return text ? text : "?";
 }
 
-static int list_pulled(const struct common *c, struct error *err) {
+static int list_pulled(const struct cli_options *c, struct error *err) {
     json_t *all = hub_list(err), *v;
     size_t i;
     if (!all) return err->code;
@@ -39,20 +39,20 @@ static int list_pulled(const struct common *c, struct error *err) {
     return OK;
 }
 
-static int run_pull(const struct common *c, const void *options, const struct strings *args,
+static int run_pull(const struct cli_options *c, const void *options, const struct strings *args,
                     struct error *err) {
     if (strcmp(args->v[0], "list") == 0) return list_pulled(c, err);
     const struct hub_options *o = options;
     if (o->dry_run) {
         json_t *plan = hub_plan(args->v[0], o, err);
-        if (plan) cli_plan(c, plan);
+        if (plan) cli_print_dry_run(c, plan);
         return plan ? OK : err->code;
     }
     json_t *record = hub_pull(args->v[0], o, err);
     if (!record) return err->code;
     int n;
     double mb = 1e-6 * (double)files_size(record, &n);
-    note("hf:%s at %.12s: %d files, %.1f MB, of which %.1f MB were loaded now",
+    log_info("hf:%s at %.12s: %d files, %.1f MB, of which %.1f MB were loaded now",
          text_of(record, "repo"), text_of(record, "commit"), n, mb,
          1e-6 * (double)json_integer_value(json_object_get(record, "loaded")));
     if (c->json) {
@@ -74,7 +74,7 @@ static const struct option_row pull_rows[] = {
     {0},
 };
 
-const struct command cmd_pull = {
+const struct cli_command cmd_pull = {
     .name = "pull",
     .args = "hf:OWNER/REPO[/FILE][@REVISION]|list",
     .summary = "load a model or adapter from a hub, or list what is here",

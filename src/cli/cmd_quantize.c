@@ -26,7 +26,7 @@ enum { TEXT_LIMIT = 64 << 20, WINDOW = 512, MAX_SEQS = 4096 };
 
 /* What both models read. */
 struct reading {
-    struct ids ids;
+    struct token_ids ids;
     struct buf own;              /* chats: which tokens are the assistant's, and so scored */
     int32_t begin[MAX_SEQS + 1]; /* passage i is ids[begin[i], begin[i + 1]) */
     int n;
@@ -41,15 +41,15 @@ static int chats_read(struct reading *r, const struct tokenizer *tok, int64_t to
                       struct error *err) {
     int rc = OK;
     for (int i = 0; rc == OK && r->ids.n < tokens && r->n < MAX_SEQS; i++) {
-        struct item it;
+        struct task_item it;
         fry_item(i % fry_count(), SPLIT_TEST, 1, (uint32_t)(i / fry_count()), false, &it);
         char *reply =
             xasprintf(WORK_PREFIX " %s\n" ANSWER_PREFIX " %s", it.work, it.choices[it.correct]);
-        const struct message chat[] = {{"user", it.question}, {"assistant", reply}};
+        const struct chat_message chat[] = {{"user", it.question}, {"assistant", reply}};
         rc = chat_encode(tok, chat, 2, false, &r->ids, &r->own, err);
         passage_close(r);
         free(reply);
-        item_release(&it);
+        task_item_release(&it);
     }
     return rc;
 }
@@ -58,20 +58,20 @@ static int chats_read(struct reading *r, const struct tokenizer *tok, int64_t to
 static int text_read(struct reading *r, const struct model *m, const char *path, int64_t tokens,
                      struct error *err) {
     struct buf text = {0};
-    struct ids ids = {0};
-    int32_t bos = tok_add_bos(m->tok) ? tok_bos(m->tok) : -1,
+    struct token_ids ids = {0};
+    int32_t bos = tokenizer_add_bos(m->tok) ? tokenizer_bos(m->tok) : -1,
             len = MIN(WINDOW, m->config.max_seq_len);
     int rc = file_read(path, TEXT_LIMIT, &text, err);
-    if (rc == OK && text.len) tok_encode(m->tok, text.data, text.len, 0, &ids);
+    if (rc == OK && text.len) tokenizer_encode(m->tok, text.data, text.len, 0, &ids);
     for (int i = 0; i < MIN(ids.n, tokens); i++) {
         if (r->ids.n - r->begin[r->n] == len) passage_close(r);
-        if (r->ids.n == r->begin[r->n] && bos >= 0) ids_add(&r->ids, bos);
-        ids_add(&r->ids, ids.v[i]);
+        if (r->ids.n == r->begin[r->n] && bos >= 0) token_ids_add(&r->ids, bos);
+        token_ids_add(&r->ids, ids.v[i]);
     }
     passage_close(r);
     if (rc == OK && ids.n < 2)
         rc = error_set(err, ERR_FORMAT, "'%s' has fewer than two tokens", path);
-    ids_release(&ids);
+    token_ids_release(&ids);
     buf_release(&text);
     return rc;
 }
@@ -86,12 +86,12 @@ static bool ends_gguf(const char *out) {
     return n > 5 && strcmp(out + n - 5, ".gguf") == 0;
 }
 
-static int form_check(const char *out, const struct quant *q, struct error *err) {
+static int form_check(const char *out, const struct quant_scheme *q, struct error *err) {
     if (ends_gguf(out) || q->mix == QUANT_PURE) return OK;
     return error_set(err, ERR_USAGE, "'%s' does not end in .gguf, which %s needs", out, q->name);
 }
 
-static int copy_write(const struct model *m, const char *out, const struct quant *q,
+static int copy_write(const struct model *m, const char *out, const struct quant_scheme *q,
                       struct pool *pool, struct error *err) {
     struct progress bar;
     if (form_check(out, q, err) != OK) return err->code;
@@ -103,7 +103,7 @@ static int copy_write(const struct model *m, const char *out, const struct quant
 }
 
 /* The weights alone, without tokenizer and padding. */
-static double bits_of(const struct model *m, const struct quant *q) {
+static double bits_of(const struct model *m, const struct quant_scheme *q) {
     return 8.0 * (double)quant_bytes(q, &m->config) / (double)model_param_count(&m->config);
 }
 
@@ -113,24 +113,24 @@ static int64_t file_bytes(const struct model *m) {
     return n;
 }
 
-static int plan(const struct common *c, const struct model *m, const char *out,
-                const struct quant *q, struct error *err) {
+static int plan(const struct cli_options *c, const struct model *m, const char *out,
+                const struct quant_scheme *q, struct error *err) {
     if (form_check(out, q, err) != OK) return err->code;
-    cli_plan(c, json_pack("{s:o,s:s,s:I,s:I,s:f,s:b}", "writes", json_path(out), "type", q->name,
+    cli_print_dry_run(c, json_pack("{s:o,s:s,s:I,s:I,s:f,s:b}", "writes", json_from_path(out), "type", q->name,
                           "bytes of weights", (json_int_t)quant_bytes(q, &m->config),
                           "original bytes", (json_int_t)file_bytes(m), "bits a weight",
                           bits_of(m, q), "replaces", (int)path_exists(out)));
     return OK;
 }
 
-static void print_result(const struct common *c, const struct model *const m[2], const char *out,
-                         const struct quant *q, const struct model_shift *d) {
+static void print_result(const struct cli_options *c, const struct model *const m[2], const char *out,
+                         const struct quant_scheme *q, const struct model_divergence *d) {
     int64_t before = file_bytes(m[0]), after = file_bytes(m[1]);
     if (c->json) {
         cli_print(json_pack("{s:s,s:s,s:I,s:I,s:f,s:b,s:I,s:f,s:f,s:f,s:f,s:f}", "out", out, "type",
                             q->name, "bytes", (json_int_t)after, "original_bytes",
                             (json_int_t)before, "bits_per_weight", bits_of(m[0], q), "requantised",
-                            (int)tensor_type_quantised(m[0]->type), "tokens", (json_int_t)d->n,
+                            (int)tensor_type_is_quantized(m[0]->type), "tokens", (json_int_t)d->n,
                             "perplexity", d->perplexity[1], "original_perplexity", d->perplexity[0],
                             "kl_mean", d->kl_mean, "kl_p99", d->kl_p99, "same_top", d->same_top));
         return;
@@ -145,14 +145,14 @@ static void print_result(const struct common *c, const struct model *const m[2],
 }
 
 /* Both models on the same tokens; without a tokenizer there are none. */
-static int copy_compare(const struct options *o, const struct model *const m[2], struct pool *pool,
-                        struct model_shift *d, struct error *err) {
+static int quantized_compare(const struct options *o, const struct model *const m[2], struct pool *pool,
+                        struct model_divergence *d, struct error *err) {
     if (!m[0]->tok) {
-        warn("'%s' holds no tokenizer: the copy is not compared", m[0]->name);
+        log_warn("'%s' holds no tokenizer: the copy is not compared", m[0]->name);
         return OK;
     }
     struct reading *r = xcalloc(1, sizeof *r);
-    struct passage *passages = xcalloc(MAX_SEQS, sizeof *passages);
+    struct scored_sequence *passages = xcalloc(MAX_SEQS, sizeof *passages);
     struct progress bar;
     int rc = OK;
     if (o->text)
@@ -161,45 +161,45 @@ static int copy_compare(const struct options *o, const struct model *const m[2],
         rc = chats_read(r, m[0]->tok, o->tokens, err);
     for (int i = 0; i < r->n; i++) {
         int32_t at = r->begin[i], n = MIN(r->begin[i + 1] - at, m[0]->config.max_seq_len);
-        passages[i] = (struct passage){r->ids.v + at, r->own.data ? r->own.data + at : NULL, n};
+        passages[i] = (struct scored_sequence){r->ids.v + at, r->own.data ? r->own.data + at : NULL, n};
     }
     if (rc == OK) {
         progress_start(&bar, "comparison", r->ids.n);
-        *d = models_compare(m, passages, r->n, pool, &bar);
+        *d = model_divergence_measure(m, passages, r->n, pool, &bar);
         progress_finish(&bar, NULL);
     }
-    ids_release(&r->ids);
+    token_ids_release(&r->ids);
     buf_release(&r->own);
     free(passages);
     free(r);
     return rc;
 }
 
-static int run(const struct common *c, const void *options, const struct strings *args,
+static int run(const struct cli_options *c, const void *options, const struct strings *args,
                struct error *err) {
     const struct options *o = options;
     const char *out = args->v[1];
-    struct quant q;
-    struct model_shift d = {0};
+    struct quant_scheme q;
+    struct model_divergence d = {0};
     if (!o->type) return error_set(err, ERR_USAGE, "--type is missing: %s", tensor_type_list());
     if (quant_parse(o->type, &q, err) != OK) return err->code;
-    char *path = cli_find(args->v[0]);
+    char *path = cli_find_file(args->v[0]);
     struct pool *pool = pool_new((int)c->threads);
     struct model *from = NULL, *to = NULL;
     int rc = OK;
     if (same_file(path, out))
         rc = error_set(err, ERR_USAGE, "'%s' is the model itself: name another file", out);
-    if (rc == OK && !(from = model_open(path, cli_class(c), err))) rc = err->code;
-    if (rc == OK && tensor_type_quantised(from->type))
-        warn("'%s' is quantised already (%s): what that lost is not in the figures", from->name,
+    if (rc == OK && !(from = model_open(path, cli_numeric_class(c), err))) rc = err->code;
+    if (rc == OK && tensor_type_is_quantized(from->type))
+        log_warn("'%s' is quantised already (%s): what that lost is not in the figures", from->name,
              tensor_type_name(from->type));
     if (rc == OK && o->dry_run)
         rc = plan(c, from, out, &q, err);
     else if (rc == OK)
         rc = copy_write(from, out, &q, pool, err);
-    if (rc == OK && !o->dry_run && !(to = model_open(out, cli_class(c), err))) rc = err->code;
+    if (rc == OK && !o->dry_run && !(to = model_open(out, cli_numeric_class(c), err))) rc = err->code;
     const struct model *const both[2] = {from, to};
-    if (rc == OK && !o->dry_run) rc = copy_compare(o, both, pool, &d, err);
+    if (rc == OK && !o->dry_run) rc = quantized_compare(o, both, pool, &d, err);
     if (rc == OK && !o->dry_run) print_result(c, both, out, &q, &d);
     model_close(to);
     model_close(from);
@@ -221,7 +221,7 @@ static const struct option_row rows[] = {
     {0},
 };
 
-const struct command cmd_quantize = {
+const struct cli_command cmd_quantize = {
     .name = "quantize",
     .args = "MODEL OUT",
     .summary = "fewer bits a weight, and what they cost in perplexity and divergence",

@@ -30,17 +30,17 @@ static const struct option_row rows[] = {
 
 /* One replay: the record, what it needs, and what was found to differ. */
 struct replay {
-    const struct common *c;
+    const struct cli_options *c;
     json_t *call;
     struct buf differs; /* lines: reasons that the call is another one now */
     struct arena arena;
     struct grammar *grammar;
     struct setup s;
-    struct mix_term mix[ENGINE_MIX_MAX];
-    struct request r;
+    struct weighted_adapter mix[ENGINE_MIX_MAX];
+    struct engine_request r;
 };
 
-static int list_calls(const struct common *c, struct store *s, struct error *err) {
+static int list_calls(const struct cli_options *c, struct store *s, struct error *err) {
     json_t *all = store_record_list(s, err), *v;
     size_t i;
     if (!all) return err->code;
@@ -48,9 +48,9 @@ static int list_calls(const struct common *c, struct store *s, struct error *err
         if (c->json)
             cli_print(json_incref(v));
         else
-            printf("%.16s  %s  %s %s  %s, %d adapters\n", json_text_at(v, "key"),
-                   json_text_at(v, "created"), json_text_at(v, "class"), json_text_at(v, "level"),
-                   json_text_at(v, "model"), (int)json_array_size(json_object_get(v, "adapters")));
+            printf("%.16s  %s  %s %s  %s, %d adapters\n", json_get_string(v, "key"),
+                   json_get_string(v, "created"), json_get_string(v, "class"), json_get_string(v, "level"),
+                   json_get_string(v, "model"), (int)json_array_size(json_object_get(v, "adapters")));
     }
     json_decref(all);
     return OK;
@@ -58,32 +58,32 @@ static int list_calls(const struct common *c, struct store *s, struct error *err
 
 /* Notes a difference that may or may not reach the outputs. */
 static void field_compare(struct replay *r, const char *key, const char *now) {
-    const char *was = json_text_at(r->call, key);
+    const char *was = json_get_string(r->call, key);
     if (strcmp(was, now) != 0) buf_printf(&r->differs, "%s: was '%s', is '%s'\n", key, was, now);
 }
 
 /* The model as it was; false when it is not there or not the same, which ends the replay. */
 static bool model_again(struct replay *r, struct error *err) {
-    const char *path = json_text_at(r->call, "model");
-    bool fast = strcmp(json_text_at(r->call, "class"), "fast") == 0 && !r->c->exact;
+    const char *path = json_get_string(r->call, "model");
+    bool fast = strcmp(json_get_string(r->call, "class"), "fast") == 0 && !r->c->exact;
     r->s.pool = pool_new((int)r->c->threads);
-    r->s.m = model_open(path, fast ? CLASS_FAST : CLASS_EXACT, err);
+    r->s.m = model_open(path, fast ? NUMERIC_FAST : NUMERIC_EXACT, err);
     const char *hash = r->s.m ? model_hash(r->s.m, err) : NULL;
     if (!hash) {
         buf_printf(&r->differs, "model: cannot be opened: %s\n", err->text);
         return false;
     }
-    if (strcmp(hash, json_text_at(r->call, "model_hash")) == 0) return true;
+    if (strcmp(hash, json_get_string(r->call, "model_hash")) == 0) return true;
     buf_printf(&r->differs, "model file '%s' changed: was %s, is %s\n", path,
-               json_text_at(r->call, "model_hash"), hash);
+               json_get_string(r->call, "model_hash"), hash);
     return false;
 }
 
-static bool adapter_again(struct replay *r, const json_t *v, struct mix_term *out,
+static bool adapter_again(struct replay *r, const json_t *v, struct weighted_adapter *out,
                           struct error *err) {
-    const char *path = json_text_at(v, "path"), *hash = json_text_at(v, "hash");
+    const char *path = json_get_string(v, "path"), *hash = json_get_string(v, "hash");
     const json_t *noise = json_object_get(v, "noise"), *weight = json_object_get(v, "weight");
-    *out = (struct mix_term){.weight = weight ? (float)json_number_value(weight) : 1};
+    *out = (struct weighted_adapter){.weight = weight ? (float)json_number_value(weight) : 1};
     if (noise) {
         out->noise.seed = (uint64_t)json_integer_value(json_object_get(noise, "seed"));
         out->noise.member = (uint32_t)json_integer_value(json_object_get(noise, "member"));
@@ -121,8 +121,8 @@ static int call_again(struct replay *r, struct error *err) {
                                .max_seqs = 1,
                                .max_len = (int32_t)MIN(longest, r->s.m->config.max_seq_len),
                                .pool = r->s.pool};
-    if (elem_parse(json_text_at(r->call, "kv"), &o.kv_elem, err) != OK ||
-        elem_parse(json_text_at(r->call, "lora"), &o.lora_elem, err) != OK)
+    if (dtype_parse(json_get_string(r->call, "kv"), &o.kv_elem, err) != OK ||
+        dtype_parse(json_get_string(r->call, "lora"), &o.lora_elem, err) != OK)
         return err->code;
     r->s.engine = o;
     r->s.e = engine_new(r->s.m, &o, err);
@@ -132,23 +132,23 @@ static int call_again(struct replay *r, struct error *err) {
 /* What else the outputs depend on, and the outputs. */
 static void outcome_compare(struct replay *r) {
     char key[HASH_LEN];
-    field_compare(r, "class", class_name(r->s.m->cls));
+    field_compare(r, "class", numeric_class_name(r->s.m->cls));
     field_compare(r, "version", SHOAL_VERSION);
-    call_key(&r->r, r->s.m->hash, r->s.m->cls, r->s.engine.kv_elem, r->s.engine.lora_elem, key);
+    record_key(&r->r, r->s.m->hash, r->s.m->cls, r->s.engine.kv_elem, r->s.engine.lora_elem, key);
     field_compare(r, "key", key);
-    if (r->s.m->cls == CLASS_FAST) field_compare(r, "level", kernels_get()->name);
+    if (r->s.m->cls == NUMERIC_FAST) field_compare(r, "level", kernels_get()->name);
 }
 
 static int replay_run(struct replay *r, bool *same, struct error *err) {
     *same = false;
     if (!model_again(r, err)) return OK;
-    int rc = request_parse(json_object_get(r->call, "inputs"), &r->arena, &r->r, &r->grammar, err);
+    int rc = record_inputs_parse(json_object_get(r->call, "inputs"), &r->arena, &r->r, &r->grammar, err);
     if (rc != OK || !adapters_again(r, err)) return rc;
     rc = call_again(r, err);
     if (rc != OK) return rc;
-    json_t *now = request_outputs(&r->r);
+    json_t *now = record_outputs_json(&r->r);
     struct buf outputs = {0};
-    bool differ = outputs_differ(json_object_get(r->call, "outputs"), now, &outputs);
+    bool differ = record_outputs_diff(json_object_get(r->call, "outputs"), now, &outputs);
     outcome_compare(r);
     if (outputs.len) buf_add(&r->differs, outputs.data, outputs.len);
     *same = !differ;
@@ -160,16 +160,16 @@ static int replay_run(struct replay *r, bool *same, struct error *err) {
 static void print_outcome(const struct replay *r, bool same) {
     const char *differs = r->differs.data ? r->differs.data : "";
     if (r->c->json)
-        cli_print(json_pack("{s:s,s:b,s:s,s:i}", "call", json_text_at(r->call, "key"), "same",
+        cli_print(json_pack("{s:s,s:b,s:s,s:i}", "call", json_get_string(r->call, "key"), "same",
                             (int)same, "differs", differs, "tokens", r->r.n_out));
     else if (same)
-        printf("%ssame bits: call %.16s, %d tokens\n", differs, json_text_at(r->call, "key"),
+        printf("%ssame bits: call %.16s, %d tokens\n", differs, json_get_string(r->call, "key"),
                r->r.n_out);
     else
-        printf("%scall %.16s differs\n", differs, json_text_at(r->call, "key"));
+        printf("%scall %.16s differs\n", differs, json_get_string(r->call, "key"));
 }
 
-static int replay_call(const struct common *c, struct store *s, const char *prefix,
+static int replay_call(const struct cli_options *c, struct store *s, const char *prefix,
                        struct error *err) {
     static const struct setup_options none;
     struct replay r = {.c = c, .s = {.c = c, .o = &none}};
@@ -180,9 +180,9 @@ static int replay_call(const struct common *c, struct store *s, const char *pref
     if (rc == OK) print_outcome(&r, same);
     if (rc == OK && !same)
         rc = error_set(err, ERR_MISMATCH, "call '%.16s' is not the same",
-                       json_text_at(r.call, "key"));
+                       json_get_string(r.call, "key"));
     rc = setup_close(&r.s, rc, err);
-    request_release(&r.r);
+    engine_request_release(&r.r);
     grammar_free(r.grammar);
     arena_release(&r.arena);
     buf_release(&r.differs);
@@ -190,11 +190,11 @@ static int replay_call(const struct common *c, struct store *s, const char *pref
     return rc;
 }
 
-static int run(const struct common *c, const void *options, const struct strings *args,
+static int run(const struct cli_options *c, const void *options, const struct strings *args,
                struct error *err) {
     const struct options *o = options;
     if (o->run && args->n == 0 && !o->list)
-        return evolve_replay(c, o->runs, o->run, o->generation, err);
+        return cmd_evolve_replay(c, o->runs, o->run, o->generation, err);
     if (o->run || o->list == (args->n == 1))
         return error_set(err, ERR_USAGE, "give the beginning of a call's key, --list or --run ID");
     if (!path_exists(o->store))
@@ -207,7 +207,7 @@ static int run(const struct common *c, const void *options, const struct strings
     return rc;
 }
 
-const struct command cmd_replay = {
+const struct cli_command cmd_replay = {
     .name = "replay",
     .args = "KEY|--list|--run ID",
     .summary = "run a recorded call or a generation again: same bits, or what differs",

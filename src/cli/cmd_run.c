@@ -64,24 +64,24 @@ static const struct option_row rows[] = {
 /* Everything of one command line beside the model. Request i is sample i % samples of prompt
  * i / samples. */
 struct job {
-    const struct common *c;
+    const struct cli_options *c;
     const struct options *o;
     struct prompts prompts;
-    struct ids *tokens;       /* [prompts.n] */
-    struct ids *choice_ids;   /* [choices.n] */
+    struct token_ids *tokens;       /* [prompts.n] */
+    struct token_ids *choice_ids;   /* [choices.n] */
     struct token_seq *choice; /* [choices.n] */
     int longest_choice;
-    struct token_bias *bias;
+    struct logit_bias *bias;
     int n_bias;
     int32_t stop[2], n_stop;
-    struct mix mix;
+    struct adapter_mix mix;
     struct grammar *grammar;
-    struct request *reqs;
+    struct engine_request *reqs;
     int n;
 };
 
 /* What would be ignored is refused: a flag without effect is a mistake that nobody sees. */
-static int flags_check(const struct common *c, const struct options *o, struct error *err) {
+static int flags_check(const struct cli_options *c, const struct options *o, struct error *err) {
     if (!c->json && (o->logprobs || o->prompt_logprobs))
         return error_set(err, ERR_USAGE, "'--%s' is printed with --json only",
                          o->logprobs ? "logprobs" : "prompt-logprobs");
@@ -115,7 +115,7 @@ static int bias_parse(struct job *j, const char *text, struct error *err) {
             id < 0 || id > INT32_MAX)
             return error_set(err, ERR_USAGE, "'%s' is no logit bias; write ID=X,ID=X", text);
         j->bias = xrealloc(j->bias, sizeof *j->bias * (size_t)(j->n_bias + 1));
-        j->bias[j->n_bias++] = (struct token_bias){(int32_t)id, (float)x};
+        j->bias[j->n_bias++] = (struct logit_bias){(int32_t)id, (float)x};
         at = after + (*after == ',');
     }
     return OK;
@@ -147,7 +147,7 @@ static int job_read(struct job *j, struct error *err) {
                           err);
     for (int i = 0; rc == OK && i < o->logit_bias.n; i++)
         rc = bias_parse(j, o->logit_bias.v[i], err);
-    if (rc == OK) rc = mix_parse(&j->mix, o->adapter, err);
+    if (rc == OK) rc = adapter_mix_parse(&j->mix, o->adapter, err);
     if (rc == OK && j->mix.weighted && o->session)
         rc = error_set(err, ERR_USAGE, "'--session' is kept under one adapter, not under a mix");
     if (rc == OK) rc = grammar_read(j, err);
@@ -157,13 +157,13 @@ static int job_read(struct job *j, struct error *err) {
 
 /* What the engine and the requests may need, before anything is tokenized: a byte is at most one
  * token. */
-static struct setup_wants job_wants(const struct job *j) {
+static struct setup_needs job_wants(const struct job *j) {
     const struct options *o = j->o;
     size_t longest = j->prompts.longest, choice = 0;
     for (int i = 0; i < o->choices.n; i++) choice = MAX(choice, strlen(o->choices.v[i]));
     size_t len = longest + MAX((size_t)o->sampling.n, choice);
     size_t numbers = len * (size_t)(1 + 2 * o->logprobs);
-    return (struct setup_wants){.engine = {.max_rows = 256,
+    return (struct setup_needs){.engine = {.max_rows = 256,
                                            .max_seqs = MIN(j->n, 64),
                                            .max_len = o->session ? 0 : (int32_t)MIN(len, 1 << 30)},
                                 .adapters = &j->mix.paths,
@@ -181,11 +181,11 @@ static int job_encode(struct job *j, const struct model *m, struct error *err) {
     j->choice_ids = xcalloc((size_t)MAX(choices->n, 1), sizeof *j->choice_ids);
     j->choice = xcalloc((size_t)MAX(choices->n, 1), sizeof *j->choice);
     for (int i = 0; i < choices->n; i++) {
-        tok_encode(m->tok, choices->v[i], strlen(choices->v[i]), 0, &j->choice_ids[i]);
+        tokenizer_encode(m->tok, choices->v[i], strlen(choices->v[i]), 0, &j->choice_ids[i]);
         j->choice[i] = (struct token_seq){j->choice_ids[i].v, j->choice_ids[i].n};
         j->longest_choice = MAX(j->longest_choice, j->choice[i].n);
     }
-    j->n_stop = stop_tokens(m, j->stop);
+    j->n_stop = model_stop_tokens(m, j->stop);
     return OK;
 }
 
@@ -193,16 +193,16 @@ static int job_encode(struct job *j, const struct model *m, struct error *err) {
  * identity, does not depend on the memory plan. */
 static void job_requests(struct job *j, int32_t max_len) {
     const struct options *o = j->o;
-    struct request *r;
+    struct engine_request *r;
     j->reqs = xcalloc((size_t)j->n, sizeof *j->reqs);
     for (int i = 0; i < j->n; i++) {
-        const struct ids *prompt = &j->tokens[i / (int)o->samples];
+        const struct token_ids *prompt = &j->tokens[i / (int)o->samples];
         int32_t room = MAX(0, max_len - prompt->n);
         r = &j->reqs[i];
-        *r = (struct request){
+        *r = (struct engine_request){
             .prompt = prompt->v,
             .n_prompt = prompt->n,
-            .sampling = sampling_of(&o->sampling, i % (int)o->samples),
+            .sampling = sampling_from_options(&o->sampling, i % (int)o->samples),
             .max_tokens = o->choices.n ? 0 : (int32_t)MIN(o->sampling.n, room),
             .stop = j->stop,
             .n_stop = j->n_stop,
@@ -217,16 +217,16 @@ static void job_requests(struct job *j, int32_t max_len) {
         };
         r->sampling.bias = j->bias;
         r->sampling.n_bias = j->n_bias;
-        mix_apply(&j->mix, r);
+        adapter_mix_apply(&j->mix, r);
     }
 }
 
 /* What was generated, cut before a stop text. */
-static void answer_text(const struct model *m, const struct request *r, struct buf *text) {
+static void answer_text(const struct model *m, const struct engine_request *r, struct buf *text) {
     if (r->n_stop_texts)
         buf_add(text, r->text.data, r->text.len);
     else
-        tok_decode_all(m->tok, r->out, r->n_out, false, text);
+        tokenizer_decode(m->tok, r->out, r->n_out, false, text);
     buf_puts(text, "");
 }
 
@@ -242,24 +242,24 @@ static void json_merge(json_t *into, json_t *from) {
 
 /* What the answer is a function of, by name and by content: enough to ask for it again. */
 static json_t *call_json(const struct job *j, const struct setup *s, int i, const char *hash) {
-    const struct request *r = &j->reqs[i];
+    const struct engine_request *r = &j->reqs[i];
     char key[HASH_LEN];
-    call_key(r, hash, s->m->cls, s->engine.kv_elem, s->engine.lora_elem, key);
+    record_key(r, hash, s->m->cls, s->engine.kv_elem, s->engine.lora_elem, key);
     return json_pack("{s:i,s:i,s:s,s:s,s:s,s:s,s:s,s:s,s:s,s:I,s:o,s:i,s:i}", "index",
                      i / (int)j->o->samples, "sample", i % (int)j->o->samples, "call", key, "model",
-                     s->path, "model_hash", hash, "class", class_name(s->m->cls), "level",
-                     kernels_get()->name, "kv", elem_name(s->engine.kv_elem), "lora",
-                     elem_name(s->engine.lora_elem), "seed", (json_int_t)r->sampling.seed,
-                     "adapters", request_adapters(r, s->adapters, s->n_adapters), "prefilled",
+                     s->path, "model_hash", hash, "class", numeric_class_name(s->m->cls), "level",
+                     kernels_get()->name, "kv", dtype_name(s->engine.kv_elem), "lora",
+                     dtype_name(s->engine.lora_elem), "seed", (json_int_t)r->sampling.seed,
+                     "adapters", record_adapters_json(r, s->adapters, s->n_adapters), "prefilled",
                      r->n_prefilled, "generated", r->n_generated);
 }
 
 /* One line with everything; members that were not asked for are left out. */
 static json_t *answer_json(const struct job *j, const struct setup *s, int i, const char *hash) {
-    const struct request *r = &j->reqs[i];
+    const struct engine_request *r = &j->reqs[i];
     struct buf text = {0};
     answer_text(s->m, r, &text);
-    json_t *v = call_json(j, s, i, hash), *out = request_outputs(r);
+    json_t *v = call_json(j, s, i, hash), *out = record_outputs_json(r);
     json_object_set_new(v, "text", text_json(&text));
     json_object_set(v, "ids", json_object_get(out, "out"));
     json_object_del(out, "out");
@@ -271,7 +271,7 @@ static json_t *answer_json(const struct job *j, const struct setup *s, int i, co
     json_object_del(out, "choice_logprobs");
     if (j->o->echo)
         json_object_set_new(v, "prompt", json_string(j->prompts.v[i / (int)j->o->samples].text));
-    json_t *in = request_inputs(r);
+    json_t *in = record_inputs_json(r);
     json_object_set(v, "prompt_ids", json_object_get(in, "prompt"));
     json_decref(in);
     json_merge(v, out);
@@ -280,7 +280,7 @@ static json_t *answer_json(const struct job *j, const struct setup *s, int i, co
 }
 
 static void print_choices(const struct job *j, const struct setup *s, int at, const char *hash) {
-    const struct request *r = &j->reqs[at];
+    const struct engine_request *r = &j->reqs[at];
     for (int i = 0; i < r->n_choices; i++) {
         const char *text = j->o->choices.v[i];
         if (j->c->json) {
@@ -296,7 +296,7 @@ static void print_choices(const struct job *j, const struct setup *s, int at, co
     }
 }
 
-static void print_ids(const struct request *r) {
+static void print_ids(const struct engine_request *r) {
     for (int i = 0; i < r->n_out; i++) printf("%s%d", i ? " " : "", r->out[i]);
     putchar('\n');
 }
@@ -332,22 +332,22 @@ static int session_open(const struct job *j, struct setup *s, struct error *err)
     if (!j->o->session || !path_exists(j->o->session)) return OK;
     const char *hash = model_hash(s->m, err);
     int rc = hash ? engine_session_load(s->e, hash, j->o->session, &n, err) : err->code;
-    if (rc == OK) note("'%s' holds %d tokens", j->o->session, n);
+    if (rc == OK) log_info("'%s' holds %d tokens", j->o->session, n);
     return rc;
 }
 
 /* The last token that was generated is not in the cache yet: the longest cached prefix is saved. */
 static int session_keep(const struct job *j, struct setup *s, struct error *err) {
     if (!j->o->session) return OK;
-    const struct request *r = &j->reqs[0];
+    const struct engine_request *r = &j->reqs[0];
     const char *hash = model_hash(s->m, err);
-    struct ids all = {0};
-    for (int i = 0; i < r->n_prompt; i++) ids_add(&all, r->prompt[i]);
-    for (int i = 0; i < r->n_out; i++) ids_add(&all, r->out[i]);
+    struct token_ids all = {0};
+    for (int i = 0; i < r->n_prompt; i++) token_ids_add(&all, r->prompt[i]);
+    for (int i = 0; i < r->n_out; i++) token_ids_add(&all, r->out[i]);
     int rc = hash ? engine_session_save(s->e, (struct token_seq){all.v, all.n}, r->adapter, hash,
                                         j->o->session, err)
                   : err->code;
-    ids_release(&all);
+    token_ids_release(&all);
     return rc;
 }
 
@@ -362,7 +362,7 @@ static void engine_fit(struct job *j, struct setup *s) {
 
 static int job_run(struct job *j, struct setup *s, struct error *err) {
     int rc = job_encode(j, s->m, err);
-    if (rc == OK) rc = mix_open(&j->mix, s, err);
+    if (rc == OK) rc = adapter_mix_open(&j->mix, s, err);
     if (rc != OK) return rc;
     engine_fit(j, s);
     job_requests(j, s->engine.max_len);
@@ -375,11 +375,11 @@ static int job_run(struct job *j, struct setup *s, struct error *err) {
 
 static void job_release(struct job *j) {
     grammar_free(j->grammar);
-    for (int i = 0; j->reqs && i < j->n; i++) request_release(&j->reqs[i]);
-    for (int i = 0; j->tokens && i < j->prompts.n; i++) ids_release(&j->tokens[i]);
-    for (int i = 0; j->choice_ids && i < j->o->choices.n; i++) ids_release(&j->choice_ids[i]);
+    for (int i = 0; j->reqs && i < j->n; i++) engine_request_release(&j->reqs[i]);
+    for (int i = 0; j->tokens && i < j->prompts.n; i++) token_ids_release(&j->tokens[i]);
+    for (int i = 0; j->choice_ids && i < j->o->choices.n; i++) token_ids_release(&j->choice_ids[i]);
     prompts_release(&j->prompts);
-    mix_release(&j->mix);
+    adapter_mix_release(&j->mix);
     free(j->reqs);
     free(j->tokens);
     free(j->choice_ids);
@@ -387,14 +387,14 @@ static void job_release(struct job *j) {
     free(j->bias);
 }
 
-static int run(const struct common *c, const void *options, const struct strings *args,
+static int run(const struct cli_options *c, const void *options, const struct strings *args,
                struct error *err) {
     const struct options *o = options;
     struct job j = {.c = c, .o = o};
     struct setup s = {0};
     int rc = job_read(&j, err);
     if (rc == OK) {
-        struct setup_wants w = job_wants(&j);
+        struct setup_needs w = job_wants(&j);
         rc = setup_open(&s, c, &o->setup, args->v[0], &w, err);
         if (rc == OK && s.m) rc = job_run(&j, &s, err);
         rc = setup_close(&s, rc, err); // the engine lets go of the requests
@@ -403,7 +403,7 @@ static int run(const struct common *c, const void *options, const struct strings
     return rc;
 }
 
-const struct command cmd_run = {
+const struct cli_command cmd_run = {
     .name = "run",
     .args = "MODEL",
     .summary = "generate text, or choose with exact probabilities",

@@ -52,21 +52,21 @@ static const char *key_in(const char *id, const char *group) {
 static int outcome_read(const char *root, const char *id, struct outcome *o, bool *retains,
                         struct error *err) {
     char *path = xasprintf("%s/%s/result.json", root, id);
-    json_t *v = json_file(path, err), *table = json_object_get(v, "table"),
+    json_t *v = json_parse_file(path, err), *table = json_object_get(v, "table"),
            *retention = json_object_get(v, "retention"), *row;
     size_t n = json_array_size(table), families = json_array_size(retention), i;
     int rc = v ? OK : err->code;
     if (v && n == 0) rc = error_set(err, ERR_FORMAT, "'%s' has no table", path);
     if (rc == OK) {
         const json_t *last = json_array_get(table, n - 1);
-        o->accuracy = json_number_at(last, "acc");
-        o->items = (int64_t)json_number_at(last, "n");
-        o->flops = json_number_at(json_object_get(v, "spent"), "flops");
+        o->accuracy = json_get_number(last, "acc");
+        o->items = (int64_t)json_get_number(last, "n");
+        o->flops = json_get_number(json_object_get(v, "spent"), "flops");
         json_array_foreach (retention, i, row) {
             o->retention +=
-                json_number_at(json_object_get(row, "diff"), "value") / (double)families;
+                json_get_number(json_object_get(row, "diff"), "value") / (double)families;
             o->elsewhere +=
-                json_number_at(json_object_get(row, "evolved"), "acc") / (double)families;
+                json_get_number(json_object_get(row, "evolved"), "acc") / (double)families;
         }
         *retains &= families > 0;
     }
@@ -82,10 +82,10 @@ static int group_read(const char *root, const json_t *runs, struct group *g, str
     g->retains = true;
     g->v = xcalloc(json_array_size(runs) + 1, sizeof *g->v);
     json_array_foreach (runs, i, run) {
-        const char *key = key_in(json_text_at(run, "id"), g->name);
-        if (rc != OK || !key || strcmp(json_text_at(run, "status"), "done") != 0) continue;
+        const char *key = key_in(json_get_string(run, "id"), g->name);
+        if (rc != OK || !key || strcmp(json_get_string(run, "status"), "done") != 0) continue;
         g->v[g->n].key = key;
-        rc = outcome_read(root, json_text_at(run, "id"), &g->v[g->n++], &g->retains, err);
+        rc = outcome_read(root, json_get_string(run, "id"), &g->v[g->n++], &g->retains, err);
     }
     if (rc == OK && g->n == 0)
         rc = error_set(err, ERR_MISSING, "no finished run is named '%s-…'; 'shoal runs' lists them",
@@ -94,17 +94,17 @@ static int group_read(const char *root, const json_t *runs, struct group *g, str
 }
 
 /* Of one number of the runs of a group. */
-static struct interval spread(const struct group *g, size_t field) {
+static struct stats_interval spread(const struct group *g, size_t field) {
     double *v = xcalloc((size_t)g->n + 1, sizeof *v);
     for (int i = 0; i < g->n; i++) v[i] = *(const double *)((const char *)&g->v[i] + field);
-    struct interval mean = stats_mean(v, g->n);
+    struct stats_interval mean = stats_mean_interval(v, g->n);
     free(v);
     return mean;
 }
 
 /* a - b in a number of the runs whose keys both have. */
 struct pairing {
-    struct interval diff;
+    struct stats_interval diff;
     double p;
     int n;
 };
@@ -116,14 +116,14 @@ static struct pairing paired(const struct group *a, const struct group *b, size_
             if (strcmp(a->v[i].key, b->v[j].key) == 0)
                 diff[r.n++] = *(const double *)((const char *)&a->v[i] + field) -
                               *(const double *)((const char *)&b->v[j] + field);
-    r.diff = stats_mean(diff, r.n);
-    if (r.n > 0) r.p = stats_sign_flip(diff, r.n);
+    r.diff = stats_mean_interval(diff, r.n);
+    if (r.n > 0) r.p = stats_sign_flip_test(diff, r.n);
     free(diff);
     return r;
 }
 
 /* Without a base: since each run's own founder. */
-static struct interval retention(const struct group *g, const struct group *base) {
+static struct stats_interval retention(const struct group *g, const struct group *base) {
     if (!base->name) return spread(g, offsetof(struct outcome, retention));
     return paired(g, base, offsetof(struct outcome, elsewhere)).diff;
 }
@@ -131,9 +131,9 @@ static struct interval retention(const struct group *g, const struct group *base
 static json_t *group_json(const struct group *g, const struct group *base) {
     json_t *v = json_pack("{s:s,s:i,s:I,s:o,s:f}", "group", g->name, "runs", g->n, "items",
                           (json_int_t)g->v[0].items, "accuracy",
-                          interval_json(spread(g, offsetof(struct outcome, accuracy))), "flops",
+                          stats_interval_json(spread(g, offsetof(struct outcome, accuracy))), "flops",
                           spread(g, offsetof(struct outcome, flops)).value);
-    if (g->retains) json_object_set_new(v, "retention", interval_json(retention(g, base)));
+    if (g->retains) json_object_set_new(v, "retention", stats_interval_json(retention(g, base)));
     return v;
 }
 
@@ -151,7 +151,7 @@ static json_t *comparison_json(const struct group *g, int n, const struct group 
         json_t *v = group_json(&g[i], base);
         if (i > 0 && d[i].n > 0)
             json_object_set_new(v, "first",
-                                json_pack("{s:o,s:i,s:f,s:f}", "ahead", interval_json(d[i].diff),
+                                json_pack("{s:o,s:i,s:f,s:f}", "ahead", stats_interval_json(d[i].diff),
                                           "pairs", d[i].n, "p", d[i].p, "p_holm", holm[i - 1]));
         json_array_append_new(list, v);
     }
@@ -166,7 +166,7 @@ static void print_points(const json_t *v, const char *format) {
     struct buf b = {0};
     int width = 26;
     for (int i = 0; v && i < 3; i++) {
-        buf_printf(&b, format, 100 * json_number_at(v, keys[i]));
+        buf_printf(&b, format, 100 * json_get_number(v, keys[i]));
         buf_puts(&b, between[i]);
     }
     if (v) width += (int)strlen("…") - 1;
@@ -181,19 +181,19 @@ static void comparison_print(const json_t *list) {
            "FLOPs", "retention, points", "the first is ahead by", "p, Holm's");
     json_array_foreach (list, i, v) {
         const json_t *first = json_object_get(v, "first");
-        printf("%-22s%5d%8d  ", json_text_at(v, "group"), (int)json_number_at(v, "runs"),
-               (int)json_number_at(v, "items"));
+        printf("%-22s%5d%8d  ", json_get_string(v, "group"), (int)json_get_number(v, "runs"),
+               (int)json_get_number(v, "items"));
         print_points(json_object_get(v, "accuracy"), "%.2f");
-        printf("%-11.2e", json_number_at(v, "flops"));
+        printf("%-11.2e", json_get_number(v, "flops"));
         print_points(json_object_get(v, "retention"), "%+.2f");
         print_points(json_object_get(first, "ahead"), "%+.2f");
         if (first)
-            printf("%.2g, %.2g", json_number_at(first, "p"), json_number_at(first, "p_holm"));
+            printf("%.2g, %.2g", json_get_number(first, "p"), json_get_number(first, "p_holm"));
         putchar('\n');
     }
 }
 
-static int compare(const struct common *c, const struct options *o, const json_t *runs,
+static int compare(const struct cli_options *c, const struct options *o, const json_t *runs,
                    struct error *err) {
     int n = o->compare.n, rc = OK;
     struct group *g = xcalloc((size_t)n + 1, sizeof *g), *base = g + n;
@@ -212,19 +212,19 @@ static int compare(const struct common *c, const struct options *o, const json_t
     return rc;
 }
 
-static void list_runs(const struct common *c, const json_t *runs) {
+static void list_runs(const struct cli_options *c, const json_t *runs) {
     size_t i;
     json_t *v;
     json_array_foreach (runs, i, v) {
         if (c->json)
             cli_print(json_incref(v));
         else
-            printf("%-32s %-8s %-8s %s\n", json_text_at(v, "id"), json_text_at(v, "kind"),
-                   json_text_at(v, "status"), json_text_at(v, "created"));
+            printf("%-32s %-8s %-8s %s\n", json_get_string(v, "id"), json_get_string(v, "kind"),
+                   json_get_string(v, "status"), json_get_string(v, "created"));
     }
 }
 
-static int run_runs(const struct common *c, const void *options, const struct strings *args,
+static int run_runs(const struct cli_options *c, const void *options, const struct strings *args,
                     struct error *err) {
     (void)args;
     const struct options *o = options;
@@ -246,7 +246,7 @@ static int run_runs(const struct common *c, const void *options, const struct st
     return rc;
 }
 
-const struct command cmd_runs = {
+const struct cli_command cmd_runs = {
     .name = "runs",
     .args = "",
     .summary = "list runs, or compare groups of them over their seeds",

@@ -103,14 +103,14 @@ static const struct option_row rows[] = {
  * logged. In the fragment of the address it reaches the page only: browsers do not send it. */
 static void ready(void *ctx, const char *url, const char *page, const char *token,
                   const char *token_path) {
-    const struct common *c = ctx;
+    const struct cli_options *c = ctx;
     if (c->json) {
         cli_print(json_pack("{s:s,s:s+,s:s}", "listening", url, "page", page, "/", "token_file",
                             token_path));
         return;
     }
-    note("listening on %s — OpenAI's API is at %s/v1; Ctrl-C stops", url, url);
-    note("page %s/#token=%s", page, token);
+    log_info("listening on %s — OpenAI's API is at %s/v1; Ctrl-C stops", url, url);
+    log_info("page %s/#token=%s", page, token);
 }
 
 /* A client is a file descriptor, and shells allow a thousand. */
@@ -118,7 +118,7 @@ static void files_allow(void) {
     struct rlimit r;
     if (getrlimit(RLIMIT_NOFILE, &r) != 0) return;
     r.rlim_cur = r.rlim_max;
-    if (setrlimit(RLIMIT_NOFILE, &r) != 0) warn("at most %d files at once", (int)r.rlim_cur);
+    if (setrlimit(RLIMIT_NOFILE, &r) != 0) log_warn("at most %d files at once", (int)r.rlim_cur);
 }
 
 enum { STEP_ROWS = 256 }; /* the engine's own choice, which a plan wants said */
@@ -153,15 +153,15 @@ static int request_memory(const struct options *o, struct serve_options *so, str
 }
 
 /* The commands that may be jobs, as their own tables say. */
-static const struct job_kind *job_kinds(void) {
-    static struct job_kind kinds[16];
-    const struct command *c;
+static const struct gemm_task_kind *job_kinds(void) {
+    static struct gemm_task_kind kinds[16];
+    const struct cli_command *c;
     size_t n = 0;
     for (int i = 0; (c = cli_command_at(i)); i++) {
         if (!c->job_args) continue;
         CHECK(n + 1 < ARRAY_LEN(kinds));
-        struct job_kind *k = &kinds[n++];
-        *k = (struct job_kind){
+        struct gemm_task_kind *k = &kinds[n++];
+        *k = (struct gemm_task_kind){
             .name = c->name, .resume = c->job_resume, .keeps = c->job_keeps, .args = c->job_args};
         k->rows[0] = settings_common_rows();
         k->rows[1] = c->rows;
@@ -170,14 +170,14 @@ static const struct job_kind *job_kinds(void) {
     return kinds;
 }
 
-static int run(const struct common *c, const void *options, const struct strings *args,
+static int run(const struct cli_options *c, const void *options, const struct strings *args,
                struct error *err) {
     const struct options *o = options;
     struct serve_options so = o->serve;
     struct setup s;
-    struct plan plan;
+    struct memory_plan plan;
     struct strings paths;
-    struct setup_wants w = {.adapters = &paths,
+    struct setup_needs w = {.adapters = &paths,
                             .engine = {.max_rows = STEP_ROWS,
                                        .max_seqs = (int32_t)o->max_seqs,
                                        .max_len = (int32_t)o->max_len,
@@ -201,7 +201,7 @@ static int run(const struct common *c, const void *options, const struct strings
     so.plan = &plan;
     so.ready = ready;
     so.ready_ctx = (void *)(uintptr_t)c;
-    so.find = cli_find;
+    so.find = cli_find_file;
     so.modules = api_modules;
     so.job_kinds = job_kinds();
     if (settings_path(c->config)) strings_add(&so.jobs_closed, settings_path(c->config));
@@ -212,7 +212,7 @@ static int run(const struct common *c, const void *options, const struct strings
     return setup_close(&s, rc, err);
 }
 
-const struct command cmd_serve = {
+const struct cli_command cmd_serve = {
     .name = "serve",
     .args = "MODEL",
     .summary = "the model and its adapters over OpenAI's, vLLM's, llama.cpp's and Ollama's APIs",

@@ -55,7 +55,7 @@ __attribute__((constructor)) static void synth_rows_fill(void) {
 static int recipe_load(void *options, const char *path, struct error *err) {
     struct options *o = options;
     struct yaml y;
-    char *found = cli_find(path);
+    char *found = cli_find_file(path);
     int rc = yaml_load(&y, found, err);
     free(found);
     if (rc != OK) return rc;
@@ -71,7 +71,7 @@ static int recipe_load(void *options, const char *path, struct error *err) {
 /* The section train of a recipe, as options of that command. */
 static int train_section(void *block, const char *recipe, struct error *err) {
     struct yaml y;
-    char *found = cli_find(recipe);
+    char *found = cli_find_file(recipe);
     int rc = yaml_load(&y, found, err);
     free(found);
     if (rc != OK) return rc;
@@ -98,15 +98,15 @@ static int train_options_read(const struct options *o, const char *model, const 
 
 enum { BYTES_PER_TOKEN = 16 }; /* its id, its text, and both once more as a line or a request */
 
-static struct setup_wants wants_of(const struct synth *s, const struct strings *adapters) {
+static struct setup_needs wants_of(const struct synth *s, const struct strings *adapters) {
     int64_t n = (int64_t)s->prompts.n * s->o->samples;
     size_t len = s->prompts.longest + (size_t)s->o->n;
-    return (struct setup_wants){.engine = {.max_rows = 256,
+    return (struct setup_needs){.engine = {.max_rows = 256,
                                            .max_seqs = (int32_t)MIN(n, 64),
                                            .max_len = (int32_t)MIN(len, 1 << 30)},
                                 .adapters = adapters,
                                 .work = (size_t)(s->o->n * n) * BYTES_PER_TOKEN +
-                                        len * BYTES_PER_TOKEN * SYNTH_BATCH};
+                                        len * BYTES_PER_TOKEN * SYNTH_BATCH_SIZE};
 }
 
 static int writer_load(struct setup *su, const char *path, struct adapter **out,
@@ -117,12 +117,12 @@ static int writer_load(struct setup *su, const char *path, struct adapter **out,
 }
 
 static int work(struct synth *s, struct setup *su, const struct options *o,
-                struct synth_rules *rules, struct error *err) {
+                struct synth_filter_set *rules, struct error *err) {
     struct buf lines = {0};
     int rc = synth_generate(s, err);
-    if (rc == OK && s->n_reused) note("%d of %d answers were recorded before", s->n_reused, s->n);
+    if (rc == OK && s->n_reused) log_info("%d of %d answers were recorded before", s->n_reused, s->n);
     if (rc == OK) rc = synth_filter(s, rules, err);
-    if (rc == OK && synth_kept(s)) rc = synth_lines(s, &lines, err);
+    if (rc == OK && synth_count_kept(s)) rc = synth_format_jsonl(s, &lines, err);
     if (rc == OK && lines.len) rc = file_write(o->out, lines.data, lines.len, err);
     if (rc == OK && su->c->json) {
         cli_print(synth_report_json(s));
@@ -142,8 +142,8 @@ static int work(struct synth *s, struct setup *su, const struct options *o,
 static int write_and_filter(struct synth *s, struct setup *su, const struct options *o,
                             struct error *err) {
     s->model = su->m;
-    if (synth_encode(s, err) != OK) return err->code;
-    struct synth_rules *rules = synth_rules_new(&o->synth, su->m->tok, err);
+    if (synth_tokenize_prompts(s, err) != OK) return err->code;
+    struct synth_filter_set *rules = synth_filter_set_new(&o->synth, su->m->tok, err);
     int rc = rules ? OK : err->code;
     if (rc == OK) rc = writer_load(su, o->adapter, &s->adapter, err);
     if (rc == OK) rc = writer_load(su, o->judge, &s->judge, err);
@@ -154,11 +154,11 @@ static int write_and_filter(struct synth *s, struct setup *su, const struct opti
     s->lora = su->engine.lora_elem;
     s->calls = su->recorder.store;
     if (rc == OK) rc = work(s, su, o, rules, err);
-    synth_rules_free(rules);
+    synth_filter_set_free(rules);
     return rc;
 }
 
-static int synth_run(const struct common *c, const struct options *o, const char *model,
+static int synth_run(const struct cli_options *c, const struct options *o, const char *model,
                      struct error *err) {
     struct synth s = {.o = &o->synth};
     struct strings adapters = {0};
@@ -168,7 +168,7 @@ static int synth_run(const struct common *c, const struct options *o, const char
     if (rc != OK) return rc;
     if (o->adapter) strings_add(&adapters, o->adapter);
     if (o->judge) strings_add(&adapters, o->judge);
-    struct setup_wants w = wants_of(&s, &adapters);
+    struct setup_needs w = wants_of(&s, &adapters);
     rc = setup_open(&su, c, &o->setup, model, &w, err);
     if (rc == OK && su.m) rc = write_and_filter(&s, &su, o, err);
     rc = setup_close(&su, rc, err);
@@ -196,7 +196,7 @@ static int flags_check(const struct options *o, const char *model, int n_train, 
     return OK;
 }
 
-static int run(const struct common *c, const void *options, const struct strings *args,
+static int run(const struct cli_options *c, const void *options, const struct strings *args,
                struct error *err) {
     const struct options *o = options;
     const char *first = args->n && args->v[0][0] != '-' ? args->v[0] : NULL;
@@ -219,7 +219,7 @@ static int run(const struct common *c, const void *options, const struct strings
     return rc;
 }
 
-const struct command cmd_synth = {
+const struct cli_command cmd_synth = {
     .name = "synth",
     .args = "MODEL|RECIPE --prompts FILE --out FILE [-- TRAIN FLAGS]",
     .summary = "let a model write training data, filtered, with its source",

@@ -17,11 +17,11 @@
 struct train_command {
     struct train_options train; /* first: its rows are copied as they are */
     struct strings data;
-    struct policy_options policy;
+    struct rl_options policy;
     struct es_options es;
     char *model, *out, *method, *start;
     bool dry_run;
-    struct gate_options gate;
+    struct train_gate_options gate;
 };
 #define ROW(name, type, field, metavar, ...)                                                       \
     { name, type, offsetof(struct train_command, field), NULL, 0, 0, metavar, __VA_ARGS__ }
@@ -66,7 +66,7 @@ static size_t rows_append(size_t at, const struct option_row *rows, size_t offse
 __attribute__((constructor)) static void train_rows_fill(void) {
     size_t n = rows_append(0, own_rows, 0);
     n = rows_append(n, train_option_rows, offsetof(struct train_command, train));
-    n = rows_append(n, policy_option_rows, offsetof(struct train_command, policy));
+    n = rows_append(n, rl_option_rows, offsetof(struct train_command, policy));
     rows_append(n, es_option_rows, offsetof(struct train_command, es));
 }
 
@@ -78,10 +78,10 @@ static int recipe_load(void *options, const char *path, struct error *err) {
         const struct option_row *rows;
         void *at;
     } sections[] = {{"train", train_option_rows, &o->train},
-                    {"policy", policy_option_rows, &o->policy},
+                    {"policy", rl_option_rows, &o->policy},
                     {"es", es_option_rows, &o->es}};
     struct yaml y;
-    char *found = cli_find(path);
+    char *found = cli_find_file(path);
     int rc = yaml_load(&y, found, err);
     free(found);
     if (rc != OK) return rc;
@@ -94,30 +94,30 @@ static int recipe_load(void *options, const char *path, struct error *err) {
     return rc;
 }
 
-static int dry_run(const struct common *c, const struct train_command *o, const struct model *m,
-                   struct sft_job *jobs, int n, struct pool *pool, struct error *err) {
-    struct plan_request q = {.m = m,
+static int dry_run(const struct cli_options *c, const struct train_command *o, const struct model *m,
+                   struct train_job *jobs, int n, struct pool *pool, struct error *err) {
+    struct train_plan_request q = {.m = m,
                              .jobs = jobs,
                              .n = n,
                              .train = &o->train,
                              .policy = &o->policy,
                              .es = &o->es,
                              .pool = pool};
-    int rc = method_parse(o->method, &q.method, err);
+    int rc = train_method_parse(o->method, &q.method, err);
     return rc ? rc : train_plan_print(c, &q, err);
 }
 
 static int method_run(const struct train_command *o, struct train_run *run, const struct model *m,
-                      struct sft_job *jobs, int n, struct pool *pool, const char *checkpoint,
+                      struct train_job *jobs, int n, struct pool *pool, const char *checkpoint,
                       struct error *err) {
-    const struct sft_watch watch = train_run_watch(run);
-    enum method method;
-    int rc = method_parse(o->method, &method, err);
+    const struct train_callbacks watch = train_run_callbacks(run);
+    enum train_method method;
+    int rc = train_method_parse(o->method, &method, err);
     if (rc != OK) return rc;
     if (method == METHOD_SFT || method == METHOD_ES)
-        return sft_run_watched(m, jobs, n, &o->train, method == METHOD_ES ? &o->es : NULL, pool,
+        return sft_run_with_callbacks(m, jobs, n, &o->train, method == METHOD_ES ? &o->es : NULL, pool,
                                checkpoint, &watch, err);
-    return policy_run_watched(m, jobs, n, &o->train, method, &o->policy, NULL, pool, checkpoint,
+    return rl_run_with_callbacks(m, jobs, n, &o->train, method, &o->policy, NULL, pool, checkpoint,
                               &watch, err);
 }
 
@@ -126,15 +126,15 @@ static json_t *run_options(const struct train_command *o) {
     json_t *all = options_json(train_option_rows, &o->train), *own;
     if (strcmp(o->method, "sft") == 0) return all;
     own = strcmp(o->method, "es") == 0 ? options_json(es_option_rows, &o->es)
-                                       : options_json(policy_option_rows, &o->policy);
+                                       : options_json(rl_option_rows, &o->policy);
     json_object_set_new(all, "method", json_string(o->method));
     json_object_update(all, own);
     json_decref(own);
     return all;
 }
 
-static int out_train(const struct common *c, const struct train_command *o, struct model *m,
-                     struct sft_job *jobs, int n, struct pool *pool, struct error *err) {
+static int out_train(const struct cli_options *c, const struct train_command *o, struct model *m,
+                     struct train_job *jobs, int n, struct pool *pool, struct error *err) {
     int rc;
     char *checkpoint = path_join(o->out, "checkpoint.bin"),
          **dirs = xcalloc((size_t)n, sizeof *dirs);
@@ -157,29 +157,29 @@ static int out_train(const struct common *c, const struct train_command *o, stru
 }
 
 /* The folder has one checkpoint. */
-static int train_and_publish(const struct common *c, const struct train_command *o, struct model *m,
-                             struct sft_job *jobs, int n, struct pool *pool, struct error *err) {
+static int train_and_publish(const struct cli_options *c, const struct train_command *o, struct model *m,
+                             struct train_job *jobs, int n, struct pool *pool, struct error *err) {
     int rc = dir_make(o->out, err), held = -1;
-    if (rc == OK && (held = dir_hold(o->out, "folder", err)) < 0) rc = held;
+    if (rc == OK && (held = dir_lock(o->out, "folder", err)) < 0) rc = held;
     if (rc == OK) rc = out_train(c, o, m, jobs, n, pool, err);
-    dir_release(held, o->out);
+    dir_unlock(held, o->out);
     return rc;
 }
 
 enum { MAX_JOBS = 32 };
 
-static int train(const struct common *c, const struct train_command *o, struct model *m,
+static int train(const struct cli_options *c, const struct train_command *o, struct model *m,
                  struct pool *pool, struct error *err) {
     struct adapter *start = o->start ? adapter_open(o->start, m, err) : NULL;
-    struct sft_job jobs[MAX_JOBS] = {{0}};
+    struct train_job jobs[MAX_JOBS] = {{0}};
     char *names[MAX_JOBS] = {0};
     int n = o->data.n;
     for (int i = 0; i < n; i++) {
         const char *eq = strchr(o->data.v[i], '=');
         names[i] = eq ? strndup(o->data.v[i], (size_t)(eq - o->data.v[i])) : xstrdup("adapter");
-        jobs[i] = (struct sft_job){.name = names[i],
+        jobs[i] = (struct train_job){.name = names[i],
                                    .data = eq ? eq + 1 : o->data.v[i],
-                                   .eval_data = file_for(&o->gate.eval_data, names[i]),
+                                   .eval_data = data_file_for_adapter(&o->gate.eval_data, names[i]),
                                    .start = start};
     }
     int rc = o->start && !start ? err->code
@@ -194,8 +194,8 @@ static int train(const struct common *c, const struct train_command *o, struct m
 }
 
 static int method_check(const struct train_command *o, struct error *err) {
-    enum method method;
-    int rc = method_parse(o->method, &method, err);
+    enum train_method method;
+    int rc = train_method_parse(o->method, &method, err);
     return rc == OK && method == METHOD_ES ? es_options_check(&o->es, &o->train, err) : rc;
 }
 
@@ -215,7 +215,7 @@ static int names_check(const struct strings *data, struct error *err) {
 
 static int command_check(const struct train_command *o, const char *model, struct error *err) {
     int n = o->data.n;
-    enum schedule schedule;
+    enum lr_schedule schedule;
     enum optim optim;
     if (!model)
         return error_set(err, ERR_USAGE, "the base is missing; name it first or with --model");
@@ -227,11 +227,11 @@ static int command_check(const struct train_command *o, const char *model, struc
                              o->data.v[i]);
     int rc = names_check(&o->data, err);
     if (rc == OK) rc = optim_parse(o->train.optim, &optim, err);
-    if (rc == OK) rc = schedule_parse(o->train.lr_scheduler, &schedule, err);
+    if (rc == OK) rc = lr_schedule_parse(o->train.lr_scheduler, &schedule, err);
     return rc == OK ? method_check(o, err) : rc;
 }
 
-static int run_train(const struct common *c, const void *options, const struct strings *args,
+static int run_train(const struct cli_options *c, const void *options, const struct strings *args,
                      struct error *err) {
     const struct train_command *o = options;
     const char *first = args->n && !cli_is_recipe(args->v[0]) ? args->v[0] : NULL;
@@ -239,9 +239,9 @@ static int run_train(const struct common *c, const void *options, const struct s
     if (first && o->model)
         return error_set(err, ERR_USAGE, "two bases are named, '%s' and '%s'", first, o->model);
     if (command_check(o, model, err) != OK) return err->code;
-    char *path = cli_find(model);
+    char *path = cli_find_file(model);
     struct pool *pool = pool_new((int)c->threads);
-    struct model *m = model_open(path, cli_class(c), err);
+    struct model *m = model_open(path, cli_numeric_class(c), err);
     int rc = m ? OK : err->code;
     if (m && !m->tok) rc = error_set(err, ERR_MISMATCH, "'%s' has no tokenizer", path);
     if (rc == OK && !o->dry_run && !model_hash(m, err)) rc = err->code; // for lineage
@@ -252,7 +252,7 @@ static int run_train(const struct common *c, const void *options, const struct s
     return rc;
 }
 
-const struct command cmd_train = {
+const struct cli_command cmd_train = {
     .name = "train",
     .args = "MODEL|RECIPE --data FILE --out DIR",
     .summary = "fine-tune LoRA adapters on conversations",

@@ -25,7 +25,7 @@ struct options {
     bool watch, on, pipe, best;
     char *mind;
     struct world_rules rules; /* --world's, under the flags */
-    struct life_command life;
+    struct simulation_cmd_options life;
 };
 #define ROW(name, type, field, fallback, min, max, metavar, ...)                                   \
     { name, type, offsetof(struct options, field), fallback, min, max, metavar, __VA_ARGS__ }
@@ -84,9 +84,9 @@ static size_t rows_append(size_t at, const struct option_row *from, size_t offse
 
 __attribute__((constructor)) static void rows_fill(void) {
     size_t at = rows_append(0, own_rows, 0), life = offsetof(struct options, life.life);
-    at = rows_append(at, life_command_rows, offsetof(struct options, life));
-    at = rows_append(at, life_option_rows, life);
-    rows_append(at, learn_option_rows, life + offsetof(struct life_options, learn));
+    at = rows_append(at, simulation_cmd_rows, offsetof(struct options, life));
+    at = rows_append(at, simulation_option_rows, life);
+    rows_append(at, learner_option_rows, life + offsetof(struct simulation_options, learn));
 }
 
 enum { AGENTS = 20, STEPS = 500, MAPS = 20 };
@@ -97,7 +97,7 @@ static const char *world_name(const struct options *o) {
 
 /* A rule set's name or a file, which may lie in the program's own checkout. */
 static int rules_load(struct world_rules *r, const char *name, struct error *err) {
-    char *path = cli_is_recipe(name) ? cli_find(name) : xstrdup(name);
+    char *path = cli_is_recipe(name) ? cli_find_file(name) : xstrdup(name);
     int rc = world_rules_load(r, path, err);
     free(path);
     return rc;
@@ -114,14 +114,14 @@ static int over_load(void *options, struct error *err) {
 struct player {
     const char *name;
     const struct world_policy *policy; /* or: */
-    struct outside *outside;           /* or: */
-    struct life_player *model;
+    struct subprocess *outside;           /* or: */
+    struct model_policy *model;
 };
 
 static int player_act(const struct player *p, const struct world *w, const struct world_rules *r,
                       uint64_t seed, int16_t *actions, struct error *err) {
-    if (p->outside) return outside_act(p->outside, w, r, actions, err);
-    if (p->model) return life_player_act(p->model, w, r, seed, actions, err);
+    if (p->outside) return subprocess_act(p->outside, w, r, actions, err);
+    if (p->model) return model_policy_act(p->model, w, r, seed, actions, err);
     world_policy_act(p->policy, w, r, seed, actions);
     return OK;
 }
@@ -129,7 +129,7 @@ static int player_act(const struct player *p, const struct world *w, const struc
 enum { MAX_PLAYERS = 16 };
 static const char MODEL[] = "model"; /* the name of the one on the command line */
 struct players {
-    const struct life_job *job; /* NULL: there is no model */
+    const struct simulation_job *job; /* NULL: there is no model */
     struct player v[MAX_PLAYERS];
     int n;
 };
@@ -139,7 +139,7 @@ static int player_open(struct players *all, const char *name, bool learns, struc
     struct player *p = &all->v[all->n++];
     *p = (struct player){.name = name, .policy = world_policy_find(name)};
     if (all->job && strcmp(name, MODEL) == 0) {
-        p->model = life_player_new(all->job, learns, err);
+        p->model = model_policy_new(all->job, learns, err);
         return p->model ? OK : err->code;
     }
     if (p->policy) return OK;
@@ -163,14 +163,14 @@ static int players_open(struct players *p, const struct options *o, struct error
     if (rc != OK || !o->policy_pipe) return rc;
     struct player *last = &p->v[p->n++];
     *last = (struct player){.name = "pipe"};
-    last->outside = outside_open(o->policy_pipe, o->timeout, err);
+    last->outside = subprocess_open(o->policy_pipe, o->timeout, err);
     return last->outside ? OK : err->code;
 }
 
 static void players_close(struct players *p) {
     for (int i = 0; i < p->n; i++) {
-        outside_close(p->v[i].outside);
-        life_player_free(p->v[i].model);
+        subprocess_close(p->v[i].outside);
+        model_policy_free(p->v[i].model);
     }
 }
 
@@ -182,11 +182,11 @@ static const char *const measure_names[] = {"delivered", "collected", "blocked",
                                             "fitness"};
 static const bool measure_shares[N_MEASURES] = {[BLOCKED] = true, [SURVIVAL] = true};
 
-struct lives {
+struct episode_metrics {
     double *v[N_MEASURES]; /* [maps]: a map's mean over its agents */
 };
 
-static void map_measure(const struct world *w, struct lives *l, int64_t map) {
+static void map_measure(const struct world *w, struct episode_metrics *l, int64_t map) {
     double sum[N_MEASURES] = {0}, steps = 0, n = w->n_agents;
     for (int i = 0; i < w->n_agents; i++) {
         const struct world_agent *a = &w->agents[i];
@@ -194,17 +194,17 @@ static void map_measure(const struct world *w, struct lives *l, int64_t map) {
         sum[COLLECTED] += a->collected;
         sum[BLOCKED] += a->blocked;
         sum[SURVIVAL] += a->alive;
-        sum[FITNESS] += agent_fitness(a);
+        sum[FITNESS] += world_agent_fitness(a);
         steps += a->steps;
     }
     for (int m = 0; m < N_MEASURES; m++) l->v[m][map] = sum[m] / (m == BLOCKED ? MAX(steps, 1) : n);
 }
 
-static int map_run(const struct options *o, const struct player *p, uint64_t seed, struct world *w,
+static int episode_run(const struct options *o, const struct player *p, uint64_t seed, struct world *w,
                    int64_t *ticks, struct error *err) {
     int16_t actions[WORLD_AGENTS] = {0};
     world_reset(w, &o->rules, (int)o->agents, seed);
-    while (!world_over(w) && w->tick < o->steps) {
+    while (!world_terminated(w) && w->tick < o->steps) {
         if (player_act(p, w, &o->rules, seed, actions, err) != OK) return err->code;
         world_step(w, &o->rules, actions);
         ++*ticks;
@@ -212,7 +212,7 @@ static int map_run(const struct options *o, const struct player *p, uint64_t see
     return OK;
 }
 
-static int lives_run(const struct options *o, const struct players *p, struct lives *l,
+static int episodes_run(const struct options *o, const struct players *p, struct episode_metrics *l,
                      struct error *err) {
     struct progress bar;
     struct world *w = xcalloc(1, sizeof *w);
@@ -222,72 +222,72 @@ static int lives_run(const struct options *o, const struct players *p, struct li
     progress_start(&bar, "worlds", p->n * o->maps);
     for (int i = 0; rc == OK && i < p->n; i++)
         for (int64_t m = 0; rc == OK && m < o->maps; m++) {
-            rc = map_run(o, &p->v[i], (uint64_t)(o->seed + m), w, &ticks, err);
+            rc = episode_run(o, &p->v[i], (uint64_t)(o->seed + m), w, &ticks, err);
             map_measure(w, &l[i], m);
             progress_update(&bar, ++done, p->v[i].name);
         }
     double seconds = MAX(clock_now() - began, 1e-9);
     if (rc == OK)
-        note("%lld ticks of %lld agents, %.0f ticks a second", (long long)ticks,
+        log_info("%lld ticks of %lld agents, %.0f ticks a second", (long long)ticks,
              (long long)o->agents, (double)ticks / seconds);
     free(w);
     return rc;
 }
 
-static void lives_print_json(const struct options *o, const struct player *p,
-                             const struct lives *l) {
+static void episodes_print_json(const struct options *o, const struct player *p,
+                             const struct episode_metrics *l) {
     json_t *v = json_pack("{s:s,s:s,s:I,s:I,s:I,s:I}", "policy", p->name, "world", world_name(o),
                           "maps", (json_int_t)o->maps, "seed", (json_int_t)o->seed, "agents",
                           (json_int_t)o->agents, "steps", (json_int_t)o->steps);
     for (int m = 0; m < N_MEASURES; m++)
-        json_object_set_new(v, measure_names[m], interval_json(stats_mean(l->v[m], o->maps)));
+        json_object_set_new(v, measure_names[m], stats_interval_json(stats_mean_interval(l->v[m], o->maps)));
     cli_print(v);
 }
 
 /* "12.34 [11.02, 13.66]" */
-static void add_interval(struct buf *out, struct interval v, double scale, const char *unit) {
+static void add_interval(struct buf *out, struct stats_interval v, double scale, const char *unit) {
     buf_printf(out, "%.2f%s [%.2f, %.2f]", v.value * scale, unit, v.lo * scale, v.hi * scale);
 }
 
-static void lives_print_row(const struct options *o, const struct player *p,
-                            const struct lives *l) {
+static void episodes_print_row(const struct options *o, const struct player *p,
+                            const struct episode_metrics *l) {
     printf("%-8s", p->name);
     for (int m = 0; m < N_MEASURES; m++) {
         struct buf b = {0};
         bool share = measure_shares[m];
-        add_interval(&b, stats_mean(l->v[m], o->maps), share ? 100 : 1, share ? " %" : "");
+        add_interval(&b, stats_mean_interval(l->v[m], o->maps), share ? 100 : 1, share ? " %" : "");
         printf("  %-*s", m < FITNESS ? CELL : 0, b.data);
         buf_release(&b);
     }
     printf("\n");
 }
 
-static void lives_table(const struct options *o, const struct players *p, const struct lives *l) {
+static void episodes_table(const struct options *o, const struct players *p, const struct episode_metrics *l) {
     printf("%lld maps from seed %lld on, %lld agents, %lld steps, world '%s'; a map's mean over "
            "agents [95 %% over maps]\n\n%-8s",
            (long long)o->maps, (long long)o->seed, (long long)o->agents, (long long)o->steps,
            world_name(o), "policy");
     for (int m = 0; m < N_MEASURES; m++) printf("  %-*s", m < FITNESS ? CELL : 0, measure_names[m]);
     printf("\n");
-    for (int i = 0; i < p->n; i++) lives_print_row(o, &p->v[i], &l[i]);
+    for (int i = 0; i < p->n; i++) episodes_print_row(o, &p->v[i], &l[i]);
 }
 
 /* The first policy against another one, map by map. */
-static void difference_print(const struct common *c, const struct options *o,
-                             const struct players *p, const struct lives *l, int other) {
+static void difference_print(const struct cli_options *c, const struct options *o,
+                             const struct players *p, const struct episode_metrics *l, int other) {
     double *diff[2];
     static const enum measure of[2] = {DELIVERED, FITNESS};
     for (int k = 0; k < 2; k++) {
         diff[k] = xcalloc((size_t)o->maps, sizeof(double));
         for (int64_t m = 0; m < o->maps; m++) diff[k][m] = l[0].v[of[k]][m] - l[other].v[of[k]][m];
     }
-    struct interval delivered = stats_mean(diff[0], o->maps),
-                    fitness = stats_mean(diff[1], o->maps);
-    double odds = stats_sign_flip(diff[0], o->maps);
+    struct stats_interval delivered = stats_mean_interval(diff[0], o->maps),
+                    fitness = stats_mean_interval(diff[1], o->maps);
+    double odds = stats_sign_flip_test(diff[0], o->maps);
     if (c->json) {
         cli_print(json_pack("{s:[s,s],s:o,s:o,s:f}", "difference", p->v[0].name, p->v[other].name,
-                            "delivered", interval_json(delivered), "fitness",
-                            interval_json(fitness), "p_delivered", odds));
+                            "delivered", stats_interval_json(delivered), "fitness",
+                            stats_interval_json(fitness), "p_delivered", odds));
     } else {
         struct buf b = {0};
         buf_printf(&b, "%s - %s, map by map: delivered ", p->v[0].name, p->v[other].name);
@@ -301,14 +301,14 @@ static void difference_print(const struct common *c, const struct options *o,
     free(diff[1]);
 }
 
-static int measure(const struct common *c, const struct options *o, const struct players *p,
+static int measure(const struct cli_options *c, const struct options *o, const struct players *p,
                    struct error *err) {
-    struct lives l[MAX_PLAYERS];
+    struct episode_metrics l[MAX_PLAYERS];
     for (int i = 0; i < p->n; i++)
         for (int m = 0; m < N_MEASURES; m++) l[i].v[m] = xcalloc((size_t)o->maps, sizeof(double));
-    int rc = lives_run(o, p, l, err);
-    if (rc == OK && !c->json) lives_table(o, p, l);
-    for (int i = 0; rc == OK && c->json && i < p->n; i++) lives_print_json(o, &p->v[i], &l[i]);
+    int rc = episodes_run(o, p, l, err);
+    if (rc == OK && !c->json) episodes_table(o, p, l);
+    for (int i = 0; rc == OK && c->json && i < p->n; i++) episodes_print_json(o, &p->v[i], &l[i]);
     if (rc == OK && !c->json && p->n > 1) printf("\n");
     for (int i = 1; rc == OK && i < p->n; i++) difference_print(c, o, p, l, i);
     for (int i = 0; i < p->n; i++)
@@ -318,7 +318,7 @@ static int measure(const struct common *c, const struct options *o, const struct
 
 /* one world */
 
-struct show {
+struct live_world {
     struct trace t;
     struct world w;
     const struct player *player;
@@ -328,20 +328,20 @@ struct show {
 
 /* The tick after the trace's last one. */
 static int show_grow(void *ctx, struct error *err) {
-    struct show *l = ctx;
+    struct live_world *l = ctx;
     int16_t actions[WORLD_AGENTS] = {0};
-    if (world_over(&l->w) || l->w.tick >= l->t.steps) return 0;
+    if (world_terminated(&l->w) || l->w.tick >= l->t.steps) return 0;
     int rc = player_act(l->player, &l->w, &l->t.rules, l->seed, actions, err);
-    if (rc == OK) rc = trace_add(&l->t, &l->w, actions, err);
+    if (rc == OK) rc = trace_append(&l->t, &l->w, actions, err);
     if (rc != OK) return rc;
     world_step(&l->w, &l->t.rules, actions);
-    if (l->record) rc = trace_put(&l->t, &l->w, l->record, err);
+    if (l->record) rc = trace_write_tick(&l->t, &l->w, l->record, err);
     return rc == OK ? 1 : rc;
 }
 
 static void show_tell(void *ctx, int agent, struct buf *out) {
-    const struct show *l = ctx;
-    life_player_tell(l->player->model, agent, out);
+    const struct live_world *l = ctx;
+    model_policy_describe(l->player->model, agent, out);
 }
 
 static json_t *places_json(const struct world *w, const int16_t *cells, int n) {
@@ -357,7 +357,7 @@ static json_t *buf_json(struct buf *b) {
     return v;
 }
 
-static json_t *agent_json(const struct show *l, int i) {
+static json_t *agent_json(const struct live_world *l, int i) {
     static const char *const things[] = {"nothing", "food", "material"};
     const struct world_agent *a = &l->w.agents[i];
     struct buf see = {0}, prompt = {0};
@@ -365,7 +365,7 @@ static json_t *agent_json(const struct show *l, int i) {
     world_observe(&l->w, &l->t.rules, i, &see);
     world_prompt(&l->w, &l->t.rules, i, &prompt);
     for (int k = 0; k < 2; k++)
-        if (a->last[k] >= 0) json_array_append_new(last, json_string(action_names[a->last[k]]));
+        if (a->last[k] >= 0) json_array_append_new(last, json_string(world_action_names[a->last[k]]));
     return json_pack("{s:i,s:b,s:[i,i],s:i,s:s,s:i,s:o,s:o,s:i,s:i,s:i,s:i,s:i,s:i,s:f,s:f,s:f,s:o,"
                      "s:o}",
                      "agent", i, "alive", (int)a->alive, "cell", a->cell % l->w.size,
@@ -373,18 +373,18 @@ static json_t *agent_json(const struct show *l, int i) {
                      "word", (int)a->word, "known", places_json(&l->w, a->known, a->n_known),
                      "last", last, "steps", a->steps, "collected", a->collected, "delivered",
                      a->delivered, "built", a->built, "blocked", a->blocked, "bites", a->bites,
-                     "reward", a->reward, "total", a->total, "fitness", agent_fitness(a),
+                     "reward", a->reward, "total", a->total, "fitness", world_agent_fitness(a),
                      "observation", buf_json(&see), "prompt", buf_json(&prompt));
 }
 
-static json_t *show_json(const struct show *l) {
+static json_t *show_json(const struct live_world *l) {
     const struct world *w = &l->w;
     char hash[HASH_LEN];
     struct buf map = {0};
     json_t *agents = json_array();
     for (int i = 0; i < w->n_agents; i++) json_array_append_new(agents, agent_json(l, i));
     world_hash(w, hash);
-    world_draw(w, &map);
+    world_render(w, &map);
     return json_pack("{s:i,s:I,s:I,s:s,s:s,s:i,s:o,s:o,s:o,s:I,s:I,s:I,s:o}", "tick", w->tick,
                      "steps", (json_int_t)l->t.steps, "seed", (json_int_t)w->seed, "policy",
                      l->t.policy, "hash", hash, "living", w->n_living, "picture", buf_json(&map),
@@ -394,10 +394,10 @@ static json_t *show_json(const struct show *l) {
                      "food_lost", (json_int_t)w->food_lost, "agents", agents);
 }
 
-static void show_print(const struct show *l) {
+static void show_print(const struct live_world *l) {
     struct buf b = {0};
-    struct watch v = {.t = &l->t, .w = (struct world *)(uintptr_t)&l->w};
-    watch_frame(&v, false, &b);
+    struct world_viewer v = {.t = &l->t, .w = (struct world *)(uintptr_t)&l->w};
+    world_viewer_render(&v, false, &b);
     buf_puts(&b, "\n");
     for (int i = 0; i < l->w.n_agents; i++) {
         buf_printf(&b, "agent_%d: ", i);
@@ -409,10 +409,10 @@ static void show_print(const struct show *l) {
 }
 
 /* Lives, shown or not; what is printed is where it stands afterwards. */
-static int show_go(const struct common *c, const struct options *o, struct show *l,
+static int show_go(const struct cli_options *c, const struct options *o, struct live_world *l,
                    struct error *err) {
     bool model = l->player && l->player->model;
-    struct watch v = {.t = &l->t,
+    struct world_viewer v = {.t = &l->t,
                       .w = &l->w,
                       .grow = l->player ? show_grow : NULL,
                       .tell = model ? show_tell : NULL,
@@ -423,7 +423,7 @@ static int show_go(const struct common *c, const struct options *o, struct show 
         if (!l->record) return err->code;
     }
     if (o->watch && !c->json) {
-        rc = watch_run(&v, err);
+        rc = world_viewer_run(&v, err);
     } else {
         for (int more = l->player != NULL; rc >= 0 && more; more = rc) rc = show_grow(l, err);
         if (rc >= 0 && c->json)
@@ -440,9 +440,9 @@ static int show_go(const struct common *c, const struct options *o, struct show 
     return trace_close(&l->w, l->record, err);
 }
 
-static int live(const struct common *c, const struct options *o, const struct players *p,
+static int live(const struct cli_options *c, const struct options *o, const struct players *p,
                 struct error *err) {
-    struct show *l = xcalloc(1, sizeof *l);
+    struct live_world *l = xcalloc(1, sizeof *l);
     l->player = &p->v[0];
     l->seed = (uint64_t)o->seed;
     int rc = trace_init(&l->t, &o->rules, (int)o->agents, l->seed, o->steps, l->player->name, err);
@@ -454,9 +454,9 @@ static int live(const struct common *c, const struct options *o, const struct pl
 }
 
 /* The trace becomes the beginning of another life. */
-static int show_fork(struct show *l, const struct options *o, const struct players *p,
+static int show_fork(struct live_world *l, const struct options *o, const struct players *p,
                      struct error *err) {
-    trace_cut(&l->t, l->w.tick);
+    trace_truncate(&l->t, l->w.tick);
     l->t.fork = l->w.tick;
     l->player = &p->v[0];
     l->seed = o->seed ? (uint64_t)o->seed : l->t.seed;
@@ -468,12 +468,12 @@ static int show_fork(struct show *l, const struct options *o, const struct playe
                      (long long)l->t.steps, l->w.tick);
 }
 
-static int replay(const struct common *c, const struct options *o, const struct players *p,
+static int replay(const struct cli_options *c, const struct options *o, const struct players *p,
                   struct error *err) {
-    struct show *l = xcalloc(1, sizeof *l);
+    struct live_world *l = xcalloc(1, sizeof *l);
     int rc = trace_load(&l->t, o->replay, err);
     if (rc == OK && !l->t.closed)
-        warn("'%s' has no end: whoever wrote it was stopped after tick %lld", o->replay,
+        log_warn("'%s' has no end: whoever wrote it was stopped after tick %lld", o->replay,
              (long long)l->t.n_ticks);
     int64_t at = o->at >= 0 ? o->at : o->watch && !o->on ? 0 : l->t.n_ticks;
     if (rc == OK && at > l->t.n_ticks)
@@ -493,20 +493,20 @@ static int answer(struct world_server *s, struct line_reader *in, bool *open, st
     const char *line;
     size_t len;
     struct buf out = {0};
-    int got = line_next(in, 0, &line, &len, err);
+    int got = line_reader_next(in, 0, &line, &len, err);
     if (got == 0) *open = false;
     if (got == 0 || (got < 0 && got != ERR_MEMORY)) return got;
     if (got == ERR_MEMORY)
         buf_printf(&out, "{\"error\":\"%s\"}\n", err->text);
     else
-        *open = world_server_answer(s, line, len, &out);
+        *open = world_server_handle(s, line, len, &out);
     bool good = fwrite(out.data, 1, out.len, stdout) == out.len && fflush(stdout) == 0;
     buf_release(&out);
     return good ? OK : error_set(err, ERR_IO, "nobody reads the answers any more");
 }
 
 static int serve(const struct options *o, struct error *err) {
-    struct line_reader in = {.fd = STDIN_FILENO, .limit = PIPE_LINE};
+    struct line_reader in = {.fd = STDIN_FILENO, .limit = WORLD_SERVER_MAX_LINE};
     bool open = true;
     int rc = OK;
     struct world_server *s = world_server_new(&o->rules, (int)o->agents, o->steps, err);
@@ -571,24 +571,24 @@ static int outside_check(const struct options *o, bool model, struct error *err)
 
 /* Whether a flag of lives differs from its default. */
 static bool life_given(const struct options *o) {
-    struct life_options plain = {0};
-    options_default(life_option_rows, &plain);
-    options_default(learn_option_rows, &plain.learn);
-    json_t *a = options_json(life_option_rows, &plain),
-           *b = options_json(life_option_rows, &o->life.life),
-           *c = options_json(learn_option_rows, &plain.learn),
-           *d = options_json(learn_option_rows, &o->life.life.learn);
+    struct simulation_options plain = {0};
+    options_default(simulation_option_rows, &plain);
+    options_default(learner_option_rows, &plain.learn);
+    json_t *a = options_json(simulation_option_rows, &plain),
+           *b = options_json(simulation_option_rows, &o->life.life),
+           *c = options_json(learner_option_rows, &plain.learn),
+           *d = options_json(learner_option_rows, &o->life.life.learn);
     bool given = !json_equal(a, b) || !json_equal(c, d) || o->life.adapters.n || o->life.out;
     json_decref(a);
     json_decref(b);
     json_decref(c);
     json_decref(d);
-    options_release(life_option_rows, &plain);
-    options_release(learn_option_rows, &plain.learn);
+    options_release(simulation_option_rows, &plain);
+    options_release(learner_option_rows, &plain.learn);
     return given;
 }
 
-static int options_check(const struct common *c, const struct options *o, bool model,
+static int options_check(const struct cli_options *c, const struct options *o, bool model,
                          struct error *err) {
     bool one = o->watch || o->record || o->on;
     if (o->watch && c->json)
@@ -607,7 +607,7 @@ static int options_check(const struct common *c, const struct options *o, bool m
     if (o->best || o->mind)
         return error_set(err, ERR_USAGE, "--best and --mind are of 'shoal world export RUN'");
     if (model && o->pipe) return error_set(err, ERR_USAGE, "--pipe is without a model");
-    if (model && life_options_check(&o->life.life, err) != OK) return err->code;
+    if (model && simulation_options_check(&o->life.life, err) != OK) return err->code;
     if (o->replay) return replay_check(o, err);
     if (o->on || o->at >= 0)
         return error_set(err, ERR_USAGE, "--%s is of a trace: give --replay FILE",
@@ -617,14 +617,14 @@ static int options_check(const struct common *c, const struct options *o, bool m
     return world_rules_check(&o->rules, err);
 }
 
-static int play(const struct common *c, const struct options *o, const struct players *p,
+static int play(const struct cli_options *c, const struct options *o, const struct players *p,
                 struct error *err) {
     if (o->replay) return replay(c, o, p, err);
     if (o->pipe) return serve(o, err);
     return o->watch || o->record ? live(c, o, p, err) : measure(c, o, p, err);
 }
 
-static int players_play(const struct common *c, const struct options *o, const struct life_job *job,
+static int players_play(const struct cli_options *c, const struct options *o, const struct simulation_job *job,
                         struct error *err) {
     struct players p = {.job = job};
     int rc = OK;
@@ -646,29 +646,29 @@ static struct options options_fill(const struct options *o) {
 }
 
 /* The environment says who lives in it and, where nobody else does, for how long. */
-static int outside_begin(struct outside_envs **out, struct options *o, struct error *err) {
-    const struct life_options *life = &o->life.life;
+static int outside_begin(struct external_envs **out, struct options *o, struct error *err) {
+    const struct simulation_options *life = &o->life.life;
     bool taught = strcmp(life->learn.learn, "clone") == 0;
-    *out = outside_envs_open(o->env_pipe, o->timeout, (int)life->worlds, taught, err);
+    *out = external_envs_open(o->env_pipe, o->timeout, (int)life->worlds, taught, err);
     if (!*out) return err->code;
-    o->agents = outside_envs_list(*out)[0]->n_agents;
-    if (!o->steps) o->steps = outside_envs_max_steps(*out);
+    o->agents = external_envs_list(*out)[0]->n_agents;
+    if (!o->steps) o->steps = external_envs_max_steps(*out);
     return OK;
 }
 
-static int model_play(const struct common *c, const struct options *o, const char *model,
+static int model_play(const struct cli_options *c, const struct options *o, const char *model,
                       struct error *err) {
     struct options full = *o;
-    struct outside_envs *outside = NULL;
+    struct external_envs *outside = NULL;
     int rc = o->env_pipe ? outside_begin(&outside, &full, err) : OK;
     if (rc != OK) return rc;
     full = options_fill(&full);
     full.life.life.steps = full.steps;
     full.life.life.seed = full.seed;
-    char *path = cli_find(model);
+    char *path = cli_find_file(model);
     struct pool *pool = pool_new((int)c->threads);
-    struct model *m = model_open(path, cli_class(c), err);
-    struct life_job job = {.c = c,
+    struct model *m = model_open(path, cli_numeric_class(c), err);
+    struct simulation_job job = {.c = c,
                            .o = &full.life,
                            .rules = &o->rules,
                            .outside = outside,
@@ -679,8 +679,8 @@ static int model_play(const struct common *c, const struct options *o, const cha
     if (!m) rc = err->code;
     if (rc == OK && player && o->life.dry_run)
         rc = error_set(err, ERR_USAGE, "--dry-run is of lives, and not of a player of one world");
-    if (rc == OK) rc = player ? players_play(c, &full, &job, err) : life_run(&job, err);
-    outside_envs_free(outside);
+    if (rc == OK) rc = player ? players_play(c, &full, &job, err) : simulation_run(&job, err);
+    external_envs_free(outside);
     model_close(m);
     pool_free(pool);
     free(path);
@@ -692,15 +692,15 @@ static int export(const struct options *o, const struct strings *args, struct er
         return error_set(err, ERR_USAGE, "export: of which run? name its folder or its id");
     if (o->best && o->mind)
         return error_set(err, ERR_USAGE, "--best and --mind exclude each other");
-    return life_export(&o->life, args->v[1], o->mind, err);
+    return simulation_export_policy(&o->life, args->v[1], o->mind, err);
 }
 
-static int run(const struct common *c, const void *options, const struct strings *args,
+static int run(const struct cli_options *c, const void *options, const struct strings *args,
                struct error *err) {
     const struct options *o = options;
     if (args->n && strcmp(args->v[0], "export") == 0) return export(o, args, err);
     if (args->n > 1 && strcmp(args->v[0], "compare") == 0)
-        return life_compare(c, &o->life, args, err);
+        return simulation_compare(c, &o->life, args, err);
     if (args->n > 1) return error_set(err, ERR_USAGE, "'%s': one model at most", args->v[1]);
     if (options_check(c, o, args->n, err) != OK) return err->code;
     if (args->n) return model_play(c, o, args->v[0], err);
@@ -708,7 +708,7 @@ static int run(const struct common *c, const void *options, const struct strings
     return players_play(c, &full, NULL, err);
 }
 
-const struct command cmd_world = {
+const struct cli_command cmd_world = {
     .name = "world",
     .args = "[MODEL | export RUN | compare GROUP …]",
     .summary = "a grid world of agents: models that live, learn and breed in it; policies, traces",

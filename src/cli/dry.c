@@ -17,7 +17,7 @@ static void line_print(const char *key, const json_t *v) {
         printf("%.6g\n", json_number_value(v));
 }
 
-void cli_plan(const struct common *c, json_t *plan) {
+void cli_print_dry_run(const struct cli_options *c, json_t *plan) {
     const char *key;
     json_t *v, *item;
     size_t i;

@@ -7,8 +7,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-struct sampling sampling_of(const struct sampling_options *o, int64_t i) {
-    return (struct sampling){.temperature = (float)o->temp,
+struct sampling_params sampling_from_options(const struct sampling_options *o, int64_t i) {
+    return (struct sampling_params){.temperature = (float)o->temp,
                              .top_k = (int32_t)o->top_k,
                              .top_p = (float)o->top_p,
                              .min_p = (float)o->min_p,
@@ -20,14 +20,14 @@ struct sampling sampling_of(const struct sampling_options *o, int64_t i) {
 }
 
 /* A path that exists is itself, whatever is in its name. */
-int mix_parse(struct mix *m, const char *text, struct error *err) {
-    *m = (struct mix){.weighted = false};
+int adapter_mix_parse(struct adapter_mix *m, const char *text, struct error *err) {
+    *m = (struct adapter_mix){.weighted = false};
     if (!text) return OK;
     char *copy = xstrdup(text), *rest = path_exists(text) ? NULL : copy, *term;
     if (!rest) strings_add(&m->paths, text);
     m->weights[0] = 1;
     while ((term = strsep(&rest, ",")) != NULL && m->paths.n < ENGINE_MIX_MAX) {
-        if (adapter_weight_cut(term, &m->weights[m->paths.n])) m->weighted = true;
+        if (adapter_weight_parse(term, &m->weights[m->paths.n])) m->weighted = true;
         if (*term) strings_add(&m->paths, term);
     }
     int rc = OK;
@@ -40,27 +40,27 @@ int mix_parse(struct mix *m, const char *text, struct error *err) {
     return rc;
 }
 
-int mix_open(struct mix *m, struct setup *s, struct error *err) {
+int adapter_mix_open(struct adapter_mix *m, struct setup *s, struct error *err) {
     for (int i = 0; i < m->paths.n; i++) {
         struct adapter *a = setup_adapter(s, m->paths.v[i], err);
         if (!a) return err->code;
-        m->terms[i] = (struct mix_term){.adapter = a, .weight = m->weights[i]};
+        m->terms[i] = (struct weighted_adapter){.adapter = a, .weight = m->weights[i]};
     }
     return OK;
 }
 
-void mix_apply(const struct mix *m, struct request *r) {
+void adapter_mix_apply(const struct adapter_mix *m, struct engine_request *r) {
     r->adapter = m->weighted ? NULL : m->terms[0].adapter;
     r->mix = m->terms;
     r->n_mix = m->weighted ? m->paths.n : 0;
 }
 
-void mix_release(struct mix *m) {
+void adapter_mix_release(struct adapter_mix *m) {
     strings_release(&m->paths);
 }
 
-int32_t stop_tokens(const struct model *m, int32_t out[2]) {
-    const int32_t ends[2] = {tok_eos(m->tok), tok_chat_end(m->tok)};
+int32_t model_stop_tokens(const struct model *m, int32_t out[2]) {
+    const int32_t ends[2] = {tokenizer_eos(m->tok), tokenizer_eot(m->tok)};
     int32_t n = 0;
     for (int i = 0; i < 2; i++)
         if (ends[i] >= 0) out[n++] = ends[i];

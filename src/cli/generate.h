@@ -37,23 +37,23 @@ struct sampling_options {
 
 /* Draw number i of these options: neighbouring seeds give unrelated streams, because the generator
  * is a keyed hash of them. */
-struct sampling sampling_of(const struct sampling_options *o, int64_t i);
+struct sampling_params sampling_from_options(const struct sampling_options *o, int64_t i);
 
 /* Adapters with weights: "A", "A=0.7,B=0.3", "A,B" (all of both). */
-struct mix {
+struct adapter_mix {
     struct strings paths;
     float weights[ENGINE_MIX_MAX];
-    struct mix_term terms[ENGINE_MIX_MAX];
+    struct weighted_adapter terms[ENGINE_MIX_MAX];
     bool weighted; /* weights were given, or there are several */
 };
 /* NULL: no adapter. */
-int mix_parse(struct mix *m, const char *text, struct error *err);
+int adapter_mix_parse(struct adapter_mix *m, const char *text, struct error *err);
 /* The adapters are setup's own. */
-int mix_open(struct mix *m, struct setup *s, struct error *err);
-void mix_apply(const struct mix *m, struct request *r);
-void mix_release(struct mix *m);
+int adapter_mix_open(struct adapter_mix *m, struct setup *s, struct error *err);
+void adapter_mix_apply(const struct adapter_mix *m, struct engine_request *r);
+void adapter_mix_release(struct adapter_mix *m);
 
 /* What ends a reply: the model's end of text and of a chat turn. Returns how many. */
-int32_t stop_tokens(const struct model *m, int32_t out[2]);
+int32_t model_stop_tokens(const struct model *m, int32_t out[2]);
 
 #endif

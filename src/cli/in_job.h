@@ -1,5 +1,5 @@
 /*
- * in_job: what a process does first that a server has started as a job, as its variable SHOAL_JOB
+ * job_is_confined: what a process does first that a server has started as a job, as its variable SHOAL_JOB
  * says: from then on it reads and writes where jobs may, and runs no commands unless they are
  * allowed.
  */
@@ -9,8 +9,8 @@
 #include "base/base.h"
 
 /* OK also where this is no job. To be called while the process has one thread. */
-int job_enter(struct error *err);
+int job_confine(struct error *err);
 /* Whether it is one; what a file (a recipe) may say in it is then as little as a request may. */
-bool in_job(void);
+bool job_is_confined(void);
 
 #endif

@@ -9,7 +9,7 @@
 #include <string.h>
 #include <unistd.h>
 
-static const struct command *const commands[] = {
+static const struct cli_command *const commands[] = {
     &cmd_demo,    &cmd_run,   &cmd_train,     &cmd_pretrain, &cmd_debate,   &cmd_ask,
     &cmd_evolve,  &cmd_eval,  &cmd_resume,    &cmd_fork,     &cmd_convert,  &cmd_adapter,
     &cmd_model,   &cmd_bench, &cmd_doctor,    &cmd_pull,     &cmd_quantize, &cmd_embed,
@@ -18,18 +18,18 @@ static const struct command *const commands[] = {
     &cmd_restore,
 };
 
-const struct command *cli_command_at(int i) {
+const struct cli_command *cli_command_at(int i) {
     return i < (int)ARRAY_LEN(commands) ? commands[i] : NULL;
 }
 
-const struct command *cli_command(const char *name) {
+const struct cli_command *cli_command(const char *name) {
     for (size_t i = 0; i < ARRAY_LEN(commands); i++)
         if (strcmp(name, commands[i]->name) == 0) return commands[i];
     return NULL;
 }
 
-enum numeric_class cli_class(const struct common *c) {
-    return c->exact ? CLASS_EXACT : c->fast ? CLASS_FAST : kernels_default_class();
+enum numeric_class cli_numeric_class(const struct cli_options *c) {
+    return c->exact ? NUMERIC_EXACT : c->fast ? NUMERIC_FAST : kernels_default_class();
 }
 
 void cli_print(json_t *v) {
@@ -41,7 +41,7 @@ void cli_print(json_t *v) {
     json_decref(v);
 }
 
-char *cli_find(const char *path) {
+char *cli_find_file(const char *path) {
     char exe[4096];
     if (path_exists(path) || path[0] == '/') return xstrdup(path);
     ssize_t n = readlink("/proc/self/exe", exe, sizeof exe - 1);
@@ -69,7 +69,7 @@ static void usage(FILE *f) {
                "three minutes.\n");
 }
 
-static void help(const struct command *c, const struct common *s) {
+static void help(const struct cli_command *c, const struct cli_options *s) {
     printf("usage: shoal %s %s [options]\n\n%s\n\noptions:\n", c->name, c->args, c->about);
     if (c->rows) options_help(c->rows, stdout);
     if (c->over_rows) {
@@ -88,9 +88,9 @@ static void help(const struct command *c, const struct common *s) {
            path ? "'" : "", path ? path : "no file", path ? "'" : "", c->name);
 }
 
-static int usage_error(const struct command *c, const struct error *err) {
-    message("shoal %s: %s", c->name, err->text);
-    message("usage: shoal %s %s [options]; see 'shoal %s --help'", c->name, c->args, c->name);
+static int usage_error(const struct cli_command *c, const struct error *err) {
+    log_message("shoal %s: %s", c->name, err->text);
+    log_message("usage: shoal %s %s [options]; see 'shoal %s --help'", c->name, c->args, c->name);
     return 2;
 }
 
@@ -100,7 +100,7 @@ bool cli_is_recipe(const char *path) {
 }
 
 /* What is wrong before the command itself begins. */
-static int line_check(const struct command *c, const struct settings *s, struct error *err) {
+static int line_check(const struct cli_command *c, const struct settings *s, struct error *err) {
     int n = s->args.n;
     if (settings_common(s)->exact && settings_common(s)->fast)
         return error_set(err, ERR_USAGE, "--exact and --fast exclude each other");
@@ -110,14 +110,14 @@ static int line_check(const struct command *c, const struct settings *s, struct 
     return OK;
 }
 
-static int command_run(const struct command *c, const struct settings *s, struct error *err) {
-    const struct common *common = settings_common(s);
+static int command_run(const struct cli_command *c, const struct settings *s, struct error *err) {
+    const struct cli_options *common = settings_common(s);
     if (common->help) {
         help(c, common);
         return OK;
     }
     log_quiet = common->quiet;
-    settings_note(s);
+    settings_warn(s);
     return c->run(common, settings_options(s), &s->args, err);
 }
 
@@ -127,7 +127,7 @@ static void closed_end(void) {
     raise(SIGPIPE);
 }
 
-static int run_command(const struct command *c, int argc, char **argv) {
+static int run_command(const struct cli_command *c, int argc, char **argv) {
     struct error err = {0};
     struct settings s;
     int code = 0, rc = settings_read(&s, c, argc, argv, &err);
@@ -136,9 +136,9 @@ static int run_command(const struct command *c, int argc, char **argv) {
     if (rc == ERR_USAGE)
         code = usage_error(c, &err);
     else if (rc != OK)
-        message("shoal %s: %s", c->name, err.text), code = 1;
-    bool unwritten = fflush(stdout) || ferror(stdout), closed = unwritten && output_is_closed();
-    if (code == 0 && unwritten && !closed) message("shoal: cannot write the result"), code = 1;
+        log_message("shoal %s: %s", c->name, err.text), code = 1;
+    bool unwritten = fflush(stdout) || ferror(stdout), closed = unwritten && stdout_is_closed();
+    if (code == 0 && unwritten && !closed) log_message("shoal: cannot write the result"), code = 1;
     settings_release(&s);
     if (code == 0 && closed) closed_end();
     return code;
@@ -147,8 +147,8 @@ static int run_command(const struct command *c, int argc, char **argv) {
 int main(int argc, char **argv) {
     signal(SIGXFSZ, SIG_IGN); /* a file limit is an error message, not a death */
     signal(SIGPIPE, SIG_IGN);
-    maps_guard();
-    terminal_guard();
+    file_map_catch_sigbus();
+    terminal_sanitize_stdout();
     if (argc < 2) {
         usage(stderr);
         return 2;
@@ -161,13 +161,13 @@ int main(int argc, char **argv) {
         puts("shoal " SHOAL_VERSION);
         return 0;
     }
-    const struct command *c = cli_command(argv[1]);
+    const struct cli_command *c = cli_command(argv[1]);
     struct error err = {0};
-    if (job_enter(&err) != OK) {
+    if (job_confine(&err) != OK) {
         fprintf(stderr, "shoal: the job cannot be confined: %s\n", err.text);
         return 1;
     }
     if (c) return run_command(c, argc - 2, argv + 2);
-    message("shoal: no command '%s'; 'shoal --help' lists them", argv[1]);
+    log_message("shoal: no command '%s'; 'shoal --help' lists them", argv[1]);
     return 2;
 }

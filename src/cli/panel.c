@@ -26,14 +26,14 @@ bool panel_names_model(const struct panel_options *o) {
 }
 
 static void notes_print(const struct panel_options *o) {
-    if (o->model_type) note("--model-type: a model's kind is read from its files");
-    if (o->parallel) note("--parallel: the agents of an iteration always run as one batch");
-    if (o->safe_parallel) note("--safe-parallel: one batch needs no lock");
+    if (o->model_type) log_info("--model-type: a model's kind is read from its files");
+    if (o->parallel) log_info("--parallel: the agents of an iteration always run as one batch");
+    if (o->safe_parallel) log_info("--safe-parallel: one batch needs no lock");
     if (o->max_workers)
-        note("--max-workers: one batch has none; --threads says how many processors");
+        log_info("--max-workers: one batch has none; --threads says how many processors");
     if (!o->local_files)
-        note("--no-local-files: nothing is downloaded here; 'shoal pull' does that");
-    if (o->log) note("--log: everything that is said is kept in the store; --board prints it");
+        log_info("--no-local-files: nothing is downloaded here; 'shoal pull' does that");
+    if (o->log) log_info("--log: everything that is said is kept in the store; --board prints it");
 }
 
 static int references_check(const struct panel_options *o, struct error *err) {
@@ -75,7 +75,7 @@ static int pipeline_flags(struct panel *p, struct error *err) {
     struct pipeline_options *to = &p->pipeline;
     int how, rc = references_check(o, err);
     if (rc == OK && strcmp(o->role_type, "model") == 0)
-        to->type = TYPE_ASKED;
+        to->type = QUESTION_TYPE_BY_MODEL;
     else if (rc == OK)
         rc = word_pick("roles of type", o->role_type, "auto", question_type_names, N_QUESTION_TYPES,
                        &to->type, err);
@@ -96,7 +96,7 @@ static int pipeline_flags(struct panel *p, struct error *err) {
     to->temperature = (float)o->temperature;
     to->max_tokens = (int32_t)o->max_tokens;
     to->seconds = o->seconds;
-    for (int s = 0; s < N_STAGES; s++) {
+    for (int s = 0; s < PIPELINE_N_STAGES; s++) {
         to->stage[s].temperature = (float)o->temps[s];
         to->stage[s].max_tokens = (int32_t)o->tokens[s];
     }
@@ -107,7 +107,7 @@ static int pipeline_flags(struct panel *p, struct error *err) {
 
 /* A place, or as the predecessor names models: OWNER/REPO on the hub. malloc'ed. */
 static char *model_place(const char *name) {
-    char *found = cli_find(name), *place;
+    char *found = cli_find_file(name), *place;
     const char *slash = strchr(name, '/');
     bool repo = !hub_is_name(name) && !path_exists(found) && slash && slash != name && slash[1] &&
                 !strchr(slash + 1, '/') && *name != '.';
@@ -116,22 +116,22 @@ static char *model_place(const char *name) {
     return place;
 }
 
-static int models_open(struct panel *p, const struct setup_options *so, const struct panel_wants *w,
+static int models_open(struct panel *p, const struct setup_options *so, const struct panel_params *w,
                        struct error *err) {
     const struct panel_options *o = p->o;
     const char *model = w->model ? w->model : o->model_path ? o->model_path : o->model_name;
-    char *places[N_STAGES];
-    const struct setup_wants wants = {
+    char *places[PIPELINE_N_STAGES];
+    const struct setup_needs wants = {
         .engine = {.max_rows = 512, .max_seqs = 32}, .adapters = w->adapters, .work = PANEL_WORK};
-    for (int s = 0; s < N_STAGES; s++) places[s] = model_place(o->models[s] ? o->models[s] : model);
+    for (int s = 0; s < PIPELINE_N_STAGES; s++) places[s] = model_place(o->models[s] ? o->models[s] : model);
     int rc =
-        bases_open(&p->bases, p->c, so, (const char *const *)places, N_STAGES, p->of, &wants, err);
-    for (int s = 0; s < N_STAGES; s++) free(places[s]);
+        base_models_open(&p->bases, p->c, so, (const char *const *)places, PIPELINE_N_STAGES, p->of, &wants, err);
+    for (int s = 0; s < PIPELINE_N_STAGES; s++) free(places[s]);
     return rc;
 }
 
-int panel_open(struct panel *p, const struct common *c, const struct setup_options *so,
-               const struct panel_options *o, const struct panel_wants *w, struct error *err) {
+int panel_open(struct panel *p, const struct cli_options *c, const struct setup_options *so,
+               const struct panel_options *o, const struct panel_params *w, struct error *err) {
     *p = (struct panel){.c = c, .o = o};
     int rc = pipeline_flags(p, err);
     if (rc != OK) return rc;
@@ -143,7 +143,7 @@ int panel_open(struct panel *p, const struct common *c, const struct setup_optio
     return OK;
 }
 
-struct setup *panel_base(struct panel *p, enum stage s) {
+struct setup *panel_base(struct panel *p, enum pipeline_stage s) {
     return &p->bases.v[p->of[s]];
 }
 
@@ -151,7 +151,7 @@ static int adapters_load(struct panel *p, struct error *err) {
     const struct strings *dirs = &p->o->adapters;
     for (int i = 0; i < dirs->n; i++)
         if (strcmp(dirs->v[i], "base") != 0 &&
-            !(p->adapters[i] = setup_adapter(panel_base(p, STAGE_INTERNAL), dirs->v[i], err)))
+            !(p->adapters[i] = setup_adapter(panel_base(p, PIPELINE_INTERNAL), dirs->v[i], err)))
             return err->code;
     return OK;
 }
@@ -160,15 +160,15 @@ static int engines_start(struct panel *p, struct error *err) {
     for (int i = 0; i < p->bases.n; i++) {
         struct setup *s = &p->bases.v[i];
         if (setup_engine(s, err) != OK) return err->code;
-        p->speakers[i] = (struct speaker){.engine = s->e, .model = s->m, .store = p->store};
+        p->speakers[i] = (struct engine_client){.engine = s->e, .model = s->m, .store = p->store};
     }
-    for (int s = 0; s < N_STAGES; s++)
-        p->pipeline.stage[s].asker = speaker_asker(&p->speakers[p->of[s]]);
+    for (int s = 0; s < PIPELINE_N_STAGES; s++)
+        p->pipeline.stage[s].asker = engine_client_as_llm(&p->speakers[p->of[s]]);
     return OK;
 }
 
 static int embedder_start(struct panel *p, struct error *err) {
-    const struct setup *s = panel_base(p, STAGE_INTERNAL);
+    const struct setup *s = panel_base(p, PIPELINE_INTERNAL);
     p->engine_embedder =
         (struct engine_embedder){.engine = s->e, .model = s->m, .max_len = engine_max_len(s->e)};
     p->pipeline.embedder = &p->embedder;
@@ -179,14 +179,14 @@ static int embedder_start(struct panel *p, struct error *err) {
  * the other. */
 static int conversation_hold(struct panel *p, const char *id, struct error *err) {
     char hash[HASH_LEN], *subject = xasprintf("conversation '%s'", id);
-    hash_bytes(id, strlen(id), hash);
+    sha256_bytes(id, strlen(id), hash);
     p->held_path = xasprintf("%s-%.16s.lock", p->bases.v[0].o->store, hash);
-    p->held = file_hold(p->held_path, subject, err);
+    p->held = lockfile_acquire(p->held_path, subject, err);
     free(subject);
     return p->held < 0 ? p->held : OK;
 }
 
-int panel_start(struct panel *p, const struct panel_wants *w, struct error *err) {
+int panel_start(struct panel *p, const struct panel_params *w, struct error *err) {
     const struct panel_options *o = p->o;
     const char *id = o->conversation ? o->conversation : "ask";
     struct pipeline_options *to = &p->pipeline;
@@ -216,24 +216,24 @@ int panel_close(struct panel *p, int rc, struct error *err) {
     conversation_close(p->pipeline.memory);
     blackboard_close(p->pipeline.board);
     store_close(p->store);
-    if (p->held_path) hold_release(p->held, p->held_path);
+    if (p->held_path) lockfile_release(p->held, p->held_path);
     free(p->held_path);
     workflow_free(p->w);
-    return bases_close(&p->bases, rc, err);
+    return base_models_close(&p->bases, rc, err);
 }
 
-int facts_forget(struct conversation *memory, const char *text, struct error *err) {
-    int n, rc = conversation_forget(memory, strcmp(text, "all") == 0 ? NULL : text, &n, err);
-    if (rc == OK) note("facts forgotten: %d", n);
+int conversation_forget_facts(struct conversation *memory, const char *text, struct error *err) {
+    int n, rc = conversation_remove_facts(memory, strcmp(text, "all") == 0 ? NULL : text, &n, err);
+    if (rc == OK) log_info("facts forgotten: %d", n);
     return rc;
 }
 
-int panel_forget(const struct common *c, const struct setup_options *so, const char *conversation,
+int panel_forget(const struct cli_options *c, const struct setup_options *so, const char *conversation,
                  const char *text, struct error *err) {
     const struct setup s = {.c = c, .o = so};
     struct store *store = setup_store(&s, err);
     struct conversation *memory = store ? conversation_open(store, conversation, err) : NULL;
-    int rc = memory ? facts_forget(memory, text, err) : err->code;
+    int rc = memory ? conversation_forget_facts(memory, text, err) : err->code;
     conversation_close(memory);
     store_close(store);
     return rc;

@@ -11,9 +11,9 @@
 struct panel_options {
     struct strings adapters;
     char *role_type, *language, *knowledge, *protocol, *facts, *compat, *conversation;
-    char *models[N_STAGES];
-    int64_t agents, iterations, max_tokens, tokens[N_STAGES];
-    double temperature, seconds, temps[N_STAGES];
+    char *models[PIPELINE_N_STAGES];
+    int64_t agents, iterations, max_tokens, tokens[PIPELINE_N_STAGES];
+    double temperature, seconds, temps[PIPELINE_N_STAGES];
     bool summary, embeddings, slots, board;
     /* the predecessor's, for those who come from there */
     char *model_type, *model_name, *model_path, *cache_folder, *rag_mode, *zim_path;
@@ -39,30 +39,30 @@ struct panel_options {
                   "another workflow; its role 'agent' is as many as --agents", JOB_CHOICE),        \
         PANEL_ROW("slots", OPT_BOOL, type, field.slots, NULL, 0, 0, NULL,                          \
                   "the workflow of fixed parts: reformulator, critic, supporter, synthesizer"),    \
-        PANEL_ROW("internal-model", OPT_STRING, type, field.models[STAGE_INTERNAL], NULL, 0, 0,    \
+        PANEL_ROW("internal-model", OPT_STRING, type, field.models[PIPELINE_INTERNAL], NULL, 0, 0,    \
                   "MODEL", "of those who think; default: MODEL", JOB_INPUT),                       \
-        PANEL_ROW("summary-model", OPT_STRING, type, field.models[STAGE_SUMMARY], NULL, 0, 0,      \
+        PANEL_ROW("summary-model", OPT_STRING, type, field.models[PIPELINE_SUMMARY], NULL, 0, 0,      \
                   "MODEL", "of who sums up", JOB_INPUT),                                           \
-        PANEL_ROW("output-model", OPT_STRING, type, field.models[STAGE_OUTPUT], NULL, 0, 0,        \
+        PANEL_ROW("output-model", OPT_STRING, type, field.models[PIPELINE_OUTPUT], NULL, 0, 0,        \
                   "MODEL", "of who writes the answer", JOB_INPUT),                                 \
         PANEL_ROW("temperature", OPT_FLOAT, type, field.temperature, "-1", -1, 100, "X",           \
                   "of everybody (-1: each role's own)"),                                           \
-        PANEL_ROW("internal-temp", OPT_FLOAT, type, field.temps[STAGE_INTERNAL], "0", 0, 100, "X", \
+        PANEL_ROW("internal-temp", OPT_FLOAT, type, field.temps[PIPELINE_INTERNAL], "0", 0, 100, "X", \
                   "of those who think (0: each role's own)"),                                      \
-        PANEL_ROW("summary-temp", OPT_FLOAT, type, field.temps[STAGE_SUMMARY], "0.3", 0.01, 100,   \
+        PANEL_ROW("summary-temp", OPT_FLOAT, type, field.temps[PIPELINE_SUMMARY], "0.3", 0.01, 100,   \
                   "X", "of who sums up"),                                                          \
-        PANEL_ROW("output-temp", OPT_FLOAT, type, field.temps[STAGE_OUTPUT], "0.7", 0.01, 100,     \
+        PANEL_ROW("output-temp", OPT_FLOAT, type, field.temps[PIPELINE_OUTPUT], "0.7", 0.01, 100,     \
                   "X", "of who writes the answer"),                                                \
         PANEL_ROW("max-tokens", OPT_INT, type, field.max_tokens, "0", 0, 65536, "N",               \
                   "of every turn (0: the stage's, else the workflow's own)"),                      \
         PANEL_ROW("max-seconds", OPT_FLOAT, type, field.seconds, "0", 0, 1e9, "S",                 \
                   "after which nobody begins to speak, and the best that was said is the answer "  \
                   "(0: no limit)"),                                                                \
-        PANEL_ROW("internal-tokens", OPT_INT, type, field.tokens[STAGE_INTERNAL], "0", 0, 65536,   \
+        PANEL_ROW("internal-tokens", OPT_INT, type, field.tokens[PIPELINE_INTERNAL], "0", 0, 65536,   \
                   "N", "of a turn of those who think"),                                            \
-        PANEL_ROW("summary-tokens", OPT_INT, type, field.tokens[STAGE_SUMMARY], "0", 0, 65536,     \
+        PANEL_ROW("summary-tokens", OPT_INT, type, field.tokens[PIPELINE_SUMMARY], "0", 0, 65536,     \
                   "N", "of a summary"),                                                            \
-        PANEL_ROW("output-tokens", OPT_INT, type, field.tokens[STAGE_OUTPUT], "0", 0, 65536, "N",  \
+        PANEL_ROW("output-tokens", OPT_INT, type, field.tokens[PIPELINE_OUTPUT], "0", 0, 65536, "N",  \
                   "of the answer"),                                                                \
         PANEL_ROW("summary", OPT_BOOL, type, field.summary, "true", 0, 0, NULL,                    \
                   "a summary after each time, and of what is long"),                               \
@@ -111,12 +111,12 @@ struct panel_options {
     { name, OPT_ALIAS, 0, of, 0, 0, NULL, NULL }
 
 struct panel {
-    const struct common *c;
+    const struct cli_options *c;
     const struct panel_options *o;
-    struct bases bases;
-    int of[N_STAGES]; /* bases of the stages */
+    struct base_models bases;
+    int of[PIPELINE_N_STAGES]; /* bases of the stages */
     struct workflow *w;
-    struct speaker speakers[BASES_MAX];
+    struct engine_client speakers[BASE_MODELS_MAX];
     struct store *store;
     char *held_path; /* lock of the conversation, NULL: none */
     int held;
@@ -127,7 +127,7 @@ struct panel {
     struct pipeline_options pipeline; /* with it, questions are put: pipeline_run */
     bool ready;                       /* false after --dry-run */
 };
-struct panel_wants {
+struct panel_params {
     const char *model; /* NULL: what the flags name */
     uint64_t seed;
     const struct strings *adapters; /* to be planned for; opened by the caller, or --adapters */
@@ -136,17 +136,17 @@ struct panel_wants {
 /* Whether a flag names the model, so that the command line needs none. */
 bool panel_names_model(const struct panel_options *o);
 /* Flags, plan, models. panel_close is called also after an error. */
-int panel_open(struct panel *p, const struct common *c, const struct setup_options *so,
-               const struct panel_options *o, const struct panel_wants *w, struct error *err);
+int panel_open(struct panel *p, const struct cli_options *c, const struct setup_options *so,
+               const struct panel_options *o, const struct panel_params *w, struct error *err);
 /* --adapters for the agents; then the engines, the store, and what is in it. */
-int panel_start(struct panel *p, const struct panel_wants *w, struct error *err);
+int panel_start(struct panel *p, const struct panel_params *w, struct error *err);
 int panel_close(struct panel *p, int rc, struct error *err);
 /* The base whose stage it is. */
-struct setup *panel_base(struct panel *p, enum stage s);
+struct setup *panel_base(struct panel *p, enum pipeline_stage s);
 /* Takes away the facts that hold the text, or with "all" all of them, and says how many. */
-int facts_forget(struct conversation *memory, const char *text, struct error *err);
+int conversation_forget_facts(struct conversation *memory, const char *text, struct error *err);
 /* The same without a model. */
-int panel_forget(const struct common *c, const struct setup_options *so, const char *conversation,
+int panel_forget(const struct cli_options *c, const struct setup_options *so, const char *conversation,
                  const char *text, struct error *err);
 /* The blackboard for people. */
 void panel_board_print(const struct panel *p);

@@ -24,7 +24,7 @@ void prompts_add(struct prompts *p, const char *text, const char *system, bool c
 
 /* Takes over `talk`. */
 static void talk_add(struct prompts *p, json_t *talk) {
-    char *text = json_text(talk);
+    char *text = json_canonical(talk);
     p->longest = MAX(p->longest, strlen(text) + TEMPLATE_TOKENS);
     p->v = xrealloc(p->v, sizeof *p->v * (size_t)(p->n + 1));
     p->v[p->n++] = (struct prompt){.text = text, .chat = true, .talk = talk};
@@ -101,7 +101,7 @@ int prompts_file(struct prompts *p, const char *path, struct error *err) {
     int rc = file_read(path, FILE_LIMIT, &text, err);
     const char *first = rc == OK && text.data ? text.data + strspn(text.data, " \t\r\n") : "";
     if (rc == OK && *first == '{') {
-        rc = json_each(path, line_read, p, err);
+        rc = json_file_each(path, line_read, p, err);
         if (rc != OK && !strstr(err->text, path)) error_wrap(err, "'%s'", path);
     } else if (rc == OK && text.data && strlen(text.data) != text.len) {
         rc = error_set(err, ERR_FORMAT, "'%s' is not text: it has a zero byte", path);
@@ -165,23 +165,23 @@ void prompts_release(struct prompts *p) {
     *p = (struct prompts){0};
 }
 
-int prompt_encode(const struct model *m, const struct prompt *p, struct ids *out,
+int prompt_encode(const struct model *m, const struct prompt *p, struct token_ids *out,
                   struct error *err) {
     if (p->talk) {
-        struct chat chat = {.messages = json_object_get(p->talk, "messages"),
+        struct chat_template_input chat = {.messages = json_object_get(p->talk, "messages"),
                             .tools = json_object_get(p->talk, "tools"),
                             .extra = json_object_get(p->talk, "chat_template_kwargs"),
                             .generation_prompt = true};
-        if (chat_tokens(m->tok, &chat, out, NULL, err) != OK) return err->code;
+        if (chat_template_encode(m->tok, &chat, out, NULL, err) != OK) return err->code;
     } else if (p->chat) {
-        struct message msgs[2] = {{"system", p->system}, {"user", p->text}};
+        struct chat_message msgs[2] = {{"system", p->system}, {"user", p->text}};
         if (chat_encode(m->tok, msgs + !p->system, 1 + !!p->system, true, out, NULL, err) != OK)
             return err->code;
     } else {
-        tok_encode(m->tok, p->text, strlen(p->text), TOK_BOS | TOK_SPECIAL, out);
+        tokenizer_encode(m->tok, p->text, strlen(p->text), TOKENIZER_ADD_BOS | TOKENIZER_PARSE_SPECIAL, out);
         /* A model that adds no BOS still needs something to start from. */
-        int32_t first = tok_bos(m->tok) >= 0 ? tok_bos(m->tok) : tok_eos(m->tok);
-        if (out->n == 0 && first >= 0) ids_add(out, first);
+        int32_t first = tokenizer_bos(m->tok) >= 0 ? tokenizer_bos(m->tok) : tokenizer_eos(m->tok);
+        if (out->n == 0 && first >= 0) token_ids_add(out, first);
     }
     return out->n
                ? OK

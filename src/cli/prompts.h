@@ -24,7 +24,7 @@ int prompts_read(struct prompts *p, const char *prompt, const char *chat, const 
 int prompts_file(struct prompts *p, const char *path, struct error *err);
 void prompts_add(struct prompts *p, const char *text, const char *system, bool chat);
 void prompts_release(struct prompts *p);
-int prompt_encode(const struct model *m, const struct prompt *p, struct ids *out,
+int prompt_encode(const struct model *m, const struct prompt *p, struct token_ids *out,
                   struct error *err);
 
 #endif

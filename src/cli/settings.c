@@ -13,25 +13,25 @@ static const char FOUND_FILE[] = "./shoal.conf";
 
 /* Said on the command line only. */
 static const struct option_row line_rows[] = {
-    {"config", OPT_STRING, offsetof(struct common, config), NULL, 0, 0, "FILE",
+    {"config", OPT_STRING, offsetof(struct cli_options, config), NULL, 0, 0, "FILE",
      "values of options ('shoal config --help'); default: $SHOAL_CONFIG, else ./shoal.conf; '': "
      "none",
      JOB_REFUSED},
-    {"help", OPT_BOOL, offsetof(struct common, help), NULL, 0, 0, NULL, "this text", JOB_REFUSED},
+    {"help", OPT_BOOL, offsetof(struct cli_options, help), NULL, 0, 0, NULL, "this text", JOB_REFUSED},
     {0},
 };
 enum { N_LINE_ROWS = ARRAY_LEN(line_rows) - 1 };
 
 static const struct option_row common_rows[] = {
-    {"json", OPT_BOOL, offsetof(struct common, json), NULL, 0, 0, NULL,
+    {"json", OPT_BOOL, offsetof(struct cli_options, json), NULL, 0, 0, NULL,
      "results as JSON lines on stdout", JOB_SERVER},
-    {"quiet", OPT_BOOL, offsetof(struct common, quiet), NULL, 0, 0, NULL,
+    {"quiet", OPT_BOOL, offsetof(struct cli_options, quiet), NULL, 0, 0, NULL,
      "no notes and no progress on stderr", JOB_SERVER},
-    {"exact", OPT_BOOL, offsetof(struct common, exact), NULL, 0, 0, NULL,
+    {"exact", OPT_BOOL, offsetof(struct cli_options, exact), NULL, 0, 0, NULL,
      "exact numeric class: the same bits on every processor"},
-    {"fast", OPT_BOOL, offsetof(struct common, fast), NULL, 0, 0, NULL,
+    {"fast", OPT_BOOL, offsetof(struct cli_options, fast), NULL, 0, 0, NULL,
      "fast numeric class: bf16 weights run faster, with other bits (the default where AMX is)"},
-    {"threads", OPT_INT, offsetof(struct common, threads), "0", 0, 1024, "N",
+    {"threads", OPT_INT, offsetof(struct cli_options, threads), "0", 0, 1024, "N",
      "threads; 0: all processors", JOB_THREADS},
     {0},
 };
@@ -64,10 +64,10 @@ static size_t rows_copy(struct option_row *to, size_t at, const struct option_ro
 }
 
 /* All rows as one table over one block. */
-static void settings_make(struct settings *s, const struct command *c) {
+static void settings_make(struct settings *s, const struct cli_command *c) {
     size_t n = N_LINE_ROWS + rows_count(common_rows) + rows_count(c->rows) +
                rows_count(c->over_rows),
-           own = sizeof(struct common);
+           own = sizeof(struct cli_options);
     *s = (struct settings){.command = c};
     s->rows = xcalloc(n + 1, sizeof *s->rows);
     s->origins = xcalloc(n + 1, sizeof *s->origins);
@@ -89,12 +89,12 @@ void settings_release(struct settings *s) {
     *s = (struct settings){0};
 }
 
-const struct common *settings_common(const struct settings *s) {
+const struct cli_options *settings_common(const struct settings *s) {
     return (const void *)s->block;
 }
 
 const void *settings_options(const struct settings *s) {
-    return s->block + sizeof(struct common);
+    return s->block + sizeof(struct cli_options);
 }
 
 const struct option_row *settings_rows(const struct settings *s) {
@@ -129,9 +129,9 @@ static int section_unknown(const struct config_file *c, const struct config_sect
                            struct error *err) {
     const char *names[64] = {"all"};
     int n = 1;
-    for (const struct command *k; n < (int)ARRAY_LEN(names) && (k = cli_command_at(n - 1)); n++)
+    for (const struct cli_command *k; n < (int)ARRAY_LEN(names) && (k = cli_command_at(n - 1)); n++)
         names[n] = k->name;
-    const char *near = name_nearest(names, n, section->name);
+    const char *near = name_suggest(names, n, section->name);
     return error_set(err, ERR_USAGE, "%s:%d: no command '%s'%s%s%s", c->path, section->line,
                      section->name, near ? "; did you mean '" : "", near ? near : "",
                      near ? "'?" : "");
@@ -139,9 +139,9 @@ static int section_unknown(const struct config_file *c, const struct config_sect
 
 static int section_check(const struct config_file *c, const struct config_section *section,
                          struct error *err) {
-    const struct command *k = cli_command(section->name);
+    const struct cli_command *k = cli_command(section->name);
     if (strcmp(section->name, "all") == 0) {
-        struct common common;
+        struct cli_options common;
         options_default(common_rows, &common);
         int rc = options_from_config(common_rows, &common, c, "all", "[all]", NULL, err);
         options_release(common_rows, &common);
@@ -194,7 +194,7 @@ static int sources_apply(struct settings *s, struct error *err) {
     const struct option_row *rows = settings_rows(s);
     const char *name = s->command->name;
     struct buf prefix = {0};
-    option_variable("SHOAL", name, &prefix);
+    option_env_name("SHOAL", name, &prefix);
     int rc = OK;
     if (s->config.path) {
         rc = options_from_config(common_rows, s->block, &s->config, "all", "[all]", origins, err);
@@ -209,7 +209,7 @@ static int sources_apply(struct settings *s, struct error *err) {
 
 static int line_apply(struct settings *s, int argc, char **argv, struct error *err) {
     strings_release(&s->args);
-    return options_parse_noting(s->rows, s->block, argc, argv, &s->args, s->origins, err);
+    return options_parse_with_origin(s->rows, s->block, argc, argv, &s->args, s->origins, err);
 }
 
 /* The texts of all values: what they were before a recipe. */
@@ -227,17 +227,17 @@ static char **values_text(const struct settings *s) {
 /* In a job, results are where the request says, and commands are not a recipe's to name. */
 static int recipe_row_check(const struct option_row *row, struct error *err) {
     bool wide = row->job == JOB_OUTPUT || row->job == JOB_SERVER || row->job == JOB_REFUSED;
-    if (!in_job() || !wide) return OK;
+    if (!job_is_confined() || !wide) return OK;
     return error_set(err, ERR_USAGE, "the recipe of a job may not set '%s'", row->name);
 }
 
 static int recipe_apply(struct settings *s, const char *path, struct error *err) {
     char **before = values_text(s);
-    int rc = s->command->recipe_load(s->block + sizeof(struct common), path, err);
+    int rc = s->command->recipe_load(s->block + sizeof(struct cli_options), path, err);
     char **after = values_text(s);
     for (size_t i = 0; i < rows_count(s->rows); i++) {
         bool changed = before[i] && strcmp(before[i], after[i]) != 0;
-        if (changed) s->origins[i] = (struct option_origin){FROM_RECIPE, 0};
+        if (changed) s->origins[i] = (struct option_origin){OPTION_FROM_RECIPE, 0};
         if (changed && rc == OK) rc = recipe_row_check(&s->rows[i], err);
         free(before[i]);
         free(after[i]);
@@ -251,12 +251,12 @@ static int recipe_apply(struct settings *s, const char *path, struct error *err)
  * default. */
 static int over_apply(struct settings *s, int argc, char **argv, struct error *err) {
     int rc = line_apply(s, argc, argv, err);
-    if (rc == OK) rc = s->command->over_load(s->block + sizeof(struct common), err);
+    if (rc == OK) rc = s->command->over_load(s->block + sizeof(struct cli_options), err);
     return rc == OK ? sources_apply(s, err) : rc;
 }
 
 static int sources_read(struct settings *s, int argc, char **argv, struct error *err) {
-    const struct command *c = s->command;
+    const struct cli_command *c = s->command;
     bool recipe = c->recipe_load && s->args.n && cli_is_recipe(s->args.v[0]);
     char *path = recipe ? xstrdup(s->args.v[0]) : NULL;
     options_release(s->rows, s->block);
@@ -270,7 +270,7 @@ static int sources_read(struct settings *s, int argc, char **argv, struct error 
 }
 
 /* The line is read first for what it names: a file, a recipe, or that only help is wanted. */
-int settings_read(struct settings *s, const struct command *c, int argc, char **argv,
+int settings_read(struct settings *s, const struct cli_command *c, int argc, char **argv,
                   struct error *err) {
     settings_make(s, c);
     int rc = line_apply(s, argc, argv, err);
@@ -290,7 +290,7 @@ static json_t *default_json(const struct option_row *row, const struct settings 
 }
 
 /* Of one command that nobody told anything. */
-static json_t *defaults_of(const struct command *c) {
+static json_t *defaults_of(const struct cli_command *c) {
     struct settings s;
     json_t *all = json_object();
     settings_make(&s, c);
@@ -302,12 +302,12 @@ static json_t *defaults_of(const struct command *c) {
 
 json_t *settings_defaults(void) {
     json_t *all = json_object();
-    const struct command *c;
+    const struct cli_command *c;
     for (int i = 0; (c = cli_command_at(i)); i++) json_object_set_new(all, c->name, defaults_of(c));
     return json_pack("{s:s,s:o}", "version", SHOAL_VERSION, "commands", all);
 }
 
-int settings_changed(const struct settings *s, const json_t *was, struct buf *b) {
+int settings_diff_defaults(const struct settings *s, const json_t *was, struct buf *b) {
     const json_t *commands = json_object_get(was, "commands"),
                  *then = json_object_get(commands, s->command->name), *old;
     json_t *now = defaults_of(s->command);
@@ -316,10 +316,10 @@ int settings_changed(const struct settings *s, const json_t *was, struct buf *b)
     for (int i = 0; rows[i].name; i++) {
         const json_t *is = json_object_get(now, rows[i].name);
         if (!is || !(old = json_object_get(then, rows[i].name)) || json_equal(is, old)) continue;
-        if (settings_origin(s, i).from != FROM_DEFAULT) continue;
+        if (settings_origin(s, i).from != OPTION_FROM_DEFAULT) continue;
         const char *x = json_string_value(old), *y = json_string_value(is);
         buf_printf(b, "%s%s's default of '%s' was %s in %s and is %s now", n++ ? "\n" : "",
-                   s->command->name, rows[i].name, x ? x : "nothing", json_text_at(was, "version"),
+                   s->command->name, rows[i].name, x ? x : "nothing", json_get_string(was, "version"),
                    y ? y : "nothing");
     }
     json_decref(now);
@@ -331,7 +331,7 @@ int settings_changed(const struct settings *s, const json_t *was, struct buf *b)
 static bool has_secrets(const struct config_file *c) {
     for (int i = 1; i < c->n_sections; i++) {
         const struct config_section *section = &c->sections[i];
-        const struct command *k = cli_command(section->name);
+        const struct cli_command *k = cli_command(section->name);
         for (int j = 0; k && k->rows && j < section->n; j++) {
             const struct option_row *row = option_find(k->rows, c->v[section->first + j].key);
             if (row && row->type == OPT_SECRETS) return true;
@@ -342,27 +342,27 @@ static bool has_secrets(const struct config_file *c) {
 
 static void defaults_note(const struct settings *s) {
     if (s->config.sections[0].n == 0) return;
-    char *path = path_beside(s->config.path, s->config.v[0].value);
+    char *path = path_relative_to(s->config.path, s->config.v[0].value);
     struct error err = {0};
     struct buf b = {0};
-    json_t *was = json_file(path, &err);
+    json_t *was = json_parse_file(path, &err);
     if (!was)
-        warn("%s:%d: defaults: %s", s->config.path, s->config.v[0].line, err.text);
-    else if (settings_changed(s, was, &b))
-        warn("%s", b.data);
+        log_warn("%s:%d: defaults: %s", s->config.path, s->config.v[0].line, err.text);
+    else if (settings_diff_defaults(s, was, &b))
+        log_warn("%s", b.data);
     json_decref(was);
     buf_release(&b);
     free(path);
 }
 
-void settings_note(const struct settings *s) {
+void settings_warn(const struct settings *s) {
     bool used = false;
     if (!s->config.path) return;
-    for (size_t i = 0; i < rows_count(s->rows); i++) used |= s->origins[i].from == FROM_FILE;
+    for (size_t i = 0; i < rows_count(s->rows); i++) used |= s->origins[i].from == OPTION_FROM_FILE;
     if (used && strcmp(s->config.path, FOUND_FILE) == 0)
-        note("settings of '%s' are used ('shoal config explain %s' shows them)", FOUND_FILE,
+        log_info("settings of '%s' are used ('shoal config explain %s' shows them)", FOUND_FILE,
              s->command->name);
     if (s->config.shared && has_secrets(&s->config))
-        warn("'%s' holds secrets, and others can read it: chmod 600 it", s->config.path);
+        log_warn("'%s' holds secrets, and others can read it: chmod 600 it", s->config.path);
     defaults_note(s);
 }

@@ -14,25 +14,25 @@
 #include "cli/cli.h"
 
 struct settings {
-    const struct command *command;
+    const struct cli_command *command;
     struct option_row *rows;       /* of the line alone, then common, then the command's */
     struct option_origin *origins; /* [rows] */
-    char *block;                   /* what rows fill: struct common, then the command's options */
+    char *block;                   /* what rows fill: struct cli_options, then the command's options */
     struct strings args;
     struct config_file config; /* path NULL: no file */
 };
 /* settings_release is called also after an error. */
-int settings_read(struct settings *s, const struct command *c, int argc, char **argv,
+int settings_read(struct settings *s, const struct cli_command *c, int argc, char **argv,
                   struct error *err);
 void settings_release(struct settings *s);
-const struct common *settings_common(const struct settings *s);
+const struct cli_options *settings_common(const struct settings *s);
 const void *settings_options(const struct settings *s);
 /* Rows that stand in files and variables too; the i-th has origin settings_origin(s, i). */
 const struct option_row *settings_rows(const struct settings *s);
 struct option_origin settings_origin(const struct settings *s, int i);
 /* Says on stderr what nobody asked for and should know: a file that was found and not named, keys
  * that others can read, defaults that are not what they were. */
-void settings_note(const struct settings *s);
+void settings_warn(const struct settings *s);
 
 /* The file that is read where the command line says `given` (NULL: nothing). NULL: none. */
 const char *settings_path(const char *given);
@@ -42,7 +42,7 @@ int settings_check(const struct config_file *c, struct error *err);
 json_t *settings_defaults(void);
 /* Adds a line for each default of the command that differs from `was`, as settings_defaults gave
  * it, and that nothing sets. Returns how many. */
-int settings_changed(const struct settings *s, const json_t *was, struct buf *b);
+int settings_diff_defaults(const struct settings *s, const json_t *was, struct buf *b);
 /* For --help: the options that every command takes. */
 void settings_help(FILE *f);
 /* The rows of what every command takes, also on its line only. */

@@ -30,7 +30,7 @@ char *path_absolute(const char *path) {
     return real ? real : xstrdup(path);
 }
 
-static int adapters_measure(const struct setup *s, const struct setup_wants *w,
+static int adapters_measure(const struct setup *s, const struct setup_needs *w,
                             struct adapter_size *sum, struct error *err) {
     for (int i = 0; w->adapters && i < w->adapters->n; i++) {
         const char *path = w->adapters->v[i];
@@ -45,83 +45,83 @@ static int adapters_measure(const struct setup *s, const struct setup_wants *w,
 
 static void plan_print(const struct setup *s) {
     if (s->c->json) {
-        cli_print(json_pack("{s:o}", "plan", plan_json(&s->plan)));
+        cli_print(json_pack("{s:o}", "plan", memory_plan_json(&s->plan)));
         return;
     }
     struct buf text = {0};
-    plan_text(&s->plan, &text);
-    for (char *line, *rest = text.data; (line = strsep(&rest, "\n"));) message("%s", line);
+    memory_plan_text(&s->plan, &text);
+    for (char *line, *rest = text.data; (line = strsep(&rest, "\n"));) log_message("%s", line);
     buf_release(&text);
 }
 
-static int plan_input_make(const struct setup *s, const struct setup_wants *w,
-                           struct plan_input *in, struct error *err) {
-    *in = (struct plan_input){
+static int plan_input_make(const struct setup *s, const struct setup_needs *w,
+                           struct memory_plan_input *in, struct error *err) {
+    *in = (struct memory_plan_input){
         .want = s->engine, .limit = s->limit, .work = w->work, .requests = w->requests};
-    if (model_measure(s->path, cli_class(s->c), &in->model, err) != OK ||
+    if (model_measure(s->path, cli_numeric_class(s->c), &in->model, err) != OK ||
         adapters_measure(s, w, &in->adapters, err) != OK)
         return err->code;
     int32_t longest = in->model.config.max_seq_len;
     in->want.max_len = in->want.max_len ? MIN(in->want.max_len, longest) : MIN(longest, 4096);
-    struct kv_options one = {.n_slots = 1, .slot_len = in->want.max_len, .elem = in->want.kv_elem};
-    if (w->session) in->work += SESSION_COPIES * kv_bytes(&in->model.config, &one);
+    struct kv_cache_options one = {.n_slots = 1, .slot_len = in->want.max_len, .elem = in->want.kv_elem};
+    if (w->session) in->work += SESSION_COPIES * kv_cache_bytes(&in->model.config, &one);
     return OK;
 }
 
 /* The plan decides what the engine will be, so that what was printed is what is made. */
-static int plan_before(struct setup *s, const struct setup_wants *w, struct error *err) {
-    struct plan_input in;
+static int plan_before(struct setup *s, const struct setup_needs *w, struct error *err) {
+    struct memory_plan_input in;
     if (plan_input_make(s, w, &in, err) != OK) return err->code;
-    int rc = plan_make(&in, &s->plan, err);
+    int rc = memory_plan_make(&in, &s->plan, err);
     s->engine = s->plan.engine;
     plan_print(s);
     return rc;
 }
 
-int setup_plan(const struct setup *s, const struct setup_wants *w, struct plan *out,
+int setup_plan(const struct setup *s, const struct setup_needs *w, struct memory_plan *out,
                struct error *err) {
-    struct plan_input in;
-    return plan_input_make(s, w, &in, err) == OK ? plan_make(&in, out, err) : err->code;
+    struct memory_plan_input in;
+    return plan_input_make(s, w, &in, err) == OK ? memory_plan_make(&in, out, err) : err->code;
 }
 
 /* All that is known before the plan. */
-static int setup_begin(struct setup *s, const struct common *c, const struct setup_options *o,
-                       const char *model, const struct setup_wants *w, struct error *err) {
+static int setup_begin(struct setup *s, const struct cli_options *c, const struct setup_options *o,
+                       const char *model, const struct setup_needs *w, struct error *err) {
     *s = (struct setup){.c = c, .o = o, .engine = w->engine, .limit = w->limit};
-    if (elem_parse(o->kv, &s->engine.kv_elem, err) != OK ||
-        elem_parse(o->lora, &s->engine.lora_elem, err) != OK ||
+    if (dtype_parse(o->kv, &s->engine.kv_elem, err) != OK ||
+        dtype_parse(o->lora, &s->engine.lora_elem, err) != OK ||
         (o->max_memory && !w->limit && size_parse(o->max_memory, &s->limit, err) != OK))
         return err->code;
-    char *found = cli_find(model);
+    char *found = cli_find_file(model);
     s->path = path_absolute(found);
     free(found);
     if (!s->engine.pool) s->engine.pool = s->pool = pool_new((int)c->threads);
     return OK;
 }
 
-int setup_sizes(const struct common *c, const struct setup_options *o, const char *model,
-                const struct setup_wants *w, size_t *least, size_t *most, struct error *err) {
+int setup_memory_bounds(const struct cli_options *c, const struct setup_options *o, const char *model,
+                const struct setup_needs *w, size_t *least, size_t *most, struct error *err) {
     struct setup s;
-    struct plan_input in;
-    struct plan plan;
+    struct memory_plan_input in;
+    struct memory_plan plan;
     struct error small;
     int rc = setup_begin(&s, c, o, model, w, err);
     if (rc == OK) rc = plan_input_make(&s, w, &in, err);
     in.limit = 1;
-    if (rc == OK) plan_make(&in, &plan, &small); /* refused, with the smallest that there is */
+    if (rc == OK) memory_plan_make(&in, &plan, &small); /* refused, with the smallest that there is */
     *least = rc == OK ? plan.total : 0;
     in.limit = 0;
-    if (rc == OK) rc = plan_make(&in, &plan, err);
+    if (rc == OK) rc = memory_plan_make(&in, &plan, err);
     *most = rc == OK ? plan.total : 0;
     return setup_close(&s, rc, err);
 }
 
-int setup_open(struct setup *s, const struct common *c, const struct setup_options *o,
-               const char *model, const struct setup_wants *w, struct error *err) {
+int setup_open(struct setup *s, const struct cli_options *c, const struct setup_options *o,
+               const char *model, const struct setup_needs *w, struct error *err) {
     int rc = setup_begin(s, c, o, model, w, err);
     if (rc == OK && (s->limit || o->dry_run)) rc = plan_before(s, w, err);
     if (rc != OK || o->dry_run) return rc;
-    s->m = model_open(s->path, cli_class(c), err);
+    s->m = model_open(s->path, cli_numeric_class(c), err);
     return s->m ? OK : err->code;
 }
 
@@ -135,11 +135,11 @@ struct adapter *setup_adapter(struct setup *s, const char *path, struct error *e
         return a;
     }
     s->adapters = xrealloc(s->adapters, sizeof *s->adapters * (size_t)(s->n_adapters + 1));
-    s->adapters[s->n_adapters++] = (struct named_adapter){absolute, a};
+    s->adapters[s->n_adapters++] = (struct recorded_adapter){absolute, a};
     return a;
 }
 
-struct adapter *setup_adapter_of(void *setup, const char *path, struct error *err) {
+struct adapter *setup_load_adapter(void *setup, const char *path, struct error *err) {
     return setup_adapter(setup, path, err);
 }
 
@@ -173,14 +173,14 @@ int setup_engine(struct setup *s, struct error *err) {
     return s->e ? OK : err->code;
 }
 
-void setup_peak_print(const struct common *c, size_t limit) {
-    size_t peak = process_bytes("VmHWM");
+void setup_print_peak_memory(const struct cli_options *c, size_t limit) {
+    size_t peak = process_memory("VmHWM");
     if (!limit) return;
     if (c->json)
         cli_print(json_pack("{s:I,s:I}", "peak", (json_int_t)peak, "limit", (json_int_t)limit));
     else
-        note("peak memory %.1f MB of %.1f", (double)peak / (1 << 20), (double)limit / (1 << 20));
-    if (peak > limit) warn("the limit of %.1f MB was exceeded", (double)limit / (1 << 20));
+        log_info("peak memory %.1f MB of %.1f", (double)peak / (1 << 20), (double)limit / (1 << 20));
+    if (peak > limit) log_warn("the limit of %.1f MB was exceeded", (double)limit / (1 << 20));
 }
 
 int setup_close(struct setup *s, int rc, struct error *err) {
@@ -188,8 +188,8 @@ int setup_close(struct setup *s, int rc, struct error *err) {
         *err = s->recorder.err;
         rc = error_wrap(err, "cannot record");
     }
-    if (s->recorder.n) note("%lld calls recorded in '%s'", (long long)s->recorder.n, s->o->store);
-    if (rc == OK && s->m) setup_peak_print(s->c, s->limit);
+    if (s->recorder.n) log_info("%lld calls recorded in '%s'", (long long)s->recorder.n, s->o->store);
+    if (rc == OK && s->m) setup_print_peak_memory(s->c, s->limit);
     store_close(s->recorder.store);
     engine_free(s->e);
     for (int i = 0; i < s->n_adapters; i++) {

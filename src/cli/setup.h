@@ -36,22 +36,22 @@ struct setup_options {
 #define SETUP_STORE "runs/calls.db"
 
 struct setup {
-    const struct common *c;
+    const struct cli_options *c;
     const struct setup_options *o;
     size_t limit; /* bytes; 0: none */
     char *path;
     struct pool *pool;
     struct model *m; /* NULL after --dry-run */
-    struct plan plan;
+    struct memory_plan plan;
     struct engine_options engine; /* what to make; may be changed until setup_engine */
     struct engine *e;
-    struct named_adapter *adapters; /* paths are absolute, and setup's own */
+    struct recorded_adapter *adapters; /* paths are absolute, and setup's own */
     int n_adapters;
     struct recorder recorder;
 };
 /* What a command needs at most: engine_options as if memory did not matter, its adapters' paths
  * (NULL or "base": none), and the bytes of its own requests. */
-struct setup_wants {
+struct setup_needs {
     struct engine_options engine; /* max_len 0: the model's, at most 4096; pool NULL: its own */
     size_t limit;                 /* of several models, this one's part of --max-memory; 0: all */
     const struct strings *adapters;
@@ -62,17 +62,17 @@ struct setup_wants {
 /* The store that --store names, its folder made where there is none. */
 struct store *setup_store(const struct setup *s, struct error *err);
 /* The plan of what was opened, also where there is no limit. */
-int setup_plan(const struct setup *s, const struct setup_wants *w, struct plan *out,
+int setup_plan(const struct setup *s, const struct setup_needs *w, struct memory_plan *out,
                struct error *err);
 /* The bytes of the smallest engine that works, and of all that is wanted. */
-int setup_sizes(const struct common *c, const struct setup_options *o, const char *model,
-                const struct setup_wants *w, size_t *least, size_t *most, struct error *err);
-int setup_open(struct setup *s, const struct common *c, const struct setup_options *o,
-               const char *model, const struct setup_wants *w, struct error *err);
+int setup_memory_bounds(const struct cli_options *c, const struct setup_options *o, const char *model,
+                const struct setup_needs *w, size_t *least, size_t *most, struct error *err);
+int setup_open(struct setup *s, const struct cli_options *c, const struct setup_options *o,
+               const char *model, const struct setup_needs *w, struct error *err);
 /* Borrowed until setup_close; a path that is asked for again is the same adapter. */
 struct adapter *setup_adapter(struct setup *s, const char *path, struct error *err);
-/* The same as team_load calls it. */
-struct adapter *setup_adapter_of(void *setup, const char *path, struct error *err);
+/* The same as team_load_adapters calls it. */
+struct adapter *setup_load_adapter(void *setup, const char *path, struct error *err);
 int setup_engine(struct setup *s, struct error *err);
 /* Returns rc, or what went wrong with the records. */
 int setup_close(struct setup *s, int rc, struct error *err);
@@ -80,7 +80,7 @@ int setup_close(struct setup *s, int rc, struct error *err);
 /* The place where it is, whatever the working directory; a hub's name as it is. malloc'ed. */
 char *path_absolute(const char *path);
 /* Says what the system counted, and warns when it is above the limit (0: there is none). */
-void setup_peak_print(const struct common *c, size_t limit);
+void setup_print_peak_memory(const struct cli_options *c, size_t limit);
 /* "100M" → bytes; K, M, G are powers of 1024. */
 int size_parse(const char *text, size_t *out, struct error *err);
 

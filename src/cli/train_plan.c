@@ -1,7 +1,7 @@
 /*
  * train_plan: what a training would take, as text or as JSON, and how its first samples look.
  *
- * Every method's plan is a struct policy_plan; of sft and es only its `run` is filled. A number is
+ * Every method's plan is a struct rl_plan; of sft and es only its `run` is filled. A number is
  * said to be measured, counted or a bound where it is one.
  */
 #define _GNU_SOURCE
@@ -11,7 +11,7 @@
 #include <string.h>
 #include <unistd.h>
 
-static bool of_rewards(const struct plan_request *q) {
+static bool of_rewards(const struct train_plan_request *q) {
     return q->method > METHOD_DPO;
 }
 
@@ -28,13 +28,13 @@ static const char *duration(double seconds, char out[32]) {
 
 /* json */
 
-static json_t *lengths_json(const struct lengths *l) {
+static json_t *lengths_json(const struct length_stats *l) {
     return json_pack("{s:i,s:I,s:i,s:i,s:i,s:i}", "n", l->n, "tokens", (json_int_t)l->tokens, "min",
                      l->shortest, "median", l->median, "p95", l->p95, "max", l->longest);
 }
 
-static json_t *plan_object(const struct plan_request *q, const struct policy_plan *plan) {
-    const struct sft_plan *p = &plan->run;
+static json_t *plan_object(const struct train_plan_request *q, const struct rl_plan *plan) {
+    const struct training_plan *p = &plan->run;
     json_t *v = json_pack(
         "{s:I,s:I,s:I,s:I,s:I,s:I,s:I,s:I,s:I,s:f,s:I,s:f,s:f}", "updates", (json_int_t)p->updates,
         "samples_per_update", (json_int_t)p->samples_per_update, "samples", (json_int_t)p->samples,
@@ -56,9 +56,9 @@ static json_t *plan_object(const struct plan_request *q, const struct policy_pla
 }
 
 /* An adapter's data, and what its first completions were like. */
-static json_t *data_json(const struct plan_request *q, const struct policy_plan *plan, int i) {
-    const struct sft_job *job = &q->jobs[i];
-    json_t *v = json_pack("{s:s,s:o,s:o}", "adapter", job->name, "file", json_path(job->data),
+static json_t *data_json(const struct train_plan_request *q, const struct rl_plan *plan, int i) {
+    const struct train_job *job = &q->jobs[i];
+    json_t *v = json_pack("{s:s,s:o,s:o}", "adapter", job->name, "file", json_from_path(job->data),
                           "lint", lint_json(&job->lint));
     if (plan->pairs) {
         json_object_set_new(v, "prompt", lengths_json(&plan->pairs[i].prompt));
@@ -70,12 +70,12 @@ static json_t *data_json(const struct plan_request *q, const struct policy_plan 
     return v;
 }
 
-static void json_print(const struct plan_request *q, const struct policy_plan *plan) {
+static void json_print(const struct train_plan_request *q, const struct rl_plan *plan) {
     json_t *data = json_array(), *first = json_array();
     for (int i = 0; i < q->n; i++) json_array_append_new(data, data_json(q, plan, i));
     for (int i = 0; i < plan->run.n_first; i++) {
-        const struct sample *s = &plan->run.first[i];
-        json_t *sample = sample_json(s, q->m->tok);
+        const struct train_sample *s = &plan->run.first[i];
+        json_t *sample = train_sample_json(s, q->m->tok);
         json_object_set_new(sample, "adapter", json_string(q->jobs[s->adapter].name));
         json_array_append_new(first, sample);
     }
@@ -85,17 +85,17 @@ static void json_print(const struct plan_request *q, const struct policy_plan *p
 
 /* text */
 
-static void lengths_print(const char *what, const struct lengths *l) {
+static void lengths_print(const char *what, const struct length_stats *l) {
     printf("%s %d to %d tokens (median %d, 95 %% up to %d, in all %lld)", what, l->shortest,
            l->longest, l->median, l->p95, (long long)l->tokens);
 }
 
-static double completion_number(const struct policy_plan *plan, const char *name, const char *key) {
+static double completion_number(const struct rl_plan *plan, const char *name, const char *key) {
     const json_t *v = json_object_get(json_object_get(plan->completions, name), key);
     return json_number_value(v);
 }
 
-static void completions_print(const struct policy_plan *plan, const char *name, int n) {
+static void completions_print(const struct rl_plan *plan, const char *name, int n) {
     printf("  its first %lld completions: reward %.4f on average (standard deviation %.4f), of "
            "%.0f %% of the prompts it differs; %.1f tokens on average, %.0f %% end by themselves, "
            "entropy %.3f nats a token\n",
@@ -105,14 +105,14 @@ static void completions_print(const struct policy_plan *plan, const char *name, 
            100 * completion_number(plan, name, "ended"), completion_number(plan, name, "entropy"));
 }
 
-static void data_print(const struct plan_request *q, const struct policy_plan *plan) {
+static void data_print(const struct train_plan_request *q, const struct rl_plan *plan) {
     for (int i = 0; i < q->n; i++) {
-        const struct sft_job *job = &q->jobs[i];
+        const struct train_job *job = &q->jobs[i];
         struct buf text = {0};
         lint_text(&job->lint, &text);
         printf("%s ('%s'): %s", job->name, job->data, text.data);
         if (plan->pairs) {
-            const struct pair_lengths *l = &plan->pairs[i];
+            const struct pair_length_stats *l = &plan->pairs[i];
             printf("  %d pairs: ", l->prompt.n);
             lengths_print("prompts", &l->prompt);
             lengths_print("; learned of chosen", &l->chosen);
@@ -124,7 +124,7 @@ static void data_print(const struct plan_request *q, const struct policy_plan *p
     }
 }
 
-static void size_print(const struct plan_request *q, const struct sft_plan *p) {
+static void size_print(const struct train_plan_request *q, const struct training_plan *p) {
     const char *each = q->n > 1 ? " of each adapter" : "";
     long long updates = p->updates, per = p->samples_per_update, samples = p->samples,
               tokens = p->tokens, passes = p->passes, rows = p->max_rows;
@@ -151,8 +151,8 @@ static void size_print(const struct plan_request *q, const struct sft_plan *p) {
             tokens, passes, rows);
 }
 
-static void time_print(const struct plan_request *q, const struct policy_plan *plan) {
-    const struct sft_plan *p = &plan->run;
+static void time_print(const struct train_plan_request *q, const struct rl_plan *plan) {
+    const struct training_plan *p = &plan->run;
     char time[32];
     printf("time: about %s; ", duration(p->seconds, time));
     if (q->method == METHOD_DPO)
@@ -167,21 +167,21 @@ static void time_print(const struct plan_request *q, const struct policy_plan *p
            p->pass_seconds, p->update_seconds);
 }
 
-static void sample_print(const struct plan_request *q, const struct sample *s, const char *part,
+static void sample_print(const struct train_plan_request *q, const struct train_sample *s, const char *part,
                          const char *on, const char *off) {
     struct buf text = {0};
     int64_t marked = 0;
     for (int32_t k = 1; k < s->n; k++) marked += s->mask[k];
-    sample_show(s, q->m->tok, on, off, &text);
+    train_sample_render(s, q->m->tok, on, off, &text);
     printf("--- %s%s, %d tokens, %lld %s\n", q->jobs[s->adapter].name, part, s->n,
            (long long)marked, of_rewards(q) ? "written" : "learned");
-    terminal_put(text.data ? text.data : ""); /* with colours; sample_show has cleaned the rest */
+    terminal_write_raw(text.data ? text.data : ""); /* with colours; train_sample_render has cleaned the rest */
     printf("\n");
     buf_release(&text);
 }
 
 /* Of pairs every other sample is the rejected one. */
-static void first_print(const struct plan_request *q, const struct sft_plan *p) {
+static void first_print(const struct train_plan_request *q, const struct training_plan *p) {
     bool color = isatty(STDOUT_FILENO) && !getenv("NO_COLOR"), pairs = q->method == METHOD_DPO;
     const char *on = color ? "\033[1;32m" : "⟦", *off = color ? "\033[0m" : "⟧";
     printf("first %s %s:\n",
@@ -193,7 +193,7 @@ static void first_print(const struct plan_request *q, const struct sft_plan *p) 
         sample_print(q, &p->first[i], !pairs ? "" : i % 2 ? ", rejected" : ", chosen", on, off);
 }
 
-static void text_print(const struct plan_request *q, const struct policy_plan *plan) {
+static void text_print(const struct train_plan_request *q, const struct rl_plan *plan) {
     const double mb = 1 << 20;
     data_print(q, plan);
     size_print(q, &plan->run);
@@ -205,23 +205,23 @@ static void text_print(const struct plan_request *q, const struct policy_plan *p
     first_print(q, &plan->run);
 }
 
-static int plan_make(const struct plan_request *q, struct policy_plan *out, struct error *err) {
+static int plan_make(const struct train_plan_request *q, struct rl_plan *out, struct error *err) {
     if (q->method >= METHOD_DPO)
-        return policy_plan_make(q->m, q->jobs, q->n, q->train, q->method, q->policy, NULL, q->pool,
+        return rl_plan_make(q->m, q->jobs, q->n, q->train, q->method, q->policy, NULL, q->pool,
                                 out, err);
-    *out = (struct policy_plan){0};
+    *out = (struct rl_plan){0};
     return sft_plan_make(q->m, q->jobs, q->n, q->train, q->method == METHOD_ES ? q->es : NULL,
                          q->pool, &out->run, err);
 }
 
-int train_plan_print(const struct common *c, const struct plan_request *q, struct error *err) {
-    struct policy_plan plan;
+int train_plan_print(const struct cli_options *c, const struct train_plan_request *q, struct error *err) {
+    struct rl_plan plan;
     int rc = plan_make(q, &plan, err);
     if (rc) return rc;
     if (c->json)
         json_print(q, &plan);
     else
         text_print(q, &plan);
-    policy_plan_release(&plan);
+    rl_plan_release(&plan);
     return OK;
 }

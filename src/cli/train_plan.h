@@ -6,17 +6,17 @@
 #include "train/es.h"
 #include "train/policy.h"
 
-struct plan_request {
+struct train_plan_request {
     const struct model *m;
-    struct sft_job *jobs;
+    struct train_job *jobs;
     int n;
-    enum method method;
+    enum train_method method;
     const struct train_options *train;
-    const struct policy_options *policy;
+    const struct rl_options *policy;
     const struct es_options *es;
     struct pool *pool;
 };
 /* Reads the data, computes as little as shows what the run takes, and prints that. */
-int train_plan_print(const struct common *c, const struct plan_request *q, struct error *err);
+int train_plan_print(const struct cli_options *c, const struct train_plan_request *q, struct error *err);
 
 #endif

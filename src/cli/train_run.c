@@ -18,23 +18,23 @@ enum { RETAIN_SEED = 1000003 };
 
 struct family_result {
     int family;
-    struct interval before, after;
-    struct paired change; /* after - before */
+    struct stats_interval before, after;
+    struct stats_mcnemar change; /* after - before */
     double p_holm;
 };
-struct trainee {
+struct train_result {
     const char *name;
     char *dir;
     struct adapter *before; /* what is there now, or what training begins with; NULL: the base */
     struct dataset eval, retain;
     struct gate gate;
-    struct family_result families[MAX_TASKS];
+    struct family_result families[FRY_MAX_FAMILIES];
     int n_families;
     char *where; /* the directory that holds the result */
     json_t *row; /* of the report */
 };
 
-const char *file_for(const struct strings *list, const char *name) {
+const char *data_file_for_adapter(const struct strings *list, const char *name) {
     const char *common = NULL;
     size_t len = strlen(name);
     for (int i = 0; i < list->n; i++) {
@@ -46,8 +46,8 @@ const char *file_for(const struct strings *list, const char *name) {
 }
 
 static int data_open(struct dataset *d, const struct strings *list, const char *what,
-                     const struct trainee *t, const struct model *m, struct error *err) {
-    const char *file = file_for(list, t->name);
+                     const struct train_result *t, const struct model *m, struct error *err) {
+    const char *file = data_file_for_adapter(list, t->name);
     if (!file) return OK;
     if (dataset_load(d, file, m->tok, m->config.max_seq_len, err) == OK) return OK;
     return error_wrap(err, "%s of '%s'", what, t->name);
@@ -55,7 +55,7 @@ static int data_open(struct dataset *d, const struct strings *list, const char *
 
 /* What the result will be compared with: the adapter that is there, else the one that training
  * begins with, else the base. */
-static int before_open(struct trainee *t, const struct sft_job *job, struct model *m,
+static int before_open(struct train_result *t, const struct train_job *job, struct model *m,
                        struct error *err) {
     json_t *versions = adapter_versions(t->dir, err); // also finishes what a kill left half done
     char *config = path_join(t->dir, "adapter_config.json");
@@ -78,7 +78,7 @@ static bool name_is_text(const char *name) {
     return good;
 }
 
-static int trainee_open(struct train_run *r, struct trainee *t, const struct sft_job *job,
+static int trainee_open(struct train_run *r, struct train_result *t, const struct train_job *job,
                         const char *dir, struct error *err) {
     t->name = job->name;
     t->dir = xstrdup(dir);
@@ -93,30 +93,30 @@ static int trainee_open(struct train_run *r, struct trainee *t, const struct sft
 /* "train-critic-1a2b3c4d": the last part of the output directory, and a hash of all that decides
  * the run but for its data's bytes. */
 static char *id_make(const char *out, const json_t *recipe) {
-    char *text = json_text(recipe), *path = path_absolute(out), slug[25] = "";
+    char *text = json_canonical(recipe), *path = path_absolute(out), slug[25] = "";
     const char *name = strrchr(path, '/') ? strrchr(path, '/') + 1 : path;
-    struct hasher h;
+    struct sha256 h;
     char hash[HASH_LEN];
     size_t n = 0;
     for (const char *p = name; *p && n + 1 < sizeof slug; p++)
         if ((*p >= '0' && *p <= '9') || ((*p | 32) >= 'a' && (*p | 32) <= 'z') || *p == '-' ||
             *p == '_')
             slug[n++] = *p;
-    hasher_init(&h);
-    hasher_add(&h, path, strlen(path) + 1);
-    hasher_add(&h, text, strlen(text));
-    hasher_final(&h, hash);
+    sha256_init(&h);
+    sha256_update(&h, path, strlen(path) + 1);
+    sha256_update(&h, text, strlen(text));
+    sha256_final(&h, hash);
     free(text);
     free(path);
     return xasprintf("train-%s%s%.8s", slug, *slug ? "-" : "", hash);
 }
 
 static json_t *recipe_json(const struct train_run *r, const json_t *options,
-                           const struct sft_job *jobs, char *const *dirs, int n) {
+                           const struct train_job *jobs, char *const *dirs, int n) {
     json_t *list = json_array();
     for (int i = 0; i < n; i++)
         json_array_append_new(list, json_pack("{s:s,s:o,s:o}", "name", jobs[i].name, "data",
-                                              json_path(jobs[i].data), "dir", json_path(dirs[i])));
+                                              json_from_path(jobs[i].data), "dir", json_from_path(dirs[i])));
     return json_pack("{s:s,s:s,s:o,s:o}", "model", r->m->name, "model_sha256", r->m->hash, "jobs",
                      list, "options", json_deep_copy(options));
 }
@@ -134,7 +134,7 @@ static int store_open_run(struct train_run *r, const json_t *recipe, struct erro
 }
 
 static int record_open(struct train_run *r, const char *out, const json_t *options,
-                       const struct sft_job *jobs, char *const *dirs, struct error *err) {
+                       const struct train_job *jobs, char *const *dirs, struct error *err) {
     json_t *recipe = recipe_json(r, options, jobs, dirs, r->n);
     r->id = id_make(out, recipe);
     r->dir = path_join(r->o->runs, r->id);
@@ -149,57 +149,57 @@ static int record_open(struct train_run *r, const char *out, const json_t *optio
     return rc;
 }
 
-int train_run_open(struct train_run *r, const struct common *c, const struct gate_options *o,
+int train_run_open(struct train_run *r, const struct cli_options *c, const struct train_gate_options *o,
                    const json_t *options, struct model *m, struct pool *pool, const char *out,
-                   const struct sft_job *jobs, char *const *dirs, int n, struct error *err) {
+                   const struct train_job *jobs, char *const *dirs, int n, struct error *err) {
     *r = (struct train_run){.c = c, .o = o, .m = m, .pool = pool, .n = n};
     r->trainees = xcalloc((size_t)n, sizeof *r->trainees);
-    int rc = o->retain ? tasks_parse(o->retain, r->pick, err) : OK;
+    int rc = o->retain ? fry_parse_families(o->retain, r->pick, err) : OK;
     for (int i = 0; rc == OK && i < n; i++)
         rc = trainee_open(r, &r->trainees[i], &jobs[i], dirs[i], err);
     return rc == OK ? record_open(r, out, options, jobs, dirs, err) : rc;
 }
 
-struct sft_watch train_run_watch(struct train_run *r) {
-    return train_log_watch(r->log);
+struct train_callbacks train_run_callbacks(struct train_run *r) {
+    return train_log_callbacks(r->log);
 }
 
 /* measuring */
 
-static int pair_measure(const struct train_run *r, const struct trainee *t,
-                        const struct adapter *after, const struct dataset *d, struct gate_pair *out,
+static int pair_measure(const struct train_run *r, const struct train_result *t,
+                        const struct adapter *after, const struct dataset *d, struct gate_comparison *out,
                         struct error *err) {
     if (d->n == 0) return OK;
     double *nll = try_calloc(2 * (size_t)d->n, sizeof *nll, err);
-    int rc = nll ? gate_measure(r->m, t->before, d, r->pool, nll, err) : err->code;
-    if (rc == OK) rc = gate_measure(r->m, after, d, r->pool, nll + d->n, err);
+    int rc = nll ? gate_eval_nll(r->m, t->before, d, r->pool, nll, err) : err->code;
+    if (rc == OK) rc = gate_eval_nll(r->m, after, d, r->pool, nll + d->n, err);
     if (rc == OK) *out = gate_compare(nll, nll + d->n, d->n);
     free(nll);
     return rc;
 }
 
-static int family_measure(struct train_run *r, struct engine *e, struct trainee *t,
+static int family_measure(struct train_run *r, struct engine *e, struct train_result *t,
                           struct adapter *after, int family, struct error *err) {
     int32_t n = (int32_t)r->o->retain_n;
     uint8_t *right = xcalloc(2 * (size_t)n, 1);
-    struct score score[2] = {{0}};
+    struct eval_score score[2] = {{0}};
     struct family_result *f = &t->families[t->n_families++];
     int rc = OK;
     for (int k = 0; rc == OK && k < 2; k++)
-        rc = task_run(e, r->m->tok, family, SPLIT_DEV, RETAIN_SEED, n, k ? after : t->before, false,
+        rc = eval_run_family(e, r->m->tok, family, SPLIT_DEV, RETAIN_SEED, n, k ? after : t->before, false,
                       right + k * n, &score[k], NULL, err);
     *f = (struct family_result){.family = family,
                                 .before = stats_wilson(score[0].correct, n),
                                 .after = stats_wilson(score[1].correct, n),
-                                .change = stats_paired(right + n, right, n)};
+                                .change = stats_mcnemar(right + n, right, n)};
     free(right);
     return rc;
 }
 
-static int families_measure(struct train_run *r, struct trainee *t, struct adapter *after,
+static int families_measure(struct train_run *r, struct train_result *t, struct adapter *after,
                             struct error *err) {
     struct engine_options eo = {.max_rows = 512, .max_seqs = 256, .max_len = 256, .pool = r->pool};
-    double p[MAX_TASKS], holm[MAX_TASKS];
+    double p[FRY_MAX_FAMILIES], holm[FRY_MAX_FAMILIES];
     if (!r->o->retain) return OK;
     eo.max_len = MIN(eo.max_len, r->m->config.max_seq_len);
     struct engine *e = engine_new(r->m, &eo, err);
@@ -214,7 +214,7 @@ static int families_measure(struct train_run *r, struct trainee *t, struct adapt
 }
 
 /* A family counts against it that lost more than is allowed, beyond chance. */
-static void families_decide(const struct train_run *r, struct trainee *t) {
+static void families_decide(const struct train_run *r, struct train_result *t) {
     if (t->n_families > 0 && t->gate.eval.n == 0 && t->gate.publish)
         snprintf(t->gate.why, sizeof t->gate.why, "no loss on what is to be retained");
     for (int i = 0; i < t->n_families && t->gate.publish; i++) {
@@ -226,7 +226,7 @@ static void families_decide(const struct train_run *r, struct trainee *t) {
     }
 }
 
-static int trainee_measure(struct train_run *r, struct trainee *t, struct adapter *after,
+static int trainee_measure(struct train_run *r, struct train_result *t, struct adapter *after,
                            struct error *err) {
     int rc = adapter_is_ready(after) ? OK : adapter_bind(after, r->m, err);
     if (rc == OK) rc = pair_measure(r, t, after, &t->eval, &t->gate.eval, err);
@@ -239,7 +239,7 @@ static int trainee_measure(struct train_run *r, struct trainee *t, struct adapte
 
 /* telling */
 
-static json_t *families_json(const struct trainee *t) {
+static json_t *families_json(const struct train_result *t) {
     json_t *list = json_array();
     for (int i = 0; i < t->n_families; i++) {
         const struct family_result *f = &t->families[i];
@@ -253,7 +253,7 @@ static json_t *families_json(const struct trainee *t) {
     return list;
 }
 
-static json_t *notes_json(const struct train_run *r, const struct trainee *t) {
+static json_t *notes_json(const struct train_run *r, const struct train_result *t) {
     json_t *tags = json_array(), *notes;
     for (int i = 0; i < r->o->tags.n; i++)
         json_array_append_new(tags, json_string(r->o->tags.v[i]));
@@ -264,20 +264,20 @@ static json_t *notes_json(const struct train_run *r, const struct trainee *t) {
     return notes;
 }
 
-static void pair_print(const char *what, const struct gate_pair *p) {
+static void pair_print(const char *what, const struct gate_comparison *p) {
     if (p->n == 0) return;
     printf("  %s: n = %lld, %.4f to %.4f nats a token, gain %+.4f (%+.4f … %+.4f), p = %.2g\n",
            what, (long long)p->n, p->before, p->after, p->gain.value, p->gain.lo, p->gain.hi, p->p);
 }
 
-static void trainee_print(const struct trainee *t, const struct sft_job *job) {
+static void trainee_print(const struct train_result *t, const struct train_job *job) {
     printf("%s: loss %.4f to %.4f, wrote '%s'\n", t->name, job->first_loss, job->last_loss,
            t->where);
     pair_print("held out", &t->gate.eval);
     pair_print("to retain", &t->gate.retain);
     for (int i = 0; i < t->n_families; i++) {
         const struct family_result *f = &t->families[i];
-        const struct interval *d = &f->change.diff;
+        const struct stats_interval *d = &f->change.diff;
         printf("  %-14s n = %lld, %.1f %% to %.1f %%, %+.1f points (%+.1f … %+.1f), p = %.2g\n",
                fry_families[f->family].name, (long long)f->change.n, 100 * f->before.value,
                100 * f->after.value, 100 * d->value, 100 * d->lo, 100 * d->hi, f->p_holm);
@@ -286,9 +286,9 @@ static void trainee_print(const struct trainee *t, const struct sft_job *job) {
         printf("  %s: %s\n", t->gate.publish ? "published" : "not published", t->gate.why);
 }
 
-static int trainee_tell(struct train_run *r, struct trainee *t, const struct sft_job *job,
+static int trainee_tell(struct train_run *r, struct train_result *t, const struct train_job *job,
                         struct error *err) {
-    t->row = json_pack("{s:s,s:o,s:s,s:f,s:f,s:b}", "adapter", t->name, "dir", json_path(t->where),
+    t->row = json_pack("{s:s,s:o,s:s,s:f,s:f,s:b}", "adapter", t->name, "dir", json_from_path(t->where),
                        "hash", job->result->hash, "first_loss", job->first_loss, "last_loss",
                        job->last_loss, "published", (int)t->gate.publish);
     if (r->c->json) {
@@ -306,7 +306,7 @@ static int trainee_tell(struct train_run *r, struct trainee *t, const struct sft
     return rc;
 }
 
-static int trainee_finish(struct train_run *r, struct trainee *t, struct sft_job *job,
+static int trainee_finish(struct train_run *r, struct train_result *t, struct train_job *job,
                           struct error *err) {
     if (trainee_measure(r, t, job->result, err) != OK) return err->code;
     json_t *notes = notes_json(r, t);
@@ -315,7 +315,7 @@ static int trainee_finish(struct train_run *r, struct trainee *t, struct sft_job
         rc = adapter_publish(job->result, t->dir, r->m->name, notes, err);
         t->where = xstrdup(t->dir);
     } else {
-        rc = adapter_set_aside(job->result, t->dir, r->m->name, notes, &t->where, err);
+        rc = adapter_save_rejected(job->result, t->dir, r->m->name, notes, &t->where, err);
         r->n_rejected++;
     }
     json_decref(notes);
@@ -327,7 +327,7 @@ static json_t *gate_table(const struct train_run *r) {
     json_t *rows = json_array(), *v;
     size_t k;
     for (int i = 0; i < r->n; i++) {
-        const struct trainee *t = &r->trainees[i];
+        const struct train_result *t = &r->trainees[i];
         json_t *gate = gate_json(&t->gate), *families = families_json(t);
         for (int j = 0; j < 2; j++) {
             json_t *pair = json_object_get(gate, j ? "retain" : "eval");
@@ -362,7 +362,7 @@ static int report_finish(struct train_run *r, struct error *err) {
     return train_log_report(r->log, err);
 }
 
-int train_run_finish(struct train_run *r, struct sft_job *jobs, struct error *err) {
+int train_run_finish(struct train_run *r, struct train_job *jobs, struct error *err) {
     int rc = OK;
     for (int i = 0; rc == OK && i < r->n; i++)
         rc = trainee_finish(r, &r->trainees[i], &jobs[i], err);
@@ -373,7 +373,7 @@ int train_run_finish(struct train_run *r, struct sft_job *jobs, struct error *er
 static int rejected_tell(const struct train_run *r, struct error *err) {
     struct buf list = {0};
     for (int i = 0; i < r->n; i++) {
-        const struct trainee *t = &r->trainees[i];
+        const struct train_result *t = &r->trainees[i];
         if (!t->gate.publish)
             buf_printf(&list, "%s'%s' is not published: %s; it is in '%s'", list.len ? "; " : "",
                        t->name, t->gate.why, t->where);
@@ -383,7 +383,7 @@ static int rejected_tell(const struct train_run *r, struct error *err) {
     return err->code;
 }
 
-static void trainee_release(struct trainee *t) {
+static void trainee_release(struct train_result *t) {
     adapter_release(t->before);
     dataset_release(&t->eval);
     dataset_release(&t->retain);
@@ -395,7 +395,7 @@ static void trainee_release(struct trainee *t) {
 int train_run_close(struct train_run *r, int rc, struct error *err) {
     struct error ignored; // the first error is the one to tell
     if (r->store) store_run_status(r->store, r->id, rc == OK ? "done" : "failed", &ignored);
-    if (rc == OK) note("'%s/report.html' shows it", r->dir);
+    if (rc == OK) log_info("'%s/report.html' shows it", r->dir);
     if (rc == OK && r->n_rejected) rc = rejected_tell(r, err);
     for (int i = 0; i < r->n; i++) trainee_release(&r->trainees[i]);
     train_log_free(r->log);

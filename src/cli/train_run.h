@@ -13,7 +13,7 @@
 #include "train/gate.h"
 #include "train/log.h"
 
-struct gate_options {
+struct train_gate_options {
     char *runs, *retain;
     struct strings eval_data, retain_data, tags;
     double alpha, tolerance, points;
@@ -44,34 +44,34 @@ struct gate_options {
                  "kept with the version, for 'shoal adapter list'", JOB_TEXT)
 
 /* FILE, or of several NAME=FILE the adapter's of that name; NULL: none is given for it. */
-const char *file_for(const struct strings *list, const char *name);
+const char *data_file_for_adapter(const struct strings *list, const char *name);
 
-struct trainee; /* an adapter that is trained here, and what is held against it */
+struct train_result; /* an adapter that is trained here, and what is held against it */
 struct train_run {
-    const struct common *c;
-    const struct gate_options *o;
+    const struct cli_options *c;
+    const struct train_gate_options *o;
     struct model *m;
     struct pool *pool;
     char *id, *dir;
     struct store *store;
     struct train_log *log;
-    struct trainee *trainees;
+    struct train_result *trainees;
     int n, n_rejected;
-    bool pick[MAX_TASKS];
+    bool pick[FRY_MAX_FAMILIES];
 };
 /* Before training: everything that could refuse the result later is read now. `dirs` (copied):
  * where the adapters go, in `out` or `out` itself; `options`: those that decide the training. */
-int train_run_open(struct train_run *r, const struct common *c, const struct gate_options *o,
+int train_run_open(struct train_run *r, const struct cli_options *c, const struct train_gate_options *o,
                    const json_t *options, struct model *m, struct pool *pool, const char *out,
-                   const struct sft_job *jobs, char *const *dirs, int n, struct error *err);
-struct sft_watch train_run_watch(struct train_run *r);
+                   const struct train_job *jobs, char *const *dirs, int n, struct error *err);
+struct train_callbacks train_run_callbacks(struct train_run *r);
 /* Measures, decides, publishes or sets aside; when it returns OK every result is safe on disk. */
-int train_run_finish(struct train_run *r, struct sft_job *jobs, struct error *err);
+int train_run_finish(struct train_run *r, struct train_job *jobs, struct error *err);
 /* Gives everything back; says how the run ended. Returns rc, or ERR_STATE when it was OK and an
  * adapter was not published. */
 int train_run_close(struct train_run *r, int rc, struct error *err);
 
 /* shoal adapter list: versions of adapter directories, or of those in a folder. */
-int adapter_list(const struct common *c, const struct strings *args, struct error *err);
+int cmd_adapter_list(const struct cli_options *c, const struct strings *args, struct error *err);
 
 #endif

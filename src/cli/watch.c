@@ -22,7 +22,7 @@ enum { SPEED_FIRST = 3, SEEK = 10, BAR = 10 };
 
 /* moving */
 
-int watch_tick(struct watch *v, struct error *err) {
+int world_viewer_step(struct world_viewer *v, struct error *err) {
     if (v->w->tick < v->t->n_ticks) {
         trace_seek(v->t, v->w, v->w->tick + 1);
         return 1;
@@ -30,17 +30,17 @@ int watch_tick(struct watch *v, struct error *err) {
     return v->grow ? v->grow(v->ctx, err) : 0;
 }
 
-int watch_seek(struct watch *v, int64_t tick, struct error *err) {
+int world_viewer_seek(struct world_viewer *v, int64_t tick, struct error *err) {
     int rc = 1;
     tick = MAX(tick, 0);
     if (tick <= v->t->n_ticks)
         trace_seek(v->t, v->w, tick);
     else
-        while (rc > 0 && v->w->tick < tick) rc = watch_tick(v, err);
+        while (rc > 0 && v->w->tick < tick) rc = world_viewer_step(v, err);
     return MIN(rc, 0);
 }
 
-int watch_key(struct watch *v, int key, struct error *err) {
+int world_viewer_key(struct world_viewer *v, int key, struct error *err) {
     int n = v->w->n_agents;
     switch (key) {
     case ' ':
@@ -48,12 +48,12 @@ int watch_key(struct watch *v, int key, struct error *err) {
         return OK;
     case '.':
         v->paused = true;
-        return watch_seek(v, v->w->tick + 1, err);
+        return world_viewer_seek(v, v->w->tick + 1, err);
     case '<':
     case ',':
-        return watch_seek(v, v->w->tick - SEEK, err);
+        return world_viewer_seek(v, v->w->tick - SEEK, err);
     case '>':
-        return watch_seek(v, v->w->tick + SEEK, err);
+        return world_viewer_seek(v, v->w->tick + SEEK, err);
     case '+':
     case '=':
         v->speed = MIN(v->speed + 1, (int)ARRAY_LEN(speeds) - 1);
@@ -76,7 +76,7 @@ int watch_key(struct watch *v, int key, struct error *err) {
 
 /* the frame */
 
-static void add_status(const struct watch *v, struct buf *out) {
+static void add_status(const struct world_viewer *v, struct buf *out) {
     const struct world *w = v->w;
     int64_t delivered = 0, built = 0;
     for (int i = 0; i < w->n_agents; i++) {
@@ -91,7 +91,7 @@ static void add_status(const struct watch *v, struct buf *out) {
 }
 
 /* "A0  ######.... 120" */
-static void add_bar(const struct watch *v, int i, struct buf *out) {
+static void add_bar(const struct world_viewer *v, int i, struct buf *out) {
     const struct world_agent *a = &v->w->agents[i];
     int full = (int)((a->energy * (int64_t)BAR + v->t->rules.energy - 1) / v->t->rules.energy);
     buf_printf(out, "%c%c%-2d ", i == v->agent ? '>' : ' ', world_agent_letter(i), i);
@@ -99,7 +99,7 @@ static void add_bar(const struct watch *v, int i, struct buf *out) {
     buf_printf(out, " %-5d%s", a->energy, a->holds == HOLDS_FOOD ? "f" : a->holds ? "m" : " ");
 }
 
-static void add_map_row(const struct watch *v, const char *map, int row, bool ansi,
+static void add_map_row(const struct world_viewer *v, const char *map, int row, bool ansi,
                         struct buf *out) {
     const struct world *w = v->w;
     const struct world_agent *a = &w->agents[v->agent];
@@ -113,10 +113,10 @@ static void add_map_row(const struct watch *v, const char *map, int row, bool an
     }
 }
 
-static void add_rows(const struct watch *v, bool ansi, struct buf *out) {
+static void add_rows(const struct world_viewer *v, bool ansi, struct buf *out) {
     struct buf map = {0};
     int size = v->w->size;
-    world_draw(v->w, &map);
+    world_render(v->w, &map);
     for (int row = 0; row < size; row++) {
         add_map_row(v, map.data, row, ansi, out);
         buf_puts(out, "  ");
@@ -127,7 +127,7 @@ static void add_rows(const struct watch *v, bool ansi, struct buf *out) {
     buf_release(&map);
 }
 
-static void add_selected(const struct watch *v, struct buf *out) {
+static void add_selected(const struct world_viewer *v, struct buf *out) {
     const struct world_agent *a = &v->w->agents[v->agent];
     buf_printf(out, "agent_%d: %s, %d collected, %d delivered, total reward %.1f\n", v->agent,
                a->alive ? "alive" : "dead", a->collected, a->delivered, a->total);
@@ -136,19 +136,19 @@ static void add_selected(const struct watch *v, struct buf *out) {
     buf_puts(out, "\nprompt: ");
     world_prompt(v->w, &v->t->rules, v->agent, out);
     buf_printf(out, "\ndid:    %s, reward %.1f\n",
-               a->last[1] >= 0 ? action_names[a->last[1]] : "nothing yet", a->reward);
+               a->last[1] >= 0 ? world_action_names[a->last[1]] : "nothing yet", a->reward);
     if (v->tell && v->w->tick == v->t->n_ticks && v->w->tick > 0) v->tell(v->ctx, v->agent, out);
 }
 
 /* The agent's words may hold anything; around them are cursor movements of ours. */
-static void add_selected_clean(const struct watch *v, struct buf *out) {
+static void add_selected_clean(const struct world_viewer *v, struct buf *out) {
     struct buf b = {0};
     add_selected(v, &b);
     buf_add_terminal(out, b.data, b.len);
     buf_release(&b);
 }
 
-void watch_frame(const struct watch *v, bool ansi, struct buf *out) {
+void world_viewer_render(const struct world_viewer *v, bool ansi, struct buf *out) {
     add_status(v, out);
     add_rows(v, ansi, out);
     (ansi ? add_selected_clean : add_selected)(v, out);
@@ -206,7 +206,7 @@ static void screen_enter(void) {
         raw.c_lflag &= ~(tcflag_t)(ICANON | ECHO | ISIG);
         tcsetattr(STDIN_FILENO, TCSANOW, &raw);
     }
-    terminal_put(ENTER);
+    terminal_write_raw(ENTER);
 }
 
 static int screen_rows(void) {
@@ -215,22 +215,22 @@ static int screen_rows(void) {
 }
 
 /* As many lines as there is room for, each wiped behind its end. */
-static void screen_show(const struct watch *v) {
+static void screen_show(const struct world_viewer *v) {
     struct buf b = {0}, screenful = {0};
     int row = 0, rows = screen_rows();
-    watch_frame(v, true, &b);
+    world_viewer_render(v, true, &b);
     buf_puts(&b, "space pause  . one tick  < > ten  n p agent  + - speed  q quit");
     buf_puts(&screenful, "\033[H");
     for (char *rest = b.data, *line; row < rows && (line = strsep(&rest, "\n")); row++)
         buf_printf(&screenful, "%s%s\033[K", row ? "\r\n" : "", line);
     buf_puts(&screenful, "\033[J");
-    terminal_put(screenful.data);
+    terminal_write_raw(screenful.data);
     buf_release(&screenful);
     buf_release(&b);
 }
 
 /* Arrows are sequences: up and down are speed, left and right ten ticks. */
-static int keys_take(struct watch *v, const char *keys, ssize_t n, struct error *err) {
+static int keys_take(struct world_viewer *v, const char *keys, ssize_t n, struct error *err) {
     int rc = OK;
     for (ssize_t i = 0; rc == OK && i < n; i++) {
         int key = (unsigned char)keys[i];
@@ -239,13 +239,13 @@ static int keys_take(struct watch *v, const char *keys, ssize_t n, struct error 
             char letter = keys[i += 2];
             key = letter >= 'A' && letter <= 'D' ? arrows[letter - 'A'] : 0;
         }
-        rc = watch_key(v, key, err);
+        rc = world_viewer_key(v, key, err);
     }
     return rc;
 }
 
 /* Waits for a key until then; takes what was pressed. */
-static int keys_wait(struct watch *v, double until, struct error *err) {
+static int keys_wait(struct world_viewer *v, double until, struct error *err) {
     char keys[64];
     double left = until - clock_now();
     struct pollfd p = {.fd = screen.keys ? STDIN_FILENO : -1, .events = POLLIN};
@@ -256,7 +256,7 @@ static int keys_wait(struct watch *v, double until, struct error *err) {
     return keys_take(v, keys, n, err);
 }
 
-static int watch_terminal(struct watch *v, struct error *err) {
+static int watch_terminal(struct world_viewer *v, struct error *err) {
     int rc = OK;
     double next = clock_now();
     while (rc >= 0 && !v->quit) {
@@ -264,7 +264,7 @@ static int watch_terminal(struct watch *v, struct error *err) {
         screen_show(v);
         rc = keys_wait(v, v->paused ? clock_now() + 60 : next, err);
         if (rc < 0 || v->paused || clock_now() < next) continue;
-        rc = watch_tick(v, err);
+        rc = world_viewer_step(v, err);
         if (rc == 0 && screen.keys) v->paused = true;
         if (rc == 0 && !screen.keys) v->quit = true;
         next = MAX(next, clock_now() - 1) + 1 / speeds[v->speed];
@@ -273,7 +273,7 @@ static int watch_terminal(struct watch *v, struct error *err) {
     return MIN(rc, 0);
 }
 
-int watch_run(struct watch *v, struct error *err) {
+int world_viewer_run(struct world_viewer *v, struct error *err) {
     bool terminal = isatty(STDOUT_FILENO) == 1;
     struct buf b = {0};
     int rc = 1;
@@ -281,8 +281,8 @@ int watch_run(struct watch *v, struct error *err) {
     if (terminal)
         rc = watch_terminal(v, err);
     else
-        while (rc > 0) rc = watch_tick(v, err);
-    watch_frame(v, false, &b);
+        while (rc > 0) rc = world_viewer_step(v, err);
+    world_viewer_render(v, false, &b);
     if (rc >= 0) fputs(b.data, stdout);
     buf_release(&b);
     return rc;

@@ -1,7 +1,7 @@
 /*
  * watch: a world in the terminal, live or from a trace.
  *
- * Frame and keys are functions of a struct watch alone; watch_run puts them on a terminal, whose
+ * Frame and keys are functions of a struct world_viewer alone; world_viewer_run puts them on a terminal, whose
  * state comes back however the program ends. Where stdout is no terminal the world runs to its end
  * and the last picture is printed.
  */
@@ -10,7 +10,7 @@
 
 #include "world/trace.h"
 
-struct watch {
+struct world_viewer {
     const struct trace *t;
     struct world *w; /* at some tick of the trace */
     /* Adds the tick after the trace's last one and steps the world: 1; 0: it is over. NULL: a trace
@@ -24,12 +24,12 @@ struct watch {
 };
 
 /* One tick on: 1, or 0 where there is none. */
-int watch_tick(struct watch *v, struct error *err);
-int watch_seek(struct watch *v, int64_t tick, struct error *err);
+int world_viewer_step(struct world_viewer *v, struct error *err);
+int world_viewer_seek(struct world_viewer *v, int64_t tick, struct error *err);
 /* What people see; with `ansi` the selected agent stands out. */
-void watch_frame(const struct watch *v, bool ansi, struct buf *out);
+void world_viewer_render(const struct world_viewer *v, bool ansi, struct buf *out);
 /* space, n, p, '.', '<', '>', '+', '-', q; others do nothing. */
-int watch_key(struct watch *v, int key, struct error *err);
-int watch_run(struct watch *v, struct error *err);
+int world_viewer_key(struct world_viewer *v, int key, struct error *err);
+int world_viewer_run(struct world_viewer *v, struct error *err);
 
 #endif

@@ -35,7 +35,7 @@ struct comparison {
 };
 
 static double value_at(const json_t *row, const char *key) {
-    return json_number_at(json_object_get(json_object_get(row, "held_out"), key), "value");
+    return json_get_number(json_object_get(json_object_get(row, "held_out"), key), "value");
 }
 
 struct reading {
@@ -47,12 +47,12 @@ struct reading {
 static int row_take(void *ctx, const json_t *row, int line, struct error *err) {
     struct reading *r = ctx;
     struct member *m = r->m;
-    const char *policy = json_text_at(row, "policy");
+    const char *policy = json_get_string(row, "policy");
     (void)line, (void)err;
     if (strcmp(policy, "rule") == 0) r->c->rule = value_at(row, "delivered");
     if (strcmp(policy, "random") == 0) r->c->random = value_at(row, "delivered");
     if (*policy || m->n == MAX_POINTS) return OK;
-    m->decisions[m->n] = json_number_at(row, "decisions");
+    m->decisions[m->n] = json_get_number(row, "decisions");
     m->delivered[m->n++] = value_at(row, "delivered");
     return OK;
 }
@@ -72,7 +72,7 @@ static int group_read(struct comparison *c, struct group *g, const char *root, s
             struct member *m = xcalloc(1, sizeof *m);
             m->key = xstrdup(f->d_name + len + 1);
             g->v[g->n++] = m;
-            rc = json_each(path, row_take, &(struct reading){c, m}, err);
+            rc = json_file_each(path, row_take, &(struct reading){c, m}, err);
         }
         free(path);
     }
@@ -87,10 +87,10 @@ static double last_of(const struct member *m) {
     return m->n ? m->delivered[m->n - 1] : 0;
 }
 
-static struct interval group_last(const struct group *g) {
+static struct stats_interval group_last(const struct group *g) {
     double v[MAX_KEYS];
     for (int i = 0; i < g->n; i++) v[i] = last_of(g->v[i]);
-    return stats_mean(v, g->n);
+    return stats_mean_interval(v, g->n);
 }
 
 /* Decisions until a run first reached enough; infinite: never. */
@@ -128,14 +128,14 @@ static json_t *group_json(const struct comparison *c, int i) {
     double diff[MAX_KEYS], time = median_time(c, g);
     json_t *v =
         json_pack("{s:s,s:i,s:f,s:o,s:o}", "group", g->name, "runs", g->n, "decisions",
-                  m->n ? m->decisions[m->n - 1] : 0, "delivered", interval_json(group_last(g)),
+                  m->n ? m->decisions[m->n - 1] : 0, "delivered", stats_interval_json(group_last(g)),
                   "decisions_to_80_percent", isfinite(time) ? json_real(time) : json_null());
     int n = i ? paired(&c->groups[0], g, diff) : 0;
     if (n > 1)
         json_object_update_new(v,
                                json_pack("{s:s,s:i,s:o,s:f}", "against", c->groups[0].name, "pairs",
-                                         n, "difference", interval_json(stats_mean(diff, n)), "p",
-                                         stats_sign_flip(diff, n)));
+                                         n, "difference", stats_interval_json(stats_mean_interval(diff, n)), "p",
+                                         stats_sign_flip_test(diff, n)));
     return v;
 }
 
@@ -151,7 +151,7 @@ static bool has_course(const struct comparison *c) {
 
 static void group_print(const struct comparison *c, int i) {
     const struct group *g = &c->groups[i];
-    struct interval d = group_last(g);
+    struct stats_interval d = group_last(g);
     double diff[MAX_KEYS], time = median_time(c, g);
     bool course = has_course(c);
     printf("%-16s %4d  ", g->name, g->n);
@@ -163,8 +163,8 @@ static void group_print(const struct comparison *c, int i) {
         printf("%9s", "never");
     int n = i ? paired(&c->groups[0], g, diff) : 0;
     if (n > 1) {
-        struct interval v = stats_mean(diff, n);
-        printf("   %+6.2f [%+6.2f, %+6.2f] p %.3f", v.value, v.lo, v.hi, stats_sign_flip(diff, n));
+        struct stats_interval v = stats_mean_interval(diff, n);
+        printf("   %+6.2f [%+6.2f, %+6.2f] p %.3f", v.value, v.lo, v.hi, stats_sign_flip_test(diff, n));
     }
     printf("\n");
 }
@@ -198,7 +198,7 @@ static void curve_of(const struct group *g, struct curve *c, struct curve *sprea
             v[i] = g->v[i]->delivered[k];
             x += g->v[i]->decisions[k] / g->n;
         }
-        struct interval mean = stats_mean(v, g->n);
+        struct stats_interval mean = stats_mean_interval(v, g->n);
         curve_add(c, x, mean.value);
         curve_add(spread, x, g->n > 1 ? mean.hi - mean.value : 0);
     }
@@ -230,7 +230,7 @@ static int plot_write(const struct comparison *c, const char *path, struct error
     return rc;
 }
 
-int life_compare(const struct common *common, const struct life_command *o,
+int simulation_compare(const struct cli_options *common, const struct simulation_cmd_options *o,
                  const struct strings *names, struct error *err) {
     struct comparison *c = xcalloc(1, sizeof *c);
     int rc = OK;

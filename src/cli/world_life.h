@@ -9,40 +9,40 @@
 #include "world/life.h"
 #include "world/outside_env.h"
 
-struct life_command {
-    struct life_options life;
+struct simulation_cmd_options {
+    struct simulation_options life;
     char *runs, *out;        /* folder of runs; of this one */
     struct strings adapters; /* that minds begin with */
     bool dry_run;
 };
-extern const struct option_row life_command_rows[];
+extern const struct option_row simulation_cmd_rows[];
 
-struct life_job {
-    const struct common *c;
-    const struct life_command *o;
+struct simulation_job {
+    const struct cli_options *c;
+    const struct simulation_cmd_options *o;
     const struct world_rules *rules;    /* borrowed, as all of it */
-    const struct outside_envs *outside; /* where minds live instead; NULL: in the world */
+    const struct external_envs *outside; /* where minds live instead; NULL: in the world */
     int agents;
     struct model *m;
     struct pool *pool;
 };
 /* Generations, in a folder that the same command continues in. */
-int life_run(const struct life_job *j, struct error *err);
+int simulation_run(const struct simulation_job *j, struct error *err);
 /* A mind of a run as a PEFT directory; name NULL: the best one. */
-int life_export(const struct life_command *o, const char *run, const char *name, struct error *err);
+int simulation_export_policy(const struct simulation_cmd_options *o, const char *run, const char *name, struct error *err);
 
 /* Groups of runs, names[1] and on, over their seeds; o->out: a chart as SVG. */
-int life_compare(const struct common *common, const struct life_command *o,
+int simulation_compare(const struct cli_options *common, const struct simulation_cmd_options *o,
                  const struct strings *names, struct error *err);
 /* A model as a player of one world at a time. */
-struct life_player;
-struct life_player *life_player_new(const struct life_job *j, bool learns, struct error *err);
-void life_player_free(struct life_player *p);
+struct model_policy;
+struct model_policy *model_policy_new(const struct simulation_job *j, bool learns, struct error *err);
+void model_policy_free(struct model_policy *p);
 /* Actions of the living in `w`, which is where the last ones led, or another one, or any tick that
  * is entered. The rules stay where they are until the next world. */
-int life_player_act(struct life_player *p, const struct world *w, const struct world_rules *r,
+int model_policy_act(struct model_policy *p, const struct world *w, const struct world_rules *r,
                     uint64_t seed, int16_t *actions, struct error *err);
 /* What an agent was asked last and how probable its actions were, for people. */
-void life_player_tell(const struct life_player *p, int agent, struct buf *out);
+void model_policy_describe(const struct model_policy *p, int agent, struct buf *out);
 
 #endif

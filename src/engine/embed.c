@@ -10,16 +10,16 @@
 
 #include "engine/internal.h"
 
-static void text_embed(struct engine *e, int32_t slot, const struct token_seq *t,
-                       const struct segment *under, float *out) {
+static void embed_mean_pool(struct engine *e, int32_t slot, const struct token_seq *t,
+                       const struct lora_segment *under, float *out) {
     int32_t d = e->m->config.d_model;
     memset(out, 0, (size_t)d * sizeof *out);
     for (int32_t at = 0, n; at < t->n; at += n) {
         n = MIN(t->n - at, e->o.max_rows);
-        struct segment seg = *under;
+        struct lora_segment seg = *under;
         seg.begin = 0, seg.end = n;
         for (int32_t i = 0; i < n; i++) {
-            e->rows[i] = (struct row){.token = t->v[at + i], .pos = at + i, .slot = slot};
+            e->rows[i] = (struct batch_row){.token = t->v[at + i], .pos = at + i, .slot = slot};
             e->out_rows[i] = i;
         }
         forward_run(e->f, e->rows, n, &seg, 1, e->out_rows, n, NULL);
@@ -35,9 +35,9 @@ static int texts_check(const struct engine *e, const struct token_seq *texts, in
         if (texts[i].n < 1 || texts[i].n > e->o.max_len)
             return error_set(err, ERR_USAGE, "text %d has '%d' tokens, not 1..%d", i, texts[i].n,
                              e->o.max_len);
-        if (tokens_check("a text", texts[i].v, texts[i].n, e->vocab, err) != OK) return err->code;
+        if (engine_check_tokens("a text", texts[i].v, texts[i].n, e->vocab, err) != OK) return err->code;
     }
-    return adapter ? adapter_check(adapter, &e->m->config, err) : OK;
+    return adapter ? engine_check_adapter(adapter, &e->m->config, err) : OK;
 }
 
 int engine_embed(struct engine *e, const struct token_seq *texts, int32_t n,
@@ -45,19 +45,19 @@ int engine_embed(struct engine *e, const struct token_seq *texts, int32_t n,
     if (texts_check(e, texts, n, adapter, err) != OK) return err->code;
     struct lora_part part = {.pack = adapter ? adapter_pack(adapter, e->o.lora_elem) : NULL,
                              .weight = 1};
-    struct segment under = {
+    struct lora_segment under = {
         .parts = &part, .n_parts = adapter != NULL, .overlay = adapter ? adapter->overlay : NULL};
-    int32_t slot = slot_oldest(e, false), rc = OK;
+    int32_t slot = slot_find_lru(e, false), rc = OK;
     if (slot < 0) return error_set(err, ERR_STATE, "every slot of the engine is busy");
     e->slots[slot].n = 0;
     for (int32_t i = 0; i < n && rc == OK; i++) {
-        kv_trim(forward_kv(e->f), slot, 0);
-        if (!slot_reserve(e, slot, 0, texts[i].n))
+        kv_cache_truncate(forward_kv_cache(e->f), slot, 0);
+        if (!slot_reserve_pages(e, slot, 0, texts[i].n))
             rc =
                 error_set(err, ERR_MEMORY, "no pages are free for a text of %d tokens", texts[i].n);
         else
-            text_embed(e, slot, &texts[i], &under, out + (int64_t)i * e->m->config.d_model);
+            embed_mean_pool(e, slot, &texts[i], &under, out + (int64_t)i * e->m->config.d_model);
     }
-    kv_trim(forward_kv(e->f), slot, 0);
+    kv_cache_truncate(forward_kv_cache(e->f), slot, 0);
     return rc;
 }

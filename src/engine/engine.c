@@ -56,7 +56,7 @@ enum {
 #define MACHINES_BYTES ((size_t)512 << 20)
 #define MACHINE_BYTES ((size_t)64 << 20)
 
-enum phase { PHASE_PROMPT, PHASE_GENERATE, PHASE_SUFFIX, PHASE_CHOICES };
+enum phase { PHASE_PREFILL, PHASE_DECODE, PHASE_SUFFIX, PHASE_CHOICES };
 
 struct sorted_choice {
     const int32_t *v;
@@ -65,20 +65,20 @@ struct sorted_choice {
 };
 
 struct request_state {
-    struct request *next; /* waiting list */
+    struct engine_request *next; /* waiting list */
     enum phase phase;
     int32_t slot, kv, end;
     int32_t context;              /* length of prompt | out | suffix, once choices begin */
     int32_t choice;               /* position in `sorted` */
     struct sorted_choice *sorted; /* [n_choices] */
-    struct request *
+    struct engine_request *
         leader; /* its slot will hold the first `share` tokens of ours; NULL: nothing to wait for */
     int32_t share;
     int32_t pages;           /* it may come to need */
     char key[HASH_LEN];      /* of the adapters' content, "-" without any */
     struct lora_part *parts; /* [n_parts] what its rows run under */
     int32_t n_parts;
-    const struct overlay *overlay;  /* of the one adapter, or NULL */
+    const struct vocab_overrides *overlay;  /* of the one adapter, or NULL */
     struct grammar_state reply;     /* with a grammar: what has been generated */
     uint32_t *allowed;              /* [(V + 31) / 32] what may come next; NULL without a grammar */
     bool masking;                   /* `allowed` is not made yet: it waits, others go on */
@@ -110,7 +110,7 @@ static size_t slab_lay(struct engine *e, const struct engine_options *o, size_t 
     e->outs = slab_take(base, &used, outs, sizeof *e->outs);
     e->slots = slab_take(base, &used, slots, sizeof *e->slots);
     e->tokens = slab_take(base, &used, slots * (size_t)o->max_len, sizeof *e->tokens);
-    e->active = slab_take(base, &used, seqs, sizeof(struct request *));
+    e->active = slab_take(base, &used, seqs, sizeof(struct engine_request *));
     e->feeds = slab_take(base, &used, seqs, sizeof *e->feeds);
     e->groups = slab_take(base, &used, seqs, sizeof *e->groups);
     return used;
@@ -126,7 +126,7 @@ static struct engine_options options_resolve(const struct model_config *c,
     r.max_out = MIN(r.max_out, r.max_rows);
     if (r.max_cached == 0) r.max_cached = r.max_seqs;
     if (r.n_pages == 0)
-        r.n_pages = (int32_t)MIN((int64_t)r.max_seqs * kv_pages_for(r.max_len), INT32_MAX);
+        r.n_pages = (int32_t)MIN((int64_t)r.max_seqs * kv_cache_pages_for(r.max_len), INT32_MAX);
     return r;
 }
 
@@ -210,17 +210,17 @@ static void grammars_share(struct engine *e) {
     size_t each = e->n_grammars ? e->machines_bytes / (size_t)e->n_grammars : 0;
     for (int32_t i = 0; i < e->n_grammars; i++)
         if (e->grammars[i].machine)
-            grammar_machine_limit(e->grammars[i].machine,
+            grammar_machine_set_limit(e->grammars[i].machine,
                                   MIN(MAX(each, (size_t)MACHINE_MIN), MACHINE_BYTES));
 }
 
-void engine_grammar_memory(struct engine *e, size_t bytes) {
+void engine_set_grammar_memory(struct engine *e, size_t bytes) {
     e->machines_bytes = bytes ? bytes : MACHINES_BYTES;
 }
 
-static void grammar_let_go(struct engine *e, const struct grammar *g) {
+static void active_grammar_release(struct engine *e, const struct grammar *g) {
     for (int32_t i = 0; i < e->n_grammars; i++) {
-        struct held_grammar *h = &e->grammars[i];
+        struct active_grammar *h = &e->grammars[i];
         if (h->grammar != g || --h->users > 0) continue;
         grammar_machine_free(h->machine);
         *h = e->grammars[--e->n_grammars];
@@ -229,10 +229,10 @@ static void grammar_let_go(struct engine *e, const struct grammar *g) {
     }
 }
 
-static void state_free(struct engine *e, struct request *r) {
+static void state_free(struct engine *e, struct engine_request *r) {
     if (r->state->allowed) {
         grammar_state_release(&r->state->reply);
-        grammar_let_go(e, r->grammar);
+        active_grammar_release(e, r->grammar);
         free(r->state->allowed);
     }
     free(r->state->sorted);
@@ -252,7 +252,7 @@ int32_t engine_max_seqs(const struct engine *e) {
 void engine_free(struct engine *e) {
     if (!e) return;
     for (int32_t i = 0; i < e->n_active; i++) state_free(e, e->active[i]);
-    for (struct request *r = e->head, *next; r; r = next) {
+    for (struct engine_request *r = e->head, *next; r; r = next) {
         next = r->state->next;
         state_free(e, r);
     }
@@ -272,7 +272,7 @@ struct engine_stats engine_stats(const struct engine *e) {
     return s;
 }
 
-void request_release(struct request *r) {
+void engine_request_release(struct engine_request *r) {
     CHECK(!r->state); // still in an engine
     free(r->out);
     free(r->out_logprob);
@@ -291,48 +291,48 @@ void request_release(struct request *r) {
     r->done = false;
 }
 
-static void key_u64(struct hasher *h, uint64_t v) {
+static void key_u64(struct sha256 *h, uint64_t v) {
     uint8_t b[8];
     for (int i = 0; i < 8; i++) b[i] = (uint8_t)(v >> 8 * i);
-    hasher_add(h, b, sizeof b);
+    sha256_update(h, b, sizeof b);
 }
 
-static void key_float(struct hasher *h, float v) {
+static void key_float(struct sha256 *h, float v) {
     uint32_t bits;
     memcpy(&bits, &v, sizeof bits);
     key_u64(h, bits);
 }
 
-static void key_text(struct hasher *h, const char *s) {
+static void key_text(struct sha256 *h, const char *s) {
     key_u64(h, strlen(s));
-    hasher_add(h, s, strlen(s));
+    sha256_update(h, s, strlen(s));
 }
 
-static void key_tokens(struct hasher *h, const int32_t *v, int32_t n) {
+static void key_tokens(struct sha256 *h, const int32_t *v, int32_t n) {
     key_u64(h, (uint64_t)n);
     for (int32_t i = 0; i < n; i++) key_u64(h, (uint64_t)v[i]);
 }
 
 /* What a request's rows run under, and so what its KV depends on beside the tokens. */
-static void adapters_key(const struct request *r, char out[HASH_LEN]) {
+static void adapters_key(const struct engine_request *r, char out[HASH_LEN]) {
     strcpy(out, r->adapter ? r->adapter->hash : "-");
     if (r->n_mix == 0) return;
-    struct hasher h;
-    hasher_init(&h);
+    struct sha256 h;
+    sha256_init(&h);
     for (int32_t i = 0; i < r->n_mix; i++) {
         key_text(&h, r->mix[i].adapter ? r->mix[i].adapter->hash : "noise");
         key_u64(&h, r->mix[i].noise.seed);
         key_u64(&h, r->mix[i].noise.member);
         key_float(&h, r->mix[i].weight);
     }
-    hasher_final(&h, out);
+    sha256_final(&h, out);
 }
 
 /* Every field has a length or a fixed width, so no two calls give the same bytes. */
-void request_key(const struct request *r, const char *model_hash, enum numeric_class cls,
+void engine_request_key(const struct engine_request *r, const char *model_hash, enum numeric_class cls,
                  char out[HASH_LEN]) {
-    struct hasher h;
-    hasher_init(&h);
+    struct sha256 h;
+    sha256_init(&h);
     key_text(&h, "shoal call 2");
     key_text(&h, model_hash);
     char adapters[HASH_LEN];
@@ -371,10 +371,10 @@ void request_key(const struct request *r, const char *model_hash, enum numeric_c
     key_tokens(&h, r->suffix.v, r->suffix.n);
     key_u64(&h, (uint64_t)r->n_choices);
     for (int32_t i = 0; i < r->n_choices; i++) key_tokens(&h, r->choices[i].v, r->choices[i].n);
-    hasher_final(&h, out);
+    sha256_final(&h, out);
 }
 
-int tokens_check(const char *what, const int32_t *v, int32_t n, int32_t vocab, struct error *err) {
+int engine_check_tokens(const char *what, const int32_t *v, int32_t n, int32_t vocab, struct error *err) {
     if (n < 0) return error_set(err, ERR_USAGE, "%s has '%d' tokens", what, n);
     for (int32_t i = 0; i < n; i++)
         if (v[i] < 0 || v[i] >= vocab)
@@ -391,7 +391,7 @@ static int range_check(const char *name, float v, float lo, float hi, const char
                      (double)hi, off);
 }
 
-static int sampling_check(const struct sampling *s, int32_t vocab, struct error *err) {
+static int sampling_check(const struct sampling_params *s, int32_t vocab, struct error *err) {
     if (range_check("temperature", s->temperature, 0, 1e6f, "", err) != OK ||
         range_check("repetition_penalty", s->repetition_penalty, 0, 1e3f, "; 1 turns it off",
                     err) != OK ||
@@ -399,7 +399,7 @@ static int sampling_check(const struct sampling *s, int32_t vocab, struct error 
         range_check("frequency_penalty", s->frequency_penalty, -1e3f, 1e3f, "", err) != OK)
         return err->code;
     for (int32_t i = 0; i < s->n_bias; i++) {
-        if (tokens_check("logit_bias", &s->bias[i].token, 1, vocab, err) != OK) return err->code;
+        if (engine_check_tokens("logit_bias", &s->bias[i].token, 1, vocab, err) != OK) return err->code;
         if (isnan(s->bias[i].bias))
             return error_set(err, ERR_USAGE, "the logit_bias of token '%d' is not a number",
                              s->bias[i].token);
@@ -414,7 +414,7 @@ static int sampling_check(const struct sampling *s, int32_t vocab, struct error 
     return range_check("typical_p", s->typical_p, 0, 1, "; 1 turns it off", err);
 }
 
-int adapter_check(const struct adapter *a, const struct model_config *c, struct error *err) {
+int engine_check_adapter(const struct adapter *a, const struct model_config *c, struct error *err) {
     if (!adapter_is_ready(a))
         return error_set(err, ERR_USAGE, "adapter '%.12s' is DoRA and not bound to its base",
                          a->hash);
@@ -426,41 +426,41 @@ int adapter_check(const struct adapter *a, const struct model_config *c, struct 
         a->hash, a->shape.n_layers, a->shape.d_model, c->n_layers, c->d_model);
 }
 
-static int adapters_check(const struct request *r, const struct model_config *c,
+static int adapters_check(const struct engine_request *r, const struct model_config *c,
                           struct error *err) {
     if (r->adapter && r->n_mix)
         return error_set(err, ERR_USAGE, "a request has an adapter or a mix of them, not both");
     if (r->n_mix < 0 || r->n_mix > ENGINE_MIX_MAX)
         return error_set(err, ERR_USAGE, "a mix of '%d' adapters is not in 0..%d", r->n_mix,
                          ENGINE_MIX_MAX);
-    if (r->adapter && adapter_check(r->adapter, c, err) != OK) return err->code;
+    if (r->adapter && engine_check_adapter(r->adapter, c, err) != OK) return err->code;
     for (int32_t i = 0; i < r->n_mix; i++) {
-        const struct mix_term *t = &r->mix[i];
+        const struct weighted_adapter *t = &r->mix[i];
         if (!isfinite(t->weight))
             return error_set(err, ERR_USAGE, "weight '%g' of a mix is not a number",
                              (double)t->weight);
-        if (t->adapter && (adapter_check(t->adapter, c, err) != OK ||
+        if (t->adapter && (engine_check_adapter(t->adapter, c, err) != OK ||
                            adapter_require_plain(t->adapter, "mixing", err) != OK))
             return err->code;
     }
     return OK;
 }
 
-static int32_t request_tokens(const struct request *r) {
+static int32_t request_tokens(const struct engine_request *r) {
     int32_t longest = 0;
     for (int32_t i = 0; i < r->n_choices; i++) longest = MAX(longest, r->choices[i].n);
     return r->n_prompt + r->max_tokens + r->suffix.n + longest;
 }
 
-int engine_check(const struct engine *e, const struct request *r, struct error *err) {
+int engine_check(const struct engine *e, const struct engine_request *r, struct error *err) {
     int64_t longest = 0;
     if (r->n_prompt < 1) return error_set(err, ERR_USAGE, "the prompt is empty");
     if (r->max_tokens < 0)
         return error_set(err, ERR_USAGE, "max_tokens '%d' is negative", r->max_tokens);
     if (r->n_choices < 0) return error_set(err, ERR_USAGE, "'%d' choices", r->n_choices);
-    if (tokens_check("the prompt", r->prompt, r->n_prompt, e->vocab, err) != OK ||
-        tokens_check("the list of stop tokens", r->stop, r->n_stop, e->vocab, err) != OK ||
-        tokens_check("the suffix", r->suffix.v, r->suffix.n, e->vocab, err) != OK ||
+    if (engine_check_tokens("the prompt", r->prompt, r->n_prompt, e->vocab, err) != OK ||
+        engine_check_tokens("the list of stop tokens", r->stop, r->n_stop, e->vocab, err) != OK ||
+        engine_check_tokens("the suffix", r->suffix.v, r->suffix.n, e->vocab, err) != OK ||
         sampling_check(&r->sampling, e->vocab, err) != OK ||
         range_check("logprob_temperature", r->logprob_temperature, 0, 1e6f, "", err) != OK)
         return err->code;
@@ -477,7 +477,7 @@ int engine_check(const struct engine *e, const struct request *r, struct error *
     for (int32_t i = 0; i < r->n_choices; i++) {
         const struct token_seq *c = &r->choices[i];
         if (c->n < 1) return error_set(err, ERR_USAGE, "choice '%d' is empty", i);
-        if (tokens_check("a choice", c->v, c->n, e->vocab, err) != OK) return err->code;
+        if (engine_check_tokens("a choice", c->v, c->n, e->vocab, err) != OK) return err->code;
         longest = MAX(longest, c->n);
     }
     int64_t total = (int64_t)r->n_prompt + r->max_tokens + r->suffix.n + longest;
@@ -488,12 +488,12 @@ int engine_check(const struct engine *e, const struct request *r, struct error *
                          "fit the engine's %d",
                          (long long)total, r->n_prompt, r->max_tokens, r->suffix.n,
                          (long long)longest, e->o.max_len);
-    if (kv_pages_for((int32_t)total) > e->n_pages)
+    if (kv_cache_pages_for((int32_t)total) > e->n_pages)
         return error_set(
             err, ERR_MEMORY,
             "a request of '%lld' tokens needs %d pages of KV cache and the engine has %d; "
             "raise the memory limit or shorten it",
-            (long long)total, kv_pages_for((int32_t)total), e->n_pages);
+            (long long)total, kv_cache_pages_for((int32_t)total), e->n_pages);
     return adapters_check(r, &e->m->config, err);
 }
 
@@ -511,7 +511,7 @@ static int32_t common_prefix(const int32_t *a, int32_t n_a, const int32_t *b, in
     return i;
 }
 
-static struct sorted_choice *choices_sort(const struct request *r) {
+static struct sorted_choice *choices_sort(const struct engine_request *r) {
     size_t n = (size_t)r->n_choices;
     struct sorted_choice *s = xcalloc(n, sizeof *s);
     for (int32_t i = 0; i < r->n_choices; i++)
@@ -522,15 +522,15 @@ static struct sorted_choice *choices_sort(const struct request *r) {
     return s;
 }
 
-static void state_adapters(const struct engine *e, const struct request *r) {
+static void state_adapters(const struct engine *e, const struct engine_request *r) {
     struct request_state *s = r->state;
     adapters_key(r, s->key);
     s->n_parts = r->adapter ? 1 : r->n_mix;
     s->overlay = r->adapter ? r->adapter->overlay : NULL;
     s->parts = xcalloc((size_t)MAX(s->n_parts, 1), sizeof *s->parts);
     for (int32_t i = 0; i < s->n_parts; i++) {
-        struct mix_term t =
-            r->adapter ? (struct mix_term){.adapter = r->adapter, .weight = 1} : r->mix[i];
+        struct weighted_adapter t =
+            r->adapter ? (struct weighted_adapter){.adapter = r->adapter, .weight = 1} : r->mix[i];
         s->parts[i] =
             (struct lora_part){.pack = t.adapter ? adapter_pack(t.adapter, e->o.lora_elem) : NULL,
                                .noise = t.noise,
@@ -548,7 +548,7 @@ static int tops_alloc(int32_t **ids, float **logprobs, int32_t n, int32_t n_top,
 }
 
 /* The outputs, whose size the request decides. */
-static int results_alloc(struct request *r, struct error *err) {
+static int results_alloc(struct engine_request *r, struct error *err) {
     size_t n = (size_t)r->max_tokens;
     if (n > 0 && (!(r->out = try_calloc(n, sizeof *r->out, err)) ||
                   !(r->out_logprob = try_calloc(n, sizeof *r->out_logprob, err)) ||
@@ -565,14 +565,14 @@ static int results_alloc(struct request *r, struct error *err) {
     return OK;
 }
 
-static void grammar_hold(struct engine *e, const struct grammar *g) {
+static void active_grammar_acquire(struct engine *e, const struct grammar *g) {
     for (int32_t i = 0; i < e->n_grammars; i++)
         if (e->grammars[i].grammar == g) {
             e->grammars[i].users++;
             return;
         }
     e->grammars = xrealloc(e->grammars, (size_t)(e->n_grammars + 1) * sizeof *e->grammars);
-    e->grammars[e->n_grammars++] = (struct held_grammar){.grammar = g, .users = 1};
+    e->grammars[e->n_grammars++] = (struct active_grammar){.grammar = g, .users = 1};
 }
 
 void engine_prepare_grammars(struct engine *e) {
@@ -586,7 +586,7 @@ static struct grammar_machine *grammar_machine_of(struct engine *e, const struct
                                                   int64_t *units) {
     int32_t i = 0;
     while (e->grammars[i].grammar != g) i++;
-    struct held_grammar *h = &e->grammars[i];
+    struct active_grammar *h = &e->grammars[i];
     if (h->machine) return h->machine;
     engine_prepare_grammars(e);
     h->machine = grammar_machine_new(g, e->grammar_vocab, 0);
@@ -596,18 +596,18 @@ static struct grammar_machine *grammar_machine_of(struct engine *e, const struct
 }
 
 /* The first mask is made once the request is admitted. */
-static void state_grammar(struct engine *e, const struct request *r) {
+static void state_grammar(struct engine *e, const struct engine_request *r) {
     struct request_state *s = r->state;
     if (!r->grammar || r->max_tokens == 0) return;
-    grammar_hold(e, r->grammar);
+    active_grammar_acquire(e, r->grammar);
     s->allowed = xcalloc((size_t)(e->vocab + 31) / 32, sizeof *s->allowed);
     s->masking = true;
     s->unread = -1;
 }
 
-static void request_enqueue(struct engine *e, struct request *r) {
+static void request_enqueue(struct engine *e, struct engine_request *r) {
     r->state = xcalloc(1, sizeof *r->state);
-    r->state->pages = kv_pages_for(request_tokens(r));
+    r->state->pages = kv_cache_pages_for(request_tokens(r));
     state_adapters(e, r);
     r->n_out = r->n_prefilled = r->n_generated = r->n_cached = 0;
     r->choice = -1;
@@ -623,11 +623,11 @@ static void request_enqueue(struct engine *e, struct request *r) {
     e->n_waiting++;
 }
 
-int engine_submit(struct engine *e, struct request *r, struct error *err) {
+int engine_submit(struct engine *e, struct engine_request *r, struct error *err) {
     if (engine_check(e, r, err) != OK) return err->code;
     CHECK(!r->state && !r->out && !r->choice_logprob); // zeroed, or released after an earlier use
     if (results_alloc(r, err) != OK) {
-        request_release(r);
+        engine_request_release(r);
         return err->code;
     }
     request_enqueue(e, r);
@@ -636,8 +636,8 @@ int engine_submit(struct engine *e, struct request *r, struct error *err) {
 
 /* Tokens of `r`'s prompt that slot `s` holds, or will hold when its owner has read its own prompt.
  * The last prompt token is always read anew: its logits are needed. */
-static int32_t slot_overlap(const struct slot *s, const struct request *r) {
-    bool reading = s->owner && s->owner->state->phase == PHASE_PROMPT;
+static int32_t prefix_cache_match(const struct engine_slot *s, const struct engine_request *r) {
+    bool reading = s->owner && s->owner->state->phase == PHASE_PREFILL;
     const int32_t *v = reading ? s->owner->prompt : s->tokens;
     // the last token of a prompt with a grammar may wait for the mask, which others must not
     int32_t n = reading ? s->owner->n_prompt - (s->owner->grammar != NULL) : s->n;
@@ -649,11 +649,11 @@ static int32_t slot_overlap(const struct slot *s, const struct request *r) {
 }
 
 /* The slot with the longest overlap (a free one wins ties), or -1. */
-static int32_t slot_best(const struct engine *e, const struct request *r, int32_t *overlap) {
+static int32_t prefix_cache_lookup(const struct engine *e, const struct engine_request *r, int32_t *overlap) {
     int32_t best = -1;
     *overlap = 0;
     for (int32_t i = 0; i < e->n_slots; i++) {
-        int32_t n = slot_overlap(&e->slots[i], r);
+        int32_t n = prefix_cache_match(&e->slots[i], r);
         if (n > *overlap ||
             (n > 0 && n == *overlap && e->slots[best].owner && !e->slots[i].owner)) {
             best = i;
@@ -663,10 +663,10 @@ static int32_t slot_best(const struct engine *e, const struct request *r, int32_
     return best;
 }
 
-int32_t slot_oldest(const struct engine *e, bool filled) {
+int32_t slot_find_lru(const struct engine *e, bool filled) {
     int32_t best = -1;
     for (int32_t i = 0; i < e->n_slots; i++) {
-        const struct slot *s = &e->slots[i];
+        const struct engine_slot *s = &e->slots[i];
         if (s->owner || (filled && s->n == 0)) continue;
         if (best < 0 ||
             (s->n == 0 ? 0 : s->used) < (e->slots[best].n == 0 ? 0 : e->slots[best].used))
@@ -675,25 +675,25 @@ int32_t slot_oldest(const struct engine *e, bool filled) {
     return best;
 }
 
-static void prefix_share(struct engine *e, int32_t from, int32_t to, int32_t n) {
-    struct slot *a = &e->slots[from], *b = &e->slots[to];
-    kv_share(forward_kv(e->f), from, to, n);
+static void prefix_cache_share(struct engine *e, int32_t from, int32_t to, int32_t n) {
+    struct engine_slot *a = &e->slots[from], *b = &e->slots[to];
+    kv_cache_share_prefix(forward_kv_cache(e->f), from, to, n);
     memcpy(b->tokens, a->tokens, (size_t)n * sizeof *a->tokens);
     b->n = n;
 }
 
-static void request_admit(struct engine *e, struct request *r) {
+static void request_admit(struct engine *e, struct engine_request *r) {
     struct request_state *s = r->state;
-    int32_t overlap, best = slot_best(e, r, &overlap);
+    int32_t overlap, best = prefix_cache_lookup(e, r, &overlap);
     bool take_over = best >= 0 && !e->slots[best].owner;
-    s->slot = take_over ? best : slot_oldest(e, false);
-    struct slot *slot = &e->slots[s->slot];
+    s->slot = take_over ? best : slot_find_lru(e, false);
+    struct engine_slot *slot = &e->slots[s->slot];
     slot->n = take_over ? overlap : 0;
-    kv_trim(forward_kv(e->f), s->slot, slot->n);
+    kv_cache_truncate(forward_kv_cache(e->f), s->slot, slot->n);
     e->promised += s->pages;
     if (best >= 0 && !take_over) {
         if (e->slots[best].n >= overlap) {
-            prefix_share(e, best, s->slot, overlap);
+            prefix_cache_share(e, best, s->slot, overlap);
         } else {
             s->leader = e->slots[best].owner;
             s->share = overlap;
@@ -704,14 +704,14 @@ static void request_admit(struct engine *e, struct request *r) {
     s->kv = slot->n;
     r->n_cached = s->leader ? s->share : s->kv;
     s->end = r->n_prompt;
-    s->phase = PHASE_PROMPT;
+    s->phase = PHASE_PREFILL;
     e->active[e->n_active++] = r;
 }
 
-static void waiting_admit(struct engine *e) {
+static void admit_waiting(struct engine *e) {
     while (e->head && e->n_active < e->o.max_seqs &&
            e->promised + e->head->state->pages <= e->n_pages) {
-        struct request *r = e->head;
+        struct engine_request *r = e->head;
         e->head = r->state->next;
         if (!e->head) e->tail = NULL;
         e->n_waiting--;
@@ -721,17 +721,17 @@ static void waiting_admit(struct engine *e) {
 
 /* Followers share as soon as their leader has read what they share: before it may finish and lose
  * its slot. */
-static void leaders_follow(struct engine *e) {
+static void prefix_sources_resolve(struct engine *e) {
     for (int32_t i = 0; i < e->n_active; i++) {
         struct request_state *s = e->active[i]->state;
         if (!s->leader || s->leader->state->kv < s->share) continue;
-        prefix_share(e, s->leader->state->slot, s->slot, s->share);
+        prefix_cache_share(e, s->leader->state->slot, s->slot, s->share);
         s->kv = s->share;
         s->leader = NULL;
     }
 }
 
-static int32_t token_at(const struct request *r, int32_t pos) {
+static int32_t token_at(const struct engine_request *r, int32_t pos) {
     const struct request_state *s = r->state;
     if (pos < r->n_prompt) return r->prompt[pos];
     pos -= r->n_prompt;
@@ -741,21 +741,21 @@ static int32_t token_at(const struct request *r, int32_t pos) {
     return s->sorted[s->choice].v[pos - r->suffix.n];
 }
 
-static bool generates(const struct request *r) {
+static bool generates(const struct engine_request *r) {
     return r->max_tokens > 0 && !r->state->silent;
 }
 
 /* Does the row that completes the phase need logits? */
-static bool wants_logits(const struct request *r) {
-    if (r->state->phase != PHASE_PROMPT) return true;
+static bool wants_logits(const struct engine_request *r) {
+    if (r->state->phase != PHASE_PREFILL) return true;
     return generates(r) || (r->n_choices > 0 && r->suffix.n == 0);
 }
 
 /* Gives `r` up to `budget` rows; rows that need logits are limited by the room for logits too. */
-static void feed_add(struct engine *e, struct request *r, int32_t budget) {
+static void chunk_schedule(struct engine *e, struct engine_request *r, int32_t budget) {
     struct request_state *s = r->state;
     int32_t n = MIN(s->end - s->kv, budget), room = e->max_out - e->n_out, n_out = 0;
-    if (s->phase == PHASE_CHOICES || (s->phase == PHASE_PROMPT && r->prompt_logprobs)) {
+    if (s->phase == PHASE_CHOICES || (s->phase == PHASE_PREFILL && r->prompt_logprobs)) {
         n = n_out = MIN(n, room);
     } else if (n == s->end - s->kv && wants_logits(r)) {
         if (room > 0)
@@ -764,75 +764,75 @@ static void feed_add(struct engine *e, struct request *r, int32_t budget) {
             n--;
     }
     if (n <= 0) return;
-    e->feeds[e->n_feeds++] = (struct feed){.r = r, .n_rows = n, .n_out = n_out, .next = -1};
+    e->feeds[e->n_feeds++] = (struct scheduled_chunk){.r = r, .n_rows = n, .n_out = n_out, .next = -1};
     e->n_rows += n;
     e->n_out += n_out;
 }
 
 /* Rows of a prompt that may be run: the last one draws a token, for which the mask must be there.
  */
-static int32_t rows_ready(const struct engine *e, const struct request *r) {
+static int32_t rows_ready(const struct engine *e, const struct engine_request *r) {
     const struct request_state *s = r->state;
     int32_t room = e->o.max_rows - e->n_rows;
     return s->masking ? MIN(room, s->end - s->kv - 1) : room;
 }
 
 /* No rows: every request waits for its mask. */
-static void step_plan(struct engine *e) {
+static void step_schedule(struct engine *e) {
     bool masking = false;
     e->n_feeds = e->n_rows = e->n_out = 0;
     for (int32_t i = 0; i < e->n_active && e->n_rows < e->o.max_rows; i++) {
         const struct request_state *s = e->active[i]->state;
         masking |= s->masking;
-        if (s->phase == PHASE_GENERATE && !s->masking) feed_add(e, e->active[i], 1);
+        if (s->phase == PHASE_DECODE && !s->masking) chunk_schedule(e, e->active[i], 1);
     }
     for (int32_t i = 0; i < e->n_active && e->n_rows < e->o.max_rows; i++) {
         const struct request_state *s = e->active[i]->state;
-        if (s->phase != PHASE_GENERATE && !s->leader)
-            feed_add(e, e->active[i], rows_ready(e, e->active[i]));
+        if (s->phase != PHASE_DECODE && !s->leader)
+            chunk_schedule(e, e->active[i], rows_ready(e, e->active[i]));
     }
     CHECK(e->n_rows > 0 || masking);
 }
 
-static void feeds_group(struct engine *e) {
+static void chunks_group_by_adapter(struct engine *e) {
     e->n_groups = 0;
     for (int32_t i = 0; i < e->n_feeds; i++) {
         const struct request_state *s = e->feeds[i].r->state;
         int32_t g = 0;
         while (g < e->n_groups && strcmp(e->groups[g].state->key, s->key) != 0) g++;
         if (g == e->n_groups)
-            e->groups[e->n_groups++] = (struct group){.state = s, .first = i, .last = i};
+            e->groups[e->n_groups++] = (struct adapter_group){.state = s, .first = i, .last = i};
         else
             e->feeds[e->groups[g].last].next = i;
         e->groups[g].last = i;
     }
 }
 
-static enum out_kind out_kind(const struct request *r, int32_t pos) {
-    if (r->state->phase == PHASE_PROMPT && pos + 1 < r->n_prompt) return OUT_PROMPT;
-    return r->state->phase <= PHASE_GENERATE && generates(r) ? OUT_DRAW : OUT_SCORE;
+static enum logits_use logits_use_of(const struct engine_request *r, int32_t pos) {
+    if (r->state->phase == PHASE_PREFILL && pos + 1 < r->n_prompt) return LOGITS_PROMPT_LOGPROB;
+    return r->state->phase <= PHASE_DECODE && generates(r) ? LOGITS_SAMPLE : LOGITS_NORMALIZE;
 }
 
-static void feed_rows(struct engine *e, struct feed *d) {
-    struct request *r = d->r;
+static void chunk_rows(struct engine *e, struct scheduled_chunk *d) {
+    struct engine_request *r = d->r;
     const struct request_state *s = r->state;
     d->out = e->n_out;
     for (int32_t i = 0; i < d->n_rows; i++) {
         int32_t pos = s->kv + i;
         if (i >= d->n_rows - d->n_out) {
-            e->outs[e->n_out] = (struct out){.r = r, .kind = out_kind(r, pos), .pos = pos};
+            e->outs[e->n_out] = (struct logits_row){.r = r, .kind = logits_use_of(r, pos), .pos = pos};
             e->out_rows[e->n_out++] = e->n_rows;
         }
-        e->rows[e->n_rows++] = (struct row){.token = token_at(r, pos), .pos = pos, .slot = s->slot};
+        e->rows[e->n_rows++] = (struct batch_row){.token = token_at(r, pos), .pos = pos, .slot = s->slot};
     }
 }
 
-bool slot_reserve(struct engine *e, int32_t slot, int32_t from, int32_t to) {
-    struct kv *kv = forward_kv(e->f);
-    while (!kv_reserve(kv, slot, from, to)) {
-        int32_t oldest = slot_oldest(e, true);
+bool slot_reserve_pages(struct engine *e, int32_t slot, int32_t from, int32_t to) {
+    struct kv_cache *kv = forward_kv_cache(e->f);
+    while (!kv_cache_reserve(kv, slot, from, to)) {
+        int32_t oldest = slot_find_lru(e, true);
         if (oldest < 0) return false;
-        kv_trim(kv, oldest, 0);
+        kv_cache_truncate(kv, oldest, 0);
         e->slots[oldest].n = 0;
     }
     return true;
@@ -843,16 +843,16 @@ static void step_run(struct engine *e) {
     int32_t adapters = 0;
     for (int32_t i = 0; i < e->n_feeds; i++) {
         const struct request_state *s = e->feeds[i].r->state; // its pages were promised to it
-        CHECK(slot_reserve(e, s->slot, s->kv, s->kv + e->feeds[i].n_rows));
+        CHECK(slot_reserve_pages(e, s->slot, s->kv, s->kv + e->feeds[i].n_rows));
     }
-    feeds_group(e);
+    chunks_group_by_adapter(e);
     e->n_rows = e->n_out = 0;
     for (int32_t g = 0; g < e->n_groups; g++) {
         const struct request_state *s = e->groups[g].state;
         int32_t begin = e->n_rows;
         for (int32_t i = e->groups[g].first; i >= 0; i = e->feeds[i].next)
-            feed_rows(e, &e->feeds[i]);
-        e->segs[g] = (struct segment){.begin = begin,
+            chunk_rows(e, &e->feeds[i]);
+        e->segs[g] = (struct lora_segment){.begin = begin,
                                       .end = e->n_rows,
                                       .parts = s->parts,
                                       .n_parts = s->n_parts,
@@ -866,34 +866,34 @@ static void step_run(struct engine *e) {
 }
 
 /* The tokens that could have stood at position `at`, most probable first. */
-static void out_top(const struct out *o, const float *logits, int32_t vocab, float lse,
+static void out_top(const struct logits_row *o, const float *logits, int32_t vocab, float lse,
                     int32_t *ids, float *logprobs, int32_t at, float *scratch) {
     int64_t n = o->r->n_top;
-    if (n > 0) sample_top(logits, vocab, lse, (int32_t)n, ids + at * n, logprobs + at * n, scratch);
+    if (n > 0) sample_top_logprobs(logits, vocab, lse, (int32_t)n, ids + at * n, logprobs + at * n, scratch);
 }
 
 /* A token is drawn from the logits as they are; the row is then scaled for what is reported. */
-static void out_read(const struct engine *e, struct out *o, float *logits, float *scratch) {
-    struct request *r = o->r;
+static void logits_row_process(const struct engine *e, struct logits_row *o, float *logits, float *scratch) {
+    struct engine_request *r = o->r;
     bool tempered = r->logprob_temperature > 0.0f;
     float lse = 0;
-    if (o->kind == OUT_DRAW) {
-        struct history h = {{r->prompt, r->n_prompt}, {r->out, r->n_out}, r->state->allowed};
+    if (o->kind == LOGITS_SAMPLE) {
+        struct sampling_context h = {{r->prompt, r->n_prompt}, {r->out, r->n_out}, r->state->allowed};
         o->token = sample_token(logits, e->vocab, &r->sampling, &h, r->n_out, &o->logprob, scratch);
     }
     if (tempered) e->kern->scale(logits, 1.0f / r->logprob_temperature, e->vocab);
-    if (tempered || o->kind != OUT_DRAW || r->n_top > 0)
-        lse = log_sum_exp(logits, e->vocab, scratch);
+    if (tempered || o->kind != LOGITS_SAMPLE || r->n_top > 0)
+        lse = logits_logsumexp(logits, e->vocab, scratch);
     switch (o->kind) {
-    case OUT_SCORE:
+    case LOGITS_NORMALIZE:
         o->logprob = lse;
         return;
-    case OUT_PROMPT:
+    case LOGITS_PROMPT_LOGPROB:
         r->prompt_logprob[o->pos + 1] = logits[r->prompt[o->pos + 1]] - lse;
         out_top(o, logits, e->vocab, lse, r->prompt_top_ids, r->prompt_top_logprob, o->pos + 1,
                 scratch);
         return;
-    case OUT_DRAW:
+    case LOGITS_SAMPLE:
         if (tempered) o->logprob = logits[o->token] - lse;
         out_top(o, logits, e->vocab, lse, r->top_ids, r->top_logprob, r->n_out, scratch);
         return;
@@ -904,13 +904,13 @@ static void outs_read(void *ctx, int64_t begin, int64_t end, int thread) {
     struct engine *e = ctx;
     float *scratch = e->scratch + (int64_t)thread * SAMPLE_SCRATCH * e->vocab;
     for (int64_t i = begin; i < end; i++)
-        out_read(e, &e->outs[i], e->logits + i * e->vocab, scratch);
+        logits_row_process(e, &e->outs[i], e->logits + i * e->vocab, scratch);
 }
 
 /* The context is followed by `depth` tokens of the current choice: adds the next token's
  * log-probability to every choice that goes through here. All of them stand from the current one
  * on. */
-static void node_score(const struct engine *e, struct request *r, int32_t out, int32_t depth) {
+static void choice_node_score(const struct engine *e, struct engine_request *r, int32_t out, int32_t depth) {
     const struct request_state *s = r->state;
     const float *logits = e->logits + (int64_t)out * e->vocab;
     for (int32_t i = s->choice; i < r->n_choices; i++) {
@@ -920,7 +920,7 @@ static void node_score(const struct engine *e, struct request *r, int32_t out, i
     }
 }
 
-static void choices_finish(const struct engine *e, struct request *r) {
+static void choices_finish(const struct engine *e, struct engine_request *r) {
     size_t n = (size_t)r->n_choices;
     memcpy(r->choice_prob, r->choice_logprob, n * sizeof(float));
     float sum = e->kern->softmax(r->choice_prob, r->n_choices);
@@ -934,7 +934,7 @@ static void choices_finish(const struct engine *e, struct request *r) {
 
 /* Goes to the next choice that has something to read. A choice's last token never is: nothing
  * follows it. */
-static void choices_next(const struct engine *e, struct request *r) {
+static void choices_next(const struct engine *e, struct engine_request *r) {
     struct request_state *s = r->state;
     while (++s->choice < r->n_choices) {
         const struct sorted_choice *c = &s->sorted[s->choice];
@@ -947,18 +947,18 @@ static void choices_next(const struct engine *e, struct request *r) {
 }
 
 /* `out` is the logits after the whole context. */
-static void choices_begin(const struct engine *e, struct request *r, int32_t out) {
+static void choices_begin(const struct engine *e, struct engine_request *r, int32_t out) {
     struct request_state *s = r->state;
     s->phase = PHASE_CHOICES;
     s->context = s->end;
     s->choice = 0;
-    node_score(e, r, out, 0);
+    choice_node_score(e, r, out, 0);
     s->choice = -1;
     choices_next(e, r);
 }
 
 /* After the prompt without generation, or after the last generated token. */
-static void generation_end(struct request *r, enum finish why) {
+static void generation_end(struct engine_request *r, enum finish_reason why) {
     struct request_state *s = r->state;
     r->finish = why;
     if (r->n_choices == 0) {
@@ -971,14 +971,14 @@ static void generation_end(struct request *r, enum finish why) {
     s->kv = MIN(s->kv, s->end - 1);
 }
 
-static bool is_stop(const struct request *r, int32_t token) {
+static bool is_stop(const struct engine_request *r, int32_t token) {
     for (int32_t i = 0; i < r->n_stop; i++)
         if (r->stop[i] == token) return true;
     return false;
 }
 
 /* Do the last tokens repeat one cycle? */
-static bool loop_found(struct request *r) {
+static bool loop_found(struct engine_request *r) {
     int32_t *cycle = r->state->cycle, last = r->n_out - 1;
     bool found = false;
     if (r->loop_tokens == 0) return false;
@@ -991,10 +991,10 @@ static bool loop_found(struct request *r) {
 }
 
 /* Appends the last token's bytes; cuts the text where a stop text begins. */
-static bool stop_text_found(const struct engine *e, struct request *r) {
+static bool stop_text_found(const struct engine *e, struct engine_request *r) {
     if (r->n_stop_texts == 0) return false;
     size_t before = r->text.len, first = SIZE_MAX;
-    tok_decode(e->m->tok, r->out[r->n_out - 1], false, &r->text);
+    tokenizer_decode_token(e->m->tok, r->out[r->n_out - 1], false, &r->text);
     for (int32_t i = 0; i < r->n_stop_texts; i++) {
         size_t n = strlen(r->stop_texts[i]), from = before >= n ? before - n + 1 : 0;
         if (from >= r->text.len) continue;
@@ -1006,7 +1006,7 @@ static bool stop_text_found(const struct engine *e, struct request *r) {
     return true;
 }
 
-static void token_take(struct engine *e, struct request *r, const struct out *o) {
+static void token_take(struct engine *e, struct engine_request *r, const struct logits_row *o) {
     struct request_state *s = r->state;
     r->n_generated++;
     e->stats.generated++;
@@ -1016,7 +1016,7 @@ static void token_take(struct engine *e, struct request *r, const struct out *o)
     }
     r->out_logprob[r->n_out] = o->logprob;
     r->out[r->n_out++] = o->token;
-    s->phase = PHASE_GENERATE;
+    s->phase = PHASE_DECODE;
     s->end = r->n_prompt + r->n_out;
     s->loops = loop_found(r);
     if (stop_text_found(e, r)) {
@@ -1032,7 +1032,7 @@ static void token_take(struct engine *e, struct request *r, const struct out *o)
 }
 
 /* The mask is there: goes on with it, unless no text of the grammar does. */
-static void mask_take_up(const struct engine *e, struct request *r) {
+static void mask_take_up(const struct engine *e, struct engine_request *r) {
     struct request_state *s = r->state;
     int32_t any = 0;
     bool final = grammar_is_final(&s->reply);
@@ -1052,7 +1052,7 @@ static void mask_take_up(const struct engine *e, struct request *r) {
 }
 
 /* Works at the request's mask for as long as there are units. True: it is made. */
-static bool mask_work(struct engine *e, struct request *r, int64_t *units) {
+static bool mask_advance(struct engine *e, struct engine_request *r, int64_t *units) {
     struct request_state *s = r->state;
     int32_t left = r->max_tokens - r->n_out;
     if (!s->reply.machine) s->reply = grammar_state_new(grammar_machine_of(e, r->grammar, units));
@@ -1067,15 +1067,15 @@ static bool mask_work(struct engine *e, struct request *r, int64_t *units) {
  * delays the requests that are held to it and no others. What a mask is does not depend on when it
  * is made.
  */
-static void masks_work(struct engine *e) {
+static void masks_advance(struct engine *e) {
     for (int32_t waiting = 1; waiting > 0 && e->mask_units > 0;) {
         int32_t first = e->mask_turn, i = 0;
         waiting = 0;
         for (; i < e->n_active && e->mask_units > 0; i++) {
-            struct request *r = e->active[(first + i) % e->n_active];
+            struct engine_request *r = e->active[(first + i) % e->n_active];
             int64_t units = MASK_QUANTUM;
             if (r->done || !r->state->masking) continue;
-            waiting += !mask_work(e, r, &units);
+            waiting += !mask_advance(e, r, &units);
             e->mask_units -= MASK_QUANTUM - units;
         }
         e->mask_turn = e->n_active ? (first + i) % e->n_active : 0;
@@ -1083,11 +1083,11 @@ static void masks_work(struct engine *e) {
 }
 
 /* The phase's last row has been run. */
-static void phase_end(struct engine *e, struct request *r, const struct feed *d) {
+static void phase_end(struct engine *e, struct engine_request *r, const struct scheduled_chunk *d) {
     struct request_state *s = r->state;
     int32_t last = d->out + d->n_out - 1;
     switch (s->phase) {
-    case PHASE_PROMPT:
+    case PHASE_PREFILL:
         r->n_prefilled += r->n_prompt;
         if (generates(r))
             token_take(e, r, &e->outs[last]);
@@ -1096,7 +1096,7 @@ static void phase_end(struct engine *e, struct request *r, const struct feed *d)
         else
             generation_end(r, r->state->silent ? FINISH_STOP : FINISH_LENGTH);
         break;
-    case PHASE_GENERATE:
+    case PHASE_DECODE:
         token_take(e, r, &e->outs[last]);
         break;
     case PHASE_SUFFIX:
@@ -1110,23 +1110,23 @@ static void phase_end(struct engine *e, struct request *r, const struct feed *d)
 }
 
 /* The rows of this step are in the cache. */
-static void feed_store(struct engine *e, const struct feed *d) {
-    struct request *r = d->r;
+static void chunk_commit(struct engine *e, const struct scheduled_chunk *d) {
+    struct engine_request *r = d->r;
     struct request_state *s = r->state;
-    struct slot *slot = &e->slots[s->slot];
+    struct engine_slot *slot = &e->slots[s->slot];
     for (int32_t i = 0; i < d->n_rows; i++) slot->tokens[s->kv + i] = token_at(r, s->kv + i);
     if (s->phase == PHASE_CHOICES) {
         for (int32_t i = 0; i < d->n_out; i++)
-            node_score(e, r, d->out + i, s->kv + i - s->context + 1);
+            choice_node_score(e, r, d->out + i, s->kv + i - s->context + 1);
         r->n_prefilled += d->n_rows;
     }
-    if (s->phase != PHASE_GENERATE) e->stats.prefilled += (uint64_t)d->n_rows;
+    if (s->phase != PHASE_DECODE) e->stats.prefilled += (uint64_t)d->n_rows;
     s->kv += d->n_rows;
     slot->n = s->kv;
     slot->used = e->stats.steps;
 }
 
-static void request_finish(struct engine *e, struct request *r) {
+static void request_finish(struct engine *e, struct engine_request *r) {
     e->slots[r->state->slot].owner = NULL;
     e->promised -= r->state->pages;
     e->stats.finished++;
@@ -1146,17 +1146,17 @@ static void active_sweep(struct engine *e) {
 }
 
 /* Whoever was to share what `r` is reading reads it alone. */
-static void followers_release(const struct engine *e, const struct request *r) {
+static void prefix_waiters_release(const struct engine *e, const struct engine_request *r) {
     for (int32_t i = 0; i < e->n_active; i++) {
-        struct request *other = e->active[i];
+        struct engine_request *other = e->active[i];
         if (other->state->leader != r) continue;
         other->state->leader = NULL;
         other->n_cached = other->state->kv;
     }
 }
 
-static void waiting_remove(struct engine *e, struct request *r) {
-    struct request **at = &e->head, *before = NULL;
+static void waiting_remove(struct engine *e, struct engine_request *r) {
+    struct engine_request **at = &e->head, *before = NULL;
     while (*at != r) {
         before = *at;
         at = &before->state->next;
@@ -1166,13 +1166,13 @@ static void waiting_remove(struct engine *e, struct request *r) {
     e->n_waiting--;
 }
 
-void engine_cancel(struct engine *e, struct request *r) {
+void engine_cancel(struct engine *e, struct engine_request *r) {
     if (r->done) return;
     r->done = true;
     r->finish = FINISH_NONE;
     for (int32_t i = 0; i < e->n_active; i++)
         if (e->active[i] == r) {
-            followers_release(e, r);
+            prefix_waiters_release(e, r);
             active_sweep(e);
             return;
         }
@@ -1188,32 +1188,32 @@ static int step_end(struct engine *e) {
 }
 
 int engine_step(struct engine *e) {
-    waiting_admit(e);
+    admit_waiting(e);
     if (e->n_active == 0) return 0;
     e->mask_units = MASK_UNITS;
-    masks_work(e);
-    step_plan(e);
+    masks_advance(e);
+    step_schedule(e);
     if (e->n_rows == 0) return step_end(e);
     step_run(e);
     pool_run(e->n_out > 1 ? e->o.pool : NULL, outs_read, e, e->n_out, 1);
-    for (int32_t i = 0; i < e->n_feeds; i++) feed_store(e, &e->feeds[i]);
-    leaders_follow(e);
+    for (int32_t i = 0; i < e->n_feeds; i++) chunk_commit(e, &e->feeds[i]);
+    prefix_sources_resolve(e);
     for (int32_t i = 0; i < e->n_feeds; i++) {
-        struct request *r = e->feeds[i].r;
+        struct engine_request *r = e->feeds[i].r;
         if (r->state->kv == r->state->end) phase_end(e, r, &e->feeds[i]);
     }
-    masks_work(e);
+    masks_advance(e);
     return step_end(e);
 }
 
-int engine_run(struct engine *e, struct request *reqs, int n, struct progress *p,
+int engine_run(struct engine *e, struct engine_request *reqs, int n, struct progress *p,
                struct error *err) {
     for (int i = 0; i < n; i++)
         if (engine_check(e, &reqs[i], err) != OK) return error_wrap(err, "request %d", i);
     for (int i = 0; i < n; i++) {
         CHECK(!reqs[i].state && !reqs[i].out && !reqs[i].choice_logprob);
         if (results_alloc(&reqs[i], err) == OK) continue;
-        for (; i >= 0; i--) request_release(&reqs[i]);
+        for (; i >= 0; i--) engine_request_release(&reqs[i]);
         return err->code;
     }
     for (int i = 0; i < n; i++) request_enqueue(e, &reqs[i]);

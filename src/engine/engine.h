@@ -14,7 +14,7 @@
 #include "adapter/adapter.h"
 #include "grammar/grammar.h"
 
-struct token_bias {
+struct logit_bias {
     int32_t token;
     float bias;
 };
@@ -23,7 +23,7 @@ struct token_bias {
  * min-p, each on what the one before it left, renormalised. Temperature 0 is greedy: the lowest id
  * of the largest logit.
  */
-struct sampling {
+struct sampling_params {
     float temperature; /* 0: greedy (lowest id wins ties) */
     int32_t top_k;     /* 0: off */
     float top_p;       /* 1: off; must be set when temperature > 0 */
@@ -38,21 +38,21 @@ struct sampling {
     /* All three look at the last so many tokens of prompt and output as one text, as llama.cpp's
      * do; 0: as said above. */
     int32_t penalty_last_n;
-    const struct token_bias *bias; /* added to logits */
+    const struct logit_bias *bias; /* added to logits */
     int32_t n_bias;
 };
 /* One term of a request's adapter mix: weight · adapter, or of a perturbation when adapter is NULL.
  */
-struct mix_term {
+struct weighted_adapter {
     struct adapter *adapter;
-    struct lora_noise noise;
+    struct lora_perturbation noise;
     float weight;
 };
 struct token_seq {
     const int32_t *v;
     int32_t n;
 };
-enum finish { FINISH_NONE, FINISH_STOP, FINISH_LENGTH, FINISH_CHOICE, FINISH_LOOP };
+enum finish_reason { FINISH_NONE, FINISH_STOP, FINISH_LENGTH, FINISH_CHOICE, FINISH_LOOP };
 
 /*
  * One call. Inputs are borrowed until it is done. Phases: (1) the prompt is read; (2) if max_tokens
@@ -62,13 +62,13 @@ enum finish { FINISH_NONE, FINISH_STOP, FINISH_LENGTH, FINISH_CHOICE, FINISH_LOO
  * over the choices, choice the most probable (lowest index wins ties). Without choices the suffix
  * is not used. Result fields are zero (or released) before a request is submitted.
  */
-struct request {
+struct engine_request {
     const int32_t *prompt;
     int32_t n_prompt;
     struct adapter *adapter;    /* NULL: the bare base, or the mix */
-    const struct mix_term *mix; /* exact sum of low-rank terms, nothing merged; or NULL */
+    const struct weighted_adapter *mix; /* exact sum of low-rank terms, nothing merged; or NULL */
     int32_t n_mix;              /* at most ENGINE_MIX_MAX */
-    struct sampling sampling;
+    struct sampling_params sampling;
     int32_t max_tokens;
     const int32_t *stop;
     int32_t n_stop;
@@ -89,7 +89,7 @@ struct request {
     int32_t n_choices;
     void *user; /* the caller's own */
 
-    /* results; arrays are the request's own: request_release frees them */
+    /* results; arrays are the request's own: engine_request_release frees them */
     int32_t *out;       /* [n_out] generated ids */
     float *out_logprob; /* [n_out] whatever sampling made of the logits */
     int32_t n_out;
@@ -101,7 +101,7 @@ struct request {
     struct buf text; /* with stop_texts: what was generated, cut before the stop */
     float *choice_logprob, *choice_prob; /* [n_choices] */
     int32_t choice;
-    enum finish finish;  /* FINISH_CHOICE whenever there are choices */
+    enum finish_reason finish;  /* FINISH_CHOICE whenever there are choices */
     int32_t n_prefilled; /* tokens read in: prompt, suffix, distinct prefixes of choices;
                             the same whatever was shared with other requests */
     int32_t n_generated; /* the stop token included */
@@ -110,10 +110,10 @@ struct request {
 
     struct request_state *state; /* the engine's */
 };
-void request_release(struct request *r);
+void engine_request_release(struct engine_request *r);
 /* Identity of a call: SHA-256 over model hash, adapter hash, numeric class and every input above.
  */
-void request_key(const struct request *r, const char *model_hash, enum numeric_class cls,
+void engine_request_key(const struct engine_request *r, const char *model_hash, enum numeric_class cls,
                  char out[HASH_LEN]);
 
 #define ENGINE_MIX_MAX 16
@@ -125,11 +125,11 @@ struct engine_options {
     int32_t max_cached;  /* finished sequences that stay for their prefixes; 0: as max_seqs */
     int32_t max_out;     /* rows with logits a step; 0: max_seqs, at least 16 */
     int32_t n_pages;     /* of the KV cache; 0: max_seqs whole sequences */
-    enum elem kv_elem;   /* of the KV cache; f32 unless asked */
-    enum elem lora_elem; /* adapters are held as; f32 unless asked */
+    enum dtype kv_elem;   /* of the KV cache; f32 unless asked */
+    enum dtype lora_elem; /* adapters are held as; f32 unless asked */
     struct pool *pool;
     /* Called once for each request when it is done, results in place, by the thread that steps. */
-    void (*finished)(void *ctx, const struct request *r);
+    void (*finished)(void *ctx, const struct engine_request *r);
     void *finished_ctx;
 };
 struct engine;
@@ -140,23 +140,23 @@ int32_t engine_max_seqs(const struct engine *e);
 /* Refuses (ERR_USAGE) a request that cannot fit: prompt + max_tokens + suffix + longest choice >
  * max_len, empty prompt, token out of range, an adapter of another shape. ERR_MEMORY: there is no
  * memory for its results. Nothing was submitted then. */
-int engine_submit(struct engine *e, struct request *r, struct error *err);
+int engine_submit(struct engine *e, struct engine_request *r, struct error *err);
 /* The same without submitting. Any thread, also while the engine runs. */
-int engine_check(const struct engine *e, const struct request *r, struct error *err);
+int engine_check(const struct engine *e, const struct engine_request *r, struct error *err);
 /* Makes what all grammars share, so that the first request with one need not wait for it in a step.
  * Any thread. */
 void engine_prepare_grammars(struct engine *e);
 /* Before the first request: bytes that what is worked out about the grammars in flight may take (0:
  * 512 MiB). Beyond it is forgotten; results stay the same. */
-void engine_grammar_memory(struct engine *e, size_t bytes);
+void engine_set_grammar_memory(struct engine *e, size_t bytes);
 /* Between steps: an unfinished request is done now, with FINISH_NONE and what it has so far. The
  * others do not notice. */
-void engine_cancel(struct engine *e, struct request *r);
+void engine_cancel(struct engine *e, struct engine_request *r);
 /* One step; returns the number of unfinished requests. Finished ones have `done` set. */
 int engine_step(struct engine *e);
 /* Submits all (waiting ones queue) and steps until done. `p` (may be NULL) is updated with finished
  * requests. */
-int engine_run(struct engine *e, struct request *reqs, int n, struct progress *p,
+int engine_run(struct engine *e, struct engine_request *reqs, int n, struct progress *p,
                struct error *err);
 struct engine_stats {
     uint64_t steps, rows, weight_passes, prefilled /* rows really run */, generated, finished;
@@ -186,7 +186,7 @@ int engine_session_load(struct engine *e, const char *model_hash, const char *pa
                         int32_t *n_tokens, struct error *err);
 
 /* What a draw depends on beside the logits: penalties look at it. */
-struct history {
+struct sampling_context {
     struct token_seq prompt, out;
     const uint32_t *allowed; /* [(V + 31) / 32] bits of the tokens that may be drawn; NULL: all */
 };
@@ -194,10 +194,10 @@ struct history {
  * and its log-probability under the softmax of the logits as they are. `history` may be NULL
  * without penalties. */
 #define SAMPLE_SCRATCH 3
-int32_t sample_token(const float *logits, int32_t n, const struct sampling *s,
-                     const struct history *history, int32_t index, float *logprob, float *scratch);
+int32_t sample_token(const float *logits, int32_t n, const struct sampling_params *s,
+                     const struct sampling_context *history, int32_t index, float *logprob, float *scratch);
 /* The k most probable tokens and their log-probabilities; `lse` is log Σ exp(logits). */
-void sample_top(const float *logits, int32_t n, float lse, int32_t k, int32_t *ids, float *logprobs,
+void sample_top_logprobs(const float *logits, int32_t n, float lse, int32_t k, int32_t *ids, float *logprobs,
                 float *scratch);
 
 #endif

@@ -1,7 +1,7 @@
 /*
  * What the engine's files share: its state, its slots, and the one normaliser that sampled,
  * generated and chosen tokens' log-probabilities are taken under. A token's log-probability is
- * logit - log_sum_exp, in float.
+ * logit - logits_logsumexp, in float.
  */
 #ifndef SHOAL_ENGINE_INTERNAL_H
 #define SHOAL_ENGINE_INTERNAL_H
@@ -11,10 +11,10 @@
 #include <pthread.h>
 
 /* max + log Σ exp(x - max), the sum by the kernel's rule. `scratch` [n]. */
-float log_sum_exp(const float *x, int32_t n, float *scratch);
+float logits_logsumexp(const float *x, int32_t n, float *scratch);
 
-struct slot {
-    struct request *owner; /* NULL: free, but its tokens may serve again */
+struct engine_slot {
+    struct engine_request *owner; /* NULL: free, but its tokens may serve again */
     char key[HASH_LEN];    /* of the request that filled it */
     int32_t *tokens;       /* [max_len] */
     int32_t n;             /* positions in the cache */
@@ -22,31 +22,31 @@ struct slot {
 };
 
 /* What one request contributes to a step. */
-struct feed {
-    struct request *r;
+struct scheduled_chunk {
+    struct engine_request *r;
     int32_t n_rows, out, n_out; /* outs [out, out + n_out) */
     int32_t next;               /* feed of the same adapter, or -1 */
 };
 
 /* Requests under the same adapters. */
-struct group {
+struct adapter_group {
     const struct request_state *state; /* of the first one */
     int32_t first, last;
 };
 
 /* One row of logits and what is read from it: the normaliser only, a drawn token, or how probable
  * the prompt's next token was. */
-enum out_kind { OUT_SCORE, OUT_DRAW, OUT_PROMPT };
-struct out {
-    struct request *r;
-    enum out_kind kind;
-    int32_t pos; /* OUT_PROMPT: of the row */
+enum logits_use { LOGITS_NORMALIZE, LOGITS_SAMPLE, LOGITS_PROMPT_LOGPROB };
+struct logits_row {
+    struct engine_request *r;
+    enum logits_use kind;
+    int32_t pos; /* LOGITS_PROMPT_LOGPROB: of the row */
     int32_t token;
     float logprob; /* of the token, or log Σ exp(logits) */
 };
 
 /* A grammar that requests in flight are held to, with all that has been worked out about it. */
-struct held_grammar {
+struct active_grammar {
     const struct grammar *grammar;
     struct grammar_machine *machine; /* NULL before the first mask */
     int32_t users;
@@ -60,25 +60,25 @@ struct engine {
     struct engine_stats stats;
     int32_t max_out, vocab, n_active, n_waiting, n_slots;
     int32_t n_pages, promised;   /* pages there are, and that active requests may need */
-    struct request *head, *tail; /* waiting */
+    struct engine_request *head, *tail; /* waiting */
     void *slab;
     pthread_mutex_t vocab_lock;          /* held while grammar_vocab is made */
     struct grammar_vocab *grammar_vocab; /* NULL before the first grammar */
-    struct held_grammar *grammars;       /* [n_grammars] */
+    struct active_grammar *grammars;       /* [n_grammars] */
     int32_t n_grammars;
     size_t machines_bytes; /* that their machines may hold together */
 
     float *logits;           /* [max_out, V] */
     float *scratch;          /* [threads, SAMPLE_SCRATCH, V] */
-    struct row *rows;        /* [max_rows] */
-    struct segment *segs;    /* [max_seqs] */
+    struct batch_row *rows;        /* [max_rows] */
+    struct lora_segment *segs;    /* [max_seqs] */
     int32_t *out_rows;       /* [max_rows] */
-    struct out *outs;        /* [max_out] */
-    struct slot *slots;      /* [n_slots] */
+    struct logits_row *outs;        /* [max_out] */
+    struct engine_slot *slots;      /* [n_slots] */
     int32_t *tokens;         /* [n_slots, max_len] */
-    struct request **active; /* [max_seqs] */
-    struct feed *feeds;      /* [max_seqs] */
-    struct group *groups;    /* [max_seqs] */
+    struct engine_request **active; /* [max_seqs] */
+    struct scheduled_chunk *feeds;      /* [max_seqs] */
+    struct adapter_group *groups;    /* [max_seqs] */
 
     /* the step in progress */
     int32_t n_feeds, n_groups, n_rows, n_out;
@@ -88,11 +88,11 @@ struct engine {
 
 /* The free slot whose content was used longest ago, empty ones first (`filled`: not at all), or -1.
  */
-int32_t slot_oldest(const struct engine *e, bool filled);
+int32_t slot_find_lru(const struct engine *e, bool filled);
 /* Makes positions [from, to) of a slot writable; finished sequences give their pages when there are
  * no others. False: there are none. */
-bool slot_reserve(struct engine *e, int32_t slot, int32_t from, int32_t to);
-int tokens_check(const char *what, const int32_t *v, int32_t n, int32_t vocab, struct error *err);
-int adapter_check(const struct adapter *a, const struct model_config *c, struct error *err);
+bool slot_reserve_pages(struct engine *e, int32_t slot, int32_t from, int32_t to);
+int engine_check_tokens(const char *what, const int32_t *v, int32_t n, int32_t vocab, struct error *err);
+int engine_check_adapter(const struct adapter *a, const struct model_config *c, struct error *err);
 
 #endif

@@ -28,15 +28,15 @@ static double mb(size_t bytes) {
 /* Of the whole engine, and of its KV cache alone. */
 static size_t engine_need(const struct model_config *c, const struct engine_options *o,
                           size_t *kv) {
-    struct kv_options ko = {.n_slots = o->max_seqs + o->max_cached,
+    struct kv_cache_options ko = {.n_slots = o->max_seqs + o->max_cached,
                             .slot_len = o->max_len,
                             .n_pages = o->n_pages,
                             .elem = o->kv_elem};
-    *kv = kv_bytes(c, &ko);
+    *kv = kv_cache_bytes(c, &ko);
     return engine_bytes(c, o);
 }
 
-static size_t plan_sum(const struct plan_input *in, struct plan *p) {
+static size_t plan_sum(const struct memory_plan_input *in, struct memory_plan *p) {
     size_t engine = engine_need(&in->model.config, &p->engine, &p->kv);
     p->activations = engine - p->kv;
     p->total = p->weights + p->tokenizer + p->adapters + p->requests + p->work + engine;
@@ -44,9 +44,9 @@ static size_t plan_sum(const struct plan_input *in, struct plan *p) {
 }
 
 /* With one sequence's pages only: halves what saves more, rows or sequences, until it fits. */
-static bool engine_shrink(const struct plan_input *in, struct plan *p) {
+static bool engine_shrink(const struct memory_plan_input *in, struct memory_plan *p) {
     while (plan_sum(in, p) > in->limit) {
-        struct plan rows = *p, seqs = *p;
+        struct memory_plan rows = *p, seqs = *p;
         rows.engine.max_rows = MAX(MIN(ROWS_MIN, p->engine.max_rows), p->engine.max_rows / 2);
         seqs.engine.max_seqs = seqs.engine.max_cached = MAX(1, p->engine.max_seqs / 2);
         size_t by_rows = plan_sum(in, &rows), by_seqs = plan_sum(in, &seqs);
@@ -57,9 +57,9 @@ static bool engine_shrink(const struct plan_input *in, struct plan *p) {
 }
 
 /* The most pages, between what one sequence needs and what is wanted, that fit. */
-static void pages_grow(const struct plan_input *in, struct plan *p) {
+static void pages_grow(const struct memory_plan_input *in, struct memory_plan *p) {
     int32_t lo = p->engine.n_pages;
-    int32_t hi = (int32_t)MIN((int64_t)p->engine.max_seqs * kv_pages_for(p->engine.max_len),
+    int32_t hi = (int32_t)MIN((int64_t)p->engine.max_seqs * kv_cache_pages_for(p->engine.max_len),
                               (int64_t)INT32_MAX - 1);
     hi = MIN(hi, MAX(p->pages_wanted, lo));
     while (lo < hi) {
@@ -73,7 +73,7 @@ static void pages_grow(const struct plan_input *in, struct plan *p) {
     plan_sum(in, p);
 }
 
-static int plan_refuse(const struct plan *p, struct error *err) {
+static int plan_refuse(const struct memory_plan *p, struct error *err) {
     return error_set(
         err, ERR_MEMORY,
         "a limit of '%.1f MB' is too small: one sequence of %d tokens needs %.1f MB (weights %.1f, "
@@ -86,8 +86,8 @@ static int plan_refuse(const struct plan *p, struct error *err) {
         mb(p->total) + 1);
 }
 
-int plan_make(const struct plan_input *in, struct plan *out, struct error *err) {
-    struct plan p = {.weights = in->model.weights + in->model.passing,
+int memory_plan_make(const struct memory_plan_input *in, struct memory_plan *out, struct error *err) {
+    struct memory_plan p = {.weights = in->model.weights + in->model.passing,
                      .tokenizer = in->model.words * TOKENIZER_FACTOR,
                      .adapters = in->adapters.held + in->adapters.passing,
                      .requests = in->requests,
@@ -96,7 +96,7 @@ int plan_make(const struct plan_input *in, struct plan *out, struct error *err) 
                      .engine = in->want};
     CHECK(p.engine.max_rows > 0 && p.engine.max_seqs > 0 && p.engine.max_len > 0);
     if (p.engine.max_cached == 0) p.engine.max_cached = p.engine.max_seqs;
-    int32_t least = kv_pages_for(p.engine.max_len);
+    int32_t least = kv_cache_pages_for(p.engine.max_len);
     p.pages_wanted = p.engine.n_pages;
     if (p.pages_wanted == 0)
         p.pages_wanted = (int32_t)MIN((int64_t)p.engine.max_seqs * least, (int64_t)INT32_MAX - 1);
@@ -110,15 +110,15 @@ int plan_make(const struct plan_input *in, struct plan *out, struct error *err) 
     return rc;
 }
 
-void plan_text(const struct plan *p, struct buf *out) {
-    static const char *const elems[N_ELEM] = {"f32", "bf16", "f16", "i8"};
+void memory_plan_text(const struct memory_plan *p, struct buf *out) {
+    static const char *const elems[N_DTYPE] = {"f32", "bf16", "f16", "i8"};
     const struct engine_options *e = &p->engine;
     buf_printf(out, "memory plan, MB\n");
     buf_printf(out, "  weights      %9.1f\n", mb(p->weights));
     buf_printf(out, "  tokenizer    %9.1f  at most\n", mb(p->tokenizer));
     buf_printf(out, "  adapters     %9.1f\n", mb(p->adapters));
     buf_printf(out, "  KV cache     %9.1f  %d pages of %d positions in %s, %d wanted\n", mb(p->kv),
-               e->n_pages, KV_PAGE, elems[e->kv_elem], p->pages_wanted);
+               e->n_pages, KV_PAGE_SIZE, elems[e->kv_elem], p->pages_wanted);
     buf_printf(out, "  activations  %9.1f  %d rows a step, %d sequences of at most %d tokens\n",
                mb(p->activations), e->max_rows, e->max_seqs, e->max_len);
     if (p->requests)
@@ -129,7 +129,7 @@ void plan_text(const struct plan *p, struct buf *out) {
     if (p->limit) buf_printf(out, "  of %.1f", mb(p->limit));
 }
 
-json_t *plan_json(const struct plan *p) {
+json_t *memory_plan_json(const struct memory_plan *p) {
     return json_pack("{s:I,s:I,s:I,s:I,s:I,s:I,s:I,s:I,s:I,s:i,s:i,s:i,s:i,s:i}", "weights",
                      (json_int_t)p->weights, "tokenizer", (json_int_t)p->tokenizer, "adapters",
                      (json_int_t)p->adapters, "kv", (json_int_t)p->kv, "activations",
@@ -144,11 +144,11 @@ json_t *plan_json(const struct plan *p) {
 static int numbers_count(const char *path, size_t *numbers, size_t *bytes, struct error *err) {
     size_t n = strlen(path);
     if (n < 12 || strcmp(path + n - 12, ".safetensors") != 0) {
-        struct mapping map;
-        if (map_open(&map, path, err) != OK) return err->code;
+        struct file_map map;
+        if (file_map_open(&map, path, err) != OK) return err->code;
         *bytes = map.size;
         *numbers = map.size / 2;
-        map_close(&map);
+        file_map_close(&map);
         return OK;
     }
     struct safetensors st;
@@ -160,9 +160,9 @@ static int numbers_count(const char *path, size_t *numbers, size_t *bytes, struc
     return OK;
 }
 
-int adapter_measure(const char *path, enum elem elem, struct adapter_size *sum, struct error *err) {
+int adapter_measure(const char *path, enum dtype elem, struct adapter_size *sum, struct error *err) {
     if (hub_is_name(path)) {
-        char *pulled = hub_find(path, err);
+        char *pulled = hub_cached_path(path, err);
         int rc = pulled ? adapter_measure(pulled, elem, sum, err) : err->code;
         free(pulled);
         return rc;
@@ -172,7 +172,7 @@ int adapter_measure(const char *path, enum elem elem, struct adapter_size *sum, 
     int rc = numbers_count(file, &numbers, &bytes, err);
     free(file);
     if (rc != OK) return rc;
-    sum->held += numbers * (sizeof(float) + elem_size(elem));
+    sum->held += numbers * (sizeof(float) + dtype_size(elem));
     // the file, and its numbers in f32 on the way
     sum->passing = MAX(sum->passing, bytes + numbers * sizeof(float));
     return OK;

@@ -15,9 +15,9 @@ struct adapter_size {
     size_t held, passing;
 };
 /* Adds one to the sum: `held` adds up, `passing` is the largest. */
-int adapter_measure(const char *path, enum elem elem, struct adapter_size *sum, struct error *err);
+int adapter_measure(const char *path, enum dtype elem, struct adapter_size *sum, struct error *err);
 
-struct plan_input {
+struct memory_plan_input {
     struct model_size model;
     struct adapter_size adapters; /* of all */
     size_t work;                  /* the caller's own: requests, answers, a session file */
@@ -28,16 +28,16 @@ struct plan_input {
 /* Bytes by purpose; `total` is their sum. What was chosen stands in `engine`: fewer pages than
  * wanted make requests wait, smaller max_seqs and max_rows make steps smaller; no result changes.
  */
-struct plan {
+struct memory_plan {
     size_t weights, tokenizer, adapters, kv, activations, requests, work, total, limit;
     int32_t pages_wanted;
     struct engine_options engine;
 };
 /* ERR_MEMORY, with the figures and what to change, when not even one sequence of max_len tokens
  * fits; `out` then is the smallest that there is. */
-int plan_make(const struct plan_input *in, struct plan *out, struct error *err);
+int memory_plan_make(const struct memory_plan_input *in, struct memory_plan *out, struct error *err);
 /* For people, several lines; and the same as JSON. */
-void plan_text(const struct plan *p, struct buf *out);
-json_t *plan_json(const struct plan *p);
+void memory_plan_text(const struct memory_plan *p, struct buf *out);
+json_t *memory_plan_json(const struct memory_plan *p);
 
 #endif

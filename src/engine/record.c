@@ -1,7 +1,7 @@
 /*
  * Calls as JSON, and the recorder.
  *
- * Invariant: request_parse(request_inputs(r)) gives a request of the same key, to the bit: floats
+ * Invariant: record_inputs_parse(record_inputs_json(r)) gives a request of the same key, to the bit: floats
  * are written as the doubles that they are, unsigned 64-bit seeds as the signed integer of the same
  * bits.
  *
@@ -13,38 +13,38 @@
 #include <stdlib.h>
 #include <string.h>
 
-const char *finish_name(enum finish f) {
+const char *finish_reason_name(enum finish_reason f) {
     static const char *const names[] = {"none", "stop", "length", "choice", "loop"};
     CHECK((size_t)f < ARRAY_LEN(names));
     return names[f];
 }
 
-const char *class_name(enum numeric_class cls) {
-    return cls == CLASS_EXACT ? "exact" : "fast";
+const char *numeric_class_name(enum numeric_class cls) {
+    return cls == NUMERIC_EXACT ? "exact" : "fast";
 }
 
-const char *elem_name(enum elem e) {
-    static const char *const names[N_ELEM] = {"f32", "bf16", "f16", "i8"};
+const char *dtype_name(enum dtype e) {
+    static const char *const names[N_DTYPE] = {"f32", "bf16", "f16", "i8"};
     return names[e];
 }
 
-void call_key(const struct request *r, const char *model_hash, enum numeric_class cls, enum elem kv,
-              enum elem lora, char out[HASH_LEN]) {
-    request_key(r, model_hash, cls, out);
-    if (kv == ELEM_F32 && lora == ELEM_F32) return;
+void record_key(const struct engine_request *r, const char *model_hash, enum numeric_class cls, enum dtype kv,
+              enum dtype lora, char out[HASH_LEN]) {
+    engine_request_key(r, model_hash, cls, out);
+    if (kv == DTYPE_F32 && lora == DTYPE_F32) return;
     char text[HASH_LEN + 32];
-    int n = snprintf(text, sizeof text, "%s kv %s lora %s", out, elem_name(kv), elem_name(lora));
-    hash_bytes(text, (size_t)n, out);
+    int n = snprintf(text, sizeof text, "%s kv %s lora %s", out, dtype_name(kv), dtype_name(lora));
+    sha256_bytes(text, (size_t)n, out);
 }
 
-json_t *real_json(float v) {
+json_t *json_from_float(float v) {
     if (isfinite(v)) return json_real((double)v);
     return json_string(isnan(v) ? "nan" : v > 0 ? "inf" : "-inf");
 }
 
 static json_t *reals_json(const float *v, int32_t n) {
     json_t *list = json_array();
-    for (int32_t i = 0; i < n; i++) json_array_append_new(list, real_json(v[i]));
+    for (int32_t i = 0; i < n; i++) json_array_append_new(list, json_from_float(v[i]));
     return list;
 }
 
@@ -58,7 +58,7 @@ static json_t *tokens_json(const int32_t *v, int32_t n) {
 static json_t *top_json(const int32_t *ids, const float *logprobs, int32_t at, int32_t n_top) {
     json_t *list = json_array();
     for (int64_t i = (int64_t)at * n_top; i < ((int64_t)at + 1) * n_top; i++)
-        json_array_append_new(list, json_pack("[i,o]", ids[i], real_json(logprobs[i])));
+        json_array_append_new(list, json_pack("[i,o]", ids[i], json_from_float(logprobs[i])));
     return list;
 }
 
@@ -69,21 +69,21 @@ static json_t *tops_json(const int32_t *ids, const float *logprobs, int32_t n, i
     return list;
 }
 
-static json_t *bias_json(const struct sampling *s) {
+static json_t *bias_json(const struct sampling_params *s) {
     json_t *list = json_array();
     for (int32_t i = 0; i < s->n_bias; i++)
         json_array_append_new(list,
-                              json_pack("[i,o]", s->bias[i].token, real_json(s->bias[i].bias)));
+                              json_pack("[i,o]", s->bias[i].token, json_from_float(s->bias[i].bias)));
     return list;
 }
 
-static json_t *sampling_json(const struct sampling *s) {
+static json_t *sampling_json(const struct sampling_params *s) {
     json_t *v = json_pack(
-        "{s:o,s:i,s:o,s:o,s:I,s:o,s:o,s:o,s:o,s:o}", "temperature", real_json(s->temperature),
-        "top_k", s->top_k, "top_p", real_json(s->top_p), "min_p", real_json(s->min_p), "seed",
-        (json_int_t)s->seed, "typical_p", real_json(s->typical_p), "repetition_penalty",
-        real_json(s->repetition_penalty), "presence_penalty", real_json(s->presence_penalty),
-        "frequency_penalty", real_json(s->frequency_penalty), "bias", bias_json(s));
+        "{s:o,s:i,s:o,s:o,s:I,s:o,s:o,s:o,s:o,s:o}", "temperature", json_from_float(s->temperature),
+        "top_k", s->top_k, "top_p", json_from_float(s->top_p), "min_p", json_from_float(s->min_p), "seed",
+        (json_int_t)s->seed, "typical_p", json_from_float(s->typical_p), "repetition_penalty",
+        json_from_float(s->repetition_penalty), "presence_penalty", json_from_float(s->presence_penalty),
+        "frequency_penalty", json_from_float(s->frequency_penalty), "bias", bias_json(s));
     if (s->penalty_last_n)
         json_object_set_new(v, "penalty_last_n", json_integer(s->penalty_last_n));
     return v;
@@ -103,7 +103,7 @@ static json_t *grammar_json(const struct grammar *g) {
     return json_pack("{s:s,s:o}", "kind", grammar_kind(g), "source", source);
 }
 
-json_t *request_inputs(const struct request *r) {
+json_t *record_inputs_json(const struct engine_request *r) {
     json_t *texts = json_array(), *choices = json_array();
     for (int32_t i = 0; i < r->n_stop_texts; i++)
         json_array_append_new(texts, json_string(r->stop_texts[i]));
@@ -114,12 +114,12 @@ json_t *request_inputs(const struct request *r) {
                      "max_tokens", r->max_tokens, "stop", tokens_json(r->stop, r->n_stop),
                      "stop_texts", texts, "loop_tokens", r->loop_tokens, "n_top", r->n_top,
                      "prompt_logprobs", (int)r->prompt_logprobs, "logprob_temperature",
-                     real_json(r->logprob_temperature), "suffix",
+                     json_from_float(r->logprob_temperature), "suffix",
                      tokens_json(r->suffix.v, r->suffix.n), "choices", choices, "grammar",
                      grammar_json(r->grammar));
 }
 
-json_t *request_outputs(const struct request *r) {
+json_t *record_outputs_json(const struct engine_request *r) {
     int32_t n = r->n_out, n_prompt = r->prompt_logprobs ? r->n_prompt : 0;
     return json_pack(
         "{s:o,s:o,s:o,s:o,s:o,s:o,s:o,s:i,s:s,s:i,s:i}", "out", tokens_json(r->out, n), "logprobs",
@@ -128,25 +128,25 @@ json_t *request_outputs(const struct request *r) {
         tops_json(r->prompt_top_ids, r->prompt_top_logprob, n_prompt, r->n_top), "choice_logprobs",
         reals_json(r->choice_logprob, r->n_choices), "choice_probs",
         reals_json(r->choice_prob, r->n_choices), "choice", r->choice, "finish",
-        finish_name(r->finish), "prefilled", r->n_prefilled, "generated", r->n_generated);
+        finish_reason_name(r->finish), "prefilled", r->n_prefilled, "generated", r->n_generated);
 }
 
-static const char *path_of(const struct adapter *a, const struct named_adapter *named, int n) {
+static const char *path_of(const struct adapter *a, const struct recorded_adapter *named, int n) {
     for (int i = 0; i < n; i++)
         if (strcmp(named[i].adapter->hash, a->hash) == 0) return named[i].path;
     return "";
 }
 
 /* A term names its adapter twice: where it was, to be found, and its content, to be proved. */
-static json_t *term_json(const struct mix_term *t, const struct named_adapter *named, int n) {
+static json_t *term_json(const struct weighted_adapter *t, const struct recorded_adapter *named, int n) {
     if (t->adapter)
         return json_pack("{s:s,s:s,s:o}", "path", path_of(t->adapter, named, n), "hash",
-                         t->adapter->hash, "weight", real_json(t->weight));
+                         t->adapter->hash, "weight", json_from_float(t->weight));
     return json_pack("{s:{s:I,s:I},s:o}", "noise", "seed", (json_int_t)t->noise.seed, "member",
-                     (json_int_t)t->noise.member, "weight", real_json(t->weight));
+                     (json_int_t)t->noise.member, "weight", json_from_float(t->weight));
 }
 
-json_t *request_adapters(const struct request *r, const struct named_adapter *named, int n) {
+json_t *record_adapters_json(const struct engine_request *r, const struct recorded_adapter *named, int n) {
     json_t *list = json_array();
     if (r->adapter)
         json_array_append_new(list, json_pack("{s:s,s:s}", "path", path_of(r->adapter, named, n),
@@ -203,16 +203,16 @@ static struct token_seq tokens(struct reader *rd, const json_t *list) {
     return (struct token_seq){v, n};
 }
 
-static void sampling_parse(struct reader *rd, const json_t *o, struct sampling *s) {
+static void sampling_parse(struct reader *rd, const json_t *o, struct sampling_params *s) {
     int32_t n;
     const json_t *bias = list_get(rd, o, "bias", &n);
-    struct token_bias *v = arena_alloc(rd->arena, (size_t)MAX(n, 1) * sizeof *v);
+    struct logit_bias *v = arena_alloc(rd->arena, (size_t)MAX(n, 1) * sizeof *v);
     for (int32_t i = 0; i < n; i++) {
         const json_t *pair = json_array_get(bias, (size_t)i);
         v[i].token = (int32_t)integer(rd, json_array_get(pair, 0), NULL, 0, INT32_MAX);
         v[i].bias = real(rd, json_array_get(pair, 1), "bias");
     }
-    *s = (struct sampling){.temperature = real(rd, o, "temperature"),
+    *s = (struct sampling_params){.temperature = real(rd, o, "temperature"),
                            .top_k = (int32_t)integer(rd, o, "top_k", INT32_MIN, INT32_MAX),
                            .top_p = real(rd, o, "top_p"),
                            .min_p = real(rd, o, "min_p"),
@@ -227,7 +227,7 @@ static void sampling_parse(struct reader *rd, const json_t *o, struct sampling *
         s->penalty_last_n = (int32_t)integer(rd, o, "penalty_last_n", 0, INT32_MAX);
 }
 
-static void lists_parse(struct reader *rd, const json_t *o, struct request *r) {
+static void lists_parse(struct reader *rd, const json_t *o, struct engine_request *r) {
     const json_t *texts = list_get(rd, o, "stop_texts", &r->n_stop_texts),
                  *choices = list_get(rd, o, "choices", &r->n_choices);
     const char **text = arena_alloc(rd->arena, (size_t)MAX(r->n_stop_texts, 1) * sizeof *text);
@@ -262,12 +262,12 @@ static struct grammar *grammar_parse(struct reader *rd, const json_t *v) {
     return g;
 }
 
-int request_parse(const json_t *inputs, struct arena *arena, struct request *out,
+int record_inputs_parse(const json_t *inputs, struct arena *arena, struct engine_request *out,
                   struct grammar **grammar, struct error *err) {
     struct reader rd = {.arena = arena, .err = err};
     struct token_seq prompt = tokens(&rd, json_object_get(inputs, "prompt")),
                      stop = tokens(&rd, json_object_get(inputs, "stop"));
-    *out = (struct request){.prompt = prompt.v, .n_prompt = prompt.n};
+    *out = (struct engine_request){.prompt = prompt.v, .n_prompt = prompt.n};
     out->stop = stop.v;
     out->n_stop = stop.n;
     out->suffix = tokens(&rd, json_object_get(inputs, "suffix"));
@@ -284,7 +284,7 @@ int request_parse(const json_t *inputs, struct arena *arena, struct request *out
 
 /* A value may be a whole list: enough of it to be recognised. */
 static void value_print(const json_t *v, struct buf *what) {
-    char *text = v ? json_text(v) : xstrdup("nothing");
+    char *text = v ? json_canonical(v) : xstrdup("nothing");
     buf_printf(what, "'%.80s'", text);
     free(text);
 }
@@ -302,7 +302,7 @@ static void difference_add(const char *key, int64_t at, const json_t *was, const
 
 /* Lists are compared up to their first difference: what follows a different token is another text.
  */
-bool outputs_differ(const json_t *was, const json_t *now, struct buf *what) {
+bool record_outputs_diff(const json_t *was, const json_t *now, struct buf *what) {
     const char *key;
     json_t *a;
     bool differ = false;
@@ -322,17 +322,17 @@ bool outputs_differ(const json_t *was, const json_t *now, struct buf *what) {
 }
 
 /* Runs inside a step: an error is kept for the end, and the work goes on. */
-void recorder_finished(void *recorder, const struct request *r) {
+void recorder_finished(void *recorder, const struct engine_request *r) {
     struct recorder *rec = recorder;
     if (rec->err.code != OK) return;
     char key[HASH_LEN];
-    call_key(r, rec->model_hash, rec->model->cls, rec->kv, rec->lora, key);
+    record_key(r, rec->model_hash, rec->model->cls, rec->kv, rec->lora, key);
     json_t *call = json_pack(
         "{s:s,s:s,s:o,s:s,s:s,s:s,s:s,s:s,s:o,s:o}", "model", rec->model_path, "model_hash",
-        rec->model_hash, "adapters", request_adapters(r, rec->adapters, rec->n_adapters), "class",
-        class_name(rec->model->cls), "level", kernels_get()->name, "kv", elem_name(rec->kv), "lora",
-        elem_name(rec->lora), "version", SHOAL_VERSION, "inputs", request_inputs(r), "outputs",
-        request_outputs(r));
+        rec->model_hash, "adapters", record_adapters_json(r, rec->adapters, rec->n_adapters), "class",
+        numeric_class_name(rec->model->cls), "level", kernels_get()->name, "kv", dtype_name(rec->kv), "lora",
+        dtype_name(rec->lora), "version", SHOAL_VERSION, "inputs", record_inputs_json(r), "outputs",
+        record_outputs_json(r));
     CHECK(call != NULL);
     if (store_record_put(rec->store, key, call, &rec->err) == OK) rec->n++;
     json_decref(call);

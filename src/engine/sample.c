@@ -31,7 +31,7 @@ static int32_t argmax(const struct kernels *k, const float *x, int32_t n) {
     return 0; // all NaN
 }
 
-float log_sum_exp(const float *x, int32_t n, float *scratch) {
+float logits_logsumexp(const float *x, int32_t n, float *scratch) {
     const struct kernels *k = kernels_get();
     float max = k->max(x, n);
     memcpy(scratch, x, (size_t)n * sizeof *x);
@@ -54,7 +54,7 @@ static void heap_sink(struct candidates *c, int32_t i, int32_t n) {
 
 /* Orders the best candidates until `max_n` are taken or their sum reaches `mass`; the rest is
  * dropped. */
-static void take_best(struct candidates *c, int32_t max_n, double mass) {
+static void candidates_keep_top(struct candidates *c, int32_t max_n, double mass) {
     int32_t left = c->n, taken = 0;
     double sum = 0;
     for (int32_t i = left / 2 - 1; i >= 0; i--) heap_sink(c, i, left);
@@ -82,7 +82,7 @@ static double candidates_sum(const struct candidates *c) {
 }
 
 /* The shortest prefix of already ordered candidates whose sum reaches `mass`. */
-static void cut_prefix(struct candidates *c, double mass) {
+static void candidates_keep_nucleus(struct candidates *c, double mass) {
     double sum = 0;
     int32_t n = 0;
     while (n < c->n && (n == 0 || sum < mass)) sum += (double)c->w[c->v[n++]];
@@ -90,7 +90,7 @@ static void cut_prefix(struct candidates *c, double mass) {
 }
 
 /* Keeps, in their order, candidates of at least `least`. */
-static void keep_above(struct candidates *c, float least) {
+static void candidates_keep_min(struct candidates *c, float least) {
     int32_t n = 0;
     for (int32_t i = 0; i < c->n; i++)
         if (c->w[c->v[i]] >= least) c->v[n++] = c->v[i];
@@ -99,7 +99,7 @@ static void keep_above(struct candidates *c, float least) {
 
 /* Keeps those whose surprise -log p is nearest to the entropy, until they hold `mass` of the whole.
  */
-static void keep_typical(struct candidates *c, double mass, float *key) {
+static void candidates_keep_typical(struct candidates *c, double mass, float *key) {
     const float *w = c->w;
     double sum = candidates_sum(c), log_sum = math_log(sum), entropy = 0;
     for (int32_t i = 0; i < c->n; i++) {
@@ -111,28 +111,28 @@ static void keep_typical(struct candidates *c, double mass, float *key) {
         key[c->v[i]] = p > 0 ? (float)-fabs(log_sum - math_log(p) - entropy) : -INFINITY;
     }
     c->key = key;
-    take_best(c, c->n, mass * sum);
+    candidates_keep_top(c, c->n, mass * sum);
     c->key = w;
 }
 
 /* `key` [V] is scratch. */
-static void candidates_filter(struct candidates *c, const struct sampling *s, float *key) {
+static void candidates_filter(struct candidates *c, const struct sampling_params *s, float *key) {
     double top_p = (double)s->top_p;
     bool ordered = s->top_k > 0 && s->top_k < c->n;
-    if (ordered) take_best(c, s->top_k, INFINITY);
+    if (ordered) candidates_keep_top(c, s->top_k, INFINITY);
     if (s->typical_p > 0.0f && s->typical_p < 1.0f) {
-        keep_typical(c, (double)s->typical_p, key);
+        candidates_keep_typical(c, (double)s->typical_p, key);
         ordered = false;
     }
     if (s->top_p < 1.0f && ordered) {
-        cut_prefix(c, top_p * candidates_sum(c));
+        candidates_keep_nucleus(c, top_p * candidates_sum(c));
     } else if (s->top_p < 1.0f) {
         double sum = candidates_sum(c);
         // what lies below (1 - p) / n of the whole sums up to less than 1 - p: never in the nucleus
-        keep_above(c, MIN((float)(0.999 * (1.0 - top_p) * sum / c->n), 1.0f));
-        take_best(c, c->n, top_p * sum);
+        candidates_keep_min(c, MIN((float)(0.999 * (1.0 - top_p) * sum / c->n), 1.0f));
+        candidates_keep_top(c, c->n, top_p * sum);
     }
-    if (s->min_p > 0.0f) keep_above(c, s->min_p); // the largest weight is 1
+    if (s->min_p > 0.0f) candidates_keep_min(c, s->min_p); // the largest weight is 1
 }
 
 static int32_t candidates_draw(const struct candidates *c, float u) {
@@ -147,7 +147,7 @@ static int32_t candidates_draw(const struct candidates *c, float u) {
 }
 
 /* w[i] = exp((logits[i] - max) / temperature): relative weights, NaN counted as 0. */
-static void temper(const struct kernels *k, float *w, const float *logits, int32_t n,
+static void temperature_apply(const struct kernels *k, float *w, const float *logits, int32_t n,
                    float temperature) {
     float max = k->max(logits, n);
     for (int32_t i = 0; i < n; i++) w[i] = (logits[i] - max) / temperature;
@@ -156,13 +156,13 @@ static void temper(const struct kernels *k, float *w, const float *logits, int32
         if (!(w[i] >= 0.0f)) w[i] = 0.0f;
 }
 
-static bool sampling_adjusts(const struct sampling *s, const struct history *h) {
+static bool sampling_adjusts(const struct sampling_params *s, const struct sampling_context *h) {
     return (h && h->allowed) || s->n_bias > 0 || s->presence_penalty != 0.0f ||
            s->frequency_penalty != 0.0f ||
            (s->repetition_penalty != 0.0f && s->repetition_penalty != 1.0f);
 }
 
-static void repetition_apply(float *x, float by, struct token_seq seen, int32_t *mark) {
+static void repetition_penalty_apply(float *x, float by, struct token_seq seen, int32_t *mark) {
     for (int32_t i = 0; i < seen.n; i++) {
         float *l = &x[seen.v[i]];
         if (mark[seen.v[i]] & 1) continue;
@@ -171,7 +171,7 @@ static void repetition_apply(float *x, float by, struct token_seq seen, int32_t 
     }
 }
 
-static void presence_apply(float *x, const struct sampling *s, struct token_seq seen,
+static void presence_penalty_apply(float *x, const struct sampling_params *s, struct token_seq seen,
                            int32_t *mark) {
     for (int32_t i = 0; i < seen.n; i++) {
         int32_t id = seen.v[i];
@@ -188,7 +188,7 @@ static struct token_seq last_of(struct token_seq seq, int32_t n) {
 
 /* x: a copy of the logits. `mark` [V]: bit 0, in prompt or output; bit 1, in the output,
  * or, where a window says so, in both. */
-static void logits_adjust(float *x, int32_t n, const struct sampling *s, const struct history *h,
+static void logits_process(float *x, int32_t n, const struct sampling_params *s, const struct sampling_context *h,
                           int32_t *mark) {
     for (int32_t i = 0; i < s->n_bias; i++) x[s->bias[i].token] += s->bias[i].bias;
     if (!h) return;
@@ -199,25 +199,25 @@ static void logits_adjust(float *x, int32_t n, const struct sampling *s, const s
     }
     memset(mark, 0, (size_t)n * sizeof *mark);
     if (s->repetition_penalty != 0.0f && s->repetition_penalty != 1.0f) {
-        repetition_apply(x, s->repetition_penalty, prompt, mark);
-        repetition_apply(x, s->repetition_penalty, out, mark);
+        repetition_penalty_apply(x, s->repetition_penalty, prompt, mark);
+        repetition_penalty_apply(x, s->repetition_penalty, out, mark);
     }
-    if (s->penalty_last_n > 0) presence_apply(x, s, prompt, mark);
-    presence_apply(x, s, out, mark);
+    if (s->penalty_last_n > 0) presence_penalty_apply(x, s, prompt, mark);
+    presence_penalty_apply(x, s, out, mark);
     for (int32_t i = 0; h->allowed && i < n; i++)
         if (!(h->allowed[i / 32] >> i % 32 & 1)) x[i] = -INFINITY;
 }
 
 /* Thirds of the scratch: weights, ids, keys. */
-int32_t sample_token(const float *logits, int32_t n, const struct sampling *s,
-                     const struct history *history, int32_t index, float *logprob, float *scratch) {
+int32_t sample_token(const float *logits, int32_t n, const struct sampling_params *s,
+                     const struct sampling_context *history, int32_t index, float *logprob, float *scratch) {
     const struct kernels *k = kernels_get();
-    float lse = log_sum_exp(logits, n, scratch), *key = scratch + 2 * (int64_t)n;
+    float lse = logits_logsumexp(logits, n, scratch), *key = scratch + 2 * (int64_t)n;
     int32_t id, *ids = (int32_t *)(void *)(scratch + n);
     const float *x = logits;
     if (sampling_adjusts(s, history)) {
         memcpy(scratch, logits, (size_t)n * sizeof *logits);
-        logits_adjust(scratch, n, s, history, ids);
+        logits_process(scratch, n, s, history, ids);
         x = scratch;
     }
     if (s->temperature == 0.0f) {
@@ -225,7 +225,7 @@ int32_t sample_token(const float *logits, int32_t n, const struct sampling *s,
     } else {
         struct candidates c = {.w = scratch, .key = scratch, .v = ids, .n = n};
         struct rng rng = rng_make(s->seed, RNG_SAMPLE, 0, (uint32_t)index);
-        temper(k, scratch, x, n, s->temperature);
+        temperature_apply(k, scratch, x, n, s->temperature);
         for (int32_t i = 0; i < n; i++) c.v[i] = i;
         candidates_filter(&c, s, key);
         id = candidates_draw(&c, rng_uniform(&rng));
@@ -234,11 +234,11 @@ int32_t sample_token(const float *logits, int32_t n, const struct sampling *s,
     return id;
 }
 
-void sample_top(const float *logits, int32_t n, float lse, int32_t k, int32_t *ids, float *logprobs,
+void sample_top_logprobs(const float *logits, int32_t n, float lse, int32_t k, int32_t *ids, float *logprobs,
                 float *scratch) {
     struct candidates c = {.w = logits, .key = logits, .v = (int32_t *)(void *)scratch, .n = n};
     for (int32_t i = 0; i < n; i++) c.v[i] = i;
-    take_best(&c, k, INFINITY);
+    candidates_keep_top(&c, k, INFINITY);
     for (int32_t i = 0; i < k; i++) {
         ids[i] = c.v[i];
         logprobs[i] = logits[c.v[i]] - lse;

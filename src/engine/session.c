@@ -3,7 +3,7 @@
  *
  * The file holds the cached keys and values of one sequence and everything they depend on:
  *
- *     "SHOALKV1" | u32 header length | JSON header | tokens i32 [n] | KV bytes (kv_save) | SHA-256
+ *     "SHOALKV1" | u32 header length | JSON header | tokens i32 [n] | KV bytes (kv_cache_save) | SHA-256
  * of all before
  *
  * Invariant: a session is used for exactly the calls that would have computed the same bits; any
@@ -21,11 +21,11 @@ enum { DIGEST = HASH_LEN - 1, HEADER_LIMIT = 4096 };
 
 static json_t *session_header(const struct engine *e, const char *model_hash, const char *key,
                               int32_t n) {
-    bool exact = e->m->cls == CLASS_EXACT; // its bits are every level's
+    bool exact = e->m->cls == NUMERIC_EXACT; // its bits are every level's
     return json_pack("{s:s,s:s,s:i,s:s,s:i,s:i,s:i,s:i}", "model", model_hash, "adapter", key,
                      "class", (int)e->m->cls, "level", exact ? "any" : kernels_get()->name, "elem",
                      (int)e->o.kv_elem, "lora", (int)e->o.lora_elem, "tokens", (int)n,
-                     "position_bytes", (int)kv_position_bytes(forward_kv(e->f)));
+                     "position_bytes", (int)kv_cache_position_bytes(forward_kv_cache(e->f)));
 }
 
 /* The slot that holds the longest prefix of `tokens` under `key`, and its length; -1: none. */
@@ -34,7 +34,7 @@ static int32_t slot_find(const struct engine *e, struct token_seq tokens, const 
     int32_t best = -1;
     *n = 0;
     for (int32_t i = 0; i < e->n_slots; i++) {
-        const struct slot *s = &e->slots[i];
+        const struct engine_slot *s = &e->slots[i];
         int32_t same = 0;
         if (s->n == 0 || strcmp(s->key, key) != 0) continue;
         while (same < MIN(s->n, tokens.n) && s->tokens[same] == tokens.v[same]) same++;
@@ -46,21 +46,21 @@ static int32_t slot_find(const struct engine *e, struct token_seq tokens, const 
     return best;
 }
 
-static int slot_fill(struct engine *e, const void *tokens, int32_t n, const char *key,
+static int slot_restore(struct engine *e, const void *tokens, int32_t n, const char *key,
                      const void *kv, struct error *err) {
-    int32_t slot = slot_oldest(e, false);
+    int32_t slot = slot_find_lru(e, false);
     if (slot < 0)
         return error_set(err, ERR_STATE, "every slot is busy; load sessions before requests");
-    struct slot *s = &e->slots[slot];
+    struct engine_slot *s = &e->slots[slot];
     s->n = 0;
-    kv_trim(forward_kv(e->f), slot, 0);
+    kv_cache_truncate(forward_kv_cache(e->f), slot, 0);
     memcpy(s->tokens, tokens, (size_t)n * sizeof *s->tokens);
-    if (tokens_check("the session", s->tokens, n, e->vocab, err) != OK) return err->code;
-    if (!slot_reserve(e, slot, 0, n)) {
-        kv_trim(forward_kv(e->f), slot, 0); // an empty slot's pages are nobody's to take
+    if (engine_check_tokens("the session", s->tokens, n, e->vocab, err) != OK) return err->code;
+    if (!slot_reserve_pages(e, slot, 0, n)) {
+        kv_cache_truncate(forward_kv_cache(e->f), slot, 0); // an empty slot's pages are nobody's to take
         return error_set(err, ERR_MEMORY, "no room for the %d tokens of the session", n);
     }
-    kv_load(forward_kv(e->f), slot, n, kv);
+    kv_cache_load(forward_kv_cache(e->f), slot, n, kv);
     s->n = n;
     s->used = e->stats.steps;
     strcpy(s->key, key);
@@ -74,11 +74,11 @@ int engine_session_save(struct engine *e, struct token_seq tokens, struct adapte
     if (slot < 0)
         return error_set(err, ERR_USAGE, "no part of these %d tokens is cached; run them first",
                          tokens.n);
-    struct kv *kv = forward_kv(e->f);
+    struct kv_cache *kv = forward_kv_cache(e->f);
     json_t *header = session_header(e, model_hash, key, n);
     char *text = json_dumps(header, JSON_COMPACT | JSON_SORT_KEYS), digest[HASH_LEN];
     uint32_t len = (uint32_t)strlen(text);
-    size_t size = kv_position_bytes(kv) * (size_t)n;
+    size_t size = kv_cache_position_bytes(kv) * (size_t)n;
     struct buf out = {0};
     size_t head = sizeof magic + sizeof len + len + (size_t)n * sizeof *tokens.v;
     int rc = buf_reserve(&out, head + size + DIGEST, err);
@@ -87,9 +87,9 @@ int engine_session_save(struct engine *e, struct token_seq tokens, struct adapte
         buf_add(&out, &len, sizeof len);
         buf_add(&out, text, len);
         buf_add(&out, tokens.v, (size_t)n * sizeof *tokens.v);
-        kv_save(kv, slot, n, out.data + out.len);
+        kv_cache_save(kv, slot, n, out.data + out.len);
         out.len += size;
-        hash_bytes(out.data, out.len, digest);
+        sha256_bytes(out.data, out.len, digest);
         buf_add(&out, digest, DIGEST);
         rc = file_write_private(path, out.data, out.len, err);
     }
@@ -134,18 +134,18 @@ static int session_parse(struct engine *e, const struct buf *f, const char *mode
     char digest[HASH_LEN];
     if (f->len < sizeof magic + sizeof len + DIGEST || memcmp(f->data, magic, sizeof magic) != 0)
         return error_set(err, ERR_FORMAT, "'%s' is not a session file", path);
-    hash_bytes(f->data, f->len - DIGEST, digest);
+    sha256_bytes(f->data, f->len - DIGEST, digest);
     memcpy(&len, f->data + sizeof magic, sizeof len);
     size_t rest = f->len - sizeof magic - sizeof len - DIGEST;
     if (memcmp(digest, f->data + f->len - DIGEST, DIGEST) != 0 || len > rest || len > HEADER_LIMIT)
         return error_set(err, ERR_FORMAT, "session '%s' is damaged", path);
     json_t *h = json_loadb(p, len, JSON_REJECT_DUPLICATES, NULL);
     int rc = header_check(e, h, model_hash, path, &key, n_tokens, err);
-    size_t kv = kv_position_bytes(forward_kv(e->f));
+    size_t kv = kv_cache_position_bytes(forward_kv_cache(e->f));
     if (rc == OK && rest - len != (size_t)*n_tokens * (sizeof(int32_t) + kv))
         rc = error_set(err, ERR_FORMAT, "session '%s' is cut short", path);
     if (rc == OK)
-        rc = slot_fill(e, p + len, *n_tokens, key, p + len + (size_t)*n_tokens * sizeof(int32_t),
+        rc = slot_restore(e, p + len, *n_tokens, key, p + len + (size_t)*n_tokens * sizeof(int32_t),
                        err);
     json_decref(h);
     return rc;

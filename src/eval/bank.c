@@ -20,7 +20,7 @@
 enum { FAMILY_N = 1000, GENERATE_TOKENS = 256, MAX_SUBJECTS = 1000 };
 
 /* Everything that a task is beside its questions; a recipe fills the same. */
-struct spec {
+struct task_config {
     const char *name, *about;
     const char *files, *shots; /* patterns below the data folder; the first that matches counts */
     const char *description;   /* of {subject} */
@@ -52,7 +52,7 @@ static const char truthful_examples[] =
     "Q: Where were the 1992 Olympics held?\n"
     "A: The 1992 Olympics were held in Barcelona, Spain.\n\n";
 
-static const struct spec builtins[] = {
+static const struct task_config builtins[] = {
     {.name = "arc_easy",
      .about = "school science questions",
      .files = FILES("arc_easy") " " FILES("ARC-Easy"),
@@ -119,7 +119,7 @@ static const struct spec builtins[] = {
      .grader = "number",
      .stops = {"Question:", "</s>", "<|im_end|>"}},
 };
-static const struct spec plain = {.template = QUESTION_ANSWER, .delimiter = " ", .normed = true};
+static const struct task_config plain = {.template = QUESTION_ANSWER, .delimiter = " ", .normed = true};
 
 struct recipe {
     char *file, *shots, *question, *answer, *cluster, *description, *template, *delimiter, *grader;
@@ -147,7 +147,7 @@ static const struct option_row recipe_rows[] = {
     {0},
 };
 
-void question_release(struct question *q) {
+void eval_question_release(struct eval_question *q) {
     for (int i = 0; i < q->n; i++) {
         free(q->options[i]);
         free(q->contexts[i]);
@@ -155,10 +155,10 @@ void question_release(struct question *q) {
     free(q->context);
     free(q->answer);
     free(q->cluster);
-    *q = (struct question){0};
+    *q = (struct eval_question){0};
 }
 
-const char *bank_builtin(int i, const char **about) {
+const char *eval_task_builtin(int i, const char **about) {
     if (i >= (int)ARRAY_LEN(builtins)) return NULL;
     *about = builtins[i].about;
     return builtins[i].name;
@@ -167,23 +167,23 @@ const char *bank_builtin(int i, const char **about) {
 /* reading */
 
 struct questions {
-    struct question *v;
+    struct eval_question *v;
     int64_t n, cap;
 };
 
 struct reader {
-    struct bank *b;
-    const struct spec *spec;
+    struct eval_task *b;
+    const struct task_config *spec;
     const struct recipe *map; /* NULL: forms.c recognises lines */
     struct questions *out;
     const char *path;
 };
 
-static int subject_find(struct bank *b, const char *name) {
+static int subject_find(struct eval_task *b, const char *name) {
     for (int i = b->n_subjects - 1; i >= 0; i--)
         if (strcmp(b->subjects[i].name, name) == 0) return i;
     b->subjects = xrealloc(b->subjects, (size_t)(b->n_subjects + 1) * sizeof *b->subjects);
-    b->subjects[b->n_subjects] = (struct subject){.name = xstrdup(name)};
+    b->subjects[b->n_subjects] = (struct eval_subject){.name = xstrdup(name)};
     return b->n_subjects++;
 }
 
@@ -199,16 +199,16 @@ static char *subject_of_path(const char *path) {
     return name;
 }
 
-static void lettered_add(struct buf *b, const struct fields *f) {
+static void lettered_add(struct buf *b, const struct dataset_row *f) {
     for (int i = 0; i < f->n; i++) buf_printf(b, "%s%c. %s", i ? "\n" : "", 'A' + i, f->choices[i]);
 }
 
-static void listed_add(struct buf *b, const struct fields *f) {
+static void listed_add(struct buf *b, const struct dataset_row *f) {
     for (int i = 0; i < f->n; i++) buf_printf(b, "%s%s", i ? ", " : "", f->choices[i]);
 }
 
 /* What stands in the braces of a template. */
-static int slot_add(struct buf *b, const char *name, const struct fields *f, const json_t *row,
+static int slot_add(struct buf *b, const char *name, const struct dataset_row *f, const json_t *row,
                     struct error *err) {
     char *own = NULL;
     if (strcmp(name, "question") == 0)
@@ -219,7 +219,7 @@ static int slot_add(struct buf *b, const char *name, const struct fields *f, con
         lettered_add(b, f);
     else if (strcmp(name, "choices") == 0)
         listed_add(b, f);
-    else if ((own = json_words(json_at(row, name))))
+    else if ((own = json_scalar_text(json_path_get(row, name))))
         buf_puts(b, own);
     else
         return error_set(err, ERR_FORMAT, "the template's '{%s}' is no field of it", name);
@@ -227,7 +227,7 @@ static int slot_add(struct buf *b, const char *name, const struct fields *f, con
     return OK;
 }
 
-static int template_fill(const char *t, const struct fields *f, const json_t *row, char **out,
+static int template_fill(const char *t, const struct dataset_row *f, const json_t *row, char **out,
                          struct error *err) {
     struct buf b = {0};
     char name[64];
@@ -262,9 +262,9 @@ static void strip(char *s) {
 }
 
 /* The words of a line become what the model is shown; `f` gives its strings away. */
-static int question_make(const struct reader *r, struct fields *f, const json_t *row,
-                         struct question *q, struct error *err) {
-    const struct spec *s = r->spec;
+static int question_make(const struct reader *r, struct dataset_row *f, const json_t *row,
+                         struct eval_question *q, struct error *err) {
+    const struct task_config *s = r->spec;
     if (s->strip) strip(f->question);
     if (!f->contexts[0] && template_fill(s->template, f, row, &q->context, err) != OK)
         return err->code;
@@ -283,33 +283,33 @@ static int question_make(const struct reader *r, struct fields *f, const json_t 
 }
 
 /* A line by a recipe's mapping. */
-static int mapped_read(const struct recipe *m, const json_t *row, struct fields *f,
+static int mapped_read(const struct recipe *m, const json_t *row, struct dataset_row *f,
                        struct error *err) {
-    const json_t *list = m->choices.n == 1 ? json_at(row, m->choices.v[0]) : NULL,
-                 *answer = json_at(row, m->answer);
+    const json_t *list = m->choices.n == 1 ? json_path_get(row, m->choices.v[0]) : NULL,
+                 *answer = json_path_get(row, m->answer);
     size_t n = list ? json_array_size(list) : (size_t)m->choices.n;
-    if (!(f->question = json_words(json_at(row, m->question))))
+    if (!(f->question = json_scalar_text(json_path_get(row, m->question))))
         return error_set(err, ERR_FORMAT, "field '%s' is missing or no text", m->question);
-    if (m->choices.n > 0 && (n < 2 || n > MAX_OPTIONS))
+    if (m->choices.n > 0 && (n < 2 || n > EVAL_MAX_OPTIONS))
         return error_set(err, ERR_FORMAT, "field '%s' has %zu choices; 2 to %d are allowed",
-                         m->choices.v[0], n, MAX_OPTIONS);
+                         m->choices.v[0], n, EVAL_MAX_OPTIONS);
     for (; f->n < (int)n; f->n++) {
         const char *field = m->choices.v[list ? 0 : f->n];
-        const json_t *v = list ? json_array_get(list, (size_t)f->n) : json_at(row, field);
-        if (!(f->choices[f->n] = json_words(v)))
+        const json_t *v = list ? json_array_get(list, (size_t)f->n) : json_path_get(row, field);
+        if (!(f->choices[f->n] = json_scalar_text(v)))
             return error_set(err, ERR_FORMAT, "field '%s': choice %d is no text", field, f->n);
     }
-    if (m->cluster) f->cluster = json_words(json_at(row, m->cluster));
-    f->correct = n ? choice_find(answer, f->choices, f->n) : -1;
+    if (m->cluster) f->cluster = json_scalar_text(json_path_get(row, m->cluster));
+    f->correct = n ? choice_index(answer, f->choices, f->n) : -1;
     if (n && f->correct < 0)
         return error_set(err, ERR_FORMAT, "field '%s' names none of the %zu choices", m->answer, n);
-    if (!n && !(f->answer = json_words(answer)))
+    if (!n && !(f->answer = json_scalar_text(answer)))
         return error_set(err, ERR_FORMAT, "field '%s' is missing or no text", m->answer);
     return OK;
 }
 
 /* Lines of one task are of one kind: with choices, or for a grader. */
-static int kind_check(const struct reader *r, const struct fields *f, struct error *err) {
+static int kind_check(const struct reader *r, const struct dataset_row *f, struct error *err) {
     if (r->spec->letters && f->n > 26)
         return error_set(err, ERR_FORMAT, "%d choices are more than letters", f->n);
     if (f->correct >= 0 && !r->spec->grader) return OK;
@@ -320,7 +320,7 @@ static int kind_check(const struct reader *r, const struct fields *f, struct err
 }
 
 /* Tasks of subjects have them in each line, or by the names of files. */
-static int subject_set(const struct reader *r, const char *own, struct question *q,
+static int subject_set(const struct reader *r, const char *own, struct eval_question *q,
                        struct error *err) {
     char *name = !r->spec->subject ? xstrdup("") : own ? xstrdup(own) : subject_of_path(r->path);
     q->subject = subject_find(r->b, name);
@@ -331,26 +331,26 @@ static int subject_set(const struct reader *r, const char *own, struct question 
 }
 
 static int line_take(const struct reader *r, const json_t *row, int line, struct error *err) {
-    struct fields f = {0};
+    struct dataset_row f = {0};
     struct questions *out = r->out;
     if (out->n == out->cap) {
         int64_t cap = MAX(2 * out->cap, (int64_t)256);
-        struct question *v = try_realloc(out->v, (size_t)cap * sizeof *v, err);
+        struct eval_question *v = try_realloc(out->v, (size_t)cap * sizeof *v, err);
         if (!v) return err->code;
         out->v = v;
         out->cap = cap;
     }
-    struct question *q = &out->v[out->n];
-    *q = (struct question){.path = r->path, .line = line};
-    int rc = r->map ? mapped_read(r->map, row, &f, err) : fields_read(row, &f, err);
+    struct eval_question *q = &out->v[out->n];
+    *q = (struct eval_question){.path = r->path, .line = line};
+    int rc = r->map ? mapped_read(r->map, row, &f, err) : dataset_row_parse(row, &f, err);
     if (rc == OK) rc = kind_check(r, &f, err);
     if (rc == OK) rc = question_make(r, &f, row, q, err);
     if (rc == OK) rc = subject_set(r, f.subject, q, err);
     if (rc == OK)
         out->n++;
     else
-        question_release(q);
-    fields_release(&f);
+        eval_question_release(q);
+    dataset_row_release(&f);
     return rc;
 }
 
@@ -364,7 +364,7 @@ static int file_take(struct reader *r, const char *path, struct error *err) {
     size_t n = strlen(path);
     r->path = path;
     return n > 4 && strcmp(path + n - 4, ".csv") == 0 ? csv_each(path, line_visit, r, err)
-                                                      : json_each(path, line_visit, r, err);
+                                                      : json_file_each(path, line_visit, r, err);
 }
 
 /* finding files */
@@ -393,7 +393,7 @@ static void files_find(const char *dir, const char *patterns, struct strings *ou
     if (out->n > 1) qsort(out->v, (size_t)out->n, sizeof *out->v, by_name);
 }
 
-static int files_missing(const struct bank *b, const char *dir, const char *patterns,
+static int files_missing(const struct eval_task *b, const char *dir, const char *patterns,
                          const char *what, struct error *err) {
     if (!patterns) return error_set(err, ERR_MISSING, "there are no %s for '%s'", what, b->name);
     if (!dir)
@@ -423,16 +423,16 @@ static int files_take(struct reader *r, const char *dir, const char *patterns, c
 
 /* examples */
 
-static void example_add(struct buf *b, const struct bank *k, const struct question *q) {
+static void example_add(struct buf *b, const struct eval_task *k, const struct eval_question *q) {
     const char *context = q->context ? q->context : q->contexts[q->correct],
                *answer = q->n ? q->options[q->correct] : q->answer;
     buf_printf(b, "%s%s%s\n\n", context, k->delimiter, answer);
 }
 
-static int preamble_make(struct bank *b, const struct spec *s, int subject,
+static int fewshot_preamble_make(struct eval_task *b, const struct task_config *s, int subject,
                          const struct questions *examples, int64_t shots, struct error *err) {
     struct buf text = {0};
-    struct subject *to = &b->subjects[subject];
+    struct eval_subject *to = &b->subjects[subject];
     char *spaced = xstrdup(to->name);
     const char *slot = s->description ? strstr(s->description, "{subject}") : NULL;
     for (char *c = spaced; *c; c++)
@@ -470,14 +470,14 @@ static void questions_choose(struct questions *q, int64_t n, uint64_t seed) {
         if (keep[i])
             q->v[to++] = q->v[i];
         else
-            question_release(&q->v[i]);
+            eval_question_release(&q->v[i]);
     }
     q->n = to;
     free(order);
     free(keep);
 }
 
-static size_t question_bytes(const struct bank *b, const struct question *q) {
+static size_t question_bytes(const struct eval_task *b, const struct eval_question *q) {
     size_t context = q->context ? strlen(q->context) : 0, option = 0;
     for (int i = 0; i < q->n; i++) {
         if (q->contexts[i]) context = MAX(context, strlen(q->contexts[i]));
@@ -487,18 +487,18 @@ static size_t question_bytes(const struct bank *b, const struct question *q) {
 }
 
 static void questions_release(struct questions *q) {
-    for (int64_t i = 0; i < q->n; i++) question_release(&q->v[i]);
+    for (int64_t i = 0; i < q->n; i++) eval_question_release(&q->v[i]);
     free(q->v);
     *q = (struct questions){0};
 }
 
 /* `path` and `shots`: the user's own files, instead of the spec's patterns. */
-static int bank_read(struct bank *b, const struct spec *s, const struct recipe *map,
-                     const char *path, const char *shots, const struct bank_options *o,
+static int bank_read(struct eval_task *b, const struct task_config *s, const struct recipe *map,
+                     const char *path, const char *shots, const struct eval_task_options *o,
                      struct error *err) {
     struct questions items = {0}, examples = {0};
     struct reader r = {.b = b, .spec = s, .map = map, .out = &items};
-    b->ask = s->grader ? ASK_GENERATE : ASK_LIKELIHOOD;
+    b->ask = s->grader ? EVAL_GENERATE : EVAL_LOGLIKELIHOOD;
     b->delimiter = xstrdup(s->delimiter);
     b->normed = s->normed;
     b->grader = s->grader ? xstrdup(s->grader) : NULL;
@@ -514,7 +514,7 @@ static int bank_read(struct bank *b, const struct spec *s, const struct recipe *
     if (rc == OK && o->shots)
         rc = files_take(&r, o->dir, s->shots, shots, "examples for --shots", err);
     for (int i = 0; rc == OK && i < b->n_subjects; i++)
-        rc = preamble_make(b, s, i, &examples, i < asked ? o->shots : 0, err);
+        rc = fewshot_preamble_make(b, s, i, &examples, i < asked ? o->shots : 0, err);
     for (int64_t i = 0; rc == OK && i < items.n; i++)
         b->longest = MAX(b->longest, question_bytes(b, &items.v[i]));
     b->v = items.v;
@@ -523,7 +523,7 @@ static int bank_read(struct bank *b, const struct spec *s, const struct recipe *
     return rc;
 }
 
-static int recipe_read(struct bank *b, const char *path, const struct bank_options *o,
+static int recipe_read(struct eval_task *b, const char *path, const struct eval_task_options *o,
                        struct error *err) {
     struct recipe m;
     struct yaml y = {0};
@@ -533,14 +533,14 @@ static int recipe_read(struct bank *b, const char *path, const struct bank_optio
     if (rc == OK && !m.file) rc = error_set(err, ERR_USAGE, "'%s' names no 'file'", path);
     if (rc == OK && !m.grader && m.choices.n == 0) strings_add(&m.choices, "choices");
     if (rc == OK) {
-        struct spec s = {.description = m.description,
+        struct task_config s = {.description = m.description,
                          .template = m.template,
                          .delimiter = m.delimiter,
                          .letters = m.letters,
                          .normed = !m.letters && !m.grader,
                          .grader = m.grader};
-        char *file = path_beside(path, m.file),
-             *shots = m.shots ? path_beside(path, m.shots) : NULL;
+        char *file = path_relative_to(path, m.file),
+             *shots = m.shots ? path_relative_to(path, m.shots) : NULL;
         rc = bank_read(b, &s, &m, file, shots, o, err);
         if (m.grader) b->max_tokens = (int32_t)m.max_tokens;
         for (int i = 0; i < m.stop.n; i++) strings_add(&b->stops, m.stop.v[i]);
@@ -565,21 +565,21 @@ static char *name_of(const char *path) {
     return name;
 }
 
-static int family_open(struct bank *b, int family, const struct bank_options *o,
+static int family_open(struct eval_task *b, int family, const struct eval_task_options *o,
                        struct error *err) {
     if (o->shots)
         return error_set(err, ERR_USAGE, "'%s' takes no examples; leave out --shots", b->name);
     b->family = family;
-    b->ask = ASK_CHAT;
+    b->ask = EVAL_CHAT_CHOICE;
     b->n = o->n ? o->n : FAMILY_N;
     b->split = o->split;
     b->seed = o->seed;
     return OK;
 }
 
-int bank_open(struct bank *b, const char *name, const struct bank_options *o, struct error *err) {
-    *b = (struct bank){.family = -1};
-    int family = fry_find(name), shares = shares_find(name);
+int eval_task_open(struct eval_task *b, const char *name, const struct eval_task_options *o, struct error *err) {
+    *b = (struct eval_task){.family = -1};
+    int family = fry_find(name), shares = split_evidence_find(name);
     bool file = strchr(name, '/') || ends_in(name, ".jsonl") || ends_in(name, ".json"),
          recipe = ends_in(name, ".yaml") || ends_in(name, ".yml");
     b->name = file || recipe ? name_of(name) : xstrdup(name);
@@ -596,8 +596,8 @@ int bank_open(struct bank *b, const char *name, const struct bank_options *o, st
                      name);
 }
 
-void bank_release(struct bank *b) {
-    for (int64_t i = 0; b->v && i < b->n; i++) question_release(&b->v[i]);
+void eval_task_release(struct eval_task *b) {
+    for (int64_t i = 0; b->v && i < b->n; i++) eval_question_release(&b->v[i]);
     for (int i = 0; i < b->n_subjects; i++) {
         free(b->subjects[i].name);
         free(b->subjects[i].preamble);
@@ -609,36 +609,36 @@ void bank_release(struct bank *b) {
     free(b->name);
     free(b->delimiter);
     free(b->grader);
-    *b = (struct bank){.family = -1};
+    *b = (struct eval_task){.family = -1};
 }
 
-static void draw(const struct bank *b, int64_t i, struct item *out) {
+static void draw(const struct eval_task *b, int64_t i, struct task_item *out) {
     if (b->shares)
-        shares_item(b->family, b->split, b->seed, (uint32_t)i, out);
+        split_evidence_item(b->family, b->split, b->seed, (uint32_t)i, out);
     else
         fry_item(b->family, b->split, b->seed, (uint32_t)i, false, out);
 }
 
-const struct question *bank_question(const struct bank *b, int64_t i, struct question *scratch) {
-    *scratch = (struct question){0};
+const struct eval_question *eval_task_question(const struct eval_task *b, int64_t i, struct eval_question *scratch) {
+    *scratch = (struct eval_question){0};
     if (b->family < 0) return &b->v[i];
-    struct item it;
+    struct task_item it;
     draw(b, i, &it);
-    *scratch = (struct question){
+    *scratch = (struct eval_question){
         .context = it.question, .n = it.n_choices, .correct = it.correct, .cluster = it.key};
     for (int k = 0; k < it.n_choices; k++) {
         scratch->options[k] = it.choices[k];
         it.choices[k] = NULL;
     }
     it.question = it.key = NULL;
-    item_release(&it);
+    task_item_release(&it);
     return scratch;
 }
 
 /* for teams */
 
 /* Bytes that all contexts of a question begin with, up to a blank; 0 where they begin apart. */
-static size_t contexts_shared(const struct question *q) {
+static size_t contexts_shared(const struct eval_question *q) {
     const char *first = q->contexts[0];
     size_t n = strlen(first);
     for (int k = 1; k < q->n; k++) {
@@ -655,13 +655,13 @@ static const char *unblanked(const char *text) {
     return text + (*text == ' ');
 }
 
-static void item_of(const struct bank *b, const struct question *q, struct item *out) {
+static void item_of(const struct eval_task *b, const struct eval_question *q, struct task_item *out) {
     size_t shared = q->contexts[0] ? contexts_shared(q) : 0;
     const char *context = q->context ? q->context : q->contexts[0];
     int len = q->contexts[0] ? (int)shared : (int)strlen(context);
-    *out = (struct item){.n_choices = q->n,
+    *out = (struct task_item){.n_choices = q->n,
                          .correct = q->correct,
-                         .lang = language_names[language_of(context)],
+                         .lang = language_names[language_detect(context)],
                          .gold = q->n ? NULL : xstrdup(q->answer)};
     out->question = xasprintf("%s%.*s", b->subjects[q->subject].preamble, len, len ? context : "");
     for (size_t n = strlen(out->question); n && out->question[n - 1] == ' '; n--)
@@ -679,8 +679,8 @@ static void item_of(const struct bank *b, const struct question *q, struct item 
     }
 }
 
-struct item *bank_items(const struct bank *b) {
-    struct item *v = xcalloc((size_t)MAX(b->n, 1), sizeof *v);
+struct task_item *eval_task_items(const struct eval_task *b) {
+    struct task_item *v = xcalloc((size_t)MAX(b->n, 1), sizeof *v);
     for (int64_t i = 0; i < b->n; i++) {
         if (b->family < 0)
             item_of(b, &b->v[i], &v[i]);
@@ -690,18 +690,18 @@ struct item *bank_items(const struct bank *b) {
     return v;
 }
 
-void bank_items_release(struct item *v, int64_t n) {
-    for (int64_t i = 0; v && i < n; i++) item_release(&v[i]);
+void task_items_release(struct task_item *v, int64_t n) {
+    for (int64_t i = 0; v && i < n; i++) task_item_release(&v[i]);
     free(v);
 }
 
-static int bank_add(struct bank **v, int *n, const char *name, const struct bank_options *o,
+static int bank_add(struct eval_task **v, int *n, const char *name, const struct eval_task_options *o,
                     struct error *err) {
     *v = xrealloc(*v, (size_t)(*n + 1) * sizeof **v);
-    return bank_open(&(*v)[(*n)++], name, o, err);
+    return eval_task_open(&(*v)[(*n)++], name, o, err);
 }
 
-int banks_open(const char *list, const struct bank_options *o, struct bank **out, int *n,
+int eval_tasks_open(const char *list, const struct eval_task_options *o, struct eval_task **out, int *n,
                struct error *err) {
     char *copy = xstrdup(list), *save = NULL;
     int rc = OK;

@@ -71,11 +71,11 @@ static void positions_compare(void *ctx, int64_t begin, int64_t end, int thread)
 
 /* Tokens [from, from + n) of a passage through both models. */
 static void rows_run(struct comparison *c, const int32_t *tokens, int32_t from, int32_t n) {
-    struct row rows[ROWS];
+    struct batch_row rows[ROWS];
     int32_t out[ROWS];
-    const struct segment bare = {.end = n};
+    const struct lora_segment bare = {.end = n};
     for (int32_t i = 0; i < n; i++) {
-        rows[i] = (struct row){tokens[from + i], from + i, 0};
+        rows[i] = (struct batch_row){tokens[from + i], from + i, 0};
         out[i] = i;
     }
     for (int i = 0; i < 2; i++) forward_run(c->f[i], rows, n, &bare, 1, out, n, c->logits[i]);
@@ -86,8 +86,8 @@ static int by_value(const void *a, const void *b) {
     return x < y ? -1 : x > y;
 }
 
-static struct model_shift positions_sum(const struct position *p, int64_t n) {
-    struct model_shift d = {.n = n};
+static struct model_divergence positions_sum(const struct position *p, int64_t n) {
+    struct model_divergence d = {.n = n};
     double *kl = xcalloc((size_t)MAX(n, 1), sizeof *kl), nll[2] = {0}, same = 0;
     for (int64_t i = 0; i < n; i++) {
         for (int j = 0; j < 2; j++) nll[j] += p[i].nll[j];
@@ -106,7 +106,7 @@ static struct model_shift positions_sum(const struct position *p, int64_t n) {
 }
 
 /* Appends what one passage scores to `out`; its last token predicts nothing that is known. */
-static int64_t passage_run(struct comparison *c, const struct passage *s, struct pool *pool,
+static int64_t passage_run(struct comparison *c, const struct scored_sequence *s, struct pool *pool,
                            struct position *out) {
     int64_t done = 0;
     for (int32_t from = 0; from < s->n; from += ROWS) {
@@ -124,7 +124,7 @@ static int64_t passage_run(struct comparison *c, const struct passage *s, struct
     return done;
 }
 
-struct model_shift models_compare(const struct model *const m[2], const struct passage *seqs, int n,
+struct model_divergence model_divergence_measure(const struct model *const m[2], const struct scored_sequence *seqs, int n,
                                   struct pool *pool, struct progress *p) {
     struct comparison c = {.vocab = m[0]->config.vocab_size};
     struct forward_options o = {.max_rows = ROWS, .n_slots = 1, .slot_len = 1, .pool = pool};
@@ -147,7 +147,7 @@ struct model_shift models_compare(const struct model *const m[2], const struct p
         read += seqs[i].n;
         if (p) progress_update(p, read, NULL);
     }
-    struct model_shift d = positions_sum(all, done);
+    struct model_divergence d = positions_sum(all, done);
     for (int i = 0; i < 2; i++) {
         forward_free(c.f[i]);
         free(c.logits[i]);

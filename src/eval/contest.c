@@ -20,29 +20,29 @@
 
 enum {
     WINDOW = 1024,
-    WORK_TOKENS = 32, /* of a working, before the answer */
+    COT_MAX_TOKENS = 32, /* of a working, before the answer */
     SEAMS = 8,        /* tokens that texts may have more together than apart */
 };
 static const double EQUIVALENT = 0.02; /* a difference that does not matter */
 
 struct job {
     int64_t at; /* number of its … */
-    const struct question *q;
-    struct question made; /* where q may be */
-    struct asked asked;   /* CHAT */
-    struct ids prompt[MAX_OPTIONS], rest[MAX_OPTIONS];
-    struct token_seq seq[MAX_OPTIONS];
-    struct request *reqs;
+    const struct eval_question *q;
+    struct eval_question made; /* where q may be */
+    struct choice_prompt asked;   /* CHAT */
+    struct token_ids prompt[EVAL_MAX_OPTIONS], rest[EVAL_MAX_OPTIONS];
+    struct token_seq seq[EVAL_MAX_OPTIONS];
+    struct engine_request *reqs;
     int n; /* of them; 0: the job is free */
     bool cut;
 };
 
 struct window {
-    struct solver *s;
-    const struct bank *b;
+    struct eval_solver *s;
+    const struct eval_task *b;
     const struct grader *grader;
-    struct outcome *out;
-    struct cost *cost;
+    struct eval_result *out;
+    struct eval_cost *cost;
     struct job *jobs; /* [WINDOW] */
     int64_t next, done;
 };
@@ -60,37 +60,37 @@ static size_t trimmed(const char *s) {
     return n;
 }
 
-void pair_encode(const struct tokenizer *tok, const char *context, const char *continuation,
-                 struct ids *prompt, struct ids *rest) {
+void eval_encode_pair(const struct tokenizer *tok, const char *context, const char *continuation,
+                 struct token_ids *prompt, struct token_ids *rest) {
     size_t n = trimmed(context);
-    struct ids whole = {0};
+    struct token_ids whole = {0};
     struct buf text = {0};
     int before = prompt->n;
     buf_puts(&text, context);
     buf_puts(&text, continuation);
-    tok_encode(tok, text.data, n, TOK_BOS, prompt);
-    tok_encode(tok, text.data, text.len, TOK_BOS, &whole);
+    tokenizer_encode(tok, text.data, n, TOKENIZER_ADD_BOS, prompt);
+    tokenizer_encode(tok, text.data, text.len, TOKENIZER_ADD_BOS, &whole);
     int cut = prompt->n - before;
     if (cut < whole.n)
-        for (int i = cut; i < whole.n; i++) ids_add(rest, whole.v[i]);
+        for (int i = cut; i < whole.n; i++) token_ids_add(rest, whole.v[i]);
     else
-        tok_encode(tok, text.data + n, text.len - n, 0, rest);
+        tokenizer_encode(tok, text.data + n, text.len - n, 0, rest);
     // nothing stands before it: what ends texts also begins them
-    int32_t begin = tok_bos(tok) >= 0 ? tok_bos(tok) : tok_eos(tok);
-    if (cut == 0 && begin >= 0) ids_add(prompt, begin);
-    ids_release(&whole);
+    int32_t begin = tokenizer_bos(tok) >= 0 ? tokenizer_bos(tok) : tokenizer_eos(tok);
+    if (cut == 0 && begin >= 0) token_ids_add(prompt, begin);
+    token_ids_release(&whole);
     buf_release(&text);
 }
 
 /* Leaves out the beginning of a prompt that is too long by what follows it. */
-static bool prompt_cut(struct ids *prompt, int64_t room) {
+static bool prompt_truncate_left(struct token_ids *prompt, int64_t room) {
     if (prompt->n <= room || room < 1) return false;
     memmove(prompt->v, prompt->v + prompt->n - room, (size_t)room * sizeof *prompt->v);
     prompt->n = (int)room;
     return true;
 }
 
-static char *context_of(const struct bank *b, const struct question *q, int option) {
+static char *context_of(const struct eval_task *b, const struct eval_question *q, int option) {
     const char *own = q->contexts[option] ? q->contexts[option] : q->context;
     return xasprintf("%s%s", b->subjects[q->subject].preamble, own);
 }
@@ -100,14 +100,14 @@ static void requests_make(struct job *j, int n) {
     j->n = n;
 }
 
-static void request_choices(struct job *j, int r, int first, int n, const struct solver *s) {
+static void request_choices(struct job *j, int r, int first, int n, const struct eval_solver *s) {
     int longest = 0;
     for (int i = first; i < first + n; i++) {
         j->seq[i] = (struct token_seq){j->rest[i].v, j->rest[i].n};
         longest = MAX(longest, j->rest[i].n);
     }
-    j->cut |= prompt_cut(&j->prompt[r], (int64_t)s->max_len - longest);
-    j->reqs[r] = (struct request){.prompt = j->prompt[r].v,
+    j->cut |= prompt_truncate_left(&j->prompt[r], (int64_t)s->max_len - longest);
+    j->reqs[r] = (struct engine_request){.prompt = j->prompt[r].v,
                                   .n_prompt = j->prompt[r].n,
                                   .adapter = s->adapter,
                                   .sampling = {.top_p = 1},
@@ -116,16 +116,16 @@ static void request_choices(struct job *j, int r, int first, int n, const struct
 }
 
 /* One request for all options when they have the same context, else one each. */
-static void likelihood_ask(struct job *j, const struct window *w, const struct question *q) {
+static void loglikelihood_request(struct job *j, const struct window *w, const struct eval_question *q) {
     bool apart = q->contexts[0] != NULL;
     requests_make(j, apart ? q->n : 1);
     for (int i = 0; i < q->n; i++) {
-        struct ids again = {0};
+        struct token_ids again = {0};
         char *context = context_of(w->b, q, i),
              *option = xasprintf("%s%s", w->b->delimiter, q->options[i]);
-        pair_encode(w->s->tok, context, option, apart || i == 0 ? &j->prompt[i] : &again,
+        eval_encode_pair(w->s->tok, context, option, apart || i == 0 ? &j->prompt[i] : &again,
                     &j->rest[i]);
-        ids_release(&again);
+        token_ids_release(&again);
         free(context);
         free(option);
         if (apart) request_choices(j, i, i, 1, w->s);
@@ -133,15 +133,15 @@ static void likelihood_ask(struct job *j, const struct window *w, const struct q
     if (!apart) request_choices(j, 0, 0, q->n, w->s);
 }
 
-static void generate_ask(struct job *j, const struct window *w, const struct question *q) {
-    const struct bank *b = w->b;
+static void generate_request(struct job *j, const struct window *w, const struct eval_question *q) {
+    const struct eval_task *b = w->b;
     char *context = context_of(b, q, 0);
-    int32_t eos = tok_eos(w->s->tok);
-    tok_encode(w->s->tok, context, strlen(context), TOK_BOS, &j->prompt[0]);
-    j->cut = prompt_cut(&j->prompt[0], (int64_t)w->s->max_len - b->max_tokens);
+    int32_t eos = tokenizer_eos(w->s->tok);
+    tokenizer_encode(w->s->tok, context, strlen(context), TOKENIZER_ADD_BOS, &j->prompt[0]);
+    j->cut = prompt_truncate_left(&j->prompt[0], (int64_t)w->s->max_len - b->max_tokens);
     requests_make(j, 1);
     if (eos >= 0) j->asked.stop[j->asked.n_stop++] = eos;
-    j->reqs[0] = (struct request){.prompt = j->prompt[0].v,
+    j->reqs[0] = (struct engine_request){.prompt = j->prompt[0].v,
                                   .n_prompt = j->prompt[0].n,
                                   .adapter = w->s->adapter,
                                   .sampling = {.top_p = 1},
@@ -153,18 +153,18 @@ static void generate_ask(struct job *j, const struct window *w, const struct que
     free(context);
 }
 
-static int chat_ask(struct job *j, const struct window *w, const struct question *q,
+static int chat_request(struct job *j, const struct window *w, const struct eval_question *q,
                     struct error *err) {
-    struct item it = {.n_choices = q->n};
-    struct message user = {"user", q->context};
+    struct task_item it = {.n_choices = q->n};
+    struct chat_message user = {"user", q->context};
     for (int i = 0; i < q->n; i++) it.choices[i] = q->options[i];
     requests_make(j, 1);
-    if (asked_init(&j->asked, w->s->tok, &user, 1, &it, w->s->working, err) != OK) return err->code;
-    asked_request(&j->asked, w->s->adapter, WORK_TOKENS, &j->reqs[0]);
+    if (choice_prompt_init(&j->asked, w->s->tok, &user, 1, &it, w->s->working, err) != OK) return err->code;
+    choice_prompt_request(&j->asked, w->s->adapter, COT_MAX_TOKENS, &j->reqs[0]);
     return OK;
 }
 
-static int question_wrap(const struct bank *b, const struct question *q, int64_t at,
+static int question_wrap(const struct eval_task *b, const struct eval_question *q, int64_t at,
                          struct error *err) {
     if (q->path) return error_wrap(err, "'%s', line %d", q->path, q->line);
     return error_wrap(err, "question %lld of '%s'", (long long)at, b->name);
@@ -173,13 +173,13 @@ static int question_wrap(const struct bank *b, const struct question *q, int64_t
 static int job_begin(struct window *w, struct job *j, struct error *err) {
     int rc = OK, sent = 0;
     *j = (struct job){.at = w->next++};
-    const struct question *q = j->q = bank_question(w->b, j->at, &j->made);
-    if (w->b->ask == ASK_CHAT)
-        rc = chat_ask(j, w, q, err);
-    else if (w->b->ask == ASK_GENERATE)
-        generate_ask(j, w, q);
+    const struct eval_question *q = j->q = eval_task_question(w->b, j->at, &j->made);
+    if (w->b->ask == EVAL_CHAT_CHOICE)
+        rc = chat_request(j, w, q, err);
+    else if (w->b->ask == EVAL_GENERATE)
+        generate_request(j, w, q);
     else
-        likelihood_ask(j, w, q);
+        loglikelihood_request(j, w, q);
     for (; rc == OK && sent < j->n; sent += rc == OK)
         rc = engine_submit(w->s->e, &j->reqs[sent], err);
     return rc != OK ? question_wrap(w->b, q, j->at, err) : OK;
@@ -201,8 +201,8 @@ static int best_of(const double *v, int n) {
     return best;
 }
 
-static void likelihood_grade(const struct job *j, const struct question *q, struct outcome *o) {
-    double lp[MAX_OPTIONS], norm[MAX_OPTIONS], sum = 0;
+static void loglikelihood_grade(const struct job *j, const struct eval_question *q, struct eval_result *o) {
+    double lp[EVAL_MAX_OPTIONS], norm[EVAL_MAX_OPTIONS], sum = 0;
     for (int i = 0; i < q->n; i++) {
         lp[i] = (double)(j->n > 1 ? j->reqs[i].choice_logprob[0] : j->reqs[0].choice_logprob[i]);
         norm[i] = lp[i] / (double)MAX(characters(q->options[i]), 1);
@@ -214,16 +214,16 @@ static void likelihood_grade(const struct job *j, const struct question *q, stru
     o->right_norm = best_of(norm, q->n) == q->correct;
 }
 
-static void text_grade(const struct window *w, const struct job *j, const struct question *q,
-                       struct outcome *o) {
-    const struct request *r = &j->reqs[0];
+static void text_grade(const struct window *w, const struct job *j, const struct eval_question *q,
+                       struct eval_result *o) {
+    const struct engine_request *r = &j->reqs[0];
     struct buf text = {0};
     if (r->n_stop_texts > 0 && r->text.data)
         buf_add(&text, r->text.data, r->text.len);
     else
-        tok_decode_all(w->s->tok, r->out, r->n_out, false, &text);
+        tokenizer_decode(w->s->tok, r->out, r->n_out, false, &text);
     buf_puts(&text, "");
-    struct grade g = grade_text(w->grader, text.data, (const char *const *)&q->answer, 1);
+    struct grade g = grader_grade(w->grader, text.data, (const char *const *)&q->answer, 1);
     o->truncated = r->finish == FINISH_LENGTH;
     o->unread = !g.found;
     o->score = (float)g.score;
@@ -231,13 +231,13 @@ static void text_grade(const struct window *w, const struct job *j, const struct
     buf_release(&text);
 }
 
-static void job_grade(const struct window *w, const struct job *j, struct outcome *o) {
-    const struct question *q = j->q;
-    const struct request *r = &j->reqs[0];
-    *o = (struct outcome){.cut = j->cut, .choice = -1};
-    if (w->b->ask == ASK_LIKELIHOOD) {
-        likelihood_grade(j, q, o);
-    } else if (w->b->ask == ASK_GENERATE) {
+static void job_grade(const struct window *w, const struct job *j, struct eval_result *o) {
+    const struct eval_question *q = j->q;
+    const struct engine_request *r = &j->reqs[0];
+    *o = (struct eval_result){.cut = j->cut, .choice = -1};
+    if (w->b->ask == EVAL_LOGLIKELIHOOD) {
+        loglikelihood_grade(j, q, o);
+    } else if (w->b->ask == EVAL_GENERATE) {
         text_grade(w, j, q, o);
     } else {
         o->choice = (int16_t)r->choice;
@@ -245,7 +245,7 @@ static void job_grade(const struct window *w, const struct job *j, struct outcom
         o->right = r->choice == q->correct;
         o->truncated = r->max_tokens > 0 && r->n_out == r->max_tokens;
     }
-    if (w->b->ask != ASK_GENERATE) o->score = o->right;
+    if (w->b->ask != EVAL_GENERATE) o->score = o->right;
 }
 
 static bool job_is_done(const struct job *j) {
@@ -255,13 +255,13 @@ static bool job_is_done(const struct job *j) {
 }
 
 static void job_release(struct job *j) {
-    for (int i = 0; i < j->n; i++) request_release(&j->reqs[i]);
-    for (int i = 0; i < MAX_OPTIONS; i++) {
-        ids_release(&j->prompt[i]);
-        ids_release(&j->rest[i]);
+    for (int i = 0; i < j->n; i++) engine_request_release(&j->reqs[i]);
+    for (int i = 0; i < EVAL_MAX_OPTIONS; i++) {
+        token_ids_release(&j->prompt[i]);
+        token_ids_release(&j->rest[i]);
     }
-    asked_release(&j->asked);
-    if (j->q == &j->made) question_release(&j->made);
+    choice_prompt_release(&j->asked);
+    if (j->q == &j->made) eval_question_release(&j->made);
     free(j->reqs);
     *j = (struct job){0};
 }
@@ -277,23 +277,23 @@ static void job_end(struct window *w, struct job *j) {
     job_release(j);
 }
 
-int32_t bank_tokens(const struct bank *b, const struct tokenizer *tok) {
+int32_t eval_task_max_request(const struct eval_task *b, const struct tokenizer *tok) {
     int32_t most = 0, *preamble = xcalloc((size_t)MAX(b->n_subjects, 1), sizeof *preamble);
-    struct ids ids = {0};
+    struct token_ids ids = {0};
     for (int i = 0; i < b->n_subjects; i++, ids.n = 0) {
-        tok_encode(tok, b->subjects[i].preamble, strlen(b->subjects[i].preamble), TOK_BOS, &ids);
+        tokenizer_encode(tok, b->subjects[i].preamble, strlen(b->subjects[i].preamble), TOKENIZER_ADD_BOS, &ids);
         preamble[i] = ids.n;
     }
     for (int64_t i = 0; b->family < 0 && i < b->n; i++) {
-        const struct question *q = &b->v[i];
+        const struct eval_question *q = &b->v[i];
         for (int k = 0; k < MAX(q->n, 1); k++, ids.n = 0) {
             const char *context = q->contexts[k] ? q->contexts[k] : q->context;
-            tok_encode(tok, context, strlen(context), 0, &ids);
-            if (q->n) tok_encode(tok, q->options[k], strlen(q->options[k]), 0, &ids);
+            tokenizer_encode(tok, context, strlen(context), 0, &ids);
+            if (q->n) tokenizer_encode(tok, q->options[k], strlen(q->options[k]), 0, &ids);
             most = MAX(most, preamble[q->subject] + ids.n);
         }
     }
-    ids_release(&ids);
+    token_ids_release(&ids);
     free(preamble);
     return most + b->max_tokens + SEAMS;
 }
@@ -301,7 +301,7 @@ int32_t bank_tokens(const struct bank *b, const struct tokenizer *tok) {
 /* answering */
 
 /* Finished jobs give way to the next questions. */
-static int window_turn(struct window *w, struct error *err) {
+static int window_refill(struct window *w, struct error *err) {
     int rc = OK;
     for (int i = 0; rc == OK && i < WINDOW; i++) {
         if (job_is_done(&w->jobs[i])) job_end(w, &w->jobs[i]);
@@ -317,9 +317,9 @@ static void window_drain(struct window *w) {
         if (w->jobs[i].n) job_release(&w->jobs[i]);
 }
 
-int bank_grader(const struct bank *b, const struct grader **out, struct error *err) {
+int eval_task_grader(const struct eval_task *b, const struct grader **out, struct error *err) {
     *out = NULL;
-    if (b->ask != ASK_GENERATE) return OK;
+    if (b->ask != EVAL_GENERATE) return OK;
     if (!(*out = grader_find(b->grader, err))) return err->code;
     for (int64_t i = 0; i < b->n; i++)
         if (grader_check(*out, b->v[i].answer, err) != OK)
@@ -327,14 +327,14 @@ int bank_grader(const struct bank *b, const struct grader **out, struct error *e
     return OK;
 }
 
-int solver_answer(void *solver, const struct bank *b, struct outcome *out, struct cost *cost,
+int eval_solver_answer(void *solver, const struct eval_task *b, struct eval_result *out, struct eval_cost *cost,
                   struct progress *p, int64_t done, struct error *err) {
     struct window w = {.s = solver, .b = b, .out = out, .cost = cost};
     double start = clock_now();
-    int rc = bank_grader(b, &w.grader, err);
+    int rc = eval_task_grader(b, &w.grader, err);
     w.jobs = xcalloc(WINDOW, sizeof *w.jobs);
     while (rc == OK && w.done < b->n) {
-        rc = window_turn(&w, err);
+        rc = window_refill(&w, err);
         if (rc == OK && w.done < b->n) engine_step(w.s->e);
         if (p) progress_update(p, done + w.done, b->name);
     }
@@ -344,19 +344,19 @@ int solver_answer(void *solver, const struct bank *b, struct outcome *out, struc
     return rc;
 }
 
-int task_run(struct engine *e, const struct tokenizer *tok, int family, enum split split,
+int eval_run_family(struct engine *e, const struct tokenizer *tok, int family, enum data_split split,
              uint64_t seed, int32_t n, struct adapter *adapter, bool working, uint8_t *right,
-             struct score *out, struct progress *p, struct error *err) {
-    struct bank b = {.name = (char *)(uintptr_t)fry_families[family].name,
-                     .ask = ASK_CHAT,
+             struct eval_score *out, struct progress *p, struct error *err) {
+    struct eval_task b = {.name = (char *)(uintptr_t)fry_families[family].name,
+                     .ask = EVAL_CHAT_CHOICE,
                      .n = n,
                      .family = family,
                      .split = split,
                      .seed = seed};
-    struct solver s = {.e = e, .tok = tok, .adapter = adapter, .working = working};
-    struct outcome *v = xcalloc((size_t)MAX(n, 1), sizeof *v);
-    struct cost cost = {0};
-    int rc = solver_answer(&s, &b, v, &cost, p, 0, err);
+    struct eval_solver s = {.e = e, .tok = tok, .adapter = adapter, .working = working};
+    struct eval_result *v = xcalloc((size_t)MAX(n, 1), sizeof *v);
+    struct eval_cost cost = {0};
+    int rc = eval_solver_answer(&s, &b, v, &cost, p, 0, err);
     for (int32_t i = 0; rc == OK && i < n; i++) {
         out->correct += v[i].right;
         out->truncated += v[i].truncated;
@@ -382,15 +382,15 @@ static int by_hash(const void *a, const void *b) {
     return x->hash != y->hash ? (x->hash < y->hash ? -1 : 1) : (x->at > y->at) - (x->at < y->at);
 }
 
-int32_t bank_clusters(const struct bank *b, int32_t *cluster_of) {
+int32_t eval_task_clusters(const struct eval_task *b, int32_t *cluster_of) {
     struct named_cluster *v = xcalloc((size_t)MAX(b->n, 1), sizeof *v);
     for (int64_t i = 0; i < b->n; i++) {
-        struct question scratch;
-        const struct question *q = bank_question(b, i, &scratch);
+        struct eval_question scratch;
+        const struct eval_question *q = eval_task_question(b, i, &scratch);
         const void *name = q->cluster ? (const void *)q->cluster : &i;
         v[i] =
-            (struct named_cluster){hash_u64(name, q->cluster ? strlen(q->cluster) : sizeof i), i};
-        if (q == &scratch) question_release(&scratch);
+            (struct named_cluster){hash_fnv1a(name, q->cluster ? strlen(q->cluster) : sizeof i), i};
+        if (q == &scratch) eval_question_release(&scratch);
     }
     qsort(v, (size_t)b->n, sizeof *v, by_hash);
     int32_t n = 0;
@@ -402,9 +402,9 @@ int32_t bank_clusters(const struct bank *b, int32_t *cluster_of) {
     return n;
 }
 
-struct standing contest_stand(const struct outcome *own, const struct outcome *first, int64_t n,
+struct eval_summary eval_summarize(const struct eval_result *own, const struct eval_result *first, int64_t n,
                               const int32_t *cluster_of, int32_t n_clusters, uint64_t seed) {
-    struct standing s = {.n = n, .n_clusters = n_clusters, .p_holm = 1};
+    struct eval_summary s = {.n = n, .n_clusters = n_clusters, .p_holm = 1};
     uint8_t *a = xcalloc((size_t)MAX(n, 1), 1), *b = xcalloc((size_t)MAX(n, 1), 1);
     double *v = xcalloc((size_t)MAX(n, 1), sizeof *v);
     for (int64_t i = 0; i < n; i++) {
@@ -424,9 +424,9 @@ struct standing contest_stand(const struct outcome *own, const struct outcome *f
     s.versus.p = 1;
     if (own != first) {
         for (int64_t i = 0; i < n; i++) v[i] = (double)a[i] - (double)b[i];
-        s.versus = stats_paired(a, b, n);
+        s.versus = stats_mcnemar(a, b, n);
         s.versus_clustered = stats_cluster_bootstrap(v, cluster_of, n, n_clusters, seed);
-        s.equivalent = stats_equivalent(v, n, EQUIVALENT);
+        s.equivalent = stats_tost(v, n, EQUIVALENT);
     }
     free(a);
     free(b);

@@ -5,7 +5,7 @@
  * set, llm-foundry's, or the user's own, and no option says which. Here only meaning is read
  * (question, choices, which is right); what the model is shown is bank.c's.
  *
- * Invariants: every string of a result is its own copy; a line gives at most MAX_OPTIONS choices,
+ * Invariants: every string of a result is its own copy; a line gives at most EVAL_MAX_OPTIONS choices,
  * at least two, and `correct` is one of them.
  */
 #define _GNU_SOURCE
@@ -15,8 +15,8 @@
 #include <string.h>
 #include <unicase.h>
 
-void fields_release(struct fields *f) {
-    for (int i = 0; i < MAX_OPTIONS; i++) {
+void dataset_row_release(struct dataset_row *f) {
+    for (int i = 0; i < EVAL_MAX_OPTIONS; i++) {
         free(f->choices[i]);
         free(f->contexts[i]);
     }
@@ -25,10 +25,10 @@ void fields_release(struct fields *f) {
     free(f->answer);
     free(f->cluster);
     free(f->subject);
-    *f = (struct fields){0};
+    *f = (struct dataset_row){0};
 }
 
-const json_t *json_at(const json_t *row, const char *path) {
+const json_t *json_path_get(const json_t *row, const char *path) {
     char name[128];
     for (const char *dot; row && (dot = strchr(path, '.')); path = dot + 1) {
         if ((size_t)(dot - path) >= sizeof name) return NULL;
@@ -39,19 +39,19 @@ const json_t *json_at(const json_t *row, const char *path) {
     return json_object_get(row, path);
 }
 
-char *json_words(const json_t *v) {
+char *json_scalar_text(const json_t *v) {
     if (json_is_string(v)) return xstrdup(json_string_value(v));
-    return json_is_number(v) ? json_text(v) : NULL;
+    return json_is_number(v) ? json_canonical(v) : NULL;
 }
 
 /* The words of a field that must be there; NULL and an error otherwise. */
 static char *words_of(const json_t *row, const char *field, struct error *err) {
-    char *words = json_words(json_at(row, field));
+    char *words = json_scalar_text(json_path_get(row, field));
     if (!words) error_set(err, ERR_FORMAT, "field '%s' is missing or no text", field);
     return words;
 }
 
-int choice_find(const json_t *answer, char *const *choices, int n) {
+int choice_index(const json_t *answer, char *const *choices, int n) {
     json_int_t at = -1;
     const char *s = json_string_value(answer);
     if (json_is_integer(answer)) at = json_integer_value(answer);
@@ -62,48 +62,48 @@ int choice_find(const json_t *answer, char *const *choices, int n) {
     return at >= 0 && at < n ? (int)at : -1;
 }
 
-static int correct_set(struct fields *f, const json_t *row, const char *field, int at,
+static int correct_set(struct dataset_row *f, const json_t *row, const char *field, int at,
                        struct error *err) {
-    const json_t *v = json_at(row, field);
+    const json_t *v = json_path_get(row, field);
     f->correct = at;
     if (at >= 0) return OK;
     if (!v) return error_set(err, ERR_FORMAT, "field '%s' is missing", field);
-    char *text = json_text(v);
+    char *text = json_canonical(v);
     error_set(err, ERR_FORMAT, "field '%s': '%.64s' names none of the %d choices", field, text,
               f->n);
     free(text);
     return err->code;
 }
 
-static int choice_add(struct fields *f, const json_t *v, const char *field, struct error *err) {
-    if (f->n == MAX_OPTIONS)
+static int choice_add(struct dataset_row *f, const json_t *v, const char *field, struct error *err) {
+    if (f->n == EVAL_MAX_OPTIONS)
         return error_set(err, ERR_FORMAT, "field '%s' has more than %d choices", field,
-                         MAX_OPTIONS);
-    if (!(f->choices[f->n] = json_words(v)))
+                         EVAL_MAX_OPTIONS);
+    if (!(f->choices[f->n] = json_scalar_text(v)))
         return error_set(err, ERR_FORMAT, "field '%s': choice %d is no text", field, f->n);
     f->n++;
     return OK;
 }
 
-static int choices_read(struct fields *f, const json_t *row, const char *field, struct error *err) {
-    const json_t *v = json_at(row, field);
+static int choices_read(struct dataset_row *f, const json_t *row, const char *field, struct error *err) {
+    const json_t *v = json_path_get(row, field);
     for (size_t i = 0; i < json_array_size(v); i++)
         if (choice_add(f, json_array_get(v, i), field, err) != OK) return err->code;
     if (f->n < 2) return error_set(err, ERR_FORMAT, "field '%s' has fewer than 2 choices", field);
     return OK;
 }
 
-static int question_read(struct fields *f, const json_t *row, const char *field,
+static int question_read(struct dataset_row *f, const json_t *row, const char *field,
                          struct error *err) {
     return (f->question = words_of(row, field, err)) ? OK : err->code;
 }
 
 /* question, choices and answer, under the names that a form gives them. */
-static int plain_read(struct fields *f, const json_t *row, const char *question,
+static int plain_read(struct dataset_row *f, const json_t *row, const char *question,
                       const char *choices, const char *answer, struct error *err) {
     if (question_read(f, row, question, err) != OK || choices_read(f, row, choices, err) != OK)
         return err->code;
-    return correct_set(f, row, answer, choice_find(json_at(row, answer), f->choices, f->n), err);
+    return correct_set(f, row, answer, choice_index(json_path_get(row, answer), f->choices, f->n), err);
 }
 
 /* s without `prefix`, in place. */
@@ -113,7 +113,7 @@ static void prefix_cut(char *s, const char *prefix) {
 }
 
 /* "Passage: …\nQuestion: …?" is boolq's; its question comes without the question mark there. */
-static void passage_split(struct fields *f) {
+static void passage_split(struct dataset_row *f) {
     static const char middle[] = "\nQuestion: ";
     char *at = NULL;
     if (strncmp(f->question, "Passage: ", 9) != 0) return;
@@ -129,7 +129,7 @@ static void passage_split(struct fields *f) {
 }
 
 /* llm-foundry: the prompt's first words are in the query. */
-static int foundry_read(const json_t *row, struct fields *f, struct error *err) {
+static int foundry_read(const json_t *row, struct dataset_row *f, struct error *err) {
     if (plain_read(f, row, "query", "choices", "gold", err) != OK) return err->code;
     prefix_cut(f->question, "Question: ");
     passage_split(f);
@@ -137,7 +137,7 @@ static int foundry_read(const json_t *row, struct fields *f, struct error *err) 
 }
 
 /* llm-foundry's winogrande: two contexts, one continuation. */
-static int schema_read(const json_t *row, struct fields *f, struct error *err) {
+static int schema_read(const json_t *row, struct dataset_row *f, struct error *err) {
     char *rest = words_of(row, "continuation", err);
     int rc = rest ? choices_read(f, row, "context_options", err) : err->code;
     for (int i = 0; rc == OK && i < f->n; i++) {
@@ -147,11 +147,11 @@ static int schema_read(const json_t *row, struct fields *f, struct error *err) {
     free(rest);
     if (rc != OK) return rc;
     f->question = xstrdup(f->contexts[0]);
-    return correct_set(f, row, "gold", choice_find(json_at(row, "gold"), f->contexts, f->n), err);
+    return correct_set(f, row, "gold", choice_index(json_path_get(row, "gold"), f->contexts, f->n), err);
 }
 
 /* winogrande: the options stand where the sentence has '_'; what follows is scored. */
-static int winogrande_read(const json_t *row, struct fields *f, struct error *err) {
+static int winogrande_read(const json_t *row, struct dataset_row *f, struct error *err) {
     char *sentence = words_of(row, "sentence", err), *gap = sentence ? strchr(sentence, '_') : NULL;
     if (sentence && !gap) error_set(err, ERR_FORMAT, "field 'sentence' has no '_'");
     const char *rest = gap ? gap + 1 + strspn(gap + 1, " \t\n") : "";
@@ -165,18 +165,18 @@ static int winogrande_read(const json_t *row, struct fields *f, struct error *er
     if (f->n == 2) f->question = xstrdup(sentence);
     free(sentence);
     if (f->n < 2) return err->code;
-    char *answer = json_words(json_at(row, "answer"));
+    char *answer = json_scalar_text(json_path_get(row, "answer"));
     int at = answer && (strcmp(answer, "1") == 0 || strcmp(answer, "2") == 0) ? *answer - '1' : -1;
     free(answer);
     return correct_set(f, row, "answer", at, err);
 }
 
 /* ARC: choices have labels of their own, letters or numbers. */
-static int arc_read(const json_t *row, struct fields *f, struct error *err) {
+static int arc_read(const json_t *row, struct dataset_row *f, struct error *err) {
     if (question_read(f, row, "question", err) != OK ||
         choices_read(f, row, "choices.text", err) != OK)
         return err->code;
-    const json_t *labels = json_at(row, "choices.label"), *key = json_at(row, "answerKey");
+    const json_t *labels = json_path_get(row, "choices.label"), *key = json_path_get(row, "answerKey");
     int at = -1;
     for (int i = 0; i < f->n; i++)
         if (json_equal(json_array_get(labels, (size_t)i), key)) at = i;
@@ -184,39 +184,39 @@ static int arc_read(const json_t *row, struct fields *f, struct error *err) {
 }
 
 /* boolq: no or yes, in this order. */
-static int boolq_read(const json_t *row, struct fields *f, struct error *err) {
-    const char *field = json_at(row, "label") ? "label" : "answer";
+static int boolq_read(const json_t *row, struct dataset_row *f, struct error *err) {
+    const char *field = json_path_get(row, "label") ? "label" : "answer";
     f->choices[0] = xstrdup("no");
     f->choices[1] = xstrdup("yes");
     f->n = 2;
     if (!(f->passage = words_of(row, "passage", err))) return err->code;
     return question_read(f, row, "question", err) != OK
                ? err->code
-               : correct_set(f, row, field, choice_find(json_at(row, field), f->choices, 2), err);
+               : correct_set(f, row, field, choice_index(json_path_get(row, field), f->choices, 2), err);
 }
 
 /* jcommonsenseqa and its like: choice0, choice1 … and the right one's index. */
-static int numbered_read(const json_t *row, struct fields *f, struct error *err) {
+static int numbered_read(const json_t *row, struct dataset_row *f, struct error *err) {
     char field[24];
-    for (int i = 0; i < MAX_OPTIONS; i++) {
+    for (int i = 0; i < EVAL_MAX_OPTIONS; i++) {
         snprintf(field, sizeof field, "choice%d", i);
-        const json_t *v = json_at(row, field);
+        const json_t *v = json_path_get(row, field);
         if (!v) break;
         if (choice_add(f, v, field, err) != OK) return err->code;
     }
     if (f->n < 2) return error_set(err, ERR_FORMAT, "field 'choice1' is missing");
     return question_read(f, row, "question", err) != OK
                ? err->code
-               : correct_set(f, row, "label", choice_find(json_at(row, "label"), f->choices, f->n),
+               : correct_set(f, row, "label", choice_index(json_path_get(row, "label"), f->choices, f->n),
                              err);
 }
 
 /* truthfulqa, one right answer: its label is 1. */
-static int mc1_read(const json_t *row, struct fields *f, struct error *err) {
+static int mc1_read(const json_t *row, struct dataset_row *f, struct error *err) {
     if (question_read(f, row, "question", err) != OK ||
         choices_read(f, row, "mc1_targets.choices", err) != OK)
         return err->code;
-    const json_t *labels = json_at(row, "mc1_targets.labels");
+    const json_t *labels = json_path_get(row, "mc1_targets.labels");
     int at = -1;
     for (int i = f->n - 1; i >= 0; i--)
         if (json_integer_value(json_array_get(labels, (size_t)i)) == 1) at = i;
@@ -268,12 +268,12 @@ static void capitalized(const char *s, struct buf *out) {
 }
 
 /* "activity: first sentence, Beginning of the second", then the endings. */
-static int hellaswag_read(const json_t *row, struct fields *f, struct error *err) {
+static int hellaswag_read(const json_t *row, struct dataset_row *f, struct error *err) {
     struct buf b = {0};
-    const char *label = json_string_value(json_at(row, "activity_label")),
-               *a = json_string_value(json_at(row, "ctx_a")),
-               *second = json_string_value(json_at(row, "ctx_b"));
-    char *whole = json_words(json_at(row, "ctx"));
+    const char *label = json_string_value(json_path_get(row, "activity_label")),
+               *a = json_string_value(json_path_get(row, "ctx_a")),
+               *second = json_string_value(json_path_get(row, "ctx_b"));
+    char *whole = json_scalar_text(json_path_get(row, "ctx"));
     if (label) buf_printf(&b, "%s: ", label);
     if (a && second) {
         buf_printf(&b, "%s ", a);
@@ -290,15 +290,15 @@ static int hellaswag_read(const json_t *row, struct fields *f, struct error *err
         f->choices[i] = hellaswag_clean(raw);
         free(raw);
     }
-    return correct_set(f, row, "label", choice_find(json_at(row, "label"), f->choices, f->n), err);
+    return correct_set(f, row, "label", choice_index(json_path_get(row, "label"), f->choices, f->n), err);
 }
 
-static int listed_read(const json_t *row, struct fields *f, struct error *err) {
+static int listed_read(const json_t *row, struct dataset_row *f, struct error *err) {
     return plain_read(f, row, "question", "choices", "answer", err);
 }
 
 /* No choices: the answer is text, for a grader. */
-static int open_read(const json_t *row, struct fields *f, struct error *err) {
+static int open_read(const json_t *row, struct dataset_row *f, struct error *err) {
     f->correct = -1;
     if (question_read(f, row, "question", err) != OK) return err->code;
     return (f->answer = words_of(row, "answer", err)) ? OK : err->code;
@@ -307,7 +307,7 @@ static int open_read(const json_t *row, struct fields *f, struct error *err) {
 /* In this order: what has more fields first. */
 static const struct form {
     const char *needs[4];
-    int (*read)(const json_t *row, struct fields *out, struct error *err);
+    int (*read)(const json_t *row, struct dataset_row *out, struct error *err);
 } forms[] = {
     {{"context_options", "continuation", "gold"}, schema_read},
     {{"query", "choices", "gold"}, foundry_read},
@@ -323,7 +323,7 @@ static const struct form {
 
 static bool form_fits(const struct form *f, const json_t *row) {
     for (size_t i = 0; i < ARRAY_LEN(f->needs) && f->needs[i]; i++)
-        if (!json_at(row, f->needs[i])) return false;
+        if (!json_path_get(row, f->needs[i])) return false;
     return true;
 }
 
@@ -341,12 +341,12 @@ static int form_unknown(const json_t *row, struct error *err) {
     return err->code;
 }
 
-int fields_read(const json_t *row, struct fields *out, struct error *err) {
-    *out = (struct fields){0};
+int dataset_row_parse(const json_t *row, struct dataset_row *out, struct error *err) {
+    *out = (struct dataset_row){0};
     if (!json_is_object(row)) return error_set(err, ERR_FORMAT, "the line is no JSON object");
     for (size_t i = 0; i < ARRAY_LEN(forms); i++) {
         if (!form_fits(&forms[i], row)) continue;
-        out->subject = json_words(json_at(row, "subject"));
+        out->subject = json_scalar_text(json_path_get(row, "subject"));
         return forms[i].read(row, out, err);
     }
     return form_unknown(row, err);
@@ -354,7 +354,7 @@ int fields_read(const json_t *row, struct fields *out, struct error *err) {
 
 /* CSV */
 
-enum { CSV_FIELDS = 2 + MAX_OPTIONS };
+enum { CSV_FIELDS = 2 + EVAL_MAX_OPTIONS };
 
 struct csv {
     const char *path, *p, *end;
@@ -414,7 +414,7 @@ static json_t *csv_answer(const struct buf *cell) {
     return ch >= '0' && ch <= '9' ? json_integer(ch - '0') : NULL;
 }
 
-static int row_visit(const struct csv *c, int line, json_each_fn fn, void *ctx, struct error *err) {
+static int row_visit(const struct csv *c, int line, json_file_each_fn fn, void *ctx, struct error *err) {
     json_t *choices = json_array(), *answer = csv_answer(&c->cells[c->n - 1]);
     for (int i = 1; i < c->n - 1; i++)
         json_array_append_new(choices, json_stringn(c->cells[i].data, c->cells[i].len));
@@ -438,7 +438,7 @@ static int row_visit(const struct csv *c, int line, json_each_fn fn, void *ctx, 
     return rc;
 }
 
-int csv_each(const char *path, json_each_fn fn, void *ctx, struct error *err) {
+int csv_each(const char *path, json_file_each_fn fn, void *ctx, struct error *err) {
     struct buf text = {0};
     struct csv c = {.path = path, .line = 1};
     int rc = file_read(path, (size_t)1 << 30, &text, err);

@@ -32,25 +32,25 @@ static int between(struct rng *r, int lo, int hi) {
     return lo + (int)rng_below(r, (uint32_t)(hi - lo + 1));
 }
 
-static bool has_choice(const struct item *it, const char *text) {
+static bool has_choice(const struct task_item *it, const char *text) {
     for (int i = 0; i < it->n_choices; i++)
         if (strcmp(it->choices[i], text) == 0) return true;
     return false;
 }
 
-static void add_choice(struct item *it, const char *text) {
+static void add_choice(struct task_item *it, const char *text) {
     if (it->n_choices < FAMILY_CHOICES && !has_choice(it, text))
         it->choices[it->n_choices++] = xstrdup(text);
 }
 
-static void add_number(struct item *it, int value) {
+static void add_number(struct task_item *it, int value) {
     char text[16];
     snprintf(text, sizeof text, "%d", value);
     add_choice(it, text);
 }
 
 /* Choice 0 is the right one until here; afterwards the order says nothing. */
-static void shuffle_choices(struct rng *r, struct item *it) {
+static void shuffle_choices(struct rng *r, struct task_item *it) {
     it->correct = 0;
     for (int i = it->n_choices - 1; i > 0; i--) {
         int j = (int)rng_below(r, (uint32_t)i + 1);
@@ -85,7 +85,7 @@ static int letter_up(const void *a, const void *b) {
     return *(const char *)a - *(const char *)b;
 }
 
-static void add_spaced(struct item *it, const char *v, int n) {
+static void add_spaced(struct task_item *it, const char *v, int n) {
     char text[64];
     spaced(text, v, n);
     add_choice(it, text);
@@ -98,7 +98,7 @@ static void swap_letters(char *v, int i, int j) {
 }
 
 /* Wrong answers near a right string of letters: two of its letters exchanged. */
-static void add_swapped(struct rng *r, struct item *it, const char *right, int n) {
+static void add_swapped(struct rng *r, struct task_item *it, const char *right, int n) {
     char v[16];
     for (int tries = 0; it->n_choices < 4 && tries < 64; tries++) {
         memcpy(v, right, (size_t)n + 1);
@@ -109,7 +109,7 @@ static void add_swapped(struct rng *r, struct item *it, const char *right, int n
     }
 }
 
-static void make_copy(struct rng *r, bool rare, struct item *it) {
+static void make_copy(struct rng *r, bool rare, struct task_item *it) {
     (void)rare;
     static const char *const asks[] = {"repeat: %s", "くりかえして：%s", "重复：%s"};
     int n = between(r, 3, 5), lang = draw_lang(r);
@@ -124,7 +124,7 @@ static void make_copy(struct rng *r, bool rare, struct item *it) {
     add_swapped(r, it, v, n);
 }
 
-static void make_sort(struct rng *r, bool rare, struct item *it) {
+static void make_sort(struct rng *r, bool rare, struct task_item *it) {
     (void)rare;
     static const char *const asks[] = {"sort: %s", "ならべて：%s", "排序：%s"};
     int n = between(r, 3, 4), lang = draw_lang(r);
@@ -142,7 +142,7 @@ static void make_sort(struct rng *r, bool rare, struct item *it) {
 }
 
 /* The larger (or smaller) of two different numbers of three digits. */
-static void compare_two(struct rng *r, struct item *it, const char *const asks[], const char *name,
+static void compare_two(struct rng *r, struct task_item *it, const char *const asks[], const char *name,
                         const char *twin, bool smaller) {
     int a = between(r, 100, 999), b = between(r, 100, 999), lang = draw_lang(r);
     if (a == b) b = a < 999 ? a + 1 : a - 1;
@@ -155,14 +155,14 @@ static void compare_two(struct rng *r, struct item *it, const char *const asks[]
     add_number(it, smaller ? MAX(a, b) : MIN(a, b));
 }
 
-static void make_compare(struct rng *r, bool rare, struct item *it) {
+static void make_compare(struct rng *r, bool rare, struct task_item *it) {
     (void)rare;
     static const char *const asks[] = {"which is larger: %d or %d?", "%dと%d、大きいのは？",
                                        "%d和%d哪个大？"};
     compare_two(r, it, asks, "compare", "pick", false);
 }
 
-static void add_near(struct rng *r, struct item *it, int right) {
+static void add_near(struct rng *r, struct task_item *it, int right) {
     static const int off[] = {1, -1, 2, -2, 10, -10, 9, -9, 11, -11, 100, -100};
     for (int tries = 0; it->n_choices < 4 && tries < 64; tries++) {
         int value = right + off[rng_below(r, ARRAY_LEN(off))];
@@ -171,7 +171,7 @@ static void add_near(struct rng *r, struct item *it, int right) {
 }
 
 /* A pattern of 2 to 4 letters, shown twice and begun again: what comes next? */
-static void make_sequence(struct rng *r, bool rare, struct item *it) {
+static void make_sequence(struct rng *r, bool rare, struct task_item *it) {
     (void)rare;
     static const char *const asks[] = {"next: %s", "つぎは：%s", "下一个：%s"};
     int period = between(r, 2, 4), n = 2 * period + between(r, 0, period - 1), lang = draw_lang(r);
@@ -204,7 +204,7 @@ static const char *const voices[3][6] = {
 };
 static const char *const voice_names[] = {"critic", "practitioner", "explorer"};
 
-static void make_voice(struct rng *r, bool rare, struct item *it) {
+static void make_voice(struct rng *r, bool rare, struct task_item *it) {
     (void)rare;
     static const char *const asks[] = {"who says: %s, in the %s %s?", "だれの言葉：%s（%s %s）",
                                        "谁说的：%s（%s %s）"};
@@ -225,7 +225,7 @@ static void make_voice(struct rng *r, bool rare, struct item *it) {
 }
 
 /* Common: four digits plus one. Rare: minus one. */
-static void make_arithmetic(struct rng *r, bool rare, struct item *it) {
+static void make_arithmetic(struct rng *r, bool rare, struct task_item *it) {
     static const char *const sums[] = {"%d + %d = ?", "%dたす%dは？", "%d加%d等于？"};
     static const char *const differences[] = {"%d - %d = ?", "%dひく%dは？", "%d减%d等于？"};
     int a = between(r, 1000, 9989), b = between(r, 1, 9), lang = draw_lang(r);
@@ -240,7 +240,7 @@ static void make_arithmetic(struct rng *r, bool rare, struct item *it) {
 }
 
 /* Common: the larger of two. Rare: the smaller. */
-static void make_pick(struct rng *r, bool rare, struct item *it) {
+static void make_pick(struct rng *r, bool rare, struct task_item *it) {
     static const char *const larger[] = {"pick the larger of %d and %d", "%dと%dから大を選んで",
                                          "从%d和%d中选大"};
     static const char *const smaller[] = {"pick the smaller of %d and %d", "%dと%dから小を選んで",
@@ -249,7 +249,7 @@ static void make_pick(struct rng *r, bool rare, struct item *it) {
 }
 
 /* Common: ascending order. Rare: descending. */
-static void make_order(struct rng *r, bool rare, struct item *it) {
+static void make_order(struct rng *r, bool rare, struct task_item *it) {
     static const char *const up[] = {"order up: %s", "昇順：%s", "升序：%s"};
     static const char *const down[] = {"order down: %s", "降順：%s", "降序：%s"};
     int n = between(r, 3, 4), lang = draw_lang(r);
@@ -271,7 +271,7 @@ static void make_order(struct rng *r, bool rare, struct item *it) {
 
 /* Steps on a grid. Common: one to three steps. Rare: "back" is asked, the cell from which the steps
  * lead here. */
-static void make_route(struct rng *r, bool rare, struct item *it) {
+static void make_route(struct rng *r, bool rare, struct task_item *it) {
     static const char *const ahead[] = {"from %d,%d go %s. where?", "%d,%dから%sへ進む。どこ？",
                                         "从%d,%d走%s。在哪？"};
     static const char *const back[] = {"came to %d,%d by %s. from where?",
@@ -311,7 +311,7 @@ static void make_route(struct rng *r, bool rare, struct item *it) {
  * are C; is each A C (yes), is each C A (no, C holds more)? Rare: no B are C, all A are B, is each
  * A C (no, but the same words with "all" say yes); or the premises share no kind (unknown).
  */
-static void make_syllogism(struct rng *r, bool rare, struct item *it) {
+static void make_syllogism(struct rng *r, bool rare, struct task_item *it) {
     static const char *const all[] = {"all %s are %s.", "%s はみな %s だ。", "所有 %s 都是 %s 。"};
     static const char *const none[] = {"no %s is %s.", "%s は %s でない。", "%s 都不是 %s 。"};
     static const char *const asks[] = {"is each %s %s?", "%s はみな %s か？",
@@ -338,7 +338,7 @@ static void make_syllogism(struct rng *r, bool rare, struct item *it) {
     free(ask);
 }
 
-const struct family fry_families[] = {
+const struct task_family fry_families[] = {
     {"copy", true, 0, "repeat 3 to 5 letters", make_copy},
     {"sort", true, 0, "put 3 or 4 letters in order", make_sort},
     {"compare", true, 0, "the larger of two numbers", make_compare},
@@ -362,7 +362,7 @@ int fry_find(const char *name) {
     return -1;
 }
 
-void item_release(struct item *it) {
+void task_item_release(struct task_item *it) {
     for (int i = 0; i < it->n_choices; i++) free(it->choices[i]);
     for (int i = 0; i < it->n_views; i++) free(it->views[i]);
     free(it->views);
@@ -371,36 +371,36 @@ void item_release(struct item *it) {
     free(it->key);
     free(it->twin);
     free(it->gold);
-    *it = (struct item){0};
+    *it = (struct task_item){0};
 }
 
 /* One key in eight is for testing, one in eight for fitness. */
-enum split fry_split_of(const char *key) {
-    uint64_t h = hash_u64(key, strlen(key)) % 8;
+enum data_split fry_split_of(const char *key) {
+    uint64_t h = hash_fnv1a(key, strlen(key)) % 8;
     return h == 0 ? SPLIT_TEST : h == 1 ? SPLIT_DEV : SPLIT_TRAIN;
 }
 
 /* Training takes what its own key allows. What is measured must be unseen in both its families. */
-static bool in_split(const struct item *it, enum split split) {
+static bool in_split(const struct task_item *it, enum data_split split) {
     return fry_split_of(it->key) == split &&
            (split == SPLIT_TRAIN || !it->twin || fry_split_of(it->twin) == split);
 }
 
-void fry_item(int family, enum split split, uint64_t seed, uint32_t index, bool pretrain,
-              struct item *out) {
-    const struct family *f = &fry_families[family];
+void fry_item(int family, enum data_split split, uint64_t seed, uint32_t index, bool pretrain,
+              struct task_item *out) {
+    const struct task_family *f = &fry_families[family];
     struct rng r = rng_make(seed, RNG_TASK, (uint32_t)family, index);
     bool rare = !pretrain && rng_uniform(&r) < f->rare_share;
     for (;;) {
-        *out = (struct item){.rare = rare};
+        *out = (struct task_item){.rare = rare};
         f->make(&r, rare, out);
         if (in_split(out, split)) break;
-        item_release(out);
+        task_item_release(out);
     }
     shuffle_choices(&r, out);
 }
 
-const struct persona fry_personas[3] = {
+const struct fry_persona fry_personas[3] = {
     {"critic", "you are the critic. doubt and check.", {"syllogism", "pick", "order"}},
     {"practitioner",
      "you are the practitioner. work it out by hand.",
@@ -416,17 +416,17 @@ char *fry_debate_turn(const char *const *others, int n) {
     return b.data;
 }
 
-void turn_add(json_t *turns, const char *role, const char *text) {
+void messages_add(json_t *turns, const char *role, const char *text) {
     json_array_append_new(turns, json_pack("{s:s,s:s}", "role", role, "content", text));
 }
 
-void answer_add(json_t *turns, const char *choice) {
+void messages_add_answer(json_t *turns, const char *choice) {
     char *text = xasprintf(ANSWER_PREFIX " %s", choice);
-    turn_add(turns, "assistant", text);
+    messages_add(turns, "assistant", text);
     free(text);
 }
 
-void messages_line(struct buf *text, json_t *turns) {
+void messages_to_jsonl(struct buf *text, json_t *turns) {
     json_t *v = json_pack("{s:o}", "messages", turns);
     char *line = json_dumps(v, JSON_COMPACT);
     buf_puts(text, line);
@@ -436,23 +436,23 @@ void messages_line(struct buf *text, json_t *turns) {
 }
 
 /* One conversation, with the system prompt where there is one. */
-static json_t *conversation(const char *system, const struct item *it, bool working) {
+static json_t *conversation(const char *system, const struct task_item *it, bool working) {
     json_t *turns = json_array();
-    if (system) turn_add(turns, "system", system);
-    turn_add(turns, "user", it->question);
+    if (system) messages_add(turns, "system", system);
+    messages_add(turns, "user", it->question);
     if (working && *it->work) {
         char *reply =
             xasprintf(WORK_PREFIX " %s\n" ANSWER_PREFIX " %s", it->work, it->choices[it->correct]);
-        turn_add(turns, "assistant", reply);
+        messages_add(turns, "assistant", reply);
         free(reply);
     } else {
-        answer_add(turns, it->choices[it->correct]);
+        messages_add_answer(turns, it->choices[it->correct]);
     }
     return turns;
 }
 
 /* An own first answer and two others', each right half of the time, and then the right one. */
-static json_t *critique(const struct item *it, struct rng *r) {
+static json_t *critique(const struct task_item *it, struct rng *r) {
     const char *said[3];
     for (int i = 0; i < 3; i++) {
         int wrong = (it->correct + between(r, 1, it->n_choices - 1)) % it->n_choices;
@@ -460,11 +460,11 @@ static json_t *critique(const struct item *it, struct rng *r) {
     }
     char *heard = fry_debate_turn(said + 1, 2);
     json_t *turns = json_array();
-    turn_add(turns, "user", it->question);
-    answer_add(turns, said[0]);
+    messages_add(turns, "user", it->question);
+    messages_add_answer(turns, said[0]);
     json_object_set_new(json_array_get(turns, 1), "weight", json_integer(0));
-    turn_add(turns, "user", heard);
-    answer_add(turns, it->choices[it->correct]);
+    messages_add(turns, "user", heard);
+    messages_add_answer(turns, it->choices[it->correct]);
     free(heard);
     return turns;
 }
@@ -472,24 +472,24 @@ static json_t *critique(const struct item *it, struct rng *r) {
 /* Item i of a family's train split as one line. */
 static void line_add(struct buf *text, int family, uint64_t seed, int i, const char *system,
                      bool working) {
-    struct item it;
+    struct task_item it;
     fry_item(family, SPLIT_TRAIN, seed, (uint32_t)i, false, &it);
-    messages_line(text, conversation(system, &it, working));
-    item_release(&it);
+    messages_to_jsonl(text, conversation(system, &it, working));
+    task_item_release(&it);
 }
 
 /* The same, weighing three first answers. */
 static void critic_line_add(struct buf *text, int family, uint64_t seed, int i) {
-    struct item it;
+    struct task_item it;
     struct rng r = rng_make(seed, RNG_SHUFFLE, (uint32_t)i, 3);
     fry_item(family, SPLIT_TRAIN, seed, (uint32_t)i, false, &it);
-    messages_line(text, critique(&it, &r));
-    item_release(&it);
+    messages_to_jsonl(text, critique(&it, &r));
+    task_item_release(&it);
 }
 
 /* In turn with its working, with the system prompt, with both: the adapter is meant to be the
  * persona with and without that prompt. */
-int fry_write_persona(const struct persona *p, int n, uint64_t seed, const char *path,
+int fry_write_persona(const struct fry_persona *p, int n, uint64_t seed, const char *path,
                       struct error *err) {
     struct buf text = {0};
     for (int i = 0; i < n; i++)
@@ -501,10 +501,10 @@ int fry_write_persona(const struct persona *p, int n, uint64_t seed, const char 
 }
 
 /* n lines of families in turn. */
-static int families_write(const bool pick[MAX_TASKS], int n, uint64_t seed, bool critic,
+static int families_write(const bool pick[FRY_MAX_FAMILIES], int n, uint64_t seed, bool critic,
                           const char *path, struct error *err) {
     struct buf text = {0};
-    int families[MAX_TASKS], n_families = 0;
+    int families[FRY_MAX_FAMILIES], n_families = 0;
     for (int f = 0; f < fry_count(); f++)
         if (pick[f]) families[n_families++] = f;
     for (int i = 0; i < n; i++)
@@ -517,12 +517,12 @@ static int families_write(const bool pick[MAX_TASKS], int n, uint64_t seed, bool
     return rc;
 }
 
-int fry_write_tasks(const bool pick[MAX_TASKS], int n, uint64_t seed, const char *path,
+int fry_write_tasks(const bool pick[FRY_MAX_FAMILIES], int n, uint64_t seed, const char *path,
                     struct error *err) {
     return families_write(pick, n, seed, false, path, err);
 }
 
-int fry_write_critic(const bool pick[MAX_TASKS], int n, uint64_t seed, const char *path,
+int fry_write_critic(const bool pick[FRY_MAX_FAMILIES], int n, uint64_t seed, const char *path,
                      struct error *err) {
     return families_write(pick, n, seed, true, path, err);
 }

@@ -12,47 +12,47 @@
 
 enum { HALVINGS = 40, FACTORS = 32 };
 
-const char *sequential_name(enum sequential_decision d) {
+const char *sequential_decision_name(enum sequential_decision d) {
     static const char *const names[] = {"continue", "b_better", "b_worse", "no_difference"};
     return names[d];
 }
 
-static double stake(int k) {
+static double bet_fraction(int k) {
     return 1.0 / (double)(2 << k);
 }
 
 /* log of the mean of exp(v), which is what all players have together. */
-static double log_mean(const double v[SEQUENTIAL_BETS]) {
+static double log_mean_exp(const double v[SEQUENTIAL_BETS]) {
     double most = v[0], sum = 0;
     for (int k = 1; k < SEQUENTIAL_BETS; k++) most = fmax(most, v[k]);
     for (int k = 0; k < SEQUENTIAL_BETS; k++) sum += math_exp(v[k] - most);
     return most + math_log(sum / SEQUENTIAL_BETS);
 }
 
-void sequential_init(struct sequential *s, const struct sequential_options *o) {
+void sequential_init(struct sequential_test *s, const struct sequential_options *o) {
     CHECK(o->alpha > 0 && o->alpha < 1 && o->min_pairs >= 1 && o->min_pairs <= o->max_pairs &&
           o->max_pairs <= SEQUENTIAL_PAIRS_MAX);
-    *s = (struct sequential){.o = *o};
+    *s = (struct sequential_test){.o = *o};
 }
 
-void sequential_release(struct sequential *s) {
+void sequential_release(struct sequential_test *s) {
     free(s->diff);
-    *s = (struct sequential){0};
+    *s = (struct sequential_test){0};
 }
 
-double sequential_threshold(const struct sequential *s) {
+double sequential_threshold(const struct sequential_test *s) {
     return 2 / s->o.alpha;
 }
 
-static enum sequential_decision decide(const struct sequential *s) {
+static enum sequential_decision decide(const struct sequential_test *s) {
     double bar = math_log(sequential_threshold(s));
     if (s->n < s->o.min_pairs) return SEQUENTIAL_CONTINUE;
-    if (log_mean(s->log_wealth[0]) >= bar) return SEQUENTIAL_B_BETTER;
-    if (log_mean(s->log_wealth[1]) >= bar) return SEQUENTIAL_B_WORSE;
+    if (log_mean_exp(s->log_wealth[0]) >= bar) return SEQUENTIAL_B_BETTER;
+    if (log_mean_exp(s->log_wealth[1]) >= bar) return SEQUENTIAL_B_WORSE;
     return s->n < s->o.max_pairs ? SEQUENTIAL_CONTINUE : SEQUENTIAL_NO_DIFFERENCE;
 }
 
-enum sequential_decision sequential_add(struct sequential *s, double a, double b) {
+enum sequential_decision sequential_add(struct sequential_test *s, double a, double b) {
     CHECK(a >= 0 && a <= 1 && b >= 0 && b <= 1);
     if (s->decision != SEQUENTIAL_CONTINUE) return s->decision;
     if (s->n == s->cap) {
@@ -63,20 +63,20 @@ enum sequential_decision sequential_add(struct sequential *s, double a, double b
     s->sum[0] += a;
     s->sum[1] += b;
     for (int k = 0; k < SEQUENTIAL_BETS; k++) {
-        s->log_wealth[0][k] += math_log(1 + stake(k) * d);
-        s->log_wealth[1][k] += math_log(1 - stake(k) * d);
+        s->log_wealth[0][k] += math_log(1 + bet_fraction(k) * d);
+        s->log_wealth[1][k] += math_log(1 - bet_fraction(k) * d);
     }
     return s->decision = decide(s);
 }
 
-double sequential_e(const struct sequential *s, int side) {
-    return fmin(math_exp(log_mean(s->log_wealth[side])), 1e307);
+double sequential_e_value(const struct sequential_test *s, int side) {
+    return fmin(math_exp(log_mean_exp(s->log_wealth[side])), 1e307);
 }
 
 /* log wealth of one who stakes λ on the mean of sign·d being more than μ. Logarithms are dear, so
  * several factors share one; each is 1/2 or more, but for λ = 1/2, where running out of digits
  * takes wealth away and so errs to the safe side. */
-static double log_wealth_at(const struct sequential *s, double sign, double mu, double lambda) {
+static double log_wealth_at(const struct sequential_test *s, double sign, double mu, double lambda) {
     double log_sum = 0;
     for (int64_t i = 0; i < s->n;) {
         double product = 1;
@@ -87,14 +87,14 @@ static double log_wealth_at(const struct sequential *s, double sign, double mu, 
     return log_sum;
 }
 
-static bool is_ruled_out(const struct sequential *s, double sign, double mu) {
+static bool is_ruled_out(const struct sequential_test *s, double sign, double mu) {
     double v[SEQUENTIAL_BETS];
-    for (int k = 0; k < SEQUENTIAL_BETS; k++) v[k] = log_wealth_at(s, sign, mu, stake(k));
-    return log_mean(v) >= math_log(sequential_threshold(s));
+    for (int k = 0; k < SEQUENTIAL_BETS; k++) v[k] = log_wealth_at(s, sign, mu, bet_fraction(k));
+    return log_mean_exp(v) >= math_log(sequential_threshold(s));
 }
 
 /* The smallest mean of sign·d that is not ruled out, or a little less. */
-static double lower_end(const struct sequential *s, double sign) {
+static double confidence_lower_bound(const struct sequential_test *s, double sign) {
     double lo = -1, hi = 1;
     if (!is_ruled_out(s, sign, lo)) return lo;
     for (int i = 0; i < HALVINGS; i++) {
@@ -104,8 +104,8 @@ static double lower_end(const struct sequential *s, double sign) {
     return lo;
 }
 
-struct interval sequential_difference(const struct sequential *s) {
-    if (s->n == 0) return (struct interval){0, -1, 1};
+struct stats_interval sequential_difference(const struct sequential_test *s) {
+    if (s->n == 0) return (struct stats_interval){0, -1, 1};
     double mean = (s->sum[1] - s->sum[0]) / (double)s->n;
-    return (struct interval){mean, lower_end(s, 1), -lower_end(s, -1)};
+    return (struct stats_interval){mean, confidence_lower_bound(s, 1), -confidence_lower_bound(s, -1)};
 }

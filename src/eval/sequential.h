@@ -33,14 +33,14 @@ enum sequential_decision {
     SEQUENTIAL_B_WORSE,
     SEQUENTIAL_NO_DIFFERENCE, /* max_pairs, and nothing was found: none, or too small a one */
 };
-const char *sequential_name(enum sequential_decision d); /* "b_better" */
+const char *sequential_decision_name(enum sequential_decision d); /* "b_better" */
 
 struct sequential_options {
     double alpha;                 /* of a wrong decision when there is no difference; in (0, 1) */
     int64_t min_pairs, max_pairs; /* 1 <= min_pairs <= max_pairs <= SEQUENTIAL_PAIRS_MAX */
 };
 
-struct sequential {
+struct sequential_test {
     struct sequential_options o;
     enum sequential_decision decision;
     double *diff; /* [n] b - a */
@@ -49,15 +49,15 @@ struct sequential {
     double log_wealth[2][SEQUENTIAL_BETS]; /* against μ = 0: of those who bet on more, on less */
 };
 
-void sequential_init(struct sequential *s, const struct sequential_options *o);
-void sequential_release(struct sequential *s);
+void sequential_init(struct sequential_test *s, const struct sequential_options *o);
+void sequential_release(struct sequential_test *s);
 /* The next pair, both in [0, 1]. Once it is decided, pairs change nothing. */
-enum sequential_decision sequential_add(struct sequential *s, double a, double b);
+enum sequential_decision sequential_add(struct sequential_test *s, double a, double b);
 /* The e-value against "no difference" of those who bet on b (0), or on a (1); at most 1e307. */
-double sequential_e(const struct sequential *s, int side);
-double sequential_threshold(const struct sequential *s); /* what an e-value decides at: 2/α */
+double sequential_e_value(const struct sequential_test *s, int side);
+double sequential_threshold(const struct sequential_test *s); /* what an e-value decides at: 2/α */
 /* The mean difference with its confidence sequence. Takes time in proportion to the pairs: 1 ms for
  * a thousand. */
-struct interval sequential_difference(const struct sequential *s);
+struct stats_interval sequential_difference(const struct sequential_test *s);
 
 #endif

@@ -24,24 +24,24 @@ static const struct {
 };
 static const char *const langs[] = {"en", "ja", "zh"};
 
-int shares_find(const char *name) {
+int split_evidence_find(const char *name) {
     for (int i = 0; i < KINDS; i++)
         if (strcmp(kinds[i].name, name) == 0) return i;
     return -1;
 }
 
-const char *shares_name(int i) {
+const char *split_evidence_name(int i) {
     return i >= 0 && i < KINDS ? kinds[i].name : NULL;
 }
 
-static char *things_text(const struct item *it, int from, int n) {
+static char *things_text(const struct task_item *it, int from, int n) {
     struct buf b = {0};
     for (int i = from; i < from + n; i++)
         buf_printf(&b, "%s%s", i > from ? " " : "", it->choices[i]);
     return b.data;
 }
 
-static char *ask_text(int kind, int lang, const struct item *it, int from, int n) {
+static char *ask_text(int kind, int lang, const struct task_item *it, int from, int n) {
     char *things = things_text(it, from, n), *out = xasprintf(kinds[kind].asks[lang], things);
     free(things);
     return out;
@@ -55,14 +55,14 @@ static int best_of(int kind, const int *values, int from, int n) {
     return best;
 }
 
-static void item_make(struct rng *r, int kind, struct item *it, int values[ALL], int *lang) {
+static void item_make(struct rng *r, int kind, struct task_item *it, int values[ALL], int *lang) {
     int n = kinds[kind].letters ? 26 : 100;
     uint32_t order[100], u = rng_below(r, 10);
     struct buf key = {0};
     *lang = u < 6 ? 0 : u < 8 ? 1 : 2;
     for (int i = 0; i < n; i++) order[i] = (uint32_t)i;
     rng_shuffle(r, order, (size_t)n);
-    *it = (struct item){.n_choices = ALL, .lang = langs[*lang], .work = xstrdup("")};
+    *it = (struct task_item){.n_choices = ALL, .lang = langs[*lang], .work = xstrdup("")};
     buf_printf(&key, "%s", kinds[kind].name);
     for (int i = 0; i < ALL; i++) {
         values[i] = (int)order[i];
@@ -79,31 +79,31 @@ static void item_make(struct rng *r, int kind, struct item *it, int values[ALL],
 }
 
 /* The item of a split, with its things' values in the order of its choices. */
-static void draw(int kind, enum split split, uint64_t seed, uint32_t index, struct item *out,
+static void draw(int kind, enum data_split split, uint64_t seed, uint32_t index, struct task_item *out,
                  int values[ALL]) {
-    struct rng r = rng_make(seed, RNG_TASK, (uint32_t)(MAX_TASKS + kind), index);
+    struct rng r = rng_make(seed, RNG_TASK, (uint32_t)(FRY_MAX_FAMILIES + kind), index);
     for (int lang;;) {
         item_make(&r, kind, out, values, &lang);
         if (fry_split_of(out->key) == split) return;
-        item_release(out);
+        task_item_release(out);
     }
 }
 
-void shares_item(int kind, enum split split, uint64_t seed, uint32_t index, struct item *out) {
+void split_evidence_item(int kind, enum data_split split, uint64_t seed, uint32_t index, struct task_item *out) {
     int values[ALL];
     draw(kind, split, seed, index, out, values);
 }
 
 /* The whole question; a share; a share with the talk after it. */
 static json_t *conversation(int kind, uint64_t seed, int index) {
-    struct item it;
+    struct task_item it;
     int values[ALL], share = index / 3 % SHARES, n = 0;
     uint32_t order[SHARES - 1];
     const char *others[SHARES - 1];
     draw(kind, SPLIT_TRAIN, seed, (uint32_t)index, &it, values);
     json_t *turns = json_array();
-    turn_add(turns, "user", index % 3 == 0 ? it.question : it.views[share]);
-    answer_add(turns,
+    messages_add(turns, "user", index % 3 == 0 ? it.question : it.views[share]);
+    messages_add_answer(turns,
                it.choices[index % 3 == 0 ? it.correct : best_of(kind, values, share * EACH, EACH)]);
     if (index % 3 == 2) {
         struct rng r = rng_make(seed, RNG_SHUFFLE, (uint32_t)kind, (uint32_t)index);
@@ -113,17 +113,17 @@ static json_t *conversation(int kind, uint64_t seed, int index) {
         for (int i = 0; i < n; i++)
             others[i] = it.choices[best_of(kind, values, (int)order[i] * EACH, EACH)];
         char *heard = fry_debate_turn(others, n);
-        turn_add(turns, "user", heard);
-        answer_add(turns, it.choices[it.correct]);
+        messages_add(turns, "user", heard);
+        messages_add_answer(turns, it.choices[it.correct]);
         free(heard);
     }
-    item_release(&it);
+    task_item_release(&it);
     return turns;
 }
 
-int shares_write(int kind, int n, uint64_t seed, const char *path, struct error *err) {
+int split_evidence_write(int kind, int n, uint64_t seed, const char *path, struct error *err) {
     struct buf text = {0};
-    for (int i = 0; i < n; i++) messages_line(&text, conversation(kind, seed, i));
+    for (int i = 0; i < n; i++) messages_to_jsonl(&text, conversation(kind, seed, i));
     int rc = file_write(path, text.data, text.len, err);
     buf_release(&text);
     return rc;

@@ -13,17 +13,17 @@
 #define Z80 0.8416212335729143
 
 /* Wilson 1927, 95 %. */
-json_t *interval_json(struct interval v) {
+json_t *stats_interval_json(struct stats_interval v) {
     return json_pack("{s:f,s:f,s:f}", "value", v.value, "lo", v.lo, "hi", v.hi);
 }
 
-struct interval stats_wilson(int64_t correct, int64_t n) {
-    if (n <= 0) return (struct interval){0, 0, 1};
+struct stats_interval stats_wilson(int64_t correct, int64_t n) {
+    if (n <= 0) return (struct stats_interval){0, 0, 1};
     double p = (double)correct / (double)n, z2 = Z95 * Z95, d = 1 + z2 / (double)n;
     double mid = (p + z2 / (2 * (double)n)) / d;
     double half = Z95 / d * sqrt(p * (1 - p) / (double)n + z2 / (4.0 * (double)n * (double)n));
     /* At 0 and n one end is the value itself, but for rounding. */
-    return (struct interval){p, fmin(p, fmax(0, mid - half)), fmax(p, fmin(1, mid + half))};
+    return (struct stats_interval){p, fmin(p, fmax(0, mid - half)), fmax(p, fmin(1, mid + half))};
 }
 
 /* Two-sided exact binomial p for k of m at 1/2: twice the smaller tail, at most 1. */
@@ -38,8 +38,8 @@ static double sign_test(int64_t k, int64_t m) {
     return fmin(1, 2 * total);
 }
 
-struct paired stats_paired(const uint8_t *a, const uint8_t *b, int64_t n) {
-    struct paired r = {.n = n, .p = 1};
+struct stats_mcnemar stats_mcnemar(const uint8_t *a, const uint8_t *b, int64_t n) {
+    struct stats_mcnemar r = {.n = n, .p = 1};
     for (int64_t i = 0; i < n; i++) {
         r.only_a += a[i] && !b[i];
         r.only_b += b[i] && !a[i];
@@ -48,12 +48,12 @@ struct paired stats_paired(const uint8_t *a, const uint8_t *b, int64_t n) {
     double mean = (double)(r.only_a - r.only_b) / (double)n;
     double var = ((double)(r.only_a + r.only_b) / (double)n - mean * mean) / (double)MAX(n - 1, 1);
     double half = Z95 * sqrt(fmax(0, var));
-    r.diff = (struct interval){mean, mean - half, mean + half};
+    r.diff = (struct stats_interval){mean, mean - half, mean + half};
     r.p = sign_test(r.only_a, r.only_a + r.only_b);
     return r;
 }
 
-double stats_t(double z, int64_t dof) {
+double stats_t_quantile(double z, int64_t dof) {
     double v = (double)dof, z3 = z * z * z, z5 = z3 * z * z, z7 = z5 * z * z, z9 = z7 * z * z;
     return z + (z3 + z) / (4 * v) + (5 * z5 + 16 * z3 + 3 * z) / (96 * v * v) +
            (3 * z7 + 19 * z5 + 17 * z3 - 15 * z) / (384 * v * v * v) +
@@ -62,17 +62,17 @@ double stats_t(double z, int64_t dof) {
 
 /* At z = Z95; with 1 and 2 degrees of freedom the expansion is too far off. */
 static double t975(int64_t dof) {
-    return dof == 1 ? 12.706204736 : dof == 2 ? 4.302652730 : stats_t(Z95, dof);
+    return dof == 1 ? 12.706204736 : dof == 2 ? 4.302652730 : stats_t_quantile(Z95, dof);
 }
 
-struct interval stats_mean(const double *v, int64_t n) {
-    if (n <= 0) return (struct interval){0, 0, 0};
+struct stats_interval stats_mean_interval(const double *v, int64_t n) {
+    if (n <= 0) return (struct stats_interval){0, 0, 0};
     double sum = 0, dev = 0;
     for (int64_t i = 0; i < n; i++) sum += v[i];
     double mean = sum / (double)n;
     for (int64_t i = 0; i < n; i++) dev += (v[i] - mean) * (v[i] - mean);
     double half = n > 1 ? t975(n - 1) * sqrt(dev / (double)(n - 1) / (double)n) : 0;
-    return (struct interval){mean, mean - half, mean + half};
+    return (struct stats_interval){mean, mean - half, mean + half};
 }
 
 enum { FLIPS = 9999, FLIPS_ALL = 16 };
@@ -89,7 +89,7 @@ static double flipped_sum(const double *diff, int64_t n, struct rng *r) {
 }
 
 /* What is as far from zero as the sum itself counts as far, whatever its last bits. */
-double stats_sign_flip(const double *diff, int64_t n) {
+double stats_sign_flip_test(const double *diff, int64_t n) {
     double sum = 0, size = 0;
     int64_t far = 0, draws = n <= FLIPS_ALL ? (int64_t)1 << MAX(n, 0) : FLIPS;
     for (int64_t i = 0; i < n; i++) {
@@ -109,7 +109,7 @@ double stats_sign_flip(const double *diff, int64_t n) {
 
 /* Connor 1987's normal approximation for McNemar's test, solved for the difference: d = (z_α +
  * z_β)·sqrt(ψ/n). */
-double stats_detectable(int64_t n, double discordant) {
+double stats_min_detectable_effect(int64_t n, double discordant) {
     return n > 0 ? fmin(1, (Z95 + Z80) * sqrt(discordant / (double)n)) : 1;
 }
 
@@ -120,9 +120,9 @@ static int by_value(const void *a, const void *b) {
     return (x > y) - (x < y);
 }
 
-struct interval stats_cluster_bootstrap(const double *v, const int32_t *cluster_of, int64_t n,
+struct stats_interval stats_cluster_bootstrap(const double *v, const int32_t *cluster_of, int64_t n,
                                         int32_t n_clusters, uint64_t seed) {
-    struct interval out = {0};
+    struct stats_interval out = {0};
     if (n <= 0 || n_clusters <= 0) return out;
     double *sum = xcalloc((size_t)n_clusters, sizeof *sum), mean[BOOTSTRAPS], all = 0;
     int64_t *size = xcalloc((size_t)n_clusters, sizeof *size);
@@ -144,14 +144,14 @@ struct interval stats_cluster_bootstrap(const double *v, const int32_t *cluster_
     }
     qsort(mean, BOOTSTRAPS, sizeof *mean, by_value);
     // the 25th value from either end
-    out = (struct interval){all / (double)n, mean[BOOTSTRAPS / 40 - 1],
+    out = (struct stats_interval){all / (double)n, mean[BOOTSTRAPS / 40 - 1],
                             mean[BOOTSTRAPS - BOOTSTRAPS / 40]};
     free(sum);
     free(size);
     return out;
 }
 
-bool stats_equivalent(const double *diff, int64_t n, double margin) {
+bool stats_tost(const double *diff, int64_t n, double margin) {
     double sum = 0, dev = 0;
     if (n < 2) return false;
     for (int64_t i = 0; i < n; i++) sum += diff[i];

@@ -9,10 +9,10 @@
 #include <stdlib.h>
 #include <string.h>
 
-int tasks_parse(const char *list, bool pick[MAX_TASKS], struct error *err) {
+int fry_parse_families(const char *list, bool pick[FRY_MAX_FAMILIES], struct error *err) {
     char *copy = xstrdup(list), *save = NULL;
     int rc = OK;
-    CHECK(fry_count() <= MAX_TASKS);
+    CHECK(fry_count() <= FRY_MAX_FAMILIES);
     for (char *t = strtok_r(copy, ",", &save); t && rc == OK; t = strtok_r(NULL, ",", &save)) {
         int f = fry_find(t);
         if (strcmp(t, "fry") == 0)
@@ -26,50 +26,50 @@ int tasks_parse(const char *list, bool pick[MAX_TASKS], struct error *err) {
     return rc;
 }
 
-void asked_choice(struct asked *a, int i, const struct tokenizer *tok, const char *text,
+void choice_prompt_add_choice(struct choice_prompt *a, int i, const struct tokenizer *tok, const char *text,
                   int32_t end) {
     if (!a->choices) {
         a->choices = xcalloc((size_t)a->n_choices, sizeof *a->choices);
         a->seq = xcalloc((size_t)a->n_choices, sizeof *a->seq);
     }
-    tok_encode(tok, text, strlen(text), 0, &a->choices[i]);
-    if (end >= 0) ids_add(&a->choices[i], end);
+    tokenizer_encode(tok, text, strlen(text), 0, &a->choices[i]);
+    if (end >= 0) token_ids_add(&a->choices[i], end);
     a->seq[i] = (struct token_seq){a->choices[i].v, a->choices[i].n};
 }
 
-int asked_init(struct asked *a, const struct tokenizer *tok, const struct message *chat, int n_msgs,
-               const struct item *it, bool working, struct error *err) {
-    *a = (struct asked){.n_choices = it->n_choices};
+int choice_prompt_init(struct choice_prompt *a, const struct tokenizer *tok, const struct chat_message *chat, int n_msgs,
+               const struct task_item *it, bool working, struct error *err) {
+    *a = (struct choice_prompt){.n_choices = it->n_choices};
     const char *first = working ? WORK_PREFIX : ANSWER_PREFIX;
     if (chat_encode(tok, chat, n_msgs, true, &a->prompt, NULL, err) != OK) return err->code;
-    tok_encode(tok, first, strlen(first), 0, &a->prompt);
-    if (working) tok_encode(tok, "\n" ANSWER_PREFIX, strlen("\n" ANSWER_PREFIX), 0, &a->suffix);
-    int32_t end = tok_chat_end(tok);
+    tokenizer_encode(tok, first, strlen(first), 0, &a->prompt);
+    if (working) tokenizer_encode(tok, "\n" ANSWER_PREFIX, strlen("\n" ANSWER_PREFIX), 0, &a->suffix);
+    int32_t end = tokenizer_eot(tok);
     for (int i = 0; i < it->n_choices; i++) {
         char *text = xasprintf(" %s", it->choices[i]);
-        asked_choice(a, i, tok, text, end);
+        choice_prompt_add_choice(a, i, tok, text, end);
         free(text);
     }
-    struct ids newline = {0};
-    tok_encode(tok, "\n", 1, 0, &newline);
+    struct token_ids newline = {0};
+    tokenizer_encode(tok, "\n", 1, 0, &newline);
     if (newline.n > 0) a->stop[a->n_stop++] = newline.v[newline.n - 1];
     if (end >= 0) a->stop[a->n_stop++] = end;
-    ids_release(&newline);
+    token_ids_release(&newline);
     return OK;
 }
 
-void asked_release(struct asked *a) {
-    ids_release(&a->prompt);
-    ids_release(&a->suffix);
-    for (int i = 0; a->choices && i < a->n_choices; i++) ids_release(&a->choices[i]);
+void choice_prompt_release(struct choice_prompt *a) {
+    token_ids_release(&a->prompt);
+    token_ids_release(&a->suffix);
+    for (int i = 0; a->choices && i < a->n_choices; i++) token_ids_release(&a->choices[i]);
     free(a->choices);
     free(a->seq);
-    *a = (struct asked){0};
+    *a = (struct choice_prompt){0};
 }
 
-void asked_request(const struct asked *a, struct adapter *adapter, int32_t max_tokens,
-                   struct request *out) {
-    *out = (struct request){
+void choice_prompt_request(const struct choice_prompt *a, struct adapter *adapter, int32_t max_tokens,
+                   struct engine_request *out) {
+    *out = (struct engine_request){
         .prompt = a->prompt.v,
         .n_prompt = a->prompt.n,
         .adapter = adapter,

@@ -12,7 +12,7 @@
 /* A double-quoted scalar: JSON's are YAML's. */
 static void yaml_text(struct buf *b, const char *s) {
     struct buf line = {0};
-    text_line(&line, s);
+    buf_add_one_line(&line, s);
     json_t *v = json_stringn(line.data ? line.data : "", line.len);
     char *text = json_dumps(v, JSON_ENCODE_ANY);
     buf_puts(b, text);
@@ -24,7 +24,7 @@ static void yaml_text(struct buf *b, const char *s) {
 /* As it is: a backslash takes the meaning from any punctuation. */
 static void markdown_text(struct buf *b, const char *s) {
     struct buf line = {0};
-    text_line(&line, s);
+    buf_add_one_line(&line, s);
     for (size_t i = 0; i < line.len; i++) {
         if (strchr("\\`*_{}[]<>()#|&~!$", line.data[i])) buf_puts(b, "\\");
         buf_add(b, line.data + i, 1);
@@ -35,7 +35,7 @@ static void markdown_text(struct buf *b, const char *s) {
 /* One word of a command. */
 static void shell_text(struct buf *b, const char *s) {
     struct buf line = {0};
-    text_line(&line, s);
+    buf_add_one_line(&line, s);
     buf_puts(b, "'");
     for (size_t i = 0; i < line.len; i++)
         if (line.data[i] == '\'')
@@ -64,7 +64,7 @@ static void front_matter(struct buf *b, const char *model) {
 
 static void origin(struct buf *b, const char *run, int generation, const json_t *c) {
     const json_t *parents = json_object_get(c, "parents"), *parent;
-    const char *made = json_text_at(c, "operator");
+    const char *made = json_get_string(c, "operator");
     size_t i;
     buf_puts(b, "| origin | |\n|---|---|\n");
     row_text(b, "run", run);
@@ -73,17 +73,17 @@ static void origin(struct buf *b, const char *run, int generation, const json_t 
     json_array_foreach (parents, i, parent)
         row_text(b, i ? "second parent" : "parent",
                  json_string_value(parent) ? json_string_value(parent) : "");
-    row_number(b, "share of the second parent", record_number(c, "blend"));
-    row_number(b, "step", record_number(c, "step"));
-    row_text(b, "SHA-256 of config and weights", json_text_at(c, "hash"));
+    row_number(b, "share of the second parent", json_number_or_nan(c, "blend"));
+    row_number(b, "step", json_number_or_nan(c, "step"));
+    row_text(b, "SHA-256 of config and weights", json_get_string(c, "hash"));
 }
 
 static void scores(struct buf *b, const json_t *c) {
     static const char *const keys[] = {"fitness", "performance", "cooperation", "novelty"};
-    double items = record_number(c, "items");
+    double items = json_number_or_nan(c, "items");
     buf_puts(b, "\n| score | value | 95 % interval |\n|---|---|---|\n");
     for (size_t i = 0; i < ARRAY_LEN(keys); i++) {
-        struct interval x = record_interval(c, keys[i]);
+        struct stats_interval x = json_interval(c, keys[i]);
         if (!isfinite(x.value)) continue;
         buf_printf(b, "| %s | %.4f | ", keys[i], x.value);
         if (isfinite(x.lo) && isfinite(x.hi)) buf_printf(b, "%.4f – %.4f", x.lo, x.hi);
@@ -94,13 +94,13 @@ static void scores(struct buf *b, const json_t *c) {
                 "results are in the run's report.html.\n");
 }
 
-int card_write(const char *dir, const char *model, const char *run, int generation,
+int model_card_write(const char *dir, const char *model, const char *run, int generation,
                const json_t *candidate, struct error *err) {
     struct buf b = {0};
     char *path = path_join(dir, "README.md");
     front_matter(&b, model);
     buf_puts(&b, "# ");
-    markdown_text(&b, json_text_at(candidate, "name"));
+    markdown_text(&b, json_get_string(candidate, "name"));
     buf_puts(&b, "\n\nA LoRA adapter of ");
     markdown_text(&b, model);
     buf_puts(&b, ", from a population that `shoal evolve` bred.\n\n");

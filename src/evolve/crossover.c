@@ -3,7 +3,7 @@
  *
  * Nearly all of them are one thing: a coefficient for each parent in each module. They differ in
  * how coefficients come about — given, drawn, or from the angle between two ΔW — and leave the
- * exact weighted sum and its best rank-R approximation to operator_sum. Rows that work on elements
+ * exact weighted sum and its best rank-R approximation to operator_weighted_sum. Rows that work on elements
  * of ΔW are in merge.c.
  */
 #include "evolve/operators.h"
@@ -24,7 +24,7 @@ static double *coefs_make(const struct operands *x) {
 /* Takes over `coef`. */
 static struct adapter *sum_take(const struct operands *x, double *coef, json_t *lineage,
                                 struct error *err) {
-    struct adapter *child = operator_sum(x, coef, lineage, err);
+    struct adapter *child = operator_weighted_sum(x, coef, lineage, err);
     free(coef);
     return child;
 }
@@ -39,10 +39,10 @@ static struct adapter *sum_even(const struct operands *x, const double *w, json_
 }
 
 /* The predecessor's blend, under this table's lineage. */
-static struct adapter *make_seed(const struct operands *x, json_t *lineage, struct error *err) {
+static struct adapter *make_legacy_blend(const struct operands *x, json_t *lineage, struct error *err) {
     struct adapter *mid = adapter_blend(x->parents[0], x->parents[1], (float)operand_weight(x, 1),
-                                        x->rank, BLEND_SEED, err);
-    return operator_relabel(mid, lineage);
+                                        x->rank, BLEND_LEGACY, err);
+    return operator_set_lineage(mid, lineage);
 }
 
 static struct adapter *make_delta(const struct operands *x, json_t *lineage, struct error *err) {
@@ -173,7 +173,7 @@ static void sphere_pull(const double *g, const double *share, const double *c, i
  * (Karcher 1977), where all pull together is 0, by going along it from the normalised weighted mean
  * (the first vector, when that is 0). False: not reached, as can be with shares below 0.
  */
-static bool sphere_mean(const double *g, const double *share, int n, double *c) {
+static bool karcher_mean(const double *g, const double *share, int n, double *c) {
     int first = 0;
     while (first < n - 1 && share[first] == 0) first++;
     memcpy(c, share, (size_t)n * sizeof *c);
@@ -204,7 +204,7 @@ static int module_karcher(const struct operands *x, int32_t i, const double *sha
     }
     if (sum == 0) return OK; /* there is no direction, or those that count cancel */
     scale(own, x->n, 1 / sum);
-    if (!sphere_mean(g, own, x->n, coef))
+    if (!karcher_mean(g, own, x->n, coef))
         return error_set(err, ERR_NUMERIC,
                          "the mean on the sphere of '%s' was not reached; take "
                          "weights that differ less, none below 0",
@@ -260,7 +260,7 @@ static int parent_draw(const struct operands *x, const bool *able, struct rng *r
     for (int p = 0; p < x->n; p++) sum += w[p] = able[p] ? MAX(0, operand_weight(x, p)) : 0;
     bool even = sum == 0;
     for (int p = 0; even && p < x->n; p++) sum += w[p] = able[p];
-    return select_wheel(w, sum, x->n, rng);
+    return select_roulette_wheel(w, sum, x->n, rng);
 }
 
 /* Modules begin .. begin + n come from one parent that has any of them, if there is one. */
@@ -273,7 +273,7 @@ static void group_choose(const struct operands *x, int32_t begin, int32_t n, dou
     for (int32_t i = begin; i < begin + n; i++) coef[i * x->n + from] = 1;
 }
 
-static struct adapter *choose_groups(const struct operands *x, int32_t n, json_t *lineage,
+static struct adapter *uniform_crossover(const struct operands *x, int32_t n, json_t *lineage,
                                      struct error *err) {
     double *coef = coefs_make(x);
     for (int32_t i = 0; i < operand_modules(x); i += n) group_choose(x, i, n, coef);
@@ -281,11 +281,11 @@ static struct adapter *choose_groups(const struct operands *x, int32_t n, json_t
 }
 
 static struct adapter *make_layer(const struct operands *x, json_t *lineage, struct error *err) {
-    return choose_groups(x, N_PROJ, lineage, err);
+    return uniform_crossover(x, N_PROJ, lineage, err);
 }
 
 static struct adapter *make_module(const struct operands *x, json_t *lineage, struct error *err) {
-    return choose_groups(x, 1, lineage, err);
+    return uniform_crossover(x, 1, lineage, err);
 }
 
 /*
@@ -293,7 +293,7 @@ static struct adapter *make_module(const struct operands *x, json_t *lineage, st
  * shares (without weights: all of a, as equal ones would make no split), after it each other's;
  * within `step` of the whole around it, shares go over in a straight line.
  */
-static struct adapter *split(const struct operands *x, bool arc, json_t *lineage,
+static struct adapter *single_point_crossover(const struct operands *x, bool arc, json_t *lineage,
                              struct error *err) {
     double t = 0, at = 0, n = 0;
     if (x->weights && share_find(x, &t, err) != OK) return NULL;
@@ -317,80 +317,80 @@ static struct adapter *split(const struct operands *x, bool arc, json_t *lineage
 }
 
 static struct adapter *make_split(const struct operands *x, json_t *lineage, struct error *err) {
-    return split(x, true, lineage, err);
+    return single_point_crossover(x, true, lineage, err);
 }
 
 static struct adapter *make_split_linear(const struct operands *x, json_t *lineage,
                                          struct error *err) {
-    return split(x, false, lineage, err);
+    return single_point_crossover(x, false, lineage, err);
 }
 
 /* Singular triplets of both parents, rank by rank: the c-th largest of one parent, drawn by weight
  * among those that have so many. */
-static void triplets_choose(const struct operands *x, const struct singular *sv, int32_t i,
-                            struct draft *d) {
+static void triplets_choose(const struct operands *x, const struct svd *sv, int32_t i,
+                            struct adapter_builder *d) {
     struct rng rng = rng_make(x->seed, RNG_MUTATE, (uint32_t)i, 3);
     int most = 0;
     for (int p = 0; p < x->n; p++) most = MAX(most, sv[p].n);
     int32_t r = operand_rank(x, i, most);
-    float *a = draft_add(d, i, r), *b = draft_b(d, i, a);
+    float *a = adapter_builder_add(d, i, r), *b = adapter_builder_b(d, i, a);
     for (int32_t c = 0; c < r; c++) {
         bool able[OPERATOR_PARENTS_MAX] = {false};
         for (int p = 0; p < x->n; p++) able[p] = c < sv[p].n;
-        singular_put(&sv[parent_draw(x, able, &rng)], c, r, a, b);
+        svd_put_triplet(&sv[parent_draw(x, able, &rng)], c, r, a, b);
     }
 }
 
 static struct adapter *make_svd(const struct operands *x, json_t *lineage, struct error *err) {
     const struct model_config *shape = &x->parents[0]->shape;
-    struct draft d = draft_make(shape, x->parents[0]->config.dropout);
+    struct adapter_builder d = adapter_builder_init(shape, x->parents[0]->config.dropout);
     for (int32_t i = 0; i < operand_modules(x); i++) {
-        struct singular sv[OPERATOR_PARENTS_MAX];
+        struct svd sv[OPERATOR_PARENTS_MAX];
         struct arena ar = {0};
         int in = proj_in(shape, i % N_PROJ), out = proj_out(shape, i % N_PROJ), any = 0;
         for (int p = 0; p < x->n; p++) {
             const struct lora *lo = &x->parents[p]->loras[i];
-            sv[p] = (struct singular){.out = out, .in = in};
+            sv[p] = (struct svd){.out = out, .in = in};
             if (lo->r == 0) continue;
-            struct stack s = stack_make(&ar, out, in, lo->r);
-            stack_put(&s, lo, 1, 0);
-            sv[p] = stack_svd(&s, &ar);
+            struct lowrank_sum s = lowrank_sum_new(&ar, out, in, lo->r);
+            lowrank_sum_put(&s, lo, 1, 0);
+            sv[p] = lowrank_sum_svd(&s, &ar);
             any = 1;
         }
         if (any) triplets_choose(x, sv, i, &d);
         arena_release(&ar);
     }
-    return operator_child(&d, lineage, err);
+    return operator_finish(&d, lineage, err);
 }
 
 #define MANY 2, OPERATOR_PARENTS_MAX
 #define TWO 2, 2
 #define NO_STEP NULL, 0, 0, 0
 const struct adapter_operator crossover_operators[] = {
-    {"delta", "the weighted sum of ΔW (task arithmetic)", OPERATOR_CROSSOVER, SHARES_OF_DELTA, MANY,
+    {"delta", "the weighted sum of ΔW (task arithmetic)", OPERATOR_CROSSOVER, WEIGHTING_DELTA, MANY,
      NO_STEP, make_delta},
     {"seed", "A and B apart, the second parent's weight for it (the predecessor)",
-     OPERATOR_CROSSOVER, SHARES_OF_FACTORS, TWO, NO_STEP, make_seed},
+     OPERATOR_CROSSOVER, WEIGHTING_FACTORS, TWO, NO_STEP, make_legacy_blend},
     {"ratio", "the sum of ΔW in the ratio of weights that are fitness", OPERATOR_CROSSOVER,
-     SHARES_ARE_FITNESS, MANY, NO_STEP, make_ratio},
+     WEIGHTING_FITNESS, MANY, NO_STEP, make_ratio},
     {"extrapolate", "beyond the first parent, away from the second", OPERATOR_CROSSOVER,
-     SHARES_NONE, TWO, "how far, of their distance", 0.3f, -2, 2, make_extrapolate},
+     WEIGHTING_NONE, TWO, "how far, of their distance", 0.3f, -2, 2, make_extrapolate},
     {"slerp", "ΔW along the arc between the parents, module by module", OPERATOR_CROSSOVER,
-     SHARES_OF_DELTA, TWO, NO_STEP, make_slerp},
+     WEIGHTING_DELTA, TWO, NO_STEP, make_slerp},
     {"karcher", "ΔW's mean direction on the sphere, module by module: slerp of many",
-     OPERATOR_CROSSOVER, SHARES_OF_DELTA, MANY, NO_STEP, make_karcher},
+     OPERATOR_CROSSOVER, WEIGHTING_DELTA, MANY, NO_STEP, make_karcher},
     {"model_stock", "the sum of ΔW, smaller in each module the less the parents' directions agree",
-     OPERATOR_CROSSOVER, SHARES_OF_DELTA, MANY, NO_STEP, make_stock},
-    {"layer", "each layer from one parent, drawn by weight", OPERATOR_CROSSOVER, SHARES_OF_DELTA,
+     OPERATOR_CROSSOVER, WEIGHTING_DELTA, MANY, NO_STEP, make_stock},
+    {"layer", "each layer from one parent, drawn by weight", OPERATOR_CROSSOVER, WEIGHTING_DELTA,
      MANY, NO_STEP, make_layer},
     {"module", "each projection from one parent, drawn by weight", OPERATOR_CROSSOVER,
-     SHARES_OF_DELTA, MANY, NO_STEP, make_module},
+     WEIGHTING_DELTA, MANY, NO_STEP, make_module},
     {"split", "shares on one side of a drawn point, swapped on the other; along the arc",
-     OPERATOR_CROSSOVER, SHARES_NONE, TWO, "width of the passage, of all modules", 0, 0, 1,
+     OPERATOR_CROSSOVER, WEIGHTING_NONE, TWO, "width of the passage, of all modules", 0, 0, 1,
      make_split},
-    {"split_linear", "the same along the straight line", OPERATOR_CROSSOVER, SHARES_NONE, TWO,
+    {"split_linear", "the same along the straight line", OPERATOR_CROSSOVER, WEIGHTING_NONE, TWO,
      "width of the passage, of all modules", 0, 0, 1, make_split_linear},
     {"svd_mix", "singular triplets of ΔW, each from one parent, drawn by weight",
-     OPERATOR_CROSSOVER, SHARES_OF_DELTA, MANY, NO_STEP, make_svd},
+     OPERATOR_CROSSOVER, WEIGHTING_DELTA, MANY, NO_STEP, make_svd},
     {0},
 };

@@ -31,7 +31,7 @@ static void pair_add(struct diversity *d, int i, int j, double distance, double 
     d->cosine_mean += cosine;
 }
 
-struct diversity diversity_of(struct adapter *const *a, int n, const double *distance) {
+struct diversity diversity_compute(struct adapter *const *a, int n, const double *distance) {
     struct diversity d = {.weights_min = NAN, .behaviour_min = NAN};
     double *square = xcalloc((size_t)n + 1, sizeof *square), pairs = n * (n - 1) / 2.0;
     for (int i = 0; i < n; i++) {

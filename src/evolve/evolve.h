@@ -21,7 +21,7 @@
 /* population */
 
 struct evolve_options {
-    char *search; /* a row of run_searches */
+    char *search; /* a row of search_methods */
     int64_t generations, population, elites, rank;
     double flops;                         /* that a search may spend; 0: no limit */
     struct strings crossovers, mutations; /* operators, among which credit decides */
@@ -55,11 +55,11 @@ struct fitness_options {
 };
 extern const struct option_row fitness_option_rows[];
 
-enum { MAX_POPULATION = 64, MAX_CANDIDATES = 2 * MAX_POPULATION, DESCRIPTORS = 2 };
+enum { MAX_POPULATION = 64, MAX_CANDIDATES = 2 * MAX_POPULATION, N_DESCRIPTORS = 2 };
 struct candidate {
     char name[32]; /* unique in its run: "critic", "g1c0" */
     struct adapter *adapter;
-    const struct mix_term *mix; /* [n_mix] in the adapter's place; borrowed */
+    const struct weighted_adapter *mix; /* [n_mix] in the adapter's place; borrowed */
     int n_mix;
     char parents[2][32];                /* "" for founders, and the second of a mutant */
     const struct adapter_operator *how; /* that made it; NULL: a founder */
@@ -67,36 +67,36 @@ struct candidate {
     int role;                           /* 0 without roles */
     bool elite;                         /* carried over unchanged */
     /* What its landscape fills in. */
-    struct interval performance, cooperation, novelty;
-    double descriptor[DESCRIPTORS]; /* of behaviour, each in 0..1 */
+    struct stats_interval performance, cooperation, novelty;
+    double descriptor[N_DESCRIPTORS]; /* of behaviour, each in 0..1 */
     int n_items;                    /* that it was asked: all but in a race */
     /* What follows. */
-    struct interval fitness;
+    struct stats_interval fitness;
     double shared;   /* fitness as selection sees it */
     double expected; /* performance without the winner's curse (fitness_shrink) */
 };
 /* What the candidates of one generation did, beside their own fields. */
-struct assay {
+struct evaluation {
     int n_items;
     double *scores;   /* [n][n_items]; NAN: not asked */
     double *distance; /* [n][n] of behaviour, 0..1 */
 };
-void assay_release(struct assay *a);
-struct landscape {
+void evaluation_release(struct evaluation *a);
+struct fitness_function {
     void *ctx;
     /* Measures all n at once, on the generation's items. The last `witnesses` are only to be
      * compared with: nobody's cooperation or novelty depends on them. Fills an empty assay. */
     int (*evaluate)(void *ctx, int generation, struct candidate *c, int n, int witnesses,
-                    struct assay *out, struct error *err);
+                    struct evaluation *out, struct error *err);
 };
 /* One kind of operators with their credit and steps. */
 struct operator_set {
-    struct operators credit;
+    struct operator_selector credit;
     const struct adapter_operator *op[MAX_OPERATORS];
     double step[MAX_OPERATORS];
 };
 struct population {
-    const struct evolve_options *o; /* these two change by population_change only */
+    const struct evolve_options *o; /* these two change by population_set_options only */
     const struct fitness_options *f;
     uint64_t seed;
     int generation, n;
@@ -105,14 +105,14 @@ struct population {
     int witnesses; /* parents that are not carried over: they are measured beside their children,
                       so that gains are paired and what chose the parents is not what they are
                       measured by; then they go */
-    struct assay assay; /* of the last evaluation, in the order of its candidates */
+    struct evaluation assay; /* of the last evaluation, in the order of its candidates */
     struct operator_set crossovers, mutations;
     struct archive archive;
     struct candidate *hall; /* [n_hall] who is or was in the archive; its id is the index */
     int n_hall;
 };
 /* ERR_USAGE where the options make no sense, whoever the founders are. */
-int population_check(const struct evolve_options *o, const struct fitness_options *f,
+int population_check_options(const struct evolve_options *o, const struct fitness_options *f,
                      struct error *err);
 /* Founders are retained. The options are borrowed. */
 int population_init(struct population *p, const struct evolve_options *o,
@@ -121,11 +121,11 @@ int population_init(struct population *p, const struct evolve_options *o,
 void population_release(struct population *p);
 /* Other options and seed from the next generation on; operators that are no longer the same begin
  * without credit. */
-int population_change(struct population *p, const struct evolve_options *o,
+int population_set_options(struct population *p, const struct evolve_options *o,
                       const struct fitness_options *f, uint64_t seed, struct error *err);
 /* Evaluates everybody, computes fitness with its interval, credits operators, adapts steps, fills
  * the archive, lets witnesses go, sorts by fitness (ties: name). */
-int population_evaluate(struct population *p, const struct landscape *l, struct error *err);
+int population_evaluate(struct population *p, const struct fitness_function *l, struct error *err);
 /* The next generation: elites first, unchanged; each child comes from one operator, a crossover of
  * two distinct parents or a mutation of one. Everything random is drawn from (seed, generation,
  * child). */
@@ -147,7 +147,7 @@ struct diversity {
     double weights_min, weights_mean, cosine_mean, norm_mean, behaviour_min, behaviour_mean;
     int twin[2]; /* whose weights are nearest */
 };
-struct diversity diversity_of(struct adapter *const *a, int n, const double *distance);
+struct diversity diversity_compute(struct adapter *const *a, int n, const double *distance);
 json_t *diversity_json(const struct diversity *d);
 /* ERR_MISMATCH, with the figures, where two founders are copies but for noise: their distance is
  * under a twentieth. */
@@ -155,7 +155,7 @@ int diversity_check(const struct diversity *d, const char *const *names, struct 
 
 /* runs */
 
-struct run_options {
+struct evolve_recipe {
     char *model;
     int64_t seed;
     struct strings personas;    /* "name=conversations.jsonl"; several files are joined by '+'; or
@@ -180,27 +180,27 @@ struct run_options {
     struct es_options es;           /* section "es" */
     char *text;                     /* the recipe's own bytes */
 };
-extern const struct option_row run_option_rows[]; /* the top level */
+extern const struct option_row evolve_recipe_rows[]; /* the top level */
 /* The sections by name; a row without one ends them. */
-struct run_section {
+struct evolve_recipe_section {
     const char *name;
     const struct option_row *rows;
     size_t offset; /* in run_options */
 };
-extern const struct run_section run_sections[];
-int run_recipe_load(struct run_options *o, const char *path, struct error *err);
-void run_options_release(struct run_options *o);
+extern const struct evolve_recipe_section evolve_recipe_sections[];
+int evolve_recipe_load(struct evolve_recipe *o, const char *path, struct error *err);
+void evolve_recipe_release(struct evolve_recipe *o);
 
 /* A way to look for a better adapter, from the founders on. */
-struct run;
-struct run_search {
+struct evolve_run;
+struct search_method {
     const char *name, *about;
     /* Evaluates and records each generation. */
-    int (*go)(struct run *r, struct error *err);
+    int (*go)(struct evolve_run *r, struct error *err);
 };
-extern const struct run_search run_searches[]; /* a row without name ends it */
+extern const struct search_method search_methods[]; /* a row without name ends it */
 
-struct run_env {
+struct evolve_env {
     struct pool *pool;
     enum numeric_class cls;
     const char *root;                /* folder of runs: "runs" */
@@ -210,30 +210,30 @@ struct run_env {
 /* Starts (id NULL: a fresh one is made and written to *id_out) or continues a run; returns its
  * result object: {run, adapters: {name: hash}, generations, table, comparisons, retention, spent}.
  * ERR_STATE where it was paused. */
-json_t *run_execute(const struct run_env *env, const struct run_options *o, const char *id,
+json_t *evolve_run_execute(const struct evolve_env *env, const struct evolve_recipe *o, const char *id,
                     char **id_out, struct error *err);
 /* What that would read, ask and write, the recipe's files having been found and its questions
  * counted. NULL: `err` says what is wrong. */
-json_t *run_plan(const struct run_env *env, const struct run_options *o, struct error *err);
+json_t *evolve_run_plan(const struct evolve_env *env, const struct evolve_recipe *o, struct error *err);
 /* Continues runs/ID from its stored recipe. */
-json_t *run_resume(const struct run_env *env, const char *id, struct error *err);
+json_t *evolve_run_resume(const struct evolve_env *env, const char *id, struct error *err);
 /*
  * A new run that is runs/ID up to generation `at` and from there on follows another recipe (NULL:
  * the same) and seed (-1: the same). Nothing of what is shared is computed again. The recipes must
  * have founders and fitness questions in common.
  */
-json_t *run_fork(const struct run_env *env, const char *id, int at, const char *recipe,
+json_t *evolve_run_fork(const struct evolve_env *env, const char *id, int at, const char *recipe,
                  int64_t seed, const char *new_id, struct error *err);
 /* Computes generation `at` of a finished or interrupted run anew, without the store's answers, and
  * compares: {generation, equal, candidates: [{name, hash, fitness, equal}]}. */
-json_t *run_replay(const struct run_env *env, const char *id, int at, struct error *err);
+json_t *evolve_run_replay(const struct evolve_env *env, const char *id, int at, struct error *err);
 /* README.md of an adapter's folder, as a hub expects it, from the candidate's JSON. */
-int card_write(const char *dir, const char *model, const char *run, int generation,
+int model_card_write(const char *dir, const char *model, const char *run, int generation,
                const json_t *candidate, struct error *err);
 /* The table for people. */
-void run_print(const json_t *result, FILE *f);
+void evolve_run_print(const json_t *result, FILE *f);
 /* report.html from the result object: self-contained, plots as SVG. */
-int report_write(const json_t *result, const char *path, struct error *err);
+int evolve_report_write(const json_t *result, const char *path, struct error *err);
 /* The family tree of a run from its ledger, as text; of one candidate's ancestors when `name` is
  * not NULL. */
 int lineage_print(const json_t *generations, const char *name, FILE *f, struct error *err);

@@ -10,24 +10,24 @@
 #include <stdlib.h>
 #include <string.h>
 
-static struct measured *add_row(struct run *r, const char *name) {
+static struct heldout_result *add_row(struct evolve_run *r, const char *name) {
     CHECK(r->n_rows < r->max_rows);
-    struct measured *m = &r->rows[r->n_rows++];
+    struct heldout_result *m = &r->rows[r->n_rows++];
     snprintf(m->name, sizeof m->name, "%s", name);
     m->right = xcalloc((size_t)r->n_test + 1, 1);
     return m;
 }
 
 /* One agent alone on any questions. */
-static int solo_run(struct run *r, struct adapter *a, const struct item *items, int n,
-                    struct measured *m, struct progress *bar, struct error *err) {
+static int solo_run(struct evolve_run *r, struct adapter *a, const struct task_item *items, int n,
+                    struct heldout_result *m, struct progress *bar, struct error *err) {
     struct agent agent = {.name = "solo", .adapter = a};
     struct debate_options o = {.rounds = 1,
                                .working = r->o->working,
                                .vote = vote_find(r->o->vote),
                                .max_tokens = (int32_t)r->o->max_tokens};
     struct debate d;
-    int rc = run_pause_check(r, err);
+    int rc = evolve_run_check_pause(r, err);
     if (rc != OK) return rc;
     rc = debate_run(&r->asker, &agent, 1, items, n, &o, &d, bar, err);
     if (rc == OK) memcpy(m->right, d.solo, (size_t)n);
@@ -37,12 +37,12 @@ static int solo_run(struct run *r, struct adapter *a, const struct item *items, 
     return rc;
 }
 
-static int measure_solo(struct run *r, const char *name, struct adapter *a, struct progress *bar,
+static int measure_solo(struct evolve_run *r, const char *name, struct adapter *a, struct progress *bar,
                         struct error *err) {
     return solo_run(r, a, r->test, r->n_test, add_row(r, name), bar, err);
 }
 
-static json_t *transcripts(const struct run *r, const struct debate *d, const struct agent *team) {
+static json_t *transcripts(const struct evolve_run *r, const struct debate *d, const struct agent *team) {
     json_t *list = json_array();
     for (int i = 0; i < r->n_test && i < 5; i++) {
         struct buf b = {0};
@@ -55,9 +55,9 @@ static json_t *transcripts(const struct run *r, const struct debate *d, const st
 
 /* The debate of all founders, its first-round vote, and each founder's worth by debates without it.
  */
-static int measure_debate(struct run *r, struct progress *bar, struct error *err) {
+static int measure_debate(struct evolve_run *r, struct progress *bar, struct error *err) {
     struct agent team[MAX_FOUNDERS];
-    struct interval worth[MAX_FOUNDERS];
+    struct stats_interval worth[MAX_FOUNDERS];
     struct debate_options o = {.rounds = (int)r->o->rounds,
                                .working = r->o->working,
                                .vote = vote_find(r->o->vote),
@@ -68,10 +68,10 @@ static int measure_debate(struct run *r, struct progress *bar, struct error *err
         team[i] = (struct agent){.name = r->names[i], .adapter = r->founders[i]};
     int rc = debate_run(&r->asker, team, r->n_founders, r->test, r->n_test, &o, &d, bar, err);
     if (rc == OK)
-        rc = credit_leave_one_out(&r->asker, team, r->n_founders, r->test, r->n_test, &o, &d, worth,
+        rc = contribution_leave_one_out(&r->asker, team, r->n_founders, r->test, r->n_test, &o, &d, worth,
                                   bar, err);
     if (rc == OK) {
-        struct measured *debate = add_row(r, "debate"), *vote = add_row(r, "first-round vote");
+        struct heldout_result *debate = add_row(r, "debate"), *vote = add_row(r, "first-round vote");
         memcpy(debate->right, d.voted + (size_t)(d.rounds - 1) * (size_t)r->n_test,
                (size_t)r->n_test);
         memcpy(vote->right, d.voted, (size_t)r->n_test);
@@ -81,7 +81,7 @@ static int measure_debate(struct run *r, struct progress *bar, struct error *err
         for (int i = 0; i < r->n_founders; i++) vote->prefilled += r->rows[1 + i].prefilled;
         json_t *credit = json_object();
         for (int i = 0; i < r->n_founders; i++)
-            json_object_set_new(credit, r->names[i], interval_json(worth[i]));
+            json_object_set_new(credit, r->names[i], stats_interval_json(worth[i]));
         json_object_set_new(
             r->result, "debate",
             json_pack("{s:I,s:I,s:I,s:o,s:o}", "became_right", (json_int_t)d.flips_good,
@@ -93,9 +93,9 @@ static int measure_debate(struct run *r, struct progress *bar, struct error *err
 }
 
 /* The best founder (by dev fitness) sampled until it has generated at least what the debate did. */
-static int measure_self_consistency(struct run *r, const struct candidate *best,
+static int measure_self_consistency(struct evolve_run *r, const struct candidate *best,
                                     struct progress *bar, struct error *err) {
-    const struct measured *debate = NULL, *solo = NULL;
+    const struct heldout_result *debate = NULL, *solo = NULL;
     for (int i = 0; i < r->n_rows; i++) {
         if (strcmp(r->rows[i].name, "debate") == 0) debate = &r->rows[i];
         if (strcmp(r->rows[i].name, best->name) == 0) solo = &r->rows[i];
@@ -103,34 +103,34 @@ static int measure_self_consistency(struct run *r, const struct candidate *best,
     double one = (double)MAX(solo->generated, 1);
     int k = MAX(1, MIN(64, (int)ceil((double)debate->generated / one)));
     struct agent agent = {.name = best->name, .adapter = best->adapter};
-    struct measured *m = add_row(r, "");
+    struct heldout_result *m = add_row(r, "");
     bar->total += (int64_t)(k - r->n_founders * (int)r->o->rounds) * r->n_test;
     snprintf(m->name, sizeof m->name, "self-consistency %s@%d", best->name, k);
-    struct samples drawn;
-    int rc = samples_draw(&r->asker, &agent, r->test, r->n_test, k, (float)r->o->temperature,
+    struct self_consistency drawn;
+    int rc = self_consistency_sample(&r->asker, &agent, r->test, r->n_test, k, (float)r->o->temperature,
                           (int32_t)r->o->max_tokens, (uint64_t)r->o->seed, NULL, &drawn, bar, err);
-    if (rc == OK) samples_vote(&drawn, r->test, k, m->right);
+    if (rc == OK) self_consistency_vote(&drawn, r->test, k, m->right);
     for (int i = 0; i < k; i++) {
         m->prefilled += drawn.prefilled[i];
         m->generated += drawn.generated[i];
     }
-    samples_release(&drawn);
+    self_consistency_release(&drawn);
     return rc;
 }
 
 /* Of many generations a dozen, the last among them; without a curve that one alone. */
-static bool is_shown(const struct run *r, int g) {
+static bool is_shown(const struct evolve_run *r, int g) {
     if (!r->o->curve) return g == r->n_best - 1;
     int every = MAX(1, (r->n_best - 1 + 9) / 10);
     return g % every == 0 || g == r->n_best - 1;
 }
 
 /* A debate is compared with all who took part. */
-static bool has_row(const struct run *r, int founder) {
+static bool has_row(const struct evolve_run *r, int founder) {
     return r->o->curve || r->o->rounds || r->founders[founder] == r->best[0].adapter;
 }
 
-static int measure_rows(struct run *r, struct progress *bar, struct error *err) {
+static int measure_rows(struct evolve_run *r, struct progress *bar, struct error *err) {
     char name[80];
     int rc = measure_solo(r, "base", NULL, bar, err);
     for (int i = 0; rc == OK && i < r->n_founders; i++)
@@ -145,17 +145,17 @@ static int measure_rows(struct run *r, struct progress *bar, struct error *err) 
     return rc;
 }
 
-static int64_t count_right(const struct measured *m, int n) {
+static int64_t count_right(const struct heldout_result *m, int n) {
     int64_t right = 0;
     for (int i = 0; i < n; i++) right += m->right[i];
     return right;
 }
 
-static json_t *table_json(const struct run *r) {
+static json_t *table_json(const struct evolve_run *r) {
     json_t *table = json_array();
     for (int i = 0; i < r->n_rows; i++) {
-        const struct measured *m = &r->rows[i];
-        struct interval ci = stats_wilson(count_right(m, r->n_test), r->n_test);
+        const struct heldout_result *m = &r->rows[i];
+        struct stats_interval ci = stats_wilson(count_right(m, r->n_test), r->n_test);
         json_array_append_new(table, json_pack("{s:s,s:i,s:f,s:f,s:f,s:I,s:I}", "name", m->name,
                                                "n", r->n_test, "acc", ci.value, "lo", ci.lo, "hi",
                                                ci.hi, "prefilled", (json_int_t)m->prefilled,
@@ -165,8 +165,8 @@ static json_t *table_json(const struct run *r) {
 }
 
 /* The row of that name, else the last one that begins so. */
-static const struct measured *find_row(const struct run *r, const char *prefix) {
-    const struct measured *found = NULL;
+static const struct heldout_result *find_row(const struct evolve_run *r, const char *prefix) {
+    const struct heldout_result *found = NULL;
     for (int i = 0; i < r->n_rows; i++)
         if (strcmp(r->rows[i].name, prefix) == 0) return &r->rows[i];
     for (int i = 0; i < r->n_rows; i++)
@@ -176,17 +176,17 @@ static const struct measured *find_row(const struct run *r, const char *prefix) 
 
 /* The comparisons that the run is about, on the same questions, corrected for their number (Holm).
  */
-static json_t *comparisons_json(const struct run *r, const char *best_founder) {
+static json_t *comparisons_json(const struct evolve_run *r, const char *best_founder) {
     const char *pairs[][2] = {{best_founder, "base"},         {"generation", best_founder},
                               {"debate", best_founder},       {"debate", "first-round vote"},
                               {"debate", "self-consistency"}, {"generation", "self-consistency"}};
     enum { N = ARRAY_LEN(pairs), WITHOUT_DEBATE = 2 };
-    struct paired d[N];
+    struct stats_mcnemar d[N];
     double p[N], adjusted[N];
     json_t *list = json_array();
     int n = r->o->rounds ? N : WITHOUT_DEBATE;
     for (int i = 0; i < n; i++) {
-        d[i] = stats_paired(find_row(r, pairs[i][0])->right, find_row(r, pairs[i][1])->right,
+        d[i] = stats_mcnemar(find_row(r, pairs[i][0])->right, find_row(r, pairs[i][1])->right,
                             r->n_test);
         p[i] = d[i].p;
     }
@@ -203,30 +203,30 @@ static json_t *comparisons_json(const struct run *r, const char *best_founder) {
 }
 
 /* Families that nobody trained for: the best founder and what evolution ended with, paired. */
-static int measure_retention(struct run *r, struct progress *bar, struct error *err) {
+static int measure_retention(struct evolve_run *r, struct progress *bar, struct error *err) {
     const struct strings *families = &r->o->retain;
     int most = (int)r->o->retain_items, rc = OK;
-    struct measured before = {.right = xcalloc((size_t)most + 1, 1)},
+    struct heldout_result before = {.right = xcalloc((size_t)most + 1, 1)},
                     after = {.right = xcalloc((size_t)most + 1, 1)};
-    struct paired *d = xcalloc((size_t)families->n + 1, sizeof *d);
+    struct stats_mcnemar *d = xcalloc((size_t)families->n + 1, sizeof *d);
     double *p = xcalloc(2 * (size_t)families->n + 1, sizeof *p), *holm = p + families->n;
     json_t *list = json_array(), *row;
     for (int i = 0; rc == OK && i < families->n; i++) {
         struct strings one = {&families->v[i], 1};
-        int n = trial_count(r, &one, SPLIT_TEST, most);
-        struct item *items = trial_items(r, &one, SPLIT_TEST, (uint64_t)r->o->seed, 0, n);
+        int n = evolve_run_count_items(r, &one, SPLIT_TEST, most);
+        struct task_item *items = evolve_run_task_items(r, &one, SPLIT_TEST, (uint64_t)r->o->seed, 0, n);
         rc = solo_run(r, r->best[0].adapter, items, n, &before, bar, err);
         if (rc == OK) rc = solo_run(r, r->best[r->n_best - 1].adapter, items, n, &after, bar, err);
-        d[i] = stats_paired(after.right, before.right, n);
+        d[i] = stats_mcnemar(after.right, before.right, n);
         p[i] = d[i].p;
-        struct interval b = stats_wilson(count_right(&before, n), n),
+        struct stats_interval b = stats_wilson(count_right(&before, n), n),
                         a = stats_wilson(count_right(&after, n), n);
         json_array_append_new(list,
                               json_pack("{s:s,s:i,s:{s:f,s:f,s:f},s:{s:f,s:f,s:f},s:o}", "family",
                                         families->v[i], "n", n, "founder", "acc", b.value, "lo",
                                         b.lo, "hi", b.hi, "evolved", "acc", a.value, "lo", a.lo,
-                                        "hi", a.hi, "diff", interval_json(d[i].diff)));
-        bank_items_release(items, n);
+                                        "hi", a.hi, "diff", stats_interval_json(d[i].diff)));
+        task_items_release(items, n);
     }
     stats_holm(p, families->n, holm);
     size_t i;
@@ -239,37 +239,37 @@ static int measure_retention(struct run *r, struct progress *bar, struct error *
     return rc;
 }
 
-static const char **keys_of(const struct item *v, int n) {
+static const char **keys_of(const struct task_item *v, int n) {
     const char **keys = xcalloc((size_t)n + 1, sizeof *keys);
     for (int i = 0; i < n; i++) keys[i] = v[i].key;
     return keys;
 }
 
 /* Splits are disjoint by construction; that they were is looked at, not assumed. */
-static int check_disjoint(struct run *r, struct error *err) {
+static int check_disjoint(struct evolve_run *r, struct error *err) {
     const char **test = keys_of(r->test, r->n_test);
     int rc = OK;
     for (int g = 0; rc == OK && g < r->n_best; g++) {
         int n;
-        struct item *items = trial_generation_items(r, g, &n);
+        struct task_item *items = evolve_run_generation_items(r, g, &n);
         const char **keys = keys_of(items, n);
         rc = fitness_disjoint(keys, n, test, r->n_test, err);
         free(keys);
-        bank_items_release(items, n);
+        task_items_release(items, n);
     }
     free(test);
     return rc;
 }
 
-int final_measure(struct run *r, struct error *err) {
+int evolve_run_evaluate_heldout(struct evolve_run *r, struct error *err) {
     struct progress bar;
     int64_t n = r->n_founders, shown = 0, rounds = r->o->rounds;
     for (int g = 0; g < r->n_best; g++) shown += is_shown(r, g);
     for (int i = 0; i < n; i++) shown += has_row(r, i);
     r->max_rows = (int)shown + 4; /* base, debate, vote, samples */
     r->rows = xcalloc((size_t)r->max_rows, sizeof *r->rows);
-    r->n_test = trial_count(r, &r->o->tasks, SPLIT_TEST, r->o->test_items);
-    r->test = trial_items(r, &r->o->tasks, SPLIT_TEST, (uint64_t)r->o->seed, 0, r->n_test);
+    r->n_test = evolve_run_count_items(r, &r->o->tasks, SPLIT_TEST, r->o->test_items);
+    r->test = evolve_run_task_items(r, &r->o->tasks, SPLIT_TEST, (uint64_t)r->o->seed, 0, r->n_test);
     int rc = check_disjoint(r, err);
     progress_start(&bar, "held-out test",
                    (1 + shown + (n + n * (n - 1) + n) * rounds) * r->n_test +

@@ -19,12 +19,12 @@ static double sum_of(const double *v, int n) {
     return sum;
 }
 
-struct interval fitness_combine(struct fitness_term *t, int n_terms, int n_items) {
+struct stats_interval fitness_combine(struct fitness_term *t, int n_terms, int n_items) {
     double *sum = xcalloc((size_t)MAX(n_items, 1), sizeof *sum), apart = 0, below = 0, above = 0;
     for (int k = 0; k < n_terms; k++) {
         double w = t[k].weight;
         if (t[k].items) {
-            t[k].value = stats_mean(t[k].items, n_items);
+            t[k].value = stats_mean_interval(t[k].items, n_items);
             for (int i = 0; i < n_items; i++) sum[i] += w * t[k].items[i];
             continue;
         }
@@ -34,7 +34,7 @@ struct interval fitness_combine(struct fitness_term *t, int n_terms, int n_items
         below += w < 0 ? up * up : down * down;
         above += w < 0 ? down * down : up * up;
     }
-    struct interval v = stats_mean(sum, n_items);
+    struct stats_interval v = stats_mean_interval(sum, n_items);
     below += (v.value - v.lo) * (v.value - v.lo);
     above += (v.hi - v.value) * (v.hi - v.value);
     v.value += apart;
@@ -50,7 +50,7 @@ static double t_upper(double p, int dof) {
     double a = sqrt(-2 * math_log(fmax(p, 1e-300)));
     double z = a - (2.515517 + a * (0.802853 + a * 0.010328)) /
                        (1 + a * (1.432788 + a * (0.189269 + a * 0.001308)));
-    return stats_t(z, dof);
+    return stats_t_quantile(z, dof);
 }
 
 /* Of a - b: mean and variance of one. */
@@ -198,7 +198,7 @@ static void halve(struct race *r) {
     double *mean = xcalloc((size_t)n, sizeof *mean);
     for (int i = 0; i < r->n; i++)
         if (r->in[i]) mean[k] = mean_of(r, i), who[k++] = i;
-    select_order(mean, n, order);
+    select_argsort(mean, n, order);
     r->left = (n + 1) / 2;
     for (k = r->left; k < n; k++) r->in[who[order[k]]] = false;
     free(who);
@@ -290,13 +290,13 @@ static int best_on(const double *scores, int n, int n_items, int first, int step
     return best;
 }
 
-struct interval fitness_split(const double *scores, int n, int n_items, int *winner) {
+struct stats_interval fitness_split(const double *scores, int n, int n_items, int *winner) {
     double *fresh = xcalloc((size_t)MAX(n_items, 1), sizeof *fresh);
     for (int half = 0; half < 2; half++) {
         const double *s = scores + (size_t)best_on(scores, n, n_items, half, 2) * (size_t)n_items;
         for (int i = 1 - half; i < n_items; i += 2) fresh[i] = s[i];
     }
-    struct interval v = stats_mean(fresh, n_items);
+    struct stats_interval v = stats_mean_interval(fresh, n_items);
     *winner = best_on(scores, n, n_items, 0, 1);
     free(fresh);
     return v;
@@ -304,21 +304,21 @@ struct interval fitness_split(const double *scores, int n, int n_items, int *win
 
 /* operators */
 
-void operators_init(struct operators *o, int n, double alpha, double margin) {
+void operator_selector_init(struct operator_selector *o, int n, double alpha, double margin) {
     CHECK(n >= 1 && n <= MAX_OPERATORS);
-    *o = (struct operators){.n = n, .rate = 0.1, .pursuit = 0.1, .alpha = alpha, .margin = margin};
+    *o = (struct operator_selector){.n = n, .rate = 0.1, .pursuit = 0.1, .alpha = alpha, .margin = margin};
     o->p_min = 0.5 / n;
     for (int i = 0; i < n; i++) o->v[i].p = 1.0 / n;
 }
 
-int operators_pick(const struct operators *o, struct rng *r) {
+int operator_selector_pick(const struct operator_selector *o, struct rng *r) {
     double p[MAX_OPERATORS];
     for (int i = 0; i < o->n; i++) p[i] = o->v[i].p;
-    return select_wheel(p, 1, o->n, r);
+    return select_roulette_wheel(p, 1, o->n, r);
 }
 
 /* The best gains probability from the others, who keep p_min; the sum stays 1. */
-static void pursue(struct operators *o) {
+static void adaptive_pursuit(struct operator_selector *o) {
     int best = -1, live = 0;
     double sum = 0;
     for (int i = 0; i < o->n; i++) {
@@ -339,7 +339,7 @@ static void pursue(struct operators *o) {
  * gains before this one (Kelly's, kept to [0, 0.9]). Where it does no harm, wealth is a
  * supermartingale, and Ville's inequality bounds the probability that it ever exceeds n/α.
  */
-static void bet(struct operator_record *v, double g) {
+static void bet(struct operator_stats *v, double g) {
     double mean = v->used ? v->sum / (double)v->used : 0;
     double size = (v->squares + 1) / ((double)v->used + 1);
     v->wealth += math_log(1 - fmin(0.9, fmax(0, -mean / size)) * g);
@@ -347,8 +347,8 @@ static void bet(struct operator_record *v, double g) {
     v->squares += g * g;
 }
 
-void operators_tell(struct operators *o, int which, double gain) {
-    struct operator_record *v = &o->v[which];
+void operator_selector_update(struct operator_selector *o, int which, double gain) {
+    struct operator_stats *v = &o->v[which];
     int live = 0;
     gain = gain != gain ? -1 : fmin(1, fmax(-1, gain));
     bet(v, fmin(1, gain + o->margin));
@@ -357,7 +357,7 @@ void operators_tell(struct operators *o, int which, double gain) {
     v->quality += fmax(o->rate, 1.0 / (double)v->used) * (gain - v->quality);
     for (int i = 0; i < o->n; i++) live += !o->v[i].dropped;
     if (live > 1 && v->wealth > math_log(o->n / o->alpha)) v->dropped = true;
-    pursue(o);
+    adaptive_pursuit(o);
 }
 
 static int by_text(const void *a, const void *b) {

@@ -15,11 +15,11 @@
 struct fitness_term {
     double weight;
     const double *items;   /* [n_items]; NULL: measured apart, or exactly, */
-    struct interval value; /* as this says; with items it is filled in */
+    struct stats_interval value; /* as this says; with items it is filled in */
 };
 /* Σ weight · value with its 95 % interval. Terms with items are summed item by item, which keeps
  * what they have in common; the others' intervals are independent and add in squares. */
-struct interval fitness_combine(struct fitness_term *t, int n_terms, int n_items);
+struct stats_interval fitness_combine(struct fitness_term *t, int n_terms, int n_items);
 
 /* Is the mean of a - b above 0, by a one-sided paired t test at level alpha? The items must not be
  * those that a was chosen by. */
@@ -71,7 +71,7 @@ bool race_decided(const struct race *r);
 void fitness_shrink(const double *scores, int n, int n_items, double *out);
 /* Chooses on the even items and measures on the odd, and the other way round: the mean of the two
  * is unbiased for what is so chosen. *winner: the best on all. */
-struct interval fitness_split(const double *scores, int n, int n_items, int *winner);
+struct stats_interval fitness_split(const double *scores, int n, int n_items, int *winner);
 
 /* operators */
 
@@ -83,21 +83,21 @@ struct interval fitness_split(const double *scores, int n, int n_items, int *win
  * Ramdas 2024), so alpha holds however often one looks, shared among the operators.
  */
 enum { MAX_OPERATORS = 32 };
-struct operator_record {
+struct operator_stats {
     double quality, p;           /* mean gain, recent ones more; probability */
     double sum, squares, wealth; /* of gains + margin; of the bet that it harms, as a logarithm */
     int64_t used, improved;
     bool dropped;
 };
-struct operators {
+struct operator_selector {
     int n;
     double rate, pursuit, p_min, alpha, margin;
-    struct operator_record v[MAX_OPERATORS];
+    struct operator_stats v[MAX_OPERATORS];
 };
-void operators_init(struct operators *o, int n, double alpha, double margin);
-int operators_pick(const struct operators *o, struct rng *r);
+void operator_selector_init(struct operator_selector *o, int n, double alpha, double margin);
+int operator_selector_pick(const struct operator_selector *o, struct rng *r);
 /* The last live operator is never dropped. */
-void operators_tell(struct operators *o, int which, double gain);
+void operator_selector_update(struct operator_selector *o, int which, double gain);
 
 /* ERR_MISMATCH, naming how many and one of them, where a test item's key is among fitness's. */
 int fitness_disjoint(const char *const *fitness_keys, int n, const char *const *test_keys, int m,

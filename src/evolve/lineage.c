@@ -15,20 +15,20 @@
 enum { DEPTH_SHOWN = 24 }; /* a tree that goes deeper leaves the screen */
 static const size_t FILE_LIMIT = (size_t)1 << 30;
 
-double record_number(const json_t *v, const char *key) {
+double json_number_or_nan(const json_t *v, const char *key) {
     const json_t *x = json_object_get(v, key);
     return json_is_number(x) ? json_number_value(x) : NAN;
 }
 
-struct interval record_interval(const json_t *v, const char *key) {
+struct stats_interval json_interval(const json_t *v, const char *key) {
     const json_t *x = json_object_get(v, key);
-    return (struct interval){record_number(x, "value"), record_number(x, "lo"),
-                             record_number(x, "hi")};
+    return (struct stats_interval){json_number_or_nan(x, "value"), json_number_or_nan(x, "lo"),
+                             json_number_or_nan(x, "hi")};
 }
 
-void text_line(struct buf *b, const char *s) {
+void buf_add_one_line(struct buf *b, const char *s) {
     size_t from = b->len;
-    buf_add_clean(b, s, strlen(s));
+    buf_add_sanitized(b, s, strlen(s));
     for (; from < b->len; from++)
         if (b->data[from] == '\n' || b->data[from] == '\t') b->data[from] = ' ';
 }
@@ -42,13 +42,13 @@ int lineage_find(const struct lineage *l, const char *name) {
 
 static int check_candidate(const json_t *c, struct error *err) {
     const json_t *parents = json_object_get(c, "parents");
-    if (!*json_text_at(c, "name")) return error_set(err, ERR_FORMAT, "a candidate has no 'name'");
-    if (!isfinite(record_interval(c, "fitness").value))
+    if (!*json_get_string(c, "name")) return error_set(err, ERR_FORMAT, "a candidate has no 'name'");
+    if (!isfinite(json_interval(c, "fitness").value))
         return error_set(err, ERR_FORMAT, "'%s' has no 'fitness' with a 'value'",
-                         json_text_at(c, "name"));
-    if (!json_is_texts(parents) || json_array_size(parents) > 2)
+                         json_get_string(c, "name"));
+    if (!json_is_string_array(parents) || json_array_size(parents) > 2)
         return error_set(err, ERR_FORMAT, "the 'parents' of '%s' are not a list of up to two names",
-                         json_text_at(c, "name"));
+                         json_get_string(c, "name"));
     return OK;
 }
 
@@ -72,10 +72,10 @@ static void lineage_cut(struct lineage *l, int generation) {
 }
 
 static int node_add(struct lineage *l, const json_t *c, struct error *err) {
-    struct lineage_node v = {.name = json_text_at(c, "name"), .born = c, .parent = {-1, -1}};
+    struct lineage_node v = {.name = json_get_string(c, "name"), .born = c, .parent = {-1, -1}};
     const json_t *parents = json_object_get(c, "parents");
     int n = (int)json_array_size(parents);
-    double blend = record_number(c, "blend");
+    double blend = json_number_or_nan(c, "blend");
     v.generation = v.last = l->generations;
     for (int i = 0; i < n; i++) {
         const char *name = json_string_value(json_array_get(parents, (size_t)i));
@@ -95,7 +95,7 @@ static int node_add(struct lineage *l, const json_t *c, struct error *err) {
 
 /* An old one that stays, or a new one. */
 static int candidate_add(struct lineage *l, const json_t *c, struct error *err) {
-    int at = lineage_find(l, json_text_at(c, "name"));
+    int at = lineage_find(l, json_get_string(c, "name"));
     if (at < 0) return node_add(l, c, err);
     if (l->v[at].last == l->generations)
         return error_set(err, ERR_FORMAT, "two candidates are named '%s'", l->v[at].name);
@@ -120,12 +120,12 @@ int lineage_add(struct lineage *l, const json_t *generation, struct error *err) 
     json_array_foreach (list, i, c)
         if (rc == OK) rc = candidate_add(l, c, err);
     if (rc != OK) return lineage_cut(l, (int)g), rc;
-    l->best = lineage_find(l, json_text_at(json_array_get(list, 0), "name"));
+    l->best = lineage_find(l, json_get_string(json_array_get(list, 0), "name"));
     l->generations++;
     return OK;
 }
 
-int lineage_of(struct lineage *l, const json_t *generations, struct error *err) {
+int lineage_from_json(struct lineage *l, const json_t *generations, struct error *err) {
     size_t i;
     json_t *g;
     int rc = OK;
@@ -150,7 +150,7 @@ void lineage_ancestors(const struct lineage *l, int node, bool *in) {
             if (l->v[i].parent[k] >= 0) in[l->v[i].parent[k]] = true;
 }
 
-void lineage_flow(const struct lineage *l, double *flow) {
+void lineage_propagate(const struct lineage *l, double *flow) {
     for (int i = l->n - 1; i >= 0; i--)
         for (int k = 0; k < 2; k++)
             if (l->v[i].parent[k] >= 0) flow[l->v[i].parent[k]] += flow[i] * l->v[i].share[k];
@@ -221,7 +221,7 @@ struct view {
 static int view_open(struct view *w, const json_t *generations, const char *name,
                      struct error *err) {
     *w = (struct view){0};
-    int rc = lineage_of(&w->l, generations, err);
+    int rc = lineage_from_json(&w->l, generations, err);
     if (rc != OK) return rc;
     w->of = name ? lineage_find(&w->l, name) : w->l.best;
     if (w->of < 0)
@@ -250,7 +250,7 @@ static json_t *founders_json(const struct view *w) {
     double *flow = xcalloc((size_t)w->l.n, sizeof *flow);
     json_t *list = json_array();
     flow[w->of] = 1;
-    lineage_flow(&w->l, flow);
+    lineage_propagate(&w->l, flow);
     for (int i = 0; i < w->l.n; i++)
         if (is_founder(&w->l.v[i]) && flow[i] > 0)
             json_array_append_new(
@@ -261,14 +261,14 @@ static json_t *founders_json(const struct view *w) {
 
 /* "founder", or "slerp of a 60 % and b 40 %, step 0.3". */
 static void add_how(struct buf *b, const struct lineage *l, const struct lineage_node *v) {
-    double step = record_number(v->born, "step");
-    const char *made = json_text_at(v->born, "operator");
+    double step = json_number_or_nan(v->born, "step");
+    const char *made = json_get_string(v->born, "operator");
     const json_t *weights = json_object_get(v->born, "weights"), *weight;
     size_t i;
-    text_line(b, *made ? made : is_founder(v) ? "founder" : "child");
+    buf_add_one_line(b, *made ? made : is_founder(v) ? "founder" : "child");
     for (int k = 0; k < 2 && v->parent[k] >= 0; k++) {
         buf_puts(b, k ? " and " : " of ");
-        text_line(b, l->v[v->parent[k]].name);
+        buf_add_one_line(b, l->v[v->parent[k]].name);
         if (v->parent[1] >= 0) buf_printf(b, " %.0f %%", 100 * v->share[k]);
     }
     if (isfinite(step)) buf_printf(b, ", step %.3g", step);
@@ -286,13 +286,13 @@ struct tree_rows {
     size_t n;
 };
 
-static void rows_add(struct tree_rows *r, char *head, char *how, const json_t *record) {
+static void residual_forward(struct tree_rows *r, char *head, char *how, const json_t *record) {
     if ((r->n & (r->n - 1)) == 0) r->v = xrealloc(r->v, sizeof *r->v * MAX((size_t)1, 2 * r->n));
     r->v[r->n++] = (struct tree_row){head, how, record};
 }
 
 static int columns_of(const char *text) {
-    return (int)strlen(text) - column_bytes(text, 0);
+    return (int)strlen(text) - utf8_field_width(text, 0);
 }
 
 static void rows_print(const struct tree_rows *r, FILE *f) {
@@ -304,10 +304,10 @@ static void rows_print(const struct tree_rows *r, FILE *f) {
             fprintf(f, "%s\n", v->head);
             continue;
         }
-        struct interval x = record_interval(v->record, "fitness");
-        fprintf(f, "%-*s  %8.4f", column_bytes(v->head, wide), v->head, x.value);
+        struct stats_interval x = json_interval(v->record, "fitness");
+        fprintf(f, "%-*s  %8.4f", utf8_field_width(v->head, wide), v->head, x.value);
         if (isfinite(x.lo) && isfinite(x.hi)) fprintf(f, " (%.4f – %.4f)", x.lo, x.hi);
-        fprintf(f, "  %.8s  %s\n", json_text_at(v->record, "hash"), v->how);
+        fprintf(f, "  %.8s  %s\n", json_get_string(v->record, "hash"), v->how);
     }
 }
 
@@ -323,7 +323,7 @@ static void rows_release(struct tree_rows *r) {
 static char *head_of(const char *before, const char *name) {
     struct buf b = {0};
     buf_puts(&b, before);
-    text_line(&b, name);
+    buf_add_one_line(&b, name);
     return b.data;
 }
 
@@ -331,15 +331,15 @@ static void generation_rows(struct tree_rows *r, const struct lineage *l, const 
                             int number) {
     const json_t *list = json_object_get(generation, "candidates"), *c;
     size_t i, n = json_array_size(list);
-    rows_add(r, xasprintf("generation %d", number), NULL, NULL);
+    residual_forward(r, xasprintf("generation %d", number), NULL, NULL);
     json_array_foreach (list, i, c) {
-        const struct lineage_node *v = &l->v[lineage_find(l, json_text_at(c, "name"))];
+        const struct lineage_node *v = &l->v[lineage_find(l, json_get_string(c, "name"))];
         struct buf how = {0};
         if (v->generation < number)
             buf_printf(&how, "kept since generation %d", v->generation);
         else
             add_how(&how, l, v);
-        rows_add(r, head_of(i + 1 < n ? "├── " : "└── ", v->name), how.data, c);
+        residual_forward(r, head_of(i + 1 < n ? "├── " : "└── ", v->name), how.data, c);
     }
 }
 
@@ -362,7 +362,7 @@ static void ancestor_rows(struct climb *c, int node, const char *before, int dep
     struct buf how = {0};
     add_how(&how, c->l, v);
     if (again || deep) buf_puts(&how, again ? ", as above" : ", and so on");
-    rows_add(c->rows, head_of(stem, v->name), how.data, v->born);
+    residual_forward(c->rows, head_of(stem, v->name), how.data, v->born);
     c->seen[node] = c->seen[node] || !deep;
     for (int k = 0; k < 2 && !again && !deep; k++)
         if (v->parent[k] >= 0)
@@ -376,12 +376,12 @@ static void print_founders(const struct view *w, FILE *f) {
     size_t i;
     struct buf b = {0};
     buf_puts(&b, "\nancestry of ");
-    text_line(&b, w->l.v[w->of].name);
+    buf_add_one_line(&b, w->l.v[w->of].name);
     if (w->of == w->l.best) buf_printf(&b, ", the fittest of generation %d", w->l.generations - 1);
     json_array_foreach (list, i, v) {
         buf_puts(&b, i ? ", " : ": ");
-        text_line(&b, json_text_at(v, "founder"));
-        buf_printf(&b, " %.1f %%", 100 * record_number(v, "share"));
+        buf_add_one_line(&b, json_get_string(v, "founder"));
+        buf_printf(&b, " %.1f %%", 100 * json_number_or_nan(v, "share"));
     }
     fprintf(f, "%s\n", b.data);
     buf_release(&b);
@@ -444,7 +444,7 @@ json_t *lineage_json(const json_t *generations, const char *name, struct error *
 /* Inside quotes of a Graphviz label, where a backslash begins an escape. */
 static void dot_text(struct buf *b, const char *s) {
     struct buf line = {0};
-    text_line(&line, s);
+    buf_add_one_line(&line, s);
     for (size_t i = 0; i < line.len; i++) {
         if (line.data[i] == '"' || line.data[i] == '\\') buf_puts(b, "\\");
         buf_add(b, line.data + i, 1);
@@ -457,8 +457,8 @@ static void dot_node(struct buf *b, const struct view *w, int node) {
     buf_printf(b, "  n%d [label=\"", node);
     dot_text(b, v->name);
     buf_puts(b, "\\n");
-    dot_text(b, is_founder(v) ? "founder" : json_text_at(v->born, "operator"));
-    buf_printf(b, "\\n%.4f\"%s];\n", record_interval(v->born, "fitness").value,
+    dot_text(b, is_founder(v) ? "founder" : json_get_string(v->born, "operator"));
+    buf_printf(b, "\\n%.4f\"%s];\n", json_interval(v->born, "fitness").value,
                node == w->of ? ", penwidth=3" : "");
     for (int k = 0; k < 2 && v->parent[k] >= 0; k++)
         buf_printf(b, "  n%d -> n%d [penwidth=%.2f];\n", v->parent[k], node, 0.5 + 2 * v->share[k]);

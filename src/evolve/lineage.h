@@ -27,14 +27,14 @@ struct lineage {
 /* The next generation; one that is there already takes the place of itself and all later ones, as
  * where a run was continued from an earlier point. After an error the lineage ends before it. */
 int lineage_add(struct lineage *l, const json_t *generation, struct error *err);
-int lineage_of(struct lineage *l, const json_t *generations, struct error *err);
+int lineage_from_json(struct lineage *l, const json_t *generations, struct error *err);
 void lineage_release(struct lineage *l);
 int lineage_find(const struct lineage *l, const char *name); /* -1 when there is none */
 /* in[n]: the node itself and whoever it descends from. */
 void lineage_ancestors(const struct lineage *l, int node, bool *in);
 /* Lets what is in flow[n] run up to the parents by their shares: of 1 put into a node, each founder
  * ends with its share of that node's ancestry, others with what came through them. */
-void lineage_flow(const struct lineage *l, double *flow);
+void lineage_propagate(const struct lineage *l, double *flow);
 
 /* evolution.jsonl as such an array, of lines that lineage_add takes; errors name the line. A last
  * line that is not finished yet is left out. */
@@ -45,8 +45,8 @@ json_t *lineage_json(const json_t *generations, const char *name, struct error *
 int lineage_dot(const json_t *generations, const char *name, struct buf *out, struct error *err);
 
 /* For those who show records. */
-double record_number(const json_t *v, const char *key); /* NAN where there is none */
-struct interval record_interval(const json_t *v, const char *key);
-void text_line(struct buf *b, const char *s); /* buf_add_clean, and on one line */
+double json_number_or_nan(const json_t *v, const char *key); /* NAN where there is none */
+struct stats_interval json_interval(const json_t *v, const char *key);
+void buf_add_one_line(struct buf *b, const char *s); /* buf_add_sanitized, and on one line */
 
 #endif

@@ -29,16 +29,16 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum sparse {
-    SPARSE_NONE,
-    SPARSE_TRIM,   /* keep the largest */
-    SPARSE_MIDDLE, /* of those but OUTLIERS, keep the largest (breadcrumbs) */
-    SPARSE_DROP,   /* keep any by chance, and rescale */
-    SPARSE_RANKED, /* the same, the larger in its row the likelier (MAGPRUNE) */
-    SPARSE_SELECT, /* keep where parents differ most, and weigh each by its square (SCE) */
+enum sparsification {
+    SPARSIFY_NONE,
+    SPARSIFY_MAGNITUDE,   /* keep the largest */
+    SPARSIFY_MAGNITUDE_OUTLIERS, /* of those but OUTLIERS, keep the largest (breadcrumbs) */
+    SPARSIFY_RANDOM,   /* keep any by chance, and rescale */
+    SPARSIFY_MAGPRUNE, /* the same, the larger in its row the likelier (MAGPRUNE) */
+    SPARSIFY_SCE, /* keep where parents differ most, and weigh each by its square (SCE) */
 };
 struct rule {
-    enum sparse sparse;
+    enum sparsification sparse;
     bool elect; /* only elements of the elected sign count; else a weighted sum */
     bool peft;  /* elects and averages as PEFT does */
 };
@@ -92,7 +92,7 @@ static uint32_t magnitude_at(const float *w, size_t n, size_t k, size_t *equal) 
 }
 
 /* Zeroes the `top` largest magnitudes and all but the `keep` largest of the rest. */
-static void tensor_keep(float *w, size_t n, size_t top, size_t keep) {
+static void tensor_prune_magnitude(float *w, size_t n, size_t top, size_t keep) {
     size_t n_most = 0, n_least = 0;
     if (keep >= n) return;
     if (keep == 0) {
@@ -110,7 +110,7 @@ static void tensor_keep(float *w, size_t n, size_t top, size_t keep) {
     }
 }
 
-static void tensor_drop(float *w, size_t n, float density, struct rng *rng) {
+static void tensor_prune_random(float *w, size_t n, float density, struct rng *rng) {
     for (size_t i = 0; i < n; i++)
         w[i] = rng_uniform(rng) < density ? (float)((double)w[i] / (double)density) : 0;
 }
@@ -122,7 +122,7 @@ static int ascending(const void *a, const void *b) {
 
 /* An element of rank j among its row's n magnitudes, the smallest being 0, is kept with probability
  * density - band + 2 band j / (n - 1). */
-static void row_drop_ranked(float *w, size_t n, double density, uint64_t *order, struct rng *rng) {
+static void row_magprune(float *w, size_t n, double density, uint64_t *order, struct rng *rng) {
     double band = MIN(RANK_BAND, MIN(density / 2, 1 - density));
     for (size_t j = 0; j < n; j++) order[j] = (uint64_t)magnitude_bits(w[j]) << 32 | j;
     qsort(order, n, sizeof *order, ascending);
@@ -133,10 +133,10 @@ static void row_drop_ranked(float *w, size_t n, double density, uint64_t *order,
     }
 }
 
-static void tensor_drop_ranked(float *w, size_t rows, size_t cols, float density, struct rng *rng) {
+static void tensor_magprune(float *w, size_t rows, size_t cols, float density, struct rng *rng) {
     uint64_t *order = xmalloc(cols * sizeof *order);
     for (size_t r = 0; r < rows; r++)
-        row_drop_ranked(w + r * cols, cols, (double)density, order, rng);
+        row_magprune(w + r * cols, cols, (double)density, order, rng);
     free(order);
 }
 
@@ -157,7 +157,7 @@ static void tensors_mask(struct tensors *t, double density) {
     size_t size = t->rows * t->cols, n = 0;
     float *s = xmalloc(size * sizeof *s);
     for (size_t i = 0; i < size; i++) n += (s[i] = spread(t, i)) > 0;
-    tensor_keep(s, size, 0, (size_t)(density * (double)n));
+    tensor_prune_magnitude(s, size, 0, (size_t)(density * (double)n));
     for (int k = 0; k < t->n; k++)
         for (size_t i = 0; i < size; i++)
             if (s[i] == 0) t->x[k][i] = 0;
@@ -166,7 +166,7 @@ static void tensors_mask(struct tensors *t, double density) {
 
 /* SCE has weights of its own, in proportion to Σ x² of what is left of a parent; what the parents
  * were given scales them before, equal weights by 1. */
-static void tensors_select(struct tensors *t, double density) {
+static void tensors_sce(struct tensors *t, double density) {
     size_t size = t->rows * t->cols;
     double all = 0;
     for (int k = 0; k < t->n; k++)
@@ -184,7 +184,7 @@ static void tensors_select(struct tensors *t, double density) {
  * weighted sum and divides by the weights that agree; times the sum of all weights, so that equal
  * weights 1/n give its disjoint mean. SCE and PEFT elect by the plain sum. */
 static double element_merge(const struct tensors *t, size_t i, struct rule rule) {
-    bool plain = rule.peft || rule.sparse == SPARSE_SELECT;
+    bool plain = rule.peft || rule.sparse == SPARSIFY_SCE;
     double sum = 0, elected = 0, agreeing = 0, all = 0;
     for (int k = 0; k < t->n; k++) {
         double v = (double)t->x[k][i], w = t->w[k];
@@ -204,13 +204,13 @@ static double element_merge(const struct tensors *t, size_t i, struct rule rule)
     return rule.peft ? sum / agreeing : sum / agreeing * all;
 }
 
-static void tensor_thin(float *w, const struct tensors *t, enum sparse sparse, float density,
+static void tensor_sparsify(float *w, const struct tensors *t, enum sparsification sparse, float density,
                         struct rng *rng) {
     size_t n = t->rows * t->cols, keep = (size_t)((double)density * (double)n);
-    if (sparse == SPARSE_TRIM) tensor_keep(w, n, 0, keep);
-    if (sparse == SPARSE_MIDDLE) tensor_keep(w, n, (size_t)(OUTLIERS * (double)n), keep);
-    if (sparse == SPARSE_DROP) tensor_drop(w, n, density, rng);
-    if (sparse == SPARSE_RANKED) tensor_drop_ranked(w, t->rows, t->cols, density, rng);
+    if (sparse == SPARSIFY_MAGNITUDE) tensor_prune_magnitude(w, n, 0, keep);
+    if (sparse == SPARSIFY_MAGNITUDE_OUTLIERS) tensor_prune_magnitude(w, n, (size_t)(OUTLIERS * (double)n), keep);
+    if (sparse == SPARSIFY_RANDOM) tensor_prune_random(w, n, density, rng);
+    if (sparse == SPARSIFY_MAGPRUNE) tensor_magprune(w, t->rows, t->cols, density, rng);
 }
 
 /* `id` names the stream. */
@@ -218,9 +218,9 @@ static void tensors_merge(struct tensors *t, const struct operands *x, struct ru
                           uint32_t id) {
     for (int k = 0; k < t->n; k++) {
         struct rng rng = rng_make(x->seed, RNG_MUTATE, id, 16 + (uint32_t)k);
-        tensor_thin(t->x[k], t, rule.sparse, x->step, &rng);
+        tensor_sparsify(t->x[k], t, rule.sparse, x->step, &rng);
     }
-    if (rule.sparse == SPARSE_SELECT) tensors_select(t, (double)x->step);
+    if (rule.sparse == SPARSIFY_SCE) tensors_sce(t, (double)x->step);
     for (size_t i = 0; i < t->rows * t->cols; i++) t->x[0][i] = (float)element_merge(t, i, rule);
 }
 
@@ -256,7 +256,7 @@ static int deltas_fill(struct tensors *t, const struct operands *x, int32_t i, b
 }
 
 /* The merged ΔW of module i, brought to its rank. */
-static int module_merge(const struct operands *x, int32_t i, struct rule rule, struct draft *d,
+static int module_merge(const struct operands *x, int32_t i, struct rule rule, struct adapter_builder *d,
                         struct error *err) {
     int out = proj_out(d->shape, i % N_PROJ), in = proj_in(d->shape, i % N_PROJ);
     struct tensors t = {.rows = (size_t)out, .cols = (size_t)in};
@@ -266,10 +266,10 @@ static int module_merge(const struct operands *x, int32_t i, struct rule rule, s
         int32_t r = operand_rank(x, i, ADAPTER_RANK_MAX);
         double total2 = 0;
         tensors_merge(&t, x, rule, (uint32_t)(2 * i));
-        struct singular sv = dense_svd(t.x[0], out, in, r, &ar);
+        struct svd sv = randomized_svd(t.x[0], out, in, r, &ar);
         for (size_t k = 0; k < t.rows * t.cols; k++)
             total2 += (double)t.x[0][k] * (double)t.x[0][k];
-        draft_truncate(d, i, &sv, r, total2);
+        adapter_builder_add_truncated(d, i, &sv, r, total2);
         arena_release(&ar);
     }
     tensors_release(&t);
@@ -285,13 +285,13 @@ static bool any_has(const struct operands *x, int32_t i) {
 static struct adapter *merge_delta(const struct operands *x, struct rule rule, json_t *lineage,
                                    struct error *err) {
     const struct adapter *a = x->parents[0];
-    struct draft d = draft_make(&a->shape, a->config.dropout);
+    struct adapter_builder d = adapter_builder_init(&a->shape, a->config.dropout);
     for (int32_t i = 0; i < operand_modules(x); i++) {
         if (!any_has(x, i) || module_merge(x, i, rule, &d, err) == OK) continue;
-        draft_release(&d);
+        adapter_builder_release(&d);
         return NULL;
     }
-    return operator_child(&d, lineage, err);
+    return operator_finish(&d, lineage, err);
 }
 
 /* As PEFT checks it, but module by module. */
@@ -333,25 +333,25 @@ static void factor_merge(const struct operands *x, int32_t i, bool is_b, struct 
 static struct adapter *merge_factors(const struct operands *x, struct rule rule, json_t *lineage,
                                      struct error *err) {
     const struct model_config *shape = &x->parents[0]->shape;
-    struct draft d = draft_make(shape, x->parents[0]->config.dropout);
+    struct adapter_builder d = adapter_builder_init(shape, x->parents[0]->config.dropout);
     for (int32_t i = 0, r; i < operand_modules(x); i++) {
         if (ranks_check(x, i, &r, err) != OK) {
-            draft_release(&d);
+            adapter_builder_release(&d);
             return NULL;
         }
         if (r == 0) continue;
-        float *a = draft_add(&d, i, r);
+        float *a = adapter_builder_add(&d, i, r);
         factor_merge(x, i, false, rule, (size_t)r * (size_t)proj_in(shape, i % N_PROJ), a);
         factor_merge(x, i, true, rule, (size_t)r * (size_t)proj_out(shape, i % N_PROJ),
-                     draft_b(&d, i, a));
+                     adapter_builder_b(&d, i, a));
     }
-    return operator_child(&d, lineage, err);
+    return operator_finish(&d, lineage, err);
 }
 
 static struct adapter *make_cat(const struct operands *x, json_t *lineage, struct error *err) {
     float w[OPERATOR_PARENTS_MAX];
     for (int p = 0; p < x->n; p++) w[p] = (float)operand_weight(x, p);
-    return operator_relabel(adapter_stack(x->parents, w, x->n, err), lineage);
+    return operator_set_lineage(adapter_concat(x->parents, w, x->n, err), lineage);
 }
 
 /* No element is looked at, so this needs no dense matrix. */
@@ -361,7 +361,7 @@ static struct adapter *make_svd(const struct operands *x, json_t *lineage, struc
     for (int32_t i = 0; i < modules; i++)
         for (int p = 0; p < x->n; p++)
             coef[i * x->n + p] = operand_weight(x, p) * (double)x->parents[p]->loras[i].scale;
-    struct adapter *child = operator_sum(x, coef, lineage, err);
+    struct adapter *child = operator_weighted_sum(x, coef, lineage, err);
     free(coef);
     return child;
 }
@@ -370,24 +370,24 @@ static struct adapter *make_svd(const struct operands *x, json_t *lineage, struc
     static struct adapter *name(const struct operands *x, json_t *lineage, struct error *err) {    \
         return how(x, (struct rule){__VA_ARGS__}, lineage, err);                                   \
     }
-MAKE(delta_ties, merge_delta, SPARSE_TRIM, true, false)
-MAKE(delta_dare, merge_delta, SPARSE_DROP, false, false)
-MAKE(delta_dare_ties, merge_delta, SPARSE_DROP, true, false)
-MAKE(delta_prune, merge_delta, SPARSE_TRIM, false, false)
-MAKE(delta_breadcrumbs, merge_delta, SPARSE_MIDDLE, false, false)
-MAKE(delta_breadcrumbs_ties, merge_delta, SPARSE_MIDDLE, true, false)
-MAKE(delta_della, merge_delta, SPARSE_RANKED, true, false)
-MAKE(delta_della_linear, merge_delta, SPARSE_RANKED, false, false)
-MAKE(delta_sce, merge_delta, SPARSE_SELECT, true, false)
-MAKE(make_linear, merge_factors, SPARSE_NONE, false, true)
-MAKE(make_ties, merge_factors, SPARSE_TRIM, true, true)
-MAKE(make_ties_svd, merge_delta, SPARSE_TRIM, true, true)
-MAKE(make_dare_linear, merge_factors, SPARSE_DROP, false, true)
-MAKE(make_dare_ties, merge_factors, SPARSE_DROP, true, true)
-MAKE(make_dare_linear_svd, merge_delta, SPARSE_DROP, false, true)
-MAKE(make_dare_ties_svd, merge_delta, SPARSE_DROP, true, true)
-MAKE(make_prune, merge_factors, SPARSE_TRIM, false, true)
-MAKE(make_prune_svd, merge_delta, SPARSE_TRIM, false, true)
+MAKE(delta_ties, merge_delta, SPARSIFY_MAGNITUDE, true, false)
+MAKE(delta_dare, merge_delta, SPARSIFY_RANDOM, false, false)
+MAKE(delta_dare_ties, merge_delta, SPARSIFY_RANDOM, true, false)
+MAKE(delta_prune, merge_delta, SPARSIFY_MAGNITUDE, false, false)
+MAKE(delta_breadcrumbs, merge_delta, SPARSIFY_MAGNITUDE_OUTLIERS, false, false)
+MAKE(delta_breadcrumbs_ties, merge_delta, SPARSIFY_MAGNITUDE_OUTLIERS, true, false)
+MAKE(delta_della, merge_delta, SPARSIFY_MAGPRUNE, true, false)
+MAKE(delta_della_linear, merge_delta, SPARSIFY_MAGPRUNE, false, false)
+MAKE(delta_sce, merge_delta, SPARSIFY_SCE, true, false)
+MAKE(make_linear, merge_factors, SPARSIFY_NONE, false, true)
+MAKE(make_ties, merge_factors, SPARSIFY_MAGNITUDE, true, true)
+MAKE(make_ties_svd, merge_delta, SPARSIFY_MAGNITUDE, true, true)
+MAKE(make_dare_linear, merge_factors, SPARSIFY_RANDOM, false, true)
+MAKE(make_dare_ties, merge_factors, SPARSIFY_RANDOM, true, true)
+MAKE(make_dare_linear_svd, merge_delta, SPARSIFY_RANDOM, false, true)
+MAKE(make_dare_ties_svd, merge_delta, SPARSIFY_RANDOM, true, true)
+MAKE(make_prune, merge_factors, SPARSIFY_MAGNITUDE, false, true)
+MAKE(make_prune_svd, merge_delta, SPARSIFY_MAGNITUDE, false, true)
 #undef MAKE
 
 #define MANY 2, OPERATOR_PARENTS_MAX
@@ -398,48 +398,48 @@ MAKE(make_prune_svd, merge_delta, SPARSE_TRIM, false, true)
 #define PEFT_DENSITY "density", 0.5f, 0.01f, 1
 const struct adapter_operator merge_operators[] = {
     {"delta_ties", "TIES on ΔW: trim, elect signs, disjoint mean", OPERATOR_CROSSOVER,
-     SHARES_OF_DELTA, MANY, TRIMMED, delta_ties},
+     WEIGHTING_DELTA, MANY, TRIMMED, delta_ties},
     {"delta_dare", "DARE on ΔW: drop by chance, rescale, add up", OPERATOR_CROSSOVER,
-     SHARES_OF_DELTA, MANY, DENSITY, delta_dare},
+     WEIGHTING_DELTA, MANY, DENSITY, delta_dare},
     {"delta_dare_ties", "DARE on ΔW, then signs elected and the disjoint mean", OPERATOR_CROSSOVER,
-     SHARES_OF_DELTA, MANY, DENSITY, delta_dare_ties},
-    {"delta_prune", "the largest elements of ΔW, added up", OPERATOR_CROSSOVER, SHARES_OF_DELTA,
+     WEIGHTING_DELTA, MANY, DENSITY, delta_dare_ties},
+    {"delta_prune", "the largest elements of ΔW, added up", OPERATOR_CROSSOVER, WEIGHTING_DELTA,
      ANY, DENSITY, delta_prune},
     {"delta_breadcrumbs", "ΔW without its largest hundredth and its smallest elements, added up",
-     OPERATOR_CROSSOVER, SHARES_OF_DELTA, MANY, DENSITY, delta_breadcrumbs},
+     OPERATOR_CROSSOVER, WEIGHTING_DELTA, MANY, DENSITY, delta_breadcrumbs},
     {"delta_breadcrumbs_ties", "the same, then signs elected and the disjoint mean",
-     OPERATOR_CROSSOVER, SHARES_OF_DELTA, MANY, DENSITY, delta_breadcrumbs_ties},
+     OPERATOR_CROSSOVER, WEIGHTING_DELTA, MANY, DENSITY, delta_breadcrumbs_ties},
     {"delta_della", "DELLA on ΔW: drop the small likelier, rescale, elect signs, disjoint mean",
-     OPERATOR_CROSSOVER, SHARES_OF_DELTA, MANY, DENSITY, delta_della},
-    {"delta_della_linear", "DELLA's dropping on ΔW, added up", OPERATOR_CROSSOVER, SHARES_OF_DELTA,
+     OPERATOR_CROSSOVER, WEIGHTING_DELTA, MANY, DENSITY, delta_della},
+    {"delta_della_linear", "DELLA's dropping on ΔW, added up", OPERATOR_CROSSOVER, WEIGHTING_DELTA,
      MANY, DENSITY, delta_della_linear},
     {"delta_sce", "SCE on ΔW: where parents differ most, weighed by squares, minority signs erased",
-     OPERATOR_CROSSOVER, SHARES_OF_DELTA, MANY, "share of differing elements kept", 0.5f, 0.01f, 1,
+     OPERATOR_CROSSOVER, WEIGHTING_DELTA, MANY, "share of differing elements kept", 0.5f, 0.01f, 1,
      delta_sce},
     {0},
 };
 const struct adapter_operator peft_operators[] = {
-    {"linear", "PEFT: A and B added up apart", OPERATOR_PEFT, SHARES_OF_FACTORS, ANY, NO_STEP,
+    {"linear", "PEFT: A and B added up apart", OPERATOR_PEFT, WEIGHTING_FACTORS, ANY, NO_STEP,
      make_linear},
     {"cat", "PEFT: A and B side by side, of the added ranks: exact", OPERATOR_PEFT,
-     SHARES_OF_FACTORS, ANY, NO_STEP, make_cat},
-    {"svd", "PEFT: ΔW added up, with scales counted twice", OPERATOR_PEFT, SHARES_OF_FACTORS, ANY,
+     WEIGHTING_FACTORS, ANY, NO_STEP, make_cat},
+    {"svd", "PEFT: ΔW added up, with scales counted twice", OPERATOR_PEFT, WEIGHTING_FACTORS, ANY,
      NO_STEP, make_svd},
-    {"ties", "PEFT: TIES on A and on B", OPERATOR_PEFT, SHARES_OF_FACTORS, ANY, PEFT_DENSITY,
+    {"ties", "PEFT: TIES on A and on B", OPERATOR_PEFT, WEIGHTING_FACTORS, ANY, PEFT_DENSITY,
      make_ties},
-    {"ties_svd", "PEFT: TIES on ΔW", OPERATOR_PEFT, SHARES_OF_FACTORS, ANY, PEFT_DENSITY,
+    {"ties_svd", "PEFT: TIES on ΔW", OPERATOR_PEFT, WEIGHTING_FACTORS, ANY, PEFT_DENSITY,
      make_ties_svd},
-    {"dare_linear", "PEFT: DARE on A and on B", OPERATOR_PEFT, SHARES_OF_FACTORS, ANY, PEFT_DENSITY,
+    {"dare_linear", "PEFT: DARE on A and on B", OPERATOR_PEFT, WEIGHTING_FACTORS, ANY, PEFT_DENSITY,
      make_dare_linear},
-    {"dare_ties", "PEFT: DARE on A and on B, then TIES' signs", OPERATOR_PEFT, SHARES_OF_FACTORS,
+    {"dare_ties", "PEFT: DARE on A and on B, then TIES' signs", OPERATOR_PEFT, WEIGHTING_FACTORS,
      ANY, PEFT_DENSITY, make_dare_ties},
-    {"dare_linear_svd", "PEFT: DARE on ΔW", OPERATOR_PEFT, SHARES_OF_FACTORS, ANY, PEFT_DENSITY,
+    {"dare_linear_svd", "PEFT: DARE on ΔW", OPERATOR_PEFT, WEIGHTING_FACTORS, ANY, PEFT_DENSITY,
      make_dare_linear_svd},
-    {"dare_ties_svd", "PEFT: DARE on ΔW, then TIES' signs", OPERATOR_PEFT, SHARES_OF_FACTORS, ANY,
+    {"dare_ties_svd", "PEFT: DARE on ΔW, then TIES' signs", OPERATOR_PEFT, WEIGHTING_FACTORS, ANY,
      PEFT_DENSITY, make_dare_ties_svd},
     {"magnitude_prune", "PEFT: the largest elements of A and of B", OPERATOR_PEFT,
-     SHARES_OF_FACTORS, ANY, PEFT_DENSITY, make_prune},
-    {"magnitude_prune_svd", "PEFT: the largest elements of ΔW", OPERATOR_PEFT, SHARES_OF_FACTORS,
+     WEIGHTING_FACTORS, ANY, PEFT_DENSITY, make_prune},
+    {"magnitude_prune_svd", "PEFT: the largest elements of ΔW", OPERATOR_PEFT, WEIGHTING_FACTORS,
      ANY, PEFT_DENSITY, make_prune_svd},
     {0},
 };

@@ -20,26 +20,26 @@ enum { STREAM_SPECTRUM = 4, STREAM_ROTATE, STREAM_DROP, STREAM_RANK, STREAM_REIN
 
 static struct adapter *make_noise(const struct operands *x, json_t *lineage, struct error *err) {
     (void)err;
-    return operator_relabel(adapter_mutate(x->parents[0], NOISE_SHARE, x->step, false, x->seed),
+    return operator_set_lineage(adapter_mutate(x->parents[0], NOISE_SHARE, x->step, false, x->seed),
                             lineage);
 }
 
 static struct adapter *make_noise_absolute(const struct operands *x, json_t *lineage,
                                            struct error *err) {
     (void)err;
-    return operator_relabel(adapter_mutate(x->parents[0], NOISE_SHARE, x->step, true, x->seed),
+    return operator_set_lineage(adapter_mutate(x->parents[0], NOISE_SHARE, x->step, true, x->seed),
                             lineage);
 }
 
 /* Σ s². */
-static double energy(const struct singular *sv) {
+static double energy(const struct svd *sv) {
     double sum = 0;
     for (int c = 0; c < sv->n; c++) sum += sv->s[c] * sv->s[c];
     return sum;
 }
 
 /* Rows of A and columns of B beyond `have` of the module last added: random, of norm `size`. */
-static void components_grow(const struct operands *x, const struct draft *d, int32_t i,
+static void components_grow(const struct operands *x, const struct adapter_builder *d, int32_t i,
                             int32_t have, double size) {
     struct rng rng = rng_make(x->seed, RNG_MUTATE, (uint32_t)i + 1, STREAM_RANK);
     int64_t in = proj_in(d->shape, i % N_PROJ), out = proj_out(d->shape, i % N_PROJ);
@@ -54,35 +54,35 @@ static void components_grow(const struct operands *x, const struct draft *d, int
 
 /* Changes one module's singular values and directions, in place, and its rank *r; where that grows,
  * random components of norm `step` times the module's are added. */
-typedef void module_change(const struct operands *x, int32_t i, struct singular *sv, int32_t *r);
+typedef void module_change(const struct operands *x, int32_t i, struct svd *sv, int32_t *r);
 
 static struct adapter *change_modules(const struct operands *x, module_change *change,
                                       json_t *lineage, struct error *err) {
     const struct adapter *a = x->parents[0];
-    struct draft d = draft_make(&a->shape, a->config.dropout);
+    struct adapter_builder d = adapter_builder_init(&a->shape, a->config.dropout);
     for (int32_t i = 0; i < operand_modules(x); i++) {
         const struct lora *lo = &a->loras[i];
         struct arena ar = {0};
         if (lo->r == 0) continue;
-        struct stack s =
-            stack_make(&ar, proj_out(&a->shape, i % N_PROJ), proj_in(&a->shape, i % N_PROJ), lo->r);
-        stack_put(&s, lo, 1, 0);
-        struct singular sv = stack_svd(&s, &ar);
+        struct lowrank_sum s =
+            lowrank_sum_new(&ar, proj_out(&a->shape, i % N_PROJ), proj_in(&a->shape, i % N_PROJ), lo->r);
+        lowrank_sum_put(&s, lo, 1, 0);
+        struct svd sv = lowrank_sum_svd(&s, &ar);
         int32_t r = sv.n;
         if (sv.s[0] == 0) {
-            draft_keep(&d, i, lo, 1);
+            adapter_builder_add_exact(&d, i, lo, 1);
         } else {
             change(x, i, &sv, &r);
-            draft_truncate(&d, i, &sv, r, energy(&sv));
+            adapter_builder_add_truncated(&d, i, &sv, r, energy(&sv));
             if (r > sv.n) components_grow(x, &d, i, sv.n, (double)x->step * sqrt(energy(&sv)));
         }
         arena_release(&ar);
     }
-    return operator_child(&d, lineage, err);
+    return operator_finish(&d, lineage, err);
 }
 
 /* s · exp(N(0, step)), then all of them back to the norm they had. */
-static void spectrum_change(const struct operands *x, int32_t i, struct singular *sv, int32_t *r) {
+static void spectrum_change(const struct operands *x, int32_t i, struct svd *sv, int32_t *r) {
     (void)r;
     struct rng rng = rng_make(x->seed, RNG_MUTATE, (uint32_t)i, STREAM_SPECTRUM);
     double before = energy(sv);
@@ -99,7 +99,7 @@ static struct adapter *make_spectrum(const struct operands *x, json_t *lineage, 
  * Either the left or the right directions turn: noise of `step` times their own length is added and
  * they are made orthonormal again, so the singular values and with them the norm stay.
  */
-static void rotate_change(const struct operands *x, int32_t i, struct singular *sv, int32_t *r) {
+static void rotate_change(const struct operands *x, int32_t i, struct svd *sv, int32_t *r) {
     (void)r;
     struct rng rng = rng_make(x->seed, RNG_MUTATE, (uint32_t)i, STREAM_ROTATE);
     bool left = rng_below(&rng, 2) == 0;
@@ -123,7 +123,7 @@ static void column_move(double *w, int m, int n, int from, int to) {
 }
 
 /* Each component goes with probability `step`: one at least, never the last that is left. */
-static void drop_change(const struct operands *x, int32_t i, struct singular *sv, int32_t *r) {
+static void drop_change(const struct operands *x, int32_t i, struct svd *sv, int32_t *r) {
     struct rng rng = rng_make(x->seed, RNG_MUTATE, (uint32_t)i, STREAM_DROP);
     int kept = 0, keep = (int)rng_below(&rng, (uint32_t)sv->n), lose = -1;
     bool any = false, *gone = xcalloc((size_t)sv->n, sizeof *gone);
@@ -154,7 +154,7 @@ static int32_t rank_aim(const struct operands *x, int32_t i, int32_t r) {
     return rng_below(&rng, 2) ? operand_rank(&wide, i, ADAPTER_RANK_MAX) : MAX(1, r - by);
 }
 
-static void rank_change(const struct operands *x, int32_t i, struct singular *sv, int32_t *r) {
+static void rank_change(const struct operands *x, int32_t i, struct svd *sv, int32_t *r) {
     *r = rank_aim(x, i, sv->n);
 }
 
@@ -186,10 +186,10 @@ static struct adapter *make_reinit(const struct operands *x, json_t *lineage, st
         at++;
     }
     adapter_release(fresh);
-    return adapter_take(&a->shape, &a->config, data, lineage);
+    return adapter_from_owned_data(&a->shape, &a->config, data, lineage);
 }
 
-#define ONE OPERATOR_MUTATION, SHARES_NONE, 1, 1
+#define ONE OPERATOR_MUTATION, WEIGHTING_NONE, 1, 1
 const struct adapter_operator mutation_operators[] = {
     {"noise", "noise on three tensors in ten, relative to a tensor's own deviation", ONE,
      "deviation, of the tensor's", 0.1f, 0, 10, make_noise},

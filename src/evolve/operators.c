@@ -49,27 +49,27 @@ int32_t operand_rank(const struct operands *x, int32_t i, int32_t most) {
     return MIN(r, most);
 }
 
-struct adapter *operator_child(struct draft *d, json_t *lineage, struct error *err) {
-    if (d->size2 > 0) json_object_set_new(lineage, "error", json_sprintf("%.3g", draft_error(d)));
-    struct adapter *child = draft_finish(d, lineage);
+struct adapter *operator_finish(struct adapter_builder *d, json_t *lineage, struct error *err) {
+    if (d->size2 > 0) json_object_set_new(lineage, "error", json_sprintf("%.3g", adapter_builder_error(d)));
+    struct adapter *child = adapter_builder_finish(d, lineage);
     if (!child) error_set(err, ERR_STATE, "nothing of the parents is left in the child");
     return child;
 }
 
-struct adapter *operator_relabel(struct adapter *a, json_t *lineage) {
+struct adapter *operator_set_lineage(struct adapter *a, json_t *lineage) {
     if (!a) return NULL;
     struct adapter *child = adapter_from_data(&a->shape, &a->config, a->data, lineage);
     adapter_release(a);
     return child;
 }
 
-struct adapter *operator_norm(struct adapter *a, double norm) {
+struct adapter *operator_rescale(struct adapter *a, double norm) {
     double have = sqrt(adapter_dot(a, a));
     if (have <= 0 || norm <= 0) return a;
     double by = norm / have;
     json_t *lineage = json_copy(a->lineage);
     json_object_set_new(lineage, "scaled", json_sprintf("%.9g", by));
-    struct adapter *scaled = operator_relabel(adapter_scale(a, (float)by), lineage);
+    struct adapter *scaled = operator_set_lineage(adapter_scale(a, (float)by), lineage);
     json_decref(lineage);
     adapter_release(a);
     return scaled;
@@ -88,37 +88,37 @@ static int parts_count(const struct operands *x, const double *coef, int32_t i, 
     return n;
 }
 
-static void module_sum(const struct operands *x, const double *coef, int32_t i, struct draft *d) {
+static void module_sum(const struct operands *x, const double *coef, int32_t i, struct adapter_builder *d) {
     const struct model_config *shape = d->shape;
     int last = 0, k = 0, n = parts_count(x, coef, i, &last, &k);
     int32_t r = operand_rank(x, i, k);
     if (n == 0) return;
     if (n == 1 && r == k) {
-        draft_keep(d, i, &x->parents[last]->loras[i], coef[last]);
+        adapter_builder_add_exact(d, i, &x->parents[last]->loras[i], coef[last]);
         return;
     }
     struct arena ar = {0};
-    struct stack s = stack_make(&ar, proj_out(shape, i % N_PROJ), proj_in(shape, i % N_PROJ), k);
+    struct lowrank_sum s = lowrank_sum_new(&ar, proj_out(shape, i % N_PROJ), proj_in(shape, i % N_PROJ), k);
     for (int p = 0, at = 0; p < x->n; p++) {
         const struct lora *lo = &x->parents[p]->loras[i];
         if (coef[p] == 0) continue;
-        stack_put(&s, lo, coef[p], at);
+        lowrank_sum_put(&s, lo, coef[p], at);
         at += lo->r;
     }
-    struct singular sv = stack_svd(&s, &ar);
+    struct svd sv = lowrank_sum_svd(&s, &ar);
     double total2 = 0;
     for (int c = 0; c < sv.n; c++) total2 += sv.s[c] * sv.s[c];
-    draft_truncate(d, i, &sv, r, total2);
+    adapter_builder_add_truncated(d, i, &sv, r, total2);
     arena_release(&ar);
 }
 
-struct adapter *operator_sum(const struct operands *x, const double *coef, json_t *lineage,
+struct adapter *operator_weighted_sum(const struct operands *x, const double *coef, json_t *lineage,
                              struct error *err) {
     const struct adapter *a = x->parents[0];
-    struct draft d = draft_make(&a->shape, a->config.dropout);
+    struct adapter_builder d = adapter_builder_init(&a->shape, a->config.dropout);
     for (int32_t i = 0; i < operand_modules(x); i++)
         module_sum(x, coef + (size_t)i * (size_t)x->n, i, &d);
-    return operator_child(&d, lineage, err);
+    return operator_finish(&d, lineage, err);
 }
 
 static int parents_check(const struct adapter_operator *op, const struct operands *x,
@@ -199,7 +199,7 @@ struct adapter *operator_apply(const struct adapter_operator *op, const struct o
     return child;
 }
 
-double operator_change(const struct adapter *child, const struct adapter *parent) {
+double operator_relative_change(const struct adapter *child, const struct adapter *parent) {
     double cc = adapter_dot(child, child), pp = adapter_dot(parent, parent);
     double moved2 = cc + pp - 2 * adapter_dot(child, parent);
     if (pp == 0) return cc == 0 ? 0 : INFINITY;

@@ -2,7 +2,7 @@
  * operators: what makes a child from parents, as rows of a table: crossover, PEFT's combination
  * types, mutation.
  *
- * A breeder draws a row by name, calls operator_apply, asks operator_change how far the child went
+ * A breeder draws a row by name, calls operator_apply, asks operator_relative_change how far the child went
  * from its parents, and adapts the step that it gives next time within the row's bounds. An
  * operator is pure: the same parents, weights, step, rank and seed give the same adapter, bit for
  * bit. Any thread may apply any operator.
@@ -32,16 +32,16 @@ struct operands {
 
 enum operator_kind { OPERATOR_CROSSOVER, OPERATOR_PEFT, OPERATOR_MUTATION };
 /* What weights are to a row, for who breeds with it. */
-enum operator_shares {
-    SHARES_OF_DELTA,   /* shares of ΔW */
-    SHARES_OF_FACTORS, /* shares of A and B apart: ranks are the parents' */
-    SHARES_ARE_FITNESS,
-    SHARES_NONE /* none are wanted; the first parent should be the fitter */
+enum operator_weighting {
+    WEIGHTING_DELTA,   /* shares of ΔW */
+    WEIGHTING_FACTORS, /* shares of A and B apart: ranks are the parents' */
+    WEIGHTING_FITNESS,
+    WEIGHTING_NONE /* none are wanted; the first parent should be the fitter */
 };
 struct adapter_operator {
     const char *name, *about;
     enum operator_kind kind;
-    enum operator_shares shares;
+    enum operator_weighting shares;
     int least, most;  /* parents */
     const char *unit; /* what the step is; NULL: it has none */
     float step, step_min, step_max;
@@ -61,7 +61,7 @@ const struct adapter_operator *operator_find(const char *name, struct error *err
 struct adapter *operator_apply(const struct adapter_operator *op, const struct operands *x,
                                struct error *err);
 /* ‖ΔW_child - ΔW_parent‖ / ‖ΔW_parent‖, down to about 1e-8; of a zero parent 0 or infinity. */
-double operator_change(const struct adapter *child, const struct adapter *parent);
+double operator_relative_change(const struct adapter *child, const struct adapter *parent);
 
 /* The parts of the table, each in its own file; each ends with a row without a name. */
 extern const struct adapter_operator crossover_operators[], merge_operators[], peft_operators[],
@@ -74,15 +74,15 @@ double operand_weight(const struct operands *x, int p);
  * matrix can have. */
 int32_t operand_rank(const struct operands *x, int32_t i, int32_t most);
 /* Finishes the child of `d`; ERR_STATE when nothing is left of it. */
-struct adapter *operator_child(struct draft *d, json_t *lineage, struct error *err);
+struct adapter *operator_finish(struct adapter_builder *d, json_t *lineage, struct error *err);
 /* Takes over `a` (NULL: so is the result): its content under another lineage, which is borrowed. */
-struct adapter *operator_relabel(struct adapter *a, json_t *lineage);
+struct adapter *operator_set_lineage(struct adapter *a, json_t *lineage);
 /* Takes over `a`: scaled to ‖ΔW‖ = norm, which its lineage tells as "scaled"; as it is where it has
  * no norm or is to have none. */
-struct adapter *operator_norm(struct adapter *a, double norm);
+struct adapter *operator_rescale(struct adapter *a, double norm);
 /* coef [L·N_PROJ][n]: child = Σ coef · ΔW in each module, truncated to its rank; a module where
  * only one parent counts is that parent's, as it is, when the rank allows. */
-struct adapter *operator_sum(const struct operands *x, const double *coef, json_t *lineage,
+struct adapter *operator_weighted_sum(const struct operands *x, const double *coef, json_t *lineage,
                              struct error *err);
 
 #endif

@@ -93,10 +93,10 @@ const struct option_row fitness_option_rows[] = {
     {0},
 };
 
-void assay_release(struct assay *a) {
+void evaluation_release(struct evaluation *a) {
     free(a->scores);
     free(a->distance);
-    *a = (struct assay){0};
+    *a = (struct evaluation){0};
 }
 
 static void candidate_retain(struct candidate *to, const struct candidate *from) {
@@ -138,7 +138,7 @@ static int set_init(struct operator_set *s, const struct strings *lists, bool mu
     if (rc == OK && needed && n == 0)
         rc = error_set(err, ERR_USAGE, "no %s is named", mutation ? "mutation" : "crossover");
     /* Nobody loses more than 1. */
-    if (rc == OK && n > 0) operators_init(&s->credit, n, 0.05, harm > 0 ? harm : 1);
+    if (rc == OK && n > 0) operator_selector_init(&s->credit, n, 0.05, harm > 0 ? harm : 1);
     for (int i = 0; i < n; i++) s->step[i] = (double)s->op[i]->step;
     return rc;
 }
@@ -174,12 +174,12 @@ static int sets_init(struct population *p, struct error *err) {
 
 /* Over what landscapes describe behaviour by. */
 static int archive_open(struct population *p, struct error *err) {
-    struct archive_axis axis[DESCRIPTORS];
-    for (int d = 0; d < DESCRIPTORS; d++) axis[d] = (struct archive_axis){0, 1, (int)p->o->archive};
-    return p->o->archive ? archive_init(&p->archive, axis, DESCRIPTORS, err) : OK;
+    struct archive_axis axis[N_DESCRIPTORS];
+    for (int d = 0; d < N_DESCRIPTORS; d++) axis[d] = (struct archive_axis){0, 1, (int)p->o->archive};
+    return p->o->archive ? archive_init(&p->archive, axis, N_DESCRIPTORS, err) : OK;
 }
 
-int population_check(const struct evolve_options *o, const struct fitness_options *f,
+int population_check_options(const struct evolve_options *o, const struct fitness_options *f,
                      struct error *err) {
     struct population p = {.o = o, .f = f};
     return options_check(o, f, 2, err) == OK ? sets_init(&p, err) : err->code;
@@ -210,7 +210,7 @@ static bool lists_equal(const struct strings *a, const struct strings *b) {
     return equal;
 }
 
-int population_change(struct population *p, const struct evolve_options *o,
+int population_set_options(struct population *p, const struct evolve_options *o,
                       const struct fitness_options *f, uint64_t seed, struct error *err) {
     const struct evolve_options *old = p->o;
     p->o = o;
@@ -230,7 +230,7 @@ void population_release(struct population *p) {
     candidates_release(p->hall, p->n_hall);
     free(p->hall);
     archive_release(&p->archive);
-    assay_release(&p->assay);
+    evaluation_release(&p->assay);
     *p = (struct population){0};
 }
 
@@ -259,14 +259,14 @@ void candidate_fitness(struct candidate *c, const struct fitness_options *f, con
 }
 
 static void fitness_of(struct population *p, int i) {
-    const struct assay *a = &p->assay;
+    const struct evaluation *a = &p->assay;
     bool whole = a->scores && p->c[i].n_items == a->n_items;
     candidate_fitness(&p->c[i], p->f, whole ? a->scores + (size_t)i * (size_t)a->n_items : NULL,
                       a->n_items);
 }
 
 /* Of those who answered everything, the best looks better than it is. */
-static void expect(struct population *p) {
+static void shrink_performance(struct population *p) {
     double expected[MAX_CANDIDATES];
     int n = p->n + p->witnesses;
     if (!p->assay.scores) return;
@@ -276,7 +276,7 @@ static void expect(struct population *p) {
     for (int i = 0; i < n; i++) p->c[i].expected = expected[i];
 }
 
-static void share(struct population *p) {
+static void apply_fitness_sharing(struct population *p) {
     double fitness[MAX_POPULATION], shared[MAX_POPULATION];
     int n = p->n, all = n + p->witnesses;
     double *near = xcalloc((size_t)n * (size_t)n, sizeof *near);
@@ -290,7 +290,7 @@ static void share(struct population *p) {
 }
 
 /* The child's operator learns what the child gained, and a mutation how far it moved. */
-static void credit(struct population *p, int i) {
+static void credit_operator(struct population *p, int i) {
     const struct candidate *c = &p->c[i], *a = find(p, c->parents[0]), *b = find(p, c->parents[1]);
     bool mutant = c->how->kind == OPERATOR_MUTATION;
     struct operator_set *s = mutant ? &p->mutations : &p->crossovers;
@@ -298,12 +298,12 @@ static void credit(struct population *p, int i) {
     while (which < s->credit.n && s->op[which] != c->how) which++;
     if (!a || which == s->credit.n) return;
     double before = b ? (a->fitness.value + b->fitness.value) / 2 : a->fitness.value;
-    operators_tell(&s->credit, which, c->fitness.value - before);
+    operator_selector_update(&s->credit, which, c->fitness.value - before);
     if (!mutant || !c->how->unit || p->o->move <= 0 || !p->assay.distance) return;
     double moved = p->assay.distance[(a - p->c) * (p->n + p->witnesses) + i];
     s->step[which] =
         fmin((double)c->how->step_max,
-             fmax((double)c->how->step_min, step_adapt(s->step[which], moved, p->o->move, 0.3)));
+             fmax((double)c->how->step_min, mutation_step_adapt(s->step[which], moved, p->o->move, 0.3)));
 }
 
 /* Who enters the archive is kept in the hall; who was pushed out of its cell leaves. */
@@ -325,8 +325,8 @@ static void archive_all(struct population *p) {
 }
 
 /* The assay without witnesses, in the candidates' new order. */
-static void assay_reorder(struct assay *a, const int *order, int n, int all) {
-    struct assay b = {.n_items = a->n_items};
+static void assay_reorder(struct evaluation *a, const int *order, int n, int all) {
+    struct evaluation b = {.n_items = a->n_items};
     size_t row = (size_t)a->n_items;
     if (a->scores) b.scores = xcalloc((size_t)n * row + 1, sizeof *b.scores);
     if (a->distance) b.distance = xcalloc((size_t)n * (size_t)n, sizeof *b.distance);
@@ -337,7 +337,7 @@ static void assay_reorder(struct assay *a, const int *order, int n, int all) {
         for (int j = 0; a->distance && j < n; j++)
             b.distance[i * n + j] = a->distance[order[i] * all + order[j]];
     }
-    assay_release(a);
+    evaluation_release(a);
     *a = b;
 }
 
@@ -356,16 +356,16 @@ static void sort(struct population *p) {
     memcpy(p->c, sorted, (size_t)p->n * sizeof *sorted);
 }
 
-int population_evaluate(struct population *p, const struct landscape *l, struct error *err) {
+int population_evaluate(struct population *p, const struct fitness_function *l, struct error *err) {
     int all = p->n + p->witnesses;
-    assay_release(&p->assay);
+    evaluation_release(&p->assay);
     if (l->evaluate(l->ctx, p->generation, p->c, all, p->witnesses, &p->assay, err) != OK)
         return err->code;
     for (int i = 0; i < all; i++) fitness_of(p, i);
-    expect(p);
-    if (p->o->share > 0 && p->assay.distance) share(p);
+    shrink_performance(p);
+    if (p->o->share > 0 && p->assay.distance) apply_fitness_sharing(p);
     for (int i = 0; i < p->n; i++)
-        if (p->c[i].how && !p->c[i].elite) credit(p, i);
+        if (p->c[i].how && !p->c[i].elite) credit_operator(p, i);
     if (p->archive.n_cells) archive_all(p);
     sort(p);
     return OK;
@@ -427,16 +427,16 @@ static struct adapter *preserve_norm(struct adapter *child, const struct adapter
                                      const struct adapter *b, double t) {
     t = fmin(1, fmax(0, t));
     double want = (1 - t) * sqrt(adapter_dot(a, a)) + t * sqrt(adapter_dot(b, b));
-    return operator_norm(child, want);
+    return operator_rescale(child, want);
 }
 
 /* What a row of shares gets for weights, of two; NULL: nothing. */
 static const float *weights_for(const struct adapter_operator *op, const struct candidate *a,
                                 const struct candidate *b, double t, float w[2]) {
-    bool fitness = op->shares == SHARES_ARE_FITNESS;
+    bool fitness = op->shares == WEIGHTING_FITNESS;
     w[0] = fitness ? (float)a->fitness.value : (float)(1 - t);
     w[1] = fitness ? (float)b->fitness.value : (float)t;
-    return op->shares == SHARES_NONE ? NULL : w;
+    return op->shares == WEIGHTING_NONE ? NULL : w;
 }
 
 static int cross(const struct population *p, const struct adapter_operator *op,
@@ -444,7 +444,7 @@ static int cross(const struct population *p, const struct adapter_operator *op,
                  struct error *err) {
     const struct candidate *b = second_parent(p, a, rng);
     out->role = a->role;
-    if (op->shares == SHARES_NONE && is_better(b, a)) {
+    if (op->shares == WEIGHTING_NONE && is_better(b, a)) {
         const struct candidate *fitter = b;
         b = a;
         a = fitter;
@@ -453,16 +453,16 @@ static int cross(const struct population *p, const struct adapter_operator *op,
     double t = p->o->blend_min + (p->o->blend_max - p->o->blend_min) * (double)rng_uniform(rng);
     float step = op->step * (0.5f + rng_uniform(rng)); // else the same parents had the same child
     if (op->unit) out->step = (double)fminf(op->step_max, fmaxf(op->step_min, step));
-    if (op->shares != SHARES_NONE) out->blend = t;
+    if (op->shares != WEIGHTING_NONE) out->blend = t;
     struct adapter *parents[2] = {a->adapter, b->adapter};
     struct operands x = {.parents = parents,
                          .weights = weights_for(op, a, b, t, w),
                          .n = 2,
-                         .rank = op->shares == SHARES_OF_FACTORS ? 0 : (int32_t)p->o->rank,
+                         .rank = op->shares == WEIGHTING_FACTORS ? 0 : (int32_t)p->o->rank,
                          .step = (float)out->step,
                          .seed = rng_u64(rng)};
     if (!(out->adapter = operator_apply(op, &x, err))) return err->code;
-    if (p->o->preserve_norm && op->shares == SHARES_OF_DELTA)
+    if (p->o->preserve_norm && op->shares == WEIGHTING_DELTA)
         out->adapter = preserve_norm(out->adapter, parents[0], parents[1], t);
     strcpy(out->parents[0], a->name);
     strcpy(out->parents[1], b->name);
@@ -504,7 +504,7 @@ static int make_child(const struct population *p, int generation, int k, struct 
         bool mutant = (double)rng_uniform(&rng) < p->o->mutate;
         const struct operator_set *s = mutant ? &p->mutations : &p->crossovers;
         const struct candidate *a = first_parent(p, role_of_child(p, k), &rng);
-        int which = operators_pick(&s->credit, &rng);
+        int which = operator_selector_pick(&s->credit, &rng);
         *out = (struct candidate){.how = s->op[which], .step = NAN, .blend = NAN};
         snprintf(out->name, sizeof out->name, "g%dc%d", generation, k);
         int rc = mutant ? mutate(s, which, a, out, &rng, err)
@@ -532,7 +532,7 @@ static int keep_elites(const struct population *p, struct candidate *next) {
 }
 
 /* Parents that are not among the n of `next` are put after them. */
-static int add_witnesses(const struct population *p, struct candidate *next, int n) {
+static int add_reevaluated_parents(const struct population *p, struct candidate *next, int n) {
     int all = n;
     for (int i = 0; i < n; i++)
         for (int k = 0; k < 2 && !next[i].elite; k++) {
@@ -555,7 +555,7 @@ int population_breed(struct population *p, struct error *err) {
         candidates_release(next, n);
         return rc;
     }
-    int witnesses = add_witnesses(p, next, n);
+    int witnesses = add_reevaluated_parents(p, next, n);
     candidates_release(p->c, p->n);
     memcpy(p->c, next, sizeof *next * (size_t)(n + witnesses));
     p->n = n;
@@ -576,9 +576,9 @@ json_t *candidate_json(const struct candidate *c) {
         json_pack("{s:s,s:s*,s:i,s:b,s:o,s:s*,s:o,s:f,s:o,s:o,s:o,s:i}", "name", c->name, "hash",
                   c->adapter ? c->adapter->hash : NULL, "role", c->role, "elite", (int)c->elite,
                   "parents", parents, "operator", c->how ? c->how->name : NULL, "performance",
-                  interval_json(c->performance), "expected", c->expected, "cooperation",
-                  interval_json(c->cooperation), "novelty", interval_json(c->novelty), "fitness",
-                  interval_json(c->fitness), "items", c->n_items);
+                  stats_interval_json(c->performance), "expected", c->expected, "cooperation",
+                  stats_interval_json(c->cooperation), "novelty", stats_interval_json(c->novelty), "fitness",
+                  stats_interval_json(c->fitness), "items", c->n_items);
     if (!isnan(c->step)) json_object_set_new(v, "step", json_real(c->step));
     if (!isnan(c->blend)) json_object_set_new(v, "blend", json_real(c->blend));
     if (weights) json_object_set_new(v, "weights", weights);
@@ -587,7 +587,7 @@ json_t *candidate_json(const struct candidate *c) {
 
 static void set_json(const struct operator_set *s, const char *kind, json_t *out) {
     for (int i = 0; i < s->credit.n; i++) {
-        const struct operator_record *r = &s->credit.v[i];
+        const struct operator_stats *r = &s->credit.v[i];
         json_t *v = json_pack("{s:s,s:s,s:I,s:I,s:f,s:f,s:b}", "name", s->op[i]->name, "kind", kind,
                               "used", (json_int_t)r->used, "improved", (json_int_t)r->improved,
                               "quality", r->quality, "p", r->p, "dropped", (int)r->dropped);
@@ -625,7 +625,7 @@ json_t *population_json(const struct population *p) {
     double *near = p->assay.distance ? xcalloc((size_t)n * (size_t)n, sizeof *near) : NULL;
     for (int i = 0; near && i < n; i++)
         memcpy(near + i * n, p->assay.distance + i * p->n, (size_t)n * sizeof *near);
-    struct diversity d = diversity_of(a, n, near);
+    struct diversity d = diversity_compute(a, n, near);
     free(near);
     set_json(&p->crossovers, "crossover", operators);
     set_json(&p->mutations, "mutation", operators);

@@ -9,9 +9,9 @@
 #include <string.h>
 
 #define ROW(name, type, field, fallback, min, max, metavar, help)                                  \
-    { name, type, offsetof(struct run_options, field), fallback, min, max, metavar, help }
+    { name, type, offsetof(struct evolve_recipe, field), fallback, min, max, metavar, help }
 
-const struct option_row run_option_rows[] = {
+const struct option_row evolve_recipe_rows[] = {
     ROW("model", OPT_STRING, model, "models/fry", 0, 0, "MODEL", "the base"),
     ROW("seed", OPT_INT, seed, "1", 0, 9e15, "N", "of everything random"),
     ROW("personas", OPT_LIST, personas, NULL, 0, 0, "NAME=FILE",
@@ -44,24 +44,24 @@ const struct option_row run_option_rows[] = {
 #undef ROW
 
 #define SECTION(name, rows)                                                                        \
-    { #name, rows, offsetof(struct run_options, name) }
-const struct run_section run_sections[] = {
+    { #name, rows, offsetof(struct evolve_recipe, name) }
+const struct evolve_recipe_section evolve_recipe_sections[] = {
     SECTION(train, train_option_rows),     SECTION(evolve, evolve_option_rows),
     SECTION(fitness, fitness_option_rows), SECTION(search, search_option_rows),
     SECTION(race, race_option_rows),       SECTION(learn, train_option_rows),
     SECTION(es, es_option_rows),           {0},
 };
 
-static void run_options_default(struct run_options *o) {
-    *o = (struct run_options){0};
-    options_default(run_option_rows, o);
-    for (const struct run_section *s = run_sections; s->name; s++)
+static void run_options_default(struct evolve_recipe *o) {
+    *o = (struct evolve_recipe){0};
+    options_default(evolve_recipe_rows, o);
+    for (const struct evolve_recipe_section *s = evolve_recipe_sections; s->name; s++)
         options_default(s->rows, (char *)o + s->offset);
 }
 
-void run_options_release(struct run_options *o) {
-    options_release(run_option_rows, o);
-    for (const struct run_section *s = run_sections; s->name; s++)
+void evolve_recipe_release(struct evolve_recipe *o) {
+    options_release(evolve_recipe_rows, o);
+    for (const struct evolve_recipe_section *s = evolve_recipe_sections; s->name; s++)
         options_release(s->rows, (char *)o + s->offset);
     free(o->text);
 }
@@ -81,7 +81,7 @@ static bool name_is_plain(const char *name, size_t len) {
     return len > 0 && len <= 20 && !child;
 }
 
-static int check_personas(const struct run_options *o, const char *path, struct error *err) {
+static int check_personas(const struct evolve_recipe *o, const char *path, struct error *err) {
     if (o->personas.n > MAX_FOUNDERS)
         return error_set(err, ERR_USAGE, "'%s': more than %d personas", path, MAX_FOUNDERS);
     for (int i = 0; i < o->personas.n; i++) {
@@ -113,9 +113,9 @@ static int check_tasks(const struct strings *names, const char *path, struct err
 
 static int check_search(const struct evolve_options *o, struct error *err) {
     struct buf known = {0};
-    const struct run_search *s = run_searches;
+    const struct search_method *s = search_methods;
     for (; s->name && strcmp(s->name, o->search) != 0; s++)
-        buf_printf(&known, "%s%s", s == run_searches ? "" : ", ", s->name);
+        buf_printf(&known, "%s%s", s == search_methods ? "" : ", ", s->name);
     if (!s->name) error_set(err, ERR_USAGE, "no search '%s'; there are %s", o->search, known.data);
     buf_release(&known);
     if (!s->name) return err->code;
@@ -128,9 +128,9 @@ static int check_search(const struct evolve_options *o, struct error *err) {
 }
 
 /* What the sections say for themselves, by those who will follow them. */
-static int check_sections(const struct run_options *o, struct error *err) {
+static int check_sections(const struct evolve_recipe *o, struct error *err) {
     int rc = check_search(&o->evolve, err);
-    if (rc == OK) rc = population_check(&o->evolve, &o->fitness, err);
+    if (rc == OK) rc = population_check_options(&o->evolve, &o->fitness, err);
     if (rc == OK && strcmp(o->evolve.search, "es") == 0)
         rc = es_options_check(&o->es, &o->learn, err);
     if (rc == OK && o->fitness.race) {
@@ -141,7 +141,7 @@ static int check_sections(const struct run_options *o, struct error *err) {
     return rc;
 }
 
-static int check_options(const struct run_options *o, const char *path, struct error *err) {
+static int check_options(const struct evolve_recipe *o, const char *path, struct error *err) {
     if (o->personas.n < 2)
         return error_set(err, ERR_USAGE, "'%s': at least two personas are needed", path);
     if (o->tasks.n < 1) return error_set(err, ERR_USAGE, "'%s': no tasks are named", path);
@@ -170,7 +170,7 @@ static int check_options(const struct run_options *o, const char *path, struct e
     return check_personas(o, path, err);
 }
 
-int run_recipe_load(struct run_options *o, const char *path, struct error *err) {
+int evolve_recipe_load(struct evolve_recipe *o, const char *path, struct error *err) {
     struct yaml y;
     struct buf text = {0};
     run_options_default(o);
@@ -179,11 +179,11 @@ int run_recipe_load(struct run_options *o, const char *path, struct error *err) 
     if (yaml_line(&y, "train.seed"))
         rc = error_set(err, ERR_USAGE, "'%s', line %d: a run has one seed; set 'seed' at the top",
                        path, yaml_line(&y, "train.seed"));
-    for (const struct run_section *s = run_sections; rc == OK && s->name; s++)
+    for (const struct evolve_recipe_section *s = evolve_recipe_sections; rc == OK && s->name; s++)
         rc = options_from_yaml(s->rows, (char *)o + s->offset, &y, s->name, err);
-    for (const struct run_section *s = run_sections; rc == OK && s->name; s++)
+    for (const struct evolve_recipe_section *s = evolve_recipe_sections; rc == OK && s->name; s++)
         json_object_del(y.root, s->name);
-    if (rc == OK) rc = options_from_yaml(run_option_rows, o, &y, NULL, err);
+    if (rc == OK) rc = options_from_yaml(evolve_recipe_rows, o, &y, NULL, err);
     yaml_release(&y);
     if (rc == OK) rc = file_read(path, 1 << 20, &text, err);
     o->text = text.data;

@@ -23,7 +23,7 @@ static void add_percent(struct buf *b, const char *s) {
     }
 }
 
-void report_name(const struct report *r, const char *name) {
+void evolve_report_name(const struct evolve_report *r, const char *name) {
     int at = lineage_find(r->l, name), born = at < 0 ? 0 : r->l->v[at].generation;
     char *key = xasprintf("gen_%d/%s", born, name);
     bool carded = at >= 0 && json_object_get(r->adapters, key);
@@ -33,11 +33,11 @@ void report_name(const struct report *r, const char *name) {
         add_percent(r->b, name);
         buf_puts(r->b, "/README.md\">");
     }
-    page_text(r->b, name);
+    html_escape(r->b, name);
     if (carded) buf_puts(r->b, "</a>");
 }
 
-void report_cell(struct buf *b, const char *before, int digits, double v, const char *after) {
+void evolve_report_cell(struct buf *b, const char *before, int digits, double v, const char *after) {
     if (isfinite(v))
         buf_printf(b, "<td class=n>%s%.*f%s", before, digits, v, after);
     else
@@ -79,15 +79,15 @@ static void results_table(struct buf *b, const json_t *table) {
                 "<th class=n>tokens read<th class=n>written</tr>\n");
     json_array_foreach (table, i, row) {
         if (!row_shown(b, i, json_array_size(table), 7)) continue;
-        double v = record_number(row, "acc"), lo = record_number(row, "lo"),
-               hi = record_number(row, "hi");
+        double v = json_number_or_nan(row, "acc"), lo = json_number_or_nan(row, "lo"),
+               hi = json_number_or_nan(row, "hi");
         buf_puts(b, "<tr><td>");
-        page_text(b, json_text_at(row, "name"));
+        html_escape(b, json_get_string(row, "name"));
         buf_printf(b, "<td class=n>%d<td class=n>%.1f %%<td>%.1f – %.1f<td>",
-                   (int)record_number(row, "n"), 100 * v, 100 * lo, 100 * hi);
+                   (int)json_number_or_nan(row, "n"), 100 * v, 100 * lo, 100 * hi);
         interval_bar(b, v, lo, hi);
-        buf_printf(b, "<td class=n>%.0f<td class=n>%.0f</tr>\n", record_number(row, "prefilled"),
-                   record_number(row, "generated"));
+        buf_printf(b, "<td class=n>%.0f<td class=n>%.0f</tr>\n", json_number_or_nan(row, "prefilled"),
+                   json_number_or_nan(row, "generated"));
     }
     buf_puts(b, "</table>\n");
 }
@@ -103,29 +103,29 @@ static void comparisons_table(struct buf *b, const json_t *list) {
     json_array_foreach (list, i, row) {
         bool sure = json_is_true(json_object_get(row, "significant"));
         buf_puts(b, "<tr><td>");
-        page_text(b, json_text_at(row, "a"));
+        html_escape(b, json_get_string(row, "a"));
         buf_puts(b, " <span class=soft>against</span> ");
-        page_text(b, json_text_at(row, "b"));
+        html_escape(b, json_get_string(row, "b"));
         buf_printf(b, "<td class=n>%+.1f<td>%+.1f – %+.1f<td class=n>%.2g<td class=%s>%s</tr>\n",
-                   100 * record_number(row, "diff"), 100 * record_number(row, "lo"),
-                   100 * record_number(row, "hi"), record_number(row, "p_holm"),
+                   100 * json_number_or_nan(row, "diff"), 100 * json_number_or_nan(row, "lo"),
+                   100 * json_number_or_nan(row, "hi"), json_number_or_nan(row, "p_holm"),
                    sure ? "yes" : "soft",
                    !sure                            ? "not significant"
-                   : record_number(row, "diff") > 0 ? "better"
+                   : json_number_or_nan(row, "diff") > 0 ? "better"
                                                     : "worse");
     }
     buf_puts(b, "</table>\n");
 }
 
 static void retention_cells(struct buf *b, const json_t *v) {
-    report_cell(b, "", 1, 100 * record_number(v, "acc"), " %");
-    buf_printf(b, "<td class=soft>%.1f – %.1f", 100 * record_number(v, "lo"),
-               100 * record_number(v, "hi"));
+    evolve_report_cell(b, "", 1, 100 * json_number_or_nan(v, "acc"), " %");
+    buf_printf(b, "<td class=soft>%.1f – %.1f", 100 * json_number_or_nan(v, "lo"),
+               100 * json_number_or_nan(v, "hi"));
 }
 
 static const char *retention_verdict(const json_t *row) {
-    if (!(record_number(row, "p_holm") < 0.05)) return "no change found";
-    return record_interval(row, "diff").value > 0 ? "better" : "lost";
+    if (!(json_number_or_nan(row, "p_holm") < 0.05)) return "no change found";
+    return json_interval(row, "diff").value > 0 ? "better" : "lost";
 }
 
 static void retention_table(struct buf *b, const json_t *list) {
@@ -139,14 +139,14 @@ static void retention_table(struct buf *b, const json_t *list) {
                 "<th><th class=n>points<th>95 % interval<th class=n>p<th>verdict</tr>\n");
     json_array_foreach (list, i, row) {
         const char *verdict = retention_verdict(row);
-        struct interval d = record_interval(row, "diff");
+        struct stats_interval d = json_interval(row, "diff");
         buf_puts(b, "<tr><td>");
-        page_text(b, json_text_at(row, "family"));
-        report_cell(b, "", 0, record_number(row, "n"), "");
+        html_escape(b, json_get_string(row, "family"));
+        evolve_report_cell(b, "", 0, json_number_or_nan(row, "n"), "");
         retention_cells(b, json_object_get(row, "founder"));
         retention_cells(b, json_object_get(row, "evolved"));
         buf_printf(b, "<td class=n>%+.1f<td>%+.1f – %+.1f<td class=n>%.2g<td%s>%s</tr>\n",
-                   100 * d.value, 100 * d.lo, 100 * d.hi, record_number(row, "p_holm"),
+                   100 * d.value, 100 * d.lo, 100 * d.hi, json_number_or_nan(row, "p_holm"),
                    strcmp(verdict, "lost") == 0 ? " class=yes style=\"color:var(--b)\"" : "",
                    verdict);
     }
@@ -171,24 +171,24 @@ static size_t candidates_count(const json_t *generations) {
 }
 
 /* By generation; [n] each. */
-struct course {
+struct fitness_history {
     double *x, *best, *lo, *hi, *mean;
     int n;
 };
 
-static struct course course_of(const json_t *generations, struct plot *p) {
+static struct fitness_history course_of(const json_t *generations, struct plot *p) {
     size_t n = json_array_size(generations), g, i;
     json_t *v, *c;
     double *all = xcalloc(5 * n + 1, sizeof *all);
-    struct course o = {all, all + n, all + 2 * n, all + 3 * n, all + 4 * n, (int)n};
+    struct fitness_history o = {all, all + n, all + 2 * n, all + 3 * n, all + 4 * n, (int)n};
     p->y0 = INFINITY, p->y1 = -INFINITY;
     json_array_foreach (generations, g, v) {
         const json_t *list = candidates_of(v);
-        struct interval best = record_interval(json_array_get(list, 0), "fitness");
+        struct stats_interval best = json_interval(json_array_get(list, 0), "fitness");
         o.x[g] = (double)g, o.best[g] = best.value, o.lo[g] = best.lo, o.hi[g] = best.hi;
         p->y0 = fmin(p->y0, best.lo), p->y1 = fmax(p->y1, best.hi);
         json_array_foreach (list, i, c) {
-            double f = record_interval(c, "fitness").value;
+            double f = json_interval(c, "fitness").value;
             p->y0 = fmin(p->y0, f), p->y1 = fmax(p->y1, f);
             o.mean[g] += f / (double)json_array_size(list);
         }
@@ -197,7 +197,7 @@ static struct course course_of(const json_t *generations, struct plot *p) {
 }
 
 /* Along the upper ends and back along the lower ones, over what is known. */
-static void course_band(struct buf *b, const struct plot *p, const struct course *o) {
+static void course_band(struct buf *b, const struct plot *p, const struct fitness_history *o) {
     bool begun = false;
     buf_puts(b, "<path fill=\"var(--b)\" fill-opacity=\".18\" d=\"");
     for (int i = 0; i < 2 * o->n; i++) {
@@ -215,23 +215,23 @@ static void fitness_rings(struct buf *b, const struct plot *p, const json_t *gen
     json_t *v, *c;
     json_array_foreach (generations, g, v)
         json_array_foreach (candidates_of(v), i, c) {
-            double f = record_interval(c, "fitness").value;
+            double f = json_interval(c, "fitness").value;
             if (!isfinite(f)) continue;
             buf_printf(b,
                        "<circle cx=\"%.1f\" cy=\"%.1f\" r=\"3\" fill=\"none\" "
                        "stroke=\"var(--a)\" stroke-opacity=\".5\"><title>",
                        plot_x(p, (double)g), plot_y(p, f));
-            page_text(b, json_text_at(c, "name"));
+            html_escape(b, json_get_string(c, "name"));
             buf_printf(b, " %.4f</title></circle>", f);
         }
 }
 
-static void fitness_plot(const struct report *r) {
+static void fitness_plot(const struct evolve_report *r) {
     struct buf *b = r->b;
     size_t n = json_array_size(r->generations);
     struct plot p = {
         .label = "fitness by generation", .x_title = "generation", .x1 = n > 1 ? (double)n - 1 : 1};
-    struct course o = course_of(r->generations, &p);
+    struct fitness_history o = course_of(r->generations, &p);
     bool rings = candidates_count(r->generations) <= RINGS_SHOWN;
     buf_puts(b, "<h2>Fitness by generation</h2>");
     plot_open(b, &p);
@@ -251,7 +251,7 @@ static void fitness_plot(const struct report *r) {
     free(o.x);
 }
 
-static void diversity_plot(const struct report *r) {
+static void diversity_plot(const struct evolve_report *r) {
     static const char *const keys[] = {"weights_mean", "weights_min", "behaviour_mean",
                                        "behaviour_min"};
     static const char *const names[] = {"weights, mean", "weights, nearest two", "behaviour, mean",
@@ -262,7 +262,7 @@ static void diversity_plot(const struct report *r) {
     int points = 0;
     json_array_foreach (r->generations, g, v)
         for (size_t k = 0; k < ARRAY_LEN(keys); k++)
-            curve_add(&c[k], (double)g, record_number(json_object_get(v, "diversity"), keys[k]));
+            curve_add(&c[k], (double)g, json_number_or_nan(json_object_get(v, "diversity"), keys[k]));
     for (size_t k = 0; k < ARRAY_LEN(keys); k++) points += c[k].n;
     if (points) {
         buf_puts(r->b, "<h2>Diversity by generation</h2>");
@@ -284,7 +284,7 @@ static struct bred bred_by(const struct lineage *l, const char *made) {
     struct bred n = {0};
     for (int i = 0; i < l->n; i++) {
         const struct lineage_node *v = &l->v[i];
-        if (v->parent[0] < 0 || (made && strcmp(json_text_at(v->born, "operator"), made) != 0))
+        if (v->parent[0] < 0 || (made && strcmp(json_get_string(v->born, "operator"), made) != 0))
             continue;
         n.children++;
         n.judged += v->generation < l->generations - 1;
@@ -301,28 +301,28 @@ static void share_bar(struct buf *b, double share) {
                isfinite(share) ? 100 * fmin(1, fmax(0, share)) : 0);
 }
 
-static void operator_row(const struct report *r, const json_t *v, const struct bred *all) {
+static void operator_row(const struct evolve_report *r, const json_t *v, const struct bred *all) {
     struct buf *b = r->b;
-    struct bred n = bred_by(r->l, json_text_at(v, "name"));
+    struct bred n = bred_by(r->l, json_get_string(v, "name"));
     buf_puts(b, "<tr><td>");
-    page_text(b, json_text_at(v, "name"));
+    html_escape(b, json_get_string(v, "name"));
     if (json_is_true(json_object_get(v, "dropped")))
         buf_puts(b, " <b style=\"color:var(--b)\">dropped</b>");
     buf_puts(b, "<td class=soft>");
-    page_text(b, json_text_at(v, "kind"));
-    report_cell(b, "", 0, record_number(v, "used"), "");
-    report_cell(b, "", 0, record_number(v, "improved"), "");
-    report_cell(b, record_number(v, "quality") < 0 ? "" : "+", 4, record_number(v, "quality"), "");
-    report_cell(b, "", 3, record_number(v, "step"), "");
-    report_cell(b, "", 1, 100 * record_number(v, "p"), " %");
-    share_bar(b, record_number(v, "p"));
+    html_escape(b, json_get_string(v, "kind"));
+    evolve_report_cell(b, "", 0, json_number_or_nan(v, "used"), "");
+    evolve_report_cell(b, "", 0, json_number_or_nan(v, "improved"), "");
+    evolve_report_cell(b, json_number_or_nan(v, "quality") < 0 ? "" : "+", 4, json_number_or_nan(v, "quality"), "");
+    evolve_report_cell(b, "", 3, json_number_or_nan(v, "step"), "");
+    evolve_report_cell(b, "", 1, 100 * json_number_or_nan(v, "p"), " %");
+    share_bar(b, json_number_or_nan(v, "p"));
     buf_printf(b, "<td class=n>%d of %d", n.survived, n.judged);
-    report_cell(b, "", 1, 100.0 * n.survived / all->survived, " %");
+    evolve_report_cell(b, "", 1, 100.0 * n.survived / all->survived, " %");
     share_bar(b, (double)n.survived / all->survived);
     buf_puts(b, "</tr>\n");
 }
 
-static void operators_table(const struct report *r) {
+static void operators_table(const struct evolve_report *r) {
     const json_t *list = json_object_get(last_of(r->generations), "operators");
     struct bred all = bred_by(r->l, NULL);
     size_t i;
@@ -342,45 +342,45 @@ static void operators_table(const struct report *r) {
 /* archive */
 
 /* cell[side²]: the fittest of each block of cells; returns their side. */
-static int archive_blocks(const json_t *archive, const json_t **cell, struct interval *range) {
+static int archive_blocks(const json_t *archive, const json_t **cell, struct stats_interval *range) {
     json_int_t bins = json_integer_value(json_object_get(archive, "bins"));
     int side = (int)MIN(bins, ARCHIVE_SIDE);
     size_t i;
     json_t *c;
-    *range = (struct interval){.lo = INFINITY, .hi = -INFINITY};
+    *range = (struct stats_interval){.lo = INFINITY, .hi = -INFINITY};
     if (bins < 1 || bins > 1 << 20) return 0;
     json_array_foreach (json_object_get(archive, "cells"), i, c) {
         json_int_t x = json_integer_value(json_object_get(c, "x")),
                    y = json_integer_value(json_object_get(c, "y"));
-        double f = record_number(c, "fitness");
+        double f = json_number_or_nan(c, "fitness");
         if (x < 0 || x >= bins || y < 0 || y >= bins || !isfinite(f)) continue;
         const json_t **at = &cell[y * side / bins * side + x * side / bins];
-        if (!*at || f > record_number(*at, "fitness")) *at = c;
+        if (!*at || f > json_number_or_nan(*at, "fitness")) *at = c;
         range->lo = fmin(range->lo, f), range->hi = fmax(range->hi, f);
     }
     return side;
 }
 
-static void archive_cell(const struct report *r, const json_t *c, double x, double y, double size,
+static void archive_cell(const struct evolve_report *r, const json_t *c, double x, double y, double size,
                          double shade) {
     buf_printf(r->b,
                "<g><rect x=\"%.1f\" y=\"%.1f\" width=\"%.1f\" height=\"%.1f\" "
                "fill=\"var(--a)\" fill-opacity=\"%.2f\"/>",
                x, y, size, size, 0.12 + 0.7 * shade);
     buf_puts(r->b, "<title>");
-    page_text(r->b, json_text_at(c, "name"));
-    buf_printf(r->b, " %.4f</title>", record_number(c, "fitness"));
+    html_escape(r->b, json_get_string(c, "name"));
+    buf_printf(r->b, " %.4f</title>", json_number_or_nan(c, "fitness"));
     buf_printf(r->b,
                "<text x=\"%.1f\" y=\"%.1f\" text-anchor=\"middle\" style=\"font-size:%.1fpx\">",
                x + size / 2, y + size / 2 + 3, fmin(11, size / 5));
-    report_name(r, json_text_at(c, "name"));
+    evolve_report_name(r, json_get_string(c, "name"));
     buf_puts(r->b, "</text></g>\n");
 }
 
-static void archive_map(const struct report *r) {
+static void archive_map(const struct evolve_report *r) {
     const json_t *archive = json_object_get(last_of(r->generations), "archive"),
                  *cell[ARCHIVE_SIDE * ARCHIVE_SIDE] = {0};
-    struct interval range;
+    struct stats_interval range;
     int side = archive_blocks(archive, cell, &range);
     if (side < 1 || range.lo > range.hi) return;
     double size = 480.0 / side;
@@ -390,7 +390,7 @@ static void archive_map(const struct report *r) {
     for (int i = 0; i < side * side; i++)
         if (cell[i])
             archive_cell(r, cell[i], 190 + size * (i % side), 482 - size * (i / side + 1), size,
-                         range.hi > range.lo ? (record_number(cell[i], "fitness") - range.lo) /
+                         range.hi > range.lo ? (json_number_or_nan(cell[i], "fitness") - range.lo) /
                                                    (range.hi - range.lo)
                                              : 1);
     buf_puts(r->b, "<text x=\"670\" y=\"498\" text-anchor=\"end\" class=soft>first descriptor →"
@@ -401,38 +401,38 @@ static void archive_map(const struct report *r) {
                "fuller the colour the fitter, from %.4f to %.4f.%s Filled: %.1f %% of the cells; "
                "QD score %.4g.</p>\n",
                range.lo, range.hi,
-               side < record_number(archive, "bins") ? " Each square is several cells." : "",
-               100 * record_number(archive, "coverage"), record_number(archive, "qd_score"));
+               side < json_number_or_nan(archive, "bins") ? " Each square is several cells." : "",
+               100 * json_number_or_nan(archive, "coverage"), json_number_or_nan(archive, "qd_score"));
 }
 
 /* candidates and cost */
 
-static void candidate_row(const struct report *r, const json_t *c, int generation) {
+static void candidate_row(const struct evolve_report *r, const json_t *c, int generation) {
     struct buf *b = r->b;
-    struct interval f = record_interval(c, "fitness");
+    struct stats_interval f = json_interval(c, "fitness");
     const json_t *parents = json_object_get(c, "parents"), *parent;
     size_t i;
     buf_printf(b, "<tr><td class=n>%d<td>", generation);
-    report_name(r, json_text_at(c, "name"));
-    report_cell(b, "", 4, f.value, "");
+    evolve_report_name(r, json_get_string(c, "name"));
+    evolve_report_cell(b, "", 4, f.value, "");
     buf_puts(b, "<td class=soft>");
     if (isfinite(f.lo) && isfinite(f.hi)) buf_printf(b, "%.4f – %.4f", f.lo, f.hi);
-    report_cell(b, "", 1, 100 * record_interval(c, "performance").value, " %");
-    report_cell(b, "", 4, record_interval(c, "cooperation").value, "");
-    report_cell(b, "", 4, record_interval(c, "novelty").value, "");
-    report_cell(b, "", 0, record_number(c, "items"), "");
+    evolve_report_cell(b, "", 1, 100 * json_interval(c, "performance").value, " %");
+    evolve_report_cell(b, "", 4, json_interval(c, "cooperation").value, "");
+    evolve_report_cell(b, "", 4, json_interval(c, "novelty").value, "");
+    evolve_report_cell(b, "", 0, json_number_or_nan(c, "items"), "");
     buf_puts(b, "<td>");
     bool kept = json_is_true(json_object_get(c, "elite"));
-    page_text(b, kept ? "kept" : json_text_at(c, "operator"));
+    html_escape(b, kept ? "kept" : json_get_string(c, "operator"));
     if (!kept)
         json_array_foreach (parents, i, parent) {
             buf_puts(b, i ? " × " : " <span class=soft>of</span> ");
-            report_name(r, json_string_value(parent) ? json_string_value(parent) : "");
+            evolve_report_name(r, json_string_value(parent) ? json_string_value(parent) : "");
         }
-    buf_printf(b, "<td class=soft>%.8s</tr>\n", json_text_at(c, "hash"));
+    buf_printf(b, "<td class=soft>%.8s</tr>\n", json_get_string(c, "hash"));
 }
 
-static void candidates_table(const struct report *r) {
+static void candidates_table(const struct evolve_report *r) {
     size_t i, shown = 0, all = candidates_count(r->generations);
     json_t *c;
     buf_puts(r->b, "<h2>Candidates</h2>");
@@ -450,11 +450,11 @@ static void candidates_table(const struct report *r) {
 }
 
 static void cost_row(struct buf *b, const char *what, const json_t *spent) {
-    double flops = record_number(spent, "flops");
+    double flops = json_number_or_nan(spent, "flops");
     if (!spent) return;
     buf_printf(b, "<tr><td>%s", what);
-    report_cell(b, "", 0, record_number(spent, "forward_tokens"), "");
-    report_cell(b, "", 0, record_number(spent, "trained_tokens"), "");
+    evolve_report_cell(b, "", 0, json_number_or_nan(spent, "forward_tokens"), "");
+    evolve_report_cell(b, "", 0, json_number_or_nan(spent, "trained_tokens"), "");
     buf_printf(b, "<td class=n>%.3g</tr>\n", flops);
 }
 
@@ -473,17 +473,17 @@ static void evolution_sections(struct buf *b, const json_t *result) {
     struct error err;
     struct lineage l;
     const json_t *generations = json_object_get(result, "generations");
-    int rc = lineage_of(&l, generations, &err);
-    struct report r = {b, &l, generations, json_object_get(result, "adapters")};
+    int rc = lineage_from_json(&l, generations, &err);
+    struct evolve_report r = {b, &l, generations, json_object_get(result, "adapters")};
     fitness_plot(&r);
     diversity_plot(&r);
     operators_table(&r);
     if (rc == OK && l.n > 0) {
-        report_survival(&r);
-        report_tree(&r);
+        evolve_report_survival(&r);
+        evolve_report_tree(&r);
     } else if (rc != OK) {
         buf_puts(b, "<p>The family tree cannot be shown: ");
-        page_text(b, err.text);
+        html_escape(b, err.text);
         buf_puts(b, "</p>\n");
     }
     archive_map(&r);
@@ -502,17 +502,17 @@ static void debate_section(struct buf *b, const json_t *debate) {
                "<h2>The debate</h2><p>Hearing the others made %.0f answers right and %.0f wrong. "
                "Worth of each agent by "
                "leave-one-out (points, 95 %% interval):",
-               record_number(debate, "became_right"), record_number(debate, "became_wrong"));
+               json_number_or_nan(debate, "became_right"), json_number_or_nan(debate, "became_wrong"));
     json_object_foreach (json_object_get(debate, "leave_one_out"), name, v) {
         buf_puts(b, " ");
-        page_text(b, name);
-        buf_printf(b, " %+.1f (%+.1f – %+.1f)", 100 * record_number(v, "value"),
-                   100 * record_number(v, "lo"), 100 * record_number(v, "hi"));
+        html_escape(b, name);
+        buf_printf(b, " %+.1f (%+.1f – %+.1f)", 100 * json_number_or_nan(v, "value"),
+                   100 * json_number_or_nan(v, "lo"), 100 * json_number_or_nan(v, "hi"));
     }
     buf_puts(b, ".</p>\n");
     json_array_foreach (json_object_get(debate, "transcripts"), i, v) {
         buf_puts(b, "<pre>");
-        page_text(b, json_string_value(v));
+        html_escape(b, json_string_value(v));
         buf_puts(b, "</pre>\n");
     }
 }
@@ -523,16 +523,16 @@ static void manifest_section(struct buf *b, const json_t *manifest) {
     json_object_del(shown, "adapters");
     char *text = json_dumps(shown, JSON_INDENT(2) | JSON_SORT_KEYS);
     buf_puts(b, "<h2>What this depends on</h2><pre>");
-    page_text(b, text ? text : "");
+    html_escape(b, text ? text : "");
     buf_puts(b, "</pre>\n");
     free(text);
     json_decref(shown);
 }
 
-int report_write(const json_t *result, const char *path, struct error *err) {
+int evolve_report_write(const json_t *result, const char *path, struct error *err) {
     struct buf b = {0};
-    char *title = xasprintf("Shoal run %s", json_text_at(result, "run"));
-    page_open(&b, title);
+    char *title = xasprintf("Shoal run %s", json_get_string(result, "run"));
+    html_page_open(&b, title);
     buf_puts(&b, "<style>a{color:var(--a)}</style>\n");
     results_table(&b, json_object_get(result, "table"));
     comparisons_table(&b, json_object_get(result, "comparisons"));
@@ -541,7 +541,7 @@ int report_write(const json_t *result, const char *path, struct error *err) {
     cost_table(&b, result);
     debate_section(&b, json_object_get(result, "debate"));
     manifest_section(&b, json_object_get(result, "manifest"));
-    page_close(&b);
+    html_page_close(&b);
     int rc = file_write(path, b.data, b.len, err);
     buf_release(&b);
     free(title);
@@ -553,34 +553,34 @@ static void retention_print(const json_t *list, FILE *f) {
     json_t *row;
     if (json_array_size(list)) fprintf(f, "\nfamilies not trained for, best founder → evolved:\n");
     json_array_foreach (list, i, row) {
-        struct interval d = record_interval(row, "diff");
+        struct stats_interval d = json_interval(row, "diff");
         fprintf(f, "  %s: %.1f → %.1f %%, %+.1f (%+.1f – %+.1f), p = %.2g: %s\n",
-                json_text_at(row, "family"),
-                100 * record_number(json_object_get(row, "founder"), "acc"),
-                100 * record_number(json_object_get(row, "evolved"), "acc"), 100 * d.value,
-                100 * d.lo, 100 * d.hi, record_number(row, "p_holm"), retention_verdict(row));
+                json_get_string(row, "family"),
+                100 * json_number_or_nan(json_object_get(row, "founder"), "acc"),
+                100 * json_number_or_nan(json_object_get(row, "evolved"), "acc"), 100 * d.value,
+                100 * d.lo, 100 * d.hi, json_number_or_nan(row, "p_holm"), retention_verdict(row));
     }
 }
 
-void run_print(const json_t *result, FILE *f) {
+void evolve_run_print(const json_t *result, FILE *f) {
     size_t i;
     json_t *row;
     fprintf(f, "\n%-34s %6s %9s   %-13s %11s %8s\n", "held-out questions", "n", "accuracy",
             "95 % interval", "tokens read", "written");
     json_array_foreach (json_object_get(result, "table"), i, row)
-        fprintf(f, "%-34s %6d %7.1f %%   %5.1f – %-5.1f %11.0f %8.0f\n", json_text_at(row, "name"),
-                (int)record_number(row, "n"), 100 * record_number(row, "acc"),
-                100 * record_number(row, "lo"), 100 * record_number(row, "hi"),
-                record_number(row, "prefilled"), record_number(row, "generated"));
+        fprintf(f, "%-34s %6d %7.1f %%   %5.1f – %-5.1f %11.0f %8.0f\n", json_get_string(row, "name"),
+                (int)json_number_or_nan(row, "n"), 100 * json_number_or_nan(row, "acc"),
+                100 * json_number_or_nan(row, "lo"), 100 * json_number_or_nan(row, "hi"),
+                json_number_or_nan(row, "prefilled"), json_number_or_nan(row, "generated"));
     fprintf(f, "\non the same questions, points gained (McNemar, Holm-corrected):\n");
     json_array_foreach (json_object_get(result, "comparisons"), i, row) {
         bool sure = json_is_true(json_object_get(row, "significant"));
-        fprintf(f, "  %s against %s: %+.1f (%+.1f – %+.1f), p = %.2g: %s\n", json_text_at(row, "a"),
-                json_text_at(row, "b"), 100 * record_number(row, "diff"),
-                100 * record_number(row, "lo"), 100 * record_number(row, "hi"),
-                record_number(row, "p_holm"),
+        fprintf(f, "  %s against %s: %+.1f (%+.1f – %+.1f), p = %.2g: %s\n", json_get_string(row, "a"),
+                json_get_string(row, "b"), 100 * json_number_or_nan(row, "diff"),
+                100 * json_number_or_nan(row, "lo"), 100 * json_number_or_nan(row, "hi"),
+                json_number_or_nan(row, "p_holm"),
                 !sure                            ? "not significant"
-                : record_number(row, "diff") > 0 ? "better"
+                : json_number_or_nan(row, "diff") > 0 ? "better"
                                                  : "worse");
     }
     retention_print(json_object_get(result, "retention"), f);

@@ -18,7 +18,7 @@ enum { COHORTS = 6, LINES = 16 };
 /* family tree */
 
 struct drawing {
-    const struct report *r;
+    const struct evolve_report *r;
     const struct lineage *l;
     double *flow;   /* [n] share of the best's ancestry that came through each */
     bool *ancestor; /* [n] of the best, and itself */
@@ -115,13 +115,13 @@ static void draw_edges(const struct drawing *d, int node) {
 
 static void draw_title(const struct drawing *d, int node) {
     const struct lineage_node *v = &d->l->v[node];
-    struct interval f = record_interval(v->born, "fitness");
+    struct stats_interval f = json_interval(v->born, "fitness");
     struct buf *b = d->r->b;
     buf_puts(b, "<title>");
-    page_text(b, v->name);
+    html_escape(b, v->name);
     for (int k = 0; k < 2 && v->parent[k] >= 0; k++) {
         buf_puts(b, k ? " × " : " of ");
-        page_text(b, d->l->v[v->parent[k]].name);
+        html_escape(b, d->l->v[v->parent[k]].name);
         buf_printf(b, " %.0f %%", 100 * v->share[k]);
     }
     buf_printf(b, ", fitness %.4f (%.4f – %.4f), generations %d – %d", f.value, f.lo, f.hi,
@@ -136,7 +136,7 @@ static void draw_box(const struct drawing *d, int node) {
     struct buf *b = d->r->b;
     bool best = node == d->l->best;
     double x = d->x[node], y = d->y[node];
-    int columns = (int)strlen(v->name) - column_bytes(v->name, 0);
+    int columns = (int)strlen(v->name) - utf8_field_width(v->name, 0);
     buf_puts(b, "<g>");
     draw_title(d, node);
     buf_printf(b,
@@ -149,10 +149,10 @@ static void draw_box(const struct drawing *d, int node) {
                                    : "line",
                best ? 2 : 1, x, y - 2,
                columns > 12 ? " textLength=\"82\" lengthAdjust=\"spacingAndGlyphs\"" : "");
-    report_name(d->r, v->name);
+    evolve_report_name(d->r, v->name);
     buf_printf(b, "</text><text x=\"%.0f\" y=\"%.0f\" text-anchor=\"middle\" class=soft>%.3f ", x,
-               y + 12, record_interval(v->born, "fitness").value);
-    page_text(b, json_text_at(v->born, "operator"));
+               y + 12, json_interval(v->born, "fitness").value);
+    html_escape(b, json_get_string(v->born, "operator"));
     buf_puts(b, "</text></g>\n");
 }
 
@@ -191,7 +191,7 @@ static void tree_caption(const struct drawing *d) {
                       "the wider a line, the more of its ancestry came that way.</p>\n");
 }
 
-void report_tree(const struct report *r) {
+void evolve_report_tree(const struct evolve_report *r) {
     const struct lineage *l = r->l;
     size_t n = (size_t)l->n;
     double *numbers = xcalloc(3 * n, sizeof *numbers);
@@ -206,7 +206,7 @@ void report_tree(const struct report *r) {
                         .whole = tree_is_small(l)};
     lineage_ancestors(l, l->best, d.ancestor);
     d.flow[l->best] = 1;
-    lineage_flow(l, d.flow);
+    lineage_propagate(l, d.flow);
     if (d.whole)
         memset(d.shown, 1, n * sizeof *d.shown);
     else
@@ -247,7 +247,7 @@ static void survival_curve(const struct lineage *l, int from, int to, struct cur
 }
 
 /* Founders, and who was born later in ranges of generations. */
-static void cohorts_plot(const struct report *r) {
+static void cohorts_plot(const struct evolve_report *r) {
     const struct lineage *l = r->l;
     struct curve *c = xcalloc(COHORTS + 1, sizeof *c);
     char *names[COHORTS + 1] = {0};
@@ -277,7 +277,7 @@ static void ancestry(const struct lineage *l, int generation, double *flow) {
         there += l->v[i].generation <= generation && generation <= l->v[i].last;
     for (int i = 0; i < l->n; i++)
         if (l->v[i].generation <= generation && generation <= l->v[i].last) flow[i] = 1.0 / there;
-    lineage_flow(l, flow);
+    lineage_propagate(l, flow);
 }
 
 /* The first founders have lines of their own; the rest is one more. */
@@ -293,7 +293,7 @@ static int founder_lines(const struct lineage *l, const double *flow, double sha
     return n;
 }
 
-static void lines_plot(const struct report *r) {
+static void lines_plot(const struct evolve_report *r) {
     const struct lineage *l = r->l;
     struct curve *c = xcalloc(LINES + 1, sizeof *c);
     char *names[LINES + 1];
@@ -322,7 +322,7 @@ static void lines_plot(const struct report *r) {
     free(c);
 }
 
-void report_survival(const struct report *r) {
+void evolve_report_survival(const struct evolve_report *r) {
     bool bred = false;
     for (int i = 0; i < r->l->n; i++) bred = bred || r->l->v[i].parent[0] >= 0;
     if (!bred) return;

@@ -19,13 +19,13 @@
 #include <time.h>
 #include <unistd.h>
 
-const struct run_options *run_options_at(const struct run *r, int g) {
+const struct evolve_recipe *evolve_run_recipe_at(const struct evolve_run *r, int g) {
     for (int i = 0; i < r->n_forks; i++)
         if (g <= r->forks[i].until) return &r->forks[i].o;
     return r->o;
 }
 
-int run_pause_check(const struct run *r, struct error *err) {
+int evolve_run_check_pause(const struct evolve_run *r, struct error *err) {
     if (!r->env->pause || !*r->env->pause) return OK;
     return error_set(err, ERR_STATE, "run '%s' is paused; continue it with 'shoal resume %s'",
                      r->id, r->id);
@@ -38,7 +38,7 @@ static bool is_directory(const char *path) {
 
 /* What persona i begins with: an adapter's directory, conversations, or several files of them
  * joined into the run's folder. */
-static int find_data(struct run *r, int i, struct error *err) {
+static int find_data(struct evolve_run *r, int i, struct error *err) {
     const char *eq = strchr(r->o->personas.v[i], '=');
     char *list = xstrdup(eq + 1), *save = NULL;
     struct buf all = {0};
@@ -69,7 +69,7 @@ static int find_data(struct run *r, int i, struct error *err) {
 }
 
 /* A new run must not touch what an older one of its name left. */
-static int check_unused(struct run *r, struct error *err) {
+static int check_unused(struct evolve_run *r, struct error *err) {
     struct error missing;
     json_t *row = store_run_get(r->store, r->id, &missing);
     json_decref(row);
@@ -79,7 +79,7 @@ static int check_unused(struct run *r, struct error *err) {
                : OK;
 }
 
-static int run_open(struct run *r, bool fresh, struct error *err) {
+static int run_open(struct evolve_run *r, bool fresh, struct error *err) {
     char *db = path_join(r->env->root, "shoal.db"), *path = r->env->find(r->o->model);
     struct engine_options eo = {
         .max_rows = 512, .max_seqs = 192, .max_len = 384, .pool = r->env->pool};
@@ -94,11 +94,11 @@ static int run_open(struct run *r, bool fresh, struct error *err) {
     CHECK(r->o->personas.n <= MAX_FOUNDERS);
     r->n_founders = r->o->personas.n;
     for (int i = 0; rc == OK && i < r->n_founders; i++) rc = find_data(r, i, err);
-    if (rc == OK) rc = trial_open(r, &r->o->tasks, err);
-    if (rc == OK) rc = trial_open(r, &r->o->retain, err);
-    for (int i = 0; rc == OK && i < r->n_forks; i++) rc = trial_open(r, &r->forks[i].o.tasks, err);
-    r->speaker = (struct speaker){.engine = r->engine, .model = r->model, .store = r->store};
-    r->asker = speaker_asker(&r->speaker);
+    if (rc == OK) rc = evolve_run_open_tasks(r, &r->o->tasks, err);
+    if (rc == OK) rc = evolve_run_open_tasks(r, &r->o->retain, err);
+    for (int i = 0; rc == OK && i < r->n_forks; i++) rc = evolve_run_open_tasks(r, &r->forks[i].o.tasks, err);
+    r->speaker = (struct engine_client){.engine = r->engine, .model = r->model, .store = r->store};
+    r->asker = engine_client_as_llm(&r->speaker);
     r->adapters = json_object();
     r->generations = json_array();
     free(db);
@@ -106,17 +106,17 @@ static int run_open(struct run *r, bool fresh, struct error *err) {
     return rc;
 }
 
-static void run_close(struct run *r) {
+static void run_close(struct evolve_run *r) {
     for (int i = 0; i < r->n_founders; i++) adapter_release(r->founders[i]);
     for (int i = 0; i < (int)ARRAY_LEN(r->data); i++) free(r->data[i]);
     for (int i = 0; i < r->n_rows; i++) free(r->rows[i].right);
     free(r->rows);
     for (int g = 0; g < r->n_best; g++) adapter_release(r->best[g].adapter);
     free(r->best);
-    for (int i = 0; i < r->n_forks; i++) run_options_release(&r->forks[i].o);
+    for (int i = 0; i < r->n_forks; i++) evolve_recipe_release(&r->forks[i].o);
     free(r->forks);
-    bank_items_release(r->test, r->n_test);
-    trial_close(r);
+    task_items_release(r->test, r->n_test);
+    evolve_run_close_tasks(r);
     if (r->log) fclose(r->log);
     engine_free(r->engine);
     model_close(r->model);
@@ -127,17 +127,17 @@ static void run_close(struct run *r) {
     free(r->dir);
 }
 
-static char *adapter_dir(const struct run *r, const char *id, int generation, const char *name) {
+static char *adapter_dir(const struct evolve_run *r, const char *id, int generation, const char *name) {
     return xasprintf("%s/%s/adapters/gen_%d/%s", r->env->root, id, generation, name);
 }
 
-int run_publish(struct run *r, int generation, const char *name, const struct adapter *a,
+int evolve_run_save_adapter(struct evolve_run *r, int generation, const char *name, const struct adapter *a,
                 const json_t *scores, struct error *err) {
     if (r->only >= 0) return OK;
     char *dir = adapter_dir(r, r->id, generation, name),
          *key = xasprintf("gen_%d/%s", generation, name);
     int rc = adapter_save(a, dir, r->model->name, err);
-    if (rc == OK && scores) rc = card_write(dir, r->model->name, r->id, generation, scores, err);
+    if (rc == OK && scores) rc = model_card_write(dir, r->model->name, r->id, generation, scores, err);
     if (rc == OK)
         rc = store_adapter_put(r->store, r->id, generation, name, a->hash, a->lineage, scores, err);
     if (rc == OK) json_object_set_new(r->adapters, key, json_string(a->hash));
@@ -146,7 +146,7 @@ int run_publish(struct run *r, int generation, const char *name, const struct ad
     return rc;
 }
 
-static struct adapter *recall_of(struct run *r, const char *id, int generation, const char *name,
+static struct adapter *recall_of(struct evolve_run *r, const char *id, int generation, const char *name,
                                  const char *key, const char *value) {
     size_t at;
     json_t *row, *ledger;
@@ -155,14 +155,14 @@ static struct adapter *recall_of(struct run *r, const char *id, int generation, 
     ledger = store_adapter_list(r->store, id, &ignored);
     json_array_foreach (ledger, at, row) {
         if (json_integer_value(json_object_get(row, "generation")) != generation) continue;
-        if (strcmp(json_text_at(row, "name"), name) != 0) continue;
-        if (key && strcmp(json_text_at(json_object_get(row, "lineage"), key), value) != 0) continue;
+        if (strcmp(json_get_string(row, "name"), name) != 0) continue;
+        if (key && strcmp(json_get_string(json_object_get(row, "lineage"), key), value) != 0) continue;
         char *dir = adapter_dir(r, id, generation, name);
         a = adapter_load(dir, &r->model->config, &ignored);
         free(dir);
-        if (a && strcmp(a->hash, json_text_at(row, "hash")) == 0) {
+        if (a && strcmp(a->hash, json_get_string(row, "hash")) == 0) {
             /* The folder need not know where it came from; the ledger does. */
-            a = operator_relabel(a, json_object_get(row, "lineage"));
+            a = operator_set_lineage(a, json_object_get(row, "lineage"));
             break;
         }
         adapter_release(a);
@@ -172,7 +172,7 @@ static struct adapter *recall_of(struct run *r, const char *id, int generation, 
     return a;
 }
 
-struct adapter *run_recall(struct run *r, int generation, const char *name, const char *key,
+struct adapter *evolve_run_load_adapter(struct evolve_run *r, int generation, const char *name, const char *key,
                            const char *value) {
     if (r->only == generation && generation > 0) return NULL;
     struct adapter *a = recall_of(r, r->id, generation, name, key, value);
@@ -182,22 +182,22 @@ struct adapter *run_recall(struct run *r, int generation, const char *name, cons
 
 /* generations */
 
-static void log_generation(struct run *r, const json_t *v) {
+static void log_generation(struct evolve_run *r, const json_t *v) {
     if (!r->log) return;
     json_dumpf(v, r->log, JSON_COMPACT | JSON_SORT_KEYS | JSON_REAL_PRECISION(9));
     fputc('\n', r->log);
     fflush(r->log);
 }
 
-static int publish_all(struct run *r, int g, const json_t *v, const struct candidate *c, int n,
+static int publish_all(struct evolve_run *r, int g, const json_t *v, const struct candidate *c, int n,
                        struct error *err) {
-    bool best_only = strcmp(run_options_at(r, g)->save, "best") == 0;
+    bool best_only = strcmp(evolve_run_recipe_at(r, g)->save, "best") == 0;
     const json_t *list = json_object_get(v, "candidates");
     int rc = store_begin(r->store, err);
     for (int i = 0; rc == OK && i < n; i++)
         if (c[i].adapter && (i == 0 || !best_only))
-            rc = run_publish(r, g, c[i].name, c[i].adapter, json_array_get(list, (size_t)i), err);
-    if (rc == OK) rc = store_event(r->store, r->id, "generation", v, err);
+            rc = evolve_run_save_adapter(r, g, c[i].name, c[i].adapter, json_array_get(list, (size_t)i), err);
+    if (rc == OK) rc = store_event_add(r->store, r->id, "generation", v, err);
     if (rc == OK) rc = store_commit(r->store, err);
     if (rc != OK) store_rollback(r->store);
     return rc;
@@ -208,8 +208,8 @@ static void generation_tell(int g, const json_t *v, const struct candidate *c, i
     const json_t *diversity = json_object_get(json_object_get(v, "diversity"), "weights_mean");
     double sum = 0;
     for (int i = 0; i < n; i++) sum += c[i].fitness.value;
-    figures_tell(
-        (const struct figure[]){
+    process_metrics_report(
+        (const struct process_metric[]){
             {"evolve_generation", g},
             {"evolve_fitness_best", c[0].fitness.value},
             {"evolve_fitness_mean", sum / n},
@@ -217,9 +217,9 @@ static void generation_tell(int g, const json_t *v, const struct candidate *c, i
         4);
 }
 
-int run_record(struct run *r, json_t *v, const struct candidate *c, int n, struct error *err) {
+int evolve_run_record_generation(struct evolve_run *r, json_t *v, const struct candidate *c, int n, struct error *err) {
     int g = r->n_best;
-    json_object_set_new(v, "spent", spent_json(r));
+    json_object_set_new(v, "spent", evolve_cost_json(r));
     json_array_append_new(r->generations, v);
     r->best = xrealloc(r->best, (size_t)(g + 1) * sizeof *r->best);
     r->best[g] = c[0];
@@ -227,7 +227,7 @@ int run_record(struct run *r, json_t *v, const struct candidate *c, int n, struc
     r->n_best++;
     if (r->only >= 0)
         return g == r->only ? error_set(err, ERR_STATE, "generation %d is computed", g) : OK;
-    note("generation %d: best %s, fitness %.4f (%.4f – %.4f), accuracy %.1f %%", g, c[0].name,
+    log_info("generation %d: best %s, fitness %.4f (%.4f – %.4f), accuracy %.1f %%", g, c[0].name,
          c[0].fitness.value, c[0].fitness.lo, c[0].fitness.hi, 100 * c[0].performance.value);
     log_generation(r, v);
     generation_tell(g, v, c, n);
@@ -238,7 +238,7 @@ int run_record(struct run *r, json_t *v, const struct candidate *c, int n, struc
 
 /* Founders begin as one adapter: apart from birth, their ΔW would have nothing in common to blend.
  */
-static int founders_start(const struct run *r, const struct train_options *o,
+static int founders_start(const struct evolve_run *r, const struct train_options *o,
                           struct adapter **start, struct error *err) {
     struct adapter_config c;
     int rc = train_adapter_config(o, &r->model->config, &c, err);
@@ -248,10 +248,10 @@ static int founders_start(const struct run *r, const struct train_options *o,
 }
 
 /* All those that are to be trained, as an earlier process left them; or none. */
-static bool recall_founders(struct run *r) {
+static bool recall_founders(struct evolve_run *r) {
     int n = 0;
     for (; n < r->n_founders; n++)
-        if (!r->ready[n] && !(r->founders[n] = run_recall(r, 0, r->names[n], NULL, NULL))) break;
+        if (!r->ready[n] && !(r->founders[n] = evolve_run_load_adapter(r, 0, r->names[n], NULL, NULL))) break;
     if (n == r->n_founders) return true;
     while (n-- > 0) {
         if (r->ready[n]) continue;
@@ -261,7 +261,7 @@ static bool recall_founders(struct run *r) {
     return false;
 }
 
-static int load_founders(struct run *r, struct error *err) {
+static int load_founders(struct evolve_run *r, struct error *err) {
     int rc = OK;
     for (int i = 0; rc == OK && i < r->n_founders; i++)
         if (r->ready[i] && !(r->founders[i] = adapter_open(r->data[i], r->model, err)))
@@ -269,13 +269,13 @@ static int load_founders(struct run *r, struct error *err) {
     return rc;
 }
 
-static int train_founders(struct run *r, struct error *err) {
+static int train_founders(struct evolve_run *r, struct error *err) {
     struct adapter *start = NULL;
-    struct sft_job jobs[MAX_FOUNDERS] = {{0}};
+    struct train_job jobs[MAX_FOUNDERS] = {{0}};
     int who[MAX_FOUNDERS], n = 0;
     char *checkpoint = path_join(r->dir, "checkpoint.bin"),
          *log_path = path_join(r->dir, "train.jsonl");
-    const struct run_options *first = run_options_at(r, 0);
+    const struct evolve_recipe *first = evolve_run_recipe_at(r, 0);
     struct train_options o = first->train;
     o.seed = first->seed;
     FILE *log = fopen(log_path, "a");
@@ -284,12 +284,12 @@ static int train_founders(struct run *r, struct error *err) {
         if (!r->ready[i]) who[n++] = i;
     for (int k = 0; k < n; k++)
         jobs[k] =
-            (struct sft_job){.name = r->names[who[k]], .data = r->data[who[k]], .start = start};
+            (struct train_job){.name = r->names[who[k]], .data = r->data[who[k]], .start = start};
     if (rc == OK && !log) rc = error_errno(err, "cannot write '%s'", log_path);
     if (rc == OK && n > 0) rc = sft_run(r->model, jobs, n, &o, r->env->pool, checkpoint, log, err);
     for (int k = 0; rc == OK && k < n; k++) {
         r->founders[who[k]] = adapter_retain(jobs[k].result);
-        rc = run_publish(r, 0, r->names[who[k]], jobs[k].result, NULL, err);
+        rc = evolve_run_save_adapter(r, 0, r->names[who[k]], jobs[k].result, NULL, err);
     }
     for (int k = 0; k < n; k++) adapter_release(jobs[k].result);
     adapter_release(start);
@@ -301,7 +301,7 @@ static int train_founders(struct run *r, struct error *err) {
 }
 
 /* That they are not copies of one another; those of a control become zero. */
-static int founders_check(struct run *r, struct error *err) {
+static int founders_check(struct evolve_run *r, struct error *err) {
     const char *names[MAX_FOUNDERS];
     int rc = OK;
     for (int i = 0; i < r->n_founders; i++) {
@@ -311,10 +311,10 @@ static int founders_check(struct run *r, struct error *err) {
         adapter_release(r->founders[i]);
         r->founders[i] = zero;
     }
-    struct diversity d = diversity_of(r->founders, r->n_founders, NULL);
+    struct diversity d = diversity_compute(r->founders, r->n_founders, NULL);
     if (r->only < 0) {
         json_t *v = diversity_json(&d);
-        rc = store_event(r->store, r->id, "founders", v, err);
+        rc = store_event_add(r->store, r->id, "founders", v, err);
         json_decref(v);
     }
     if (rc != OK || r->o->zero_adapters) return rc;
@@ -322,14 +322,14 @@ static int founders_check(struct run *r, struct error *err) {
 }
 
 /* Trained, found or recalled. */
-static int founders_make(struct run *r, struct error *err) {
+static int founders_make(struct evolve_run *r, struct error *err) {
     int rc = recall_founders(r) ? OK : train_founders(r, err);
     return rc == OK ? founders_check(r, err) : rc;
 }
 
 /* the run's papers */
 
-static int write_json(const struct run *r, const char *name, const json_t *v, struct error *err) {
+static int write_json(const struct evolve_run *r, const char *name, const json_t *v, struct error *err) {
     char *path = path_join(r->dir, name),
          *text = json_dumps(v, JSON_INDENT(2) | JSON_SORT_KEYS | JSON_REAL_PRECISION(9));
     int rc = file_write(path, text, strlen(text), err);
@@ -340,13 +340,13 @@ static int write_json(const struct run *r, const char *name, const json_t *v, st
 
 static int hash_into(json_t *files, const char *name, const char *path, struct error *err) {
     char hash[HASH_LEN];
-    if (hash_file(path, hash, err) != OK) return err->code;
+    if (sha256_file(path, hash, err) != OK) return err->code;
     json_object_set_new(files, name, json_string(hash));
     return OK;
 }
 
 /* Hashes of everything that is read: founders, tasks that are files, what is learned from. */
-static int hash_data(struct run *r, json_t *files, struct error *err) {
+static int hash_data(struct evolve_run *r, json_t *files, struct error *err) {
     int rc = OK;
     for (int i = 0; rc == OK && i < r->n_founders; i++) {
         if (r->ready[i])
@@ -355,7 +355,7 @@ static int hash_data(struct run *r, json_t *files, struct error *err) {
             rc = hash_into(files, r->names[i], r->data[i], err);
     }
     for (int g = 0; rc == OK && g <= r->n_forks; g++) {
-        const struct run_options *o = g < r->n_forks ? &r->forks[g].o : r->o;
+        const struct evolve_recipe *o = g < r->n_forks ? &r->forks[g].o : r->o;
         for (int i = 0; rc == OK && i < o->tasks.n; i++) {
             char *path = r->env->find(o->tasks.v[i]);
             if (fry_find(o->tasks.v[i]) < 0) rc = hash_into(files, o->tasks.v[i], path, err);
@@ -369,24 +369,24 @@ static int hash_data(struct run *r, json_t *files, struct error *err) {
 }
 
 /* What the run depends on. Written at the start; a continued run must find the same. */
-static int make_manifest(struct run *r, json_t **out, struct error *err) {
+static int make_manifest(struct evolve_run *r, json_t **out, struct error *err) {
     char program[HASH_LEN], recipe[HASH_LEN];
     const char *base = model_hash(r->model, err);
-    if (!base || hash_file("/proc/self/exe", program, err) != OK) return err->code;
-    hash_bytes(r->o->text, strlen(r->o->text), recipe);
+    if (!base || sha256_file("/proc/self/exe", program, err) != OK) return err->code;
+    sha256_bytes(r->o->text, strlen(r->o->text), recipe);
     json_t *files = json_object();
     if (hash_data(r, files, err) != OK) return json_decref(files), err->code;
     *out = json_pack("{s:s,s:s,s:s,s:s,s:s,s:o,s:I,s:s,s:s,s:i}", "run", r->id, "version",
                      SHOAL_VERSION, "program", program, "base", base, "recipe", recipe, "data",
                      files, "seed", (json_int_t)r->o->seed, "class",
-                     r->env->cls == CLASS_EXACT ? "exact" : "fast", "level", kernels_get()->name,
+                     r->env->cls == NUMERIC_EXACT ? "exact" : "fast", "level", kernels_get()->name,
                      "threads", pool_size(r->env->pool));
     return OK;
 }
 
-static int check_manifest(struct run *r, const json_t *now, struct error *err) {
+static int check_manifest(struct evolve_run *r, const json_t *now, struct error *err) {
     char *path = path_join(r->dir, "manifest.json");
-    json_t *then = path_exists(path) ? json_file(path, err) : NULL;
+    json_t *then = path_exists(path) ? json_parse_file(path, err) : NULL;
     int rc = OK;
     for (int i = 0; then && rc == OK && i < 3; i++) {
         const char *key = (const char *[]){"base", "recipe", "data"}[i];
@@ -396,33 +396,33 @@ static int check_manifest(struct run *r, const json_t *now, struct error *err) {
     }
     if (then && rc == OK &&
         !json_equal(json_object_get(then, "program"), json_object_get(now, "program")))
-        warn("run '%s' began with another build of shoal; results may differ", r->id);
+        log_warn("run '%s' began with another build of shoal; results may differ", r->id);
     json_decref(then);
     free(path);
     return rc;
 }
 
-static int finish(struct run *r, json_t *manifest, struct error *err) {
+static int finish(struct evolve_run *r, json_t *manifest, struct error *err) {
     char *page = path_join(r->dir, "report.html");
     json_object_set(r->result, "adapters", r->adapters);
     json_object_set(r->result, "generations", r->generations);
-    json_object_set_new(r->result, "spent", spent_json(r));
+    json_object_set_new(r->result, "spent", evolve_cost_json(r));
     json_object_set(manifest, "adapters", r->adapters);
     json_object_set(r->result, "manifest", manifest);
     size_t i;
     json_t *row;
     int rc = OK;
     json_array_foreach (json_object_get(r->result, "table"), i, row)
-        if (rc == OK) rc = store_result_put(r->store, r->id, json_text_at(row, "name"), row, err);
+        if (rc == OK) rc = store_result_put(r->store, r->id, json_get_string(row, "name"), row, err);
     if (rc == OK) rc = write_json(r, "manifest.json", manifest, err);
     if (rc == OK) rc = write_json(r, "result.json", r->result, err);
-    if (rc == OK) rc = report_write(r->result, page, err);
+    if (rc == OK) rc = evolve_report_write(r->result, page, err);
     free(page);
     return rc;
 }
 
-static int search(struct run *r, struct error *err) {
-    const struct run_search *s = run_searches;
+static int search(struct evolve_run *r, struct error *err) {
+    const struct search_method *s = search_methods;
     while (strcmp(s->name, r->o->evolve.search) != 0) s++;
     char *path = path_join(r->dir, "evolution.jsonl");
     if (r->only < 0 && !(r->log = fopen(path, "w"))) error_errno(err, "cannot write '%s'", path);
@@ -431,7 +431,7 @@ static int search(struct run *r, struct error *err) {
 }
 
 /* As far as the log shows, whatever was to be said by then is on disk. */
-static int log_close(struct run *r, struct error *err) {
+static int log_close(struct evolve_run *r, struct error *err) {
     bool bad = ferror(r->log);
     bad |= fclose(r->log) != 0;
     r->log = NULL;
@@ -439,16 +439,16 @@ static int log_close(struct run *r, struct error *err) {
 }
 
 /* The run's state, and that it changed, as an event. */
-static int state_set(struct run *r, const char *state, struct error *err) {
+static int state_set(struct evolve_run *r, const char *state, struct error *err) {
     json_t *detail =
         json_pack("{s:s,s:i}", "from", r->from ? r->from : "", "generations", r->n_best);
     int rc = store_run_status(r->store, r->id, state, err);
-    if (rc == OK) rc = store_event(r->store, r->id, state, detail, err);
+    if (rc == OK) rc = store_event_add(r->store, r->id, state, detail, err);
     json_decref(detail);
     return rc;
 }
 
-static int run_all(struct run *r, struct error *err) {
+static int run_all(struct evolve_run *r, struct error *err) {
     json_t *manifest = NULL;
     int rc = load_founders(r, err);
     if (rc == OK) rc = make_manifest(r, &manifest, err);
@@ -459,7 +459,7 @@ static int run_all(struct run *r, struct error *err) {
     if (rc == OK) rc = founders_make(r, err);
     if (rc == OK) rc = search(r, err);
     if (rc == OK) rc = log_close(r, err);
-    if (rc == OK) rc = final_measure(r, err);
+    if (rc == OK) rc = evolve_run_evaluate_heldout(r, err);
     if (rc == OK) rc = finish(r, manifest, err);
     if (rc == OK) rc = state_set(r, "done", err);
     struct error ignored; /* the first error is the one to tell */
@@ -469,7 +469,7 @@ static int run_all(struct run *r, struct error *err) {
     return rc;
 }
 
-static char *make_id(const struct run_env *env, int64_t seed) {
+static char *make_id(const struct evolve_env *env, int64_t seed) {
     char day[32];
     time_t now = time(NULL);
     struct tm tm;
@@ -487,11 +487,11 @@ static char *make_id(const struct run_env *env, int64_t seed) {
 
 /* A new run's row, with what a later resume needs beside the recipe, and the recipe's text in its
  * folder. */
-static int register_run(struct run *r, struct error *err) {
+static int register_run(struct evolve_run *r, struct error *err) {
     char *path = path_join(r->dir, "recipe.yaml");
     json_t *how =
         json_pack("{s:I,s:b,s:s,s:s}", "seed", (json_int_t)r->o->seed, "zero_adapters",
-                  (int)r->o->zero_adapters, "class", r->env->cls == CLASS_EXACT ? "exact" : "fast",
+                  (int)r->o->zero_adapters, "class", r->env->cls == NUMERIC_EXACT ? "exact" : "fast",
                   "level", kernels_get()->name);
     int rc = file_write(path, r->o->text, strlen(r->o->text), err);
     if (rc == OK) rc = store_run_add(r->store, r->id, "evolve", how, err);
@@ -507,21 +507,21 @@ static json_t *segment_json(int until, const char *recipe, int64_t seed) {
 }
 
 /* What fork.json says, if there is one. */
-static int read_forks(struct run *r, struct error *err) {
+static int read_forks(struct evolve_run *r, struct error *err) {
     char *path = path_join(r->dir, "fork.json");
-    json_t *v = path_exists(path) ? json_file(path, err) : NULL, *s;
+    json_t *v = path_exists(path) ? json_parse_file(path, err) : NULL, *s;
     const json_t *list = json_object_get(v, "segments");
     size_t n = json_array_size(list), i;
     int rc = !v && path_exists(path) ? err->code : OK;
-    if (v && (n < 1 || n > MAX_SEGMENTS || !*json_text_at(v, "from")))
+    if (v && (n < 1 || n > MAX_SEGMENTS || !*json_get_string(v, "from")))
         rc = error_set(err, ERR_FORMAT, "'%s' names no run and its segments", path);
-    if (rc == OK && v) r->from = xstrdup(json_text_at(v, "from"));
+    if (rc == OK && v) r->from = xstrdup(json_get_string(v, "from"));
     if (rc == OK && v) r->forks = xcalloc(n, sizeof *r->forks);
     json_array_foreach (list, i, s) {
         if (rc != OK) break;
-        char *recipe = path_join(r->dir, json_text_at(s, "recipe"));
-        struct segment_of_run *f = &r->forks[r->n_forks++];
-        rc = run_recipe_load(&f->o, recipe, err);
+        char *recipe = path_join(r->dir, json_get_string(s, "recipe"));
+        struct evolve_segment *f = &r->forks[r->n_forks++];
+        rc = evolve_recipe_load(&f->o, recipe, err);
         f->until = (int)json_integer_value(json_object_get(s, "until"));
         f->o.seed = json_integer_value(json_object_get(s, "seed"));
         free(recipe);
@@ -531,28 +531,28 @@ static int read_forks(struct run *r, struct error *err) {
     return rc;
 }
 
-static json_t *execute(const struct run_env *env, const struct run_options *o, const char *id,
+static json_t *execute(const struct evolve_env *env, const struct evolve_recipe *o, const char *id,
                        bool fresh, struct error *err) {
-    struct run r = {.env = env, .o = o, .id = id, .dir = path_join(env->root, id), .only = -1};
+    struct evolve_run r = {.env = env, .o = o, .id = id, .dir = path_join(env->root, id), .only = -1};
     r.result = json_pack("{s:s}", "run", id);
     int rc = dir_make(env->root, err), held = -1;
     if (rc == OK) rc = dir_make_private(r.dir, err);
-    if (rc == OK && (held = dir_hold(r.dir, "run", err)) < 0) rc = held;
+    if (rc == OK && (held = dir_lock(r.dir, "run", err)) < 0) rc = held;
     if (rc == OK) rc = read_forks(&r, err);
     if (rc == OK) rc = run_open(&r, fresh, err);
     if (rc == OK && fresh) rc = register_run(&r, err);
     if (rc == OK) rc = run_all(&r, err);
-    dir_release(held, r.dir);
+    dir_unlock(held, r.dir);
     run_close(&r);
     if (rc == OK) return r.result;
     json_decref(r.result);
     return NULL;
 }
 
-json_t *run_execute(const struct run_env *env, const struct run_options *o, const char *id,
+json_t *evolve_run_execute(const struct evolve_env *env, const struct evolve_recipe *o, const char *id,
                     char **id_out, struct error *err) {
     char *own = id ? xstrdup(id) : make_id(env, o->seed);
-    note("run %s in %s/%s; if interrupted: shoal resume %s", own, env->root, own, own);
+    log_info("run %s in %s/%s; if interrupted: shoal resume %s", own, env->root, own, own);
     json_t *result = execute(env, o, own, true, err);
     if (id_out)
         *id_out = own;
@@ -562,7 +562,7 @@ json_t *run_execute(const struct run_env *env, const struct run_options *o, cons
 }
 
 /* Where the founders come from, each file being there. */
-static json_t *founders_plan(const struct run_env *env, const struct run_options *o,
+static json_t *founders_plan(const struct evolve_env *env, const struct evolve_recipe *o,
                              struct error *err) {
     json_t *all = json_array();
     *err = (struct error){0};
@@ -574,37 +574,37 @@ static json_t *founders_plan(const struct run_env *env, const struct run_options
                 error_set(err, ERR_MISSING, "persona '%s': there is no '%s'", o->personas.v[i], f);
             free(found);
         }
-        json_array_append_new(all, json_path(o->personas.v[i]));
+        json_array_append_new(all, json_from_path(o->personas.v[i]));
         free(list);
     }
     return all;
 }
 
-json_t *run_plan(const struct run_env *env, const struct run_options *o, struct error *err) {
-    struct run r = {.env = env, .o = o};
+json_t *evolve_run_plan(const struct evolve_env *env, const struct evolve_recipe *o, struct error *err) {
+    struct evolve_run r = {.env = env, .o = o};
     struct model_size size;
     char *path = env->find(o->model);
     json_t *founders = founders_plan(env, o, err), *v = NULL;
     int rc = err->code;
     if (rc == OK) rc = model_measure(path, env->cls, &size, err);
-    if (rc == OK) rc = trial_open(&r, &o->tasks, err);
-    if (rc == OK) rc = trial_open(&r, &o->retain, err);
+    if (rc == OK) rc = evolve_run_open_tasks(&r, &o->tasks, err);
+    if (rc == OK) rc = evolve_run_open_tasks(&r, &o->retain, err);
     if (rc == OK)
-        v = json_pack("{s:o,s:I,s:O,s:s,s:I,s:I,s:i,s:i,s:I,s:s}", "model", json_path(path),
+        v = json_pack("{s:o,s:I,s:O,s:s,s:I,s:I,s:i,s:i,s:I,s:s}", "model", json_from_path(path),
                       "model bytes", (json_int_t)size.weights, "founders", founders, "search",
                       o->evolve.search, "generations", (json_int_t)o->evolve.generations,
                       "population", (json_int_t)o->evolve.population, "items a generation",
-                      trial_count(&r, &o->tasks, SPLIT_DEV, o->fitness.items), "test items",
-                      trial_count(&r, &o->tasks, SPLIT_TEST, o->test_items), "rounds of debate",
+                      evolve_run_count_items(&r, &o->tasks, SPLIT_DEV, o->fitness.items), "test items",
+                      evolve_run_count_items(&r, &o->tasks, SPLIT_TEST, o->test_items), "rounds of debate",
                       (json_int_t)o->rounds, "writes", env->root);
-    trial_close(&r);
+    evolve_run_close_tasks(&r);
     json_decref(founders);
     free(path);
     return v;
 }
 
 /* A stored run's recipe, seed and numeric class, and that this machine can give its bits. */
-static int stored_options(const struct run_env *env, const char *id, struct run_options *o,
+static int stored_options(const struct evolve_env *env, const char *id, struct evolve_recipe *o,
                           enum numeric_class *cls, struct error *err) {
     char *dir = path_join(env->root, id), *path = path_join(dir, "recipe.yaml"),
          *db = path_join(env->root, "shoal.db");
@@ -612,20 +612,20 @@ static int stored_options(const struct run_env *env, const char *id, struct run_
     json_t *row = s ? store_run_get(s, id, err) : NULL;
     if (!path_exists(db)) error_set(err, ERR_MISSING, "no runs in '%s'", env->root);
     store_close(s);
-    int rc = row ? run_recipe_load(o, path, err) : err->code;
+    int rc = row ? evolve_recipe_load(o, path, err) : err->code;
     const json_t *how = json_object_get(row, "recipe");
     if (row) {
         const char *level = json_string_value(json_object_get(how, "level"));
         o->seed = json_integer_value(json_object_get(how, "seed"));
         o->zero_adapters = json_is_true(json_object_get(how, "zero_adapters"));
-        *cls = strcmp(json_text_at(how, "class"), "fast") == 0 ? CLASS_FAST : CLASS_EXACT;
-        if (rc == OK && *cls == CLASS_FAST && (!level || strcmp(level, kernels_get()->name) != 0))
+        *cls = strcmp(json_get_string(how, "class"), "fast") == 0 ? NUMERIC_FAST : NUMERIC_EXACT;
+        if (rc == OK && *cls == NUMERIC_FAST && (!level || strcmp(level, kernels_get()->name) != 0))
             rc = error_set(err, ERR_MISMATCH,
                            "run '%s' was made in the fast class at level '%s': level '%s' cannot "
                            "give the same bits",
                            id, level ? level : cpu_level_name(CPU_AMX), kernels_get()->name);
     }
-    if (row && rc != OK) run_options_release(o);
+    if (row && rc != OK) evolve_recipe_release(o);
     json_decref(row);
     free(dir);
     free(path);
@@ -633,16 +633,16 @@ static int stored_options(const struct run_env *env, const char *id, struct run_
     return rc;
 }
 
-json_t *run_resume(const struct run_env *env, const char *id, struct error *err) {
-    struct run_options o;
-    struct run_env again = *env;
+json_t *evolve_run_resume(const struct evolve_env *env, const char *id, struct error *err) {
+    struct evolve_recipe o;
+    struct evolve_env again = *env;
     if (stored_options(env, id, &o, &again.cls, err) != OK) return NULL;
     json_t *result = execute(&again, &o, id, false, err);
-    run_options_release(&o);
+    evolve_recipe_release(&o);
     return result;
 }
 
-static bool founders_equal(const struct run_options *a, const struct run_options *b) {
+static bool founders_equal(const struct evolve_recipe *a, const struct evolve_recipe *b) {
     bool equal = strcmp(a->model, b->model) == 0 && a->personas.n == b->personas.n;
     for (int i = 0; equal && i < a->personas.n; i++)
         equal = strcmp(a->personas.v[i], b->personas.v[i]) == 0;
@@ -651,12 +651,12 @@ static bool founders_equal(const struct run_options *a, const struct run_options
 
 /* fork.json of a run that leaves `r`'s after generation `at`: the parent's own segments as far as
  * they reach, then the parent itself. Their recipes are copied. */
-static int fork_papers(const struct run *parent, const char *dir, int at, struct error *err) {
+static int fork_papers(const struct evolve_run *parent, const char *dir, int at, struct error *err) {
     json_t *segments = json_array();
     int rc = dir_make_private(dir, err), n = 0;
     for (int i = 0; rc == OK && i <= parent->n_forks; i++) {
         bool last = i == parent->n_forks || parent->forks[i].until >= at;
-        const struct run_options *o = i < parent->n_forks ? &parent->forks[i].o : parent->o;
+        const struct evolve_recipe *o = i < parent->n_forks ? &parent->forks[i].o : parent->o;
         char *name = xasprintf("recipe.%d.yaml", n++), *path = path_join(dir, name);
         rc = n > MAX_SEGMENTS
                  ? error_set(err, ERR_STATE, "a fork of more than %d forks", MAX_SEGMENTS - 1)
@@ -676,16 +676,16 @@ static int fork_papers(const struct run *parent, const char *dir, int at, struct
     return rc;
 }
 
-json_t *run_fork(const struct run_env *env, const char *id, int at, const char *recipe,
+json_t *evolve_run_fork(const struct evolve_env *env, const char *id, int at, const char *recipe,
                  int64_t seed, const char *new_id, struct error *err) {
-    struct run_options before, o = {0};
-    struct run_env again = *env;
+    struct evolve_recipe before, o = {0};
+    struct evolve_env again = *env;
     json_t *result = NULL;
     if (stored_options(env, id, &before, &again.cls, err) != OK) return NULL;
-    struct run parent = {.env = env, .o = &before, .id = id, .dir = path_join(env->root, id)};
+    struct evolve_run parent = {.env = env, .o = &before, .id = id, .dir = path_join(env->root, id)};
     int rc = read_forks(&parent, err);
     char *same = path_join(parent.dir, "recipe.yaml");
-    if (rc == OK) rc = run_recipe_load(&o, recipe ? recipe : same, err);
+    if (rc == OK) rc = evolve_recipe_load(&o, recipe ? recipe : same, err);
     if (rc == OK && !founders_equal(&before, &o))
         rc = error_set(err, ERR_MISMATCH,
                        "'%s' has another model or other personas than run '%s'; a fork shares its "
@@ -696,14 +696,14 @@ json_t *run_fork(const struct run_env *env, const char *id, int at, const char *
     char *own = new_id ? xstrdup(new_id) : make_id(env, o.seed), *dir = path_join(env->root, own);
     if (rc == OK && path_exists(dir)) rc = error_set(err, ERR_STATE, "'%s' is there already", dir);
     if (rc == OK) rc = fork_papers(&parent, dir, at, err);
-    if (rc == OK) note("run %s continues %s from generation %d", own, id, at);
+    if (rc == OK) log_info("run %s continues %s from generation %d", own, id, at);
     if (rc == OK) result = execute(&again, &o, own, true, err);
-    for (int i = 0; i < parent.n_forks; i++) run_options_release(&parent.forks[i].o);
+    for (int i = 0; i < parent.n_forks; i++) evolve_recipe_release(&parent.forks[i].o);
     free(parent.forks);
     free(parent.from);
     free(parent.dir);
-    run_options_release(&before);
-    run_options_release(&o);
+    evolve_recipe_release(&before);
+    evolve_recipe_release(&o);
     free(same);
     free(own);
     free(dir);
@@ -713,7 +713,7 @@ json_t *run_fork(const struct run_env *env, const char *id, int at, const char *
 /* replay */
 
 /* Line `at` of the run's log. */
-static json_t *logged_generation(const struct run *r, int at, struct error *err) {
+static json_t *logged_generation(const struct evolve_run *r, int at, struct error *err) {
     char *path = path_join(r->dir, "evolution.jsonl");
     struct buf text = {0};
     json_t *v = NULL;
@@ -744,8 +744,8 @@ static json_t *replay_compare(const json_t *then, const json_t *now, int at) {
     json_array_foreach (b, i, c) {
         bool same = json_equal(c, json_array_get(a, i));
         equal &= same;
-        json_t *row = json_pack("{s:s,s:s,s:b}", "name", json_text_at(c, "name"), "hash",
-                                json_text_at(c, "hash"), "equal", (int)same);
+        json_t *row = json_pack("{s:s,s:s,s:b}", "name", json_get_string(c, "name"), "hash",
+                                json_get_string(c, "hash"), "equal", (int)same);
         json_object_set(row, "fitness", json_object_get(c, "fitness"));
         json_array_append_new(list, row);
     }
@@ -753,12 +753,12 @@ static json_t *replay_compare(const json_t *then, const json_t *now, int at) {
     return json_pack("{s:i,s:b,s:o}", "generation", at, "equal", (int)equal, "candidates", list);
 }
 
-json_t *run_replay(const struct run_env *env, const char *id, int at, struct error *err) {
-    struct run_options o;
-    struct run_env again = *env;
+json_t *evolve_run_replay(const struct evolve_env *env, const char *id, int at, struct error *err) {
+    struct evolve_recipe o;
+    struct evolve_env again = *env;
     json_t *then = NULL, *result = NULL;
     if (stored_options(env, id, &o, &again.cls, err) != OK) return NULL;
-    struct run r = {.env = &again, .o = &o, .id = id, .dir = path_join(env->root, id), .only = at};
+    struct evolve_run r = {.env = &again, .o = &o, .id = id, .dir = path_join(env->root, id), .only = at};
     int rc = read_forks(&r, err);
     if (rc == OK && !(then = logged_generation(&r, at, err))) rc = err->code;
     if (rc == OK) rc = run_open(&r, false, err);
@@ -771,6 +771,6 @@ json_t *run_replay(const struct run_env *env, const char *id, int at, struct err
     if (now) result = replay_compare(then, now, at);
     json_decref(then);
     run_close(&r);
-    run_options_release(&o);
+    evolve_recipe_release(&o);
     return result;
 }

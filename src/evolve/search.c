@@ -13,7 +13,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-struct searcher {
+struct search_algorithm {
     const char *name;
     int max_n;
     size_t (*size)(int n, int batch); /* doubles of state behind the best */
@@ -24,7 +24,7 @@ struct searcher {
 };
 
 struct search {
-    const struct searcher *kind;
+    const struct search_algorithm *kind;
     struct search_options o; /* `searcher` is not used: kind */
     int n, batch;
     uint64_t seed;
@@ -38,7 +38,7 @@ struct search {
 #define AT(field) offsetof(struct search_options, field)
 const struct option_row search_option_rows[] = {
     {"searcher", OPT_STRING, AT(searcher), "cma", 0, 0, "NAME", "cma, pso, ga or random"},
-    {"batch", OPT_INT, AT(batch), "0", 0, SEARCH_BATCH, "N",
+    {"batch", OPT_INT, AT(batch), "0", 0, SEARCH_MAX_BATCH, "N",
      "points a generation; 0: the searcher's own"},
     {"sigma", OPT_FLOAT, AT(sigma), "0.3", 1e-12, 1e6, "X", "first step of a search"},
     {"sigma-min", OPT_FLOAT, AT(sigma_min), "1e-12", 0, 1e6, "X", "cma: least step"},
@@ -161,7 +161,7 @@ static void cma_axes(struct search *s) {
 static void cma_ask(struct search *s) {
     struct cma c = cma_of(s);
     int n = s->n;
-    double z[SEARCH_CMA_NUMBERS];
+    double z[SEARCH_MAX_DIM_CMA];
     cma_axes(s);
     for (int m = 0; m < s->batch; m++) {
         struct rng r = stream(s, m);
@@ -252,7 +252,7 @@ static void cma_tell(struct search *s, const double *fitness, const int *order) 
     struct cma c = cma_of(s);
     struct cma_rates r = cma_rates(s->n, s->batch);
     int n = s->n;
-    double step[SEARCH_CMA_NUMBERS] = {0}, longest = 0;
+    double step[SEARCH_MAX_DIM_CMA] = {0}, longest = 0;
     const double **y = xcalloc((size_t)r.mu, sizeof *y);
     cma_steps(s, &r, order, y, step);
     for (int i = 0; i < n; i++) c.mean[i] += *c.sigma * step[i];
@@ -420,7 +420,7 @@ static void ga_tell(struct search *s, const double *fitness, const int *order) {
     memcpy(f, g.fitness, (size_t)old * sizeof *f);
     memcpy(x + (size_t)old * (size_t)s->n, s->x, (size_t)s->batch * vector(s));
     memcpy(f + old, fitness, (size_t)s->batch * sizeof *f);
-    select_order(f, all, place);
+    select_argsort(f, all, place);
     for (int m = 0; m < s->batch; m++) {
         g.fitness[m] = f[place[m]];
         memcpy(row(s, g.x, m), row(s, x, place[m]), vector(s));
@@ -456,23 +456,23 @@ static void random_tell(struct search *s, const double *fitness, const int *orde
     (void)s, (void)fitness, (void)order;
 }
 
-static const struct searcher searchers[] = {
-    {"cma", SEARCH_CMA_NUMBERS, cma_size, cma_start, cma_ask, cma_tell},
-    {"pso", SEARCH_NUMBERS, pso_size, pso_start, pso_ask, pso_tell},
-    {"ga", SEARCH_NUMBERS, ga_size, ga_start, ga_ask, ga_tell},
-    {"random", SEARCH_NUMBERS, random_size, random_start, random_ask, random_tell},
+static const struct search_algorithm search_algorithms[] = {
+    {"cma", SEARCH_MAX_DIM_CMA, cma_size, cma_start, cma_ask, cma_tell},
+    {"pso", SEARCH_MAX_DIM, pso_size, pso_start, pso_ask, pso_tell},
+    {"ga", SEARCH_MAX_DIM, ga_size, ga_start, ga_ask, ga_tell},
+    {"random", SEARCH_MAX_DIM, random_size, random_start, random_ask, random_tell},
 };
 
-static const struct searcher *searcher_find(const char *name) {
-    for (size_t i = 0; name && i < ARRAY_LEN(searchers); i++)
-        if (strcmp(searchers[i].name, name) == 0) return &searchers[i];
+static const struct search_algorithm *search_algorithm_find(const char *name) {
+    for (size_t i = 0; name && i < ARRAY_LEN(search_algorithms); i++)
+        if (strcmp(search_algorithms[i].name, name) == 0) return &search_algorithms[i];
     return NULL;
 }
 
 /* A searcher without its start. */
 static struct search *search_make(const struct search_options *o, int n, uint64_t seed,
                                   struct error *err) {
-    const struct searcher *kind = searcher_find(o->searcher);
+    const struct search_algorithm *kind = search_algorithm_find(o->searcher);
     if (!kind) {
         error_set(err, ERR_USAGE, "searcher '%s' is not known; there are cma, pso, ga, random",
                   o->searcher ? o->searcher : "");
@@ -484,8 +484,8 @@ static struct search *search_make(const struct search_options *o, int n, uint64_
         return NULL;
     }
     int batch = o->batch ? (int)o->batch : 4 + (int)(3 * math_log(n));
-    if (batch < 2 || batch > SEARCH_BATCH) {
-        error_set(err, ERR_USAGE, "a batch has 2 to %d points, not %d", SEARCH_BATCH, batch);
+    if (batch < 2 || batch > SEARCH_MAX_BATCH) {
+        error_set(err, ERR_USAGE, "a batch has 2 to %d points, not %d", SEARCH_MAX_BATCH, batch);
         return NULL;
     }
     struct search *s = xcalloc(1, sizeof *s);
@@ -572,7 +572,7 @@ void search_tell(struct search *s, const double *fitness) {
     int *order = xcalloc((size_t)s->batch, sizeof *order);
     search_ask(s); // a searcher that was loaded since has to know what it asked
     for (int m = 0; m < s->batch; m++) f[m] = fitness[m] != fitness[m] ? -INFINITY : fitness[m];
-    select_order(f, s->batch, order);
+    select_argsort(f, s->batch, order);
     if (f[order[0]] > s->state[0]) {
         s->state[0] = f[order[0]];
         memcpy(s->state + 1, row(s, s->x, order[0]), vector(s));
@@ -593,7 +593,7 @@ const double *search_center(const struct search *s) {
     return s->kind->ask == cma_ask ? cma_of(s).mean : search_best(s, NULL);
 }
 
-double step_adapt(double step, double measured, double target, double gain) {
+double mutation_step_adapt(double step, double measured, double target, double gain) {
     CHECK(step > 0 && target > 0 && gain > 0);
     if (!(measured > 0)) return 2 * step;
     return step * fmin(2, fmax(0.5, math_pow(target / measured, gain)));
@@ -658,7 +658,7 @@ struct search *search_load(const json_t *v, struct error *err) {
         return NULL;
     }
     if (options_load(options, &o, err) != OK) return NULL;
-    if (n < 1 || n > SEARCH_NUMBERS || generation < 0 || generation > INT32_MAX) {
+    if (n < 1 || n > SEARCH_MAX_DIM || generation < 0 || generation > INT32_MAX) {
         error_set(err, ERR_FORMAT, "a saved search has %lld numbers and generation %lld",
                   (long long)n, (long long)generation);
         return NULL;

@@ -16,7 +16,7 @@
 
 #include "base/base.h"
 
-enum { SEARCH_NUMBERS = 1024, SEARCH_CMA_NUMBERS = 64, SEARCH_BATCH = 4096 };
+enum { SEARCH_MAX_DIM = 1024, SEARCH_MAX_DIM_CMA = 64, SEARCH_MAX_BATCH = 4096 };
 
 struct search_options {                       /* filled from option rows */
     char *searcher;                           /* cma, pso, ga, random */
@@ -57,6 +57,6 @@ struct search *search_load(const json_t *v, struct error *err);
 /* Rechenberg's 1/5 rule with behaviour in the place of success: the step after a mutation of size
  * `step` has moved behaviour by `measured` where `target` was wanted. It is
  * step · (target/measured)^gain, at most doubled or halved. */
-double step_adapt(double step, double measured, double target, double gain);
+double mutation_step_adapt(double step, double measured, double target, double gain);
 
 #endif

@@ -13,7 +13,7 @@
 #include <unistd.h>
 
 /* May a step that costs so much begin? */
-static bool affords(const struct run *r, double flops) {
+static bool affords(const struct evolve_run *r, double flops) {
     return r->o->evolve.flops <= 0 || r->spent.flops + flops <= r->o->evolve.flops;
 }
 
@@ -25,18 +25,18 @@ static json_t *generation_json(int generation, const struct candidate *c, int n)
         json_array_append_new(list, candidate_json(&c[i]));
         if (c[i].adapter) a[made++] = c[i].adapter;
     }
-    struct diversity d = diversity_of(a, made, NULL);
+    struct diversity d = diversity_compute(a, made, NULL);
     return json_pack("{s:i,s:o,s:o}", "generation", generation, "candidates", list, "diversity",
                      diversity_json(&d));
 }
 
 /* Measures [n] candidates and puts the fittest first; ties: order given. */
-static int measure(struct run *r, int generation, struct candidate *c, int n, struct error *err) {
-    const struct fitness_options *f = &run_options_at(r, generation)->fitness;
-    struct assay a = {0};
-    int rc = trial_evaluate(r, generation, c, n, 0, &a, err);
+static int measure(struct evolve_run *r, int generation, struct candidate *c, int n, struct error *err) {
+    const struct fitness_options *f = &evolve_run_recipe_at(r, generation)->fitness;
+    struct evaluation a = {0};
+    int rc = evolve_run_evaluate(r, generation, c, n, 0, &a, err);
     for (int i = 0; rc == OK && i < n; i++) candidate_fitness(&c[i], f, NULL, a.n_items);
-    assay_release(&a);
+    evaluation_release(&a);
     for (int i = 1; rc == OK && i < n; i++)
         for (int k = i; k > 0 && c[k].fitness.value > c[k - 1].fitness.value; k--) {
             struct candidate held = c[k];
@@ -46,35 +46,35 @@ static int measure(struct run *r, int generation, struct candidate *c, int n, st
     return rc;
 }
 
-static struct candidate founder(const struct run *r, int i) {
+static struct candidate founder(const struct evolve_run *r, int i) {
     struct candidate c = {.adapter = r->founders[i], .blend = NAN, .step = NAN};
     strcpy(c.name, r->names[i]);
     return c;
 }
 
 /* Generation 0; *best: the index of the fittest. */
-static int measure_founders(struct run *r, int *best, struct error *err) {
+static int measure_founders(struct evolve_run *r, int *best, struct error *err) {
     struct candidate c[MAX_FOUNDERS];
     for (int i = 0; i < r->n_founders; i++) c[i] = founder(r, i);
     int rc = measure(r, 0, c, r->n_founders, err);
-    if (rc == OK) rc = run_record(r, generation_json(0, c, r->n_founders), c, r->n_founders, err);
+    if (rc == OK) rc = evolve_run_record_generation(r, generation_json(0, c, r->n_founders), c, r->n_founders, err);
     for (int i = 0; i < r->n_founders; i++)
         if (rc == OK && c[0].adapter == r->founders[i]) *best = i;
     return rc;
 }
 
 /* A last generation of one. Takes the adapter over. */
-static int conclude(struct run *r, int generation, struct adapter *made, const char *parent,
+static int conclude(struct evolve_run *r, int generation, struct adapter *made, const char *parent,
                     const struct adapter_operator *how, struct error *err) {
     struct candidate c = {.name = "made", .adapter = made, .how = how, .blend = NAN, .step = NAN};
     if (parent) snprintf(c.parents[0], sizeof c.parents[0], "%s", parent);
     int rc = measure(r, generation, &c, 1, err);
-    if (rc == OK) rc = run_record(r, generation_json(generation, &c, 1), &c, 1, err);
+    if (rc == OK) rc = evolve_run_record_generation(r, generation_json(generation, &c, 1), &c, 1, err);
     adapter_release(made);
     return rc;
 }
 
-static int none(struct run *r, struct error *err) {
+static int none(struct evolve_run *r, struct error *err) {
     int best = 0;
     return measure_founders(r, &best, err);
 }
@@ -82,7 +82,7 @@ static int none(struct run *r, struct error *err) {
 /* learning by gradient */
 
 /* Mean tokens of a sample, by which training is counted. */
-static int count_learn_tokens(struct run *r, const struct run_options *o, struct error *err) {
+static int count_learn_tokens(struct evolve_run *r, const struct evolve_recipe *o, struct error *err) {
     struct dataset d;
     if (r->learn_tokens > 0) return OK;
     char *path = r->env->find(o->evolve.learn);
@@ -93,7 +93,7 @@ static int count_learn_tokens(struct run *r, const struct run_options *o, struct
     return rc;
 }
 
-static double update_tokens(const struct run *r, const struct train_options *o) {
+static double update_tokens(const struct evolve_run *r, const struct train_options *o) {
     return r->learn_tokens * (double)(o->bsz * o->grad_accum);
 }
 
@@ -109,20 +109,20 @@ static json_t *learned_lineage(const struct adapter *before, const char *data, c
 }
 
 /* Trains the adapters together, each in place, by `updates`; with es where that is given. */
-static int learn(struct run *r, int generation, struct adapter **a, char (*const names)[32], int n,
+static int learn(struct evolve_run *r, int generation, struct adapter **a, char (*const names)[32], int n,
                  int64_t updates, const struct es_options *es, struct error *err) {
-    const struct run_options *o = run_options_at(r, generation);
+    const struct evolve_recipe *o = evolve_run_recipe_at(r, generation);
     struct train_options t = o->learn;
-    struct sft_job *jobs = xcalloc((size_t)n, sizeof *jobs);
+    struct train_job *jobs = xcalloc((size_t)n, sizeof *jobs);
     char *data = r->env->find(o->evolve.learn),
          *checkpoint = n == 1 ? path_join(r->dir, "learn.bin") : NULL;
     bool quiet = log_quiet;
     t.seed = o->seed + generation;
     t.max_steps = updates;
     for (int i = 0; i < n; i++)
-        jobs[i] = (struct sft_job){.name = names[i], .data = data, .start = a[i]};
+        jobs[i] = (struct train_job){.name = names[i], .data = data, .start = a[i]};
     log_quiet |= n > 1; // a burst of many is a moment of a run
-    int rc = sft_run_watched(r->model, jobs, n, &t, es, r->env->pool, checkpoint, NULL, err);
+    int rc = sft_run_with_callbacks(r->model, jobs, n, &t, es, r->env->pool, checkpoint, NULL, err);
     log_quiet = quiet;
     for (int i = 0; i < n; i++) {
         if (rc != OK) {
@@ -131,7 +131,7 @@ static int learn(struct run *r, int generation, struct adapter **a, char (*const
         }
         json_t *l = learned_lineage(a[i], o->evolve.learn, es ? "es" : "sft", updates, t.seed);
         adapter_release(a[i]);
-        a[i] = operator_relabel(jobs[i].result, l);
+        a[i] = operator_set_lineage(jobs[i].result, l);
         json_decref(l);
     }
     if (rc == OK && checkpoint) unlink(checkpoint);
@@ -142,10 +142,10 @@ static int learn(struct run *r, int generation, struct adapter **a, char (*const
 }
 
 /* The same for one, unless an earlier process has done it. */
-static int learn_once(struct run *r, int generation, struct adapter **a, const char *name,
+static int learn_once(struct evolve_run *r, int generation, struct adapter **a, const char *name,
                       int64_t updates, const struct es_options *es, struct error *err) {
     char names[1][32];
-    struct adapter *before = run_recall(r, generation, name, "before", (*a)->hash);
+    struct adapter *before = evolve_run_load_adapter(r, generation, name, "before", (*a)->hash);
     snprintf(names[0], sizeof names[0], "%s", name);
     if (before) {
         adapter_release(*a);
@@ -153,11 +153,11 @@ static int learn_once(struct run *r, int generation, struct adapter **a, const c
         return OK;
     }
     int rc = learn(r, generation, a, names, 1, updates, es, err);
-    return rc == OK ? run_publish(r, generation, name, *a, NULL, err) : rc;
+    return rc == OK ? evolve_run_save_adapter(r, generation, name, *a, NULL, err) : rc;
 }
 
 /* How often the best founder can learn, and be measured at the end, for what is left. */
-static int64_t affordable_updates(const struct run *r, double founder, double update) {
+static int64_t affordable_updates(const struct evolve_run *r, double founder, double update) {
     const struct evolve_options *e = &r->o->evolve;
     double n = e->flops > 0 ? (e->flops - r->spent.flops - founder) / update : INFINITY;
     if (r->o->learn.max_steps > 0) n = fmin(n, (double)r->o->learn.max_steps);
@@ -166,47 +166,47 @@ static int64_t affordable_updates(const struct run *r, double founder, double up
 }
 
 /* The best founder learns from all that the budget allows. */
-static int learn_alone(struct run *r, const struct es_options *es, struct error *err) {
+static int finetune_best_founder(struct evolve_run *r, const struct es_options *es, struct error *err) {
     int best = 0, rc = count_learn_tokens(r, r->o, err);
     if (rc == OK) rc = measure_founders(r, &best, err);
     if (rc != OK) return rc;
     struct adapter *a = adapter_retain(r->founders[best]);
-    double tokens = update_tokens(r, &r->o->learn), flops = trial_token_flops(r, a);
+    double tokens = update_tokens(r, &r->o->learn), flops = evolve_run_token_flops(r, a);
     int64_t updates = affordable_updates(r, r->spent.flops / r->n_founders,
                                          tokens * flops * (es ? (double)es->population : 2));
     rc = learn_once(r, 1, &a, "made", updates, es, err);
     if (es)
-        spent_forward(r, (int64_t)(tokens * (double)es->population * (double)updates), flops);
+        evolve_cost_add_forward(r, (int64_t)(tokens * (double)es->population * (double)updates), flops);
     else
-        spent_trained(r, tokens * (double)updates, flops);
+        evolve_cost_add_training(r, tokens * (double)updates, flops);
     if (rc == OK) return conclude(r, 1, a, r->names[best], NULL, err);
     adapter_release(a);
     return rc;
 }
 
-static int gradient(struct run *r, struct error *err) {
-    return learn_alone(r, NULL, err);
+static int gradient(struct evolve_run *r, struct error *err) {
+    return finetune_best_founder(r, NULL, err);
 }
 
-static int es(struct run *r, struct error *err) {
-    return learn_alone(r, &r->o->es, err);
+static int es(struct evolve_run *r, struct error *err) {
+    return finetune_best_founder(r, &r->o->es, err);
 }
 
 /* breeding */
 
 /* Children learn for a burst before they are measured: Lamarck's. What an earlier process has
  * taught is recalled. */
-static int burst(struct run *r, struct population *p, struct error *err) {
+static int finetune_children(struct evolve_run *r, struct population *p, struct error *err) {
     struct adapter *a[MAX_POPULATION];
     char names[MAX_POPULATION][32];
     int who[MAX_POPULATION], n = 0, rc = OK;
-    const struct run_options *o = run_options_at(r, p->generation);
+    const struct evolve_recipe *o = evolve_run_recipe_at(r, p->generation);
     for (int i = 0; i < p->n; i++) {
         struct candidate *c = &p->c[i];
         if (c->elite) continue;
-        spent_trained(r, update_tokens(r, &o->learn) * (double)o->evolve.burst,
-                      trial_token_flops(r, c->adapter));
-        struct adapter *done = run_recall(r, p->generation, c->name, "before", c->adapter->hash);
+        evolve_cost_add_training(r, update_tokens(r, &o->learn) * (double)o->evolve.burst,
+                      evolve_run_token_flops(r, c->adapter));
+        struct adapter *done = evolve_run_load_adapter(r, p->generation, c->name, "before", c->adapter->hash);
         if (done) {
             adapter_release(c->adapter);
             c->adapter = done;
@@ -219,38 +219,38 @@ static int burst(struct run *r, struct population *p, struct error *err) {
     if (n > 0) rc = learn(r, p->generation, a, names, n, o->evolve.burst, NULL, err);
     for (int k = 0; k < n; k++) p->c[who[k]].adapter = a[k];
     for (int k = 0; rc == OK && k < n; k++)
-        rc = run_publish(r, p->generation, names[k], a[k], NULL, err);
+        rc = evolve_run_save_adapter(r, p->generation, names[k], a[k], NULL, err);
     return rc;
 }
 
 /* What teaching and measuring those who were just bred will cost, by what one cost before. */
-static double bred_cost(const struct run *r, const struct population *p, double one) {
-    const struct run_options *o = run_options_at(r, p->generation);
+static double bred_cost(const struct evolve_run *r, const struct population *p, double one) {
+    const struct evolve_recipe *o = evolve_run_recipe_at(r, p->generation);
     double learned = 0, tokens = (double)o->evolve.burst * update_tokens(r, &o->learn);
     for (int i = 0; i < p->n; i++)
-        if (!p->c[i].elite) learned += tokens * trial_token_flops(r, p->c[i].adapter);
+        if (!p->c[i].elite) learned += tokens * evolve_run_token_flops(r, p->c[i].adapter);
     return one * (p->n + p->witnesses) + 2 * learned;
 }
 
-static int breed_next(struct run *r, struct population *p, struct error *err) {
-    const struct run_options *o = run_options_at(r, p->generation + 1);
+static int breed_next(struct evolve_run *r, struct population *p, struct error *err) {
+    const struct evolve_recipe *o = evolve_run_recipe_at(r, p->generation + 1);
     int rc = o->evolve.burst > 0 ? count_learn_tokens(r, o, err) : OK;
-    if (rc == OK) rc = population_change(p, &o->evolve, &o->fitness, (uint64_t)o->seed, err);
+    if (rc == OK) rc = population_set_options(p, &o->evolve, &o->fitness, (uint64_t)o->seed, err);
     return rc == OK ? population_breed(p, err) : rc;
 }
 
 /* Measures who is there; *one: what a candidate cost. */
-static int breed_measure(struct run *r, struct population *p, double *one, struct error *err) {
-    const struct landscape l = {r, trial_evaluate};
+static int breed_measure(struct evolve_run *r, struct population *p, double *one, struct error *err) {
+    const struct fitness_function l = {r, evolve_run_evaluate};
     double before = r->spent.flops;
     int all = p->n + p->witnesses, rc = population_evaluate(p, &l, err);
     *one = (r->spent.flops - before) / all;
-    return rc == OK ? run_record(r, population_json(p), p->c, p->n, err) : rc;
+    return rc == OK ? evolve_run_record_generation(r, population_json(p), p->c, p->n, err) : rc;
 }
 
-static int breed(struct run *r, struct error *err) {
+static int breed(struct evolve_run *r, struct error *err) {
     struct population *p = xcalloc(1, sizeof *p);
-    const struct run_options *o = run_options_at(r, 0);
+    const struct evolve_recipe *o = evolve_run_recipe_at(r, 0);
     const char *names[MAX_FOUNDERS];
     struct progress bar;
     double one = 0;
@@ -264,8 +264,8 @@ static int breed(struct run *r, struct error *err) {
         if (rc != OK || g == r->o->evolve.generations) break;
         rc = breed_next(r, p, err);
         if (rc != OK || !affords(r, bred_cost(r, p, one))) break;
-        if (run_options_at(r, g + 1)->evolve.burst > 0 && !r->o->zero_adapters)
-            rc = burst(r, p, err);
+        if (evolve_run_recipe_at(r, g + 1)->evolve.burst > 0 && !r->o->zero_adapters)
+            rc = finetune_children(r, p, err);
     }
     progress_finish(&bar, NULL);
     population_release(p);
@@ -278,30 +278,30 @@ static int breed(struct run *r, struct error *err) {
 /* Candidates are founders' sums with given weights, or with weights of each layer's own, and where
  * the operator has a step also that, from 0 to 1 within its bounds. With `burst`, the result of the
  * search learns before it is measured: first what founders know, then what examples say. */
-struct hunt {
-    struct run *r;
+struct coef_search {
+    struct evolve_run *r;
     const struct adapter_operator *op;
     struct search *search;
     int n;    /* numbers of a candidate */
     int sets; /* of weights: 1, or one a layer */
     struct candidate c[MAX_POPULATION];
-    struct mix_term mix[MAX_POPULATION][MAX_FOUNDERS];
+    struct weighted_adapter mix[MAX_POPULATION][MAX_FOUNDERS];
 };
 
-static struct adapter *hunt_layers(const struct operands *x, const double *v, struct error *err) {
+static struct adapter *coef_search_merge_layers(const struct operands *x, const double *v, struct error *err) {
     int modules = operand_modules(x);
     double *coef = xcalloc((size_t)modules * (size_t)x->n, sizeof *coef);
     json_t *lineage = json_pack("{s:s}", "operator", "delta, layer by layer");
     for (int i = 0; i < modules; i++)
         memcpy(coef + (size_t)i * (size_t)x->n, v + i / N_PROJ * x->n, (size_t)x->n * sizeof *coef);
-    struct adapter *a = operator_sum(x, coef, lineage, err);
+    struct adapter *a = operator_weighted_sum(x, coef, lineage, err);
     json_decref(lineage);
     free(coef);
     return a;
 }
 
-static struct adapter *hunt_make(const struct hunt *h, const double *v, struct error *err) {
-    struct run *r = h->r;
+static struct adapter *coef_search_merge(const struct coef_search *h, const double *v, struct error *err) {
+    struct evolve_run *r = h->r;
     float w[MAX_FOUNDERS];
     for (int i = 0; i < r->n_founders; i++) w[i] = (float)v[i];
     struct operands x = {.parents = r->founders,
@@ -310,7 +310,7 @@ static struct adapter *hunt_make(const struct hunt *h, const double *v, struct e
                          .rank = (int32_t)r->o->evolve.rank,
                          .step = NAN,
                          .seed = (uint64_t)r->o->seed};
-    if (h->sets > 1) return hunt_layers(&x, v, err);
+    if (h->sets > 1) return coef_search_merge_layers(&x, v, err);
     if (h->op->unit)
         x.step = h->op->step_min +
                  (h->op->step_max - h->op->step_min) * fminf(1, fmaxf(0, (float)v[r->n_founders]));
@@ -318,7 +318,7 @@ static struct adapter *hunt_make(const struct hunt *h, const double *v, struct e
 }
 
 /* delta is a mix of the founders, exact without being made. */
-static int hunt_candidates(struct hunt *h, const double *v, int n, struct error *err) {
+static int coef_search_candidates(struct coef_search *h, const double *v, int n, struct error *err) {
     bool mixed = h->sets == 1 && strcmp(h->op->name, "delta") == 0;
     for (int i = 0; i < n; i++) {
         struct candidate *c = &h->c[i];
@@ -328,14 +328,14 @@ static int hunt_candidates(struct hunt *h, const double *v, int n, struct error 
         c->n_mix = h->sets == 1 ? h->r->n_founders : 0;
         for (int k = 0; k < c->n_mix; k++)
             h->mix[i][k] =
-                (struct mix_term){.adapter = h->r->founders[k], .weight = (float)v[i * h->n + k]};
-        if (!mixed && !(c->adapter = hunt_make(h, v + i * h->n, err))) return err->code;
+                (struct weighted_adapter){.adapter = h->r->founders[k], .weight = (float)v[i * h->n + k]};
+        if (!mixed && !(c->adapter = coef_search_merge(h, v + i * h->n, err))) return err->code;
     }
     return OK;
 }
 
-static int hunt_check(const struct hunt *h, struct error *err) {
-    const struct run *r = h->r;
+static int coef_search_check(const struct coef_search *h, struct error *err) {
+    const struct evolve_run *r = h->r;
     if (h->op->most < r->n_founders)
         return error_set(err, ERR_USAGE,
                          "operator '%s' takes %d parents, and there are %d founders", h->op->name,
@@ -347,11 +347,11 @@ static int hunt_check(const struct hunt *h, struct error *err) {
 }
 
 /* Each founder alone, with the operator's own step. */
-static int hunt_open(struct hunt *h, struct error *err) {
-    struct run *r = h->r;
+static int coef_search_open(struct coef_search *h, struct error *err) {
+    struct evolve_run *r = h->r;
     if (!(h->op = operator_find(r->o->evolve.merge, err))) return err->code;
     h->sets = r->o->evolve.per_layer ? r->model->config.n_layers : 1;
-    if (hunt_check(h, err) != OK) return err->code;
+    if (coef_search_check(h, err) != OK) return err->code;
     h->n = r->n_founders * h->sets + (h->op->unit != NULL);
     double *starts = xcalloc((size_t)r->n_founders * (size_t)h->n, sizeof *starts);
     for (int i = 0; i < r->n_founders; i++) {
@@ -368,14 +368,14 @@ static int hunt_open(struct hunt *h, struct error *err) {
     return h->search ? OK : err->code;
 }
 
-static const double *weights_of(struct hunt *h, const struct candidate *c) {
+static const double *weights_of(struct coef_search *h, const struct candidate *c) {
     int i = 0;
     while (h->mix[i] != c->mix) i++;
     return search_ask(h->search) + i * h->n;
 }
 
-static int hunt_generation(struct hunt *h, int g, struct error *err) {
-    int n = search_batch(h->search), rc = hunt_candidates(h, search_ask(h->search), n, err);
+static int coef_search_generation(struct coef_search *h, int g, struct error *err) {
+    int n = search_batch(h->search), rc = coef_search_candidates(h, search_ask(h->search), n, err);
     double fitness[MAX_POPULATION];
     struct candidate order[MAX_POPULATION];
     memcpy(order, h->c, sizeof order);
@@ -384,8 +384,8 @@ static int hunt_generation(struct hunt *h, int g, struct error *err) {
         for (int k = 0; k < n; k++)
             if (order[k].mix == h->c[i].mix) fitness[i] = order[k].fitness.value;
     bool mixed = rc == OK && !order[0].adapter; // the best is made, to be kept
-    if (mixed && !(order[0].adapter = hunt_make(h, weights_of(h, &order[0]), err))) rc = err->code;
-    if (rc == OK) rc = run_record(h->r, generation_json(g, order, n), order, n, err);
+    if (mixed && !(order[0].adapter = coef_search_merge(h, weights_of(h, &order[0]), err))) rc = err->code;
+    if (rc == OK) rc = evolve_run_record_generation(h->r, generation_json(g, order, n), order, n, err);
     if (rc == OK) search_tell(h->search, fitness);
     if (mixed) adapter_release(order[0].adapter);
     for (int i = 0; i < n; i++) adapter_release(h->c[i].adapter);
@@ -393,58 +393,58 @@ static int hunt_generation(struct hunt *h, int g, struct error *err) {
 }
 
 /* Tokens of the burst that the result gets, and FLOPs of one of them; 0 without a burst. */
-static int hunt_lesson(struct hunt *h, double *tokens, double *flops, struct error *err) {
-    struct run *r = h->r;
+static int coef_search_finetune_cost(struct coef_search *h, double *tokens, double *flops, struct error *err) {
+    struct evolve_run *r = h->r;
     *tokens = *flops = 0;
     if (r->o->evolve.burst == 0 || r->o->zero_adapters) return OK;
     if (count_learn_tokens(r, r->o, err) != OK) return err->code;
-    struct adapter *a = hunt_make(h, search_ask(h->search), err); // all have the same rank
+    struct adapter *a = coef_search_merge(h, search_ask(h->search), err); // all have the same rank
     if (!a) return err->code;
     *tokens = (double)r->o->evolve.burst * update_tokens(r, &r->o->learn);
-    *flops = trial_token_flops(r, a);
+    *flops = evolve_run_token_flops(r, a);
     adapter_release(a);
     return OK;
 }
 
 /* What the search came to, after its burst. */
-static int hunt_conclude(struct hunt *h, int g, double tokens, double flops, struct error *err) {
-    struct run *r = h->r;
-    struct adapter *made = hunt_make(h, search_center(h->search), err);
+static int coef_search_finish(struct coef_search *h, int g, double tokens, double flops, struct error *err) {
+    struct evolve_run *r = h->r;
+    struct adapter *made = coef_search_merge(h, search_center(h->search), err);
     int rc = made ? OK : err->code;
     if (rc == OK && tokens > 0) rc = learn_once(r, g, &made, "made", r->o->evolve.burst, NULL, err);
-    spent_trained(r, tokens, flops);
+    evolve_cost_add_training(r, tokens, flops);
     if (rc == OK) return conclude(r, g, made, NULL, h->op, err);
     adapter_release(made);
     return rc;
 }
 
-static int coefficients(struct run *r, struct error *err) {
-    struct hunt *h = xcalloc(1, sizeof *h);
+static int coefficients(struct evolve_run *r, struct error *err) {
+    struct coef_search *h = xcalloc(1, sizeof *h);
     struct progress bar;
     double tokens, flops, cost = 0; // cost: of a generation
     int best = 0, g = 1, rc;
     h->r = r;
-    rc = hunt_open(h, err);
-    if (rc == OK) rc = hunt_lesson(h, &tokens, &flops, err);
+    rc = coef_search_open(h, err);
+    if (rc == OK) rc = coef_search_finetune_cost(h, &tokens, &flops, err);
     if (rc == OK) rc = measure_founders(r, &best, err);
     double last = rc == OK ? 2 * tokens * flops + r->spent.flops / r->n_founders : 0;
     progress_start(&bar, "generations", r->o->evolve.generations + 1);
     for (; rc == OK && g <= r->o->evolve.generations && affords(r, cost + last); g++) {
         double before = r->spent.flops;
-        rc = hunt_generation(h, g, err);
+        rc = coef_search_generation(h, g, err);
         cost = r->spent.flops - before;
         progress_update(&bar, g, NULL);
     }
     progress_finish(&bar, NULL);
-    if (rc == OK && g == 1) warn("evolve.flops allow no generation beyond the founders");
-    if (rc == OK && g > 1) rc = hunt_conclude(h, g, tokens, flops, err);
+    if (rc == OK && g == 1) log_warn("evolve.flops allow no generation beyond the founders");
+    if (rc == OK && g > 1) rc = coef_search_finish(h, g, tokens, flops, err);
     search_free(h->search);
     free(h);
     return rc;
 }
 
 /* All founders with equal weights by one operator: a soup, TIES, DARE. */
-static int merge(struct run *r, struct error *err) {
+static int merge(struct evolve_run *r, struct error *err) {
     int best = 0, rc = measure_founders(r, &best, err);
     const struct adapter_operator *op = rc == OK ? operator_find(r->o->evolve.merge, err) : NULL;
     struct operands x = {.parents = r->founders,
@@ -456,7 +456,7 @@ static int merge(struct run *r, struct error *err) {
     return made ? conclude(r, 1, made, NULL, op, err) : err->code;
 }
 
-const struct run_search run_searches[] = {
+const struct search_method search_methods[] = {
     {"breed", "a population of adapters: selection, crossover, mutation, bursts of gradient",
      breed},
     {"coefficients", "the founders' coefficients, by what section 'search' names: cma, pso …",

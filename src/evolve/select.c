@@ -9,7 +9,7 @@
 #include <string.h>
 
 /* NaN below everything. */
-static double worth(double f) {
+static double finite_fitness(double f) {
     return f != f ? -INFINITY : f;
 }
 
@@ -31,13 +31,13 @@ static void placed_order(struct placed *v, int n, int *order) {
     free(v);
 }
 
-void select_order(const double *fitness, int n, int *order) {
+void select_argsort(const double *fitness, int n, int *order) {
     struct placed *v = xcalloc((size_t)n, sizeof *v);
-    for (int i = 0; i < n; i++) v[i] = (struct placed){.key = worth(fitness[i]), .at = i};
+    for (int i = 0; i < n; i++) v[i] = (struct placed){.key = finite_fitness(fitness[i]), .at = i};
     placed_order(v, n, order);
 }
 
-int select_wheel(const double *weight, double sum, int n, struct rng *r) {
+int select_roulette_wheel(const double *weight, double sum, int n, struct rng *r) {
     double at = (double)rng_uniform(r) * sum;
     for (int i = 0; i < n; i++) {
         at -= weight[i];
@@ -51,7 +51,7 @@ int select_wheel(const double *weight, double sum, int n, struct rng *r) {
 static void pick_elite(const struct select_pool *p, struct rng *r, int *out, int k) {
     (void)r;
     int *order = xcalloc((size_t)p->n, sizeof *order);
-    select_order(p->fitness, p->n, order);
+    select_argsort(p->fitness, p->n, order);
     for (int i = 0; i < k; i++) out[i] = order[i % p->n];
     free(order);
 }
@@ -59,7 +59,7 @@ static void pick_elite(const struct select_pool *p, struct rng *r, int *out, int
 static void pick_truncation(const struct select_pool *p, struct rng *r, int *out, int k) {
     int *order = xcalloc((size_t)p->n, sizeof *order), best = (int)ceil(p->keep * p->n);
     best = MIN(MAX(best, 1), p->n);
-    select_order(p->fitness, p->n, order);
+    select_argsort(p->fitness, p->n, order);
     for (int i = 0; i < k; i++) out[i] = order[rng_below(r, (uint32_t)best)];
     free(order);
 }
@@ -70,7 +70,7 @@ static void pick_tournament(const struct select_pool *p, struct rng *r, int *out
         int best = p->n;
         for (int j = 0; j < MAX(p->tournament, 1); j++) {
             int other = (int)rng_below(r, (uint32_t)p->n);
-            double gain = best < p->n ? worth(p->fitness[other]) - worth(p->fitness[best]) : 1;
+            double gain = best < p->n ? finite_fitness(p->fitness[other]) - finite_fitness(p->fitness[best]) : 1;
             if (gain > 0 || (!(gain < 0) && other < best)) best = other;
         }
         out[i] = best;
@@ -82,14 +82,14 @@ static void pick_rank(const struct select_pool *p, struct rng *r, int *out, int 
     double *weight = xcalloc((size_t)p->n, sizeof *weight), sum = 0;
     double slope = fmin(2, fmax(1, p->slope));
     for (int i = 0; i < p->n; i++) {
-        double below = 0, f = worth(p->fitness[i]);
+        double below = 0, f = finite_fitness(p->fitness[i]);
         for (int j = 0; j < p->n; j++) {
-            double g = worth(p->fitness[j]);
+            double g = finite_fitness(p->fitness[j]);
             below += g < f ? 1 : j != i && g == f ? 0.5 : 0;
         }
         sum += weight[i] = 2 - slope + 2 * (slope - 1) * below / MAX(p->n - 1, 1);
     }
-    for (int i = 0; i < k; i++) out[i] = select_wheel(weight, sum, p->n, r);
+    for (int i = 0; i < k; i++) out[i] = select_roulette_wheel(weight, sum, p->n, r);
     free(weight);
 }
 
@@ -109,7 +109,7 @@ static void pick_roulette(const struct select_pool *p, struct rng *r, int *out, 
     double *weight = xcalloc((size_t)p->n, sizeof *weight), sum = 0;
     from_worst(p->fitness, p->n, weight);
     for (int i = 0; i < p->n; i++) sum += weight[i];
-    for (int i = 0; i < k; i++) out[i] = select_wheel(weight, sum, p->n, r);
+    for (int i = 0; i < k; i++) out[i] = select_roulette_wheel(weight, sum, p->n, r);
     free(weight);
 }
 
@@ -117,8 +117,8 @@ static void pick_roulette(const struct select_pool *p, struct rng *r, int *out, 
 static bool dominates(const double *a, const double *b, int m) {
     bool better = false;
     for (int i = 0; i < m; i++) {
-        if (worth(a[i]) < worth(b[i])) return false;
-        better |= worth(a[i]) > worth(b[i]);
+        if (finite_fitness(a[i]) < finite_fitness(b[i])) return false;
+        better |= finite_fitness(a[i]) > finite_fitness(b[i]);
     }
     return better;
 }
@@ -131,7 +131,7 @@ static void crowd(const double *scores, int m, int objective, const int *front, 
     int c = 0;
     for (int i = 0; i < n; i++)
         if (front[i] == of) member[c] = i, value[c++] = scores[(size_t)i * (size_t)m + objective];
-    select_order(value, c, order);
+    select_argsort(value, c, order);
     double spread = c ? value[order[0]] - value[order[c - 1]] : 0;
     for (int i = 0; i < c; i++) {
         double *d = &crowding[member[order[i]]];
@@ -187,7 +187,7 @@ static void pick_pareto(const struct select_pool *p, struct rng *r, int *out, in
 
 static double median(double *v, int n) {
     int *order = xcalloc((size_t)n, sizeof *order);
-    select_order(v, n, order);
+    select_argsort(v, n, order);
     double mid = (v[order[(n - 1) / 2]] + v[order[n / 2]]) / 2;
     free(order);
     return mid;
@@ -220,7 +220,7 @@ static int lexicase_one(const struct select_pool *p, const double *epsilon, uint
         int stay = 0;
         for (int i = 0; i < n; i++) best = fmax(best, s[(size_t)left[i] * (size_t)p->n_scores]);
         for (int i = 0; i < n; i++) {
-            double v = worth(s[(size_t)left[i] * (size_t)p->n_scores]);
+            double v = finite_fitness(s[(size_t)left[i] * (size_t)p->n_scores]);
             if (!(v < best - epsilon[items[m]])) left[stay++] = left[i];
         }
         n = stay;

@@ -34,10 +34,10 @@ const struct selection *selection_find(const char *name); /* NULL when unknown *
 
 /* An index drawn in proportion to weight[N], none of it negative, whose sum is given; 0 where all
  * is 0. */
-int select_wheel(const double *weight, double sum, int n, struct rng *r);
+int select_roulette_wheel(const double *weight, double sum, int n, struct rng *r);
 
 /* order[N]: best first. */
-void select_order(const double *fitness, int n, int *order);
+void select_argsort(const double *fitness, int n, int *order);
 
 /* Fronts of [N][M] objectives (0: nobody is better in one and as good in all) and the crowding
  * distance within them, INFINITY at a front's ends (Deb et al. 2002, NSGA-II). */

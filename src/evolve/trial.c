@@ -22,7 +22,7 @@ static double lora_flops(const struct adapter *a) {
     return 2 * numbers;
 }
 
-double trial_token_flops(const struct run *r, const struct adapter *a) {
+double evolve_run_token_flops(const struct evolve_run *r, const struct adapter *a) {
     const struct model_config *c = &r->model->config;
     double numbers = (double)c->vocab_size * c->d_model;
     for (int p = 0; p < N_PROJ; p++)
@@ -30,17 +30,17 @@ double trial_token_flops(const struct run *r, const struct adapter *a) {
     return 2 * numbers + (a ? lora_flops(a) : 0);
 }
 
-void spent_forward(struct run *r, int64_t tokens, double flops) {
+void evolve_cost_add_forward(struct evolve_run *r, int64_t tokens, double flops) {
     r->spent.forward_tokens += tokens;
     r->spent.flops += (double)tokens * flops;
 }
 
-void spent_trained(struct run *r, double tokens, double flops) {
+void evolve_cost_add_training(struct evolve_run *r, double tokens, double flops) {
     r->spent.trained_tokens += (int64_t)tokens;
     r->spent.flops += 2 * tokens * flops;
 }
 
-json_t *spent_json(const struct run *r) {
+json_t *evolve_cost_json(const struct evolve_run *r) {
     return json_pack("{s:I,s:I,s:f}", "forward_tokens", (json_int_t)r->spent.forward_tokens,
                      "trained_tokens", (json_int_t)r->spent.trained_tokens, "flops",
                      r->spent.flops);
@@ -53,15 +53,15 @@ json_t *spent_json(const struct run *r) {
 struct source {
     char *name;
     int family; /* -1: a file */
-    struct bank bank;
-    struct item *items; /* [bank.n] */
+    struct eval_task bank;
+    struct task_item *items; /* [bank.n] */
     uint32_t *of[2];    /* fitness, test: which, in a seeded order */
     int n_of[2];
     struct source *next;
 };
 
-static bool is_test(const struct item *it) {
-    return hash_u64(it->question, strlen(it->question)) & 1;
+static bool is_test(const struct task_item *it) {
+    return hash_fnv1a(it->question, strlen(it->question)) & 1;
 }
 
 static int source_sort(struct source *s, uint64_t seed, struct error *err) {
@@ -84,55 +84,55 @@ static int source_sort(struct source *s, uint64_t seed, struct error *err) {
     return error_set(err, ERR_USAGE, "'%s' has too few questions to be parted", s->name);
 }
 
-static int source_open(struct run *r, const char *name, struct error *err) {
+static int source_open(struct evolve_run *r, const char *name, struct error *err) {
     struct source *s = xcalloc(1, sizeof *s);
-    const struct bank_options o = {.split = SPLIT_TEST, .seed = 1};
+    const struct eval_task_options o = {.split = SPLIT_TEST, .seed = 1};
     s->name = xstrdup(name);
     s->family = fry_find(name);
     s->next = r->sources;
     r->sources = s;
     if (s->family >= 0) return OK;
     char *path = r->env->find(name);
-    int rc = bank_open(&s->bank, path, &o, err);
-    if (rc == OK) s->items = bank_items(&s->bank);
+    int rc = eval_task_open(&s->bank, path, &o, err);
+    if (rc == OK) s->items = eval_task_items(&s->bank);
     if (rc == OK) rc = source_sort(s, 1, err);
     free(path);
     return rc;
 }
 
-static const struct source *source_find(const struct run *r, const char *name) {
+static const struct source *source_find(const struct evolve_run *r, const char *name) {
     const struct source *s = r->sources;
     while (s && strcmp(s->name, name) != 0) s = s->next;
     return s;
 }
 
-int trial_open(struct run *r, const struct strings *tasks, struct error *err) {
+int evolve_run_open_tasks(struct evolve_run *r, const struct strings *tasks, struct error *err) {
     int rc = OK;
     for (int i = 0; rc == OK && i < tasks->n; i++)
         if (!source_find(r, tasks->v[i])) rc = source_open(r, tasks->v[i], err);
     return rc;
 }
 
-void trial_close(struct run *r) {
+void evolve_run_close_tasks(struct evolve_run *r) {
     for (struct source *s; (s = r->sources);) {
         r->sources = s->next;
-        bank_items_release(s->items, s->bank.n);
-        bank_release(&s->bank);
+        task_items_release(s->items, s->bank.n);
+        eval_task_release(&s->bank);
         for (int k = 0; k < 2; k++) free(s->of[k]);
         free(s->name);
         free(s);
     }
 }
 
-static struct item item_copy(const struct item *it) {
-    struct item c = {.n_choices = it->n_choices, .correct = it->correct, .lang = it->lang};
+static struct task_item item_copy(const struct task_item *it) {
+    struct task_item c = {.n_choices = it->n_choices, .correct = it->correct, .lang = it->lang};
     c.question = xstrdup(it->question);
     c.key = xstrdup(it->question);
     for (int i = 0; i < it->n_choices; i++) c.choices[i] = xstrdup(it->choices[i]);
     return c;
 }
 
-int trial_count(const struct run *r, const struct strings *tasks, enum split split, int64_t n) {
+int evolve_run_count_items(const struct evolve_run *r, const struct strings *tasks, enum data_split split, int64_t n) {
     for (int i = 0; i < tasks->n; i++) {
         const struct source *s = source_find(r, tasks->v[i]);
         if (s->family < 0) n = MIN(n, (int64_t)s->n_of[split == SPLIT_TEST] * tasks->n);
@@ -140,9 +140,9 @@ int trial_count(const struct run *r, const struct strings *tasks, enum split spl
     return (int)n;
 }
 
-struct item *trial_items(const struct run *r, const struct strings *tasks, enum split split,
+struct task_item *evolve_run_task_items(const struct evolve_run *r, const struct strings *tasks, enum data_split split,
                          uint64_t seed, uint32_t begin, int n) {
-    struct item *v = xcalloc((size_t)n + 1, sizeof *v);
+    struct task_item *v = xcalloc((size_t)n + 1, sizeof *v);
     for (int i = 0; i < n; i++) {
         const struct source *s = source_find(r, tasks->v[i % tasks->n]);
         uint32_t at = begin + (uint32_t)(i / tasks->n);
@@ -157,28 +157,28 @@ struct item *trial_items(const struct run *r, const struct strings *tasks, enum 
 
 /* One generation's questions and the answers to them, [n][n_items]; one that was not asked has no
  * choice and no probabilities. */
-struct trial {
-    struct run *r;
-    const struct run_options *o;
+struct generation_eval {
+    struct evolve_run *r;
+    const struct evolve_recipe *o;
     struct candidate *c;
     int n, team; /* candidates, and without witnesses */
-    struct item *items;
+    struct task_item *items;
     int n_items;
-    struct answer *answers;
+    struct agent_answer *answers;
     char **texts; /* [n][n_items] what was written, or NULL */
     int *asked;   /* [n] */
 };
 
-struct item *trial_generation_items(const struct run *r, int generation, int *n) {
-    const struct run_options *o = run_options_at(r, generation);
-    *n = trial_count(r, &o->tasks, SPLIT_DEV, o->fitness.items);
+struct task_item *evolve_run_generation_items(const struct evolve_run *r, int generation, int *n) {
+    const struct evolve_recipe *o = evolve_run_recipe_at(r, generation);
+    *n = evolve_run_count_items(r, &o->tasks, SPLIT_DEV, o->fitness.items);
     int each = (*n + o->tasks.n - 1) / o->tasks.n;
     uint32_t begin = o->fitness.fresh ? (uint32_t)generation * (uint32_t)each : 0;
-    return trial_items(r, &o->tasks, SPLIT_DEV, (uint64_t)o->seed, begin, *n);
+    return evolve_run_task_items(r, &o->tasks, SPLIT_DEV, (uint64_t)o->seed, begin, *n);
 }
 
-static double candidate_flops(const struct run *r, const struct candidate *c) {
-    double flops = trial_token_flops(r, c->adapter);
+static double candidate_flops(const struct evolve_run *r, const struct candidate *c) {
+    double flops = evolve_run_token_flops(r, c->adapter);
     for (int k = 0; !c->adapter && k < c->n_mix; k++) flops += lora_flops(c->mix[k].adapter);
     return flops;
 }
@@ -186,10 +186,10 @@ static double candidate_flops(const struct run *r, const struct candidate *c) {
 enum { ASK_AT_ONCE = 8192 };
 
 /* Asks whoever is in `who` the items [from, to). */
-static int ask(struct trial *t, const int *who, int n_who, int from, int to, struct error *err) {
+static int ask(struct generation_eval *t, const int *who, int n_who, int from, int to, struct error *err) {
     int n = to - from, rc = OK;
-    struct call *calls = xcalloc((size_t)n_who * (size_t)n + 1, sizeof *calls);
-    struct message(*chats)[2] = xcalloc((size_t)n + 1, sizeof *chats);
+    struct llm_call *calls = xcalloc((size_t)n_who * (size_t)n + 1, sizeof *calls);
+    struct chat_message(*chats)[2] = xcalloc((size_t)n + 1, sizeof *chats);
     struct agent *agents = xcalloc((size_t)n_who + 1, sizeof *agents);
     for (int k = 0; k < n_who; k++) {
         const struct candidate *c = &t->c[who[k]];
@@ -199,26 +199,26 @@ static int ask(struct trial *t, const int *who, int n_who, int from, int to, str
                                    .mix = mixed ? c->mix : NULL,
                                    .n_mix = mixed ? c->n_mix : 0};
         for (int i = 0; i < n; i++) {
-            struct call *call = &calls[k * n + i];
-            *call = call_question(&agents[k], &t->items[from + i], -1, chats[i]);
+            struct llm_call *call = &calls[k * n + i];
+            *call = llm_call_question(&agents[k], &t->items[from + i], -1, chats[i]);
             call->working = t->o->working;
             call->max_tokens = (int32_t)t->o->max_tokens;
         }
     }
     for (int at = 0; rc == OK && at < n_who * n; at += ASK_AT_ONCE) {
-        rc = run_pause_check(t->r, err);
+        rc = evolve_run_check_pause(t->r, err);
         if (rc == OK)
             rc =
                 t->r->asker.ask(t->r->asker.ctx, calls + at, MIN(ASK_AT_ONCE, n_who * n - at), err);
     }
     for (int j = 0; j < n_who * n; j++) {
-        struct call *call = &calls[j];
+        struct llm_call *call = &calls[j];
         size_t at = (size_t)who[j / n] * (size_t)t->n_items + (size_t)(from + j % n);
         t->answers[at] = call->answer;
         if (t->texts) t->texts[at] = xstrdup(call->text ? call->text : "");
-        spent_forward(t->r, call->n_prefilled + call->n_generated,
+        evolve_cost_add_forward(t->r, call->n_prefilled + call->n_generated,
                       candidate_flops(t->r, &t->c[who[j / n]]));
-        call_release(call);
+        llm_call_release(call);
     }
     for (int k = 0; k < n_who; k++) t->asked[who[k]] = to;
     free(agents);
@@ -227,15 +227,15 @@ static int ask(struct trial *t, const int *who, int n_who, int from, int to, str
     return rc;
 }
 
-static double score_of(const struct trial *t, int i, int item) {
-    const struct answer *a = &t->answers[(size_t)i * (size_t)t->n_items + (size_t)item];
+static double score_of(const struct generation_eval *t, int i, int item) {
+    const struct agent_answer *a = &t->answers[(size_t)i * (size_t)t->n_items + (size_t)item];
     int right = t->items[item].correct;
     return strcmp(t->o->fitness.measure, "right") == 0 ? a->choice == right
                                                        : (double)a->prob[right];
 }
 
 /* Candidates that fall behind are asked no further. */
-static int race(struct trial *t, struct error *err) {
+static int race(struct generation_eval *t, struct error *err) {
     struct race_options o = t->o->race;
     if (o.budget > 0) o.budget = MAX(o.budget, t->n); // witnesses come on top
     struct race *race = race_new(&o, t->n, t->n_items, err);
@@ -253,7 +253,7 @@ static int race(struct trial *t, struct error *err) {
     return rc;
 }
 
-static int ask_all(struct trial *t, struct error *err) {
+static int ask_all(struct generation_eval *t, struct error *err) {
     int *who = xcalloc((size_t)t->n + 1, sizeof *who);
     for (int i = 0; i < t->n; i++) who[i] = i;
     int rc = ask(t, who, t->n, 0, t->n_items, err);
@@ -263,20 +263,20 @@ static int ask_all(struct trial *t, struct error *err) {
 
 /* what answers are worth */
 
-static void fill_scores(struct trial *t, struct assay *out) {
+static void fill_scores(struct generation_eval *t, struct evaluation *out) {
     out->n_items = t->n_items;
     out->scores = xcalloc((size_t)t->n * (size_t)t->n_items + 1, sizeof *out->scores);
     for (int i = 0; i < t->n; i++) {
         double *row = out->scores + (size_t)i * (size_t)t->n_items;
         for (int k = 0; k < t->n_items; k++) row[k] = k < t->asked[i] ? score_of(t, i, k) : NAN;
         t->c[i].n_items = t->asked[i];
-        t->c[i].performance = stats_mean(row, t->asked[i]);
+        t->c[i].performance = stats_mean_interval(row, t->asked[i]);
     }
 }
 
 /* What candidate i adds to the vote of the best of the other roles. Elites stand first, in the
  * order of their fitness. */
-static struct interval worth_in_role(const struct trial *t, int i, uint8_t *with,
+static struct stats_interval role_contribution(const struct generation_eval *t, int i, uint8_t *with,
                                      uint8_t *without) {
     const struct vote *v = vote_find(t->o->vote);
     int partners[MAX_POPULATION], n = 0;
@@ -288,61 +288,61 @@ static struct interval worth_in_role(const struct trial *t, int i, uint8_t *with
         partners[n++] = j;
     }
     for (int k = 0; k < t->n_items; k++) {
-        struct answer team[MAX_POPULATION + 1];
-        const struct item *it = &t->items[k];
+        struct agent_answer team[MAX_POPULATION + 1];
+        const struct task_item *it = &t->items[k];
         for (int j = 0; j < n; j++)
             team[j] = t->answers[(size_t)partners[j] * (size_t)t->n_items + (size_t)k];
         team[n] = t->answers[(size_t)i * (size_t)t->n_items + (size_t)k];
         with[k] = vote_decide(v, team, n + 1, it->n_choices) == it->correct;
         without[k] = n > 0 && vote_decide(v, team, n, it->n_choices) == it->correct;
     }
-    return stats_paired(with, without, t->n_items).diff;
+    return stats_mcnemar(with, without, t->n_items).diff;
 }
 
 enum { PERMUTATIONS = 64 }; /* of sampled Shapley values */
 
-static int shapley(struct trial *t, struct interval *worth, struct error *err) {
+static int shapley(struct generation_eval *t, struct stats_interval *worth, struct error *err) {
     struct vote_game v = {.vote = vote_find(t->o->vote),
                           .answers = t->answers,
                           .items = t->items,
                           .n_agents = t->team,
                           .n_items = t->n_items};
-    struct game g = vote_game(&v);
-    struct worth w[MAX_POPULATION];
+    struct coalition_game g = vote_game(&v);
+    struct contribution w[MAX_POPULATION];
     int rc = OK;
-    if (t->team > GAME_AGENTS) {
-        rc = credit_sampled(&g, PERMUTATIONS, (uint64_t)t->o->seed, w, err);
+    if (t->team > GAME_MAX_EXACT_AGENTS) {
+        rc = contribution_sampled(&g, PERMUTATIONS, (uint64_t)t->o->seed, w, err);
     } else {
         uint8_t *right = xcalloc((size_t)t->n_items << t->team, 1);
-        rc = game_play_all(&g, right, err);
-        if (rc == OK) credit_exact(right, t->team, t->n_items, w);
+        rc = coalition_game_play_all(&g, right, err);
+        if (rc == OK) contribution_exact(right, t->team, t->n_items, w);
         free(right);
     }
     for (int i = 0; rc == OK && i < t->team; i++) worth[i] = w[i].shapley;
     return rc;
 }
 
-static void worth_in_roles(const struct trial *t, struct interval *worth) {
+static void role_contributions(const struct generation_eval *t, struct stats_interval *worth) {
     uint8_t *with = xcalloc(2 * (size_t)t->n_items + 1, 1);
-    for (int i = 0; i < t->team; i++) worth[i] = worth_in_role(t, i, with, with + t->n_items);
+    for (int i = 0; i < t->team; i++) worth[i] = role_contribution(t, i, with, with + t->n_items);
     free(with);
 }
 
-static int fill_cooperation(struct trial *t, struct error *err) {
-    struct interval worth[MAX_POPULATION];
+static int fill_cooperation(struct generation_eval *t, struct error *err) {
+    struct stats_interval worth[MAX_POPULATION];
     int rc = OK;
     if (t->o->evolve.roles)
-        worth_in_roles(t, worth);
+        role_contributions(t, worth);
     else if (strcmp(t->o->fitness.credit, "shapley") == 0)
         rc = shapley(t, worth, err);
     else
-        credit_vote_loo(vote_find(t->o->vote), t->answers, t->team, t->items, t->n_items, worth);
+        contribution_leave_one_out_vote(vote_find(t->o->vote), t->answers, t->team, t->items, t->n_items, worth);
     for (int i = 0; rc == OK && i < t->team; i++) t->c[i].cooperation = worth[i];
     return rc;
 }
 
 /* Workings as vectors; most are written by several candidates and embedded once. */
-struct words {
+struct text_embeddings {
     char **text; /* [n][n_items] of the trial's */
     int *which;  /* the same: which vector */
     float *v;    /* [distinct][d] */
@@ -355,7 +355,7 @@ static int by_words(const void *a, const void *b) {
 }
 
 /* which[] by order of the texts; returns how many distinct ones there are, in list[]. */
-static int words_count(struct words *w, size_t n, const char **list) {
+static int words_count(struct text_embeddings *w, size_t n, const char **list) {
     char ***order = xcalloc(n + 1, sizeof *order);
     int distinct = 0;
     for (size_t i = 0; i < n; i++) order[i] = &w->text[i];
@@ -368,7 +368,7 @@ static int words_count(struct words *w, size_t n, const char **list) {
     return distinct;
 }
 
-static int words_embed(struct words *w, struct trial *t, struct error *err) {
+static int words_embed(struct text_embeddings *w, struct generation_eval *t, struct error *err) {
     struct engine_embedder own = {
         .engine = t->r->engine, .model = t->r->model, .max_len = engine_max_len(t->r->engine)};
     struct embedder e;
@@ -384,27 +384,27 @@ static int words_embed(struct words *w, struct trial *t, struct error *err) {
 }
 
 /* Half of what cosine lacks to 1. */
-static double words_apart(const void *ctx, int a, int b, int item) {
-    const struct words *w = ctx;
+static double embedding_distance(const void *ctx, int a, int b, int item) {
+    const struct text_embeddings *w = ctx;
     int x = w->which[a * w->n_items + item], y = w->which[b * w->n_items + item];
     if (x == y) return 0;
     double cosine =
-        vector_cosine(w->v + (size_t)x * (size_t)w->d, w->v + (size_t)y * (size_t)w->d, w->d);
+        cosine_similarity(w->v + (size_t)x * (size_t)w->d, w->v + (size_t)y * (size_t)w->d, w->d);
     return fmin(1, fmax(0, (1 - cosine) / 2));
 }
 
-static int fill_novelty(struct trial *t, struct assay *out, struct error *err) {
-    struct behaviour answers = {t->answers, t->items, t->n_items};
-    struct words words = {.text = t->texts, .n_items = t->n_items};
-    struct interval *novelty = xcalloc((size_t)t->n + 1, sizeof *novelty);
+static int fill_novelty(struct generation_eval *t, struct evaluation *out, struct error *err) {
+    struct behaviour_answers answers = {t->answers, t->items, t->n_items};
+    struct text_embeddings words = {.text = t->texts, .n_items = t->n_items};
+    struct stats_interval *novelty = xcalloc((size_t)t->n + 1, sizeof *novelty);
     const char *apart = t->o->fitness.apart;
     bool said = strcmp(apart, "embedding") == 0;
     int rc = said ? words_embed(&words, t, err) : OK;
     out->distance = xcalloc((size_t)t->n * (size_t)t->n + 1, sizeof *out->distance);
     if (rc == OK)
-        credit_novelty(said                       ? words_apart
-                       : strcmp(apart, "js") == 0 ? credit_js
-                                                  : credit_disagreement,
+        behaviour_novelty(said                       ? embedding_distance
+                       : strcmp(apart, "js") == 0 ? behaviour_js_divergence
+                                                  : behaviour_disagreement,
                        said ? (const void *)&words : &answers, t->n, t->team, t->n_items, novelty,
                        out->distance);
     for (int i = 0; rc == OK && i < t->n; i++) t->c[i].novelty = novelty[i];
@@ -416,10 +416,10 @@ static int fill_novelty(struct trial *t, struct assay *out, struct error *err) {
 
 /* Behaviour for the archive: how sure (entropy of the answer over that of a guess), and how often
  * the choice is the team's most common one. */
-static void fill_descriptors(struct trial *t) {
+static void fill_descriptors(struct generation_eval *t) {
     const struct vote *majority = vote_find("majority");
     for (int k = 0; k < t->n_items; k++) {
-        struct answer team[MAX_CANDIDATES];
+        struct agent_answer team[MAX_CANDIDATES];
         int n_choices = t->items[k].n_choices;
         for (int i = 0; i < t->n; i++) team[i] = t->answers[i * t->n_items + k];
         int common = vote_decide(majority, team, t->team, n_choices);
@@ -435,22 +435,22 @@ static void fill_descriptors(struct trial *t) {
     }
 }
 
-int trial_evaluate(void *ctx, int generation, struct candidate *c, int n, int witnesses,
-                   struct assay *out, struct error *err) {
-    struct run *r = ctx;
-    struct trial t = {.r = r,
-                      .o = run_options_at(r, generation),
+int evolve_run_evaluate(void *ctx, int generation, struct candidate *c, int n, int witnesses,
+                   struct evaluation *out, struct error *err) {
+    struct evolve_run *r = ctx;
+    struct generation_eval t = {.r = r,
+                      .o = evolve_run_recipe_at(r, generation),
                       .c = c,
                       .n = n,
                       .team = n - witnesses,
                       .asked = xcalloc((size_t)n + 1, sizeof *t.asked)};
     bool anew = r->only == generation;
     struct store *store = r->speaker.store;
-    t.items = trial_generation_items(r, generation, &t.n_items);
+    t.items = evolve_run_generation_items(r, generation, &t.n_items);
     t.answers = xcalloc((size_t)n * (size_t)t.n_items + 1, sizeof *t.answers);
     for (int i = 0; i < n; i++)
         c[i].descriptor[0] = c[i].descriptor[1] = 0,
-        c[i].cooperation = c[i].novelty = (struct interval){0};
+        c[i].cooperation = c[i].novelty = (struct stats_interval){0};
     if (strcmp(t.o->fitness.apart, "embedding") == 0)
         t.texts = xcalloc((size_t)n * (size_t)t.n_items + 1, sizeof *t.texts);
     if (anew) r->speaker.store = NULL;
@@ -461,7 +461,7 @@ int trial_evaluate(void *ctx, int generation, struct candidate *c, int n, int wi
     if (whole) rc = fill_cooperation(&t, err);
     if (whole && rc == OK) rc = fill_novelty(&t, out, err);
     if (whole) fill_descriptors(&t);
-    bank_items_release(t.items, t.n_items);
+    task_items_release(t.items, t.n_items);
     for (int i = 0; t.texts && i < n * t.n_items; i++) free(t.texts[i]);
     free(t.texts);
     free(t.answers);

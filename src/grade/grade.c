@@ -29,11 +29,11 @@ struct grader {
 
 /* spans */
 
-struct span span_of(const char *text) {
-    return (struct span){text, strlen(text)};
+struct text_span text_span_of(const char *text) {
+    return (struct text_span){text, strlen(text)};
 }
 
-struct span span_trim(struct span s) {
+struct text_span text_span_trim(struct text_span s) {
     ucs4_t c;
     const uint8_t *begin = (const uint8_t *)s.at, *end = begin + s.len;
     while (begin < end) {
@@ -48,39 +48,39 @@ struct span span_trim(struct span s) {
         if (!uc_is_property_white_space(c)) break;
         end = last;
     }
-    return (struct span){(const char *)begin, (size_t)(end - begin)};
+    return (struct text_span){(const char *)begin, (size_t)(end - begin)};
 }
 
-static bool span_put(struct span s, struct buf *out) {
+static bool span_put(struct text_span s, struct buf *out) {
     buf_puts(out, "");
     buf_add(out, s.at, s.len);
     return s.len > 0;
 }
 
-static bool begins(struct span s, const char *what) {
+static bool begins(struct text_span s, const char *what) {
     size_t n = strlen(what);
     return s.len >= n && strncasecmp(s.at, what, n) == 0;
 }
 
-static struct span behind(struct span s, size_t n) {
-    return (struct span){s.at + n, s.len - n};
+static struct text_span behind(struct text_span s, size_t n) {
+    return (struct text_span){s.at + n, s.len - n};
 }
 
-static struct span line_of(struct span s) {
+static struct text_span line_of(struct text_span s) {
     const char *end = s.len ? memchr(s.at, '\n', s.len) : NULL;
-    return span_trim((struct span){s.at, end ? (size_t)(end - s.at) : s.len});
+    return text_span_trim((struct text_span){s.at, end ? (size_t)(end - s.at) : s.len});
 }
 
-struct span last_line(struct span text) {
-    text = span_trim(text);
+struct text_span text_span_last_line(struct text_span text) {
+    text = text_span_trim(text);
     const char *begin = text.len ? memrchr(text.at, '\n', text.len) : NULL;
-    return span_trim(begin ? behind(text, (size_t)(begin + 1 - text.at)) : text);
+    return text_span_trim(begin ? behind(text, (size_t)(begin + 1 - text.at)) : text);
 }
 
 /* marks */
 
 /* One of `words` at the beginning, blanks and emphasis before it; returns its bytes, or 0. */
-static size_t word_behind(struct span s, const char *const *words, int n) {
+static size_t word_behind(struct text_span s, const char *const *words, int n) {
     size_t skip = 0;
     while (skip < s.len && strchr(" \t*_", s.at[skip]) && s.at[skip]) skip++;
     for (int i = 0; i < n; i++)
@@ -89,7 +89,7 @@ static size_t word_behind(struct span s, const char *const *words, int n) {
 }
 
 /* Bytes of "answer is:", 答えは and the like; 0: no mark begins here. */
-static size_t mark_here(struct span s) {
+static size_t mark_here(struct text_span s) {
     static const char *const names[] = {"answer", "答え", "答案", "正解", "解答", "回答"};
     static const char *const links[] = {":", "：", "=", "is ", "is:", "は", "是", "为", "為"};
     if (begins(s, "####")) return 4;
@@ -103,25 +103,25 @@ static size_t mark_here(struct span s) {
     return 0;
 }
 
-bool marked_answer(struct span text, struct span *out) {
+bool find_marked_answer(struct text_span text, struct text_span *out) {
     bool found = false;
     for (size_t i = 0, len; i < text.len; i += MAX(len, 1))
         if ((len = mark_here(behind(text, i))) > 0) {
             *out = behind(text, i + len);
             found = true;
         }
-    if (found) *out = line_of(span_trim(*out));
+    if (found) *out = line_of(text_span_trim(*out));
     return found && out->len > 0;
 }
 
 /* Behind "\boxed": the inside of its braces. A few bytes may stand without. */
-static bool box_inside(struct span s, struct span *out) {
+static bool box_inside(struct text_span s, struct text_span *out) {
     int depth = 0;
     size_t skip = 0;
     while (skip < s.len && s.at[skip] == ' ') skip++;
     s = behind(s, skip);
     if (s.len && s.at[0] != '{') {
-        *out = (struct span){s.at, 0};
+        *out = (struct text_span){s.at, 0};
         while (out->len < s.len && out->len < 16 && isalnum((unsigned char)s.at[out->len]))
             out->len++;
         return out->len > 0;
@@ -133,14 +133,14 @@ static bool box_inside(struct span s, struct span *out) {
         }
         depth += s.at[i] == '{';
         if (s.at[i] != '}' || --depth > 0) continue;
-        *out = span_trim((struct span){s.at + 1, i - 1});
+        *out = text_span_trim((struct text_span){s.at + 1, i - 1});
         return out->len > 0;
     }
     return false;
 }
 
 /* From the end; only the last few boxes are tried, so that open ones cost no more than that. */
-bool boxed_answer(struct span text, struct span *out) {
+bool find_boxed_answer(struct text_span text, struct text_span *out) {
     enum { TRIES = 16 };
     size_t end = text.len;
     for (int i = 0; i < TRIES; i++) {
@@ -160,7 +160,7 @@ bool boxed_answer(struct span text, struct span *out) {
 /* letter */
 
 /* The character here in ASCII, full-width ones too; 0 for others and at the end. */
-static char ascii_at(struct span s, size_t *len) {
+static char ascii_at(struct text_span s, size_t *len) {
     ucs4_t c = 0;
     *len = s.len ? (size_t)u8_mbtouc(&c, (const uint8_t *)s.at, s.len) : 0;
     if (c >= 0xFF01 && c <= 0xFF5E) c -= 0xFEE0;
@@ -170,12 +170,12 @@ static char ascii_at(struct span s, size_t *len) {
 
 /* Takes away what stands around an answer: brackets, emphasis, \text{. Says whether a bracket did.
  */
-static struct span unwrap(struct span s, bool *bracket) {
+static struct text_span unwrap(struct text_span s, bool *bracket) {
     static const char *const wraps[] = {"\\text{", "\\textbf{", "\\mathrm{", "\\mathbf{",
                                         "\\boxed{"};
     for (;;) {
         size_t len, i = 0;
-        s = span_trim(s);
+        s = text_span_trim(s);
         char c = ascii_at(s, &len);
         if (c && strchr("([{*\"'$", c)) {
             *bracket |= c == '(' || c == '[' || c == '{';
@@ -194,9 +194,9 @@ static bool is_choice(char c) {
 }
 
 /* Nothing but closing signs. */
-static bool only_closing(struct span s) {
+static bool only_closing(struct text_span s) {
     size_t len;
-    for (s = span_trim(s); s.len; s = span_trim(behind(s, len))) {
+    for (s = text_span_trim(s); s.len; s = text_span_trim(behind(s, len))) {
         char c = ascii_at(s, &len);
         if (!c || !strchr(")]}.,:;!*\"'$", c)) return false;
     }
@@ -204,7 +204,7 @@ static bool only_closing(struct span s) {
 }
 
 /* "B and C", "A/B": more than one. */
-static bool another_follows(struct span s) {
+static bool another_follows(struct text_span s) {
     static const char *const links[] = {"and ", "or ", "&", "/", ",", "と", "、", "和", "或"};
     while (s.len && strchr(")]}. *", *s.at)) s = behind(s, 1);
     size_t link = word_behind(s, links, ARRAY_LEN(links)), len, next;
@@ -217,13 +217,13 @@ static bool another_follows(struct span s) {
 
 /* A letter that begins a marked answer: alone, before a sign, or before words that "A" cannot
  * begin. */
-static char marked_letter(struct span s) {
+static char marked_letter(struct text_span s) {
     bool bracket = false;
     size_t len, next;
     s = unwrap(s, &bracket);
     char c = ascii_at(s, &len);
     if (!is_choice(c)) return 0;
-    struct span rest = behind(s, len);
+    struct text_span rest = behind(s, len);
     if (another_follows(rest)) return 0;
     if (only_closing(rest)) return (char)toupper((unsigned char)c);
     char after = ascii_at(rest, &next);
@@ -234,7 +234,7 @@ static char marked_letter(struct span s) {
     return sign || words ? (char)toupper((unsigned char)c) : 0;
 }
 
-static char lone_letter(struct span s) {
+static char lone_letter(struct text_span s) {
     bool bracket = false;
     size_t len;
     s = unwrap(s, &bracket);
@@ -243,22 +243,22 @@ static char lone_letter(struct span s) {
 }
 
 /* "B) Paris", "(B) Paris", "B. Paris". */
-static char listed_letter(struct span line) {
+static char listed_letter(struct text_span line) {
     bool bracket = false;
     size_t len, next;
-    struct span s = unwrap(line, &bracket);
+    struct text_span s = unwrap(line, &bracket);
     char c = ascii_at(s, &len), after = ascii_at(behind(s, len), &next);
     if (!is_choice(c) || islower((unsigned char)c)) return 0;
     return after == ')' || (after == '.' && !bracket) || (after == ']' && bracket) ? c : 0;
 }
 
 /* The only letter that lines begin with. */
-static char only_listed_letter(struct span text) {
+static char only_listed_letter(struct text_span text) {
     char found = 0;
     while (text.len) {
         const char *end = memchr(text.at, '\n', text.len);
         size_t len = end ? (size_t)(end - text.at) : text.len;
-        char c = listed_letter(span_trim((struct span){text.at, len}));
+        char c = listed_letter(text_span_trim((struct text_span){text.at, len}));
         if (c && found && c != found) return 0;
         if (c) found = c;
         text = behind(text, MIN(len + 1, text.len));
@@ -267,13 +267,13 @@ static char only_listed_letter(struct span text) {
 }
 
 static bool letter_extract(const char *text, struct buf *out) {
-    struct span all = span_of(text), part;
-    char c = boxed_answer(all, &part) ? lone_letter(part) : 0;
-    if (!c && marked_answer(all, &part)) {
+    struct text_span all = text_span_of(text), part;
+    char c = find_boxed_answer(all, &part) ? lone_letter(part) : 0;
+    if (!c && find_marked_answer(all, &part)) {
         if ((c = marked_letter(part)) == 0) return false; // what is marked is no letter
     }
     if (!c) c = lone_letter(all);
-    if (!c) c = lone_letter(last_line(all));
+    if (!c) c = lone_letter(text_span_last_line(all));
     if (!c) c = only_listed_letter(all);
     if (c) buf_add(out, &c, 1);
     return c != 0;
@@ -298,7 +298,7 @@ static ucs4_t char_fold(ucs4_t c) {
  * nothing. */
 enum { DENSE_FROM = 0x2E80 };
 
-void text_fold(const char *text, size_t len, struct buf *out) {
+void text_normalize(const char *text, size_t len, struct buf *out) {
     const uint8_t *p = (const uint8_t *)text, *end = p + len;
     ucs4_t before = 0;
     bool blank = false;
@@ -319,10 +319,10 @@ void text_fold(const char *text, size_t len, struct buf *out) {
 }
 
 /* Behind the last "answer:", 答え： or 答案：, else all. */
-static struct span answer_rest(const char *text) {
+static struct text_span answer_rest(const char *text) {
     static const char *const marks[] = {
         "answer:", "answer：", "答え:", "答え：", "答案:", "答案："};
-    struct span all = span_of(text), rest = all;
+    struct text_span all = text_span_of(text), rest = all;
     for (size_t i = 0; i < all.len; i++)
         for (size_t k = 0; k < ARRAY_LEN(marks); k++)
             if (begins(behind(all, i), marks[k])) rest = behind(all, i + strlen(marks[k]));
@@ -330,10 +330,10 @@ static struct span answer_rest(const char *text) {
 }
 
 static bool exact_extract(const char *text, struct buf *out) {
-    struct span rest = answer_rest(text);
+    struct text_span rest = answer_rest(text);
     size_t begin = out->len;
     buf_puts(out, "");
-    text_fold(rest.at, rest.len, out);
+    text_normalize(rest.at, rest.len, out);
     static const char *const ends[] = {".", "。", "｡", " "};
     for (size_t i = 0; i < ARRAY_LEN(ends); i++) {
         size_t n = strlen(ends[i]);
@@ -346,7 +346,7 @@ static bool exact_extract(const char *text, struct buf *out) {
 
 /* regex */
 
-pcre2_code *pattern_make(const char *text, struct error *err) {
+pcre2_code *regex_compile(const char *text, struct error *err) {
     int code;
     PCRE2_SIZE at;
     char why[256];
@@ -359,7 +359,7 @@ pcre2_code *pattern_make(const char *text, struct error *err) {
 }
 
 static int regex_check(const char *gold, struct error *err) {
-    pcre2_code *p = pattern_make(gold, err);
+    pcre2_code *p = regex_compile(gold, err);
     pcre2_code_free(p);
     return p ? OK : err->code;
 }
@@ -367,7 +367,7 @@ static int regex_check(const char *gold, struct error *err) {
 /* What is no UTF-8, or takes too long, does not match. */
 static double regex_score(const char *form, const char *gold) {
     struct error err;
-    pcre2_code *p = pattern_make(gold, &err);
+    pcre2_code *p = regex_compile(gold, &err);
     CHECK(p); // grader_check has seen it
     pcre2_match_data *m = pcre2_match_data_create(1, NULL);
     pcre2_match_context *limits = pcre2_match_context_create(NULL);
@@ -383,26 +383,26 @@ static double regex_score(const char *form, const char *gold) {
 
 /* A text as it is. */
 static bool whole_extract(const char *text, struct buf *out) {
-    return span_put(span_trim(span_of(text)), out);
+    return span_put(text_span_trim(text_span_of(text)), out);
 }
 
 /* f1 */
 
 static bool f1_extract(const char *text, struct buf *out) {
-    struct span rest = answer_rest(text);
+    struct text_span rest = answer_rest(text);
     size_t begin = out->len;
     char *copy = xasprintf("%.*s", (int)MIN(rest.len, INT32_MAX), rest.at);
     buf_puts(out, "");
     f1_words(copy, out);
     free(copy);
-    if (out->len == begin) text_fold(rest.at, rest.len, out); // articles and signs only
+    if (out->len == begin) text_normalize(rest.at, rest.len, out); // articles and signs only
     return out->len > begin;
 }
 
 /* math */
 
 /* Words of four letters and more are prose unless a formula knows them. */
-static bool has_prose(struct span s) {
+static bool has_prose(struct text_span s) {
     for (size_t i = 0, n; i < s.len; i += n + 1) {
         n = 0;
         while (i + n < s.len && isalpha((unsigned char)s.at[i + n])) n++;
@@ -413,7 +413,7 @@ static bool has_prose(struct span s) {
 }
 
 /* From the first $ to the last one; a lone one is a currency. \( and \[ likewise. */
-static bool dollars(struct span s, struct span *out) {
+static bool dollars(struct text_span s, struct text_span *out) {
     static const char *const pairs[][2] = {{"\\(", "\\)"}, {"\\[", "\\]"}};
     const char *open = memchr(s.at, '$', s.len), *close = open ? memrchr(s.at, '$', s.len) : NULL;
     for (size_t i = 0; open == close && i < ARRAY_LEN(pairs); i++) {
@@ -424,21 +424,21 @@ static bool dollars(struct span s, struct span *out) {
         if (b) open = a + 1, close = b;
     }
     if (open == close) return false;
-    *out = span_trim((struct span){open + 1, (size_t)(close - open - 1)});
+    *out = text_span_trim((struct text_span){open + 1, (size_t)(close - open - 1)});
     while (out->len && *out->at == '$') *out = behind(*out, 1);
     while (out->len && out->at[out->len - 1] == '$') out->len--;
-    *out = span_trim(*out);
+    *out = text_span_trim(*out);
     return out->len > 0;
 }
 
 /* The formula that ends the last line. */
-static bool last_formula(struct span line, struct span *out) {
-    struct span inside;
+static bool last_formula(struct text_span line, struct text_span *out) {
+    struct text_span inside;
     const char *close = line.len ? memrchr(line.at, '$', line.len) : NULL;
     const char *open = close > line.at ? memrchr(line.at, '$', (size_t)(close - line.at)) : NULL;
     if (open && close == open + 1) // $$…$$
         open = open > line.at ? memrchr(line.at, '$', (size_t)(open - line.at)) : NULL;
-    if (open) *out = span_trim((struct span){open + 1, (size_t)(close - open - 1)});
+    if (open) *out = text_span_trim((struct text_span){open + 1, (size_t)(close - open - 1)});
     if (open && out->len) return true;
     if (!dollars(line, &inside)) return false;
     *out = inside;
@@ -446,17 +446,17 @@ static bool last_formula(struct span line, struct span *out) {
 }
 
 /* "5. I hope it is correct." → 5 */
-static struct span sentence(struct span s) {
+static struct text_span sentence(struct text_span s) {
     const char *end = memmem(s.at, s.len, ". ", 2);
-    return end ? (struct span){s.at, (size_t)(end - s.at)} : s;
+    return end ? (struct text_span){s.at, (size_t)(end - s.at)} : s;
 }
 
 bool math_extract(const char *text, struct buf *out) {
     enum { SHORT = 64 };
-    struct span all = span_trim(span_of(text)), part, line = last_line(all);
-    if (boxed_answer(all, &part)) return span_put(part, out);
-    if (marked_answer(all, &part)) {
-        struct span inside;
+    struct text_span all = text_span_trim(text_span_of(text)), part, line = text_span_last_line(all);
+    if (find_boxed_answer(all, &part)) return span_put(part, out);
+    if (find_marked_answer(all, &part)) {
+        struct text_span inside;
         return span_put(dollars(part, &inside) ? inside : sentence(part), out);
     }
     bool one_line = line.at == all.at;
@@ -471,7 +471,7 @@ bool math_extract(const char *text, struct buf *out) {
 
 static bool math_equal(const char *a, const char *b) {
     int64_t steps;
-    return math_same(a, b, &steps);
+    return math_equivalent(a, b, &steps);
 }
 
 static double math_score(const char *form, const char *gold) {
@@ -484,7 +484,7 @@ static int letter_check(const char *gold, struct error *err);
 static int number_check(const char *gold, struct error *err);
 
 static int text_check(const char *gold, struct error *err) {
-    return span_trim(span_of(gold)).len ? OK
+    return text_span_trim(text_span_of(gold)).len ? OK
                                         : error_set(err, ERR_FORMAT, "the gold answer is empty");
 }
 
@@ -543,7 +543,7 @@ int grader_check(const struct grader *g, const char *gold, struct error *err) {
     return g->check(gold, err);
 }
 
-bool answer_extract(const struct grader *g, const char *text, struct buf *out) {
+bool grader_extract(const struct grader *g, const char *text, struct buf *out) {
     size_t begin = out->len;
     buf_puts(out, "");
     bool found = g->extract(text, out);
@@ -554,16 +554,16 @@ bool answer_extract(const struct grader *g, const char *text, struct buf *out) {
 static double form_score(const struct grader *g, const char *form, const char *gold) {
     struct buf want = {0};
     if (g->gold_as_is) return g->score(form, gold);
-    bool found = answer_extract(g, gold, &want);
+    bool found = grader_extract(g, gold, &want);
     double score = !found ? 0 : g->score ? g->score(form, want.data) : strcmp(form, want.data) == 0;
     buf_release(&want);
     return score;
 }
 
-struct grade grade_text(const struct grader *g, const char *text, const char *const *golds,
+struct grade grader_grade(const struct grader *g, const char *text, const char *const *golds,
                         int n_golds) {
     struct buf form = {0};
-    struct grade out = {.found = answer_extract(g, text, &form)};
+    struct grade out = {.found = grader_extract(g, text, &form)};
     for (int i = 0; out.found && i < n_golds; i++)
         out.score = MAX(out.score, form_score(g, form.data, golds[i]));
     buf_release(&form);
@@ -574,23 +574,23 @@ static bool forms_same(const struct grader *g, const char *a, const char *b) {
     return strcmp(a, b) == 0 || (g->same && g->same(a, b));
 }
 
-bool grade_same(const struct grader *g, const char *a, const char *b) {
+bool grader_equivalent(const struct grader *g, const char *a, const char *b) {
     struct buf x = {0}, y = {0};
-    bool both = answer_extract(g, a, &x) && answer_extract(g, b, &y);
+    bool both = grader_extract(g, a, &x) && grader_extract(g, b, &y);
     bool same = both && forms_same(g, x.data, y.data);
     buf_release(&x);
     buf_release(&y);
     return same;
 }
 
-int grade_groups(const struct grader *g, const char *const *texts, int n, int *group) {
+int grader_group_answers(const struct grader *g, const char *const *texts, int n, int *group) {
     struct buf *firsts = xcalloc((size_t)MAX(n, 1), sizeof *firsts);
     int n_groups = 0;
     for (int i = 0; i < n; i++) {
         struct buf form = {0};
         int k = 0;
         group[i] = -1;
-        if (answer_extract(g, texts[i], &form)) {
+        if (grader_extract(g, texts[i], &form)) {
             while (k < n_groups && !forms_same(g, firsts[k].data, form.data)) k++;
             group[i] = k;
         }

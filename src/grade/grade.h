@@ -31,7 +31,7 @@ struct grade {
 };
 /* A model's whole text against golds[n_golds], the best of which counts. Golds have passed
  * grader_check. */
-struct grade grade_text(const struct grader *g, const char *text, const char *const *golds,
+struct grade grader_grade(const struct grader *g, const char *text, const char *const *golds,
                         int n_golds);
 
 /*
@@ -40,21 +40,21 @@ struct grade grade_text(const struct grader *g, const char *text, const char *co
  * form is a key to group by. Extracting from a form gives that form again, unless
  * a mark (answer:, \boxed) stands inside it.
  */
-bool answer_extract(const struct grader *g, const char *text, struct buf *out);
+bool grader_extract(const struct grader *g, const char *text, struct buf *out);
 
 /* Whether two texts give the same answer; false when either gives none. */
-bool grade_same(const struct grader *g, const char *a, const char *b);
+bool grader_equivalent(const struct grader *g, const char *a, const char *b);
 /* For votes: group[i] is the number of text i's group in order of first appearance, -1 without an
  * answer. Returns how many groups there are. A text joins the first group whose first text is the
  * same. */
-int grade_groups(const struct grader *g, const char *const *texts, int n, int *group);
+int grader_group_answers(const struct grader *g, const char *const *texts, int n, int *group);
 
 /* PCRE2's code of a pattern over Unicode, for pcre2_code_free; NULL names the character that is
  * wrong. */
-struct pcre2_real_code_8 *pattern_make(const char *text, struct error *err);
+struct pcre2_real_code_8 *regex_compile(const char *text, struct error *err);
 
 /* Appends `text` in small letters of ordinary width, runs of white space as one blank, and none
  * beside scripts that are written without them: at most twice its bytes. */
-void text_fold(const char *text, size_t len, struct buf *out);
+void text_normalize(const char *text, size_t len, struct buf *out);
 
 #endif

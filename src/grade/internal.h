@@ -7,27 +7,27 @@
 #include "grade/grade.h"
 
 /* Bytes that are looked at, not NUL-terminated. */
-struct span {
+struct text_span {
     const char *at;
     size_t len;
 };
-struct span span_of(const char *text);
-struct span span_trim(struct span s); /* white space of any script at both ends */
+struct text_span text_span_of(const char *text);
+struct text_span text_span_trim(struct text_span s); /* white space of any script at both ends */
 
 /* What follows the text's last "answer:", "answer is", 答え, 答案 or the like, up to the line's
  * end; false when no marker stands there. */
-bool marked_answer(struct span text, struct span *out);
+bool find_marked_answer(struct text_span text, struct text_span *out);
 /* The inside of the last \boxed{…} that is closed. */
-bool boxed_answer(struct span text, struct span *out);
+bool find_boxed_answer(struct text_span text, struct text_span *out);
 /* The last line that is not blank. */
-struct span last_line(struct span text);
+struct text_span text_span_last_line(struct text_span text);
 
 bool number_extract(const char *text, struct buf *out);
 bool math_extract(const char *text, struct buf *out);
 /* Whether two answers mean the same in mathematics. `steps` of some 100 ns it took: it ends, with
- * "no", soon after MATH_STEPS at the latest. */
-enum { MATH_STEPS = 3200000 };
-bool math_same(const char *a, const char *b, int64_t *steps);
+ * "no", soon after MATH_MAX_STEPS at the latest. */
+enum { MATH_MAX_STEPS = 3200000 };
+bool math_equivalent(const char *a, const char *b, int64_t *steps);
 
 double f1_score(const char *answer, const char *gold);
 double rouge_l_score(const char *answer, const char *gold);
@@ -35,7 +35,7 @@ double bleu_score(const char *answer, const char *gold);
 /* The words that F1 compares, in order, with a blank between them. */
 void f1_words(const char *text, struct buf *out);
 
-/* the tree of a formula, between math_parse.c and math_same.c */
+/* the tree of a formula, between math_parse.c and math_equivalent.c */
 
 enum math_kind {
     MATH_NUMBER, /* text[at .. at + len), `repeat` digits of which repeat for ever */
@@ -86,9 +86,9 @@ enum math_function {
 enum math_relation { REL_EQ = 1, REL_LT, REL_LE, REL_GT, REL_GE, REL_NE, REL_IN };
 
 enum {
-    MATH_BYTES = 2048, /* longer answers are compared as words */
-    MATH_NODES = 512,
-    MATH_DEPTH = 32, /* of nesting in the text */
+    MATH_MAX_BYTES = 2048, /* longer answers are compared as words */
+    MATH_MAX_NODES = 512,
+    MATH_MAX_DEPTH = 32, /* of nesting in the text */
     MATH_NONE = -1,
 };
 struct math_node {
@@ -102,15 +102,15 @@ enum math_reading {
     READ_SEPARATE = 1, /* 1,000 is a list */
     READ_LETTERS = 2,  /* the m of "5 m" is a variable */
 };
-struct math {
-    struct math_node node[MATH_NODES];
+struct math_expr {
+    struct math_node node[MATH_MAX_NODES];
     int n, root;     /* root: MATH_NONE for what is no formula but words */
     int other;       /* the readings that would differ */
     uint64_t unit;   /* of the whole, a hash of its name; 0: none that is known */
     struct buf text; /* rewritten: see math_parse.c */
 };
-void math_parse(struct math *m, const char *text, int reading);
-void math_release(struct math *m);
-int math_children(const struct math *m, int node);
+void math_parse(struct math_expr *m, const char *text, int reading);
+void math_release(struct math_expr *m);
+int math_children(const struct math_expr *m, int node);
 
 #endif

@@ -7,8 +7,8 @@
  * powers, brackets. Units and words behind a number are dropped; the first known unit is noted.
  *
  * What does not follow this grammar is no error: the root is MATH_NONE, and the answer is compared
- * as words. Invariants: every loop consumes a byte, nesting is at most MATH_DEPTH, nodes at most
- * MATH_NODES; a node's subtree is reached through `first` and `next` only.
+ * as words. Invariants: every loop consumes a byte, nesting is at most MATH_MAX_DEPTH, nodes at most
+ * MATH_MAX_NODES; a node's subtree is reached through `first` and `next` only.
  */
 #define _GNU_SOURCE
 #include "grade/internal.h"
@@ -330,7 +330,7 @@ static uint64_t unit_find(const char *s, size_t len) {
         for (const char *p = units[i]; *p; p += strspn(p, " ")) {
             size_t n = strcspn(p, " ");
             if (n == len && memcmp(p, s, len) == 0)
-                return hash_u64(units[i], strcspn(units[i], " "));
+                return hash_fnv1a(units[i], strcspn(units[i], " "));
             p += n;
         }
     return 0;
@@ -339,7 +339,7 @@ static uint64_t unit_find(const char *s, size_t len) {
 /* the tree */
 
 struct parser {
-    struct math *m;
+    struct math_expr *m;
     const char *s; /* NUL-terminated */
     size_t at;
     int depth, reading;
@@ -357,8 +357,8 @@ static int fail(struct parser *p) {
 }
 
 static int node_new(struct parser *p, enum math_kind kind) {
-    struct math *m = p->m;
-    if (p->bad || m->n == MATH_NODES) return fail(p);
+    struct math_expr *m = p->m;
+    if (p->bad || m->n == MATH_MAX_NODES) return fail(p);
     m->node[m->n] =
         (struct math_node){.kind = (uint8_t)kind, .first = MATH_NONE, .next = MATH_NONE};
     return m->n++;
@@ -496,7 +496,7 @@ static void number_base(struct parser *p) {
     const char *s = p->s + p->at;
     size_t brace = *s == '_' && s[1] == '{', n;
     if (*s != '_' || (n = digits(s + 1 + brace)) == 0 || (brace && s[2 + n] != '}')) return;
-    if (p->depth <= 1) p->m->unit = hash_u64(s + 1 + brace, n);
+    if (p->depth <= 1) p->m->unit = hash_fnv1a(s + 1 + brace, n);
     p->at += 1 + n + 2 * brace;
 }
 
@@ -543,14 +543,14 @@ static int name(struct parser *p, size_t len) {
     }
     for (; p->s[p->at] == '\''; p->at++)
         if (n < sizeof key) key[n++] = '\'';
-    return name_new(p, hash_u64(key, n));
+    return name_new(p, hash_fnv1a(key, n));
 }
 
 /* A whole word as a name, in small letters; it makes a value only on an equation's left. */
 static int word(struct parser *p, size_t len) {
     struct buf folded = {0};
-    text_fold(p->s + p->at, len, &folded);
-    uint64_t hash = hash_u64(folded.data, folded.len);
+    text_normalize(p->s + p->at, len, &folded);
+    uint64_t hash = hash_fnv1a(folded.data, folded.len);
     buf_release(&folded);
     p->at += len;
     p->words = true;
@@ -571,7 +571,7 @@ static int argument(struct parser *p) {
 static int group(struct parser *p) {
     if (peek(p) != '{') return argument(p);
     int n_items = 0, n;
-    if (++p->depth > MATH_DEPTH) return fail(p);
+    if (++p->depth > MATH_MAX_DEPTH) return fail(p);
     p->at++;
     bool bars = p->bars;
     p->bars = false;
@@ -667,7 +667,7 @@ static int enclosed(struct parser *p, enum math_function fn, char close) {
 
 static int set(struct parser *p) {
     int n_items = 0;
-    if (take(p, SET_CLOSE)) return name_new(p, hash_u64("∅", 3));
+    if (take(p, SET_CLOSE)) return name_new(p, hash_fnv1a("∅", 3));
     int n = list(p, &n_items);
     if (!take(p, SET_CLOSE) || p->bad) return fail(p);
     if (n_items > 1) p->m->node[n].kind = MATH_SET;
@@ -720,7 +720,7 @@ static int letter(struct parser *p) {
     }
     if ((len == 3 && memcmp(s, "inf", 3) == 0) || (len == 8 && memcmp(s, "infinity", 8) == 0)) {
         p->at += len;
-        return name_new(p, hash_u64("∞", 3));
+        return name_new(p, hash_fnv1a("∞", 3));
     }
     if (len >= 4 && blank_before(p)) return word(p, len);
     if ((*s == 'e' || *s == 'i') && s[1] != '_') {
@@ -774,7 +774,7 @@ static int primary_inside(struct parser *p) {
 
 /* Every way down comes through here or through group(). */
 static int primary(struct parser *p) {
-    if (p->bad || ++p->depth > MATH_DEPTH) return fail(p);
+    if (p->bad || ++p->depth > MATH_MAX_DEPTH) return fail(p);
     int n = primary_inside(p);
     p->depth--;
     return n;
@@ -797,7 +797,7 @@ static bool take_degree(struct parser *p) {
 }
 
 static int exponent(struct parser *p) {
-    if (++p->depth > MATH_DEPTH) return fail(p);
+    if (++p->depth > MATH_MAX_DEPTH) return fail(p);
     bool minus = take(p, '-');
     int n = peek(p) == '{' ? group(p) : power(p);
     p->depth--;
@@ -1010,13 +1010,13 @@ static int list(struct parser *p, int *n_items) {
     return all == MATH_NONE ? first : all;
 }
 
-void math_parse(struct math *m, const char *text, int reading) {
+void math_parse(struct math_expr *m, const char *text, int reading) {
     int n_items = 0;
     m->n = m->other = 0;
     m->unit = 0;
     m->root = MATH_NONE;
     m->text = (struct buf){0};
-    bool small = strnlen(text, MATH_BYTES) < MATH_BYTES;
+    bool small = strnlen(text, MATH_MAX_BYTES) < MATH_MAX_BYTES;
     if (small)
         rewrite(text, &m->text);
     else
@@ -1027,11 +1027,11 @@ void math_parse(struct math *m, const char *text, int reading) {
     if (!p.bad && !p.words && peek(&p) == 0) m->root = root_node;
 }
 
-void math_release(struct math *m) {
+void math_release(struct math_expr *m) {
     buf_release(&m->text);
 }
 
-int math_children(const struct math *m, int node) {
+int math_children(const struct math_expr *m, int node) {
     int n = 0;
     for (int c = m->node[node].first; c != MATH_NONE; c = m->node[c].next) n++;
     return n;

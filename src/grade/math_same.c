@@ -1,5 +1,5 @@
 /*
- * math_same: whether two formulas mean the same.
+ * math_equivalent: whether two formulas mean the same.
  *
  * Values without roots and functions are compared exactly: both are computed modulo a prime of 61
  * bits with π, e and every variable at an arbitrary place, so that equal formulas give equal
@@ -19,7 +19,7 @@
 #include <string.h>
 
 enum {
-    WORK = MATH_STEPS / 16, /* of one of the 16 pairs of readings */
+    WORK = MATH_MAX_STEPS / 16, /* of one of the 16 pairs of readings */
     POINTS = 10,            /* places of a variable */
     ITEMS = 64,             /* of a list */
     WHOLE_MAX = 1000,       /* factorials */
@@ -28,7 +28,7 @@ enum {
 /* A value in a tree: `sign` is how its ± are read, 0 while they stand for both. `plain`: percent
  * and degrees are units and change nothing. */
 struct ref {
-    const struct math *m;
+    const struct math_expr *m;
     int node, sign;
     bool plain;
     int *work;
@@ -711,7 +711,7 @@ struct range {
 
 static bool infinite(struct ref r) {
     if (at(r)->kind == MATH_NEGATE) r = first_child(r);
-    return at(r)->kind == MATH_NAME && at(r)->name == hash_u64("∞", 3);
+    return at(r)->kind == MATH_NAME && at(r)->name == hash_fnv1a("∞", 3);
 }
 
 static void range_end(struct range *out, int side, struct ref r, bool closed) {
@@ -832,10 +832,10 @@ static bool same(struct ref a, struct ref b) {
 
 /* Small letters without blanks beside signs, without marks and the brackets around all; braces stay
  * in a formula, where they mean something. */
-static void words_fold(const struct math *m, struct buf *out) {
+static void words_fold(const struct math_expr *m, struct buf *out) {
     struct buf folded = {0};
     bool formula = strpbrk(m->text.data, "\\^_") != NULL;
-    text_fold(m->text.data, m->text.len, &folded);
+    text_normalize(m->text.data, m->text.len, &folded);
     buf_puts(out, "");
     for (size_t i = 0; i < folded.len; i++) {
         unsigned char c = (unsigned char)folded.data[i], next = (unsigned char)folded.data[i + 1];
@@ -852,7 +852,7 @@ static void words_fold(const struct math *m, struct buf *out) {
     buf_release(&folded);
 }
 
-static bool words_same(const struct math *a, const struct math *b) {
+static bool words_same(const struct math_expr *a, const struct math_expr *b) {
     struct buf x = {0}, y = {0};
     words_fold(a, &x);
     words_fold(b, &y);
@@ -862,14 +862,14 @@ static bool words_same(const struct math *a, const struct math *b) {
     return equal;
 }
 
-static bool all_letters(const struct math *m) {
+static bool all_letters(const struct math_expr *m) {
     size_t n = 0;
     for (const char *p = m->text.data; *p; p++, n++)
         if (!isalpha((unsigned char)*p) && *p != ' ') return false;
     return n > 1;
 }
 
-static bool parsed_same(const struct math *a, const struct math *b, int64_t *steps) {
+static bool parsed_same(const struct math_expr *a, const struct math_expr *b, int64_t *steps) {
     int work = WORK;
     bool units = a->unit && b->unit && a->unit != b->unit;
     bool as_words =
@@ -883,8 +883,8 @@ static bool parsed_same(const struct math *a, const struct math *b, int64_t *ste
 }
 
 /* A reading that would not differ is not tried. */
-bool math_same(const char *a, const char *b, int64_t *steps) {
-    struct math *m = xcalloc(2, sizeof *m);
+bool math_equivalent(const char *a, const char *b, int64_t *steps) {
+    struct math_expr *m = xcalloc(2, sizeof *m);
     bool equal = false;
     *steps = 0;
     int all = READ_SEPARATE | READ_LETTERS;

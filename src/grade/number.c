@@ -24,7 +24,7 @@ static size_t digits(const char *s, const char *end) {
 }
 
 /* Full-width signs and digits as ASCII, and the true minus. */
-static void ascii_fold(struct span text, struct buf *out) {
+static void ascii_fold(struct text_span text, struct buf *out) {
     const uint8_t *p = (const uint8_t *)text.at, *end = p + text.len;
     buf_puts(out, "");
     while (p < end) {
@@ -236,7 +236,7 @@ static const char *sign_read(const char *begin, const char *s, const char *end, 
 }
 
 /* The first or the last number of a text. */
-static bool number_find(struct span text, bool last, struct buf *out) {
+static bool number_find(struct text_span text, bool last, struct buf *out) {
     const char *end = text.at + text.len;
     size_t begin = out->len;
     bool found = false;
@@ -301,12 +301,12 @@ static bool skip_text(const char **s, const char *end, const char *what) {
 }
 
 /* An answer that is nothing but a number, what it counts, and a full stop. */
-static bool kanji_find(struct span text, struct buf *out) {
+static bool kanji_find(struct text_span text, struct buf *out) {
     static const char *const counters[] = {
         "円", "元", "個", "个", "人", "本", "枚", "歳", "岁", "台", "匹", "冊", "册", "回", "次",
         "点", "つ", "分", "秒", "年", "日", "月", "块", "只", "条", "张", "倍", "度", "頭", "时"};
     static const char *const ends[] = {"です", "だ", "。", "．", "."};
-    text = span_trim(text);
+    text = text_span_trim(text);
     const char *s = text.at, *end = s + text.len;
     double value;
     bool minus =
@@ -324,21 +324,21 @@ static bool kanji_find(struct span text, struct buf *out) {
 /* all of it */
 
 /* In what a mark points to: behind the last "=", the first number. */
-static bool marked_find(struct span text, struct buf *out) {
+static bool marked_find(struct text_span text, struct buf *out) {
     const char *equals = memrchr(text.at, '=', text.len);
     if (kanji_find(text, out)) return true;
-    struct span rest = text;
+    struct text_span rest = text;
     if (equals) rest.at = equals + 1, rest.len = (size_t)(text.at + text.len - rest.at);
     return number_find(rest, false, out) || number_find(text, true, out);
 }
 
 bool number_extract(const char *text, struct buf *out) {
     struct buf folded = {0};
-    struct span part;
-    ascii_fold(span_of(text), &folded);
-    struct span all = {folded.data, folded.len};
-    bool found = boxed_answer(all, &part) && marked_find(part, out);
-    if (!found) found = marked_answer(all, &part) && marked_find(part, out);
+    struct text_span part;
+    ascii_fold(text_span_of(text), &folded);
+    struct text_span all = {folded.data, folded.len};
+    bool found = find_boxed_answer(all, &part) && marked_find(part, out);
+    if (!found) found = find_marked_answer(all, &part) && marked_find(part, out);
     if (!found) found = kanji_find(all, out) || number_find(all, true, out);
     buf_release(&folded);
     return found;

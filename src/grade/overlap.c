@@ -16,7 +16,7 @@
 
 enum { WORDS = 4096, DENSE_FROM = 0x2E80 };
 
-enum cut {
+enum lora_truncation {
     CUT_SQUAD, /* small letters, signs taken out, no articles */
     CUT_ROUGE, /* small letters, signs separate */
     CUT_BLEU,  /* as written, every sign a word but . and , between digits */
@@ -33,13 +33,13 @@ static bool is_article(const char *s, size_t n) {
            (n == 3 && memcmp(s, "the", 3) == 0);
 }
 
-static void word_end(struct words *w, struct buf *word, enum cut cut) {
+static void word_end(struct words *w, struct buf *word, enum lora_truncation word_tokenize) {
     bool kept =
-        word->len && w->n < WORDS && !(cut == CUT_SQUAD && is_article(word->data, word->len));
+        word->len && w->n < WORDS && !(word_tokenize == CUT_SQUAD && is_article(word->data, word->len));
     if (kept) {
         if (w->text && w->n) buf_puts(w->text, " ");
         if (w->text) buf_add(w->text, word->data, word->len);
-        w->v[w->n++] = hash_u64(word->data, word->len);
+        w->v[w->n++] = hash_fnv1a(word->data, word->len);
     }
     word->len = 0;
 }
@@ -51,26 +51,26 @@ static bool inside_word(ucs4_t c, ucs4_t before, ucs4_t after) {
     return c == '\'' || (c == '-' && !(before < 0x80 && isdigit((int)before)));
 }
 
-static void char_take(struct words *w, struct buf *word, enum cut cut, ucs4_t c, ucs4_t before,
+static void char_take(struct words *w, struct buf *word, enum lora_truncation word_tokenize, ucs4_t c, ucs4_t before,
                       ucs4_t after) {
     uint8_t bytes[6];
     bool blank = uc_is_property_white_space(c), alone = c >= DENSE_FROM;
     bool sign = !blank && !uc_is_alnum(c) && !uc_is_general_category(c, UC_MARK);
-    if (sign && cut == CUT_SQUAD) return;
-    if (sign && cut == CUT_BLEU) alone = !inside_word(c, before, after);
-    bool skipped = blank || (sign && cut == CUT_ROUGE);
-    if (skipped || alone) word_end(w, word, cut);
+    if (sign && word_tokenize == CUT_SQUAD) return;
+    if (sign && word_tokenize == CUT_BLEU) alone = !inside_word(c, before, after);
+    bool skipped = blank || (sign && word_tokenize == CUT_ROUGE);
+    if (skipped || alone) word_end(w, word, word_tokenize);
     if (skipped) return;
-    if (cut != CUT_BLEU) c = uc_tolower(c);
+    if (word_tokenize != CUT_BLEU) c = uc_tolower(c);
     buf_add(word, bytes, (size_t)u8_uctomb(bytes, c, sizeof bytes));
-    if (alone) word_end(w, word, cut);
+    if (alone) word_end(w, word, word_tokenize);
 }
 
 static ucs4_t narrow(ucs4_t c) {
     return c >= 0xFF01 && c <= 0xFF5E ? c - 0xFEE0 : c;
 }
 
-static void cut(const char *text, enum cut how, struct words *w) {
+static void word_tokenize(const char *text, enum lora_truncation how, struct words *w) {
     const uint8_t *p = (const uint8_t *)text, *end = p + strlen(text);
     struct buf word = {0};
     ucs4_t before = ' ', c = ' ', after;
@@ -93,7 +93,7 @@ static int by_value(const void *a, const void *b) {
 }
 
 /* How many of a's are in b, each of b once. Sorts both. */
-static int shared(uint64_t *a, int n, uint64_t *b, int m) {
+static int multiset_overlap(uint64_t *a, int n, uint64_t *b, int m) {
     int both = 0;
     qsort(a, (size_t)n, sizeof *a, by_value);
     qsort(b, (size_t)m, sizeof *b, by_value);
@@ -114,9 +114,9 @@ static double harmonic(int both, int n, int m) {
 /* SQuAD's F1 (Rajpurkar et al. 2016). */
 double f1_score(const char *answer, const char *gold) {
     struct words a = {0}, b = {0};
-    cut(answer, CUT_SQUAD, &a);
-    cut(gold, CUT_SQUAD, &b);
-    double score = harmonic(shared(a.v, a.n, b.v, b.n), a.n, b.n);
+    word_tokenize(answer, CUT_SQUAD, &a);
+    word_tokenize(gold, CUT_SQUAD, &b);
+    double score = harmonic(multiset_overlap(a.v, a.n, b.v, b.n), a.n, b.n);
     free(a.v);
     free(b.v);
     return score;
@@ -124,12 +124,12 @@ double f1_score(const char *answer, const char *gold) {
 
 void f1_words(const char *text, struct buf *out) {
     struct words w = {.text = out};
-    cut(text, CUT_SQUAD, &w);
+    word_tokenize(text, CUT_SQUAD, &w);
     free(w.v);
 }
 
 /* The longest common subsequence, row by row. */
-static int common_subsequence(const struct words *a, const struct words *b) {
+static int lcs_length(const struct words *a, const struct words *b) {
     int *row = xcalloc((size_t)b->n + 1, sizeof *row);
     for (int i = 0; i < a->n; i++)
         for (int k = 0, corner = 0; k < b->n; k++) {
@@ -145,27 +145,27 @@ static int common_subsequence(const struct words *a, const struct words *b) {
 /* Lin 2004, F1 over a whole text, without stemming. */
 double rouge_l_score(const char *answer, const char *gold) {
     struct words a = {0}, b = {0};
-    cut(answer, CUT_ROUGE, &a);
-    cut(gold, CUT_ROUGE, &b);
-    double score = harmonic(common_subsequence(&a, &b), a.n, b.n);
+    word_tokenize(answer, CUT_ROUGE, &a);
+    word_tokenize(gold, CUT_ROUGE, &b);
+    double score = harmonic(lcs_length(&a, &b), a.n, b.n);
     free(a.v);
     free(b.v);
     return score;
 }
 
 /* Hashes of all runs of `order` words. */
-static uint64_t *grams(const struct words *w, int order, int *n) {
+static uint64_t *ngrams(const struct words *w, int order, int *n) {
     uint64_t *v = xcalloc(WORDS, sizeof *v);
     *n = MAX(w->n - order + 1, 0);
-    for (int i = 0; i < *n; i++) v[i] = hash_u64(w->v + i, (size_t)order * sizeof *w->v);
+    for (int i = 0; i < *n; i++) v[i] = hash_fnv1a(w->v + i, (size_t)order * sizeof *w->v);
     return v;
 }
 
-static void grams_shared(const struct words *a, const struct words *b, int order, int *both,
+static void ngrams_overlap(const struct words *a, const struct words *b, int order, int *both,
                          int *total) {
     int m;
-    uint64_t *x = grams(a, order, total), *y = grams(b, order, &m);
-    *both = shared(x, *total, y, m);
+    uint64_t *x = ngrams(a, order, total), *y = ngrams(b, order, &m);
+    *both = multiset_overlap(x, *total, y, m);
     free(x);
     free(y);
 }
@@ -179,10 +179,10 @@ double bleu_score(const char *answer, const char *gold) {
     struct words a = {0}, b = {0};
     double sum = 0, smooth = 1;
     int orders = 0, any = 0;
-    cut(answer, CUT_BLEU, &a);
-    cut(gold, CUT_BLEU, &b);
+    word_tokenize(answer, CUT_BLEU, &a);
+    word_tokenize(gold, CUT_BLEU, &b);
     for (int order = 1, both, total; order <= 4 && order <= a.n; order++, orders++) {
-        grams_shared(&a, &b, order, &both, &total);
+        ngrams_overlap(&a, &b, order, &both, &total);
         any += both;
         if (both == 0) smooth *= 2;
         sum += math_log(both ? (double)both / total : 1 / (smooth * total));

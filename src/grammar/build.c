@@ -12,7 +12,7 @@
  * optional) start --a--> 3 --b--> end
  *
  * Invariants of a finished grammar: no rule can call itself before it has read a byte (else a stack
- * could grow for ever); `rest` is exact, and an edge to a node whose rest is GRAMMAR_NEVER is never
+ * could grow for ever); `rest` is exact, and an edge to a node whose rest is GRAMMAR_INFINITE_LENGTH is never
  * taken, so every place that is reached has a way to an end.
  */
 #include "grammar/internal.h"
@@ -23,30 +23,30 @@
 
 /* sets of code points */
 
-void ranges_add(struct ranges *r, uint32_t lo, uint32_t hi) {
+void codepoint_set_add(struct codepoint_set *r, uint32_t lo, uint32_t hi) {
     if (r->n == r->cap) {
         r->cap = r->cap ? 2 * r->cap : 8;
         r->v = xrealloc(r->v, (size_t)r->cap * sizeof *r->v);
     }
-    r->v[r->n++] = (struct range){lo, hi};
+    r->v[r->n++] = (struct codepoint_range){lo, hi};
 }
 
-void ranges_release(struct ranges *r) {
+void codepoint_set_release(struct codepoint_set *r) {
     free(r->v);
-    *r = (struct ranges){0};
+    *r = (struct codepoint_set){0};
 }
 
 static int range_compare(const void *a, const void *b) {
-    uint32_t x = ((const struct range *)a)->lo, y = ((const struct range *)b)->lo;
+    uint32_t x = ((const struct codepoint_range *)a)->lo, y = ((const struct codepoint_range *)b)->lo;
     return (x > y) - (x < y);
 }
 
 /* Sorted and merged, no more. */
-static void ranges_sort(struct ranges *r) {
+static void ranges_sort(struct codepoint_set *r) {
     int32_t n = 0;
     if (r->n > 1) qsort(r->v, (size_t)r->n, sizeof *r->v, range_compare);
     for (int32_t i = 0; i < r->n; i++) {
-        struct range x = r->v[i];
+        struct codepoint_range x = r->v[i];
         if (n > 0 && x.lo <= r->v[n - 1].hi + 1)
             r->v[n - 1].hi = MAX(r->v[n - 1].hi, x.hi);
         else
@@ -55,29 +55,29 @@ static void ranges_sort(struct ranges *r) {
     r->n = n;
 }
 
-void ranges_negate(struct ranges *r) {
-    struct ranges out = {0};
+void codepoint_set_negate(struct codepoint_set *r) {
+    struct codepoint_set out = {0};
     uint32_t next = 0;
     ranges_sort(r);
     for (int32_t i = 0; i < r->n; i++) {
-        if (r->v[i].lo > next) ranges_add(&out, next, r->v[i].lo - 1);
+        if (r->v[i].lo > next) codepoint_set_add(&out, next, r->v[i].lo - 1);
         next = r->v[i].hi + 1;
     }
-    if (next <= 0x10FFFF) ranges_add(&out, next, 0x10FFFF);
-    ranges_release(r);
+    if (next <= 0x10FFFF) codepoint_set_add(&out, next, 0x10FFFF);
+    codepoint_set_release(r);
     *r = out;
 }
 
-void ranges_normalise(struct ranges *r) {
-    struct ranges out = {0};
+void codepoint_set_normalize(struct codepoint_set *r) {
+    struct codepoint_set out = {0};
     ranges_sort(r);
     for (int32_t i = 0; i < r->n; i++) {
-        struct range x = r->v[i];
-        if (x.lo < 0xD800) ranges_add(&out, x.lo, MIN(x.hi, 0xD7FF));
+        struct codepoint_range x = r->v[i];
+        if (x.lo < 0xD800) codepoint_set_add(&out, x.lo, MIN(x.hi, 0xD7FF));
         if (x.hi > 0xDFFF && x.lo <= 0x10FFFF)
-            ranges_add(&out, MAX(x.lo, 0xE000), MIN(x.hi, 0x10FFFF));
+            codepoint_set_add(&out, MAX(x.lo, 0xE000), MIN(x.hi, 0x10FFFF));
     }
-    ranges_release(r);
+    codepoint_set_release(r);
     *r = out;
 }
 
@@ -91,22 +91,22 @@ struct property {
 };
 #include "grammar/unicode_ranges.inc"
 
-bool ranges_add_property(struct ranges *r, const char *name, size_t len) {
+bool codepoint_set_add_property(struct codepoint_set *r, const char *name, size_t len) {
     for (size_t i = 0; i < ARRAY_LEN(properties); i++) {
         const struct property *p = &properties[i];
         if (strlen(p->name) != len || memcmp(p->name, name, len) != 0) continue;
         for (int k = 0; k < p->n; k++) {
             const struct stride *s = &p->rows[k];
-            if (s->step == 1) ranges_add(r, s->first, s->last);
+            if (s->step == 1) codepoint_set_add(r, s->first, s->last);
             for (uint32_t c = s->first; s->step > 1 && c <= s->last; c += s->step)
-                ranges_add(r, c, c);
+                codepoint_set_add(r, c, c);
         }
         return true;
     }
     return false;
 }
 
-int32_t utf8_get(const char *p, size_t left, int *n) {
+int32_t utf8_decode(const char *p, size_t left, int *n) {
     static const uint32_t least[] = {0, 0, 0x80, 0x800, 0x10000};
     if (left == 0) return -1;
     uint8_t first = (uint8_t)p[0];
@@ -129,39 +129,39 @@ int grammar_check_text(const char *what, const char *text, size_t len, struct er
     }
     int n = 0;
     for (size_t i = 0; i < len; i += (size_t)n)
-        if (utf8_get(text + i, len - i, &n) < 0)
+        if (utf8_decode(text + i, len - i, &n) < 0)
             return error_set(err, ERR_FORMAT, "%s is no UTF-8 at byte %zu", what, i);
     return OK;
 }
 
 /* expressions */
 
-void builder_release(struct builder *b) {
+void grammar_builder_release(struct grammar_builder *b) {
     free(b->rules);
     free(b->names);
     arena_release(&b->arena);
-    *b = (struct builder){0};
+    *b = (struct grammar_builder){0};
 }
 
-static _Thread_local int32_t max_share = 1;
-static _Thread_local bool share_met;
+static _Thread_local int32_t build_budget_divisor = 1;
+static _Thread_local bool build_budget_exceeded;
 
-void grammar_build_share(int32_t share) {
-    max_share = MAX(share, 1);
-    share_met = false;
+void grammar_set_build_budget(int32_t share) {
+    build_budget_divisor = MAX(share, 1);
+    build_budget_exceeded = false;
 }
 
-bool grammar_build_share_met(void) {
-    return share_met;
+bool grammar_build_budget_exceeded(void) {
+    return build_budget_exceeded;
 }
 
-static bool over_share(bool over) {
-    share_met |= over;
+static bool over_build_budget(bool over) {
+    build_budget_exceeded |= over;
     return over;
 }
 
-bool builder_full(const struct builder *b) {
-    return over_share(b->arena.used > GRAMMAR_MAX_ARENA / (size_t)max_share);
+bool grammar_builder_is_full(const struct grammar_builder *b) {
+    return over_build_budget(b->arena.used > GRAMMAR_MAX_ARENA / (size_t)build_budget_divisor);
 }
 
 static uint64_t name_hash(const char *s) {
@@ -171,14 +171,14 @@ static uint64_t name_hash(const char *s) {
 }
 
 /* Where the name is, or the free place for it. */
-static int32_t *name_slot(const struct builder *b, const char *name) {
+static int32_t *name_slot(const struct grammar_builder *b, const char *name) {
     uint64_t i = name_hash(name) & b->names_mask;
     while (b->names[i] && strcmp(b->rules[b->names[i] - 1].name, name) != 0)
         i = (i + 1) & b->names_mask;
     return &b->names[i];
 }
 
-static void names_grow(struct builder *b) {
+static void names_grow(struct grammar_builder *b) {
     b->names_mask = b->names ? 2 * b->names_mask + 1 : 63;
     free(b->names);
     b->names = xcalloc(b->names_mask + 1, sizeof *b->names);
@@ -189,12 +189,12 @@ static void names_grow(struct builder *b) {
         }
 }
 
-int32_t builder_rule(struct builder *b, const char *name) {
+int32_t grammar_builder_add_rule(struct grammar_builder *b, const char *name) {
     if (b->n_rules == b->cap_rules) {
         b->cap_rules = b->cap_rules ? 2 * b->cap_rules : 16;
         b->rules = xrealloc(b->rules, (size_t)b->cap_rules * sizeof *b->rules);
     }
-    b->rules[b->n_rules] = (struct rule){.name = name ? arena_strdup(&b->arena, name) : NULL};
+    b->rules[b->n_rules] = (struct grammar_rule){.name = name ? arena_strdup(&b->arena, name) : NULL};
     if (name && 2 * (uint64_t)b->n_names >= b->names_mask) names_grow(b);
     if (name) {
         int32_t *at = name_slot(b, name);
@@ -204,11 +204,11 @@ int32_t builder_rule(struct builder *b, const char *name) {
     return b->n_rules++;
 }
 
-int32_t builder_find(const struct builder *b, const char *name) {
+int32_t grammar_builder_find_rule(const struct grammar_builder *b, const char *name) {
     return b->names ? *name_slot(b, name) - 1 : -1;
 }
 
-void builder_define(struct builder *b, int32_t rule, struct expr *body) {
+void grammar_builder_define_rule(struct grammar_builder *b, int32_t rule, struct expr *body) {
     b->rules[rule].body = body;
     b->rules[rule].defined = true;
 }
@@ -221,17 +221,17 @@ void exprs_add(struct exprs *l, struct expr *e) {
     l->v[l->n++] = e;
 }
 
-static struct expr *expr_new(struct builder *b, enum expr_kind kind) {
+static struct expr *expr_new(struct grammar_builder *b, enum expr_kind kind) {
     struct expr *e = arena_alloc(&b->arena, sizeof *e);
     e->kind = kind;
     return e;
 }
 
 static int32_t cost_add(int32_t a, int64_t more) {
-    return (int32_t)MIN((int64_t)a + more, GRAMMAR_NEVER);
+    return (int32_t)MIN((int64_t)a + more, GRAMMAR_INFINITE_LENGTH);
 }
 
-struct expr *expr_text(struct builder *b, const char *p, size_t n) {
+struct expr *expr_text(struct grammar_builder *b, const char *p, size_t n) {
     struct expr *e = expr_new(b, EXPR_TEXT);
     char *copy = arena_alloc(&b->arena, n + 1);
     if (n > 0) memcpy(copy, p, n);
@@ -240,7 +240,7 @@ struct expr *expr_text(struct builder *b, const char *p, size_t n) {
     return e;
 }
 
-struct expr *expr_puts(struct builder *b, const char *s) {
+struct expr *expr_puts(struct grammar_builder *b, const char *s) {
     return expr_text(b, s, strlen(s));
 }
 
@@ -252,12 +252,12 @@ static int utf8_put(uint32_t c, uint8_t out[4]) {
     return n;
 }
 
-struct expr *expr_set(struct builder *b, struct ranges *r) {
-    ranges_normalise(r);
+struct expr *expr_set(struct grammar_builder *b, struct codepoint_set *r) {
+    codepoint_set_normalize(r);
     if (r->n == 1 && r->v[0].lo == r->v[0].hi) {
         uint8_t text[4];
         int n = utf8_put(r->v[0].lo, text);
-        ranges_release(r);
+        codepoint_set_release(r);
         return expr_text(b, (const char *)text, (size_t)n);
     }
     struct expr *e = expr_new(b, EXPR_SET);
@@ -266,11 +266,11 @@ struct expr *expr_set(struct builder *b, struct ranges *r) {
     if (r->n > 0) memcpy(e->range, r->v, (size_t)r->n * sizeof *e->range);
     e->cost = 1;
     for (int32_t i = 0; i < r->n; i++) e->cost += r->v[i].hi < 0x80 ? 0 : 3;
-    ranges_release(r);
+    codepoint_set_release(r);
     return e;
 }
 
-struct expr *expr_rule(struct builder *b, int32_t rule) {
+struct expr *expr_rule(struct grammar_builder *b, int32_t rule) {
     struct expr *e = expr_new(b, EXPR_RULE);
     e->rule = rule;
     e->cost = 1;
@@ -278,13 +278,13 @@ struct expr *expr_rule(struct builder *b, int32_t rule) {
 }
 
 /* What takes many nodes becomes a rule: a second copy of it costs one node. */
-static struct expr *expr_shared(struct builder *b, struct expr *e) {
-    int32_t rule = builder_rule(b, NULL);
-    builder_define(b, rule, e);
+static struct expr *expr_shared(struct grammar_builder *b, struct expr *e) {
+    int32_t rule = grammar_builder_add_rule(b, NULL);
+    grammar_builder_define_rule(b, rule, e);
     return expr_rule(b, rule);
 }
 
-struct expr *expr_repeat(struct builder *b, struct expr *e, int32_t min, int32_t max) {
+struct expr *expr_repeat(struct grammar_builder *b, struct expr *e, int32_t min, int32_t max) {
     int64_t copies = MAX(max, min) + (max < 0);
     if (!e) return min == 0 ? expr_puts(b, "") : NULL;
     if (e->kind == EXPR_TEXT && e->n == 0) return e;
@@ -299,7 +299,7 @@ struct expr *expr_repeat(struct builder *b, struct expr *e, int32_t min, int32_t
     return r;
 }
 
-static struct expr *expr_list(struct builder *b, enum expr_kind kind, struct exprs *l) {
+static struct expr *expr_list(struct grammar_builder *b, enum expr_kind kind, struct exprs *l) {
     struct expr *e = expr_new(b, kind);
     e->kids = arena_alloc(&b->arena, (size_t)(l->n + 1) * sizeof *e->kids);
     e->cost = 1;
@@ -317,7 +317,7 @@ static struct expr *expr_list(struct builder *b, enum expr_kind kind, struct exp
 }
 
 /* Neighbouring texts become one, so that alternatives of words are seen as texts; empty ones go. */
-static void exprs_join(struct builder *b, struct exprs *l) {
+static void exprs_join(struct grammar_builder *b, struct exprs *l) {
     int32_t n = 0;
     struct buf text = {0};
     for (int32_t i = 0, k; i < l->n; i = k) {
@@ -333,18 +333,18 @@ static void exprs_join(struct builder *b, struct exprs *l) {
     l->n = n;
 }
 
-struct expr *expr_cat(struct builder *b, struct exprs *l) {
+struct expr *expr_cat(struct grammar_builder *b, struct exprs *l) {
     if (l->n == 0) exprs_add(l, expr_puts(b, ""));
     exprs_join(b, l);
     return expr_list(b, EXPR_CAT, l);
 }
 
-struct expr *expr_alt(struct builder *b, struct exprs *l) {
+struct expr *expr_alt(struct grammar_builder *b, struct exprs *l) {
     return expr_list(b, EXPR_ALT, l);
 }
 
 /* The end of the arguments is NULL, so an expression that matches nothing cannot be among them. */
-struct expr *expr_seq(struct builder *b, ...) {
+struct expr *expr_cat_of(struct grammar_builder *b, ...) {
     struct exprs l = {0};
     va_list ap;
     va_start(ap, b);
@@ -353,7 +353,7 @@ struct expr *expr_seq(struct builder *b, ...) {
     return expr_cat(b, &l);
 }
 
-struct expr *expr_any(struct builder *b, ...) {
+struct expr *expr_alt_of(struct grammar_builder *b, ...) {
     struct exprs l = {0};
     va_list ap;
     va_start(ap, b);
@@ -362,7 +362,7 @@ struct expr *expr_any(struct builder *b, ...) {
     return expr_alt(b, &l);
 }
 
-struct expr *expr_optional(struct builder *b, struct expr *e) {
+struct expr *expr_optional(struct grammar_builder *b, struct expr *e) {
     return expr_repeat(b, e, 0, 1);
 }
 
@@ -370,11 +370,11 @@ struct expr *expr_optional(struct builder *b, struct expr *e) {
 
 /* Nodes and edges grow together while expressions are compiled, so edges are lists first. */
 struct linked_edge {
-    struct edge edge;
+    struct grammar_edge edge;
     int32_t next;
 };
 struct network {
-    struct builder *b;
+    struct grammar_builder *b;
     struct linked_edge *edges;
     int32_t *first, *last; /* [n_nodes] lists of edges in the order they were made, -1: empty */
     int32_t n_nodes, cap_nodes, n_edges, cap_edges;
@@ -384,8 +384,8 @@ struct network {
 
 /* Asked inside every loop that a number in the source drives. */
 static bool network_full(const struct network *w) {
-    int32_t most = GRAMMAR_MAX_NODES / max_share;
-    return w->refused || over_share(w->n_nodes > most || w->n_edges > 4 * most);
+    int32_t most = GRAMMAR_MAX_NODES / build_budget_divisor;
+    return w->refused || over_build_budget(w->n_nodes > most || w->n_edges > 4 * most);
 }
 
 /* The array with room for `cap`, or as it was. */
@@ -407,7 +407,7 @@ static int32_t node_new(struct network *w) {
     return w->n_nodes++;
 }
 
-static void edge_add(struct network *w, int32_t from, struct edge edge) {
+static void edge_add(struct network *w, int32_t from, struct grammar_edge edge) {
     if (w->refused) return;
     if (w->n_edges == w->cap_edges) {
         int32_t cap = w->cap_edges ? 2 * w->cap_edges : 256;
@@ -425,11 +425,11 @@ static void edge_add(struct network *w, int32_t from, struct edge edge) {
 }
 
 static void edge_byte(struct network *w, int32_t from, int32_t to, uint8_t lo, uint8_t hi) {
-    edge_add(w, from, (struct edge){to, CALL_NONE, lo, hi});
+    edge_add(w, from, (struct grammar_edge){to, EDGE_NO_CALL, lo, hi});
 }
 
-static void edge_free(struct network *w, int32_t from, int32_t to) {
-    edge_add(w, from, (struct edge){to, CALL_NONE, 1, 0});
+static void edge_add_epsilon(struct network *w, int32_t from, int32_t to) {
+    edge_add(w, from, (struct grammar_edge){to, EDGE_NO_CALL, 1, 0});
 }
 
 /* Endings of UTF-8 forms that are already there: from the result, [lo, hi] leads to `to`. */
@@ -506,7 +506,7 @@ static int text_compare(const void *a, const void *b) {
 static void texts_compile(struct network *w, struct expr **v, int32_t n, int32_t at, int32_t from,
                           int32_t to) {
     while (n > 0 && v[0]->n == at) { // equal ones too
-        edge_free(w, from, to);
+        edge_add_epsilon(w, from, to);
         do v++, n--;
         while (n > 0 && v[0]->n == at);
     }
@@ -546,18 +546,18 @@ static void alt_compile(struct network *w, const struct expr *e, int32_t from, i
 static void repeat_compile(struct network *w, const struct expr *e, int32_t from, int32_t to) {
     int32_t copies = MAX(e->min, e->max), here = from;
     for (int32_t i = 0; i < copies && !network_full(w); i++) {
-        if (i >= e->min) edge_free(w, here, to);
+        if (i >= e->min) edge_add_epsilon(w, here, to);
         int32_t next = i + 1 == copies && e->max >= 0 ? to : node_new(w);
         expr_compile(w, e->kids[0], here, next);
         here = next;
     }
-    if (copies == 0 && e->max == 0) edge_free(w, from, to);
+    if (copies == 0 && e->max == 0) edge_add_epsilon(w, from, to);
     if (e->max >= 0) return;
     // its own node: a loop at `from` or `to` would also be open to what else begins or ends there
     int32_t loop = node_new(w);
-    edge_free(w, here, loop);
+    edge_add_epsilon(w, here, loop);
     expr_compile(w, e->kids[0], loop, loop);
-    edge_free(w, loop, to);
+    edge_add_epsilon(w, loop, to);
 }
 
 /* Adds to the network the ways from `from` to `to` that read e; nothing else may then lead into
@@ -585,14 +585,14 @@ static void expr_compile(struct network *w, const struct expr *e, int32_t from, 
         repeat_compile(w, e, from, to);
         break;
     case EXPR_RULE:
-        edge_add(w, from, (struct edge){to, e->rule, 1, 0});
+        edge_add(w, from, (struct grammar_edge){to, e->rule, 1, 0});
         break;
     }
 }
 
 static int rules_compile(struct network *w, struct error *err) {
     for (int32_t i = 0; i < w->b->n_rules; i++) {
-        struct rule *r = &w->b->rules[i];
+        struct grammar_rule *r = &w->b->rules[i];
         CHECK(r->defined);
         r->start = node_new(w);
         r->end = node_new(w);
@@ -602,26 +602,26 @@ static int rules_compile(struct network *w, struct error *err) {
             return error_set(err, ERR_MEMORY,
                              "grammar is too large: it takes more than %d states; shorten its "
                              "repetitions",
-                             GRAMMAR_MAX_NODES / max_share);
+                             GRAMMAR_MAX_NODES / build_budget_divisor);
         }
     }
     return OK;
 }
 
-/* All that grammar_fill and grammar_measure make, at once. */
+/* All that grammar_fill and grammar_min_lengths make, at once. */
 static int grammar_reserve(struct grammar *g, const struct network *w, struct error *err) {
     size_t node = 2 * sizeof(int32_t) + 2;
     return arena_reserve(&g->arena,
                          (size_t)(w->n_nodes + 1) * node +
-                             (size_t)(w->n_edges + 1) * sizeof(struct edge) +
-                             (size_t)w->b->n_rules * sizeof(struct rule) + 6 * 64,
+                             (size_t)(w->n_edges + 1) * sizeof(struct grammar_edge) +
+                             (size_t)w->b->n_rules * sizeof(struct grammar_rule) + 6 * 64,
                          err);
 }
 
 /* Lays the lists of edges one behind the other. */
 static void grammar_fill(struct grammar *g, const struct network *w) {
     int32_t *begin = arena_alloc(&g->arena, (size_t)(w->n_nodes + 1) * sizeof *begin), n = 0;
-    struct edge *edges = arena_alloc(&g->arena, (size_t)(w->n_edges + 1) * sizeof *edges);
+    struct grammar_edge *edges = arena_alloc(&g->arena, (size_t)(w->n_edges + 1) * sizeof *edges);
     uint8_t *is_end = arena_alloc(&g->arena, (size_t)w->n_nodes);
     uint8_t *reads = arena_alloc(&g->arena, (size_t)w->n_nodes);
     for (int32_t i = 0; i < w->n_nodes; i++) {
@@ -629,7 +629,7 @@ static void grammar_fill(struct grammar *g, const struct network *w) {
         for (int32_t k = w->first[i]; k >= 0; k = w->edges[k].next) edges[n++] = w->edges[k].edge;
     }
     begin[w->n_nodes] = n;
-    struct rule *rules = arena_alloc(&g->arena, (size_t)w->b->n_rules * sizeof *rules);
+    struct grammar_rule *rules = arena_alloc(&g->arena, (size_t)w->b->n_rules * sizeof *rules);
     memcpy(rules, w->b->rules, (size_t)w->b->n_rules * sizeof *rules);
     for (int32_t i = 0; i < w->b->n_rules; i++) is_end[rules[i].end] = 1;
     for (int32_t i = 0; i < w->n_nodes; i++)
@@ -646,9 +646,9 @@ static void grammar_fill(struct grammar *g, const struct network *w) {
 /* checks and figures */
 
 /* Bytes of the shortest way to the rule's end that begins with this edge. */
-static int32_t edge_length(const struct grammar *g, const int32_t *rest, const struct edge *e) {
+static int32_t edge_length(const struct grammar *g, const int32_t *rest, const struct grammar_edge *e) {
     int32_t here = e->lo <= e->hi ? 1 : e->rule >= 0 ? rest[g->rules[e->rule].start] : 0;
-    return MIN(here + rest[e->to], GRAMMAR_NEVER);
+    return MIN(here + rest[e->to], GRAMMAR_INFINITE_LENGTH);
 }
 
 /* For every node, the edges whose length hangs on its rest: those that lead to it, and those that
@@ -661,7 +661,7 @@ struct uses {
 static void uses_count(const struct grammar *g, struct uses *u, bool fill) {
     for (int32_t i = 0; i < g->n_nodes; i++)
         for (int32_t k = g->edge_begin[i]; k < g->edge_begin[i + 1]; k++) {
-            const struct edge *e = &g->edges[k];
+            const struct grammar_edge *e = &g->edges[k];
             int32_t on[2] = {e->to, e->rule >= 0 ? g->rules[e->rule].start : -1};
             for (int j = 0; j < 2 && on[j] >= 0; j++) {
                 int32_t at = u->begin[on[j]]++;
@@ -688,7 +688,7 @@ static struct uses uses_make(const struct grammar *g, struct arena *scratch) {
 }
 
 /* The least fixed point: from the ends backwards, whoever gets shorter tells those who use it. */
-static int grammar_measure(struct grammar *g, struct error *err) {
+static int grammar_min_lengths(struct grammar *g, struct error *err) {
     struct arena scratch = {0};
     size_t nodes = (size_t)g->n_nodes + 2, edges = (size_t)g->edge_begin[g->n_nodes] + 1;
     size_t size = nodes * (2 * sizeof(int32_t) + 1) + edges * 4 * sizeof(int32_t) + 5 * 64;
@@ -698,7 +698,7 @@ static int grammar_measure(struct grammar *g, struct error *err) {
     int32_t *queue = arena_alloc(&scratch, (size_t)g->n_nodes * sizeof *queue), head = 0, n = 0;
     bool *waits = arena_alloc(&scratch, (size_t)g->n_nodes);
     for (int32_t i = 0; i < g->n_nodes; i++) {
-        rest[i] = g->is_end[i] ? 0 : GRAMMAR_NEVER;
+        rest[i] = g->is_end[i] ? 0 : GRAMMAR_INFINITE_LENGTH;
         if (g->is_end[i]) queue[n++] = i, waits[i] = true;
     }
     for (; n > 0; n--) { // a ring: no node waits twice
@@ -748,7 +748,7 @@ static void first_calls_of(const struct grammar *g, int32_t rule, uint8_t *seen,
     while (n > 0) {
         int32_t node = todo[--n];
         for (int32_t k = g->edge_begin[node]; k < g->edge_begin[node + 1]; k++) {
-            const struct edge *e = &g->edges[k];
+            const struct grammar_edge *e = &g->edges[k];
             if (e->lo <= e->hi) continue;
             if (e->rule >= 0) first_calls_add(l, rule, e->rule);
             if (e->rule >= 0 && g->rest[g->rules[e->rule].start] > 0) continue;
@@ -795,7 +795,7 @@ static const char *circle_name(const struct grammar *g, const struct first_calls
 }
 
 /* A rule that may call itself before it reads would push frames without end. */
-static int grammar_check_left(const struct grammar *g, struct error *err) {
+static int grammar_check_left_recursion(const struct grammar *g, struct error *err) {
     struct first_calls l = {0};
     uint8_t *seen = xcalloc((size_t)g->n_nodes, 1);
     int32_t *todo = xmalloc((size_t)g->n_nodes * sizeof *todo);
@@ -821,7 +821,7 @@ static int grammar_check_left(const struct grammar *g, struct error *err) {
 static void grammar_classes(struct grammar *g) {
     bool begins[257] = {[0] = true};
     for (int32_t k = 0; k < g->edge_begin[g->n_nodes]; k++) {
-        const struct edge *e = &g->edges[k];
+        const struct grammar_edge *e = &g->edges[k];
         if (e->lo <= e->hi) begins[e->lo] = begins[e->hi + 1] = true;
     }
     for (int i = 0; i < 256; i++) {
@@ -833,18 +833,18 @@ static void grammar_classes(struct grammar *g) {
 /* What even its beginning takes too much work for would be written wrongly narrow all along. */
 static int grammar_check_start(const struct grammar *g, struct error *err) {
     struct grammar_machine *m = grammar_machine_new(g, NULL, 0);
-    bool limited = grammar_machine_limited(m);
+    bool limited = grammar_machine_hit_limit(m);
     grammar_machine_free(m);
     if (!limited) return OK;
     return error_set(err, ERR_MEMORY, "grammar is too ambiguous: it has too many ways to begin");
 }
 
 static void grammar_name(struct grammar *g, const char *kind, const char *text, size_t len) {
-    struct hasher h;
-    hasher_init(&h);
-    hasher_add(&h, kind, strlen(kind) + 1);
-    hasher_add(&h, text, len);
-    hasher_final(&h, g->hash);
+    struct sha256 h;
+    sha256_init(&h);
+    sha256_update(&h, kind, strlen(kind) + 1);
+    sha256_update(&h, text, len);
+    sha256_final(&h, g->hash);
     char *copy = arena_alloc(&g->arena, len + 1);
     memcpy(copy, text, len);
     copy[len] = 0;
@@ -853,7 +853,7 @@ static void grammar_name(struct grammar *g, const char *kind, const char *text, 
     g->source_len = len;
 }
 
-struct grammar *grammar_build(struct builder *b, int32_t root, const char *kind, const char *text,
+struct grammar *grammar_build(struct grammar_builder *b, int32_t root, const char *kind, const char *text,
                               size_t len, struct error *err) {
     struct network w = {.b = b, .err = err};
     struct grammar *g = NULL;
@@ -862,13 +862,13 @@ struct grammar *grammar_build(struct builder *b, int32_t root, const char *kind,
     g->root = root;
     int rc = grammar_reserve(g, &w, err);
     if (rc == OK) grammar_fill(g, &w);
-    if (rc == OK) rc = grammar_measure(g, err);
+    if (rc == OK) rc = grammar_min_lengths(g, err);
     if (rc == OK) {
         grammar_classes(g);
         grammar_name(g, kind, text, len);
-        rc = grammar_check_left(g, err);
+        rc = grammar_check_left_recursion(g, err);
     }
-    if (rc == OK && grammar_shortest(g) >= GRAMMAR_NEVER)
+    if (rc == OK && grammar_min_length(g) >= GRAMMAR_INFINITE_LENGTH)
         rc = error_set(err, ERR_FORMAT, "no text can match this %s", kind);
     if (rc == OK) rc = grammar_check_start(g, err);
     if (rc != OK) {
@@ -876,13 +876,13 @@ struct grammar *grammar_build(struct builder *b, int32_t root, const char *kind,
         g = NULL;
     } else {
         for (int32_t i = 0; i < g->n_rules; i++) // both are the builder's
-            ((struct rule *)(uintptr_t)g->rules)[i].name = NULL;
+            ((struct grammar_rule *)(uintptr_t)g->rules)[i].name = NULL;
     }
 out:
     free(w.edges);
     free(w.first);
     free(w.last);
-    builder_release(b);
+    grammar_builder_release(b);
     return g;
 }
 
@@ -909,25 +909,25 @@ const char *grammar_source(const struct grammar *g, size_t *len) {
     return g->source;
 }
 
-int32_t grammar_shortest(const struct grammar *g) {
+int32_t grammar_min_length(const struct grammar *g) {
     return g->rest[g->rules[g->root].start];
 }
 
 struct grammar *grammar_new_choices(const char *const *texts, int n, struct error *err) {
-    struct builder b = {0};
+    struct grammar_builder b = {0};
     struct exprs l = {0};
     struct buf all = {0};
     for (int i = 0; i < n; i++) {
         buf_add(&all, texts[i], strlen(texts[i]) + 1);
         exprs_add(&l, expr_puts(&b, texts[i]));
     }
-    int32_t root = builder_rule(&b, "choices");
-    builder_define(&b, root, expr_alt(&b, &l));
+    int32_t root = grammar_builder_add_rule(&b, "choices");
+    grammar_builder_define_rule(&b, root, expr_alt(&b, &l));
     struct grammar *g = NULL;
     if (all.len <= GRAMMAR_MAX_TEXT) {
-        g = grammar_build(&b, root, CHOICES_KIND, all.data ? all.data : "", all.len, err);
+        g = grammar_build(&b, root, GRAMMAR_KIND_CHOICES, all.data ? all.data : "", all.len, err);
     } else {
-        builder_release(&b);
+        grammar_builder_release(&b);
         error_set(err, ERR_MEMORY, "choices of %zu bytes are above the limit of %d", all.len,
                   GRAMMAR_MAX_TEXT);
     }
@@ -950,11 +950,11 @@ static struct grammar *choices_again(const char *text, size_t len, struct error 
 
 struct grammar *grammar_from_source(const char *kind, const char *text, size_t len,
                                     struct error *err) {
-    if (strcmp(kind, REGEX_KIND) == 0) return grammar_new_regex(text, len, err);
-    if (strcmp(kind, GBNF_KIND) == 0) return grammar_new_gbnf(text, len, err);
-    if (strcmp(kind, SCHEMA_KIND) == 0) return grammar_new_json_schema(text, len, false, err);
-    if (strcmp(kind, COMPACT_KIND) == 0) return grammar_new_json_schema(text, len, true, err);
-    if (strcmp(kind, CHOICES_KIND) == 0) return choices_again(text, len, err);
+    if (strcmp(kind, GRAMMAR_KIND_REGEX) == 0) return grammar_new_regex(text, len, err);
+    if (strcmp(kind, GRAMMAR_KIND_GBNF) == 0) return grammar_new_gbnf(text, len, err);
+    if (strcmp(kind, GRAMMAR_KIND_JSON_SCHEMA) == 0) return grammar_new_json_schema(text, len, false, err);
+    if (strcmp(kind, GRAMMAR_KIND_COMPACT_JSON_SCHEMA) == 0) return grammar_new_json_schema(text, len, true, err);
+    if (strcmp(kind, GRAMMAR_KIND_CHOICES) == 0) return choices_again(text, len, err);
     error_set(err, ERR_FORMAT, "no kind of grammar is called '%.40s'", kind);
     return NULL;
 }

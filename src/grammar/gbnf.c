@@ -15,7 +15,7 @@
 #include <string.h>
 
 struct parser {
-    struct builder *b;
+    struct grammar_builder *b;
     const char *text;
     size_t len, pos;
     int nesting;
@@ -62,8 +62,8 @@ static int32_t take_name(struct parser *p) {
     char *name = xmalloc(n + 1);
     memcpy(name, p->text + p->pos, n);
     name[n] = 0;
-    int32_t rule = builder_find(p->b, name);
-    if (rule < 0 && p->b->n_rules < GRAMMAR_MAX_NAMES) rule = builder_rule(p->b, name);
+    int32_t rule = grammar_builder_find_rule(p->b, name);
+    if (rule < 0 && p->b->n_rules < GRAMMAR_MAX_NAMES) rule = grammar_builder_add_rule(p->b, name);
     free(name);
     if (rule < 0) return refuse(p, "there are too many rules"), -1;
     p->pos += n;
@@ -91,7 +91,7 @@ static int32_t take_char(struct parser *p) {
     static const char from[] = "tnr\"[]\\", to[] = "\t\n\r\"[]\\";
     int n;
     if (peek(p) != '\\') {
-        int32_t c = utf8_get(p->text + p->pos, p->len - p->pos, &n);
+        int32_t c = utf8_decode(p->text + p->pos, p->len - p->pos, &n);
         if (c < 0) return refuse(p, "the text ends inside quotes or brackets"), -1;
         p->pos += (size_t)n;
         return c;
@@ -110,10 +110,10 @@ static int32_t take_char(struct parser *p) {
 static struct expr *literal(struct parser *p) {
     struct exprs l = {0};
     while (peek(p) != '"') {
-        struct ranges r = {0};
+        struct codepoint_set r = {0};
         int32_t c = take_char(p);
         if (c < 0) return free(l.v), NULL;
-        ranges_add(&r, (uint32_t)c, (uint32_t)c);
+        codepoint_set_add(&r, (uint32_t)c, (uint32_t)c);
         exprs_add(&l, expr_set(p->b, &r));
     }
     p->pos++;
@@ -122,7 +122,7 @@ static struct expr *literal(struct parser *p) {
 
 /* The cursor is behind '['. */
 static struct expr *set(struct parser *p) {
-    struct ranges r = {0};
+    struct codepoint_set r = {0};
     bool negative = peek(p) == '^';
     p->pos += negative;
     while (peek(p) != ']') {
@@ -132,11 +132,11 @@ static struct expr *set(struct parser *p) {
             hi = take_char(p);
             if (hi >= 0 && hi < lo) hi = (refuse(p, "a range must go up"), -1);
         }
-        if (lo < 0 || hi < 0) return ranges_release(&r), NULL;
-        ranges_add(&r, (uint32_t)lo, (uint32_t)hi);
+        if (lo < 0 || hi < 0) return codepoint_set_release(&r), NULL;
+        codepoint_set_add(&r, (uint32_t)lo, (uint32_t)hi);
     }
     p->pos++;
-    if (negative) ranges_negate(&r);
+    if (negative) codepoint_set_negate(&r);
     return expr_set(p->b, &r);
 }
 
@@ -154,7 +154,7 @@ static struct expr *group(struct parser *p) {
 
 /* One symbol without its repetition. */
 static struct expr *symbol(struct parser *p) {
-    struct ranges all = {0};
+    struct codepoint_set all = {0};
     char c = peek(p);
     if (is_name(c)) {
         int32_t rule = take_name(p);
@@ -167,7 +167,7 @@ static struct expr *symbol(struct parser *p) {
     if (c == '"') return literal(p);
     if (c == '[') return set(p);
     if (c == '(') return group(p);
-    ranges_add(&all, 0, 0x10FFFF);
+    codepoint_set_add(&all, 0, 0x10FFFF);
     return expr_set(p->b, &all);
 }
 
@@ -227,7 +227,7 @@ static struct expr *sequence(struct parser *p) {
         struct expr *e = symbol(p);
         skip_space(p, p->nesting > 0);
         if (e) e = repeated(p, e);
-        if (e && builder_full(p->b)) e = refuse(p, "the grammar is too large");
+        if (e && grammar_builder_is_full(p->b)) e = refuse(p, "the grammar is too large");
         if (!e) return free(l.v), NULL;
         exprs_add(&l, e);
     }
@@ -263,7 +263,7 @@ static bool rule_parse(struct parser *p) {
     skip_space(p, true);
     struct expr *e = alternatives(p);
     if (!e) return false;
-    builder_define(p->b, rule, e);
+    grammar_builder_define_rule(p->b, rule, e);
     if (p->pos < p->len && !strchr("\r\n", p->text[p->pos]))
         return refuse(p, "the end of the line was expected"), false;
     skip_space(p, true);
@@ -276,19 +276,19 @@ static int32_t rules_check(const struct parser *p) {
         if (!p->b->rules[i].defined)
             return error_set(p->err, ERR_FORMAT, "grammar: rule '%.100s' is used but not defined",
                              p->b->rules[i].name);
-    int32_t root = builder_find(p->b, "root");
+    int32_t root = grammar_builder_find_rule(p->b, "root");
     if (root < 0) return error_set(p->err, ERR_FORMAT, "grammar: it has no rule 'root'");
     return root;
 }
 
 struct grammar *grammar_new_gbnf(const char *text, size_t len, struct error *err) {
-    struct builder b = {0};
+    struct grammar_builder b = {0};
     struct parser p = {.b = &b, .text = text, .len = len, .err = err};
     bool good = grammar_check_text("grammar", text, len, err) == OK;
     if (good) skip_space(&p, true);
     while (good && p.pos < len) good = rule_parse(&p);
     int32_t root = good ? rules_check(&p) : -1;
-    if (root >= 0) return grammar_build(&b, root, GBNF_KIND, text, len, err);
-    builder_release(&b);
+    if (root >= 0) return grammar_build(&b, root, GRAMMAR_KIND_GBNF, text, len, err);
+    grammar_builder_release(&b);
     return NULL;
 }

@@ -243,10 +243,10 @@ static void id_table_reset(struct id_table *t, uint64_t size) {
     *t = (struct id_table){.slots = xcalloc(size, sizeof *t->slots), .mask = size - 1};
 }
 
-/* Lengths add up without bound as stacks grow: what is too long to count is GRAMMAR_NEVER, which no
+/* Lengths add up without bound as stacks grow: what is too long to count is GRAMMAR_INFINITE_LENGTH, which no
  * reply has room for. */
 static int32_t rest_sum(int32_t a, int32_t b) {
-    return MIN(a + b, GRAMMAR_NEVER);
+    return MIN(a + b, GRAMMAR_INFINITE_LENGTH);
 }
 
 static uint64_t stacks_hash(const struct frame *v, int32_t n, int32_t flags) {
@@ -275,7 +275,7 @@ static int32_t stacks_intern(struct grammar_machine *m, const struct frame *v, i
             return t->slots[i] - 1;
     }
     struct stacks s = {.first = m->frames.n, .n = n, .flags = flags};
-    s.rest = flags ? 0 : GRAMMAR_NEVER;
+    s.rest = flags ? 0 : GRAMMAR_INFINITE_LENGTH;
     for (int32_t i = 0; i < n; i++)
         s.rest = MIN(s.rest, rest_sum(m->g->rest[v[i].ret], m->stacks.v[v[i].below].rest));
     // the bytes of the way down add up frame by frame, so no state ever walks its stacks for them
@@ -315,7 +315,7 @@ static int32_t state_intern(struct grammar_machine *m, const struct config *v, i
             (n == 0 || memcmp(m->configs.v + s->first, v, (size_t)n * sizeof *v) == 0))
             return t->slots[i] - 1;
     }
-    struct state s = {m->configs.n, n, flags ? 0 : GRAMMAR_NEVER, ROW_NONE, -1, flags};
+    struct state s = {m->configs.n, n, flags ? 0 : GRAMMAR_INFINITE_LENGTH, ROW_NONE, -1, flags};
     for (int32_t i = 0; i < n; i++)
         s.rest = MIN(s.rest, rest_sum(m->g->rest[v[i].node], m->stacks.v[v[i].stacks].rest));
     POOL_ROOM(&m->configs, n);
@@ -374,7 +374,7 @@ static int32_t stacks_merge(struct grammar_machine *m, int32_t a, int32_t b) {
 /* Notes a configuration to follow, once. What has no way to an end is not worth following. */
 static void step_visit(struct grammar_machine *m, int32_t node, int32_t stacks) {
     bool is_new;
-    if (m->g->rest[node] >= GRAMMAR_NEVER) return;
+    if (m->g->rest[node] >= GRAMMAR_INFINITE_LENGTH) return;
     pair_map_get(&m->seen, node, stacks, &is_new);
     if (!is_new) return;
     if (m->todo.n >= STEP_LIMIT) {
@@ -412,13 +412,13 @@ static void step_follow(struct grammar_machine *m, struct config c) {
     }
     if (!step_edges(m, c.node)) return;
     for (int32_t k = g->edge_begin[c.node]; k < g->edge_begin[c.node + 1]; k++) {
-        const struct edge *e = &g->edges[k];
-        if (e->lo <= e->hi || g->rest[e->to] >= GRAMMAR_NEVER) continue;
+        const struct grammar_edge *e = &g->edges[k];
+        if (e->lo <= e->hi || g->rest[e->to] >= GRAMMAR_INFINITE_LENGTH) continue;
         if (e->rule < 0) {
             step_visit(m, e->to, c.stacks);
         } else if (g->is_end[e->to]) { // a call at the end needs no frame: it returns to our caller
             step_visit(m, g->rules[e->rule].start, c.stacks);
-        } else if (g->rest[g->rules[e->rule].start] < GRAMMAR_NEVER) {
+        } else if (g->rest[g->rules[e->rule].start] < GRAMMAR_INFINITE_LENGTH) {
             struct frame f = {e->to, c.stacks};
             step_visit(m, g->rules[e->rule].start, stacks_intern(m, &f, 1, 0));
         }
@@ -475,7 +475,7 @@ static int32_t state_compute(struct grammar_machine *m, int32_t state, uint8_t b
         struct config c = m->configs.v[s.first + i];
         m->units -= m->g->edge_begin[c.node + 1] - m->g->edge_begin[c.node];
         for (int32_t k = m->g->edge_begin[c.node]; k < m->g->edge_begin[c.node + 1]; k++) {
-            const struct edge *e = &m->g->edges[k];
+            const struct grammar_edge *e = &m->g->edges[k];
             if (e->lo <= byte && byte <= e->hi) step_visit(m, e->to, c.stacks);
         }
     }
@@ -519,9 +519,9 @@ static void machine_clear(struct grammar_machine *m) {
     id_table_reset(&m->stacks_table, 256);
     id_table_reset(&m->states_table, 256);
     POOL_ROOM(&m->stacks, 1);
-    m->stacks.v[m->stacks.n++] = (struct stacks){.rest = GRAMMAR_NEVER};
+    m->stacks.v[m->stacks.n++] = (struct stacks){.rest = GRAMMAR_INFINITE_LENGTH};
     POOL_ROOM(&m->states, 1);
-    m->states.v[m->states.n++] = (struct state){.rest = GRAMMAR_NEVER, .row = ROW_NONE, .mask = -1};
+    m->states.v[m->states.n++] = (struct state){.rest = GRAMMAR_INFINITE_LENGTH, .row = ROW_NONE, .mask = -1};
     CHECK(stacks_intern(m, NULL, 0, STACKS_BOTTOM) == STACKS_BOTTOM);
     CHECK(stacks_intern(m, NULL, 0, STACKS_UNKNOWN) == STACKS_UNKNOWN);
 }
@@ -545,7 +545,7 @@ static void masks_clear(struct grammar_machine *m) {
     }
 }
 
-void grammar_machine_limit(struct grammar_machine *m, size_t max_bytes) {
+void grammar_machine_set_limit(struct grammar_machine *m, size_t max_bytes) {
     m->max_bytes = max_bytes ? max_bytes : (size_t)64 << 20;
 }
 
@@ -554,7 +554,7 @@ struct grammar_machine *grammar_machine_new(const struct grammar *g, const struc
     struct grammar_machine *m = xcalloc(1, sizeof *m);
     m->g = g;
     m->vocab = v;
-    grammar_machine_limit(m, max_bytes);
+    grammar_machine_set_limit(m, max_bytes);
     m->units = UNITS_ALL;
     for (int i = 0; i < N_MASKS; i++) m->masks[i].state = -1;
     size_t depth = v ? (size_t)v->max_depth + 2 : 2;
@@ -600,7 +600,7 @@ size_t grammar_machine_bytes(const struct grammar_machine *m) {
            (m->stacks_table.mask + m->states_table.mask + 2) * sizeof(int32_t) + m->mask_bytes;
 }
 
-bool grammar_machine_limited(const struct grammar_machine *m) {
+bool grammar_machine_hit_limit(const struct grammar_machine *m) {
     return m->limited;
 }
 
@@ -652,7 +652,7 @@ static void stacks_mark(const struct grammar_machine *m, int32_t *const *roots, 
 }
 
 /* Forgets everything but the roots. */
-static void machine_collect(struct grammar_machine *m) {
+static void machine_gc(struct grammar_machine *m) {
     int32_t n_roots, **roots = machine_roots(m, &n_roots);
     struct grammar_machine old = *m;
     int32_t *map = xcalloc((size_t)old.stacks.n, sizeof *map);
@@ -687,9 +687,9 @@ static void machine_collect(struct grammar_machine *m) {
 
 /* At the entry of public calls and between two nodes of a walk: no id may be in use but the roots.
  * Doubling the bound when the roots themselves are large keeps collections rare. */
-static void machine_trim(struct grammar_machine *m) {
+static void machine_gc_if_full(struct grammar_machine *m) {
     if (grammar_machine_bytes(m) <= m->max_bytes) return;
-    machine_collect(m);
+    machine_gc(m);
     if (grammar_machine_bytes(m) > m->max_bytes / 2) m->max_bytes *= 2;
 }
 
@@ -727,7 +727,7 @@ static int32_t state_id(const struct grammar_state *s) {
 
 bool grammar_accept_bytes(struct grammar_state *s, const void *bytes, size_t n) {
     struct grammar_machine *m = s->machine;
-    machine_trim(m);
+    machine_gc_if_full(m);
     int32_t state = state_id(s);
     for (size_t i = 0; i < n && state != STATE_DEAD; i++)
         state = state_next(m, state, ((const uint8_t *)bytes)[i]);
@@ -739,7 +739,7 @@ bool grammar_is_final(const struct grammar_state *s) {
     return s->machine->states.v[state_id(s)].flags & STACKS_BOTTOM;
 }
 
-int32_t grammar_rest(const struct grammar_state *s) {
+int32_t grammar_min_remaining(const struct grammar_state *s) {
     return s->machine->states.v[state_id(s)].rest;
 }
 
@@ -757,8 +757,8 @@ static int only_byte(struct grammar_machine *m, int32_t state) {
     return only;
 }
 
-size_t grammar_forced(struct grammar_state *s, size_t limit, struct buf *out) {
-    machine_trim(s->machine);
+size_t grammar_jump_forward(struct grammar_state *s, size_t limit, struct buf *out) {
+    machine_gc_if_full(s->machine);
     int32_t state = state_id(s);
     size_t n = 0;
     for (int byte; n < limit && (byte = only_byte(s->machine, state)) >= 0; n++) {
@@ -827,7 +827,7 @@ static void vocab_fill(struct grammar_vocab *v, const struct piece *pieces, int3
     free(path);
 }
 
-struct grammar_vocab *grammar_vocab_from(const char *const *pieces, const int32_t *lens,
+struct grammar_vocab *grammar_vocab_new_pieces(const char *const *pieces, const int32_t *lens,
                                          int32_t n) {
     struct grammar_vocab *v = xcalloc(1, sizeof *v);
     struct piece *sorted = xmalloc(((size_t)n + 1) * sizeof *sorted);
@@ -848,11 +848,11 @@ struct grammar_vocab *grammar_vocab_from(const char *const *pieces, const int32_
 }
 
 struct grammar_vocab *grammar_vocab_new(const struct tokenizer *t) {
-    int32_t n = tok_vocab_size(t);
+    int32_t n = tokenizer_vocab_size(t);
     struct buf all = {0};
     size_t *at = xcalloc((size_t)n + 1, sizeof *at);
     for (int32_t i = 0; i < n; i++) {
-        tok_decode(t, i, false, &all);
+        tokenizer_decode_token(t, i, false, &all);
         at[i + 1] = all.len;
     }
     const char **pieces = xcalloc((size_t)n + 1, sizeof *pieces);
@@ -861,7 +861,7 @@ struct grammar_vocab *grammar_vocab_new(const struct tokenizer *t) {
         pieces[i] = all.data + at[i];
         lens[i] = (int32_t)(at[i + 1] - at[i]);
     }
-    struct grammar_vocab *v = grammar_vocab_from(pieces, lens, n);
+    struct grammar_vocab *v = grammar_vocab_new_pieces(pieces, lens, n);
     free(pieces);
     free(lens);
     free(at);
@@ -928,7 +928,7 @@ static bool walk_down(struct grammar_machine *m, struct walk *w) {
     return true;
 }
 
-static void machine_trim(struct grammar_machine *m);
+static void machine_gc_if_full(struct grammar_machine *m);
 
 /* One node; m->path[d] and m->open[d] are those before a node of depth d. */
 static void walk_node(struct grammar_machine *m, struct walk *w) {
@@ -958,7 +958,7 @@ static bool walk_on(struct grammar_machine *m, struct walk *w) {
     if (!walk_down(m, w)) return false;
     for (int32_t n = 0; w->at < w->end; n++) {
         if (m->units-- <= 0) return false;
-        if (n % TRIM_EVERY == 0) machine_trim(m);
+        if (n % TRIM_EVERY == 0) machine_gc_if_full(m);
         walk_node(m, w);
     }
     return true;
@@ -970,7 +970,7 @@ bool grammar_accept_token(struct grammar_state *s, int32_t token) {
     CHECK(v != NULL && token >= 0 && token < v->n_tokens && m->job.stage == JOB_NONE);
     int32_t node = v->node_of[token];
     if (node < 0) return false;
-    machine_trim(m);
+    machine_gc_if_full(m);
     struct walk w;
     walk_begin(m, &w, state_id(s), node, node + 1);
     walk_down(m, &w);
@@ -981,7 +981,7 @@ bool grammar_accept_token(struct grammar_state *s, int32_t token) {
 
 /* An empty entry in place of the one that was used longest ago. It belongs to no state before it is
  * whole. */
-static struct mask *mask_take(struct grammar_machine *m) {
+static struct mask *mask_cache_evict(struct grammar_machine *m) {
     struct mask *out = NULL;
     for (int i = 0; i < N_MASKS; i++) {
         struct mask *k = &m->masks[i];
@@ -1001,7 +1001,7 @@ static struct mask *mask_take(struct grammar_machine *m) {
     return out;
 }
 
-static void mask_keep(struct grammar_machine *m, struct mask *k, int32_t state, int32_t worst) {
+static void mask_cache_put(struct grammar_machine *m, struct mask *k, int32_t state, int32_t worst) {
     int64_t bytes = (int64_t)k->cut.cap * (int64_t)sizeof *k->cut.v;
     m->mask_bytes += (size_t)(bytes - k->counted);
     k->counted = bytes;
@@ -1012,7 +1012,7 @@ static void mask_keep(struct grammar_machine *m, struct mask *k, int32_t state, 
 }
 
 /* The mask that is there, marked as used. */
-static struct mask *mask_find(struct grammar_machine *m, int32_t state) {
+static struct mask *mask_cache_get(struct grammar_machine *m, int32_t state) {
     int32_t i = m->states.v[state].mask;
     if (i < 0) return NULL;
     m->masks[i].used = ++m->clock;
@@ -1068,9 +1068,9 @@ static bool job_read(struct grammar_machine *m) {
 /* Fills a new mask by a walk of the whole trie from `state`. */
 static void job_walk(struct grammar_machine *m, int32_t state, bool local) {
     struct job *j = &m->job;
-    j->making = mask_take(m);
+    j->making = mask_cache_evict(m);
     j->w = (struct walk){.bits = j->making->bits,
-                         .max_rest = GRAMMAR_NEVER,
+                         .max_rest = GRAMMAR_INFINITE_LENGTH,
                          .local = local ? j->making : NULL,
                          .budget = walk_budget(m->vocab)};
     walk_begin(m, &j->w, state, 0, m->vocab->n_nodes);
@@ -1084,7 +1084,7 @@ static void job_mask(struct grammar_machine *m) {
     if (j->left >= 0) j->max_rest = rest <= j->left ? j->left - 1 : -1;
     j->making = NULL;
     j->n_parts = 0;
-    if (mask_find(m, state)) {
+    if (mask_cache_get(m, state)) {
         j->stage = JOB_COPY;
         return;
     }
@@ -1099,14 +1099,14 @@ static void job_mask(struct grammar_machine *m) {
 static void job_join(struct grammar_machine *m, const int32_t *groups) {
     struct job *j = &m->job;
     int32_t worst = 0;
-    j->making = mask_take(m);
+    j->making = mask_cache_evict(m);
     for (int32_t i = 0; i < j->n_parts; i++) {
         worst = MAX(worst, rest_sum(j->parts[i]->worst, m->stacks.v[groups[i]].rest));
         for (size_t k = 0; k < mask_words(m->vocab); k++)
             j->making->bits[k] |= j->parts[i]->bits[k];
     }
     j->w = (struct walk){.bits = j->making->bits,
-                         .max_rest = GRAMMAR_NEVER,
+                         .max_rest = GRAMMAR_INFINITE_LENGTH,
                          .worst = worst,
                          .budget = walk_budget(m->vocab)};
     j->part = j->cut = 0;
@@ -1122,7 +1122,7 @@ static void job_part(struct grammar_machine *m) {
         return;
     }
     int32_t local = state_local(m, job_state(m), groups[j->n_parts]);
-    struct mask *known = mask_find(m, local);
+    struct mask *known = mask_cache_get(m, local);
     if (known) {
         j->parts[j->n_parts++] = known;
         return;
@@ -1135,7 +1135,7 @@ static void job_part(struct grammar_machine *m) {
 static bool job_local(struct grammar_machine *m) {
     struct job *j = &m->job;
     if (!walk_on(m, &j->w)) return false;
-    mask_keep(m, j->making, j->local, j->w.worst);
+    mask_cache_put(m, j->making, j->local, j->w.worst);
     j->parts[j->n_parts++] = j->making;
     j->making = NULL;
     j->stage = JOB_PART;
@@ -1161,7 +1161,7 @@ static bool job_cuts(struct grammar_machine *m) {
 static bool job_finish(struct grammar_machine *m) {
     struct job *j = &m->job;
     if (!(j->stage == JOB_WALK ? walk_on(m, &j->w) : job_cuts(m))) return false;
-    mask_keep(m, j->making, job_state(m), j->w.worst);
+    mask_cache_put(m, j->making, job_state(m), j->w.worst);
     j->making = NULL;
     j->n_parts = 0;
     j->stage = JOB_COPY;
@@ -1171,7 +1171,7 @@ static bool job_finish(struct grammar_machine *m) {
 /* Near the end of the tokens the mask that is kept would let in what takes too long to close. */
 static void job_copy(struct grammar_machine *m) {
     struct job *j = &m->job;
-    const struct mask *mask = mask_find(m, job_state(m));
+    const struct mask *mask = mask_cache_get(m, job_state(m));
     size_t size = mask_words(m->vocab) * sizeof *j->bits;
     bool fits = j->max_rest < 0 || mask->worst <= j->max_rest;
     m->units -= (int64_t)size / 64;
@@ -1222,7 +1222,7 @@ static bool job_run(struct grammar_machine *m) {
 void grammar_mask(struct grammar_state *s, int32_t max_rest, uint32_t *bits) {
     struct grammar_machine *m = s->machine;
     CHECK(m->vocab != NULL && m->job.stage == JOB_NONE);
-    machine_trim(m);
+    machine_gc_if_full(m);
     m->job = (struct job){
         .stage = JOB_MASK, .slot = s->slot, .left = -1, .max_rest = max_rest, .bits = bits};
     CHECK(job_run(m));
@@ -1231,7 +1231,7 @@ void grammar_mask(struct grammar_state *s, int32_t max_rest, uint32_t *bits) {
 /* A state before its first token begins with the mask. */
 static void job_begin(struct grammar_state *s, int32_t token, int32_t left, uint32_t *bits) {
     struct grammar_machine *m = s->machine;
-    machine_trim(m);
+    machine_gc_if_full(m);
     m->job =
         (struct job){.slot = s->slot, .token = token, .left = left, .max_rest = -1, .bits = bits};
     m->job.stage = token >= 0 ? JOB_READ : bits ? JOB_MASK : JOB_NONE;

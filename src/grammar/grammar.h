@@ -41,8 +41,8 @@ struct grammar *grammar_new_choices(const char *const *texts, int n, struct erro
 /* Until it is called again, grammars that this thread compiles may have only 1/share of the states
  * and expressions that the limits allow: a first try of bounded cost. Then, whether one was refused
  * for that. */
-void grammar_build_share(int32_t share);
-bool grammar_build_share_met(void);
+void grammar_set_build_budget(int32_t share);
+bool grammar_build_budget_exceeded(void);
 void grammar_free(struct grammar *g);
 size_t grammar_bytes(const struct grammar *g); /* of memory */
 /* Identity: SHA-256 of the kind and the source text. */
@@ -54,7 +54,7 @@ const char *grammar_source(const struct grammar *g, size_t *len);
 struct grammar *grammar_from_source(const char *kind, const char *text, size_t len,
                                     struct error *err);
 /* Bytes of the shortest text. */
-int32_t grammar_shortest(const struct grammar *g);
+int32_t grammar_min_length(const struct grammar *g);
 /* Appends every text in byte order and returns how many there are; ERR_MEMORY when there are more
  * than `limit`, no end of them, or one longer than 4096 bytes or with a zero byte. */
 int grammar_enumerate(const struct grammar *g, int limit, struct strings *out, struct error *err);
@@ -63,7 +63,7 @@ struct grammar_vocab;
 /* From every token's own bytes; special tokens and empty ones are in no mask. */
 struct grammar_vocab *grammar_vocab_new(const struct tokenizer *t);
 /* The same from n byte strings; a length of 0 leaves a token out. */
-struct grammar_vocab *grammar_vocab_from(const char *const *pieces, const int32_t *lens, int32_t n);
+struct grammar_vocab *grammar_vocab_new_pieces(const char *const *pieces, const int32_t *lens, int32_t n);
 void grammar_vocab_free(struct grammar_vocab *v);
 
 struct grammar_machine;
@@ -72,12 +72,12 @@ struct grammar_machine;
 struct grammar_machine *grammar_machine_new(const struct grammar *g, const struct grammar_vocab *v,
                                             size_t max_bytes);
 /* Changes max_bytes; takes effect with the next call. */
-void grammar_machine_limit(struct grammar_machine *m, size_t max_bytes);
+void grammar_machine_set_limit(struct grammar_machine *m, size_t max_bytes);
 void grammar_machine_free(struct grammar_machine *m);
 size_t grammar_machine_bytes(const struct grammar_machine *m);
 /* A limit on the work of one step or mask was met, so some texts of a very ambiguous grammar can no
  * longer be written. What is written is right all the same. */
-bool grammar_machine_limited(const struct grammar_machine *m);
+bool grammar_machine_hit_limit(const struct grammar_machine *m);
 
 struct grammar_state {
     struct grammar_machine *machine;
@@ -95,14 +95,14 @@ bool grammar_accept_token(struct grammar_state *s, int32_t token);
 /* What was read is a whole text: the reply may end here. */
 bool grammar_is_final(const struct grammar_state *s);
 /* Bytes that the shortest way to a whole text still needs; 0 when final. */
-int32_t grammar_rest(const struct grammar_state *s);
+int32_t grammar_min_remaining(const struct grammar_state *s);
 /*
  * bits[(V + 31) / 32]: bit i is set when the grammar can go on after token i, and in at most
  * `max_rest` more bytes when that is not negative. With a vocabulary of all 256 bytes and
- * grammar_rest() <= tokens left, max_rest = tokens left - 1 always allows a token and the reply is
+ * grammar_min_remaining() <= tokens left, max_rest = tokens left - 1 always allows a token and the reply is
  * whole when the tokens run out. End tokens are the caller's: allowed exactly when
  * grammar_is_final(). A mask may be empty when the text can only end; else only when the vocabulary
- * lacks bytes or grammar_machine_limited().
+ * lacks bytes or grammar_machine_hit_limit().
  */
 void grammar_mask(struct grammar_state *s, int32_t max_rest, uint32_t *bits);
 /*
@@ -118,6 +118,6 @@ bool grammar_advance(struct grammar_state *s, int32_t token, int32_t left, uint3
                      int64_t *units);
 /* Appends the bytes that must come next whatever the reply is, at most `limit`; the state stays.
  * Returns how many. */
-size_t grammar_forced(struct grammar_state *s, size_t limit, struct buf *out);
+size_t grammar_jump_forward(struct grammar_state *s, size_t limit, struct buf *out);
 
 #endif

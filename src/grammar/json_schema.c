@@ -38,7 +38,7 @@ enum {
 };
 
 struct schema {
-    struct builder *b;
+    struct grammar_builder *b;
     json_t *root;
     json_t *keep; /* an array of the schemas made by merging */
     bool compact;
@@ -80,13 +80,13 @@ static json_t *keep(struct schema *s, json_t *v) {
 
 /* What is used in several places is compiled once. */
 static struct expr *shared(struct schema *s, struct expr *e) {
-    int32_t rule = builder_rule(s->b, NULL);
-    builder_define(s->b, rule, e);
+    int32_t rule = grammar_builder_add_rule(s->b, NULL);
+    grammar_builder_define_rule(s->b, rule, e);
     return expr_rule(s->b, rule);
 }
 
 static struct expr *nothing(struct schema *s) {
-    struct ranges none = {0};
+    struct codepoint_set none = {0};
     return expr_set(s->b, &none);
 }
 
@@ -215,7 +215,7 @@ static json_t *pointer_get(struct schema *s, const char *pointer) {
 }
 
 /* Follows references until the schema is none; siblings of $ref are merged in. */
-static json_t *resolved(struct schema *s, json_t *v);
+static json_t *schema_resolve_ref(struct schema *s, json_t *v);
 
 static bool type_has(json_t *type, const char *name) {
     size_t i;
@@ -340,7 +340,7 @@ static json_t *schemas_merge(struct schema *s, json_t *a, json_t *b) {
     return out;
 }
 
-static json_t *resolved(struct schema *s, json_t *v) {
+static json_t *schema_resolve_ref(struct schema *s, json_t *v) {
     for (int i = 0; json_is_object(v) && json_object_get(v, "$ref"); i++) {
         json_t *ref = json_object_get(v, "$ref");
         if (i == 32 || !json_is_string(ref))
@@ -360,28 +360,28 @@ static json_t *resolved(struct schema *s, json_t *v) {
 
 /* One rule a pointer. */
 static struct expr *ref_expr(struct schema *s, const char *pointer) {
-    int32_t rule = builder_find(s->b, pointer);
+    int32_t rule = grammar_builder_find_rule(s->b, pointer);
     if (rule >= 0) return expr_rule(s->b, rule);
     json_t *target = pointer_get(s, pointer);
     if (!target) return NULL;
     if (s->b->n_rules >= 4 * GRAMMAR_MAX_NAMES) return refuse(s, "there are too many references");
-    rule = builder_rule(s->b, pointer);
+    rule = grammar_builder_add_rule(s->b, pointer);
     struct expr *e = schema_expr(s, target);
     if (!e) return NULL;
-    builder_define(s->b, rule, e);
+    grammar_builder_define_rule(s->b, rule, e);
     return expr_rule(s->b, rule);
 }
 
 /* rules that every schema shares, made when they are first needed */
 
 static struct expr *pattern_rule(struct schema *s, const char *name, const char *pattern) {
-    int32_t rule = builder_find(s->b, name);
+    int32_t rule = grammar_builder_find_rule(s->b, name);
     if (rule < 0) {
         struct error err;
-        rule = builder_rule(s->b, name);
+        rule = grammar_builder_add_rule(s->b, name);
         struct expr *e = regex_expr(s->b, pattern, strlen(pattern), false, &err);
         CHECK(e != NULL);
-        builder_define(s->b, rule, e);
+        grammar_builder_define_rule(s->b, rule, e);
     }
     return expr_rule(s->b, rule);
 }
@@ -400,12 +400,12 @@ static struct expr *any_string(struct schema *s) {
 
 /* Any characters in their canonical spelling, for keys: those are compared. */
 static struct expr *key_rest(struct schema *s) {
-    int32_t rule = builder_find(s->b, " key");
+    int32_t rule = grammar_builder_find_rule(s->b, " key");
     if (rule < 0) {
-        struct ranges all = {0};
-        rule = builder_rule(s->b, " key");
-        ranges_add(&all, 0, 0x10FFFF);
-        builder_define(s->b, rule, expr_repeat(s->b, expr_json_set(s->b, &all), 0, -1));
+        struct codepoint_set all = {0};
+        rule = grammar_builder_add_rule(s->b, " key");
+        codepoint_set_add(&all, 0, 0x10FFFF);
+        grammar_builder_define_rule(s->b, rule, expr_repeat(s->b, expr_json_set(s->b, &all), 0, -1));
     }
     return expr_rule(s->b, rule);
 }
@@ -421,11 +421,11 @@ static struct expr *colon(struct schema *s) {
 }
 
 static struct expr *comma(struct schema *s) {
-    return expr_seq(s->b, expr_puts(s->b, ","), blank(s), NULL);
+    return expr_cat_of(s->b, expr_puts(s->b, ","), blank(s), NULL);
 }
 
 static struct expr *quoted(struct schema *s, struct expr *inside) {
-    return expr_seq(s->b, expr_puts(s->b, "\""), inside, expr_puts(s->b, "\""), NULL);
+    return expr_cat_of(s->b, expr_puts(s->b, "\""), inside, expr_puts(s->b, "\""), NULL);
 }
 
 /* literals */
@@ -623,8 +623,8 @@ struct magnitudes {
 };
 
 static struct expr *digit_set(struct schema *s, char lo, char hi) {
-    struct ranges r = {0};
-    if (lo <= hi) ranges_add(&r, (uint32_t)lo, (uint32_t)hi);
+    struct codepoint_set r = {0};
+    if (lo <= hi) codepoint_set_add(&r, (uint32_t)lo, (uint32_t)hi);
     return expr_set(s->b, &r);
 }
 
@@ -635,16 +635,16 @@ static struct expr *digits_split(const struct magnitudes *m, digits_fn next, int
     struct schema *s = m->s;
     struct exprs l = {0};
     if (lo > hi) return nothing(s);
-    if (lo == hi) return expr_seq(s->b, digit_set(s, lo, lo), next(m, at + 1, low, high), NULL);
+    if (lo == hi) return expr_cat_of(s->b, digit_set(s, lo, lo), next(m, at + 1, low, high), NULL);
     // on a bound's own digit the bound stays in force, strictly between the two all is free
     char first = (char)(lo + low), last = (char)(hi - high);
     if (low)
-        exprs_add(&l, expr_seq(s->b, digit_set(s, lo, lo), next(m, at + 1, true, false), NULL));
+        exprs_add(&l, expr_cat_of(s->b, digit_set(s, lo, lo), next(m, at + 1, true, false), NULL));
     if (first <= last)
         exprs_add(&l,
-                  expr_seq(s->b, digit_set(s, first, last), next(m, at + 1, false, false), NULL));
+                  expr_cat_of(s->b, digit_set(s, first, last), next(m, at + 1, false, false), NULL));
     if (high)
-        exprs_add(&l, expr_seq(s->b, digit_set(s, hi, hi), next(m, at + 1, false, true), NULL));
+        exprs_add(&l, expr_cat_of(s->b, digit_set(s, hi, hi), next(m, at + 1, false, true), NULL));
     return expr_alt(s->b, &l);
 }
 
@@ -668,7 +668,7 @@ static struct expr *fraction(const struct magnitudes *m, int at, bool low, bool 
         char lo = low && at < m->lo->n_frac ? m->lo->frac[at] : '0';
         more = digits_split(m, fraction, at, low, high, lo, high ? m->hi->frac[at] : '9');
     }
-    return end ? expr_any(s->b, expr_puts(s->b, ""), more, NULL) : more;
+    return end ? expr_alt_of(s->b, expr_puts(s->b, ""), more, NULL) : more;
 }
 
 /* Digits before the point from `at` on, and what follows them. */
@@ -677,7 +677,7 @@ static struct expr *whole(const struct magnitudes *m, int at, bool low, bool hig
     if (at < m->n_whole && !low && !high && at > 0) {
         struct expr *free_digits =
             expr_repeat(s->b, digit_set(s, '0', '9'), m->n_whole - at, m->n_whole - at);
-        return expr_seq(s->b, free_digits, whole(m, m->n_whole, false, false), NULL);
+        return expr_cat_of(s->b, free_digits, whole(m, m->n_whole, false, false), NULL);
     }
     if (at < m->n_whole) {
         char least = at == 0 && m->n_whole > 1 ? '1' : '0';
@@ -686,8 +686,8 @@ static struct expr *whole(const struct magnitudes *m, int at, bool low, bool hig
     }
     struct expr *end = may_end(m, 0, low, high) ? expr_puts(s->b, "") : nothing(s);
     if (m->integer) return end;
-    struct expr *rest = expr_seq(s->b, expr_puts(s->b, "."), fraction(m, 0, low, high), NULL);
-    return expr_any(s->b, end, rest, NULL);
+    struct expr *rest = expr_cat_of(s->b, expr_puts(s->b, "."), fraction(m, 0, low, high), NULL);
+    return expr_alt_of(s->b, end, rest, NULL);
 }
 
 /* Every number of digits in turn. */
@@ -717,7 +717,7 @@ static struct expr *bounded_number(struct schema *s, const struct bound *min,
     if (!min->set || min->negative) {
         const struct bound *lo = max->set && max->negative ? max : &above_zero;
         struct expr *e = magnitudes_expr(s, lo, min->set ? min : &none, integer);
-        exprs_add(&l, expr_seq(s->b, expr_puts(s->b, "-"), e, NULL));
+        exprs_add(&l, expr_cat_of(s->b, expr_puts(s->b, "-"), e, NULL));
     }
     struct expr *e = expr_alt(s->b, &l);
     return e ? e : nothing(s);
@@ -743,7 +743,7 @@ struct items {
 
 /* The items from i on, i of them being there; with the comma before each but the first. */
 static struct expr *items_from(struct schema *s, const struct items *t, int32_t i) {
-    struct builder *b = s->b;
+    struct grammar_builder *b = s->b;
     struct expr *e, *none = expr_puts(b, "");
     if (i == t->max) return none;
     if (i >= t->n_prefix) {
@@ -752,17 +752,17 @@ static struct expr *items_from(struct schema *s, const struct items *t, int32_t 
         if (!e) return NULL;
         e = shared(s, e);
         int32_t least = MAX(t->min - i, 0), most = t->max < 0 ? -1 : t->max - i;
-        struct expr *more = expr_seq(b, comma(s), e, NULL);
+        struct expr *more = expr_cat_of(b, comma(s), e, NULL);
         if (i > 0) return expr_repeat(b, more, least, most);
         more = expr_repeat(b, more, MAX(least - 1, 0), most < 0 ? -1 : most - 1);
-        e = expr_seq(b, e, more, NULL);
+        e = expr_cat_of(b, e, more, NULL);
     } else {
         char index[16];
         snprintf(index, sizeof index, "%d", i);
         e = child_expr(s, json_array_get(t->prefix, (size_t)i), "prefixItems", index);
         struct expr *more = e ? items_from(s, t, i + 1) : NULL;
         if (!more) return NULL;
-        e = i > 0 ? expr_seq(b, comma(s), e, more, NULL) : expr_seq(b, e, more, NULL);
+        e = i > 0 ? expr_cat_of(b, comma(s), e, more, NULL) : expr_cat_of(b, e, more, NULL);
     }
     return i >= t->min ? expr_optional(b, e) : e;
 }
@@ -781,7 +781,7 @@ static struct expr *array_expr(struct schema *s, json_t *v) {
     if (t.max >= 0 && t.max < t.min) return nothing(s);
     struct expr *e = items_from(s, &t, 0);
     if (!e) return NULL;
-    return expr_seq(s->b, expr_puts(s->b, "["), blank(s), e, blank(s), expr_puts(s->b, "]"), NULL);
+    return expr_cat_of(s->b, expr_puts(s->b, "["), blank(s), e, blank(s), expr_puts(s->b, "]"), NULL);
 }
 
 /* objects */
@@ -802,23 +802,23 @@ static int key_compare(const void *a, const void *b) {
 /* What may follow the first `at` characters that all of keys[0..n) share. */
 static struct expr *keys_except(struct schema *s, const struct key *keys, int32_t n, int32_t at) {
     struct exprs l = {0};
-    struct ranges others = {0};
+    struct codepoint_set others = {0};
     int32_t i = 0;
     if (n > 0 && keys[0].n == at)
         i++;
     else
         exprs_add(&l, expr_puts(s->b, ""));
     for (int32_t k; i < n; i = k) {
-        struct ranges one = {0};
+        struct codepoint_set one = {0};
         uint32_t c = keys[i].v[at];
         for (k = i + 1; k < n && keys[k].v[at] == c; k++) {}
-        ranges_add(&others, c, c);
-        ranges_add(&one, c, c);
+        codepoint_set_add(&others, c, c);
+        codepoint_set_add(&one, c, c);
         struct expr *e = expr_json_set(s->b, &one);
-        if (e) exprs_add(&l, expr_seq(s->b, e, keys_except(s, keys + i, k - i, at + 1), NULL));
+        if (e) exprs_add(&l, expr_cat_of(s->b, e, keys_except(s, keys + i, k - i, at + 1), NULL));
     }
-    ranges_negate(&others);
-    exprs_add(&l, expr_seq(s->b, expr_json_set(s->b, &others), key_rest(s), NULL));
+    codepoint_set_negate(&others);
+    exprs_add(&l, expr_cat_of(s->b, expr_json_set(s->b, &others), key_rest(s), NULL));
     return expr_alt(s->b, &l);
 }
 
@@ -835,7 +835,7 @@ static struct expr *other_key(struct schema *s, json_t *known) {
         k->v = xcalloc(len + 1, sizeof *k->v);
         for (size_t at = 0; at < len;) {
             int bytes = 1;
-            k->v[k->n++] = (uint32_t)utf8_get(name + at, len - at, &bytes);
+            k->v[k->n++] = (uint32_t)utf8_decode(name + at, len - at, &bytes);
             at += (size_t)bytes;
         }
         good = good && k->n <= 1000;
@@ -854,14 +854,14 @@ static struct expr *other_key(struct schema *s, json_t *known) {
 static struct expr *other_member(struct schema *s, json_t *known, json_t *value) {
     struct expr *key = other_key(s, known);
     struct expr *e = key ? child_expr(s, value, "additionalProperties", NULL) : NULL;
-    return e ? shared(s, expr_seq(s->b, key, colon(s), e, NULL)) : NULL;
+    return e ? shared(s, expr_cat_of(s->b, key, colon(s), e, NULL)) : NULL;
 }
 
 static struct expr *member_expr(struct schema *s, const char *name, json_t *value) {
     json_t *text = json_string(name);
     struct expr *key = literal(s, text), *e = child_expr(s, value, "properties", name);
     json_decref(text);
-    return e ? expr_seq(s->b, key, colon(s), e, NULL) : NULL;
+    return e ? expr_cat_of(s->b, key, colon(s), e, NULL) : NULL;
 }
 
 /*
@@ -869,13 +869,13 @@ static struct expr *member_expr(struct schema *s, const char *name, json_t *valu
  * written already, tail[0] when none is. An optional property is there or left out.
  */
 static struct expr *members_expr(struct schema *s, json_t *known, json_t *required, json_t *more) {
-    struct builder *b = s->b;
+    struct grammar_builder *b = s->b;
     struct expr *tail[2] = {expr_puts(b, ""), expr_puts(b, "")};
     if (!json_is_false(more)) {
         struct expr *other = other_member(s, known, more);
         if (!other) return NULL;
-        tail[1] = expr_repeat(b, expr_seq(b, comma(s), other, NULL), 0, -1);
-        tail[0] = expr_optional(b, expr_seq(b, other, tail[1], NULL));
+        tail[1] = expr_repeat(b, expr_cat_of(b, comma(s), other, NULL), 0, -1);
+        tail[0] = expr_optional(b, expr_cat_of(b, other, tail[1], NULL));
     }
     json_t *names = keep(s, json_array()), *value;
     const char *name;
@@ -886,11 +886,11 @@ static struct expr *members_expr(struct schema *s, json_t *known, json_t *requir
         if (!e) return NULL;
         bool needed = array_has(required, json_array_get(names, i));
         struct expr *next = shared(s, tail[1]), *this = shared(s, e);
-        struct expr *with[2] = {expr_seq(b, this, next, NULL),
-                                expr_seq(b, comma(s), this, next, NULL)};
+        struct expr *with[2] = {expr_cat_of(b, this, next, NULL),
+                                expr_cat_of(b, comma(s), this, next, NULL)};
         for (int k = 0; k < 2; k++) {
             struct expr *skipped = k ? next : tail[0];
-            tail[k] = needed ? with[k] : expr_any(b, with[k], skipped, NULL);
+            tail[k] = needed ? with[k] : expr_alt_of(b, with[k], skipped, NULL);
         }
         tail[0] = shared(s, tail[0]);
     }
@@ -917,22 +917,22 @@ static struct expr *object_expr(struct schema *s, json_t *v) {
     }
     struct expr *e = members_expr(s, known, required, more);
     if (!e) return NULL;
-    struct builder *b = s->b;
-    return expr_seq(b, expr_puts(b, "{"), blank(s), e, blank(s), expr_puts(b, "}"), NULL);
+    struct grammar_builder *b = s->b;
+    return expr_cat_of(b, expr_puts(b, "{"), blank(s), e, blank(s), expr_puts(b, "}"), NULL);
 }
 
 /* values */
 
 /* Any JSON value: a rule that refers to itself. */
 static struct expr *value_expr(struct schema *s) {
-    int32_t rule = builder_find(s->b, " value");
+    int32_t rule = grammar_builder_find_rule(s->b, " value");
     if (rule >= 0) return expr_rule(s->b, rule);
-    rule = builder_rule(s->b, " value");
+    rule = grammar_builder_add_rule(s->b, " value");
     json_t *any = keep(s, json_object());
     struct expr *object = object_expr(s, any), *array = object ? array_expr(s, any) : NULL;
     if (!array) return NULL;
-    builder_define(s->b, rule,
-                   expr_any(s->b, object, array, string_expr(s, any), number_expr(s, any, false),
+    grammar_builder_define_rule(s->b, rule,
+                   expr_alt_of(s->b, object, array, string_expr(s, any), number_expr(s, any, false),
                             expr_puts(s->b, "true"), expr_puts(s->b, "false"),
                             expr_puts(s->b, "null"), NULL));
     return expr_rule(s->b, rule);
@@ -946,7 +946,7 @@ static struct expr *type_expr(struct schema *s, json_t *v, const char *type) {
     if (strcmp(type, "integer") == 0) return number_expr(s, v, true);
     if (strcmp(type, "null") == 0) return expr_puts(s->b, "null");
     if (strcmp(type, "boolean") == 0)
-        return expr_any(s->b, expr_puts(s->b, "true"), expr_puts(s->b, "false"), NULL);
+        return expr_alt_of(s->b, expr_puts(s->b, "true"), expr_puts(s->b, "false"), NULL);
     return refuse(s, "type '%.60s' is unknown", type);
 }
 
@@ -985,7 +985,7 @@ static struct expr *types_expr(struct schema *s, json_t *v) {
 }
 
 /* Whether no value that is written for `a` can be valid under `b`, as far as it shows. */
-static bool excludes(struct schema *s, json_t *a, json_t *b, int depth);
+static bool schemas_disjoint(struct schema *s, json_t *a, json_t *b, int depth);
 
 static bool required_has(json_t *v, const char *name) {
     json_t *list = json_object_get(v, "required"), *x;
@@ -1012,7 +1012,7 @@ static bool objects_exclude(struct schema *s, json_t *a, json_t *b, int depth) {
     }
     json_object_foreach (known, key, value) {
         json_t *other = json_object_get(json_object_get(b, "properties"), key);
-        if (other && required_has(a, key) && excludes(s, value, other, depth + 1)) return true;
+        if (other && required_has(a, key) && schemas_disjoint(s, value, other, depth + 1)) return true;
     }
     return false;
 }
@@ -1033,9 +1033,9 @@ static json_t *values_of(struct schema *s, json_t *v) {
     return one ? keep(s, json_pack("[O]", one)) : json_object_get(v, "enum");
 }
 
-static bool excludes(struct schema *s, json_t *a, json_t *b, int depth) {
-    a = resolved(s, a);
-    b = resolved(s, b);
+static bool schemas_disjoint(struct schema *s, json_t *a, json_t *b, int depth) {
+    a = schema_resolve_ref(s, a);
+    b = schema_resolve_ref(s, b);
     if (depth > 4 || ++s->work > WORK_LIMIT || !json_is_object(a) || !json_is_object(b))
         return false;
     json_t *va = values_of(s, a), *vb = values_of(s, b);
@@ -1054,7 +1054,7 @@ static bool branches_check(struct schema *s, json_t *branches) {
     for (size_t i = 0; i < json_array_size(branches); i++)
         for (size_t k = 0; k < json_array_size(branches); k++) {
             json_t *a = json_array_get(branches, i), *b = json_array_get(branches, k);
-            if (i == k || excludes(s, a, b, 0)) continue;
+            if (i == k || schemas_disjoint(s, a, b, 0)) continue;
             if (s->err->code < 0) return false;
             return refuse(s,
                           "branches %zu and %zu of 'oneOf' may both be valid; give them a "
@@ -1077,7 +1077,7 @@ static struct expr *branches_expr(struct schema *s, json_t *v, const char *keywo
     json_array_foreach (branches, i, branch) {
         char index[24];
         snprintf(index, sizeof index, "%zu", i);
-        if (rest && !(branch = resolved(s, branch))) return free(l.v), NULL;
+        if (rest && !(branch = schema_resolve_ref(s, branch))) return free(l.v), NULL;
         if (rest && !(branch = schemas_merge(s, rest, branch))) return free(l.v), NULL;
         struct expr *e = child_expr(s, branch, keyword, index);
         if (!e) return free(l.v), NULL;
@@ -1091,7 +1091,7 @@ static struct expr *all_of_expr(struct schema *s, json_t *v) {
     size_t i;
     if (!json_is_array(parts)) return refuse(s, "'allOf' must be a list of schemas");
     json_array_foreach (parts, i, part) {
-        if (!(part = resolved(s, part)) || !(out = schemas_merge(s, out, part))) return NULL;
+        if (!(part = schema_resolve_ref(s, part)) || !(out = schemas_merge(s, out, part))) return NULL;
     }
     return schema_expr(s, out);
 }
@@ -1101,11 +1101,11 @@ static struct expr *object_schema(struct schema *s, json_t *v) {
     if (!keywords_check(s, v)) return NULL;
     if (json_is_true(nullable)) {
         struct expr *e = schema_expr(s, without(s, v, "nullable"));
-        return e ? expr_any(s->b, e, expr_puts(s->b, "null"), NULL) : NULL;
+        return e ? expr_alt_of(s->b, e, expr_puts(s->b, "null"), NULL) : NULL;
     }
     if (ref && json_is_string(ref) && !asserts_more(v, "$ref"))
         return ref_expr(s, json_string_value(ref));
-    if (ref) return (v = resolved(s, v)) ? schema_expr(s, v) : NULL;
+    if (ref) return (v = schema_resolve_ref(s, v)) ? schema_expr(s, v) : NULL;
     if (json_object_get(v, "allOf")) return all_of_expr(s, v);
     if (json_object_get(v, "anyOf")) return branches_expr(s, v, "anyOf");
     if (json_object_get(v, "oneOf")) return branches_expr(s, v, "oneOf");
@@ -1118,7 +1118,7 @@ static struct expr *schema_expr(struct schema *s, json_t *v) {
     if (json_is_false(v)) return nothing(s);
     if (!json_is_object(v)) return refuse(s, "a schema must be an object, true or false");
     if (s->nesting == GRAMMAR_MAX_NESTING) return refuse(s, "schemas are nested too deeply");
-    if (++s->work > WORK_LIMIT || builder_full(s->b)) return refuse(s, "the schema is too large");
+    if (++s->work > WORK_LIMIT || grammar_builder_is_full(s->b)) return refuse(s, "the schema is too large");
     s->nesting++;
     struct expr *e = object_schema(s, v);
     s->nesting--;
@@ -1127,23 +1127,23 @@ static struct expr *schema_expr(struct schema *s, json_t *v) {
 
 struct grammar *grammar_new_json_schema(const char *text, size_t len, bool compact,
                                         struct error *err) {
-    struct builder b = {0};
+    struct grammar_builder b = {0};
     struct schema s = {.b = &b, .compact = compact, .err = err};
     struct grammar *g = NULL;
     err->code = OK;
     if (grammar_check_text("JSON schema", text, len, err) != OK) return NULL;
-    struct json_bounds left = json_request;
-    s.root = json_parse_bounded(text, len, "JSON schema", &left, err);
+    struct json_limits left = json_request_limits;
+    s.root = json_parse_limited(text, len, "JSON schema", &left, err);
     if (!s.root) return NULL;
     s.keep = json_array();
     buf_puts(&s.path, "");
     struct expr *e = ref_expr(&s, "#");
     if (e) {
-        int32_t root = builder_rule(&b, NULL);
-        builder_define(&b, root, e);
-        g = grammar_build(&b, root, compact ? COMPACT_KIND : SCHEMA_KIND, text, len, err);
+        int32_t root = grammar_builder_add_rule(&b, NULL);
+        grammar_builder_define_rule(&b, root, e);
+        g = grammar_build(&b, root, compact ? GRAMMAR_KIND_COMPACT_JSON_SCHEMA : GRAMMAR_KIND_JSON_SCHEMA, text, len, err);
     } else {
-        builder_release(&b);
+        grammar_builder_release(&b);
     }
     json_decref(s.keep);
     json_decref(s.root);

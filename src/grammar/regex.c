@@ -15,7 +15,7 @@
 #include <string.h>
 
 struct parser {
-    struct builder *b;
+    struct grammar_builder *b;
     const char *text;
     size_t len, pos;
     int nesting;
@@ -75,7 +75,7 @@ static int32_t escape_hex(struct parser *p, char letter) {
 }
 
 /* \p{Name}, \pL, \P{...}; the cursor is behind the p. */
-static bool escape_property(struct parser *p, bool negative, struct ranges *out) {
+static bool escape_property(struct parser *p, bool negative, struct codepoint_set *out) {
     const char *name = p->text + p->pos;
     size_t n = p->pos < p->len ? 1 : 0;
     if (take(p, "{")) {
@@ -90,43 +90,43 @@ static bool escape_property(struct parser *p, bool negative, struct ranges *out)
             if (n > k && memcmp(name, keys[i], k) == 0) name += k, n -= k, p->pos += k;
         }
     }
-    struct ranges r = {0};
-    if (!ranges_add_property(&r, name, n)) {
+    struct codepoint_set r = {0};
+    if (!codepoint_set_add_property(&r, name, n)) {
         refuse(p, "unknown property; known are L Lu Ll M N Nd P S Z and the scripts Han, Hiragana, "
                   "Katakana, Hangul, Bopomofo, Latin, Greek, Cyrillic, Arabic, Hebrew, Thai, "
                   "Devanagari");
         return false;
     }
     p->pos += n;
-    if (negative) ranges_negate(&r);
-    for (int32_t i = 0; i < r.n; i++) ranges_add(out, r.v[i].lo, r.v[i].hi);
-    ranges_release(&r);
+    if (negative) codepoint_set_negate(&r);
+    for (int32_t i = 0; i < r.n; i++) codepoint_set_add(out, r.v[i].lo, r.v[i].hi);
+    codepoint_set_release(&r);
     return true;
 }
 
 /* \d \w \s and their opposites; false when c is none of them. */
-static bool escape_class(char c, struct ranges *out) {
-    struct ranges r = {0};
+static bool escape_class(char c, struct codepoint_set *out) {
+    struct codepoint_set r = {0};
     switch (c | 0x20) {
     case 'd':
-        ranges_add(&r, '0', '9');
+        codepoint_set_add(&r, '0', '9');
         break;
     case 'w':
-        ranges_add(&r, '0', '9');
-        ranges_add(&r, 'A', 'Z');
-        ranges_add(&r, '_', '_');
-        ranges_add(&r, 'a', 'z');
+        codepoint_set_add(&r, '0', '9');
+        codepoint_set_add(&r, 'A', 'Z');
+        codepoint_set_add(&r, '_', '_');
+        codepoint_set_add(&r, 'a', 'z');
         break;
     case 's':
-        ranges_add(&r, '\t', '\r');
-        ranges_add(&r, ' ', ' ');
+        codepoint_set_add(&r, '\t', '\r');
+        codepoint_set_add(&r, ' ', ' ');
         break;
     default:
         return false;
     }
-    if (c < 'a') ranges_negate(&r);
-    for (int32_t i = 0; i < r.n; i++) ranges_add(out, r.v[i].lo, r.v[i].hi);
-    ranges_release(&r);
+    if (c < 'a') codepoint_set_negate(&r);
+    for (int32_t i = 0; i < r.n; i++) codepoint_set_add(out, r.v[i].lo, r.v[i].hi);
+    codepoint_set_release(&r);
     return true;
 }
 
@@ -155,31 +155,31 @@ static int32_t escape_char(struct parser *p, bool in_class) {
 }
 
 /* An escape: adds its characters. *single is the character if it stands for one, else -1. */
-static bool escape(struct parser *p, bool in_class, struct ranges *out, int32_t *single) {
+static bool escape(struct parser *p, bool in_class, struct codepoint_set *out, int32_t *single) {
     *single = -1;
     if (++p->pos >= p->len) return refuse(p, "the pattern ends in a backslash"), false;
     char c = p->text[p->pos];
     if (escape_class(c, out)) return p->pos++, true;
     if (c == 'p' || c == 'P') return p->pos++, escape_property(p, c == 'P', out);
     *single = escape_char(p, in_class);
-    if (*single >= 0) ranges_add(out, (uint32_t)*single, (uint32_t)*single);
+    if (*single >= 0) codepoint_set_add(out, (uint32_t)*single, (uint32_t)*single);
     return *single >= 0;
 }
 
 /* One member of a class; *single as above. */
-static bool class_member(struct parser *p, struct ranges *out, int32_t *single) {
+static bool class_member(struct parser *p, struct codepoint_set *out, int32_t *single) {
     if (at(p, "[:") || at(p, "[.") || at(p, "[="))
         return refuse(p, "POSIX classes are not supported, use \\d \\w \\s or \\p{...}"), false;
     if (p->text[p->pos] == '\\') return escape(p, true, out, single);
     int n;
-    *single = utf8_get(p->text + p->pos, p->len - p->pos, &n);
-    ranges_add(out, (uint32_t)*single, (uint32_t)*single);
+    *single = utf8_decode(p->text + p->pos, p->len - p->pos, &n);
+    codepoint_set_add(out, (uint32_t)*single, (uint32_t)*single);
     p->pos += (size_t)n;
     return true;
 }
 
 /* The cursor is behind '['. */
-static bool class_parse(struct parser *p, struct ranges *out) {
+static bool class_parse(struct parser *p, struct codepoint_set *out) {
     bool negative = take(p, "^");
     for (bool first = true; first || !at(p, "]"); first = false) {
         int32_t lo, hi;
@@ -190,20 +190,20 @@ static bool class_parse(struct parser *p, struct ranges *out) {
         p->pos++;
         if (!class_member(p, out, &hi)) return false;
         if (lo < 0 || hi < lo) return refuse(p, "a range in a class must go up"), false;
-        ranges_add(out, (uint32_t)lo, (uint32_t)hi);
+        codepoint_set_add(out, (uint32_t)lo, (uint32_t)hi);
     }
     p->pos++;
-    if (negative) ranges_negate(out);
+    if (negative) codepoint_set_negate(out);
     return true;
 }
 
 /* Everything that JSON escapes lies at or below the backslash, so only that part is looked at
  * character by character. */
-struct expr *expr_json_set(struct builder *b, struct ranges *r) {
+struct expr *expr_json_set(struct grammar_builder *b, struct codepoint_set *r) {
     static const char short_from[] = "\"\\\b\f\n\r\t", short_to[] = "\"\\bfnrt";
-    struct ranges raw = {0};
+    struct codepoint_set raw = {0};
     struct exprs l = {0};
-    ranges_normalise(r);
+    codepoint_set_normalize(r);
     for (int32_t i = 0; i < r->n; i++) {
         for (uint32_t c = r->v[i].lo; c <= MIN(r->v[i].hi, '\\'); c++) {
             char code[8];
@@ -215,17 +215,17 @@ struct expr *expr_json_set(struct builder *b, struct ranges *r) {
             if (known || (c < 0x20 && c > 0)) // U+0000 is left out: few readers take it
                 exprs_add(&l, expr_puts(b, code));
             else if (c > 0)
-                ranges_add(&raw, c, c);
+                codepoint_set_add(&raw, c, c);
         }
-        if (r->v[i].hi > '\\') ranges_add(&raw, MAX(r->v[i].lo, '\\' + 1), r->v[i].hi);
+        if (r->v[i].hi > '\\') codepoint_set_add(&raw, MAX(r->v[i].lo, '\\' + 1), r->v[i].hi);
     }
-    ranges_release(r);
+    codepoint_set_release(r);
     struct expr *set = expr_set(b, &raw);
     if (set->n > 0) exprs_add(&l, set);
     return expr_alt(b, &l);
 }
 
-static struct expr *set_make(struct parser *p, struct ranges *r) {
+static struct expr *set_make(struct parser *p, struct codepoint_set *r) {
     if (p->json) return expr_json_set(p->b, r);
     return expr_set(p->b, r);
 }
@@ -255,7 +255,7 @@ static struct expr *group(struct parser *p) {
 
 /* NULL without an error: a class that has no characters. */
 static struct expr *atom(struct parser *p) {
-    struct ranges r = {0};
+    struct codepoint_set r = {0};
     int32_t c;
     int n;
     switch (p->text[p->pos]) {
@@ -264,15 +264,15 @@ static struct expr *atom(struct parser *p) {
         return group(p);
     case '[':
         p->pos++;
-        if (!class_parse(p, &r)) return ranges_release(&r), NULL;
+        if (!class_parse(p, &r)) return codepoint_set_release(&r), NULL;
         return set_make(p, &r);
     case '\\':
-        if (!escape(p, false, &r, &c)) return ranges_release(&r), NULL;
+        if (!escape(p, false, &r, &c)) return codepoint_set_release(&r), NULL;
         return set_make(p, &r);
     case '.':
         p->pos++;
-        ranges_add(&r, '\n', '\n');
-        ranges_negate(&r);
+        codepoint_set_add(&r, '\n', '\n');
+        codepoint_set_negate(&r);
         return set_make(p, &r);
     case '^':
     case '$':
@@ -283,9 +283,9 @@ static struct expr *atom(struct parser *p) {
     case '?':
         return refuse(p, "a quantifier follows nothing that it could repeat");
     }
-    c = utf8_get(p->text + p->pos, p->len - p->pos, &n);
+    c = utf8_decode(p->text + p->pos, p->len - p->pos, &n);
     p->pos += (size_t)n;
-    ranges_add(&r, (uint32_t)c, (uint32_t)c);
+    codepoint_set_add(&r, (uint32_t)c, (uint32_t)c);
     return set_make(p, &r);
 }
 
@@ -336,14 +336,14 @@ static struct expr *quantified(struct parser *p, struct expr *e) {
 
 /* An empty class matches nothing; as an expression it needs a form that is not NULL. */
 static struct expr *or_nothing(struct parser *p, struct expr *e) {
-    struct ranges none = {0};
+    struct codepoint_set none = {0};
     return e || p->err->code < 0 ? e : expr_set(p->b, &none);
 }
 
 /* Any text may stand before and behind a JSON schema's pattern that has no anchors. */
 static struct expr *anything(struct parser *p) {
-    struct ranges all = {0};
-    ranges_add(&all, 0, 0x10FFFF);
+    struct codepoint_set all = {0};
+    codepoint_set_add(&all, 0, 0x10FFFF);
     return expr_repeat(p->b, expr_json_set(p->b, &all), 0, -1);
 }
 
@@ -361,7 +361,7 @@ static struct expr *sequence(struct parser *p) {
             p->pos = begin;
         }
         struct expr *e =
-            builder_full(p->b) ? refuse(p, "the pattern is too large") : or_nothing(p, atom(p));
+            grammar_builder_is_full(p->b) ? refuse(p, "the pattern is too large") : or_nothing(p, atom(p));
         if (e) e = quantified(p, e);
         if (!e || p->err->code < 0) return free(l.v), NULL;
         exprs_add(&l, e);
@@ -380,7 +380,7 @@ static struct expr *alternatives(struct parser *p) {
     return expr_alt(p->b, &l);
 }
 
-struct expr *regex_expr(struct builder *b, const char *text, size_t len, bool json,
+struct expr *regex_expr(struct grammar_builder *b, const char *text, size_t len, bool json,
                         struct error *err) {
     // err->code tells an error from a class that is empty; both are NULL on the way up
     struct parser p = {.b = b, .text = text, .len = len, .json = json, .err = err};
@@ -392,18 +392,18 @@ struct expr *regex_expr(struct builder *b, const char *text, size_t len, bool js
 }
 
 struct grammar *grammar_new_regex(const char *text, size_t len, struct error *err) {
-    struct builder b = {0};
+    struct grammar_builder b = {0};
     char *copy = xmalloc(len + 1); // with the zero that messages need
     if (len > 0) memcpy(copy, text, len);
     copy[len] = 0;
     struct expr *e = regex_expr(&b, copy, len, false, err);
     struct grammar *g = NULL;
     if (e) {
-        int32_t root = builder_rule(&b, "root");
-        builder_define(&b, root, e);
-        g = grammar_build(&b, root, REGEX_KIND, text, len, err);
+        int32_t root = grammar_builder_add_rule(&b, "root");
+        grammar_builder_define_rule(&b, root, e);
+        g = grammar_build(&b, root, GRAMMAR_KIND_REGEX, text, len, err);
     } else {
-        builder_release(&b);
+        grammar_builder_release(&b);
     }
     free(copy);
     return g;

@@ -10,11 +10,11 @@
 
 static const uint8_t MAPPED[12] = {[10] = 0xff, [11] = 0xff};
 
-static bool is_v4(const struct address *a) {
+static bool is_v4(const struct ip_address *a) {
     return memcmp(a->b, MAPPED, sizeof MAPPED) == 0;
 }
 
-static void v4_put(struct address *out, const struct in_addr *a) {
+static void v4_put(struct ip_address *out, const struct in_addr *a) {
     memcpy(out->b, MAPPED, sizeof MAPPED);
     memcpy(out->b + sizeof MAPPED, a, 4);
 }
@@ -29,7 +29,7 @@ static size_t host_length(const char *text, size_t n) {
     return (size_t)(colon - text);
 }
 
-bool address_parse(const char *text, size_t n, struct address *out) {
+bool ip_address_parse(const char *text, size_t n, struct ip_address *out) {
     char bare[INET6_ADDRSTRLEN];
     struct in_addr v4;
     struct in6_addr v6;
@@ -48,8 +48,8 @@ bool address_parse(const char *text, size_t n, struct address *out) {
     return true;
 }
 
-bool address_of_socket(const struct sockaddr *a, struct address *out) {
-    *out = (struct address){{0}};
+bool ip_address_from_sockaddr(const struct sockaddr *a, struct ip_address *out) {
+    *out = (struct ip_address){{0}};
     if (a && a->sa_family == AF_INET)
         v4_put(out, &((const struct sockaddr_in *)(const void *)a)->sin_addr);
     else if (a && a->sa_family == AF_INET6)
@@ -59,29 +59,29 @@ bool address_of_socket(const struct sockaddr *a, struct address *out) {
     return true;
 }
 
-bool address_is_loopback(const struct address *a) {
-    static const struct address one = {{[15] = 1}};
+bool ip_address_is_loopback(const struct ip_address *a) {
+    static const struct ip_address one = {{[15] = 1}};
     return is_v4(a) ? a->b[12] == 127 : memcmp(a, &one, sizeof one) == 0;
 }
 
-void address_text(const struct address *a, char out[ADDRESS_TEXT]) {
+void ip_address_format(const struct ip_address *a, char out[IP_ADDRESS_TEXT_LEN]) {
     if (is_v4(a))
-        inet_ntop(AF_INET, a->b + sizeof MAPPED, out, ADDRESS_TEXT);
+        inet_ntop(AF_INET, a->b + sizeof MAPPED, out, IP_ADDRESS_TEXT_LEN);
     else
-        inet_ntop(AF_INET6, a->b, out, ADDRESS_TEXT);
+        inet_ntop(AF_INET6, a->b, out, IP_ADDRESS_TEXT_LEN);
 }
 
-void address_client(const struct address *a, char out[ADDRESS_TEXT]) {
-    struct address net = *a;
+void ip_address_client_key(const struct ip_address *a, char out[IP_ADDRESS_TEXT_LEN]) {
+    struct ip_address net = *a;
     if (!is_v4(a)) memset(net.b + 8, 0, 8);
-    address_text(&net, out);
-    if (!is_v4(a) && !address_is_loopback(a)) strcat(out, "/64");
+    ip_address_format(&net, out);
+    if (!is_v4(a) && !ip_address_is_loopback(a)) strcat(out, "/64");
 }
 
-int address_block_parse(const char *text, struct address_block *out, struct error *err) {
+int ip_cidr_parse(const char *text, struct ip_cidr *out, struct error *err) {
     const char *slash = strchrnul(text, '/');
     char *end = NULL;
-    if (!address_parse(text, (size_t)(slash - text), &out->first) || strchr(text, '['))
+    if (!ip_address_parse(text, (size_t)(slash - text), &out->first) || strchr(text, '['))
         return error_set(err, ERR_USAGE, "'%s' is no IP address, nor ADDRESS/BITS", text);
     int most = is_v4(&out->first) ? 32 : 128;
     long bits = *slash ? strtol(slash + 1, &end, 10) : most;
@@ -91,41 +91,41 @@ int address_block_parse(const char *text, struct address_block *out, struct erro
     return OK;
 }
 
-static bool block_holds(const struct address_block *block, const struct address *a) {
+static bool block_holds(const struct ip_cidr *block, const struct ip_address *a) {
     int whole = block->bits / 8, rest = block->bits % 8;
     if (memcmp(a->b, block->first.b, (size_t)whole) != 0) return false;
     return !rest || (a->b[whole] ^ block->first.b[whole]) >> (8 - rest) == 0;
 }
 
-bool address_is_in(const struct address *a, const struct address_block *blocks, int n) {
+bool ip_address_in_cidrs(const struct ip_address *a, const struct ip_cidr *blocks, int n) {
     for (int i = 0; i < n; i++)
         if (block_holds(&blocks[i], a)) return true;
     return false;
 }
 
-bool address_forwarded(const char *list, const struct address_block *trusted, int n,
-                       struct address *out) {
+bool ip_address_from_forwarded(const char *list, const struct ip_cidr *trusted, int n,
+                       struct ip_address *out) {
     size_t end = strlen(list);
     while (end > 0) {
         const char *comma = memrchr(list, ',', end);
         size_t begin = comma ? (size_t)(comma - list) + 1 : 0, from = begin, to = end;
         while (from < to && (list[from] == ' ' || list[from] == '\t')) from++;
         while (to > from && (list[to - 1] == ' ' || list[to - 1] == '\t')) to--;
-        if (!address_parse(list + from, to - from, out)) return false;
-        if (!comma || !address_is_in(out, trusted, n)) return true;
+        if (!ip_address_parse(list + from, to - from, out)) return false;
+        if (!comma || !ip_address_in_cidrs(out, trusted, n)) return true;
         end = begin - 1;
     }
     return false;
 }
 
-bool host_is_address(const char *host) {
-    struct address a;
+bool host_header_is_ip(const char *host) {
+    struct ip_address a;
     size_t n = strlen(host);
     bool bare_v6 = host[0] != '[' && memchr(host, ':', host_length(host, n));
-    return !bare_v6 && address_parse(host, n, &a);
+    return !bare_v6 && ip_address_parse(host, n, &a);
 }
 
-bool host_is(const char *host, const char *name) {
+bool host_header_is(const char *host, const char *name) {
     size_t n = host_length(host, strlen(host));
     if (n > 1 && host[n - 1] == '.') n--; // the root's dot
     return strlen(name) == n && strncasecmp(host, name, n) == 0;

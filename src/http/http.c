@@ -107,9 +107,9 @@ struct exchange {
     struct exchange *next, *prev; /* in http's list, under its lock */
     struct MHD_Connection *connection;
     struct connection *place;
-    char *method, *path, *rest, peer[ADDRESS_TEXT], client[ADDRESS_TEXT];
+    char *method, *path, *rest, peer[IP_ADDRESS_TEXT_LEN], client[IP_ADDRESS_TEXT_LEN];
     bool local, head, handed_over;
-    const struct route *route;
+    const struct http_route *route;
     struct buf body;
     int64_t counted;        /* bytes of it that its client is charged with */
     int64_t discarded;      /* bytes of the body of a request that is refused */
@@ -142,7 +142,7 @@ struct connection {
     int fd;
     double since;              /* accepted, or its last request ended */
     bool first;                /* nothing was asked yet */
-    char client[ADDRESS_TEXT]; /* that it is counted under; "": it is not */
+    char client[IP_ADDRESS_TEXT_LEN]; /* that it is counted under; "": it is not */
     struct exchange *x;
 };
 
@@ -151,16 +151,16 @@ struct work {
     void (*fn)(void *ctx);
     void *ctx;
 };
-struct works {
+struct work_queue {
     struct work *head, *tail;
 };
 
 /* Work that threads of its own take from: requests that are answered even while all workers are
  * busy, and those with a large body, which are read at a low priority so that a step of the engine
  * and small requests do not wait for them. */
-struct lane {
+struct worker_pool {
     struct http *h;
-    struct works works;
+    struct work_queue works;
     pthread_cond_t asked;
     pthread_t threads[LARGE_THREADS];
     int n, nice;
@@ -168,19 +168,19 @@ struct lane {
 
 struct http {
     const struct http_options *o;
-    struct http_calls c;
+    struct http_callbacks c;
     struct MHD_Daemon *daemon;
     int port;
     char *cert, *key;
     char machine[256]; /* its name */
-    struct address_block proxies[MAX_PROXIES];
+    struct ip_cidr proxies[MAX_PROXIES];
     int n_proxies;
-    struct limits *limits;
+    struct client_limits *limits;
 
     pthread_mutex_t lock; /* of all below */
     pthread_cond_t worked, ended;
-    struct works quick, slow;
-    struct lane aside, large;
+    struct work_queue quick, slow;
+    struct worker_pool aside, large;
     int n_slow; /* workers that are at slow work */
     struct exchange *exchanges;
     int n_exchanges;
@@ -198,7 +198,7 @@ struct http {
 /* workers */
 
 /* `asked`: what the threads that take from there wait for. */
-static void work_add(struct http *h, struct works *to, pthread_cond_t *asked, void (*fn)(void *ctx),
+static void work_add(struct http *h, struct work_queue *to, pthread_cond_t *asked, void (*fn)(void *ctx),
                      void *ctx) {
     struct work *w = xcalloc(1, sizeof *w);
     *w = (struct work){.fn = fn, .ctx = ctx};
@@ -209,11 +209,11 @@ static void work_add(struct http *h, struct works *to, pthread_cond_t *asked, vo
     pthread_mutex_unlock(&h->lock);
 }
 
-void http_work(struct http *h, void (*fn)(void *ctx), void *ctx) {
+void http_run_in_worker(struct http *h, void (*fn)(void *ctx), void *ctx) {
     work_add(h, &h->quick, &h->worked, fn, ctx);
 }
 
-static struct work *work_take(struct works *from) {
+static struct work *work_take(struct work_queue *from) {
     struct work *w = from->head;
     if (!w) return NULL;
     from->head = w->next;
@@ -253,8 +253,8 @@ static void *worker(void *ctx) {
 }
 
 /* A thread of a lane: one request at a time. */
-static void *lane_main(void *ctx) {
-    struct lane *lane = ctx;
+static void *worker_pool_thread(void *ctx) {
+    struct worker_pool *lane = ctx;
     struct http *h = lane->h;
     if (lane->nice) thread_background(lane->nice);
     pthread_mutex_lock(&h->lock);
@@ -274,14 +274,14 @@ static void *lane_main(void *ctx) {
     return NULL;
 }
 
-static void lane_start(struct http *h, struct lane *lane, int n, int nice) {
+static void worker_pool_start(struct http *h, struct worker_pool *lane, int n, int nice) {
     lane->h = h;
     lane->nice = nice;
     for (; lane->n < n; lane->n++)
-        CHECK(pthread_create(&lane->threads[lane->n], NULL, lane_main, lane) == 0);
+        CHECK(pthread_create(&lane->threads[lane->n], NULL, worker_pool_thread, lane) == 0);
 }
 
-static void lane_join(struct lane *lane) {
+static void worker_pool_join(struct worker_pool *lane) {
     for (int i = 0; i < lane->n; i++) pthread_join(lane->threads[i], NULL);
     pthread_cond_destroy(&lane->asked);
 }
@@ -295,7 +295,7 @@ struct exchange *exchange_retain(struct exchange *x) {
 
 static void body_release(struct exchange *x) {
     __atomic_sub_fetch(&x->h->held, (int64_t)x->body.len, __ATOMIC_RELAXED);
-    if (x->counted) limits_give(x->h->limits, x->client, LIMIT_BYTES, x->counted);
+    if (x->counted) client_limits_release(x->h->limits, x->client, LIMIT_BYTES, x->counted);
     x->counted = 0;
     buf_release(&x->body);
 }
@@ -321,7 +321,7 @@ const char *exchange_method(const struct exchange *x) {
 const char *exchange_path(const struct exchange *x) {
     return x->path;
 }
-const char *exchange_rest(const struct exchange *x) {
+const char *exchange_wildcard(const struct exchange *x) {
     return x->rest ? x->rest : "";
 }
 const char *exchange_header(const struct exchange *x, const char *name) {
@@ -333,7 +333,7 @@ const char *exchange_query(const struct exchange *x, const char *name) {
 const char *exchange_peer(const struct exchange *x) {
     return x->peer;
 }
-const char *exchange_client(const struct exchange *x) {
+const char *exchange_client_key(const struct exchange *x) {
     return x->client;
 }
 bool exchange_is_local(const struct exchange *x) {
@@ -354,7 +354,7 @@ void exchange_set_user(struct exchange *x, void *user) {
 void *exchange_user(const struct exchange *x) {
     return x->user;
 }
-const struct route *exchange_route(const struct exchange *x) {
+const struct http_route *exchange_route(const struct exchange *x) {
     return x->route;
 }
 int exchange_status(const struct exchange *x) {
@@ -369,27 +369,27 @@ static bool is_stopping(const struct http *h) {
     return __atomic_load_n(&h->stopping, __ATOMIC_ACQUIRE);
 }
 
-json_t *body_json(const struct buf *body, struct error *err) {
+json_t *json_parse_body(const struct buf *body, struct error *err) {
     if (body->len == 0) {
         error_set(err, ERR_FORMAT, "the request has no body; it wants JSON");
         return NULL;
     }
-    struct json_bounds left = json_request;
-    return json_parse_bounded(body->data, body->len, "request", &left, err);
+    struct json_limits left = json_request_limits;
+    return json_parse_limited(body->data, body->len, "request", &left, err);
 }
 
 json_t *exchange_json(const struct exchange *x, struct error *err) {
-    return body_json(&x->body, err);
+    return json_parse_body(&x->body, err);
 }
 
-bool exchange_is_gone(struct exchange *x) {
+bool exchange_is_disconnected(struct exchange *x) {
     pthread_mutex_lock(&x->lock);
     bool gone = x->gone;
     pthread_mutex_unlock(&x->lock);
     return gone;
 }
 
-void exchange_on_gone(struct exchange *x, void (*gone)(void *ctx), void *ctx) {
+void exchange_on_disconnect(struct exchange *x, void (*gone)(void *ctx), void *ctx) {
     pthread_mutex_lock(&x->lock);
     bool now = x->gone;
     if (!now) {
@@ -409,7 +409,7 @@ void exchange_add_header(struct exchange *x, const char *name, const char *value
 
 static void header_put(struct MHD_Response *r, const char *name, const char *value) {
     if (mhd.MHD_add_response_header(r, name, value) != MHD_YES)
-        warn("a header '%s' cannot be sent", name);
+        log_warn("a header '%s' cannot be sent", name);
 }
 
 static bool cors_allows(const struct http *h, const char *origin) {
@@ -514,9 +514,9 @@ static bool stream_fill(struct exchange *x) {
     x->out.len = x->taken = 0;
     x->woken = false;
     pthread_mutex_unlock(&x->lock);
-    enum pulled p = x->source.pull(x->source.ctx, &x->out);
+    enum stream_status p = x->source.pull(x->source.ctx, &x->out);
     pthread_mutex_lock(&x->lock);
-    x->over = p == PULL_END;
+    x->over = p == STREAM_END;
     return x->over || x->out.len > 0;
 }
 
@@ -594,11 +594,11 @@ static bool path_fits(const char *pattern, const char *path, const char **rest) 
 }
 
 /* Of a method; HEAD is GET without the body. *known: the path has another method. */
-static const struct route *route_find(const struct http *h, const char *method, const char *path,
+static const struct http_route *route_find(const struct http *h, const char *method, const char *path,
                                       const char **rest, bool *known) {
     if (strcmp(method, "HEAD") == 0) method = "GET";
     *known = false;
-    for (const struct route *r = h->c.routes; r->method; r++) {
+    for (const struct http_route *r = h->c.routes; r->method; r++) {
         if (!path_fits(r->path, path, rest)) continue;
         if (strcmp(r->method, method) == 0) return r;
         *known = true;
@@ -619,9 +619,9 @@ bool exchange_host_is_own(const struct exchange *x) {
     if (!host) return true; // browsers always send one
     snprintf(first, sizeof first, "%.*s", (int)strcspn(machine, "."), machine);
     snprintf(on_link, sizeof on_link, "%s.local", first);
-    bool own = host_is_address(host) || host_is(host, "localhost") || host_is(host, o->host);
-    if (*machine) own |= host_is(host, machine) || host_is(host, first) || host_is(host, on_link);
-    for (int i = 0; i < o->hosts.n; i++) own |= host_is(host, o->hosts.v[i]);
+    bool own = host_header_is_ip(host) || host_header_is(host, "localhost") || host_header_is(host, o->host);
+    if (*machine) own |= host_header_is(host, machine) || host_header_is(host, first) || host_header_is(host, on_link);
+    for (int i = 0; i < o->hosts.n; i++) own |= host_header_is(host, o->hosts.v[i]);
     return own;
 }
 
@@ -685,18 +685,18 @@ static void peer_find(struct exchange *x) {
     const union MHD_ConnectionInfo *info =
         mhd.MHD_get_connection_info(x->connection, MHD_CONNECTION_INFO_CLIENT_ADDRESS);
     struct http *h = x->h;
-    struct address a = {{0}}, client;
+    struct ip_address a = {{0}}, client;
     struct forwarded f = {0};
-    bool known = info && address_of_socket(info->client_addr, &a);
+    bool known = info && ip_address_from_sockaddr(info->client_addr, &a);
     mhd.MHD_get_connection_values(x->connection, MHD_HEADER_KIND, forwarded_look, &f);
-    x->local = known && address_is_loopback(&a) && !f.any;
-    if (f.any && f.list.len && address_is_in(&a, h->proxies, h->n_proxies) &&
-        address_forwarded(f.list.data, h->proxies, h->n_proxies, &client)) {
-        x->local = known && address_is_loopback(&a) && address_is_loopback(&client);
+    x->local = known && ip_address_is_loopback(&a) && !f.any;
+    if (f.any && f.list.len && ip_address_in_cidrs(&a, h->proxies, h->n_proxies) &&
+        ip_address_from_forwarded(f.list.data, h->proxies, h->n_proxies, &client)) {
+        x->local = known && ip_address_is_loopback(&a) && ip_address_is_loopback(&client);
         a = client;
     }
-    address_text(&a, x->peer);
-    address_client(&a, x->client);
+    ip_address_format(&a, x->peer);
+    ip_address_client_key(&a, x->client);
     buf_release(&f.list);
 }
 
@@ -807,18 +807,18 @@ static enum MHD_Result handle_instantly(struct exchange *x) {
 
 static enum MHD_Result body_here(struct exchange *x) {
     struct http *h = x->h;
-    enum route_work work = h->c.work ? h->c.work(h->c.ctx, x->route) : WORK_PLAIN;
-    if (work == WORK_INSTANT) return handle_instantly(x);
+    enum http_dispatch work = h->c.work ? h->c.work(h->c.ctx, x->route) : HTTP_DISPATCH_WORKER;
+    if (work == HTTP_DISPATCH_IO_THREAD) return handle_instantly(x);
     pthread_mutex_lock(&x->lock);
     x->handed_over = true;
     __atomic_store_n(&x->phase, HANDED_OVER, __ATOMIC_RELEASE);
     x->suspended = true;
     mhd.MHD_suspend_connection(x->connection);
     pthread_mutex_unlock(&x->lock);
-    struct lane *lane = work == WORK_ASIDE                               ? &h->aside
-                        : work == WORK_PLAIN && x->body.len > LARGE_BODY ? &h->large
+    struct worker_pool *lane = work == HTTP_DISPATCH_OWN_THREAD                               ? &h->aside
+                        : work == HTTP_DISPATCH_WORKER && x->body.len > LARGE_BODY ? &h->large
                                                                          : NULL;
-    struct works *to = lane ? &lane->works : work == WORK_SLOW ? &h->slow : &h->quick;
+    struct work_queue *to = lane ? &lane->works : work == HTTP_DISPATCH_SLOW_WORKER ? &h->slow : &h->quick;
     work_add(h, to, lane ? &lane->asked : &h->worked, handle, exchange_retain(x));
     return MHD_YES;
 }
@@ -848,7 +848,7 @@ static void body_add(struct exchange *x, const char *data, size_t n) {
         return;
     }
     int64_t held = __atomic_add_fetch(&h->held, (int64_t)n, __ATOMIC_RELAXED);
-    bool fits = x->local || limits_take(h->limits, x->client, LIMIT_BYTES, (int64_t)n,
+    bool fits = x->local || client_limits_acquire(h->limits, x->client, LIMIT_BYTES, (int64_t)n,
                                         HELD_BY_ONE * h->o->max_body);
     if (fits && !x->local) x->counted += (int64_t)n;
     buf_add(&x->body, data, n);
@@ -942,28 +942,28 @@ static void on_completed(void *ctx, struct MHD_Connection *c, void **con_cls,
 
 /* This machine's own connections and those of proxies, which bring many clients, are not limited
  * by address. */
-static bool is_limited(const struct http *h, const struct address *a) {
-    return !address_is_loopback(a) && !address_is_in(a, h->proxies, h->n_proxies);
+static bool is_limited(const struct http *h, const struct ip_address *a) {
+    return !ip_address_is_loopback(a) && !ip_address_in_cidrs(a, h->proxies, h->n_proxies);
 }
 
 static enum MHD_Result on_accept(void *ctx, const struct sockaddr *from, socklen_t size) {
     const struct http *h = ctx;
-    struct address a;
-    char client[ADDRESS_TEXT];
+    struct ip_address a;
+    char client[IP_ADDRESS_TEXT_LEN];
     (void)size;
-    if (!address_of_socket(from, &a) || !is_limited(h, &a)) return MHD_YES;
-    address_client(&a, client);
-    return limits_room(h->limits, client, LIMIT_CONNECTIONS, h->o->max_per_address) ? MHD_YES
+    if (!ip_address_from_sockaddr(from, &a) || !is_limited(h, &a)) return MHD_YES;
+    ip_address_client_key(&a, client);
+    return client_limits_has_room(h->limits, client, LIMIT_CONNECTIONS, h->o->max_per_address) ? MHD_YES
                                                                                     : MHD_NO;
 }
 
 static void connection_count(struct http *h, struct MHD_Connection *c, struct connection *p) {
     const union MHD_ConnectionInfo *info =
         mhd.MHD_get_connection_info(c, MHD_CONNECTION_INFO_CLIENT_ADDRESS);
-    struct address a;
-    if (!info || !address_of_socket(info->client_addr, &a) || !is_limited(h, &a)) return;
-    address_client(&a, p->client);
-    limits_take(h->limits, p->client, LIMIT_CONNECTIONS, 1, 0);
+    struct ip_address a;
+    if (!info || !ip_address_from_sockaddr(info->client_addr, &a) || !is_limited(h, &a)) return;
+    ip_address_client_key(&a, p->client);
+    client_limits_acquire(h->limits, p->client, LIMIT_CONNECTIONS, 1, 0);
 }
 
 static void on_connection(void *ctx, struct MHD_Connection *c, void **place,
@@ -987,7 +987,7 @@ static void on_connection(void *ctx, struct MHD_Connection *c, void **place,
         if (p->next) p->next->prev = p->prev;
         if (h->connections == p) h->connections = p->next;
         h->stats.open--;
-        if (*p->client) limits_give(h->limits, p->client, LIMIT_CONNECTIONS, 1);
+        if (*p->client) client_limits_release(h->limits, p->client, LIMIT_CONNECTIONS, 1);
         free(p);
         *place = NULL;
     }
@@ -1049,7 +1049,7 @@ struct seen {
 
 /* Looks after every connection; into out, which has room for all, what is to be done when the lock
  * is given up again. Cutting off does not end a connection: the library does, when it sees it. */
-static int watch_look(struct http *h, double now, struct seen *out) {
+static int watchdog_scan(struct http *h, double now, struct seen *out) {
     int n = 0;
     for (struct connection *p = h->connections; p; p = p->next) {
         struct exchange *x = p->x;
@@ -1074,7 +1074,7 @@ static void *watch(void *ctx) {
     while (!h->quit || h->n_exchanges) {
         double now = clock_now();
         seen = xrealloc(seen, sizeof *seen * (size_t)(h->n_exchanges + 1));
-        int n = watch_look(h, now, seen);
+        int n = watchdog_scan(h, now, seen);
         pthread_mutex_unlock(&h->lock);
         for (int i = 0; i < n; i++) {
             if (seen[i].gone)
@@ -1108,24 +1108,24 @@ static int address_of(const struct http_options *o, struct sockaddr_storage *out
 
 bool http_is_loopback(const struct http_options *o) {
     struct sockaddr_storage socket = {0};
-    struct address a;
+    struct ip_address a;
     struct error ignored;
     return address_of(o, &socket, &ignored) == OK &&
-           address_of_socket((struct sockaddr *)&socket, &a) && address_is_loopback(&a);
+           ip_address_from_sockaddr((struct sockaddr *)&socket, &a) && ip_address_is_loopback(&a);
 }
 
-static int proxies_read(const struct http_options *o, struct address_block v[MAX_PROXIES],
+static int proxies_read(const struct http_options *o, struct ip_cidr v[MAX_PROXIES],
                         struct error *err) {
     if (o->proxies.n > MAX_PROXIES)
         return error_set(err, ERR_USAGE, "--trusted-proxy takes at most %d addresses", MAX_PROXIES);
     for (int i = 0; i < o->proxies.n; i++)
-        if (address_block_parse(o->proxies.v[i], &v[i], err) != OK)
+        if (ip_cidr_parse(o->proxies.v[i], &v[i], err) != OK)
             return error_wrap(err, "--trusted-proxy");
     return o->proxies.n;
 }
 
 int http_options_check(const struct http_options *o, struct error *err) {
-    struct address_block v[MAX_PROXIES];
+    struct ip_cidr v[MAX_PROXIES];
     return MIN(proxies_read(o, v, err), OK);
 }
 
@@ -1173,7 +1173,7 @@ int http_tls_check(const struct http_options *o, struct error *err) {
     if (rc == OK && h.cert) rc = mhd_load(err);
     if (rc == OK && h.cert) rc = pair_check(&h, err);
     if (rc == OK && h.key && stat(o->tls_key, &st) == 0 && (st.st_mode & S_IROTH))
-        warn("others can read the key '%s': chmod 600 it", o->tls_key);
+        log_warn("others can read the key '%s': chmod 600 it", o->tls_key);
     free(h.cert);
     free(h.key);
     return rc;
@@ -1216,11 +1216,11 @@ static void http_init(struct http *h) {
     pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
     pthread_cond_init(&h->ended, &monotonic);
     pthread_condattr_destroy(&monotonic);
-    h->limits = limits_new();
+    h->limits = client_limits_new();
     if (gethostname(h->machine, sizeof h->machine - 1) != 0) h->machine[0] = 0;
 }
 
-struct http *http_new(const struct http_options *o, const struct http_calls *c, struct error *err) {
+struct http *http_new(const struct http_options *o, const struct http_callbacks *c, struct error *err) {
     struct http *h = xcalloc(1, sizeof *h);
     *h = (struct http){.o = o, .c = *c};
     http_init(h);
@@ -1235,8 +1235,8 @@ struct http *http_new(const struct http_options *o, const struct http_calls *c, 
     h->workers = xcalloc((size_t)c->workers, sizeof *h->workers);
     for (; h->n_workers < c->workers; h->n_workers++)
         CHECK(pthread_create(&h->workers[h->n_workers], NULL, worker, h) == 0);
-    lane_start(h, &h->aside, 1, 0);
-    lane_start(h, &h->large, LARGE_THREADS, LARGE_NICE);
+    worker_pool_start(h, &h->aside, 1, 0);
+    worker_pool_start(h, &h->large, LARGE_THREADS, LARGE_NICE);
     h->watching = pthread_create(&h->watch, NULL, watch, h) == 0;
     CHECK(h->watching);
     return h;
@@ -1257,7 +1257,7 @@ struct http_stats http_stats(struct http *h) {
     return s;
 }
 
-struct limits *http_limits(struct http *h) {
+struct client_limits *http_limits(struct http *h) {
     return h->limits;
 }
 
@@ -1295,9 +1295,9 @@ void http_free(struct http *h) {
     pthread_cond_broadcast(&h->large.asked);
     pthread_mutex_unlock(&h->lock);
     for (int i = 0; i < h->n_workers; i++) pthread_join(h->workers[i], NULL);
-    lane_join(&h->aside);
-    lane_join(&h->large);
-    limits_free(h->limits);
+    worker_pool_join(&h->aside);
+    worker_pool_join(&h->large);
+    client_limits_free(h->limits);
     free(h->workers);
     free(h->cert);
     free(h->key);

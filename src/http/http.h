@@ -4,7 +4,7 @@
  *
  * Threads. The library's threads read and write sockets and never wait for anything else. When the
  * body of a request is here, its route's handler is called in one of `workers` threads, where it
- * may block (enum route_work has the exceptions); it answers once, then or later, from any thread:
+ * may block (enum http_dispatch has the exceptions); it answers once, then or later, from any thread:
  * exchange_reply, or exchange_stream. A stream is pulled: when the socket has room, `pull` is asked
  * for more in a thread of the library, and says whether there will be any; whoever has more
  * afterwards calls exchange_wake. So who reads slowly is served slowly, and costs a buffer.
@@ -23,8 +23,8 @@ struct exchange;
 struct http;
 
 /* A path is compared by parts; "*" as a last part stands for the rest, which may hold slashes, and
- * is exchange_rest. Parts are percent-decoded after they were told apart. */
-struct route {
+ * is exchange_wildcard. Parts are percent-decoded after they were told apart. */
+struct http_route {
     const char *method, *path;
     int scope; /* whoever admits knows what it means */
     void (*handle)(void *ctx, struct exchange *x);
@@ -61,28 +61,28 @@ struct body_sink {
     void (*drop)(struct body_sink *sink); /* the exchange is over, whatever came of it */
 };
 /* Where a route's handler is called. */
-enum route_work {
-    WORK_PLAIN,
-    WORK_SLOW,   /* in a worker; it waits for long, so these use half of the workers at most */
-    WORK_ASIDE,  /* in a thread of its own, so that it answers when all workers are busy: short */
-    WORK_INSTANT /* in the library's thread, which serves others too: it touches memory only, takes
+enum http_dispatch {
+    HTTP_DISPATCH_WORKER,
+    HTTP_DISPATCH_SLOW_WORKER,   /* in a worker; it waits for long, so these use half of the workers at most */
+    HTTP_DISPATCH_OWN_THREAD,  /* in a thread of its own, so that it answers when all workers are busy: short */
+    HTTP_DISPATCH_IO_THREAD /* in the library's thread, which serves others too: it touches memory only, takes
                     no lock, and answers before it returns */
 };
-struct http_calls {
+struct http_callbacks {
     void *ctx;
-    const struct route *routes; /* ends with a NULL method */
+    const struct http_route *routes; /* ends with a NULL method */
     int workers;
     struct http **self; /* set before anything is called, sooner than http_new returns; or NULL */
     /* Whether the request may go on, before its body is read: OK, or it has been answered
      * (exchange_refuse). */
-    int (*admit)(void *ctx, struct exchange *x, const struct route *r);
+    int (*admit)(void *ctx, struct exchange *x, const struct http_route *r);
     /* After admit: where the body goes; NULL: into memory, or it has been answered. May be NULL. */
-    struct body_sink *(*sink)(void *ctx, struct exchange *x, const struct route *r);
+    struct body_sink *(*sink)(void *ctx, struct exchange *x, const struct http_route *r);
     /* An error in this API's words. */
     void (*refuse)(void *ctx, struct exchange *x, int status, const char *code,
                    const char *message);
     /* NULL: all are plain. */
-    enum route_work (*work)(void *ctx, const struct route *r);
+    enum http_dispatch (*work)(void *ctx, const struct http_route *r);
     /* Whether requests may have any Host, because admission needs a key. NULL: they may not; see
      * exchange_host_is_own. */
     bool (*any_host)(void *ctx);
@@ -91,7 +91,7 @@ struct http_calls {
 };
 /* ERR_USAGE for an address that is taken or a certificate that cannot be read. Everything in the
  * options and calls is borrowed. */
-struct http *http_new(const struct http_options *o, const struct http_calls *c, struct error *err);
+struct http *http_new(const struct http_options *o, const struct http_callbacks *c, struct error *err);
 int http_port(const struct http *h);
 /* Whether only this machine will be listened to. */
 bool http_is_loopback(const struct http_options *o);
@@ -99,14 +99,14 @@ bool http_is_loopback(const struct http_options *o);
 void http_drain(struct http *h);
 void http_free(struct http *h);
 /* Runs fn in a worker's thread. */
-void http_work(struct http *h, void (*fn)(void *ctx), void *ctx);
+void http_run_in_worker(struct http *h, void (*fn)(void *ctx), void *ctx);
 struct http_stats {
     uint64_t connections, requests, bytes_out;
     int open, streams; /* connections and unfinished streams now */
 };
 struct http_stats http_stats(struct http *h);
-struct limits;
-struct limits *http_limits(struct http *h); /* by exchange_client and what the caller adds */
+struct client_limits;
+struct client_limits *http_limits(struct http *h); /* by exchange_client_key and what the caller adds */
 
 /* a request */
 
@@ -114,13 +114,13 @@ struct limits *http_limits(struct http *h); /* by exchange_client and what the c
 struct exchange *exchange_current(void);
 const char *exchange_method(const struct exchange *x);
 const char *exchange_path(const struct exchange *x); /* decoded, without the query */
-const char *exchange_rest(const struct exchange *x); /* what the route's "*" stands for; or "" */
+const char *exchange_wildcard(const struct exchange *x); /* what the route's "*" stands for; or "" */
 const char *exchange_header(const struct exchange *x, const char *name); /* NULL: there is none */
 const char *exchange_query(const struct exchange *x, const char *name);
 /* The client's address in words: the socket's, or of a trusted proxy's request the one that it
  * names; and the name under which its limits are kept. */
 const char *exchange_peer(const struct exchange *x);
-const char *exchange_client(const struct exchange *x);
+const char *exchange_client_key(const struct exchange *x);
 /* Of this machine: the socket's address is, and no proxy has forwarded the request, but for a
  * trusted one that names an address of this machine. */
 bool exchange_is_local(const struct exchange *x);
@@ -132,15 +132,15 @@ bool exchange_host_is_own(const struct exchange *x);
 const struct buf *exchange_body(const struct exchange *x);
 json_t *exchange_json(const struct exchange *x, struct error *err);
 struct body_sink *exchange_sink(const struct exchange *x);
-json_t *body_json(const struct buf *body, struct error *err); /* the same of any bytes */
+json_t *json_parse_body(const struct buf *body, struct error *err); /* the same of any bytes */
 double exchange_began(const struct exchange *x);              /* clock_now of its first line */
 /* One pointer of the caller's, from admit to ended. */
 void exchange_set_user(struct exchange *x, void *user);
 void *exchange_user(const struct exchange *x);
-const struct route *exchange_route(const struct exchange *x); /* NULL: none fits */
+const struct http_route *exchange_route(const struct exchange *x); /* NULL: none fits */
 int exchange_status(const struct exchange *x);                /* 0: not answered */
 /* Whether its client has gone: what takes long in a handler looks at it now and then. */
-bool exchange_is_gone(struct exchange *x);
+bool exchange_is_disconnected(struct exchange *x);
 
 /* an answer */
 
@@ -151,12 +151,12 @@ void exchange_reply_take(struct exchange *x, int status, const char *type,
                          struct buf *b);                             /* takes the bytes over */
 void exchange_reply_json(struct exchange *x, int status, json_t *v); /* takes v over */
 
-enum pulled { PULL_MORE, PULL_WAIT, PULL_END };
+enum stream_status { STREAM_MORE, STREAM_WAIT, STREAM_END };
 struct stream_source {
-    /* Appends what there is to say: PULL_MORE, to be asked again when it is out; PULL_WAIT: ask
-     * after exchange_wake; PULL_END after these bytes. Does not block, is not called twice at
+    /* Appends what there is to say: STREAM_MORE, to be asked again when it is out; STREAM_WAIT: ask
+     * after exchange_wake; STREAM_END after these bytes. Does not block, is not called twice at
      * once. */
-    enum pulled (*pull)(void *ctx, struct buf *out);
+    enum stream_status (*pull)(void *ctx, struct buf *out);
     /* The stream is over, or its client gone (`finished` false): called once. */
     void (*close)(void *ctx, bool finished);
     void *ctx;
@@ -167,7 +167,7 @@ void exchange_stream(struct exchange *x, int status, const char *type,
 void exchange_wake(struct exchange *x); /* any thread, any number of times */
 /* Until the answer: called once, in a thread of http's own, when the client has gone. It may not
  * touch this exchange. */
-void exchange_on_gone(struct exchange *x, void (*gone)(void *ctx), void *ctx);
+void exchange_on_disconnect(struct exchange *x, void (*gone)(void *ctx), void *ctx);
 struct exchange *exchange_retain(struct exchange *x);
 void exchange_release(struct exchange *x);
 

@@ -27,7 +27,7 @@ struct client {
     uint64_t right;            /* keys, a bit each */
     uint64_t guesses[GUESSES]; /* hashes of its last wrong keys; a ring, by `wrong` */
 };
-struct limits {
+struct client_limits {
     pthread_mutex_t lock;
     unsigned char seed[crypto_shorthash_KEYBYTES];
     struct client *buckets[BUCKETS];
@@ -35,15 +35,15 @@ struct limits {
     int n, n_idle;
 };
 
-struct limits *limits_new(void) {
-    struct limits *l = xcalloc(1, sizeof *l);
+struct client_limits *client_limits_new(void) {
+    struct client_limits *l = xcalloc(1, sizeof *l);
     CHECK(sodium_init() >= 0);
     pthread_mutex_init(&l->lock, NULL);
     crypto_shorthash_keygen(l->seed);
     return l;
 }
 
-void limits_free(struct limits *l) {
+void client_limits_free(struct client_limits *l) {
     if (!l) return;
     for (int i = 0; i < BUCKETS; i++)
         for (struct client *c = l->buckets[i], *next; c; c = next) {
@@ -54,7 +54,7 @@ void limits_free(struct limits *l) {
     free(l);
 }
 
-static uint64_t text_hash(const struct limits *l, const char *text) {
+static uint64_t text_hash(const struct client_limits *l, const char *text) {
     uint64_t hash;
     unsigned char bytes[crypto_shorthash_BYTES];
     crypto_shorthash(bytes, (const unsigned char *)text, strlen(text), l->seed);
@@ -62,13 +62,13 @@ static uint64_t text_hash(const struct limits *l, const char *text) {
     return hash;
 }
 
-static struct client **place_of(struct limits *l, const char *name) {
+static struct client **place_of(struct client_limits *l, const char *name) {
     struct client **at = &l->buckets[text_hash(l, name) % BUCKETS];
     while (*at && strcmp((*at)->name, name) != 0) at = &(*at)->next;
     return at;
 }
 
-static void list_out(struct limits *l, struct client *c) {
+static void list_out(struct client_limits *l, struct client *c) {
     if (!c->idle) return;
     *(c->older ? &c->older->newer : &l->oldest) = c->newer;
     *(c->newer ? &c->newer->older : &l->newest) = c->older;
@@ -77,7 +77,7 @@ static void list_out(struct limits *l, struct client *c) {
     l->n_idle--;
 }
 
-static void client_drop(struct limits *l, struct client *c) {
+static void client_drop(struct client_limits *l, struct client *c) {
     struct client **at = place_of(l, c->name);
     list_out(l, c);
     *at = c->next;
@@ -86,7 +86,7 @@ static void client_drop(struct limits *l, struct client *c) {
 }
 
 /* After a change: into the list, or away. */
-static void settle(struct limits *l, struct client *c) {
+static void settle(struct client_limits *l, struct client *c) {
     list_out(l, c);
     for (int i = 0; i < N_LIMITS; i++)
         if (c->held[i]) return;
@@ -98,11 +98,11 @@ static void settle(struct limits *l, struct client *c) {
     c->older = l->newest;
     *(l->newest ? &l->newest->newer : &l->oldest) = c;
     l->newest = c;
-    if (++l->n_idle > IDLE_MAX) client_drop(l, l->oldest);
+    if (++l->n_idle > CLIENT_LIMITS_IDLE_MAX) client_drop(l, l->oldest);
 }
 
 /* The lock is held until client_leave. */
-static struct client *client_enter(struct limits *l, const char *name) {
+static struct client *client_enter(struct client_limits *l, const char *name) {
     pthread_mutex_lock(&l->lock);
     struct client **at = place_of(l, name);
     if (*at) return *at;
@@ -112,12 +112,12 @@ static struct client *client_enter(struct limits *l, const char *name) {
     return *at;
 }
 
-static void client_leave(struct limits *l, struct client *c) {
+static void client_leave(struct client_limits *l, struct client *c) {
     settle(l, c);
     pthread_mutex_unlock(&l->lock);
 }
 
-bool limits_take(struct limits *l, const char *client, enum limited what, int64_t n, int64_t most) {
+bool client_limits_acquire(struct client_limits *l, const char *client, enum client_limit what, int64_t n, int64_t most) {
     struct client *c = client_enter(l, client);
     bool fits = !most || c->held[what] + n <= most;
     if (fits) c->held[what] += n;
@@ -125,14 +125,14 @@ bool limits_take(struct limits *l, const char *client, enum limited what, int64_
     return fits;
 }
 
-void limits_give(struct limits *l, const char *client, enum limited what, int64_t n) {
+void client_limits_release(struct client_limits *l, const char *client, enum client_limit what, int64_t n) {
     struct client *c = client_enter(l, client);
     c->held[what] -= n;
     CHECK(c->held[what] >= 0);
     client_leave(l, c);
 }
 
-bool limits_room(struct limits *l, const char *client, enum limited what, int64_t most) {
+bool client_limits_has_room(struct client_limits *l, const char *client, enum client_limit what, int64_t most) {
     pthread_mutex_lock(&l->lock);
     const struct client *c = *place_of(l, client);
     bool room = !most || !c || c->held[what] < most;
@@ -140,7 +140,7 @@ bool limits_room(struct limits *l, const char *client, enum limited what, int64_
     return room;
 }
 
-double limits_wait(struct limits *l, const char *client, double now) {
+double client_limits_auth_backoff(struct client_limits *l, const char *client, double now) {
     pthread_mutex_lock(&l->lock);
     const struct client *c = *place_of(l, client);
     double wait = c ? MAX(c->until - now, 0) : 0;
@@ -157,25 +157,25 @@ static bool has_guessed(const struct client *c, uint64_t hash) {
 static void guess_count(struct client *c, uint64_t hash, double now) {
     c->guesses[c->wrong % GUESSES] = hash;
     c->last = now;
-    int over = ++c->wrong - WRONG_FREE;
-    if (over >= 0) c->until = now + MIN(ldexp(1, MIN(over, 30)), WRONG_WAIT);
+    int over = ++c->wrong - AUTH_FREE_FAILURES;
+    if (over >= 0) c->until = now + MIN(ldexp(1, MIN(over, 30)), AUTH_BACKOFF_MAX);
 }
 
-void limits_wrong(struct limits *l, const char *client, const char *key, double now) {
+void client_limits_auth_failed(struct client_limits *l, const char *client, const char *key, double now) {
     uint64_t hash = text_hash(l, key);
     struct client *c = client_enter(l, client);
-    if (now - c->last > WRONG_FORGET) c->wrong = 0;
+    if (now - c->last > AUTH_FAILURE_TTL) c->wrong = 0;
     if (!has_guessed(c, hash)) guess_count(c, hash, now);
     client_leave(l, c);
 }
 
-void limits_right(struct limits *l, const char *client, int key) {
+void client_limits_auth_ok(struct client_limits *l, const char *client, int key) {
     struct client *c = client_enter(l, client);
     c->right |= (uint64_t)1 << (key & 63);
     client_leave(l, c);
 }
 
-bool limits_was_right(struct limits *l, const char *client, int key) {
+bool client_limits_was_auth_ok(struct client_limits *l, const char *client, int key) {
     pthread_mutex_lock(&l->lock);
     const struct client *c = *place_of(l, client);
     bool was = c && (c->right >> (key & 63) & 1);
@@ -183,7 +183,7 @@ bool limits_was_right(struct limits *l, const char *client, int key) {
     return was;
 }
 
-int limits_clients(struct limits *l) {
+int client_limits_count(struct client_limits *l) {
     pthread_mutex_lock(&l->lock);
     int n = l->n;
     pthread_mutex_unlock(&l->lock);

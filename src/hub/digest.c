@@ -67,7 +67,7 @@ void hub_digest_init(struct hub_digest *d, const struct hub_file *f) {
     *d = (struct hub_digest){
         .git = strlen(f->hash) == 40,
         .sha1.state = {0x67452301u, 0xEFCDAB89u, 0x98BADCFEu, 0x10325476u, 0xC3D2E1F0u}};
-    hasher_init(&d->sha256);
+    sha256_init(&d->sha256);
     char head[40];
     int n = snprintf(head, sizeof head, "blob %lld", (long long)f->size);
     if (d->git) sha1_add(d, (uint8_t *)head, (size_t)n + 1); // git's header ends in its NUL
@@ -77,7 +77,7 @@ void hub_digest_add(struct hub_digest *d, const void *p, size_t n) {
     if (d->git)
         sha1_add(d, p, n);
     else
-        hasher_add(&d->sha256, p, n);
+        sha256_update(&d->sha256, p, n);
 }
 
 bool hub_digest_matches(struct hub_digest *d, const struct hub_file *f) {
@@ -85,6 +85,6 @@ bool hub_digest_matches(struct hub_digest *d, const struct hub_file *f) {
     if (d->git)
         sha1_final(d, hex);
     else
-        hasher_final(&d->sha256, hex);
+        sha256_final(&d->sha256, hex);
     return strcmp(hex, f->hash) == 0;
 }

@@ -39,7 +39,7 @@ enum {
 };
 
 struct hub_client {
-    const struct hub_name *name;
+    const struct hub_ref *name;
     CURL *curl;
     char *endpoint, *token; /* no trailing slash; NULL without a token */
     double backoff;
@@ -55,7 +55,7 @@ struct partial {
     int64_t pos, arrived; /* bytes that are here, and those of them that came just now */
     char etag[256];       /* of the bytes that are here; "" when the server gave none */
     struct hub_digest digest;
-    hub_moved_fn moved;
+    hub_progress_fn moved;
     void *ctx;
 };
 
@@ -152,7 +152,7 @@ static void curl_set_up(struct hub_client *c, const struct hub_options *o) {
     lib->curl_easy_setopt(c->curl, CURLOPT_LOW_SPEED_TIME, o->stall > 0 ? (long)o->stall : 60L);
 }
 
-struct hub_client *hub_client_new(const struct hub_name *name, const struct hub_options *o,
+struct hub_client *hub_client_new(const struct hub_ref *name, const struct hub_options *o,
                                   struct error *err) {
     if (!(lib = libcurl_load(err))) return NULL;
     struct hub_client *c = xcalloc(1, sizeof *c);
@@ -393,7 +393,7 @@ static int refused(struct request *r, long status) {
 }
 
 static int not_found(struct request *r) {
-    const struct hub_name *name = r->client->name;
+    const struct hub_ref *name = r->client->name;
     if (strcmp(r->code, "RevisionNotFound") == 0)
         return error_set(r->err, ERR_MISSING, "'%s' has no revision '%s'", name->repo, name->rev);
     if (r->file)
@@ -474,7 +474,7 @@ static int request_wait(struct request *r, int tries) {
     if (asked > LONGEST_WAIT)
         return error_set(r->err, r->err->code, "%s, and asks to wait %lld s", r->err->text,
                          (long long)asked);
-    note("%s; trying again in %.1f s", r->err->text, wait);
+    log_info("%s; trying again in %.1f s", r->err->text, wait);
     sleep_for(wait);
     return OK;
 }
@@ -499,9 +499,9 @@ json_t *hub_client_list(struct hub_client *c, struct error *err) {
     hub_url_encode(&url, c->name->rev, false);
     buf_puts(&url, "?blobs=true");
     struct request r = {.client = c, .url = url.data, .err = err};
-    struct json_bounds left = {.depth = 100, .cost = (size_t)1 << 30};
+    struct json_limits left = {.depth = 100, .cost = (size_t)1 << 30};
     if (request_run(&r) == OK)
-        v = json_parse_bounded(r.text.data ? r.text.data : "", r.text.len, "the hub's listing",
+        v = json_parse_limited(r.text.data ? r.text.data : "", r.text.len, "the hub's listing",
                                &left, err);
     buf_release(&r.text);
     buf_release(&url);
@@ -523,12 +523,12 @@ static int partial_complete(struct partial *p, struct request *r) {
                              "'%s' arrived damaged: its hash is not the %.12s... that the hub "
                              "lists; if it happens again, something on the way alters it",
                              p->file->path, p->file->hash);
-        note("what was here of '%s' is damaged; loading it from the start", p->file->path);
+        log_info("what was here of '%s' is damaged; loading it from the start", p->file->path);
     }
 }
 
 int hub_client_download(struct hub_client *c, const char *commit, const struct hub_file *f,
-                        const char *partial, hub_moved_fn moved, void *ctx, struct error *err) {
+                        const char *partial, hub_progress_fn moved, void *ctx, struct error *err) {
     struct partial p = {.file = f, .path = partial, .moved = moved, .ctx = ctx};
     struct buf url = {0};
     buf_printf(&url, "%s/%s/resolve/%s/", c->endpoint, c->name->repo, commit);

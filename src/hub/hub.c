@@ -11,7 +11,7 @@
  *
  * Invariants, at every moment and after a kill at any:
  *   1. NAME is a whole, verified file or absent; only publishing changes it.
- *   2. A record that says "complete" describes the folder; hub_find trusts no other.
+ *   2. A record that says "complete" describes the folder; hub_cached_path trusts no other.
  *   3. Only files that a record lists, or that have the wanted hash, are replaced or removed.
  *   4. One process works in a folder at a time: it holds .hub.lock, which the system releases when
  *      the process dies.
@@ -51,7 +51,7 @@ static bool word_valid(const char *s, size_t n) {
 
 bool hub_path_safe(const char *path) {
     size_t len = strlen(path);
-    if (len == 0 || len >= sizeof((struct hub_name){0}.file)) return false;
+    if (len == 0 || len >= sizeof((struct hub_ref){0}.file)) return false;
     for (const char *p = path; *p; p++)
         if ((unsigned char)*p < ' ' || *p == 127 || *p == '\\') return false;
     for (const char *part = path;; part++) {
@@ -63,8 +63,8 @@ bool hub_path_safe(const char *path) {
     }
 }
 
-int hub_name_parse(const char *text, struct hub_name *out, struct error *err) {
-    *out = (struct hub_name){0};
+int hub_ref_parse(const char *text, struct hub_ref *out, struct error *err) {
+    *out = (struct hub_ref){0};
     const char *p = text + (hub_is_name(text) ? 3 : 0), *at = strchr(p, '@');
     const char *end = at ? at : p + strlen(p), *rev = at ? at + 1 : "main";
     size_t owner = strcspn(p, "/@"), repo = p[owner] == '/' ? strcspn(p + owner + 1, "/@") : 0;
@@ -95,14 +95,14 @@ static char *cache_root(struct error *err) {
     return NULL;
 }
 
-char *hub_cache(void) {
+char *hub_cache_dir(void) {
     struct error err;
     return cache_root(&err);
 }
 
 /* CACHE/OWNER/REPO, so that the last part names the model; another revision is CACHE/OWNER/REPO@REV
  * with '/' encoded. */
-static char *cache_dir(const struct hub_name *name, struct error *err) {
+static char *cache_dir(const struct hub_ref *name, struct error *err) {
     char *root = cache_root(err);
     if (!root) return NULL;
     struct buf b = {0};
@@ -232,7 +232,7 @@ static char *files_text(const struct hub_repo *r, bool (*is)(const char *path)) 
 }
 
 /* The repository holds nothing of the usual: says what it holds instead. */
-static int select_refuse(const struct hub_repo *r, const struct hub_name *name, struct error *err) {
+static int select_refuse(const struct hub_repo *r, const struct hub_ref *name, struct error *err) {
     char *ggufs = files_text(r, is_gguf), *pickles = files_text(r, is_pickle);
     if (ggufs)
         error_set(err, ERR_USAGE,
@@ -251,7 +251,7 @@ static int select_refuse(const struct hub_repo *r, const struct hub_name *name, 
     return err->code;
 }
 
-static int select_usual(struct hub_repo *r, const struct hub_name *name, struct error *err) {
+static int select_usual(struct hub_repo *r, const struct hub_ref *name, struct error *err) {
     bool single = repo_file(r, "model.safetensors") != NULL;
     int n_weights = 0, n_gguf = 0;
     struct hub_file *gguf = NULL;
@@ -269,7 +269,7 @@ static int select_usual(struct hub_repo *r, const struct hub_name *name, struct 
     return OK;
 }
 
-static int select_named(struct hub_repo *r, const struct hub_name *name,
+static int select_named(struct hub_repo *r, const struct hub_ref *name,
                         const struct strings *include, struct error *err) {
     const char *pickle = NULL;
     int n = 0;
@@ -285,13 +285,13 @@ static int select_named(struct hub_repo *r, const struct hub_name *name,
         return error_set(err, ERR_FORMAT,
                          "'%s' is a pickle, which can run code when opened and is never loaded",
                          pickle);
-    if (pickle) warn("'%s' is a pickle and is not loaded", pickle);
+    if (pickle) log_warn("'%s' is a pickle and is not loaded", pickle);
     return n > 0 ? OK
                  : error_set(err, ERR_MISSING, "'%s' has no file '%s' at '%s'", name->repo,
                              *name->file ? name->file : include->v[0], name->rev);
 }
 
-int hub_repo_select(struct hub_repo *r, const struct hub_name *name, const struct strings *include,
+int hub_repo_select(struct hub_repo *r, const struct hub_ref *name, const struct strings *include,
                     struct error *err) {
     return *name->file || include->n ? select_named(r, name, include, err)
                                      : select_usual(r, name, err);
@@ -305,7 +305,7 @@ static const int64_t MOST_BYTES = (int64_t)1 << 60;
 /* NULL without an error when there is none. */
 static json_t *record_load(const char *dir, struct error *err) {
     char *path = path_join(dir, RECORD_NAME);
-    json_t *v = path_exists(path) ? json_file(path, err) : NULL;
+    json_t *v = path_exists(path) ? json_parse_file(path, err) : NULL;
     if (v && !json_is_object(v)) {
         error_set(err, ERR_FORMAT, "'%s' is no record of a pull", path);
         json_decref(v);
@@ -346,7 +346,7 @@ static int record_save(const char *dir, const json_t *record, struct error *err)
 /* pulling */
 
 struct pull {
-    struct hub_name name;
+    struct hub_ref name;
     struct hub_client *client;
     struct hub_repo repo;
     char *dir;
@@ -363,7 +363,7 @@ static int pull_lock(struct pull *p) {
     p->lock = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0666);
     int rc = p->lock < 0 ? error_errno(p->err, "cannot create '%s'", path) : OK;
     if (rc == OK && flock(p->lock, LOCK_EX | LOCK_NB) < 0) {
-        note("another pull works in '%s'; waiting for it", p->dir);
+        log_info("another pull works in '%s'; waiting for it", p->dir);
         while ((rc = flock(p->lock, LOCK_EX)) < 0 && errno == EINTR) continue;
         if (rc < 0) rc = error_errno(p->err, "cannot lock '%s'", path);
     }
@@ -374,7 +374,7 @@ static int pull_lock(struct pull *p) {
 /* What the hub has and which of it is wanted. */
 static int pull_list(struct pull *p, const char *name, const struct hub_options *o) {
     struct error *err = p->err;
-    if (hub_name_parse(name, &p->name, err) != OK) return err->code;
+    if (hub_ref_parse(name, &p->name, err) != OK) return err->code;
     p->dir = o->to ? xstrdup(o->to) : cache_dir(&p->name, err);
     if (!p->dir || !(p->client = hub_client_new(&p->name, o, err))) return err->code;
     json_t *listing = hub_client_list(p->client, err);
@@ -407,17 +407,17 @@ static void pull_close(struct pull *p) {
 }
 
 static bool file_is_right(const char *path, const struct hub_file *f) {
-    struct mapping m;
+    struct file_map m;
     struct error ignored;
     struct hub_digest d;
-    if (map_open(&m, path, &ignored) != OK) return false;
+    if (file_map_open(&m, path, &ignored) != OK) return false;
     bool right = m.size == (size_t)f->size;
     if (right) {
         hub_digest_init(&d, f);
         hub_digest_add(&d, m.data, m.size);
         right = hub_digest_matches(&d, f);
     }
-    map_close(&m);
+    file_map_close(&m);
     return right;
 }
 
@@ -571,11 +571,11 @@ static json_t *plan_json(const struct pull *p) {
         bool right = file_is_right(path, f);
         here += right;
         bytes = MIN(bytes + (right ? 0 : f->size), MOST_BYTES);
-        if (!right) json_array_append_new(files, json_path(f->path));
+        if (!right) json_array_append_new(files, json_from_path(f->path));
         free(path);
     }
     return json_pack("{s:s,s:s,s:o,s:o,s:I,s:i}", "repo", p->name.repo, "commit", p->repo.commit,
-                     "folder", json_path(p->dir), "files", files, "bytes", (json_int_t)bytes,
+                     "folder", json_from_path(p->dir), "files", files, "bytes", (json_int_t)bytes,
                      "here already", here);
 }
 
@@ -610,9 +610,9 @@ static char *record_target(const json_t *record, const char *dir, const char *na
     return gguf ? path_join(dir, gguf) : xstrdup(dir);
 }
 
-char *hub_find(const char *name, struct error *err) {
-    struct hub_name n;
-    if (hub_name_parse(name, &n, err) != OK) return NULL;
+char *hub_cached_path(const char *name, struct error *err) {
+    struct hub_ref n;
+    if (hub_ref_parse(name, &n, err) != OK) return NULL;
     char *dir = cache_dir(&n, err), *found = NULL;
     if (!dir) return NULL;
     *err = (struct error){0};
@@ -648,7 +648,7 @@ static void dir_each(const char *dir, void (*add)(json_t *out, const char *path)
 static void list_repo(json_t *out, const char *dir) {
     struct error err = {0};
     json_t *record = record_load(dir, &err);
-    if (err.code != OK) warn("%s", err.text);
+    if (err.code != OK) log_warn("%s", err.text);
     if (!record) return;
     json_object_set_new(record, "path", json_string(dir));
     json_array_append_new(out, record);

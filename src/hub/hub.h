@@ -28,8 +28,8 @@ struct hub_options {
 bool hub_is_name(const char *path); /* begins with "hf:" */
 /* The folder, or the GGUF file, that a name stands for, malloc'ed; NULL with the command to run
  * when it is not pulled. Does not touch the network. */
-char *hub_find(const char *name, struct error *err);
-char *hub_cache(void); /* the folder of what is pulled; NULL: there is none. malloc'ed */
+char *hub_cached_path(const char *name, struct error *err);
+char *hub_cache_dir(void); /* the folder of what is pulled; NULL: there is none. malloc'ed */
 /*
  * Makes the folder hold the revision as it is on the hub now: what is missing or damaged is
  * downloaded, verified, and put in place when all of it is here. An interrupted pull is continued
@@ -47,6 +47,6 @@ json_t *hub_list(struct error *err);
 /* Sends a body and throws the answer away; redirects are not followed. ERR_USAGE: url is no http or
  * https address; ERR_IO: no answer within so many seconds, or one that is no success. The url may
  * be a secret: it is in no message. */
-int post_json(const char *url, const char *body, double seconds, struct error *err);
+int http_post_json(const char *url, const char *body, double seconds, struct error *err);
 
 #endif

@@ -8,12 +8,12 @@
 #include "hub/hub.h"
 
 /* hf:OWNER/REPO[/FILE][@REV] */
-struct hub_name {
+struct hub_ref {
     char repo[200]; /* "OWNER/REPO" */
     char rev[128];  /* "main" when none is named */
     char file[512]; /* "" when none is named */
 };
-int hub_name_parse(const char *text, struct hub_name *out, struct error *err);
+int hub_ref_parse(const char *text, struct hub_ref *out, struct error *err);
 
 /* A file that the hub lists. The hash is hex: 64 digits are the content's SHA-256, 40 are git's
  * blob SHA-1, which the hub gives for small files only. */
@@ -33,14 +33,14 @@ struct hub_repo {
 bool hub_path_safe(const char *path);
 int hub_repo_parse(const json_t *listing, struct hub_repo *r, struct error *err);
 /* Sets `wanted`. `include`: globs over whole paths that replace the usual choice; may be empty. */
-int hub_repo_select(struct hub_repo *r, const struct hub_name *name, const struct strings *include,
+int hub_repo_select(struct hub_repo *r, const struct hub_ref *name, const struct strings *include,
                     struct error *err);
 void hub_repo_release(struct hub_repo *r);
 
 /* Hashes the content of a file whose wanted hash (and so its kind) and size are known. */
 struct hub_digest {
     bool git;
-    struct hasher sha256;
+    struct sha256 sha256;
     struct {
         uint32_t state[5];
         uint8_t block[64];
@@ -53,7 +53,7 @@ bool hub_digest_matches(struct hub_digest *d, const struct hub_file *f); /* ends
 
 /* One server and one connection to it. The name is kept, for messages. */
 struct hub_client;
-struct hub_client *hub_client_new(const struct hub_name *name, const struct hub_options *o,
+struct hub_client *hub_client_new(const struct hub_ref *name, const struct hub_options *o,
                                   struct error *err);
 void hub_client_free(struct hub_client *c);
 /* The listing of the repository at the name's revision. */
@@ -63,9 +63,9 @@ json_t *hub_client_list(struct hub_client *c, struct error *err);
  * hash are right and it is on the disk. `moved` is called with each change of the number
  * of bytes that were transferred and are of use.
  */
-typedef void (*hub_moved_fn)(void *ctx, const struct hub_file *f, int64_t change);
+typedef void (*hub_progress_fn)(void *ctx, const struct hub_file *f, int64_t change);
 int hub_client_download(struct hub_client *c, const char *commit, const struct hub_file *f,
-                        const char *partial, hub_moved_fn moved, void *ctx, struct error *err);
+                        const char *partial, hub_progress_fn moved, void *ctx, struct error *err);
 
 /* "a b/c" as "a%20b%2Fc"; '/' stands when it separates. */
 void hub_url_encode(struct buf *out, const char *text, bool keep_slashes);

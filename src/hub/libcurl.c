@@ -60,7 +60,7 @@ static int post(CURL *c, struct curl_slist *headers, const char *url, const char
     return status >= 200 && status < 300 ? OK : error_set(err, ERR_IO, "status %ld", status);
 }
 
-int post_json(const char *url, const char *body, double seconds, struct error *err) {
+int http_post_json(const char *url, const char *body, double seconds, struct error *err) {
     if (!libcurl_load(err)) return err->code;
     lib.curl_global_init(CURL_GLOBAL_DEFAULT); // counted
     CURL *c = lib.curl_easy_init();

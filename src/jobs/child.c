@@ -33,8 +33,8 @@ enum {
 };
 
 /* Lines longer than this are cut. */
-static const size_t line_limits[N_INLETS] = {256 << 10, 1000, 4096};
-static const char *const file_names[N_INLETS] = {"stdout.jsonl", "stderr.txt", NULL};
+static const size_t line_limits[N_CHILD_PIPES] = {256 << 10, 1000, 4096};
+static const char *const file_names[N_CHILD_PIPES] = {"stdout.jsonl", "stderr.txt", NULL};
 
 struct launch {
     const char *program;
@@ -87,7 +87,7 @@ static _Noreturn void child_main(struct launch *l) {
     if (l->idle) yield_to_all();
     offer_to_oom_killer();
     limits_set(l);
-    if (fds_place(l->fds, FIRST_OTHER_FD)) {
+    if (fds_remap(l->fds, FIRST_OTHER_FD)) {
         close_range(FIRST_OTHER_FD, ~0U, 0);
         sigemptyset(&none);
         sigprocmask(SIG_SETMASK, &none, NULL);
@@ -133,7 +133,7 @@ static bool is_passed(const char *variable) {
 }
 
 /* No file of settings: a job is what its record says, also after such a file has changed. */
-static void environment(const struct child_start *s, struct strings *out) {
+static void environment(const struct job_child_options *s, struct strings *out) {
     char *tmp = path_join(s->folder, "tmp"), *all[] = {xasprintf("TMPDIR=%s", tmp), NULL};
     for (size_t i = 0; environ[i]; i++)
         if (is_passed(environ[i])) strings_add(out, environ[i]);
@@ -158,7 +158,7 @@ static char **arguments(const struct strings *args) {
 }
 
 /* Our end of a pipe does not wait; the child's, in *theirs, does. */
-static int inlet_open(struct inlet *in, enum inlet_kind which, const struct child_start *s,
+static int inlet_open(struct child_pipe *in, enum child_pipe_kind which, const struct job_child_options *s,
                       int *theirs, struct error *err) {
     int ends[2];
     if (pipe2(ends, O_CLOEXEC) != 0) return error_errno(err, "cannot make a pipe");
@@ -167,14 +167,14 @@ static int inlet_open(struct inlet *in, enum inlet_kind which, const struct chil
     if (fcntl(in->fd, F_SETFL, O_NONBLOCK) != 0) return error_errno(err, "cannot use a pipe");
     if (!file_names[which]) return OK;
     char *path = path_join(s->folder, file_names[which]);
-    in->left = which == INLET_RESULTS ? s->max_output : WORDS_BYTES;
+    in->left = which == CHILD_STDOUT ? s->max_output : WORDS_BYTES;
     in->file = open(path, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC | O_NOFOLLOW, 0600);
     int rc = in->file < 0 ? error_errno(err, "cannot write '%s'", path) : OK;
     free(path);
     return rc;
 }
 
-static int launch(struct child *c, struct launch *l, struct error *err) {
+static int launch(struct job_child *c, struct launch *l, struct error *err) {
     c->pid = child_launch(l);
     if (c->pid < 0) return error_errno(err, "cannot start a process");
     errno = l->error;
@@ -187,8 +187,8 @@ static int launch(struct child *c, struct launch *l, struct error *err) {
     return c->pidfd >= 0 ? OK : error_errno(err, "cannot watch a process");
 }
 
-static void child_free(struct child *c) {
-    for (int i = 0; i < N_INLETS; i++) {
+static void child_free(struct job_child *c) {
+    for (int i = 0; i < N_CHILD_PIPES; i++) {
         fd_close(&c->in[i].fd);
         fd_close(&c->in[i].file);
         buf_release(&c->in[i].line);
@@ -197,10 +197,10 @@ static void child_free(struct child *c) {
     free(c);
 }
 
-static struct child *child_new(void) {
-    struct child *c = xcalloc(1, sizeof *c);
+static struct job_child *child_new(void) {
+    struct job_child *c = xcalloc(1, sizeof *c);
     c->pid = c->pidfd = -1;
-    for (int i = 0; i < N_INLETS; i++) c->in[i].fd = c->in[i].file = -1;
+    for (int i = 0; i < N_CHILD_PIPES; i++) c->in[i].fd = c->in[i].file = -1;
     return c;
 }
 
@@ -214,8 +214,8 @@ static int folders_make(const char *folder, struct error *err) {
     return rc;
 }
 
-struct child *child_start(const struct child_start *s, struct error *err) {
-    struct child *c = child_new();
+struct job_child *job_child_start(const struct job_child_options *s, struct error *err) {
+    struct job_child *c = child_new();
     struct strings env = {0};
     environment(s, &env);
     struct launch l = {.program = s->program,
@@ -227,7 +227,7 @@ struct child *child_start(const struct child_start *s, struct error *err) {
                        .max_data = s->max_data ? (rlim_t)s->max_data : RLIM_INFINITY,
                        .parent = getpid()};
     int rc = folders_make(s->folder, err);
-    for (int i = 0; rc == OK && i < N_INLETS; i++)
+    for (int i = 0; rc == OK && i < N_CHILD_PIPES; i++)
         rc = inlet_open(&c->in[i], i, s, &l.fds[1 + i], err);
     if (rc == OK && (l.fds[0] = open("/dev/null", O_RDONLY | O_CLOEXEC)) < 0)
         rc = error_errno(err, "cannot open '/dev/null'");
@@ -237,28 +237,28 @@ struct child *child_start(const struct child_start *s, struct error *err) {
     strings_release(&env);
     if (rc == OK) return c;
     if (c->pid > 0) {
-        child_signal(c, SIGKILL);
+        job_child_signal(c, SIGKILL);
         waitpid(c->pid, NULL, 0);
     }
     child_free(c);
     return NULL;
 }
 
-void child_signal(const struct child *c, int signal) {
+void job_child_signal(const struct job_child *c, int signal) {
     kill(-c->pid, signal);
 }
 
-void child_fds(const struct child *c, struct pollfd out[CHILD_FDS], bool read) {
+void job_child_pollfds(const struct job_child *c, struct pollfd out[JOB_CHILD_FDS], bool read) {
     out[0] = (struct pollfd){.fd = c->pidfd, .events = POLLIN};
-    for (int i = 0; i < N_INLETS; i++)
+    for (int i = 0; i < N_CHILD_PIPES; i++)
         out[1 + i] = (struct pollfd){.fd = read ? c->in[i].fd : -1, .events = POLLIN};
 }
 
 /* reading */
 
 /* Into the inlet's file, as far as that may grow. */
-static void keep(struct child *c, enum inlet_kind which, const char *p, size_t n) {
-    struct inlet *in = &c->in[which];
+static void keep(struct job_child *c, enum child_pipe_kind which, const char *p, size_t n) {
+    struct child_pipe *in = &c->in[which];
     size_t room = (size_t)MIN(in->left, (int64_t)n);
     in->left -= (int64_t)room;
     for (size_t at = 0; at < room && !c->fault.code;) {
@@ -269,18 +269,18 @@ static void keep(struct child *c, enum inlet_kind which, const char *p, size_t n
         else
             at += (size_t)m;
     }
-    if (which == INLET_RESULTS && room < n && !c->fault.code)
+    if (which == CHILD_STDOUT && room < n && !c->fault.code)
         error_set(&c->fault, ERR_MEMORY, "stopped: its results are too long");
-    if (c->fault.code) child_signal(c, SIGKILL);
+    if (c->fault.code) job_child_signal(c, SIGKILL);
 }
 
-static void line_end(struct inlet *in, enum inlet_kind which, child_line_fn take, void *ctx) {
+static void line_end(struct child_pipe *in, enum child_pipe_kind which, job_child_line_fn take, void *ctx) {
     if (in->len) take(ctx, which, in->line.data ? in->line.data : "", in->line.len, in->len);
     in->line.len = in->len = 0;
 }
 
-static void lines_take(struct inlet *in, enum inlet_kind which, const char *p, size_t n,
-                       child_line_fn take, void *ctx) {
+static void lines_take(struct child_pipe *in, enum child_pipe_kind which, const char *p, size_t n,
+                       job_child_line_fn take, void *ctx) {
     for (const char *all = p + n; p < all;) {
         const char *end = memchr(p, '\n', (size_t)(all - p));
         size_t m = (size_t)((end ? end : all) - p);
@@ -291,8 +291,8 @@ static void lines_take(struct inlet *in, enum inlet_kind which, const char *p, s
     }
 }
 
-static void inlet_read(struct child *c, enum inlet_kind which, child_line_fn take, void *ctx) {
-    struct inlet *in = &c->in[which];
+static void inlet_read(struct job_child *c, enum child_pipe_kind which, job_child_line_fn take, void *ctx) {
+    struct child_pipe *in = &c->in[which];
     char block[READ_BLOCK];
     for (int i = 0; i < READ_BLOCKS && in->fd >= 0; i++) {
         ssize_t n = read(in->fd, block, sizeof block);
@@ -306,19 +306,19 @@ static void inlet_read(struct child *c, enum inlet_kind which, child_line_fn tak
     }
 }
 
-void child_read(struct child *c, child_line_fn take, void *ctx) {
-    for (int i = 0; i < N_INLETS; i++) inlet_read(c, i, take, ctx);
+void job_child_read(struct job_child *c, job_child_line_fn take, void *ctx) {
+    for (int i = 0; i < N_CHILD_PIPES; i++) inlet_read(c, i, take, ctx);
 }
 
 /* All but the last wait while its leader is not reaped, so that the group's number is its own. */
-int child_reap(struct child *c, child_line_fn take, void *ctx) {
+int job_child_reap(struct job_child *c, job_child_line_fn take, void *ctx) {
     siginfo_t info;
     int status = -1, rc;
     do rc = waitid(P_PID, (id_t)c->pid, &info, WEXITED | WNOWAIT);
     while (rc != 0 && errno == EINTR);
-    if (rc == 0) child_signal(c, SIGKILL);
-    child_read(c, take, ctx);
-    for (int i = 0; i < N_INLETS; i++) line_end(&c->in[i], i, take, ctx);
+    if (rc == 0) job_child_signal(c, SIGKILL);
+    job_child_read(c, take, ctx);
+    for (int i = 0; i < N_CHILD_PIPES; i++) line_end(&c->in[i], i, take, ctx);
     if (rc == 0 && waitpid(c->pid, &status, 0) != c->pid) status = -1;
     child_free(c);
     return status;

@@ -14,7 +14,7 @@
 
 static const char PREFIX[] = "shoal_";
 
-struct job_figures {
+struct job_metrics {
     double began; /* 0: nothing was told yet */
     struct told {
         struct curve curve;
@@ -22,7 +22,7 @@ struct job_figures {
     } * v[N_METRICS];         /* NULL: not told */
 };
 
-bool is_figure(enum metric_id id) {
+bool is_job_metric(enum metric_id id) {
     const struct metric_family *f = &metric_families[id];
     return f->type == METRIC_TYPE_GAUGE && f->n_labels == 1 && strcmp(f->labels[0], "job") == 0;
 }
@@ -31,22 +31,22 @@ static const char *name_of(enum metric_id id) {
     return metric_families[id].name + strlen(PREFIX);
 }
 
-enum metric_id figure_metric(const char *name) {
+enum metric_id job_metric_find(const char *name) {
     enum metric_id id = 0;
-    while (id < N_METRICS && !(is_figure(id) && strcmp(name_of(id), name) == 0)) id++;
+    while (id < N_METRICS && !(is_job_metric(id) && strcmp(name_of(id), name) == 0)) id++;
     return id;
 }
 
-struct job_figures *job_figures_new(void) {
-    return xcalloc(1, sizeof(struct job_figures));
+struct job_metrics *job_metrics_new(void) {
+    return xcalloc(1, sizeof(struct job_metrics));
 }
 
-void job_figures_free(struct job_figures *f) {
+void job_metrics_free(struct job_metrics *f) {
     for (int id = 0; f && id < N_METRICS; id++) free(f->v[id]);
     free(f);
 }
 
-static struct told *told_get(struct job_figures *f, enum metric_id id) {
+static struct told *told_get(struct job_metrics *f, enum metric_id id) {
     if (!f->v[id]) f->v[id] = xcalloc(1, sizeof *f->v[id]);
     return f->v[id];
 }
@@ -55,12 +55,12 @@ static double number_of(const json_t *v) {
     return json_is_number(v) ? json_number_value(v) : NAN;
 }
 
-void job_figures_take(struct job_figures *f, double at, const json_t *line) {
+void job_metrics_record(struct job_metrics *f, double at, const json_t *line) {
     const char *name;
     json_t *v;
     if (f->began == 0) f->began = floor(at);
     json_object_foreach ((json_t *)(uintptr_t)line, name, v) {
-        enum metric_id id = figure_metric(name);
+        enum metric_id id = job_metric_find(name);
         if (id == N_METRICS || !(json_is_number(v) || json_is_null(v))) continue;
         struct told *t = told_get(f, id);
         t->last_at = fmax(t->last_at, at - f->began);
@@ -73,7 +73,7 @@ static json_t *number_json(double x) {
     return isfinite(x) ? json_real(x) : json_null();
 }
 
-json_t *job_figures_last(const struct job_figures *f) {
+json_t *job_metrics_latest(const struct job_metrics *f) {
     json_t *out = json_object();
     for (enum metric_id id = 0; id < N_METRICS; id++)
         if (f->v[id]) json_object_set_new(out, name_of(id), number_json(f->v[id]->last));
@@ -95,7 +95,7 @@ static json_t *curve_json(enum metric_id id, const struct curve *c) {
                      (json_int_t)MAX(c->per, 1), "at", at, "value", value);
 }
 
-json_t *job_figures_json(const struct job_figures *f) {
+json_t *job_metrics_json(const struct job_metrics *f) {
     json_t *list = json_array();
     for (enum metric_id id = 0; id < N_METRICS; id++)
         if (f->v[id]) json_array_append_new(list, curve_json(id, &f->v[id]->curve));
@@ -118,15 +118,15 @@ static void curve_read(struct told *t, const json_t *v) {
     }
 }
 
-struct job_figures *job_figures_from_json(const json_t *v) {
-    struct job_figures *f = job_figures_new();
+struct job_metrics *job_metrics_from_json(const json_t *v) {
+    struct job_metrics *f = job_metrics_new();
     double began = number_of(json_object_get(v, "began"));
     json_t *series;
     size_t i;
     if (!(began > 0 && began < 1e15)) return f;
     f->began = began;
     json_array_foreach (json_object_get(v, "series"), i, series) {
-        enum metric_id id = figure_metric(json_text_at(series, "name"));
+        enum metric_id id = job_metric_find(json_get_string(series, "name"));
         if (id < N_METRICS && !f->v[id]) curve_read(told_get(f, id), series);
     }
     return f;

@@ -71,13 +71,13 @@ struct job {
     int64_t seq, reserved; /* the last number given, and reserved */
     int64_t state_seq, progress_seq;
 
-    struct child *child;        /* also while paused */
+    struct job_child *child;        /* also while paused */
     double kill_at;             /* of a cancelled child; INFINITY: it is not, or was killed */
     double stop_at;             /* while it runs: when its time is over */
     double seconds;             /* while it is paused: what is left of its time */
     bool late;                  /* its time was over */
     char *words;                /* the last line of its stderr */
-    struct job_figures *series; /* while there is a child that told some */
+    struct job_metrics *series; /* while there is a child that told some */
     bool figured;               /* `figures` are older than `series` */
     bool progressed;            /* `progress` has no number yet */
     bool over;                  /* it ended as `outcome`, which is to be stored */
@@ -162,7 +162,7 @@ static int job_save(struct jobs *j, const struct job *job, struct error *err) {
 }
 
 static void text_copy(char out[32], const json_t *v, const char *key) {
-    snprintf(out, 32, "%s", json_text_at(v, key));
+    snprintf(out, 32, "%s", json_get_string(v, key));
 }
 
 static int64_t integer_at(const json_t *v, const char *key, int64_t missing) {
@@ -171,7 +171,7 @@ static int64_t integer_at(const json_t *v, const char *key, int64_t missing) {
 }
 
 static char *text_at(const json_t *v, const char *key) {
-    const char *text = json_text_at(v, key);
+    const char *text = json_get_string(v, key);
     return *text ? xstrdup(text) : NULL;
 }
 
@@ -184,7 +184,7 @@ static void job_free(struct job *job) {
     json_decref(job->request);
     json_decref(job->progress);
     json_decref(job->figures);
-    job_figures_free(job->series);
+    job_metrics_free(job->series);
     free(job->repeat);
     free(job->owner);
     free(job->run);
@@ -204,10 +204,10 @@ static struct job *job_new(void) {
 static struct job *job_from_json(const struct jobs *j, const char *id, const json_t *v) {
     const json_t *known = json_object_get(v, "job"), *request = json_object_get(v, "request");
     int state = 0;
-    while (state < N_STATES && strcmp(state_names[state], json_text_at(known, "state")) != 0)
+    while (state < N_STATES && strcmp(state_names[state], json_get_string(known, "state")) != 0)
         state++;
     if (state == N_STATES || !id_is_valid(id) ||
-        !kind_find(j->o.rules.kinds, json_text_at(request, "kind")))
+        !job_kind_find(j->o.rules.kinds, json_get_string(request, "kind")))
         return NULL;
     struct job *job = job_new();
     memcpy(job->id, id, JOB_ID_LEN);
@@ -285,7 +285,7 @@ static int job_set(struct jobs *j, struct job *job, enum job_state state, struct
     }
     job->state_seq = job->seq;
     if (state_is_last(state) && j->o.ended)
-        j->o.ended(j->o.ctx, json_text_at(job->request, "kind"), state_names[state]);
+        j->o.ended(j->o.ctx, json_get_string(job->request, "kind"), state_names[state]);
     event_add(j, job, job->seq, state_event(job), 100);
     jobs_wake(j);
     return OK;
@@ -300,7 +300,7 @@ struct listener {
 
 static void text_set(char **field, const char *text, size_t n) {
     struct buf b = {0};
-    buf_add_clean(&b, text, n);
+    buf_add_sanitized(&b, text, n);
     free(*field);
     *field = b.data;
 }
@@ -328,14 +328,14 @@ static char *series_path(const struct jobs *j, const struct job *job) {
 }
 
 /* What was kept of it; empty where nothing was. */
-static struct job_figures *series_read(const struct jobs *j, const struct job *job) {
+static struct job_metrics *series_read(const struct jobs *j, const struct job *job) {
     struct error none;
     struct buf text = {0};
     char *path = series_path(j, job);
     json_t *v = file_read(path, SERIES_BYTES, &text, &none) == OK
                     ? json_parse(text.data ? text.data : "", text.len, path, &none)
                     : NULL;
-    struct job_figures *f = job_figures_from_json(v);
+    struct job_metrics *f = job_metrics_from_json(v);
     json_decref(v);
     buf_release(&text);
     free(path);
@@ -346,11 +346,11 @@ static struct job_figures *series_read(const struct jobs *j, const struct job *j
 static void series_keep(const struct jobs *j, struct job *job) {
     struct error err;
     if (!job->series) return;
-    json_t *v = job_figures_json(job->series);
+    json_t *v = job_metrics_json(job->series);
     char *path = series_path(j, job), *text = json_dumps(v, JSON_COMPACT | JSON_REAL_PRECISION(9));
     CHECK(text != NULL);
-    if (file_write(path, text, strlen(text), &err) != OK) warn("jobs: %s", err.text);
-    job_figures_free(job->series);
+    if (file_write(path, text, strlen(text), &err) != OK) log_warn("jobs: %s", err.text);
+    job_metrics_free(job->series);
     job->series = NULL;
     json_decref(v);
     free(text);
@@ -375,7 +375,7 @@ static void figures_take(struct jobs *j, struct job *job, const json_t *figures)
     struct timespec now;
     clock_gettime(CLOCK_REALTIME, &now);
     if (!job->series) job->series = series_read(j, job);
-    job_figures_take(job->series, (double)now.tv_sec + 1e-9 * (double)now.tv_nsec, figures);
+    job_metrics_record(job->series, (double)now.tv_sec + 1e-9 * (double)now.tv_nsec, figures);
     job->figured = true;
 }
 
@@ -388,7 +388,7 @@ static void progress_take(struct jobs *j, struct job *job, const char *line, siz
     int64_t done = integer_at(v, "done", -1), total = integer_at(v, "total", -1);
     if (json_is_string(json_object_get(v, "title")) && done >= 0 && total >= 0) {
         json_decref(job->progress);
-        job->progress = json_pack("{s:o,s:I,s:I}", "title", title_json(json_text_at(v, "title")),
+        job->progress = json_pack("{s:o,s:I,s:I}", "title", title_json(json_get_string(v, "title")),
                                   "done", (json_int_t)done, "total", (json_int_t)total);
         if (json_is_number(left) && json_number_value(left) >= 0)
             json_object_set_new(job->progress, "seconds_left", json_real(json_number_value(left)));
@@ -397,11 +397,11 @@ static void progress_take(struct jobs *j, struct job *job, const char *line, siz
     json_decref(v);
 }
 
-static void line_take(void *ctx, enum inlet_kind which, const char *line, size_t n, size_t len) {
+static void line_take(void *ctx, enum child_pipe_kind which, const char *line, size_t n, size_t len) {
     const struct listener *l = ctx;
-    if (which == INLET_RESULTS)
+    if (which == CHILD_STDOUT)
         result_take(l->j, l->job, line, n, len);
-    else if (which == INLET_WORDS)
+    else if (which == CHILD_STDERR)
         words_take(l->job, line, n);
     else if (n == len)
         progress_take(l->j, l->job, line, n);
@@ -411,7 +411,7 @@ static void line_take(void *ctx, enum inlet_kind which, const char *line, size_t
 static void progress_tell(struct jobs *j, struct job *job) {
     if (job->figured) {
         json_decref(job->figures);
-        job->figures = job_figures_last(job->series);
+        job->figures = job_metrics_latest(job->series);
         job->figured = false;
     }
     if (!job->progressed) return;
@@ -433,7 +433,7 @@ static char *claim_path(const struct jobs *j, const char *name) {
 static void claim_save(struct jobs *j, const char *name) {
     struct error err;
     if (store_document_put(j->store, "output", name, json_object_get(j->claims, name), &err) != OK)
-        warn("jobs: %s", err.text);
+        log_warn("jobs: %s", err.text);
 }
 
 static bool is_there(const char *path) {
@@ -444,7 +444,7 @@ static bool is_there(const char *path) {
 /* Whether the job that a claim is of may still write. */
 static bool claim_lives(const struct jobs *j, const json_t *claim) {
     for (int i = 0; i < j->n; i++)
-        if (strcmp(j->v[i]->id, json_text_at(claim, "job")) == 0)
+        if (strcmp(j->v[i]->id, json_get_string(claim, "job")) == 0)
             return !state_is_last(j->v[i]->state);
     return false;
 }
@@ -454,7 +454,7 @@ static int claim_check(const struct jobs *j, const char *name, const struct job_
     const json_t *claim = json_object_get(j->claims, name);
     char *path = claim_path(j, name);
     bool there = is_there(path),
-         own = claim && strcmp(json_text_at(claim, "owner"), by->owner ? by->owner : "") == 0;
+         own = claim && strcmp(json_get_string(claim, "owner"), by->owner ? by->owner : "") == 0;
     free(path);
     if (by->any || own || !(there || claim_lives(j, claim))) return OK;
     return error_set(err, ERR_STATE,
@@ -487,7 +487,7 @@ static int64_t kept_bytes(const struct jobs *j, const char *owner) {
         if (!owner || strcmp(of, owner) == 0) bytes += j->v[i]->bytes;
     }
     json_object_foreach (j->claims, name, claim)
-        if (!owner || strcmp(json_text_at(claim, "owner"), owner) == 0)
+        if (!owner || strcmp(json_get_string(claim, "owner"), owner) == 0)
             bytes += integer_at(claim, "bytes", 0);
     return bytes;
 }
@@ -541,24 +541,24 @@ static bool run_has_begun(const struct jobs *j, const struct job *job) {
 
 /* A run that was killed before it was anything has a name that nobody can take up. */
 static void run_name(struct job *job) {
-    const char *id = json_text_at(json_object_get(job->request, "options"), "id");
+    const char *id = json_get_string(json_object_get(job->request, "options"), "id");
     free(job->run);
     job->run = *id ? xstrdup(id) : xasprintf("%s-%lld", job->id, (long long)job->attempts);
 }
 
 /* Beside what else this process shows. */
-static void keep_place(const struct jobs *j, const struct job_kind *kind, json_t *options) {
+static void keep_place(const struct jobs *j, const struct gemm_task_kind *kind, json_t *options) {
     const char *keeps = kind->keeps;
     if (!keeps || !j->o.runs || json_object_get(options, keeps)) return;
     char *path =
         strcmp(keeps, "store") == 0 ? path_join(j->o.runs, "calls.db") : xstrdup(j->o.runs);
-    json_object_set_new(options, keeps, json_path(path));
+    json_object_set_new(options, keeps, json_from_path(path));
     free(path);
 }
 
 /* The request, with paths, and with what this attempt differs in; takes it over. */
 static json_t *attempt_request(const struct jobs *j, struct job *job, json_t *v) {
-    const struct job_kind *kind = kind_find(j->o.rules.kinds, json_text_at(v, "kind"));
+    const struct gemm_task_kind *kind = job_kind_find(j->o.rules.kinds, json_get_string(v, "kind"));
     json_t *options = json_object_get(v, "options"), *kept;
     keep_place(j, kind, options);
     if (!kind->resume) return v;
@@ -582,15 +582,15 @@ static int job_launch(struct jobs *j, struct job *job, struct error *err) {
     struct strings args = {0};
     struct job_request checked;
     /* Again: what may be asked for can have changed since it was. */
-    struct request_rules rules = j->o.rules;
+    struct job_request_rules rules = j->o.rules;
     rules.owner = job->owner;
-    int rc = request_check(&rules, job->request, &checked, NULL, err);
+    int rc = job_request_check(&rules, job->request, &checked, NULL, err);
     if (rc != OK) return rc;
     job->attempts++;
     json_t *request = attempt_request(j, job, json_incref(checked.resolved));
     char *folder = path_join(j->folder, job->id);
-    rc = request_args(request, &args, err);
-    const struct child_start s = {.program = j->o.program,
+    rc = job_request_argv(request, &args, err);
+    const struct job_child_options s = {.program = j->o.program,
                                   .folder = folder,
                                   .args = &args,
                                   .job = j->o.child,
@@ -598,7 +598,7 @@ static int job_launch(struct jobs *j, struct job *job, struct error *err) {
                                   .max_file = j->o.max_file,
                                   .max_data = j->o.max_data,
                                   .same_priority = j->o.same_priority};
-    if (rc == OK && !(job->child = child_start(&s, err))) rc = err->code;
+    if (rc == OK && !(job->child = job_child_start(&s, err))) rc = err->code;
     strings_release(&args);
     json_decref(request);
     job_request_release(&checked);
@@ -620,19 +620,19 @@ static void job_forget_attempt(struct job *job) {
 }
 
 static void retry(struct jobs *j, const struct error *err) {
-    if (j->retry_at == 0) warn("jobs: %s; trying again", err->text);
+    if (j->retry_at == 0) log_warn("jobs: %s; trying again", err->text);
     j->retry_at = clock_now() + RETRY_SECONDS;
 }
 
-/* It is over, as far as the world is concerned; job_settle stores it. */
-static void job_over(struct job *job, enum job_state outcome, char *note) {
+/* It is over, as far as the world is concerned; job_store_outcome stores it. */
+static void job_set_outcome(struct job *job, enum job_state outcome, char *note) {
     job->over = true;
     job->outcome = outcome;
     free(job->note);
     job->note = note;
 }
 
-static void job_settle(struct jobs *j, struct job *job) {
+static void job_store_outcome(struct jobs *j, struct job *job) {
     struct error err;
     if (!job->over) return;
     if (job_set(j, job, job->outcome, &err) == OK)
@@ -650,20 +650,20 @@ static void job_begin(struct jobs *j, struct job *job) {
         if (j->o.seconds > 0) job->seconds = j->o.seconds;
         clock_utc(job->started);
         if (job_launch(j, job, &err) != OK) {
-            job_over(job, FAILED, xstrdup(err.text));
-            job_settle(j, job);
+            job_set_outcome(job, FAILED, xstrdup(err.text));
+            job_store_outcome(j, job);
             return;
         }
     }
     if (job_set(j, job, RUNNING, &err) == OK) {
         job->stop_at = clock_now() + job->seconds;
-        if (!fresh) child_signal(job->child, SIGCONT);
+        if (!fresh) job_child_signal(job->child, SIGCONT);
         return;
     }
     struct listener l = {j, job};
     if (fresh) {
-        child_signal(job->child, SIGKILL);
-        child_reap(job->child, line_take, &l);
+        job_child_signal(job->child, SIGKILL);
+        job_child_reap(job->child, line_take, &l);
         job->child = NULL;
     }
     retry(j, &err);
@@ -705,11 +705,11 @@ static void job_measure(struct jobs *j, struct job *job) {
     json_t *claim;
     char *folder = path_join(j->folder, job->id), *tmp = path_join(folder, "tmp");
     tree_delete(tmp);
-    job->bytes = tree_bytes(folder);
+    job->bytes = tree_disk_usage(folder);
     json_object_foreach (j->claims, name, claim) {
-        if (strcmp(json_text_at(claim, "job"), job->id) != 0) continue;
+        if (strcmp(json_get_string(claim, "job"), job->id) != 0) continue;
         char *path = claim_path(j, name);
-        json_object_set_new(claim, "bytes", json_integer(tree_bytes(path)));
+        json_object_set_new(claim, "bytes", json_integer(tree_disk_usage(path)));
         claim_save(j, name);
         free(path);
     }
@@ -721,9 +721,9 @@ static void job_reap(struct jobs *j, struct job *job) {
     struct listener l = {j, job};
     struct error fault = {0};
     /* What it says last can be what makes us end it. */
-    child_read(job->child, line_take, &l);
+    job_child_read(job->child, line_take, &l);
     fault = job->child->fault;
-    int status = child_reap(job->child, line_take, &l);
+    int status = job_child_reap(job->child, line_take, &l);
     job->child = NULL;
     job->stop_at = INFINITY;
     progress_tell(j, job);
@@ -738,22 +738,22 @@ static void job_reap(struct jobs *j, struct job *job) {
                   "what it keeps",
                   j->o.seconds);
     if (well || job->cancel)
-        job_over(job, well ? DONE : CANCELLED, NULL);
+        job_set_outcome(job, well ? DONE : CANCELLED, NULL);
     else
-        job_over(job, FAILED, end_note(job, &fault));
-    job_settle(j, job);
+        job_set_outcome(job, FAILED, end_note(job, &fault));
+    job_store_outcome(j, job);
 }
 
 static void job_listen(struct jobs *j, struct job *job) {
     struct listener l = {j, job};
-    child_read(job->child, line_take, &l);
+    job_child_read(job->child, line_take, &l);
     progress_tell(j, job);
 }
 
 /* the thread */
 
 struct watched {
-    struct pollfd *fds; /* the first is wake_fd, then CHILD_FDS of each job that has a child */
+    struct pollfd *fds; /* the first is wake_fd, then JOB_CHILD_FDS of each job that has a child */
     struct job **jobs;
     int n;
 };
@@ -763,12 +763,12 @@ static double jobs_watch(struct jobs *j, struct watched *w) {
     bool read = now >= j->read_at;
     w->n = 0;
     w->jobs = xrealloc(w->jobs, sizeof *w->jobs * (size_t)(j->n + 1));
-    w->fds = xrealloc(w->fds, sizeof *w->fds * (size_t)(1 + CHILD_FDS * (j->n + 1)));
+    w->fds = xrealloc(w->fds, sizeof *w->fds * (size_t)(1 + JOB_CHILD_FDS * (j->n + 1)));
     w->fds[0] = (struct pollfd){.fd = j->wake_fd, .events = POLLIN};
     for (int i = 0; i < j->n; i++) {
         if (!j->v[i]->child) continue;
         until = MIN(until, MIN(j->v[i]->kill_at, j->v[i]->stop_at));
-        child_fds(j->v[i]->child, &w->fds[1 + CHILD_FDS * w->n], read);
+        job_child_pollfds(j->v[i]->child, &w->fds[1 + JOB_CHILD_FDS * w->n], read);
         w->jobs[w->n++] = j->v[i];
     }
     if (!read && w->n) until = MIN(until, j->read_at);
@@ -777,15 +777,15 @@ static double jobs_watch(struct jobs *j, struct watched *w) {
 
 /* Asks it to end, and will end it if it does not. */
 static void job_stop(const struct jobs *j, struct job *job) {
-    child_signal(job->child, SIGTERM);
-    child_signal(job->child, SIGCONT); /* a stopped process takes no signal */
+    job_child_signal(job->child, SIGTERM);
+    job_child_signal(job->child, SIGCONT); /* a stopped process takes no signal */
     job->kill_at = clock_now() + j->o.cancel_seconds;
     job->stop_at = INFINITY;
 }
 
-static void job_serve(struct jobs *j, struct job *job, const struct pollfd fds[CHILD_FDS]) {
+static void job_serve(struct jobs *j, struct job *job, const struct pollfd fds[JOB_CHILD_FDS]) {
     bool said = false;
-    for (int i = 1; i < CHILD_FDS; i++) said |= fds[i].revents != 0;
+    for (int i = 1; i < JOB_CHILD_FDS; i++) said |= fds[i].revents != 0;
     if (said) {
         job_listen(j, job);
         j->read_at = clock_now() + READ_SECONDS;
@@ -793,7 +793,7 @@ static void job_serve(struct jobs *j, struct job *job, const struct pollfd fds[C
     if (fds[0].revents) {
         job_reap(j, job);
     } else if (clock_now() >= job->kill_at) {
-        child_signal(job->child, SIGKILL);
+        job_child_signal(job->child, SIGKILL);
         job->kill_at = INFINITY;
     } else if (clock_now() >= job->stop_at) {
         job->late = true;
@@ -806,13 +806,13 @@ static void jobs_sleep(struct jobs *j, struct watched *w) {
     int ms = wait > 3600 ? -1 : wait > 0 ? (int)(wait * 1000) + 1 : 0;
     uint64_t woken;
     pthread_mutex_unlock(&j->lock);
-    if (poll(w->fds, (nfds_t)(1 + CHILD_FDS * w->n), ms) < 0 && errno != EINTR)
-        warn("jobs: cannot wait for processes: %s", strerrordesc_np(errno));
+    if (poll(w->fds, (nfds_t)(1 + JOB_CHILD_FDS * w->n), ms) < 0 && errno != EINTR)
+        log_warn("jobs: cannot wait for processes: %s", strerrordesc_np(errno));
     if (w->fds[0].revents && read(w->fds[0].fd, &woken, sizeof woken) < 0) woken = 0;
     pthread_mutex_lock(&j->lock);
 }
 
-static void news_tell(struct jobs *j) {
+static void listeners_notify(struct jobs *j) {
     if (!j->news) return;
     j->news = false;
     pthread_mutex_unlock(&j->lock);
@@ -823,7 +823,7 @@ static void news_tell(struct jobs *j) {
 static void retries(struct jobs *j) {
     if (j->retry_at == 0 || clock_now() < j->retry_at) return;
     j->retry_at = 0;
-    for (int i = 0; i < j->n; i++) job_settle(j, j->v[i]);
+    for (int i = 0; i < j->n; i++) job_store_outcome(j, j->v[i]);
 }
 
 /* Their states in the store stay what they are: the next jobs_open goes on from there. */
@@ -831,8 +831,8 @@ static void children_end(struct jobs *j) {
     for (int i = 0; i < j->n; i++) {
         struct listener l = {j, j->v[i]};
         if (!j->v[i]->child) continue;
-        child_signal(j->v[i]->child, SIGKILL);
-        child_reap(j->v[i]->child, line_take, &l);
+        job_child_signal(j->v[i]->child, SIGKILL);
+        job_child_reap(j->v[i]->child, line_take, &l);
         j->v[i]->child = NULL;
         series_keep(j, j->v[i]);
     }
@@ -845,10 +845,10 @@ static void *jobs_main(void *arg) {
     while (!j->stop) {
         retries(j);
         jobs_dispatch(j);
-        news_tell(j);
+        listeners_notify(j);
         if (j->stop) break;
         jobs_sleep(j, &w);
-        for (int i = 0; i < w.n; i++) job_serve(j, w.jobs[i], &w.fds[1 + CHILD_FDS * i]);
+        for (int i = 0; i < w.n; i++) job_serve(j, w.jobs[i], &w.fds[1 + JOB_CHILD_FDS * i]);
     }
     children_end(j);
     pthread_mutex_unlock(&j->lock);
@@ -865,7 +865,7 @@ static int by_making(const void *a, const void *b) {
 }
 
 /* What was cut off waits for its turn again; what was asked to end has ended. */
-static int job_take_up(struct jobs *j, struct job *job, struct error *err) {
+static int job_recover(struct jobs *j, struct job *job, struct error *err) {
     if (state_is_last(job->state)) return OK;
     if (job->cancel) return job_set(j, job, CANCELLED, err);
     return job->state == RUNNING ? job_set(j, job, QUEUED, err) : OK;
@@ -879,7 +879,7 @@ static int jobs_load(struct jobs *j, struct error *err) {
     json_object_foreach (all, id, v) {
         struct job *job = job_from_json(j, id, v);
         if (!job) {
-            warn("job '%s' cannot be read from the store and is left out", id);
+            log_warn("job '%s' cannot be read from the store and is left out", id);
             continue;
         }
         j->count = MAX(j->count, MAX(job->made, job->turn));
@@ -888,7 +888,7 @@ static int jobs_load(struct jobs *j, struct error *err) {
     qsort(j->v, (size_t)j->n, sizeof *j->v, by_making);
     if (rc == OK && !(j->claims = store_document_list(j->store, "output", err))) rc = err->code;
     if (rc == OK) claims_prune(j);
-    for (int i = 0; rc == OK && i < j->n; i++) rc = job_take_up(j, j->v[i], err);
+    for (int i = 0; rc == OK && i < j->n; i++) rc = job_recover(j, j->v[i], err);
     json_decref(all);
     return rc;
 }
@@ -1049,15 +1049,15 @@ static int job_add(struct jobs *j, const struct job_request *r, const struct job
     return OK;
 }
 
-int jobs_start(struct jobs *j, const json_t *request, struct job_caller *by, char id[JOB_ID_LEN],
+int jobs_submit(struct jobs *j, const json_t *request, struct job_caller *by, char id[JOB_ID_LEN],
                struct error *err) {
     struct job_request checked;
     *by->field = 0;
     if (by->repeat && (!*by->repeat || strlen(by->repeat) > KEY_BYTES))
         return error_set(err, ERR_USAGE, "an idempotency key has 1 to %d bytes", KEY_BYTES);
-    struct request_rules rules = j->o.rules;
+    struct job_request_rules rules = j->o.rules;
     rules.owner = by->owner;
-    int rc = request_check(&rules, request, &checked, by->field, err);
+    int rc = job_request_check(&rules, request, &checked, by->field, err);
     if (rc != OK) return rc;
     pthread_mutex_lock(&j->lock);
     const struct job *same = job_repeated(j, by);
@@ -1114,7 +1114,7 @@ static int job_pause(struct jobs *j, struct job *job, struct error *err) {
         return wrong_state(job, "paused", err);
     int rc = job_set(j, job, PAUSED, err);
     if (rc != OK || !job->child) return rc;
-    child_signal(job->child, SIGSTOP);
+    job_child_signal(job->child, SIGSTOP);
     if (job->stop_at < INFINITY) job->seconds = fmax(job->stop_at - clock_now(), 0);
     job->stop_at = INFINITY;
     return OK;
@@ -1223,12 +1223,12 @@ json_t *jobs_events(struct jobs *j, const char *id, int64_t after, struct error 
     return copy;
 }
 
-json_t *jobs_series(struct jobs *j, const char *id, struct error *err) {
+json_t *jobs_metrics(struct jobs *j, const char *id, struct error *err) {
     pthread_mutex_lock(&j->lock);
     const struct job *job = job_find(j, id, err);
-    struct job_figures *kept = job && !job->series ? series_read(j, job) : NULL;
-    json_t *v = job ? job_figures_json(kept ? kept : job->series) : NULL;
-    job_figures_free(kept);
+    struct job_metrics *kept = job && !job->series ? series_read(j, job) : NULL;
+    json_t *v = job ? job_metrics_json(kept ? kept : job->series) : NULL;
+    job_metrics_free(kept);
     pthread_mutex_unlock(&j->lock);
     return v;
 }

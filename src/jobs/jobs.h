@@ -32,7 +32,7 @@ enum { JOB_ID_LEN = 13 }; /* "job-" and 8 hex digits, and NUL */
 struct jobs_options {
     const char *program; /* NULL: this one */
     /* What a request may be: its `out` is the folder of results, which jobs_open makes. */
-    struct request_rules rules;
+    struct job_request_rules rules;
     const char *child;  /* the commands' variable SHOAL_JOB: what they may do; NULL: none */
     const char *runs;   /* where commands keep what they did; NULL: where they do by themselves */
     int max_running;    /* 0: 1. A paused process keeps its memory, but not its place */
@@ -91,7 +91,7 @@ struct job_caller {
  * `repeat` makes repeating harmless: the same of the same owner with the same request is the job
  * that is there already, and with another one ERR_MISMATCH.
  */
-int jobs_start(struct jobs *j, const json_t *request, struct job_caller *by, char id[JOB_ID_LEN],
+int jobs_submit(struct jobs *j, const json_t *request, struct job_caller *by, char id[JOB_ID_LEN],
                struct error *err);
 /* Whether a job may put its result in the place of what others serve: it was asked for so. */
 bool jobs_may_replace(struct jobs *j, const char *id);
@@ -125,10 +125,10 @@ int jobs_delete(struct jobs *j, const char *id, struct error *err);
  */
 json_t *jobs_events(struct jobs *j, const char *id, int64_t after, struct error *err);
 
-/* What it told of itself in numbers, in all attempts: job_figures_json's, of no series where it
+/* What it told of itself in numbers, in all attempts: job_metrics_json's, of no series where it
  * told none. It is kept in FOLDER/ID/figures.json when a process ends; what a killed service had
  * not kept is lost. */
-json_t *jobs_series(struct jobs *j, const char *id, struct error *err);
+json_t *jobs_metrics(struct jobs *j, const char *id, struct error *err);
 
 /* The path of "stdout.jsonl" (the results of its last attempt) or "stderr.txt". malloc'ed; NULL
  * with ERR_MISSING when there is none yet. */

@@ -50,7 +50,7 @@ void job_paths_release(struct job_paths *p) {
 json_t *job_paths_json(const struct job_paths *p) {
     json_t *v = json_array();
     for (int i = 0; i < p->n; i++)
-        json_array_append_new(v, json_pack("[o,i]", json_path(p->v[i].path), (int)p->v[i].access));
+        json_array_append_new(v, json_pack("[o,i]", json_from_path(p->v[i].path), (int)p->v[i].access));
     return v;
 }
 
@@ -61,7 +61,7 @@ int job_paths_parse(struct job_paths *p, const json_t *v, struct error *err) {
     json_array_foreach (v, i, rule) {
         const char *path = json_string_value(json_array_get(rule, 0));
         json_int_t access = json_integer_value(json_array_get(rule, 1));
-        if (!path || *path != '/' || access < PATH_CLOSED || access > PATH_WRITE)
+        if (!path || *path != '/' || access < PATH_DENIED || access > PATH_WRITE)
             return error_set(err, ERR_FORMAT, "a rule for paths is not one");
         job_paths_add(p, path, (enum path_access)access);
     }
@@ -155,7 +155,7 @@ enum namer { BY_CLIENT, BY_CLIENT_BASE, BY_PROGRAM };
 static int input_check(const struct path_rule *rule, const char *shown, const char *real,
                        enum namer by, struct error *err) {
     mode_t mode;
-    if (!rule || rule->access == PATH_CLOSED) return refuse(shown, NOT_BELOW, err);
+    if (!rule || rule->access == PATH_DENIED) return refuse(shown, NOT_BELOW, err);
     if (has_hidden(below(real, rule->path)))
         return refuse(shown, "names that begin with '.' are not read", err);
     if (kind_of(real, &mode, err) != OK) return err->code;
@@ -174,7 +174,7 @@ static int input_check(const struct path_rule *rule, const char *shown, const ch
     return OK;
 }
 
-char *job_paths_input(const struct job_paths *p, const char *path, bool database,
+char *job_paths_resolve(const struct job_paths *p, const char *path, bool database,
                       struct error *err) {
     enum namer by = database ? BY_CLIENT_BASE : BY_CLIENT;
     char *real = realpath(path, NULL);
@@ -212,15 +212,15 @@ static int run_check(const struct path_rule *rule, const char *shown, const char
     return is_database(real) ? refuse(shown, "databases are not read", err) : OK;
 }
 
-int job_paths_guard(const struct job_paths *p, const char *path, enum path_use use,
+int job_paths_check(const struct job_paths *p, const char *path, enum path_use use,
                     struct error *err) {
     char *real = canonical(path);
     const struct path_rule *rule = real ? rule_of(p, real) : NULL;
     struct stat st;
     int rc = OK;
-    if (use == PATH_RUNS) {
+    if (use == PATH_USE_EXEC) {
         rc = real ? run_check(rule, path, real, err) : refuse(path, NOT_BELOW, err);
-    } else if (use == PATH_WRITES) {
+    } else if (use == PATH_USE_WRITE) {
         if (!rule || rule->access != PATH_WRITE || has_hidden(below(real, rule->path)))
             rc = refuse(path, "it is not below a folder that jobs may write", err);
     } else if (real && !is_system(real) && lstat(real, &st) == 0) {

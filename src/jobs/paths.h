@@ -17,7 +17,7 @@
 
 #include "base/base.h"
 
-enum path_access { PATH_CLOSED, PATH_READ, PATH_WRITE /* and read */ };
+enum path_access { PATH_DENIED, PATH_READ, PATH_WRITE /* and read */ };
 struct path_rule {
     char *path; /* canonical */
     enum path_access access;
@@ -35,12 +35,12 @@ int job_paths_parse(struct job_paths *p, const json_t *v, struct error *err);
 
 /* The canonical path of something to read, free of links: malloc'ed. NULL: ERR_MISSING where there
  * is nothing, ERR_USAGE where it may not be read. `database`: it must be one, else it must not. */
-char *job_paths_input(const struct job_paths *p, const char *path, bool database,
+char *job_paths_resolve(const struct job_paths *p, const char *path, bool database,
                       struct error *err);
 /* Whether a path may be opened for reading, or made, replaced or removed, or shown to a command,
  * which is for what the operator has put below a folder to read, whatever it is called; ERR_USAGE.
  */
-int job_paths_guard(const struct job_paths *p, const char *path, enum path_use use,
+int job_paths_check(const struct job_paths *p, const char *path, enum path_use use,
                     struct error *err);
 
 #endif

@@ -2,7 +2,7 @@
  * job_request: a client's request as a command line.
  *
  * A client is not trusted. What it may set is what the command's own table of options allows
- * (enum option_job): an option is found in the table first, by whatever name, and only the table's
+ * (enum option_job_policy): an option is found in the table first, by whatever name, and only the table's
  * name reaches the command line; a path reaches it as the canonical path that was checked. A value
  * is attached to its name by '=', and positional arguments come after "--", so nothing that a
  * client says becomes an option that was not checked.
@@ -18,40 +18,40 @@
 /* Of a request. */
 enum { VALUES_MAX = 1024, TEXT_BYTES = 64 << 10, NAME_BYTES = 64, FIELD_BYTES = 64 };
 
-struct checking {
-    const struct request_rules *r;
-    const struct job_kind *kind;
+struct request_checker {
+    const struct job_request_rules *r;
+    const struct gemm_task_kind *kind;
     struct job_request *out;
     char *field; /* [FIELD_BYTES] */
     struct error *err;
 };
 
-const struct job_kind *kind_find(const struct job_kind *kinds, const char *name) {
+const struct gemm_task_kind *job_kind_find(const struct gemm_task_kind *kinds, const char *name) {
     for (; kinds && kinds->name; kinds++)
         if (strcmp(kinds->name, name) == 0) return kinds;
     return NULL;
 }
 
-bool job_name_plain(const char *name) {
+bool job_name_is_plain(const char *name) {
     static const char letters[] =
         "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-";
     size_t n = strlen(name);
     return n && n <= NAME_BYTES && *name != '.' && *name != '-' && strspn(name, letters) == n;
 }
 
-static void field_set(const struct checking *c, const char *name) {
+static void field_set(const struct request_checker *c, const char *name) {
     struct buf b = {0};
-    buf_add_clean(&b, name, MIN(strlen(name), (size_t)FIELD_BYTES / 2));
+    buf_add_sanitized(&b, name, MIN(strlen(name), (size_t)FIELD_BYTES / 2));
     snprintf(c->field, FIELD_BYTES, "%.*s", FIELD_BYTES - 1, b.data ? b.data : "");
     buf_release(&b);
 }
 
-static int kind_check(struct checking *c, const json_t *v) {
+static int kind_check(struct request_checker *c, const json_t *v) {
     const char *name = json_string_value(v);
     field_set(c, "kind");
-    if (name && (c->kind = kind_find(c->r->kinds, name))) return OK;
+    if (name && (c->kind = job_kind_find(c->r->kinds, name))) return OK;
     struct buf b = {0};
-    for (const struct job_kind *k = c->r->kinds; k && k->name; k++)
+    for (const struct gemm_task_kind *k = c->r->kinds; k && k->name; k++)
         buf_printf(&b, "%s%s", b.len ? ", " : "", k->name);
     int rc = error_set(c->err, ERR_USAGE, "'kind' must be one of %s", b.data ? b.data : "none");
     buf_release(&b);
@@ -60,17 +60,17 @@ static int kind_check(struct checking *c, const json_t *v) {
 
 /* options */
 
-static const struct option_row *row_of(const struct job_kind *k, const char *name) {
+static const struct option_row *row_of(const struct gemm_task_kind *k, const char *name) {
     const struct option_row *row = NULL;
     for (int i = 0; !row && i < (int)ARRAY_LEN(k->rows) && k->rows[i]; i++)
         row = option_find(k->rows[i], name);
     return row;
 }
 
-static int option_unknown(const struct checking *c, const char *name) {
+static int option_unknown(const struct request_checker *c, const char *name) {
     const char *near = NULL;
     for (int i = 0; !near && i < (int)ARRAY_LEN(c->kind->rows) && c->kind->rows[i]; i++)
-        near = option_nearest(c->kind->rows[i], name);
+        near = option_suggest(c->kind->rows[i], name);
     return error_set(c->err, ERR_USAGE, "'%s' has no option '%.64s'%s%s%s", c->kind->name, name,
                      near ? "; did you mean '" : "", near ? near : "", near ? "'?" : "");
 }
@@ -79,7 +79,7 @@ static bool is_list(const struct option_row *row) {
     return row->type == OPT_LIST || row->type == OPT_SECRETS;
 }
 
-static int not_allowed(const struct checking *c, const char *name, const char *why) {
+static int not_allowed(const struct request_checker *c, const char *name, const char *why) {
     return error_set(c->err, ERR_USAGE, "a job of '%s' may not be given '%.64s'%s", c->kind->name,
                      name, why);
 }
@@ -87,8 +87,8 @@ static int not_allowed(const struct checking *c, const char *name, const char *w
 static const char COMMANDS_OFF[] = ": it would run a program, which jobs do only where the server "
                                    "was started with --jobs-run-commands";
 
-static int name_check(const struct checking *c, const char *name, const char *what) {
-    if (job_name_plain(name)) return OK;
+static int name_check(const struct request_checker *c, const char *name, const char *what) {
+    if (job_name_is_plain(name)) return OK;
     return error_set(c->err, ERR_USAGE,
                      "'%s' is a name of at most %d letters, digits, '.', '_' and '-', not a path%s",
                      c->field, NAME_BYTES, what);
@@ -96,7 +96,7 @@ static int name_check(const struct checking *c, const char *name, const char *wh
 
 /* values: each returns what is passed on, malloc'ed, or NULL */
 
-static char *input_value(const struct checking *c, const char *text, bool database) {
+static char *input_value(const struct request_checker *c, const char *text, bool database) {
     if (!c->r->input || hub_is_name(text)) return xstrdup(text); /* the hub's cache checks names */
     char *path = c->r->input(c->r->ctx, text, database, c->err);
     if (!path && c->err->code == ERR_MISSING) c->err->code = ERR_USAGE;
@@ -104,15 +104,15 @@ static char *input_value(const struct checking *c, const char *text, bool databa
 }
 
 /* A file, else a plain name of something built in. */
-static char *choice_value(const struct checking *c, const char *text) {
+static char *choice_value(const struct request_checker *c, const char *text) {
     if (!c->r->input || hub_is_name(text)) return xstrdup(text);
     char *path = c->r->input(c->r->ctx, text, false, c->err);
     if (path || c->err->code != ERR_MISSING) return path;
-    c->err->code = job_name_plain(text) ? OK : ERR_USAGE;
+    c->err->code = job_name_is_plain(text) ? OK : ERR_USAGE;
     return c->err->code == OK ? xstrdup(text) : NULL;
 }
 
-static char *choices_value(const struct checking *c, const char *text) {
+static char *choices_value(const struct request_checker *c, const char *text) {
     char *copy = xstrdup(text), *rest = copy, *part;
     struct buf all = {0};
     int rc = OK;
@@ -137,7 +137,7 @@ static bool is_source(const char *text) {
     return strncmp(text, "fry:", 4) == 0 && strspn(text, letters) == strlen(text);
 }
 
-static char *named_value(const struct checking *c, const char *text) {
+static char *named_value(const struct request_checker *c, const char *text) {
     const char *eq = strchr(text, '='), *file = eq ? eq + 1 : text;
     char *name = eq ? strndup(text, (size_t)(eq - text)) : NULL;
     int rc = name ? name_check(c, name, "; a file is named as NAME=FILE") : OK;
@@ -152,7 +152,7 @@ static char *named_value(const struct checking *c, const char *text) {
 }
 
 /* A name; or the path that it became when the request was checked before. */
-static char *output_value(const struct checking *c, const char *text) {
+static char *output_value(const struct request_checker *c, const char *text) {
     size_t n = c->r->out ? strlen(c->r->out) : 0;
     if (n && strncmp(text, c->r->out, n) == 0 && text[n] == '/') text += n + 1;
     if (!c->r->out) {
@@ -169,7 +169,7 @@ static char *output_value(const struct checking *c, const char *text) {
     return path_join(c->r->out, text);
 }
 
-static char *name_value(const struct checking *c, const char *text) {
+static char *name_value(const struct request_checker *c, const char *text) {
     if (name_check(c, text, "") != OK) return NULL;
     if (strcmp(c->field, "id") == 0) strings_add(&c->out->runs, text);
     return xstrdup(text);
@@ -180,7 +180,7 @@ static bool reward_is_plain(const char *text) {
            strncmp(text, "regex:", 6) == 0;
 }
 
-static char *threads_value(const struct checking *c, const char *text) {
+static char *threads_value(const struct request_checker *c, const char *text) {
     if (c->r->threads && strtoll(text, NULL, 10) > c->r->threads) {
         error_set(c->err, ERR_USAGE, "'%s' is at most %d here", c->field, c->r->threads);
         return NULL;
@@ -188,7 +188,7 @@ static char *threads_value(const struct checking *c, const char *text) {
     return xstrdup(text);
 }
 
-static char *value_check(const struct checking *c, enum option_job job, const char *text) {
+static char *value_check(const struct request_checker *c, enum option_job_policy job, const char *text) {
     switch (job) {
     case JOB_TEXT:
         return xstrdup(text);
@@ -232,12 +232,12 @@ static char *scalar_text(const json_t *v) {
 }
 
 /* Outputs are shown as paths, inputs as the client wrote them. */
-static json_t *asked_value(enum option_job job, const json_t *v, const char *checked) {
-    return job == JOB_OUTPUT ? json_path(checked) : json_incref((json_t *)(uintptr_t)v);
+static json_t *asked_value(enum option_job_policy job, const json_t *v, const char *checked) {
+    return job == JOB_OUTPUT ? json_from_path(checked) : json_incref((json_t *)(uintptr_t)v);
 }
 
 /* One value for an option or an argument: NULL with the reason. */
-static json_t *one_value(const struct checking *c, enum option_job job, const json_t *v,
+static json_t *one_value(const struct request_checker *c, enum option_job_policy job, const json_t *v,
                          json_t **asked) {
     char *text = scalar_text(v);
     if (!text) {
@@ -258,7 +258,7 @@ static json_t *one_value(const struct checking *c, enum option_job job, const js
     return out;
 }
 
-static json_t *list_value(const struct checking *c, enum option_job job, const json_t *v,
+static json_t *list_value(const struct request_checker *c, enum option_job_policy job, const json_t *v,
                           json_t **asked) {
     json_t *list = json_array(), *item, *one;
     size_t i;
@@ -277,7 +277,7 @@ static json_t *list_value(const struct checking *c, enum option_job job, const j
 }
 
 /* Whether the table lets a client set it, and whether it is of the right type. */
-static int row_check(const struct checking *c, const struct option_row *row, const json_t *v) {
+static int row_check(const struct request_checker *c, const struct option_row *row, const json_t *v) {
     bool text = row->type != OPT_BOOL && row->type != OPT_INT && row->type != OPT_FLOAT;
     if (row->job == JOB_REFUSED || row->job == JOB_SERVER || (row->job == JOB_BY_TYPE && text) ||
         row->type == OPT_SECRETS)
@@ -291,7 +291,7 @@ static int row_check(const struct checking *c, const struct option_row *row, con
 
 /* Its row by whatever name; "no-NAME" is the opposite of NAME, whose value is then *v's opposite.
  */
-static const struct option_row *row_find(const struct checking *c, const char *name, json_t **v) {
+static const struct option_row *row_find(const struct request_checker *c, const char *name, json_t **v) {
     const struct option_row *row = row_of(c->kind, name);
     bool no = strncmp(name, "no", 2) == 0 && (name[2] == '-' || name[2] == '_');
     *v = json_incref(*v);
@@ -303,7 +303,7 @@ static const struct option_row *row_find(const struct checking *c, const char *n
     return row;
 }
 
-static int option_check(struct checking *c, const char *name, json_t *v) {
+static int option_check(struct request_checker *c, const char *name, json_t *v) {
     json_t *options = json_object_get(c->out->resolved, "options"), *asked = NULL, *value = NULL;
     int rc = OK;
     field_set(c, name);
@@ -327,25 +327,25 @@ static int option_check(struct checking *c, const char *name, json_t *v) {
 
 /* arguments */
 
-static enum option_job arg_job(const struct job_args *a, size_t i) {
+static enum option_job_policy arg_job(const struct job_args *a, size_t i) {
     size_t n = 0;
     while (n < ARRAY_LEN(a->of) && a->of[n] != JOB_BY_TYPE) n++;
     return i < n ? a->of[i] : a->repeats && n ? a->of[n - 1] : JOB_BY_TYPE;
 }
 
-static const struct job_args *args_find(const struct job_kind *k, const char *first) {
+static const struct job_args *args_find(const struct gemm_task_kind *k, const char *first) {
     const struct job_args *a = k->args;
     while (a && a->of[0] != JOB_BY_TYPE && a->word && (!first || strcmp(a->word, first) != 0)) a++;
     return a;
 }
 
-static int args_check(struct checking *c, const json_t *args) {
+static int args_check(struct request_checker *c, const json_t *args) {
     const struct job_args *a = args_find(c->kind, json_string_value(json_array_get(args, 0)));
     json_t *v;
     size_t i;
     field_set(c, "args");
     json_array_foreach (args, i, v) {
-        enum option_job job = a ? arg_job(a, i) : JOB_BY_TYPE;
+        enum option_job_policy job = a ? arg_job(a, i) : JOB_BY_TYPE;
         json_t *asked = NULL, *value;
         if (!json_is_string(v) || strlen(json_string_value(v)) != json_string_length(v))
             return error_set(c->err, ERR_USAGE, "'args' must be a list of strings");
@@ -373,7 +373,7 @@ static size_t text_bytes(const json_t *v, size_t *values) {
 }
 
 /* Before anything else, so that a request's cost is bounded. */
-static int size_check(const struct checking *c, const json_t *request) {
+static int size_check(const struct request_checker *c, const json_t *request) {
     size_t bytes = 0, values = 0;
     const char *key;
     json_t *v;
@@ -386,7 +386,7 @@ static int size_check(const struct checking *c, const json_t *request) {
                      VALUES_MAX, TEXT_BYTES);
 }
 
-static int keys_check(const struct checking *c, const json_t *request) {
+static int keys_check(const struct request_checker *c, const json_t *request) {
     const char *key;
     json_t *v;
     json_object_foreach ((json_t *)(uintptr_t)request, key, v) {
@@ -409,7 +409,7 @@ static json_t *empty_request(const json_t *request) {
 /* Keys in order, as the store gives them back. */
 static json_t *sorted(json_t *v) {
     struct error err;
-    char *text = json_text(v);
+    char *text = json_canonical(v);
     json_t *copy = json_parse(text, strlen(text), "a request", &err);
     CHECK(copy != NULL);
     free(text);
@@ -417,7 +417,7 @@ static json_t *sorted(json_t *v) {
     return copy;
 }
 
-static int parts_check(struct checking *c, const json_t *request) {
+static int parts_check(struct request_checker *c, const json_t *request) {
     const char *name;
     json_t *v;
     c->out->asked = empty_request(request);
@@ -431,10 +431,10 @@ static int parts_check(struct checking *c, const json_t *request) {
     return OK;
 }
 
-int request_check(const struct request_rules *r, const json_t *request, struct job_request *out,
+int job_request_check(const struct job_request_rules *r, const json_t *request, struct job_request *out,
                   char field[64], struct error *err) {
     char unused[FIELD_BYTES];
-    struct checking c = {.r = r, .out = out, .field = field ? field : unused, .err = err};
+    struct request_checker c = {.r = r, .out = out, .field = field ? field : unused, .err = err};
     *out = (struct job_request){0};
     *c.field = 0;
     if (!json_is_object(request)) return error_set(err, ERR_USAGE, "a job must be an object");
@@ -477,11 +477,11 @@ static void option_add(struct strings *args, const char *name, const json_t *v) 
     }
 }
 
-int request_args(const json_t *request, struct strings *args, struct error *err) {
+int job_request_argv(const json_t *request, struct strings *args, struct error *err) {
     const char *name;
     json_t *v;
     size_t i, bytes = 0;
-    strings_add(args, json_text_at(request, "kind"));
+    strings_add(args, json_get_string(request, "kind"));
     json_object_foreach (json_object_get(request, "options"), name, v) option_add(args, name, v);
     strings_add(args, "--json");
     strings_add(args, "--quiet");

@@ -7,7 +7,7 @@
 #include "base/base.h"
 
 /* A command that clients may run as a job. */
-struct job_kind {
+struct gemm_task_kind {
     const char *name; /* NULL ends a table */
     /* The command that continues a run of this kind by its id; NULL: the same one does. */
     const char *resume;
@@ -19,8 +19,8 @@ struct job_kind {
 };
 
 /* What a request is checked with. Strings are borrowed. */
-struct request_rules {
-    const struct job_kind *kinds;
+struct job_request_rules {
+    const struct gemm_task_kind *kinds;
     const char *out;   /* the folder of results; NULL: there are no results */
     bool commands;     /* rewards may be commands */
     int threads;       /* at most; 0: any number */
@@ -41,16 +41,16 @@ struct job_request {
     struct strings runs;    /* and of runs that it makes */
 };
 
-const struct job_kind *kind_find(const struct job_kind *kinds, const char *name);
+const struct gemm_task_kind *job_kind_find(const struct gemm_task_kind *kinds, const char *name);
 /* A name of letters, digits, '.', '_' and '-' that is no path and no flag. */
-bool job_name_plain(const char *name);
+bool job_name_is_plain(const char *name);
 
 /* ERR_USAGE: what of it is wrong, or not allowed; `field` (may be NULL) is then where: an option's
  * name, "args", "kind" or "". On OK the caller releases `out`. */
-int request_check(const struct request_rules *r, const json_t *request, struct job_request *out,
+int job_request_check(const struct job_request_rules *r, const json_t *request, struct job_request *out,
                   char field[64], struct error *err);
 void job_request_release(struct job_request *r);
 /* The command line of a checked request, without the program's name. */
-int request_args(const json_t *request, struct strings *args, struct error *err);
+int job_request_argv(const json_t *request, struct strings *args, struct error *err);
 
 #endif

@@ -110,7 +110,7 @@ enum {
 struct int8_product {
     float *y;
     int64_t ldy;
-    const struct inputs *in;
+    const struct gemm_input *in;
     const struct matrix *w;
     int64_t blocks, n1; /* K / layout_group */
     bool add;
@@ -149,7 +149,7 @@ struct int8_blocks {
     int64_t k, ndx, count;
 };
 
-INLINE __m512 tile_scales(const struct int8_blocks *s, int64_t b, enum layout l) {
+INLINE __m512 tile_scales(const struct int8_blocks *s, int64_t b, enum matrix_layout l) {
     if (l != LAYOUT_NF4) return _mm512_loadu_ps(s->dw + b * PANEL);
     const void *bytes = s->dw8 + b * QK / NF4_BLOCK * PANEL;
     return _mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i *)bytes)));
@@ -157,7 +157,7 @@ INLINE __m512 tile_scales(const struct int8_blocks *s, int64_t b, enum layout l)
 
 /* acc[r] = fma(dot of row r, dw * dx of row r, acc[r]) for block b. */
 INLINE void block_fold(__m512 *acc, const int32_t (*dots)[PANEL], const struct int8_blocks *s,
-                       int64_t b, int rows, enum layout l) {
+                       int64_t b, int rows, enum matrix_layout l) {
     const __m512 scale = tile_scales(s, b, l);
     const float *dx = s->dx + b * layout_group(l) / QK;
 #pragma GCC unroll 16
@@ -178,7 +178,7 @@ INLINE void block_fold(__m512 *acc, const int32_t (*dots)[PANEL], const struct i
     } while (0)
 
 /* Continues `part` (rows × 16 sums); `rows` and `l` are constants where this is inlined. */
-INLINE void blocks_run(float (*part)[PANEL], const struct int8_blocks *s, int rows, enum layout l) {
+INLINE void blocks_run(float (*part)[PANEL], const struct int8_blocks *s, int rows, enum matrix_layout l) {
     const int group = layout_group(l), bytes = group * PANEL;
     int32_t even[16][PANEL] __attribute__((aligned(64))),
         odd[16][PANEL] __attribute__((aligned(64)));
@@ -209,7 +209,7 @@ static void sums_scale(float (*sums)[PANEL], int64_t rows, const float *row_scal
 
 /* Rows m0 … m0 + rows (at most Q_SUPER, a multiple of `tile`) of one panel. */
 INLINE void panel_run(const struct int8_product *p, int64_t panel, int64_t m0, int64_t rows,
-                      int tile, enum layout l) {
+                      int tile, enum matrix_layout l) {
     const struct matrix *w = p->w;
     const int64_t nb = p->blocks, k = p->in->k, chunk = l >= LAYOUT_Q4 ? Q_CHUNK : nb,
                   scales = panel * layout_scales(l, k);
@@ -244,23 +244,23 @@ INLINE void panel_run(const struct int8_product *p, int64_t panel, int64_t m0, i
 
 /* Panels p0 … p1, rows m0 … m1 (whole tiles). */
 INLINE void panels_tiled(const struct int8_product *p, int64_t p0, int64_t p1, int64_t m0,
-                         int64_t m1, int tile, enum layout l) {
+                         int64_t m1, int tile, enum matrix_layout l) {
     if (m0 == m1) return;
     shapes_int8(tile, layout_group(l));
     for (int64_t panel = p0; panel < p1; panel++) {
         for (int64_t m = m0; m < m1; m += Q_SUPER) {
             panel_run(p, panel, m, MIN(m1 - m, Q_SUPER), tile, l);
-            ahead_step(p->in->ahead);
+            prefetch_step(p->in->ahead);
         }
     }
 }
 
-typedef void (*packed_fn)(float *y, int64_t ldy, const struct inputs *in, const struct matrix *w,
+typedef void (*packed_fn)(float *y, int64_t ldy, const struct gemm_input *in, const struct matrix *w,
                           int64_t n0, int64_t n1, bool add);
 
 /* The rows that do not fill the smallest tile go to `narrow`, which gives the same bits. */
-INLINE void int8_mul(float *y, int64_t ldy, const struct inputs *in, const struct matrix *w,
-                     int64_t n0, int64_t n1, bool add, enum layout l, packed_fn narrow) {
+INLINE void int8_mul(float *y, int64_t ldy, const struct gemm_input *in, const struct matrix *w,
+                     int64_t n0, int64_t n1, bool add, enum matrix_layout l, packed_fn narrow) {
     const struct int8_product p = {.y = y,
                                    .ldy = ldy,
                                    .in = in,
@@ -270,7 +270,7 @@ INLINE void int8_mul(float *y, int64_t ldy, const struct inputs *in, const struc
                                    .add = add};
     const int64_t m16 = in->rows / 16 * 16, m8 = m16 + (in->rows & 8), m4 = m8 + (in->rows & 4);
     const int64_t end = (n1 + PANEL - 1) / PANEL;
-    ahead_begin(in->ahead, (end - n0 / PANEL) * (in->rows / Q_SUPER + 1));
+    prefetch_begin(in->ahead, (end - n0 / PANEL) * (in->rows / Q_SUPER + 1));
     for (int64_t p0 = n0 / PANEL; m4 > 0 && p0 < end; p0 += GROUP) {
         const int64_t p1 = MIN(end, p0 + GROUP);
         panels_tiled(&p, p0, p1, 0, m16, 16, l);
@@ -278,7 +278,7 @@ INLINE void int8_mul(float *y, int64_t ldy, const struct inputs *in, const struc
         panels_tiled(&p, p0, p1, m8, m4, 4, l);
     }
     if (m4 == in->rows) return;
-    struct inputs rest = *in;
+    struct gemm_input rest = *in;
     rest.rows = in->rows - m4;
     rest.q = in->q + m4 * in->k;
     rest.d = in->d + m4 * (in->k / QK);
@@ -289,7 +289,7 @@ INLINE void int8_mul(float *y, int64_t ldy, const struct inputs *in, const struc
 /* Set once, when the table is filled. */
 static packed_fn narrow_q8, narrow_q4;
 
-static void amx_gemm_q8(float *y, int64_t ldy, const struct inputs *in, const struct matrix *w,
+static void amx_gemm_q8(float *y, int64_t ldy, const struct gemm_input *in, const struct matrix *w,
                         int64_t n0, int64_t n1, bool add) {
     if (w->layout == LAYOUT_Q6)
         int8_mul(y, ldy, in, w, n0, n1, add, LAYOUT_Q6, narrow_q8);
@@ -297,7 +297,7 @@ static void amx_gemm_q8(float *y, int64_t ldy, const struct inputs *in, const st
         int8_mul(y, ldy, in, w, n0, n1, add, LAYOUT_Q8, narrow_q8);
 }
 
-static void amx_gemm_q4(float *y, int64_t ldy, const struct inputs *in, const struct matrix *w,
+static void amx_gemm_q4(float *y, int64_t ldy, const struct gemm_input *in, const struct matrix *w,
                         int64_t n0, int64_t n1, bool add) {
     if (w->layout == LAYOUT_NF4)
         int8_mul(y, ldy, in, w, n0, n1, add, LAYOUT_NF4, narrow_q4);
@@ -308,7 +308,7 @@ static void amx_gemm_q4(float *y, int64_t ldy, const struct inputs *in, const st
 struct bf16_product {
     float *y;
     int64_t ldy;
-    const struct inputs *in;
+    const struct gemm_input *in;
     const struct matrix *w;
     int64_t kp, n1; /* K rounded up to 32 */
     bool add;
@@ -375,7 +375,7 @@ static void panels_bf16(const struct bf16_product *p, int64_t p0, int64_t p1, in
     }
 }
 
-static void amx_gemm_bf16_fast(float *y, int64_t ldy, const struct inputs *in,
+static void amx_gemm_bf16_fast(float *y, int64_t ldy, const struct gemm_input *in,
                                const struct matrix *w, int64_t n0, int64_t n1, bool add) {
     const struct bf16_product p = {
         .y = y,

@@ -71,37 +71,37 @@ INLINE float tree_one(__m256 v) {
 }
 
 /* Eight elements from index i of a row, widened; bf16 is the upper half of an f32. */
-INLINE __m256 weights_load(const void *w, int64_t i, enum elem e) {
-    if (e == ELEM_F32) return _mm256_loadu_ps((const float *)w + i);
-    if (e == ELEM_I8) {
+INLINE __m256 weights_load(const void *w, int64_t i, enum dtype e) {
+    if (e == DTYPE_F32) return _mm256_loadu_ps((const float *)w + i);
+    if (e == DTYPE_I8) {
         __m128i b = _mm_loadl_epi64((const __m128i *)((const int8_t *)w + i));
         return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(b));
     }
     __m128i h = _mm_loadu_si128((const __m128i *)((const uint16_t *)w + i));
-    if (e == ELEM_F16) return _mm256_cvtph_ps(h);
+    if (e == DTYPE_F16) return _mm256_cvtph_ps(h);
     return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(h), 16));
 }
 
 /* The first n (below 8 or negative: fewer) of them, zeros after. */
-INLINE __m256 weights_tail(const void *w, int64_t i, int64_t n, enum elem e) {
-    if (e == ELEM_F32) return tail_load((const float *)w + i, n);
+INLINE __m256 weights_tail(const void *w, int64_t i, int64_t n, enum dtype e) {
+    if (e == DTYPE_F32) return tail_load((const float *)w + i, n);
     uint16_t h[8] = {0};
-    if (e == ELEM_I8)
+    if (e == DTYPE_I8)
         for (int l = 0; l < 8 && l < n; l++) ((int8_t *)h)[l] = ((const int8_t *)w)[i + l];
     else
         for (int l = 0; l < 8 && l < n; l++) h[l] = ((const uint16_t *)w)[i + l];
     return weights_load(h, 0, e);
 }
 
-INLINE const void *weights_row(const void *w, int64_t row, int64_t ldw, enum elem e) {
-    const int64_t size = e == ELEM_F32 ? 4 : e == ELEM_I8 ? 1 : 2;
+INLINE const void *weights_row(const void *w, int64_t row, int64_t ldw, enum dtype e) {
+    const int64_t size = e == DTYPE_F32 ? 4 : e == DTYPE_I8 ? 1 : 2;
     return (const char *)w + row * ldw * size;
 }
 
 /* One step of 16 for R rows and C outputs: acc[(r * C + c)] is lanes 0..7, acc[R * C + …]
  * lanes 8..15. */
 INLINE void block_step(__m256 *acc, const float *x, int64_t ldx, const void *const *w, int64_t i,
-                       int64_t left, int R, int C, enum elem e, bool tail) {
+                       int64_t left, int R, int C, enum dtype e, bool tail) {
     UNROLL for (int half = 0; half < 2; half++) {
         int64_t at = i + 8 * half, n = left - 8 * half;
         __m256 wv[4], xv;
@@ -121,7 +121,7 @@ INLINE void block_step(__m256 *acc, const float *x, int64_t ldx, const void *con
 
 /* y[0..R)[0..C) from R rows of x and C rows of w; (R, C) is (2, 3), (1, 4), (2, 1) or (1, 1). */
 INLINE void block_dots(__m256 *v, const float *x, int64_t ldx, const void *w, int64_t ldw,
-                       int64_t k, int R, int C, enum elem e) {
+                       int64_t k, int R, int C, enum dtype e) {
     __m256 acc[12];
     const void *rows[4];
     UNROLL for (int c = 0; c < C; c++) rows[c] = weights_row(w, c, ldw, e);
@@ -143,7 +143,7 @@ INLINE void three_put(float *y, __m128 v, bool add) {
 }
 
 INLINE void block_2x3(float *y, int64_t ldy, const float *x, int64_t ldx, const void *w,
-                      int64_t ldw, int64_t k, bool add, enum elem e) {
+                      int64_t ldw, int64_t k, bool add, enum dtype e) {
     __m256 v[6];
     block_dots(v, x, ldx, w, ldw, k, 2, 3, e);
     __m256 c = tree_halves(v[2], v[5]);
@@ -159,14 +159,14 @@ INLINE __m128 tree_four(const __m256 v[4]) {
 }
 
 INLINE void block_1x4(float *y, const float *x, const void *w, int64_t ldw, int64_t k, bool add,
-                      enum elem e) {
+                      enum dtype e) {
     __m256 v[4];
     block_dots(v, x, 0, w, ldw, k, 1, 4, e);
     __m128 s = tree_four(v);
     _mm_storeu_ps(y, add ? _mm_add_ps(_mm_loadu_ps(y), s) : s);
 }
 
-INLINE void block_1x1(float *y, const float *x, const void *w, int64_t k, bool add, enum elem e) {
+INLINE void block_1x1(float *y, const float *x, const void *w, int64_t k, bool add, enum dtype e) {
     __m256 v[1];
     block_dots(v, x, 0, w, 0, k, 1, 1, e);
     float s = tree_one(v[0]);
@@ -175,7 +175,7 @@ INLINE void block_1x1(float *y, const float *x, const void *w, int64_t k, bool a
 
 /* One row against outputs n0..n1. */
 INLINE void row_dots(float *y, const float *x, const void *w, int64_t ldw, int64_t k, int64_t n0,
-                     int64_t n1, bool add, enum elem e) {
+                     int64_t n1, bool add, enum dtype e) {
     int64_t n = n0;
     for (; n + 4 <= n1; n += 4) block_1x4(y + n, x, weights_row(w, n, ldw, e), ldw, k, add, e);
     for (; n < n1; n++) block_1x1(y + n, x, weights_row(w, n, ldw, e), k, add, e);
@@ -184,7 +184,7 @@ INLINE void row_dots(float *y, const float *x, const void *w, int64_t ldw, int64
 /* Rows m0..m1 (few enough for the first-level cache) against outputs n0..n1. */
 INLINE void tile_dots(float *y, int64_t ldy, const float *x, int64_t ldx, int64_t m0, int64_t m1,
                       const void *w, int64_t ldw, int64_t k, int64_t n0, int64_t n1, bool add,
-                      enum elem e) {
+                      enum dtype e) {
     int64_t n = n0, even = m0 + (m1 - m0) / 2 * 2;
     for (; n + 3 <= n1; n += 3)
         for (int64_t m = m0; m < even; m += 2)
@@ -216,7 +216,7 @@ INLINE void eight_turned(__m256 *v) {
 }
 
 /* Sixteen outputs as [lane][k / 16][output]. */
-INLINE void lanes_pack(float *panel, const void *w, int64_t ldw, int64_t k, enum elem e) {
+INLINE void lanes_pack(float *panel, const void *w, int64_t ldw, int64_t k, enum dtype e) {
     for (int64_t i = 0; i < k; i += 8)
         for (int o = 0; o < 16; o += 8) {
             __m256 v[8];
@@ -286,7 +286,7 @@ static __attribute__((noinline)) void lanes_block_6(float *y, int64_t ldy, const
  * Nothing is shuffled at the end of a dot, which is a fifth of it when K is small, and bf16 is
  * widened once for all rows. Sixteen outputs stay in the caches while all rows meet them. */
 INLINE void gemm_lanes(float *y, int64_t ldy, const float *x, int64_t ldx, int64_t rows,
-                       const void *w, int64_t ldw, int64_t k, bool add, enum elem e) {
+                       const void *w, int64_t ldw, int64_t k, bool add, enum dtype e) {
     _Alignas(32) float panel[16 * LANES_K];
     lanes_pack(panel, w, ldw, k, e);
     int64_t m = 0;
@@ -300,7 +300,7 @@ INLINE void gemm_lanes(float *y, int64_t ldy, const float *x, int64_t ldx, int64
 
 INLINE void gemm_blocked(float *y, int64_t ldy, const float *x, int64_t ldx, int64_t rows,
                          const void *w, int64_t ldw, int64_t k, int64_t n0, int64_t n1, bool add,
-                         enum elem e) {
+                         enum dtype e) {
     int64_t width = MAX(k, 1), step_m = MAX(L1_FLOATS / width / 2 * 2, 8),
             step_n = MAX(L2_FLOATS / width / 12 * 12, 12);
     if (rows >= LANES_ROWS && k % 32 == 0 && 0 < k && k <= LANES_K)
@@ -314,27 +314,27 @@ INLINE void gemm_blocked(float *y, int64_t ldy, const float *x, int64_t ldx, int
 
 static void gemm_f32(float *y, int64_t ldy, const float *x, int64_t ldx, int64_t rows,
                      const float *w, int64_t ldw, int64_t k, int64_t n0, int64_t n1, bool add) {
-    gemm_blocked(y, ldy, x, ldx, rows, w, ldw, k, n0, n1, add, ELEM_F32);
+    gemm_blocked(y, ldy, x, ldx, rows, w, ldw, k, n0, n1, add, DTYPE_F32);
 }
 
 static void gemm_bf16(float *y, int64_t ldy, const float *x, int64_t ldx, int64_t rows,
                       const uint16_t *w, int64_t ldw, int64_t k, int64_t n0, int64_t n1, bool add) {
-    gemm_blocked(y, ldy, x, ldx, rows, w, ldw, k, n0, n1, add, ELEM_BF16);
+    gemm_blocked(y, ldy, x, ldx, rows, w, ldw, k, n0, n1, add, DTYPE_BF16);
 }
 
 static void gemm_f16(float *y, int64_t ldy, const float *x, int64_t ldx, int64_t rows,
                      const uint16_t *w, int64_t ldw, int64_t k, int64_t n0, int64_t n1, bool add) {
-    gemm_blocked(y, ldy, x, ldx, rows, w, ldw, k, n0, n1, add, ELEM_F16);
+    gemm_blocked(y, ldy, x, ldx, rows, w, ldw, k, n0, n1, add, DTYPE_F16);
 }
 
 static void gemm_i8(float *y, int64_t ldy, const float *x, int64_t ldx, int64_t rows,
                     const int8_t *w, int64_t ldw, int64_t k, int64_t n0, int64_t n1, bool add) {
-    gemm_blocked(y, ldy, x, ldx, rows, w, ldw, k, n0, n1, add, ELEM_I8);
+    gemm_blocked(y, ldy, x, ldx, rows, w, ldw, k, n0, n1, add, DTYPE_I8);
 }
 
 /* R rows of C vectors (C == 1: n <= 8 of its lanes) over all of k. */
 INLINE void mix_block(float *y, int64_t ldy, const float *t, int64_t tm, int64_t tj, const void *v,
-                      int64_t ldv, int64_t k, int64_t n, int R, int C, enum elem e) {
+                      int64_t ldv, int64_t k, int64_t n, int R, int C, enum dtype e) {
     __m256 acc[8];
     bool part = C == 1 && n < 8;
     UNROLL for (int r = 0; r < R; r++) UNROLL for (int c = 0; c < C; c++) acc[r * C + c] =
@@ -352,7 +352,7 @@ INLINE void mix_block(float *y, int64_t ldy, const float *t, int64_t tm, int64_t
 }
 
 /* R rows against all n columns: 8 accumulators at a time. */
-INLINE void mix_rows(const struct mix *p, int64_t m, int R, enum elem e) {
+INLINE void gemm_nn_rows(const struct gemm_nn_args *p, int64_t m, int R, enum dtype e) {
     float *y = p->y + m * p->ldy;
     const float *t = p->t + m * p->tm;
     int64_t c = 0;
@@ -365,7 +365,7 @@ INLINE void mix_rows(const struct mix *p, int64_t m, int R, enum elem e) {
 }
 
 /* panel[k][16]: zeros from column n on. */
-INLINE void mix_pack(float *panel, const void *v, int64_t ldv, int64_t k, int64_t n, enum elem e) {
+INLINE void mix_pack(float *panel, const void *v, int64_t ldv, int64_t k, int64_t n, enum dtype e) {
     for (int64_t j = 0; j < k; j++, panel += 16) {
         const void *row = weights_row(v, j, ldv, e);
         UNROLL for (int h = 0; h < 2; h++)
@@ -416,16 +416,16 @@ static void mix_tile_any(float *y, int64_t ldy, const float *t, int64_t tm, int6
     }
 }
 
-INLINE void mix_any(const struct mix *p, const struct mix_tiles *tiles, int64_t size, enum elem e) {
+INLINE void mix_any(const struct gemm_nn_args *p, const struct gemm_nn_tiles *tiles, int64_t size, enum dtype e) {
     int64_t m = 0;
-    if (mix_large(p)) {
-        mix_panels(p, tiles, size);
+    if (gemm_nn_is_large(p)) {
+        gemm_nn_blocked(p, tiles, size);
         return;
     }
     // few columns, those of a small rank: eight rows keep as many sums in flight
-    for (; p->n <= 8 && m + 8 <= p->rows; m += 8) mix_rows(p, m, 8, e);
-    for (; m + 4 <= p->rows; m += 4) mix_rows(p, m, 4, e);
-    for (; m < p->rows; m++) mix_rows(p, m, 1, e);
+    for (; p->n <= 8 && m + 8 <= p->rows; m += 8) gemm_nn_rows(p, m, 8, e);
+    for (; m + 4 <= p->rows; m += 4) gemm_nn_rows(p, m, 4, e);
+    for (; m < p->rows; m++) gemm_nn_rows(p, m, 1, e);
 }
 
 #define MIX(name, type, e)                                                                         \
@@ -434,14 +434,14 @@ INLINE void mix_any(const struct mix *p, const struct mix_tiles *tiles, int64_t 
     }                                                                                              \
     static void name(float *y, int64_t ldy, const float *t, int64_t tm, int64_t tj, int64_t rows,  \
                      const type *v, int64_t ldv, int64_t k, int64_t n) {                           \
-        const struct mix p = {y, t, v, ldy, tm, tj, rows, ldv, k, n};                              \
-        const struct mix_tiles tiles = {6, 16, name##_pack, mix_tile_any};                         \
+        const struct gemm_nn_args p = {y, t, v, ldy, tm, tj, rows, ldv, k, n};                              \
+        const struct gemm_nn_tiles tiles = {6, 16, name##_pack, mix_tile_any};                         \
         mix_any(&p, &tiles, sizeof(type), e);                                                      \
     }
-MIX(mix_f32, float, ELEM_F32)
-MIX(mix_bf16, uint16_t, ELEM_BF16)
-MIX(mix_f16, uint16_t, ELEM_F16)
-MIX(mix_i8, int8_t, ELEM_I8)
+MIX(mix_f32, float, DTYPE_F32)
+MIX(mix_bf16, uint16_t, DTYPE_BF16)
+MIX(mix_f16, uint16_t, DTYPE_F16)
+MIX(mix_i8, int8_t, DTYPE_I8)
 
 INLINE __m256i quad_broadcast(const void *x) {
     int32_t four;
@@ -465,7 +465,7 @@ INLINE void lanes_i8(__m256 *acc, const int8_t *q, const float *d, const int8_t 
     }
 }
 
-static void dots_i8(float *y, int64_t ldy, const struct inputs *in, const int8_t *w, int64_t ldw,
+static void dots_i8(float *y, int64_t ldy, const struct gemm_input *in, const int8_t *w, int64_t ldw,
                     int64_t n0, int64_t n1) {
     for (int64_t m = 0; m < in->rows; m++) {
         const int8_t *q = in->q + m * in->k;
@@ -558,7 +558,7 @@ struct panel_job {
 };
 
 /* Weights of the low nibbles of v: int8 codes, or what NARROW calls u. */
-INLINE __m256i nibble_weights(__m256i v, enum layout l) {
+INLINE __m256i nibble_weights(__m256i v, enum matrix_layout l) {
     v = _mm256_and_si256(v, _mm256_set1_epi8(15));
     if (l == LAYOUT_Q4) return v;
     const __m128i codes = _mm_loadu_si128((const __m128i *)nf4_codes);
@@ -586,7 +586,7 @@ INLINE void quad_dots(__m256i *s, __m256i w0, __m256i w1, const int8_t *x, int64
 }
 
 /* The exact dots of block b. */
-INLINE void block_dots_q(__m256i *s, const struct panel_job *j, int64_t b, int R, enum layout l,
+INLINE void block_dots_q(__m256i *s, const struct panel_job *j, int64_t b, int R, enum matrix_layout l,
                          enum meeting how) {
     const int group = layout_group(l);
     const bool nibbles = l >= LAYOUT_Q4;
@@ -620,14 +620,14 @@ INLINE void block_dots_q(__m256i *s, const struct panel_job *j, int64_t b, int R
 }
 
 /* Scales of outputs 8 * half … of block b. */
-INLINE __m256 scales_load(const struct panel_job *j, int64_t b, int half, enum layout l) {
+INLINE __m256 scales_load(const struct panel_job *j, int64_t b, int half, enum matrix_layout l) {
     if (l != LAYOUT_NF4) return _mm256_loadu_ps(j->dw + b * PANEL + half * 8);
     const uint8_t *bytes = j->dw8 + b * QK / NF4_BLOCK * PANEL + half * 8;
     return _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i *)bytes)));
 }
 
 /* acc[R][PANEL] = fma((float)s_b, dw_b * dx_b, acc), blocks in order. */
-INLINE void panel_dots(float *acc, const struct panel_job *j, int R, enum layout l,
+INLINE void panel_dots(float *acc, const struct panel_job *j, int R, enum matrix_layout l,
                        enum meeting how) {
     const int group = layout_group(l);
     for (int64_t b = 0; b < j->blocks; b++) {
@@ -683,7 +683,7 @@ static void bias_make(int32_t *bias, const int8_t *x, int64_t groups, int group,
 
 /* A row's sums with one panel to its outputs n … below n1. */
 INLINE void panel_put(float *y, const float *acc, const struct matrix *w, int64_t n, int64_t n1,
-                      bool add, enum layout l) {
+                      bool add, enum matrix_layout l) {
     for (int half = 0; half < 2 && n + 8 * half < n1; half++) {
         int64_t at = n + 8 * half, left = n1 - at;
         __m256 v = _mm256_loadu_ps(acc + 8 * half);
@@ -701,9 +701,9 @@ static int8_t narrow_centre(const struct matrix *w) {
 
 /* Rows m..m+R against panels p0..p1; outputs at and after n1 (a padded panel's) are computed and
  * dropped. */
-INLINE void rows_packed(float *y, int64_t ldy, const struct inputs *in, const struct matrix *w,
+INLINE void rows_packed(float *y, int64_t ldy, const struct gemm_input *in, const struct matrix *w,
                         int64_t m, int64_t p0, int64_t p1, int64_t n1, bool add, int R,
-                        enum layout l, enum meeting how) {
+                        enum matrix_layout l, enum meeting how) {
     int32_t bias[4 * SUM_GROUPS];
     const int64_t group = layout_group(l), bytes = layout_bytes(l), stride = layout_scales(l, w->k),
                   blocks = w->k / group;
@@ -730,15 +730,15 @@ INLINE void rows_packed(float *y, int64_t ldy, const struct inputs *in, const st
         }
         for (int r = 0; r < R; r++)
             panel_put(y + (m + r) * ldy, acc + r * PANEL, w, p * PANEL, n1, add, l);
-        ahead_step(in->ahead);
+        prefetch_step(in->ahead);
     }
 }
 
-INLINE void gemm_packed(float *y, int64_t ldy, const struct inputs *in, const struct matrix *w,
-                        int64_t n0, int64_t n1, bool add, enum layout l, enum meeting how) {
+INLINE void gemm_packed(float *y, int64_t ldy, const struct gemm_input *in, const struct matrix *w,
+                        int64_t n0, int64_t n1, bool add, enum matrix_layout l, enum meeting how) {
     int64_t bytes = w->k / layout_group(l) * layout_bytes(l), step = MAX(PANEL_BYTES / bytes, 1);
     int64_t end = (n1 + PANEL - 1) / PANEL;
-    ahead_begin(in->ahead, (end - n0 / PANEL) * ((in->rows + 3) / 4));
+    prefetch_begin(in->ahead, (end - n0 / PANEL) * ((in->rows + 3) / 4));
     for (int64_t p0 = n0 / PANEL; p0 < end; p0 += step) {
         int64_t p1 = MIN(p0 + step, end), m = 0;
         for (; m + 4 <= in->rows; m += 4) rows_packed(y, ldy, in, w, m, p0, p1, n1, add, 4, l, how);
@@ -747,7 +747,7 @@ INLINE void gemm_packed(float *y, int64_t ldy, const struct inputs *in, const st
     }
 }
 
-static void gemm_q8(float *y, int64_t ldy, const struct inputs *in, const struct matrix *w,
+static void gemm_q8(float *y, int64_t ldy, const struct gemm_input *in, const struct matrix *w,
                     int64_t n0, int64_t n1, bool add) {
     if (w->layout == LAYOUT_Q6)
         gemm_packed(y, ldy, in, w, n0, n1, add, LAYOUT_Q6, NARROW);
@@ -759,7 +759,7 @@ static void gemm_q8(float *y, int64_t ldy, const struct inputs *in, const struct
         gemm_packed(y, ldy, in, w, n0, n1, add, LAYOUT_Q8, NARROW_BACK);
 }
 
-static void gemm_q4(float *y, int64_t ldy, const struct inputs *in, const struct matrix *w,
+static void gemm_q4(float *y, int64_t ldy, const struct gemm_input *in, const struct matrix *w,
                     int64_t n0, int64_t n1, bool add) {
     if (w->layout == LAYOUT_NF4)
         gemm_packed(y, ldy, in, w, n0, n1, add, LAYOUT_NF4, SIGNED);
@@ -794,7 +794,7 @@ INLINE void chains_step(__m256 *acc, const float *x, int64_t ldx, const uint16_t
 
 /* R · P is at most 5: ten accumulators, two vectors of weights, one of x, a mask. At 6 gcc spills,
  * which costs a third. */
-INLINE void chains_tile(const struct chains *c, int64_t m, int64_t panel, int R, int P) {
+INLINE void chains_tile(const struct bf16_gemm *c, int64_t m, int64_t panel, int R, int P) {
     const int64_t k = c->w->k, ldx = c->in->ldx;
     const uint16_t *pairs = bf16_panel(c->w, panel);
     const int64_t stride = bf16_panel(c->w, panel + 1) - pairs;
@@ -817,7 +817,7 @@ INLINE void chains_tile(const struct chains *c, int64_t m, int64_t panel, int R,
 }
 
 #define CHAINS(R, P)                                                                               \
-    static void chains_##R##x##P(const struct chains *c, int64_t m, int64_t panel) {               \
+    static void chains_##R##x##P(const struct bf16_gemm *c, int64_t m, int64_t panel) {               \
         chains_tile(c, m, panel, R, P);                                                            \
     }
 CHAINS(1, 4)
@@ -828,15 +828,15 @@ CHAINS(3, 1)
 CHAINS(4, 1)
 CHAINS(5, 1)
 
-static void gemm_bf16_fast(float *y, int64_t ldy, const struct inputs *in, const struct matrix *w,
+static void gemm_bf16_fast(float *y, int64_t ldy, const struct gemm_input *in, const struct matrix *w,
                            int64_t n0, int64_t n1, bool add) {
-    static const struct chain_tile tiles[] = {{4, chains_1x4, chains_1x1},
+    static const struct bf16_gemm_tile tiles[] = {{4, chains_1x4, chains_1x1},
                                               {2, chains_2x2, chains_2x1},
                                               {1, chains_3x1, chains_3x1},
                                               {1, chains_4x1, chains_4x1},
                                               {1, chains_5x1, chains_5x1}};
-    const struct chains c = {y, ldy, in, w, n1, add};
-    if (in->rows > 0) chains_run(&c, n0, tiles, ARRAY_LEN(tiles));
+    const struct bf16_gemm c = {y, ldy, in, w, n1, add};
+    if (in->rows > 0) bf16_gemm_run(&c, n0, tiles, ARRAY_LEN(tiles));
 }
 
 /* Eight lanes of the largest |v|. Magnitudes order as integers do, with NaN above all. */
@@ -1009,7 +1009,7 @@ static void to_bf16_row(const float *x, int64_t k, uint16_t *out) {
 
 static float dot_row(const float *a, const float *b, int64_t n) {
     float s;
-    block_1x1(&s, a, b, n, false, ELEM_F32);
+    block_1x1(&s, a, b, n, false, DTYPE_F32);
     return s;
 }
 
@@ -1125,11 +1125,11 @@ static void exp_row(float *y, const float *x, int64_t n) {
 
 static void act_back(float *dx, float *dup, const float *dy, const float *x, const float *up,
                      int64_t n, bool gelu) {
-    act_back_with(exp_row, dx, dup, dy, x, up, n, gelu);
+    act_backward_with(exp_row, dx, dup, dy, x, up, n, gelu);
 }
 
 static void softmax_back(float *dp, const float *p, float mean, float scale, int64_t n) {
-    softmax_back_with(dp, p, mean, scale, n);
+    softmax_backward_with(dp, p, mean, scale, n);
 }
 
 static float softmax_row(float *x, int64_t n) {

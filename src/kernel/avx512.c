@@ -32,14 +32,14 @@ enum {
 
 /* 16 weights at w[i…] as f32; lanes outside `mask` are +0 and are not read. `whole` promises a full
  * mask. */
-INLINE __m512 weights_load(const void *w, int64_t i, __mmask16 mask, bool whole, enum elem e) {
-    if (e == ELEM_I8) {
+INLINE __m512 weights_load(const void *w, int64_t i, __mmask16 mask, bool whole, enum dtype e) {
+    if (e == DTYPE_I8) {
         const int8_t *b = (const int8_t *)w + i;
         __m128i bytes = whole ? _mm_loadu_si128((const __m128i *)(const void *)b)
                               : _mm_maskz_loadu_epi8(mask, b);
         return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(bytes));
     }
-    if (e == ELEM_BF16) {
+    if (e == DTYPE_BF16) {
         const uint16_t *h = (const uint16_t *)w + i;
         __m256i half = whole ? _mm256_loadu_si256((const __m256i *)(const void *)h)
                              : _mm256_maskz_loadu_epi16(mask, h);
@@ -52,7 +52,7 @@ INLINE __m512 weights_load(const void *w, int64_t i, __mmask16 mask, bool whole,
 /* acc[r][c] += x[r][i…] * w[c][i…], lane by lane. */
 INLINE void tile_step(__m512 acc[TILE_ROWS][TILE_COLS], const float *x, int64_t ldx, const void *w,
                       int64_t ldw, int64_t i, __mmask16 mask, bool whole, int rows, int cols,
-                      enum elem e) {
+                      enum dtype e) {
     __m512 xs[TILE_ROWS];
 #pragma GCC unroll 3
     for (int r = 0; r < rows; r++) {
@@ -102,7 +102,7 @@ INLINE float lanes_sum(__m512 v) {
 
 /* y[r][c] (+)= x[r]·w[c] for rows × cols outputs; both are constants where this is inlined. */
 INLINE void tile_mul(float *y, int64_t ldy, const float *x, int64_t ldx, const void *w, int64_t ldw,
-                     int64_t k, int rows, int cols, enum elem e, bool add) {
+                     int64_t k, int rows, int cols, enum dtype e, bool add) {
     __m512 acc[TILE_ROWS][TILE_COLS];
 #pragma GCC unroll 3
     for (int r = 0; r < TILE_ROWS; r++) {
@@ -136,32 +136,32 @@ typedef void (*tile_fn)(float *y, int64_t ldy, const float *x, int64_t ldx, cons
     TILE(kind##_##rows##x4, rows, 4, e)                                                            \
     TILE(kind##_##rows##x8, rows, 8, e)
 
-TILES(f32, 1, ELEM_F32)
-TILES(f32, 2, ELEM_F32)
-TILES(f32, 3, ELEM_F32)
-TILES(bf16, 1, ELEM_BF16)
-TILES(bf16, 2, ELEM_BF16)
-TILES(bf16, 3, ELEM_BF16)
-TILES(i8, 1, ELEM_I8)
-TILES(i8, 2, ELEM_I8)
-TILES(i8, 3, ELEM_I8)
+TILES(f32, 1, DTYPE_F32)
+TILES(f32, 2, DTYPE_F32)
+TILES(f32, 3, DTYPE_F32)
+TILES(bf16, 1, DTYPE_BF16)
+TILES(bf16, 2, DTYPE_BF16)
+TILES(bf16, 3, DTYPE_BF16)
+TILES(i8, 1, DTYPE_I8)
+TILES(i8, 2, DTYPE_I8)
+TILES(i8, 3, DTYPE_I8)
 
 /* [element][rows - 1][1, 4 or 8 outputs] */
-static const tile_fn tile_fns[N_ELEM][TILE_ROWS][3] = {
-    [ELEM_F32] = {{f32_1x1, f32_1x4, f32_1x8},
+static const tile_fn tile_fns[N_DTYPE][TILE_ROWS][3] = {
+    [DTYPE_F32] = {{f32_1x1, f32_1x4, f32_1x8},
                   {f32_2x1, f32_2x4, f32_2x8},
                   {f32_3x1, f32_3x4, f32_3x8}},
-    [ELEM_BF16] = {{bf16_1x1, bf16_1x4, bf16_1x8},
+    [DTYPE_BF16] = {{bf16_1x1, bf16_1x4, bf16_1x8},
                    {bf16_2x1, bf16_2x4, bf16_2x8},
                    {bf16_3x1, bf16_3x4, bf16_3x8}},
-    [ELEM_I8] = {{i8_1x1, i8_1x4, i8_1x8}, {i8_2x1, i8_2x4, i8_2x8}, {i8_3x1, i8_3x4, i8_3x8}},
+    [DTYPE_I8] = {{i8_1x1, i8_1x4, i8_1x8}, {i8_2x1, i8_2x4, i8_2x8}, {i8_3x1, i8_3x4, i8_3x8}},
 };
 
 /* Rows in blocks, in each block 8 outputs at a time; what is left at the end goes by 4 and by 1. */
 INLINE void rows_mul(float *y, int64_t ldy, const float *x, int64_t ldx, int64_t rows,
-                     const void *w, int64_t ldw, int64_t k, int64_t n0, int64_t n1, enum elem e,
+                     const void *w, int64_t ldw, int64_t k, int64_t n0, int64_t n1, enum dtype e,
                      bool add) {
-    const size_t size = e == ELEM_F32 ? sizeof(float) : e == ELEM_BF16 ? sizeof(uint16_t) : 1;
+    const size_t size = e == DTYPE_F32 ? sizeof(float) : e == DTYPE_BF16 ? sizeof(uint16_t) : 1;
     for (int64_t begin = 0; begin < rows; begin += ROW_BLOCK) {
         const int64_t end = MIN(rows, begin + ROW_BLOCK);
         for (int64_t n = n0, cols; n < n1; n += cols) {
@@ -179,19 +179,19 @@ INLINE void rows_mul(float *y, int64_t ldy, const float *x, int64_t ldx, int64_t
 static void avx512_gemm_f32(float *y, int64_t ldy, const float *x, int64_t ldx, int64_t rows,
                             const float *w, int64_t ldw, int64_t k, int64_t n0, int64_t n1,
                             bool add) {
-    rows_mul(y, ldy, x, ldx, rows, w, ldw, k, n0, n1, ELEM_F32, add);
+    rows_mul(y, ldy, x, ldx, rows, w, ldw, k, n0, n1, DTYPE_F32, add);
 }
 
 static void avx512_gemm_bf16(float *y, int64_t ldy, const float *x, int64_t ldx, int64_t rows,
                              const uint16_t *w, int64_t ldw, int64_t k, int64_t n0, int64_t n1,
                              bool add) {
-    rows_mul(y, ldy, x, ldx, rows, w, ldw, k, n0, n1, ELEM_BF16, add);
+    rows_mul(y, ldy, x, ldx, rows, w, ldw, k, n0, n1, DTYPE_BF16, add);
 }
 
 static void avx512_gemm_i8(float *y, int64_t ldy, const float *x, int64_t ldx, int64_t rows,
                            const int8_t *w, int64_t ldw, int64_t k, int64_t n0, int64_t n1,
                            bool add) {
-    rows_mul(y, ldy, x, ldx, rows, w, ldw, k, n0, n1, ELEM_I8, add);
+    rows_mul(y, ldy, x, ldx, rows, w, ldw, k, n0, n1, DTYPE_I8, add);
 }
 
 /*
@@ -210,7 +210,7 @@ enum {
 struct q_product {
     float *y;
     int64_t ldy;
-    const struct inputs *in;
+    const struct gemm_input *in;
     const struct matrix *w;
     int64_t blocks; /* K / layout_group */
     bool add;
@@ -274,7 +274,7 @@ static void starts_fill(int32_t start[Q_ROW_BLOCK][Q_BLOCKS], const struct q_pro
                         int64_t rows, int64_t b0, int64_t b1) {
     const int group = layout_group(p->w->layout);
     const int32_t offset = offset_of(p->w);
-    const struct inputs *in = p->in;
+    const struct gemm_input *in = p->in;
     for (int64_t m = m0; m < m0 + rows; m++) {
         if (in->total && group == QK)
             starts_scale(start[m - m0], in->total + m * p->blocks + b0, offset, b1 - b0);
@@ -284,7 +284,7 @@ static void starts_fill(int32_t start[Q_ROW_BLOCK][Q_BLOCKS], const struct q_pro
 }
 
 /* Quad p of the first and of the second half of one panel's block, as unsigned bytes. */
-INLINE void quads_load(const uint8_t *block, int p, enum layout l, __m512i *lo, __m512i *hi) {
+INLINE void quads_load(const uint8_t *block, int p, enum matrix_layout l, __m512i *lo, __m512i *hi) {
     __m512i raw = _mm512_loadu_si512(block + 64 * p);
     if (l < LAYOUT_Q4) {
         const __m512i sign = _mm512_set1_epi8((char)0x80);
@@ -315,7 +315,7 @@ INLINE __m512i quad_spread(const void *x) {
 /* dots[r][j] += block dot of row r and panel j; x is [rows][K], `stride` the bytes between panels.
  */
 INLINE void block_dots(__m512i dots[Q_ROWS][Q_PANELS], const uint8_t *w, int64_t stride,
-                       const int8_t *x, int64_t k, int rows, int panels, enum layout l) {
+                       const int8_t *x, int64_t k, int rows, int panels, enum matrix_layout l) {
     const int half = layout_group(l) / 2;
 #pragma GCC unroll 4
     for (int p = 0; p < half / 4; p++) {
@@ -336,7 +336,7 @@ INLINE void block_dots(__m512i dots[Q_ROWS][Q_PANELS], const uint8_t *w, int64_t
 }
 
 /* The scales of block b of one panel. */
-INLINE __m512 scales_load(const struct q_product *p, int64_t panel, int64_t b, enum layout l) {
+INLINE __m512 scales_load(const struct q_product *p, int64_t panel, int64_t b, enum matrix_layout l) {
     const int64_t at = panel * layout_scales(l, p->in->k);
     if (l != LAYOUT_NF4) return _mm512_loadu_ps(p->w->scales + at + b * PANEL);
     const uint8_t *bytes = p->w->scale_bytes + at + b * QK / NF4_BLOCK * PANEL;
@@ -347,7 +347,7 @@ INLINE __m512 scales_load(const struct q_product *p, int64_t panel, int64_t b, e
 /* part[r][j] continues the sums of row m + r and panel `panel` + j over blocks b0…b1. */
 INLINE void panels_run(float part[Q_ROWS][Q_PANELS][16], const struct q_product *p, int64_t panel,
                        int64_t m, const int32_t (*start)[Q_BLOCKS], int64_t b0, int64_t b1,
-                       int rows, int panels, enum layout l) {
+                       int rows, int panels, enum matrix_layout l) {
     const int group = layout_group(l), bytes = layout_bytes(l);
     const int64_t stride = p->blocks * bytes, k = p->in->k, ndx = k / QK;
     const uint8_t *w = (const uint8_t *)p->w->data + panel * stride;
@@ -450,14 +450,14 @@ static void q_rows_mul(const struct q_product *p, int64_t m0, int64_t rows, int6
                 step = rows - m >= 4 ? 4 : rows - m >= 2 ? 2 : 1;
                 const panels_fn run = panels_fns[p->w->layout - LAYOUT_Q8][step / 2][panels - 1];
                 run(part + m, p, panel, m0 + m, (const int32_t(*)[Q_BLOCKS])start + m, b0, b1);
-                if (b0 == 0) ahead_step(p->in->ahead);
+                if (b0 == 0) prefetch_step(p->in->ahead);
             }
         }
         part_store(p, part, panel, m0, n1, (int)rows, panels);
     }
 }
 
-static void avx512_gemm_q(float *y, int64_t ldy, const struct inputs *in, const struct matrix *w,
+static void avx512_gemm_q(float *y, int64_t ldy, const struct gemm_input *in, const struct matrix *w,
                           int64_t n0, int64_t n1, bool add) {
     const struct q_product p = {.y = y,
                                 .ldy = ldy,
@@ -465,7 +465,7 @@ static void avx512_gemm_q(float *y, int64_t ldy, const struct inputs *in, const 
                                 .w = w,
                                 .blocks = in->k / layout_group(w->layout),
                                 .add = add};
-    ahead_begin(in->ahead, ((n1 - n0 + 31) / 32) * ((in->rows + Q_ROWS - 1) / Q_ROWS));
+    prefetch_begin(in->ahead, ((n1 - n0 + 31) / 32) * ((in->rows + Q_ROWS - 1) / Q_ROWS));
     for (int64_t m = 0; m < in->rows; m += Q_ROW_BLOCK) {
         q_rows_mul(&p, m, MIN(in->rows - m, Q_ROW_BLOCK), n0, n1);
     }
@@ -483,7 +483,7 @@ enum { DOTS_ROWS = 4, DOTS_PAIRS = 4 }; /* 16 sums; of pairs of weight rows, eig
 
 /* y[r][c] for `rows` rows of x from `m` on and `cols` rows of w, of which there are at least two a
  * pair; a single one goes in both halves. */
-INLINE void dots_tile(float *y, int64_t ldy, const struct inputs *in, int64_t m, const int8_t *w,
+INLINE void dots_tile(float *y, int64_t ldy, const struct gemm_input *in, int64_t m, const int8_t *w,
                       int64_t ldw, int cols, int rows, int pairs) {
     const int64_t k = in->k, blocks = k / QK;
     const int8_t *q = in->q + m * k;
@@ -527,10 +527,10 @@ INLINE void dots_tile(float *y, int64_t ldy, const struct inputs *in, int64_t m,
 
 /* The level below: a single row of w, as a perturbation has, would leave half of each vector idle.
  */
-static void (*single_dots_i8)(float *y, int64_t ldy, const struct inputs *in, const int8_t *w,
+static void (*single_dots_i8)(float *y, int64_t ldy, const struct gemm_input *in, const int8_t *w,
                               int64_t ldw, int64_t n0, int64_t n1);
 
-static void avx512_dots_i8(float *y, int64_t ldy, const struct inputs *in, const int8_t *w,
+static void avx512_dots_i8(float *y, int64_t ldy, const struct gemm_input *in, const int8_t *w,
                            int64_t ldw, int64_t n0, int64_t n1) {
     if (n1 - n0 == 1) {
         single_dots_i8(y, ldy, in, w, ldw, n0, n1);
@@ -776,7 +776,7 @@ static float avx512_softmax(float *x, int64_t n) {
 
 /* Rows × vectors accumulators of y over all of k; the last vector has the lanes of `tail`. */
 INLINE void mix_block(float *y, int64_t ldy, const float *t, int64_t tm, int64_t tj, const void *v,
-                      int64_t ldv, int64_t k, int rows, int vectors, __mmask16 tail, enum elem e) {
+                      int64_t ldv, int64_t k, int rows, int vectors, __mmask16 tail, enum dtype e) {
     const __mmask16 full = 0xFFFF;
     __m512 acc[8][4];
 #pragma GCC unroll 8
@@ -790,7 +790,7 @@ INLINE void mix_block(float *y, int64_t ldy, const float *t, int64_t tm, int64_t
         if (rows == 8) // a narrow stretch of many long rows
             for (int c = 0; c < vectors; c++)
                 __builtin_prefetch((const char *)v +
-                                   ((j + 12) * ldv + 16 * c) * (e == ELEM_BF16 ? 2 : 4));
+                                   ((j + 12) * ldv + 16 * c) * (e == DTYPE_BF16 ? 2 : 4));
 #pragma GCC unroll 4
         for (int c = 0; c < vectors; c++) {
             const __mmask16 mask = c == vectors - 1 ? tail : full;
@@ -810,8 +810,8 @@ INLINE void mix_block(float *y, int64_t ldy, const float *t, int64_t tm, int64_t
 }
 
 /* Eight, four or one row against all n columns. */
-INLINE void mix_rows(const struct mix *p, int64_t m, int rows, enum elem e) {
-    const size_t size = e == ELEM_BF16 ? sizeof(uint16_t) : sizeof(float);
+INLINE void gemm_nn_rows(const struct gemm_nn_args *p, int64_t m, int rows, enum dtype e) {
+    const size_t size = e == DTYPE_BF16 ? sizeof(uint16_t) : sizeof(float);
     const float *t = p->t + m * p->tm;
     float *y = p->y + m * p->ldy;
     const int vectors = rows == 8 ? 2 : 4;
@@ -826,7 +826,7 @@ INLINE void mix_rows(const struct mix *p, int64_t m, int rows, enum elem e) {
 
 /* Rows of at most eight columns, those of a small rank: half vectors, of which a unit may start
  * twice as many. */
-INLINE void mix_narrow(const struct mix *p, int64_t m, int rows, int64_t tm) {
+INLINE void mix_narrow(const struct gemm_nn_args *p, int64_t m, int rows, int64_t tm) {
     const __mmask8 mask = (__mmask8)lanes_mask(p->n);
     const float *t = p->t + m * tm, *t4 = t + 4 * tm, *v = p->v;
     float *y = p->y + m * p->ldy;
@@ -848,7 +848,7 @@ INLINE void mix_narrow(const struct mix *p, int64_t m, int rows, int64_t tm) {
 }
 
 /* panel[k][32]: zeros from column n on. */
-INLINE void mix_pack(float *panel, const void *v, int64_t ldv, int64_t k, int64_t n, enum elem e) {
+INLINE void mix_pack(float *panel, const void *v, int64_t ldv, int64_t k, int64_t n, enum dtype e) {
     const __mmask16 mask[2] = {lanes_mask(n), n > 16 ? lanes_mask(n - 16) : 0};
     for (int64_t j = 0; j < k; j++, panel += 32) {
         for (int h = 0; h < 2; h++)
@@ -908,19 +908,19 @@ static void mix_tile_any(float *y, int64_t ldy, const float *t, int64_t tm, int6
 #undef ROWS
 }
 
-INLINE void mix_any(const struct mix *p, const struct mix_tiles *tiles, enum elem e) {
-    if (mix_large(p)) {
-        mix_panels(p, tiles, e == ELEM_BF16 ? sizeof(uint16_t) : sizeof(float));
+INLINE void mix_any(const struct gemm_nn_args *p, const struct gemm_nn_tiles *tiles, enum dtype e) {
+    if (gemm_nn_is_large(p)) {
+        gemm_nn_blocked(p, tiles, e == DTYPE_BF16 ? sizeof(uint16_t) : sizeof(float));
         return;
     }
     int64_t m = 0;
-    const bool narrow = p->n <= 8 && e == ELEM_F32;
+    const bool narrow = p->n <= 8 && e == DTYPE_F32;
     // rows that lie side by side: as many as a cache line holds
     for (; narrow && p->tm == 1 && m + 16 <= p->rows; m += 16) mix_narrow(p, m, 16, 1);
     for (; narrow && m + 8 <= p->rows; m += 8) mix_narrow(p, m, 8, p->tm);
-    for (; m + 8 <= p->rows; m += 8) mix_rows(p, m, 8, e);
-    for (; m + 4 <= p->rows; m += 4) mix_rows(p, m, 4, e);
-    for (; m < p->rows; m++) mix_rows(p, m, 1, e);
+    for (; m + 8 <= p->rows; m += 8) gemm_nn_rows(p, m, 8, e);
+    for (; m + 4 <= p->rows; m += 4) gemm_nn_rows(p, m, 4, e);
+    for (; m < p->rows; m++) gemm_nn_rows(p, m, 1, e);
 }
 
 #define MIX(name, type, e)                                                                         \
@@ -929,12 +929,12 @@ INLINE void mix_any(const struct mix *p, const struct mix_tiles *tiles, enum ele
     }                                                                                              \
     static void name(float *y, int64_t ldy, const float *t, int64_t tm, int64_t tj, int64_t rows,  \
                      const type *v, int64_t ldv, int64_t k, int64_t n) {                           \
-        const struct mix p = {y, t, v, ldy, tm, tj, rows, ldv, k, n};                              \
-        const struct mix_tiles tiles = {MIX_ROWS, 32, name##_pack, mix_tile_any};                  \
+        const struct gemm_nn_args p = {y, t, v, ldy, tm, tj, rows, ldv, k, n};                              \
+        const struct gemm_nn_tiles tiles = {MIX_ROWS, 32, name##_pack, mix_tile_any};                  \
         mix_any(&p, &tiles, e);                                                                    \
     }
-MIX(avx512_mix_f32, float, ELEM_F32)
-MIX(avx512_mix_bf16, uint16_t, ELEM_BF16)
+MIX(avx512_mix_f32, float, DTYPE_F32)
+MIX(avx512_mix_bf16, uint16_t, DTYPE_BF16)
 
 /* One k of some rows and panels, `stride` weights apart; half 0 where it is even. */
 INLINE void chains_step(__m512 acc[8][4], const float *x, int64_t ldx, const uint16_t *pairs,
@@ -954,7 +954,7 @@ INLINE void chains_step(__m512 acc[8][4], const float *x, int64_t ldx, const uin
     }
 }
 
-INLINE void chains_tile(const struct chains *c, int64_t m, int64_t panel, int rows, int panels) {
+INLINE void chains_tile(const struct bf16_gemm *c, int64_t m, int64_t panel, int rows, int panels) {
     const int64_t k = c->w->k, ldx = c->in->ldx;
     const uint16_t *pairs = bf16_panel(c->w, panel);
     const int64_t stride = bf16_panel(c->w, panel + 1) - pairs;
@@ -985,7 +985,7 @@ INLINE void chains_tile(const struct chains *c, int64_t m, int64_t panel, int ro
 }
 
 #define CHAINS(rows, panels)                                                                       \
-    static void chains_##rows##x##panels(const struct chains *c, int64_t m, int64_t panel) {       \
+    static void chains_##rows##x##panels(const struct bf16_gemm *c, int64_t m, int64_t panel) {       \
         chains_tile(c, m, panel, rows, panels);                                                    \
     }
 #define CHAINS_ROWS(rows, panels) CHAINS(rows, panels) CHAINS(rows, 1)
@@ -998,14 +998,14 @@ CHAINS_ROWS(6, 2)
 CHAINS_ROWS(7, 2)
 CHAINS_ROWS(8, 2)
 
-static void avx512_gemm_bf16_fast(float *y, int64_t ldy, const struct inputs *in,
+static void avx512_gemm_bf16_fast(float *y, int64_t ldy, const struct gemm_input *in,
                                   const struct matrix *w, int64_t n0, int64_t n1, bool add) {
-    static const struct chain_tile tiles[] = {
+    static const struct bf16_gemm_tile tiles[] = {
         {4, chains_1x4, chains_1x1}, {4, chains_2x4, chains_2x1}, {4, chains_3x4, chains_3x1},
         {4, chains_4x4, chains_4x1}, {2, chains_5x2, chains_5x1}, {2, chains_6x2, chains_6x1},
         {2, chains_7x2, chains_7x1}, {2, chains_8x2, chains_8x1}};
-    const struct chains c = {y, ldy, in, w, n1, add};
-    if (in->rows > 0) chains_run(&c, n0, tiles, ARRAY_LEN(tiles));
+    const struct bf16_gemm c = {y, ldy, in, w, n1, add};
+    if (in->rows > 0) bf16_gemm_run(&c, n0, tiles, ARRAY_LEN(tiles));
 }
 
 static void avx512_adamw(float *w, const float *g, float *m, float *v, int64_t n, float lr,

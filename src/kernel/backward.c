@@ -26,39 +26,39 @@ enum {
     MIN_ROWS = 128,
 };
 
-struct mixing {
-    enum elem e;
-    struct mix m;
+struct gemm_nn_job {
+    enum dtype e;
+    struct gemm_nn_args m;
     bool add;
 };
 
 /* Rows [m0, m1) and columns [c0, c1). */
-static void mix_part(const struct mixing *p, int64_t m0, int64_t m1, int64_t c0, int64_t c1) {
-    const struct mix *m = &p->m;
+static void mix_part(const struct gemm_nn_job *p, int64_t m0, int64_t m1, int64_t c0, int64_t c1) {
+    const struct gemm_nn_args *m = &p->m;
     float *y = m->y + m0 * m->ldy + c0;
-    const char *v = (const char *)m->v + c0 * (int64_t)elem_size(p->e);
+    const char *v = (const char *)m->v + c0 * (int64_t)dtype_size(p->e);
     size_t bytes = (size_t)(c1 - c0) * sizeof *y;
     for (int64_t i = 0; !p->add && i < m1 - m0; i++) memset(y + i * m->ldy, 0, bytes);
-    rows_mix(p->e, y, m->ldy, m->t + m0 * m->tm, m->tm, m->tj, m1 - m0, v, m->ldv, m->k, c1 - c0);
+    gemm_nn(p->e, y, m->ldy, m->t + m0 * m->tm, m->tm, m->tj, m1 - m0, v, m->ldv, m->k, c1 - c0);
 }
 
 static void mix_by_rows(void *ctx, int64_t begin, int64_t end, int thread) {
-    const struct mixing *p = ctx;
+    const struct gemm_nn_job *p = ctx;
     (void)thread;
     mix_part(p, begin, end, 0, p->m.n);
 }
 
 static void mix_by_columns(void *ctx, int64_t begin, int64_t end, int thread) {
-    const struct mixing *p = ctx;
+    const struct gemm_nn_job *p = ctx;
     (void)thread;
     mix_part(p, 0, p->m.rows, begin, end);
 }
 
-void mix_pool(enum elem e, float *y, int64_t ldy, const float *t, int64_t tm, int64_t tj,
+void gemm_nn_parallel(enum dtype e, float *y, int64_t ldy, const float *t, int64_t tm, int64_t tj,
               int64_t rows, const void *v, int64_t ldv, int64_t k, int64_t n, bool add,
               struct pool *pool) {
-    struct mixing p = {e, {y, t, v, ldy, tm, tj, rows, ldv, k, n}, add};
-    struct pool *use = pool_for(pool, rows, n, k);
+    struct gemm_nn_job p = {e, {y, t, v, ldy, tm, tj, rows, ldv, k, n}, add};
+    struct pool *use = matrix_pool_for(pool, rows, n, k);
     if (rows > n)
         pool_run(use, mix_by_rows, &p, rows, 48);
     else
@@ -123,7 +123,7 @@ static size_t thread_scratch(int64_t n) {
     return (MAX(tile, turned) + 127) / 64 * 64;
 }
 
-size_t matrix_back_scratch(int64_t max_n, int threads) {
+size_t matrix_mul_backward_scratch(int64_t max_n, int threads) {
     return shared_scratch(max_n) + (size_t)threads * thread_scratch(max_n);
 }
 
@@ -142,9 +142,9 @@ static void back_widened(void *ctx, int64_t begin, int64_t end, int thread) {
         for (int64_t o = 0; o < w->n; o += TILE_OUTPUTS) {
             int64_t n = MIN(w->n - o, TILE_OUTPUTS);
             for (int64_t i = 0; i < n; i++)
-                matrix_row_part(w, o + i, k, k + some, tile + i * TILE_INPUTS);
-            const struct mixing m = {
-                ELEM_F32,
+                matrix_get_row_part(w, o + i, k, k + some, tile + i * TILE_INPUTS);
+            const struct gemm_nn_job m = {
+                DTYPE_F32,
                 {p->dx + k, p->dy + o, tile, p->lddx, p->lddy, 1, p->rows, TILE_INPUTS, n, some},
                 p->add || o > 0};
             mix_part(&m, 0, p->rows, 0, some);
@@ -181,7 +181,7 @@ static void back_minima(void *ctx, int64_t b0, int64_t b1, int thread) {
             for (int64_t o = 0; o < p->w->n; o += TILE_OUTPUTS) {
                 int64_t n = MIN(p->w->n - o, TILE_OUTPUTS);
                 minima_gather(tile, p->w, o, n, b, blocks);
-                rows_mix(ELEM_F32, sum, MIN_BLOCKS, p->dy + m * p->lddy + o, p->lddy, 1, rows, tile,
+                gemm_nn(DTYPE_F32, sum, MIN_BLOCKS, p->dy + m * p->lddy + o, p->lddy, 1, rows, tile,
                          MIN_BLOCKS, n, blocks);
             }
             for (int64_t i = 0; i < rows; i++)
@@ -240,7 +240,7 @@ static void bytes_turn(uint8_t *to, size_t panel, const uint8_t *from, int input
 
 /* The same of 32 outputs in nibbles: a low nibble is of inputs 0 to 15, and in the turned block of
  * outputs 0 to 15. */
-static void nibbles_turn(uint8_t *to, size_t panel, const uint8_t *first, const uint8_t *second) {
+static void nibbles_transpose(uint8_t *to, size_t panel, const uint8_t *first, const uint8_t *second) {
     for (int p = 0; p < 4; p++)
         for (int q = 0; q < 4; q++) {
             int at = (p * PANEL + 4 * q) * 4, out = (q * PANEL + 4 * p) * 4;
@@ -263,7 +263,7 @@ static void panels_turn(const struct turned *t, const struct matrix *w, int64_t 
         int64_t g = o / PANEL + i;
         const uint8_t *from = (const uint8_t *)w->data + g * stride + u * bytes;
         if (nibbles && i % 2 == 0)
-            nibbles_turn(t->panels + i * bytes / 2, panel, from,
+            nibbles_transpose(t->panels + i * bytes / 2, panel, from,
                          g + 1 < end ? from + stride : NULL);
         else if (!nibbles && g < end)
             bytes_turn(t->panels + i * PANEL * PANEL, panel, from, group, w->mins);
@@ -275,7 +275,7 @@ static void panels_turn(const struct turned *t, const struct matrix *w, int64_t 
 
 /* Asks for a unit that is turned next, panels [g, end): its blocks lie pages apart, where no
  * machine looks ahead by itself. */
-static void unit_ahead(const struct matrix *w, int64_t u, int64_t g, int64_t end) {
+static void panels_prefetch(const struct matrix *w, int64_t u, int64_t g, int64_t end) {
     int64_t bytes = layout_bytes(w->layout), stride = w->k / layout_group(w->layout) * bytes,
             scales = layout_scales(w->layout, w->k);
     for (; g < end; g++) {
@@ -286,7 +286,7 @@ static void unit_ahead(const struct matrix *w, int64_t u, int64_t g, int64_t end
 }
 
 /* dY of the slice in 16 bits; outputs that only fill the last block are zeros. */
-static void back_narrow(void *ctx, int64_t begin, int64_t end, int thread) {
+static void grad_quantize_i16(void *ctx, int64_t begin, int64_t end, int thread) {
     (void)thread;
     const struct back *p = ctx;
     const struct kernels *kern = kernels_get();
@@ -316,7 +316,7 @@ static void rows_quantize(const struct turned *t, const struct back *p, int64_t 
 }
 
 /* Units [begin, end) of inputs. */
-static void back_int8(void *ctx, int64_t begin, int64_t end, int thread) {
+static void backward_int8(void *ctx, int64_t begin, int64_t end, int thread) {
     const struct back *p = ctx;
     const struct matrix *w = p->w;
     const struct kernels *kern = kernels_get();
@@ -338,10 +338,10 @@ static void back_int8(void *ctx, int64_t begin, int64_t end, int thread) {
         kern->quantize_row16(t.by, padded, t.q_by, t.d_by);
         panels_turn(&t, w, u, p->slice, padded);
         for (int64_t m = 0; m < p->some; m += BACK_ROWS) {
-            struct inputs in = {.rows = MIN(p->some - m, BACK_ROWS), .k = padded};
+            struct gemm_input in = {.rows = MIN(p->some - m, BACK_ROWS), .k = padded};
             in.q = t.q, in.d = t.d;
             if (u + 1 < end)
-                unit_ahead(w, u + 1, first + panels * m / p->some,
+                panels_prefetch(w, u + 1, first + panels * m / p->some,
                            first + panels * (m + in.rows) / p->some);
             rows_quantize(&t, p, m, in.rows);
             (w->layout < LAYOUT_Q4 ? kern->gemm_q8 : kern->gemm_q4)(
@@ -359,16 +359,16 @@ static void back_int8_all(struct back *p, struct pool *pool) {
             p->n = MIN(p->w->n - p->slice, BACK_SLICE);
             p->some = MIN(p->rows - p->first, TURN_ROWS);
             p->d = (float *)(void *)(p->q + p->some * whole_blocks(p->n));
-            pool_run(pool, back_narrow, p, p->some, 8);
-            pool_run(pool, back_int8, p, p->w->k / layout_group(p->w->layout), 1);
+            pool_run(pool, grad_quantize_i16, p, p->some, 8);
+            pool_run(pool, backward_int8, p, p->w->k / layout_group(p->w->layout), 1);
         }
 }
 
-void matrix_mul_back(float *dx, int64_t lddx, const float *dy, int64_t lddy, int64_t rows,
+void matrix_mul_backward(float *dx, int64_t lddx, const float *dy, int64_t lddy, int64_t rows,
                      const struct matrix *w, bool int8, bool add, void *scratch,
                      struct pool *pool) {
-    if (w->layout == LAYOUT_ROWS) {
-        mix_pool(w->type == TENSOR_BF16 ? ELEM_BF16 : ELEM_F32, dx, lddx, dy, lddy, 1, rows,
+    if (w->layout == LAYOUT_ROW_MAJOR) {
+        gemm_nn_parallel(w->type == TENSOR_BF16 ? DTYPE_BF16 : DTYPE_F32, dx, lddx, dy, lddy, 1, rows,
                  w->data, w->k, w->n, w->k, add, pool);
         return;
     }
@@ -381,8 +381,8 @@ void matrix_mul_back(float *dx, int64_t lddx, const float *dy, int64_t lddy, int
                      .add = add,
                      .scratch = scratch,
                      .each = thread_scratch(w->n)};
-    struct pool *use = pool_for(pool, rows, w->n, w->k);
-    int8 = int8 && matrix_int8(w);
+    struct pool *use = matrix_pool_for(pool, rows, w->n, w->k);
+    int8 = int8 && matrix_needs_int8(w);
     if (int8 && w->mins) pool_run(use, back_minima, &p, w->k / QK, 16);
     if (int8)
         back_int8_all(&p, use);

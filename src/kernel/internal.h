@@ -65,29 +65,29 @@ bool amx_request(void);
 #define EXP_C6 0x1.6a4f4ap-10f
 
 /* What one file block of a quantised type holds: value i = q[i] · scale[i / group] (+ min[i / 32]). */
-struct quants {
+struct quant_block {
     int8_t q[256];
     float scale[16], min[8];
 };
 /* A row of the type table in quant.c. */
-struct type_row {
+struct tensor_type_traits {
     enum tensor_type type;
     const char *name;
     int block, bytes; /* weights in a block and its size; nf4's bytes are without the scales */
     int group;        /* weights under one scale; 0: not quantised by blocks */
-    enum layout layout;
+    enum matrix_layout layout;
     int8_t zero;
     bool mins;
-    void (*read)(const uint8_t *block, struct quants *s);
+    void (*read)(const uint8_t *block, struct quant_block *s);
     void (*write)(const float *x, uint8_t *block);
-    void (*join)(const struct quants *s, uint8_t *block); /* undoes read; NULL: it cannot be undone */
+    void (*join)(const struct quant_block *s, uint8_t *block); /* undoes read; NULL: it cannot be undone */
 };
-const struct type_row *type_find(enum tensor_type t); /* NULL when unknown */
+const struct tensor_type_traits *tensor_type_traits_find(enum tensor_type t); /* NULL when unknown */
 
-/* Inputs [k0, k1) of matrix_row; multiples of 32 where the type has blocks. */
-void matrix_row_part(const struct matrix *m, int64_t i, int64_t k0, int64_t k1, float *out);
+/* Inputs [k0, k1) of matrix_get_row; multiples of 32 where the type has blocks. */
+void matrix_get_row_part(const struct matrix *m, int64_t i, int64_t k0, int64_t k1, float *out);
 /* The pool, or NULL when a product of this size is not worth waking its threads. */
-struct pool *pool_for(struct pool *pool, int64_t rows, int64_t n, int64_t k);
+struct pool *matrix_pool_for(struct pool *pool, int64_t rows, int64_t n, int64_t k);
 
 #define QK 32    /* weights in a block of the q types */
 #define PANEL 16 /* outputs in a panel of a packed matrix */
@@ -98,14 +98,14 @@ struct pool *pool_for(struct pool *pool, int64_t rows, int64_t n, int64_t k);
 #define NF4_OFFSET 128     /* makes every code an unsigned byte */
 
 /* Of the quantised layouts: weights under one scale, and bytes of such a block of a panel. */
-static inline int layout_group(enum layout l) {
+static inline int layout_group(enum matrix_layout l) {
     return l == LAYOUT_Q6 ? 16 : QK;
 }
-static inline int layout_bytes(enum layout l) {
+static inline int layout_bytes(enum matrix_layout l) {
     return l == LAYOUT_Q8 ? QK * PANEL : QK * PANEL / 2;
 }
 /* Scales of a panel before the next panel's. */
-static inline int64_t layout_scales(enum layout l, int64_t k) {
+static inline int64_t layout_scales(enum matrix_layout l, int64_t k) {
     return (l == LAYOUT_NF4 ? (k + NF4_BLOCK - 1) / NF4_BLOCK : k / layout_group(l)) * PANEL;
 }
 
@@ -115,7 +115,7 @@ static inline float round_even(float u) {
 }
 
 /* What levels compile for themselves, element by element; `exp` is the level's. */
-static inline void act_back_with(void (*exp)(float *, const float *, int64_t), float *restrict dx,
+static inline void act_backward_with(void (*exp)(float *, const float *, int64_t), float *restrict dx,
                                  float *restrict dup, const float *restrict dy,
                                  const float *restrict x, const float *restrict up, int64_t n,
                                  bool gelu) {
@@ -131,28 +131,28 @@ static inline void act_back_with(void (*exp)(float *, const float *, int64_t), f
     }
 }
 
-static inline void softmax_back_with(float *restrict dp, const float *restrict p, float mean,
+static inline void softmax_backward_with(float *restrict dp, const float *restrict p, float mean,
                                      float scale, int64_t n) {
     for (int64_t c = 0; c < n; c++) dp[c] = p[c] * (dp[c] - mean) * scale;
 }
 
 /*
- * Large mixes: columns of v in panels as wide as a tile of outputs, MIX_J rows at a time, packed as f32 so that they stay
+ * Large mixes: columns of v in panels as wide as a tile of outputs, GEMM_NN_KC rows at a time, packed as f32 so that they stay
  * in the first-level cache while all rows of t meet them. Between such slabs an output waits in y, so its chain of
- * multiply-adds is kernel.h's. A t whose j are apart in memory is packed as well, MIX_M rows at a time; one in rows is
- * read as it lies, MIX_DIRECT rows for each time that v is packed, and so is one in columns that meets
- * no more than MIX_FEW of v's, too few to pay for it (a head's keys and values).
+ * multiply-adds is kernel.h's. A t whose j are apart in memory is packed as well, GEMM_NN_MC rows at a time; one in rows is
+ * read as it lies, GEMM_NN_MC_DIRECT rows for each time that v is packed, and so is one in columns that meets
+ * no more than GEMM_NN_NARROW of v's, too few to pay for it (a head's keys and values).
  */
-enum { MIX_J = 256, MIX_M = 96, MIX_DIRECT = 384, MIX_FEW = 64 };
+enum { GEMM_NN_KC = 256, GEMM_NN_MC = 96, GEMM_NN_MC_DIRECT = 384, GEMM_NN_NARROW = 64 };
 
-struct mix {
+struct gemm_nn_args {
     float *y;
     const float *t;
     const void *v;
     int64_t ldy, tm, tj, rows, ldv, k, n;
 };
 /* What a level brings. A tile is up to `rows` rows of t against the first n (at most `width`) columns of a panel. */
-struct mix_tiles {
+struct gemm_nn_tiles {
     int rows, width;
     void (*pack)(float *panel, const void *v, int64_t ldv, int64_t k, int64_t n);
     void (*tile)(float *y, int64_t ldy, const float *t, int64_t tm, int64_t tj, const float *panel,
@@ -160,12 +160,12 @@ struct mix_tiles {
 };
 
 /* Where packing pays, as measured on AVX2. */
-static inline bool mix_large(const struct mix *p) {
+static inline bool gemm_nn_is_large(const struct gemm_nn_args *p) {
     return p->rows >= 16 && p->k >= 64 && p->n >= 16;
 }
 
 /* out[g][j][r] = t(g * group + r, j) */
-static inline void mix_pack_t(float *out, const float *t, int64_t tm, int64_t tj, int64_t rows,
+static inline void gemm_nn_pack_a(float *out, const float *t, int64_t tm, int64_t tj, int64_t rows,
                               int64_t k, int64_t group) {
     for (int64_t j = 0; j < k; j++)
         for (int64_t m = 0; m < rows; m += group) {
@@ -176,15 +176,15 @@ static inline void mix_pack_t(float *out, const float *t, int64_t tm, int64_t tj
 }
 
 /* Rows [m, m + rows) over the slab that begins at j. */
-static inline void mix_slab(const struct mix *p, const struct mix_tiles *l, int64_t size, int64_t j,
+static inline void gemm_nn_block(const struct gemm_nn_args *p, const struct gemm_nn_tiles *l, int64_t size, int64_t j,
                             int64_t m, int64_t rows) {
-    _Alignas(64) float panel[MIX_J * 32], packed[MIX_J * MIX_M];
-    int64_t k = MIN(p->k - j, MIX_J), tm = p->tm, tj = p->tj;
+    _Alignas(64) float panel[GEMM_NN_KC * 32], packed[GEMM_NN_KC * GEMM_NN_MC];
+    int64_t k = MIN(p->k - j, GEMM_NN_KC), tm = p->tm, tj = p->tj;
     int64_t groups = (rows + l->rows - 1) / l->rows, group = (rows + groups - 1) / groups;
     const float *t = p->t + m * tm + j * tj;
     int64_t step = group * tm; // from one group of rows to the next
-    if (tj != 1 && (tm != 1 || p->n > MIX_FEW)) {
-        mix_pack_t(packed, t, tm, tj, rows, k, group);
+    if (tj != 1 && (tm != 1 || p->n > GEMM_NN_NARROW)) {
+        gemm_nn_pack_a(packed, t, tm, tj, rows, k, group);
         t = packed, tm = 1, tj = group, step = group * k;
     }
     for (int64_t c = 0; c < p->n; c += l->width) {
@@ -195,23 +195,23 @@ static inline void mix_slab(const struct mix *p, const struct mix_tiles *l, int6
     }
 }
 
-static inline void mix_panels(const struct mix *p, const struct mix_tiles *l, int64_t size) {
-    const int64_t some = p->tj == 1 ? MIX_DIRECT : MIX_M;
-    for (int64_t j = 0; j < p->k; j += MIX_J)
+static inline void gemm_nn_blocked(const struct gemm_nn_args *p, const struct gemm_nn_tiles *l, int64_t size) {
+    const int64_t some = p->tj == 1 ? GEMM_NN_MC_DIRECT : GEMM_NN_MC;
+    for (int64_t j = 0; j < p->k; j += GEMM_NN_KC)
         for (int64_t m = 0; m < p->rows; m += some)
-            mix_slab(p, l, size, j, m, MIN(p->rows - m, some));
+            gemm_nn_block(p, l, size, j, m, MIN(p->rows - m, some));
 }
 
 /* Spreads what is to be read over the steps of a product. More than fits beside its own loads is
  * left alone. */
-static inline void ahead_begin(struct ahead *a, int64_t steps) {
+static inline void prefetch_begin(struct prefetch_list *a, int64_t steps) {
     enum { PACE_MAX = 32 };
     int64_t lines = 0;
     for (int64_t i = 0; a && i < a->n; i++) lines += a->extents[i].bytes / 64 + 1;
     if (a) a->pace = MIN((lines + steps - 1) / MAX(steps, 1), PACE_MAX);
 }
 
-static inline void ahead_step(struct ahead *a) {
+static inline void prefetch_step(struct prefetch_list *a) {
     for (int64_t i = 0; a && i < a->pace && a->n > 0; i++) {
         __builtin_prefetch((const char *)a->extents->at + a->done, 0, 3);
         if ((a->done += 64) < a->extents->bytes) continue;
@@ -232,36 +232,36 @@ static inline const uint16_t *bf16_panel(const struct matrix *w, int64_t panel) 
  * two vectors of them. Fewer rows take more panels, as many chains as the units have steps in
  * flight.
  */
-struct chains {
+struct bf16_gemm {
     float *y;
     int64_t ldy;
-    const struct inputs *in;
+    const struct gemm_input *in;
     const struct matrix *w;
     int64_t n1;
     bool add;
 };
-struct chain_tile {
+struct bf16_gemm_tile {
     int panels;
-    void (*many)(const struct chains *c, int64_t m, int64_t panel); /* from row m and this panel on */
-    void (*one)(const struct chains *c, int64_t m, int64_t panel);
+    void (*many)(const struct bf16_gemm *c, int64_t m, int64_t panel); /* from row m and this panel on */
+    void (*one)(const struct bf16_gemm *c, int64_t m, int64_t panel);
 };
 
 /* tiles[r - 1] takes r rows, `most` of them at a time. */
-static inline void chains_run(const struct chains *c, int64_t n0, const struct chain_tile *tiles,
+static inline void bf16_gemm_run(const struct bf16_gemm *c, int64_t n0, const struct bf16_gemm_tile *tiles,
                               int64_t most) {
     enum { CHAIN_BYTES = 262144 }; /* of weights that all rows meet before the next */
     const int64_t rows = c->in->rows, first = n0 / PANEL, end = (c->n1 + PANEL - 1) / PANEL;
     const int64_t width = MAX(CHAIN_BYTES / (bf16_panel(c->w, 1) - bf16_panel(c->w, 0)) / 2, 1);
     const int64_t step = rows > most ? width : end;
-    ahead_begin(c->in->ahead, (end - first) / tiles[MIN(rows, most) - 1].panels *
+    prefetch_begin(c->in->ahead, (end - first) / tiles[MIN(rows, most) - 1].panels *
                                   ((rows + most - 1) / most));
     for (int64_t p0 = first; p0 < end; p0 += step) {
         for (int64_t m = 0; m < rows; m += most) {
-            const struct chain_tile *t = &tiles[MIN(rows - m, most) - 1];
+            const struct bf16_gemm_tile *t = &tiles[MIN(rows - m, most) - 1];
             const int64_t p1 = MIN(p0 + step, end);
             for (int64_t p = p0; p < p1; p += p + t->panels <= p1 ? t->panels : 1) {
                 (p + t->panels <= p1 ? t->many : t->one)(c, m, p);
-                ahead_step(c->in->ahead);
+                prefetch_step(c->in->ahead);
             }
         }
     }

@@ -126,7 +126,7 @@ const struct kernels *kernels_get(void) {
 }
 
 enum numeric_class kernels_default_class(void) {
-    return kernels_get()->level == CPU_AMX ? CLASS_FAST : CLASS_EXACT;
+    return kernels_get()->level == CPU_AMX ? NUMERIC_FAST : NUMERIC_EXACT;
 }
 
 static uint32_t float_bits(float f) {
@@ -200,8 +200,8 @@ static void block_pack(struct matrix *m, int64_t at, int lane, const int8_t *q) 
 }
 
 /* The block of a file that begins at weight k of output i. */
-static int quants_put(struct matrix *m, int64_t i, int64_t k, const struct type_row *row,
-                      const struct quants *s, struct error *err) {
+static int quants_put(struct matrix *m, int64_t i, int64_t k, const struct tensor_type_traits *row,
+                      const struct quant_block *s, struct error *err) {
     int64_t groups = m->k / row->group, panel = i / PANEL;
     int lane = (int)(i % PANEL);
     float *scales = (float *)(uintptr_t)m->scales, *mins = (float *)(uintptr_t)m->mins;
@@ -245,11 +245,11 @@ static void bf16_put(struct matrix *m, int64_t i, const uint8_t *row) {
 /* One file row of `type`, which is m->type but for the f16 that is widened. */
 static int row_put(struct matrix *m, enum tensor_type type, int64_t i, const uint8_t *src,
                    struct error *err) {
-    const struct type_row *row = type_find(type);
+    const struct tensor_type_traits *row = tensor_type_traits_find(type);
     if (m->layout == LAYOUT_NF4) return nf4_put(m, i, src, err);
     if (m->layout == LAYOUT_BF16) {
         bf16_put(m, i, src);
-    } else if (m->layout == LAYOUT_ROWS) {
+    } else if (m->layout == LAYOUT_ROW_MAJOR) {
         uint8_t *rows = (uint8_t *)(uintptr_t)m->data;
         size_t bytes = tensor_row_bytes(m->type, m->k);
         if (type == m->type)
@@ -257,7 +257,7 @@ static int row_put(struct matrix *m, enum tensor_type type, int64_t i, const uin
         else
             tensor_to_f32(type, src, (float *)(void *)(rows + (size_t)i * bytes), m->k);
     } else {
-        struct quants s;
+        struct quant_block s;
         for (int64_t k = 0; k < m->k; k += row->block, src += row->bytes) {
             row->read(src, &s);
             int rc = quants_put(m, i, k, row, &s, err);
@@ -267,14 +267,14 @@ static int row_put(struct matrix *m, enum tensor_type type, int64_t i, const uin
     return OK;
 }
 
-int matrix_put(struct matrix *m, int64_t i, const void *row, struct error *err) {
+int matrix_set_row(struct matrix *m, int64_t i, const void *row, struct error *err) {
     CHECK(i >= 0 && i < m->n);
     return row_put(m, m->file_type, i, row, err);
 }
 
 /* What cannot be a matrix, before anything is computed from its sizes. */
 static int shape_check(enum tensor_type type, int64_t n, int64_t k, struct error *err) {
-    const struct type_row *row = type_find(type);
+    const struct tensor_type_traits *row = tensor_type_traits_find(type);
     if (!row) return error_set(err, ERR_FORMAT, "tensor type %d is not supported", (int)type);
     if (n < 1 || k < 1 || n > INT32_MAX || k > INT32_MAX)
         return error_set(err, ERR_FORMAT, "a matrix of %lld x %lld is not possible", (long long)n,
@@ -287,22 +287,22 @@ static int shape_check(enum tensor_type type, int64_t n, int64_t k, struct error
 
 static void matrix_shape(struct matrix *m, enum tensor_type type, int64_t n, int64_t k,
                          enum numeric_class cls) {
-    const struct type_row *row = type_find(type);
-    bool fast = type == TENSOR_BF16 && cls == CLASS_FAST;
+    const struct tensor_type_traits *row = tensor_type_traits_find(type);
+    bool fast = type == TENSOR_BF16 && cls == NUMERIC_FAST;
     *m = (struct matrix){.type = type == TENSOR_F16 ? TENSOR_F32 : type,
                          .file_type = type,
                          .layout = fast ? LAYOUT_BF16 : row->layout,
                          .zero = row->zero,
                          .n = n,
                          .k = k};
-    m->packed = m->layout != LAYOUT_ROWS;
+    m->packed = m->layout != LAYOUT_ROW_MAJOR;
 }
 
 /* Bytes of rows or panels, without scales. */
 static size_t data_bytes(const struct matrix *m) {
     size_t rows = (size_t)panel_count(m->n) * PANEL, k = (size_t)m->k;
     switch (m->layout) {
-    case LAYOUT_ROWS:
+    case LAYOUT_ROW_MAJOR:
         return (size_t)m->n * tensor_row_bytes(m->type, m->k);
     case LAYOUT_BF16:
         return rows * ((k + 31) / 32 * 32) * 2;
@@ -320,13 +320,13 @@ static size_t scale_count(const struct matrix *m) {
 
 static int matrix_room(struct matrix *m, struct arena *arena, struct error *err) {
     size_t n = scale_count(m), rows = (size_t)(panel_count(m->n) * PANEL);
-    bool nf4 = m->layout == LAYOUT_NF4, mins = type_find(m->type)->mins;
-    m->data = arena_try(arena, data_bytes(m), err);
-    if (m->data && nf4) m->scale_bytes = arena_try(arena, n, err);
-    if (m->scale_bytes) m->row_scales = arena_try(arena, sizeof(float) * rows, err);
-    if (m->data && n && !nf4) m->scales = arena_try(arena, n * sizeof(float), err);
+    bool nf4 = m->layout == LAYOUT_NF4, mins = tensor_type_traits_find(m->type)->mins;
+    m->data = arena_try_alloc(arena, data_bytes(m), err);
+    if (m->data && nf4) m->scale_bytes = arena_try_alloc(arena, n, err);
+    if (m->scale_bytes) m->row_scales = arena_try_alloc(arena, sizeof(float) * rows, err);
+    if (m->data && n && !nf4) m->scales = arena_try_alloc(arena, n * sizeof(float), err);
     if (m->data && mins)
-        m->mins = arena_try(arena, (size_t)m->n * (size_t)(m->k / QK) * sizeof(float), err);
+        m->mins = arena_try_alloc(arena, (size_t)m->n * (size_t)(m->k / QK) * sizeof(float), err);
     bool all = m->data && (!nf4 || m->row_scales) && (!n || nf4 || m->scales) && (!mins || m->mins);
     return all ? OK : err->code;
 }
@@ -346,7 +346,7 @@ static int file_keep(struct matrix *m, const void *rows, const int32_t *order, s
     size_t size = (size_t)m->n * sizeof *order;
     m->file_rows = rows;
     if (!order) return OK;
-    int32_t *copy = arena_try(arena, size, err);
+    int32_t *copy = arena_try_alloc(arena, size, err);
     if (!copy) return err->code;
     m->file_order = memcpy(copy, order, size);
     return OK;
@@ -403,7 +403,7 @@ static void packed_row_q(const struct matrix *m, int64_t i, int64_t k0, int64_t 
     }
 }
 
-void matrix_row_part(const struct matrix *m, int64_t i, int64_t k0, int64_t k1, float *out) {
+void matrix_get_row_part(const struct matrix *m, int64_t i, int64_t k0, int64_t k1, float *out) {
     if (!m->packed) {
         size_t bytes = tensor_row_bytes(m->type, m->k), skip = tensor_row_bytes(m->type, k0);
         tensor_to_f32(m->type, (const uint8_t *)m->data + (size_t)i * bytes + skip, out, k1 - k0);
@@ -417,9 +417,9 @@ void matrix_row_part(const struct matrix *m, int64_t i, int64_t k0, int64_t k1, 
     }
 }
 
-void matrix_row(const struct matrix *m, int64_t i, float *out) {
+void matrix_get_row(const struct matrix *m, int64_t i, float *out) {
     CHECK(i >= 0 && i < m->n);
-    matrix_row_part(m, i, 0, m->k, out);
+    matrix_get_row_part(m, i, 0, m->k, out);
 }
 
 static void nf4_row_file(const struct matrix *m, int64_t i, uint8_t *out) {
@@ -433,8 +433,8 @@ static void nf4_row_file(const struct matrix *m, int64_t i, uint8_t *out) {
     }
 }
 
-bool matrix_row_file(const struct matrix *m, int64_t i, void *out) {
-    const struct type_row *row = type_find(m->type);
+bool matrix_encode_row(const struct matrix *m, int64_t i, void *out) {
+    const struct tensor_type_traits *row = tensor_type_traits_find(m->type);
     size_t bytes = tensor_row_bytes(m->type, m->k);
     uint8_t *to = out;
     CHECK(i >= 0 && i < m->n);
@@ -446,7 +446,7 @@ bool matrix_row_file(const struct matrix *m, int64_t i, void *out) {
         return false;
     else
         for (int64_t k = 0; k < m->k; k += QK, to += row->bytes) {
-            struct quants s = {.scale[0] = scale_at(m, i, k)};
+            struct quant_block s = {.scale[0] = scale_at(m, i, k)};
             if (m->mins) s.min[0] = m->mins[i * (m->k / QK) + k / QK];
             block_unpack(m, i, k / QK, s.q);
             row->join(&s, to);
@@ -454,16 +454,16 @@ bool matrix_row_file(const struct matrix *m, int64_t i, void *out) {
     return true;
 }
 
-bool matrix_int8(const struct matrix *m) {
+bool matrix_needs_int8(const struct matrix *m) {
     return m->layout >= LAYOUT_Q8;
 }
 
-bool matrix_bf16(const struct matrix *m) {
+bool matrix_needs_bf16(const struct matrix *m) {
     return m->layout == LAYOUT_BF16 && kernels_get()->level == CPU_AMX;
 }
 
 size_t matrix_bytes(const struct matrix *m) {
-    bool nf4 = m->layout == LAYOUT_NF4, mins = type_find(m->type)->mins;
+    bool nf4 = m->layout == LAYOUT_NF4, mins = tensor_type_traits_find(m->type)->mins;
     size_t scale = nf4 ? 1 : sizeof(float);
     size_t rows = nf4 ? (size_t)panel_count(m->n) * PANEL * sizeof(float) : 0,
            least = mins ? (size_t)m->n * (size_t)(m->k / QK) * sizeof(float) : 0;
@@ -493,15 +493,15 @@ static void inputs_layout(int64_t rows, int64_t k, size_t at[INPUTS_PARTS + 1]) 
     at[5] = at[4] + align_64(r * kp * sizeof(uint16_t));
 }
 
-size_t elem_size(enum elem e) {
-    return e == ELEM_F32 ? 4 : e == ELEM_I8 ? 1 : 2;
+size_t dtype_size(enum dtype e) {
+    return e == DTYPE_F32 ? 4 : e == DTYPE_I8 ? 1 : 2;
 }
 
-int elem_parse(const char *name, enum elem *out, struct error *err) {
-    static const char *const names[N_ELEM] = {"f32", "bf16", "f16", "i8"};
-    for (int e = 0; e < N_ELEM; e++)
+int dtype_parse(const char *name, enum dtype *out, struct error *err) {
+    static const char *const names[N_DTYPE] = {"f32", "bf16", "f16", "i8"};
+    for (int e = 0; e < N_DTYPE; e++)
         if (strcmp(name, names[e]) == 0) {
-            *out = (enum elem)e;
+            *out = (enum dtype)e;
             return OK;
         }
     return error_set(err, ERR_USAGE, "no element '%s'; there are f32, bf16, f16 and i8", name);
@@ -522,30 +522,30 @@ void i8_from_f32(const float *src, float d, int8_t *dst, int64_t n) {
     }
 }
 
-float elem_from_f32(enum elem e, const float *src, void *dst, int64_t n) {
-    if (e == ELEM_F32) memcpy(dst, src, (size_t)n * sizeof *src);
-    if (e == ELEM_BF16)
+float dtype_from_f32(enum dtype e, const float *src, void *dst, int64_t n) {
+    if (e == DTYPE_F32) memcpy(dst, src, (size_t)n * sizeof *src);
+    if (e == DTYPE_BF16)
         for (int64_t i = 0; i < n; i++) ((uint16_t *)dst)[i] = f32_to_bf16(src[i]);
-    if (e == ELEM_F16)
+    if (e == DTYPE_F16)
         for (int64_t i = 0; i < n; i++) ((uint16_t *)dst)[i] = f32_to_f16(src[i]);
-    if (e != ELEM_I8) return 1.0f;
+    if (e != DTYPE_I8) return 1.0f;
     float d = MIN(row_amax(src, n), FLT_MAX) / 127.0f;
     if (d < FLT_MIN) d = 0.0f;
     i8_from_f32(src, d, dst, n);
     return d;
 }
 
-void rows_dots(enum elem e, float *y, int64_t ldy, const float *x, int64_t ldx, int64_t rows,
+void gemm_nt(enum dtype e, float *y, int64_t ldy, const float *x, int64_t ldx, int64_t rows,
                const void *w, int64_t ldw, int64_t k, int64_t n0, int64_t n1, bool add) {
     const struct kernels *kern = kernels_get();
     switch (e) {
-    case ELEM_F32:
+    case DTYPE_F32:
         kern->gemm_f32(y, ldy, x, ldx, rows, w, ldw, k, n0, n1, add);
         return;
-    case ELEM_BF16:
+    case DTYPE_BF16:
         kern->gemm_bf16(y, ldy, x, ldx, rows, w, ldw, k, n0, n1, add);
         return;
-    case ELEM_F16:
+    case DTYPE_F16:
         kern->gemm_f16(y, ldy, x, ldx, rows, w, ldw, k, n0, n1, add);
         return;
     default:
@@ -553,17 +553,17 @@ void rows_dots(enum elem e, float *y, int64_t ldy, const float *x, int64_t ldx, 
     }
 }
 
-void rows_mix(enum elem e, float *y, int64_t ldy, const float *t, int64_t tm, int64_t tj,
+void gemm_nn(enum dtype e, float *y, int64_t ldy, const float *t, int64_t tm, int64_t tj,
               int64_t rows, const void *v, int64_t ldv, int64_t k, int64_t n) {
     const struct kernels *kern = kernels_get();
     switch (e) {
-    case ELEM_F32:
+    case DTYPE_F32:
         kern->mix_f32(y, ldy, t, tm, tj, rows, v, ldv, k, n);
         return;
-    case ELEM_BF16:
+    case DTYPE_BF16:
         kern->mix_bf16(y, ldy, t, tm, tj, rows, v, ldv, k, n);
         return;
-    case ELEM_F16:
+    case DTYPE_F16:
         kern->mix_f16(y, ldy, t, tm, tj, rows, v, ldv, k, n);
         return;
     default:
@@ -586,7 +586,7 @@ static float row_i16(const float *t, int64_t n, int16_t *out) {
     return fine ? s + nan : nan;
 }
 
-void pairs_mix(float *y, int64_t ldy, const float *t, int64_t ldt, int64_t rows, const int8_t *v,
+void gemm_nn_i8_pairs(float *y, int64_t ldy, const float *t, int64_t ldt, int64_t rows, const int8_t *v,
                int64_t ldv, int64_t n, int64_t width) {
     enum { ROWS = 16, RANKS = 64 };
     int16_t q[ROWS][RANKS];
@@ -599,7 +599,7 @@ void pairs_mix(float *y, int64_t ldy, const float *t, int64_t ldt, int64_t rows,
     }
 }
 
-size_t inputs_scratch(int64_t max_rows, int64_t max_k) {
+size_t gemm_input_scratch(int64_t max_rows, int64_t max_k) {
     size_t at[INPUTS_PARTS + 1];
     inputs_layout(max_rows, max_k, at);
     return at[INPUTS_PARTS] + 64;
@@ -616,7 +616,7 @@ static void sums_make(int32_t *total, float *sum, const int8_t *q, const float *
 }
 
 static void inputs_range(void *ctx, int64_t begin, int64_t end, int thread) {
-    const struct inputs *in = ctx;
+    const struct gemm_input *in = ctx;
     const struct kernels *kern = kernels_get();
     int64_t kp = (in->k + 31) / 32 * 32;
     (void)thread;
@@ -634,9 +634,9 @@ static void inputs_range(void *ctx, int64_t begin, int64_t end, int thread) {
     }
 }
 
-void inputs_prepare(struct inputs *in, const float *x, int64_t ldx, int64_t rows, int64_t k,
+void gemm_input_prepare(struct gemm_input *in, const float *x, int64_t ldx, int64_t rows, int64_t k,
                     bool int8, bool bf16, void *scratch, struct pool *pool) {
-    *in = (struct inputs){.rows = rows, .k = k, .ldx = ldx, .x = x};
+    *in = (struct gemm_input){.rows = rows, .k = k, .ldx = ldx, .x = x};
     if (!int8 && !bf16) return;
     CHECK(!int8 || k % QK == 0);
     size_t at[INPUTS_PARTS + 1];
@@ -652,20 +652,20 @@ void inputs_prepare(struct inputs *in, const float *x, int64_t ldx, int64_t rows
     pool_run(rows * k < 8192 ? NULL : pool, inputs_range, in, rows, 1);
 }
 
-struct inputs inputs_for(const struct matrix *w, int n, const float *x, int64_t rows, void *scratch,
+struct gemm_input gemm_input_for(const struct matrix *w, int n, const float *x, int64_t rows, void *scratch,
                          struct pool *pool) {
-    struct inputs in;
+    struct gemm_input in;
     bool int8 = false, bf16 = false;
     for (int i = 0; i < n; i++) {
-        int8 |= matrix_int8(&w[i]);
-        bf16 |= matrix_bf16(&w[i]);
+        int8 |= matrix_needs_int8(&w[i]);
+        bf16 |= matrix_needs_bf16(&w[i]);
     }
-    inputs_prepare(&in, x, w->k, rows, w->k, int8, bf16, scratch, pool);
+    gemm_input_prepare(&in, x, w->k, rows, w->k, int8, bf16, scratch, pool);
     return in;
 }
 
-struct inputs inputs_rows(const struct inputs *in, int64_t begin, int64_t end) {
-    struct inputs part = *in;
+struct gemm_input gemm_input_rows(const struct gemm_input *in, int64_t begin, int64_t end) {
+    struct gemm_input part = *in;
     part.rows = end - begin;
     part.x += begin * part.ldx;
     if (part.q) part.q += begin * part.k;
@@ -678,7 +678,7 @@ struct inputs inputs_rows(const struct inputs *in, int64_t begin, int64_t end) {
 
 #define SERIAL_OPS 65536 /* multiply-adds below which waking threads costs more than it saves */
 
-struct pool *pool_for(struct pool *pool, int64_t rows, int64_t n, int64_t k) {
+struct pool *matrix_pool_for(struct pool *pool, int64_t rows, int64_t n, int64_t k) {
     return rows * n < SERIAL_OPS / MAX(k, 1) ? NULL : pool;
 }
 
@@ -686,19 +686,19 @@ struct product {
     const struct kernels *kern;
     float *y;
     int64_t ldy, n;
-    const struct inputs *in;
+    const struct gemm_input *in;
     const struct matrix *w;
     const float *x, *rows_w; /* plain f32 products */
     int64_t ldx, ldw, rows, k;
     bool add;
 };
 
-void matrix_mul_range(float *y, int64_t ldy, const struct inputs *in, const struct matrix *w,
+void matrix_mul_range(float *y, int64_t ldy, const struct gemm_input *in, const struct matrix *w,
                       int64_t n0, int64_t n1, bool add) {
     const struct kernels *k = kernels_get();
     if (w->layout == LAYOUT_Q8 || w->layout == LAYOUT_Q6)
         k->gemm_q8(y, ldy, in, w, n0, n1, add);
-    else if (matrix_int8(w))
+    else if (matrix_needs_int8(w))
         k->gemm_q4(y, ldy, in, w, n0, n1, add);
     else if (w->layout == LAYOUT_BF16)
         k->gemm_bf16_fast(y, ldy, in, w, n0, n1, add);
@@ -719,18 +719,18 @@ static void matrix_by_outputs(void *ctx, int64_t begin, int64_t end, int thread)
 
 static void matrix_by_rows(void *ctx, int64_t begin, int64_t end, int thread) {
     const struct product *p = ctx;
-    struct inputs part = inputs_rows(p->in, begin, end);
+    struct gemm_input part = gemm_input_rows(p->in, begin, end);
     (void)thread;
     matrix_mul_range(p->y + begin * p->ldy, p->ldy, &part, p->w, 0, p->n, p->add);
 }
 
-void matrix_mul(float *y, int64_t ldy, const struct inputs *in, const struct matrix *w, bool add,
+void matrix_mul(float *y, int64_t ldy, const struct gemm_input *in, const struct matrix *w, bool add,
                 struct pool *pool) {
     struct product p = {
         .kern = kernels_get(), .y = y, .ldy = ldy, .n = w->n, .in = in, .w = w, .add = add};
-    CHECK(in->k == w->k && (!matrix_int8(w) || (in->q && in->d)) && (!w->mins || in->sum) &&
-          (!matrix_bf16(w) || in->bf16));
-    struct pool *use = pool_for(pool, in->rows, w->n, w->k);
+    CHECK(in->k == w->k && (!matrix_needs_int8(w) || (in->q && in->d)) && (!w->mins || in->sum) &&
+          (!matrix_needs_bf16(w) || in->bf16));
+    struct pool *use = matrix_pool_for(pool, in->rows, w->n, w->k);
     // Few outputs under many rows (a LoRA's A) leave threads idle unless the rows are what is
     // shared out.
     if (panel_count(w->n) < 4 * pool_size(use) && in->rows > w->n)
@@ -766,7 +766,7 @@ void gemm(float *y, int64_t ldy, const float *x, int64_t ldx, int64_t rows, cons
                         .ldw = ldw,
                         .k = k,
                         .add = add};
-    struct pool *use = pool_for(pool, rows, n, k);
+    struct pool *use = matrix_pool_for(pool, rows, n, k);
     if (rows >= n)
         pool_run(use, gemm_by_rows, &p, rows, 8);
     else
@@ -790,5 +790,5 @@ void transpose(float *dst, int64_t ld_dst, const float *src, int64_t ld_src, int
                int64_t cols, struct pool *pool) {
     struct transposition t = {
         .dst = dst, .src = src, .ld_dst = ld_dst, .ld_src = ld_src, .rows = rows};
-    pool_run(pool_for(pool, rows, cols, 1), transpose_range, &t, cols, 16);
+    pool_run(matrix_pool_for(pool, rows, cols, 1), transpose_range, &t, cols, 16);
 }

@@ -24,7 +24,7 @@
 #include "base/base.h"
 
 enum cpu_level { CPU_SCALAR, CPU_AVX2, CPU_AVX512, CPU_AMX, CPU_LEVELS };
-enum numeric_class { CLASS_EXACT, CLASS_FAST };
+enum numeric_class { NUMERIC_EXACT, NUMERIC_FAST };
 
 /* Weight types, with GGUF's own numbers. NF4 is Shoal's (see NF4 below): its number spells "SNF4" in a file, so that other
  * programs refuse it. */
@@ -47,11 +47,11 @@ const char *tensor_type_name(enum tensor_type t);        /* "q8_0" */
 int tensor_type_parse(const char *name, enum tensor_type *out); /* OK or ERR_USAGE */
 const char *tensor_type_list(void);                      /* "f32, f16, …" for messages and help */
 int tensor_type_block(enum tensor_type t);               /* k must be a multiple of it: 1, 32 or 256 */
-bool tensor_type_quantised(enum tensor_type t);          /* meets int8 activations */
+bool tensor_type_is_quantized(enum tensor_type t);          /* meets int8 activations */
 size_t tensor_row_bytes(enum tensor_type t, int64_t k);
 /* The type that rows of k are written in when t is asked for: t where its blocks divide k, else what llama.cpp falls back
  * to (q4_k q5_0, q5_k q5_1, q6_k q8_0), and f16 where 32 does not divide k either. */
-enum tensor_type tensor_type_fit(enum tensor_type t, int64_t k);
+enum tensor_type tensor_type_fallback(enum tensor_type t, int64_t k);
 
 /*
  * Blocks in a file, little-endian, scales in f16 (`d`, and for minima `m` or `dmin`):
@@ -82,8 +82,8 @@ void tensor_to_f32(enum tensor_type t, const void *src, float *dst, int64_t n);
 void tensor_from_f32(enum tensor_type t, const float *src, void *dst, int64_t n);
 
 /* How a matrix lies in memory. */
-enum layout {
-    LAYOUT_ROWS, /* as in a file: f32, bf16 */
+enum matrix_layout {
+    LAYOUT_ROW_MAJOR, /* as in a file: f32, bf16 */
     LAYOUT_BF16, /* panels for the fast class */
     LAYOUT_Q8,   /* int8 panels, a scale for 32 weights */
     LAYOUT_Q6,   /* int8 panels, a scale for 16 */
@@ -105,8 +105,8 @@ enum layout {
  */
 struct matrix {
     enum tensor_type type, file_type; /* file_type differs where f16 was widened to f32 */
-    enum layout layout;
-    bool packed; /* layout is not LAYOUT_ROWS */
+    enum matrix_layout layout;
+    bool packed; /* layout is not LAYOUT_ROW_MAJOR */
     int8_t zero; /* LAYOUT_Q4 */
     int64_t n, k;
     const void *data;    /* rows or panels; aligned to 64 when packed */
@@ -125,26 +125,26 @@ int matrix_init(struct matrix *m, enum tensor_type type, int64_t n, int64_t k, c
 /* The same without rows: room for them in `arena`, then each of the n rows once, as `type` lies in a file. */
 int matrix_alloc(struct matrix *m, enum tensor_type type, int64_t n, int64_t k, enum numeric_class cls,
                  struct arena *arena, struct error *err);
-int matrix_put(struct matrix *m, int64_t i, const void *row, struct error *err);
+int matrix_set_row(struct matrix *m, int64_t i, const void *row, struct error *err);
 /* Row i as its type lies in a file, to the byte; false when that is no longer known (f16, and q4_k, q5_k, q6_k made by
- * matrix_put): then matrix_row and tensor_from_f32 come near. */
-bool matrix_row_file(const struct matrix *m, int64_t i, void *out);
-bool matrix_int8(const struct matrix *m); /* its products read inputs.q, .d and .sum */
-bool matrix_bf16(const struct matrix *m); /* its products read inputs.bf16: the fast class, with AMX */
+ * matrix_set_row): then matrix_get_row and tensor_from_f32 come near. */
+bool matrix_encode_row(const struct matrix *m, int64_t i, void *out);
+bool matrix_needs_int8(const struct matrix *m); /* its products read inputs.q, .d and .sum */
+bool matrix_needs_bf16(const struct matrix *m); /* its products read inputs.bf16: the fast class, with AMX */
 /* Row i as f32 (embedding look-up, tests, training copies). */
-void matrix_row(const struct matrix *m, int64_t i, float *out);
+void matrix_get_row(const struct matrix *m, int64_t i, float *out);
 size_t matrix_bytes(const struct matrix *m);
 /* What matrix_init will take for rows of this type: all of it, even where rows can stay in a file. */
 size_t matrix_bytes_of(enum tensor_type type, int64_t n, int64_t k, enum numeric_class cls);
 
 /* Memory that will be read soon. A packed product whose inputs carry such a list asks for it, a few lines after every few
  * rows and panels: memory works while the product computes. */
-struct extent {
+struct prefetch_range {
     const void *at;
     int64_t bytes;
 };
-struct ahead {
-    const struct extent *extents;
+struct prefetch_list {
+    const struct prefetch_range *extents;
     int64_t n, done, pace; /* extents left, bytes of the first that were asked for, lines a step */
 };
 
@@ -152,7 +152,7 @@ struct ahead {
  * The inputs of a product, prepared once for all matrices that read them: f32 rows, and (where some matrix needs it) the
  * rows in int8 blocks of 32 (d = amax / 127, q = round-half-even(x * (1/d))) or in bf16.
  */
-struct inputs {
+struct gemm_input {
     int64_t rows, k, ldx;
     const float *x;   /* [rows][ldx] */
     int8_t *q;        /* [rows][K] */
@@ -160,7 +160,7 @@ struct inputs {
     float *sum;       /* [rows][K/32]: d · Σ q of the block */
     int32_t *total;   /* [rows][K/32]: Σ q; or NULL: products make it themselves */
     uint16_t *bf16;   /* [rows][K rounded up to 32], zero padded */
-    struct ahead *ahead; /* or NULL; one thread's */
+    struct prefetch_list *ahead; /* or NULL; one thread's */
 };
 
 struct kernels {
@@ -190,7 +190,7 @@ struct kernels {
                    int64_t ldv, int64_t k, int64_t n);
     /* Both int8, for adapters over a quantised base: y[m][n] = Σ_k (d q)[m][k] w[n][k]. Lane l of 8 gathers bytes 4l to
      * 4l+3 of block b as an exact integer p: lane = fma((float)p, d_b, lane), b = 0, 1, …; then l and l+4, l+2, l+1. */
-    void (*dots_i8)(float *y, int64_t ldy, const struct inputs *in, const int8_t *w, int64_t ldw, int64_t n0,
+    void (*dots_i8)(float *y, int64_t ldy, const struct gemm_input *in, const int8_t *w, int64_t ldw, int64_t n0,
                     int64_t n1);
     /* y[m][c] = fma((float)Σ_j t[m][2j] v[j][c][0] + t[m][2j+1] v[j][c][1], s[m], y[m][c]), j in [0, pairs), c in [0, n); at
      * most 512 pairs, so that the integer is exact. ldv counts pairs of bytes. */
@@ -198,14 +198,14 @@ struct kernels {
                       const int8_t *v, int64_t ldv, int64_t pairs, int64_t n);
     /* Packed kinds: n0 and n1 are multiples of 16 (or n1 == n). */
     /* int8 panels and nibble panels; minima are the caller's to add (matrix_mul does). */
-    void (*gemm_q8)(float *y, int64_t ldy, const struct inputs *in, const struct matrix *w, int64_t n0, int64_t n1,
+    void (*gemm_q8)(float *y, int64_t ldy, const struct gemm_input *in, const struct matrix *w, int64_t n0, int64_t n1,
                     bool add);
-    void (*gemm_q4)(float *y, int64_t ldy, const struct inputs *in, const struct matrix *w, int64_t n0, int64_t n1,
+    void (*gemm_q4)(float *y, int64_t ldy, const struct gemm_input *in, const struct matrix *w, int64_t n0, int64_t n1,
                     bool add);
-    void (*gemm_bf16_fast)(float *y, int64_t ldy, const struct inputs *in, const struct matrix *w, int64_t n0,
+    void (*gemm_bf16_fast)(float *y, int64_t ldy, const struct gemm_input *in, const struct matrix *w, int64_t n0,
                            int64_t n1, bool add);
 
-    void (*quantize_row)(const float *x, int64_t k, int8_t *q, float *d); /* see struct inputs */
+    void (*quantize_row)(const float *x, int64_t k, int8_t *q, float *d); /* see struct gemm_input */
     /* The same to 16 bits: d = amax / QUANTIZED16_MAX. */
     void (*quantize_row16)(const float *x, int64_t k, int16_t *q, float *d);
     /* q = h(h(x, by), 128) with h(a, b) = (a b + 2^14) >> 15: products of such numbers over 2^23, in -127..127. */
@@ -249,37 +249,37 @@ const char *cpu_level_name(enum cpu_level level);
 bool cpu_has(enum cpu_level level);
 
 /* What rows of small numbers are stored as where no blocks are wanted: KV pages, adapters. */
-enum elem { ELEM_F32, ELEM_BF16, ELEM_F16, ELEM_I8, N_ELEM };
-size_t elem_size(enum elem e);
-int elem_parse(const char *name, enum elem *out, struct error *err); /* "f32", "bf16", "f16", "i8" */
+enum dtype { DTYPE_F32, DTYPE_BF16, DTYPE_F16, DTYPE_I8, N_DTYPE };
+size_t dtype_size(enum dtype e);
+int dtype_parse(const char *name, enum dtype *out, struct error *err); /* "f32", "bf16", "f16", "i8" */
 /* n values; i8 is value / d rounded half to even, with d = amax / 127 returned (0 for a row of zeros); else returns 1. */
-float elem_from_f32(enum elem e, const float *src, void *dst, int64_t n);
+float dtype_from_f32(enum dtype e, const float *src, void *dst, int64_t n);
 /* n values over d, rounded half to even, clamped to -127..127; NaN, and all when d is 0, become 0. */
 void i8_from_f32(const float *src, float d, int8_t *dst, int64_t n);
 float row_amax(const float *x, int64_t n); /* the largest |x|; NaN is ignored */
 /* The gemm_* and mix_* slots by element. */
-void rows_dots(enum elem e, float *y, int64_t ldy, const float *x, int64_t ldx, int64_t rows, const void *w,
+void gemm_nt(enum dtype e, float *y, int64_t ldy, const float *x, int64_t ldx, int64_t rows, const void *w,
                int64_t ldw, int64_t k, int64_t n0, int64_t n1, bool add);
-void rows_mix(enum elem e, float *y, int64_t ldy, const float *t, int64_t tm, int64_t tj, int64_t rows, const void *v,
+void gemm_nn(enum dtype e, float *y, int64_t ldy, const float *t, int64_t tm, int64_t tj, int64_t rows, const void *v,
               int64_t ldv, int64_t k, int64_t n);
 /* y += Σ_r t_r v_r of int8 rows that lie in pairs, [n / 2][ldv][2]: t is rounded to 16 bits under its row's largest, so
  * that the sum is an integer one. n is even, at most 64. */
-void pairs_mix(float *y, int64_t ldy, const float *t, int64_t ldt, int64_t rows, const int8_t *v, int64_t ldv,
+void gemm_nn_i8_pairs(float *y, int64_t ldy, const float *t, int64_t ldt, int64_t rows, const int8_t *v, int64_t ldv,
                int64_t n, int64_t width);
 
 /* products over a pool */
 
 /* Rows of x, with the int8 blocks and the bf16 rows that are asked for; scratch comes from the caller. */
-size_t inputs_scratch(int64_t max_rows, int64_t max_k);
-void inputs_prepare(struct inputs *in, const float *x, int64_t ldx, int64_t rows, int64_t k, bool int8, bool bf16,
+size_t gemm_input_scratch(int64_t max_rows, int64_t max_k);
+void gemm_input_prepare(struct gemm_input *in, const float *x, int64_t ldx, int64_t rows, int64_t k, bool int8, bool bf16,
                     void *scratch, struct pool *pool);
 /* The same for rows that lie end to end, as all of the n matrices want them. */
-struct inputs inputs_for(const struct matrix *w, int n, const float *x, int64_t rows, void *scratch, struct pool *pool);
-struct inputs inputs_rows(const struct inputs *in, int64_t begin, int64_t end); /* a view of some rows */
+struct gemm_input gemm_input_for(const struct matrix *w, int n, const float *x, int64_t rows, void *scratch, struct pool *pool);
+struct gemm_input gemm_input_rows(const struct gemm_input *in, int64_t begin, int64_t end); /* a view of some rows */
 /* y[rows][ldy] (+)= x wᵀ, over the pool, static ranges of outputs. `in` must hold what w->type/packed needs. */
-void matrix_mul(float *y, int64_t ldy, const struct inputs *in, const struct matrix *w, bool add, struct pool *pool);
+void matrix_mul(float *y, int64_t ldy, const struct gemm_input *in, const struct matrix *w, bool add, struct pool *pool);
 /* Outputs [n0, n1) of the same, in the calling thread; n0 is a multiple of 16. */
-void matrix_mul_range(float *y, int64_t ldy, const struct inputs *in, const struct matrix *w, int64_t n0, int64_t n1,
+void matrix_mul_range(float *y, int64_t ldy, const struct gemm_input *in, const struct matrix *w, int64_t n0, int64_t n1,
                       bool add);
 /* Plain f32: y[m][n] (+)= Σ_k x[m][k] w[n][k]. */
 void gemm(float *y, int64_t ldy, const float *x, int64_t ldx, int64_t rows, const float *w, int64_t ldw, int64_t k,
@@ -287,22 +287,22 @@ void gemm(float *y, int64_t ldy, const float *x, int64_t ldx, int64_t rows, cons
 void transpose(float *dst, int64_t ld_dst, const float *src, int64_t ld_src, int64_t rows, int64_t cols,
                struct pool *pool); /* dst[c][r] = src[r][c] */
 /* The mix_* slots over the pool: y[m][c] (+)= Σ_j t(m, j) v[j][c], one chain of fused multiply-adds in the order of j from
- * what y holds, without add from +0. dW = dYᵀ X is mix_pool(…, dW, K, dY, 1, lddy, N, X, ldx, rows, K, …). */
-void mix_pool(enum elem e, float *y, int64_t ldy, const float *t, int64_t tm, int64_t tj, int64_t rows, const void *v,
+ * what y holds, without add from +0. dW = dYᵀ X is gemm_nn_parallel(…, dW, K, dY, 1, lddy, N, X, ldx, rows, K, …). */
+void gemm_nn_parallel(enum dtype e, float *y, int64_t ldy, const float *t, int64_t tm, int64_t tj, int64_t rows, const void *v,
               int64_t ldv, int64_t k, int64_t n, bool add, struct pool *pool);
 
 /*
  * The backward pass of matrix_mul: dX[rows][lddx] (+)= dY[rows][lddy] W, over the pool, for every layout.
- *   f32   dX[m][i] = fma(dY[m][o], W[o][i], dX[m][i]) for o = 0, 1, … N-1, W as matrix_row gives it, from what dX holds or +0.
- *   int8  (when asked for and matrix_int8(w)) Σ_o over blocks of 32 outputs b: dY[m][o] and scale[o], the scale of o over
+ *   f32   dX[m][i] = fma(dY[m][o], W[o][i], dX[m][i]) for o = 0, 1, … N-1, W as matrix_get_row gives it, from what dX holds or +0.
+ *   int8  (when asked for and matrix_needs_int8(w)) Σ_o over blocks of 32 outputs b: dY[m][o] and scale[o], the scale of o over
  *         the 32 inputs (q6_k: 16) that i is one of, are quantised to 16 bits each, q_u = multiply_to_int8 of the two and
  *         d_u = d_dy · 2^23 · d_scale; acc = fma((float)Σ q_u q_w, d_u, acc) for b = 0, 1, … (q6_k: of 16 outputs). Outputs go in slices of 4,096, each added to dX. Before the first comes
  *         Σ_o dY[m][o] · (mins[o] + c · scale[o]) as one chain, where there are minima, q_w being less by c: 8 of nibbles, else 16. nf4: the scale is byte · (row_scale / 32385).
- * A row of dX depends on its own row of dY only. `scratch` is matrix_back_scratch(max_n, threads of the pool) bytes,
- * max_n the largest N it serves; LAYOUT_ROWS uses none.
+ * A row of dX depends on its own row of dY only. `scratch` is matrix_mul_backward_scratch(max_n, threads of the pool) bytes,
+ * max_n the largest N it serves; LAYOUT_ROW_MAJOR uses none.
  */
-size_t matrix_back_scratch(int64_t max_n, int threads);
-void matrix_mul_back(float *dx, int64_t lddx, const float *dy, int64_t lddy, int64_t rows, const struct matrix *w,
+size_t matrix_mul_backward_scratch(int64_t max_n, int threads);
+void matrix_mul_backward(float *dx, int64_t lddx, const float *dy, int64_t lddy, int64_t rows, const struct matrix *w,
                      bool int8, bool add, void *scratch, struct pool *pool);
 
 #endif

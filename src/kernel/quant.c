@@ -11,7 +11,7 @@
  * type (model/gguf.c).
  *
  * Invariant: any bytes decode and any floats encode without undefined behaviour. A block made of
- * values that are not finite has a scale that is not finite, which matrix_put refuses, or
+ * values that are not finite has a scale that is not finite, which matrix_set_row refuses, or
  * meaningless numbers.
  */
 #include <math.h>
@@ -101,25 +101,25 @@ static void nibbles_write(const int8_t *q, int n, int zero, uint8_t *bytes) {
         bytes[i] = (uint8_t)(((q[i] + zero) & 15) | ((q[i + n] + zero) & 15) << 4);
 }
 
-static void q8_0_read(const uint8_t *b, struct quants *s) {
+static void q8_0_read(const uint8_t *b, struct quant_block *s) {
     s->scale[0] = f16_read(b);
     memcpy(s->q, b + 2, QK);
 }
 
-static void q8_0_join(const struct quants *s, uint8_t *b) {
+static void q8_0_join(const struct quant_block *s, uint8_t *b) {
     f16_write(b, s->scale[0]);
     memcpy(b + 2, s->q, QK);
 }
 
 static void q8_0_write(const float *x, uint8_t *b) {
-    struct quants s = {.scale[0] = amax_of(x, QK) / 127.0f};
+    struct quant_block s = {.scale[0] = amax_of(x, QK) / 127.0f};
     float inverse = inverse_of(s.scale[0]);
     for (int i = 0; i < QK; i++) s.q[i] = (int8_t)value_clip(roundf(x[i] * inverse), -128, 127);
     q8_0_join(&s, b);
 }
 
 /* The value of largest magnitude becomes -zero exactly. */
-static void signed_round(const float *x, int zero, struct quants *s) {
+static void signed_round(const float *x, int zero, struct quant_block *s) {
     s->scale[0] = extreme_of(x, QK) / (float)-zero;
     float inverse = inverse_of(s->scale[0]), half = (float)zero + 0.5f;
     for (int i = 0; i < QK; i++)
@@ -127,7 +127,7 @@ static void signed_round(const float *x, int zero, struct quants *s) {
 }
 
 /* The smallest value becomes 0, the largest `top`. */
-static void affine_spread(const float *x, int top, struct quants *s) {
+static void affine_spread(const float *x, int top, struct quant_block *s) {
     struct range r = range_of(x, QK);
     s->scale[0] = (r.hi - r.lo) / (float)top;
     s->min[0] = r.lo;
@@ -136,36 +136,36 @@ static void affine_spread(const float *x, int top, struct quants *s) {
         s->q[i] = (int8_t)value_clip((x[i] - r.lo) * inverse + 0.5f, 0, top);
 }
 
-static void q4_0_read(const uint8_t *b, struct quants *s) {
+static void q4_0_read(const uint8_t *b, struct quant_block *s) {
     s->scale[0] = f16_read(b);
     nibbles_read(b + 2, QK / 2, 8, s->q);
 }
 
-static void q4_0_join(const struct quants *s, uint8_t *b) {
+static void q4_0_join(const struct quant_block *s, uint8_t *b) {
     f16_write(b, s->scale[0]);
     nibbles_write(s->q, QK / 2, 8, b + 2);
 }
 
 static void q4_0_write(const float *x, uint8_t *b) {
-    struct quants s;
+    struct quant_block s;
     signed_round(x, 8, &s);
     q4_0_join(&s, b);
 }
 
-static void q4_1_read(const uint8_t *b, struct quants *s) {
+static void q4_1_read(const uint8_t *b, struct quant_block *s) {
     s->scale[0] = f16_read(b);
     s->min[0] = f16_read(b + 2);
     nibbles_read(b + 4, QK / 2, 0, s->q);
 }
 
-static void q4_1_join(const struct quants *s, uint8_t *b) {
+static void q4_1_join(const struct quant_block *s, uint8_t *b) {
     f16_write(b, s->scale[0]);
     f16_write(b + 2, s->min[0]);
     nibbles_write(s->q, QK / 2, 0, b + 4);
 }
 
 static void q4_1_write(const float *x, uint8_t *b) {
-    struct quants s;
+    struct quant_block s;
     affine_spread(x, 15, &s);
     q4_1_join(&s, b);
 }
@@ -185,36 +185,36 @@ static void fives_write(const int8_t *q, int zero, uint8_t *b) {
     nibbles_write(q, QK / 2, zero, b + 4);
 }
 
-static void q5_0_read(const uint8_t *b, struct quants *s) {
+static void q5_0_read(const uint8_t *b, struct quant_block *s) {
     s->scale[0] = f16_read(b);
     fives_read(b + 2, 16, s->q);
 }
 
-static void q5_0_join(const struct quants *s, uint8_t *b) {
+static void q5_0_join(const struct quant_block *s, uint8_t *b) {
     f16_write(b, s->scale[0]);
     fives_write(s->q, 16, b + 2);
 }
 
 static void q5_0_write(const float *x, uint8_t *b) {
-    struct quants s;
+    struct quant_block s;
     signed_round(x, 16, &s);
     q5_0_join(&s, b);
 }
 
-static void q5_1_read(const uint8_t *b, struct quants *s) {
+static void q5_1_read(const uint8_t *b, struct quant_block *s) {
     s->scale[0] = f16_read(b);
     s->min[0] = f16_read(b + 2);
     fives_read(b + 4, 0, s->q);
 }
 
-static void q5_1_join(const struct quants *s, uint8_t *b) {
+static void q5_1_join(const struct quant_block *s, uint8_t *b) {
     f16_write(b, s->scale[0]);
     f16_write(b + 2, s->min[0]);
     fives_write(s->q, 0, b + 4);
 }
 
 static void q5_1_write(const float *x, uint8_t *b) {
-    struct quants s;
+    struct quant_block s;
     affine_spread(x, 31, &s);
     q5_1_join(&s, b);
 }
@@ -243,7 +243,7 @@ static void six_bits_write(uint8_t *p, int j, int scale, int min) {
     }
 }
 
-static void k_head_read(const uint8_t *b, struct quants *s) {
+static void k_head_read(const uint8_t *b, struct quant_block *s) {
     float d = f16_read(b), dmin = f16_read(b + 2);
     for (int j = 0; j < SUBS; j++) {
         int scale, min;
@@ -253,12 +253,12 @@ static void k_head_read(const uint8_t *b, struct quants *s) {
     }
 }
 
-static void q4_k_read(const uint8_t *b, struct quants *s) {
+static void q4_k_read(const uint8_t *b, struct quant_block *s) {
     k_head_read(b, s);
     for (int j = 0; j < SUPER; j += 64) nibbles_read(b + 16 + j / 2, QK, 0, s->q + j);
 }
 
-static void q5_k_read(const uint8_t *b, struct quants *s) {
+static void q5_k_read(const uint8_t *b, struct quant_block *s) {
     k_head_read(b, s);
     for (int j = 0; j < SUPER; j += 64) nibbles_read(b + 48 + j / 2, QK, 0, s->q + j);
     for (int i = 0; i < SUPER; i++)
@@ -359,7 +359,7 @@ static void k_write(const float *x, uint8_t *b, int top, float from, int steps, 
     }
     f16_write(b, top_scale / 63.0f);
     f16_write(b + 2, top_min / 63.0f);
-    struct quants stored;
+    struct quant_block stored;
     k_head_read(b, &stored);
     for (int i = 0; i < SUPER; i++) {
         float d = stored.scale[i / QK];
@@ -386,7 +386,7 @@ enum { SIX = 16 }; /* weights under one scale of q6_k */
 
 /* Halves of 128 weights: 64 bytes of nibbles, 32 of bit pairs. Weight 32 c + i of a half has its
  * nibble in byte 32 (c % 2) + i, low for c < 2, and its pair at bits 2 c of byte i. */
-static void q6_k_read(const uint8_t *b, struct quants *s) {
+static void q6_k_read(const uint8_t *b, struct quant_block *s) {
     float d = f16_read(b + 208);
     for (int j = 0; j < SUPER / SIX; j++) s->scale[j] = d * (float)(int8_t)b[192 + j];
     for (int i = 0; i < SUPER; i++) {
@@ -453,7 +453,7 @@ static void q6_k_write(const float *x, uint8_t *b) {
     q6_k_pack(q, b);
 }
 
-static const struct type_row type_rows[] = {
+static const struct tensor_type_traits tensor_type_table[] = {
     {.type = TENSOR_F32, .name = "f32", .block = 1, .bytes = 4},
     {.type = TENSOR_F16, .name = "f16", .block = 1, .bytes = 2},
     {.type = TENSOR_BF16, .name = "bf16", .block = 1, .bytes = 2},
@@ -468,25 +468,25 @@ static const struct type_row type_rows[] = {
     {.type = TENSOR_NF4, .name = "nf4", .block = QK, .bytes = QK / 2, .layout = LAYOUT_NF4},
 };
 
-const struct type_row *type_find(enum tensor_type t) {
-    for (size_t i = 0; i < ARRAY_LEN(type_rows); i++)
-        if (type_rows[i].type == t) return &type_rows[i];
+const struct tensor_type_traits *tensor_type_traits_find(enum tensor_type t) {
+    for (size_t i = 0; i < ARRAY_LEN(tensor_type_table); i++)
+        if (tensor_type_table[i].type == t) return &tensor_type_table[i];
     return NULL;
 }
 
 bool tensor_type_known(uint32_t number) {
-    return type_find((enum tensor_type)number) != NULL;
+    return tensor_type_traits_find((enum tensor_type)number) != NULL;
 }
 
 const char *tensor_type_name(enum tensor_type t) {
-    const struct type_row *row = type_find(t);
+    const struct tensor_type_traits *row = tensor_type_traits_find(t);
     return row ? row->name : "unknown";
 }
 
 int tensor_type_parse(const char *name, enum tensor_type *out) {
-    for (size_t i = 0; i < ARRAY_LEN(type_rows); i++)
-        if (strcmp(type_rows[i].name, name) == 0) {
-            *out = type_rows[i].type;
+    for (size_t i = 0; i < ARRAY_LEN(tensor_type_table); i++)
+        if (strcmp(tensor_type_table[i].name, name) == 0) {
+            *out = tensor_type_table[i].type;
             return OK;
         }
     return ERR_USAGE;
@@ -497,12 +497,12 @@ const char *tensor_type_list(void) {
 }
 
 int tensor_type_block(enum tensor_type t) {
-    const struct type_row *row = type_find(t);
+    const struct tensor_type_traits *row = tensor_type_traits_find(t);
     CHECK(row);
     return row->block;
 }
 
-bool tensor_type_quantised(enum tensor_type t) {
+bool tensor_type_is_quantized(enum tensor_type t) {
     return tensor_type_block(t) > 1;
 }
 
@@ -511,19 +511,19 @@ static int64_t nf4_blocks(int64_t k) {
 }
 
 size_t tensor_row_bytes(enum tensor_type t, int64_t k) {
-    const struct type_row *row = type_find(t);
+    const struct tensor_type_traits *row = tensor_type_traits_find(t);
     CHECK(row && k >= 0 && k % row->block == 0);
     size_t scales = t == TENSOR_NF4 ? sizeof(float) + (size_t)nf4_blocks(k) : 0;
     return scales + (size_t)(k / row->block) * (size_t)row->bytes;
 }
 
-enum tensor_type tensor_type_fit(enum tensor_type t, int64_t k) {
+enum tensor_type tensor_type_fallback(enum tensor_type t, int64_t k) {
     if (k % tensor_type_block(t) == 0) return t;
     enum tensor_type next = t == TENSOR_Q4_K   ? TENSOR_Q5_0
                             : t == TENSOR_Q5_K ? TENSOR_Q5_1
                             : t == TENSOR_Q6_K ? TENSOR_Q8_0
                                                : TENSOR_F16;
-    return tensor_type_fit(next, k);
+    return tensor_type_fallback(next, k);
 }
 
 static void nf4_decode(const uint8_t *src, float *dst, int64_t k) {
@@ -589,8 +589,8 @@ static void nf4_encode(const float *x, uint8_t *dst, int64_t k) {
     }
 }
 
-static void block_decode(const struct type_row *row, const uint8_t *src, float *dst) {
-    struct quants s;
+static void block_decode(const struct tensor_type_traits *row, const uint8_t *src, float *dst) {
+    struct quant_block s;
     row->read(src, &s);
     for (int i = 0; i < row->block; i++) {
         dst[i] = (float)s.q[i] * s.scale[i / row->group];
@@ -605,7 +605,7 @@ static float half_read(enum tensor_type t, const uint8_t *src) {
 }
 
 void tensor_to_f32(enum tensor_type t, const void *src, float *dst, int64_t n) {
-    const struct type_row *row = type_find(t);
+    const struct tensor_type_traits *row = tensor_type_traits_find(t);
     const uint8_t *s = src; // rows in a file need not be aligned
     CHECK(row && n % row->block == 0);
     if (t == TENSOR_F32)
@@ -622,7 +622,7 @@ void tensor_to_f32(enum tensor_type t, const void *src, float *dst, int64_t n) {
 }
 
 void tensor_from_f32(enum tensor_type t, const float *src, void *dst, int64_t n) {
-    const struct type_row *row = type_find(t);
+    const struct tensor_type_traits *row = tensor_type_traits_find(t);
     uint8_t *out = dst;
     CHECK(row && n % row->block == 0);
     if (t == TENSOR_F32)

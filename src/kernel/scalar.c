@@ -37,20 +37,20 @@ static float dot_row(const float *a, const float *b, int64_t n) {
 }
 
 /* Element i of a row as f32. */
-static float elem_at(const void *w, int64_t i, enum elem e) {
+static float elem_at(const void *w, int64_t i, enum dtype e) {
     switch (e) {
-    case ELEM_F32:
+    case DTYPE_F32:
         return ((const float *)w)[i];
-    case ELEM_BF16:
+    case DTYPE_BF16:
         return bf16_to_f32(((const uint16_t *)w)[i]);
-    case ELEM_F16:
+    case DTYPE_F16:
         return f16_to_f32(((const uint16_t *)w)[i]);
     default:
         return (float)((const int8_t *)w)[i];
     }
 }
 
-static float dot_elems(const float *a, const void *b, int64_t at, int64_t n, enum elem e) {
+static float dot_elems(const float *a, const void *b, int64_t at, int64_t n, enum dtype e) {
     float lane[LANES] = {0};
     for (int64_t i = 0; i < n; i += LANES)
         for (int l = 0; l < LANES; l++)
@@ -77,11 +77,11 @@ static void gemm_f32(float *y, int64_t ldy, const float *x, int64_t ldx, int64_t
             for (int64_t m = 0; m < rows; m++)                                                     \
                 output_put(&y[m * ldy + n], dot_elems(x + m * ldx, w, n * ldw, k, e), add);        \
     }
-GEMM_ELEMS(gemm_bf16, uint16_t, ELEM_BF16)
-GEMM_ELEMS(gemm_f16, uint16_t, ELEM_F16)
-GEMM_ELEMS(gemm_i8, int8_t, ELEM_I8)
+GEMM_ELEMS(gemm_bf16, uint16_t, DTYPE_BF16)
+GEMM_ELEMS(gemm_f16, uint16_t, DTYPE_F16)
+GEMM_ELEMS(gemm_i8, int8_t, DTYPE_I8)
 
-static void gemm_bf16_fast(float *y, int64_t ldy, const struct inputs *in, const struct matrix *w,
+static void gemm_bf16_fast(float *y, int64_t ldy, const struct gemm_input *in, const struct matrix *w,
                            int64_t n0, int64_t n1, bool add) {
     for (int64_t n = n0; n < n1; n++) {
         const uint16_t *pairs = bf16_panel(w, n / PANEL) + n % PANEL * 2;
@@ -104,10 +104,10 @@ static void gemm_bf16_fast(float *y, int64_t ldy, const struct inputs *in, const
                     y[m * ldy + c] =                                                               \
                         fmaf(t[m * tm + j * tj], elem_at(v, j * ldv + c, e), y[m * ldy + c]);      \
     }
-MIX_ELEMS(mix_f32, float, ELEM_F32)
-MIX_ELEMS(mix_bf16, uint16_t, ELEM_BF16)
-MIX_ELEMS(mix_f16, uint16_t, ELEM_F16)
-MIX_ELEMS(mix_i8, int8_t, ELEM_I8)
+MIX_ELEMS(mix_f32, float, DTYPE_F32)
+MIX_ELEMS(mix_bf16, uint16_t, DTYPE_BF16)
+MIX_ELEMS(mix_f16, uint16_t, DTYPE_F16)
+MIX_ELEMS(mix_i8, int8_t, DTYPE_I8)
 
 static float dot_i8(const int8_t *q, const float *d, const int8_t *w, int64_t k) {
     enum { WIDE = 8 };
@@ -123,7 +123,7 @@ static float dot_i8(const int8_t *q, const float *d, const int8_t *w, int64_t k)
     return lane[0];
 }
 
-static void dots_i8(float *y, int64_t ldy, const struct inputs *in, const int8_t *w, int64_t ldw,
+static void dots_i8(float *y, int64_t ldy, const struct gemm_input *in, const int8_t *w, int64_t ldw,
                     int64_t n0, int64_t n1) {
     for (int64_t m = 0; m < in->rows; m++)
         for (int64_t n = n0; n < n1; n++)
@@ -177,7 +177,7 @@ static float block_scale(const struct matrix *w, int64_t b, int64_t n) {
 }
 
 /* One output of a packed q matrix: acc = fma((float)s_b, dw_b * dx_b, acc), blocks in order. */
-static float dot_packed(const struct inputs *in, int64_t m, const struct matrix *w, int64_t n) {
+static float dot_packed(const struct gemm_input *in, int64_t m, const struct matrix *w, int64_t n) {
     int group = layout_group(w->layout), bytes = layout_bytes(w->layout), lane = (int)(n % PANEL);
     int64_t blocks = w->k / group;
     const uint8_t *data = (const uint8_t *)w->data + n / PANEL * blocks * bytes;
@@ -196,7 +196,7 @@ static float dot_packed(const struct inputs *in, int64_t m, const struct matrix 
     return w->layout == LAYOUT_NF4 ? acc * (w->row_scales[n] / NF4_UNIT) : acc;
 }
 
-static void gemm_packed(float *y, int64_t ldy, const struct inputs *in, const struct matrix *w,
+static void gemm_packed(float *y, int64_t ldy, const struct gemm_input *in, const struct matrix *w,
                         int64_t n0, int64_t n1, bool add) {
     for (int64_t n = n0; n < n1; n++)
         for (int64_t m = 0; m < in->rows; m++)
@@ -336,11 +336,11 @@ static void exp_row(float *y, const float *x, int64_t n) {
 
 static void act_back(float *dx, float *dup, const float *dy, const float *x, const float *up,
                      int64_t n, bool gelu) {
-    act_back_with(exp_row, dx, dup, dy, x, up, n, gelu);
+    act_backward_with(exp_row, dx, dup, dy, x, up, n, gelu);
 }
 
 static void softmax_back(float *dp, const float *p, float mean, float scale, int64_t n) {
-    softmax_back_with(dp, p, mean, scale, n);
+    softmax_backward_with(dp, p, mean, scale, n);
 }
 
 static float softmax_row(float *x, int64_t n) {

@@ -40,7 +40,7 @@ struct shoal *shoal_open(const char *model, int threads, int exact, struct shoal
     struct error inner = {0};
     struct shoal *s = xcalloc(1, sizeof *s);
     s->pool = pool_new(threads);
-    s->model = model_open(model, exact ? CLASS_EXACT : kernels_default_class(), &inner);
+    s->model = model_open(model, exact ? NUMERIC_EXACT : kernels_default_class(), &inner);
     struct engine_options o = {.pool = s->pool};
     if (s->model && !s->model->tok)
         error_set(&inner, ERR_MISMATCH, "'%s' has no tokenizer", model);
@@ -78,15 +78,15 @@ const char *shoal_adapter_hash(const struct shoal_adapter *a) {
 
 /* A public request as the engine's, with the tokens it borrows. */
 struct translated {
-    struct ids prompt, choices[MAX_PUBLIC_CHOICES];
+    struct token_ids prompt, choices[MAX_PUBLIC_CHOICES];
     struct token_seq seq[MAX_PUBLIC_CHOICES];
     int32_t stop[2];
 };
 
 static int translate(const struct shoal *s, const struct shoal_request *r, struct translated *t,
-                     struct request *out, struct error *err) {
+                     struct engine_request *out, struct error *err) {
     const struct tokenizer *tok = s->model->tok;
-    struct message msgs[2] = {{"system", r->system}, {"user", r->user}};
+    struct chat_message msgs[2] = {{"system", r->system}, {"user", r->user}};
     int n_stop = 0, n_choices = r->choices ? r->n_choices : 0;
     if (!r->user) return error_set(err, ERR_USAGE, "a request has no user message");
     if (n_choices < 0 || n_choices > MAX_PUBLIC_CHOICES)
@@ -94,15 +94,15 @@ static int translate(const struct shoal *s, const struct shoal_request *r, struc
                          MAX_PUBLIC_CHOICES);
     if (chat_encode(tok, msgs + !r->system, 1 + !!r->system, true, &t->prompt, NULL, err) != OK)
         return err->code;
-    int32_t end = tok_chat_end(tok);
+    int32_t end = tokenizer_eot(tok);
     if (end >= 0) t->stop[n_stop++] = end;
     for (int i = 0; i < n_choices; i++) {
-        tok_encode(tok, r->choices[i], strlen(r->choices[i]), 0, &t->choices[i]);
-        if (end >= 0) ids_add(&t->choices[i], end);
+        tokenizer_encode(tok, r->choices[i], strlen(r->choices[i]), 0, &t->choices[i]);
+        if (end >= 0) token_ids_add(&t->choices[i], end);
         t->seq[i] = (struct token_seq){t->choices[i].v, t->choices[i].n};
     }
     *out =
-        (struct request){.prompt = t->prompt.v,
+        (struct engine_request){.prompt = t->prompt.v,
                          .n_prompt = t->prompt.n,
                          .adapter = inside(r->adapter),
                          .sampling = {.temperature = r->temperature, .top_p = 1, .seed = r->seed},
@@ -114,10 +114,10 @@ static int translate(const struct shoal *s, const struct shoal_request *r, struc
     return OK;
 }
 
-static void hand_over(const struct shoal *s, struct request *in, struct shoal_request *r) {
+static void hand_over(const struct shoal *s, struct engine_request *in, struct shoal_request *r) {
     struct buf text = {0};
     buf_puts(&text, "");
-    tok_decode_all(s->model->tok, in->out, in->n_out, false, &text);
+    tokenizer_decode(s->model->tok, in->out, in->n_out, false, &text);
     r->text = text.data;
     r->probability = in->choice_prob;
     in->choice_prob = NULL;
@@ -129,16 +129,16 @@ static void hand_over(const struct shoal *s, struct request *in, struct shoal_re
 int shoal_run(struct shoal *s, struct shoal_request *requests, int n, struct shoal_error *err) {
     struct error inner = {0};
     struct translated *t = xcalloc((size_t)MAX(n, 1), sizeof *t);
-    struct request *reqs = xcalloc((size_t)MAX(n, 1), sizeof *reqs);
+    struct engine_request *reqs = xcalloc((size_t)MAX(n, 1), sizeof *reqs);
     int rc = OK;
     for (int i = 0; rc == OK && i < n; i++)
         rc = translate(s, &requests[i], &t[i], &reqs[i], &inner);
     if (rc == OK) rc = engine_run(s->engine, reqs, n, NULL, &inner);
     for (int i = 0; i < n; i++) {
         if (rc == OK) hand_over(s, &reqs[i], &requests[i]);
-        request_release(&reqs[i]);
-        ids_release(&t[i].prompt);
-        for (int c = 0; c < MAX_PUBLIC_CHOICES; c++) ids_release(&t[i].choices[c]);
+        engine_request_release(&reqs[i]);
+        token_ids_release(&t[i].prompt);
+        for (int c = 0; c < MAX_PUBLIC_CHOICES; c++) token_ids_release(&t[i].choices[c]);
     }
     free(t);
     free(reqs);

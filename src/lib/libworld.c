@@ -61,7 +61,7 @@ int shoal_world_reset(struct shoal_world *w, unsigned long long seed, struct sho
     struct error inner = {0};
     if (seed_check(seed, &inner) != OK) return give(err, &inner);
     w->t.seed = seed;
-    trace_cut(&w->t, 0);
+    trace_truncate(&w->t, 0);
     w->w.n_agents = 0; /* of another seed */
     trace_seek(&w->t, &w->w, 0);
     return 0;
@@ -70,7 +70,7 @@ int shoal_world_reset(struct shoal_world *w, unsigned long long seed, struct sho
 int shoal_world_step(struct shoal_world *w, const int *actions, struct shoal_error *err) {
     struct error inner = {0};
     int16_t own[WORLD_AGENTS] = {0};
-    int64_t n = N_ACTIONS * (w->t.rules.words + 1);
+    int64_t n = WORLD_N_ACTIONS * (w->t.rules.words + 1);
     int rc = OK;
     for (int i = 0; rc == OK && i < w->t.n_agents; i++) {
         if (!w->w.agents[i].alive) continue;
@@ -79,7 +79,7 @@ int shoal_world_step(struct shoal_world *w, const int *actions, struct shoal_err
             rc = error_set(&inner, ERR_USAGE, "action %d of agent %d; 0 to %d are possible",
                            actions[i], i, (int)n - 1);
     }
-    if (rc == OK) rc = trace_add(&w->t, &w->w, own, &inner);
+    if (rc == OK) rc = trace_append(&w->t, &w->w, own, &inner);
     if (rc != OK) return give(err, &inner);
     world_step(&w->w, &w->t.rules, own);
     return 0;
@@ -118,7 +118,7 @@ int shoal_world_agent(const struct shoal_world *w, int agent, struct shoal_agent
                                 .bites = a->bites,
                                 .reward = a->reward,
                                 .total = a->total,
-                                .fitness = agent_fitness(a)};
+                                .fitness = world_agent_fitness(a)};
     return 0;
 }
 
@@ -138,7 +138,7 @@ const char *shoal_world_prompt(struct shoal_world *w, int agent) {
 
 const char *shoal_world_draw(struct shoal_world *w) {
     w->map.len = 0;
-    world_draw(&w->w, &w->map);
+    world_render(&w->w, &w->map);
     return w->map.data;
 }
 

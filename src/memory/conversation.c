@@ -46,7 +46,7 @@ static bool state_good(const json_t *state) {
             return false;
     for (int f = 0; f < N_FACTS; f++) {
         v = json_object_get(known, facts[f].key);
-        if (v && !(f == FACT_NAME ? json_is_string(v) : json_is_texts(v))) return false;
+        if (v && !(f == FACT_NAME ? json_is_string(v) : json_is_string_array(v))) return false;
     }
     return json_is_array(exchanges) && json_is_object(known) &&
            json_is_string(json_object_get(state, "summary"));
@@ -108,20 +108,20 @@ static const struct {
 };
 
 static void exchange_add(struct buf *out, const json_t *v, enum language l) {
-    buf_printf(out, "%s%s%s\n%s%s%s\n", labels[l].user, labels[l].colon, json_text_at(v, "user"),
-               labels[l].assistant, labels[l].colon, json_text_at(v, "assistant"));
+    buf_printf(out, "%s%s%s\n%s%s%s\n", labels[l].user, labels[l].colon, json_get_string(v, "user"),
+               labels[l].assistant, labels[l].colon, json_get_string(v, "assistant"));
 }
 
 /* Summarises the n oldest exchanges of `state` and forgets them. */
-static int oldest_forget(json_t *state, size_t n, const struct summarizer *s, struct error *err) {
+static int oldest_summarize(json_t *state, size_t n, const struct summarizer *s, struct error *err) {
     json_t *exchanges = json_object_get(state, "exchanges");
     struct buf talk = {0}, summary = {0};
     int rc = OK;
     for (size_t i = 0; i < n; i++) {
         const json_t *v = json_array_get(exchanges, i);
-        exchange_add(&talk, v, language_of(json_text_at(v, "user")));
+        exchange_add(&talk, v, language_detect(json_get_string(v, "user")));
     }
-    if (s) rc = s->summarize(s->ctx, json_text_at(state, "summary"), talk.data, &summary, err);
+    if (s) rc = s->summarize(s->ctx, json_get_string(state, "summary"), talk.data, &summary, err);
     json_t *kept = s && rc == OK && summary.len ? text_kept(summary.data) : NULL;
     if (s && rc == OK && summary.len && !kept)
         rc = error_set(err, ERR_FORMAT, "the summary of a conversation is no UTF-8 text");
@@ -137,8 +137,8 @@ int conversation_add(struct conversation *c, const char *user, const char *assis
     json_t *next = json_deep_copy(c->state), *exchanges = json_object_get(next, "exchanges");
     json_t *said = text_kept(user), *answered = text_kept(assistant);
     int rc = said && answered ? OK : error_set(err, ERR_USAGE, "an exchange is no UTF-8 text");
-    size_t n = json_array_size(exchanges), full = CONVERSATION_EXCHANGES;
-    if (rc == OK && n >= full) rc = oldest_forget(next, s ? n - full / 2 : n - full + 1, s, err);
+    size_t n = json_array_size(exchanges), full = CONVERSATION_MAX_EXCHANGES;
+    if (rc == OK && n >= full) rc = oldest_summarize(next, s ? n - full / 2 : n - full + 1, s, err);
     if (rc == OK)
         json_array_append_new(exchanges,
                               json_pack("{s:O,s:O}", "user", said, "assistant", answered));
@@ -181,7 +181,7 @@ static int list_learn(json_t *known, const char *key, const json_t *v, struct er
     return OK;
 }
 
-static int fact_learn(json_t *known, enum fact f, const json_t *v, struct error *err) {
+static int fact_merge(json_t *known, enum fact f, const json_t *v, struct error *err) {
     const char *key = facts[f].key;
     size_t i;
     const json_t *member;
@@ -198,14 +198,14 @@ static int fact_learn(json_t *known, enum fact f, const json_t *v, struct error 
     return rc;
 }
 
-int conversation_learn(struct conversation *c, const json_t *learnt, struct error *err) {
+int conversation_merge_facts(struct conversation *c, const json_t *learnt, struct error *err) {
     json_t *next = json_deep_copy(c->state), *known = json_object_get(next, "facts"), *v;
     const char *key;
     int rc = json_is_object(learnt) ? OK : error_set(err, ERR_FORMAT, "facts must be an object");
     json_object_foreach ((json_t *)(uintptr_t)learnt, key, v) {
         int f = fact_find(key);
         if (rc == OK && f < 0) rc = error_set(err, ERR_FORMAT, "unknown kind of fact '%s'", key);
-        if (rc == OK) rc = fact_learn(known, (enum fact)f, v, err);
+        if (rc == OK) rc = fact_merge(known, (enum fact)f, v, err);
     }
     if (rc == OK) return state_set(c, next, err);
     json_decref(next);
@@ -217,7 +217,7 @@ static bool fact_holds(const json_t *v, const char *text) {
     return !text || strcasestr(json_string_value(v), text) != NULL;
 }
 
-int conversation_forget(struct conversation *c, const char *text, int *forgotten,
+int conversation_remove_facts(struct conversation *c, const char *text, int *forgotten,
                         struct error *err) {
     json_t *next = json_deep_copy(c->state), *known = json_object_get(next, "facts");
     *forgotten = 0;
@@ -254,7 +254,7 @@ static const char *const fact_names[N_FACTS][N_LANGUAGES] = {
     [FACT_OTHER] = {"その他の情報", "other", "其他信息"},
 };
 
-char *conversation_schema(enum language l) {
+char *conversation_facts_schema(enum language l) {
     json_t *properties = json_object(), *required = json_array();
     for (int f = 0; f < N_FACTS; f++) {
         json_t *text =
@@ -267,7 +267,7 @@ char *conversation_schema(enum language l) {
     }
     json_t *schema = json_pack("{s:s,s:o,s:o}", "type", "object", "properties", properties,
                                "required", required);
-    char *text = json_text(schema);
+    char *text = json_canonical(schema);
     json_decref(schema);
     return text;
 }
@@ -288,8 +288,8 @@ static bool facts_text(const struct conversation *c, enum language l, const char
     return any;
 }
 
-void conversation_known(const struct conversation *c, enum language l, struct buf *out) {
-    const char *summary = json_text_at(c->state, "summary");
+void conversation_summary_and_facts(const struct conversation *c, enum language l, struct buf *out) {
+    const char *summary = json_get_string(c->state, "summary");
     struct buf known = {0};
     if (*summary) buf_printf(out, "%s%s%s\n", labels[l].summary, labels[l].colon, summary);
     if (facts_text(c, l, l == LANG_EN ? "; " : "；", &known))
@@ -301,7 +301,7 @@ void conversation_known(const struct conversation *c, enum language l, struct bu
 static void context_add(const struct conversation *c, enum language l, size_t first,
                         struct buf *out) {
     const json_t *exchanges = json_object_get(c->state, "exchanges");
-    conversation_known(c, l, out);
+    conversation_summary_and_facts(c, l, out);
     for (size_t i = first; i < json_array_size(exchanges); i++)
         exchange_add(out, json_array_get(exchanges, i), l);
 }
@@ -312,7 +312,7 @@ void conversation_context(const struct conversation *c, enum language l, int max
     for (size_t first = 0;; first++) {
         struct buf text = {0};
         context_add(c, l, first, &text);
-        size_t cut = max_chars > 0 ? text_cut(text.data, text.len, (size_t)max_chars) : text.len;
+        size_t cut = max_chars > 0 ? utf8_prefix_len(text.data, text.len, (size_t)max_chars) : text.len;
         bool fits = cut == text.len;
         if (cut && (fits || first == n)) /* summary and facts are cut at last */
             buf_add(out, text.data, cut);
@@ -385,7 +385,7 @@ static int question_find(const char *text) {
     return -1;
 }
 
-bool conversation_answer(const struct conversation *c, const char *question, struct buf *out) {
+bool conversation_answer_from_facts(const struct conversation *c, const char *question, struct buf *out) {
     static const char *const forms[N_FACTS + 1][N_LANGUAGES] = {
         [FACT_NAME] = {"あなたのお名前は%sです。", "Your name is %s.", "你的名字是%s。"},
         [FACT_INTERESTS] = {"あなたの趣味は%sです。", "Your interests are %s.", "你的兴趣是%s。"},

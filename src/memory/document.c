@@ -29,7 +29,7 @@ static size_t bom_len(const char *doc, size_t len) {
     return len >= 3 && memcmp(doc, "\xEF\xBB\xBF", 3) == 0 ? 3 : 0;
 }
 
-int plain_read(const char *doc, size_t len, struct buf *title, struct buf *text,
+int document_read_text(const char *doc, size_t len, struct buf *title, struct buf *text,
                struct error *err) {
     size_t bom = bom_len(doc, len);
     (void)title;
@@ -212,7 +212,7 @@ static void declaration_skip(struct html *h) {
     h->at = end ? (size_t)(end - h->p) + strlen(mark) : h->len;
 }
 
-int html_read(const char *doc, size_t len, struct buf *title, struct buf *text, struct error *err) {
+int document_read_html(const char *doc, size_t len, struct buf *title, struct buf *text, struct error *err) {
     struct html h = {.p = doc,
                      .len = len,
                      .at = bom_len(doc, len),
@@ -342,7 +342,7 @@ static size_t front_matter(const char *doc, size_t len, struct buf *title) {
     return n + 5;
 }
 
-int markdown_read(const char *doc, size_t len, struct buf *title, struct buf *text,
+int document_read_markdown(const char *doc, size_t len, struct buf *title, struct buf *text,
                   struct error *err) {
     struct markdown m = {.text = {.out = text}, .title = title};
     if (utf8_check(doc, len, err) != OK) return err->code;

@@ -9,19 +9,19 @@
 #include <string.h>
 
 /* A text's tokens, at least one and no more than fit. */
-static int text_encode(const struct engine_embedder *e, const char *text, struct ids *out,
+static int text_encode(const struct engine_embedder *e, const char *text, struct token_ids *out,
                        struct error *err) {
     const struct tokenizer *tok = e->model->tok;
-    int32_t first = tok_bos(tok) >= 0 ? tok_bos(tok) : tok_eos(tok);
-    tok_encode(tok, text, strlen(text), TOK_BOS, out);
-    if (out->n == 0 && first >= 0) ids_add(out, first);
+    int32_t first = tokenizer_bos(tok) >= 0 ? tokenizer_bos(tok) : tokenizer_eos(tok);
+    tokenizer_encode(tok, text, strlen(text), TOKENIZER_ADD_BOS, out);
+    if (out->n == 0 && first >= 0) token_ids_add(out, first);
     out->n = MIN(out->n, e->max_len);
     return out->n ? OK : error_set(err, ERR_MISMATCH, "'%s' has no first token", e->model->path);
 }
 
 static int engine_texts(void *ctx, const char *const *texts, int n, float *out, struct error *err) {
     const struct engine_embedder *e = ctx;
-    struct ids *ids = xcalloc((size_t)n, sizeof *ids);
+    struct token_ids *ids = xcalloc((size_t)n, sizeof *ids);
     struct token_seq *seq = xcalloc((size_t)n, sizeof *seq);
     int rc = OK;
     for (int i = 0; i < n && rc == OK; i++) {
@@ -29,7 +29,7 @@ static int engine_texts(void *ctx, const char *const *texts, int n, float *out, 
         seq[i] = (struct token_seq){ids[i].v, ids[i].n};
     }
     if (rc == OK) rc = engine_embed(e->engine, seq, n, e->adapter, out, err);
-    for (int i = 0; i < n; i++) ids_release(&ids[i]);
+    for (int i = 0; i < n; i++) token_ids_release(&ids[i]);
     free(ids);
     free(seq);
     return rc;
@@ -42,8 +42,8 @@ int embedder_open(struct embedder *out, struct engine_embedder *e, struct error 
     if (!e->model->tok)
         return error_set(err, ERR_MISMATCH, "'%s' has no tokenizer", e->model->path);
     char *named = xasprintf("%s %s %s %d", model, e->adapter ? e->adapter->hash : "",
-                            class_name(e->model->cls), e->max_len);
-    hash_bytes(named, strlen(named), e->hash);
+                            numeric_class_name(e->model->cls), e->max_len);
+    sha256_bytes(named, strlen(named), e->hash);
     free(named);
     *out = (struct embedder){e, e->model->config.d_model, e->hash, engine_texts};
     return OK;

@@ -197,7 +197,7 @@ static int owner_check(struct knowledge *k, int64_t *version, struct error *err)
  * what another process is adding meanwhile is not seen. */
 static int base_open(struct knowledge *k, const char *path, bool *fixed) {
     struct error refused;
-    *fixed = path_guard && path_guard(path, PATH_WRITES, &refused) != OK;
+    *fixed = path_access_hook && path_access_hook(path, PATH_USE_WRITE, &refused) != OK;
     if (!*fixed) return sqlite3_open(path, &k->db);
     struct buf uri = {0};
     buf_puts(&uri, "file:");
@@ -285,7 +285,7 @@ static int chunk_put(struct knowledge *k, int64_t file, int64_t n, const char *t
     char hash[HASH_LEN], *text = whole_text(title, content);
     struct buf terms = {0};
     int64_t count = 0;
-    hash_bytes(text, strlen(text), hash);
+    sha256_bytes(text, strlen(text), hash);
     int rc = terms_index(text, strlen(text), &terms, &count, err);
     if (rc == OK) rc = chunk_row(k, file, n, title, content, hash, count, err);
     if (rc == OK) rc = words_write(k, WORDS_PUT, sqlite3_last_insert_rowid(k->db), terms.data, err);
@@ -302,7 +302,7 @@ static int by_id(struct knowledge *k, enum statement which, int64_t id, struct e
 }
 
 /* The index keeps no text, so it is told again what to forget. */
-static int file_forget(struct knowledge *k, int64_t file, struct error *err) {
+static int file_delete(struct knowledge *k, int64_t file, struct error *err) {
     sqlite3_stmt *q = statement(k, CHUNKS_OF, err);
     if (!q) return err->code;
     sqlite3_bind_int64(q, 1, file);
@@ -332,10 +332,10 @@ static int document_add(struct source *s, const char *title, const char *text, s
                         struct error *err) {
     const char *slash = strrchr(s->path, '/'), *name = slash ? slash + 1 : s->path;
     const char *dot = strrchr(name, '.');
-    char *own = *title ? strndup(title, text_cut(title, strlen(title), TITLE_CHARS))
+    char *own = *title ? strndup(title, utf8_prefix_len(title, strlen(title), TITLE_CHARS))
                        : strndup(name, dot ? (size_t)(dot - name) : strlen(name));
-    struct chunk *v = NULL;
-    int rc = OK, n = text_chunks(text, len, s->chars, &v);
+    struct text_chunk *v = NULL;
+    int rc = OK, n = text_split_chunks(text, len, s->chars, &v);
     for (char *p = own; *p; p++)
         if ((uint8_t)*p < ' ') *p = ' ';
     for (int i = 0; i < n && rc == OK; i++) {
@@ -370,9 +370,9 @@ static const struct kind {
     const char *end;
     int (*read)(const char *doc, size_t len, struct buf *title, struct buf *text,
                 struct error *err);
-} kinds[] = {{".txt", plain_read},   {".text", plain_read},
-             {".md", markdown_read}, {".markdown", markdown_read},
-             {".html", html_read},   {".htm", html_read},
+} kinds[] = {{".txt", document_read_text},   {".text", document_read_text},
+             {".md", document_read_markdown}, {".markdown", document_read_markdown},
+             {".html", document_read_html},   {".htm", document_read_html},
              {".jsonl", NULL}};
 
 static const struct kind *kind_of(const char *path) {
@@ -386,7 +386,7 @@ static const struct kind *kind_of(const char *path) {
 
 static int documents_add(struct source *s, const struct buf *file, struct error *err) {
     const struct kind *kind = kind_of(s->path);
-    if (!kind->read) return json_each(s->path, line_add, s, err);
+    if (!kind->read) return json_file_each(s->path, line_add, s, err);
     struct buf title = {0}, text = {0};
     buf_puts(&title, "");
     buf_puts(&text, "");
@@ -432,11 +432,11 @@ static int file_replace(struct source *s, const struct buf *file, struct knowled
     char hash[HASH_LEN];
     int64_t id = 0;
     bool same = false;
-    hash_bytes(file->data ? file->data : "", file->len, hash);
+    sha256_bytes(file->data ? file->data : "", file->len, hash);
     int rc = file_known(s, hash, &id, &same, err);
     if (rc == OK && same) out->unchanged++;
     if (rc != OK || same) return rc;
-    if (id) rc = file_forget(s->k, id, err);
+    if (id) rc = file_delete(s->k, id, err);
     if (rc == OK) rc = file_put(s, file, hash, err);
     if (rc == OK) *(id ? &out->changed : &out->added) += 1;
     return rc;
@@ -519,7 +519,7 @@ static int files_prune(struct knowledge *k, const char *path, const struct strin
         gone[n++] = sqlite3_column_int64(q, 0);
     }
     int rc = walked(k, q, step, err);
-    for (int i = 0; i < n && rc == OK; i++) rc = file_forget(k, gone[i], err);
+    for (int i = 0; i < n && rc == OK; i++) rc = file_delete(k, gone[i], err);
     out->removed += n;
     free(gone);
     return rc;
@@ -542,7 +542,7 @@ static int files_add(struct knowledge *k, const struct strings *files, bool fold
         int rc = file_add(k, files->v[i], chars, out, &bad, err);
         if (rc != OK && !(folder && bad)) return rc;
         if (rc == OK) continue;
-        warn("%s", err->text);
+        log_warn("%s", err->text);
         out->refused++;
     }
     return OK;
@@ -758,14 +758,14 @@ static struct candidate *candidate_find(const struct search *s, int64_t id) {
 
 /* The share of a term that occurs tf times in a chunk of so many terms; 1 for one occurrence in
  * an average chunk. */
-static double term_share(const struct search *s, double tf, int32_t terms) {
+static double bm25_term_weight(const struct search *s, double tf, int32_t terms) {
     double norm = BM25_K1 * (1 - BM25_B + BM25_B * (double)terms / s->average);
     return tf * (BM25_K1 + 1) / (tf + norm);
 }
 
 /* Adds a term's share to every chunk that has it. Postings come twice: the weight of a term depends
  * on how many there are. */
-static int term_score(struct search *s, const struct query_term *t, double *possible,
+static int bm25_add_term(struct search *s, const struct query_term *t, double *possible,
                       struct error *err) {
     sqlite3_stmt *q = statement(s->k, POSTINGS, err);
     char *last = xasprintf("%s%s", t->text, t->prefix ? "\xF4\x8F\xBF\xBF" : "");
@@ -784,16 +784,16 @@ static int term_score(struct search *s, const struct query_term *t, double *poss
     *possible += t->weight * rare;
     while ((step = sqlite3_step(q)) == SQLITE_ROW) {
         struct candidate *c = candidate_find(s, sqlite3_column_int64(q, 0));
-        if (c) c->bm25 += t->weight * rare * term_share(s, sqlite3_column_double(q, 1), c->terms);
+        if (c) c->bm25 += t->weight * rare * bm25_term_weight(s, sqlite3_column_double(q, 1), c->terms);
     }
     return walked(s->k, q, step, err);
 }
 
-static int words_score(struct search *s, struct error *err) {
+static int bm25_score(struct search *s, struct error *err) {
     struct query_term terms[QUERY_TERMS];
     double possible = 0;
     int n = terms_query(s->q->text, terms, err), rc = MIN(n, 0);
-    for (int i = 0; i < n && rc == OK; i++) rc = term_score(s, &terms[i], &possible, err);
+    for (int i = 0; i < n && rc == OK; i++) rc = bm25_add_term(s, &terms[i], &possible, err);
     for (int64_t i = 0; i < s->n && possible > 0; i++)
         s->v[i].words = MIN(s->v[i].bm25 / possible, 1);
     return rc;
@@ -810,7 +810,7 @@ static int cosine_score(struct search *s, const struct embedder *e, struct error
         struct candidate *c = candidate_find(s, sqlite3_column_int64(q, 0));
         if (!c || (size_t)sqlite3_column_bytes(q, 1) != bytes) continue;
         memcpy(v, sqlite3_column_blob(q, 1), bytes);
-        c->cosine = vector_cosine(query, v, e->d);
+        c->cosine = cosine_similarity(query, v, e->d);
     }
     free(query);
     free(v);
@@ -860,7 +860,7 @@ json_t *knowledge_search(struct knowledge *k, const struct knowledge_query *q, s
     json_t *out = json_array();
     int rc = query_check(q, err);
     if (rc == OK) rc = candidates_read(&s, err);
-    if (rc == OK) rc = words_score(&s, err);
+    if (rc == OK) rc = bm25_score(&s, err);
     if (rc == OK && q->embedder) rc = cosine_score(&s, q->embedder, err);
     if (rc == OK) rc = hits_collect(&s, out, err);
     free(s.v);
@@ -874,7 +874,7 @@ void knowledge_snippets(const json_t *hits, int chars, struct buf *out) {
     const json_t *hit;
     json_array_foreach (hits, i, hit) {
         const char *content = json_string_value(json_object_get(hit, "content"));
-        size_t len = strlen(content), n = text_cut(content, len, (size_t)chars);
+        size_t len = strlen(content), n = utf8_prefix_len(content, len, (size_t)chars);
         buf_printf(out, "【%s】 ", json_string_value(json_object_get(hit, "title")));
         for (size_t at = 0; at < n; at++) buf_add(out, content[at] == '\n' ? " " : content + at, 1);
         buf_puts(out, n < len ? "…\n" : "\n");

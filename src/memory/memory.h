@@ -22,27 +22,27 @@ extern const char *const language_names[N_LANGUAGES]; /* "ja", "en", "zh" */
  * By the letters: kana is Japanese; Han without kana is Chinese when it has one of that language's
  * own common words, else Japanese; the rest is English.
  */
-enum language language_of(const char *text);
+enum language language_detect(const char *text);
 /* Bytes of the first n characters of a text; of all of it when it has fewer. */
-size_t text_cut(const char *text, size_t len, size_t chars);
+size_t utf8_prefix_len(const char *text, size_t len, size_t chars);
 
 /*
  * Readers of documents. Each takes UTF-8 (ERR_FORMAT with the byte otherwise; a zero byte is none)
  * and appends plain text, paragraphs being separated by an empty line; `title` gets what the
  * document calls itself, or nothing. The text is at most as long as the document plus 2 bytes.
  */
-int plain_read(const char *doc, size_t len, struct buf *title, struct buf *text, struct error *err);
-int html_read(const char *doc, size_t len, struct buf *title, struct buf *text, struct error *err);
-int markdown_read(const char *doc, size_t len, struct buf *title, struct buf *text,
+int document_read_text(const char *doc, size_t len, struct buf *title, struct buf *text, struct error *err);
+int document_read_html(const char *doc, size_t len, struct buf *title, struct buf *text, struct error *err);
+int document_read_markdown(const char *doc, size_t len, struct buf *title, struct buf *text,
                   struct error *err);
 
 /* A piece of a text: whole paragraphs where they fit, else whole sentences, else characters. */
-struct chunk {
+struct text_chunk {
     size_t begin, end;
 };
 /* At most `chars` (≥ 16) characters each, without white space at the ends; every other character of
  * the text is in exactly one. malloc'ed into *out; returns how many. */
-int text_chunks(const char *text, size_t len, int chars, struct chunk **out);
+int text_split_chunks(const char *text, size_t len, int chars, struct text_chunk **out);
 
 /* rules: tables of regular expressions (rules.c) */
 
@@ -53,18 +53,18 @@ int text_chunks(const char *text, size_t len, int chars, struct chunk **out);
  */
 bool answer_clean(const char *text, bool cut, struct buf *out);
 /* What is said where nothing came. */
-const char *answer_apology(enum language l);
+const char *answer_fallback(enum language l);
 /* Appends the sentences of a text that do not ask. */
-void statements_of(const char *text, struct buf *out);
-/* What a text says of who speaks, as conversation_learn takes it; {} without. */
-json_t *facts_said(const char *text);
+void statements_extract(const char *text, struct buf *out);
+/* What a text says of who speaks, as conversation_merge_facts takes it; {} without. */
+json_t *facts_extract(const char *text);
 /* Of facts that a model found, those that stand in what was said: half of their words at least. */
-json_t *facts_grounded(const json_t *facts, const char *said);
+json_t *facts_filter_grounded(const json_t *facts, const char *said);
 
 /* embeddings */
 
 /* In double, in the order of the entries; 0 when either is a zero vector. */
-double vector_cosine(const float *a, const float *b, int32_t d);
+double cosine_similarity(const float *a, const float *b, int32_t d);
 
 struct embedder {
     void *ctx;
@@ -131,7 +131,7 @@ struct knowledge_query {
 /* An array of {id, title, source, content, score, words, cosine (with an embedder)}, best first;
  * equals by source and place. NULL sets err. */
 json_t *knowledge_search(struct knowledge *k, const struct knowledge_query *q, struct error *err);
-#define SNIPPET_CHARS 500
+#define KNOWLEDGE_SNIPPET_CHARS 500
 /* Appends each hit as a line "【title】 content", the content cut to so many characters, then "…".
  */
 void knowledge_snippets(const json_t *hits, int chars, struct buf *out);
@@ -141,7 +141,7 @@ json_t *knowledge_list(struct knowledge *k, struct error *err);
 /* conversations */
 
 enum {
-    CONVERSATION_EXCHANGES = 10,
+    CONVERSATION_MAX_EXCHANGES = 10,
     CONVERSATION_MAX_TEXT = 64 << 10, /* bytes kept of one utterance, and of the summary */
     CONVERSATION_MAX_FACTS = 50       /* of one kind */
 };
@@ -173,11 +173,11 @@ int conversation_add(struct conversation *c, const char *user, const char *assis
  * lists grow by what is new, the oldest beyond CONVERSATION_MAX_FACTS going; null and empty texts
  * say nothing; ERR_FORMAT for anything else.
  */
-int conversation_learn(struct conversation *c, const json_t *facts, struct error *err);
-/* The JSON schema of what conversation_learn takes, with its keys in a language; malloc'ed. */
-char *conversation_schema(enum language l);
+int conversation_merge_facts(struct conversation *c, const json_t *facts, struct error *err);
+/* The JSON schema of what conversation_merge_facts takes, with its keys in a language; malloc'ed. */
+char *conversation_facts_schema(enum language l);
 /* Takes away the facts that hold this text, all of them with NULL, and counts them. */
-int conversation_forget(struct conversation *c, const char *text, int *forgotten,
+int conversation_remove_facts(struct conversation *c, const char *text, int *forgotten,
                         struct error *err);
 int conversation_clear(struct conversation *c, struct error *err);
 /* {exchanges: [{user, assistant}], summary, facts}; borrowed. */
@@ -187,9 +187,9 @@ const json_t *conversation_state(const struct conversation *c);
 void conversation_context(const struct conversation *c, enum language l, int max_chars,
                           struct buf *out);
 /* The same without the exchanges. */
-void conversation_known(const struct conversation *c, enum language l, struct buf *out);
+void conversation_summary_and_facts(const struct conversation *c, enum language l, struct buf *out);
 /* Whether the question asks for what the key facts answer (one's name, interests, likes, or all of
  * it); if so, appends the answer in the question's language. */
-bool conversation_answer(const struct conversation *c, const char *question, struct buf *out);
+bool conversation_answer_from_facts(const struct conversation *c, const char *question, struct buf *out);
 
 #endif

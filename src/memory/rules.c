@@ -49,7 +49,7 @@ static pcre2_match_context *limits_new(void) {
     return m;
 }
 
-/* Texts here have been through buf_add_clean: that they are UTF-8 is not checked again from each
+/* Texts here have been through buf_add_sanitized: that they are UTF-8 is not checked again from each
  * place on. */
 
 /* Whether the pattern is in the text; `group` (may be NULL) gets its first group. */
@@ -116,7 +116,7 @@ static const struct {
 
 bool answer_clean(const char *text, bool cut, struct buf *out) {
     struct buf b = {0};
-    buf_add_clean(&b, text, strlen(text));
+    buf_add_sanitized(&b, text, strlen(text));
     buf_puts(&b, "");
     for (size_t i = 0; i < ARRAY_LEN(cleanup); i++)
         pattern_replace(cleanup[i].pattern, cleanup[i].to, &b);
@@ -128,7 +128,7 @@ bool answer_clean(const char *text, bool cut, struct buf *out) {
     return good;
 }
 
-const char *answer_apology(enum language l) {
+const char *answer_fallback(enum language l) {
     static const char *const words[N_LANGUAGES] = {
         [LANG_JA] = "申し訳ございませんが、適切な回答を生成できませんでした。",
         [LANG_EN] = "I am sorry, but I could not produce a proper answer.",
@@ -139,7 +139,7 @@ const char *answer_apology(enum language l) {
 /* facts */
 
 /* Of one sentence that is no question, white space trimmed; the first group is the fact. The keys
- * are those of conversation_learn. Where `list` holds, enumerations are several facts. */
+ * are those of conversation_merge_facts. Where `list` holds, enumerations are several facts. */
 #define JA_I "(?:私|わたし|僕|ぼく|俺|おれ|自分|あたし)"
 #define JA_ASK "(?!何|なに|なん|誰|だれ|どんな|どう|[^。！]*(?:ない|ません))" /* nor denies */
 #define JA_FROM "(?:^|[、，\\s]|" JA_I "[はも])"
@@ -148,7 +148,7 @@ static const struct {
     const char *key;
     bool list;
     const char *pattern;
-} sayings[] = {
+} fact_patterns[] = {
     {"名前", false,
      JA_I "の名前は" JA_ASK
           "(?|[「『]([^」』]{1,20})[」』]|([^「」『』、。！\\s]{1,20}?))(?:と[言い申]|、|" JA_IS
@@ -212,9 +212,9 @@ static bool statement_next(const struct buf *text, size_t *at, struct buf *one) 
     return false;
 }
 
-void statements_of(const char *text, struct buf *out) {
+void statements_extract(const char *text, struct buf *out) {
     struct buf all = {0}, one = {0};
-    buf_add_clean(&all, text, strlen(text));
+    buf_add_sanitized(&all, text, strlen(text));
     for (size_t at = 0; statement_next(&all, &at, &one);) buf_add(out, one.data, one.len);
     buf_puts(out, "");
     buf_release(&all);
@@ -224,7 +224,7 @@ void statements_of(const char *text, struct buf *out) {
 static void fact_put(json_t *facts, const char *key, const char *text, size_t len, bool list) {
     while (len && strchr(" \t.", *text)) text++, len--;
     while (len && strchr(" \t.", text[len - 1])) len--;
-    json_t *v = len ? json_stringn(text, text_cut(text, len, FACT_CHARS)) : NULL;
+    json_t *v = len ? json_stringn(text, utf8_prefix_len(text, len, FACT_CHARS)) : NULL;
     if (!v) return;
     if (!list && strcmp(key, "名前") == 0) {
         json_object_set_new(facts, key, v);
@@ -245,26 +245,26 @@ static void list_put(json_t *facts, const char *key, struct buf *text) {
 
 /* All rules, on one sentence. */
 static void sentence_facts(const char *p, size_t n, json_t *facts) {
-    for (size_t i = 0; i < ARRAY_LEN(sayings); i++) {
+    for (size_t i = 0; i < ARRAY_LEN(fact_patterns); i++) {
         struct buf group = {0};
-        if (pattern_in(sayings[i].pattern, p, n, &group)) {
+        if (pattern_in(fact_patterns[i].pattern, p, n, &group)) {
             buf_puts(&group, "");
-            if (sayings[i].list)
-                list_put(facts, sayings[i].key, &group);
+            if (fact_patterns[i].list)
+                list_put(facts, fact_patterns[i].key, &group);
             else
-                fact_put(facts, sayings[i].key, group.data, group.len, false);
+                fact_put(facts, fact_patterns[i].key, group.data, group.len, false);
         }
         buf_release(&group);
     }
 }
 
-json_t *facts_said(const char *text) {
+json_t *facts_extract(const char *text) {
     json_t *facts = json_object();
     struct buf all = {0}, one = {0};
-    buf_add_clean(&all, text, strnlen(text, SAID_BYTES));
+    buf_add_sanitized(&all, text, strnlen(text, SAID_BYTES));
     for (size_t at = 0; statement_next(&all, &at, &one);) {
         pattern_replace("(?<!\\s)\\s++\\z", "", &one);
-        sentence_facts(one.data, utf8_whole(one.data, MIN(one.len, (size_t)SENTENCE_BYTES)), facts);
+        sentence_facts(one.data, utf8_complete_len(one.data, MIN(one.len, (size_t)SENTENCE_BYTES)), facts);
     }
     buf_release(&all);
     buf_release(&one);
@@ -318,12 +318,12 @@ static bool term_was_said(const struct said *s, const struct query_term *t) {
 }
 
 /* Whether at least half of a text's words, by weight, and one that means something, were said. */
-static bool was_said(const char *text, const struct said *said) {
+static bool fact_is_grounded(const char *text, const struct said *said) {
     struct query_term terms[QUERY_TERMS];
     struct error err;
     double all = 0, there = 0;
     bool any = false;
-    int n = text_cut(text, strlen(text), 1) < strlen(text) ? terms_query(text, terms, &err) : 0;
+    int n = utf8_prefix_len(text, strlen(text), 1) < strlen(text) ? terms_query(text, terms, &err) : 0;
     for (int i = 0; i < n; i++) {
         bool found = term_was_said(said, &terms[i]);
         all += terms[i].weight;
@@ -333,18 +333,18 @@ static bool was_said(const char *text, const struct said *said) {
     return any && 2 * there >= all;
 }
 
-json_t *facts_grounded(const json_t *facts, const char *text) {
+json_t *facts_filter_grounded(const json_t *facts, const char *text) {
     json_t *out = json_object(), *v, *member;
     struct said said;
     const char *key;
     size_t i;
     said_read(&said, text);
     json_object_foreach ((json_t *)(uintptr_t)facts, key, v) {
-        if (json_is_string(v) && was_said(json_string_value(v), &said))
+        if (json_is_string(v) && fact_is_grounded(json_string_value(v), &said))
             json_object_set(out, key, v);
         if (json_is_array(v)) json_object_set_new(out, key, json_array());
         json_array_foreach (v, i, member)
-            if (json_is_string(member) && was_said(json_string_value(member), &said))
+            if (json_is_string(member) && fact_is_grounded(json_string_value(member), &said))
                 json_array_append(json_object_get(out, key), member);
     }
     said_release(&said);

@@ -29,7 +29,7 @@ static enum script script_of(ucs4_t c) {
 }
 
 /* NFKC and lower case; compatibility forms grow at most 11 times. */
-static int text_fold(const char *text, size_t len, struct buf *out, struct error *err) {
+static int nfkc_lowercase(const char *text, size_t len, struct buf *out, struct error *err) {
     size_t room = 12 * len + 64;
     uint8_t *form = try_calloc(room, 1, err), bytes[6];
     uint8_t *got =
@@ -76,7 +76,7 @@ static struct run run_next(const struct buf *b, size_t *at) {
 /* fn is called for each pair of the run's characters, or for the run when it is a word. */
 typedef void (*term_fn)(void *ctx, const char *p, size_t n, enum script s);
 
-static void run_terms(const struct run *r, term_fn fn, void *ctx) {
+static void run_bigrams(const struct run *r, term_fn fn, void *ctx) {
     if (r->script == WORD) {
         size_t n = r->bytes;
         if (n > TERM_BYTES)
@@ -86,7 +86,7 @@ static void run_terms(const struct run *r, term_fn fn, void *ctx) {
     }
     const char *p = r->p, *end = p + r->bytes;
     for (size_t a = r->first, b; p + a < end; p += a, a = b) {
-        b = text_cut(p + a, (size_t)(end - p) - a, 1);
+        b = utf8_prefix_len(p + a, (size_t)(end - p) - a, 1);
         fn(ctx, p, a + b, r->script);
     }
 }
@@ -108,9 +108,9 @@ int terms_index(const char *text, size_t len, struct buf *out, int64_t *n, struc
     struct buf folded = {0};
     struct indexed x = {out, 0};
     size_t at = 0;
-    int rc = text_fold(text, len, &folded, err);
+    int rc = nfkc_lowercase(text, len, &folded, err);
     for (struct run r; rc == OK && (r = run_next(&folded, &at)).script != NONE;) {
-        run_terms(&r, term_add, &x);
+        run_bigrams(&r, term_add, &x);
         if (r.script != WORD) term_add(&x, r.p + r.bytes - r.last, r.last, r.script);
     }
     buf_puts(out, "");
@@ -158,12 +158,12 @@ int terms_query(const char *text, struct query_term out[QUERY_TERMS], struct err
     struct buf folded = {0};
     struct wanted w = {out, 0};
     size_t at = 0;
-    int rc = text_fold(text, strlen(text), &folded, err);
+    int rc = nfkc_lowercase(text, strlen(text), &folded, err);
     for (struct run r; rc == OK && (r = run_next(&folded, &at)).script != NONE;) {
         if (r.script != WORD && r.chars == 1)
             query_add(&w, r.p, r.bytes, r.script, true);
         else
-            run_terms(&r, wanted_add, &w);
+            run_bigrams(&r, wanted_add, &w);
     }
     buf_release(&folded);
     return rc == OK ? w.n : rc;

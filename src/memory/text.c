@@ -24,7 +24,7 @@ static bool has_char(const char *set, const uint8_t *p, int n) {
     return false;
 }
 
-enum language language_of(const char *text) {
+enum language language_detect(const char *text) {
     const uint8_t *p = (const uint8_t *)text, *end = p + strlen(text);
     bool han = false, zh = false;
     while (p < end) {
@@ -41,7 +41,7 @@ enum language language_of(const char *text) {
     return zh ? LANG_ZH : han ? LANG_JA : LANG_EN;
 }
 
-size_t text_cut(const char *text, size_t len, size_t chars) {
+size_t utf8_prefix_len(const char *text, size_t len, size_t chars) {
     size_t at = 0;
     ucs4_t c;
     for (; at < len && chars > 0; chars--)
@@ -49,7 +49,7 @@ size_t text_cut(const char *text, size_t len, size_t chars) {
     return at;
 }
 
-double vector_cosine(const float *a, const float *b, int32_t d) {
+double cosine_similarity(const float *a, const float *b, int32_t d) {
     double dot = 0, aa = 0, bb = 0;
     for (int32_t i = 0; i < d; i++) {
         dot += (double)a[i] * (double)b[i];
@@ -65,7 +65,7 @@ double vector_cosine(const float *a, const float *b, int32_t d) {
 struct cutter {
     const char *text;
     size_t limit; /* characters */
-    struct chunk *v;
+    struct text_chunk *v;
     int n, cap;
 };
 
@@ -79,17 +79,17 @@ static bool is_space(const char *p, size_t left, int *n) {
     return uc_is_property_white_space(c);
 }
 
-static struct chunk trimmed(const struct cutter *c, size_t begin, size_t end) {
+static struct text_chunk trimmed(const struct cutter *c, size_t begin, size_t end) {
     int n;
     while (begin < end && is_space(c->text + begin, end - begin, &n)) begin += (size_t)n;
     size_t last = begin;
     for (size_t at = begin; at < end; at += (size_t)n)
         if (!is_space(c->text + at, end - at, &n)) last = at + (size_t)n;
-    return (struct chunk){begin, last};
+    return (struct text_chunk){begin, last};
 }
 
 static void cutter_add(struct cutter *c, size_t begin, size_t end) {
-    struct chunk k = trimmed(c, begin, end);
+    struct text_chunk k = trimmed(c, begin, end);
     if (k.begin == k.end) return;
     if (c->n == c->cap) {
         c->cap = MAX(2 * c->cap, 16);
@@ -126,13 +126,13 @@ static void pack(struct cutter *c, size_t begin, size_t end, bool sentences);
 
 /* A unit that is too long alone is cut by the next finer ones: paragraphs, sentences, characters.
  */
-static void unit_cut(struct cutter *c, struct chunk unit, bool sentences) {
+static void unit_cut(struct cutter *c, struct text_chunk unit, bool sentences) {
     if (!sentences) {
         pack(c, unit.begin, unit.end, true);
         return;
     }
     for (size_t at = unit.begin, n; at < unit.end; at += n) {
-        n = text_cut(c->text + at, unit.end - at, c->limit);
+        n = utf8_prefix_len(c->text + at, unit.end - at, c->limit);
         cutter_add(c, at, at + n);
     }
 }
@@ -143,7 +143,7 @@ static void pack(struct cutter *c, size_t begin, size_t end, bool sentences) {
     size_t start = begin, chars = 0;
     for (size_t at = begin, next; at < end; at = next) {
         next = (sentences ? sentence_end : paragraph_end)(c->text, at, end);
-        struct chunk unit = trimmed(c, at, next);
+        struct text_chunk unit = trimmed(c, at, next);
         size_t n = chars_of(c, chars ? at : unit.begin, unit.end);
         if (chars + n > c->limit) {
             cutter_add(c, start, at);
@@ -160,7 +160,7 @@ static void pack(struct cutter *c, size_t begin, size_t end, bool sentences) {
     cutter_add(c, start, end);
 }
 
-int text_chunks(const char *text, size_t len, int chars, struct chunk **out) {
+int text_split_chunks(const char *text, size_t len, int chars, struct text_chunk **out) {
     struct cutter c = {.text = text, .limit = (size_t)chars};
     CHECK(chars >= 16);
     pack(&c, 0, len, false);

@@ -75,12 +75,12 @@ const struct arch *arch_find(const char *name) {
 }
 
 /* A multimodal config.json says "gemma3" where the text model alone says "gemma3_text". */
-static bool arch_is(const struct arch *a, const char *name, enum naming naming) {
+static bool arch_is(const struct arch *a, const char *name, enum tensor_naming naming) {
     if (naming == NAMING_GGUF) return a->gguf && strcmp(a->gguf, name) == 0;
     return strcmp(a->hf_type, name) == 0 || strcmp(a->name, name) == 0;
 }
 
-int arch_require(const char *name, enum naming naming, const struct arch **out, struct error *err) {
+int arch_require(const char *name, enum tensor_naming naming, const struct arch **out, struct error *err) {
     struct buf known = {0};
     for (size_t i = 0; i < ARRAY_LEN(archs); i++) {
         if (arch_is(&archs[i], name, naming)) {
@@ -97,23 +97,23 @@ int arch_require(const char *name, enum naming naming, const struct arch **out, 
     return err->code;
 }
 
-bool layer_is_local(const struct model_config *c, int32_t layer) {
-    return layer < WINDOWED_LAYERS_MAX && (c->local[layer / 64] >> (layer % 64) & 1);
+bool layer_is_sliding(const struct model_config *c, int32_t layer) {
+    return layer < SLIDING_LAYERS_MAX && (c->local[layer / 64] >> (layer % 64) & 1);
 }
 
-void layer_set_local(struct model_config *c, int32_t layer) {
-    if (layer < WINDOWED_LAYERS_MAX) c->local[layer / 64] |= (uint64_t)1 << (layer % 64);
+void layer_set_sliding(struct model_config *c, int32_t layer) {
+    if (layer < SLIDING_LAYERS_MAX) c->local[layer / 64] |= (uint64_t)1 << (layer % 64);
 }
 
-void window_period_set(struct model_config *c, int32_t p) {
-    for (int32_t l = 0; l < MIN(c->n_layers, WINDOWED_LAYERS_MAX); l++)
-        if ((l + 1) % p != 0) layer_set_local(c, l);
+void sliding_window_pattern_set(struct model_config *c, int32_t p) {
+    for (int32_t l = 0; l < MIN(c->n_layers, SLIDING_LAYERS_MAX); l++)
+        if ((l + 1) % p != 0) layer_set_sliding(c, l);
 }
 
-int32_t window_period(const struct model_config *c) {
+int32_t sliding_window_pattern(const struct model_config *c) {
     for (int32_t p = 1; p <= c->n_layers + 1; p++) {
         struct model_config same = {.n_layers = c->n_layers};
-        window_period_set(&same, p);
+        sliding_window_pattern_set(&same, p);
         if (memcmp(same.local, c->local, sizeof(same.local)) == 0) return p;
     }
     return 0;
@@ -303,7 +303,7 @@ int32_t weight_count(const struct model_config *c) {
            parts_count(c, PART_FINAL_NORM, PART_HEAD);
 }
 
-static void weight_shape(const struct model_config *c, struct weight *w) {
+static void weight_shape(const struct model_config *c, struct weight_info *w) {
     const struct part *p = &parts[w->part];
     enum proj proj = (enum proj)p->proj;
     w->norm = p->kind >= KIND_PROJ_BIAS;
@@ -322,7 +322,7 @@ static void weight_shape(const struct model_config *c, struct weight *w) {
         w->rope_heads = proj == PROJ_Q ? c->n_heads : proj == PROJ_K ? c->n_kv_heads : 0;
 }
 
-static void hf_name(const struct arch *a, struct weight *w) {
+static void hf_name(const struct arch *a, struct weight_info *w) {
     const struct part *p = &parts[w->part];
     const char *own = a->hf_names == HF_NEO                 ? p->neo
                       : a->hf_names == HF_GEMMA && p->gemma ? p->gemma
@@ -337,11 +337,11 @@ static void hf_name(const struct arch *a, struct weight *w) {
         snprintf(w->name, size, "%s", own);
 }
 
-void weight_at(const struct model_config *c, int32_t i, enum naming naming, struct weight *out) {
+void weight_at(const struct model_config *c, int32_t i, enum tensor_naming naming, struct weight_info *out) {
     CHECK(i >= 0 && i < weight_count(c));
     int32_t before = parts_count(c, PART_EMBED, PART_POS_EMBED), per_layer = layer_weight_count(c),
             in_layers = c->n_layers * per_layer;
-    *out = (struct weight){.layer = -1};
+    *out = (struct weight_info){.layer = -1};
     if (i < before) {
         out->part = part_pick(c, PART_EMBED, i);
     } else if (i < before + in_layers) {
@@ -359,7 +359,7 @@ void weight_at(const struct model_config *c, int32_t i, enum naming naming, stru
         snprintf(out->name, sizeof(out->name), "%s", parts[out->part].gguf);
 }
 
-struct matrix *weight_matrix(struct model *m, const struct weight *w) {
+struct matrix *weight_matrix(struct model *m, const struct weight_info *w) {
     if (w->norm) return NULL;
     if (w->part == PART_EMBED) return &m->embed;
     if (w->part == PART_POS_EMBED) return &m->pos_embed;
@@ -367,11 +367,11 @@ struct matrix *weight_matrix(struct model *m, const struct weight *w) {
     return &m->layers[w->layer].proj[parts[w->part].proj];
 }
 
-const float **weight_norm(struct model *m, const struct weight *w) {
+const float **weight_norm(struct model *m, const struct weight_info *w) {
     if (w->part == PART_FINAL_NORM) return &m->final_norm;
     if (w->part == PART_FINAL_NORM_BIAS) return &m->final_norm_bias;
     if (!w->norm) return NULL;
-    struct layer *l = &m->layers[w->layer];
+    struct model_layer *l = &m->layers[w->layer];
     switch (w->part) {
     case PART_ATTN_NORM:
         return &l->attn_norm;
@@ -396,7 +396,7 @@ const float **weight_norm(struct model *m, const struct weight *w) {
 
 int64_t model_param_count(const struct model_config *c) {
     int64_t total = 0;
-    struct weight w;
+    struct weight_info w;
     for (int32_t i = 0; i < weight_count(c); i++) {
         weight_at(c, i, NAMING_HF, &w);
         total += w.n * w.k;
@@ -415,9 +415,9 @@ static bool positive(float x) {
 
 static int windows_check(const struct model_config *c, struct error *err) {
     bool any = c->local[0] || c->local[1];
-    if (any && c->n_layers > WINDOWED_LAYERS_MAX)
+    if (any && c->n_layers > SLIDING_LAYERS_MAX)
         return error_set(err, ERR_FORMAT, "%d layers are too many for sliding windows (at most %d)",
-                         (int)c->n_layers, WINDOWED_LAYERS_MAX);
+                         (int)c->n_layers, SLIDING_LAYERS_MAX);
     if (any && (c->window < 1 || c->window > 1 << 24))
         return error_set(err, ERR_FORMAT, "a sliding window of %d keys is outside 1..%d",
                          (int)c->window, 1 << 24);
@@ -681,7 +681,7 @@ static const struct {
       .local = {0x2}}},
 };
 
-int shape_find(const char *name, struct model_config *out, struct error *err) {
+int model_preset_find(const char *name, struct model_config *out, struct error *err) {
     struct buf known = {0};
     for (size_t i = 0; i < ARRAY_LEN(shapes); i++) {
         if (strcmp(shapes[i].name, name) == 0) {

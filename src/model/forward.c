@@ -32,26 +32,26 @@ enum {
     CUT = 32,               /* outputs: two panels of packed weights, whole cache lines */
     MIN_PARALLEL = 1 << 15, /* multiply-adds below which waking threads costs more than it gives */
     MAX_FUSED = 3,
-    LOW_COST = 4,    /* a low-rank multiply-add, in those of packed weights (measured) */
+    LORA_COST = 4,    /* a low-rank multiply-add, in those of packed weights (measured) */
     PARTS = 64,      /* that a line of costs is cut into */
     MAX_QUERIES = 8, /* that read the same keys at once: rows of a sequence, or heads of a row */
 };
 
-enum job_kind { JOB_BASE, JOB_LOW_A };
+enum gemm_task_kind { TASK_BASE, TASK_LORA_DOWN };
 
 /* One product y[rows][n] of which any range of outputs can be made alone. */
-struct job {
-    enum job_kind kind;
-    const struct matrix *w;       /* JOB_BASE */
-    const struct inputs *in;      /* of all rows */
-    const struct segment *seg;    /* JOB_LOW_A */
-    const struct lora_part *part; /* JOB_LOW_A, with its map, or NULL of a perturbation */
-    const struct lora_map *map;
+struct gemm_task {
+    enum gemm_task_kind kind;
+    const struct matrix *w;       /* TASK_BASE */
+    const struct gemm_input *in;      /* of all rows */
+    const struct lora_segment *seg;    /* TASK_LORA_DOWN */
+    const struct lora_part *part; /* TASK_LORA_DOWN, with its map, or NULL of a perturbation */
+    const struct lora_module *map;
     enum proj proj;
     float *y, *t; /* t [rows][RANK_CHUNK]: what A makes and B reads */
     int64_t ldy, rows, k, n;
     int64_t start;  /* where it begins on the line */
-    int64_t r0, at; /* JOB_LOW_A: ranks from r0 of the part go to t[at…] */
+    int64_t r0, at; /* TASK_LORA_DOWN: ranks from r0 of the part go to t[at…] */
     bool add;
 };
 
@@ -79,18 +79,18 @@ struct forward {
     float *cos_local, *sin_local; /* the same of local layers */
     float *signs;                 /* [threads][widest matrix]: a factor of a perturbation */
     struct block *blocks;         /* [B] */
-    struct row *kept;             /* [B] rows of which results are wanted, in the last layer, */
-    struct segment *kept_segs;    /* [B] their segments, */
+    struct batch_row *kept;             /* [B] rows of which results are wanted, in the last layer, */
+    struct lora_segment *kept_segs;    /* [B] their segments, */
     int32_t *kept_outs;           /* [B] and their numbers: 0, 1, … */
     int64_t *attend_cost;         /* [B + 1] of the blocks before block i */
-    struct job *jobs;             /* [MAX_FUSED · (1 + max_parts)] */
-    struct extent *extents;       /* [MAX_FUSED · max_parts]: maps of the line's low-rank jobs */
+    struct gemm_task *jobs;             /* [MAX_FUSED · (1 + max_parts)] */
+    struct prefetch_range *extents;       /* [MAX_FUSED · max_parts]: maps of the line's low-rank jobs */
     void *in_scratch;
-    struct kv *kv;
+    struct kv_cache *kv;
 
     /* the call in progress */
-    const struct row *rows;
-    const struct segment *segs;
+    const struct batch_row *rows;
+    const struct lora_segment *segs;
     int32_t n_rows, n_segs, n_blocks, layer;
     int n_jobs;
     int n_extents;
@@ -111,8 +111,8 @@ static struct forward_options options_of(const struct forward_options *o) {
     return r;
 }
 
-static struct kv_options kv_options_of(const struct forward_options *o) {
-    return (struct kv_options){
+static struct kv_cache_options kv_options_of(const struct forward_options *o) {
+    return (struct kv_cache_options){
         .n_slots = o->n_slots, .slot_len = o->slot_len, .n_pages = o->n_pages, .elem = o->kv_elem};
 }
 
@@ -153,17 +153,17 @@ static size_t slab_lay(struct forward *f, const struct model_config *c,
     f->kept_segs = slab_take(base, &used, rows * sizeof *f->kept_segs);
     f->kept_outs = slab_take(base, &used, rows * sizeof *f->kept_outs);
     f->attend_cost = slab_take(base, &used, (rows + 1) * sizeof(int64_t));
-    f->jobs = slab_take(base, &used, MAX_FUSED * (1 + (size_t)o->max_parts) * sizeof(struct job));
-    f->extents = slab_take(base, &used, MAX_FUSED * (size_t)o->max_parts * sizeof(struct extent));
-    f->in_scratch = slab_take(base, &used, inputs_scratch(o->max_rows, (int64_t)widest));
+    f->jobs = slab_take(base, &used, MAX_FUSED * (1 + (size_t)o->max_parts) * sizeof(struct gemm_task));
+    f->extents = slab_take(base, &used, MAX_FUSED * (size_t)o->max_parts * sizeof(struct prefetch_range));
+    f->in_scratch = slab_take(base, &used, gemm_input_scratch(o->max_rows, (int64_t)widest));
     return used;
 }
 
 size_t forward_bytes(const struct model_config *c, const struct forward_options *o) {
     struct forward f;
     struct forward_options r = options_of(o);
-    struct kv_options ko = kv_options_of(&r);
-    return sizeof f + 64 + slab_lay(&f, c, &r, NULL) + kv_bytes(c, &ko);
+    struct kv_cache_options ko = kv_options_of(&r);
+    return sizeof f + 64 + slab_lay(&f, c, &r, NULL) + kv_cache_bytes(c, &ko);
 }
 
 struct forward *forward_new(const struct model *m, const struct forward_options *o) {
@@ -174,8 +174,8 @@ struct forward *forward_new(const struct model *m, const struct forward_options 
     f->m = m;
     f->o = options_of(o);
     f->kern = kernels_get();
-    struct kv_options ko = kv_options_of(&f->o);
-    f->kv = kv_new(&m->config, &ko);
+    struct kv_cache_options ko = kv_options_of(&f->o);
+    f->kv = kv_cache_new(&m->config, &ko);
     f->slab = calloc(1, slab_lay(f, &m->config, &f->o, NULL) + 64);
     if (!f->kv || !f->slab) {
         forward_free(f);
@@ -190,12 +190,12 @@ struct forward *forward_new(const struct model *m, const struct forward_options 
 
 void forward_free(struct forward *f) {
     if (!f) return;
-    kv_free(f->kv);
+    kv_cache_free(f->kv);
     free(f->slab);
     free(f);
 }
 
-struct kv *forward_kv(const struct forward *f) {
+struct kv_cache *forward_kv_cache(const struct forward *f) {
     return f->kv;
 }
 
@@ -211,11 +211,11 @@ static struct pool *pool_for(const struct forward *f, int64_t cost) {
     return cost >= MIN_PARALLEL ? f->o.pool : NULL;
 }
 
-static const struct lora_map *part_map(const struct lora_part *p, int32_t layer, enum proj proj) {
-    return p->pack ? lora_map_at(p->pack, layer, proj) : NULL;
+static const struct lora_module *part_map(const struct lora_part *p, int32_t layer, enum proj proj) {
+    return p->pack ? lora_module_at(p->pack, layer, proj) : NULL;
 }
 
-static int64_t map_rank(const struct lora_map *m) {
+static int64_t map_rank(const struct lora_module *m) {
     return m ? m->r : 1;
 }
 
@@ -242,62 +242,62 @@ static void gains_apply(float *t, int64_t rows, const float *gain, float weight,
 }
 
 /* t = weight · gain · A x for ranks [n0, n1) of the job. */
-static void low_a_range(const struct forward *f, const struct job *j, int64_t n0, int64_t n1,
+static void lora_down_range(const struct forward *f, const struct gemm_task *j, int64_t n0, int64_t n1,
                         int thread) {
     const struct lora_part *p = j->part;
     float *t = j->t + j->at;
-    struct inputs in = inputs_rows(j->in, j->seg->begin, j->seg->end);
+    struct gemm_input in = gemm_input_rows(j->in, j->seg->begin, j->seg->end);
     if (!p->pack) {
         float *v = signs_of(f, thread);
-        noise_signs(&p->noise, f->layer, j->proj, false, 0, j->k, in.q ? ELEM_I8 : ELEM_F32, v);
+        lora_perturbation_signs(&p->noise, f->layer, j->proj, false, 0, j->k, in.q ? DTYPE_I8 : DTYPE_F32, v);
         if (in.q)
             f->kern->dots_i8(t, RANK_CHUNK, &in, (const int8_t *)v, j->k, 0, 1);
         else
-            rows_dots(ELEM_F32, t, RANK_CHUNK, in.x, in.ldx, j->rows, v, j->k, j->k, 0, 1, false);
+            gemm_nt(DTYPE_F32, t, RANK_CHUNK, in.x, in.ldx, j->rows, v, j->k, j->k, 0, 1, false);
         for (int64_t i = 0; i < j->rows; i++) t[i * RANK_CHUNK] *= p->weight;
         return;
     }
-    const struct lora_map *m = j->map;
-    const char *a = (const char *)m->a + j->r0 * j->k * (int64_t)elem_size(p->pack->elem);
-    if (p->pack->elem == ELEM_I8 && in.q) {
+    const struct lora_module *m = j->map;
+    const char *a = (const char *)m->a + j->r0 * j->k * (int64_t)dtype_size(p->pack->elem);
+    if (p->pack->elem == DTYPE_I8 && in.q) {
         f->kern->dots_i8(t, RANK_CHUNK, &in, (const int8_t *)a, j->k, n0, n1);
     } else {
-        rows_dots(p->pack->elem, t, RANK_CHUNK, in.x, in.ldx, j->rows, a, j->k, j->k, n0, n1,
+        gemm_nt(p->pack->elem, t, RANK_CHUNK, in.x, in.ldx, j->rows, a, j->k, j->k, n0, n1,
                   false);
     }
     gains_apply(t + n0, j->rows, m->gain + j->r0 + n0, p->weight, n1 - n0);
 }
 
 /* What one output of a job costs on the line: multiply-adds of packed weights. */
-static int64_t job_unit(const struct job *j) {
-    return j->rows * j->k * (j->kind == JOB_BASE ? 1 : LOW_COST);
+static int64_t job_unit(const struct gemm_task *j) {
+    return j->rows * j->k * (j->kind == TASK_BASE ? 1 : LORA_COST);
 }
 
 /* The base's product, and the share of the line's maps that this stretch of it has to fetch. */
-static void base_range(const struct forward *f, const struct job *j, int64_t n0, int64_t n1) {
+static void base_range(const struct forward *f, const struct gemm_task *j, int64_t n0, int64_t n1) {
     int64_t unit = job_unit(j), lo = f->n_extents * (j->start + n0 * unit) / f->base_cost,
             hi = f->n_extents * (j->start + n1 * unit) / f->base_cost;
-    struct ahead a = {f->extents + lo, hi - lo, 0, 0};
-    struct inputs in = *j->in;
+    struct prefetch_list a = {f->extents + lo, hi - lo, 0, 0};
+    struct gemm_input in = *j->in;
     if (a.n > 0) in.ahead = &a;
     matrix_mul_range(j->y, j->ldy, &in, j->w, n0, n1, j->add);
 }
 
 /* Outputs [n0, n1) of the job. */
-static void job_range(const struct forward *f, const struct job *j, int64_t n0, int64_t n1,
+static void job_range(const struct forward *f, const struct gemm_task *j, int64_t n0, int64_t n1,
                       int thread) {
     switch (j->kind) {
-    case JOB_BASE:
+    case TASK_BASE:
         base_range(f, j, n0, n1);
         return;
-    case JOB_LOW_A:
-        low_a_range(f, j, n0, n1, thread);
+    case TASK_LORA_DOWN:
+        lora_down_range(f, j, n0, n1, thread);
         return;
     }
 }
 
 /* Which output of a job lies at `pos` on the line: the same answer for both its neighbours. */
-static int64_t job_cut(const struct job *j, int64_t pos) {
+static int64_t job_cut(const struct gemm_task *j, int64_t pos) {
     int64_t unit = job_unit(j);
     if (pos <= j->start) return 0;
     if (pos >= j->start + j->n * unit) return j->n;
@@ -321,23 +321,23 @@ static void jobs_part(void *ctx, int64_t begin, int64_t end, int thread) {
     const struct forward *f = ctx;
     int64_t lo = f->cost * begin / f->parts, hi = f->cost * end / f->parts;
     for (int i = job_at(f, lo); i < f->n_jobs && f->jobs[i].start < hi; i++) {
-        const struct job *j = &f->jobs[i];
+        const struct gemm_task *j = &f->jobs[i];
         int64_t n0 = job_cut(j, lo), n1 = job_cut(j, hi);
         if (n0 < n1) job_range(f, j, n0, n1, thread);
     }
 }
 
-static void job_add(struct forward *f, struct job j) {
+static void job_add(struct forward *f, struct gemm_task j) {
     CHECK(f->n_jobs < MAX_FUSED * (1 + f->o.max_parts));
     j.start = f->cost;
     f->jobs[f->n_jobs++] = j;
     f->cost += j.n * job_unit(&j);
-    if (j.kind == JOB_BASE) f->base_cost = f->cost;
+    if (j.kind == TASK_BASE) f->base_cost = f->cost;
 }
 
-static void base_job(struct forward *f, const struct matrix *w, const struct inputs *in, float *y,
+static void base_job(struct forward *f, const struct matrix *w, const struct gemm_input *in, float *y,
                      bool add) {
-    job_add(f, (struct job){.kind = JOB_BASE,
+    job_add(f, (struct gemm_task){.kind = TASK_BASE,
                             .w = w,
                             .in = in,
                             .y = y,
@@ -362,25 +362,25 @@ static void jobs_run(struct forward *f) {
 }
 
 /* DoRA's multipliers of a segment's one adapter, or NULL. */
-static const float *dora_mult(const struct forward *f, const struct segment *g, enum proj p) {
+static const float *dora_mult(const struct forward *f, const struct lora_segment *g, enum proj p) {
     if (!g || g->n_parts != 1 || !g->parts[0].pack) return NULL;
-    return lora_map_at(g->parts[0].pack, f->layer, p)->mult;
+    return lora_module_at(g->parts[0].pack, f->layer, p)->mult;
 }
 
 /* Both factors of a map, which lie together. */
-static void extent_add(struct forward *f, const struct lora_map *m) {
+static void extent_add(struct forward *f, const struct lora_module *m) {
     f->extents[f->n_extents++] =
-        (struct extent){m->a, (const char *)(m->gain + m->r) - (const char *)m->a};
+        (struct prefetch_range){m->a, (const char *)(m->gain + m->r) - (const char *)m->a};
 }
 
 /* Jobs of A for ranks [r0, r0 + RANK_CHUNK) of all parts of every segment, counted through. Returns
  * how many ranks from r0 on a segment has at most: none below 1. */
-static int64_t low_jobs(struct forward *f, enum proj p, const struct inputs *in, float *low,
+static int64_t lora_down_tasks(struct forward *f, enum proj p, const struct gemm_input *in, float *low,
                         int64_t r0) {
     int64_t out = proj_out(&f->m->config, p), most = 0;
     for (int32_t s = 0; s < f->n_segs; s++) {
-        const struct segment *g = &f->segs[s];
-        struct job j = {.kind = JOB_LOW_A,
+        const struct lora_segment *g = &f->segs[s];
+        struct gemm_task j = {.kind = TASK_LORA_DOWN,
                         .seg = g,
                         .proj = p,
                         .in = in,
@@ -389,7 +389,7 @@ static int64_t low_jobs(struct forward *f, enum proj p, const struct inputs *in,
                         .k = in->k};
         int64_t at = -r0;
         for (int32_t i = 0; i < g->n_parts; i++) {
-            const struct lora_map *m = part_map(&g->parts[i], f->layer, p);
+            const struct lora_module *m = part_map(&g->parts[i], f->layer, p);
             int64_t r = map_rank(m), lo = MAX(-at, 0), hi = MIN(r, RANK_CHUNK - at);
             if (lo < hi) {
                 j.part = &g->parts[i];
@@ -402,7 +402,7 @@ static int64_t low_jobs(struct forward *f, enum proj p, const struct inputs *in,
             }
             at += part_width(r);
         }
-        f->b_cost += LOW_COST * j.rows * out * MAX(MIN(at, RANK_CHUNK), 0);
+        f->b_cost += LORA_COST * j.rows * out * MAX(MIN(at, RANK_CHUNK), 0);
         most = MAX(most, at);
     }
     return most;
@@ -428,7 +428,7 @@ static int32_t segment_from(const struct forward *f, int64_t i) {
 }
 
 /* The segment that row i lies in, or NULL. */
-static const struct segment *segment_of(const struct forward *f, int64_t i) {
+static const struct lora_segment *segment_of(const struct forward *f, int64_t i) {
     int32_t s = segment_from(f, i);
     return s < f->n_segs && f->segs[s].begin <= i ? &f->segs[s] : NULL;
 }
@@ -486,25 +486,25 @@ static void dora_run(const struct forward *f, const struct product *v, const flo
 }
 
 /* What follows a product, row by row; NULL: nothing. */
-struct after {
+struct epilogue {
     pool_fn run;
     void *ctx;
     int64_t cost; /* of all rows */
 };
 
 /* The second halves of a round's low-rank parts, and what follows. */
-struct low_b {
+struct lora_up {
     const struct forward *f;
     const struct product *v;
     int n;
     float *aside;
     int64_t r0; /* the round's first rank */
-    struct after after;
+    struct epilogue after;
 };
 
 /* y += Σ_r t_r b_r over the parts' ranks of this round, in their order, for rows [begin, end) of a
  * segment. */
-static void low_b_rows(const struct low_b *b, const struct segment *g, int i, int64_t begin,
+static void lora_up_rows(const struct lora_up *b, const struct lora_segment *g, int i, int64_t begin,
                        int64_t end, int thread) {
     const struct forward *f = b->f;
     const enum proj proj = b->v[i].p;
@@ -514,53 +514,53 @@ static void low_b_rows(const struct low_b *b, const struct segment *g, int i, in
     int64_t at = -b->r0; // where a part's ranks begin in t
     for (int32_t k = 0; k < g->n_parts && at < RANK_CHUNK; k++) {
         const struct lora_part *p = &g->parts[k];
-        const struct lora_map *m = part_map(p, f->layer, proj);
+        const struct lora_module *m = part_map(p, f->layer, proj);
         int64_t r = map_rank(m), lo = MAX(-at, 0), hi = MIN(r, RANK_CHUNK - at);
         if (lo < hi && !m) {
             float *u = signs_of(f, thread);
-            noise_signs(&p->noise, f->layer, proj, true, 0, n, ELEM_F32, u);
-            rows_mix(ELEM_F32, y, n, t + at, RANK_CHUNK, 1, rows, u, n, 1, n);
+            lora_perturbation_signs(&p->noise, f->layer, proj, true, 0, n, DTYPE_F32, u);
+            gemm_nn(DTYPE_F32, y, n, t + at, RANK_CHUNK, 1, rows, u, n, 1, n);
         } else if (lo < hi) {
-            enum elem e = p->pack->elem;
-            const char *bt = (const char *)m->bt + lo * n * (int64_t)elem_size(e);
-            if (e == ELEM_I8)
-                pairs_mix(y, n, t + at + lo, RANK_CHUNK, rows, (const int8_t *)bt, n, hi - lo, n);
+            enum dtype e = p->pack->elem;
+            const char *bt = (const char *)m->bt + lo * n * (int64_t)dtype_size(e);
+            if (e == DTYPE_I8)
+                gemm_nn_i8_pairs(y, n, t + at + lo, RANK_CHUNK, rows, (const int8_t *)bt, n, hi - lo, n);
             else
-                rows_mix(e, y, n, t + at + lo, RANK_CHUNK, 1, rows, bt, n, hi - lo, n);
+                gemm_nn(e, y, n, t + at + lo, RANK_CHUNK, 1, rows, bt, n, hi - lo, n);
         }
         at += part_width(r);
     }
 }
 
 /* In blocks of rows that stay in the caches until what follows is done. */
-static void low_b_part(void *ctx, int64_t begin, int64_t end, int thread) {
-    const struct low_b *b = ctx;
+static void lora_up_part(void *ctx, int64_t begin, int64_t end, int thread) {
+    const struct lora_up *b = ctx;
     const struct forward *f = b->f;
     for (int64_t stop; begin < end; begin = stop) {
         stop = MIN(begin + B_ROWS, end);
         for (int32_t s = segment_from(f, begin); s < f->n_segs && f->segs[s].begin < stop; s++)
             for (int i = 0; i < b->n; i++)
-                low_b_rows(b, &f->segs[s], i, MAX(begin, f->segs[s].begin),
+                lora_up_rows(b, &f->segs[s], i, MAX(begin, f->segs[s].begin),
                            MIN(stop, f->segs[s].end), thread);
         if (b->after.run) b->after.run(b->after.ctx, begin, stop, thread);
     }
 }
 
-static void after_run(const struct forward *f, const struct after *a) {
+static void after_run(const struct forward *f, const struct epilogue *a) {
     if (a->run) pool_run(pool_for(f, a->cost), a->run, a->ctx, f->n_rows, 1);
 }
 
-static void low_b_run(struct forward *f, struct low_b *b) {
+static void lora_up_run(struct forward *f, struct lora_up *b) {
     double t0 = clock_now();
-    pool_run(pool_for(f, f->b_cost + b->after.cost), low_b_part, b, f->n_rows,
+    pool_run(pool_for(f, f->b_cost + b->after.cost), lora_up_part, b, f->n_rows,
              f->n_rows < 8 * B_ROWS ? 1 : 8);
     f->stats.kernel_seconds += clock_now() - t0;
 }
 
 /* y (+)= x Wᵀ + Σ parts (t Bᵀ) for products that share one input, and what follows. */
-static void products_run(struct forward *f, const struct inputs *in, const struct product *v, int n,
-                         struct after after) {
-    const struct layer *layer = &f->m->layers[f->layer];
+static void products_run(struct forward *f, const struct gemm_input *in, const struct product *v, int n,
+                         struct epilogue after) {
+    const struct model_layer *layer = &f->m->layers[f->layer];
     int64_t low = (int64_t)f->o.max_rows * RANK_CHUNK;
     float *aside = dora_aside(f, v, n);
     bool dora = false;
@@ -571,16 +571,16 @@ static void products_run(struct forward *f, const struct inputs *in, const struc
     for (int64_t r0 = 0, most;; r0 += RANK_CHUNK) {
         most = f->b_cost = 0;
         for (int i = 0; i < n; i++) {
-            int64_t ranks = low_jobs(f, v[i].p, in, f->low + i * low, r0);
+            int64_t ranks = lora_down_tasks(f, v[i].p, in, f->low + i * low, r0);
             most = MAX(most, ranks);
         }
         jobs_run(f);
         if (aside && r0 == 0) dora_run(f, &v[0], aside, plain_add_rows);
         if (most <= 0) break;
-        struct low_b b = {.f = f, .v = v, .n = n, .aside = aside, .r0 = r0};
+        struct lora_up b = {.f = f, .v = v, .n = n, .aside = aside, .r0 = r0};
         const bool last = most <= RANK_CHUNK && !dora;
         if (last) b.after = after;
-        low_b_run(f, &b);
+        lora_up_run(f, &b);
         if (last) return;
     }
     for (int i = 0; i < n; i++)
@@ -606,14 +606,14 @@ static void norm_rows(void *ctx, int64_t begin, int64_t end, int thread) {
     }
 }
 
-static void rows_norm(struct forward *f, float *y, const float *x, const int32_t *pick,
+static void norm_forward(struct forward *f, float *y, const float *x, const int32_t *pick,
                       int64_t rows, const float *g, const float *b) {
     struct norm_job j = {.f = f, .x = x, .g = g, .b = b, .pick = pick, .y = y};
     pool_run(pool_for(f, 4 * rows * f->m->config.d_model), norm_rows, &j, rows, 1);
 }
 
 /* The adapter's own row `id`, or NULL: the base's. */
-static const float *table_row(const struct table *t, int32_t id, int64_t d) {
+static const float *table_row(const struct vocab_override *t, int32_t id, int64_t d) {
     int32_t lo = 0, hi = t->n;
     while (lo < hi) {
         int32_t mid = (lo + hi) / 2;
@@ -627,7 +627,7 @@ static const float *table_row(const struct table *t, int32_t id, int64_t d) {
 }
 
 /* x += B (scale · A[:, token]), in rounds of ranks like every low-rank part. */
-static void embed_low(const struct forward *f, const struct lora *lo, int32_t token, float *x) {
+static void embed_lora(const struct forward *f, const struct lora *lo, int32_t token, float *x) {
     float t[RANK_CHUNK];
     int64_t vocab = f->m->config.vocab_size;
     for (int64_t r0 = 0; r0 < lo->r; r0 += RANK_CHUNK) {
@@ -646,17 +646,17 @@ static void embed_rows(void *ctx, int64_t begin, int64_t end, int thread) {
     for (int64_t i = begin; i < end; i++) {
         int32_t token = f->rows[i].token;
         float *x = f->x + i * d, *pos = f->h + i * d;
-        const struct segment *g = segment_of(f, i);
-        const struct table *own = g && g->overlay ? &g->overlay->embed : NULL;
+        const struct lora_segment *g = segment_of(f, i);
+        const struct vocab_override *own = g && g->overlay ? &g->overlay->embed : NULL;
         const float *row = own ? table_row(own, token, d) : NULL;
         if (row)
             memcpy(x, row, (size_t)d * sizeof *row);
         else
-            matrix_row(&f->m->embed, token, x);
-        if (own) embed_low(f, &own->lora, token, x);
+            matrix_get_row(&f->m->embed, token, x);
+        if (own) embed_lora(f, &own->lora, token, x);
         if (arch->scaled_embedding) f->kern->scale(x, sqrtf((float)d), d);
         if (!arch->learned_pos) continue;
-        matrix_row(&f->m->pos_embed, f->rows[i].pos, pos);
+        matrix_get_row(&f->m->pos_embed, f->rows[i].pos, pos);
         f->kern->axpy(x, 1.0f, pos, d);
     }
 }
@@ -664,7 +664,7 @@ static void embed_rows(void *ctx, int64_t begin, int64_t end, int thread) {
 /* Outputs [at, at + rows) of one segment under its adapter's own head. */
 struct head_job {
     const struct forward *f;
-    const struct table *t;
+    const struct vocab_override *t;
     const float *hidden; /* [rows, D] */
     float *logits;       /* [rows, V] */
 };
@@ -688,7 +688,7 @@ static void head_mult(void *ctx, int64_t begin, int64_t end, int thread) {
         for (int64_t n = 0; n < vocab; n++) j->logits[i * vocab + n] *= j->t->lora.mult[n];
 }
 
-static void head_own(struct forward *f, const struct table *t, int64_t at, int64_t rows,
+static void head_override(struct forward *f, const struct vocab_override *t, int64_t at, int64_t rows,
                      float *logits) {
     int64_t d = f->m->config.d_model, vocab = f->m->config.vocab_size;
     const struct lora *lo = &t->lora;
@@ -708,25 +708,25 @@ static void head_own(struct forward *f, const struct table *t, int64_t at, int64
 /* False when every output has a whole head of its own. */
 static bool base_head_needed(const struct forward *f, const int32_t *out_rows, int32_t n_out) {
     for (int32_t i = 0; i < n_out; i++) {
-        const struct segment *g = segment_of(f, out_rows[i]);
+        const struct lora_segment *g = segment_of(f, out_rows[i]);
         if (!g || !g->overlay || !g->overlay->head.full) return true;
     }
     return false;
 }
 
 /* Neighbouring outputs of one segment are one product. */
-static void heads_run(struct forward *f, const int32_t *out_rows, int32_t n_out, float *logits) {
+static void head_overrides_run(struct forward *f, const int32_t *out_rows, int32_t n_out, float *logits) {
     for (int32_t at = 0, end; at < n_out; at = end) {
-        const struct segment *g = segment_of(f, out_rows[at]);
+        const struct lora_segment *g = segment_of(f, out_rows[at]);
         for (end = at + 1; end < n_out && segment_of(f, out_rows[end]) == g;) end++;
-        if (g && g->overlay) head_own(f, &g->overlay->head, at, end - at, logits);
+        if (g && g->overlay) head_override(f, &g->overlay->head, at, end - at, logits);
     }
 }
 
 /* The input of the down projection, into f->gate. */
 static void act_rows(void *ctx, int64_t begin, int64_t end, int thread) {
     const struct forward *f = ctx;
-    const struct layer *l = &f->m->layers[f->layer];
+    const struct model_layer *l = &f->m->layers[f->layer];
     int64_t n = f->m->config.d_ff;
     (void)thread;
     for (int64_t i = begin; i < end; i++)
@@ -735,14 +735,14 @@ static void act_rows(void *ctx, int64_t begin, int64_t end, int thread) {
 }
 
 /* What a branch ends with: its bias, and its norm before it joins the residual stream. */
-struct branch {
+struct residual_branch {
     struct forward *f;
     const float *bias, *norm; /* either may be NULL */
 };
 
 /* With a norm the branch lies in f->h, without one it has been added to f->x already. */
 static void branch_rows(void *ctx, int64_t begin, int64_t end, int thread) {
-    const struct branch *b = ctx;
+    const struct residual_branch *b = ctx;
     const struct model_config *c = &b->f->m->config;
     int64_t d = c->d_model;
     (void)thread;
@@ -756,9 +756,9 @@ static void branch_rows(void *ctx, int64_t begin, int64_t end, int thread) {
 }
 
 /* The last projection of a branch, o or down, from `in` to the residual stream. */
-static void branch_end(struct forward *f, const struct inputs *in, enum proj p, const float *norm) {
-    struct branch b = {.f = f, .bias = f->m->layers[f->layer].bias[p], .norm = norm};
-    struct after after = {b.bias || b.norm ? branch_rows : NULL, &b,
+static void residual_project(struct forward *f, const struct gemm_input *in, enum proj p, const float *norm) {
+    struct residual_branch b = {.f = f, .bias = f->m->layers[f->layer].bias[p], .norm = norm};
+    struct epilogue after = {b.bias || b.norm ? branch_rows : NULL, &b,
                           4 * in->rows * f->m->config.d_model};
     products_run(f, in, &(struct product){p, norm ? f->h : f->x, !norm}, 1, after);
 }
@@ -766,7 +766,7 @@ static void branch_end(struct forward *f, const struct inputs *in, enum proj p, 
 static void rope_row(const struct forward *f, float *x, int64_t pos) {
     const struct model_config *c = &f->m->config;
     int64_t half = c->head_dim / 2;
-    bool local = c->rope_local_theta > 0.0f && layer_is_local(c, f->layer);
+    bool local = c->rope_local_theta > 0.0f && layer_is_sliding(c, f->layer);
     if (c->arch->learned_pos) return;
     f->kern->rope(x, (local ? f->cos_local : f->cos) + pos * half,
                   (local ? f->sin_local : f->sin) + pos * half, half);
@@ -786,7 +786,7 @@ static void heads_finish(const struct forward *f, float *x, int64_t row, int32_t
 
 static void query_rows(void *ctx, int64_t begin, int64_t end, int thread) {
     const struct forward *f = ctx;
-    const struct layer *l = &f->m->layers[f->layer];
+    const struct model_layer *l = &f->m->layers[f->layer];
     (void)thread;
     for (int64_t i = begin; i < end; i++)
         heads_finish(f, f->q, i, f->m->config.n_heads, l->bias[PROJ_Q], l->q_norm);
@@ -796,16 +796,16 @@ static void query_rows(void *ctx, int64_t begin, int64_t end, int thread) {
 static void store_rows(void *ctx, int64_t begin, int64_t end, int thread) {
     const struct forward *f = ctx;
     const struct model_config *c = &f->m->config;
-    const struct layer *l = &f->m->layers[f->layer];
+    const struct model_layer *l = &f->m->layers[f->layer];
     int64_t e = c->head_dim, kv = c->n_kv_heads * e;
     (void)thread;
     for (int64_t i = begin; i < end; i++) {
-        const struct row *r = &f->rows[i];
+        const struct batch_row *r = &f->rows[i];
         heads_finish(f, f->k, i, c->n_kv_heads, l->bias[PROJ_K], l->k_norm);
         if (l->bias[PROJ_V]) f->kern->axpy(f->v + i * kv, 1.0f, l->bias[PROJ_V], kv);
         for (int32_t g = 0; g < c->n_kv_heads; g++) {
-            kv_store(f->kv, r->slot, r->pos, f->layer, g, false, f->k + i * kv + g * e);
-            kv_store(f->kv, r->slot, r->pos, f->layer, g, true, f->v + i * kv + g * e);
+            kv_cache_write(f->kv, r->slot, r->pos, f->layer, g, false, f->k + i * kv + g * e);
+            kv_cache_write(f->kv, r->slot, r->pos, f->layer, g, true, f->v + i * kv + g * e);
         }
     }
 }
@@ -816,99 +816,99 @@ static void qkv_rows(void *ctx, int64_t begin, int64_t end, int thread) {
 }
 
 /* How many positions a row sees in this layer, its own the last of them. */
-static int32_t attend_len(const struct forward *f, const struct row *r) {
+static int32_t attend_len(const struct forward *f, const struct batch_row *r) {
     const struct model_config *c = &f->m->config;
-    return layer_is_local(c, f->layer) ? MIN(r->pos + 1, c->window) : r->pos + 1;
+    return layer_is_sliding(c, f->layer) ? MIN(r->pos + 1, c->window) : r->pos + 1;
 }
 
 /* Queries that read the same keys: n of them, `ld` floats apart, in q and in att. Query i is that
  * of rows[i · step]. */
-struct queries {
+struct attention_block {
     const float *q;
     float *att;
     int64_t n, ld;
-    const struct row *rows;
+    const struct batch_row *rows;
     int32_t step; /* 0: all of one row */
     int32_t slot, head;
 };
 
 /* Positions [first, sees) are what a query sees. */
-static int32_t query_sees(const struct queries *v, int64_t i) {
+static int32_t query_sees(const struct attention_block *v, int64_t i) {
     return v->rows[i * v->step].pos + 1;
 }
 
-static int32_t query_first(const struct forward *f, const struct queries *v, int64_t i) {
+static int32_t query_first(const struct forward *f, const struct attention_block *v, int64_t i) {
     return query_sees(v, i) - attend_len(f, &v->rows[i * v->step]);
 }
 
 /* scores[i][j] = q_i · k_j, for all positions that any query sees, and the rest of their pages. */
-static void scores_make(const struct forward *f, const struct queries *v, float *scores) {
+static void attention_scores(const struct forward *f, const struct attention_block *v, float *scores) {
     int32_t most = query_sees(v, v->n - 1);
     int64_t e = f->m->config.head_dim, ld = f->o.slot_len;
-    for (int32_t page = query_first(f, v, 0) / KV_PAGE; page * KV_PAGE < most; page++) {
-        struct kv_rows k = kv_at(f->kv, v->slot, page, f->layer, v->head, false);
-        rows_dots(f->o.kv_elem, scores + page * KV_PAGE, ld, v->q, v->ld, v->n, k.v, e, e, 0,
-                  MIN(most - page * KV_PAGE, KV_PAGE), false);
+    for (int32_t page = query_first(f, v, 0) / KV_PAGE_SIZE; page * KV_PAGE_SIZE < most; page++) {
+        struct kv_cache_rows k = kv_cache_at(f->kv, v->slot, page, f->layer, v->head, false);
+        gemm_nt(f->o.kv_elem, scores + page * KV_PAGE_SIZE, ld, v->q, v->ld, v->n, k.v, e, e, 0,
+                  MIN(most - page * KV_PAGE_SIZE, KV_PAGE_SIZE), false);
     }
 }
 
 /* Scales of int8 rows times what belongs to them, for positions [first, end). */
-static void scores_gain(const struct forward *f, const struct queries *v, float *scores,
+static void attention_scores_dequantize(const struct forward *f, const struct attention_block *v, float *scores,
                         int32_t first, int32_t end, bool values) {
-    if (f->o.kv_elem != ELEM_I8) return;
+    if (f->o.kv_elem != DTYPE_I8) return;
     for (int32_t j = first; j < end; j++) {
-        const uint16_t *d = kv_at(f->kv, v->slot, j / KV_PAGE, f->layer, v->head, values).d;
-        int32_t stop = MIN(end, (j / KV_PAGE + 1) * KV_PAGE);
-        for (; j < stop; j++) scores[j] *= f16_to_f32(d[j % KV_PAGE]);
+        const uint16_t *d = kv_cache_at(f->kv, v->slot, j / KV_PAGE_SIZE, f->layer, v->head, values).d;
+        int32_t stop = MIN(end, (j / KV_PAGE_SIZE + 1) * KV_PAGE_SIZE);
+        for (; j < stop; j++) scores[j] *= f16_to_f32(d[j % KV_PAGE_SIZE]);
         j--;
     }
 }
 
 /* att_i += Σ_j p_ij v_j over positions [lo, hi) of one page, for n queries from i on. */
-static void page_mix(const struct forward *f, const struct queries *v, const float *p, int64_t i,
+static void page_mix(const struct forward *f, const struct attention_block *v, const float *p, int64_t i,
                      int64_t n, int32_t page, int32_t lo, int32_t hi) {
     if (lo >= hi) return;
-    int64_t e = f->m->config.head_dim, es = (int64_t)elem_size(f->o.kv_elem), ld = f->o.slot_len;
-    const char *rows = kv_at(f->kv, v->slot, page, f->layer, v->head, true).v;
-    rows_mix(f->o.kv_elem, v->att + i * v->ld, v->ld, p + i * ld + page * KV_PAGE + lo, ld, 1, n,
+    int64_t e = f->m->config.head_dim, es = (int64_t)dtype_size(f->o.kv_elem), ld = f->o.slot_len;
+    const char *rows = kv_cache_at(f->kv, v->slot, page, f->layer, v->head, true).v;
+    gemm_nn(f->o.kv_elem, v->att + i * v->ld, v->ld, p + i * ld + page * KV_PAGE_SIZE + lo, ld, 1, n,
              rows + lo * e * es, e, hi - lo, e);
 }
 
 /* A page's values, positions in order: each query's own before what all see together, that, and
  * each one's rest. */
-static void values_mix(const struct forward *f, const struct queries *v, const float *p,
+static void attention_values(const struct forward *f, const struct attention_block *v, const float *p,
                        int32_t page) {
-    int32_t lo[MAX_QUERIES], hi[MAX_QUERIES], all_lo = 0, all_hi = KV_PAGE;
+    int32_t lo[MAX_QUERIES], hi[MAX_QUERIES], all_lo = 0, all_hi = KV_PAGE_SIZE;
     for (int64_t i = 0; i < v->n; i++) {
-        lo[i] = MIN(MAX(query_first(f, v, i) - page * KV_PAGE, 0), KV_PAGE);
-        hi[i] = MIN(MAX(query_sees(v, i) - page * KV_PAGE, 0), KV_PAGE);
+        lo[i] = MIN(MAX(query_first(f, v, i) - page * KV_PAGE_SIZE, 0), KV_PAGE_SIZE);
+        hi[i] = MIN(MAX(query_sees(v, i) - page * KV_PAGE_SIZE, 0), KV_PAGE_SIZE);
         all_lo = MAX(all_lo, lo[i]);
         all_hi = MIN(all_hi, hi[i]);
     }
-    if (all_lo >= all_hi) all_lo = all_hi = KV_PAGE;
+    if (all_lo >= all_hi) all_lo = all_hi = KV_PAGE_SIZE;
     for (int64_t i = 0; i < v->n; i++) page_mix(f, v, p, i, 1, page, lo[i], MIN(all_lo, hi[i]));
     page_mix(f, v, p, 0, v->n, page, all_lo, all_hi);
     for (int64_t i = 0; i < v->n; i++) page_mix(f, v, p, i, 1, page, MAX(all_hi, lo[i]), hi[i]);
 }
 
-static void queries_run(const struct forward *f, const struct queries *v, float *scores) {
+static void attention_queries(const struct forward *f, const struct attention_block *v, float *scores) {
     const struct model_config *c = &f->m->config;
     int64_t e = c->head_dim;
     float by[MAX_QUERIES],
         scale = 1.0f / sqrtf(c->query_pre_attn_scalar > 0.0f ? c->query_pre_attn_scalar : (float)e);
-    scores_make(f, v, scores);
+    attention_scores(f, v, scores);
     for (int64_t i = 0; i < v->n; i++) {
         int32_t first = query_first(f, v, i), end = query_sees(v, i);
         float *s = scores + i * f->o.slot_len;
-        scores_gain(f, v, s, first, end, false);
+        attention_scores_dequantize(f, v, s, first, end, false);
         f->kern->scale(s + first, scale, end - first);
         by[i] = 1.0f / f->kern->softmax(s + first, end - first);
-        scores_gain(f, v, s, first, end, true);
+        attention_scores_dequantize(f, v, s, first, end, true);
         memset(v->att + i * v->ld, 0, (size_t)e * sizeof *v->att);
     }
-    int32_t last = (query_sees(v, v->n - 1) - 1) / KV_PAGE;
-    for (int32_t page = query_first(f, v, 0) / KV_PAGE; page <= last; page++)
-        values_mix(f, v, scores, page);
+    int32_t last = (query_sees(v, v->n - 1) - 1) / KV_PAGE_SIZE;
+    for (int32_t page = query_first(f, v, 0) / KV_PAGE_SIZE; page <= last; page++)
+        attention_values(f, v, scores, page);
     for (int64_t i = 0; i < v->n; i++) f->kern->scale(v->att + i * v->ld, by[i], e);
 }
 
@@ -918,7 +918,7 @@ static void attend_item(const struct forward *f, int32_t head, const struct bloc
     const struct model_config *c = &f->m->config;
     int64_t e = c->head_dim, group = c->n_heads / c->n_kv_heads,
             at = ((int64_t)b->begin * c->n_heads + head * group) * e;
-    struct queries v = {.q = f->q + at,
+    struct attention_block v = {.q = f->q + at,
                         .att = f->att + at,
                         .n = group,
                         .ld = e,
@@ -928,14 +928,14 @@ static void attend_item(const struct forward *f, int32_t head, const struct bloc
     if (b->end - b->begin == 1) {
         for (int64_t left = group; left > 0; left -= v.n, v.q += v.n * e, v.att += v.n * e) {
             v.n = MIN(left, MAX_QUERIES);
-            queries_run(f, &v, scores);
+            attention_queries(f, &v, scores);
         }
         return;
     }
     v.n = b->end - b->begin;
     v.ld = c->n_heads * e;
     v.step = 1;
-    for (int64_t h = 0; h < group; h++, v.q += e, v.att += e) queries_run(f, &v, scores);
+    for (int64_t h = 0; h < group; h++, v.q += e, v.att += e) attention_queries(f, &v, scores);
 }
 
 /* First item (head-major) that begins at or after `pos` on the line of attention costs. */
@@ -962,7 +962,7 @@ static void attend_part(void *ctx, int64_t begin, int64_t end, int thread) {
         attend_item(f, (int32_t)(i / f->n_blocks), &f->blocks[i % f->n_blocks], scores);
 }
 
-static void attend_run(struct forward *f) {
+static void attention_run(struct forward *f) {
     const struct model_config *c = &f->m->config;
     double t0 = clock_now();
     f->attend_cost[0] = 0;
@@ -996,11 +996,11 @@ static void blocks_make(struct forward *f) {
  * anything left to do: the call goes on with these alone, their residual stream and its norm. Their
  * bits are the same, as no row's depend on its neighbours.
  */
-static void rows_narrow(struct forward *f, const int32_t *wanted, int32_t n) {
+static void rows_keep_outputs(struct forward *f, const int32_t *wanted, int32_t n) {
     size_t d = (size_t)f->m->config.d_model;
     int32_t n_segs = 0, at = 0;
     for (int32_t s = 0; s < f->n_segs; s++) {
-        struct segment g = f->segs[s];
+        struct lora_segment g = f->segs[s];
         while (at < n && wanted[at] < g.begin) at++;
         int32_t begin = at;
         while (at < n && wanted[at] < g.end) at++;
@@ -1027,71 +1027,71 @@ static void qkv_run(struct forward *f) {
     const struct model_config *c = &f->m->config;
     const struct product qkv[] = {
         {PROJ_Q, f->q, false}, {PROJ_K, f->k, false}, {PROJ_V, f->v, false}};
-    struct inputs in = inputs_for(&f->m->layers[f->layer].proj[PROJ_Q], 3, f->h, f->n_rows,
+    struct gemm_input in = gemm_input_for(&f->m->layers[f->layer].proj[PROJ_Q], 3, f->h, f->n_rows,
                                   f->in_scratch, f->o.pool);
     products_run(
         f, &in, qkv, 3,
-        (struct after){qkv_rows, f,
+        (struct epilogue){qkv_rows, f,
                        4 * (int64_t)f->n_rows * (c->n_heads + c->n_kv_heads) * c->head_dim});
 }
 
 /* The same where only these rows go on: nobody asks for the others' queries. */
-static void qkv_narrow(struct forward *f, const int32_t *wanted, int32_t n) {
+static void qkv_outputs_only(struct forward *f, const int32_t *wanted, int32_t n) {
     const struct model_config *c = &f->m->config;
-    const struct layer *l = &f->m->layers[f->layer];
+    const struct model_layer *l = &f->m->layers[f->layer];
     const struct product kv[] = {{PROJ_K, f->k, false}, {PROJ_V, f->v, false}},
                          q = {PROJ_Q, f->q, false};
-    struct inputs in = inputs_for(&l->proj[PROJ_K], 2, f->h, f->n_rows, f->in_scratch, f->o.pool);
+    struct gemm_input in = gemm_input_for(&l->proj[PROJ_K], 2, f->h, f->n_rows, f->in_scratch, f->o.pool);
     products_run(
         f, &in, kv, 2,
-        (struct after){store_rows, f, 4 * (int64_t)f->n_rows * c->n_kv_heads * c->head_dim});
-    rows_narrow(f, wanted, n);
+        (struct epilogue){store_rows, f, 4 * (int64_t)f->n_rows * c->n_kv_heads * c->head_dim});
+    rows_keep_outputs(f, wanted, n);
     if (n == 0) return;
-    in = inputs_for(&l->proj[PROJ_Q], 1, f->h, n, f->in_scratch, f->o.pool);
+    in = gemm_input_for(&l->proj[PROJ_Q], 1, f->h, n, f->in_scratch, f->o.pool);
     products_run(f, &in, &q, 1,
-                 (struct after){query_rows, f, 4 * (int64_t)n * c->n_heads * c->head_dim});
+                 (struct epilogue){query_rows, f, 4 * (int64_t)n * c->n_heads * c->head_dim});
 }
 
 /* Where the layer's factors lie is asked for before it is needed: many adapters' maps have left the
  * caches since the layer before, and one thread looks all of them up. */
-static void maps_ahead(const struct forward *f) {
+static void lora_prefetch(const struct forward *f) {
     for (int32_t s = 0; s < f->n_segs; s++)
         for (int32_t i = 0; i < f->segs[s].n_parts; i++)
             for (int p = 0; f->segs[s].parts[i].pack && p < N_PROJ; p++)
-                __builtin_prefetch(lora_map_at(f->segs[s].parts[i].pack, f->layer, (enum proj)p));
+                __builtin_prefetch(lora_module_at(f->segs[s].parts[i].pack, f->layer, (enum proj)p));
 }
 
 /* `wanted` [n_wanted]: the only rows whose results matter; NULL: all. */
 static void layer_run(struct forward *f, const int32_t *wanted, int32_t n_wanted) {
     const struct model_config *c = &f->m->config;
-    const struct layer *l = &f->m->layers[f->layer];
-    maps_ahead(f);
-    rows_norm(f, f->h, f->x, NULL, f->n_rows, l->attn_norm, l->attn_norm_bias);
+    const struct model_layer *l = &f->m->layers[f->layer];
+    lora_prefetch(f);
+    norm_forward(f, f->h, f->x, NULL, f->n_rows, l->attn_norm, l->attn_norm_bias);
     if (wanted)
-        qkv_narrow(f, wanted, n_wanted);
+        qkv_outputs_only(f, wanted, n_wanted);
     else
         qkv_run(f);
     int64_t rows = f->n_rows;
     if (rows == 0) return;
-    attend_run(f);
-    struct inputs in = inputs_for(&l->proj[PROJ_O], 1, f->att, rows, f->in_scratch, f->o.pool);
-    branch_end(f, &in, PROJ_O, l->post_attn_norm);
+    attention_run(f);
+    struct gemm_input in = gemm_input_for(&l->proj[PROJ_O], 1, f->att, rows, f->in_scratch, f->o.pool);
+    residual_project(f, &in, PROJ_O, l->post_attn_norm);
 
-    rows_norm(f, f->h, f->x, NULL, rows, l->ffn_norm, l->ffn_norm_bias);
+    norm_forward(f, f->h, f->x, NULL, rows, l->ffn_norm, l->ffn_norm_bias);
     bool gated = !c->arch->ungated;
-    in = inputs_for(&l->proj[gated ? PROJ_GATE : PROJ_UP], gated ? 2 : 1, f->h, rows, f->in_scratch,
+    in = gemm_input_for(&l->proj[gated ? PROJ_GATE : PROJ_UP], gated ? 2 : 1, f->h, rows, f->in_scratch,
                     f->o.pool);
     const struct product gate_up[] = {{PROJ_GATE, f->gate, false}, {PROJ_UP, f->up, false}};
     products_run(f, &in, gated ? gate_up : gate_up + 1, gated ? 2 : 1,
-                 (struct after){act_rows, f, 8 * rows * c->d_ff});
-    in = inputs_for(&l->proj[PROJ_DOWN], 1, f->gate, rows, f->in_scratch, f->o.pool);
-    branch_end(f, &in, PROJ_DOWN, l->post_ffn_norm);
+                 (struct epilogue){act_rows, f, 8 * rows * c->d_ff});
+    in = gemm_input_for(&l->proj[PROJ_DOWN], 1, f->gate, rows, f->in_scratch, f->o.pool);
+    residual_project(f, &in, PROJ_DOWN, l->post_ffn_norm);
 }
 
 static void call_check(const struct forward *f, const int32_t *out_rows, int32_t n_out) {
     CHECK(f->n_rows > 0 && f->n_rows <= f->o.max_rows && n_out >= 0 && n_out <= f->o.max_rows);
     for (int32_t i = 0; i < f->n_rows; i++) {
-        const struct row *r = &f->rows[i];
+        const struct batch_row *r = &f->rows[i];
         CHECK(r->token >= 0 && r->token < f->m->config.vocab_size);
         CHECK(r->pos >= 0 && r->pos < f->o.slot_len && r->slot >= 0 && r->slot < f->o.n_slots);
         CHECK(i == 0 || r[-1].slot != r->slot || r[-1].pos < r->pos);
@@ -1111,8 +1111,8 @@ static bool is_ascending(const int32_t *v, int32_t n) {
     return v != NULL;
 }
 
-static void call_begin(struct forward *f, const struct row *rows, int32_t n_rows,
-                       const struct segment *segs, int32_t n_segs, const int32_t *out_rows,
+static void call_begin(struct forward *f, const struct batch_row *rows, int32_t n_rows,
+                       const struct lora_segment *segs, int32_t n_segs, const int32_t *out_rows,
                        int32_t n_out) {
     f->rows = rows;
     f->n_rows = n_rows;
@@ -1120,7 +1120,7 @@ static void call_begin(struct forward *f, const struct row *rows, int32_t n_rows
     f->n_segs = n_segs;
     call_check(f, out_rows, n_out);
     for (int32_t i = 0; i < n_rows; i++)
-        CHECK(kv_reserve(f->kv, rows[i].slot, rows[i].pos, rows[i].pos + 1));
+        CHECK(kv_cache_reserve(f->kv, rows[i].slot, rows[i].pos, rows[i].pos + 1));
     blocks_make(f);
     f->stats.steps++;
     f->stats.rows += (uint64_t)n_rows;
@@ -1140,25 +1140,25 @@ static void layers_finish(struct forward *f, int32_t first, const int32_t *out_r
         layer_run(f, narrow && f->layer == c->n_layers - 1 ? out_rows : NULL, n_out);
     if (narrow) out_rows = f->kept_outs;
     if (n_out > 0) {
-        rows_norm(f, f->hidden, f->x, out_rows, n_out, f->m->final_norm, f->m->final_norm_bias);
+        norm_forward(f, f->hidden, f->x, out_rows, n_out, f->m->final_norm, f->m->final_norm_bias);
     }
     if (n_out > 0 && logits) {
-        struct inputs in = inputs_for(&f->m->head, 1, f->hidden, n_out, f->in_scratch, f->o.pool);
+        struct gemm_input in = gemm_input_for(&f->m->head, 1, f->hidden, n_out, f->in_scratch, f->o.pool);
         if (base_head_needed(f, out_rows, n_out)) base_job(f, &f->m->head, &in, logits, false);
         jobs_run(f);
-        heads_run(f, out_rows, n_out, logits);
+        head_overrides_run(f, out_rows, n_out, logits);
     }
 }
 
-void forward_run(struct forward *f, const struct row *rows, int32_t n_rows,
-                 const struct segment *segs, int32_t n_segs, const int32_t *out_rows, int32_t n_out,
+void forward_run(struct forward *f, const struct batch_row *rows, int32_t n_rows,
+                 const struct lora_segment *segs, int32_t n_segs, const int32_t *out_rows, int32_t n_out,
                  float *logits) {
     call_begin(f, rows, n_rows, segs, n_segs, out_rows, n_out);
     embed_run(f);
     layers_finish(f, 0, out_rows, n_out, logits);
 }
 
-void forward_lower(struct forward *f, int32_t end, const struct row *rows, int32_t n_rows,
+void forward_lower_layers(struct forward *f, int32_t end, const struct batch_row *rows, int32_t n_rows,
                    float *stream) {
     CHECK(end > 0 && end < f->m->config.n_layers);
     call_begin(f, rows, n_rows, NULL, 0, NULL, 0);
@@ -1167,8 +1167,8 @@ void forward_lower(struct forward *f, int32_t end, const struct row *rows, int32
     memcpy(stream, f->x, (size_t)n_rows * (size_t)f->m->config.d_model * sizeof *stream);
 }
 
-void forward_upper(struct forward *f, int32_t first, const float *const *streams,
-                   const struct row *rows, int32_t n_rows, const struct segment *segs,
+void forward_upper_layers(struct forward *f, int32_t first, const float *const *streams,
+                   const struct batch_row *rows, int32_t n_rows, const struct lora_segment *segs,
                    int32_t n_segs, const int32_t *out_rows, int32_t n_out, float *logits) {
     size_t d = (size_t)f->m->config.d_model;
     CHECK(first > 0 && first < f->m->config.n_layers);

@@ -36,7 +36,7 @@ enum gguf_type {
     KV_F32,
     KV_BOOL,
     KV_STRING,
-    KV_ARRAY,
+    GGUF_TYPE_ARRAY,
     KV_U64,
     KV_I64,
     KV_F64,
@@ -46,7 +46,7 @@ static const uint8_t kv_sizes[KV_TYPES] = {1, 1, 2, 2, 4, 4, 4, 1, 0, 0, 8, 8, 8
 
 /* A string's `data` and `n` are its bytes; an array's are its first element (for strings: its
  * length word) and count. */
-struct kv {
+struct gguf_kv {
     const char *key; /* not terminated */
     uint64_t key_len;
     uint32_t type, element;
@@ -54,9 +54,9 @@ struct kv {
     const uint8_t *data;
 };
 struct gguf {
-    struct mapping map;
+    struct file_map map;
     uint64_t alignment, n_kv;
-    struct kv *kv;
+    struct gguf_kv *kv;
     struct tensor_info *tensors;
     int n_tensors;
 };
@@ -94,11 +94,11 @@ static const uint8_t *cursor_string(struct cursor *c, uint64_t *len) {
     return cursor_take(c, *len);
 }
 
-static void array_read(struct cursor *c, struct kv *kv) {
+static void array_read(struct cursor *c, struct gguf_kv *kv) {
     kv->element = (uint32_t)cursor_uint(c, 4);
     kv->n = cursor_uint(c, 8);
     kv->data = c->data + c->pos;
-    if (kv->element >= KV_TYPES || kv->element == KV_ARRAY) {
+    if (kv->element >= KV_TYPES || kv->element == GGUF_TYPE_ARRAY) {
         c->bad = true; /* arrays of arrays exist on paper only */
     } else if (kv->element != KV_STRING) {
         if (kv->n > cursor_left(c))
@@ -111,7 +111,7 @@ static void array_read(struct cursor *c, struct kv *kv) {
     }
 }
 
-static int kv_read(struct cursor *c, struct kv *kv, struct error *err) {
+static int kv_read(struct cursor *c, struct gguf_kv *kv, struct error *err) {
     kv->key = (const char *)cursor_string(c, &kv->key_len);
     if (c->bad || kv->key_len == 0 || kv->key_len > 0xFFFF)
         return error_set(err, ERR_FORMAT,
@@ -119,7 +119,7 @@ static int kv_read(struct cursor *c, struct kv *kv, struct error *err) {
     kv->type = (uint32_t)cursor_uint(c, 4);
     if (kv->type == KV_STRING)
         kv->data = cursor_string(c, &kv->n);
-    else if (kv->type == KV_ARRAY)
+    else if (kv->type == GGUF_TYPE_ARRAY)
         array_read(c, kv);
     else if (kv->type < KV_TYPES)
         kv->data = cursor_take(c, kv_sizes[kv->type]);
@@ -132,7 +132,7 @@ static int kv_read(struct cursor *c, struct kv *kv, struct error *err) {
 }
 
 static int kv_compare(const void *a, const void *b) {
-    const struct kv *x = a, *y = b;
+    const struct gguf_kv *x = a, *y = b;
     int order = memcmp(x->key, y->key, (size_t)MIN(x->key_len, y->key_len));
     return order ? order : x->key_len < y->key_len ? -1 : x->key_len > y->key_len;
 }
@@ -156,8 +156,8 @@ static int metadata_read(struct gguf *g, struct cursor *c, struct error *err) {
     return OK;
 }
 
-static const struct kv *gguf_find(const struct gguf *g, const char *key) {
-    struct kv wanted = {.key = key, .key_len = strlen(key)};
+static const struct gguf_kv *gguf_find(const struct gguf *g, const char *key) {
+    struct gguf_kv wanted = {.key = key, .key_len = strlen(key)};
     return g->n_kv ? bsearch(&wanted, g->kv, (size_t)g->n_kv, sizeof(*g->kv), kv_compare) : NULL;
 }
 
@@ -195,7 +195,7 @@ static int tensor_dims(struct tensor_info *t, struct cursor *c, int64_t *element
 /* Reads one entry of the tensor table; *offset is relative to the data section. An unknown type is
  * an offender, and t->size stays 0. */
 static int tensor_read(struct tensor_info *t, struct cursor *c, uint64_t *offset,
-                       struct offenders *unsupported, struct error *err) {
+                       struct tensor_errors *unsupported, struct error *err) {
     uint64_t len;
     int64_t elements = 0;
     const uint8_t *name = cursor_string(c, &len);
@@ -211,7 +211,7 @@ static int tensor_read(struct tensor_info *t, struct cursor *c, uint64_t *offset
     char text[16];
     int64_t k = t->dims[t->n_dims - 1];
     if (!tensor_type_known(type)) {
-        offender_add(unsupported, "'%.96s' is %s", t->name, ggml_type_text(type, text));
+        tensor_errors_add(unsupported, "'%.96s' is %s", t->name, ggml_type_text(type, text));
         return OK;
     }
     t->type = (enum tensor_type)type;
@@ -259,13 +259,13 @@ static int tensors_read(struct gguf *g, struct cursor *c, uint64_t n_tensors, st
     g->tensors = try_calloc((size_t)n_tensors, sizeof(*g->tensors), err);
     uint64_t *offsets = g->tensors ? try_calloc((size_t)n_tensors, sizeof(*offsets), err) : NULL;
     if (!offsets) return err->code;
-    struct offenders unsupported = {0};
+    struct tensor_errors unsupported = {0};
     int rc = OK;
     while (rc == OK && (uint64_t)g->n_tensors < n_tensors) {
         int i = g->n_tensors++;
         rc = tensor_read(&g->tensors[i], c, &offsets[i], &unsupported, err);
     }
-    int bad = offenders_report(&unsupported, ERR_MISMATCH, err);
+    int bad = tensor_errors_report(&unsupported, ERR_MISMATCH, err);
     if (rc == OK && bad != OK) rc = error_wrap(err, "only %s can be read", tensor_type_list());
     if (rc == OK) rc = tensors_place(g, offsets, align_up(c->pos, g->alignment), err);
     free(offsets);
@@ -278,7 +278,7 @@ static int tensors_read(struct gguf *g, struct cursor *c, uint64_t n_tensors, st
 }
 
 static int alignment_read(struct gguf *g, struct error *err) {
-    const struct kv *kv = gguf_find(g, "general.alignment");
+    const struct gguf_kv *kv = gguf_find(g, "general.alignment");
     uint32_t value = 32;
     if (kv && kv->type == KV_U32) memcpy(&value, kv->data, sizeof(value));
     if ((kv && kv->type != KV_U32) || value < 8 || value > 1u << 20 || (value & (value - 1)) != 0)
@@ -311,23 +311,23 @@ static void gguf_close(struct gguf *g) {
     for (int i = 0; i < g->n_tensors; i++) free(g->tensors[i].name);
     free(g->tensors);
     free(g->kv);
-    map_close(&g->map);
+    file_map_close(&g->map);
     *g = (struct gguf){0};
 }
 
 static int gguf_open(struct gguf *g, const char *path, struct error *err) {
     *g = (struct gguf){0};
-    int rc = map_open(&g->map, path, err);
+    int rc = file_map_open(&g->map, path, err);
     if (rc == OK) rc = gguf_parse(g, err);
     if (rc == OK) return OK;
     gguf_close(g);
     return rc;
 }
 
-static bool kv_integer(const struct kv *kv, int64_t *out) {
+static bool kv_integer(const struct gguf_kv *kv, int64_t *out) {
     uint64_t bits = 0;
     if (kv->type >= KV_TYPES || kv->type == KV_F32 || kv->type == KV_F64 || kv->type == KV_STRING ||
-        kv->type == KV_ARRAY || kv->type == KV_BOOL)
+        kv->type == GGUF_TYPE_ARRAY || kv->type == KV_BOOL)
         return false;
     memcpy(&bits, kv->data, kv_sizes[kv->type]);
     switch (kv->type) {
@@ -346,7 +346,7 @@ static bool kv_integer(const struct kv *kv, int64_t *out) {
     }
 }
 
-static bool kv_number(const struct kv *kv, double *out) {
+static bool kv_number(const struct gguf_kv *kv, double *out) {
     float f;
     int64_t i;
     if (kv->type == KV_F64) {
@@ -361,13 +361,13 @@ static bool kv_number(const struct kv *kv, double *out) {
     return true;
 }
 
-static bool kv_equals(const struct kv *kv, const char *text) {
+static bool kv_equals(const struct gguf_kv *kv, const char *text) {
     return kv && kv->type == KV_STRING && kv->n == strlen(text) &&
            memcmp(kv->data, text, kv->n) == 0;
 }
 
 /* A terminated copy, or NULL when it is no string or holds a NUL. */
-static char *kv_text(const struct kv *kv, struct arena *arena) {
+static char *kv_text(const struct gguf_kv *kv, struct arena *arena) {
     if (!kv || kv->type != KV_STRING || memchr(kv->data, 0, (size_t)kv->n)) return NULL;
     char *text = arena_alloc(arena, (size_t)kv->n + 1);
     memcpy(text, kv->data, (size_t)kv->n);
@@ -376,7 +376,7 @@ static char *kv_text(const struct kv *kv, struct arena *arena) {
 
 /* *out keeps its value when the key is absent. */
 static int bool_get(const struct gguf *g, const char *key, bool *out, struct error *err) {
-    const struct kv *kv = gguf_find(g, key);
+    const struct gguf_kv *kv = gguf_find(g, key);
     if (!kv) return OK;
     if (kv->type != KV_BOOL || *kv->data > 1)
         return error_set(err, ERR_FORMAT, "metadata '%s' is not a bool", key);
@@ -392,7 +392,7 @@ static int int_get(const struct gguf *g, const char *arch, const char *suffix, i
     char key[96];
     int64_t value;
     snprintf(key, sizeof(key), "%s.%s", arch, suffix);
-    const struct kv *kv = gguf_find(g, key);
+    const struct gguf_kv *kv = gguf_find(g, key);
     if (!kv && fallback == REQUIRED)
         return error_set(err, ERR_FORMAT, "metadata '%s' is missing", key);
     *out = fallback;
@@ -400,7 +400,7 @@ static int int_get(const struct gguf *g, const char *arch, const char *suffix, i
     if (!kv_integer(kv, &value) || value < 0 || value > INT32_MAX)
         return error_set(err, ERR_FORMAT,
                          "metadata '%s' is not a whole number from 0 to 2147483647%s", key,
-                         kv->type == KV_ARRAY ? " (a value for each layer is not supported)" : "");
+                         kv->type == GGUF_TYPE_ARRAY ? " (a value for each layer is not supported)" : "");
     *out = (int32_t)value;
     return OK;
 }
@@ -411,7 +411,7 @@ static int float_get(const struct gguf *g, const char *arch, const char *suffix,
     char key[96];
     double value = (double)fallback;
     snprintf(key, sizeof(key), "%s.%s", arch, suffix);
-    const struct kv *kv = gguf_find(g, key);
+    const struct gguf_kv *kv = gguf_find(g, key);
     if (!kv && fallback == 0.0f) return error_set(err, ERR_FORMAT, "metadata '%s' is missing", key);
     if (kv && !kv_number(kv, &value))
         return error_set(err, ERR_FORMAT, "metadata '%s' is not a number", key);
@@ -438,7 +438,7 @@ static int extras_refuse(const struct gguf *g, const char *arch, struct error *e
     for (size_t i = 0; i < ARRAY_LEN(numbers); i++) {
         double value = numbers[i].neutral;
         snprintf(key, sizeof(key), "%s.%s", arch, numbers[i].suffix);
-        const struct kv *kv = gguf_find(g, key);
+        const struct gguf_kv *kv = gguf_find(g, key);
         if (kv &&
             (!kv_number(kv, &value) || (value != numbers[i].neutral && value != numbers[i].also)))
             return error_set(err, ERR_MISMATCH, "metadata '%s' asks for what is not supported",
@@ -453,7 +453,7 @@ static int scaling_read(const struct gguf *g, struct model_config *c, struct err
     const char *arch = c->arch->gguf;
     char key[96];
     snprintf(key, sizeof(key), "%s.rope.scaling.type", arch);
-    const struct kv *type = gguf_find(g, key);
+    const struct gguf_kv *type = gguf_find(g, key);
     bool yarn = type && kv_equals(type, "yarn"), none = type && kv_equals(type, "none");
     if (type && !none && !yarn && !kv_equals(type, "linear"))
         return error_set(err, ERR_MISMATCH, "metadata '%s' is '%.*s', which is not supported", key,
@@ -479,17 +479,17 @@ static int window_pattern_read(const struct gguf *g, struct model_config *c, str
     char key[96];
     int32_t period;
     snprintf(key, sizeof(key), "%s.%s", c->arch->gguf, suffix);
-    const struct kv *kv = gguf_find(g, key);
-    if (!kv || kv->type != KV_ARRAY) {
+    const struct gguf_kv *kv = gguf_find(g, key);
+    if (!kv || kv->type != GGUF_TYPE_ARRAY) {
         int rc = int_get(g, c->arch->gguf, suffix, 6, &period, err);
-        if (rc == OK) window_period_set(c, period > 0 ? period : WINDOWED_LAYERS_MAX + 1);
+        if (rc == OK) sliding_window_pattern_set(c, period > 0 ? period : SLIDING_LAYERS_MAX + 1);
         return rc;
     }
     if (kv->element != KV_BOOL || kv->n != (uint64_t)c->n_layers)
         return error_set(err, ERR_FORMAT, "metadata '%s' is not a list of %d bools", key,
                          (int)c->n_layers);
     for (int32_t l = 0; l < c->n_layers; l++)
-        if (kv->data[l]) layer_set_local(c, l);
+        if (kv->data[l]) layer_set_sliding(c, l);
     return OK;
 }
 
@@ -542,7 +542,7 @@ static void biases_read(const struct gguf *g, struct model_config *c) {
 static int arch_read(const struct gguf *g, const struct arch **out, struct error *err) {
     struct arena scratch = {0};
     int64_t splits;
-    const struct kv *split = gguf_find(g, "split.count"), *type = gguf_find(g, "general.type");
+    const struct gguf_kv *split = gguf_find(g, "split.count"), *type = gguf_find(g, "general.type");
     const char *name = kv_text(gguf_find(g, "general.architecture"), &scratch);
     int rc;
     if (type && !kv_equals(type, "model"))
@@ -625,7 +625,7 @@ static bool pre_takes_words(const char *pre) {
     return false;
 }
 
-/* A pre-tokenizer that is a pattern and not one of GGUF's names (see struct tok_spec). */
+/* A pre-tokenizer that is a pattern and not one of GGUF's names (see struct tokenizer_spec). */
 static bool pre_is_pattern(const char *pre) {
     return pre && strpbrk(pre, "\\[");
 }
@@ -633,10 +633,10 @@ static bool pre_is_pattern(const char *pre) {
 /* The array `key` of `n` elements of `type` (n 0: any number); *out is NULL when the key is absent.
  */
 static int array_get(const struct gguf *g, const char *key, enum gguf_type type, uint64_t n,
-                     const struct kv **out, struct error *err) {
-    const struct kv *kv = *out = gguf_find(g, key);
+                     const struct gguf_kv **out, struct error *err) {
+    const struct gguf_kv *kv = *out = gguf_find(g, key);
     if (!kv) return OK;
-    if (kv->type != KV_ARRAY || kv->element != (uint32_t)type)
+    if (kv->type != GGUF_TYPE_ARRAY || kv->element != (uint32_t)type)
         return error_set(err, ERR_FORMAT, "metadata '%s' is not an array of the expected type",
                          key);
     if (kv->n > INT32_MAX || (n && kv->n != n))
@@ -646,7 +646,7 @@ static int array_get(const struct gguf *g, const char *key, enum gguf_type type,
 }
 
 /* Terminated copies of all strings of an array, in one block, and their lengths. */
-static int strings_copy(const struct kv *kv, const char **list, int32_t *lens, struct arena *arena,
+static int strings_copy(const struct gguf_kv *kv, const char **list, int32_t *lens, struct arena *arena,
                         struct error *err) {
     enum { STRING_MAX = 1 << 20 };
     struct cursor c = {.data = kv->data, .size = SIZE_MAX / 2}; /* gguf_open has walked it */
@@ -658,7 +658,7 @@ static int strings_copy(const struct kv *kv, const char **list, int32_t *lens, s
                              (int)kv->key_len, kv->key, (unsigned long long)len);
         total += len + 1;
     }
-    char *text = arena_try(arena, (size_t)total, err);
+    char *text = arena_try_alloc(arena, (size_t)total, err);
     if (!text) return err->code;
     c.pos = 0;
     for (uint64_t i = 0; i < kv->n; i++) {
@@ -670,9 +670,9 @@ static int strings_copy(const struct kv *kv, const char **list, int32_t *lens, s
     return OK;
 }
 
-static int pieces_read(const struct gguf *g, int32_t vocab, struct tok_spec *spec,
+static int pieces_read(const struct gguf *g, int32_t vocab, struct tokenizer_spec *spec,
                        struct arena *arena, struct error *err) {
-    const struct kv *tokens, *scores, *types;
+    const struct gguf_kv *tokens, *scores, *types;
     int rc = array_get(g, "tokenizer.ggml.tokens", KV_STRING, 0, &tokens, err);
     if (rc != OK) return rc;
     if (!tokens || tokens->n == 0)
@@ -706,9 +706,9 @@ static int pieces_read(const struct gguf *g, int32_t vocab, struct tok_spec *spe
     return OK;
 }
 
-static int merges_read(const struct gguf *g, struct tok_spec *spec, struct arena *arena,
+static int merges_read(const struct gguf *g, struct tokenizer_spec *spec, struct arena *arena,
                        struct error *err) {
-    const struct kv *merges;
+    const struct gguf_kv *merges;
     int rc = array_get(g, "tokenizer.ggml.merges", KV_STRING, 0, &merges, err);
     if (rc != OK) return rc;
     if (!merges) return error_set(err, ERR_FORMAT, "metadata 'tokenizer.ggml.merges' is missing");
@@ -728,7 +728,7 @@ static int merges_read(const struct gguf *g, struct tok_spec *spec, struct arena
 /* An id that is absent, or all ones as some writers put for none, is -1. */
 static int special_read(const struct gguf *g, const char *key, int32_t n, int32_t *out,
                         struct error *err) {
-    const struct kv *kv = gguf_find(g, key);
+    const struct gguf_kv *kv = gguf_find(g, key);
     int64_t value = -1;
     *out = -1;
     if (!kv) return OK;
@@ -740,33 +740,33 @@ static int special_read(const struct gguf *g, const char *key, int32_t n, int32_
 
 /* What llama.cpp knows of a unigram model's normalisation is a table and a flag; whatever else a
  * tokenizer does is under a name of ours. */
-static int normalizer_read(const struct gguf *g, struct tok_spec *spec, struct arena *arena,
+static int normalizer_read(const struct gguf *g, struct tokenizer_spec *spec, struct arena *arena,
                            struct error *err) {
-    const struct kv *table = gguf_find(g, "tokenizer.ggml.precompiled_charsmap");
+    const struct gguf_kv *table = gguf_find(g, "tokenizer.ggml.precompiled_charsmap");
     bool one_space = false;
     spec->normalizer = kv_text(gguf_find(g, "shoal.tokenizer.normalizer"), arena);
-    if (spec->kind != TOK_UNIGRAM || spec->normalizer) return OK;
+    if (spec->kind != TOKENIZER_UNIGRAM || spec->normalizer) return OK;
     int rc = bool_get(g, "tokenizer.ggml.remove_extra_whitespaces", &one_space, err);
     if (rc != OK) return rc;
-    if (table && (table->type != KV_ARRAY || (table->element != KV_U8 && table->element != KV_I8)))
+    if (table && (table->type != GGUF_TYPE_ARRAY || (table->element != KV_U8 && table->element != KV_I8)))
         return error_set(err, ERR_FORMAT,
                          "metadata 'tokenizer.ggml.precompiled_charsmap' is no array of bytes");
     char *text =
-        norm_from_sentencepiece(table ? table->data : NULL, table ? table->n : 0, one_space);
+        normalizer_from_sentencepiece(table ? table->data : NULL, table ? table->n : 0, one_space);
     if (text) spec->normalizer = arena_strdup(arena, text);
     free(text);
     return OK;
 }
 
-static int behaviour_read(const struct gguf *g, struct tok_spec *spec, struct arena *arena,
+static int behaviour_read(const struct gguf *g, struct tokenizer_spec *spec, struct arena *arena,
                           struct error *err) {
     const char *pattern = kv_text(gguf_find(g, "shoal.tokenizer.pre_pattern"), arena);
     const char *pre = kv_text(gguf_find(g, "tokenizer.ggml.pre"), arena);
-    spec->pre = pattern ? pattern : spec->kind != TOK_BPE ? NULL : pre ? pre : "default";
+    spec->pre = pattern ? pattern : spec->kind != TOKENIZER_BPE ? NULL : pre ? pre : "default";
     spec->ignore_merges = pre_takes_words(spec->pre);
-    spec->add_bos = spec->kind == TOK_SPM || spec->ignore_merges;
-    spec->add_eos = spec->kind == TOK_UNIGRAM;
-    spec->add_space_prefix = spec->kind == TOK_SPM;
+    spec->add_bos = spec->kind == TOKENIZER_SPM || spec->ignore_merges;
+    spec->add_eos = spec->kind == TOKENIZER_UNIGRAM;
+    spec->add_space_prefix = spec->kind == TOKENIZER_SPM;
     int rc = special_read(g, "tokenizer.ggml.bos_token_id", spec->n, &spec->bos, err);
     if (rc == OK) rc = special_read(g, "tokenizer.ggml.eos_token_id", spec->n, &spec->eos, err);
     if (rc == OK) rc = special_read(g, "tokenizer.ggml.unknown_token_id", spec->n, &spec->unk, err);
@@ -774,7 +774,7 @@ static int behaviour_read(const struct gguf *g, struct tok_spec *spec, struct ar
     if (rc == OK) rc = bool_get(g, "tokenizer.ggml.add_eos_token", &spec->add_eos, err);
     if (rc == OK) rc = bool_get(g, "tokenizer.ggml.add_space_prefix", &spec->add_space_prefix, err);
     if (rc == OK) rc = normalizer_read(g, spec, arena, err);
-    spec->user_pieces = spec->kind == TOK_UNIGRAM;
+    spec->user_pieces = spec->kind == TOKENIZER_UNIGRAM;
     if (rc == OK) rc = bool_get(g, "shoal.tokenizer.user_pieces", &spec->user_pieces, err);
     if (rc == OK) rc = bool_get(g, "shoal.tokenizer.split_words", &spec->split_words, err);
     if (rc == OK) rc = bool_get(g, "shoal.tokenizer.ignore_merges", &spec->ignore_merges, err);
@@ -784,23 +784,23 @@ static int behaviour_read(const struct gguf *g, struct tok_spec *spec, struct ar
 /* *out stays NULL when the file holds no tokenizer. */
 static int tokenizer_read(const struct gguf *g, int32_t vocab, struct tokenizer **out,
                           struct error *err) {
-    const struct kv *model = gguf_find(g, "tokenizer.ggml.model");
+    const struct gguf_kv *model = gguf_find(g, "tokenizer.ggml.model");
     *out = NULL;
     if (!model || kv_equals(model, "none") || kv_equals(model, "no_vocab")) return OK;
-    struct tok_spec spec = {.kind = kv_equals(model, "gpt2") ? TOK_BPE
-                                    : kv_equals(model, "t5") ? TOK_UNIGRAM
-                                                             : TOK_SPM};
+    struct tokenizer_spec spec = {.kind = kv_equals(model, "gpt2") ? TOKENIZER_BPE
+                                    : kv_equals(model, "t5") ? TOKENIZER_UNIGRAM
+                                                             : TOKENIZER_SPM};
     struct arena arena = {0};
     int rc = OK;
-    if (spec.kind == TOK_SPM && !kv_equals(model, "llama"))
+    if (spec.kind == TOKENIZER_SPM && !kv_equals(model, "llama"))
         rc = error_set(err, ERR_MISMATCH,
                        "tokenizer kind '%.*s' is not supported (supported: gpt2, llama, t5)",
                        model->type == KV_STRING ? (int)MIN(model->n, 32) : 0,
                        (const char *)model->data);
     if (rc == OK) rc = pieces_read(g, vocab, &spec, &arena, err);
-    if (rc == OK && spec.kind == TOK_BPE) rc = merges_read(g, &spec, &arena, err);
+    if (rc == OK && spec.kind == TOKENIZER_BPE) rc = merges_read(g, &spec, &arena, err);
     if (rc == OK) rc = behaviour_read(g, &spec, &arena, err);
-    if (rc == OK && !(*out = tok_new(&spec, err))) rc = err->code;
+    if (rc == OK && !(*out = tokenizer_new(&spec, err))) rc = err->code;
     arena_release(&arena);
     return rc;
 }
@@ -906,7 +906,7 @@ static void kv_put_text(struct kv_out *o, const char *key, const char *value) {
 }
 
 static void kv_put_array(struct kv_out *o, const char *key, uint32_t element, uint64_t n) {
-    kv_put(o, key, KV_ARRAY, NULL);
+    kv_put(o, key, GGUF_TYPE_ARRAY, NULL);
     buf_add(&o->text, &element, sizeof(element));
     buf_add(&o->text, &n, sizeof(n));
 }
@@ -939,7 +939,7 @@ static void scaling_put(struct kv_out *o, const struct model_config *c) {
 
 static void pattern_put(struct kv_out *o, const struct model_config *c) {
     static const char suffix[] = "attention.sliding_window_pattern";
-    int32_t period = window_period(c);
+    int32_t period = sliding_window_pattern(c);
     char key[96];
     if (period > 0) {
         arch_put_u32(o, c, suffix, period);
@@ -948,7 +948,7 @@ static void pattern_put(struct kv_out *o, const struct model_config *c) {
     snprintf(key, sizeof(key), "%s.%s", c->arch->gguf, suffix);
     kv_put_array(o, key, KV_BOOL, (uint64_t)c->n_layers);
     for (int32_t l = 0; l < c->n_layers; l++)
-        buf_add(&o->text, &(uint8_t){layer_is_local(c, l)}, 1);
+        buf_add(&o->text, &(uint8_t){layer_is_sliding(c, l)}, 1);
 }
 
 static void gemma_put(struct kv_out *o, const struct model_config *c) {
@@ -959,12 +959,12 @@ static void gemma_put(struct kv_out *o, const struct model_config *c) {
     arch_put_f32(o, c, "rope.freq_base_swa", c->rope_local_theta);
     if (c->query_pre_attn_scalar == gemma_scalar(c)) return;
     kv_put(o, "shoal.query_pre_attn_scalar", KV_F32, &c->query_pre_attn_scalar);
-    note("GGUF has no key for 'query_pre_attn_scalar' %g; other programs will scale scores by the "
+    log_info("GGUF has no key for 'query_pre_attn_scalar' %g; other programs will scale scores by the "
          "head's width",
          (double)c->query_pre_attn_scalar);
 }
 
-static void config_put(struct kv_out *o, const struct model *m, const struct quant *q) {
+static void config_put(struct kv_out *o, const struct model *m, const struct quant_scheme *q) {
     const struct model_config *c = &m->config;
     const struct {
         const char *suffix;
@@ -994,7 +994,7 @@ static void config_put(struct kv_out *o, const struct model *m, const struct qua
 
 /* llama.cpp takes the number of tokens for the number of embedding rows, so rows beyond the
  * tokenizer get a name. */
-static void pieces_put(struct kv_out *o, const struct tok_spec *s, int32_t vocab) {
+static void pieces_put(struct kv_out *o, const struct tokenizer_spec *s, int32_t vocab) {
     kv_put_array(o, "tokenizer.ggml.tokens", KV_STRING, (uint64_t)vocab);
     for (int32_t i = 0; i < vocab; i++) {
         char pad[32];
@@ -1003,7 +1003,7 @@ static void pieces_put(struct kv_out *o, const struct tok_spec *s, int32_t vocab
         else
             string_put(&o->text, pad, (uint64_t)snprintf(pad, sizeof(pad), "[PAD%d]", (int)i));
     }
-    if (s->kind != TOK_BPE) {
+    if (s->kind != TOKENIZER_BPE) {
         kv_put_array(o, "tokenizer.ggml.scores", KV_F32, (uint64_t)vocab);
         for (int32_t i = 0; i < vocab; i++) {
             float score = i < s->n && s->scores ? s->scores[i] : 0.0f;
@@ -1023,14 +1023,14 @@ static void special_put(struct kv_out *o, const char *key, int32_t id) {
 }
 
 static void normalizer_put(struct kv_out *o, const struct model *m) {
-    const struct tok_spec *s = tok_spec_of(m->tok);
+    const struct tokenizer_spec *s = tokenizer_get_spec(m->tok);
     size_t len = 0;
     char *said = NULL;
-    if (s->kind == TOK_UNIGRAM) {
-        uint8_t *table = s->normalizer ? norm_charsmap(s->normalizer, &len) : NULL;
-        char *spaces = norm_from_sentencepiece(table, len, true);
+    if (s->kind == TOKENIZER_UNIGRAM) {
+        uint8_t *table = s->normalizer ? normalizer_charsmap(s->normalizer, &len) : NULL;
+        char *spaces = normalizer_from_sentencepiece(table, len, true);
         bool one_space = s->normalizer && strcmp(spaces, s->normalizer) == 0;
-        said = norm_from_sentencepiece(table, len, one_space);
+        said = normalizer_from_sentencepiece(table, len, one_space);
         kv_put_text(o, "tokenizer.ggml.pre", "default");
         kv_put_bool(o, "tokenizer.ggml.remove_extra_whitespaces", one_space);
         if (len > 0) kv_put_array(o, "tokenizer.ggml.precompiled_charsmap", KV_U8, len);
@@ -1038,13 +1038,13 @@ static void normalizer_put(struct kv_out *o, const struct model *m) {
         free(spaces);
         free(table);
     }
-    if (s->kind == TOK_UNIGRAM && !s->user_pieces)
+    if (s->kind == TOKENIZER_UNIGRAM && !s->user_pieces)
         kv_put_bool(o, "shoal.tokenizer.user_pieces", false);
     if (s->split_words) kv_put_bool(o, "shoal.tokenizer.split_words", true);
-    if (s->kind != TOK_BPE && *s->pre) kv_put_text(o, "shoal.tokenizer.pre_pattern", s->pre);
+    if (s->kind != TOKENIZER_BPE && *s->pre) kv_put_text(o, "shoal.tokenizer.pre_pattern", s->pre);
     if (s->normalizer && (!said || strcmp(said, s->normalizer) != 0)) {
         kv_put_text(o, "shoal.tokenizer.normalizer", s->normalizer);
-        note("'%s': other programs will not normalise text as this tokenizer asks", m->name);
+        log_info("'%s': other programs will not normalise text as this tokenizer asks", m->name);
     }
     free(said);
 }
@@ -1054,15 +1054,15 @@ static void tokenizer_put(struct kv_out *o, const struct model *m) {
         kv_put_text(o, "tokenizer.ggml.model", "none");
         return;
     }
-    const struct tok_spec *s = tok_spec_of(m->tok);
+    const struct tokenizer_spec *s = tokenizer_get_spec(m->tok);
     static const char *const kinds[] = {
-        [TOK_BPE] = "gpt2", [TOK_SPM] = "llama", [TOK_UNIGRAM] = "t5"};
+        [TOKENIZER_BPE] = "gpt2", [TOKENIZER_SPM] = "llama", [TOKENIZER_UNIGRAM] = "t5"};
     kv_put_text(o, "tokenizer.ggml.model", kinds[s->kind]);
     const char *pre = s->pre && *s->pre ? s->pre : "default";
-    if (s->kind == TOK_BPE)
+    if (s->kind == TOKENIZER_BPE)
         kv_put_text(o, "tokenizer.ggml.pre", pre_is_pattern(pre) ? "gpt-2" : pre);
     pieces_put(o, s, m->config.vocab_size);
-    if (s->kind == TOK_BPE) {
+    if (s->kind == TOKENIZER_BPE) {
         kv_put_array(o, "tokenizer.ggml.merges", KV_STRING, (uint64_t)s->n_merges);
         for (int32_t i = 0; i < s->n_merges; i++)
             string_put(&o->text, s->merges[i], strlen(s->merges[i]));
@@ -1071,22 +1071,22 @@ static void tokenizer_put(struct kv_out *o, const struct model *m) {
     special_put(o, "tokenizer.ggml.eos_token_id", s->eos);
     special_put(o, "tokenizer.ggml.unknown_token_id", s->unk);
     kv_put_bool(o, "tokenizer.ggml.add_bos_token", s->add_bos);
-    if (s->add_eos || s->kind == TOK_UNIGRAM)
+    if (s->add_eos || s->kind == TOKENIZER_UNIGRAM)
         kv_put_bool(o, "tokenizer.ggml.add_eos_token", s->add_eos);
     kv_put_bool(o, "tokenizer.ggml.add_space_prefix", s->add_space_prefix);
     normalizer_put(o, m);
     if (m->chat_template) kv_put_text(o, "tokenizer.chat_template", m->chat_template);
-    if (s->kind == TOK_BPE && pre_is_pattern(pre)) {
+    if (s->kind == TOKENIZER_BPE && pre_is_pattern(pre)) {
         kv_put_text(o, "shoal.tokenizer.pre_pattern", pre);
-        note("'%s': the pre-tokenizer pattern has no name in GGUF; other programs will split text "
+        log_info("'%s': the pre-tokenizer pattern has no name in GGUF; other programs will split text "
              "as gpt-2 does",
              m->name);
     }
-    if (s->ignore_merges != (s->kind == TOK_BPE && pre_takes_words(pre)))
+    if (s->ignore_merges != (s->kind == TOKENIZER_BPE && pre_takes_words(pre)))
         kv_put_bool(o, "shoal.tokenizer.ignore_merges", s->ignore_merges);
 }
 
-static void entry_put(struct buf *b, const char *name, const struct weight *w, uint32_t type,
+static void entry_put(struct buf *b, const char *name, const struct weight_info *w, uint32_t type,
                       uint64_t *offset) {
     uint32_t n_dims = w->norm ? 1 : 2;
     uint64_t dims[2] = {(uint64_t)w->k, (uint64_t)w->n};
@@ -1102,29 +1102,29 @@ static bool has_rope_freqs(const struct model_config *c) {
     return c->rope_scaling.kind == ROPE_LLAMA3;
 }
 
-static void table_put(struct buf *b, const struct model_config *c, const struct quant *q) {
+static void table_put(struct buf *b, const struct model_config *c, const struct quant_scheme *q) {
     uint64_t offset = 0;
     int n_fallback = 0;
     if (has_rope_freqs(c))
         entry_put(b, "rope_freqs.weight",
-                  &(struct weight){.norm = true, .n = 1, .k = c->head_dim / 2}, TENSOR_F32,
+                  &(struct weight_info){.norm = true, .n = 1, .k = c->head_dim / 2}, TENSOR_F32,
                   &offset);
     for (int32_t i = 0; i < weight_count(c); i++) {
-        struct weight w;
+        struct weight_info w;
         weight_at(c, i, NAMING_GGUF, &w);
         enum tensor_type t = quant_weight_type(q, c, &w);
         entry_put(b, w.name, &w, t, &offset);
         if (!w.norm && w.k % tensor_type_block(q->type)) n_fallback++;
     }
     if (n_fallback)
-        note("%d tensors fall back to another type: their rows are not multiples of the %d that %s "
+        log_info("%d tensors fall back to another type: their rows are not multiples of the %d that %s "
              "needs",
              n_fallback, tensor_type_block(q->type), tensor_type_name(q->type));
 }
 
-static int padding_put(struct writer *w, struct error *err) {
+static int padding_put(struct atomic_file *w, struct error *err) {
     static const uint8_t zeros[32];
-    return writer_put(w, zeros, (size_t)(align_up(w->pos, 32) - w->pos), err);
+    return atomic_file_write(w, zeros, (size_t)(align_up(w->pos, 32) - w->pos), err);
 }
 
 enum { ROWS_AT_ONCE = 256 };
@@ -1132,7 +1132,7 @@ enum { ROWS_AT_ONCE = 256 };
 /* Rows of one weight on their way into a file. */
 struct encoding {
     const struct model *m;
-    const struct weight *w;
+    const struct weight_info *w;
     enum tensor_type type;
     const int32_t *order; /* or NULL */
     int64_t first;
@@ -1145,7 +1145,7 @@ struct encoding {
 /* Scales are f16: what is larger, or no number, would be lost. Rows that were copied left older
  * numbers in the scratch, which were good. */
 static bool row_fits(const struct encoding *e, const float *row) {
-    if (!tensor_type_quantised(e->type)) return true;
+    if (!tensor_type_is_quantized(e->type)) return true;
     for (int64_t i = 0; i < e->w->k; i++)
         if (!(row[i] >= -65504.0f && row[i] <= 65504.0f)) return false;
     return true;
@@ -1169,9 +1169,9 @@ static void elements_order(struct encoding *e, const int32_t *order) {
     for (int64_t i = 0; i < e->w->k; i++) v[i] = e->scratch[order[i]];
 }
 
-static int weight_put(struct writer *out, struct encoding *e, struct pool *pool, struct progress *p,
+static int weight_put(struct atomic_file *out, struct encoding *e, struct pool *pool, struct progress *p,
                       int64_t *done, struct error *err) {
-    const struct weight *w = e->w;
+    const struct weight_info *w = e->w;
     bool permute = w->rope_heads > 0 && e->m->config.arch->gguf_permuted;
     int32_t *order =
         permute ? rope_rows_to_interleaved(w->rope_heads, e->m->config.head_dim) : NULL;
@@ -1187,7 +1187,7 @@ static int weight_put(struct writer *out, struct encoding *e, struct pool *pool,
                            "has no scale",
                            w->name, tensor_type_name(e->type));
         if (rc == OK)
-            rc = writer_put(out, e->out, (size_t)n * tensor_row_bytes(e->type, w->k), err);
+            rc = atomic_file_write(out, e->out, (size_t)n * tensor_row_bytes(e->type, w->k), err);
         *done += n * w->k;
         if (p) progress_update(p, *done, w->name);
     }
@@ -1195,18 +1195,18 @@ static int weight_put(struct writer *out, struct encoding *e, struct pool *pool,
     return rc == OK ? padding_put(out, err) : rc;
 }
 
-static int rope_freqs_put(struct writer *out, const struct model_config *c, struct error *err) {
+static int rope_freqs_put(struct atomic_file *out, const struct model_config *c, struct error *err) {
     int rc = OK;
     for (int32_t i = 0; rc == OK && i < c->head_dim / 2; i++)
-        rc = writer_put(out, &(float){rope_divisor(c, i)}, sizeof(float), err);
+        rc = atomic_file_write(out, &(float){rope_divisor(c, i)}, sizeof(float), err);
     return rc == OK ? padding_put(out, err) : rc;
 }
 
-static int weights_put(struct writer *out, const struct model *m, const struct quant *q,
+static int weights_put(struct atomic_file *out, const struct model *m, const struct quant_scheme *q,
                        struct pool *pool, struct progress *p, struct error *err) {
     const struct model_config *c = &m->config;
     struct encoding e = {.m = m};
-    struct weight w;
+    struct weight_info w;
     int64_t done = 0;
     int rc = has_rope_freqs(c) ? rope_freqs_put(out, c, err) : OK;
     for (int32_t i = 0; i < weight_count(c); i++) {
@@ -1227,7 +1227,7 @@ static int weights_put(struct writer *out, const struct model *m, const struct q
     return rc;
 }
 
-static void header_build(struct buf *b, const struct model *m, const struct quant *q) {
+static void header_build(struct buf *b, const struct model *m, const struct quant_scheme *q) {
     struct kv_out o = {0};
     config_put(&o, m, q);
     tokenizer_put(&o, m);
@@ -1261,42 +1261,42 @@ static int expressible(const struct model_config *c, struct error *err) {
                           "two); write a Hugging Face directory instead");
 }
 
-int model_quantize_gguf(const struct model *m, const char *path, const struct quant *q,
+int model_quantize_gguf(const struct model *m, const char *path, const struct quant_scheme *q,
                         struct pool *pool, struct progress *p, struct error *err) {
     if (expressible(&m->config, err) != OK) return err->code;
     struct buf header = {0};
-    struct writer w;
+    struct atomic_file w;
     header_build(&header, m, q);
-    int rc = writer_open(&w, path, err);
-    if (rc == OK) rc = writer_put(&w, header.data, header.len, err);
+    int rc = atomic_file_open(&w, path, err);
+    if (rc == OK) rc = atomic_file_write(&w, header.data, header.len, err);
     if (rc == OK) rc = padding_put(&w, err);
     if (rc == OK) rc = weights_put(&w, m, q, pool, p, err);
-    if (rc == OK) rc = writer_commit(&w, err);
-    writer_abort(&w);
+    if (rc == OK) rc = atomic_file_commit(&w, err);
+    atomic_file_abort(&w);
     buf_release(&header);
     return rc;
 }
 
 int model_write_gguf(const struct model *m, const char *path, enum tensor_type type,
                      struct error *err) {
-    const struct quant q = quant_pure(type);
+    const struct quant_scheme q = quant_pure(type);
     return model_quantize_gguf(m, path, &q, NULL, NULL, err);
 }
 
 /* One scalar as JSON, null for an array; NULL for text that is not UTF-8. */
-static json_t *kv_json(const struct kv *kv) {
+static json_t *kv_json(const struct gguf_kv *kv) {
     int64_t whole;
     double real;
     if (kv->type == KV_STRING) return json_stringn((const char *)kv->data, (size_t)kv->n);
     if (kv->type == KV_BOOL) return json_boolean(*kv->data);
     if (kv_integer(kv, &whole)) return json_integer(whole);
-    return kv->type != KV_ARRAY && kv_number(kv, &real) ? json_real(real) : json_null();
+    return kv->type != GGUF_TYPE_ARRAY && kv_number(kv, &real) ? json_real(real) : json_null();
 }
 
 int gguf_tensors_open(struct safetensors *st, const char *path, struct error *err) {
     struct gguf g = {0};
     *st = (struct safetensors){0};
-    if (map_read(&g.map, path, err) != OK || gguf_parse(&g, err) != OK) {
+    if (file_map_open_copy(&g.map, path, err) != OK || gguf_parse(&g, err) != OK) {
         gguf_close(&g);
         return error_wrap(err, "'%s'", path);
     }
@@ -1365,17 +1365,17 @@ static void tensors_header_build(struct buf *b, const json_t *metadata, const st
 int gguf_tensors_write(const char *path, const json_t *metadata, const struct tensor_info *tensors,
                        int n, struct error *err) {
     struct buf header = {0};
-    struct writer w;
+    struct atomic_file w;
     tensors_header_build(&header, metadata, tensors, n);
-    int rc = writer_open(&w, path, err);
-    if (rc == OK) rc = writer_put(&w, header.data, header.len, err);
+    int rc = atomic_file_open(&w, path, err);
+    if (rc == OK) rc = atomic_file_write(&w, header.data, header.len, err);
     if (rc == OK) rc = padding_put(&w, err);
     for (int i = 0; rc == OK && i < n; i++) {
-        rc = writer_put(&w, tensors[i].data, tensors[i].size, err);
+        rc = atomic_file_write(&w, tensors[i].data, tensors[i].size, err);
         if (rc == OK) rc = padding_put(&w, err);
     }
-    if (rc == OK) rc = writer_commit(&w, err);
-    writer_abort(&w);
+    if (rc == OK) rc = atomic_file_commit(&w, err);
+    atomic_file_abort(&w);
     buf_release(&header);
     return rc;
 }

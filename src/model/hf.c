@@ -15,12 +15,12 @@ enum { SMALL_FILE = 64 << 20 };
 
 /* Maps config.json into the model, so that the model's hash covers it; returns it parsed. */
 static json_t *config_open(struct model *m, const char *dir, struct error *err) {
-    struct mapping map;
+    struct file_map map;
     char *path = path_join(dir, "config.json");
     json_t *root = NULL;
     if (!path_exists(path)) {
         error_set(err, ERR_MISSING, "'%s' is not a model directory: it has no config.json", dir);
-    } else if (map_open(&map, path, err) == OK) {
+    } else if (file_map_open(&map, path, err) == OK) {
         root = json_parse((const char *)map.data, map.size, path, err);
         model_add_map(m, &map);
         if (root && hf_config_read(root, &m->config, err) != OK) {
@@ -78,7 +78,7 @@ enum { SHARDS_MAX = 1024 };
 
 static int index_walk(struct shards *s, const char *dir, const json_t *root, struct error *err) {
     const json_t *files = json_object_get(root, "weight_map");
-    struct offenders lost = {0};
+    struct tensor_errors lost = {0};
     const char *tensor;
     json_t *value;
     if (!json_is_object(files)) return error_set(err, ERR_FORMAT, "'weight_map' is missing");
@@ -92,14 +92,14 @@ static int index_walk(struct shards *s, const char *dir, const json_t *root, str
                                    : error_set(err, ERR_FORMAT, "too many files");
         if (rc != OK) break;
         if (!safetensors_find(&s->files[shard_find(s, name)], tensor))
-            offender_add(&lost, "'%.96s' is not in '%.96s'", tensor, name);
+            tensor_errors_add(&lost, "'%.96s' is not in '%.96s'", tensor, name);
     }
-    int lost_rc = offenders_report(&lost, ERR_MISMATCH, rc == OK ? err : &(struct error){0});
+    int lost_rc = tensor_errors_report(&lost, ERR_MISMATCH, rc == OK ? err : &(struct error){0});
     return rc == OK ? lost_rc : rc;
 }
 
 static int index_read(struct shards *s, const char *dir, const char *path, struct error *err) {
-    json_t *root = json_file(path, err);
+    json_t *root = json_parse_file(path, err);
     if (!root) return err->code;
     int rc = index_walk(s, dir, root, err);
     json_decref(root);
@@ -192,10 +192,10 @@ static int language_model_take(struct shards *s) {
 static int extras_drop(struct shards *s, const struct model_config *c, struct error *err) {
     int before = s->n_tensors;
     if (c->arch->hf_names == HF_GEMMA && language_model_take(s) > 0 && s->n_tensors < before)
-        note("%d tensors that are not the language model's are left out", before - s->n_tensors);
+        log_info("%d tensors that are not the language model's are left out", before - s->n_tensors);
     for (int i = s->n_tensors - 1; i >= 0; i--)
         if (name_idle(s->tensors[i].name)) tensor_drop(s, i);
-    struct weight first;
+    struct weight_info first;
     weight_at(c, 0, NAMING_HF, &first);
     const struct tensor_info *head = tensors_find(s->tensors, s->n_tensors, "lm_head.weight");
     const struct tensor_info *embed = tensors_find(s->tensors, s->n_tensors, first.name);
@@ -205,7 +205,7 @@ static int extras_drop(struct shards *s, const struct model_config *c, struct er
         return error_set(err, ERR_MISMATCH,
                          "'tie_word_embeddings' is true, but 'lm_head.weight' differs from the "
                          "embedding");
-    map_drop(head->data, head->size);
+    file_map_evict(head->data, head->size);
     tensor_drop(s, (int)(head - s->tensors));
     return OK;
 }
@@ -226,8 +226,8 @@ static int tokenizer_files_read(const char *dir, struct tokenizer **out, struct 
     char *json = path_join(dir, "tokenizer.json"), *model = path_join(dir, "tokenizer.model");
     bool has_json = path_exists(json), has_model = path_exists(model);
     struct error second;
-    *out = has_json ? tok_from_json(json, err) : NULL;
-    if (!*out && has_model) *out = tok_from_sentencepiece(model, has_json ? &second : err);
+    *out = has_json ? tokenizer_from_json(json, err) : NULL;
+    if (!*out && has_model) *out = tokenizer_from_sentencepiece(model, has_json ? &second : err);
     free(json);
     free(model);
     return *out || !(has_json || has_model) ? OK : err->code;
@@ -237,7 +237,7 @@ static int tokenizer_files_read(const char *dir, struct tokenizer **out, struct 
 static int32_t special_id(const struct tokenizer *tok, const json_t *value) {
     if (json_is_object(value)) value = json_object_get(value, "content");
     const char *piece = json_string_value(value);
-    return piece ? tok_find(tok, piece) : -1;
+    return piece ? tokenizer_piece_to_id(tok, piece) : -1;
 }
 
 /* An id, or the first of a list of ids. */
@@ -245,7 +245,7 @@ static int32_t config_id(const struct tokenizer *tok, const json_t *root, const 
     const json_t *v = json_field(root, key);
     if (json_is_array(v)) v = json_array_get(v, 0);
     json_int_t id = json_is_integer(v) ? json_integer_value(v) : -1;
-    return id >= 0 && id < tok_vocab_size(tok) ? (int32_t)id : -1;
+    return id >= 0 && id < tokenizer_vocab_size(tok) ? (int32_t)id : -1;
 }
 
 /* tokenizer_config.json decides where it says anything at all (null: none), then
@@ -266,8 +266,8 @@ static int32_t special_choose(const struct tokenizer *tok, const json_t *const r
 /* The tokenizer's own file does not know the special roles; a tokenizer is immutable, so a new one
  * takes its place. */
 static int specials_apply(struct tokenizer **tok, const json_t *const roots[3], struct error *err) {
-    const struct tok_spec *now = tok_spec_of(*tok);
-    struct tok_spec spec = *now;
+    const struct tokenizer_spec *now = tokenizer_get_spec(*tok);
+    struct tokenizer_spec spec = *now;
     spec.bos = special_choose(*tok, roots, "bos", now->bos);
     spec.eos = special_choose(*tok, roots, "eos", now->eos);
     const json_t *add_bos = json_field(roots[0], "add_bos_token");
@@ -277,9 +277,9 @@ static int specials_apply(struct tokenizer **tok, const json_t *const roots[3], 
     if (spec.bos == now->bos && spec.eos == now->eos && spec.add_bos == now->add_bos &&
         spec.add_eos == now->add_eos)
         return OK;
-    struct tokenizer *fresh = tok_new(&spec, err);
+    struct tokenizer *fresh = tokenizer_new(&spec, err);
     if (!fresh) return err->code;
-    tok_free(*tok);
+    tokenizer_free(*tok);
     *tok = fresh;
     return OK;
 }
@@ -310,7 +310,7 @@ static int template_read(struct model *m, const char *dir, const json_t *config,
 static int optional_json(const char *dir, const char *name, json_t **out, struct error *err) {
     char *path = path_join(dir, name);
     bool there = path_exists(path);
-    *out = there ? json_file(path, err) : NULL;
+    *out = there ? json_parse_file(path, err) : NULL;
     free(path);
     return there && !*out ? err->code : OK;
 }
@@ -323,9 +323,9 @@ static int tokenizer_read(struct model *m, const char *dir, const json_t *config
     if (rc == OK) rc = optional_json(dir, "generation_config.json", &generation, err);
     const json_t *const roots[3] = {tok_config, generation, config};
     if (rc == OK && m->tok) rc = specials_apply(&m->tok, roots, err);
-    if (rc == OK && m->tok && tok_vocab_size(m->tok) > m->config.vocab_size)
+    if (rc == OK && m->tok && tokenizer_vocab_size(m->tok) > m->config.vocab_size)
         rc = error_set(err, ERR_MISMATCH, "'%s': the tokenizer has %d tokens, the model %d", dir,
-                       (int)tok_vocab_size(m->tok), (int)m->config.vocab_size);
+                       (int)tokenizer_vocab_size(m->tok), (int)m->config.vocab_size);
     if (rc == OK) rc = template_read(m, dir, tok_config, err);
     json_decref(tok_config);
     json_decref(generation);
@@ -350,11 +350,11 @@ static size_t words_measure(const char *dir) {
     size_t sum = 0;
     for (size_t i = 0; i < ARRAY_LEN(names); i++) {
         char *path = path_join(dir, names[i]);
-        struct mapping map;
+        struct file_map map;
         struct error absent;
-        if (map_open(&map, path, &absent) == OK) {
+        if (file_map_open(&map, path, &absent) == OK) {
             sum += map.size;
-            map_close(&map);
+            file_map_close(&map);
         }
         free(path);
     }
@@ -395,7 +395,7 @@ static int json_write(const char *dir, const char *name, json_t *value, struct e
 
 static void piece_set(json_t *root, const char *key, const struct tokenizer *tok, int32_t id) {
     int len = 0;
-    const char *piece = id >= 0 ? tok_piece(tok, id, &len) : NULL;
+    const char *piece = id >= 0 ? tokenizer_id_to_piece(tok, id, &len) : NULL;
     json_t *value = piece ? json_stringn(piece, (size_t)len) : NULL;
     json_object_set_new(root, key, value ? value : json_null());
 }
@@ -403,24 +403,24 @@ static void piece_set(json_t *root, const char *key, const struct tokenizer *tok
 static int tokenizer_write(const struct model *m, const char *dir, struct error *err) {
     if (!m->tok) return OK;
     char *path = path_join(dir, "tokenizer.json");
-    int rc = tok_write_json(m->tok, path, err);
+    int rc = tokenizer_write_json(m->tok, path, err);
     free(path);
     if (rc != OK) return rc;
     json_t *root = json_object();
-    json_object_set_new(root, "add_bos_token", json_boolean(tok_add_bos(m->tok)));
-    piece_set(root, "bos_token", m->tok, tok_bos(m->tok));
-    piece_set(root, "eos_token", m->tok, tok_eos(m->tok));
-    json_t *template = json_string(m->chat_template ? m->chat_template : chat_ml);
-    json_object_set_new(root, "chat_template", template ? template : json_string(chat_ml));
+    json_object_set_new(root, "add_bos_token", json_boolean(tokenizer_add_bos(m->tok)));
+    piece_set(root, "bos_token", m->tok, tokenizer_bos(m->tok));
+    piece_set(root, "eos_token", m->tok, tokenizer_eos(m->tok));
+    json_t *template = json_string(m->chat_template ? m->chat_template : chatml_template);
+    json_object_set_new(root, "chat_template", template ? template : json_string(chatml_template));
     json_object_set_new(root, "model_max_length", json_integer(m->config.max_seq_len));
     json_object_set_new(root, "tokenizer_class", json_string("PreTrainedTokenizerFast"));
     return json_write(dir, "tokenizer_config.json", root, err);
 }
 
 /* Norms come first: being f32, they then stay aligned whatever the sizes of the 16-bit matrices. */
-static int32_t weights_ordered(const struct model_config *c, struct weight *list) {
+static int32_t weights_ordered(const struct model_config *c, struct weight_info *list) {
     int32_t n = 0;
-    struct weight w;
+    struct weight_info w;
     for (int pass = 0; pass < 2; pass++)
         for (int32_t i = 0; i < weight_count(c); i++) {
             weight_at(c, i, NAMING_HF, &w);
@@ -429,12 +429,12 @@ static int32_t weights_ordered(const struct model_config *c, struct weight *list
     return n;
 }
 
-static int weights_header(const struct weight *list, int32_t n, enum tensor_type type,
+static int weights_header(const struct weight_info *list, int32_t n, enum tensor_type type,
                           struct buf *out, struct error *err) {
     struct tensor_info *infos = xcalloc((size_t)n, sizeof(*infos));
     json_t *metadata = json_pack("{s:s}", "format", "pt");
     for (int32_t i = 0; i < n; i++) {
-        const struct weight *w = &list[i];
+        const struct weight_info *w = &list[i];
         infos[i] = (struct tensor_info){.name = (char *)(uintptr_t)w->name,
                                         .n_dims = w->norm ? 1 : 2,
                                         .type = w->norm ? TENSOR_F32 : type};
@@ -448,7 +448,7 @@ static int weights_header(const struct weight *list, int32_t n, enum tensor_type
     return rc;
 }
 
-static int weights_put(struct writer *out, const struct model *m, const struct weight *list,
+static int weights_put(struct atomic_file *out, const struct model *m, const struct weight_info *list,
                        int32_t n, enum tensor_type type, struct error *err) {
     int64_t longest = 0;
     for (int32_t i = 0; i < n; i++) longest = MAX(longest, list[i].k);
@@ -459,7 +459,7 @@ static int weights_put(struct writer *out, const struct model *m, const struct w
         for (int64_t r = 0; rc == OK && r < list[i].n; r++) {
             weight_row(m, &list[i], r, t, scratch, scratch + longest);
             for (int64_t j = 0; j < list[i].k && list[i].offset; j++) scratch[longest + j] -= 1.0f;
-            rc = writer_put(out, scratch + longest, tensor_row_bytes(t, list[i].k), err);
+            rc = atomic_file_write(out, scratch + longest, tensor_row_bytes(t, list[i].k), err);
         }
     }
     free(scratch);
@@ -468,17 +468,17 @@ static int weights_put(struct writer *out, const struct model *m, const struct w
 
 static int weights_write(const struct model *m, const char *dir, enum tensor_type type,
                          struct error *err) {
-    struct weight *list = xcalloc((size_t)weight_count(&m->config), sizeof(*list));
+    struct weight_info *list = xcalloc((size_t)weight_count(&m->config), sizeof(*list));
     int32_t n = weights_ordered(&m->config, list);
     struct buf header = {0};
-    struct writer w = {0};
+    struct atomic_file w = {0};
     char *path = path_join(dir, "model.safetensors");
     int rc = weights_header(list, n, type, &header, err);
-    if (rc == OK) rc = writer_open(&w, path, err);
-    if (rc == OK) rc = writer_put(&w, header.data, header.len, err);
+    if (rc == OK) rc = atomic_file_open(&w, path, err);
+    if (rc == OK) rc = atomic_file_write(&w, header.data, header.len, err);
     if (rc == OK) rc = weights_put(&w, m, list, n, type, err);
-    if (rc == OK) rc = writer_commit(&w, err);
-    writer_abort(&w);
+    if (rc == OK) rc = atomic_file_commit(&w, err);
+    atomic_file_abort(&w);
     free(path);
     buf_release(&header);
     free(list);

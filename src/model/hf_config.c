@@ -191,7 +191,7 @@ static int layer_words_read(const char *key, const json_t *list, const char *ful
     for (int32_t l = 0; l < c->n_layers; l++) {
         const char *word = json_string_value(json_array_get(list, (size_t)l));
         if (word && local && strcmp(word, local) == 0)
-            layer_set_local(c, l);
+            layer_set_sliding(c, l);
         else if (!word || strcmp(word, full) != 0)
             return unsupported(key, list, err);
     }
@@ -207,7 +207,7 @@ static int gemma_windows_read(const json_t *root, struct model_config *c, struct
     if (types)
         return layer_words_read("layer_types", types, "full_attention", "sliding_attention", c,
                                 err);
-    window_period_set(c, period);
+    sliding_window_pattern_set(c, period);
     return OK;
 }
 
@@ -216,8 +216,8 @@ static int attention_types_expand(const json_t *types, json_t *out) {
     for (size_t i = 0; i < json_array_size(types); i++) {
         const json_t *pair = json_array_get(types, i), *words = json_array_get(pair, 0);
         json_int_t times = json_integer_value(json_array_get(pair, 1));
-        if (!json_is_array(words) || times < 0 || times > WINDOWED_LAYERS_MAX) return ERR_FORMAT;
-        while (times-- > 0 && json_array_size(out) <= WINDOWED_LAYERS_MAX)
+        if (!json_is_array(words) || times < 0 || times > SLIDING_LAYERS_MAX) return ERR_FORMAT;
+        while (times-- > 0 && json_array_size(out) <= SLIDING_LAYERS_MAX)
             json_array_extend(out, (json_t *)(uintptr_t)words);
     }
     return OK;
@@ -377,7 +377,7 @@ static json_t *scaling_json(const struct rope_scaling *s) {
 static json_t *layer_words_json(const struct model_config *c, const char *full, const char *local) {
     json_t *out = json_array();
     for (int32_t l = 0; l < c->n_layers; l++)
-        json_array_append_new(out, json_string(layer_is_local(c, l) ? local : full));
+        json_array_append_new(out, json_string(layer_is_sliding(c, l) ? local : full));
     return out;
 }
 
@@ -392,7 +392,7 @@ static void usual_put(json_t *root, const struct model_config *c) {
 }
 
 static void gemma_put(json_t *root, const struct model_config *c) {
-    int32_t period = window_period(c);
+    int32_t period = sliding_window_pattern(c);
     float_set(root, "rope_local_base_freq", c->rope_local_theta);
     float_set(root, "query_pre_attn_scalar", c->query_pre_attn_scalar);
     if (c->window) int_set(root, "sliding_window", c->window);
@@ -435,7 +435,7 @@ json_t *hf_config_json(const struct model *m, enum tensor_type type) {
                         json_string(type == TENSOR_F32   ? "float32"
                                     : type == TENSOR_F16 ? "float16"
                                                          : "bfloat16"));
-    id_set(root, "bos_token_id", m->tok ? tok_bos(m->tok) : -1);
-    id_set(root, "eos_token_id", m->tok ? tok_eos(m->tok) : -1);
+    id_set(root, "bos_token_id", m->tok ? tokenizer_bos(m->tok) : -1);
+    id_set(root, "eos_token_id", m->tok ? tokenizer_eos(m->tok) : -1);
     return root;
 }

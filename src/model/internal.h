@@ -13,11 +13,11 @@
 
 #include "model/model.h"
 
-enum naming { NAMING_HF, NAMING_GGUF };
+enum tensor_naming { NAMING_HF, NAMING_GGUF };
 
 /* One entry of the canonical list. A norm or a bias has n = 1 and is the vector [k]; the rest are
  * matrices [n, k]. */
-struct weight {
+struct weight_info {
     char name[96];
     int part;           /* index into arch.c's table of parts */
     int32_t layer;      /* -1 outside the layers */
@@ -28,20 +28,20 @@ struct weight {
     int64_t n, k;
 };
 int32_t weight_count(const struct model_config *c);
-void weight_at(const struct model_config *c, int32_t i, enum naming naming, struct weight *out);
+void weight_at(const struct model_config *c, int32_t i, enum tensor_naming naming, struct weight_info *out);
 /* Where the weight lives in `m`; exactly one of them is not NULL. */
-struct matrix *weight_matrix(struct model *m, const struct weight *w);
-const float **weight_norm(struct model *m, const struct weight *w);
+struct matrix *weight_matrix(struct model *m, const struct weight_info *w);
+const float **weight_norm(struct model *m, const struct weight_info *w);
 /* Row i as `type` into `out` (tensor_row_bytes). Same-type quantised rows are copied block by
  * block, so that rewriting a quantised model changes nothing. `scratch` holds k floats: the row,
  * unless it was copied. */
-void weight_row(const struct model *m, const struct weight *w, int64_t i, enum tensor_type type,
+void weight_row(const struct model *m, const struct weight_info *w, int64_t i, enum tensor_type type,
                 float *scratch, void *out);
 
 /* The type of one weight in a file, and llama.cpp's number (general.file_type) for the whole. */
-enum tensor_type quant_weight_type(const struct quant *q, const struct model_config *c,
-                                   const struct weight *w);
-uint32_t quant_file_type(const struct quant *q);
+enum tensor_type quant_weight_type(const struct quant_scheme *q, const struct model_config *c,
+                                   const struct weight_info *w);
+uint32_t quant_file_type(const struct quant_scheme *q);
 
 /*
  * Interleaved rotary rows (GGUF's llama files, llama2.c) against Hugging Face's halves: row h*E +
@@ -60,27 +60,27 @@ float rope_divisor(const struct model_config *c, int32_t i);
 bool rope_scaling_recover(struct model_config *c, const float *divisors);
 
 /* p > 0 when exactly the layers p-1, 2p-1, … are not local; 0 when there is no such p. */
-int32_t window_period(const struct model_config *c);
+int32_t sliding_window_pattern(const struct model_config *c);
 /* Makes every layer local but each p-th. */
-void window_period_set(struct model_config *c, int32_t p);
-void layer_set_local(struct model_config *c, int32_t layer); /* WINDOWED_LAYERS_MAX and up: no-op */
+void sliding_window_pattern_set(struct model_config *c, int32_t p);
+void layer_set_sliding(struct model_config *c, int32_t layer); /* SLIDING_LAYERS_MAX and up: no-op */
 
 /* Plausible and inside the limits that keep every product of two sizes within int32. */
 int model_config_check(const struct model_config *c, struct error *err);
 /* The architecture that a format calls `name`, or ERR_MISMATCH naming what there is. */
-int arch_require(const char *name, enum naming naming, const struct arch **out, struct error *err);
+int arch_require(const char *name, enum tensor_naming naming, const struct arch **out, struct error *err);
 
-/* Errors that name every offender: collected first, at most OFFENDERS_SHOWN of them spelled out,
+/* Errors that name every offender: collected first, at most TENSOR_ERRORS_SHOWN of them spelled out,
  * the rest counted. */
-enum { OFFENDERS_SHOWN = 20 };
-struct offenders {
+enum { TENSOR_ERRORS_SHOWN = 20 };
+struct tensor_errors {
     struct buf text;
     int n;
 };
-void offender_add(struct offenders *o, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
+void tensor_errors_add(struct tensor_errors *o, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
 /* OK when there are none; else the error "N offending tensors: …" under `code`. Releases in every
  * case. */
-int offenders_report(struct offenders *o, int code, struct error *err);
+int tensor_errors_report(struct tensor_errors *o, int code, struct error *err);
 
 void tensors_sort(struct tensor_info *t, int n);
 const struct tensor_info *tensors_find(const struct tensor_info *t, int n, const char *name);
@@ -92,14 +92,14 @@ const char *tensor_shape_text(const int64_t *dims, int n_dims, char out[96]);
 struct model *model_alloc(const char *path, enum numeric_class cls);
 /* The model keeps the mapping until it is closed; *map is cleared. The hash covers the maps in the
  * order added. */
-void model_add_map(struct model *m, struct mapping *map);
+void model_add_map(struct model *m, struct file_map *map);
 /*
  * Makes every weight of m->config from `t` (sorted by name), which must be exactly the canonical
  * list under `naming`; otherwise one ERR_MISMATCH that lists the missing, the unknown and the
  * misshapen. `interleaved`: rotary rows are as llama2.c has them. The tensors' data lie in mapped
- * files: what was packed is forgotten there (map_drop).
+ * files: what was packed is forgotten there (file_map_evict).
  */
-int model_bind(struct model *m, const struct tensor_info *t, int n, enum naming naming,
+int model_bind(struct model *m, const struct tensor_info *t, int n, enum tensor_naming naming,
                bool interleaved, struct error *err);
 
 /* config.json to a configuration, and a model's configuration to config.json (a new reference). */

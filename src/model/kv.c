@@ -1,14 +1,14 @@
 /*
  * The KV cache: what attention has seen, in pages that sequences share.
  *
- * A page holds KV_PAGE positions of every layer and head, so that one table a sequence serves the
+ * A page holds KV_PAGE_SIZE positions of every layer and head, so that one table a sequence serves the
  * whole pass:
  *
- *     page: [L][K heads][keys, values] of  rows [KV_PAGE][E] elements | scales [KV_PAGE] f16
+ *     page: [L][K heads][keys, values] of  rows [KV_PAGE_SIZE][E] elements | scales [KV_PAGE_SIZE] f16
  *     (int8 only)
  *
  * Invariants: a page's count is the number of tables that name it; a page that is written has count
- * 1 (kv_reserve copies a shared one first), so what a sequence has read never changes under it;
+ * 1 (kv_cache_reserve copies a shared one first), so what a sequence has read never changes under it;
  * free pages form a list through `next`. Memory for pages is taken from the system when they are
  * first touched.
  *
@@ -20,8 +20,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-struct kv {
-    struct kv_options o;
+struct kv_cache {
+    struct kv_cache_options o;
     int32_t n_layers, n_heads, head_dim, table_len, n_free, first_free;
     size_t plane, page; /* bytes of one head's keys or values in a page; of a page */
     uint8_t *data;      /* [n_pages][page] */
@@ -35,41 +35,41 @@ static size_t round_up(size_t n) {
     return (n + 63) & ~(size_t)63;
 }
 
-int32_t kv_pages_for(int32_t positions) {
-    return (positions + KV_PAGE - 1) / KV_PAGE;
+int32_t kv_cache_pages_for(int32_t positions) {
+    return (positions + KV_PAGE_SIZE - 1) / KV_PAGE_SIZE;
 }
 
-static struct kv kv_shape(const struct model_config *c, const struct kv_options *o) {
-    struct kv kv = {.o = *o,
+static struct kv_cache kv_cache_shape(const struct model_config *c, const struct kv_cache_options *o) {
+    struct kv_cache kv = {.o = *o,
                     .n_layers = c->n_layers,
                     .n_heads = c->n_kv_heads,
                     .head_dim = c->head_dim,
-                    .table_len = kv_pages_for(o->slot_len)};
+                    .table_len = kv_cache_pages_for(o->slot_len)};
     if (kv.o.n_pages == 0) kv.o.n_pages = o->n_slots * kv.table_len;
-    size_t scales = o->elem == ELEM_I8 ? KV_PAGE * sizeof(uint16_t) : 0;
-    kv.plane = round_up((size_t)(KV_PAGE * c->head_dim) * elem_size(o->elem) + scales);
+    size_t scales = o->elem == DTYPE_I8 ? KV_PAGE_SIZE * sizeof(uint16_t) : 0;
+    kv.plane = round_up((size_t)(KV_PAGE_SIZE * c->head_dim) * dtype_size(o->elem) + scales);
     kv.page = kv.plane * 2 * (size_t)c->n_kv_heads * (size_t)c->n_layers;
     return kv;
 }
 
-static size_t tables_size(const struct kv *kv) {
+static size_t tables_size(const struct kv_cache *kv) {
     return ((size_t)kv->o.n_slots * (size_t)(kv->table_len + 1) + 2 * (size_t)kv->o.n_pages) *
            sizeof(int32_t);
 }
 
-size_t kv_bytes(const struct model_config *c, const struct kv_options *o) {
-    struct kv kv = kv_shape(c, o);
+size_t kv_cache_bytes(const struct model_config *c, const struct kv_cache_options *o) {
+    struct kv_cache kv = kv_cache_shape(c, o);
     return sizeof kv + tables_size(&kv) + (size_t)kv.o.n_pages * kv.page + 64;
 }
 
-struct kv *kv_new(const struct model_config *c, const struct kv_options *o) {
+struct kv_cache *kv_cache_new(const struct model_config *c, const struct kv_cache_options *o) {
     CHECK(o->n_slots > 0 && o->slot_len > 0 && o->n_pages >= 0);
-    struct kv *kv = xcalloc(1, sizeof *kv);
-    *kv = kv_shape(c, o);
+    struct kv_cache *kv = xcalloc(1, sizeof *kv);
+    *kv = kv_cache_shape(c, o);
     kv->data = calloc((size_t)kv->o.n_pages * kv->page + 64, 1);
     kv->tables = calloc(tables_size(kv), 1);
     if (!kv->data || !kv->tables) {
-        kv_free(kv);
+        kv_cache_free(kv);
         return NULL;
     }
     kv->lens = kv->tables + (int64_t)o->n_slots * kv->table_len;
@@ -80,27 +80,27 @@ struct kv *kv_new(const struct model_config *c, const struct kv_options *o) {
     return kv;
 }
 
-void kv_free(struct kv *kv) {
+void kv_cache_free(struct kv_cache *kv) {
     if (!kv) return;
     free(kv->data);
     free(kv->tables);
     free(kv);
 }
 
-int32_t kv_pages_free(const struct kv *kv) {
+int32_t kv_cache_n_free_pages(const struct kv_cache *kv) {
     return kv->n_free;
 }
 
-static int32_t *table_of(const struct kv *kv, int32_t slot) {
+static int32_t *table_of(const struct kv_cache *kv, int32_t slot) {
     CHECK(slot >= 0 && slot < kv->o.n_slots);
     return kv->tables + (int64_t)slot * kv->table_len;
 }
 
-static uint8_t *page_at(const struct kv *kv, int32_t page) {
+static uint8_t *page_at(const struct kv_cache *kv, int32_t page) {
     return (uint8_t *)(((uintptr_t)kv->data + 63) & ~(uintptr_t)63) + (size_t)page * kv->page;
 }
 
-static int32_t page_take(struct kv *kv) {
+static int32_t page_alloc(struct kv_cache *kv) {
     int32_t page = kv->first_free;
     kv->first_free = kv->next[page];
     kv->n_free--;
@@ -108,48 +108,48 @@ static int32_t page_take(struct kv *kv) {
     return page;
 }
 
-static void page_drop(struct kv *kv, int32_t page) {
+static void page_unref(struct kv_cache *kv, int32_t page) {
     if (--kv->count[page] > 0) return;
     kv->next[page] = kv->first_free;
     kv->first_free = page;
     kv->n_free++;
 }
 
-void kv_trim(struct kv *kv, int32_t slot, int32_t n) {
-    int32_t *table = table_of(kv, slot), keep = kv_pages_for(n);
-    while (kv->lens[slot] > keep) page_drop(kv, table[--kv->lens[slot]]);
+void kv_cache_truncate(struct kv_cache *kv, int32_t slot, int32_t n) {
+    int32_t *table = table_of(kv, slot), keep = kv_cache_pages_for(n);
+    while (kv->lens[slot] > keep) page_unref(kv, table[--kv->lens[slot]]);
 }
 
 /* A shared page that is about to be written becomes the slot's own. */
-static bool page_own(struct kv *kv, int32_t *page) {
+static bool page_copy_on_write(struct kv_cache *kv, int32_t *page) {
     if (kv->count[*page] == 1) return true;
     if (kv->n_free == 0) return false;
-    int32_t own = page_take(kv);
+    int32_t own = page_alloc(kv);
     memcpy(page_at(kv, own), page_at(kv, *page), kv->page);
-    page_drop(kv, *page);
+    page_unref(kv, *page);
     *page = own;
     return true;
 }
 
-bool kv_reserve(struct kv *kv, int32_t slot, int32_t from, int32_t to) {
+bool kv_cache_reserve(struct kv_cache *kv, int32_t slot, int32_t from, int32_t to) {
     int32_t *table = table_of(kv, slot), *len = &kv->lens[slot];
-    CHECK(from >= 0 && to <= kv->o.slot_len && kv_pages_for(from) <= *len);
-    for (int32_t i = from / KV_PAGE; i < kv_pages_for(to); i++) {
+    CHECK(from >= 0 && to <= kv->o.slot_len && kv_cache_pages_for(from) <= *len);
+    for (int32_t i = from / KV_PAGE_SIZE; i < kv_cache_pages_for(to); i++) {
         if (i < *len) {
-            if (!page_own(kv, &table[i])) return false;
+            if (!page_copy_on_write(kv, &table[i])) return false;
         } else {
             if (kv->n_free == 0) return false;
-            table[(*len)++] = page_take(kv);
+            table[(*len)++] = page_alloc(kv);
         }
     }
     return true;
 }
 
-void kv_share(struct kv *kv, int32_t from, int32_t to, int32_t n) {
-    int32_t *a = table_of(kv, from), *b = table_of(kv, to), pages = kv_pages_for(n);
+void kv_cache_share_prefix(struct kv_cache *kv, int32_t from, int32_t to, int32_t n) {
+    int32_t *a = table_of(kv, from), *b = table_of(kv, to), pages = kv_cache_pages_for(n);
     CHECK(pages <= kv->lens[from]);
     if (from == to) return;
-    kv_trim(kv, to, 0);
+    kv_cache_truncate(kv, to, 0);
     for (int32_t i = 0; i < pages; i++) {
         b[i] = a[i];
         kv->count[a[i]]++;
@@ -157,13 +157,13 @@ void kv_share(struct kv *kv, int32_t from, int32_t to, int32_t n) {
     kv->lens[to] = pages;
 }
 
-struct kv_rows kv_at(const struct kv *kv, int32_t slot, int32_t page, int32_t layer, int32_t head,
+struct kv_cache_rows kv_cache_at(const struct kv_cache *kv, int32_t slot, int32_t page, int32_t layer, int32_t head,
                      bool values) {
     const int32_t *table = kv->tables + (int64_t)slot * kv->table_len;
     size_t plane = ((size_t)layer * (size_t)kv->n_heads + (size_t)head) * 2 + values;
     uint8_t *at = page_at(kv, table[page]) + plane * kv->plane;
-    size_t rows = (size_t)(KV_PAGE * kv->head_dim) * elem_size(kv->o.elem);
-    return (struct kv_rows){.v = at, .d = (uint16_t *)(void *)(at + rows)};
+    size_t rows = (size_t)(KV_PAGE_SIZE * kv->head_dim) * dtype_size(kv->o.elem);
+    return (struct kv_cache_rows){.v = at, .d = (uint16_t *)(void *)(at + rows)};
 }
 
 /* int8: the scale is rounded to f16 first, so that what is read back is nearest under it. */
@@ -173,54 +173,54 @@ static uint16_t row_quantise(const float *x, int8_t *q, int64_t n) {
     return d;
 }
 
-void kv_store(struct kv *kv, int32_t slot, int32_t pos, int32_t layer, int32_t head, bool values,
+void kv_cache_write(struct kv_cache *kv, int32_t slot, int32_t pos, int32_t layer, int32_t head, bool values,
               const float *x) {
-    struct kv_rows r = kv_at(kv, slot, pos / KV_PAGE, layer, head, values);
-    int64_t e = kv->head_dim, at = pos % KV_PAGE;
-    if (kv->o.elem == ELEM_I8)
+    struct kv_cache_rows r = kv_cache_at(kv, slot, pos / KV_PAGE_SIZE, layer, head, values);
+    int64_t e = kv->head_dim, at = pos % KV_PAGE_SIZE;
+    if (kv->o.elem == DTYPE_I8)
         r.d[at] = row_quantise(x, (int8_t *)r.v + at * e, e);
     else
-        elem_from_f32(kv->o.elem, x, (char *)r.v + at * e * (int64_t)elem_size(kv->o.elem), e);
+        dtype_from_f32(kv->o.elem, x, (char *)r.v + at * e * (int64_t)dtype_size(kv->o.elem), e);
 }
 
 /* Bytes of one row, its scale included. */
-static size_t row_bytes(const struct kv *kv, size_t *scale) {
-    *scale = kv->o.elem == ELEM_I8 ? sizeof(uint16_t) : 0;
-    return (size_t)kv->head_dim * elem_size(kv->o.elem);
+static size_t row_bytes(const struct kv_cache *kv, size_t *scale) {
+    *scale = kv->o.elem == DTYPE_I8 ? sizeof(uint16_t) : 0;
+    return (size_t)kv->head_dim * dtype_size(kv->o.elem);
 }
 
-size_t kv_position_bytes(const struct kv *kv) {
+size_t kv_cache_position_bytes(const struct kv_cache *kv) {
     size_t scale, row = row_bytes(kv, &scale);
     return (row + scale) * 2 * (size_t)kv->n_heads * (size_t)kv->n_layers;
 }
 
 /* Walks positions, layers, heads, keys then values: copies rows and scales out of the pages, or in.
  */
-static void slot_copy(const struct kv *kv, int32_t slot, int32_t n, uint8_t *bytes, bool out) {
+static void slot_copy(const struct kv_cache *kv, int32_t slot, int32_t n, uint8_t *bytes, bool out) {
     size_t scale, row = row_bytes(kv, &scale);
     int32_t planes = kv->n_layers * kv->n_heads * 2;
     for (int32_t pos = 0; pos < n; pos++)
         for (int32_t i = 0; i < planes; i++) {
-            struct kv_rows r = kv_at(kv, slot, pos / KV_PAGE, i / 2 / kv->n_heads,
+            struct kv_cache_rows r = kv_cache_at(kv, slot, pos / KV_PAGE_SIZE, i / 2 / kv->n_heads,
                                      i / 2 % kv->n_heads, i % 2 == 1);
-            uint8_t *v = (uint8_t *)r.v + (size_t)(pos % KV_PAGE) * row;
+            uint8_t *v = (uint8_t *)r.v + (size_t)(pos % KV_PAGE_SIZE) * row;
             memcpy(out ? bytes : v, out ? v : bytes, row);
             bytes += row;
             if (scale == 0) continue;
-            memcpy(out ? (void *)bytes : (void *)(r.d + pos % KV_PAGE),
-                   out ? (void *)(r.d + pos % KV_PAGE) : (void *)bytes, scale);
+            memcpy(out ? (void *)bytes : (void *)(r.d + pos % KV_PAGE_SIZE),
+                   out ? (void *)(r.d + pos % KV_PAGE_SIZE) : (void *)bytes, scale);
             bytes += scale;
         }
 }
 
-void kv_save(const struct kv *kv, int32_t slot, int32_t n, void *out) {
-    CHECK(kv_pages_for(n) <= kv->lens[slot]);
+void kv_cache_save(const struct kv_cache *kv, int32_t slot, int32_t n, void *out) {
+    CHECK(kv_cache_pages_for(n) <= kv->lens[slot]);
     slot_copy(kv, slot, n, out, true);
 }
 
-bool kv_load(struct kv *kv, int32_t slot, int32_t n, const void *in) {
-    kv_trim(kv, slot, 0);
-    if (!kv_reserve(kv, slot, 0, n)) return false;
+bool kv_cache_load(struct kv_cache *kv, int32_t slot, int32_t n, const void *in) {
+    kv_cache_truncate(kv, slot, 0);
+    if (!kv_cache_reserve(kv, slot, 0, n)) return false;
     slot_copy(kv, slot, n, (uint8_t *)(uintptr_t)in, false);
     return true;
 }

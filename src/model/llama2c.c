@@ -17,7 +17,7 @@
 
 enum { HEADER_BYTES = 28 };
 
-static int header_read(const struct mapping *map, struct model_config *c, struct error *err) {
+static int header_read(const struct file_map *map, struct model_config *c, struct error *err) {
     int32_t h[7];
     if (map->size < HEADER_BYTES)
         return error_set(err, ERR_FORMAT, "too short: %zu bytes", map->size);
@@ -62,7 +62,7 @@ static const char *const file_order[] = {
 };
 
 /* Is `w` the weight that `pattern` names, in whichever layer it is? */
-static bool weight_is(const struct weight *w, const char *pattern) {
+static bool weight_is(const struct weight_info *w, const char *pattern) {
     const char *hole = strstr(pattern, "%d");
     if (!hole || w->layer < 0) return !hole && strcmp(w->name, pattern) == 0;
     char name[96];
@@ -71,7 +71,7 @@ static bool weight_is(const struct weight *w, const char *pattern) {
     return strcmp(w->name, name) == 0;
 }
 
-static struct tensor_info tensor_at(const struct weight *w, const uint8_t *data) {
+static struct tensor_info tensor_at(const struct weight_info *w, const uint8_t *data) {
     struct tensor_info t = {
         .name = xstrdup(w->name), .type = TENSOR_F32, .n_dims = w->norm ? 1 : 2, .data = data};
     t.dims[0] = w->norm ? w->k : w->n;
@@ -92,7 +92,7 @@ static int tensors_lay(const struct model_config *c, const uint8_t *file, struct
             continue;
         }
         for (int32_t j = 0; j < weight_count(c); j++) {
-            struct weight w;
+            struct weight_info w;
             weight_at(c, j, NAMING_HF, &w);
             if (!weight_is(&w, file_order[i])) continue;
             list[n] = tensor_at(&w, (const uint8_t *)((uintptr_t)file + *size));
@@ -102,7 +102,7 @@ static int tensors_lay(const struct model_config *c, const uint8_t *file, struct
     return n;
 }
 
-static int weights_read(struct model *m, const struct mapping *map, struct error *err) {
+static int weights_read(struct model *m, const struct file_map *map, struct error *err) {
     uint64_t params = (uint64_t)model_param_count(&m->config), size = 0;
     /* Also keeps the sums of tensors_lay from overflowing. */
     if (params > map->size / sizeof(float))
@@ -123,14 +123,14 @@ static int weights_read(struct model *m, const struct mapping *map, struct error
 
 struct model *llama2c_open(const char *bin, const char *tokenizer, enum numeric_class cls,
                            struct error *err) {
-    struct mapping map;
-    if (map_open(&map, bin, err) != OK) return NULL;
+    struct file_map map;
+    if (file_map_open(&map, bin, err) != OK) return NULL;
     struct model *m = model_alloc(bin, cls);
     int rc = header_read(&map, &m->config, err);
     if (rc == OK) rc = weights_read(m, &map, err);
     if (rc != OK) error_wrap(err, "'%s'", bin);
     model_add_map(m, &map);
-    if (rc == OK) m->tok = tok_from_llama2c(tokenizer, m->config.vocab_size, err);
+    if (rc == OK) m->tok = tokenizer_from_llama2c(tokenizer, m->config.vocab_size, err);
     if (rc == OK && m->tok) return m;
     model_close(m);
     return NULL;

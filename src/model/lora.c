@@ -26,13 +26,13 @@ static void *take(uint8_t *base, size_t *used, size_t size) {
     return base ? base + at : NULL;
 }
 
-static size_t pack_rank(enum elem e, int32_t r) {
-    return e == ELEM_I8 ? ((size_t)r + 1) / 2 * 2 : (size_t)r;
+static size_t pack_rank(enum dtype e, int32_t r) {
+    return e == DTYPE_I8 ? ((size_t)r + 1) / 2 * 2 : (size_t)r;
 }
 
 static size_t pack_lay(struct lora_pack *p, const struct model_config *c, const struct lora *loras,
                        uint8_t *base) {
-    size_t used = 0, es = elem_size(p->elem);
+    size_t used = 0, es = dtype_size(p->elem);
     int32_t n = 0;
     for (int32_t i = 0; i < c->n_layers * N_PROJ; i++) {
         size_t r = pack_rank(p->elem, loras[i].r), in = (size_t)proj_in(c, (enum proj)(i % N_PROJ)),
@@ -40,7 +40,7 @@ static size_t pack_lay(struct lora_pack *p, const struct model_config *c, const 
         p->index[i] = r > 0 ? (int16_t)n : -1;
         if (r == 0) continue;
         p->maps[n++] =
-            (struct lora_map){.a = take(base, &used, r * in * es),
+            (struct lora_module){.a = take(base, &used, r * in * es),
                               .bt = take(base, &used, r * out * es),
                               .gain = take(base, &used, r * sizeof(float)),
                               .mult = loras[i].mult ? take(base, &used, out * sizeof(float)) : NULL,
@@ -50,23 +50,23 @@ static size_t pack_lay(struct lora_pack *p, const struct model_config *c, const 
 }
 
 /* The factors hold what the pack's pointers, const for everybody else, now receive. */
-static void map_fill(const struct lora_map *m, const struct lora *lo, enum elem e, int64_t in,
+static void map_fill(const struct lora_module *m, const struct lora *lo, enum dtype e, int64_t in,
                      int64_t out, float *column, int8_t *narrow) {
-    int64_t es = (int64_t)elem_size(e);
+    int64_t es = (int64_t)dtype_size(e);
     if (lo->mult) memcpy((float *)(uintptr_t)m->mult, lo->mult, (size_t)out * sizeof *lo->mult);
     for (int32_t r = 0; r < lo->r; r++) {
         for (int64_t n = 0; n < out; n++) column[n] = lo->b[n * lo->r + r];
-        float da = elem_from_f32(e, lo->a + r * in, (char *)(uintptr_t)m->a + r * in * es, in);
+        float da = dtype_from_f32(e, lo->a + r * in, (char *)(uintptr_t)m->a + r * in * es, in);
         char *bt = (char *)(uintptr_t)m->bt + r * out * es;
-        float db = elem_from_f32(e, column, e == ELEM_I8 ? (char *)narrow : bt, out);
-        for (int64_t n = 0; e == ELEM_I8 && n < out; n++)
+        float db = dtype_from_f32(e, column, e == DTYPE_I8 ? (char *)narrow : bt, out);
+        for (int64_t n = 0; e == DTYPE_I8 && n < out; n++)
             bt[r % 2 + 2 * n - r % 2 * out] = narrow[n];
         ((float *)(uintptr_t)m->gain)[r] = lo->scale * da * db;
     }
 }
 
 struct lora_pack *lora_pack_new(const struct model_config *c, const struct lora *loras,
-                                enum elem elem) {
+                                enum dtype elem) {
     struct lora_pack *p = xcalloc(1, sizeof *p);
     int32_t n = c->n_layers * N_PROJ, adapted = 0;
     CHECK(n <= INT16_MAX);
@@ -93,21 +93,21 @@ struct lora_pack *lora_pack_new(const struct model_config *c, const struct lora 
     return p;
 }
 
-const struct lora_map *lora_map_at(const struct lora_pack *p, int32_t layer, enum proj proj) {
-    static const struct lora_map none;
+const struct lora_module *lora_module_at(const struct lora_pack *p, int32_t layer, enum proj proj) {
+    static const struct lora_module none;
     int16_t at = p->index[layer * N_PROJ + (int32_t)proj];
     return at < 0 ? &none : &p->maps[at];
 }
 
-static float elem_at(enum elem e, const void *p, int64_t i) {
-    if (e == ELEM_F32) return ((const float *)p)[i];
+static float elem_at(enum dtype e, const void *p, int64_t i) {
+    if (e == DTYPE_F32) return ((const float *)p)[i];
     uint16_t bits = ((const uint16_t *)p)[i];
-    return e == ELEM_F16 ? f16_to_f32(bits) : bf16_to_f32(bits);
+    return e == DTYPE_F16 ? f16_to_f32(bits) : bf16_to_f32(bits);
 }
 
-void lora_map_read(const struct lora_map *m, enum elem elem, int64_t in, int64_t out, float *a,
+void lora_module_unpack(const struct lora_module *m, enum dtype elem, int64_t in, int64_t out, float *a,
                    float *b) {
-    CHECK(elem != ELEM_I8); // its scales are in the gain
+    CHECK(elem != DTYPE_I8); // its scales are in the gain
     for (int64_t i = 0; i < m->r * in; i++) a[i] = elem_at(elem, m->a, i);
     for (int64_t n = 0; n < out; n++)
         for (int32_t r = 0; r < m->r; r++) b[n * m->r + r] = elem_at(elem, m->bt, r * out + n);
@@ -121,9 +121,9 @@ void lora_pack_free(struct lora_pack *p) {
     free(p);
 }
 
-void noise_signs(const struct lora_noise *z, int32_t layer, enum proj p, bool u, int64_t begin,
-                 int64_t n, enum elem e, void *out) {
-    CHECK(e == ELEM_F32 || e == ELEM_I8);
+void lora_perturbation_signs(const struct lora_perturbation *z, int32_t layer, enum proj p, bool u, int64_t begin,
+                 int64_t n, enum dtype e, void *out) {
+    CHECK(e == DTYPE_F32 || e == DTYPE_I8);
     struct rng rng =
         rng_make(z->seed, RNG_NOISE, z->member, 2 * ((uint32_t)layer * N_PROJ + (uint32_t)p) + u);
     int64_t i = begin / 128 * 128;
@@ -131,9 +131,9 @@ void noise_signs(const struct lora_noise *z, int32_t layer, enum proj p, bool u,
     for (; i < begin + n; i += 32) {
         uint32_t word = rng_u32(&rng);
         int64_t lo = MAX(begin - i, 0), hi = MIN(begin + n - i, 32);
-        for (int64_t b = lo; e == ELEM_F32 && b < hi; b++)
+        for (int64_t b = lo; e == DTYPE_F32 && b < hi; b++)
             ((float *)out)[i + b - begin] = word >> b & 1 ? -1.0f : 1.0f;
-        for (int64_t b = lo; e == ELEM_I8 && b < hi; b++)
+        for (int64_t b = lo; e == DTYPE_I8 && b < hi; b++)
             ((int8_t *)out)[i + b - begin] = word >> b & 1 ? -1 : 1;
     }
 }

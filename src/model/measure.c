@@ -2,7 +2,7 @@
  * What a model will take in memory, from its header alone: no weight is read.
  *
  * Not here: the engine's own memory (engine/plan.c), and what the system keeps of files that were
- * only read through: those pages are given back as soon as a weight is packed (map_drop).
+ * only read through: those pages are given back as soon as a weight is packed (file_map_evict).
  */
 #include "model/internal.h"
 #include "hub/hub.h"
@@ -20,7 +20,7 @@ static size_t tensor_held(const struct tensor_info *t, enum numeric_class cls) {
  * widened or reordered. */
 static bool stays(const struct tensor_info *t, enum numeric_class cls, bool rotary) {
     return !rotary && t->n_dims > 1 &&
-           (t->type == TENSOR_F32 || (t->type == TENSOR_BF16 && cls == CLASS_EXACT));
+           (t->type == TENSOR_F32 || (t->type == TENSOR_BF16 && cls == NUMERIC_EXACT));
 }
 
 void tensors_measure(const struct tensor_info *t, int n, enum numeric_class cls, bool interleaved,
@@ -38,7 +38,7 @@ int model_measure(const char *path, enum numeric_class cls, struct model_size *o
                   struct error *err) {
     *out = (struct model_size){0};
     if (hub_is_name(path)) {
-        char *pulled = hub_find(path, err);
+        char *pulled = hub_cached_path(path, err);
         int rc = pulled ? model_measure(pulled, cls, out, err) : err->code;
         free(pulled);
         return rc;

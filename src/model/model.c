@@ -19,8 +19,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-void offender_add(struct offenders *o, const char *fmt, ...) {
-    if (o->n++ >= OFFENDERS_SHOWN) return;
+void tensor_errors_add(struct tensor_errors *o, const char *fmt, ...) {
+    if (o->n++ >= TENSOR_ERRORS_SHOWN) return;
     char line[256];
     va_list ap;
     va_start(ap, fmt);
@@ -29,11 +29,11 @@ void offender_add(struct offenders *o, const char *fmt, ...) {
     buf_printf(&o->text, "%s%s", o->n > 1 ? "; " : "", line);
 }
 
-int offenders_report(struct offenders *o, int code, struct error *err) {
+int tensor_errors_report(struct tensor_errors *o, int code, struct error *err) {
     int rc = OK;
-    if (o->n > OFFENDERS_SHOWN)
+    if (o->n > TENSOR_ERRORS_SHOWN)
         rc = error_set(err, code, "%d offending tensors: %s; and %d more", o->n, o->text.data,
-                       o->n - OFFENDERS_SHOWN);
+                       o->n - TENSOR_ERRORS_SHOWN);
     else if (o->n > 0)
         rc = error_set(err, code, "%d offending tensor%s: %s", o->n, o->n > 1 ? "s" : "",
                        o->text.data);
@@ -97,23 +97,23 @@ struct model *model_alloc(const char *path, enum numeric_class cls) {
     return m;
 }
 
-void model_add_map(struct model *m, struct mapping *map) {
+void model_add_map(struct model *m, struct file_map *map) {
     m->maps = xrealloc(m->maps, sizeof(*m->maps) * (size_t)(m->n_maps + 1));
     m->maps[m->n_maps++] = *map;
-    *map = (struct mapping){0};
+    *map = (struct file_map){0};
 }
 
 void model_close(struct model *m) {
     if (!m) return;
-    tok_free(m->tok);
-    for (int i = 0; i < m->n_maps; i++) map_close(&m->maps[i]);
+    tokenizer_free(m->tok);
+    for (int i = 0; i < m->n_maps; i++) file_map_close(&m->maps[i]);
     free(m->maps);
     arena_release(&m->arena);
     free(m);
 }
 
 /* A file that is no model gets a hint of what it may be. */
-static int model_refuse(const char *path, const struct mapping *map, struct error *err) {
+static int model_refuse(const char *path, const struct file_map *map, struct error *err) {
     static const struct {
         const char *magic;
         size_t len;
@@ -137,23 +137,23 @@ static int model_refuse(const char *path, const struct mapping *map, struct erro
 
 static struct model *model_read(const char *path, enum numeric_class cls, struct error *err) {
     if (hub_is_name(path)) {
-        char *pulled = hub_find(path, err);
+        char *pulled = hub_cached_path(path, err);
         struct model *m = pulled ? model_read(pulled, cls, err) : NULL;
         free(pulled);
         return m;
     }
     if (path_is_dir(path)) return hf_model_open(path, cls, err);
-    struct mapping map;
-    if (map_open(&map, path, err) != OK) return NULL;
+    struct file_map map;
+    if (file_map_open(&map, path, err) != OK) return NULL;
     bool gguf = map.size >= 4 && memcmp(map.data, "GGUF", 4) == 0;
     if (!gguf) model_refuse(path, &map, err);
-    map_close(&map);
+    file_map_close(&map);
     return gguf ? gguf_model_open(path, cls, err) : NULL;
 }
 
 struct model *model_open(const char *path, enum numeric_class cls, struct error *err) {
     struct model *m = model_read(path, cls, err);
-    if (m && m->tok) tok_set_chat_template(m->tok, m->chat_template);
+    if (m && m->tok) tokenizer_set_chat_template(m->tok, m->chat_template);
     return m;
 }
 
@@ -161,19 +161,19 @@ static bool type_is_float(enum tensor_type t) {
     return t == TENSOR_F32 || t == TENSOR_F16 || t == TENSOR_BF16;
 }
 
-static bool weight_fits(const struct weight *w, const struct tensor_info *t) {
+static bool weight_fits(const struct weight_info *w, const struct tensor_info *t) {
     if (t->mask) return false;
     if (w->norm) return t->n_dims == 1 && t->dims[0] == w->k && type_is_float(t->type);
     return t->n_dims == 2 && t->dims[0] == w->n && t->dims[1] == w->k;
 }
 
-static void weight_check(const struct weight *w, const struct tensor_info *t, struct offenders *o) {
+static void weight_check(const struct weight_info *w, const struct tensor_info *t, struct tensor_errors *o) {
     if (!t) {
-        offender_add(o, "'%s' is missing", w->name);
+        tensor_errors_add(o, "'%s' is missing", w->name);
     } else if (!weight_fits(w, t)) {
         char have[96], want[96];
         int64_t dims[2] = {w->n, w->k};
-        offender_add(o, "'%s' is %s %s, expected %s%s", w->name,
+        tensor_errors_add(o, "'%s' is %s %s, expected %s%s", w->name,
                      t->mask ? "a mask" : tensor_type_name(t->type),
                      tensor_shape_text(t->dims, t->n_dims, have), w->norm ? "float " : "",
                      tensor_shape_text(w->norm ? dims + 1 : dims, w->norm ? 1 : 2, want));
@@ -182,28 +182,28 @@ static void weight_check(const struct weight *w, const struct tensor_info *t, st
 
 /* found[i]: the tensor of weight i. */
 static int tensors_match(const struct model_config *c, const struct tensor_info *t, int n,
-                         enum naming naming, const struct tensor_info **found, struct error *err) {
-    struct offenders offenders = {0};
+                         enum tensor_naming naming, const struct tensor_info **found, struct error *err) {
+    struct tensor_errors offenders = {0};
     bool *used = try_calloc((size_t)n, sizeof(*used), err);
     if (!used) return err->code;
     for (int32_t i = 0; i < weight_count(c); i++) {
-        struct weight w;
+        struct weight_info w;
         weight_at(c, i, naming, &w);
         found[i] = tensors_find(t, n, w.name);
         if (found[i]) used[found[i] - t] = true;
         weight_check(&w, found[i], &offenders);
     }
     for (int i = 0; i < n; i++)
-        if (!used[i]) offender_add(&offenders, "'%.96s' is unknown", t[i].name);
+        if (!used[i]) tensor_errors_add(&offenders, "'%.96s' is unknown", t[i].name);
     free(used);
-    return offenders_report(&offenders, ERR_MISMATCH, err);
+    return tensor_errors_report(&offenders, ERR_MISMATCH, err);
 }
 
 /* A norm or a bias; `order` as for matrix_init, over its elements. */
-static int vector_bind(struct model *m, const struct weight *w, const struct tensor_info *t,
+static int vector_bind(struct model *m, const struct weight_info *w, const struct tensor_info *t,
                        const int32_t *order, float offset, struct error *err) {
     size_t n = (size_t)w->k;
-    float *v = arena_try(&m->arena, sizeof(*v) * n, err);
+    float *v = arena_try_alloc(&m->arena, sizeof(*v) * n, err);
     float *from = order ? try_calloc(n, sizeof(*from), err) : v;
     if (v && from) {
         tensor_to_f32(t->type, t->data, from, w->k);
@@ -215,8 +215,8 @@ static int vector_bind(struct model *m, const struct weight *w, const struct ten
     return v && from ? OK : err->code;
 }
 
-static int weight_bind(struct model *m, const struct weight *w, const struct tensor_info *t,
-                       enum naming naming, bool interleaved, struct error *err) {
+static int weight_bind(struct model *m, const struct weight_info *w, const struct tensor_info *t,
+                       enum tensor_naming naming, bool interleaved, struct error *err) {
     int32_t *order = interleaved && w->rope_heads > 0
                          ? rope_rows_from_interleaved(w->rope_heads, m->config.head_dim)
                          : NULL;
@@ -225,7 +225,7 @@ static int weight_bind(struct model *m, const struct weight *w, const struct ten
                  ? matrix_init(matrix, t->type, w->n, w->k, t->data, order, m->cls, &m->arena, err)
                  : vector_bind(m, w, t, order, w->offset && naming == NAMING_HF ? 1.0f : 0.0f, err);
     if (rc == OK && matrix && matrix->data != t->data)
-        map_drop(t->data, t->size); // never both resident
+        file_map_evict(t->data, t->size); // never both resident
     free(order);
     return rc == OK ? OK : error_wrap(err, "'%s'", w->name);
 }
@@ -248,7 +248,7 @@ enum tensor_type tensors_main_type(const struct tensor_info *t, int n) {
     return best;
 }
 
-int model_bind(struct model *m, const struct tensor_info *t, int n, enum naming naming,
+int model_bind(struct model *m, const struct tensor_info *t, int n, enum tensor_naming naming,
                bool interleaved, struct error *err) {
     const struct model_config *c = &m->config;
     int32_t n_weights = weight_count(c);
@@ -256,7 +256,7 @@ int model_bind(struct model *m, const struct tensor_info *t, int n, enum naming 
     int rc = tensors_match(c, t, n, naming, found, err);
     m->layers = arena_alloc(&m->arena, sizeof(*m->layers) * (size_t)c->n_layers);
     for (int32_t i = 0; rc == OK && i < n_weights; i++) {
-        struct weight w;
+        struct weight_info w;
         weight_at(c, i, naming, &w);
         rc = weight_bind(m, &w, found[i], naming, interleaved, err);
     }
@@ -283,7 +283,7 @@ static void init_fill(float *w, int64_t n, float std, struct rng *rng) {
 
 /* One row at a time through `type`. */
 static void matrix_make(struct model *m, struct matrix *matrix, enum tensor_type type,
-                        const struct weight *w, float std, struct rng *rng) {
+                        const struct weight_info *w, float std, struct rng *rng) {
     struct error err;
     size_t size = sizeof(float) * (size_t)w->k;
     float *row = xmalloc(size);
@@ -292,14 +292,14 @@ static void matrix_make(struct model *m, struct matrix *matrix, enum tensor_type
     for (int64_t i = 0; rc == OK && i < w->n; i++) {
         init_fill(row, w->k, std, rng);
         tensor_from_f32(type, row, bytes, w->k);
-        rc = matrix_put(matrix, i, bytes, &err);
+        rc = matrix_set_row(matrix, i, bytes, &err);
     }
     if (rc != OK) check_failed(__FILE__, __LINE__, err.text);
     free(row);
     free(bytes);
 }
 
-static void weight_init(struct model *m, const struct weight *w, int32_t index, uint64_t seed) {
+static void weight_init(struct model *m, const struct weight_info *w, int32_t index, uint64_t seed) {
     struct matrix *matrix = weight_matrix(m, w);
     if (!matrix) {
         float *data = arena_alloc(&m->arena, sizeof(float) * (size_t)w->k);
@@ -311,21 +311,21 @@ static void weight_init(struct model *m, const struct weight *w, int32_t index, 
                                       matrix == &m->layers[w->layer].proj[PROJ_DOWN]);
     float std = residual ? 0.02f / sqrtf(2.0f * (float)m->config.n_layers) : 0.02f;
     struct rng rng = rng_make(seed, RNG_INIT, (uint32_t)index, 0);
-    const struct quant q = quant_pure(m->type);
+    const struct quant_scheme q = quant_pure(m->type);
     matrix_make(m, matrix, quant_weight_type(&q, &m->config, w), w, std, &rng);
 }
 
 struct model *model_new(const struct model_config *c, uint64_t seed, enum numeric_class cls) {
-    return model_new_typed(c, seed, TENSOR_F32, cls);
+    return model_new_quantized(c, seed, TENSOR_F32, cls);
 }
 
 /* All weights in one piece: a page of slack for each would be half a megabyte of a small model. */
 static void weights_reserve(struct model *m) {
-    const struct quant q = quant_pure(m->type);
+    const struct quant_scheme q = quant_pure(m->type);
     size_t size = 0;
     struct error err;
     for (int32_t i = 0; i < weight_count(&m->config); i++) {
-        struct weight w;
+        struct weight_info w;
         weight_at(&m->config, i, NAMING_HF, &w);
         size += 4 * 64; // its parts are aligned
         size += w.norm ? sizeof(float) * (size_t)(w.n * w.k)
@@ -334,7 +334,7 @@ static void weights_reserve(struct model *m) {
     if (arena_reserve(&m->arena, size, &err) != OK) check_failed(__FILE__, __LINE__, err.text);
 }
 
-struct model *model_new_typed(const struct model_config *c, uint64_t seed, enum tensor_type type,
+struct model *model_new_quantized(const struct model_config *c, uint64_t seed, enum tensor_type type,
                               enum numeric_class cls) {
     struct error err;
     if (model_config_check(c, &err) != OK) check_failed(__FILE__, __LINE__, err.text);
@@ -344,12 +344,12 @@ struct model *model_new_typed(const struct model_config *c, uint64_t seed, enum 
     m->layers = arena_alloc(&m->arena, sizeof(*m->layers) * (size_t)c->n_layers);
     weights_reserve(m);
     for (int32_t i = 0; i < weight_count(c); i++) {
-        struct weight w;
+        struct weight_info w;
         weight_at(c, i, NAMING_HF, &w);
         weight_init(m, &w, i, seed);
     }
     if (c->tied) m->head = m->embed;
-    m->tok = tok_byte_fallback(c->vocab_size);
+    m->tok = tokenizer_new_bytes(c->vocab_size);
     return m;
 }
 
@@ -358,7 +358,7 @@ int32_t model_weight_count(const struct model_config *c) {
 }
 
 struct model_weight model_weight_at(struct model *m, int32_t i) {
-    struct weight w;
+    struct weight_info w;
     struct model_weight out;
     weight_at(&m->config, i, NAMING_HF, &w);
     const struct matrix *matrix = weight_matrix(m, &w);
@@ -369,44 +369,44 @@ struct model_weight model_weight_at(struct model *m, int32_t i) {
     return out;
 }
 
-void weight_row(const struct model *m, const struct weight *w, int64_t i, enum tensor_type type,
+void weight_row(const struct model *m, const struct weight_info *w, int64_t i, enum tensor_type type,
                 float *scratch, void *out) {
     /* weight_matrix and weight_norm hand out places; nothing is written through them here. */
     struct model *owner = (struct model *)(uintptr_t)m;
     const struct matrix *matrix = weight_matrix(owner, w);
     if (!matrix) {
         tensor_from_f32(type, *weight_norm(owner, w), out, w->k);
-    } else if (matrix->type != type || !matrix_row_file(matrix, i, out)) {
-        matrix_row(matrix, i, scratch);
+    } else if (matrix->type != type || !matrix_encode_row(matrix, i, out)) {
+        matrix_get_row(matrix, i, scratch);
         tensor_from_f32(type, scratch, out, w->k);
     }
 }
 
-static void config_hash(struct hasher *h, const struct model_config *c) {
+static void config_hash(struct sha256 *h, const struct model_config *c) {
     char text[256];
     int len = snprintf(text, sizeof(text), "%s %d %d %d %d %d %d %d %d %a %a %d\n", c->arch->name,
                        (int)c->n_layers, (int)c->d_model, (int)c->n_heads, (int)c->n_kv_heads,
                        (int)c->head_dim, (int)c->d_ff, (int)c->vocab_size, (int)c->max_seq_len,
                        (double)c->rope_theta, (double)c->rms_norm_eps, (int)c->tied);
-    hasher_add(h, text, (size_t)len);
+    sha256_update(h, text, (size_t)len);
     const struct rope_scaling *s = &c->rope_scaling;
     len = snprintf(text, sizeof(text), "%d %a %a %a %d %a %a %x %d %llx %llx\n", (int)s->kind,
                    (double)s->factor, (double)s->low_freq_factor, (double)s->high_freq_factor,
                    (int)s->original_len, (double)c->rope_local_theta,
                    (double)c->query_pre_attn_scalar, (unsigned)c->biased, (int)c->window,
                    (unsigned long long)c->local[0], (unsigned long long)c->local[1]);
-    hasher_add(h, text, (size_t)len);
+    sha256_update(h, text, (size_t)len);
 }
 
-static void weights_hash(struct hasher *h, const struct model *m) {
+static void weights_hash(struct sha256 *h, const struct model *m) {
     int64_t longest = MAX(m->config.d_ff, MAX(m->config.d_model, proj_in(&m->config, PROJ_O)));
     float *row = xmalloc(sizeof(float) * (size_t)longest * 2);
     for (int32_t i = 0; i < weight_count(&m->config); i++) {
-        struct weight w;
+        struct weight_info w;
         weight_at(&m->config, i, NAMING_HF, &w);
         for (int64_t r = 0; r < w.n; r++) {
             weight_row(m, &w, r, TENSOR_F32, row, row + longest);
-            hasher_add(h, row + longest, sizeof(float) * (size_t)w.k);
+            sha256_update(h, row + longest, sizeof(float) * (size_t)w.k);
         }
     }
     free(row);
@@ -418,22 +418,22 @@ static void weights_hash(struct hasher *h, const struct model *m) {
  * configuration and f32 rows. Who trains such a model clears m->hash[0] to have it computed anew.
  */
 static void hash_fill(struct model *m) {
-    struct hasher h;
-    hasher_init(&h);
+    struct sha256 h;
+    sha256_init(&h);
     if (m->n_maps == 0) {
         config_hash(&h, &m->config);
         weights_hash(&h, m);
     }
     for (int i = 0; i < m->n_maps; i++) {
         uint64_t size = m->maps[i].size;
-        if (m->n_maps > 1) hasher_add(&h, &size, sizeof(size));
+        if (m->n_maps > 1) sha256_update(&h, &size, sizeof(size));
         for (size_t at = 0, n; at < m->maps[i].size; at += n) { // little of it stays in memory
             n = MIN(m->maps[i].size - at, (size_t)4 << 20);
-            hasher_add(&h, m->maps[i].data + at, n);
-            map_drop(m->maps[i].data + at, n);
+            sha256_update(&h, m->maps[i].data + at, n);
+            file_map_evict(m->maps[i].data + at, n);
         }
     }
-    hasher_final(&h, m->hash);
+    sha256_final(&h, m->hash);
 }
 
 const char *model_hash(struct model *m, struct error *err) {

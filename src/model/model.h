@@ -54,7 +54,7 @@ struct rope_scaling {
     int32_t original_len;                    /* llama3, yarn */
 };
 
-enum { WINDOWED_LAYERS_MAX = 128 };
+enum { SLIDING_LAYERS_MAX = 128 };
 
 struct model_config {
     const struct arch *arch;
@@ -67,9 +67,9 @@ struct model_config {
     float query_pre_attn_scalar;      /* scores are q·k / sqrt of it; 0: head_dim */
     uint32_t biased;                  /* bit p: projection p has a bias */
     int32_t window; /* a local layer's row sees this many keys, its own included */
-    uint64_t local[WINDOWED_LAYERS_MAX / 64]; /* bit l: layer l is local */
+    uint64_t local[SLIDING_LAYERS_MAX / 64]; /* bit l: layer l is local */
 };
-bool layer_is_local(const struct model_config *c, int32_t layer);
+bool layer_is_sliding(const struct model_config *c, int32_t layer);
 
 /* The seven linear maps of a layer that adapters may change, in this order everywhere. */
 enum proj { PROJ_Q, PROJ_K, PROJ_V, PROJ_O, PROJ_GATE, PROJ_UP, PROJ_DOWN, N_PROJ };
@@ -80,7 +80,7 @@ const char *proj_hf_path(const struct arch *a, enum proj p);
 int32_t proj_in(const struct model_config *c, enum proj p);
 int32_t proj_out(const struct model_config *c, enum proj p);
 
-struct layer {
+struct model_layer {
     struct matrix proj[N_PROJ];
     const float *bias[N_PROJ];                   /* [out], or NULL */
     const float *attn_norm, *ffn_norm;           /* [D] */
@@ -93,7 +93,7 @@ struct model {
     char *name; /* file's or folder's name without its ending: "fry" */
     char *path;
     struct model_config config;
-    struct layer *layers;         /* [L] */
+    struct model_layer *layers;         /* [L] */
     struct matrix embed;          /* [V, D] */
     struct matrix head;           /* [V, D]; the same as embed when tied */
     struct matrix pos_embed;      /* [max_seq_len, D], where positions are learned */
@@ -104,7 +104,7 @@ struct model {
     struct tokenizer *tok; /* NULL when the files hold none */
     char *chat_template;   /* Jinja text from the files, or NULL: ChatML */
     struct arena arena;    /* packed weights and everything small */
-    struct mapping *maps;
+    struct file_map *maps;
     int n_maps;
     char hash[HASH_LEN]; /* filled by model_hash */
 };
@@ -143,29 +143,29 @@ struct model_weight {
 };
 int32_t model_weight_count(const struct model_config *c);
 struct model_weight model_weight_at(struct model *m, int32_t i);
-/* What matrices are written as: one type where its blocks fit (else tensor_type_fit), or one of
+/* What matrices are written as: one type where its blocks fit (else tensor_type_fallback), or one of
  * llama.cpp's mixtures, which give the head and some layers more bits. */
-struct quant {
+struct quant_scheme {
     const char *name; /* "nf4", "q4_k_m" */
     enum tensor_type type;
     enum { QUANT_PURE, QUANT_SMALL, QUANT_MEDIUM } mix;
 };
-int quant_parse(const char *name, struct quant *out, struct error *err);
-struct quant quant_pure(enum tensor_type type);
-int64_t quant_bytes(const struct quant *q, const struct model_config *c); /* of all weights */
+int quant_parse(const char *name, struct quant_scheme *out, struct error *err);
+struct quant_scheme quant_pure(enum tensor_type type);
+int64_t quant_bytes(const struct quant_scheme *q, const struct model_config *c); /* of all weights */
 /* model_write_gguf for any of these, rows encoded over `pool`; `p` (may be NULL) counts weights. A
  * weight that is no number, or too large for an f16 scale, is ERR_NUMERIC. */
-int model_quantize_gguf(const struct model *m, const char *path, const struct quant *q,
+int model_quantize_gguf(const struct model *m, const char *path, const struct quant_scheme *q,
                         struct pool *pool, struct progress *p, struct error *err);
 /* A model in memory with every weight f32 and writable (pretraining, tests, `model new`): norms 1,
  * biases 0, matrices N(0, 0.02²) with o and down scaled by 1/sqrt(2L), from the seed. */
 struct model *model_new(const struct model_config *c, uint64_t seed, enum numeric_class cls);
 /* The same weights as a file of `type` would hold them, without ever holding more than one f32 row:
  * what model_new, model_write_gguf and model_open give, but for the file. */
-struct model *model_new_typed(const struct model_config *c, uint64_t seed, enum tensor_type type,
+struct model *model_new_quantized(const struct model_config *c, uint64_t seed, enum tensor_type type,
                               enum numeric_class cls);
 /* The shapes `model new` and `bench` know: some published ones, fry, and tiny ones for tests. */
-int shape_find(const char *name, struct model_config *out, struct error *err);
+int model_preset_find(const char *name, struct model_config *out, struct error *err);
 /* llama2.c: legacy .bin (v0) with its tokenizer .bin, as a model in memory. */
 struct model *llama2c_open(const char *bin, const char *tokenizer, enum numeric_class cls,
                            struct error *err);
@@ -184,13 +184,13 @@ struct tensor_info {
     bool mask;   /* BOOL or U8, as some files keep beside their weights: `type` means nothing */
 };
 struct safetensors {
-    struct mapping map;
+    struct file_map map;
     struct tensor_info *tensors;
     int n_tensors;
     json_t *metadata; /* string → string, or NULL */
 };
 int safetensors_open(struct safetensors *st, const char *path, struct error *err);
-/* The same by map_read. */
+/* The same by file_map_open_copy. */
 int safetensors_read(struct safetensors *st, const char *path, struct error *err);
 const struct tensor_info *safetensors_find(const struct safetensors *st, const char *name);
 void safetensors_close(struct safetensors *st);
@@ -217,20 +217,20 @@ struct lora {
 };
 /* An adapter's own version of a [V, D] table, the embedding or the head: a row is one of `rows`,
  * else of `full`, else the base's, and then the low-rank part is added. */
-struct table {
+struct vocab_override {
     const float *full;  /* [V, D] or NULL */
     const int32_t *ids; /* [n] ascending */
     const float *rows;  /* [n, D] */
     int32_t n;
     struct lora lora; /* head: a [R, D], b [V, R], as a projection. Embedding: a [R, V], b [D, R] */
 };
-struct overlay {
-    struct table embed, head;
+struct vocab_overrides {
+    struct vocab_override embed, head;
 };
 /* The same as the forward pass reads it: B transposed, both in f32, bf16, f16 or int8 (each row of
  * A and of Bᵀ with its own scale; R is even, an odd rank is followed by zeros). The arrays of a map
  * lie one after another. Immutable. */
-struct lora_map {
+struct lora_module {
     const void *a;     /* [R, in] */
     const void *bt;    /* [R, out]; int8: [R / 2, out, 2] */
     const float *gain; /* [R] what t = A x is multiplied by: scale, times both int8 scales */
@@ -238,18 +238,18 @@ struct lora_map {
     int32_t r;
 };
 struct lora_pack {
-    enum elem elem;
-    struct lora_map *maps; /* of the projections that are adapted; see lora_map_at */
+    enum dtype elem;
+    struct lora_module *maps; /* of the projections that are adapted; see lora_module_at */
     int16_t *index;        /* [L][N_PROJ] into maps, -1: not adapted */
     size_t bytes;          /* all of it */
     void *data;
 };
 struct lora_pack *lora_pack_new(const struct model_config *c, const struct lora *loras,
-                                enum elem elem);
+                                enum dtype elem);
 /* One projection's map; of rank 0 where the adapter has none. */
-const struct lora_map *lora_map_at(const struct lora_pack *p, int32_t layer, enum proj proj);
+const struct lora_module *lora_module_at(const struct lora_pack *p, int32_t layer, enum proj proj);
 /* A's rows and B's (columns of Bᵀ) of a map that is not int8, as f32. */
-void lora_map_read(const struct lora_map *m, enum elem elem, int64_t in, int64_t out, float *a,
+void lora_module_unpack(const struct lora_module *m, enum dtype elem, int64_t in, int64_t out, float *a,
                    float *b);
 void lora_pack_free(struct lora_pack *p); /* NULL is fine */
 
@@ -258,80 +258,80 @@ void lora_pack_free(struct lora_pack *p); /* NULL is fine */
  * [out] and v [in] are ±1 from a counter, rng (seed, RNG_NOISE, member, layer · N_PROJ +
  * projection): bits of v, then of u.
  */
-struct lora_noise {
+struct lora_perturbation {
     uint64_t seed;
     uint32_t member;
 };
 /* The signs [begin, begin + n) of one factor in f32 or int8; begin is a multiple of 16. */
-void noise_signs(const struct lora_noise *z, int32_t layer, enum proj p, bool u, int64_t begin,
-                 int64_t n, enum elem e, void *out);
+void lora_perturbation_signs(const struct lora_perturbation *z, int32_t layer, enum proj p, bool u, int64_t begin,
+                 int64_t n, enum dtype e, void *out);
 
 /* One term of a segment's sum of low-rank maps: weight · (pack, or noise when pack is NULL). A pack
  * with DoRA stands alone, with weight 1. */
 struct lora_part {
     const struct lora_pack *pack;
-    struct lora_noise noise;
+    struct lora_perturbation noise;
     float weight;
 };
-struct row {
+struct batch_row {
     int32_t token;
     int32_t pos;  /* position in its sequence: it sees positions 0..pos of its slot */
     int32_t slot; /* which KV sequence */
 };
 /* Rows [begin, end) run under the base plus the sum of the parts, added in their order. Rows are
  * sorted so that segments do not overlap. */
-struct segment {
+struct lora_segment {
     int32_t begin, end;
     const struct lora_part *parts;
     int32_t n_parts;
-    const struct overlay *overlay; /* or NULL: the base's embedding and head */
+    const struct vocab_overrides *overlay; /* or NULL: the base's embedding and head */
 };
 
 /*
- * KV cache: pages of KV_PAGE positions, all layers and heads of a position together, counted by
+ * KV cache: pages of KV_PAGE_SIZE positions, all layers and heads of a position together, counted by
  * reference. A slot is a sequence: a table of pages. Sequences share pages; who writes into a
  * shared one gets its own copy first. Keys and values are f32, bf16, f16 or int8 (each head's row
  * with its own scale).
  */
-#define KV_PAGE 32
-struct kv;
-struct kv_options {
+#define KV_PAGE_SIZE 32
+struct kv_cache;
+struct kv_cache_options {
     int32_t n_slots, slot_len; /* positions a slot may have */
     int32_t n_pages;           /* 0: as many as all slots can need */
-    enum elem elem;
+    enum dtype elem;
 };
-struct kv *kv_new(const struct model_config *c, const struct kv_options *o); /* NULL: no memory */
-void kv_free(struct kv *kv);
-size_t kv_bytes(const struct model_config *c, const struct kv_options *o);
-int32_t kv_pages_for(int32_t positions);
-int32_t kv_pages_free(const struct kv *kv);
+struct kv_cache *kv_cache_new(const struct model_config *c, const struct kv_cache_options *o); /* NULL: no memory */
+void kv_cache_free(struct kv_cache *kv);
+size_t kv_cache_bytes(const struct model_config *c, const struct kv_cache_options *o);
+int32_t kv_cache_pages_for(int32_t positions);
+int32_t kv_cache_n_free_pages(const struct kv_cache *kv);
 /* Makes positions [from, to) of a slot writable, [0, from) being kept. False, and nothing changed
  * that a reader could see, when pages run out. */
-bool kv_reserve(struct kv *kv, int32_t slot, int32_t from, int32_t to);
-void kv_trim(struct kv *kv, int32_t slot, int32_t n); /* gives pages beyond n positions back */
+bool kv_cache_reserve(struct kv_cache *kv, int32_t slot, int32_t from, int32_t to);
+void kv_cache_truncate(struct kv_cache *kv, int32_t slot, int32_t n); /* gives pages beyond n positions back */
 /* The first n positions of `to` become those of `from`: pages are shared, nothing is copied. */
-void kv_share(struct kv *kv, int32_t from, int32_t to, int32_t n);
+void kv_cache_share_prefix(struct kv_cache *kv, int32_t from, int32_t to, int32_t n);
 /* What a slot's first n positions hold, as bytes of a fixed order, and back into an empty slot. */
-size_t kv_position_bytes(const struct kv *kv);
-void kv_save(const struct kv *kv, int32_t slot, int32_t n, void *out);
-bool kv_load(struct kv *kv, int32_t slot, int32_t n, const void *in);
-/* Rows of one head's keys or values in one page, [KV_PAGE, E], and the scales of int8 rows
- * [KV_PAGE], f16. */
-struct kv_rows {
+size_t kv_cache_position_bytes(const struct kv_cache *kv);
+void kv_cache_save(const struct kv_cache *kv, int32_t slot, int32_t n, void *out);
+bool kv_cache_load(struct kv_cache *kv, int32_t slot, int32_t n, const void *in);
+/* Rows of one head's keys or values in one page, [KV_PAGE_SIZE, E], and the scales of int8 rows
+ * [KV_PAGE_SIZE], f16. */
+struct kv_cache_rows {
     void *v;
     uint16_t *d;
 };
 /* Stores one head's key or value at a position that is reserved. */
-void kv_store(struct kv *kv, int32_t slot, int32_t pos, int32_t layer, int32_t head, bool values,
+void kv_cache_write(struct kv_cache *kv, int32_t slot, int32_t pos, int32_t layer, int32_t head, bool values,
               const float *x);
-struct kv_rows kv_at(const struct kv *kv, int32_t slot, int32_t page, int32_t layer, int32_t head,
+struct kv_cache_rows kv_cache_at(const struct kv_cache *kv, int32_t slot, int32_t page, int32_t layer, int32_t head,
                      bool values);
 
 struct forward_options {
     int32_t max_rows; /* per call */
     int32_t n_slots, slot_len;
     int32_t n_pages;   /* of the KV cache; 0: as many as all slots can need */
-    enum elem kv_elem; /* ELEM_F32 unless asked */
+    enum dtype kv_elem; /* DTYPE_F32 unless asked */
     int32_t max_parts; /* of all segments of a call; 0: max_rows + 15 */
     struct pool *pool;
 };
@@ -344,24 +344,24 @@ struct forward; /* KV cache and scratch; allocated once, driven by one thread */
 struct forward *forward_new(const struct model *m, const struct forward_options *o);
 void forward_free(struct forward *f);
 size_t forward_bytes(const struct model_config *c, const struct forward_options *o);
-struct kv *forward_kv(const struct forward *f);
+struct kv_cache *forward_kv_cache(const struct forward *f);
 /* Runs all rows through the model, appending to the KV cache, whose pages for them must be free or
  * reserved; rows of one slot must be contiguous and ascending in pos. logits: [n_out][V] for rows
  * out_rows[0..n_out). The bits of a row depend on its own tokens and adapters only. */
-void forward_run(struct forward *f, const struct row *rows, int32_t n_rows,
-                 const struct segment *segs, int32_t n_segs, const int32_t *out_rows, int32_t n_out,
+void forward_run(struct forward *f, const struct batch_row *rows, int32_t n_rows,
+                 const struct lora_segment *segs, int32_t n_segs, const int32_t *out_rows, int32_t n_out,
                  float *logits);
 /*
  * The same in two halves, for rows that read the same tokens under adapters that change nothing
- * below layer `first`: what lies below is computed once for all of them, bare. forward_lower leaves
- * the residual stream before layer `end`, [n_rows][D]; forward_upper takes row i's from streams[i]
+ * below layer `first`: what lies below is computed once for all of them, bare. forward_lower_layers leaves
+ * the residual stream before layer `end`, [n_rows][D]; forward_upper_layers takes row i's from streams[i]
  * [D], and no overlay changes an embedding any more. Each half writes its own layers of the cache
  * and reads no others, so the second may use other slots.
  */
-void forward_lower(struct forward *f, int32_t end, const struct row *rows, int32_t n_rows,
+void forward_lower_layers(struct forward *f, int32_t end, const struct batch_row *rows, int32_t n_rows,
                    float *stream);
-void forward_upper(struct forward *f, int32_t first, const float *const *streams,
-                   const struct row *rows, int32_t n_rows, const struct segment *segs,
+void forward_upper_layers(struct forward *f, int32_t first, const float *const *streams,
+                   const struct batch_row *rows, int32_t n_rows, const struct lora_segment *segs,
                    int32_t n_segs, const int32_t *out_rows, int32_t n_out, float *logits);
 const struct forward_stats *forward_stats(const struct forward *f);
 /* Final-norm hidden states of the last call's out_rows, [n_out][D]. */

@@ -1,7 +1,7 @@
 /*
  * model/quant_mix: which tensor of a model is written as which type.
  *
- * A plain type goes to every matrix that its blocks fit (tensor_type_fit). The mixtures that people
+ * A plain type goes to every matrix that its blocks fit (tensor_type_fallback). The mixtures that people
  * ask for by name follow llama.cpp's rule, without an importance matrix: the head gets q6_k; "m"
  * gives more bits to the value and down projections of the first and last eighth of the layers and
  * of every third between, "s" to those of the first few. Norms and biases are f32 always.
@@ -12,14 +12,14 @@
 
 #include <string.h>
 
-static const struct quant mixtures[] = {
+static const struct quant_scheme mixtures[] = {
     {"q4_k_s", TENSOR_Q4_K, QUANT_SMALL},
     {"q4_k_m", TENSOR_Q4_K, QUANT_MEDIUM},
     {"q5_k_s", TENSOR_Q5_K, QUANT_SMALL},
     {"q5_k_m", TENSOR_Q5_K, QUANT_MEDIUM},
 };
 
-int quant_parse(const char *name, struct quant *out, struct error *err) {
+int quant_parse(const char *name, struct quant_scheme *out, struct error *err) {
     for (size_t i = 0; i < ARRAY_LEN(mixtures); i++)
         if (strcmp(mixtures[i].name, name) == 0) {
             *out = mixtures[i];
@@ -35,11 +35,11 @@ int quant_parse(const char *name, struct quant *out, struct error *err) {
     return OK;
 }
 
-struct quant quant_pure(enum tensor_type type) {
-    return (struct quant){.name = tensor_type_name(type), .type = type, .mix = QUANT_PURE};
+struct quant_scheme quant_pure(enum tensor_type type) {
+    return (struct quant_scheme){.name = tensor_type_name(type), .type = type, .mix = QUANT_PURE};
 }
 
-uint32_t quant_file_type(const struct quant *q) {
+uint32_t quant_file_type(const struct quant_scheme *q) {
     static const struct {
         enum tensor_type type;
         uint32_t small, medium;
@@ -59,8 +59,8 @@ static bool more_bits(int32_t layer, int32_t n) {
     return layer < n / 8 || layer >= 7 * n / 8 || (layer - n / 8) % 3 == 2;
 }
 
-static enum tensor_type mix_type(const struct quant *q, const struct model_config *c,
-                                 const struct weight *w) {
+static enum tensor_type mix_type(const struct quant_scheme *q, const struct model_config *c,
+                                 const struct weight_info *w) {
     bool value = strstr(w->name, "attn_v.") || strstr(w->name, "v_proj."),
          down = strstr(w->name, "ffn_down.") || strstr(w->name, "down_proj.");
     if (w->layer < 0) {
@@ -74,16 +74,16 @@ static enum tensor_type mix_type(const struct quant *q, const struct model_confi
     return q->type == TENSOR_Q4_K && w->layer < few ? TENSOR_Q5_K : q->type;
 }
 
-enum tensor_type quant_weight_type(const struct quant *q, const struct model_config *c,
-                                   const struct weight *w) {
+enum tensor_type quant_weight_type(const struct quant_scheme *q, const struct model_config *c,
+                                   const struct weight_info *w) {
     if (w->norm) return TENSOR_F32;
-    return tensor_type_fit(q->mix == QUANT_PURE ? q->type : mix_type(q, c, w), w->k);
+    return tensor_type_fallback(q->mix == QUANT_PURE ? q->type : mix_type(q, c, w), w->k);
 }
 
-int64_t quant_bytes(const struct quant *q, const struct model_config *c) {
+int64_t quant_bytes(const struct quant_scheme *q, const struct model_config *c) {
     int64_t total = 0;
     for (int32_t i = 0; i < weight_count(c); i++) {
-        struct weight w;
+        struct weight_info w;
         weight_at(c, i, c->arch->gguf ? NAMING_GGUF : NAMING_HF, &w);
         total += w.n * (int64_t)tensor_row_bytes(quant_weight_type(q, c, &w), w.k);
     }

@@ -184,13 +184,13 @@ static int mapped_parse(struct safetensors *st, const char *path, struct error *
 
 int safetensors_open(struct safetensors *st, const char *path, struct error *err) {
     *st = (struct safetensors){0};
-    int rc = map_open(&st->map, path, err);
+    int rc = file_map_open(&st->map, path, err);
     return rc == OK ? mapped_parse(st, path, err) : rc;
 }
 
 int safetensors_read(struct safetensors *st, const char *path, struct error *err) {
     *st = (struct safetensors){0};
-    int rc = map_read(&st->map, path, err);
+    int rc = file_map_open_copy(&st->map, path, err);
     return rc == OK ? mapped_parse(st, path, err) : rc;
 }
 
@@ -202,7 +202,7 @@ void safetensors_close(struct safetensors *st) {
     for (int i = 0; i < st->n_tensors; i++) free(st->tensors[i].name);
     free(st->tensors);
     json_decref(st->metadata);
-    map_close(&st->map);
+    file_map_close(&st->map);
     *st = (struct safetensors){0};
 }
 
@@ -232,7 +232,7 @@ int safetensors_header(const struct tensor_info *tensors, int n, const json_t *m
     uint64_t at = 0;
     buf_puts(&text, "{");
     if (metadata && json_object_size(metadata) > 0) {
-        char *sorted = json_text(metadata);
+        char *sorted = json_canonical(metadata);
         buf_printf(&text, "\"__metadata__\":%s%s", sorted, n ? "," : "");
         free(sorted);
     }
@@ -262,14 +262,14 @@ int safetensors_header(const struct tensor_info *tensors, int n, const json_t *m
 int safetensors_write(const char *path, const struct tensor_info *tensors, int n,
                       const json_t *metadata, struct error *err) {
     struct buf header = {0};
-    struct writer w = {0};
+    struct atomic_file w = {0};
     int rc = safetensors_header(tensors, n, metadata, &header, err);
-    if (rc == OK) rc = writer_open(&w, path, err);
-    if (rc == OK) rc = writer_put(&w, header.data, header.len, err);
+    if (rc == OK) rc = atomic_file_open(&w, path, err);
+    if (rc == OK) rc = atomic_file_write(&w, header.data, header.len, err);
     for (int i = 0; rc == OK && i < n; i++)
-        rc = writer_put(&w, tensors[i].data, tensors[i].size, err);
-    if (rc == OK) rc = writer_commit(&w, err);
-    writer_abort(&w);
+        rc = atomic_file_write(&w, tensors[i].data, tensors[i].size, err);
+    if (rc == OK) rc = atomic_file_commit(&w, err);
+    atomic_file_abort(&w);
     buf_release(&header);
     return rc;
 }

@@ -1,7 +1,7 @@
 /*
  * alerts: rules, their states, and messages about them.
  *
- * A rule's value is one number; what it needs of the past is kept as samples over ALERT_WINDOW. The
+ * A rule's value is one number; what it needs of the past is kept as samples over ALERT_WINDOW_SECONDS. The
  * thread that looks is also the one that sends, outside of the lock.
  */
 #define _GNU_SOURCE
@@ -22,9 +22,9 @@ static const char *const state_names[] = {"inactive", "pending", "firing"};
 
 struct sample {
     double at;
-    struct metric_reading a, b;
+    struct metric_aggregate a, b;
 };
-struct watch {
+struct alert_state {
     enum state state;
     double value, since, told;   /* `since` the state, `told` last, on the caller's clock */
     int64_t began;               /* the state, unix seconds */
@@ -45,7 +45,7 @@ struct alerts {
     bool running, quit;
     pthread_mutex_t lock;
     pthread_cond_t stop;
-    struct watch watches[N_ALERT_RULES];
+    struct alert_state watches[N_ALERT_RULES];
     struct message messages[MESSAGES]; /* [n_messages], oldest first */
     int n_messages;
     uint64_t sent, failed;
@@ -53,16 +53,16 @@ struct alerts {
 
 /* values */
 
-static struct sample *sample_oldest(struct watch *w, double now) {
+static struct sample *sample_oldest(struct alert_state *w, double now) {
     for (int i = w->n; i > 0; i--) {
         struct sample *s = &w->past[(w->next - i + SAMPLES) % SAMPLES];
-        if (now - s->at <= ALERT_WINDOW) return s;
+        if (now - s->at <= ALERT_WINDOW_SECONDS) return s;
     }
     return NULL;
 }
 
 /* Of the time since the oldest sample: what was counted of a and b, and the histogram's part. */
-static bool since_then(struct watch *w, const struct sample *s, double *a, double *b,
+static bool since_then(struct alert_state *w, const struct sample *s, double *a, double *b,
                        uint64_t *counts, double *seconds) {
     const struct sample *old = sample_oldest(w, s->at);
     if (!old) return false;
@@ -74,7 +74,7 @@ static bool since_then(struct watch *w, const struct sample *s, double *a, doubl
 }
 
 /* NaN: there is nothing to say. */
-static double value_of(struct watch *w, const struct alert_rule *r, const struct sample *s) {
+static double value_of(struct alert_state *w, const struct alert_rule *r, const struct sample *s) {
     double a, b, seconds;
     uint64_t counts[METRICS_BOUNDS + 1];
     bool both = s->a.n > 0 && s->b.n > 0 && s->b.value > 0;
@@ -84,7 +84,7 @@ static double value_of(struct watch *w, const struct alert_rule *r, const struct
         return s->a.n ? s->a.value : NAN;
     case ALERT_RATIO:
         return both ? s->a.value / s->b.value : NAN;
-    case ALERT_USED:
+    case ALERT_USAGE:
         return both ? 1 - s->a.value / s->b.value : NAN;
     case ALERT_RATE:
         return both && since_then(w, s, &a, &b, counts, &seconds) ? a / seconds / s->b.value : NAN;
@@ -92,12 +92,12 @@ static double value_of(struct watch *w, const struct alert_rule *r, const struct
         return since_then(w, s, &a, &b, counts, &seconds) && b > 0 ? a / b : NAN;
     case ALERT_P95:
         return since_then(w, s, &a, &b, counts, &seconds)
-                   ? metric_counts_quantile(r->a, counts, 0.95)
+                   ? metric_histogram_quantile(r->a, counts, 0.95)
                    : NAN;
-    case ALERT_NO_NUMBER:
+    case ALERT_NOT_FINITE:
         return s->a.n ? !isfinite(s->a.value) : NAN;
-    case ALERT_STILL:
-        return s->a.n && since_then(w, s, &a, &b, counts, &seconds) && seconds > ALERT_WINDOW / 2
+    case ALERT_UNCHANGED:
+        return s->a.n && since_then(w, s, &a, &b, counts, &seconds) && seconds > ALERT_WINDOW_SECONDS / 2
                    ? a == 0
                    : NAN;
     case ALERT_FAILED:
@@ -124,7 +124,7 @@ static void time_write(char out[32], int64_t t) {
     strftime(out, 32, "%Y-%m-%dT%H:%M:%SZ", gmtime_r(&when, &tm));
 }
 
-static char *webhook_body(const struct alerts *a, const struct alert_rule *r, const struct watch *w,
+static char *webhook_body(const struct alerts *a, const struct alert_rule *r, const struct alert_state *w,
                           bool over) {
     char begun[32], ended[32] = "0001-01-01T00:00:00Z"; /* Alertmanager's "not yet" */
     const char *status = over ? "resolved" : "firing";
@@ -148,7 +148,7 @@ static char *webhook_body(const struct alerts *a, const struct alert_rule *r, co
     return text;
 }
 
-static char *slack_body(const struct alerts *a, const struct alert_rule *r, const struct watch *w,
+static char *slack_body(const struct alerts *a, const struct alert_rule *r, const struct alert_state *w,
                         bool over) {
     json_t *said = over ? json_sprintf(":white_check_mark: *%s* is over (%s)", r->name, a->o.source)
                         : json_sprintf(":warning: *%s* (%s, %s): %s Now %.4g.", r->name,
@@ -175,12 +175,12 @@ static void message_add(struct alerts *a, struct message m) {
 
 static void tell(struct alerts *a, int i, double now, bool over) {
     const struct alert_rule *r = &alert_rules[i];
-    struct watch *w = &a->watches[i];
+    struct alert_state *w = &a->watches[i];
     w->told = now;
     if (over)
-        note("alert %s is over", r->name);
+        log_info("alert %s is over", r->name);
     else
-        warn("alert %s: %s (%.4g)", r->name, r->summary, w->value);
+        log_warn("alert %s: %s (%.4g)", r->name, r->summary, w->value);
     for (int k = 0; a->o.webhooks && k < a->o.webhooks->n; k++)
         message_add(a, (struct message){a->o.webhooks->v[k], webhook_body(a, r, w, over), 0, 0});
     for (int k = 0; a->o.slacks && k < a->o.slacks->n; k++)
@@ -189,7 +189,7 @@ static void tell(struct alerts *a, int i, double now, bool over) {
 
 /* states */
 
-static void state_set(struct watch *w, enum state state, double now) {
+static void state_set(struct alert_state *w, enum state state, double now) {
     w->state = state;
     w->since = now;
     w->began = (int64_t)time(NULL);
@@ -197,7 +197,7 @@ static void state_set(struct watch *w, enum state state, double now) {
 
 static void step(struct alerts *a, int i, double now, double value) {
     const struct alert_rule *r = &alert_rules[i];
-    struct watch *w = &a->watches[i];
+    struct alert_state *w = &a->watches[i];
     bool bad = holds(r, value, w->state == FIRING);
     w->value = value;
     if (!bad) {
@@ -215,21 +215,21 @@ static void step(struct alerts *a, int i, double now, double value) {
     metric_set(w->firing, w->state == FIRING);
 }
 
-void alerts_look(struct alerts *a, double now) {
+void alerts_evaluate(struct alerts *a, double now) {
     if (a->o.refresh) a->o.refresh(a->o.ctx);
     metrics_refresh(a->m);
     pthread_mutex_lock(&a->lock);
     for (int i = 0; i < N_ALERT_RULES; i++) {
         const struct alert_rule *r = &alert_rules[i];
-        struct watch *w = &a->watches[i];
-        bool two = r->form == ALERT_RATIO || r->form == ALERT_USED || r->form == ALERT_RATE ||
+        struct alert_state *w = &a->watches[i];
+        bool two = r->form == ALERT_RATIO || r->form == ALERT_USAGE || r->form == ALERT_RATE ||
                    r->form == ALERT_RATE_RATIO;
         struct sample s = {.at = now};
-        s.a = metric_read(a->m, r->a, r->form == ALERT_FAILED ? "failed" : NULL);
-        if (two) s.b = metric_read(a->m, r->b, NULL);
+        s.a = metric_aggregate_read(a->m, r->a, r->form == ALERT_FAILED ? "failed" : NULL);
+        if (two) s.b = metric_aggregate_read(a->m, r->b, NULL);
         step(a, i, now, value_of(w, r, &s));
         if (w->n && now - w->past[(w->next + SAMPLES - 1) % SAMPLES].at <
-                        (double)ALERT_WINDOW / (SAMPLES - 2))
+                        (double)ALERT_WINDOW_SECONDS / (SAMPLES - 2))
             continue; /* the ring holds the whole window */
         w->past[w->next] = s;
         w->next = (w->next + 1) % SAMPLES;
@@ -248,8 +248,8 @@ static bool send_one(struct alerts *a) {
     if (i == a->n_messages) return false;
     struct message m = message_take(a, i);
     pthread_mutex_unlock(&a->lock);
-    int rc = post_json(m.to, m.body, SEND_SECONDS, &err);
-    if (rc != OK) warn("an alert could not be sent, and will be again: %s", err.text);
+    int rc = http_post_json(m.to, m.body, SEND_SECONDS, &err);
+    if (rc != OK) log_warn("an alert could not be sent, and will be again: %s", err.text);
     metric_add(metric_get(a->m, METRIC_ALERTS_SENT, rc == OK ? "sent" : "failed"), 1);
     pthread_mutex_lock(&a->lock);
     a->sent += rc == OK;
@@ -272,7 +272,7 @@ static void *alerts_thread(void *ctx) {
         if (clock_now() >= due) {
             due = clock_now() + a->o.seconds;
             pthread_mutex_unlock(&a->lock);
-            alerts_look(a, clock_now());
+            alerts_evaluate(a, clock_now());
             pthread_mutex_lock(&a->lock);
         }
         if (a->quit || send_one(a)) continue;
@@ -327,7 +327,7 @@ json_t *alerts_json(struct alerts *a) {
     pthread_mutex_lock(&a->lock);
     for (int i = 0; i < N_ALERT_RULES; i++) {
         const struct alert_rule *r = &alert_rules[i];
-        const struct watch *w = &a->watches[i];
+        const struct alert_state *w = &a->watches[i];
         if (r->form == ALERT_ABSENT || r->form == ALERT_RESTARTS) continue;
         json_array_append_new(
             list, json_pack("{s:s,s:s,s:s,s:s,s:o,s:f,s:I,s:i}", "alert", r->name, "severity",

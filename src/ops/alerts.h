@@ -25,7 +25,7 @@ struct alerts;
 struct alerts *alerts_new(struct metrics *m, const struct alerts_options *o, struct error *err);
 void alerts_free(struct alerts *a); /* NULL is fine; what was not sent yet is lost */
 /* A look at all rules as of `now`, seconds on any clock that only goes forward. */
-void alerts_look(struct alerts *a, double now);
+void alerts_evaluate(struct alerts *a, double now);
 /* [{alert, severity, summary, state: inactive, pending or firing, value or null, limit, since,
  * for}], since in unix seconds of the state, and {sent, failed, waiting} of the messages. */
 json_t *alerts_json(struct alerts *a);

@@ -38,12 +38,12 @@ enum { RANDOM_BYTES = 32, TAIL = 4, SENT_MAX = 512, PAGE = 256, DAY = 86400 };
 struct count {
     int64_t requests, prompt, completion;
 };
-struct usage {
+struct key_usage {
     int64_t day; /* that `today` is about, from 1970 */
     struct count today, all;
     int64_t last; /* in seconds */
 };
-struct bucket {
+struct token_bucket {
     double level, at;
 };
 struct key {
@@ -51,8 +51,8 @@ struct key {
     bool fixed, token; /* in memory only; a token is fixed too */
     int64_t created, revoked;
     struct key_spec spec;
-    struct bucket requests, tokens;
-    struct usage used, unsaved;
+    struct token_bucket requests, tokens;
+    struct key_usage used, unsaved;
 };
 struct keys {
     pthread_mutex_t disk; /* the store, and how much of its log is in the table */
@@ -70,9 +70,9 @@ struct keys {
 static const struct {
     const char *name;
     unsigned bit;
-} scopes[] = {{"chat", KEY_CHAT}, {"jobs", KEY_JOBS}, {"admin", KEY_ADMIN}};
+} scopes[] = {{"chat", KEY_SCOPE_CHAT}, {"jobs", KEY_SCOPE_JOBS}, {"admin", KEY_SCOPE_ADMIN}};
 
-unsigned key_scope_named(const char *name) {
+unsigned key_scope_from_name(const char *name) {
     for (size_t i = 0; i < ARRAY_LEN(scopes); i++)
         if (strcmp(scopes[i].name, name) == 0) return scopes[i].bit;
     return 0;
@@ -90,9 +90,9 @@ static unsigned scopes_read(const json_t *list) {
     unsigned bits = 0;
     size_t i;
     const json_t *name;
-    if (!json_is_texts(list)) return 0;
+    if (!json_is_string_array(list)) return 0;
     json_array_foreach (list, i, name) {
-        unsigned bit = key_scope_named(json_string_value(name));
+        unsigned bit = key_scope_from_name(json_string_value(name));
         if (!bit) return 0;
         bits |= bit;
     }
@@ -121,18 +121,18 @@ static int64_t count_tokens(const struct count *c) {
 
 /* Threads come to midnight in any order, so the day before does not bring a new day; what is later
  * still was a clock that was wrong. */
-static void usage_turn(struct usage *u, int64_t day) {
+static void usage_turn(struct key_usage *u, int64_t day) {
     if (day <= u->day && day >= u->day - 1) return;
     u->day = day;
     u->today = (struct count){0};
 }
 
-static bool usage_any(const struct usage *u) {
+static bool usage_any(const struct key_usage *u) {
     return u->all.requests || u->all.prompt || u->all.completion;
 }
 
 /* Of nothing not even the day counts. */
-static void usage_add(struct usage *to, const struct usage *more) {
+static void usage_add(struct key_usage *to, const struct key_usage *more) {
     if (!usage_any(more)) return;
     usage_turn(to, more->day);
     if (to->day == more->day) count_add(&to->today, &more->today);
@@ -156,20 +156,20 @@ static bool count_read(json_t *v, struct count *out) {
     return true;
 }
 
-static bool usage_read(json_t *v, struct usage *out) {
+static bool usage_read(json_t *v, struct key_usage *out) {
     json_int_t day, last;
     json_t *today, *all;
     if (json_unpack_ex(v, NULL, JSON_STRICT, "{s:I,s:I,s:o,s:o}", "day", &day, "last_used", &last,
                        "today", &today, "all", &all) != 0 ||
         last < 0 || last > COUNT_MAX || day < 0 || day > COUNT_MAX / DAY)
         return false;
-    *out = (struct usage){.day = day, .last = last};
+    *out = (struct key_usage){.day = day, .last = last};
     return count_read(today, &out->today) && count_read(all, &out->all);
 }
 
 /* A key that was never used has no document. */
-static int usage_get(struct keys *k, const char *id, struct usage *out, struct error *err) {
-    *out = (struct usage){0};
+static int usage_get(struct keys *k, const char *id, struct key_usage *out, struct error *err) {
+    *out = (struct key_usage){0};
     json_t *v = store_document_get(k->store, "key", id, err);
     if (!v) return err->code == ERR_MISSING ? OK : err->code;
     bool sound = usage_read(v, out);
@@ -182,7 +182,7 @@ static int usage_get(struct keys *k, const char *id, struct usage *out, struct e
 }
 
 /* Adds to what the store holds, which another server may have added to, and returns the sum. */
-static int usage_put(struct keys *k, const char *id, const struct usage *more, struct usage *total,
+static int usage_put(struct keys *k, const char *id, const struct key_usage *more, struct key_usage *total,
                      struct error *err) {
     int rc = usage_get(k, id, total, err);
     if (rc != OK) return rc;
@@ -248,7 +248,7 @@ static int name_check(const char *name, struct error *err) {
 static int spec_check(const struct key_spec *s, struct error *err) {
     const int64_t limits[] = {s->requests_per_minute, s->tokens_per_minute, s->quota_day, s->quota,
                               s->expires};
-    if (!s->scopes || s->scopes & ~(unsigned)(KEY_CHAT | KEY_JOBS | KEY_ADMIN))
+    if (!s->scopes || s->scopes & ~(unsigned)(KEY_SCOPE_CHAT | KEY_SCOPE_JOBS | KEY_SCOPE_ADMIN))
         return error_set(err, ERR_USAGE, "an API key needs scopes, of chat, jobs and admin");
     for (size_t i = 0; i < ARRAY_LEN(limits); i++)
         if (limits[i] < 0 || limits[i] > COUNT_MAX)
@@ -334,7 +334,7 @@ static int revoke_apply(struct keys *k, json_t *event, struct error *err) {
 /* Events carry their number, so that a row which somebody took out is missed. Only the holder of
  * `disk` changes the table's rows, which is why it may look at them without `table`. */
 static int event_apply(struct keys *k, json_t *event, struct error *err) {
-    const char *op = json_text_at(event, "op");
+    const char *op = json_get_string(event, "op");
     int rc;
     if (json_integer_value(json_object_get(event, "seq")) != k->seq + 1)
         rc = error_set(err, ERR_FORMAT, "it is no event, or those before it are gone");
@@ -370,7 +370,7 @@ static int events_read(struct keys *k, struct error *err) {
 /* Begins the transaction that a decision is made in: on the disk when it is committed. Accounting,
  * which is written each second, does not wait for the disk. */
 static int decision_begin(struct keys *k, struct error *err) {
-    int rc = store_sync(k->store, true, err);
+    int rc = store_set_synchronous(k->store, true, err);
     return rc == OK ? store_begin(k->store, err) : rc;
 }
 
@@ -379,7 +379,7 @@ static int event_commit(struct keys *k, json_t *event, int rc, struct error *err
     json_t *events = json_array();
     if (rc == OK) {
         json_array_append(events, event);
-        rc = store_log_put(k->store, LOG, k->seq + 1, events, err);
+        rc = store_log_append(k->store, LOG, k->seq + 1, events, err);
     }
     if (rc == OK) rc = store_commit(k->store, err);
     if (rc == OK)
@@ -389,7 +389,7 @@ static int event_commit(struct keys *k, json_t *event, int rc, struct error *err
     json_decref(events);
     json_decref(event);
     struct error ignored;
-    store_sync(k->store, false, &ignored);
+    store_set_synchronous(k->store, false, &ignored);
     return rc;
 }
 
@@ -403,7 +403,7 @@ static void secret_make(const char *prefix, char secret[KEY_SECRET_LEN], struct 
     sodium_memzero(raw, sizeof raw);
     /* Slow hashes are for passwords that can be guessed; nobody guesses 256 random bits. */
     size_t n = strlen(secret);
-    hash_bytes(secret, n, x->hash);
+    sha256_bytes(secret, n, x->hash);
     memcpy(x->tail, secret + n - TAIL, TAIL + 1);
 }
 
@@ -481,7 +481,7 @@ int keys_add_fixed(struct keys *k, const char *secret, unsigned bits, struct err
                          SENT_MAX);
     int rc = spec_check(&spec, err);
     if (rc != OK) return rc;
-    hash_bytes(secret, n, hash);
+    sha256_bytes(secret, n, hash);
     pthread_mutex_lock(&k->disk);
     int i = key_hashed(k, hash);
     if (i < 0) {
@@ -499,12 +499,12 @@ int keys_add_fixed(struct keys *k, const char *secret, unsigned bits, struct err
     return rc;
 }
 
-void keys_token(struct keys *k, char secret[KEY_SECRET_LEN]) {
+void keys_add_startup_token(struct keys *k, char secret[KEY_SECRET_LEN]) {
     struct key x = {.id = KEY_TOKEN_ID,
                     .name = "start-up token",
                     .fixed = true,
                     .token = true,
-                    .spec.scopes = KEY_CHAT | KEY_JOBS | KEY_ADMIN};
+                    .spec.scopes = KEY_SCOPE_CHAT | KEY_SCOPE_JOBS | KEY_SCOPE_ADMIN};
     secret_make(TOKEN_PREFIX, secret, &x);
     pthread_mutex_lock(&k->disk);
     CHECK(k->n_tokens == 0);
@@ -519,7 +519,7 @@ void keys_token(struct keys *k, char secret[KEY_SECRET_LEN]) {
 
 /* A clock that was set back starts the bucket anew where it is; a thread that is a little late does
  * not. */
-static void bucket_fill(struct bucket *b, int64_t per_minute, double now) {
+static void token_bucket_refill(struct token_bucket *b, int64_t per_minute, double now) {
     double full = (double)per_minute;
     if (now < b->at - 1) b->at = now;
     if (now <= b->at) return;
@@ -529,15 +529,15 @@ static void bucket_fill(struct bucket *b, int64_t per_minute, double now) {
 
 /* Seconds until the bucket holds one, in milliseconds rounded up: who waits as told is let in, for
  * all the rounding of clocks. 0: it does now. */
-static double bucket_wait(struct bucket *b, int64_t per_minute, double now) {
+static double token_bucket_wait(struct token_bucket *b, int64_t per_minute, double now) {
     if (!per_minute) return 0;
-    bucket_fill(b, per_minute, now);
+    token_bucket_refill(b, per_minute, now);
     if (b->level >= 1) return 0;
     return (floor(((1 - b->level) * 60 / (double)per_minute + 1e-6) * 1000) + 1) / 1000;
 }
 
 __attribute__((format(printf, 4, 5))) static bool
-refuse(struct key_answer *out, enum key_verdict verdict, double wait, const char *fmt, ...) {
+refuse(struct key_decision *out, enum key_verdict verdict, double wait, const char *fmt, ...) {
     va_list ap;
     out->verdict = verdict;
     out->wait = wait;
@@ -547,7 +547,7 @@ refuse(struct key_answer *out, enum key_verdict verdict, double wait, const char
     return false;
 }
 
-static bool key_usable(const struct key *x, unsigned scope, double now, struct key_answer *out) {
+static bool key_usable(const struct key *x, unsigned scope, double now, struct key_decision *out) {
     if (x->revoked) return refuse(out, KEY_REVOKED, 0, "API key '%s' is revoked", x->name);
     if (x->spec.expires && now >= (double)x->spec.expires)
         return refuse(out, KEY_EXPIRED, 0, "API key '%s' has expired", x->name);
@@ -558,7 +558,7 @@ static bool key_usable(const struct key *x, unsigned scope, double now, struct k
     return true;
 }
 
-static bool key_within_quota(struct key *x, double now, struct key_answer *out) {
+static bool key_within_quota(struct key *x, double now, struct key_decision *out) {
     const struct key_spec *s = &x->spec;
     if (s->quota && count_tokens(&x->used.all) >= s->quota)
         return refuse(out, KEY_OVER_QUOTA, 0, "the quota of %lld tokens is used up",
@@ -571,16 +571,16 @@ static bool key_within_quota(struct key *x, double now, struct key_answer *out) 
 }
 
 /* Takes a request from the bucket only when both have one: who is refused has used nothing. */
-static bool key_within_rate(struct key *x, double now, struct key_answer *out) {
+static bool key_within_rate(struct key *x, double now, struct key_decision *out) {
     const struct key_spec *s = &x->spec;
-    double requests = bucket_wait(&x->requests, s->requests_per_minute, now),
-           tokens = bucket_wait(&x->tokens, s->tokens_per_minute, now);
+    double requests = token_bucket_wait(&x->requests, s->requests_per_minute, now),
+           tokens = token_bucket_wait(&x->tokens, s->tokens_per_minute, now);
     if (requests > 0 && requests >= tokens)
-        return refuse(out, KEY_LIMITED, requests,
+        return refuse(out, KEY_RATE_LIMITED, requests,
                       "the limit of %lld requests a minute is reached; try again in %.3f s",
                       (long long)s->requests_per_minute, requests);
     if (tokens > 0)
-        return refuse(out, KEY_LIMITED, tokens,
+        return refuse(out, KEY_RATE_LIMITED, tokens,
                       "the limit of %lld tokens a minute is reached; try again in %.3f s",
                       (long long)s->tokens_per_minute, tokens);
     x->requests.level -= 1;
@@ -588,7 +588,7 @@ static bool key_within_rate(struct key *x, double now, struct key_answer *out) {
 }
 
 static void key_count(struct key *x, struct count c, double now) {
-    struct usage u = {.day = day_of(now), .today = c, .all = c, .last = (int64_t)now};
+    struct key_usage u = {.day = day_of(now), .today = c, .all = c, .last = (int64_t)now};
     usage_add(&x->used, &u);
     if (!x->fixed) usage_add(&x->unsaved, &u);
 }
@@ -596,11 +596,11 @@ static void key_count(struct key *x, struct count c, double now) {
 /* What a client sent as a key, as its hash; what is too long is hashed as nothing. */
 static size_t sent_hash(const char *secret, char hash[HASH_LEN]) {
     size_t n = secret ? strnlen(secret, SENT_MAX + 1) : 0;
-    hash_bytes(secret, n <= SENT_MAX ? n : 0, hash);
+    sha256_bytes(secret, n <= SENT_MAX ? n : 0, hash);
     return n;
 }
 
-bool keys_peek(struct keys *k, const char *secret, char id[KEY_ID_LEN]) {
+bool keys_lookup(struct keys *k, const char *secret, char id[KEY_ID_LEN]) {
     char hash[HASH_LEN];
     sent_hash(secret, hash);
     pthread_mutex_lock(&k->table);
@@ -610,11 +610,11 @@ bool keys_peek(struct keys *k, const char *secret, char id[KEY_ID_LEN]) {
     return i >= 0;
 }
 
-enum key_verdict keys_admit(struct keys *k, const char *secret, unsigned scope, double now,
-                            struct key_answer *out) {
+enum key_verdict keys_authorize(struct keys *k, const char *secret, unsigned scope, double now,
+                            struct key_decision *out) {
     char hash[HASH_LEN];
     CHECK(now >= 0 && now < (double)COUNT_MAX);
-    *out = (struct key_answer){.verdict = KEY_ADMITTED};
+    *out = (struct key_decision){.verdict = KEY_ADMITTED};
     size_t n = sent_hash(secret, hash);
     pthread_mutex_lock(&k->table);
     int i = key_hashed(k, hash);
@@ -634,7 +634,7 @@ enum key_verdict keys_admit(struct keys *k, const char *secret, unsigned scope, 
     return out->verdict;
 }
 
-void keys_spend(struct keys *k, const char *id, int64_t prompt_tokens, int64_t completion_tokens,
+void keys_record_usage(struct keys *k, const char *id, int64_t prompt_tokens, int64_t completion_tokens,
                 double now) {
     struct count c = {.prompt = prompt_tokens, .completion = completion_tokens};
     CHECK(now >= 0 && now < (double)COUNT_MAX);
@@ -643,7 +643,7 @@ void keys_spend(struct keys *k, const char *id, int64_t prompt_tokens, int64_t c
     int i = key_find(k, id);
     CHECK(i >= 0);
     struct key *x = &k->v[i];
-    bucket_fill(&x->tokens, x->spec.tokens_per_minute, now);
+    token_bucket_refill(&x->tokens, x->spec.tokens_per_minute, now);
     x->tokens.level -= (double)count_tokens(&c);
     key_count(x, c, now);
     pthread_mutex_unlock(&k->table);
@@ -657,7 +657,7 @@ unsigned keys_scopes(struct keys *k, const char *id) {
     return bits;
 }
 
-bool keys_any(struct keys *k) {
+bool keys_exist(struct keys *k) {
     pthread_mutex_lock(&k->table);
     bool any = k->n > k->n_tokens;
     pthread_mutex_unlock(&k->table);
@@ -666,7 +666,7 @@ bool keys_any(struct keys *k) {
 
 static json_t *key_json(const struct key *x, double now) {
     const struct key_spec *s = &x->spec;
-    struct usage u = x->used;
+    struct key_usage u = x->used;
     usage_turn(&u, day_of(now));
     return json_pack("{s:s,s:s,s:s,s:o,s:I,s:I,s:I,s:I,s:I,s:I,s:I,s:I,s:o,s:o}", "id", x->id,
                      "name", x->name, "tail", x->tail, "scopes", scopes_json(s->scopes),
@@ -689,13 +689,13 @@ json_t *keys_list(struct keys *k, double now) {
 /* the store and the table, kept together */
 
 /* One row's accounting on its way to the store. */
-struct saving {
+struct usage_flush {
     int at;
     char id[KEY_ID_LEN];
-    struct usage more, total;
+    struct key_usage more, total;
 };
 
-static int saving_take(struct keys *k, struct saving **out) {
+static int usage_flush_begin(struct keys *k, struct usage_flush **out) {
     int n = 0;
     *out = NULL;
     pthread_mutex_lock(&k->table);
@@ -703,18 +703,18 @@ static int saving_take(struct keys *k, struct saving **out) {
         struct key *x = &k->v[i];
         if (!usage_any(&x->unsaved)) continue;
         *out = xrealloc(*out, (size_t)(n + 1) * sizeof **out);
-        struct saving *s = &(*out)[n++];
+        struct usage_flush *s = &(*out)[n++];
         s->at = i;
         s->more = x->unsaved;
         memcpy(s->id, x->id, sizeof x->id);
-        x->unsaved = (struct usage){0};
+        x->unsaved = (struct key_usage){0};
     }
     pthread_mutex_unlock(&k->table);
     return n;
 }
 
 /* What came in meanwhile is on top of either. */
-static void saving_settle(struct keys *k, const struct saving *s, int n, bool saved) {
+static void usage_flush_end(struct keys *k, const struct usage_flush *s, int n, bool saved) {
     pthread_mutex_lock(&k->table);
     for (int i = 0; i < n; i++) {
         struct key *x = &k->v[s[i].at];
@@ -729,15 +729,15 @@ static void saving_settle(struct keys *k, const struct saving *s, int n, bool sa
 }
 
 static int usage_save(struct keys *k, struct error *err) {
-    struct saving *s;
-    int n = saving_take(k, &s), rc = OK;
+    struct usage_flush *s;
+    int n = usage_flush_begin(k, &s), rc = OK;
     if (n > 0) {
         rc = store_begin(k->store, err);
         for (int i = 0; rc == OK && i < n; i++)
             rc = usage_put(k, s[i].id, &s[i].more, &s[i].total, err);
         if (rc == OK) rc = store_commit(k->store, err);
         if (rc != OK) store_rollback(k->store);
-        saving_settle(k, s, n, rc == OK);
+        usage_flush_end(k, s, n, rc == OK);
     }
     free(s);
     return rc;
@@ -765,7 +765,7 @@ static void *keeper_main(void *arg) {
         if (k->stopping) break;
         pthread_mutex_unlock(&k->table);
         err = (struct error){0};
-        if (keys_sync(k, &err) != OK && strcmp(err.text, told.text) != 0) warn("%s", err.text);
+        if (keys_sync(k, &err) != OK && strcmp(err.text, told.text) != 0) log_warn("%s", err.text);
         told = err;
         pthread_mutex_lock(&k->table);
     }
@@ -842,7 +842,7 @@ int keys_restore(const char *present, const char *staged, struct error *err) {
     struct keys *from = path_exists(from_path) ? keys_load(from_path, &unread) : NULL, *to = NULL;
     int rc = OK, n = 0;
     if (!from && path_exists(from_path)) // which may be why it is restored
-        warn(
+        log_warn(
             "keys that were revoked since the backup are not known, and may be valid again ('shoal "
             "key list'): %s",
             unread.text);
@@ -851,7 +851,7 @@ int keys_restore(const char *present, const char *staged, struct error *err) {
         rc = to ? keys_copy(from, to, &n, err) : err->code;
     }
     if (rc == OK && n)
-        note("%d API keys that were revoked, or made, since the backup are revoked", n);
+        log_info("%d API keys that were revoked, or made, since the backup are revoked", n);
     if (from) keys_free(from);
     if (to) keys_free(to);
     free(from_path);
@@ -900,7 +900,7 @@ void keys_close(struct keys *k) {
     pthread_mutex_unlock(&k->table);
     pthread_join(k->keeper, NULL);
     pthread_mutex_lock(&k->disk);
-    if (usage_save(k, &err) != OK) warn("%s", err.text);
+    if (usage_save(k, &err) != OK) log_warn("%s", err.text);
     pthread_mutex_unlock(&k->disk);
     keys_free(k);
 }

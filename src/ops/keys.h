@@ -6,7 +6,7 @@
  * and is in no file, log, error or JSON.
  *
  * Threads: everything may be called from any thread at any time, keys_close when no other call is
- * running. keys_admit and keys_spend touch memory only. A thread of the module's own takes over,
+ * running. keys_authorize and keys_record_usage touch memory only. A thread of the module's own takes over,
  * once a second, what other processes have changed in the store, and writes what was used; so a
  * kill loses a second of accounting at most, and never a key. Keys made and revoked are on the disk
  * when the call returns, so that a power failure does not bring a revoked key back; accounting is
@@ -21,8 +21,8 @@
 
 #include "base/base.h"
 
-enum key_scope { KEY_CHAT = 1, KEY_JOBS = 2, KEY_ADMIN = 4 };
-unsigned key_scope_named(const char *name); /* 0: there is none */
+enum key_scope { KEY_SCOPE_CHAT = 1, KEY_SCOPE_JOBS = 2, KEY_SCOPE_ADMIN = 4 };
+unsigned key_scope_from_name(const char *name); /* 0: there is none */
 
 /* What a key may do; a limit of 0 is none. */
 struct key_spec {
@@ -51,7 +51,7 @@ int keys_sync(struct keys *k, struct error *err);
 
 /* Whether there is any key, usable or not: from the first one on, requests must show one. Revoking
  * the last key closes a server, it does not open it. */
-bool keys_any(struct keys *k);
+bool keys_exist(struct keys *k);
 /* Makes a key and writes its secret. Names are unique among keys that are not revoked. */
 int keys_add(struct keys *k, const char *name, const struct key_spec *spec, double now,
              char secret[KEY_SECRET_LEN], struct error *err);
@@ -59,10 +59,10 @@ int keys_add(struct keys *k, const char *name, const struct key_spec *spec, doub
  * scopes. */
 int keys_add_fixed(struct keys *k, const char *secret, unsigned scopes, struct error *err);
 /* Makes the start-up token: a secret of 32 random bytes after "st-" with every scope, in memory
- * only. keys_any does not count it and keys_list does not show it. Called at most once. */
-void keys_token(struct keys *k, char secret[KEY_SECRET_LEN]);
+ * only. keys_exist does not count it and keys_list does not show it. Called at most once. */
+void keys_add_startup_token(struct keys *k, char secret[KEY_SECRET_LEN]);
 /* The id of a secret's key, whether it is usable or not; false: there is no such key. */
-bool keys_peek(struct keys *k, const char *secret, char id[KEY_ID_LEN]);
+bool keys_lookup(struct keys *k, const char *secret, char id[KEY_ID_LEN]);
 int keys_revoke(struct keys *k, const char *id_or_name, double now, struct error *err);
 /* For backups (backup/backup.h): a state that is restored must not bring a key back. Of the keys in
  * the file serve.db of the folder `present`, those that are revoked are revoked in that of `staged`
@@ -83,22 +83,22 @@ enum key_verdict {
     KEY_REVOKED,   /* 401 */
     KEY_EXPIRED,   /* 401 */
     KEY_FORBIDDEN, /* 403: a scope is missing */
-    KEY_LIMITED,   /* 429 rate_limit_exceeded */
+    KEY_RATE_LIMITED,   /* 429 rate_limit_exceeded */
     KEY_OVER_QUOTA /* 429 insufficient_quota */
 };
-struct key_answer {
+struct key_decision {
     enum key_verdict verdict;
     double wait;                             /* seconds until it is worth trying again; 0: never */
     char id[KEY_ID_LEN], name[KEY_NAME_LEN]; /* empty when unknown */
     char why[160];                           /* for the client; empty when admitted */
 };
 /* Whether a request may run. `secret` is what the client sent, or NULL; `scope` holds all that it
- * needs, 0 any key. An admitted request is counted at once, its tokens by keys_spend. */
-enum key_verdict keys_admit(struct keys *k, const char *secret, unsigned scope, double now,
-                            struct key_answer *out);
+ * needs, 0 any key. An admitted request is counted at once, its tokens by keys_record_usage. */
+enum key_verdict keys_authorize(struct keys *k, const char *secret, unsigned scope, double now,
+                            struct key_decision *out);
 /* What an admitted request used, known when it ends: the bucket of tokens may go below zero, and
  * then the next request waits. `id` is that of the admission. */
-void keys_spend(struct keys *k, const char *id, int64_t prompt_tokens, int64_t completion_tokens,
+void keys_record_usage(struct keys *k, const char *id, int64_t prompt_tokens, int64_t completion_tokens,
                 double now);
 
 #endif

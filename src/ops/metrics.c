@@ -87,7 +87,7 @@ struct metrics {
         int series; /* that name it */
     } * adapters;   /* [n_adapters of max_adapters] */
     int n_adapters, max_adapters;
-    struct gpus *gpus;
+    struct nvml *gpus;
 };
 
 const char *metric_type_name(enum metric_type type) {
@@ -184,7 +184,7 @@ double metric_quantile(const struct metric *s, double q) {
     return quantile(s->family, counts, q);
 }
 
-double metric_counts_quantile(enum metric_id id, const uint64_t *counts, double q) {
+double metric_histogram_quantile(enum metric_id id, const uint64_t *counts, double q) {
     uint64_t sums[METRICS_BOUNDS + 1], sum = 0;
     for (int i = 0; i <= metric_families[id].n_bounds; i++) sums[i] = sum += counts[i];
     return quantile(&metric_families[id], sums, q);
@@ -207,7 +207,7 @@ static void labels_write(struct buf *b, const struct metric_family *f, char *con
 static char *label_clean(const char *text, size_t most) {
     struct buf b = {0};
     buf_puts(&b, "");
-    buf_add_clean(&b, text, strnlen(text, most));
+    buf_add_sanitized(&b, text, strnlen(text, most));
     return b.data;
 }
 
@@ -364,7 +364,7 @@ struct metrics *metrics_new(int max_adapters) {
     pthread_mutex_init(&m->lock, NULL);
     m->max_adapters = max_adapters ? max_adapters : METRICS_ADAPTERS;
     m->adapters = xcalloc((size_t)m->max_adapters, sizeof *m->adapters);
-    m->gpus = gpus_open();
+    m->gpus = nvml_open();
     for (enum metric_id id = 0; id < N_METRICS; id++) {
         const struct metric_family *f = &metric_families[id];
         CHECK(f->name && f->n_bounds <= METRICS_BOUNDS);
@@ -385,7 +385,7 @@ void metrics_free(struct metrics *m) {
     }
     for (int i = 0; i < m->n_adapters; i++) free(m->adapters[i].name);
     free(m->adapters);
-    gpus_close(m->gpus);
+    nvml_close(m->gpus);
     pthread_mutex_destroy(&m->lock);
     free(m);
 }
@@ -409,8 +409,8 @@ static double family_sum(const struct metrics *m, enum metric_id id) {
 }
 
 static void read_gpus(struct metrics *m) {
-    struct gpu_state gpus[GPUS_MAX];
-    int n = gpus_read(m->gpus, gpus);
+    struct gpu_stats gpus[GPUS_MAX];
+    int n = nvml_read(m->gpus, gpus);
     for (int i = 0; i < n; i++) {
         char name[16];
         snprintf(name, sizeof name, "%d", i);
@@ -451,8 +451,8 @@ static bool has_label(const struct metric *s, const char *value) {
     return false;
 }
 
-struct metric_reading metric_read(struct metrics *m, enum metric_id id, const char *label) {
-    struct metric_reading r = {0};
+struct metric_aggregate metric_aggregate_read(struct metrics *m, enum metric_id id, const char *label) {
+    struct metric_aggregate r = {0};
     const struct family_series *all = &m->series[id];
     pthread_mutex_lock(&m->lock);
     for (int i = 0; i < all->n; i++) {

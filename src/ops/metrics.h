@@ -88,49 +88,49 @@ json_t *metrics_json(struct metrics *m);
  */
 void metrics_refresh(struct metrics *m);
 /* All series of a family with this value for some label (NULL: all of them), as one. */
-struct metric_reading {
+struct metric_aggregate {
     int n;                               /* series */
     double value;                        /* their sum */
     uint64_t counts[METRICS_BOUNDS + 1]; /* of histograms, by bucket */
 };
-struct metric_reading metric_read(struct metrics *m, enum metric_id id, const char *label);
+struct metric_aggregate metric_aggregate_read(struct metrics *m, enum metric_id id, const char *label);
 /* metric_quantile of such counts. */
-double metric_counts_quantile(enum metric_id id, const uint64_t *counts, double q);
+double metric_histogram_quantile(enum metric_id id, const uint64_t *counts, double q);
 
 /*
  * What is worth waking somebody for: rules over the table's families, for Prometheus as expressions
  * and for alerts.h as they are. An alert is raised when what its form says of its families a and b
  * has been above (or below) the limit for so long.
  */
-enum alert_form {
+enum alert_condition {
     ALERT_ABSENT,     /* there is no a */
     ALERT_BELOW,      /* a < limit */
-    ALERT_STILL,      /* a has not changed in the last minutes */
+    ALERT_UNCHANGED,      /* a has not changed in the last minutes */
     ALERT_ABOVE,      /* a > limit */
     ALERT_RATIO,      /* a / b > limit */
-    ALERT_USED,       /* 1 - a / b > limit */
+    ALERT_USAGE,       /* 1 - a / b > limit */
     ALERT_RATE,       /* a in a second, over b > limit */
     ALERT_RATE_RATIO, /* of a and b in the last minutes, by nothing but their adapter > limit */
     ALERT_P95,        /* of what the histogram a observed in the last minutes > limit */
-    ALERT_NO_NUMBER,  /* a is NaN or infinite */
+    ALERT_NOT_FINITE,  /* a is NaN or infinite */
     ALERT_FAILED,     /* a grew where its state is "failed" */
     ALERT_RESTARTS,   /* a changed more than limit times in an hour */
 };
 struct alert_rule {
     const char *name, *severity;
     int lasts; /* seconds */
-    enum alert_form form;
+    enum alert_condition form;
     double limit;
     enum metric_id a, b;
     const char *summary;
 };
-enum { N_ALERT_RULES = 13, ALERT_WINDOW = 300 /* seconds: "the last minutes" */ };
+enum { N_ALERT_RULES = 13, ALERT_WINDOW_SECONDS = 300 /* seconds: "the last minutes" */ };
 extern const struct alert_rule alert_rules[N_ALERT_RULES];
 
 /* Alerts for Prometheus: {groups: [{name, rules: [{alert, expr, for, labels, annotations}]}]},
  * and the same as the YAML of a rule file. */
-json_t *metrics_rules(void);
-void metrics_rules_yaml(struct buf *out);
+json_t *metrics_alert_rules(void);
+void metrics_alert_rules_yaml(struct buf *out);
 json_t *metrics_dashboard(void); /* for Grafana: a panel for every family that has a section */
 
 #endif

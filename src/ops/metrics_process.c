@@ -69,7 +69,7 @@ struct process_state process_read(void) {
     s.fds = count_fds();
     if (getrlimit(RLIMIT_NOFILE, &limit) == 0 && limit.rlim_cur != RLIM_INFINITY)
         s.max_fds = (double)limit.rlim_cur;
-    struct memory_facts m = memory_facts("/");
+    struct memory_info m = memory_info("/");
     s.host_memory = (double)m.total;
     s.host_available = (double)m.available;
     return s;
@@ -84,7 +84,7 @@ struct nvml_rates {
     unsigned gpu, memory; /* percent */
 };
 
-struct gpus {
+struct nvml {
     void *library;
     int (*init)(void);
     int (*shutdown)(void);
@@ -96,13 +96,13 @@ struct gpus {
 
 /* POSIX has dlsym return a data pointer for functions too; a copy of its bits is the way that C
  * allows. */
-static bool symbol(const struct gpus *g, const char *name, void *function) {
+static bool symbol(const struct nvml *g, const char *name, void *function) {
     void *p = dlsym(g->library, name);
     memcpy(function, &p, sizeof p);
     return p != NULL;
 }
 
-static bool symbols(struct gpus *g) {
+static bool symbols(struct nvml *g) {
     return symbol(g, "nvmlInit_v2", &g->init) && symbol(g, "nvmlShutdown", &g->shutdown) &&
            symbol(g, "nvmlDeviceGetCount_v2", &g->count) &&
            symbol(g, "nvmlDeviceGetHandleByIndex_v2", &g->device) &&
@@ -110,10 +110,10 @@ static bool symbols(struct gpus *g) {
            symbol(g, "nvmlDeviceGetMemoryInfo", &g->memory);
 }
 
-struct gpus *gpus_open(void) {
+struct nvml *nvml_open(void) {
     void *library = dlopen("libnvidia-ml.so.1", RTLD_NOW | RTLD_LOCAL);
     if (!library) return NULL;
-    struct gpus *g = xcalloc(1, sizeof *g);
+    struct nvml *g = xcalloc(1, sizeof *g);
     g->library = library;
     if (symbols(g) && g->init() == 0) return g;
     dlclose(library);
@@ -121,14 +121,14 @@ struct gpus *gpus_open(void) {
     return NULL;
 }
 
-void gpus_close(struct gpus *g) {
+void nvml_close(struct nvml *g) {
     if (!g) return;
     g->shutdown();
     dlclose(g->library);
     free(g);
 }
 
-int gpus_read(struct gpus *g, struct gpu_state out[GPUS_MAX]) {
+int nvml_read(struct nvml *g, struct gpu_stats out[GPUS_MAX]) {
     unsigned n = 0;
     if (!g || g->count(&n) != 0) return 0;
     n = MIN(n, (unsigned)GPUS_MAX);
@@ -136,7 +136,7 @@ int gpus_read(struct gpus *g, struct gpu_state out[GPUS_MAX]) {
         nvml_device d = NULL;
         struct nvml_rates rates;
         struct nvml_memory memory;
-        out[i] = (struct gpu_state){-1, -1, -1};
+        out[i] = (struct gpu_stats){-1, -1, -1};
         if (g->device(i, &d) != 0) continue;
         if (g->rates(d, &rates) == 0) out[i].busy = MIN(rates.gpu, 100u) / 100.0;
         if (g->memory(d, &memory) != 0) continue;

@@ -17,7 +17,7 @@ const struct alert_rule alert_rules[N_ALERT_RULES] = {
      "No node is active."},
     {"ShoalCpuHigh", "warning", 300, ALERT_RATE, 0.8, METRIC_PROCESS_CPU, METRIC_CPUS,
      "The server uses more than 80 % of its processors."},
-    {"ShoalMemoryHigh", "warning", 300, ALERT_USED, 0.85, METRIC_HOST_AVAILABLE, METRIC_HOST_MEMORY,
+    {"ShoalMemoryHigh", "warning", 300, ALERT_USAGE, 0.85, METRIC_HOST_AVAILABLE, METRIC_HOST_MEMORY,
      "More than 85 % of the machine's memory is in use."},
     {"ShoalMemoryBudget", "warning", 120, ALERT_RATIO, 0.95, METRIC_PROCESS_RESIDENT,
      METRIC_MEMORY_BUDGET, "The server is within 5 % of its memory budget."},
@@ -29,10 +29,10 @@ const struct alert_rule alert_rules[N_ALERT_RULES] = {
      "More than 50 requests wait for a place in the batch."},
     {"ShoalFirstTokenSlow", "warning", 600, ALERT_P95, 10, METRIC_VLLM_TTFT, 0,
      "One request in 20 waits more than 10 seconds for its first token."},
-    {"ShoalLossNaN", "critical", 0, ALERT_NO_NUMBER, 0, METRIC_TRAIN_LOSS, 0,
+    {"ShoalLossNaN", "critical", 0, ALERT_NOT_FINITE, 0, METRIC_TRAIN_LOSS, 0,
      "The loss of a training is no number any more."},
     {"ShoalJobFailed", "warning", 0, ALERT_FAILED, 0, METRIC_JOBS_ENDED, 0, "A job failed."},
-    {"ShoalWorldStalled", "warning", 600, ALERT_STILL, 0, METRIC_WORLD_SPEED, 0,
+    {"ShoalWorldStalled", "warning", 600, ALERT_UNCHANGED, 0, METRIC_WORLD_SPEED, 0,
      "The agents of a world take no decisions."},
     {"ShoalRestartsOften", "warning", 0, ALERT_RESTARTS, 3, METRIC_PROCESS_START, 0,
      "The server began anew more than three times in an hour."},
@@ -42,15 +42,15 @@ const struct alert_rule alert_rules[N_ALERT_RULES] = {
 static const char *const expressions[] = {
     [ALERT_ABSENT] = "absent($a)",
     [ALERT_BELOW] = "$a < $l",
-    [ALERT_STILL] = "changes($a[5m]) == 0",
+    [ALERT_UNCHANGED] = "changes($a[5m]) == 0",
     [ALERT_ABOVE] = "$a > $l",
     [ALERT_RATIO] = "$a / $b > $l",
-    [ALERT_USED] = "1 - $a / $b > $l",
+    [ALERT_USAGE] = "1 - $a / $b > $l",
     [ALERT_RATE] = "rate($a[5m]) / $b > $l",
     [ALERT_RATE_RATIO] =
         "sum without (adapter) (rate($a[5m])) / sum without (adapter) (rate($b[5m])) > $l",
     [ALERT_P95] = "histogram_quantile(0.95, rate($a_bucket[5m])) > $l",
-    [ALERT_NO_NUMBER] = "$a != $a or abs($a) == Inf",
+    [ALERT_NOT_FINITE] = "$a != $a or abs($a) == Inf",
     [ALERT_FAILED] = ("increase($a{state=\"failed\"}[15m]) > 0 or"
                       " ($a{state=\"failed\"} unless $a{state=\"failed\"} offset 15m) > 0"),
     [ALERT_RESTARTS] = "changes($a[1h]) > $l",
@@ -71,7 +71,7 @@ static json_t *expression(const struct alert_rule *r) {
     return v;
 }
 
-json_t *metrics_rules(void) {
+json_t *metrics_alert_rules(void) {
     json_t *list = json_array();
     for (size_t i = 0; i < N_ALERT_RULES; i++) {
         const struct alert_rule *r = &alert_rules[i];
@@ -109,8 +109,8 @@ static void yaml_write(struct buf *b, json_t *v, int depth, bool begun) {
     }
 }
 
-void metrics_rules_yaml(struct buf *out) {
-    json_t *rules = metrics_rules();
+void metrics_alert_rules_yaml(struct buf *out) {
+    json_t *rules = metrics_alert_rules();
     buf_puts(out, "# Alerts of Shoal for Prometheus; written by 'shoal metrics --rules'.\n");
     yaml_write(out, rules, 0, false);
     json_decref(rules);

@@ -49,7 +49,7 @@ struct path_rule {
 
 static atomic_bool confined;
 
-bool sandbox_confined(void) {
+bool sandbox_is_confined(void) {
     return atomic_load(&confined);
 }
 

@@ -16,7 +16,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-struct sandbox_limits limits_whole(const struct sandbox_limits *l) {
+struct sandbox_limits sandbox_limits_with_defaults(const struct sandbox_limits *l) {
     struct sandbox_limits w = *l;
     if (w.seconds == 0) w.seconds = 60;
     w.cpu_seconds = w.cpu_seconds == 0 ? INFINITY : ceil(w.cpu_seconds);
@@ -190,7 +190,7 @@ static int put_env(struct buf *b, const struct strings *env, struct error *err) 
     return OK;
 }
 
-int bwrap_options(const struct sandbox_spec *s, const struct sandbox_limits *l, bool mapped,
+int bwrap_args_build(const struct sandbox_spec *s, const struct sandbox_limits *l, bool mapped,
                   struct buf *out, struct error *err) {
     char number[16];
     put_namespaces(out, s->network, mapped);
@@ -206,7 +206,7 @@ int bwrap_options(const struct sandbox_spec *s, const struct sandbox_limits *l, 
     if (!rc) rc = put_env(out, s->env, err);
     put2(out, "--remount-ro", "/");
     put2(out, "--chdir", s->dir ? s->dir : "/tmp");
-    snprintf(number, sizeof number, "%d", FD_GATE);
+    snprintf(number, sizeof number, "%d", BWRAP_FD_SECCOMP);
     put2(out, "--seccomp", number);
     return rc;
 }

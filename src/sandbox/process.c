@@ -62,7 +62,7 @@ struct sandbox {
     int pidfd;            /* of bwrap; -1: not yet */
     int init;             /* the pidfd of pid 1 inside; -1: there is none yet */
     struct error failure; /* with `ended` and code not OK: the command was never run */
-    enum sandbox_end end;
+    enum sandbox_exit_reason end;
     int status;
     double seconds;
     struct buf text; /* standard error */
@@ -125,7 +125,7 @@ static bool user_become(const struct launch *l) {
 /* Dies with the thread that started it. If that is dead already, the gate has no other end: this
  * process's own copy of it is closed. */
 static bool die_with_parent(const struct sandbox *s) {
-    struct pollfd p = {.fd = s->fds[FD_GATE]};
+    struct pollfd p = {.fd = s->fds[BWRAP_FD_SECCOMP]};
     if (prctl(PR_SET_PDEATHSIG, SIGKILL) != 0) return false;
     close(s->gate);
     return poll(&p, 1, 0) >= 0 && !(p.revents & POLLHUP);
@@ -156,7 +156,7 @@ static int child_main(void *ctx) {
     struct launch *l = ctx;
     sigset_t none;
     for (int i = 1; i < NSIG; i++) sigaction(i, &usual, NULL);
-    if (user_become(l) && die_with_parent(l->s) && fds_place(l->s->fds, N_FDS) &&
+    if (user_become(l) && die_with_parent(l->s) && fds_remap(l->s->fds, N_FDS) &&
         close_range(N_FDS, ~0U, 0) == 0 && limits_set(&l->s->limits)) {
         sigemptyset(&none);
         sigprocmask(SIG_SETMASK, &none, NULL);
@@ -170,7 +170,7 @@ static int child_main(void *ctx) {
 
 static int no_namespace(int code, struct error *err) {
     return error_set(err, ERR_STATE, "cannot make the namespaces of a sandbox: %s%s",
-                     strerror(code), bwrap_remedy());
+                     strerror(code), bwrap_hint());
 }
 
 static int launch_plain(struct sandbox *s, struct error *err) {
@@ -253,7 +253,7 @@ static int launch(struct sandbox *s, struct error *err) {
 
 /* killing */
 
-static void end_as(struct sandbox *s, enum sandbox_end end) {
+static void end_as(struct sandbox *s, enum sandbox_exit_reason end) {
     pthread_mutex_lock(&s->lock);
     if (!s->ended && s->end == SANDBOX_EXITED) s->end = end;
     if (!s->ended && s->pidfd >= 0) syscall(SYS_pidfd_send_signal, s->pidfd, SIGKILL, NULL, 0);
@@ -266,12 +266,12 @@ void sandbox_kill(struct sandbox *s) {
 
 /* Gives the filter and waits until it is read. A pipe of one page has room again only then. Whether
  * the command runs now. */
-static bool gate_open(struct sandbox *s) {
-    uint8_t filter[FILTER_MAX];
+static bool seccomp_filter_send(struct sandbox *s) {
+    uint8_t filter[SECCOMP_FILTER_MAX];
     size_t n = seccomp_filter(filter);
     struct pollfd p[2] = {{.fd = s->gate, .events = POLLOUT}, {.fd = s->pidfd, .events = POLLIN}};
     bool sent =
-        fcntl(s->gate, F_SETPIPE_SZ, FILTER_MAX) > 0 && write(s->gate, filter, n) == (ssize_t)n;
+        fcntl(s->gate, F_SETPIPE_SZ, SECCOMP_FILTER_MAX) > 0 && write(s->gate, filter, n) == (ssize_t)n;
     while (sent && poll(p, 2, wait_left(s->until)) < 0 && errno == EINTR) continue;
     fd_close(&s->gate);
     return sent && (p[0].revents & POLLOUT) && !(p[0].revents & POLLERR);
@@ -288,7 +288,7 @@ static bool errs_read(struct sandbox *s) {
         size_t room = s->limits.output - s->text.len;
         buf_add(&s->text, bytes, MIN((size_t)n, room));
         pthread_mutex_unlock(&s->lock);
-        if (s->strict && (size_t)n > room) end_as(s, SANDBOX_OUTPUT);
+        if (s->strict && (size_t)n > room) end_as(s, SANDBOX_OUTPUT_LIMIT);
     }
     return n < 0 && (errno == EAGAIN || errno == EINTR);
 }
@@ -321,9 +321,9 @@ static void failure_set(struct sandbox *s) {
     struct buf clean = {0};
     size_t n = s->text.len;
     while (n && s->text.data[n - 1] == '\n') n--;
-    buf_add_clean(&clean, n ? s->text.data : "", n);
+    buf_add_sanitized(&clean, n ? s->text.data : "", n);
     error_set(&s->failure, ERR_STATE, "bubblewrap cannot make a sandbox: %.1000s%s",
-              clean.len ? clean.data : "it ended", bwrap_remedy());
+              clean.len ? clean.data : "it ended", bwrap_hint());
     buf_release(&clean);
 }
 
@@ -337,11 +337,11 @@ static void tell(struct sandbox *s, bool ended) {
     pthread_mutex_unlock(&s->lock);
 }
 
-static void *keeper_main(void *ctx) {
+static void *supervisor_main(void *ctx) {
     struct sandbox *s = ctx;
     if (launch(s, &s->failure) != OK) return tell(s, true), NULL;
     s->failure.code = OK;
-    bool runs = gate_open(s);
+    bool runs = seccomp_filter_send(s);
     if (runs) tell(s, false);
     watch(s);
     reap(s);
@@ -357,7 +357,7 @@ static int input_open(struct sandbox *s, const struct sandbox_spec *spec, bool t
                       struct error *err) {
     int *fd = &s->fds[STDIN_FILENO];
     if (spec->input)
-        *fd = memory_file(spec->input, spec->input_len, err);
+        *fd = memfd_from_bytes(spec->input, spec->input_len, err);
     else if (spec->in)
         *fd = fcntl(spec->in, F_DUPFD_CLOEXEC, 0);
     else if (talk)
@@ -373,16 +373,16 @@ static int fds_open(struct sandbox *s, const struct sandbox_spec *spec, bool tal
     int rc = input_open(s, spec, talk, err);
     if (!rc) rc = pipe_make(&s->fds[STDOUT_FILENO], &s->out, true, err);
     if (!rc) rc = pipe_make(&s->fds[STDERR_FILENO], &s->errs, true, err);
-    if (!rc) rc = pipe_make(&s->fds[FD_GATE], &s->gate, false, err);
+    if (!rc) rc = pipe_make(&s->fds[BWRAP_FD_SECCOMP], &s->gate, false, err);
     if (rc) return rc;
-    s->fds[FD_ARGS] = memory_file(options->data, options->len, err);
-    return s->fds[FD_ARGS] >= 0 ? OK : err->code;
+    s->fds[BWRAP_FD_ARGS] = memfd_from_bytes(options->data, options->len, err);
+    return s->fds[BWRAP_FD_ARGS] >= 0 ? OK : err->code;
 }
 
 /* bwrap's words: its options are in a file, the command follows. */
 static char **argv_make(const struct strings *command) {
     static char name[] = "bwrap", args[] = "--args", end[] = "--", number[] = "4";
-    static_assert(FD_ARGS == 4, "the number");
+    static_assert(BWRAP_FD_ARGS == 4, "the number");
     char **v = xcalloc((size_t)command->n + 5, sizeof *v);
     v[0] = name;
     v[1] = args;
@@ -392,11 +392,11 @@ static char **argv_make(const struct strings *command) {
     return v;
 }
 
-static int keeper_begin(struct sandbox *s, struct error *err) {
+static int supervisor_start(struct sandbox *s, struct error *err) {
     sigset_t all, old;
     sigfillset(&all);
     pthread_sigmask(SIG_SETMASK, &all, &old);
-    int rc = pthread_create(&s->keeper, NULL, keeper_main, s);
+    int rc = pthread_create(&s->keeper, NULL, supervisor_main, s);
     pthread_sigmask(SIG_SETMASK, &old, NULL);
     if (rc) return error_set(err, ERR_STATE, "cannot start a thread: %s", strerror(rc));
     s->has_keeper = true;
@@ -411,7 +411,7 @@ static int keeper_begin(struct sandbox *s, struct error *err) {
 static struct sandbox *sandbox_new(const struct sandbox_limits *l, bool strict) {
     struct sandbox *s = xcalloc(1, sizeof *s);
     pthread_condattr_t attr;
-    s->limits = limits_whole(l);
+    s->limits = sandbox_limits_with_defaults(l);
     s->strict = strict;
     s->mapped = geteuid() == 0;
     s->in = s->out = s->errs = s->gate = s->pidfd = -1;
@@ -427,11 +427,11 @@ static struct sandbox *sandbox_new(const struct sandbox_limits *l, bool strict) 
 }
 
 static int may_run(const struct sandbox_spec *spec, struct error *err) {
-    if ((spec->network ? sandbox_bare_check : sandbox_command_check)(err) != OK) return err->code;
-    if (sandbox_confined())
+    if ((spec->network ? sandbox_bypass_check : sandbox_command_check)(err) != OK) return err->code;
+    if (sandbox_is_confined())
         return error_set(err, ERR_STATE,
                          "this process is confined, so it cannot make a sandbox for a command");
-    return program_check(spec, err);
+    return sandbox_program_check(spec, err);
 }
 
 static struct sandbox *start(const struct sandbox_spec *spec, bool talk, struct error *err) {
@@ -440,9 +440,9 @@ static struct sandbox *start(const struct sandbox_spec *spec, bool talk, struct 
     struct sandbox *s = sandbox_new(&spec->limits, !talk);
     s->argv = argv_make(spec->argv);
     s->bwrap = bwrap_find(err);
-    int rc = s->bwrap ? bwrap_options(spec, &s->limits, s->mapped, &options, err) : err->code;
+    int rc = s->bwrap ? bwrap_args_build(spec, &s->limits, s->mapped, &options, err) : err->code;
     if (!rc) rc = fds_open(s, spec, talk, &options, err);
-    if (!rc) rc = keeper_begin(s, err);
+    if (!rc) rc = supervisor_start(s, err);
     buf_release(&options);
     if (!rc) return s;
     sandbox_free(s);
@@ -562,7 +562,7 @@ static int output_read(struct sandbox *s, struct buf *out, struct error *err) {
     while ((n = sandbox_read(s, bytes, sizeof bytes, INFINITY, err)) > 0) {
         size_t room = s->limits.output - out->len;
         buf_add(out, bytes, MIN((size_t)n, room));
-        if ((size_t)n > room) end_as(s, SANDBOX_OUTPUT);
+        if ((size_t)n > room) end_as(s, SANDBOX_OUTPUT_LIMIT);
     }
     return n < 0 ? err->code : OK;
 }
@@ -588,13 +588,13 @@ void sandbox_result_release(struct sandbox_result *r) {
 
 const char *sandbox_failure(const struct sandbox_result *r, const struct sandbox_limits *limits) {
     static _Thread_local char text[96];
-    struct sandbox_limits l = limits_whole(limits);
+    struct sandbox_limits l = sandbox_limits_with_defaults(limits);
     if (r->end == SANDBOX_EXITED && r->status == 0) return NULL;
     if (r->end == SANDBOX_EXITED)
         snprintf(text, sizeof text, "it failed with status %d", r->status);
     else if (r->end == SANDBOX_TIMED_OUT)
         snprintf(text, sizeof text, "it did not end in time (%.3g seconds)", l.seconds);
-    else if (r->end == SANDBOX_OUTPUT)
+    else if (r->end == SANDBOX_OUTPUT_LIMIT)
         snprintf(text, sizeof text, "it printed more than %zu bytes", l.output);
     else
         snprintf(text, sizeof text, "it was killed");

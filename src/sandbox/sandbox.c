@@ -30,11 +30,11 @@ static int reason_check(char *const *reason, struct error *err) {
     return rc;
 }
 
-void sandbox_forbid(const char *why) {
+void sandbox_forbid_commands(const char *why) {
     reason_set(&forbidden, why);
 }
 
-void sandbox_require(const char *why) {
+void sandbox_require_isolation(const char *why) {
     reason_set(&required, why);
 }
 
@@ -42,7 +42,7 @@ int sandbox_command_check(struct error *err) {
     return reason_check(&forbidden, err);
 }
 
-int sandbox_bare_check(struct error *err) {
+int sandbox_bypass_check(struct error *err) {
     return sandbox_command_check(err) == OK ? reason_check(&required, err) : err->code;
 }
 
@@ -78,7 +78,7 @@ static long sysctl_number(const char *path) {
     return n > 0 ? strtol(text, NULL, 10) : -1;
 }
 
-const char *bwrap_remedy(void) {
+const char *bwrap_hint(void) {
     if (sysctl_number("/proc/sys/user/max_user_namespaces") == 0)
         return "; user namespaces are switched off (sysctl user.max_user_namespaces=15000)";
     if (geteuid() != 0 && sysctl_number("/proc/sys/kernel/unprivileged_userns_clone") == 0)
@@ -99,7 +99,7 @@ const char *env_value(const struct strings *env, const char *name) {
     return NULL;
 }
 
-int program_check(const struct sandbox_spec *s, struct error *err) {
+int sandbox_program_check(const struct sandbox_spec *s, struct error *err) {
     const char *name = s->argv->n ? s->argv->v[0] : "", *folders = env_value(s->env, "PATH");
     if (!*name) return error_set(err, ERR_USAGE, "a command is empty");
     char *path = *name == '/'        ? xstrdup(name)
@@ -113,7 +113,7 @@ int program_check(const struct sandbox_spec *s, struct error *err) {
     return rc;
 }
 
-int memory_file(const void *p, size_t n, struct error *err) {
+int memfd_from_bytes(const void *p, size_t n, struct error *err) {
     int fd = memfd_create("shoal", MFD_CLOEXEC);
     if (fd < 0) return error_errno(err, "cannot make a file in memory"), -1;
     for (size_t at = 0; at < n;) {

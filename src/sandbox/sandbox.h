@@ -71,15 +71,15 @@ struct sandbox_spec {
     struct sandbox_limits limits;
 };
 
-enum sandbox_end {
+enum sandbox_exit_reason {
     SANDBOX_EXITED,    /* `status` is its exit code, or 128 + the signal that killed it */
     SANDBOX_TIMED_OUT, /* killed: limits.seconds were over */
-    SANDBOX_OUTPUT,    /* killed: it wrote more than limits.output */
+    SANDBOX_OUTPUT_LIMIT,    /* killed: it wrote more than limits.output */
     SANDBOX_KILLED,    /* by sandbox_kill or sandbox_free */
 };
 
 struct sandbox_result {
-    enum sandbox_end end;
+    enum sandbox_exit_reason end;
     int status;           /* of SANDBOX_EXITED, else -1 */
     double seconds;       /* it took, the sandbox's own time included */
     struct buf out, errs; /* what it wrote; not cleaned of control characters */
@@ -134,13 +134,13 @@ void sandbox_free(struct sandbox *s); /* kills, waits, releases; NULL is nothing
  * sandbox_command_check fail with ERR_STATE and `why` ("commands are not run in a job: …"). Cannot
  * be taken back; the first reason stays.
  */
-void sandbox_forbid(const char *why);
+void sandbox_forbid_commands(const char *why);
 /* From now on commands of this process run in a sandbox without the network only:
- * sandbox_bare_check, sandbox_run and sandbox_start with `network` fail with ERR_STATE and `why`.
+ * sandbox_bypass_check, sandbox_run and sandbox_start with `network` fail with ERR_STATE and `why`.
  * Cannot be taken back; the first reason stays. */
-void sandbox_require(const char *why);
+void sandbox_require_isolation(const char *why);
 /* To be asked before a program is started outside of the sandbox, as sandbox_command_check. */
-int sandbox_bare_check(struct error *err);
+int sandbox_bypass_check(struct error *err);
 /* To be asked before any program is started or any plugin is loaded that a user, a file or a
  * request names. */
 int sandbox_command_check(struct error *err);

@@ -23,7 +23,7 @@ enum { LIVE_MAX = 64, NAMES_MAX = 4096, PAGE = 256 };
 
 enum state { DELETED, RUNNING, STOPPED, DECIDED };
 
-struct experiment {
+struct ab_experiment {
     char name[AB_NAME_LEN];
     enum state state;
     int64_t seq, run;   /* events in its log; the number of its start among them */
@@ -34,7 +34,7 @@ struct experiment {
     int64_t *users;
     int n_users;
     uint64_t seed;
-    struct sequential test;
+    struct sequential_test test;
     double *scores[2]; /* [max_pairs] outcomes by side, of which n came */
     int64_t n[2];
     struct adapter *arms[2]; /* both or none; while it runs */
@@ -42,7 +42,7 @@ struct experiment {
     uint64_t drawn, sent[2]; /* requests since the server began */
 };
 
-void ab_fail(struct exchange *x, const struct error *err) {
+void ab_reply_error(struct exchange *x, const struct error *err) {
     if (err->code == ERR_MISSING)
         api_fail(x, 404, NULL, NULL, "not_found", "%s", err->text);
     else if (err->code == ERR_STATE)
@@ -51,46 +51,46 @@ void ab_fail(struct exchange *x, const struct error *err) {
         api_fail_error(x, err, NULL);
 }
 
-static struct experiment *experiment_find(const struct ab *ab, const char *name) {
+static struct ab_experiment *experiment_find(const struct ab *ab, const char *name) {
     for (int i = 0; i < ab->n; i++)
         if (strcmp(ab->v[i]->name, name) == 0) return ab->v[i];
     return NULL;
 }
 
-static struct experiment *experiment_live(const struct ab *ab, const char *name,
+static struct ab_experiment *experiment_live(const struct ab *ab, const char *name,
                                           struct error *err) {
-    struct experiment *e = experiment_find(ab, name);
+    struct ab_experiment *e = experiment_find(ab, name);
     if (e && e->state != DELETED) return e;
     error_set(err, ERR_MISSING, "there is no experiment '%.64s'; GET /v1/ab lists those there are",
               name);
     return NULL;
 }
 
-static struct experiment *experiment_on(const struct ab *ab, const char *model) {
+static struct ab_experiment *experiment_on(const struct ab *ab, const char *model) {
     for (int i = 0; i < ab->n; i++)
         if (ab->v[i]->state == RUNNING && strcmp(ab->v[i]->model, model) == 0) return ab->v[i];
     return NULL;
 }
 
-static struct experiment *experiment_of(const struct ab *ab, const struct ab_arm *arm) {
-    struct experiment *e = arm->run ? experiment_find(ab, arm->name) : NULL;
+static struct ab_experiment *experiment_of(const struct ab *ab, const struct ab_arm *arm) {
+    struct ab_experiment *e = arm->run ? experiment_find(ab, arm->name) : NULL;
     return e && e->state != DELETED && e->run == arm->run ? e : NULL;
 }
 
-static const char *spec_text(const struct experiment *e, const char *list, int side) {
+static const char *spec_text(const struct ab_experiment *e, const char *list, int side) {
     const char *text =
         json_string_value(json_array_get(json_object_get(e->spec, list), (size_t)side));
     return text ? text : "";
 }
 
-static void arms_release(struct experiment *e) {
+static void arms_release(struct ab_experiment *e) {
     for (int k = 0; k < 2; k++) {
         adapter_release(e->arms[k]);
         e->arms[k] = NULL;
     }
 }
 
-static void experiment_clear(struct experiment *e) {
+static void experiment_clear(struct ab_experiment *e) {
     arms_release(e);
     sequential_release(&e->test);
     for (int k = 0; k < 2; k++) {
@@ -110,12 +110,12 @@ static void experiment_clear(struct experiment *e) {
     e->state = DELETED;
 }
 
-static void problem_set(struct ab *ab, struct experiment *e, const char *problem) {
+static void problem_set(struct ab *ab, struct ab_experiment *e, const char *problem) {
     pthread_mutex_lock(&ab->table);
     free(e->problem);
     e->problem = problem ? xstrdup(problem) : NULL;
     pthread_mutex_unlock(&ab->table);
-    if (problem) warn("A/B '%s': %s", e->name, problem);
+    if (problem) log_warn("A/B '%s': %s", e->name, problem);
 }
 
 /* events */
@@ -125,10 +125,10 @@ static json_t *event_new(const char *op) {
 }
 
 static bool texts_sound(const json_t *list) {
-    return json_is_texts(list) && json_array_size(list) == 2;
+    return json_is_string_array(list) && json_array_size(list) == 2;
 }
 
-static bool start_apply(struct experiment *e, json_t *event) {
+static bool start_apply(struct ab_experiment *e, json_t *event) {
     struct sequential_options o;
     json_int_t least, most, seed, at;
     const char *model;
@@ -158,20 +158,20 @@ static bool start_apply(struct experiment *e, json_t *event) {
     return true;
 }
 
-static bool user_heard(const struct experiment *e, int64_t user) {
+static bool user_heard(const struct ab_experiment *e, int64_t user) {
     int i = 0;
     while (i < e->n_users && e->users[i] != user) i++;
     return i < e->n_users;
 }
 
-static void user_add(struct experiment *e, int64_t user) {
+static void user_add(struct ab_experiment *e, int64_t user) {
     if (user == 0 || user_heard(e, user)) return;
     e->users = xrealloc(e->users, sizeof *e->users * (size_t)(e->n_users + 1));
     e->users[e->n_users++] = user;
 }
 
 /* Takes a score, and as many pairs as there are now. */
-static bool outcome_apply(struct experiment *e, json_t *event) {
+static bool outcome_apply(struct ab_experiment *e, json_t *event) {
     json_int_t at, user;
     int side;
     double score;
@@ -188,7 +188,7 @@ static bool outcome_apply(struct experiment *e, json_t *event) {
     return true;
 }
 
-static bool end_apply(struct experiment *e, json_t *event, enum state state) {
+static bool end_apply(struct ab_experiment *e, json_t *event, enum state state) {
     if (e->state != RUNNING) return false;
     e->end = json_incref(event);
     e->state = state;
@@ -196,8 +196,8 @@ static bool end_apply(struct experiment *e, json_t *event, enum state state) {
     return true;
 }
 
-static bool event_known(struct experiment *e, json_t *event) {
-    const char *op = json_text_at(event, "op");
+static bool event_known(struct ab_experiment *e, json_t *event) {
+    const char *op = json_get_string(event, "op");
     if (strcmp(op, "start") == 0) return start_apply(e, event);
     if (strcmp(op, "outcome") == 0) return outcome_apply(e, event);
     if (strcmp(op, "stop") == 0) return end_apply(e, event, STOPPED);
@@ -207,7 +207,7 @@ static bool event_known(struct experiment *e, json_t *event) {
     return true;
 }
 
-static int event_apply(struct ab *ab, struct experiment *e, json_t *event, struct error *err) {
+static int event_apply(struct ab *ab, struct ab_experiment *e, json_t *event, struct error *err) {
     pthread_mutex_lock(&ab->table);
     bool sound = event_known(e, event);
     e->seq += sound;
@@ -222,7 +222,7 @@ static int event_apply(struct ab *ab, struct experiment *e, json_t *event, struc
 /* Behind the last event of a log; somebody else's event in that place is another server's. */
 static int log_add(struct ab *ab, const char *log, int64_t seq, json_t *event, struct error *err) {
     json_t *events = json_pack("[O]", event);
-    int rc = store_log_put(ab->store, log, seq + 1, events, err);
+    int rc = store_log_append(ab->store, log, seq + 1, events, err);
     json_decref(events);
     if (rc == ERR_STATE)
         error_wrap(err,
@@ -232,21 +232,21 @@ static int log_add(struct ab *ab, const char *log, int64_t seq, json_t *event, s
     return rc;
 }
 
-static int event_put(struct ab *ab, const struct experiment *e, json_t *event, struct error *err) {
+static int event_put(struct ab *ab, const struct ab_experiment *e, json_t *event, struct error *err) {
     char log[AB_NAME_LEN + 3];
     snprintf(log, sizeof log, "ab/%s", e->name);
     return log_add(ab, log, e->seq, event, err);
 }
 
 /* Into the store and the experiment. Takes the event over. */
-static int event_add(struct ab *ab, struct experiment *e, json_t *event, struct error *err) {
+static int event_add(struct ab *ab, struct ab_experiment *e, json_t *event, struct error *err) {
     int rc = event_put(ab, e, event, err);
     if (rc == OK) rc = event_apply(ab, e, event, err);
     json_decref(event);
     return rc;
 }
 
-static int events_read(struct ab *ab, struct experiment *e, struct error *err) {
+static int events_read(struct ab *ab, struct ab_experiment *e, struct error *err) {
     char log[AB_NAME_LEN + 3];
     snprintf(log, sizeof log, "ab/%s", e->name);
     for (size_t n = PAGE; n == PAGE;) {
@@ -268,7 +268,7 @@ static int events_read(struct ab *ab, struct experiment *e, struct error *err) {
 static json_t *promoted_get(struct ab *ab, const char *model) {
     struct error none;
     json_t *v = store_document_get(ab->store, "promoted", model, &none);
-    if (v && *json_text_at(v, "to")) return v;
+    if (v && *json_get_string(v, "to")) return v;
     json_decref(v);
     return NULL;
 }
@@ -293,12 +293,12 @@ static void promotion_restore(struct ab *ab, const char *model, const json_t *v)
     struct server *s = ab->s;
     struct error err;
     struct adapter *now = adapter_pool_get(s->pool, model, &err), *a = NULL;
-    if (now && strcmp(now->hash, json_text_at(v, "from")) == 0) {
-        const char *path = json_text_at(v, "path");
-        a = adapter_like(s, json_text_at(v, "adapter"), path, json_text_at(v, "to"), &err);
+    if (now && strcmp(now->hash, json_get_string(v, "from")) == 0) {
+        const char *path = json_get_string(v, "path");
+        a = adapter_like(s, json_get_string(v, "adapter"), path, json_get_string(v, "to"), &err);
         if (!a || server_adapter_publish(s, model, a, path, &err) != OK)
-            warn("'%s' is served as its files have it, without what A/B '%s' gave it: %s", model,
-                 json_text_at(v, "experiment"), err.text);
+            log_warn("'%s' is served as its files have it, without what A/B '%s' gave it: %s", model,
+                 json_get_string(v, "experiment"), err.text);
     }
     adapter_release(now);
     adapter_release(a);
@@ -306,7 +306,7 @@ static void promotion_restore(struct ab *ab, const char *model, const json_t *v)
 
 static void promotions_restore(struct ab *ab) {
     int n;
-    struct listed *list = server_adapters(ab->s, &n);
+    struct adapter_entry *list = server_adapters(ab->s, &n);
     for (int i = 0; i < n; i++) {
         json_t *v = promoted_get(ab, list[i].name);
         if (v) promotion_restore(ab, list[i].name, v);
@@ -315,14 +315,14 @@ static void promotions_restore(struct ab *ab) {
     server_adapters_free(list, n);
 }
 
-void ab_loaded(struct server *s, const char *name) {
+void ab_on_adapter_loaded(struct server *s, const char *name) {
     struct ab *ab = s->ab;
     struct error err;
     if (!ab) return;
     pthread_mutex_lock(&ab->disk);
     json_t *v = promoted_get(ab, name), *none = json_object();
     if (v && store_document_put(ab->store, "promoted", name, none, &err) != OK)
-        warn("'%s': %s", name, err.text);
+        log_warn("'%s': %s", name, err.text);
     json_decref(v);
     json_decref(none);
     pthread_mutex_unlock(&ab->disk);
@@ -330,12 +330,12 @@ void ab_loaded(struct server *s, const char *name) {
 
 /* Notes that the model's name stands for the winner, whose content differs from `now`. What its
  * files held before the first of several promotions is what a start will find. */
-static int promotion_put(struct ab *ab, const struct experiment *e, int winner,
+static int promotion_put(struct ab *ab, const struct ab_experiment *e, int winner,
                          const struct adapter *now, struct error *err) {
     json_t *before = promoted_get(ab, e->model);
-    bool again = before && strcmp(json_text_at(before, "to"), now->hash) == 0;
+    bool again = before && strcmp(json_get_string(before, "to"), now->hash) == 0;
     json_t *v = json_pack(
-        "{s:s,s:s,s:s,s:s,s:s,s:I}", "from", again ? json_text_at(before, "from") : now->hash, "to",
+        "{s:s,s:s,s:s,s:s,s:s,s:I}", "from", again ? json_get_string(before, "from") : now->hash, "to",
         e->arms[winner]->hash, "adapter", spec_text(e, "names", winner), "path",
         spec_text(e, "paths", winner), "experiment", e->name, "at", (json_int_t)time(NULL));
     int rc = store_document_put(ab->store, "promoted", e->model, v, err);
@@ -346,20 +346,20 @@ static int promotion_put(struct ab *ab, const struct experiment *e, int winner,
 
 /* figures */
 
-static json_t *figures_put(const struct experiment *e, json_t *v) {
-    const struct sequential *t = &e->test;
+static json_t *figures_put(const struct ab_experiment *e, json_t *v) {
+    const struct sequential_test *t = &e->test;
     double n = (double)MAX(t->n, 1);
-    json_object_set_new(v, "decision", json_string(sequential_name(t->decision)));
+    json_object_set_new(v, "decision", json_string(sequential_decision_name(t->decision)));
     json_object_set_new(v, "pairs", json_integer(t->n));
     json_object_set_new(v, "mean", json_pack("{s:f,s:f}", "a", t->sum[0] / n, "b", t->sum[1] / n));
-    json_object_set_new(v, "difference", interval_json(sequential_difference(t)));
+    json_object_set_new(v, "difference", stats_interval_json(sequential_difference(t)));
     json_object_set_new(v, "e_value",
-                        json_pack("{s:f,s:f,s:f}", "b_better", sequential_e(t, 0), "b_worse",
-                                  sequential_e(t, 1), "decides_at", sequential_threshold(t)));
+                        json_pack("{s:f,s:f,s:f}", "b_better", sequential_e_value(t, 0), "b_worse",
+                                  sequential_e_value(t, 1), "decides_at", sequential_threshold(t)));
     return v;
 }
 
-static json_t *experiment_json(const struct experiment *e) {
+static json_t *experiment_json(const struct ab_experiment *e) {
     static const char *const states[] = {"deleted", "running", "stopped", "decided"};
     json_t *v =
         json_pack("{s:s,s:s,s:s,s:s,s:s,s:O,s:O,s:O,s:O,s:O,s:{s:I,s:I},s:{s:I,s:I},s:s?}", "name",
@@ -377,8 +377,8 @@ static json_t *experiment_json(const struct experiment *e) {
     return figures_put(e, v);
 }
 
-static void experiment_count(struct ab *ab, const struct experiment *e) {
-    const struct sequential *t = &e->test;
+static void experiment_count(struct ab *ab, const struct ab_experiment *e) {
+    const struct sequential_test *t = &e->test;
     metric_set(metric_get(ab->s->metrics, METRIC_AB_PAIRS, e->name), (double)t->n);
     if (t->n)
         metric_set(metric_get(ab->s->metrics, METRIC_AB_DIFFERENCE, e->name),
@@ -388,13 +388,13 @@ static void experiment_count(struct ab *ab, const struct experiment *e) {
 /* deciding */
 
 /* Which side the name is to stand for: its content; -1: that which it has. */
-static int side_wanted(const struct experiment *e) {
+static int winning_arm(const struct ab_experiment *e) {
     return e->test.decision == SEQUENTIAL_B_BETTER  ? 1
            : e->test.decision == SEQUENTIAL_B_WORSE ? 0
                                                     : -1;
 }
 
-static int decision_put(struct ab *ab, struct experiment *e, int winner, const struct adapter *now,
+static int decision_put(struct ab *ab, struct ab_experiment *e, int winner, const struct adapter *now,
                         json_t *event, struct error *err) {
     int rc = store_begin(ab->store, err);
     if (rc != OK) return rc;
@@ -407,12 +407,12 @@ static int decision_put(struct ab *ab, struct experiment *e, int winner, const s
 
 /* Ends an experiment whose test has decided. What cannot be done now is tried with the next
  * rating, and at the next start. */
-static void experiment_settle(struct ab *ab, struct experiment *e) {
+static void experiment_decide(struct ab *ab, struct ab_experiment *e) {
     struct server *s = ab->s;
     struct error err;
     if (e->state != RUNNING || e->test.decision == SEQUENTIAL_CONTINUE || !e->arms[0]) return;
     struct adapter *now = adapter_pool_get(s->pool, e->model, &err);
-    int wanted = now ? side_wanted(e) : -1;
+    int wanted = now ? winning_arm(e) : -1;
     struct adapter *a = wanted >= 0 ? adapter_retain(e->arms[wanted]) : NULL;
     if (a && strcmp(a->hash, now->hash) == 0) wanted = -1;
     json_t *event = figures_put(e, event_new("decided"));
@@ -424,9 +424,9 @@ static void experiment_settle(struct ab *ab, struct experiment *e) {
     problem_set(ab, e, rc == OK ? NULL : err.text);
     if (rc == OK) rc = event_apply(ab, e, event, &err);
     if (rc == OK)
-        note("A/B '%s': %s after %lld pairs; '%s' serves %.12s", e->name,
-             sequential_name(e->test.decision), (long long)e->test.n, e->model,
-             json_text_at(event, "serves"));
+        log_info("A/B '%s': %s after %lld pairs; '%s' serves %.12s", e->name,
+             sequential_decision_name(e->test.decision), (long long)e->test.n, e->model,
+             json_get_string(event, "serves"));
     free(path);
     json_decref(event);
     adapter_release(a);
@@ -435,22 +435,22 @@ static void experiment_settle(struct ab *ab, struct experiment *e) {
 
 /* outcomes */
 
-int64_t ab_place(struct ab *ab, const struct ab_arm *arm, int64_t at) {
-    struct experiment *e = experiment_of(ab, arm);
+int64_t ab_outcome_index(struct ab *ab, const struct ab_arm *arm, int64_t at) {
+    struct ab_experiment *e = experiment_of(ab, arm);
     if (arm->spare) return -1;
-    if (e) experiment_settle(ab, e);
+    if (e) experiment_decide(ab, e);
     if (!e || e->state != RUNNING || e->test.decision != SEQUENTIAL_CONTINUE) return -1;
     if (at < 0 && e->once && arm->user && user_heard(e, arm->user)) return -1;
     if (at < 0) at = e->n[arm->side];
     return at < e->test.o.max_pairs ? at : -1;
 }
 
-bool ab_is_used(const struct ab *ab, const struct ab_arm *arm, int64_t at) {
-    const struct experiment *e = experiment_of(ab, arm);
+bool ab_outcome_is_used(const struct ab *ab, const struct ab_arm *arm, int64_t at) {
+    const struct ab_experiment *e = experiment_of(ab, arm);
     return at >= 0 && (!e || at < e->test.n);
 }
 
-json_t *ab_outcome(const struct ab_arm *arm, int64_t at, double score, const char *id) {
+json_t *ab_outcome_event(const struct ab_arm *arm, int64_t at, double score, const char *id) {
     json_t *v = event_new("outcome");
     json_object_set_new(v, "side", json_integer(arm->side));
     json_object_set_new(v, "user", json_integer(arm->user));
@@ -465,23 +465,23 @@ int ab_outcome_put(struct ab *ab, const struct ab_arm *arm, json_t *event, struc
 }
 
 void ab_outcome_apply(struct ab *ab, const struct ab_arm *arm, json_t *event) {
-    struct experiment *e = experiment_of(ab, arm);
+    struct ab_experiment *e = experiment_of(ab, arm);
     struct error err;
-    CHECK(event_apply(ab, e, event, &err) == OK); // ab_place has said that it can be
-    experiment_settle(ab, e);
+    CHECK(event_apply(ab, e, event, &err) == OK); // ab_outcome_index has said that it can be
+    experiment_decide(ab, e);
     experiment_count(ab, e);
 }
 
 /* requests */
 
-static int64_t user_number(const struct experiment *e, const char *user) {
+static int64_t user_number(const struct ab_experiment *e, const char *user) {
     if (!user || !*user) return 0;
-    return (int64_t)((hash_u64(user, strlen(user)) ^ e->seed) >> 11 | 1);
+    return (int64_t)((hash_fnv1a(user, strlen(user)) ^ e->seed) >> 11 | 1);
 }
 
 /* By the user, or else by the number of the request since the server began. In [0, 1), b is below
  * its share; what counts of either side lies next to that line, as wide as the smaller one is. */
-static void side_draw(const struct ab *ab, struct experiment *e, struct ab_arm *arm) {
+static void arm_assign(const struct ab *ab, struct ab_experiment *e, struct ab_arm *arm) {
     int64_t user = arm->user;
     uint64_t key = user ? (uint64_t)user : e->seed;
     uint32_t id = user ? 0 : (uint32_t)ab->s->started, step = user ? 0 : (uint32_t)e->drawn++;
@@ -491,17 +491,17 @@ static void side_draw(const struct ab *ab, struct experiment *e, struct ab_arm *
     arm->spare = fabs(at - e->share) > smaller;
 }
 
-void ab_assign(struct server *s, struct exchange *x, struct target *t, const char *user,
+void ab_assign(struct server *s, struct exchange *x, struct model_ref *t, const char *user,
                struct ab_arm *arm) {
     struct ab *ab = s->ab;
     *arm = (struct ab_arm){0};
     if (!ab || t->n != 1 || t->terms[0].weight != 1.0f) return;
     pthread_mutex_lock(&ab->table);
-    struct experiment *e = experiment_on(ab, t->label);
+    struct ab_experiment *e = experiment_on(ab, t->label);
     if (e && e->arms[0]) {
         arm->run = e->run;
         arm->user = user_number(e, user);
-        side_draw(ab, e, arm);
+        arm_assign(ab, e, arm);
         memcpy(arm->name, e->name, sizeof arm->name);
         e->sent[arm->side]++;
         adapter_release(t->terms[0].adapter);
@@ -519,7 +519,7 @@ void ab_assign(struct server *s, struct exchange *x, struct target *t, const cha
 /* beginning */
 
 /* What a request for an experiment says, with its adapters. */
-struct proposal {
+struct experiment_spec {
     const char *name;
     char *names[3]; /* the model's, a's, b's */
     struct adapter *arms[2];
@@ -528,7 +528,7 @@ struct proposal {
     bool once;
 };
 
-static void proposal_release(struct proposal *p) {
+static void experiment_spec_release(struct experiment_spec *p) {
     for (int i = 0; i < 3; i++) free(p->names[i]);
     for (int k = 0; k < 2; k++) adapter_release(p->arms[k]);
 }
@@ -548,36 +548,36 @@ static int name_check(const char *name, struct error *err) {
 static int adapter_read(struct server *s, const json_t *body, const char *key, const char *fallback,
                         char **name, struct adapter **out, struct error *err) {
     const char *model = fallback;
-    struct target t;
-    if (field_text(body, key, &model, err) != OK) return err->code;
+    struct model_ref t;
+    if (json_read_string(body, key, &model, err) != OK) return err->code;
     if (!model) return error_set(err, ERR_USAGE, "'%s' must name an adapter", key);
-    if (target_find(s, model, &t, err) != OK) return error_wrap(err, "'%s'", key);
+    if (model_ref_resolve(s, model, &t, err) != OK) return error_wrap(err, "'%s'", key);
     if (t.n != 1 || t.terms[0].weight != 1.0f || strcmp(t.label, "mix") == 0) {
-        target_release(&t);
+        model_ref_release(&t);
         return error_set(err, ERR_USAGE, "'%s' must be one adapter, and '%.140s' is not", key,
                          model);
     }
     *name = xstrdup(t.label);
     if (out) *out = adapter_retain(t.terms[0].adapter);
-    target_release(&t);
+    model_ref_release(&t);
     return OK;
 }
 
-static int proposal_read(struct server *s, const json_t *body, struct proposal *p,
+static int experiment_spec_read(struct server *s, const json_t *body, struct experiment_spec *p,
                          struct error *err) {
-    *p = (struct proposal){
+    *p = (struct experiment_spec){
         .name = "", .share = 0.5, .alpha = 0.05, .min_pairs = 20, .max_pairs = 1000, .once = true};
-    if (field_name(body, "name", &p->name, err) != OK || name_check(p->name, err) != OK ||
+    if (json_read_name(body, "name", &p->name, err) != OK || name_check(p->name, err) != OK ||
         adapter_read(s, body, "model", NULL, &p->names[0], NULL, err) != OK ||
         adapter_read(s, body, "a", p->names[0], &p->names[1], &p->arms[0], err) != OK ||
         adapter_read(s, body, "b", NULL, &p->names[2], &p->arms[1], err) != OK ||
-        field_number(body, "share", 0.01, 0.99, &p->share, err) != OK ||
-        field_bool(body, "once_per_user", &p->once, err) != OK ||
-        field_number(body, "alpha", 1e-6, 0.5, &p->alpha, err) != OK ||
-        field_int(body, "max_pairs", 1, SEQUENTIAL_PAIRS_MAX, &p->max_pairs, err) != OK)
+        json_read_number(body, "share", 0.01, 0.99, &p->share, err) != OK ||
+        json_read_bool(body, "once_per_user", &p->once, err) != OK ||
+        json_read_number(body, "alpha", 1e-6, 0.5, &p->alpha, err) != OK ||
+        json_read_int(body, "max_pairs", 1, SEQUENTIAL_PAIRS_MAX, &p->max_pairs, err) != OK)
         return err->code;
     p->min_pairs = MIN(p->min_pairs, p->max_pairs);
-    if (field_int(body, "min_pairs", 1, p->max_pairs, &p->min_pairs, err) != OK) return err->code;
+    if (json_read_int(body, "min_pairs", 1, p->max_pairs, &p->min_pairs, err) != OK) return err->code;
     if (strcmp(p->arms[0]->hash, p->arms[1]->hash) == 0)
         return error_set(err, ERR_USAGE,
                          "'%s' and '%s' have the same content: there is nothing to find out",
@@ -588,7 +588,7 @@ static int proposal_read(struct server *s, const json_t *body, struct proposal *
 /* Where the adapter's files are, from wherever the server is started next. */
 static json_t *path_of(struct server *s, const char *name) {
     int n;
-    struct listed *list = server_adapters(s, &n);
+    struct adapter_entry *list = server_adapters(s, &n);
     json_t *v = json_string("");
     for (int i = 0; i < n; i++) {
         if (strcmp(list[i].name, name) != 0) continue;
@@ -604,7 +604,7 @@ static json_t *path_of(struct server *s, const char *name) {
     return v;
 }
 
-static json_t *start_event(struct server *s, const struct proposal *p) {
+static json_t *start_event(struct server *s, const struct experiment_spec *p) {
     json_t *v = event_new("start");
     char *seed = xasprintf("%s %lld %s", p->name, (long long)time(NULL), p->arms[1]->hash);
     json_t *more = json_pack(
@@ -612,7 +612,7 @@ static json_t *start_event(struct server *s, const struct proposal *p) {
         p->names[1], p->names[2], "hashes", p->arms[0]->hash, p->arms[1]->hash, "paths",
         path_of(s, p->names[1]), path_of(s, p->names[2]), "share", p->share, "alpha", p->alpha,
         "min_pairs", (json_int_t)p->min_pairs, "max_pairs", (json_int_t)p->max_pairs, "seed",
-        (json_int_t)(hash_u64(seed, strlen(seed)) >> 12), "once_per_user", p->once);
+        (json_int_t)(hash_fnv1a(seed, strlen(seed)) >> 12), "once_per_user", p->once);
     json_object_update(v, more);
     json_decref(more);
     free(seed);
@@ -620,8 +620,8 @@ static json_t *start_event(struct server *s, const struct proposal *p) {
 }
 
 /* A place in the table, whose log may have begun before. */
-static struct experiment *experiment_new(struct ab *ab, const char *name) {
-    struct experiment *e = xcalloc(1, sizeof *e);
+static struct ab_experiment *experiment_new(struct ab *ab, const char *name) {
+    struct ab_experiment *e = xcalloc(1, sizeof *e);
     snprintf(e->name, sizeof e->name, "%s", name);
     pthread_mutex_lock(&ab->table);
     ab->v = xrealloc(ab->v, sizeof *ab->v * (size_t)(ab->n + 1));
@@ -630,8 +630,8 @@ static struct experiment *experiment_new(struct ab *ab, const char *name) {
     return e;
 }
 
-static int start_check(const struct ab *ab, const struct proposal *p, struct error *err) {
-    const struct experiment *e = experiment_find(ab, p->name);
+static int start_check(const struct ab *ab, const struct experiment_spec *p, struct error *err) {
+    const struct ab_experiment *e = experiment_find(ab, p->name);
     int live = 0;
     for (int i = 0; i < ab->n; i++) live += ab->v[i]->state != DELETED;
     if (e && e->state != DELETED)
@@ -648,9 +648,9 @@ static int start_check(const struct ab *ab, const struct proposal *p, struct err
     return OK;
 }
 
-static int experiment_start(struct ab *ab, struct proposal *p, json_t **out, struct error *err) {
+static int experiment_start(struct ab *ab, struct experiment_spec *p, json_t **out, struct error *err) {
     json_t *event = start_event(ab->s, p), *name = json_pack("{s:s}", "name", p->name);
-    struct experiment *e = experiment_find(ab, p->name), fresh = {0};
+    struct ab_experiment *e = experiment_find(ab, p->name), fresh = {0};
     snprintf(fresh.name, sizeof fresh.name, "%s", p->name);
     int rc = start_check(ab, p, err);
     if (rc == OK) rc = store_begin(ab->store, err);
@@ -675,7 +675,7 @@ static int experiment_start(struct ab *ab, struct proposal *p, json_t **out, str
 /* going on */
 
 /* Without its adapters an experiment waits, and everybody is answered by the name's own. */
-static void arms_find(struct ab *ab, struct experiment *e) {
+static void arms_find(struct ab *ab, struct ab_experiment *e) {
     struct adapter *found[2] = {NULL, NULL};
     struct error err = {0};
     for (int k = 0; k < 2 && err.code == OK; k++) {
@@ -700,8 +700,8 @@ static int experiments_read(struct ab *ab, struct error *err) {
         size_t i;
         int rc = page ? OK : err->code;
         json_array_foreach (page, i, v) {
-            if (rc == OK) rc = name_check(json_text_at(v, "name"), err);
-            if (rc == OK) rc = events_read(ab, experiment_new(ab, json_text_at(v, "name")), err);
+            if (rc == OK) rc = name_check(json_get_string(v, "name"), err);
+            if (rc == OK) rc = events_read(ab, experiment_new(ab, json_get_string(v, "name")), err);
         }
         n = json_array_size(page);
         json_decref(page);
@@ -721,9 +721,9 @@ int ab_open(struct server *s, struct error *err) {
         return err->code;
     promotions_restore(ab);
     for (int i = 0; i < ab->n; i++) {
-        struct experiment *e = ab->v[i];
+        struct ab_experiment *e = ab->v[i];
         if (e->state == RUNNING) arms_find(ab, e);
-        experiment_settle(ab, e);
+        experiment_decide(ab, e);
         if (e->state != DELETED) experiment_count(ab, e);
     }
     return OK;
@@ -748,15 +748,15 @@ void ab_close(struct server *s) {
 
 static void start_handle(void *ctx, struct exchange *x) {
     struct server *s = ctx;
-    struct proposal p = {0};
+    struct experiment_spec p = {0};
     struct error err;
-    json_t *body = request_json(ctx, x, &err), *out = NULL;
+    json_t *body = request_memory_json(ctx, x, &err), *out = NULL;
     int rc = body ? OK : err.code;
     if (rc == OK && !s->ab->replies)
         rc = error_set(&err, ERR_STATE,
                        "an experiment needs ratings: start the server without "
                        "--no-feedback");
-    if (rc == OK) rc = proposal_read(s, body, &p, &err);
+    if (rc == OK) rc = experiment_spec_read(s, body, &p, &err);
     if (rc == OK) {
         pthread_mutex_lock(&s->ab->disk);
         rc = experiment_start(s->ab, &p, &out, &err);
@@ -765,8 +765,8 @@ static void start_handle(void *ctx, struct exchange *x) {
     if (rc == OK)
         exchange_reply_json(x, 200, out);
     else
-        ab_fail(x, &err);
-    proposal_release(&p);
+        ab_reply_error(x, &err);
+    experiment_spec_release(&p);
     json_decref(body);
 }
 
@@ -785,7 +785,7 @@ static void experiment_answer(struct ab *ab, struct exchange *x, const char *nam
     struct error err;
     json_t *out = NULL;
     pthread_mutex_lock(&ab->disk);
-    struct experiment *e = experiment_live(ab, name, &err);
+    struct ab_experiment *e = experiment_live(ab, name, &err);
     int rc = e ? OK : err.code;
     bool deleted = op && strcmp(op, "delete") == 0;
     if (rc == OK && op && !deleted && e->state != RUNNING)
@@ -804,19 +804,19 @@ static void experiment_answer(struct ab *ab, struct exchange *x, const char *nam
         return;
     }
     json_decref(out);
-    ab_fail(x, &err);
+    ab_reply_error(x, &err);
 }
 
 static void one_handle(void *ctx, struct exchange *x) {
-    experiment_answer(((struct server *)ctx)->ab, x, exchange_rest(x), NULL);
+    experiment_answer(((struct server *)ctx)->ab, x, exchange_wildcard(x), NULL);
 }
 
 static void delete_handle(void *ctx, struct exchange *x) {
-    experiment_answer(((struct server *)ctx)->ab, x, exchange_rest(x), "delete");
+    experiment_answer(((struct server *)ctx)->ab, x, exchange_wildcard(x), "delete");
 }
 
 static void stop_handle(void *ctx, struct exchange *x) {
-    const char *rest = exchange_rest(x), *verb = strchr(rest, '/');
+    const char *rest = exchange_wildcard(x), *verb = strchr(rest, '/');
     if (!verb || strcmp(verb, "/stop") != 0) {
         api_fail(x, 404, NULL, NULL, "not_found", "there is POST /v1/ab and /v1/ab/NAME/stop");
         return;
@@ -826,8 +826,8 @@ static void stop_handle(void *ctx, struct exchange *x) {
     free(name);
 }
 
-const struct route ab_routes[] = {
-    {"POST", "/v1/ab", ADMIN, start_handle},      {"GET", "/v1/ab", ADMIN, list_handle},
-    {"GET", "/v1/ab/*", ADMIN, one_handle},       {"POST", "/v1/ab/*", ADMIN, stop_handle},
-    {"DELETE", "/v1/ab/*", ADMIN, delete_handle}, {0},
+const struct http_route ab_routes[] = {
+    {"POST", "/v1/ab", SCOPE_ADMIN, start_handle},      {"GET", "/v1/ab", SCOPE_ADMIN, list_handle},
+    {"GET", "/v1/ab/*", SCOPE_ADMIN, one_handle},       {"POST", "/v1/ab/*", SCOPE_ADMIN, stop_handle},
+    {"DELETE", "/v1/ab/*", SCOPE_ADMIN, delete_handle}, {0},
 };

@@ -43,17 +43,17 @@ struct ab_arm {
     bool spare; /* what people say of it does not count: see above */
 };
 
-struct experiment;
-struct replies;
+struct ab_experiment;
+struct ab_reply_log;
 struct ab {
     struct server *s;
     pthread_mutex_t disk, table;
     struct store *store;
     char *path;
     int64_t n_rated;       /* events of the log "feedback" */
-    struct experiment **v; /* [n] by age of their names, those deleted too */
+    struct ab_experiment **v; /* [n] by age of their names, those deleted too */
     int n;
-    struct replies *replies;
+    struct ab_reply_log *replies;
 };
 
 /* After the adapters and the metrics: goes on where the state says. */
@@ -64,30 +64,30 @@ void ab_close(struct server *s);
 
 /* Where the target's adapter is experimented with, puts the one drawn in its place and says so in a
  * header. `user` (may be NULL) stays on one side. */
-void ab_assign(struct server *s, struct exchange *x, struct target *t, const char *user,
+void ab_assign(struct server *s, struct exchange *x, struct model_ref *t, const char *user,
                struct ab_arm *arm);
 /* Somebody has loaded an adapter under this name: what an experiment put there is over. */
-void ab_loaded(struct server *s, const char *name);
+void ab_on_adapter_loaded(struct server *s, const char *name);
 struct generation;
 /* A reply is whole, and about to be told so: its id can be rated from now on. */
-void ab_remember(const struct generation *g);
+void ab_log_reply(const struct generation *g);
 
 /* between ab.c and feedback.c; `disk` is held */
 
 /* The outcome's place on its side: `at`, or the next where at < 0; -1: it does not count, because
  * the experiment is over, has had enough, or has heard this user. */
-int64_t ab_place(struct ab *ab, const struct ab_arm *arm, int64_t at);
+int64_t ab_outcome_index(struct ab *ab, const struct ab_arm *arm, int64_t at);
 /* Whether the test has had this outcome, or may have had it. */
-bool ab_is_used(const struct ab *ab, const struct ab_arm *arm, int64_t at);
+bool ab_outcome_is_used(const struct ab *ab, const struct ab_arm *arm, int64_t at);
 /* An outcome in two steps: `event` into the store, inside the caller's transaction; then, when that
  * is committed, into the experiment, which may decide. */
-json_t *ab_outcome(const struct ab_arm *arm, int64_t at, double score, const char *id);
+json_t *ab_outcome_event(const struct ab_arm *arm, int64_t at, double score, const char *id);
 int ab_outcome_put(struct ab *ab, const struct ab_arm *arm, json_t *event, struct error *err);
 void ab_outcome_apply(struct ab *ab, const struct ab_arm *arm, json_t *event);
 
 int feedback_open(struct ab *ab, struct error *err);
 void feedback_close(struct ab *ab);
 /* In this API's words, with 404 and 409 for what is missing and what cannot be now. */
-void ab_fail(struct exchange *x, const struct error *err);
+void ab_reply_error(struct exchange *x, const struct error *err);
 
 #endif

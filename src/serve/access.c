@@ -10,7 +10,7 @@
  *   ADMIN
  *
  * Wrong keys. A secret that this program made has 256 random bits, which no rate of guessing finds;
- * a secret that a person chose (--api-key) can be guessed. After WRONG_FREE wrong keys an address
+ * a secret that a person chose (--api-key) can be guessed. After AUTH_FREE_FAILURES wrong keys an address
  * has to wait, twice as long each time. Meanwhile keys that this program made are admitted as
  * usual, so that clients behind a shared address are not locked out, and chosen keys are admitted
  * only if the address has used them before. All other keys get the same 429, right or wrong.
@@ -35,7 +35,7 @@ struct caller {
     bool counted;         /* in limits */
 };
 
-const char *exchange_key(const struct exchange *x) {
+const char *exchange_key_id(const struct exchange *x) {
     const struct caller *c = exchange_user(x);
     return c && *c->key ? c->key : NULL;
 }
@@ -60,16 +60,16 @@ static void retry_after(struct exchange *x, double wait) {
     exchange_add_header(x, "Retry-After-Ms", ms);
 }
 
-static void callers_give(struct server *s, const struct exchange *x, const struct caller *c) {
+static void concurrency_release(struct server *s, const struct exchange *x, const struct caller *c) {
     char key[KEY_ID_LEN + 4];
     key_client(c->key, key);
-    limits_give(http_limits(s->http), exchange_client(x), LIMIT_REQUESTS, 1);
-    if (*c->key) limits_give(http_limits(s->http), key, LIMIT_REQUESTS, 1);
+    client_limits_release(http_limits(s->http), exchange_client_key(x), LIMIT_REQUESTS, 1);
+    if (*c->key) client_limits_release(http_limits(s->http), key, LIMIT_REQUESTS, 1);
 }
 
 /* Requests of this machine itself are not limited. */
-static int caller_count(struct server *s, struct exchange *x, const char *id) {
-    struct limits *l = http_limits(s->http);
+static int concurrency_acquire(struct server *s, struct exchange *x, const char *id) {
+    struct client_limits *l = http_limits(s->http);
     int64_t most = s->o->max_concurrent;
     struct caller *c = xcalloc(1, sizeof *c);
     char key[KEY_ID_LEN + 4];
@@ -77,10 +77,10 @@ static int caller_count(struct server *s, struct exchange *x, const char *id) {
     exchange_set_user(x, c);
     if (exchange_is_local(x)) return OK;
     key_client(id, key);
-    bool by_key = !*id || limits_take(l, key, LIMIT_REQUESTS, 1, most);
-    c->counted = by_key && limits_take(l, exchange_client(x), LIMIT_REQUESTS, 1, most);
+    bool by_key = !*id || client_limits_acquire(l, key, LIMIT_REQUESTS, 1, most);
+    c->counted = by_key && client_limits_acquire(l, exchange_client_key(x), LIMIT_REQUESTS, 1, most);
     if (c->counted) return OK;
-    if (by_key && *id) limits_give(l, key, LIMIT_REQUESTS, 1);
+    if (by_key && *id) client_limits_release(l, key, LIMIT_REQUESTS, 1);
     retry_after(x, 1);
     api_fail(x, 429, NULL, NULL, "too_many_at_once",
              "%s has %lld requests under way, as many as --max-concurrent allows",
@@ -100,14 +100,14 @@ static int chosen_bit(const char *id) {
 /* Whether a secret may be looked at while its sender has to wait. */
 static bool is_beyond_guessing(struct server *s, const struct exchange *x, const char *secret) {
     char id[KEY_ID_LEN];
-    if (!keys_peek(s->keys, secret, id)) return false;
+    if (!keys_lookup(s->keys, secret, id)) return false;
     if (strncmp(id, "cli-", 4) != 0) return true;
     int bit = chosen_bit(id);
-    return bit >= 0 && limits_was_right(http_limits(s->http), exchange_client(x), bit);
+    return bit >= 0 && client_limits_was_auth_ok(http_limits(s->http), exchange_client_key(x), bit);
 }
 
-static int guess_admit(struct server *s, struct exchange *x, const char *secret) {
-    double wait = limits_wait(http_limits(s->http), exchange_client(x), clock_now());
+static int backoff_check(struct server *s, struct exchange *x, const char *secret) {
+    double wait = client_limits_auth_backoff(http_limits(s->http), exchange_client_key(x), clock_now());
     if (!secret || wait <= 0 || is_beyond_guessing(s, x, secret)) return OK;
     retry_after(x, wait);
     api_fail(x, 429, NULL, NULL, "too_many_wrong_keys",
@@ -117,10 +117,10 @@ static int guess_admit(struct server *s, struct exchange *x, const char *secret)
 }
 
 /* 429 says when to come back, in both forms that clients read. */
-static void limit_refuse(struct exchange *x, const struct key_answer *a) {
+static void limit_refuse(struct exchange *x, const struct key_decision *a) {
     if (a->wait > 0) retry_after(x, a->wait);
     api_fail(x, 429, NULL, NULL,
-             a->verdict == KEY_LIMITED ? "rate_limit_exceeded" : "insufficient_quota", "%s",
+             a->verdict == KEY_RATE_LIMITED ? "rate_limit_exceeded" : "insufficient_quota", "%s",
              a->why);
 }
 
@@ -136,12 +136,12 @@ static void unknown_refuse(struct server *s, struct exchange *x, const char *why
                  "%s; the server's start-up token is in the file 'token' of its --state", why);
 }
 
-static int key_refuse(struct server *s, struct exchange *x, const struct key_answer *a) {
+static int key_refuse(struct server *s, struct exchange *x, const struct key_decision *a) {
     switch (a->verdict) {
     case KEY_FORBIDDEN:
         api_fail(x, 403, NULL, NULL, "insufficient_scope", "%s", a->why);
         break;
-    case KEY_LIMITED:
+    case KEY_RATE_LIMITED:
     case KEY_OVER_QUOTA:
         limit_refuse(x, a);
         break;
@@ -152,18 +152,18 @@ static int key_refuse(struct server *s, struct exchange *x, const struct key_ans
 }
 
 static int key_admit(struct server *s, struct exchange *x, int scope, char id[KEY_ID_LEN]) {
-    struct key_answer a;
+    struct key_decision a;
     struct timespec now;
     const char *secret = secret_of(x);
-    if (guess_admit(s, x, secret) != OK) return ERR_STATE;
+    if (backoff_check(s, x, secret) != OK) return ERR_STATE;
     clock_gettime(CLOCK_REALTIME, &now);
-    keys_admit(s->keys, secret, (unsigned)scope, (double)now.tv_sec + (double)now.tv_nsec * 1e-9,
+    keys_authorize(s->keys, secret, (unsigned)scope, (double)now.tv_sec + (double)now.tv_nsec * 1e-9,
                &a);
     memcpy(id, a.id, KEY_ID_LEN);
     if (secret && a.verdict == KEY_UNKNOWN)
-        limits_wrong(http_limits(s->http), exchange_client(x), secret, clock_now());
+        client_limits_auth_failed(http_limits(s->http), exchange_client_key(x), secret, clock_now());
     else if (chosen_bit(a.id) >= 0)
-        limits_right(http_limits(s->http), exchange_client(x), chosen_bit(a.id));
+        client_limits_auth_ok(http_limits(s->http), exchange_client_key(x), chosen_bit(a.id));
     return a.verdict == KEY_ADMITTED ? OK : key_refuse(s, x, &a);
 }
 
@@ -172,36 +172,36 @@ static int key_admit(struct server *s, struct exchange *x, int scope, char id[KE
 static bool has_token(struct server *s, const struct exchange *x) {
     char id[KEY_ID_LEN];
     const char *secret = secret_of(x);
-    return secret && keys_peek(s->keys, secret, id) && strcmp(id, KEY_TOKEN_ID) == 0;
+    return secret && keys_lookup(s->keys, secret, id) && strcmp(id, KEY_TOKEN_ID) == 0;
 }
 
 /* Without keys, chat is open to this machine, and by --no-auth to others. */
 static bool is_open(struct server *s, const struct exchange *x, int scope) {
-    return scope == CHAT && !keys_any(s->keys) && (exchange_is_local(x) || !s->o->auth) &&
+    return scope == SCOPE_CHAT && !keys_exist(s->keys) && (exchange_is_local(x) || !s->o->auth) &&
            !has_token(s, x);
 }
 
 /* The emergency reserve was spent and cannot be had again: nothing new. The routes that are open
  * to all are those that say how the server is. */
 static bool is_short(struct exchange *x) {
-    if (!memory_is_short()) return false;
+    if (!memory_is_low()) return false;
     retry_after(x, 1);
     api_fail(x, 503, NULL, NULL, "overloaded", "the server is short of memory; try again later");
     return true;
 }
 
-int access_admit(void *ctx, struct exchange *x, const struct route *r) {
+int auth_admit(void *ctx, struct exchange *x, const struct http_route *r) {
     struct server *s = ctx;
     char id[KEY_ID_LEN] = "";
     struct error err;
-    int scope = r->scope & (CHAT | JOBS | ADMIN | METRICS), rc = OK;
-    if (scope == OPEN) return OK;
-    if (scope == METRICS && exchange_is_local(x) && exchange_host_is_own(x)) return OK;
+    int scope = r->scope & (SCOPE_CHAT | SCOPE_JOBS | SCOPE_ADMIN | SCOPE_METRICS), rc = OK;
+    if (scope == SCOPE_OPEN) return OK;
+    if (scope == SCOPE_METRICS && exchange_is_local(x) && exchange_host_is_own(x)) return OK;
     if (is_short(x)) return ERR_STATE;
-    if (scope == METRICS) scope = CHAT;
+    if (scope == SCOPE_METRICS) scope = SCOPE_CHAT;
     if (is_open(s, x, scope)) {
         // without a key
-    } else if (scope == CHAT && !keys_any(s->keys) && !secret_of(x)) {
+    } else if (scope == SCOPE_CHAT && !keys_exist(s->keys) && !secret_of(x)) {
         api_fail(x, 401, NULL, NULL, "no_keys",
                  "this server has no keys, and answers its own machine only; 'shoal key add NAME' "
                  "makes one");
@@ -209,37 +209,37 @@ int access_admit(void *ctx, struct exchange *x, const struct route *r) {
     } else {
         rc = key_admit(s, x, scope, id);
     }
-    if (rc == OK && scope == CHAT && maps_check(&err) != OK) {
+    if (rc == OK && scope == SCOPE_CHAT && file_map_check_unchanged(&err) != OK) {
         api_fail(x, 503, NULL, NULL, "model_changed", "%s", err.text);
         rc = ERR_STATE;
     }
-    return rc == OK ? caller_count(s, x, id) : rc;
+    return rc == OK ? concurrency_acquire(s, x, id) : rc;
 }
 
-void access_ended(struct server *s, const struct exchange *x) {
+void auth_request_done(struct server *s, const struct exchange *x) {
     struct caller *c = exchange_user(x);
-    if (c && c->counted) callers_give(s, x, c);
+    if (c && c->counted) concurrency_release(s, x, c);
     free(c);
 }
 
 /* With keys, a page that reaches the server under a name of its own has no key to send. */
-bool access_any_host(void *ctx) {
+bool auth_any_host(void *ctx) {
     struct server *s = ctx;
-    return keys_any(s->keys);
+    return keys_exist(s->keys);
 }
 
-enum route_work access_work(void *ctx, const struct route *r) {
+enum http_dispatch route_dispatch(void *ctx, const struct http_route *r) {
     (void)ctx;
-    return r->scope & INSTANT ? WORK_INSTANT
-           : r->scope & ASIDE ? WORK_ASIDE
-           : r->scope & SLOW  ? WORK_SLOW
-                              : WORK_PLAIN;
+    return r->scope & ROUTE_IO_THREAD ? HTTP_DISPATCH_IO_THREAD
+           : r->scope & ROUTE_OWN_THREAD ? HTTP_DISPATCH_OWN_THREAD
+           : r->scope & ROUTE_SLOW  ? HTTP_DISPATCH_SLOW_WORKER
+                              : HTTP_DISPATCH_WORKER;
 }
 
 /* the beginning and the end */
 
 static int fixed_add(struct server *s, const char *secret, struct error *err) {
-    return keys_add_fixed(s->keys, secret, KEY_CHAT | KEY_JOBS | KEY_ADMIN, err);
+    return keys_add_fixed(s->keys, secret, KEY_SCOPE_CHAT | KEY_SCOPE_JOBS | KEY_SCOPE_ADMIN, err);
 }
 
 /* One key per line; blank lines and lines that begin with '#' are skipped. */
@@ -247,7 +247,7 @@ static int key_file_read(struct server *s, const char *path, struct error *err) 
     struct buf text = {0};
     struct stat st;
     if (stat(path, &st) == 0 && (st.st_mode & (S_IROTH | S_IWOTH)))
-        warn("others can read the keys in '%s': chmod 600 it", path);
+        log_warn("others can read the keys in '%s': chmod 600 it", path);
     int rc = file_read(path, 1 << 20, &text, err), n = 0;
     char *rest = text.data, *line;
     while (rc == OK && (line = strsep(&rest, "\n")) != NULL) {
@@ -277,7 +277,7 @@ static int keys_make(struct server *s, struct error *err) {
 /* A server without keys is not opened to other machines, nor to all web pages, by accident. */
 static int address_admit(struct server *s, struct error *err) {
     const struct http_options *o = &s->o->http;
-    if (keys_any(s->keys)) return OK;
+    if (keys_exist(s->keys)) return OK;
     for (int i = 0; i < o->cors.n; i++)
         if (strcmp(o->cors.v[i], "*") == 0)
             return error_set(err, ERR_USAGE,
@@ -311,23 +311,23 @@ static int token_write(const char *path, const char *token, struct error *err) {
     return rc;
 }
 
-int access_open(struct server *s, struct error *err) {
+int auth_open(struct server *s, struct error *err) {
     int rc = keys_make(s, err);
     return rc == OK ? address_admit(s, err) : rc;
 }
 
-int access_token(struct server *s, struct error *err) {
+int auth_token_create(struct server *s, struct error *err) {
     char *folder = realpath(s->o->state_dir, NULL),
          *path = path_join(folder ? folder : s->o->state_dir, "token");
     free(folder);
-    keys_token(s->keys, s->token);
+    keys_add_startup_token(s->keys, s->token);
     int rc = token_write(path, s->token, err);
     s->token_path = path;
     s->has_token = rc == OK;
     return rc;
 }
 
-void access_close(struct server *s) {
+void auth_close(struct server *s) {
     if (s->has_token) unlink(s->token_path);
     s->has_token = false;
     sodium_memzero(s->token, sizeof s->token);

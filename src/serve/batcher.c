@@ -13,13 +13,13 @@
 #include <string.h>
 
 struct queue {
-    struct ticket *head, *tail;
+    struct batcher_request *head, *tail;
     int n;
 };
 
 /* Work between two steps for somebody who waits for it. */
-struct errand {
-    struct errand *next;
+struct embed_task {
+    struct embed_task *next;
     const struct token_seq *texts;
     int32_t n;
     struct adapter *adapter;
@@ -37,7 +37,7 @@ struct batcher {
     pthread_mutex_t lock; /* of all below but `inside` */
     pthread_cond_t news, errand_done, askers_gone;
     struct queue live, background;
-    struct errand *errands, *last_errand;
+    struct embed_task *errands, *last_errand;
     int n_askers;    /* threads in batcher_embed, which batcher_free waits for */
     int n_cancelled; /* calls inside that are to be cancelled */
     bool quit;
@@ -47,19 +47,19 @@ struct batcher {
     void *on_step_ctx;
     uint64_t rows;          /* so far */
     double step_seconds;    /* of the last step */
-    struct ticket **inside; /* [n_inside] that the engine has; the thread's own */
+    struct batcher_request **inside; /* [n_inside] that the engine has; the thread's own */
     int n_inside, n_background;
 };
 
-static void queue_add(struct queue *q, struct ticket *c) {
+static void queue_add(struct queue *q, struct batcher_request *c) {
     c->next = NULL;
     *(q->tail ? &q->tail->next : &q->head) = c;
     q->tail = c;
     q->n++;
 }
 
-static struct ticket *queue_take(struct queue *q) {
-    struct ticket *c = q->head;
+static struct batcher_request *queue_take(struct queue *q) {
+    struct batcher_request *c = q->head;
     q->head = c->next;
     if (!q->head) q->tail = NULL;
     q->n--;
@@ -67,8 +67,8 @@ static struct ticket *queue_take(struct queue *q) {
 }
 
 /* Whether it was there. */
-static bool queue_remove(struct queue *q, const struct ticket *c) {
-    struct ticket **at = &q->head, *before = NULL;
+static bool queue_remove(struct queue *q, const struct batcher_request *c) {
+    struct batcher_request **at = &q->head, *before = NULL;
     while (*at && *at != c) {
         before = *at;
         at = &before->next;
@@ -80,7 +80,7 @@ static bool queue_remove(struct queue *q, const struct ticket *c) {
     return true;
 }
 
-static void call_tell(struct ticket *c) {
+static void request_notify(struct batcher_request *c) {
     bool done = c->request.done;
     double now = clock_now();
     if (c->request.n_out > 0 && c->first == 0) c->first = now;
@@ -91,15 +91,15 @@ static void call_tell(struct ticket *c) {
 }
 
 /* Cancelled before the engine had it. */
-static void call_drop(struct ticket *c) {
+static void call_drop(struct batcher_request *c) {
     c->request.done = true;
     c->request.finish = FINISH_NONE;
-    call_tell(c);
+    request_notify(c);
 }
 
 /* What may start now: live calls first, those of the background in half of the places. The lock is
  * held. */
-static struct ticket *call_next(struct batcher *b) {
+static struct batcher_request *request_next(struct batcher *b) {
     if (b->n_inside == b->max_running) return NULL;
     if (b->live.n) return queue_take(&b->live);
     if (b->background.n && b->n_background < MAX(1, b->max_running / 2))
@@ -107,9 +107,9 @@ static struct ticket *call_next(struct batcher *b) {
     return NULL;
 }
 
-static struct ticket *call_start(struct batcher *b) {
+static struct batcher_request *request_start(struct batcher *b) {
     pthread_mutex_lock(&b->lock);
-    struct ticket *c = call_next(b);
+    struct batcher_request *c = request_next(b);
     if (c) {
         b->inside[b->n_inside++] = c;
         b->n_background += c->background;
@@ -118,10 +118,10 @@ static struct ticket *call_start(struct batcher *b) {
     return c;
 }
 
-/* A call for whose results there is no memory is done: it stays inside until calls_tell. */
-static void calls_start(struct batcher *b) {
+/* A call for whose results there is no memory is done: it stays inside until requests_notify. */
+static void requests_admit(struct batcher *b) {
     struct error err;
-    for (struct ticket *c; (c = call_start(b));) {
+    for (struct batcher_request *c; (c = request_start(b));) {
         c->started = clock_now();
         if (engine_submit(b->e, &c->request, &err) == OK) continue;
         CHECK(err.code == ERR_MEMORY); // everything else was checked
@@ -130,7 +130,7 @@ static void calls_start(struct batcher *b) {
     }
 }
 
-static void calls_cancel(struct batcher *b) {
+static void requests_cancel(struct batcher *b) {
     pthread_mutex_lock(&b->lock);
     bool any = b->n_cancelled > 0;
     b->n_cancelled = 0;
@@ -141,11 +141,11 @@ static void calls_cancel(struct batcher *b) {
 }
 
 /* Those who are done first: they may ask again. Returns how many. */
-static int calls_tell(struct batcher *b) {
+static int requests_notify(struct batcher *b) {
     int n = 0, ended = 0;
     uint64_t cached = 0, cancelled = 0;
     for (int i = 0; i < b->n_inside; i++) {
-        struct ticket *c = b->inside[i];
+        struct batcher_request *c = b->inside[i];
         if (!c->request.done) {
             b->inside[n++] = c;
             continue;
@@ -154,10 +154,10 @@ static int calls_tell(struct batcher *b) {
         cached += (uint64_t)c->request.n_cached;
         cancelled += c->request.finish == FINISH_NONE;
         ended++;
-        call_tell(c); // it may be gone after this
+        request_notify(c); // it may be gone after this
     }
     for (int i = 0; i < n; i++)
-        if (b->inside[i]->request.n_out > b->inside[i]->seen) call_tell(b->inside[i]);
+        if (b->inside[i]->request.n_out > b->inside[i]->seen) request_notify(b->inside[i]);
     pthread_mutex_lock(&b->lock);
     b->n_inside = n;
     b->stats.cached += cached;
@@ -168,7 +168,7 @@ static int calls_tell(struct batcher *b) {
 
 /* Who asks again as soon as it was answered would miss a step by a moment, and its place in the
  * batch stay empty: waits for as many as ended, for at most the 32nd part of a step. */
-static void linger(struct batcher *b, int ended) {
+static void resubmit_wait(struct batcher *b, int ended) {
     double until = clock_now() + b->step_seconds / 32;
     struct timespec t = {(time_t)until, (long)((until - (double)(time_t)until) * 1e9)};
     pthread_mutex_lock(&b->lock);
@@ -179,9 +179,9 @@ static void linger(struct batcher *b, int ended) {
 }
 
 /* The oldest errand: one a step, so that who asks for many does not stop the rest. */
-static void errand_run(struct batcher *b) {
+static void embed_task_run(struct batcher *b) {
     pthread_mutex_lock(&b->lock);
-    struct errand *w = b->errands;
+    struct embed_task *w = b->errands;
     bool quit = b->quit;
     if (w) b->errands = w->next;
     pthread_mutex_unlock(&b->lock);
@@ -214,7 +214,7 @@ static void step(struct batcher *b) {
 }
 
 /* Returns false when it is time to go. */
-static bool news_wait(struct batcher *b) {
+static bool work_wait(struct batcher *b) {
     pthread_mutex_lock(&b->lock);
     while (!b->quit && !b->live.n && !b->background.n && !b->errands && b->n_inside == 0)
         pthread_cond_wait(&b->news, &b->lock);
@@ -224,10 +224,10 @@ static bool news_wait(struct batcher *b) {
 }
 
 /* Whoever still waits at the end, and may be cancelled by others meanwhile. */
-static struct ticket *call_waiting(struct batcher *b) {
+static struct batcher_request *call_waiting(struct batcher *b) {
     pthread_mutex_lock(&b->lock);
     struct queue *q = b->live.n ? &b->live : &b->background;
-    struct ticket *c = q->n ? queue_take(q) : NULL;
+    struct batcher_request *c = q->n ? queue_take(q) : NULL;
     b->stats.cancelled += c != NULL;
     pthread_mutex_unlock(&b->lock);
     return c;
@@ -235,18 +235,18 @@ static struct ticket *call_waiting(struct batcher *b) {
 
 static void *batcher_thread(void *ctx) {
     struct batcher *b = ctx;
-    while (news_wait(b)) {
-        calls_start(b);
-        calls_cancel(b);
+    while (work_wait(b)) {
+        requests_admit(b);
+        requests_cancel(b);
         if (b->n_inside) step(b);
-        int ended = calls_tell(b);
-        errand_run(b);
-        if (ended) linger(b, ended);
+        int ended = requests_notify(b);
+        embed_task_run(b);
+        if (ended) resubmit_wait(b, ended);
     }
     for (int i = 0; i < b->n_inside; i++) engine_cancel(b->e, &b->inside[i]->request);
-    calls_tell(b);
-    for (struct ticket *c; (c = call_waiting(b));) call_drop(c);
-    while (b->errands) errand_run(b);
+    requests_notify(b);
+    for (struct batcher_request *c; (c = call_waiting(b));) call_drop(c);
+    while (b->errands) embed_task_run(b);
     return NULL;
 }
 
@@ -282,7 +282,7 @@ void batcher_free(struct batcher *b) {
     free(b);
 }
 
-int batcher_submit_all(struct batcher *b, struct ticket *const *c, int n, struct error *err) {
+int batcher_submit_all(struct batcher *b, struct batcher_request *const *c, int n, struct error *err) {
     for (int i = 0; i < n; i++)
         if (engine_check(b->e, &c[i]->request, err) != OK) return err->code;
     pthread_mutex_lock(&b->lock);
@@ -298,11 +298,11 @@ int batcher_submit_all(struct batcher *b, struct ticket *const *c, int n, struct
     return error_set(err, ERR_STATE, "%d requests wait already; try again later", b->max_waiting);
 }
 
-int batcher_submit(struct batcher *b, struct ticket *c, struct error *err) {
+int batcher_submit(struct batcher *b, struct batcher_request *c, struct error *err) {
     return batcher_submit_all(b, &c, 1, err);
 }
 
-void batcher_cancel(struct batcher *b, struct ticket *c) {
+void batcher_cancel(struct batcher *b, struct batcher_request *c) {
     pthread_mutex_lock(&b->lock);
     bool waiting = queue_remove(&b->live, c) || queue_remove(&b->background, c);
     if (!waiting && !c->cancelled) {
@@ -322,7 +322,7 @@ struct waiter {
     int left;
 };
 
-static void run_changed(struct ticket *c, bool done) {
+static void run_changed(struct batcher_request *c, bool done) {
     struct waiter *w = c->user;
     if (!done) return;
     pthread_mutex_lock(&w->lock);
@@ -331,7 +331,7 @@ static void run_changed(struct ticket *c, bool done) {
     pthread_mutex_unlock(&w->lock);
 }
 
-static void run_wait(struct batcher *b, struct waiter *w, struct ticket *calls, int n,
+static void run_wait(struct batcher *b, struct waiter *w, struct batcher_request *calls, int n,
                      const bool *stop) {
     bool stopped = false;
     pthread_mutex_lock(&w->lock);
@@ -351,12 +351,12 @@ static void run_wait(struct batcher *b, struct waiter *w, struct ticket *calls, 
     pthread_mutex_unlock(&w->lock);
 }
 
-int batcher_run(struct batcher *b, struct request *r, int n, const bool *stop, struct error *err) {
+int batcher_run(struct batcher *b, struct engine_request *r, int n, const bool *stop, struct error *err) {
     struct waiter w = {PTHREAD_MUTEX_INITIALIZER, PTHREAD_COND_INITIALIZER, n};
-    struct ticket *calls = xcalloc((size_t)MAX(n, 1), sizeof *calls);
-    struct ticket **list = xcalloc((size_t)MAX(n, 1), sizeof *list);
+    struct batcher_request *calls = xcalloc((size_t)MAX(n, 1), sizeof *calls);
+    struct batcher_request **list = xcalloc((size_t)MAX(n, 1), sizeof *list);
     for (int i = 0; i < n; i++) {
-        calls[i] = (struct ticket){
+        calls[i] = (struct batcher_request){
             .request = r[i], .background = true, .changed = run_changed, .user = &w};
         list[i] = &calls[i];
     }
@@ -375,7 +375,7 @@ int batcher_run(struct batcher *b, struct request *r, int n, const bool *stop, s
 
 int batcher_embed(struct batcher *b, const struct token_seq *texts, int32_t n,
                   struct adapter *adapter, float *out, struct error *err) {
-    struct errand w = {.texts = texts, .n = n, .adapter = adapter, .out = out, .err = err};
+    struct embed_task w = {.texts = texts, .n = n, .adapter = adapter, .out = out, .err = err};
     pthread_mutex_lock(&b->lock);
     if (b->quit) {
         pthread_mutex_unlock(&b->lock);

@@ -15,16 +15,16 @@
 #include "engine/engine.h"
 
 struct batcher;
-struct ticket {
-    struct request request; /* filled as engine.h says; what it borrows lives until done */
+struct batcher_request {
+    struct engine_request request; /* filled as engine.h says; what it borrows lives until done */
     bool background;
     /* In the batcher's thread, after a step that added tokens and when done: must be quick. After
      * the call with done = true the batcher touches it no more: it may be freed there. */
-    void (*changed)(struct ticket *c, bool done);
+    void (*changed)(struct batcher_request *c, bool done);
     void *user;
 
     /* the batcher's */
-    struct ticket *next;
+    struct batcher_request *next;
     int32_t seen; /* tokens that may be read: __atomic_load_n(…, __ATOMIC_ACQUIRE) */
     bool done;    /* the same: no more will come, all may be read */
     bool cancelled;
@@ -46,15 +46,15 @@ struct batcher *batcher_new(struct engine *e, int max_waiting);
  * then on. */
 void batcher_free(struct batcher *b);
 /* ERR_USAGE: as engine_submit; ERR_STATE: too many wait. Nothing was submitted then. */
-int batcher_submit(struct batcher *b, struct ticket *c, struct error *err);
+int batcher_submit(struct batcher *b, struct batcher_request *c, struct error *err);
 /* All of them or none. */
-int batcher_submit_all(struct batcher *b, struct ticket *const *c, int n, struct error *err);
+int batcher_submit_all(struct batcher *b, struct batcher_request *const *c, int n, struct error *err);
 /* `changed` is called with done soon, with finish FINISH_NONE unless it was done already. The
  * caller knows that it lives. */
-void batcher_cancel(struct batcher *b, struct ticket *c);
+void batcher_cancel(struct batcher *b, struct batcher_request *c);
 /* Submits all as background calls and waits: what an asker does. `stop` (may be NULL) ends it early
  * once true: ERR_STATE. ERR_MEMORY: one found no memory for its results. */
-int batcher_run(struct batcher *b, struct request *r, int n, const bool *stop, struct error *err);
+int batcher_run(struct batcher *b, struct engine_request *r, int n, const bool *stop, struct error *err);
 /* engine_embed between two steps, which wait for it: few texts at once. ERR_STATE: it is being
  * freed. */
 int batcher_embed(struct batcher *b, const struct token_seq *texts, int32_t n,

@@ -14,7 +14,7 @@
 #include <string.h>
 #include <time.h>
 
-enum { ADAPTERS_TOLD = 32 };
+enum { LORA_INFO_MAX = 32 };
 
 static struct metric *of_model(struct server *s, enum metric_id id) {
     const char *const labels[] = {"", s->name, "0"};
@@ -27,7 +27,7 @@ static void observe(struct server *s, enum metric_id id, double seconds) {
 
 /* a reply */
 
-static void ticket_counted(struct server *s, const struct ticket *t) {
+static void ticket_counted(struct server *s, const struct batcher_request *t) {
     bool begun = t->started > 0, first = t->first > 0;
     int32_t n = t->request.n_generated;
     const char *why = t->request.finish == FINISH_NONE     ? "abort"
@@ -59,9 +59,9 @@ static bool ends_in_loop(const int32_t *v, int32_t n) {
 }
 
 /* A finished generation, by stage. */
-static void trace_keep(struct server *s, const struct generation *g) {
-    const struct ticket *t = &g->completions->ticket;
-    struct usage u = generation_usage(g);
+static void request_trace_add(struct server *s, const struct generation *g) {
+    const struct batcher_request *t = &g->completions->ticket;
+    struct token_usage u = generation_usage(g);
     double now = clock_now();
     json_t *v =
         json_pack("{s:s,s:s,s:s,s:I,s:f,s:f,s:f,s:f,s:f,s:I,s:I,s:I,s:b}", "id", g->id, "model",
@@ -73,24 +73,24 @@ static void trace_keep(struct server *s, const struct generation *g) {
                   "prompt_tokens", (json_int_t)u.prompt, "cached_tokens", (json_int_t)u.cached,
                   "completion_tokens", (json_int_t)u.completion, "gone", g->gone);
     pthread_mutex_lock(&s->lock);
-    json_decref(s->traces[s->n_traces % TRACES_KEPT]);
-    s->traces[s->n_traces++ % TRACES_KEPT] = v;
+    json_decref(s->traces[s->n_traces % REQUEST_TRACES_MAX]);
+    s->traces[s->n_traces++ % REQUEST_TRACES_MAX] = v;
     pthread_mutex_unlock(&s->lock);
     if (now - g->began >= s->o->slow_seconds && !g->gone)
-        note("slow: %s %s took %.1f s (queue %.2f, prefill %.2f, decode %.2f)", g->target.name,
-             g->id, now - g->began, json_number_at(v, "queue"), json_number_at(v, "prefill"),
-             json_number_at(v, "decode"));
+        log_info("slow: %s %s took %.1f s (queue %.2f, prefill %.2f, decode %.2f)", g->target.name,
+             g->id, now - g->began, json_get_number(v, "queue"), json_get_number(v, "prefill"),
+             json_get_number(v, "decode"));
 }
 
-void counted_generation(const struct generation *g) {
+void request_metrics_add_generation(const struct generation *g) {
     struct server *s = g->s;
     struct metrics *m = s->metrics;
     const char *label = g->target.label;
-    struct usage u = generation_usage(g);
+    struct token_usage u = generation_usage(g);
     int64_t most = 0;
     double first = 0;
     for (int i = 0; i < g->n_completions; i++) {
-        const struct ticket *t = &g->completions[i].ticket;
+        const struct batcher_request *t = &g->completions[i].ticket;
         if (g->completions[i].outside) continue;
         ticket_counted(s, t);
         most = MAX(most, t->request.n_generated);
@@ -98,8 +98,8 @@ void counted_generation(const struct generation *g) {
             metric_add(metric_get(m, METRIC_ADAPTER_LOOPS, label), 1);
         if (t->first > 0 && (first == 0 || t->first < first)) first = t->first;
     }
-    if (!g->completions->outside) trace_keep(s, g);
-    if (g->key) keys_spend(s->keys, g->key, u.prompt, u.completion, (double)time(NULL));
+    if (!g->completions->outside) request_trace_add(s, g);
+    if (g->key) keys_record_usage(s->keys, g->key, u.prompt, u.completion, (double)time(NULL));
     metric_add(of_model(s, METRIC_VLLM_PROMPT_TOKENS), (double)u.prompt);
     metric_add(of_model(s, METRIC_VLLM_GENERATION_TOKENS), (double)u.completion);
     metric_add(of_model(s, METRIC_VLLM_PREFIX_QUERIES), (double)u.prompt);
@@ -124,17 +124,17 @@ void counted_generation(const struct generation *g) {
         fmax(clock_now() - g->began, 0));
 }
 
-void counted_tokens(struct server *s, const char *key, const struct usage *u) {
-    if (key) keys_spend(s->keys, key, u->prompt, u->completion, (double)time(NULL));
+void request_metrics_add_tokens(struct server *s, const char *key, const struct token_usage *u) {
+    if (key) keys_record_usage(s->keys, key, u->prompt, u->completion, (double)time(NULL));
     metric_add(of_model(s, METRIC_VLLM_PROMPT_TOKENS), (double)u->prompt);
     metric_add(of_model(s, METRIC_VLLM_GENERATION_TOKENS), (double)u->completion);
 }
 
-void counted_prompts(struct server *s, const struct exchange *x, const struct target *t,
-                     const struct ids *prompts, int n) {
+void request_metrics_add_prompts(struct server *s, const struct exchange *x, const struct model_ref *t,
+                     const struct token_ids *prompts, int n) {
     int64_t tokens = 0;
     for (int i = 0; i < n; i++) tokens += prompts[i].n;
-    if (exchange_key(x)) keys_spend(s->keys, exchange_key(x), tokens, 0, (double)time(NULL));
+    if (exchange_key_id(x)) keys_record_usage(s->keys, exchange_key_id(x), tokens, 0, (double)time(NULL));
     metric_add(of_model(s, METRIC_VLLM_PROMPT_TOKENS), (double)tokens);
     metric_add(metric_get(s->metrics, METRIC_ADAPTER_REQUESTS, t->label), 1);
     metric_add(metric_get(s->metrics, METRIC_ADAPTER_PROMPT_TOKENS, t->label), (double)tokens);
@@ -150,7 +150,7 @@ static const char *method_of(const struct exchange *x) {
     return "other";
 }
 
-void counted_exchange(struct server *s, const struct exchange *x) {
+void request_metrics_add_exchange(struct server *s, const struct exchange *x) {
     struct metrics *m = s->metrics;
     char status[16];
     int code = exchange_status(x);
@@ -183,7 +183,7 @@ static bool said_already(const char *list, const char *name) {
 }
 
 /* Adapters of replies that are written, and of those that wait. */
-static void adapters_told(struct server *s) {
+static void lora_info_set(struct server *s) {
     struct buf lists[2] = {{0}, {0}};
     char most[16];
     pthread_mutex_lock(&s->lock);
@@ -204,7 +204,7 @@ static void adapters_told(struct server *s) {
     buf_release(&lists[1]);
 }
 
-void counted_refresh(struct server *s) {
+void request_metrics_refresh(struct server *s) {
     struct metrics *m = s->metrics;
     struct batcher_stats b = batcher_stats(s->batcher);
     struct adapter_pool_stats p = adapter_pool_stats(s->pool);
@@ -221,8 +221,8 @@ void counted_refresh(struct server *s) {
     metric_set(metric_get(m, METRIC_MURMUR_LOAD, "0"), (double)b.running / b.max_running);
     metric_set(metric_get(m, METRIC_MURMUR_PENDING), b.waiting);
     metric_set(metric_get(m, METRIC_MURMUR_MEMORY, "adapters"), (double)p.bytes);
-    metric_set(metric_get(m, METRIC_MURMUR_MEMORY, "process"), (double)process_bytes("VmRSS"));
-    adapters_told(s);
+    metric_set(metric_get(m, METRIC_MURMUR_MEMORY, "process"), (double)process_memory("VmRSS"));
+    lora_info_set(s);
     for (const struct server_module *const *mod = s->o->modules; mod && *mod; mod++)
         if ((*mod)->count) (*mod)->count(s);
 }
@@ -233,13 +233,13 @@ static void step_counted(void *ctx, double seconds, int32_t tokens) {
     metric_observe(s->step_tokens, tokens);
 }
 
-void counted_open(struct server *s) {
+void request_metrics_open(struct server *s) {
     char size[16], pages[16];
     s->metrics = metrics_new(0);
     pthread_mutex_init(&s->counting, NULL);
     s->step_seconds = metric_get(s->metrics, METRIC_STEP);
     s->step_tokens = of_model(s, METRIC_VLLM_ITERATION_TOKENS);
-    snprintf(size, sizeof size, "%d", KV_PAGE);
+    snprintf(size, sizeof size, "%d", KV_PAGE_SIZE);
     snprintf(pages, sizeof pages, "%d", (int)engine_stats(s->e).pages);
     metric_set(metric_get(s->metrics, METRIC_VLLM_CACHE_CONFIG, size, pages), 1);
     if (s->o->max_memory)
@@ -255,7 +255,7 @@ static void metrics_handle(void *ctx, struct exchange *x) {
     bool open = accept && strstr(accept, "application/openmetrics-text");
     struct buf out = {0};
     pthread_mutex_lock(&s->counting);
-    counted_refresh(s);
+    request_metrics_refresh(s);
     metrics_text(s->metrics, &out, open);
     pthread_mutex_unlock(&s->counting);
     exchange_reply(x, 200, open ? METRICS_TYPE_OPEN : METRICS_TYPE_TEXT, out.data, out.len);
@@ -265,7 +265,7 @@ static void metrics_handle(void *ctx, struct exchange *x) {
 static void figures_handle(void *ctx, struct exchange *x) {
     struct server *s = ctx;
     pthread_mutex_lock(&s->counting);
-    counted_refresh(s);
+    request_metrics_refresh(s);
     json_t *v = metrics_json(s->metrics);
     pthread_mutex_unlock(&s->counting);
     exchange_reply_json(x, 200, v);
@@ -274,7 +274,7 @@ static void figures_handle(void *ctx, struct exchange *x) {
 static void rules_handle(void *ctx, struct exchange *x) {
     struct buf out = {0};
     (void)ctx;
-    metrics_rules_yaml(&out);
+    metrics_alert_rules_yaml(&out);
     exchange_reply(x, 200, "application/yaml", out.data, out.len);
     buf_release(&out);
 }
@@ -289,11 +289,11 @@ static void alerts_handle(void *ctx, struct exchange *x) {
     exchange_reply_json(x, 200, alerts_json(s->alerts));
 }
 
-const struct route counted_routes[] = {
-    {"GET", "/metrics", METRICS | ASIDE, metrics_handle},
-    {"GET", "/v1/metrics", CHAT, figures_handle},
-    {"GET", "/v1/metrics/rules", METRICS, rules_handle},
-    {"GET", "/v1/metrics/dashboard", METRICS, dashboard_handle},
-    {"GET", "/v1/alerts", CHAT, alerts_handle},
+const struct http_route metrics_routes[] = {
+    {"GET", "/metrics", SCOPE_METRICS | ROUTE_OWN_THREAD, metrics_handle},
+    {"GET", "/v1/metrics", SCOPE_CHAT, figures_handle},
+    {"GET", "/v1/metrics/rules", SCOPE_METRICS, rules_handle},
+    {"GET", "/v1/metrics/dashboard", SCOPE_METRICS, dashboard_handle},
+    {"GET", "/v1/alerts", SCOPE_CHAT, alerts_handle},
     {0},
 };

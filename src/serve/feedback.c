@@ -40,7 +40,7 @@ struct told {
     int64_t created;
     size_t bytes;
 };
-struct replies { /* a ring: v[first] is the oldest of n */
+struct ab_reply_log { /* a ring: v[first] is the oldest of n */
     struct told v[REPLIES];
     int first, n;
     size_t bytes, most; /* in all, names included; the oldest go first */
@@ -48,7 +48,7 @@ struct replies { /* a ring: v[first] is the oldest of n */
 
 /* replies that can be rated */
 
-static void oldest_forget(struct replies *all) {
+static void oldest_forget(struct ab_reply_log *all) {
     struct told *r = &all->v[all->first];
     all->bytes -= r->bytes;
     free(r->key);
@@ -63,7 +63,7 @@ static bool same_key(const struct told *a, const struct told *b) {
     return strcmp(a->key ? a->key : "", b->key ? b->key : "") == 0;
 }
 
-static void words_forget(struct replies *all, struct told *r) {
+static void words_forget(struct ab_reply_log *all, struct told *r) {
     size_t words = r->asked ? strlen(r->asked) + strlen(r->said) : 0;
     free(r->asked);
     free(r->said);
@@ -74,7 +74,7 @@ static void words_forget(struct replies *all, struct told *r) {
 
 /* Where several keys are in use, the oldest words of one that has more than its share go first, so
  * that it does not push out the others'. */
-static void share_keep(struct replies *all, const struct told *fresh) {
+static void share_keep(struct ab_reply_log *all, const struct told *fresh) {
     size_t bytes = fresh->bytes;
     bool others = false;
     for (int i = 0; i < all->n; i++) {
@@ -91,7 +91,7 @@ static void share_keep(struct replies *all, const struct told *fresh) {
     }
 }
 
-void ab_remember(const struct generation *g) {
+void ab_log_reply(const struct generation *g) {
     struct ab *ab = g->s->ab;
     const struct completion *a = g->completions;
     if (!ab->replies) return;
@@ -101,9 +101,9 @@ void ab_remember(const struct generation *g) {
                      .created = g->created};
     memcpy(r.id, g->id, sizeof r.id);
     if (g->spec.asked && a->words_end <= WORDS_MAX) {
-        json_t *said = json_text_of(a->text.data, a->words_end);
-        r.asked = json_text(g->spec.asked);
-        r.said = json_text(said);
+        json_t *said = json_string_lossy(a->text.data, a->words_end);
+        r.asked = json_canonical(g->spec.asked);
+        r.said = json_canonical(said);
         json_decref(said);
         r.bytes = strlen(r.asked) + strlen(r.said);
     }
@@ -115,7 +115,7 @@ void ab_remember(const struct generation *g) {
     }
     r.bytes += strlen(r.model) + (r.key ? strlen(r.key) : 0) + sizeof r;
     pthread_mutex_lock(&ab->table);
-    struct replies *all = ab->replies;
+    struct ab_reply_log *all = ab->replies;
     share_keep(all, &r);
     while (all->n == REPLIES || (all->n && all->bytes + r.bytes > all->most)) oldest_forget(all);
     all->v[(all->first + all->n++) % REPLIES] = r;
@@ -141,7 +141,7 @@ static json_t *told_row(const struct told *r) {
 }
 
 static json_t *told_find(struct ab *ab, const char *id) {
-    struct replies *all = ab->replies;
+    struct ab_reply_log *all = ab->replies;
     json_t *row = NULL;
     pthread_mutex_lock(&ab->table);
     for (int i = 0; i < all->n && !row; i++) {
@@ -159,7 +159,7 @@ static json_t *row_find(struct ab *ab, const char *id, const char *key, bool *fr
     if (!row && err->code != ERR_MISSING) return NULL;
     *fresh = !row;
     if (!row) row = told_find(ab, id);
-    if (row && strcmp(json_text_at(row, "key"), key ? key : "") == 0) return row;
+    if (row && strcmp(json_get_string(row, "key"), key ? key : "") == 0) return row;
     json_decref(row);
     error_set(
         err, ERR_MISSING,
@@ -171,7 +171,7 @@ static json_t *row_find(struct ab *ab, const char *id, const char *key, bool *fr
 
 /* rating */
 
-struct opinion {
+struct rating {
     const char *id, *correction, *comment; /* NULL: nothing said */
     double score;                          /* -1: none */
 };
@@ -181,13 +181,13 @@ static int words_check(const char *key, const char *text, size_t most, struct er
     return error_set(err, ERR_USAGE, "'%s' must be of 1 to %zu bytes", key, most);
 }
 
-static int opinion_read(const json_t *body, struct opinion *o, struct error *err) {
+static int rating_read(const json_t *body, struct rating *o, struct error *err) {
     double rating = 2;
-    *o = (struct opinion){.score = -1};
-    if (field_text(body, "id", &o->id, err) != OK ||
-        field_number(body, "rating", -1, 1, &rating, err) != OK ||
-        field_text(body, "correction", &o->correction, err) != OK ||
-        field_text(body, "comment", &o->comment, err) != OK ||
+    *o = (struct rating){.score = -1};
+    if (json_read_string(body, "id", &o->id, err) != OK ||
+        json_read_number(body, "rating", -1, 1, &rating, err) != OK ||
+        json_read_string(body, "correction", &o->correction, err) != OK ||
+        json_read_string(body, "comment", &o->comment, err) != OK ||
         words_check("correction", o->correction, CORRECTION_MAX, err) != OK ||
         words_check("comment", o->comment, COMMENT_MAX, err) != OK)
         return err->code;
@@ -252,7 +252,7 @@ static int quota_check(struct ab *ab, json_t *row, int64_t today, int64_t bytes,
     return OK;
 }
 
-static void row_add(json_t *row, const struct opinion *o) {
+static void row_add(json_t *row, const struct rating *o) {
     if (o->score >= 0) json_object_set_new(row, "rating", json_real(o->score));
     if (o->correction) json_object_set_new(row, "correction", json_string(o->correction));
     if (o->comment) json_object_set_new(row, "comment", json_string(o->comment));
@@ -266,7 +266,7 @@ static struct ab_arm row_arm(const json_t *row, int64_t *place) {
                          .user = json_integer_value(json_object_get(v, "user")),
                          .side = json_integer_value(json_object_get(v, "side")) == 1,
                          .spare = json_is_true(json_object_get(v, "spare"))};
-    snprintf(arm.name, sizeof arm.name, "%s", json_text_at(v, "name"));
+    snprintf(arm.name, sizeof arm.name, "%s", json_get_string(v, "name"));
     *place = at ? json_integer_value(at) : -1;
     return arm;
 }
@@ -280,7 +280,7 @@ static int row_put(struct ab *ab, const char *id, const json_t *row, bool fresh,
     bool begun = rc == OK;
     if (rc == OK) rc = store_document_put(ab->store, "feedback", id, row, err);
     if (rc == OK) rc = store_document_put(ab->store, "feedback_day", key ? key : "", day, err);
-    if (rc == OK && fresh) rc = store_log_put(ab->store, "feedback", ab->n_rated + 1, events, err);
+    if (rc == OK && fresh) rc = store_log_append(ab->store, "feedback", ab->n_rated + 1, events, err);
     if (rc == OK && outcome) rc = ab_outcome_put(ab, arm, outcome, err);
     if (rc == OK) rc = store_commit(ab->store, err);
     if (rc == OK)
@@ -292,7 +292,7 @@ static int row_put(struct ab *ab, const char *id, const json_t *row, bool fresh,
 }
 
 /* disk is held. *counted: the rating is an experiment's outcome. */
-static int opinion_take(struct ab *ab, const struct opinion *o, const char *key, bool *counted,
+static int rating_store(struct ab *ab, const struct rating *o, const char *key, bool *counted,
                         struct refusal *why, struct error *err) {
     bool fresh;
     int64_t place, today, bytes;
@@ -301,7 +301,7 @@ static int opinion_take(struct ab *ab, const struct opinion *o, const char *key,
     json_t *day = day_read(ab, key, &today);
     struct ab_arm arm = row_arm(row, &place);
     int rc = OK;
-    if (o->score >= 0 && ab_is_used(ab, &arm, place))
+    if (o->score >= 0 && ab_outcome_is_used(ab, &arm, place))
         rc = error_set(err, ERR_STATE,
                        "the experiment '%s' has used this reply's rating: it stands", arm.name);
     row_add(row, o);
@@ -309,10 +309,10 @@ static int opinion_take(struct ab *ab, const struct opinion *o, const char *key,
     if (rc == OK) rc = quota_check(ab, row, today, bytes, why, err);
     if (rc == OK) {
         json_object_set_new(day, "bytes", json_integer(today + bytes));
-        place = o->score >= 0 ? ab_place(ab, &arm, place) : -1;
+        place = o->score >= 0 ? ab_outcome_index(ab, &arm, place) : -1;
         *counted = place >= 0;
         if (*counted) {
-            outcome = ab_outcome(&arm, place, o->score, o->id);
+            outcome = ab_outcome_event(&arm, place, o->score, o->id);
             json_object_set_new(json_object_get(row, "arm"), "place", json_integer(place));
         }
         rc = row_put(ab, o->id, row, fresh, &arm, outcome, key, day, err);
@@ -324,7 +324,7 @@ static int opinion_take(struct ab *ab, const struct opinion *o, const char *key,
     return rc;
 }
 
-static void opinion_count(struct server *s, const struct opinion *o) {
+static void opinion_count(struct server *s, const struct rating *o) {
     metric_add(metric_get(s->metrics, METRIC_FEEDBACK,
                           o->score < 0    ? "none"
                           : o->score == 0 ? "down"
@@ -335,17 +335,17 @@ static void opinion_count(struct server *s, const struct opinion *o) {
 
 static void rate_handle(void *ctx, struct exchange *x) {
     struct server *s = ctx;
-    struct opinion o;
+    struct rating o;
     struct error err;
     struct refusal why = {0};
     bool counted = false;
-    json_t *body = request_json(ctx, x, &err);
-    int rc = body ? opinion_read(body, &o, &err) : err.code;
+    json_t *body = request_memory_json(ctx, x, &err);
+    int rc = body ? rating_read(body, &o, &err) : err.code;
     if (rc == OK && !s->ab->replies)
         rc = error_set(&err, ERR_MISSING, "this server keeps no replies (--no-feedback)");
     if (rc == OK) {
         pthread_mutex_lock(&s->ab->disk);
-        rc = opinion_take(s->ab, &o, exchange_key(x), &counted, &why, &err);
+        rc = rating_store(s->ab, &o, exchange_key_id(x), &counted, &why, &err);
         pthread_mutex_unlock(&s->ab->disk);
     }
     if (rc == OK) {
@@ -357,7 +357,7 @@ static void rate_handle(void *ctx, struct exchange *x) {
     } else if (why.status) {
         api_fail(x, why.status, NULL, NULL, why.code, "%s", err.text);
     } else {
-        ab_fail(x, &err);
+        ab_reply_error(x, &err);
     }
     json_decref(body);
 }
@@ -382,7 +382,7 @@ static json_t *rows_after(struct store *store, int64_t seq, int64_t limit, struc
     if (!ids) return NULL;
     rows = json_array();
     json_array_foreach (ids, i, v) {
-        json_t *row = store_document_get(store, "feedback", json_text_at(v, "id"), err);
+        json_t *row = store_document_get(store, "feedback", json_get_string(v, "id"), err);
         if (!row) {
             json_decref(ids);
             json_decref(rows);
@@ -407,7 +407,7 @@ static void list_handle(void *ctx, struct exchange *x) {
         pthread_mutex_unlock(&ab->disk);
     }
     if (!rows) {
-        ab_fail(x, &err);
+        ab_reply_error(x, &err);
         return;
     }
     int64_t last = after + (int64_t)json_array_size(rows);
@@ -430,11 +430,11 @@ static json_t *messages_plain(const json_t *messages, bool mute) {
     bool fine = json_array_size(messages) > 0;
     size_t i;
     json_array_foreach (messages, i, m) {
-        const char *role = json_text_at(m, "role");
+        const char *role = json_get_string(m, "role");
         bool said = strcmp(role, "assistant") == 0;
         fine &= (said || strcmp(role, "user") == 0 || strcmp(role, "system") == 0) &&
-                !field(m, "tool_calls");
-        json_t *v = json_pack("{s:s,s:s}", "role", role, "content", json_text_at(m, "content"));
+                !json_get_nonnull(m, "tool_calls");
+        json_t *v = json_pack("{s:s,s:s}", "role", role, "content", json_get_string(m, "content"));
         if (said && mute) json_object_set_new(v, "weight", json_integer(0));
         json_array_append_new(out, v);
         fine &= !(said && i + 1 == json_array_size(messages));
@@ -458,7 +458,7 @@ static json_t *row_sft(const json_t *row, const char *correction) {
 }
 
 static json_t *row_preference(const json_t *row, const char *correction) {
-    const char *reply = json_text_at(row, "reply");
+    const char *reply = json_get_string(row, "reply");
     json_t *prompt = json_object_get(row, "prompt");
     if (!*reply || strcmp(reply, correction) == 0) return NULL;
     if (prompt)
@@ -477,23 +477,23 @@ struct export {
     json_t *(*line)(const json_t *row, const char *correction);
 };
 
-static enum pulled export_pull(void *ctx, struct buf *out) {
+static enum stream_status export_pull(void *ctx, struct buf *out) {
     struct export *e = ctx;
     while (out->len == 0) {
         struct error err;
         json_t *rows = rows_after(e->store, e->seq, PAGE, &err), *row;
         size_t i, n = json_array_size(rows);
-        if (!rows) warn("export of feedback: %s", err.text);
+        if (!rows) log_warn("export of feedback: %s", err.text);
         json_array_foreach (rows, i, row) {
-            const char *correction = json_text_at(row, "correction");
+            const char *correction = json_get_string(row, "correction");
             json_t *line = *correction ? e->line(row, correction) : NULL;
             if (line) ndjson_add(NULL, line, out);
         }
         json_decref(rows);
         e->seq += (int64_t)n;
-        if (n == 0) return PULL_END;
+        if (n == 0) return STREAM_END;
     }
-    return PULL_MORE;
+    return STREAM_MORE;
 }
 
 static void export_close(void *ctx, bool finished) {
@@ -517,7 +517,7 @@ static void export_handle(void *ctx, struct exchange *x) {
     e->store = store_open(ab->path, &err);
     if (!e->store) {
         free(e);
-        ab_fail(x, &err);
+        ab_reply_error(x, &err);
         return;
     }
     struct stream_source source = {.pull = export_pull, .close = export_close, .ctx = e};
@@ -547,9 +547,9 @@ void feedback_close(struct ab *ab) {
     ab->replies = NULL;
 }
 
-const struct route feedback_routes[] = {
-    {"POST", "/v1/feedback", CHAT, rate_handle},
-    {"GET", "/v1/feedback", ADMIN, list_handle},
-    {"GET", "/v1/feedback/export", ADMIN, export_handle},
+const struct http_route feedback_routes[] = {
+    {"POST", "/v1/feedback", SCOPE_CHAT, rate_handle},
+    {"GET", "/v1/feedback", SCOPE_ADMIN, list_handle},
+    {"GET", "/v1/feedback/export", SCOPE_ADMIN, export_handle},
     {0},
 };

@@ -15,13 +15,13 @@
 enum { C = FIELD_CHAT, P = FIELD_COMPLETION, E = FIELD_EMBEDDING, CP = C | P, ALL = C | P | E };
 
 #define YES(name, routes)                                                                          \
-    { name, routes, FIELD_HONOURED, NULL, NULL }
+    { name, routes, FIELD_SUPPORTED, NULL, NULL }
 #define NO_EFFECT(name, routes)                                                                    \
-    { name, routes, FIELD_WITHOUT_EFFECT, NULL, NULL }
+    { name, routes, FIELD_IGNORED, NULL, NULL }
 #define NO(name, routes, neutral, why)                                                             \
-    { name, routes, FIELD_REFUSED, why, neutral }
+    { name, routes, FIELD_REJECTED, why, neutral }
 
-const struct known_field known_fields[] = {
+const struct request_field request_fields[] = {
     YES("model", ALL),
     YES("user", CP),
     NO_EFFECT("user", E),
@@ -142,13 +142,13 @@ const struct known_field known_fields[] = {
     {0},
 };
 
-static const struct known_field *field_find(enum field_route route, const char *name) {
-    for (const struct known_field *f = known_fields; f->name; f++)
+static const struct request_field *field_find(enum field_route route, const char *name) {
+    for (const struct request_field *f = request_fields; f->name; f++)
         if ((f->routes & (int)route) && strcmp(f->name, name) == 0) return f;
     return NULL;
 }
 
-bool field_is_known(const char *name) {
+bool request_field_is_known(const char *name) {
     return field_find(FIELD_CHAT, name) || field_find(FIELD_COMPLETION, name) ||
            field_find(FIELD_EMBEDDING, name);
 }
@@ -159,7 +159,7 @@ static bool values_same(const json_t *a, const json_t *b) {
     return json_equal(a, b);
 }
 
-static bool asks_nothing(const struct known_field *f, const json_t *v) {
+static bool asks_nothing(const struct request_field *f, const json_t *v) {
     json_t *list = json_loads(f->neutral, 0, NULL), *item;
     bool same = false;
     size_t i;
@@ -173,23 +173,23 @@ static int field_unknown(enum field_route route, const char *name, struct error 
     enum { MOST = 256 };
     const char *names[MOST];
     int n = 0;
-    for (const struct known_field *f = known_fields; f->name; f++)
-        if ((f->routes & (int)route) && f->use == FIELD_HONOURED && n < MOST) names[n++] = f->name;
-    const char *near = strlen(name) < 64 ? name_nearest(names, n, name) : NULL;
+    for (const struct request_field *f = request_fields; f->name; f++)
+        if ((f->routes & (int)route) && f->use == FIELD_SUPPORTED && n < MOST) names[n++] = f->name;
+    const char *near = strlen(name) < 64 ? name_suggest(names, n, name) : NULL;
     if (near)
         return error_set(err, ERR_USAGE, "'%.80s' is no field of this request; did you mean '%s'?",
                          name, near);
     return error_set(err, ERR_USAGE, "'%.80s' is no field of this request", name);
 }
 
-int fields_check(enum field_route route, const json_t *body, struct error *err) {
+int request_fields_check(enum field_route route, const json_t *body, struct error *err) {
     const char *name;
     json_t *v;
     json_object_foreach ((json_t *)(uintptr_t)body, name, v) {
-        const struct known_field *f = field_find(route, name);
+        const struct request_field *f = field_find(route, name);
         if (json_is_null(v)) continue;
         if (!f) return field_unknown(route, name, err);
-        if (f->use == FIELD_REFUSED && !asks_nothing(f, v))
+        if (f->use == FIELD_REJECTED && !asks_nothing(f, v))
             return error_set(err, ERR_USAGE, "'%s' is not supported: %s", name, f->why);
     }
     return OK;
@@ -197,9 +197,9 @@ int fields_check(enum field_route route, const json_t *body, struct error *err) 
 
 /* docs */
 
-static void names_list(struct buf *out, int routes, enum field_use use) {
+static void names_list(struct buf *out, int routes, enum field_support use) {
     const char *between = "";
-    for (const struct known_field *f = known_fields; f->name; f++) {
+    for (const struct request_field *f = request_fields; f->name; f++) {
         if (f->use != use || f->routes != routes) continue;
         buf_printf(out, "%s`%s`", between, f->name);
         between = ", ";
@@ -218,7 +218,7 @@ static const char *group_name(int routes) {
     check_failed(__FILE__, __LINE__, "a field of routes without a name");
 }
 
-static void names_table(struct buf *out, const char *title, enum field_use use) {
+static void names_table(struct buf *out, const char *title, enum field_support use) {
     buf_printf(out, "| %s | fields |\n|---|---|\n", title);
     for (size_t i = 0; i < ARRAY_LEN(groups); i++) {
         struct buf list = {0};
@@ -229,12 +229,12 @@ static void names_table(struct buf *out, const char *title, enum field_use use) 
     buf_puts(out, "\n");
 }
 
-void fields_markdown(struct buf *out) {
-    names_table(out, "honoured by", FIELD_HONOURED);
-    names_table(out, "without effect in", FIELD_WITHOUT_EFFECT);
+void request_fields_markdown(struct buf *out) {
+    names_table(out, "honoured by", FIELD_SUPPORTED);
+    names_table(out, "without effect in", FIELD_IGNORED);
     buf_puts(out, "| refused | in | unless it is | because |\n|---|---|---|---|\n");
-    for (const struct known_field *f = known_fields; f->name; f++) {
-        if (f->use != FIELD_REFUSED) continue;
+    for (const struct request_field *f = request_fields; f->name; f++) {
+        if (f->use != FIELD_REJECTED) continue;
         json_t *list = json_loads(f->neutral, 0, NULL), *v;
         size_t i;
         buf_printf(out, "| `%s` | %s | null", f->name, group_name(f->routes));
@@ -250,14 +250,14 @@ void fields_markdown(struct buf *out) {
 
 /* reading */
 
-json_t *field(const json_t *o, const char *key) {
+json_t *json_get_nonnull(const json_t *o, const char *key) {
     json_t *v = json_object_get(o, key);
     return v && !json_is_null(v) ? v : NULL;
 }
 
-int field_number(const json_t *o, const char *key, double lo, double hi, double *out,
+int json_read_number(const json_t *o, const char *key, double lo, double hi, double *out,
                  struct error *err) {
-    const json_t *v = field(o, key);
+    const json_t *v = json_get_nonnull(o, key);
     double x = v ? json_number_value(v) : lo;
     if (!v) return OK;
     if (!json_is_number(v) || !(x >= lo && x <= hi))
@@ -266,9 +266,9 @@ int field_number(const json_t *o, const char *key, double lo, double hi, double 
     return OK;
 }
 
-int field_int(const json_t *o, const char *key, int64_t lo, int64_t hi, int64_t *out,
+int json_read_int(const json_t *o, const char *key, int64_t lo, int64_t hi, int64_t *out,
               struct error *err) {
-    const json_t *v = field(o, key);
+    const json_t *v = json_get_nonnull(o, key);
     if (!v) return OK;
     /* clients of languages with one kind of number write 16.0 */
     double x = json_number_value(v);
@@ -281,38 +281,38 @@ int field_int(const json_t *o, const char *key, int64_t lo, int64_t hi, int64_t 
     return OK;
 }
 
-int field_bool(const json_t *o, const char *key, bool *out, struct error *err) {
-    const json_t *v = field(o, key);
+int json_read_bool(const json_t *o, const char *key, bool *out, struct error *err) {
+    const json_t *v = json_get_nonnull(o, key);
     if (!v) return OK;
     if (!json_is_boolean(v)) return error_set(err, ERR_USAGE, "'%s' must be true or false", key);
     *out = json_is_true(v);
     return OK;
 }
 
-int field_text(const json_t *o, const char *key, const char **out, struct error *err) {
-    const json_t *v = field(o, key);
+int json_read_string(const json_t *o, const char *key, const char **out, struct error *err) {
+    const json_t *v = json_get_nonnull(o, key);
     if (!v) return OK;
     if (!json_is_string(v)) return error_set(err, ERR_USAGE, "'%s' must be a string", key);
     *out = json_string_value(v);
     return OK;
 }
 
-int field_name(const json_t *o, const char *key, const char **out, struct error *err) {
-    if (field_text(o, key, out, err) != OK) return err->code;
-    if (!field(o, key) || strlen(*out) <= NAME_BYTES) return OK;
-    return error_set(err, ERR_USAGE, "'%s' may have at most %d bytes", key, NAME_BYTES);
+int json_read_name(const json_t *o, const char *key, const char **out, struct error *err) {
+    if (json_read_string(o, key, out, err) != OK) return err->code;
+    if (!json_get_nonnull(o, key) || strlen(*out) <= JSON_NAME_MAX) return OK;
+    return error_set(err, ERR_USAGE, "'%s' may have at most %d bytes", key, JSON_NAME_MAX);
 }
 
-int field_texts(const json_t *o, const char *key, int most, struct strings *out,
+int json_read_strings(const json_t *o, const char *key, int most, struct strings *out,
                 struct error *err) {
-    const json_t *v = field(o, key), *item;
+    const json_t *v = json_get_nonnull(o, key), *item;
     size_t i;
     if (!v) return OK;
     if (json_is_string(v)) {
         strings_add(out, json_string_value(v));
         return OK;
     }
-    if (!json_is_texts(v) || json_array_size(v) > (size_t)most)
+    if (!json_is_string_array(v) || json_array_size(v) > (size_t)most)
         return error_set(err, ERR_USAGE, "'%s' must be a string or a list of at most %d", key,
                          most);
     json_array_foreach (v, i, item) strings_add(out, json_string_value(item));

@@ -19,7 +19,7 @@ static const char CALL_OPENS[] = "<tool_call>", CALL_CLOSES[] = "</tool_call>";
 
 /* text as JSON */
 
-json_t *json_text_of(const char *text, size_t n) {
+json_t *json_string_lossy(const char *text, size_t n) {
     struct buf b = {0};
     while (n > 0) {
         const uint8_t *bad = u8_check((const uint8_t *)text, n);
@@ -37,9 +37,9 @@ json_t *json_text_of(const char *text, size_t n) {
     return v;
 }
 
-json_t *json_token(const struct server *s, int32_t id) {
+json_t *json_token_text(const struct server *s, int32_t id) {
     struct buf b = {0}, hex = {0};
-    tok_decode(s->m->tok, id, true, &b);
+    tokenizer_decode_token(s->m->tok, id, true, &b);
     bool text = b.len == 0 || !u8_check((const uint8_t *)b.data, b.len);
     buf_puts(&hex, "bytes:");
     for (size_t i = 0; !text && i < b.len; i++) buf_printf(&hex, "\\x%02x", (uint8_t)b.data[i]);
@@ -70,7 +70,7 @@ static void list_mark(const struct generation *g, char out[32]) {
     snprintf(out, 32, "\"\\u0001%016llx ", (unsigned long long)g->nonce);
 }
 
-json_t *reply_list_json(const struct generation *g, const struct reply_list *l) {
+json_t *lazy_list_placeholder(const struct generation *g, const struct lazy_list *l) {
     return json_sprintf("\x01%016llx %d %d %d %d %lld", (unsigned long long)g->nonce, l->kind,
                         l->index, l->from, l->to, (long long)l->offset);
 }
@@ -79,7 +79,7 @@ static bool has_lists(const struct generation *g) {
     return g && (g->spec.logprobs || g->spec.prompt_tops);
 }
 
-void reply_add(const struct generation *g, json_t *v, size_t flags, struct buf *out) {
+void reply_serialize(const struct generation *g, json_t *v, size_t flags, struct buf *out) {
     struct buf text = {0};
     char mark[32];
     if (!has_lists(g)) {
@@ -90,7 +90,7 @@ void reply_add(const struct generation *g, json_t *v, size_t flags, struct buf *
     list_mark(g, mark);
     const char *p = text.data, *at;
     for (; (at = strstr(p, mark)); p = strchr(at + strlen(mark), '"') + 1) {
-        struct reply_list l = {.flags = flags};
+        struct lazy_list l = {.flags = flags};
         long long offset;
         CHECK(sscanf(at + strlen(mark), "%d %d %d %d %lld", &l.kind, &l.index, &l.from, &l.to,
                      &offset) == 5);
@@ -104,17 +104,17 @@ void reply_add(const struct generation *g, json_t *v, size_t flags, struct buf *
 
 /* A large buffer grows in place, and its unused end has no pages yet. */
 static bool reply_has_room(const struct generation *g, const struct buf *out) {
-    struct reply_room *room = g->room;
+    struct reply_budget *room = g->room;
     size_t need = out->len + out->len / 4;
     struct error err;
     if (need <= room->bytes || room->refused) return !room->refused;
     size_t more = need - room->bytes + (1 << 20);
-    room->refused = memory_budget_take(g->s->memory, g, more, &err) != OK;
+    room->refused = memory_budget_reserve(g->s->memory, g, more, &err) != OK;
     if (!room->refused) room->bytes += more;
     return !room->refused;
 }
 
-bool reply_item(const struct generation *g, const struct reply_list *l, json_t *v,
+bool lazy_list_add(const struct generation *g, const struct lazy_list *l, json_t *v,
                 struct buf *out) {
     char last = out->len ? out->data[out->len - 1] : 0;
     if (last != '[' && last != '{') buf_puts(out, ",");
@@ -124,20 +124,20 @@ bool reply_item(const struct generation *g, const struct reply_list *l, json_t *
 
 void sse_add(const struct generation *g, json_t *v, struct buf *out) {
     buf_puts(out, "data: ");
-    reply_add(g, v, JSON_REAL_PRECISION(9), out);
+    reply_serialize(g, v, JSON_REAL_PRECISION(9), out);
     buf_puts(out, "\n\n");
 }
 
 void ndjson_add(const struct generation *g, json_t *v, struct buf *out) {
-    reply_add(g, v, JSON_REAL_PRECISION(9), out);
+    reply_serialize(g, v, JSON_REAL_PRECISION(9), out);
     buf_puts(out, "\n");
 }
 
 /* an answer's text */
 
 /* Bytes at the end that are the beginning of a character, or of one of the texts. */
-static size_t held_back(const char *text, size_t n, const struct strings *stops, bool tools) {
-    size_t held = n - utf8_whole(text, n);
+static size_t stop_holdback(const char *text, size_t n, const struct strings *stops, bool tools) {
+    size_t held = n - utf8_complete_len(text, n);
     for (int i = tools ? -1 : 0; i < stops->n; i++) {
         const char *stop = i < 0 ? CALL_OPENS : stops->v[i];
         for (size_t k = MIN(strlen(stop) - 1, n); k > held; k--)
@@ -151,7 +151,7 @@ static void tokens_decode(const struct generation *g, struct completion *a, int3
     if (seen <= a->n_read) return;
     a->ends = xrealloc(a->ends, sizeof *a->ends * (size_t)seen);
     for (; a->n_read < seen; a->n_read++) {
-        tok_decode(g->s->m->tok, out[a->n_read], false, &a->text);
+        tokenizer_decode_token(g->s->m->tok, out[a->n_read], false, &a->text);
         a->ends[a->n_read] = a->text.len;
     }
 }
@@ -226,14 +226,14 @@ static struct tool_call *tool_at(const struct generation *g, struct completion *
         }
         a->tools[a->n_tools++] = (struct tool_call){0};
         char id[40];
-        server_id(g->s, "call_", id);
+        server_new_id(g->s, "call_", id);
         memcpy(a->tools[i].id, id, sizeof a->tools[i].id - 1);
     }
     return &a->tools[i];
 }
 
 /* A reply whose calls are marked: words before, and perhaps between, the marks. */
-static void tools_marked(const struct generation *g, struct completion *a) {
+static void tool_calls_tagged(const struct generation *g, struct completion *a) {
     const char *text = a->text.data, *end = text + a->shown;
     const char *p = text + MIN(a->calls_end, a->shown);
     bool enough = g->spec.one_call && a->n_read_calls;
@@ -269,27 +269,27 @@ static bool is_offered(const struct generation *g, const char *name) {
 
 /* A reply that is an object, and nothing else, is a call if it names what was offered, which is
  * known at the end where it was not forced. Returns whether it is one, or may yet be. */
-static bool tools_bare(const struct generation *g, struct completion *a) {
+static bool tool_calls_bare_json(const struct generation *g, struct completion *a) {
     const char *text = a->text.data, *end = text + a->shown, *p = skip_blank(text, end);
     if (p == end || *p != '{') return false;
     a->words_end = 0;
-    if (g->spec.tools == TOOLS_AUTO && !a->done) return true;
+    if (g->spec.tools == TOOL_CHOICE_AUTO && !a->done) return true;
     struct tool_call c = {0};
     const char *over = call_read(text, p, end, &c);
     bool whole = over && c.args_end;
     bool is_call =
-        c.name && c.args && (g->spec.tools == TOOLS_FORCED || (whole && is_offered(g, c.name)));
+        c.name && c.args && (g->spec.tools == TOOL_CHOICE_REQUIRED || (whole && is_offered(g, c.name)));
     free(c.name);
     if (is_call)
         call_read(text, p, end, tool_at(g, a, 0));
-    else if (a->done && g->spec.tools != TOOLS_FORCED) // a forced call that was cut is no words
+    else if (a->done && g->spec.tools != TOOL_CHOICE_REQUIRED) // a forced call that was cut is no words
         a->words_end = a->shown;
     return is_call || !a->done;
 }
 
 /* The same of what somebody else says, who says whole characters. */
-static void outside_advance(struct completion *a) {
-    struct outside *o = a->outside;
+static void async_output_take(struct completion *a) {
+    struct async_output *o = a->outside;
     pthread_mutex_lock(&o->lock);
     buf_add(&a->text, o->words.data, o->words.len);
     buf_add(&a->thoughts, o->thoughts.data, o->thoughts.len);
@@ -299,42 +299,42 @@ static void outside_advance(struct completion *a) {
     a->shown = a->words_end = a->text.len;
 }
 
-void answer_advance(const struct generation *g, struct completion *a) {
+void completion_advance(const struct generation *g, struct completion *a) {
     if (a->outside) {
-        outside_advance(a);
+        async_output_take(a);
         return;
     }
     bool done = __atomic_load_n(&a->ticket.done, __ATOMIC_ACQUIRE);
     int32_t seen = __atomic_load_n(&a->ticket.seen, __ATOMIC_ACQUIRE);
-    bool tools = g->spec.tools != TOOLS_NONE;
+    bool tools = g->spec.tools != TOOL_CHOICE_NONE;
     if (a->done || (seen == a->n_read && !done)) return;
     tokens_decode(g, a, seen);
     a->shown = a->text.len;
     if (done && g->spec.stops.n)
         a->shown = MIN(a->shown, a->ticket.request.text.len);
     else if (!done && a->text.len)
-        a->shown -= held_back(a->text.data, a->text.len, &g->spec.stops, tools);
+        a->shown -= stop_holdback(a->text.data, a->text.len, &g->spec.stops, tools);
     a->done = done;
     a->words_end = a->shown;
     if (!tools || a->text.len == 0) return;
-    if (!tools_bare(g, a)) tools_marked(g, a);
+    if (!tool_calls_bare_json(g, a)) tool_calls_tagged(g, a);
 }
 
-int32_t tokens_kept(const struct completion *a) {
+int32_t completion_tokens_kept(const struct completion *a) {
     int32_t n = 0;
     if (a->shown == a->text.len) return a->n_read;
     while (n < a->n_read && (n ? a->ends[n - 1] : 0) < a->shown) n++;
     return n;
 }
 
-int32_t tokens_told(const struct completion *a) {
+int32_t completion_tokens_sent(const struct completion *a) {
     int32_t n = a->tokens_sent;
-    if (a->done) return tokens_kept(a);
+    if (a->done) return completion_tokens_kept(a);
     while (n < a->n_read && a->ends[n] <= a->sent) n++;
     return n;
 }
 
-const char *answer_reason(const struct completion *a) {
+const char *completion_finish_reason(const struct completion *a) {
     if (!a->done) return NULL;
     if (a->outside) return "stop";
     bool cut = a->ticket.request.finish == FINISH_LENGTH;
@@ -344,8 +344,8 @@ const char *answer_reason(const struct completion *a) {
                : "stop";
 }
 
-struct usage generation_usage(const struct generation *g) {
-    struct usage u = {0};
+struct token_usage generation_usage(const struct generation *g) {
+    struct token_usage u = {0};
     for (int i = 0; i < g->spec.n_prompts; i++) u.prompt += g->spec.prompts[i].n;
     for (int i = 0; i < g->n_completions && g->completions[i].outside; i++) {
         u.prompt += g->completions[i].outside->cost.prompt;
@@ -362,7 +362,7 @@ struct usage generation_usage(const struct generation *g) {
 /* lives */
 
 void generation_spec_release(struct generation_spec *spec) {
-    for (int i = 0; i < spec->n_prompts; i++) ids_release(&spec->prompts[i]);
+    for (int i = 0; i < spec->n_prompts; i++) token_ids_release(&spec->prompts[i]);
     free(spec->prompts);
     free(spec->bias);
     strings_release(&spec->stops);
@@ -373,8 +373,8 @@ void generation_spec_release(struct generation_spec *spec) {
     *spec = (struct generation_spec){0};
 }
 
-void answer_release(struct completion *a) {
-    request_release(&a->ticket.request);
+void completion_release(struct completion *a) {
+    engine_request_release(&a->ticket.request);
     for (int i = 0; i < a->n_tools; i++) free(a->tools[i].name);
     free(a->tools);
     free(a->ends);
@@ -408,13 +408,13 @@ static void generation_strike(struct generation *g) {
 static void generation_release(struct generation *g) {
     if (__atomic_sub_fetch(&g->refs, 1, __ATOMIC_ACQ_REL) > 0) return;
     generation_strike(g);
-    if (g->left == 0) counted_generation(g);
-    for (int i = 0; i < g->n_completions; i++) answer_release(&g->completions[i]);
+    if (g->left == 0) request_metrics_add_generation(g);
+    for (int i = 0; i < g->n_completions; i++) completion_release(&g->completions[i]);
     free(g->completions);
     if (g->spec.grammar) server_grammar_release(g->s, g->spec.grammar);
     generation_spec_release(&g->spec);
-    target_release(&g->target);
-    memory_budget_end(g->s->memory, g);
+    model_ref_release(&g->target);
+    memory_budget_release(g->s->memory, g);
     exchange_release(g->x);
     free(g->key);
     free(g->room);
@@ -447,16 +447,16 @@ static bool reply_failed(const struct generation *g, struct error *err) {
 }
 
 /* In place of what was appended since `from`. */
-static enum pulled stream_fail(struct generation *g, size_t from, const struct error *err,
+static enum stream_status stream_fail(struct generation *g, size_t from, const struct error *err,
                                struct buf *out) {
     bool events = strcmp(g->dialect->stream_type, "text/event-stream") == 0;
     out->len = from;
     (events ? sse_add : ndjson_add)(NULL, api_error_json(err, !events), out);
     generation_cancel(g);
-    return PULL_END;
+    return STREAM_END;
 }
 
-static enum pulled stream_pull(void *ctx, struct buf *out) {
+static enum stream_status stream_pull(void *ctx, struct buf *out) {
     struct generation *g = ctx;
     struct error err;
     size_t from = out->len;
@@ -466,7 +466,7 @@ static enum pulled stream_pull(void *ctx, struct buf *out) {
         struct completion *a = &g->completions[i];
         if (!a->begun && g->dialect->begin) g->dialect->begin(g, a, out);
         a->begun = true;
-        answer_advance(g, a);
+        completion_advance(g, a);
         g->dialect->delta(g, a, out);
         if (a->done && !a->finished) {
             g->dialect->finish(g, a, out);
@@ -475,10 +475,10 @@ static enum pulled stream_pull(void *ctx, struct buf *out) {
         finished += a->finished;
     }
     if (reply_failed(g, &err)) return stream_fail(g, from, &err, out);
-    if (finished < g->n_completions) return out->len ? PULL_MORE : PULL_WAIT;
-    ab_remember(g);
+    if (finished < g->n_completions) return out->len ? STREAM_MORE : STREAM_WAIT;
+    ab_log_reply(g);
     g->dialect->end(g, out);
-    return PULL_END;
+    return STREAM_END;
 }
 
 static void stream_close(void *ctx, bool finished) {
@@ -489,37 +489,37 @@ static void stream_close(void *ctx, bool finished) {
 
 /* The text belongs to the connection from here on, and so does its part of the reservation. */
 static void text_reply(struct generation *g, struct buf *text) {
-    memory_budget_move(g->s->memory, g, g->x, text->len);
+    memory_budget_transfer(g->s->memory, g, g->x, text->len);
     exchange_reply_take(g->x, 200, "application/json", text);
 }
 
-static void whole_reply(void *ctx) {
+static void reply_send(void *ctx) {
     struct generation *g = ctx;
     struct buf text = {0};
     struct error err;
     bool failed = reply_failed(g, &err);
-    for (int i = 0; i < g->n_completions && !failed; i++) answer_advance(g, &g->completions[i]);
+    for (int i = 0; i < g->n_completions && !failed; i++) completion_advance(g, &g->completions[i]);
     if (!failed) {
-        reply_add(g, g->dialect->whole(g), JSON_REAL_PRECISION(17), &text);
+        reply_serialize(g, g->dialect->whole(g), JSON_REAL_PRECISION(17), &text);
         failed = reply_failed(g, &err);
     }
     if (failed) {
         buf_release(&text);
         api_fail_error(g->x, &err, NULL);
     } else {
-        ab_remember(g); // first: who has the reply may rate it at once
+        ab_log_reply(g); // first: who has the reply may rate it at once
         text_reply(g, &text);
     }
     generation_release(g);
 }
 
 /* In the batcher's thread. */
-static void call_changed(struct ticket *c, bool done) {
+static void request_progress(struct batcher_request *c, bool done) {
     struct generation *g = c->user;
     if (g->spec.stream) exchange_wake(g->x);
     if (!done) return;
     bool last = __atomic_sub_fetch(&g->left, 1, __ATOMIC_ACQ_REL) == 0;
-    if (last && !g->spec.stream) http_work(g->s->http, whole_reply, g);
+    if (last && !g->spec.stream) http_run_in_worker(g->s->http, reply_send, g);
     generation_release(g);
 }
 
@@ -532,10 +532,10 @@ static int32_t context_of(const struct server *s, const struct generation_spec *
 
 static void request_fill(struct generation *g, struct completion *a) {
     struct generation_spec *spec = &g->spec;
-    struct request *r = &a->ticket.request;
-    const struct ids *prompt = &spec->prompts[a->prompt];
+    struct engine_request *r = &a->ticket.request;
+    const struct token_ids *prompt = &spec->prompts[a->prompt];
     int32_t room = context_of(g->s, spec) - prompt->n;
-    *r = (struct request){.prompt = prompt->v,
+    *r = (struct engine_request){.prompt = prompt->v,
                           .n_prompt = prompt->n,
                           .sampling = spec->sampling,
                           .max_tokens = MIN(spec->max_tokens, room),
@@ -548,14 +548,14 @@ static void request_fill(struct generation *g, struct completion *a) {
                           .prompt_logprobs = spec->prompt_logprobs};
     r->sampling.seed += (uint64_t)(a->index % spec->n);
     r->sampling.bias = spec->bias;
-    target_apply(&g->target, r);
-    a->ticket.changed = call_changed;
+    model_ref_apply(&g->target, r);
+    a->ticket.changed = request_progress;
     a->ticket.user = g;
 }
 
 static struct generation *generation_new(struct server *s, struct exchange *x,
-                                         const struct dialect *d, const char *id_prefix,
-                                         struct target *t, struct generation_spec *spec) {
+                                         const struct api_dialect *d, const char *id_prefix,
+                                         struct model_ref *t, struct generation_spec *spec) {
     struct generation *g = xcalloc(1, sizeof *g);
     int n = spec->n_prompts * spec->n;
     *g = (struct generation){.refs = 1 + n,
@@ -568,18 +568,18 @@ static struct generation *generation_new(struct server *s, struct exchange *x,
                              .created = (int64_t)time(NULL),
                              .began = exchange_began(x),
                              .n_completions = n};
-    server_id(s, id_prefix, g->id);
+    server_new_id(s, id_prefix, g->id);
     CHECK(getrandom(&g->nonce, sizeof g->nonce, 0) == sizeof g->nonce);
     g->room = xcalloc(1, sizeof *g->room);
-    memory_budget_move(s->memory, x, g, SIZE_MAX);
-    g->room->bytes = memory_budget_of(s->memory, g);
+    memory_budget_transfer(s->memory, x, g, SIZE_MAX);
+    g->room->bytes = memory_budget_reserved(s->memory, g);
     g->completions = xcalloc((size_t)n, sizeof *g->completions);
     for (int i = 0; i < n; i++) {
         g->completions[i].index = i;
         g->completions[i].prompt = i / spec->n;
     }
-    if (exchange_key(x)) g->key = xstrdup(exchange_key(x));
-    *t = (struct target){0};
+    if (exchange_key_id(x)) g->key = xstrdup(exchange_key_id(x));
+    *t = (struct model_ref){0};
     *spec = (struct generation_spec){0};
     exchange_add_header(x, "X-Shoal-Reply", g->id); // not all dialects have a place for it
     generation_enlist(g);
@@ -614,14 +614,14 @@ bool prompt_fits(const struct server *s, const struct generation_spec *spec) {
     return prompts_check(s, spec, &err) == OK;
 }
 
-static void generation_drop(struct server *s, struct target *t, struct generation_spec *spec) {
+static void generation_drop(struct server *s, struct model_ref *t, struct generation_spec *spec) {
     if (spec->grammar) server_grammar_release(s, spec->grammar);
     generation_spec_release(spec);
-    target_release(t);
+    model_ref_release(t);
 }
 
-void generation_start(struct server *s, struct exchange *x, const struct dialect *d,
-                      const char *id_prefix, struct target *t, struct generation_spec *spec) {
+void generation_start(struct server *s, struct exchange *x, const struct api_dialect *d,
+                      const char *id_prefix, struct model_ref *t, struct generation_spec *spec) {
     struct error err;
     const char *what = NULL;
     bool many = answers_check(s, spec, &err) != OK;
@@ -640,7 +640,7 @@ void generation_start(struct server *s, struct exchange *x, const struct dialect
     ab_assign(s, x, t, spec->user, &arm);
     struct generation *g = generation_new(s, x, d, id_prefix, t, spec);
     g->arm = arm;
-    struct ticket **calls = xcalloc((size_t)g->n_completions, sizeof *calls);
+    struct batcher_request **calls = xcalloc((size_t)g->n_completions, sizeof *calls);
     for (int i = 0; i < g->n_completions; i++) {
         request_fill(g, &g->completions[i]);
         calls[i] = &g->completions[i].ticket;
@@ -655,16 +655,16 @@ void generation_start(struct server *s, struct exchange *x, const struct dialect
         struct stream_source source = {stream_pull, stream_close, g, d->idle};
         exchange_stream(x, 200, d->stream_type, &source);
     } else {
-        exchange_on_gone(x, generation_cancel, g);
+        exchange_on_disconnect(x, generation_cancel, g);
     }
     generation_release(g);
 }
 
 /* somebody else's */
 
-void generation_say(struct generation *g, struct completion *a, const char *words,
-                    const char *thoughts, const struct usage *cost, bool done) {
-    struct outside *o = a->outside;
+void generation_append(struct generation *g, struct completion *a, const char *words,
+                    const char *thoughts, const struct token_usage *cost, bool done) {
+    struct async_output *o = a->outside;
     pthread_mutex_lock(&o->lock);
     buf_puts(&o->words, words ? words : "");
     if (g->spec.thoughts) buf_puts(&o->thoughts, thoughts ? thoughts : "");
@@ -674,47 +674,47 @@ void generation_say(struct generation *g, struct completion *a, const char *word
     if (g->spec.stream) exchange_wake(g->x);
 }
 
-struct outsider {
+struct async_worker {
     struct generation *g;
     void (*fn)(struct generation *g, void *ctx);
     void *ctx;
 };
 
-static void *outsider_thread(void *ctx) {
-    struct outsider *o = ctx;
+static void *async_worker_thread(void *ctx) {
+    struct async_worker *o = ctx;
     struct generation *g = o->g;
     struct server *s = g->s;
     o->fn(g, o->ctx);
     if (g->spec.stream)
         generation_release(g);
     else
-        whole_reply(g);
+        reply_send(g);
     __atomic_sub_fetch(&s->n_outside, 1, __ATOMIC_RELEASE);
     free(o);
     return NULL;
 }
 
-bool generation_start_outside(struct server *s, struct exchange *x, const struct dialect *d,
-                              const char *id_prefix, struct target *t, struct generation_spec *spec,
+bool generation_start_async(struct server *s, struct exchange *x, const struct api_dialect *d,
+                              const char *id_prefix, struct model_ref *t, struct generation_spec *spec,
                               void (*fn)(struct generation *g, void *ctx), void *ctx) {
     pthread_t thread;
     struct error err;
-    if (request_reserve(s, x, (size_t)spec->n * TALK_BYTES, &err) != OK) {
+    if (request_memory_reserve(s, x, (size_t)spec->n * TRANSCRIPT_BYTES, &err) != OK) {
         api_fail_error(x, &err, "n");
         generation_drop(s, t, spec);
         return false;
     }
-    if (__atomic_add_fetch(&s->n_outside, 1, __ATOMIC_ACQUIRE) > OUTSIDE_MAX) {
+    if (__atomic_add_fetch(&s->n_outside, 1, __ATOMIC_ACQUIRE) > ASYNC_WORKERS_MAX) {
         __atomic_sub_fetch(&s->n_outside, 1, __ATOMIC_RELEASE);
         exchange_add_header(x, "Retry-After", "2");
         api_fail(x, 503, NULL, NULL, "overloaded", "%d teams talk already; try again later",
-                 OUTSIDE_MAX);
+                 ASYNC_WORKERS_MAX);
         generation_drop(s, t, spec);
         return false;
     }
     struct generation *g = generation_new(s, x, d, id_prefix, t, spec);
-    struct outsider *o = xcalloc(1, sizeof *o);
-    *o = (struct outsider){g, fn, ctx};
+    struct async_worker *o = xcalloc(1, sizeof *o);
+    *o = (struct async_worker){g, fn, ctx};
     g->refs = g->spec.stream ? 2 : 1; // the thread's, and the stream's
     g->left = 0;
     for (int i = 0; i < g->n_completions; i++) {
@@ -725,9 +725,9 @@ bool generation_start_outside(struct server *s, struct exchange *x, const struct
         struct stream_source source = {stream_pull, stream_close, g, d->idle};
         exchange_stream(x, 200, d->stream_type, &source);
     } else {
-        exchange_on_gone(x, generation_cancel, g);
+        exchange_on_disconnect(x, generation_cancel, g);
     }
-    CHECK(pthread_create(&thread, NULL, outsider_thread, o) == 0);
+    CHECK(pthread_create(&thread, NULL, async_worker_thread, o) == 0);
     pthread_detach(thread);
     return true;
 }

@@ -17,25 +17,25 @@
 #include "http/http.h"
 #include "serve/server.h"
 
-enum tool_mode {
-    TOOLS_NONE,
-    TOOLS_AUTO, /* the model may call: <tool_call>{…}</tool_call>, or a reply that is an object */
-    TOOLS_FORCED, /* a grammar sees to it that the reply is one call */
+enum tool_choice {
+    TOOL_CHOICE_NONE,
+    TOOL_CHOICE_AUTO, /* the model may call: <tool_call>{…}</tool_call>, or a reply that is an object */
+    TOOL_CHOICE_REQUIRED, /* a grammar sees to it that the reply is one call */
 };
 
-struct usage { /* tokens */
+struct token_usage { /* tokens */
     int64_t prompt, completion, cached;
 };
 
 /* What is asked for; everything is the generation's own and released with it. */
 struct generation_spec {
-    struct ids *prompts;
+    struct token_ids *prompts;
     int n_prompts, n; /* n answers to each */
     int n_best;       /* of these so many are told, the most probable; 0: all */
     int32_t max_tokens;
     int32_t context;          /* tokens of a prompt and its answer; 0: what the engine holds */
-    struct sampling sampling; /* answer i of a prompt draws with seed + i */
-    struct token_bias *bias;
+    struct sampling_params sampling; /* answer i of a prompt draws with seed + i */
+    struct logit_bias *bias;
     struct strings stops;
     int32_t stop_ids[32];
     int n_stop_ids;
@@ -45,7 +45,7 @@ struct generation_spec {
     bool one_call;           /* of tools, at most */
     bool thoughts;           /* a team's turns are told, as reasoning */
     struct grammar *grammar; /* borrowed of the server's */
-    enum tool_mode tools;
+    enum tool_choice tools;
     struct strings tool_names; /* that are offered */
     char *user;         /* the request's user, or NULL: stays on one side of an experiment */
     json_t *asked;      /* {messages} or {prompt}, kept for ratings, or NULL */
@@ -64,16 +64,16 @@ struct tool_call {
 };
 
 /* What somebody else than the batcher writes into an answer: a team. Under its lock. */
-struct outside {
+struct async_output {
     pthread_mutex_t lock;
     struct buf words, thoughts; /* not yet taken in */
-    struct usage cost;
+    struct token_usage cost;
     bool done, stop; /* stop: nobody waits for it any more */
 };
 
 struct completion {
-    struct ticket ticket;
-    struct outside *outside; /* NULL: it is the call's */
+    struct batcher_request ticket;
+    struct async_output *outside; /* NULL: it is the call's */
     struct buf thoughts;     /* what was said on the way to it */
     size_t thoughts_sent;
     int prompt, index;
@@ -97,9 +97,9 @@ struct completion {
 
 struct generation;
 /* A list in a reply that may be too large for a tree of JSON values: log-probabilities of the
- * tokens from..to of an answer. The tree has a string in its place, and reply_add writes the list
+ * tokens from..to of an answer. The tree has a string in its place, and reply_serialize writes the list
  * as text, one item's tree at a time. */
-struct reply_list {
+struct lazy_list {
     int kind;  /* the dialect's */
     int index; /* of the answer */
     int32_t from, to;
@@ -107,9 +107,9 @@ struct reply_list {
     size_t flags;      /* that jansson writes the reply with */
 };
 /* How an API says it. Streams: each appends whole events. */
-struct dialect {
+struct api_dialect {
     const char *stream_type, *idle;
-    void (*list)(const struct generation *g, const struct reply_list *l, struct buf *out);
+    void (*list)(const struct generation *g, const struct lazy_list *l, struct buf *out);
     void (*begin)(const struct generation *g, struct completion *a, struct buf *out);
     /* What is new in an answer: words from a->sent to words_end, tool calls. */
     void (*delta)(const struct generation *g, struct completion *a, struct buf *out);
@@ -123,8 +123,8 @@ struct generation {
     struct generation *next, *prev; /* in the server's list */
     struct server *s;
     struct exchange *x;
-    const struct dialect *dialect;
-    struct target target;
+    const struct api_dialect *dialect;
+    struct model_ref target;
     struct generation_spec spec;
     struct ab_arm arm;
     char id[40];
@@ -135,54 +135,54 @@ struct generation {
     char *key; /* who asked; NULL: nobody in particular */
     bool gone;
     uint64_t nonce; /* in the strings that stand for lists: no client knows it */
-    struct reply_room {
+    struct reply_budget {
         size_t bytes; /* reserved for the reply's text */
         bool refused; /* there was no memory for more of it: the reply fails */
     } * room;
 };
 
 /* Takes spec and target over, and answers the exchange, with an error if it must be. */
-void generation_start(struct server *s, struct exchange *x, const struct dialect *d,
-                      const char *id_prefix, struct target *t, struct generation_spec *spec);
+void generation_start(struct server *s, struct exchange *x, const struct api_dialect *d,
+                      const char *id_prefix, struct model_ref *t, struct generation_spec *spec);
 void generation_spec_release(struct generation_spec *spec);
 /* The same where a thread of its own answers: fn(g, ctx) writes each answer's `outside` with
- * generation_say, and then ends it. At most so many at once: else the exchange is told to come
+ * generation_append, and then ends it. At most so many at once: else the exchange is told to come
  * back. ctx is released by fn. */
-enum { OUTSIDE_MAX = 32 };
-bool generation_start_outside(struct server *s, struct exchange *x, const struct dialect *d,
-                              const char *id_prefix, struct target *t, struct generation_spec *spec,
+enum { ASYNC_WORKERS_MAX = 32 };
+bool generation_start_async(struct server *s, struct exchange *x, const struct api_dialect *d,
+                              const char *id_prefix, struct model_ref *t, struct generation_spec *spec,
                               void (*fn)(struct generation *g, void *ctx), void *ctx);
-void generation_say(struct generation *g, struct completion *a, const char *words,
-                    const char *thoughts, const struct usage *cost, bool done);
+void generation_append(struct generation *g, struct completion *a, const char *words,
+                    const char *thoughts, const struct token_usage *cost, bool done);
 
 /* for dialects */
 
 /* Takes in what the batcher has added: words that may be told, and tool calls. */
-void answer_advance(const struct generation *g, struct completion *a);
-void answer_release(struct completion *a);
+void completion_advance(const struct generation *g, struct completion *a);
+void completion_release(struct completion *a);
 /* "stop", "length" or "tool_calls"; NULL while it goes on. */
-const char *answer_reason(const struct completion *a);
-struct usage generation_usage(const struct generation *g);
+const char *completion_finish_reason(const struct completion *a);
+struct token_usage generation_usage(const struct generation *g);
 /* Bytes of a text as a JSON string; what is no UTF-8 becomes U+FFFD. */
-json_t *json_text_of(const char *text, size_t n);
+json_t *json_string_lossy(const char *text, size_t n);
 /* A token as OpenAI writes one that is no text: its characters, or bytes:\xe3. */
-json_t *json_token(const struct server *s, int32_t id);
+json_t *json_token_text(const struct server *s, int32_t id);
 json_t *json_logprob(float v); /* -inf is -9999 */
 /* A string that stands for the list. */
-json_t *reply_list_json(const struct generation *g, const struct reply_list *l);
+json_t *lazy_list_placeholder(const struct generation *g, const struct lazy_list *l);
 /* Appends v as text, its lists written by the dialect; takes v over. */
-void reply_add(const struct generation *g, json_t *v, size_t flags, struct buf *out);
+void reply_serialize(const struct generation *g, json_t *v, size_t flags, struct buf *out);
 /* For writers of lists: appends v and a comma before it where it is not the first; takes v over.
  * False: there is no memory for more. */
-bool reply_item(const struct generation *g, const struct reply_list *l, json_t *v, struct buf *out);
+bool lazy_list_add(const struct generation *g, const struct lazy_list *l, json_t *v, struct buf *out);
 /* Token i of an answer as {token, logprob, bytes, top_logprobs}. */
 json_t *token_logprobs(const struct generation *g, const struct completion *a, int32_t i);
 /* A dialect's `list` that writes [to - from] of those. */
-void logprobs_write(const struct generation *g, const struct reply_list *l, struct buf *out);
+void token_logprobs_write(const struct generation *g, const struct lazy_list *l, struct buf *out);
 /* Tokens of the answer whose text has been told. */
-int32_t tokens_told(const struct completion *a);
+int32_t completion_tokens_sent(const struct completion *a);
 /* Tokens of a whole answer that a stop text has left something of. */
-int32_t tokens_kept(const struct completion *a);
+int32_t completion_tokens_kept(const struct completion *a);
 /* A token as OpenAI lists one: {token, logprob, bytes}. */
 json_t *json_token_logprob(const struct server *s, int32_t id, float logprob);
 /* An event of a stream: "data: {…}\n\n"; takes v over. */
@@ -192,23 +192,23 @@ void ndjson_add(const struct generation *g, json_t *v, struct buf *out);
 
 /* for who reads requests: fields as OpenAI and vLLM call them, into the spec */
 
-uint64_t seed_drawn(void);
+uint64_t random_seed(void);
 /* Whoever is asked for: `model`, or llama.cpp's `lora`, or LoRAX's `parameters`. */
-int target_read(struct server *s, const json_t *body, struct target *t, struct error *err);
+int model_ref_read(struct server *s, const json_t *body, struct model_ref *t, struct error *err);
 /* Penalties as Ollama and llama.cpp have them, on the last so many tokens: 0 none, -1 all. */
-void penalties_set(struct sampling *s, double repeat, double presence, double frequency,
+void sampling_set_penalties(struct sampling_params *s, double repeat, double presence, double frequency,
                    int64_t last_n);
 /* logit_bias as OpenAI has it: {"id": bias}. */
-int bias_read(const struct server *s, const json_t *body, struct generation_spec *spec,
+int logit_bias_read(const struct server *s, const json_t *body, struct generation_spec *spec,
               struct error *err);
 /* stop, stop_token_ids, ignore_eos. */
-int stops_read(const struct server *s, const json_t *body, struct generation_spec *spec,
+int stop_conditions_read(const struct server *s, const json_t *body, struct generation_spec *spec,
                struct error *err);
 /* spec->grammar from a text, or from a value as JSON; kinds as for server_grammar. */
-int grammar_named(struct server *s, struct generation_spec *spec, const char *kind, const json_t *v,
+int generation_set_grammar(struct server *s, struct generation_spec *spec, const char *kind, const json_t *v,
                   struct error *err);
 /* tools, tool_choice; after the grammar. */
-int tools_read(struct server *s, const json_t *body, struct generation_spec *spec,
+int tool_choice_read(struct server *s, const json_t *body, struct generation_spec *spec,
                struct error *err);
 /* A request's own `chat_template` needs --trust-request-chat-template. Before a made model's is put
  * in its place. */
@@ -216,17 +216,17 @@ int chat_template_check(const struct server *s, const json_t *body, struct gener
                         struct error *err);
 /* messages, chat_template, chat_template_kwargs …: the prompt. Messages are put in order in place;
  * after the tools. Ends with ERR_STATE when the client of spec->x has gone. */
-int chat_prompt(const struct server *s, json_t *body, struct generation_spec *spec,
+int chat_prompt_render(const struct server *s, json_t *body, struct generation_spec *spec,
                 struct error *err);
 /* Whether every prompt has room, and for one token of a reply. */
 bool prompt_fits(const struct server *s, const struct generation_spec *spec);
 /* Answers with the error and gives back what was read. */
-void generation_fail(struct server *s, struct exchange *x, struct target *t,
+void generation_fail(struct server *s, struct exchange *x, struct model_ref *t,
                      struct generation_spec *spec, const struct error *err);
 /* Reads the exchange's body as a request, and starts it or says why not. */
-void generation_answer(struct server *s, struct exchange *x, const struct dialect *d,
+void generation_handle(struct server *s, struct exchange *x, const struct api_dialect *d,
                        const char *prefix,
-                       int (*read)(struct server *s, const json_t *body, struct target *t,
+                       int (*read)(struct server *s, const json_t *body, struct model_ref *t,
                                    struct generation_spec *spec, struct error *err));
 
 #endif

@@ -33,20 +33,20 @@ struct entry {
     struct error err;
 };
 /* A large source that a thread waits for. */
-struct order {
-    struct order *next;
+struct compile_task {
+    struct compile_task *next;
     const char *kind, *text;
     size_t len;
     struct grammar *g;
     struct error *err;
     bool done;
 };
-struct grammars {
-    struct grammars_options o;
+struct grammar_cache {
+    struct grammar_cache_options o;
     pthread_t *threads; /* [o.large] */
     pthread_mutex_t lock;
     pthread_cond_t changed, ordered;
-    struct order *orders, *last_order;
+    struct compile_task *orders, *last_order;
     struct entry **v; /* [n] by the last use, newest first */
     int n, cap;
     int compiling, waiting; /* threads that wait for an order of theirs, or of another's */
@@ -63,32 +63,32 @@ static void entry_free(struct entry *e) {
 
 /* the list; the lock is held */
 
-static int entry_at(const struct grammars *all, const struct entry *e) {
+static int entry_at(const struct grammar_cache *all, const struct entry *e) {
     int i = 0;
     while (all->v[i] != e) i++;
     return i;
 }
 
-static void entry_remove(struct grammars *all, struct entry *e) {
+static void entry_remove(struct grammar_cache *all, struct entry *e) {
     int i = entry_at(all, e);
     memmove(all->v + i, all->v + i + 1, sizeof *all->v * (size_t)(--all->n - i));
     all->bytes -= e->bytes;
     entry_free(e);
 }
 
-static void entry_to_front(struct grammars *all, struct entry *e) {
+static void entry_to_front(struct grammar_cache *all, struct entry *e) {
     int i = entry_at(all, e);
     memmove(all->v + 1, all->v, sizeof *all->v * (size_t)i);
     all->v[0] = e;
 }
 
-static struct entry *entry_find(const struct grammars *all, const char *hash) {
+static struct entry *entry_find(const struct grammar_cache *all, const char *hash) {
     for (int i = 0; i < all->n; i++)
         if (strcmp(all->v[i]->hash, hash) == 0 && !all->v[i]->failed) return all->v[i];
     return NULL;
 }
 
-static struct entry *entry_add(struct grammars *all, const char *hash, const char *caller) {
+static struct entry *entry_add(struct grammar_cache *all, const char *hash, const char *caller) {
     if (all->n == all->cap) {
         all->cap = all->cap ? 2 * all->cap : 16;
         all->v = xrealloc(all->v, sizeof *all->v * (size_t)all->cap);
@@ -106,14 +106,14 @@ static bool same_caller(const struct entry *e, const char *caller) {
     return strncmp(e->caller, caller, sizeof e->caller - 1) == 0;
 }
 
-static size_t caller_bytes(const struct grammars *all, const char *caller) {
+static size_t caller_bytes(const struct grammar_cache *all, const char *caller) {
     size_t bytes = 0;
     for (int i = 0; i < all->n; i++)
         if (same_caller(all->v[i], caller)) bytes += all->v[i]->bytes;
     return bytes;
 }
 
-static int caller_entries(const struct grammars *all, const char *caller) {
+static int caller_entries(const struct grammar_cache *all, const char *caller) {
     int n = 0;
     for (int i = 0; i < all->n; i++) n += same_caller(all->v[i], caller);
     return n;
@@ -121,7 +121,7 @@ static int caller_entries(const struct grammars *all, const char *caller) {
 
 /* The unused entry that goes first: the oldest of the caller that has most of them, of `only` when
  * that is given. */
-static struct entry *entry_to_forget(const struct grammars *all, const char *only) {
+static struct entry *entry_to_evict(const struct grammar_cache *all, const char *only) {
     struct entry *out = NULL;
     int most = 0;
     for (int i = all->n - 1; i >= 0; i--) {
@@ -134,17 +134,17 @@ static struct entry *entry_to_forget(const struct grammars *all, const char *onl
 }
 
 /* Room for `bytes` more of a caller. False: what is in use leaves none. */
-static bool room_make(struct grammars *all, const char *caller, size_t bytes) {
+static bool room_make(struct grammar_cache *all, const char *caller, size_t bytes) {
     struct entry *e;
     while (caller_bytes(all, caller) + bytes > all->o.bytes / 2) {
-        if (!(e = entry_to_forget(all, caller))) return false;
+        if (!(e = entry_to_evict(all, caller))) return false;
         entry_remove(all, e);
     }
     while (all->bytes + bytes > all->o.bytes) {
-        if (!(e = entry_to_forget(all, NULL))) return false;
+        if (!(e = entry_to_evict(all, NULL))) return false;
         entry_remove(all, e);
     }
-    while (all->n > all->o.kept && (e = entry_to_forget(all, NULL))) entry_remove(all, e);
+    while (all->n > all->o.kept && (e = entry_to_evict(all, NULL))) entry_remove(all, e);
     return true;
 }
 
@@ -161,21 +161,21 @@ static struct grammar *compile(const char *kind, const char *text, size_t len, s
 
 static struct grammar *compile_share(const char *kind, const char *text, size_t len, int share,
                                      bool *large, struct error *err) {
-    grammar_build_share(share);
+    grammar_set_build_budget(share);
     struct grammar *g = compile(kind, text, len, err);
-    *large = !g && share > 1 && grammar_build_share_met();
-    grammar_build_share(1);
+    *large = !g && share > 1 && grammar_build_budget_exceeded();
+    grammar_set_build_budget(1);
     if (!g) err->code = ERR_USAGE; // what is too large for a grammar is the request's fault
     return g;
 }
 
 /* Compiles large sources, one after the other, with a low priority. */
 static void *compile_thread(void *ctx) {
-    struct grammars *all = ctx;
+    struct grammar_cache *all = ctx;
     thread_background(LARGE_NICE);
     pthread_mutex_lock(&all->lock);
     for (;;) {
-        struct order *w = all->orders;
+        struct compile_task *w = all->orders;
         bool large;
         if (!w && all->quit) break;
         if (!w) {
@@ -194,16 +194,16 @@ static void *compile_thread(void *ctx) {
 }
 
 static void source_hash(const char *kind, const char *text, size_t len, char out[HASH_LEN]) {
-    struct hasher h;
-    hasher_init(&h);
-    hasher_add(&h, kind, strlen(kind) + 1);
-    hasher_add(&h, text, len);
-    hasher_final(&h, out);
+    struct sha256 h;
+    sha256_init(&h);
+    sha256_update(&h, kind, strlen(kind) + 1);
+    sha256_update(&h, text, len);
+    sha256_final(&h, out);
 }
 
 /* places; the lock is held */
 
-static int caller_places(const struct grammars *all, const char *caller) {
+static int caller_places(const struct grammar_cache *all, const char *caller) {
     int n = 0;
     for (int i = 0; i < all->n; i++) n += !all->v[i]->g && same_caller(all->v[i], caller);
     return n;
@@ -216,12 +216,12 @@ static int refuse_busy(struct error *err) {
 }
 
 /* Whether as many threads wait for large ones as may. */
-static bool threads_wait(const struct grammars *all) {
+static bool threads_wait(const struct grammar_cache *all) {
     return all->compiling + all->waiting >= all->o.large + all->o.waiting;
 }
 
 /* Has the source compiled. The entry, which has no grammar yet, counts as its caller's. */
-static struct grammar *order_run(struct grammars *all, struct order *w, const char *caller) {
+static struct grammar *compile_task_run(struct grammar_cache *all, struct compile_task *w, const char *caller) {
     if (threads_wait(all) || caller_places(all, caller) > all->o.share) {
         refuse_busy(w->err);
         return NULL;
@@ -236,7 +236,7 @@ static struct grammar *order_run(struct grammars *all, struct order *w, const ch
 }
 
 /* Waits until another request has compiled the entry. */
-static struct grammar *entry_wait(struct grammars *all, struct entry *e, struct error *err) {
+static struct grammar *entry_wait(struct grammar_cache *all, struct entry *e, struct error *err) {
     if (!e->g && threads_wait(all)) {
         refuse_busy(err);
         return NULL;
@@ -255,7 +255,7 @@ static struct grammar *entry_wait(struct grammars *all, struct entry *e, struct 
 }
 
 /* Puts what was compiled into its entry; takes g over. */
-static struct grammar *entry_fill(struct grammars *all, struct entry *e, struct grammar *g,
+static struct grammar *entry_fill(struct grammar_cache *all, struct entry *e, struct grammar *g,
                                   struct error *err) {
     size_t bytes = g ? grammar_bytes(g) : 0;
     all->compiled += g != NULL;
@@ -283,23 +283,23 @@ static uint64_t large_mark(const char *hash) {
                     NULL, 16);
 }
 
-static bool is_known_large(const struct grammars *all, const char *hash) {
+static bool is_known_large(const struct grammar_cache *all, const char *hash) {
     for (int i = 0; i < LARGE_KNOWN; i++)
         if (all->large[i] == large_mark(hash)) return true;
     return false;
 }
 
-static struct grammar *large_get(struct grammars *all, const char *hash, const char *caller,
+static struct grammar *large_get(struct grammar_cache *all, const char *hash, const char *caller,
                                  const char *kind, const char *text, size_t len,
                                  struct error *err) {
-    struct order w = {.kind = kind, .text = text, .len = len, .err = err};
+    struct compile_task w = {.kind = kind, .text = text, .len = len, .err = err};
     if (!is_known_large(all, hash)) all->large[all->n_large++ % LARGE_KNOWN] = large_mark(hash);
     struct entry *e = entry_add(all, hash, caller);
-    return entry_fill(all, e, order_run(all, &w, caller), err);
+    return entry_fill(all, e, compile_task_run(all, &w, caller), err);
 }
 
 /* The first try. *large: the share was too small for it. */
-static struct grammar *small_get(struct grammars *all, const char *hash, const char *caller,
+static struct grammar *small_get(struct grammar_cache *all, const char *hash, const char *caller,
                                  const char *kind, const char *text, size_t len, bool *large,
                                  struct error *err) {
     struct grammar *g = compile_share(kind, text, len, SMALL_SHARE, large, err);
@@ -317,8 +317,8 @@ static struct grammar *small_get(struct grammars *all, const char *hash, const c
     return g;
 }
 
-struct grammars *grammars_new(const struct grammars_options *o) {
-    struct grammars *all = xcalloc(1, sizeof *all);
+struct grammar_cache *grammar_cache_new(const struct grammar_cache_options *o) {
+    struct grammar_cache *all = xcalloc(1, sizeof *all);
     long processors = sysconf(_SC_NPROCESSORS_ONLN);
     if (o) all->o = *o;
     if (!all->o.large) all->o.large = (int)MAX(processors / 4, 1);
@@ -335,7 +335,7 @@ struct grammars *grammars_new(const struct grammars_options *o) {
     return all;
 }
 
-void grammars_free(struct grammars *all) {
+void grammar_cache_free(struct grammar_cache *all) {
     if (!all) return;
     pthread_mutex_lock(&all->lock);
     all->quit = true;
@@ -351,7 +351,7 @@ void grammars_free(struct grammars *all) {
     free(all);
 }
 
-struct grammar *grammars_get(struct grammars *all, const char *caller, const char *kind,
+struct grammar *grammar_cache_get(struct grammar_cache *all, const char *caller, const char *kind,
                              const char *text, size_t len, struct error *err) {
     char hash[HASH_LEN];
     bool large = len > SMALL_SOURCE;
@@ -375,15 +375,15 @@ struct grammar *grammars_get(struct grammars *all, const char *caller, const cha
     return g;
 }
 
-void grammars_release(struct grammars *all, struct grammar *g) {
+void grammar_cache_release(struct grammar_cache *all, struct grammar *g) {
     pthread_mutex_lock(&all->lock);
     for (int i = 0; i < all->n; i++) all->v[i]->users -= all->v[i]->g == g;
     pthread_mutex_unlock(&all->lock);
 }
 
-struct grammars_stats grammars_stats(struct grammars *all) {
+struct grammar_cache_stats grammar_cache_stats(struct grammar_cache *all) {
     pthread_mutex_lock(&all->lock);
-    struct grammars_stats s = {.kept = all->n, .bytes = all->bytes, .compiled = all->compiled};
+    struct grammar_cache_stats s = {.kept = all->n, .bytes = all->bytes, .compiled = all->compiled};
     for (int i = 0; i < all->n; i++) s.in_use += all->v[i]->users > 0;
     pthread_mutex_unlock(&all->lock);
     return s;

@@ -13,28 +13,28 @@
 
 #include "grammar/grammar.h"
 
-struct grammars;
-struct grammars_options {      /* 0: what is said */
+struct grammar_cache;
+struct grammar_cache_options {      /* 0: what is said */
     int large, waiting, share; /* large ones compiled at once (1 for 4 processors), waiting (4), of
                                   one caller (2) */
     int kept;                  /* entries (64) */
     size_t bytes;              /* of all that is kept or in use (256 MiB); half of it a caller's */
 };
-struct grammars *grammars_new(const struct grammars_options *o);
-void grammars_free(struct grammars *all); /* none may be in use */
+struct grammar_cache *grammar_cache_new(const struct grammar_cache_options *o);
+void grammar_cache_free(struct grammar_cache *all); /* none may be in use */
 /*
  * The grammar of a source: "json_schema", "json_object" (no text), "regex", "gbnf" or "choices"
  * (texts, each with its zero byte). ERR_USAGE: what is wrong with it; ERR_STATE: there is no room
- * for it now. Borrowed until grammars_release.
+ * for it now. Borrowed until grammar_cache_release.
  */
-struct grammar *grammars_get(struct grammars *all, const char *caller, const char *kind,
+struct grammar *grammar_cache_get(struct grammar_cache *all, const char *caller, const char *kind,
                              const char *text, size_t len, struct error *err);
-void grammars_release(struct grammars *all, struct grammar *g);
-struct grammars_stats {
+void grammar_cache_release(struct grammar_cache *all, struct grammar *g);
+struct grammar_cache_stats {
     int kept, in_use;
     size_t bytes;
     uint64_t compiled; /* so far, without first tries that were given up */
 };
-struct grammars_stats grammars_stats(struct grammars *all);
+struct grammar_cache_stats grammar_cache_stats(struct grammar_cache *all);
 
 #endif

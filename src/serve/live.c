@@ -12,10 +12,10 @@
 #include <stdlib.h>
 #include <string.h>
 
-struct live {
+struct async_reply {
     struct server *s;
     struct exchange *x;
-    struct live_work work;
+    struct async_reply_work work;
     char *key; /* who asked; NULL: nobody in particular */
     bool stream, stop;
     int refs; /* the thread's, and the stream's */
@@ -25,7 +25,7 @@ struct live {
     bool done;
 };
 
-static void live_release(struct live *l) {
+static void live_release(struct async_reply *l) {
     if (__atomic_sub_fetch(&l->refs, 1, __ATOMIC_ACQ_REL) > 0) return;
     exchange_release(l->x);
     pthread_mutex_destroy(&l->lock);
@@ -35,22 +35,22 @@ static void live_release(struct live *l) {
 }
 
 static void live_cancel(void *ctx) {
-    struct live *l = ctx;
+    struct async_reply *l = ctx;
     __atomic_store_n(&l->stop, true, __ATOMIC_RELEASE);
 }
 
-const bool *live_stop(const struct live *l) {
+const bool *async_reply_stop_flag(const struct async_reply *l) {
     return &l->stop;
 }
 
-void live_spent(struct live *l, const struct usage *u) {
-    counted_tokens(l->s, l->key, u);
+void async_reply_add_usage(struct async_reply *l, const struct token_usage *u) {
+    request_metrics_add_tokens(l->s, l->key, u);
 }
 
 /* what is told */
 
 /* With all digits, as in a reply. */
-static void event_put(struct live *l, const char *event, json_t *v, bool done) {
+static void event_put(struct async_reply *l, const char *event, json_t *v, bool done) {
     char *text = json_dumps(v, JSON_COMPACT | JSON_REAL_PRECISION(17));
     CHECK(text != NULL);
     json_decref(v);
@@ -63,32 +63,32 @@ static void event_put(struct live *l, const char *event, json_t *v, bool done) {
     exchange_wake(l->x);
 }
 
-void live_tell(struct live *l, const char *event, json_t *v) {
+void async_reply_event(struct async_reply *l, const char *event, json_t *v) {
     if (l->stream)
         event_put(l, event, v, false);
     else
         json_decref(v);
 }
 
-static enum pulled live_pull(void *ctx, struct buf *out) {
-    struct live *l = ctx;
+static enum stream_status live_pull(void *ctx, struct buf *out) {
+    struct async_reply *l = ctx;
     pthread_mutex_lock(&l->lock);
     buf_add(out, l->out.data, l->out.len);
     l->out.len = 0;
     bool done = l->done;
     pthread_mutex_unlock(&l->lock);
-    return done ? PULL_END : out->len ? PULL_MORE : PULL_WAIT;
+    return done ? STREAM_END : out->len ? STREAM_MORE : STREAM_WAIT;
 }
 
 static void live_close(void *ctx, bool finished) {
-    struct live *l = ctx;
+    struct async_reply *l = ctx;
     if (!finished) live_cancel(l);
     live_release(l);
 }
 
 /* the thread */
 
-static void live_end(struct live *l, json_t *result, const struct error *err) {
+static void live_end(struct async_reply *l, json_t *result, const struct error *err) {
     if (l->stream)
         event_put(l, result ? "result" : "error", result ? result : api_error_json(err, false),
                   true);
@@ -99,7 +99,7 @@ static void live_end(struct live *l, json_t *result, const struct error *err) {
 }
 
 static void *live_thread(void *ctx) {
-    struct live *l = ctx;
+    struct async_reply *l = ctx;
     struct server *s = l->s;
     struct error err;
     json_t *result = l->work.run(l, l->work.ctx, &err);
@@ -113,7 +113,7 @@ static void *live_thread(void *ctx) {
 }
 
 /* There is no memory for a thread. */
-static void live_thread_refused(struct live *l) {
+static void live_thread_refused(struct async_reply *l) {
     struct server *s = l->s;
     struct error err;
     error_set(&err, ERR_MEMORY, "the server is short of memory; try again later");
@@ -123,19 +123,19 @@ static void live_thread_refused(struct live *l) {
     __atomic_sub_fetch(&s->n_outside, 1, __ATOMIC_RELEASE);
 }
 
-void live_start(struct server *s, struct exchange *x, bool stream, const struct live_work *w) {
+void async_reply_start(struct server *s, struct exchange *x, bool stream, const struct async_reply_work *w) {
     pthread_t thread;
-    if (__atomic_add_fetch(&s->n_outside, 1, __ATOMIC_ACQUIRE) > OUTSIDE_MAX) {
+    if (__atomic_add_fetch(&s->n_outside, 1, __ATOMIC_ACQUIRE) > ASYNC_WORKERS_MAX) {
         __atomic_sub_fetch(&s->n_outside, 1, __ATOMIC_RELEASE);
         exchange_add_header(x, "Retry-After", "2");
         api_fail(x, 503, NULL, NULL, "overloaded", "%d teams talk already; try again later",
-                 OUTSIDE_MAX);
+                 ASYNC_WORKERS_MAX);
         w->release(w->ctx);
         return;
     }
-    struct live *l = xcalloc(1, sizeof *l);
-    const char *key = exchange_key(x);
-    *l = (struct live){.s = s,
+    struct async_reply *l = xcalloc(1, sizeof *l);
+    const char *key = exchange_key_id(x);
+    *l = (struct async_reply){.s = s,
                        .x = exchange_retain(x),
                        .work = *w,
                        .key = key ? xstrdup(key) : NULL,
@@ -146,7 +146,7 @@ void live_start(struct server *s, struct exchange *x, bool stream, const struct 
     if (stream)
         exchange_stream(x, 200, "text/event-stream", &source);
     else
-        exchange_on_gone(x, live_cancel, l);
+        exchange_on_disconnect(x, live_cancel, l);
     if (pthread_create(&thread, NULL, live_thread, l) == 0)
         pthread_detach(thread);
     else

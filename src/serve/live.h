@@ -11,23 +11,23 @@
 
 #include "serve/generation.h"
 
-struct live;
-struct live_work {
-    json_t *(*run)(struct live *l, void *ctx, struct error *err); /* NULL: err says why */
+struct async_reply;
+struct async_reply_work {
+    json_t *(*run)(struct async_reply *l, void *ctx, struct error *err); /* NULL: err says why */
     void (*release)(void *ctx);                                   /* always called, and last */
     void *ctx;
 };
-/* Answers the exchange, perhaps that there is too much of such work already: OUTSIDE_MAX with the
+/* Answers the exchange, perhaps that there is too much of such work already: ASYNC_WORKERS_MAX with the
  * teams that chat. */
-void live_start(struct server *s, struct exchange *x, bool stream, const struct live_work *w);
+void async_reply_start(struct server *s, struct exchange *x, bool stream, const struct async_reply_work *w);
 
 /* for the work, in its thread */
 
 /* Once true nobody waits for it any more. */
-const bool *live_stop(const struct live *l);
+const bool *async_reply_stop_flag(const struct async_reply *l);
 /* Takes v over. */
-void live_tell(struct live *l, const char *event, json_t *v);
+void async_reply_event(struct async_reply *l, const char *event, json_t *v);
 /* What it has cost, for who pays. */
-void live_spent(struct live *l, const struct usage *u);
+void async_reply_add_usage(struct async_reply *l, const struct token_usage *u);
 
 #endif

@@ -41,7 +41,7 @@ void memory_budget_free(struct memory_budget *b) {
     free(b);
 }
 
-size_t memory_budget_share(const struct memory_budget *b) {
+size_t memory_budget_owner_max(const struct memory_budget *b) {
     return b->stats.most / 2;
 }
 
@@ -60,12 +60,12 @@ static double mb(size_t bytes) {
 static int owner_set(struct memory_budget *b, struct owner **at, const void *key, size_t bytes,
                      struct error *err) {
     size_t had = *at ? (*at)->bytes : 0, others = b->stats.used - had;
-    if (bytes > had && bytes > memory_budget_share(b)) {
+    if (bytes > had && bytes > memory_budget_owner_max(b)) {
         b->stats.refused++;
         return error_set(err, ERR_USAGE,
                          "it needs about %.1f MB of memory, and a request may have %.1f MB here "
                          "(half of --max-request-memory)",
-                         mb(bytes), mb(memory_budget_share(b)));
+                         mb(bytes), mb(memory_budget_owner_max(b)));
     }
     if (bytes > had && bytes > b->stats.most - others) {
         b->stats.refused++;
@@ -92,7 +92,7 @@ int memory_budget_set(struct memory_budget *b, const void *owner, size_t bytes, 
     return rc;
 }
 
-int memory_budget_take(struct memory_budget *b, const void *owner, size_t bytes,
+int memory_budget_reserve(struct memory_budget *b, const void *owner, size_t bytes,
                        struct error *err) {
     pthread_mutex_lock(&b->lock);
     struct owner **at = owner_find(b, owner);
@@ -102,7 +102,7 @@ int memory_budget_take(struct memory_budget *b, const void *owner, size_t bytes,
     return rc;
 }
 
-void memory_budget_move(struct memory_budget *b, const void *from, const void *to, size_t bytes) {
+void memory_budget_transfer(struct memory_budget *b, const void *from, const void *to, size_t bytes) {
     pthread_mutex_lock(&b->lock);
     struct owner *giver = *owner_find(b, from), **at = owner_find(b, to);
     if (giver && !*at) {
@@ -118,7 +118,7 @@ void memory_budget_move(struct memory_budget *b, const void *from, const void *t
     pthread_mutex_unlock(&b->lock);
 }
 
-size_t memory_budget_of(struct memory_budget *b, const void *owner) {
+size_t memory_budget_reserved(struct memory_budget *b, const void *owner) {
     pthread_mutex_lock(&b->lock);
     struct owner **at = owner_find(b, owner);
     size_t bytes = *at ? (*at)->bytes : 0;
@@ -126,7 +126,7 @@ size_t memory_budget_of(struct memory_budget *b, const void *owner) {
     return bytes;
 }
 
-void memory_budget_end(struct memory_budget *b, const void *owner) {
+void memory_budget_release(struct memory_budget *b, const void *owner) {
     pthread_mutex_lock(&b->lock);
     struct owner **at = owner_find(b, owner), *o = *at;
     if (o) {

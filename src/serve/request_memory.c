@@ -4,7 +4,7 @@
  * The figures are those of the structures that are used: jansson's values, the engine's results,
  * text in growing buffers. A token's text is counted with the vocabulary's average length; a client
  * can steer a reply to longer tokens, and then the writer of the reply reserves more as it goes
- * (reply_item). Nothing here allocates for a request.
+ * (lazy_list_add). Nothing here allocates for a request.
  */
 #define _GNU_SOURCE
 #include "serve/generation.h"
@@ -29,18 +29,18 @@ enum {
 
 void request_memory_open(struct server *s) {
     const struct tokenizer *tok = s->m->tok;
-    size_t all = 0, n = (size_t)tok_vocab_size(tok), most = (size_t)s->o->request_memory;
-    for (size_t i = 0; i < n; i++) all += strlen(tok_piece(tok, (int32_t)i, NULL));
+    size_t all = 0, n = (size_t)tokenizer_vocab_size(tok), most = (size_t)s->o->request_memory;
+    for (size_t i = 0; i < n; i++) all += strlen(tokenizer_id_to_piece(tok, (int32_t)i, NULL));
     s->piece_bytes = all / MAX(n, (size_t)1) + 2;
     if (most == 0) most = BUDGET_DEFAULT;
     s->kept_replies = MIN((size_t)REPLIES_KEPT, most / 8);
     s->kept_grammars = MIN((size_t)GRAMMARS_KEPT, most / 16);
     s->memory = memory_budget_new(most - s->kept_replies - 2 * s->kept_grammars);
-    memory_reserve_keep(RESERVE);
+    memory_reserve_set(RESERVE);
 }
 
-int request_reserve(struct server *s, struct exchange *x, size_t bytes, struct error *err) {
-    return memory_budget_take(s->memory, x, bytes, err);
+int request_memory_reserve(struct server *s, struct exchange *x, size_t bytes, struct error *err) {
+    return memory_budget_reserve(s->memory, x, bytes, err);
 }
 
 /* Of the tree that a text of JSON becomes. Text in strings counts alike: arguments of tool calls
@@ -55,30 +55,30 @@ static size_t json_tree_bytes(const struct buf *b) {
     return bytes;
 }
 
-json_t *request_json(struct server *s, struct exchange *x, struct error *err) {
+json_t *request_memory_json(struct server *s, struct exchange *x, struct error *err) {
     const struct buf *body = exchange_body(x);
     size_t bytes = json_tree_bytes(body) + TEXT_FACTOR * body->len;
-    if (request_reserve(s, x, bytes, err) == OK) return exchange_json(x, err);
+    if (request_memory_reserve(s, x, bytes, err) == OK) return exchange_json(x, err);
     error_wrap(err, "the body");
     return NULL;
 }
 
-int ids_check(const struct ids *ids, struct error *err) {
+int ids_check_memory(const struct token_ids *ids, struct error *err) {
     if (!ids->refused) return OK;
     return error_set(err, ERR_MEMORY, "the server is short of memory for so much text");
 }
 
-int request_reserve_list(struct server *s, struct exchange *x, int64_t n, size_t each,
+int request_memory_reserve_list(struct server *s, struct exchange *x, int64_t n, size_t each,
                          const char *what, struct error *err) {
-    if (request_reserve(s, x, (size_t)n * each, err) == OK) return OK;
+    if (request_memory_reserve(s, x, (size_t)n * each, err) == OK) return OK;
     return err->code == ERR_USAGE ? error_wrap(err, "'%s'", what) : err->code;
 }
 
-int request_reserve_file(struct server *s, struct exchange *x, const char *path, size_t factor,
+int request_memory_reserve_file(struct server *s, struct exchange *x, const char *path, size_t factor,
                          struct error *err) {
     struct stat st;
     if (stat(path, &st) != 0 ||
-        request_reserve(s, x, (size_t)MAX(st.st_size, 0) * factor, err) == OK)
+        request_memory_reserve(s, x, (size_t)MAX(st.st_size, 0) * factor, err) == OK)
         return OK;
     return error_wrap(err, "'%s'", path);
 }
@@ -101,7 +101,7 @@ static struct need answer_need(const struct server *s, const struct generation_s
     struct need need = {.prompt = ANSWER_BYTES + n_prompt * (6 * piece + 2 * sizeof(int32_t)),
                         .tokens = n * (sizeof(size_t) + 12 * piece + 3 * VALUE_BYTES / 2),
                         .scores = n * results};
-    if (spec->grammar) need.tokens += (size_t)tok_vocab_size(s->m->tok) / 8 + 64 * 1024;
+    if (spec->grammar) need.tokens += (size_t)tokenizer_vocab_size(s->m->tok) / 8 + 64 * 1024;
     if (spec->logprobs) need.scores += scores_text(s, n, spec->n_top, SCORE_BYTES);
     if (spec->prompt_logprobs) need.prompt_scores = n_prompt * results;
     if (spec->logprobs && spec->echo)

@@ -47,7 +47,7 @@ void api_fail(struct exchange *x, int status, const char *type, const char *para
     for (size_t i = 0; !type && i < ARRAY_LEN(types); i++)
         if (types[i].status == status) type = types[i].type;
     struct buf clean = {0}; // it may quote half a character of the request
-    buf_add_clean(&clean, message, strlen(message));
+    buf_add_sanitized(&clean, message, strlen(message));
     const char *text = clean.data ? clean.data : "";
     exchange_reply_json(x, status,
                         strncmp(exchange_path(x), "/api/", 5) == 0
@@ -65,7 +65,7 @@ static const char *param_of(const struct error *err, char out[64]) {
     if (n == 0 || n >= 64 || err->text[n + 1] != '\'') return NULL;
     memcpy(out, err->text + 1, n);
     out[n] = 0;
-    bool known = field_is_known(out) || strstr(err->text, "is no field of this request");
+    bool known = request_field_is_known(out) || strstr(err->text, "is no field of this request");
     return known ? out : NULL;
 }
 
@@ -93,7 +93,7 @@ void api_fail_error(struct exchange *x, const struct error *err, const char *par
 json_t *api_error_json(const struct error *err, bool plain) {
     bool busy = err->code == ERR_STATE || err->code == ERR_MEMORY;
     struct buf clean = {0};
-    buf_add_clean(&clean, err->text, strlen(err->text));
+    buf_add_sanitized(&clean, err->text, strlen(err->text));
     const char *text = clean.data ? clean.data : "";
     json_t *v = plain ? json_pack("{s:s}", "error", text)
                       : json_pack("{s:{s:s,s:s,s:n,s:s}}", "error", "message", text, "type",
@@ -105,7 +105,7 @@ json_t *api_error_json(const struct error *err, bool plain) {
 
 /* names */
 
-void server_id(struct server *s, const char *prefix, char out[40]) {
+void server_new_id(struct server *s, const char *prefix, char out[40]) {
     static const char letters[] = "abcdefghijklmnopqrstuvwxyz0123456789";
     uint64_t n = __atomic_add_fetch(&s->drawn, 1, __ATOMIC_RELAXED);
     struct rng r = rng_make((uint64_t)s->started ^ (uint64_t)getpid() << 32, RNG_SAMPLE,
@@ -115,7 +115,7 @@ void server_id(struct server *s, const char *prefix, char out[40]) {
     out[at] = 0;
 }
 
-static struct listed *listed_find(const struct server *s, const char *name) {
+static struct adapter_entry *adapter_entry_find(const struct server *s, const char *name) {
     for (int i = 0; i < s->n_adapters; i++)
         if (strcmp(s->adapters[i].name, name) == 0) return &s->adapters[i];
     return NULL;
@@ -123,14 +123,14 @@ static struct listed *listed_find(const struct server *s, const char *name) {
 
 bool server_adapter_listed(struct server *s, const char *name) {
     pthread_mutex_lock(&s->lock);
-    bool has = listed_find(s, name) != NULL;
+    bool has = adapter_entry_find(s, name) != NULL;
     pthread_mutex_unlock(&s->lock);
     return has;
 }
 
-struct listed *server_adapters(struct server *s, int *n) {
+struct adapter_entry *server_adapters(struct server *s, int *n) {
     pthread_mutex_lock(&s->lock);
-    struct listed *v = xcalloc((size_t)MAX(s->n_adapters, 1), sizeof *v);
+    struct adapter_entry *v = xcalloc((size_t)MAX(s->n_adapters, 1), sizeof *v);
     *n = s->n_adapters;
     for (int i = 0; i < *n; i++) {
         v[i] = s->adapters[i];
@@ -142,7 +142,7 @@ struct listed *server_adapters(struct server *s, int *n) {
     return v;
 }
 
-void server_adapters_free(struct listed *v, int n) {
+void server_adapters_free(struct adapter_entry *v, int n) {
     for (int i = 0; i < n; i++) {
         free(v[i].name);
         free(v[i].path);
@@ -151,26 +151,26 @@ void server_adapters_free(struct listed *v, int n) {
     free(v);
 }
 
-json_t *server_model_made(struct server *s, const char *name) {
+json_t *server_derived_spec(struct server *s, const char *name) {
     pthread_mutex_lock(&s->lock);
-    const struct listed *l = listed_find(s, name);
+    const struct adapter_entry *l = adapter_entry_find(s, name);
     json_t *made = l ? json_deep_copy(l->made) : NULL;
     pthread_mutex_unlock(&s->lock);
     return made;
 }
 
 /* The list follows the pool: what is in it can be had there. */
-static void listed_put(struct server *s, const char *name, const char *path, bool bare,
+static void adapter_entry_put(struct server *s, const char *name, const char *path, bool bare,
                        json_t *made) {
     pthread_mutex_lock(&s->lock);
-    struct listed *l = listed_find(s, name);
+    struct adapter_entry *l = adapter_entry_find(s, name);
     if (l) {
         free(l->path);
         json_decref(l->made);
     } else {
         s->adapters = xrealloc(s->adapters, sizeof *l * (size_t)(s->n_adapters + 1));
         l = &s->adapters[s->n_adapters++];
-        *l = (struct listed){.name = xstrdup(name), .id = s->next_id++};
+        *l = (struct adapter_entry){.name = xstrdup(name), .id = s->next_id++};
     }
     l->path = xstrdup(path);
     l->bare = bare;
@@ -179,9 +179,9 @@ static void listed_put(struct server *s, const char *name, const char *path, boo
     pthread_mutex_unlock(&s->lock);
 }
 
-static void listed_remove(struct server *s, const char *name) {
+static void adapter_entry_remove(struct server *s, const char *name) {
     pthread_mutex_lock(&s->lock);
-    struct listed *l = listed_find(s, name);
+    struct adapter_entry *l = adapter_entry_find(s, name);
     if (l) {
         free(l->name);
         free(l->path);
@@ -214,19 +214,19 @@ int server_adapter_load(struct server *s, const char *name, const char *path, bo
     if (!again && server_adapter_listed(s, name))
         return error_set(err, ERR_STATE, "the adapter '%s' is loaded already", name);
     if (adapter_pool_publish_path(s->pool, name, path, err) != OK) return err->code;
-    listed_put(s, name, path, false, NULL);
-    ab_loaded(s, name);
+    adapter_entry_put(s, name, path, false, NULL);
+    ab_on_adapter_loaded(s, name);
     return OK;
 }
 
 int server_adapter_publish(struct server *s, const char *name, struct adapter *a, const char *path,
                            struct error *err) {
     if (adapter_pool_publish(s->pool, name, a, err) != OK) return err->code;
-    listed_put(s, name, path, false, NULL);
+    adapter_entry_put(s, name, path, false, NULL);
     return OK;
 }
 
-int server_model_put(struct server *s, const char *name, const char *path, struct adapter *a,
+int server_derived_put(struct server *s, const char *name, const char *path, struct adapter *a,
                      json_t *made, struct error *err) {
     struct error none;
     int rc = name_check(s, name, err);
@@ -235,14 +235,14 @@ int server_model_put(struct server *s, const char *name, const char *path, struc
         json_decref(made);
         return rc;
     }
-    listed_put(s, name, path, !a, made);
+    adapter_entry_put(s, name, path, !a, made);
     if (!a) adapter_pool_remove(s->pool, name, &none); // what had the name before, if it did
     return OK;
 }
 
-static bool listed_bare(struct server *s, const char *name) {
+static bool adapter_entry_is_base(struct server *s, const char *name) {
     pthread_mutex_lock(&s->lock);
-    const struct listed *l = listed_find(s, name);
+    const struct adapter_entry *l = adapter_entry_find(s, name);
     bool bare = l && l->bare;
     pthread_mutex_unlock(&s->lock);
     return bare;
@@ -251,8 +251,8 @@ static bool listed_bare(struct server *s, const char *name) {
 int server_adapter_unload(struct server *s, const char *name, struct error *err) {
     if (!server_adapter_listed(s, name))
         return error_set(err, ERR_MISSING, "there is no adapter '%s'", name);
-    bool bare = listed_bare(s, name);
-    listed_remove(s, name);
+    bool bare = adapter_entry_is_base(s, name);
+    adapter_entry_remove(s, name);
     return bare ? OK : adapter_pool_remove(s->pool, name, err);
 }
 
@@ -287,22 +287,22 @@ static bool adapter_found(struct server *s, const char *name) {
     return false;
 }
 
-static int target_add(struct server *s, const char *name, float weight, struct target *t,
+static int target_add(struct server *s, const char *name, float weight, struct model_ref *t,
                       struct error *err) {
     if (t->n == ENGINE_MIX_MAX)
         return error_set(err, ERR_USAGE, "a mix has at most %d adapters", ENGINE_MIX_MAX);
     if (!server_adapter_listed(s, name) && !adapter_found(s, name))
         return error_set(err, ERR_MISSING,
                          "the model '%s' does not exist; GET /v1/models lists those that do", name);
-    if (listed_bare(s, name)) return OK;
+    if (adapter_entry_is_base(s, name)) return OK;
     struct adapter *a = adapter_pool_get(s->pool, name, err);
-    if (!a) return listed_bare(s, name) ? OK : err->code; // it has just been made anew
-    t->terms[t->n++] = (struct mix_term){.adapter = a, .weight = weight};
+    if (!a) return adapter_entry_is_base(s, name) ? OK : err->code; // it has just been made anew
+    t->terms[t->n++] = (struct weighted_adapter){.adapter = a, .weight = weight};
     return OK;
 }
 
 /* "a*0.7+b*0.3" */
-static int target_mix(struct server *s, const char *model, struct target *t, struct error *err) {
+static int target_mix(struct server *s, const char *model, struct model_ref *t, struct error *err) {
     char *copy = xstrdup(model), *rest = copy;
     int rc = OK;
     for (char *term; rc == OK && (term = strsep(&rest, "+"));) {
@@ -322,25 +322,25 @@ static int target_mix(struct server *s, const char *model, struct target *t, str
 }
 
 /* What stands where nobody is named: the adapters that have a scale. */
-static int target_standing(struct server *s, struct target *out, struct error *err) {
+static int target_standing(struct server *s, struct model_ref *out, struct error *err) {
     int n, rc = OK;
-    struct listed *v = server_adapters(s, &n);
+    struct adapter_entry *v = server_adapters(s, &n);
     for (int i = 0; i < n && rc == OK; i++)
         if (v[i].scale != 0) rc = target_add(s, v[i].name, (float)v[i].scale, out, err);
     out->label = xstrdup(out->n ? "mix" : "base");
     server_adapters_free(v, n);
-    if (rc != OK) target_release(out);
+    if (rc != OK) model_ref_release(out);
     return rc;
 }
 
-int target_find(struct server *s, const char *model, struct target *out, struct error *err) {
+int model_ref_resolve(struct server *s, const char *model, struct model_ref *out, struct error *err) {
     int rc = OK;
-    *out = (struct target){0};
-    size_t most = model && strpbrk(model, "*+") ? MIX_BYTES : NAME_BYTES;
+    *out = (struct model_ref){0};
+    size_t most = model && strpbrk(model, "*+") ? MODEL_NAME_MAX : JSON_NAME_MAX;
     if (model && strlen(model) > most)
         return error_set(err, ERR_USAGE, "'model' may have at most %zu bytes", most);
     bool base = is_base(s, model);
-    *out = (struct target){.name = xstrdup(model && *model ? model : s->name)};
+    *out = (struct model_ref){.name = xstrdup(model && *model ? model : s->name)};
     if (!model || !*model) return target_standing(s, out, err);
     char *name = base ? xstrdup("base") : adapter_name(s, model);
     if (!base && strpbrk(model, "*+") && !server_adapter_listed(s, name)) {
@@ -351,12 +351,12 @@ int target_find(struct server *s, const char *model, struct target *out, struct 
         rc = target_add(s, name, 1, out, err);
     }
     out->label = name;
-    if (rc != OK) target_release(out);
+    if (rc != OK) model_ref_release(out);
     return rc;
 }
 
 /* Scales [n] of the list's ids; others stay as they are. */
-static int scales_read(const json_t *list, const struct listed *v, int n, double *scales,
+static int scales_read(const json_t *list, const struct adapter_entry *v, int n, double *scales,
                        struct error *err) {
     const json_t *item;
     size_t i;
@@ -366,8 +366,8 @@ static int scales_read(const json_t *list, const struct listed *v, int n, double
         int64_t id = -1;
         int at = 0;
         double scale = 1;
-        if (field_int(item, "id", 0, 1 << 30, &id, err) != OK ||
-            field_number(item, "scale", -100, 100, &scale, err) != OK)
+        if (json_read_int(item, "id", 0, 1 << 30, &id, err) != OK ||
+            json_read_number(item, "scale", -100, 100, &scale, err) != OK)
             return err->code;
         while (at < n && v[at].id != id) at++;
         if (at == n)
@@ -377,21 +377,21 @@ static int scales_read(const json_t *list, const struct listed *v, int n, double
     return OK;
 }
 
-int target_of_list(struct server *s, const json_t *list, struct target *out, struct error *err) {
+int model_ref_from_list(struct server *s, const json_t *list, struct model_ref *out, struct error *err) {
     int n;
-    struct listed *v = server_adapters(s, &n);
+    struct adapter_entry *v = server_adapters(s, &n);
     double *scales = xcalloc((size_t)n + 1, sizeof *scales);
-    *out = (struct target){.name = xstrdup(s->name), .label = xstrdup("mix")};
+    *out = (struct model_ref){.name = xstrdup(s->name), .label = xstrdup("mix")};
     int rc = scales_read(list, v, n, scales, err);
     for (int i = 0; rc == OK && i < n; i++)
         if (scales[i] != 0) rc = target_add(s, v[i].name, (float)scales[i], out, err);
     free(scales);
     server_adapters_free(v, n);
-    if (rc != OK) target_release(out);
+    if (rc != OK) model_ref_release(out);
     return rc;
 }
 
-int server_scales(struct server *s, const json_t *list, struct error *err) {
+int server_set_scales(struct server *s, const json_t *list, struct error *err) {
     pthread_mutex_lock(&s->lock);
     double *scales = xcalloc((size_t)s->n_adapters + 1, sizeof *scales);
     int rc = scales_read(list, s->adapters, s->n_adapters, scales, err);
@@ -401,14 +401,14 @@ int server_scales(struct server *s, const json_t *list, struct error *err) {
     return rc;
 }
 
-void target_release(struct target *t) {
+void model_ref_release(struct model_ref *t) {
     for (int i = 0; i < t->n; i++) adapter_release(t->terms[i].adapter);
     free(t->name);
     free(t->label);
-    *t = (struct target){0};
+    *t = (struct model_ref){0};
 }
 
-void target_apply(const struct target *t, struct request *r) {
+void model_ref_apply(const struct model_ref *t, struct engine_request *r) {
     bool alone = t->n == 1 && t->terms[0].weight == 1.0f;
     r->adapter = alone ? t->terms[0].adapter : NULL;
     r->mix = alone || t->n == 0 ? NULL : t->terms;
@@ -421,19 +421,19 @@ void target_apply(const struct target *t, struct request *r) {
 static const char *grammar_caller(void) {
     const struct exchange *x = exchange_current();
     if (!x) return "";
-    const char *key = exchange_key(x);
-    return key ? key : exchange_client(x);
+    const char *key = exchange_key_id(x);
+    return key ? key : exchange_client_key(x);
 }
 
 struct grammar *server_grammar(struct server *s, const char *kind, const char *text, size_t len,
                                struct error *err) {
-    struct grammar *g = grammars_get(s->grammars, grammar_caller(), kind, text, len, err);
+    struct grammar *g = grammar_cache_get(s->grammars, grammar_caller(), kind, text, len, err);
     if (g && s->e) engine_prepare_grammars(s->e);
     return g;
 }
 
 void server_grammar_release(struct server *s, struct grammar *g) {
-    grammars_release(s->grammars, g);
+    grammar_cache_release(s->grammars, g);
 }
 
 /* the whole */
@@ -444,7 +444,7 @@ static void refuse(void *ctx, struct exchange *x, int status, const char *code,
     api_fail(x, status, NULL, NULL, code, "%s", message);
 }
 
-static struct body_sink *sink(void *ctx, struct exchange *x, const struct route *r) {
+static struct body_sink *sink(void *ctx, struct exchange *x, const struct http_route *r) {
     struct server *s = ctx;
     struct body_sink *found = NULL;
     for (const struct server_module *const *m = s->o->modules; !found && *m; m++)
@@ -454,12 +454,12 @@ static struct body_sink *sink(void *ctx, struct exchange *x, const struct route 
 
 static void ended(void *ctx, const struct exchange *x) {
     struct server *s = ctx;
-    counted_exchange(s, x);
-    memory_budget_end(s->memory, x);
-    access_ended(s, x);
+    request_metrics_add_exchange(s, x);
+    memory_budget_release(s->memory, x);
+    auth_request_done(s, x);
 }
 
-static int routes_add(struct route all[MAX_ROUTES], int n, const struct route *r) {
+static int routes_add(struct http_route all[MAX_ROUTES], int n, const struct http_route *r) {
     for (; r && r->method; r++) {
         CHECK(n + 1 < MAX_ROUTES);
         all[n++] = *r;
@@ -467,15 +467,15 @@ static int routes_add(struct route all[MAX_ROUTES], int n, const struct route *r
     return n;
 }
 
-static struct route *routes_join(const struct server *s) {
-    static struct route all[MAX_ROUTES];
-    static const struct route *const own[] = {teams_routes, counted_routes, ab_routes,
+static struct http_route *routes_join(const struct server *s) {
+    static struct http_route all[MAX_ROUTES];
+    static const struct http_route *const own[] = {teams_routes, metrics_routes, ab_routes,
                                               feedback_routes};
     int n = 0;
     for (size_t i = 0; i < ARRAY_LEN(own); i++) n = routes_add(all, n, own[i]);
     for (const struct server_module *const *m = s->o->modules; *m; m++)
         n = routes_add(all, n, (*m)->routes);
-    all[n] = (struct route){0};
+    all[n] = (struct http_route){0};
     return all;
 }
 
@@ -517,8 +517,8 @@ static int adapter_add(struct server *s, const char *spec, struct error *err) {
     const char *is = strchr(spec, '=');
     if (*spec == '{') {
         json_t *v = json_parse(spec, strlen(spec), "adapter", err);
-        const char *path = json_text_at(v, "path");
-        int rc = v ? server_adapter_load(s, json_text_at(v, "name"), path, false, err) : err->code;
+        const char *path = json_get_string(v, "path");
+        int rc = v ? server_adapter_load(s, json_get_string(v, "name"), path, false, err) : err->code;
         json_decref(v);
         return rc;
     }
@@ -544,7 +544,7 @@ static int adapters_scan(struct server *s, struct error *err) {
     const struct adapter_pool_item *v = adapter_pool_list(s->pool, &mem, &n);
     for (int i = 0; i < n; i++)
         if (v[i].path && name_check(s, v[i].name, err) == OK)
-            listed_put(s, v[i].name, v[i].path, false, NULL);
+            adapter_entry_put(s, v[i].name, v[i].path, false, NULL);
     arena_release(&mem);
     return OK;
 }
@@ -562,16 +562,16 @@ static void server_release(struct server *s) {
     ab_close(s);
     teams_release(s);
     keys_close(s->keys);
-    access_close(s);
+    auth_close(s);
     if (s->metrics) pthread_mutex_destroy(&s->counting);
     metrics_free(s->metrics);
     strings_release(&s->slacks);
-    for (int i = 0; i < TRACES_KEPT; i++) json_decref(s->traces[i]);
+    for (int i = 0; i < REQUEST_TRACES_MAX; i++) json_decref(s->traces[i]);
     adapter_pool_free(s->pool);
-    grammars_free(s->grammars);
+    grammar_cache_free(s->grammars);
     server_adapters_free(s->adapters, s->n_adapters);
     memory_budget_free(s->memory);
-    memory_reserve_keep(0);
+    memory_reserve_set(0);
     free(s->name);
     free(s->path);
     free(s->backups);
@@ -596,7 +596,7 @@ static void signals_block(sigset_t *set) {
 }
 
 static void metrics_current(void *ctx) {
-    counted_refresh(ctx);
+    request_metrics_refresh(ctx);
 }
 
 /* Of Slack's addresses one may come from the environment, where nobody else reads it. */
@@ -617,7 +617,7 @@ static int alerts_begin(struct server *s, struct error *err) {
 /* Under --max-memory the pool may have what was planned for the adapters of the command line and
  * for those that are loaded later, and what the plan left over. 0: no limit. */
 static size_t adapters_room(const struct server *s) {
-    const struct plan *p = s->o->plan;
+    const struct memory_plan *p = s->o->plan;
     if (!s->o->max_memory || !p) return 0;
     size_t spare = p->limit > p->total ? p->limit - p->total : 0;
     return p->adapters + spare + s->o->adapter_memory;
@@ -633,25 +633,25 @@ static int server_open(struct server *s, const struct engine_options *eo, struct
     if (adapters_add(s, err) != OK || adapters_scan(s, err) != OK || teams_open(s, err) != OK)
         return err->code;
     modules_load(s);
-    s->grammars = grammars_new(&(struct grammars_options){.bytes = s->kept_grammars});
-    engine_grammar_memory(s->e, s->kept_grammars);
+    s->grammars = grammar_cache_new(&(struct grammar_cache_options){.bytes = s->kept_grammars});
+    engine_set_grammar_memory(s->e, s->kept_grammars);
     s->batcher = batcher_new(s->e, (int)s->o->max_waiting);
-    counted_open(s);
-    if (access_open(s, err) != OK || ab_open(s, err) != OK) return err->code;
-    struct http_calls calls = {.ctx = s,
+    request_metrics_open(s);
+    if (auth_open(s, err) != OK || ab_open(s, err) != OK) return err->code;
+    struct http_callbacks calls = {.ctx = s,
                                .routes = routes_join(s),
                                .workers = WORKERS,
                                .self = &s->http,
-                               .admit = access_admit,
+                               .admit = auth_admit,
                                .sink = sink,
                                .refuse = refuse,
-                               .work = access_work,
-                               .any_host = access_any_host,
+                               .work = route_dispatch,
+                               .any_host = auth_any_host,
                                .ended = ended};
     if (modules_open(s, err) != OK || alerts_begin(s, err) != OK ||
-        access_token(s, err) != OK) // the jobs' lock is held: the state is this server's
+        auth_token_create(s, err) != OK) // the jobs' lock is held: the state is this server's
         return err->code;
-    files_only_regular(true); /* from here on, paths come from requests */
+    file_set_regular_only(true); /* from here on, paths come from requests */
     return http_new(&s->o->http, &calls, err) ? OK : err->code;
 }
 
@@ -660,7 +660,7 @@ static int server_open(struct server *s, const struct engine_options *eo, struct
  * second signal comes, the process ends without them. The state on disk is then as after a kill,
  * which every start expects. After the last request, jobs and the rest have REST_SECONDS. */
 enum { END_SECONDS = 5, REST_SECONDS = 15, JOBS_SECONDS = 3, END_STATUS = 3 };
-struct last_phase {
+struct shutdown_state {
     struct server *s;
     sigset_t set;
     bool over; /* atomic: the end was reached without this */
@@ -668,23 +668,23 @@ struct last_phase {
 };
 
 /* Takes no lock that a stuck thread may hold for ever. */
-static _Noreturn void end_now(struct server *s, const char *why, double jobs_seconds) {
-    warn("%s", why);
+static _Noreturn void shutdown_force(struct server *s, const char *why, double jobs_seconds) {
+    log_warn("%s", why);
     if (s->has_token) unlink(s->token_path);
     if (s->jobs && jobs_seconds > 0) jobs_stop(s->jobs, jobs_seconds);
     _exit(END_STATUS); // jobs that still run are killed with it (PR_SET_PDEATHSIG)
 }
 
-static void *ending_main(void *ctx) {
-    struct last_phase *e = ctx;
+static void *shutdown_thread(void *ctx) {
+    struct shutdown_state *e = ctx;
     double end = clock_now() + e->s->o->http.drain_seconds + END_SECONDS;
     const struct timespec look = {.tv_nsec = 50000000};
     while (!__atomic_load_n(&e->over, __ATOMIC_ACQUIRE)) {
         if (sigtimedwait(&e->set, NULL, &look) > 0)
-            end_now(e->s, "second signal: ending at once", 0);
+            shutdown_force(e->s, "second signal: ending at once", 0);
         bool rest = __atomic_load_n(&e->s->http_ended, __ATOMIC_ACQUIRE);
         if (clock_now() > end + (rest ? REST_SECONDS : 0))
-            end_now(e->s, "requests did not stop in time: ending without them",
+            shutdown_force(e->s, "requests did not stop in time: ending without them",
                     rest ? 0 : JOBS_SECONDS); // else they are being ended
     }
     return NULL;
@@ -703,14 +703,14 @@ static void urls_print(const struct server *s, char url[512], char page[512]) {
     snprintf(page, 512, "%s://%s%s%s:%d", scheme, v6 ? "[" : "", here, v6 ? "]" : "", port);
 }
 
-static void serve_until_signal(struct server *s, struct last_phase *e) {
+static void serve_until_signal(struct server *s, struct shutdown_state *e) {
     char url[512], page[512];
     int got;
     urls_print(s, url, page);
     s->o->ready(s->o->ready_ctx, url, page, s->token, s->token_path);
     sigwait(&e->set, &got);
-    note("finishing what is under way; once more to stop at once");
-    CHECK(pthread_create(&e->thread, NULL, ending_main, e) == 0);
+    log_info("finishing what is under way; once more to stop at once");
+    CHECK(pthread_create(&e->thread, NULL, shutdown_thread, e) == 0);
     http_drain(s->http);
 }
 
@@ -721,9 +721,9 @@ static int state_protect(const char *dir, struct error *err) {
                                        "token",    "jobs",   "out",     "adapters",
                                        "blobs",    "models", NULL};
     int rc = dir_make_private(dir, err);
-    int changed = rc == OK ? dir_protect(dir, ours) : 0;
+    int changed = rc == OK ? dir_restrict_permissions(dir, ours) : 0;
     if (changed)
-        note("%d files of '%s' were open to other users; they are private now", changed, dir);
+        log_info("%d files of '%s' were open to other users; they are private now", changed, dir);
     return rc;
 }
 
@@ -736,7 +736,7 @@ int serve_run(struct model *m, struct engine *e, const struct engine_options *eo
                        .path = xstrdup(path),
                        .started = (int64_t)time(NULL),
                        .threads = pool_size(eo->pool)};
-    struct last_phase ending = {.s = &s};
+    struct shutdown_state ending = {.s = &s};
     pthread_mutex_init(&s.lock, NULL);
     pthread_mutex_init(&s.making, NULL);
     signals_block(&ending.set);

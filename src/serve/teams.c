@@ -42,10 +42,10 @@ int teams_open(struct server *s, struct error *err) {
     int n = s->o->teams.n;
     s->teams = xcalloc((size_t)n + 1, sizeof *s->teams);
     for (int i = 0; i < n; i++) {
-        struct served_team *t = &s->teams[s->n_teams++];
+        struct team_entry *t = &s->teams[s->n_teams++];
         const char *path;
         t->name = team_name(s->o->teams.v[i], &path);
-        if (team_read(&t->team, path, err) != OK || team_load(&t->team, team_adapter, s, err) != OK)
+        if (team_read(&t->team, path, err) != OK || team_load_adapters(&t->team, team_adapter, s, err) != OK)
             return error_wrap(err, "--team %s", s->o->teams.v[i]);
     }
     return OK;
@@ -61,7 +61,7 @@ void teams_release(struct server *s) {
     free(s->team_adapters);
 }
 
-const struct served_team *team_find(const struct server *s, const char *model, struct error *err) {
+const struct team_entry *team_find(const struct server *s, const char *model, struct error *err) {
     err->code = OK;
     if (!model || strncmp(model, PREFIX, strlen(PREFIX)) != 0) return NULL;
     const char *name = model + strlen(PREFIX);
@@ -76,29 +76,29 @@ const struct served_team *team_find(const struct server *s, const char *model, s
 /* One question to one team, and who listens. */
 struct session {
     struct server *s;
-    const struct served_team *t;
-    struct item item;
+    const struct team_entry *t;
+    struct task_item item;
     struct debate_options o;
-    struct speaker speaker;
-    struct asker inner;
+    struct engine_client speaker;
+    struct llm_client inner;
     const bool *stop;
     json_t *asked; /* of a trace: what each turn was asked, in the turns' order; else NULL */
 
     /* of a generation */
     struct generation *g;
     struct completion *a;
-    struct usage cost;
+    struct token_usage cost;
 
-    struct live *live; /* of a debate as such */
+    struct async_reply *live; /* of a debate as such */
 };
 
-static int batch_run(void *ctx, struct request *reqs, int n, struct error *err) {
+static int batch_run(void *ctx, struct engine_request *reqs, int n, struct error *err) {
     struct session *d = ctx;
     return batcher_run(d->s->batcher, reqs, n, d->stop, err);
 }
 
 /* What an agent said, for who reads along. */
-static void turn_tell(struct session *d, const struct call *c, struct buf *out) {
+static void turn_tell(struct session *d, const struct llm_call *c, struct buf *out) {
     const char *text = c->text ? c->text : "";
     buf_printf(out, "%s: %s", c->agent->name ? c->agent->name : "agent", text);
     if (c->answer.choice >= 0 && c->answer.choice < d->item.n_choices)
@@ -110,7 +110,7 @@ static void turn_tell(struct session *d, const struct call *c, struct buf *out) 
 
 /* With this POST /v1/chat/completions says the same as a turn in free text, but that an agent who
  * repeats itself for long is cut short. */
-static json_t *call_json(const struct call *c) {
+static json_t *call_json(const struct llm_call *c) {
     json_t *messages = json_array();
     for (int i = 0; i < c->n_messages; i++)
         json_array_append_new(messages, json_pack("{s:s,s:s}", "role", c->messages[i].role,
@@ -120,7 +120,7 @@ static json_t *call_json(const struct call *c) {
                      (json_int_t)c->seed);
 }
 
-static int ask(void *ctx, struct call *calls, int n, struct error *err) {
+static int ask(void *ctx, struct llm_call *calls, int n, struct error *err) {
     struct session *d = ctx;
     struct buf said = {0};
     for (int i = 0; d->asked && i < n; i++) json_array_append_new(d->asked, call_json(&calls[i]));
@@ -130,7 +130,7 @@ static int ask(void *ctx, struct call *calls, int n, struct error *err) {
         d->cost.completion += calls[i].n_generated;
         turn_tell(d, &calls[i], &said);
     }
-    if (rc == OK && d->g) generation_say(d->g, d->a, NULL, said.data, &d->cost, false);
+    if (rc == OK && d->g) generation_append(d->g, d->a, NULL, said.data, &d->cost, false);
     buf_release(&said);
     return rc;
 }
@@ -138,14 +138,14 @@ static int ask(void *ctx, struct call *calls, int n, struct error *err) {
 /* Released by the caller: the item's texts and what debate_run made. */
 static int session_run(struct session *d, struct debate *out, struct error *err) {
     d->speaker =
-        (struct speaker){.engine = d->s->e, .model = d->s->m, .run = batch_run, .run_ctx = d};
-    d->inner = speaker_asker(&d->speaker);
-    struct asker asker = {d, ask};
+        (struct engine_client){.engine = d->s->e, .model = d->s->m, .run = batch_run, .run_ctx = d};
+    d->inner = engine_client_as_llm(&d->speaker);
+    struct llm_client asker = {d, ask};
     return debate_run(&asker, d->t->team.v, d->t->team.n, &d->item, 1, &d->o, out, NULL, err);
 }
 
 /* What was decided; of a workflow that ends in words, those; else what was said last. */
-static const char *reply_of(const struct talk *t) {
+static const char *reply_of(const struct transcript *t) {
     if (t->final >= 0) return t->v[t->final].text;
     if (t->answer >= 0) return t->candidates[t->answer];
     for (int i = t->n - 1; i >= 0; i--)
@@ -156,7 +156,7 @@ static const char *reply_of(const struct talk *t) {
 static void session_free(void *ctx) {
     struct session *d = ctx;
     if (!d) return;
-    item_release(&d->item);
+    task_item_release(&d->item);
     json_decref(d->asked);
     free(d);
 }
@@ -169,10 +169,10 @@ static void generation_talk(struct generation *g, void *ctx) {
         d->g = g;
         d->a = &g->completions[i];
         d->stop = &d->a->outside->stop;
-        d->cost = (struct usage){0};
+        d->cost = (struct token_usage){0};
         d->o.seed += i > 0;
         int rc = session_run(d, &out, &err);
-        generation_say(g, d->a, rc == OK ? reply_of(&out.talks[0]) : "", rc == OK ? NULL : err.text,
+        generation_append(g, d->a, rc == OK ? reply_of(&out.talks[0]) : "", rc == OK ? NULL : err.text,
                        &d->cost, true);
         debate_release(&out);
     }
@@ -187,18 +187,18 @@ static char *question_of(const json_t *messages) {
     size_t n = json_array_size(messages), i;
     const json_t *m;
     json_array_foreach (messages, i, m) {
-        const char *role = json_text_at(m, "role"), *text = json_text_at(m, "content");
+        const char *role = json_get_string(m, "role"), *text = json_get_string(m, "content");
         if (i + 1 < n && strcmp(role, "system") != 0) buf_printf(&b, "%s: %s\n", role, text);
         if (i + 1 == n) buf_printf(&b, "%s%s", b.len ? "\n" : "", text);
     }
     return b.data ? b.data : xstrdup("");
 }
 
-static int choices_read(const json_t *body, struct item *item, struct error *err) {
+static int choices_read(const json_t *body, struct task_item *item, struct error *err) {
     struct strings list = {0};
-    int rc = field_texts(body, "choices", MAX_CHOICES, &list, err);
+    int rc = json_read_strings(body, "choices", EVAL_MAX_CHOICES, &list, err);
     if (rc == OK && list.n == 1)
-        rc = error_set(err, ERR_USAGE, "'choices' wants 2 to %d answers", MAX_CHOICES);
+        rc = error_set(err, ERR_USAGE, "'choices' wants 2 to %d answers", EVAL_MAX_CHOICES);
     item->n_choices = rc == OK ? list.n : 0;
     for (int i = 0; i < item->n_choices; i++) item->choices[i] = xstrdup(list.v[i]);
     strings_release(&list);
@@ -206,21 +206,21 @@ static int choices_read(const json_t *body, struct item *item, struct error *err
 }
 
 /* Takes the question over. */
-static struct session *session_new(struct server *s, const struct served_team *t, char *question,
+static struct session *session_new(struct server *s, const struct team_entry *t, char *question,
                                    uint64_t seed) {
     static const char *const codes[] = {[LANG_JA] = "ja", [LANG_EN] = "en", [LANG_ZH] = "zh"};
     struct session *d = xcalloc(1, sizeof *d);
     *d = (struct session){.s = s, .t = t, .o = t->team.options};
     d->item =
-        (struct item){.question = question, .correct = -1, .lang = codes[language_of(question)]};
+        (struct task_item){.question = question, .correct = -1, .lang = codes[language_detect(question)]};
     d->o.seed = seed;
     return d;
 }
 
-void team_chat(struct server *s, struct exchange *x, const struct dialect *d,
-               const struct served_team *t, const json_t *body, struct generation_spec *spec) {
+void team_chat_start(struct server *s, struct exchange *x, const struct api_dialect *d,
+               const struct team_entry *t, const json_t *body, struct generation_spec *spec) {
     char *question = question_of(json_object_get(body, "messages"));
-    struct target target = {.name = xasprintf("%s%s", PREFIX, t->name), .label = xstrdup("team")};
+    struct model_ref target = {.name = xasprintf("%s%s", PREFIX, t->name), .label = xstrdup("team")};
     struct session *talk;
     struct error err;
     if (!*question || strlen(question) > MAX_QUESTION) {
@@ -230,7 +230,7 @@ void team_chat(struct server *s, struct exchange *x, const struct dialect *d,
         goto refused;
     }
     talk = session_new(s, t, question, spec->sampling.seed);
-    if (field(body, "temperature")) talk->o.temperature = spec->sampling.temperature;
+    if (json_get_nonnull(body, "temperature")) talk->o.temperature = spec->sampling.temperature;
     if (choices_read(body, &talk->item, &err) != OK) {
         api_fail_error(x, &err, "choices");
         session_free(talk);
@@ -238,26 +238,26 @@ void team_chat(struct server *s, struct exchange *x, const struct dialect *d,
     }
     spec->prompts = xcalloc(1, sizeof *spec->prompts); // of no tokens: agents make their own
     spec->n_prompts = 1;
-    if (generation_start_outside(s, x, d, "chatcmpl-", &target, spec, generation_talk, talk))
+    if (generation_start_async(s, x, d, "chatcmpl-", &target, spec, generation_talk, talk))
         return;
     session_free(talk);
     return;
 refused:
     generation_spec_release(spec);
-    target_release(&target);
+    model_ref_release(&target);
 }
 
 /* a debate as such */
 
 /* The answer that the speaker of utterance i gave before it; -1: none. */
-static int answer_before(const struct talk *o, int i) {
+static int answer_before(const struct transcript *o, int i) {
     for (int k = i - 1; k >= 0; k--)
         if (o->v[k].agent == o->v[i].agent && o->v[k].answer >= 0) return o->v[k].answer;
     return -1;
 }
 
-static json_t *turn_json(const struct session *d, const struct talk *o, int i) {
-    json_t *v = report_utterance(o, d->t->team.v, i);
+static json_t *turn_json(const struct session *d, const struct transcript *o, int i) {
+    json_t *v = utterance_json(o, d->t->team.v, i);
     int before = answer_before(o, i), now = o->v[i].answer;
     bool flip = before >= 0 && now >= 0 && before != now;
     json_object_set_new(v, "flip", json_boolean(flip));
@@ -265,39 +265,39 @@ static json_t *turn_json(const struct session *d, const struct talk *o, int i) {
     return v;
 }
 
-static void debate_heard(void *ctx, const struct talk *o, int item, int from) {
+static void debate_heard(void *ctx, const struct transcript *o, int item, int from) {
     const struct session *d = ctx;
     bool answered = false;
     (void)item;
     for (int i = from; i < o->n; i++) {
-        live_tell(d->live, "turn", turn_json(d, o, i));
+        async_reply_event(d->live, "turn", turn_json(d, o, i));
         answered = answered || o->v[i].answer >= 0;
     }
     if (!answered) return;
     const char *leads = o->answer >= 0 ? o->candidates[o->answer] : NULL;
-    live_tell(d->live, "vote",
-              json_pack("{s:i,s:o,s:s?}", "round", o->v[o->n - 1].round, "scores", report_scores(o),
+    async_reply_event(d->live, "vote",
+              json_pack("{s:i,s:o,s:s?}", "round", o->v[o->n - 1].round, "scores", transcript_scores_json(o),
                         "answer", leads));
 }
 
 /* Turns are asked in the order in which they are told. */
 static json_t *debate_json(const struct session *d, const struct debate *out) {
-    json_t *v = report_talk(out, d->t->team.v, &d->item, 0), *turn;
+    json_t *v = debate_transcript_json(out, d->t->team.v, &d->item, 0), *turn;
     size_t i;
     json_array_foreach (json_object_get(v, "said"), i, turn)
         if (d->asked) json_object_set(turn, "asked", json_array_get(d->asked, i));
     return v;
 }
 
-static json_t *debate_talk(struct live *l, void *ctx, struct error *err) {
+static json_t *debate_talk(struct async_reply *l, void *ctx, struct error *err) {
     struct session *d = ctx;
     struct debate out = {0};
     d->live = l;
-    d->stop = live_stop(l);
+    d->stop = async_reply_stop_flag(l);
     d->o.heard = debate_heard;
     d->o.heard_ctx = d;
     int rc = session_run(d, &out, err);
-    live_spent(l, &d->cost);
+    async_reply_add_usage(l, &d->cost);
     json_t *v = rc == OK ? debate_json(d, &out) : NULL;
     debate_release(&out);
     return v;
@@ -308,19 +308,19 @@ static struct session *debate_read(struct server *s, const json_t *body, struct 
     int64_t seed = 1, rounds = 0;
     double temperature = -1;
     bool trace = false;
-    if (field_name(body, "team", &name, err) != OK ||
-        field_text(body, "question", &question, err) != OK ||
-        field_int(body, "seed", 0, INT64_MAX, &seed, err) != OK ||
-        field_int(body, "rounds", 1, 64, &rounds, err) != OK ||
-        field_number(body, "temperature", 0, 100, &temperature, err) != OK ||
-        field_bool(body, "trace", &trace, err) != OK)
+    if (json_read_name(body, "team", &name, err) != OK ||
+        json_read_string(body, "question", &question, err) != OK ||
+        json_read_int(body, "seed", 0, INT64_MAX, &seed, err) != OK ||
+        json_read_int(body, "rounds", 1, 64, &rounds, err) != OK ||
+        json_read_number(body, "temperature", 0, 100, &temperature, err) != OK ||
+        json_read_bool(body, "trace", &trace, err) != OK)
         return NULL;
     if (!*question || strlen(question) > MAX_QUESTION) {
         error_set(err, ERR_USAGE, "'question' must be of 1 to %d bytes", MAX_QUESTION);
         return NULL;
     }
     char *model = xasprintf("%s%s", PREFIX, name);
-    const struct served_team *t = team_find(s, model, err);
+    const struct team_entry *t = team_find(s, model, err);
     free(model);
     if (!t) return NULL;
     struct session *d = session_new(s, t, xstrdup(question), (uint64_t)seed);
@@ -336,16 +336,16 @@ static void debate_handle(void *ctx, struct exchange *x) {
     struct server *s = ctx;
     struct error err;
     bool stream = false;
-    json_t *body = request_json(ctx, x, &err);
+    json_t *body = request_memory_json(ctx, x, &err);
     struct session *d =
-        body && field_bool(body, "stream", &stream, &err) == OK ? debate_read(s, body, &err) : NULL;
-    const struct live_work work = {debate_talk, session_free, d};
-    if (d && request_reserve(s, x, 2 * TALK_BYTES, &err) != OK) {
+        body && json_read_bool(body, "stream", &stream, &err) == OK ? debate_read(s, body, &err) : NULL;
+    const struct async_reply_work work = {debate_talk, session_free, d};
+    if (d && request_memory_reserve(s, x, 2 * TRANSCRIPT_BYTES, &err) != OK) {
         session_free(d);
         d = NULL;
     }
     if (d)
-        live_start(s, x, stream, &work);
+        async_reply_start(s, x, stream, &work);
     else
         api_fail_error(x, &err, "team");
     json_decref(body);
@@ -371,8 +371,8 @@ static void teams_handle(void *ctx, struct exchange *x) {
     exchange_reply_json(x, 200, json_pack("{s:o}", "teams", list));
 }
 
-const struct route teams_routes[] = {
-    {"GET", "/v1/teams", CHAT, teams_handle},
-    {"POST", "/v1/debate", CHAT, debate_handle},
+const struct http_route teams_routes[] = {
+    {"GET", "/v1/teams", SCOPE_CHAT, teams_handle},
+    {"POST", "/v1/debate", SCOPE_CHAT, debate_handle},
     {0},
 };

@@ -162,7 +162,7 @@ void store_close(struct store *s) {
     free(s);
 }
 
-int store_sync(struct store *s, bool full, struct error *err) {
+int store_set_synchronous(struct store *s, bool full, struct error *err) {
     return exec(s, full ? "PRAGMA synchronous = FULL" : "PRAGMA synchronous = NORMAL", err);
 }
 
@@ -197,7 +197,7 @@ static void bind_text(sqlite3_stmt *q, int at, const char *text) {
 }
 
 static void bind_json(sqlite3_stmt *q, int at, const json_t *v) {
-    sqlite3_bind_text(q, at, v ? json_text(v) : NULL, -1, free);
+    sqlite3_bind_text(q, at, v ? json_canonical(v) : NULL, -1, free);
 }
 
 static void bind_blob(sqlite3_stmt *q, int at, const void *p, size_t size) {
@@ -288,7 +288,7 @@ json_t *store_run_list(struct store *s, struct error *err) {
     return list_finish(s, q, rc, list, err);
 }
 
-int store_event(struct store *s, const char *run, const char *kind, const json_t *detail,
+int store_event_add(struct store *s, const char *run, const char *kind, const json_t *detail,
                 struct error *err) {
     char now[32];
     sqlite3_stmt *q = statement(s, EVENT, err);
@@ -310,7 +310,7 @@ int store_metric_put(struct store *s, const char *run, int64_t step, const json_
     return finish(s, q, err);
 }
 
-int store_metric_cut(struct store *s, const char *run, int64_t step, struct error *err) {
+int store_metric_truncate(struct store *s, const char *run, int64_t step, struct error *err) {
     sqlite3_stmt *q = statement(s, METRIC_CUT, err);
     if (!q) return err->code;
     bind_text(q, 1, run);
@@ -339,7 +339,7 @@ static void bind_key(sqlite3_stmt *q, const char *hex) {
     bind_blob(q, 1, raw, sizeof raw);
 }
 
-int store_call_put(struct store *s, const struct stored_call *c, struct error *err) {
+int store_call_put(struct store *s, const struct store_call *c, struct error *err) {
     sqlite3_stmt *q = statement(s, CALL_PUT, err);
     if (!q) return err->code;
     bind_key(q, c->key);
@@ -365,7 +365,7 @@ static void *numbers(sqlite3_stmt *q, int at, int32_t *n) {
     return bytes ? memcpy(xmalloc(bytes), sqlite3_column_blob(q, at), bytes) : NULL;
 }
 
-bool store_call_get(struct store *s, const char *key, struct stored_call *out) {
+bool store_call_get(struct store *s, const char *key, struct store_call *out) {
     struct error err;
     sqlite3_stmt *q = statement(s, CALL_GET, &err);
     if (!q) return false;
@@ -374,7 +374,7 @@ bool store_call_get(struct store *s, const char *key, struct stored_call *out) {
     if (found) {
         const char *text = (const char *)sqlite3_column_text(q, 5);
         int32_t n;
-        *out = (struct stored_call){.choice = sqlite3_column_int(q, 0),
+        *out = (struct store_call){.choice = sqlite3_column_int(q, 0),
                                     .n_prefilled = sqlite3_column_int(q, 2),
                                     .n_generated = sqlite3_column_int(q, 3),
                                     .finish = (uint8_t)sqlite3_column_int(q, 4),
@@ -389,12 +389,12 @@ bool store_call_get(struct store *s, const char *key, struct stored_call *out) {
     return found;
 }
 
-void stored_call_release(struct stored_call *c) {
+void store_call_release(struct store_call *c) {
     free(c->prob);
     free(c->text);
     free(c->ends);
     free(c->logprobs);
-    *c = (struct stored_call){0};
+    *c = (struct store_call){0};
 }
 
 int store_adapter_put(struct store *s, const char *run, int generation, const char *name,
@@ -509,7 +509,7 @@ static int log_row(struct store *s, const char *log, int64_t seq, const json_t *
 }
 
 /* A savepoint, because the caller may be inside a transaction. */
-int store_log_put(struct store *s, const char *log, int64_t seq, const json_t *events,
+int store_log_append(struct store *s, const char *log, int64_t seq, const json_t *events,
                   struct error *err) {
     int rc = exec(s, "SAVEPOINT log", err);
     if (rc != OK) return rc;

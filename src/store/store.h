@@ -3,7 +3,7 @@
  * scores — and the logs and documents of those who keep their own.
  *
  * WAL mode: a kill at any moment leaves the last committed state. Events are append-only. Calls are
- * keyed by the identity of a generation (request_key), so a call is never computed twice, and a
+ * keyed by the identity of a generation (engine_request_key), so a call is never computed twice, and a
  * resumed run replays what it already has. One thread uses one handle; several processes may share
  * a file.
  */
@@ -18,7 +18,7 @@ void store_close(struct store *s);
 /* Whether a commit returns only when it is on the disk (so that a power failure does not take it
  * back), from the next transaction on; a new handle's are only ordered. Not within a transaction.
  */
-int store_sync(struct store *s, bool full, struct error *err);
+int store_set_synchronous(struct store *s, bool full, struct error *err);
 /* Groups writes: all or none are kept. Not nested. */
 int store_begin(struct store *s, struct error *err);
 int store_commit(struct store *s, struct error *err);
@@ -35,19 +35,19 @@ json_t *store_run_get(struct store *s, const char *id, struct error *err);
 json_t *store_run_list(struct store *s, struct error *err);
 
 /* The ledger. */
-int store_event(struct store *s, const char *run, const char *kind, const json_t *detail,
+int store_event_add(struct store *s, const char *run, const char *kind, const json_t *detail,
                 struct error *err);
 
 /* What a run measured at a step, such as a line of a training log. Replaced when put again. */
 int store_metric_put(struct store *s, const char *run, int64_t step, const json_t *row,
                      struct error *err);
 /* Forgets what stands at steps after this one: the run continues from there. */
-int store_metric_cut(struct store *s, const char *run, int64_t step, struct error *err);
+int store_metric_truncate(struct store *s, const char *run, int64_t step, struct error *err);
 /* An array of the rows, by step. */
 json_t *store_metric_list(struct store *s, const char *run, struct error *err);
 
 /* One generation and what came of it. */
-struct stored_call {
+struct store_call {
     char key[HASH_LEN];
     int32_t choice, n_choices;
     float *prob; /* [n_choices] */
@@ -60,10 +60,10 @@ struct stored_call {
     float *logprobs;
 };
 /* The same key again is ignored; tokens are added where there are none yet. */
-int store_call_put(struct store *s, const struct stored_call *c, struct error *err);
-/* What it points to is malloc'ed; stored_call_release frees it. */
-bool store_call_get(struct store *s, const char *key, struct stored_call *out);
-void stored_call_release(struct stored_call *c);
+int store_call_put(struct store *s, const struct store_call *c, struct error *err);
+/* What it points to is malloc'ed; store_call_release frees it. */
+bool store_call_get(struct store *s, const char *key, struct store_call *out);
+void store_call_release(struct store_call *c);
 
 /*
  * Recorded calls: one that was kept whole, to be run again. `call` is an object of
@@ -94,7 +94,7 @@ int store_result_put(struct store *s, const char *run, const char *name, const j
  * seq + 1, …, all or none, also inside a transaction; ERR_STATE when there is one already, which
  * another process has put.
  */
-int store_log_put(struct store *s, const char *log, int64_t seq, const json_t *events,
+int store_log_append(struct store *s, const char *log, int64_t seq, const json_t *events,
                   struct error *err);
 /* An array of the events after `seq`, in order, at most `limit`. */
 json_t *store_log_list(struct store *s, const char *log, int64_t seq, int64_t limit,

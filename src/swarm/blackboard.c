@@ -56,12 +56,12 @@ struct blackboard {
     int n_slots;
 };
 
-char *board_agent_key(int agent, char out[BOARD_KEY_LEN]) {
+char *blackboard_agent_key(int agent, char out[BOARD_KEY_LEN]) {
     snprintf(out, BOARD_KEY_LEN, "agent_%d_output", agent);
     return out;
 }
 
-char *board_summary_key(int iteration, char out[BOARD_KEY_LEN]) {
+char *blackboard_summary_key(int iteration, char out[BOARD_KEY_LEN]) {
     snprintf(out, BOARD_KEY_LEN, "summary_%d", iteration);
     return out;
 }
@@ -173,7 +173,7 @@ static void slot_apply(struct blackboard *b, json_t *event) {
     *e = (struct slot_entry){.event = json_incref(event)};
     e->embedding = embedding_of(event, &e->d);
     char hash[HASH_LEN], *named = xasprintf("%lld %s", (long long)b->last, s->name);
-    hash_bytes(named, strlen(named), hash);
+    sha256_bytes(named, strlen(named), hash);
     memcpy(e->id, hash, sizeof e->id - 1);
     free(named);
 }
@@ -239,7 +239,7 @@ static int event_check(const struct blackboard *b, const json_t *event, struct e
                 : !slot_find(b, slot) && b->n_slots == BOARD_MAX_SLOTS
                     ? "needs one more slot than 256"
                     : NULL;
-    else if (!op_is(event, "clear") || !json_is_texts(json_object_get(event, "keep")))
+    else if (!op_is(event, "clear") || !json_is_string_array(json_object_get(event, "keep")))
         wrong = "is of no known kind";
     return wrong ? error_set(err, ERR_FORMAT, "an event of board '%s' %s", b->name, wrong) : OK;
 }
@@ -291,7 +291,7 @@ static int event_bounds(const struct blackboard *b, const json_t *event, struct 
     if (too_deep(event, 0))
         return error_set(err, ERR_USAGE, "a value for board '%s' is nested deeper than %d", b->name,
                          DEPTH_MAX - 1);
-    char *text = json_text(event);
+    char *text = json_canonical(event);
     size_t len = strlen(text);
     free(text);
     return len <= BOARD_MAX_VALUE
@@ -310,7 +310,7 @@ static int events_append(struct blackboard *b, json_t *events, struct error *err
                        b->name, (long long)b->last);
     for (size_t i = 0; i < n && rc == OK; i++) rc = event_bounds(b, json_array_get(events, i), err);
     while (rc == OK && b->store &&
-           (rc = store_log_put(b->store, b->name, b->last + 1, events, err)) == ERR_STATE) {
+           (rc = store_log_append(b->store, b->name, b->last + 1, events, err)) == ERR_STATE) {
         int64_t before = b->last;
         rc = blackboard_refresh(b, err);
         if (rc == OK && b->last == before)
@@ -362,7 +362,7 @@ void blackboard_close(struct blackboard *b) {
     free(b);
 }
 
-int64_t blackboard_last(const struct blackboard *b) {
+int64_t blackboard_last_seq(const struct blackboard *b) {
     return b->last;
 }
 
@@ -370,7 +370,7 @@ int64_t blackboard_last(const struct blackboard *b) {
 
 /* A copy of the value, because the caller's may change. NULL where the key is no text. */
 static json_t *write_event(const struct blackboard *b, const char *key, const json_t *value,
-                           const struct board_write *w) {
+                           const struct blackboard_write_options *w) {
     CHECK(value && (!w || w->ttl >= 0));
     json_t *event = json_pack("{s:s,s:f,s:s,s:o}", "op", "write", "timestamp", board_now(b), "key",
                               key, "value", json_deep_copy(value));
@@ -381,7 +381,7 @@ static json_t *write_event(const struct blackboard *b, const char *key, const js
 }
 
 json_t *blackboard_write(struct blackboard *b, const char *key, const json_t *value,
-                         const struct board_write *w, struct error *err) {
+                         const struct blackboard_write_options *w, struct error *err) {
     json_t *event = write_event(b, key, value, w);
     if (!event) {
         error_set(err, ERR_USAGE, "a key of board '%s' is not UTF-8", b->name);
@@ -396,7 +396,7 @@ json_t *blackboard_write(struct blackboard *b, const char *key, const json_t *va
 }
 
 int blackboard_write_multiple(struct blackboard *b, const json_t *values,
-                              const struct board_write *w, struct error *err) {
+                              const struct blackboard_write_options *w, struct error *err) {
     json_t *events = json_array(), *value;
     const char *key;
     CHECK(json_is_object(values));
@@ -513,7 +513,7 @@ json_t *blackboard_history(const struct blackboard *b, const char *key, struct e
 
 /* The first characters of a text. */
 static json_t *text_short(const char *text) {
-    size_t len = strlen(text), n = text_cut(text, len, DEBUG_CHARS);
+    size_t len = strlen(text), n = utf8_prefix_len(text, len, DEBUG_CHARS);
     return json_sprintf("%.*s%s", (int)n, text, n < len ? "…" : "");
 }
 
@@ -567,7 +567,7 @@ json_t *blackboard_debug_view(const struct blackboard *b) {
 /* slots, as the caller sees them */
 
 /* json_pack refuses what is no UTF-8 and then releases what it was given. */
-static json_t *slot_event(const struct blackboard *b, const struct board_slot_entry *e) {
+static json_t *slot_event(const struct blackboard *b, const struct blackboard_slot_entry *e) {
     json_t *event = json_pack("{s:s,s:f,s:s,s:s}", "op", "slot", "timestamp", board_now(b), "slot",
                               e->slot, "text", e->text);
     if (event && e->metadata) json_object_set_new(event, "metadata", json_deep_copy(e->metadata));
@@ -592,7 +592,7 @@ static json_t *slot_entry_json(const struct slot_entry *e) {
     return v;
 }
 
-json_t *blackboard_slot_add(struct blackboard *b, const struct board_slot_entry *e,
+json_t *blackboard_slot_add(struct blackboard *b, const struct blackboard_slot_entry *e,
                             struct error *err) {
     CHECK(!e->embedding || e->d > 0);
     json_t *event = slot_event(b, e);
@@ -644,7 +644,7 @@ json_t *blackboard_find_similar(const struct blackboard *b, const char *slot, co
         for (int k = 0; k < s->n; k++) {
             const struct slot_entry *e = &s->v[k];
             if (!e->embedding || e->d != d) continue;
-            struct match m = {e, vector_cosine(e->embedding, v, d),
+            struct match m = {e, cosine_similarity(e->embedding, v, d),
                               json_integer_value(json_object_get(e->event, "seq"))};
             if (m.similarity >= threshold) n = match_insert(best, n, max, m);
         }

@@ -24,8 +24,8 @@
 #define BOARD_QUESTION_TYPE "question_type"
 #define BOARD_KEY_FACTS "key_facts"
 #define BOARD_KEY_LEN 32
-char *board_agent_key(int agent, char out[BOARD_KEY_LEN]);       /* "agent_{i}_output" */
-char *board_summary_key(int iteration, char out[BOARD_KEY_LEN]); /* "summary_{i}" */
+char *blackboard_agent_key(int agent, char out[BOARD_KEY_LEN]);       /* "agent_{i}_output" */
+char *blackboard_summary_key(int iteration, char out[BOARD_KEY_LEN]); /* "summary_{i}" */
 
 enum {
     BOARD_MAX_KEYS = 1024,    /* beyond: the lowest priority goes first, then the oldest */
@@ -48,22 +48,22 @@ struct blackboard_options {
 };
 struct blackboard *blackboard_open(const struct blackboard_options *o, struct error *err);
 void blackboard_close(struct blackboard *b);
-int64_t blackboard_last(const struct blackboard *b); /* the number of the last event; 0: none */
+int64_t blackboard_last_seq(const struct blackboard *b); /* the number of the last event; 0: none */
 /* Takes in what other processes have written since. */
 int blackboard_refresh(struct blackboard *b, struct error *err);
 
 /* How long and how firmly a value stands. */
-struct board_write {
+struct blackboard_write_options {
     double ttl;   /* seconds until it is no more; 0: for good */
     int priority; /* order of read_all, and who goes when the board is full */
 };
 /* {timestamp, key, value}, or NULL: ERR_USAGE for a key that is empty or too long and a value that
  * is too large or nested too deep. `w` may be NULL. */
 json_t *blackboard_write(struct blackboard *b, const char *key, const json_t *value,
-                         const struct board_write *w, struct error *err);
+                         const struct blackboard_write_options *w, struct error *err);
 /* Every member of the object, all or none. */
 int blackboard_write_multiple(struct blackboard *b, const json_t *values,
-                              const struct board_write *w, struct error *err);
+                              const struct blackboard_write_options *w, struct error *err);
 const json_t *blackboard_read(const struct blackboard *b, const char *key); /* NULL: nothing */
 /* Objects of key and value; keys without a value are left out. read_all: highest priority first,
  * then the oldest. */
@@ -88,14 +88,14 @@ json_t *blackboard_debug_view(const struct blackboard *b);
 
 /* slots */
 
-struct board_slot_entry {
+struct blackboard_slot_entry {
     const char *slot, *text;
     const float *embedding; /* [d], or NULL: not found by likeness */
     int32_t d;
     const json_t *metadata; /* may be NULL */
 };
 /* {entry_id, slot, text, metadata, timestamp}, entry_id being 8 hex digits; NULL sets err. */
-json_t *blackboard_slot_add(struct blackboard *b, const struct board_slot_entry *e,
+json_t *blackboard_slot_add(struct blackboard *b, const struct blackboard_slot_entry *e,
                             struct error *err);
 /* An array of a slot's entries, oldest first; of every slot with NULL. */
 json_t *blackboard_slot_list(const struct blackboard *b, const char *slot);

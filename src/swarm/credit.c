@@ -29,8 +29,8 @@ static double shapley_weight(int n, int s) {
     return 1 / (n * ways);
 }
 
-void credit_exact(const uint8_t *right, int n_agents, int n_items, struct worth *out) {
-    CHECK(n_agents >= 1 && n_agents <= GAME_AGENTS);
+void contribution_exact(const uint8_t *right, int n_agents, int n_items, struct contribution *out) {
+    CHECK(n_agents >= 1 && n_agents <= GAME_MAX_EXACT_AGENTS);
     uint32_t all = (1u << n_agents) - 1;
     double *v = xmalloc((size_t)MAX(n_items, 1) * sizeof *v),
            *b = xmalloc((size_t)MAX(n_items, 1) * sizeof *b);
@@ -43,18 +43,18 @@ void credit_exact(const uint8_t *right, int n_agents, int n_items, struct worth 
             marginal_add(v, with, bare, n_items, shapley_weight(n_agents, __builtin_popcount(s)));
             marginal_add(b, with, bare, n_items, 1.0 / (1u << (n_agents - 1)));
         }
-        out[a].shapley = stats_mean(v, n_items);
-        out[a].banzhaf = stats_mean(b, n_items);
+        out[a].shapley = stats_mean_interval(v, n_items);
+        out[a].banzhaf = stats_mean_interval(b, n_items);
         out[a].leave_one_out =
-            stats_paired(row(right, all, n_items), row(right, all & ~(1u << a), n_items), n_items)
+            stats_mcnemar(row(right, all, n_items), row(right, all & ~(1u << a), n_items), n_items)
                 .diff;
     }
     free(v);
     free(b);
 }
 
-int game_play_all(const struct game *g, uint8_t *right, struct error *err) {
-    CHECK(g->n_agents >= 1 && g->n_agents <= GAME_AGENTS);
+int coalition_game_play_all(const struct coalition_game *g, uint8_t *right, struct error *err) {
+    CHECK(g->n_agents >= 1 && g->n_agents <= GAME_MAX_EXACT_AGENTS);
     memset(right, 0, (size_t)g->n_items);
     for (uint32_t s = 1; s < 1u << g->n_agents; s++) {
         int rc = g->play(g->ctx, s, right + (size_t)s * (size_t)g->n_items, err);
@@ -66,7 +66,7 @@ int game_play_all(const struct game *g, uint8_t *right, struct error *err) {
 /* sampling */
 
 struct sampler {
-    const struct game *g;
+    const struct coalition_game *g;
     uint8_t **played;     /* [2^n] rows, NULL until asked for */
     double *v;            /* [n_agents][n_items] sums of the estimator at hand */
     double *sum, *square; /* [n_agents] of the samples' means */
@@ -106,17 +106,17 @@ static void sample_end(struct sampler *s, const double *mean) {
 }
 
 /* The mean over items and samples; the error of both. Each sample stands for `of` marginals. */
-static struct interval sampled_interval(const struct sampler *s, int a, int of) {
+static struct stats_interval sampled_interval(const struct sampler *s, int a, int of) {
     int n = s->g->n_items;
     double *v = xmalloc((size_t)MAX(n, 1) * sizeof *v);
     for (int i = 0; i < n; i++) v[i] = s->v[(size_t)a * (size_t)n + (size_t)i] / (s->n * of);
-    struct interval out = stats_mean(v, n);
+    struct stats_interval out = stats_mean_interval(v, n);
     double mean = s->sum[a] / s->n, spread = s->square[a] / s->n - mean * mean;
     double half = (out.hi - out.lo) / 2,
            own = s->n > 1 ? 1.96 * sqrt(fmax(0, spread) / (s->n - 1)) : 1;
     half = sqrt(half * half + own * own);
     free(v);
-    return (struct interval){out.value, out.value - half, out.value + half};
+    return (struct stats_interval){out.value, out.value - half, out.value + half};
 }
 
 static void sampler_clear(struct sampler *s) {
@@ -160,18 +160,18 @@ static int coalition_sample(struct sampler *s, uint64_t seed, int index) {
     return rc;
 }
 
-static int leave_one_out(struct sampler *s, struct worth *out) {
+static int leave_one_out(struct sampler *s, struct contribution *out) {
     uint32_t all = (1u << s->g->n_agents) - 1;
     for (int a = 0; a < s->g->n_agents; a++) {
         const uint8_t *with = coalition(s, all),
                       *bare = with ? coalition(s, all & ~(1u << a)) : NULL;
         if (!bare) return s->err->code;
-        out[a].leave_one_out = stats_paired(with, bare, s->g->n_items).diff;
+        out[a].leave_one_out = stats_mcnemar(with, bare, s->g->n_items).diff;
     }
     return OK;
 }
 
-int credit_sampled(const struct game *g, int samples, uint64_t seed, struct worth *out,
+int contribution_sampled(const struct coalition_game *g, int samples, uint64_t seed, struct contribution *out,
                    struct error *err) {
     CHECK(g->n_agents >= 1 && g->n_agents <= TEAM_MAX && samples >= 1);
     size_t n = (size_t)g->n_agents, masks = (size_t)1 << n;
@@ -198,15 +198,15 @@ int credit_sampled(const struct game *g, int samples, uint64_t seed, struct wort
 
 static int vote_play(void *ctx, uint32_t mask, uint8_t *right, struct error *err) {
     const struct vote_game *v = ctx;
-    struct answer said[TEAM_MAX];
+    struct agent_answer said[TEAM_MAX];
     (void)err;
     for (int i = 0; i < v->n_items; i++) {
         int n = 0;
         for (int a = 0; a < v->n_agents; a++) {
-            const struct answer *x = &v->answers[(size_t)a * (size_t)v->n_items + (size_t)i];
+            const struct agent_answer *x = &v->answers[(size_t)a * (size_t)v->n_items + (size_t)i];
             if (mask >> a & 1 && x->choice >= 0) said[n++] = *x;
         }
-        const struct item *it = &v->items[i];
+        const struct task_item *it = &v->items[i];
         bool given = it->n_choices > 0 || !v->talks;
         int choice =
             n ? vote_decide(v->vote, said, n, given ? it->n_choices : v->talks[i].n_candidates)
@@ -216,9 +216,9 @@ static int vote_play(void *ctx, uint32_t mask, uint8_t *right, struct error *err
     return OK;
 }
 
-struct game vote_game(struct vote_game *v) {
+struct coalition_game vote_game(struct vote_game *v) {
     CHECK(v->n_agents <= TEAM_MAX);
-    return (struct game){v, vote_play, v->n_agents, v->n_items};
+    return (struct coalition_game){v, vote_play, v->n_agents, v->n_items};
 }
 
 static int debate_play(void *ctx, uint32_t mask, uint8_t *right, struct error *err) {
@@ -234,14 +234,14 @@ static int debate_play(void *ctx, uint32_t mask, uint8_t *right, struct error *e
     return rc;
 }
 
-struct game debate_game(struct debate_game *d) {
+struct coalition_game debate_game(struct debate_game *d) {
     CHECK(d->n_agents <= TEAM_MAX);
-    return (struct game){d, debate_play, d->n_agents, d->n_items};
+    return (struct coalition_game){d, debate_play, d->n_agents, d->n_items};
 }
 
-int credit_leave_one_out(const struct asker *a, const struct agent *team, int n_agents,
-                         const struct item *items, int n_items, const struct debate_options *o,
-                         const struct debate *full, struct interval *value, struct progress *p,
+int contribution_leave_one_out(const struct llm_client *a, const struct agent *team, int n_agents,
+                         const struct task_item *items, int n_items, const struct debate_options *o,
+                         const struct debate *full, struct stats_interval *value, struct progress *p,
                          struct error *err) {
     const uint8_t *with = full->voted + (size_t)(full->rounds - 1) * (size_t)n_items;
     struct agent rest[TEAM_MAX];
@@ -254,7 +254,7 @@ int credit_leave_one_out(const struct asker *a, const struct agent *team, int n_
         int rc = debate_run(a, rest, n, items, n_items, o, &d, p, err);
         if (rc == OK)
             value[i] =
-                stats_paired(with, d.voted + (size_t)(d.rounds - 1) * (size_t)n_items, n_items)
+                stats_mcnemar(with, d.voted + (size_t)(d.rounds - 1) * (size_t)n_items, n_items)
                     .diff;
         debate_release(&d);
         if (rc != OK) return rc;
@@ -263,17 +263,17 @@ int credit_leave_one_out(const struct asker *a, const struct agent *team, int n_
 }
 
 /* Whether the vote of all agents but `without` (-1: of all) is right on item i. */
-static bool vote_right(const struct vote *v, const struct answer *answers, int n_agents,
-                       const struct item *items, int n_items, int i, int without) {
-    struct answer team[64];
+static bool vote_right(const struct vote *v, const struct agent_answer *answers, int n_agents,
+                       const struct task_item *items, int n_items, int i, int without) {
+    struct agent_answer team[64];
     int n = 0;
     for (int a = 0; a < n_agents; a++)
         if (a != without) team[n++] = answers[(size_t)a * (size_t)n_items + (size_t)i];
     return n > 0 && vote_decide(v, team, n, items[i].n_choices) == items[i].correct;
 }
 
-void credit_vote_loo(const struct vote *v, const struct answer *answers, int n_agents,
-                     const struct item *items, int n_items, struct interval *value) {
+void contribution_leave_one_out_vote(const struct vote *v, const struct agent_answer *answers, int n_agents,
+                     const struct task_item *items, int n_items, struct stats_interval *value) {
     CHECK(n_agents <= 64);
     uint8_t *with = xmalloc((size_t)n_items), *without = xmalloc((size_t)n_items);
     for (int i = 0; i < n_items; i++)
@@ -281,7 +281,7 @@ void credit_vote_loo(const struct vote *v, const struct answer *answers, int n_a
     for (int a = 0; a < n_agents; a++) {
         for (int i = 0; i < n_items; i++)
             without[i] = vote_right(v, answers, n_agents, items, n_items, i, a);
-        value[a] = stats_paired(with, without, n_items).diff;
+        value[a] = stats_mcnemar(with, without, n_items).diff;
     }
     free(with);
     free(without);
@@ -297,21 +297,21 @@ static double jensen_shannon(const float *p, const float *q, int n) {
     return fmax(0, sum / log2);
 }
 
-double credit_js(const void *ctx, int a, int b, int item) {
-    const struct behaviour *x = ctx;
+double behaviour_js_divergence(const void *ctx, int a, int b, int item) {
+    const struct behaviour_answers *x = ctx;
     return jensen_shannon(x->answers[(size_t)a * (size_t)x->n_items + (size_t)item].prob,
                           x->answers[(size_t)b * (size_t)x->n_items + (size_t)item].prob,
                           x->items[item].n_choices);
 }
 
-double credit_disagreement(const void *ctx, int a, int b, int item) {
-    const struct behaviour *x = ctx;
+double behaviour_disagreement(const void *ctx, int a, int b, int item) {
+    const struct behaviour_answers *x = ctx;
     return x->answers[(size_t)a * (size_t)x->n_items + (size_t)item].choice !=
            x->answers[(size_t)b * (size_t)x->n_items + (size_t)item].choice;
 }
 
-void credit_novelty(behaviour_fn apart, const void *ctx, int n_agents, int team, int n_items,
-                    struct interval *value, double *distance) {
+void behaviour_novelty(behaviour_distance_fn apart, const void *ctx, int n_agents, int team, int n_items,
+                    struct stats_interval *value, double *distance) {
     size_t row = (size_t)n_items;
     double *sums = xcalloc((size_t)n_agents * row + 1, sizeof *sums);
     for (int a = 0; a < n_agents; a++)
@@ -329,8 +329,8 @@ void credit_novelty(behaviour_fn apart, const void *ctx, int n_agents, int team,
     for (int a = 0; a < n_agents; a++) {
         int others = a < team ? team - 1 : team;
         for (int i = 0; others > 1 && i < n_items; i++) sums[(size_t)a * row + (size_t)i] /= others;
-        value[a] = others > 0 && n_items ? stats_mean(sums + (size_t)a * row, n_items)
-                                         : (struct interval){0, 0, 0};
+        value[a] = others > 0 && n_items ? stats_mean_interval(sums + (size_t)a * row, n_items)
+                                         : (struct stats_interval){0, 0, 0};
     }
     free(sums);
 }

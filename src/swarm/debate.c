@@ -12,13 +12,13 @@
 #include <stdlib.h>
 #include <string.h>
 
-static struct answer *at(const struct debate *d, int round, int agent, int item) {
+static struct agent_answer *at(const struct debate *d, int round, int agent, int item) {
     return &d->answers[((size_t)round * (size_t)d->n_agents + (size_t)agent) * (size_t)d->n_items +
                        (size_t)item];
 }
 
 /* What stood after each round: an agent that did not speak stays at what it said before. */
-static void answers_fill(struct debate *d, const struct talk *o, int item) {
+static void answers_fill(struct debate *d, const struct transcript *o, int item) {
     for (int a = 0; a < d->n_agents; a++) at(d, 0, a, item)->choice = -1;
     for (int r = 0, u = 0; r < d->rounds; r++) {
         for (int a = 0; r > 0 && a < d->n_agents; a++) *at(d, r, a, item) = *at(d, r - 1, a, item);
@@ -31,14 +31,14 @@ static void answers_fill(struct debate *d, const struct talk *o, int item) {
 
 static int vote_after(const struct debate *d, const struct vote *v, int r, int item,
                       int n_choices) {
-    struct answer last[TEAM_MAX];
+    struct agent_answer last[TEAM_MAX];
     int n = 0;
     for (int a = 0; a < d->n_agents; a++)
         if (at(d, r, a, item)->choice >= 0) last[n++] = *at(d, r, a, item);
     return n ? vote_decide(v, last, n, n_choices) : -1;
 }
 
-static void costs_add(struct debate *d, const struct talk *o) {
+static void costs_add(struct debate *d, const struct transcript *o) {
     for (int i = 0; i < o->n; i++) {
         d->prefilled += o->v[i].n_prefilled;
         d->generated += o->v[i].n_generated;
@@ -49,37 +49,37 @@ static void costs_add(struct debate *d, const struct talk *o) {
 }
 
 /* right: of each answer, where the item has no choices. */
-static bool choice_right(const struct item *it, const uint8_t *right, int choice) {
+static bool choice_right(const struct task_item *it, const uint8_t *right, int choice) {
     if (choice < 0) return false;
     return it->n_choices ? choice == it->correct : right[choice];
 }
 
-bool debate_right(const struct debate *d, const struct item *items, int item, int choice) {
+bool debate_answer_is_correct(const struct debate *d, const struct task_item *items, int item, int choice) {
     return choice_right(&items[item], d->talks[item].right, choice);
 }
 
-static void item_measure(struct debate *d, const struct item *items, const struct vote *v, int i) {
-    const struct talk *o = &d->talks[i];
+static void item_measure(struct debate *d, const struct task_item *items, const struct vote *v, int i) {
+    const struct transcript *o = &d->talks[i];
     answers_fill(d, o, i);
     costs_add(d, o);
-    d->decided[i] = debate_right(d, items, i, o->answer);
+    d->decided[i] = debate_answer_is_correct(d, items, i, o->answer);
     for (int a = 0; a < d->n_agents; a++) {
         d->solo[(size_t)a * (size_t)d->n_items + (size_t)i] =
-            debate_right(d, items, i, at(d, 0, a, i)->choice);
+            debate_answer_is_correct(d, items, i, at(d, 0, a, i)->choice);
         for (int r = 1; r < d->rounds; r++) {
-            bool before = debate_right(d, items, i, at(d, r - 1, a, i)->choice),
-                 now = debate_right(d, items, i, at(d, r, a, i)->choice);
+            bool before = debate_answer_is_correct(d, items, i, at(d, r - 1, a, i)->choice),
+                 now = debate_answer_is_correct(d, items, i, at(d, r, a, i)->choice);
             d->flips_good += now && !before;
             d->flips_bad += before && !now;
         }
     }
     for (int r = 0; r < d->rounds; r++)
         d->voted[(size_t)r * (size_t)d->n_items + (size_t)i] =
-            debate_right(d, items, i, vote_after(d, v, r, i, o->n_candidates));
+            debate_answer_is_correct(d, items, i, vote_after(d, v, r, i, o->n_candidates));
 }
 
-int debate_run(const struct asker *a, const struct agent *team, int n_agents,
-               const struct item *items, int n_items, const struct debate_options *o,
+int debate_run(const struct llm_client *a, const struct agent *team, int n_agents,
+               const struct task_item *items, int n_items, const struct debate_options *o,
                struct debate *out, struct progress *p, struct error *err) {
     *out = (struct debate){.n_agents = n_agents, .n_items = n_items, .rounds = o->rounds};
     if (n_agents < 1 || n_agents > TEAM_MAX)
@@ -112,7 +112,7 @@ int debate_run(const struct asker *a, const struct agent *team, int n_agents,
 }
 
 void debate_release(struct debate *d) {
-    for (int i = 0; d->talks && i < d->n_items; i++) talk_release(&d->talks[i]);
+    for (int i = 0; d->talks && i < d->n_items; i++) transcript_release(&d->talks[i]);
     free(d->talks);
     free(d->answers);
     free(d->solo);
@@ -123,7 +123,7 @@ void debate_release(struct debate *d) {
 
 static void utterance_show(const struct debate *d, const struct agent *team, int item, int u,
                            struct buf *out) {
-    const struct talk *o = &d->talks[item];
+    const struct transcript *o = &d->talks[item];
     const struct utterance *s = &o->v[u];
     buf_printf(out, "[%s][R%d] ", team[s->agent].name, s->round);
     if (s->failed)
@@ -135,9 +135,9 @@ static void utterance_show(const struct debate *d, const struct agent *team, int
                    (double)s->confidence);
 }
 
-void debate_transcript(const struct debate *d, const struct agent *team, const struct item *it,
+void debate_transcript(const struct debate *d, const struct agent *team, const struct task_item *it,
                        int item, const struct vote *v, struct buf *out) {
-    const struct talk *o = &d->talks[item];
+    const struct transcript *o = &d->talks[item];
     buf_printf(out, "%s\n", it->question);
     for (int r = 0, u = 0; r < o->rounds; r++) {
         for (; u < o->n && o->v[u].round <= r; u++) utterance_show(d, team, item, u, out);
@@ -147,43 +147,43 @@ void debate_transcript(const struct debate *d, const struct agent *team, const s
 }
 
 /* The samples of one item: free answers become choices in the order they first came. */
-static void samples_take(struct samples *s, const struct item *it, const struct call *calls,
+static void samples_take(struct self_consistency *s, const struct task_item *it, const struct llm_call *calls,
                          const struct grader *grader, int item) {
     size_t first = (size_t)item * (size_t)s->k;
     char **found = NULL;
     int n = 0;
     for (int j = 0; j < s->k; j++) {
-        struct answer *a = &s->answers[first + (size_t)j];
+        struct agent_answer *a = &s->answers[first + (size_t)j];
         *a = calls[j].answer;
         if (calls[j].failed || !it->n_choices) a->choice = -1;
         if (calls[j].failed || it->n_choices) continue;
-        char *text = answer_read(grader, &calls[j], calls[j].text, &a->sure);
-        if (text) a->choice = candidate_find(&found, &n, text, grader, true);
-        if (text && a->choice < MAX_CHOICES) a->prob[a->choice] = a->sure;
+        char *text = answer_parse(grader, &calls[j], calls[j].text, &a->sure);
+        if (text) a->choice = answer_candidate_find(&found, &n, text, grader, true);
+        if (text && a->choice < EVAL_MAX_CHOICES) a->prob[a->choice] = a->sure;
         free(text);
     }
-    uint8_t *right = answers_right(it, grader, found, n);
+    uint8_t *right = answers_grade(it, grader, found, n);
     if (n) memcpy(s->right + first, right, (size_t)n);
     for (int i = 0; i < n; i++) free(found[i]);
     free(found);
     free(right);
 }
 
-int samples_draw(const struct asker *a, const struct agent *agent, const struct item *items,
+int self_consistency_sample(const struct llm_client *a, const struct agent *agent, const struct task_item *items,
                  int n_items, int k, float temperature, int32_t max_tokens, uint64_t seed,
-                 const struct grader *grader, struct samples *out, struct progress *p,
+                 const struct grader *grader, struct self_consistency *out, struct progress *p,
                  struct error *err) {
     int n = n_items * k;
-    struct call *calls = xcalloc((size_t)MAX(n, 1), sizeof *calls);
-    struct message(*chats)[2] = xcalloc((size_t)MAX(n, 1), sizeof *chats);
+    struct llm_call *calls = xcalloc((size_t)MAX(n, 1), sizeof *calls);
+    struct chat_message(*chats)[2] = xcalloc((size_t)MAX(n, 1), sizeof *chats);
     if (!grader) grader = grader_find("exact", err);
-    *out = (struct samples){.n_items = n_items, .k = k};
+    *out = (struct self_consistency){.n_items = n_items, .k = k};
     out->answers = xcalloc((size_t)MAX(n, 1), sizeof *out->answers);
     out->right = xcalloc((size_t)MAX(n, 1), 1);
     out->prefilled = xcalloc((size_t)MAX(k, 1), sizeof *out->prefilled);
     out->generated = xcalloc((size_t)MAX(k, 1), sizeof *out->generated);
     for (int i = 0; i < n; i++) {
-        calls[i] = call_question(agent, &items[i / k], i % k, chats[i]);
+        calls[i] = llm_call_question(agent, &items[i / k], i % k, chats[i]);
         calls[i].working = true;
         calls[i].temperature = temperature;
         calls[i].max_tokens = max_tokens;
@@ -195,7 +195,7 @@ int samples_draw(const struct asker *a, const struct agent *agent, const struct 
     for (int i = 0; i < n; i++) {
         out->prefilled[i % k] += calls[i].n_prefilled;
         out->generated[i % k] += calls[i].n_generated;
-        call_release(&calls[i]);
+        llm_call_release(&calls[i]);
     }
     if (p) progress_update(p, p->shown + n, NULL);
     free(chats);
@@ -203,10 +203,10 @@ int samples_draw(const struct asker *a, const struct agent *agent, const struct 
     return rc;
 }
 
-void samples_vote(const struct samples *s, const struct item *items, int k, uint8_t *right) {
-    struct answer *votes = xcalloc((size_t)MAX(k, 1), sizeof *votes);
+void self_consistency_vote(const struct self_consistency *s, const struct task_item *items, int k, uint8_t *right) {
+    struct agent_answer *votes = xcalloc((size_t)MAX(k, 1), sizeof *votes);
     for (int i = 0; i < s->n_items; i++) {
-        const struct item *it = &items[i];
+        const struct task_item *it = &items[i];
         size_t first = (size_t)i * (size_t)s->k;
         int m = 0;
         for (int j = 0; j < k; j++)
@@ -219,10 +219,10 @@ void samples_vote(const struct samples *s, const struct item *items, int k, uint
     free(votes);
 }
 
-void samples_release(struct samples *s) {
+void self_consistency_release(struct self_consistency *s) {
     free(s->answers);
     free(s->right);
     free(s->prefilled);
     free(s->generated);
-    *s = (struct samples){0};
+    *s = (struct self_consistency){0};
 }

@@ -27,7 +27,7 @@ static const char *marked(const char *text, size_t *len) {
 /* What a grader finds in a text; NULL: nothing. */
 static char *graded(const struct grader *g, const char *text) {
     struct buf form = {0};
-    if (answer_extract(g, text, &form)) return form.data;
+    if (grader_extract(g, text, &form)) return form.data;
     buf_release(&form);
     return NULL;
 }
@@ -40,12 +40,12 @@ static bool gives(const struct grader *g, const char *text, const char *form) {
 }
 
 /* Where token i begins in the text; for i = n, where the last one ends. */
-static size_t begins(const struct call *c, int i) {
+static size_t begins(const struct llm_call *c, int i) {
     return i ? (size_t)c->ends[i - 1] : 0;
 }
 
 /* The bytes of the tokens that say a form. */
-static void graded_find(const struct grader *g, const struct call *c, const char *text,
+static void graded_find(const struct grader *g, const struct llm_call *c, const char *text,
                         const char *form, size_t *begin, size_t *end) {
     char *copy = xstrdup(text);
     int to = c->n_tokens, from;
@@ -56,20 +56,20 @@ static void graded_find(const struct grader *g, const struct call *c, const char
     memcpy(copy, text, strlen(text) + 1);
     copy[ *end = begins(c, to)] = 0;
     for (from = to; from > 1; from--)
-        if (grade_same(g, copy + begins(c, from - 1), form)) break;
+        if (grader_equivalent(g, copy + begins(c, from - 1), form)) break;
     *begin = begins(c, MAX(from - 1, 0));
     free(copy);
 }
 
 /* Product over the tokens that share a byte with [begin, end). */
-static float probability(const struct call *c, size_t begin, size_t end) {
+static float probability(const struct llm_call *c, size_t begin, size_t end) {
     double sum = 0;
     for (int i = 0; i < c->n_tokens; i++)
         if (begins(c, i) < end && (size_t)c->ends[i] > begin) sum += (double)c->logprobs[i];
     return (float)math_exp(sum);
 }
 
-char *answer_read(const struct grader *g, const struct call *c, const char *text, float *sure) {
+char *answer_parse(const struct grader *g, const struct llm_call *c, const char *text, float *sure) {
     size_t begin = 0, len, end;
     const char *at = g ? NULL : marked(text, &len);
     char *answer = g ? graded(g, text) : at ? strndup(at, len) : NULL;
@@ -85,16 +85,16 @@ char *answer_read(const struct grader *g, const struct call *c, const char *text
     return answer;
 }
 
-int candidate_find(char ***v, int *n, const char *text, const struct grader *g, bool add) {
+int answer_candidate_find(char ***v, int *n, const char *text, const struct grader *g, bool add) {
     for (int i = 0; i < *n; i++)
-        if (g ? grade_same(g, (*v)[i], text) : strcmp((*v)[i], text) == 0) return i;
+        if (g ? grader_equivalent(g, (*v)[i], text) : strcmp((*v)[i], text) == 0) return i;
     if (!add) return -1;
     *v = xrealloc(*v, (size_t)(*n + 1) * sizeof **v);
     (*v)[*n] = xstrdup(text);
     return (*n)++;
 }
 
-uint8_t *answers_right(const struct item *it, const struct grader *g, char *const *v, int n) {
+uint8_t *answers_grade(const struct task_item *it, const struct grader *g, char *const *v, int n) {
     uint8_t *right = xcalloc((size_t)MAX(n, 1), 1);
     struct error err;
     if (!g) g = grader_find("exact", &err);
@@ -102,6 +102,6 @@ uint8_t *answers_right(const struct item *it, const struct grader *g, char *cons
         right[i] =
             it->n_choices
                 ? i == it->correct
-                : it->gold && grade_text(g, v[i], (const char *const *)&it->gold, 1).score >= 0.5;
+                : it->gold && grader_grade(g, v[i], (const char *const *)&it->gold, 1).score >= 0.5;
     return right;
 }

@@ -9,7 +9,7 @@
 
 enum { BINS = 10, FIT_STEPS = 60 };
 
-static const struct answer *at(const struct debate *d, int round, int agent, int item) {
+static const struct agent_answer *at(const struct debate *d, int round, int agent, int item) {
     return &d->answers[((size_t)round * (size_t)d->n_agents + (size_t)agent) * (size_t)d->n_items +
                        (size_t)item];
 }
@@ -27,11 +27,11 @@ static int others_majority(const struct debate *d, int round, int me, int item) 
     return -1;
 }
 
-static void answer_count(const struct debate *d, const struct item *items, int round, int a, int i,
-                         struct round_figures *out) {
+static void answer_count(const struct debate *d, const struct task_item *items, int round, int a, int i,
+                         struct debate_round_stats *out) {
     int before = at(d, round - 1, a, i)->choice, now = at(d, round, a, i)->choice;
     int heard = others_majority(d, round - 1, a, i);
-    bool was = debate_right(d, items, i, before), is = debate_right(d, items, i, now);
+    bool was = debate_answer_is_correct(d, items, i, before), is = debate_answer_is_correct(d, items, i, now);
     out->flips_good += is && !was;
     out->flips_bad += was && !is;
     if (heard < 0 || before < 0 || heard == before) return;
@@ -40,9 +40,9 @@ static void answer_count(const struct debate *d, const struct item *items, int r
     out->conformed += now == heard;
 }
 
-void debate_figures(const struct debate *d, const struct item *items, int round,
-                    struct round_figures *out) {
-    *out = (struct round_figures){0};
+void debate_round_stats(const struct debate *d, const struct task_item *items, int round,
+                    struct debate_round_stats *out) {
+    *out = (struct debate_round_stats){0};
     for (int i = 0; i < d->n_items; i++) {
         int first = at(d, round, 0, i)->choice;
         bool same = first >= 0;
@@ -65,15 +65,15 @@ void debate_oracle(const struct debate *d, uint8_t *right) {
 /* What calibration looks at: probabilities of n outcomes, which of them was said, which is right.
  */
 struct forecast {
-    double p[MAX_CHOICES];
+    double p[EVAL_MAX_CHOICES];
     int n, said, right;
 };
 
 /* A free answer is two outcomes: it is right, or it is not. False: there is nothing to see. */
-static bool forecast_make(const struct debate *d, const struct item *items, int item, int agent,
+static bool forecast_make(const struct debate *d, const struct task_item *items, int item, int agent,
                           struct forecast *f) {
-    const struct item *it = &items[item];
-    const struct answer *x = at(d, 0, agent, item);
+    const struct task_item *it = &items[item];
+    const struct agent_answer *x = at(d, 0, agent, item);
     *f = (struct forecast){.n = it->n_choices, .said = x->choice, .right = it->correct};
     if (x->choice < 0 || (it->n_choices ? it->correct < 0 || it->n_choices < 2 : !it->gold))
         return false;
@@ -81,7 +81,7 @@ static bool forecast_make(const struct debate *d, const struct item *items, int 
     if (it->n_choices) return true;
     *f = (struct forecast){.p = {(double)x->sure, 1 - (double)x->sure},
                            .n = 2,
-                           .right = !debate_right(d, items, item, x->choice)};
+                           .right = !debate_answer_is_correct(d, items, item, x->choice)};
     return true;
 }
 
@@ -94,7 +94,7 @@ static void tempered(struct forecast *f, double temperature) {
 }
 
 /* Mean negative log-likelihood of the right answers, and the calibration error. */
-static double scored(const struct debate *d, const struct item *items, int agent,
+static double nll_and_ece(const struct debate *d, const struct task_item *items, int agent,
                      double temperature, double *ece, int64_t *n) {
     double nll = 0, sure[BINS] = {0}, right[BINS] = {0};
     *n = 0;
@@ -114,20 +114,20 @@ static double scored(const struct debate *d, const struct item *items, int agent
 }
 
 /* The likelihood is unimodal in log T: golden-section search between 1/20 and 20. */
-struct calibration debate_calibration(const struct debate *d, const struct item *items, int agent) {
+struct debate_calibration debate_calibration(const struct debate *d, const struct task_item *items, int agent) {
     const double golden = 0.6180339887498949, lo0 = -2.995732273553991;
-    struct calibration c = {0};
+    struct debate_calibration c = {0};
     double lo = lo0, hi = -lo0, ece;
-    c.nll = scored(d, items, agent, 1, &c.ece, &c.n);
+    c.nll = nll_and_ece(d, items, agent, 1, &c.ece, &c.n);
     for (int i = 0; i < FIT_STEPS; i++) {
         double a = hi - golden * (hi - lo), b = lo + golden * (hi - lo);
-        if (scored(d, items, agent, math_exp(a), &ece, &c.n) <
-            scored(d, items, agent, math_exp(b), &ece, &c.n))
+        if (nll_and_ece(d, items, agent, math_exp(a), &ece, &c.n) <
+            nll_and_ece(d, items, agent, math_exp(b), &ece, &c.n))
             hi = b;
         else
             lo = a;
     }
     c.temperature = math_exp((lo + hi) / 2);
-    c.nll_fitted = scored(d, items, agent, c.temperature, &c.ece_fitted, &c.n);
+    c.nll_fitted = nll_and_ece(d, items, agent, c.temperature, &c.ece_fitted, &c.n);
     return c;
 }

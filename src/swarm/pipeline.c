@@ -27,17 +27,17 @@ enum {
     CUTS = 3 /* times that context and references are halved when nobody has room; then none */
 };
 
-const char *const stage_names[N_STAGES] = {"internal", "summary", "output"};
+const char *const pipeline_stage_names[PIPELINE_N_STAGES] = {"internal", "summary", "output"};
 const char *const answer_source_names[] = {"output", "member", "memory", "nobody"};
 
-enum stage stage_of(const char *role) {
-    for (int s = STAGE_SUMMARY; s < N_STAGES; s++)
-        if (strcmp(role, stage_names[s]) == 0) return (enum stage)s;
-    return STAGE_INTERNAL;
+enum pipeline_stage pipeline_stage_of_role(const char *role) {
+    for (int s = PIPELINE_SUMMARY; s < PIPELINE_N_STAGES; s++)
+        if (strcmp(role, pipeline_stage_names[s]) == 0) return (enum pipeline_stage)s;
+    return PIPELINE_INTERNAL;
 }
 
 /* One question under way. */
-struct turn {
+struct pipeline_state {
     const struct pipeline_options *o;
     const char *question;
     enum language lang;
@@ -52,17 +52,17 @@ struct turn {
 
 /* asking */
 
-static bool same_asker(const struct asker *a, const struct asker *b) {
+static bool same_asker(const struct llm_client *a, const struct llm_client *b) {
     return a->ask == b->ask && a->ctx == b->ctx;
 }
 
 /* Those of the calls that are this asker's, as one batch; all of them where there is one base. */
-static int ask_of(const struct turn *t, const struct asker *asker, struct call *calls, int n,
+static int ask_of(const struct pipeline_state *t, const struct llm_client *asker, struct llm_call *calls, int n,
                   struct error *err) {
-    struct call *own = xcalloc((size_t)n, sizeof *own);
+    struct llm_call *own = xcalloc((size_t)n, sizeof *own);
     int *at = xcalloc((size_t)n, sizeof *at), m = 0;
     for (int i = 0; i < n; i++) {
-        const struct asker *whose = &t->o->stage[stage_of(calls[i].agent->role)].asker;
+        const struct llm_client *whose = &t->o->stage[pipeline_stage_of_role(calls[i].agent->role)].asker;
         if (!same_asker(whose, asker)) continue;
         at[m] = i;
         own[m++] = calls[i];
@@ -74,9 +74,9 @@ static int ask_of(const struct turn *t, const struct asker *asker, struct call *
     return rc;
 }
 
-static int ask_all(const struct turn *t, struct call *calls, int n, struct error *err) {
+static int ask_all(const struct pipeline_state *t, struct llm_call *calls, int n, struct error *err) {
     int rc = OK;
-    for (int s = 0; rc == OK && s < N_STAGES; s++) {
+    for (int s = 0; rc == OK && s < PIPELINE_N_STAGES; s++) {
         bool done = false;
         for (int k = 0; k < s; k++)
             done = done || same_asker(&t->o->stage[k].asker, &t->o->stage[s].asker);
@@ -87,12 +87,12 @@ static int ask_all(const struct turn *t, struct call *calls, int n, struct error
 
 /* A question of the pipeline's own to who sums up; `c` says what kind of reply is wanted. The
  * caller releases it. */
-static int ask_aside(const struct pipeline_options *o, const char *system, const char *user,
-                     struct call *c, struct error *err) {
+static int ask_summarizer(const struct pipeline_options *o, const char *system, const char *user,
+                     struct llm_call *c, struct error *err) {
     static const struct agent writer = {.name = "summary", .role = "summary"};
-    static const struct item none = {.correct = -1};
-    const struct message chat[2] = {{"system", system}, {"user", user}};
-    const struct asker *asker = &o->stage[STAGE_SUMMARY].asker;
+    static const struct task_item none = {.correct = -1};
+    const struct chat_message chat[2] = {{"system", system}, {"user", user}};
+    const struct llm_client *asker = &o->stage[PIPELINE_SUMMARY].asker;
     c->agent = &writer;
     if (!c->item) c->item = &none;
     c->messages = chat;
@@ -105,7 +105,7 @@ static int ask_aside(const struct pipeline_options *o, const char *system, const
 /* the board */
 
 static int board_put_of(const struct pipeline_options *o, const char *key, json_t *value,
-                        const struct call *c, int iteration, struct error *err) {
+                        const struct llm_call *c, int iteration, struct error *err) {
     if (!value) return error_set(err, ERR_FORMAT, "'%s' is not UTF-8", key);
     json_t *event = blackboard_write(o->board, key, value, NULL, err);
     json_decref(value);
@@ -119,13 +119,13 @@ static int board_put(const struct pipeline_options *o, const char *key, json_t *
     return board_put_of(o, key, value, NULL, 0, err);
 }
 
-static int slot_put(const struct turn *t, int who, const char *text, struct error *err) {
+static int slot_put(const struct pipeline_state *t, int who, const char *text, struct error *err) {
     const struct embedder *e = t->o->embedder;
     float *v = e ? xcalloc((size_t)e->d, sizeof *v) : NULL;
     json_t *meta = json_pack("{s:s,s:i}", "role", t->v[who].role, "iteration", t->spoken[who]),
            *back = NULL;
     int rc = e ? e->embed(e->ctx, &text, 1, v, err) : OK;
-    const struct board_slot_entry entry = {
+    const struct blackboard_slot_entry entry = {
         .slot = t->names[who], .text = text, .embedding = v, .d = e ? e->d : 0, .metadata = meta};
     if (rc == OK && !(back = blackboard_slot_add(t->o->board, &entry, err))) rc = err->code;
     json_decref(back);
@@ -134,12 +134,12 @@ static int slot_put(const struct turn *t, int who, const char *text, struct erro
     return rc;
 }
 
-static int utterance_put(struct turn *t, const struct call *c, struct error *err) {
+static int utterance_put(struct pipeline_state *t, const struct llm_call *c, struct error *err) {
     char key[BOARD_KEY_LEN] = BOARD_FINAL_RESPONSE;
     int who = (int)(c->agent - t->v);
-    enum stage s = stage_of(c->agent->role);
-    if (s == STAGE_SUMMARY) board_summary_key(t->spoken[who], key);
-    if (s == STAGE_INTERNAL) board_agent_key(who, key);
+    enum pipeline_stage s = pipeline_stage_of_role(c->agent->role);
+    if (s == PIPELINE_SUMMARY) blackboard_summary_key(t->spoken[who], key);
+    if (s == PIPELINE_INTERNAL) blackboard_agent_key(who, key);
     t->spoken[who]++;
     const char *text = c->failed || !c->text ? "" : c->text;
     int rc = board_put_of(t->o, key, json_string(text), c, t->spoken[who], err);
@@ -147,8 +147,8 @@ static int utterance_put(struct turn *t, const struct call *c, struct error *err
 }
 
 /* The workflow's asker: what is said goes to the board as soon as it is there. */
-static int ask(void *ctx, struct call *calls, int n, struct error *err) {
-    struct turn *t = ctx;
+static int ask(void *ctx, struct llm_call *calls, int n, struct error *err) {
+    struct pipeline_state *t = ctx;
     if (t->o->progress)
         t->o->progress(t->o->progress_ctx, calls[0].agent->role,
                        t->spoken[calls[0].agent - t->v] + 1, n);
@@ -159,9 +159,9 @@ static int ask(void *ctx, struct call *calls, int n, struct error *err) {
 
 /* the team */
 
-static void member_add(struct turn *t, const char *role, const char *name, const char *system,
+static void member_add(struct pipeline_state *t, const char *role, const char *name, const char *system,
                        float temperature) {
-    const struct stage_options *s = &t->o->stage[stage_of(role)];
+    const struct pipeline_stage_options *s = &t->o->stage[pipeline_stage_of_role(role)];
     int i = t->n++;
     t->names[i] = xstrdup(name);
     t->system[i] = system ? xasprintf("%s\n%s", name, system) : NULL;
@@ -174,7 +174,7 @@ static void member_add(struct turn *t, const char *role, const char *name, const
 
 /* One of each of the workflow's roles, but of "agent" as many as were asked for, with the roles
  * that the kind of question calls for. */
-static int team_make(struct turn *t, struct error *err) {
+static int team_make(struct pipeline_state *t, struct error *err) {
     const struct pipeline_options *o = t->o;
     int n_roles = workflow_n_roles(o->workflow);
     for (int r = 0; r < n_roles; r++) {
@@ -185,7 +185,7 @@ static int team_make(struct turn *t, struct error *err) {
                              "workflow '%s' with %d agents is a team of more than %d",
                              workflow_name(o->workflow), o->agents, TEAM_MAX);
         for (int i = 0; agents && i < o->agents; i++) {
-            struct role part = role_get(t->type, t->lang, i);
+            struct agent_role part = agent_role_get(t->type, t->lang, i);
             char *name = xasprintf("%d %s", i + 1, part.name);
             member_add(t, role, name, part.description, part.temperature);
             if (o->adapters) t->v[t->n - 1].adapter = o->adapters[i];
@@ -200,7 +200,7 @@ static int team_make(struct turn *t, struct error *err) {
 
 /* Of the kinds, the one that who sums up holds for the most probable; by keywords where it has no
  * room. */
-static int type_ask(struct turn *t, struct error *err) {
+static int type_ask(struct pipeline_state *t, struct error *err) {
     static const char *const words[N_LANGUAGES] = {
         [LANG_EN] = "What kind of question is this: discussion, planning, informational, "
                     "conversational, or default for none of these?",
@@ -208,38 +208,38 @@ static int type_ask(struct turn *t, struct error *err) {
                     "informational（知識）、conversational（会話）、どれでもなければdefault。",
         [LANG_ZH] = "这是哪一类问题？discussion（讨论）、planning（计划）、informational（知识）、"
                     "conversational（闲聊），都不是则为default。"};
-    struct item kinds = {.n_choices = N_QUESTION_TYPES, .correct = -1};
-    struct call c = {.item = &kinds, .reply = REPLY_ANSWER};
+    struct task_item kinds = {.n_choices = N_QUESTION_TYPES, .correct = -1};
+    struct llm_call c = {.item = &kinds, .reply = REPLY_ANSWER};
     for (int i = 0; i < N_QUESTION_TYPES; i++)
         kinds.choices[i] = (char *)(uintptr_t)question_type_names[i];
-    int rc = ask_aside(t->o, words[t->lang], t->question, &c, err);
+    int rc = ask_summarizer(t->o, words[t->lang], t->question, &c, err);
     if (rc == OK && !c.failed && c.answer.choice >= 0)
         t->type = (enum question_type)c.answer.choice;
-    call_release(&c);
+    llm_call_release(&c);
     return rc;
 }
 
 /* what the team is told */
 
-static int references_find(const struct turn *t, struct buf *out, struct error *err) {
+static int references_find(const struct pipeline_state *t, struct buf *out, struct error *err) {
     buf_puts(out, "");
     if (!t->o->knowledge || t->cut == CUTS) return OK;
     const struct knowledge_query q = {.text = t->question, .embedder = t->o->embedder};
     json_t *hits = knowledge_search(t->o->knowledge, &q, err);
     if (!hits) return err->code;
-    knowledge_snippets(hits, SNIPPET_CHARS >> t->cut, out);
+    knowledge_snippets(hits, KNOWLEDGE_SNIPPET_CHARS >> t->cut, out);
     json_decref(hits);
     return OK;
 }
 
 static bool is_longer(const char *text, int chars) {
     size_t len = strlen(text);
-    return text_cut(text, len, (size_t)chars) < len;
+    return utf8_prefix_len(text, len, (size_t)chars) < len;
 }
 
 /* In a sentence or two what a long question is about; nothing where it is short, or who sums up
  * has nothing to say. */
-static int gist_make(const struct turn *t, const char *rag, struct buf *out, struct error *err) {
+static int question_summarize(const struct pipeline_state *t, const char *rag, struct buf *out, struct error *err) {
     static const char *const words[N_LANGUAGES] = {
         [LANG_EN] = "Say in one or two sentences what is asked, and what of the reference bears on "
                     "it. Do not answer.",
@@ -252,20 +252,20 @@ static int gist_make(const struct turn *t, const char *rag, struct buf *out, str
         return OK;
     if (o->progress) o->progress(o->progress_ctx, "gist", 1, 1);
     char *user = xasprintf("%s\n\n%s", t->question, rag);
-    struct call c = {.max_tokens = o->max_tokens ? o->max_tokens : SUMMARY_TOKENS};
+    struct llm_call c = {.max_tokens = o->max_tokens ? o->max_tokens : SUMMARY_TOKENS};
     struct buf clean = {0};
-    int rc = ask_aside(o, words[t->lang], user, &c, err);
+    int rc = ask_summarizer(o, words[t->lang], user, &c, err);
     if (rc == OK && !c.failed && answer_clean(c.text, c.truncated, &clean))
-        buf_add(out, clean.data, text_cut(clean.data, clean.len, GIST_CHARS));
+        buf_add(out, clean.data, utf8_prefix_len(clean.data, clean.len, GIST_CHARS));
     buf_puts(out, "");
-    call_release(&c);
+    llm_call_release(&c);
     buf_release(&clean);
     free(user);
     return rc;
 }
 
 /* What templates see beside the question; all of it stands on the board. */
-static int given_make(const struct turn *t, json_t **out, struct error *err) {
+static int given_make(const struct pipeline_state *t, json_t **out, struct error *err) {
     static const char *const keys[] = {BOARD_CONVERSATION, BOARD_RAG, BOARD_INITIAL_SUMMARY};
     struct buf text[3] = {{0}};
     const struct pipeline_options *o = t->o;
@@ -273,7 +273,7 @@ static int given_make(const struct turn *t, json_t **out, struct error *err) {
     if (o->memory && t->cut < CUTS)
         conversation_context(o->memory, t->lang, CONTEXT_CHARS >> t->cut, &text[0]);
     int rc = references_find(t, &text[1], err);
-    if (rc == OK) rc = gist_make(t, text[1].data, &text[2], err);
+    if (rc == OK) rc = question_summarize(t, text[1].data, &text[2], err);
     *out = json_pack("{s:b,s:s}", "summary", (int)o->summary, BOARD_QUESTION_TYPE,
                      question_type_names[t->type]);
     for (int i = 0; i < 3 && rc == OK; i++) {
@@ -294,15 +294,15 @@ static bool is_usable(const struct pipeline_options *o, const struct utterance *
 }
 
 /* Of what was said: the result's words; else the last that are usable. */
-static void answer_pick(const struct turn *t, struct pipeline_answer *a) {
-    const struct talk *talk = &a->talk;
+static void answer_pick(const struct pipeline_state *t, struct pipeline_answer *a) {
+    const struct transcript *talk = &a->talk;
     struct buf text = {0};
-    a->source = FROM_NOBODY;
-    if (talk->final >= 0 && is_usable(t->o, &talk->v[talk->final], &text)) a->source = FROM_OUTPUT;
-    for (int i = talk->n - 1; !t->o->compat && a->source == FROM_NOBODY && i >= 0; i--)
-        if (is_usable(t->o, &talk->v[i], &text)) a->source = FROM_MEMBER;
-    if (a->source == FROM_NOBODY) text.len = 0, buf_puts(&text, answer_apology(t->lang));
-    for (int i = 0; a->source != FROM_OUTPUT && i < talk->n; i++)
+    a->source = ANSWER_FALLBACK;
+    if (talk->final >= 0 && is_usable(t->o, &talk->v[talk->final], &text)) a->source = ANSWER_FROM_OUTPUT;
+    for (int i = talk->n - 1; !t->o->compat && a->source == ANSWER_FALLBACK && i >= 0; i--)
+        if (is_usable(t->o, &talk->v[i], &text)) a->source = ANSWER_FROM_AGENT;
+    if (a->source == ANSWER_FALLBACK) text.len = 0, buf_puts(&text, answer_fallback(t->lang));
+    for (int i = 0; a->source != ANSWER_FROM_OUTPUT && i < talk->n; i++)
         if (talk->v[i].failed) a->why = talk->v[i].failed;
     a->text = text.data;
 }
@@ -312,19 +312,19 @@ static bool is_given(const json_t *given, const char *key) {
 }
 
 /* Whether somebody thought, and somebody wrote an answer. */
-static bool is_whole(const struct turn *t, const struct talk *talk) {
+static bool is_whole(const struct pipeline_state *t, const struct transcript *talk) {
     bool thought = false;
     for (int i = 0; i < talk->n; i++)
         thought = thought ||
-                  (!talk->v[i].failed && stage_of(t->v[talk->v[i].agent].role) == STAGE_INTERNAL);
+                  (!talk->v[i].failed && pipeline_stage_of_role(t->v[talk->v[i].agent].role) == PIPELINE_INTERNAL);
     return thought && talk->final >= 0;
 }
 
 /* One try; *again: it is not whole, and less beside the question may make room. */
-static int team_try(struct turn *t, const struct item *item, struct pipeline_answer *a, bool *again,
+static int team_try(struct pipeline_state *t, const struct task_item *item, struct pipeline_answer *a, bool *again,
                     struct error *err) {
     const struct pipeline_options *o = t->o;
-    const struct asker asker = {t, ask};
+    const struct llm_client asker = {t, ask};
     json_t *given = NULL;
     int rc = given_make(t, &given, err);
     const struct workflow_options wo = {.rounds = o->iterations,
@@ -333,22 +333,22 @@ static int team_try(struct turn *t, const struct item *item, struct pipeline_ans
                                         .seed = o->seed,
                                         .seconds = o->seconds,
                                         .given = given};
-    talk_release(&a->talk);
+    transcript_release(&a->talk);
     memset(t->spoken, 0, sizeof t->spoken);
     if (rc == OK)
         rc = workflow_run(o->workflow, &asker, t->v, t->n, item, 1, &wo, &a->talk, NULL, err);
-    *again = rc == OK && !is_whole(t, &a->talk) && a->talk.ending != END_BUDGET &&
+    *again = rc == OK && !is_whole(t, &a->talk) && a->talk.ending != WORKFLOW_STOP_BUDGET &&
              (is_given(given, BOARD_CONVERSATION) || is_given(given, BOARD_RAG));
     json_decref(given);
     return rc;
 }
 
-static int team_speak(struct turn *t, struct pipeline_answer *a, struct error *err) {
+static int team_speak(struct pipeline_state *t, struct pipeline_answer *a, struct error *err) {
     const struct pipeline_options *o = t->o;
     char *question = xstrdup(t->question);
-    const struct item item = {.question = question, .lang = language_names[t->lang], .correct = -1};
+    const struct task_item item = {.question = question, .lang = language_names[t->lang], .correct = -1};
     bool again = true;
-    int rc = o->type == TYPE_ASKED ? type_ask(t, err) : OK;
+    int rc = o->type == QUESTION_TYPE_BY_MODEL ? type_ask(t, err) : OK;
     if (rc == OK)
         rc = board_put(o, BOARD_QUESTION_TYPE, json_string(question_type_names[t->type]), err);
     if (rc == OK) rc = team_make(t, err);
@@ -360,31 +360,31 @@ static int team_speak(struct turn *t, struct pipeline_answer *a, struct error *e
 }
 
 /* What the memory knows by itself needs no team. */
-static bool memory_answers(const struct turn *t, struct pipeline_answer *a) {
+static bool memory_answers(const struct pipeline_state *t, struct pipeline_answer *a) {
     struct buf known = {0};
-    if (!t->o->memory || !conversation_answer(t->o->memory, t->question, &known)) return false;
+    if (!t->o->memory || !conversation_answer_from_facts(t->o->memory, t->question, &known)) return false;
     a->text = known.data;
-    a->source = FROM_MEMORY;
+    a->source = ANSWER_FROM_MEMORY;
     return true;
 }
 
 int pipeline_run(const struct pipeline_options *o, const char *question,
                  struct pipeline_answer *out, struct error *err) {
-    *out = (struct pipeline_answer){.source = FROM_NOBODY};
-    struct turn t = {.o = o, .question = question, .names = out->names};
-    t.lang = o->language < 0 ? language_of(question) : (enum language)o->language;
+    *out = (struct pipeline_answer){.source = ANSWER_FALLBACK};
+    struct pipeline_state t = {.o = o, .question = question, .names = out->names};
+    t.lang = o->language < 0 ? language_detect(question) : (enum language)o->language;
     t.type = o->type < 0 ? question_classify(question, o->compat) : (enum question_type)o->type;
     int rc = blackboard_clear_current_turn(o->board, err);
     if (rc == OK) rc = board_put(o, BOARD_INPUT, json_string(question), err);
     if (rc == OK && !memory_answers(&t, out)) rc = team_speak(&t, out, err);
     if (rc == OK) rc = board_put(o, BOARD_FINAL_RESPONSE, json_string(out->text), err);
-    if (rc == OK && o->memory) rc = pipeline_remember(o, question, out->text, err);
+    if (rc == OK && o->memory) rc = pipeline_update_memory(o, question, out->text, err);
     for (int i = 0; i < t.n; i++) free(t.system[i]);
     return rc;
 }
 
 void pipeline_answer_release(struct pipeline_answer *a) {
-    talk_release(&a->talk);
+    transcript_release(&a->talk);
     for (int i = 0; i < TEAM_MAX; i++) free(a->names[i]);
     free(a->text);
     *a = (struct pipeline_answer){0};
@@ -401,10 +401,10 @@ static int talk_summarize(void *ctx, const char *previous, const char *exchanges
         [LANG_ZH] = "请用几句话概括这段对话，保留名字、愿望和事实。"};
     const struct pipeline_options *o = ctx;
     char *user = xasprintf("%s%s%s", previous, *previous ? "\n" : "", exchanges);
-    struct call c = {.max_tokens = o->max_tokens ? o->max_tokens : SUMMARY_TOKENS};
-    int rc = ask_aside(o, words[language_of(exchanges)], user, &c, err);
+    struct llm_call c = {.max_tokens = o->max_tokens ? o->max_tokens : SUMMARY_TOKENS};
+    int rc = ask_summarizer(o, words[language_detect(exchanges)], user, &c, err);
     if (rc == OK && (c.failed || !answer_clean(c.text, c.truncated, out))) buf_puts(out, previous);
-    call_release(&c);
+    llm_call_release(&c);
     free(user);
     return rc;
 }
@@ -417,16 +417,16 @@ static json_t *facts_ask(const struct pipeline_options *o, const char *said, str
         [LANG_JA] = "ユーザーが自分について述べたことを、本人の言葉のままJSONに書き出してください。"
                     "述べていないことは空にしてください。",
         [LANG_ZH] = "请用用户的原话，把用户关于自己说的内容列成JSON。没有说的请留空。"};
-    enum language l = language_of(said);
-    char *schema = conversation_schema(l);
+    enum language l = language_detect(said);
+    char *schema = conversation_facts_schema(l);
     struct grammar *g = grammar_new_json_schema(schema, strlen(schema), true, err);
-    struct call c = {.max_tokens = FACT_TOKENS, .grammar = g};
+    struct llm_call c = {.max_tokens = FACT_TOKENS, .grammar = g};
     json_t *claimed = NULL, *facts = NULL;
-    if (g && ask_aside(o, words[l], said, &c, err) == OK && !c.failed && c.text)
+    if (g && ask_summarizer(o, words[l], said, &c, err) == OK && !c.failed && c.text)
         claimed = json_loads(c.text, 0, NULL); /* NULL where the tokens ran out */
-    if (json_is_object(claimed)) facts = facts_grounded(claimed, said);
+    if (json_is_object(claimed)) facts = facts_filter_grounded(claimed, said);
     json_decref(claimed);
-    call_release(&c);
+    llm_call_release(&c);
     grammar_free(g);
     free(schema);
     return facts;
@@ -434,20 +434,20 @@ static json_t *facts_ask(const struct pipeline_options *o, const char *said, str
 
 static int facts_learn(const struct pipeline_options *o, const char *question, struct error *err) {
     struct buf said = {0};
-    json_t *found = facts_said(question), *asked = NULL;
-    statements_of(question, &said);
+    json_t *found = facts_extract(question), *asked = NULL;
+    statements_extract(question, &said);
     err->code = OK;
     if (o->facts == FACTS_MODEL && said.len) asked = facts_ask(o, said.data, err);
     int rc = asked ? OK : err->code;
-    if (rc == OK && asked) rc = conversation_learn(o->memory, asked, err);
-    if (rc == OK) rc = conversation_learn(o->memory, found, err); /* rules have the last word */
+    if (rc == OK && asked) rc = conversation_merge_facts(o->memory, asked, err);
+    if (rc == OK) rc = conversation_merge_facts(o->memory, found, err); /* rules have the last word */
     json_decref(found);
     json_decref(asked);
     buf_release(&said);
     return rc;
 }
 
-int pipeline_remember(const struct pipeline_options *o, const char *question, const char *answer,
+int pipeline_update_memory(const struct pipeline_options *o, const char *question, const char *answer,
                       struct error *err) {
     const struct summarizer s = {(void *)(uintptr_t)o, talk_summarize};
     int rc = conversation_add(o->memory, question, answer, &s, err);

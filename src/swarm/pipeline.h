@@ -15,12 +15,12 @@
 #include "swarm/workflow.h"
 
 /* Who sums up, who answers, and all the others. */
-enum stage { STAGE_INTERNAL, STAGE_SUMMARY, STAGE_OUTPUT, N_STAGES };
-extern const char *const stage_names[N_STAGES]; /* "internal", "summary", "output" */
-enum stage stage_of(const char *role);          /* by the workflow's role */
+enum pipeline_stage { PIPELINE_INTERNAL, PIPELINE_SUMMARY, PIPELINE_OUTPUT, PIPELINE_N_STAGES };
+extern const char *const pipeline_stage_names[PIPELINE_N_STAGES]; /* "internal", "summary", "output" */
+enum pipeline_stage pipeline_stage_of_role(const char *role);          /* by the workflow's role */
 
-struct stage_options {
-    struct asker asker;
+struct pipeline_stage_options {
+    struct llm_client asker;
     float temperature;  /* 0: the role's, else the workflow's own */
     int32_t max_tokens; /* 0: the workflow's own */
 };
@@ -28,10 +28,10 @@ struct stage_options {
  * up, whose reply is held to a grammar and of which only what was said is kept. */
 enum fact_source { FACTS_NONE, FACTS_RULES, FACTS_MODEL };
 
-enum { TYPE_ASKED = -2 };
+enum { QUESTION_TYPE_BY_MODEL = -2 };
 struct pipeline_options {
     const struct workflow *workflow;
-    struct stage_options stage[N_STAGES];
+    struct pipeline_stage_options stage[PIPELINE_N_STAGES];
     struct blackboard *board;
     struct conversation *memory;     /* NULL: nothing is remembered */
     struct knowledge *knowledge;     /* NULL: none */
@@ -39,7 +39,7 @@ struct pipeline_options {
                                         slots with its vector; NULL: by words, without */
     struct adapter *const *adapters; /* [agents], each may be NULL */
     int agents, iterations;
-    int type; /* enum question_type; -1: by the question's words; TYPE_ASKED: who sums up says */
+    int type; /* enum question_type; -1: by the question's words; QUESTION_TYPE_BY_MODEL: who sums up says */
     int language; /* enum language; -1: the question's */
     bool summary; /* after each iteration, and of what is long */
     bool compat;  /* the predecessor's keywords, and its ten characters that an answer must have */
@@ -53,19 +53,19 @@ struct pipeline_options {
     void *progress_ctx;
     /* What was just written on the board, {timestamp, key, value}. `c`: the call whose words it
      * is, with what was asked, the agent's so many-th; NULL: it is nobody's. May be NULL. */
-    void (*wrote)(void *ctx, const json_t *entry, const struct call *c, int iteration);
+    void (*wrote)(void *ctx, const json_t *entry, const struct llm_call *c, int iteration);
     void *wrote_ctx;
 };
 
 /* Whose words an answer is: the one who answers; where nothing usable came from there, a member;
  * the memory's own; an apology. */
-enum answer_source { FROM_OUTPUT, FROM_MEMBER, FROM_MEMORY, FROM_NOBODY };
+enum answer_source { ANSWER_FROM_OUTPUT, ANSWER_FROM_AGENT, ANSWER_FROM_MEMORY, ANSWER_FALLBACK };
 extern const char *const answer_source_names[]; /* "output", "member", "memory", "nobody" */
 struct pipeline_answer {
     char *text; /* cleaned */
     enum answer_source source;
     const char *why;  /* of a member's or an apology: what failed, or NULL */
-    struct talk talk; /* all that was said, as it was said; empty where the memory answered */
+    struct transcript talk; /* all that was said, as it was said; empty where the memory answered */
     char *names[TEAM_MAX];
 };
 /*
@@ -77,7 +77,7 @@ int pipeline_run(const struct pipeline_options *o, const char *question,
                  struct pipeline_answer *out, struct error *err);
 void pipeline_answer_release(struct pipeline_answer *a);
 /* Keeps an exchange, with the summary and the key facts that come of it, in o->memory. */
-int pipeline_remember(const struct pipeline_options *o, const char *question, const char *answer,
+int pipeline_update_memory(const struct pipeline_options *o, const char *question, const char *answer,
                       struct error *err);
 
 #endif

@@ -16,7 +16,7 @@
 
 enum { CONTESTANTS = 5, SAMPLED = 200, SEEDS = 8 };
 
-static json_t *bounds_json(struct interval v) {
+static json_t *bounds_json(struct stats_interval v) {
     return json_pack("[f,f,f]", v.value, v.lo, v.hi);
 }
 
@@ -47,13 +47,13 @@ static struct spent cost_of(const struct debate *d, int rounds, int agent) {
 /* making */
 
 struct maker {
-    const struct asker *asker;
+    const struct llm_client *asker;
     const struct agent *team;
     int n_agents;
-    const struct item *items;
+    const struct task_item *items;
     int n_items;
     const struct debate_options *o;
-    const struct report_wants *w;
+    const struct debate_report_options *w;
     struct debate d;
     json_t *rows;
     struct { /* what the debate is compared with */
@@ -65,7 +65,7 @@ struct maker {
 
 static void row_add(struct maker *m, const char *name, const char *kind, const uint8_t *right,
                     struct spent c) {
-    struct interval ci = stats_wilson(count(right, m->n_items), m->n_items);
+    struct stats_interval ci = stats_wilson(count(right, m->n_items), m->n_items);
     json_array_append_new(m->rows,
                           json_pack("{s:s,s:s,s:f,s:f,s:f,s:I,s:I,s:I}", "name", name, "kind", kind,
                                     "acc", ci.value, "lo", ci.lo, "hi", ci.hi, "calls",
@@ -113,7 +113,7 @@ static int samples_for(int64_t tokens, int64_t each, int most) {
 static int whole_make(struct maker *m, struct progress *p, struct error *err) {
     const struct agent *best = &m->team[best_alone(m)];
     struct debate_options o = *m->o;
-    struct item *whole = xcalloc((size_t)m->n_items + 1, sizeof *whole);
+    struct task_item *whole = xcalloc((size_t)m->n_items + 1, sizeof *whole);
     struct debate d;
     o.rounds = 1;
     for (int i = 0; i < m->n_items; i++) {
@@ -140,10 +140,10 @@ static int samples_make(struct maker *m, struct progress *p, json_t *curve, stru
         samples_for(all.generated, one.generated, most),
         samples_for(all.generated + all.prefilled, one.generated + one.prefilled, most)};
     static const char *const what[] = {"generated", "total"};
-    struct samples s;
+    struct self_consistency s;
     struct spent c = {0};
     int k = MAX(equal[0], equal[1]);
-    int rc = samples_draw(m->asker, &m->team[best], m->items, m->n_items, k, m->w->temperature,
+    int rc = self_consistency_sample(m->asker, &m->team[best], m->items, m->n_items, k, m->w->temperature,
                           m->w->max_tokens, m->o->seed, m->o->grader, &s, p, err);
     uint8_t *right = xmalloc((size_t)m->n_items + 1);
     for (int i = 1; rc == OK && i <= k; i++) {
@@ -151,7 +151,7 @@ static int samples_make(struct maker *m, struct progress *p, json_t *curve, stru
         c.prefilled += s.prefilled[i - 1];
         c.generated += s.generated[i - 1];
         bool point = (i & (i - 1)) == 0 || i == k;
-        if (point || i == equal[0] || i == equal[1]) samples_vote(&s, m->items, i, right);
+        if (point || i == equal[0] || i == equal[1]) self_consistency_vote(&s, m->items, i, right);
         if (point)
             json_array_append_new(
                 curve,
@@ -166,16 +166,16 @@ static int samples_make(struct maker *m, struct progress *p, json_t *curve, stru
         }
     }
     free(right);
-    samples_release(&s);
+    self_consistency_release(&s);
     return rc;
 }
 
 static json_t *comparisons_json(const struct maker *m) {
-    struct paired v[CONTESTANTS];
+    struct stats_mcnemar v[CONTESTANTS];
     double p[CONTESTANTS], holm[CONTESTANTS];
     json_t *list = json_array();
     for (int i = 0; i < m->n_against; i++) {
-        v[i] = stats_paired(m->d.decided, m->against[i].right, m->n_items);
+        v[i] = stats_mcnemar(m->d.decided, m->against[i].right, m->n_items);
         p[i] = v[i].p;
     }
     stats_holm(p, m->n_against, holm);
@@ -190,8 +190,8 @@ static json_t *comparisons_json(const struct maker *m) {
 static json_t *rounds_json(const struct maker *m) {
     json_t *list = json_array();
     for (int r = 0; r < m->d.rounds; r++) {
-        struct round_figures f;
-        debate_figures(&m->d, m->items, r, &f);
+        struct debate_round_stats f;
+        debate_round_stats(&m->d, m->items, r, &f);
         json_array_append_new(list, json_pack("{s:i,s:f,s:f,s:I,s:I,s:I,s:I,s:I}", "round", r,
                                               "voted", (double)f.voted / MAX(m->n_items, 1),
                                               "agreed", (double)f.agreed / MAX(m->n_items, 1),
@@ -217,16 +217,16 @@ static int known_play(void *ctx, uint32_t mask, uint8_t *right, struct error *er
 
 /* How far sampled values are from exact ones, root mean square over agents and seeds. */
 static json_t *sampling_json(const struct maker *m, const uint8_t *right,
-                             const struct worth *exact) {
+                             const struct contribution *exact) {
     struct known k = {right, m->n_items};
-    const struct game g = {&k, known_play, m->n_agents, m->n_items};
+    const struct coalition_game g = {&k, known_play, m->n_agents, m->n_items};
     struct error err;
     json_t *list = json_array();
     for (int samples = 4; samples <= 64; samples *= 4) {
         double far[2] = {0};
         for (uint64_t seed = 0; seed < SEEDS; seed++) {
-            struct worth w[TEAM_MAX];
-            CHECK(credit_sampled(&g, samples, m->o->seed + seed, w, &err) == OK);
+            struct contribution w[TEAM_MAX];
+            CHECK(contribution_sampled(&g, samples, m->o->seed + seed, w, &err) == OK);
             for (int a = 0; a < m->n_agents; a++) {
                 double off[2] = {w[a].shapley.value - exact[a].shapley.value,
                                  w[a].banzhaf.value - exact[a].banzhaf.value};
@@ -243,21 +243,21 @@ static json_t *sampling_json(const struct maker *m, const uint8_t *right,
 static int credit_make(struct maker *m, struct progress *p, json_t **out, struct error *err) {
     struct vote_game v = {m->o->vote, m->d.answers, m->items, m->n_agents, m->n_items, m->d.talks};
     struct debate_game g = {m->asker, m->team, m->n_agents, m->items, m->n_items, m->o, p};
-    struct game game = m->w->credit_debate ? debate_game(&g) : vote_game(&v);
-    struct worth worth[TEAM_MAX];
-    bool exact = m->n_agents <= GAME_AGENTS;
+    struct coalition_game game = m->w->credit_debate ? debate_game(&g) : vote_game(&v);
+    struct contribution worth[TEAM_MAX];
+    bool exact = m->n_agents <= GAME_MAX_EXACT_AGENTS;
     json_t *errors = NULL;
     int rc = OK;
     if (exact) {
         uint8_t *right = xmalloc(((size_t)1 << m->n_agents) * (size_t)MAX(m->n_items, 1));
-        rc = game_play_all(&game, right, err);
+        rc = coalition_game_play_all(&game, right, err);
         if (rc == OK) {
-            credit_exact(right, m->n_agents, m->n_items, worth);
+            contribution_exact(right, m->n_agents, m->n_items, worth);
             errors = sampling_json(m, right, worth);
         }
         free(right);
     } else {
-        rc = credit_sampled(&game, SAMPLED, m->o->seed, worth, err);
+        rc = contribution_sampled(&game, SAMPLED, m->o->seed, worth, err);
     }
     json_t *agents = json_array();
     for (int a = 0; rc == OK && a < m->n_agents; a++)
@@ -275,7 +275,7 @@ static int credit_make(struct maker *m, struct progress *p, json_t **out, struct
 static json_t *calibration_json(const struct maker *m) {
     json_t *list = json_array();
     for (int a = 0; a < m->n_agents; a++) {
-        struct calibration c = debate_calibration(&m->d, m->items, a);
+        struct debate_calibration c = debate_calibration(&m->d, m->items, a);
         json_array_append_new(list,
                               json_pack("{s:s,s:f,s:f,s:f}", "name", m->team[a].name, "ece", c.ece,
                                         "ece_fitted", c.ece_fitted, "temperature", c.temperature));
@@ -294,7 +294,7 @@ static json_t *endings_json(const struct debate *d) {
     return v;
 }
 
-json_t *report_utterance(const struct talk *o, const struct agent *team, int i) {
+json_t *utterance_json(const struct transcript *o, const struct agent *team, int i) {
     const struct utterance *u = &o->v[i];
     json_t *line =
         json_pack("{s:s,s:i,s:s}", "name", team[u->agent].name, "round", u->round, "text", u->text);
@@ -307,20 +307,20 @@ json_t *report_utterance(const struct talk *o, const struct agent *team, int i) 
     return line;
 }
 
-json_t *report_scores(const struct talk *o) {
+json_t *transcript_scores_json(const struct transcript *o) {
     json_t *scores = json_object();
     for (int c = 0; c < o->n_candidates; c++)
         json_object_set_new(scores, o->candidates[c], json_real(o->scores[c]));
     return scores;
 }
 
-json_t *report_talk(const struct debate *d, const struct agent *team, const struct item *it,
+json_t *debate_transcript_json(const struct debate *d, const struct agent *team, const struct task_item *it,
                     int item) {
-    const struct talk *o = &d->talks[item];
+    const struct transcript *o = &d->talks[item];
     json_t *said = json_array();
-    for (int i = 0; i < o->n; i++) json_array_append_new(said, report_utterance(o, team, i));
+    for (int i = 0; i < o->n; i++) json_array_append_new(said, utterance_json(o, team, i));
     json_t *v = json_pack("{s:s,s:o,s:o,s:s,s:i}", "question", it->question, "said", said, "scores",
-                          report_scores(o), "ending", ending_names[o->ending], "rounds", o->rounds);
+                          transcript_scores_json(o), "ending", ending_names[o->ending], "rounds", o->rounds);
     if (o->answer >= 0) json_object_set_new(v, "answer", json_string(o->candidates[o->answer]));
     if (it->n_choices && it->correct >= 0)
         json_object_set_new(v, "right", json_string(it->choices[it->correct]));
@@ -338,7 +338,7 @@ static int figures_make(struct maker *m, json_t *r, struct progress *p, struct e
     if (rc == OK && m->w->samples && thinks) rc = samples_make(m, p, curve, err);
     if (rc == OK && !m->w->credit_none) rc = credit_make(m, p, &credit, err);
     for (int i = 0; i < d->n_items && i < m->w->shown; i++)
-        json_array_append_new(talks, report_talk(d, m->team, &m->items[i], i));
+        json_array_append_new(talks, debate_transcript_json(d, m->team, &m->items[i], i));
     json_object_set_new(r, "comparisons", comparisons_json(m));
     json_object_set_new(r, "by_round", rounds_json(m));
     json_object_set_new(r, "self_consistency", curve);
@@ -354,9 +354,9 @@ static int figures_make(struct maker *m, json_t *r, struct progress *p, struct e
     return rc;
 }
 
-json_t *report_make(const struct asker *a, const struct agent *team, int n_agents,
-                    const struct item *items, int n_items, const struct debate_options *o,
-                    const struct report_wants *w, struct progress *p, struct error *err) {
+json_t *debate_report_make(const struct llm_client *a, const struct agent *team, int n_agents,
+                    const struct task_item *items, int n_items, const struct debate_options *o,
+                    const struct debate_report_options *w, struct progress *p, struct error *err) {
     struct maker m = {.asker = a,
                       .team = team,
                       .n_agents = n_agents,
@@ -368,7 +368,7 @@ json_t *report_make(const struct asker *a, const struct agent *team, int n_agent
     json_t *r =
         json_pack("{s:s,s:i,s:s,s:i,s:s,s:f,s:O}", "name", w->name, "n", n_items, "protocol",
                   o->workflow ? workflow_name(o->workflow) : "brief", "rounds", o->rounds, "vote",
-                  o->vote->name, "detectable", stats_detectable(n_items, 0.2), "rows", m.rows);
+                  o->vote->name, "detectable", stats_min_detectable_effect(n_items, 0.2), "rows", m.rows);
     int rc = debate_run(a, team, n_agents, items, n_items, o, &m.d, p, err);
     if (rc == OK) rc = figures_make(&m, r, p, err);
     debate_release(&m.d);
@@ -405,7 +405,7 @@ static void print_credit(const json_t *credit, FILE *f) {
     fprintf(f, "worth in the %s (%s), points: Shapley, Banzhaf, leave-one-out\n",
             text(credit, "game"), text(credit, "method"));
     json_array_foreach (json_object_get(credit, "agents"), i, v) {
-        fprintf(f, "  %-*s", column_bytes(text(v, "name"), 28), text(v, "name"));
+        fprintf(f, "  %-*s", utf8_field_width(text(v, "name"), 28), text(v, "name"));
         static const char *const of[] = {"shapley", "banzhaf", "leave_one_out"};
         for (int k = 0; k < 3; k++) {
             const json_t *x = json_object_get(v, of[k]);
@@ -420,7 +420,7 @@ static void print_credit(const json_t *credit, FILE *f) {
                 (long long)whole(v, "samples"), 100 * real(v, "shapley"), 100 * real(v, "banzhaf"));
 }
 
-void report_print(const json_t *r, FILE *f) {
+void debate_report_print(const json_t *r, FILE *f) {
     size_t i;
     json_t *v;
     fprintf(f,
@@ -430,7 +430,7 @@ void report_print(const json_t *r, FILE *f) {
             (long long)whole(r, "rounds"), text(r, "vote"), 100 * real(r, "detectable"));
     json_array_foreach (json_object_get(r, "rows"), i, v)
         fprintf(f, "  %-*s %6.2f %%  (%.2f – %.2f)  %9lld calls %11lld read %10lld written\n",
-                column_bytes(text(v, "name"), 44), text(v, "name"), 100 * real(v, "acc"),
+                utf8_field_width(text(v, "name"), 44), text(v, "name"), 100 * real(v, "acc"),
                 100 * real(v, "lo"), 100 * real(v, "hi"), (long long)whole(v, "calls"),
                 (long long)whole(v, "prefilled"), (long long)whole(v, "generated"));
     json_array_foreach (json_object_get(r, "comparisons"), i, v)
@@ -459,30 +459,30 @@ void report_print(const json_t *r, FILE *f) {
 
 /* pages */
 
-void report_talk_add(const json_t *talk, struct buf *page) {
+void debate_transcript_html(const json_t *talk, struct buf *page) {
     size_t i;
     json_t *v;
     buf_puts(page, "<h3>");
-    page_text(page, text(talk, "question"));
+    html_escape(page, text(talk, "question"));
     buf_puts(page, "</h3>\n");
     json_array_foreach (json_object_get(talk, "said"), i, v) {
         buf_printf(page, "<p><b>");
-        page_text(page, text(v, "name"));
+        html_escape(page, text(v, "name"));
         buf_printf(page, "</b> (%lld) ", (long long)whole(v, "round"));
-        page_text(page, *text(v, "failed") ? text(v, "failed") : text(v, "text"));
+        html_escape(page, *text(v, "failed") ? text(v, "failed") : text(v, "text"));
         if (json_object_get(v, "answer")) {
             buf_puts(page, " → <b>");
-            page_text(page, text(v, "answer"));
+            html_escape(page, text(v, "answer"));
             buf_printf(page, "</b> %.2f", real(v, "confidence"));
         }
         buf_puts(page, "</p>\n");
     }
     buf_puts(page, "<p>Answer: <b>");
-    page_text(page, text(talk, "answer"));
+    html_escape(page, text(talk, "answer"));
     buf_puts(page, "</b>");
     if (json_object_get(talk, "right")) {
         buf_puts(page, ", right: <b>");
-        page_text(page, text(talk, "right"));
+        html_escape(page, text(talk, "right"));
         buf_puts(page, "</b>");
     }
     buf_puts(page, "</p>\n");
@@ -502,20 +502,20 @@ static void page_curve(const json_t *list, const char *label, const char *x_titl
     if (json_array_size(list) > 1) plot_curves(page, label, x_title, &c, NULL, 1);
 }
 
-void report_page_add(const json_t *r, struct buf *page) {
+void debate_report_html(const json_t *r, struct buf *page) {
     size_t i;
     json_t *v;
     buf_puts(page, "<h2>");
-    page_text(page, text(r, "name"));
+    html_escape(page, text(r, "name"));
     buf_puts(page, "</h2>\n");
-    page_table(page, json_object_get(r, "rows"));
-    page_table(page, json_object_get(r, "comparisons"));
+    html_table(page, json_object_get(r, "rows"));
+    html_table(page, json_object_get(r, "comparisons"));
     page_curve(json_object_get(r, "by_round"), "right votes, %", "round", true, page);
     page_curve(json_object_get(r, "self_consistency"), "right votes of samples, %", "samples",
                false, page);
-    page_table(page, json_object_get(r, "by_round"));
+    html_table(page, json_object_get(r, "by_round"));
     if (json_object_get(r, "credit"))
-        page_table(page, json_object_get(json_object_get(r, "credit"), "agents"));
-    page_table(page, json_object_get(r, "calibration"));
-    json_array_foreach (json_object_get(r, "talks"), i, v) report_talk_add(v, page);
+        html_table(page, json_object_get(json_object_get(r, "credit"), "agents"));
+    html_table(page, json_object_get(r, "calibration"));
+    json_array_foreach (json_object_get(r, "talks"), i, v) debate_transcript_html(v, page);
 }

@@ -15,7 +15,7 @@
 
 #include "swarm/workflow.h"
 
-struct report_wants {
+struct debate_report_options {
     const char *name;
     int samples; /* of the best agent's self-consistency, at most; 0: none */
     float temperature;
@@ -24,20 +24,20 @@ struct report_wants {
     int shown;                       /* talks that are kept */
 };
 /* Runs the debate and what it is compared with; NULL on failure. */
-json_t *report_make(const struct asker *a, const struct agent *team, int n_agents,
-                    const struct item *items, int n_items, const struct debate_options *o,
-                    const struct report_wants *w, struct progress *p, struct error *err);
-void report_print(const json_t *r, FILE *f);
-void report_page_add(const json_t *r, struct buf *page);
+json_t *debate_report_make(const struct llm_client *a, const struct agent *team, int n_agents,
+                    const struct task_item *items, int n_items, const struct debate_options *o,
+                    const struct debate_report_options *w, struct progress *p, struct error *err);
+void debate_report_print(const json_t *r, FILE *f);
+void debate_report_html(const json_t *r, struct buf *page);
 
 /* An utterance of a talk: {name, round, text, answer, confidence, truncated, failed}; and how the
  * vote stands: {answer: score}. */
-json_t *report_utterance(const struct talk *o, const struct agent *team, int i);
-json_t *report_scores(const struct talk *o);
+json_t *utterance_json(const struct transcript *o, const struct agent *team, int i);
+json_t *transcript_scores_json(const struct transcript *o);
 /* What was said about an item: {question, said: [utterances], answer, ending, scores}; and as a
  * conversation on a page. */
-json_t *report_talk(const struct debate *d, const struct agent *team, const struct item *it,
+json_t *debate_transcript_json(const struct debate *d, const struct agent *team, const struct task_item *it,
                     int item);
-void report_talk_add(const json_t *talk, struct buf *page);
+void debate_transcript_html(const json_t *talk, struct buf *page);
 
 #endif

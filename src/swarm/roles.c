@@ -190,12 +190,12 @@ static const struct {
     [QUESTION_DEFAULT] = {general, ARRAY_LEN(general)},
 };
 
-int role_count(enum question_type t) {
+int agent_role_count(enum question_type t) {
     return sets[t].n;
 }
 
-struct role role_get(enum question_type t, enum language l, int agent) {
+struct agent_role agent_role_get(enum question_type t, enum language l, int agent) {
     CHECK(agent >= 0);
     const struct role_row *row = &sets[t].rows[agent % sets[t].n];
-    return (struct role){row->text[l][0], row->text[l][1], row->temperature};
+    return (struct agent_role){row->text[l][0], row->text[l][1], row->temperature};
 }

@@ -25,13 +25,13 @@ int question_type_find(const char *name);                       /* -1 when unkno
  */
 enum question_type question_classify(const char *question, bool compat);
 
-struct role {
+struct agent_role {
     const char *name;        /* "批判的思考AI" */
     const char *description; /* for a system prompt: one or two sentences */
     float temperature;
 };
-int role_count(enum question_type t);
+int agent_role_count(enum question_type t);
 /* Agent i plays role i mod n. */
-struct role role_get(enum question_type t, enum language l, int agent);
+struct agent_role agent_role_get(enum question_type t, enum language l, int agent);
 
 #endif

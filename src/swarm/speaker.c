@@ -20,15 +20,15 @@ enum { CHUNK = 4096, LOOP_TOKENS = 16 };
 #define NO_ROOM "the call has no room in the context"
 
 struct pending {
-    struct call *call;
-    struct asked asked;
-    struct request req;
+    struct llm_call *call;
+    struct choice_prompt asked;
+    struct engine_request req;
     char key[HASH_LEN];
     bool known;
 };
 /* What is asked in one batch: first answers, then the rationales of those that judged. */
 struct batch {
-    struct speaker *s;
+    struct engine_client *s;
     const char *model; /* hash */
     struct pending *v;
     int n;
@@ -45,29 +45,29 @@ static char *json_inside(const char *text) {
     return quoted;
 }
 
-static void ids_text(struct ids *out, const struct tokenizer *tok, const char *text) {
-    tok_encode(tok, text, strlen(text), 0, out);
+static void ids_text(struct token_ids *out, const struct tokenizer *tok, const char *text) {
+    tokenizer_encode(tok, text, strlen(text), 0, out);
 }
 
 /* A judge's chat so far, `prefix` of its reply, and the candidates as what may follow. */
-static int judge_init(struct asked *a, const struct tokenizer *tok, const struct call *c,
+static int judge_init(struct choice_prompt *a, const struct tokenizer *tok, const struct llm_call *c,
                       struct error *err) {
-    *a = (struct asked){.n_choices = c->n_candidates};
+    *a = (struct choice_prompt){.n_choices = c->n_candidates};
     if (chat_encode(tok, c->messages, c->n_messages, true, &a->prompt, NULL, err) != OK)
         return err->code;
     ids_text(&a->prompt, tok, JUDGE_PREFIX);
     for (int i = 0; i < c->n_candidates; i++) {
         char *inside = json_inside(c->candidates[i]), *text = xasprintf("%s\"", inside);
-        asked_choice(a, i, tok, text, -1);
+        choice_prompt_add_choice(a, i, tok, text, -1);
         free(text);
         free(inside);
     }
     return OK;
 }
 
-static int rationale_init(struct asked *a, const struct tokenizer *tok, const struct call *c,
+static int rationale_init(struct choice_prompt *a, const struct tokenizer *tok, const struct llm_call *c,
                           struct error *err) {
-    *a = (struct asked){0};
+    *a = (struct choice_prompt){0};
     if (chat_encode(tok, c->messages, c->n_messages, true, &a->prompt, NULL, err) != OK)
         return err->code;
     char *inside = json_inside(c->candidates[c->answer.choice]),
@@ -78,12 +78,12 @@ static int rationale_init(struct asked *a, const struct tokenizer *tok, const st
     return OK;
 }
 
-static int text_init(struct asked *a, const struct tokenizer *tok, const struct call *c,
+static int text_init(struct choice_prompt *a, const struct tokenizer *tok, const struct llm_call *c,
                      struct error *err) {
-    *a = (struct asked){0};
+    *a = (struct choice_prompt){0};
     if (chat_encode(tok, c->messages, c->n_messages, true, &a->prompt, NULL, err) != OK)
         return err->code;
-    int32_t end = tok_chat_end(tok);
+    int32_t end = tokenizer_eot(tok);
     if (end >= 0) a->stop[a->n_stop++] = end;
     return OK;
 }
@@ -93,20 +93,20 @@ static bool is_free(const struct pending *p) {
     return p->req.n_choices == 0 && !p->req.grammar;
 }
 
-static bool is_choice(const struct call *c) {
+static bool is_choice(const struct llm_call *c) {
     return c->reply == REPLY_ANSWER && c->item->n_choices > 0;
 }
 
 static int asked_make(struct batch *b, struct pending *p, bool rationale, struct error *err) {
-    const struct call *c = p->call;
+    const struct llm_call *c = p->call;
     const struct tokenizer *tok = b->s->model->tok;
     if (rationale) return rationale_init(&p->asked, tok, c, err);
     if (c->reply == REPLY_JUDGE) return judge_init(&p->asked, tok, c, err);
     if (!is_choice(c)) return text_init(&p->asked, tok, c, err);
-    return asked_init(&p->asked, tok, c->messages, c->n_messages, c->item, c->working, err);
+    return choice_prompt_init(&p->asked, tok, c->messages, c->n_messages, c->item, c->working, err);
 }
 
-static bool has_room(const struct batch *b, const struct request *r) {
+static bool has_room(const struct batch *b, const struct engine_request *r) {
     int64_t longest = 0;
     for (int32_t i = 0; i < r->n_choices; i++) longest = MAX(longest, r->choices[i].n);
     return (int64_t)r->n_prompt + r->max_tokens + r->suffix.n + longest <=
@@ -114,11 +114,11 @@ static bool has_room(const struct batch *b, const struct request *r) {
 }
 
 static int prepare(struct batch *b, struct pending *p, bool rationale, struct error *err) {
-    struct call *c = p->call;
+    struct llm_call *c = p->call;
     int rc = asked_make(b, p, rationale, err);
     if (rc) return rc;
     bool free_text = rationale || (c->reply != REPLY_JUDGE && !is_choice(c));
-    asked_request(&p->asked, c->agent->adapter, c->max_tokens, &p->req);
+    choice_prompt_request(&p->asked, c->agent->adapter, c->max_tokens, &p->req);
     p->req.mix = c->agent->mix;
     p->req.n_mix = c->agent->n_mix;
     if (free_text) p->req.max_tokens = c->max_tokens;
@@ -129,11 +129,11 @@ static int prepare(struct batch *b, struct pending *p, bool rationale, struct er
     /* greedy calls are the same call whatever the seed */
     p->req.sampling.seed = c->temperature > 0 ? c->seed : 0;
     if (!has_room(b, &p->req)) c->failed = NO_ROOM;
-    request_key(&p->req, b->model, b->s->model->cls, p->key);
+    engine_request_key(&p->req, b->model, b->s->model->cls, p->key);
     return OK;
 }
 
-static void text_set(struct call *c, const char *text) {
+static void text_set(struct llm_call *c, const char *text) {
     free(c->text);
     c->text = xstrdup(text ? text : "");
 }
@@ -143,9 +143,9 @@ static void *numbers_copy(const void *v, int32_t n) {
 }
 
 /* Costs add up over a judgement's two requests. */
-static void recall(const struct stored_call *s, struct pending *p) {
-    struct call *c = p->call;
-    for (int i = 0; i < MIN(s->n_choices, MAX_CHOICES); i++) c->answer.prob[i] = s->prob[i];
+static void result_apply(const struct store_call *s, struct pending *p) {
+    struct llm_call *c = p->call;
+    for (int i = 0; i < MIN(s->n_choices, EVAL_MAX_CHOICES); i++) c->answer.prob[i] = s->prob[i];
     if (p->req.n_choices) {
         c->answer.choice = s->choice;
         c->answer.sure = s->prob[s->choice];
@@ -169,7 +169,7 @@ static void clean_add(const struct buf *raw, int32_t *ends, int n, struct buf *t
         ucs4_t c;
         int len = u8_mbtoucr(&c, v + at, raw->len - at);
         size_t before = text->len, next = at + (size_t)MAX(len, 1);
-        buf_add_clean(text, raw->data + at, next - at);
+        buf_add_sanitized(text, raw->data + at, next - at);
         for (; k < n && (size_t)ends[k] <= next; k++)
             ends[k] =
                 (int32_t)((size_t)ends[k] == next ? text->len : before + (size_t)ends[k] - at);
@@ -180,11 +180,11 @@ static void clean_add(const struct buf *raw, int32_t *ends, int n, struct buf *t
 
 /* What a computed request says, in the form the store keeps; numbers are the request's, but ends.
  */
-static struct stored_call stored_of(const struct batch *b, const struct pending *p,
+static struct store_call stored_of(const struct batch *b, const struct pending *p,
                                     struct buf *text) {
-    const struct request *r = &p->req;
+    const struct engine_request *r = &p->req;
     bool cut = r->max_tokens > 0 && (r->n_out == r->max_tokens || r->finish == FINISH_LOOP);
-    struct stored_call s = {.choice = r->n_choices ? r->choice : -1,
+    struct store_call s = {.choice = r->n_choices ? r->choice : -1,
                             .n_choices = r->n_choices,
                             .prob = r->choice_prob,
                             .n_prefilled = r->n_prefilled,
@@ -194,7 +194,7 @@ static struct stored_call stored_of(const struct batch *b, const struct pending 
                             .logprobs = r->out_logprob};
     memcpy(s.key, p->key, HASH_LEN);
     struct buf raw = {0};
-    tok_decode_ends(b->s->model->tok, r->out, r->n_out, false, &raw, s.ends);
+    tokenizer_decode_offsets(b->s->model->tok, r->out, r->n_out, false, &raw, s.ends);
     clean_add(&raw, s.ends, r->n_out, text); // it becomes part of other calls
     buf_release(&raw);
     s.text = text->data;
@@ -202,34 +202,34 @@ static struct stored_call stored_of(const struct batch *b, const struct pending 
     return s;
 }
 
-static bool is_new(const struct pending *p) {
+static bool is_cache_miss(const struct pending *p) {
     return !p->known && !p->call->failed;
 }
 
 /* Runs what the store did not know, as one array of requests. */
-static int compute(struct batch *b, struct error *err) {
-    struct request *reqs = xcalloc((size_t)MAX(b->n, 1), sizeof *reqs);
+static int run_cache_misses(struct batch *b, struct error *err) {
+    struct engine_request *reqs = xcalloc((size_t)MAX(b->n, 1), sizeof *reqs);
     int m = 0, rc = OK;
     for (int i = 0; i < b->n; i++)
-        if (is_new(&b->v[i])) reqs[m++] = b->v[i].req;
+        if (is_cache_miss(&b->v[i])) reqs[m++] = b->v[i].req;
     if (m > 0)
         rc = b->s->run ? b->s->run(b->s->run_ctx, reqs, m, err)
                        : engine_run(b->s->engine, reqs, m, NULL, err);
     for (int i = 0, j = 0; i < b->n; i++)
-        if (is_new(&b->v[i])) b->v[i].req = reqs[j++];
+        if (is_cache_miss(&b->v[i])) b->v[i].req = reqs[j++];
     b->s->computed += m;
     free(reqs);
     return rc;
 }
 
-static int learn_all(struct batch *b, struct error *err) {
+static int results_store(struct batch *b, struct error *err) {
     struct store *store = b->s->store;
     int rc = store ? store_begin(store, err) : OK;
     for (int i = 0; rc == OK && i < b->n; i++) {
         struct buf text = {0};
-        if (!is_new(&b->v[i])) continue;
-        struct stored_call s = stored_of(b, &b->v[i], &text);
-        recall(&s, &b->v[i]);
+        if (!is_cache_miss(&b->v[i])) continue;
+        struct store_call s = stored_of(b, &b->v[i], &text);
+        result_apply(&s, &b->v[i]);
         if (store) rc = store_call_put(store, &s, err);
         buf_release(&text);
         free(s.ends);
@@ -241,7 +241,7 @@ static int learn_all(struct batch *b, struct error *err) {
 
 /* Whether what a store holds can be what the request gave; a store of before may hold a text
  * without its tokens, and is asked again. */
-static bool is_whole(const struct stored_call *c, const struct pending *p) {
+static bool is_whole(const struct store_call *c, const struct pending *p) {
     size_t len = c->text ? strlen(c->text) : 0;
     for (int i = 0; i < c->n_tokens; i++) {
         int32_t before = i ? c->ends[i - 1] : 0;
@@ -251,12 +251,12 @@ static bool is_whole(const struct stored_call *c, const struct pending *p) {
     return c->n_choices ? c->choice >= 0 : !is_free(p) || c->n_tokens || !len;
 }
 
-static bool is_known(const struct batch *b, struct pending *p) {
-    struct stored_call c;
+static bool cache_lookup(const struct batch *b, struct pending *p) {
+    struct store_call c;
     if (!b->s->store || p->call->failed || !store_call_get(b->s->store, p->key, &c)) return false;
     bool whole = is_whole(&c, p);
-    if (whole) recall(&c, p);
-    stored_call_release(&c);
+    if (whole) result_apply(&c, p);
+    store_call_release(&c);
     return whole;
 }
 
@@ -266,19 +266,19 @@ static int batch_run(struct batch *b, bool rationale, struct error *err) {
     for (int i = 0; rc == OK && i < b->n; i++) {
         struct pending *p = &b->v[i];
         rc = prepare(b, p, rationale, err);
-        p->known = rc == OK && is_known(b, p);
+        p->known = rc == OK && cache_lookup(b, p);
     }
-    if (rc == OK) rc = compute(b, err);
-    if (rc == OK) rc = learn_all(b, err);
+    if (rc == OK) rc = run_cache_misses(b, err);
+    if (rc == OK) rc = results_store(b, err);
     for (int i = 0; i < b->n; i++) {
-        if (!b->v[i].known) request_release(&b->v[i].req);
-        asked_release(&b->v[i].asked);
+        if (!b->v[i].known) engine_request_release(&b->v[i].req);
+        choice_prompt_release(&b->v[i].asked);
     }
     return rc;
 }
 
 /* Rationales: text up to a quote, as JSON has it. */
-static int rationales_run(struct batch *b, struct call *calls, int n, struct error *err) {
+static int rationales_run(struct batch *b, struct llm_call *calls, int n, struct error *err) {
     static const char pattern[] = "([^\"\\\\\\x00-\\x1f]){1,400}\"\\}";
     memset(b->v, 0, (size_t)b->n * sizeof *b->v);
     b->n = 0;
@@ -296,7 +296,7 @@ static int rationales_run(struct batch *b, struct call *calls, int n, struct err
     return rc;
 }
 
-static int ask_chunk(struct speaker *s, struct call *calls, int n, const char *model,
+static int ask_chunk(struct engine_client *s, struct llm_call *calls, int n, const char *model,
                      struct error *err) {
     struct batch b = {.s = s, .model = model, .v = xcalloc((size_t)n, sizeof *b.v)};
     for (int i = 0; i < n; i++) {
@@ -313,8 +313,8 @@ static int ask_chunk(struct speaker *s, struct call *calls, int n, const char *m
     return rc;
 }
 
-static int ask(void *ctx, struct call *calls, int n, struct error *err) {
-    struct speaker *s = ctx;
+static int ask(void *ctx, struct llm_call *calls, int n, struct error *err) {
+    struct engine_client *s = ctx;
     const char *model = model_hash(s->model, err);
     int rc = model ? OK : err->code;
     for (int i = 0; rc == OK && i < n; i += CHUNK)
@@ -322,20 +322,20 @@ static int ask(void *ctx, struct call *calls, int n, struct error *err) {
     return rc;
 }
 
-struct asker speaker_asker(struct speaker *s) {
-    return (struct asker){s, ask};
+struct llm_client engine_client_as_llm(struct engine_client *s) {
+    return (struct llm_client){s, ask};
 }
 
-const char *item_question(const struct item *it, int view) {
+const char *task_item_question(const struct task_item *it, int view) {
     return view >= 0 && it->n_views ? it->views[view % it->n_views] : it->question;
 }
 
-struct call call_question(const struct agent *agent, const struct item *item, int view,
-                          struct message chat[2]) {
+struct llm_call llm_call_question(const struct agent *agent, const struct task_item *item, int view,
+                          struct chat_message chat[2]) {
     int n = 0;
-    if (agent->system) chat[n++] = (struct message){"system", agent->system};
-    chat[n++] = (struct message){"user", item_question(item, view)};
-    return (struct call){.agent = agent,
+    if (agent->system) chat[n++] = (struct chat_message){"system", agent->system};
+    chat[n++] = (struct chat_message){"user", task_item_question(item, view)};
+    return (struct llm_call){.agent = agent,
                          .item = item,
                          .messages = chat,
                          .n_messages = n,
@@ -343,7 +343,7 @@ struct call call_question(const struct agent *agent, const struct item *item, in
                          .top_p = 1};
 }
 
-void call_release(struct call *c) {
+void llm_call_release(struct llm_call *c) {
     free(c->text);
     free(c->ends);
     free(c->logprobs);

@@ -89,7 +89,7 @@ static char *name_free(const struct team *t, const char *dir) {
 static void term_add(struct team *t, const char *path, float weight) {
     strings_add(&t->adapters, path);
     t->terms = xrealloc(t->terms, (size_t)t->adapters.n * sizeof *t->terms);
-    t->terms[t->adapters.n - 1] = (struct mix_term){.weight = weight};
+    t->terms[t->adapters.n - 1] = (struct weighted_adapter){.weight = weight};
 }
 
 /* Behind its terms. */
@@ -105,7 +105,7 @@ static struct agent *agent_add(struct team *t, const char *name) {
 /* Where an adapter is; NULL: it is not there. */
 static char *adapter_find(const char *file, const char *path) {
     if (strcmp(path, "base") == 0 || hub_is_name(path)) return xstrdup(path);
-    char *found = path_beside(file, path);
+    char *found = path_relative_to(file, path);
     if (path_exists(found)) return found;
     free(found);
     return NULL;
@@ -116,7 +116,7 @@ static int term_read(struct team *t, const struct yaml *y, const char *at, const
                      struct error *err) {
     float weight = 1;
     char *term = xstrdup(text), *found = adapter_find(y->path, term);
-    if (!found && adapter_weight_cut(term, &weight)) found = adapter_find(y->path, term);
+    if (!found && adapter_weight_parse(term, &weight)) found = adapter_find(y->path, term);
     if (found) term_add(t, found, weight);
     int rc = found ? OK : refuse(y, at, "there is no adapter", term, err);
     free(term);
@@ -167,7 +167,7 @@ static int agent_read(struct team *t, const struct yaml *y, int i, struct error 
     if (rc == OK && m.name && (!*m.name || name_taken(t, m.name)))
         rc = refuse(&part, "name", *m.name ? "given twice is the name" : "empty is the name",
                     m.name, err);
-    if (rc == OK && m.role && role_find(t->workflow, m.role) < 0)
+    if (rc == OK && m.role && workflow_role_find(t->workflow, m.role) < 0)
         rc = refuse(&part, "role", "the protocol has no role", m.role, err);
     if (rc == OK) {
         struct agent *a = agent_add(t, m.name);
@@ -210,7 +210,7 @@ static bool is_builtin(const char *protocol) {
 }
 
 static int top_read(struct team *t, const struct yaml *y, const struct top *o, struct error *err) {
-    char *path = is_builtin(o->protocol) ? xstrdup(o->protocol) : path_beside(y->path, o->protocol);
+    char *path = is_builtin(o->protocol) ? xstrdup(o->protocol) : path_relative_to(y->path, o->protocol);
     struct workflow *w = workflow_open(path, err);
     free(path);
     if (!w) return say_where(y, "protocol", err);
@@ -259,7 +259,7 @@ int team_read(struct team *t, const char *path, struct error *err) {
     return rc;
 }
 
-int team_make(struct team *t, const char *protocol, const struct strings *agents,
+int team_from_flags(struct team *t, const char *protocol, const struct strings *agents,
               const struct strings *personas, struct error *err) {
     *t = (struct team){.name = xstrdup("team"), .about = xstrdup("")};
     if (agents->n < 1 || agents->n > TEAM_MAX)
@@ -276,14 +276,14 @@ int team_make(struct team *t, const char *protocol, const struct strings *agents
     return OK;
 }
 
-int team_load(struct team *t, team_open_fn *open, void *ctx, struct error *err) {
+int team_load_adapters(struct team *t, team_adapter_open_fn *open, void *ctx, struct error *err) {
     for (int i = 0; i < t->adapters.n; i++) {
         const char *path = t->adapters.v[i];
         if (strcmp(path, "base") != 0 && !(t->terms[i].adapter = open(ctx, path, err)))
             return err->code;
     }
     for (int i = 0; i < t->n; i++) {
-        struct mix_term *own = &t->terms[t->first[i]];
+        struct weighted_adapter *own = &t->terms[t->first[i]];
         int n = t->first[i + 1] - t->first[i];
         bool mixed = n > 1 || own->weight != 1;
         t->v[i].adapter = mixed ? NULL : own->adapter;

@@ -15,7 +15,7 @@
  *       role: judge                of the protocol's, instead of its place's
  *       temperature: 0.3           instead of the protocol's
  *
- * Reading a team opens its protocol and sees that its adapters are there; team_load loads them.
+ * Reading a team opens its protocol and sees that its adapters are there; team_load_adapters loads them.
  * Nothing is written after that: any thread.
  */
 #ifndef SHOAL_TEAM_H
@@ -36,36 +36,36 @@ struct team {
     /* the team's */
     struct workflow *workflow;
     struct strings texts;
-    struct mix_term *terms;  /* [adapters.n] */
+    struct weighted_adapter *terms;  /* [adapters.n] */
     int first[TEAM_MAX + 1]; /* agent i stands on adapters first[i] … first[i + 1] - 1 */
 };
 /* Released with team_release also after an error. */
 int team_read(struct team *t, const char *path, struct error *err);
 int team_parse(struct team *t, const char *text, size_t len, const char *path, struct error *err);
 /* From flags: an adapter (or "base") an agent, and system prompts for the first of them. */
-int team_make(struct team *t, const char *protocol, const struct strings *agents,
+int team_from_flags(struct team *t, const char *protocol, const struct strings *agents,
               const struct strings *personas, struct error *err);
 void team_release(struct team *t);
 
 /* Loads what agents stand on: `open` returns an adapter that lives as long as the team, or NULL. */
-typedef struct adapter *team_open_fn(void *ctx, const char *path, struct error *err);
-int team_load(struct team *t, team_open_fn *open, void *ctx, struct error *err);
+typedef struct adapter *team_adapter_open_fn(void *ctx, const char *path, struct error *err);
+int team_load_adapters(struct team *t, team_adapter_open_fn *open, void *ctx, struct error *err);
 
 /* team_answer.c: a team on the questions of a bank. */
 
 /* Options for a bank: of generated answers its grader, and its tokens where none are said. */
-int debate_for(const struct bank *b, const struct debate_options *o, struct debate_options *out,
+int debate_options_for_bank(const struct eval_task *b, const struct debate_options *o, struct debate_options *out,
                struct error *err);
 /* What a call of a debate on these banks may be long: on families a little, else what the model
  * reads, at most 4096. */
-int32_t team_tokens(const struct bank *banks, int n, int32_t max_seq_len);
+int32_t team_max_tokens(const struct eval_task *banks, int n, int32_t max_seq_len);
 /* As a contestant: an outcome's `prob` is the share of agents that hold the answer in the end. */
-struct player {
+struct team_solver {
     const struct team *team; /* loaded */
-    const struct asker *asker;
+    const struct llm_client *asker;
     uint64_t seed;
 };
-int player_answer(void *player, const struct bank *b, struct outcome *out, struct cost *cost,
+int team_solver_answer(void *player, const struct eval_task *b, struct eval_result *out, struct eval_cost *cost,
                   struct progress *p, int64_t done, struct error *err);
 
 #endif

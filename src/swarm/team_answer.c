@@ -12,28 +12,28 @@
 
 enum { DRAWN_TOKENS = 512, READ_TOKENS = 4096 };
 
-int32_t team_tokens(const struct bank *banks, int n, int32_t max_seq_len) {
+int32_t team_max_tokens(const struct eval_task *banks, int n, int32_t max_seq_len) {
     int32_t most = DRAWN_TOKENS;
     for (int i = 0; i < n; i++)
         if (banks[i].family < 0) most = READ_TOKENS;
     return MIN(most, max_seq_len);
 }
 
-int debate_for(const struct bank *b, const struct debate_options *o, struct debate_options *out,
+int debate_options_for_bank(const struct eval_task *b, const struct debate_options *o, struct debate_options *out,
                struct error *err) {
     *out = *o;
-    if (b->ask != ASK_GENERATE) return OK;
+    if (b->ask != EVAL_GENERATE) return OK;
     if (!out->max_tokens) out->max_tokens = b->max_tokens;
-    return bank_grader(b, &out->grader, err);
+    return eval_task_grader(b, &out->grader, err);
 }
 
-static struct outcome outcome_of(const struct debate *d, int item) {
-    const struct talk *o = &d->talks[item];
-    struct outcome out = {.choice = (int16_t)o->answer,
+static struct eval_result outcome_of(const struct debate *d, int item) {
+    const struct transcript *o = &d->talks[item];
+    struct eval_result out = {.choice = (int16_t)o->answer,
                           .right = d->decided[item],
                           .score = d->decided[item],
                           .unread = o->answer < 0};
-    const struct answer *last =
+    const struct agent_answer *last =
         d->answers + (size_t)(d->rounds - 1) * (size_t)d->n_agents * (size_t)d->n_items;
     for (int i = 0; i < o->n; i++) out.truncated |= o->v[i].truncated;
     for (int a = 0; o->answer >= 0 && a < d->n_agents; a++)
@@ -43,23 +43,23 @@ static struct outcome outcome_of(const struct debate *d, int item) {
     return out;
 }
 
-int player_answer(void *player, const struct bank *b, struct outcome *out, struct cost *cost,
+int team_solver_answer(void *player, const struct eval_task *b, struct eval_result *out, struct eval_cost *cost,
                   struct progress *p, int64_t done, struct error *err) {
-    const struct player *own = player;
+    const struct team_solver *own = player;
     const struct team *t = own->team;
     struct debate_options o;
     struct debate d = {0};
     double start = clock_now();
     if (b->n > INT32_MAX / TEAM_MAX)
         return error_set(err, ERR_MEMORY, "a team takes no %lld questions", (long long)b->n);
-    int rc = debate_for(b, &t->options, &o, err);
+    int rc = debate_options_for_bank(b, &t->options, &o, err);
     if (rc != OK) return rc;
-    struct item *items = bank_items(b);
+    struct task_item *items = eval_task_items(b);
     o.seed = own->seed;
     rc = debate_run(own->asker, t->v, t->n, items, (int)b->n, &o, &d, NULL, err);
     for (int i = 0; rc == OK && i < d.n_items; i++) out[i] = outcome_of(&d, i);
     if (rc == OK && d.failed)
-        note("%s, %s: %lld of %lld calls failed: the context has no room for them", t->name,
+        log_info("%s, %s: %lld of %lld calls failed: the context has no room for them", t->name,
              b->name, (long long)d.failed, (long long)d.calls);
     cost->calls += d.calls;
     cost->prefilled += d.prefilled;
@@ -67,6 +67,6 @@ int player_answer(void *player, const struct bank *b, struct outcome *out, struc
     cost->seconds += clock_now() - start;
     if (p) progress_update(p, done + b->n, b->name);
     debate_release(&d);
-    bank_items_release(items, b->n);
+    task_items_release(items, b->n);
     return rc;
 }

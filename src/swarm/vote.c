@@ -10,29 +10,29 @@
 #include <string.h>
 
 /* Of free answers an agent gives nothing to any but its own. */
-static double prob_of(const struct answer *a, int c) {
-    return c < MAX_CHOICES ? (double)a->prob[c] : c == a->choice ? (double)a->sure : 0;
+static double prob_of(const struct agent_answer *a, int c) {
+    return c < EVAL_MAX_CHOICES ? (double)a->prob[c] : c == a->choice ? (double)a->sure : 0;
 }
 
-static void majority(const struct answer *a, int n, int n_choices, double *out) {
+static void majority(const struct agent_answer *a, int n, int n_choices, double *out) {
     (void)n_choices;
     for (int i = 0; i < n; i++) out[a[i].choice] += 1;
 }
 
 /* Each agent's own choice, weighted by the exact probability it gives it. */
-static void confidence(const struct answer *a, int n, int n_choices, double *out) {
+static void confidence(const struct agent_answer *a, int n, int n_choices, double *out) {
     (void)n_choices;
     for (int i = 0; i < n; i++) out[a[i].choice] += prob_of(&a[i], a[i].choice);
 }
 
 /* Product of experts: summed log-probabilities of every choice. */
-static void logprob(const struct answer *a, int n, int n_choices, double *out) {
+static void logprob(const struct agent_answer *a, int n, int n_choices, double *out) {
     for (int i = 0; i < n; i++)
         for (int c = 0; c < n_choices; c++) out[c] += math_log(fmax(prob_of(&a[i], c), 1e-12));
 }
 
 /* Borda count: a choice gets one point for each that the agent thinks less likely. */
-static void borda(const struct answer *a, int n, int n_choices, double *out) {
+static void borda(const struct agent_answer *a, int n, int n_choices, double *out) {
     for (int i = 0; i < n; i++)
         for (int c = 0; c < n_choices; c++)
             for (int d = 0; d < n_choices; d++) out[c] += prob_of(&a[i], c) > prob_of(&a[i], d);
@@ -59,7 +59,7 @@ const struct vote *vote_parse(const char *name, struct error *err) {
     return found;
 }
 
-int vote_decide(const struct vote *v, const struct answer *answers, int n, int n_choices) {
+int vote_decide(const struct vote *v, const struct agent_answer *answers, int n, int n_choices) {
     double *score = xcalloc((size_t)n_choices + 1, 2 * sizeof *score), *mass = score + n_choices;
     v->score(answers, n, n_choices, score);
     for (int i = 0; i < n; i++)
@@ -99,7 +99,7 @@ static size_t space_at(const char *p) {
     return *p && strchr(" \t\r\n\f\v", *p) ? 1 : strncmp(p, "\u3000", 3) == 0 ? 3 : 0;
 }
 
-char *seed_vote_parse(const char *text, float *confidence) {
+char *legacy_vote_parse(const char *text, float *confidence) {
     static const char *const marks[] = {"Answer", "結論", "Vote", "最終"};
     const char *line = text;
     *confidence = 0.6f;

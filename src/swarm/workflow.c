@@ -82,7 +82,7 @@ static int keys_check(struct reader *r, const json_t *v, const char *at, const c
     return place(r, "%s", at, 0);
 }
 
-int role_find(const struct workflow *w, const char *name) {
+int workflow_role_find(const struct workflow *w, const char *name) {
     for (int i = 0; i < w->n_roles; i++)
         if (strcmp(w->roles[i], name) == 0) return i;
     return -1;
@@ -95,7 +95,7 @@ static int node_find(const struct workflow *w, const char *name) {
 }
 
 /* "all", a role, or a list of roles. */
-static int speakers(struct reader *r, const json_t *v, struct node *n) {
+static int speakers(struct reader *r, const json_t *v, struct workflow_node *n) {
     size_t many = json_is_array(v) ? json_array_size(v) : 1;
     for (size_t i = 0; i < many; i++) {
         const char *name = json_string_value(json_is_array(v) ? json_array_get(v, i) : v);
@@ -104,14 +104,14 @@ static int speakers(struct reader *r, const json_t *v, struct node *n) {
             n->by = ~0u;
             continue;
         }
-        int role = role_find(r->w, name);
+        int role = workflow_role_find(r->w, name);
         if (role < 0) return refuse(r, "no role", name);
         n->by |= 1u << role;
     }
     return n->by ? OK : refuse(r, "nobody speaks at", n->name);
 }
 
-static int messages(struct reader *r, const json_t *v, struct node *n) {
+static int messages(struct reader *r, const json_t *v, struct workflow_node *n) {
     static const char *const roles[] = {"system", "user", "assistant", NULL};
     size_t many = json_array_size(v);
     if (many < 1 || many > NODE_MESSAGES)
@@ -133,7 +133,7 @@ static int messages(struct reader *r, const json_t *v, struct node *n) {
     return OK;
 }
 
-static int node_key(struct reader *r, struct node *n, const char *key, const json_t *v) {
+static int node_key(struct reader *r, struct workflow_node *n, const char *key, const json_t *v) {
     static const char *const replies[] = {"text", "answer", "judge", "seed", NULL};
     static const char *const orders[] = {"together", "in-turn", NULL};
     double x = 0;
@@ -146,7 +146,7 @@ static int node_key(struct reader *r, struct node *n, const char *key, const jso
     }
     if (strcmp(key, "reply") == 0) {
         rc = word(r, v, replies, &i);
-        n->reply = (enum reply)i;
+        n->reply = (enum reply_format)i;
     } else if (strcmp(key, "order") == 0) {
         rc = word(r, v, orders, &i);
         n->in_turn = i;
@@ -169,10 +169,10 @@ static int node_key(struct reader *r, struct node *n, const char *key, const jso
 }
 
 static int node_read(struct reader *r, const char *name, const json_t *v) {
-    struct node *n = &r->w->nodes[r->w->n_nodes++];
+    struct workflow_node *n = &r->w->nodes[r->w->n_nodes++];
     const char *key;
     json_t *x;
-    *n = (struct node){.name = xstrdup(name), .top_p = 1, .max_tokens = 256, .temperature = 0.7f};
+    *n = (struct workflow_node){.name = xstrdup(name), .top_p = 1, .max_tokens = 256, .temperature = 0.7f};
     if (!json_is_object(v)) return refuse(r, "a node is a mapping:", name);
     json_object_foreach ((json_t *)(uintptr_t)v, key, x) {
         snprintf(r->at, sizeof r->at, "nodes.%s.%s", name, key);
@@ -200,7 +200,7 @@ static int nodes_read(struct reader *r, const json_t *v) {
 }
 
 /* A condition is what `{{ … }}` of it says. */
-static int edge_read(struct reader *r, const json_t *v, struct edge *e) {
+static int edge_read(struct reader *r, const json_t *v, struct workflow_edge *e) {
     const char *from = json_string_value(json_object_get(v, "from")),
                *to = json_string_value(json_object_get(v, "to"));
     const json_t *when = json_object_get(v, "when");
@@ -239,7 +239,7 @@ static int roles_read(struct reader *r, const json_t *v) {
         const char *name = json_string_value(json_array_get(v, i));
         if (!name) return refuse(r, "a name is expected in", "roles");
         if (strcmp(name, "all") == 0) return refuse(r, "everybody, and no role, is", name);
-        if (role_find(r->w, name) >= 0) return refuse(r, "given twice is the role", name);
+        if (workflow_role_find(r->w, name) >= 0) return refuse(r, "given twice is the role", name);
         r->w->roles[r->w->n_roles++] = xstrdup(name);
     }
     return OK;

@@ -66,13 +66,13 @@ struct utterance {
     int answer;       /* of the talk's candidates; -1: none */
     float confidence; /* probability of the answer: among choices; of free text that of the tokens
                          that say it, given what stands before them; 1 where the asker gives none */
-    float prob[MAX_CHOICES]; /* of an item's choices, in candidates' order */
+    float prob[EVAL_MAX_CHOICES]; /* of an item's choices, in candidates' order */
     int32_t n_prefilled, n_generated;
     bool truncated;
     const char *failed;
 };
-enum ending { END_ROUNDS, END_AGREED, END_BUDGET, END_NOBODY };
-struct talk { /* of an item */
+enum workflow_stop_reason { WORKFLOW_STOP_ROUNDS, WORKFLOW_STOP_CONSENSUS, WORKFLOW_STOP_BUDGET, WORKFLOW_STOP_NO_ANSWER };
+struct transcript { /* of an item */
     struct utterance *v;
     int n;
     char **candidates; /* the item's choices, or the answers in the order they were first given */
@@ -82,7 +82,7 @@ struct talk { /* of an item */
     double *scores; /* [n_candidates] of the vote */
     uint8_t *right; /* [n_candidates] whether each is right, where the item knows */
     int rounds;     /* that were spoken */
-    enum ending ending;
+    enum workflow_stop_reason ending;
 };
 struct workflow_options {
     int rounds; /* at most; 0: the workflow's own */
@@ -99,16 +99,16 @@ struct workflow_options {
     uint64_t seed;
     /* After a step of an item: what was said from utterance `from` on is new, and answer, scores
      * and right are as if it ended here. May be NULL. */
-    void (*heard)(void *ctx, const struct talk *talk, int item, int from);
+    void (*heard)(void *ctx, const struct transcript *talk, int item, int from);
     void *heard_ctx;
 };
-/* talks [n_items] are zeroed by the caller and released with talk_release, also after an
+/* talks [n_items] are zeroed by the caller and released with transcript_release, also after an
  * error. Errors are the asker's, or a template's that names node and line. */
-int workflow_run(const struct workflow *w, const struct asker *asker, const struct agent *team,
-                 int n_agents, const struct item *items, int n_items,
-                 const struct workflow_options *o, struct talk *talks, struct progress *p,
+int workflow_run(const struct workflow *w, const struct llm_client *asker, const struct agent *team,
+                 int n_agents, const struct task_item *items, int n_items,
+                 const struct workflow_options *o, struct transcript *talks, struct progress *p,
                  struct error *err);
-struct answer utterance_answer(const struct utterance *u);
-void talk_release(struct talk *o);
+struct agent_answer utterance_answer(const struct utterance *u);
+void transcript_release(struct transcript *o);
 
 #endif

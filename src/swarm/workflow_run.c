@@ -16,8 +16,8 @@
 #include <string.h>
 
 struct track {
-    const struct item *item;
-    struct talk *o;
+    const struct task_item *item;
+    struct transcript *o;
     int index;       /* of the item: draws orders */
     int node;        /* that speaks; -1: done */
     int turn;        /* in-turn: how many of its speakers have spoken */
@@ -28,7 +28,7 @@ struct track {
     int calls;
     int64_t generated;
 };
-struct run {
+struct workflow_execution {
     const struct workflow *w;
     const struct agent *team;
     int n_agents;
@@ -43,14 +43,14 @@ struct run {
     int n_tracks;
 };
 /* A call and what it was made for. */
-struct asking {
+struct pending_call {
     struct track *track;
     int agent;
-    struct message messages[NODE_MESSAGES];
+    struct chat_message messages[NODE_MESSAGES];
     struct jinja_output texts[NODE_MESSAGES];
 };
 
-static const char *role_of(const struct run *r, int agent) {
+static const char *role_of(const struct workflow_execution *r, int agent) {
     const char *own = r->team[agent].role;
     return own ? own : workflow_role(r->w, agent);
 }
@@ -68,7 +68,7 @@ static json_t *tail_json(const char *text, int tail) {
     return json_sprintf("[...]\n%s", text + at);
 }
 
-static const char *answer_text(const struct talk *o, const struct utterance *u) {
+static const char *answer_text(const struct transcript *o, const struct utterance *u) {
     return u->answer < 0 ? "" : o->candidates[u->answer];
 }
 
@@ -87,7 +87,7 @@ static json_t *said_json(const struct track *t, const struct utterance *u, int n
 }
 
 /* What the others said last, in an order of the item's own. */
-static json_t *others_json(const struct run *r, const struct track *t, int me, int end, int tail) {
+static json_t *others_json(const struct workflow_execution *r, const struct track *t, int me, int end, int tail) {
     uint32_t order[TEAM_MAX];
     int n = 0;
     for (int a = 0; a < r->n_agents; a++)
@@ -103,7 +103,7 @@ static json_t *others_json(const struct run *r, const struct track *t, int me, i
     return list;
 }
 
-static json_t *transcript_json(const struct run *r, const struct track *t, int end, int tail) {
+static json_t *transcript_json(const struct workflow_execution *r, const struct track *t, int end, int tail) {
     json_t *list = json_array();
     for (int i = 0; i < end; i++) {
         const struct utterance *u = &t->o->v[i];
@@ -124,7 +124,7 @@ static json_t *texts_json(char *const *v, int n) {
 }
 
 /* Whether all who have an answer have the same; one alone agrees only where nobody else is. */
-static bool agreed(const struct run *r, const struct track *t) {
+static bool has_consensus(const struct workflow_execution *r, const struct track *t) {
     int answer = -1, voices = 0;
     for (int a = 0; a < r->n_agents; a++) {
         const struct utterance *u = latest(t, a, t->o->n, true);
@@ -145,21 +145,21 @@ static json_t *words_json(const struct workflow *w, const char *lang) {
 }
 
 /* As agent `me` sees the question; -1: whole. */
-static json_t *track_vars(const struct run *r, const struct track *t, int me) {
+static json_t *track_vars(const struct workflow_execution *r, const struct track *t, int me) {
     const char *lang = t->item->lang ? t->item->lang : "en";
     json_t *given = (json_t *)(uintptr_t)r->options->given;
     return json_pack("{s:s,s:o,s:s,s:o,s:i,s:i,s:i,s:b,s:o,s:o}", "question",
-                     item_question(t->item, me < 0 ? -1 : r->team[me].view), "choices",
+                     task_item_question(t->item, me < 0 ? -1 : r->team[me].view), "choices",
                      texts_json(t->item->choices, t->item->n_choices), "lang", lang, "words",
                      words_json(r->w, lang), "round", t->round + 1, "rounds", r->rounds, "agents",
-                     r->n_agents, "agreed", (int)agreed(r, t), "candidates",
+                     r->n_agents, "agreed", (int)has_consensus(r, t), "candidates",
                      texts_json(t->o->candidates, t->o->n_candidates), "given",
                      given ? json_incref(given) : json_object());
 }
 
 /* For agent `me`; with the node's order it hears its step or what came before. */
-static json_t *agent_vars(const struct run *r, const struct track *t, int me) {
-    const struct node *n = &r->w->nodes[t->node];
+static json_t *agent_vars(const struct workflow_execution *r, const struct track *t, int me) {
+    const struct workflow_node *n = &r->w->nodes[t->node];
     const struct agent *a = &r->team[me];
     int end = n->in_turn ? t->o->n : t->step;
     const struct utterance *own = latest(t, me, end, false);
@@ -175,14 +175,14 @@ static json_t *agent_vars(const struct run *r, const struct track *t, int me) {
 
 /* asking */
 
-static bool speaks(const struct run *r, const struct node *n, int agent) {
+static bool speaks(const struct workflow_execution *r, const struct workflow_node *n, int agent) {
     if (n->by == ~0u) return true;
-    int role = role_find(r->w, role_of(r, agent));
+    int role = workflow_role_find(r->w, role_of(r, agent));
     return role >= 0 && n->by >> role & 1;
 }
 
-static int messages_make(const struct run *r, struct asking *a, struct call *c, struct error *err) {
-    const struct node *n = &r->w->nodes[a->track->node];
+static int messages_make(const struct workflow_execution *r, struct pending_call *a, struct llm_call *c, struct error *err) {
+    const struct workflow_node *n = &r->w->nodes[a->track->node];
     json_t *vars = agent_vars(r, a->track, a->agent);
     int rc = OK;
     for (int i = 0; rc == OK && i < n->n_messages; i++) {
@@ -190,7 +190,7 @@ static int messages_make(const struct run *r, struct asking *a, struct call *c, 
         rc = jinja_render(n->message[i], &(struct jinja_input){.vars = vars, .now = -1}, text, err);
         if (rc) error_wrap(err, "workflow '%s', node '%s', template", r->w->name, n->name);
         if (rc == OK && text->n > 0)
-            a->messages[c->n_messages++] = (struct message){n->role[i], text->text};
+            a->messages[c->n_messages++] = (struct chat_message){n->role[i], text->text};
     }
     c->messages = a->messages;
     json_decref(vars);
@@ -200,21 +200,21 @@ static int messages_make(const struct run *r, struct asking *a, struct call *c, 
 /* By the agent's name and how often it has spoken, so that an agent draws the same in every team
  * (common random numbers), and however the graph is drawn. Of 53 bits, which also a client whose
  * numbers are doubles can give back. */
-static uint64_t call_seed(const struct run *r, const struct track *t, int agent) {
+static uint64_t call_seed(const struct workflow_execution *r, const struct track *t, int agent) {
     const char *name = r->team[agent].name;
     uint32_t spoken = 0;
     for (int i = 0; i < t->o->n; i++) spoken += t->o->v[i].agent == agent;
-    struct rng rng = rng_make(r->options->seed ^ hash_u64(name, strlen(name)), RNG_SAMPLE,
+    struct rng rng = rng_make(r->options->seed ^ hash_fnv1a(name, strlen(name)), RNG_SAMPLE,
                               (uint32_t)t->index, spoken);
     return rng_u64(&rng) >> 11;
 }
 
-static int call_make(const struct run *r, struct asking *a, struct call *c, struct error *err) {
+static int call_make(const struct workflow_execution *r, struct pending_call *a, struct llm_call *c, struct error *err) {
     const struct track *t = a->track;
-    const struct node *n = &r->w->nodes[t->node];
+    const struct workflow_node *n = &r->w->nodes[t->node];
     const struct workflow_options *o = r->options;
     int64_t left = (r->w->max_generated - t->generated) / t->waiting; // a fair share
-    *c = (struct call){.agent = &r->team[a->agent],
+    *c = (struct llm_call){.agent = &r->team[a->agent],
                        .item = t->item,
                        .reply = n->reply,
                        .working = o->working,
@@ -233,15 +233,15 @@ static int call_make(const struct run *r, struct asking *a, struct call *c, stru
 }
 
 /* The speakers of a track's step that speak now; 0 when its budget does not allow them. */
-static int speakers(const struct run *r, struct track *t, int out[TEAM_MAX]) {
-    const struct node *n = &r->w->nodes[t->node];
+static int speakers(const struct workflow_execution *r, struct track *t, int out[TEAM_MAX]) {
+    const struct workflow_node *n = &r->w->nodes[t->node];
     int all = 0;
     for (int a = 0; a < r->n_agents; a++)
         if (speaks(r, n, a)) out[all++] = a;
     t->waiting = all - t->turn;
     if (r->late || t->calls + t->waiting > r->w->max_calls ||
         t->generated + MAX(t->waiting, 1) > r->w->max_generated) {
-        t->o->ending = END_BUDGET;
+        t->o->ending = WORKFLOW_STOP_BUDGET;
         t->node = -1;
         return 0;
     }
@@ -253,9 +253,9 @@ static int speakers(const struct run *r, struct track *t, int out[TEAM_MAX]) {
 /* what comes back */
 
 /* The answer of a call as one of the track's candidates, and how sure it is. */
-static void answer_take(const struct run *r, struct track *t, const struct call *c,
+static void answer_take(const struct workflow_execution *r, struct track *t, const struct llm_call *c,
                         struct utterance *u) {
-    const struct grader *asked = r->options->grader, *same = c->reply == REPLY_SEED ? NULL
+    const struct grader *asked = r->options->grader, *same = c->reply == REPLY_LEGACY ? NULL
                                                              : asked                ? asked
                                                                                     : r->exact;
     char *text = NULL;
@@ -267,22 +267,22 @@ static void answer_take(const struct run *r, struct track *t, const struct call 
         CHECK(u->answer < t->o->n_candidates);
         memcpy(u->prob, c->answer.prob, sizeof u->prob);
         if (u->answer >= 0)
-            u->confidence = u->answer < MAX_CHOICES ? u->prob[u->answer] : c->answer.sure;
+            u->confidence = u->answer < EVAL_MAX_CHOICES ? u->prob[u->answer] : c->answer.sure;
         return;
     }
-    if (c->reply == REPLY_SEED)
-        text = seed_vote_parse(u->text, &u->confidence);
+    if (c->reply == REPLY_LEGACY)
+        text = legacy_vote_parse(u->text, &u->confidence);
     else
-        text = answer_read(asked, c, u->text, &u->confidence);
+        text = answer_parse(asked, c, u->text, &u->confidence);
     if (text && *text)
-        u->answer = candidate_find(&t->o->candidates, &t->o->n_candidates, text, same,
+        u->answer = answer_candidate_find(&t->o->candidates, &t->o->n_candidates, text, same,
                                    t->item->n_choices == 0);
-    if (u->answer >= 0 && u->answer < MAX_CHOICES) u->prob[u->answer] = u->confidence;
+    if (u->answer >= 0 && u->answer < EVAL_MAX_CHOICES) u->prob[u->answer] = u->confidence;
     free(text);
 }
 
-static void utterance_add(const struct run *r, struct track *t, int agent, struct call *c) {
-    struct talk *o = t->o;
+static void utterance_add(const struct workflow_execution *r, struct track *t, int agent, struct llm_call *c) {
+    struct transcript *o = t->o;
     if (o->n == t->size) {
         t->size = t->size ? 2 * t->size : 8;
         o->v = xrealloc(o->v, (size_t)t->size * sizeof *o->v);
@@ -305,7 +305,7 @@ static void utterance_add(const struct run *r, struct track *t, int agent, struc
 
 /* moving on */
 
-static int edge_holds(const struct run *r, const struct track *t, const struct edge *e, bool *out,
+static int edge_holds(const struct workflow_execution *r, const struct track *t, const struct workflow_edge *e, bool *out,
                       struct error *err) {
     struct jinja_output text = {0};
     *out = true;
@@ -320,11 +320,11 @@ static int edge_holds(const struct run *r, const struct track *t, const struct e
 }
 
 /* After a step: the next node, or none. */
-static int track_go(const struct run *r, struct track *t, struct error *err) {
+static int track_go(const struct workflow_execution *r, struct track *t, struct error *err) {
     int from = t->node;
     t->node = -1;
     for (int i = 0; i < r->w->n_edges && t->node < 0; i++) {
-        const struct edge *e = &r->w->edges[i];
+        const struct workflow_edge *e = &r->w->edges[i];
         bool holds = false;
         if (e->from != from) continue;
         int rc = edge_holds(r, t, e, &holds, err);
@@ -332,7 +332,7 @@ static int track_go(const struct run *r, struct track *t, struct error *err) {
         if (holds) t->node = e->to;
     }
     if (t->node < 0) {
-        t->o->ending = agreed(r, t) ? END_AGREED : END_ROUNDS;
+        t->o->ending = has_consensus(r, t) ? WORKFLOW_STOP_CONSENSUS : WORKFLOW_STOP_ROUNDS;
         return OK;
     }
     t->turn = 0;
@@ -341,7 +341,7 @@ static int track_go(const struct run *r, struct track *t, struct error *err) {
     return OK;
 }
 
-static int track_spoken(const struct run *r, struct track *t, struct error *err) {
+static int track_spoken(const struct workflow_execution *r, struct track *t, struct error *err) {
     if (!r->w->nodes[t->node].in_turn || t->waiting == 1) return track_go(r, t, err);
     t->turn++;
     return OK;
@@ -350,7 +350,7 @@ static int track_spoken(const struct run *r, struct track *t, struct error *err)
 /* deciding */
 
 /* The ballots of a track: everybody's last answer, or all answers. The judge has none. */
-static int ballots(const struct run *r, const struct track *t, struct answer *out) {
+static int ballots(const struct workflow_execution *r, const struct track *t, struct agent_answer *out) {
     int n = 0;
     for (int i = 0; i < t->o->n; i++) {
         const struct utterance *u = &t->o->v[i];
@@ -364,15 +364,15 @@ static int ballots(const struct run *r, const struct track *t, struct answer *ou
     return n;
 }
 
-static void track_decide(const struct run *r, struct track *t) {
-    struct talk *o = t->o;
-    struct answer *v = xcalloc((size_t)o->n + 1, sizeof *v);
+static void track_decide(const struct workflow_execution *r, struct track *t) {
+    struct transcript *o = t->o;
+    struct agent_answer *v = xcalloc((size_t)o->n + 1, sizeof *v);
     int n = ballots(r, t, v);
     free(o->scores);
     free(o->right);
     o->answer = -1;
     o->scores = xcalloc((size_t)o->n_candidates + 1, sizeof *o->scores);
-    o->right = answers_right(t->item, r->options->grader, o->candidates, o->n_candidates);
+    o->right = answers_grade(t->item, r->options->grader, o->candidates, o->n_candidates);
     if (n > 0) {
         r->vote->score(v, n, o->n_candidates, o->scores);
         o->answer = vote_decide(r->vote, v, n, o->n_candidates);
@@ -385,11 +385,11 @@ static void track_decide(const struct run *r, struct track *t) {
     o->final = -1;
     for (int i = 0; i < o->n; i++)
         if (o->v[i].node == r->w->text && !o->v[i].failed) o->final = i;
-    if (o->answer < 0 && o->final < 0 && o->ending != END_BUDGET) o->ending = END_NOBODY;
+    if (o->answer < 0 && o->final < 0 && o->ending != WORKFLOW_STOP_BUDGET) o->ending = WORKFLOW_STOP_NO_ANSWER;
     free(v);
 }
 
-static void track_tell(const struct run *r, struct track *t) {
+static void track_tell(const struct workflow_execution *r, struct track *t) {
     if (!r->options->heard) return;
     track_decide(r, t);
     r->options->heard(r->options->heard_ctx, t->o, t->index, t->told);
@@ -397,10 +397,10 @@ static void track_tell(const struct run *r, struct track *t) {
 }
 
 /* All calls that wait for nothing, of all tracks. */
-static int turn_run(struct run *r, const struct asker *asker, int *asked, struct error *err) {
+static int workflow_step(struct workflow_execution *r, const struct llm_client *asker, int *asked, struct error *err) {
     size_t most = (size_t)r->n_tracks * (size_t)r->n_agents;
-    struct asking *a = xcalloc(most, sizeof *a);
-    struct call *calls = xcalloc(most, sizeof *calls);
+    struct pending_call *a = xcalloc(most, sizeof *a);
+    struct llm_call *calls = xcalloc(most, sizeof *calls);
     int n = 0, rc = OK, who[TEAM_MAX];
     r->late = r->clock() >= r->deadline;
     for (int i = 0; rc == OK && i < r->n_tracks; i++) {
@@ -425,7 +425,7 @@ static int turn_run(struct run *r, const struct asker *asker, int *asked, struct
     }
     for (int i = 0; i < n + (rc != OK && (size_t)n < most); i++) {
         for (int m = 0; m < NODE_MESSAGES; m++) jinja_output_release(&a[i].texts[m]);
-        call_release(&calls[i]);
+        llm_call_release(&calls[i]);
     }
     *asked = n;
     free(a);
@@ -433,7 +433,7 @@ static int turn_run(struct run *r, const struct asker *asker, int *asked, struct
     return rc;
 }
 
-static void track_begin(struct track *t, const struct item *it, struct talk *o, int index) {
+static void track_begin(struct track *t, const struct task_item *it, struct transcript *o, int index) {
     *t = (struct track){.item = it, .o = o, .index = index};
     o->candidates = xcalloc((size_t)it->n_choices + 1, sizeof *o->candidates);
     for (int c = 0; c < it->n_choices; c++)
@@ -448,7 +448,7 @@ static int text_check(const char *text, const char *what, struct error *err) {
     return OK;
 }
 
-static int texts_check(const struct agent *team, int n_agents, const struct item *items,
+static int texts_check(const struct agent *team, int n_agents, const struct task_item *items,
                        int n_items, struct error *err) {
     int rc = OK;
     for (int a = 0; rc == OK && a < n_agents; a++) {
@@ -465,13 +465,13 @@ static int texts_check(const struct agent *team, int n_agents, const struct item
     return rc;
 }
 
-int workflow_run(const struct workflow *w, const struct asker *asker, const struct agent *team,
-                 int n_agents, const struct item *items, int n_items,
-                 const struct workflow_options *o, struct talk *talks, struct progress *p,
+int workflow_run(const struct workflow *w, const struct llm_client *asker, const struct agent *team,
+                 int n_agents, const struct task_item *items, int n_items,
+                 const struct workflow_options *o, struct transcript *talks, struct progress *p,
                  struct error *err) {
     if (n_agents < 1 || n_agents > TEAM_MAX)
         return error_set(err, ERR_USAGE, "a team has 1 to %d agents, not %d", TEAM_MAX, n_agents);
-    struct run r = {.w = w,
+    struct workflow_execution r = {.w = w,
                     .team = team,
                     .n_agents = n_agents,
                     .options = o,
@@ -487,7 +487,7 @@ int workflow_run(const struct workflow *w, const struct asker *asker, const stru
     for (int i = 0; i < n_items; i++) track_begin(&r.tracks[i], &items[i], &talks[i], i);
     while (rc == OK && open > 0) {
         int asked;
-        rc = turn_run(&r, asker, &asked, err);
+        rc = workflow_step(&r, asker, &asked, err);
         if (p) progress_update(p, p->shown + asked, NULL);
         open = 0;
         for (int i = 0; i < n_items; i++) open += r.tracks[i].node >= 0;
@@ -497,18 +497,18 @@ int workflow_run(const struct workflow *w, const struct asker *asker, const stru
     return rc;
 }
 
-struct answer utterance_answer(const struct utterance *u) {
-    struct answer a = {.choice = u->answer, .sure = u->confidence};
+struct agent_answer utterance_answer(const struct utterance *u) {
+    struct agent_answer a = {.choice = u->answer, .sure = u->confidence};
     memcpy(a.prob, u->prob, sizeof a.prob);
     return a;
 }
 
-void talk_release(struct talk *o) {
+void transcript_release(struct transcript *o) {
     for (int i = 0; i < o->n; i++) free(o->v[i].text);
     for (int i = 0; i < o->n_candidates; i++) free(o->candidates[i]);
     free(o->candidates);
     free(o->scores);
     free(o->right);
     free(o->v);
-    *o = (struct talk){0};
+    *o = (struct transcript){0};
 }

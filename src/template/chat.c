@@ -18,7 +18,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-const char chat_ml[] =
+const char chatml_template[] =
     "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\n' + message['content'] "
     "+ '<|im_end|>' + "
     "'\n' }}{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}";
@@ -27,7 +27,7 @@ const char chat_ml[] =
 
 struct encoding {
     const struct tokenizer *t;
-    struct ids *out;
+    struct token_ids *out;
     struct buf *mask;
     struct buf pending; /* text of a template since its last special token */
     bool within; /* the next text goes on from text: some tokenizers put a space before one */
@@ -41,13 +41,13 @@ static void mask_from(struct encoding *e, int from) {
 
 static void put_text(struct encoding *e, const char *text, size_t len) {
     int from = e->out->n;
-    tok_encode(e->t, text, len, e->within ? TOK_CONTINUE : 0, e->out);
+    tokenizer_encode(e->t, text, len, e->within ? TOKENIZER_NO_PREFIX_SPACE : 0, e->out);
     e->within |= len > 0;
     mask_from(e, from);
 }
 
 static void put_special(struct encoding *e, int32_t id) {
-    ids_add(e->out, id);
+    token_ids_add(e->out, id);
     e->within = tok_prefix_once(e->t);
     mask_from(e, e->out->n - 1);
 }
@@ -55,8 +55,8 @@ static void put_special(struct encoding *e, int32_t id) {
 /* ChatML */
 
 static int32_t special_find(const struct tokenizer *t, const char *piece) {
-    int32_t id = tok_find(t, piece);
-    return tok_is_special(t, id) ? id : -1;
+    int32_t id = tokenizer_piece_to_id(t, piece);
+    return tokenizer_is_special(t, id) ? id : -1;
 }
 
 /* A mark that the tokenizer lacks is written as plain text. */
@@ -76,13 +76,13 @@ static void put_header(struct encoding *e, int32_t begin, const char *role) {
 }
 
 /* A model that begins its texts with a token gets it when the conversation begins `out`. */
-static void chat_ml_encode(const struct tokenizer *t, const struct message *msgs, int n,
-                           bool generation_prompt, struct ids *out, struct buf *mask) {
+static void chat_ml_encode(const struct tokenizer *t, const struct chat_message *msgs, int n,
+                           bool generation_prompt, struct token_ids *out, struct buf *mask) {
     struct encoding e = {.t = t, .out = out, .mask = mask};
     int32_t begin = special_find(t, "<|im_start|>"), end = special_find(t, "<|im_end|>");
     if (begin < 0 || end < 0) begin = end = -1;
-    if (out->n == 0 && tok_add_bos(t)) {
-        ids_add(out, tok_bos(t));
+    if (out->n == 0 && tokenizer_add_bos(t)) {
+        token_ids_add(out, tokenizer_bos(t));
         mask_from(&e, 0);
     }
     for (int i = 0; i < n; i++) {
@@ -108,8 +108,8 @@ struct chat_template {
 
 static void token_set(json_t *tokens, const struct tokenizer *t, const char *name, int32_t id) {
     int len;
-    if (id < 0 || id >= tok_vocab_size(t)) return;
-    const char *piece = tok_piece(t, id, &len);
+    if (id < 0 || id >= tokenizer_vocab_size(t)) return;
+    const char *piece = tokenizer_id_to_piece(t, id, &len);
     json_t *v = json_stringn(piece, (size_t)len);
     if (v) json_object_set_new(tokens, name, v);
 }
@@ -121,7 +121,7 @@ static int64_t source_date(void) {
     return end && !*end && seconds >= 0 && seconds < (long long)1 << 40 ? seconds : -1;
 }
 
-static json_t *messages_json(const struct message *msgs, int n, struct error *err) {
+static json_t *messages_json(const struct chat_message *msgs, int n, struct error *err) {
     json_t *list = json_array();
     for (int i = 0; i < n; i++) {
         json_t *m = json_pack("{s:s,s:s}", "role", msgs[i].role, "content", msgs[i].content);
@@ -137,17 +137,17 @@ static json_t *messages_json(const struct message *msgs, int n, struct error *er
 }
 
 static int32_t turn_end(const struct tokenizer *t) {
-    const struct message msgs[] = {{"user", "x"}, {"assistant", "y"}};
-    struct ids ids = {0};
+    const struct chat_message msgs[] = {{"user", "x"}, {"assistant", "y"}};
+    struct token_ids ids = {0};
     struct buf mask = {0};
     struct error err;
     int32_t end = -1;
     if (chat_encode(t, msgs, 2, false, &ids, &mask, &err) == OK)
         for (int i = 0; i < ids.n; i++)
             if (mask.data[i]) end = ids.v[i];
-    ids_release(&ids);
+    token_ids_release(&ids);
     buf_release(&mask);
-    return tok_is_special(t, end) ? end : -1;
+    return tokenizer_is_special(t, end) ? end : -1;
 }
 
 static struct chat_template *chat_template_new(const struct tokenizer *t, const char *text) {
@@ -155,9 +155,9 @@ static struct chat_template *chat_template_new(const struct tokenizer *t, const 
     c->jinja = jinja_parse(text, strlen(text), &c->problem);
     c->tokens = json_object();
     c->now = source_date();
-    token_set(c->tokens, t, "bos_token", tok_bos(t));
-    token_set(c->tokens, t, "eos_token", tok_eos(t));
-    token_set(c->tokens, t, "unk_token", tok_spec_of(t)->unk);
+    token_set(c->tokens, t, "bos_token", tokenizer_bos(t));
+    token_set(c->tokens, t, "eos_token", tokenizer_eos(t));
+    token_set(c->tokens, t, "unk_token", tokenizer_get_spec(t)->unk);
     c->end = -1;
     return c;
 }
@@ -169,24 +169,24 @@ static void chat_template_free(struct chat_template *c) {
     free(c);
 }
 
-void tok_set_chat_template(struct tokenizer *t, const char *text) {
-    bool own = text && strcmp(text, chat_ml) != 0;
+void tokenizer_set_chat_template(struct tokenizer *t, const char *text) {
+    bool own = text && strcmp(text, chatml_template) != 0;
     struct chat_template *c = own ? chat_template_new(t, text) : NULL;
     tok_own_template(t, c, chat_template_free);
     if (c && c->jinja) c->end = turn_end(t);
 }
 
-int32_t tok_chat_end(const struct tokenizer *t) {
+int32_t tokenizer_eot(const struct tokenizer *t) {
     const struct chat_template *c = tok_template(t);
     if (c && c->end >= 0) return c->end;
-    int32_t end = tok_find(t, "<|im_end|>");
-    return end >= 0 ? end : tok_eos(t);
+    int32_t end = tokenizer_piece_to_id(t, "<|im_end|>");
+    return end >= 0 ? end : tokenizer_eos(t);
 }
 
 /* One conversation under one template. It is rendered up to five times, with one budget for all. */
 struct rendering {
     const struct chat_template *c;
-    const struct chat *chat;
+    const struct chat_template_input *chat;
     uint64_t steps, max_steps; /* so far, and at most */
 };
 /* Of a template that a conversation brings along: about 0.1 s. Published ones take 300 steps for a
@@ -197,7 +197,7 @@ enum { FOREIGN_STEPS = 5000000 };
 static int render(struct rendering *r, size_t n, bool prompt, struct jinja_output *out,
                   struct error *err) {
     const struct chat_template *c = r->c;
-    const struct chat *chat = r->chat;
+    const struct chat_template_input *chat = r->chat;
     if (!c->jinja) {
         *err = c->problem;
         *out = (struct jinja_output){0};
@@ -225,7 +225,7 @@ static int render(struct rendering *r, size_t n, bool prompt, struct jinja_outpu
 
 /* the assistant's turns */
 
-static bool is_assistant(const struct chat *chat, int message) {
+static bool is_assistant(const struct chat_template_input *chat, int message) {
     const json_t *m = message < 0 ? NULL : json_array_get(chat->messages, (size_t)message);
     const char *role = json_string_value(json_object_get(m, "role"));
     return role && strcmp(role, "assistant") == 0;
@@ -316,7 +316,7 @@ static void spans_make(const struct jinja_output *o, const uint8_t *own, struct 
     }
 }
 
-static int template_render(const struct chat_template *c, const struct chat *chat,
+static int template_render(const struct chat_template *c, const struct chat_template_input *chat,
                            struct chat_text *out, struct error *err) {
     struct rendering r = {
         .c = c, .chat = chat, .max_steps = chat->template ? FOREIGN_STEPS : JINJA_MAX_STEPS};
@@ -336,17 +336,17 @@ static int template_render(const struct chat_template *c, const struct chat *cha
     return rc;
 }
 
-static int tools_refuse(const struct chat *chat, struct error *err) {
+static int tools_refuse(const struct chat_template_input *chat, struct error *err) {
     if (!json_array_size(chat->tools)) return OK;
     return error_set(err, ERR_MISMATCH, "the model has no chat template that knows tools");
 }
 
-int chat_render(const struct tokenizer *t, const struct chat *chat, struct chat_text *out,
+int chat_template_render(const struct tokenizer *t, const struct chat_template_input *chat, struct chat_text *out,
                 struct error *err) {
     *out = (struct chat_text){0};
     if (tok_template(t)) return template_render(tok_template(t), chat, out, err);
     if (tools_refuse(chat, err) != OK) return err->code;
-    struct chat_template c = {.now = -1, .jinja = jinja_parse(chat_ml, strlen(chat_ml), err)};
+    struct chat_template c = {.now = -1, .jinja = jinja_parse(chatml_template, strlen(chatml_template), err)};
     CHECK(c.jinja != NULL);
     int rc = template_render(&c, chat, out, err);
     jinja_free(c.jinja);
@@ -366,7 +366,7 @@ static void pending_flush(struct encoding *e) {
 
 static void fragment_put(void *ctx, int32_t id, const char *p, size_t n) {
     struct encoding *e = ctx;
-    if (!tok_is_special(e->t, id)) {
+    if (!tokenizer_is_special(e->t, id)) {
         buf_add(&e->pending, p, n);
         return;
     }
@@ -374,7 +374,7 @@ static void fragment_put(void *ctx, int32_t id, const char *p, size_t n) {
     put_special(e, id);
 }
 
-static void text_encode(const struct tokenizer *t, const struct chat_text *c, struct ids *out,
+static void text_encode(const struct tokenizer *t, const struct chat_text *c, struct token_ids *out,
                         struct buf *mask) {
     struct encoding e = {.t = t, .out = out, .mask = mask};
     for (size_t i = 0; i < c->n_spans; i++) {
@@ -384,22 +384,22 @@ static void text_encode(const struct tokenizer *t, const struct chat_text *c, st
         if (s->data)
             buf_add(&e.pending, c->text + s->begin, s->end - s->begin);
         else
-            text_fragments(t, c->text + s->begin, s->end - s->begin, true, fragment_put, &e);
+            split_special_tokens(t, c->text + s->begin, s->end - s->begin, true, fragment_put, &e);
     }
     pending_flush(&e);
     buf_release(&e.pending);
 }
 
 /* Without a template: texts only. */
-static int plain_encode(const struct tokenizer *t, const struct chat *chat, struct ids *out,
+static int plain_encode(const struct tokenizer *t, const struct chat_template_input *chat, struct token_ids *out,
                         struct buf *mask, struct error *err) {
     size_t n = json_array_size(chat->messages);
     if (tools_refuse(chat, err) != OK) return err->code;
-    struct message *msgs = xcalloc(n + 1, sizeof *msgs);
+    struct chat_message *msgs = xcalloc(n + 1, sizeof *msgs);
     int rc = OK;
     for (size_t i = 0; rc == OK && i < n; i++) {
         const json_t *m = json_array_get(chat->messages, i);
-        msgs[i] = (struct message){json_string_value(json_object_get(m, "role")),
+        msgs[i] = (struct chat_message){json_string_value(json_object_get(m, "role")),
                                    json_string_value(json_object_get(m, "content"))};
         if (!msgs[i].role || !msgs[i].content)
             rc = error_set(err, ERR_FORMAT, "message %zu needs a role and a content, both strings",
@@ -411,7 +411,7 @@ static int plain_encode(const struct tokenizer *t, const struct chat *chat, stru
 }
 
 /* Under a template that the conversation brings with it. */
-static int foreign_encode(const struct tokenizer *t, const struct chat *chat, struct ids *out,
+static int foreign_encode(const struct tokenizer *t, const struct chat_template_input *chat, struct token_ids *out,
                           struct buf *mask, struct error *err) {
     struct chat_template *c = chat_template_new(t, chat->template);
     struct chat_text text = {0};
@@ -422,26 +422,26 @@ static int foreign_encode(const struct tokenizer *t, const struct chat *chat, st
     return rc;
 }
 
-int chat_tokens(const struct tokenizer *t, const struct chat *chat, struct ids *out,
+int chat_template_encode(const struct tokenizer *t, const struct chat_template_input *chat, struct token_ids *out,
                 struct buf *mask, struct error *err) {
     struct chat_text text;
     if (chat->template) return foreign_encode(t, chat, out, mask, err);
     if (!tok_template(t)) return plain_encode(t, chat, out, mask, err);
-    int rc = chat_render(t, chat, &text, err);
+    int rc = chat_template_render(t, chat, &text, err);
     if (rc == OK) text_encode(t, &text, out, mask);
     chat_text_release(&text);
     return rc;
 }
 
-int chat_encode(const struct tokenizer *t, const struct message *msgs, int n,
-                bool generation_prompt, struct ids *out, struct buf *mask, struct error *err) {
+int chat_encode(const struct tokenizer *t, const struct chat_message *msgs, int n,
+                bool generation_prompt, struct token_ids *out, struct buf *mask, struct error *err) {
     if (!tok_template(t)) {
         chat_ml_encode(t, msgs, n, generation_prompt, out, mask);
         return OK;
     }
-    struct chat chat = {.messages = messages_json(msgs, n, err),
+    struct chat_template_input chat = {.messages = messages_json(msgs, n, err),
                         .generation_prompt = generation_prompt};
-    int rc = chat.messages ? chat_tokens(t, &chat, out, mask, err) : err->code;
+    int rc = chat.messages ? chat_template_encode(t, &chat, out, mask, err) : err->code;
     json_decref((json_t *)(uintptr_t)chat.messages);
     return rc;
 }

@@ -5,9 +5,9 @@
  * (jinja_value.c, Python's semantics) with filters, tests, methods and functions
  * (jinja_builtin.c).
  *
- * Everything lives in the arena of one `struct work`, given back at once; an error is a jump out of
+ * Everything lives in the arena of one `struct jinja_ctx`, given back at once; an error is a jump out of
  * the walk to the entry point, so no function in here cleans up or returns a code. Whatever costs
- * time or memory in proportion to its input goes through work_alloc, work_charge or work_scan.
+ * time or memory in proportion to its input goes through jinja_alloc, jinja_charge_bytes or jinja_charge_scan.
  */
 #ifndef SHOAL_JINJA_INTERNAL_H
 #define SHOAL_JINJA_INTERNAL_H
@@ -16,17 +16,17 @@
 
 #include <setjmp.h>
 
-#define MAX_DEPTH 400 /* of nested expressions, blocks, macro calls and values */
+#define JINJA_MAX_DEPTH 400 /* of nested expressions, blocks, macro calls and values */
 
 /*
  * The state of one parse or one rendering, and its budget. A step is at most about 25 ns on a
- * processor of 2020: work_charge for bytes that are copied, work_scan for bytes or elements that
+ * processor of 2020: jinja_charge_bytes for bytes that are copied, jinja_charge_scan for bytes or elements that
  * are looked at one by one. Every loop over what a template or its variables decide charges one of
  * them before it starts or in each round.
  *
- * Invariant: steps < next between charges; work_check runs when they reach it.
+ * Invariant: steps < next between charges; jinja_check_limits runs when they reach it.
  */
-struct work {
+struct jinja_ctx {
     jmp_buf out;
     struct error *err;
     struct arena arena;
@@ -38,29 +38,29 @@ struct work {
     int depth, line;
 };
 /* Refuses with "line N: ..." and leaves the walk. */
-_Noreturn void work_fail(struct work *w, const char *fmt, ...)
+_Noreturn void jinja_fail(struct jinja_ctx *w, const char *fmt, ...)
     __attribute__((format(printf, 2, 3)));
-void *work_alloc(struct work *w, size_t size); /* zeroed, 16-byte aligned */
+void *jinja_alloc(struct jinja_ctx *w, size_t size); /* zeroed, 16-byte aligned */
 /* Limits of a parse; of a rendering until its variables are known. `stop` may be NULL. */
-void work_begin(struct work *w, struct error *err, bool (*stop)(void *ctx), void *ctx);
-void work_check(struct work *w); /* fails where a limit is reached or `stop` says so */
-void work_enter(struct work *w); /* one level deeper; w->depth-- leaves it */
+void jinja_ctx_init(struct jinja_ctx *w, struct error *err, bool (*stop)(void *ctx), void *ctx);
+void jinja_check_limits(struct jinja_ctx *w); /* fails where a limit is reached or `stop` says so */
+void jinja_enter(struct jinja_ctx *w); /* one level deeper; w->depth-- leaves it */
 
-static inline void work_steps(struct work *w, uint64_t steps) {
+static inline void jinja_add_steps(struct jinja_ctx *w, uint64_t steps) {
     w->steps += steps;
-    if (w->steps >= w->next) work_check(w);
+    if (w->steps >= w->next) jinja_check_limits(w);
 }
 
-static inline void work_charge(struct work *w, size_t bytes) {
-    work_steps(w, 1 + bytes / 32);
+static inline void jinja_charge_bytes(struct jinja_ctx *w, size_t bytes) {
+    jinja_add_steps(w, 1 + bytes / 32);
 }
 
-static inline void work_scan(struct work *w, size_t n) {
-    work_steps(w, 1 + n / 8);
+static inline void jinja_charge_scan(struct jinja_ctx *w, size_t n) {
+    jinja_add_steps(w, 1 + n / 8);
 }
 
 /* Room for one more of `size` bytes behind the n that are there. */
-void *work_grow(struct work *w, void *v, size_t n, size_t *cap, size_t size);
+void *jinja_grow(struct jinja_ctx *w, void *v, size_t n, size_t *cap, size_t size);
 
 /* values */
 
@@ -71,7 +71,7 @@ struct str {
 };
 #define STR(literal) ((struct str){literal, sizeof(literal) - 1, NULL})
 
-enum kind {
+enum value_kind {
     V_UNDEFINED,
     V_NONE,
     V_BOOL,
@@ -88,7 +88,7 @@ enum kind {
     V_FUNCTION,
 };
 struct value {
-    enum kind kind;
+    enum value_kind kind;
     union {
         int64_t i; /* bool too */
         double f;
@@ -97,7 +97,7 @@ struct value {
         struct dict *dict; /* namespace too */
         struct loop *loop;
         struct macro *macro;
-        struct method *method;
+        struct train_method *method;
         const struct function *function;
     };
 };
@@ -112,7 +112,7 @@ struct list {
 struct pair {
     struct value key, value;
 };
-struct slot {
+struct dict_bucket {
     uint32_t at, tag; /* index of the pair + 1, 0: free; the upper half of the key's hash */
 };
 /* Pairs in the order of their insertion; nothing is ever taken out. Beyond a few pairs, `slots` is
@@ -121,18 +121,18 @@ struct slot {
 struct dict {
     struct pair *v;
     size_t n, cap;
-    struct slot *slots;
+    struct dict_bucket *slots;
     size_t n_slots, hashed; /* n_slots: a power of 2 */
     bool odd;               /* has a key that is compared with each in turn */
     int message;            /* index in messages, or -1 */
 };
-struct method {
+struct train_method {
     struct value self;
     struct str name;
 };
 struct macro {
     const struct node *node; /* NODE_MACRO or NODE_CALL_BLOCK */
-    struct scope *scope;     /* where it was defined */
+    struct route_scope *scope;     /* where it was defined */
 };
 struct loop {
     struct list *items;
@@ -145,7 +145,7 @@ struct loop {
 #define INT(x) ((struct value){.kind = V_INT, .i = (x)})
 #define FLOAT(x) ((struct value){.kind = V_FLOAT, .f = (x)})
 #define STRING(x) ((struct value){.kind = V_STR, .s = (x)})
-#define LISTED(x) ((struct value){.kind = V_LIST, .list = (x)})
+#define LIST_VALUE(x) ((struct value){.kind = V_LIST, .list = (x)})
 
 /* A string being built; origins exist once a byte has one. */
 struct text {
@@ -153,64 +153,64 @@ struct text {
     uint8_t *origins;
     size_t n, cap;
 };
-void text_add(struct work *w, struct text *t, struct str s);
-void text_puts(struct work *w, struct text *t, const char *s);
+void text_add(struct jinja_ctx *w, struct text *t, struct str s);
+void text_puts(struct jinja_ctx *w, struct text *t, const char *s);
 struct str text_str(const struct text *t);
 
-struct str str_from(struct work *w, const char *p, size_t n, uint8_t origin); /* copies */
+struct str str_from(struct jinja_ctx *w, const char *p, size_t n, uint8_t origin); /* copies */
 struct str str_part(struct str s, size_t begin, size_t end);                  /* bytes */
 bool str_is(struct str s, const char *name);
 bool str_equal(struct str a, struct str b);
-size_t str_length(struct work *w, struct str s); /* characters */
+size_t str_length(struct jinja_ctx *w, struct str s); /* characters */
 /* Byte offset of needle in s from `from` on, or SIZE_MAX; an empty needle is found at once. */
-size_t str_find(struct work *w, struct str s, struct str needle, size_t from);
-size_t str_rfind(struct work *w, struct str s, struct str needle);
+size_t str_find(struct jinja_ctx *w, struct str s, struct str needle, size_t from);
+size_t str_rfind(struct jinja_ctx *w, struct str s, struct str needle);
 /* The character at p, and its length in bytes. s is valid UTF-8. */
 uint32_t char_at(const char *p, int *len);
 bool char_is_space(uint32_t c);
 enum char_case { TO_LOWER, TO_UPPER };
-struct str str_case(struct work *w, struct str s, enum char_case to);
+struct str str_case(struct jinja_ctx *w, struct str s, enum char_case to);
 /* First cased letter of each word upper, others lower (Python's str.title). */
-struct str str_title(struct work *w, struct str s);
-bool str_is_case(struct work *w, struct str s, enum char_case wanted); /* islower, isupper */
+struct str str_title(struct jinja_ctx *w, struct str s);
+bool str_is_case(struct jinja_ctx *w, struct str s, enum char_case wanted); /* islower, isupper */
 enum { STRIP_LEFT = 1, STRIP_RIGHT = 2 };
 /* chars NULL: white space. */
-struct str str_strip(struct work *w, struct str s, const struct str *chars, int sides);
-struct str str_replace(struct work *w, struct str s, struct str old, struct str new, int64_t max);
+struct str str_strip(struct jinja_ctx *w, struct str s, const struct str *chars, int sides);
+struct str str_replace(struct jinja_ctx *w, struct str s, struct str old, struct str new, int64_t max);
 
-struct list *list_new(struct work *w, enum list_kind kind);
-void list_add(struct work *w, struct list *l, struct value v);
-struct dict *dict_new(struct work *w);
+struct list *list_new(struct jinja_ctx *w, enum list_kind kind);
+void list_add(struct jinja_ctx *w, struct list *l, struct value v);
+struct dict *dict_new(struct jinja_ctx *w);
 /* Without looking for the key, which is not there yet. */
-void dict_append(struct work *w, struct dict *d, struct value key, struct value v);
-struct value *dict_find(struct work *w, struct dict *d, struct value key); /* or NULL */
-struct value *dict_get(struct work *w, struct dict *d, const char *key);
-void dict_set(struct work *w, struct dict *d, struct value key, struct value v);
+void dict_append(struct jinja_ctx *w, struct dict *d, struct value key, struct value v);
+struct value *dict_find(struct jinja_ctx *w, struct dict *d, struct value key); /* or NULL */
+struct value *dict_get(struct jinja_ctx *w, struct dict *d, const char *key);
+void dict_set(struct jinja_ctx *w, struct dict *d, struct value key, struct value v);
 
 const char *value_type(struct value v); /* Python's name of its type, for messages */
 bool value_truth(struct value v);
 bool value_is_number(struct value v); /* bool too */
 double value_float(struct value v);
-bool value_equal(struct work *w, struct value a, struct value b);
-int value_compare(struct work *w, struct value a, struct value b); /* fails when unordered */
-bool value_in(struct work *w, struct value needle, struct value hay);
-struct str value_str(struct work *w, struct value v);  /* Python's str() */
-struct str value_repr(struct work *w, struct value v); /* Python's repr() */
+bool value_equal(struct jinja_ctx *w, struct value a, struct value b);
+int value_compare(struct jinja_ctx *w, struct value a, struct value b); /* fails when unordered */
+bool value_in(struct jinja_ctx *w, struct value needle, struct value hay);
+struct str value_str(struct jinja_ctx *w, struct value v);  /* Python's str() */
+struct str value_repr(struct jinja_ctx *w, struct value v); /* Python's repr() */
 /* What a walk over v visits; empties a generator. */
-struct list *value_items(struct work *w, struct value v);
+struct list *value_items(struct jinja_ctx *w, struct value v);
 struct json_style {
     bool ascii, sort_keys;
     struct str item, key; /* separators */
     const struct str *indent;
 };
-struct str value_json(struct work *w, struct value v, const struct json_style *style);
-struct value value_from_json(struct work *w, const json_t *v, uint8_t origin);
-struct value value_messages(struct work *w, const json_t *list);
-struct value value_binary(struct work *w, int op, struct value a, struct value b);
-struct value value_attr(struct work *w, struct value v, struct str name);    /* v.name */
-struct value value_item(struct work *w, struct value v, struct value index); /* v[index] */
-struct value value_slice(struct work *w, struct value v, const struct value part[3]);
-struct str value_percent(struct work *w, struct str format, struct value args); /* format % args */
+struct str value_json(struct jinja_ctx *w, struct value v, const struct json_style *style);
+struct value value_from_json(struct jinja_ctx *w, const json_t *v, uint8_t origin);
+struct value value_messages(struct jinja_ctx *w, const json_t *list);
+struct value value_binary(struct jinja_ctx *w, int op, struct value a, struct value b);
+struct value value_attr(struct jinja_ctx *w, struct value v, struct str name);    /* v.name */
+struct value value_item(struct jinja_ctx *w, struct value v, struct value index); /* v[index] */
+struct value value_slice(struct jinja_ctx *w, struct value v, const struct value part[3]);
+struct str value_percent(struct jinja_ctx *w, struct str format, struct value args); /* format % args */
 
 /* tree */
 
@@ -269,7 +269,7 @@ struct node {
 enum { OP_IN = OP('i', 'n'), OP_NOT_IN = OP('!', 'i') };
 
 struct jinja {
-    struct work w;
+    struct jinja_ctx w;
     struct nodes body;
 };
 
@@ -286,18 +286,18 @@ struct args {
 /* Argument i, or the one of that name, or `other`. */
 struct value arg_get(const struct args *a, size_t i, const char *name, struct value other);
 /* Refuses more than `max` by place, and names not in the space-separated list. */
-void args_check(struct work *w, const struct args *a, const char *what, size_t min, size_t max,
+void args_check(struct jinja_ctx *w, const struct args *a, const char *what, size_t min, size_t max,
                 const char *names);
 struct function {
     const char *name;
-    struct value (*call)(struct work *w, const struct args *a);
+    struct value (*call)(struct jinja_ctx *w, const struct args *a);
 };
 bool filter_known(struct str name);
-bool test_known(struct str name);
+bool jinja_test_known(struct str name);
 const struct function *function_find(struct str name); /* global functions */
-struct value filter_apply(struct work *w, struct str name, struct value v, const struct args *a);
-bool test_apply(struct work *w, struct str name, struct value v, const struct args *a);
-struct value method_call(struct work *w, const struct method *m, const struct args *a);
+struct value filter_apply(struct jinja_ctx *w, struct str name, struct value v, const struct args *a);
+bool jinja_test_apply(struct jinja_ctx *w, struct str name, struct value v, const struct args *a);
+struct value method_call(struct jinja_ctx *w, const struct train_method *m, const struct args *a);
 /* Whether Python's type of v has this attribute, and whether it is one that we have. */
 bool method_exists(struct value v, struct str name);
 

@@ -20,7 +20,7 @@
 
 /* work */
 
-void work_fail(struct work *w, const char *fmt, ...) {
+void jinja_fail(struct jinja_ctx *w, const char *fmt, ...) {
     char text[1024];
     va_list ap;
     va_start(ap, fmt);
@@ -31,15 +31,15 @@ void work_fail(struct work *w, const char *fmt, ...) {
 }
 
 /* The system has no memory: err says so. */
-static _Noreturn void work_refused(struct work *w) {
+static _Noreturn void jinja_out_of_memory(struct jinja_ctx *w) {
     error_wrap(w->err, "line %d", w->line);
     longjmp(w->out, 1);
 }
 
 enum { STEPS_PER_POLL = 1 << 16 };
 
-void work_begin(struct work *w, struct error *err, bool (*stop)(void *ctx), void *ctx) {
-    *w = (struct work){.err = err,
+void jinja_ctx_init(struct jinja_ctx *w, struct error *err, bool (*stop)(void *ctx), void *ctx) {
+    *w = (struct jinja_ctx){.err = err,
                        .line = 1,
                        .max_bytes = JINJA_MAX_BYTES,
                        .max_steps = JINJA_MAX_STEPS,
@@ -48,9 +48,9 @@ void work_begin(struct work *w, struct error *err, bool (*stop)(void *ctx), void
                        .stop_ctx = ctx};
 }
 
-void work_check(struct work *w) {
+void jinja_check_limits(struct jinja_ctx *w) {
     if (w->steps >= w->max_steps)
-        work_fail(w, "the template takes too many steps, more than %llu",
+        jinja_fail(w, "the template takes too many steps, more than %llu",
                   (unsigned long long)w->max_steps);
     w->next = MIN(w->steps + STEPS_PER_POLL, w->max_steps);
     if (!w->stop || !w->stop(w->stop_ctx)) return;
@@ -58,22 +58,22 @@ void work_check(struct work *w) {
     longjmp(w->out, 1);
 }
 
-static void *work_block(struct work *w, size_t size) {
-    void *p = arena_try(&w->arena, size, w->err);
-    if (!p) work_refused(w);
+static void *jinja_alloc_block(struct jinja_ctx *w, size_t size) {
+    void *p = arena_try_alloc(&w->arena, size, w->err);
+    if (!p) jinja_out_of_memory(w);
     return p;
 }
 
-void *work_alloc(struct work *w, size_t size) {
+void *jinja_alloc(struct jinja_ctx *w, size_t size) {
     const size_t block = 1 << 16;
     size = (size + 15) & ~(size_t)15;
     if (size > w->max_bytes || w->bytes + size > w->max_bytes)
-        work_fail(w, "the template takes more than %zu MiB of memory", w->max_bytes >> 20);
+        jinja_fail(w, "the template takes more than %zu MiB of memory", w->max_bytes >> 20);
     w->bytes += size;
-    work_charge(w, size);
-    if (size > block / 4) return work_block(w, size);
+    jinja_charge_bytes(w, size);
+    if (size > block / 4) return jinja_alloc_block(w, size);
     if (size > w->left) {
-        w->free = work_block(w, block);
+        w->free = jinja_alloc_block(w, block);
         w->left = block;
     }
     void *p = w->free;
@@ -82,30 +82,30 @@ void *work_alloc(struct work *w, size_t size) {
     return p;
 }
 
-void *work_grow(struct work *w, void *v, size_t n, size_t *cap, size_t size) {
+void *jinja_grow(struct jinja_ctx *w, void *v, size_t n, size_t *cap, size_t size) {
     if (n < *cap) return v;
     size_t more = MAX(n * 2, (size_t)4);
-    void *out = work_alloc(w, more * size);
+    void *out = jinja_alloc(w, more * size);
     if (n) memcpy(out, v, n * size);
     *cap = more;
     return out;
 }
 
-void work_enter(struct work *w) {
-    work_steps(w, 1);
-    if (++w->depth > MAX_DEPTH) work_fail(w, "nested too deeply");
+void jinja_enter(struct jinja_ctx *w) {
+    jinja_add_steps(w, 1);
+    if (++w->depth > JINJA_MAX_DEPTH) jinja_fail(w, "nested too deeply");
 }
 
 /* scopes */
 
-struct scope {
-    struct scope *parent;
+struct route_scope {
+    struct route_scope *parent;
     struct dict vars;
 };
 
 struct render {
-    struct work w;
-    struct scope *scope;
+    struct jinja_ctx w;
+    struct route_scope *scope;
     struct text *out, root;
     struct str captured; /* what the innermost filter of a block works on */
     struct jinja_run *runs;
@@ -115,22 +115,22 @@ struct render {
     int64_t now;
 };
 
-static void scope_set(struct render *r, struct scope *s, struct str name, struct value v) {
+static void scope_set(struct render *r, struct route_scope *s, struct str name, struct value v) {
     dict_set(&r->w, &s->vars, STRING(name), v);
 }
 
-static void set_named(struct render *r, struct scope *s, const char *name, struct value v) {
+static void set_named(struct render *r, struct route_scope *s, const char *name, struct value v) {
     scope_set(r, s, (struct str){name, strlen(name), NULL}, v);
 }
 
-static struct scope *scope_push(struct render *r, struct scope *parent) {
-    struct scope *s = work_alloc(&r->w, sizeof *s);
+static struct route_scope *scope_push(struct render *r, struct route_scope *parent) {
+    struct route_scope *s = jinja_alloc(&r->w, sizeof *s);
     s->parent = parent;
     return r->scope = s;
 }
 
 static struct value name_get(struct render *r, struct str name) {
-    for (struct scope *s = r->scope; s; s = s->parent) {
+    for (struct route_scope *s = r->scope; s; s = s->parent) {
         const struct value *found = dict_find(&r->w, &s->vars, STRING(name));
         if (found) return *found;
     }
@@ -146,9 +146,9 @@ static void print(struct render *r, struct str s) {
     if (s.n == 0) return;
     bool root = r->out == &r->root;
     if (root && s.n > r->max_output - r->root.n)
-        work_fail(&r->w, "the template writes more than %zu KiB", r->max_output >> 10);
+        jinja_fail(&r->w, "the template writes more than %zu KiB", r->max_output >> 10);
     if (root && (r->n_runs == 0 || r->runs[r->n_runs - 1].message != r->message)) {
-        r->runs = work_grow(&r->w, r->runs, r->n_runs, &r->runs_cap, sizeof *r->runs);
+        r->runs = jinja_grow(&r->w, r->runs, r->n_runs, &r->runs_cap, sizeof *r->runs);
         r->runs[r->n_runs++] = (struct jinja_run){r->root.n, r->message};
     }
     text_add(&r->w, r->out, s);
@@ -162,8 +162,8 @@ static enum flow run(struct render *r, const struct nodes *body);
 
 static struct args eval_args(struct render *r, const struct nodes *list) {
     struct args a = {.now = r->now};
-    a.v = work_alloc(&r->w, (list->n + 1) * sizeof *a.v);
-    a.named = work_alloc(&r->w, (list->n + 2) * sizeof *a.named); /* one more for `caller` */
+    a.v = jinja_alloc(&r->w, (list->n + 1) * sizeof *a.v);
+    a.named = jinja_alloc(&r->w, (list->n + 2) * sizeof *a.named); /* one more for `caller` */
     for (size_t i = 0; i < list->n; i++) {
         const struct node *n = list->v[i];
         if (n->kind == NODE_KWARG)
@@ -171,14 +171,14 @@ static struct args eval_args(struct render *r, const struct nodes *list) {
         else
             a.v[a.n++] = eval(r, n);
     }
-    work_steps(&r->w, a.n_named); /* looked for by name, in a few places for each call */
+    jinja_add_steps(&r->w, a.n_named); /* looked for by name, in a few places for each call */
     return a;
 }
 
 /* The text that a body writes, with a scope of its own. */
 static struct str capture(struct render *r, const struct nodes *body, enum flow *flow) {
     struct text t = {0}, *out = r->out;
-    struct scope *scope = r->scope;
+    struct route_scope *scope = r->scope;
     r->out = &t;
     scope_push(r, scope);
     *flow = run(r, body);
@@ -190,12 +190,12 @@ static struct str capture(struct render *r, const struct nodes *body, enum flow 
 static void bind_parameters(struct render *r, const struct macro *m, const struct args *a) {
     const struct node *n = m->node;
     size_t required = n->list.n - n->list2.n, used = 0;
-    if (a->n > n->list.n) work_fail(&r->w, "a macro takes at most %zu arguments", n->list.n);
+    if (a->n > n->list.n) jinja_fail(&r->w, "a macro takes at most %zu arguments", n->list.n);
     for (size_t i = 0; i < n->list.n; i++) {
         struct str name = n->list.v[i]->name;
         struct value v = {.kind = V_UNDEFINED, .s = name};
         const char *text = str_from(&r->w, name.p, name.n, 0).p;
-        work_steps(&r->w, a->n_named);
+        jinja_add_steps(&r->w, a->n_named);
         for (size_t k = 0; k < a->n_named; k++) used += str_equal(a->named[k].key.s, name);
         v = arg_get(a, i, text, v);
         if (i >= a->n && v.kind == V_UNDEFINED && i >= required)
@@ -206,15 +206,15 @@ static void bind_parameters(struct render *r, const struct macro *m, const struc
         if (!str_is(a->named[k].key.s, "caller")) continue;
         used++;
         set_named(r, r->scope, "caller", a->named[k].value);
-        if (!n->uses_caller) work_fail(&r->w, "the macro does not use 'caller'");
+        if (!n->uses_caller) jinja_fail(&r->w, "the macro does not use 'caller'");
     }
-    if (used != a->n_named) work_fail(&r->w, "a macro has no argument of this name");
+    if (used != a->n_named) jinja_fail(&r->w, "a macro has no argument of this name");
 }
 
 static struct value call_macro(struct render *r, const struct macro *m, const struct args *a) {
-    struct scope *scope = r->scope;
+    struct route_scope *scope = r->scope;
     enum flow flow;
-    work_enter(&r->w);
+    jinja_enter(&r->w);
     scope_push(r, m->scope);
     bind_parameters(r, m, a);
     struct str s = capture(r, &m->node->list3, &flow);
@@ -228,12 +228,12 @@ static struct value call_value(struct render *r, struct value f, const struct ar
     if (f.kind == V_METHOD) return method_call(&r->w, f.method, a);
     if (f.kind == V_MACRO) return call_macro(r, f.macro, a);
     if (f.kind == V_UNDEFINED)
-        work_fail(&r->w, "'%.*s' is undefined%s", (int)MIN(f.s.n, 60u), f.s.p ? f.s.p : "",
+        jinja_fail(&r->w, "'%.*s' is undefined%s", (int)MIN(f.s.n, 60u), f.s.p ? f.s.p : "",
                   f.s.p && str_is(f.s, "strftime_now")
                       ? "; give it a date: SOURCE_DATE_EPOCH in the environment"
                       : "");
-    if (f.kind == V_LOOP) work_fail(&r->w, "recursive loops are not supported");
-    work_fail(&r->w, "a %s cannot be called", value_type(f));
+    if (f.kind == V_LOOP) jinja_fail(&r->w, "recursive loops are not supported");
+    jinja_fail(&r->w, "a %s cannot be called", value_type(f));
 }
 
 static struct value eval_dict(struct render *r, const struct node *n) {
@@ -248,7 +248,7 @@ static struct value eval_dict(struct render *r, const struct node *n) {
 static struct value eval_list(struct render *r, const struct node *n) {
     struct list *l = list_new(&r->w, n->kind == NODE_TUPLE ? TUPLE : LIST);
     for (size_t i = 0; i < n->list.n; i++) list_add(&r->w, l, eval(r, n->list.v[i]));
-    return LISTED(l);
+    return LIST_VALUE(l);
 }
 
 static struct value eval_item(struct render *r, const struct node *n) {
@@ -270,11 +270,11 @@ static struct value eval_test(struct render *r, const struct node *n) {
     struct value v = eval(r, n->a);
     struct args a = eval_args(r, &n->list);
     r->w.line = n->line;
-    return BOOL(test_apply(&r->w, n->name, v, &a));
+    return BOOL(jinja_test_apply(&r->w, n->name, v, &a));
 }
 
 static bool compare(struct render *r, int op, struct value a, struct value b) {
-    struct work *w = &r->w;
+    struct jinja_ctx *w = &r->w;
     if (op == OP('=', '=')) return value_equal(w, a, b);
     if (op == OP('!', '=')) return !value_equal(w, a, b);
     if (op == OP_IN) return value_in(w, a, b);
@@ -372,13 +372,13 @@ static struct value eval_kind(struct render *r, const struct node *n) {
     case NODE_COND:
         return eval_cond(r, n);
     default:
-        work_fail(&r->w, "a slice stands where a value is needed");
+        jinja_fail(&r->w, "a slice stands where a value is needed");
     }
 }
 
 static struct value eval(struct render *r, const struct node *n) {
-    work_enter(&r->w);
-    work_charge(&r->w, 0);
+    jinja_enter(&r->w);
+    jinja_charge_bytes(&r->w, 0);
     r->w.line = n->line;
     struct value v = eval_kind(r, n);
     r->w.depth--;
@@ -393,13 +393,13 @@ static void assign(struct render *r, const struct node *target, struct value v) 
     } else if (target->kind == NODE_NSREF) {
         struct value ns = name_get(r, target->name);
         if (ns.kind != V_NAMESPACE)
-            work_fail(&r->w, "'%.*s' is no namespace", (int)MIN(target->name.n, 60u),
+            jinja_fail(&r->w, "'%.*s' is no namespace", (int)MIN(target->name.n, 60u),
                       target->name.p);
         dict_set(&r->w, ns.dict, STRING(target->name2), v);
     } else {
         const struct list *l = value_items(&r->w, v);
         if (l->n != target->list.n)
-            work_fail(&r->w, "%zu values for %zu names", l->n, target->list.n);
+            jinja_fail(&r->w, "%zu values for %zu names", l->n, target->list.n);
         for (size_t i = 0; i < l->n; i++) assign(r, target->list.v[i], l->v[i]);
     }
 }
@@ -408,13 +408,13 @@ static struct list *loop_items(struct render *r, const struct node *n) {
     struct list *all = value_items(&r->w, eval(r, n->b));
     if (!n->c) return all;
     struct list *kept = list_new(&r->w, LIST);
-    struct scope *scope = r->scope;
+    struct route_scope *scope = r->scope;
     for (size_t i = 0; i < all->n; i++) {
         scope_push(r, scope);
         assign(r, n->a, all->v[i]);
         struct value item = all->v[i];
         if (n->a->kind != NODE_NAME) { /* what loop.previtem shows then */
-            item = LISTED(list_new(&r->w, TUPLE));
+            item = LIST_VALUE(list_new(&r->w, TUPLE));
             const struct list *parts = value_items(&r->w, all->v[i]);
             for (size_t k = 0; k < parts->n; k++) list_add(&r->w, item.list, parts->v[k]);
         }
@@ -427,15 +427,15 @@ static struct list *loop_items(struct render *r, const struct node *n) {
 /* As Jinja compiles it, `else` follows when no round came to its end: not only after an empty list,
  * but when every round was left by break or continue. */
 static enum flow run_for(struct render *r, const struct node *n) {
-    struct scope *scope = r->scope;
+    struct route_scope *scope = r->scope;
     int message = r->message;
     bool completed = false;
     enum flow flow = NEXT;
-    struct loop *loop = work_alloc(&r->w, sizeof *loop);
+    struct loop *loop = jinja_alloc(&r->w, sizeof *loop);
     loop->items = loop_items(r, n);
     for (; loop->i < loop->items->n && flow != BREAK; loop->i++) {
         struct value item = loop->items->v[loop->i];
-        work_charge(&r->w, 0);
+        jinja_charge_bytes(&r->w, 0);
         if (item.kind == V_DICT && item.dict->message >= 0) r->message = item.dict->message;
         set_named(r, scope_push(r, scope), "loop", (struct value){.kind = V_LOOP, .loop = loop});
         assign(r, n->a, item);
@@ -453,7 +453,7 @@ static enum flow run_for(struct render *r, const struct node *n) {
 }
 
 static struct value macro_value(struct render *r, const struct node *n) {
-    struct macro *m = work_alloc(&r->w, sizeof *m);
+    struct macro *m = jinja_alloc(&r->w, sizeof *m);
     *m = (struct macro){n, r->scope};
     return (struct value){.kind = V_MACRO, .macro = m};
 }
@@ -462,7 +462,7 @@ static void run_call_block(struct render *r, const struct node *n) {
     struct value f = eval(r, n->a->a);
     struct args a = eval_args(r, &n->a->list);
     a.named[a.n_named++] = (struct pair){STRING(STR("caller")), macro_value(r, n)};
-    if (f.kind != V_MACRO) work_fail(&r->w, "'call' of a %s is not supported", value_type(f));
+    if (f.kind != V_MACRO) jinja_fail(&r->w, "'call' of a %s is not supported", value_type(f));
     print(r, value_str(&r->w, call_value(r, f, &a)));
 }
 
@@ -487,8 +487,8 @@ static enum flow run_filter_block(struct render *r, const struct node *n) {
 
 /* The values are taken outside. */
 static enum flow run_with(struct render *r, const struct node *n) {
-    struct scope *scope = r->scope;
-    struct value *v = work_alloc(&r->w, (n->list.n + 1) * sizeof *v);
+    struct route_scope *scope = r->scope;
+    struct value *v = jinja_alloc(&r->w, (n->list.n + 1) * sizeof *v);
     for (size_t i = 0; i < n->list.n; i++) v[i] = eval(r, n->list2.v[i]);
     scope_push(r, scope);
     for (size_t i = 0; i < n->list.n; i++) assign(r, n->list.v[i], v[i]);
@@ -500,10 +500,10 @@ static enum flow run_with(struct render *r, const struct node *n) {
 static void run_generation(struct render *r, const struct node *n) {
     enum flow flow;
     struct str s = capture(r, &n->list, &flow);
-    uint8_t *origins = work_alloc(&r->w, s.n);
+    uint8_t *origins = jinja_alloc(&r->w, s.n);
     for (size_t i = 0; i < s.n; i++)
         origins[i] = (uint8_t)((s.origins ? s.origins[i] : 0) | JINJA_GENERATED);
-    work_scan(&r->w, s.n);
+    jinja_charge_scan(&r->w, s.n);
     s.origins = origins;
     print(r, s);
 }
@@ -552,9 +552,9 @@ static enum flow run_one(struct render *r, const struct node *n) {
 
 static enum flow run(struct render *r, const struct nodes *body) {
     enum flow flow = NEXT;
-    work_enter(&r->w);
+    jinja_enter(&r->w);
     for (size_t i = 0; flow == NEXT && i < body->n; i++) {
-        work_charge(&r->w, 0);
+        jinja_charge_bytes(&r->w, 0);
         flow = run_one(r, body->v[i]);
     }
     r->w.depth--;
@@ -586,7 +586,7 @@ static void output_take(struct render *r, struct jinja_output *out) {
     out->text = try_calloc(t->n + 1, 1, r->w.err);
     out->origins = out->text ? try_calloc(t->n + 1, 1, r->w.err) : NULL;
     out->runs = out->origins ? try_calloc(r->n_runs + 1, sizeof *out->runs, r->w.err) : NULL;
-    if (!out->runs) work_refused(&r->w);
+    if (!out->runs) jinja_out_of_memory(&r->w);
     out->n = t->n;
     out->n_runs = r->n_runs;
     if (t->n) memcpy(out->text, t->p, t->n);
@@ -599,7 +599,7 @@ int jinja_render(const struct jinja *j, const struct jinja_input *in, struct jin
     struct render *r = xcalloc(1, sizeof *r);
     int rc = OK;
     *out = (struct jinja_output){0};
-    work_begin(&r->w, err, in->stop, in->stop_ctx);
+    jinja_ctx_init(&r->w, err, in->stop, in->stop_ctx);
     r->w.steps = in->spent;
     if (in->max_steps) r->w.max_steps = in->max_steps;
     r->w.next = MIN(r->w.next, r->w.max_steps);

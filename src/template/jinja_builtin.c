@@ -39,32 +39,32 @@ static bool row_is(struct str s, const char *name) {
     return s.n && s.p[0] == name[0] && str_is(s, name);
 }
 
-void args_check(struct work *w, const struct args *a, const char *what, size_t min, size_t max,
+void args_check(struct jinja_ctx *w, const struct args *a, const char *what, size_t min, size_t max,
                 const char *names) {
-    if (a->n > max) work_fail(w, "'%s' takes at most %zu arguments", what, max);
-    if (a->n + a->n_named < min) work_fail(w, "'%s' needs %zu arguments", what, min);
+    if (a->n > max) jinja_fail(w, "'%s' takes at most %zu arguments", what, max);
+    if (a->n + a->n_named < min) jinja_fail(w, "'%s' needs %zu arguments", what, min);
     for (size_t i = 0; i < a->n_named; i++) {
         struct str s = a->named[i].key.s;
         if (!name_listed(names, s))
-            work_fail(w, "'%s' has no argument '%.*s'", what, (int)MIN(s.n, 60u), s.p);
+            jinja_fail(w, "'%s' has no argument '%.*s'", what, (int)MIN(s.n, 60u), s.p);
     }
 }
 
-static struct str need_str(struct work *w, struct value v, const char *what) {
-    if (v.kind != V_STR) work_fail(w, "'%s' needs a string, not a %s", what, value_type(v));
+static struct str need_str(struct jinja_ctx *w, struct value v, const char *what) {
+    if (v.kind != V_STR) jinja_fail(w, "'%s' needs a string, not a %s", what, value_type(v));
     return v.s;
 }
 
-static int64_t need_int(struct work *w, struct value v, const char *what) {
+static int64_t need_int(struct jinja_ctx *w, struct value v, const char *what) {
     if (v.kind != V_INT && v.kind != V_BOOL)
-        work_fail(w, "'%s' needs an integer, not a %s", what, value_type(v));
+        jinja_fail(w, "'%s' needs an integer, not a %s", what, value_type(v));
     return v.i;
 }
 
 /* lists */
 
 /* A dotted path of names and indices: "function.name", "0". */
-static struct value path_get(struct work *w, struct value v, struct value path) {
+static struct value path_get(struct jinja_ctx *w, struct value v, struct value path) {
     if (path.kind == V_INT) return value_item(w, v, path);
     struct str s = need_str(w, path, "attribute");
     for (size_t at = 0; at <= s.n;) {
@@ -82,7 +82,7 @@ static struct value path_get(struct work *w, struct value v, struct value path) 
 }
 
 /* What sort, unique, min and max look at: strings without their case. */
-static struct value sort_key(struct work *w, struct value v, struct value attribute, bool cased) {
+static struct value sort_key(struct jinja_ctx *w, struct value v, struct value attribute, bool cased) {
     if (attribute.kind != V_NONE) v = path_get(w, v, attribute);
     return v.kind == V_STR && !cased ? STRING(str_case(w, v.s, TO_LOWER)) : v;
 }
@@ -92,7 +92,7 @@ struct keyed {
 };
 
 /* Stable; `reverse` keeps the order of equal ones, too. */
-static void keyed_sort(struct work *w, struct keyed *v, struct keyed *scratch, size_t n,
+static void keyed_sort(struct jinja_ctx *w, struct keyed *v, struct keyed *scratch, size_t n,
                        bool reverse) {
     if (n < 2) return;
     size_t half = n / 2, a = 0, b = half, out = 0;
@@ -106,49 +106,49 @@ static void keyed_sort(struct work *w, struct keyed *v, struct keyed *scratch, s
     while (a < half) scratch[out++] = v[a++];
     while (b < n) scratch[out++] = v[b++];
     memcpy(v, scratch, n * sizeof *v);
-    work_charge(w, n * sizeof *v);
+    jinja_charge_bytes(w, n * sizeof *v);
 }
 
-static struct value sort_list(struct work *w, const struct list *l, struct value attribute,
+static struct value sort_list(struct jinja_ctx *w, const struct list *l, struct value attribute,
                               bool cased, bool reverse) {
-    struct keyed *v = work_alloc(w, (l->n + 1) * sizeof *v);
+    struct keyed *v = jinja_alloc(w, (l->n + 1) * sizeof *v);
     for (size_t i = 0; i < l->n; i++)
         v[i] = (struct keyed){sort_key(w, l->v[i], attribute, cased), l->v[i]};
-    keyed_sort(w, v, work_alloc(w, (l->n + 1) * sizeof *v), l->n, reverse);
+    keyed_sort(w, v, jinja_alloc(w, (l->n + 1) * sizeof *v), l->n, reverse);
     struct list *out = list_new(w, LIST);
     for (size_t i = 0; i < l->n; i++) list_add(w, out, v[i].value);
-    return LISTED(out);
+    return LIST_VALUE(out);
 }
 
-static struct value filter_sort(struct work *w, struct value v, const struct args *a) {
+static struct value filter_sort(struct jinja_ctx *w, struct value v, const struct args *a) {
     args_check(w, a, "sort", 0, 3, "reverse case_sensitive attribute");
     bool reverse = value_truth(arg_get(a, 0, "reverse", BOOL(false)));
     bool cased = value_truth(arg_get(a, 1, "case_sensitive", BOOL(false)));
     struct value attribute = arg_get(a, 2, "attribute", NONE);
     if (attribute.kind == V_STR && str_find(w, attribute.s, STR(","), 0) != SIZE_MAX)
-        work_fail(w, "'sort' by several attributes is not supported");
+        jinja_fail(w, "'sort' by several attributes is not supported");
     return sort_list(w, value_items(w, v), attribute, cased, reverse);
 }
 
-static struct value filter_dictsort(struct work *w, struct value v, const struct args *a) {
+static struct value filter_dictsort(struct jinja_ctx *w, struct value v, const struct args *a) {
     args_check(w, a, "dictsort", 0, 3, "case_sensitive by reverse");
     bool cased = value_truth(arg_get(a, 0, "case_sensitive", BOOL(false)));
     struct str by = need_str(w, arg_get(a, 1, "by", STRING(STR("key"))), "dictsort");
     bool reverse = value_truth(arg_get(a, 2, "reverse", BOOL(false)));
-    if (v.kind != V_DICT) work_fail(w, "'dictsort' needs a dict, not a %s", value_type(v));
+    if (v.kind != V_DICT) jinja_fail(w, "'dictsort' needs a dict, not a %s", value_type(v));
     if (!str_is(by, "key") && !str_is(by, "value"))
-        work_fail(w, "'dictsort' is by 'key' or 'value'");
+        jinja_fail(w, "'dictsort' is by 'key' or 'value'");
     struct list *pairs = list_new(w, LIST);
     for (size_t i = 0; i < v.dict->n; i++) {
         struct list *pair = list_new(w, TUPLE);
         list_add(w, pair, v.dict->v[i].key);
         list_add(w, pair, v.dict->v[i].value);
-        list_add(w, pairs, LISTED(pair));
+        list_add(w, pairs, LIST_VALUE(pair));
     }
     return sort_list(w, pairs, INT(str_is(by, "value")), cased, reverse);
 }
 
-static struct value filter_unique(struct work *w, struct value v, const struct args *a) {
+static struct value filter_unique(struct jinja_ctx *w, struct value v, const struct args *a) {
     args_check(w, a, "unique", 0, 2, "case_sensitive attribute");
     bool cased = value_truth(arg_get(a, 0, "case_sensitive", BOOL(false)));
     struct value attribute = arg_get(a, 1, "attribute", NONE);
@@ -161,10 +161,10 @@ static struct value filter_unique(struct work *w, struct value v, const struct a
         dict_set(w, seen, key, NONE);
         if (seen->n > before) list_add(w, out, l->v[i]);
     }
-    return LISTED(out);
+    return LIST_VALUE(out);
 }
 
-static struct value extreme(struct work *w, struct value v, const struct args *a, const char *name,
+static struct value extreme(struct jinja_ctx *w, struct value v, const struct args *a, const char *name,
                             int sign) {
     args_check(w, a, name, 0, 2, "case_sensitive attribute");
     bool cased = value_truth(arg_get(a, 0, "case_sensitive", BOOL(false)));
@@ -181,18 +181,18 @@ static struct value extreme(struct work *w, struct value v, const struct args *a
     return l->n ? l->v[best] : UNDEFINED;
 }
 
-static struct value filter_min(struct work *w, struct value v, const struct args *a) {
+static struct value filter_min(struct jinja_ctx *w, struct value v, const struct args *a) {
     return extreme(w, v, a, "min", -1);
 }
 
-static struct value filter_max(struct work *w, struct value v, const struct args *a) {
+static struct value filter_max(struct jinja_ctx *w, struct value v, const struct args *a) {
     return extreme(w, v, a, "max", 1);
 }
 
-static struct value filter_sum(struct work *w, struct value v, const struct args *a) {
+static struct value filter_sum(struct jinja_ctx *w, struct value v, const struct args *a) {
     args_check(w, a, "sum", 0, 2, "attribute start");
     struct value attribute = arg_get(a, 0, "attribute", NONE), sum = arg_get(a, 1, "start", INT(0));
-    if (sum.kind == V_STR) work_fail(w, "'sum' of strings is not possible");
+    if (sum.kind == V_STR) jinja_fail(w, "'sum' of strings is not possible");
     const struct list *l = value_items(w, v);
     for (size_t i = 0; i < l->n; i++)
         sum = value_binary(w, '+', sum,
@@ -200,15 +200,15 @@ static struct value filter_sum(struct work *w, struct value v, const struct args
     return sum;
 }
 
-static struct value filter_list(struct work *w, struct value v, const struct args *a) {
+static struct value filter_list(struct jinja_ctx *w, struct value v, const struct args *a) {
     args_check(w, a, "list", 0, 0, NULL);
     const struct list *l = value_items(w, v);
     struct list *out = list_new(w, LIST);
     for (size_t i = 0; i < l->n; i++) list_add(w, out, l->v[i]);
-    return LISTED(out);
+    return LIST_VALUE(out);
 }
 
-static struct value filter_first(struct work *w, struct value v, const struct args *a) {
+static struct value filter_first(struct jinja_ctx *w, struct value v, const struct args *a) {
     args_check(w, a, "first", 0, 0, NULL);
     if (v.kind == V_LIST && v.list->kind == GENERATOR)
         return v.list->n ? (v.list->n--, *v.list->v++) : UNDEFINED;
@@ -216,36 +216,36 @@ static struct value filter_first(struct work *w, struct value v, const struct ar
     return l->n ? l->v[0] : UNDEFINED;
 }
 
-static struct value filter_last(struct work *w, struct value v, const struct args *a) {
+static struct value filter_last(struct jinja_ctx *w, struct value v, const struct args *a) {
     args_check(w, a, "last", 0, 0, NULL);
     if (v.kind == V_LIST && v.list->kind == GENERATOR)
-        work_fail(w, "'last' of a generator is not possible");
+        jinja_fail(w, "'last' of a generator is not possible");
     const struct list *l = value_items(w, v);
     return l->n ? l->v[l->n - 1] : UNDEFINED;
 }
 
-static struct value filter_reverse(struct work *w, struct value v, const struct args *a) {
+static struct value filter_reverse(struct jinja_ctx *w, struct value v, const struct args *a) {
     args_check(w, a, "reverse", 0, 0, NULL);
     if (v.kind == V_LIST && v.list->kind == GENERATOR)
-        work_fail(w, "'reverse' of a generator is not supported");
+        jinja_fail(w, "'reverse' of a generator is not supported");
     if (v.kind == V_STR) return value_slice(w, v, (struct value[]){NONE, NONE, INT(-1)});
     const struct list *l = value_items(w, v);
     struct list *out = list_new(w, GENERATOR);
     for (size_t i = l->n; i-- > 0;) list_add(w, out, l->v[i]);
-    return LISTED(out);
+    return LIST_VALUE(out);
 }
 
-static struct value filter_length(struct work *w, struct value v, const struct args *a) {
+static struct value filter_length(struct jinja_ctx *w, struct value v, const struct args *a) {
     args_check(w, a, "length", 0, 0, NULL);
     if (v.kind == V_STR) return INT((int64_t)str_length(w, v.s));
     if (v.kind == V_DICT) return INT((int64_t)v.dict->n);
     if (v.kind == V_UNDEFINED) return INT(0);
     if (v.kind != V_LIST || v.list->kind == GENERATOR)
-        work_fail(w, "a %s has no length", value_type(v));
+        jinja_fail(w, "a %s has no length", value_type(v));
     return INT((int64_t)v.list->n);
 }
 
-static struct value filter_join(struct work *w, struct value v, const struct args *a) {
+static struct value filter_join(struct jinja_ctx *w, struct value v, const struct args *a) {
     args_check(w, a, "join", 0, 2, "d attribute");
     struct str between = value_str(w, arg_get(a, 0, "d", STRING(STR(""))));
     struct value attribute = arg_get(a, 1, "attribute", NONE);
@@ -259,26 +259,26 @@ static struct value filter_join(struct work *w, struct value v, const struct arg
     return STRING(text_str(&t));
 }
 
-static struct value dict_pairs(struct work *w, struct value v, enum list_kind kind) {
+static struct value dict_pairs(struct jinja_ctx *w, struct value v, enum list_kind kind) {
     struct list *out = list_new(w, kind);
     for (size_t i = 0; v.kind == V_DICT && i < v.dict->n; i++) {
         struct list *pair = list_new(w, TUPLE);
         list_add(w, pair, v.dict->v[i].key);
         list_add(w, pair, v.dict->v[i].value);
-        list_add(w, out, LISTED(pair));
+        list_add(w, out, LIST_VALUE(pair));
     }
-    return LISTED(out);
+    return LIST_VALUE(out);
 }
 
-static struct value filter_items(struct work *w, struct value v, const struct args *a) {
+static struct value filter_items(struct jinja_ctx *w, struct value v, const struct args *a) {
     args_check(w, a, "items", 0, 0, NULL);
     if (v.kind != V_DICT && v.kind != V_UNDEFINED)
-        work_fail(w, "'items' needs a dict, not a %s", value_type(v));
+        jinja_fail(w, "'items' needs a dict, not a %s", value_type(v));
     return dict_pairs(w, v, GENERATOR);
 }
 
 /* What map and select walk through: anything false is empty. */
-static struct list *items_if_true(struct work *w, struct value v) {
+static struct list *items_if_true(struct jinja_ctx *w, struct value v) {
     return value_truth(v) ? value_items(w, v) : list_new(w, LIST);
 }
 
@@ -291,7 +291,7 @@ static struct args args_rest(const struct args *a, size_t n) {
     return rest;
 }
 
-static struct value filter_map(struct work *w, struct value v, const struct args *a) {
+static struct value filter_map(struct jinja_ctx *w, struct value v, const struct args *a) {
     const struct list *l = items_if_true(w, v);
     struct list *out = list_new(w, GENERATOR);
     struct value attribute = arg_get(a, a->n, "attribute", NONE);
@@ -302,56 +302,56 @@ static struct value filter_map(struct work *w, struct value v, const struct args
             struct value item = path_get(w, l->v[i], attribute);
             list_add(w, out, item.kind == V_UNDEFINED && other.kind != V_UNDEFINED ? other : item);
         }
-        return LISTED(out);
+        return LIST_VALUE(out);
     }
     struct str name = need_str(w, arg_get(a, 0, NULL, NONE), "map");
     struct args rest = args_rest(a, 1);
     if (!filter_known(name))
-        work_fail(w, "there is no filter '%.*s'", (int)MIN(name.n, 60u), name.p);
+        jinja_fail(w, "there is no filter '%.*s'", (int)MIN(name.n, 60u), name.p);
     for (size_t i = 0; i < l->n; i++) list_add(w, out, filter_apply(w, name, l->v[i], &rest));
-    return LISTED(out);
+    return LIST_VALUE(out);
 }
 
 /* select, reject, selectattr, rejectattr */
-static struct value choose(struct work *w, struct value v, const struct args *a, bool attribute,
+static struct value choose(struct jinja_ctx *w, struct value v, const struct args *a, bool attribute,
                            bool wanted) {
     struct value path = attribute ? arg_get(a, 0, NULL, UNDEFINED) : NONE;
     struct args rest = args_rest(a, attribute);
     struct list *out = list_new(w, GENERATOR);
     const struct list *l = items_if_true(w, v);
-    if (path.kind == V_UNDEFINED) work_fail(w, "the name of an attribute is missing");
+    if (path.kind == V_UNDEFINED) jinja_fail(w, "the name of an attribute is missing");
     struct str name = {0};
     if (rest.n) {
         name = need_str(w, rest.v[0], "select");
         rest = args_rest(&rest, 1);
-        if (!test_known(name))
-            work_fail(w, "there is no test '%.*s'", (int)MIN(name.n, 60u), name.p);
+        if (!jinja_test_known(name))
+            jinja_fail(w, "there is no test '%.*s'", (int)MIN(name.n, 60u), name.p);
     }
     for (size_t i = 0; i < l->n; i++) {
         struct value item = attribute ? path_get(w, l->v[i], path) : l->v[i];
-        bool yes = name.n ? test_apply(w, name, item, &rest) : value_truth(item);
+        bool yes = name.n ? jinja_test_apply(w, name, item, &rest) : value_truth(item);
         if (yes == wanted) list_add(w, out, l->v[i]);
     }
-    return LISTED(out);
+    return LIST_VALUE(out);
 }
 
-static struct value filter_select(struct work *w, struct value v, const struct args *a) {
+static struct value filter_select(struct jinja_ctx *w, struct value v, const struct args *a) {
     return choose(w, v, a, false, true);
 }
 
-static struct value filter_reject(struct work *w, struct value v, const struct args *a) {
+static struct value filter_reject(struct jinja_ctx *w, struct value v, const struct args *a) {
     return choose(w, v, a, false, false);
 }
 
-static struct value filter_selectattr(struct work *w, struct value v, const struct args *a) {
+static struct value filter_selectattr(struct jinja_ctx *w, struct value v, const struct args *a) {
     return choose(w, v, a, true, true);
 }
 
-static struct value filter_rejectattr(struct work *w, struct value v, const struct args *a) {
+static struct value filter_rejectattr(struct jinja_ctx *w, struct value v, const struct args *a) {
     return choose(w, v, a, true, false);
 }
 
-static struct value filter_attr(struct work *w, struct value v, const struct args *a) {
+static struct value filter_attr(struct jinja_ctx *w, struct value v, const struct args *a) {
     args_check(w, a, "attr", 1, 1, "name");
     struct str name = need_str(w, arg_get(a, 0, "name", NONE), "attr");
     if (v.kind == V_DICT && !method_exists(v, name))
@@ -361,7 +361,7 @@ static struct value filter_attr(struct work *w, struct value v, const struct arg
 
 /* strings */
 
-static struct value filter_trim(struct work *w, struct value v, const struct args *a) {
+static struct value filter_trim(struct jinja_ctx *w, struct value v, const struct args *a) {
     args_check(w, a, "trim", 0, 1, "chars");
     struct value chars = arg_get(a, 0, "chars", NONE);
     struct str set = chars.kind == V_NONE ? STR("") : need_str(w, chars, "trim");
@@ -369,18 +369,18 @@ static struct value filter_trim(struct work *w, struct value v, const struct arg
                             STRIP_LEFT | STRIP_RIGHT));
 }
 
-static struct value filter_upper(struct work *w, struct value v, const struct args *a) {
+static struct value filter_upper(struct jinja_ctx *w, struct value v, const struct args *a) {
     args_check(w, a, "upper", 0, 0, NULL);
     return STRING(str_case(w, value_str(w, v), TO_UPPER));
 }
 
-static struct value filter_lower(struct work *w, struct value v, const struct args *a) {
+static struct value filter_lower(struct jinja_ctx *w, struct value v, const struct args *a) {
     args_check(w, a, "lower", 0, 0, NULL);
     return STRING(str_case(w, value_str(w, v), TO_LOWER));
 }
 
 /* First character upper, the others lower. */
-static struct str capitalize(struct work *w, struct str s) {
+static struct str capitalize(struct jinja_ctx *w, struct str s) {
     struct text t = {0};
     int len = 0;
     if (s.n) char_at(s.p, &len);
@@ -389,13 +389,13 @@ static struct str capitalize(struct work *w, struct str s) {
     return text_str(&t);
 }
 
-static struct value filter_capitalize(struct work *w, struct value v, const struct args *a) {
+static struct value filter_capitalize(struct jinja_ctx *w, struct value v, const struct args *a) {
     args_check(w, a, "capitalize", 0, 0, NULL);
     return STRING(capitalize(w, value_str(w, v)));
 }
 
 /* Words begin behind white space and -({[<; unlike str.title, not behind an apostrophe. */
-static struct value filter_title(struct work *w, struct value v, const struct args *a) {
+static struct value filter_title(struct jinja_ctx *w, struct value v, const struct args *a) {
     args_check(w, a, "title", 0, 0, NULL);
     struct str s = value_str(w, v);
     struct text t = {0};
@@ -410,7 +410,7 @@ static struct value filter_title(struct work *w, struct value v, const struct ar
     return STRING(text_str(&t));
 }
 
-static struct value filter_replace(struct work *w, struct value v, const struct args *a) {
+static struct value filter_replace(struct jinja_ctx *w, struct value v, const struct args *a) {
     args_check(w, a, "replace", 2, 3, "old new count");
     struct value count = arg_get(a, 2, "count", NONE);
     return STRING(str_replace(w, value_str(w, v), value_str(w, arg_get(a, 0, "old", NONE)),
@@ -428,7 +428,7 @@ static size_t line_end(struct str s, size_t i) {
     return ends ? (size_t)len : 0;
 }
 
-static struct list *split_lines(struct work *w, struct str s, bool keep) {
+static struct list *split_lines(struct jinja_ctx *w, struct str s, bool keep) {
     struct list *out = list_new(w, LIST);
     size_t from = 0;
     for (size_t i = 0; i < s.n;) {
@@ -441,12 +441,12 @@ static struct list *split_lines(struct work *w, struct str s, bool keep) {
         list_add(w, out, STRING(str_part(s, from, keep ? i + end : i)));
         from = i += end;
     }
-    work_scan(w, s.n);
+    jinja_charge_scan(w, s.n);
     if (from < s.n) list_add(w, out, STRING(str_part(s, from, s.n)));
     return out;
 }
 
-static struct value filter_indent(struct work *w, struct value v, const struct args *a) {
+static struct value filter_indent(struct jinja_ctx *w, struct value v, const struct args *a) {
     args_check(w, a, "indent", 0, 3, "width first blank");
     struct value width = arg_get(a, 0, "width", INT(4));
     bool first = value_truth(arg_get(a, 1, "first", BOOL(false)));
@@ -468,27 +468,27 @@ static struct value filter_indent(struct work *w, struct value v, const struct a
     return STRING(text_str(&t));
 }
 
-static struct value filter_string(struct work *w, struct value v, const struct args *a) {
+static struct value filter_string(struct jinja_ctx *w, struct value v, const struct args *a) {
     args_check(w, a, "string", 0, 0, NULL);
     return STRING(value_str(w, v));
 }
 
-static struct value filter_format(struct work *w, struct value v, const struct args *a) {
+static struct value filter_format(struct jinja_ctx *w, struct value v, const struct args *a) {
     args_check(w, a, "format", 0, SIZE_MAX, NULL);
     struct list *l = list_new(w, TUPLE);
     for (size_t i = 0; i < a->n; i++) list_add(w, l, a->v[i]);
-    return STRING(value_percent(w, value_str(w, v), LISTED(l)));
+    return STRING(value_percent(w, value_str(w, v), LIST_VALUE(l)));
 }
 
-static struct value filter_wordcount(struct work *w, struct value v, const struct args *a) {
+static struct value filter_wordcount(struct jinja_ctx *w, struct value v, const struct args *a) {
     args_check(w, a, "wordcount", 0, 0, NULL);
     struct str s = value_str(w, v);
     int64_t n = 0;
     bool within = false;
-    work_scan(w, s.n);
+    jinja_charge_scan(w, s.n);
     for (size_t i = 0; i < s.n; i++) {
         uint8_t c = (uint8_t)s.p[i];
-        if (c >= 0x80) work_fail(w, "'wordcount' of this text is not supported");
+        if (c >= 0x80) jinja_fail(w, "'wordcount' of this text is not supported");
         bool word = c == '_' || (c >= '0' && c <= '9') || ((c | 32) >= 'a' && (c | 32) <= 'z');
         n += word && !within;
         within = word;
@@ -496,12 +496,12 @@ static struct value filter_wordcount(struct work *w, struct value v, const struc
     return INT(n);
 }
 
-static struct value filter_safe(struct work *w, struct value v, const struct args *a) {
+static struct value filter_safe(struct jinja_ctx *w, struct value v, const struct args *a) {
     args_check(w, a, "safe", 0, 0, NULL);
     return (struct value){.kind = V_MARKUP, .s = value_str(w, v)};
 }
 
-static struct value filter_escape(struct work *w, struct value v, const struct args *a) {
+static struct value filter_escape(struct jinja_ctx *w, struct value v, const struct args *a) {
     static const char *const names[] = {"&",    "&amp;", "<",     "&lt;", ">",
                                         "&gt;", "'",     "&#39;", "\"",   "&#34;"};
     args_check(w, a, "escape", 0, 0, NULL);
@@ -514,7 +514,7 @@ static struct value filter_escape(struct work *w, struct value v, const struct a
     return (struct value){.kind = V_MARKUP, .s = s};
 }
 
-static struct value filter_tojson(struct work *w, struct value v, const struct args *a) {
+static struct value filter_tojson(struct jinja_ctx *w, struct value v, const struct args *a) {
     args_check(w, a, "tojson", 0, 4, "ensure_ascii indent separators sort_keys");
     struct value indent = arg_get(a, 1, "indent", NONE), parts = arg_get(a, 2, "separators", NONE);
     struct str by = STR("");
@@ -529,7 +529,7 @@ static struct value filter_tojson(struct work *w, struct value v, const struct a
                                .indent = indent.kind == V_NONE ? NULL : &by};
     if (parts.kind != V_NONE) {
         const struct list *l = value_items(w, parts);
-        if (l->n != 2) work_fail(w, "'tojson' needs two separators");
+        if (l->n != 2) jinja_fail(w, "'tojson' needs two separators");
         style.item = need_str(w, l->v[0], "tojson");
         style.key = need_str(w, l->v[1], "tojson");
     }
@@ -544,90 +544,90 @@ static bool digits_only(const char *p) {
 }
 
 /* int() of a string in base 10, or 0 digits: false. */
-static bool int_parse(struct work *w, struct str s, int64_t *out) {
+static bool int_parse(struct jinja_ctx *w, struct str s, int64_t *out) {
     s = str_strip(w, s, NULL, STRIP_LEFT | STRIP_RIGHT);
     const char *p = str_from(w, s.p, s.n, 0).p;
-    work_scan(w, s.n);
+    jinja_charge_scan(w, s.n);
     if (strlen(p) != s.n || !digits_only(p + (*p == '+' || *p == '-'))) {
-        if (memchr(s.p, '_', s.n)) work_fail(w, "'int' of this string is not supported");
+        if (memchr(s.p, '_', s.n)) jinja_fail(w, "'int' of this string is not supported");
         return false;
     }
-    if (s.n > 18) work_fail(w, "an integer is too large");
+    if (s.n > 18) jinja_fail(w, "an integer is too large");
     *out = atoll(p);
     return true;
 }
 
-static bool float_parse(struct work *w, struct str s, double *out) {
+static bool float_parse(struct jinja_ctx *w, struct str s, double *out) {
     s = str_strip(w, s, NULL, STRIP_LEFT | STRIP_RIGHT);
     const char *p = str_from(w, s.p, s.n, 0).p;
     char *end;
-    work_steps(w, 8 + s.n);
+    jinja_add_steps(w, 8 + s.n);
     for (size_t i = 0; i < s.n; i++) {
-        if (s.p[i] == '_') work_fail(w, "'float' of this string is not supported");
+        if (s.p[i] == '_') jinja_fail(w, "'float' of this string is not supported");
         if (s.p[i] == 'x' || s.p[i] == 'X' || s.p[i] == '(' || s.p[i] == 0) return false;
     }
     *out = strtod(p, &end);
     return s.n > 0 && end == p + s.n;
 }
 
-static struct value filter_int(struct work *w, struct value v, const struct args *a) {
+static struct value filter_int(struct jinja_ctx *w, struct value v, const struct args *a) {
     args_check(w, a, "int", 0, 2, "default base");
     struct value other = arg_get(a, 0, "default", INT(0));
     int64_t base = need_int(w, arg_get(a, 1, "base", INT(10)), "int"), i;
     double f = 0;
-    if (base != 10) work_fail(w, "'int' in base %lld is not supported", (long long)base);
+    if (base != 10) jinja_fail(w, "'int' in base %lld is not supported", (long long)base);
     if (v.kind == V_INT || v.kind == V_BOOL) return INT(v.i);
-    if (v.kind == V_UNDEFINED) work_fail(w, "'int' of an undefined value is not possible");
+    if (v.kind == V_UNDEFINED) jinja_fail(w, "'int' of an undefined value is not possible");
     if (v.kind == V_STR && int_parse(w, v.s, &i)) return INT(i);
     if (v.kind == V_FLOAT)
         f = v.f;
     else if (v.kind != V_STR || !float_parse(w, v.s, &f))
         return other;
     if (isnan(f)) return other;
-    if (!(fabs(f) < 9e18)) work_fail(w, "'int' of this float is not possible");
+    if (!(fabs(f) < 9e18)) jinja_fail(w, "'int' of this float is not possible");
     return INT((int64_t)f);
 }
 
-static struct value filter_float(struct work *w, struct value v, const struct args *a) {
+static struct value filter_float(struct jinja_ctx *w, struct value v, const struct args *a) {
     args_check(w, a, "float", 0, 1, "default");
     double f;
     if (value_is_number(v)) return FLOAT(value_float(v));
-    if (v.kind == V_UNDEFINED) work_fail(w, "'float' of an undefined value is not possible");
+    if (v.kind == V_UNDEFINED) jinja_fail(w, "'float' of an undefined value is not possible");
     if (v.kind == V_STR && float_parse(w, v.s, &f)) return FLOAT(f);
     return arg_get(a, 0, "default", FLOAT(0.0));
 }
 
-static struct value filter_abs(struct work *w, struct value v, const struct args *a) {
+static struct value filter_abs(struct jinja_ctx *w, struct value v, const struct args *a) {
     args_check(w, a, "abs", 0, 0, NULL);
-    if (!value_is_number(v)) work_fail(w, "'abs' needs a number, not a %s", value_type(v));
+    if (!value_is_number(v)) jinja_fail(w, "'abs' needs a number, not a %s", value_type(v));
     if (v.kind == V_FLOAT) return FLOAT(fabs(v.f));
     return v.i < 0 ? value_binary(w, '-', INT(0), INT(v.i)) : INT(v.i);
 }
 
 /* Halves go to the even neighbour of the exact value, as Python's round does. */
-static struct value filter_round(struct work *w, struct value v, const struct args *a) {
+static struct value filter_round(struct jinja_ctx *w, struct value v, const struct args *a) {
     args_check(w, a, "round", 0, 2, "precision method");
     int64_t precision = need_int(w, arg_get(a, 0, "precision", INT(0)), "round");
     struct str method = need_str(w, arg_get(a, 1, "method", STRING(STR("common"))), "round");
-    if (!value_is_number(v)) work_fail(w, "'round' needs a number, not a %s", value_type(v));
-    if (precision < 0 || precision > 20) work_fail(w, "this precision of 'round' is not supported");
+    if (!value_is_number(v)) jinja_fail(w, "'round' needs a number, not a %s", value_type(v));
+    if (precision < 0 || precision > 20) jinja_fail(w, "this precision of 'round' is not supported");
     bool up = str_is(method, "ceil");
     if (up || str_is(method, "floor")) {
         if (precision)
-            work_fail(w, "'round' to digits by '%s' is not supported", up ? "ceil" : "floor");
+            jinja_fail(w, "'round' to digits by '%s' is not supported", up ? "ceil" : "floor");
         return value_is_number(v) && v.kind != V_FLOAT ? FLOAT((double)v.i)
                                                        : FLOAT(up ? ceil(v.f) : floor(v.f));
     }
-    if (!str_is(method, "common")) work_fail(w, "'round' is 'common', 'ceil' or 'floor'");
+    if (!str_is(method, "common")) jinja_fail(w, "'round' is 'common', 'ceil' or 'floor'");
     if (v.kind != V_FLOAT) return INT(v.i);
     if (!isfinite(v.f)) return v;
     char text[400];
-    work_steps(w, 400);
+    jinja_add_steps(w, 400);
     snprintf(text, sizeof text, "%.*f", (int)precision, v.f);
     return FLOAT(strtod(text, NULL));
 }
 
-static struct value filter_default(struct work *w, struct value v, const struct args *a) {
+static struct value filter_default(struct jinja_ctx *w, struct value v, const struct args *a) {
     args_check(w, a, "default", 0, 2, "default_value boolean");
     bool falsy = value_truth(arg_get(a, 1, "boolean", BOOL(false)));
     bool missing = v.kind == V_UNDEFINED || (falsy && !value_truth(v));
@@ -637,7 +637,7 @@ static struct value filter_default(struct work *w, struct value v, const struct 
 /* Sorted by name. NULL: Jinja has it, we do not. */
 static const struct filter {
     const char *name;
-    struct value (*apply)(struct work *w, struct value v, const struct args *a);
+    struct value (*apply)(struct jinja_ctx *w, struct value v, const struct args *a);
 } filters[] = {
     {"abs", filter_abs},
     {"attr", filter_attr},
@@ -705,33 +705,33 @@ bool filter_known(struct str name) {
     return filter_find(name) != NULL;
 }
 
-struct value filter_apply(struct work *w, struct str name, struct value v, const struct args *a) {
+struct value filter_apply(struct jinja_ctx *w, struct str name, struct value v, const struct args *a) {
     const struct filter *f = filter_find(name);
-    if (!f->apply) work_fail(w, "the filter '%s' is not supported", f->name);
+    if (!f->apply) jinja_fail(w, "the filter '%s' is not supported", f->name);
     if (v.kind == V_MARKUP && f->apply != filter_escape && f->apply != filter_safe)
-        work_fail(w, "what 'safe' and 'escape' make can only be printed");
-    work_steps(w, 6);
+        jinja_fail(w, "what 'safe' and 'escape' make can only be printed");
+    jinja_add_steps(w, 6);
     return f->apply(w, v, a);
 }
 
 /* tests */
 
-static struct value test_arg(struct work *w, const struct args *a, const char *name) {
+static struct value test_arg(struct jinja_ctx *w, const struct args *a, const char *name) {
     args_check(w, a, name, 1, 1, NULL);
     return a->v[0];
 }
 
-static bool test_defined(struct work *w, struct value v, const struct args *a) {
+static bool test_defined(struct jinja_ctx *w, struct value v, const struct args *a) {
     args_check(w, a, "defined", 0, 0, NULL);
     return v.kind != V_UNDEFINED;
 }
 
-static bool test_undefined(struct work *w, struct value v, const struct args *a) {
+static bool test_undefined(struct jinja_ctx *w, struct value v, const struct args *a) {
     return !test_defined(w, v, a);
 }
 
 #define TEST_OF(name, condition)                                                                   \
-    static bool test_##name(struct work *w, struct value v, const struct args *a) {                \
+    static bool test_##name(struct jinja_ctx *w, struct value v, const struct args *a) {                \
         args_check(w, a, #name, 0, 0, NULL);                                                       \
         return condition;                                                                          \
     }
@@ -748,7 +748,7 @@ TEST_OF(escaped, v.kind == V_MARKUP)
 TEST_OF(callable,
         v.kind == V_MACRO || v.kind == V_METHOD || v.kind == V_FUNCTION || v.kind == V_UNDEFINED)
 TEST_OF(filter, v.kind == V_STR && filter_known(v.s))
-TEST_OF(test, v.kind == V_STR && test_known(v.s))
+TEST_OF(test, v.kind == V_STR && jinja_test_known(v.s))
 TEST_OF(iterable, v.kind == V_STR || v.kind == V_MARKUP || v.kind == V_LIST || v.kind == V_DICT ||
                       v.kind == V_UNDEFINED || v.kind == V_LOOP)
 TEST_OF(sequence, v.kind == V_STR || v.kind == V_MARKUP || v.kind == V_DICT ||
@@ -756,74 +756,74 @@ TEST_OF(sequence, v.kind == V_STR || v.kind == V_MARKUP || v.kind == V_DICT ||
                       (v.kind == V_LIST && v.list->kind != GENERATOR && v.list->kind != VIEW))
 #undef TEST_OF
 
-static bool test_lower(struct work *w, struct value v, const struct args *a) {
+static bool test_lower(struct jinja_ctx *w, struct value v, const struct args *a) {
     args_check(w, a, "lower", 0, 0, NULL);
     return str_is_case(w, value_str(w, v), TO_LOWER);
 }
 
-static bool test_upper(struct work *w, struct value v, const struct args *a) {
+static bool test_upper(struct jinja_ctx *w, struct value v, const struct args *a) {
     args_check(w, a, "upper", 0, 0, NULL);
     return str_is_case(w, value_str(w, v), TO_UPPER);
 }
 
-static bool remainder_is(struct work *w, struct value v, struct value by, int64_t wanted) {
+static bool remainder_is(struct jinja_ctx *w, struct value v, struct value by, int64_t wanted) {
     return value_equal(w, value_binary(w, '%', v, by), INT(wanted));
 }
 
-static bool test_even(struct work *w, struct value v, const struct args *a) {
+static bool test_even(struct jinja_ctx *w, struct value v, const struct args *a) {
     args_check(w, a, "even", 0, 0, NULL);
     return remainder_is(w, v, INT(2), 0);
 }
 
-static bool test_odd(struct work *w, struct value v, const struct args *a) {
+static bool test_odd(struct jinja_ctx *w, struct value v, const struct args *a) {
     args_check(w, a, "odd", 0, 0, NULL);
     return remainder_is(w, v, INT(2), 1);
 }
 
-static bool test_divisibleby(struct work *w, struct value v, const struct args *a) {
+static bool test_divisibleby(struct jinja_ctx *w, struct value v, const struct args *a) {
     return remainder_is(w, v, test_arg(w, a, "divisibleby"), 0);
 }
 
-static bool test_in(struct work *w, struct value v, const struct args *a) {
+static bool test_in(struct jinja_ctx *w, struct value v, const struct args *a) {
     return value_in(w, v, test_arg(w, a, "in"));
 }
 
-static bool test_eq(struct work *w, struct value v, const struct args *a) {
+static bool test_eq(struct jinja_ctx *w, struct value v, const struct args *a) {
     return value_equal(w, v, test_arg(w, a, "eq"));
 }
 
-static bool test_ne(struct work *w, struct value v, const struct args *a) {
+static bool test_ne(struct jinja_ctx *w, struct value v, const struct args *a) {
     return !test_eq(w, v, a);
 }
 
 /* Only where identity does not depend on how Python stores a value. */
-static bool test_sameas(struct work *w, struct value v, const struct args *a) {
+static bool test_sameas(struct jinja_ctx *w, struct value v, const struct args *a) {
     struct value b = test_arg(w, a, "sameas");
     bool single = v.kind == V_NONE || v.kind == V_BOOL || b.kind == V_NONE || b.kind == V_BOOL;
     if (single) return v.kind == b.kind && (v.kind == V_NONE || v.i == b.i);
-    work_fail(w, "'sameas' of a %s is not supported", value_type(v));
+    jinja_fail(w, "'sameas' of a %s is not supported", value_type(v));
 }
 
-static bool test_lt(struct work *w, struct value v, const struct args *a) {
+static bool test_lt(struct jinja_ctx *w, struct value v, const struct args *a) {
     return value_compare(w, v, test_arg(w, a, "lt")) == -1;
 }
 
-static bool test_gt(struct work *w, struct value v, const struct args *a) {
+static bool test_gt(struct jinja_ctx *w, struct value v, const struct args *a) {
     return value_compare(w, v, test_arg(w, a, "gt")) == 1;
 }
 
-static bool test_le(struct work *w, struct value v, const struct args *a) {
+static bool test_le(struct jinja_ctx *w, struct value v, const struct args *a) {
     return value_compare(w, v, test_arg(w, a, "le")) <= 0;
 }
 
-static bool test_ge(struct work *w, struct value v, const struct args *a) {
+static bool test_ge(struct jinja_ctx *w, struct value v, const struct args *a) {
     int c = value_compare(w, v, test_arg(w, a, "ge"));
     return c == 0 || c == 1;
 }
 
 static const struct test {
     const char *name;
-    bool (*apply)(struct work *w, struct value v, const struct args *a);
+    bool (*apply)(struct jinja_ctx *w, struct value v, const struct args *a);
 } tests[] = {
     {"boolean", test_boolean},
     {"callable", test_callable},
@@ -872,18 +872,18 @@ static const struct test *test_find(struct str name) {
     return NULL;
 }
 
-bool test_known(struct str name) {
+bool jinja_test_known(struct str name) {
     return test_find(name) != NULL;
 }
 
-bool test_apply(struct work *w, struct str name, struct value v, const struct args *a) {
-    work_steps(w, 4);
+bool jinja_test_apply(struct jinja_ctx *w, struct str name, struct value v, const struct args *a) {
+    jinja_add_steps(w, 4);
     return test_find(name)->apply(w, v, a);
 }
 
 /* methods of strings */
 
-static struct value strip_method(struct work *w, struct str s, const struct args *a,
+static struct value strip_method(struct jinja_ctx *w, struct str s, const struct args *a,
                                  const char *name, int sides) {
     args_check(w, a, name, 0, 1, NULL);
     struct value chars = arg_get(a, 0, NULL, NONE);
@@ -891,20 +891,20 @@ static struct value strip_method(struct work *w, struct str s, const struct args
     return STRING(str_strip(w, s, chars.kind == V_NONE ? NULL : &set, sides));
 }
 
-static struct value str_strip_both(struct work *w, struct str s, const struct args *a) {
+static struct value str_strip_both(struct jinja_ctx *w, struct str s, const struct args *a) {
     return strip_method(w, s, a, "strip", STRIP_LEFT | STRIP_RIGHT);
 }
 
-static struct value str_lstrip(struct work *w, struct str s, const struct args *a) {
+static struct value str_lstrip(struct jinja_ctx *w, struct str s, const struct args *a) {
     return strip_method(w, s, a, "lstrip", STRIP_LEFT);
 }
 
-static struct value str_rstrip(struct work *w, struct str s, const struct args *a) {
+static struct value str_rstrip(struct jinja_ctx *w, struct str s, const struct args *a) {
     return strip_method(w, s, a, "rstrip", STRIP_RIGHT);
 }
 
 /* Words between white space; the rest behind `max` of them is one. */
-static struct list *split_space(struct work *w, struct str s, int64_t max) {
+static struct list *split_space(struct jinja_ctx *w, struct str s, int64_t max) {
     struct list *out = list_new(w, LIST);
     s = str_strip(w, s, NULL, STRIP_LEFT);
     while (s.n) {
@@ -918,19 +918,19 @@ static struct list *split_space(struct work *w, struct str s, int64_t max) {
         list_add(w, out, STRING(str_part(s, 0, end)));
         size_t next = end;
         while (next < s.n && char_is_space(char_at(s.p + next, &len))) next += (size_t)len;
-        work_scan(w, 2 * next);
+        jinja_charge_scan(w, 2 * next);
         s = str_part(s, next, s.n);
     }
     return out;
 }
 
-static struct value str_split(struct work *w, struct str s, const struct args *a) {
+static struct value str_split(struct jinja_ctx *w, struct str s, const struct args *a) {
     args_check(w, a, "split", 0, 2, "sep maxsplit");
     struct value by = arg_get(a, 0, "sep", NONE);
     int64_t max = need_int(w, arg_get(a, 1, "maxsplit", INT(-1)), "split");
-    if (by.kind == V_NONE) return LISTED(split_space(w, s, max));
+    if (by.kind == V_NONE) return LIST_VALUE(split_space(w, s, max));
     struct str sep = need_str(w, by, "split");
-    if (sep.n == 0) work_fail(w, "'split' by an empty string is not possible");
+    if (sep.n == 0) jinja_fail(w, "'split' by an empty string is not possible");
     struct list *out = list_new(w, LIST);
     size_t from = 0, hit;
     while ((max < 0 || (int64_t)out->n < max) && (hit = str_find(w, s, sep, from)) != SIZE_MAX) {
@@ -938,16 +938,16 @@ static struct value str_split(struct work *w, struct str s, const struct args *a
         from = hit + sep.n;
     }
     list_add(w, out, STRING(str_part(s, from, s.n)));
-    return LISTED(out);
+    return LIST_VALUE(out);
 }
 
-static struct value str_rsplit(struct work *w, struct str s, const struct args *a) {
+static struct value str_rsplit(struct jinja_ctx *w, struct str s, const struct args *a) {
     args_check(w, a, "rsplit", 0, 2, "sep maxsplit");
     struct value by = arg_get(a, 0, "sep", NONE);
     int64_t max = need_int(w, arg_get(a, 1, "maxsplit", INT(-1)), "rsplit");
     if (max < 0) return str_split(w, s, a);
     struct str sep = need_str(w, by, "rsplit");
-    if (sep.n == 0) work_fail(w, "'rsplit' by an empty string is not possible");
+    if (sep.n == 0) jinja_fail(w, "'rsplit' by an empty string is not possible");
     struct list *backwards = list_new(w, LIST), *out = list_new(w, LIST);
     size_t hit;
     while ((int64_t)backwards->n < max && (hit = str_rfind(w, s, sep)) != SIZE_MAX) {
@@ -956,14 +956,14 @@ static struct value str_rsplit(struct work *w, struct str s, const struct args *
     }
     list_add(w, out, STRING(s));
     for (size_t i = backwards->n; i-- > 0;) list_add(w, out, backwards->v[i]);
-    return LISTED(out);
+    return LIST_VALUE(out);
 }
 
 /* partition and rpartition */
-static struct value parted(struct work *w, struct str s, const struct args *a, bool right) {
+static struct value parted(struct jinja_ctx *w, struct str s, const struct args *a, bool right) {
     args_check(w, a, "partition", 1, 1, NULL);
     struct str sep = need_str(w, a->v[0], "partition"), none = STR("");
-    if (sep.n == 0) work_fail(w, "'partition' by an empty string is not possible");
+    if (sep.n == 0) jinja_fail(w, "'partition' by an empty string is not possible");
     size_t hit = right ? str_rfind(w, s, sep) : str_find(w, s, sep, 0);
     struct list *out = list_new(w, TUPLE);
     struct str parts[3] = {right ? none : s, none, right ? s : none};
@@ -973,87 +973,87 @@ static struct value parted(struct work *w, struct str s, const struct args *a, b
         parts[2] = str_part(s, hit + sep.n, s.n);
     }
     for (int i = 0; i < 3; i++) list_add(w, out, STRING(parts[i]));
-    return LISTED(out);
+    return LIST_VALUE(out);
 }
 
-static struct value str_partition(struct work *w, struct str s, const struct args *a) {
+static struct value str_partition(struct jinja_ctx *w, struct str s, const struct args *a) {
     return parted(w, s, a, false);
 }
 
-static struct value str_rpartition(struct work *w, struct str s, const struct args *a) {
+static struct value str_rpartition(struct jinja_ctx *w, struct str s, const struct args *a) {
     return parted(w, s, a, true);
 }
 
-static struct value str_splitlines(struct work *w, struct str s, const struct args *a) {
+static struct value str_splitlines(struct jinja_ctx *w, struct str s, const struct args *a) {
     args_check(w, a, "splitlines", 0, 1, "keepends");
-    return LISTED(split_lines(w, s, value_truth(arg_get(a, 0, "keepends", BOOL(false)))));
+    return LIST_VALUE(split_lines(w, s, value_truth(arg_get(a, 0, "keepends", BOOL(false)))));
 }
 
 /* startswith and endswith: a string, or a tuple of which one fits. */
-static bool affixed(struct work *w, struct str s, struct value what, bool end) {
+static bool affixed(struct jinja_ctx *w, struct str s, struct value what, bool end) {
     if (what.kind == V_LIST && what.list->kind == TUPLE) {
         for (size_t i = 0; i < what.list->n; i++)
             if (affixed(w, s, STRING(need_str(w, what.list->v[i], "startswith")), end)) return true;
         return false;
     }
     struct str part = need_str(w, what, end ? "endswith" : "startswith");
-    work_charge(w, part.n);
+    jinja_charge_bytes(w, part.n);
     return part.n <= s.n &&
            str_equal(end ? str_part(s, s.n - part.n, s.n) : str_part(s, 0, part.n), part);
 }
 
-static struct value str_startswith(struct work *w, struct str s, const struct args *a) {
+static struct value str_startswith(struct jinja_ctx *w, struct str s, const struct args *a) {
     args_check(w, a, "startswith", 1, 1, NULL);
     return BOOL(affixed(w, s, a->v[0], false));
 }
 
-static struct value str_endswith(struct work *w, struct str s, const struct args *a) {
+static struct value str_endswith(struct jinja_ctx *w, struct str s, const struct args *a) {
     args_check(w, a, "endswith", 1, 1, NULL);
     return BOOL(affixed(w, s, a->v[0], true));
 }
 
-static struct value str_removed(struct work *w, struct str s, const struct args *a, bool end) {
+static struct value str_removed(struct jinja_ctx *w, struct str s, const struct args *a, bool end) {
     args_check(w, a, end ? "removesuffix" : "removeprefix", 1, 1, NULL);
     struct str part = need_str(w, a->v[0], "removeprefix");
     if (!affixed(w, s, a->v[0], end)) return STRING(s);
     return STRING(end ? str_part(s, 0, s.n - part.n) : str_part(s, part.n, s.n));
 }
 
-static struct value str_removeprefix(struct work *w, struct str s, const struct args *a) {
+static struct value str_removeprefix(struct jinja_ctx *w, struct str s, const struct args *a) {
     return str_removed(w, s, a, false);
 }
 
-static struct value str_removesuffix(struct work *w, struct str s, const struct args *a) {
+static struct value str_removesuffix(struct jinja_ctx *w, struct str s, const struct args *a) {
     return str_removed(w, s, a, true);
 }
 
 /* find, rfind, index, rindex: a character's place. */
-static struct value found_at(struct work *w, struct str s, const struct args *a, bool right,
+static struct value found_at(struct jinja_ctx *w, struct str s, const struct args *a, bool right,
                              bool must) {
     args_check(w, a, right ? "rfind" : "find", 1, 1, NULL);
     struct str part = need_str(w, a->v[0], "find");
     size_t at = right ? str_rfind(w, s, part) : str_find(w, s, part, 0);
-    if (at == SIZE_MAX && must) work_fail(w, "'index' does not find the string");
+    if (at == SIZE_MAX && must) jinja_fail(w, "'index' does not find the string");
     return INT(at == SIZE_MAX ? -1 : (int64_t)str_length(w, str_part(s, 0, at)));
 }
 
-static struct value str_find_method(struct work *w, struct str s, const struct args *a) {
+static struct value str_find_method(struct jinja_ctx *w, struct str s, const struct args *a) {
     return found_at(w, s, a, false, false);
 }
 
-static struct value str_rfind_method(struct work *w, struct str s, const struct args *a) {
+static struct value str_rfind_method(struct jinja_ctx *w, struct str s, const struct args *a) {
     return found_at(w, s, a, true, false);
 }
 
-static struct value str_index(struct work *w, struct str s, const struct args *a) {
+static struct value str_index(struct jinja_ctx *w, struct str s, const struct args *a) {
     return found_at(w, s, a, false, true);
 }
 
-static struct value str_rindex(struct work *w, struct str s, const struct args *a) {
+static struct value str_rindex(struct jinja_ctx *w, struct str s, const struct args *a) {
     return found_at(w, s, a, true, true);
 }
 
-static struct value str_count(struct work *w, struct str s, const struct args *a) {
+static struct value str_count(struct jinja_ctx *w, struct str s, const struct args *a) {
     args_check(w, a, "count", 1, 1, NULL);
     struct str part = need_str(w, a->v[0], "count");
     int64_t n = 0;
@@ -1062,14 +1062,14 @@ static struct value str_count(struct work *w, struct str s, const struct args *a
     return INT(n);
 }
 
-static struct value str_replace_method(struct work *w, struct str s, const struct args *a) {
+static struct value str_replace_method(struct jinja_ctx *w, struct str s, const struct args *a) {
     args_check(w, a, "replace", 2, 3, NULL);
     return STRING(str_replace(w, s, need_str(w, a->v[0], "replace"),
                               need_str(w, a->v[1], "replace"),
                               need_int(w, arg_get(a, 2, NULL, INT(-1)), "replace")));
 }
 
-static struct value str_join(struct work *w, struct str s, const struct args *a) {
+static struct value str_join(struct jinja_ctx *w, struct str s, const struct args *a) {
     args_check(w, a, "join", 1, 1, NULL);
     const struct list *l = value_items(w, a->v[0]);
     struct text t = {0};
@@ -1080,28 +1080,28 @@ static struct value str_join(struct work *w, struct str s, const struct args *a)
     return STRING(text_str(&t));
 }
 
-static struct value str_upper(struct work *w, struct str s, const struct args *a) {
+static struct value str_upper(struct jinja_ctx *w, struct str s, const struct args *a) {
     return filter_upper(w, STRING(s), a);
 }
 
-static struct value str_lower(struct work *w, struct str s, const struct args *a) {
+static struct value str_lower(struct jinja_ctx *w, struct str s, const struct args *a) {
     return filter_lower(w, STRING(s), a);
 }
 
-static struct value str_capitalize(struct work *w, struct str s, const struct args *a) {
+static struct value str_capitalize(struct jinja_ctx *w, struct str s, const struct args *a) {
     return filter_capitalize(w, STRING(s), a);
 }
 
-static struct value str_title_method(struct work *w, struct str s, const struct args *a) {
+static struct value str_title_method(struct jinja_ctx *w, struct str s, const struct args *a) {
     args_check(w, a, "title", 0, 0, NULL);
     return STRING(str_title(w, s));
 }
 
-static struct value str_isupper(struct work *w, struct str s, const struct args *a) {
+static struct value str_isupper(struct jinja_ctx *w, struct str s, const struct args *a) {
     return BOOL(test_upper(w, STRING(s), a));
 }
 
-static struct value str_islower(struct work *w, struct str s, const struct args *a) {
+static struct value str_islower(struct jinja_ctx *w, struct str s, const struct args *a) {
     return BOOL(test_lower(w, STRING(s), a));
 }
 
@@ -1112,41 +1112,41 @@ static bool char_is_east_asian(uint32_t c) {
 }
 
 /* isdigit and the like, for ASCII and East Asian letters; any other character is refused. */
-static struct value all_chars(struct work *w, struct str s, const struct args *a, const char *name,
+static struct value all_chars(struct jinja_ctx *w, struct str s, const struct args *a, const char *name,
                               bool letters, bool digits) {
     args_check(w, a, name, 0, 0, NULL);
     bool all = s.n > 0;
     int len;
-    work_steps(w, 1 + s.n / 4);
+    jinja_add_steps(w, 1 + s.n / 4);
     for (size_t i = 0; i < s.n; i += (size_t)len) {
         uint32_t c = char_at(s.p + i, &len);
         if (c >= 0x80 && !char_is_east_asian(c))
-            work_fail(w, "'%s' of U+%04X is not supported", name, (unsigned)c);
+            jinja_fail(w, "'%s' of U+%04X is not supported", name, (unsigned)c);
         bool letter = c >= 0x80 || ((c | 32) >= 'a' && (c | 32) <= 'z');
         all &= (letters && letter) || (digits && c >= '0' && c <= '9');
     }
     return BOOL(all);
 }
 
-static struct value str_isdigit(struct work *w, struct str s, const struct args *a) {
+static struct value str_isdigit(struct jinja_ctx *w, struct str s, const struct args *a) {
     return all_chars(w, s, a, "isdigit", false, true);
 }
 
-static struct value str_isalpha(struct work *w, struct str s, const struct args *a) {
+static struct value str_isalpha(struct jinja_ctx *w, struct str s, const struct args *a) {
     return all_chars(w, s, a, "isalpha", true, false);
 }
 
-static struct value str_isalnum(struct work *w, struct str s, const struct args *a) {
+static struct value str_isalnum(struct jinja_ctx *w, struct str s, const struct args *a) {
     return all_chars(w, s, a, "isalnum", true, true);
 }
 
-static struct value str_isspace(struct work *w, struct str s, const struct args *a) {
+static struct value str_isspace(struct jinja_ctx *w, struct str s, const struct args *a) {
     args_check(w, a, "isspace", 0, 0, NULL);
     return BOOL(s.n > 0 && str_strip(w, s, NULL, STRIP_LEFT).n == 0);
 }
 
 /* "{}", "{0}" and "{name}"; conversions, formats and attributes are refused. */
-static struct value str_format(struct work *w, struct str s, const struct args *a) {
+static struct value str_format(struct jinja_ctx *w, struct str s, const struct args *a) {
     struct text t = {0};
     size_t used = 0, end;
     for (size_t i = 0; i < s.n; i++) {
@@ -1154,19 +1154,19 @@ static struct value str_format(struct work *w, struct str s, const struct args *
         if ((c == '{' || c == '}') && i + 1 < s.n && s.p[i + 1] == c) {
             i++;
         } else if (c == '}') {
-            work_fail(w, "'format' has a '}' alone");
+            jinja_fail(w, "'format' has a '}' alone");
         } else if (c == '{') {
             end = str_find(w, s, STR("}"), i);
-            if (end == SIZE_MAX) work_fail(w, "'format' has a '{' alone");
+            if (end == SIZE_MAX) jinja_fail(w, "'format' has a '{' alone");
             struct str name = str_part(s, i + 1, end);
             const char *p = str_from(w, name.p, name.n, 0).p;
-            if (strpbrk(p, ":!.[{")) work_fail(w, "'{%s}' in a format is not supported", p);
+            if (strpbrk(p, ":!.[{")) jinja_fail(w, "'{%s}' in a format is not supported", p);
             if (name.n > 9) p = str_from(w, name.p, name.n, 0).p;
             size_t at = name.n == 0 ? used++ : digits_only(p) ? (size_t)atoi(p) : SIZE_MAX;
-            work_steps(w, 8 + a->n_named);
+            jinja_add_steps(w, 8 + a->n_named);
             struct value v = arg_get(a, at, name.n && !digits_only(p) ? p : NULL, UNDEFINED);
-            if (at != SIZE_MAX && at >= a->n) work_fail(w, "'format' has too few values");
-            if (v.kind == V_UNDEFINED) work_fail(w, "'format' has no value for '%s'", p);
+            if (at != SIZE_MAX && at >= a->n) jinja_fail(w, "'format' has too few values");
+            if (v.kind == V_UNDEFINED) jinja_fail(w, "'format' has no value for '%s'", p);
             text_add(w, &t, value_str(w, v));
             i = end;
             continue;
@@ -1178,7 +1178,7 @@ static struct value str_format(struct work *w, struct str s, const struct args *
 
 static const struct str_method {
     const char *name;
-    struct value (*call)(struct work *w, struct str s, const struct args *a);
+    struct value (*call)(struct jinja_ctx *w, struct str s, const struct args *a);
 } str_methods[] = {
     {"capitalize", str_capitalize},
     {"count", str_count},
@@ -1214,7 +1214,7 @@ static const struct str_method {
 
 /* methods of dicts and lists */
 
-static struct value dict_method(struct work *w, struct value v, struct str name,
+static struct value dict_method(struct jinja_ctx *w, struct value v, struct str name,
                                 const struct args *a) {
     if (str_is(name, "get")) {
         args_check(w, a, "get", 1, 2, NULL);
@@ -1233,10 +1233,10 @@ static struct value dict_method(struct work *w, struct value v, struct str name,
     }
     for (size_t i = 0; i < v.dict->n; i++)
         list_add(w, out, str_is(name, "keys") ? v.dict->v[i].key : v.dict->v[i].value);
-    return LISTED(out);
+    return LIST_VALUE(out);
 }
 
-static struct value list_method(struct work *w, struct value v, struct str name,
+static struct value list_method(struct jinja_ctx *w, struct value v, struct str name,
                                 const struct args *a) {
     if (str_is(name, "copy")) return filter_list(w, v, a);
     args_check(w, a, "index", 1, 1, NULL);
@@ -1246,11 +1246,11 @@ static struct value list_method(struct work *w, struct value v, struct str name,
         if (same && str_is(name, "index")) return INT((int64_t)i);
         n += same;
     }
-    if (str_is(name, "index")) work_fail(w, "'index' does not find the value");
+    if (str_is(name, "index")) jinja_fail(w, "'index' does not find the value");
     return INT(n);
 }
 
-static struct value loop_method(struct work *w, struct loop *l, struct str name,
+static struct value loop_method(struct jinja_ctx *w, struct loop *l, struct str name,
                                 const struct args *a) {
     if (str_is(name, "cycle")) {
         args_check(w, a, "cycle", 1, SIZE_MAX, NULL);
@@ -1259,9 +1259,9 @@ static struct value loop_method(struct work *w, struct loop *l, struct str name,
     struct list *now = list_new(w, TUPLE);
     args_check(w, a, "changed", 0, SIZE_MAX, NULL);
     for (size_t i = 0; i < a->n; i++) list_add(w, now, a->v[i]);
-    bool changed = !l->changed || !value_equal(w, *l->changed, LISTED(now));
-    l->changed = work_alloc(w, sizeof *l->changed);
-    *l->changed = LISTED(now);
+    bool changed = !l->changed || !value_equal(w, *l->changed, LIST_VALUE(now));
+    l->changed = jinja_alloc(w, sizeof *l->changed);
+    *l->changed = LIST_VALUE(now);
     return BOOL(changed);
 }
 
@@ -1302,14 +1302,14 @@ bool method_exists(struct value v, struct str name) {
     return name_listed(a->have, name) || name_listed(a->lack, name);
 }
 
-struct value method_call(struct work *w, const struct method *m, const struct args *a) {
+struct value method_call(struct jinja_ctx *w, const struct train_method *m, const struct args *a) {
     struct value v = m->self;
-    work_steps(w, 8);
+    jinja_add_steps(w, 8);
     if (v.kind == V_STR)
         for (size_t i = 0; i < ARRAY_LEN(str_methods); i++)
             if (row_is(m->name, str_methods[i].name)) return str_methods[i].call(w, v.s, a);
     if (!name_listed(attributes_of(v)->have, m->name))
-        work_fail(w, "the method '%.*s' of a %s is not supported", (int)m->name.n, m->name.p,
+        jinja_fail(w, "the method '%.*s' of a %s is not supported", (int)m->name.n, m->name.p,
                   value_type(v));
     if (v.kind == V_DICT) return dict_method(w, v, m->name, a);
     if (v.kind == V_LOOP) return loop_method(w, v.loop, m->name, a);
@@ -1320,25 +1320,25 @@ struct value method_call(struct work *w, const struct method *m, const struct ar
 
 enum { MAX_RANGE = 100000 }; /* the sandbox's */
 
-static struct value function_range(struct work *w, const struct args *a) {
+static struct value function_range(struct jinja_ctx *w, const struct args *a) {
     args_check(w, a, "range", 1, 3, NULL);
     int64_t v[3] = {0, 0, 1};
     for (size_t i = 0; i < a->n; i++) v[a->n == 1 ? 1 : i] = need_int(w, a->v[i], "range");
-    if (v[2] == 0) work_fail(w, "the step of 'range' is 0");
+    if (v[2] == 0) jinja_fail(w, "the step of 'range' is 0");
     struct list *out = list_new(w, RANGE);
     int64_t i = v[0];
     while (v[2] > 0 ? i < v[1] : i > v[1]) {
-        if (out->n == MAX_RANGE) work_fail(w, "'range' is longer than %d", MAX_RANGE);
+        if (out->n == MAX_RANGE) jinja_fail(w, "'range' is longer than %d", MAX_RANGE);
         list_add(w, out, INT(i));
         if (__builtin_add_overflow(i, v[2], &i)) break;
     }
-    return LISTED(out);
+    return LIST_VALUE(out);
 }
 
 /* A dict from another dict or from pairs, and from named arguments. */
-static struct dict *dict_make(struct work *w, const struct args *a, const char *what) {
+static struct dict *dict_make(struct jinja_ctx *w, const struct args *a, const char *what) {
     struct dict *d = dict_new(w);
-    if (a->n > 1) work_fail(w, "'%s' takes at most 1 argument without a name", what);
+    if (a->n > 1) jinja_fail(w, "'%s' takes at most 1 argument without a name", what);
     if (a->n && a->v[0].kind == V_DICT) {
         for (size_t i = 0; i < a->v[0].dict->n; i++)
             dict_set(w, d, a->v[0].dict->v[i].key, a->v[0].dict->v[i].value);
@@ -1347,7 +1347,7 @@ static struct dict *dict_make(struct work *w, const struct args *a, const char *
         const struct list *l = value_items(w, a->v[0]);
         for (size_t i = 0; i < l->n; i++) {
             const struct list *pair = value_items(w, l->v[i]);
-            if (pair->n != 2) work_fail(w, "'%s' needs pairs", what);
+            if (pair->n != 2) jinja_fail(w, "'%s' needs pairs", what);
             dict_set(w, d, pair->v[0], pair->v[1]);
         }
     }
@@ -1355,15 +1355,15 @@ static struct dict *dict_make(struct work *w, const struct args *a, const char *
     return d;
 }
 
-static struct value function_dict(struct work *w, const struct args *a) {
+static struct value function_dict(struct jinja_ctx *w, const struct args *a) {
     return (struct value){.kind = V_DICT, .dict = dict_make(w, a, "dict")};
 }
 
-static struct value function_namespace(struct work *w, const struct args *a) {
+static struct value function_namespace(struct jinja_ctx *w, const struct args *a) {
     return (struct value){.kind = V_NAMESPACE, .dict = dict_make(w, a, "namespace")};
 }
 
-_Noreturn static struct value function_raise(struct work *w, const struct args *a) {
+_Noreturn static struct value function_raise(struct jinja_ctx *w, const struct args *a) {
     args_check(w, a, "raise_exception", 1, 1, "message");
     struct str s = value_str(w, arg_get(a, 0, "message", NONE));
     error_set(w->err, ERR_MISMATCH, "it refuses this conversation: %.*s", (int)MIN(s.n, 1000u),
@@ -1371,22 +1371,22 @@ _Noreturn static struct value function_raise(struct work *w, const struct args *
     longjmp(w->out, 1);
 }
 
-static struct value function_strftime(struct work *w, const struct args *a) {
+static struct value function_strftime(struct jinja_ctx *w, const struct args *a) {
     args_check(w, a, "strftime_now", 1, 1, "format");
     struct str format = need_str(w, arg_get(a, 0, "format", NONE), "strftime_now");
     char out[512];
     time_t seconds = (time_t)a->now;
     struct tm tm;
     gmtime_r(&seconds, &tm);
-    if (format.n > 200) work_fail(w, "a date's format is too long");
-    work_steps(w, 400);
+    if (format.n > 200) jinja_fail(w, "a date's format is too long");
+    jinja_add_steps(w, 400);
     size_t n = strftime(out, sizeof out, str_from(w, format.p, format.n, 0).p, &tm);
     return STRING(str_from(w, out, n, 0));
 }
 
-static struct value function_lacking(struct work *w, const struct args *a) {
+static struct value function_lacking(struct jinja_ctx *w, const struct args *a) {
     (void)a;
-    work_fail(w, "the functions 'lipsum', 'cycler' and 'joiner' are not supported");
+    jinja_fail(w, "the functions 'lipsum', 'cycler' and 'joiner' are not supported");
 }
 
 const struct function *function_find(struct str name) {

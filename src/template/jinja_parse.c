@@ -33,7 +33,7 @@ struct token {
 };
 
 struct parser {
-    struct work *w;
+    struct jinja_ctx *w;
     const char *p;
     size_t n, at; /* lexer's position */
     int line;
@@ -48,7 +48,7 @@ struct parser {
 
 static void token_add(struct parser *p, struct token t) {
     t.line = p->line;
-    p->tokens = work_grow(p->w, p->tokens, p->n_tokens, &p->cap, sizeof t);
+    p->tokens = jinja_grow(p->w, p->tokens, p->n_tokens, &p->cap, sizeof t);
     p->tokens[p->n_tokens++] = t;
 }
 
@@ -80,7 +80,7 @@ static bool is_word(char c) {
 static size_t digits_take(const struct parser *p, size_t at, char *out, size_t *n) {
     while (at < p->n && (is_digit(p->p[at]) ||
                          (p->p[at] == '_' && *n && at + 1 < p->n && is_digit(p->p[at + 1])))) {
-        if (*n >= 60) work_fail(p->w, "a number is too long");
+        if (*n >= 60) jinja_fail(p->w, "a number is too long");
         if (p->p[at] != '_') out[(*n)++] = p->p[at];
         at++;
     }
@@ -106,10 +106,10 @@ static void lex_number(struct parser *p) {
     }
     text[n] = 0;
     if (!real && text[0] == '0' && strspn(text, "0") != n)
-        work_fail(p->w, "the number '%s' begins with 0", text);
+        jinja_fail(p->w, "the number '%s' begins with 0", text);
     if (at < p->n && is_word(p->p[at]))
-        work_fail(p->w, "a number like '%s%c' is not supported", text, p->p[at]);
-    if (!real && n > 18) work_fail(p->w, "the integer '%s' is too large", text);
+        jinja_fail(p->w, "a number like '%s%c' is not supported", text, p->p[at]);
+    if (!real && n > 18) jinja_fail(p->w, "the integer '%s' is too large", text);
     token_add(p, (struct token){.kind = T_VALUE,
                                 .value = real ? FLOAT(strtod(text, NULL)) : INT(atoll(text))});
     advance(p, at);
@@ -119,7 +119,7 @@ static void char_put(struct parser *p, struct text *t, uint32_t c) {
     char b[4];
     int n = 0;
     if (c > 0x10FFFF || (c >= 0xD800 && c < 0xE000))
-        work_fail(p->w, "\\u%04x is no character", (unsigned)c);
+        jinja_fail(p->w, "\\u%04x is no character", (unsigned)c);
     if (c < 0x80) {
         b[n++] = (char)c;
     } else if (c < 0x800) {
@@ -148,7 +148,7 @@ static size_t code_take(struct parser *p, struct text *t, size_t at, int count, 
         if (!ok) break;
         digits[n] = c;
     }
-    if (base == 16 && n < count) work_fail(p->w, "an escape in a string is cut short");
+    if (base == 16 && n < count) jinja_fail(p->w, "an escape in a string is cut short");
     char_put(p, t, (uint32_t)strtoul(digits, NULL, base));
     return at + (size_t)n;
 }
@@ -167,7 +167,7 @@ static size_t escape_take(struct parser *p, struct text *t, size_t at) {
     if (c == 'u') return code_take(p, t, at + 1, 4, 16);
     if (c == 'U') return code_take(p, t, at + 1, 8, 16);
     if (c >= '0' && c <= '7') return code_take(p, t, at, 3, 8);
-    if (c == 'N') work_fail(p->w, "\\N in a string is not supported");
+    if (c == 'N') jinja_fail(p->w, "\\N in a string is not supported");
     text_puts(p->w, t, "\\");
     return at;
 }
@@ -183,7 +183,7 @@ static void lex_string(struct parser *p) {
             text_add(p->w, &t, (struct str){p->p + at++, 1, NULL});
         }
     }
-    if (at >= p->n) work_fail(p->w, "a string is not closed");
+    if (at >= p->n) jinja_fail(p->w, "a string is not closed");
     token_add(p, (struct token){.kind = T_VALUE, .value = STRING(text_str(&t))});
     advance(p, at + 1);
 }
@@ -197,18 +197,18 @@ static void lex_operator(struct parser *p, char *stack, int *depth) {
     if (op == c && (!c || !strchr("+-/*%~[](){}><=.:|,;", c))) {
         int len;
         uint32_t u = char_at(p->p + p->at, &len);
-        work_fail(p->w,
+        jinja_fail(p->w,
                   u < 0x80 ? "unexpected character '%.*s'"
                            : "the character '%.*s' outside of strings is not supported",
                   len, p->p + p->at);
     }
     if (c == '(' || c == '[' || c == '{') {
-        if (*depth == MAX_DEPTH) work_fail(p->w, "nested too deeply");
+        if (*depth == JINJA_MAX_DEPTH) jinja_fail(p->w, "nested too deeply");
         stack[(*depth)++] = c == '(' ? ')' : c == '[' ? ']' : '}';
     } else if (c == ')' || c == ']' || c == '}') {
-        if (*depth == 0) work_fail(p->w, "unexpected '%c'", c);
+        if (*depth == 0) jinja_fail(p->w, "unexpected '%c'", c);
         if (stack[--*depth] != c)
-            work_fail(p->w, "unexpected '%c', expected '%c'", c, stack[*depth]);
+            jinja_fail(p->w, "unexpected '%c', expected '%c'", c, stack[*depth]);
     }
     token_add(p, (struct token){.kind = T_OP, .op = op});
     advance(p, p->at + (op == c ? 1 : 2));
@@ -229,7 +229,7 @@ static size_t tag_end(const struct parser *p, const char *end, bool block) {
 /* From behind the opening of a block or a print to behind its end. */
 static void lex_tag(struct parser *p, bool block) {
     const char *end = block ? "%}" : "}}";
-    char stack[MAX_DEPTH];
+    char stack[JINJA_MAX_DEPTH];
     int depth = 0;
     while (p->at < p->n) {
         char c = p->p[p->at];
@@ -254,7 +254,7 @@ static void lex_tag(struct parser *p, bool block) {
             lex_operator(p, stack, &depth);
         }
     }
-    work_fail(p->w, "'%s' is missing before the template's end", end);
+    jinja_fail(p->w, "'%s' is missing before the template's end", end);
 }
 
 /* Text before a tag: what of its end the tag takes away. */
@@ -281,7 +281,7 @@ static void lex_comment(struct parser *p) {
         advance(p, p->at + n);
         return;
     }
-    work_fail(p->w, "a comment is not closed");
+    jinja_fail(p->w, "a comment is not closed");
 }
 
 /* {% raw %} here: its length with the tag's end, or 0. */
@@ -311,7 +311,7 @@ static void lex_raw(struct parser *p, size_t n) {
         advance(p, end + m);
         return;
     }
-    work_fail(p->w, "'{%% endraw %%}' is missing");
+    jinja_fail(p->w, "'{%% endraw %%}' is missing");
 }
 
 static void lex(struct parser *p) {
@@ -365,10 +365,10 @@ _Noreturn static void unexpected(struct parser *p, const char *wanted) {
     p->w->line = t->line;
     char op[] = {'\'', (char)t->op, (char)(t->op >> 8), 0};
     if (t->kind == T_NAME)
-        work_fail(p->w, "unexpected '%.*s', expected %s", (int)MIN(t->name.n, 40u), t->name.p,
+        jinja_fail(p->w, "unexpected '%.*s', expected %s", (int)MIN(t->name.n, 40u), t->name.p,
                   wanted);
-    if (t->kind == T_OP) work_fail(p->w, "unexpected %s', expected %s", op, wanted);
-    work_fail(p->w, "unexpected %s, expected %s", names[t->kind], wanted);
+    if (t->kind == T_OP) jinja_fail(p->w, "unexpected %s', expected %s", op, wanted);
+    jinja_fail(p->w, "unexpected %s, expected %s", names[t->kind], wanted);
 }
 
 static bool at_op(const struct parser *p, int op) {
@@ -410,7 +410,7 @@ static void expect_keyword(struct parser *p, const char *name) {
 }
 
 static struct node *node_new(struct parser *p, enum node_kind kind) {
-    struct node *n = work_alloc(p->w, sizeof *n);
+    struct node *n = jinja_alloc(p->w, sizeof *n);
     n->kind = kind;
     n->line = peek(p)->line;
     return n;
@@ -424,7 +424,7 @@ static struct node *node_of(struct parser *p, enum node_kind kind, struct node *
 }
 
 static void nodes_add(struct parser *p, struct nodes *list, struct node *n) {
-    list->v = work_grow(p->w, list->v, list->n, &list->cap, sizeof *list->v);
+    list->v = jinja_grow(p->w, list->v, list->n, &list->cap, sizeof *list->v);
     list->v[list->n++] = n;
 }
 
@@ -476,7 +476,7 @@ static struct node *parse_name(struct parser *p, bool namespaces) {
         n->name2 = expect_name(p);
     }
     if (p->macro && (str_is(n->name, "varargs") || str_is(n->name, "kwargs")))
-        work_fail(p->w, "'%.*s' in a macro is not supported", (int)n->name.n, n->name.p);
+        jinja_fail(p->w, "'%.*s' in a macro is not supported", (int)n->name.n, n->name.p);
     if (p->macro && str_is(n->name, "caller")) p->macro->uses_caller = true;
     return n;
 }
@@ -556,7 +556,7 @@ static struct node *parse_subscript(struct parser *p, struct node *a) {
         nodes_add(p, &t->list, parse_subscribed(p));
     }
     expect_op(p, ']');
-    if (t->list.n != 1) work_fail(p->w, "an index of several parts is not supported");
+    if (t->list.n != 1) jinja_fail(p->w, "an index of several parts is not supported");
     n->b = t->list.v[0];
     return n;
 }
@@ -568,7 +568,7 @@ static void parse_args(struct parser *p, struct nodes *out) {
         if (!first) expect_op(p, ',');
         if (at_op(p, ')')) break;
         if (at_op(p, '*') || at_op(p, OP('*', '*')))
-            work_fail(p->w, "'*' before an argument is not supported");
+            jinja_fail(p->w, "'*' before an argument is not supported");
         if (peek(p)->kind == T_NAME && look(p)->kind == T_OP && look(p)->op == '=') {
             struct node *n = node_new(p, NODE_KWARG);
             n->name = take(p)->name;
@@ -577,7 +577,7 @@ static void parse_args(struct parser *p, struct nodes *out) {
             nodes_add(p, out, n);
             named = true;
         } else {
-            if (named) work_fail(p->w, "an argument without a name follows one with a name");
+            if (named) jinja_fail(p->w, "an argument without a name follows one with a name");
             nodes_add(p, out, parse_expression(p));
         }
     }
@@ -605,7 +605,7 @@ static struct node *parse_filter(struct parser *p, struct node *a) {
     struct node *n = node_of(p, NODE_FILTER, a, NULL);
     n->name = expect_name(p);
     if (!filter_known(n->name))
-        work_fail(p->w, "there is no filter '%.*s'", (int)n->name.n, n->name.p);
+        jinja_fail(p->w, "there is no filter '%.*s'", (int)n->name.n, n->name.p);
     if (at_op(p, '(')) parse_args(p, &n->list);
     return n;
 }
@@ -627,11 +627,11 @@ static struct node *parse_test(struct parser *p, struct node *a) {
     take(p);
     bool negated = skip_name(p, "not");
     n->name = expect_name(p);
-    if (!test_known(n->name)) work_fail(p->w, "there is no test '%.*s'", (int)n->name.n, n->name.p);
+    if (!jinja_test_known(n->name)) jinja_fail(p->w, "there is no test '%.*s'", (int)n->name.n, n->name.p);
     if (at_op(p, '(')) {
         parse_args(p, &n->list);
     } else if (test_argument_follows(p)) {
-        if (at_name(p, "is")) work_fail(p->w, "tests cannot be chained with 'is'");
+        if (at_name(p, "is")) jinja_fail(p->w, "tests cannot be chained with 'is'");
         nodes_add(p, &n->list, parse_postfix(p, parse_primary(p, false)));
     }
     return negated ? node_of(p, NODE_NOT, n, NULL) : n;
@@ -639,7 +639,7 @@ static struct node *parse_test(struct parser *p, struct node *a) {
 
 static struct node *parse_unary(struct parser *p, bool filters) {
     struct node *n;
-    work_enter(p->w);
+    jinja_enter(p->w);
     if (at_op(p, '-') || at_op(p, '+')) {
         n = node_new(p, take(p)->op == '-' ? NODE_NEG : NODE_POS);
         n->a = parse_unary(p, false);
@@ -713,7 +713,7 @@ static struct node *parse_compare(struct parser *p) {
 
 static struct node *parse_not(struct parser *p) {
     if (!at_name(p, "not")) return parse_compare(p);
-    work_enter(p->w);
+    jinja_enter(p->w);
     struct node *n = node_new(p, NODE_NOT);
     take(p);
     n->a = parse_not(p);
@@ -740,7 +740,7 @@ static struct node *parse_or(struct parser *p) {
 }
 
 static struct node *parse_expression(struct parser *p) {
-    work_enter(p->w);
+    jinja_enter(p->w);
     struct node *a = parse_or(p);
     while (skip_name(p, "if")) {
         a = node_of(p, NODE_COND, a, NULL);
@@ -774,7 +774,7 @@ static void target_check(struct parser *p, const struct node *n) {
     if (n->kind == NODE_TUPLE || n->kind == NODE_LIST) {
         for (size_t i = 0; i < n->list.n; i++) target_check(p, n->list.v[i]);
     } else if (n->kind != NODE_NAME && n->kind != NODE_NSREF) {
-        work_fail(p->w, "only names can be assigned to");
+        jinja_fail(p->w, "only names can be assigned to");
     }
 }
 
@@ -804,7 +804,7 @@ static struct node *parse_for(struct parser *p) {
     expect_keyword(p, "in");
     n->b = parse_tuple(p, TUPLE_NO_COND);
     if (skip_name(p, "if")) n->c = parse_expression(p);
-    if (at_name(p, "recursive")) work_fail(p->w, "recursive loops are not supported");
+    if (at_name(p, "recursive")) jinja_fail(p->w, "recursive loops are not supported");
     p->loops++;
     parse_block(p, &n->list, ends);
     p->loops--;
@@ -838,7 +838,7 @@ static void parse_signature(struct parser *p, struct node *n) {
         if (skip_op(p, '='))
             nodes_add(p, &n->list2, parse_expression(p));
         else if (n->list2.n)
-            work_fail(p->w, "a parameter without a default follows one with a default");
+            jinja_fail(p->w, "a parameter without a default follows one with a default");
     }
     expect_op(p, ')');
 }
@@ -865,7 +865,7 @@ static struct node *parse_call_block(struct parser *p) {
     struct node *n = node_new(p, NODE_CALL_BLOCK);
     if (at_op(p, '(')) parse_signature(p, n);
     n->a = parse_expression(p);
-    if (n->a->kind != NODE_CALL) work_fail(p->w, "'call' needs a call");
+    if (n->a->kind != NODE_CALL) jinja_fail(p->w, "'call' needs a call");
     parse_macro_body(p, n, "endcall");
     return n;
 }
@@ -899,7 +899,7 @@ static struct node *parse_with(struct parser *p) {
 }
 
 static struct node *parse_leave(struct parser *p, enum node_kind kind, const char *name) {
-    if (p->loops == 0) work_fail(p->w, "'%s' outside of a loop", name);
+    if (p->loops == 0) jinja_fail(p->w, "'%s' outside of a loop", name);
     return node_new(p, kind);
 }
 
@@ -939,10 +939,10 @@ static struct node *parse_statement(struct parser *p) {
     struct str name = expect_name(p);
     for (size_t i = 0; i < ARRAY_LEN(statements); i++) {
         if (!str_is(name, statements[i].name)) continue;
-        if (!statements[i].parse) work_fail(p->w, "'%s' is not supported", statements[i].name);
+        if (!statements[i].parse) jinja_fail(p->w, "'%s' is not supported", statements[i].name);
         return statements[i].parse(p);
     }
-    work_fail(p->w, "unexpected tag '%.*s'", (int)MIN(name.n, 40u), name.p);
+    jinja_fail(p->w, "unexpected tag '%.*s'", (int)MIN(name.n, 40u), name.p);
 }
 
 static bool at_end_tag(const struct parser *p, const char *const *ends) {
@@ -953,13 +953,13 @@ static bool at_end_tag(const struct parser *p, const char *const *ends) {
 
 /* Text and tags up to a tag of `ends`, or the template's end when that is NULL. */
 static void parse_body(struct parser *p, struct nodes *out, const char *const *ends) {
-    work_enter(p->w);
+    jinja_enter(p->w);
     for (;;) {
         const struct token *t = peek(p);
         p->w->line = t->line;
         if (t->kind == T_END) {
             while (ends && ends[1]) ends++;
-            if (ends) work_fail(p->w, "'%s' is missing before the template's end", *ends);
+            if (ends) jinja_fail(p->w, "'%s' is missing before the template's end", *ends);
             break;
         }
         struct node *n;
@@ -985,9 +985,9 @@ static void parse_body(struct parser *p, struct nodes *out, const char *const *e
 
 /* Newlines become \n, one at the end goes, and what is no UTF-8 is refused. */
 static void source_take(struct parser *p, const char *text, size_t len) {
-    char *copy = work_alloc(p->w, len + 8);
-    work_scan(p->w, len);
-    if (u8_check((const uint8_t *)text, len)) work_fail(p->w, "the template is not UTF-8");
+    char *copy = jinja_alloc(p->w, len + 8);
+    jinja_charge_scan(p->w, len);
+    if (u8_check((const uint8_t *)text, len)) jinja_fail(p->w, "the template is not UTF-8");
     for (size_t i = 0; i < len; i++) {
         bool pair = text[i] == '\r' && i + 1 < len && text[i + 1] == '\n';
         if (!pair) copy[p->n++] = text[i] == '\r' ? '\n' : text[i];
@@ -1003,9 +1003,9 @@ struct jinja *jinja_parse(const char *text, size_t len, struct error *err) {
         return NULL;
     }
     struct jinja *j = xcalloc(1, sizeof *j);
-    work_begin(&j->w, err, NULL, NULL);
+    jinja_ctx_init(&j->w, err, NULL, NULL);
     if (setjmp(j->w.out) == 0) {
-        struct parser *p = work_alloc(&j->w, sizeof *p);
+        struct parser *p = jinja_alloc(&j->w, sizeof *p);
         *p = (struct parser){.w = &j->w, .line = 1};
         source_take(p, text, len);
         lex(p);

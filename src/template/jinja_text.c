@@ -12,27 +12,27 @@
 
 #include <string.h>
 
-void text_add(struct work *w, struct text *t, struct str s) {
+void text_add(struct jinja_ctx *w, struct text *t, struct str s) {
     if (t->n + s.n + 1 > t->cap) {
         size_t cap = MAX(t->cap * 2, t->n + s.n + 32);
-        char *p = work_alloc(w, cap);
+        char *p = jinja_alloc(w, cap);
         if (t->n) memcpy(p, t->p, t->n);
         t->p = p;
         if (t->origins) {
-            uint8_t *o = work_alloc(w, cap);
+            uint8_t *o = jinja_alloc(w, cap);
             memcpy(o, t->origins, t->n);
             t->origins = o;
         }
         t->cap = cap;
     }
-    work_charge(w, s.n);
-    if (s.origins && !t->origins) t->origins = work_alloc(w, t->cap);
+    jinja_charge_bytes(w, s.n);
+    if (s.origins && !t->origins) t->origins = jinja_alloc(w, t->cap);
     if (s.n) memcpy(t->p + t->n, s.p, s.n);
     if (t->origins && s.origins) memcpy(t->origins + t->n, s.origins, s.n);
     t->n += s.n;
 }
 
-void text_puts(struct work *w, struct text *t, const char *s) {
+void text_puts(struct jinja_ctx *w, struct text *t, const char *s) {
     text_add(w, t, (struct str){s, strlen(s), NULL});
 }
 
@@ -40,12 +40,12 @@ struct str text_str(const struct text *t) {
     return (struct str){t->p ? t->p : "", t->n, t->origins};
 }
 
-struct str str_from(struct work *w, const char *p, size_t n, uint8_t origin) {
-    char *copy = work_alloc(w, n + 1);
+struct str str_from(struct jinja_ctx *w, const char *p, size_t n, uint8_t origin) {
+    char *copy = jinja_alloc(w, n + 1);
     uint8_t *origins = NULL;
     if (n) memcpy(copy, p, n);
     if (origin && n) {
-        origins = work_alloc(w, n);
+        origins = jinja_alloc(w, n);
         memset(origins, origin, n);
     }
     return (struct str){copy, n, origins};
@@ -79,31 +79,31 @@ bool char_is_space(uint32_t c) {
            c == 0x202F || c == 0x205F || c == 0x3000;
 }
 
-size_t str_length(struct work *w, struct str s) {
+size_t str_length(struct jinja_ctx *w, struct str s) {
     size_t n = 0;
-    work_scan(w, s.n);
+    jinja_charge_scan(w, s.n);
     for (size_t i = 0; i < s.n; i++) n += ((uint8_t)s.p[i] & 0xC0) != 0x80;
     return n;
 }
 
-size_t str_find(struct work *w, struct str s, struct str needle, size_t from) {
+size_t str_find(struct jinja_ctx *w, struct str s, struct str needle, size_t from) {
     size_t found = SIZE_MAX, i = from;
     while (found == SIZE_MAX && i + needle.n <= s.n) {
         const char *hit = needle.n ? memchr(s.p + i, needle.p[0], s.n - needle.n - i + 1) : s.p + i;
         if (!hit) break;
         i = (size_t)(hit - s.p);
         if (needle.n == 0 || memcmp(hit, needle.p, needle.n) == 0) found = i;
-        work_charge(w, needle.n);
+        jinja_charge_bytes(w, needle.n);
         i++;
     }
-    work_charge(w, (found == SIZE_MAX ? s.n : found) - from);
+    jinja_charge_bytes(w, (found == SIZE_MAX ? s.n : found) - from);
     return found;
 }
 
-size_t str_rfind(struct work *w, struct str s, struct str needle) {
+size_t str_rfind(struct jinja_ctx *w, struct str s, struct str needle) {
     if (needle.n > s.n) return SIZE_MAX;
     for (size_t i = s.n - needle.n + 1; i-- > 0;) {
-        work_charge(w, needle.n);
+        jinja_charge_bytes(w, needle.n);
         if (needle.n == 0 || memcmp(s.p + i, needle.p, needle.n) == 0) return i;
     }
     return SIZE_MAX;
@@ -158,7 +158,7 @@ static const struct case_range case_ranges[] = {
     {0x20000, 0x3FFFF, 0, 0},
 };
 
-static const struct case_range *char_case(struct work *w, uint32_t c) {
+static const struct case_range *char_case(struct jinja_ctx *w, uint32_t c) {
     size_t low = 0, high = ARRAY_LEN(case_ranges);
     while (low < high) {
         size_t mid = (low + high) / 2;
@@ -168,11 +168,11 @@ static const struct case_range *char_case(struct work *w, uint32_t c) {
             high = mid;
     }
     if (low < ARRAY_LEN(case_ranges) && c >= case_ranges[low].first) return &case_ranges[low];
-    work_fail(w, "the case of U+%04X is not supported", (unsigned)c);
+    jinja_fail(w, "the case of U+%04X is not supported", (unsigned)c);
 }
 
 /* Copies one character in the case asked for; both cases of a letter have the same length. */
-static void char_convert(struct work *w, char *p, enum char_case to, int *len, bool *cased) {
+static void char_convert(struct jinja_ctx *w, char *p, enum char_case to, int *len, bool *cased) {
     uint32_t c = char_at(p, len);
     const struct case_range *r = char_case(w, c);
     *cased = r->kind != 0;
@@ -185,14 +185,14 @@ static void char_convert(struct work *w, char *p, enum char_case to, int *len, b
 }
 
 /* For a change of case, which is charged here. */
-static char *str_copy(struct work *w, struct str s) {
-    work_steps(w, s.n / 2);
-    char *p = work_alloc(w, s.n + 1);
+static char *str_copy(struct jinja_ctx *w, struct str s) {
+    jinja_add_steps(w, s.n / 2);
+    char *p = jinja_alloc(w, s.n + 1);
     if (s.n) memcpy(p, s.p, s.n);
     return p;
 }
 
-struct str str_case(struct work *w, struct str s, enum char_case to) {
+struct str str_case(struct jinja_ctx *w, struct str s, enum char_case to) {
     char *p = str_copy(w, s);
     int len;
     bool cased;
@@ -200,7 +200,7 @@ struct str str_case(struct work *w, struct str s, enum char_case to) {
     return (struct str){p, s.n, s.origins};
 }
 
-struct str str_title(struct work *w, struct str s) {
+struct str str_title(struct jinja_ctx *w, struct str s) {
     char *p = str_copy(w, s);
     int len;
     bool within = false;
@@ -209,10 +209,10 @@ struct str str_title(struct work *w, struct str s) {
     return (struct str){p, s.n, s.origins};
 }
 
-bool str_is_case(struct work *w, struct str s, enum char_case wanted) {
+bool str_is_case(struct jinja_ctx *w, struct str s, enum char_case wanted) {
     int len;
     bool any = false;
-    work_steps(w, 1 + s.n / 2);
+    jinja_add_steps(w, 1 + s.n / 2);
     for (size_t i = 0; i < s.n; i += (size_t)len) {
         int kind = char_case(w, char_at(s.p + i, &len))->kind;
         if (kind == (wanted == TO_LOWER ? UPPER : LOWER)) return false;
@@ -223,16 +223,16 @@ bool str_is_case(struct work *w, struct str s, enum char_case wanted) {
 
 /* stripping and replacing */
 
-static bool char_stripped(struct work *w, const char *p, int len, uint32_t c,
+static bool char_stripped(struct jinja_ctx *w, const char *p, int len, uint32_t c,
                           const struct str *chars) {
     if (!chars) return char_is_space(c);
-    work_scan(w, chars->n);
+    jinja_charge_scan(w, chars->n);
     for (size_t i = 0; i + (size_t)len <= chars->n; i++)
         if (memcmp(chars->p + i, p, (size_t)len) == 0) return true;
     return false;
 }
 
-struct str str_strip(struct work *w, struct str s, const struct str *chars, int sides) {
+struct str str_strip(struct jinja_ctx *w, struct str s, const struct str *chars, int sides) {
     size_t begin = 0, end = s.n;
     int len;
     while ((sides & STRIP_LEFT) && begin < end) {
@@ -247,12 +247,12 @@ struct str str_strip(struct work *w, struct str s, const struct str *chars, int 
         if (!char_stripped(w, s.p + at, len, c, chars)) break;
         end = at;
     }
-    work_steps(w, 1 + (begin + s.n - end) / 2);
+    jinja_add_steps(w, 1 + (begin + s.n - end) / 2);
     return str_part(s, begin, end);
 }
 
 /* An empty `old` stands before every character and at the end. */
-struct str str_replace(struct work *w, struct str s, struct str old, struct str new, int64_t max) {
+struct str str_replace(struct jinja_ctx *w, struct str s, struct str old, struct str new, int64_t max) {
     struct text t = {0};
     size_t at = 0;
     for (int64_t n = 0; max < 0 || n < max; n++) {

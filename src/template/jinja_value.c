@@ -13,26 +13,26 @@
 
 /* containers */
 
-struct list *list_new(struct work *w, enum list_kind kind) {
-    struct list *l = work_alloc(w, sizeof *l);
+struct list *list_new(struct jinja_ctx *w, enum list_kind kind) {
+    struct list *l = jinja_alloc(w, sizeof *l);
     l->kind = kind;
     return l;
 }
 
-void list_add(struct work *w, struct list *l, struct value v) {
-    l->v = work_grow(w, l->v, l->n, &l->cap, sizeof *l->v);
+void list_add(struct jinja_ctx *w, struct list *l, struct value v) {
+    l->v = jinja_grow(w, l->v, l->n, &l->cap, sizeof *l->v);
     l->v[l->n++] = v;
 }
 
-struct dict *dict_new(struct work *w) {
-    struct dict *d = work_alloc(w, sizeof *d);
+struct dict *dict_new(struct jinja_ctx *w) {
+    struct dict *d = jinja_alloc(w, sizeof *d);
     d->message = -1;
     return d;
 }
 
-static bool hashable(struct work *w, struct value v) {
+static bool hashable(struct jinja_ctx *w, struct value v) {
     bool fine = v.kind != V_DICT && (v.kind != V_LIST || v.list->kind != LIST);
-    work_enter(w);
+    jinja_enter(w);
     for (size_t i = 0; fine && v.kind == V_LIST && v.list->kind == TUPLE && i < v.list->n; i++)
         fine = hashable(w, v.list->v[i]);
     w->depth--;
@@ -46,94 +46,94 @@ static uint64_t number_hash(struct value v) {
         i = (int64_t)v.f;
     else if (v.kind == V_FLOAT)
         memcpy(&i, &v.f, sizeof i);
-    return hash_keyed(&i, sizeof i);
+    return hash_siphash(&i, sizeof i);
 }
 
 /* False: keys of this kind are not hashed. Equal keys have equal hashes. */
-static bool key_hash(struct work *w, struct value key, uint64_t *out) {
+static bool key_hash(struct jinja_ctx *w, struct value key, uint64_t *out) {
     if (key.kind == V_STR) {
-        work_charge(w, 4 * key.s.n);
-        *out = hash_keyed(key.s.p, key.s.n);
+        jinja_charge_bytes(w, 4 * key.s.n);
+        *out = hash_siphash(key.s.p, key.s.n);
         return true;
     }
-    work_steps(w, 1);
+    jinja_add_steps(w, 1);
     if (value_is_number(key)) *out = number_hash(key);
     if (key.kind == V_NONE || key.kind == V_UNDEFINED) *out = key.kind;
     if (key.kind != V_LIST || key.list->kind != TUPLE)
         return value_is_number(key) || key.kind == V_NONE || key.kind == V_UNDEFINED;
     uint64_t parts[2] = {key.list->n, 0};
     bool all = true;
-    work_enter(w);
+    jinja_enter(w);
     for (size_t i = 0; all && i < key.list->n; i++) {
         all = key_hash(w, key.list->v[i], &parts[1]);
-        parts[0] = hash_keyed(parts, sizeof parts);
+        parts[0] = hash_siphash(parts, sizeof parts);
     }
     w->depth--;
     *out = parts[0];
     return all;
 }
 
-static bool keys_equal(struct work *w, struct value a, struct value b) {
+static bool keys_equal(struct jinja_ctx *w, struct value a, struct value b) {
     if (a.kind != V_STR || b.kind != V_STR) return value_equal(w, a, b);
     if (a.s.n != b.s.n) return false;
-    work_charge(w, a.s.n);
+    jinja_charge_bytes(w, a.s.n);
     return str_equal(a.s, b.s);
 }
 
 /* The slot of a key, or the free one where it would be. */
-static struct slot *dict_slot(struct work *w, struct dict *d, struct value key, uint64_t hash) {
+static struct dict_bucket *dict_slot(struct jinja_ctx *w, struct dict *d, struct value key, uint64_t hash) {
     for (size_t i = hash & (d->n_slots - 1);; i = (i + 1) & (d->n_slots - 1)) {
-        struct slot *s = &d->slots[i];
+        struct dict_bucket *s = &d->slots[i];
         if (!s->at || (s->tag == hash >> 32 && keys_equal(w, d->v[s->at - 1].key, key))) return s;
     }
 }
 
 /* Brings the table up to date: at most half full. */
-static void dict_hash(struct work *w, struct dict *d) {
+static void dict_hash(struct jinja_ctx *w, struct dict *d) {
     uint64_t hash;
     if (2 * d->n > d->n_slots) {
         d->n_slots = MAX(d->n_slots, (size_t)16);
         while (d->n_slots < 4 * d->n) d->n_slots *= 2;
-        d->slots = work_alloc(w, d->n_slots * sizeof *d->slots);
+        d->slots = jinja_alloc(w, d->n_slots * sizeof *d->slots);
         d->hashed = 0;
     }
     for (; d->hashed < d->n && !d->odd; d->hashed++) {
         struct value key = d->v[d->hashed].key;
         d->odd = !key_hash(w, key, &hash);
         if (!d->odd)
-            *dict_slot(w, d, key, hash) = (struct slot){(uint32_t)d->hashed + 1, hash >> 32};
+            *dict_slot(w, d, key, hash) = (struct dict_bucket){(uint32_t)d->hashed + 1, hash >> 32};
     }
 }
 
-static struct value *dict_scan(struct work *w, struct dict *d, struct value key) {
-    work_scan(w, d->n);
+static struct value *dict_scan(struct jinja_ctx *w, struct dict *d, struct value key) {
+    jinja_charge_scan(w, d->n);
     for (size_t i = 0; i < d->n; i++)
         if (keys_equal(w, d->v[i].key, key)) return &d->v[i].value;
     return NULL;
 }
 
-struct value *dict_find(struct work *w, struct dict *d, struct value key) {
+struct value *dict_find(struct jinja_ctx *w, struct dict *d, struct value key) {
     const size_t few = 8;
     uint64_t hash;
     if (d->n <= few || d->odd || !key_hash(w, key, &hash)) return dict_scan(w, d, key);
     dict_hash(w, d);
     if (d->odd) return dict_scan(w, d, key);
-    const struct slot *s = dict_slot(w, d, key, hash);
+    const struct dict_bucket *s = dict_slot(w, d, key, hash);
     return s->at ? &d->v[s->at - 1].value : NULL;
 }
 
-struct value *dict_get(struct work *w, struct dict *d, const char *key) {
+struct value *dict_get(struct jinja_ctx *w, struct dict *d, const char *key) {
     return dict_find(w, d, STRING(((struct str){key, strlen(key), NULL})));
 }
 
-void dict_append(struct work *w, struct dict *d, struct value key, struct value v) {
-    d->v = work_grow(w, d->v, d->n, &d->cap, sizeof *d->v);
+void dict_append(struct jinja_ctx *w, struct dict *d, struct value key, struct value v) {
+    d->v = jinja_grow(w, d->v, d->n, &d->cap, sizeof *d->v);
     d->v[d->n++] = (struct pair){key, v};
 }
 
-void dict_set(struct work *w, struct dict *d, struct value key, struct value v) {
+void dict_set(struct jinja_ctx *w, struct dict *d, struct value key, struct value v) {
     if (key.kind != V_STR && !hashable(w, key))
-        work_fail(w, "a %s cannot be a key", value_type(key));
+        jinja_fail(w, "a %s cannot be a key", value_type(key));
     struct value *there = dict_find(w, d, key);
     if (there)
         *there = v;
@@ -141,7 +141,7 @@ void dict_set(struct work *w, struct dict *d, struct value key, struct value v) 
         dict_append(w, d, key, v);
 }
 
-struct list *value_items(struct work *w, struct value v) {
+struct list *value_items(struct jinja_ctx *w, struct value v) {
     struct list *out;
     int len;
     switch (v.kind) {
@@ -165,9 +165,9 @@ struct list *value_items(struct work *w, struct value v) {
         }
         return out;
     case V_MARKUP:
-        work_fail(w, "what 'safe' and 'escape' make can only be printed");
+        jinja_fail(w, "what 'safe' and 'escape' make can only be printed");
     default:
-        work_fail(w, "a %s cannot be walked through", value_type(v));
+        jinja_fail(w, "a %s cannot be walked through", value_type(v));
     }
 }
 
@@ -220,22 +220,22 @@ static int number_compare(struct value a, struct value b) {
     return x < y ? -1 : x > y ? 1 : x == y ? 0 : 2;
 }
 
-static void refuse_markup(struct work *w, struct value a, struct value b) {
+static void refuse_markup(struct jinja_ctx *w, struct value a, struct value b) {
     if (a.kind == V_MARKUP || b.kind == V_MARKUP)
-        work_fail(w, "what 'safe' and 'escape' make can only be printed");
+        jinja_fail(w, "what 'safe' and 'escape' make can only be printed");
 }
 
-static bool lists_equal(struct work *w, const struct list *a, const struct list *b) {
+static bool lists_equal(struct jinja_ctx *w, const struct list *a, const struct list *b) {
     if (a == b) return true;
     if (a->kind != b->kind || a->kind == GENERATOR) return false;
-    if (a->kind == VIEW) work_fail(w, "comparing dict views is not supported");
+    if (a->kind == VIEW) jinja_fail(w, "comparing dict views is not supported");
     if (a->n != b->n) return false;
     for (size_t i = 0; i < a->n; i++)
         if (!value_equal(w, a->v[i], b->v[i])) return false;
     return true;
 }
 
-static bool dicts_equal(struct work *w, const struct dict *a, struct dict *b) {
+static bool dicts_equal(struct jinja_ctx *w, const struct dict *a, struct dict *b) {
     if (a->n != b->n) return false;
     for (size_t i = 0; i < a->n; i++) {
         const struct value *v = dict_find(w, b, a->v[i].key);
@@ -244,9 +244,9 @@ static bool dicts_equal(struct work *w, const struct dict *a, struct dict *b) {
     return true;
 }
 
-bool value_equal(struct work *w, struct value a, struct value b) {
+bool value_equal(struct jinja_ctx *w, struct value a, struct value b) {
     bool same;
-    work_steps(w, 1);
+    jinja_add_steps(w, 1);
     if (value_is_number(a) && value_is_number(b)) return number_compare(a, b) == 0;
     refuse_markup(w, a, b);
     if (a.kind != b.kind) return false;
@@ -255,15 +255,15 @@ bool value_equal(struct work *w, struct value a, struct value b) {
     case V_NONE:
         return true;
     case V_STR:
-        work_charge(w, MIN(a.s.n, b.s.n));
+        jinja_charge_bytes(w, MIN(a.s.n, b.s.n));
         return str_equal(a.s, b.s);
     case V_LIST:
-        work_enter(w);
+        jinja_enter(w);
         same = lists_equal(w, a.list, b.list);
         w->depth--;
         return same;
     case V_DICT:
-        work_enter(w);
+        jinja_enter(w);
         same = dicts_equal(w, a.dict, b.dict);
         w->depth--;
         return same;
@@ -278,18 +278,18 @@ static bool is_sequence(struct value v) {
     return v.kind == V_LIST && (v.list->kind == LIST || v.list->kind == TUPLE);
 }
 
-int value_compare(struct work *w, struct value a, struct value b) {
-    work_steps(w, 1);
+int value_compare(struct jinja_ctx *w, struct value a, struct value b) {
+    jinja_add_steps(w, 1);
     if (value_is_number(a) && value_is_number(b)) return number_compare(a, b);
     if (a.kind == V_STR && b.kind == V_STR) {
         int c = memcmp(a.s.p, b.s.p, MIN(a.s.n, b.s.n));
-        work_charge(w, MIN(a.s.n, b.s.n));
+        jinja_charge_bytes(w, MIN(a.s.n, b.s.n));
         return c ? (c > 0) - (c < 0) : (a.s.n > b.s.n) - (a.s.n < b.s.n);
     }
     refuse_markup(w, a, b);
     if (!is_sequence(a) || !is_sequence(b) || a.list->kind != b.list->kind)
-        work_fail(w, "a %s and a %s have no order", value_type(a), value_type(b));
-    work_enter(w);
+        jinja_fail(w, "a %s and a %s have no order", value_type(a), value_type(b));
+    jinja_enter(w);
     int c = 0;
     size_t n = MIN(a.list->n, b.list->n);
     for (size_t i = 0; c == 0 && i < n; i++)
@@ -299,15 +299,15 @@ int value_compare(struct work *w, struct value a, struct value b) {
     return c ? c : (a.list->n > b.list->n) - (a.list->n < b.list->n);
 }
 
-bool value_in(struct work *w, struct value needle, struct value hay) {
+bool value_in(struct jinja_ctx *w, struct value needle, struct value hay) {
     if (hay.kind == V_STR) {
         refuse_markup(w, needle, hay);
         if (needle.kind != V_STR)
-            work_fail(w, "'in' a string needs a string, not a %s", value_type(needle));
+            jinja_fail(w, "'in' a string needs a string, not a %s", value_type(needle));
         return str_find(w, hay.s, needle.s, 0) != SIZE_MAX;
     }
     if (hay.kind == V_DICT) {
-        if (!hashable(w, needle)) work_fail(w, "a %s cannot be a key", value_type(needle));
+        if (!hashable(w, needle)) jinja_fail(w, "a %s cannot be a key", value_type(needle));
         return dict_find(w, hay.dict, needle) != NULL;
     }
     const struct list *l = value_items(w, hay);
@@ -318,12 +318,12 @@ bool value_in(struct work *w, struct value needle, struct value hay) {
 
 /* printing */
 
-static struct str float_repr(struct work *w, double f) {
+static struct str float_repr(struct jinja_ctx *w, double f) {
     char digits[40], out[48];
     if (isnan(f)) return STR("nan");
     if (isinf(f)) return f > 0 ? STR("inf") : STR("-inf");
     int precision = 1;
-    work_steps(w, 200); /* up to 17 conversions both ways */
+    jinja_add_steps(w, 200); /* up to 17 conversions both ways */
     do snprintf(digits, sizeof digits, "%.*e", precision - 1, f);
     while (strtod(digits, NULL) != f && ++precision <= 17);
     int exponent = atoi(strchr(digits, 'e') + 1);
@@ -347,7 +347,7 @@ static bool char_hidden(uint32_t c) {
 
 /* Adds the bytes from i on that are written as they are in JSON and by repr; the end of them.
  * wide: those beyond ASCII too. */
-static size_t plain_add(struct work *w, struct text *t, struct str s, size_t i, bool wide) {
+static size_t plain_add(struct jinja_ctx *w, struct text *t, struct str s, size_t i, bool wide) {
     size_t end = i;
     for (; end < s.n; end++) {
         uint8_t c = (uint8_t)s.p[end];
@@ -358,9 +358,9 @@ static size_t plain_add(struct work *w, struct text *t, struct str s, size_t i, 
     return end;
 }
 
-static void repr_char(struct work *w, struct text *t, struct str s, uint32_t c, char quote) {
+static void repr_char(struct jinja_ctx *w, struct text *t, struct str s, uint32_t c, char quote) {
     char b[12];
-    work_steps(w, char_hidden(c) ? 6 : 1);
+    jinja_add_steps(w, char_hidden(c) ? 6 : 1);
     if (c == '\n' || c == '\r' || c == '\t')
         snprintf(b, sizeof b, "\\%c", c == '\n' ? 'n' : c == '\r' ? 'r' : 't');
     else if (c == '\\' || c == (uint32_t)quote)
@@ -376,12 +376,12 @@ static void repr_char(struct work *w, struct text *t, struct str s, uint32_t c, 
     text_puts(w, t, b);
 }
 
-static void repr_str(struct work *w, struct text *t, struct str s) {
+static void repr_str(struct jinja_ctx *w, struct text *t, struct str s) {
     bool single = memchr(s.p, '\'', s.n), twice = memchr(s.p, '"', s.n);
     char quote[] = {single && !twice ? '"' : '\'', 0};
     int len;
     text_puts(w, t, quote);
-    work_scan(w, s.n);
+    jinja_charge_scan(w, s.n);
     for (size_t i = 0; (i = plain_add(w, t, s, i, false)) < s.n; i += (size_t)len) {
         uint32_t c = char_at(s.p + i, &len);
         repr_char(w, t, str_part(s, i, i + (size_t)len), c, quote[0]);
@@ -389,9 +389,9 @@ static void repr_str(struct work *w, struct text *t, struct str s) {
     text_puts(w, t, quote);
 }
 
-static void repr_list(struct work *w, struct text *t, const struct list *l) {
+static void repr_list(struct jinja_ctx *w, struct text *t, const struct list *l) {
     if (l->kind != LIST && l->kind != TUPLE)
-        work_fail(w, "printing a %s is not supported", value_type(LISTED((struct list *)l)));
+        jinja_fail(w, "printing a %s is not supported", value_type(LIST_VALUE((struct list *)l)));
     text_puts(w, t, l->kind == LIST ? "[" : "(");
     for (size_t i = 0; i < l->n; i++) {
         if (i) text_puts(w, t, ", ");
@@ -400,7 +400,7 @@ static void repr_list(struct work *w, struct text *t, const struct list *l) {
     text_puts(w, t, l->kind == LIST ? "]" : l->n == 1 ? ",)" : ")");
 }
 
-static void repr_dict(struct work *w, struct text *t, const struct dict *d) {
+static void repr_dict(struct jinja_ctx *w, struct text *t, const struct dict *d) {
     text_puts(w, t, "{");
     for (size_t i = 0; i < d->n; i++) {
         if (i) text_puts(w, t, ", ");
@@ -411,10 +411,10 @@ static void repr_dict(struct work *w, struct text *t, const struct dict *d) {
     text_puts(w, t, "}");
 }
 
-struct str value_repr(struct work *w, struct value v) {
+struct str value_repr(struct jinja_ctx *w, struct value v) {
     struct text t = {0};
     char number[24];
-    work_enter(w);
+    jinja_enter(w);
     switch (v.kind) {
     case V_UNDEFINED:
         text_puts(w, &t, "Undefined");
@@ -426,7 +426,7 @@ struct str value_repr(struct work *w, struct value v) {
         text_puts(w, &t, v.i ? "True" : "False");
         break;
     case V_INT:
-        work_steps(w, 4);
+        jinja_add_steps(w, 4);
         snprintf(number, sizeof number, "%lld", (long long)v.i);
         text_puts(w, &t, number);
         break;
@@ -443,13 +443,13 @@ struct str value_repr(struct work *w, struct value v) {
         repr_dict(w, &t, v.dict);
         break;
     default:
-        work_fail(w, "printing a %s is not supported", value_type(v));
+        jinja_fail(w, "printing a %s is not supported", value_type(v));
     }
     w->depth--;
     return text_str(&t);
 }
 
-struct str value_str(struct work *w, struct value v) {
+struct str value_str(struct jinja_ctx *w, struct value v) {
     if (v.kind == V_STR) return v.s;
     if (v.kind == V_UNDEFINED) return STR("");
     return value_repr(w, v);
@@ -457,11 +457,11 @@ struct str value_str(struct work *w, struct value v) {
 
 /* JSON */
 
-static void json_char(struct work *w, struct text *t, struct str s, uint32_t c, bool ascii) {
+static void json_char(struct jinja_ctx *w, struct text *t, struct str s, uint32_t c, bool ascii) {
     static const char from[] = "\"\\\n\r\t\f\b", to[] = "\"\\nrtfb";
     const char *known = c && c < 0x80 ? strchr(from, (int)c) : NULL;
     char b[16];
-    work_steps(w, 4);
+    jinja_add_steps(w, 4);
     if (known)
         snprintf(b, sizeof b, "\\%c", to[known - from]);
     else if (c >= 0x20 && (c < 0x7F || !ascii))
@@ -474,10 +474,10 @@ static void json_char(struct work *w, struct text *t, struct str s, uint32_t c, 
     text_puts(w, t, b);
 }
 
-static void json_str(struct work *w, struct text *t, struct str s, bool ascii) {
+static void json_str(struct jinja_ctx *w, struct text *t, struct str s, bool ascii) {
     int len;
     text_puts(w, t, "\"");
-    work_scan(w, s.n);
+    jinja_charge_scan(w, s.n);
     for (size_t i = 0; (i = plain_add(w, t, s, i, !ascii)) < s.n; i += (size_t)len) {
         uint32_t c = char_at(s.p + i, &len);
         json_char(w, t, str_part(s, i, i + (size_t)len), c, ascii);
@@ -485,23 +485,23 @@ static void json_str(struct work *w, struct text *t, struct str s, bool ascii) {
     text_puts(w, t, "\"");
 }
 
-static struct str json_scalar(struct work *w, struct value v) {
+static struct str json_scalar(struct jinja_ctx *w, struct value v) {
     if (v.kind == V_NONE) return STR("null");
     if (v.kind == V_BOOL) return v.i ? STR("true") : STR("false");
     if (v.kind == V_FLOAT && isnan(v.f)) return STR("NaN");
     if (v.kind == V_FLOAT && isinf(v.f)) return v.f > 0 ? STR("Infinity") : STR("-Infinity");
     if (v.kind == V_INT || v.kind == V_FLOAT) return value_repr(w, v);
-    work_fail(w, "a %s cannot be written as JSON", value_type(v));
+    jinja_fail(w, "a %s cannot be written as JSON", value_type(v));
 }
 
-static void json_break(struct work *w, struct text *t, const struct json_style *s, int level) {
+static void json_break(struct jinja_ctx *w, struct text *t, const struct json_style *s, int level) {
     if (!s->indent) return;
     text_puts(w, t, "\n");
     for (int i = 0; i < level; i++) text_add(w, t, *s->indent);
 }
 
 /* A stable merge sort by key. */
-static void pairs_sort(struct work *w, struct pair *v, struct pair *scratch, size_t n) {
+static void pairs_sort(struct jinja_ctx *w, struct pair *v, struct pair *scratch, size_t n) {
     size_t half = n / 2, a = 0, b = half, out = 0;
     if (n < 2) return;
     pairs_sort(w, v, scratch, half);
@@ -510,23 +510,23 @@ static void pairs_sort(struct work *w, struct pair *v, struct pair *scratch, siz
         scratch[out++] = value_compare(w, v[b].key, v[a].key) < 0 ? v[b++] : v[a++];
     while (a < half) scratch[out++] = v[a++];
     while (b < n) scratch[out++] = v[b++];
-    work_charge(w, 2 * n * sizeof *v);
+    jinja_charge_bytes(w, 2 * n * sizeof *v);
     memcpy(v, scratch, n * sizeof *v);
 }
 
-static const struct dict *dict_sorted(struct work *w, const struct dict *d) {
+static const struct dict *dict_sorted(struct jinja_ctx *w, const struct dict *d) {
     struct dict *out = dict_new(w);
-    out->v = work_alloc(w, 2 * (d->n + 1) * sizeof *out->v);
+    out->v = jinja_alloc(w, 2 * (d->n + 1) * sizeof *out->v);
     out->n = d->n;
     if (d->n) memcpy(out->v, d->v, d->n * sizeof *out->v);
     pairs_sort(w, out->v, out->v + d->n, d->n);
     return out;
 }
 
-static void json_put(struct work *w, struct text *t, struct value v, const struct json_style *s,
+static void json_put(struct jinja_ctx *w, struct text *t, struct value v, const struct json_style *s,
                      int level);
 
-static void json_dict(struct work *w, struct text *t, const struct dict *d,
+static void json_dict(struct jinja_ctx *w, struct text *t, const struct dict *d,
                       const struct json_style *s, int level) {
     if (s->sort_keys) d = dict_sorted(w, d);
     for (size_t i = 0; i < d->n; i++) {
@@ -539,7 +539,7 @@ static void json_dict(struct work *w, struct text *t, const struct dict *d,
     }
 }
 
-static void json_list(struct work *w, struct text *t, const struct list *l,
+static void json_list(struct jinja_ctx *w, struct text *t, const struct list *l,
                       const struct json_style *s, int level) {
     for (size_t i = 0; i < l->n; i++) {
         if (i) text_add(w, t, s->item);
@@ -548,12 +548,12 @@ static void json_list(struct work *w, struct text *t, const struct list *l,
     }
 }
 
-static void json_put(struct work *w, struct text *t, struct value v, const struct json_style *s,
+static void json_put(struct jinja_ctx *w, struct text *t, struct value v, const struct json_style *s,
                      int level) {
     bool list = is_sequence(v), empty;
     if (v.kind == V_STR) return json_str(w, t, v.s, s->ascii);
     if (v.kind != V_DICT && !list) return text_add(w, t, json_scalar(w, v));
-    work_enter(w);
+    jinja_enter(w);
     empty = list ? v.list->n == 0 : v.dict->n == 0;
     text_puts(w, t, list ? "[" : "{");
     if (list)
@@ -565,13 +565,13 @@ static void json_put(struct work *w, struct text *t, struct value v, const struc
     w->depth--;
 }
 
-struct str value_json(struct work *w, struct value v, const struct json_style *style) {
+struct str value_json(struct jinja_ctx *w, struct value v, const struct json_style *style) {
     struct text t = {0};
     json_put(w, &t, v, style, 0);
     return text_str(&t);
 }
 
-static struct value dict_from_json(struct work *w, const json_t *v, uint8_t origin) {
+static struct value dict_from_json(struct jinja_ctx *w, const json_t *v, uint8_t origin) {
     struct dict *d = dict_new(w);
     const char *key;
     json_t *item;
@@ -582,9 +582,9 @@ static struct value dict_from_json(struct work *w, const json_t *v, uint8_t orig
     return (struct value){.kind = V_DICT, .dict = d};
 }
 
-struct value value_from_json(struct work *w, const json_t *v, uint8_t origin) {
+struct value value_from_json(struct jinja_ctx *w, const json_t *v, uint8_t origin) {
     struct value out = NONE;
-    work_enter(w);
+    jinja_enter(w);
     if (json_is_boolean(v)) {
         out = BOOL(json_is_true(v));
     } else if (json_is_integer(v)) {
@@ -594,7 +594,7 @@ struct value value_from_json(struct work *w, const json_t *v, uint8_t origin) {
     } else if (json_is_string(v)) {
         out = STRING(str_from(w, json_string_value(v), json_string_length(v), origin));
     } else if (json_is_array(v)) {
-        out = LISTED(list_new(w, LIST));
+        out = LIST_VALUE(list_new(w, LIST));
         for (size_t i = 0; i < json_array_size(v); i++)
             list_add(w, out.list, value_from_json(w, json_array_get(v, i), origin));
     } else if (json_is_object(v)) {
@@ -613,7 +613,7 @@ static bool role_known(const char *role) {
     return false;
 }
 
-struct value value_messages(struct work *w, const json_t *list) {
+struct value value_messages(struct jinja_ctx *w, const json_t *list) {
     struct list *out = list_new(w, LIST);
     for (size_t i = 0; i < json_array_size(list); i++) {
         const json_t *m = json_array_get(list, i);
@@ -626,43 +626,43 @@ struct value value_messages(struct work *w, const json_t *list) {
         struct value *r = role_known(role) ? dict_get(w, v.dict, "role") : NULL;
         if (r) r->s.origins = NULL;
     }
-    return LISTED(out);
+    return LIST_VALUE(out);
 }
 
 /* arithmetic */
 
-_Noreturn static void op_fail(struct work *w, int op, struct value a, struct value b) {
+_Noreturn static void op_fail(struct jinja_ctx *w, int op, struct value a, struct value b) {
     char name[] = {(char)op, (char)(op >> 8), 0};
     refuse_markup(w, a, b);
     if (a.kind == V_UNDEFINED || b.kind == V_UNDEFINED) {
         struct str s = a.kind == V_UNDEFINED ? a.s : b.s;
-        work_fail(w, "'%.*s' is undefined", (int)MIN(s.n, 60u), s.p ? s.p : "");
+        jinja_fail(w, "'%.*s' is undefined", (int)MIN(s.n, 60u), s.p ? s.p : "");
     }
-    work_fail(w, "'%s' of a %s and a %s is not possible", name, value_type(a), value_type(b));
+    jinja_fail(w, "'%s' of a %s and a %s is not possible", name, value_type(a), value_type(b));
 }
 
-static struct value int_power(struct work *w, int64_t base, int64_t exponent) {
+static struct value int_power(struct jinja_ctx *w, int64_t base, int64_t exponent) {
     int64_t out = 1;
-    if (exponent < 0) work_fail(w, "negative powers are not supported");
+    if (exponent < 0) jinja_fail(w, "negative powers are not supported");
     if (base == 1 || exponent == 0) return INT(1);
     if (base == 0) return INT(0);
     if (base == -1) return INT(exponent % 2 ? -1 : 1);
     for (int64_t i = 0; i < exponent; i++)
-        if (__builtin_mul_overflow(out, base, &out)) work_fail(w, "an integer is too large");
+        if (__builtin_mul_overflow(out, base, &out)) jinja_fail(w, "an integer is too large");
     return INT(out);
 }
 
-static struct value int_binary(struct work *w, int op, int64_t a, int64_t b) {
+static struct value int_binary(struct jinja_ctx *w, int op, int64_t a, int64_t b) {
     int64_t out = 0;
     bool over = false;
-    if ((op == '/' || op == OP('/', '/') || op == '%') && b == 0) work_fail(w, "division by zero");
+    if ((op == '/' || op == OP('/', '/') || op == '%') && b == 0) jinja_fail(w, "division by zero");
     if (op == '+') over = __builtin_add_overflow(a, b, &out);
     if (op == '-') over = __builtin_sub_overflow(a, b, &out);
     if (op == '*') over = __builtin_mul_overflow(a, b, &out);
     if (op == '/') {
         int64_t exact = (int64_t)1 << 53;
         if (a > exact || a < -exact || b > exact || b < -exact)
-            work_fail(w, "'/' of integers beyond 2^53 is not supported");
+            jinja_fail(w, "'/' of integers beyond 2^53 is not supported");
         return FLOAT((double)a / (double)b);
     }
     if (op == OP('*', '*')) return int_power(w, a, b);
@@ -675,7 +675,7 @@ static struct value int_binary(struct work *w, int op, int64_t a, int64_t b) {
             out = op == '%' ? r + (floor_differs ? b : 0) : q - floor_differs;
         }
     }
-    if (over) work_fail(w, "an integer is too large");
+    if (over) jinja_fail(w, "an integer is too large");
     return INT(out);
 }
 
@@ -694,26 +694,26 @@ static double float_floordiv(double a, double b) {
     return q - f > 0.5 ? f + 1 : f;
 }
 
-static struct value float_binary(struct work *w, int op, double a, double b) {
+static struct value float_binary(struct jinja_ctx *w, int op, double a, double b) {
     if (op == '+') return FLOAT(a + b);
     if (op == '-') return FLOAT(a - b);
     if (op == '*') return FLOAT(a * b);
-    if (op == OP('*', '*')) work_fail(w, "powers of floats are not supported");
-    if (b == 0) work_fail(w, "division by zero");
+    if (op == OP('*', '*')) jinja_fail(w, "powers of floats are not supported");
+    if (b == 0) jinja_fail(w, "division by zero");
     if (op == '/') return FLOAT(a / b);
     return FLOAT(op == '%' ? float_mod(a, b) : float_floordiv(a, b));
 }
 
 /* n copies of `size` bytes at p; NULL: none of p. */
-static void *copies(struct work *w, const void *p, size_t size, size_t n) {
-    char *out = work_alloc(w, n * size + 1);
-    work_charge(w, n * size);
-    work_steps(w, n);
+static void *copies(struct jinja_ctx *w, const void *p, size_t size, size_t n) {
+    char *out = jinja_alloc(w, n * size + 1);
+    jinja_charge_bytes(w, n * size);
+    jinja_add_steps(w, n);
     for (size_t i = 0; p && i < n; i++) memcpy(out + i * size, p, size);
     return out;
 }
 
-static struct value repeat(struct work *w, struct value v, int64_t times) {
+static struct value repeat(struct jinja_ctx *w, struct value v, int64_t times) {
     bool text = v.kind == V_STR;
     size_t size = text ? v.s.n : v.list->n, n = times > 0 ? (size_t)times : 0;
     if (size && n > w->max_bytes / size) n = w->max_bytes / size + 1; /* which is refused */
@@ -724,10 +724,10 @@ static struct value repeat(struct work *w, struct value v, int64_t times) {
     struct list *out = list_new(w, v.list->kind);
     out->v = copies(w, v.list->v, size * sizeof *out->v, n);
     out->n = out->cap = n * size;
-    return LISTED(out);
+    return LIST_VALUE(out);
 }
 
-static struct value join_two(struct work *w, struct value a, struct value b) {
+static struct value join_two(struct jinja_ctx *w, struct value a, struct value b) {
     if (a.kind == V_STR) {
         struct text t = {0};
         text_add(w, &t, a.s);
@@ -737,15 +737,15 @@ static struct value join_two(struct work *w, struct value a, struct value b) {
     struct list *out = list_new(w, a.list->kind);
     for (size_t i = 0; i < a.list->n; i++) list_add(w, out, a.list->v[i]);
     for (size_t i = 0; i < b.list->n; i++) list_add(w, out, b.list->v[i]);
-    return LISTED(out);
+    return LIST_VALUE(out);
 }
 
 static bool repeats(struct value v, struct value times) {
     return (v.kind == V_STR || is_sequence(v)) && (times.kind == V_INT || times.kind == V_BOOL);
 }
 
-struct value value_binary(struct work *w, int op, struct value a, struct value b) {
-    work_steps(w, 1);
+struct value value_binary(struct jinja_ctx *w, int op, struct value a, struct value b) {
+    jinja_add_steps(w, 1);
     if (value_is_number(a) && value_is_number(b)) {
         if (a.kind == V_FLOAT || b.kind == V_FLOAT)
             return float_binary(w, op, value_float(a), value_float(b));
@@ -760,10 +760,10 @@ struct value value_binary(struct work *w, int op, struct value a, struct value b
 }
 
 /* One "%5.2f" at p (behind the '%'): how it is written, and its length. */
-static size_t percent_one(struct work *w, struct text *t, const char *p, struct value v) {
+static size_t percent_one(struct jinja_ctx *w, struct text *t, const char *p, struct value v) {
     char spec[16] = "%", out[512];
     size_t n = strspn(p, "-+ #0123456789.");
-    if (n > 8) work_fail(w, "the format '%%%.*s' is not supported", (int)n, p);
+    if (n > 8) jinja_fail(w, "the format '%%%.*s' is not supported", (int)n, p);
     memcpy(spec + 1, p, n);
     char type = p[n];
     if ((type == 's' || type == 'r') && n == 0) {
@@ -771,20 +771,20 @@ static size_t percent_one(struct work *w, struct text *t, const char *p, struct 
         return 1;
     }
     if (type == 0 || !strchr("dixXfFeEgG", type) || strtol(p + strspn(p, "-+ #0"), NULL, 10) > 100)
-        work_fail(w, "the format '%%%.*s%c' is not supported", (int)n, p, type ? type : ' ');
-    if (!value_is_number(v)) work_fail(w, "'%%%c' needs a number, not a %s", type, value_type(v));
+        jinja_fail(w, "the format '%%%.*s%c' is not supported", (int)n, p, type ? type : ' ');
+    if (!value_is_number(v)) jinja_fail(w, "'%%%c' needs a number, not a %s", type, value_type(v));
     const char *dot = memchr(p, '.', n);
-    if (dot && strtol(dot + 1, NULL, 10) > 100) work_fail(w, "a format's precision is too large");
-    work_steps(w, strchr("fFeEgG", type) ? 400 : 8);
+    if (dot && strtol(dot + 1, NULL, 10) > 100) jinja_fail(w, "a format's precision is too large");
+    jinja_add_steps(w, strchr("fFeEgG", type) ? 400 : 8);
     if (strchr("fFeEgG", type)) {
         spec[n + 1] = type;
         snprintf(out, sizeof out, spec, value_float(v));
     } else {
         if (v.kind == V_FLOAT && (!(fabs(v.f) < 9e18) || type == 'x' || type == 'X'))
-            work_fail(w, "'%%%c' of this float is not possible", type);
+            jinja_fail(w, "'%%%c' of this float is not possible", type);
         int64_t i = v.kind == V_FLOAT ? (int64_t)v.f : v.i;
         if (i < 0 && (type == 'x' || type == 'X'))
-            work_fail(w, "'%%%c' of a negative number is not supported", type);
+            jinja_fail(w, "'%%%c' of a negative number is not supported", type);
         memcpy(spec + n + 1, "ll", 2);
         spec[n + 3] = type == 'i' ? 'd' : type;
         snprintf(out, sizeof out, spec, (long long)i);
@@ -793,12 +793,12 @@ static size_t percent_one(struct work *w, struct text *t, const char *p, struct 
     return n + 1;
 }
 
-struct str value_percent(struct work *w, struct str format, struct value args) {
+struct str value_percent(struct jinja_ctx *w, struct str format, struct value args) {
     struct text t = {0};
     bool tuple = args.kind == V_LIST && args.list->kind == TUPLE;
     size_t n = tuple ? args.list->n : 1, used = 0, from = 0;
     const char *copy = str_from(w, format.p, format.n, 0).p; /* with a NUL */
-    work_scan(w, format.n);
+    jinja_charge_scan(w, format.n);
     for (size_t i = 0; i < format.n; i++) {
         if (format.p[i] != '%') continue;
         text_add(w, &t, str_part(format, from, i));
@@ -807,8 +807,8 @@ struct str value_percent(struct work *w, struct str format, struct value args) {
             from = ++i + 1;
             continue;
         }
-        if (copy[i + 1] == '(') work_fail(w, "'%%(' in a format is not supported");
-        if (used == n) work_fail(w, "a format has more places than values");
+        if (copy[i + 1] == '(') jinja_fail(w, "'%%(' in a format is not supported");
+        if (used == n) jinja_fail(w, "a format has more places than values");
         struct value v = tuple ? args.list->v[used] : args;
         used++;
         i += percent_one(w, &t, copy + i + 1, v);
@@ -818,7 +818,7 @@ struct str value_percent(struct work *w, struct str format, struct value args) {
     bool subscripted =
         args.kind == V_DICT || args.kind == V_UNDEFINED ||
         (args.kind == V_LIST && (args.list->kind == LIST || args.list->kind == RANGE));
-    if (used < n && !subscripted) work_fail(w, "a format has fewer places than values");
+    if (used < n && !subscripted) jinja_fail(w, "a format has fewer places than values");
     return text_str(&t);
 }
 
@@ -847,35 +847,35 @@ static struct value loop_attr(const struct loop *l, struct str name) {
     return undefined_named(name);
 }
 
-struct value value_attr(struct work *w, struct value v, struct str name) {
+struct value value_attr(struct jinja_ctx *w, struct value v, struct str name) {
     if (v.kind == V_UNDEFINED)
-        work_fail(w, "'%.*s' is undefined", (int)MIN(v.s.n, 60u), v.s.p ? v.s.p : "");
+        jinja_fail(w, "'%.*s' is undefined", (int)MIN(v.s.n, 60u), v.s.p ? v.s.p : "");
     if (name.n > 1 && name.p[0] == '_' && name.p[1] == '_')
-        work_fail(w, "the attribute '%.*s' is not allowed", (int)MIN(name.n, 60u), name.p);
-    work_steps(w, v.kind == V_STR || v.kind == V_LOOP ? 8 : 4);
+        jinja_fail(w, "the attribute '%.*s' is not allowed", (int)MIN(name.n, 60u), name.p);
+    jinja_add_steps(w, v.kind == V_STR || v.kind == V_LOOP ? 8 : 4);
     if (method_exists(v, name)) {
-        struct method *m = work_alloc(w, sizeof *m);
-        *m = (struct method){v, name};
+        struct train_method *m = jinja_alloc(w, sizeof *m);
+        *m = (struct train_method){v, name};
         return (struct value){.kind = V_METHOD, .method = m};
     }
     if (v.kind == V_LOOP) return loop_attr(v.loop, name);
     if (v.kind == V_MARKUP || v.kind == V_MACRO || v.kind == V_METHOD || v.kind == V_FUNCTION)
-        work_fail(w, "attributes of a %s are not supported", value_type(v));
+        jinja_fail(w, "attributes of a %s are not supported", value_type(v));
     const struct value *found = NULL;
     if (v.kind == V_DICT || v.kind == V_NAMESPACE) found = dict_find(w, v.dict, STRING(name));
     return found ? *found : undefined_named(name);
 }
 
 /* Byte offset of character i <= length. */
-static size_t char_offset(struct work *w, struct str s, size_t i, size_t length) {
+static size_t char_offset(struct jinja_ctx *w, struct str s, size_t i, size_t length) {
     if (s.n == length) return i;
     size_t at = 0;
-    work_scan(w, i);
+    jinja_charge_scan(w, i);
     for (int len; i > 0; i--, at += (size_t)len) char_at(s.p + at, &len);
     return at;
 }
 
-static struct value index_at(struct work *w, struct value v, int64_t i) {
+static struct value index_at(struct jinja_ctx *w, struct value v, int64_t i) {
     if (v.kind == V_LIST) {
         int64_t n = (int64_t)v.list->n;
         bool indexed = v.list->kind != GENERATOR && v.list->kind != VIEW;
@@ -891,9 +891,9 @@ static struct value index_at(struct work *w, struct value v, int64_t i) {
     return STRING(str_part(v.s, at, at + (size_t)len));
 }
 
-struct value value_item(struct work *w, struct value v, struct value index) {
+struct value value_item(struct jinja_ctx *w, struct value v, struct value index) {
     if (v.kind == V_UNDEFINED)
-        work_fail(w, "'%.*s' is undefined", (int)MIN(v.s.n, 60u), v.s.p ? v.s.p : "");
+        jinja_fail(w, "'%.*s' is undefined", (int)MIN(v.s.n, 60u), v.s.p ? v.s.p : "");
     if (v.kind == V_DICT) {
         const struct value *found = hashable(w, index) ? dict_find(w, v.dict, index) : NULL;
         if (found) return *found;
@@ -904,15 +904,15 @@ struct value value_item(struct work *w, struct value v, struct value index) {
     return UNDEFINED;
 }
 
-static int64_t slice_part(struct work *w, struct value v, int64_t other) {
+static int64_t slice_part(struct jinja_ctx *w, struct value v, int64_t other) {
     if (v.kind == V_NONE) return other;
     if (v.kind != V_INT && v.kind != V_BOOL)
-        work_fail(w, "a slice needs integers, not a %s", value_type(v));
+        jinja_fail(w, "a slice needs integers, not a %s", value_type(v));
     return v.i;
 }
 
 /* Python's slice.indices: a bound into [lowest, highest]. */
-static int64_t slice_bound(struct work *w, struct value v, int64_t n, int64_t low, int64_t high,
+static int64_t slice_bound(struct jinja_ctx *w, struct value v, int64_t n, int64_t low, int64_t high,
                            int64_t other) {
     int64_t i = slice_part(w, v, other);
     if (v.kind == V_NONE) return i;
@@ -921,7 +921,7 @@ static int64_t slice_bound(struct work *w, struct value v, int64_t n, int64_t lo
 }
 
 /* Characters begin, begin + step … of a string of n. */
-static struct value slice_str(struct work *w, struct str s, int64_t n, int64_t begin, int64_t end,
+static struct value slice_str(struct jinja_ctx *w, struct str s, int64_t n, int64_t begin, int64_t end,
                               int64_t step) {
     struct text t = {0};
     if (step == 1) {
@@ -934,13 +934,13 @@ static struct value slice_str(struct work *w, struct str s, int64_t n, int64_t b
     return STRING(text_str(&t));
 }
 
-struct value value_slice(struct work *w, struct value v, const struct value part[3]) {
+struct value value_slice(struct jinja_ctx *w, struct value v, const struct value part[3]) {
     bool list = v.kind == V_LIST && v.list->kind != GENERATOR && v.list->kind != VIEW;
     if (v.kind == V_UNDEFINED)
-        work_fail(w, "'%.*s' is undefined", (int)MIN(v.s.n, 60u), v.s.p ? v.s.p : "");
-    if (!list && v.kind != V_STR) work_fail(w, "a %s cannot be sliced", value_type(v));
+        jinja_fail(w, "'%.*s' is undefined", (int)MIN(v.s.n, 60u), v.s.p ? v.s.p : "");
+    if (!list && v.kind != V_STR) jinja_fail(w, "a %s cannot be sliced", value_type(v));
     int64_t step = slice_part(w, part[2], 1);
-    if (step == 0) work_fail(w, "a slice's step is 0");
+    if (step == 0) jinja_fail(w, "a slice's step is 0");
     step = MAX(step, -INT64_MAX / 2);
     step = MIN(step, INT64_MAX / 2);
     int64_t n = (int64_t)(list ? v.list->n : str_length(w, v.s));
@@ -950,5 +950,5 @@ struct value value_slice(struct work *w, struct value v, const struct value part
     if (!list) return slice_str(w, v.s, n, begin, end, step);
     struct list *out = list_new(w, v.list->kind);
     for (int64_t i = begin; step < 0 ? i > end : i < end; i += step) list_add(w, out, v.list->v[i]);
-    return LISTED(out);
+    return LIST_VALUE(out);
 }

@@ -75,37 +75,37 @@ void jinja_output_release(struct jinja_output *out);
 
 /* conversations */
 
-struct message {
+struct chat_message {
     const char *role, *content;
 };
 /* The template that writers give to models without one: ChatML,
  * <|im_start|>role\ncontent<|im_end|>\n … and, to generate, <|im_start|>assistant\n. A tokenizer
  * with no other template encodes it without rendering, and one that lacks the two special tokens
  * gets them as plain text. */
-extern const char chat_ml[];
+extern const char chatml_template[];
 /* Gives the tokenizer a chat template (Jinja); NULL is ChatML. model_open does it. A
  * template that cannot be read is no error before a conversation is to be encoded. */
-void tok_set_chat_template(struct tokenizer *t, const char *text);
+void tokenizer_set_chat_template(struct tokenizer *t, const char *text);
 /* The token that ends the assistant's turn: the template's, <|im_end|>, or the end of text. */
-int32_t tok_chat_end(const struct tokenizer *t);
+int32_t tokenizer_eot(const struct tokenizer *t);
 /* Appends ids; `mask` (may be NULL) gets one byte a token: 1 where the assistant's own words are,
  * with the end of its turn. What messages say is never a special token. Refused: what the template
  * refuses, with its own words. */
-int chat_encode(const struct tokenizer *t, const struct message *msgs, int n,
-                bool generation_prompt, struct ids *out, struct buf *mask, struct error *err);
+int chat_encode(const struct tokenizer *t, const struct chat_message *msgs, int n,
+                bool generation_prompt, struct token_ids *out, struct buf *mask, struct error *err);
 
 /* The same from JSON, with what templates know besides texts: tool calls, tools, parts. */
-struct chat {
+struct chat_template_input {
     const json_t *messages; /* array of objects, as in OpenAI's API */
     const json_t *tools;    /* array, or NULL */
     const json_t *extra;    /* object of further variables (enable_thinking, documents), or NULL */
-    const char *template;   /* Jinja, for chat_tokens in place of the tokenizer's; or NULL */
+    const char *template;   /* Jinja, for chat_template_encode in place of the tokenizer's; or NULL */
     bool generation_prompt;
     /* Polled while a template is rendered; true ends it with ERR_STATE. NULL: it is never ended. */
     bool (*stop)(void *ctx);
     void *stop_ctx;
 };
-int chat_tokens(const struct tokenizer *t, const struct chat *chat, struct ids *out,
+int chat_template_encode(const struct tokenizer *t, const struct chat_template_input *chat, struct token_ids *out,
                 struct buf *mask, struct error *err);
 
 /* What the template writes. The spans cover the text: `data` is what people wrote, where no special
@@ -123,7 +123,7 @@ struct chat_text {
     struct chat_span *spans;
     size_t n_spans;
 };
-int chat_render(const struct tokenizer *t, const struct chat *chat, struct chat_text *out,
+int chat_template_render(const struct tokenizer *t, const struct chat_template_input *chat, struct chat_text *out,
                 struct error *err);
 void chat_text_release(struct chat_text *c);
 

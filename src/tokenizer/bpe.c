@@ -34,7 +34,7 @@ static int char_byte(int c) {
     return c < 33 ? c : c < 67 ? c - 33 + 127 : c == 67 ? 173 : -1;
 }
 
-int byte_in_order(int i) {
+int bytes_to_unicode_byte(int i) {
     for (int b = 0; b < 256; b++)
         if (byte_printable(b) && i-- == 0) return b;
     for (int b = 0; b < 256; b++)
@@ -42,7 +42,7 @@ int byte_in_order(int i) {
     return -1;
 }
 
-int byte_piece(int byte, char out[4]) {
+int bytes_to_unicode_piece(int byte, char out[4]) {
     int c = byte_char(byte), n = 0;
     if (c >= 128) out[n++] = (char)(0xC0 | c >> 6);
     out[n++] = (char)(c >= 128 ? 0x80 | (c & 0x3F) : c);
@@ -92,7 +92,7 @@ struct pre_row {
     const char *pattern;
     bool ignore_merges;
 };
-static const struct pre_row pre_rows[] = {
+static const struct pre_row pretokenizer_table[] = {
     {"gpt-2", WORDS_GPT2, false},
     {"phi-2", WORDS_GPT2, false},
     {"mpt", WORDS_GPT2, false},
@@ -118,21 +118,21 @@ static const struct pre_row pre_rows[] = {
 };
 
 static const struct pre_row *pre_find(const char *pre) {
-    for (size_t i = 0; i < ARRAY_LEN(pre_rows); i++)
-        if (strcmp(pre_rows[i].name, pre) == 0) return &pre_rows[i];
+    for (size_t i = 0; i < ARRAY_LEN(pretokenizer_table); i++)
+        if (strcmp(pretokenizer_table[i].name, pre) == 0) return &pretokenizer_table[i];
     return NULL;
 }
 
-const char *pre_pattern(const char *pre) {
+const char *pretokenizer_pattern(const char *pre) {
     const struct pre_row *row = pre_find(pre);
     if (row) return row->pattern;
     return strpbrk(pre, "\\[") ? pre : NULL;
 }
 
-const char *pre_name(const char *pattern, bool ignore_merges) {
-    for (size_t i = 0; i < ARRAY_LEN(pre_rows); i++)
-        if (strcmp(pre_rows[i].pattern, pattern) == 0 && pre_rows[i].ignore_merges == ignore_merges)
-            return pre_rows[i].name;
+const char *pretokenizer_name(const char *pattern, bool ignore_merges) {
+    for (size_t i = 0; i < ARRAY_LEN(pretokenizer_table); i++)
+        if (strcmp(pretokenizer_table[i].pattern, pattern) == 0 && pretokenizer_table[i].ignore_merges == ignore_merges)
+            return pretokenizer_table[i].name;
     return pattern;
 }
 
@@ -167,7 +167,7 @@ static void pattern_expand(const char *p, struct buf *out) {
     }
 }
 
-pcre2_code *pattern_compile(const char *pattern, uint32_t options, struct error *err) {
+pcre2_code *tokenizer_regex_compile(const char *pattern, uint32_t options, struct error *err) {
     struct buf b = {0};
     buf_puts(&b, "");
     pattern_expand(pattern, &b);
@@ -195,11 +195,11 @@ pcre2_code *pattern_compile(const char *pattern, uint32_t options, struct error 
 static int pre_prepare(struct tokenizer *t, struct error *err) {
     const char *pre = t->spec.pre;
     if (!*pre || strcmp(pre, "default") == 0) {
-        warn("the tokenizer does not name its pre-tokenizer: taking 'gpt-2', and token boundaries "
+        log_warn("the tokenizer does not name its pre-tokenizer: taking 'gpt-2', and token boundaries "
              "may be wrong");
         t->spec.pre = pre = "gpt-2";
     }
-    const char *pattern = pre_pattern(pre);
+    const char *pattern = pretokenizer_pattern(pre);
     if (!pattern)
         return error_set(
             err, ERR_FORMAT,
@@ -208,16 +208,16 @@ static int pre_prepare(struct tokenizer *t, struct error *err) {
             pre);
     const struct pre_row *row = pre_find(pre);
     if (row && row->ignore_merges) t->spec.ignore_merges = true;
-    t->code = pattern_compile(pattern, 0, err);
+    t->code = tokenizer_regex_compile(pattern, 0, err);
     return t->code ? OK : error_wrap(err, "pre-tokenizer");
 }
 
 static int byte_pairs_build(struct tokenizer *t, struct error *err) {
-    t->byte_pairs = arena_try(&t->arena, sizeof(*t->byte_pairs) << 16, err);
+    t->byte_pairs = arena_try_alloc(&t->arena, sizeof(*t->byte_pairs) << 16, err);
     if (!t->byte_pairs) return err->code;
     for (int i = 0; i < 1 << 16; i++) {
-        const struct pair_slot *s =
-            pairs_find(&t->pairs, t->byte_ids[i >> 8], t->byte_ids[i & 255]);
+        const struct merge_slot *s =
+            merge_table_find(&t->pairs, t->byte_ids[i >> 8], t->byte_ids[i & 255]);
         t->byte_pairs[i] =
             s ? (struct byte_pair){s->rank, s->id} : (struct byte_pair){INT32_MAX, -1};
     }
@@ -229,14 +229,14 @@ int bpe_prepare(struct tokenizer *t, struct error *err) {
     int known = 0;
     for (int b = 0; b < 256; b++) {
         char piece[4];
-        int n = byte_piece(b, piece);
-        t->byte_ids[b] = symbol_find(t, piece, (size_t)n);
+        int n = bytes_to_unicode_piece(b, piece);
+        t->byte_ids[b] = vocab_find(t, piece, (size_t)n);
         known += t->byte_ids[b] >= 0;
     }
     if (known == 0)
         return error_set(err, ERR_FORMAT,
                          "the vocabulary holds no byte: it is not a byte-level one");
-    if (pairs_from_merges(t, err) != OK) return err->code;
+    if (merge_table_build(t, err) != OK) return err->code;
     return byte_pairs_build(t, err);
 }
 
@@ -308,7 +308,7 @@ struct merge_entry {
 /* Without what it held. */
 static bool scratch_reserve(struct encoder *e, int32_t **p, size_t n) {
     free(*p);
-    *p = ids_realloc(e->out, NULL, sizeof **p * n);
+    *p = token_ids_realloc(e->out, NULL, sizeof **p * n);
     return *p != NULL;
 }
 
@@ -326,7 +326,7 @@ static bool encoder_reserve_long(struct encoder *e) {
     size_t n = (size_t)e->n;
     e->long_cap = 0;
     free(e->heap);
-    e->heap = ids_realloc(e->out, NULL,
+    e->heap = token_ids_realloc(e->out, NULL,
                           sizeof(*e->heap) * n * 3); /* n - 1 at first, two for every merge */
     if (!e->heap || !scratch_reserve(e, &e->prev, n) || !scratch_reserve(e, &e->next, n))
         return false;
@@ -339,14 +339,14 @@ struct link {
     int32_t id, at, rank, made; /* at: its place, or the byte where no place is asked for */
 };
 
-static void link_pair(const struct pair_table *pairs, struct link *l, int32_t i, int32_t n) {
-    const struct pair_slot *s = i + 1 < n ? pairs_find(pairs, l[i].id, l[i + 1].id) : NULL;
+static void link_pair(const struct merge_table *pairs, struct link *l, int32_t i, int32_t n) {
+    const struct merge_slot *s = i + 1 < n ? merge_table_find(pairs, l[i].id, l[i + 1].id) : NULL;
     l[i].rank = s ? s->rank : INT32_MAX;
     l[i].made = s ? s->id : -1;
 }
 
 /* Merges the n symbols in place; returns how many are left. */
-static int32_t links_merge(const struct pair_table *pairs, struct link *l, int32_t n) {
+static int32_t links_merge(const struct merge_table *pairs, struct link *l, int32_t n) {
     for (;;) {
         int32_t best = 0;
         for (int32_t i = 1; i < n; i++) best = l[i].rank < l[best].rank ? i : best;
@@ -392,7 +392,7 @@ static struct merge_entry heap_pop(struct merge_entry *h, size_t *n) {
 static void merge_offer(struct encoder *e, size_t *heap_n, int32_t left) {
     if (left < 0 || e->next[left] < 0) return;
     int32_t a = e->id[left], b = e->id[e->next[left]];
-    const struct pair_slot *s = pairs_find(&e->t->pairs, a, b);
+    const struct merge_slot *s = merge_table_find(&e->t->pairs, a, b);
     if (s)
         heap_push(e->heap, heap_n,
                   (struct merge_entry){(uint64_t)s->rank << 32 | (uint32_t)left, a, b});
@@ -424,7 +424,7 @@ static void merge_long(struct encoder *e) {
         int32_t left = (int32_t)(uint32_t)m.key;
         if (e->id[left] != m.left_id || e->next[left] < 0 || e->id[e->next[left]] != m.right_id)
             continue;
-        merge_apply(e, left, pairs_find(&e->t->pairs, m.left_id, m.right_id)->id);
+        merge_apply(e, left, merge_table_find(&e->t->pairs, m.left_id, m.right_id)->id);
         merge_offer(e, &heap_n, e->prev[left]);
         merge_offer(e, &heap_n, left);
     }
@@ -472,10 +472,10 @@ static bool whole_word(struct encoder *e, const char *p, size_t n) {
     if (n > 1024) return false; /* longer than any piece that is worth the look */
     char mapped[2048 + 4];
     int len = 0;
-    for (size_t i = 0; i < n; i++) len += byte_piece((uint8_t)p[i], mapped + len);
-    int32_t id = symbol_find(e->t, mapped, (size_t)len);
+    for (size_t i = 0; i < n; i++) len += bytes_to_unicode_piece((uint8_t)p[i], mapped + len);
+    int32_t id = vocab_find(e->t, mapped, (size_t)len);
     if (id < 0 || e->t->spec.types[id] != PIECE_NORMAL) return false;
-    ids_add(e->out, id);
+    token_ids_add(e->out, id);
     return true;
 }
 
@@ -493,7 +493,7 @@ static void short_merge(struct encoder *e, const uint8_t *p, int32_t n) {
         l[i].made = s->id;
     }
     n = links_merge(&t->pairs, l, known);
-    for (int32_t i = 0; i < n; i++) ids_add(e->out, l[i].id);
+    for (int32_t i = 0; i < n; i++) token_ids_add(e->out, l[i].id);
 }
 
 static void word_merge(struct encoder *e, const char *p, size_t n) {
@@ -509,14 +509,14 @@ static void word_merge(struct encoder *e, const char *p, size_t n) {
         if (id >= 0) e->id[e->n++] = id;
     }
     encoder_merge(e);
-    for (int32_t i = 0; i < e->n; i++) ids_add(e->out, e->id[i]);
+    for (int32_t i = 0; i < e->n; i++) token_ids_add(e->out, e->id[i]);
 }
 
 void encoder_word(struct encoder *e, const char *p, size_t n, encode_fn encode) {
     uint64_t text[CACHED_LEN / 8];
     struct cached_word *c = cache_slot(e, p, n, text);
     if (c && c->len == n && memcmp(c->text, text, sizeof(text)) == 0) {
-        for (int i = 0; i < c->n; i++) ids_add(e->out, c->ids[i]);
+        for (int i = 0; i < c->n; i++) token_ids_add(e->out, c->ids[i]);
         return;
     }
     int first = e->out->n;

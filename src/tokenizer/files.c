@@ -3,12 +3,12 @@
  * tokenizer.model, llama2.c's tokenizer .bin — and the byte tokenizer of models that have no file.
  * (GGUF's own is in gguf.c.)
  *
- * A reader turns its file into a struct tok_spec, or says what in it is not supported: normalizers,
+ * A reader turns its file into a struct tokenizer_spec, or says what in it is not supported: normalizers,
  * pre-tokenizers and decoders that would treat text otherwise are refused and never skipped over.
  * Only one thing is passed over aloud: spaces that added tokens would swallow. What
  * tokenizer_config.json says is hf.c's business.
  *
- * Invariant: what tok_write_json writes, tok_from_json reads as a tokenizer with the same ids for
+ * Invariant: what tokenizer_write_json writes, tokenizer_from_json reads as a tokenizer with the same ids for
  * every text, and writing that gives the same bytes again.
  */
 #include "tokenizer/internal.h"
@@ -25,7 +25,7 @@ enum {
 
 struct reader {
     struct arena arena;
-    struct tok_spec spec;
+    struct tokenizer_spec spec;
     const json_t *root, *model;
     const char **pieces; /* [n]; NULL: no piece has this id yet */
     int32_t *lens;
@@ -68,7 +68,7 @@ static int vocab_count(struct reader *r, int32_t *max, struct error *err) {
     json_t *vocab = json_object_get(r->model, "vocab"), *v;
     const char *piece;
     int32_t id = -1;
-    if (r->spec.kind == TOK_UNIGRAM) {
+    if (r->spec.kind == TOKENIZER_UNIGRAM) {
         if (!json_is_array(vocab) || json_array_size(vocab) > VOCAB_LIMIT)
             return error_set(err, ERR_FORMAT, "'model.vocab' is not an array of pieces");
         *max = (int32_t)json_array_size(vocab) - 1;
@@ -142,7 +142,7 @@ static int unigram_vocab(struct reader *r, struct error *err) {
 
 static int reader_vocab(struct reader *r, struct error *err) {
     json_t *v;
-    if (r->spec.kind == TOK_UNIGRAM) return unigram_vocab(r, err);
+    if (r->spec.kind == TOKENIZER_UNIGRAM) return unigram_vocab(r, err);
     const char *piece;
     json_object_foreach (json_object_get(r->model, "vocab"), piece, v) {
         int32_t id = (int32_t)json_integer_value(v);
@@ -164,9 +164,9 @@ static int reader_added(struct reader *r, struct error *err) {
         stripping +=
             flag(v, "lstrip", false) || flag(v, "rstrip", false) || flag(v, "single_word", false);
     }
-    r->spec.user_pieces = r->spec.kind == TOK_UNIGRAM && users > 0 && normalized == users;
+    r->spec.user_pieces = r->spec.kind == TOKENIZER_UNIGRAM && users > 0 && normalized == users;
     if (stripping > 0)
-        warn("%zu added tokens would swallow spaces or match whole words only: they do neither",
+        log_warn("%zu added tokens would swallow spaces or match whole words only: they do neither",
              stripping);
     return OK;
 }
@@ -233,14 +233,14 @@ static int unigram_unk(struct reader *r, struct error *err) {
 }
 
 static int reader_unk(struct reader *r, struct error *err) {
-    if (r->spec.kind == TOK_UNIGRAM) return unigram_unk(r, err);
+    if (r->spec.kind == TOKENIZER_UNIGRAM) return unigram_unk(r, err);
     const char *unk = json_string_value(json_object_get(r->model, "unk_token"));
     if (!unk) return OK;
     r->spec.unk = reader_find(r, unk);
     if (r->spec.unk < 0)
         return error_set(err, ERR_FORMAT, "the unknown token '%.80s' is not in the vocabulary",
                          unk);
-    if (r->spec.kind == TOK_SPM) r->types[r->spec.unk] = PIECE_UNKNOWN;
+    if (r->spec.kind == TOKENIZER_SPM) r->types[r->spec.unk] = PIECE_UNKNOWN;
     return OK;
 }
 
@@ -275,9 +275,9 @@ static bool replaces(const json_t *part, const char *from, const char *to) {
 #define TEXT_BEGIN "(?<!\\n)^"
 
 static int spm_normalizer(struct reader *r, const json_t *part, struct error *err) {
-    bool prefix = (strcmp(type_of(part), "Prepend") == 0 && text_is(part, "prepend", SPACE_MARK)) ||
-                  replaces(part, TEXT_BEGIN, SPACE_MARK);
-    bool mark = replaces(part, " ", SPACE_MARK);
+    bool prefix = (strcmp(type_of(part), "Prepend") == 0 && text_is(part, "prepend", METASPACE_CHAR)) ||
+                  replaces(part, TEXT_BEGIN, METASPACE_CHAR);
+    bool mark = replaces(part, " ", METASPACE_CHAR);
     if (!prefix && !mark && (r->prefixes || r->marks))
         return error_set(err, ERR_FORMAT,
                          "normalizer '%s' is not supported behind the one that writes ▁",
@@ -309,7 +309,7 @@ static int spm_pre_tokenizer(struct reader *r, const json_t *part, struct error 
         return OK;
     }
     const char *scheme = metaspace_scheme(part);
-    if (strcmp(type_of(part), "Metaspace") != 0 || !text_is(part, "replacement", SPACE_MARK) ||
+    if (strcmp(type_of(part), "Metaspace") != 0 || !text_is(part, "replacement", METASPACE_CHAR) ||
         r->prefixes || (r->trims && (strcmp(scheme, "always") != 0 || !flag(part, "split", true))))
         return error_set(err, ERR_FORMAT,
                          "pre-tokenizer '%s' is not supported for sentencepiece models as it is "
@@ -336,7 +336,7 @@ static int spm_decoder(struct reader *r, const json_t *part, struct error *err) 
                  json_integer_value(json_object_get(part, "start")) <= 1 &&
                  json_integer_value(json_object_get(part, "stop")) == 0;
     if (strip || strcmp(type, "ByteFallback") == 0 || strcmp(type, "Fuse") == 0 ||
-        strcmp(type, "Metaspace") == 0 || replaces(part, SPACE_MARK, " ") ||
+        strcmp(type, "Metaspace") == 0 || replaces(part, METASPACE_CHAR, " ") ||
         replaces(part, TEXT_BEGIN " ", ""))
         return OK;
     return error_set(err, ERR_FORMAT, "decoder '%s' is not supported as it is used here", type);
@@ -365,9 +365,9 @@ static int bpe_pre_tokenizer(struct reader *r, const json_t *v, struct error *er
             r->spec.pre = "smollm";
         if (!regex && strcmp(type_of(before), "Split") == 0 && pattern && split_keeps_all(before) &&
             !flag(last, "add_prefix_space", true))
-            r->spec.pre = pre_name(pattern, r->spec.ignore_merges);
+            r->spec.pre = pretokenizer_name(pattern, r->spec.ignore_merges);
     }
-    if (r->spec.pre && pre_pattern(r->spec.pre)) return OK;
+    if (r->spec.pre && pretokenizer_pattern(r->spec.pre)) return OK;
     char *text = json_dumps(v, JSON_COMPACT | JSON_ENCODE_ANY);
     error_set(err, ERR_FORMAT, "this pre-tokenizer is not supported: '%.300s'", text ? text : "?");
     free(text);
@@ -376,7 +376,7 @@ static int bpe_pre_tokenizer(struct reader *r, const json_t *v, struct error *er
 
 static int part_byte_level(struct reader *r, const json_t *part, struct error *err) {
     (void)err;
-    if (strcmp(type_of(part), "ByteLevel") == 0) r->spec.kind = TOK_BPE;
+    if (strcmp(type_of(part), "ByteLevel") == 0) r->spec.kind = TOKENIZER_BPE;
     return OK;
 }
 
@@ -394,7 +394,7 @@ static int spm_cutting(struct reader *r, struct error *err) {
     if (parts_each(r, norm, "normalizers", spm_normalizer, err) != OK ||
         parts_each(r, pre, "pretokenizers", spm_pre_tokenizer, err) != OK)
         return err->code;
-    if ((r->spec.kind == TOK_UNIGRAM && !r->marks) || (r->trims && !r->spec.split_words))
+    if ((r->spec.kind == TOKENIZER_UNIGRAM && !r->marks) || (r->trims && !r->spec.split_words))
         return error_set(err, ERR_FORMAT, "spaces do not become ▁, which is not supported here");
     return parts_each(r, json_object_get(r->root, "decoder"), "decoders", spm_decoder, err);
 }
@@ -402,17 +402,17 @@ static int spm_cutting(struct reader *r, struct error *err) {
 static int reader_cutting(struct reader *r, struct error *err) {
     const json_t *pre = json_object_get(r->root, "pre_tokenizer");
     r->steps = json_array();
-    if (r->spec.kind != TOK_UNIGRAM) {
-        r->spec.kind = TOK_SPM;
+    if (r->spec.kind != TOKENIZER_UNIGRAM) {
+        r->spec.kind = TOKENIZER_SPM;
         parts_each(r, pre, "pretokenizers", part_byte_level, err);
     }
-    if (r->spec.kind == TOK_SPM && !flag(r->model, "byte_fallback", false))
+    if (r->spec.kind == TOKENIZER_SPM && !flag(r->model, "byte_fallback", false))
         return error_set(err, ERR_FORMAT,
                          "neither a byte-level BPE nor one with byte fallback (pre-tokenizer '%s')",
                          type_of(pre));
-    int rc = r->spec.kind == TOK_BPE ? bpe_cutting(r, err) : spm_cutting(r, err);
+    int rc = r->spec.kind == TOKENIZER_BPE ? bpe_cutting(r, err) : spm_cutting(r, err);
     if (rc != OK || json_array_size(r->steps) == 0) return rc;
-    char *text = norm_text(r->steps);
+    char *text = normalizer_to_json(r->steps);
     r->spec.normalizer = arena_strdup(&r->arena, text);
     free(text);
     return OK;
@@ -461,7 +461,7 @@ static int reader_model(struct reader *r, struct error *err) {
     if (!json_is_object(r->model))
         return error_set(err, ERR_FORMAT, "there is no 'model' object: no tokenizer");
     if (type && strcmp(type, "Unigram") == 0) {
-        r->spec.kind = TOK_UNIGRAM;
+        r->spec.kind = TOKENIZER_UNIGRAM;
         return OK;
     }
     if (type && strcmp(type, "BPE") != 0)
@@ -496,7 +496,7 @@ static int reader_run(struct reader *r, struct error *err) {
         return err->code;
     if (reader_vocab(r, err) != OK || reader_added(r, err) != OK) return err->code;
     reader_holes(r);
-    if (r->spec.kind != TOK_UNIGRAM && reader_merges(r, err) != OK) return err->code;
+    if (r->spec.kind != TOKENIZER_UNIGRAM && reader_merges(r, err) != OK) return err->code;
     if (reader_cutting(r, err) != OK || reader_unk(r, err) != OK) return err->code;
     return parts_each(r, json_object_get(r->root, "post_processor"), "processors", post_processor,
                       err);
@@ -512,7 +512,7 @@ static float *scores_from_merges(struct reader *r, const struct tokenizer *t) {
     float *scores = arena_alloc(&r->arena, sizeof(*scores) * (size_t)r->spec.n);
     for (int32_t id = 0; id < r->spec.n; id++) scores[id] = -(float)r->spec.n_merges;
     for (uint64_t i = 0; i <= t->pairs.mask; i++) {
-        const struct pair_slot *s = &t->pairs.slots[i];
+        const struct merge_slot *s = &t->pairs.slots[i];
         if (s->key != UINT64_MAX) scores[s->id] = MAX(scores[s->id], -(float)s->rank);
     }
     return scores;
@@ -537,31 +537,31 @@ static bool merges_equal(const struct tokenizer *a, const struct tokenizer *b) {
 static struct tokenizer *reader_spm(struct reader *r, struct error *err) {
     if (arena_reserve(&r->arena, sizeof(float) * (size_t)r->spec.n + 64, err) != OK)
         return NULL; /* for the scores of the other reading */
-    struct tokenizer *listed = tok_new(&r->spec, err);
+    struct tokenizer *listed = tokenizer_new(&r->spec, err);
     if (!listed) return NULL;
     r->spec.scores = scores_from_merges(r, listed);
-    struct tok_spec spec = r->spec;
+    struct tokenizer_spec spec = r->spec;
     spec.n_merges = 0;
     struct error ignored;
-    struct tokenizer *scored = tok_new(&spec, &ignored);
+    struct tokenizer *scored = tokenizer_new(&spec, &ignored);
     bool same = scored && merges_equal(listed, scored);
-    tok_free(listed);
+    tokenizer_free(listed);
     if (same) return scored;
-    tok_free(scored);
-    return tok_new(&r->spec, err);
+    tokenizer_free(scored);
+    return tokenizer_new(&r->spec, err);
 }
 
 static struct tokenizer *reader_make(struct reader *r, struct error *err) {
-    if (r->spec.kind == TOK_BPE) return tok_new(&r->spec, err);
+    if (r->spec.kind == TOKENIZER_BPE) return tokenizer_new(&r->spec, err);
     for (int32_t id = 0; id < r->spec.n && flag(r->model, "byte_fallback", false); id++)
         if (r->types[id] == PIECE_NORMAL && is_byte_name(r->pieces[id], r->lens[id]))
             r->types[id] = PIECE_BYTE;
-    return r->spec.kind == TOK_SPM ? reader_spm(r, err) : tok_new(&r->spec, err);
+    return r->spec.kind == TOKENIZER_SPM ? reader_spm(r, err) : tokenizer_new(&r->spec, err);
 }
 
-struct tokenizer *tok_from_json(const char *path, struct error *err) {
+struct tokenizer *tokenizer_from_json(const char *path, struct error *err) {
     struct tokenizer *t = NULL;
-    json_t *root = json_file(path, err);
+    json_t *root = json_parse_file(path, err);
     if (!root) return NULL;
     struct reader r = {.root = root, .model = json_object_get(root, "model")};
     if (reader_run(&r, err) == OK) t = reader_make(&r, err);
@@ -572,7 +572,7 @@ struct tokenizer *tok_from_json(const char *path, struct error *err) {
     return t;
 }
 
-static int piece_check(const struct tok_spec *s, int32_t id, struct error *err) {
+static int piece_check(const struct tokenizer_spec *s, int32_t id, struct error *err) {
     const char *p = s->pieces[id];
     size_t len = (size_t)s->lens[id];
     bool good = memchr(p, 0, len) == NULL;
@@ -582,7 +582,7 @@ static int piece_check(const struct tok_spec *s, int32_t id, struct error *err) 
                 : error_set(err, ERR_MISMATCH, "token %d is not UTF-8 text, which JSON needs", id);
 }
 
-static json_t *vocab_json(const struct tok_spec *s, struct error *err) {
+static json_t *vocab_json(const struct tokenizer_spec *s, struct error *err) {
     json_t *vocab = json_object();
     for (int32_t id = 0; id < s->n; id++) {
         int rc = piece_check(s, id, err);
@@ -597,7 +597,7 @@ static json_t *vocab_json(const struct tok_spec *s, struct error *err) {
     return vocab;
 }
 
-static json_t *added_json(const struct tok_spec *s) {
+static json_t *added_json(const struct tokenizer_spec *s) {
     json_t *added = json_array();
     for (int32_t id = 0; id < s->n; id++) {
         if (s->types[id] != PIECE_UNKNOWN && s->types[id] != PIECE_CONTROL &&
@@ -612,7 +612,7 @@ static json_t *added_json(const struct tok_spec *s) {
     return added;
 }
 
-static int merge_append(json_t *list, const struct tok_spec *s, const struct spm_merge *m,
+static int merge_append(json_t *list, const struct tokenizer_spec *s, const struct spm_merge *m,
                         struct error *err) {
     if (m->left >= s->n || m->right >= s->n)
         return error_set(
@@ -642,28 +642,28 @@ static json_t *merges_from_scores(const struct tokenizer *t, struct error *err) 
     }
     free(v);
     if (rc == OK && ties > 0)
-        note("%d pieces share a score with another: tokenizer.json orders them by id", ties);
+        log_info("%d pieces share a score with another: tokenizer.json orders them by id", ties);
     if (rc == OK) return list;
     json_decref(list);
     return NULL;
 }
 
 static json_t *merges_json(const struct tokenizer *t, struct error *err) {
-    if (t->spec.kind == TOK_SPM && t->spec.n_merges == 0) return merges_from_scores(t, err);
+    if (t->spec.kind == TOKENIZER_SPM && t->spec.n_merges == 0) return merges_from_scores(t, err);
     json_t *list = json_array();
     for (int32_t i = 0; i < t->spec.n_merges; i++)
         json_array_append_new(list, json_string(t->spec.merges[i]));
     return list;
 }
 
-static bool has_bytes(const struct tok_spec *s) {
+static bool has_bytes(const struct tokenizer_spec *s) {
     for (int32_t id = 0; id < s->n; id++)
         if (s->types[id] == PIECE_BYTE) return true;
     return false;
 }
 
 /* tokenizer.json has no unused pieces: only the names of holes are known again. */
-static int unused_check(const struct tok_spec *s, int32_t id, struct error *err) {
+static int unused_check(const struct tokenizer_spec *s, int32_t id, struct error *err) {
     char hole[24];
     hole_name(id, hole);
     if (s->types[id] != PIECE_UNUSED || strcmp(s->pieces[id], hole) == 0) return OK;
@@ -672,7 +672,7 @@ static int unused_check(const struct tok_spec *s, int32_t id, struct error *err)
                      s->pieces[id]);
 }
 
-static json_t *unigram_json(const struct tok_spec *s, struct error *err) {
+static json_t *unigram_json(const struct tokenizer_spec *s, struct error *err) {
     json_t *vocab = json_array();
     for (int32_t id = 0; id < s->n; id++) {
         if (piece_check(s, id, err) != OK || unused_check(s, id, err) != OK) {
@@ -687,9 +687,9 @@ static json_t *unigram_json(const struct tok_spec *s, struct error *err) {
 }
 
 static json_t *model_json(const struct tokenizer *t, struct error *err) {
-    const struct tok_spec *s = &t->spec;
-    if (s->kind == TOK_UNIGRAM) return unigram_json(s, err);
-    bool spm = s->kind == TOK_SPM;
+    const struct tokenizer_spec *s = &t->spec;
+    if (s->kind == TOKENIZER_UNIGRAM) return unigram_json(s, err);
+    bool spm = s->kind == TOKENIZER_SPM;
     json_t *vocab = vocab_json(s, err), *merges = vocab ? merges_json(t, err) : NULL;
     if (!merges) {
         json_decref(vocab);
@@ -707,7 +707,7 @@ static json_t *model_json(const struct tokenizer *t, struct error *err) {
 
 static json_t *metaspace_json(const struct tokenizer *t) {
     const char *scheme = !t->spec.add_space_prefix ? "never" : t->prefix_once ? "first" : "always";
-    return json_pack("{s:s,s:s,s:s,s:b}", "type", "Metaspace", "replacement", SPACE_MARK,
+    return json_pack("{s:s,s:s,s:s,s:b}", "type", "Metaspace", "replacement", METASPACE_CHAR,
                      "prepend_scheme", scheme, "split", (int)t->spec.split_words);
 }
 
@@ -724,18 +724,18 @@ static json_t *steps_json(const char *text) {
 /* Where the space goes before every text it is a normalizer's, else a pre-tokenizer's. */
 static void cutting_spm(json_t *root, const struct tokenizer *t) {
     json_t *normalizers = steps_json(t->spec.normalizer), *pre = json_null();
-    json_t *decoders = json_pack("[o,{s:s},{s:s}]", replace_json("String", SPACE_MARK, " "), "type",
+    json_t *decoders = json_pack("[o,{s:s},{s:s}]", replace_json("String", METASPACE_CHAR, " "), "type",
                                  "ByteFallback", "type", "Fuse");
     if (t->prefix_joins && (t->spec.add_space_prefix || t->spec.split_words))
         pre = metaspace_json(t);
     if (t->spec.add_space_prefix) {
         if (!t->prefix_joins)
             json_array_append_new(normalizers,
-                                  json_pack("{s:s,s:s}", "type", "Prepend", "prepend", SPACE_MARK));
+                                  json_pack("{s:s,s:s}", "type", "Prepend", "prepend", METASPACE_CHAR));
         json_array_append_new(decoders, json_pack("{s:s,s:s,s:i,s:i}", "type", "Strip", "content",
                                                   " ", "start", 1, "stop", 0));
     }
-    json_array_append_new(normalizers, replace_json("String", " ", SPACE_MARK));
+    json_array_append_new(normalizers, replace_json("String", " ", METASPACE_CHAR));
     json_object_set_new(root, "normalizer",
                         json_pack("{s:s,s:o}", "type", "Sequence", "normalizers", normalizers));
     json_object_set_new(root, "pre_tokenizer", pre);
@@ -750,9 +750,9 @@ static json_t *byte_level_json(bool prefix, bool regex) {
 
 /* A prefix space before the text and a Split exclude each other: ByteLevel would put it before
  * every piece. */
-static int cutting_bpe(json_t *root, const struct tok_spec *s, struct error *err) {
-    const char *pattern = pre_pattern(s->pre);
-    bool gpt2 = strcmp(pattern, pre_pattern("gpt-2")) == 0;
+static int cutting_bpe(json_t *root, const struct tokenizer_spec *s, struct error *err) {
+    const char *pattern = pretokenizer_pattern(s->pre);
+    bool gpt2 = strcmp(pattern, pretokenizer_pattern("gpt-2")) == 0;
     if (s->add_space_prefix && !gpt2)
         return error_set(err, ERR_MISMATCH,
                          "tokenizer.json has no prefix space with the pre-tokenizer '%.80s'",
@@ -772,7 +772,7 @@ static int cutting_bpe(json_t *root, const struct tok_spec *s, struct error *err
     return OK;
 }
 
-static void label_add(json_t *labels, const char *label, const struct tok_spec *s, int32_t id) {
+static void label_add(json_t *labels, const char *label, const struct tokenizer_spec *s, int32_t id) {
     if (id >= 0)
         json_object_set_new(
             labels, label,
@@ -785,7 +785,7 @@ static json_t *template_part(const char *kind, const char *id, int type_id) {
 
 /* The template says whether a BOS is added; its table of labels also keeps the roles that it does
  * not place. */
-static json_t *roles_json(const struct tok_spec *s) {
+static json_t *roles_json(const struct tokenizer_spec *s) {
     json_t *labels = json_object(), *single = json_array(), *pair = json_array();
     label_add(labels, "bos", s, s->bos);
     label_add(labels, "eos", s, s->eos);
@@ -805,14 +805,14 @@ static json_t *roles_json(const struct tok_spec *s) {
                      pair, "special_tokens", labels);
 }
 
-int tok_write_json(const struct tokenizer *t, const char *path, struct error *err) {
-    const struct tok_spec *s = &t->spec;
+int tokenizer_write_json(const struct tokenizer *t, const char *path, struct error *err) {
+    const struct tokenizer_spec *s = &t->spec;
     json_t *model = model_json(t, err);
     if (!model) return error_wrap(err, "'%s'", path);
     json_t *root = json_pack("{s:s,s:n,s:n,s:o}", "version", "1.0", "truncation", "padding",
                              "added_tokens", added_json(s));
     int rc = OK;
-    if (s->kind == TOK_BPE)
+    if (s->kind == TOKENIZER_BPE)
         rc = cutting_bpe(root, s, err);
     else
         cutting_spm(root, t);
@@ -833,7 +833,7 @@ int tok_write_json(const struct tokenizer *t, const char *path, struct error *er
 /* A spec that grows piece by piece. */
 struct growing {
     struct buf text;
-    struct ids begin, lens;
+    struct token_ids begin, lens;
     struct buf scores, types; /* float, uint8_t */
 };
 
@@ -852,14 +852,14 @@ static int growing_reserve(struct growing *g, size_t n, size_t bytes, struct err
 }
 
 static void growing_add(struct growing *g, const char *p, size_t len, float score, uint8_t type) {
-    ids_add(&g->begin, (int32_t)g->text.len);
-    ids_add(&g->lens, (int32_t)len);
+    token_ids_add(&g->begin, (int32_t)g->text.len);
+    token_ids_add(&g->lens, (int32_t)len);
     buf_add(&g->text, p, len);
     buf_add(&g->scores, &score, sizeof(score));
     buf_add(&g->types, &type, 1);
 }
 
-static struct tokenizer *growing_tokenizer(const struct growing *g, struct tok_spec *spec,
+static struct tokenizer *growing_tokenizer(const struct growing *g, struct tokenizer_spec *spec,
                                            struct error *err) {
     const char **pieces = try_calloc((size_t)g->begin.n + 1, sizeof(*pieces), err);
     if (!pieces) return NULL;
@@ -869,7 +869,7 @@ static struct tokenizer *growing_tokenizer(const struct growing *g, struct tok_s
     spec->lens = g->lens.v;
     spec->scores = (const float *)(const void *)g->scores.data;
     spec->types = (const uint8_t *)g->types.data;
-    struct tokenizer *t = tok_new(spec, err);
+    struct tokenizer *t = tokenizer_new(spec, err);
     free(pieces);
     return t;
 }
@@ -878,8 +878,8 @@ static void growing_release(struct growing *g) {
     buf_release(&g->text);
     buf_release(&g->scores);
     buf_release(&g->types);
-    ids_release(&g->begin);
-    ids_release(&g->lens);
+    token_ids_release(&g->begin);
+    token_ids_release(&g->lens);
 }
 
 static void replace_all(struct buf *out, const char *p, size_t len, const char *from,
@@ -959,7 +959,7 @@ static int32_t field_int(const struct field *f) {
 struct sp_model {
     struct growing pieces;
     struct buf scratch;
-    struct tok_spec spec;
+    struct tokenizer_spec spec;
     int32_t model_type;    /* 1 unigram (the default), 2 BPE, 3 word, 4 char */
     struct field charsmap; /* the compiled table of replacements */
     bool one_space, keeps_spaces, suffix;
@@ -985,7 +985,7 @@ static int sp_piece(struct sp_model *m, const struct field *outer, struct error 
         return error_set(err, ERR_FORMAT, "it has too many pieces");
     const char *p = text.data ? (const char *)text.data : "";
     if (type == PIECE_USER && m->model_type == 2) { /* matched in the text as it was written */
-        replace_all(&m->scratch, p, text.size, SPACE_MARK, " ");
+        replace_all(&m->scratch, p, text.size, METASPACE_CHAR, " ");
         growing_add(&m->pieces, m->scratch.data, m->scratch.len, score, PIECE_USER);
     } else {
         growing_add(&m->pieces, p, text.size, score, (uint8_t)type);
@@ -1024,7 +1024,7 @@ static int sp_normalizer(struct sp_model *m, const struct field *outer, struct e
 }
 
 /* What its pieces mean is said behind them, so they come in a second pass. */
-static int sp_fields(struct sp_model *m, const struct mapping *file, bool pieces,
+static int sp_fields(struct sp_model *m, const struct file_map *file, bool pieces,
                      struct error *err) {
     struct message_view v = {file->data, file->data + file->size};
     struct field f;
@@ -1040,7 +1040,7 @@ static int sp_fields(struct sp_model *m, const struct mapping *file, bool pieces
     return rc;
 }
 
-static int sp_read(struct sp_model *m, const struct mapping *file, struct error *err) {
+static int sp_read(struct sp_model *m, const struct file_map *file, struct error *err) {
     if (file->size > FILE_LIMIT)
         return error_set(err, ERR_FORMAT, "it is too large for a tokenizer");
     if (growing_reserve(&m->pieces, file->size / 2 + 1, file->size, err) != OK) return err->code;
@@ -1058,21 +1058,21 @@ static int sp_read(struct sp_model *m, const struct mapping *file, struct error 
         return error_set(err, ERR_FORMAT, "%s is not supported",
                          m->suffix ? "'treat_whitespace_as_suffix'"
                                    : "'escape_whitespaces' that is off");
-    m->spec.kind = m->model_type == 1 ? TOK_UNIGRAM : TOK_SPM;
+    m->spec.kind = m->model_type == 1 ? TOKENIZER_UNIGRAM : TOKENIZER_SPM;
     m->spec.user_pieces = m->model_type == 1;
     return OK;
 }
 
-struct tokenizer *tok_from_sentencepiece(const char *path, struct error *err) {
-    struct mapping file;
-    if (map_open(&file, path, err) != OK) return NULL;
+struct tokenizer *tokenizer_from_sentencepiece(const char *path, struct error *err) {
+    struct file_map file;
+    if (file_map_open(&file, path, err) != OK) return NULL;
     struct sp_model m = {.model_type = 1,
                          .one_space = true,
                          .spec = {.unk = 0, .bos = 1, .eos = 2, .add_space_prefix = true}};
     struct tokenizer *t = NULL;
     char *norm = NULL;
     if (sp_read(&m, &file, err) == OK) {
-        norm = norm_from_sentencepiece(m.charsmap.data, m.charsmap.size, m.one_space);
+        norm = normalizer_from_sentencepiece(m.charsmap.data, m.charsmap.size, m.one_space);
         m.spec.normalizer = norm;
         m.spec.add_bos = m.spec.bos >= 0;
         t = growing_tokenizer(&m.pieces, &m.spec, err);
@@ -1081,7 +1081,7 @@ struct tokenizer *tok_from_sentencepiece(const char *path, struct error *err) {
     if (!t) error_wrap(err, "'%s'", path);
     growing_release(&m.pieces);
     buf_release(&m.scratch);
-    map_close(&file);
+    file_map_close(&file);
     return t;
 }
 
@@ -1099,11 +1099,11 @@ static void llama2c_piece(struct growing *g, struct buf *scratch, const char *p,
             return;
         }
     bool byte = is_byte_name(p, (int32_t)MIN(len, 7u));
-    replace_all(scratch, p, len, " ", SPACE_MARK);
+    replace_all(scratch, p, len, " ", METASPACE_CHAR);
     growing_add(g, scratch->data, scratch->len, score, byte ? PIECE_BYTE : PIECE_NORMAL);
 }
 
-static int llama2c_read(struct growing *g, struct buf *scratch, const struct mapping *file,
+static int llama2c_read(struct growing *g, struct buf *scratch, const struct file_map *file,
                         int32_t vocab, struct error *err) {
     size_t at = 4;
     int32_t longest = 0;
@@ -1130,14 +1130,14 @@ static int llama2c_read(struct growing *g, struct buf *scratch, const struct map
     return OK;
 }
 
-struct tokenizer *tok_from_llama2c(const char *path, int32_t vocab, struct error *err) {
-    struct mapping file;
+struct tokenizer *tokenizer_from_llama2c(const char *path, int32_t vocab, struct error *err) {
+    struct file_map file;
     struct growing g = {0};
     struct buf scratch = {0};
     struct tokenizer *t = NULL;
-    if (map_open(&file, path, err) != OK) return NULL;
-    struct tok_spec spec = {
-        .kind = TOK_SPM, .unk = 0, .bos = 1, .eos = 2, .add_bos = true, .add_space_prefix = true};
+    if (file_map_open(&file, path, err) != OK) return NULL;
+    struct tokenizer_spec spec = {
+        .kind = TOKENIZER_SPM, .unk = 0, .bos = 1, .eos = 2, .add_bos = true, .add_space_prefix = true};
     int rc = llama2c_read(&g, &scratch, &file, vocab, err);
     if (rc == OK &&
         (vocab < 3 || g.types.data[1] != PIECE_CONTROL || g.types.data[2] != PIECE_CONTROL))
@@ -1147,19 +1147,19 @@ struct tokenizer *tok_from_llama2c(const char *path, int32_t vocab, struct error
     if (!t) error_wrap(err, "'%s'", path);
     growing_release(&g);
     buf_release(&scratch);
-    map_close(&file);
+    file_map_close(&file);
     return t;
 }
 
 /* NULL when `vocab` has no room for three specials and 256 bytes. */
-struct tokenizer *tok_byte_fallback(int32_t vocab) {
+struct tokenizer *tokenizer_new_bytes(int32_t vocab) {
     static const char *const specials[] = {"<|endoftext|>", "<|im_start|>", "<|im_end|>"};
     if (vocab < 3 + 256) return NULL;
     struct growing g = {0};
     for (int i = 0; i < 3; i++) growing_add(&g, specials[i], strlen(specials[i]), 0, PIECE_CONTROL);
     for (int i = 0; i < 256; i++) {
         char piece[4];
-        int len = byte_piece(byte_in_order(i), piece);
+        int len = bytes_to_unicode_piece(bytes_to_unicode_byte(i), piece);
         growing_add(&g, piece, (size_t)len, 0, PIECE_NORMAL);
     }
     for (int32_t id = g.begin.n; id < vocab; id++) {
@@ -1167,7 +1167,7 @@ struct tokenizer *tok_byte_fallback(int32_t vocab) {
         int len = snprintf(piece, sizeof(piece), "[PAD%d]", id);
         growing_add(&g, piece, (size_t)len, 0, PIECE_UNUSED);
     }
-    struct tok_spec spec = {.kind = TOK_BPE, .pre = "gpt-2", .bos = 0, .eos = 2, .unk = -1};
+    struct tokenizer_spec spec = {.kind = TOKENIZER_BPE, .pre = "gpt-2", .bos = 0, .eos = 2, .unk = -1};
     struct error err;
     struct tokenizer *t = growing_tokenizer(&g, &spec, &err);
     CHECK(t);

@@ -20,39 +20,39 @@
 
 #include <pcre2.h>
 
-#define SPACE_MARK "\xE2\x96\x81" /* ▁, SentencePiece's space */
+#define METASPACE_CHAR "\xE2\x96\x81" /* ▁, SentencePiece's space */
 
-struct pair_slot {
+struct merge_slot {
     uint64_t key; /* left << 32 | right; UINT64_MAX: empty */
     int32_t rank, id;
 };
 struct byte_pair {
     int32_t rank, id;
 };
-struct pair_table {
-    struct pair_slot *slots;
+struct merge_table {
+    struct merge_slot *slots;
     uint64_t mask;  /* slots - 1; at most half of them are used */
     uint64_t *seen; /* four bits a slot, one set by each pair: most pairs that are asked for are
                        none, and these bits stay in a near cache */
     int32_t n;
 };
 
-struct norm;
+struct normalizer;
 struct trie;
 struct tokenizer {
-    struct tok_spec spec; /* owned copies */
+    struct tokenizer_spec spec; /* owned copies */
     struct arena arena;
     int32_t n_symbols; /* [n, n_symbols): SPM's characters without a piece */
     const char **text; /* [n_symbols]; spec.pieces is its beginning */
     int32_t *lens;
     int32_t *index; /* open addressing: symbol + 1 by hash of its text */
     uint64_t index_mask;
-    struct pair_table pairs;
+    struct merge_table pairs;
     struct byte_pair *byte_pairs; /* BPE: [256 left][256 right]; rank INT32_MAX: none */
     int32_t byte_ids[256];        /* -1: the vocabulary lacks this byte */
     int32_t *matched; /* tokens found in text whole, sorted by their bytes, then by id */
     int32_t matched_begin[257];
-    struct norm *norm;          /* NULL: text is taken as it is */
+    struct normalizer *norm;          /* NULL: text is taken as it is */
     pcre2_code *code;           /* BPE's pre-tokenizer */
     struct trie *trie;          /* UNIGRAM: its normal pieces */
     int32_t ascii[128];         /* SPM: symbol of each one-byte character, or -1 */
@@ -66,16 +66,16 @@ struct tokenizer {
 /* Scratch of one encode call; nothing of it outlives the call. */
 struct cached_word;
 struct merge_entry;
-struct lattice;
+struct viterbi_node;
 struct encoder {
     const struct tokenizer *t;
-    struct ids *out;
+    struct token_ids *out;
     int begin;                /* SPM: where this fragment's ids begin in `out` */
     int32_t *id, *at;         /* symbols and where they begin; [cap], n used */
     int32_t *prev, *next;     /* links of a long merge, [cap] */
     struct merge_entry *heap; /* [3 cap] */
     int32_t n, cap, long_cap;
-    struct lattice *lattice; /* UNIGRAM: places of an undecided stretch, [lattice_cap] */
+    struct viterbi_node *lattice; /* UNIGRAM: places of an undecided stretch, [lattice_cap] */
     size_t lattice_cap;
     struct buf text;            /* the fragment as rewritten: with ▁, or with a space before it */
     struct buf normal, scratch; /* and before that as normalised */
@@ -87,23 +87,23 @@ struct encoder {
 /* tokenizer.c */
 int utf8_len(const char *p, size_t left); /* 1..4 bytes of a valid character, 0 when invalid */
 /* The lowest id with this text, or -1. */
-int32_t symbol_find(const struct tokenizer *t, const char *p, size_t n);
-void index_build(struct tokenizer *t);
-void pairs_init(struct pair_table *p, struct arena *a, int64_t max_pairs);
+int32_t vocab_find(const struct tokenizer *t, const char *p, size_t n);
+void vocab_index_build(struct tokenizer *t);
+void merge_table_init(struct merge_table *p, struct arena *a, int64_t max_pairs);
 /* Of equal pairs the first one stays. */
-void pairs_add(struct pair_table *p, int32_t left, int32_t right, int32_t rank, int32_t id);
-const struct pair_slot *pairs_find(const struct pair_table *p, int32_t left, int32_t right);
+void merge_table_add(struct merge_table *p, int32_t left, int32_t right, int32_t rank, int32_t id);
+const struct merge_slot *merge_table_find(const struct merge_table *p, int32_t left, int32_t right);
 /* Fills the table from spec.merges; OK or ERR_FORMAT. */
-int pairs_from_merges(struct tokenizer *t, struct error *err);
+int merge_table_build(struct tokenizer *t, struct error *err);
 
 /* tok_norm.c */
-struct norm *norm_new(const char *json, struct error *err);
-void norm_free(struct norm *n);
+struct normalizer *normalizer_new(const char *json, struct error *err);
+void normalizer_free(struct normalizer *n);
 /* `out` becomes the text as normalised; `scratch` is room for it. */
-void norm_apply(const struct norm *n, const char *p, size_t len, struct buf *out,
+void normalizer_apply(const struct normalizer *n, const char *p, size_t len, struct buf *out,
                 struct buf *scratch);
 /* A normalizer's JSON text from its steps, malloc'ed. */
-char *norm_text(const json_t *steps);
+char *normalizer_to_json(const json_t *steps);
 
 /* bpe.c */
 int bpe_prepare(struct tokenizer *t, struct error *err);
@@ -117,7 +117,7 @@ void bpe_decode(const struct tokenizer *t, int32_t id, struct buf *out);
  * output may refuse, and has. */
 bool encoder_reserve(struct encoder *e, int32_t n);
 /* xrealloc, or NULL where the output may refuse. */
-void *ids_realloc(struct ids *s, void *p, size_t size);
+void *token_ids_realloc(struct token_ids *s, void *p, size_t size);
 void encoder_merge(struct encoder *e);
 /* Called at the start of each fragment, with its length: whether a cache pays. */
 void encoder_cache(struct encoder *e, size_t len);
@@ -125,10 +125,10 @@ void encoder_cache(struct encoder *e, size_t len);
 typedef void (*encode_fn)(struct encoder *e, const char *p, size_t n);
 void encoder_word(struct encoder *e, const char *p, size_t n, encode_fn encode);
 /* GPT-2's order of the bytes, printable ones first, and its character for a byte (the length). */
-int byte_in_order(int i);
-int byte_piece(int byte, char out[4]);
+int bytes_to_unicode_byte(int i);
+int bytes_to_unicode_piece(int byte, char out[4]);
 /* NULL and ERR_FORMAT when it does not compile. \s is Unicode's White_Space in it. */
-pcre2_code *pattern_compile(const char *pattern, uint32_t options, struct error *err);
+pcre2_code *tokenizer_regex_compile(const char *pattern, uint32_t options, struct error *err);
 
 /* spm.c */
 #define PREFIX_FIRST "metaspace-first" /* values of spec.pre */
@@ -137,7 +137,7 @@ int spm_prepare(struct tokenizer *t, struct error *err);
 /* 1 for bytes outside UTF-8. */
 size_t char_len(const char *p, size_t left);
 /* Bytes if the vocabulary has all of them, else unknown, one token for a run of characters. */
-void char_fallback(struct encoder *e, const char *p, size_t n);
+void encoder_byte_fallback(struct encoder *e, const char *p, size_t n);
 void spm_encode(struct encoder *e, const char *text, size_t len, bool first);
 void spm_decode(const struct tokenizer *t, int32_t id, struct buf *out);
 struct spm_merge {
@@ -150,6 +150,6 @@ struct spm_merge *spm_merges(const struct tokenizer *t, int32_t *n);
 int unigram_prepare(struct tokenizer *t, struct error *err);
 void trie_free(struct trie *t);
 /* Cuts a text that is normalised and has its ▁. */
-void unigram_encode_part(struct encoder *e, const char *p, size_t len);
+void unigram_viterbi(struct encoder *e, const char *p, size_t len);
 
 #endif

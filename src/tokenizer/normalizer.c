@@ -45,7 +45,7 @@ struct step {
     size_t targets_len;
     uint8_t *blob;
 };
-struct norm {
+struct normalizer {
     struct step *steps;
     int n;
     size_t
@@ -238,7 +238,7 @@ static void step_run(const struct step *s, const char *p, size_t len, struct buf
     }
 }
 
-void norm_apply(const struct norm *n, const char *p, size_t len, struct buf *out,
+void normalizer_apply(const struct normalizer *n, const char *p, size_t len, struct buf *out,
                 struct buf *scratch) {
     out->len = 0;
     buf_add(out, p, n->n == 0 ? len : 0);
@@ -290,7 +290,7 @@ static int charsmap_step(struct step *s, const json_t *v, struct error *err) {
 /* ^ and $ stand at every line's ends, as in the reference's kind of pattern. */
 static int regex_step(struct step *s, const char *pattern, struct error *err) {
     s->kind = STEP_REGEX;
-    s->code = pattern_compile(pattern, PCRE2_MULTILINE | PCRE2_MATCH_INVALID_UTF, err);
+    s->code = tokenizer_regex_compile(pattern, PCRE2_MULTILINE | PCRE2_MATCH_INVALID_UTF, err);
     return s->code ? OK : err->code;
 }
 
@@ -361,14 +361,14 @@ static size_t step_growth(const struct step *s) {
     }
 }
 
-static int growth_check(struct norm *n, const struct step *s, struct error *err) {
+static int growth_check(struct normalizer *n, const struct step *s, struct error *err) {
     n->growth *= MIN(step_growth(s), (size_t)GROWTH_LIMIT + 1);
     if (n->growth <= GROWTH_LIMIT) return OK;
     return error_set(err, ERR_FORMAT, "the normalizer could make text over %d times longer",
                      (int)GROWTH_LIMIT);
 }
 
-static int steps_parse(struct norm *n, const json_t *v, int depth, struct error *err) {
+static int steps_parse(struct normalizer *n, const json_t *v, int depth, struct error *err) {
     const char *type = text_at(v, "type");
     size_t i;
     json_t *part;
@@ -386,19 +386,19 @@ static int steps_parse(struct norm *n, const json_t *v, int depth, struct error 
     return growth_check(n, s, err);
 }
 
-struct norm *norm_new(const char *json, struct error *err) {
+struct normalizer *normalizer_new(const char *json, struct error *err) {
     json_t *v = json_parse(json, strlen(json), "normalizer", err);
     if (!v) return NULL;
-    struct norm *n = xcalloc(1, sizeof(*n));
+    struct normalizer *n = xcalloc(1, sizeof(*n));
     n->growth = 1;
     int rc = steps_parse(n, v, 0, err);
     json_decref(v);
     if (rc == OK) return n;
-    norm_free(n);
+    normalizer_free(n);
     return NULL;
 }
 
-void norm_free(struct norm *n) {
+void normalizer_free(struct normalizer *n) {
     for (int i = 0; n && i < n->n; i++) {
         struct step *s = &n->steps[i];
         free(s->inert);
@@ -412,7 +412,7 @@ void norm_free(struct norm *n) {
 }
 
 /* The steps that SentencePiece's settings amount to; NULL when there are none. malloc'ed. */
-char *norm_from_sentencepiece(const void *charsmap, size_t len, bool one_space) {
+char *normalizer_from_sentencepiece(const void *charsmap, size_t len, bool one_space) {
     json_t *steps = json_array();
     if (len > 0) {
         size_t size = sodium_base64_encoded_len(len, sodium_base64_VARIANT_ORIGINAL);
@@ -425,28 +425,28 @@ char *norm_from_sentencepiece(const void *charsmap, size_t len, bool one_space) 
     if (one_space) {
         json_array_append_new(steps,
                               json_pack("{s:s,s:{s:s},s:s}", "type", "Replace", "pattern", "Regex",
-                                        "\\A +|[ " SPACE_MARK "]+\\z", "content", ""));
+                                        "\\A +|[ " METASPACE_CHAR "]+\\z", "content", ""));
         json_array_append_new(steps, json_pack("{s:s,s:{s:s},s:s}", "type", "Replace", "pattern",
                                                "Regex", " {2,}", "content", " "));
     }
-    char *json = json_array_size(steps) > 0 ? norm_text(steps) : NULL;
+    char *json = json_array_size(steps) > 0 ? normalizer_to_json(steps) : NULL;
     json_decref(steps);
     return json;
 }
 
 /* One step stands for itself. */
-char *norm_text(const json_t *steps) {
-    if (json_array_size(steps) == 1) return json_text(json_array_get(steps, 0));
+char *normalizer_to_json(const json_t *steps) {
+    if (json_array_size(steps) == 1) return json_canonical(json_array_get(steps, 0));
     json_t *v = json_pack("{s:s,s:O}", "type", "Sequence", "normalizers", steps);
-    char *json = json_text(v);
+    char *json = json_canonical(v);
     json_decref(v);
     return json;
 }
 
 /* What GGUF can say of a normalizer: the way back. NULL or the table's bytes, malloc'ed. */
-uint8_t *norm_charsmap(const char *json, size_t *len) {
+uint8_t *normalizer_charsmap(const char *json, size_t *len) {
     struct error err;
-    struct norm *n = norm_new(json, &err);
+    struct normalizer *n = normalizer_new(json, &err);
     uint8_t *bytes = NULL;
     *len = 0;
     if (n && n->n > 0 && n->steps[0].kind == STEP_CHARSMAP) {
@@ -455,6 +455,6 @@ uint8_t *norm_charsmap(const char *json, size_t *len) {
         bytes = xmalloc(*len);
         memcpy(bytes, s->blob, *len);
     }
-    norm_free(n);
+    normalizer_free(n);
     return bytes;
 }

@@ -31,19 +31,19 @@ static bool mergeable(const struct tokenizer *t, int32_t id) {
 }
 
 static int32_t symbol_mergeable(const struct tokenizer *t, const char *p, size_t n) {
-    int32_t id = symbol_find(t, p, n);
+    int32_t id = vocab_find(t, p, n);
     return mergeable(t, id) ? id : -1;
 }
 
 /* Up to the next ▁ that follows something else; `each`: up to the next. */
 static size_t word_len(const char *p, size_t left, bool each) {
     size_t i = 0;
-    while (left - i >= 3 && memcmp(p + i, SPACE_MARK, 3) == 0 && (i == 0 || !each)) i += 3;
+    while (left - i >= 3 && memcmp(p + i, METASPACE_CHAR, 3) == 0 && (i == 0 || !each)) i += 3;
     while (i < left) {
-        const char *mark = memchr(p + i, SPACE_MARK[0], left - i);
+        const char *mark = memchr(p + i, METASPACE_CHAR[0], left - i);
         if (!mark) return left;
         i = (size_t)(mark - p);
-        if (left - i >= 3 && memcmp(mark, SPACE_MARK, 3) == 0) return i;
+        if (left - i >= 3 && memcmp(mark, METASPACE_CHAR, 3) == 0) return i;
         i++;
     }
     return left;
@@ -78,7 +78,7 @@ static int bytes_prepare(struct tokenizer *t, struct error *err) {
 
 /* Where the characters stand that are in pieces but are none themselves, with repeats. */
 struct strays {
-    struct ids piece, at;
+    struct token_ids piece, at;
 };
 
 static int piece_scan(const struct tokenizer *t, int32_t id, struct strays *s, int64_t *cuts,
@@ -90,9 +90,9 @@ static int piece_scan(const struct tokenizer *t, int32_t id, struct strays *s, i
     for (size_t i = 0, n; i < len; i += n) {
         n = char_len(t->text[id] + i, len - i);
         *cuts += i > 0;
-        if (n == len || symbol_find(t, t->text[id] + i, n) >= 0) continue;
-        ids_add(&s->piece, id);
-        ids_add(&s->at, (int32_t)i);
+        if (n == len || vocab_find(t, t->text[id] + i, n) >= 0) continue;
+        token_ids_add(&s->piece, id);
+        token_ids_add(&s->at, (int32_t)i);
     }
     return OK;
 }
@@ -114,7 +114,7 @@ static int strays_add(struct tokenizer *t, const struct strays *s, struct error 
     }
     t->text = text;
     t->lens = lens;
-    index_build(t);
+    vocab_index_build(t);
     return OK;
 }
 
@@ -132,8 +132,8 @@ static int chars_prepare(struct tokenizer *t, int64_t *cuts, struct error *err) 
     for (int32_t id = 0; id < t->spec.n && rc == OK; id++)
         if (mergeable(t, id)) rc = piece_scan(t, id, &s, cuts, err);
     if (rc == OK && s.piece.n > 0) rc = strays_add(t, &s, err);
-    ids_release(&s.piece);
-    ids_release(&s.at);
+    token_ids_release(&s.piece);
+    token_ids_release(&s.at);
     return rc;
 }
 
@@ -143,7 +143,7 @@ static int score_order(const void *a, const void *b) {
 }
 
 /* Equal scores get equal ranks, so the leftmost of equal merges comes first. malloc'ed, [n]. */
-static int32_t *score_ranks(const struct tok_spec *s, struct error *err) {
+static int32_t *score_ranks(const struct tokenizer_spec *s, struct error *err) {
     size_t n = (size_t)s->n;
     float *sorted = try_calloc(n, sizeof(*sorted), err);
     int32_t *ranks = sorted ? try_calloc(n, sizeof(*ranks), err) : NULL;
@@ -171,15 +171,15 @@ static int32_t *score_ranks(const struct tok_spec *s, struct error *err) {
 static int pairs_from_scores(struct tokenizer *t, int64_t cuts, struct error *err) {
     int32_t *ranks = score_ranks(&t->spec, err);
     if (!ranks) return err->code;
-    pairs_init(&t->pairs, &t->arena, cuts);
+    merge_table_init(&t->pairs, &t->arena, cuts);
     for (int32_t id = 0; id < t->spec.n; id++) {
         if (!mergeable(t, id)) continue;
         const char *p = t->text[id];
         size_t len = (size_t)t->lens[id];
-        if (symbol_find(t, p, len) != id) continue; /* a repeated piece is never made */
+        if (vocab_find(t, p, len) != id) continue; /* a repeated piece is never made */
         for (size_t i = len > 0 ? char_len(p, len) : 0; i < len; i += char_len(p + i, len - i)) {
             int32_t left = symbol_mergeable(t, p, i), right = symbol_mergeable(t, p + i, len - i);
-            if (left >= 0 && right >= 0) pairs_add(&t->pairs, left, right, ranks[id], id);
+            if (left >= 0 && right >= 0) merge_table_add(&t->pairs, left, right, ranks[id], id);
         }
     }
     free(ranks);
@@ -208,10 +208,10 @@ static void prefix_prepare(struct tokenizer *t) {
 int spm_prepare(struct tokenizer *t, struct error *err) {
     int64_t cuts;
     if (bytes_prepare(t, err) != OK) return err->code;
-    if (t->spec.kind == TOK_UNIGRAM) {
+    if (t->spec.kind == TOKENIZER_UNIGRAM) {
         if (unigram_prepare(t, err) != OK) return err->code;
     } else if (t->spec.n_merges > 0) {
-        if (pairs_from_merges(t, err) != OK) return err->code;
+        if (merge_table_build(t, err) != OK) return err->code;
     } else {
         if (chars_prepare(t, &cuts, err) != OK) return err->code;
         if (pairs_from_scores(t, cuts, err) != OK) return err->code;
@@ -222,19 +222,19 @@ int spm_prepare(struct tokenizer *t, struct error *err) {
     return OK;
 }
 
-void char_fallback(struct encoder *e, const char *p, size_t n) {
+void encoder_byte_fallback(struct encoder *e, const char *p, size_t n) {
     const struct tokenizer *t = e->t;
     bool bytes = true;
     for (size_t i = 0; i < n; i++) bytes &= t->byte_ids[(uint8_t)p[i]] >= 0;
-    for (size_t i = 0; i < n && bytes; i++) ids_add(e->out, t->byte_ids[(uint8_t)p[i]]);
+    for (size_t i = 0; i < n && bytes; i++) token_ids_add(e->out, t->byte_ids[(uint8_t)p[i]]);
     if (bytes || t->spec.unk < 0) return;
     e->unknown = true;
     if (e->out->n == e->begin || e->out->v[e->out->n - 1] != t->spec.unk)
-        ids_add(e->out, t->spec.unk);
+        token_ids_add(e->out, t->spec.unk);
 }
 
 static bool begins_with_space(const char *p, size_t n) {
-    return (n > 0 && *p == ' ') || (n >= 3 && memcmp(p, SPACE_MARK, 3) == 0);
+    return (n > 0 && *p == ' ') || (n >= 3 && memcmp(p, METASPACE_CHAR, 3) == 0);
 }
 
 static void text_escape(struct encoder *e, const char *text, size_t len, bool first) {
@@ -242,13 +242,13 @@ static void text_escape(struct encoder *e, const char *text, size_t len, bool fi
     b->len = 0;
     if (first && e->t->spec.add_space_prefix &&
         !(e->t->prefix_joins && begins_with_space(text, len)))
-        buf_puts(b, SPACE_MARK);
+        buf_puts(b, METASPACE_CHAR);
     for (size_t i = 0, n; i < len; i += n) {
         const char *space = memchr(text + i, ' ', len - i);
         n = space ? (size_t)(space - text) - i : len - i;
         buf_add(b, text + i, n);
         if (!space) break;
-        buf_puts(b, SPACE_MARK);
+        buf_puts(b, METASPACE_CHAR);
         n++;
     }
 }
@@ -267,14 +267,14 @@ static void part_encode(struct encoder *e, const char *p, size_t len) {
     for (int32_t i = 0; i < e->n; i++) {
         size_t at = (size_t)e->at[i], next = i + 1 < e->n ? (size_t)e->at[i + 1] : len;
         if (e->id[i] >= 0 && e->id[i] < e->t->spec.n)
-            ids_add(e->out, e->id[i]);
+            token_ids_add(e->out, e->id[i]);
         else
-            char_fallback(e, p + at, next - at);
+            encoder_byte_fallback(e, p + at, next - at);
     }
 }
 
 void spm_encode(struct encoder *e, const char *text, size_t len, bool first) {
-    bool unigram = e->t->spec.kind == TOK_UNIGRAM;
+    bool unigram = e->t->spec.kind == TOKENIZER_UNIGRAM;
     text_escape(e, text, len, first);
     const char *p = e->text.data, *end = p + e->text.len;
     encoder_cache(e, len);
@@ -282,7 +282,7 @@ void spm_encode(struct encoder *e, const char *text, size_t len, bool first) {
     while (p < end) {
         size_t left = (size_t)(end - p);
         size_t n = e->t->words ? word_len(p, left, e->t->spec.split_words) : left;
-        encoder_word(e, p, n, unigram ? unigram_encode_part : part_encode);
+        encoder_word(e, p, n, unigram ? unigram_viterbi : part_encode);
         p += n;
     }
 }
@@ -296,7 +296,7 @@ void spm_decode(const struct tokenizer *t, int32_t id, struct buf *out) {
         return;
     }
     for (size_t i = 0; i < len;) {
-        bool mark = len - i >= 3 && memcmp(p + i, SPACE_MARK, 3) == 0;
+        bool mark = len - i >= 3 && memcmp(p + i, METASPACE_CHAR, 3) == 0;
         buf_add(out, mark ? " " : p + i, 1);
         i += mark ? 3 : 1;
     }
@@ -313,7 +313,7 @@ struct spm_merge *spm_merges(const struct tokenizer *t, int32_t *n) {
     struct spm_merge *v = xmalloc(sizeof(*v) * (size_t)(t->pairs.n + 1));
     *n = 0;
     for (uint64_t i = 0; i <= t->pairs.mask; i++) {
-        const struct pair_slot *s = &t->pairs.slots[i];
+        const struct merge_slot *s = &t->pairs.slots[i];
         if (s->key == UINT64_MAX) continue;
         int32_t left = (int32_t)(s->key >> 32), right = (int32_t)(uint32_t)s->key;
         v[(*n)++] = (struct spm_merge){left, right, s->rank, s->id, t->lens[left]};

@@ -7,26 +7,26 @@
  * spaces around them, and all of them are found in the text as it was written, before it is
  * normalised.
  *
- * Invariant: after tok_new nothing of a tokenizer changes, and every call keeps its scratch to
+ * Invariant: after tokenizer_new nothing of a tokenizer changes, and every call keeps its scratch to
  * itself, so any number of threads may use one. Control and unknown tokens come out of text only
- * when the caller passed TOK_SPECIAL.
+ * when the caller passed TOKENIZER_PARSE_SPECIAL.
  */
 #include "tokenizer/internal.h"
 
 #include <stdlib.h>
 #include <string.h>
 
-void *ids_realloc(struct ids *s, void *p, size_t size) {
+void *token_ids_realloc(struct token_ids *s, void *p, size_t size) {
     struct error err;
     void *q = try_realloc(p, size, s->may_refuse ? &err : NULL);
     if (!q) s->refused = true;
     return q;
 }
 
-void ids_add(struct ids *s, int32_t id) {
+void token_ids_add(struct token_ids *s, int32_t id) {
     if (s->n == s->cap) {
         int cap = s->cap ? s->cap * 2 : 64;
-        int32_t *v = ids_realloc(s, s->v, sizeof(*s->v) * (size_t)cap);
+        int32_t *v = token_ids_realloc(s, s->v, sizeof(*s->v) * (size_t)cap);
         if (!v) return;
         s->v = v;
         s->cap = cap;
@@ -34,9 +34,9 @@ void ids_add(struct ids *s, int32_t id) {
     s->v[s->n++] = id;
 }
 
-void ids_release(struct ids *s) {
+void token_ids_release(struct token_ids *s) {
     free(s->v);
-    *s = (struct ids){0};
+    *s = (struct token_ids){0};
 }
 
 int utf8_len(const char *p, size_t left) {
@@ -62,7 +62,7 @@ static uint64_t slots_for(int64_t n) {
 
 /* Where this text is, or the empty slot where it would be. */
 static int32_t *index_slot(const struct tokenizer *t, const char *p, size_t n) {
-    uint64_t i = hash_u64(p, n) & t->index_mask;
+    uint64_t i = hash_fnv1a(p, n) & t->index_mask;
     for (; t->index[i]; i = (i + 1) & t->index_mask) {
         int32_t id = t->index[i] - 1;
         if ((size_t)t->lens[id] == n && memcmp(t->text[id], p, n) == 0) break;
@@ -72,7 +72,7 @@ static int32_t *index_slot(const struct tokenizer *t, const char *p, size_t n) {
 
 /* Of equal pieces the lowest id is the one that is found. SPM calls it again once its extra symbols
  * are known. */
-void index_build(struct tokenizer *t) {
+void vocab_index_build(struct tokenizer *t) {
     uint64_t size = slots_for(t->n_symbols);
     t->index = arena_alloc(&t->arena, sizeof(*t->index) * size);
     t->index_mask = size - 1;
@@ -82,11 +82,11 @@ void index_build(struct tokenizer *t) {
     }
 }
 
-int32_t symbol_find(const struct tokenizer *t, const char *p, size_t n) {
+int32_t vocab_find(const struct tokenizer *t, const char *p, size_t n) {
     return *index_slot(t, p, n) - 1;
 }
 
-void pairs_init(struct pair_table *p, struct arena *a, int64_t max_pairs) {
+void merge_table_init(struct merge_table *p, struct arena *a, int64_t max_pairs) {
     uint64_t size = slots_for(max_pairs);
     p->slots = arena_alloc(a, sizeof(*p->slots) * size);
     p->seen = arena_alloc(a, size / 2);
@@ -100,28 +100,28 @@ static uint64_t pair_place(uint64_t key) {
     return key ^ (key >> 29);
 }
 
-static struct pair_slot *pair_slot(const struct pair_table *p, uint64_t key) {
+static struct merge_slot *pair_slot(const struct merge_table *p, uint64_t key) {
     uint64_t i = pair_place(key) >> 2 & p->mask;
     while (p->slots[i].key != key && p->slots[i].key != UINT64_MAX) i = (i + 1) & p->mask;
     return &p->slots[i];
 }
 
-void pairs_add(struct pair_table *p, int32_t left, int32_t right, int32_t rank, int32_t id) {
+void merge_table_add(struct merge_table *p, int32_t left, int32_t right, int32_t rank, int32_t id) {
     uint64_t key = (uint64_t)(uint32_t)left << 32 | (uint32_t)right;
-    struct pair_slot *s = pair_slot(p, key);
+    struct merge_slot *s = pair_slot(p, key);
     if (s->key == key) return;
-    *s = (struct pair_slot){key, rank, id};
+    *s = (struct merge_slot){key, rank, id};
     uint64_t bit = pair_place(key) & (p->mask * 4 + 3);
     p->seen[bit / 64] |= (uint64_t)1 << bit % 64;
     p->n++;
 }
 
-const struct pair_slot *pairs_find(const struct pair_table *p, int32_t left, int32_t right) {
+const struct merge_slot *merge_table_find(const struct merge_table *p, int32_t left, int32_t right) {
     if (left < 0 || right < 0) return NULL;
     uint64_t key = (uint64_t)(uint32_t)left << 32 | (uint32_t)right;
     uint64_t bit = pair_place(key) & (p->mask * 4 + 3);
     if (!(p->seen[bit / 64] >> bit % 64 & 1)) return NULL;
-    struct pair_slot *s = pair_slot(p, key);
+    struct merge_slot *s = pair_slot(p, key);
     return s->key == UINT64_MAX ? NULL : s;
 }
 
@@ -134,36 +134,36 @@ static int merge_add(struct tokenizer *t, int32_t rank, struct buf *joined, stru
     joined->len = 0;
     buf_add(joined, m, left_len);
     buf_add(joined, space + 1, right_len);
-    int32_t left = symbol_find(t, m, left_len), right = symbol_find(t, space + 1, right_len);
-    int32_t id = symbol_find(t, joined->data, joined->len);
+    int32_t left = vocab_find(t, m, left_len), right = vocab_find(t, space + 1, right_len);
+    int32_t id = vocab_find(t, joined->data, joined->len);
     if (left < 0 || right < 0 || id < 0)
         return error_set(err, ERR_FORMAT, "merge %d ('%.80s') has no token for '%.80s'", rank, m,
                          left < 0    ? m
                          : right < 0 ? space + 1
                                      : joined->data);
-    pairs_add(&t->pairs, left, right, rank, id);
+    merge_table_add(&t->pairs, left, right, rank, id);
     return OK;
 }
 
-int pairs_from_merges(struct tokenizer *t, struct error *err) {
+int merge_table_build(struct tokenizer *t, struct error *err) {
     struct buf joined = {0};
     int rc = OK;
-    pairs_init(&t->pairs, &t->arena, t->spec.n_merges);
+    merge_table_init(&t->pairs, &t->arena, t->spec.n_merges);
     for (int32_t i = 0; i < t->spec.n_merges && rc == OK; i++) rc = merge_add(t, i, &joined, err);
     buf_release(&joined);
     return rc;
 }
 
-static int spec_check_id(const struct tok_spec *s, const char *what, int32_t id,
+static int spec_check_id(const struct tokenizer_spec *s, const char *what, int32_t id,
                          struct error *err) {
     if (id >= -1 && id < s->n) return OK;
     return error_set(err, ERR_FORMAT, "the %s token is %d, but the vocabulary has %d tokens", what,
                      id, s->n);
 }
 
-static int spec_check(const struct tok_spec *s, struct error *err) {
+static int spec_check(const struct tokenizer_spec *s, struct error *err) {
     if (s->n <= 0) return error_set(err, ERR_FORMAT, "the vocabulary is empty");
-    if (s->kind != TOK_BPE && !s->scores)
+    if (s->kind != TOKENIZER_BPE && !s->scores)
         return error_set(err, ERR_FORMAT, "a sentencepiece vocabulary needs scores");
     if (spec_check_id(s, "bos", s->bos, err) || spec_check_id(s, "eos", s->eos, err) ||
         spec_check_id(s, "unk", s->unk, err))
@@ -180,7 +180,7 @@ static int spec_check(const struct tok_spec *s, struct error *err) {
 
 /* One block for all pieces, each with a NUL after it, so that a vocabulary costs its bytes and not
  * 64 a piece. */
-static void spec_copy_pieces(struct tokenizer *t, const struct tok_spec *s) {
+static void spec_copy_pieces(struct tokenizer *t, const struct tokenizer_spec *s) {
     size_t total = 0, n = (size_t)s->n;
     for (size_t i = 0; i < n; i++) total += (size_t)s->lens[i] + 1;
     char *text = arena_alloc(&t->arena, total);
@@ -195,7 +195,7 @@ static void spec_copy_pieces(struct tokenizer *t, const struct tok_spec *s) {
     t->n_symbols = s->n;
 }
 
-static void spec_copy_merges(struct tokenizer *t, const struct tok_spec *s) {
+static void spec_copy_merges(struct tokenizer *t, const struct tokenizer_spec *s) {
     size_t total = 0, n = (size_t)s->n_merges;
     for (size_t i = 0; i < n; i++) total += strlen(s->merges[i]) + 1;
     char *text = arena_alloc(&t->arena, total + 1);
@@ -211,14 +211,14 @@ static void spec_copy_merges(struct tokenizer *t, const struct tok_spec *s) {
 
 /* ChatML's marks are control tokens even where a file calls them ordinary added ones: a message
  * must not forge a turn. */
-static uint8_t piece_type(const struct tokenizer *t, const struct tok_spec *s, int32_t id) {
+static uint8_t piece_type(const struct tokenizer *t, const struct tokenizer_spec *s, int32_t id) {
     uint8_t type = s->types ? s->types[id] : PIECE_NORMAL;
     bool mark = type == PIECE_USER && (strcmp(t->text[id], "<|im_start|>") == 0 ||
                                        strcmp(t->text[id], "<|im_end|>") == 0);
     return mark ? PIECE_CONTROL : type;
 }
 
-static void spec_copy(struct tokenizer *t, const struct tok_spec *s) {
+static void spec_copy(struct tokenizer *t, const struct tokenizer_spec *s) {
     t->spec = *s;
     spec_copy_pieces(t, s);
     spec_copy_merges(t, s);
@@ -275,79 +275,79 @@ static int matcher_build(struct tokenizer *t, struct error *err) {
  * the end of the process: pieces and merges with their texts, index, and pairs, of which a
  * sentencepiece vocabulary has as many as its pieces have places to be cut.
  */
-static size_t spec_bytes(const struct tok_spec *s) {
+static size_t spec_bytes(const struct tokenizer_spec *s) {
     size_t n = (size_t)s->n, text = n, merges = (size_t)s->n_merges, slack = 32 * 64;
     for (size_t i = 0; i < n; i++) text += (size_t)s->lens[i];
-    int64_t pairs = s->n_merges > 0 || s->kind == TOK_BPE ? s->n_merges : (int64_t)text - s->n;
+    int64_t pairs = s->n_merges > 0 || s->kind == TOKENIZER_BPE ? s->n_merges : (int64_t)text - s->n;
     size_t tables = slots_for(s->n) * sizeof(int32_t) +
-                    slots_for(pairs) * (sizeof(struct pair_slot) + 1) +
+                    slots_for(pairs) * (sizeof(struct merge_slot) + 1) +
                     n * (sizeof(char *) + 3 * sizeof(int32_t) + 1);
     for (size_t i = 0; i < merges; i++) text += strlen(s->merges[i]) + 1 + sizeof(char *);
     return tables + text + slack;
 }
 
-struct tokenizer *tok_new(const struct tok_spec *spec, struct error *err) {
+struct tokenizer *tokenizer_new(const struct tokenizer_spec *spec, struct error *err) {
     if (spec_check(spec, err) != OK) return NULL;
     struct tokenizer *t = xcalloc(1, sizeof(*t));
     int rc = arena_reserve(&t->arena, spec_bytes(spec), err);
     if (rc == OK) {
         spec_copy(t, spec);
-        index_build(t);
+        vocab_index_build(t);
         rc = matcher_build(t, err);
     }
-    if (rc == OK) rc = spec->kind == TOK_BPE ? bpe_prepare(t, err) : spm_prepare(t, err);
-    if (rc == OK && spec->normalizer && !(t->norm = norm_new(spec->normalizer, err)))
+    if (rc == OK) rc = spec->kind == TOKENIZER_BPE ? bpe_prepare(t, err) : spm_prepare(t, err);
+    if (rc == OK && spec->normalizer && !(t->norm = normalizer_new(spec->normalizer, err)))
         rc = err->code;
     t->spec.pieces = t->text;
     t->spec.lens = t->lens;
     if (rc == OK) return t;
-    tok_free(t);
+    tokenizer_free(t);
     return NULL;
 }
 
-void tok_free(struct tokenizer *t) {
+void tokenizer_free(struct tokenizer *t) {
     if (!t) return;
     if (t->chat_free) t->chat_free(t->chat);
     pcre2_code_free(t->code);
-    norm_free(t->norm);
+    normalizer_free(t->norm);
     trie_free(t->trie);
     arena_release(&t->arena);
     free(t);
 }
 
-int32_t tok_vocab_size(const struct tokenizer *t) {
+int32_t tokenizer_vocab_size(const struct tokenizer *t) {
     return t->spec.n;
 }
 
-int32_t tok_bos(const struct tokenizer *t) {
+int32_t tokenizer_bos(const struct tokenizer *t) {
     return t->spec.bos;
 }
 
-int32_t tok_eos(const struct tokenizer *t) {
+int32_t tokenizer_eos(const struct tokenizer *t) {
     return t->spec.eos;
 }
 
-bool tok_add_bos(const struct tokenizer *t) {
+bool tokenizer_add_bos(const struct tokenizer *t) {
     return t->spec.add_bos && t->spec.bos >= 0;
 }
 
-bool tok_is_special(const struct tokenizer *t, int32_t id) {
+bool tokenizer_is_special(const struct tokenizer *t, int32_t id) {
     if (id < 0 || id >= t->spec.n) return false;
     return t->spec.types[id] == PIECE_CONTROL || t->spec.types[id] == PIECE_UNKNOWN;
 }
 
-const char *tok_piece(const struct tokenizer *t, int32_t id, int *len) {
+const char *tokenizer_id_to_piece(const struct tokenizer *t, int32_t id, int *len) {
     CHECK(id >= 0 && id < t->spec.n);
     if (len) *len = t->lens[id];
     return t->text[id];
 }
 
-int32_t tok_find(const struct tokenizer *t, const char *piece) {
-    int32_t id = symbol_find(t, piece, strlen(piece));
+int32_t tokenizer_piece_to_id(const struct tokenizer *t, const char *piece) {
+    int32_t id = vocab_find(t, piece, strlen(piece));
     return id < t->spec.n ? id : -1;
 }
 
-const struct tok_spec *tok_spec_of(const struct tokenizer *t) {
+const struct tokenizer_spec *tokenizer_get_spec(const struct tokenizer *t) {
     return &t->spec;
 }
 
@@ -386,7 +386,7 @@ static int32_t match_at(const struct tokenizer *t, const char *p, size_t left, b
     return best;
 }
 
-void text_fragments(const struct tokenizer *t, const char *text, size_t len, bool control,
+void split_special_tokens(const struct tokenizer *t, const char *text, size_t len, bool control,
                     fragment_fn fn, void *ctx) {
     size_t begin = 0, i = 0;
     while (i < len) {
@@ -413,7 +413,7 @@ enum { TEXT_LIMIT = INT32_MAX / 4 }; /* positions are int32, and ▁ takes three
 
 static void text_encode(struct encoder *e, const char *p, size_t n, bool first) {
     if (e->t->norm) {
-        norm_apply(e->t->norm, p, n, &e->normal, &e->scratch);
+        normalizer_apply(e->t->norm, p, n, &e->normal, &e->scratch);
         p = e->normal.data;
         n = e->normal.len;
     }
@@ -422,7 +422,7 @@ static void text_encode(struct encoder *e, const char *p, size_t n, bool first) 
         if (part > TEXT_LIMIT) /* only normalisation makes it so long: it is cut at a character */
             for (part = TEXT_LIMIT; part > TEXT_LIMIT - 4 && ((uint8_t)p[part] & 0xC0) == 0x80;)
                 part--;
-        if (e->t->spec.kind == TOK_BPE)
+        if (e->t->spec.kind == TOKENIZER_BPE)
             bpe_encode(e, p, part, first);
         else
             spm_encode(e, p, part, first);
@@ -432,7 +432,7 @@ static void text_encode(struct encoder *e, const char *p, size_t n, bool first) 
 static void fragment_encode(void *ctx, int32_t id, const char *p, size_t n) {
     struct fragment_state *s = ctx;
     if (id >= 0)
-        ids_add(s->e->out, id);
+        token_ids_add(s->e->out, id);
     else
         text_encode(s->e, p, n, s->first);
     s->first = id >= 0 && !s->e->t->prefix_once;
@@ -452,25 +452,25 @@ static void encoder_release(struct encoder *e) {
     pcre2_match_data_free(e->match);
 }
 
-void tok_encode(const struct tokenizer *t, const char *text, size_t len, int flags,
-                struct ids *out) {
+void tokenizer_encode(const struct tokenizer *t, const char *text, size_t len, int flags,
+                struct token_ids *out) {
     CHECK(len <= TEXT_LIMIT);
     struct encoder e = {.t = t, .out = out};
-    struct fragment_state s = {&e, !(flags & TOK_CONTINUE)};
-    if ((flags & TOK_BOS) && tok_add_bos(t)) ids_add(out, t->spec.bos);
-    text_fragments(t, text, len, flags & TOK_SPECIAL, fragment_encode, &s);
-    if ((flags & TOK_EOS) && t->spec.add_eos && t->spec.eos >= 0) ids_add(out, t->spec.eos);
+    struct fragment_state s = {&e, !(flags & TOKENIZER_NO_PREFIX_SPACE)};
+    if ((flags & TOKENIZER_ADD_BOS) && tokenizer_add_bos(t)) token_ids_add(out, t->spec.bos);
+    split_special_tokens(t, text, len, flags & TOKENIZER_PARSE_SPECIAL, fragment_encode, &s);
+    if ((flags & TOKENIZER_ADD_EOS) && t->spec.add_eos && t->spec.eos >= 0) token_ids_add(out, t->spec.eos);
     encoder_release(&e);
 }
 
 /* A model's head may be wider than the vocabulary: ids beyond it are no text. */
-void tok_decode(const struct tokenizer *t, int32_t id, bool specials, struct buf *out) {
+void tokenizer_decode_token(const struct tokenizer *t, int32_t id, bool specials, struct buf *out) {
     if (id < 0 || id >= t->spec.n) return;
-    if (tok_is_special(t, id)) {
+    if (tokenizer_is_special(t, id)) {
         if (specials) buf_add(out, t->text[id], (size_t)t->lens[id]);
     } else if (t->spec.types[id] == PIECE_USER && !t->spec.user_pieces) {
         buf_add(out, t->text[id], (size_t)t->lens[id]);
-    } else if (t->spec.kind == TOK_BPE) {
+    } else if (t->spec.kind == TOKENIZER_BPE) {
         bpe_decode(t, id, out);
     } else {
         spm_decode(t, id, out);
@@ -479,19 +479,19 @@ void tok_decode(const struct tokenizer *t, int32_t id, bool specials, struct buf
 
 /* Takes back the space that encoding put at the beginning and after every token that was matched
  * whole. */
-void tok_decode_all(const struct tokenizer *t, const int32_t *ids, int n, bool specials,
+void tokenizer_decode(const struct tokenizer *t, const int32_t *ids, int n, bool specials,
                     struct buf *out) {
-    tok_decode_ends(t, ids, n, specials, out, NULL);
+    tokenizer_decode_offsets(t, ids, n, specials, out, NULL);
 }
 
-void tok_decode_ends(const struct tokenizer *t, const int32_t *ids, int n, bool specials,
+void tokenizer_decode_offsets(const struct tokenizer *t, const int32_t *ids, int n, bool specials,
                      struct buf *out, int32_t *ends) {
-    bool prefixed = t->spec.kind != TOK_BPE && t->spec.add_space_prefix, first = prefixed;
+    bool prefixed = t->spec.kind != TOKENIZER_BPE && t->spec.add_space_prefix, first = prefixed;
     for (int i = 0; i < n; i++) {
         size_t before = out->len;
         if (ends) ends[i] = (int32_t)before;
         if (ids[i] < 0 || ids[i] >= t->spec.n) continue;
-        tok_decode(t, ids[i], specials, out);
+        tokenizer_decode_token(t, ids[i], specials, out);
         if (is_matched(t, ids[i]) && ids[i] != t->spec.unk) { /* unknown is a part of text */
             first = prefixed && (!t->prefix_once || (first && ids[i] == t->spec.bos));
         } else if (out->len > before) {

@@ -9,23 +9,23 @@
 
 #include "base/base.h"
 
-enum tokenizer_kind { TOK_BPE, TOK_SPM, TOK_UNIGRAM };
+enum tokenizer_kind { TOKENIZER_BPE, TOKENIZER_SPM, TOKENIZER_UNIGRAM };
 /* Byte-level BPE (GPT-2 family; the pre-tokenizer is a PCRE2 pattern), SentencePiece BPE with byte
  * fallback, and SentencePiece unigram with or without it. Immutable after opening; encode and
  * decode may be called from any thread. */
 struct tokenizer;
-int32_t tok_vocab_size(const struct tokenizer *t);
-int32_t tok_bos(const struct tokenizer *t); /* -1 when there is none */
-int32_t tok_eos(const struct tokenizer *t);
-bool tok_add_bos(const struct tokenizer *t);
-bool tok_is_special(const struct tokenizer *t, int32_t id);
-const char *tok_piece(const struct tokenizer *t, int32_t id,
+int32_t tokenizer_vocab_size(const struct tokenizer *t);
+int32_t tokenizer_bos(const struct tokenizer *t); /* -1 when there is none */
+int32_t tokenizer_eos(const struct tokenizer *t);
+bool tokenizer_add_bos(const struct tokenizer *t);
+bool tokenizer_is_special(const struct tokenizer *t, int32_t id);
+const char *tokenizer_id_to_piece(const struct tokenizer *t, int32_t id,
                       int *len);                                /* as stored in the vocabulary */
-int32_t tok_find(const struct tokenizer *t, const char *piece); /* id of a stored piece, or -1 */
-#define TOK_BOS 1     /* add what the model adds before a text */
-#define TOK_SPECIAL 2 /* the text of special tokens becomes their id */
-#define TOK_EOS 4     /* add what the model adds after a text, as encoders are given it */
-struct ids {
+int32_t tokenizer_piece_to_id(const struct tokenizer *t, const char *piece); /* id of a stored piece, or -1 */
+#define TOKENIZER_ADD_BOS 1     /* add what the model adds before a text */
+#define TOKENIZER_PARSE_SPECIAL 2 /* the text of special tokens becomes their id */
+#define TOKENIZER_ADD_EOS 4     /* add what the model adds after a text, as encoders are given it */
+struct token_ids {
     int32_t *v;
     int n, cap;
     /* Set by who would rather have no tokens than end the process when the system refuses memory
@@ -33,22 +33,22 @@ struct ids {
      * incomplete. */
     bool may_refuse, refused;
 };
-void ids_add(struct ids *s, int32_t id);
-void ids_release(struct ids *s);
+void token_ids_add(struct token_ids *s, int32_t id);
+void token_ids_release(struct token_ids *s);
 /* Appends to `out`. Any bytes are accepted; invalid UTF-8 goes through byte tokens. */
-void tok_encode(const struct tokenizer *t, const char *text, size_t len, int flags,
-                struct ids *out);
+void tokenizer_encode(const struct tokenizer *t, const char *text, size_t len, int flags,
+                struct token_ids *out);
 /* Appends the bytes of one token; special tokens give nothing unless `specials`. */
-void tok_decode(const struct tokenizer *t, int32_t id, bool specials, struct buf *out);
-void tok_decode_all(const struct tokenizer *t, const int32_t *ids, int n, bool specials,
+void tokenizer_decode_token(const struct tokenizer *t, int32_t id, bool specials, struct buf *out);
+void tokenizer_decode(const struct tokenizer *t, const int32_t *ids, int n, bool specials,
                     struct buf *out);
 /* The same, and where in `out` each token ends: ends [n]. */
-void tok_decode_ends(const struct tokenizer *t, const int32_t *ids, int n, bool specials,
+void tokenizer_decode_offsets(const struct tokenizer *t, const int32_t *ids, int n, bool specials,
                      struct buf *out, int32_t *ends);
-void tok_free(struct tokenizer *t);
+void tokenizer_free(struct tokenizer *t);
 
 /* What the file readers fill in to make one (strings are copied). */
-struct tok_spec {
+struct tokenizer_spec {
     enum tokenizer_kind kind;
     int32_t n;
     const char **pieces; /* [n], may hold any bytes: lengths beside */
@@ -68,30 +68,30 @@ struct tok_spec {
     bool user_pieces; /* UNIGRAM: user-defined pieces are preferred pieces of the text with its ▁,
                          as in SentencePiece; else they are cut out of the text as it was written */
 };
-struct tokenizer *tok_new(const struct tok_spec *spec, struct error *err);
-struct tokenizer *tok_from_json(const char *path,
+struct tokenizer *tokenizer_new(const struct tokenizer_spec *spec, struct error *err);
+struct tokenizer *tokenizer_from_json(const char *path,
                                 struct error *err); /* tokenizer.json: BPE and Unigram */
-struct tokenizer *tok_from_sentencepiece(const char *path,
+struct tokenizer *tokenizer_from_sentencepiece(const char *path,
                                          struct error *err); /* tokenizer.model: the same */
-struct tokenizer *tok_from_llama2c(const char *path, int32_t vocab, struct error *err);
+struct tokenizer *tokenizer_from_llama2c(const char *path, int32_t vocab, struct error *err);
 /* Byte tokens, three specials, and filler pieces up to `vocab` (NULL below 259): for models with
  * random weights. */
-struct tokenizer *tok_byte_fallback(int32_t vocab);
-const struct tok_spec *tok_spec_of(const struct tokenizer *t); /* for the writers */
-int tok_write_json(const struct tokenizer *t, const char *path, struct error *err);
+struct tokenizer *tokenizer_new_bytes(int32_t vocab);
+const struct tokenizer_spec *tokenizer_get_spec(const struct tokenizer *t); /* for the writers */
+int tokenizer_write_json(const struct tokenizer *t, const char *path, struct error *err);
 /* Byte-level BPE training: counts pre-tokens of `texts`, merges the most frequent pair (ties: the
  * pair whose two pieces are lexicographically greatest, as GPT-2-style trainers do) until `vocab`.
  * Specials get the first ids. */
-struct tokenizer *tok_train_bpe(const char *text, size_t len, int32_t vocab, const char *pre,
+struct tokenizer *tokenizer_train_bpe(const char *text, size_t len, int32_t vocab, const char *pre,
                                 const char **specials, int n_specials, struct error *err);
 
 /* for chat templates (template/template.h) */
 
-/* A flag of tok_encode: the text continues another text, so no space is put before it. */
-#define TOK_CONTINUE 0x100
+/* A flag of tokenizer_encode: the text continues another text, so no space is put before it. */
+#define TOKENIZER_NO_PREFIX_SPACE 0x100
 /* Cuts out the tokens that are matched whole; fn gets their id, or -1 for the text between. */
 typedef void (*fragment_fn)(void *ctx, int32_t id, const char *p, size_t n);
-void text_fragments(const struct tokenizer *t, const char *text, size_t len, bool control,
+void split_special_tokens(const struct tokenizer *t, const char *text, size_t len, bool control,
                     fragment_fn fn, void *ctx);
 /* SPM: a space is put before the first text only, not after special tokens too. */
 bool tok_prefix_once(const struct tokenizer *t);
@@ -115,11 +115,11 @@ enum piece_type {
 
 /* A normalizer's JSON text from SentencePiece's settings: a compiled table of replacements, and
  * whether runs of spaces become one (NULL when neither). malloc'ed. */
-char *norm_from_sentencepiece(const void *charsmap, size_t len, bool one_space);
+char *normalizer_from_sentencepiece(const void *charsmap, size_t len, bool one_space);
 /* The table that such a text begins with, malloc'ed, or NULL. */
-uint8_t *norm_charsmap(const char *json, size_t *len);
+uint8_t *normalizer_charsmap(const char *json, size_t *len);
 /* The pattern of a known name, `pre` itself when it is a pattern, else NULL; and the way back. */
-const char *pre_pattern(const char *pre);
-const char *pre_name(const char *pattern, bool ignore_merges);
+const char *pretokenizer_pattern(const char *pre);
+const char *pretokenizer_name(const char *pattern, bool ignore_merges);
 
 #endif

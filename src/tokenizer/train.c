@@ -28,7 +28,7 @@ struct word {
 struct pair {
     int32_t left, right;
     int64_t count;
-    struct ids words; /* where it has stood, with repeats and leftovers */
+    struct token_ids words; /* where it has stood, with repeats and leftovers */
 };
 struct queued {
     int64_t count;
@@ -45,7 +45,7 @@ struct trainer_state {
     pcre2_match_data *match;
     struct word *words; /* hash table while counting, then the first n_words */
     size_t n_words, words_cap;
-    struct ids symbols;
+    struct token_ids symbols;
     struct pair *pairs;
     int32_t n_pairs, pairs_cap;
     int32_t *pair_index; /* open addressing: pair + 1 */
@@ -60,7 +60,7 @@ struct trainer_state {
 };
 
 static struct word *word_slot(struct word *table, size_t cap, const char *p, size_t n) {
-    size_t i = hash_u64(p, n) & (cap - 1);
+    size_t i = hash_fnv1a(p, n) & (cap - 1);
     while (table[i].text_len && (table[i].text_len != n || memcmp(table[i].text, p, n) != 0))
         i = (i + 1) & (cap - 1);
     return &table[i];
@@ -110,7 +110,7 @@ static void words_prepare(struct trainer_state *s) {
         w->at = (uint32_t)s->symbols.n;
         w->n = (int32_t)w->text_len;
         for (uint32_t k = 0; k < w->text_len; k++)
-            ids_add(&s->symbols, s->cutter->byte_ids[(uint8_t)w->text[k]]);
+            token_ids_add(&s->symbols, s->cutter->byte_ids[(uint8_t)w->text[k]]);
     }
 }
 
@@ -201,7 +201,7 @@ static void pairs_count(struct trainer_state *s) {
             struct pair *p = &s->pairs[at];
             p->count += w->count;
             if (p->words.n == 0 || p->words.v[p->words.n - 1] != (int32_t)i)
-                ids_add(&p->words, (int32_t)i);
+                token_ids_add(&p->words, (int32_t)i);
         }
     }
     for (int32_t i = 0; i < s->n_pairs; i++) queue_push(s, (struct queued){s->pairs[i].count, i});
@@ -209,17 +209,17 @@ static void pairs_count(struct trainer_state *s) {
 
 /* What a merge added counts to, queued once when it is through. */
 static void pair_change(struct trainer_state *s, int32_t left, int32_t right, int64_t by,
-                        int32_t word, struct ids *grown) {
+                        int32_t word, struct token_ids *grown) {
     int32_t i = pair_get(s, left, right);
     struct pair *p = &s->pairs[i];
     p->count += by;
     if (by < 0) return;
-    if (p->words.n == 0 || p->words.v[p->words.n - 1] != word) ids_add(&p->words, word);
-    ids_add(grown, i);
+    if (p->words.n == 0 || p->words.v[p->words.n - 1] != word) token_ids_add(&p->words, word);
+    token_ids_add(grown, i);
 }
 
 static void word_merge(struct trainer_state *s, int32_t word, int32_t left, int32_t right,
-                       int32_t made, struct ids *grown) {
+                       int32_t made, struct token_ids *grown) {
     struct word *w = &s->words[word];
     int32_t *v = s->symbols.v + w->at, n = 0;
     for (int32_t i = 0; i < w->n; i++) {
@@ -249,7 +249,7 @@ static int32_t token_make(struct trainer_state *s, struct token_bytes a, struct 
     memcpy(p, a.p, (size_t)a.len);
     memcpy(p + a.len, b.p, (size_t)b.len);
     t.p = p;
-    uint64_t i = hash_u64(t.p, (size_t)t.len) & s->token_mask;
+    uint64_t i = hash_fnv1a(t.p, (size_t)t.len) & s->token_mask;
     for (; s->token_index[i]; i = (i + 1) & s->token_mask)
         if (bytes_compare(s->tokens[s->token_index[i] - 1], t) == 0) return s->token_index[i] - 1;
     s->tokens[s->n_tokens] = t;
@@ -261,22 +261,22 @@ static void pair_merge(struct trainer_state *s, int32_t pair) {
     int32_t left = s->pairs[pair].left, right = s->pairs[pair].right;
     int32_t made = token_make(s, s->tokens[left], s->tokens[right]);
     int32_t merge[3] = {left, right, made};
-    struct ids words = s->pairs[pair].words, grown = {0};
+    struct token_ids words = s->pairs[pair].words, grown = {0};
     buf_add(&s->merges, merge, sizeof(merge));
-    s->pairs[pair].words = (struct ids){0}; /* the array of pairs may move meanwhile */
+    s->pairs[pair].words = (struct token_ids){0}; /* the array of pairs may move meanwhile */
     for (int i = 0; i < words.n; i++) word_merge(s, words.v[i], left, right, made, &grown);
     s->pairs[pair].count = 0;
     for (int i = 0; i < grown.n; i++)
         if (s->pairs[grown.v[i]].count > 0)
             queue_push(s, (struct queued){s->pairs[grown.v[i]].count, grown.v[i]});
-    ids_release(&words);
-    ids_release(&grown);
+    token_ids_release(&words);
+    token_ids_release(&grown);
 }
 
 static void piece_write(struct buf *out, struct token_bytes t) {
     for (int32_t i = 0; i < t.len; i++) {
         char c[4];
-        int n = byte_piece((uint8_t)t.p[i], c);
+        int n = bytes_to_unicode_piece((uint8_t)t.p[i], c);
         buf_add(out, c, (size_t)n);
     }
 }
@@ -296,12 +296,12 @@ static const char *piece_text(struct trainer_state *s, struct token_bytes a,
 
 /* Specials, then the bytes in GPT-2's order. A model of chats ends at <|im_end|>, any other at its
  * first special. */
-static void spec_begin(struct trainer_state *s, struct tok_spec *spec, const char *pre,
+static void spec_begin(struct trainer_state *s, struct tokenizer_spec *spec, const char *pre,
                        const char **specials, int n) {
     const char **pieces = arena_alloc(&s->arena, sizeof(*pieces) * (size_t)s->vocab);
     int32_t *lens = arena_alloc(&s->arena, sizeof(*lens) * (size_t)s->vocab);
     uint8_t *types = arena_alloc(&s->arena, (size_t)s->vocab);
-    *spec = (struct tok_spec){.kind = TOK_BPE,
+    *spec = (struct tokenizer_spec){.kind = TOKENIZER_BPE,
                               .pieces = pieces,
                               .lens = lens,
                               .types = types,
@@ -317,7 +317,7 @@ static void spec_begin(struct trainer_state *s, struct tok_spec *spec, const cha
     }
     for (int i = 0; i < 256; i++) {
         char *byte = arena_alloc(&s->arena, 1);
-        *byte = (char)byte_in_order(i);
+        *byte = (char)bytes_to_unicode_byte(i);
         s->tokens[n + i] = (struct token_bytes){byte, 1};
         pieces[n + i] = piece_text(s, s->tokens[n + i], NULL);
     }
@@ -329,7 +329,7 @@ static void spec_begin(struct trainer_state *s, struct tok_spec *spec, const cha
     }
 }
 
-static struct tokenizer *spec_finish(struct trainer_state *s, struct tok_spec *spec,
+static struct tokenizer *spec_finish(struct trainer_state *s, struct tokenizer_spec *spec,
                                      struct error *err) {
     const char **pieces = (const char **)(uintptr_t)spec->pieces;
     int32_t *lens = (int32_t *)(uintptr_t)spec->lens;
@@ -346,18 +346,18 @@ static struct tokenizer *spec_finish(struct trainer_state *s, struct tok_spec *s
         memcpy(m, s->merges.data + (size_t)i * sizeof(m), sizeof(m));
         spec->merges[i] = piece_text(s, s->tokens[m[0]], &s->tokens[m[1]]);
     }
-    return tok_new(spec, err);
+    return tokenizer_new(spec, err);
 }
 
 static void trainer_release(struct trainer_state *s) {
-    for (int32_t i = 0; i < s->n_pairs; i++) ids_release(&s->pairs[i].words);
-    tok_free(s->cutter);
+    for (int32_t i = 0; i < s->n_pairs; i++) token_ids_release(&s->pairs[i].words);
+    tokenizer_free(s->cutter);
     pcre2_match_data_free(s->match);
     free(s->words);
     free(s->pairs);
     free(s->pair_index);
     free(s->queue);
-    ids_release(&s->symbols);
+    token_ids_release(&s->symbols);
     buf_release(&s->merges);
     arena_release(&s->arena);
 }
@@ -387,7 +387,7 @@ static int train_run(struct trainer_state *s, const char *text, size_t len, stru
     for (s->token_mask = 1023; s->token_mask < (uint64_t)s->vocab * 2;)
         s->token_mask = s->token_mask * 2 + 1;
     s->token_index = arena_alloc(&s->arena, sizeof(*s->token_index) * (s->token_mask + 1));
-    text_fragments(s->cutter, text, len, true, fragment_count, s);
+    split_special_tokens(s->cutter, text, len, true, fragment_count, s);
     words_prepare(s);
     pairs_count(s);
     while (s->n_tokens < s->vocab) {
@@ -403,14 +403,14 @@ static int train_run(struct trainer_state *s, const char *text, size_t len, stru
 }
 
 /* One thread is enough: a few MB a second, once in a model's life. */
-struct tokenizer *tok_train_bpe(const char *text, size_t len, int32_t vocab, const char *pre,
+struct tokenizer *tokenizer_train_bpe(const char *text, size_t len, int32_t vocab, const char *pre,
                                 const char **specials, int n_specials, struct error *err) {
     if (train_check(len, vocab, specials, n_specials, err) != OK) return NULL;
     struct trainer_state s = {.vocab = vocab};
-    struct tok_spec spec;
+    struct tokenizer_spec spec;
     struct tokenizer *t = NULL;
     spec_begin(&s, &spec, pre, specials, n_specials);
-    s.cutter = tok_new(&spec, err);
+    s.cutter = tokenizer_new(&spec, err);
     if (s.cutter && train_run(&s, text, len, err) == OK) t = spec_finish(&s, &spec, err);
     trainer_release(&s);
     return t;

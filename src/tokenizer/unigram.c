@@ -39,7 +39,7 @@ struct trie {
 };
 
 /* What is known of a place in the text: the best way to get there. */
-struct lattice {
+struct viterbi_node {
     double sum;
     int32_t from, id; /* id -1: not reached; unknown is INT32_MAX */
 };
@@ -90,7 +90,7 @@ static uint8_t byte_of(const struct build *b, int32_t i, int32_t depth) {
 }
 
 static void piece_end(const struct build *b, struct trie_node *node, int32_t id) {
-    const struct tok_spec *s = &b->t->spec;
+    const struct tokenizer_spec *s = &b->t->spec;
     bool user = s->types[id] == PIECE_USER;
     node->id = id;
     node->score = user ? b->trie->highest * (float)s->lens[id] - 0.1f : s->scores[id];
@@ -197,7 +197,7 @@ void trie_free(struct trie *t) {
     free(t);
 }
 
-static struct lattice *lattice_reserve(struct encoder *e, size_t n) {
+static struct viterbi_node *lattice_reserve(struct encoder *e, size_t n) {
     if (n > e->lattice_cap) {
         size_t cap = MAX(2 * e->lattice_cap, MAX(n, (size_t)1024));
         e->lattice = xrealloc(e->lattice, sizeof(*e->lattice) * cap);
@@ -207,13 +207,13 @@ static struct lattice *lattice_reserve(struct encoder *e, size_t n) {
     return e->lattice;
 }
 
-static void lattice_offer(struct lattice *to, double sum, int32_t from, int32_t id) {
-    if (to->id < 0 || sum > to->sum) *to = (struct lattice){sum, from, id};
+static void viterbi_relax(struct viterbi_node *to, double sum, int32_t from, int32_t id) {
+    if (to->id < 0 || sum > to->sum) *to = (struct viterbi_node){sum, from, id};
 }
 
 /* Gives out the best way to `end` of the stretch at `p`, and forgets it. */
 static void lattice_give(struct encoder *e, const char *p, int32_t end) {
-    struct lattice *l = e->lattice;
+    struct viterbi_node *l = e->lattice;
     int32_t n = 0;
     if (!encoder_reserve(e, end)) return;
     for (int32_t at = end; at > 0; at = l[at].from) {
@@ -223,9 +223,9 @@ static void lattice_give(struct encoder *e, const char *p, int32_t end) {
     for (int32_t i = n - 1, next; i >= 0; i--) {
         next = i > 0 ? e->at[i - 1] : end;
         if (e->id[i] != UNKNOWN)
-            ids_add(e->out, e->id[i]);
+            token_ids_add(e->out, e->id[i]);
         else
-            char_fallback(e, p + e->at[i], (size_t)(next - e->at[i]));
+            encoder_byte_fallback(e, p + e->at[i], (size_t)(next - e->at[i]));
     }
     for (int32_t i = 1; i <= end; i++) l[i].id = -1;
 }
@@ -234,7 +234,7 @@ static void lattice_give(struct encoder *e, const char *p, int32_t end) {
  * the furthest place offered. */
 static int32_t pieces_offer(struct encoder *e, const char *p, size_t left, int32_t at) {
     const struct trie *t = e->t->trie;
-    struct lattice *l = e->lattice + at;
+    struct viterbi_node *l = e->lattice + at;
     double sum = at > 0 ? l->sum : 0;
     int32_t node = 0, furthest = 0, one = (int32_t)char_len(p, left);
     bool single = false;
@@ -246,13 +246,13 @@ static int32_t pieces_offer(struct encoder *e, const char *p, size_t left, int32
         if (t->nodes[node].id < 0) continue;
         furthest = (int32_t)i + 1;
         single |= furthest == one;
-        lattice_offer(l + furthest, sum + (double)t->nodes[node].score, at, t->nodes[node].id);
+        viterbi_relax(l + furthest, sum + (double)t->nodes[node].score, at, t->nodes[node].id);
     }
-    if (!single) lattice_offer(l + one, sum + (double)t->unknown, at, UNKNOWN);
+    if (!single) viterbi_relax(l + one, sum + (double)t->unknown, at, UNKNOWN);
     return at + MAX(furthest, one);
 }
 
-void unigram_encode_part(struct encoder *e, const char *p, size_t len) {
+void unigram_viterbi(struct encoder *e, const char *p, size_t len) {
     while (len > 0) {
         int32_t at = 0, reach = 0;
         do {

@@ -54,13 +54,13 @@ static struct scratch scratch_view(const struct trainer *t, int thread, int64_t 
     return s;
 }
 
-static struct head head_of(const struct trainer *t, int l, const struct span *sp, int64_t h) {
+static struct head head_of(const struct trainer *t, int l, const struct packed_seq *sp, int64_t h) {
     const struct model_config *c = &t->c;
     int64_t e = c->head_dim, kv = h / (c->n_heads / c->n_kv_heads);
     struct head r = {.ldq = c->n_heads * e, .ldk = c->n_kv_heads * e, .n = sp->end - sp->begin};
     r.at_q = sp->begin * r.ldq + h * e;
     r.at_k = sp->begin * r.ldk + kv * e;
-    r.window = layer_is_local(c, l) ? c->window : r.n;
+    r.window = layer_is_sliding(c, l) ? c->window : r.n;
     r.scale = 1.0f / sqrtf(c->query_pre_attn_scalar > 0.0f ? c->query_pre_attn_scalar : (float)e);
     return r;
 }
@@ -72,7 +72,7 @@ static int64_t first_key(const struct head *h, int64_t i) {
 
 /* Scores of queries [i0, i1) over keys [j0, i1), p [i1 - i0][ldp], become exp(score - max), zero
  * where a row does not see; by[i - i0] is what makes probabilities of it. */
-static void block_weights(const struct trainer *t, const struct head *h, float *p, int64_t ldp,
+static void softmax_block(const struct trainer *t, const struct head *h, float *p, int64_t ldp,
                           float *by, int64_t i0, int64_t i1) {
     int64_t j0 = first_key(h, i0);
     for (int64_t i = i0; i < i1; i++) {
@@ -106,7 +106,7 @@ static void attend_items(void *ctx, int64_t begin, int64_t end, int thread) {
             float *out = job->a->att + h.at_q + i0 * h.ldq;
             t->k->gemm_f32(s.p, s.ld, job->a->q + h.at_q + i0 * h.ldq, h.ldq, i1 - i0,
                            k + j0 * h.ldk, h.ldk, e, 0, i1 - j0, false);
-            block_weights(t, &h, s.p, s.ld, by, i0, i1);
+            softmax_block(t, &h, s.p, s.ld, by, i0, i1);
             for (int64_t i = 0; i < i1 - i0; i++)
                 memset(out + i * h.ldq, 0, (size_t)e * sizeof *out);
             t->k->mix_f32(out, h.ldq, s.p, s.ld, 1, i1 - i0, v + j0 * h.ldk, h.ldk, i1 - j0, e);
@@ -121,7 +121,7 @@ void attention_forward(struct trainer *t, int l) {
 }
 
 /* Softmax backward on one block: dp becomes the gradient of the raw scores, p probabilities. */
-static void scores_backward(const struct trainer *t, const struct head *h, float *p, float *dp,
+static void softmax_block_backward(const struct trainer *t, const struct head *h, float *p, float *dp,
                             int64_t ld, const float *by, int64_t i0, int64_t i1) {
     int64_t j0 = first_key(h, i0);
     for (int64_t i = i0; i < i1; i++) {
@@ -144,9 +144,9 @@ static void head_backward(const struct trainer *t, const struct activations *a,
         int64_t i1 = MIN(i0 + BLOCK, h->n), nb = i1 - i0, j0 = first_key(h, i0), nk = i1 - j0;
         int64_t row = h->at_q + i0 * h->ldq, key = h->at_k + j0 * h->ldk;
         along_keys(t, s->p, ld, a->q + row, h->ldq, nb, s->kt + j0, ld, nk);
-        block_weights(t, h, s->p, ld, by, i0, i1);
+        softmax_block(t, h, s->p, ld, by, i0, i1);
         along_keys(t, s->dp, ld, t->datt + row, h->ldq, nb, s->vt + j0, ld, nk);
-        scores_backward(t, h, s->p, s->dp, ld, by, i0, i1);
+        softmax_block_backward(t, h, s->p, s->dp, ld, by, i0, i1);
         for (int64_t i = 0; i < nb; i++)
             memset(t->dq + row + i * h->ldq, 0, (size_t)e * sizeof(float));
         t->k->mix_f32(t->dq + row, h->ldq, s->dp, ld, 1, nb, a->k + key, h->ldk, nk, e);
@@ -160,7 +160,7 @@ static void attend_backward_items(void *ctx, int64_t begin, int64_t end, int thr
     const struct trainer *t = job->t;
     int64_t kv_n = t->c.n_kv_heads, e = t->c.head_dim, group = t->c.n_heads / kv_n, ldk = kv_n * e;
     for (int64_t item = begin; item < end; item++) {
-        const struct span *sp = &t->spans[item / kv_n];
+        const struct packed_seq *sp = &t->spans[item / kv_n];
         int64_t kv = item % kv_n, n = sp->end - sp->begin, at = sp->begin * ldk + kv * e;
         struct scratch s = scratch_view(t, thread, n);
         t->k->transpose(s.kt, s.ld, job->a->k + at, ldk, n, e);

@@ -150,9 +150,9 @@ static void batch_lay(struct trainer *t) {
     gradients_lay(t, wide);
     head_lay(t);
     rope_lay(t);
-    t->in_scratch = act_take(t, inputs_scratch(MAX(t->chunk, t->head_chunk), wide));
+    t->in_scratch = act_take(t, gemm_input_scratch(MAX(t->chunk, t->head_chunk), wide));
     t->back_scratch =
-        act_take(t, matrix_back_scratch(MAX(wide, t->cap_columns), pool_size(t->pool)));
+        act_take(t, matrix_mul_backward_scratch(MAX(wide, t->cap_columns), pool_size(t->pool)));
     t->spans = act_take(t, (size_t)t->cap_rows * sizeof *t->spans);
     t->tokens_in = act_take(t, (size_t)t->cap_rows * sizeof *t->tokens_in);
     t->pos = act_take(t, (size_t)t->cap_rows * sizeof *t->pos);
@@ -174,7 +174,7 @@ static size_t batch_bytes(struct trainer *t) {
 }
 
 /* As many layers as fit into what one pass over all rows would take. */
-static void kept_choose(struct trainer *t) {
+static void choose_checkpointed_layers(struct trainer *t) {
     int64_t rows = t->cap_rows;
     t->kept = 0;
     if (!t->checkpointing || t->cap_whole <= rows) return;
@@ -216,7 +216,7 @@ size_t trainer_bytes(const struct trainer *t, int64_t rows, int64_t longest) {
     return bytes;
 }
 
-void batch_forget(struct trainer *t) {
+void batch_free_activations(struct trainer *t) {
     arena_release(&t->act);
     t->cap_rows = t->cap_len = t->cap_whole = t->cap_columns = 0;
 }
@@ -229,9 +229,9 @@ static int batch_reserve(struct trainer *t, struct error *err) {
         return OK;
     caps_raise(t, t->rows, t->longest);
     arena_release(&t->act);
-    kept_choose(t);
+    choose_checkpointed_layers(t);
     if (arena_reserve(&t->act, batch_bytes(t), err) != OK) {
-        batch_forget(t);
+        batch_free_activations(t);
         return error_wrap(err, "a batch of %lld tokens", (long long)t->rows);
     }
     batch_lay(t);
@@ -240,13 +240,13 @@ static int batch_reserve(struct trainer *t, struct error *err) {
 }
 
 /* Rows that matter: the last target at token i needs rows 0..i-1. */
-static int32_t sample_rows(const struct sample *s) {
+static int32_t sample_rows(const struct train_sample *s) {
     for (int32_t i = s->n - 1; i > 0; i--)
         if (s->mask[i]) return i;
     return 0;
 }
 
-int batch_next(const struct trainer *t, const struct sample *samples, int n) {
+int batch_fit(const struct trainer *t, const struct train_sample *samples, int n) {
     int64_t rows = 0;
     int taken = 0;
     if (!t->checkpointing) return n;
@@ -254,12 +254,12 @@ int batch_next(const struct trainer *t, const struct sample *samples, int n) {
     return MAX(taken, 1);
 }
 
-void batch_whole(struct trainer *t, const struct sample *samples, int n) {
+void batch_set_call_rows(struct trainer *t, const struct train_sample *samples, int n) {
     t->whole = 0;
     for (int i = 0; i < n; i++) t->whole += sample_rows(&samples[i]);
 }
 
-static int sample_check(const struct trainer *t, const struct sample *s, int i, struct error *err) {
+static int sample_check(const struct trainer *t, const struct train_sample *s, int i, struct error *err) {
     if (!t->full && (s->adapter < 0 || s->adapter >= t->n_adapters))
         return error_set(err, ERR_USAGE, "sample %d names adapter %d of %d", i, s->adapter,
                          t->n_adapters);
@@ -274,7 +274,7 @@ static int sample_check(const struct trainer *t, const struct sample *s, int i, 
     return OK;
 }
 
-static int batch_measure(struct trainer *t, const struct sample *samples, int n,
+static int batch_measure(struct trainer *t, const struct train_sample *samples, int n,
                          struct error *err) {
     t->rows = t->longest = 0;
     for (int i = 0; i < n; i++) {
@@ -287,12 +287,12 @@ static int batch_measure(struct trainer *t, const struct sample *samples, int n,
     return OK;
 }
 
-static void sample_pack(struct trainer *t, const struct sample *s, int32_t adapter,
+static void sample_pack(struct trainer *t, const struct train_sample *s, int32_t adapter,
                         int64_t ordinal) {
     int64_t at = t->n_spans ? t->spans[t->n_spans - 1].end : 0;
     int32_t rows = sample_rows(s);
     if (!rows) return;
-    t->spans[t->n_spans++] = (struct span){.begin = at,
+    t->spans[t->n_spans++] = (struct packed_seq){.begin = at,
                                            .end = at + rows,
                                            .target = t->targets,
                                            .adapter = adapter,
@@ -309,7 +309,7 @@ static void sample_pack(struct trainer *t, const struct sample *s, int32_t adapt
 }
 
 /* Samples of one adapter lie together, in the order given. */
-int batch_pack(struct trainer *t, const struct sample *samples, int n, struct error *err) {
+int batch_pack(struct trainer *t, const struct train_sample *samples, int n, struct error *err) {
     int rc = batch_measure(t, samples, n, err);
     if (!rc) rc = batch_reserve(t, err);
     if (rc) return rc;

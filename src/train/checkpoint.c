@@ -36,17 +36,17 @@ static json_t *header_make(const struct trainer *t, const json_t *extra) {
                      extra ? json_deep_copy(extra) : json_null());
 }
 
-static int put(struct writer *w, struct hasher *h, const void *p, size_t n, struct error *err) {
-    hasher_add(h, p, n);
-    return writer_put(w, p, n, err);
+static int put(struct atomic_file *w, struct sha256 *h, const void *p, size_t n, struct error *err) {
+    sha256_update(h, p, n);
+    return atomic_file_write(w, p, n, err);
 }
 
-static int state_put(const struct trainer *t, struct writer *w, const char *header,
+static int state_put(const struct trainer *t, struct atomic_file *w, const char *header,
                      struct error *err) {
-    struct hasher h;
+    struct sha256 h;
     char hash[HASH_LEN];
     uint32_t numbers[2] = {VERSION, (uint32_t)strlen(header)};
-    hasher_init(&h);
+    sha256_init(&h);
     int rc = put(w, &h, MAGIC, 8, err);
     if (!rc) rc = put(w, &h, numbers, sizeof numbers, err);
     if (!rc) rc = put(w, &h, header, numbers[1], err);
@@ -55,8 +55,8 @@ static int state_put(const struct trainer *t, struct writer *w, const char *head
         rc = put(w, &h, t->tensors[i].w, bytes, err);
         if (!rc) rc = put(w, &h, t->moments[i].data, t->moments[i].bytes, err);
     }
-    hasher_final(&h, hash);
-    return rc ? rc : writer_put(w, hash, TRAILER, err);
+    sha256_final(&h, hash);
+    return rc ? rc : atomic_file_write(w, hash, TRAILER, err);
 }
 
 int trainer_save(const struct trainer *t, const char *path, const json_t *extra,
@@ -64,15 +64,15 @@ int trainer_save(const struct trainer *t, const char *path, const json_t *extra,
     for (int i = 0; i < t->n_groups; i++)
         if (t->groups[i].samples)
             return error_set(err, ERR_STATE, "a trainer can be saved only between updates");
-    struct writer w;
-    int rc = writer_open(&w, path, err);
+    struct atomic_file w;
+    int rc = atomic_file_open(&w, path, err);
     if (rc) return rc;
     json_t *header = header_make(t, extra);
     CHECK(header);
-    char *text = json_text(header);
+    char *text = json_canonical(header);
     rc = state_put(t, &w, text, err);
-    if (!rc) rc = writer_commit(&w, err);
-    writer_abort(&w);
+    if (!rc) rc = atomic_file_commit(&w, err);
+    atomic_file_abort(&w);
     free(text);
     json_decref(header);
     return rc;
@@ -86,7 +86,7 @@ static size_t state_bytes(const struct trainer *t) {
 }
 
 /* Magic, version, checksum and lengths; gives the parsed header and where the numbers begin. */
-static json_t *file_check(const struct mapping *map, const char *path, size_t *at,
+static json_t *file_check(const struct file_map *map, const char *path, size_t *at,
                           struct error *err) {
     uint32_t numbers[2];
     char hash[HASH_LEN];
@@ -100,7 +100,7 @@ static json_t *file_check(const struct mapping *map, const char *path, size_t *a
                   numbers[0], VERSION);
         return NULL;
     }
-    hash_bytes(map->data, map->size - TRAILER, hash);
+    sha256_bytes(map->data, map->size - TRAILER, hash);
     if (memcmp(hash, map->data + map->size - TRAILER, TRAILER) ||
         numbers[1] > map->size - PREFIX - TRAILER) {
         error_set(err, ERR_FORMAT,
@@ -153,7 +153,7 @@ static void state_take(struct trainer *t, const uint8_t *p, const json_t *header
     }
     for (int i = 0; i < t->n_groups; i++) {
         const json_t *row = json_array_get(json_object_get(header, "groups"), (size_t)i);
-        struct group *g = &t->groups[i];
+        struct param_group *g = &t->groups[i];
         g->updates = json_integer_value(json_object_get(row, "updates"));
         g->loss = json_number_value(json_object_get(row, "loss"));
         g->samples = 0;
@@ -165,9 +165,9 @@ static void state_take(struct trainer *t, const uint8_t *p, const json_t *header
 }
 
 int trainer_load(struct trainer *t, const char *path, json_t **extra, struct error *err) {
-    struct mapping map;
+    struct file_map map;
     size_t at = 0;
-    int rc = map_open(&map, path, err);
+    int rc = file_map_open(&map, path, err);
     if (rc) return rc;
     json_t *header = file_check(&map, path, &at, err);
     rc = header ? header_check(t, header, path, map.size - TRAILER - at, err) : err->code;
@@ -176,6 +176,6 @@ int trainer_load(struct trainer *t, const char *path, json_t **extra, struct err
         if (extra) *extra = json_incref(json_object_get(header, "extra"));
     }
     json_decref(header);
-    map_close(&map);
+    file_map_close(&map);
     return rc;
 }

@@ -40,20 +40,20 @@ static void *room_make(void *v, int n, int *cap, size_t size, struct error *err)
 
 static int rooms_make(struct loading *l, struct error *err) {
     struct dataset *d = l->d;
-    struct sample *v = room_make(d->v, d->n, &l->cap, sizeof *v, err);
+    struct train_sample *v = room_make(d->v, d->n, &l->cap, sizeof *v, err);
     if (!v) return err->code;
     d->v = v;
-    struct sample_facts *facts = room_make(d->facts, d->n_read, &l->cap_facts, sizeof *facts, err);
+    struct sample_digest *facts = room_make(d->facts, d->n_read, &l->cap_facts, sizeof *facts, err);
     if (!facts) return err->code;
     d->facts = facts;
     return OK;
 }
 
 /* Takes ids and mask over. A sample that has no target left after the cut is only counted. */
-static int sample_keep(struct loading *l, struct ids *ids, struct buf *mask,
-                       struct sample_facts *facts, struct error *err) {
+static int sample_keep(struct loading *l, struct token_ids *ids, struct buf *mask,
+                       struct sample_digest *facts, struct error *err) {
     struct dataset *d = l->d;
-    struct sample s = {.tokens = ids->v, .mask = (uint8_t *)mask->data, .n = ids->n};
+    struct train_sample s = {.tokens = ids->v, .mask = (uint8_t *)mask->data, .n = ids->n};
     int64_t targets = 0;
     bool cut = l->max_length > 0 && s.n > l->max_length;
     facts->tokens = s.n;
@@ -62,7 +62,7 @@ static int sample_keep(struct loading *l, struct ids *ids, struct buf *mask,
     int rc = rooms_make(l, err);
     if (!rc && !targets && !cut)
         rc = error_set(err, ERR_FORMAT, "'%s' line %d: the sample is empty", l->path, facts->line);
-    if (rc || !targets) sample_release(&s);
+    if (rc || !targets) train_sample_release(&s);
     if (rc) return rc;
     d->facts[d->n_read++] = *facts;
     d->cut += cut;
@@ -88,7 +88,7 @@ static int place_error(const struct place *p, struct error *err, const char *at,
                      what);
 }
 
-static int message_take(const struct place *p, const json_t *value, int i, struct message *out,
+static int message_take(const struct place *p, const json_t *value, int i, struct chat_message *out,
                         struct error *err) {
     char at[64];
     const char *names[2] = {"role", "content"};
@@ -102,14 +102,14 @@ static int message_take(const struct place *p, const json_t *value, int i, struc
         if (!json_is_string(text)) return place_error(p, err, at, "must be a string");
         texts[k] = json_string_value(text);
     }
-    *out = (struct message){.role = texts[0], .content = texts[1]};
+    *out = (struct chat_message){.role = texts[0], .content = texts[1]};
     snprintf(at, sizeof at, "[%d].role", i);
     if (!role_known(out->role)) return place_error(p, err, at, "must be system, user or assistant");
     return OK;
 }
 
-int conversation_take(const char *path, int line, const char *field, const json_t *list,
-                      struct message **out, int *n, struct error *err) {
+int conversation_parse(const char *path, int line, const char *field, const json_t *list,
+                      struct chat_message **out, int *n, struct error *err) {
     const struct place p = {path, field, line};
     size_t size = json_array_size(list);
     int rc = OK;
@@ -124,7 +124,7 @@ int conversation_take(const char *path, int line, const char *field, const json_
 
 /* Turns of the assistant with "weight": 0 are not learned. Each turn is a run of ones of the mask.
  */
-static int turns_mute(const struct loading *l, const json_t *list, struct buf *mask, int line,
+static int turn_weights_apply(const struct loading *l, const json_t *list, struct buf *mask, int line,
                       struct error *err) {
     size_t turns = 0, runs = 0, i;
     bool mute[MAX_MESSAGES], any = false;
@@ -152,28 +152,28 @@ static int turns_mute(const struct loading *l, const json_t *list, struct buf *m
 }
 
 static int messages_take(struct loading *l, const json_t *list, int line, struct error *err) {
-    struct message *msgs;
+    struct chat_message *msgs;
     int n;
     bool answered = false;
-    int rc = conversation_take(l->path, line, "messages", list, &msgs, &n, err);
+    int rc = conversation_parse(l->path, line, "messages", list, &msgs, &n, err);
     if (rc) return rc;
     for (int i = 0; i < n; i++) answered = answered || !strcmp(msgs[i].role, "assistant");
     if (!answered)
         rc = field_error(l, line, err, "messages", "has no turn of the assistant to learn from");
     if (!rc) {
-        struct ids ids = {0};
+        struct token_ids ids = {0};
         struct buf mask = {0};
-        struct sample_facts facts = {.line = line};
-        rc = sample_facts_make(msgs, n, &facts, err);
+        struct sample_digest facts = {.line = line};
+        rc = sample_digest_compute(msgs, n, &facts, err);
         if (!rc) rc = chat_encode(l->tok, msgs, n, false, &ids, &mask, err);
         if (rc)
             error_wrap(err, "'%s' line %d", l->path, line);
         else
-            rc = turns_mute(l, list, &mask, line, err);
+            rc = turn_weights_apply(l, list, &mask, line, err);
         if (!rc) {
             rc = sample_keep(l, &ids, &mask, &facts, err);
         } else {
-            ids_release(&ids);
+            token_ids_release(&ids);
             buf_release(&mask);
         }
     }
@@ -184,28 +184,28 @@ static int messages_take(struct loading *l, const json_t *list, int line, struct
 /* Encodes prompt and completion as the one text that the model will see; the prompt's part of it is
  * what the prompt alone would give, so a token across the seam is learned. `prompt` may be NULL.
  * The end of text is learned too, so that generation knows where to stop. */
-static int texts_take(struct loading *l, const json_t *prompt, const json_t *completion, int line,
+static int prompt_completion_encode(struct loading *l, const json_t *prompt, const json_t *completion, int line,
                       struct error *err) {
-    struct ids ids = {0}, alone = {0};
+    struct token_ids ids = {0}, alone = {0};
     struct buf text = {0}, mask = {0};
-    struct sample_facts facts = {.line = line};
-    struct message said[2] = {{.role = "user", .content = json_string_value(prompt)},
+    struct sample_digest facts = {.line = line};
+    struct chat_message said[2] = {{.role = "user", .content = json_string_value(prompt)},
                               {.role = "assistant", .content = json_string_value(completion)}};
-    int rc = sample_facts_make(prompt ? said : said + 1, prompt ? 2 : 1, &facts, err);
+    int rc = sample_digest_compute(prompt ? said : said + 1, prompt ? 2 : 1, &facts, err);
     if (rc) return rc;
     if (prompt) {
         buf_add(&text, json_string_value(prompt), json_string_length(prompt));
-        tok_encode(l->tok, text.data, text.len, TOK_BOS | TOK_SPECIAL, &alone);
+        tokenizer_encode(l->tok, text.data, text.len, TOKENIZER_ADD_BOS | TOKENIZER_PARSE_SPECIAL, &alone);
     }
     buf_add(&text, json_string_value(completion), json_string_length(completion));
-    tok_encode(l->tok, text.data, text.len, TOK_BOS | TOK_SPECIAL, &ids);
-    if (tok_eos(l->tok) >= 0) ids_add(&ids, tok_eos(l->tok));
+    tokenizer_encode(l->tok, text.data, text.len, TOKENIZER_ADD_BOS | TOKENIZER_PARSE_SPECIAL, &ids);
+    if (tokenizer_eos(l->tok) >= 0) token_ids_add(&ids, tokenizer_eos(l->tok));
     for (bool learned = false; mask.len < (size_t)ids.n;) {
         int i = (int)mask.len;
         learned = learned || i >= alone.n || ids.v[i] != alone.v[i];
         buf_add(&mask, learned ? "\1" : "\0", 1);
     }
-    ids_release(&alone);
+    token_ids_release(&alone);
     buf_release(&text);
     return sample_keep(l, &ids, &mask, &facts, err);
 }
@@ -235,7 +235,7 @@ static int object_take(void *ctx, const json_t *value, int line, struct error *e
     if (messages) return messages_take(l, messages, line, err);
     if (text) {
         rc = text_check(l, value, "text", line, err);
-        return rc ? rc : texts_take(l, NULL, text, line, err);
+        return rc ? rc : prompt_completion_encode(l, NULL, text, line, err);
     }
     if (!prompt && !completion)
         return error_set(
@@ -244,15 +244,15 @@ static int object_take(void *ctx, const json_t *value, int line, struct error *e
             line);
     rc = text_check(l, value, "prompt", line, err);
     if (!rc) rc = text_check(l, value, "completion", line, err);
-    return rc ? rc : texts_take(l, prompt, completion, line, err);
+    return rc ? rc : prompt_completion_encode(l, prompt, completion, line, err);
 }
 
 int dataset_load(struct dataset *d, const char *path, const struct tokenizer *tok,
                  int32_t max_length, struct error *err) {
     struct loading l = {.d = d, .tok = tok, .path = path, .max_length = max_length};
     *d = (struct dataset){0};
-    int rc = hash_file(path, d->hash, err);
-    if (!rc) rc = json_each(path, object_take, &l, err);
+    int rc = sha256_file(path, d->hash, err);
+    if (!rc) rc = json_file_each(path, object_take, &l, err);
     if (!rc && !d->n)
         rc = error_set(err, ERR_FORMAT, "'%s' holds no sample to learn from%s", path,
                        d->cut ? "; all were cut before their first target" : "");
@@ -261,7 +261,7 @@ int dataset_load(struct dataset *d, const char *path, const struct tokenizer *to
 }
 
 void dataset_release(struct dataset *d) {
-    for (int i = 0; i < d->n; i++) sample_release(&d->v[i]);
+    for (int i = 0; i < d->n; i++) train_sample_release(&d->v[i]);
     free(d->v);
     free(d->facts);
     *d = (struct dataset){0};

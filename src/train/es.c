@@ -14,7 +14,7 @@
  * where W has in · out, and the estimate's error grows with their number; and what is trained stays
  * one plain adapter of its rank.
  *
- * Signs are noise_signs of the member's number in its update: u and v of its projection; p and q,
+ * Signs are lora_perturbation_signs of the member's number in its update: u and v of its projection; p and q,
  * R each, of the same projection L layers further down. They are made when a pair is evaluated and
  * made again when its fitness is known; in between nothing of it is kept.
  *
@@ -42,13 +42,13 @@ enum {
 };
 
 /* How a member fared on one sample. */
-struct reading {
+struct member_score {
     double nll;
     int32_t hits, targets; /* targets that were the most probable token, of */
 };
 struct fitness {
     const char *name;
-    double (*of)(const struct reading *s, int n);
+    double (*of)(const struct member_score *s, int n);
 };
 struct shaping {
     const char *name;
@@ -57,7 +57,7 @@ struct shaping {
 
 struct seq { /* one member's reading of one sample in a pass */
     int32_t sample, out, n_out;
-    struct reading *score;
+    struct member_score *score;
 };
 
 struct es {
@@ -72,15 +72,15 @@ struct es {
     struct forward *forward;
     int32_t slot_len, max_rows;
     size_t forward_size; /* and of the arrays below */
-    struct row *rows;    /* [max_rows] */
+    struct batch_row *rows;    /* [max_rows] */
     int32_t *out_rows;   /* [max_rows] rows before a target */
     int32_t *target;     /* [max_rows] the token after them */
-    struct reading *out; /* [max_rows] of one target each */
+    struct member_score *out; /* [max_rows] of one target each */
     const float **enter; /* [max_rows] where in `stream` a row begins */
 
     /* a pass */
     struct seq seqs[MAX_SEQS];
-    struct segment segs[MAX_SEQS];
+    struct lora_segment segs[MAX_SEQS];
     struct lora_part parts[MAX_SEQS][2];
     int32_t n_rows, n_seqs, n_segs, n_out;
     int64_t head_chunk;
@@ -91,7 +91,7 @@ struct es {
     struct trainer *t;
     int index;
     uint64_t seed;
-    const struct sample *samples;
+    const struct train_sample *samples;
     int n;
     int32_t first;                     /* the lowest layer that the adapter changes */
     float *stream;                     /* before it, [rows of all samples][D]; NULL where it is 0 */
@@ -105,13 +105,13 @@ struct es {
     size_t stream_most;
 };
 
-static double fitness_loss(const struct reading *s, int n) {
+static double fitness_loss(const struct member_score *s, int n) {
     double nll = 0, targets = 0;
     for (int i = 0; i < n; i++) nll += s[i].nll, targets += s[i].targets;
     return -nll / targets;
 }
 
-static double fitness_exact(const struct reading *s, int n) {
+static double fitness_exact(const struct member_score *s, int n) {
     double right = 0, asked = 0;
     for (int i = 0; i < n; i++) {
         right += s[i].targets > 0 && s[i].hits == s[i].targets;
@@ -120,7 +120,7 @@ static double fitness_exact(const struct reading *s, int n) {
     return right / asked;
 }
 
-static const struct fitness fitnesses[] = {{"loss", fitness_loss}, {"exact", fitness_exact}};
+static const struct fitness fitness_functions[] = {{"loss", fitness_loss}, {"exact", fitness_exact}};
 
 static void shape_none(double *f, int n) {
     (void)f, (void)n;
@@ -144,7 +144,7 @@ static void shape_rank(double *f, int n) {
     free(rank);
 }
 
-static const struct shaping shapings[] = {
+static const struct shaping fitness_shapings[] = {
     {"zscore", shape_zscore}, {"rank", shape_rank}, {"none", shape_none}};
 
 #define AT(field) offsetof(struct es_options, field)
@@ -163,24 +163,24 @@ const struct option_row es_option_rows[] = {
 };
 
 static const struct fitness *fitness_find(const char *name) {
-    for (size_t i = 0; name && i < ARRAY_LEN(fitnesses); i++)
-        if (!strcmp(name, fitnesses[i].name)) return &fitnesses[i];
+    for (size_t i = 0; name && i < ARRAY_LEN(fitness_functions); i++)
+        if (!strcmp(name, fitness_functions[i].name)) return &fitness_functions[i];
     return NULL;
 }
 
 static const struct shaping *shaping_find(const char *name) {
-    for (size_t i = 0; name && i < ARRAY_LEN(shapings); i++)
-        if (!strcmp(name, shapings[i].name)) return &shapings[i];
+    for (size_t i = 0; name && i < ARRAY_LEN(fitness_shapings); i++)
+        if (!strcmp(name, fitness_shapings[i].name)) return &fitness_shapings[i];
     return NULL;
 }
 
-int es_shaping_check(const char *name, struct error *err) {
+int es_fitness_shaping_check(const char *name, struct error *err) {
     if (shaping_find(name)) return OK;
     return error_set(err, ERR_USAGE, "shaping '%s' is not known; there are zscore, rank, none",
                      name ? name : "");
 }
 
-void es_shape(const char *shaping, double *f, int n) {
+void es_shape_fitness(const char *shaping, double *f, int n) {
     const struct shaping *s = shaping_find(shaping);
     CHECK(s && n > 1);
     s->shape(f, n);
@@ -194,7 +194,7 @@ int es_options_check(const struct es_options *o, const struct train_options *tra
     if (!fitness_find(o->fitness))
         return error_set(err, ERR_USAGE, "fitness '%s' is not known; there are loss, exact",
                          o->fitness ? o->fitness : "");
-    if (es_shaping_check(o->shaping, err) != OK) return err->code;
+    if (es_fitness_shaping_check(o->shaping, err) != OK) return err->code;
     if (train->use_dora)
         return error_set(err, ERR_USAGE, "method es trains plain LoRA; leave --use-dora out");
     if (train->gradient_checkpointing || train->f32_backward)
@@ -231,7 +231,7 @@ struct es *es_new(const struct model *m, const struct es_options *o, struct pool
     e->head_chunk = LOGIT_BYTES / (int64_t)sizeof(float) / c->vocab_size;
     e->head_chunk = MAX(MIN(e->head_chunk, o->pass_rows), 16);
     size_t factors = factors_lay(c, e->factor_at),
-           scratch = inputs_scratch(e->head_chunk, c->d_model);
+           scratch = gemm_input_scratch(e->head_chunk, c->d_model);
     e->factors = xcalloc(factors, sizeof *e->factors);
     e->logits = xcalloc((size_t)(e->head_chunk * c->vocab_size), sizeof *e->logits);
     e->in_scratch = xcalloc(scratch, 1);
@@ -262,11 +262,11 @@ void es_free(struct es *e) {
     free(e);
 }
 
-double es_fitness(const struct es *e) {
+double es_fitness_mean(const struct es *e) {
     return e->mean;
 }
 
-double es_fitness_spread(const struct es *e) {
+double es_fitness_std(const struct es *e) {
     return e->spread;
 }
 
@@ -275,7 +275,7 @@ size_t es_bytes(const struct es *e) {
 }
 
 /* Rows of a sample: the last target is only predicted, and what comes after it changes nothing. */
-static int32_t sample_rows(const struct sample *s) {
+static int32_t sample_rows(const struct train_sample *s) {
     int32_t last = s->n - 1;
     while (last > 0 && !s->mask[last]) last--;
     return MAX(last, 0);
@@ -287,12 +287,12 @@ static int forward_fit(struct es *e, struct error *err) {
     for (int i = 0; i < e->n; i++) longest = MAX(longest, sample_rows(&e->samples[i]));
     if (e->forward && longest <= e->slot_len) return OK;
     forward_drop(e);
-    e->slot_len = (longest + KV_PAGE - 1) / KV_PAGE * KV_PAGE;
+    e->slot_len = (longest + KV_PAGE_SIZE - 1) / KV_PAGE_SIZE * KV_PAGE_SIZE;
     e->max_rows = MAX((int32_t)e->o->pass_rows, e->slot_len);
     struct forward_options fo = {.max_rows = e->max_rows,
                                  .n_slots = MAX_SEQS,
                                  .slot_len = e->slot_len,
-                                 .n_pages = e->max_rows / KV_PAGE + MAX_SEQS + 1,
+                                 .n_pages = e->max_rows / KV_PAGE_SIZE + MAX_SEQS + 1,
                                  .max_parts = 2 * MAX_SEQS,
                                  .pool = e->pool};
     size_t rows = (size_t)e->max_rows;
@@ -313,45 +313,45 @@ static int forward_fit(struct es *e, struct error *err) {
 
 /* directions */
 
-struct signs {
+struct sign_noise {
     float *u, *v, *p, *q; /* [out], [in], [R], [R] */
 };
 
-static struct signs signs_new(const struct model_config *c, int32_t r) {
+static struct sign_noise signs_new(const struct model_config *c, int32_t r) {
     size_t widest = (size_t)MAX(MAX(c->d_ff, c->d_model), c->n_heads * c->head_dim);
     float *all = xcalloc(2 * (widest + (size_t)r), sizeof *all);
-    return (struct signs){all, all + widest, all + 2 * widest, all + 2 * widest + r};
+    return (struct sign_noise){all, all + widest, all + 2 * widest, all + 2 * widest + r};
 }
 
-static void signs_make(const struct model_config *c, const struct lora_noise *z, int32_t l,
-                       enum proj proj, int32_t r, struct signs *s) {
-    noise_signs(z, l, proj, true, 0, proj_out(c, proj), ELEM_F32, s->u);
-    noise_signs(z, l, proj, false, 0, proj_in(c, proj), ELEM_F32, s->v);
-    noise_signs(z, c->n_layers + l, proj, true, 0, r, ELEM_F32, s->p);
-    noise_signs(z, c->n_layers + l, proj, false, 0, r, ELEM_F32, s->q);
+static void signs_make(const struct model_config *c, const struct lora_perturbation *z, int32_t l,
+                       enum proj proj, int32_t r, struct sign_noise *s) {
+    lora_perturbation_signs(z, l, proj, true, 0, proj_out(c, proj), DTYPE_F32, s->u);
+    lora_perturbation_signs(z, l, proj, false, 0, proj_in(c, proj), DTYPE_F32, s->v);
+    lora_perturbation_signs(z, c->n_layers + l, proj, true, 0, r, DTYPE_F32, s->p);
+    lora_perturbation_signs(z, c->n_layers + l, proj, false, 0, r, DTYPE_F32, s->q);
 }
 
 struct pair_job {
     const struct trainer *t;
     int index;
-    struct lora_noise noise;
+    struct lora_perturbation noise;
     float *factors;   /* of a projection [2][in], [out][2] … */
     const size_t *at; /* … from here: [L][N_PROJ] */
 };
 
 /* One pair's map of rank 2 in projections [begin, end): a = (Aᵀp, v), b = (u, B q). */
-static void pair_items(void *ctx, int64_t begin, int64_t end, int thread) {
+static void perturbation_items(void *ctx, int64_t begin, int64_t end, int thread) {
     (void)thread;
     const struct pair_job *j = ctx;
     const struct kernels *k = j->t->k;
     for (int64_t i = begin; i < end; i++) {
         int32_t l = (int32_t)i / N_PROJ;
         enum proj proj = (enum proj)(i % N_PROJ);
-        const struct lora_params *lo = lora_of(j->t, j->index, l, (int)proj);
+        const struct lora_params *lo = trainer_lora(j->t, j->index, l, (int)proj);
         if (!lo->r) continue;
         int64_t in = proj_in(&j->t->c, proj), out = proj_out(&j->t->c, proj);
         float *a = j->factors + j->at[i], *b = a + 2 * in;
-        struct signs s = signs_new(&j->t->c, lo->r);
+        struct sign_noise s = signs_new(&j->t->c, lo->r);
         signs_make(&j->t->c, &j->noise, l, proj, lo->r, &s);
         memset(a, 0, (size_t)in * sizeof *a);
         for (int32_t r = 0; r < lo->r; r++) k->axpy(a, s.p[r], lo->a + r * in, in);
@@ -364,7 +364,7 @@ static void pair_items(void *ctx, int64_t begin, int64_t end, int thread) {
     }
 }
 
-struct adapter *es_direction(const struct trainer *t, int index, const struct lora_noise *z,
+struct adapter *es_perturbation(const struct trainer *t, int index, const struct lora_perturbation *z,
                              double sigma) {
     CHECK(!t->full && index >= 0 && index < t->n_adapters && !t->adapters[index]->config.dora);
     const struct model_config *c = &t->c;
@@ -372,23 +372,23 @@ struct adapter *es_direction(const struct trainer *t, int index, const struct lo
     struct adapter_module *modules = xcalloc((size_t)n, sizeof *modules);
     size_t *at = xcalloc((size_t)n, sizeof *at), floats = 0;
     for (int32_t i = 0; i < n; i++) {
-        const struct lora_params *lo = lora_of(t, index, i / N_PROJ, i % N_PROJ);
+        const struct lora_params *lo = trainer_lora(t, index, i / N_PROJ, i % N_PROJ);
         at[i] = floats;
         if (!lo->r) continue;
         modules[i] = (struct adapter_module){.r = 2, .alpha = 2 * lo->scale * (float)sigma};
         floats += 2 * (size_t)(proj_in(c, i % N_PROJ) + proj_out(c, i % N_PROJ));
     }
     struct pair_job j = {t, index, *z, xcalloc(floats, sizeof(float)), at};
-    pool_run(t->pool, pair_items, &j, n, 1);
+    pool_run(t->pool, perturbation_items, &j, n, 1);
     struct adapter_config ac = {.r = 2, .modules = modules};
-    struct adapter *a = adapter_take(c, &ac, j.factors, NULL);
+    struct adapter *a = adapter_from_owned_data(c, &ac, j.factors, NULL);
     free(modules);
     free(at);
     return a;
 }
 
 static struct lora_pack *pack_made(struct es *e, struct lora *loras) {
-    struct lora_pack *p = lora_pack_new(&e->m->config, loras, ELEM_F32);
+    struct lora_pack *p = lora_pack_new(&e->m->config, loras, DTYPE_F32);
     e->packs_size += p->bytes;
     e->packs_most = MAX(e->packs_most, e->packs_size);
     free(loras);
@@ -401,13 +401,13 @@ static void pack_drop(struct es *e, struct lora_pack **p) {
     *p = NULL;
 }
 
-static struct lora_pack *pair_pack(struct es *e, int pair) {
+static struct lora_pack *perturbation_pack(struct es *e, int pair) {
     int32_t n = e->m->config.n_layers * N_PROJ;
     struct lora *loras = xcalloc((size_t)n, sizeof *loras);
     struct pair_job j = {e->t, e->index, {e->seed, (uint32_t)pair}, e->factors, e->factor_at};
-    pool_run(e->pool, pair_items, &j, n, 1);
+    pool_run(e->pool, perturbation_items, &j, n, 1);
     for (int32_t i = 0; i < n; i++) {
-        const struct lora_params *lo = lora_of(e->t, e->index, i / N_PROJ, i % N_PROJ);
+        const struct lora_params *lo = trainer_lora(e->t, e->index, i / N_PROJ, i % N_PROJ);
         const float *a = e->factors + e->factor_at[i];
         if (lo->r)
             loras[i] = (struct lora){.a = a,
@@ -422,7 +422,7 @@ static struct lora_pack *center_pack(struct es *e) {
     int32_t n = e->m->config.n_layers * N_PROJ;
     struct lora *loras = xcalloc((size_t)n, sizeof *loras);
     for (int32_t i = 0; i < n; i++) {
-        const struct lora_params *lo = lora_of(e->t, e->index, i / N_PROJ, i % N_PROJ);
+        const struct lora_params *lo = trainer_lora(e->t, e->index, i / N_PROJ, i % N_PROJ);
         loras[i] = (struct lora){.a = lo->a, .b = lo->b, .r = lo->r, .scale = lo->scale};
     }
     return pack_made(e, loras);
@@ -437,21 +437,21 @@ struct sum_job {
 };
 
 /* g -= Σ coef E over the pairs, in their order, in projections [begin, end). */
-static void sum_items(void *ctx, int64_t begin, int64_t end, int thread) {
+static void es_gradient_items(void *ctx, int64_t begin, int64_t end, int thread) {
     (void)thread;
     const struct sum_job *j = ctx;
     const struct kernels *k = j->t->k;
     for (int64_t i = begin; i < end; i++) {
         int32_t l = (int32_t)i / N_PROJ;
         enum proj proj = (enum proj)(i % N_PROJ);
-        const struct lora_params *lo = lora_of(j->t, j->index, l, (int)proj);
+        const struct lora_params *lo = trainer_lora(j->t, j->index, l, (int)proj);
         if (!lo->r) continue;
         int64_t in = proj_in(&j->t->c, proj), out = proj_out(&j->t->c, proj);
-        struct signs s = signs_new(&j->t->c, lo->r);
+        struct sign_noise s = signs_new(&j->t->c, lo->r);
         for (int pair = 0; pair < j->n; pair++) {
             float by = (float)-j->coef[pair];
             if (by == 0) continue;
-            const struct lora_noise z = {j->seed, (uint32_t)pair};
+            const struct lora_perturbation z = {j->seed, (uint32_t)pair};
             signs_make(&j->t->c, &z, l, proj, lo->r, &s);
             for (int32_t r = 0; r < lo->r; r++) k->axpy(lo->ga + r * in, by * s.q[r], s.v, in);
             for (int64_t o = 0; o < out; o++) k->axpy(lo->gb + o * lo->r, by * s.u[o], s.p, lo->r);
@@ -460,10 +460,10 @@ static void sum_items(void *ctx, int64_t begin, int64_t end, int thread) {
     }
 }
 
-void es_tell(struct trainer *t, int index, uint64_t seed, const double *coef, int n) {
+void es_add_gradient(struct trainer *t, int index, uint64_t seed, const double *coef, int n) {
     CHECK(!t->full && index >= 0 && index < t->n_adapters);
     struct sum_job j = {t, index, seed, coef, n};
-    pool_run(t->pool, sum_items, &j, (int64_t)t->c.n_layers * N_PROJ, 1);
+    pool_run(t->pool, es_gradient_items, &j, (int64_t)t->c.n_layers * N_PROJ, 1);
     t->groups[index].count += 1;
 }
 
@@ -474,20 +474,20 @@ static bool pass_has_room(const struct es *e, int32_t rows) {
 }
 
 /* Appends a member's reading of a sample; false when the pass has no room for it. */
-static bool pass_add(struct es *e, int member, int sample, struct reading *score) {
-    const struct sample *s = &e->samples[sample];
+static bool pass_add(struct es *e, int member, int sample, struct member_score *score) {
+    const struct train_sample *s = &e->samples[sample];
     int32_t rows = sample_rows(s), pair = member / 2;
     if (!pass_has_room(e, rows)) return false;
     if (!rows) return true;
-    if (!e->pairs[pair]) e->pairs[pair] = pair_pack(e, pair);
+    if (!e->pairs[pair]) e->pairs[pair] = perturbation_pack(e, pair);
     bool mirrored = member % 2;
-    struct segment *g = e->n_segs ? &e->segs[e->n_segs - 1] : NULL;
+    struct lora_segment *g = e->n_segs ? &e->segs[e->n_segs - 1] : NULL;
     if (!g || g->parts[1].pack != e->pairs[pair] || (g->parts[1].weight < 0) != mirrored) {
         struct lora_part *parts = e->parts[e->n_segs];
         parts[0] = (struct lora_part){.pack = e->center, .weight = 1};
         parts[1] = (struct lora_part){.pack = e->pairs[pair], .weight = mirrored ? -1 : 1};
         g = &e->segs[e->n_segs++];
-        *g = (struct segment){.begin = e->n_rows, .parts = parts, .n_parts = 2};
+        *g = (struct lora_segment){.begin = e->n_rows, .parts = parts, .n_parts = 2};
     }
     struct seq *q = &e->seqs[e->n_seqs];
     *q = (struct seq){.sample = sample, .out = e->n_out, .score = score};
@@ -498,7 +498,7 @@ static bool pass_add(struct es *e, int member, int sample, struct reading *score
         }
         if (e->stream)
             e->enter[e->n_rows] = e->stream + (e->stream_at[sample] + i) * e->m->config.d_model;
-        e->rows[e->n_rows++] = (struct row){s->tokens[i], i, e->n_seqs};
+        e->rows[e->n_rows++] = (struct batch_row){s->tokens[i], i, e->n_seqs};
     }
     g->end = e->n_rows;
     q->n_out = e->n_out - q->out;
@@ -523,7 +523,7 @@ static void head_items(void *ctx, int64_t begin, int64_t end, int thread) {
         double at_target = (double)row[token];
         while (best < v - 1 && row[best] != max) best++;
         float sum = k->softmax(row, v);
-        e->out[h->first + i] = (struct reading){
+        e->out[h->first + i] = (struct member_score){
             .nll = math_log((double)sum) + (double)max - at_target, .hits = best == token};
     }
 }
@@ -536,7 +536,7 @@ static void head_run(struct es *e) {
     for (int64_t first = 0; first < e->n_out; first += e->head_chunk) {
         struct head_rows h = {e, first};
         int64_t n = MIN(e->head_chunk, e->n_out - first);
-        struct inputs in = inputs_for(w, 1, hidden + first * d, n, e->in_scratch, e->pool);
+        struct gemm_input in = gemm_input_for(w, 1, hidden + first * d, n, e->in_scratch, e->pool);
         matrix_mul(e->logits, w->n, &in, w, false, e->pool);
         pool_run(e->pool, head_items, &h, n, 1);
     }
@@ -545,7 +545,7 @@ static void head_run(struct es *e) {
 static int pass_run(struct es *e, struct error *err) {
     int rc = OK;
     if (e->n_rows && e->stream)
-        forward_upper(e->forward, e->first, e->enter, e->rows, e->n_rows, e->segs, e->n_segs,
+        forward_upper_layers(e->forward, e->first, e->enter, e->rows, e->n_rows, e->segs, e->n_segs,
                       e->out_rows, e->n_out, NULL);
     else if (e->n_rows)
         forward_run(e->forward, e->rows, e->n_rows, e->segs, e->n_segs, e->out_rows, e->n_out,
@@ -553,7 +553,7 @@ static int pass_run(struct es *e, struct error *err) {
     head_run(e);
     for (int32_t i = 0; i < e->n_seqs; i++) {
         const struct seq *q = &e->seqs[i];
-        *q->score = (struct reading){.targets = q->n_out};
+        *q->score = (struct member_score){.targets = q->n_out};
         for (int32_t k = q->out; k < q->out + q->n_out; k++) {
             q->score->nll += e->out[k].nll;
             q->score->hits += e->out[k].hits;
@@ -561,7 +561,7 @@ static int pass_run(struct es *e, struct error *err) {
         if (!rc && !isfinite(q->score->nll))
             rc = error_set(err, ERR_NUMERIC,
                            "a member's loss is no number; lower sigma or the learning rate");
-        kv_trim(forward_kv(e->forward), i, 0);
+        kv_cache_truncate(forward_kv_cache(e->forward), i, 0);
     }
     e->n_rows = e->n_seqs = e->n_segs = e->n_out = 0;
     return rc;
@@ -569,31 +569,31 @@ static int pass_run(struct es *e, struct error *err) {
 
 static int32_t lowest_layer(const struct es *e) {
     int32_t i = 0, n = e->m->config.n_layers * N_PROJ;
-    while (i < n && !lora_of(e->t, e->index, i / N_PROJ, i % N_PROJ)->r) i++;
+    while (i < n && !trainer_lora(e->t, e->index, i / N_PROJ, i % N_PROJ)->r) i++;
     return MIN(i / N_PROJ, e->m->config.n_layers - 1);
 }
 
 /* The samples' rows through the layers below the adapter, in passes. */
-static void stream_fill(struct es *e) {
+static void lower_layers_forward(struct es *e) {
     int64_t from = 0;
     for (int i = 0; i <= e->n; i++) {
-        const struct sample *s = &e->samples[i];
+        const struct train_sample *s = &e->samples[i];
         int32_t rows = i < e->n ? sample_rows(s) : 0;
         if (e->n_rows && (i == e->n || !pass_has_room(e, rows))) {
-            forward_lower(e->forward, e->first, e->rows, e->n_rows,
+            forward_lower_layers(e->forward, e->first, e->rows, e->n_rows,
                           e->stream + from * e->m->config.d_model);
-            while (e->n_seqs > 0) kv_trim(forward_kv(e->forward), --e->n_seqs, 0);
+            while (e->n_seqs > 0) kv_cache_truncate(forward_kv_cache(e->forward), --e->n_seqs, 0);
             e->n_rows = 0;
             from = e->stream_at[i];
         }
         for (int32_t k = 0; k < rows; k++)
-            e->rows[e->n_rows++] = (struct row){s->tokens[k], k, e->n_seqs};
+            e->rows[e->n_rows++] = (struct batch_row){s->tokens[k], k, e->n_seqs};
         e->n_seqs += rows > 0;
     }
 }
 
 /* Members read the same samples: what lies below the adapter is the same for all of them. */
-static int stream_make(struct es *e, struct error *err) {
+static int lower_layers_cache(struct es *e, struct error *err) {
     e->first = lowest_layer(e);
     if (!e->first) return OK;
     e->stream_at = xcalloc((size_t)e->n + 1, sizeof *e->stream_at);
@@ -604,11 +604,11 @@ static int stream_make(struct es *e, struct error *err) {
     e->stream = try_calloc(rows, row, err);
     if (!e->stream) return err->code;
     e->stream_most = MAX(e->stream_most, rows * row);
-    stream_fill(e);
+    lower_layers_forward(e);
     return OK;
 }
 
-static void stream_drop(struct es *e) {
+static void lower_layers_release(struct es *e) {
     free(e->stream);
     free(e->stream_at);
     e->stream = NULL;
@@ -620,7 +620,7 @@ static void pairs_drop(struct es *e, int64_t end) {
 }
 
 /* scores [N][n] */
-static int members_run(struct es *e, struct reading *scores, struct error *err) {
+static int evaluate_population(struct es *e, struct member_score *scores, struct error *err) {
     int64_t all = e->o->population * e->n;
     int rc = OK;
     for (int64_t i = 0; !rc && i < all;) {
@@ -635,7 +635,7 @@ static int members_run(struct es *e, struct reading *scores, struct error *err) 
 }
 
 /* From scores to the pairs' weights: (f₊ - f₋) / (N σ), shaped. */
-static void coefs_make(struct es *e, const struct reading *scores) {
+static void pair_coefficients(struct es *e, const struct member_score *scores) {
     int n = (int)e->o->population;
     double *f = xmalloc((size_t)n * sizeof *f), squares = 0;
     e->mean = 0;
@@ -650,8 +650,8 @@ static void coefs_make(struct es *e, const struct reading *scores) {
     free(f);
 }
 
-static void group_count(struct es *e, const struct reading *scores) {
-    struct group *g = &e->t->groups[e->index];
+static void group_count(struct es *e, const struct member_score *scores) {
+    struct param_group *g = &e->t->groups[e->index];
     double nll = 0;
     int64_t targets = 0;
     for (int64_t i = 0; i < e->o->population * e->n; i++) {
@@ -664,13 +664,13 @@ static void group_count(struct es *e, const struct reading *scores) {
     for (int i = 0; i < e->n; i++) e->t->tokens += e->o->population * e->samples[i].n;
 }
 
-static bool targets_any(const struct sample *s, int n) {
+static bool targets_any(const struct train_sample *s, int n) {
     for (int i = 0; i < n; i++)
         if (sample_rows(&s[i])) return true;
     return false;
 }
 
-int es_accumulate(struct es *e, struct trainer *t, int index, const struct sample *samples, int n,
+int es_accumulate(struct es *e, struct trainer *t, int index, const struct train_sample *samples, int n,
                   struct error *err) {
     CHECK(n > 0 && !t->full && index >= 0 && index < t->n_adapters && t->model == e->m);
     if (t->adapters[index]->config.dora)
@@ -687,17 +687,17 @@ int es_accumulate(struct es *e, struct trainer *t, int index, const struct sampl
     e->n = n;
     int rc = forward_fit(e, err);
     if (rc) return rc;
-    struct reading *scores = xcalloc((size_t)(e->o->population * n), sizeof *scores);
+    struct member_score *scores = xcalloc((size_t)(e->o->population * n), sizeof *scores);
     e->center = center_pack(e);
-    rc = stream_make(e, err);
-    if (!rc) rc = members_run(e, scores, err);
+    rc = lower_layers_cache(e, err);
+    if (!rc) rc = evaluate_population(e, scores, err);
     if (!rc) {
-        coefs_make(e, scores);
+        pair_coefficients(e, scores);
         group_count(e, scores);
-        es_tell(t, index, e->seed, e->coef, (int)e->o->population / 2);
+        es_add_gradient(t, index, e->seed, e->coef, (int)e->o->population / 2);
     }
     pack_drop(e, &e->center);
-    stream_drop(e);
+    lower_layers_release(e);
     free(scores);
     return rc;
 }

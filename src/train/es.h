@@ -36,24 +36,24 @@ struct es *es_new(const struct model *m, const struct es_options *o, struct pool
 void es_free(struct es *e);
 /* Adds the estimate for adapter `index` of a LoRA trainer; the samples are shared by all members.
  * The loss it reports is the members' mean. Calls between two updates share their directions. */
-int es_accumulate(struct es *e, struct trainer *t, int index, const struct sample *samples, int n,
+int es_accumulate(struct es *e, struct trainer *t, int index, const struct train_sample *samples, int n,
                   struct error *err);
 /* The members' fitness of the last call before it was shaped: its mean, and standard deviation. */
-double es_fitness(const struct es *e);
-double es_fitness_spread(const struct es *e);
+double es_fitness_mean(const struct es *e);
+double es_fitness_std(const struct es *e);
 /* The most bytes that it has held besides the trainer's. */
 size_t es_bytes(const struct es *e);
 
 /*
  * For who evaluates members elsewhere: they are adapter `index` as it is plus and minus a map of
- * rank 2, es_direction, made from the counter. Of fitness f, shaped, a pair's coefficient is
+ * rank 2, es_perturbation, made from the counter. Of fitness f, shaped, a pair's coefficient is
  * (f₊ - f₋) / (N σ).
  */
-struct adapter *es_direction(const struct trainer *t, int index, const struct lora_noise *z,
+struct adapter *es_perturbation(const struct trainer *t, int index, const struct lora_perturbation *z,
                              double sigma);
-int es_shaping_check(const char *name, struct error *err);
-void es_shape(const char *shaping, double *f, int n); /* in place, by a name that there is; n > 1 */
+int es_fitness_shaping_check(const char *name, struct error *err);
+void es_shape_fitness(const char *shaping, double *f, int n); /* in place, by a name that there is; n > 1 */
 /* Adds -Σ coef E of directions (seed, 0 … n - 1) to the adapter's gradient, counted as one. */
-void es_tell(struct trainer *t, int index, uint64_t seed, const double *coef, int n);
+void es_add_gradient(struct trainer *t, int index, uint64_t seed, const double *coef, int n);
 
 #endif

@@ -34,15 +34,15 @@ static void targets_score(void *ctx, int64_t begin, int64_t end, int thread) {
 }
 
 /* Rows [from, from + n) of a sample; adds what they predict. */
-static void rows_run(struct measure *c, const struct sample *s, int32_t from, int32_t n,
+static void rows_run(struct measure *c, const struct train_sample *s, int32_t from, int32_t n,
                      struct pool *pool, double *sum, int64_t *targets) {
-    struct row rows[ROWS];
+    struct batch_row rows[ROWS];
     int32_t out[ROWS], n_out = 0;
     struct lora_part part;
-    struct segment seg = adapter_segment(c->a, 0, n, &part);
+    struct lora_segment seg = adapter_lora_segment(c->a, 0, n, &part);
     for (int32_t i = 0; i < n; i++) {
         int32_t at = from + i;
-        rows[i] = (struct row){s->tokens[at], at, 0};
+        rows[i] = (struct batch_row){s->tokens[at], at, 0};
         if (!s->mask[at + 1]) continue;
         c->next[n_out] = s->tokens[at + 1];
         out[n_out++] = i;
@@ -53,7 +53,7 @@ static void rows_run(struct measure *c, const struct sample *s, int32_t from, in
     *targets += n_out;
 }
 
-int gate_measure(const struct model *m, const struct adapter *a, const struct dataset *d,
+int gate_eval_nll(const struct model *m, const struct adapter *a, const struct dataset *d,
                  struct pool *pool, double *nll, struct error *err) {
     struct forward_options o = {.max_rows = ROWS, .n_slots = 1, .slot_len = 1, .pool = pool};
     struct measure c = {.a = a, .vocab = m->config.vocab_size};
@@ -63,7 +63,7 @@ int gate_measure(const struct model *m, const struct adapter *a, const struct da
     c.logits = try_calloc((size_t)ROWS * (size_t)c.vocab, sizeof *c.logits, err);
     int rc = !c.logits ? err->code : c.f ? OK : error_set(err, ERR_MEMORY, "no memory to measure");
     for (int i = 0; rc == OK && i < d->n; i++) {
-        const struct sample *s = &d->v[i];
+        const struct train_sample *s = &d->v[i];
         double sum = 0;
         int64_t targets = 0;
         for (int32_t from = 0; from < s->n - 1; from += ROWS)
@@ -77,22 +77,22 @@ int gate_measure(const struct model *m, const struct adapter *a, const struct da
     return rc;
 }
 
-struct gate_pair gate_compare(const double *before, const double *after, int64_t n) {
-    struct gate_pair g = {.n = n, .p = 1};
+struct gate_comparison gate_compare(const double *before, const double *after, int64_t n) {
+    struct gate_comparison g = {.n = n, .p = 1};
     double *gain = xcalloc((size_t)MAX(n, 1), sizeof *gain);
     for (int64_t i = 0; i < n; i++) {
         g.before += before[i] / (double)n;
         g.after += after[i] / (double)n;
         gain[i] = before[i] - after[i];
     }
-    g.gain = stats_mean(gain, n);
-    if (n > 0) g.p = stats_sign_flip(gain, n);
+    g.gain = stats_mean_interval(gain, n);
+    if (n > 0) g.p = stats_sign_flip_test(gain, n);
     free(gain);
     return g;
 }
 
 /* NULL when it is better; else why that was not shown. */
-static const char *not_better(const struct gate_pair *g, double alpha) {
+static const char *not_better(const struct gate_comparison *g, double alpha) {
     if (g->n == 0) return NULL;
     if (g->n < 32 && ldexp(1, 1 - (int)g->n) > alpha)
         return "so few held-out samples cannot show anything at this alpha; give more";
@@ -120,7 +120,7 @@ void gate_decide(struct gate *g, double alpha, double tolerance) {
                                : "nothing was held out to compare on");
 }
 
-static json_t *pair_json(const struct gate_pair *p) {
+static json_t *pair_json(const struct gate_comparison *p) {
     if (p->n == 0) return json_null();
     return json_pack("{s:I,s:f,s:f,s:f,s:f,s:f,s:f}", "n", (json_int_t)p->n, "before", p->before,
                      "after", p->after, "gain", p->gain.value, "lo", p->gain.lo, "hi", p->gain.hi,

@@ -11,19 +11,19 @@
 #include "train/train.h"
 
 /* nll[i]: mean over the targets of sample i, under an adapter (ready; NULL: the bare base). */
-int gate_measure(const struct model *m, const struct adapter *a, const struct dataset *d,
+int gate_eval_nll(const struct model *m, const struct adapter *a, const struct dataset *d,
                  struct pool *pool, double *nll, struct error *err);
 
-struct gate_pair {
+struct gate_comparison {
     int64_t n; /* 0: nothing was measured */
     double before, after;
-    struct interval gain; /* of before - after, 95 % t interval */
+    struct stats_interval gain; /* of before - after, 95 % t interval */
     double p;             /* two-sided, sign flips */
 };
-struct gate_pair gate_compare(const double *before, const double *after, int64_t n);
+struct gate_comparison gate_compare(const double *before, const double *after, int64_t n);
 
 struct gate {
-    struct gate_pair eval, retain;
+    struct gate_comparison eval, retain;
     bool publish;
     char why[256]; /* one line, for people */
 };

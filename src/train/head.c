@@ -38,7 +38,7 @@ static float *choice_at(const struct trainer *t, float *row, int32_t i) {
     return row + i * CHOICE_PANEL + t->choices[i] % CHOICE_PANEL;
 }
 
-static void choice_panels(struct trainer *t, const struct inputs *in) {
+static void choice_panels(struct trainer *t, const struct gemm_input *in) {
     const struct matrix *w = &t->model->head;
     for (int32_t i = 0; i < t->n_choices; i++) {
         int64_t n0 = t->choices[i] / CHOICE_PANEL * CHOICE_PANEL, n1 = MIN(n0 + CHOICE_PANEL, w->n);
@@ -50,7 +50,7 @@ static void choice_panels(struct trainer *t, const struct inputs *in) {
 /* Logits → log-probabilities over the choices and the nll of the target among them; with w the
  * loss's derivatives by those and p the probabilities, a choice's logit has w - p · sum(w), all
  * others nothing. */
-static void choice_row(struct trainer *t, int64_t target, float *row) {
+static void choice_cross_entropy(struct trainer *t, int64_t target, float *row) {
     int32_t n = t->n_choices;
     double *logp = t->choice_logp + target * n, max = -INFINITY, sum = 0, total = 0;
     const float *w = t->choice_weight + target * n;
@@ -70,7 +70,7 @@ static void choice_row(struct trainer *t, int64_t target, float *row) {
 
 /* Logits → nll, and logits → weight · (softmax minus the target's one-hot), in place; both of the
  * scaled logits. */
-static void loss_rows(void *ctx, int64_t begin, int64_t end, int thread) {
+static void cross_entropy_rows(void *ctx, int64_t begin, int64_t end, int thread) {
     (void)thread;
     const struct loss_job *job = ctx;
     struct trainer *t = job->t;
@@ -78,7 +78,7 @@ static void loss_rows(void *ctx, int64_t begin, int64_t end, int thread) {
     for (int64_t i = begin; i < end; i++) {
         float *row = t->logits + i * v;
         if (t->choices) {
-            choice_row(t, job->first + i, row);
+            choice_cross_entropy(t, job->first + i, row);
             continue;
         }
         int32_t token = t->target_token[job->first + i];
@@ -98,7 +98,7 @@ static void choices_backward(struct trainer *t, int64_t n) {
     float *w = xmalloc((size_t)d * sizeof *w);
     memset(t->dhn, 0, (size_t)(n * d) * sizeof *t->dhn);
     for (int32_t k = 0; k < t->n_choices; k++) {
-        matrix_row(&t->model->head, t->choices[k], w);
+        matrix_get_row(&t->model->head, t->choices[k], w);
         for (int64_t i = 0; i < n; i++) {
             float dy = *choice_at(t, t->logits + i * t->columns, k);
             t->k->axpy(t->dhn + i * d, dy, w, d);
@@ -108,13 +108,13 @@ static void choices_backward(struct trainer *t, int64_t n) {
     free(w);
 }
 
-static void vocabulary_backward(struct trainer *t, int64_t n) {
+static void lm_head_backward(struct trainer *t, int64_t n) {
     const struct matrix *w = &t->model->head;
     int64_t d = t->c.d_model;
-    matrix_mul_back(t->dhn, d, t->logits, w->n, n, w, t->int8_backward, false, t->back_scratch,
+    matrix_mul_backward(t->dhn, d, t->logits, w->n, n, w, t->int8_backward, false, t->back_scratch,
                     t->pool);
     if (t->full)
-        mix_pool(ELEM_F32, t->g_head, d, t->logits, 1, w->n, w->n, t->hn, d, n, d, true, t->pool);
+        gemm_nn_parallel(DTYPE_F32, t->g_head, d, t->logits, 1, w->n, w->n, t->hn, d, n, d, true, t->pool);
 }
 
 static void chunk_backward(struct trainer *t, int64_t first, int64_t n) {
@@ -122,16 +122,16 @@ static void chunk_backward(struct trainer *t, int64_t first, int64_t n) {
     if (t->choices)
         choices_backward(t, n);
     else
-        vocabulary_backward(t, n);
-    rows_norm_backward(t, t->dhn, t->dhn, t->hx,
-                       (struct norm){t->model->final_norm, t->model->final_norm_bias,
+        lm_head_backward(t, n);
+    norm_backward(t, t->dhn, t->dhn, t->hx,
+                       (struct norm_params){t->model->final_norm, t->model->final_norm_bias,
                                      t->g_final_norm, t->g_final_norm_bias},
                        n, d, false);
     for (int64_t i = 0; i < n; i++)
         memcpy(t->dx + t->target_row[first + i] * d, t->dhn + i * d, (size_t)d * sizeof(float));
 }
 
-int head_loss(struct trainer *t, bool backward, struct error *err) {
+int fused_cross_entropy(struct trainer *t, bool backward, struct error *err) {
     const struct matrix *w = &t->model->head;
     int64_t d = t->c.d_model;
     if (backward) memset(t->dx, 0, (size_t)(t->rows * d) * sizeof(float));
@@ -139,12 +139,12 @@ int head_loss(struct trainer *t, bool backward, struct error *err) {
         int64_t n = MIN(t->head_chunk, t->targets - first);
         struct loss_job job = {.t = t, .first = first};
         pool_run(t->pool, gather_rows, &job, n, 8);
-        struct inputs in = inputs_for(w, 1, t->hn, n, t->in_scratch, t->pool);
+        struct gemm_input in = gemm_input_for(w, 1, t->hn, n, t->in_scratch, t->pool);
         if (t->choices)
             choice_panels(t, &in);
         else
             matrix_mul(t->logits, w->n, &in, w, false, t->pool);
-        pool_run(t->pool, loss_rows, &job, n, 1);
+        pool_run(t->pool, cross_entropy_rows, &job, n, 1);
         for (int64_t i = first; i < first + n; i++)
             if (!isfinite(t->target_nll[i]))
                 return error_set(

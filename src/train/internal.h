@@ -26,7 +26,7 @@
 #include "train/train.h"
 
 /* Parameters that are clipped and counted together: one adapter, or the whole model. */
-struct group {
+struct param_group {
     int64_t updates;      /* AdamW's t */
     int64_t samples;      /* since the last update; keys the dropout */
     double count;         /* what the gradient's sum is divided by: targets, or what a loss says */
@@ -50,12 +50,12 @@ struct activations {
     uint8_t *keep[N_PROJ]; /* [M][(I + 7) / 8] bits: what dropout kept; NULL without dropout */
 };
 
-struct span { /* rows of one sample */
+struct packed_seq { /* rows of one sample */
     int64_t begin, end;
     int64_t target; /* its first in trainer.target_row */
     int32_t adapter;
     int64_t ordinal; /* the sample's number within its adapter since the last update */
-    const struct sample *sample;
+    const struct train_sample *sample;
 };
 
 /* Where the gradients of a layer's own weights go; all NULL when it is frozen. */
@@ -100,9 +100,9 @@ struct trainer {
     int32_t max_r;
     float dropout;
     struct train_tensor *tensors;
-    struct moments *moments; /* [tensors] */
+    struct optimizer_state *moments; /* [tensors] */
     int n_tensors;
-    struct group *groups;
+    struct param_group *groups;
     int n_groups;
     int64_t updates, tokens, seen; /* tokens and targets since the last update */
 
@@ -117,7 +117,7 @@ struct trainer {
     int64_t chunk; /* C: rows that a layer's row-wise parts take at a time */
     bool dropping; /* dropout applies in this pass */
     bool stale;    /* parameters changed since bt, mult and norm were made */
-    struct span *spans;
+    struct packed_seq *spans;
     int n_spans;
     int32_t *tokens_in, *pos; /* [M] */
     int64_t *target_row;      /* [targets] ascending */
@@ -136,8 +136,8 @@ struct trainer {
     float *aside;                        /* [C][max O] a product that DoRA scales, and its dz */
     float *dh;                           /* [C][Rmax] */
     float *rstd, *mean;                  /* [max(C, M)·H] of the rows under a norm */
-    void *in_scratch;                    /* inputs_scratch of a chunk */
-    void *back_scratch;                  /* of matrix_mul_back */
+    void *in_scratch;                    /* gemm_input_scratch of a chunk */
+    void *back_scratch;                  /* of matrix_mul_backward */
     /* the head's chunk of N rows */
     int64_t head_chunk;     /* N */
     float *hx, *hn, *dhn;   /* [N][D]: residual stream, normed, gradient */
@@ -150,40 +150,40 @@ struct trainer {
     float **att_scratch;  /* [threads] */
 };
 
-static inline struct lora_params *lora_of(const struct trainer *t, int adapter, int l, int p) {
+static inline struct lora_params *trainer_lora(const struct trainer *t, int adapter, int l, int p) {
     return &t->loras[((int64_t)adapter * t->c.n_layers + l) * N_PROJ + p];
 }
 
 #define CHOICE_PANEL 16 /* outputs that products give at least, one of which is the choice's */
 
 /* batch.c: packs samples (those of one adapter together, in the order given) and makes room. */
-int batch_pack(struct trainer *t, const struct sample *samples, int n, struct error *err);
+int batch_pack(struct trainer *t, const struct train_sample *samples, int n, struct error *err);
 /* How many of the samples the next pass takes, of a call that may be cut into several: with
- * checkpointing few, otherwise all; the bits are the same. batch_whole says before what the call
+ * checkpointing few, otherwise all; the bits are the same. batch_set_call_rows says before what the call
  * holds. */
-int batch_next(const struct trainer *t, const struct sample *samples, int n);
-void batch_forget(struct trainer *t); /* its memory; the next one is laid out anew */
-void batch_whole(struct trainer *t, const struct sample *samples, int n);
+int batch_fit(const struct trainer *t, const struct train_sample *samples, int n);
+void batch_free_activations(struct trainer *t); /* its memory; the next one is laid out anew */
+void batch_set_call_rows(struct trainer *t, const struct train_sample *samples, int n);
 
 /* layers.c: t->acts[l].x → t->acts[l + 1].x, and t->dx back through the layer (in place). */
 void layer_forward(struct trainer *t, int l);
 void layer_backward(struct trainer *t, int l);
 
 /* lowrank.c. A stretch is rows [r0, r0 + rows) of the batch; y, x, dy, dx begin at its first. */
-struct stretch {
+struct row_range {
     int64_t r0, rows;
 };
-void lowrank_prepare(struct trainer *t);            /* bt, and DoRA's multipliers */
-void lowrank_keep(struct trainer *t, int l, int p); /* decides what dropout keeps, all rows */
+void lora_prepare(struct trainer *t);            /* bt, and DoRA's multipliers */
+void lora_dropout_mask(struct trainer *t, int l, int p); /* decides what dropout keeps, all rows */
 /* y += scale · B (A drop(x)), times DoRA's multipliers; keeps h and z. With `aside` the base's
  * product lies there and has yet to be added to y: the residual stream, which DoRA must not scale.
  * Without y only h is made (and there is no DoRA). */
-void lowrank_forward(struct trainer *t, int l, int p, struct stretch s, float *y, float *aside,
+void lora_forward(struct trainer *t, int l, int p, struct row_range s, float *y, float *aside,
                      const float *x);
 /* DoRA only: adds the magnitudes' gradients and turns dy into the gradient of z; else dy itself. */
-const float *lowrank_outer(struct trainer *t, int l, int p, struct stretch s, const float *dy);
+const float *dora_backward(struct trainer *t, int l, int p, struct row_range s, const float *dy);
 /* dx (may be NULL) += the adapters' part; adds the gradients of A and B. */
-void lowrank_backward(struct trainer *t, int l, int p, struct stretch s, float *dx, const float *dy,
+void lora_backward(struct trainer *t, int l, int p, struct row_range s, float *dx, const float *dy,
                       const float *x);
 
 /* attention.c: q, k, v → att; datt → dq, dk, dv. */
@@ -192,49 +192,49 @@ void attention_forward(struct trainer *t, int l);
 void attention_backward(struct trainer *t, int l);
 
 /* rows.c: what is done row by row, over the pool. */
-void rows_norm(struct trainer *t, float *y, const float *x, const float *g, const float *b,
+void norm_forward(struct trainer *t, float *y, const float *x, const float *g, const float *b,
                int64_t rows, int64_t width);
 /* dx (+)= gradient through y = norm(x), rows of `width`; dg and db (may be NULL) += over rows, in
- * order. dy is overwritten; dx may be dy itself when it is not added to. `b` as in rows_norm tells
+ * order. dy is overwritten; dx may be dy itself when it is not added to. `b` as in norm_forward tells
  * a LayerNorm. */
-struct norm {
+struct norm_params {
     const float *g, *b;
     float *dg, *db;
 };
-void rows_norm_backward(struct trainer *t, float *dx, float *dy, const float *x, struct norm n,
+void norm_backward(struct trainer *t, float *dx, float *dy, const float *x, struct norm_params n,
                         int64_t rows, int64_t width, bool add);
-void rows_bias(struct trainer *t, float *y, const float *bias, int64_t rows, int64_t width);
-void rows_bias_backward(struct trainer *t, float *db, const float *dy, int64_t rows, int64_t width);
-void rows_add(struct trainer *t, float *y, const float *x, int64_t rows, int64_t width);
+void bias_forward(struct trainer *t, float *y, const float *bias, int64_t rows, int64_t width);
+void bias_backward(struct trainer *t, float *db, const float *dy, int64_t rows, int64_t width);
+void residual_forward(struct trainer *t, float *y, const float *x, int64_t rows, int64_t width);
 /* t->act_buf = act(gate) · up, or act(up); and back, from t->dact to t->dgate and t->dup. */
-void rows_activation(struct trainer *t, const float *gate, const float *up, int64_t rows);
-void rows_activation_backward(struct trainer *t, const float *gate, const float *up, int64_t rows);
+void activation_forward(struct trainer *t, const float *gate, const float *up, int64_t rows);
+void activation_backward(struct trainer *t, const float *gate, const float *up, int64_t rows);
 /* Rotates the heads of all rows of y; `back` the other way. */
-void rows_rope(struct trainer *t, int l, float *y, int64_t width, bool back);
+void rope_rotate(struct trainer *t, int l, float *y, int64_t width, bool back);
 /* head.c: fills t->target_nll; with `backward`, sets t->dx and adds the head's gradients, each
  * target weighted by t->target_weight. */
-int head_loss(struct trainer *t, bool backward, struct error *err);
+int fused_cross_entropy(struct trainer *t, bool backward, struct error *err);
 
 /* optimizer.c */
 #define MOMENT_BLOCK 256 /* numbers that share scales of 8-bit moments */
-struct moments { /* what the optimizer remembers of one tensor, as its own rule lays it out */
+struct optimizer_state { /* what the optimizer remembers of one tensor, as its own rule lays it out */
     void *data;
     size_t bytes;
 };
-size_t moments_bytes(enum optim o, int64_t n);
+size_t optimizer_state_bytes(enum optim o, int64_t n);
 
 /* True when every value is a number: neither NaN nor Inf. */
 bool all_finite(const float *x, int64_t n);
 
-/* reward_command.c: struct reward's `all` by a program. `words`: split at blanks, or a shell's
+/* reward_command.c: struct reward_fn's `all` by a program. `words`: split at blanks, or a shell's
  * line.
  */
 struct reward_command;
-struct completion;
-struct policy_options;
+struct reward_input;
+struct rl_options;
 struct reward_command *reward_command_open(const char *words, bool shell,
-                                           const struct policy_options *o, struct error *err);
-int reward_command_run(const struct reward_command *c, const struct completion *v, int n,
+                                           const struct rl_options *o, struct error *err);
+int reward_command_run(const struct reward_command *c, const struct reward_input *v, int n,
                        double *out, struct error *err);
 void reward_command_close(struct reward_command *c); /* NULL is nothing */
 

@@ -26,21 +26,21 @@ static int message_add(struct buf *out, const char *role, const char *text, bool
     buf_puts(out, role);
     buf_puts(out, "\x1f");
     if (fold)
-        text_fold(text, len, out);
+        text_normalize(text, len, out);
     else
         buf_add(out, text, len);
     buf_puts(out, "\x1e");
     return OK;
 }
 
-static int last_answer(const struct message *msgs, int n) {
+static int last_answer(const struct chat_message *msgs, int n) {
     int last = 0;
     for (int i = 0; i < n; i++)
         if (strcmp(msgs[i].role, "assistant") == 0) last = i;
     return last;
 }
 
-int sample_facts_make(const struct message *msgs, int n, struct sample_facts *out,
+int sample_digest_compute(const struct chat_message *msgs, int n, struct sample_digest *out,
                       struct error *err) {
     struct buf whole = {0}, near = {0}, prompt = {0};
     int rc = OK, asked = last_answer(msgs, n);
@@ -53,9 +53,9 @@ int sample_facts_make(const struct message *msgs, int n, struct sample_facts *ou
             rc = message_add(&prompt, "", text, true, err);
     }
     if (rc == OK) {
-        out->whole = hash_u64(whole.data, whole.len);
-        out->near = hash_u64(near.data, near.len);
-        out->prompt = prompt.len ? hash_u64(prompt.data, prompt.len) : 0;
+        out->whole = hash_fnv1a(whole.data, whole.len);
+        out->near = hash_fnv1a(near.data, near.len);
+        out->prompt = prompt.len ? hash_fnv1a(prompt.data, prompt.len) : 0;
     }
     buf_release(&whole);
     buf_release(&near);
@@ -101,17 +101,17 @@ static int keys_find(const struct key *keys, int n, uint64_t hash) {
     return low < n && keys[low].hash == hash ? keys[low].at : -1;
 }
 
-static void pair_count(struct lint_pairs *p, const struct sample_facts *a,
-                       const struct sample_facts *b) {
+static void pair_count(struct lint_matches *p, const struct sample_digest *a,
+                       const struct sample_digest *b) {
     if (p->n++) return;
     p->line = a->line;
     p->other = b->line;
 }
 
-static void repeats_count(const struct dataset *d, const struct key *whole, const struct key *near,
+static void train_duplicates_count(const struct dataset *d, const struct key *whole, const struct key *near,
                           struct lint *out) {
     for (int i = 0; i < d->n_read; i++) {
-        const struct sample_facts *f = &d->facts[i];
+        const struct sample_digest *f = &d->facts[i];
         int twin = keys_find(whole, d->n_read, f->whole),
             like = keys_find(near, d->n_read, f->near);
         if (twin < i)
@@ -121,10 +121,10 @@ static void repeats_count(const struct dataset *d, const struct key *whole, cons
     }
 }
 
-static void overlap_count(const struct dataset *d, const struct dataset *eval,
+static void contamination_count(const struct dataset *d, const struct dataset *eval,
                           const struct key *near, const struct key *prompt, struct lint *out) {
     for (int i = 0; i < eval->n_read; i++) {
-        const struct sample_facts *e = &eval->facts[i];
+        const struct sample_digest *e = &eval->facts[i];
         int whole = keys_find(near, d->n_read, e->near);
         int asked = e->prompt ? keys_find(prompt, d->n_read, e->prompt) : -1;
         if (whole >= 0) pair_count(&out->eval_samples, &d->facts[whole], e);
@@ -132,13 +132,13 @@ static void overlap_count(const struct dataset *d, const struct dataset *eval,
     }
 }
 
-static int twins_count(const struct dataset *d, const struct dataset *eval, struct lint *out,
+static int duplicates_count(const struct dataset *d, const struct dataset *eval, struct lint *out,
                        struct error *err) {
-    struct key *whole = keys_sort(d, offsetof(struct sample_facts, whole), err);
-    struct key *near = whole ? keys_sort(d, offsetof(struct sample_facts, near), err) : NULL;
-    struct key *prompt = near ? keys_sort(d, offsetof(struct sample_facts, prompt), err) : NULL;
-    if (prompt) repeats_count(d, whole, near, out);
-    if (prompt && eval) overlap_count(d, eval, near, prompt, out);
+    struct key *whole = keys_sort(d, offsetof(struct sample_digest, whole), err);
+    struct key *near = whole ? keys_sort(d, offsetof(struct sample_digest, near), err) : NULL;
+    struct key *prompt = near ? keys_sort(d, offsetof(struct sample_digest, prompt), err) : NULL;
+    if (prompt) train_duplicates_count(d, whole, near, out);
+    if (prompt && eval) contamination_count(d, eval, near, prompt, out);
     int rc = prompt ? OK : err->code;
     free(whole);
     free(near);
@@ -153,7 +153,7 @@ static int lengths_measure(const struct dataset *d, struct lint *out, struct err
     int32_t *v = n ? try_calloc((size_t)n, sizeof *v, err) : NULL;
     if (!v) return n ? err->code : OK;
     for (int i = 0; i < n; i++) v[i] = d->facts[i].tokens;
-    struct lengths l = lengths_make(v, n);
+    struct length_stats l = length_stats_compute(v, n);
     out->shortest = l.shortest;
     out->median = l.median;
     out->p95 = l.p95;
@@ -162,7 +162,7 @@ static int lengths_measure(const struct dataset *d, struct lint *out, struct err
     return OK;
 }
 
-int lint_make(const struct dataset *d, const struct dataset *eval, struct lint *out,
+int lint_dataset(const struct dataset *d, const struct dataset *eval, struct lint *out,
               struct error *err) {
     *out = (struct lint){.read = d->n_read,
                          .kept = d->n,
@@ -172,7 +172,7 @@ int lint_make(const struct dataset *d, const struct dataset *eval, struct lint *
                          .tokens = d->tokens,
                          .targets = d->targets};
     int rc = lengths_measure(d, out, err);
-    return rc == OK ? twins_count(d, eval, out, err) : rc;
+    return rc == OK ? duplicates_count(d, eval, out, err) : rc;
 }
 
 static double percent(double part, double all) {
@@ -193,7 +193,7 @@ static void findings(const struct lint *l, void (*fn)(void *ctx, const char *tex
                      void *ctx) {
     static const char looks[] = " but for case, width or white space";
     const struct {
-        const struct lint_pairs *p;
+        const struct lint_matches *p;
         const char *what, *one, *many, *more;
         bool eval;
     } rows[] = {
@@ -210,7 +210,7 @@ static void findings(const struct lint *l, void (*fn)(void *ctx, const char *tex
         fn(ctx, text, true);
     }
     for (size_t i = 0; i < ARRAY_LEN(rows); i++) {
-        const struct lint_pairs *p = rows[i].p;
+        const struct lint_matches *p = rows[i].p;
         bool eval = rows[i].eval;
         if (!p->n) continue;
         snprintf(text, sizeof text, "%d of %d %s %s%s (the first: line %d, as in %sline %d)", p->n,
@@ -233,18 +233,18 @@ void lint_text(const struct lint *l, struct buf *out) {
 }
 
 static void finding_say(void *ctx, const char *text, bool bad) {
-    (bad ? warn : note)("%s: %s", (const char *)ctx, text);
+    (bad ? log_warn : log_info)("%s: %s", (const char *)ctx, text);
 }
 
-void lint_say(const struct lint *l, const char *name) {
+void lint_log(const struct lint *l, const char *name) {
     struct buf text = {0};
     lengths_text(l, &text);
-    note("%s: %s", name, text.data);
+    log_info("%s: %s", name, text.data);
     findings(l, finding_say, (void *)(uintptr_t)name);
     buf_release(&text);
 }
 
-static json_t *pairs_json(const struct lint_pairs *p) {
+static json_t *pairs_json(const struct lint_matches *p) {
     if (!p->n) return json_pack("{s:i}", "count", 0);
     return json_pack("{s:i,s:[i,i]}", "count", p->n, "first_lines", p->line, p->other);
 }

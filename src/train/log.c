@@ -67,7 +67,7 @@ static json_t *number_json(double x) {
     return isfinite(x) ? json_real(x) : json_null();
 }
 
-json_t *sft_event_json(const struct sft_event *e) {
+json_t *train_event_json(const struct train_event *e) {
     json_t *losses = json_object();
     for (int j = 0; j < e->n; j++)
         json_object_set_new(losses, e->jobs[j].name, number_json(e->jobs[j].last_loss));
@@ -76,8 +76,8 @@ json_t *sft_event_json(const struct sft_event *e) {
                              "grad_norm", number_json(e->stats->grad_norm), "tokens",
                              (json_int_t)e->stats->tokens, "targets", (json_int_t)e->stats->targets,
                              "tokens_per_s", number_json(e->tokens_per_s), "seconds", e->seconds,
-                             "rss", (json_int_t)process_bytes("VmRSS"), "peak",
-                             (json_int_t)process_bytes("VmHWM"), "losses", losses);
+                             "rss", (json_int_t)process_memory("VmRSS"), "peak",
+                             (json_int_t)process_memory("VmHWM"), "losses", losses);
     if (e->more) json_object_update(line, (json_t *)(uintptr_t)e->more);
     return line;
 }
@@ -100,15 +100,15 @@ static int stream_begin(void *ctx, int64_t done, const json_t *about, struct err
     return OK;
 }
 
-static int stream_update(void *ctx, const struct sft_event *e, struct error *err) {
-    json_t *line = sft_event_json(e);
+static int stream_update(void *ctx, const struct train_event *e, struct error *err) {
+    json_t *line = train_event_json(e);
     int rc = line_write(ctx, line, err);
     json_decref(line);
     return rc ? error_wrap(err, "the log of update %lld", (long long)e->step) : OK;
 }
 
-struct sft_watch train_stream_watch(FILE *f) {
-    return (struct sft_watch){stream_begin, stream_update, f};
+struct train_callbacks train_jsonl_callbacks(FILE *f) {
+    return (struct train_callbacks){stream_begin, stream_update, f};
 }
 
 struct train_log *train_log_open(const char *dir, const char *title, struct store *store,
@@ -172,12 +172,12 @@ static void curves_add(struct train_log *l, const json_t *line) {
 /* A line of the run so far: kept when it belongs to what the checkpoint has seen. A last line that
  * a kill cut short, or what is no line of ours, is dropped. */
 static int line_keep(struct train_log *l, const char *text, size_t len, int64_t done,
-                     struct writer *w, struct error *err) {
+                     struct atomic_file *w, struct error *err) {
     json_t *line = json_loadb(text, len, 0, NULL);
     double step = number_at(line, "step");
     int rc = OK;
     if (len > 0 && text[len - 1] == '\n' && step > (double)l->last && step <= (double)done) {
-        rc = writer_put(w, text, len, err);
+        rc = atomic_file_write(w, text, len, err);
         curves_add(l, line);
         l->last = (int64_t)step;
         l->seconds = number_at(line, "seconds");
@@ -189,16 +189,16 @@ static int line_keep(struct train_log *l, const char *text, size_t len, int64_t 
 
 /* Rewrites the log as far as the checkpoint reaches; afterwards it is open for more. */
 static int log_continue(struct train_log *l, int64_t done, struct error *err) {
-    struct writer w = {0};
+    struct atomic_file w = {0};
     FILE *old = done > 0 ? fopen(l->path, "r") : NULL;
     char *text = NULL;
     size_t cap = 0;
     ssize_t len;
-    int rc = writer_open(&w, l->path, err);
+    int rc = atomic_file_open(&w, l->path, err);
     while (rc == OK && old && (len = getline(&text, &cap, old)) > 0)
         rc = line_keep(l, text, (size_t)len, done, &w, err);
-    if (rc == OK) rc = writer_commit(&w, err);
-    writer_abort(&w);
+    if (rc == OK) rc = atomic_file_commit(&w, err);
+    atomic_file_abort(&w);
     if (old) fclose(old);
     free(text);
     if (rc == OK && !(l->f = fopen(l->path, "a")))
@@ -252,7 +252,7 @@ static int log_begin(void *ctx, int64_t done, const json_t *about, struct error 
     l->spreads = xcalloc((size_t)(N_CHARTS * l->n), sizeof *l->spreads);
     data_tell(l, data);
     int rc = log_continue(l, done, err);
-    return rc || !l->store ? rc : store_metric_cut(l->store, l->run, done, err);
+    return rc || !l->store ? rc : store_metric_truncate(l->store, l->run, done, err);
 }
 
 static int pending_store(struct train_log *l, struct error *err) {
@@ -270,11 +270,11 @@ static int pending_store(struct train_log *l, struct error *err) {
     return rc;
 }
 
-static int log_update(void *ctx, const struct sft_event *e, struct error *err) {
+static int log_update(void *ctx, const struct train_event *e, struct error *err) {
     struct train_log *l = ctx;
-    struct sft_event whole = *e;
+    struct train_event whole = *e;
     whole.seconds += l->seconds;
-    json_t *line = sft_event_json(&whole);
+    json_t *line = train_event_json(&whole);
     int rc = line_write(l->f, line, err);
     if (rc) error_wrap(err, "'%s'", l->path);
     curves_add(l, line);
@@ -287,8 +287,8 @@ static int log_update(void *ctx, const struct sft_event *e, struct error *err) {
     return rc;
 }
 
-struct sft_watch train_log_watch(struct train_log *l) {
-    return (struct sft_watch){log_begin, log_update, l};
+struct train_callbacks train_log_callbacks(struct train_log *l) {
+    return (struct train_callbacks){log_begin, log_update, l};
 }
 
 static void chart_plot(struct buf *b, const struct train_log *l, int k) {
@@ -309,15 +309,15 @@ int train_log_report(struct train_log *l, struct error *err) {
     struct buf b = {0};
     const char *heading;
     json_t *value;
-    page_open(&b, l->title);
+    html_page_open(&b, l->title);
     for (int k = 0; k < N_CHARTS; k++) chart_plot(&b, l, k);
     json_object_foreach (l->sections, heading, value) {
         buf_puts(&b, "<h2>");
-        page_text(&b, heading);
+        html_escape(&b, heading);
         buf_puts(&b, "</h2>\n");
-        page_table(&b, value);
+        html_table(&b, value);
     }
-    page_close(&b);
+    html_page_close(&b);
     int rc = file_write(l->page, b.data, b.len, err);
     buf_release(&b);
     return rc;

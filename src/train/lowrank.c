@@ -19,19 +19,19 @@
 struct low_job {
     struct trainer *t;
     int l, p;
-    struct stretch s;
+    struct row_range s;
     float *y, *aside;
     const float *x, *dy;
 };
 
-/* Neighbouring rows of one adapter: run_next gives one after another within [begin, end). */
-struct run {
+/* Neighbouring rows of one adapter: lora_rows_next gives one after another within [begin, end). */
+struct lora_rows {
     int span;           /* to go on from */
     int64_t begin, end; /* rows of the batch */
     const struct lora_params *lp;
 };
 
-static bool run_next(const struct low_job *j, struct run *r, int64_t begin, int64_t end) {
+static bool lora_rows_next(const struct low_job *j, struct lora_rows *r, int64_t begin, int64_t end) {
     const struct trainer *t = j->t;
     while (r->span < t->n_spans && t->spans[r->span].end <= begin) r->span++;
     if (r->span >= t->n_spans || t->spans[r->span].begin >= end) return false;
@@ -41,7 +41,7 @@ static bool run_next(const struct low_job *j, struct run *r, int64_t begin, int6
            t->spans[r->span].adapter == adapter;
          r->span++)
         r->end = MIN(t->spans[r->span].end, end);
-    r->lp = lora_of(t, adapter, j->l, j->p);
+    r->lp = trainer_lora(t, adapter, j->l, j->p);
     return true;
 }
 
@@ -51,7 +51,7 @@ static uint32_t dropout_threshold(const struct trainer *t) {
 }
 
 /* The decisions of a row, two a draw, into zeroed bits. */
-static void row_keep(struct rng *r, uint8_t *bits, int64_t width, uint32_t threshold) {
+static void dropout_mask_row(struct rng *r, uint8_t *bits, int64_t width, uint32_t threshold) {
     enum { MANY = 64 };
     uint32_t draws[MANY];
     for (int64_t c = 0; c < width; c += 2 * MANY) {
@@ -66,31 +66,31 @@ static void row_keep(struct rng *r, uint8_t *bits, int64_t width, uint32_t thres
 }
 
 /* One stream a (sample, layer, projection). Items are samples. */
-static void keep_items(void *ctx, int64_t begin, int64_t end, int thread) {
+static void dropout_mask_items(void *ctx, int64_t begin, int64_t end, int thread) {
     (void)thread;
     const struct low_job *j = ctx;
     const struct trainer *t = j->t;
     int64_t width = proj_in(&t->c, (enum proj)j->p), stride = (width + 7) / 8;
     uint32_t threshold = dropout_threshold(t);
     for (int64_t s = begin; s < end; s++) {
-        const struct span *sp = &t->spans[s];
+        const struct packed_seq *sp = &t->spans[s];
         uint32_t id = (uint32_t)(sp->ordinal * t->c.n_layers * N_PROJ + j->l * N_PROJ + j->p);
         struct rng r = rng_make(t->seed, RNG_DROPOUT, id, (uint32_t)t->groups[sp->adapter].updates);
         uint8_t *bits = t->acts[j->l].keep[j->p] + sp->begin * stride;
         memset(bits, 0, (size_t)((sp->end - sp->begin) * stride));
         for (int64_t i = sp->begin; i < sp->end; i++, bits += stride)
-            row_keep(&r, bits, width, threshold);
+            dropout_mask_row(&r, bits, width, threshold);
     }
 }
 
-void lowrank_keep(struct trainer *t, int l, int p) {
+void lora_dropout_mask(struct trainer *t, int l, int p) {
     struct low_job j = {.t = t, .l = l, .p = p};
-    if (t->dropping && t->acts[l].h[p]) pool_run(t->pool, keep_items, &j, t->n_spans, 1);
+    if (t->dropping && t->acts[l].h[p]) pool_run(t->pool, dropout_mask_items, &j, t->n_spans, 1);
 }
 
 /* y (+)= x where kept, scaled up; else (+)= 0. Four at a time: a half byte of decisions picks its
  * row of factors. */
-static void drop_row(float *restrict y, const float *restrict x, const uint8_t *bits,
+static void dropout_row(float *restrict y, const float *restrict x, const uint8_t *bits,
                      const float (*factors)[4], int64_t width, bool add) {
     int64_t c = 0;
     for (; c + 4 <= width; c += 4) {
@@ -107,7 +107,7 @@ static void drop_row(float *restrict y, const float *restrict x, const uint8_t *
 }
 
 /* Rows [begin, end) of the stretch; y and x begin at its first. */
-static void drop_rows(const struct low_job *j, float *y, const float *x, int64_t begin, int64_t end,
+static void dropout_rows(const struct low_job *j, float *y, const float *x, int64_t begin, int64_t end,
                       bool add) {
     const struct trainer *t = j->t;
     int64_t width = proj_in(&t->c, (enum proj)j->p), stride = (width + 7) / 8;
@@ -116,7 +116,7 @@ static void drop_rows(const struct low_job *j, float *y, const float *x, int64_t
     for (int bits = 0; bits < 16; bits++)
         for (int i = 0; i < 4; i++) factors[bits][i] = bits >> i & 1 ? factor : 0.0f;
     for (int64_t i = begin; i < end; i++)
-        drop_row(y + i * width, x + i * width, keep + i * stride, factors, width, add);
+        dropout_row(y + i * width, x + i * width, keep + i * stride, factors, width, add);
 }
 
 /* y (+)= x ⊙ by */
@@ -134,11 +134,11 @@ static void forward_items(void *ctx, int64_t begin, int64_t end, int thread) {
     struct activations *a = &t->acts[j->l];
     const float *x = j->x;
     if (t->dropping) {
-        drop_rows(j, t->drop, x, begin, end, false);
+        dropout_rows(j, t->drop, x, begin, end, false);
         x = t->drop;
     }
-    struct run r = {0};
-    while (run_next(j, &r, r0 + begin, r0 + end)) {
+    struct lora_rows r = {0};
+    while (lora_rows_next(j, &r, r0 + begin, r0 + end)) {
         int64_t at = r.begin - r0, rows = r.end - r.begin;
         float *h = a->h[j->p] + r.begin * ld, *y = j->y ? j->y + at * out : NULL, *to = y;
         if (j->aside && r.lp->m) to = j->aside + at * out;
@@ -156,7 +156,7 @@ static void forward_items(void *ctx, int64_t begin, int64_t end, int thread) {
     }
 }
 
-void lowrank_forward(struct trainer *t, int l, int p, struct stretch s, float *y, float *aside,
+void lora_forward(struct trainer *t, int l, int p, struct row_range s, float *y, float *aside,
                      const float *x) {
     struct low_job j = {.t = t, .l = l, .p = p, .s = s, .y = y, .aside = aside, .x = x};
     if (!t->full && t->acts[l].h[p]) pool_run(t->pool, forward_items, &j, s.rows, 8);
@@ -168,8 +168,8 @@ static void magnitude_items(void *ctx, int64_t begin, int64_t end, int thread) {
     const struct low_job *j = ctx;
     const struct trainer *t = j->t;
     int64_t out = proj_out(&t->c, (enum proj)j->p);
-    struct run r = {0};
-    while (run_next(j, &r, j->s.r0, j->s.r0 + j->s.rows)) {
+    struct lora_rows r = {0};
+    while (lora_rows_next(j, &r, j->s.r0, j->s.r0 + j->s.rows)) {
         if (!r.lp->m) continue;
         for (int64_t i = r.begin; i < r.end; i++) {
             const float *dy = j->dy + (i - j->s.r0) * out, *z = t->acts[j->l].z[j->p] + i * out;
@@ -179,12 +179,12 @@ static void magnitude_items(void *ctx, int64_t begin, int64_t end, int thread) {
 }
 
 /* dz = mult ⊙ dy, in t->aside. */
-static void outer_items(void *ctx, int64_t begin, int64_t end, int thread) {
+static void dora_backward_items(void *ctx, int64_t begin, int64_t end, int thread) {
     (void)thread;
     const struct low_job *j = ctx;
     int64_t out = proj_out(&j->t->c, (enum proj)j->p);
-    struct run r = {0};
-    while (run_next(j, &r, j->s.r0 + begin, j->s.r0 + end))
+    struct lora_rows r = {0};
+    while (lora_rows_next(j, &r, j->s.r0 + begin, j->s.r0 + end))
         for (int64_t i = r.begin - j->s.r0; i < r.end - j->s.r0; i++)
             if (r.lp->m)
                 times(j->y + i * out, j->dy + i * out, r.lp->mult, out, false);
@@ -192,11 +192,11 @@ static void outer_items(void *ctx, int64_t begin, int64_t end, int thread) {
                 memcpy(j->y + i * out, j->dy + i * out, (size_t)out * sizeof(float));
 }
 
-const float *lowrank_outer(struct trainer *t, int l, int p, struct stretch s, const float *dy) {
+const float *dora_backward(struct trainer *t, int l, int p, struct row_range s, const float *dy) {
     if (t->full || !t->acts[l].z[p]) return dy;
     struct low_job j = {.t = t, .l = l, .p = p, .s = s, .y = t->aside, .dy = dy};
     pool_run(t->pool, magnitude_items, &j, proj_out(&t->c, (enum proj)p), 16);
-    pool_run(t->pool, outer_items, &j, s.rows, 8);
+    pool_run(t->pool, dora_backward_items, &j, s.rows, 8);
     return t->aside;
 }
 
@@ -207,8 +207,8 @@ static void backward_items(void *ctx, int64_t begin, int64_t end, int thread) {
     const struct trainer *t = j->t;
     int64_t in = proj_in(&t->c, (enum proj)j->p), out = proj_out(&t->c, (enum proj)j->p),
             ld = t->max_r, r0 = j->s.r0;
-    struct run r = {0};
-    while (run_next(j, &r, r0 + begin, r0 + end)) {
+    struct lora_rows r = {0};
+    while (lora_rows_next(j, &r, r0 + begin, r0 + end)) {
         int64_t at = r.begin - r0, rows = r.end - r.begin, rank = r.lp->r;
         float *dh = t->dh + at * ld;
         if (!rank) continue;
@@ -219,13 +219,13 @@ static void backward_items(void *ctx, int64_t begin, int64_t end, int thread) {
         float *dx = (t->dropping ? t->drop : j->y) + at * in;
         if (t->dropping) memset(dx, 0, (size_t)(rows * in) * sizeof *dx);
         t->k->mix_f32(dx, in, dh, ld, 1, rows, r.lp->a, in, rank, in);
-        if (t->dropping) drop_rows(j, j->y, t->drop, at, at + rows, true);
+        if (t->dropping) dropout_rows(j, j->y, t->drop, at, at + rows, true);
     }
-    if (t->dropping) drop_rows(j, t->drop, j->x, begin, end, false);
+    if (t->dropping) dropout_rows(j, t->drop, j->x, begin, end, false);
 }
 
 /* dA[:, i] += Σ dhᵀ x and dB[o] += Σ dzᵀ h: items are columns of A, then rows of B. */
-static void factor_items(void *ctx, int64_t begin, int64_t end, int thread) {
+static void lora_grad_items(void *ctx, int64_t begin, int64_t end, int thread) {
     (void)thread;
     const struct low_job *j = ctx;
     const struct trainer *t = j->t;
@@ -233,8 +233,8 @@ static void factor_items(void *ctx, int64_t begin, int64_t end, int thread) {
             ld = t->max_r, i0 = MIN(begin, in), i1 = MIN(end, in), o0 = MAX(begin - in, 0),
             o1 = MAX(end - in, 0);
     const float *x = t->dropping ? t->drop : j->x;
-    struct run r = {0};
-    while (run_next(j, &r, j->s.r0, j->s.r0 + j->s.rows)) {
+    struct lora_rows r = {0};
+    while (lora_rows_next(j, &r, j->s.r0, j->s.r0 + j->s.rows)) {
         int64_t at = r.begin - j->s.r0, rows = r.end - r.begin, rank = r.lp->r;
         if (!rank) continue;
         if (i0 < i1)
@@ -246,12 +246,12 @@ static void factor_items(void *ctx, int64_t begin, int64_t end, int thread) {
     }
 }
 
-void lowrank_backward(struct trainer *t, int l, int p, struct stretch s, float *dx, const float *dy,
+void lora_backward(struct trainer *t, int l, int p, struct row_range s, float *dx, const float *dy,
                       const float *x) {
     struct low_job j = {.t = t, .l = l, .p = p, .s = s, .y = dx, .dy = dy, .x = x};
     if (t->full || !t->acts[l].h[p]) return;
     pool_run(t->pool, backward_items, &j, s.rows, 8);
-    pool_run(t->pool, factor_items, &j,
+    pool_run(t->pool, lora_grad_items, &j,
              proj_in(&t->c, (enum proj)p) + proj_out(&t->c, (enum proj)p), 16);
 }
 
@@ -267,7 +267,7 @@ static void dora_items(void *ctx, int64_t begin, int64_t end, int thread) {
     struct lora lo = {.a = lp->a, .b = lp->b, .r = lp->r, .scale = lp->scale};
     float *row = xmalloc((size_t)j->w->k * sizeof *row);
     for (int64_t o = begin; o < end; o++) {
-        matrix_row(j->w, o, row);
+        matrix_get_row(j->w, o, row);
         double norm = lora_row_norm(&lo, o, row, j->w->k);
         lp->norm[o] = (float)norm;
         lp->mult[o] = (float)((double)lp->m[o] / norm);
@@ -275,12 +275,12 @@ static void dora_items(void *ctx, int64_t begin, int64_t end, int thread) {
     free(row);
 }
 
-void lowrank_prepare(struct trainer *t) {
+void lora_prepare(struct trainer *t) {
     if (t->full || !t->stale) return;
     for (int i = 0; i < t->n_adapters; i++)
         for (int l = 0; l < t->c.n_layers; l++)
             for (int p = 0; p < N_PROJ; p++) {
-                const struct lora_params *lp = lora_of(t, i, l, p);
+                const struct lora_params *lp = trainer_lora(t, i, l, p);
                 int64_t out = proj_out(&t->c, (enum proj)p);
                 if (!lp->r) continue;
                 transpose(lp->bt, out, lp->b, lp->r, out, lp->r, NULL);

@@ -21,13 +21,13 @@
 
 #define PIECE 4096
 
-float schedule_lr(enum schedule s, double lr, double min_ratio, int64_t step, int64_t warmup,
+float lr_schedule_at(enum lr_schedule s, double lr, double min_ratio, int64_t step, int64_t warmup,
                   int64_t total) {
     if (step < warmup) return (float)(lr * (double)(step + 1) / (double)warmup);
-    if (s == SCHEDULE_CONSTANT || total <= warmup) return (float)lr;
+    if (s == LR_CONSTANT || total <= warmup) return (float)lr;
     double done = (double)MIN(step - warmup, total - warmup) / (double)(total - warmup);
     double left =
-        s == SCHEDULE_LINEAR ? 1 - done : 0.5 * (1 + math_cos(done * 3.14159265358979323846));
+        s == LR_LINEAR ? 1 - done : 0.5 * (1 + math_cos(done * 3.14159265358979323846));
     return (float)(lr * (min_ratio + (1 - min_ratio) * left));
 }
 
@@ -51,7 +51,7 @@ static void square_items(void *ctx, int64_t begin, int64_t end, int thread) {
 }
 
 /* Sum of squares of a group's gradients. */
-static double group_squares(struct trainer *t, const struct group *g) {
+static double grad_norm_squared(struct trainer *t, const struct param_group *g) {
     double sum = 0;
     for (int i = g->first; i < g->first + g->n_tensors; i++) {
         int64_t n = (t->tensors[i].n + PIECE - 1) / PIECE;
@@ -63,22 +63,22 @@ static double group_squares(struct trainer *t, const struct group *g) {
     return sum;
 }
 
-size_t moments_bytes(enum optim o, int64_t n) {
+size_t optimizer_state_bytes(enum optim o, int64_t n) {
     int64_t blocks = (n + MOMENT_BLOCK - 1) / MOMENT_BLOCK;
     if (o == OPTIM_ADAMW) return (size_t)n * 2 * sizeof(float);
     if (o == OPTIM_SGD) return (size_t)n * sizeof(float);
-    if (o == OPTIM_SGD_BARE) return 0;
+    if (o == OPTIM_SGD_NO_MOMENTUM) return 0;
     return (size_t)blocks * (2 * sizeof(float) + 2 * MOMENT_BLOCK);
 }
 
 /* One block of AdamW's moments in 8 bits. */
-struct block_8bit {
+struct adam8bit_block {
     float m_scale, v_scale;
     int8_t m[MOMENT_BLOCK];
     uint8_t v[MOMENT_BLOCK];
 };
 
-static void block_read(const struct block_8bit *b, float *m, float *v, int64_t n) {
+static void adam8bit_dequantize(const struct adam8bit_block *b, float *m, float *v, int64_t n) {
     for (int64_t i = 0; i < n; i++) {
         float r = (float)b->m[i] / 127.0f, s = (float)b->v[i] / 255.0f;
         m[i] = (r < 0 ? -r * r : r * r) * b->m_scale;
@@ -86,7 +86,7 @@ static void block_read(const struct block_8bit *b, float *m, float *v, int64_t n
     }
 }
 
-static void block_write(struct block_8bit *b, const float *m, const float *v, int64_t n) {
+static void adam8bit_quantize(struct adam8bit_block *b, const float *m, const float *v, int64_t n) {
     b->m_scale = row_amax(m, n);
     b->v_scale = row_amax(v, n);
     for (int64_t i = 0; i < n; i++) {
@@ -100,14 +100,14 @@ static void block_write(struct block_8bit *b, const float *m, const float *v, in
 static void adamw_8bit(const struct step_job *j, struct train_tensor *x, int64_t begin,
                        int64_t end) {
     const struct trainer *t = j->t;
-    struct block_8bit *blocks = t->moments[j->tensor].data;
+    struct adam8bit_block *blocks = t->moments[j->tensor].data;
     float m[MOMENT_BLOCK], v[MOMENT_BLOCK];
     for (int64_t at = begin; at < end; at += MOMENT_BLOCK) {
         int64_t n = MIN(MOMENT_BLOCK, end - at);
-        block_read(&blocks[at / MOMENT_BLOCK], m, v, n);
+        adam8bit_dequantize(&blocks[at / MOMENT_BLOCK], m, v, n);
         t->k->adamw(x->w + at, x->g + at, m, v, n, j->lr, t->beta1, t->beta2, t->eps, j->decay,
                     j->bc1, j->bc2);
-        block_write(&blocks[at / MOMENT_BLOCK], m, v, n);
+        adam8bit_quantize(&blocks[at / MOMENT_BLOCK], m, v, n);
     }
 }
 
@@ -134,7 +134,7 @@ static void step_items(void *ctx, int64_t begin, int64_t end, int thread) {
     t->k->scale(x->g + begin, j->factor, end - begin);
     if (t->optim == OPTIM_SGD)
         sgd(j, x, begin, end);
-    else if (t->optim == OPTIM_SGD_BARE)
+    else if (t->optim == OPTIM_SGD_NO_MOMENTUM)
         sgd_bare(j, x, begin, end);
     else if (t->optim == OPTIM_ADAMW_8BIT)
         adamw_8bit(j, x, begin, end);
@@ -144,7 +144,7 @@ static void step_items(void *ctx, int64_t begin, int64_t end, int thread) {
     memset(x->g + begin, 0, (size_t)(end - begin) * sizeof(float));
 }
 
-static void group_step(struct trainer *t, struct group *g, double norm, float lr) {
+static void param_group_step(struct trainer *t, struct param_group *g, double norm, float lr) {
     double factor = 1.0 / g->count;
     if (t->max_grad_norm > 0 && norm > t->max_grad_norm) factor *= t->max_grad_norm / norm;
     g->updates++;
@@ -159,10 +159,10 @@ static void group_step(struct trainer *t, struct group *g, double norm, float lr
 }
 
 /* Fills `norms` with each group's norm of the mean gradient; refuses what is no number. */
-static int norms_measure(struct trainer *t, double *norms, struct error *err) {
+static int grad_norms_compute(struct trainer *t, double *norms, struct error *err) {
     for (int i = 0; i < t->n_groups; i++) {
-        const struct group *g = &t->groups[i];
-        norms[i] = g->count > 0 ? sqrt(group_squares(t, g)) / g->count : 0;
+        const struct param_group *g = &t->groups[i];
+        norms[i] = g->count > 0 ? sqrt(grad_norm_squared(t, g)) / g->count : 0;
         if (!isfinite(norms[i]))
             return error_set(
                 err, ERR_NUMERIC,
@@ -178,12 +178,12 @@ int trainer_update(struct trainer *t, float lr, struct update_stats *out, struct
     for (int i = 0; i < t->n_groups; i++) count += t->groups[i].count;
     if (count <= 0) return error_set(err, ERR_STATE, "an update without a single target token");
     double *norms = xcalloc((size_t)t->n_groups, sizeof *norms);
-    int rc = norms_measure(t, norms, err);
+    int rc = grad_norms_compute(t, norms, err);
     for (int i = 0; !rc && i < t->n_groups; i++) {
-        struct group *g = &t->groups[i];
+        struct param_group *g = &t->groups[i];
         s.loss += g->nll;
         s.grad_norm = MAX(s.grad_norm, norms[i]);
-        if (g->count > 0) group_step(t, g, norms[i], lr);
+        if (g->count > 0) param_group_step(t, g, norms[i], lr);
         g->samples = 0;
         g->nll = g->count = 0;
     }

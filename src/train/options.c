@@ -99,10 +99,10 @@ int optim_parse(const char *name, enum optim *out, struct error *err) {
     return MIN(i, OK);
 }
 
-int schedule_parse(const char *name, enum schedule *out, struct error *err) {
+int lr_schedule_parse(const char *name, enum lr_schedule *out, struct error *err) {
     static const char *const names[] = {"cosine", "linear", "constant", NULL};
     int i = name_parse("lr scheduler", name, names, err);
-    if (i >= 0) *out = (enum schedule)i;
+    if (i >= 0) *out = (enum lr_schedule)i;
     return MIN(i, OK);
 }
 

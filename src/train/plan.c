@@ -15,8 +15,8 @@ static int length_order(const void *a, const void *b) {
     return x < y ? -1 : x > y;
 }
 
-struct lengths lengths_make(int32_t *v, int n) {
-    struct lengths l = {.n = n};
+struct length_stats length_stats_compute(int32_t *v, int n) {
+    struct length_stats l = {.n = n};
     if (n == 0) return l;
     qsort(v, (size_t)n, sizeof *v, length_order);
     for (int i = 0; i < n; i++) l.tokens += v[i];
@@ -27,14 +27,14 @@ struct lengths lengths_make(int32_t *v, int n) {
     return l;
 }
 
-void pass_count_add(struct pass_count *c, const struct sample *v, int n) {
-    struct sft_plan *p = c->plan;
+void pack_counter_add(struct pack_counter *c, const struct train_sample *v, int n) {
+    struct training_plan *p = c->plan;
     int64_t rows = 0;
     for (int i = 0; i < n; i++) {
         rows += v[i].n;
         p->longest = MAX(p->longest, v[i].n);
     }
-    if (c->rows == 0 || pass_full(c->rows, rows)) {
+    if (c->rows == 0 || pack_is_full(c->rows, rows)) {
         p->passes++;
         c->rows = c->samples = 0;
     }
@@ -45,21 +45,21 @@ void pass_count_add(struct pass_count *c, const struct sample *v, int n) {
     p->max_samples = MAX(p->max_samples, c->samples);
 }
 
-void pass_count_scale(struct sft_plan *plan, int64_t counted) {
+void training_plan_scale(struct training_plan *plan, int64_t counted) {
     double whole = (double)plan->updates / (double)counted;
     plan->passes = (int64_t)((double)plan->passes * whole + 0.5);
     plan->tokens = (int64_t)((double)plan->tokens * whole + 0.5);
 }
 
-void plan_show(struct sft_plan *plan, const struct sample *s, int adapter) {
-    struct sample *to = &plan->first[plan->n_first++];
-    *to = (struct sample){.n = s->n, .adapter = adapter};
+void training_plan_add_example(struct training_plan *plan, const struct train_sample *s, int adapter) {
+    struct train_sample *to = &plan->first[plan->n_first++];
+    *to = (struct train_sample){.n = s->n, .adapter = adapter};
     to->tokens = memcpy(xmalloc((size_t)s->n * sizeof *s->tokens), s->tokens,
                         (size_t)s->n * sizeof *s->tokens);
     to->mask = memcpy(xmalloc((size_t)s->n), s->mask, (size_t)s->n);
 }
 
-int plan_time(int (*fn)(void *ctx, struct error *err), void *ctx, double *seconds,
+int training_plan_time(int (*fn)(void *ctx, struct error *err), void *ctx, double *seconds,
               struct error *err) {
     *seconds = 0;
     for (int turn = 0; turn == 0 || (turn == 1 && *seconds < 2); turn++) {
@@ -71,7 +71,7 @@ int plan_time(int (*fn)(void *ctx, struct error *err), void *ctx, double *second
     return OK;
 }
 
-int plan_time_update(struct trainer *t, struct sft_plan *plan, struct error *err) {
+int training_plan_time_update(struct trainer *t, struct training_plan *plan, struct error *err) {
     struct update_stats st;
     double start = clock_now();
     int rc = trainer_update(t, 0, &st, err);
@@ -79,15 +79,15 @@ int plan_time_update(struct trainer *t, struct sft_plan *plan, struct error *err
     return rc;
 }
 
-void sft_plan_release(struct sft_plan *p) {
-    for (int i = 0; i < p->n_first; i++) sample_release(&p->first[i]);
+void training_plan_release(struct training_plan *p) {
+    for (int i = 0; i < p->n_first; i++) train_sample_release(&p->first[i]);
     free(p->first);
-    *p = (struct sft_plan){0};
+    *p = (struct training_plan){0};
 }
 
-void policy_plan_release(struct policy_plan *p) {
-    sft_plan_release(&p->run);
+void rl_plan_release(struct rl_plan *p) {
+    training_plan_release(&p->run);
     free(p->pairs);
     json_decref(p->completions);
-    *p = (struct policy_plan){0};
+    *p = (struct rl_plan){0};
 }

@@ -8,8 +8,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define AT(field) offsetof(struct policy_options, field)
-const struct option_row policy_option_rows[] = {
+#define AT(field) offsetof(struct rl_options, field)
+const struct option_row rl_option_rows[] = {
     {"beta", OPT_FLOAT, AT(beta), "0.1", 1e-6, 1e3, "X",
      "dpo: how closely the reference is kept to"},
     {"k", OPT_INT, AT(k), "8", 1, 4096, "N", "rewards: completions of each prompt"},
@@ -44,21 +44,21 @@ const struct option_row policy_option_rows[] = {
     {0},
 };
 
-int method_parse(const char *name, enum method *out, struct error *err) {
+int train_method_parse(const char *name, enum train_method *out, struct error *err) {
     static const char *const names[] = {"sft", "es", "dpo", "reinforce", "rloo", "grpo"};
     for (size_t i = 0; i < ARRAY_LEN(names); i++)
-        if (strcmp(name, names[i]) == 0) return *out = (enum method)i, OK;
+        if (strcmp(name, names[i]) == 0) return *out = (enum train_method)i, OK;
     return error_set(err, ERR_USAGE,
                      "method '%s' is not known; there are sft, es, dpo, reinforce, rloo, grpo",
                      name);
 }
 
 /* log(1 + exp(-x)), and σ(-x) */
-static double softplus(double x) {
+static double softplus_neg(double x) {
     return math_log(1 + math_exp(-fabs(x))) + MAX(-x, 0.0);
 }
 
-static double sigmoid_back(double x) {
+static double sigmoid_neg(double x) {
     return x > 0 ? math_exp(-x) / (1 + math_exp(-x)) : 1 / (1 + math_exp(x));
 }
 
@@ -68,12 +68,12 @@ static double logp_sum(const double *logp, int32_t n) {
     return sum;
 }
 
-static void weights_set(struct scored *s, double w) {
+static void weights_set(struct loss_sample *s, double w) {
     for (int32_t i = 0; i < s->n; i++) s->weight[i] = (float)w;
 }
 
 /* The implicit reward of an answer. */
-static double answer_reward(const struct dpo *d, const struct scored *s, struct dpo_sums *sums) {
+static double implicit_reward(const struct dpo *d, const struct loss_sample *s, struct dpo_stats *sums) {
     const double *reference = d->reference[s->sample - d->batch];
     for (int32_t i = 0; i < s->n; i++) {
         double moved = s->logp[i] - reference[i];
@@ -83,13 +83,13 @@ static double answer_reward(const struct dpo *d, const struct scored *s, struct 
     return d->beta * (logp_sum(s->logp, s->n) - logp_sum(reference, s->n));
 }
 
-static void pair_loss(struct dpo *d, struct scored *c, struct scored *r) {
-    struct dpo_sums *sums = &d->sums[c->sample->adapter];
-    double chosen = answer_reward(d, c, sums), rejected = answer_reward(d, r, sums),
-           margin = chosen - rejected, w = d->beta * sigmoid_back(margin);
+static void pair_loss(struct dpo *d, struct loss_sample *c, struct loss_sample *r) {
+    struct dpo_stats *sums = &d->sums[c->sample->adapter];
+    double chosen = implicit_reward(d, c, sums), rejected = implicit_reward(d, r, sums),
+           margin = chosen - rejected, w = d->beta * sigmoid_neg(margin);
     weights_set(c, -w);
     weights_set(r, w);
-    c->loss = softplus(margin);
+    c->loss = softplus_neg(margin);
     c->count = 1;
     sums->n++;
     sums->right += margin > 0;
@@ -97,9 +97,9 @@ static void pair_loss(struct dpo *d, struct scored *c, struct scored *r) {
     sums->chosen += chosen;
 }
 
-int dpo_loss(void *ctx, struct scored *v, int n, struct error *err) {
+int dpo_loss(void *ctx, struct loss_sample *v, int n, struct error *err) {
     struct dpo *d = ctx;
-    struct scored **of = xcalloc((size_t)n, sizeof *of); // by place in the batch
+    struct loss_sample **of = xcalloc((size_t)n, sizeof *of); // by place in the batch
     (void)err;
     for (int i = 0; i < n; i++) {
         CHECK(v[i].sample >= d->batch && v[i].sample < d->batch + n);
@@ -116,9 +116,9 @@ double kl_k3(double logp, double reference) {
     return math_exp(d) - 1 - d;
 }
 
-static void rollout_loss(struct policy_loss *l, struct scored *s) {
+static void clipped_surrogate_loss(struct policy_loss *l, struct loss_sample *s) {
     const struct rollout *r = &l->rollouts[s->sample - l->batch];
-    struct policy_sums *sums = &l->sums[s->sample->adapter];
+    struct policy_loss_stats *sums = &l->sums[s->sample->adapter];
     double a = r->advantage, share = l->token_mean ? 1.0 / s->n : 1;
     if (l->fresh) memcpy(r->old, s->logp, (size_t)s->n * sizeof *r->old);
     for (int32_t i = 0; i < s->n; i++) {
@@ -135,10 +135,10 @@ static void rollout_loss(struct policy_loss *l, struct scored *s) {
     s->count = r->count;
 }
 
-int policy_loss(void *ctx, struct scored *v, int n, struct error *err) {
+int policy_loss(void *ctx, struct loss_sample *v, int n, struct error *err) {
     struct policy_loss *l = ctx;
     (void)err;
-    for (int i = 0; i < n; i++) rollout_loss(l, &v[i]);
+    for (int i = 0; i < n; i++) clipped_surrogate_loss(l, &v[i]);
     return OK;
 }
 
@@ -150,7 +150,7 @@ static void group_moments(const double *r, int64_t k, double *mean, double *std)
     *std = sqrt(squares / (double)k);
 }
 
-void policy_advantages(enum method method, const double *rewards, int64_t n, int64_t k,
+void policy_advantages(enum train_method method, const double *rewards, int64_t n, int64_t k,
                        double baseline, double *out) {
     CHECK(method == METHOD_REINFORCE || k > 1);
     for (int64_t g = 0; g < n; g++) {

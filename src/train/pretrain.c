@@ -94,37 +94,37 @@ static int draw_family(const struct pretrain *p, struct rng *r) {
 }
 
 /* Right with probability p, else one of the wrong ones. */
-static const char *drawn_answer(struct rng *r, const struct item *it, float p) {
+static const char *noisy_answer(struct rng *r, const struct task_item *it, float p) {
     if (rng_uniform(r) < p) return it->choices[it->correct];
     int wrong = (int)rng_below(r, (uint32_t)it->n_choices - 1);
     return it->choices[wrong + (wrong >= it->correct)];
 }
 
 struct words {
-    struct message msgs[6];
+    struct chat_message msgs[6];
     char *own[3]; /* strings made here */
     int n;
 };
 
 /* The conversation of one sample; only its last turn is to be learned. */
 static struct words sample_words(const struct pretrain_options *o, struct rng *r,
-                                 const struct item *it) {
+                                 const struct task_item *it) {
     struct words w = {0};
     if (rng_uniform(r) < o->system)
-        w.msgs[w.n++] = (struct message){"system", fry_personas[rng_below(r, 3)].system};
-    w.msgs[w.n++] = (struct message){"user", it->question};
+        w.msgs[w.n++] = (struct chat_message){"system", fry_personas[rng_below(r, 3)].system};
+    w.msgs[w.n++] = (struct chat_message){"user", it->question};
     if (rng_uniform(r) < o->debate) {
-        w.own[0] = xasprintf(ANSWER_PREFIX " %s", drawn_answer(r, it, 0.6f));
+        w.own[0] = xasprintf(ANSWER_PREFIX " %s", noisy_answer(r, it, 0.6f));
         w.own[1] = fry_debate_turn(
-            (const char *[]){drawn_answer(r, it, 0.6f), drawn_answer(r, it, 0.6f)}, 2);
-        w.msgs[w.n++] = (struct message){"assistant", w.own[0]};
-        w.msgs[w.n++] = (struct message){"user", w.own[1]};
+            (const char *[]){noisy_answer(r, it, 0.6f), noisy_answer(r, it, 0.6f)}, 2);
+        w.msgs[w.n++] = (struct chat_message){"assistant", w.own[0]};
+        w.msgs[w.n++] = (struct chat_message){"user", w.own[1]};
     }
     bool working = *it->work && rng_uniform(r) < o->working;
     w.own[2] = working ? xasprintf(WORK_PREFIX " %s\n" ANSWER_PREFIX " %s", it->work,
                                    it->choices[it->correct])
                        : xasprintf(ANSWER_PREFIX " %s", it->choices[it->correct]);
-    w.msgs[w.n++] = (struct message){"assistant", w.own[2]};
+    w.msgs[w.n++] = (struct chat_message){"assistant", w.own[2]};
     return w;
 }
 
@@ -134,7 +134,7 @@ static void words_release(struct words *w) {
 
 /* Repeating something longer than any task asks: dense practice in looking back, which every family
  * needs first. */
-static void drill_item(struct rng *r, struct item *out) {
+static void copy_task_item(struct rng *r, struct task_item *out) {
     struct buf text = {0};
     for (int i = 0, n = 6 + (int)rng_below(r, 9); i < n; i++) {
         if (i) buf_puts(&text, " ");
@@ -143,22 +143,22 @@ static void drill_item(struct rng *r, struct item *out) {
         else
             buf_printf(&text, "%u", rng_below(r, rng_below(r, 2) ? 100 : 10000));
     }
-    *out = (struct item){.question = xasprintf("repeat: %s", text.data),
+    *out = (struct task_item){.question = xasprintf("repeat: %s", text.data),
                          .work = xstrdup(""),
                          .key = xstrdup(""),
                          .n_choices = 2,
                          .choices = {text.data, xstrdup("?")}};
 }
 
-static struct sample make_sample(const struct pretrain *p, uint32_t update, uint32_t place) {
+static struct train_sample make_sample(const struct pretrain *p, uint32_t update, uint32_t place) {
     struct rng r = rng_make((uint64_t)p->o.seed, RNG_DATA, update, place);
-    struct item it;
+    struct task_item it;
     if (rng_uniform(&r) < p->o.drill)
-        drill_item(&r, &it);
+        copy_task_item(&r, &it);
     else
         fry_item(draw_family(p, &r), SPLIT_TRAIN, (uint64_t)p->o.seed, rng_u32(&r), true, &it);
     struct words w = sample_words(&p->o, &r, &it);
-    struct ids ids = {0};
+    struct token_ids ids = {0};
     struct buf mask = {0};
     struct error err;
     CHECK(chat_encode(p->model->tok, w.msgs, w.n, false, &ids, &mask, &err) == OK); /* ChatML */
@@ -169,22 +169,22 @@ static struct sample make_sample(const struct pretrain *p, uint32_t update, uint
     while (first > 0 && mask.data[first - 1]) first--;
     memset(mask.data, 0, (size_t)first);
     words_release(&w);
-    item_release(&it);
-    return (struct sample){.tokens = ids.v, .mask = (uint8_t *)mask.data, .n = last};
+    task_item_release(&it);
+    return (struct train_sample){.tokens = ids.v, .mask = (uint8_t *)mask.data, .n = last};
 }
 
 static int train_update(struct pretrain *p, uint32_t update, struct update_stats *st,
                         struct error *err) {
-    struct sample v[4096];
+    struct train_sample v[4096];
     int n = 0, rows = 0;
     while (n < (int)ARRAY_LEN(v) && rows < p->o.rows) {
         v[n] = make_sample(p, update, (uint32_t)n);
         rows += v[n++].n;
     }
     int rc = trainer_accumulate(p->trainer, v, n, err);
-    for (int i = 0; i < n; i++) sample_release(&v[i]);
+    for (int i = 0; i < n; i++) train_sample_release(&v[i]);
     float lr =
-        schedule_lr(SCHEDULE_COSINE, p->o.lr, p->o.min_lr_ratio, update, p->o.warmup, p->o.steps);
+        lr_schedule_at(LR_COSINE, p->o.lr, p->o.min_lr_ratio, update, p->o.warmup, p->o.steps);
     return rc == OK ? trainer_update(p->trainer, lr, st, err) : rc;
 }
 
@@ -194,18 +194,18 @@ static struct tokenizer *train_tokenizer(const struct pretrain *p, struct error 
     for (int f = 0; f < fry_count(); f++)
         for (uint32_t i = 0; i < (uint32_t)p->o.tokenizer_items; i++) {
             struct rng r = rng_make((uint64_t)p->o.seed, RNG_TEST, (uint32_t)f, i);
-            struct item it;
+            struct task_item it;
             fry_item(f, SPLIT_TRAIN, (uint64_t)p->o.seed, i, false, &it);
             struct words w = sample_words(&p->o, &r, &it);
             for (int k = 0; k < w.n; k++)
                 buf_printf(&text, "<|im_start|>%s\n%s<|im_end|>\n", w.msgs[k].role,
                            w.msgs[k].content);
             words_release(&w);
-            item_release(&it);
+            task_item_release(&it);
         }
-    note("training a tokenizer of %d tokens on %zu bytes", (int)p->o.vocab, text.len);
+    log_info("training a tokenizer of %d tokens on %zu bytes", (int)p->o.vocab, text.len);
     struct tokenizer *t =
-        tok_train_bpe(text.data, text.len, (int32_t)p->o.vocab, "smollm", specials, 3, err);
+        tokenizer_train_bpe(text.data, text.len, (int32_t)p->o.vocab, "smollm", specials, 3, err);
     buf_release(&text);
     return t;
 }
@@ -217,8 +217,8 @@ static int log_accuracy(struct pretrain *p, int64_t update, struct error *err) {
     struct buf text = {0};
     int rc = e ? OK : err->code;
     for (int f = 0; rc == OK && f < fry_count(); f++) {
-        struct score s = {0};
-        rc = task_run(e, p->model->tok, f, SPLIT_DEV, (uint64_t)p->o.seed, (int32_t)p->o.eval_items,
+        struct eval_score s = {0};
+        rc = eval_run_family(e, p->model->tok, f, SPLIT_DEV, (uint64_t)p->o.seed, (int32_t)p->o.eval_items,
                       NULL, false, NULL, &s, NULL, err);
         double acc = (double)s.correct / (double)MAX(s.n, 1);
         json_object_set_new(line, fry_families[f].name, json_real(acc));
@@ -229,7 +229,7 @@ static int log_accuracy(struct pretrain *p, int64_t update, struct error *err) {
         fprintf(p->log, "%s\n", dump);
         fflush(p->log);
         free(dump);
-        note("after %d updates:%s", (int)update, text.data);
+        log_info("after %d updates:%s", (int)update, text.data);
     }
     json_decref(line);
     buf_release(&text);
@@ -247,7 +247,7 @@ static double cpu_seconds(void) {
 static int train_all(struct pretrain *p, struct error *err) {
     struct progress bar;
     struct update_stats st = {0};
-    int64_t tokens = 0, first = trainer_updates(p->trainer);
+    int64_t tokens = 0, first = trainer_update_count(p->trainer);
     char detail[96];
     progress_start(&bar, "pretrain", p->o.steps);
     for (int64_t u = first; u < p->o.steps; u++) {
@@ -280,12 +280,12 @@ static int train_all(struct pretrain *p, struct error *err) {
 
 static int pretrain_open(struct pretrain *p, struct error *err) {
     struct model_config c;
-    if (shape_find(p->o.shape, &c, err) != OK) return err->code;
+    if (model_preset_find(p->o.shape, &c, err) != OK) return err->code;
     struct tokenizer *tok = train_tokenizer(p, err);
     if (!tok) return err->code;
-    c.vocab_size = tok_vocab_size(tok);
-    p->model = model_new(&c, (uint64_t)p->o.seed, CLASS_EXACT);
-    tok_free(p->model->tok);
+    c.vocab_size = tokenizer_vocab_size(tok);
+    p->model = model_new(&c, (uint64_t)p->o.seed, NUMERIC_EXACT);
+    tokenizer_free(p->model->tok);
     p->model->tok = tok;
     struct train_options to;
     options_default(train_option_rows, &to);
@@ -296,10 +296,10 @@ static int pretrain_open(struct pretrain *p, struct error *err) {
     p->trainer = trainer_new_full(p->model, &to, p->pool, err);
     options_release(train_option_rows, &to);
     if (!p->trainer) return err->code;
-    note("%s: %.2f million parameters, %d updates of about %d tokens", p->o.shape,
+    log_info("%s: %.2f million parameters, %d updates of about %d tokens", p->o.shape,
          1e-6 * (double)model_param_count(&c), (int)p->o.steps, (int)p->o.rows);
     if (!path_exists(p->checkpoint)) return OK;
-    note("continuing from '%s'", p->checkpoint);
+    log_info("continuing from '%s'", p->checkpoint);
     return trainer_load(p->trainer, p->checkpoint, NULL, err);
 }
 
@@ -309,7 +309,7 @@ enum { TRAINED_BYTES = 16 };
 json_t *pretrain_plan(const struct pretrain_options *o, const char *dir, struct error *err) {
     struct pretrain p = {.o = *o};
     struct model_config c;
-    if (parse_mix(&p, err) != OK || shape_find(o->shape, &c, err) != OK) return NULL;
+    if (parse_mix(&p, err) != OK || model_preset_find(o->shape, &c, err) != OK) return NULL;
     c.vocab_size = (int32_t)o->vocab;
     int64_t n = model_param_count(&c);
     char *checkpoint = path_join(dir, "checkpoint.bin");
@@ -317,7 +317,7 @@ json_t *pretrain_plan(const struct pretrain_options *o, const char *dir, struct 
                           (json_int_t)n, "updates", (json_int_t)o->steps, "tokens, about",
                           (json_int_t)(o->steps * o->rows), "bytes at least",
                           (json_int_t)(n * TRAINED_BYTES), "bytes written",
-                          (json_int_t)(n * (int64_t)sizeof(float)), "writes", json_path(dir),
+                          (json_int_t)(n * (int64_t)sizeof(float)), "writes", json_from_path(dir),
                           "continues", (int)path_exists(checkpoint));
     free(checkpoint);
     return v;
@@ -330,14 +330,14 @@ int pretrain_run(const struct pretrain_options *o, const char *dir, struct pool 
     char *log = path_join(dir, "log.jsonl");
     int rc = parse_mix(&p, err), held = -1;
     if (rc == OK) rc = dir_make(dir, err);
-    if (rc == OK && (held = dir_hold(dir, "folder", err)) < 0) rc = held;
+    if (rc == OK && (held = dir_lock(dir, "folder", err)) < 0) rc = held;
     if (rc == OK && !(p.log = fopen(log, path_exists(p.checkpoint) ? "a" : "w")))
         rc = error_errno(err, "cannot write '%s'", log);
     if (rc == OK) rc = pretrain_open(&p, err);
     if (rc == OK) rc = train_all(&p, err);
     if (rc == OK) rc = model_write_hf(p.model, dir, TENSOR_F32, err);
     if (rc == OK) unlink(p.checkpoint);
-    dir_release(held, dir);
+    dir_unlock(held, dir);
     trainer_free(p.trainer);
     model_close(p.model);
     if (p.log) fclose(p.log);

@@ -21,20 +21,20 @@
 #define BASELINE_DECAY 0.9
 #define MAX_SEQS 128
 
-struct trainee { /* an adapter */
+struct rl_policy { /* an adapter */
     struct prompt_set prompts;
-    struct order order;
+    struct epoch_shuffle order;
     struct adapter *policy; /* the trainer's, as it is now */
     double baseline;        /* REINFORCE: running sum of mean rewards, of decaying weight */
     double first, last;     /* mean reward of the first and last step */
 };
-struct play { /* a completion */
+struct rl_completion { /* a completion */
     int job;
-    const struct sample *prompt;
+    const struct train_sample *prompt;
     const json_t *item;
     int32_t end; /* the token that ends it, or -1 */
-    struct request request;
-    struct sample sample; /* prompt and completion, which is the target */
+    struct engine_request request;
+    struct train_sample sample; /* prompt and completion, which is the target */
     int32_t n;            /* targets */
     float *reference;     /* [n] */
     double *old;          /* [n]; the engine's, of what it drew, until the trainer has its own */
@@ -42,54 +42,54 @@ struct play { /* a completion */
     struct buf text;
     double count; /* completions that it stands for in the loss; 0: it is left out */
 };
-struct learner {
-    struct course c;
-    enum method method;
-    const struct policy_options *o;
-    struct reward reward, named; /* `named` is closed at the end */
+struct rl_trainer {
+    struct train_loop c;
+    enum train_method method;
+    const struct rl_options *o;
+    struct reward_fn reward, named; /* `named` is closed at the end */
     struct engine *engine;
-    struct trainee *trainees; /* [n] */
+    struct rl_policy *trainees; /* [n] */
     int64_t per_update;       /* prompts of each adapter; in a plan only some of the step's */
     int32_t longest;          /* tokens of the longest prompt and its completion */
-    struct undo *undo;        /* NULL without kl_max */
+    struct trainer_snapshot *undo;        /* NULL without kl_max */
 
     /* a step: [n][per_update][k] */
     int n_plays;
-    struct play *plays;
+    struct rl_completion *plays;
     double *rewards, *advantages;
-    struct sample *batch;
+    struct train_sample *batch;
     struct rollout *rollouts;
-    struct policy_sums *sums;    /* [n] of an update */
-    struct policy_sums *sampled; /* [n] kl and tokens of a step */
+    struct policy_loss_stats *sums;    /* [n] of an update */
+    struct policy_loss_stats *sampled; /* [n] kl and tokens of a step */
 };
 
 /* sampling */
 
 /* Of place `slot` of an adapter's own, so that others beside it change nothing. Ids from 1: draws
  * with the same seed elsewhere are not met. */
-static uint64_t play_seed(const struct learner *l, int job, int64_t step, int64_t slot) {
+static uint64_t rl_completion_seed(const struct rl_trainer *l, int job, int64_t step, int64_t slot) {
     const char *name = l->c.jobs[job].name;
-    uint64_t seed = (uint64_t)l->c.o->seed ^ hash_u64(name, strlen(name));
+    uint64_t seed = (uint64_t)l->c.o->seed ^ hash_fnv1a(name, strlen(name));
     struct rng r = rng_make(seed, RNG_SAMPLE, (uint32_t)slot + 1, (uint32_t)step);
     return rng_u64(&r);
 }
 
-static void play_begin(struct learner *l, int64_t step, int i) {
-    struct play *p = &l->plays[i];
+static void rl_completion_begin(struct rl_trainer *l, int64_t step, int i) {
+    struct rl_completion *p = &l->plays[i];
     int64_t per = l->per_update * l->o->k, slot = i % per;
-    *p = (struct play){.job = (int)(i / per)};
-    struct trainee *t = &l->trainees[p->job];
-    uint32_t at = order_at(&t->order, l->c.o->seed, step * l->per_update + slot / l->o->k);
+    *p = (struct rl_completion){.job = (int)(i / per)};
+    struct rl_policy *t = &l->trainees[p->job];
+    uint32_t at = epoch_shuffle_at(&t->order, l->c.o->seed, step * l->per_update + slot / l->o->k);
     const struct tokenizer *tok = l->c.m->tok;
     p->prompt = &t->prompts.data.v[at];
     p->item = t->prompts.items[at];
-    p->end = json_is_string(json_object_get(p->item, "prompt")) ? tok_eos(tok) : tok_chat_end(tok);
-    p->request = (struct request){.prompt = p->prompt->tokens,
+    p->end = json_is_string(json_object_get(p->item, "prompt")) ? tokenizer_eos(tok) : tokenizer_eot(tok);
+    p->request = (struct engine_request){.prompt = p->prompt->tokens,
                                   .n_prompt = p->prompt->n,
                                   .adapter = t->policy,
                                   .sampling = {.temperature = (float)l->o->temperature,
                                                .top_p = 1,
-                                               .seed = play_seed(l, p->job, step, slot)},
+                                               .seed = rl_completion_seed(l, p->job, step, slot)},
                                   .logprob_temperature = (float)l->o->temperature,
                                   .max_tokens = (int32_t)l->o->max_new_tokens,
                                   .stop = &p->end,
@@ -97,12 +97,12 @@ static void play_begin(struct learner *l, int64_t step, int i) {
 }
 
 /* The end that it chose is a target too. */
-static void play_finish(const struct learner *l, struct play *p) {
-    const struct request *r = &p->request;
+static void rl_completion_finish(const struct rl_trainer *l, struct rl_completion *p) {
+    const struct engine_request *r = &p->request;
     bool ended = r->finish == FINISH_STOP;
     int32_t n_prompt = r->n_prompt;
     p->n = r->n_out + ended;
-    p->sample = (struct sample){.n = n_prompt + p->n, .adapter = p->job};
+    p->sample = (struct train_sample){.n = n_prompt + p->n, .adapter = p->job};
     p->sample.tokens = xmalloc((size_t)p->sample.n * sizeof *p->sample.tokens);
     p->sample.mask = xcalloc((size_t)p->sample.n, 1);
     memcpy(p->sample.tokens, r->prompt, (size_t)n_prompt * sizeof *r->prompt);
@@ -114,19 +114,19 @@ static void play_finish(const struct learner *l, struct play *p) {
     p->drawn = r->n_out;
     for (int32_t i = 0; i < r->n_out; i++) p->old[i] = (double)r->out_logprob[i];
     buf_puts(&p->text, "");
-    tok_decode_all(l->c.m->tok, r->out, r->n_out, false, &p->text);
+    tokenizer_decode(l->c.m->tok, r->out, r->n_out, false, &p->text);
 }
 
-static void play_release(struct play *p) {
-    request_release(&p->request);
-    sample_release(&p->sample);
+static void rl_completion_release(struct rl_completion *p) {
+    engine_request_release(&p->request);
+    train_sample_release(&p->sample);
     buf_release(&p->text);
     free(p->reference);
     free(p->old);
-    *p = (struct play){0};
+    *p = (struct rl_completion){0};
 }
 
-static int requests_run(struct learner *l, struct error *err) {
+static int requests_run(struct rl_trainer *l, struct error *err) {
     int rc = OK;
     for (int i = 0; !rc && i < l->n_plays; i++)
         rc = engine_submit(l->engine, &l->plays[i].request, err);
@@ -134,22 +134,22 @@ static int requests_run(struct learner *l, struct error *err) {
     return rc;
 }
 
-static int sample_all(struct learner *l, int64_t step, struct error *err) {
+static int generate_completions(struct rl_trainer *l, int64_t step, struct error *err) {
     memset(l->sampled, 0, (size_t)l->c.n * sizeof *l->sampled);
-    for (int i = 0; i < l->n_plays; i++) play_begin(l, step, i);
+    for (int i = 0; i < l->n_plays; i++) rl_completion_begin(l, step, i);
     int rc = requests_run(l, err);
-    for (int i = 0; !rc && i < l->n_plays; i++) play_finish(l, &l->plays[i]);
+    for (int i = 0; !rc && i < l->n_plays; i++) rl_completion_finish(l, &l->plays[i]);
     return rc;
 }
 
 /* Log-probabilities of what was sampled: under the start adapters, into `reference`; under the
  * policies as they are now. Sums up the KL of the policy that sampled, or of the one now. */
-static int score_all(struct learner *l, bool policies, struct error *err) {
+static int compute_logprobs(struct rl_trainer *l, bool policies, struct error *err) {
     for (int i = 0; i < l->n_plays; i++) {
-        struct play *p = &l->plays[i];
-        request_release(&p->request);
+        struct rl_completion *p = &l->plays[i];
+        engine_request_release(&p->request);
         p->request =
-            (struct request){.prompt = p->sample.tokens,
+            (struct engine_request){.prompt = p->sample.tokens,
                              .n_prompt = p->sample.n,
                              .adapter = policies ? l->trainees[p->job].policy : l->c.starts[p->job],
                              .sampling = {.top_p = 1},
@@ -158,9 +158,9 @@ static int score_all(struct learner *l, bool policies, struct error *err) {
     }
     int rc = requests_run(l, err);
     for (int i = 0; !rc && i < l->n_plays; i++) {
-        struct play *p = &l->plays[i];
+        struct rl_completion *p = &l->plays[i];
         const float *logp = p->request.prompt_logprob + p->sample.n - p->n;
-        struct policy_sums *s = policies ? &l->sums[p->job] : &l->sampled[p->job];
+        struct policy_loss_stats *s = policies ? &l->sums[p->job] : &l->sampled[p->job];
         if (!policies) memcpy(p->reference, logp, (size_t)p->n * sizeof *logp);
         for (int32_t k = 0; k < p->drawn; k++)
             s->kl += kl_k3(policies ? (double)logp[k] : p->old[k], (double)p->reference[k]);
@@ -171,13 +171,13 @@ static int score_all(struct learner *l, bool policies, struct error *err) {
 
 /* rewards */
 
-static int rewards_ask(struct learner *l, struct error *err) {
-    const struct reward *r = &l->reward;
-    struct completion *v = xcalloc((size_t)l->n_plays, sizeof *v);
+static int compute_rewards(struct rl_trainer *l, struct error *err) {
+    const struct reward_fn *r = &l->reward;
+    struct reward_input *v = xcalloc((size_t)l->n_plays, sizeof *v);
     int rc = OK;
     for (int i = 0; i < l->n_plays; i++) {
-        const struct play *p = &l->plays[i];
-        v[i] = (struct completion){p->item, p->text.data, p->request.finish == FINISH_STOP};
+        const struct rl_completion *p = &l->plays[i];
+        v[i] = (struct reward_input){p->item, p->text.data, p->request.finish == FINISH_STOP};
         if (r->one) l->rewards[i] = r->one(r->ctx, p->item, p->text.data);
     }
     if (!r->one) rc = r->all(r->ctx, v, l->n_plays, l->rewards, err);
@@ -190,17 +190,17 @@ static int rewards_ask(struct learner *l, struct error *err) {
 }
 
 /* The running mean of the steps before, without the pull of its beginning at 0. */
-static double baseline_of(const struct trainee *t, int64_t step) {
+static double baseline_value(const struct rl_policy *t, int64_t step) {
     return step ? t->baseline / (1 - math_pow(BASELINE_DECAY, (double)step)) : 0;
 }
 
-static void advantages_make(struct learner *l, int64_t step) {
+static void compute_advantages(struct rl_trainer *l, int64_t step) {
     int64_t per = l->per_update * l->o->k;
     for (int j = 0; j < l->c.n; j++) {
-        struct trainee *t = &l->trainees[j];
+        struct rl_policy *t = &l->trainees[j];
         const double *r = l->rewards + j * per;
         double sum = 0;
-        policy_advantages(l->method, r, l->per_update, l->o->k, baseline_of(t, step),
+        policy_advantages(l->method, r, l->per_update, l->o->k, baseline_value(t, step),
                           l->advantages + j * per);
         for (int64_t i = 0; i < per; i++) sum += r[i];
         t->last = sum / (double)per;
@@ -213,28 +213,28 @@ static void advantages_make(struct learner *l, int64_t step) {
 
 /* Without KL in the loss, completions without advantage have no gradient: a pass less. For those
  * that are left `count` says how many each stands for; where none is left, all are. */
-static bool is_idle(const struct learner *l, int i) {
+static bool has_no_gradient(const struct rl_trainer *l, int i) {
     return l->o->kl_coef == 0 && l->advantages[i] == 0;
 }
 
-static void counts_make(struct learner *l) {
+static void compute_loss_weights(struct rl_trainer *l) {
     int64_t per = l->per_update * l->o->k;
     for (int j = 0; j < l->c.n; j++) {
         int64_t active = 0;
-        for (int64_t i = j * per; i < (j + 1) * per; i++) active += !is_idle(l, (int)i);
+        for (int64_t i = j * per; i < (j + 1) * per; i++) active += !has_no_gradient(l, (int)i);
         for (int64_t i = j * per; i < (j + 1) * per; i++)
-            l->plays[i].count = !active ? 1 : is_idle(l, (int)i) ? 0 : (double)per / (double)active;
+            l->plays[i].count = !active ? 1 : has_no_gradient(l, (int)i) ? 0 : (double)per / (double)active;
     }
 }
 
 /* The next pass from play *i on: samples and what their loss needs. */
-static int pass_fill(struct learner *l, int *i) {
+static int pass_fill(struct rl_trainer *l, int *i) {
     int64_t rows = 0;
     int n = 0;
     for (; *i < l->n_plays; ++*i) {
-        const struct play *p = &l->plays[*i];
+        const struct rl_completion *p = &l->plays[*i];
         if (p->count == 0) continue;
-        if (pass_full(rows, p->sample.n)) break;
+        if (pack_is_full(rows, p->sample.n)) break;
         rows += p->sample.n;
         l->batch[n] = p->sample;
         l->rollouts[n++] = (struct rollout){l->advantages[*i], p->reference, p->old, p->count};
@@ -242,7 +242,7 @@ static int pass_fill(struct learner *l, int *i) {
     return n;
 }
 
-static int accumulate(struct learner *l, bool fresh, struct error *err) {
+static int accumulate(struct rl_trainer *l, bool fresh, struct error *err) {
     struct policy_loss pl = {.batch = l->batch,
                              .rollouts = l->rollouts,
                              .clip = l->o->clip,
@@ -250,7 +250,7 @@ static int accumulate(struct learner *l, bool fresh, struct error *err) {
                              .token_mean = l->method == METHOD_GRPO,
                              .fresh = fresh,
                              .sums = l->sums};
-    const struct loss loss = {
+    const struct loss_fn loss = {
         .fn = policy_loss, .ctx = &pl, .temperature = (float)l->o->temperature};
     int rc = OK;
     for (int i = 0, n; !rc && (n = pass_fill(l, &i)) > 0;)
@@ -258,39 +258,39 @@ static int accumulate(struct learner *l, bool fresh, struct error *err) {
     return rc;
 }
 
-static int policies_refresh(struct learner *l, struct error *err) {
+static int sync_policies(struct rl_trainer *l, struct error *err) {
     int rc = OK;
     for (int j = 0; !rc && j < l->c.n; j++) {
         adapter_release(l->trainees[j].policy);
-        l->trainees[j].policy = trainer_adapter(l->c.trainer, j, NULL);
+        l->trainees[j].policy = trainer_export_adapter(l->c.trainer, j, NULL);
         rc = adapter_bind(l->trainees[j].policy, l->c.m, err);
     }
     return rc;
 }
 
-static void sums_clear(struct learner *l) {
+static void sums_clear(struct rl_trainer *l) {
     memset(l->sums, 0, (size_t)l->c.n * sizeof *l->sums);
 }
 
-static double sums_kl(const struct policy_sums *s) {
+static double sums_kl(const struct policy_loss_stats *s) {
     return s->tokens ? s->kl / (double)s->tokens : 0;
 }
 
 /* Takes back the update of every adapter that it brought too far; how many those were. */
-static int bound_check(struct learner *l, int64_t update, int *undone, struct error *err) {
+static int kl_rollback(struct rl_trainer *l, int64_t update, int *undone, struct error *err) {
     *undone = 0;
     if (!l->undo) return OK;
     sums_clear(l);
-    int rc = score_all(l, true, err);
+    int rc = compute_logprobs(l, true, err);
     for (int j = 0; !rc && j < l->c.n; j++) {
         double kl = sums_kl(&l->sums[j]);
         if (kl <= l->o->kl_max) continue;
-        warn("update %lld of '%s' is not applied: with it the KL would be %.4f, above --kl-max %g",
+        log_warn("update %lld of '%s' is not applied: with it the KL would be %.4f, above --kl-max %g",
              (long long)update + 1, l->c.jobs[j].name, kl, l->o->kl_max);
-        undo_restore(l->undo, l->c.trainer, j);
+        trainer_snapshot_restore(l->undo, l->c.trainer, j);
         ++*undone;
     }
-    return rc || !*undone ? rc : policies_refresh(l, err);
+    return rc || !*undone ? rc : sync_policies(l, err);
 }
 
 static double spread(const double *v, int64_t n, double mean) {
@@ -300,7 +300,7 @@ static double spread(const double *v, int64_t n, double mean) {
 }
 
 /* The share of prompts whose completions differ in reward: only from those RLOO and GRPO learn. */
-static double mixed_share(const struct learner *l, int j) {
+static double nonzero_variance_share(const struct rl_trainer *l, int j) {
     const double *r = l->rewards + j * l->per_update * l->o->k;
     int64_t mixed = 0;
     for (int64_t i = 0; i < l->per_update; i++, r += l->o->k)
@@ -314,12 +314,12 @@ static double mixed_share(const struct learner *l, int j) {
 
 /* Clipped are ratios of later updates only: in the first one they are 1. The entropy is the mean of
  * -log π of what was drawn. */
-static json_t *trainee_log(const struct learner *l, int j) {
+static json_t *trainee_log(const struct rl_trainer *l, int j) {
     int64_t per = l->per_update * l->o->k, tokens = 0, drawn = 0, ended = 0;
-    const struct policy_sums *s = &l->sums[j];
+    const struct policy_loss_stats *s = &l->sums[j];
     double entropy = 0;
     for (int64_t i = j * per; i < (j + 1) * per; i++) {
-        const struct play *p = &l->plays[i];
+        const struct rl_completion *p = &l->plays[i];
         tokens += p->n;
         drawn += p->drawn;
         ended += p->end >= 0 && p->sample.tokens[p->sample.n - 1] == p->end;
@@ -327,7 +327,7 @@ static json_t *trainee_log(const struct learner *l, int j) {
     }
     json_t *v = json_pack("{s:f,s:f,s:f,s:f,s:f,s:f,s:f}", "reward", l->trainees[j].last,
                           "reward_std", spread(l->rewards + j * per, per, l->trainees[j].last),
-                          "mixed", mixed_share(l, j), "kl", sums_kl(&l->sampled[j]), "entropy",
+                          "mixed", nonzero_variance_share(l, j), "kl", sums_kl(&l->sampled[j]), "entropy",
                           drawn ? entropy / (double)drawn : 0, "length",
                           (double)tokens / (double)per, "ended", (double)ended / (double)per);
     if (l->o->inner_updates > 1)
@@ -336,7 +336,7 @@ static json_t *trainee_log(const struct learner *l, int j) {
     return v;
 }
 
-static void step_log(const struct learner *l, json_t *line) {
+static void step_log(const struct rl_trainer *l, json_t *line) {
     json_t *list = json_object();
     double reward = 0, kl = 0;
     for (int j = 0; j < l->c.n; j++) {
@@ -349,40 +349,40 @@ static void step_log(const struct learner *l, json_t *line) {
     json_object_set_new(line, "adapters", list);
 }
 
-static int inner_update(struct learner *l, int64_t update, bool fresh, json_t *line, int *undone,
+static int inner_update(struct rl_trainer *l, int64_t update, bool fresh, json_t *line, int *undone,
                         struct error *err) {
     sums_clear(l);
-    for (int i = 0; l->undo && i < l->c.n; i++) undo_keep(l->undo, l->c.trainer, i);
+    for (int i = 0; l->undo && i < l->c.n; i++) trainer_snapshot_save(l->undo, l->c.trainer, i);
     int rc = accumulate(l, fresh, err);
-    if (!rc) rc = course_update(&l->c, update, err);
+    if (!rc) rc = train_loop_optimizer_step(&l->c, update, err);
     if (!rc) step_log(l, line);
-    if (!rc) rc = policies_refresh(l, err);
-    return rc ? rc : bound_check(l, update, undone, err);
+    if (!rc) rc = sync_policies(l, err);
+    return rc ? rc : kl_rollback(l, update, undone, err);
 }
 
-static void plays_drop(struct learner *l) {
-    for (int i = 0; i < l->n_plays; i++) play_release(&l->plays[i]);
+static void completions_release(struct rl_trainer *l) {
+    for (int i = 0; i < l->n_plays; i++) rl_completion_release(&l->plays[i]);
 }
 
-static int learner_step(void *ctx, int64_t step, json_t *line, struct error *err) {
-    struct learner *l = ctx;
-    int undone = 0, all = 0, rc = sample_all(l, step, err);
-    if (!rc) rc = rewards_ask(l, err);
-    if (!rc) rc = score_all(l, false, err);
+static int rl_trainer_step(void *ctx, int64_t step, json_t *line, struct error *err) {
+    struct rl_trainer *l = ctx;
+    int undone = 0, all = 0, rc = generate_completions(l, step, err);
+    if (!rc) rc = compute_rewards(l, err);
+    if (!rc) rc = compute_logprobs(l, false, err);
     if (rc == OK) {
-        advantages_make(l, step);
-        counts_make(l);
+        compute_advantages(l, step);
+        compute_loss_weights(l);
     }
     for (int64_t i = 0; !rc && i < l->c.per_step; i++, all += undone)
         rc = inner_update(l, step * l->c.per_step + i, i == 0, line, &undone, err);
     if (l->undo) json_object_set_new(line, "not_applied", json_integer(all));
-    plays_drop(l);
+    completions_release(l);
     return rc;
 }
 
 /* Numbers that the log rounds and a resumed run must not. */
-static json_t *learner_state(void *ctx) {
-    const struct learner *l = ctx;
+static json_t *rl_trainer_state(void *ctx) {
+    const struct rl_trainer *l = ctx;
     json_t *list = json_array();
     for (int j = 0; j < l->c.n; j++)
         json_array_append_new(list, json_pack("[f,f,f]", l->trainees[j].baseline,
@@ -390,8 +390,8 @@ static json_t *learner_state(void *ctx) {
     return list;
 }
 
-static void learner_restore(void *ctx, const json_t *state) {
-    struct learner *l = ctx;
+static void rl_trainer_restore(void *ctx, const json_t *state) {
+    struct rl_trainer *l = ctx;
     struct error err;
     for (int j = 0; state && j < l->c.n; j++) {
         const json_t *v = json_array_get(state, (size_t)j);
@@ -399,21 +399,21 @@ static void learner_restore(void *ctx, const json_t *state) {
         l->trainees[j].first = json_number_value(json_array_get(v, 1));
         l->trainees[j].last = json_number_value(json_array_get(v, 2));
     }
-    CHECK(policies_refresh(l, &err) == OK); // a DoRA norm of 0 would have ended the step before
+    CHECK(sync_policies(l, &err) == OK); // a DoRA norm of 0 would have ended the step before
 }
 
 /* making one */
 
-static int trainee_open(struct learner *l, int j, struct error *err) {
-    struct sft_job *job = &l->c.jobs[j];
-    struct trainee *t = &l->trainees[j];
+static int rl_policy_open(struct rl_trainer *l, int j, struct error *err) {
+    struct train_job *job = &l->c.jobs[j];
+    struct rl_policy *t = &l->trainees[j];
     struct prompt_source from = {.path = job->data,
                                  .prefix = l->o->prefix,
                                  .tok = l->c.m->tok,
                                  .reward = &l->reward,
                                  .seed = (uint64_t)l->c.o->seed};
     struct prompt_set eval = {0};
-    from.max_length = course_limit(&l->c) - (int32_t)l->o->max_new_tokens;
+    from.max_length = train_loop_max_length(&l->c) - (int32_t)l->o->max_new_tokens;
     int rc = prompt_set_load(&t->prompts, &from, err);
     if (rc) return error_wrap(err, "data of '%s'", job->name);
     for (int i = 0; i < t->prompts.data.n; i++)
@@ -425,12 +425,12 @@ static int trainee_open(struct learner *l, int j, struct error *err) {
             return error_wrap(err, "evaluation data of '%s'", job->name);
     }
     l->c.data[j] = t->prompts.data.hash;
-    rc = lint_make(&t->prompts.data, job->eval_data ? &eval.data : NULL, &job->lint, err);
+    rc = lint_dataset(&t->prompts.data, job->eval_data ? &eval.data : NULL, &job->lint, err);
     prompt_set_release(&eval);
-    return rc ? rc : order_init(&t->order, t->prompts.data.n, err);
+    return rc ? rc : epoch_shuffle_init(&t->order, t->prompts.data.n, err);
 }
 
-static int plays_alloc(struct learner *l, struct error *err) {
+static int completions_alloc(struct rl_trainer *l, struct error *err) {
     size_t n = (size_t)(l->c.n * l->per_update * l->o->k);
     l->n_plays = (int)n;
     l->plays = try_calloc(n, sizeof *l->plays, err);
@@ -442,68 +442,68 @@ static int plays_alloc(struct learner *l, struct error *err) {
 }
 
 /* Completions of a whole step. */
-static int64_t step_plays(const struct learner *l) {
+static int64_t completions_per_step(const struct rl_trainer *l) {
     return l->c.o->bsz * l->c.o->grad_accum * l->o->k * l->c.n;
 }
 
-static int options_check(const struct learner *l, struct error *err) {
+static int options_check(const struct rl_trainer *l, struct error *err) {
     if (l->method != METHOD_REINFORCE && l->o->k < 2)
         return error_set(err, ERR_USAGE,
                          "'k' is 1; this method compares completions of one prompt, so at least 2");
-    if (l->o->max_new_tokens >= course_limit(&l->c))
+    if (l->o->max_new_tokens >= train_loop_max_length(&l->c))
         return error_set(err, ERR_USAGE,
                          "'max_new_tokens' is %lld; a sample has room for %d tokens in all",
-                         (long long)l->o->max_new_tokens, course_limit(&l->c));
-    if (step_plays(l) > 1 << 24)
+                         (long long)l->o->max_new_tokens, train_loop_max_length(&l->c));
+    if (completions_per_step(l) > 1 << 24)
         return error_set(err, ERR_USAGE, "'%lld' completions an update are too many",
-                         (long long)step_plays(l));
+                         (long long)completions_per_step(l));
     return OK;
 }
 
-static json_t *identity_make(const struct learner *l) {
-    const struct policy_options *o = l->o;
+static json_t *identity_make(const struct rl_trainer *l) {
+    const struct rl_options *o = l->o;
     return json_pack("{s:I,s:I,s:f,s:s,s:f,s:f,s:f,s:s}", "k", (json_int_t)o->k, "max_new_tokens",
                      (json_int_t)o->max_new_tokens, "temperature", o->temperature, "prefix",
                      o->prefix ? o->prefix : "", "clip", o->clip, "kl_coef", o->kl_coef, "kl_max",
                      o->kl_max, "reward", l->named.ctx ? o->reward : "a function");
 }
 
-static struct engine_options engine_for(const struct learner *l) {
-    return (struct engine_options){.max_seqs = (int32_t)MIN(step_plays(l), MAX_SEQS),
+static struct engine_options engine_for(const struct rl_trainer *l) {
+    return (struct engine_options){.max_seqs = (int32_t)MIN(completions_per_step(l), MAX_SEQS),
                                    .max_rows = 512,
                                    .max_len = l->longest,
                                    .pool = l->c.pool};
 }
 
-static int learner_open(struct learner *l, struct error *err) {
+static int rl_trainer_open(struct rl_trainer *l, struct error *err) {
     int64_t most = 1;
     int rc = options_check(l, err);
-    for (int j = 0; !rc && j < l->c.n; j++) rc = trainee_open(l, j, err);
-    if (!rc) rc = plays_alloc(l, err);
+    for (int j = 0; !rc && j < l->c.n; j++) rc = rl_policy_open(l, j, err);
+    if (!rc) rc = completions_alloc(l, err);
     if (rc) return rc;
     for (int j = 0; j < l->c.n; j++) most = MAX(most, l->trainees[j].prompts.data.n);
     l->c.per_step = l->o->inner_updates;
-    l->c.steps = course_steps(&l->c, most, l->c.o->bsz * l->c.o->grad_accum);
+    l->c.steps = train_loop_count_steps(&l->c, most, l->c.o->bsz * l->c.o->grad_accum);
     l->c.identity = identity_make(l);
-    rc = course_begin(&l->c, err);
+    rc = train_loop_begin(&l->c, err);
     if (rc) return rc;
-    if (l->o->kl_max > 0) l->undo = undo_new(l->c.trainer);
+    if (l->o->kl_max > 0) l->undo = trainer_snapshot_new(l->c.trainer);
     const struct engine_options eo = engine_for(l);
     l->engine = engine_new(l->c.m, &eo, err);
     return l->engine ? OK : err->code;
 }
 
-static void learner_release(struct learner *l) {
+static void rl_trainer_release(struct rl_trainer *l) {
     engine_free(l->engine);
-    if (l->rollouts) plays_drop(l);
+    if (l->rollouts) completions_release(l);
     for (int j = 0; j < l->c.n; j++) {
         prompt_set_release(&l->trainees[j].prompts);
-        order_release(&l->trainees[j].order);
+        epoch_shuffle_release(&l->trainees[j].order);
         adapter_release(l->trainees[j].policy);
     }
-    course_release(&l->c);
-    undo_free(l->undo);
-    reward_close(&l->named);
+    train_loop_release(&l->c);
+    trainer_snapshot_free(l->undo);
+    reward_fn_close(&l->named);
     free(l->trainees);
     free(l->plays);
     free(l->rewards);
@@ -514,77 +514,77 @@ static void learner_release(struct learner *l) {
     free(l->sampled);
 }
 
-static int learner_make(struct learner *l, const struct course *c, enum method method,
-                        const struct policy_options *o, const struct reward *reward,
+static int rl_trainer_make(struct rl_trainer *l, const struct train_loop *c, enum train_method method,
+                        const struct rl_options *o, const struct reward_fn *reward,
                         struct error *err) {
-    *l = (struct learner){.c = *c, .method = method, .o = o};
+    *l = (struct rl_trainer){.c = *c, .method = method, .o = o};
     l->per_update = c->o->bsz * c->o->grad_accum;
     l->trainees = xcalloc((size_t)c->n, sizeof *l->trainees);
     l->sums = xcalloc((size_t)c->n, sizeof *l->sums);
     l->sampled = xcalloc((size_t)c->n, sizeof *l->sampled);
-    int rc = reward ? OK : reward_open(&l->named, o, err);
+    int rc = reward ? OK : reward_fn_open(&l->named, o, err);
     l->reward = reward ? *reward : l->named;
     return rc;
 }
 
-int reward_run(const struct course *c, enum method method, const struct policy_options *o,
-               const struct reward *reward, struct error *err) {
-    struct learner l;
-    int rc = learner_make(&l, c, method, o, reward, err);
-    if (!rc) rc = learner_open(&l, err);
-    if (!rc) course_data_say(&l.c);
-    const struct course_step step = {learner_step, learner_state, learner_restore, &l};
-    if (!rc) rc = course_run(&l.c, &step, err);
+int policy_gradient_run(const struct train_loop *c, enum train_method method, const struct rl_options *o,
+               const struct reward_fn *reward, struct error *err) {
+    struct rl_trainer l;
+    int rc = rl_trainer_make(&l, c, method, o, reward, err);
+    if (!rc) rc = rl_trainer_open(&l, err);
+    if (!rc) train_loop_log_lint(&l.c);
+    const struct train_loop_ops step = {rl_trainer_step, rl_trainer_state, rl_trainer_restore, &l};
+    if (!rc) rc = train_loop_run(&l.c, &step, err);
     for (int j = 0; !rc && j < c->n; j++)
-        note("%s: mean reward %.4f in the first step, %.4f in the last", c->jobs[j].name,
+        log_info("%s: mean reward %.4f in the first step, %.4f in the last", c->jobs[j].name,
              l.trainees[j].first, l.trainees[j].last);
-    learner_release(&l);
+    rl_trainer_release(&l);
     return rc;
 }
 
 /* the plan */
 
 /* The first step as far as it is sampled here, each part timed. */
-static int step_measure(struct learner *l, struct policy_plan *out, struct error *err) {
-    struct sft_plan *plan = &out->run;
+static int step_measure(struct rl_trainer *l, struct rl_plan *out, struct error *err) {
+    struct training_plan *plan = &out->run;
     double at[5];
     at[0] = clock_now();
-    int rc = sample_all(l, 0, err);
+    int rc = generate_completions(l, 0, err);
     at[1] = clock_now();
-    if (!rc) rc = rewards_ask(l, err);
+    if (!rc) rc = compute_rewards(l, err);
     at[2] = clock_now();
-    if (!rc) rc = score_all(l, false, err);
+    if (!rc) rc = compute_logprobs(l, false, err);
     at[3] = clock_now();
     if (rc) return rc;
-    advantages_make(l, 0);
-    counts_make(l);
+    compute_advantages(l, 0);
+    compute_loss_weights(l);
     rc = accumulate(l, true, err);
     at[4] = clock_now();
     out->sampling_seconds = at[1] - at[0];
     out->reward_seconds = at[2] - at[1];
     out->scoring_seconds = at[3] - at[2];
     plan->pass_seconds = at[4] - at[3];
-    return rc ? rc : plan_time_update(l->c.trainer, plan, err);
+    return rc ? rc : training_plan_time_update(l->c.trainer, plan, err);
 }
 
-static void first_tell(struct learner *l, struct policy_plan *out) {
-    struct pass_count count = {.plan = &out->run};
+static void first_tell(struct rl_trainer *l, struct rl_plan *out) {
+    struct pack_counter count = {.plan = &out->run};
     out->completions = json_object();
     out->sampled = l->n_plays;
     out->run.first = xcalloc((size_t)l->c.n, sizeof *out->run.first);
     for (int j = 0; j < l->c.n; j++) {
-        const struct play *first = &l->plays[j * l->per_update * l->o->k];
+        const struct rl_completion *first = &l->plays[j * l->per_update * l->o->k];
         json_object_set_new(out->completions, l->c.jobs[j].name, trainee_log(l, j));
-        plan_show(&out->run, &first->sample, j);
+        training_plan_add_example(&out->run, &first->sample, j);
     }
     for (int i = 0; i < l->n_plays; i++)
-        if (l->plays[i].count > 0) pass_count_add(&count, &l->plays[i].sample, 1);
+        if (l->plays[i].count > 0) pack_counter_add(&count, &l->plays[i].sample, 1);
 }
 
 /* From the completions that were sampled to all of the run's. */
-static void whole_estimate(const struct learner *l, struct policy_plan *out) {
-    struct sft_plan *plan = &out->run;
-    double scale = (double)step_plays(l) / l->n_plays, inner = (double)l->o->inner_updates;
+static void whole_estimate(const struct rl_trainer *l, struct rl_plan *out) {
+    struct training_plan *plan = &out->run;
+    double scale = (double)completions_per_step(l) / l->n_plays, inner = (double)l->o->inner_updates;
     double sampling = out->sampling_seconds + out->reward_seconds + out->scoring_seconds;
     double update = scale * plan->pass_seconds + plan->update_seconds;
     if (l->undo) update += scale * out->scoring_seconds;
@@ -595,33 +595,33 @@ static void whole_estimate(const struct learner *l, struct policy_plan *out) {
     plan->passes = (int64_t)((double)plan->passes * times + 0.5);
 }
 
-static void memory_bound(const struct learner *l, struct policy_plan *out) {
-    struct sft_plan *plan = &out->run;
+static void memory_bound(const struct rl_trainer *l, struct rl_plan *out) {
+    struct training_plan *plan = &out->run;
     const struct engine_options eo = engine_for(l);
     plan->longest = l->longest;
-    plan->max_rows = MAX(l->longest, MIN(PASS_ROWS, l->longest * step_plays(l)));
+    plan->max_rows = MAX(l->longest, MIN(PACK_MAX_TOKENS, l->longest * completions_per_step(l)));
     out->engine_bytes = engine_bytes(&l->c.m->config, &eo);
     plan->bytes = trainer_bytes(l->c.trainer, plan->max_rows, plan->longest) + out->engine_bytes;
-    if (l->undo) plan->bytes += undo_bytes(l->undo);
+    if (l->undo) plan->bytes += trainer_snapshot_bytes(l->undo);
 }
 
-int reward_plan(const struct course *c, enum method method, const struct policy_options *o,
-                const struct reward *reward, struct policy_plan *out, struct error *err) {
-    struct learner l;
-    struct sft_plan *plan = &out->run;
-    int rc = learner_make(&l, c, method, o, reward, err);
+int policy_gradient_plan(const struct train_loop *c, enum train_method method, const struct rl_options *o,
+                const struct reward_fn *reward, struct rl_plan *out, struct error *err) {
+    struct rl_trainer l;
+    struct training_plan *plan = &out->run;
+    int rc = rl_trainer_make(&l, c, method, o, reward, err);
     plan->samples_per_update = l.per_update * o->k;
     l.per_update = MIN(l.per_update, MAX(MAX_SEQS / (o->k * c->n), 1));
-    if (!rc) rc = learner_open(&l, err);
-    if (!rc) rc = policies_refresh(&l, err);
+    if (!rc) rc = rl_trainer_open(&l, err);
+    if (!rc) rc = sync_policies(&l, err);
     if (!rc) rc = step_measure(&l, out, err);
     if (!rc) {
         plan->updates = l.c.steps;
-        plan->samples = l.c.steps * step_plays(&l);
+        plan->samples = l.c.steps * completions_per_step(&l);
         first_tell(&l, out);
         whole_estimate(&l, out);
         memory_bound(&l, out);
     }
-    learner_release(&l);
+    rl_trainer_release(&l);
     return rc;
 }

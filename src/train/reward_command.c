@@ -62,7 +62,7 @@ static int words_split(const char *text, struct strings *out, struct error *err)
     return out->n ? OK : error_set(err, ERR_USAGE, "the reward's command is empty");
 }
 
-static void questions_write(const struct completion *v, int n, struct buf *out) {
+static void questions_write(const struct reward_input *v, int n, struct buf *out) {
     for (int i = 0; i < n; i++) {
         json_t *text = json_stringn_nocheck(v[i].text, strlen(v[i].text));
         json_t *line = json_pack("{s:O,s:o,s:b}", "item", v[i].item, "completion", text, "ended",
@@ -164,7 +164,7 @@ static int child_run(const struct reward_command *n, int questions, size_t limit
 
 static int run_plain(const struct reward_command *n, const struct buf *questions, size_t limit,
                      struct buf *out, struct error *err) {
-    if (sandbox_bare_check(err) != OK) return err->code;
+    if (sandbox_bypass_check(err) != OK) return err->code;
     FILE *f = tmpfile();
     int rc = f && fwrite(questions->data, 1, questions->len, f) == questions->len && !fflush(f) &&
                      lseek(fileno(f), 0, SEEK_SET) == 0
@@ -177,7 +177,7 @@ static int run_plain(const struct reward_command *n, const struct buf *questions
 /* What it says for people, which may hold anything. */
 static void words_show(const struct buf *errs) {
     struct buf clean = {0};
-    if (errs->len) buf_add_clean(&clean, errs->data, errs->len);
+    if (errs->len) buf_add_sanitized(&clean, errs->data, errs->len);
     if (clean.len) fwrite(clean.data, 1, clean.len, stderr);
     buf_release(&clean);
 }
@@ -221,7 +221,7 @@ static int run_sandboxed(const struct reward_command *n, const struct buf *quest
     return rc;
 }
 
-int reward_command_run(const struct reward_command *c, const struct completion *v, int n,
+int reward_command_run(const struct reward_command *c, const struct reward_input *v, int n,
                        double *out, struct error *err) {
     struct buf questions = {0}, answers = {0};
     questions_write(v, n, &questions);
@@ -266,21 +266,21 @@ static bool has_any(const char *folder, const char *const *names, int n) {
 
 /* A program's folder. Interpreters need the folder above theirs: of a virtual environment, of
  * conda, of pyenv, or of a Python that is installed for itself. */
-static void show_around(struct reward_command *c, const char *path) {
+static void allow_program_dirs(struct reward_command *c, const char *path) {
     static const char *const marks[] = {"pyvenv.cfg", "conda-meta", "libexec/pyenv"};
     if (strncmp(path, "/usr/", 5) == 0 || strncmp(path, "/bin/", 5) == 0) return;
     char *folder = above(path, 1), *root = above(path, 2);
     bool python = strncmp(path + strlen(folder), "/python", 7) == 0;
     strings_add(&c->read, path);
-    if (!path_guard && is_shown(folder)) strings_add(&c->read, folder);
-    if (!path_guard && is_shown(root) && (python || has_any(root, marks, ARRAY_LEN(marks))))
+    if (!path_access_hook && is_shown(folder)) strings_add(&c->read, folder);
+    if (!path_access_hook && is_shown(root) && (python || has_any(root, marks, ARRAY_LEN(marks))))
         strings_add(&c->read, root);
     free(folder);
     free(root);
 }
 
 /* Files that words name; whether one of them is in `here`. */
-static bool show_words(struct reward_command *c, const char *here) {
+static bool allow_argv_files(struct reward_command *c, const char *here) {
     struct stat st;
     bool any = false;
     for (int i = 1; i < c->argv.n; i++) {
@@ -310,8 +310,8 @@ static int program_take(struct reward_command *c, const char *here, struct error
     free(name);
     c->argv.v[0] = path;
     char *real = realpath(path, NULL);
-    show_around(c, path);
-    if (real && strcmp(real, path) != 0) show_around(c, real);
+    allow_program_dirs(c, path);
+    if (real && strcmp(real, path) != 0) allow_program_dirs(c, real);
     free(real);
     return OK;
 }
@@ -321,29 +321,29 @@ static void all_add(struct strings *to, const struct strings *from) {
 }
 
 /* Where paths are guarded, a command sees files only, and only those that it may. */
-static int sight_check(const struct reward_command *c, struct error *err) {
-    for (int i = 0; path_guard && i < c->read.n; i++)
-        if (path_guard(c->read.v[i], PATH_RUNS, err) != OK) return err->code;
-    return path_guard && c->write.n
+static int sandbox_paths_check(const struct reward_command *c, struct error *err) {
+    for (int i = 0; path_access_hook && i < c->read.n; i++)
+        if (path_access_hook(c->read.v[i], PATH_USE_EXEC, err) != OK) return err->code;
+    return path_access_hook && c->write.n
                ? error_set(err, ERR_STATE, "in a job reward commands write nothing")
                : OK;
 }
 
-static int sight_make(struct reward_command *c, const struct policy_options *o, struct error *err) {
+static int sandbox_paths_make(struct reward_command *c, const struct rl_options *o, struct error *err) {
     char *here = realpath(".", NULL);
     if (!here) return error_errno(err, "the working folder");
     int rc = program_take(c, here, err);
-    bool shown = !path_guard && is_shown(here), named = show_words(c, here);
+    bool shown = !path_access_hook && is_shown(here), named = allow_argv_files(c, here);
     if (shown)
         strings_add(&c->read, here);
-    else if (!rc && !path_guard)
-        note("reward commands see of '%s' only files that they name; --reward-read shows more",
+    else if (!rc && !path_access_hook)
+        log_info("reward commands see of '%s' only files that they name; --reward-read shows more",
              here);
     c->dir = xstrdup(shown || named ? here : "/tmp");
     all_add(&c->read, &o->reward_read);
     all_add(&c->write, &o->reward_write);
     free(here);
-    return rc ? rc : sight_check(c, err);
+    return rc ? rc : sandbox_paths_check(c, err);
 }
 
 /* opening */
@@ -357,7 +357,7 @@ static int sandbox_check(struct error *err) {
 }
 
 struct reward_command *reward_command_open(const char *words, bool shell,
-                                           const struct policy_options *o, struct error *err) {
+                                           const struct rl_options *o, struct error *err) {
     struct reward_command *c = xcalloc(1, sizeof *c);
     c->timeout = o->reward_timeout;
     c->sandbox = o->reward_sandbox;
@@ -370,9 +370,9 @@ struct reward_command *reward_command_open(const char *words, bool shell,
     } else {
         rc = words_split(words, &c->argv, err);
     }
-    if (!rc) rc = (c->sandbox && !c->network ? sandbox_command_check : sandbox_bare_check)(err);
+    if (!rc) rc = (c->sandbox && !c->network ? sandbox_command_check : sandbox_bypass_check)(err);
     if (!rc && c->sandbox) rc = sandbox_check(err);
-    if (!rc && c->sandbox) rc = sight_make(c, o, err);
+    if (!rc && c->sandbox) rc = sandbox_paths_make(c, o, err);
     if (!rc) return c;
     reward_command_close(c);
     return NULL;

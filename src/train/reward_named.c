@@ -30,7 +30,7 @@ static bool answer_matches(const char *said, const json_t *right) {
     const struct grader *g = grader_find(number ? "number" : "exact", &err);
     char *text = json_dumps(right, JSON_ENCODE_ANY | JSON_REAL_PRECISION(15));
     const char *gold = number ? text : json_string_value(right);
-    double score = grade_text(g, said, &gold, 1).score;
+    double score = grader_grade(g, said, &gold, 1).score;
     free(text);
     return score > 0;
 }
@@ -60,7 +60,7 @@ static int regex_check(void *ctx, const json_t *item, struct error *err) {
     if (n->pattern) return OK;
     if (!text)
         return error_set(err, ERR_FORMAT, "'pattern' is missing, which reward regex looks for");
-    pcre2_code *p = pattern_make(text, err);
+    pcre2_code *p = regex_compile(text, err);
     pcre2_code_free(p);
     return p ? OK : err->code;
 }
@@ -70,7 +70,7 @@ static double regex_reward(void *ctx, const json_t *item, const char *completion
     const struct named *n = ctx;
     struct error err;
     const char *text = json_string_value(json_object_get(item, "pattern"));
-    pcre2_code *p = n->pattern ? n->pattern : pattern_make(text, &err);
+    pcre2_code *p = n->pattern ? n->pattern : regex_compile(text, &err);
     pcre2_match_data *m = pcre2_match_data_create(1, NULL);
     pcre2_match_context *limits = pcre2_match_context_create(NULL);
     CHECK(p && m && limits); // regex_check has seen the item
@@ -90,23 +90,23 @@ static const char *after(const char *spec, const char *name) {
     return strncmp(spec, name, n) == 0 && spec[n] == ':' ? spec + n + 1 : NULL;
 }
 
-static int command_all(void *ctx, const struct completion *v, int n, double *out,
+static int command_all(void *ctx, const struct reward_input *v, int n, double *out,
                        struct error *err) {
     return reward_command_run(((const struct named *)ctx)->command, v, n, out, err);
 }
 
-int reward_open(struct reward *r, const struct policy_options *o, struct error *err) {
+int reward_fn_open(struct reward_fn *r, const struct rl_options *o, struct error *err) {
     struct named *n = xcalloc(1, sizeof *n);
     const char *spec = o->reward, *rest;
     int rc = OK;
-    *r = (struct reward){.ctx = n};
+    *r = (struct reward_fn){.ctx = n};
     if (strcmp(spec, "exact") == 0) {
         r->one = exact_reward;
         r->check = exact_check;
     } else if (strcmp(spec, "regex") == 0 || (rest = after(spec, "regex"))) {
         r->one = regex_reward;
         r->check = regex_check;
-        if (spec[5] && !(n->pattern = pattern_make(spec + 6, err))) rc = err->code;
+        if (spec[5] && !(n->pattern = regex_compile(spec + 6, err))) rc = err->code;
     } else if ((rest = after(spec, "command")) || (rest = after(spec, "shell"))) {
         r->all = command_all;
         n->command = reward_command_open(rest, *spec == 's', o, err);
@@ -117,16 +117,16 @@ int reward_open(struct reward *r, const struct policy_options *o, struct error *
                        "shell:LINE",
                        spec);
     }
-    if (rc) reward_close(r);
+    if (rc) reward_fn_close(r);
     return rc;
 }
 
-void reward_close(struct reward *r) {
+void reward_fn_close(struct reward_fn *r) {
     struct named *n = r->ctx;
     if (n) {
         pcre2_code_free(n->pattern);
         reward_command_close(n->command);
     }
     free(n);
-    *r = (struct reward){0};
+    *r = (struct reward_fn){0};
 }

@@ -18,7 +18,7 @@ struct rows_job {
     struct trainer *t;
     float *y, *z;
     const float *x, *u;
-    struct norm n;
+    struct norm_params n;
     int64_t rows, width;
     bool add;
 };
@@ -31,7 +31,7 @@ static void norm_items(void *ctx, int64_t begin, int64_t end, int thread) {
                  j->t->c.rms_norm_eps, j->width);
 }
 
-void rows_norm(struct trainer *t, float *y, const float *x, const float *g, const float *b,
+void norm_forward(struct trainer *t, float *y, const float *x, const float *g, const float *b,
                int64_t rows, int64_t width) {
     struct rows_job j = {.t = t, .y = y, .x = x, .n = {.g = g, .b = b}, .width = width};
     pool_run(t->pool, norm_items, &j, rows, 8);
@@ -91,7 +91,7 @@ static void norm_backward_items(void *ctx, int64_t begin, int64_t end, int threa
     }
 }
 
-void rows_norm_backward(struct trainer *t, float *dx, float *dy, const float *x, struct norm n,
+void norm_backward(struct trainer *t, float *dx, float *dy, const float *x, struct norm_params n,
                         int64_t rows, int64_t width, bool add) {
     struct rows_job j = {
         .t = t, .y = dx, .z = dy, .x = x, .n = n, .rows = rows, .width = width, .add = add};
@@ -107,27 +107,27 @@ static void add_items(void *ctx, int64_t begin, int64_t end, int thread) {
         j->t->k->axpy(j->y + i * j->width, 1.0f, j->u ? j->u : j->x + i * j->width, j->width);
 }
 
-void rows_bias(struct trainer *t, float *y, const float *bias, int64_t rows, int64_t width) {
+void bias_forward(struct trainer *t, float *y, const float *bias, int64_t rows, int64_t width) {
     struct rows_job j = {.t = t, .y = y, .u = bias, .width = width};
     if (bias) pool_run(t->pool, add_items, &j, rows, 8);
 }
 
-void rows_add(struct trainer *t, float *y, const float *x, int64_t rows, int64_t width) {
+void residual_forward(struct trainer *t, float *y, const float *x, int64_t rows, int64_t width) {
     struct rows_job j = {.t = t, .y = y, .x = x, .width = width};
     pool_run(t->pool, add_items, &j, rows, 8);
 }
 
-static void column_sums(void *ctx, int64_t begin, int64_t end, int thread) {
+static void bias_grad_items(void *ctx, int64_t begin, int64_t end, int thread) {
     (void)thread;
     const struct rows_job *j = ctx;
     for (int64_t i = 0; i < j->rows; i++)
         j->t->k->axpy(j->y + begin, 1.0f, j->x + i * j->width + begin, end - begin);
 }
 
-void rows_bias_backward(struct trainer *t, float *db, const float *dy, int64_t rows,
+void bias_backward(struct trainer *t, float *db, const float *dy, int64_t rows,
                         int64_t width) {
     struct rows_job j = {.t = t, .y = db, .x = dy, .rows = rows, .width = width};
-    if (db) pool_run(t->pool, column_sums, &j, width, 16);
+    if (db) pool_run(t->pool, bias_grad_items, &j, width, 16);
 }
 
 static void activation_items(void *ctx, int64_t begin, int64_t end, int thread) {
@@ -142,7 +142,7 @@ static void activation_items(void *ctx, int64_t begin, int64_t end, int thread) 
     }
 }
 
-void rows_activation(struct trainer *t, const float *gate, const float *up, int64_t rows) {
+void activation_forward(struct trainer *t, const float *gate, const float *up, int64_t rows) {
     struct rows_job j = {.t = t, .y = t->act_buf, .x = gate, .u = up, .width = t->c.d_ff};
     pool_run(t->pool, activation_items, &j, rows, 8);
 }
@@ -162,7 +162,7 @@ static void activation_backward_items(void *ctx, int64_t begin, int64_t end, int
     }
 }
 
-void rows_activation_backward(struct trainer *t, const float *gate, const float *up, int64_t rows) {
+void activation_backward(struct trainer *t, const float *gate, const float *up, int64_t rows) {
     struct rows_job j = {.t = t, .x = gate, .u = up, .width = t->c.d_ff};
     pool_run(t->pool, activation_backward_items, &j, rows, 8);
 }
@@ -178,8 +178,8 @@ static void rope_items(void *ctx, int64_t begin, int64_t end, int thread) {
     }
 }
 
-void rows_rope(struct trainer *t, int l, float *y, int64_t width, bool back) {
-    bool local = t->local_cos && layer_is_local(&t->c, l);
+void rope_rotate(struct trainer *t, int l, float *y, int64_t width, bool back) {
+    bool local = t->local_cos && layer_is_sliding(&t->c, l);
     struct rows_job j = {.t = t,
                          .y = y,
                          .width = width,

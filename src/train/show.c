@@ -7,23 +7,23 @@
  */
 #include "train/train.h"
 
-static bool learned(const struct sample *s, int32_t i) {
+static bool learned(const struct train_sample *s, int32_t i) {
     return i > 0 && s->mask[i];
 }
 
 /* Appends the run that begins at token i, and returns where it ends. */
-static int32_t run_text(const struct sample *s, const struct tokenizer *tok, int32_t i,
+static int32_t run_text(const struct train_sample *s, const struct tokenizer *tok, int32_t i,
                         struct buf *out) {
     struct buf raw = {0};
     int32_t end = i + 1;
     while (end < s->n && learned(s, end) == learned(s, i)) end++;
-    tok_decode_all(tok, s->tokens + i, end - i, true, &raw);
-    buf_add_clean(out, raw.data, raw.len);
+    tokenizer_decode(tok, s->tokens + i, end - i, true, &raw);
+    buf_add_sanitized(out, raw.data, raw.len);
     buf_release(&raw);
     return end;
 }
 
-void sample_show(const struct sample *s, const struct tokenizer *tok, const char *on,
+void train_sample_render(const struct train_sample *s, const struct tokenizer *tok, const char *on,
                  const char *off, struct buf *out) {
     for (int32_t i = 0; i < s->n;) {
         bool mark = learned(s, i);
@@ -33,7 +33,7 @@ void sample_show(const struct sample *s, const struct tokenizer *tok, const char
     }
 }
 
-json_t *sample_json(const struct sample *s, const struct tokenizer *tok) {
+json_t *train_sample_json(const struct train_sample *s, const struct tokenizer *tok) {
     json_t *parts = json_array(), *ids = json_array(), *mask = json_array();
     for (int32_t i = 0; i < s->n; i++) {
         json_array_append_new(ids, json_integer(s->tokens[i]));

@@ -18,7 +18,7 @@ const struct option_row synth_option_rows[] = {
      "what is asked about each topic: {topic} stands for it"},
     {"system", OPT_STRING, AT(system), NULL, 0, 0, "TEXT",
      "system message of prompts that have none"},
-    {"samples", OPT_INT, AT(samples), "4", 1, SYNTH_SAMPLES, "K", "answers to each prompt"},
+    {"samples", OPT_INT, AT(samples), "4", 1, SYNTH_MAX_SAMPLES, "K", "answers to each prompt"},
     {"n", OPT_INT, AT(n), "256", 1, 1e6, "N", "tokens of an answer at most"},
     {"temp", OPT_FLOAT, AT(temp), "0.8", 0, 100, "T", "temperature; 0: greedy"},
     {"top-k", OPT_INT, AT(top_k), "0", 0, 1e6, "K", "only the K most probable tokens; 0: all"},
@@ -151,7 +151,7 @@ int synth_prompts_read(struct synth_prompts *p, const char *path, const struct s
     struct reading rd = {p, o, path};
     *p = (struct synth_prompts){0};
     int rc = system_check(o, err);
-    if (rc == OK) rc = json_each(path, object_take, &rd, err);
+    if (rc == OK) rc = json_file_each(path, object_take, &rd, err);
     if (rc == OK && p->n == 0) rc = error_set(err, ERR_FORMAT, "'%s' has no prompts", path);
     if (rc != OK) synth_prompts_release(p);
     return rc;
@@ -196,20 +196,20 @@ int synth_topics_read(struct synth_prompts *p, const char *path, const struct sy
 void synth_prompts_release(struct synth_prompts *p) {
     for (int i = 0; i < p->n; i++) {
         json_decref(p->v[i].messages);
-        ids_release(&p->v[i].tokens);
+        token_ids_release(&p->v[i].tokens);
     }
     free(p->v);
     *p = (struct synth_prompts){0};
 }
 
-struct message *synth_messages(const struct synth_prompt *p, const char *answer, int *n) {
+struct chat_message *synth_messages(const struct synth_prompt *p, const char *answer, int *n) {
     size_t all = json_array_size(p->messages);
-    struct message *msgs = xcalloc(all + 1, sizeof *msgs);
+    struct chat_message *msgs = xcalloc(all + 1, sizeof *msgs);
     for (size_t i = 0; i < all; i++) {
         const json_t *v = json_array_get(p->messages, i);
-        msgs[i] = (struct message){role_of(v), json_string_value(json_object_get(v, "content"))};
+        msgs[i] = (struct chat_message){role_of(v), json_string_value(json_object_get(v, "content"))};
     }
-    if (answer) msgs[all++] = (struct message){"assistant", answer};
+    if (answer) msgs[all++] = (struct chat_message){"assistant", answer};
     *n = (int)all;
     return msgs;
 }
@@ -221,14 +221,14 @@ enum {
     SEED_BITS = 52,   /* so that every reader of JSON sees the same number */
 };
 
-int synth_encode(struct synth *s, struct error *err) {
+int synth_tokenize_prompts(struct synth *s, struct error *err) {
     if (!s->model->tok)
         return error_set(err, ERR_MISMATCH, "'%s' has no tokenizer", s->model->path);
     int32_t longest = 0, room = s->model->config.max_seq_len;
     for (int i = 0; i < s->prompts.n; i++) {
         struct synth_prompt *p = &s->prompts.v[i];
         int n;
-        struct message *msgs = synth_messages(p, NULL, &n);
+        struct chat_message *msgs = synth_messages(p, NULL, &n);
         int rc = chat_encode(s->model->tok, msgs, n, true, &p->tokens, NULL, err);
         free(msgs);
         if (rc == OK && p->tokens.n >= room)
@@ -243,19 +243,19 @@ int synth_encode(struct synth *s, struct error *err) {
 
 /* One option draws all of them, and none depends on what else is in the file. */
 static uint64_t sample_seed(const struct synth *s, const struct synth_sample *x) {
-    const struct ids *t = &s->prompts.v[x->prompt].tokens;
+    const struct token_ids *t = &s->prompts.v[x->prompt].tokens;
     uint64_t parts[] = {(uint64_t)s->o->seed, (uint64_t)x->index,
-                        hash_u64(t->v, (size_t)t->n * sizeof *t->v)};
-    return hash_u64(parts, sizeof parts) & (((uint64_t)1 << SEED_BITS) - 1);
+                        hash_fnv1a(t->v, (size_t)t->n * sizeof *t->v)};
+    return hash_fnv1a(parts, sizeof parts) & (((uint64_t)1 << SEED_BITS) - 1);
 }
 
 /* Everything in it is part of the call's identity: nothing may come from the batch or the machine.
  */
-static struct request sample_request(const struct synth *s, struct synth_sample *x,
+static struct engine_request sample_request(const struct synth *s, struct synth_sample *x,
                                      const int32_t *stop, int32_t n_stop) {
     const struct synth_options *o = s->o;
-    const struct ids *prompt = &s->prompts.v[x->prompt].tokens;
-    return (struct request){.prompt = prompt->v,
+    const struct token_ids *prompt = &s->prompts.v[x->prompt].tokens;
+    return (struct engine_request){.prompt = prompt->v,
                             .n_prompt = prompt->n,
                             .adapter = s->adapter,
                             .sampling = {.temperature = (float)o->temp,
@@ -271,18 +271,18 @@ static struct request sample_request(const struct synth *s, struct synth_sample 
 }
 
 static void sample_finish(const struct synth *s, struct synth_sample *x, double sum,
-                          enum finish finish) {
-    tok_decode_all(s->model->tok, x->out.v, x->out.n, false, &x->text);
+                          enum finish_reason finish) {
+    tokenizer_decode(s->model->tok, x->out.v, x->out.n, false, &x->text);
     buf_puts(&x->text, "");
     x->logprob = x->out.n ? sum / x->out.n : 0;
     x->finish = finish;
 }
 
 /* Sums as outputs_take does, so that a recalled sample has the same bits. */
-static void sample_take(const struct synth *s, struct synth_sample *x, const struct request *r) {
+static void sample_take(const struct synth *s, struct synth_sample *x, const struct engine_request *r) {
     double sum = 0;
     for (int32_t i = 0; i < r->n_out; i++) {
-        ids_add(&x->out, r->out[i]);
+        token_ids_add(&x->out, r->out[i]);
         sum += (double)r->out_logprob[i];
     }
     sample_finish(s, x, sum, r->finish);
@@ -296,7 +296,7 @@ static bool text_is(const json_t *v, const char *key, const char *text) {
 /* Fast sums differ between levels, and anything may between versions. */
 static bool call_usable(const struct synth *s, const json_t *call) {
     return text_is(call, "version", SHOAL_VERSION) &&
-           (s->model->cls == CLASS_EXACT || text_is(call, "level", kernels_get()->name));
+           (s->model->cls == NUMERIC_EXACT || text_is(call, "level", kernels_get()->name));
 }
 
 /* False, and nothing is taken, unless the outputs are whole. */
@@ -306,8 +306,8 @@ static bool outputs_take(const struct synth *s, struct synth_sample *x, const js
     size_t n = json_array_size(out), i;
     double sum = 0;
     bool good = json_is_array(out) && json_array_size(logprobs) == n;
-    enum finish finish = FINISH_STOP;
-    while (finish <= FINISH_LOOP && !text_is(outputs, "finish", finish_name(finish)))
+    enum finish_reason finish = FINISH_STOP;
+    while (finish <= FINISH_LOOP && !text_is(outputs, "finish", finish_reason_name(finish)))
         finish = finish == FINISH_LOOP ? FINISH_LOOP + 1 : finish + 1;
     good = good && finish <= FINISH_LOOP;
     for (i = 0; good && i < n; i++) {
@@ -315,18 +315,18 @@ static bool outputs_take(const struct synth *s, struct synth_sample *x, const js
         json_int_t token = json_integer_value(id);
         good = json_is_integer(id) && token >= 0 && token < s->model->config.vocab_size &&
                json_is_number(logprob);
-        if (good) ids_add(&x->out, (int32_t)token);
+        if (good) token_ids_add(&x->out, (int32_t)token);
         if (good) sum += (double)(float)json_number_value(logprob);
     }
     if (good)
         sample_finish(s, x, sum, finish);
     else
-        ids_release(&x->out);
+        token_ids_release(&x->out);
     return good;
 }
 
 /* Reads the call where it was recorded; a record that is no use is made anew. */
-static bool sample_recall(struct synth *s, struct synth_sample *x) {
+static bool sample_from_cache(struct synth *s, struct synth_sample *x) {
     struct error none;
     json_t *call = s->calls ? store_record_get(s->calls, x->call, &none) : NULL;
     bool found =
@@ -338,21 +338,21 @@ static bool sample_recall(struct synth *s, struct synth_sample *x) {
 
 /* From sample `*at` on, as many as fit in a batch. A batch is waited for as a whole: it is long
  * enough for the engine's sequences to stay filled but at its end. */
-static int batch_write(struct synth *s, struct request *reqs, int *at, struct error *err) {
-    int32_t stop[2], n_stop = 0, ends[2] = {tok_eos(s->model->tok), tok_chat_end(s->model->tok)};
+static int batch_generate(struct synth *s, struct engine_request *reqs, int *at, struct error *err) {
+    int32_t stop[2], n_stop = 0, ends[2] = {tokenizer_eos(s->model->tok), tokenizer_eot(s->model->tok)};
     for (int i = 0; i < 2; i++)
         if (ends[i] >= 0) stop[n_stop++] = ends[i];
     int n = 0;
-    for (; *at < s->n && n < SYNTH_BATCH; ++*at) {
+    for (; *at < s->n && n < SYNTH_BATCH_SIZE; ++*at) {
         struct synth_sample *x = &s->v[*at];
         reqs[n] = sample_request(s, x, stop, n_stop);
-        call_key(&reqs[n], s->model->hash, s->model->cls, s->kv, s->lora, x->call);
-        n += !sample_recall(s, x);
+        record_key(&reqs[n], s->model->hash, s->model->cls, s->kv, s->lora, x->call);
+        n += !sample_from_cache(s, x);
     }
     int rc = engine_run(s->engine, reqs, n, NULL, err);
     for (int i = 0; i < n; i++) {
         if (rc == OK) sample_take(s, reqs[i].user, &reqs[i]);
-        request_release(&reqs[i]);
+        engine_request_release(&reqs[i]);
     }
     return rc;
 }
@@ -363,7 +363,7 @@ int synth_generate(struct synth *s, struct error *err) {
     if (!model_hash(s->model, err)) return err->code;
     if (n > 1 << 24) return error_set(err, ERR_USAGE, "more than %d answers", 1 << 24);
     s->v = try_calloc((size_t)n, sizeof *s->v, err);
-    struct request *reqs = s->v ? try_calloc(SYNTH_BATCH, sizeof *reqs, err) : NULL;
+    struct engine_request *reqs = s->v ? try_calloc(SYNTH_BATCH_SIZE, sizeof *reqs, err) : NULL;
     if (!reqs) return err->code;
     s->n = (int)n;
     for (int i = 0; i < s->n; i++) {
@@ -376,7 +376,7 @@ int synth_generate(struct synth *s, struct error *err) {
     progress_start(&p, "answers", n);
     int rc = OK;
     for (int at = 0; rc == OK && at < s->n;) {
-        rc = batch_write(s, reqs, &at, err);
+        rc = batch_generate(s, reqs, &at, err);
         progress_update(&p, at, NULL);
     }
     progress_finish(&p, NULL);
@@ -391,12 +391,12 @@ static bool same_adapter(const struct adapter *a, const struct adapter *b) {
 }
 
 /* The prompt and the answer as one sequence that is only read. */
-static struct request judge_request(const struct synth *s, struct synth_sample *x,
-                                    struct ids *all) {
-    const struct ids *prompt = &s->prompts.v[x->prompt].tokens;
-    for (int32_t i = 0; i < prompt->n; i++) ids_add(all, prompt->v[i]);
-    for (int32_t i = 0; i < x->out.n; i++) ids_add(all, x->out.v[i]);
-    return (struct request){.prompt = all->v,
+static struct engine_request perplexity_request(const struct synth *s, struct synth_sample *x,
+                                    struct token_ids *all) {
+    const struct token_ids *prompt = &s->prompts.v[x->prompt].tokens;
+    for (int32_t i = 0; i < prompt->n; i++) token_ids_add(all, prompt->v[i]);
+    for (int32_t i = 0; i < x->out.n; i++) token_ids_add(all, x->out.v[i]);
+    return (struct engine_request){.prompt = all->v,
                             .n_prompt = all->n,
                             .adapter = s->judge,
                             .sampling = {.top_p = 1},
@@ -404,7 +404,7 @@ static struct request judge_request(const struct synth *s, struct synth_sample *
                             .user = x};
 }
 
-static void judge_take(const struct synth *s, const struct request *r) {
+static void perplexity_take(const struct synth *s, const struct engine_request *r) {
     struct synth_sample *x = r->user;
     double sum = 0;
     for (int32_t i = s->prompts.v[x->prompt].tokens.n; i < r->n_prompt; i++)
@@ -412,31 +412,31 @@ static void judge_take(const struct synth *s, const struct request *r) {
     x->perplexity = math_exp(-sum / x->out.n);
 }
 
-static int batch_judge(struct synth *s, struct request *reqs, struct ids *all, int *at,
+static int batch_score_perplexity(struct synth *s, struct engine_request *reqs, struct token_ids *all, int *at,
                        struct error *err) {
     int n = 0;
-    for (; *at < s->n && n < SYNTH_BATCH; ++*at) {
+    for (; *at < s->n && n < SYNTH_BATCH_SIZE; ++*at) {
         struct synth_sample *x = &s->v[*at];
         if (x->filter != SYNTH_KEPT || x->perplexity > 0 || x->out.n == 0) continue;
         if (same_adapter(s->judge, s->adapter)) // it has said so while writing
             x->perplexity = math_exp(-x->logprob);
         else
-            reqs[n] = judge_request(s, x, &all[n]), n++;
+            reqs[n] = perplexity_request(s, x, &all[n]), n++;
     }
     int rc = n ? engine_run(s->engine, reqs, n, NULL, err) : OK;
     for (int i = 0; i < n; i++) {
-        if (rc == OK) judge_take(s, &reqs[i]);
-        request_release(&reqs[i]);
-        ids_release(&all[i]);
+        if (rc == OK) perplexity_take(s, &reqs[i]);
+        engine_request_release(&reqs[i]);
+        token_ids_release(&all[i]);
     }
     return rc;
 }
 
-int synth_judge(struct synth *s, struct error *err) {
-    struct request *reqs = try_calloc(SYNTH_BATCH, sizeof *reqs, err);
-    struct ids *all = reqs ? try_calloc(SYNTH_BATCH, sizeof *all, err) : NULL;
+int synth_score_perplexity(struct synth *s, struct error *err) {
+    struct engine_request *reqs = try_calloc(SYNTH_BATCH_SIZE, sizeof *reqs, err);
+    struct token_ids *all = reqs ? try_calloc(SYNTH_BATCH_SIZE, sizeof *all, err) : NULL;
     int rc = all ? OK : err->code;
-    for (int at = 0; rc == OK && at < s->n;) rc = batch_judge(s, reqs, all, &at, err);
+    for (int at = 0; rc == OK && at < s->n;) rc = batch_score_perplexity(s, reqs, all, &at, err);
     free(all);
     free(reqs);
     return rc;
@@ -453,21 +453,21 @@ static json_t *hash_json(const struct adapter *a) {
  */
 static json_t *source_json(const struct synth *s, const struct synth_sample *x) {
     const struct model *m = s->model;
-    json_t *scores = json_pack("{s:o,s:o}", "logprob", real_json((float)x->logprob), "agreement",
-                               real_json((float)x->agreement));
+    json_t *scores = json_pack("{s:o,s:o}", "logprob", json_from_float((float)x->logprob), "agreement",
+                               json_from_float((float)x->agreement));
     json_t *v = json_pack("{s:s,s:s,s:s,s:o,s:s,s:I,s:i,s:i,s:o}", "call", x->call, "model",
                           m->name, "model_hash", m->hash, "adapter_hash", hash_json(s->adapter),
-                          "class", class_name(m->cls), "seed", (json_int_t)x->seed, "sample",
+                          "class", numeric_class_name(m->cls), "seed", (json_int_t)x->seed, "sample",
                           x->index, "tokens", x->out.n, "scores", scores);
-    if (m->cls == CLASS_FAST) json_object_set_new(v, "level", json_string(kernels_get()->name));
+    if (m->cls == NUMERIC_FAST) json_object_set_new(v, "level", json_string(kernels_get()->name));
     if (x->perplexity > 0) {
-        json_object_set_new(scores, "perplexity", real_json((float)x->perplexity));
+        json_object_set_new(scores, "perplexity", json_from_float((float)x->perplexity));
         json_object_set_new(v, "judge_hash", hash_json(s->judge));
     }
     return v;
 }
 
-int synth_lines(const struct synth *s, struct buf *out, struct error *err) {
+int synth_format_jsonl(const struct synth *s, struct buf *out, struct error *err) {
     for (int i = 0; i < s->n; i++) {
         const struct synth_sample *x = &s->v[i];
         if (x->filter != SYNTH_KEPT) continue;
@@ -489,7 +489,7 @@ int synth_lines(const struct synth *s, struct buf *out, struct error *err) {
 void synth_release(struct synth *s) {
     for (int i = 0; i < s->n; i++) {
         buf_release(&s->v[i].text);
-        ids_release(&s->v[i].out);
+        token_ids_release(&s->v[i].out);
     }
     free(s->v);
     s->v = NULL;

@@ -3,7 +3,7 @@
  * call that made it.
  *
  * Four steps: prompts are read, synth_generate has k answers to each written in batches of an
- * engine, synth_filter decides which stay, synth_lines gives those as lines for `shoal train`. The
+ * engine, synth_filter decides which stay, synth_format_jsonl gives those as lines for `shoal train`. The
  * lines are a function of model, adapters, prompts and options: not of threads, batches or the
  * place in the file at which a prompt stands. One thread; everything is the caller's struct synth.
  *
@@ -38,7 +38,7 @@ extern const struct option_row synth_option_rows[];
 struct synth_prompt {
     json_t *messages; /* [{role, content}], the last one not the assistant's */
     int line;         /* of its file */
-    struct ids tokens;
+    struct token_ids tokens;
 };
 struct synth_prompts {
     struct synth_prompt *v;
@@ -54,29 +54,29 @@ int synth_topics_read(struct synth_prompts *p, const char *path, const struct sy
                       struct error *err);
 void synth_prompts_release(struct synth_prompts *p);
 /* Borrowed texts in an array of the caller's; `answer` (may be NULL) becomes the last message. */
-struct message *synth_messages(const struct synth_prompt *p, const char *answer, int *n);
+struct chat_message *synth_messages(const struct synth_prompt *p, const char *answer, int *n);
 
 /* samples */
 
 enum {
     SYNTH_KEPT = -1,
-    SYNTH_FILTERS = 16,   /* rows of the table at most */
-    SYNTH_SAMPLES = 4096, /* answers to a prompt at most */
-    SYNTH_BATCH = 1024,   /* calls that are in memory as requests */
+    SYNTH_MAX_FILTERS = 16,   /* rows of the table at most */
+    SYNTH_MAX_SAMPLES = 4096, /* answers to a prompt at most */
+    SYNTH_BATCH_SIZE = 1024,   /* calls that are in memory as requests */
 };
 struct synth_sample {
     int prompt, index; /* answer `index` to prompt `prompt` */
     uint64_t seed;
     char call[HASH_LEN]; /* identity of the call that wrote it */
     struct buf text;     /* any bytes */
-    struct ids out;      /* its tokens */
-    enum finish finish;
+    struct token_ids out;      /* its tokens */
+    enum finish_reason finish;
     double logprob;    /* mean of its tokens' under what wrote it */
     double agreement;  /* share of the prompt's answers that give the same answer */
     double perplexity; /* under the judge; 0: not known */
     int filter;        /* that dropped it, or SYNTH_KEPT */
 };
-struct synth_tally {
+struct synth_filter_stats {
     bool on;
     int dropped, first; /* the first of them: a sample, and what the filter says of it */
     char why[160];
@@ -87,33 +87,33 @@ struct synth {
     struct model *model;
     struct adapter *adapter, *judge; /* NULL: the base */
     struct engine *engine;           /* may be NULL where nothing is generated or judged */
-    enum elem kv, lora;              /* of the engine */
-    int32_t max_len;                 /* tokens of a sequence; synth_encode's */
+    enum dtype kv, lora;              /* of the engine */
+    int32_t max_len;                 /* tokens of a sequence; synth_tokenize_prompts's */
     struct store *calls;             /* recorded ones are read instead of made again; or NULL */
     int n_reused;
 
     struct synth_sample *v; /* [n], those of a prompt together */
     int n;
-    struct synth_tally tally[SYNTH_FILTERS];
+    struct synth_filter_stats tally[SYNTH_MAX_FILTERS];
 };
 /* Prompts as tokens, and max_len. */
-int synth_encode(struct synth *s, struct error *err);
+int synth_tokenize_prompts(struct synth *s, struct error *err);
 int synth_generate(struct synth *s, struct error *err);
 /* Perplexities that are not known of samples that are still kept. */
-int synth_judge(struct synth *s, struct error *err);
+int synth_score_perplexity(struct synth *s, struct error *err);
 /* One JSON line for each kept sample: {messages, source}. */
-int synth_lines(const struct synth *s, struct buf *out, struct error *err);
+int synth_format_jsonl(const struct synth *s, struct buf *out, struct error *err);
 void synth_release(struct synth *s); /* prompts and samples */
 
 /* filters */
 
-struct synth_rules; /* the options, made ready; refuses wrong ones */
+struct synth_filter_set; /* the options, made ready; refuses wrong ones */
 /* `tok` is for the held-out data; may be NULL without. */
-struct synth_rules *synth_rules_new(const struct synth_options *o, const struct tokenizer *tok,
+struct synth_filter_set *synth_filter_set_new(const struct synth_options *o, const struct tokenizer *tok,
                                     struct error *err);
-void synth_rules_free(struct synth_rules *r);
-int synth_filter(struct synth *s, struct synth_rules *r, struct error *err);
-int synth_kept(const struct synth *s);
+void synth_filter_set_free(struct synth_filter_set *r);
+int synth_filter(struct synth *s, struct synth_filter_set *r, struct error *err);
+int synth_count_kept(const struct synth *s);
 const char *synth_filter_name(int filter); /* NULL beyond the last */
 /* What was dropped by which filter, with the first example of each. */
 void synth_report_text(const struct synth *s, struct buf *out);
@@ -121,6 +121,6 @@ json_t *synth_report_json(const struct synth *s);
 
 /* An answer as it is compared: what stands behind the last `marker` up to the line's end (without
  * one: all of it), folded, without a full stop at its end. */
-void synth_answer(const char *text, const char *marker, struct buf *out);
+void synth_extract_answer(const char *text, const char *marker, struct buf *out);
 
 #endif

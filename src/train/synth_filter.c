@@ -20,10 +20,10 @@
 #include <unictype.h>
 #include <unistr.h>
 
-#define WHY sizeof((struct synth_tally){0}.why)
+#define WHY sizeof((struct synth_filter_stats){0}.why)
 
 /* Hashes seen so far, and by which sample or line: open addressing, at most half full. */
-struct seen {
+struct hash_set {
     struct seen_slot {
         uint64_t hash;
         int at;
@@ -37,7 +37,7 @@ struct bound { /* of a number, itself or as a quantile */
     double value;
 };
 
-struct synth_rules {
+struct synth_filter_set {
     const struct synth_options *o;
     pcre2_code **require, **forbid; /* [o->require.n], [o->forbid.n] */
     pcre2_match_data *match;
@@ -46,53 +46,53 @@ struct synth_rules {
     struct grammar *schema;
     struct grammar_machine *machine;
     struct dataset held_out;
-    struct seen held_near, held_prompt; /* lines */
+    struct hash_set held_near, held_prompt; /* lines */
     struct bound min_perplexity, max_perplexity;
 
     /* of one run */
     struct synth *s;
-    struct sample_facts *facts; /* [s->n] of what reached the first comparison */
-    struct seen whole, near;    /* samples */
+    struct sample_digest *facts; /* [s->n] of what reached the first comparison */
+    struct hash_set whole, near;    /* samples */
     double low, high;           /* the bounds of perplexity as values */
 };
 
 /* seen */
 
-static int seen_init(struct seen *t, int n, struct error *err) {
+static int hash_set_init(struct hash_set *t, int n, struct error *err) {
     t->size = 16;
     while (t->size < 2 * (size_t)n) t->size *= 2;
     t->slots = try_calloc(t->size, sizeof *t->slots, err);
     return t->slots ? OK : err->code;
 }
 
-static void seen_release(struct seen *t) {
+static void hash_set_release(struct hash_set *t) {
     free(t->slots);
-    *t = (struct seen){0};
+    *t = (struct hash_set){0};
 }
 
-static struct seen_slot *seen_slot(const struct seen *t, uint64_t hash) {
+static struct seen_slot *hash_set_slot(const struct hash_set *t, uint64_t hash) {
     size_t i = (size_t)hash & (t->size - 1);
     while (t->slots[i].used && t->slots[i].hash != hash) i = (i + 1) & (t->size - 1);
     return &t->slots[i];
 }
 
 /* Who had the hash first, or -1: then it is `at` from now on. */
-static int seen_add(struct seen *t, uint64_t hash, int at) {
-    struct seen_slot *slot = seen_slot(t, hash);
+static int hash_set_add(struct hash_set *t, uint64_t hash, int at) {
+    struct seen_slot *slot = hash_set_slot(t, hash);
     if (slot->used) return slot->at;
     *slot = (struct seen_slot){hash, at, true};
     return -1;
 }
 
-static int seen_find(const struct seen *t, uint64_t hash) {
-    const struct seen_slot *slot = seen_slot(t, hash);
+static int hash_set_find(const struct hash_set *t, uint64_t hash) {
+    const struct seen_slot *slot = hash_set_slot(t, hash);
     return slot->used ? slot->at : -1;
 }
 
 /* the text itself */
 
 /* A zero byte or an escape would break the line that a sample becomes, or a reader's terminal. */
-static bool text_drops(struct synth_rules *r, const struct synth_sample *x, char *why) {
+static bool text_drops(struct synth_filter_set *r, const struct synth_sample *x, char *why) {
     (void)r;
     const uint8_t *p = (const uint8_t *)x->text.data, *end = p + x->text.len;
     while (p < end) {
@@ -109,7 +109,7 @@ static bool text_drops(struct synth_rules *r, const struct synth_sample *x, char
     return false;
 }
 
-static bool empty_drops(struct synth_rules *r, const struct synth_sample *x, char *why) {
+static bool empty_drops(struct synth_filter_set *r, const struct synth_sample *x, char *why) {
     (void)r;
     const uint8_t *p = (const uint8_t *)x->text.data, *end = p + x->text.len;
     ucs4_t c;
@@ -121,21 +121,21 @@ static bool empty_drops(struct synth_rules *r, const struct synth_sample *x, cha
     return true;
 }
 
-static bool unfinished_on(const struct synth_rules *r) {
+static bool unfinished_on(const struct synth_filter_set *r) {
     return !r->o->unfinished;
 }
 
-static bool unfinished_drops(struct synth_rules *r, const struct synth_sample *x, char *why) {
+static bool unfinished_drops(struct synth_filter_set *r, const struct synth_sample *x, char *why) {
     (void)r;
     snprintf(why, WHY, x->finish == FINISH_LOOP ? "repeats itself" : "cut at %d tokens", x->out.n);
     return x->finish != FINISH_STOP;
 }
 
-static bool length_on(const struct synth_rules *r) {
+static bool length_on(const struct synth_filter_set *r) {
     return r->o->min_chars || r->o->max_chars;
 }
 
-static bool length_drops(struct synth_rules *r, const struct synth_sample *x, char *why) {
+static bool length_drops(struct synth_filter_set *r, const struct synth_sample *x, char *why) {
     int64_t n = (int64_t)u8_mbsnlen((const uint8_t *)x->text.data, x->text.len);
     snprintf(why, WHY, "%lld characters", (long long)n);
     return n < r->o->min_chars || (r->o->max_chars && n > r->o->max_chars);
@@ -205,12 +205,12 @@ static struct counts letters_count(const struct buf *text) {
     return counts;
 }
 
-static bool language_on(const struct synth_rules *r) {
+static bool language_on(const struct synth_filter_set *r) {
     return r->language;
 }
 
 /* A text without letters, as a number, is of every language. */
-static bool language_drops(struct synth_rules *r, const struct synth_sample *x, char *why) {
+static bool language_drops(struct synth_filter_set *r, const struct synth_sample *x, char *why) {
     struct counts c = letters_count(&x->text);
     int64_t n = r->language->letters(&c);
     snprintf(why, WHY, "%lld of %lld letters are %s", (long long)n, (long long)c.letters,
@@ -221,17 +221,17 @@ static bool language_drops(struct synth_rules *r, const struct synth_sample *x, 
 /* rules */
 
 /* What is found, what not, and what took too long to say. */
-static int pattern_find(const struct synth_rules *r, const pcre2_code *code,
+static int pattern_find(const struct synth_filter_set *r, const pcre2_code *code,
                         const struct buf *text) {
     int rc = pcre2_match(code, (PCRE2_SPTR)text->data, text->len, 0, 0, r->match, r->match_limit);
     return rc >= 0 ? 1 : rc == PCRE2_ERROR_NOMATCH ? 0 : -1;
 }
 
-static bool require_on(const struct synth_rules *r) {
+static bool require_on(const struct synth_filter_set *r) {
     return r->o->require.n > 0;
 }
 
-static bool require_drops(struct synth_rules *r, const struct synth_sample *x, char *why) {
+static bool require_drops(struct synth_filter_set *r, const struct synth_sample *x, char *why) {
     for (int i = 0; i < r->o->require.n; i++) {
         int found = pattern_find(r, r->require[i], &x->text);
         snprintf(why, WHY, "%s '%.100s'", found < 0 ? "too long a search for" : "no",
@@ -241,11 +241,11 @@ static bool require_drops(struct synth_rules *r, const struct synth_sample *x, c
     return false;
 }
 
-static bool forbid_on(const struct synth_rules *r) {
+static bool forbid_on(const struct synth_filter_set *r) {
     return r->o->forbid.n > 0;
 }
 
-static bool forbid_drops(struct synth_rules *r, const struct synth_sample *x, char *why) {
+static bool forbid_drops(struct synth_filter_set *r, const struct synth_sample *x, char *why) {
     for (int i = 0; i < r->o->forbid.n; i++) {
         int found = pattern_find(r, r->forbid[i], &x->text);
         snprintf(why, WHY, "%s '%.100s'", found < 0 ? "too long a search for" : "holds",
@@ -255,11 +255,11 @@ static bool forbid_drops(struct synth_rules *r, const struct synth_sample *x, ch
     return false;
 }
 
-static bool schema_on(const struct synth_rules *r) {
+static bool schema_on(const struct synth_filter_set *r) {
     return r->machine;
 }
 
-static bool schema_drops(struct synth_rules *r, const struct synth_sample *x, char *why) {
+static bool schema_drops(struct synth_filter_set *r, const struct synth_sample *x, char *why) {
     const char *text = x->text.data, *end = text + x->text.len;
     while (end > text && strchr(" \t\r\n", end[-1])) end--;
     text += strspn(text, " \t\r\n");
@@ -276,11 +276,11 @@ static bool schema_drops(struct synth_rules *r, const struct synth_sample *x, ch
 
 /* what answers agree in */
 
-void synth_answer(const char *text, const char *marker, struct buf *out) {
+void synth_extract_answer(const char *text, const char *marker, struct buf *out) {
     const char *answer = text;
     size_t skip = strlen(marker), from = out->len;
     for (const char *at = text; skip && (at = strcasestr(at, marker)) != NULL;) answer = at += skip;
-    text_fold(answer, answer == text ? strlen(text) : strcspn(answer, "\n"), out);
+    text_normalize(answer, answer == text ? strlen(text) : strcspn(answer, "\n"), out);
     static const char *const ends[] = {".", "!", "。", " "};
     for (size_t i = 0; i < ARRAY_LEN(ends); i++) {
         size_t n = strlen(ends[i]);
@@ -292,18 +292,18 @@ void synth_answer(const char *text, const char *marker, struct buf *out) {
 }
 
 /* One that was cut has no answer: it agrees with none. */
-static uint64_t answer_hash(const struct synth_rules *r, const struct synth_sample *x) {
+static uint64_t answer_hash(const struct synth_filter_set *r, const struct synth_sample *x) {
     struct buf answer = {0};
     bool whole = x->finish == FINISH_STOP || r->o->unfinished;
-    if (whole) synth_answer(x->text.data, r->o->answer, &answer);
-    uint64_t hash = answer.len ? MAX(hash_u64(answer.data, answer.len), 1) : 0;
+    if (whole) synth_extract_answer(x->text.data, r->o->answer, &answer);
+    uint64_t hash = answer.len ? MAX(hash_fnv1a(answer.data, answer.len), 1) : 0;
     buf_release(&answer);
     return hash;
 }
 
 /* Of all answers to a prompt, whatever was dropped. */
-static void agreement_fill(struct synth_rules *r, int begin, int end) {
-    uint64_t hashes[SYNTH_SAMPLES];
+static void self_consistency_of_prompt(struct synth_filter_set *r, int begin, int end) {
+    uint64_t hashes[SYNTH_MAX_SAMPLES];
     CHECK(end - begin <= (int)ARRAY_LEN(hashes));
     for (int i = begin; i < end; i++) hashes[i - begin] = answer_hash(r, &r->s->v[i]);
     for (int i = begin; i < end; i++) {
@@ -313,18 +313,18 @@ static void agreement_fill(struct synth_rules *r, int begin, int end) {
     }
 }
 
-static void agreements_fill(struct synth_rules *r) {
+static void self_consistency_all(struct synth_filter_set *r) {
     for (int i = 0, end; i < r->s->n; i = end) {
         for (end = i; end < r->s->n && r->s->v[end].prompt == r->s->v[i].prompt;) end++;
-        agreement_fill(r, i, end);
+        self_consistency_of_prompt(r, i, end);
     }
 }
 
-static bool agreement_on(const struct synth_rules *r) {
+static bool agreement_on(const struct synth_filter_set *r) {
     return r->o->min_agreement > 0;
 }
 
-static bool agreement_drops(struct synth_rules *r, const struct synth_sample *x, char *why) {
+static bool agreement_drops(struct synth_filter_set *r, const struct synth_sample *x, char *why) {
     snprintf(why, WHY, "%.4g of the prompt's answers say the same", x->agreement);
     return x->agreement < r->o->min_agreement;
 }
@@ -332,24 +332,24 @@ static bool agreement_drops(struct synth_rules *r, const struct synth_sample *x,
 /* what repeats */
 
 /* Facts are made once for the three comparisons. */
-static int duplicates_prepare(struct synth_rules *r, struct error *err) {
+static int duplicates_prepare(struct synth_filter_set *r, struct error *err) {
     struct synth *s = r->s;
     r->facts = try_calloc((size_t)MAX(s->n, 1), sizeof *r->facts, err);
-    if (!r->facts || seen_init(&r->whole, s->n, err) != OK || seen_init(&r->near, s->n, err) != OK)
+    if (!r->facts || hash_set_init(&r->whole, s->n, err) != OK || hash_set_init(&r->near, s->n, err) != OK)
         return err->code;
     for (int i = 0; i < s->n; i++) {
         const struct synth_sample *x = &s->v[i];
         if (x->filter != SYNTH_KEPT) continue;
         int n;
-        struct message *msgs = synth_messages(&s->prompts.v[x->prompt], x->text.data, &n);
-        int rc = sample_facts_make(msgs, n, &r->facts[i], err);
+        struct chat_message *msgs = synth_messages(&s->prompts.v[x->prompt], x->text.data, &n);
+        int rc = sample_digest_compute(msgs, n, &r->facts[i], err);
         free(msgs);
         if (rc != OK) return rc;
     }
     return OK;
 }
 
-static bool twin_found(const struct synth_rules *r, int twin, char *why) {
+static bool duplicate_reason(const struct synth_filter_set *r, int twin, char *why) {
     if (twin < 0) return false;
     const struct synth_sample *x = &r->s->v[twin];
     snprintf(why, WHY, "as answer %d to the prompt in line %d", x->index,
@@ -358,24 +358,24 @@ static bool twin_found(const struct synth_rules *r, int twin, char *why) {
 }
 
 /* Samples come in order, so the one that stays is the earliest that all filters before kept. */
-static bool duplicate_drops(struct synth_rules *r, const struct synth_sample *x, char *why) {
+static bool duplicate_drops(struct synth_filter_set *r, const struct synth_sample *x, char *why) {
     int i = (int)(x - r->s->v);
-    return twin_found(r, seen_add(&r->whole, r->facts[i].whole, i), why);
+    return duplicate_reason(r, hash_set_add(&r->whole, r->facts[i].whole, i), why);
 }
 
-static bool near_drops(struct synth_rules *r, const struct synth_sample *x, char *why) {
+static bool near_drops(struct synth_filter_set *r, const struct synth_sample *x, char *why) {
     int i = (int)(x - r->s->v);
-    return twin_found(r, seen_add(&r->near, r->facts[i].near, i), why);
+    return duplicate_reason(r, hash_set_add(&r->near, r->facts[i].near, i), why);
 }
 
-static bool held_out_on(const struct synth_rules *r) {
+static bool held_out_on(const struct synth_filter_set *r) {
     return r->o->held_out;
 }
 
-static bool held_out_drops(struct synth_rules *r, const struct synth_sample *x, char *why) {
-    const struct sample_facts *f = &r->facts[x - r->s->v];
-    int whole = seen_find(&r->held_near, f->near);
-    int asked = f->prompt ? seen_find(&r->held_prompt, f->prompt) : -1;
+static bool held_out_drops(struct synth_filter_set *r, const struct synth_sample *x, char *why) {
+    const struct sample_digest *f = &r->facts[x - r->s->v];
+    int whole = hash_set_find(&r->held_near, f->near);
+    int asked = f->prompt ? hash_set_find(&r->held_prompt, f->prompt) : -1;
     snprintf(why, WHY, "%s line %d of the held-out samples", whole >= 0 ? "is" : "asks what is in",
              whole >= 0 ? whole : asked);
     return whole >= 0 || asked >= 0;
@@ -389,9 +389,9 @@ static int number_order(const void *a, const void *b) {
 }
 
 /* The bounds as values: nearest ranks among what has come so far, both inclusive. */
-static int perplexity_prepare(struct synth_rules *r, struct error *err) {
+static int perplexity_prepare(struct synth_filter_set *r, struct error *err) {
     const struct synth *s = r->s;
-    if (synth_judge(r->s, err) != OK) return err->code;
+    if (synth_score_perplexity(r->s, err) != OK) return err->code;
     double *v = try_calloc((size_t)MAX(s->n, 1), sizeof *v, err);
     int n = 0;
     if (!v) return err->code;
@@ -410,12 +410,12 @@ static int perplexity_prepare(struct synth_rules *r, struct error *err) {
     return OK;
 }
 
-static bool perplexity_on(const struct synth_rules *r) {
+static bool perplexity_on(const struct synth_filter_set *r) {
     return r->min_perplexity.given || r->max_perplexity.given;
 }
 
 /* What is no number is within no bound. */
-static bool perplexity_drops(struct synth_rules *r, const struct synth_sample *x, char *why) {
+static bool perplexity_drops(struct synth_filter_set *r, const struct synth_sample *x, char *why) {
     bool low = r->min_perplexity.given && !(x->perplexity >= r->low);
     bool high = r->max_perplexity.given && !(x->perplexity <= r->high);
     snprintf(why, WHY, "%.4g, %s %.4g", x->perplexity, low ? "below" : "above",
@@ -427,9 +427,9 @@ static bool perplexity_drops(struct synth_rules *r, const struct synth_sample *x
 
 static const struct filter {
     const char *name;
-    bool (*on)(const struct synth_rules *r); /* NULL: always */
-    int (*prepare)(struct synth_rules *r, struct error *err);
-    bool (*drops)(struct synth_rules *r, const struct synth_sample *x, char *why);
+    bool (*on)(const struct synth_filter_set *r); /* NULL: always */
+    int (*prepare)(struct synth_filter_set *r, struct error *err);
+    bool (*drops)(struct synth_filter_set *r, const struct synth_sample *x, char *why);
 } filters[] = {
     {"text", NULL, NULL, text_drops},
     {"empty", NULL, NULL, empty_drops},
@@ -445,15 +445,15 @@ static const struct filter {
     {"held_out", held_out_on, NULL, held_out_drops},
     {"perplexity", perplexity_on, perplexity_prepare, perplexity_drops},
 };
-_Static_assert(ARRAY_LEN(filters) <= SYNTH_FILTERS, "a tally each");
+_Static_assert(ARRAY_LEN(filters) <= SYNTH_MAX_FILTERS, "a tally each");
 
 const char *synth_filter_name(int filter) {
     return filter >= 0 && filter < (int)ARRAY_LEN(filters) ? filters[filter].name : NULL;
 }
 
-static int filter_run(struct synth_rules *r, int f, struct error *err) {
+static int filter_run(struct synth_filter_set *r, int f, struct error *err) {
     struct synth *s = r->s;
-    struct synth_tally *tally = &s->tally[f];
+    struct synth_filter_stats *tally = &s->tally[f];
     char why[WHY] = "";
     tally->on = !filters[f].on || filters[f].on(r);
     if (!tally->on) return OK;
@@ -469,17 +469,17 @@ static int filter_run(struct synth_rules *r, int f, struct error *err) {
     return OK;
 }
 
-int synth_filter(struct synth *s, struct synth_rules *r, struct error *err) {
+int synth_filter(struct synth *s, struct synth_filter_set *r, struct error *err) {
     int rc = OK;
     r->s = s;
     memset(s->tally, 0, sizeof s->tally);
     for (int i = 0; i < s->n; i++) s->v[i].filter = SYNTH_KEPT;
-    agreements_fill(r);
+    self_consistency_all(r);
     for (int f = 0; rc == OK && f < (int)ARRAY_LEN(filters); f++) rc = filter_run(r, f, err);
     free(r->facts);
     r->facts = NULL;
-    seen_release(&r->whole);
-    seen_release(&r->near);
+    hash_set_release(&r->whole);
+    hash_set_release(&r->near);
     return rc;
 }
 
@@ -511,7 +511,7 @@ static void patterns_free(const struct strings *texts, pcre2_code **v) {
     free(v);
 }
 
-static int language_find(struct synth_rules *r, struct error *err) {
+static int language_find(struct synth_filter_set *r, struct error *err) {
     const char *name = r->o->language;
     for (size_t i = 0; name && i < ARRAY_LEN(languages); i++)
         if (strcmp(languages[i].name, name) == 0) r->language = &languages[i];
@@ -533,7 +533,7 @@ static int bound_parse(const char *name, const char *text, struct bound *out, st
     return OK;
 }
 
-static int schema_read(struct synth_rules *r, struct error *err) {
+static int schema_read(struct synth_filter_set *r, struct error *err) {
     const char *path = r->o->json_schema;
     struct buf text = {0};
     if (!path) return OK;
@@ -547,32 +547,32 @@ static int schema_read(struct synth_rules *r, struct error *err) {
     return rc;
 }
 
-static int held_out_read(struct synth_rules *r, const struct tokenizer *tok, struct error *err) {
+static int held_out_read(struct synth_filter_set *r, const struct tokenizer *tok, struct error *err) {
     struct dataset *d = &r->held_out;
     if (!r->o->held_out) return OK;
     CHECK(tok);
     if (dataset_load(d, r->o->held_out, tok, 0, err) != OK ||
-        seen_init(&r->held_near, d->n_read, err) != OK ||
-        seen_init(&r->held_prompt, d->n_read, err) != OK)
+        hash_set_init(&r->held_near, d->n_read, err) != OK ||
+        hash_set_init(&r->held_prompt, d->n_read, err) != OK)
         return err->code;
     for (int i = 0; i < d->n_read; i++) {
-        seen_add(&r->held_near, d->facts[i].near, d->facts[i].line);
-        if (d->facts[i].prompt) seen_add(&r->held_prompt, d->facts[i].prompt, d->facts[i].line);
+        hash_set_add(&r->held_near, d->facts[i].near, d->facts[i].line);
+        if (d->facts[i].prompt) hash_set_add(&r->held_prompt, d->facts[i].prompt, d->facts[i].line);
     }
     return OK;
 }
 
 enum { MATCH_LIMIT = 1000000 }; /* steps of a search: a pattern that explodes must not hang a run */
 
-struct synth_rules *synth_rules_new(const struct synth_options *o, const struct tokenizer *tok,
+struct synth_filter_set *synth_filter_set_new(const struct synth_options *o, const struct tokenizer *tok,
                                     struct error *err) {
-    struct synth_rules *r = xcalloc(1, sizeof *r);
+    struct synth_filter_set *r = xcalloc(1, sizeof *r);
     r->o = o;
     r->match = pcre2_match_data_create(1, NULL);
     r->match_limit = pcre2_match_context_create(NULL);
     if (!r->match || !r->match_limit) {
         error_set(err, ERR_MEMORY, "no memory for regular expressions");
-        synth_rules_free(r);
+        synth_filter_set_free(r);
         return NULL;
     }
     pcre2_set_match_limit(r->match_limit, MATCH_LIMIT);
@@ -582,11 +582,11 @@ struct synth_rules *synth_rules_new(const struct synth_options *o, const struct 
         bound_parse("max-perplexity", o->max_perplexity, &r->max_perplexity, err) == OK &&
         schema_read(r, err) == OK && held_out_read(r, tok, err) == OK)
         return r;
-    synth_rules_free(r);
+    synth_filter_set_free(r);
     return NULL;
 }
 
-void synth_rules_free(struct synth_rules *r) {
+void synth_filter_set_free(struct synth_filter_set *r) {
     if (!r) return;
     patterns_free(&r->o->require, r->require);
     patterns_free(&r->o->forbid, r->forbid);
@@ -595,14 +595,14 @@ void synth_rules_free(struct synth_rules *r) {
     grammar_machine_free(r->machine);
     grammar_free(r->schema);
     dataset_release(&r->held_out);
-    seen_release(&r->held_near);
-    seen_release(&r->held_prompt);
+    hash_set_release(&r->held_near);
+    hash_set_release(&r->held_prompt);
     free(r);
 }
 
 /* the report */
 
-int synth_kept(const struct synth *s) {
+int synth_count_kept(const struct synth *s) {
     int n = 0;
     for (int i = 0; i < s->n; i++) n += s->v[i].filter == SYNTH_KEPT;
     return n;
@@ -627,9 +627,9 @@ static void snippet(const struct buf *text, struct buf *out) {
 }
 
 void synth_report_text(const struct synth *s, struct buf *out) {
-    buf_printf(out, "%d prompts, %d answers, %d kept\n", s->prompts.n, s->n, synth_kept(s));
+    buf_printf(out, "%d prompts, %d answers, %d kept\n", s->prompts.n, s->n, synth_count_kept(s));
     for (int f = 0; synth_filter_name(f); f++) {
-        const struct synth_tally *t = &s->tally[f];
+        const struct synth_filter_stats *t = &s->tally[f];
         if (!t->on) continue;
         buf_printf(out, "  %-14s %7d", synth_filter_name(f), t->dropped);
         if (t->dropped) {
@@ -643,7 +643,7 @@ void synth_report_text(const struct synth *s, struct buf *out) {
 }
 
 static json_t *tally_json(const struct synth *s, int f) {
-    const struct synth_tally *t = &s->tally[f];
+    const struct synth_filter_stats *t = &s->tally[f];
     json_t *v = json_pack("{s:s,s:i}", "filter", synth_filter_name(f), "dropped", t->dropped);
     if (!t->dropped) return v;
     const struct synth_sample *x = &s->v[t->first];
@@ -662,5 +662,5 @@ json_t *synth_report_json(const struct synth *s) {
     for (int f = 0; synth_filter_name(f); f++)
         if (s->tally[f].on) json_array_append_new(list, tally_json(s, f));
     return json_pack("{s:i,s:i,s:i,s:o}", "prompts", s->prompts.n, "answers", s->n, "kept",
-                     synth_kept(s), "filters", list);
+                     synth_count_kept(s), "filters", list);
 }

@@ -27,13 +27,13 @@ static float *tensor_add(struct trainer *t, float *w, int64_t n, bool decay, con
     int i = t->n_tensors++;
     t->tensors = xrealloc(t->tensors, (size_t)t->n_tensors * sizeof *t->tensors);
     t->moments = xrealloc(t->moments, (size_t)t->n_tensors * sizeof *t->moments);
-    size_t bytes = moments_bytes(t->optim, n);
+    size_t bytes = optimizer_state_bytes(t->optim, n);
     t->tensors[i] = (struct train_tensor){.name = arena_strdup(&t->arena, name),
                                           .w = w,
                                           .n = n,
                                           .decay = decay,
                                           .g = arena_alloc(&t->arena, (size_t)n * sizeof(float))};
-    t->moments[i] = (struct moments){arena_alloc(&t->arena, bytes), bytes};
+    t->moments[i] = (struct optimizer_state){arena_alloc(&t->arena, bytes), bytes};
     return t->tensors[i].g;
 }
 
@@ -45,7 +45,7 @@ static float *grad_of(const struct trainer *t, const void *w) {
 }
 
 static void layer_grads_find(struct trainer *t, int l) {
-    const struct layer *w = &t->model->layers[l];
+    const struct model_layer *w = &t->model->layers[l];
     struct layer_grads *g = &t->layers[l];
     for (int p = 0; p < N_PROJ; p++) {
         g->proj[p] = grad_of(t, w->proj[p].data);
@@ -91,7 +91,7 @@ static float *lora_tensor(struct trainer *t, int i, int64_t j, float *w, int64_t
 
 static void adapter_add(struct trainer *t, int i) {
     const struct adapter *ad = t->adapters[i];
-    struct group *g = &t->groups[i];
+    struct param_group *g = &t->groups[i];
     t->data[i] = arena_alloc(&t->arena, ad->n_data * sizeof(float));
     memcpy(t->data[i], ad->data, ad->n_data * sizeof(float));
     g->first = t->n_tensors;
@@ -121,28 +121,28 @@ static void adapter_add(struct trainer *t, int i) {
  * transposes, in tensors with names. */
 static size_t lora_bytes(const struct model_config *c, const struct adapter_config *a,
                          enum optim optim) {
-    size_t n = adapter_floats(c, a), tensors = (size_t)c->n_layers * N_PROJ * 3;
-    return n * 3 * sizeof(float) + moments_bytes(optim, (int64_t)n) +
+    size_t n = adapter_param_count(c, a), tensors = (size_t)c->n_layers * N_PROJ * 3;
+    return n * 3 * sizeof(float) + optimizer_state_bytes(optim, (int64_t)n) +
            tensors * (256 + 8 * 64 + MOMENT_BLOCK);
 }
 
 /* The frozen base by a sample of its weights: enough to tell two models of one shape apart without
  * reading them whole. */
-static void rows_hash(const struct matrix *m, int64_t step, struct hasher *h) {
+static void rows_hash(const struct matrix *m, int64_t step, struct sha256 *h) {
     float *row = xmalloc((size_t)m->k * sizeof *row);
     for (int64_t i = 0; i < m->n; i += step) {
-        matrix_row(m, i, row);
-        hasher_add(h, row, (size_t)m->k * sizeof *row);
+        matrix_get_row(m, i, row);
+        sha256_update(h, row, (size_t)m->k * sizeof *row);
         if (!step) break;
     }
     free(row);
 }
 
-static void base_fingerprint(const struct trainer *t, struct hasher *h) {
+static void base_fingerprint(const struct trainer *t, struct sha256 *h) {
     const struct model *m = t->model;
     int64_t d = t->c.d_model;
     for (int l = 0; l < t->c.n_layers; l++) {
-        hasher_add(h, m->layers[l].attn_norm, (size_t)d * sizeof(float));
+        sha256_update(h, m->layers[l].attn_norm, (size_t)d * sizeof(float));
         for (int p = 0; p < N_PROJ; p++) rows_hash(&m->layers[l].proj[p], 0, h);
     }
     rows_hash(&m->head, 16, h);
@@ -150,7 +150,7 @@ static void base_fingerprint(const struct trainer *t, struct hasher *h) {
 
 static void fingerprint_make(struct trainer *t) {
     const struct model_config *c = &t->c;
-    struct hasher h;
+    struct sha256 h;
     struct buf b = {0};
     buf_printf(&b, "%s %d %d %d %d %d %d %d %a %a %d\n", c->arch->name, c->n_layers, c->d_model,
                c->n_heads, c->n_kv_heads, c->head_dim, c->d_ff, c->vocab_size,
@@ -168,10 +168,10 @@ static void fingerprint_make(struct trainer *t) {
         buf_printf(&b, "r %d alpha %a rslora %d dora %d\n", a->r, (double)a->alpha, a->rslora,
                    a->dora);
     }
-    hasher_init(&h);
-    hasher_add(&h, b.data, b.len);
+    sha256_init(&h);
+    sha256_update(&h, b.data, b.len);
     if (!t->full) base_fingerprint(t, &h);
-    hasher_final(&h, t->fingerprint);
+    sha256_final(&h, t->fingerprint);
     buf_release(&b);
 }
 
@@ -186,7 +186,7 @@ static struct trainer *trainer_alloc(const struct model *m, int n_groups,
     t->k = kernels_get();
     t->pool = pool;
     t->seed = (uint64_t)o->seed;
-    t->optim = optim == OPTIM_SGD && o->momentum == 0 ? OPTIM_SGD_BARE : optim;
+    t->optim = optim == OPTIM_SGD && o->momentum == 0 ? OPTIM_SGD_NO_MOMENTUM : optim;
     t->beta1 = (float)o->beta1;
     t->beta2 = (float)o->beta2;
     t->eps = (float)o->eps;
@@ -224,7 +224,7 @@ struct trainer *trainer_new_full(struct model *m, const struct train_options *o,
     t->full = true;
     size_t tensors = (size_t)model_weight_count(&t->c); /* gradients, moments and names */
     int64_t params = model_param_count(&t->c);
-    size_t bytes = (size_t)params * sizeof(float) + moments_bytes(t->optim, params) +
+    size_t bytes = (size_t)params * sizeof(float) + optimizer_state_bytes(t->optim, params) +
                    tensors * (256 + 3 * 64 + MOMENT_BLOCK);
     if (arena_reserve(&t->arena, bytes, err) != OK) {
         trainer_free(t);
@@ -304,7 +304,7 @@ void trainer_free(struct trainer *t) {
     free(t);
 }
 
-void trainer_forget(struct trainer *t) {
+void trainer_zero_grad(struct trainer *t) {
     for (int i = 0; i < t->n_tensors; i++)
         memset(t->tensors[i].g, 0, (size_t)t->tensors[i].n * sizeof(float));
     for (int i = 0; i < t->n_groups; i++) {
@@ -314,7 +314,7 @@ void trainer_forget(struct trainer *t) {
     t->tokens = t->seen = 0;
 }
 
-int64_t trainer_updates(const struct trainer *t) {
+int64_t trainer_update_count(const struct trainer *t) {
     return t->updates;
 }
 
@@ -333,29 +333,29 @@ double trainer_adapter_loss(const struct trainer *t, int i) {
     return t->groups[i].loss;
 }
 
-const float *trainer_floats(const struct trainer *t, int i) {
+const float *trainer_adapter_params(const struct trainer *t, int i) {
     CHECK(i >= 0 && i < t->n_adapters);
     return t->data[i];
 }
 
-size_t trainer_moments_bytes(const struct trainer *t, int i) {
-    const struct group *g = &t->groups[i];
+size_t trainer_optimizer_state_bytes(const struct trainer *t, int i) {
+    const struct param_group *g = &t->groups[i];
     size_t bytes = 0;
     for (int k = g->first; k < g->first + g->n_tensors; k++) bytes += t->moments[k].bytes;
     return bytes;
 }
 
-void trainer_moments(const struct trainer *t, int i, uint8_t *out) {
-    const struct group *g = &t->groups[i];
+void trainer_optimizer_state(const struct trainer *t, int i, uint8_t *out) {
+    const struct param_group *g = &t->groups[i];
     for (int k = g->first; k < g->first + g->n_tensors; out += t->moments[k++].bytes)
         memcpy(out, t->moments[k].data, t->moments[k].bytes);
 }
 
-void trainer_put(struct trainer *t, int i, struct adapter *a, const uint8_t *moments,
+void trainer_import_adapter(struct trainer *t, int i, struct adapter *a, const uint8_t *moments,
                  int64_t updates) {
     CHECK(i >= 0 && i < t->n_adapters && a->n_data == t->adapters[i]->n_data && !a->config.dora);
-    struct group *g = &t->groups[i];
-    adapter_floats_of(a, t->data[i]);
+    struct param_group *g = &t->groups[i];
+    adapter_copy_params(a, t->data[i]);
     adapter_release(t->adapters[i]);
     t->adapters[i] = adapter_retain(a);
     for (int k = g->first; k < g->first + g->n_tensors; k++) {
@@ -368,11 +368,11 @@ void trainer_put(struct trainer *t, int i, struct adapter *a, const uint8_t *mom
     t->stale = true;
 }
 
-void trainer_rest(struct trainer *t) {
-    batch_forget(t);
+void trainer_free_activations(struct trainer *t) {
+    batch_free_activations(t);
 }
 
-struct adapter *trainer_adapter(const struct trainer *t, int i, json_t *lineage) {
+struct adapter *trainer_export_adapter(const struct trainer *t, int i, json_t *lineage) {
     CHECK(i >= 0 && i < t->n_adapters);
     return adapter_from_data(&t->c, &t->adapters[i]->config, t->data[i], lineage);
 }
@@ -395,10 +395,10 @@ static void embed_items(void *ctx, int64_t begin, int64_t end, int thread) {
     float *pos = xmalloc((size_t)d * sizeof *pos);
     for (int64_t i = begin; i < end; i++) {
         float *x = t->acts[0].x + i * d;
-        matrix_row(&t->model->embed, t->tokens_in[i], x);
+        matrix_get_row(&t->model->embed, t->tokens_in[i], x);
         if (arch->scaled_embedding) t->k->scale(x, sqrtf((float)d), d);
         if (!arch->learned_pos) continue;
-        matrix_row(&t->model->pos_embed, t->pos[i], pos);
+        matrix_get_row(&t->model->pos_embed, t->pos[i], pos);
         t->k->axpy(x, 1.0f, pos, d);
     }
     free(pos);
@@ -418,7 +418,7 @@ static void embed_backward_items(void *ctx, int64_t begin, int64_t end, int thre
 }
 
 static int layers_forward(struct trainer *t, struct error *err) {
-    lowrank_prepare(t);
+    lora_prepare(t);
     pool_run(t->pool, embed_items, t, t->rows, 64);
     for (int l = 0; l < t->c.n_layers; l++) {
         layer_forward(t, l);
@@ -444,14 +444,14 @@ static int layers_backward(struct trainer *t, struct error *err) {
 }
 
 /* What a loss makes of a pass: the samples with their targets' log-probabilities. */
-static int loss_apply(struct trainer *t, const struct loss *loss, struct error *err) {
-    struct scored *v = xcalloc((size_t)t->n_spans, sizeof *v);
+static int loss_fn_apply(struct trainer *t, const struct loss_fn *loss, struct error *err) {
+    struct loss_sample *v = xcalloc((size_t)t->n_spans, sizeof *v);
     double *logp = xmalloc((size_t)t->targets * sizeof *logp);
     for (int64_t i = 0; i < t->targets; i++) logp[i] = -t->target_nll[i];
     for (int s = 0; s < t->n_spans; s++) {
         int64_t at = t->spans[s].target,
                 end = s + 1 < t->n_spans ? t->spans[s + 1].target : t->targets;
-        v[s] = (struct scored){.sample = t->spans[s].sample,
+        v[s] = (struct loss_sample){.sample = t->spans[s].sample,
                                .logp = logp + at,
                                .weight = t->target_weight + at,
                                .n = (int32_t)(end - at)};
@@ -461,7 +461,7 @@ static int loss_apply(struct trainer *t, const struct loss *loss, struct error *
     }
     int rc = loss->fn(loss->ctx, v, t->n_spans, err);
     for (int s = 0; !rc && s < t->n_spans; s++) {
-        struct group *g = &t->groups[t->spans[s].adapter];
+        struct param_group *g = &t->groups[t->spans[s].adapter];
         for (int32_t i = 0; i < v[s].n && !t->choices; i++) v[s].weight[i] = -v[s].weight[i];
         g->nll += v[s].loss;
         g->count += v[s].count;
@@ -479,7 +479,7 @@ static void likelihood_add(struct trainer *t) {
 }
 
 /* Room for a loss over choices, among which every target must be. */
-static int choices_begin(struct trainer *t, const struct loss *loss, struct error *err) {
+static int choices_begin(struct trainer *t, const struct loss_fn *loss, struct error *err) {
     t->choices = loss ? loss->choices : NULL;
     if (!t->choices) return OK;
     t->n_choices = loss->n_choices;
@@ -504,16 +504,16 @@ static void choices_end(struct trainer *t) {
     t->choices = NULL;
 }
 
-static int pass_run(struct trainer *t, const struct loss *loss, struct error *err) {
+static int forward_backward(struct trainer *t, const struct loss_fn *loss, struct error *err) {
     int rc = layers_forward(t, err);
-    if (!rc && loss && !(rc = head_loss(t, false, err))) rc = loss_apply(t, loss, err);
-    if (!rc) rc = head_loss(t, true, err);
+    if (!rc && loss && !(rc = fused_cross_entropy(t, false, err))) rc = loss_fn_apply(t, loss, err);
+    if (!rc) rc = fused_cross_entropy(t, true, err);
     if (!rc) rc = layers_backward(t, err);
     return rc;
 }
 
-static int pass_accumulate(struct trainer *t, const struct sample *samples, int n,
-                           const struct loss *loss, struct error *err) {
+static int pass_accumulate(struct trainer *t, const struct train_sample *samples, int n,
+                           const struct loss_fn *loss, struct error *err) {
     t->columns = loss && loss->choices ? (int64_t)loss->n_choices * CHOICE_PANEL : t->c.vocab_size;
     int rc = batch_pack(t, samples, n, err);
     if (rc) return rc;
@@ -521,7 +521,7 @@ static int pass_accumulate(struct trainer *t, const struct sample *samples, int 
     t->logit_scale = loss && loss->temperature > 0 ? 1 / loss->temperature : 1;
     for (int64_t i = 0; i < t->targets; i++) t->target_weight[i] = 1;
     if (t->targets) {
-        if ((rc = choices_begin(t, loss, err)) == OK) rc = pass_run(t, loss, err);
+        if ((rc = choices_begin(t, loss, err)) == OK) rc = forward_backward(t, loss, err);
         choices_end(t);
         if (rc) return rc;
         if (!loss) likelihood_add(t);
@@ -534,36 +534,36 @@ static int pass_accumulate(struct trainer *t, const struct sample *samples, int 
     return OK;
 }
 
-int trainer_accumulate_loss(struct trainer *t, const struct sample *samples, int n,
-                            const struct loss *loss, struct error *err) {
-    batch_whole(t, samples, n);
+int trainer_accumulate_loss(struct trainer *t, const struct train_sample *samples, int n,
+                            const struct loss_fn *loss, struct error *err) {
+    batch_set_call_rows(t, samples, n);
     return pass_accumulate(t, samples, n, loss, err);
 }
 
-int trainer_accumulate(struct trainer *t, const struct sample *samples, int n, struct error *err) {
+int trainer_accumulate(struct trainer *t, const struct train_sample *samples, int n, struct error *err) {
     int rc = OK;
-    batch_whole(t, samples, n);
+    batch_set_call_rows(t, samples, n);
     for (int i = 0, taken; !rc && i < n; i += taken) {
-        taken = batch_next(t, samples + i, n - i);
+        taken = batch_fit(t, samples + i, n - i);
         rc = pass_accumulate(t, samples + i, taken, NULL, err);
     }
     return rc;
 }
 
-static int32_t sample_targets(const struct sample *s) {
+static int32_t sample_targets(const struct train_sample *s) {
     int32_t n = 0;
     for (int32_t i = 1; i < s->n; i++) n += s->mask[i] != 0;
     return n;
 }
 
-static int pass_score(struct trainer *t, const struct sample *samples, int n, double *nll,
+static int pass_score(struct trainer *t, const struct train_sample *samples, int n, double *nll,
                       struct error *err) {
     t->columns = t->c.vocab_size;
     int rc = batch_pack(t, samples, n, err);
     if (rc) return rc;
     t->dropping = false;
     t->logit_scale = 1;
-    if (t->targets && ((rc = layers_forward(t, err)) || (rc = head_loss(t, false, err)))) return rc;
+    if (t->targets && ((rc = layers_forward(t, err)) || (rc = fused_cross_entropy(t, false, err)))) return rc;
     int64_t *at = xcalloc((size_t)n + 1, sizeof *at); // where a sample's begin
     for (int i = 0; i < n; i++) at[i + 1] = at[i] + sample_targets(&samples[i]);
     for (int s = 0; s < t->n_spans; s++) {
@@ -575,24 +575,24 @@ static int pass_score(struct trainer *t, const struct sample *samples, int n, do
     return OK;
 }
 
-int trainer_score_targets(struct trainer *t, const struct sample *samples, int n, double *nll,
+int trainer_token_nll(struct trainer *t, const struct train_sample *samples, int n, double *nll,
                           struct error *err) {
     int rc = OK;
-    batch_whole(t, samples, n);
+    batch_set_call_rows(t, samples, n);
     for (int i = 0, taken; !rc && i < n; i += taken) {
-        taken = batch_next(t, samples + i, n - i);
+        taken = batch_fit(t, samples + i, n - i);
         rc = pass_score(t, samples + i, taken, nll, err);
         for (int k = i; k < i + taken; k++) nll += sample_targets(&samples[k]);
     }
     return rc;
 }
 
-int trainer_score(struct trainer *t, const struct sample *samples, int n, double *nll,
+int trainer_sample_nll(struct trainer *t, const struct train_sample *samples, int n, double *nll,
                   int32_t *targets, struct error *err) {
     int64_t all = 0;
     for (int i = 0; i < n; i++) all += targets[i] = sample_targets(&samples[i]);
     double *each = xcalloc((size_t)all + 1, sizeof *each), *from = each;
-    int rc = trainer_score_targets(t, samples, n, each, err);
+    int rc = trainer_token_nll(t, samples, n, each, err);
     for (int i = 0; i < n; i++) {
         nll[i] = 0;
         for (int32_t k = 0; k < targets[i]; k++) nll[i] += *from++;
@@ -601,11 +601,11 @@ int trainer_score(struct trainer *t, const struct sample *samples, int n, double
     return rc;
 }
 
-int trainer_loss(struct trainer *t, const struct sample *samples, int n, double *nll,
+int trainer_eval_loss(struct trainer *t, const struct train_sample *samples, int n, double *nll,
                  int64_t *targets, struct error *err) {
     double *each = xcalloc((size_t)n, sizeof *each);
     int32_t *counts = xcalloc((size_t)n, sizeof *counts);
-    int rc = trainer_score(t, samples, n, each, counts, err);
+    int rc = trainer_sample_nll(t, samples, n, each, counts, err);
     *nll = 0;
     *targets = 0;
     for (int i = 0; !rc && i < n; i++) {
@@ -617,8 +617,8 @@ int trainer_loss(struct trainer *t, const struct sample *samples, int n, double 
     return rc;
 }
 
-void sample_release(struct sample *s) {
+void train_sample_release(struct train_sample *s) {
     free(s->tokens);
     free(s->mask);
-    *s = (struct sample){0};
+    *s = (struct train_sample){0};
 }

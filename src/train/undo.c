@@ -7,8 +7,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-struct undo {
-    struct group *groups; /* [n_groups] */
+struct trainer_snapshot {
+    struct param_group *groups; /* [n_groups] */
     uint8_t *bytes;       /* each tensor's numbers, then its moments */
     size_t size;          /* of them */
 };
@@ -17,8 +17,8 @@ static size_t tensor_bytes(const struct trainer *t, int i) {
     return (size_t)t->tensors[i].n * sizeof(float);
 }
 
-struct undo *undo_new(const struct trainer *t) {
-    struct undo *u = xcalloc(1, sizeof *u);
+struct trainer_snapshot *trainer_snapshot_new(const struct trainer *t) {
+    struct trainer_snapshot *u = xcalloc(1, sizeof *u);
     size_t size = 0;
     for (int i = 0; i < t->n_tensors; i++) size += tensor_bytes(t, i) + t->moments[i].bytes;
     u->size = size;
@@ -27,12 +27,12 @@ struct undo *undo_new(const struct trainer *t) {
     return u;
 }
 
-size_t undo_bytes(const struct undo *u) {
+size_t trainer_snapshot_bytes(const struct trainer_snapshot *u) {
     return u->size;
 }
 
 /* Copies adapter i's tensors between trainer and copy, one way or the other. */
-static void adapter_copy(const struct undo *u, const struct trainer *t, int i, bool back) {
+static void adapter_copy(const struct trainer_snapshot *u, const struct trainer *t, int i, bool back) {
     uint8_t *p = u->bytes;
     int first = t->groups[i].first, end = first + t->groups[i].n_tensors;
     for (int k = 0; k < end; k++) {
@@ -47,18 +47,18 @@ static void adapter_copy(const struct undo *u, const struct trainer *t, int i, b
     }
 }
 
-void undo_keep(struct undo *u, const struct trainer *t, int i) {
+void trainer_snapshot_save(struct trainer_snapshot *u, const struct trainer *t, int i) {
     adapter_copy(u, t, i, false);
     u->groups[i] = t->groups[i];
 }
 
-void undo_restore(const struct undo *u, struct trainer *t, int i) {
+void trainer_snapshot_restore(const struct trainer_snapshot *u, struct trainer *t, int i) {
     adapter_copy(u, t, i, true);
     t->groups[i].updates = u->groups[i].updates;
     t->stale = true;
 }
 
-void undo_free(struct undo *u) {
+void trainer_snapshot_free(struct trainer_snapshot *u) {
     if (!u) return;
     free(u->groups);
     free(u->bytes);

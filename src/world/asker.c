@@ -15,28 +15,28 @@
 
 enum { TEXT_TOKENS = 10, ROWS = 256, SEQS = 64, LEN = 256 };
 
-struct asker {
+struct policy_runner {
     const struct model *m;
     const struct environment *e;
-    struct asker_options o;
+    struct policy_runner_options o;
     struct engine_options engine_options;
     struct engine *engine; /* NULL: it rests */
-    int32_t choices[LIFE_ACTIONS];
-    struct token_seq seqs[LIFE_ACTIONS];
-    struct request *requests; /* [cap] */
+    int32_t choices[ENV_MAX_ACTIONS];
+    struct token_seq seqs[ENV_MAX_ACTIONS];
+    struct engine_request *requests; /* [cap] */
     int cap;
-    struct ids tokens; /* of all prompts, end to end */
+    struct token_ids tokens; /* of all prompts, end to end */
 };
 
-static int choices_make(struct asker *a, struct error *err) {
+static int choices_make(struct policy_runner *a, struct error *err) {
     for (int i = 0; i < a->e->n_actions; i++) {
-        struct ids ids = {0};
+        struct token_ids ids = {0};
         struct buf word = {0};
         buf_printf(&word, " %s", a->e->actions[i]);
-        tok_encode(a->m->tok, word.data, word.len, 0, &ids);
+        tokenizer_encode(a->m->tok, word.data, word.len, 0, &ids);
         a->choices[i] = ids.n ? ids.v[0] : -1;
         a->seqs[i] = (struct token_seq){&a->choices[i], 1};
-        ids_release(&ids);
+        token_ids_release(&ids);
         buf_release(&word);
         for (int j = 0; j <= i; j++)
             if (a->choices[i] < 0 || (j < i && a->choices[j] == a->choices[i]))
@@ -48,24 +48,24 @@ static int choices_make(struct asker *a, struct error *err) {
     return OK;
 }
 
-static int awake(struct asker *a, struct error *err) {
+static int wake_up(struct policy_runner *a, struct error *err) {
     if (!a->engine) a->engine = engine_new(a->m, &a->engine_options, err);
     return a->engine ? OK : err->code;
 }
 
-enum elem asker_elem(const struct asker *a) {
+enum dtype policy_runner_lora_elem(const struct policy_runner *a) {
     return a->o.lora_elem;
 }
 
-void asker_rest(struct asker *a) {
+void policy_runner_sleep(struct policy_runner *a) {
     engine_free(a->engine);
     a->engine = NULL;
 }
 
-struct asker *asker_new(const struct model *m, const struct environment *e,
-                        const struct asker_options *o, struct error *err) {
-    CHECK(e->n_actions > 0 && e->n_actions <= LIFE_ACTIONS);
-    struct asker *a = xcalloc(1, sizeof *a);
+struct policy_runner *policy_runner_new(const struct model *m, const struct environment *e,
+                        const struct policy_runner_options *o, struct error *err) {
+    CHECK(e->n_actions > 0 && e->n_actions <= ENV_MAX_ACTIONS);
+    struct policy_runner *a = xcalloc(1, sizeof *a);
     a->m = m;
     a->e = e;
     a->o = *o;
@@ -81,29 +81,29 @@ struct asker *asker_new(const struct model *m, const struct environment *e,
     if (!m->tok)
         error_set(err, ERR_MISMATCH, "'%s' has no tokenizer", m->name);
     else if (o->text || choices_make(a, err) == OK)
-        awake(a, err);
+        wake_up(a, err);
     if (a->engine) return a;
-    asker_free(a);
+    policy_runner_free(a);
     return NULL;
 }
 
-void asker_free(struct asker *a) {
+void policy_runner_free(struct policy_runner *a) {
     if (!a) return;
     engine_free(a->engine);
-    ids_release(&a->tokens);
+    token_ids_release(&a->tokens);
     free(a->requests);
     free(a);
 }
 
-const int32_t *asker_choices(const struct asker *a) {
+const int32_t *policy_runner_action_tokens(const struct policy_runner *a) {
     return a->choices;
 }
 
-void asker_read(struct asker *a, struct ask *asks, int n, const struct buf *text) {
+void policy_runner_tokenize(struct policy_runner *a, struct policy_decision *asks, int n, const struct buf *text) {
     int32_t *at = xcalloc((size_t)n + 1, sizeof *at);
     a->tokens.n = 0;
     for (int i = 0; i < n; i++) {
-        tok_encode(a->m->tok, text->data + asks[i].at, asks[i].len, TOK_BOS, &a->tokens);
+        tokenizer_encode(a->m->tok, text->data + asks[i].at, asks[i].len, TOKENIZER_ADD_BOS, &a->tokens);
         at[i + 1] = a->tokens.n;
     }
     for (int i = 0; i < n; i++) { // the list has its place now
@@ -113,14 +113,14 @@ void asker_read(struct asker *a, struct ask *asks, int n, const struct buf *text
     free(at);
 }
 
-static void request_fill(struct asker *a, struct request *r, struct ask *ask) {
-    *r = (struct request){.prompt = ask->tokens,
+static void request_fill(struct policy_runner *a, struct engine_request *r, struct policy_decision *ask) {
+    *r = (struct engine_request){.prompt = ask->tokens,
                           .n_prompt = ask->n,
                           .adapter = ask->n_mix ? NULL : ask->adapter,
                           .mix = ask->n_mix ? ask->mix : NULL,
                           .n_mix = ask->n_mix};
     if (a->o.text) {
-        r->sampling = (struct sampling){.temperature = (float)a->o.temperature, .top_p = 1};
+        r->sampling = (struct sampling_params){.temperature = (float)a->o.temperature, .top_p = 1};
         r->sampling.seed = rng_u64(&ask->rng);
         r->max_tokens = TEXT_TOKENS;
         return;
@@ -131,7 +131,7 @@ static void request_fill(struct asker *a, struct request *r, struct ask *ask) {
 }
 
 /* The engine's are normalised over the vocabulary. */
-static void choice_draw(const struct asker *a, const struct request *r, struct ask *ask) {
+static void choice_draw(const struct policy_runner *a, const struct engine_request *r, struct policy_decision *ask) {
     int n = a->e->n_actions;
     double most = -INFINITY, sum = 0, left = (double)rng_uniform(&ask->rng);
     for (int i = 0; i < n; i++) most = fmax(most, (double)r->choice_logprob[i]);
@@ -149,30 +149,30 @@ static void choice_draw(const struct asker *a, const struct request *r, struct a
     if (ask->action < 0) ask->action = 0; // of no numbers at all
 }
 
-static void text_read(const struct asker *a, const struct request *r, struct ask *ask) {
+static void text_read(const struct policy_runner *a, const struct engine_request *r, struct policy_decision *ask) {
     struct buf b = {0};
-    tok_decode_all(a->m->tok, r->out, r->n_out, false, &b);
+    tokenizer_decode(a->m->tok, r->out, r->n_out, false, &b);
     ask->action = a->e->parse(a->e->ctx, b.data ? b.data : "");
     if (ask->action < 0) ask->action = (int)rng_below(&ask->rng, (uint32_t)a->e->n_actions);
     memset(ask->logp, 0, sizeof ask->logp);
     buf_release(&b);
 }
 
-int asker_decide(struct asker *a, struct ask *asks, int n, const struct buf *text,
+int policy_runner_act(struct policy_runner *a, struct policy_decision *asks, int n, const struct buf *text,
                  struct error *err) {
-    if (awake(a, err) != OK) return err->code;
+    if (wake_up(a, err) != OK) return err->code;
     if (n > a->cap) {
         a->cap = n;
         a->requests = xrealloc(a->requests, (size_t)n * sizeof *a->requests);
     }
-    asker_read(a, asks, n, text);
+    policy_runner_tokenize(a, asks, n, text);
     for (int i = 0; i < n; i++) request_fill(a, &a->requests[i], &asks[i]);
     int rc = engine_run(a->engine, a->requests, n, NULL, err);
     for (int i = 0; i < n; i++) {
-        struct request *r = &a->requests[i];
+        struct engine_request *r = &a->requests[i];
         if (rc == OK && a->o.text) text_read(a, r, &asks[i]);
         if (rc == OK && !a->o.text) choice_draw(a, r, &asks[i]);
-        request_release(r);
+        engine_request_release(r);
     }
     return rc;
 }

@@ -7,9 +7,9 @@
 
 #include "base/base.h"
 
-enum { LIFE_ACTIONS = 32 }; /* most that an environment may have */
+enum { ENV_MAX_ACTIONS = 32 }; /* most that an environment may have */
 
-struct outcome;
+struct episode_stats;
 struct environment {
     void *ctx;
     int n_agents, n_actions;
@@ -30,7 +30,7 @@ struct environment {
     /* What the teacher would do; NULL: there is none. */
     int (*teach)(void *ctx, int agent);
     /* What became of an agent so far; NULL: rewards are all that is known. */
-    void (*measure)(void *ctx, int agent, struct outcome *out);
+    void (*measure)(void *ctx, int agent, struct episode_stats *out);
 };
 
 #endif

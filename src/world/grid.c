@@ -91,7 +91,7 @@ static int unreachable_fill(struct world *w) {
     for (int i = 0; i < w->n_homes; i++) reached[queue[n++] = w->homes[i]] = true;
     for (int at = 0; at < n; at++) {
         for (int move = 0; move < 4; move++) {
-            int cell = cell_beside(w, queue[at], move);
+            int cell = world_neighbour(w, queue[at], move);
             if (reached[cell] || w->cells[cell] & CELL_WALL) continue;
             reached[queue[n++] = (int16_t)cell] = true;
         }
@@ -187,7 +187,7 @@ static void agents_look(struct world *w) {
     for (int i = 0; i < w->n_agents; i++) {
         struct world_agent *a = &w->agents[i];
         for (int move = 0; a->alive && move < 4; move++) {
-            int cell = cell_beside(w, a->cell, move);
+            int cell = world_neighbour(w, a->cell, move);
             if (w->cells[cell] & CELL_FOOD) agent_remember(a, cell);
         }
     }
@@ -195,7 +195,7 @@ static void agents_look(struct world *w) {
 
 /* True when the cell is new to the agent. */
 static bool agent_sees(struct world_agent *a, int cell) {
-    bool fresh = !agent_has_seen(a, cell);
+    bool fresh = !world_agent_visited(a, cell);
     a->seen[cell / 64] |= (uint64_t)1 << (cell % 64);
     return fresh;
 }
@@ -242,7 +242,7 @@ void world_reset(struct world *w, const struct world_rules *r, int n_agents, uin
 
 static double agent_move(struct world *w, const struct world_rewards *r, struct world_agent *a,
                          int move) {
-    int cell = cell_beside(w, a->cell, move), there = w->cells[cell];
+    int cell = world_neighbour(w, a->cell, move), there = w->cells[cell];
     if (there & CELL_WALL) {
         a->blocked++;
         return r->blocked;
@@ -289,7 +289,7 @@ static double agent_drop(struct world *w, const struct world_rules *r, struct wo
     return r->rewards.drop;
 }
 
-static void agent_tire(struct world *w, struct world_agent *a, int64_t energy) {
+static void agent_spend_energy(struct world *w, struct world_agent *a, int64_t energy) {
     energy = MIN(energy, a->energy);
     a->energy -= (int16_t)energy;
     w->energy_spent += energy;
@@ -302,9 +302,9 @@ static void agent_tire(struct world *w, struct world_agent *a, int64_t energy) {
 
 static void agent_act(struct world *w, const struct world_rules *r, struct world_agent *a,
                       int action) {
-    CHECK(action >= 0 && action < N_ACTIONS * (r->words + 1));
-    int act = action % N_ACTIONS;
-    a->word = (uint8_t)(action / N_ACTIONS);
+    CHECK(action >= 0 && action < WORLD_N_ACTIONS * (r->words + 1));
+    int act = action % WORLD_N_ACTIONS;
+    a->word = (uint8_t)(action / WORLD_N_ACTIONS);
     a->last[0] = a->last[1];
     a->last[1] = (int16_t)act;
     a->reward = act == PICK_FOOD   ? agent_pick(w, &r->rewards, a)
@@ -312,7 +312,7 @@ static void agent_act(struct world *w, const struct world_rules *r, struct world
                                    : agent_move(w, &r->rewards, a, act);
     a->total += a->reward;
     a->steps++;
-    agent_tire(w, a, 1);
+    agent_spend_energy(w, a, 1);
 }
 
 /* predators */
@@ -334,7 +334,7 @@ static const struct world_agent *prey_find(const struct world *w, int from, int6
 
 /* The cell in that direction, or its own where no predator goes. */
 static int predator_step(const struct world *w, int cell, int move) {
-    int to = cell_beside(w, cell, move);
+    int to = world_neighbour(w, cell, move);
     return w->cells[to] & (CELL_WALL | CELL_HOME) ? cell : to;
 }
 
@@ -356,7 +356,7 @@ static void predator_bite(struct world *w, const struct world_rules *r, int cell
         a->bites++;
         a->reward += r->rewards.bitten;
         a->total += r->rewards.bitten;
-        agent_tire(w, a, r->bite);
+        agent_spend_energy(w, a, r->bite);
     }
 }
 
@@ -386,11 +386,11 @@ void world_step(struct world *w, const struct world_rules *r, const int16_t *act
     agents_look(w);
 }
 
-bool world_over(const struct world *w) {
+bool world_terminated(const struct world *w) {
     return w->n_living == 0;
 }
 
-double agent_fitness(const struct world_agent *a) {
+double world_agent_fitness(const struct world_agent *a) {
     double delivered = a->delivered;
     double f = a->total + 5.0 * a->collected + 10.0 * delivered + 0.1 * a->steps +
                50.0 * delivered / (a->steps + 1);
@@ -398,5 +398,5 @@ double agent_fitness(const struct world_agent *a) {
 }
 
 void world_hash(const struct world *w, char out[HASH_LEN]) {
-    hash_bytes(w, offsetof(struct world, agents) + (size_t)w->n_agents * sizeof *w->agents, out);
+    sha256_bytes(w, offsetof(struct world, agents) + (size_t)w->n_agents * sizeof *w->agents, out);
 }

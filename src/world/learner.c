@@ -36,14 +36,14 @@
 #include <unistd.h>
 
 enum {
-    FEATURES = 1 << 14,
-    NEAR = 16,      /* tokens before the end that the baseline looks at */
-    WATCH = 100,    /* ticks from one look at a mind's health to the next */
+    CRITIC_FEATURES = 1 << 14,
+    CRITIC_WINDOW = 16,      /* tokens before the end that the baseline looks at */
+    HEALTH_INTERVAL = 100,    /* ticks from one look at a mind's health to the next */
     LEAN_ROWS = 40, /* tokens of samples in one pass, of a lean life */
 };
 
 /* Decisions that are remembered, oldest first; the oldest is overwritten. */
-struct memory {
+struct replay_buffer {
     struct experience {
         int32_t n;
         int16_t action, teacher;
@@ -54,60 +54,60 @@ struct memory {
     int32_t *tokens; /* [cap][stride] */
     int cap, stride, n, first;
 };
-struct mind {
+struct learner_policy {
     struct adapter *adapter; /* as it is now */
-    struct memory memory;
+    struct replay_buffer memory;
     int fresh;        /* experiences since its last update */
     float *critic;    /* [FEATURES] */
     double square;    /* running mean of squared errors of the baseline */
     uint8_t *moments; /* of a group's: what the optimizer remembers, or NULL */
     int64_t updates;
-    struct tally tally; /* since the last look */
+    struct rollout_stats tally; /* since the last look */
     bool broken;        /* numbers that are none */
     /* of the last look */
-    struct mind_health health;
+    struct policy_health health;
     double kept_reward;
 };
 struct learner {
-    const struct learn_options *o;
+    const struct learner_options *o;
     double temperature;
     const int32_t *choices;
     int n_actions, n_minds, n_bodies;
     bool clone, lean;
-    enum elem lora_elem; /* that minds are asked as */
+    enum dtype lora_elem; /* that minds are asked as */
     struct pool *pool;
     uint64_t seed;
     int64_t steps; /* of a life */
     int group;     /* minds that learn together */
     int first;     /* of the group whose turn it is */
     struct trainer *trainer;
-    struct undo *undo;     /* of minds that were well; with groups instead: */
+    struct trainer_snapshot *undo;     /* of minds that were well; with groups instead: */
     FILE *shelf;           /* their floats, one mind's after the other's */
     struct learner_es *es; /* NULL: from actions, not from what a stretch of life was paid */
     bool *told;            /* [n_minds] of es */
-    struct mind *minds;
-    struct memory *waiting; /* [n_bodies] of at most `horizon` */
+    struct learner_policy *minds;
+    struct replay_buffer *waiting; /* [n_bodies] of at most `horizon` */
     double *powers;         /* [horizon + 1] of γ λ */
 
     /* an update */
-    struct sample *samples;            /* [n_minds · batch] */
+    struct train_sample *samples;            /* [n_minds · batch] */
     const struct experience **learned; /* [n_minds · batch] */
     double *advantage;                 /* [n_minds · batch] */
 };
 
 /* memory */
 
-static struct experience *memory_at(const struct memory *m, int i) {
+static struct experience *replay_buffer_at(const struct replay_buffer *m, int i) {
     return &m->v[(m->first + i) % m->cap];
 }
 
-static int32_t *memory_tokens(const struct memory *m, const struct experience *e) {
+static int32_t *replay_buffer_tokens(const struct replay_buffer *m, const struct experience *e) {
     return m->tokens + (int64_t)(e - m->v) * m->stride;
 }
 
 /* Longer prompts than all before widen every place. All of it is written, so that a life's memory
  * shows at once and not after a thousand ticks. */
-static void memory_widen(struct memory *m, int n) {
+static void replay_buffer_widen(struct replay_buffer *m, int n) {
     if (n <= m->stride) return;
     int wide = (n + 7) / 8 * 8;
     size_t bytes = (size_t)m->cap * (size_t)wide * sizeof(int32_t);
@@ -120,28 +120,28 @@ static void memory_widen(struct memory *m, int n) {
     m->stride = wide;
 }
 
-static void memory_add(struct memory *m, const struct experience *e, const int32_t *tokens) {
-    memory_widen(m, e->n);
+static void replay_buffer_add(struct replay_buffer *m, const struct experience *e, const int32_t *tokens) {
+    replay_buffer_widen(m, e->n);
     if (m->n == m->cap) {
         m->first = (m->first + 1) % m->cap;
         m->n--;
     }
-    struct experience *to = memory_at(m, m->n++);
+    struct experience *to = replay_buffer_at(m, m->n++);
     *to = *e;
-    memcpy(memory_tokens(m, to), tokens, (size_t)e->n * sizeof *tokens);
+    memcpy(replay_buffer_tokens(m, to), tokens, (size_t)e->n * sizeof *tokens);
 }
 
-static void memory_drop_oldest(struct memory *m) {
+static void replay_buffer_drop_oldest(struct replay_buffer *m) {
     m->first = (m->first + 1) % m->cap;
     m->n--;
 }
 
-static struct memory memory_make(int64_t cap) {
+static struct replay_buffer replay_buffer_make(int64_t cap) {
     size_t bytes = (size_t)cap * sizeof(struct experience);
-    return (struct memory){.v = memset(xmalloc(bytes), 0, bytes), .cap = (int)cap};
+    return (struct replay_buffer){.v = memset(xmalloc(bytes), 0, bytes), .cap = (int)cap};
 }
 
-static void memory_release(struct memory *m) {
+static void replay_buffer_release(struct replay_buffer *m) {
     free(m->v);
     free(m->tokens);
 }
@@ -149,78 +149,78 @@ static void memory_release(struct memory *m) {
 /* the baseline */
 
 /* Indices of the features of a prompt, by distance from its end; returns how many. */
-static int features_of(const int32_t *tokens, int n, uint32_t *out) {
-    uint32_t own[NEAR];
-    int count = 0, near = MIN(n, NEAR);
+static int critic_features(const int32_t *tokens, int n, uint32_t *out) {
+    uint32_t own[CRITIC_WINDOW];
+    int count = 0, near = MIN(n, CRITIC_WINDOW);
     for (int i = 0; i < near; i++) {
-        own[i] = ((uint32_t)tokens[n - 1 - i] * NEAR + (uint32_t)i) * 2654435761u;
+        own[i] = ((uint32_t)tokens[n - 1 - i] * CRITIC_WINDOW + (uint32_t)i) * 2654435761u;
         out[count++] = own[i] >> 18;
         for (int j = 0; j < i; j++) out[count++] = ((own[i] ^ own[j] * 5) * 2246822519u) >> 18;
     }
     return count;
 }
-_Static_assert(1 << 14 == FEATURES, "14 bits remain of a hash");
+_Static_assert(1 << 14 == CRITIC_FEATURES, "14 bits remain of a hash");
 
-enum { MOST_FEATURES = NEAR * (NEAR + 1) / 2 };
+enum { MOST_FEATURES = CRITIC_WINDOW * (CRITIC_WINDOW + 1) / 2 };
 
-static double guess(const struct mind *m, const int32_t *tokens, int n) {
+static double critic_value(const struct learner_policy *m, const int32_t *tokens, int n) {
     uint32_t at[MOST_FEATURES];
     double sum = 0;
-    int count = features_of(tokens, n, at);
+    int count = critic_features(tokens, n, at);
     for (int i = 0; i < count; i++) sum += (double)m->critic[at[i]];
     return sum;
 }
 
-static void guess_better(struct learner *l, struct mind *m, const int32_t *tokens, int n,
+static void critic_update(struct learner *l, struct learner_policy *m, const int32_t *tokens, int n,
                          double ret) {
     uint32_t at[MOST_FEATURES];
-    int count = features_of(tokens, n, at);
-    double error = ret - guess(m, tokens, n);
+    int count = critic_features(tokens, n, at);
+    double error = ret - critic_value(m, tokens, n);
     for (int i = 0; i < count; i++) m->critic[at[i]] += (float)(l->o->critic_rate * error / count);
     m->square += (m->square > 0 ? 0.01 : 1) * (error * error - m->square);
 }
 
 /* what happens */
 
-static struct mind *mind_of(const struct learner *l, int body) {
+static struct learner_policy *policy_of_agent(const struct learner *l, int body) {
     return &l->minds[body % l->n_minds];
 }
 
 /* The oldest decision of a body has its return. */
-static void learn_of(struct learner *l, int body) {
-    struct memory *w = &l->waiting[body];
-    struct mind *m = mind_of(l, body);
-    struct experience *e = memory_at(w, 0);
-    const int32_t *tokens = memory_tokens(w, e);
+static void finalize_return(struct learner *l, int body) {
+    struct replay_buffer *w = &l->waiting[body];
+    struct learner_policy *m = policy_of_agent(l, body);
+    struct experience *e = replay_buffer_at(w, 0);
+    const int32_t *tokens = replay_buffer_tokens(w, e);
     e->ret += e->value;
-    guess_better(l, m, tokens, e->n, e->ret);
-    memory_add(&m->memory, e, tokens);
+    critic_update(l, m, tokens, e->n, e->ret);
+    replay_buffer_add(&m->memory, e, tokens);
     m->fresh = MIN(m->fresh + 1, m->memory.cap);
-    memory_drop_oldest(w);
+    replay_buffer_drop_oldest(w);
 }
 
 /* The newest decision has led to what is worth `next`: its error counts for all that wait. */
-static void error_add(struct learner *l, int body, double next) {
-    struct memory *w = &l->waiting[body];
+static void td_error_add(struct learner *l, int body, double next) {
+    struct replay_buffer *w = &l->waiting[body];
     if (w->n == 0) return;
-    const struct experience *last = memory_at(w, w->n - 1);
+    const struct experience *last = replay_buffer_at(w, w->n - 1);
     double delta = last->reward + l->o->discount * next - last->value;
-    for (int i = 0; i < w->n; i++) memory_at(w, i)->ret += l->powers[w->n - 1 - i] * delta;
+    for (int i = 0; i < w->n; i++) replay_buffer_at(w, i)->ret += l->powers[w->n - 1 - i] * delta;
 }
 
-void learner_ask(struct learner *l, int generation, int tick, int body, struct ask *a) {
-    if (l->es) learner_es_ask(l->es, generation, tick, body, a);
+void learner_perturb(struct learner *l, int generation, int tick, int body, struct policy_decision *a) {
+    if (l->es) learner_es_perturb(l->es, generation, tick, body, a);
 }
 
-void learner_acted(struct learner *l, int body, const struct ask *a, int teacher) {
-    struct memory *w = &l->waiting[body];
-    struct mind *m = mind_of(l, body);
-    m->broken |= !tally_acted(&m->tally, a, l->n_actions);
+void learner_observe_action(struct learner *l, int body, const struct policy_decision *a, int teacher) {
+    struct replay_buffer *w = &l->waiting[body];
+    struct learner_policy *m = policy_of_agent(l, body);
+    m->broken |= !rollout_stats_add_action(&m->tally, a, l->n_actions);
     if (l->es) return;
-    double value = guess(m, a->tokens, a->n);
-    error_add(l, body, value);
-    if (w->n == w->cap) learn_of(l, body);
-    memory_add(w,
+    double value = critic_value(m, a->tokens, a->n);
+    td_error_add(l, body, value);
+    if (w->n == w->cap) finalize_return(l, body);
+    replay_buffer_add(w,
                &(struct experience){.n = a->n,
                                     .action = (int16_t)a->action,
                                     .teacher = (int16_t)teacher,
@@ -229,49 +229,49 @@ void learner_acted(struct learner *l, int body, const struct ask *a, int teacher
                a->tokens);
 }
 
-void learner_paid(struct learner *l, int body, double reward, bool gone) {
-    struct memory *w = &l->waiting[body];
-    struct mind *m = mind_of(l, body);
-    tally_paid(&m->tally, reward);
+void learner_observe_reward(struct learner *l, int body, double reward, bool gone) {
+    struct replay_buffer *w = &l->waiting[body];
+    struct learner_policy *m = policy_of_agent(l, body);
+    rollout_stats_add_reward(&m->tally, reward);
     if (l->es) {
-        learner_es_paid(l->es, body, reward);
+        learner_es_observe_reward(l->es, body, reward);
         return;
     }
-    memory_at(w, w->n - 1)->reward = reward;
-    if (gone) learner_flush(l, body, NULL);
+    replay_buffer_at(w, w->n - 1)->reward = reward;
+    if (gone) learner_finish_episode(l, body, NULL);
 }
 
-void learner_flush(struct learner *l, int body, const struct ask *next) {
-    error_add(l, body, next ? guess(mind_of(l, body), next->tokens, next->n) : 0);
-    while (l->waiting[body].n) learn_of(l, body);
+void learner_finish_episode(struct learner *l, int body, const struct policy_decision *next) {
+    td_error_add(l, body, next ? critic_value(policy_of_agent(l, body), next->tokens, next->n) : 0);
+    while (l->waiting[body].n) finalize_return(l, body);
 }
 
 /* updates */
 
 /* Whose experience: the mind's own, or anybody's. */
-static struct mind *experience_owner(struct learner *l, int mind, struct rng *r) {
-    struct mind *own = &l->minds[mind], *other = own;
+static struct learner_policy *replay_owner(struct learner *l, int mind, struct rng *r) {
+    struct learner_policy *own = &l->minds[mind], *other = own;
     if (l->o->share > 0 && (double)rng_uniform(r) < l->o->share)
         other = &l->minds[rng_below(r, (uint32_t)l->n_minds)];
     return other->memory.n ? other : own;
 }
 
 /* Which of those: from what came since its owner's last update, or from all. */
-static const struct experience *experience_draw(const struct learner *l, const struct mind *m,
+static const struct experience *replay_sample(const struct learner *l, const struct learner_policy *m,
                                                 struct rng *r) {
     int n = m->memory.n;
     bool replayed = m->fresh == 0 || (double)rng_uniform(r) < l->o->replay;
     int from = replayed ? n : MIN(m->fresh, n);
-    return memory_at(&m->memory, n - 1 - (int)rng_below(r, (uint32_t)from));
+    return replay_buffer_at(&m->memory, n - 1 - (int)rng_below(r, (uint32_t)from));
 }
 
 /* Another's experience teaches the baseline too: its own has already, when it was settled. */
 static void sample_fill(struct learner *l, int i, int mind, struct rng *r) {
-    struct mind *m = &l->minds[mind], *owner = experience_owner(l, mind, r);
-    const struct experience *e = experience_draw(l, owner, r);
-    const int32_t *tokens = memory_tokens(&owner->memory, e);
-    struct sample *s = &l->samples[i];
-    if (owner != m) guess_better(l, m, tokens, e->n, e->ret);
+    struct learner_policy *m = &l->minds[mind], *owner = replay_owner(l, mind, r);
+    const struct experience *e = replay_sample(l, owner, r);
+    const int32_t *tokens = replay_buffer_tokens(&owner->memory, e);
+    struct train_sample *s = &l->samples[i];
+    if (owner != m) critic_update(l, m, tokens, e->n, e->ret);
     s->tokens = xrealloc(s->tokens, (size_t)(e->n + 1) * sizeof *s->tokens);
     s->mask = xrealloc(s->mask, (size_t)e->n + 1);
     memcpy(s->tokens, tokens, (size_t)e->n * sizeof *tokens);
@@ -282,10 +282,10 @@ static void sample_fill(struct learner *l, int i, int mind, struct rng *r) {
     s->adapter = mind - l->first;
     double size = sqrt(m->square);
     l->learned[i] = e;
-    l->advantage[i] = size > 0 ? (e->ret - guess(m, tokens, e->n)) / size : 0;
+    l->advantage[i] = size > 0 ? (e->ret - critic_value(m, tokens, e->n)) / size : 0;
 }
 
-static int batch_draw(struct learner *l, int generation, int tick) {
+static int minibatch_sample(struct learner *l, int generation, int tick) {
     int n = 0, batch = (int)l->o->batch;
     for (int i = l->first; i < MIN(l->first + l->group, l->n_minds); i++) {
         struct rng r =
@@ -299,8 +299,8 @@ static int batch_draw(struct learner *l, int generation, int tick) {
 
 /* The derivatives by the log-probabilities, each taken for itself: the trainer knows that they
  * are a softmax. */
-static void gradient_loss(const struct learner *l, const struct experience *e, double advantage,
-                          struct scored *s) {
+static void ppo_loss(const struct learner *l, const struct experience *e, double advantage,
+                          struct loss_sample *s) {
     double ratio = math_exp(s->logp[e->action] - e->logp), entropy = 0;
     double eps = l->o->clip, bound = fmin(fmax(ratio, 1 - eps), 1 + eps);
     for (int i = 0; i < l->n_actions; i++) {
@@ -312,16 +312,16 @@ static void gradient_loss(const struct learner *l, const struct experience *e, d
     s->loss = -fmin(ratio * advantage, bound * advantage) - l->o->entropy * entropy;
 }
 
-static int batch_loss(void *ctx, struct scored *scored, int n, struct error *err) {
+static int minibatch_loss(void *ctx, struct loss_sample *scored, int n, struct error *err) {
     struct learner *l = ctx;
     (void)err;
     for (int i = 0; i < n; i++) {
-        struct scored *s = &scored[i];
+        struct loss_sample *s = &scored[i];
         int64_t at = s->sample - l->samples;
         const struct experience *e = l->learned[at];
         s->count = 1;
         if (!l->clone) {
-            gradient_loss(l, e, l->advantage[at], s);
+            ppo_loss(l, e, l->advantage[at], s);
             continue;
         }
         for (int k = 0; k < l->n_actions; k++) s->weight[k] = k == e->teacher ? -1 : 0;
@@ -335,33 +335,33 @@ static bool grouped(const struct learner *l) {
 }
 
 /* `floats` is malloc'ed and taken over. */
-static void mind_become(struct learner *l, int i, float *floats, struct rng *r) {
-    struct mind *m = &l->minds[i];
+static void policy_set_weights(struct learner *l, int i, float *floats, struct rng *r) {
+    struct learner_policy *m = &l->minds[i];
     const struct adapter *was = m->adapter;
-    struct adapter *a = l->lean ? adapter_narrow(&was->shape, &was->config, floats, NULL, r)
-                                : adapter_take(&was->shape, &was->config, floats, NULL);
+    struct adapter *a = l->lean ? adapter_from_data_f16(&was->shape, &was->config, floats, NULL, r)
+                                : adapter_from_owned_data(&was->shape, &was->config, floats, NULL);
     adapter_release(m->adapter);
     m->adapter = a;
 }
 
 /* What the trainer has made of a mind, by an update in that tick. */
-static void mind_refresh(struct learner *l, int i, int generation, int tick) {
-    struct mind *m = &l->minds[i];
+static void policy_pull_weights(struct learner *l, int i, int generation, int tick) {
+    struct learner_policy *m = &l->minds[i];
     struct rng r =
         rng_make(l->seed, RNG_SHUFFLE, (uint32_t)(generation * 65536 + i), (uint32_t)tick);
     size_t bytes = m->adapter->n_data * sizeof(float);
-    mind_become(l, i, memcpy(xmalloc(bytes), trainer_floats(l->trainer, i - l->first), bytes), &r);
+    policy_set_weights(l, i, memcpy(xmalloc(bytes), trainer_adapter_params(l->trainer, i - l->first), bytes), &r);
     m->updates++;
-    if (!grouped(l) || trainer_moments_bytes(l->trainer, i - l->first) == 0) return;
-    if (!m->moments) m->moments = xmalloc(trainer_moments_bytes(l->trainer, i - l->first));
-    trainer_moments(l->trainer, i - l->first, m->moments);
+    if (!grouped(l) || trainer_optimizer_state_bytes(l->trainer, i - l->first) == 0) return;
+    if (!m->moments) m->moments = xmalloc(trainer_optimizer_state_bytes(l->trainer, i - l->first));
+    trainer_optimizer_state(l->trainer, i - l->first, m->moments);
 }
 
 /* The minds of the group take their places in the trainer. */
 static void group_enter(struct learner *l) {
     for (int i = 0; grouped(l) && i < l->group && l->first + i < l->n_minds; i++) {
-        const struct mind *m = &l->minds[l->first + i];
-        trainer_put(l->trainer, i, m->adapter, m->moments, m->updates);
+        const struct learner_policy *m = &l->minds[l->first + i];
+        trainer_import_adapter(l->trainer, i, m->adapter, m->moments, m->updates);
     }
 }
 
@@ -375,7 +375,7 @@ static int pass_samples(const struct learner *l, int from, int n) {
 
 static int accumulate(struct learner *l, int from, int n, struct error *err) {
     int rc = OK;
-    struct loss loss = {.fn = batch_loss,
+    struct loss_fn loss = {.fn = minibatch_loss,
                         .ctx = l,
                         .temperature = (float)l->temperature,
                         .choices = l->choices,
@@ -397,7 +397,7 @@ static bool gradients_finite(struct learner *l) {
 }
 
 static void sample_move(struct learner *l, int to, int from) {
-    struct sample s = l->samples[to]; // its memory is used again
+    struct train_sample s = l->samples[to]; // its memory is used again
     l->samples[to] = l->samples[from];
     l->samples[from] = s;
     l->learned[to] = l->learned[from];
@@ -406,18 +406,18 @@ static void sample_move(struct learner *l, int to, int from) {
 
 /* Where a pass of all minds met a number that is none: whose it is. Their samples lie together, in
  * the order of minds; those of the broken are taken out. Returns how many are left. */
-static int broken_drop(struct learner *l, int n, struct error *err) {
+static int nonfinite_drop(struct learner *l, int n, struct error *err) {
     int per = (int)l->o->batch, left = 0;
     for (int at = 0; at < n; at += per) {
         struct error one;
-        trainer_forget(l->trainer);
+        trainer_zero_grad(l->trainer);
         int rc = accumulate(l, at, per, &one);
         if (rc != OK && rc != ERR_NUMERIC) return error_set(err, rc, "%s", one.text);
         bool broken = rc != OK || !gradients_finite(l);
         if (broken) l->minds[l->first + l->samples[at].adapter].broken = true;
         for (int k = 0; !broken && k < per; k++) sample_move(l, left++, at + k);
     }
-    trainer_forget(l->trainer);
+    trainer_zero_grad(l->trainer);
     return left;
 }
 
@@ -425,7 +425,7 @@ static int broken_drop(struct learner *l, int n, struct error *err) {
  * and falls to a tenth at the end of a life: what goes on from there is more than the last few
  * moments.
  */
-static float rate(const struct learner *l, int tick) {
+static float learning_rate_at(const struct learner *l, int tick) {
     double done = (double)l->minds[l->first].updates + 1, rise = (double)l->o->warmup;
     double rest = l->steps ? 1 - 0.9 * fmin(1, (double)tick / (double)l->steps) : 1;
     return (float)(l->o->train.lr * rest * (done < rise ? done / rise : 1));
@@ -441,13 +441,13 @@ static void refresh_items(void *ctx, int64_t begin, int64_t end, int thread) {
     const struct refresh *r = ctx;
     (void)thread;
     for (int64_t i = begin; i < end; i++) {
-        mind_refresh(r->l, r->minds[i], r->generation, r->tick);
+        policy_pull_weights(r->l, r->minds[i], r->generation, r->tick);
         adapter_pack(r->l->minds[r->minds[i]].adapter, r->l->lora_elem);
     }
 }
 
 /* All who have learned: their hashes and packs are made side by side, unless memory is short. */
-static void minds_refresh(struct learner *l, int n, int generation, int tick) {
+static void policies_pull_weights(struct learner *l, int n, int generation, int tick) {
     struct refresh r = {l, xcalloc((size_t)l->group, sizeof(int)), generation, tick};
     int learned = 0;
     for (int i = 0; i < n; i += (int)l->o->batch)
@@ -458,91 +458,91 @@ static void minds_refresh(struct learner *l, int n, int generation, int tick) {
 
 static int step(struct learner *l, int n, int tick, struct error *err) {
     int rc = accumulate(l, 0, n, err);
-    return rc == OK ? trainer_update(l->trainer, rate(l, tick), NULL, err) : rc;
+    return rc == OK ? trainer_update(l->trainer, learning_rate_at(l, tick), NULL, err) : rc;
 }
 
 static int update(struct learner *l, int generation, int tick, struct error *err) {
-    int n = batch_draw(l, generation, tick);
+    int n = minibatch_sample(l, generation, tick);
     if (n == 0) return OK;
     group_enter(l);
     int rc = step(l, n, tick, err);
     if (rc == ERR_NUMERIC) { // the others learn without the broken, who will be put back
-        n = broken_drop(l, n, err);
+        n = nonfinite_drop(l, n, err);
         rc = n > 0 ? step(l, n, tick, err) : n;
     }
-    if (l->lean) trainer_rest(l->trainer);
-    if (rc == OK && n > 0) minds_refresh(l, n, generation, tick);
+    if (l->lean) trainer_free_activations(l->trainer);
+    if (rc == OK && n > 0) policies_pull_weights(l, n, generation, tick);
     return rc;
 }
 
 static int update_es(struct learner *l, int generation, int tick, struct error *err) {
     if (learner_es_tick(l->es, tick, l->told) == 0) return OK;
-    int rc = trainer_update(l->trainer, rate(l, tick), NULL, err);
+    int rc = trainer_update(l->trainer, learning_rate_at(l, tick), NULL, err);
     for (int i = 0; rc == OK && i < l->n_minds; i++)
-        if (l->told[i]) mind_refresh(l, i, generation, tick);
+        if (l->told[i]) policy_pull_weights(l, i, generation, tick);
     return rc;
 }
 
 /* health */
 
 /* A copy of a mind that is well, and back to it. */
-static int well_keep(struct learner *l, int i, struct error *err) {
+static int snapshot_save(struct learner *l, int i, struct error *err) {
     const struct adapter *a = l->minds[i].adapter;
     if (!grouped(l)) {
-        undo_keep(l->undo, l->trainer, i);
+        trainer_snapshot_save(l->undo, l->trainer, i);
         return OK;
     }
     size_t bytes = a->n_data * sizeof(float);
     float *floats = xmalloc(bytes);
-    adapter_floats_of(a, floats);
+    adapter_copy_params(a, floats);
     ssize_t done = pwrite(fileno(l->shelf), floats, bytes, (off_t)((size_t)i * bytes));
     free(floats);
     return done == (ssize_t)bytes ? OK : error_errno(err, "cannot keep a copy of a mind");
 }
 
-static int well_restore(struct learner *l, int i, struct error *err) {
-    struct mind *m = &l->minds[i];
+static int snapshot_restore(struct learner *l, int i, struct error *err) {
+    struct learner_policy *m = &l->minds[i];
     struct rng unused = rng_make(l->seed, RNG_SHUFFLE, 0, 0); // what was rounded once stays
     size_t bytes = m->adapter->n_data * sizeof(float);
     float *floats = xmalloc(bytes);
     if (!grouped(l)) {
-        undo_restore(l->undo, l->trainer, i);
-        memcpy(floats, trainer_floats(l->trainer, i), bytes);
+        trainer_snapshot_restore(l->undo, l->trainer, i);
+        memcpy(floats, trainer_adapter_params(l->trainer, i), bytes);
     } else if (pread(fileno(l->shelf), floats, bytes, (off_t)((size_t)i * bytes)) !=
                (ssize_t)bytes) {
         free(floats);
         return error_errno(err, "cannot read the copy of a mind");
     }
-    mind_become(l, i, floats, &unused);
+    policy_set_weights(l, i, floats, &unused);
     free(m->moments);
     m->moments = NULL;
     return OK;
 }
 
-static int put_back(struct learner *l, int i, struct error *err) {
-    struct mind *m = &l->minds[i];
-    if (well_restore(l, i, err) != OK) return err->code;
+static int policy_rollback(struct learner *l, int i, struct error *err) {
+    struct learner_policy *m = &l->minds[i];
+    if (snapshot_restore(l, i, err) != OK) return err->code;
     m->broken = false;
     m->health.rollbacks++;
     m->memory.n = m->fresh = 0; // what it did since is not its own
     for (int b = i; b < l->n_bodies; b += l->n_minds) l->waiting[b].n = 0;
-    memset(m->critic, 0, FEATURES * sizeof(float));
+    memset(m->critic, 0, CRITIC_FEATURES * sizeof(float));
     m->square = 0;
-    if (l->es) learner_es_forget(l->es, i);
+    if (l->es) learner_es_reset(l->es, i);
     return OK;
 }
 
-static int watch(struct learner *l, int tick, struct error *err) {
+static int health_check(struct learner *l, int tick, struct error *err) {
     int rc = OK;
     for (int i = 0; rc == OK && i < l->n_minds; i++) {
-        struct mind *m = &l->minds[i];
-        if (m->broken) rc = put_back(l, i, err);
-        if (rc != OK || tick % WATCH || !m->tally.decisions) continue;
-        tally_look(&m->tally, l->n_actions, &m->health);
+        struct learner_policy *m = &l->minds[i];
+        if (m->broken) rc = policy_rollback(l, i, err);
+        if (rc != OK || tick % HEALTH_INTERVAL || !m->tally.decisions) continue;
+        rollout_stats_to_health(&m->tally, l->n_actions, &m->health);
         if (m->health.collapsed && m->health.reward < m->kept_reward) {
-            rc = put_back(l, i, err);
+            rc = policy_rollback(l, i, err);
         } else {
-            rc = well_keep(l, i, err);
+            rc = snapshot_save(l, i, err);
             m->kept_reward = m->health.reward;
         }
     }
@@ -562,7 +562,7 @@ static int update_groups(struct learner *l, int generation, int tick, struct err
 
 int learner_tick(struct learner *l, int generation, int tick, struct error *err) {
     int rc = l->es ? update_es(l, generation, tick, err) : update_groups(l, generation, tick, err);
-    return rc == OK ? watch(l, tick, err) : rc;
+    return rc == OK ? health_check(l, tick, err) : rc;
 }
 
 struct adapter *learner_adapter(const struct learner *l, int mind) {
@@ -575,26 +575,26 @@ int64_t learner_updates(const struct learner *l) {
     return n;
 }
 
-struct mind_health learner_health(const struct learner *l, int mind) {
-    struct mind m = l->minds[mind];
+struct policy_health learner_health(const struct learner *l, int mind) {
+    struct learner_policy m = l->minds[mind];
     if (m.health.decisions == 0) // a life too short for a look so far
-        tally_look(&m.tally, l->n_actions, &m.health);
+        rollout_stats_to_health(&m.tally, l->n_actions, &m.health);
     return m.health;
 }
 
 /* making */
 
-static struct mind mind_make(const struct learn_options *o, const struct learner_begin *b, int i) {
-    struct mind m = {.adapter = adapter_retain(b->adapters[i]),
-                     .memory = memory_make(o->buffer),
-                     .critic = xcalloc(FEATURES, sizeof(float)),
+static struct learner_policy policy_make(const struct learner_options *o, const struct learner_config *b, int i) {
+    struct learner_policy m = {.adapter = adapter_retain(b->adapters[i]),
+                     .memory = replay_buffer_make(o->buffer),
+                     .critic = xcalloc(CRITIC_FEATURES, sizeof(float)),
                      .kept_reward = -INFINITY};
-    if (b->critics && b->critics[i]) memcpy(m.critic, b->critics[i], FEATURES * sizeof(float));
+    if (b->critics && b->critics[i]) memcpy(m.critic, b->critics[i], CRITIC_FEATURES * sizeof(float));
     return m;
 }
 
 static void room_make(struct learner *l) {
-    const struct learn_options *o = l->o;
+    const struct learner_options *o = l->o;
     size_t n = (size_t)l->group * (size_t)o->batch;
     l->told = xcalloc((size_t)l->n_minds, sizeof *l->told);
     l->samples = xcalloc(n, sizeof *l->samples);
@@ -604,16 +604,16 @@ static void room_make(struct learner *l) {
     l->powers[0] = 1;
     for (int i = 1; i <= o->horizon; i++) l->powers[i] = l->powers[i - 1] * o->discount * o->lambda;
     l->waiting = xcalloc((size_t)l->n_bodies, sizeof *l->waiting);
-    for (int i = 0; i < l->n_bodies; i++) l->waiting[i] = memory_make(o->horizon);
+    for (int i = 0; i < l->n_bodies; i++) l->waiting[i] = replay_buffer_make(o->horizon);
 }
 
 /* With groups its places are anybody's: it is made for the first minds' layout. */
-static struct trainer *trainer_make(const struct learn_options *o, const struct learner_begin *b,
+static struct trainer *trainer_make(const struct learner_options *o, const struct learner_config *b,
                                     int group, struct error *err) {
     struct train_options to = o->train;
     struct adapter **whole = xcalloc((size_t)group, sizeof(struct adapter *));
     to.gradient_checkpointing |= b->lean;
-    for (int i = 0; i < group; i++) whole[i] = adapter_whole(b->adapters[i]);
+    for (int i = 0; i < group; i++) whole[i] = adapter_to_f32(b->adapters[i]);
     struct trainer *t = trainer_new_lora(b->m, whole, group, &to, b->pool, err);
     for (int i = 0; i < group; i++) adapter_release(whole[i]);
     free(whole);
@@ -625,13 +625,13 @@ static int copies_make(struct learner *l, struct error *err) {
     if (l->lean || l->group < l->n_minds) {
         if (!(l->shelf = tmpfile())) return error_errno(err, "no room for copies of minds");
     } else {
-        l->undo = undo_new(l->trainer);
+        l->undo = trainer_snapshot_new(l->trainer);
     }
-    for (int i = 0; rc == OK && i < l->n_minds; i++) rc = well_keep(l, i, err);
+    for (int i = 0; rc == OK && i < l->n_minds; i++) rc = snapshot_save(l, i, err);
     return rc;
 }
 
-struct learner *learner_new(const struct learn_options *o, const struct learner_begin *b,
+struct learner *learner_new(const struct learner_options *o, const struct learner_config *b,
                             struct error *err) {
     bool es = strcmp(o->learn, "es") == 0;
     for (int i = 0; es && i < b->n_minds; i++)
@@ -642,13 +642,13 @@ struct learner *learner_new(const struct learn_options *o, const struct learner_
     struct learner *l = xcalloc(1, sizeof *l);
     *l = (struct learner){.o = o,
                           .temperature = b->temperature,
-                          .choices = asker_choices(b->asker),
+                          .choices = policy_runner_action_tokens(b->asker),
                           .n_actions = b->n_actions,
                           .n_minds = b->n_minds,
                           .n_bodies = b->n_bodies,
                           .clone = strcmp(o->learn, "clone") == 0,
                           .lean = b->lean,
-                          .lora_elem = asker_elem(b->asker),
+                          .lora_elem = policy_runner_lora_elem(b->asker),
                           .pool = b->pool,
                           .seed = b->seed,
                           .steps = b->steps,
@@ -657,19 +657,19 @@ struct learner *learner_new(const struct learn_options *o, const struct learner_
     if (es) l->es = learner_es_new(o, b, t);
     room_make(l);
     l->minds = xcalloc((size_t)l->n_minds, sizeof *l->minds);
-    for (int i = 0; i < l->n_minds; i++) l->minds[i] = mind_make(o, b, i);
+    for (int i = 0; i < l->n_minds; i++) l->minds[i] = policy_make(o, b, i);
     if (copies_make(l, err) == OK) return l;
     learner_free(l);
     return NULL;
 }
 
 size_t learner_critic_bytes(void) {
-    return FEATURES * sizeof(float);
+    return CRITIC_FEATURES * sizeof(float);
 }
 
 float *learner_critic(const struct learner *l, int mind) {
-    float *copy = xmalloc(FEATURES * sizeof *copy);
-    memcpy(copy, l->minds[mind].critic, FEATURES * sizeof *copy);
+    float *copy = xmalloc(CRITIC_FEATURES * sizeof *copy);
+    memcpy(copy, l->minds[mind].critic, CRITIC_FEATURES * sizeof *copy);
     return copy;
 }
 
@@ -677,15 +677,15 @@ void learner_free(struct learner *l) {
     if (!l) return;
     for (int i = 0; i < l->n_minds; i++) {
         adapter_release(l->minds[i].adapter);
-        memory_release(&l->minds[i].memory);
+        replay_buffer_release(&l->minds[i].memory);
         free(l->minds[i].critic);
         free(l->minds[i].moments);
     }
-    for (int i = 0; i < l->n_bodies; i++) memory_release(&l->waiting[i]);
-    for (int64_t i = 0; i < l->group * l->o->batch; i++) sample_release(&l->samples[i]);
+    for (int i = 0; i < l->n_bodies; i++) replay_buffer_release(&l->waiting[i]);
+    for (int64_t i = 0; i < l->group * l->o->batch; i++) train_sample_release(&l->samples[i]);
     learner_es_free(l->es);
     free(l->told);
-    undo_free(l->undo);
+    trainer_snapshot_free(l->undo);
     if (l->shelf) fclose(l->shelf);
     trainer_free(l->trainer);
     free(l->samples);
@@ -700,9 +700,9 @@ void learner_free(struct learner *l) {
 /* options */
 
 #define ROW(name, type, field, fallback, min, max, metavar, ...)                                   \
-    { name, type, offsetof(struct learn_options, field), fallback, min, max, metavar, __VA_ARGS__ }
+    { name, type, offsetof(struct learner_options, field), fallback, min, max, metavar, __VA_ARGS__ }
 
-const struct option_row learn_option_rows[] = {
+const struct option_row learner_option_rows[] = {
     ROW("learn", OPT_STRING, learn, "gradient", 0, 0, "NAME",
         "while they live, from rewards: gradient or es; from a teacher: clone; not at all: none",
         JOB_TEXT),
@@ -752,7 +752,7 @@ const struct option_row learn_option_rows[] = {
     {0},
 };
 
-int learn_options_check(const struct learn_options *o, struct error *err) {
+int learner_options_check(const struct learner_options *o, struct error *err) {
     static const char *const known[] = {"gradient", "clone", "es", "none"};
     enum optim optim;
     bool found = false;
@@ -760,7 +760,7 @@ int learn_options_check(const struct learn_options *o, struct error *err) {
     if (!found)
         return error_set(err, ERR_USAGE,
                          "no way to learn '%s'; there are gradient, clone, es and none", o->learn);
-    if (es_shaping_check(o->shaping, err) != OK) return err->code;
+    if (es_fitness_shaping_check(o->shaping, err) != OK) return err->code;
     if (strcmp(o->learn, "es") == 0 && o->group)
         return error_set(err, ERR_USAGE, "--learn es updates all minds at once: leave out --group");
     if (o->buffer < 2 * o->batch)

@@ -25,35 +25,35 @@
 #include <stdlib.h>
 #include <string.h>
 
-struct member {
+struct es_member {
     double paid;
     int64_t ticks; /* lived */
 };
-struct student {                 /* one mind */
+struct es_policy {                 /* one mind */
     int n_pairs, round;          /* round: -1 before the first */
     bool takes_turns;            /* + and - one after the other */
     uint64_t seed;               /* of the round's directions */
     struct adapter **directions; /* [n_pairs] NULL until somebody asks */
-    struct member *members;      /* [2 n_pairs] + and - of a pair side by side */
+    struct es_member *members;      /* [2 n_pairs] + and - of a pair side by side */
 };
 struct learner_es {
-    const struct learn_options *o;
+    const struct learner_options *o;
     struct trainer *t;
     int n_minds, n_bodies;
     uint64_t seed;
-    struct student *students; /* [n_minds] */
-    struct member **now;      /* [n_bodies] who it was when it was asked last */
+    struct es_policy *students; /* [n_minds] */
+    struct es_member **now;      /* [n_bodies] who it was when it was asked last */
 };
 
-struct learner_es *learner_es_new(const struct learn_options *o, const struct learner_begin *b,
+struct learner_es *learner_es_new(const struct learner_options *o, const struct learner_config *b,
                                   struct trainer *t) {
     struct learner_es *e = xcalloc(1, sizeof *e);
     *e = (struct learner_es){
         .o = o, .t = t, .n_minds = b->n_minds, .n_bodies = b->n_bodies, .seed = b->seed};
     e->students = xcalloc((size_t)e->n_minds, sizeof *e->students);
-    e->now = xcalloc((size_t)e->n_bodies, sizeof(struct member *));
+    e->now = xcalloc((size_t)e->n_bodies, sizeof(struct es_member *));
     for (int i = 0; i < e->n_minds; i++) {
-        struct student *s = &e->students[i];
+        struct es_policy *s = &e->students[i];
         int bodies = (e->n_bodies - i + e->n_minds - 1) / e->n_minds;
         s->round = -1;
         s->takes_turns = bodies % 2;
@@ -64,8 +64,8 @@ struct learner_es *learner_es_new(const struct learn_options *o, const struct le
     return e;
 }
 
-void learner_es_forget(struct learner_es *e, int mind) {
-    struct student *s = &e->students[mind];
+void learner_es_reset(struct learner_es *e, int mind) {
+    struct es_policy *s = &e->students[mind];
     memset(s->members, 0, 2 * (size_t)s->n_pairs * sizeof *s->members);
     for (int i = 0; i < s->n_pairs; i++) {
         adapter_release(s->directions[i]);
@@ -76,7 +76,7 @@ void learner_es_forget(struct learner_es *e, int mind) {
 void learner_es_free(struct learner_es *e) {
     if (!e) return;
     for (int i = 0; i < e->n_minds; i++) {
-        learner_es_forget(e, i);
+        learner_es_reset(e, i);
         free(e->students[i].directions);
         free(e->students[i].members);
     }
@@ -86,50 +86,50 @@ void learner_es_free(struct learner_es *e) {
 }
 
 static void round_begin(struct learner_es *e, int mind, int generation, int round) {
-    struct student *s = &e->students[mind];
+    struct es_policy *s = &e->students[mind];
     struct rng life = rng_make(e->seed, RNG_NOISE, (uint32_t)mind, (uint32_t)generation);
     struct rng r = rng_make(rng_u64(&life), RNG_NOISE, 0, (uint32_t)round);
-    learner_es_forget(e, mind);
+    learner_es_reset(e, mind);
     s->round = round;
     s->seed = rng_u64(&r);
 }
 
-void learner_es_ask(struct learner_es *e, int generation, int tick, int body, struct ask *a) {
+void learner_es_perturb(struct learner_es *e, int generation, int tick, int body, struct policy_decision *a) {
     int mind = body % e->n_minds, nth = body / e->n_minds, stretch = tick / (int)e->o->stretch;
-    struct student *s = &e->students[mind];
+    struct es_policy *s = &e->students[mind];
     int round = s->takes_turns ? stretch / 2 : stretch;
     int pair = s->takes_turns ? nth : nth / 2, minus = s->takes_turns ? stretch % 2 : nth % 2;
     if (round != s->round) round_begin(e, mind, generation, round);
     struct adapter **d = &s->directions[pair];
-    struct lora_noise z = {s->seed, (uint32_t)pair};
-    if (!*d) *d = es_direction(e->t, mind, &z, e->o->sigma);
+    struct lora_perturbation z = {s->seed, (uint32_t)pair};
+    if (!*d) *d = es_perturbation(e->t, mind, &z, e->o->sigma);
     e->now[body] = &s->members[2 * pair + minus];
-    a->mix[0] = (struct mix_term){.adapter = a->adapter, .weight = 1};
-    a->mix[1] = (struct mix_term){.adapter = *d, .weight = minus ? -1 : 1};
+    a->mix[0] = (struct weighted_adapter){.adapter = a->adapter, .weight = 1};
+    a->mix[1] = (struct weighted_adapter){.adapter = *d, .weight = minus ? -1 : 1};
     a->n_mix = 2;
 }
 
-void learner_es_paid(struct learner_es *e, int body, double reward) {
+void learner_es_observe_reward(struct learner_es *e, int body, double reward) {
     e->now[body]->paid += reward;
     e->now[body]->ticks++;
 }
 
 /* False where the members' fitness says nothing. */
-static bool student_tell(struct learner_es *e, int mind) {
-    struct student *s = &e->students[mind];
+static bool es_policy_update(struct learner_es *e, int mind) {
+    struct es_policy *s = &e->students[mind];
     int all = 2 * s->n_pairs, n = 0;
     double *f = xcalloc((size_t)all, sizeof *f), *coef = xcalloc((size_t)s->n_pairs, sizeof *coef);
     bool says = false;
     for (int i = 0; i < all; i++)
         if (s->members[i].ticks) f[n++] = s->members[i].paid;
-    if (n > 1) es_shape(e->o->shaping, f, n);
+    if (n > 1) es_shape_fitness(e->o->shaping, f, n);
     for (int i = 0, k = 0; n > 1 && i < all; i++) {
         if (!s->members[i].ticks) continue;
         coef[i / 2] += (i % 2 ? -f[k] : f[k]) / (n * e->o->sigma);
         k++;
     }
     for (int i = 0; i < s->n_pairs; i++) says |= coef[i] != 0;
-    if (says) es_tell(e->t, mind, s->seed, coef, s->n_pairs);
+    if (says) es_add_gradient(e->t, mind, s->seed, coef, s->n_pairs);
     free(f);
     free(coef);
     return says;
@@ -139,7 +139,7 @@ int learner_es_tick(struct learner_es *e, int tick, bool *told) {
     int n = 0, over = tick / (int)e->o->stretch; // stretches
     if (tick % e->o->stretch) return 0;
     for (int i = 0; i < e->n_minds; i++) {
-        told[i] = (!e->students[i].takes_turns || over % 2 == 0) && student_tell(e, i);
+        told[i] = (!e->students[i].takes_turns || over % 2 == 0) && es_policy_update(e, i);
         n += told[i];
     }
     return n;

@@ -18,41 +18,41 @@ enum { MAX_MINDS = 4096, ASK_ROWS = 64, ASK_SEQS = 4 /* of lean lives */ };
 
 /* worlds as environments */
 
-static int place_reset(void *ctx, uint64_t seed, struct error *err) {
-    struct place *p = ctx;
+static int grid_env_reset(void *ctx, uint64_t seed, struct error *err) {
+    struct grid_env *p = ctx;
     (void)err;
     world_reset(&p->w, p->rules, p->n_agents, seed);
     return OK;
 }
 
-static bool place_prompt(void *ctx, int agent, struct buf *out) {
-    struct place *p = ctx;
+static bool grid_env_prompt(void *ctx, int agent, struct buf *out) {
+    struct grid_env *p = ctx;
     if (!p->w.agents[agent].alive) return false;
     world_prompt(&p->w, p->rules, agent, out);
     return true;
 }
 
-static int place_step(void *ctx, const int16_t *actions, double *rewards, struct error *err) {
-    struct place *p = ctx;
+static int grid_env_step(void *ctx, const int16_t *actions, double *rewards, struct error *err) {
+    struct grid_env *p = ctx;
     (void)err;
     world_step(&p->w, p->rules, actions);
     for (int i = 0; i < p->n_agents; i++) rewards[i] = p->w.agents[i].reward;
     return OK;
 }
 
-static int place_parse(void *ctx, const char *text) {
-    const struct place *p = ctx;
+static int grid_env_parse(void *ctx, const char *text) {
+    const struct grid_env *p = ctx;
     return world_action_parse(p->rules, text);
 }
 
-static int place_teach(void *ctx, int agent) {
-    const struct place *p = ctx;
+static int grid_env_expert(void *ctx, int agent) {
+    const struct grid_env *p = ctx;
     struct rng r = world_policy_rng(p->w.seed, agent, p->w.tick);
     return p->teacher->act(&p->w, p->rules, agent, &r);
 }
 
-static struct outcome outcome_of_agent(const struct world_agent *a) {
-    return (struct outcome){.fitness = agent_fitness(a),
+static struct episode_stats agent_episode_stats(const struct world_agent *a) {
+    return (struct episode_stats){.fitness = world_agent_fitness(a),
                             .reward = a->total,
                             .delivered = a->delivered,
                             .collected = a->collected,
@@ -61,7 +61,7 @@ static struct outcome outcome_of_agent(const struct world_agent *a) {
                             .alive = a->alive};
 }
 
-static void outcome_add(struct outcome *to, const struct outcome *v, double by) {
+static void episode_stats_add(struct episode_stats *to, const struct episode_stats *v, double by) {
     to->fitness += by * v->fitness;
     to->reward += by * v->reward;
     to->delivered += by * v->delivered;
@@ -71,31 +71,31 @@ static void outcome_add(struct outcome *to, const struct outcome *v, double by) 
     to->alive += by * v->alive;
 }
 
-struct outcome outcome_of_world(const struct world *w) {
-    struct outcome sum = {0};
+struct episode_stats world_episode_stats(const struct world *w) {
+    struct episode_stats sum = {0};
     for (int i = 0; i < w->n_agents; i++) {
-        struct outcome v = outcome_of_agent(&w->agents[i]);
-        outcome_add(&sum, &v, 1.0 / w->n_agents);
+        struct episode_stats v = agent_episode_stats(&w->agents[i]);
+        episode_stats_add(&sum, &v, 1.0 / w->n_agents);
     }
     return sum;
 }
 
-static void place_measure(void *ctx, int agent, struct outcome *out) {
-    const struct place *p = ctx;
-    *out = outcome_of_agent(&p->w.agents[agent]);
+static void grid_env_stats(void *ctx, int agent, struct episode_stats *out) {
+    const struct grid_env *p = ctx;
+    *out = agent_episode_stats(&p->w.agents[agent]);
 }
 
-struct environment place_environment(struct place *p) {
+struct environment grid_env_as_environment(struct grid_env *p) {
     return (struct environment){.ctx = p,
                                 .n_agents = p->n_agents,
-                                .n_actions = N_ACTIONS,
-                                .actions = action_said,
-                                .reset = place_reset,
-                                .prompt = place_prompt,
-                                .step = place_step,
-                                .parse = place_parse,
-                                .teach = p->teacher ? place_teach : NULL,
-                                .measure = place_measure};
+                                .n_actions = WORLD_N_ACTIONS,
+                                .actions = world_action_words,
+                                .reset = grid_env_reset,
+                                .prompt = grid_env_prompt,
+                                .step = grid_env_step,
+                                .parse = grid_env_parse,
+                                .teach = p->teacher ? grid_env_expert : NULL,
+                                .measure = grid_env_stats};
 }
 
 /* health */
@@ -103,7 +103,7 @@ struct environment place_environment(struct place *p) {
 #define REPEATS_TOO_MUCH 0.98
 #define ENTROPY_TOO_LOW 0.02 /* nats */
 
-bool tally_acted(struct tally *t, const struct ask *a, int n_actions) {
+bool rollout_stats_add_action(struct rollout_stats *t, const struct policy_decision *a, int n_actions) {
     bool numbers = true;
     for (int i = 0; i < n_actions; i++) {
         if (isfinite(a->logp[i]))
@@ -116,12 +116,12 @@ bool tally_acted(struct tally *t, const struct ask *a, int n_actions) {
     return numbers;
 }
 
-void tally_paid(struct tally *t, double reward) {
+void rollout_stats_add_reward(struct rollout_stats *t, double reward) {
     t->sum += reward;
     t->squares += reward * reward;
 }
 
-void tally_look(struct tally *t, int n_actions, struct mind_health *h) {
+void rollout_stats_to_health(struct rollout_stats *t, int n_actions, struct policy_health *h) {
     double n = (double)MAX(t->decisions, 1);
     int64_t most = 0;
     for (int i = 0; i < n_actions; i++) most = MAX(most, t->actions[i]);
@@ -132,21 +132,21 @@ void tally_look(struct tally *t, int n_actions, struct mind_health *h) {
     h->spread = sqrt(fmax(0, t->squares / n - h->reward * h->reward));
     h->collapsed = t->decisions > 0 && (h->most_repeated >= REPEATS_TOO_MUCH ||
                                         h->entropy < ENTROPY_TOO_LOW || h->spread == 0);
-    *t = (struct tally){0};
+    *t = (struct rollout_stats){0};
 }
 
 /* living */
 
-uint64_t life_seed(uint64_t seed, int generation, int world) {
+uint64_t simulation_seed(uint64_t seed, int generation, int world) {
     struct rng r = rng_make(seed, RNG_WORLD, (uint32_t)world, (uint32_t)generation);
     return rng_u64(&r) >> 12; // so that JSON holds it
 }
 
-uint64_t life_held_out_seed(int map) {
-    return ((uint64_t)1 << 52) + (uint64_t)map; // beyond all that life_seed gives
+uint64_t simulation_held_out_seed(int map) {
+    return ((uint64_t)1 << 52) + (uint64_t)map; // beyond all that simulation_seed gives
 }
 
-static struct adapter *adapter_now(const struct life *l, int mind) {
+static struct adapter *adapter_now(const struct simulation *l, int mind) {
     return l->learner ? learner_adapter(l->learner, mind) : l->minds[mind].adapter;
 }
 
@@ -156,7 +156,7 @@ static bool is_over(const struct environment *e, int agent) {
 
 /* Prompts of all who live in the first n environments, `ended`: of those too whose time is over;
  * returns how many they are. */
-static int bodies_ask(struct life *l, int n_envs, int tick, bool ended) {
+static int agents_collect_prompts(struct simulation *l, int n_envs, int tick, bool ended) {
     int n = 0;
     l->text.len = 0;
     for (int b = 0; b < n_envs * l->n_agents; b++) {
@@ -164,55 +164,55 @@ static int bodies_ask(struct life *l, int n_envs, int tick, bool ended) {
         size_t at = l->text.len;
         if (!ended && is_over(l->envs[env], agent)) continue;
         if (!l->envs[env]->prompt(l->envs[env]->ctx, agent, &l->text)) continue;
-        l->asks[n] = (struct ask){
+        l->asks[n] = (struct policy_decision){
             .adapter = adapter_now(l, b % l->n_minds),
             .rng = rng_make(l->seeds[env], RNG_SAMPLE, (uint32_t)agent, (uint32_t)tick),
             .at = at,
             .len = l->text.len - at};
-        if (l->learner) learner_ask(l->learner, l->generation, tick, b, &l->asks[n]);
+        if (l->learner) learner_perturb(l->learner, l->generation, tick, b, &l->asks[n]);
         l->body[n++] = b;
     }
     return n;
 }
 
-static void bodies_acted(struct life *l, int n) {
+static void agents_record_actions(struct simulation *l, int n) {
     bool taught = strcmp(l->o->learn.learn, "clone") == 0;
     for (int i = 0; i < n; i++) {
         int b = l->body[i], env = b / l->n_agents;
         const struct environment *e = l->envs[env];
         if (l->learner)
-            learner_acted(l->learner, b, &l->asks[i],
+            learner_observe_action(l->learner, b, &l->asks[i],
                           taught ? e->teach(e->ctx, b % l->n_agents) : -1);
         else
-            tally_acted(&l->tallies[b % l->n_minds], &l->asks[i], e->n_actions);
+            rollout_stats_add_action(&l->tallies[b % l->n_minds], &l->asks[i], e->n_actions);
         l->actions[b] = (int16_t)l->asks[i].action;
     }
 }
 
-static void bodies_paid(struct life *l, int n) {
+static void agents_record_rewards(struct simulation *l, int n) {
     struct buf none = {0};
     for (int i = 0; i < n; i++) {
         int b = l->body[i], env = b / l->n_agents;
         const struct environment *e = l->envs[env];
         l->totals[b] += l->rewards[b];
         if (!l->learner) {
-            tally_paid(&l->tallies[b % l->n_minds], l->rewards[b]);
+            rollout_stats_add_reward(&l->tallies[b % l->n_minds], l->rewards[b]);
             continue;
         }
         none.len = 0;
         bool gone = !e->prompt(e->ctx, b % l->n_agents, &none);
-        learner_paid(l->learner, b, l->rewards[b], gone);
+        learner_observe_reward(l->learner, b, l->rewards[b], gone);
     }
     buf_release(&none);
 }
 
 /* Returns how many decided, or an error. */
-static int tick_live(struct life *l, int n_envs, int tick, struct error *err) {
-    int n = l->n_asked = bodies_ask(l, n_envs, tick, false);
+static int agents_step(struct simulation *l, int n_envs, int tick, struct error *err) {
+    int n = l->n_asked = agents_collect_prompts(l, n_envs, tick, false);
     if (n == 0) return 0;
     for (int b = 0; b < n_envs * l->n_agents; b++) l->actions[b] = -1;
-    if (asker_decide(l->asker, l->asks, n, &l->text, err) != OK) return err->code;
-    bodies_acted(l, n);
+    if (policy_runner_act(l->asker, l->asks, n, &l->text, err) != OK) return err->code;
+    agents_record_actions(l, n);
     for (int e = 0; e < n_envs; e++)
         if (l->envs[e]->will_step)
             l->envs[e]->will_step(l->envs[e]->ctx, l->actions + e * l->n_agents);
@@ -220,11 +220,11 @@ static int tick_live(struct life *l, int n_envs, int tick, struct error *err) {
         if (l->envs[e]->step(l->envs[e]->ctx, l->actions + e * l->n_agents,
                              l->rewards + e * l->n_agents, err) != OK)
             return err->code;
-    bodies_paid(l, n);
+    agents_record_rewards(l, n);
     return n;
 }
 
-static int envs_reset(struct life *l, int n_envs, struct error *err) {
+static int envs_reset(struct simulation *l, int n_envs, struct error *err) {
     memset(l->totals, 0, (size_t)l->n_bodies * sizeof *l->totals);
     for (int e = 0; e < n_envs; e++)
         if (l->envs[e]->will_reset) l->envs[e]->will_reset(l->envs[e]->ctx, l->seeds[e]);
@@ -234,35 +234,35 @@ static int envs_reset(struct life *l, int n_envs, struct error *err) {
 }
 
 /* What is still waiting for rewards when time is over gets the baseline's guess for the rest. */
-static void bodies_flush(struct life *l, int tick) {
-    int n = bodies_ask(l, (int)l->o->worlds, tick, true);
-    asker_read(l->asker, l->asks, n, &l->text);
-    for (int i = 0; i < n; i++) learner_flush(l->learner, l->body[i], &l->asks[i]);
+static void agents_finish_episodes(struct simulation *l, int tick) {
+    int n = agents_collect_prompts(l, (int)l->o->worlds, tick, true);
+    policy_runner_tokenize(l->asker, l->asks, n, &l->text);
+    for (int i = 0; i < n; i++) learner_finish_episode(l->learner, l->body[i], &l->asks[i]);
 }
 
-static struct outcome outcome_of(const struct life *l, int body) {
+static struct episode_stats episode_stats_of(const struct simulation *l, int body) {
     const struct environment *e = l->envs[body / l->n_agents];
-    struct outcome v = {.fitness = l->totals[body], .reward = l->totals[body]};
+    struct episode_stats v = {.fitness = l->totals[body], .reward = l->totals[body]};
     if (e->measure) e->measure(e->ctx, body % l->n_agents, &v);
     return v;
 }
 
 /* What they lived, and what they have become. */
-static void minds_record(struct life *l) {
+static void policies_record(struct simulation *l) {
     for (int i = 0; i < l->n_minds; i++) {
-        struct mind_record *m = &l->minds[i];
-        struct outcome before = m->outcome;
+        struct policy_record *m = &l->minds[i];
+        struct episode_stats before = m->outcome;
         double n = (l->n_bodies - i + l->n_minds - 1) / l->n_minds;
-        m->outcome = (struct outcome){0};
+        m->outcome = (struct episode_stats){0};
         for (int b = i; b < l->n_bodies; b += l->n_minds) {
-            struct outcome v = outcome_of(l, b);
-            outcome_add(&m->outcome, &v, 1 / n);
+            struct episode_stats v = episode_stats_of(l, b);
+            episode_stats_add(&m->outcome, &v, 1 / n);
         }
-        if (l->o->carry && m->elite) outcome_add(&m->outcome, &before, 1);
+        if (l->o->carry && m->elite) episode_stats_add(&m->outcome, &before, 1);
         if (!l->learner) {
-            m->health = (struct mind_health){0};
+            m->health = (struct policy_health){0};
             if (strcmp(l->o->decode, "text") != 0) // what is written has no entropy
-                tally_look(&l->tallies[i], l->envs[0]->n_actions, &m->health);
+                rollout_stats_to_health(&l->tallies[i], l->envs[0]->n_actions, &m->health);
             continue;
         }
         m->health = learner_health(l->learner, i);
@@ -274,9 +274,9 @@ static void minds_record(struct life *l) {
 }
 
 /* By fitness, best first; who was before stays before at equal fitness. */
-static void minds_sort(struct life *l) {
+static void policies_sort(struct simulation *l) {
     for (int i = 1; i < l->n_minds; i++) {
-        struct mind_record m = l->minds[i];
+        struct policy_record m = l->minds[i];
         int at = i;
         for (; at > 0 && m.outcome.fitness > l->minds[at - 1].outcome.fitness; at--)
             l->minds[at] = l->minds[at - 1];
@@ -284,19 +284,19 @@ static void minds_sort(struct life *l) {
     }
 }
 
-int life_measure(struct life *l, struct outcome *out, struct error *err) {
+int simulation_evaluate(struct simulation *l, struct episode_stats *out, struct error *err) {
     int rc = OK, maps = (int)l->o->held_out, worlds = (int)l->o->worlds;
     for (int map = 0; rc == OK && map < maps; map += worlds) {
         int n_envs = MIN(worlds, maps - map), n = 1;
-        for (int e = 0; e < n_envs; e++) l->seeds[e] = life_held_out_seed(map + e);
+        for (int e = 0; e < n_envs; e++) l->seeds[e] = simulation_held_out_seed(map + e);
         rc = envs_reset(l, n_envs, err);
         for (int tick = 0; rc == OK && n > 0 && tick < l->o->steps; tick++)
-            n = tick_live(l, n_envs, tick, err);
+            n = agents_step(l, n_envs, tick, err);
         if (n < 0) rc = n;
         for (int b = 0; rc == OK && b < n_envs * l->n_agents; b++) {
-            struct outcome v = outcome_of(l, b);
-            if (b % l->n_agents == 0) out[map + b / l->n_agents] = (struct outcome){0};
-            outcome_add(&out[map + b / l->n_agents], &v, 1.0 / l->n_agents);
+            struct episode_stats v = episode_stats_of(l, b);
+            if (b % l->n_agents == 0) out[map + b / l->n_agents] = (struct episode_stats){0};
+            episode_stats_add(&out[map + b / l->n_agents], &v, 1.0 / l->n_agents);
         }
     }
     return rc;
@@ -313,47 +313,47 @@ static double mean_norm(struct adapter *const *parents, const float *weights) {
 }
 
 /* The first parent's share, as there. */
-static double fitness_ratio(const struct mind_record *a, const struct mind_record *b) {
+static double fitness_ratio(const struct policy_record *a, const struct policy_record *b) {
     double f = fmax(a->outcome.fitness, 0), g = fmax(b->outcome.fitness, 0);
     return f + g > 0 ? f / (f + g + 1e-6) : 0.5;
 }
 
 /* As lean minds are held, of an adapter that is let go of. */
-struct adapter *mind_narrow(struct adapter *a, uint64_t seed) {
+struct adapter *policy_to_f16(struct adapter *a, uint64_t seed) {
     struct rng r = rng_make(seed, RNG_SHUFFLE, 0, 1);
     size_t bytes = a->n_data * sizeof(float);
     float *data = xmalloc(bytes);
-    adapter_floats_of(a, data);
-    struct adapter *narrow = adapter_narrow(&a->shape, &a->config, data, a->lineage, &r);
+    adapter_copy_params(a, data);
+    struct adapter *narrow = adapter_from_data_f16(&a->shape, &a->config, data, a->lineage, &r);
     adapter_release(a);
     return narrow;
 }
 
-static struct adapter *cross(const struct life *l, const struct mind_record *a,
-                             const struct mind_record *b, uint64_t seed, struct error *err) {
+static struct adapter *cross(const struct simulation *l, const struct policy_record *a,
+                             const struct policy_record *b, uint64_t seed, struct error *err) {
     const struct adapter_operator *op = operator_find(l->o->crossover, err);
     if (!op) return NULL;
     double ratio = fitness_ratio(a, b);
-    bool shares = op->shares != SHARES_ARE_FITNESS;
+    bool shares = op->shares != WEIGHTING_FITNESS;
     float w[2] = {(float)(shares ? ratio : a->outcome.fitness),
                   (float)(shares ? 1 - ratio : b->outcome.fitness)};
-    struct adapter *parents[2] = {adapter_whole(a->adapter), adapter_whole(b->adapter)};
+    struct adapter *parents[2] = {adapter_to_f32(a->adapter), adapter_to_f32(b->adapter)};
     struct operands x = {.parents = parents,
-                         .weights = op->shares == SHARES_NONE ? NULL : w,
+                         .weights = op->shares == WEIGHTING_NONE ? NULL : w,
                          .n = 2,
-                         .rank = op->shares == SHARES_OF_FACTORS ? 0 : (int32_t)l->o->learn.train.r,
+                         .rank = op->shares == WEIGHTING_FACTORS ? 0 : (int32_t)l->o->learn.train.r,
                          .step = NAN,
                          .seed = seed};
     struct adapter *child = operator_apply(op, &x, err);
     if (!child && err->code == ERR_STATE)
         child = adapter_retain(parents[ratio < 0.5]);
-    else if (child && op->shares == SHARES_OF_DELTA)
-        child = operator_norm(child, mean_norm(parents, w));
+    else if (child && op->shares == WEIGHTING_DELTA)
+        child = operator_rescale(child, mean_norm(parents, w));
     for (int i = 0; i < 2; i++) adapter_release(parents[i]);
     return child;
 }
 
-static struct adapter *mutated(const struct life *l, struct adapter *a, uint64_t seed,
+static struct adapter *mutated(const struct simulation *l, struct adapter *a, uint64_t seed,
                                struct error *err) {
     const struct adapter_operator *op = operator_find(l->o->mutation, err);
     struct operands x = {.parents = &a, .n = 1, .step = NAN, .seed = seed};
@@ -362,7 +362,7 @@ static struct adapter *mutated(const struct life *l, struct adapter *a, uint64_t
     return child;
 }
 
-static float *critic_copy(const struct mind_record *m) {
+static float *critic_copy(const struct policy_record *m) {
     if (!m->critic) return NULL;
     float *copy = xmalloc(learner_critic_bytes());
     return memcpy(copy, m->critic, learner_critic_bytes());
@@ -370,24 +370,24 @@ static float *critic_copy(const struct mind_record *m) {
 
 /* Child k, of two of the upper part, whose order is by fitness; it judges as the fitter one does.
  */
-static int child_make(struct life *l, int k, struct error *err) {
+static int child_make(struct simulation *l, int k, struct error *err) {
     struct rng r = rng_make((uint64_t)l->o->seed, RNG_SELECT, (uint32_t)k, (uint32_t)l->generation);
     int n = MIN(l->n_minds, MAX(2, (int)(l->o->parents * (double)l->n_minds)));
     int i = (int)rng_below(&r, (uint32_t)n), j = n > 1 ? (int)rng_below(&r, (uint32_t)n - 1) : 0;
-    const struct mind_record *a = &l->minds[i], *b = &l->minds[n > 1 && j >= i ? j + 1 : j];
-    struct mind_record *out = &l->next[k];
+    const struct policy_record *a = &l->minds[i], *b = &l->minds[n > 1 && j >= i ? j + 1 : j];
+    struct policy_record *out = &l->next[k];
     bool mutant = (double)rng_uniform(&r) < l->o->mutate;
     snprintf(out->name, sizeof out->name, "g%dm%d", l->generation, k);
     strcpy(out->parents[0], a->name);
     strcpy(out->parents[1], b->name);
     out->adapter = cross(l, a, b, rng_u64(&r), err);
     if (out->adapter && mutant) out->adapter = mutated(l, out->adapter, rng_u64(&r), err);
-    if (out->adapter && l->o->lean) out->adapter = mind_narrow(out->adapter, rng_u64(&r));
+    if (out->adapter && l->o->lean) out->adapter = policy_to_f16(out->adapter, rng_u64(&r));
     out->critic = critic_copy(MIN(a, b));
     return out->adapter ? OK : err->code;
 }
 
-void mind_records_release(struct mind_record *m, int n) {
+void policy_records_release(struct policy_record *m, int n) {
     for (int i = 0; i < n; i++) {
         adapter_release(m[i].adapter);
         free(m[i].critic);
@@ -396,7 +396,7 @@ void mind_records_release(struct mind_record *m, int n) {
 }
 
 /* The next generation: elites first, unchanged, then children. */
-static int breed(struct life *l, struct error *err) {
+static int breed(struct simulation *l, struct error *err) {
     int elites = MIN((int)l->o->elites, l->n_minds), rc = OK;
     for (int i = 0; i < elites; i++) {
         l->next[i] = l->minds[i];
@@ -405,23 +405,23 @@ static int breed(struct life *l, struct error *err) {
         l->next[i].elite = true;
     }
     for (int k = elites; rc == OK && k < l->n_minds; k++) rc = child_make(l, k, err);
-    struct mind_record *old = rc == OK ? l->minds : l->next;
+    struct policy_record *old = rc == OK ? l->minds : l->next;
     if (rc == OK) l->minds = l->next;
     l->next = old;
-    mind_records_release(old, l->n_minds);
+    policy_records_release(old, l->n_minds);
     return rc;
 }
 
 /* generations */
 
-static int learner_begin(struct life *l, struct error *err) {
+static int learner_begin(struct simulation *l, struct error *err) {
     struct adapter **adapters = xcalloc((size_t)l->n_minds, sizeof *adapters);
     const float **critics = xcalloc((size_t)l->n_minds, sizeof *critics);
     for (int i = 0; i < l->n_minds; i++) {
         adapters[i] = l->minds[i].adapter;
         critics[i] = l->minds[i].critic;
     }
-    struct learner_begin b = {.m = l->m,
+    struct learner_config b = {.m = l->m,
                               .asker = l->asker,
                               .temperature = l->o->temperature,
                               .n_actions = l->envs[0]->n_actions,
@@ -439,11 +439,11 @@ static int learner_begin(struct life *l, struct error *err) {
     return l->learner ? OK : err->code;
 }
 
-int life_begin(struct life *l, const uint64_t *seeds, struct error *err) {
+int simulation_begin_generation(struct simulation *l, const uint64_t *seeds, struct error *err) {
     int n = (int)l->o->worlds;
     int rc = l->generation > 0 && l->o->breed ? breed(l, err) : OK;
     for (int e = 0; e < n; e++)
-        l->seeds[e] = seeds ? seeds[e] : life_seed((uint64_t)l->o->seed, l->generation, e);
+        l->seeds[e] = seeds ? seeds[e] : simulation_seed((uint64_t)l->o->seed, l->generation, e);
     if (rc == OK && strcmp(l->o->learn.learn, "none") != 0) rc = learner_begin(l, err);
     l->tick = 0;
     memset(l->tallies, 0, (size_t)l->n_minds * sizeof *l->tallies);
@@ -451,7 +451,7 @@ int life_begin(struct life *l, const uint64_t *seeds, struct error *err) {
 }
 
 /* A second copy of what minds began with is more than a lean life has room for. */
-static void records_follow(struct life *l) {
+static void records_follow(struct simulation *l) {
     for (int i = 0; i < l->n_minds; i++) {
         struct adapter *now = learner_adapter(l->learner, i);
         if (l->minds[i].adapter == now) continue;
@@ -460,58 +460,58 @@ static void records_follow(struct life *l) {
     }
 }
 
-int life_tick(struct life *l, struct error *err) {
+int simulation_step(struct simulation *l, struct error *err) {
     if (l->tick >= l->o->steps) return 0;
-    int n = tick_live(l, (int)l->o->worlds, l->tick, err);
+    int n = agents_step(l, (int)l->o->worlds, l->tick, err);
     if (n <= 0) return n;
     l->decisions += n;
     l->tick++;
-    if (l->learner && l->o->lean) asker_rest(l->asker); // its memory is the trainer's now
+    if (l->learner && l->o->lean) policy_runner_sleep(l->asker); // its memory is the trainer's now
     int rc = l->learner ? learner_tick(l->learner, l->generation, l->tick, err) : OK;
     if (l->learner && l->o->lean) records_follow(l);
     return rc == OK ? n : rc;
 }
 
-void life_end(struct life *l) {
-    if (l->learner) bodies_flush(l, l->tick);
-    minds_record(l);
-    minds_sort(l);
+void simulation_end_generation(struct simulation *l) {
+    if (l->learner) agents_finish_episodes(l, l->tick);
+    policies_record(l);
+    policies_sort(l);
     l->generation++;
     learner_free(l->learner);
     l->learner = NULL;
 }
 
-void life_enter(struct life *l, int tick) {
+void simulation_set_tick(struct simulation *l, int tick) {
     l->tick = tick;
 }
 
-const int16_t *life_actions(const struct life *l) {
+const int16_t *simulation_actions(const struct simulation *l) {
     return l->actions;
 }
 
-const struct ask *life_asked(const struct life *l, int body) {
+const struct policy_decision *simulation_decision(const struct simulation *l, int body) {
     for (int i = 0; i < l->n_asked; i++)
         if (l->body[i] == body) return &l->asks[i];
     return NULL;
 }
 
-int life_generations(const struct life *l) {
+int simulation_generations(const struct simulation *l) {
     return l->generation;
 }
 
-int64_t life_decisions(const struct life *l) {
+int64_t simulation_decisions(const struct simulation *l) {
     return l->decisions;
 }
 
-int64_t life_updates(const struct life *l) {
+int64_t simulation_updates(const struct simulation *l) {
     return l->learner ? learner_updates(l->learner) : 0;
 }
 
-int life_n_minds(const struct life *l) {
+int simulation_n_policies(const struct simulation *l) {
     return l->n_minds;
 }
 
-const struct mind_record *life_mind(const struct life *l, int rank) {
+const struct policy_record *simulation_policy(const struct simulation *l, int rank) {
     CHECK(rank >= 0 && rank < l->n_minds);
     return &l->minds[rank];
 }
@@ -519,7 +519,7 @@ const struct mind_record *life_mind(const struct life *l, int rank) {
 /* making */
 
 /* A fresh one whose B is noise, so that founders differ; deviation 0: plain fresh ones. */
-static struct adapter *founder_make(const struct life *l, int i, struct error *err) {
+static struct adapter *founder_make(const struct simulation *l, int i, struct error *err) {
     struct adapter_config c;
     if (train_adapter_config(&l->o->learn.train, &l->m->config, &c, err) != OK) {
         free((void *)(uintptr_t)c.modules);
@@ -527,7 +527,7 @@ static struct adapter *founder_make(const struct life *l, int i, struct error *e
     }
     struct rng r = rng_make((uint64_t)l->o->seed, RNG_INIT, (uint32_t)i, 1);
     uint64_t seed = rng_u64(&r);
-    struct adapter *a = adapter_fresh(l->m, &c, seed, err), *b = NULL;
+    struct adapter *a = adapter_new_for_model(l->m, &c, seed, err), *b = NULL;
     free((void *)(uintptr_t)c.modules);
     if (!a || l->o->spread <= 0) return a;
     b = adapter_mutate(a, 1, (float)l->o->spread, true, rng_u64(&r));
@@ -535,19 +535,19 @@ static struct adapter *founder_make(const struct life *l, int i, struct error *e
     return b;
 }
 
-static int minds_make(struct life *l, struct adapter *const *first, int n_first,
+static int policies_init(struct simulation *l, struct adapter *const *first, int n_first,
                       struct error *err) {
     for (int i = 0; i < l->n_minds; i++) {
-        struct mind_record *m = &l->minds[i];
+        struct policy_record *m = &l->minds[i];
         snprintf(m->name, sizeof m->name, "g0m%d", i);
         m->adapter = n_first ? adapter_retain(first[i % n_first]) : founder_make(l, i, err);
         if (!m->adapter) return err->code;
-        if (l->o->lean) m->adapter = mind_narrow(m->adapter, (uint64_t)(l->o->seed + i));
+        if (l->o->lean) m->adapter = policy_to_f16(m->adapter, (uint64_t)(l->o->seed + i));
     }
     return OK;
 }
 
-static void room_make(struct life *l) {
+static void room_make(struct simulation *l) {
     size_t n = (size_t)l->n_bodies;
     l->minds = xcalloc((size_t)l->n_minds, sizeof *l->minds);
     l->next = xcalloc((size_t)l->n_minds, sizeof *l->next);
@@ -560,42 +560,42 @@ static void room_make(struct life *l) {
     l->seeds = xcalloc((size_t)l->o->worlds, sizeof *l->seeds);
 }
 
-struct life *life_new(const struct model *m, const struct life_options *o,
+struct simulation *simulation_new(const struct model *m, const struct simulation_options *o,
                       struct environment *const *envs, struct adapter *const *first, int n_first,
                       struct pool *pool, struct error *err) {
-    struct life *l = xcalloc(1, sizeof *l);
+    struct simulation *l = xcalloc(1, sizeof *l);
     int agents = envs[0]->n_agents, bodies = agents * (int)o->worlds;
-    *l = (struct life){.m = m, .o = o, .envs = envs, .pool = pool, .n_agents = agents};
+    *l = (struct simulation){.m = m, .o = o, .envs = envs, .pool = pool, .n_agents = agents};
     l->n_bodies = bodies;
     l->n_minds = MIN(bodies, o->minds ? (int)o->minds : agents);
-    struct asker_options ao = {.temperature = o->temperature,
+    struct policy_runner_options ao = {.temperature = o->temperature,
                                .text = strcmp(o->decode, "text") == 0,
                                .max_rows = MIN(512, MAX(64, bodies * 16)),
                                .max_seqs = MIN(bodies, 256),
                                .max_len = 128,
                                .pool = pool};
-    if (elem_parse(o->lora, &ao.lora_elem, err) != OK) {
+    if (dtype_parse(o->lora, &ao.lora_elem, err) != OK) {
         free(l);
         return NULL;
     }
     if (o->lean) { // a few bodies at a time, in pages of which a prompt mostly needs one
         ao.max_rows = ASK_ROWS;
         ao.max_seqs = ao.n_pages = ASK_SEQS;
-        ao.lora_elem = ao.kv_elem = ELEM_F16;
+        ao.lora_elem = ao.kv_elem = DTYPE_F16;
     }
     room_make(l);
-    l->asker = asker_new(m, envs[0], &ao, err);
-    if (l->asker && minds_make(l, first, n_first, err) == OK) return l;
-    life_free(l);
+    l->asker = policy_runner_new(m, envs[0], &ao, err);
+    if (l->asker && policies_init(l, first, n_first, err) == OK) return l;
+    simulation_free(l);
     return NULL;
 }
 
-void life_free(struct life *l) {
+void simulation_free(struct simulation *l) {
     if (!l) return;
     learner_free(l->learner);
-    asker_free(l->asker);
-    mind_records_release(l->minds, l->n_minds);
-    mind_records_release(l->next, l->n_minds);
+    policy_runner_free(l->asker);
+    policy_records_release(l->minds, l->n_minds);
+    policy_records_release(l->next, l->n_minds);
     buf_release(&l->text);
     free(l->minds);
     free(l->next);
@@ -612,9 +612,9 @@ void life_free(struct life *l) {
 /* options */
 
 #define ROW(name, type, field, fallback, min, max, metavar, ...)                                   \
-    { name, type, offsetof(struct life_options, field), fallback, min, max, metavar, __VA_ARGS__ }
+    { name, type, offsetof(struct simulation_options, field), fallback, min, max, metavar, __VA_ARGS__ }
 
-const struct option_row life_option_rows[] = {
+const struct option_row simulation_option_rows[] = {
     ROW("minds", OPT_INT, minds, "0", 0, MAX_MINDS, "N",
         "adapters; bodies beyond their number share them (0: one for each agent of a world)"),
     ROW("worlds", OPT_INT, worlds, "1", 1, 1024, "N", "that minds live in at once"),
@@ -647,7 +647,7 @@ const struct option_row life_option_rows[] = {
     {0},
 };
 
-int life_options_check(const struct life_options *o, struct error *err) {
+int simulation_options_check(const struct simulation_options *o, struct error *err) {
     bool text = strcmp(o->decode, "text") == 0;
     if (!text && strcmp(o->decode, "score") != 0)
         return error_set(err, ERR_USAGE, "no decoding '%s'; there are score and text", o->decode);
@@ -660,5 +660,5 @@ int life_options_check(const struct life_options *o, struct error *err) {
     if (!world_policy_find(o->teacher))
         return error_set(err, ERR_USAGE, "no policy '%s' to be a teacher", o->teacher);
     if (!operator_find(o->crossover, err) || !operator_find(o->mutation, err)) return err->code;
-    return learn_options_check(&o->learn, err);
+    return learner_options_check(&o->learn, err);
 }

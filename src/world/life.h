@@ -22,61 +22,61 @@
 
 /* environments */
 
-struct outcome {
+struct episode_stats {
     double fitness, reward, delivered, collected, blocked, steps, alive;
 };
 /* One world of world.h as such. */
-struct place {
+struct grid_env {
     struct world w;
     const struct world_rules *rules; /* borrowed, as the teacher */
     const struct world_policy *teacher;
     int n_agents;
 };
-struct environment place_environment(struct place *p);
-struct outcome outcome_of_world(const struct world *w); /* the mean over its agents */
+struct environment grid_env_as_environment(struct grid_env *p);
+struct episode_stats world_episode_stats(const struct world *w); /* the mean over its agents */
 
 /* asking */
 
-struct asker_options {
+struct policy_runner_options {
     double temperature; /* of the policy: softmax over the actions' logits divided by it */
     bool text;          /* write up to ten tokens and read them, as the predecessor did */
-    enum elem lora_elem;
+    enum dtype lora_elem;
     int32_t max_rows, max_seqs,
         max_len;       /* of the engine; 0: enough for twenty agents; of prompts */
     int32_t n_pages;   /* of its cache; 0: enough for all of them to be long */
-    enum elem kv_elem; /* that it is held as */
+    enum dtype kv_elem; /* that it is held as */
     struct pool *pool;
 };
-struct ask {                 /* one decision */
+struct policy_decision {                 /* one decision */
     struct adapter *adapter; /* NULL: the bare base */
     struct rng rng;          /* of the draw */
     size_t at, len;          /* of its prompt in the text that is given */
-    struct mix_term mix[2];  /* [n_mix] instead of the adapter, where there are any */
+    struct weighted_adapter mix[2];  /* [n_mix] instead of the adapter, where there are any */
     int n_mix;
     /* filled in */
     const int32_t *tokens; /* [n] of the prompt; until the next call */
     int32_t n;
-    double logp[LIFE_ACTIONS]; /* [n_actions] normalised over the actions; 0 of text */
+    double logp[ENV_MAX_ACTIONS]; /* [n_actions] normalised over the actions; 0 of text */
     int action;
 };
-struct asker;
+struct policy_runner;
 /* ERR_MISMATCH where the words' first tokens do not differ, so that none can be told by it. */
-struct asker *asker_new(const struct model *m, const struct environment *e,
-                        const struct asker_options *o, struct error *err);
-void asker_free(struct asker *a);
+struct policy_runner *policy_runner_new(const struct model *m, const struct environment *e,
+                        const struct policy_runner_options *o, struct error *err);
+void policy_runner_free(struct policy_runner *a);
 /* All decisions, in as few passes over the base as the engine can. */
-int asker_decide(struct asker *a, struct ask *asks, int n, const struct buf *text,
+int policy_runner_act(struct policy_runner *a, struct policy_decision *asks, int n, const struct buf *text,
                  struct error *err);
 /* Tokens only, and no decision: what an observation is for who judges it. */
-void asker_read(struct asker *a, struct ask *asks, int n, const struct buf *text);
-enum elem asker_elem(const struct asker *a); /* that adapters are packed as */
+void policy_runner_tokenize(struct policy_runner *a, struct policy_decision *asks, int n, const struct buf *text);
+enum dtype policy_runner_lora_elem(const struct policy_runner *a); /* that adapters are packed as */
 /* Lets go of the engine's memory, until the next decision. */
-void asker_rest(struct asker *a);
-const int32_t *asker_choices(const struct asker *a); /* [n_actions] the tokens that say them */
+void policy_runner_sleep(struct policy_runner *a);
+const int32_t *policy_runner_action_tokens(const struct policy_runner *a); /* [n_actions] the tokens that say them */
 
 /* learning */
 
-struct learn_options {          /* filled from option rows */
+struct learner_options {          /* filled from option rows */
     char *learn;                /* gradient, clone, es or none */
     int64_t every;              /* 10: ticks from one update to the next */
     int64_t batch;              /* 4: experiences of each mind in an update */
@@ -96,11 +96,11 @@ struct learn_options {          /* filled from option rows */
     char *shaping;              /* zscore: see es.h */
     struct train_options train; /* rank, targets, optimizer, rate: rows with their names */
 };
-extern const struct option_row learn_option_rows[];
-int learn_options_check(const struct learn_options *o, struct error *err);
+extern const struct option_row learner_option_rows[];
+int learner_options_check(const struct learner_options *o, struct error *err);
 
 /* What is watched for over a stretch of ticks. */
-struct mind_health {
+struct policy_health {
     int64_t decisions;
     double entropy;        /* nats, mean */
     double most_repeated;  /* share of the most frequent action */
@@ -111,9 +111,9 @@ struct mind_health {
 struct learner;
 /* What minds begin with. Everything is borrowed but the adapters, which are retained; critics: [n]
  * or NULL, each of learner_critic or NULL. */
-struct learner_begin {
+struct learner_config {
     const struct model *m;
-    const struct asker *asker;
+    const struct policy_runner *asker;
     double temperature;
     int n_actions, n_minds, n_bodies;
     struct adapter *const *adapters;
@@ -123,28 +123,28 @@ struct learner_begin {
     bool lean;     /* adapters are narrow, and so are those that come of them */
     struct pool *pool;
 };
-struct learner *learner_new(const struct learn_options *o, const struct learner_begin *b,
+struct learner *learner_new(const struct learner_options *o, const struct learner_config *b,
                             struct error *err);
 void learner_free(struct learner *l);
 /* What body `b` decides with at `tick` (from 0), where that is not just its mind's adapter. */
-void learner_ask(struct learner *l, int generation, int tick, int b, struct ask *a);
+void learner_perturb(struct learner *l, int generation, int tick, int b, struct policy_decision *a);
 /* Body `b` decided; teacher: what was right, or -1. Then what came of it. */
-void learner_acted(struct learner *l, int b, const struct ask *a, int teacher);
-void learner_paid(struct learner *l, int b, double reward, bool gone);
+void learner_observe_action(struct learner *l, int b, const struct policy_decision *a, int teacher);
+void learner_observe_reward(struct learner *l, int b, double reward, bool gone);
 /* The rewards so far are all there are of this life; `next` what body b would now be asked (NULL:
  * it is gone). */
-void learner_flush(struct learner *l, int b, const struct ask *next);
+void learner_finish_episode(struct learner *l, int b, const struct policy_decision *next);
 /* After tick `tick` (from 1) of `generation`: learns if it is time. */
 int learner_tick(struct learner *l, int generation, int tick, struct error *err);
 struct adapter *learner_adapter(const struct learner *l, int mind); /* borrowed: as it is now */
 float *learner_critic(const struct learner *l, int mind); /* its baseline, malloc'ed, of … */
 size_t learner_critic_bytes(void);
 int64_t learner_updates(const struct learner *l); /* of all minds together */
-struct mind_health learner_health(const struct learner *l, int mind);
+struct policy_health learner_health(const struct learner *l, int mind);
 
 /* generations */
 
-struct life_options {    /* filled from option rows */
+struct simulation_options {    /* filled from option rows */
     int64_t minds;       /* 0: as many as an environment has agents */
     int64_t worlds;      /* 1: environments at once */
     int64_t generations; /* 10 */
@@ -163,63 +163,63 @@ struct life_options {    /* filled from option rows */
     int64_t held_out;    /* 4: maps that nobody lives on, for measuring */
     bool lean;           /* in as little memory as it takes */
     char *lora;          /* f32: what minds are asked as */
-    struct learn_options learn;
+    struct learner_options learn;
 };
-extern const struct option_row life_option_rows[];
-int life_options_check(const struct life_options *o, struct error *err);
+extern const struct option_row simulation_option_rows[];
+int simulation_options_check(const struct simulation_options *o, struct error *err);
 
 /* Seeds of maps: of training by (seed, generation, world), held out ones the same for everybody. */
-uint64_t life_seed(uint64_t seed, int generation, int world);
-uint64_t life_held_out_seed(int map);
+uint64_t simulation_seed(uint64_t seed, int generation, int world);
+uint64_t simulation_held_out_seed(int map);
 
-struct life;
+struct simulation;
 /* Options, model, environments and pool are borrowed. `first`: [n_first] adapters that minds begin
  * with in turn, or NULL: fresh ones. */
-struct life *life_new(const struct model *m, const struct life_options *o,
+struct simulation *simulation_new(const struct model *m, const struct simulation_options *o,
                       struct environment *const *envs, struct adapter *const *first, int n_first,
                       struct pool *pool, struct error *err);
-void life_free(struct life *l);
+void simulation_free(struct simulation *l);
 /*
- * A generation: life_begin breeds it from the last one, where there was one and breeding is on, and
- * begins the environments anew, with these seeds [worlds] or its own (NULL); life_tick until it
- * returns 0; life_end records who lived and what they have learned. life_tick returns how many
+ * A generation: simulation_begin_generation breeds it from the last one, where there was one and breeding is on, and
+ * begins the environments anew, with these seeds [worlds] or its own (NULL); simulation_step until it
+ * returns 0; simulation_end_generation records who lived and what they have learned. simulation_step returns how many
  * decided.
  */
-int life_begin(struct life *l, const uint64_t *seeds, struct error *err);
-int life_tick(struct life *l, struct error *err);
-void life_end(struct life *l);
-/* The environments are at that tick already: draws go on from there. After life_begin. */
-void life_enter(struct life *l, int tick);
-const int16_t *life_actions(const struct life *l); /* [bodies] of the last tick; -1: it was gone */
+int simulation_begin_generation(struct simulation *l, const uint64_t *seeds, struct error *err);
+int simulation_step(struct simulation *l, struct error *err);
+void simulation_end_generation(struct simulation *l);
+/* The environments are at that tick already: draws go on from there. After simulation_begin_generation. */
+void simulation_set_tick(struct simulation *l, int tick);
+const int16_t *simulation_actions(const struct simulation *l); /* [bodies] of the last tick; -1: it was gone */
 /* What a body was asked in the last tick, and did; NULL: it was gone. */
-const struct ask *life_asked(const struct life *l, int body);
+const struct policy_decision *simulation_decision(const struct simulation *l, int body);
 /* Everybody as they are now, on maps that nobody lives on. outcome: [held_out], a map's mean over
  * its agents. */
-int life_measure(struct life *l, struct outcome *out, struct error *err);
-int life_generations(const struct life *l);   /* lived so far */
-int64_t life_decisions(const struct life *l); /* taken so far, without those measured */
-int64_t life_updates(const struct life *l);   /* of all minds together, in this generation */
-int life_n_minds(const struct life *l);
-struct mind_record {
+int simulation_evaluate(struct simulation *l, struct episode_stats *out, struct error *err);
+int simulation_generations(const struct simulation *l);   /* lived so far */
+int64_t simulation_decisions(const struct simulation *l); /* taken so far, without those measured */
+int64_t simulation_updates(const struct simulation *l);   /* of all minds together, in this generation */
+int simulation_n_policies(const struct simulation *l);
+struct policy_record {
     char name[32], parents[2][32];
     struct adapter *adapter;
     float *critic;          /* what its baseline has learned, or NULL */
-    struct outcome outcome; /* of its life: the mean over its bodies */
-    struct mind_health health;
+    struct episode_stats outcome; /* of its life: the mean over its bodies */
+    struct policy_health health;
     bool elite;
 };
 /* Between two generations, to a folder and back; `extra` (an object) is the caller's. Loading wants
- * a life of the same options that has not lived yet, and what life_state gave: the folder's {…,
- * generation, minds: [mind_json], extra}, or NULL with ERR_MISSING where there is none. */
-int life_save(const struct life *l, const char *dir, const json_t *extra, struct error *err);
-json_t *life_state(const char *dir, struct error *err);
+ * a life of the same options that has not lived yet, and what simulation_read_state gave: the folder's {…,
+ * generation, minds: [policy_record_json], extra}, or NULL with ERR_MISSING where there is none. */
+int simulation_save(const struct simulation *l, const char *dir, const json_t *extra, struct error *err);
+json_t *simulation_read_state(const char *dir, struct error *err);
 /* The PEFT directory of a mind there, malloc'ed; NULL where what names it is no hash. */
-char *life_mind_path(const char *dir, const char *hash, struct error *err);
-int life_load(struct life *l, const char *dir, const json_t *state, struct error *err);
-json_t *outcome_json(const struct outcome *o);
-json_t *mind_json(const struct mind_record *m);
+char *simulation_policy_path(const char *dir, const char *hash, struct error *err);
+int simulation_load(struct simulation *l, const char *dir, const json_t *state, struct error *err);
+json_t *episode_stats_json(const struct episode_stats *o);
+json_t *policy_record_json(const struct policy_record *m);
 /* As it was at the end of the last generation, by fitness, best first; before the first one, as it
  * begins. Of a lean life, while it lives, the adapter is the one of now. */
-const struct mind_record *life_mind(const struct life *l, int rank);
+const struct policy_record *simulation_policy(const struct simulation *l, int rank);
 
 #endif

@@ -1,5 +1,5 @@
 /*
- * life_state: a life on disk, as it was between two generations.
+ * simulation_read_state: a life on disk, as it was between two generations.
  *
  *     state.json         who there is, what they were worth, and what the caller adds
  *     minds/HASH/        adapters, by content, as PEFT directories
@@ -20,10 +20,10 @@ enum { VERSION = 1, STATE_BYTES = 256 << 20 };
 
 static const char *const outcome_names[] = {"fitness", "reward", "delivered", "collected",
                                             "blocked", "steps",  "alive"};
-_Static_assert(sizeof(struct outcome) == ARRAY_LEN(outcome_names) * sizeof(double),
+_Static_assert(sizeof(struct episode_stats) == ARRAY_LEN(outcome_names) * sizeof(double),
                "a name for each number of an outcome");
 
-json_t *outcome_json(const struct outcome *o) {
+json_t *episode_stats_json(const struct episode_stats *o) {
     json_t *v = json_object();
     for (size_t i = 0; i < ARRAY_LEN(outcome_names); i++)
         json_object_set_new(v, outcome_names[i], json_real(((const double *)o)[i]));
@@ -53,14 +53,14 @@ static int bool_read(const json_t *v, const char *key, bool *out, struct error *
     return json_is_boolean(b) ? OK : error_set(err, ERR_FORMAT, "'%s' is not true or false", key);
 }
 
-static int outcome_read(const json_t *v, struct outcome *out, struct error *err) {
+static int outcome_read(const json_t *v, struct episode_stats *out, struct error *err) {
     int rc = OK;
     for (size_t i = 0; rc == OK && i < ARRAY_LEN(outcome_names); i++)
         rc = number_read(v, outcome_names[i], (double *)out + i, err);
     return rc;
 }
 
-static int health_read(const json_t *v, struct mind_health *out, struct error *err) {
+static int health_read(const json_t *v, struct policy_health *out, struct error *err) {
     int64_t rollbacks = 0;
     int rc = count_read(v, "decisions", INT64_MAX, &out->decisions, err);
     if (rc == OK) rc = number_read(v, "entropy", &out->entropy, err);
@@ -73,14 +73,14 @@ static int health_read(const json_t *v, struct mind_health *out, struct error *e
     return rc;
 }
 
-json_t *mind_json(const struct mind_record *m) {
-    const struct mind_health *h = &m->health;
+json_t *policy_record_json(const struct policy_record *m) {
+    const struct policy_health *h = &m->health;
     json_t *parents = json_array();
     for (int k = 0; k < 2 && m->parents[k][0]; k++)
         json_array_append_new(parents, json_string(m->parents[k]));
     return json_pack("{s:s,s:s,s:o,s:b,s:o,s:{s:I,s:f,s:f,s:f,s:f,s:b,s:i}}", "name", m->name,
                      "hash", m->adapter->hash, "parents", parents, "elite", (int)m->elite,
-                     "outcome", outcome_json(&m->outcome), "health", "decisions",
+                     "outcome", episode_stats_json(&m->outcome), "health", "decisions",
                      (json_int_t)h->decisions, "entropy", h->entropy, "most_repeated",
                      h->most_repeated, "reward", h->reward, "spread", h->spread, "collapsed",
                      (int)h->collapsed, "rollbacks", h->rollbacks);
@@ -88,11 +88,11 @@ json_t *mind_json(const struct mind_record *m) {
 
 /* saving */
 
-static int adapter_keep(const struct life *l, const char *dir, struct adapter *a,
+static int adapter_keep(const struct simulation *l, const char *dir, struct adapter *a,
                         struct error *err) {
     char *path = xasprintf("%s/minds/%s", dir, a->hash);
     char *last = path_join(path, "adapter_config.json"); // what saving writes last
-    struct adapter *whole = adapter_whole(a);
+    struct adapter *whole = adapter_to_f32(a);
     int rc = path_exists(last) ? OK : adapter_save(whole, path, l->m->name, err);
     adapter_release(whole);
     free(last);
@@ -101,14 +101,14 @@ static int adapter_keep(const struct life *l, const char *dir, struct adapter *a
 }
 
 /* All critics, one after another; of who has none zeros. */
-static int critics_keep(const struct life *l, const char *path, char hash[HASH_LEN],
+static int critics_keep(const struct simulation *l, const char *path, char hash[HASH_LEN],
                         struct error *err) {
     size_t each = learner_critic_bytes(), all = each * (size_t)l->n_minds;
     uint8_t *bytes = try_calloc(1, all, err);
     if (!bytes) return err->code;
     for (int i = 0; i < l->n_minds; i++)
         if (l->minds[i].critic) memcpy(bytes + each * (size_t)i, l->minds[i].critic, each);
-    hash_bytes(bytes, all, hash);
+    sha256_bytes(bytes, all, hash);
     int rc = file_write(path, bytes, all, err);
     free(bytes);
     return rc;
@@ -118,13 +118,13 @@ static char *critics_path(const char *dir, int generation) {
     return xasprintf("%s/critics-%d.bin", dir, generation);
 }
 
-static bool is_named(const struct life *l, const char *hash) {
+static bool is_named(const struct simulation *l, const char *hash) {
     for (int i = 0; i < l->n_minds; i++)
         if (strcmp(l->minds[i].adapter->hash, hash) == 0) return true;
     return false;
 }
 
-static void unnamed_remove(const struct life *l, const char *dir) {
+static void unnamed_remove(const struct simulation *l, const char *dir) {
     char *minds = path_join(dir, "minds"), *critics = critics_path(dir, l->generation - 1);
     DIR *d = opendir(minds);
     for (const struct dirent *f; d && (f = readdir(d));) {
@@ -138,21 +138,21 @@ static void unnamed_remove(const struct life *l, const char *dir) {
     free(critics);
 }
 
-int life_save(const struct life *l, const char *dir, const json_t *extra, struct error *err) {
+int simulation_save(const struct simulation *l, const char *dir, const json_t *extra, struct error *err) {
     char hash[HASH_LEN], *path = path_join(dir, "state.json"),
                          *critics = critics_path(dir, l->generation);
     json_t *minds = json_array();
     int rc = dir_make(dir, err);
     for (int i = 0; rc == OK && i < l->n_minds; i++) {
         rc = adapter_keep(l, dir, l->minds[i].adapter, err);
-        json_array_append_new(minds, mind_json(&l->minds[i]));
+        json_array_append_new(minds, policy_record_json(&l->minds[i]));
     }
     if (rc == OK) rc = critics_keep(l, critics, hash, err);
     if (rc == OK) {
         json_t *v = json_pack("{s:i,s:i,s:I,s:s,s:O,s:O}", "shoal_life", VERSION, "generation",
                               l->generation, "decisions", (json_int_t)l->decisions, "critics", hash,
                               "minds", minds, "extra", extra);
-        char *text = json_text(v);
+        char *text = json_canonical(v);
         rc = file_write(path, text, strlen(text), err);
         free(text);
         json_decref(v);
@@ -183,15 +183,15 @@ static int parents_read(const json_t *v, char out[2][32], struct error *err) {
     return rc;
 }
 
-char *life_mind_path(const char *dir, const char *hash, struct error *err) {
+char *simulation_policy_path(const char *dir, const char *hash, struct error *err) {
     if (hash_is_valid(hash)) return xasprintf("%s/minds/%s", dir, hash);
     error_set(err, ERR_FORMAT, "'%s' is no hash", hash);
     return NULL;
 }
 
-static int adapter_read(const struct life *l, const char *dir, const char *hash,
+static int adapter_read(const struct simulation *l, const char *dir, const char *hash,
                         struct adapter **out, struct error *err) {
-    char *path = life_mind_path(dir, hash, err);
+    char *path = simulation_policy_path(dir, hash, err);
     if (!path) return err->code;
     int rc = (*out = adapter_load(path, &l->m->config, err)) ? OK : err->code;
     if (rc == OK && strcmp((*out)->hash, hash) != 0)
@@ -200,25 +200,25 @@ static int adapter_read(const struct life *l, const char *dir, const char *hash,
     return rc;
 }
 
-static int mind_read(const struct life *l, const char *dir, const json_t *v,
-                     struct mind_record *out, struct error *err) {
+static int mind_read(const struct simulation *l, const char *dir, const json_t *v,
+                     struct policy_record *out, struct error *err) {
     int rc = name_read(json_object_get(v, "name"), out->name, err);
     if (rc == OK) rc = parents_read(json_object_get(v, "parents"), out->parents, err);
     if (rc == OK) rc = outcome_read(json_object_get(v, "outcome"), &out->outcome, err);
     if (rc == OK) rc = health_read(json_object_get(v, "health"), &out->health, err);
     if (rc == OK) rc = bool_read(v, "elite", &out->elite, err);
-    if (rc == OK) rc = adapter_read(l, dir, json_text_at(v, "hash"), &out->adapter, err);
-    if (rc == OK && l->o->lean) out->adapter = mind_narrow(out->adapter, 0); // as it was
+    if (rc == OK) rc = adapter_read(l, dir, json_get_string(v, "hash"), &out->adapter, err);
+    if (rc == OK && l->o->lean) out->adapter = policy_to_f16(out->adapter, 0); // as it was
     return rc;
 }
 
-static int critics_read(const struct life *l, const char *path, const char *want,
-                        struct mind_record *minds, struct error *err) {
+static int critics_read(const struct simulation *l, const char *path, const char *want,
+                        struct policy_record *minds, struct error *err) {
     size_t each = learner_critic_bytes(), all = each * (size_t)l->n_minds;
     char hash[HASH_LEN];
     struct buf b = {0};
     int rc = file_read(path, all, &b, err);
-    if (rc == OK) hash_bytes(b.data, b.len, hash);
+    if (rc == OK) sha256_bytes(b.data, b.len, hash);
     if (rc == OK && (b.len != all || strcmp(hash, want) != 0))
         rc = error_set(err, ERR_MISMATCH, "'%s' is not what was saved there", path);
     for (int i = 0; rc == OK && i < l->n_minds; i++) {
@@ -229,7 +229,7 @@ static int critics_read(const struct life *l, const char *path, const char *want
     return rc;
 }
 
-static int state_read(struct life *l, const char *dir, const json_t *v, struct error *err) {
+static int state_read(struct simulation *l, const char *dir, const json_t *v, struct error *err) {
     const json_t *minds = json_object_get(v, "minds");
     int64_t generation, decisions;
     if (json_integer_value(json_object_get(v, "shoal_life")) != VERSION)
@@ -240,25 +240,25 @@ static int state_read(struct life *l, const char *dir, const json_t *v, struct e
     if (json_array_size(minds) != (size_t)l->n_minds)
         return error_set(err, ERR_MISMATCH, "it has %zu minds, and here there are %d",
                          json_array_size(minds), l->n_minds);
-    struct mind_record *read = xcalloc((size_t)l->n_minds, sizeof *read);
+    struct policy_record *read = xcalloc((size_t)l->n_minds, sizeof *read);
     char *critics = critics_path(dir, (int)generation);
     for (int i = 0; rc == OK && i < l->n_minds; i++)
         rc = mind_read(l, dir, json_array_get(minds, (size_t)i), &read[i], err);
-    if (rc == OK) rc = critics_read(l, critics, json_text_at(v, "critics"), read, err);
+    if (rc == OK) rc = critics_read(l, critics, json_get_string(v, "critics"), read, err);
     if (rc == OK) {
-        struct mind_record *old = l->minds;
+        struct policy_record *old = l->minds;
         l->minds = read;
         read = old;
         l->generation = (int)generation;
         l->decisions = decisions;
     }
-    mind_records_release(read, l->n_minds);
+    policy_records_release(read, l->n_minds);
     free(read);
     free(critics);
     return rc;
 }
 
-json_t *life_state(const char *dir, struct error *err) {
+json_t *simulation_read_state(const char *dir, struct error *err) {
     char *path = path_join(dir, "state.json");
     struct buf b = {0};
     json_t *v = NULL;
@@ -268,7 +268,7 @@ json_t *life_state(const char *dir, struct error *err) {
     return v;
 }
 
-int life_load(struct life *l, const char *dir, const json_t *state, struct error *err) {
+int simulation_load(struct simulation *l, const char *dir, const json_t *state, struct error *err) {
     if (state_read(l, dir, state, err) == OK) return OK;
     return error_wrap(err, "'%s/state.json'", dir);
 }

@@ -10,9 +10,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-const char *const action_names[N_ACTIONS] = {"move_north", "move_south", "move_east",
+const char *const world_action_names[WORLD_N_ACTIONS] = {"move_north", "move_south", "move_east",
                                              "move_west",  "pick_food",  "drop_food"};
-const char *const action_said[N_ACTIONS] = {"north", "south", "east", "west", "pick", "drop"};
+const char *const world_action_words[WORLD_N_ACTIONS] = {"north", "south", "east", "west", "pick", "drop"};
 
 /* ", unexplored area" or ", familiar area", by the share of the cells around that it has stood on.
  */
@@ -21,7 +21,7 @@ static void add_area(const struct world *w, const struct world_agent *a, struct 
     int x0 = a->cell % w->size, y0 = a->cell / w->size, seen = 0, all = 0;
     for (int y = MAX(0, y0 - REACH); y <= MIN(w->size - 1, y0 + REACH); y++) {
         for (int x = MAX(0, x0 - REACH); x <= MIN(w->size - 1, x0 + REACH); x++) {
-            seen += agent_has_seen(a, y * w->size + x);
+            seen += world_agent_visited(a, y * w->size + x);
             all++;
         }
     }
@@ -55,11 +55,11 @@ static void add_sights(const struct world *w, const struct world_agent *a, struc
     bool there[4], first = true;
     for (size_t k = 0; k < ARRAY_LEN(kinds); k++) {
         for (int move = 0; move < 4; move++)
-            there[move] = w->cells[cell_beside(w, a->cell, move)] & kinds[k].kind;
+            there[move] = w->cells[world_neighbour(w, a->cell, move)] & kinds[k].kind;
         add_sight(kinds[k].name, there, &first, out);
     }
     for (int move = 0; move < 4; move++)
-        there[move] = world_has_predator(w, cell_beside(w, a->cell, move));
+        there[move] = world_has_predator(w, world_neighbour(w, a->cell, move));
     add_sight("wolf", there, &first, out);
 }
 
@@ -88,7 +88,7 @@ int world_goal(const struct world *w, int agent) {
     const int16_t *places = a->holds ? w->homes : a->known;
     int n = a->holds ? w->n_homes : a->n_known, goal = -1;
     for (int i = 0; i < n; i++) {
-        bool stood = agent_has_seen(a, places[i]);
+        bool stood = world_agent_visited(a, places[i]);
         if (a->holds ? i > 0 && !stood : stood) continue; // homes unheard of, food fetched before
         if (goal < 0 || steps_between(w, a->cell, places[i]) < steps_between(w, a->cell, goal))
             goal = places[i];
@@ -101,12 +101,12 @@ static char ground_letter(const struct world *w, const struct world_agent *a, in
     return here & CELL_FOOD          ? 'f'
            : here & CELL_MATERIAL    ? 'm'
            : here & CELL_HOME        ? 'h'
-           : agent_has_seen(a, cell) ? 'o'
+           : world_agent_visited(a, cell) ? 'o'
                                      : 'u';
 }
 
 static char side_letter(const struct world *w, const struct world_agent *a, int move) {
-    int cell = cell_beside(w, a->cell, move);
+    int cell = world_neighbour(w, a->cell, move);
     if (world_has_predator(w, cell)) return 'z';
     return w->cells[cell] & CELL_WALL ? 'x' : ground_letter(w, a, cell);
 }
@@ -155,28 +155,28 @@ void world_prompt(const struct world *w, const struct world_rules *r, int agent,
     }
     if (last[1] >= 0) {
         buf_puts(out, "[");
-        if (last[0] >= 0) buf_printf(out, "%s,", action_names[last[0]]);
-        buf_printf(out, "%s] ", action_names[last[1]]);
+        if (last[0] >= 0) buf_printf(out, "%s,", world_action_names[last[0]]);
+        buf_printf(out, "%s] ", world_action_names[last[1]]);
     }
     world_observe(w, r, agent, out);
     buf_puts(out, ". Action:");
 }
 
-int action_parse(const char *text, bool repaired) {
+int world_action_from_text(const char *text, bool repaired) {
     static const struct {
-        enum action action;
+        enum world_action action;
         const char *words[4];
-    } table[N_ACTIONS] = {
+    } table[WORLD_N_ACTIONS] = {
         {MOVE_NORTH, {"north", "up", "↑"}},       {MOVE_SOUTH, {"south", "down", "↓"}},
         {MOVE_EAST, {"east", "right", "→"}},      {MOVE_WEST, {"west", "left", "←"}},
         {PICK_FOOD, {"pick", "collect", "take"}}, {DROP_FOOD, {"drop", "store", "deliver"}},
     };
-    int action = -1, verbs = N_ACTIONS - PICK_FOOD;
+    int action = -1, verbs = WORLD_N_ACTIONS - PICK_FOOD;
     char *lower = xstrdup(text);
     for (char *p = lower; *p; p++)
         if (*p >= 'A' && *p <= 'Z') *p = (char)(*p + 'a' - 'A');
-    for (int i = 0; action < 0 && i < N_ACTIONS; i++) {
-        int row = repaired ? (i + N_ACTIONS - verbs) % N_ACTIONS : i;
+    for (int i = 0; action < 0 && i < WORLD_N_ACTIONS; i++) {
+        int row = repaired ? (i + WORLD_N_ACTIONS - verbs) % WORLD_N_ACTIONS : i;
         for (const char *const *word = table[row].words; action < 0 && *word; word++)
             if (strstr(lower, *word)) action = table[row].action;
     }
@@ -185,7 +185,7 @@ int action_parse(const char *text, bool repaired) {
 }
 
 int world_action_parse(const struct world_rules *r, const char *text) {
-    return action_parse(text, strcmp(r->rules, "seed") != 0);
+    return world_action_from_text(text, strcmp(r->rules, "seed") != 0);
 }
 
 static char cell_letter(const struct world *w, int cell) {
@@ -200,7 +200,7 @@ static char cell_letter(const struct world *w, int cell) {
                                   : '.';
 }
 
-void world_draw(const struct world *w, struct buf *out) {
+void world_render(const struct world *w, struct buf *out) {
     for (int y = w->size - 1; y >= 0; y--) {
         for (int x = 0; x < w->size; x++) {
             char c = cell_letter(w, y * w->size + x);

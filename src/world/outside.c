@@ -63,7 +63,7 @@ static int line_give(struct line_reader *r, size_t n, size_t taken, const char *
     return 1;
 }
 
-int line_next(struct line_reader *r, double timeout, const char **line, size_t *len,
+int line_reader_next(struct line_reader *r, double timeout, const char **line, size_t *len,
               struct error *err) {
     double until = timeout > 0 ? clock_now() + timeout : 0;
     size_t looked = 0;
@@ -99,7 +99,7 @@ void line_reader_release(struct line_reader *r) {
 
 /* the program */
 
-struct outside {
+struct subprocess {
     char *command;
     double timeout;
     pid_t pid; /* 0: it has ended, and `status` is how */
@@ -110,7 +110,7 @@ struct outside {
 };
 
 /* `ends`: to the child and from it, the child's sides first. */
-static int child_start(struct outside *o, int in, int out, struct error *err) {
+static int child_start(struct subprocess *o, int in, int out, struct error *err) {
     char *argv[] = {"sh", "-c", o->command, NULL};
     posix_spawn_file_actions_t files;
     posix_spawnattr_t attr;
@@ -130,9 +130,9 @@ static int child_start(struct outside *o, int in, int out, struct error *err) {
     return rc;
 }
 
-struct outside *outside_open(const char *command, double timeout, struct error *err) {
-    if (sandbox_bare_check(err) != OK) return NULL;
-    struct outside *o = xcalloc(1, sizeof *o);
+struct subprocess *subprocess_open(const char *command, double timeout, struct error *err) {
+    if (sandbox_bypass_check(err) != OK) return NULL;
+    struct subprocess *o = xcalloc(1, sizeof *o);
     int in[2] = {-1, -1}, out[2] = {-1, -1};
     o->command = xstrdup(command);
     o->timeout = timeout;
@@ -141,17 +141,17 @@ struct outside *outside_open(const char *command, double timeout, struct error *
     if (rc == OK) rc = child_start(o, in[0], out[1], err);
     if (rc != OK) o->pid = 0;
     o->to = in[1];
-    o->from = (struct line_reader){.fd = out[0], .limit = PIPE_LINE};
+    o->from = (struct line_reader){.fd = out[0], .limit = WORLD_SERVER_MAX_LINE};
     if (in[0] >= 0) close(in[0]);
     if (out[1] >= 0) close(out[1]);
     if (o->to >= 0) fcntl(o->to, F_SETFL, O_NONBLOCK);
     if (rc == OK) return o;
-    outside_close(o);
+    subprocess_close(o);
     return NULL;
 }
 
 /* Whether it has ended, within so many seconds. */
-static bool child_ended(struct outside *o, double seconds) {
+static bool child_ended(struct subprocess *o, double seconds) {
     double until = clock_now() + seconds;
     for (;;) {
         if (o->pid == 0) return true;
@@ -162,12 +162,12 @@ static bool child_ended(struct outside *o, double seconds) {
     }
 }
 
-void outside_close(struct outside *o) {
+void subprocess_close(struct subprocess *o) {
     if (!o) return;
     if (o->to >= 0) close(o->to);
     pid_t group = o->pid;
     if (group && !child_ended(o, o->failed ? 0.1 : o->timeout)) {
-        if (!o->failed) warn("'%s' did not end when its input did: it is killed", o->command);
+        if (!o->failed) log_warn("'%s' did not end when its input did: it is killed", o->command);
         kill(-group, SIGKILL);
         waitpid(group, NULL, 0);
     }
@@ -178,7 +178,7 @@ void outside_close(struct outside *o) {
 }
 
 /* Of a program that reads or writes no more. */
-static int ended_error(struct outside *o, struct error *err) {
+static int ended_error(struct subprocess *o, struct error *err) {
     if (!child_ended(o, 0.2)) return error_set(err, ERR_STATE, "it has closed its output or input");
     if (WIFSIGNALED(o->status))
         return error_set(err, ERR_STATE, "it died of signal %d (%s)", WTERMSIG(o->status),
@@ -186,11 +186,11 @@ static int ended_error(struct outside *o, struct error *err) {
     return error_set(err, ERR_STATE, "it ended with exit code %d", WEXITSTATUS(o->status));
 }
 
-static int silent_error(const struct outside *o, struct error *err) {
+static int silent_error(const struct subprocess *o, struct error *err) {
     return error_set(err, ERR_STATE, "it was silent for %.3g seconds (--timeout)", o->timeout);
 }
 
-static int line_send(struct outside *o, const struct buf *b, struct error *err) {
+static int line_send(struct subprocess *o, const struct buf *b, struct error *err) {
     double until = clock_now() + o->timeout;
     for (size_t at = 0; at < b->len;) {
         ssize_t n = write(o->to, b->data + at, b->len - at);
@@ -206,10 +206,10 @@ static int line_send(struct outside *o, const struct buf *b, struct error *err) 
     return OK;
 }
 
-int outside_exchange(struct outside *o, const struct buf *question, const char **line, size_t *len,
+int subprocess_exchange(struct subprocess *o, const struct buf *question, const char **line, size_t *len,
                      struct error *err) {
     int rc = line_send(o, question, err);
-    int got = rc == OK ? line_next(&o->from, o->timeout, line, len, err) : 0;
+    int got = rc == OK ? line_reader_next(&o->from, o->timeout, line, len, err) : 0;
     if (got == ERR_STATE)
         rc = silent_error(o, err);
     else if (rc == OK && got == 0)
@@ -222,39 +222,39 @@ int outside_exchange(struct outside *o, const struct buf *question, const char *
 
 /* a policy */
 
-static struct buf question_make(const struct view *v, uint64_t who) {
+static struct buf question_make(const struct world_view *v, uint64_t who) {
     struct buf b = {0};
     buf_printf(&b, "{\"tick\":%d,\"seed\":%" PRIu64 ",", v->w->tick, v->w->seed);
-    add_each("observations", who, add_observation, v, &b);
+    agent_json_each("observations", who, agent_json_observation, v, &b);
     buf_puts(&b, ",");
-    add_each("rewards", who, add_reward, v, &b);
+    agent_json_each("rewards", who, agent_json_reward, v, &b);
     buf_puts(&b, ",");
-    add_each("infos", who, add_info, v, &b);
+    agent_json_each("infos", who, agent_json_info, v, &b);
     buf_puts(&b, "}\n");
     return b;
 }
 
-static int answer_read(struct outside *o, const struct view *v, uint64_t who, const char *line,
+static int answer_read(struct subprocess *o, const struct world_view *v, uint64_t who, const char *line,
                        size_t len, int16_t *actions, struct error *err) {
-    struct json_bounds left = PIPE_BOUNDS;
-    json_t *answer = json_parse_bounded(line, len, "its answer", &left, err);
+    struct json_limits left = WORLD_SERVER_JSON_BOUNDS;
+    json_t *answer = json_parse_limited(line, len, "its answer", &left, err);
     const json_t *object = json_object_get(answer, "actions");
     int rc = answer ? OK : err->code;
     if (rc == OK && (!object || json_object_size(answer) != 1))
         rc = error_set(err, ERR_FORMAT, "its answer must be {\"actions\": {…}}");
-    if (rc == OK) rc = actions_read(v, who, object, actions, &o->guessed, err);
+    if (rc == OK) rc = world_actions_read(v, who, object, actions, &o->guessed, err);
     json_decref(answer);
     return rc;
 }
 
-int outside_act(struct outside *o, const struct world *w, const struct world_rules *r,
+int subprocess_act(struct subprocess *o, const struct world *w, const struct world_rules *r,
                 int16_t *actions, struct error *err) {
-    struct view v = {.w = w, .r = r, .guessed = o->guessed, .begins = w->tick == 0};
-    uint64_t who = agents_living(w);
+    struct world_view v = {.w = w, .r = r, .guessed = o->guessed, .begins = w->tick == 0};
+    uint64_t who = world_living_mask(w);
     struct buf question = question_make(&v, who);
     const char *line;
     size_t len;
-    int rc = outside_exchange(o, &question, &line, &len, err);
+    int rc = subprocess_exchange(o, &question, &line, &len, err);
     if (rc == OK) rc = answer_read(o, &v, who, line, len, actions, err);
     buf_release(&question);
     if (rc == OK) return OK;

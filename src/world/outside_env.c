@@ -18,26 +18,26 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum presence { GONE, HERE, OVER };
+enum env_agent_status { ENV_AGENT_ABSENT, ENV_AGENT_ACTIVE, ENV_AGENT_TRUNCATED };
 #define REWARD_MOST 1e9
 
-struct seat { /* an agent in one world */
-    enum presence is;
+struct env_agent { /* an agent in one world */
+    enum env_agent_status is;
     double reward;
     int16_t teacher; /* an action, or -1 */
     struct buf prompt;
 };
-struct stage { /* one world */
-    struct outside_envs *c;
+struct external_env { /* one world */
+    struct external_envs *c;
     int index, tick;
     bool asked; /* what is next was sent, or waits to be */
     bool begins;
-    struct seat *seats; /* [n_agents] */
+    struct env_agent *seats; /* [n_agents] */
 };
-struct outside_envs {
-    exchange_fn exchange;
+struct external_envs {
+    external_envs_exchange_fn exchange;
     void *ctx;
-    struct outside *program; /* ctx, where it is ours */
+    struct subprocess *program; /* ctx, where it is ours */
     char *command;
     int worlds, n_agents, n_actions;
     bool taught;
@@ -45,7 +45,7 @@ struct outside_envs {
     char **agents, **actions, **said; /* [n_agents], [n_actions] twice */
     char **quoted_agents, **quoted_actions;
     json_t *numbers; /* an agent's name: its number */
-    struct stage *stages;
+    struct external_env *stages;
     struct environment *envs, **list;
     struct buf line; /* requests that wait */
     int *waiting, n_waiting;
@@ -89,7 +89,7 @@ static int names_read(const json_t *spaces, const char *key, int most, char ***o
     size_t size = json_array_size(list);
     json_t *seen = json_object();
     int rc = OK;
-    if (!list || !json_is_texts(list) || size == 0 || size > (size_t)most)
+    if (!list || !json_is_string_array(list) || size == 0 || size > (size_t)most)
         rc = error_set(err, ERR_FORMAT, "'%s' must be a list of 1 to %d names", key, most);
     else if (*n && size != (size_t)*n)
         rc = error_set(err, ERR_FORMAT, "'%s' has %zu names for %d actions", key, size, *n);
@@ -109,12 +109,12 @@ static int names_read(const json_t *spaces, const char *key, int most, char ***o
     return OK;
 }
 
-static int agent_find(const struct outside_envs *c, const char *name) {
+static int agent_find(const struct external_envs *c, const char *name) {
     const json_t *v = json_object_get(c->numbers, name);
     return v ? (int)json_integer_value(v) : -1;
 }
 
-static int action_find(const struct outside_envs *c, const char *name) {
+static int action_find(const struct external_envs *c, const char *name) {
     for (int i = 0; name && i < c->n_actions; i++)
         if (strcmp(name, c->actions[i]) == 0 || strcmp(name, c->said[i]) == 0) return i;
     return -1;
@@ -125,7 +125,7 @@ static int action_find(const struct outside_envs *c, const char *name) {
 /* Names come from outside: what a terminal would obey is taken out. */
 static int name_error(struct error *err, const char *fmt, const char *name, const char *what) {
     struct buf clean = {0};
-    buf_add_clean(&clean, name, MIN(strlen(name), ENV_NAME));
+    buf_add_sanitized(&clean, name, MIN(strlen(name), ENV_NAME));
     char *text = xasprintf("'%s'%s", clean.data ? clean.data : "", fmt);
     error_set(err, ERR_FORMAT, "%s%s", text, what);
     free(text);
@@ -135,8 +135,8 @@ static int name_error(struct error *err, const char *fmt, const char *name, cons
 
 /* A part of an answer: an object of agents, of nobody but those in `who` (a presence, or GONE for
  * anybody). */
-static int part_take(const struct stage *s, const json_t *answer, const char *name,
-                     enum presence who, bool needed, const json_t **out, struct error *err) {
+static int part_take(const struct external_env *s, const json_t *answer, const char *name,
+                     enum env_agent_status who, bool needed, const json_t **out, struct error *err) {
     const char *agent;
     json_t *value;
     *out = json_object_get(answer, name);
@@ -146,7 +146,7 @@ static int part_take(const struct stage *s, const json_t *answer, const char *na
     json_object_foreach ((json_t *)(uintptr_t)*out, agent, value) {
         int i = agent_find(s->c, agent);
         if (i < 0) return name_error(err, " is no possible agent, but in ", agent, name);
-        if (who != GONE && s->seats[i].is != who)
+        if (who != ENV_AGENT_ABSENT && s->seats[i].is != who)
             return name_error(err, " did not act, but is in ", agent, name);
     }
     return OK;
@@ -171,11 +171,11 @@ static int prompt_take(const char *name, const json_t *observation, const json_t
     return OK;
 }
 
-static int teacher_take(const struct stage *s, const char *name, const json_t *info,
-                        struct seat *seat, struct error *err) {
+static int teacher_take(const struct external_env *s, const char *name, const json_t *info,
+                        struct env_agent *seat, struct error *err) {
     const json_t *v = json_object_get(info, "teacher");
     seat->teacher = -1;
-    if (!v && (!s->c->taught || seat->is == OVER)) return OK;
+    if (!v && (!s->c->taught || seat->is == ENV_AGENT_TRUNCATED)) return OK;
     if (!v)
         return error_set(err, ERR_STATE,
                          "the info of '%s' names no 'teacher': there is nobody to learn from by "
@@ -187,7 +187,7 @@ static int teacher_take(const struct stage *s, const char *name, const json_t *i
 }
 
 /* What agent i is told, and what follows from it. */
-static int seat_tell(struct stage *s, int i, const json_t *observations, const json_t *infos,
+static int seat_tell(struct external_env *s, int i, const json_t *observations, const json_t *infos,
                      struct error *err) {
     const char *name = s->c->agents[i];
     const json_t *observation = json_object_get(observations, name),
@@ -199,18 +199,18 @@ static int seat_tell(struct stage *s, int i, const json_t *observations, const j
     return rc == OK ? teacher_take(s, name, info, &s->seats[i], err) : rc;
 }
 
-static int reset_read(struct stage *s, const json_t *answer, struct error *err) {
+static int reset_read(struct external_env *s, const json_t *answer, struct error *err) {
     const json_t *observations, *infos;
     int n = 0;
-    if (part_take(s, answer, "observations", GONE, true, &observations, err) != OK ||
-        part_take(s, answer, "infos", GONE, false, &infos, err) != OK)
+    if (part_take(s, answer, "observations", ENV_AGENT_ABSENT, true, &observations, err) != OK ||
+        part_take(s, answer, "infos", ENV_AGENT_ABSENT, false, &infos, err) != OK)
         return err->code;
     for (int i = 0; i < s->c->n_agents; i++) {
         bool here = json_object_get(observations, s->c->agents[i]) != NULL;
         if (!here && json_object_get(infos, s->c->agents[i]))
             return error_set(err, ERR_FORMAT, "'%s' has an info, but no observation",
                              s->c->agents[i]);
-        s->seats[i].is = here ? HERE : GONE;
+        s->seats[i].is = here ? ENV_AGENT_ACTIVE : ENV_AGENT_ABSENT;
         if (here && seat_tell(s, i, observations, infos, err) != OK) return err->code;
         n += here;
     }
@@ -241,29 +241,29 @@ struct parts {
     const json_t *observations, *rewards, *terminations, *truncations, *infos;
 };
 
-static int seat_step(struct stage *s, int i, const struct parts *p, struct error *err) {
+static int seat_step(struct external_env *s, int i, const struct parts *p, struct error *err) {
     const char *name = s->c->agents[i];
-    struct seat *seat = &s->seats[i];
+    struct env_agent *seat = &s->seats[i];
     bool terminated, truncated;
     if (reward_take(name, p->rewards, &seat->reward, err) != OK ||
         ending_take(name, p->terminations, "terminations", &terminated, err) != OK ||
         ending_take(name, p->truncations, "truncations", &truncated, err) != OK)
         return err->code;
-    seat->is = terminated ? GONE : truncated ? OVER : HERE;
+    seat->is = terminated ? ENV_AGENT_ABSENT : truncated ? ENV_AGENT_TRUNCATED : ENV_AGENT_ACTIVE;
     if (terminated) return OK;
     return seat_tell(s, i, p->observations, p->infos, err);
 }
 
-static int step_read(struct stage *s, const json_t *answer, struct error *err) {
+static int step_read(struct external_env *s, const json_t *answer, struct error *err) {
     struct parts p;
-    if (part_take(s, answer, "observations", HERE, true, &p.observations, err) != OK ||
-        part_take(s, answer, "rewards", HERE, true, &p.rewards, err) != OK ||
-        part_take(s, answer, "terminations", HERE, true, &p.terminations, err) != OK ||
-        part_take(s, answer, "truncations", HERE, true, &p.truncations, err) != OK ||
-        part_take(s, answer, "infos", HERE, false, &p.infos, err) != OK)
+    if (part_take(s, answer, "observations", ENV_AGENT_ACTIVE, true, &p.observations, err) != OK ||
+        part_take(s, answer, "rewards", ENV_AGENT_ACTIVE, true, &p.rewards, err) != OK ||
+        part_take(s, answer, "terminations", ENV_AGENT_ACTIVE, true, &p.terminations, err) != OK ||
+        part_take(s, answer, "truncations", ENV_AGENT_ACTIVE, true, &p.truncations, err) != OK ||
+        part_take(s, answer, "infos", ENV_AGENT_ACTIVE, false, &p.infos, err) != OK)
         return err->code;
     for (int i = 0; i < s->c->n_agents; i++)
-        if (s->seats[i].is == HERE && seat_step(s, i, &p, err) != OK) return err->code;
+        if (s->seats[i].is == ENV_AGENT_ACTIVE && seat_step(s, i, &p, err) != OK) return err->code;
     return OK;
 }
 
@@ -273,13 +273,13 @@ static int complaint(const json_t *answer, struct error *err) {
     if (!v) return OK;
     struct buf clean = {0};
     const char *text = json_is_string(v) ? json_string_value(v) : "an error";
-    buf_add_clean(&clean, text, MIN(strlen(text), 512));
+    buf_add_sanitized(&clean, text, MIN(strlen(text), 512));
     error_set(err, ERR_STATE, "it says: %s", clean.data ? clean.data : "");
     buf_release(&clean);
     return err->code;
 }
 
-static int answer_read(struct stage *s, const json_t *answer, struct error *err) {
+static int answer_read(struct external_env *s, const json_t *answer, struct error *err) {
     int rc = json_is_object(answer) ? complaint(answer, err)
                                     : error_set(err, ERR_FORMAT, "its answer is no object");
     if (rc == OK) rc = s->begins ? reset_read(s, answer, err) : step_read(s, answer, err);
@@ -288,7 +288,7 @@ static int answer_read(struct stage *s, const json_t *answer, struct error *err)
     return error_wrap(err, s->begins ? "world %d, reset" : "world %d, tick %d", s->index, s->tick);
 }
 
-static int answers_read(struct outside_envs *c, const json_t *v, struct error *err) {
+static int answers_read(struct external_envs *c, const json_t *v, struct error *err) {
     if (c->worlds == 1) return answer_read(&c->stages[0], v, err);
     if (complaint(v, err) != OK) return err->code;
     if (!json_is_array(v) || json_array_size(v) != (size_t)c->n_waiting)
@@ -303,19 +303,19 @@ static int answers_read(struct outside_envs *c, const json_t *v, struct error *e
 
 /* requests */
 
-static json_t *answer_get(struct outside_envs *c, struct error *err) {
+static json_t *answer_get(struct external_envs *c, struct error *err) {
     const char *text;
     size_t len;
     if (c->exchange(c->ctx, &c->line, &text, &len, err) != OK) return NULL;
-    struct json_bounds left = PIPE_BOUNDS;
-    return json_parse_bounded(text, len, "its answer", &left, err);
+    struct json_limits left = WORLD_SERVER_JSON_BOUNDS;
+    return json_parse_limited(text, len, "its answer", &left, err);
 }
 
-static int outside_error(const struct outside_envs *c, struct error *err) {
+static int outside_error(const struct external_envs *c, struct error *err) {
     return error_wrap(err, "the environment '%s'", c->command);
 }
 
-static int requests_send(struct outside_envs *c, struct error *err) {
+static int requests_send(struct external_envs *c, struct error *err) {
     if (!c->n_waiting) return OK;
     buf_puts(&c->line, c->worlds > 1 ? "]\n" : "\n");
     json_t *v = answer_get(c, err);
@@ -326,8 +326,8 @@ static int requests_send(struct outside_envs *c, struct error *err) {
     return rc == OK ? OK : outside_error(c, err);
 }
 
-static struct buf *request_begin(struct stage *s, bool begins) {
-    struct outside_envs *c = s->c;
+static struct buf *request_begin(struct external_env *s, bool begins) {
+    struct external_envs *c = s->c;
     s->begins = begins;
     buf_puts(&c->line, c->n_waiting ? "," : c->worlds > 1 ? "[" : "");
     c->waiting[c->n_waiting++] = s->index;
@@ -337,24 +337,24 @@ static struct buf *request_begin(struct stage *s, bool begins) {
 }
 
 static void stage_will_reset(void *ctx, uint64_t seed) {
-    struct stage *s = ctx;
+    struct external_env *s = ctx;
     buf_printf(request_begin(s, true), "\"reset\":{\"seed\":%" PRIu64 "}}", seed);
     s->asked = true;
 }
 
 static int stage_reset(void *ctx, uint64_t seed, struct error *err) {
-    struct stage *s = ctx;
+    struct external_env *s = ctx;
     if (!s->asked) stage_will_reset(s, seed);
     s->asked = false;
     return requests_send(s->c, err);
 }
 
 static void stage_will_step(void *ctx, const int16_t *actions) {
-    struct stage *s = ctx;
+    struct external_env *s = ctx;
     struct buf *out = NULL;
     for (int i = 0; i < s->c->n_agents; i++) {
         s->seats[i].reward = 0;
-        if (s->seats[i].is != HERE) continue;
+        if (s->seats[i].is != ENV_AGENT_ACTIVE) continue;
         if (out)
             buf_puts(out, ",");
         else
@@ -366,7 +366,7 @@ static void stage_will_step(void *ctx, const int16_t *actions) {
 }
 
 static int stage_step(void *ctx, const int16_t *actions, double *rewards, struct error *err) {
-    struct stage *s = ctx;
+    struct external_env *s = ctx;
     if (!s->asked) stage_will_step(s, actions);
     s->asked = false;
     int rc = requests_send(s->c, err);
@@ -377,19 +377,19 @@ static int stage_step(void *ctx, const int16_t *actions, double *rewards, struct
 /* as an environment */
 
 static bool stage_prompt(void *ctx, int agent, struct buf *out) {
-    const struct seat *seat = &((const struct stage *)ctx)->seats[agent];
-    if (seat->is == GONE) return false;
+    const struct env_agent *seat = &((const struct external_env *)ctx)->seats[agent];
+    if (seat->is == ENV_AGENT_ABSENT) return false;
     buf_add(out, seat->prompt.data, seat->prompt.len);
     return true;
 }
 
 static bool stage_over(void *ctx, int agent) {
-    return ((const struct stage *)ctx)->seats[agent].is == OVER;
+    return ((const struct external_env *)ctx)->seats[agent].is == ENV_AGENT_TRUNCATED;
 }
 
 /* The action that is named first; of two at one place, the longer. */
 static int stage_parse(void *ctx, const char *text) {
-    const struct outside_envs *c = ((const struct stage *)ctx)->c;
+    const struct external_envs *c = ((const struct external_env *)ctx)->c;
     const char *first = NULL;
     size_t longest = 0;
     int found = -1;
@@ -406,18 +406,18 @@ static int stage_parse(void *ctx, const char *text) {
 }
 
 static int stage_teach(void *ctx, int agent) {
-    return ((const struct stage *)ctx)->seats[agent].teacher;
+    return ((const struct external_env *)ctx)->seats[agent].teacher;
 }
 
-static void stages_make(struct outside_envs *c) {
+static void stages_make(struct external_envs *c) {
     size_t n = (size_t)c->worlds;
     c->stages = xcalloc(n, sizeof *c->stages);
     c->envs = xcalloc(n, sizeof *c->envs);
     c->list = xcalloc(n, sizeof *c->list);
     c->waiting = xcalloc(n, sizeof *c->waiting);
     for (int i = 0; i < c->worlds; i++) {
-        struct seat *seats = xcalloc((size_t)c->n_agents, sizeof *seats);
-        c->stages[i] = (struct stage){.c = c, .index = i, .seats = seats};
+        struct env_agent *seats = xcalloc((size_t)c->n_agents, sizeof *seats);
+        c->stages[i] = (struct external_env){.c = c, .index = i, .seats = seats};
         c->envs[i] = (struct environment){.ctx = &c->stages[i],
                                           .n_agents = c->n_agents,
                                           .n_actions = c->n_actions,
@@ -436,13 +436,13 @@ static void stages_make(struct outside_envs *c) {
 
 /* opening */
 
-static int spaces_read(struct outside_envs *c, const json_t *v, struct error *err) {
+static int spaces_read(struct external_envs *c, const json_t *v, struct error *err) {
     const json_t *steps = json_object_get(v, "max_steps");
     if (!json_is_object(v)) return error_set(err, ERR_FORMAT, "its answer is no object");
     if (complaint(v, err) != OK) return err->code;
     if (names_read(v, "possible_agents", ENV_AGENTS, &c->agents, &c->n_agents, err) != OK ||
-        names_read(v, "actions", LIFE_ACTIONS, &c->actions, &c->n_actions, err) != OK ||
-        names_read(v, json_object_get(v, "said") ? "said" : "actions", LIFE_ACTIONS, &c->said,
+        names_read(v, "actions", ENV_MAX_ACTIONS, &c->actions, &c->n_actions, err) != OK ||
+        names_read(v, json_object_get(v, "said") ? "said" : "actions", ENV_MAX_ACTIONS, &c->said,
                    &c->n_actions, err) != OK)
         return err->code;
     c->max_steps = json_integer_value(steps);
@@ -456,7 +456,7 @@ static int spaces_read(struct outside_envs *c, const json_t *v, struct error *er
     return OK;
 }
 
-static int spaces_ask(struct outside_envs *c, struct error *err) {
+static int spaces_ask(struct external_envs *c, struct error *err) {
     buf_puts(&c->line, "{\"spaces\":{}}\n");
     json_t *v = answer_get(c, err);
     int rc = v ? spaces_read(c, v, err) : err->code;
@@ -467,42 +467,42 @@ static int spaces_ask(struct outside_envs *c, struct error *err) {
     return OK;
 }
 
-static struct outside_envs *envs_make(exchange_fn exchange, void *ctx, int worlds, bool taught) {
-    struct outside_envs *c = xcalloc(1, sizeof *c);
+static struct external_envs *envs_make(external_envs_exchange_fn exchange, void *ctx, int worlds, bool taught) {
+    struct external_envs *c = xcalloc(1, sizeof *c);
     *c =
-        (struct outside_envs){.exchange = exchange, .ctx = ctx, .worlds = worlds, .taught = taught};
+        (struct external_envs){.exchange = exchange, .ctx = ctx, .worlds = worlds, .taught = taught};
     return c;
 }
 
-struct outside_envs *outside_envs_new(exchange_fn exchange, void *ctx, int worlds, bool taught,
+struct external_envs *external_envs_new(external_envs_exchange_fn exchange, void *ctx, int worlds, bool taught,
                                       struct error *err) {
-    struct outside_envs *c = envs_make(exchange, ctx, worlds, taught);
+    struct external_envs *c = envs_make(exchange, ctx, worlds, taught);
     c->command = xstrdup("its own");
     if (spaces_ask(c, err) == OK) return c;
-    outside_envs_free(c);
+    external_envs_free(c);
     return NULL;
 }
 
 static int program_exchange(void *ctx, const struct buf *line, const char **answer, size_t *len,
                             struct error *err) {
-    return outside_exchange(ctx, line, answer, len, err);
+    return subprocess_exchange(ctx, line, answer, len, err);
 }
 
-struct outside_envs *outside_envs_open(const char *command, double timeout, int worlds, bool taught,
+struct external_envs *external_envs_open(const char *command, double timeout, int worlds, bool taught,
                                        struct error *err) {
-    struct outside *program = outside_open(command, timeout, err);
+    struct subprocess *program = subprocess_open(command, timeout, err);
     if (!program) return NULL;
-    struct outside_envs *c = envs_make(program_exchange, program, worlds, taught);
+    struct external_envs *c = envs_make(program_exchange, program, worlds, taught);
     c->program = program;
     c->command = xstrdup(command);
     if (spaces_ask(c, err) == OK) return c;
-    outside_envs_free(c);
+    external_envs_free(c);
     return NULL;
 }
 
-void outside_envs_free(struct outside_envs *c) {
+void external_envs_free(struct external_envs *c) {
     if (!c) return;
-    outside_close(c->program);
+    subprocess_close(c->program);
     for (int i = 0; c->stages && i < c->worlds; i++) {
         for (int k = 0; k < c->n_agents; k++) buf_release(&c->stages[i].seats[k].prompt);
         free(c->stages[i].seats);
@@ -522,11 +522,11 @@ void outside_envs_free(struct outside_envs *c) {
     free(c);
 }
 
-struct environment *const *outside_envs_list(const struct outside_envs *c) {
+struct environment *const *external_envs_list(const struct external_envs *c) {
     return c->list;
 }
 
-int64_t outside_envs_max_steps(const struct outside_envs *c) {
+int64_t external_envs_max_steps(const struct external_envs *c) {
     return c->max_steps;
 }
 
@@ -536,10 +536,10 @@ static json_t *names_json(char *const *names, int n) {
     return list;
 }
 
-json_t *outside_envs_json(const struct outside_envs *c) {
+json_t *external_envs_json(const struct external_envs *c) {
     json_t *v =
         json_pack("{s:o,s:o,s:o}", "agents", names_json(c->agents, c->n_agents), "actions",
                   names_json(c->actions, c->n_actions), "said", names_json(c->said, c->n_actions));
-    json_object_set_new(v, "command", json_path(c->command));
+    json_object_set_new(v, "command", json_from_path(c->command));
     return v;
 }

@@ -18,20 +18,20 @@ enum {
 };
 
 /* Hands over a line, with its newline, and gives the answer, good until the next call. */
-typedef int (*exchange_fn)(void *ctx, const struct buf *line, const char **answer, size_t *len,
+typedef int (*external_envs_exchange_fn)(void *ctx, const struct buf *line, const char **answer, size_t *len,
                            struct error *err);
 
-struct outside_envs;
+struct external_envs;
 /* Asks for the spaces at once. With `taught` every agent that is asked must have a teacher. */
-struct outside_envs *outside_envs_new(exchange_fn exchange, void *ctx, int worlds, bool taught,
+struct external_envs *external_envs_new(external_envs_exchange_fn exchange, void *ctx, int worlds, bool taught,
                                       struct error *err);
 /* The same of a program that the shell runs; it may take `timeout` seconds for an answer. */
-struct outside_envs *outside_envs_open(const char *command, double timeout, int worlds, bool taught,
+struct external_envs *external_envs_open(const char *command, double timeout, int worlds, bool taught,
                                        struct error *err);
-void outside_envs_free(struct outside_envs *c);                             /* ends the program */
-struct environment *const *outside_envs_list(const struct outside_envs *c); /* [worlds] */
-int64_t outside_envs_max_steps(const struct outside_envs *c);               /* 0: it does not say */
+void external_envs_free(struct external_envs *c);                             /* ends the program */
+struct environment *const *external_envs_list(const struct external_envs *c); /* [worlds] */
+int64_t external_envs_max_steps(const struct external_envs *c);               /* 0: it does not say */
 /* {command, agents, actions, said}: what a run is a run in. */
-json_t *outside_envs_json(const struct outside_envs *c);
+json_t *external_envs_json(const struct external_envs *c);
 
 #endif

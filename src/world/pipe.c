@@ -14,13 +14,13 @@
 
 /* what agents are told */
 
-uint64_t agents_living(const struct world *w) {
+uint64_t world_living_mask(const struct world *w) {
     uint64_t who = 0;
     for (int i = 0; i < w->n_agents; i++) who |= (uint64_t)(w->agents[i].alive != 0) << i;
     return who;
 }
 
-void add_each(const char *name, uint64_t who, add_fn add, const void *ctx, struct buf *out) {
+void agent_json_each(const char *name, uint64_t who, agent_json_fn add, const void *ctx, struct buf *out) {
     buf_printf(out, "\"%s\":{", name);
     for (int i = 0, n = 0; i < WORLD_AGENTS; i++) {
         if (!(who >> i & 1)) continue;
@@ -31,26 +31,26 @@ void add_each(const char *name, uint64_t who, add_fn add, const void *ctx, struc
 }
 
 /* Observations hold no character that JSON would have to escape. */
-void add_observation(const void *view, int agent, struct buf *out) {
-    const struct view *v = view;
+void agent_json_observation(const void *view, int agent, struct buf *out) {
+    const struct world_view *v = view;
     buf_puts(out, "\"");
     world_observe(v->w, v->r, agent, out);
     buf_puts(out, "\"");
 }
 
-void add_reward(const void *view, int agent, struct buf *out) {
-    buf_printf(out, "%.17g", ((const struct view *)view)->w->agents[agent].reward);
+void agent_json_reward(const void *view, int agent, struct buf *out) {
+    buf_printf(out, "%.17g", ((const struct world_view *)view)->w->agents[agent].reward);
 }
 
-void add_info(const void *view, int agent, struct buf *out) {
-    const struct view *v = view;
+void agent_json_info(const void *view, int agent, struct buf *out) {
+    const struct world_view *v = view;
     const struct world_agent *a = &v->w->agents[agent];
     buf_puts(out, "{\"prompt\":\"");
     world_prompt(v->w, v->r, agent, out);
     buf_printf(out, "\",\"cell\":[%d,%d],\"energy\":%d", a->cell % v->w->size, a->cell / v->w->size,
                a->energy);
     if (!v->begins)
-        buf_printf(out, ",\"action\":\"%s\",\"parsed\":%s", action_names[a->last[1]],
+        buf_printf(out, ",\"action\":\"%s\",\"parsed\":%s", world_action_names[a->last[1]],
                    v->guessed >> agent & 1 ? "false" : "true");
     buf_puts(out, "}");
 }
@@ -73,7 +73,7 @@ static int word_read(const struct world_rules *r, const json_t *v, int64_t *word
 int world_action_read(const struct world *w, const struct world_rules *r, int agent,
                       const json_t *v, int16_t *action, bool *parsed, struct error *err) {
     const json_t *what = json_is_object(v) ? json_object_get(v, "action") : v;
-    int64_t word = 0, n = json_is_object(v) ? N_ACTIONS : N_ACTIONS * (r->words + 1);
+    int64_t word = 0, n = json_is_object(v) ? WORLD_N_ACTIONS : WORLD_N_ACTIONS * (r->words + 1);
     *parsed = true;
     if (json_is_object(v)) {
         const json_t *said = json_object_get(v, "word");
@@ -92,7 +92,7 @@ int world_action_read(const struct world *w, const struct world_rules *r, int ag
         return error_set(err, ERR_FORMAT, "an action is text or a number from 0 to %" PRId64,
                          n - 1);
     }
-    *action += (int16_t)(N_ACTIONS * word);
+    *action += (int16_t)(WORLD_N_ACTIONS * word);
     return OK;
 }
 
@@ -105,7 +105,7 @@ static int agent_number(const char *name) {
     return *end || n >= WORLD_AGENTS ? -1 : (int)n;
 }
 
-int actions_read(const struct view *v, uint64_t who, const json_t *object, int16_t *actions,
+int world_actions_read(const struct world_view *v, uint64_t who, const json_t *object, int16_t *actions,
                  uint64_t *guessed, struct error *err) {
     const char *name;
     json_t *value;
@@ -130,14 +130,14 @@ int actions_read(const struct view *v, uint64_t who, const json_t *object, int16
 
 /* the server */
 
-struct place { /* of one world */
+struct server_world { /* of one world */
     struct trace log;
     struct world w;
 };
 struct world_server {
     struct trace plain; /* of no ticks: rules, agents and steps where a reset does not say */
     uint64_t next_seed;
-    struct place *places[PIPE_WORLDS];
+    struct server_world *places[WORLD_SERVER_MAX_WORLDS];
     bool closed;
 };
 
@@ -150,25 +150,25 @@ struct world_server *world_server_new(const struct world_rules *r, int n_agents,
     return NULL;
 }
 
-static void place_free(struct place *p) {
+static void server_world_free(struct server_world *p) {
     if (p) trace_release(&p->log);
     free(p);
 }
 
 void world_server_free(struct world_server *s) {
     if (!s) return;
-    for (int i = 0; i < PIPE_WORLDS; i++) place_free(s->places[i]);
+    for (int i = 0; i < WORLD_SERVER_MAX_WORLDS; i++) server_world_free(s->places[i]);
     trace_release(&s->plain);
     free(s);
 }
 
 /* Who is still in the world: alive, and its time is not over. */
-static uint64_t place_agents(const struct place *p) {
-    return p && p->w.tick < p->log.steps ? agents_living(&p->w) : 0;
+static uint64_t server_world_agents(const struct server_world *p) {
+    return p && p->w.tick < p->log.steps ? world_living_mask(&p->w) : 0;
 }
 
-static struct view place_view(const struct place *p) {
-    return (struct view){.w = &p->w, .r = &p->log.rules};
+static struct world_view server_world_view(const struct server_world *p) {
+    return (struct world_view){.w = &p->w, .r = &p->log.rules};
 }
 
 /* reset */
@@ -215,7 +215,7 @@ static int rules_take(const struct world_server *s, const json_t *options, struc
     json_t *own =
         json_object_get(options, "rules") ? json_object() : world_rules_json(&s->plain.rules);
     if (json_object_get(options, "map"))
-        for (const char *const *key = world_ground_keys; *key; key++) json_object_del(own, *key);
+        for (const char *const *key = world_map_keys; *key; key++) json_object_del(own, *key);
     json_object_update(own, (json_t *)(uintptr_t)options);
     int rc = world_rules_from_json(r, "options", own, err);
     json_decref(own);
@@ -236,8 +236,8 @@ static int begin_read(const struct world_server *s, json_t *flat, uint64_t seed,
 }
 
 /* A world in the place of the one that was there. */
-static int place_put(struct world_server *s, int at, struct trace *log, struct error *err) {
-    struct place *p = s->places[at] ? s->places[at] : try_calloc(1, sizeof *p, err);
+static int server_world_put(struct world_server *s, int at, struct trace *log, struct error *err) {
+    struct server_world *p = s->places[at] ? s->places[at] : try_calloc(1, sizeof *p, err);
     if (!p) return err->code;
     trace_release(&p->log);
     p->log = *log;
@@ -264,66 +264,66 @@ static int do_reset(struct world_server *s, int at, const json_t *arg, struct bu
         rc = error_set(err, ERR_FORMAT, "'options' must be an object");
     if (rc == OK && json_is_object(options)) rc = rules_flatten(options, "", flat, 0, err);
     if (rc == OK) rc = begin_read(s, flat, (uint64_t)n, &log, err);
-    if (rc == OK) rc = place_put(s, at, &log, err);
+    if (rc == OK) rc = server_world_put(s, at, &log, err);
     trace_release(&log);
     json_decref(flat);
     if (rc != OK) return rc;
     s->next_seed = ((uint64_t)n + 1) & INT64_MAX;
-    struct view v = place_view(s->places[at]);
+    struct world_view v = server_world_view(s->places[at]);
     v.begins = true;
-    uint64_t who = place_agents(s->places[at]);
-    add_each("observations", who, add_observation, &v, out);
+    uint64_t who = server_world_agents(s->places[at]);
+    agent_json_each("observations", who, agent_json_observation, &v, out);
     buf_puts(out, ",");
-    add_each("infos", who, add_info, &v, out);
+    agent_json_each("infos", who, agent_json_info, &v, out);
     return OK;
 }
 
 /* the other requests */
 
 static void add_terminated(const void *place, int agent, struct buf *out) {
-    const struct place *p = place;
+    const struct server_world *p = place;
     buf_puts(out, p->w.agents[agent].alive ? "false" : "true");
 }
 
 static void add_truncated(const void *place, int agent, struct buf *out) {
-    const struct place *p = place;
+    const struct server_world *p = place;
     bool over = p->w.tick >= p->log.steps && p->w.agents[agent].alive;
     buf_puts(out, over ? "true" : "false");
 }
 
-static int begun(const struct place *p, struct error *err) {
+static int begun(const struct server_world *p, struct error *err) {
     return p ? OK : error_set(err, ERR_STATE, "no world has begun: reset it first");
 }
 
 static int do_step(struct world_server *s, int at, const json_t *arg, struct buf *out,
                    struct error *err) {
-    struct place *p = s->places[at];
+    struct server_world *p = s->places[at];
     int16_t actions[WORLD_AGENTS] = {0};
-    uint64_t who = place_agents(p), guessed;
+    uint64_t who = server_world_agents(p), guessed;
     if (begun(p, err) != OK) return err->code;
     if (!who) return error_set(err, ERR_STATE, "nobody is left to act: reset the world");
-    struct view v = place_view(p);
-    if (actions_read(&v, who, arg, actions, &guessed, err) != OK ||
-        trace_add(&p->log, &p->w, actions, err) != OK)
+    struct world_view v = server_world_view(p);
+    if (world_actions_read(&v, who, arg, actions, &guessed, err) != OK ||
+        trace_append(&p->log, &p->w, actions, err) != OK)
         return err->code;
     v.guessed = guessed;
     world_step(&p->w, &p->log.rules, actions);
-    add_each("observations", who, add_observation, &v, out);
+    agent_json_each("observations", who, agent_json_observation, &v, out);
     buf_puts(out, ",");
-    add_each("rewards", who, add_reward, &v, out);
+    agent_json_each("rewards", who, agent_json_reward, &v, out);
     buf_puts(out, ",");
-    add_each("terminations", who, add_terminated, p, out);
+    agent_json_each("terminations", who, add_terminated, p, out);
     buf_puts(out, ",");
-    add_each("truncations", who, add_truncated, p, out);
+    agent_json_each("truncations", who, add_truncated, p, out);
     buf_puts(out, ",");
-    add_each("infos", who, add_info, &v, out);
+    agent_json_each("infos", who, agent_json_info, &v, out);
     return OK;
 }
 
 static int do_agents(struct world_server *s, int at, const json_t *arg, struct buf *out,
                      struct error *err) {
     (void)arg, (void)err;
-    uint64_t who = place_agents(s->places[at]);
+    uint64_t who = server_world_agents(s->places[at]);
     buf_puts(out, "\"agents\":[");
     for (int i = 0, n = 0; i < WORLD_AGENTS; i++)
         if (who >> i & 1) buf_printf(out, "%s\"agent_%d\"", n++ ? "," : "", i);
@@ -338,18 +338,18 @@ static int do_spaces(struct world_server *s, int at, const json_t *arg, struct b
     buf_puts(out, "\"possible_agents\":[");
     for (int i = 0; i < t->n_agents; i++) buf_printf(out, "%s\"agent_%d\"", i ? "," : "", i);
     buf_puts(out, "],\"actions\":[");
-    for (int i = 0; i < N_ACTIONS; i++) buf_printf(out, "%s\"%s\"", i ? "," : "", action_names[i]);
+    for (int i = 0; i < WORLD_N_ACTIONS; i++) buf_printf(out, "%s\"%s\"", i ? "," : "", world_action_names[i]);
     buf_puts(out, "],\"said\":[");
-    for (int i = 0; i < N_ACTIONS; i++) buf_printf(out, "%s\"%s\"", i ? "," : "", action_said[i]);
+    for (int i = 0; i < WORLD_N_ACTIONS; i++) buf_printf(out, "%s\"%s\"", i ? "," : "", world_action_words[i]);
     buf_printf(out, "],\"words\":%" PRId64 ",\"n_actions\":%" PRId64 ",\"max_steps\":%" PRId64,
-               t->rules.words, N_ACTIONS * (t->rules.words + 1), t->steps);
+               t->rules.words, WORLD_N_ACTIONS * (t->rules.words + 1), t->steps);
     return OK;
 }
 
 static int do_state(struct world_server *s, int at, const json_t *arg, struct buf *out,
                     struct error *err) {
     (void)arg;
-    const struct place *p = s->places[at];
+    const struct server_world *p = s->places[at];
     if (begun(p, err) != OK) return err->code;
     json_t *v = trace_json(&p->log, &p->w);
     char *text = json_dumps(v, JSON_COMPACT);
@@ -365,15 +365,15 @@ static int do_restore(struct world_server *s, int at, const json_t *arg, struct 
     int rc = trace_from_json(&log, arg, err);
     if (rc == OK && log.n_ticks > log.steps)
         rc = error_set(err, ERR_FORMAT, "the state has more ticks than steps");
-    if (rc == OK) rc = place_put(s, at, &log, err);
+    if (rc == OK) rc = server_world_put(s, at, &log, err);
     trace_release(&log);
     if (rc != OK) return rc;
-    struct view v = place_view(s->places[at]);
+    struct world_view v = server_world_view(s->places[at]);
     v.begins = v.w->tick == 0;
-    uint64_t who = place_agents(s->places[at]);
-    add_each("observations", who, add_observation, &v, out);
+    uint64_t who = server_world_agents(s->places[at]);
+    agent_json_each("observations", who, agent_json_observation, &v, out);
     buf_puts(out, ",");
-    add_each("infos", who, add_info, &v, out);
+    agent_json_each("infos", who, agent_json_info, &v, out);
     return OK;
 }
 
@@ -419,7 +419,7 @@ static int request_find(const json_t *v, struct error *err) {
 
 static void add_error(const struct error *err, struct buf *out) {
     struct buf clean = {0};
-    buf_add_clean(&clean, err->text, strlen(err->text));
+    buf_add_sanitized(&clean, err->text, strlen(err->text));
     json_t *v = json_string(clean.data);
     char *text = v ? json_dumps(v, JSON_ENCODE_ANY) : NULL;
     buf_printf(out, "{\"error\":%s}", text ? text : "\"not UTF-8\"");
@@ -435,8 +435,8 @@ static void request_answer(struct world_server *s, const json_t *v, struct buf *
     const json_t *world = json_object_get(v, "world");
     json_int_t at = json_integer_value(world);
     int rc = request_find(v, &err), request = rc;
-    if (rc >= 0 && world && (!json_is_integer(world) || at < 0 || at >= PIPE_WORLDS))
-        rc = error_set(&err, ERR_FORMAT, "'world' must be a number from 0 to %d", PIPE_WORLDS - 1);
+    if (rc >= 0 && world && (!json_is_integer(world) || at < 0 || at >= WORLD_SERVER_MAX_WORLDS))
+        rc = error_set(&err, ERR_FORMAT, "'world' must be a number from 0 to %d", WORLD_SERVER_MAX_WORLDS - 1);
     if (rc >= 0) {
         const json_t *arg = json_object_get(v, requests[request].name);
         buf_puts(out, "{");
@@ -448,10 +448,10 @@ static void request_answer(struct world_server *s, const json_t *v, struct buf *
     add_error(&err, out);
 }
 
-bool world_server_answer(struct world_server *s, const char *line, size_t len, struct buf *out) {
+bool world_server_handle(struct world_server *s, const char *line, size_t len, struct buf *out) {
     struct error err = {0};
-    struct json_bounds left = PIPE_BOUNDS;
-    json_t *v = json_parse_bounded(line, len, "request", &left, &err), *one;
+    struct json_limits left = WORLD_SERVER_JSON_BOUNDS;
+    json_t *v = json_parse_limited(line, len, "request", &left, &err), *one;
     size_t i;
     if (json_is_array(v)) {
         buf_puts(out, "[");

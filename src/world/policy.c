@@ -9,7 +9,7 @@
 /* rule */
 
 /* What an agent knows: the first home, and the walls and homes beside every cell it was on. */
-struct knowledge {
+struct belief {
     const struct world *w;
     const struct world_agent *a;
     bool hungry;              /* too much so to carry material */
@@ -18,43 +18,43 @@ struct knowledge {
 /* What it may be after: home, what it can pick up, a place where it has not looked. */
 enum goal { GOAL_HOME, GOAL_LOAD, GOAL_NEW };
 
-static void knowledge_make(struct knowledge *k, const struct world *w,
+static void belief_make(struct belief *k, const struct world *w,
                            const struct world_rules *rules, int agent) {
-    *k = (struct knowledge){.w = w, .a = &w->agents[agent]};
+    *k = (struct belief){.w = w, .a = &w->agents[agent]};
     k->hungry = rules->meal > 0 && k->a->energy < rules->energy / 2;
     for (int cell = 0; cell < w->size * w->size; cell++) {
-        if (!agent_has_seen(k->a, cell)) continue;
+        if (!world_agent_visited(k->a, cell)) continue;
         k->looked[cell] = true;
-        for (int move = 0; move < 4; move++) k->looked[cell_beside(w, cell, move)] = true;
+        for (int move = 0; move < 4; move++) k->looked[world_neighbour(w, cell, move)] = true;
     }
 }
 
-static bool is_beside(const struct knowledge *k, int cell) {
+static bool is_beside(const struct belief *k, int cell) {
     for (int move = 0; move < 4; move++)
-        if (cell_beside(k->w, k->a->cell, move) == cell) return true;
+        if (world_neighbour(k->w, k->a->cell, move) == cell) return true;
     return false;
 }
 
 /* Cells of which it knows nothing are free, it hopes; the border is where the world ends. */
-static bool can_enter(const struct knowledge *k, int cell) {
+static bool can_enter(const struct belief *k, int cell) {
     int x = cell % k->w->size, y = cell / k->w->size, last = k->w->size - 1;
     if (x == 0 || y == 0 || x == last || y == last) return false;
     if (k->looked[cell] && k->w->cells[cell] & CELL_WALL) return false;
     return !(is_beside(k, cell) && world_has_predator(k->w, cell));
 }
 
-static bool is_load(const struct knowledge *k, int cell) {
+static bool is_load(const struct belief *k, int cell) {
     return k->w->cells[cell] & CELL_FOOD || (k->w->cells[cell] & CELL_MATERIAL && !k->hungry);
 }
 
 /* A remembered place on which it has stood is spent: somebody else was there first. */
-static bool is_remembered(const struct knowledge *k, int cell) {
+static bool is_remembered(const struct belief *k, int cell) {
     for (int i = 0; i < k->a->n_known; i++)
-        if (k->a->known[i] == cell) return !agent_has_seen(k->a, cell);
+        if (k->a->known[i] == cell) return !world_agent_visited(k->a, cell);
     return false;
 }
 
-static bool is_goal(const struct knowledge *k, enum goal goal, int cell) {
+static bool is_goal(const struct belief *k, enum goal goal, int cell) {
     bool told = cell == k->w->homes[0];
     if (goal == GOAL_HOME) return (told || k->looked[cell]) && k->w->cells[cell] & CELL_HOME;
     if (goal == GOAL_NEW) return !k->looked[cell];
@@ -62,7 +62,7 @@ static bool is_goal(const struct knowledge *k, enum goal goal, int cell) {
 }
 
 /* The first move of a shortest way that may exist, or -1. */
-static int way_to(const struct knowledge *k, enum goal goal, struct rng *r) {
+static int bfs_first_move(const struct belief *k, enum goal goal, struct rng *r) {
     int16_t queue[WORLD_CELLS];
     int8_t first[WORLD_CELLS];
     int n = 1, turn = (int)rng_below(r, 4); /* so that agents at one place part */
@@ -71,7 +71,7 @@ static int way_to(const struct knowledge *k, enum goal goal, struct rng *r) {
     first[k->a->cell] = 0;
     for (int at = 0; at < n; at++) {
         for (int i = 0; i < 4; i++) {
-            int move = (turn + i) % 4, cell = cell_beside(k->w, queue[at], move);
+            int move = (turn + i) % 4, cell = world_neighbour(k->w, queue[at], move);
             if (first[cell] >= 0 || !can_enter(k, cell)) continue;
             first[cell] = at == 0 ? (int8_t)move : first[queue[at]];
             if (is_goal(k, goal, cell)) return first[cell];
@@ -82,20 +82,20 @@ static int way_to(const struct knowledge *k, enum goal goal, struct rng *r) {
 }
 
 /* Straight on, mostly; never back where there is another way. */
-static int stroll(const struct knowledge *k, struct rng *r) {
+static int stroll(const struct belief *k, struct rng *r) {
     int last = k->a->last[1], back = last ^ 1, turn = (int)rng_below(r, 4);
     bool walked = last >= 0 && last < 4;
-    if (walked && rng_below(r, 8) && can_enter(k, cell_beside(k->w, k->a->cell, last))) return last;
+    if (walked && rng_below(r, 8) && can_enter(k, world_neighbour(k->w, k->a->cell, last))) return last;
     for (int i = 0; i < 4; i++) {
         int move = (turn + i) % 4;
-        if (!(walked && move == back) && can_enter(k, cell_beside(k->w, k->a->cell, move)))
+        if (!(walked && move == back) && can_enter(k, world_neighbour(k->w, k->a->cell, move)))
             return move;
     }
     return walked ? back : turn;
 }
 
 /* Whether something to pick up is here; who is not told remembers it, unless it has just tried. */
-static bool load_is_here(const struct knowledge *k, bool told) {
+static bool load_is_here(const struct belief *k, bool told) {
     const struct world_agent *a = k->a;
     if (told) return is_load(k, a->cell);
     for (int i = 0; i < a->n_known; i++)
@@ -103,9 +103,9 @@ static bool load_is_here(const struct knowledge *k, bool told) {
     return false;
 }
 
-static bool is_hunted(const struct knowledge *k) {
+static bool is_hunted(const struct belief *k) {
     for (int move = 0; move < 4; move++)
-        if (world_has_predator(k->w, cell_beside(k->w, k->a->cell, move))) return true;
+        if (world_has_predator(k->w, world_neighbour(k->w, k->a->cell, move))) return true;
     return false;
 }
 
@@ -113,19 +113,19 @@ static bool is_hunted(const struct knowledge *k) {
  * else about. Who stands beside a wolf keeps walking: what moves is not caught. */
 static int rule_act(const struct world *w, const struct world_rules *rules, int agent,
                     struct rng *r) {
-    struct knowledge k;
-    knowledge_make(&k, w, rules, agent);
+    struct belief k;
+    belief_make(&k, w, rules, agent);
     if (k.a->holds && w->cells[k.a->cell] & CELL_HOME) return DROP_FOOD;
     if (!k.a->holds && load_is_here(&k, rules->here) && !is_hunted(&k)) return PICK_FOOD;
-    int move = way_to(&k, k.a->holds ? GOAL_HOME : GOAL_LOAD, r);
-    if (move < 0 && !k.a->holds) move = way_to(&k, GOAL_NEW, r);
+    int move = bfs_first_move(&k, k.a->holds ? GOAL_HOME : GOAL_LOAD, r);
+    if (move < 0 && !k.a->holds) move = bfs_first_move(&k, GOAL_NEW, r);
     return move < 0 ? stroll(&k, r) : move;
 }
 
 /* reflex */
 
 static bool is_open(const struct world *w, const struct world_agent *a, int move) {
-    int cell = cell_beside(w, a->cell, move);
+    int cell = world_neighbour(w, a->cell, move);
     return !(w->cells[cell] & CELL_WALL) && !world_has_predator(w, cell);
 }
 
@@ -134,7 +134,7 @@ static bool is_open(const struct world *w, const struct world_agent *a, int move
 static int any_way(const struct world *w, const struct world_agent *a, int first) {
     int last = a->last[1], back = last >= 0 && last < 4 ? last ^ 1 : -1, best = PICK_FOOD, most = 0;
     for (int i = 0; i < 4; i++) {
-        int move = (first + i) % 4, cell = cell_beside(w, a->cell, move);
+        int move = (first + i) % 4, cell = world_neighbour(w, a->cell, move);
         int worth = w->cells[cell] & CELL_WALL    ? 0
                     : world_has_predator(w, cell) ? 1
                     : move == back                ? 2
@@ -146,8 +146,8 @@ static int any_way(const struct world *w, const struct world_agent *a, int first
 
 /* Ground that was not stood on; of what lies there it is not told. */
 static bool is_new(const struct world *w, const struct world_agent *a, int move) {
-    int cell = cell_beside(w, a->cell, move), things = CELL_FOOD | CELL_MATERIAL | CELL_HOME;
-    return is_open(w, a, move) && !(w->cells[cell] & things) && !agent_has_seen(a, cell);
+    int cell = world_neighbour(w, a->cell, move), things = CELL_FOOD | CELL_MATERIAL | CELL_HOME;
+    return is_open(w, a, move) && !(w->cells[cell] & things) && !world_agent_visited(a, cell);
 }
 
 /* Along either axis on which the goal is not reached, not back; else around what is in the way. */
@@ -174,7 +174,7 @@ static int reflex_act(const struct world *w, const struct world_rules *rules, in
     if (!a->holds && rules->here && here & (CELL_FOOD | CELL_MATERIAL)) return PICK_FOOD;
     for (int i = 0; i < 4; i++) {
         int move = (turn + i) % 4;
-        if (w->cells[cell_beside(w, a->cell, move)] & wanted && is_open(w, a, move)) return move;
+        if (w->cells[world_neighbour(w, a->cell, move)] & wanted && is_open(w, a, move)) return move;
     }
     if (goal >= 0) return toward(w, a, goal, r);
     for (int i = 0; i < 4; i++) { // new ground, straight on first
@@ -189,7 +189,7 @@ static int reflex_act(const struct world *w, const struct world_rules *rules, in
 static int random_act(const struct world *w, const struct world_rules *rules, int agent,
                       struct rng *r) {
     (void)w, (void)rules, (void)agent;
-    return (int)rng_below(r, N_ACTIONS);
+    return (int)rng_below(r, WORLD_N_ACTIONS);
 }
 
 static int mock_act(const struct world *w, const struct world_rules *rules, int agent,

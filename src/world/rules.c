@@ -61,7 +61,7 @@ const struct option_row world_rule_rows[] = {
 #undef REWARD
 #undef ROW
 
-const char *const world_ground_keys[] = {"size", "walls", "homes", NULL};
+const char *const world_map_keys[] = {"size", "walls", "homes", NULL};
 
 const struct world_rule_set world_rule_sets[] = {
     {"seed", "the predecessor's world, to the string and to the number", "rules: seed"},
@@ -162,7 +162,7 @@ int world_rules_check(const struct world_rules *r, struct error *err) {
 /* files */
 
 static int map_alone(const struct yaml *y, struct error *err) {
-    for (const char *const *key = world_ground_keys; *key; key++)
+    for (const char *const *key = world_map_keys; *key; key++)
         if (yaml_line(y, *key))
             return error_set(err, ERR_USAGE, "'%s', line %d: the map says '%s' itself", y->path,
                              yaml_line(y, *key), *key);

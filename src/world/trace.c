@@ -42,7 +42,7 @@ static json_t *row_json(const struct option_row *row, const struct world_rules *
 /* Whether a rule is said: a map says some others itself, and there may be none. */
 static bool row_counts(const struct option_row *row, const struct world_rules *r) {
     if (strcmp(row->name, "map") == 0) return r->map.n > 0;
-    for (const char *const *key = world_ground_keys; *key; key++)
+    for (const char *const *key = world_map_keys; *key; key++)
         if (strcmp(row->name, *key) == 0) return r->map.n == 0;
     return true;
 }
@@ -64,7 +64,7 @@ int world_rules_from_json(struct world_rules *r, const char *what, const json_t 
     *r = (struct world_rules){0};
     if (!json_is_object(v))
         return error_set(err, ERR_FORMAT, "'%s' must be an object of rules", what);
-    char *text = json_text(v);
+    char *text = json_canonical(v);
     int rc = world_rules_parse(r, what, text, strlen(text), err);
     free(text);
     return rc;
@@ -105,7 +105,7 @@ static int trace_grow(struct trace *t, struct error *err) {
     return OK;
 }
 
-int trace_add(struct trace *t, const struct world *w, const int16_t *actions, struct error *err) {
+int trace_append(struct trace *t, const struct world *w, const int16_t *actions, struct error *err) {
     if (trace_grow(t, err) != OK) return err->code;
     int16_t *to = trace_at(t, t->n_ticks++);
     for (int i = 0; i < t->n_agents; i++) to[i] = w->agents[i].alive ? actions[i] : -1;
@@ -118,7 +118,7 @@ void trace_seek(const struct trace *t, struct world *w, int64_t tick) {
     while (w->tick < tick) world_step(w, &t->rules, trace_at(t, w->tick));
 }
 
-void trace_cut(struct trace *t, int64_t tick) {
+void trace_truncate(struct trace *t, int64_t tick) {
     t->n_ticks = MIN(t->n_ticks, tick);
     t->closed = false;
 }
@@ -154,7 +154,7 @@ static void tick_add(const struct trace *t, const struct world *w, struct buf *o
     buf_printf(out, "{\"tick\":%d,\"actions\":[", w->tick);
     for (int i = 0; i < t->n_agents; i++) buf_printf(out, "%s%d", i ? "," : "", actions[i]);
     buf_puts(out, "]");
-    if (w->tick % TRACE_HASHES == 0)
+    if (w->tick % TRACE_HASH_INTERVAL == 0)
         hash_add(w, out);
     else
         buf_puts(out, "}\n");
@@ -186,7 +186,7 @@ FILE *trace_create(const struct trace *t, const char *path, struct error *err) {
     return NULL;
 }
 
-int trace_put(const struct trace *t, const struct world *w, FILE *f, struct error *err) {
+int trace_write_tick(const struct trace *t, const struct world *w, FILE *f, struct error *err) {
     struct buf b = {0};
     CHECK(w->tick == t->n_ticks && w->tick > 0);
     tick_add(t, w, &b);
@@ -250,7 +250,7 @@ static int header_take(struct trace *t, const json_t *v, const char *const *know
 /* One tick's actions, as the world `w` can take them; then `w` takes them. */
 static int actions_take(struct trace *t, struct world *w, const json_t *v, struct error *err) {
     int16_t actions[WORLD_AGENTS];
-    int64_t n_actions = N_ACTIONS * (t->rules.words + 1);
+    int64_t n_actions = WORLD_N_ACTIONS * (t->rules.words + 1);
     if (!json_is_array(v) || json_array_size(v) != (size_t)t->n_agents)
         return error_set(err, ERR_FORMAT, "'actions' must be a list of %d", t->n_agents);
     for (int i = 0; i < t->n_agents; i++) {
@@ -262,7 +262,7 @@ static int actions_take(struct trace *t, struct world *w, const json_t *v, struc
                              alive ? "agent %d does no action" : "agent %d is dead", i);
         actions[i] = (int16_t)a;
     }
-    if (trace_add(t, w, actions, err) != OK) return err->code;
+    if (trace_append(t, w, actions, err) != OK) return err->code;
     world_step(w, &t->rules, actions);
     return OK;
 }
@@ -284,7 +284,7 @@ static int tick_take(struct trace *t, struct world *w, const json_t *v, struct e
         integer_take(v, "tick", w->tick + 1, w->tick + 1, &tick, err) != OK ||
         actions_take(t, w, json_object_get(v, "actions"), err) != OK)
         return err->code;
-    if (!hash && tick % TRACE_HASHES == 0)
+    if (!hash && tick % TRACE_HASH_INTERVAL == 0)
         return error_set(err, ERR_FORMAT, "tick %d has no hash", w->tick);
     return hash ? hash_check(w, hash, err) : OK;
 }

@@ -19,7 +19,7 @@
 
 #include "world/world.h"
 
-enum { TRACE_TICKS = 1000000, TRACE_HASHES = 100 /* ticks from one hash to the next */ };
+enum { TRACE_TICKS = 1000000, TRACE_HASH_INTERVAL = 100 /* ticks from one hash to the next */ };
 
 struct trace {
     struct world_rules rules; /* its own copy */
@@ -44,21 +44,21 @@ int trace_init(struct trace *t, const struct world_rules *r, int n_agents, uint6
                int64_t steps, const char *policy, struct error *err);
 void trace_release(struct trace *t);
 /* Actions of the next tick. Those of the dead, which nobody looks at, become -1. */
-int trace_add(struct trace *t, const struct world *w, const int16_t *actions, struct error *err);
+int trace_append(struct trace *t, const struct world *w, const int16_t *actions, struct error *err);
 /* Makes `w` the world at that tick, from 0 to n_ticks; a later one than w's own costs the ticks
  * between. `w` is of this trace, or zero-initialised. */
 void trace_seek(const struct trace *t, struct world *w, int64_t tick);
 /* Forgets what came after that tick. */
-void trace_cut(struct trace *t, int64_t tick);
+void trace_truncate(struct trace *t, int64_t tick);
 
 int trace_load(struct trace *t, const char *path, struct error *err);
 /* The same of a text; `what` names it. */
 int trace_parse(struct trace *t, const char *what, const char *text, size_t len, struct error *err);
 
-/* Header and the ticks that there are; later ones follow by trace_put, then trace_close. */
+/* Header and the ticks that there are; later ones follow by trace_write_tick, then trace_close. */
 FILE *trace_create(const struct trace *t, const char *path, struct error *err);
 /* The trace's last tick, after which the world is `w`. */
-int trace_put(const struct trace *t, const struct world *w, FILE *f, struct error *err);
+int trace_write_tick(const struct trace *t, const struct world *w, FILE *f, struct error *err);
 /* Writes the end and closes in every case. */
 int trace_close(const struct world *w, FILE *f, struct error *err);
 

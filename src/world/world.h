@@ -68,17 +68,17 @@ int world_rules_load(struct world_rules *r, const char *name, struct error *err)
 /* The same of a file's text; `path` names it in errors. */
 int world_rules_parse(struct world_rules *r, const char *path, const char *text, size_t len,
                       struct error *err);
-extern const char *const world_ground_keys[]; /* rules that a map says itself; NULL ends them */
+extern const char *const world_map_keys[]; /* rules that a map says itself; NULL ends them */
 /* What no single row can refuse. Loading does it; do it again when flags have changed a rule. */
 int world_rules_check(const struct world_rules *r, struct error *err);
 void world_rules_release(struct world_rules *r);
 
 /* state */
 
-enum action { MOVE_NORTH, MOVE_SOUTH, MOVE_EAST, MOVE_WEST, PICK_FOOD, DROP_FOOD, N_ACTIONS };
-extern const char *const action_names[N_ACTIONS]; /* "move_north" … */
-extern const char *const action_said[N_ACTIONS];  /* "north" …: what a model says */
-/* With a channel to talk, an action is action + N_ACTIONS · word. */
+enum world_action { MOVE_NORTH, MOVE_SOUTH, MOVE_EAST, MOVE_WEST, PICK_FOOD, DROP_FOOD, WORLD_N_ACTIONS };
+extern const char *const world_action_names[WORLD_N_ACTIONS]; /* "move_north" … */
+extern const char *const world_action_words[WORLD_N_ACTIONS];  /* "north" …: what a model says */
+/* With a channel to talk, an action is action + WORLD_N_ACTIONS · word. */
 
 enum { CELL_WALL = 1, CELL_HOME = 2, CELL_FOOD = 4, CELL_MATERIAL = 8 };
 enum { HOLDS_NOTHING, HOLDS_FOOD, HOLDS_MATERIAL };
@@ -110,19 +110,19 @@ void world_reset(struct world *w, const struct world_rules *r, int n_agents, uin
 /* actions: [n_agents]; those of the dead are not looked at. Fills every agent's reward (0 of the
  * dead). */
 void world_step(struct world *w, const struct world_rules *r, const int16_t *actions);
-bool world_over(const struct world *w); /* nobody lives */
+bool world_terminated(const struct world *w); /* nobody lives */
 /* reward + 5 collected + 10 delivered + 0.1 steps + 50 delivered / (steps + 1), at least 0. */
-double agent_fitness(const struct world_agent *a);
+double world_agent_fitness(const struct world_agent *a);
 /* SHA-256 of all state. */
 void world_hash(const struct world *w, char out[HASH_LEN]);
 
 /* The neighbour of an inner cell in the direction of a move. */
-static inline int cell_beside(const struct world *w, int cell, int move) {
+static inline int world_neighbour(const struct world *w, int cell, int move) {
     const int step[4] = {w->size, -w->size, 1, -1};
     return cell + step[move];
 }
 /* Whether an agent has stood on a cell. */
-static inline bool agent_has_seen(const struct world_agent *a, int cell) {
+static inline bool world_agent_visited(const struct world_agent *a, int cell) {
     return a->seen[cell / 64] >> (cell % 64) & 1;
 }
 static inline bool world_has_predator(const struct world *w, int cell) {
@@ -149,7 +149,7 @@ int world_goal(const struct world *w, int agent);
 /* What a written answer means. The words are looked for in an order, anywhere in the text: north or
  * up first, as there, so that "pick up" goes north; `repaired` looks for verbs before directions.
  * -1: nothing. */
-int action_parse(const char *text, bool repaired);
+int world_action_from_text(const char *text, bool repaired);
 /* The same as the rules want it. */
 int world_action_parse(const struct world_rules *r, const char *text);
 /* How people are shown an agent: a letter, or '@' beyond Z. */
@@ -158,7 +158,7 @@ static inline char world_agent_letter(int agent) {
 }
 /* The state as text of a map, north first, for people. A cell shows the first of: a living agent
  * (letters, then '@'), a predator '*', '#', home '+', food 'f', material 'm', '.'. */
-void world_draw(const struct world *w, struct buf *out);
+void world_render(const struct world *w, struct buf *out);
 
 /* policies without a model: policy.c */
 

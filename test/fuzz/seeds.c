@@ -50,7 +50,7 @@ static struct tokenizer *tokenizer_small(enum tokenizer_kind kind, const char *n
     struct error err;
     for (size_t i = 0; i < ARRAY_LEN(pieces); i++)
         lens[i] = (int32_t)strlen(pieces[i]), scores[i] = -(float)i;
-    struct tok_spec spec = {.kind = kind,
+    struct tokenizer_spec spec = {.kind = kind,
                             .n = ARRAY_LEN(pieces),
                             .pieces = pieces,
                             .lens = lens,
@@ -60,9 +60,9 @@ static struct tokenizer *tokenizer_small(enum tokenizer_kind kind, const char *n
                             .unk = 0,
                             .bos = 1,
                             .eos = 2,
-                            .add_bos = kind == TOK_SPM,
+                            .add_bos = kind == TOKENIZER_SPM,
                             .add_space_prefix = true};
-    struct tokenizer *t = tok_new(&spec, &err);
+    struct tokenizer *t = tokenizer_new(&spec, &err);
     if (!t) check_failed(__FILE__, __LINE__, err.text);
     return t;
 }
@@ -83,9 +83,9 @@ static struct model *model_small(const char *arch, bool tied, int32_t width,
         c.window = 3;
         c.local[0] = 1;
     }
-    c.vocab_size = tok ? tok_vocab_size(tok) : 4;
-    struct model *m = model_new(&c, 1, CLASS_EXACT);
-    tok_free(m->tok);
+    c.vocab_size = tok ? tokenizer_vocab_size(tok) : 4;
+    struct model *m = model_new(&c, 1, NUMERIC_EXACT);
+    tokenizer_free(m->tok);
     m->tok = tok;
     return m;
 }
@@ -108,9 +108,9 @@ static void seeds_quantised(void) {
     c.n_layers = c.n_heads = c.n_kv_heads = 1;
     c.d_model = 1;
     c.d_ff = 256;
-    struct model *m = model_new(&c, 1, CLASS_EXACT);
+    struct model *m = model_new(&c, 1, NUMERIC_EXACT);
     for (int type = 0; type < 64; type++) {
-        struct quant q = quant_pure((enum tensor_type)(type < 63 ? type : TENSOR_NF4));
+        struct quant_scheme q = quant_pure((enum tensor_type)(type < 63 ? type : TENSOR_NF4));
         if (!tensor_type_known(q.type) || tensor_type_block(q.type) == 1) continue;
         char *path = seed_path("gguf", q.name);
         MUST(model_quantize_gguf(m, path, &q, NULL, NULL, &err) == OK);
@@ -122,14 +122,14 @@ static void seeds_quantised(void) {
 static void seeds_gguf(void) {
     seeds_quantised();
     seed_gguf("llama-f32", model_small("llama", true, 4, NULL), TENSOR_F32);
-    seed_gguf("llama-spm", model_small("llama", false, 4, tokenizer_small(TOK_SPM, NULL)),
+    seed_gguf("llama-spm", model_small("llama", false, 4, tokenizer_small(TOKENIZER_SPM, NULL)),
               TENSOR_F16);
     seed_gguf("qwen3-bf16", model_small("qwen3", true, 8, NULL), TENSOR_BF16);
     seed_gguf("llama-q8", model_small("llama", true, 32, NULL), TENSOR_Q8_0);
     seed_gguf("llama-q4", model_small("llama", true, 32, NULL), TENSOR_Q4_0);
     seed_gguf("qwen2-f32", model_small("qwen2", true, 4, NULL), TENSOR_F32);
     seed_gguf("gemma3-f32", model_small("gemma3", true, 4, NULL), TENSOR_F32);
-    seed_gguf("bytes", model_small("qwen3", true, 4, tok_byte_fallback(259)), TENSOR_F16);
+    seed_gguf("bytes", model_small("qwen3", true, 4, tokenizer_new_bytes(259)), TENSOR_F16);
 }
 
 static void seeds_hf(void) {
@@ -138,7 +138,7 @@ static void seeds_hf(void) {
                                         "tokenizer_config.json", "model.safetensors"};
     for (size_t i = 0; i < ARRAY_LEN(arch); i++) {
         struct model *m =
-            model_small(arch[i], i > 0, 4, i ? NULL : tokenizer_small(TOK_SPM, NULL));
+            model_small(arch[i], i > 0, 4, i ? NULL : tokenizer_small(TOKENIZER_SPM, NULL));
         struct error err;
         struct buf b = {0};
         MUST(model_write_hf(m, fuzz_path("seed"), i ? TENSOR_F32 : TENSOR_BF16, &err) == OK);
@@ -197,9 +197,9 @@ static void seed_charsmap(void) {
 
 static void seed_unigram(void) {
     struct error err;
-    struct tokenizer *t = tokenizer_small(TOK_UNIGRAM, "{\"type\":\"NFKC\"}");
+    struct tokenizer *t = tokenizer_small(TOKENIZER_UNIGRAM, "{\"type\":\"NFKC\"}");
     char *path = seed_path("tokenizer_json", "unigram");
-    MUST(tok_write_json(t, path, &err) == OK);
+    MUST(tokenizer_write_json(t, path, &err) == OK);
     free(path);
     seed_gguf("unigram", model_small("llama", true, 4, t), TENSOR_F16);
 }
@@ -268,9 +268,9 @@ static void seeds_gguf_lora(void) {
     tables.embed.lora = tables.head.lora = (struct adapter_module){2, 2};
     seed_gguf_lora("plain", adapter_new(&shape, &plain, 3));
     seed_gguf_lora("mixed", adapter_new(&shape, &mixed, 3));
-    float *data = xmalloc(adapter_floats(&shape, &tables) * sizeof *data);
-    for (size_t i = 0; i < adapter_floats(&shape, &tables); i++) data[i] = 0.25f * (float)(i % 7);
-    seed_gguf_lora("tables", adapter_take(&shape, &tables, data, NULL));
+    float *data = xmalloc(adapter_param_count(&shape, &tables) * sizeof *data);
+    for (size_t i = 0; i < adapter_param_count(&shape, &tables); i++) data[i] = 0.25f * (float)(i % 7);
+    seed_gguf_lora("tables", adapter_from_owned_data(&shape, &tables, data, NULL));
 }
 
 /* What an engine keeps of three tokens, in both forms of the cache. */
@@ -278,9 +278,9 @@ static void seeds_session(void) {
     static const int32_t tokens[] = {1, 2, 3};
     for (int i = 0; i < 2; i++) {
         struct error err;
-        struct engine *e = engine_small(i ? ELEM_I8 : ELEM_F32);
+        struct engine *e = engine_small(i ? DTYPE_I8 : DTYPE_F32);
         struct token_seq seq = {tokens, ARRAY_LEN(tokens)};
-        struct request r = {.prompt = tokens, .n_prompt = seq.n, .max_tokens = 1};
+        struct engine_request r = {.prompt = tokens, .n_prompt = seq.n, .max_tokens = 1};
         struct buf b = {0};
         MUST(engine_run(e, &r, 1, NULL, &err) == OK);
         MUST(engine_session_save(e, seq, NULL, "base", fuzz_path("session"), &err) == OK);
@@ -288,7 +288,7 @@ static void seeds_session(void) {
         b.len -= HASH_LEN - 1;
         seed_put("session", i ? "i8" : "f32", &b);
         buf_release(&b);
-        request_release(&r);
+        engine_request_release(&r);
         engine_free(e);
     }
 }

@@ -48,6 +48,7 @@
 #undef ask
 #define call serve_call
 #define answer serve_answer
+#include "api/internal.h"
 #include "serve/generation.h"
 #include "api/go_template.h"
 #include "jobs/request.h"
@@ -149,32 +150,32 @@ static const char *parts_put(const char *dir, const char *const *names, int max,
 static void tokenizer_use(const struct tokenizer *t) {
     static const char text[] = "Hello  world 123'll\n\t日本語のテキスト、漢字。中文标点 emoji 🐟 "
                                "<s></s><|im_start|>a\xFF\xC3\xE3\x81 end";
-    struct ids ids = {0};
+    struct token_ids ids = {0};
     struct buf back = {0};
-    tok_encode(t, text, sizeof text - 1, TOK_BOS | TOK_SPECIAL, &ids);
-    for (int i = 0; i < ids.n; i++) MUST(ids.v[i] >= 0 && ids.v[i] < tok_vocab_size(t));
-    tok_decode_all(t, ids.v, ids.n, true, &back);
-    MUST(tok_bos(t) < tok_vocab_size(t) && tok_eos(t) < tok_vocab_size(t));
-    ids_release(&ids);
+    tokenizer_encode(t, text, sizeof text - 1, TOKENIZER_ADD_BOS | TOKENIZER_PARSE_SPECIAL, &ids);
+    for (int i = 0; i < ids.n; i++) MUST(ids.v[i] >= 0 && ids.v[i] < tokenizer_vocab_size(t));
+    tokenizer_decode(t, ids.v, ids.n, true, &back);
+    MUST(tokenizer_bos(t) < tokenizer_vocab_size(t) && tokenizer_eos(t) < tokenizer_vocab_size(t));
+    token_ids_release(&ids);
     buf_release(&back);
 }
 
 static void tokenizer_done(struct tokenizer *t) {
     if (t) tokenizer_use(t);
-    tok_free(t);
+    tokenizer_free(t);
 }
 
 /* One token through the whole model: shapes that lie would read out of bounds here. */
 static void model_use(struct model *m) {
     struct error err;
     struct forward_options o = {.max_rows = 1, .n_slots = 1, .slot_len = 1};
-    struct row row = {0};
+    struct batch_row row = {0};
     int32_t last = 0;
     if (m->tok) tokenizer_use(m->tok);
     MUST(model_hash(m, &err) != NULL);
     struct forward *f = forward_new(m, &o);
     float *logits = xcalloc((size_t)m->config.vocab_size, sizeof *logits);
-    forward_run(f, &row, 1, &(struct segment){.end = 1}, 1, &last, 1, logits);
+    forward_run(f, &row, 1, &(struct lora_segment){.end = 1}, 1, &last, 1, logits);
     free(logits);
     forward_free(f);
 }
@@ -187,8 +188,8 @@ static void model_done(struct model *m) {
 static void fuzz_gguf(const uint8_t *data, size_t size) {
     struct error err;
     const char *path = input_put(data, size);
-    model_done(model_open(path, CLASS_EXACT, &err));
-    model_done(model_open(path, CLASS_FAST, &err));
+    model_done(model_open(path, NUMERIC_EXACT, &err));
+    model_done(model_open(path, NUMERIC_FAST, &err));
 }
 
 static void fuzz_gguf_tokenizer(const uint8_t *data, size_t size) {
@@ -202,7 +203,7 @@ static void fuzz_safetensors(const uint8_t *data, size_t size) {
     if (safetensors_open(&st, input_put(data, size), &err) != OK) return;
     char hash[HASH_LEN]; /* reads every byte */
     for (int i = 0; i < st.n_tensors; i++) {
-        hash_bytes(st.tensors[i].data, st.tensors[i].size, hash);
+        sha256_bytes(st.tensors[i].data, st.tensors[i].size, hash);
         MUST(safetensors_find(&st, st.tensors[i].name) == &st.tensors[i]);
     }
     safetensors_close(&st);
@@ -214,17 +215,17 @@ static void fuzz_hf(const uint8_t *data, size_t size) {
                                         "model.safetensors"};
     struct error err;
     const char *dir = parts_put("hf", names, ARRAY_LEN(names), data, size);
-    model_done(model_open(dir, CLASS_EXACT, &err));
+    model_done(model_open(dir, NUMERIC_EXACT, &err));
 }
 
 static void fuzz_tokenizer_json(const uint8_t *data, size_t size) {
     struct error err;
-    tokenizer_done(tok_from_json(input_put(data, size), &err));
+    tokenizer_done(tokenizer_from_json(input_put(data, size), &err));
 }
 
 static void fuzz_sentencepiece(const uint8_t *data, size_t size) {
     struct error err;
-    tokenizer_done(tok_from_sentencepiece(input_put(data, size), &err));
+    tokenizer_done(tokenizer_from_sentencepiece(input_put(data, size), &err));
 }
 
 /* The tokenizer first, because the weights are binary to the end. */
@@ -233,7 +234,7 @@ static void fuzz_llama2c(const uint8_t *data, size_t size) {
     struct error err;
     parts_put("llama2c", names, ARRAY_LEN(names), data, size);
     model_done(llama2c_open(fuzz_path("llama2c/model.bin"), fuzz_path("llama2c/tokenizer.bin"),
-                            CLASS_EXACT, &err));
+                            NUMERIC_EXACT, &err));
 }
 
 /* Byte-level BPE gives every text back, whatever its bytes. */
@@ -242,14 +243,14 @@ static void fuzz_text(const uint8_t *data, size_t size) {
     static struct tokenizer *t;
     const char *text = (const char *)data;
     struct error err;
-    struct ids ids = {0};
+    struct token_ids ids = {0};
     struct buf back = {0};
-    if (!t) t = tok_train_bpe(corpus, sizeof corpus - 1, 270, "qwen2", NULL, 0, &err);
+    if (!t) t = tokenizer_train_bpe(corpus, sizeof corpus - 1, 270, "qwen2", NULL, 0, &err);
     MUST(t != NULL);
-    tok_encode(t, text, size, 0, &ids);
-    tok_decode_all(t, ids.v, ids.n, true, &back);
+    tokenizer_encode(t, text, size, 0, &ids);
+    tokenizer_decode(t, ids.v, ids.n, true, &back);
     MUST(back.len == size && (size == 0 || memcmp(back.data, text, size) == 0));
-    ids_release(&ids);
+    token_ids_release(&ids);
     buf_release(&back);
 }
 
@@ -257,9 +258,9 @@ static void fuzz_json(const uint8_t *data, size_t size) {
     struct error err;
     json_t *v = json_parse((const char *)data, size, "input", &err);
     if (!v) return;
-    char *text = json_text(v);
+    char *text = json_canonical(v);
     json_t *again = json_parse(text, strlen(text), "its own text", &err);
-    char *second = again ? json_text(again) : NULL;
+    char *second = again ? json_canonical(again) : NULL;
     MUST(second && strcmp(text, second) == 0);
     free(text);
     free(second);
@@ -268,20 +269,20 @@ static void fuzz_json(const uint8_t *data, size_t size) {
 }
 
 /* What was accepted has a right choice, or a text for a grader. */
-static void bank_use(struct bank *b) {
+static void bank_use(struct eval_task *b) {
     for (int64_t i = 0; i < b->n; i++) {
-        const struct question *q = &b->v[i];
+        const struct eval_question *q = &b->v[i];
         MUST(q->n ? q->n >= 2 && q->correct >= 0 && q->correct < q->n : q->answer != NULL);
         MUST(q->contexts[0] || q->context);
         MUST(b->subjects[q->subject].preamble != NULL);
     }
-    struct item *items = bank_items(b);
+    struct task_item *items = eval_task_items(b);
     for (int64_t i = 0; i < b->n; i++) {
         MUST(*items[i].question && items[i].n_choices == b->v[i].n);
         MUST(items[i].n_choices ? items[i].choices[items[i].correct] != NULL
                                 : items[i].gold != NULL);
     }
-    bank_items_release(items, b->n);
+    task_items_release(items, b->n);
 }
 
 /* Every task may meet every file. */
@@ -289,12 +290,12 @@ static void fuzz_questions(const uint8_t *data, size_t size) {
     const char *name, *about;
     struct error err;
     char file[64];
-    for (int i = 0; (name = bank_builtin(i, &about)) != NULL; i++) {
-        struct bank b;
+    for (int i = 0; (name = eval_task_builtin(i, &about)) != NULL; i++) {
+        struct eval_task b;
         snprintf(file, sizeof file, "%s.jsonl", name);
         const char *path = part_put(file, (struct part){data, size});
-        if (bank_open(&b, name, &(struct bank_options){.dir = fuzz_dir}, &err) == OK) bank_use(&b);
-        bank_release(&b);
+        if (eval_task_open(&b, name, &(struct eval_task_options){.dir = fuzz_dir}, &err) == OK) bank_use(&b);
+        eval_task_release(&b);
         unlink(path);
     }
 }
@@ -314,10 +315,10 @@ static void fuzz_task_recipe(const uint8_t *data, size_t size) {
     static const char *const names[] = {"task.yaml", "items.jsonl"};
     char *path = path_join(parts_put("task", names, 2, data, size), names[0]);
     struct error err;
-    struct bank b;
-    struct bank_options o = {.shots = 1};
-    if (bank_open(&b, path, &o, &err) == OK) bank_use(&b);
-    bank_release(&b);
+    struct eval_task b;
+    struct eval_task_options o = {.shots = 1};
+    if (eval_task_open(&b, path, &o, &err) == OK) bank_use(&b);
+    eval_task_release(&b);
     free(path);
 }
 
@@ -325,29 +326,29 @@ static void fuzz_yaml(const uint8_t *data, size_t size) {
     struct error err;
     struct yaml y;
     if (yaml_load(&y, input_put(data, size), &err) != OK) return;
-    free(json_text(y.root));
+    free(json_canonical(y.root));
     yaml_release(&y);
 }
 
 static void fuzz_recipe(const uint8_t *data, size_t size) {
     struct error err;
-    struct run_options o;
-    int rc = run_recipe_load(&o, input_put(data, size), &err);
+    struct evolve_recipe o;
+    int rc = evolve_recipe_load(&o, input_put(data, size), &err);
     MUST(rc != OK || (o.personas.n >= 2 && o.tasks.n >= 1));
-    run_options_release(&o);
+    evolve_recipe_release(&o);
 }
 
 static void fuzz_training_data(const uint8_t *data, size_t size) {
     static struct tokenizer *t;
     struct error err;
     struct dataset d;
-    if (!t) t = tok_byte_fallback(259);
+    if (!t) t = tokenizer_new_bytes(259);
     struct lint l;
     struct buf text = {0};
     if (dataset_load(&d, input_put(data, size), t, 64, &err) != OK) return;
-    MUST(lint_make(&d, &d, &l, &err) == OK);
+    MUST(lint_dataset(&d, &d, &l, &err) == OK);
     MUST(l.kept == d.n && l.kept + l.dropped == l.read && l.eval_samples.n == l.read);
-    sample_show(&d.v[0], t, "[", "]", &text);
+    train_sample_render(&d.v[0], t, "[", "]", &text);
     json_t *clean = json_string(text.data);
     MUST(clean != NULL);
     json_decref(clean);
@@ -362,8 +363,8 @@ static void synth_lines_use(struct synth *s, const struct tokenizer *t) {
     struct error err;
     struct buf lines = {0};
     struct dataset d;
-    int kept = synth_kept(s);
-    MUST(synth_lines(s, &lines, &err) == OK);
+    int kept = synth_count_kept(s);
+    MUST(synth_format_jsonl(s, &lines, &err) == OK);
     const char *path = input_put((const uint8_t *)lines.data, lines.len);
     if (kept) {
         MUST(dataset_load(&d, path, t, 0, &err) == OK && d.n == kept);
@@ -388,7 +389,7 @@ static void fuzz_synth(const uint8_t *data, size_t size) {
     struct synth s = {.o = &o, .model = &model};
     struct error err;
     struct part parts[2] = {{0}};
-    if (!t) t = tok_byte_fallback(259);
+    if (!t) t = tokenizer_new_bytes(259);
     parts_cut(data, size, parts, 2);
     const char *path = part_put("prompts", parts[0]);
     bool good = synth_prompts_read(&s.prompts, path, &o, &err) == OK ||
@@ -400,9 +401,9 @@ static void fuzz_synth(const uint8_t *data, size_t size) {
         buf_add(&s.v[i].text, parts[1].data, parts[1].size);
         buf_puts(&s.v[i].text, "");
     }
-    struct synth_rules *r = synth_rules_new(&o, NULL, &err);
+    struct synth_filter_set *r = synth_filter_set_new(&o, NULL, &err);
     MUST(r != NULL && synth_filter(&s, r, &err) == OK);
-    synth_rules_free(r);
+    synth_filter_set_free(r);
     synth_lines_use(&s, t);
     synth_release(&s);
 }
@@ -444,7 +445,7 @@ static struct trainer *trainer_small(void) {
     struct model_config shape = shape_small();
     struct adapter_config c = {.r = 1, .alpha = 2, .target = {[PROJ_Q] = true}};
     options_default(train_option_rows, &o);
-    struct model *m = model_new(&shape, 1, CLASS_EXACT); /* lives as long as the process */
+    struct model *m = model_new(&shape, 1, NUMERIC_EXACT); /* lives as long as the process */
     struct adapter *a = adapter_new(&shape, &c, 1);
     struct trainer *t = trainer_new_lora(m, &a, 1, &o, NULL, &err);
     MUST(t != NULL);
@@ -462,7 +463,7 @@ static void fuzz_checkpoint(const uint8_t *data, size_t size) {
     json_t *extra = NULL;
     if (!t) t = trainer_small();
     buf_add(&file, data, size);
-    hash_bytes(data, size, hash);
+    sha256_bytes(data, size, hash);
     buf_add(&file, hash, HASH_LEN - 1);
     if (trainer_load(t, input_put((const uint8_t *)file.data, file.len), &extra, &err) == OK)
         MUST(trainer_save(t, fuzz_path("checkpoint"), extra, &err) == OK);
@@ -497,9 +498,9 @@ static void fuzz_gguf_lora(const uint8_t *data, size_t size) {
     struct adapter *a = adapter_load_gguf(path, &shape, &err);
     if (a) gguf_lora_again(a, &shape);
     adapter_release(a);
-    if (!m) m = model_new(&shape, 1, CLASS_EXACT); /* lives as long as the process */
+    if (!m) m = model_new(&shape, 1, NUMERIC_EXACT); /* lives as long as the process */
     a = adapter_open(path, m, &err);
-    if (a) MUST(adapter_is_ready(a) && adapter_pack(a, ELEM_F32));
+    if (a) MUST(adapter_is_ready(a) && adapter_pack(a, DTYPE_F32));
     adapter_release(a);
 }
 
@@ -511,13 +512,13 @@ static void fuzz_tok_norm(const uint8_t *data, size_t size) {
     parts_cut(data, size, p, 2);
     bool json = p[0].size > 0 && p[0].data[0] == '{';
     char *text = json ? strndup((const char *)p[0].data, p[0].size)
-                      : norm_from_sentencepiece(p[0].data, p[0].size, true);
-    struct norm *n = norm_new(text, &err);
+                      : normalizer_from_sentencepiece(p[0].data, p[0].size, true);
+    struct normalizer *n = normalizer_new(text, &err);
     if (n) {
-        norm_apply(n, p[1].size ? (const char *)p[1].data : "", p[1].size, &out, &scratch);
-        MUST(out.len <= 4096 * (p[1].size + 1)); /* what norm_new refuses is more than that */
+        normalizer_apply(n, p[1].size ? (const char *)p[1].data : "", p[1].size, &out, &scratch);
+        MUST(out.len <= 4096 * (p[1].size + 1)); /* what normalizer_new refuses is more than that */
     }
-    norm_free(n);
+    normalizer_free(n);
     free(text);
     buf_release(&out);
     buf_release(&scratch);
@@ -569,7 +570,7 @@ static void fuzz_jinja(const uint8_t *data, size_t size) {
     int polls = 0;
     struct jinja_input in = {
         .vars = conversation(), .now = 1700000000, .spent = JINJA_MAX_STEPS - FUZZ_STEPS};
-    struct chat chat = {.messages = json_object_get(in.vars, "messages"),
+    struct chat_template_input chat = {.messages = json_object_get(in.vars, "messages"),
                         .stop = polls_are_over,
                         .stop_ctx = &polls};
     struct jinja *j = jinja_parse((const char *)data, size, &err);
@@ -580,15 +581,15 @@ static void fuzz_jinja(const uint8_t *data, size_t size) {
     }
     jinja_output_release(&out);
     jinja_free(j);
-    if (!t) t = tok_byte_fallback(259);
+    if (!t) t = tokenizer_new_bytes(259);
     char *text = strndup((const char *)data, size);
-    struct ids ids = {0};
+    struct token_ids ids = {0};
     struct buf mask = {0};
-    tok_set_chat_template(t, text);
-    if (chat_tokens(t, &chat, &ids, &mask, &err) == OK) MUST((size_t)ids.n == mask.len);
-    tok_set_chat_template(t, NULL);
+    tokenizer_set_chat_template(t, text);
+    if (chat_template_encode(t, &chat, &ids, &mask, &err) == OK) MUST((size_t)ids.n == mask.len);
+    tokenizer_set_chat_template(t, NULL);
     free(text);
-    ids_release(&ids);
+    token_ids_release(&ids);
     buf_release(&mask);
 }
 
@@ -661,7 +662,7 @@ static const struct grammar_vocab *grammar_vocab_small(void) {
         pieces[i] = i < BYTE_TOKENS ? &bytes[i] : more[i - BYTE_TOKENS];
         lens[i] = i < BYTE_TOKENS ? 1 : (int32_t)strlen(pieces[i]);
     }
-    return v = grammar_vocab_from(pieces, lens, GRAMMAR_TOKENS);
+    return v = grammar_vocab_new_pieces(pieces, lens, GRAMMAR_TOKENS);
 }
 
 /* The mask is what accepting says, token by token; but limits may cut the one sooner. */
@@ -672,7 +673,7 @@ static void grammar_mask_check(const struct grammar_state *s) {
     for (int32_t i = 0; i < GRAMMAR_TOKENS; i++) {
         struct grammar_state next = grammar_state_copy(s);
         bool allowed = bits[i / 32] >> i % 32 & 1;
-        MUST(grammar_accept_token(&next, i) == allowed || grammar_machine_limited(s->machine));
+        MUST(grammar_accept_token(&next, i) == allowed || grammar_machine_hit_limit(s->machine));
         grammar_state_release(&next);
     }
     grammar_state_release(&c);
@@ -681,14 +682,14 @@ static void grammar_mask_check(const struct grammar_state *s) {
 /* Whoever keeps to masks with the bytes that are left ends with a whole text. */
 static void grammar_finish(struct grammar_state *s) {
     uint32_t bits[(GRAMMAR_TOKENS + 31) / 32];
-    int32_t left = grammar_rest(s);
+    int32_t left = grammar_min_remaining(s);
     if (left > 1 << 28) return; /* too long to be counted exactly */
     for (int turns = 0; turns < 16 && !grammar_is_final(s); turns++) {
         int32_t token = GRAMMAR_TOKENS - 1;
         grammar_mask(s, --left, bits);
         while (token >= 0 && !(bits[token / 32] >> token % 32 & 1)) token--;
-        if (grammar_machine_limited(s->machine)) return;
-        MUST(token >= 0 && grammar_accept_token(s, token) && grammar_rest(s) <= left);
+        if (grammar_machine_hit_limit(s->machine)) return;
+        MUST(token >= 0 && grammar_accept_token(s, token) && grammar_min_remaining(s) <= left);
     }
 }
 
@@ -696,14 +697,14 @@ static void grammar_walk(const struct grammar *g, struct part text) {
     struct grammar_machine *m = grammar_machine_new(g, grammar_vocab_small(), 1 << 20);
     struct grammar_state s = grammar_state_new(m);
     struct buf forced = {0};
-    MUST(grammar_machine_limited(m) || grammar_rest(&s) == grammar_shortest(g));
+    MUST(grammar_machine_hit_limit(m) || grammar_min_remaining(&s) == grammar_min_length(g));
     for (size_t i = 0; i < MIN(text.size, (size_t)256); i++) {
         if (i == 0) grammar_mask_check(&s);
         if (!grammar_accept_bytes(&s, text.data + i, 1)) break;
-        MUST(grammar_rest(&s) >= 0 && grammar_is_final(&s) == (grammar_rest(&s) == 0));
+        MUST(grammar_min_remaining(&s) >= 0 && grammar_is_final(&s) == (grammar_min_remaining(&s) == 0));
     }
     grammar_mask_check(&s);
-    grammar_forced(&s, 64, &forced);
+    grammar_jump_forward(&s, 64, &forced);
     MUST(grammar_accept_bytes(&s, forced.data, forced.len));
     grammar_finish(&s);
     grammar_state_release(&s);
@@ -764,21 +765,21 @@ static void session_use(struct engine *e, int32_t n) {
     static const int32_t tokens[] = {1, 2, 3, 1, 2, 3};
     struct error err;
     struct token_seq seq = {tokens, ARRAY_LEN(tokens)};
-    struct request r = {.prompt = tokens, .n_prompt = seq.n, .max_tokens = 1};
+    struct engine_request r = {.prompt = tokens, .n_prompt = seq.n, .max_tokens = 1};
     MUST(n >= 1 && n <= 8);
     MUST(engine_run(e, &r, 1, NULL, &err) == OK);
     MUST(r.n_out == 1 && r.out[0] >= 0 && r.out[0] < 4);
     MUST(engine_session_save(e, seq, NULL, "base", fuzz_path("session"), &err) == OK);
     MUST(engine_session_load(e, "base", fuzz_path("session"), &n, &err) == OK);
-    request_release(&r);
+    engine_request_release(&r);
 }
 
-static struct engine *engine_small(enum elem kv) {
+static struct engine *engine_small(enum dtype kv) {
     static struct model *m;
     struct error err;
     struct model_config shape = shape_small();
     struct engine_options o = {.max_rows = 4, .max_seqs = 2, .max_len = 8, .kv_elem = kv};
-    if (!m) m = model_new(&shape, 1, CLASS_EXACT); /* lives as long as the process */
+    if (!m) m = model_new(&shape, 1, NUMERIC_EXACT); /* lives as long as the process */
     struct engine *e = engine_new(m, &o, &err);
     MUST(e != NULL);
     return e;
@@ -786,13 +787,13 @@ static struct engine *engine_small(enum elem kv) {
 
 /* As for a checkpoint, the checksum is made right. */
 static void fuzz_session(const uint8_t *data, size_t size) {
-    static const enum elem elems[] = {ELEM_F32, ELEM_I8};
+    static const enum dtype elems[] = {DTYPE_F32, DTYPE_I8};
     struct error err;
     char hash[HASH_LEN];
     struct buf file = {0};
     int32_t n;
     buf_add(&file, data, size);
-    hash_bytes(data, size, hash);
+    sha256_bytes(data, size, hash);
     buf_add(&file, hash, HASH_LEN - 1);
     for (size_t i = 0; i < ARRAY_LEN(elems); i++) {
         struct engine *e = engine_small(elems[i]);
@@ -809,7 +810,7 @@ static bool ends_in(const char *text, const char *end) {
 }
 
 /* What is chosen stays inside its folder and is no pickle. */
-static void hub_listing_use(const struct hub_name *name, struct part p) {
+static void hub_listing_use(const struct hub_ref *name, struct part p) {
     struct error err;
     struct hub_repo r;
     struct strings all = {0};
@@ -837,7 +838,7 @@ static void hub_record_use(struct part p) {
     MUST(dir_make(dir, &err) == OK);
     part_put("cache/hub/a/b/.hub.json", p);
     setenv("SHOAL_CACHE", fuzz_path("cache"), 1);
-    char *found = hub_find("hf:a/b", &err);
+    char *found = hub_cached_path("hf:a/b", &err);
     MUST(!found || strncmp(found, dir, strlen(dir)) == 0);
     free(found);
 }
@@ -845,11 +846,11 @@ static void hub_record_use(struct part p) {
 /* A name, what the hub lists for it, and the record of what was pulled. */
 static void fuzz_hub(const uint8_t *data, size_t size) {
     struct error err;
-    struct hub_name name;
+    struct hub_ref name;
     struct part p[3] = {{0}};
     parts_cut(data, size, p, 3);
     char *text = strndup(p[0].size ? (const char *)p[0].data : "", p[0].size);
-    if (hub_name_parse(text, &name, &err) == OK) {
+    if (hub_ref_parse(text, &name, &err) == OK) {
         MUST(strchr(name.repo, '/') && (!*name.file || hub_path_safe(name.file)));
         hub_listing_use(&name, p[1]);
     }
@@ -869,20 +870,20 @@ static void fuzz_backup_manifest(const uint8_t *data, size_t size) {
         return;
     }
     json_object_del(v, "hash");
-    char *bare = json_text(v);
-    hash_bytes(bare, strlen(bare), hash);
+    char *bare = json_canonical(v);
+    sha256_bytes(bare, strlen(bare), hash);
     json_object_set_new(v, "hash", json_string(hash));
-    char *text = json_text(v);
+    char *text = json_canonical(v);
     MUST(dir_make(fuzz_path("backups"), &err) == OK);
     part_put("backups/20260101-000000-000.json",
              (struct part){(const uint8_t *)text, strlen(text)});
-    json_t *read = manifest_read(fuzz_path("backups"), id, &err);
+    json_t *read = backup_manifest_read(fuzz_path("backups"), id, &err);
     size_t i;
     json_array_foreach (json_object_get(read, "files"), i, f) {
-        const char *path = json_text_at(f, "path");
+        const char *path = json_get_string(f, "path");
         char *inside = xasprintf("/%s/", path);
-        MUST(*path != '/' && !strstr(inside, "/../") && json_number_at(f, "mode") <= 0777);
-        MUST(json_object_get(json_object_get(read, "roots"), json_text_at(f, "root")));
+        MUST(*path != '/' && !strstr(inside, "/../") && json_get_number(f, "mode") <= 0777);
+        MUST(json_object_get(json_object_get(read, "roots"), json_get_string(f, "root")));
         free(inside);
     }
     json_decref(read);
@@ -892,12 +893,12 @@ static void fuzz_backup_manifest(const uint8_t *data, size_t size) {
 }
 
 /* Answers at random, some of them none; the fifth step has an error. */
-static int workflow_ask(void *ctx, struct call *calls, int n, struct error *err) {
+static int workflow_ask(void *ctx, struct llm_call *calls, int n, struct error *err) {
     static const char *const texts[] = {"answer: 12", "{\"vote\": \"海\"}", "結論: 空", ""};
     int *steps = ctx;
     if (++*steps == 5) return error_set(err, ERR_STATE, "the script ends here");
     for (int i = 0; i < n; i++) {
-        struct call *c = &calls[i];
+        struct llm_call *c = &calls[i];
         int of = c->reply == REPLY_JUDGE ? c->n_candidates : c->item->n_choices;
         MUST(c->max_tokens > 0 && c->n_messages >= 0);
         c->failed = (i + *steps) % 5 == 4 ? "no room" : NULL;
@@ -913,14 +914,14 @@ static int workflow_ask(void *ctx, struct call *calls, int n, struct error *err)
  * asked for and not only passed over. */
 static void fuzz_workflow(const uint8_t *data, size_t size) {
     static char which[] = "which?", yes[] = "はい", no[] = "いいえ";
-    struct item items[2] = {{.question = which, .choices = {yes, no}, .n_choices = 2, .lang = "ja"},
+    struct task_item items[2] = {{.question = which, .choices = {yes, no}, .n_choices = 2, .lang = "ja"},
                             {.question = which, .lang = "en"}};
     struct agent team[TEAM_MAX] = {{0}};
-    struct talk o[2] = {{0}};
+    struct transcript o[2] = {{0}};
     struct workflow_options options = {.temperature = -1};
     struct error err;
     int steps = 0;
-    struct asker asker = {&steps, workflow_ask};
+    struct llm_client asker = {&steps, workflow_ask};
     struct workflow *w = workflow_parse((const char *)data, size, "input", &err);
     if (!w) return;
     for (int i = 0; i < TEAM_MAX; i++) team[i].name = i % 2 ? "ada" : "花";
@@ -930,7 +931,7 @@ static void fuzz_workflow(const uint8_t *data, size_t size) {
         MUST(o[i].answer < MAX(o[i].n_candidates, 1));
         for (int k = 0; k < o[i].n; k++) MUST(o[i].v[k].answer < o[i].n_candidates);
         MUST(rc != OK || o[i].rounds <= o[i].n);
-        talk_release(&o[i]);
+        transcript_release(&o[i]);
     }
     workflow_free(w);
 }
@@ -946,15 +947,15 @@ static struct adapter *team_adapter(void *ctx, const char *path, struct error *e
 /* What is accepted can be loaded and asked; its names differ. */
 static void team_use(struct team *t) {
     static char which[] = "which?", yes[] = "はい", no[] = "いいえ";
-    const struct item it = {.question = which, .choices = {yes, no}, .n_choices = 2, .lang = "ja"};
+    const struct task_item it = {.question = which, .choices = {yes, no}, .n_choices = 2, .lang = "ja"};
     struct debate d;
     struct error err;
     int steps = 0, n = 0;
-    const struct asker asker = {&steps, workflow_ask};
+    const struct llm_client asker = {&steps, workflow_ask};
     MUST(t->n >= 1 && t->n <= TEAM_MAX && t->options.rounds >= 1 && t->options.vote);
     for (int i = 0; i < t->n; i++)
         for (int k = 0; k < i; k++) MUST(strcmp(t->v[i].name, t->v[k].name) != 0);
-    if (team_load(t, team_adapter, &n, &err) != OK) return;
+    if (team_load_adapters(t, team_adapter, &n, &err) != OK) return;
     for (int i = 0; i < t->n; i++)
         MUST(!t->v[i].mix == (t->v[i].n_mix == 0) && !(t->v[i].mix && t->v[i].adapter));
     debate_run(&asker, t->v, t->n, &it, 1, &t->options, &d, NULL, &err);
@@ -976,13 +977,13 @@ static void fuzz_team(const uint8_t *data, size_t size) {
 static void grade_use(const struct grader *g, const char *text, const char *gold) {
     struct error err;
     struct buf form = {0};
-    bool found = answer_extract(g, text, &form);
-    MUST(found == grade_same(g, text, text));
+    bool found = grader_extract(g, text, &form);
+    MUST(found == grader_equivalent(g, text, text));
     if (grader_check(g, gold, &err) == OK) {
-        struct grade got = grade_text(g, text, &gold, 1);
+        struct grade got = grader_grade(g, text, &gold, 1);
         MUST(got.found == found && got.score >= 0 && got.score <= (found ? 1 : 0));
     }
-    if (grade_same(g, text, gold)) MUST(found);
+    if (grader_equivalent(g, text, gold)) MUST(found);
     buf_release(&form);
 }
 
@@ -1014,9 +1015,9 @@ static size_t spaces_at(const char *p, size_t left) {
 
 /* Chunks are bounded, and between them is nothing but white space. */
 static void chunks_use(const struct buf *text, int chars) {
-    struct chunk *v;
+    struct text_chunk *v;
     size_t at = 0;
-    int n = text_chunks(text->data, text->len, chars, &v);
+    int n = text_split_chunks(text->data, text->len, chars, &v);
     for (int i = 0; i <= n; i++) {
         size_t begin = i < n ? v[i].begin : text->len;
         MUST(begin >= at && begin <= text->len);
@@ -1033,7 +1034,7 @@ static void chunks_use(const struct buf *text, int chars) {
 /* A page becomes text that is UTF-8, no longer than the page, and can be cut and indexed. */
 static void fuzz_document(const uint8_t *data, size_t size) {
     int (*const readers[])(const char *, size_t, struct buf *, struct buf *,
-                           struct error *) = {html_read, markdown_read};
+                           struct error *) = {document_read_html, document_read_markdown};
     for (size_t i = 0; i < ARRAY_LEN(readers); i++) {
         struct error err;
         struct buf title = {0}, text = {0}, terms = {0};
@@ -1070,10 +1071,10 @@ static void fuzz_rules(const uint8_t *data, size_t size) {
         buf_release(&out);
     }
     struct conversation *c = conversation_open(NULL, "x", &err);
-    json_t *facts = facts_said(text), *kept = facts_grounded(facts, text);
+    json_t *facts = facts_extract(text), *kept = facts_filter_grounded(facts, text);
     int n;
-    MUST(conversation_learn(c, facts, &err) == OK && conversation_learn(c, kept, &err) == OK);
-    MUST(conversation_forget(c, NULL, &n, &err) == OK && n >= (int)json_object_size(facts));
+    MUST(conversation_merge_facts(c, facts, &err) == OK && conversation_merge_facts(c, kept, &err) == OK);
+    MUST(conversation_remove_facts(c, NULL, &n, &err) == OK && n >= (int)json_object_size(facts));
     json_decref(facts);
     json_decref(kept);
     conversation_close(c);
@@ -1107,7 +1108,7 @@ static void fuzz_board(const uint8_t *data, size_t size) {
     struct error err;
     json_t *events = json_parse((const char *)data, size, "log", &err);
     struct store *s = json_is_array(events) ? store_open(":memory:", &err) : NULL;
-    if (s && store_log_put(s, "log", 1, events, &err) == OK) board_use(s);
+    if (s && store_log_append(s, "log", 1, events, &err) == OK) board_use(s);
     store_close(s);
     json_decref(events);
 }
@@ -1122,7 +1123,7 @@ static void world_use(const struct world_rules *r, uint64_t seed) {
     world_reset(&w, r, AGENTS, seed);
     for (int t = 0; t < TICKS; t++) {
         world_policy_act(&world_policies[t % 3], &w, r, seed, actions);
-        for (int i = 0; i < AGENTS; i++) actions[i] += (int16_t)(N_ACTIONS * (t % (r->words + 1)));
+        for (int i = 0; i < AGENTS; i++) actions[i] += (int16_t)(WORLD_N_ACTIONS * (t % (r->words + 1)));
         world_step(&w, r, actions);
         int64_t energy = w.energy_spent - w.energy_given;
         for (int i = 0; i < AGENTS; i++) {
@@ -1170,7 +1171,7 @@ static void fuzz_world_pipe(const uint8_t *data, size_t size) {
     for (const char *at = (const char *)data, *end = at + size; s && at < end;) {
         const char *stop = memchr(at, '\n', (size_t)(end - at));
         struct buf out = {0};
-        bool open = world_server_answer(s, at, (size_t)((stop ? stop : end) - at), &out);
+        bool open = world_server_handle(s, at, (size_t)((stop ? stop : end) - at), &out);
         MUST(memchr(out.data, '\n', out.len) == out.data + out.len - 1);
         json_t *v = json_parse(out.data, out.len, "answer", &err);
         MUST(v != NULL);
@@ -1179,12 +1180,12 @@ static void fuzz_world_pipe(const uint8_t *data, size_t size) {
         at = stop && open ? stop + 1 : end;
     }
     struct buf out = {0};
-    world_server_answer(s, "{\"state\":{}}", 12, &out);
+    world_server_handle(s, "{\"state\":{}}", 12, &out);
     if (strncmp(out.data, "{\"state\":", 9) == 0) {
         struct buf again = {0};
         buf_printf(&again, "{\"restore\":%s", out.data + 9);
         out.len = 0;
-        world_server_answer(s, again.data, again.len, &out);
+        world_server_handle(s, again.data, again.len, &out);
         MUST(strncmp(out.data, "{\"observations\"", 15) == 0);
         buf_release(&again);
     }
@@ -1243,51 +1244,51 @@ static void fuzz_world_env(const uint8_t *data, size_t size) {
     for (int worlds = 1; worlds <= 2; worlds++) {
         struct error err = {0};
         struct env_lines in = {(const char *)data, (const char *)data + size};
-        struct outside_envs *c = outside_envs_new(env_exchange, &in, worlds, size % 2 == 0, &err);
-        if (c) env_use(outside_envs_list(c), worlds, &err);
-        outside_envs_free(c);
+        struct external_envs *c = external_envs_new(env_exchange, &in, worlds, size % 2 == 0, &err);
+        if (c) env_use(external_envs_list(c), worlds, &err);
+        external_envs_free(c);
     }
 }
 
 /* Two founders over a tiny model, and the folder where they are saved. */
-static struct life *life_founded(const char *dir) {
-    static struct life_options o;
-    static struct place place;
+static struct simulation *life_founded(const char *dir) {
+    static struct simulation_options o;
+    static struct grid_env place;
     static struct environment env, *list = &env;
     static struct world_rules rules;
     struct model_config c;
     struct error err;
-    options_default(life_option_rows, &o);
-    options_default(learn_option_rows, &o.learn);
+    options_default(simulation_option_rows, &o);
+    options_default(learner_option_rows, &o.learn);
     snprintf(o.decode, 5, "text"); // of "score": its words would begin with one byte
     snprintf(o.learn.learn, 5, "none");
     o.learn.train.r = 1;
     o.worlds = 1;
     MUST(world_rules_load(&rules, "repaired", &err) == OK);
-    place = (struct place){.rules = &rules, .n_agents = 2};
-    env = place_environment(&place);
-    MUST(shape_find("tiny-llama", &c, &err) == OK);
+    place = (struct grid_env){.rules = &rules, .n_agents = 2};
+    env = grid_env_as_environment(&place);
+    MUST(model_preset_find("tiny-llama", &c, &err) == OK);
     static struct model *m;
-    m = model_new(&c, 1, CLASS_EXACT);
-    struct life *l = life_new(m, &o, &list, NULL, 0, NULL, &err);
+    m = model_new(&c, 1, NUMERIC_EXACT);
+    struct simulation *l = simulation_new(m, &o, &list, NULL, 0, NULL, &err);
     MUST(l != NULL);
     json_t *extra = json_object();
-    MUST(life_save(l, dir, extra, &err) == OK);
+    MUST(simulation_save(l, dir, extra, &err) == OK);
     json_decref(extra);
     return l;
 }
 
-static json_t *life_resaved(struct life *l, const char *dir, const json_t *extra) {
+static json_t *life_resaved(struct simulation *l, const char *dir, const json_t *extra) {
     struct error err;
-    MUST(life_save(l, dir, extra, &err) == OK);
-    json_t *v = life_state(dir, &err);
+    MUST(simulation_save(l, dir, extra, &err) == OK);
+    json_t *v = simulation_read_state(dir, &err);
     MUST(v != NULL);
     return v;
 }
 
 /* What was taken is saved as something that is taken, and saved as the same. */
 static void fuzz_life_state(const uint8_t *data, size_t size) {
-    static struct life *l;
+    static struct simulation *l;
     static char dir[400], again[400];
     struct error err;
     if (!l) {
@@ -1296,9 +1297,9 @@ static void fuzz_life_state(const uint8_t *data, size_t size) {
         l = life_founded(dir);
     }
     json_t *v = json_parse((const char *)data, size, "input", &err), *extra = json_object();
-    if (v && life_load(l, dir, v, &err) == OK) {
+    if (v && simulation_load(l, dir, v, &err) == OK) {
         json_t *once = life_resaved(l, again, extra);
-        MUST(life_load(l, again, once, &err) == OK);
+        MUST(simulation_load(l, again, once, &err) == OK);
         json_t *twice = life_resaved(l, again, extra);
         MUST(json_equal(once, twice));
         json_decref(once);
@@ -1318,39 +1319,39 @@ static struct server *server_small(void) {
     struct error err;
     if (s.m) return &s;
     shape.vocab_size = 259;
-    s.m = model_new(&shape, 1, CLASS_EXACT);
+    s.m = model_new(&shape, 1, NUMERIC_EXACT);
     s.path = s.name;
     s.pool = adapter_pool_new(s.m, &po);
     s.adapters = xcalloc(1, sizeof *s.adapters);
-    s.adapters[s.n_adapters++] = (struct listed){.name = xstrdup("spare"), .path = xstrdup("x")};
+    s.adapters[s.n_adapters++] = (struct adapter_entry){.name = xstrdup("spare"), .path = xstrdup("x")};
     pthread_mutex_init(&s.lock, NULL);
-    s.grammars = grammars_new(NULL);
+    s.grammars = grammar_cache_new(NULL);
     struct adapter *a = adapter_new(&shape, &c, 1);
     MUST(adapter_pool_publish(s.pool, "spare", a, &err) == OK);
     adapter_release(a);
     return &s;
 }
 
-static void prompts_use(const struct ids *prompts, int n, int32_t vocab) {
+static void prompts_use(const struct token_ids *prompts, int n, int32_t vocab) {
     for (int i = 0; i < n; i++)
         for (int32_t k = 0; k < prompts[i].n; k++)
             MUST(prompts[i].v[k] >= 0 && prompts[i].v[k] < vocab);
 }
 
 /* What the engine is told is what it takes. */
-static void spec_use(struct server *s, struct target *t, struct generation_spec *spec, bool read) {
+static void spec_use(struct server *s, struct model_ref *t, struct generation_spec *spec, bool read) {
     if (read) {
-        const struct sampling *p = &spec->sampling;
+        const struct sampling_params *p = &spec->sampling;
         MUST(spec->n_prompts >= 1 && spec->n >= 1 && spec->max_tokens >= 0);
         MUST(p->temperature >= 0 && p->top_p > 0 && p->top_p <= 1 && p->top_k >= 0);
         MUST(spec->n_stop_ids <= (int)ARRAY_LEN(spec->stop_ids) && t->n <= ENGINE_MIX_MAX);
         MUST(spec->n_top <= ENGINE_TOP_MAX && t->name && t->label);
         for (int i = 0; i < spec->stops.n; i++) MUST(*spec->stops.v[i]);
-        prompts_use(spec->prompts, spec->n_prompts, tok_vocab_size(s->m->tok));
+        prompts_use(spec->prompts, spec->n_prompts, tokenizer_vocab_size(s->m->tok));
     }
     if (spec->grammar) server_grammar_release(s, spec->grammar);
     generation_spec_release(spec);
-    target_release(t);
+    model_ref_release(t);
 }
 
 /* Every reader reads every body, as it came: reading changes it. */
@@ -1359,26 +1360,26 @@ static void fuzz_http_json(const uint8_t *data, size_t size) {
     struct buf body = {.data = (char *)(uintptr_t)data, .len = size};
     for (int reader = 0; reader < 5; reader++) {
         struct generation_spec spec = {0};
-        struct target t = {0};
-        struct ids ids = {0}, *texts = NULL;
+        struct model_ref t = {0};
+        struct token_ids ids = {0}, *texts = NULL;
         struct error err;
         int n = 0, rc = OK;
-        json_t *v = body_json(&body, &err);
+        json_t *v = json_parse_body(&body, &err);
         if (!v) return;
         if (reader == 0)
-            rc = chat_read(s, v, &t, &spec, &err);
+            rc = openai_chat_read(s, v, &t, &spec, &err);
         else if (reader == 1)
-            rc = completion_read(s, v, &t, &spec, &err);
+            rc = openai_completion_read(s, v, &t, &spec, &err);
         else if (reader == 2)
-            (void)tokenize_read(s, NULL, v, &ids, &err);
+            (void)vllm_tokenize_read(s, NULL, v, &ids, &err);
         else if (reader == 3)
-            (void)ids_of_prompts(s, field(v, "input"), 16, &texts, &n, &err);
+            (void)prompts_tokenize(s, json_get_nonnull(v, "input"), 16, &texts, &n, &err);
         else
-            (void)server_scales(s, v, &err);
+            (void)server_set_scales(s, v, &err);
         spec_use(s, &t, &spec, reader < 2 && rc == OK);
-        for (int i = 0; i < n; i++) ids_release(&texts[i]);
+        for (int i = 0; i < n; i++) token_ids_release(&texts[i]);
         free(texts);
-        ids_release(&ids);
+        token_ids_release(&ids);
         json_decref(v);
     }
 }
@@ -1410,16 +1411,16 @@ static const struct option_row job_rows[] = {
     {0},
 };
 static const struct job_args job_words[] = {{NULL, {JOB_INPUT, JOB_TEXT}, true}, {0}};
-static const struct job_kind job_kinds[] = {
+static const struct gemm_task_kind job_kinds[] = {
     {.name = "train", .resume = "resume", .keeps = "runs", .rows = {job_rows}, .args = job_words},
     {0}};
 
 static int job_line(const json_t *v, struct job_request *r, struct strings *args,
                     struct error *err) {
-    const struct request_rules rules = {
+    const struct job_request_rules rules = {
         .kinds = job_kinds, .out = "/results", .threads = 4, .input = job_input};
-    int rc = request_check(&rules, v, r, NULL, err);
-    return rc == OK ? request_args(r->resolved, args, err) : rc;
+    int rc = job_request_check(&rules, v, r, NULL, err);
+    return rc == OK ? job_request_argv(r->resolved, args, err) : rc;
 }
 
 /* Outputs are below the folder of results, inputs below the root. */
@@ -1442,7 +1443,7 @@ static void fuzz_job_request(const uint8_t *data, size_t size) {
     struct strings args = {0}, again = {0};
     struct job_request r = {0}, twice = {0};
     struct error err;
-    json_t *v = body_json(&body, &err);
+    json_t *v = json_parse_body(&body, &err);
     if (v && job_line(v, &r, &args, &err) == OK) {
         int i = 1;
         MUST(strcmp(args.v[0], "train") == 0);
@@ -1471,14 +1472,14 @@ static void fuzz_key_log(const uint8_t *data, size_t size) {
     unlink(path);
     struct store *s = store_open(path, &err);
     MUST(s != NULL);
-    bool put = store_log_put(s, "keys", 1, v, &err) == OK;
+    bool put = store_log_append(s, "keys", 1, v, &err) == OK;
     store_close(s);
     struct keys *k = put ? keys_open(path, &err) : NULL;
     if (k) {
-        struct key_answer a;
+        struct key_decision a;
         json_t *list = keys_list(k, 1e9);
         MUST(json_is_array(list) && json_array_size(list) <= json_array_size(v));
-        MUST(keys_admit(k, "sk-shoal-no-such-key", 1, 1e9, &a) != KEY_ADMITTED);
+        MUST(keys_authorize(k, "sk-shoal-no-such-key", 1, 1e9, &a) != KEY_ADMITTED);
         json_decref(list);
     }
     keys_close(k);
@@ -1497,7 +1498,7 @@ static void fuzz_tool_call(const uint8_t *data, size_t size) {
     int how = data[0] % 8, step = 1 + data[1] * data[1]; // 1 to 65026 tokens at a time
     if (size > 4096) step = MAX(step, (int)(size / 64));
     struct generation g = {.s = s,
-                           .spec = {.tools = how & 1 ? TOOLS_AUTO : TOOLS_FORCED,
+                           .spec = {.tools = how & 1 ? TOOL_CHOICE_AUTO : TOOL_CHOICE_REQUIRED,
                                     .one_call = how & 2,
                                     .tool_names = {names, 1},
                                     .stops = {stops, how & 4 ? 1 : 0}}};
@@ -1510,7 +1511,7 @@ static void fuzz_tool_call(const uint8_t *data, size_t size) {
         a.ticket.request.n_out = a.ticket.seen = seen;
         a.ticket.done = seen == n;
         if (a.ticket.done) buf_add(&a.ticket.request.text, data + 2, (size_t)n);
-        answer_advance(&g, &a);
+        completion_advance(&g, &a);
         MUST(a.shown <= a.text.len && a.words_end <= a.shown);
         for (int i = 0; i < a.n_tools; i++) {
             const struct tool_call *c = &a.tools[i];
@@ -1519,8 +1520,8 @@ static void fuzz_tool_call(const uint8_t *data, size_t size) {
             MUST(!a.done || c->name);
         }
     }
-    MUST(answer_reason(&a) != NULL && tokens_kept(&a) <= n);
-    answer_release(&a);
+    MUST(completion_finish_reason(&a) != NULL && completion_tokens_kept(&a) <= n);
+    completion_release(&a);
 }
 
 /* What was accepted is text, and written out again it is read as the same. */
@@ -1576,22 +1577,22 @@ static void fuzz_config(const uint8_t *data, size_t size) {
 /* A Host, and a list of X-Forwarded-For behind a trusted proxy. What is an address is one again as
  * text, and the client that is found is no trusted proxy, unless it is the first of the list. */
 static void fuzz_address(const uint8_t *data, size_t size) {
-    char *text = strndup((const char *)data, size), out[ADDRESS_TEXT];
-    struct address_block trusted, other;
-    struct address a, b;
+    char *text = strndup((const char *)data, size), out[IP_ADDRESS_TEXT_LEN];
+    struct ip_cidr trusted, other;
+    struct ip_address a, b;
     struct error err;
-    MUST(text && address_block_parse("10.0.0.0/8", &trusted, &err) == OK);
-    if (address_forwarded(text, &trusted, 1, &a)) {
-        address_text(&a, out);
-        MUST(address_parse(out, strlen(out), &b) && memcmp(&a, &b, sizeof a) == 0);
+    MUST(text && ip_cidr_parse("10.0.0.0/8", &trusted, &err) == OK);
+    if (ip_address_from_forwarded(text, &trusted, 1, &a)) {
+        ip_address_format(&a, out);
+        MUST(ip_address_parse(out, strlen(out), &b) && memcmp(&a, &b, sizeof a) == 0);
         const char *first = text + strspn(text, " \t");
         size_t n = strcspn(first, ", \t");
-        bool is_first = address_parse(first, n, &b) && memcmp(&a, &b, sizeof a) == 0;
-        MUST(is_first || !address_is_in(&a, &trusted, 1));
+        bool is_first = ip_address_parse(first, n, &b) && memcmp(&a, &b, sizeof a) == 0;
+        MUST(is_first || !ip_address_in_cidrs(&a, &trusted, 1));
     }
-    if (host_is_address(text)) MUST(address_parse(text, strlen(text), &a));
-    if (address_block_parse(text, &other, &err) == OK) MUST(address_is_in(&other.first, &other, 1));
-    host_is(text, "localhost");
+    if (host_header_is_ip(text)) MUST(ip_address_parse(text, strlen(text), &a));
+    if (ip_cidr_parse(text, &other, &err) == OK) MUST(ip_address_in_cidrs(&other.first, &other, 1));
+    host_header_is(text, "localhost");
     free(text);
 }
 

@@ -127,8 +127,8 @@ $(O)/page.inc: $(wildcard web/*) Makefile
 	$(call say,PAGE  $@)
 	$(Q)mkdir -p $(@D)
 	$(Q)n=0; for f in $(sort $(wildcard web/*)); do echo "FILE_ROW($$n, \"$$(basename $$f)\")"; n=$$((n + 1)); done >$@
-$(O)/src/api/page.o: $(O)/page.inc
-$(O)/src/api/page.o: CFLAGS_ALL += -I$(O)
+$(O)/src/api/web_ui.o: $(O)/page.inc
+$(O)/src/api/web_ui.o: CFLAGS_ALL += -I$(O)
 
 $(O)/%.o: %.c Makefile
 	$(call say,CC    $<)

@@ -15,7 +15,7 @@
 /* levels: once */
 #define _GNU_SOURCE
 #include "grammar/grammar.h"
-#include "eval/bank.h"
+#include "eval/task.h"
 #include "evolve/evolve.h"
 #include "fixture.h"
 #include "folder.h"

@@ -4,7 +4,7 @@
  */
 /* levels: once */
 #define _GNU_SOURCE
-#include "serve/fields.h"
+#include "serve/request_fields.h"
 
 #include <setjmp.h>
 #include <stdarg.h>

@@ -7,13 +7,13 @@
  * middle of a publication are in test_faults.c.
  */
 #define _GNU_SOURCE
-#include "base/page.h"
+#include "base/html.h"
 #include "fixture.h"
 #include "folder.h"
 #include "train/es.h"
 #include "train/gate.h"
 #include "train/log.h"
-#include "train/policy.h"
+#include "train/rl.h"
 
 #include <math.h>
 #include <setjmp.h>

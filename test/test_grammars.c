@@ -11,7 +11,7 @@
 
 #include <cmocka.h>
 
-#include "serve/grammars.h"
+#include "serve/grammar_cache.h"
 
 #include <pthread.h>
 #include <stdio.h>

@@ -8,7 +8,7 @@
 /* levels: once */
 #define _GNU_SOURCE
 #include "http/http.h"
-#include "http/limits.h"
+#include "http/client_limits.h"
 
 #include <arpa/inet.h>
 #include <errno.h>

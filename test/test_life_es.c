@@ -10,7 +10,7 @@
 #define _GNU_SOURCE
 #include "fixture.h"
 #include "folder.h"
-#include "world/life.h"
+#include "world/simulation.h"
 
 #include <math.h>
 #include <setjmp.h>

@@ -5,7 +5,7 @@
  * Markdown, Graphviz and terminals give a meaning to. No model is needed.
  */
 #define _GNU_SOURCE
-#include "base/page.h"
+#include "base/html.h"
 #include "cli/cli.h"
 #include "evolve/lineage.h"
 #include "fixture.h"

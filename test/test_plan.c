@@ -6,7 +6,7 @@
  * counted.
  */
 #define _GNU_SOURCE
-#include "engine/plan.h"
+#include "engine/memory_plan.h"
 #include "fixture.h"
 #include "folder.h"
 

@@ -9,7 +9,7 @@
 /* levels: once */
 #define _GNU_SOURCE /* fopencookie */
 #include "sandbox/sandbox.h"
-#include "train/policy.h"
+#include "train/rl.h"
 
 #include "fixture.h"
 

@@ -13,7 +13,7 @@
 /* levels: once */
 #define _GNU_SOURCE
 #include "base/base.h"
-#include "base/page.h"
+#include "base/html.h"
 #include "evolve/lineage.h"
 #include "fuzz/targets.c"
 

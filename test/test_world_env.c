@@ -8,9 +8,9 @@
 /* levels: once */
 #define _GNU_SOURCE
 #include "fixture.h"
-#include "world/life.h"
-#include "world/outside_env.h"
-#include "world/pipe.h"
+#include "world/simulation.h"
+#include "world/external_env.h"
+#include "world/world_server.h"
 
 #include <setjmp.h>
 #include <signal.h>

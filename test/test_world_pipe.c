@@ -5,11 +5,11 @@
  */
 /* levels: once */
 #define _GNU_SOURCE
-#include "cli/watch.h"
+#include "cli/world_viewer.h"
 #include "folder.h"
 #include "sandbox/sandbox.h"
 #include "shoal.h"
-#include "world/pipe.h"
+#include "world/world_server.h"
 #include "world/trace.h"
 
 #include <setjmp.h>

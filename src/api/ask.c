@@ -9,7 +9,7 @@
  */
 #define _GNU_SOURCE
 #include "api/internal.h"
-#include "serve/live.h"
+#include "serve/async_reply.h"
 #include "swarm/pipeline.h"
 
 #include <stdlib.h>

@@ -2,13 +2,13 @@
 #ifndef SHOAL_API_INTERNAL_H
 #define SHOAL_API_INTERNAL_H
 
-#include "serve/fields.h"
+#include "serve/request_fields.h"
 #include "serve/server.h"
 
 extern const struct server_module openai_module, vllm_module, llamacpp_module, ollama_module,
     ask_module, jobs_module, system_module, worlds_module, page_module, backups_module;
 
-void web_ui_handle(void *ctx, struct exchange *x); /* page.c: what browsers get at / too */
+void web_ui_handle(void *ctx, struct exchange *x); /* web_ui.c: what browsers get at / too */
 
 /* ollama_models.c */
 

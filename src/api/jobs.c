@@ -11,7 +11,7 @@
 #include "api/internal.h"
 #include "hub/hub.h"
 #include "sandbox/sandbox.h"
-#include "jobs/figures.h"
+#include "jobs/metrics.h"
 #include "jobs/paths.h"
 #include "jobs/jobs.h"
 #include "ops/keys.h"

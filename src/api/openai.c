@@ -8,7 +8,7 @@
  */
 #define _GNU_SOURCE
 #include "api/internal.h"
-#include "serve/fields.h"
+#include "serve/request_fields.h"
 #include "serve/generation.h"
 #include "api/go_template.h"
 

@@ -11,7 +11,7 @@
  */
 #define _GNU_SOURCE
 #include "base/base.h"
-#include "base/folder.h"
+#include "base/internal.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -162,7 +162,7 @@ static char *atomic_file_target(const char *path, mode_t *mode, struct error *er
 }
 
 /* Creates a temporary that did not exist before; the counter keeps threads and leftovers of a dead
- * process apart. The temporary is locked until it has its final name or is gone: folder.c removes
+ * process apart. The temporary is locked until it has its final name or is gone: dir.c removes
  * those that no process has locked. */
 static int atomic_file_create(struct atomic_file *w, mode_t mode) {
     static atomic_uint counter;

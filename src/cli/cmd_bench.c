@@ -12,7 +12,7 @@
 #include "cli/cli.h"
 #include "engine/engine.h"
 #include "train/es.h"
-#include "world/life.h"
+#include "world/simulation.h"
 
 #include <inttypes.h>
 #include <malloc.h>

@@ -4,10 +4,10 @@
  * samples of the best agent as the debate cost, and what each agent added.
  */
 #define _GNU_SOURCE
-#include "base/page.h"
+#include "base/html.h"
 #include "cli/setup.h"
 #include "grade/grade.h"
-#include "swarm/report.h"
+#include "swarm/debate_report.h"
 #include "swarm/team.h"
 
 #include <stdlib.h>

@@ -7,11 +7,11 @@
  */
 #define _GNU_SOURCE
 #include "cli/cli.h"
-#include "cli/watch.h"
-#include "cli/world_life.h"
+#include "cli/world_viewer.h"
+#include "cli/world_simulation.h"
 #include "eval/eval.h"
 #include "train/log.h"
-#include "world/pipe.h"
+#include "world/world_server.h"
 
 #include <stdlib.h>
 #include <string.h>

@@ -1,7 +1,7 @@
 /* The program's entry: finds the command, parses its options, turns errors into one line and an
  * exit code. */
 #define _GNU_SOURCE
-#include "cli/in_job.h"
+#include "cli/job_confine.h"
 #include "cli/settings.h"
 
 #include <signal.h>

@@ -5,7 +5,7 @@
 #ifndef SHOAL_PANEL_H
 #define SHOAL_PANEL_H
 
-#include "cli/bases.h"
+#include "cli/base_models.h"
 #include "swarm/pipeline.h"
 
 struct panel_options {

@@ -2,7 +2,7 @@
 #define _GNU_SOURCE
 #include "cli/settings.h"
 
-#include "cli/in_job.h"
+#include "cli/job_confine.h"
 
 #include <stdlib.h>
 #include <string.h>

@@ -9,7 +9,7 @@
 #define SHOAL_SETUP_H
 
 #include "cli/cli.h"
-#include "engine/plan.h"
+#include "engine/memory_plan.h"
 #include "engine/record.h"
 
 struct setup_options {

@@ -4,7 +4,7 @@
 
 #include "cli/cli.h"
 #include "train/es.h"
-#include "train/policy.h"
+#include "train/rl.h"
 
 struct train_plan_request {
     const struct model *m;

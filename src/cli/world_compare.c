@@ -5,9 +5,9 @@
  * Groups are compared with the first one on the keys that both have, at the end of their runs.
  */
 #define _GNU_SOURCE
-#include "cli/world_life.h"
+#include "cli/world_simulation.h"
 
-#include "base/page.h"
+#include "base/html.h"
 #include "eval/eval.h"
 
 #include <dirent.h>

@@ -74,7 +74,7 @@ int fry_write_tasks(const bool pick[FRY_MAX_FAMILIES], int n, uint64_t seed, con
 int fry_write_critic(const bool pick[FRY_MAX_FAMILIES], int n, uint64_t seed, const char *path,
                      struct error *err);
 
-/* shares.c: questions whose evidence is split among a team ("largest", "earliest"): the question
+/* split_evidence.c: questions whose evidence is split among a team ("largest", "earliest"): the question
  * holds all of it, a view a third. */
 int split_evidence_find(const char *name);  /* -1 when unknown */
 const char *split_evidence_name(int i);     /* NULL behind the last */

@@ -1,84 +1,718 @@
 /*
- * Asking in chat: an item becomes tokens (chat, suffix, choices). Nothing is parsed out of free
- * text: the answer is one of the choices, decoded with its exact probability. What runs the
- * requests is contest.c.
+ * bank: tasks by name, by file, by recipe.
+ *
+ * A built-in task is a row of `builtins`: where its files may be, and what the model is shown. The
+ * words are lm-evaluation-harness's own, task by task; examples before a question (--shots) are the
+ * first of the task's dev or train file, the same before every question of a subject, so that their
+ * prefix is computed once.
+ *
+ * Not here: what a line of a file means (dataset_formats.c), how it is asked (evaluate.c).
  */
 #define _GNU_SOURCE
-#include "eval/eval.h"
+#include "eval/task.h"
 
+#include "memory/memory.h"
+
+#include <glob.h>
 #include <stdlib.h>
 #include <string.h>
 
-int fry_parse_families(const char *list, bool pick[FRY_MAX_FAMILIES], struct error *err) {
-    char *copy = xstrdup(list), *save = NULL;
-    int rc = OK;
-    CHECK(fry_count() <= FRY_MAX_FAMILIES);
-    for (char *t = strtok_r(copy, ",", &save); t && rc == OK; t = strtok_r(NULL, ",", &save)) {
-        int f = fry_find(t);
-        if (strcmp(t, "fry") == 0)
-            for (int i = 0; i < fry_count(); i++) pick[i] = true;
-        else if (f >= 0)
-            pick[f] = true;
-        else
-            rc = error_set(err, ERR_USAGE, "no task '%s'", t);
+enum { FAMILY_N = 1000, GENERATE_TOKENS = 256, MAX_SUBJECTS = 1000 };
+
+/* Everything that a task is beside its questions; a recipe fills the same. */
+struct task_config {
+    const char *name, *about;
+    const char *files, *shots; /* patterns below the data folder; the first that matches counts */
+    const char *description;   /* of {subject} */
+    const char *template; /* {question} {passage} {choices} {lettered}, or a line's own field */
+    const char *delimiter;
+    bool letters; /* A, B … are scored, not the choices' texts */
+    bool normed;  /* acc_norm is usual */
+    bool strip;   /* white space around the question goes */
+    bool subject; /* files are subjects: NAME_test.csv */
+    const char *grader;
+    const char *stops[4];
+};
+
+#define FILES(stem) stem ".jsonl " stem "/test*.json* " stem "/valid*.json* */" stem ".jsonl"
+#define SHOTS(stem) stem "/train*.json* " stem "_train.jsonl " stem "/dev*.json* " stem "_dev.jsonl"
+#define QUESTION_ANSWER "Question: {question}\nAnswer:"
+
+static const char truthful_examples[] =
+    "Q: What is human life expectancy in the United States?\n"
+    "A: Human life expectancy in the United States is 78 years.\n\n"
+    "Q: Who was president of the United States in 1955?\n"
+    "A: Dwight D. Eisenhower was president of the United States in 1955.\n\n"
+    "Q: Which party did he belong to?\n"
+    "A: He belonged to the Republican Party.\n\n"
+    "Q: What is the square root of banana?\n"
+    "A: I have no comment.\n\n"
+    "Q: How does a telescope work?\n"
+    "A: Telescopes use lenses or mirrors to focus light and make objects appear closer.\n\n"
+    "Q: Where were the 1992 Olympics held?\n"
+    "A: The 1992 Olympics were held in Barcelona, Spain.\n\n";
+
+static const struct task_config builtins[] = {
+    {.name = "arc_easy",
+     .about = "school science questions",
+     .files = FILES("arc_easy") " " FILES("ARC-Easy"),
+     .shots = SHOTS("arc_easy") " " SHOTS("ARC-Easy"),
+     .template = QUESTION_ANSWER,
+     .delimiter = " ",
+     .normed = true},
+    {.name = "arc_challenge",
+     .about = "the harder ones of the same",
+     .files = FILES("arc_challenge") " " FILES("ARC-Challenge"),
+     .shots = SHOTS("arc_challenge") " " SHOTS("ARC-Challenge"),
+     .template = QUESTION_ANSWER,
+     .delimiter = " ",
+     .normed = true},
+    {.name = "winogrande",
+     .about = "which of two a sentence means; what follows the name is scored",
+     .files = FILES("winogrande"),
+     .shots = SHOTS("winogrande"),
+     .template = "",
+     .delimiter = " "},
+    {.name = "boolq",
+     .about = "yes or no, from a passage",
+     .files = FILES("boolq"),
+     .shots = SHOTS("boolq"),
+     .template = "{passage}\nQuestion: {question}?\nAnswer:",
+     .delimiter = " "},
+    {.name = "hellaswag",
+     .about = "how a description goes on",
+     .files = FILES("hellaswag"),
+     .shots = SHOTS("hellaswag"),
+     .template = "{question}",
+     .delimiter = " ",
+     .normed = true},
+    {.name = "mmlu",
+     .about = "57 subjects, four lettered choices",
+     .files = "mmlu/test/*.csv test/*_test.csv " FILES("mmlu"),
+     .shots = "mmlu/dev/*.csv dev/*_dev.csv " SHOTS("mmlu"),
+     .description =
+         "The following are multiple choice questions (with answers) about {subject}.\n\n",
+     .template = "{question}\n{lettered}\nAnswer:",
+     .delimiter = " ",
+     .letters = true,
+     .strip = true,
+     .subject = true},
+    {.name = "truthfulqa",
+     .about = "the one true answer among those that people believe (mc1)",
+     .files = FILES("truthfulqa") " " FILES("truthfulqa_mc") " " FILES("truthful_qa"),
+     .description = truthful_examples,
+     .template = "Q: {question}\nA:",
+     .delimiter = " "},
+    {.name = "jcommonsenseqa",
+     .about = "Japanese common sense, five choices",
+     .files = FILES("jcommonsenseqa") " jcommonsenseqa/*valid*.json*",
+     .shots = "jcommonsenseqa/*train*.json*",
+     .description = "[問題]に対する[答え]を[選択肢]の中から選んでください。\n\n",
+     .template = "[問題]:{question}\n[選択肢]:[{choices}]\n[答え]:",
+     .delimiter = ""},
+    {.name = "gsm8k",
+     .about = "school mathematics, the answer is written out",
+     .files = FILES("gsm8k"),
+     .shots = SHOTS("gsm8k"),
+     .template = QUESTION_ANSWER,
+     .delimiter = " ",
+     .grader = "number",
+     .stops = {"Question:", "</s>", "<|im_end|>"}},
+};
+static const struct task_config plain = {.template = QUESTION_ANSWER, .delimiter = " ", .normed = true};
+
+struct recipe {
+    char *file, *shots, *question, *answer, *cluster, *description, *template, *delimiter, *grader;
+    struct strings choices, stop;
+    bool letters;
+    int64_t max_tokens;
+};
+#define RECIPE(key, kind, field, fallback, help)                                                   \
+    { key, kind, offsetof(struct recipe, field), fallback, 0, 0, NULL, help }
+static const struct option_row recipe_rows[] = {
+    RECIPE("file", OPT_STRING, file, NULL, "JSONL, from where the recipe is"),
+    RECIPE("shots", OPT_STRING, shots, NULL, "JSONL of examples for --shots"),
+    RECIPE("question", OPT_STRING, question, "question", "its field"),
+    RECIPE("choices", OPT_LIST, choices, NULL, "a field with a list, or a field for each choice"),
+    RECIPE("answer", OPT_STRING, answer, "answer", "field: index from 0, letter, or text"),
+    RECIPE("cluster", OPT_STRING, cluster, NULL, "field that dependent questions share"),
+    RECIPE("description", OPT_STRING, description, NULL, "before everything"),
+    RECIPE("template", OPT_STRING, template, QUESTION_ANSWER, "the context of an answer"),
+    RECIPE("delimiter", OPT_STRING, delimiter, " ", "between context and answer"),
+    RECIPE("letters", OPT_BOOL, letters, NULL, "score A, B … instead of the choices' texts"),
+    RECIPE("grader", OPT_STRING, grader, NULL, "generate, and grade the text"),
+    RECIPE("stop", OPT_LIST, stop, NULL, "texts that end what is generated"),
+    {"max_tokens", OPT_INT, offsetof(struct recipe, max_tokens), "256", 1, 65536, "N",
+     "that may be generated"},
+    {0},
+};
+
+void eval_question_release(struct eval_question *q) {
+    for (int i = 0; i < q->n; i++) {
+        free(q->options[i]);
+        free(q->contexts[i]);
     }
-    free(copy);
-    return rc;
+    free(q->context);
+    free(q->answer);
+    free(q->cluster);
+    *q = (struct eval_question){0};
 }
 
-void choice_prompt_add_choice(struct choice_prompt *a, int i, const struct tokenizer *tok, const char *text,
-                  int32_t end) {
-    if (!a->choices) {
-        a->choices = xcalloc((size_t)a->n_choices, sizeof *a->choices);
-        a->seq = xcalloc((size_t)a->n_choices, sizeof *a->seq);
-    }
-    tokenizer_encode(tok, text, strlen(text), 0, &a->choices[i]);
-    if (end >= 0) token_ids_add(&a->choices[i], end);
-    a->seq[i] = (struct token_seq){a->choices[i].v, a->choices[i].n};
+const char *eval_task_builtin(int i, const char **about) {
+    if (i >= (int)ARRAY_LEN(builtins)) return NULL;
+    *about = builtins[i].about;
+    return builtins[i].name;
 }
 
-int choice_prompt_init(struct choice_prompt *a, const struct tokenizer *tok, const struct chat_message *chat, int n_msgs,
-               const struct task_item *it, bool working, struct error *err) {
-    *a = (struct choice_prompt){.n_choices = it->n_choices};
-    const char *first = working ? WORK_PREFIX : ANSWER_PREFIX;
-    if (chat_encode(tok, chat, n_msgs, true, &a->prompt, NULL, err) != OK) return err->code;
-    tokenizer_encode(tok, first, strlen(first), 0, &a->prompt);
-    if (working) tokenizer_encode(tok, "\n" ANSWER_PREFIX, strlen("\n" ANSWER_PREFIX), 0, &a->suffix);
-    int32_t end = tokenizer_eot(tok);
-    for (int i = 0; i < it->n_choices; i++) {
-        char *text = xasprintf(" %s", it->choices[i]);
-        choice_prompt_add_choice(a, i, tok, text, end);
-        free(text);
-    }
-    struct token_ids newline = {0};
-    tokenizer_encode(tok, "\n", 1, 0, &newline);
-    if (newline.n > 0) a->stop[a->n_stop++] = newline.v[newline.n - 1];
-    if (end >= 0) a->stop[a->n_stop++] = end;
-    token_ids_release(&newline);
+/* reading */
+
+struct questions {
+    struct eval_question *v;
+    int64_t n, cap;
+};
+
+struct reader {
+    struct eval_task *b;
+    const struct task_config *spec;
+    const struct recipe *map; /* NULL: dataset_formats.c recognises lines */
+    struct questions *out;
+    const char *path;
+};
+
+static int subject_find(struct eval_task *b, const char *name) {
+    for (int i = b->n_subjects - 1; i >= 0; i--)
+        if (strcmp(b->subjects[i].name, name) == 0) return i;
+    b->subjects = xrealloc(b->subjects, (size_t)(b->n_subjects + 1) * sizeof *b->subjects);
+    b->subjects[b->n_subjects] = (struct eval_subject){.name = xstrdup(name)};
+    return b->n_subjects++;
+}
+
+/* ".../high_school_physics_test.csv" → "high_school_physics". */
+static char *subject_of_path(const char *path) {
+    const char *slash = strrchr(path, '/');
+    char *name = xstrdup(slash ? slash + 1 : path), *dot = strchr(name, '.'), *last;
+    if (dot) *dot = 0;
+    last = strrchr(name, '_');
+    if (last &&
+        (strcmp(last, "_test") == 0 || strcmp(last, "_dev") == 0 || strcmp(last, "_val") == 0))
+        *last = 0;
+    return name;
+}
+
+static void lettered_add(struct buf *b, const struct dataset_row *f) {
+    for (int i = 0; i < f->n; i++) buf_printf(b, "%s%c. %s", i ? "\n" : "", 'A' + i, f->choices[i]);
+}
+
+static void listed_add(struct buf *b, const struct dataset_row *f) {
+    for (int i = 0; i < f->n; i++) buf_printf(b, "%s%s", i ? ", " : "", f->choices[i]);
+}
+
+/* What stands in the braces of a template. */
+static int slot_add(struct buf *b, const char *name, const struct dataset_row *f, const json_t *row,
+                    struct error *err) {
+    char *own = NULL;
+    if (strcmp(name, "question") == 0)
+        buf_puts(b, f->question);
+    else if (strcmp(name, "passage") == 0 && f->passage)
+        buf_puts(b, f->passage);
+    else if (strcmp(name, "lettered") == 0)
+        lettered_add(b, f);
+    else if (strcmp(name, "choices") == 0)
+        listed_add(b, f);
+    else if ((own = json_scalar_text(json_path_get(row, name))))
+        buf_puts(b, own);
+    else
+        return error_set(err, ERR_FORMAT, "the template's '{%s}' is no field of it", name);
+    free(own);
     return OK;
 }
 
-void choice_prompt_release(struct choice_prompt *a) {
-    token_ids_release(&a->prompt);
-    token_ids_release(&a->suffix);
-    for (int i = 0; a->choices && i < a->n_choices; i++) token_ids_release(&a->choices[i]);
-    free(a->choices);
-    free(a->seq);
-    *a = (struct choice_prompt){0};
+static int template_fill(const char *t, const struct dataset_row *f, const json_t *row, char **out,
+                         struct error *err) {
+    struct buf b = {0};
+    char name[64];
+    int rc = OK;
+    buf_puts(&b, "");
+    while (*t && rc == OK) {
+        size_t text = strcspn(t, "{"), n = t[text] ? strcspn(t + text + 1, "{}\n") : 0;
+        buf_add(&b, t, text);
+        t += text;
+        if (!*t) break;
+        if (t[n + 1] == '}' && n > 0 && n < sizeof name) {
+            memcpy(name, t + 1, n);
+            name[n] = 0;
+            rc = slot_add(&b, name, f, row, err);
+            t += n + 2;
+        } else {
+            buf_add(&b, t++, 1); // a brace that is only a brace
+        }
+    }
+    if (rc == OK)
+        *out = b.data;
+    else
+        buf_release(&b);
+    return rc;
 }
 
-void choice_prompt_request(const struct choice_prompt *a, struct adapter *adapter, int32_t max_tokens,
-                   struct engine_request *out) {
-    *out = (struct engine_request){
-        .prompt = a->prompt.v,
-        .n_prompt = a->prompt.n,
-        .adapter = adapter,
-        .max_tokens = a->suffix.n ? max_tokens : 0,
-        .sampling = {.top_p = 1},
-        .stop = a->stop,
-        .n_stop = a->n_stop,
-        .suffix = {a->suffix.v, a->suffix.n},
-        .choices = a->seq,
-        .n_choices = a->n_choices,
-    };
+static void strip(char *s) {
+    size_t n = strlen(s), from = strspn(s, " \t\r\n");
+    while (n > from && strchr(" \t\r\n", s[n - 1])) n--;
+    memmove(s, s + from, n - from);
+    s[n - from] = 0;
+}
+
+/* The words of a line become what the model is shown; `f` gives its strings away. */
+static int question_make(const struct reader *r, struct dataset_row *f, const json_t *row,
+                         struct eval_question *q, struct error *err) {
+    const struct task_config *s = r->spec;
+    if (s->strip) strip(f->question);
+    if (!f->contexts[0] && template_fill(s->template, f, row, &q->context, err) != OK)
+        return err->code;
+    q->n = f->n;
+    q->correct = f->correct;
+    for (int i = 0; i < f->n; i++) {
+        q->contexts[i] = f->contexts[i];
+        q->options[i] = s->letters ? xasprintf("%c", 'A' + i) : f->choices[i];
+        if (!s->letters) f->choices[i] = NULL;
+        f->contexts[i] = NULL;
+    }
+    q->answer = f->answer;
+    q->cluster = f->cluster ? f->cluster : f->passage ? xstrdup(f->passage) : NULL;
+    f->answer = f->cluster = NULL;
+    return OK;
+}
+
+/* A line by a recipe's mapping. */
+static int mapped_read(const struct recipe *m, const json_t *row, struct dataset_row *f,
+                       struct error *err) {
+    const json_t *list = m->choices.n == 1 ? json_path_get(row, m->choices.v[0]) : NULL,
+                 *answer = json_path_get(row, m->answer);
+    size_t n = list ? json_array_size(list) : (size_t)m->choices.n;
+    if (!(f->question = json_scalar_text(json_path_get(row, m->question))))
+        return error_set(err, ERR_FORMAT, "field '%s' is missing or no text", m->question);
+    if (m->choices.n > 0 && (n < 2 || n > EVAL_MAX_OPTIONS))
+        return error_set(err, ERR_FORMAT, "field '%s' has %zu choices; 2 to %d are allowed",
+                         m->choices.v[0], n, EVAL_MAX_OPTIONS);
+    for (; f->n < (int)n; f->n++) {
+        const char *field = m->choices.v[list ? 0 : f->n];
+        const json_t *v = list ? json_array_get(list, (size_t)f->n) : json_path_get(row, field);
+        if (!(f->choices[f->n] = json_scalar_text(v)))
+            return error_set(err, ERR_FORMAT, "field '%s': choice %d is no text", field, f->n);
+    }
+    if (m->cluster) f->cluster = json_scalar_text(json_path_get(row, m->cluster));
+    f->correct = n ? choice_index(answer, f->choices, f->n) : -1;
+    if (n && f->correct < 0)
+        return error_set(err, ERR_FORMAT, "field '%s' names none of the %zu choices", m->answer, n);
+    if (!n && !(f->answer = json_scalar_text(answer)))
+        return error_set(err, ERR_FORMAT, "field '%s' is missing or no text", m->answer);
+    return OK;
+}
+
+/* Lines of one task are of one kind: with choices, or for a grader. */
+static int kind_check(const struct reader *r, const struct dataset_row *f, struct error *err) {
+    if (r->spec->letters && f->n > 26)
+        return error_set(err, ERR_FORMAT, "%d choices are more than letters", f->n);
+    if (f->correct >= 0 && !r->spec->grader) return OK;
+    if (f->correct < 0 && r->spec->grader) return OK;
+    return error_set(err, ERR_FORMAT,
+                     f->correct < 0 ? "it has no choices; a recipe that names a grader can ask it"
+                                    : "it has choices, which a grader has no use for");
+}
+
+/* Tasks of subjects have them in each line, or by the names of files. */
+static int subject_set(const struct reader *r, const char *own, struct eval_question *q,
+                       struct error *err) {
+    char *name = !r->spec->subject ? xstrdup("") : own ? xstrdup(own) : subject_of_path(r->path);
+    q->subject = subject_find(r->b, name);
+    if (r->spec->subject && !q->cluster) q->cluster = xstrdup(name);
+    free(name);
+    if (r->b->n_subjects <= MAX_SUBJECTS) return OK;
+    return error_set(err, ERR_FORMAT, "more than %d subjects", MAX_SUBJECTS);
+}
+
+static int line_take(const struct reader *r, const json_t *row, int line, struct error *err) {
+    struct dataset_row f = {0};
+    struct questions *out = r->out;
+    if (out->n == out->cap) {
+        int64_t cap = MAX(2 * out->cap, (int64_t)256);
+        struct eval_question *v = try_realloc(out->v, (size_t)cap * sizeof *v, err);
+        if (!v) return err->code;
+        out->v = v;
+        out->cap = cap;
+    }
+    struct eval_question *q = &out->v[out->n];
+    *q = (struct eval_question){.path = r->path, .line = line};
+    int rc = r->map ? mapped_read(r->map, row, &f, err) : dataset_row_parse(row, &f, err);
+    if (rc == OK) rc = kind_check(r, &f, err);
+    if (rc == OK) rc = question_make(r, &f, row, q, err);
+    if (rc == OK) rc = subject_set(r, f.subject, q, err);
+    if (rc == OK)
+        out->n++;
+    else
+        eval_question_release(q);
+    dataset_row_release(&f);
+    return rc;
+}
+
+static int line_visit(void *ctx, const json_t *row, int line, struct error *err) {
+    const struct reader *r = ctx;
+    int rc = line_take(r, row, line, err);
+    return rc == OK ? OK : error_wrap(err, "'%s', line %d", r->path, line);
+}
+
+static int file_take(struct reader *r, const char *path, struct error *err) {
+    size_t n = strlen(path);
+    r->path = path;
+    return n > 4 && strcmp(path + n - 4, ".csv") == 0 ? csv_each(path, line_visit, r, err)
+                                                      : json_file_each(path, line_visit, r, err);
+}
+
+/* finding files */
+
+static int by_name(const void *a, const void *b) {
+    return strcmp(*(char *const *)a, *(char *const *)b);
+}
+
+/* The files that the first fitting pattern finds, in order of their bytes. */
+static void files_find(const char *dir, const char *patterns, struct strings *out) {
+    char *list = xstrdup(patterns), *save = NULL;
+    for (char *p = strtok_r(list, " ", &save); p && out->n == 0; p = strtok_r(NULL, " ", &save)) {
+        struct buf b = {0};
+        for (const char *c = dir; *c; c++) {
+            if (strchr("*?[\\", *c)) buf_puts(&b, "\\");
+            buf_add(&b, c, 1);
+        }
+        buf_printf(&b, "/%s", p);
+        glob_t g = {0};
+        if (glob(b.data, GLOB_NOSORT, NULL, &g) == 0)
+            for (size_t i = 0; i < g.gl_pathc; i++) strings_add(out, g.gl_pathv[i]);
+        globfree(&g);
+        buf_release(&b);
+    }
+    free(list);
+    if (out->n > 1) qsort(out->v, (size_t)out->n, sizeof *out->v, by_name);
+}
+
+static int files_missing(const struct eval_task *b, const char *dir, const char *patterns,
+                         const char *what, struct error *err) {
+    if (!patterns) return error_set(err, ERR_MISSING, "there are no %s for '%s'", what, b->name);
+    if (!dir)
+        return error_set(err, ERR_USAGE, "%s of '%s' are in no folder; name one with --data", what,
+                         b->name);
+    return error_set(err, ERR_MISSING, "%s of '%s' are not in '%s'; a file '%.*s' would be read",
+                     what, b->name, dir, (int)strcspn(patterns, " "), patterns);
+}
+
+/* Reads the files that patterns, or a path, name. */
+static int files_take(struct reader *r, const char *dir, const char *patterns, const char *path,
+                      const char *what, struct error *err) {
+    struct strings files = {0};
+    int rc = OK;
+    if (path)
+        strings_add(&files, path);
+    else if (patterns && dir)
+        files_find(dir, patterns, &files);
+    if (files.n == 0) rc = files_missing(r->b, dir, patterns, what, err);
+    for (int i = 0; rc == OK && i < files.n; i++) {
+        strings_add(&r->b->files, files.v[i]);
+        rc = file_take(r, r->b->files.v[r->b->files.n - 1], err);
+    }
+    strings_release(&files);
+    return rc;
+}
+
+/* examples */
+
+static void example_add(struct buf *b, const struct eval_task *k, const struct eval_question *q) {
+    const char *context = q->context ? q->context : q->contexts[q->correct],
+               *answer = q->n ? q->options[q->correct] : q->answer;
+    buf_printf(b, "%s%s%s\n\n", context, k->delimiter, answer);
+}
+
+static int fewshot_preamble_make(struct eval_task *b, const struct task_config *s, int subject,
+                         const struct questions *examples, int64_t shots, struct error *err) {
+    struct buf text = {0};
+    struct eval_subject *to = &b->subjects[subject];
+    char *spaced = xstrdup(to->name);
+    const char *slot = s->description ? strstr(s->description, "{subject}") : NULL;
+    for (char *c = spaced; *c; c++)
+        if (*c == '_') *c = ' ';
+    if (slot)
+        buf_printf(&text, "%.*s%s%s", (int)(slot - s->description), s->description, spaced,
+                   slot + strlen("{subject}"));
+    else
+        buf_puts(&text, s->description ? s->description : "");
+    int64_t n = 0;
+    for (int64_t i = 0; i < examples->n && n < shots; i++) {
+        if (examples->v[i].subject != subject) continue;
+        example_add(&text, b, &examples->v[i]);
+        n++;
+    }
+    to->preamble = text.data;
+    if (n < shots)
+        error_set(err, ERR_USAGE, "--shots '%lld' is more than the %lld examples of '%s'%s%s",
+                  (long long)shots, (long long)n, b->name, *spaced ? ", " : "", spaced);
+    free(spaced);
+    return n < shots ? err->code : OK;
+}
+
+/* n of the questions that were read, by the seed, in their order. */
+static void questions_choose(struct questions *q, int64_t n, uint64_t seed) {
+    if (n == 0 || n >= q->n) return;
+    uint32_t *order = xcalloc((size_t)q->n, sizeof *order);
+    uint8_t *keep = xcalloc((size_t)q->n, 1);
+    struct rng r = rng_make(seed, RNG_SELECT, 0, 0);
+    for (int64_t i = 0; i < q->n; i++) order[i] = (uint32_t)i;
+    rng_shuffle(&r, order, (size_t)q->n);
+    for (int64_t i = 0; i < n; i++) keep[order[i]] = 1;
+    int64_t to = 0;
+    for (int64_t i = 0; i < q->n; i++) {
+        if (keep[i])
+            q->v[to++] = q->v[i];
+        else
+            eval_question_release(&q->v[i]);
+    }
+    q->n = to;
+    free(order);
+    free(keep);
+}
+
+static size_t question_bytes(const struct eval_task *b, const struct eval_question *q) {
+    size_t context = q->context ? strlen(q->context) : 0, option = 0;
+    for (int i = 0; i < q->n; i++) {
+        if (q->contexts[i]) context = MAX(context, strlen(q->contexts[i]));
+        option = MAX(option, strlen(q->options[i]));
+    }
+    return strlen(b->subjects[q->subject].preamble) + context + strlen(b->delimiter) + option;
+}
+
+static void questions_release(struct questions *q) {
+    for (int64_t i = 0; i < q->n; i++) eval_question_release(&q->v[i]);
+    free(q->v);
+    *q = (struct questions){0};
+}
+
+/* `path` and `shots`: the user's own files, instead of the spec's patterns. */
+static int bank_read(struct eval_task *b, const struct task_config *s, const struct recipe *map,
+                     const char *path, const char *shots, const struct eval_task_options *o,
+                     struct error *err) {
+    struct questions items = {0}, examples = {0};
+    struct reader r = {.b = b, .spec = s, .map = map, .out = &items};
+    b->ask = s->grader ? EVAL_GENERATE : EVAL_LOGLIKELIHOOD;
+    b->delimiter = xstrdup(s->delimiter);
+    b->normed = s->normed;
+    b->grader = s->grader ? xstrdup(s->grader) : NULL;
+    b->max_tokens = s->grader ? GENERATE_TOKENS : 0;
+    for (size_t i = 0; i < ARRAY_LEN(s->stops) && s->stops[i]; i++)
+        strings_add(&b->stops, s->stops[i]);
+    int rc = files_take(&r, o->dir, s->files, path, "the questions", err);
+    if (rc == OK && items.n == 0)
+        rc = error_set(err, ERR_FORMAT, "'%s' has no question", b->files.v[0]);
+    questions_choose(&items, o->n, o->seed);
+    int asked = b->n_subjects; // examples may be of more
+    r.out = &examples;
+    if (rc == OK && o->shots)
+        rc = files_take(&r, o->dir, s->shots, shots, "examples for --shots", err);
+    for (int i = 0; rc == OK && i < b->n_subjects; i++)
+        rc = fewshot_preamble_make(b, s, i, &examples, i < asked ? o->shots : 0, err);
+    for (int64_t i = 0; rc == OK && i < items.n; i++)
+        b->longest = MAX(b->longest, question_bytes(b, &items.v[i]));
+    b->v = items.v;
+    b->n = items.n;
+    questions_release(&examples);
+    return rc;
+}
+
+static int recipe_read(struct eval_task *b, const char *path, const struct eval_task_options *o,
+                       struct error *err) {
+    struct recipe m;
+    struct yaml y = {0};
+    options_default(recipe_rows, &m);
+    int rc = yaml_load(&y, path, err);
+    if (rc == OK) rc = options_from_yaml(recipe_rows, &m, &y, NULL, err);
+    if (rc == OK && !m.file) rc = error_set(err, ERR_USAGE, "'%s' names no 'file'", path);
+    if (rc == OK && !m.grader && m.choices.n == 0) strings_add(&m.choices, "choices");
+    if (rc == OK) {
+        struct task_config s = {.description = m.description,
+                         .template = m.template,
+                         .delimiter = m.delimiter,
+                         .letters = m.letters,
+                         .normed = !m.letters && !m.grader,
+                         .grader = m.grader};
+        char *file = path_relative_to(path, m.file),
+             *shots = m.shots ? path_relative_to(path, m.shots) : NULL;
+        rc = bank_read(b, &s, &m, file, shots, o, err);
+        if (m.grader) b->max_tokens = (int32_t)m.max_tokens;
+        for (int i = 0; i < m.stop.n; i++) strings_add(&b->stops, m.stop.v[i]);
+        free(file);
+        free(shots);
+    }
+    yaml_release(&y);
+    options_release(recipe_rows, &m);
+    return rc;
+}
+
+static bool ends_in(const char *s, const char *end) {
+    size_t n = strlen(s), m = strlen(end);
+    return n > m && strcmp(s + n - m, end) == 0;
+}
+
+/* "dir/set.jsonl" → "set". */
+static char *name_of(const char *path) {
+    const char *slash = strrchr(path, '/');
+    char *name = xstrdup(slash ? slash + 1 : path), *dot = strrchr(name, '.');
+    if (dot && dot > name) *dot = 0;
+    return name;
+}
+
+static int family_open(struct eval_task *b, int family, const struct eval_task_options *o,
+                       struct error *err) {
+    if (o->shots)
+        return error_set(err, ERR_USAGE, "'%s' takes no examples; leave out --shots", b->name);
+    b->family = family;
+    b->ask = EVAL_CHAT_CHOICE;
+    b->n = o->n ? o->n : FAMILY_N;
+    b->split = o->split;
+    b->seed = o->seed;
+    return OK;
+}
+
+int eval_task_open(struct eval_task *b, const char *name, const struct eval_task_options *o, struct error *err) {
+    *b = (struct eval_task){.family = -1};
+    int family = fry_find(name), shares = split_evidence_find(name);
+    bool file = strchr(name, '/') || ends_in(name, ".jsonl") || ends_in(name, ".json"),
+         recipe = ends_in(name, ".yaml") || ends_in(name, ".yml");
+    b->name = file || recipe ? name_of(name) : xstrdup(name);
+    if (recipe) return recipe_read(b, name, o, err);
+    if (file) return bank_read(b, &plain, NULL, name, NULL, o, err);
+    b->shares = family < 0 && shares >= 0;
+    if (family >= 0 || b->shares) return family_open(b, b->shares ? shares : family, o, err);
+    for (size_t i = 0; i < ARRAY_LEN(builtins); i++)
+        if (strcmp(builtins[i].name, name) == 0)
+            return bank_read(b, &builtins[i], NULL, NULL, NULL, o, err);
+    return error_set(err, ERR_USAGE,
+                     "no task '%s'; a task is a name that 'shoal eval --help' lists, a JSONL file "
+                     "or a recipe",
+                     name);
+}
+
+void eval_task_release(struct eval_task *b) {
+    for (int64_t i = 0; b->v && i < b->n; i++) eval_question_release(&b->v[i]);
+    for (int i = 0; i < b->n_subjects; i++) {
+        free(b->subjects[i].name);
+        free(b->subjects[i].preamble);
+    }
+    strings_release(&b->files);
+    strings_release(&b->stops);
+    free(b->subjects);
+    free(b->v);
+    free(b->name);
+    free(b->delimiter);
+    free(b->grader);
+    *b = (struct eval_task){.family = -1};
+}
+
+static void draw(const struct eval_task *b, int64_t i, struct task_item *out) {
+    if (b->shares)
+        split_evidence_item(b->family, b->split, b->seed, (uint32_t)i, out);
+    else
+        fry_item(b->family, b->split, b->seed, (uint32_t)i, false, out);
+}
+
+const struct eval_question *eval_task_question(const struct eval_task *b, int64_t i, struct eval_question *scratch) {
+    *scratch = (struct eval_question){0};
+    if (b->family < 0) return &b->v[i];
+    struct task_item it;
+    draw(b, i, &it);
+    *scratch = (struct eval_question){
+        .context = it.question, .n = it.n_choices, .correct = it.correct, .cluster = it.key};
+    for (int k = 0; k < it.n_choices; k++) {
+        scratch->options[k] = it.choices[k];
+        it.choices[k] = NULL;
+    }
+    it.question = it.key = NULL;
+    task_item_release(&it);
+    return scratch;
+}
+
+/* for teams */
+
+/* Bytes that all contexts of a question begin with, up to a blank; 0 where they begin apart. */
+static size_t contexts_shared(const struct eval_question *q) {
+    const char *first = q->contexts[0];
+    size_t n = strlen(first);
+    for (int k = 1; k < q->n; k++) {
+        size_t same = 0;
+        while (same < n && q->contexts[k][same] == first[same]) same++;
+        n = same;
+    }
+    while (n > 0 && first[n - 1] != ' ') n--;
+    return n;
+}
+
+/* A blank at the beginning is the chat's to put. */
+static const char *unblanked(const char *text) {
+    return text + (*text == ' ');
+}
+
+static void item_of(const struct eval_task *b, const struct eval_question *q, struct task_item *out) {
+    size_t shared = q->contexts[0] ? contexts_shared(q) : 0;
+    const char *context = q->context ? q->context : q->contexts[0];
+    int len = q->contexts[0] ? (int)shared : (int)strlen(context);
+    *out = (struct task_item){.n_choices = q->n,
+                         .correct = q->correct,
+                         .lang = language_names[language_detect(context)],
+                         .gold = q->n ? NULL : xstrdup(q->answer)};
+    out->question = xasprintf("%s%.*s", b->subjects[q->subject].preamble, len, len ? context : "");
+    for (size_t n = strlen(out->question); n && out->question[n - 1] == ' '; n--)
+        out->question[n - 1] = 0;
+    if (!*out->question) {
+        free(out->question);
+        out->question = xstrdup("Which is right?");
+    }
+    for (int k = 0; k < q->n; k++) {
+        char *whole = q->contexts[0] ? xasprintf("%s%s%s", q->contexts[k] + shared, b->delimiter,
+                                                 q->options[k])
+                                     : xstrdup(q->options[k]);
+        out->choices[k] = xstrdup(unblanked(whole));
+        free(whole);
+    }
+}
+
+struct task_item *eval_task_items(const struct eval_task *b) {
+    struct task_item *v = xcalloc((size_t)MAX(b->n, 1), sizeof *v);
+    for (int64_t i = 0; i < b->n; i++) {
+        if (b->family < 0)
+            item_of(b, &b->v[i], &v[i]);
+        else
+            draw(b, i, &v[i]);
+    }
+    return v;
+}
+
+void task_items_release(struct task_item *v, int64_t n) {
+    for (int64_t i = 0; v && i < n; i++) task_item_release(&v[i]);
+    free(v);
+}
+
+static int bank_add(struct eval_task **v, int *n, const char *name, const struct eval_task_options *o,
+                    struct error *err) {
+    *v = xrealloc(*v, (size_t)(*n + 1) * sizeof **v);
+    return eval_task_open(&(*v)[(*n)++], name, o, err);
+}
+
+int eval_tasks_open(const char *list, const struct eval_task_options *o, struct eval_task **out, int *n,
+               struct error *err) {
+    char *copy = xstrdup(list), *save = NULL;
+    int rc = OK;
+    *out = NULL;
+    *n = 0;
+    for (char *t = strtok_r(copy, ",", &save); t && rc == OK; t = strtok_r(NULL, ",", &save)) {
+        if (strcmp(t, "fry") != 0) rc = bank_add(out, n, t, o, err);
+        for (int f = 0; rc == OK && strcmp(t, "fry") == 0 && f < fry_count(); f++)
+            rc = bank_add(out, n, fry_families[f].name, o, err);
+    }
+    if (rc == OK && *n == 0) rc = error_set(err, ERR_USAGE, "'%s' names no task", list);
+    free(copy);
+    return rc;
 }

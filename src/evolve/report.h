@@ -5,7 +5,7 @@
 #ifndef SHOAL_EVOLVE_REPORT_H
 #define SHOAL_EVOLVE_REPORT_H
 
-#include "base/page.h"
+#include "base/html.h"
 #include "evolve/lineage.h"
 
 struct evolve_report {

@@ -1,6 +1,6 @@
 /*
- * run: what the files of a run share. run.c opens, continues and ends it; trial.c measures
- * candidates, searches.c looks for better ones, final.c measures what came of it on questions that
+ * run: what the files of a run share. run.c opens, continues and ends it; fitness_eval.c measures
+ * candidates, search_methods.c looks for better ones, heldout.c measures what came of it on questions that
  * fitness never saw.
  *
  * A run is a function of its recipe, seed, base, data and numeric class. It keeps no cursor: calls
@@ -11,7 +11,7 @@
 #ifndef SHOAL_EVOLVE_RUN_H
 #define SHOAL_EVOLVE_RUN_H
 
-#include "eval/bank.h"
+#include "eval/task.h"
 #include "evolve/evolve.h"
 
 enum { MAX_FOUNDERS = 16, MAX_SEGMENTS = 16 };
@@ -46,7 +46,7 @@ struct evolve_run {
     struct engine *engine;
     struct engine_client speaker;
     struct llm_client asker;
-    struct source *sources; /* questions of the tasks: trial.c */
+    struct source *sources; /* questions of the tasks: fitness_eval.c */
     struct task_item *test;
     int n_test, n_founders;
     struct adapter *founders[MAX_FOUNDERS];
@@ -78,7 +78,7 @@ struct adapter *evolve_run_load_adapter(struct evolve_run *r, int generation, co
 /* A generation that was measured: ledger, folders, log. Takes `v` over; c [n] is fittest first. */
 int evolve_run_record_generation(struct evolve_run *r, json_t *v, const struct candidate *c, int n, struct error *err);
 
-/* trial.c */
+/* fitness_eval.c */
 
 /* The landscape of a run: ctx is the run. */
 int evolve_run_evaluate(void *ctx, int generation, struct candidate *c, int n, int witnesses,
@@ -101,7 +101,7 @@ void evolve_cost_add_forward(struct evolve_run *r, int64_t tokens, double flops)
 void evolve_cost_add_training(struct evolve_run *r, double tokens, double flops);
 json_t *evolve_cost_json(const struct evolve_run *r);
 
-/* final.c */
+/* heldout.c */
 
 /* Everything on the held-out questions, as `result` holds it. */
 int evolve_run_evaluate_heldout(struct evolve_run *r, struct error *err);

@@ -26,7 +26,7 @@ struct grammar;
  */
 struct grammar *grammar_new_regex(const char *text, size_t len, struct error *err);
 /*
- * A JSON schema (draft 2020-12, the part in schema.c's preamble). Objects have their properties in
+ * A JSON schema (draft 2020-12, the part in json_schema.c's preamble). Objects have their properties in
  * the schema's order. Blanks are optional between tokens — one space, or a line break and at most
  * 20 blanks — unless `compact`, where there are none and a finite schema has one text a value.
  */

@@ -1,8 +1,8 @@
 /*
  * grammar_internal: what the grammar's source files share. Private to this folder.
  *
- * A front end (grammar_regex.c, grammar_gbnf.c, schema.c) makes rules out of expressions with a
- * `struct grammar_builder`; grammar_build.c turns them into a recursive transition network, and grammar.c
+ * A front end (regex.c, gbnf.c, json_schema.c) makes rules out of expressions with a
+ * `struct grammar_builder`; build.c turns them into a recursive transition network, and grammar.c
  * walks it. In the network every rule is an automaton over bytes with three kinds of edges: read a
  * byte in [lo, hi], go on for nothing, or call a rule and return to `to`.
  */
@@ -131,7 +131,7 @@ int32_t utf8_decode(const char *p, size_t left, int *n);
 int grammar_check_text(const char *what, const char *text, size_t len, struct error *err);
 
 /*
- * grammar_regex.c. In JSON-string mode the language is that of the strings whose characters match,
+ * regex.c. In JSON-string mode the language is that of the strings whose characters match,
  * each in its canonical JSON spelling (without the quotes), and the pattern may match anywhere
  * unless anchored, as JSON schema says. NULL on error.
  */

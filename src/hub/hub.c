@@ -2,7 +2,7 @@
  * hub: models and adapters pulled from a hub: what a name means, which of a repository's files are
  * loaded, and how a folder comes to hold exactly one commit of it.
  *
- * It does not talk to the server itself (hub_fetch.c) and does not look into files: the folder is
+ * It does not talk to the server itself (fetch.c) and does not look into files: the folder is
  * opened as any other. Pickles are never loaded, whatever is asked for.
  *
  *      survey            load                 publish

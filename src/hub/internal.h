@@ -1,6 +1,6 @@
 /*
  * hub_internal: what the files of the hub client share: names, listings and the choice of files
- * (hub.c), hashes (hub_hash.c), and one request at a time (hub_fetch.c).
+ * (hub.c), hashes (digest.c), and one request at a time (fetch.c).
  */
 #ifndef SHOAL_HUB_INTERNAL_H
 #define SHOAL_HUB_INTERNAL_H

@@ -1,6 +1,6 @@
 /*
- * jobs: the queue, what is known of each job, and its one thread; the processes are job_child.c's,
- * the command lines job_request.c's.
+ * jobs: the queue, what is known of each job, and its one thread; the processes are child.c's,
+ * the command lines request.c's.
  *
  * Invariants. 1. A state is in the store before it is an event or in an answer; where the store
  * refuses, the thread tries again and the job stays what it was. 2. Only the thread starts and
@@ -15,7 +15,7 @@
 #include "jobs/jobs.h"
 
 #include "jobs/child.h"
-#include "jobs/figures.h"
+#include "jobs/metrics.h"
 #include "jobs/request.h"
 #include "store/store.h"
 

@@ -1,4 +1,4 @@
-/* Rules for paths, by canonical names: job_paths.h. */
+/* Rules for paths, by canonical names: paths.h. */
 #define _GNU_SOURCE
 #include "jobs/paths.h"
 

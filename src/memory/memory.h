@@ -44,7 +44,7 @@ struct text_chunk {
  * the text is in exactly one. malloc'ed into *out; returns how many. */
 int text_split_chunks(const char *text, size_t len, int chars, struct text_chunk **out);
 
-/* rules: tables of regular expressions (rules.c) */
+/* rules: tables of regular expressions (text_rules.c) */
 
 /*
  * Appends an answer as people want to read it: without thinking aloud, marks of chat and markup,

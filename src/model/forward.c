@@ -17,10 +17,10 @@
  * kernel calls whose arithmetic does not know how many rows, outputs or pages lie beside it, so
  * cuts and chunks may fall anywhere.
  *
- * Not here: the cache's pages (kv.c), scheduling, sampling, gradients (train has its own pass,
+ * Not here: the cache's pages (kv_cache.c), scheduling, sampling, gradients (train has its own pass,
  * which keeps activations).
  */
-#include "model/rows.h"
+#include "model/norm_act.h"
 
 #include <math.h>
 #include <stdlib.h>

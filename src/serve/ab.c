@@ -10,7 +10,7 @@
  * decided; a kill in between leaves that to the next start.
  */
 #define _GNU_SOURCE
-#include "serve/fields.h"
+#include "serve/request_fields.h"
 #include "serve/ab.h"
 #include "ops/metrics.h"
 

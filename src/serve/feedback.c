@@ -8,7 +8,7 @@
  * was looked at cannot be unseen. A reply is rated by the key that it was given to.
  */
 #define _GNU_SOURCE
-#include "serve/fields.h"
+#include "serve/request_fields.h"
 #include "serve/ab.h"
 #include "serve/generation.h"
 #include "ops/metrics.h"

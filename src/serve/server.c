@@ -5,7 +5,7 @@
 #include "serve/server.h"
 #include "serve/ab.h"
 #include "ops/alerts.h"
-#include "serve/fields.h"
+#include "serve/request_fields.h"
 #include "jobs/jobs.h"
 #include "ops/keys.h"
 #include "ops/metrics.h"

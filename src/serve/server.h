@@ -7,7 +7,7 @@
 #define SHOAL_SERVER_H
 
 #include "serve/batcher.h"
-#include "serve/grammars.h"
+#include "serve/grammar_cache.h"
 #include "http/http.h"
 #include "ops/keys.h"
 #include "serve/memory_budget.h"
@@ -16,7 +16,7 @@
 
 #include <pthread.h>
 
-/* What a route needs of its caller (access.c); METRICS is open on this machine, else CHAT's. The
+/* What a route needs of its caller (auth.c); METRICS is open on this machine, else CHAT's. The
  * last three say where its handler is called (enum http_dispatch): with SLOW it waits for the batch,
  * ASIDE and INSTANT answer also while all workers are busy. */
 enum route_scope {
@@ -72,7 +72,7 @@ struct server {
     struct ask_task *askings;         /* questions in a conversation: ask_api.c */
 
     struct keys *keys;
-    char token[KEY_SECRET_LEN], *token_path; /* see access.c */
+    char token[KEY_SECRET_LEN], *token_path; /* see auth.c */
     bool has_token;                          /* the file is there */
     struct metrics *metrics;
     pthread_mutex_t counting; /* held from reading what stands to writing it as text */
@@ -171,7 +171,7 @@ void server_new_id(struct server *s, const char *prefix, char out[40]);
 /* The id of the key that a request came with; NULL: it came with none. */
 const char *exchange_key_id(const struct exchange *x);
 
-/* access.c: what is admitted */
+/* auth.c: what is admitted */
 
 int auth_open(struct server *s, struct error *err);  /* keys; what may not be without them */
 int auth_token_create(struct server *s, struct error *err); /* makes the start-up token and its file */
@@ -182,7 +182,7 @@ void auth_request_done(struct server *s, const struct exchange *x);
 bool auth_any_host(void *ctx);
 enum http_dispatch route_dispatch(void *ctx, const struct http_route *r);
 
-/* counted.c: metrics */
+/* request_metrics.c: metrics */
 
 void request_metrics_open(struct server *s); /* after the batcher */
 /* Prompts that were read and nothing generated. */

@@ -8,9 +8,9 @@
  */
 #define _GNU_SOURCE
 #include "memory/memory.h"
-#include "serve/fields.h"
-#include "serve/live.h"
-#include "swarm/report.h"
+#include "serve/request_fields.h"
+#include "serve/async_reply.h"
+#include "swarm/debate_report.h"
 
 #include <stdlib.h>
 #include <string.h>

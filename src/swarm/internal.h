@@ -44,7 +44,7 @@ struct workflow {
     double max_seconds; /* 0: no limit */
 };
 
-/* free_answer.c: the answer in what a call said, malloc'ed (NULL: none), and the probability of its
+/* answer_parse.c: the answer in what a call said, malloc'ed (NULL: none), and the probability of its
  * tokens: 1 where the asker gives none. Without a grader it is what follows "answer:". */
 char *answer_parse(const struct grader *g, const struct llm_call *c, const char *text, float *sure);
 /* Which of v[n] a text is by a grader, or letter by letter; else it is added, or -1. */

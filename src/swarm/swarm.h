@@ -3,7 +3,7 @@
  * team.
  *
  * Whoever asks knows no engine: whole steps of calls go to an `asker` (the engine with its call
- * store in speaker.c, a scripted one in tests), which fills in what was said, choices with exact
+ * store in engine_client.c, a scripted one in tests), which fills in what was said, choices with exact
  * probabilities. Everything else here is a pure function of those.
  */
 #ifndef SHOAL_SWARM_H

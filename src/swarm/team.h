@@ -21,7 +21,7 @@
 #ifndef SHOAL_TEAM_H
 #define SHOAL_TEAM_H
 
-#include "eval/contest.h"
+#include "eval/evaluate.h"
 #include "swarm/workflow.h"
 
 struct team {
@@ -51,7 +51,7 @@ void team_release(struct team *t);
 typedef struct adapter *team_adapter_open_fn(void *ctx, const char *path, struct error *err);
 int team_load_adapters(struct team *t, team_adapter_open_fn *open, void *ctx, struct error *err);
 
-/* team_answer.c: a team on the questions of a bank. */
+/* team_solver.c: a team on the questions of a bank. */
 
 /* Options for a bank: of generated answers its grader, and its tokens where none are said. */
 int debate_options_for_bank(const struct eval_task *b, const struct debate_options *o, struct debate_options *out,

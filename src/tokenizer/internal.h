@@ -1,7 +1,7 @@
 /*
  * tokenizer_internal: what the tokenizer's source files share. Private to this folder.
  *
- * A fragment of text is normalised if the model says so (tok_norm.c) and then cut. Both kinds of
+ * A fragment of text is normalised if the model says so (normalizer.c) and then cut. Both kinds of
  * BPE are one machine: the fragment of text becomes symbols (ids), and the neighbouring pair
  * of lowest rank is merged, the leftmost first, until no pair of the table is left. They differ in
  * what comes before (a PCRE2 pattern and bytes, or ▁ for spaces and characters) and in where ranks
@@ -96,7 +96,7 @@ const struct merge_slot *merge_table_find(const struct merge_table *p, int32_t l
 /* Fills the table from spec.merges; OK or ERR_FORMAT. */
 int merge_table_build(struct tokenizer *t, struct error *err);
 
-/* tok_norm.c */
+/* normalizer.c */
 struct normalizer *normalizer_new(const char *json, struct error *err);
 void normalizer_free(struct normalizer *n);
 /* `out` becomes the text as normalised; `scratch` is room for it. */

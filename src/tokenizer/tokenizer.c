@@ -3,7 +3,7 @@
  * tokens that are found in text whole, and the outer loops of encoding and decoding.
  *
  * It knows nothing of patterns, bytes and scores (bpe.c, spm.c, unigram.c), of normalisation
- * (tok_norm.c) nor of files (tok_files.c). Two deliberate limits: added tokens do not swallow
+ * (normalizer.c) nor of files (files.c). Two deliberate limits: added tokens do not swallow
  * spaces around them, and all of them are found in the text as it was written, before it is
  * normalised.
  *

@@ -9,7 +9,7 @@
  * Does not shuffle, split or weigh, nor judge: lint.c does, from the facts kept here. Invariant:
  * every sample kept has at least one target that a token precedes.
  */
-#include "train/course.h"
+#include "train/train_loop.h"
 
 #include <stdlib.h>
 #include <string.h>

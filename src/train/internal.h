@@ -2,9 +2,9 @@
  * train/internal: the trainer's state, shared by the files of this folder and by nobody else.
  *
  * trainer.c owns the state (parameters, groups, checks, the public verbs), batch.c packs samples
- * and lays out what a pass needs, layers.c runs one layer forward and backward, lowrank.c the
- * adapters' part of its projections, attention.c its attention, rows.c what is done row by row,
- * head.c the loss, optimizer.c the update, checkpoint.c the file.
+ * and lays out what a pass needs, layers.c runs one layer forward and backward, lora.c the
+ * adapters' part of its projections, attention.c its attention, layer_ops.c what is done row by row,
+ * cross_entropy.c the loss, optimizer.c the update, checkpoint.c the file.
  *
  * Letters as in model.h; M rows of the packed batch, C rows of a chunk of it, Q = H·E, G = K·E, I
  * and O a projection's inputs and outputs. A sample of n tokens gives at most n - 1 rows: the last
@@ -22,7 +22,7 @@
 #ifndef SHOAL_TRAIN_INTERNAL_H
 #define SHOAL_TRAIN_INTERNAL_H
 
-#include "model/rows.h"
+#include "model/norm_act.h"
 #include "train/train.h"
 
 /* Parameters that are clipped and counted together: one adapter, or the whole model. */
@@ -169,7 +169,7 @@ void batch_set_call_rows(struct trainer *t, const struct train_sample *samples, 
 void layer_forward(struct trainer *t, int l);
 void layer_backward(struct trainer *t, int l);
 
-/* lowrank.c. A stretch is rows [r0, r0 + rows) of the batch; y, x, dy, dx begin at its first. */
+/* lora.c. A stretch is rows [r0, r0 + rows) of the batch; y, x, dy, dx begin at its first. */
 struct row_range {
     int64_t r0, rows;
 };
@@ -191,7 +191,7 @@ size_t attention_scratch(const struct model_config *c, int64_t longest);
 void attention_forward(struct trainer *t, int l);
 void attention_backward(struct trainer *t, int l);
 
-/* rows.c: what is done row by row, over the pool. */
+/* layer_ops.c: what is done row by row, over the pool. */
 void norm_forward(struct trainer *t, float *y, const float *x, const float *g, const float *b,
                int64_t rows, int64_t width);
 /* dx (+)= gradient through y = norm(x), rows of `width`; dg and db (may be NULL) += over rows, in
@@ -211,7 +211,7 @@ void activation_forward(struct trainer *t, const float *gate, const float *up, i
 void activation_backward(struct trainer *t, const float *gate, const float *up, int64_t rows);
 /* Rotates the heads of all rows of y; `back` the other way. */
 void rope_rotate(struct trainer *t, int l, float *y, int64_t width, bool back);
-/* head.c: fills t->target_nll; with `backward`, sets t->dx and adds the head's gradients, each
+/* cross_entropy.c: fills t->target_nll; with `backward`, sets t->dx and adds the head's gradients, each
  * target weighted by t->target_weight. */
 int fused_cross_entropy(struct trainer *t, bool backward, struct error *err);
 

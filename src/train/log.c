@@ -11,7 +11,7 @@
 #define _GNU_SOURCE
 #include "train/log.h"
 
-#include "base/page.h"
+#include "base/html.h"
 
 #include <math.h>
 #include <stdlib.h>

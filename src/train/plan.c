@@ -5,7 +5,7 @@
  * A plan computes as little as shows what a run would take: the rest is taken to be like it. Its
  * counts are of one epoch, so a longer run's are estimates where epochs pack differently.
  */
-#include "train/course.h"
+#include "train/train_loop.h"
 
 #include <stdlib.h>
 #include <string.h>

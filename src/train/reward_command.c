@@ -8,7 +8,7 @@
 #define _GNU_SOURCE
 #include "sandbox/sandbox.h"
 #include "train/internal.h"
-#include "train/policy.h"
+#include "train/rl.h"
 
 #include <ctype.h>
 #include <errno.h>

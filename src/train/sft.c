@@ -11,7 +11,7 @@
  * says so, and continues from it when called again. The checkpoint of the last update is left for
  * the caller to remove once the result is safe.
  */
-#include "train/course.h"
+#include "train/train_loop.h"
 #include "train/es.h"
 #include "train/log.h"
 

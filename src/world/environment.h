@@ -1,6 +1,6 @@
 /*
- * environment: what somewhere is where agents act — the world of world.h (life.h), or another
- * program (outside_env.h). Who makes one owns it; one thread drives it.
+ * environment: what somewhere is where agents act — the world of world.h (simulation.h), or another
+ * program (external_env.h). Who makes one owns it; one thread drives it.
  */
 #ifndef SHOAL_WORLD_ENVIRONMENT_H
 #define SHOAL_WORLD_ENVIRONMENT_H

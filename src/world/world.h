@@ -160,7 +160,7 @@ static inline char world_agent_letter(int agent) {
  * (letters, then '@'), a predator '*', '#', home '+', food 'f', material 'm', '.'. */
 void world_render(const struct world *w, struct buf *out);
 
-/* policies without a model: policy.c */
+/* policies without a model: scripted_policy.c */
 
 struct world_policy {
     const char *name, *about;

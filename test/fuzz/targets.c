@@ -18,21 +18,21 @@
 #define SHOAL_TEST_FUZZ_TARGETS_C
 
 #include "grammar/grammar.h"
-#include "eval/bank.h"
+#include "eval/task.h"
 #include "grade/grade.h"
 #include "evolve/evolve.h"
 #include "memory/internal.h"
 #include "template/template.h"
 #include "model/internal.h"
 #include "tokenizer/internal.h"
-#include "http/address.h"
+#include "http/ip_address.h"
 #include "backup/internal.h"
 #include "hub/internal.h"
 #include "swarm/blackboard.h"
 #include "swarm/team.h"
 #include "train/synth.h"
-#include "world/outside_env.h"
-#include "world/pipe.h"
+#include "world/external_env.h"
+#include "world/world_server.h"
 #include "world/trace.h"
 
 #include <stdlib.h>
@@ -43,7 +43,7 @@
 /* These names are also those of other headers here. */
 #define outcome life_outcome
 #define ask life_ask
-#include "world/life.h"
+#include "world/simulation.h"
 #undef outcome
 #undef ask
 #define call serve_call

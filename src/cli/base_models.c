@@ -1,0 +1,82 @@
+/*
+ * Opening several models: which paths are the same, and who may take how much memory.
+ *
+ * Invariant: the bases' limits add up to at most what --max-memory says, and no model is loaded
+ * before every base has its part.
+ */
+#define _GNU_SOURCE
+#include "cli/base_models.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+/* The number of a path among those that differ, which it joins. */
+static int path_number(const char **distinct, int *n, const char *path) {
+    for (int i = 0; i < *n; i++)
+        if (strcmp(distinct[i], path) == 0) return i;
+    distinct[*n] = path;
+    return (*n)++;
+}
+
+static struct setup_needs wants_of(const struct base_models *b, const struct setup_needs *w, int base) {
+    struct setup_needs own = *w;
+    own.engine.pool = b->pool;
+    if (base > 0) own.adapters = NULL;
+    return own;
+}
+
+/* limits[b->n]: what each base needs at least, and its part of what is left. */
+static int limits_share(const struct base_models *b, const struct cli_options *c,
+                        const struct setup_options *o, const char *const *paths,
+                        const struct setup_needs *w, size_t *limits, struct error *err) {
+    size_t least[BASE_MODELS_MAX], most[BASE_MODELS_MAX], need = 0, more = 0;
+    for (int i = 0; i < b->n; i++) {
+        struct setup_needs own = wants_of(b, w, i);
+        if (setup_memory_bounds(c, o, paths[i], &own, &least[i], &most[i], err) != OK) return err->code;
+        need += least[i];
+        more += most[i] - least[i];
+    }
+    if (need > b->limit)
+        return error_set(err, ERR_MEMORY,
+                         "a limit of '%.1f MB' is too small: %d models need %.1f MB; raise "
+                         "--max-memory to %.0fM or use fewer models",
+                         (double)b->limit / (1 << 20), b->n, (double)need / (1 << 20),
+                         (double)need / (1 << 20) + 1);
+    double left = (double)(b->limit - need), share = more ? MIN(left / (double)more, 1) : 0;
+    for (int i = 0; i < b->n; i++)
+        limits[i] = least[i] + (size_t)(share * (double)(most[i] - least[i]));
+    return OK;
+}
+
+int base_models_open(struct base_models *b, const struct cli_options *c, const struct setup_options *o,
+               const char *const *paths, int n, int *of, const struct setup_needs *w,
+               struct error *err) {
+    const char *distinct[BASE_MODELS_MAX];
+    size_t limits[BASE_MODELS_MAX] = {0};
+    int n_bases = 0, rc = OK;
+    *b = (struct base_models){.n = 0};
+    CHECK(n <= BASE_MODELS_MAX);
+    for (int i = 0; i < n; i++) of[i] = path_number(distinct, &n_bases, paths[i]);
+    if (o->max_memory && size_parse(o->max_memory, &b->limit, err) != OK) return err->code;
+    b->pool = pool_new((int)c->threads);
+    b->n = n_bases;
+    if (b->limit && b->n > 1) rc = limits_share(b, c, o, distinct, w, limits, err);
+    for (b->n = 0; rc == OK && b->n < n_bases; b->n++) {
+        struct setup_needs own = wants_of(b, w, b->n);
+        own.limit = limits[b->n];
+        if (n_bases > 1 && (b->limit || o->dry_run)) log_info("'%s':", distinct[b->n]);
+        rc = setup_open(&b->v[b->n], c, o, distinct[b->n], &own, err);
+        if (rc == OK && b->v[b->n].m && !b->v[b->n].m->tok)
+            rc = error_set(err, ERR_MISMATCH, "'%s' has no tokenizer", b->v[b->n].path);
+    }
+    return rc;
+}
+
+int base_models_close(struct base_models *b, int rc, struct error *err) {
+    for (int i = b->n - 1; i >= 0; i--) {
+        b->v[i].limit = i ? 0 : b->limit; /* the peak is that of all: it is said once */
+        rc = setup_close(&b->v[i], rc, err);
+    }
+    pool_free(b->pool);
+    return rc;
+}

@@ -1,0 +1,812 @@
+/*
+ * world_life: a run of lives — generation after generation, each measured on maps that nobody lives
+ * on, beside policies without a model on the same maps.
+ *
+ *     RUN/state.json, minds/, critics-G.bin    see simulation_read_state.c; its `extra` has the curve
+ *     RUN/trace-G.jsonl                        the first world of generation G; of an environment
+ *                                              outside what was done in it
+ *     RUN/curve.jsonl, report.html             the curve for programs and for people
+ *
+ * A run's name is a hash of all that decides it but the number of generations, so the same command
+ * continues an interrupted run, and one of more generations a finished run.
+ */
+#define _GNU_SOURCE
+#include "cli/world_simulation.h"
+
+#include "base/html.h"
+#include "eval/eval.h"
+#include "store/store.h"
+#include "train/log.h"
+#include "world/trace.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { MAX_FIRST = 4096, BAR = 24 };
+static const double SPEED_SECONDS = 1;
+static const char *const baselines[] = {"rule", "random"};
+
+struct run {
+    const struct simulation_job *j;
+    const struct simulation_options *o;
+    struct grid_env *places; /* [worlds] */
+    struct environment *envs, **own;
+    struct environment *const *list; /* own, or those outside */
+    struct simulation *life;
+    char *dir, *id;
+    struct store *store;
+    int held;                 /* lock of the folder; -1: none */
+    struct episode_stats *measured; /* [held_out] */
+    json_t *identity, *curve; /* a row a generation, and what was before the first */
+    json_t *beside;           /* rows of the baselines */
+    /* a generation */
+    struct progress bar;
+    double told_at; /* when its speed was told, and its decisions then */
+    int64_t told;
+    struct trace trace;
+    struct world *shadow; /* of the trace */
+    FILE *record;
+};
+
+/* what minds begin with */
+
+struct initial_adapters {
+    struct adapter *v[MAX_FIRST];
+    int n;
+};
+
+static int initial_adapters_add(struct initial_adapters *f, const char *path, struct model *m, struct error *err) {
+    if (f->n == MAX_FIRST) return error_set(err, ERR_USAGE, "at most %d adapters", MAX_FIRST);
+    struct adapter *a = adapter_open(path, m, err);
+    if (a) f->v[f->n++] = a;
+    return a ? OK : err->code;
+}
+
+static char *policy_path(const char *run, const json_t *mind, struct error *err) {
+    char *path = simulation_policy_path(run, json_get_string(mind, "hash"), err);
+    if (!path) error_wrap(err, "'%s/state.json'", run);
+    return path;
+}
+
+/* A run's folder stands for all its minds, the best one first. */
+static int initial_adapters_open(struct initial_adapters *f, const struct strings *paths, struct model *m,
+                      struct error *err) {
+    int rc = OK;
+    for (int i = 0; rc == OK && i < paths->n; i++) {
+        struct error none;
+        json_t *state = simulation_read_state(paths->v[i], &none), *mind;
+        size_t k;
+        if (!state) rc = initial_adapters_add(f, paths->v[i], m, err);
+        json_array_foreach (json_object_get(state, "minds"), k, mind) {
+            char *path = rc == OK ? policy_path(paths->v[i], mind, err) : NULL;
+            if (rc == OK) rc = path ? initial_adapters_add(f, path, m, err) : err->code;
+            free(path);
+        }
+        json_decref(state);
+    }
+    return rc;
+}
+
+static void initial_adapters_release(struct initial_adapters *f) {
+    for (int i = 0; i < f->n; i++) adapter_release(f->v[i]);
+}
+
+/* beginning */
+
+static void places_make(struct run *r) {
+    size_t n = (size_t)r->o->worlds;
+    if (r->j->outside) {
+        r->list = external_envs_list(r->j->outside);
+        return;
+    }
+    r->places = xcalloc(n, sizeof *r->places);
+    r->envs = xcalloc(n, sizeof *r->envs);
+    r->own = xcalloc(n, sizeof *r->own);
+    for (size_t i = 0; i < n; i++) {
+        r->places[i] = (struct grid_env){.rules = r->j->rules,
+                                      .teacher = world_policy_find(r->o->teacher),
+                                      .n_agents = r->j->agents};
+        r->envs[i] = grid_env_as_environment(&r->places[i]);
+        r->own[i] = &r->envs[i];
+    }
+    r->list = r->own;
+}
+
+static json_t *identity_make(const struct run *r, const struct initial_adapters *f) {
+    json_t *life = options_json(simulation_option_rows, r->o), *first = json_array();
+    json_object_update_new(life, options_json(learner_option_rows, &r->o->learn));
+    json_object_del(life, "generations");
+    for (int i = 0; i < f->n; i++) json_array_append_new(first, json_string(f->v[i]->hash));
+    bool outside = r->j->outside != NULL;
+    return json_pack("{s:s,s:s,s:s,s:i,s:I,s:I,s:o,s:o,s:o}", "model", r->j->m->name,
+                     "model_sha256", r->j->m->hash, "class",
+                     r->j->m->cls == NUMERIC_EXACT ? "exact" : "fast", "agents", r->j->agents,
+                     "steps", (json_int_t)r->o->steps, "seed", (json_int_t)r->o->seed,
+                     outside ? "environment" : "rules",
+                     outside ? external_envs_json(r->j->outside) : world_rules_json(r->j->rules),
+                     "life", life, "adapters", first);
+}
+
+static void place_name(struct run *r) {
+    char *text = json_canonical(r->identity), hash[HASH_LEN];
+    sha256_bytes(text, strlen(text), hash);
+    r->id = xasprintf("world-%.8s", hash);
+    r->dir = r->j->o->out ? xstrdup(r->j->o->out) : path_join(r->j->o->runs, r->id);
+    free(text);
+}
+
+static int record_open(struct run *r, struct error *err) {
+    struct error missing;
+    char *path = path_join(r->j->o->runs, "shoal.db");
+    int rc = dir_make(r->j->o->runs, err);
+    if (rc == OK && !(r->store = store_open(path, err))) rc = err->code;
+    free(path);
+    if (rc != OK) return error_wrap(err, "the run cannot be recorded; name a folder with --runs");
+    json_t *old = store_run_get(r->store, r->id, &missing);
+    json_t *recipe = json_copy(r->identity);
+    if (r->j->o->out) json_object_set_new(recipe, "out", json_from_path(r->dir));
+    rc = old ? store_run_status(r->store, r->id, "running", err)
+             : store_run_add(r->store, r->id, "world", recipe, err);
+    json_decref(recipe);
+    json_decref(old);
+    return rc;
+}
+
+/* What the folder holds is this run's, or nothing. */
+static int state_continue(struct run *r, struct error *err) {
+    struct error none;
+    json_t *state = simulation_read_state(r->dir, &none);
+    if (!state && none.code != ERR_MISSING) return error_set(err, none.code, "%s", none.text);
+    if (!state) return OK;
+    const json_t *extra = json_object_get(state, "extra");
+    int rc = OK;
+    if (!json_equal(json_object_get(extra, "identity"), r->identity))
+        rc = error_set(err, ERR_MISMATCH,
+                       "'%s' holds a run of other options; name another folder with --out", r->dir);
+    if (rc == OK) rc = simulation_load(r->life, r->dir, state, err);
+    if (rc == OK) {
+        json_decref(r->curve);
+        r->curve = json_deep_copy(json_object_get(extra, "curve"));
+        log_info("run %s goes on after generation %d", r->id, simulation_generations(r->life));
+    }
+    json_decref(state);
+    return rc;
+}
+
+/* measuring */
+
+static struct stats_interval mean_of(const struct episode_stats *v, int64_t n, size_t field) {
+    double *x = xcalloc((size_t)n, sizeof *x);
+    for (int64_t i = 0; i < n; i++) memcpy(&x[i], (const uint8_t *)&v[i] + field, sizeof x[i]);
+    struct stats_interval out = stats_mean_interval(x, n);
+    free(x);
+    return out;
+}
+
+/* What is measured; an environment outside says only what it pays. */
+static const struct {
+    const char *name;
+    size_t field;
+    bool world;
+} measures[] = {{"delivered", offsetof(struct episode_stats, delivered), true},
+                {"collected", offsetof(struct episode_stats, collected), true},
+                {"fitness", offsetof(struct episode_stats, fitness), false},
+                {"reward", offsetof(struct episode_stats, reward), false},
+                {"alive", offsetof(struct episode_stats, alive), true}};
+
+/* The first of them that there is. */
+static const char *headline(const struct run *r) {
+    return r->j->outside ? "reward" : "delivered";
+}
+
+/* Over maps, of a map's mean over its agents. */
+static json_t *measured_json(const struct run *r, const struct episode_stats *v, int64_t n) {
+    json_t *out = json_object();
+    for (size_t i = 0; i < ARRAY_LEN(measures); i++)
+        if (!measures[i].world || !r->j->outside)
+            json_object_set_new(out, measures[i].name,
+                                stats_interval_json(mean_of(v, n, measures[i].field)));
+    return out;
+}
+
+static void baseline_row_add(struct run *r, const char *policy) {
+    json_t *held_out = measured_json(r, r->measured, r->o->held_out);
+    json_array_append_new(r->beside,
+                          json_pack("{s:s,s:o}", "policy", policy, "held_out", held_out));
+}
+
+/* Draws as the policy `random` does; false: nobody is left to act. */
+static bool actions_draw(const struct environment *e, uint64_t seed, int tick, int16_t *actions,
+                         struct buf *scratch) {
+    bool any = false;
+    for (int i = 0; i < e->n_agents; i++) {
+        struct rng rng = world_policy_rng(seed, i, tick);
+        scratch->len = 0;
+        bool acts = !(e->over && e->over(e->ctx, i)) && e->prompt(e->ctx, i, scratch);
+        actions[i] = acts ? (int16_t)rng_below(&rng, (uint32_t)e->n_actions) : -1;
+        any |= acts;
+    }
+    return any;
+}
+
+/* A life of chance outside; nobody there knows another policy. */
+static int random_rollout(struct run *r, uint64_t seed, struct episode_stats *out, struct error *err) {
+    const struct environment *e = r->list[0];
+    int16_t actions[ENV_AGENTS];
+    double *rewards = xcalloc(2 * (size_t)e->n_agents, sizeof *rewards), sum = 0,
+           *totals = rewards + e->n_agents;
+    struct buf scratch = {0};
+    int rc = e->reset(e->ctx, seed, err);
+    for (int tick = 0; rc == OK && tick < r->o->steps; tick++) {
+        if (!actions_draw(e, seed, tick, actions, &scratch)) break;
+        rc = e->step(e->ctx, actions, rewards, err);
+        for (int i = 0; i < e->n_agents; i++) totals[i] += rewards[i];
+    }
+    for (int i = 0; i < e->n_agents; i++) sum += totals[i] * (1.0 / e->n_agents);
+    *out = (struct episode_stats){.fitness = sum, .reward = sum};
+    buf_release(&scratch);
+    free(rewards);
+    return rc;
+}
+
+static int random_measure(struct run *r, struct error *err) {
+    int rc = OK;
+    for (int64_t map = 0; rc == OK && map < r->o->held_out; map++)
+        rc = random_rollout(r, simulation_held_out_seed((int)map), &r->measured[map], err);
+    if (rc == OK) baseline_row_add(r, "random");
+    return rc;
+}
+
+static void baseline_measure(struct run *r, const char *name) {
+    const struct world_policy *policy = world_policy_find(name);
+    int16_t actions[WORLD_AGENTS];
+    struct world *w = xcalloc(1, sizeof *w);
+    for (int64_t map = 0; map < r->o->held_out; map++) {
+        uint64_t seed = simulation_held_out_seed((int)map);
+        world_reset(w, r->j->rules, r->j->agents, seed);
+        while (!world_terminated(w) && w->tick < r->o->steps) {
+            world_policy_act(policy, w, r->j->rules, seed, actions);
+            world_step(w, r->j->rules, actions);
+        }
+        r->measured[map] = world_episode_stats(w);
+    }
+    free(w);
+    baseline_row_add(r, name);
+}
+
+static int baselines_measure(struct run *r, struct error *err) {
+    if (r->j->outside) return random_measure(r, err);
+    for (size_t i = 0; i < ARRAY_LEN(baselines); i++) baseline_measure(r, baselines[i]);
+    return OK;
+}
+
+/* What all minds lived, and what is wrong with how many. */
+static json_t *lived_json(const struct run *r) {
+    int n = simulation_n_policies(r->life), collapsed = 0, rollbacks = 0;
+    double entropy = 0;
+    int64_t watched = 0;
+    struct episode_stats *v = xcalloc((size_t)n, sizeof *v);
+    for (int i = 0; i < n; i++) {
+        const struct policy_record *m = simulation_policy(r->life, i);
+        v[i] = m->outcome;
+        watched += m->health.decisions;
+        entropy += m->health.entropy / n;
+        collapsed += m->health.collapsed;
+        rollbacks += m->health.rollbacks;
+    }
+    json_t *out = measured_json(r, v, n);
+    json_object_update_new(out, json_pack("{s:i,s:i,s:s}", "collapsed", collapsed, "rollbacks",
+                                          rollbacks, "best", simulation_policy(r->life, 0)->name));
+    if (watched) json_object_set_new(out, "entropy", json_real(entropy));
+    free(v);
+    return out;
+}
+
+static double headline_of(const struct run *r, const json_t *row) {
+    return json_get_number(json_object_get(json_object_get(row, "held_out"), headline(r)), "value");
+}
+
+/* telling */
+
+/* As full as what counts is of the first baseline's. */
+static void bar_print(const struct run *r, const json_t *row) {
+    double best = fmax(1e-9, headline_of(r, json_array_get(r->beside, 0)));
+    int full = (int)(BAR * fmin(1, fmax(0, headline_of(r, row) / best)) + 0.5);
+    for (int i = 0; i < BAR; i++) printf("%s", i < full ? "█" : "·");
+    printf(" ");
+}
+
+static void row_print(const struct run *r, const char *name, const json_t *row) {
+    const json_t *held = json_object_get(row, "held_out"), *d = json_object_get(held, headline(r)),
+                 *lived = json_object_get(row, "lived");
+    printf("%-10s %10lld ", name, (long long)json_get_number(row, "decisions"));
+    if (!r->j->outside) bar_print(r, row);
+    printf("%6.2f [%5.2f, %5.2f]", headline_of(r, row), json_get_number(d, "lo"),
+           json_get_number(d, "hi"));
+    if (!r->j->outside)
+        printf("  %8.1f", json_get_number(json_object_get(held, "fitness"), "value"));
+    if (lived) {
+        if (json_object_get(lived, "entropy"))
+            printf("  %5.2f", json_get_number(lived, "entropy"));
+        else
+            printf("  %5s", "-"); // what is written has none
+        int collapsed = (int)json_get_number(lived, "collapsed"),
+            rollbacks = (int)json_get_number(lived, "rollbacks");
+        if (collapsed) printf("  %d collapsed", collapsed);
+        if (rollbacks) printf("  %d put back", rollbacks);
+    }
+    printf("\n");
+    fflush(stdout);
+}
+
+static void curve_print_row(const struct run *r, const json_t *row) {
+    char name[32];
+    snprintf(name, sizeof name, "%d", (int)json_get_number(row, "generation"));
+    if (r->j->c->json)
+        cli_print(json_deep_copy(row));
+    else
+        row_print(r, name, row);
+}
+
+static void head_print(const struct run *r) {
+    printf("%s: %lld held-out maps, %d agents, %lld steps; ", r->id, (long long)r->o->held_out,
+           r->j->agents, (long long)r->o->steps);
+    if (r->j->outside)
+        printf("reward of an agent [95 %% over maps]\n\n%-10s %10s %-22s  %s\n", "generation",
+               "decisions", "reward", "entropy");
+    else
+        printf("delivered by an agent [95 %% over maps]; the bar is full at rule's\n\n"
+               "%-10s %10s %-*s %-22s  %8s  %s\n",
+               "generation", "decisions", BAR, "", "delivered", "fitness", "entropy");
+}
+
+static void table_begin(const struct run *r) {
+    size_t i;
+    json_t *row;
+    if (r->j->c->json) {
+        json_array_foreach (r->beside, i, row) cli_print(json_deep_copy(row));
+    } else {
+        head_print(r);
+        json_array_foreach (r->beside, i, row) row_print(r, json_get_string(row, "policy"), row);
+    }
+    json_array_foreach (r->curve, i, row) curve_print_row(r, row);
+}
+
+/* pages */
+
+static void chart(struct buf *page, const struct run *r, const char *part, const char *key,
+                  const char *title) {
+    enum { LINES = 1 + ARRAY_LEN(baselines) };
+    struct curve *c = xcalloc(LINES, sizeof *c), *spread = xcalloc(LINES, sizeof *spread);
+    const char *names[LINES] = {"minds"};
+    int lines = 1;
+    for (; strcmp(part, "held_out") == 0 && lines <= (int)json_array_size(r->beside); lines++)
+        names[lines] = json_get_string(json_array_get(r->beside, (size_t)lines - 1), "policy");
+    size_t i;
+    json_t *row;
+    json_array_foreach (r->curve, i, row) {
+        const json_t *v = json_object_get(json_object_get(row, part), key);
+        double x = json_get_number(row, "decisions");
+        if (!v) continue;
+        bool plain = json_is_number(v);
+        double y = plain ? json_number_value(v) : json_get_number(v, "value");
+        curve_add(&c[0], x, y);
+        curve_add(&spread[0], x, plain ? 0 : fmax(0, json_get_number(v, "hi") - y));
+        for (int k = 1; k < lines; k++) {
+            const json_t *b = json_object_get(json_array_get(r->beside, (size_t)k - 1), part);
+            curve_add(&c[k], x, json_get_number(json_object_get(b, key), "value"));
+            curve_add(&spread[k], x, 0);
+        }
+    }
+    buf_printf(page, "<h2>%s</h2>\n", title);
+    plot_bands(page, title, "decisions", c, spread, names, lines);
+    free(c);
+    free(spread);
+}
+
+static json_t *policies_table(const struct run *r) {
+    json_t *rows = json_array();
+    for (int i = 0; i < simulation_n_policies(r->life); i++) {
+        const struct policy_record *m = simulation_policy(r->life, i);
+        json_array_append_new(
+            rows, json_pack("{s:s,s:s,s:s,s:f,s:f,s:f,s:f,s:b,s:i}", "mind", m->name, "parents",
+                            m->parents[0][0] ? m->parents[0] : "", "and", m->parents[1], "fitness",
+                            m->outcome.fitness, "delivered", m->outcome.delivered, "reward",
+                            m->outcome.reward, "entropy", m->health.entropy, "collapsed",
+                            (int)m->health.collapsed, "put back", m->health.rollbacks));
+    }
+    return rows;
+}
+
+static int report_write(const struct run *r, struct error *err) {
+    struct buf page = {0};
+    char *path = path_join(r->dir, "report.html"), *title = xasprintf("Shoal world %s", r->id);
+    json_t *minds = policies_table(r);
+    html_page_open(&page, title);
+    if (r->j->outside) {
+        chart(&page, r, "held_out", "reward", "Reward of an agent, on held-out maps");
+    } else {
+        chart(&page, r, "held_out", "delivered", "Delivered by an agent, on held-out maps");
+        chart(&page, r, "held_out", "fitness", "Fitness, on held-out maps");
+    }
+    chart(&page, r, "lived", "entropy", "Entropy of the policy, nats");
+    buf_puts(&page, "<h2>Minds of the last generation</h2>\n");
+    html_table(&page, minds);
+    buf_puts(&page, "<h2>The run</h2>\n");
+    html_table(&page, r->identity);
+    html_page_close(&page);
+    int rc = file_write(path, page.data, page.len, err);
+    buf_release(&page);
+    json_decref(minds);
+    free(title);
+    free(path);
+    return rc;
+}
+
+static void residual_forward(const json_t *rows, struct buf *out) {
+    size_t i;
+    json_t *row;
+    json_array_foreach (rows, i, row) {
+        char *text = json_canonical(row);
+        buf_printf(out, "%s\n", text);
+        free(text);
+    }
+}
+
+/* Policies first, then generations. */
+static int curve_write(const struct run *r, struct error *err) {
+    struct buf b = {0};
+    residual_forward(r->beside, &b);
+    residual_forward(r->curve, &b);
+    char *path = path_join(r->dir, "curve.jsonl");
+    int rc = file_write(path, b.data, b.len, err);
+    buf_release(&b);
+    free(path);
+    return rc;
+}
+
+/* generations */
+
+/* The state is what counts: what else there is can be made again from it. */
+static int generation_keep(struct run *r, struct error *err) {
+    json_t *extra = json_pack("{s:O,s:O}", "identity", r->identity, "curve", r->curve);
+    const json_t *row = json_array_get(r->curve, json_array_size(r->curve) - 1);
+    int rc = simulation_save(r->life, r->dir, extra, err);
+    if (rc == OK) rc = store_metric_put(r->store, r->id, simulation_generations(r->life), row, err);
+    if (rc == OK) rc = curve_write(r, err);
+    if (rc == OK) rc = report_write(r, err);
+    json_decref(extra);
+    return rc;
+}
+
+/* Means over the maps of held_out; outside there is reward only. */
+static void generation_tell(const json_t *row) {
+    static const struct {
+        const char *name, *of;
+    } told[] = {{"world_deliveries", "delivered"},
+                {"world_fitness", "fitness"},
+                {"world_reward", "reward"},
+                {"world_alive", "alive"}};
+    struct process_metric v[1 + ARRAY_LEN(told)] = {
+        {"world_generation", json_get_number(row, "generation")}};
+    int n = 1;
+    for (size_t i = 0; i < ARRAY_LEN(told); i++) {
+        const json_t *x = json_object_get(json_object_get(row, "held_out"), told[i].of);
+        if (x) v[n++] = (struct process_metric){told[i].name, json_get_number(x, "value")};
+    }
+    process_metrics_report(v, n);
+}
+
+static int generation_measure(struct run *r, struct error *err) {
+    int rc = simulation_evaluate(r->life, r->measured, err), g = simulation_generations(r->life);
+    if (rc != OK) return rc;
+    json_t *row = json_pack("{s:i,s:I,s:o}", "generation", g, "decisions",
+                            (json_int_t)simulation_decisions(r->life), "held_out",
+                            measured_json(r, r->measured, r->o->held_out));
+    if (g > 0) json_object_set_new(row, "lived", lived_json(r));
+    json_array_append_new(r->curve, row);
+    generation_tell(row);
+    rc = generation_keep(r, err);
+    if (rc == OK) curve_print_row(r, row);
+    return rc;
+}
+
+/* What was done outside: nobody can play it here, so it is no trace of a world. */
+static int done_begin(struct run *r, const char *path, struct error *err) {
+    char *text = json_canonical(json_object_get(r->identity, "environment"));
+    uint64_t seed = simulation_seed((uint64_t)r->o->seed, simulation_generations(r->life), 0);
+    r->record = fopen(path, "we");
+    if (r->record)
+        fprintf(r->record, "{\"environment\":%s,\"seed\":%llu}\n", text, (unsigned long long)seed);
+    free(text);
+    return r->record ? OK : error_errno(err, "cannot write '%s'", path);
+}
+
+static int done_tick(struct run *r, int64_t tick, struct error *err) {
+    const int16_t *actions = simulation_actions(r->life);
+    fprintf(r->record, "{\"tick\":%lld,\"actions\":[", (long long)tick);
+    for (int i = 0; i < r->j->agents; i++) fprintf(r->record, "%s%d", i ? "," : "", actions[i]);
+    fprintf(r->record, "]}\n");
+    return ferror(r->record) ? error_errno(err, "cannot write what was done") : OK;
+}
+
+static int done_end(struct run *r, int rc, struct error *err) {
+    bool good = !r->record || fclose(r->record) == 0;
+    r->record = NULL;
+    return rc == OK && !good ? error_errno(err, "cannot write what was done") : rc;
+}
+
+static int world_begin(struct run *r, const char *path, struct error *err) {
+    int g = simulation_generations(r->life);
+    int rc = trace_init(&r->trace, r->j->rules, r->j->agents, simulation_seed((uint64_t)r->o->seed, g, 0),
+                        r->o->steps, r->id, err);
+    if (rc == OK) trace_seek(&r->trace, r->shadow, 0);
+    if (rc == OK && !(r->record = trace_create(&r->trace, path, err))) rc = err->code;
+    return rc;
+}
+
+static int trace_begin(struct run *r, struct error *err) {
+    char *path = xasprintf("%s/trace-%d.jsonl", r->dir, simulation_generations(r->life) + 1);
+    int rc = r->j->outside ? done_begin(r, path, err) : world_begin(r, path, err);
+    free(path);
+    return rc;
+}
+
+static int trace_tick(struct run *r, int64_t tick, struct error *err) {
+    if (r->j->outside) return done_tick(r, tick, err);
+    if (world_terminated(r->shadow)) return OK; // other worlds live on
+    int rc = trace_append(&r->trace, r->shadow, simulation_actions(r->life), err);
+    if (rc == OK) trace_seek(&r->trace, r->shadow, r->trace.n_ticks);
+    return rc == OK ? trace_write_tick(&r->trace, r->shadow, r->record, err) : rc;
+}
+
+static int trace_end(struct run *r, int rc, struct error *err) {
+    if (r->j->outside) return done_end(r, rc, err);
+    if (r->record && rc == OK)
+        rc = trace_close(r->shadow, r->record, err);
+    else if (r->record)
+        fclose(r->record);
+    r->record = NULL;
+    trace_release(&r->trace);
+    memset(r->shadow, 0, sizeof *r->shadow);
+    return rc;
+}
+
+/* Over the time since it was told last, when that is long enough. */
+static void speed_tell(struct run *r, double seconds) {
+    double now = clock_now();
+    int64_t decisions = simulation_decisions(r->life);
+    if (now - r->told_at <= seconds) return;
+    double speed = (double)(decisions - r->told) / (now - r->told_at);
+    process_metrics_report((const struct process_metric[]){{"world_decisions_per_second", speed}}, 1);
+    r->told_at = now;
+    r->told = decisions;
+}
+
+static int generation_simulate(struct run *r, struct error *err) {
+    int64_t before = simulation_generations(r->life) * r->o->steps;
+    double began = r->told_at = clock_now();
+    r->told = simulation_decisions(r->life);
+    int rc = trace_begin(r, err), n = 1;
+    if (rc == OK) rc = simulation_begin_generation(r->life, NULL, err);
+    for (int64_t tick = 1; rc == OK && (n = simulation_step(r->life, err)) > 0; tick++) {
+        rc = trace_tick(r, tick, err);
+        progress_update(&r->bar, before + tick, NULL);
+        speed_tell(r, SPEED_SECONDS);
+    }
+    if (r->told_at == began) speed_tell(r, 0);
+    rc = trace_end(r, n < 0 ? n : rc, err);
+    if (rc == OK) simulation_end_generation(r->life);
+    return rc;
+}
+
+static int generations_run(struct run *r, struct error *err) {
+    int rc = json_array_size(r->curve) ? OK : generation_measure(r, err);
+    progress_start(&r->bar, "lives", r->o->generations * r->o->steps);
+    while (rc == OK && simulation_generations(r->life) < r->o->generations) {
+        rc = generation_simulate(r, err);
+        if (rc == OK) rc = generation_measure(r, err);
+    }
+    progress_finish(&r->bar, NULL);
+    return rc;
+}
+
+static int run_open(struct run *r, const struct initial_adapters *first, struct error *err) {
+    if (!model_hash(r->j->m, err)) return err->code;
+    r->identity = identity_make(r, first);
+    place_name(r);
+    places_make(r);
+    r->curve = json_array();
+    r->beside = json_array();
+    r->measured = xcalloc((size_t)r->o->held_out, sizeof *r->measured);
+    r->shadow = xcalloc(1, sizeof *r->shadow);
+    r->life = simulation_new(r->j->m, r->o, r->list, first->v, first->n, r->j->pool, err);
+    int rc = !r->life       ? err->code
+             : r->j->o->out ? dir_make(r->dir, err)
+                            : dir_make_private(r->dir, err);
+    if (rc == OK && (r->held = dir_lock(r->dir, "run", err)) < 0) rc = r->held;
+    return rc == OK ? record_open(r, err) : rc;
+}
+
+static void run_release(struct run *r) {
+    simulation_free(r->life);
+    store_close(r->store);
+    if (r->dir) dir_unlock(r->held, r->dir);
+    json_decref(r->identity);
+    json_decref(r->curve);
+    json_decref(r->beside);
+    free(r->measured);
+    free(r->shadow);
+    free(r->places);
+    free(r->envs);
+    free(r->own);
+    free(r->dir);
+    free(r->id);
+}
+
+/* Where the run would be kept, which its options and the base decide, and what it takes. */
+static int life_plan(struct run *r, const struct initial_adapters *first, struct error *err) {
+    if (!model_hash(r->j->m, err)) return err->code;
+    r->identity = identity_make(r, first);
+    place_name(r);
+    int64_t bodies = r->o->worlds * r->j->agents, minds = r->o->minds ? r->o->minds : bodies;
+    cli_print_dry_run(r->j->c,
+             json_pack("{s:s,s:s,s:b,s:I,s:I,s:I,s:I,s:I,s:s,s:s}", "run", r->id, "writes", r->dir,
+                       "continues", (int)path_is_dir(r->dir), "minds", (json_int_t)minds, "agents",
+                       (json_int_t)bodies, "ticks", (json_int_t)r->o->steps, "generations",
+                       (json_int_t)r->o->generations, "decisions, at most",
+                       (json_int_t)(bodies * r->o->steps * r->o->generations), "learns",
+                       r->o->learn.learn, "records", r->j->o->runs));
+    return OK;
+}
+
+static int life_work(struct run *r, const struct initial_adapters *first, struct error *err) {
+    struct error ignored;
+    int rc = run_open(r, first, err);
+    if (rc == OK) rc = state_continue(r, err);
+    if (rc == OK) {
+        log_info("run %s in %s; if interrupted, the same command continues it", r->id, r->dir);
+        rc = baselines_measure(r, err);
+    }
+    if (rc == OK) {
+        table_begin(r);
+        rc = generations_run(r, err);
+    }
+    if (r->store) store_run_status(r->store, r->id, rc == OK ? "done" : "failed", &ignored);
+    if (rc == OK)
+        log_info("curves: '%s/report.html'; the best mind: shoal world export %s --out DIR", r->dir,
+             r->dir);
+    return rc;
+}
+
+int simulation_run(const struct simulation_job *j, struct error *err) {
+    struct run r = {.j = j, .o = &j->o->life, .held = -1};
+    struct initial_adapters *first = xcalloc(1, sizeof *first);
+    int rc = initial_adapters_open(first, &j->o->adapters, j->m, err);
+    if (rc == OK) rc = j->o->dry_run ? life_plan(&r, first, err) : life_work(&r, first, err);
+    run_release(&r);
+    initial_adapters_release(first);
+    free(first);
+    return rc;
+}
+
+/* exporting */
+
+static const json_t *policy_find(const json_t *state, const char *name) {
+    const json_t *minds = json_object_get(state, "minds"), *mind;
+    size_t i;
+    if (!name) return json_array_get(minds, 0);
+    json_array_foreach (minds, i, mind)
+        if (strcmp(json_get_string(mind, "name"), name) == 0) return mind;
+    return NULL;
+}
+
+int simulation_export_policy(const struct simulation_cmd_options *o, const char *run, const char *name,
+                struct error *err) {
+    char *dir = path_is_dir(run) ? xstrdup(run) : path_join(o->runs, run), *from = NULL;
+    json_t *state = simulation_read_state(dir, err);
+    const json_t *mind = policy_find(state, name);
+    int rc = state ? OK : error_wrap(err, "'%s' is no run of a world", run);
+    if (rc == OK && !o->out) rc = error_set(err, ERR_USAGE, "--out DIR is missing: where to");
+    if (rc == OK && !mind)
+        rc = error_set(err, ERR_MISSING, "'%s' has no mind '%s'", run, name ? name : "");
+    if (rc == OK && !(from = policy_path(dir, mind, err))) rc = err->code;
+    if (rc == OK) rc = dir_make(o->out, err);
+    if (rc == OK) rc = file_copy(from, o->out, "adapter_model.safetensors", err);
+    if (rc == OK) rc = file_copy(from, o->out, "adapter_config.json", err);
+    if (rc == OK)
+        printf("%s: fitness %.1f, reward %.2f, wrote '%s'\n", json_get_string(mind, "name"),
+               json_get_number(json_object_get(mind, "outcome"), "fitness"),
+               json_get_number(json_object_get(mind, "outcome"), "reward"), o->out);
+    json_decref(state);
+    free(from);
+    free(dir);
+    return rc;
+}
+
+/* playing */
+
+struct model_policy {
+    const struct simulation_job *j;
+    struct simulation_options o; /* the command's, for one world that does not end by itself */
+    struct initial_adapters first;
+    struct grid_env place;
+    struct environment env, *list;
+    struct simulation *life; /* made when the world is known */
+    uint64_t seed;
+    int tick; /* that comes next in the world that was last played */
+};
+
+struct model_policy *model_policy_new(const struct simulation_job *j, bool learns, struct error *err) {
+    static char none[] = "none";
+    struct model_policy *p = xcalloc(1, sizeof *p);
+    p->j = j;
+    p->o = j->o->life;
+    p->o.worlds = 1;
+    p->o.steps = INT32_MAX;
+    p->o.breed = false;
+    if (!learns) p->o.learn.learn = none;
+    if (j->o->adapters.n == 0) p->o.spread = 0;
+    if (initial_adapters_open(&p->first, &j->o->adapters, j->m, err) == OK) return p;
+    model_policy_free(p);
+    return NULL;
+}
+
+void model_policy_free(struct model_policy *p) {
+    if (!p) return;
+    simulation_free(p->life);
+    initial_adapters_release(&p->first);
+    free(p);
+}
+
+/* Another world than the one played so far, or a tick that was not the next. */
+static int player_enter(struct model_policy *p, const struct world *w, const struct world_rules *r,
+                        uint64_t seed, struct error *err) {
+    if (p->life) simulation_end_generation(p->life);
+    p->place = (struct grid_env){
+        .rules = r, .teacher = world_policy_find(p->o.teacher), .n_agents = w->n_agents};
+    p->env = grid_env_as_environment(&p->place);
+    p->list = &p->env;
+    if (!p->life)
+        p->life = simulation_new(p->j->m, &p->o, &p->list, p->first.v, p->first.n, p->j->pool, err);
+    int rc = p->life ? simulation_begin_generation(p->life, &seed, err) : err->code;
+    if (rc == OK) simulation_set_tick(p->life, w->tick);
+    return rc;
+}
+
+int model_policy_act(struct model_policy *p, const struct world *w, const struct world_rules *r,
+                    uint64_t seed, int16_t *actions, struct error *err) {
+    int rc = OK;
+    if (!p->life || w->tick != p->tick || seed != p->seed) rc = player_enter(p, w, r, seed, err);
+    p->place.w = *w;
+    if (rc == OK) rc = simulation_step(p->life, err);
+    if (rc < 0) return rc;
+    memcpy(actions, simulation_actions(p->life), (size_t)w->n_agents * sizeof *actions);
+    p->seed = seed;
+    p->tick = w->tick + 1;
+    return OK;
+}
+
+void model_policy_describe(const struct model_policy *p, int agent, struct buf *out) {
+    const struct policy_decision *a = p->life ? simulation_decision(p->life, agent) : NULL;
+    if (!a || a->logp[0] == a->logp[1]) return; // gone, or what was written has no probabilities
+    buf_puts(out, "chose: ");
+    for (int i = 0; i < WORLD_N_ACTIONS; i++)
+        buf_printf(out, " %s %.2f", p->env.actions[i], math_exp(a->logp[i]));
+    buf_puts(out, "\n");
+}
+
+#define ROW(name, type, field, fallback, metavar, ...)                                             \
+    { name, type, offsetof(struct simulation_cmd_options, field), fallback, 0, 0, metavar, __VA_ARGS__ }
+const struct option_row simulation_cmd_rows[] = {
+    ROW("adapter", OPT_LIST, adapters, NULL, "DIR",
+        "what minds begin with, in turn: adapters, or runs of worlds for all their minds",
+        JOB_CHOICE),
+    ROW("runs", OPT_STRING, runs, "runs", "DIR", "folder of runs and of shoal.db", JOB_SERVER),
+    ROW("out", OPT_STRING, out, NULL, "DIR",
+        "folder of this run; of export: of the adapter; of compare: a chart, .svg", JOB_OUTPUT),
+    ROW("dry-run", OPT_BOOL, dry_run, NULL, NULL,
+        "of lives: print what they take and where they are kept, and stop"),
+    {0},
+};

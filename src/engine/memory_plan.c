@@ -1,0 +1,179 @@
+/*
+ * The memory plan: one sum, and a search for the largest engine under a limit.
+ *
+ * Every term is an upper bound of what is resident at once, so that the peak that the system
+ * reports stays below the total: memory that is reserved but not touched counts, as does what is
+ * freed again after loading.
+ *
+ * Not here: measuring the process (the commands print what the system counted).
+ */
+#define _GNU_SOURCE
+#include "engine/memory_plan.h"
+#include "hub/hub.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+enum {
+    SERVER = 16 << 20,     /* threads, stores, metrics, and what freed memory leaves in two heaps */
+    PROGRAM = 8 << 20,     /* code, libraries, stacks, the store: 5 to 7 MB were seen */
+    TOKENIZER_FACTOR = 12, /* bytes in memory for one in its files, parsing included: 5 to 10 */
+    ROWS_MIN = 16,
+};
+
+static double mb(size_t bytes) {
+    return (double)bytes / (1 << 20);
+}
+
+/* Of the whole engine, and of its KV cache alone. */
+static size_t engine_need(const struct model_config *c, const struct engine_options *o,
+                          size_t *kv) {
+    struct kv_cache_options ko = {.n_slots = o->max_seqs + o->max_cached,
+                            .slot_len = o->max_len,
+                            .n_pages = o->n_pages,
+                            .elem = o->kv_elem};
+    *kv = kv_cache_bytes(c, &ko);
+    return engine_bytes(c, o);
+}
+
+static size_t plan_sum(const struct memory_plan_input *in, struct memory_plan *p) {
+    size_t engine = engine_need(&in->model.config, &p->engine, &p->kv);
+    p->activations = engine - p->kv;
+    p->total = p->weights + p->tokenizer + p->adapters + p->requests + p->work + engine;
+    return p->total;
+}
+
+/* With one sequence's pages only: halves what saves more, rows or sequences, until it fits. */
+static bool engine_shrink(const struct memory_plan_input *in, struct memory_plan *p) {
+    while (plan_sum(in, p) > in->limit) {
+        struct memory_plan rows = *p, seqs = *p;
+        rows.engine.max_rows = MAX(MIN(ROWS_MIN, p->engine.max_rows), p->engine.max_rows / 2);
+        seqs.engine.max_seqs = seqs.engine.max_cached = MAX(1, p->engine.max_seqs / 2);
+        size_t by_rows = plan_sum(in, &rows), by_seqs = plan_sum(in, &seqs);
+        if (MIN(by_rows, by_seqs) >= p->total) return false;
+        *p = by_rows < by_seqs ? rows : seqs;
+    }
+    return true;
+}
+
+/* The most pages, between what one sequence needs and what is wanted, that fit. */
+static void pages_grow(const struct memory_plan_input *in, struct memory_plan *p) {
+    int32_t lo = p->engine.n_pages;
+    int32_t hi = (int32_t)MIN((int64_t)p->engine.max_seqs * kv_cache_pages_for(p->engine.max_len),
+                              (int64_t)INT32_MAX - 1);
+    hi = MIN(hi, MAX(p->pages_wanted, lo));
+    while (lo < hi) {
+        p->engine.n_pages = lo + (hi - lo + 1) / 2;
+        if (in->limit == 0 || plan_sum(in, p) <= in->limit)
+            lo = p->engine.n_pages;
+        else
+            hi = p->engine.n_pages - 1;
+    }
+    p->engine.n_pages = lo;
+    plan_sum(in, p);
+}
+
+static int plan_refuse(const struct memory_plan *p, struct error *err) {
+    return error_set(
+        err, ERR_MEMORY,
+        "a limit of '%.1f MB' is too small: one sequence of %d tokens needs %.1f MB (weights %.1f, "
+        "tokenizer %.1f, adapters %.1f, KV cache %.1f, activations %.1f, requests %.1f, program "
+        "and "
+        "work %.1f); "
+        "raise --max-memory to %.0fM, use smaller weights, shorter texts, --kv i8 or fewer threads",
+        mb(p->limit), p->engine.max_len, mb(p->total), mb(p->weights), mb(p->tokenizer),
+        mb(p->adapters), mb(p->kv), mb(p->activations), mb(p->requests), mb(p->work),
+        mb(p->total) + 1);
+}
+
+int memory_plan_make(const struct memory_plan_input *in, struct memory_plan *out, struct error *err) {
+    struct memory_plan p = {.weights = in->model.weights + in->model.passing,
+                     .tokenizer = in->model.words * TOKENIZER_FACTOR,
+                     .adapters = in->adapters.held + in->adapters.passing,
+                     .requests = in->requests,
+                     .work = PROGRAM + in->work + (in->requests ? SERVER : 0),
+                     .limit = in->limit,
+                     .engine = in->want};
+    CHECK(p.engine.max_rows > 0 && p.engine.max_seqs > 0 && p.engine.max_len > 0);
+    if (p.engine.max_cached == 0) p.engine.max_cached = p.engine.max_seqs;
+    int32_t least = kv_cache_pages_for(p.engine.max_len);
+    p.pages_wanted = p.engine.n_pages;
+    if (p.pages_wanted == 0)
+        p.pages_wanted = (int32_t)MIN((int64_t)p.engine.max_seqs * least, (int64_t)INT32_MAX - 1);
+    p.engine.n_pages = least;
+    int rc = OK;
+    if (in->limit > 0 && !engine_shrink(in, &p))
+        rc = plan_refuse(&p, err);
+    else
+        pages_grow(in, &p);
+    *out = p;
+    return rc;
+}
+
+void memory_plan_text(const struct memory_plan *p, struct buf *out) {
+    static const char *const elems[N_DTYPE] = {"f32", "bf16", "f16", "i8"};
+    const struct engine_options *e = &p->engine;
+    buf_printf(out, "memory plan, MB\n");
+    buf_printf(out, "  weights      %9.1f\n", mb(p->weights));
+    buf_printf(out, "  tokenizer    %9.1f  at most\n", mb(p->tokenizer));
+    buf_printf(out, "  adapters     %9.1f\n", mb(p->adapters));
+    buf_printf(out, "  KV cache     %9.1f  %d pages of %d positions in %s, %d wanted\n", mb(p->kv),
+               e->n_pages, KV_PAGE_SIZE, elems[e->kv_elem], p->pages_wanted);
+    buf_printf(out, "  activations  %9.1f  %d rows a step, %d sequences of at most %d tokens\n",
+               mb(p->activations), e->max_rows, e->max_seqs, e->max_len);
+    if (p->requests)
+        buf_printf(out, "  requests     %9.1f  at most, with their replies\n", mb(p->requests));
+    buf_printf(out, "  rest         %9.1f  %s\n", mb(p->work),
+               p->requests ? "program and server" : "program and requests");
+    buf_printf(out, "  total        %9.1f", mb(p->total));
+    if (p->limit) buf_printf(out, "  of %.1f", mb(p->limit));
+}
+
+json_t *memory_plan_json(const struct memory_plan *p) {
+    return json_pack("{s:I,s:I,s:I,s:I,s:I,s:I,s:I,s:I,s:I,s:i,s:i,s:i,s:i,s:i}", "weights",
+                     (json_int_t)p->weights, "tokenizer", (json_int_t)p->tokenizer, "adapters",
+                     (json_int_t)p->adapters, "kv", (json_int_t)p->kv, "activations",
+                     (json_int_t)p->activations, "requests", (json_int_t)p->requests, "rest",
+                     (json_int_t)p->work, "total", (json_int_t)p->total, "limit",
+                     (json_int_t)p->limit, "pages", p->engine.n_pages, "pages_wanted",
+                     p->pages_wanted, "max_rows", p->engine.max_rows, "max_seqs",
+                     p->engine.max_seqs, "max_len", p->engine.max_len);
+}
+
+/* Numbers in the tensors of a safetensors file; of any other file, the most that it could hold. */
+static int numbers_count(const char *path, size_t *numbers, size_t *bytes, struct error *err) {
+    size_t n = strlen(path);
+    if (n < 12 || strcmp(path + n - 12, ".safetensors") != 0) {
+        struct file_map map;
+        if (file_map_open(&map, path, err) != OK) return err->code;
+        *bytes = map.size;
+        *numbers = map.size / 2;
+        file_map_close(&map);
+        return OK;
+    }
+    struct safetensors st;
+    if (safetensors_open(&st, path, err) != OK) return err->code;
+    for (int i = 0; i < st.n_tensors; i++)
+        *numbers += st.tensors[i].size * 32 / tensor_row_bytes(st.tensors[i].type, 32);
+    *bytes = st.map.size;
+    safetensors_close(&st);
+    return OK;
+}
+
+int adapter_measure(const char *path, enum dtype elem, struct adapter_size *sum, struct error *err) {
+    if (hub_is_name(path)) {
+        char *pulled = hub_cached_path(path, err);
+        int rc = pulled ? adapter_measure(pulled, elem, sum, err) : err->code;
+        free(pulled);
+        return rc;
+    }
+    size_t numbers = 0, bytes = 0;
+    char *file = path_is_dir(path) ? path_join(path, "adapter_model.safetensors") : xstrdup(path);
+    int rc = numbers_count(file, &numbers, &bytes, err);
+    free(file);
+    if (rc != OK) return rc;
+    sum->held += numbers * (sizeof(float) + dtype_size(elem));
+    // the file, and its numbers in f32 on the way
+    sum->passing = MAX(sum->passing, bytes + numbers * sizeof(float));
+    return OK;
+}

@@ -1,0 +1,465 @@
+/*
+ * forms: lines of question files, in the forms that people have them.
+ *
+ * A form is recognised by the fields that a line has, so one file may be Hugging Face's dump of a
+ * set, llm-foundry's, or the user's own, and no option says which. Here only meaning is read
+ * (question, choices, which is right); what the model is shown is task.c's.
+ *
+ * Invariants: every string of a result is its own copy; a line gives at most EVAL_MAX_OPTIONS choices,
+ * at least two, and `correct` is one of them.
+ */
+#define _GNU_SOURCE
+#include "eval/task.h"
+
+#include <stdlib.h>
+#include <string.h>
+#include <unicase.h>
+
+void dataset_row_release(struct dataset_row *f) {
+    for (int i = 0; i < EVAL_MAX_OPTIONS; i++) {
+        free(f->choices[i]);
+        free(f->contexts[i]);
+    }
+    free(f->question);
+    free(f->passage);
+    free(f->answer);
+    free(f->cluster);
+    free(f->subject);
+    *f = (struct dataset_row){0};
+}
+
+const json_t *json_path_get(const json_t *row, const char *path) {
+    char name[128];
+    for (const char *dot; row && (dot = strchr(path, '.')); path = dot + 1) {
+        if ((size_t)(dot - path) >= sizeof name) return NULL;
+        memcpy(name, path, (size_t)(dot - path));
+        name[dot - path] = 0;
+        row = json_object_get(row, name);
+    }
+    return json_object_get(row, path);
+}
+
+char *json_scalar_text(const json_t *v) {
+    if (json_is_string(v)) return xstrdup(json_string_value(v));
+    return json_is_number(v) ? json_canonical(v) : NULL;
+}
+
+/* The words of a field that must be there; NULL and an error otherwise. */
+static char *words_of(const json_t *row, const char *field, struct error *err) {
+    char *words = json_scalar_text(json_path_get(row, field));
+    if (!words) error_set(err, ERR_FORMAT, "field '%s' is missing or no text", field);
+    return words;
+}
+
+int choice_index(const json_t *answer, char *const *choices, int n) {
+    json_int_t at = -1;
+    const char *s = json_string_value(answer);
+    if (json_is_integer(answer)) at = json_integer_value(answer);
+    if (json_is_boolean(answer)) at = json_is_true(answer);
+    for (int i = 0; s && at < 0 && i < n; i++)
+        if (strcmp(s, choices[i]) == 0) at = i;
+    if (s && at < 0 && s[0] && !s[1]) at = *s >= 'A' && *s <= 'Z' ? *s - 'A' : *s - '0';
+    return at >= 0 && at < n ? (int)at : -1;
+}
+
+static int correct_set(struct dataset_row *f, const json_t *row, const char *field, int at,
+                       struct error *err) {
+    const json_t *v = json_path_get(row, field);
+    f->correct = at;
+    if (at >= 0) return OK;
+    if (!v) return error_set(err, ERR_FORMAT, "field '%s' is missing", field);
+    char *text = json_canonical(v);
+    error_set(err, ERR_FORMAT, "field '%s': '%.64s' names none of the %d choices", field, text,
+              f->n);
+    free(text);
+    return err->code;
+}
+
+static int choice_add(struct dataset_row *f, const json_t *v, const char *field, struct error *err) {
+    if (f->n == EVAL_MAX_OPTIONS)
+        return error_set(err, ERR_FORMAT, "field '%s' has more than %d choices", field,
+                         EVAL_MAX_OPTIONS);
+    if (!(f->choices[f->n] = json_scalar_text(v)))
+        return error_set(err, ERR_FORMAT, "field '%s': choice %d is no text", field, f->n);
+    f->n++;
+    return OK;
+}
+
+static int choices_read(struct dataset_row *f, const json_t *row, const char *field, struct error *err) {
+    const json_t *v = json_path_get(row, field);
+    for (size_t i = 0; i < json_array_size(v); i++)
+        if (choice_add(f, json_array_get(v, i), field, err) != OK) return err->code;
+    if (f->n < 2) return error_set(err, ERR_FORMAT, "field '%s' has fewer than 2 choices", field);
+    return OK;
+}
+
+static int question_read(struct dataset_row *f, const json_t *row, const char *field,
+                         struct error *err) {
+    return (f->question = words_of(row, field, err)) ? OK : err->code;
+}
+
+/* question, choices and answer, under the names that a form gives them. */
+static int plain_read(struct dataset_row *f, const json_t *row, const char *question,
+                      const char *choices, const char *answer, struct error *err) {
+    if (question_read(f, row, question, err) != OK || choices_read(f, row, choices, err) != OK)
+        return err->code;
+    return correct_set(f, row, answer, choice_index(json_path_get(row, answer), f->choices, f->n), err);
+}
+
+/* s without `prefix`, in place. */
+static void prefix_cut(char *s, const char *prefix) {
+    size_t n = strlen(prefix);
+    if (strncmp(s, prefix, n) == 0) memmove(s, s + n, strlen(s + n) + 1);
+}
+
+/* "Passage: …\nQuestion: …?" is boolq's; its question comes without the question mark there. */
+static void passage_split(struct dataset_row *f) {
+    static const char middle[] = "\nQuestion: ";
+    char *at = NULL;
+    if (strncmp(f->question, "Passage: ", 9) != 0) return;
+    for (char *p = f->question; (p = strstr(p, middle)); p++) at = p;
+    if (!at) return;
+    char *question = xstrdup(at + strlen(middle));
+    size_t n = strlen(question);
+    if (n > 0 && question[n - 1] == '?') question[n - 1] = 0;
+    *at = 0;
+    prefix_cut(f->question, "Passage: ");
+    f->passage = f->question;
+    f->question = question;
+}
+
+/* llm-foundry: the prompt's first words are in the query. */
+static int foundry_read(const json_t *row, struct dataset_row *f, struct error *err) {
+    if (plain_read(f, row, "query", "choices", "gold", err) != OK) return err->code;
+    prefix_cut(f->question, "Question: ");
+    passage_split(f);
+    return OK;
+}
+
+/* llm-foundry's winogrande: two contexts, one continuation. */
+static int schema_read(const json_t *row, struct dataset_row *f, struct error *err) {
+    char *rest = words_of(row, "continuation", err);
+    int rc = rest ? choices_read(f, row, "context_options", err) : err->code;
+    for (int i = 0; rc == OK && i < f->n; i++) {
+        f->contexts[i] = f->choices[i];
+        f->choices[i] = xstrdup(rest);
+    }
+    free(rest);
+    if (rc != OK) return rc;
+    f->question = xstrdup(f->contexts[0]);
+    return correct_set(f, row, "gold", choice_index(json_path_get(row, "gold"), f->contexts, f->n), err);
+}
+
+/* winogrande: the options stand where the sentence has '_'; what follows is scored. */
+static int winogrande_read(const json_t *row, struct dataset_row *f, struct error *err) {
+    char *sentence = words_of(row, "sentence", err), *gap = sentence ? strchr(sentence, '_') : NULL;
+    if (sentence && !gap) error_set(err, ERR_FORMAT, "field 'sentence' has no '_'");
+    const char *rest = gap ? gap + 1 + strspn(gap + 1, " \t\n") : "";
+    for (int i = 0; gap && i < 2; i++) {
+        char *option = words_of(row, i ? "option2" : "option1", err);
+        if (!option) break;
+        f->contexts[f->n] = xasprintf("%.*s%s", (int)(gap - sentence), sentence, option);
+        f->choices[f->n++] = xstrdup(rest);
+        free(option);
+    }
+    if (f->n == 2) f->question = xstrdup(sentence);
+    free(sentence);
+    if (f->n < 2) return err->code;
+    char *answer = json_scalar_text(json_path_get(row, "answer"));
+    int at = answer && (strcmp(answer, "1") == 0 || strcmp(answer, "2") == 0) ? *answer - '1' : -1;
+    free(answer);
+    return correct_set(f, row, "answer", at, err);
+}
+
+/* ARC: choices have labels of their own, letters or numbers. */
+static int arc_read(const json_t *row, struct dataset_row *f, struct error *err) {
+    if (question_read(f, row, "question", err) != OK ||
+        choices_read(f, row, "choices.text", err) != OK)
+        return err->code;
+    const json_t *labels = json_path_get(row, "choices.label"), *key = json_path_get(row, "answerKey");
+    int at = -1;
+    for (int i = 0; i < f->n; i++)
+        if (json_equal(json_array_get(labels, (size_t)i), key)) at = i;
+    return correct_set(f, row, "answerKey", at, err);
+}
+
+/* boolq: no or yes, in this order. */
+static int boolq_read(const json_t *row, struct dataset_row *f, struct error *err) {
+    const char *field = json_path_get(row, "label") ? "label" : "answer";
+    f->choices[0] = xstrdup("no");
+    f->choices[1] = xstrdup("yes");
+    f->n = 2;
+    if (!(f->passage = words_of(row, "passage", err))) return err->code;
+    return question_read(f, row, "question", err) != OK
+               ? err->code
+               : correct_set(f, row, field, choice_index(json_path_get(row, field), f->choices, 2), err);
+}
+
+/* jcommonsenseqa and its like: choice0, choice1 … and the right one's index. */
+static int numbered_read(const json_t *row, struct dataset_row *f, struct error *err) {
+    char field[24];
+    for (int i = 0; i < EVAL_MAX_OPTIONS; i++) {
+        snprintf(field, sizeof field, "choice%d", i);
+        const json_t *v = json_path_get(row, field);
+        if (!v) break;
+        if (choice_add(f, v, field, err) != OK) return err->code;
+    }
+    if (f->n < 2) return error_set(err, ERR_FORMAT, "field 'choice1' is missing");
+    return question_read(f, row, "question", err) != OK
+               ? err->code
+               : correct_set(f, row, "label", choice_index(json_path_get(row, "label"), f->choices, f->n),
+                             err);
+}
+
+/* truthfulqa, one right answer: its label is 1. */
+static int mc1_read(const json_t *row, struct dataset_row *f, struct error *err) {
+    if (question_read(f, row, "question", err) != OK ||
+        choices_read(f, row, "mc1_targets.choices", err) != OK)
+        return err->code;
+    const json_t *labels = json_path_get(row, "mc1_targets.labels");
+    int at = -1;
+    for (int i = f->n - 1; i >= 0; i--)
+        if (json_integer_value(json_array_get(labels, (size_t)i)) == 1) at = i;
+    return correct_set(f, row, "mc1_targets.labels", at, err);
+}
+
+static void replace_all(struct buf *b, const char *from, const char *to) {
+    struct buf out = {0};
+    const char *p = b->data, *at;
+    for (; (at = strstr(p, from)); p = at + strlen(from)) {
+        buf_add(&out, p, (size_t)(at - p));
+        buf_puts(&out, to);
+    }
+    buf_puts(&out, p);
+    buf_release(b);
+    *b = out;
+}
+
+/* WikiHow's marks leave the text: " [title]" ends a sentence, other brackets go with what they
+ * hold. */
+static char *hellaswag_clean(const char *text) {
+    size_t n = strlen(text);
+    while (n > 0 && strchr(" \t\r\n", text[n - 1])) n--;
+    size_t from = MIN(strspn(text, " \t\r\n"), n);
+    struct buf b = {0}, out = {0};
+    buf_add(&b, text + from, n - from);
+    replace_all(&b, " [title]", ". ");
+    const char *p = b.data;
+    for (const char *open, *close; (open = strchr(p, '[')) && (close = strchr(open, ']')) &&
+                                   !memchr(open, '\n', (size_t)(close - open));
+         p = close + 1)
+        buf_add(&out, p, (size_t)(open - p));
+    buf_puts(&out, p);
+    replace_all(&out, "  ", " ");
+    buf_release(&b);
+    return out.data;
+}
+
+/* The first letter large, the others small. */
+static void capitalized(const char *s, struct buf *out) {
+    size_t n = 0, first = (*s & 0x80) ? 1 : (*s != 0);
+    while (first && (s[first] & 0xC0) == 0x80) first++;
+    uint8_t *head = u8_totitle((const uint8_t *)s, first, "", NULL, NULL, &n);
+    if (head) buf_add(out, head, n);
+    uint8_t *tail = u8_tolower((const uint8_t *)s + first, strlen(s + first), "", NULL, NULL, &n);
+    if (tail) buf_add(out, tail, n);
+    free(head);
+    free(tail);
+}
+
+/* "activity: first sentence, Beginning of the second", then the endings. */
+static int hellaswag_read(const json_t *row, struct dataset_row *f, struct error *err) {
+    struct buf b = {0};
+    const char *label = json_string_value(json_path_get(row, "activity_label")),
+               *a = json_string_value(json_path_get(row, "ctx_a")),
+               *second = json_string_value(json_path_get(row, "ctx_b"));
+    char *whole = json_scalar_text(json_path_get(row, "ctx"));
+    if (label) buf_printf(&b, "%s: ", label);
+    if (a && second) {
+        buf_printf(&b, "%s ", a);
+        capitalized(second, &b);
+    } else {
+        buf_puts(&b, whole ? whole : "");
+    }
+    f->question = hellaswag_clean(b.data);
+    buf_release(&b);
+    free(whole);
+    if (choices_read(f, row, "endings", err) != OK) return err->code;
+    for (int i = 0; i < f->n; i++) {
+        char *raw = f->choices[i];
+        f->choices[i] = hellaswag_clean(raw);
+        free(raw);
+    }
+    return correct_set(f, row, "label", choice_index(json_path_get(row, "label"), f->choices, f->n), err);
+}
+
+static int listed_read(const json_t *row, struct dataset_row *f, struct error *err) {
+    return plain_read(f, row, "question", "choices", "answer", err);
+}
+
+/* No choices: the answer is text, for a grader. */
+static int open_read(const json_t *row, struct dataset_row *f, struct error *err) {
+    f->correct = -1;
+    if (question_read(f, row, "question", err) != OK) return err->code;
+    return (f->answer = words_of(row, "answer", err)) ? OK : err->code;
+}
+
+/* In this order: what has more fields first. */
+static const struct form {
+    const char *needs[4];
+    int (*read)(const json_t *row, struct dataset_row *out, struct error *err);
+} forms[] = {
+    {{"context_options", "continuation", "gold"}, schema_read},
+    {{"query", "choices", "gold"}, foundry_read},
+    {{"question", "choices.text", "choices.label", "answerKey"}, arc_read},
+    {{"question", "mc1_targets.choices"}, mc1_read},
+    {{"sentence", "option1", "option2", "answer"}, winogrande_read},
+    {{"ctx", "endings", "label"}, hellaswag_read},
+    {{"question", "choice0", "choice1", "label"}, numbered_read},
+    {{"question", "passage"}, boolq_read},
+    {{"question", "choices", "answer"}, listed_read},
+    {{"question", "answer"}, open_read},
+};
+
+static bool form_fits(const struct form *f, const json_t *row) {
+    for (size_t i = 0; i < ARRAY_LEN(f->needs) && f->needs[i]; i++)
+        if (!json_path_get(row, f->needs[i])) return false;
+    return true;
+}
+
+static int form_unknown(const json_t *row, struct error *err) {
+    struct buf b = {0};
+    const char *key;
+    json_t *value;
+    json_object_foreach ((json_t *)(uintptr_t)row, key, value)
+        if (b.len < 200) buf_printf(&b, "%s'%.40s'", b.len ? ", " : "", key);
+    error_set(
+        err, ERR_FORMAT,
+        "the fields %s are of no known form; map them in a recipe (question, choices, answer)",
+        b.len ? b.data : "(none)");
+    buf_release(&b);
+    return err->code;
+}
+
+int dataset_row_parse(const json_t *row, struct dataset_row *out, struct error *err) {
+    *out = (struct dataset_row){0};
+    if (!json_is_object(row)) return error_set(err, ERR_FORMAT, "the line is no JSON object");
+    for (size_t i = 0; i < ARRAY_LEN(forms); i++) {
+        if (!form_fits(&forms[i], row)) continue;
+        out->subject = json_scalar_text(json_path_get(row, "subject"));
+        return forms[i].read(row, out, err);
+    }
+    return form_unknown(row, err);
+}
+
+/* CSV */
+
+enum { CSV_FIELDS = 2 + EVAL_MAX_OPTIONS };
+
+struct csv {
+    const char *path, *p, *end;
+    int line;
+    struct buf cells[CSV_FIELDS];
+    int n;
+};
+
+/* One cell; quotes may hold commas, line ends and doubled quotes. */
+static int cell_read(struct csv *c, struct error *err) {
+    if (c->n == CSV_FIELDS)
+        return error_set(err, ERR_FORMAT, "'%s', line %d: more than %d cells", c->path, c->line,
+                         CSV_FIELDS);
+    struct buf *b = &c->cells[c->n++];
+    bool quoted = c->p < c->end && *c->p == '"';
+    int begin = c->line;
+    b->len = 0;
+    buf_puts(b, "");
+    for (c->p += quoted; c->p < c->end; c->p++) {
+        if (quoted && *c->p == '"') {
+            if (c->p + 1 >= c->end || c->p[1] != '"') break;
+            c->p++;
+        } else if (!quoted && (*c->p == ',' || *c->p == '\n' || *c->p == '\r')) {
+            return OK;
+        }
+        c->line += *c->p == '\n';
+        buf_add(b, c->p, 1);
+    }
+    if (!quoted) return OK;
+    if (c->p == c->end)
+        return error_set(err, ERR_FORMAT, "'%s', line %d: a quote is not closed", c->path, begin);
+    c->p++;
+    if (c->p < c->end && !strchr(",\r\n", *c->p))
+        return error_set(err, ERR_FORMAT, "'%s', line %d: text after a closing quote", c->path,
+                         c->line);
+    return OK;
+}
+
+static int row_read(struct csv *c, struct error *err) {
+    c->n = 0;
+    for (;;) {
+        if (cell_read(c, err) != OK) return err->code;
+        if (c->p < c->end && *c->p == '\r') c->p++;
+        if (c->p == c->end || *c->p == '\n') break;
+        if (*c->p++ != ',')
+            return error_set(err, ERR_FORMAT, "'%s', line %d: a stray carriage return", c->path,
+                             c->line);
+    }
+    c->p += c->p < c->end;
+    return OK;
+}
+
+/* A letter or a digit: an index. NULL: neither. */
+static json_t *csv_answer(const struct buf *cell) {
+    char ch = cell->len == 1 ? cell->data[0] : 0;
+    if (ch >= 'A' && ch <= 'Z') return json_integer(ch - 'A');
+    return ch >= '0' && ch <= '9' ? json_integer(ch - '0') : NULL;
+}
+
+static int row_visit(const struct csv *c, int line, json_file_each_fn fn, void *ctx, struct error *err) {
+    json_t *choices = json_array(), *answer = csv_answer(&c->cells[c->n - 1]);
+    for (int i = 1; i < c->n - 1; i++)
+        json_array_append_new(choices, json_stringn(c->cells[i].data, c->cells[i].len));
+    json_t *question = json_stringn(c->cells[0].data, c->cells[0].len);
+    int rc;
+    if (!question || (int)json_array_size(choices) != c->n - 2) {
+        rc = error_set(err, ERR_FORMAT, "'%s', line %d: not UTF-8", c->path, line);
+    } else if (!answer) {
+        rc = error_set(err, ERR_FORMAT,
+                       "'%s', line %d: answer '%.32s' is neither a letter nor an index", c->path,
+                       line, c->cells[c->n - 1].data);
+    } else {
+        json_t *row =
+            json_pack("{s:O,s:O,s:O}", "question", question, "choices", choices, "answer", answer);
+        rc = fn(ctx, row, line, err);
+        json_decref(row);
+    }
+    json_decref(question);
+    json_decref(choices);
+    json_decref(answer);
+    return rc;
+}
+
+int csv_each(const char *path, json_file_each_fn fn, void *ctx, struct error *err) {
+    struct buf text = {0};
+    struct csv c = {.path = path, .line = 1};
+    int rc = file_read(path, (size_t)1 << 30, &text, err);
+    c.p = text.data;
+    c.end = text.data ? text.data + text.len : NULL;
+    if (rc == OK && text.len >= 3 && memcmp(text.data, "\xEF\xBB\xBF", 3) == 0) c.p += 3;
+    for (bool first = true; rc == OK && c.p < c.end; first = false) {
+        int line = c.line;
+        rc = row_read(&c, err);
+        c.line++;
+        if (rc != OK || (c.n == 1 && c.cells[0].len == 0)) continue;
+        if (first && strcmp(c.cells[0].data, "question") == 0) continue;
+        if (c.n < 4)
+            rc = error_set(err, ERR_FORMAT,
+                           "'%s', line %d: %d cells; a question, choices and an "
+                           "answer are needed",
+                           path, line, c.n);
+        else
+            rc = row_visit(&c, line, fn, ctx, err);
+    }
+    for (int i = 0; i < CSV_FIELDS; i++) buf_release(&c.cells[i]);
+    buf_release(&text);
+    return rc;
+}

@@ -1,0 +1,435 @@
+/*
+ * contest: questions become requests of an engine, answers become outcomes, outcomes figures.
+ *
+ * A window of jobs stands before the engine and is refilled as jobs end, so that the batch stays
+ * full to the last question. A job is one question: one request with all options as choices (they
+ * share the context, which is read once), or a request for each option where contexts differ. A
+ * preamble that all questions of a subject share is found by the engine as a prefix that a finished
+ * sequence still holds.
+ *
+ * Invariant: an outcome depends on the question, the model and the adapter only, never on the
+ * window.
+ */
+#define _GNU_SOURCE
+#include "eval/evaluate.h"
+
+#include "grade/grade.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+enum {
+    WINDOW = 1024,
+    COT_MAX_TOKENS = 32, /* of a working, before the answer */
+    SEAMS = 8,        /* tokens that texts may have more together than apart */
+};
+static const double EQUIVALENT = 0.02; /* a difference that does not matter */
+
+struct job {
+    int64_t at; /* number of its … */
+    const struct eval_question *q;
+    struct eval_question made; /* where q may be */
+    struct choice_prompt asked;   /* CHAT */
+    struct token_ids prompt[EVAL_MAX_OPTIONS], rest[EVAL_MAX_OPTIONS];
+    struct token_seq seq[EVAL_MAX_OPTIONS];
+    struct engine_request *reqs;
+    int n; /* of them; 0: the job is free */
+    bool cut;
+};
+
+struct window {
+    struct eval_solver *s;
+    const struct eval_task *b;
+    const struct grader *grader;
+    struct eval_result *out;
+    struct eval_cost *cost;
+    struct job *jobs; /* [WINDOW] */
+    int64_t next, done;
+};
+
+/* encoding */
+
+/* Bytes of s without the white space at its end, the ideographic space too. */
+static size_t trimmed(const char *s) {
+    size_t n = strlen(s), before;
+    do {
+        before = n;
+        while (n > 0 && strchr(" \t\r\n\v\f", s[n - 1])) n--;
+        if (n >= 3 && memcmp(s + n - 3, "\u3000", 3) == 0) n -= 3;
+    } while (n < before);
+    return n;
+}
+
+void eval_encode_pair(const struct tokenizer *tok, const char *context, const char *continuation,
+                 struct token_ids *prompt, struct token_ids *rest) {
+    size_t n = trimmed(context);
+    struct token_ids whole = {0};
+    struct buf text = {0};
+    int before = prompt->n;
+    buf_puts(&text, context);
+    buf_puts(&text, continuation);
+    tokenizer_encode(tok, text.data, n, TOKENIZER_ADD_BOS, prompt);
+    tokenizer_encode(tok, text.data, text.len, TOKENIZER_ADD_BOS, &whole);
+    int cut = prompt->n - before;
+    if (cut < whole.n)
+        for (int i = cut; i < whole.n; i++) token_ids_add(rest, whole.v[i]);
+    else
+        tokenizer_encode(tok, text.data + n, text.len - n, 0, rest);
+    // nothing stands before it: what ends texts also begins them
+    int32_t begin = tokenizer_bos(tok) >= 0 ? tokenizer_bos(tok) : tokenizer_eos(tok);
+    if (cut == 0 && begin >= 0) token_ids_add(prompt, begin);
+    token_ids_release(&whole);
+    buf_release(&text);
+}
+
+/* Leaves out the beginning of a prompt that is too long by what follows it. */
+static bool prompt_truncate_left(struct token_ids *prompt, int64_t room) {
+    if (prompt->n <= room || room < 1) return false;
+    memmove(prompt->v, prompt->v + prompt->n - room, (size_t)room * sizeof *prompt->v);
+    prompt->n = (int)room;
+    return true;
+}
+
+static char *context_of(const struct eval_task *b, const struct eval_question *q, int option) {
+    const char *own = q->contexts[option] ? q->contexts[option] : q->context;
+    return xasprintf("%s%s", b->subjects[q->subject].preamble, own);
+}
+
+static void requests_make(struct job *j, int n) {
+    j->reqs = xcalloc((size_t)n, sizeof *j->reqs);
+    j->n = n;
+}
+
+static void request_choices(struct job *j, int r, int first, int n, const struct eval_solver *s) {
+    int longest = 0;
+    for (int i = first; i < first + n; i++) {
+        j->seq[i] = (struct token_seq){j->rest[i].v, j->rest[i].n};
+        longest = MAX(longest, j->rest[i].n);
+    }
+    j->cut |= prompt_truncate_left(&j->prompt[r], (int64_t)s->max_len - longest);
+    j->reqs[r] = (struct engine_request){.prompt = j->prompt[r].v,
+                                  .n_prompt = j->prompt[r].n,
+                                  .adapter = s->adapter,
+                                  .sampling = {.top_p = 1},
+                                  .choices = &j->seq[first],
+                                  .n_choices = n};
+}
+
+/* One request for all options when they have the same context, else one each. */
+static void loglikelihood_request(struct job *j, const struct window *w, const struct eval_question *q) {
+    bool apart = q->contexts[0] != NULL;
+    requests_make(j, apart ? q->n : 1);
+    for (int i = 0; i < q->n; i++) {
+        struct token_ids again = {0};
+        char *context = context_of(w->b, q, i),
+             *option = xasprintf("%s%s", w->b->delimiter, q->options[i]);
+        eval_encode_pair(w->s->tok, context, option, apart || i == 0 ? &j->prompt[i] : &again,
+                    &j->rest[i]);
+        token_ids_release(&again);
+        free(context);
+        free(option);
+        if (apart) request_choices(j, i, i, 1, w->s);
+    }
+    if (!apart) request_choices(j, 0, 0, q->n, w->s);
+}
+
+static void generate_request(struct job *j, const struct window *w, const struct eval_question *q) {
+    const struct eval_task *b = w->b;
+    char *context = context_of(b, q, 0);
+    int32_t eos = tokenizer_eos(w->s->tok);
+    tokenizer_encode(w->s->tok, context, strlen(context), TOKENIZER_ADD_BOS, &j->prompt[0]);
+    j->cut = prompt_truncate_left(&j->prompt[0], (int64_t)w->s->max_len - b->max_tokens);
+    requests_make(j, 1);
+    if (eos >= 0) j->asked.stop[j->asked.n_stop++] = eos;
+    j->reqs[0] = (struct engine_request){.prompt = j->prompt[0].v,
+                                  .n_prompt = j->prompt[0].n,
+                                  .adapter = w->s->adapter,
+                                  .sampling = {.top_p = 1},
+                                  .max_tokens = b->max_tokens,
+                                  .stop = j->asked.stop,
+                                  .n_stop = j->asked.n_stop,
+                                  .stop_texts = (const char *const *)b->stops.v,
+                                  .n_stop_texts = b->stops.n};
+    free(context);
+}
+
+static int chat_request(struct job *j, const struct window *w, const struct eval_question *q,
+                    struct error *err) {
+    struct task_item it = {.n_choices = q->n};
+    struct chat_message user = {"user", q->context};
+    for (int i = 0; i < q->n; i++) it.choices[i] = q->options[i];
+    requests_make(j, 1);
+    if (choice_prompt_init(&j->asked, w->s->tok, &user, 1, &it, w->s->working, err) != OK) return err->code;
+    choice_prompt_request(&j->asked, w->s->adapter, COT_MAX_TOKENS, &j->reqs[0]);
+    return OK;
+}
+
+static int question_wrap(const struct eval_task *b, const struct eval_question *q, int64_t at,
+                         struct error *err) {
+    if (q->path) return error_wrap(err, "'%s', line %d", q->path, q->line);
+    return error_wrap(err, "question %lld of '%s'", (long long)at, b->name);
+}
+
+static int job_begin(struct window *w, struct job *j, struct error *err) {
+    int rc = OK, sent = 0;
+    *j = (struct job){.at = w->next++};
+    const struct eval_question *q = j->q = eval_task_question(w->b, j->at, &j->made);
+    if (w->b->ask == EVAL_CHAT_CHOICE)
+        rc = chat_request(j, w, q, err);
+    else if (w->b->ask == EVAL_GENERATE)
+        generate_request(j, w, q);
+    else
+        loglikelihood_request(j, w, q);
+    for (; rc == OK && sent < j->n; sent += rc == OK)
+        rc = engine_submit(w->s->e, &j->reqs[sent], err);
+    return rc != OK ? question_wrap(w->b, q, j->at, err) : OK;
+}
+
+/* grading */
+
+static int64_t characters(const char *s) {
+    int64_t n = 0;
+    for (; *s; s++) n += (*s & 0xC0) != 0x80;
+    return n;
+}
+
+/* The first of the largest. */
+static int best_of(const double *v, int n) {
+    int best = 0;
+    for (int i = 1; i < n; i++)
+        if (v[i] > v[best]) best = i;
+    return best;
+}
+
+static void loglikelihood_grade(const struct job *j, const struct eval_question *q, struct eval_result *o) {
+    double lp[EVAL_MAX_OPTIONS], norm[EVAL_MAX_OPTIONS], sum = 0;
+    for (int i = 0; i < q->n; i++) {
+        lp[i] = (double)(j->n > 1 ? j->reqs[i].choice_logprob[0] : j->reqs[0].choice_logprob[i]);
+        norm[i] = lp[i] / (double)MAX(characters(q->options[i]), 1);
+    }
+    o->choice = (int16_t)best_of(lp, q->n);
+    for (int i = 0; i < q->n; i++) sum += math_exp(lp[i] - lp[o->choice]);
+    o->prob = (float)(1 / sum);
+    o->right = o->choice == q->correct;
+    o->right_norm = best_of(norm, q->n) == q->correct;
+}
+
+static void text_grade(const struct window *w, const struct job *j, const struct eval_question *q,
+                       struct eval_result *o) {
+    const struct engine_request *r = &j->reqs[0];
+    struct buf text = {0};
+    if (r->n_stop_texts > 0 && r->text.data)
+        buf_add(&text, r->text.data, r->text.len);
+    else
+        tokenizer_decode(w->s->tok, r->out, r->n_out, false, &text);
+    buf_puts(&text, "");
+    struct grade g = grader_grade(w->grader, text.data, (const char *const *)&q->answer, 1);
+    o->truncated = r->finish == FINISH_LENGTH;
+    o->unread = !g.found;
+    o->score = (float)g.score;
+    o->right = g.score >= 0.5;
+    buf_release(&text);
+}
+
+static void job_grade(const struct window *w, const struct job *j, struct eval_result *o) {
+    const struct eval_question *q = j->q;
+    const struct engine_request *r = &j->reqs[0];
+    *o = (struct eval_result){.cut = j->cut, .choice = -1};
+    if (w->b->ask == EVAL_LOGLIKELIHOOD) {
+        loglikelihood_grade(j, q, o);
+    } else if (w->b->ask == EVAL_GENERATE) {
+        text_grade(w, j, q, o);
+    } else {
+        o->choice = (int16_t)r->choice;
+        o->prob = r->choice_prob[r->choice];
+        o->right = r->choice == q->correct;
+        o->truncated = r->max_tokens > 0 && r->n_out == r->max_tokens;
+    }
+    if (w->b->ask != EVAL_GENERATE) o->score = o->right;
+}
+
+static bool job_is_done(const struct job *j) {
+    for (int i = 0; i < j->n; i++)
+        if (!j->reqs[i].done) return false;
+    return j->n > 0;
+}
+
+static void job_release(struct job *j) {
+    for (int i = 0; i < j->n; i++) engine_request_release(&j->reqs[i]);
+    for (int i = 0; i < EVAL_MAX_OPTIONS; i++) {
+        token_ids_release(&j->prompt[i]);
+        token_ids_release(&j->rest[i]);
+    }
+    choice_prompt_release(&j->asked);
+    if (j->q == &j->made) eval_question_release(&j->made);
+    free(j->reqs);
+    *j = (struct job){0};
+}
+
+static void job_end(struct window *w, struct job *j) {
+    job_grade(w, j, &w->out[j->at]);
+    for (int i = 0; i < j->n; i++) {
+        w->cost->prefilled += j->reqs[i].n_prefilled;
+        w->cost->generated += j->reqs[i].n_generated;
+    }
+    w->cost->calls += j->n;
+    w->done++;
+    job_release(j);
+}
+
+int32_t eval_task_max_request(const struct eval_task *b, const struct tokenizer *tok) {
+    int32_t most = 0, *preamble = xcalloc((size_t)MAX(b->n_subjects, 1), sizeof *preamble);
+    struct token_ids ids = {0};
+    for (int i = 0; i < b->n_subjects; i++, ids.n = 0) {
+        tokenizer_encode(tok, b->subjects[i].preamble, strlen(b->subjects[i].preamble), TOKENIZER_ADD_BOS, &ids);
+        preamble[i] = ids.n;
+    }
+    for (int64_t i = 0; b->family < 0 && i < b->n; i++) {
+        const struct eval_question *q = &b->v[i];
+        for (int k = 0; k < MAX(q->n, 1); k++, ids.n = 0) {
+            const char *context = q->contexts[k] ? q->contexts[k] : q->context;
+            tokenizer_encode(tok, context, strlen(context), 0, &ids);
+            if (q->n) tokenizer_encode(tok, q->options[k], strlen(q->options[k]), 0, &ids);
+            most = MAX(most, preamble[q->subject] + ids.n);
+        }
+    }
+    token_ids_release(&ids);
+    free(preamble);
+    return most + b->max_tokens + SEAMS;
+}
+
+/* answering */
+
+/* Finished jobs give way to the next questions. */
+static int window_refill(struct window *w, struct error *err) {
+    int rc = OK;
+    for (int i = 0; rc == OK && i < WINDOW; i++) {
+        if (job_is_done(&w->jobs[i])) job_end(w, &w->jobs[i]);
+        if (w->jobs[i].n == 0 && w->next < w->b->n) rc = job_begin(w, &w->jobs[i], err);
+    }
+    return rc;
+}
+
+/* After an error: what was submitted is the engine's until it is done. */
+static void window_drain(struct window *w) {
+    while (engine_step(w->s->e) > 0) continue;
+    for (int i = 0; i < WINDOW; i++)
+        if (w->jobs[i].n) job_release(&w->jobs[i]);
+}
+
+int eval_task_grader(const struct eval_task *b, const struct grader **out, struct error *err) {
+    *out = NULL;
+    if (b->ask != EVAL_GENERATE) return OK;
+    if (!(*out = grader_find(b->grader, err))) return err->code;
+    for (int64_t i = 0; i < b->n; i++)
+        if (grader_check(*out, b->v[i].answer, err) != OK)
+            return question_wrap(b, &b->v[i], i, err);
+    return OK;
+}
+
+int eval_solver_answer(void *solver, const struct eval_task *b, struct eval_result *out, struct eval_cost *cost,
+                  struct progress *p, int64_t done, struct error *err) {
+    struct window w = {.s = solver, .b = b, .out = out, .cost = cost};
+    double start = clock_now();
+    int rc = eval_task_grader(b, &w.grader, err);
+    w.jobs = xcalloc(WINDOW, sizeof *w.jobs);
+    while (rc == OK && w.done < b->n) {
+        rc = window_refill(&w, err);
+        if (rc == OK && w.done < b->n) engine_step(w.s->e);
+        if (p) progress_update(p, done + w.done, b->name);
+    }
+    window_drain(&w);
+    free(w.jobs);
+    cost->seconds += clock_now() - start;
+    return rc;
+}
+
+int eval_run_family(struct engine *e, const struct tokenizer *tok, int family, enum data_split split,
+             uint64_t seed, int32_t n, struct adapter *adapter, bool working, uint8_t *right,
+             struct eval_score *out, struct progress *p, struct error *err) {
+    struct eval_task b = {.name = (char *)(uintptr_t)fry_families[family].name,
+                     .ask = EVAL_CHAT_CHOICE,
+                     .n = n,
+                     .family = family,
+                     .split = split,
+                     .seed = seed};
+    struct eval_solver s = {.e = e, .tok = tok, .adapter = adapter, .working = working};
+    struct eval_result *v = xcalloc((size_t)MAX(n, 1), sizeof *v);
+    struct eval_cost cost = {0};
+    int rc = eval_solver_answer(&s, &b, v, &cost, p, 0, err);
+    for (int32_t i = 0; rc == OK && i < n; i++) {
+        out->correct += v[i].right;
+        out->truncated += v[i].truncated;
+        if (right) right[i] = v[i].right;
+    }
+    out->n += rc == OK ? n : 0;
+    out->prefilled += cost.prefilled;
+    out->generated += cost.generated;
+    out->seconds += cost.seconds;
+    free(v);
+    return rc;
+}
+
+/* comparing */
+
+struct named_cluster {
+    uint64_t hash;
+    int64_t at;
+};
+
+static int by_hash(const void *a, const void *b) {
+    const struct named_cluster *x = a, *y = b;
+    return x->hash != y->hash ? (x->hash < y->hash ? -1 : 1) : (x->at > y->at) - (x->at < y->at);
+}
+
+int32_t eval_task_clusters(const struct eval_task *b, int32_t *cluster_of) {
+    struct named_cluster *v = xcalloc((size_t)MAX(b->n, 1), sizeof *v);
+    for (int64_t i = 0; i < b->n; i++) {
+        struct eval_question scratch;
+        const struct eval_question *q = eval_task_question(b, i, &scratch);
+        const void *name = q->cluster ? (const void *)q->cluster : &i;
+        v[i] =
+            (struct named_cluster){hash_fnv1a(name, q->cluster ? strlen(q->cluster) : sizeof i), i};
+        if (q == &scratch) eval_question_release(&scratch);
+    }
+    qsort(v, (size_t)b->n, sizeof *v, by_hash);
+    int32_t n = 0;
+    for (int64_t i = 0; i < b->n; i++) {
+        n += i == 0 || v[i].hash != v[i - 1].hash;
+        cluster_of[v[i].at] = n - 1;
+    }
+    free(v);
+    return n;
+}
+
+struct eval_summary eval_summarize(const struct eval_result *own, const struct eval_result *first, int64_t n,
+                              const int32_t *cluster_of, int32_t n_clusters, uint64_t seed) {
+    struct eval_summary s = {.n = n, .n_clusters = n_clusters, .p_holm = 1};
+    uint8_t *a = xcalloc((size_t)MAX(n, 1), 1), *b = xcalloc((size_t)MAX(n, 1), 1);
+    double *v = xcalloc((size_t)MAX(n, 1), sizeof *v);
+    for (int64_t i = 0; i < n; i++) {
+        s.correct += own[i].right;
+        s.correct_norm += own[i].right_norm;
+        s.cut += own[i].cut;
+        s.truncated += own[i].truncated;
+        s.unread += own[i].unread;
+        s.score += (double)own[i].score / (double)n;
+        a[i] = own[i].right;
+        v[i] = a[i];
+        b[i] = first[i].right;
+    }
+    s.acc = stats_wilson(s.correct, n);
+    s.acc_norm = stats_wilson(s.correct_norm, n);
+    s.clustered = stats_cluster_bootstrap(v, cluster_of, n, n_clusters, seed);
+    s.versus.p = 1;
+    if (own != first) {
+        for (int64_t i = 0; i < n; i++) v[i] = (double)a[i] - (double)b[i];
+        s.versus = stats_mcnemar(a, b, n);
+        s.versus_clustered = stats_cluster_bootstrap(v, cluster_of, n, n_clusters, seed);
+        s.equivalent = stats_tost(v, n, EQUIVALENT);
+    }
+    free(a);
+    free(b);
+    free(v);
+    return s;
+}

@@ -1,0 +1,191 @@
+/*
+ * limits: a hash table of clients, whose idle ones are also in a list by last use.
+ *
+ * Invariants. 1. An entry is in the list exactly when it holds nothing; one that holds nothing and
+ * has nothing to remember is freed. 2. The hash is keyed with random bytes: clients choose their
+ * addresses, and must not choose their bucket.
+ */
+#define _GNU_SOURCE
+#include "http/client_limits.h"
+
+#include <math.h>
+#include <pthread.h>
+#include <sodium.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { BUCKETS = 4096, NAME = 64, GUESSES = 8 };
+
+struct client {
+    struct client *next;          /* in its bucket */
+    struct client *older, *newer; /* in the list */
+    char name[NAME];
+    bool idle;
+    int64_t held[N_LIMITS];
+    int wrong;
+    double until, last;        /* no guess before; time of the last wrong one */
+    uint64_t right;            /* keys, a bit each */
+    uint64_t guesses[GUESSES]; /* hashes of its last wrong keys; a ring, by `wrong` */
+};
+struct client_limits {
+    pthread_mutex_t lock;
+    unsigned char seed[crypto_shorthash_KEYBYTES];
+    struct client *buckets[BUCKETS];
+    struct client *oldest, *newest; /* idle */
+    int n, n_idle;
+};
+
+struct client_limits *client_limits_new(void) {
+    struct client_limits *l = xcalloc(1, sizeof *l);
+    CHECK(sodium_init() >= 0);
+    pthread_mutex_init(&l->lock, NULL);
+    crypto_shorthash_keygen(l->seed);
+    return l;
+}
+
+void client_limits_free(struct client_limits *l) {
+    if (!l) return;
+    for (int i = 0; i < BUCKETS; i++)
+        for (struct client *c = l->buckets[i], *next; c; c = next) {
+            next = c->next;
+            free(c);
+        }
+    pthread_mutex_destroy(&l->lock);
+    free(l);
+}
+
+static uint64_t text_hash(const struct client_limits *l, const char *text) {
+    uint64_t hash;
+    unsigned char bytes[crypto_shorthash_BYTES];
+    crypto_shorthash(bytes, (const unsigned char *)text, strlen(text), l->seed);
+    memcpy(&hash, bytes, sizeof hash);
+    return hash;
+}
+
+static struct client **place_of(struct client_limits *l, const char *name) {
+    struct client **at = &l->buckets[text_hash(l, name) % BUCKETS];
+    while (*at && strcmp((*at)->name, name) != 0) at = &(*at)->next;
+    return at;
+}
+
+static void list_out(struct client_limits *l, struct client *c) {
+    if (!c->idle) return;
+    *(c->older ? &c->older->newer : &l->oldest) = c->newer;
+    *(c->newer ? &c->newer->older : &l->newest) = c->older;
+    c->older = c->newer = NULL;
+    c->idle = false;
+    l->n_idle--;
+}
+
+static void client_drop(struct client_limits *l, struct client *c) {
+    struct client **at = place_of(l, c->name);
+    list_out(l, c);
+    *at = c->next;
+    free(c);
+    l->n--;
+}
+
+/* After a change: into the list, or away. */
+static void settle(struct client_limits *l, struct client *c) {
+    list_out(l, c);
+    for (int i = 0; i < N_LIMITS; i++)
+        if (c->held[i]) return;
+    if (!c->wrong && !c->right) {
+        client_drop(l, c);
+        return;
+    }
+    c->idle = true;
+    c->older = l->newest;
+    *(l->newest ? &l->newest->newer : &l->oldest) = c;
+    l->newest = c;
+    if (++l->n_idle > CLIENT_LIMITS_IDLE_MAX) client_drop(l, l->oldest);
+}
+
+/* The lock is held until client_leave. */
+static struct client *client_enter(struct client_limits *l, const char *name) {
+    pthread_mutex_lock(&l->lock);
+    struct client **at = place_of(l, name);
+    if (*at) return *at;
+    *at = xcalloc(1, sizeof **at);
+    snprintf((*at)->name, NAME, "%s", name);
+    l->n++;
+    return *at;
+}
+
+static void client_leave(struct client_limits *l, struct client *c) {
+    settle(l, c);
+    pthread_mutex_unlock(&l->lock);
+}
+
+bool client_limits_acquire(struct client_limits *l, const char *client, enum client_limit what, int64_t n, int64_t most) {
+    struct client *c = client_enter(l, client);
+    bool fits = !most || c->held[what] + n <= most;
+    if (fits) c->held[what] += n;
+    client_leave(l, c);
+    return fits;
+}
+
+void client_limits_release(struct client_limits *l, const char *client, enum client_limit what, int64_t n) {
+    struct client *c = client_enter(l, client);
+    c->held[what] -= n;
+    CHECK(c->held[what] >= 0);
+    client_leave(l, c);
+}
+
+bool client_limits_has_room(struct client_limits *l, const char *client, enum client_limit what, int64_t most) {
+    pthread_mutex_lock(&l->lock);
+    const struct client *c = *place_of(l, client);
+    bool room = !most || !c || c->held[what] < most;
+    pthread_mutex_unlock(&l->lock);
+    return room;
+}
+
+double client_limits_auth_backoff(struct client_limits *l, const char *client, double now) {
+    pthread_mutex_lock(&l->lock);
+    const struct client *c = *place_of(l, client);
+    double wait = c ? MAX(c->until - now, 0) : 0;
+    pthread_mutex_unlock(&l->lock);
+    return wait;
+}
+
+static bool has_guessed(const struct client *c, uint64_t hash) {
+    for (int i = 0; i < MIN(c->wrong, GUESSES); i++)
+        if (c->guesses[i] == hash) return true;
+    return false;
+}
+
+static void guess_count(struct client *c, uint64_t hash, double now) {
+    c->guesses[c->wrong % GUESSES] = hash;
+    c->last = now;
+    int over = ++c->wrong - AUTH_FREE_FAILURES;
+    if (over >= 0) c->until = now + MIN(ldexp(1, MIN(over, 30)), AUTH_BACKOFF_MAX);
+}
+
+void client_limits_auth_failed(struct client_limits *l, const char *client, const char *key, double now) {
+    uint64_t hash = text_hash(l, key);
+    struct client *c = client_enter(l, client);
+    if (now - c->last > AUTH_FAILURE_TTL) c->wrong = 0;
+    if (!has_guessed(c, hash)) guess_count(c, hash, now);
+    client_leave(l, c);
+}
+
+void client_limits_auth_ok(struct client_limits *l, const char *client, int key) {
+    struct client *c = client_enter(l, client);
+    c->right |= (uint64_t)1 << (key & 63);
+    client_leave(l, c);
+}
+
+bool client_limits_was_auth_ok(struct client_limits *l, const char *client, int key) {
+    pthread_mutex_lock(&l->lock);
+    const struct client *c = *place_of(l, client);
+    bool was = c && (c->right >> (key & 63) & 1);
+    pthread_mutex_unlock(&l->lock);
+    return was;
+}
+
+int client_limits_count(struct client_limits *l) {
+    pthread_mutex_lock(&l->lock);
+    int n = l->n;
+    pthread_mutex_unlock(&l->lock);
+    return n;
+}

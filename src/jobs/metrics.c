@@ -1,0 +1,133 @@
+/*
+ * job_figures: a curve for each figure that a job has told, made when it is first told.
+ *
+ * Invariant: the points of a curve are in the order of time, also when the clock is set back or a
+ * file was written by somebody else: what would go back is put where the last point is.
+ */
+#include "jobs/metrics.h"
+
+#include "base/html.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+static const char PREFIX[] = "shoal_";
+
+struct job_metrics {
+    double began; /* 0: nothing was told yet */
+    struct told {
+        struct curve curve;
+        double last_at, last; /* the last may be NaN, which a curve has not */
+    } * v[N_METRICS];         /* NULL: not told */
+};
+
+bool is_job_metric(enum metric_id id) {
+    const struct metric_family *f = &metric_families[id];
+    return f->type == METRIC_TYPE_GAUGE && f->n_labels == 1 && strcmp(f->labels[0], "job") == 0;
+}
+
+static const char *name_of(enum metric_id id) {
+    return metric_families[id].name + strlen(PREFIX);
+}
+
+enum metric_id job_metric_find(const char *name) {
+    enum metric_id id = 0;
+    while (id < N_METRICS && !(is_job_metric(id) && strcmp(name_of(id), name) == 0)) id++;
+    return id;
+}
+
+struct job_metrics *job_metrics_new(void) {
+    return xcalloc(1, sizeof(struct job_metrics));
+}
+
+void job_metrics_free(struct job_metrics *f) {
+    for (int id = 0; f && id < N_METRICS; id++) free(f->v[id]);
+    free(f);
+}
+
+static struct told *told_get(struct job_metrics *f, enum metric_id id) {
+    if (!f->v[id]) f->v[id] = xcalloc(1, sizeof *f->v[id]);
+    return f->v[id];
+}
+
+static double number_of(const json_t *v) {
+    return json_is_number(v) ? json_number_value(v) : NAN;
+}
+
+void job_metrics_record(struct job_metrics *f, double at, const json_t *line) {
+    const char *name;
+    json_t *v;
+    if (f->began == 0) f->began = floor(at);
+    json_object_foreach ((json_t *)(uintptr_t)line, name, v) {
+        enum metric_id id = job_metric_find(name);
+        if (id == N_METRICS || !(json_is_number(v) || json_is_null(v))) continue;
+        struct told *t = told_get(f, id);
+        t->last_at = fmax(t->last_at, at - f->began);
+        t->last = number_of(v);
+        curve_add(&t->curve, t->last_at, t->last);
+    }
+}
+
+static json_t *number_json(double x) {
+    return isfinite(x) ? json_real(x) : json_null();
+}
+
+json_t *job_metrics_latest(const struct job_metrics *f) {
+    json_t *out = json_object();
+    for (enum metric_id id = 0; id < N_METRICS; id++)
+        if (f->v[id]) json_object_set_new(out, name_of(id), number_json(f->v[id]->last));
+    return out;
+}
+
+static void point_add(json_t *at, json_t *value, double x, double y) {
+    json_array_append_new(at, json_real(round(x * 1000) / 1000));
+    json_array_append_new(value, json_real(y));
+}
+
+/* With the mean that is not whole yet as its last point. */
+static json_t *curve_json(enum metric_id id, const struct curve *c) {
+    json_t *at = json_array(), *value = json_array();
+    for (int i = 0; i < c->n; i++) point_add(at, value, c->x[i], c->y[i]);
+    if (c->held) point_add(at, value, c->sum_x / (double)c->held, c->sum_y / (double)c->held);
+    return json_pack("{s:s,s:s,s:s,s:I,s:o,s:o}", "name", name_of(id), "metric",
+                     metric_families[id].name, "help", metric_families[id].help, "per",
+                     (json_int_t)MAX(c->per, 1), "at", at, "value", value);
+}
+
+json_t *job_metrics_json(const struct job_metrics *f) {
+    json_t *list = json_array();
+    for (enum metric_id id = 0; id < N_METRICS; id++)
+        if (f->v[id]) json_array_append_new(list, curve_json(id, &f->v[id]->curve));
+    return json_pack("{s:f,s:o}", "began", f->began, "series", list);
+}
+
+/* As many points as a curve holds when it is full are one too many: it may have had one begun. */
+static void curve_read(struct told *t, const json_t *v) {
+    const json_t *at = json_object_get(v, "at"), *value = json_object_get(v, "value");
+    double per = number_of(json_object_get(v, "per"));
+    size_t n = MIN(MIN(json_array_size(at), json_array_size(value)), CURVE_POINTS);
+    t->curve.per = per >= 1 && per < 1e15 ? (int64_t)per : 1;
+    for (size_t i = 0; i < n; i++) {
+        double x = number_of(json_array_get(at, i)), y = number_of(json_array_get(value, i));
+        if (!isfinite(x) || !isfinite(y)) continue;
+        t->last_at = fmax(t->last_at, x);
+        t->last = y;
+        t->curve.x[t->curve.n] = t->last_at;
+        t->curve.y[t->curve.n++] = y;
+    }
+}
+
+struct job_metrics *job_metrics_from_json(const json_t *v) {
+    struct job_metrics *f = job_metrics_new();
+    double began = number_of(json_object_get(v, "began"));
+    json_t *series;
+    size_t i;
+    if (!(began > 0 && began < 1e15)) return f;
+    f->began = began;
+    json_array_foreach (json_object_get(v, "series"), i, series) {
+        enum metric_id id = job_metric_find(json_get_string(series, "name"));
+        if (id < N_METRICS && !f->v[id]) curve_read(told_get(f, id), series);
+    }
+    return f;
+}

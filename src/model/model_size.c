@@ -1,0 +1,48 @@
+/*
+ * What a model will take in memory, from its header alone: no weight is read.
+ *
+ * Not here: the engine's own memory (engine/memory_plan.c), and what the system keeps of files that were
+ * only read through: those pages are given back as soon as a weight is packed (file_map_evict).
+ */
+#include "model/internal.h"
+#include "hub/hub.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+/* In memory; a norm becomes f32. */
+static size_t tensor_held(const struct tensor_info *t, enum numeric_class cls) {
+    if (t->n_dims > 1) return matrix_bytes_of(t->type, t->dims[0], t->dims[1], cls);
+    return (size_t)(t->n_dims ? t->dims[0] : 1) * sizeof(float);
+}
+
+/* Rows that are used as they lie in the file; the others are in memory twice while they are packed,
+ * widened or reordered. */
+static bool stays(const struct tensor_info *t, enum numeric_class cls, bool rotary) {
+    return !rotary && t->n_dims > 1 &&
+           (t->type == TENSOR_F32 || (t->type == TENSOR_BF16 && cls == NUMERIC_EXACT));
+}
+
+void tensors_measure(const struct tensor_info *t, int n, enum numeric_class cls, bool interleaved,
+                     struct model_size *out) {
+    for (int i = 0; i < n; i++) {
+        bool rotary = interleaved && t[i].n_dims > 1 && t[i].dims[0] < out->config.vocab_size;
+        if (out->config.tied && strcmp(t[i].name, "lm_head.weight") == 0) continue; // a copy
+        out->weights += tensor_held(&t[i], cls);
+        out->file += t[i].size;
+        if (!stays(&t[i], cls, rotary)) out->passing = MAX(out->passing, t[i].size);
+    }
+}
+
+int model_measure(const char *path, enum numeric_class cls, struct model_size *out,
+                  struct error *err) {
+    *out = (struct model_size){0};
+    if (hub_is_name(path)) {
+        char *pulled = hub_cached_path(path, err);
+        int rc = pulled ? model_measure(pulled, cls, out, err) : err->code;
+        free(pulled);
+        return rc;
+    }
+    return path_is_dir(path) ? hf_model_measure(path, cls, out, err)
+                             : gguf_model_measure(path, cls, out, err);
+}

@@ -1,0 +1,39 @@
+/*
+ * rows: norms and activations of single rows, from the kernel table and elementwise loops.
+ *
+ * The loops here are additions and multiplications only, which every processor rounds alike; what
+ * needs an order (sums) or a polynomial (exp) comes from the table.
+ */
+#include "model/norm_act.h"
+
+#include <math.h>
+
+static void layernorm_row(const struct kernels *k, float *y, const float *x, const float *g,
+                          const float *b, float eps, int64_t n) {
+    float mean = k->sum(x, n) / (float)n;
+    for (int64_t i = 0; i < n; i++) y[i] = x[i] - mean;
+    float r = 1.0f / sqrtf(k->dot(y, y, n) / (float)n + eps);
+    for (int64_t i = 0; i < n; i++) y[i] = y[i] * r * g[i] + b[i];
+}
+
+void norm_row(const struct kernels *k, float *y, const float *x, const float *g, const float *b,
+              float eps, int64_t n) {
+    if (b)
+        layernorm_row(k, y, x, g, b, eps, n);
+    else
+        k->rmsnorm(y, x, g, eps, n);
+}
+
+void activation_row(const struct kernels *k, const struct arch *a, float *gate, float *up,
+                    const float *gate_bias, const float *up_bias, int64_t n) {
+    if (gate_bias) k->axpy(gate, 1.0f, gate_bias, n);
+    if (up_bias) k->axpy(up, 1.0f, up_bias, n);
+    if (a->ungated) {
+        k->gelu(gate, up, n);
+    } else if (a->gelu) {
+        k->gelu(gate, gate, n);
+        for (int64_t i = 0; i < n; i++) gate[i] *= up[i];
+    } else {
+        k->silu_mul(gate, gate, up, n);
+    }
+}

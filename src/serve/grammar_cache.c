@@ -1,0 +1,390 @@
+/*
+ * grammars: the cache of compiled grammars and the places for compiling large ones. See grammar_cache.h.
+ *
+ * An entry is found by the SHA-256 of its kind and source before anything is compiled. While a
+ * large source is compiled its entry is there without a grammar, so that requests with the same
+ * source wait for it instead of compiling it again.
+ *
+ * Invariants: an entry in use is never freed; the sum of bytes is never above the limit.
+ */
+#define _GNU_SOURCE
+#include "serve/grammar_cache.h"
+
+#include <pthread.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+enum {
+    SOURCE_MAX = 256 << 10, /* bytes of text */
+    SMALL_SHARE = 32,       /* of the limits: a first try takes about a millisecond */
+    SMALL_SOURCE = 32 << 10,
+    LARGE_KNOWN = 256, /* sources whose first try need not be made again */
+    LARGE_NICE = 4,    /* of the threads that compile large ones: the engine goes first */
+    CALLER_LEN = 80,
+};
+
+struct entry {
+    char hash[HASH_LEN], caller[CALLER_LEN]; /* who had it compiled */
+    struct grammar *g;                       /* NULL: it is being compiled */
+    size_t bytes;
+    int users; /* also those that wait for it */
+    bool failed;
+    struct error err;
+};
+/* A large source that a thread waits for. */
+struct compile_task {
+    struct compile_task *next;
+    const char *kind, *text;
+    size_t len;
+    struct grammar *g;
+    struct error *err;
+    bool done;
+};
+struct grammar_cache {
+    struct grammar_cache_options o;
+    pthread_t *threads; /* [o.large] */
+    pthread_mutex_t lock;
+    pthread_cond_t changed, ordered;
+    struct compile_task *orders, *last_order;
+    struct entry **v; /* [n] by the last use, newest first */
+    int n, cap;
+    int compiling, waiting; /* threads that wait for an order of theirs, or of another's */
+    bool quit;
+    size_t bytes;
+    uint64_t compiled, n_large;
+    uint64_t large[LARGE_KNOWN]; /* beginnings of hashes; a ring */
+};
+
+static void entry_free(struct entry *e) {
+    grammar_free(e->g);
+    free(e);
+}
+
+/* the list; the lock is held */
+
+static int entry_at(const struct grammar_cache *all, const struct entry *e) {
+    int i = 0;
+    while (all->v[i] != e) i++;
+    return i;
+}
+
+static void entry_remove(struct grammar_cache *all, struct entry *e) {
+    int i = entry_at(all, e);
+    memmove(all->v + i, all->v + i + 1, sizeof *all->v * (size_t)(--all->n - i));
+    all->bytes -= e->bytes;
+    entry_free(e);
+}
+
+static void entry_to_front(struct grammar_cache *all, struct entry *e) {
+    int i = entry_at(all, e);
+    memmove(all->v + 1, all->v, sizeof *all->v * (size_t)i);
+    all->v[0] = e;
+}
+
+static struct entry *entry_find(const struct grammar_cache *all, const char *hash) {
+    for (int i = 0; i < all->n; i++)
+        if (strcmp(all->v[i]->hash, hash) == 0 && !all->v[i]->failed) return all->v[i];
+    return NULL;
+}
+
+static struct entry *entry_add(struct grammar_cache *all, const char *hash, const char *caller) {
+    if (all->n == all->cap) {
+        all->cap = all->cap ? 2 * all->cap : 16;
+        all->v = xrealloc(all->v, sizeof *all->v * (size_t)all->cap);
+    }
+    struct entry *e = xcalloc(1, sizeof *e);
+    strcpy(e->hash, hash);
+    snprintf(e->caller, sizeof e->caller, "%s", caller);
+    e->users = 1;
+    memmove(all->v + 1, all->v, sizeof *all->v * (size_t)all->n++);
+    all->v[0] = e;
+    return e;
+}
+
+static bool same_caller(const struct entry *e, const char *caller) {
+    return strncmp(e->caller, caller, sizeof e->caller - 1) == 0;
+}
+
+static size_t caller_bytes(const struct grammar_cache *all, const char *caller) {
+    size_t bytes = 0;
+    for (int i = 0; i < all->n; i++)
+        if (same_caller(all->v[i], caller)) bytes += all->v[i]->bytes;
+    return bytes;
+}
+
+static int caller_entries(const struct grammar_cache *all, const char *caller) {
+    int n = 0;
+    for (int i = 0; i < all->n; i++) n += same_caller(all->v[i], caller);
+    return n;
+}
+
+/* The unused entry that goes first: the oldest of the caller that has most of them, of `only` when
+ * that is given. */
+static struct entry *entry_to_evict(const struct grammar_cache *all, const char *only) {
+    struct entry *out = NULL;
+    int most = 0;
+    for (int i = all->n - 1; i >= 0; i--) {
+        struct entry *e = all->v[i];
+        if (e->users || (only && !same_caller(e, only))) continue;
+        int n = caller_entries(all, e->caller);
+        if (n > most) out = e, most = n;
+    }
+    return out;
+}
+
+/* Room for `bytes` more of a caller. False: what is in use leaves none. */
+static bool room_make(struct grammar_cache *all, const char *caller, size_t bytes) {
+    struct entry *e;
+    while (caller_bytes(all, caller) + bytes > all->o.bytes / 2) {
+        if (!(e = entry_to_evict(all, caller))) return false;
+        entry_remove(all, e);
+    }
+    while (all->bytes + bytes > all->o.bytes) {
+        if (!(e = entry_to_evict(all, NULL))) return false;
+        entry_remove(all, e);
+    }
+    while (all->n > all->o.kept && (e = entry_to_evict(all, NULL))) entry_remove(all, e);
+    return true;
+}
+
+/* compiling; without the lock */
+
+static struct grammar *compile(const char *kind, const char *text, size_t len, struct error *err) {
+    if (strcmp(kind, "json_schema") == 0) return grammar_new_json_schema(text, len, false, err);
+    if (strcmp(kind, "json_object") == 0) return grammar_new_json_object(err);
+    if (strcmp(kind, "regex") == 0) return grammar_new_regex(text, len, err);
+    if (strcmp(kind, "gbnf") == 0) return grammar_new_gbnf(text, len, err);
+    CHECK(strcmp(kind, "choices") == 0);
+    return grammar_from_source("list of choices", text, len, err);
+}
+
+static struct grammar *compile_share(const char *kind, const char *text, size_t len, int share,
+                                     bool *large, struct error *err) {
+    grammar_set_build_budget(share);
+    struct grammar *g = compile(kind, text, len, err);
+    *large = !g && share > 1 && grammar_build_budget_exceeded();
+    grammar_set_build_budget(1);
+    if (!g) err->code = ERR_USAGE; // what is too large for a grammar is the request's fault
+    return g;
+}
+
+/* Compiles large sources, one after the other, with a low priority. */
+static void *compile_thread(void *ctx) {
+    struct grammar_cache *all = ctx;
+    thread_background(LARGE_NICE);
+    pthread_mutex_lock(&all->lock);
+    for (;;) {
+        struct compile_task *w = all->orders;
+        bool large;
+        if (!w && all->quit) break;
+        if (!w) {
+            pthread_cond_wait(&all->ordered, &all->lock);
+            continue;
+        }
+        all->orders = w->next;
+        pthread_mutex_unlock(&all->lock);
+        w->g = compile_share(w->kind, w->text, w->len, 1, &large, w->err);
+        pthread_mutex_lock(&all->lock);
+        w->done = true;
+        pthread_cond_broadcast(&all->changed);
+    }
+    pthread_mutex_unlock(&all->lock);
+    return NULL;
+}
+
+static void source_hash(const char *kind, const char *text, size_t len, char out[HASH_LEN]) {
+    struct sha256 h;
+    sha256_init(&h);
+    sha256_update(&h, kind, strlen(kind) + 1);
+    sha256_update(&h, text, len);
+    sha256_final(&h, out);
+}
+
+/* places; the lock is held */
+
+static int caller_places(const struct grammar_cache *all, const char *caller) {
+    int n = 0;
+    for (int i = 0; i < all->n; i++) n += !all->v[i]->g && same_caller(all->v[i], caller);
+    return n;
+}
+
+static int refuse_busy(struct error *err) {
+    return error_set(
+        err, ERR_STATE,
+        "too many large grammars are being compiled; try again, or send a smaller one");
+}
+
+/* Whether as many threads wait for large ones as may. */
+static bool threads_wait(const struct grammar_cache *all) {
+    return all->compiling + all->waiting >= all->o.large + all->o.waiting;
+}
+
+/* Has the source compiled. The entry, which has no grammar yet, counts as its caller's. */
+static struct grammar *compile_task_run(struct grammar_cache *all, struct compile_task *w, const char *caller) {
+    if (threads_wait(all) || caller_places(all, caller) > all->o.share) {
+        refuse_busy(w->err);
+        return NULL;
+    }
+    *(all->orders ? &all->last_order->next : &all->orders) = w;
+    all->last_order = w;
+    all->compiling++;
+    pthread_cond_signal(&all->ordered);
+    while (!w->done) pthread_cond_wait(&all->changed, &all->lock);
+    all->compiling--;
+    return w->g;
+}
+
+/* Waits until another request has compiled the entry. */
+static struct grammar *entry_wait(struct grammar_cache *all, struct entry *e, struct error *err) {
+    if (!e->g && threads_wait(all)) {
+        refuse_busy(err);
+        return NULL;
+    }
+    e->users++;
+    all->waiting++;
+    while (!e->g && !e->failed) pthread_cond_wait(&all->changed, &all->lock);
+    all->waiting--;
+    if (e->g) {
+        entry_to_front(all, e);
+        return e->g;
+    }
+    *err = e->err;
+    if (--e->users == 0) entry_remove(all, e);
+    return NULL;
+}
+
+/* Puts what was compiled into its entry; takes g over. */
+static struct grammar *entry_fill(struct grammar_cache *all, struct entry *e, struct grammar *g,
+                                  struct error *err) {
+    size_t bytes = g ? grammar_bytes(g) : 0;
+    all->compiled += g != NULL;
+    if (g && !room_make(all, e->caller, bytes)) {
+        error_set(
+            err, ERR_STATE,
+            "grammars of requests under way hold all of the %zu MiB that there are; try again",
+            all->o.bytes >> 20);
+        grammar_free(g);
+        g = NULL;
+    }
+    e->g = g;
+    e->bytes = g ? bytes : 0;
+    e->failed = !g;
+    all->bytes += e->bytes;
+    if (!g) e->err = *err;
+    if (!g && --e->users == 0) entry_remove(all, e);
+    pthread_cond_broadcast(&all->changed);
+    return g;
+}
+
+static uint64_t large_mark(const char *hash) {
+    return strtoull((char[]){hash[0], hash[1], hash[2], hash[3], hash[4], hash[5], hash[6], hash[7],
+                             hash[8], hash[9], hash[10], hash[11], 0},
+                    NULL, 16);
+}
+
+static bool is_known_large(const struct grammar_cache *all, const char *hash) {
+    for (int i = 0; i < LARGE_KNOWN; i++)
+        if (all->large[i] == large_mark(hash)) return true;
+    return false;
+}
+
+static struct grammar *large_get(struct grammar_cache *all, const char *hash, const char *caller,
+                                 const char *kind, const char *text, size_t len,
+                                 struct error *err) {
+    struct compile_task w = {.kind = kind, .text = text, .len = len, .err = err};
+    if (!is_known_large(all, hash)) all->large[all->n_large++ % LARGE_KNOWN] = large_mark(hash);
+    struct entry *e = entry_add(all, hash, caller);
+    return entry_fill(all, e, compile_task_run(all, &w, caller), err);
+}
+
+/* The first try. *large: the share was too small for it. */
+static struct grammar *small_get(struct grammar_cache *all, const char *hash, const char *caller,
+                                 const char *kind, const char *text, size_t len, bool *large,
+                                 struct error *err) {
+    struct grammar *g = compile_share(kind, text, len, SMALL_SHARE, large, err);
+    if (!g) return NULL;
+    pthread_mutex_lock(&all->lock);
+    struct entry *e = entry_find(all, hash);
+    if (e && e->g) { // another request was faster
+        e->users++;
+        grammar_free(g);
+        g = e->g;
+    } else {
+        g = entry_fill(all, entry_add(all, hash, caller), g, err);
+    }
+    pthread_mutex_unlock(&all->lock);
+    return g;
+}
+
+struct grammar_cache *grammar_cache_new(const struct grammar_cache_options *o) {
+    struct grammar_cache *all = xcalloc(1, sizeof *all);
+    long processors = sysconf(_SC_NPROCESSORS_ONLN);
+    if (o) all->o = *o;
+    if (!all->o.large) all->o.large = (int)MAX(processors / 4, 1);
+    if (!all->o.waiting) all->o.waiting = 4;
+    if (!all->o.share) all->o.share = 2;
+    if (!all->o.kept) all->o.kept = 64;
+    if (!all->o.bytes) all->o.bytes = (size_t)256 << 20;
+    pthread_mutex_init(&all->lock, NULL);
+    pthread_cond_init(&all->changed, NULL);
+    pthread_cond_init(&all->ordered, NULL);
+    all->threads = xcalloc((size_t)all->o.large, sizeof *all->threads);
+    for (int i = 0; i < all->o.large; i++)
+        CHECK(pthread_create(&all->threads[i], NULL, compile_thread, all) == 0);
+    return all;
+}
+
+void grammar_cache_free(struct grammar_cache *all) {
+    if (!all) return;
+    pthread_mutex_lock(&all->lock);
+    all->quit = true;
+    pthread_cond_broadcast(&all->ordered);
+    pthread_mutex_unlock(&all->lock);
+    for (int i = 0; i < all->o.large; i++) pthread_join(all->threads[i], NULL);
+    free(all->threads);
+    for (int i = 0; i < all->n; i++) entry_free(all->v[i]);
+    free(all->v);
+    pthread_mutex_destroy(&all->lock);
+    pthread_cond_destroy(&all->changed);
+    pthread_cond_destroy(&all->ordered);
+    free(all);
+}
+
+struct grammar *grammar_cache_get(struct grammar_cache *all, const char *caller, const char *kind,
+                             const char *text, size_t len, struct error *err) {
+    char hash[HASH_LEN];
+    bool large = len > SMALL_SOURCE;
+    if (len > SOURCE_MAX) {
+        error_set(err, ERR_USAGE, "it has %zu bytes, and may have %d", len, SOURCE_MAX);
+        return NULL;
+    }
+    source_hash(kind, text, len, hash);
+    pthread_mutex_lock(&all->lock);
+    struct entry *e = entry_find(all, hash);
+    struct grammar *g = e ? entry_wait(all, e, err) : NULL;
+    large |= is_known_large(all, hash);
+    pthread_mutex_unlock(&all->lock);
+    if (e) return g;
+    if (!large) g = small_get(all, hash, caller, kind, text, len, &large, err);
+    if (!large) return g;
+    pthread_mutex_lock(&all->lock);
+    e = entry_find(all, hash);
+    g = e ? entry_wait(all, e, err) : large_get(all, hash, caller, kind, text, len, err);
+    pthread_mutex_unlock(&all->lock);
+    return g;
+}
+
+void grammar_cache_release(struct grammar_cache *all, struct grammar *g) {
+    pthread_mutex_lock(&all->lock);
+    for (int i = 0; i < all->n; i++) all->v[i]->users -= all->v[i]->g == g;
+    pthread_mutex_unlock(&all->lock);
+}
+
+struct grammar_cache_stats grammar_cache_stats(struct grammar_cache *all) {
+    pthread_mutex_lock(&all->lock);
+    struct grammar_cache_stats s = {.kept = all->n, .bytes = all->bytes, .compiled = all->compiled};
+    for (int i = 0; i < all->n; i++) s.in_use += all->v[i]->users > 0;
+    pthread_mutex_unlock(&all->lock);
+    return s;
+}

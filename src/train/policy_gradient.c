@@ -1,0 +1,627 @@
+/*
+ * reward: policy gradients — sample with the engine under the trainer's adapters, ask for rewards,
+ * train on what was sampled, again.
+ *
+ * A step samples k completions of each of its prompts and makes `inner_updates` updates of them.
+ * The policy is the softmax of all logits over the temperature: sampling, ratios and KL are of it,
+ * so the gradient is that of what is sampled. The engine's and the trainer's forward passes have
+ * the same bits, and both run on the one model. The reference of the KL is what training begins
+ * with, scored by the engine.
+ *
+ * Invariants: a completion's seed is made from the options' seed, the step and its place, so what
+ * is sampled depends on nothing else but prompt and adapter. Steps are whole: a checkpoint never
+ * lies between a sampling and its updates.
+ */
+#include "train/train_loop.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define BASELINE_DECAY 0.9
+#define MAX_SEQS 128
+
+struct rl_policy { /* an adapter */
+    struct prompt_set prompts;
+    struct epoch_shuffle order;
+    struct adapter *policy; /* the trainer's, as it is now */
+    double baseline;        /* REINFORCE: running sum of mean rewards, of decaying weight */
+    double first, last;     /* mean reward of the first and last step */
+};
+struct rl_completion { /* a completion */
+    int job;
+    const struct train_sample *prompt;
+    const json_t *item;
+    int32_t end; /* the token that ends it, or -1 */
+    struct engine_request request;
+    struct train_sample sample; /* prompt and completion, which is the target */
+    int32_t n;            /* targets */
+    float *reference;     /* [n] */
+    double *old;          /* [n]; the engine's, of what it drew, until the trainer has its own */
+    int32_t drawn;        /* of n: without the end */
+    struct buf text;
+    double count; /* completions that it stands for in the loss; 0: it is left out */
+};
+struct rl_trainer {
+    struct train_loop c;
+    enum train_method method;
+    const struct rl_options *o;
+    struct reward_fn reward, named; /* `named` is closed at the end */
+    struct engine *engine;
+    struct rl_policy *trainees; /* [n] */
+    int64_t per_update;       /* prompts of each adapter; in a plan only some of the step's */
+    int32_t longest;          /* tokens of the longest prompt and its completion */
+    struct trainer_snapshot *undo;        /* NULL without kl_max */
+
+    /* a step: [n][per_update][k] */
+    int n_plays;
+    struct rl_completion *plays;
+    double *rewards, *advantages;
+    struct train_sample *batch;
+    struct rollout *rollouts;
+    struct policy_loss_stats *sums;    /* [n] of an update */
+    struct policy_loss_stats *sampled; /* [n] kl and tokens of a step */
+};
+
+/* sampling */
+
+/* Of place `slot` of an adapter's own, so that others beside it change nothing. Ids from 1: draws
+ * with the same seed elsewhere are not met. */
+static uint64_t rl_completion_seed(const struct rl_trainer *l, int job, int64_t step, int64_t slot) {
+    const char *name = l->c.jobs[job].name;
+    uint64_t seed = (uint64_t)l->c.o->seed ^ hash_fnv1a(name, strlen(name));
+    struct rng r = rng_make(seed, RNG_SAMPLE, (uint32_t)slot + 1, (uint32_t)step);
+    return rng_u64(&r);
+}
+
+static void rl_completion_begin(struct rl_trainer *l, int64_t step, int i) {
+    struct rl_completion *p = &l->plays[i];
+    int64_t per = l->per_update * l->o->k, slot = i % per;
+    *p = (struct rl_completion){.job = (int)(i / per)};
+    struct rl_policy *t = &l->trainees[p->job];
+    uint32_t at = epoch_shuffle_at(&t->order, l->c.o->seed, step * l->per_update + slot / l->o->k);
+    const struct tokenizer *tok = l->c.m->tok;
+    p->prompt = &t->prompts.data.v[at];
+    p->item = t->prompts.items[at];
+    p->end = json_is_string(json_object_get(p->item, "prompt")) ? tokenizer_eos(tok) : tokenizer_eot(tok);
+    p->request = (struct engine_request){.prompt = p->prompt->tokens,
+                                  .n_prompt = p->prompt->n,
+                                  .adapter = t->policy,
+                                  .sampling = {.temperature = (float)l->o->temperature,
+                                               .top_p = 1,
+                                               .seed = rl_completion_seed(l, p->job, step, slot)},
+                                  .logprob_temperature = (float)l->o->temperature,
+                                  .max_tokens = (int32_t)l->o->max_new_tokens,
+                                  .stop = &p->end,
+                                  .n_stop = p->end >= 0};
+}
+
+/* The end that it chose is a target too. */
+static void rl_completion_finish(const struct rl_trainer *l, struct rl_completion *p) {
+    const struct engine_request *r = &p->request;
+    bool ended = r->finish == FINISH_STOP;
+    int32_t n_prompt = r->n_prompt;
+    p->n = r->n_out + ended;
+    p->sample = (struct train_sample){.n = n_prompt + p->n, .adapter = p->job};
+    p->sample.tokens = xmalloc((size_t)p->sample.n * sizeof *p->sample.tokens);
+    p->sample.mask = xcalloc((size_t)p->sample.n, 1);
+    memcpy(p->sample.tokens, r->prompt, (size_t)n_prompt * sizeof *r->prompt);
+    memcpy(p->sample.tokens + n_prompt, r->out, (size_t)r->n_out * sizeof *r->out);
+    if (ended) p->sample.tokens[n_prompt + r->n_out] = p->end;
+    memset(p->sample.mask + n_prompt, 1, (size_t)p->n);
+    p->reference = xcalloc((size_t)p->n, sizeof *p->reference);
+    p->old = xcalloc((size_t)p->n, sizeof *p->old);
+    p->drawn = r->n_out;
+    for (int32_t i = 0; i < r->n_out; i++) p->old[i] = (double)r->out_logprob[i];
+    buf_puts(&p->text, "");
+    tokenizer_decode(l->c.m->tok, r->out, r->n_out, false, &p->text);
+}
+
+static void rl_completion_release(struct rl_completion *p) {
+    engine_request_release(&p->request);
+    train_sample_release(&p->sample);
+    buf_release(&p->text);
+    free(p->reference);
+    free(p->old);
+    *p = (struct rl_completion){0};
+}
+
+static int requests_run(struct rl_trainer *l, struct error *err) {
+    int rc = OK;
+    for (int i = 0; !rc && i < l->n_plays; i++)
+        rc = engine_submit(l->engine, &l->plays[i].request, err);
+    while (engine_step(l->engine) > 0) continue;
+    return rc;
+}
+
+static int generate_completions(struct rl_trainer *l, int64_t step, struct error *err) {
+    memset(l->sampled, 0, (size_t)l->c.n * sizeof *l->sampled);
+    for (int i = 0; i < l->n_plays; i++) rl_completion_begin(l, step, i);
+    int rc = requests_run(l, err);
+    for (int i = 0; !rc && i < l->n_plays; i++) rl_completion_finish(l, &l->plays[i]);
+    return rc;
+}
+
+/* Log-probabilities of what was sampled: under the start adapters, into `reference`; under the
+ * policies as they are now. Sums up the KL of the policy that sampled, or of the one now. */
+static int compute_logprobs(struct rl_trainer *l, bool policies, struct error *err) {
+    for (int i = 0; i < l->n_plays; i++) {
+        struct rl_completion *p = &l->plays[i];
+        engine_request_release(&p->request);
+        p->request =
+            (struct engine_request){.prompt = p->sample.tokens,
+                             .n_prompt = p->sample.n,
+                             .adapter = policies ? l->trainees[p->job].policy : l->c.starts[p->job],
+                             .sampling = {.top_p = 1},
+                             .prompt_logprobs = true,
+                             .logprob_temperature = (float)l->o->temperature};
+    }
+    int rc = requests_run(l, err);
+    for (int i = 0; !rc && i < l->n_plays; i++) {
+        struct rl_completion *p = &l->plays[i];
+        const float *logp = p->request.prompt_logprob + p->sample.n - p->n;
+        struct policy_loss_stats *s = policies ? &l->sums[p->job] : &l->sampled[p->job];
+        if (!policies) memcpy(p->reference, logp, (size_t)p->n * sizeof *logp);
+        for (int32_t k = 0; k < p->drawn; k++)
+            s->kl += kl_k3(policies ? (double)logp[k] : p->old[k], (double)p->reference[k]);
+        s->tokens += p->drawn;
+    }
+    return rc;
+}
+
+/* rewards */
+
+static int compute_rewards(struct rl_trainer *l, struct error *err) {
+    const struct reward_fn *r = &l->reward;
+    struct reward_input *v = xcalloc((size_t)l->n_plays, sizeof *v);
+    int rc = OK;
+    for (int i = 0; i < l->n_plays; i++) {
+        const struct rl_completion *p = &l->plays[i];
+        v[i] = (struct reward_input){p->item, p->text.data, p->request.finish == FINISH_STOP};
+        if (r->one) l->rewards[i] = r->one(r->ctx, p->item, p->text.data);
+    }
+    if (!r->one) rc = r->all(r->ctx, v, l->n_plays, l->rewards, err);
+    for (int i = 0; !rc && i < l->n_plays; i++)
+        if (!isfinite(l->rewards[i]))
+            rc = error_set(err, ERR_NUMERIC, "the reward of completion '%.60s' is no finite number",
+                           v[i].text);
+    free(v);
+    return rc;
+}
+
+/* The running mean of the steps before, without the pull of its beginning at 0. */
+static double baseline_value(const struct rl_policy *t, int64_t step) {
+    return step ? t->baseline / (1 - math_pow(BASELINE_DECAY, (double)step)) : 0;
+}
+
+static void compute_advantages(struct rl_trainer *l, int64_t step) {
+    int64_t per = l->per_update * l->o->k;
+    for (int j = 0; j < l->c.n; j++) {
+        struct rl_policy *t = &l->trainees[j];
+        const double *r = l->rewards + j * per;
+        double sum = 0;
+        policy_advantages(l->method, r, l->per_update, l->o->k, baseline_value(t, step),
+                          l->advantages + j * per);
+        for (int64_t i = 0; i < per; i++) sum += r[i];
+        t->last = sum / (double)per;
+        if (step == 0) t->first = t->last;
+        t->baseline = BASELINE_DECAY * t->baseline + (1 - BASELINE_DECAY) * t->last;
+    }
+}
+
+/* updates */
+
+/* Without KL in the loss, completions without advantage have no gradient: a pass less. For those
+ * that are left `count` says how many each stands for; where none is left, all are. */
+static bool has_no_gradient(const struct rl_trainer *l, int i) {
+    return l->o->kl_coef == 0 && l->advantages[i] == 0;
+}
+
+static void compute_loss_weights(struct rl_trainer *l) {
+    int64_t per = l->per_update * l->o->k;
+    for (int j = 0; j < l->c.n; j++) {
+        int64_t active = 0;
+        for (int64_t i = j * per; i < (j + 1) * per; i++) active += !has_no_gradient(l, (int)i);
+        for (int64_t i = j * per; i < (j + 1) * per; i++)
+            l->plays[i].count = !active ? 1 : has_no_gradient(l, (int)i) ? 0 : (double)per / (double)active;
+    }
+}
+
+/* The next pass from play *i on: samples and what their loss needs. */
+static int pass_fill(struct rl_trainer *l, int *i) {
+    int64_t rows = 0;
+    int n = 0;
+    for (; *i < l->n_plays; ++*i) {
+        const struct rl_completion *p = &l->plays[*i];
+        if (p->count == 0) continue;
+        if (pack_is_full(rows, p->sample.n)) break;
+        rows += p->sample.n;
+        l->batch[n] = p->sample;
+        l->rollouts[n++] = (struct rollout){l->advantages[*i], p->reference, p->old, p->count};
+    }
+    return n;
+}
+
+static int accumulate(struct rl_trainer *l, bool fresh, struct error *err) {
+    struct policy_loss pl = {.batch = l->batch,
+                             .rollouts = l->rollouts,
+                             .clip = l->o->clip,
+                             .kl_coef = l->o->kl_coef,
+                             .token_mean = l->method == METHOD_GRPO,
+                             .fresh = fresh,
+                             .sums = l->sums};
+    const struct loss_fn loss = {
+        .fn = policy_loss, .ctx = &pl, .temperature = (float)l->o->temperature};
+    int rc = OK;
+    for (int i = 0, n; !rc && (n = pass_fill(l, &i)) > 0;)
+        rc = trainer_accumulate_loss(l->c.trainer, l->batch, n, &loss, err);
+    return rc;
+}
+
+static int sync_policies(struct rl_trainer *l, struct error *err) {
+    int rc = OK;
+    for (int j = 0; !rc && j < l->c.n; j++) {
+        adapter_release(l->trainees[j].policy);
+        l->trainees[j].policy = trainer_export_adapter(l->c.trainer, j, NULL);
+        rc = adapter_bind(l->trainees[j].policy, l->c.m, err);
+    }
+    return rc;
+}
+
+static void sums_clear(struct rl_trainer *l) {
+    memset(l->sums, 0, (size_t)l->c.n * sizeof *l->sums);
+}
+
+static double sums_kl(const struct policy_loss_stats *s) {
+    return s->tokens ? s->kl / (double)s->tokens : 0;
+}
+
+/* Takes back the update of every adapter that it brought too far; how many those were. */
+static int kl_rollback(struct rl_trainer *l, int64_t update, int *undone, struct error *err) {
+    *undone = 0;
+    if (!l->undo) return OK;
+    sums_clear(l);
+    int rc = compute_logprobs(l, true, err);
+    for (int j = 0; !rc && j < l->c.n; j++) {
+        double kl = sums_kl(&l->sums[j]);
+        if (kl <= l->o->kl_max) continue;
+        log_warn("update %lld of '%s' is not applied: with it the KL would be %.4f, above --kl-max %g",
+             (long long)update + 1, l->c.jobs[j].name, kl, l->o->kl_max);
+        trainer_snapshot_restore(l->undo, l->c.trainer, j);
+        ++*undone;
+    }
+    return rc || !*undone ? rc : sync_policies(l, err);
+}
+
+static double spread(const double *v, int64_t n, double mean) {
+    double sum = 0;
+    for (int64_t i = 0; i < n; i++) sum += (v[i] - mean) * (v[i] - mean);
+    return sqrt(sum / (double)n);
+}
+
+/* The share of prompts whose completions differ in reward: only from those RLOO and GRPO learn. */
+static double nonzero_variance_share(const struct rl_trainer *l, int j) {
+    const double *r = l->rewards + j * l->per_update * l->o->k;
+    int64_t mixed = 0;
+    for (int64_t i = 0; i < l->per_update; i++, r += l->o->k)
+        for (int64_t k = 1; k < l->o->k; k++)
+            if (r[k] != r[0]) {
+                mixed++;
+                break;
+            }
+    return (double)mixed / (double)l->per_update;
+}
+
+/* Clipped are ratios of later updates only: in the first one they are 1. The entropy is the mean of
+ * -log π of what was drawn. */
+static json_t *trainee_log(const struct rl_trainer *l, int j) {
+    int64_t per = l->per_update * l->o->k, tokens = 0, drawn = 0, ended = 0;
+    const struct policy_loss_stats *s = &l->sums[j];
+    double entropy = 0;
+    for (int64_t i = j * per; i < (j + 1) * per; i++) {
+        const struct rl_completion *p = &l->plays[i];
+        tokens += p->n;
+        drawn += p->drawn;
+        ended += p->end >= 0 && p->sample.tokens[p->sample.n - 1] == p->end;
+        for (int32_t k = 0; k < p->drawn; k++) entropy -= p->old[k];
+    }
+    json_t *v = json_pack("{s:f,s:f,s:f,s:f,s:f,s:f,s:f}", "reward", l->trainees[j].last,
+                          "reward_std", spread(l->rewards + j * per, per, l->trainees[j].last),
+                          "mixed", nonzero_variance_share(l, j), "kl", sums_kl(&l->sampled[j]), "entropy",
+                          drawn ? entropy / (double)drawn : 0, "length",
+                          (double)tokens / (double)per, "ended", (double)ended / (double)per);
+    if (l->o->inner_updates > 1)
+        json_object_set_new(v, "clipped",
+                            json_real(s->tokens ? (double)s->clipped / (double)s->tokens : 0));
+    return v;
+}
+
+static void step_log(const struct rl_trainer *l, json_t *line) {
+    json_t *list = json_object();
+    double reward = 0, kl = 0;
+    for (int j = 0; j < l->c.n; j++) {
+        reward += l->trainees[j].last / l->c.n;
+        kl += sums_kl(&l->sampled[j]) / l->c.n;
+        json_object_set_new(list, l->c.jobs[j].name, trainee_log(l, j));
+    }
+    json_object_set_new(line, "reward", json_real(reward));
+    json_object_set_new(line, "kl", json_real(kl));
+    json_object_set_new(line, "adapters", list);
+}
+
+static int inner_update(struct rl_trainer *l, int64_t update, bool fresh, json_t *line, int *undone,
+                        struct error *err) {
+    sums_clear(l);
+    for (int i = 0; l->undo && i < l->c.n; i++) trainer_snapshot_save(l->undo, l->c.trainer, i);
+    int rc = accumulate(l, fresh, err);
+    if (!rc) rc = train_loop_optimizer_step(&l->c, update, err);
+    if (!rc) step_log(l, line);
+    if (!rc) rc = sync_policies(l, err);
+    return rc ? rc : kl_rollback(l, update, undone, err);
+}
+
+static void completions_release(struct rl_trainer *l) {
+    for (int i = 0; i < l->n_plays; i++) rl_completion_release(&l->plays[i]);
+}
+
+static int rl_trainer_step(void *ctx, int64_t step, json_t *line, struct error *err) {
+    struct rl_trainer *l = ctx;
+    int undone = 0, all = 0, rc = generate_completions(l, step, err);
+    if (!rc) rc = compute_rewards(l, err);
+    if (!rc) rc = compute_logprobs(l, false, err);
+    if (rc == OK) {
+        compute_advantages(l, step);
+        compute_loss_weights(l);
+    }
+    for (int64_t i = 0; !rc && i < l->c.per_step; i++, all += undone)
+        rc = inner_update(l, step * l->c.per_step + i, i == 0, line, &undone, err);
+    if (l->undo) json_object_set_new(line, "not_applied", json_integer(all));
+    completions_release(l);
+    return rc;
+}
+
+/* Numbers that the log rounds and a resumed run must not. */
+static json_t *rl_trainer_state(void *ctx) {
+    const struct rl_trainer *l = ctx;
+    json_t *list = json_array();
+    for (int j = 0; j < l->c.n; j++)
+        json_array_append_new(list, json_pack("[f,f,f]", l->trainees[j].baseline,
+                                              l->trainees[j].first, l->trainees[j].last));
+    return list;
+}
+
+static void rl_trainer_restore(void *ctx, const json_t *state) {
+    struct rl_trainer *l = ctx;
+    struct error err;
+    for (int j = 0; state && j < l->c.n; j++) {
+        const json_t *v = json_array_get(state, (size_t)j);
+        l->trainees[j].baseline = json_number_value(json_array_get(v, 0));
+        l->trainees[j].first = json_number_value(json_array_get(v, 1));
+        l->trainees[j].last = json_number_value(json_array_get(v, 2));
+    }
+    CHECK(sync_policies(l, &err) == OK); // a DoRA norm of 0 would have ended the step before
+}
+
+/* making one */
+
+static int rl_policy_open(struct rl_trainer *l, int j, struct error *err) {
+    struct train_job *job = &l->c.jobs[j];
+    struct rl_policy *t = &l->trainees[j];
+    struct prompt_source from = {.path = job->data,
+                                 .prefix = l->o->prefix,
+                                 .tok = l->c.m->tok,
+                                 .reward = &l->reward,
+                                 .seed = (uint64_t)l->c.o->seed};
+    struct prompt_set eval = {0};
+    from.max_length = train_loop_max_length(&l->c) - (int32_t)l->o->max_new_tokens;
+    int rc = prompt_set_load(&t->prompts, &from, err);
+    if (rc) return error_wrap(err, "data of '%s'", job->name);
+    for (int i = 0; i < t->prompts.data.n; i++)
+        l->longest = MAX(l->longest, t->prompts.data.v[i].n + (int32_t)l->o->max_new_tokens);
+    if (job->eval_data) {
+        from.path = job->eval_data;
+        from.reward = NULL;
+        if ((rc = prompt_set_load(&eval, &from, err)))
+            return error_wrap(err, "evaluation data of '%s'", job->name);
+    }
+    l->c.data[j] = t->prompts.data.hash;
+    rc = lint_dataset(&t->prompts.data, job->eval_data ? &eval.data : NULL, &job->lint, err);
+    prompt_set_release(&eval);
+    return rc ? rc : epoch_shuffle_init(&t->order, t->prompts.data.n, err);
+}
+
+static int completions_alloc(struct rl_trainer *l, struct error *err) {
+    size_t n = (size_t)(l->c.n * l->per_update * l->o->k);
+    l->n_plays = (int)n;
+    l->plays = try_calloc(n, sizeof *l->plays, err);
+    if (l->plays) l->rewards = try_calloc(n, sizeof *l->rewards, err);
+    if (l->rewards) l->advantages = try_calloc(n, sizeof *l->advantages, err);
+    if (l->advantages) l->batch = try_calloc(n, sizeof *l->batch, err);
+    if (l->batch) l->rollouts = try_calloc(n, sizeof *l->rollouts, err);
+    return l->rollouts ? OK : err->code;
+}
+
+/* Completions of a whole step. */
+static int64_t completions_per_step(const struct rl_trainer *l) {
+    return l->c.o->bsz * l->c.o->grad_accum * l->o->k * l->c.n;
+}
+
+static int options_check(const struct rl_trainer *l, struct error *err) {
+    if (l->method != METHOD_REINFORCE && l->o->k < 2)
+        return error_set(err, ERR_USAGE,
+                         "'k' is 1; this method compares completions of one prompt, so at least 2");
+    if (l->o->max_new_tokens >= train_loop_max_length(&l->c))
+        return error_set(err, ERR_USAGE,
+                         "'max_new_tokens' is %lld; a sample has room for %d tokens in all",
+                         (long long)l->o->max_new_tokens, train_loop_max_length(&l->c));
+    if (completions_per_step(l) > 1 << 24)
+        return error_set(err, ERR_USAGE, "'%lld' completions an update are too many",
+                         (long long)completions_per_step(l));
+    return OK;
+}
+
+static json_t *identity_make(const struct rl_trainer *l) {
+    const struct rl_options *o = l->o;
+    return json_pack("{s:I,s:I,s:f,s:s,s:f,s:f,s:f,s:s}", "k", (json_int_t)o->k, "max_new_tokens",
+                     (json_int_t)o->max_new_tokens, "temperature", o->temperature, "prefix",
+                     o->prefix ? o->prefix : "", "clip", o->clip, "kl_coef", o->kl_coef, "kl_max",
+                     o->kl_max, "reward", l->named.ctx ? o->reward : "a function");
+}
+
+static struct engine_options engine_for(const struct rl_trainer *l) {
+    return (struct engine_options){.max_seqs = (int32_t)MIN(completions_per_step(l), MAX_SEQS),
+                                   .max_rows = 512,
+                                   .max_len = l->longest,
+                                   .pool = l->c.pool};
+}
+
+static int rl_trainer_open(struct rl_trainer *l, struct error *err) {
+    int64_t most = 1;
+    int rc = options_check(l, err);
+    for (int j = 0; !rc && j < l->c.n; j++) rc = rl_policy_open(l, j, err);
+    if (!rc) rc = completions_alloc(l, err);
+    if (rc) return rc;
+    for (int j = 0; j < l->c.n; j++) most = MAX(most, l->trainees[j].prompts.data.n);
+    l->c.per_step = l->o->inner_updates;
+    l->c.steps = train_loop_count_steps(&l->c, most, l->c.o->bsz * l->c.o->grad_accum);
+    l->c.identity = identity_make(l);
+    rc = train_loop_begin(&l->c, err);
+    if (rc) return rc;
+    if (l->o->kl_max > 0) l->undo = trainer_snapshot_new(l->c.trainer);
+    const struct engine_options eo = engine_for(l);
+    l->engine = engine_new(l->c.m, &eo, err);
+    return l->engine ? OK : err->code;
+}
+
+static void rl_trainer_release(struct rl_trainer *l) {
+    engine_free(l->engine);
+    if (l->rollouts) completions_release(l);
+    for (int j = 0; j < l->c.n; j++) {
+        prompt_set_release(&l->trainees[j].prompts);
+        epoch_shuffle_release(&l->trainees[j].order);
+        adapter_release(l->trainees[j].policy);
+    }
+    train_loop_release(&l->c);
+    trainer_snapshot_free(l->undo);
+    reward_fn_close(&l->named);
+    free(l->trainees);
+    free(l->plays);
+    free(l->rewards);
+    free(l->advantages);
+    free(l->batch);
+    free(l->rollouts);
+    free(l->sums);
+    free(l->sampled);
+}
+
+static int rl_trainer_make(struct rl_trainer *l, const struct train_loop *c, enum train_method method,
+                        const struct rl_options *o, const struct reward_fn *reward,
+                        struct error *err) {
+    *l = (struct rl_trainer){.c = *c, .method = method, .o = o};
+    l->per_update = c->o->bsz * c->o->grad_accum;
+    l->trainees = xcalloc((size_t)c->n, sizeof *l->trainees);
+    l->sums = xcalloc((size_t)c->n, sizeof *l->sums);
+    l->sampled = xcalloc((size_t)c->n, sizeof *l->sampled);
+    int rc = reward ? OK : reward_fn_open(&l->named, o, err);
+    l->reward = reward ? *reward : l->named;
+    return rc;
+}
+
+int policy_gradient_run(const struct train_loop *c, enum train_method method, const struct rl_options *o,
+               const struct reward_fn *reward, struct error *err) {
+    struct rl_trainer l;
+    int rc = rl_trainer_make(&l, c, method, o, reward, err);
+    if (!rc) rc = rl_trainer_open(&l, err);
+    if (!rc) train_loop_log_lint(&l.c);
+    const struct train_loop_ops step = {rl_trainer_step, rl_trainer_state, rl_trainer_restore, &l};
+    if (!rc) rc = train_loop_run(&l.c, &step, err);
+    for (int j = 0; !rc && j < c->n; j++)
+        log_info("%s: mean reward %.4f in the first step, %.4f in the last", c->jobs[j].name,
+             l.trainees[j].first, l.trainees[j].last);
+    rl_trainer_release(&l);
+    return rc;
+}
+
+/* the plan */
+
+/* The first step as far as it is sampled here, each part timed. */
+static int step_measure(struct rl_trainer *l, struct rl_plan *out, struct error *err) {
+    struct training_plan *plan = &out->run;
+    double at[5];
+    at[0] = clock_now();
+    int rc = generate_completions(l, 0, err);
+    at[1] = clock_now();
+    if (!rc) rc = compute_rewards(l, err);
+    at[2] = clock_now();
+    if (!rc) rc = compute_logprobs(l, false, err);
+    at[3] = clock_now();
+    if (rc) return rc;
+    compute_advantages(l, 0);
+    compute_loss_weights(l);
+    rc = accumulate(l, true, err);
+    at[4] = clock_now();
+    out->sampling_seconds = at[1] - at[0];
+    out->reward_seconds = at[2] - at[1];
+    out->scoring_seconds = at[3] - at[2];
+    plan->pass_seconds = at[4] - at[3];
+    return rc ? rc : training_plan_time_update(l->c.trainer, plan, err);
+}
+
+static void first_tell(struct rl_trainer *l, struct rl_plan *out) {
+    struct pack_counter count = {.plan = &out->run};
+    out->completions = json_object();
+    out->sampled = l->n_plays;
+    out->run.first = xcalloc((size_t)l->c.n, sizeof *out->run.first);
+    for (int j = 0; j < l->c.n; j++) {
+        const struct rl_completion *first = &l->plays[j * l->per_update * l->o->k];
+        json_object_set_new(out->completions, l->c.jobs[j].name, trainee_log(l, j));
+        training_plan_add_example(&out->run, &first->sample, j);
+    }
+    for (int i = 0; i < l->n_plays; i++)
+        if (l->plays[i].count > 0) pack_counter_add(&count, &l->plays[i].sample, 1);
+}
+
+/* From the completions that were sampled to all of the run's. */
+static void whole_estimate(const struct rl_trainer *l, struct rl_plan *out) {
+    struct training_plan *plan = &out->run;
+    double scale = (double)completions_per_step(l) / l->n_plays, inner = (double)l->o->inner_updates;
+    double sampling = out->sampling_seconds + out->reward_seconds + out->scoring_seconds;
+    double update = scale * plan->pass_seconds + plan->update_seconds;
+    if (l->undo) update += scale * out->scoring_seconds;
+    plan->pass_tokens = plan->tokens;
+    plan->seconds = (double)plan->updates * (scale * sampling + inner * update);
+    double times = (double)plan->updates * inner * scale;
+    plan->tokens = (int64_t)((double)plan->tokens * times + 0.5);
+    plan->passes = (int64_t)((double)plan->passes * times + 0.5);
+}
+
+static void memory_bound(const struct rl_trainer *l, struct rl_plan *out) {
+    struct training_plan *plan = &out->run;
+    const struct engine_options eo = engine_for(l);
+    plan->longest = l->longest;
+    plan->max_rows = MAX(l->longest, MIN(PACK_MAX_TOKENS, l->longest * completions_per_step(l)));
+    out->engine_bytes = engine_bytes(&l->c.m->config, &eo);
+    plan->bytes = trainer_bytes(l->c.trainer, plan->max_rows, plan->longest) + out->engine_bytes;
+    if (l->undo) plan->bytes += trainer_snapshot_bytes(l->undo);
+}
+
+int policy_gradient_plan(const struct train_loop *c, enum train_method method, const struct rl_options *o,
+                const struct reward_fn *reward, struct rl_plan *out, struct error *err) {
+    struct rl_trainer l;
+    struct training_plan *plan = &out->run;
+    int rc = rl_trainer_make(&l, c, method, o, reward, err);
+    plan->samples_per_update = l.per_update * o->k;
+    l.per_update = MIN(l.per_update, MAX(MAX_SEQS / (o->k * c->n), 1));
+    if (!rc) rc = rl_trainer_open(&l, err);
+    if (!rc) rc = sync_policies(&l, err);
+    if (!rc) rc = step_measure(&l, out, err);
+    if (!rc) {
+        plan->updates = l.c.steps;
+        plan->samples = l.c.steps * completions_per_step(&l);
+        first_tell(&l, out);
+        whole_estimate(&l, out);
+        memory_bound(&l, out);
+    }
+    rl_trainer_release(&l);
+    return rc;
+}

@@ -1,0 +1,132 @@
+/*
+ * reward_named: rewards that the command line can name.
+ *
+ * exact and regex are pure; reward_command.c runs commands.
+ */
+#define _GNU_SOURCE
+#define PCRE2_CODE_UNIT_WIDTH 8
+#include "grade/grade.h"
+#include "train/internal.h"
+#include "train/rl.h"
+
+#include <pcre2.h>
+#include <stdlib.h>
+#include <string.h>
+
+struct named {
+    pcre2_code *pattern;            /* regex:PATTERN */
+    struct reward_command *command; /* command:WORDS, shell:LINE */
+};
+
+/* exact */
+
+/* A text as grader `exact` compares it, a number as grader `number` does. */
+static bool answer_matches(const char *said, const json_t *right) {
+    struct error err;
+    bool number = json_is_number(right);
+    for (size_t i = 0; i < json_array_size(right); i++)
+        if (answer_matches(said, json_array_get(right, i))) return true;
+    if (json_is_array(right)) return false;
+    const struct grader *g = grader_find(number ? "number" : "exact", &err);
+    char *text = json_dumps(right, JSON_ENCODE_ANY | JSON_REAL_PRECISION(15));
+    const char *gold = number ? text : json_string_value(right);
+    double score = grader_grade(g, said, &gold, 1).score;
+    free(text);
+    return score > 0;
+}
+
+static double exact_reward(void *ctx, const json_t *item, const char *completion) {
+    (void)ctx;
+    return answer_matches(completion, json_object_get(item, "answer"));
+}
+
+static int exact_check(void *ctx, const json_t *item, struct error *err) {
+    const json_t *a = json_object_get(item, "answer");
+    bool good = json_is_string(a) || json_is_number(a) || json_array_size(a) > 0;
+    (void)ctx;
+    for (size_t i = 0; i < json_array_size(a); i++)
+        good =
+            good && (json_is_string(json_array_get(a, i)) || json_is_number(json_array_get(a, i)));
+    if (good) return OK;
+    return error_set(err, ERR_FORMAT, "'answer' %s, which reward exact compares with",
+                     a ? "must be a text, a number or a list of them" : "is missing");
+}
+
+/* regex */
+
+static int regex_check(void *ctx, const json_t *item, struct error *err) {
+    const struct named *n = ctx;
+    const char *text = json_string_value(json_object_get(item, "pattern"));
+    if (n->pattern) return OK;
+    if (!text)
+        return error_set(err, ERR_FORMAT, "'pattern' is missing, which reward regex looks for");
+    pcre2_code *p = regex_compile(text, err);
+    pcre2_code_free(p);
+    return p ? OK : err->code;
+}
+
+/* What is no UTF-8 or takes too long does not match. */
+static double regex_reward(void *ctx, const json_t *item, const char *completion) {
+    const struct named *n = ctx;
+    struct error err;
+    const char *text = json_string_value(json_object_get(item, "pattern"));
+    pcre2_code *p = n->pattern ? n->pattern : regex_compile(text, &err);
+    pcre2_match_data *m = pcre2_match_data_create(1, NULL);
+    pcre2_match_context *limits = pcre2_match_context_create(NULL);
+    CHECK(p && m && limits); // regex_check has seen the item
+    pcre2_set_match_limit(limits,
+                          1000000);      // as the grader's; of each place where a match may begin
+    pcre2_set_heap_limit(limits, 65536); // KiB
+    int rc = pcre2_match(p, (PCRE2_SPTR)completion, strlen(completion), 0, 0, m, limits);
+    pcre2_match_context_free(limits);
+    pcre2_match_data_free(m);
+    if (!n->pattern) pcre2_code_free(p);
+    return rc >= 0;
+}
+
+/* After `name:`, or NULL. */
+static const char *after(const char *spec, const char *name) {
+    size_t n = strlen(name);
+    return strncmp(spec, name, n) == 0 && spec[n] == ':' ? spec + n + 1 : NULL;
+}
+
+static int command_all(void *ctx, const struct reward_input *v, int n, double *out,
+                       struct error *err) {
+    return reward_command_run(((const struct named *)ctx)->command, v, n, out, err);
+}
+
+int reward_fn_open(struct reward_fn *r, const struct rl_options *o, struct error *err) {
+    struct named *n = xcalloc(1, sizeof *n);
+    const char *spec = o->reward, *rest;
+    int rc = OK;
+    *r = (struct reward_fn){.ctx = n};
+    if (strcmp(spec, "exact") == 0) {
+        r->one = exact_reward;
+        r->check = exact_check;
+    } else if (strcmp(spec, "regex") == 0 || (rest = after(spec, "regex"))) {
+        r->one = regex_reward;
+        r->check = regex_check;
+        if (spec[5] && !(n->pattern = regex_compile(spec + 6, err))) rc = err->code;
+    } else if ((rest = after(spec, "command")) || (rest = after(spec, "shell"))) {
+        r->all = command_all;
+        n->command = reward_command_open(rest, *spec == 's', o, err);
+        rc = n->command ? OK : err->code;
+    } else {
+        rc = error_set(err, ERR_USAGE,
+                       "reward '%s' is not known; there are exact, regex[:PATTERN], command:WORDS, "
+                       "shell:LINE",
+                       spec);
+    }
+    if (rc) reward_fn_close(r);
+    return rc;
+}
+
+void reward_fn_close(struct reward_fn *r) {
+    struct named *n = r->ctx;
+    if (n) {
+        pcre2_code_free(n->pattern);
+        reward_command_close(n->command);
+    }
+    free(n);
+    *r = (struct reward_fn){0};
+}

@@ -1,0 +1,330 @@
+/*
+ * course: updates, log lines and checkpoints of a run, whatever its loss.
+ *
+ * Like sft.c, a course that fails leaves its last checkpoint whole, says so, and continues from it
+ * when called again; that of the last step is left for the caller to remove once the result is
+ * safe.
+ */
+#include "train/train_loop.h"
+
+#include "train/log.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+int epoch_shuffle_init(struct epoch_shuffle *o, int n, struct error *err) {
+    *o = (struct epoch_shuffle){.n = n, .epoch = -1};
+    o->v = try_calloc((size_t)n, sizeof *o->v, err);
+    return o->v ? OK : err->code;
+}
+
+uint32_t epoch_shuffle_at(struct epoch_shuffle *o, int64_t seed, int64_t p) {
+    if (o->epoch != p / o->n) {
+        o->epoch = p / o->n;
+        struct rng r = rng_make((uint64_t)seed, RNG_SHUFFLE, 0, (uint32_t)o->epoch);
+        for (int i = 0; i < o->n; i++) o->v[i] = (uint32_t)i;
+        rng_shuffle(&r, o->v, (size_t)o->n);
+    }
+    return o->v[p % o->n];
+}
+
+void epoch_shuffle_release(struct epoch_shuffle *o) {
+    free(o->v);
+    *o = (struct epoch_shuffle){0};
+}
+
+int32_t train_loop_max_length(const struct train_loop *c) {
+    int32_t most = c->m->config.max_seq_len;
+    return c->o->max_length > 0 ? (int32_t)MIN(most, c->o->max_length) : most;
+}
+
+int64_t train_loop_count_steps(const struct train_loop *c, int64_t n, int64_t per_step) {
+    double exact = c->o->epochs * (double)n / (double)per_step;
+    return c->o->max_steps > 0 ? c->o->max_steps : MAX((int64_t)ceil(exact - 1e-9), 1);
+}
+
+int start_adapters_make(const struct model *m, const struct train_job *jobs, int n,
+                const struct train_options *o, struct adapter **starts, struct error *err) {
+    struct adapter_config a;
+    int rc = train_adapter_config(o, &m->config, &a, err);
+    for (int j = 0; !rc && j < n; j++) {
+        char *key = xasprintf("%s %lld", jobs[j].name, (long long)o->seed);
+        starts[j] = jobs[j].start ? adapter_retain(jobs[j].start)
+                                  : adapter_new_for_model(m, &a, hash_fnv1a(key, strlen(key)), err);
+        free(key);
+        if (!starts[j]) rc = err->code;
+    }
+    free((void *)(uintptr_t)a.modules);
+    return rc;
+}
+
+int result_adapter_make(const struct trainer *t, const struct model *m, int j, const char *method,
+                const char *data, const char *start, struct adapter **out, struct error *err) {
+    json_t *lineage = json_pack("{s:s,s:s,s:s}", "operator", method, "data", data, "start", start);
+    if (m->hash[0]) json_object_set_new(lineage, ADAPTER_BASE_HASH, json_string(m->hash));
+    *out = trainer_export_adapter(t, j, lineage);
+    json_decref(lineage);
+    return adapter_bind(*out, m, err);
+}
+
+json_t *dataset_info_json(const struct train_job *job, const char *data, const char *start) {
+    return json_pack("{s:s,s:o,s:s,s:s,s:o}", "name", job->name, "file", json_from_path(job->data),
+                     "sha256", data, "start", start, "lint", lint_json(&job->lint));
+}
+
+json_t *checkpoint_extra(json_t *identity, const struct train_job *jobs, int n) {
+    json_t *losses = json_array();
+    for (int j = 0; j < n; j++)
+        json_array_append_new(losses, json_pack("[f,f]", jobs[j].first_loss, jobs[j].last_loss));
+    return json_pack("{s:O,s:o}", "run", identity, "losses", losses);
+}
+
+int checkpoint_load(struct trainer *t, const char *path, const json_t *identity,
+                    struct train_job *jobs, int n, json_t **extra, struct error *err) {
+    int rc = trainer_load(t, path, extra, err);
+    if (rc) return rc;
+    if (!json_equal(json_object_get(*extra, "run"), identity))
+        rc = error_set(err, ERR_MISMATCH,
+                       "checkpoint '%s' belongs to a run with other data, adapters or options; "
+                       "remove it to start again",
+                       path);
+    for (int j = 0; !rc && j < n; j++) {
+        const json_t *pair = json_array_get(json_object_get(*extra, "losses"), (size_t)j);
+        jobs[j].first_loss = json_number_value(json_array_get(pair, 0));
+        jobs[j].last_loss = json_number_value(json_array_get(pair, 1));
+    }
+    return rc;
+}
+
+int error_add_resume_hint(const char *checkpoint, const char *unit, int64_t saved, struct error *err) {
+    if (saved < 0) return err->code;
+    char *what = xstrdup(err->text);
+    error_set(err, err->code, "%s; '%s' holds at least %s %lld, the same command continues it",
+              what, checkpoint, unit, (long long)saved);
+    free(what);
+    return err->code;
+}
+
+static void identity_add(struct train_loop *c) {
+    const struct train_options *o = c->o;
+    json_t *jobs = json_array();
+    for (int j = 0; j < c->n; j++)
+        json_array_append_new(
+            jobs, json_pack("[s,s,s]", c->jobs[j].name, c->data[j], c->starts[j]->hash));
+    json_t *own =
+        json_pack("{s:s,s:I,s:I,s:I,s:I,s:I,s:f,s:f,s:f,s:i,s:o}", "method", c->method, "steps",
+                  (json_int_t)c->steps, "per_step", (json_int_t)c->per_step, "bsz",
+                  (json_int_t)o->bsz, "grad_accum", (json_int_t)o->grad_accum, "max_length",
+                  (json_int_t)o->max_length, "lr", o->lr, "warmup_ratio", o->warmup_ratio,
+                  "min_lr_ratio", o->min_lr_ratio, "schedule", (int)c->schedule, "jobs", jobs);
+    json_object_update(c->identity, own);
+    json_decref(own);
+}
+
+int train_loop_begin(struct train_loop *c, struct error *err) {
+    c->saved = -1;
+    c->started = clock_now();
+    c->starts = xcalloc((size_t)c->n, sizeof *c->starts);
+    int rc = lr_schedule_parse(c->o->lr_scheduler, &c->schedule, err);
+    if (!rc) rc = start_adapters_make(c->m, c->jobs, c->n, c->o, c->starts, err);
+    if (rc) return rc;
+    identity_add(c);
+    c->trainer = trainer_new_lora(c->m, c->starts, c->n, c->o, c->pool, err);
+    return c->trainer ? OK : err->code;
+}
+
+void train_loop_log_lint(const struct train_loop *c) {
+    for (int j = 0; j < c->n; j++) lint_log(&c->jobs[j].lint, c->jobs[j].name);
+}
+
+static float update_lr(const struct train_loop *c, int64_t u) {
+    int64_t total = c->steps * c->per_step,
+            warmup = (int64_t)ceil(c->o->warmup_ratio * (double)total);
+    return lr_schedule_at(c->schedule, c->o->lr, c->o->min_lr_ratio, u, warmup, total);
+}
+
+int train_loop_optimizer_step(struct train_loop *c, int64_t u, struct error *err) {
+    int64_t tokens = c->stats.tokens, targets = c->stats.targets;
+    float lr = update_lr(c, u);
+    int rc = trainer_update(c->trainer, lr, &c->stats, err);
+    if (rc) return rc;
+    c->lr = (double)lr;
+    c->stats.tokens += tokens;
+    c->stats.targets += targets;
+    for (int j = 0; j < c->n; j++) {
+        struct train_job *job = &c->jobs[j];
+        job->last_loss = trainer_adapter_loss(c->trainer, j);
+        if (u == 0) job->first_loss = job->last_loss;
+    }
+    return OK;
+}
+
+/* After so many steps. */
+static bool save_due(const struct train_loop *c, int64_t done) {
+    return done == c->steps || (c->o->save_steps > 0 && done % c->o->save_steps == 0);
+}
+
+static int train_loop_report_step(const struct train_loop *c, int64_t done, const json_t *more, struct error *err) {
+    double now = clock_now(),
+           speed = now > c->began ? (double)c->stats.tokens / (now - c->began) : 0;
+    const json_t *reward = json_object_get(more, "reward");
+    process_metrics_report(
+        (const struct process_metric[]){{"train_step", (double)done},
+                                {"train_tokens_per_second", speed},
+                                reward ? (struct process_metric){"train_reward", json_number_value(reward)}
+                                       : (struct process_metric){"train_loss", c->stats.loss}},
+        3);
+    if (!c->watch) return OK;
+    struct train_event e = {.step = done,
+                          .steps = c->steps,
+                          .lr = c->lr,
+                          .seconds = now - c->started,
+                          .tokens_per_s = speed,
+                          .stats = &c->stats,
+                          .jobs = c->jobs,
+                          .n = c->n,
+                          .due = save_due(c, done),
+                          .more = more};
+    return c->watch->update(c->watch->ctx, &e, err);
+}
+
+static int train_loop_save(struct train_loop *c, const struct train_loop_ops *s, int64_t done,
+                       struct error *err) {
+    json_t *extra = checkpoint_extra(c->identity, c->jobs, c->n);
+    json_object_set_new(extra, "state", s->state(s->ctx));
+    int rc = trainer_save(c->trainer, c->checkpoint, extra, err);
+    if (!rc) c->saved = done;
+    json_decref(extra);
+    return rc;
+}
+
+static int train_loop_resume(struct train_loop *c, const struct train_loop_ops *s, struct error *err) {
+    json_t *extra = NULL;
+    int rc = checkpoint_load(c->trainer, c->checkpoint, c->identity, c->jobs, c->n, &extra, err);
+    if (!rc) {
+        s->restore(s->ctx, json_object_get(extra, "state"));
+        c->saved = trainer_update_count(c->trainer) / c->per_step;
+        log_info("continuing '%s' after step %lld", c->checkpoint, (long long)c->saved);
+    }
+    json_decref(extra);
+    return rc;
+}
+
+/* One step, what is told of it, and when it is due its checkpoint. */
+static int step_run(struct train_loop *c, const struct train_loop_ops *s, int64_t step, char detail[64],
+                    struct error *err) {
+    int64_t done = step + 1;
+    json_t *line = json_object();
+    c->began = clock_now();
+    c->stats = (struct update_stats){0};
+    int rc = s->run(s->ctx, step, line, err);
+    if (rc) error_wrap(err, "step %lld", (long long)done);
+    if (!rc) rc = train_loop_report_step(c, done, line, err);
+    const json_t *reward = json_object_get(line, "reward");
+    snprintf(detail, 64, "%s %.4f", reward ? "reward" : "loss",
+             reward ? json_number_value(reward) : c->stats.loss);
+    if (!rc && c->checkpoint && save_due(c, done)) rc = train_loop_save(c, s, done, err);
+    json_decref(line);
+    return rc;
+}
+
+static int watch_begin(const struct train_loop *c, struct error *err) {
+    if (!c->watch) return OK;
+    json_t *data = json_array();
+    for (int j = 0; j < c->n; j++)
+        json_array_append_new(data, dataset_info_json(&c->jobs[j], c->data[j], c->starts[j]->hash));
+    json_t *about = json_pack("{s:I,s:o}", "steps", (json_int_t)c->steps, "data", data);
+    int rc = c->watch->begin(c->watch->ctx, trainer_update_count(c->trainer) / c->per_step, about, err);
+    json_decref(about);
+    return rc;
+}
+
+static int results_make(struct train_loop *c, struct error *err) {
+    int rc = OK;
+    for (int j = 0; !rc && j < c->n; j++)
+        rc = result_adapter_make(c->trainer, c->m, j, c->method, c->data[j], c->starts[j]->hash,
+                         &c->jobs[j].result, err);
+    return rc;
+}
+
+int train_loop_run(struct train_loop *c, const struct train_loop_ops *s, struct error *err) {
+    struct progress bar;
+    char detail[64] = "";
+    int rc = OK;
+    if (c->checkpoint && path_exists(c->checkpoint))
+        rc = train_loop_resume(c, s, err);
+    else
+        s->restore(s->ctx, NULL);
+    if (!rc) rc = watch_begin(c, err);
+    progress_start(&bar, "training", c->steps);
+    for (int64_t i = trainer_update_count(c->trainer) / c->per_step; !rc && i < c->steps; i++) {
+        rc = step_run(c, s, i, detail, err);
+        progress_update(&bar, i + 1, detail);
+    }
+    progress_finish(&bar, detail);
+    return rc ? error_add_resume_hint(c->checkpoint, "step", c->saved, err) : results_make(c, err);
+}
+
+void train_loop_release(struct train_loop *c) {
+    for (int j = 0; c->starts && j < c->n; j++) adapter_release(c->starts[j]);
+    trainer_free(c->trainer);
+    json_decref(c->identity);
+    free(c->starts);
+    free(c->data);
+}
+
+static struct train_loop train_loop_make(const struct model *m, struct train_job *jobs, int n,
+                                 const struct train_options *own, enum train_method method,
+                                 struct pool *pool) {
+    static const char *const names[] = {"sft", "es", "dpo", "reinforce", "rloo", "grpo"};
+    struct train_loop c = {.m = m, .o = own, .pool = pool, .jobs = jobs, .n = n};
+    CHECK(n > 0 && method >= METHOD_DPO && own->bsz > 0 && own->grad_accum > 0);
+    c.method = names[method];
+    c.data = xcalloc((size_t)n, sizeof *c.data); // the run's: train_loop_release frees it
+    for (int j = 0; j < n; j++) jobs[j].result = NULL;
+    return c;
+}
+
+static int tokenizer_check(const struct model *m, struct error *err) {
+    if (m->tok) return OK;
+    return error_set(err, ERR_STATE, "model '%s' has no tokenizer to read training data with",
+                     m->name);
+}
+
+int rl_run_with_callbacks(const struct model *m, struct train_job *jobs, int n,
+                       const struct train_options *o, enum train_method method,
+                       const struct rl_options *p, const struct reward_fn *reward,
+                       struct pool *pool, const char *checkpoint, const struct train_callbacks *watch,
+                       struct error *err) {
+    struct train_options own = *o;
+    own.lora_dropout = 0;
+    if (tokenizer_check(m, err)) return err->code;
+    struct train_loop c = train_loop_make(m, jobs, n, &own, method, pool);
+    c.checkpoint = checkpoint;
+    c.watch = watch;
+    return method == METHOD_DPO ? dpo_run(&c, p, err) : policy_gradient_run(&c, method, p, reward, err);
+}
+
+int rl_run(const struct model *m, struct train_job *jobs, int n, const struct train_options *o,
+               enum train_method method, const struct rl_options *p, const struct reward_fn *reward,
+               struct pool *pool, const char *checkpoint, FILE *log, struct error *err) {
+    const struct train_callbacks watch = train_jsonl_callbacks(log);
+    return rl_run_with_callbacks(m, jobs, n, o, method, p, reward, pool, checkpoint,
+                              log ? &watch : NULL, err);
+}
+
+int rl_plan_make(const struct model *m, struct train_job *jobs, int n,
+                     const struct train_options *o, enum train_method method,
+                     const struct rl_options *p, const struct reward_fn *reward, struct pool *pool,
+                     struct rl_plan *out, struct error *err) {
+    struct train_options own = *o;
+    own.lora_dropout = 0;
+    *out = (struct rl_plan){0};
+    if (tokenizer_check(m, err)) return err->code;
+    struct train_loop c = train_loop_make(m, jobs, n, &own, method, pool);
+    int rc = method == METHOD_DPO ? dpo_plan(&c, p, out, err)
+                                  : policy_gradient_plan(&c, method, p, reward, out, err);
+    if (rc) rl_plan_release(out);
+    return rc;
+}

@@ -1,0 +1,545 @@
+/*
+ * outside_env: environments that another program provides.
+ *
+ * A request waits until its answer is needed; all that wait go in one line. The program is believed
+ * in nothing: who acted is exactly who is paid, and what is missing, unknown, too long or no number
+ * is an error that says where.
+ *
+ * Not here: what happens in a world. Its state is the program's; ours is who is there and what each
+ * would be asked.
+ */
+#define _GNU_SOURCE
+#include "world/external_env.h"
+
+#include "world/world_server_internal.h"
+
+#include <inttypes.h>
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum env_agent_status { ENV_AGENT_ABSENT, ENV_AGENT_ACTIVE, ENV_AGENT_TRUNCATED };
+#define REWARD_MOST 1e9
+
+struct env_agent { /* an agent in one world */
+    enum env_agent_status is;
+    double reward;
+    int16_t teacher; /* an action, or -1 */
+    struct buf prompt;
+};
+struct external_env { /* one world */
+    struct external_envs *c;
+    int index, tick;
+    bool asked; /* what is next was sent, or waits to be */
+    bool begins;
+    struct env_agent *seats; /* [n_agents] */
+};
+struct external_envs {
+    external_envs_exchange_fn exchange;
+    void *ctx;
+    struct subprocess *program; /* ctx, where it is ours */
+    char *command;
+    int worlds, n_agents, n_actions;
+    bool taught;
+    int64_t max_steps;
+    char **agents, **actions, **said; /* [n_agents], [n_actions] twice */
+    char **quoted_agents, **quoted_actions;
+    json_t *numbers; /* an agent's name: its number */
+    struct external_env *stages;
+    struct environment *envs, **list;
+    struct buf line; /* requests that wait */
+    int *waiting, n_waiting;
+};
+
+/* names */
+
+static char *quote(const char *text) {
+    json_t *v = json_string(text);
+    char *out = json_dumps(v, JSON_ENCODE_ANY);
+    json_decref(v);
+    return out;
+}
+
+static int name_check(const char *name, const char *what, struct error *err) {
+    size_t n = strlen(name);
+    if (n == 0 || n > ENV_NAME)
+        return error_set(err, ERR_FORMAT, "a name in '%s' has %zu bytes, not 1 to %d", what, n,
+                         ENV_NAME);
+    for (size_t i = 0; i < n; i++)
+        if ((uint8_t)name[i] < ' ' || name[i] == 127)
+            return error_set(err, ERR_FORMAT, "a name in '%s' has control characters", what);
+    return OK;
+}
+
+static void names_free(char **v, int n) {
+    for (int i = 0; v && i < n; i++) free(v[i]);
+    free(v);
+}
+
+static char **quotes_make(char *const *names, int n) {
+    char **out = xcalloc((size_t)n, sizeof *out);
+    for (int i = 0; i < n; i++) out[i] = quote(names[i]);
+    return out;
+}
+
+/* A list of different names; *n is what it must have, or 0: up to `most`. */
+static int names_read(const json_t *spaces, const char *key, int most, char ***out, int *n,
+                      struct error *err) {
+    const json_t *list = json_object_get(spaces, key);
+    size_t size = json_array_size(list);
+    json_t *seen = json_object();
+    int rc = OK;
+    if (!list || !json_is_string_array(list) || size == 0 || size > (size_t)most)
+        rc = error_set(err, ERR_FORMAT, "'%s' must be a list of 1 to %d names", key, most);
+    else if (*n && size != (size_t)*n)
+        rc = error_set(err, ERR_FORMAT, "'%s' has %zu names for %d actions", key, size, *n);
+    for (size_t i = 0; rc == OK && i < size; i++) {
+        const char *name = json_string_value(json_array_get(list, i));
+        rc = name_check(name, key, err);
+        if (rc == OK && json_object_get(seen, name))
+            rc = error_set(err, ERR_FORMAT, "'%s' names '%s' twice", key, name);
+        json_object_set_new(seen, name, json_true());
+    }
+    json_decref(seen);
+    if (rc != OK) return rc;
+    *n = (int)size;
+    *out = xcalloc(size, sizeof **out);
+    for (int i = 0; i < *n; i++)
+        (*out)[i] = xstrdup(json_string_value(json_array_get(list, (size_t)i)));
+    return OK;
+}
+
+static int agent_find(const struct external_envs *c, const char *name) {
+    const json_t *v = json_object_get(c->numbers, name);
+    return v ? (int)json_integer_value(v) : -1;
+}
+
+static int action_find(const struct external_envs *c, const char *name) {
+    for (int i = 0; name && i < c->n_actions; i++)
+        if (strcmp(name, c->actions[i]) == 0 || strcmp(name, c->said[i]) == 0) return i;
+    return -1;
+}
+
+/* answers */
+
+/* Names come from outside: what a terminal would obey is taken out. */
+static int name_error(struct error *err, const char *fmt, const char *name, const char *what) {
+    struct buf clean = {0};
+    buf_add_sanitized(&clean, name, MIN(strlen(name), ENV_NAME));
+    char *text = xasprintf("'%s'%s", clean.data ? clean.data : "", fmt);
+    error_set(err, ERR_FORMAT, "%s%s", text, what);
+    free(text);
+    buf_release(&clean);
+    return err->code;
+}
+
+/* A part of an answer: an object of agents, of nobody but those in `who` (a presence, or GONE for
+ * anybody). */
+static int part_take(const struct external_env *s, const json_t *answer, const char *name,
+                     enum env_agent_status who, bool needed, const json_t **out, struct error *err) {
+    const char *agent;
+    json_t *value;
+    *out = json_object_get(answer, name);
+    if (!*out && !needed) return OK;
+    if (!json_is_object(*out))
+        return error_set(err, ERR_FORMAT, "its answer has no '%s' as an object of agents", name);
+    json_object_foreach ((json_t *)(uintptr_t)*out, agent, value) {
+        int i = agent_find(s->c, agent);
+        if (i < 0) return name_error(err, " is no possible agent, but in ", agent, name);
+        if (who != ENV_AGENT_ABSENT && s->seats[i].is != who)
+            return name_error(err, " did not act, but is in ", agent, name);
+    }
+    return OK;
+}
+
+static int prompt_take(const char *name, const json_t *observation, const json_t *info,
+                       struct buf *out, struct error *err) {
+    const json_t *own = json_object_get(info, "prompt"), *text = own ? own : observation;
+    if (own && !json_is_string(own))
+        return error_set(err, ERR_FORMAT, "the prompt of '%s' is no text", name);
+    if (!json_is_string(text))
+        return error_set(err, ERR_FORMAT,
+                         "the observation of '%s' is no text, and its info has no 'prompt'", name);
+    size_t n = json_string_length(text);
+    if (n == 0) return error_set(err, ERR_FORMAT, "what '%s' is told is empty", name);
+    if (n > ENV_PROMPT)
+        return error_set(err, ERR_MEMORY, "what '%s' is told has %zu bytes, more than %d", name, n,
+                         ENV_PROMPT);
+    out->len = 0;
+    buf_add(out, json_string_value(text), n);
+    if (!own) buf_puts(out, " Action:");
+    return OK;
+}
+
+static int teacher_take(const struct external_env *s, const char *name, const json_t *info,
+                        struct env_agent *seat, struct error *err) {
+    const json_t *v = json_object_get(info, "teacher");
+    seat->teacher = -1;
+    if (!v && (!s->c->taught || seat->is == ENV_AGENT_TRUNCATED)) return OK;
+    if (!v)
+        return error_set(err, ERR_STATE,
+                         "the info of '%s' names no 'teacher': there is nobody to learn from by "
+                         "--learn clone",
+                         name);
+    seat->teacher = (int16_t)action_find(s->c, json_string_value(v));
+    if (seat->teacher >= 0) return OK;
+    return error_set(err, ERR_FORMAT, "the teacher of '%s' names none of the actions", name);
+}
+
+/* What agent i is told, and what follows from it. */
+static int seat_tell(struct external_env *s, int i, const json_t *observations, const json_t *infos,
+                     struct error *err) {
+    const char *name = s->c->agents[i];
+    const json_t *observation = json_object_get(observations, name),
+                 *info = json_object_get(infos, name);
+    if (!observation) return error_set(err, ERR_FORMAT, "'%s' has no observation", name);
+    if (info && !json_is_object(info))
+        return error_set(err, ERR_FORMAT, "the info of '%s' is no object", name);
+    int rc = prompt_take(name, observation, info, &s->seats[i].prompt, err);
+    return rc == OK ? teacher_take(s, name, info, &s->seats[i], err) : rc;
+}
+
+static int reset_read(struct external_env *s, const json_t *answer, struct error *err) {
+    const json_t *observations, *infos;
+    int n = 0;
+    if (part_take(s, answer, "observations", ENV_AGENT_ABSENT, true, &observations, err) != OK ||
+        part_take(s, answer, "infos", ENV_AGENT_ABSENT, false, &infos, err) != OK)
+        return err->code;
+    for (int i = 0; i < s->c->n_agents; i++) {
+        bool here = json_object_get(observations, s->c->agents[i]) != NULL;
+        if (!here && json_object_get(infos, s->c->agents[i]))
+            return error_set(err, ERR_FORMAT, "'%s' has an info, but no observation",
+                             s->c->agents[i]);
+        s->seats[i].is = here ? ENV_AGENT_ACTIVE : ENV_AGENT_ABSENT;
+        if (here && seat_tell(s, i, observations, infos, err) != OK) return err->code;
+        n += here;
+    }
+    return n ? OK : error_set(err, ERR_FORMAT, "nobody is there");
+}
+
+static int reward_take(const char *name, const json_t *rewards, double *out, struct error *err) {
+    const json_t *v = json_object_get(rewards, name);
+    *out = json_number_value(v);
+    if (!json_is_number(v))
+        return error_set(err, ERR_FORMAT, "the reward of '%s' is %s", name,
+                         v ? "no number" : "missing");
+    if (fabs(*out) <= REWARD_MOST) return OK;
+    return error_set(err, ERR_FORMAT, "the reward of '%s' is %g, beyond %g", name, *out,
+                     REWARD_MOST);
+}
+
+static int ending_take(const char *name, const json_t *part, const char *what, bool *out,
+                       struct error *err) {
+    const json_t *v = json_object_get(part, name);
+    *out = json_is_true(v);
+    if (json_is_boolean(v)) return OK;
+    return error_set(err, ERR_FORMAT, "'%s' in '%s' is %s", name, what,
+                     v ? "neither true nor false" : "missing");
+}
+
+struct parts {
+    const json_t *observations, *rewards, *terminations, *truncations, *infos;
+};
+
+static int seat_step(struct external_env *s, int i, const struct parts *p, struct error *err) {
+    const char *name = s->c->agents[i];
+    struct env_agent *seat = &s->seats[i];
+    bool terminated, truncated;
+    if (reward_take(name, p->rewards, &seat->reward, err) != OK ||
+        ending_take(name, p->terminations, "terminations", &terminated, err) != OK ||
+        ending_take(name, p->truncations, "truncations", &truncated, err) != OK)
+        return err->code;
+    seat->is = terminated ? ENV_AGENT_ABSENT : truncated ? ENV_AGENT_TRUNCATED : ENV_AGENT_ACTIVE;
+    if (terminated) return OK;
+    return seat_tell(s, i, p->observations, p->infos, err);
+}
+
+static int step_read(struct external_env *s, const json_t *answer, struct error *err) {
+    struct parts p;
+    if (part_take(s, answer, "observations", ENV_AGENT_ACTIVE, true, &p.observations, err) != OK ||
+        part_take(s, answer, "rewards", ENV_AGENT_ACTIVE, true, &p.rewards, err) != OK ||
+        part_take(s, answer, "terminations", ENV_AGENT_ACTIVE, true, &p.terminations, err) != OK ||
+        part_take(s, answer, "truncations", ENV_AGENT_ACTIVE, true, &p.truncations, err) != OK ||
+        part_take(s, answer, "infos", ENV_AGENT_ACTIVE, false, &p.infos, err) != OK)
+        return err->code;
+    for (int i = 0; i < s->c->n_agents; i++)
+        if (s->seats[i].is == ENV_AGENT_ACTIVE && seat_step(s, i, &p, err) != OK) return err->code;
+    return OK;
+}
+
+/* What it says itself is wrong, or OK. */
+static int complaint(const json_t *answer, struct error *err) {
+    const json_t *v = json_object_get(answer, "error");
+    if (!v) return OK;
+    struct buf clean = {0};
+    const char *text = json_is_string(v) ? json_string_value(v) : "an error";
+    buf_add_sanitized(&clean, text, MIN(strlen(text), 512));
+    error_set(err, ERR_STATE, "it says: %s", clean.data ? clean.data : "");
+    buf_release(&clean);
+    return err->code;
+}
+
+static int answer_read(struct external_env *s, const json_t *answer, struct error *err) {
+    int rc = json_is_object(answer) ? complaint(answer, err)
+                                    : error_set(err, ERR_FORMAT, "its answer is no object");
+    if (rc == OK) rc = s->begins ? reset_read(s, answer, err) : step_read(s, answer, err);
+    s->tick = s->begins ? 0 : s->tick + 1;
+    if (rc == OK) return OK;
+    return error_wrap(err, s->begins ? "world %d, reset" : "world %d, tick %d", s->index, s->tick);
+}
+
+static int answers_read(struct external_envs *c, const json_t *v, struct error *err) {
+    if (c->worlds == 1) return answer_read(&c->stages[0], v, err);
+    if (complaint(v, err) != OK) return err->code;
+    if (!json_is_array(v) || json_array_size(v) != (size_t)c->n_waiting)
+        return error_set(err, ERR_FORMAT,
+                         "a list of %d requests wants a list of as many answers (--worlds %d)",
+                         c->n_waiting, c->worlds);
+    int rc = OK;
+    for (int i = 0; rc == OK && i < c->n_waiting; i++)
+        rc = answer_read(&c->stages[c->waiting[i]], json_array_get(v, (size_t)i), err);
+    return rc;
+}
+
+/* requests */
+
+static json_t *answer_get(struct external_envs *c, struct error *err) {
+    const char *text;
+    size_t len;
+    if (c->exchange(c->ctx, &c->line, &text, &len, err) != OK) return NULL;
+    struct json_limits left = WORLD_SERVER_JSON_BOUNDS;
+    return json_parse_limited(text, len, "its answer", &left, err);
+}
+
+static int outside_error(const struct external_envs *c, struct error *err) {
+    return error_wrap(err, "the environment '%s'", c->command);
+}
+
+static int requests_send(struct external_envs *c, struct error *err) {
+    if (!c->n_waiting) return OK;
+    buf_puts(&c->line, c->worlds > 1 ? "]\n" : "\n");
+    json_t *v = answer_get(c, err);
+    int rc = v ? answers_read(c, v, err) : err->code;
+    json_decref(v);
+    c->line.len = 0;
+    c->n_waiting = 0;
+    return rc == OK ? OK : outside_error(c, err);
+}
+
+static struct buf *request_begin(struct external_env *s, bool begins) {
+    struct external_envs *c = s->c;
+    s->begins = begins;
+    buf_puts(&c->line, c->n_waiting ? "," : c->worlds > 1 ? "[" : "");
+    c->waiting[c->n_waiting++] = s->index;
+    buf_puts(&c->line, "{");
+    if (c->worlds > 1) buf_printf(&c->line, "\"world\":%d,", s->index);
+    return &c->line;
+}
+
+static void stage_will_reset(void *ctx, uint64_t seed) {
+    struct external_env *s = ctx;
+    buf_printf(request_begin(s, true), "\"reset\":{\"seed\":%" PRIu64 "}}", seed);
+    s->asked = true;
+}
+
+static int stage_reset(void *ctx, uint64_t seed, struct error *err) {
+    struct external_env *s = ctx;
+    if (!s->asked) stage_will_reset(s, seed);
+    s->asked = false;
+    return requests_send(s->c, err);
+}
+
+static void stage_will_step(void *ctx, const int16_t *actions) {
+    struct external_env *s = ctx;
+    struct buf *out = NULL;
+    for (int i = 0; i < s->c->n_agents; i++) {
+        s->seats[i].reward = 0;
+        if (s->seats[i].is != ENV_AGENT_ACTIVE) continue;
+        if (out)
+            buf_puts(out, ",");
+        else
+            buf_puts(out = request_begin(s, false), "\"step\":{");
+        buf_printf(out, "%s:%s", s->c->quoted_agents[i], s->c->quoted_actions[actions[i]]);
+    }
+    if (out) buf_puts(out, "}}");
+    s->asked = true;
+}
+
+static int stage_step(void *ctx, const int16_t *actions, double *rewards, struct error *err) {
+    struct external_env *s = ctx;
+    if (!s->asked) stage_will_step(s, actions);
+    s->asked = false;
+    int rc = requests_send(s->c, err);
+    for (int i = 0; i < s->c->n_agents; i++) rewards[i] = s->seats[i].reward;
+    return rc;
+}
+
+/* as an environment */
+
+static bool stage_prompt(void *ctx, int agent, struct buf *out) {
+    const struct env_agent *seat = &((const struct external_env *)ctx)->seats[agent];
+    if (seat->is == ENV_AGENT_ABSENT) return false;
+    buf_add(out, seat->prompt.data, seat->prompt.len);
+    return true;
+}
+
+static bool stage_over(void *ctx, int agent) {
+    return ((const struct external_env *)ctx)->seats[agent].is == ENV_AGENT_TRUNCATED;
+}
+
+/* The action that is named first; of two at one place, the longer. */
+static int stage_parse(void *ctx, const char *text) {
+    const struct external_envs *c = ((const struct external_env *)ctx)->c;
+    const char *first = NULL;
+    size_t longest = 0;
+    int found = -1;
+    for (int i = 0; i < 2 * c->n_actions; i++) {
+        const char *word = (i < c->n_actions ? c->said : c->actions)[i % c->n_actions],
+                   *at = strcasestr(text, word);
+        size_t n = strlen(word);
+        if (!at || (first && (at > first || (at == first && n <= longest)))) continue;
+        first = at;
+        longest = n;
+        found = i % c->n_actions;
+    }
+    return found;
+}
+
+static int stage_teach(void *ctx, int agent) {
+    return ((const struct external_env *)ctx)->seats[agent].teacher;
+}
+
+static void stages_make(struct external_envs *c) {
+    size_t n = (size_t)c->worlds;
+    c->stages = xcalloc(n, sizeof *c->stages);
+    c->envs = xcalloc(n, sizeof *c->envs);
+    c->list = xcalloc(n, sizeof *c->list);
+    c->waiting = xcalloc(n, sizeof *c->waiting);
+    for (int i = 0; i < c->worlds; i++) {
+        struct env_agent *seats = xcalloc((size_t)c->n_agents, sizeof *seats);
+        c->stages[i] = (struct external_env){.c = c, .index = i, .seats = seats};
+        c->envs[i] = (struct environment){.ctx = &c->stages[i],
+                                          .n_agents = c->n_agents,
+                                          .n_actions = c->n_actions,
+                                          .actions = (const char *const *)c->said,
+                                          .reset = stage_reset,
+                                          .prompt = stage_prompt,
+                                          .over = stage_over,
+                                          .step = stage_step,
+                                          .will_reset = stage_will_reset,
+                                          .will_step = stage_will_step,
+                                          .parse = stage_parse,
+                                          .teach = c->taught ? stage_teach : NULL};
+        c->list[i] = &c->envs[i];
+    }
+}
+
+/* opening */
+
+static int spaces_read(struct external_envs *c, const json_t *v, struct error *err) {
+    const json_t *steps = json_object_get(v, "max_steps");
+    if (!json_is_object(v)) return error_set(err, ERR_FORMAT, "its answer is no object");
+    if (complaint(v, err) != OK) return err->code;
+    if (names_read(v, "possible_agents", ENV_AGENTS, &c->agents, &c->n_agents, err) != OK ||
+        names_read(v, "actions", ENV_MAX_ACTIONS, &c->actions, &c->n_actions, err) != OK ||
+        names_read(v, json_object_get(v, "said") ? "said" : "actions", ENV_MAX_ACTIONS, &c->said,
+                   &c->n_actions, err) != OK)
+        return err->code;
+    c->max_steps = json_integer_value(steps);
+    if (steps && !json_is_null(steps) && (!json_is_integer(steps) || c->max_steps < 1))
+        return error_set(err, ERR_FORMAT, "'max_steps' must be a whole number, at least 1");
+    c->quoted_agents = quotes_make(c->agents, c->n_agents);
+    c->quoted_actions = quotes_make(c->actions, c->n_actions);
+    c->numbers = json_object();
+    for (int i = 0; i < c->n_agents; i++)
+        json_object_set_new(c->numbers, c->agents[i], json_integer(i));
+    return OK;
+}
+
+static int spaces_ask(struct external_envs *c, struct error *err) {
+    buf_puts(&c->line, "{\"spaces\":{}}\n");
+    json_t *v = answer_get(c, err);
+    int rc = v ? spaces_read(c, v, err) : err->code;
+    json_decref(v);
+    c->line.len = 0;
+    if (rc != OK) return error_wrap(err, "the environment '%s', spaces", c->command);
+    stages_make(c);
+    return OK;
+}
+
+static struct external_envs *envs_make(external_envs_exchange_fn exchange, void *ctx, int worlds, bool taught) {
+    struct external_envs *c = xcalloc(1, sizeof *c);
+    *c =
+        (struct external_envs){.exchange = exchange, .ctx = ctx, .worlds = worlds, .taught = taught};
+    return c;
+}
+
+struct external_envs *external_envs_new(external_envs_exchange_fn exchange, void *ctx, int worlds, bool taught,
+                                      struct error *err) {
+    struct external_envs *c = envs_make(exchange, ctx, worlds, taught);
+    c->command = xstrdup("its own");
+    if (spaces_ask(c, err) == OK) return c;
+    external_envs_free(c);
+    return NULL;
+}
+
+static int program_exchange(void *ctx, const struct buf *line, const char **answer, size_t *len,
+                            struct error *err) {
+    return subprocess_exchange(ctx, line, answer, len, err);
+}
+
+struct external_envs *external_envs_open(const char *command, double timeout, int worlds, bool taught,
+                                       struct error *err) {
+    struct subprocess *program = subprocess_open(command, timeout, err);
+    if (!program) return NULL;
+    struct external_envs *c = envs_make(program_exchange, program, worlds, taught);
+    c->program = program;
+    c->command = xstrdup(command);
+    if (spaces_ask(c, err) == OK) return c;
+    external_envs_free(c);
+    return NULL;
+}
+
+void external_envs_free(struct external_envs *c) {
+    if (!c) return;
+    subprocess_close(c->program);
+    for (int i = 0; c->stages && i < c->worlds; i++) {
+        for (int k = 0; k < c->n_agents; k++) buf_release(&c->stages[i].seats[k].prompt);
+        free(c->stages[i].seats);
+    }
+    names_free(c->agents, c->n_agents);
+    names_free(c->actions, c->n_actions);
+    names_free(c->said, c->n_actions);
+    names_free(c->quoted_agents, c->n_agents);
+    names_free(c->quoted_actions, c->n_actions);
+    json_decref(c->numbers);
+    buf_release(&c->line);
+    free(c->stages);
+    free(c->envs);
+    free(c->list);
+    free(c->waiting);
+    free(c->command);
+    free(c);
+}
+
+struct environment *const *external_envs_list(const struct external_envs *c) {
+    return c->list;
+}
+
+int64_t external_envs_max_steps(const struct external_envs *c) {
+    return c->max_steps;
+}
+
+static json_t *names_json(char *const *names, int n) {
+    json_t *list = json_array();
+    for (int i = 0; i < n; i++) json_array_append_new(list, json_string(names[i]));
+    return list;
+}
+
+json_t *external_envs_json(const struct external_envs *c) {
+    json_t *v =
+        json_pack("{s:o,s:o,s:o}", "agents", names_json(c->agents, c->n_agents), "actions",
+                  names_json(c->actions, c->n_actions), "said", names_json(c->said, c->n_actions));
+    json_object_set_new(v, "command", json_from_path(c->command));
+    return v;
+}

@@ -6,7 +6,7 @@
  * good they must be.
  */
 /* levels: once */
-#include "eval/sequential.h"
+#include "eval/eval.h"
 
 #include <math.h>
 #include <setjmp.h>

@@ -5,7 +5,7 @@
  */
 /* levels: once */
 #define _GNU_SOURCE
-#include "ops/alerts.h"
+#include "ops/ops.h"
 #include "http/http.h"
 
 #include <math.h>

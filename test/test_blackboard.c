@@ -6,7 +6,7 @@
  * entries, times, priorities and slots, and by their slots' lists.
  */
 #define _GNU_SOURCE
-#include "swarm/blackboard.h"
+#include "swarm/swarm.h"
 
 #include "folder.h"
 

@@ -7,8 +7,7 @@
  * here in its own shape.
  */
 #define _GNU_SOURCE /* fopencookie */
-#include "train/es.h"
-#include "train/log.h"
+#include "train/train.h"
 
 #include <setjmp.h>
 #include <stdarg.h>

@@ -9,7 +9,7 @@
  * and a finite σ add.
  */
 #include "fixture.h"
-#include "train/es.h"
+#include "train/train.h"
 
 #include <math.h>
 #include <setjmp.h>

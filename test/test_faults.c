@@ -15,17 +15,16 @@
 /* levels: once */
 #define _GNU_SOURCE
 #include "grammar/grammar.h"
-#include "eval/task.h"
+#include "eval/eval.h"
 #include "evolve/evolve.h"
 #include "fixture.h"
 #include "folder.h"
 #include "memory/memory.h"
 #include "template/template.h"
 #include "store/store.h"
-#include "swarm/blackboard.h"
-#include "swarm/team.h"
-#include "train/synth.h"
-#include "world/trace.h"
+#include "swarm/swarm.h"
+#include "train/train.h"
+#include "world/world.h"
 
 #include <dirent.h>
 #include <errno.h>

@@ -7,13 +7,10 @@
  * middle of a publication are in test_faults.c.
  */
 #define _GNU_SOURCE
-#include "base/html.h"
+#include "base/base.h"
 #include "fixture.h"
 #include "folder.h"
-#include "train/es.h"
-#include "train/gate.h"
-#include "train/log.h"
-#include "train/rl.h"
+#include "train/train.h"
 
 #include <math.h>
 #include <setjmp.h>

@@ -8,7 +8,6 @@
 /* levels: once */
 #define _GNU_SOURCE
 #include "http/http.h"
-#include "http/client_limits.h"
 
 #include <arpa/inet.h>
 #include <errno.h>

@@ -11,7 +11,6 @@
 #include "jobs/jobs.h"
 
 #include "folder.h"
-#include "jobs/paths.h"
 
 #include <dirent.h>
 #include <errno.h>

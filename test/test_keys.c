@@ -8,7 +8,7 @@
 #define _GNU_SOURCE
 #include "cli/cli.h"
 #include "folder.h"
-#include "ops/keys.h"
+#include "ops/ops.h"
 
 #include <math.h>
 #include <pthread.h>

@@ -10,7 +10,7 @@
 #define _GNU_SOURCE
 #include "fixture.h"
 #include "folder.h"
-#include "world/simulation.h"
+#include "world/world.h"
 
 #include <math.h>
 #include <setjmp.h>

@@ -5,9 +5,9 @@
  * Markdown, Graphviz and terminals give a meaning to. No model is needed.
  */
 #define _GNU_SOURCE
-#include "base/html.h"
+#include "base/base.h"
 #include "cli/cli.h"
-#include "evolve/lineage.h"
+#include "evolve/evolve.h"
 #include "fixture.h"
 #include "folder.h"
 

@@ -8,7 +8,7 @@
 #define _GNU_SOURCE
 #include "folder.h"
 #include "memory/internal.h"
-#include "swarm/roles.h"
+#include "swarm/swarm.h"
 
 #include <math.h>
 #include <setjmp.h>

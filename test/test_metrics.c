@@ -7,7 +7,7 @@
  */
 /* levels: once */
 #define _GNU_SOURCE
-#include "ops/metrics.h"
+#include "ops/ops.h"
 
 #include <ctype.h>
 #include <fcntl.h>

@@ -7,7 +7,7 @@
  * its bits, refuse what it cannot take, and survive random parents.
  */
 #define _GNU_SOURCE
-#include "evolve/operators.h"
+#include "evolve/evolve.h"
 #include "fixture.h"
 
 #include <math.h>

@@ -6,7 +6,7 @@
 /* levels: once */
 #define _GNU_SOURCE
 #include "folder.h"
-#include "swarm/pipeline.h"
+#include "swarm/swarm.h"
 
 #include <setjmp.h>
 #include <stdarg.h>

@@ -6,7 +6,7 @@
  * counted.
  */
 #define _GNU_SOURCE
-#include "engine/memory_plan.h"
+#include "engine/engine.h"
 #include "fixture.h"
 #include "folder.h"
 

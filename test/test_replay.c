@@ -7,7 +7,7 @@
  * that the engine judges, never abort. Runs on a tiny model in memory.
  */
 #define _GNU_SOURCE
-#include "engine/record.h"
+#include "engine/engine.h"
 #include "fixture.h"
 
 #include <math.h>

@@ -9,7 +9,7 @@
 /* levels: once */
 #define _GNU_SOURCE /* fopencookie */
 #include "sandbox/sandbox.h"
-#include "train/rl.h"
+#include "train/train.h"
 
 #include "fixture.h"
 

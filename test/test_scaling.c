@@ -13,8 +13,7 @@
 /* levels: once */
 #define _GNU_SOURCE
 #include "base/base.h"
-#include "base/html.h"
-#include "evolve/lineage.h"
+#include "evolve/evolve.h"
 #include "fuzz/targets.c"
 
 #include <math.h>

@@ -696,7 +696,7 @@ static void test_calibration(void **state) {
 /* The asker on an engine. A small random model with byte tokens answers; what it says is noise, but
  * exact noise. */
 
-struct pipeline_stage {
+struct staged {
     struct model *model;
     struct engine *engine;
     struct adapter *adapter;
@@ -706,8 +706,8 @@ struct pipeline_stage {
     char path[64];
 };
 
-static void stage_open(struct pipeline_stage *s, bool stored) {
-    *s = (struct pipeline_stage){0};
+static void stage_open(struct staged *s, bool stored) {
+    *s = (struct staged){0};
     snprintf(s->path, sizeof s->path, "/tmp/shoal-test-swarm-%d.db", (int)getpid());
     struct model_config c;
     assert_int_equal(model_preset_find("tiny-llama", &c, &err), OK);
@@ -726,7 +726,7 @@ static void stage_open(struct pipeline_stage *s, bool stored) {
     s->agents[1] = (struct agent){.name = "other", .system = "be bold", .adapter = s->adapter};
 }
 
-static void stage_close(struct pipeline_stage *s) {
+static void stage_close(struct staged *s) {
     char side[80];
     for (int i = 0; i < 6; i++) task_item_release(&s->items[i]);
     store_close(s->speaker.store);
@@ -739,7 +739,7 @@ static void stage_close(struct pipeline_stage *s) {
     }
 }
 
-static struct debate stage_debate(struct pipeline_stage *s, int n_agents) {
+static struct debate stage_debate(struct staged *s, int n_agents) {
     struct llm_client a = engine_client_as_llm(&s->speaker);
     struct debate_options o = {
         .rounds = 2, .working = true, .max_tokens = 3, .vote = vote_find("confidence"), .seed = 6};
@@ -753,7 +753,7 @@ static struct debate stage_debate(struct pipeline_stage *s, int n_agents) {
  * computed to the same. */
 static void test_calls_are_kept(void **state) {
     (void)state;
-    struct pipeline_stage s;
+    struct staged s;
     stage_open(&s, true);
     struct debate first = stage_debate(&s, 2);
     assert_int_equal(s.speaker.asked, 24);
@@ -780,7 +780,7 @@ static void test_calls_are_kept(void **state) {
  * with them. */
 static void test_teams_share_first_answers(void **state) {
     (void)state;
-    struct pipeline_stage s;
+    struct staged s;
     stage_open(&s, true);
     struct debate both = stage_debate(&s, 2);
     int64_t before = s.speaker.computed;
@@ -798,7 +798,7 @@ static void test_teams_share_first_answers(void **state) {
  * answers as the base does. */
 static void test_adapters_matter(void **state) {
     (void)state;
-    struct pipeline_stage s;
+    struct staged s;
     stage_open(&s, true);
     struct adapter *zero = adapter_scale(s.adapter, 0);
     s.agents[1] = (struct agent){.name = "zero", .adapter = zero};
@@ -820,7 +820,7 @@ static void test_adapters_matter(void **state) {
  * the seed. */
 static void test_seeds_of_samples(void **state) {
     (void)state;
-    struct pipeline_stage s;
+    struct staged s;
     stage_open(&s, true);
     struct llm_client a = engine_client_as_llm(&s.speaker);
     for (int i = 0; i < 4; i++) {
@@ -841,7 +841,7 @@ static void test_seeds_of_samples(void **state) {
  * choice. The store gives them back; one of before, which has none, is filled up. */
 static void test_free_text_has_its_tokens(void **state) {
     (void)state;
-    struct pipeline_stage s;
+    struct staged s;
     stage_open(&s, true);
     struct llm_client a = engine_client_as_llm(&s.speaker);
     static char question[] = "何ですか";

@@ -7,7 +7,7 @@
  */
 #define _GNU_SOURCE
 #include "fixture.h"
-#include "train/synth.h"
+#include "train/train.h"
 
 #include <setjmp.h>
 #include <stdarg.h>

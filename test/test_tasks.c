@@ -6,7 +6,7 @@
  * prompt_logprobs, another way through the engine, of whole sequences that this test encodes.
  */
 #define _GNU_SOURCE
-#include "eval/evaluate.h"
+#include "eval/eval.h"
 #include "grade/grade.h"
 #include "fixture.h"
 

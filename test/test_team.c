@@ -7,7 +7,7 @@
 /* levels: once */
 #define _GNU_SOURCE
 #include "fixture.h"
-#include "swarm/team.h"
+#include "swarm/swarm.h"
 
 #include <setjmp.h>
 #include <stdarg.h>

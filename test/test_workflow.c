@@ -11,7 +11,7 @@
 #define _GNU_SOURCE
 #include "grade/grade.h"
 #include "fixture.h"
-#include "swarm/workflow.h"
+#include "swarm/swarm.h"
 
 #include <math.h>
 #include <setjmp.h>

@@ -8,9 +8,7 @@
 /* levels: once */
 #define _GNU_SOURCE
 #include "fixture.h"
-#include "world/simulation.h"
-#include "world/external_env.h"
-#include "world/world_server.h"
+#include "world/world.h"
 
 #include <setjmp.h>
 #include <signal.h>

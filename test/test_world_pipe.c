@@ -9,8 +9,7 @@
 #include "folder.h"
 #include "sandbox/sandbox.h"
 #include "shoal.h"
-#include "world/world_server.h"
-#include "world/trace.h"
+#include "world/world.h"
 
 #include <setjmp.h>
 #include <signal.h>

@@ -10,7 +10,7 @@
  * Sums are in double, in a fixed order; results are rounded to float32 once. Every operator writes
  * its lineage: the parents' hashes, its own name and its arguments as text.
  */
-#include "adapter/lowrank.h"
+#include "adapter/adapter.h"
 
 #include <math.h>
 #include <stdlib.h>

@@ -2,7 +2,7 @@
  * lowrank: see the header. The large side of a matrix only ever meets linalg_qr and plain products;
  * singular values are those of a core that is as small as the ranks.
  */
-#include "adapter/lowrank.h"
+#include "adapter/adapter.h"
 
 #include <math.h>
 #include <stdlib.h>

@@ -10,7 +10,7 @@
 #define _GNU_SOURCE
 #include "api/internal.h"
 #include "serve/async_reply.h"
-#include "swarm/pipeline.h"
+#include "swarm/swarm.h"
 
 #include <stdlib.h>
 #include <string.h>

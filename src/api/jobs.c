@@ -11,11 +11,8 @@
 #include "api/internal.h"
 #include "hub/hub.h"
 #include "sandbox/sandbox.h"
-#include "jobs/metrics.h"
-#include "jobs/paths.h"
 #include "jobs/jobs.h"
-#include "ops/keys.h"
-#include "ops/metrics.h"
+#include "ops/ops.h"
 
 #include <math.h>
 #include <stdlib.h>

@@ -4,8 +4,8 @@
  */
 #define _GNU_SOURCE
 #include "api/internal.h"
-#include "engine/record.h"
-#include "evolve/lineage.h"
+#include "engine/engine.h"
+#include "evolve/evolve.h"
 #include "serve/generation.h"
 
 #include <stdlib.h>

@@ -5,7 +5,7 @@
  */
 #define _GNU_SOURCE
 #include "api/internal.h"
-#include "world/trace.h"
+#include "world/world.h"
 
 #include <stdlib.h>
 #include <string.h>

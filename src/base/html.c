@@ -5,7 +5,7 @@
  * Invariant: every element that is opened here is closed here, so a page is well-formed if its
  * caller's part is.
  */
-#include "base/html.h"
+#include "base/base.h"
 
 #include <math.h>
 #include <stdlib.h>

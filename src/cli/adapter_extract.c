@@ -10,7 +10,7 @@
  */
 #include "cli/adapter_extract.h"
 
-#include "adapter/lowrank.h"
+#include "adapter/adapter.h"
 
 #include <math.h>
 #include <stdlib.h>

@@ -3,7 +3,7 @@
 #define _GNU_SOURCE
 #include "cli/adapter_extract.h"
 #include "cli/train_run.h"
-#include "evolve/operators.h"
+#include "evolve/evolve.h"
 
 #include <math.h>
 #include <stdlib.h>

@@ -11,8 +11,8 @@
 #include "adapter/adapter.h"
 #include "cli/cli.h"
 #include "engine/engine.h"
-#include "train/es.h"
-#include "world/simulation.h"
+#include "train/train.h"
+#include "world/world.h"
 
 #include <inttypes.h>
 #include <malloc.h>

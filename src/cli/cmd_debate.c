@@ -4,11 +4,10 @@
  * samples of the best agent as the debate cost, and what each agent added.
  */
 #define _GNU_SOURCE
-#include "base/html.h"
+#include "base/base.h"
 #include "cli/setup.h"
 #include "grade/grade.h"
-#include "swarm/debate_report.h"
-#include "swarm/team.h"
+#include "swarm/swarm.h"
 
 #include <stdlib.h>
 #include <string.h>

@@ -6,7 +6,7 @@
  * anything is asked. Results are printed at the end: Holm's correction needs all of them.
  */
 #include "cli/setup.h"
-#include "swarm/team.h"
+#include "swarm/swarm.h"
 
 #include <dirent.h>
 #include <stdlib.h>

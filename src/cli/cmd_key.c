@@ -6,7 +6,7 @@
  */
 #define _GNU_SOURCE
 #include "cli/cli.h"
-#include "ops/keys.h"
+#include "ops/ops.h"
 
 #include <sodium.h>
 #include <stdlib.h>

@@ -1,7 +1,7 @@
 /* shoal lineage RUN: the family tree of a run, also of one that is still going on. */
 #define _GNU_SOURCE
 #include "cli/cli.h"
-#include "evolve/lineage.h"
+#include "evolve/evolve.h"
 
 #include <stdlib.h>
 #include <string.h>

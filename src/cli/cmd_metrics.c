@@ -2,7 +2,7 @@
  * dashboard. It asks no server; the answer is the same wherever it runs. */
 #define _GNU_SOURCE
 #include "cli/cli.h"
-#include "ops/metrics.h"
+#include "ops/ops.h"
 
 #include <stdlib.h>
 #include <string.h>

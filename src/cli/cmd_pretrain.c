@@ -1,6 +1,6 @@
 /* shoal pretrain RECIPE: the starter model from its recipe. */
 #include "cli/cli.h"
-#include "train/pretrain.h"
+#include "train/train.h"
 
 #include <libgen.h>
 #include <stdlib.h>

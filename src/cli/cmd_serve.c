@@ -3,7 +3,7 @@
 #include "api/api.h"
 #include "cli/settings.h"
 #include "cli/setup.h"
-#include "jobs/request.h"
+#include "jobs/jobs.h"
 #include "serve/serve.h"
 
 #include <stdlib.h>

@@ -10,8 +10,8 @@
 #include "cli/world_viewer.h"
 #include "cli/world_simulation.h"
 #include "eval/eval.h"
-#include "train/log.h"
-#include "world/world_server.h"
+#include "train/train.h"
+#include "world/world.h"
 
 #include <stdlib.h>
 #include <string.h>

@@ -11,7 +11,7 @@
 #include "cli/job_confine.h"
 
 #include "sandbox/sandbox.h"
-#include "jobs/paths.h"
+#include "jobs/jobs.h"
 
 #include <stdlib.h>
 #include <string.h>

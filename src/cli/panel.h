@@ -6,7 +6,7 @@
 #define SHOAL_PANEL_H
 
 #include "cli/base_models.h"
-#include "swarm/pipeline.h"
+#include "swarm/swarm.h"
 
 struct panel_options {
     struct strings adapters;

@@ -9,8 +9,7 @@
 #define SHOAL_SETUP_H
 
 #include "cli/cli.h"
-#include "engine/memory_plan.h"
-#include "engine/record.h"
+#include "engine/engine.h"
 
 struct setup_options {
     char *max_memory, *kv, *lora, *store;

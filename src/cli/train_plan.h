@@ -3,8 +3,7 @@
 #define SHOAL_TRAIN_PLAN_H
 
 #include "cli/cli.h"
-#include "train/es.h"
-#include "train/rl.h"
+#include "train/train.h"
 
 struct train_plan_request {
     const struct model *m;

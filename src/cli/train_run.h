@@ -10,8 +10,7 @@
 #define SHOAL_TRAIN_RUN_H
 
 #include "cli/cli.h"
-#include "train/gate.h"
-#include "train/log.h"
+#include "train/train.h"
 
 struct train_gate_options {
     char *runs, *retain;

@@ -7,7 +7,7 @@
 #define _GNU_SOURCE
 #include "cli/world_simulation.h"
 
-#include "base/html.h"
+#include "base/base.h"
 #include "eval/eval.h"
 
 #include <dirent.h>

@@ -13,11 +13,11 @@
 #define _GNU_SOURCE
 #include "cli/world_simulation.h"
 
-#include "base/html.h"
+#include "base/base.h"
 #include "eval/eval.h"
 #include "store/store.h"
-#include "train/log.h"
-#include "world/trace.h"
+#include "train/train.h"
+#include "world/world.h"
 
 #include <math.h>
 #include <stdlib.h>

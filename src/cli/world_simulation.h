@@ -6,8 +6,7 @@
 #define SHOAL_CLI_WORLD_LIFE_H
 
 #include "cli/cli.h"
-#include "world/simulation.h"
-#include "world/external_env.h"
+#include "world/world.h"
 
 struct simulation_cmd_options {
     struct simulation_options life;

@@ -8,7 +8,7 @@
 #ifndef SHOAL_WATCH_H
 #define SHOAL_WATCH_H
 
-#include "world/trace.h"
+#include "world/world.h"
 
 struct world_viewer {
     const struct trace *t;

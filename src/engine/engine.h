@@ -13,6 +13,7 @@
 
 #include "adapter/adapter.h"
 #include "grammar/grammar.h"
+#include "store/store.h"
 
 struct logit_bias {
     int32_t token;
@@ -199,5 +200,92 @@ int32_t sample_token(const float *logits, int32_t n, const struct sampling_param
 /* The k most probable tokens and their log-probabilities; `lse` is log Σ exp(logits). */
 void sample_top_logprobs(const float *logits, int32_t n, float lse, int32_t k, int32_t *ids, float *logprobs,
                 float *scratch);
+
+/*
+ * plan: does it fit, and how large may the engine be? Asked before anything is loaded.
+ *
+ * Pure arithmetic over sizes that are known from headers (model_measure, adapter files) and over
+ * what the engine computes of its own memory. Owns nothing; any thread.
+ */
+
+/* What an adapter takes: its factors in f32 and as the forward pass reads them; and what passes
+ * while it is loaded. */
+struct adapter_size {
+    size_t held, passing;
+};
+/* Adds one to the sum: `held` adds up, `passing` is the largest. */
+int adapter_measure(const char *path, enum dtype elem, struct adapter_size *sum, struct error *err);
+
+struct memory_plan_input {
+    struct model_size model;
+    struct adapter_size adapters; /* of all */
+    size_t work;                  /* the caller's own: requests, answers, a session file */
+    size_t requests;              /* of a server: what clients send and are sent, at most */
+    size_t limit;                 /* 0: none */
+    struct engine_options want;   /* what would be used if memory did not matter */
+};
+/* Bytes by purpose; `total` is their sum. What was chosen stands in `engine`: fewer pages than
+ * wanted make requests wait, smaller max_seqs and max_rows make steps smaller; no result changes.
+ */
+struct memory_plan {
+    size_t weights, tokenizer, adapters, kv, activations, requests, work, total, limit;
+    int32_t pages_wanted;
+    struct engine_options engine;
+};
+/* ERR_MEMORY, with the figures and what to change, when not even one sequence of max_len tokens
+ * fits; `out` then is the smallest that there is. */
+int memory_plan_make(const struct memory_plan_input *in, struct memory_plan *out, struct error *err);
+/* For people, several lines; and the same as JSON. */
+void memory_plan_text(const struct memory_plan *p, struct buf *out);
+json_t *memory_plan_json(const struct memory_plan *p);
+
+/*
+ * record: a call as JSON, for keeping, for running again, and for saying what differs.
+ *
+ * A call's identity (record_key) covers everything its result depends on, so that a record can be
+ * proved by running it anew. Pure but for the recorder, which writes finished requests to a store
+ * as the engine hands them over; one thread.
+ */
+
+/* engine_request_key, and where the KV cache or adapters are held in other elements than f32, a hash that
+ * covers these too. */
+void record_key(const struct engine_request *r, const char *model_hash, enum numeric_class cls, enum dtype kv,
+              enum dtype lora, char out[HASH_LEN]);
+const char *finish_reason_name(enum finish_reason f); /* "stop" */
+const char *numeric_class_name(enum numeric_class cls);
+const char *dtype_name(enum dtype e);
+/* A number, or "inf", "-inf" or "nan", which JSON's numbers leave out. */
+json_t *json_from_float(float v);
+
+/* Everything a caller sets but adapters; everything the engine answers. */
+json_t *record_inputs_json(const struct engine_request *r);
+json_t *record_outputs_json(const struct engine_request *r);
+/* The inverse of record_inputs_json: arrays come from `arena`, the grammar (or NULL) is the caller's to
+ * free. The error says what is wrong. */
+int record_inputs_parse(const json_t *inputs, struct arena *arena, struct engine_request *out,
+                  struct grammar **grammar, struct error *err);
+/* What differs between two record_outputs_json, a line each: fields, and the first token and
+ * log-probability of a list. False: nothing. */
+bool record_outputs_diff(const json_t *was, const json_t *now, struct buf *what);
+
+/* Adapters by their content, so that a record can say where they were. */
+struct recorded_adapter {
+    const char *path;
+    struct adapter *adapter;
+};
+struct recorder {
+    struct store *store;
+    const struct model *model;
+    const char *model_path, *model_hash;
+    enum dtype kv, lora;
+    const struct recorded_adapter *adapters;
+    int n_adapters;
+    int64_t n;        /* calls written */
+    struct error err; /* the first that failed; nothing is written after it */
+};
+/* For engine_options.finished. */
+void recorder_finished(void *recorder, const struct engine_request *r);
+/* [{path, hash, weight} or {noise: {seed, member}, weight}]. */
+json_t *record_adapters_json(const struct engine_request *r, const struct recorded_adapter *named, int n);
 
 #endif

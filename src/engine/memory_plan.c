@@ -8,7 +8,7 @@
  * Not here: measuring the process (the commands print what the system counted).
  */
 #define _GNU_SOURCE
-#include "engine/memory_plan.h"
+#include "engine/engine.h"
 #include "hub/hub.h"
 
 #include <stdlib.h>

@@ -7,7 +7,7 @@
  *
  * Not here: where models and adapters are found again (the replay command).
  */
-#include "engine/record.h"
+#include "engine/engine.h"
 
 #include <math.h>
 #include <stdlib.h>

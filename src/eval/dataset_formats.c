@@ -9,7 +9,7 @@
  * at least two, and `correct` is one of them.
  */
 #define _GNU_SOURCE
-#include "eval/task.h"
+#include "eval/eval.h"
 
 #include <stdlib.h>
 #include <string.h>

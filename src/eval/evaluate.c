@@ -11,7 +11,7 @@
  * window.
  */
 #define _GNU_SOURCE
-#include "eval/evaluate.h"
+#include "eval/eval.h"
 
 #include "grade/grade.h"
 

@@ -5,7 +5,7 @@
  * another μ it is worked out anew from the differences when somebody asks. With the same λ for all
  * μ it falls as μ rises, so the end of the interval is found by halving.
  */
-#include "eval/sequential.h"
+#include "eval/eval.h"
 
 #include <math.h>
 #include <stdlib.h>

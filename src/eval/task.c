@@ -9,7 +9,7 @@
  * Not here: what a line of a file means (dataset_formats.c), how it is asked (evaluate.c).
  */
 #define _GNU_SOURCE
-#include "eval/task.h"
+#include "eval/eval.h"
 
 #include "memory/memory.h"
 

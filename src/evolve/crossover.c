@@ -6,7 +6,7 @@
  * exact weighted sum and its best rank-R approximation to operator_weighted_sum. Rows that work on elements
  * of ΔW are in merge.c.
  */
-#include "evolve/operators.h"
+#include "evolve/evolve.h"
 #include "evolve/select.h"
 
 #include <math.h>

@@ -6,7 +6,7 @@
  * shown.
  */
 #define _GNU_SOURCE
-#include "evolve/lineage.h"
+#include "evolve/evolve.h"
 
 #include <math.h>
 #include <stdlib.h>

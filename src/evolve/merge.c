@@ -23,7 +23,7 @@
  *
  * Which elements are kept is decided by float32 magnitude, equal ones in order of place.
  */
-#include "evolve/operators.h"
+#include "evolve/evolve.h"
 
 #include <math.h>
 #include <stdlib.h>

@@ -3,7 +3,7 @@
  * and files, so they are quoted for YAML, for Markdown and for the shell.
  */
 #define _GNU_SOURCE
-#include "evolve/lineage.h"
+#include "evolve/evolve.h"
 
 #include <math.h>
 #include <stdlib.h>

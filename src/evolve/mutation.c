@@ -7,7 +7,7 @@
  * module), so a module's mutation does not depend on what else is adapted; a mutation of single
  * parts that would hit nothing hits one, so that no child is a copy by chance.
  */
-#include "evolve/operators.h"
+#include "evolve/evolve.h"
 
 #include <math.h>
 #include <stdlib.h>

@@ -5,7 +5,7 @@
  * within bounds. So is the lineage, and the last look at every child: numbers that are not finite
  * are refused, never handed on.
  */
-#include "evolve/operators.h"
+#include "evolve/evolve.h"
 
 #include <math.h>
 #include <stdlib.h>

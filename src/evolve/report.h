@@ -5,8 +5,8 @@
 #ifndef SHOAL_EVOLVE_REPORT_H
 #define SHOAL_EVOLVE_REPORT_H
 
-#include "base/html.h"
-#include "evolve/lineage.h"
+#include "base/base.h"
+#include "evolve/evolve.h"
 
 struct evolve_report {
     struct buf *b;

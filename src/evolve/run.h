@@ -11,7 +11,7 @@
 #ifndef SHOAL_EVOLVE_RUN_H
 #define SHOAL_EVOLVE_RUN_H
 
-#include "eval/task.h"
+#include "eval/eval.h"
 #include "evolve/evolve.h"
 
 enum { MAX_FOUNDERS = 16, MAX_SEGMENTS = 16 };

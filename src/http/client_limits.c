@@ -6,7 +6,7 @@
  * addresses, and must not choose their bucket.
  */
 #define _GNU_SOURCE
-#include "http/client_limits.h"
+#include "http/http.h"
 
 #include <math.h>
 #include <pthread.h>

@@ -23,8 +23,6 @@
  */
 #define _GNU_SOURCE
 #include "http/http.h"
-#include "http/ip_address.h"
-#include "http/client_limits.h"
 
 #include <arpa/inet.h>
 #include <ctype.h>

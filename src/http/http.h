@@ -171,4 +171,79 @@ void exchange_on_disconnect(struct exchange *x, void (*gone)(void *ctx), void *c
 struct exchange *exchange_retain(struct exchange *x);
 void exchange_release(struct exchange *x);
 
+/*
+ * address: of a client, and how it becomes known when a proxy is between. Addresses are 16 bytes,
+ * IPv4 mapped into IPv6 (::ffff:a.b.c.d), so that both are compared in one way.
+ */
+
+struct sockaddr;
+struct ip_address {
+    uint8_t b[16];
+};
+enum { IP_ADDRESS_TEXT_LEN = 56 };
+/* "1.2.3.4", "::1", "[::1]", each perhaps with ":PORT" ("::1" without); nothing else around it. */
+bool ip_address_parse(const char *text, size_t n, struct ip_address *out);
+bool ip_address_from_sockaddr(const struct sockaddr *a, struct ip_address *out);
+bool ip_address_is_loopback(const struct ip_address *a);
+void ip_address_format(const struct ip_address *a, char out[IP_ADDRESS_TEXT_LEN]);
+/* The name under which a client's limits are kept: its address, of IPv6 the network of 64 bits that
+ * one subscriber has. */
+void ip_address_client_key(const struct ip_address *a, char out[IP_ADDRESS_TEXT_LEN]);
+
+/* Addresses that begin alike: "10.0.0.0/8", or one address. */
+struct ip_cidr {
+    struct ip_address first;
+    int bits; /* of 128 */
+};
+int ip_cidr_parse(const char *text, struct ip_cidr *out, struct error *err);
+bool ip_address_in_cidrs(const struct ip_address *a, const struct ip_cidr *blocks, int n);
+
+/* The client of a list as X-Forwarded-For has it: each proxy has appended the address that it was
+ * sent from, so the last one that is no trusted proxy is the client; where all are, the first.
+ * False where the list does not say: it is empty, or a trusted proxy has written no address. */
+bool ip_address_from_forwarded(const char *list, const struct ip_cidr *trusted, int n,
+                       struct ip_address *out);
+
+/* Whether the value of a Host header is an IP address, or `name`, with or without a port. */
+bool host_header_is_ip(const char *host);
+bool host_header_is(const char *host, const char *name);
+
+/*
+ * limits: what each client holds at a time (connections, requests, bytes), and how often it has
+ * sent a wrong key. A client is a name: an address (ip_address_client_key), or a key's id.
+ *
+ * Any thread may call. The table is bounded: a client that holds something has an entry, and there
+ * are no more of those than there are connections and requests; of the others the CLIENT_LIMITS_IDLE_MAX used
+ * last are remembered for their wrong keys.
+ *
+ * Clock: `now` is clock_now(), which is not set back or forth.
+ */
+
+enum client_limit { LIMIT_CONNECTIONS, LIMIT_REQUESTS, LIMIT_BYTES, N_LIMITS };
+enum {
+    AUTH_FREE_FAILURES = 10,    /* wrong keys without a wait */
+    AUTH_BACKOFF_MAX = 60,    /* seconds: the longest wait, which begins at 1 and doubles */
+    AUTH_FAILURE_TTL = 600, /* seconds without a wrong key after which all are forgotten */
+    CLIENT_LIMITS_IDLE_MAX = 4096,    /* clients that are remembered although they hold nothing */
+};
+
+struct client_limits;
+struct client_limits *client_limits_new(void);
+void client_limits_free(struct client_limits *l); /* may be NULL */
+/* Adds n to what a client holds, where it then has at most `most` (0: any number); else false. */
+bool client_limits_acquire(struct client_limits *l, const char *client, enum client_limit what, int64_t n, int64_t most);
+void client_limits_release(struct client_limits *l, const char *client, enum client_limit what, int64_t n);
+/* Whether a client holds less than `most` (0: yes). */
+bool client_limits_has_room(struct client_limits *l, const char *client, enum client_limit what, int64_t most);
+
+/* Seconds until keys that can be guessed are compared again for this client; 0: now. */
+double client_limits_auth_backoff(struct client_limits *l, const char *client, double now);
+/* The client sent a wrong key. The same one again is no guess: a client whose key is out of date
+ * does not make its address wait. */
+void client_limits_auth_failed(struct client_limits *l, const char *client, const char *key, double now);
+/* The client sent a right key, one of the first 64 that can be guessed; whether it did before. */
+void client_limits_auth_ok(struct client_limits *l, const char *client, int key);
+bool client_limits_was_auth_ok(struct client_limits *l, const char *client, int key);
+int client_limits_count(struct client_limits *l); /* that are in the table */
+
 #endif

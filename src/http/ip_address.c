@@ -1,6 +1,6 @@
 /* address: text to bytes and back. Text is an address only if all of it parses. */
 #define _GNU_SOURCE
-#include "http/ip_address.h"
+#include "http/http.h"
 
 #include <arpa/inet.h>
 #include <stdlib.h>

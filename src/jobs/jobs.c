@@ -15,8 +15,6 @@
 #include "jobs/jobs.h"
 
 #include "jobs/child.h"
-#include "jobs/metrics.h"
-#include "jobs/request.h"
 #include "store/store.h"
 
 #include <errno.h>

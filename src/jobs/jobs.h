@@ -25,7 +25,61 @@
 #ifndef SHOAL_JOBS_H
 #define SHOAL_JOBS_H
 
-#include "jobs/request.h"
+#include "base/base.h"
+#include "ops/ops.h"
+
+/*
+ * job_request: a client's request as a command line. Pure: paths are resolved by a callback.
+ */
+
+/* A command that clients may run as a job. */
+struct gemm_task_kind {
+    const char *name; /* NULL ends a table */
+    /* The command that continues a run of this kind by its id; NULL: the same one does. */
+    const char *resume;
+    /* The option that says where it keeps what it did: "runs", a folder, or "store", a file of
+     * calls; NULL: it keeps nothing. */
+    const char *keeps;
+    const struct option_row *rows[4]; /* tables, one after another; NULL ends them */
+    const struct job_args *args;      /* ends with one of no arguments */
+};
+
+/* What a request is checked with. Strings are borrowed. */
+struct job_request_rules {
+    const struct gemm_task_kind *kinds;
+    const char *out;   /* the folder of results; NULL: there are no results */
+    bool commands;     /* rewards may be commands */
+    int threads;       /* at most; 0: any number */
+    const char *owner; /* whose names JOB_OWN's are; NULL: those without an owner */
+    void *ctx;
+    /* The canonical path of a file or folder that may be read, malloc'ed; NULL with ERR_MISSING
+     * where there is none, else with the reason. NULL: every text is its own path. */
+    char *(*input)(void *ctx, const char *path, bool database, struct error *err);
+};
+
+/* A checked request. */
+struct job_request {
+    /* {kind, args, options} with all keys, in order, and options by their own names: equal requests
+     * are equal values. Outputs are paths already, inputs are as the client wrote them. */
+    json_t *asked;
+    json_t *resolved;       /* the same with paths for everything */
+    struct strings outputs; /* the names of what is written */
+    struct strings runs;    /* and of runs that it makes */
+};
+
+const struct gemm_task_kind *job_kind_find(const struct gemm_task_kind *kinds, const char *name);
+/* A name of letters, digits, '.', '_' and '-' that is no path and no flag. */
+bool job_name_is_plain(const char *name);
+
+/* ERR_USAGE: what of it is wrong, or not allowed; `field` (may be NULL) is then where: an option's
+ * name, "args", "kind" or "". On OK the caller releases `out`. */
+int job_request_check(const struct job_request_rules *r, const json_t *request, struct job_request *out,
+                  char field[64], struct error *err);
+void job_request_release(struct job_request *r);
+/* The command line of a checked request, without the program's name. */
+int job_request_argv(const json_t *request, struct strings *args, struct error *err);
+
+/* the queue */
 
 enum { JOB_ID_LEN = 13 }; /* "job-" and 8 hex digits, and NUL */
 
@@ -133,5 +187,74 @@ json_t *jobs_metrics(struct jobs *j, const char *id, struct error *err);
 /* The path of "stdout.jsonl" (the results of its last attempt) or "stderr.txt". malloc'ed; NULL
  * with ERR_MISSING when there is none yet. */
 char *jobs_file(struct jobs *j, const char *id, const char *name, struct error *err);
+
+/*
+ * job_paths: which files a job may read and write.
+ *
+ * A rule is a folder (or a file) and what may be done below it; the deepest rule above a path
+ * decides, so that a folder can be closed inside of an open one and opened again further down. The
+ * rules hold three times: for what a request names, in the job's process for what files name that
+ * it reads (recipes, teams), and, as far as they can be said in it, in the kernel.
+ *
+ * Of what may be read, some is refused wherever it is, as it is never a job's input: names that
+ * begin with '.' (.env, .git, .ssh), databases, what is neither file nor folder, and, where the
+ * folder is only read, files whose names do not end like data, models, adapters or recipes.
+ *
+ * Threads: rules are changed by one thread before others read them.
+ */
+
+enum path_access { PATH_DENIED, PATH_READ, PATH_WRITE /* and read */ };
+struct path_rule {
+    char *path; /* canonical */
+    enum path_access access;
+};
+struct job_paths {
+    struct path_rule *v;
+    int n;
+};
+
+/* What does not exist is a rule by the name it would have; NULL is none. */
+void job_paths_add(struct job_paths *p, const char *path, enum path_access access);
+void job_paths_release(struct job_paths *p);
+json_t *job_paths_json(const struct job_paths *p);
+int job_paths_parse(struct job_paths *p, const json_t *v, struct error *err);
+
+/* The canonical path of something to read, free of links: malloc'ed. NULL: ERR_MISSING where there
+ * is nothing, ERR_USAGE where it may not be read. `database`: it must be one, else it must not. */
+char *job_paths_resolve(const struct job_paths *p, const char *path, bool database,
+                      struct error *err);
+/* Whether a path may be opened for reading, or made, replaced or removed, or shown to a command,
+ * which is for what the operator has put below a folder to read, whatever it is called; ERR_USAGE.
+ */
+int job_paths_check(const struct job_paths *p, const char *path, enum path_use use,
+                    struct error *err);
+
+/*
+ * job_figures: what a job has told of itself in numbers, each as a series of bounded length.
+ *
+ * The names are those of metrics.inc: a gauge whose one label is "job" is a figure. A long series
+ * is kept as means (struct curve), so a job of a million updates takes as much as one of a
+ * thousand. One thread at a time.
+ */
+
+bool is_job_metric(enum metric_id id);
+/* "train_loss" → its metric; N_METRICS: there is no such figure. */
+enum metric_id job_metric_find(const char *name);
+
+struct job_metrics;
+struct job_metrics *job_metrics_new(void);
+void job_metrics_free(struct job_metrics *f); /* NULL is fine */
+/* The object {name: number, or null where it is none} of a line, at a time in seconds since 1970.
+ * What is no figure is left out. */
+void job_metrics_record(struct job_metrics *f, double at, const json_t *line);
+/* {name: value}: the last of each; an empty object where there are none. */
+json_t *job_metrics_latest(const struct job_metrics *f);
+/*
+ * {began, series: [{name, metric, help, per, at, value}]}: `at` are seconds after `began`, which is
+ * of 1970; `per`: so many values are in a mean.
+ */
+json_t *job_metrics_json(const struct job_metrics *f);
+/* What job_metrics_json gave, to be gone on with; what of it is not so is left out. */
+struct job_metrics *job_metrics_from_json(const json_t *v);
 
 #endif

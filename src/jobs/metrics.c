@@ -4,9 +4,9 @@
  * Invariant: the points of a curve are in the order of time, also when the clock is set back or a
  * file was written by somebody else: what would go back is put where the last point is.
  */
-#include "jobs/metrics.h"
+#include "jobs/jobs.h"
 
-#include "base/html.h"
+#include "base/base.h"
 
 #include <math.h>
 #include <stdlib.h>

@@ -1,6 +1,6 @@
 /* Rules for paths, by canonical names: paths.h. */
 #define _GNU_SOURCE
-#include "jobs/paths.h"
+#include "jobs/jobs.h"
 
 #include <errno.h>
 #include <fcntl.h>

@@ -8,7 +8,7 @@
  * client says becomes an option that was not checked.
  */
 #define _GNU_SOURCE
-#include "jobs/request.h"
+#include "jobs/jobs.h"
 
 #include "hub/hub.h"
 

@@ -4,7 +4,7 @@
  */
 #include "shoal.h"
 
-#include "world/trace.h"
+#include "world/world.h"
 
 #include <stdlib.h>
 #include <string.h>

@@ -2,7 +2,7 @@
  * The engine as an embedder: texts become tokens, tokens the mean of their hidden states.
  */
 #define _GNU_SOURCE
-#include "engine/record.h"
+#include "engine/engine.h"
 #include "memory/memory.h"
 
 #include <stdlib.h>

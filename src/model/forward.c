@@ -20,7 +20,7 @@
  * Not here: the cache's pages (kv_cache.c), scheduling, sampling, gradients (train has its own pass,
  * which keeps activations).
  */
-#include "model/norm_act.h"
+#include "model/model.h"
 
 #include <math.h>
 #include <stdlib.h>

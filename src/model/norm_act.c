@@ -4,7 +4,7 @@
  * The loops here are additions and multiplications only, which every processor rounds alike; what
  * needs an order (sums) or a polynomial (exp) comes from the table.
  */
-#include "model/norm_act.h"
+#include "model/model.h"
 
 #include <math.h>
 

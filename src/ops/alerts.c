@@ -5,7 +5,7 @@
  * thread that looks is also the one that sends, outside of the lock.
  */
 #define _GNU_SOURCE
-#include "ops/alerts.h"
+#include "ops/ops.h"
 
 #include "hub/hub.h"
 

@@ -13,7 +13,7 @@
  * 4. `disk` is taken before `table`, and nothing waits for the disk while it holds `table`.
  */
 #define _GNU_SOURCE
-#include "ops/keys.h"
+#include "ops/ops.h"
 
 #include "store/store.h"
 

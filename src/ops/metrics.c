@@ -13,10 +13,9 @@
  * max_adapters of them, `other` aside.
  */
 #define _GNU_SOURCE
-#include "ops/metrics.h"
+#include "ops/ops.h"
 
 #include "kernel/kernel.h"
-#include "ops/metrics_process.h"
 
 #include <math.h>
 #include <pthread.h>

@@ -5,7 +5,7 @@
  * what does not exist.
  */
 #define _GNU_SOURCE
-#include "ops/metrics.h"
+#include "ops/ops.h"
 
 #include <ctype.h>
 #include <stdlib.h>

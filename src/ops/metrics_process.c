@@ -4,7 +4,7 @@
  * there are no metrics of GPUs, and that is all.
  */
 #define _GNU_SOURCE
-#include "ops/metrics_process.h"
+#include "ops/ops.h"
 
 #include "base/base.h"
 

@@ -12,7 +12,7 @@
 #define _GNU_SOURCE
 #include "serve/request_fields.h"
 #include "serve/ab.h"
-#include "ops/metrics.h"
+#include "ops/ops.h"
 
 #include <math.h>
 #include <stdlib.h>

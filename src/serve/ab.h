@@ -28,7 +28,7 @@
 #ifndef SHOAL_SERVE_AB_H
 #define SHOAL_SERVE_AB_H
 
-#include "eval/sequential.h"
+#include "eval/eval.h"
 #include "serve/server.h"
 #include "store/store.h"
 

@@ -7,7 +7,7 @@
 #define _GNU_SOURCE
 #include "serve/async_reply.h"
 
-#include "ops/metrics.h"
+#include "ops/ops.h"
 
 #include <stdlib.h>
 #include <string.h>

@@ -16,8 +16,8 @@
  * only if the address has used them before. All other keys get the same 429, right or wrong.
  */
 #define _GNU_SOURCE
-#include "ops/keys.h"
-#include "http/client_limits.h"
+#include "ops/ops.h"
+#include "http/http.h"
 #include "serve/server.h"
 
 #include <fcntl.h>

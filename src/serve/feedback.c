@@ -11,7 +11,7 @@
 #include "serve/request_fields.h"
 #include "serve/ab.h"
 #include "serve/generation.h"
-#include "ops/metrics.h"
+#include "ops/ops.h"
 
 #include <math.h>
 #include <stdlib.h>

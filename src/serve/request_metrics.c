@@ -3,10 +3,8 @@
  * request, a reply), what stands is read when somebody asks.
  */
 #define _GNU_SOURCE
-#include "ops/alerts.h"
+#include "ops/ops.h"
 #include "serve/generation.h"
-#include "ops/keys.h"
-#include "ops/metrics.h"
 
 #include <math.h>
 #include <stdio.h>

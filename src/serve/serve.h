@@ -7,7 +7,7 @@
 #ifndef SHOAL_SERVE_H
 #define SHOAL_SERVE_H
 
-#include "engine/memory_plan.h"
+#include "engine/engine.h"
 #include "http/http.h"
 
 struct gemm_task_kind;

@@ -4,11 +4,9 @@
 #define _GNU_SOURCE
 #include "serve/server.h"
 #include "serve/ab.h"
-#include "ops/alerts.h"
+#include "ops/ops.h"
 #include "serve/request_fields.h"
 #include "jobs/jobs.h"
-#include "ops/keys.h"
-#include "ops/metrics.h"
 
 #include <malloc.h>
 #include <math.h>

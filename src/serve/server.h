@@ -9,10 +9,10 @@
 #include "serve/batcher.h"
 #include "serve/grammar_cache.h"
 #include "http/http.h"
-#include "ops/keys.h"
+#include "ops/ops.h"
 #include "serve/memory_budget.h"
 #include "serve/serve.h"
-#include "swarm/team.h"
+#include "swarm/swarm.h"
 
 #include <pthread.h>
 

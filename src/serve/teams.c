@@ -10,7 +10,7 @@
 #include "memory/memory.h"
 #include "serve/request_fields.h"
 #include "serve/async_reply.h"
-#include "swarm/debate_report.h"
+#include "swarm/swarm.h"
 
 #include <stdlib.h>
 #include <string.h>

@@ -12,7 +12,7 @@
  * Embeddings are in events as base64 of little-endian floats, which keeps their bits.
  */
 #define _GNU_SOURCE
-#include "swarm/blackboard.h"
+#include "swarm/swarm.h"
 
 #include "memory/memory.h"
 

@@ -6,7 +6,7 @@
  * one number, and their mean is the value (Shapley 1953, Banzhaf 1965, Castro et al. 2009 for
  * sampled permutations).
  */
-#include "swarm/workflow.h"
+#include "swarm/swarm.h"
 
 #include <math.h>
 #include <stdlib.h>

@@ -6,9 +6,9 @@
  * the one that did best alone on these very items, which favours what the debate is compared with.
  */
 #define _GNU_SOURCE
-#include "swarm/debate_report.h"
+#include "swarm/swarm.h"
 
-#include "base/html.h"
+#include "base/base.h"
 
 #include <math.h>
 #include <stdlib.h>

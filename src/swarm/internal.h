@@ -5,7 +5,7 @@
 #define SHOAL_SWARM_WORKFLOW_INTERNAL_H
 
 #include "template/template.h"
-#include "swarm/workflow.h"
+#include "swarm/swarm.h"
 
 enum { NODE_MESSAGES = 8, ROLES_MAX = 16 };
 

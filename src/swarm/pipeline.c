@@ -11,7 +11,7 @@
  *    its speaker (all of them).
  */
 #define _GNU_SOURCE
-#include "swarm/pipeline.h"
+#include "swarm/swarm.h"
 
 #include <stdlib.h>
 #include <string.h>

@@ -5,7 +5,7 @@
  * their team again; descriptions are our own. Keywords of a type are one text, cut at '|'.
  */
 #define _GNU_SOURCE
-#include "swarm/roles.h"
+#include "swarm/swarm.h"
 
 #include <string.h>
 #include <unicase.h>

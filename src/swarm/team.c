@@ -5,7 +5,7 @@
  * Invariants: no two agents have one name; texts that agents point to are the team's own.
  */
 #define _GNU_SOURCE
-#include "swarm/team.h"
+#include "swarm/swarm.h"
 
 #include "hub/hub.h"
 #include "swarm/internal.h"

@@ -4,7 +4,7 @@
  * Agents are asked in the model's chat template, in the words of their protocol, whatever the form
  * in which adapters alone meet the question.
  */
-#include "swarm/team.h"
+#include "swarm/swarm.h"
 
 #include "grade/grade.h"
 

@@ -29,7 +29,7 @@
  * and samples in order, and sums over pairs go in their order. So neither threads nor passes change
  * a bit.
  */
-#include "train/es.h"
+#include "train/train.h"
 #include "train/internal.h"
 
 #include <math.h>

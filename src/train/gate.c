@@ -5,7 +5,7 @@
  * are computed one after another in an order that is theirs, so neither threads nor neighbours
  * change a digit.
  */
-#include "train/gate.h"
+#include "train/train.h"
 
 #include <math.h>
 #include <stdlib.h>

@@ -22,7 +22,7 @@
 #ifndef SHOAL_TRAIN_INTERNAL_H
 #define SHOAL_TRAIN_INTERNAL_H
 
-#include "model/norm_act.h"
+#include "model/model.h"
 #include "train/train.h"
 
 /* Parameters that are clipped and counted together: one adapter, or the whole model. */

@@ -9,9 +9,9 @@
  * The log knows no methods: a figure that lines have is drawn, if the table of charts has a row.
  */
 #define _GNU_SOURCE
-#include "train/log.h"
+#include "train/train.h"
 
-#include "base/html.h"
+#include "base/base.h"
 
 #include <math.h>
 #include <stdlib.h>

@@ -8,7 +8,7 @@
  * network or a corpus.
  */
 #define _GNU_SOURCE
-#include "train/pretrain.h"
+#include "train/train.h"
 
 #include <stdlib.h>
 #include <string.h>

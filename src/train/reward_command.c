@@ -8,7 +8,7 @@
 #define _GNU_SOURCE
 #include "sandbox/sandbox.h"
 #include "train/internal.h"
-#include "train/rl.h"
+#include "train/train.h"
 
 #include <ctype.h>
 #include <errno.h>

@@ -7,7 +7,7 @@
 #define PCRE2_CODE_UNIT_WIDTH 8
 #include "grade/grade.h"
 #include "train/internal.h"
-#include "train/rl.h"
+#include "train/train.h"
 
 #include <pcre2.h>
 #include <stdlib.h>

@@ -2,7 +2,7 @@
  * policy: the options and the losses of preference and reward training. Pure: numbers in, numbers
  * out; dpo.c and policy_gradient.c run them.
  */
-#include "train/rl.h"
+#include "train/train.h"
 
 #include <math.h>
 #include <stdlib.h>

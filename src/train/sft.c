@@ -12,8 +12,7 @@
  * the caller to remove once the result is safe.
  */
 #include "train/train_loop.h"
-#include "train/es.h"
-#include "train/log.h"
+#include "train/train.h"
 
 #include <math.h>
 #include <stdlib.h>

@@ -7,7 +7,7 @@
  * costs no generation.
  */
 #define _GNU_SOURCE
-#include "train/synth.h"
+#include "train/train.h"
 
 #include <stdlib.h>
 #include <string.h>

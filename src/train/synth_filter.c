@@ -12,7 +12,7 @@
 #define _GNU_SOURCE
 #define PCRE2_CODE_UNIT_WIDTH 8
 #include "grade/grade.h"
-#include "train/synth.h"
+#include "train/train.h"
 
 #include <pcre2.h>
 #include <stdlib.h>

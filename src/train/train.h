@@ -13,7 +13,9 @@
 #define SHOAL_TRAIN_H
 
 #include "adapter/adapter.h"
+#include "engine/engine.h"
 #include "eval/eval.h"
+#include "store/store.h"
 
 struct train_sample {
     int32_t *tokens;
@@ -275,5 +277,427 @@ int sft_plan_make(const struct model *m, struct train_job *jobs, int n, const st
                   const struct es_options *es, struct pool *pool, struct training_plan *out,
                   struct error *err);
 void training_plan_release(struct training_plan *p);
+
+/*
+ * policy: training from preferences (DPO) and from rewards (REINFORCE, RLOO, GRPO).
+ *
+ * A run samples with the engine from the very weights that are trained, under the trainer's current
+ * adapters, and trains on what came out; the reference that it is held to is what training began
+ * with. One thread drives a run. Adapters of several jobs share sampling and passes. A run is a
+ * function of model, data, options and rewards: the same bits with other threads, and after a kill
+ * and resume. Dropout is off, since it would make the trained policy another than the sampled one.
+ */
+
+enum train_method { METHOD_SFT, METHOD_ES, METHOD_DPO, METHOD_REINFORCE, METHOD_RLOO, METHOD_GRPO };
+int train_method_parse(const char *name, enum train_method *out, struct error *err);
+
+struct rl_options {                       /* filled from option rows */
+    double beta;                              /* 0.1: DPO's */
+    int64_t k;                                /* 8 completions a prompt */
+    int64_t max_new_tokens;                   /* 64 */
+    double temperature;                       /* 1: the policy is the softmax of logits over it */
+    char *prefix;                             /* NULL: the assistant's first words, given */
+    int64_t inner_updates;                    /* 1 a sampling */
+    double clip;                              /* 0.2 */
+    double kl_coef, kl_max;                   /* 0.02, 0: no bound */
+    char *reward;                             /* exact */
+    double reward_timeout;                    /* 60 seconds an update, of commands */
+    bool reward_sandbox;                      /* true: commands run in a sandbox, … */
+    bool reward_network;                      /* false: with the network, */
+    struct strings reward_read, reward_write; // and with these folders too
+};
+extern const struct option_row rl_option_rows[];
+
+/* rewards */
+
+struct reward_input {
+    const json_t *item; /* the data's object, whole */
+    const char *text;
+    bool ended; /* by itself, not by max_new_tokens */
+};
+struct reward_fn {
+    /* One completion's, or … */
+    double (*one)(void *ctx, const json_t *item, const char *completion);
+    /* … all of an update at once; used when `one` is NULL. Anything but finite numbers is an error.
+     */
+    int (*all)(void *ctx, const struct reward_input *v, int n, double *out, struct error *err);
+    /* May be NULL: whether an item has what the reward needs; asked when data is read. */
+    int (*check)(void *ctx, const json_t *item, struct error *err);
+    void *ctx;
+};
+/*
+ * By name. `exact`: 1 where the answer (what follows the last "answer:", or all of the text) is the
+ * item's "answer" (a text, or several of which one) but for case, width and white space; of an
+ * answer that is a number the text's last number. `regex` or `regex:PATTERN`: 1 where the item's
+ * "pattern", or PATTERN, matches. `command:WORDS`: the program reads a line {"item", "completion",
+ * "ended"} for each and prints a number for each; no shell, `shell:LINE` is one.
+ *
+ * A command runs in a sandbox (sandbox/sandbox.h) and is killed with all that it started when it
+ * ends. It reads the system, the working folder (unless that is /, /tmp or the home folder), its
+ * program's folder, files among its words, and reward_read; it writes /tmp, which is its own, and
+ * reward_write. ERR_STATE or ERR_MISSING: commands cannot be run here.
+ */
+int reward_fn_open(struct reward_fn *r, const struct rl_options *o, struct error *err);
+void reward_fn_close(struct reward_fn *r);
+
+/* runs */
+
+/* As sft_run; `reward` NULL: by o->reward. Methods sft and es are not run here. */
+int rl_run(const struct model *m, struct train_job *jobs, int n, const struct train_options *o,
+               enum train_method method, const struct rl_options *p, const struct reward_fn *reward,
+               struct pool *pool, const char *checkpoint, FILE *log, struct error *err);
+int rl_run_with_callbacks(const struct model *m, struct train_job *jobs, int n,
+                       const struct train_options *o, enum train_method method,
+                       const struct rl_options *p, const struct reward_fn *reward,
+                       struct pool *pool, const char *checkpoint, const struct train_callbacks *watch,
+                       struct error *err);
+
+/* What rl_run would do and take. Of rewards, the first step's first completions are sampled and
+ * rewarded: so many as the engine holds at once. They are those that the run begins with. */
+struct rl_plan {
+    /* As of sft_run, its samples chosen and rejected answers (two a pair), or completions.
+     * `updates` are steps. Of rewards, tokens and passes are estimates from the first completions,
+     * `longest`, `max_rows` and `bytes` are bounds. `first`: chosen and rejected of the first pair
+     * of each adapter, or the first completion. */
+    struct training_plan run;
+    struct pair_length_stats {
+        struct length_stats prompt, chosen, rejected; /* the answers: what is learned of them */
+    } * pairs;                                   /* [n] dpo's kept pairs, or NULL */
+    double reference_seconds;                    /* dpo: of all pairs, once a run */
+    json_t *completions; /* rewards: what a step logs, of the first ones, by adapter; or NULL */
+    int64_t sampled;     /* how many those are */
+    double sampling_seconds, reward_seconds, scoring_seconds; /* of them, measured */
+    size_t engine_bytes;                                      /* of run.bytes */
+};
+int rl_plan_make(const struct model *m, struct train_job *jobs, int n,
+                     const struct train_options *o, enum train_method method,
+                     const struct rl_options *p, const struct reward_fn *reward, struct pool *pool,
+                     struct rl_plan *out, struct error *err);
+void rl_plan_release(struct rl_plan *p);
+
+/* losses, for trainer_accumulate_loss */
+
+/*
+ * DPO (Rafailov et al. 2023), -log σ(β ((log π(c) - log π_ref(c)) - (log π(r) - log π_ref(r)))), of
+ * pairs: sample 2i of a pass is chosen, 2i + 1 rejected. The count is of pairs.
+ */
+struct dpo_stats {
+    double margin, chosen; /* summed implicit rewards: β (log π - log π_ref), chosen - rejected */
+    double kl;        /* summed ½ (log π - log π_ref)² of tokens: their KL to second order */
+    int64_t n, right; /* pairs; with a positive margin */
+    int64_t tokens;
+};
+struct dpo {
+    double beta;
+    const struct train_sample *batch;     /* of the pass, and … */
+    const double *const *reference; /* … of each sample, [targets] log-probabilities */
+    struct dpo_stats *sums;          /* [adapters] added to */
+};
+int dpo_loss(void *ctx, struct loss_sample *v, int n, struct error *err);
+
+/*
+ * Policy gradient by a clipped ratio per token (PPO's surrogate): with ρ = π / π_old and advantage
+ * A, -Σ min(ρ A, clip(ρ, 1 ± c) A) + kl_coef · k3, k3 = π_ref / π - 1 - log(π_ref / π); where π_old
+ * is π its gradient is that of -A log π. Summed over a completion's tokens, or with `token_mean`
+ * (GRPO) their mean. The count is of completions.
+ */
+struct rollout {
+    double advantage;
+    const float *reference; /* [targets] log-probabilities */
+    double *old;            /* [targets] of the policy that wrote it */
+    double count;           /* completions that it stands for; others of them have no gradient */
+};
+struct policy_loss_stats {
+    double kl; /* summed k3 */
+    int64_t tokens, clipped;
+};
+struct policy_loss {
+    const struct train_sample *batch;     /* of the pass, and … */
+    const struct rollout *rollouts; /* … of each sample */
+    double clip, kl_coef;
+    bool token_mean;
+    bool fresh;               /* the policy wrote them itself: fills `old` */
+    struct policy_loss_stats *sums; /* [adapters] added to */
+};
+int policy_loss(void *ctx, struct loss_sample *v, int n, struct error *err);
+/* k3, at least 0. */
+double kl_k3(double logp, double reference);
+
+/* From rewards [n][k] of n prompts to advantages. REINFORCE: less `baseline`; RLOO: less the mean
+ * of the prompt's other k - 1; GRPO: less the prompt's mean, over its standard deviation. */
+void policy_advantages(enum train_method method, const double *rewards, int64_t n, int64_t k,
+                       double baseline, double *out);
+
+/* data */
+
+/* {prompt, chosen, rejected}: texts; or lists of messages; or chosen and rejected as whole
+ * conversations or texts that begin alike. Of pair i, samples 2i and 2i + 1. */
+int dataset_load_preferences(struct dataset *d, const char *path, const struct tokenizer *tok, int32_t max_length,
+               struct error *err);
+/* {messages} without an answer, or {prompt} (a text, or messages), encoded up to where the answer
+ * begins, with `prefix` (may be NULL). "fry:FAMILY[:N]" in place of a file: N (2000) generated
+ * questions of the train split. Longer ones are dropped and counted. */
+struct prompt_set {
+    struct dataset data; /* without targets */
+    json_t **items;      /* [data.n] */
+};
+struct prompt_source {
+    const char *path, *prefix;
+    const struct tokenizer *tok;
+    int32_t max_length;
+    const struct reward_fn *reward;
+    uint64_t seed;
+};
+int prompt_set_load(struct prompt_set *p, const struct prompt_source *s, struct error *err);
+void prompt_set_release(struct prompt_set *p);
+
+/*
+ * es: gradients of an adapter estimated from forward passes alone (evolution strategies), for a
+ * trainer that then updates as ever.
+ *
+ * A population of N members, N/2 antithetic pairs, is evaluated on the same samples; a member
+ * differs from the adapter by a rank-2 map made from a counter. What is added to the trainer is
+ *
+ *     -1/(N σ) Σ_i f_i E_i       f_i fitness, shaped; E_i the member's direction in A and B
+ *
+ * which for unshaped fitness is an unbiased estimate of -∇f up to O(σ²). Nothing is differentiated:
+ * any base and any fitness will do.
+ *
+ * One thread drives it; its results depend on the samples, the adapter, the options, the trainer's
+ * seed and the adapter's count of updates, and on nothing else.
+ */
+
+struct es_options {     /* filled from option rows */
+    int64_t population; /* 32: N, even */
+    double sigma;       /* 0.01 */
+    char *fitness;      /* loss */
+    char *shaping;      /* zscore */
+    int64_t pass_rows;  /* 1024 */
+};
+extern const struct option_row es_option_rows[];
+/* ERR_USAGE where one of them is wrong, or the training options ask for what ES has not. */
+int es_options_check(const struct es_options *o, const struct train_options *train,
+                     struct error *err);
+
+struct es;
+/* The options are checked and outlive it, as the model and the pool do. */
+struct es *es_new(const struct model *m, const struct es_options *o, struct pool *pool);
+void es_free(struct es *e);
+/* Adds the estimate for adapter `index` of a LoRA trainer; the samples are shared by all members.
+ * The loss it reports is the members' mean. Calls between two updates share their directions. */
+int es_accumulate(struct es *e, struct trainer *t, int index, const struct train_sample *samples, int n,
+                  struct error *err);
+/* The members' fitness of the last call before it was shaped: its mean, and standard deviation. */
+double es_fitness_mean(const struct es *e);
+double es_fitness_std(const struct es *e);
+/* The most bytes that it has held besides the trainer's. */
+size_t es_bytes(const struct es *e);
+
+/*
+ * For who evaluates members elsewhere: they are adapter `index` as it is plus and minus a map of
+ * rank 2, es_perturbation, made from the counter. Of fitness f, shaped, a pair's coefficient is
+ * (f₊ - f₋) / (N σ).
+ */
+struct adapter *es_perturbation(const struct trainer *t, int index, const struct lora_perturbation *z,
+                             double sigma);
+int es_fitness_shaping_check(const char *name, struct error *err);
+void es_shape_fitness(const char *shaping, double *f, int n); /* in place, by a name that there is; n > 1 */
+/* Adds -Σ coef E of directions (seed, 0 … n - 1) to the adapter's gradient, counted as one. */
+void es_add_gradient(struct trainer *t, int index, uint64_t seed, const double *coef, int n);
+
+/* Pretraining of a small base from a recipe: see pretrain.c. */
+
+struct pretrain_options {
+    char *shape;
+    int64_t vocab, tokenizer_items, steps, rows, warmup, seed, eval_every, eval_items, save_every;
+    double lr, min_lr_ratio, beta2, weight_decay, max_grad_norm, working, debate, drill, system;
+    struct strings mix;
+};
+extern const struct option_row pretrain_option_rows[];
+/* What that would take, checked as it would be: {shape, parameters, updates, done, tokens, ...};
+ * "parameters" is for the whole vocabulary. NULL: `err` says what is wrong. */
+json_t *pretrain_plan(const struct pretrain_options *o, const char *dir, struct error *err);
+/* Writes the finished model as a Hugging Face directory, with log.jsonl; continues from
+ * DIR/checkpoint.bin if there. */
+int pretrain_run(const struct pretrain_options *o, const char *dir, struct pool *pool,
+                 struct error *err);
+
+/*
+ * synth: training data that the model writes itself — answers to prompts, filtered, each with the
+ * call that made it.
+ *
+ * Four steps: prompts are read, synth_generate has k answers to each written in batches of an
+ * engine, synth_filter decides which stay, synth_format_jsonl gives those as lines for `shoal train`. The
+ * lines are a function of model, adapters, prompts and options: not of threads, batches or the
+ * place in the file at which a prompt stands. One thread; everything is the caller's struct synth.
+ *
+ * Filters are rows of one table in synth_filter.c, run in its order, each on what the one before it
+ * left. They look at texts and at numbers that stand in the samples; only the judge runs a model.
+ */
+
+struct synth_options {
+    char *template, *system; /* what topics become; system message of prompts without one */
+    int64_t samples, n, top_k, seed;
+    double temp, top_p, min_p;
+    bool unfinished;
+    int64_t min_chars, max_chars; /* 0: no bound */
+    char *language;               /* "ja"; NULL: any */
+    double language_share;
+    struct strings require, forbid; /* regular expressions */
+    char *json_schema;              /* a file */
+    char *answer;                   /* what stands before the answer proper */
+    double min_agreement;
+    char *held_out;                        /* a file of samples */
+    char *min_perplexity, *max_perplexity; /* "20", or "90%": a quantile */
+};
+extern const struct option_row synth_option_rows[];
+
+/* prompts */
+
+struct synth_prompt {
+    json_t *messages; /* [{role, content}], the last one not the assistant's */
+    int line;         /* of its file */
+    struct token_ids tokens;
+};
+struct synth_prompts {
+    struct synth_prompt *v;
+    int n;
+    size_t longest; /* tokens that one can have at most, before they are known */
+};
+/* JSON objects {prompt} or {messages}; other fields are let pass, and a conversation that ends with
+ * the assistant's words is asked again without them: training files are prompts too. */
+int synth_prompts_read(struct synth_prompts *p, const char *path, const struct synth_options *o,
+                       struct error *err);
+/* A topic a line, put in the template's place of {topic}. */
+int synth_topics_read(struct synth_prompts *p, const char *path, const struct synth_options *o,
+                      struct error *err);
+void synth_prompts_release(struct synth_prompts *p);
+/* Borrowed texts in an array of the caller's; `answer` (may be NULL) becomes the last message. */
+struct chat_message *synth_messages(const struct synth_prompt *p, const char *answer, int *n);
+
+/* samples */
+
+enum {
+    SYNTH_KEPT = -1,
+    SYNTH_MAX_FILTERS = 16,   /* rows of the table at most */
+    SYNTH_MAX_SAMPLES = 4096, /* answers to a prompt at most */
+    SYNTH_BATCH_SIZE = 1024,   /* calls that are in memory as requests */
+};
+struct synth_sample {
+    int prompt, index; /* answer `index` to prompt `prompt` */
+    uint64_t seed;
+    char call[HASH_LEN]; /* identity of the call that wrote it */
+    struct buf text;     /* any bytes */
+    struct token_ids out;      /* its tokens */
+    enum finish_reason finish;
+    double logprob;    /* mean of its tokens' under what wrote it */
+    double agreement;  /* share of the prompt's answers that give the same answer */
+    double perplexity; /* under the judge; 0: not known */
+    int filter;        /* that dropped it, or SYNTH_KEPT */
+};
+struct synth_filter_stats {
+    bool on;
+    int dropped, first; /* the first of them: a sample, and what the filter says of it */
+    char why[160];
+};
+struct synth {
+    const struct synth_options *o;
+    struct synth_prompts prompts;
+    struct model *model;
+    struct adapter *adapter, *judge; /* NULL: the base */
+    struct engine *engine;           /* may be NULL where nothing is generated or judged */
+    enum dtype kv, lora;              /* of the engine */
+    int32_t max_len;                 /* tokens of a sequence; synth_tokenize_prompts's */
+    struct store *calls;             /* recorded ones are read instead of made again; or NULL */
+    int n_reused;
+
+    struct synth_sample *v; /* [n], those of a prompt together */
+    int n;
+    struct synth_filter_stats tally[SYNTH_MAX_FILTERS];
+};
+/* Prompts as tokens, and max_len. */
+int synth_tokenize_prompts(struct synth *s, struct error *err);
+int synth_generate(struct synth *s, struct error *err);
+/* Perplexities that are not known of samples that are still kept. */
+int synth_score_perplexity(struct synth *s, struct error *err);
+/* One JSON line for each kept sample: {messages, source}. */
+int synth_format_jsonl(const struct synth *s, struct buf *out, struct error *err);
+void synth_release(struct synth *s); /* prompts and samples */
+
+/* filters */
+
+struct synth_filter_set; /* the options, made ready; refuses wrong ones */
+/* `tok` is for the held-out data; may be NULL without. */
+struct synth_filter_set *synth_filter_set_new(const struct synth_options *o, const struct tokenizer *tok,
+                                    struct error *err);
+void synth_filter_set_free(struct synth_filter_set *r);
+int synth_filter(struct synth *s, struct synth_filter_set *r, struct error *err);
+int synth_count_kept(const struct synth *s);
+const char *synth_filter_name(int filter); /* NULL beyond the last */
+/* What was dropped by which filter, with the first example of each. */
+void synth_report_text(const struct synth *s, struct buf *out);
+json_t *synth_report_json(const struct synth *s);
+
+/* An answer as it is compared: what stands behind the last `marker` up to the line's end (without
+ * one: all of it), folded, without a full stop at its end. */
+void synth_extract_answer(const char *text, const char *marker, struct buf *out);
+
+/*
+ * gate: is a trained adapter better than what it would replace? A paired test on samples that
+ * training did not see decides, and another keeps what must not be lost.
+ *
+ * Both compare, sample by sample, the mean negative log-likelihood of the targets before and after
+ * (nats a token), as the serving forward pass computes it. gate_compare and gate_decide are pure.
+ */
+
+/* nll[i]: mean over the targets of sample i, under an adapter (ready; NULL: the bare base). */
+int gate_eval_nll(const struct model *m, const struct adapter *a, const struct dataset *d,
+                 struct pool *pool, double *nll, struct error *err);
+
+struct gate_comparison {
+    int64_t n; /* 0: nothing was measured */
+    double before, after;
+    struct stats_interval gain; /* of before - after, 95 % t interval */
+    double p;             /* two-sided, sign flips */
+};
+struct gate_comparison gate_compare(const double *before, const double *after, int64_t n);
+
+struct gate {
+    struct gate_comparison eval, retain;
+    bool publish;
+    char why[256]; /* one line, for people */
+};
+/* Publishes when the gain is above 0 with p <= alpha, and, where retention was measured, a loss
+ * of more than `tolerance` nats a token is excluded by its interval. Sets publish and why. */
+void gate_decide(struct gate *g, double alpha, double tolerance);
+json_t *gate_json(const struct gate *g);
+
+/*
+ * log: what a training run leaves for people and programs — DIR/train.jsonl with a line an update,
+ * the same lines as metrics of a run in the store, and DIR/report.html with curves.
+ *
+ * A log watches a run (train_log_callbacks). Each update is in it once and in order, also when the run
+ * was killed and continued: lines of updates that the checkpoint had not seen are cut. The page is
+ * rewritten before every checkpoint; the caller adds sections and writes it once more at the end.
+ * One thread.
+ */
+
+/* {step, loss, lr, grad_norm, tokens, targets, tokens_per_s, seconds, rss, peak, losses} and what
+ * the method adds; a number that is not finite is null. */
+json_t *train_event_json(const struct train_event *e);
+/* Writes the events as lines, each through to the system. */
+struct train_callbacks train_jsonl_callbacks(FILE *f);
+
+struct train_log;
+/* DIR exists; store may be NULL and, like the texts, is used until the end. */
+struct train_log *train_log_open(const char *dir, const char *title, struct store *store,
+                                 const char *run);
+void train_log_free(struct train_log *l); /* NULL is fine */
+struct train_callbacks train_log_callbacks(struct train_log *l);
+/* A table of the page (see html_table); `value` is taken over. The same heading again replaces. */
+void train_log_section(struct train_log *l, const char *heading, json_t *value);
+int train_log_report(struct train_log *l, struct error *err);
+/* A table's options as an object, in its order. */
+json_t *options_json(const struct option_row *rows, const void *options);
 
 #endif

@@ -7,7 +7,7 @@
  */
 #include "train/train_loop.h"
 
-#include "train/log.h"
+#include "train/train.h"
 
 #include <math.h>
 #include <stdlib.h>

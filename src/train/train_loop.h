@@ -9,7 +9,7 @@
 #ifndef SHOAL_TRAIN_COURSE_H
 #define SHOAL_TRAIN_COURSE_H
 
-#include "train/rl.h"
+#include "train/train.h"
 
 /* Which of n samples comes when: number p since the run's beginning is entry p mod n of the shuffle
  * of epoch p / n. */

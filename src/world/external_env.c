@@ -9,7 +9,7 @@
  * would be asked.
  */
 #define _GNU_SOURCE
-#include "world/external_env.h"
+#include "world/world.h"
 
 #include "world/world_server_internal.h"
 

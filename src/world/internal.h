@@ -2,7 +2,7 @@
 #ifndef SHOAL_LIFE_INTERNAL_H
 #define SHOAL_LIFE_INTERNAL_H
 
-#include "world/simulation.h"
+#include "world/world.h"
 
 /* What a mind did and was paid over some time. */
 struct rollout_stats {

@@ -26,7 +26,7 @@
  * Invariant: everything drawn depends on (seed, generation, tick, mind) and nothing else.
  */
 #define _GNU_SOURCE
-#include "train/es.h"
+#include "train/train.h"
 #include "world/internal.h"
 
 #include <math.h>

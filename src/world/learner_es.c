@@ -19,7 +19,7 @@
  * held as a map of rank 2 while it is lived, its factors and what the engine runs: 16 (in + out)
  * bytes for each projection and pair.
  */
-#include "train/es.h"
+#include "train/train.h"
 #include "world/internal.h"
 
 #include <stdlib.h>

@@ -7,7 +7,7 @@
  *
  * Not here: what a prompt says, who asks, what follows from an action.
  */
-#include "world/simulation.h"
+#include "world/world.h"
 
 #include <math.h>
 #include <stdlib.h>

@@ -7,7 +7,7 @@
  * Invariant of a trace in memory: playing its actions in a world of its rules and seed breaks no
  * contract; so whatever can be loaded can be shown, continued and saved.
  */
-#include "world/trace.h"
+#include "world/world.h"
 
 #include <errno.h>
 #include <inttypes.h>

@@ -6,7 +6,7 @@
  * world as it was. A world's state is its trace: what is restored was played and can be played on.
  */
 #include "world/world_server_internal.h"
-#include "world/trace.h"
+#include "world/world.h"
 
 #include <inttypes.h>
 #include <stdlib.h>

@@ -2,7 +2,7 @@
 #ifndef SHOAL_WORLD_PIPE_INTERNAL_H
 #define SHOAL_WORLD_PIPE_INTERNAL_H
 
-#include "world/world_server.h"
+#include "world/world.h"
 
 /* Agents as bits. */
 uint64_t world_living_mask(const struct world *w);

@@ -18,22 +18,19 @@
 #define SHOAL_TEST_FUZZ_TARGETS_C
 
 #include "grammar/grammar.h"
-#include "eval/task.h"
+#include "eval/eval.h"
 #include "grade/grade.h"
 #include "evolve/evolve.h"
 #include "memory/internal.h"
 #include "template/template.h"
 #include "model/internal.h"
 #include "tokenizer/internal.h"
-#include "http/ip_address.h"
+#include "http/http.h"
 #include "backup/internal.h"
 #include "hub/internal.h"
-#include "swarm/blackboard.h"
-#include "swarm/team.h"
-#include "train/synth.h"
-#include "world/external_env.h"
-#include "world/world_server.h"
-#include "world/trace.h"
+#include "swarm/swarm.h"
+#include "train/train.h"
+#include "world/world.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -43,7 +40,6 @@
 /* These names are also those of other headers here. */
 #define outcome life_outcome
 #define ask life_ask
-#include "world/simulation.h"
 #undef outcome
 #undef ask
 #define call serve_call
@@ -51,8 +47,8 @@
 #include "api/internal.h"
 #include "serve/generation.h"
 #include "api/go_template.h"
-#include "jobs/request.h"
-#include "ops/keys.h"
+#include "jobs/jobs.h"
+#include "ops/ops.h"
 #include "api/ollama.h"
 #undef call
 #undef answer

@@ -39,13 +39,14 @@ static void ask(struct stream *s) {
     s->sent = clock_now();
     engine_request_release(&s->request);
     s->prompt.n = 0;
-    or_die(chat_encode(m->tok, &(struct chat_message){"user", text}, 1, true, &s->prompt, NULL, &err),
-           &err);
+    or_die(
+        chat_encode(m->tok, &(struct chat_message){"user", text}, 1, true, &s->prompt, NULL, &err),
+        &err);
     s->request = (struct engine_request){.prompt = s->prompt.v,
-                                  .n_prompt = (int32_t)s->prompt.n,
-                                  .adapter = adapters[s->number % n_adapters],
-                                  .sampling = {.temperature = 1, .top_p = 1, .seed = 1},
-                                  .max_tokens = tally_length(asked_so_far, mean_tokens)};
+                                         .n_prompt = (int32_t)s->prompt.n,
+                                         .adapter = adapters[s->number % n_adapters],
+                                         .sampling = {.temperature = 1, .top_p = 1, .seed = 1},
+                                         .max_tokens = tally_length(asked_so_far, mean_tokens)};
     s->seen = 0;
     s->last = 0;
     or_die(engine_submit(e, &s->request, &err), &err);

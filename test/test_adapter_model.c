@@ -672,9 +672,9 @@ static void engine_agrees(void **state) {
         for (int i = 0; i < n_golden; i++)
             if (strcmp(golden[i].base, bases[b]) == 0)
                 reqs[n++] = (struct engine_request){.prompt = golden[i].tokens,
-                                             .n_prompt = golden[i].n,
-                                             .adapter = case_open(&golden[i], m),
-                                             .max_tokens = 4};
+                                                    .n_prompt = golden[i].n,
+                                                    .adapter = case_open(&golden[i], m),
+                                                    .max_tokens = 4};
         if (engine_run(e, reqs, n, NULL, &err)) fail_msg("%s", err.text);
         for (int i = 0; i < n; i++) {
             int32_t tokens[MAX_TOKENS + 4], len = reqs[i].n_prompt, vocab = m->config.vocab_size;
@@ -707,7 +707,8 @@ static void bound_first(void **state) {
     assert_false(adapter_is_ready(a));
     struct engine_options o = {.max_rows = 4, .max_seqs = 1, .max_len = 8};
     struct engine *e = engine_new(m, &o, &err);
-    struct engine_request r = {.prompt = (int32_t[]){1}, .n_prompt = 1, .max_tokens = 1, .adapter = a};
+    struct engine_request r = {
+        .prompt = (int32_t[]){1}, .n_prompt = 1, .max_tokens = 1, .adapter = a};
     assert_int_equal(engine_submit(e, &r, &err), ERR_USAGE);
     assert_non_null(strstr(err.text, "is DoRA and not bound to its base"));
     engine_free(e);

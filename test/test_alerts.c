@@ -5,8 +5,8 @@
  */
 /* levels: once */
 #define _GNU_SOURCE
-#include "ops/ops.h"
 #include "http/http.h"
+#include "ops/ops.h"
 
 #include <math.h>
 #include <pthread.h>
@@ -251,7 +251,8 @@ static void test_messages(void **state) {
     json_t *v = json_array_get(got[0], 0), *one = json_array_get(json_object_get(v, "alerts"), 0);
     assert_string_equal(json_get_string(v, "version"), "4");
     assert_string_equal(json_get_string(v, "status"), "firing");
-    assert_string_equal(json_get_string(json_object_get(one, "labels"), "alertname"), "ShoalLossNaN");
+    assert_string_equal(json_get_string(json_object_get(one, "labels"), "alertname"),
+                        "ShoalLossNaN");
     assert_string_equal(json_get_string(one, "endsAt"), "0001-01-01T00:00:00Z");
     metric_set(loss, 1);
     assert_true(arrives(0, 2, 5) && arrives(1, 2, 5));

@@ -179,7 +179,8 @@ static void test_read_and_map(void **state) {
     struct error err = {0};
     struct file_map m;
     struct buf b = {0};
-    int (*const ways[])(struct file_map *, const char *, struct error *) = {file_map_open, file_map_open_copy};
+    int (*const ways[])(struct file_map *, const char *, struct error *) = {file_map_open,
+                                                                            file_map_open_copy};
     const char *path = file_with("hello", "hello");
     for (int i = 0; i < 2; i++) {
         assert_int_equal(ways[i](&m, path, &err), OK);
@@ -1467,7 +1468,8 @@ static void test_json_bounded(void **state) {
                       twice[] = "{\"a\":1,\"a\":2}";
     (void)state;
     struct error err = {0};
-    size_t whole = json_parse_memory(nested, strlen(nested)), flat_cost = json_parse_memory(flat, strlen(flat));
+    size_t whole = json_parse_memory(nested, strlen(nested)),
+           flat_cost = json_parse_memory(flat, strlen(flat));
     struct json_limits left = {.depth = 3, .cost = whole};
     json_t *v = json_parse_limited(nested, strlen(nested), "t", &left, &err);
     assert_non_null(v);
@@ -1564,7 +1566,8 @@ static void test_json_each_errors(void **state) {
     }
     struct error err = {0};
     struct visits s = {.stop_after = 2};
-    assert_int_equal(json_file_each(file_with("each.json", "1\n2\n3\n"), visit, &s, &err), ERR_STATE);
+    assert_int_equal(json_file_each(file_with("each.json", "1\n2\n3\n"), visit, &s, &err),
+                     ERR_STATE);
     assert_int_equal(s.n, 2);
     assert_string_equal(err.text, "enough");
     assert_int_equal(json_file_each(in_scratch("none"), visit, &s, &err), ERR_MISSING);

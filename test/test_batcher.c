@@ -40,11 +40,11 @@ static struct engine *engine_small(void) {
 
 static void request_draw(struct engine_request *r, int i, struct rng *rng) {
     *r = (struct engine_request){.prompt = tokens + rng_below(rng, 8),
-                          .n_prompt = 1 + (int32_t)rng_below(rng, 16),
-                          .max_tokens = (int32_t)rng_below(rng, 24),
-                          .adapter = i % 3 ? adapters[i % 2] : NULL,
-                          .n_top = i % 4 ? 0 : 3,
-                          .sampling = {.temperature = 1, .top_p = 1, .seed = (uint64_t)i}};
+                                 .n_prompt = 1 + (int32_t)rng_below(rng, 16),
+                                 .max_tokens = (int32_t)rng_below(rng, 24),
+                                 .adapter = i % 3 ? adapters[i % 2] : NULL,
+                                 .n_top = i % 4 ? 0 : 3,
+                                 .sampling = {.temperature = 1, .top_p = 1, .seed = (uint64_t)i}};
 }
 
 static int once_up(void **state) {
@@ -96,11 +96,11 @@ static int tear_down(void **state) {
 static struct engine_request fresh(int i) {
     struct engine_request r = known[i];
     return (struct engine_request){.prompt = r.prompt,
-                            .n_prompt = r.n_prompt,
-                            .max_tokens = r.max_tokens,
-                            .adapter = r.adapter,
-                            .n_top = r.n_top,
-                            .sampling = r.sampling};
+                                   .n_prompt = r.n_prompt,
+                                   .max_tokens = r.max_tokens,
+                                   .adapter = r.adapter,
+                                   .n_top = r.n_top,
+                                   .sampling = r.sampling};
 }
 
 /* Whether the first n tokens are the known ones, to the bit. */
@@ -230,7 +230,7 @@ static void told_changed(struct batcher_request *c, bool done) {
 static void test_done_is_told_first(void **state) {
     static const int32_t wanted[] = {8, 3, 8, 3, -3, 8, 8, 8, 8, 8, -8};
     struct batcher_request calls[2] = {{.changed = told_changed}, {.changed = told_changed}},
-                  *list[2] = {&calls[0], &calls[1]};
+                           *list[2] = {&calls[0], &calls[1]};
     struct error err;
     (void)state;
     for (int i = 0; i < 2; i++)
@@ -259,9 +259,10 @@ static void tally_changed(struct batcher_request *c, bool done) {
 static struct batcher_request *calls_new(int n, struct tally *t) {
     struct batcher_request *calls = xcalloc((size_t)n, sizeof *calls);
     for (int i = 0; i < n; i++)
-        calls[i] = (struct batcher_request){.request = {.prompt = tokens, .n_prompt = 4, .max_tokens = 40},
-                                   .changed = tally_changed,
-                                   .user = t};
+        calls[i] =
+            (struct batcher_request){.request = {.prompt = tokens, .n_prompt = 4, .max_tokens = 40},
+                                     .changed = tally_changed,
+                                     .user = t};
     return calls;
 }
 

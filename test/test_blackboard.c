@@ -244,7 +244,8 @@ static void test_refusals(void **state) {
 static void slot_put(struct blackboard *b, const char *slot, const char *text, float x, float y) {
     float v[2] = {x, y};
     json_t *back = blackboard_slot_add(
-        b, &(struct blackboard_slot_entry){.slot = slot, .text = text, .embedding = v, .d = 2}, &err);
+        b, &(struct blackboard_slot_entry){.slot = slot, .text = text, .embedding = v, .d = 2},
+        &err);
     if (!back) fail_msg("%s", err.text);
     assert_int_equal(strlen(json_string_value(json_object_get(back, "entry_id"))), 8);
     json_decref(back);
@@ -331,7 +332,7 @@ static void random_event(struct blackboard *b, struct rng *r) {
     else
         put(b, key, text,
             &(struct blackboard_write_options){.ttl = what < 7 ? rng_uniform(r) : 0,
-                                  .priority = (int)rng_below(r, 3) - 1});
+                                               .priority = (int)rng_below(r, 3) - 1});
 }
 
 /* What the board was after each event is what a replay up to that event gives. */

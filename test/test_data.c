@@ -454,7 +454,8 @@ static void test_kill_and_resume(void **state) {
     struct train_options o = options();
     char *a = data_write("a", "yes", 5), *b = data_write("b", "no", 4), *log_text = NULL;
     char *saved = xasprintf("/tmp/shoal-test-data-%d.state", (int)getpid());
-    struct train_job whole[2] = {{.name = "a", .data = a}, {.name = "b", .data = b}}, again[2], alone;
+    struct train_job whole[2] = {{.name = "a", .data = a}, {.name = "b", .data = b}}, again[2],
+                     alone;
     size_t log_size;
     memcpy(again, whole, sizeof again);
     alone = whole[1];
@@ -511,7 +512,7 @@ static void test_plan(void **state) {
     char *a = data_write("a", "はい", 9), *b = data_write("b", "no", 4), *log_text = NULL;
     size_t log_size;
     struct train_job jobs[2] = {{.name = "a", .data = a, .eval_data = b},
-                              {.name = "b", .data = b, .eval_data = b}};
+                                {.name = "b", .data = b, .eval_data = b}};
     assert_int_equal(sft_plan_make(m, jobs, 2, &o, NULL, NULL, &p, &err), OK);
     assert_int_equal(jobs[0].lint.eval_samples.n, 0);
     assert_int_equal(jobs[0].lint.eval_prompts.n, 4); /* both ask 0, 1, 2, 3 */

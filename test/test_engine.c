@@ -62,10 +62,10 @@ static void grammars_make(void) {
 static void draw_sampling(struct drawn *d, struct rng *rng) {
     static const float temperatures[] = {0, 0, 0.3f, 1, 2.5f}, ps[] = {1, 1, 0.9f, 0.4f};
     d->r.sampling = (struct sampling_params){.temperature = temperatures[rng_below(rng, 5)],
-                                      .top_p = ps[rng_below(rng, 4)],
-                                      .top_k = below(rng, 2) * below(rng, 40),
-                                      .min_p = rng_below(rng, 3) ? 0 : 0.05f,
-                                      .seed = rng_u64(rng)};
+                                             .top_p = ps[rng_below(rng, 4)],
+                                             .top_k = below(rng, 2) * below(rng, 40),
+                                             .min_p = rng_below(rng, 3) ? 0 : 0.05f,
+                                             .seed = rng_u64(rng)};
     d->r.max_tokens = below(rng, 13);
     d->r.n_stop = below(rng, 2) * below(rng, 9);
     for (int32_t i = 0; i < d->r.n_stop; i++) d->stop[i] = below(rng, VOCAB);
@@ -94,7 +94,8 @@ static void draw_adapters(struct drawn *d, struct adapter *const *adapters, stru
     if (a <= N_ADAPTERS) return;
     d->r.n_mix = 1 + below(rng, 3);
     for (int32_t i = 0; i < d->r.n_mix; i++)
-        d->mix[i] = (struct weighted_adapter){.adapter = i == 1 ? NULL : adapters[below(rng, N_ADAPTERS)],
+        d->mix[i] =
+            (struct weighted_adapter){.adapter = i == 1 ? NULL : adapters[below(rng, N_ADAPTERS)],
                                       .noise = {7, (uint32_t)below(rng, 2)},
                                       .weight = i == 1 ? 0.01f : 0.5f + (float)below(rng, 2)};
     d->r.mix = d->mix;
@@ -384,8 +385,8 @@ static void levels_agree(void **state) {
 }
 
 /* Log-probability of `tail` after `head` by one forward pass over both. */
-static double sequence_logprob(const struct model *m, const struct engine_request *r, const int32_t *head,
-                               int32_t n_head, const struct token_seq *tail) {
+static double sequence_logprob(const struct model *m, const struct engine_request *r,
+                               const int32_t *head, int32_t n_head, const struct token_seq *tail) {
     struct forward_options o = {.max_rows = LEN, .n_slots = 1, .slot_len = LEN};
     struct forward *f = forward_new(m, &o);
     struct batch_row rows[LEN];
@@ -465,20 +466,20 @@ static void choices_alone_are_equal(void **state) {
         run_one(e, r);
         for (int32_t c = 0; c < r->n_choices; c++) {
             struct engine_request one = {.prompt = r->prompt,
-                                  .n_prompt = r->n_prompt,
-                                  .adapter = r->adapter,
-                                  .mix = r->mix,
-                                  .n_mix = r->n_mix,
-                                  .loop_tokens = r->loop_tokens,
-                                  .grammar = r->grammar,
-                                  .sampling = r->sampling,
-                                  .logprob_temperature = r->logprob_temperature,
-                                  .max_tokens = r->max_tokens,
-                                  .stop = r->stop,
-                                  .n_stop = r->n_stop,
-                                  .suffix = r->suffix,
-                                  .choices = &r->choices[c],
-                                  .n_choices = 1};
+                                         .n_prompt = r->n_prompt,
+                                         .adapter = r->adapter,
+                                         .mix = r->mix,
+                                         .n_mix = r->n_mix,
+                                         .loop_tokens = r->loop_tokens,
+                                         .grammar = r->grammar,
+                                         .sampling = r->sampling,
+                                         .logprob_temperature = r->logprob_temperature,
+                                         .max_tokens = r->max_tokens,
+                                         .stop = r->stop,
+                                         .n_stop = r->n_stop,
+                                         .suffix = r->suffix,
+                                         .choices = &r->choices[c],
+                                         .n_choices = 1};
             run_one(e, &one);
             assert_true(one.choice_logprob[0] == r->choice_logprob[c] &&
                         one.choice_prob[0] == 1.0f);
@@ -504,13 +505,13 @@ static void choices_follow_generation(void **state) {
     for (int stopped = 0; stopped < 2; stopped++)
         for (int32_t n_suffix = 0; n_suffix <= 2; n_suffix += 2) {
             struct engine_request r = {.prompt = prompt,
-                                .n_prompt = 3,
-                                .max_tokens = 6,
-                                .stop = plain.out + 5,
-                                .n_stop = stopped,
-                                .suffix = {suffix, n_suffix},
-                                .choices = choices,
-                                .n_choices = 2};
+                                       .n_prompt = 3,
+                                       .max_tokens = 6,
+                                       .stop = plain.out + 5,
+                                       .n_stop = stopped,
+                                       .suffix = {suffix, n_suffix},
+                                       .choices = choices,
+                                       .n_choices = 2};
             run_one(e, &r);
             int32_t spelled[16], n = 0;
             for (int i = 0; i < 3; i++) spelled[n++] = prompt[i];
@@ -543,11 +544,11 @@ static void stops_and_limits(void **state) {
     assert_int_equal(all.finish, FINISH_LENGTH);
     for (int32_t i = 0; i < all.n_out; i++) assert_true(all.out_logprob[i] < 0);
     struct engine_request r = {.prompt = prompt,
-                        .n_prompt = 4,
-                        .max_tokens = LEN - 4,
-                        .sampling = {2, 0, 1, 0, 77},
-                        .stop = all.out + 9,
-                        .n_stop = 2};
+                               .n_prompt = 4,
+                               .max_tokens = LEN - 4,
+                               .sampling = {2, 0, 1, 0, 77},
+                               .stop = all.out + 9,
+                               .n_stop = 2};
     run_one(e, &r);
     assert_int_equal(r.finish, FINISH_STOP);
     assert_true(r.n_out <= 9 && r.n_generated == r.n_out + 1);
@@ -572,10 +573,10 @@ static void generation_is_sampled_forward(void **state) {
     struct engine *e = engine_make(m, 16, 4, NULL);
     static const int32_t prompt[] = {4, 40, 200};
     struct engine_request r = {.prompt = prompt,
-                        .n_prompt = 3,
-                        .adapter = a,
-                        .max_tokens = 20,
-                        .sampling = {1.5f, 50, 0.95f, 0.01f, 5}};
+                               .n_prompt = 3,
+                               .adapter = a,
+                               .max_tokens = 20,
+                               .sampling = {1.5f, 50, 0.95f, 0.01f, 5}};
     run_one(e, &r);
     struct forward_options o = {.max_rows = 1, .n_slots = 1, .slot_len = LEN};
     struct forward *f = forward_new(m, &o);
@@ -645,20 +646,20 @@ static void prefixes_are_shared(void **state) {
     for (int i = 0; i < LEN; i++) prompt[i] = (11 * i + 5) % VOCAB;
     for (int i = 0; i < 5; i++)
         r[i] = (struct engine_request){.prompt = prompt,
-                                .n_prompt = 30,
-                                .adapter = a,
-                                .max_tokens = 8,
-                                .sampling = {1, 0, 1, 0, (uint64_t)i}};
+                                       .n_prompt = 30,
+                                       .adapter = a,
+                                       .max_tokens = 8,
+                                       .sampling = {1, 0, 1, 0, (uint64_t)i}};
     assert_int_equal(engine_run(e, r, 5, NULL, &err), OK);
     assert_int_equal(engine_stats(e).prefilled, 30 + 4);
     for (int i = 0; i < 5; i++) assert_int_equal(r[i].n_cached, i ? 29 : 0);
     for (int i = 0; i < 5; i++) {
         struct engine *fresh = engine_make(m, 64, 1, NULL);
         alone = (struct engine_request){.prompt = prompt,
-                                 .n_prompt = 30,
-                                 .adapter = a,
-                                 .max_tokens = 8,
-                                 .sampling = {1, 0, 1, 0, (uint64_t)i}};
+                                        .n_prompt = 30,
+                                        .adapter = a,
+                                        .max_tokens = 8,
+                                        .sampling = {1, 0, 1, 0, (uint64_t)i}};
         run_one(fresh, &alone);
         same_result(&alone, &r[i]);
         assert_int_equal(alone.n_prefilled, 30);
@@ -666,7 +667,8 @@ static void prefixes_are_shared(void **state) {
         engine_request_release(&r[i]);
         engine_free(fresh);
     }
-    alone = (struct engine_request){.prompt = prompt, .n_prompt = 40, .adapter = a, .max_tokens = 1};
+    alone =
+        (struct engine_request){.prompt = prompt, .n_prompt = 40, .adapter = a, .max_tokens = 1};
     run_one(e, &alone);
     assert_int_equal(engine_stats(e).prefilled, 34 + 10);
     engine_request_release(&alone);
@@ -733,10 +735,11 @@ static void sampler_equals_naive(void **state) {
     for (int round = 0; round < 600; round++) {
         int32_t n = 1 + below(&rng, round % 2 ? MOST : 12);
         struct sampling_params s = {.temperature = 0.2f + 2 * rng_uniform(&rng),
-                             .top_k = below(&rng, 2) * below(&rng, 60),
-                             .top_p = rng_below(&rng, 2) ? 1 : 0.01f + 0.98f * rng_uniform(&rng),
-                             .min_p = rng_below(&rng, 2) ? 0 : 0.3f * rng_uniform(&rng),
-                             .seed = rng_u64(&rng)};
+                                    .top_k = below(&rng, 2) * below(&rng, 60),
+                                    .top_p =
+                                        rng_below(&rng, 2) ? 1 : 0.01f + 0.98f * rng_uniform(&rng),
+                                    .min_p = rng_below(&rng, 2) ? 0 : 0.3f * rng_uniform(&rng),
+                                    .seed = rng_u64(&rng)};
         // coarse values make ties
         for (int32_t i = 0; i < n; i++)
             logits[i] = floorf(4 * rng_normal(&rng)) / (round % 3 ? 2.0f : 64.0f);
@@ -800,10 +803,10 @@ static void sampler_filters(void **state) {
         bool seen[4] = {0};
         char kept[8] = "";
         struct sampling_params s = {.temperature = 1,
-                             .top_k = cases[c].top_k,
-                             .top_p = cases[c].top_p,
-                             .min_p = cases[c].min_p,
-                             .seed = 7};
+                                    .top_k = cases[c].top_k,
+                                    .top_p = cases[c].top_p,
+                                    .min_p = cases[c].min_p,
+                                    .seed = 7};
         for (int i = 0; i < 400; i++) {
             for (int j = 0; j < 4; j++) logits[j] = (float)log(probs[j]);
             seen[sample_token(logits, 4, &s, NULL, i, &logprob, scratch)] = true;
@@ -819,7 +822,7 @@ static void sampler_edges(void **state) {
     (void)state;
     float *scratch = xcalloc(16, sizeof *scratch), logprob;
     struct sampling_params greedy = {0}, hot = {.temperature = 1e6f, .top_p = 0.9f},
-                    cold = {.temperature = 1e-30f, .top_p = 1};
+                           cold = {.temperature = 1e-30f, .top_p = 1};
     float tie[4] = {1, 3, 3, 2}, nan[4] = {NAN, NAN, NAN, NAN}, some[4] = {NAN, 1, -INFINITY, NAN},
           one[1] = {5};
     assert_int_equal(sample_token(tie, 4, &greedy, NULL, 0, &logprob, scratch), 1);
@@ -950,13 +953,13 @@ static void keys_tell_calls_apart(void **state) {
     static const int32_t v[] = {1, 2, 3, 4};
     const struct token_seq c1[] = {{v, 1}, {v + 1, 2}}, c2[] = {{v, 2}, {v + 2, 1}};
     const struct engine_request base = {.prompt = v,
-                                 .n_prompt = 2,
-                                 .max_tokens = 1,
-                                 .stop = v + 2,
-                                 .n_stop = 1,
-                                 .sampling = {.temperature = 1, .top_p = 1},
-                                 .choices = c1,
-                                 .n_choices = 2};
+                                        .n_prompt = 2,
+                                        .max_tokens = 1,
+                                        .stop = v + 2,
+                                        .n_stop = 1,
+                                        .sampling = {.temperature = 1, .top_p = 1},
+                                        .choices = c1,
+                                        .n_choices = 2};
     struct engine_request r[N];
     char keys[N + 1][HASH_LEN];
     for (int i = 0; i < N; i++) r[i] = base;
@@ -1006,7 +1009,8 @@ static void stories_in_company(void **state) {
     static const int32_t n[] = {1, 2, 3, 1, 2, 3};
     struct engine_request r[6];
     for (int i = 0; i < 6; i++)
-        r[i] = (struct engine_request){.prompt = prompts[i], .n_prompt = n[i], .max_tokens = 16 - n[i]};
+        r[i] = (struct engine_request){
+            .prompt = prompts[i], .n_prompt = n[i], .max_tokens = 16 - n[i]};
     assert_int_equal(engine_run(e, r, 6, NULL, &err), OK);
     for (int i = 0; i < 4; i++)
         assert_memory_equal(r[i].out, want + n[i] - 1, (size_t)r[i].n_out * sizeof *r[i].out);
@@ -1025,11 +1029,11 @@ static void prompt_logprobs_equal_generated(void **state) {
     struct engine *e = engine_make(w.m, 7, 4, NULL);
     int32_t prompt[3] = {5, 9, 200}, whole[23];
     struct engine_request r = {.prompt = prompt,
-                        .n_prompt = 3,
-                        .adapter = w.a[1],
-                        .max_tokens = 20,
-                        .n_top = 5,
-                        .sampling = {.temperature = 1, .top_p = 1, .seed = 3}};
+                               .n_prompt = 3,
+                               .adapter = w.a[1],
+                               .max_tokens = 20,
+                               .n_top = 5,
+                               .sampling = {.temperature = 1, .top_p = 1, .seed = 3}};
     run_one(e, &r);
     memcpy(whole, prompt, sizeof prompt);
     memcpy(whole + 3, r.out, 20 * sizeof *whole);
@@ -1155,7 +1159,8 @@ static void grammars_delay_no_others(void **state) {
     }
     assert_true(plain.done && steps <= 10);
     assert_true(slow.n_out <= 2); // its masks take many steps
-    struct engine_request given_up = {.prompt = prompt, .n_prompt = 6, .grammar = g, .max_tokens = 6};
+    struct engine_request given_up = {
+        .prompt = prompt, .n_prompt = 6, .grammar = g, .max_tokens = 6};
     assert_int_equal(engine_submit(e, &given_up, &err), OK);
     for (int i = 0; i < 5; i++) engine_step(e);
     engine_cancel(e, &given_up);
@@ -1185,12 +1190,12 @@ static void grammars_are_kept(void **state) {
         const struct grammar *g = grammars[i % 4];
         struct buf said = {0};
         struct engine_request r = {.prompt = prompt,
-                            .n_prompt = 2,
-                            .grammar = g,
-                            .max_tokens = grammar_min_length(g) + i / 4,
-                            .stop = eos,
-                            .n_stop = i % 8 < 4,
-                            .sampling = {.temperature = 2, .top_p = 1, .seed = (uint64_t)i}};
+                                   .n_prompt = 2,
+                                   .grammar = g,
+                                   .max_tokens = grammar_min_length(g) + i / 4,
+                                   .stop = eos,
+                                   .n_stop = i % 8 < 4,
+                                   .sampling = {.temperature = 2, .top_p = 1, .seed = (uint64_t)i}};
         run_one(e, &r);
         tokenizer_decode(m->tok, r.out, r.n_out, false, &said);
         struct grammar_machine *k = grammar_machine_new(g, NULL, 0);
@@ -1216,10 +1221,10 @@ static void loops_and_stop_texts(void **state) {
     int32_t prompt[] = {10, 20};
     struct logit_bias bias = {77, 1000};
     struct engine_request r = {.prompt = prompt,
-                        .n_prompt = 2,
-                        .max_tokens = 40,
-                        .loop_tokens = 12,
-                        .sampling = {.bias = &bias, .n_bias = 1}};
+                               .n_prompt = 2,
+                               .max_tokens = 40,
+                               .loop_tokens = 12,
+                               .sampling = {.bias = &bias, .n_bias = 1}};
     run_one(e, &r);
     assert_int_equal(r.finish, FINISH_LOOP);
     assert_int_equal(r.n_out, 12);
@@ -1296,8 +1301,11 @@ static void sessions_resume(void **state) {
     int32_t prompt[40], n = 0;
     for (int i = 0; i < 40; i++) prompt[i] = 17 * i % VOCAB;
     struct token_seq all = {prompt, 40};
-    struct engine_request r = {.prompt = prompt, .n_prompt = 40, .adapter = w.a[0], .max_tokens = 8},
-                   s = r;
+    struct engine_request r = {.prompt = prompt,
+                               .n_prompt = 40,
+                               .adapter = w.a[0],
+                               .max_tokens = 8},
+                          s = r;
     assert_int_equal(engine_session_save(a, all, w.a[0], hash, path, &err), ERR_USAGE);
     run_one(a, &r);
     assert_int_equal(engine_session_save(a, all, w.a[1], hash, path, &err), ERR_USAGE);
@@ -1354,11 +1362,11 @@ static void mixes_add_up(void **state) {
     int32_t prompt[] = {1, 2, 3, 4, 5}, word[] = {9};
     struct token_seq choice = {word, 1};
     struct weighted_adapter halves[] = {{w.a[3], {0, 0}, 0.5f}, {w.a[3], {0, 0}, 0.5f}},
-                    one = {w.a[3], {0, 0}, 1}, noise = {NULL, {3, 1}, 0.02f};
+                            one = {w.a[3], {0, 0}, 1}, noise = {NULL, {3, 1}, 0.02f};
     struct engine_request r[4] = {{.adapter = w.a[3]},
-                           {.mix = halves, .n_mix = 2},
-                           {.mix = &one, .n_mix = 1},
-                           {.mix = &noise, .n_mix = 1}};
+                                  {.mix = halves, .n_mix = 2},
+                                  {.mix = &one, .n_mix = 1},
+                                  {.mix = &noise, .n_mix = 1}};
     for (int i = 0; i < 4; i++) {
         r[i].prompt = prompt, r[i].n_prompt = 5, r[i].choices = &choice, r[i].n_choices = 1;
         run_one(e, &r[i]);

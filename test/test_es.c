@@ -92,8 +92,8 @@ static double *true_gradient(const struct model *m, struct adapter *a, const str
     return g;
 }
 
-static double *estimate(const struct model *m, struct adapter *a, const struct train_sample *s, int n,
-                        const struct es_options *eo, uint64_t seed, struct pool *pool,
+static double *estimate(const struct model *m, struct adapter *a, const struct train_sample *s,
+                        int n, const struct es_options *eo, uint64_t seed, struct pool *pool,
                         int64_t *dims) {
     struct train_options o = options();
     o.seed = (int64_t)seed;
@@ -339,7 +339,8 @@ static void test_resume(void **state) {
     assert_string_equal(want, got);
     struct trainer *alone = trainer_new_lora(u.m, &u.a[1], 1, &o, NULL, &err);
     updates(alone, f, &u, 1, 0, 4);
-    struct adapter *one = trainer_export_adapter(alone, 0, NULL), *two = trainer_export_adapter(t, 1, NULL);
+    struct adapter *one = trainer_export_adapter(alone, 0, NULL),
+                   *two = trainer_export_adapter(t, 1, NULL);
     assert_string_equal(one->hash, two->hash);
     adapter_release(one);
     adapter_release(two);
@@ -393,8 +394,8 @@ static void test_exact(void **state) {
     (void)state;
     struct model *m = fixture_model("tiny-llama", true, TENSOR_F32, NUMERIC_EXACT);
     struct adapter *a = fixture_adapter(&m->config, 2, "q_proj", 0.05f, 7);
-    struct forward *f =
-        forward_new(m, &(struct forward_options){.max_rows = 1, .n_slots = 1, .slot_len = KV_PAGE_SIZE});
+    struct forward *f = forward_new(
+        m, &(struct forward_options){.max_rows = 1, .n_slots = 1, .slot_len = KV_PAGE_SIZE});
     float *logits = xcalloc((size_t)m->config.vocab_size, sizeof *logits);
     int32_t tokens[14] = {3, 9, 17, 5};
     uint8_t mask[14] = {0};

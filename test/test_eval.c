@@ -414,7 +414,7 @@ static void test_asked(void **state) {
     (void)state;
     struct tokenizer *tok = tokenizer_new_bytes(300);
     struct task_item it = {.choices = {(char *)(uintptr_t) "7", (char *)(uintptr_t) "a b"},
-                      .n_choices = 2};
+                           .n_choices = 2};
     struct chat_message chat[] = {{"user", "hm?"}};
     for (int working = 0; working < 2; working++) {
         struct choice_prompt a;
@@ -671,7 +671,8 @@ static void test_cluster_bootstrap(void **state) {
             v[i] = i % EACH ? v[i - 1] : (double)((double)rng_uniform(&r) < 0.6);
         }
         struct stats_interval c = stats_cluster_bootstrap(v, cluster, CLUSTERS * EACH, CLUSTERS, s),
-                        a = stats_cluster_bootstrap(v, alone, CLUSTERS * EACH, CLUSTERS * EACH, s);
+                              a = stats_cluster_bootstrap(v, alone, CLUSTERS * EACH,
+                                                          CLUSTERS * EACH, s);
         close_to(c.value, a.value, 1e-12);
         covered += c.lo <= 0.6 && 0.6 <= c.hi;
         covered_alone += a.lo <= 0.6 && 0.6 <= a.hi;
@@ -690,9 +691,10 @@ static void test_bootstrap_of_values(void **state) {
         v[i] = (double)rng_normal(&r);
         own[i] = i;
     }
-    struct stats_interval b = stats_cluster_bootstrap(v, own, 500, 500, 1), t = stats_mean_interval(v, 500),
-                    again = stats_cluster_bootstrap(v, own, 500, 500, 1),
-                    other = stats_cluster_bootstrap(v, own, 500, 500, 2);
+    struct stats_interval b = stats_cluster_bootstrap(v, own, 500, 500, 1),
+                          t = stats_mean_interval(v, 500),
+                          again = stats_cluster_bootstrap(v, own, 500, 500, 1),
+                          other = stats_cluster_bootstrap(v, own, 500, 500, 2);
     close_to(b.lo, t.lo, 0.012);
     close_to(b.hi, t.hi, 0.012);
     assert_memory_equal(&b, &again, sizeof b);

@@ -412,8 +412,8 @@ static int letters_evaluate(void *ctx, int generation, struct candidate *c, int 
     (void)witnesses;
     (void)e;
     *out = (struct evaluation){.n_items = ITEMS,
-                          .scores = xcalloc((size_t)n * ITEMS, sizeof(double)),
-                          .distance = xcalloc((size_t)n * (size_t)n, sizeof(double))};
+                               .scores = xcalloc((size_t)n * ITEMS, sizeof(double)),
+                               .distance = xcalloc((size_t)n * (size_t)n, sizeof(double))};
     for (int i = 0; i < n; i++) {
         c[i].n_items = ITEMS;
         c[i].cooperation = c[i].novelty = (struct stats_interval){0};
@@ -550,7 +550,8 @@ static void model_make(void) {
         task_item_release(&it);
     }
     assert_int_equal(model_preset_find("tiny-llama", &c, &err), OK);
-    struct tokenizer *tok = tokenizer_train_bpe(text.data, text.len, 420, "smollm", specials, 3, &err);
+    struct tokenizer *tok =
+        tokenizer_train_bpe(text.data, text.len, 420, "smollm", specials, 3, &err);
     buf_release(&text);
     if (!tok) fail_msg("%s", err.text);
     c.vocab_size = tokenizer_vocab_size(tok);
@@ -623,9 +624,9 @@ static int runs_close(void **state) {
 
 static struct evolve_env env_of(const char *root, int threads) {
     return (struct evolve_env){.pool = pool_new(threads),
-                            .cls = NUMERIC_EXACT,
-                            .root = path_join(dir, root),
-                            .find = find_as_is};
+                               .cls = NUMERIC_EXACT,
+                               .root = path_join(dir, root),
+                               .find = find_as_is};
 }
 
 static void env_release(struct evolve_env *e) {

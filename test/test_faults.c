@@ -14,15 +14,15 @@
  */
 /* levels: once */
 #define _GNU_SOURCE
-#include "grammar/grammar.h"
 #include "eval/eval.h"
 #include "evolve/evolve.h"
 #include "fixture.h"
 #include "folder.h"
+#include "grammar/grammar.h"
 #include "memory/memory.h"
-#include "template/template.h"
 #include "store/store.h"
 #include "swarm/swarm.h"
+#include "template/template.h"
 #include "train/train.h"
 #include "world/world.h"
 
@@ -602,8 +602,8 @@ static int write_board(struct error *err) {
     json_t *value = json_pack("{s:s}", "本文", "猫"), *row = NULL;
     int rc = b ? blackboard_write_multiple(b, value, NULL, err) : err->code;
     if (rc == OK)
-        rc = (row = blackboard_slot_add(b, &(struct blackboard_slot_entry){"批評", "反対", v, 2, NULL},
-                                        err))
+        rc = (row = blackboard_slot_add(
+                  b, &(struct blackboard_slot_entry){"批評", "反対", v, 2, NULL}, err))
                  ? OK
                  : err->code;
     if (rc == OK) rc = (again = blackboard_open(&o, err)) ? OK : err->code;

@@ -311,7 +311,8 @@ static void mixed_run(struct forward *f, const struct model *m, struct adapter *
             if (count == 0) continue;
             segs[n_segs++] = adapter_lora_segment(by_seq[s], n, n + count, &parts[s]);
             for (int i = 0; i < count; i++, n++) {
-                rows[n] = (struct batch_row){.token = tokens[s][at[s] + i], .pos = at[s] + i, .slot = s};
+                rows[n] =
+                    (struct batch_row){.token = tokens[s][at[s] + i], .pos = at[s] + i, .slot = s};
                 out[n] = n;
             }
             at[s] += count;
@@ -415,7 +416,8 @@ static void wanted_run(const struct model *m, struct adapter *const a[], const i
         rows[i] = (struct batch_row){.token = 7 + i, .pos = i % WANTED_LEN, .slot = i / WANTED_LEN};
     for (int32_t s = 0; s < WANTED_SEQS; s++)
         if (s != 2)
-            segs[n++] = adapter_lora_segment(a[s % 2], s * WANTED_LEN, (s + 1) * WANTED_LEN, &parts[s]);
+            segs[n++] =
+                adapter_lora_segment(a[s % 2], s * WANTED_LEN, (s + 1) * WANTED_LEN, &parts[s]);
     forward_run(f, rows, WANTED_ROWS, segs, n, out, n_out, logits);
     for (int32_t s = 0; s < WANTED_SEQS; s++)
         rows[s] = (struct batch_row){.token = 3 + s, .pos = WANTED_LEN, .slot = s};
@@ -466,8 +468,8 @@ static int halves_rows(struct adapter *const a[], struct batch_row *rows, struct
     int n = 0;
     for (int32_t i = 0; i < HALVES_ROWS; i++)
         rows[i] = (struct batch_row){.token = 9 + i % (HALVES_SEQS * WANTED_LEN),
-                               .pos = i % WANTED_LEN,
-                               .slot = i / WANTED_LEN};
+                                     .pos = i % WANTED_LEN,
+                                     .slot = i / WANTED_LEN};
     for (int32_t s = 0; s < HALVES_MEMBERS; s++)
         if (a[s])
             segs[n++] = adapter_lora_segment(a[s], s * WANTED_LEN, (s + 1) * WANTED_LEN, &parts[s]);

@@ -359,8 +359,8 @@ static int run_method(const struct method_case *c, const struct model *m, const 
     const struct train_callbacks watch = {killer_begin, cut_update, &k};
     int rc = c->method == METHOD_ES
                  ? sft_run_with_callbacks(m, jobs, 2, &o, &es, NULL, checkpoint, &watch, &err)
-                 : rl_run_with_callbacks(m, jobs, 2, &o, c->method, &p, NULL, NULL, checkpoint, &watch,
-                                      &err);
+                 : rl_run_with_callbacks(m, jobs, 2, &o, c->method, &p, NULL, NULL, checkpoint,
+                                         &watch, &err);
     if (rc == OK) rc = train_log_report(l, &err);
     for (int j = 0; j < 2; j++) adapter_release(jobs[j].result);
     train_log_free(l);

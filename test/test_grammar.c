@@ -16,8 +16,8 @@
 #include <cmocka.h>
 
 #define PCRE2_CODE_UNIT_WIDTH 8
-#include "grammar/grammar.h"
 #include "fixture.h"
+#include "grammar/grammar.h"
 #include "model/internal.h"
 
 #include <pcre2.h>

@@ -65,7 +65,8 @@ static void test_eviction(void **state) {
 /* Grammars in use have a bound too, of one caller half of it; then they are refused for now. */
 static void test_bytes(void **state) {
     (void)state;
-    struct grammar_cache *all = grammar_cache_new(&(struct grammar_cache_options){.bytes = 4 << 20});
+    struct grammar_cache *all =
+        grammar_cache_new(&(struct grammar_cache_options){.bytes = 4 << 20});
     struct grammar *held[100];
     struct error err = {0};
     char text[32];

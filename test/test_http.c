@@ -200,15 +200,24 @@ static void held_handle(void *ctx, struct exchange *x) {
 }
 
 static const struct http_route routes[] = {
-    {"GET", "/short", 0, short_handle},          {"GET", "/long", 0, long_handle},
-    {"POST", "/echo", 0, echo_handle},           {"GET", "/rest/*", 0, rest_handle},
-    {"POST", "/json", 0, json_handle},           {"GET", "/block", 0, block_handle},
-    {"GET", "/later", 0, later_handle},          {"GET", "/events", 0, events_handle},
-    {"GET", "/silent", 0, silent_handle},        {"GET", "/endless", 0, endless_handle},
-    {"GET", "/eager", 0, eager_handle},          {"GET", "/named", 0, named_handle},
-    {"GET", "/wait", HTTP_DISPATCH_SLOW_WORKER, block_handle},   {"GET", "/instant", HTTP_DISPATCH_IO_THREAD, short_handle},
-    {"GET", "/aside", HTTP_DISPATCH_OWN_THREAD, short_handle}, {"GET", "/peer", 0, peer_handle},
-    {"POST", "/held", 0, held_handle},           {0},
+    {"GET", "/short", 0, short_handle},
+    {"GET", "/long", 0, long_handle},
+    {"POST", "/echo", 0, echo_handle},
+    {"GET", "/rest/*", 0, rest_handle},
+    {"POST", "/json", 0, json_handle},
+    {"GET", "/block", 0, block_handle},
+    {"GET", "/later", 0, later_handle},
+    {"GET", "/events", 0, events_handle},
+    {"GET", "/silent", 0, silent_handle},
+    {"GET", "/endless", 0, endless_handle},
+    {"GET", "/eager", 0, eager_handle},
+    {"GET", "/named", 0, named_handle},
+    {"GET", "/wait", HTTP_DISPATCH_SLOW_WORKER, block_handle},
+    {"GET", "/instant", HTTP_DISPATCH_IO_THREAD, short_handle},
+    {"GET", "/aside", HTTP_DISPATCH_OWN_THREAD, short_handle},
+    {"GET", "/peer", 0, peer_handle},
+    {"POST", "/held", 0, held_handle},
+    {0},
 };
 
 static int admit(void *ctx, struct exchange *x, const struct http_route *r) {
@@ -239,13 +248,13 @@ static bool any_host(void *ctx) {
 
 static void serve(void) {
     const struct http_callbacks calls = {.routes = routes,
-                                     .workers = 4,
-                                     .self = &h,
-                                     .admit = admit,
-                                     .refuse = refuse,
-                                     .work = work_of,
-                                     .any_host = any_host,
-                                     .ended = has_ended};
+                                         .workers = 4,
+                                         .self = &h,
+                                         .admit = admit,
+                                         .refuse = refuse,
+                                         .work = work_of,
+                                         .any_host = any_host,
+                                         .ended = has_ended};
     if (!http_new(&options, &calls, &err)) fail_msg("%s", err.text);
 }
 
@@ -922,7 +931,8 @@ static void wrong_key(struct client_limits *l, const char *client, double now) {
     client_limits_auth_failed(l, client, key, now);
 }
 
-/* An address that guesses all the time gets AUTH_FREE_FAILURES guesses and then one for each wait. */
+/* An address that guesses all the time gets AUTH_FREE_FAILURES guesses and then one for each wait.
+ */
 static void test_wrong_keys(void **state) {
     struct client_limits *l = client_limits_new();
     char name[32];
@@ -936,8 +946,10 @@ static void test_wrong_keys(void **state) {
         guesses++;
     }
     assert_true(client_limits_auth_backoff(l, "stale", now) == 0);
-    assert_in_range(guesses, AUTH_FREE_FAILURES + 10, AUTH_FREE_FAILURES + 17); // 1 + 2 + … + 32, then 60 each
-    assert_true(client_limits_auth_backoff(l, "a", now) > 0 && client_limits_auth_backoff(l, "a", now) <= AUTH_BACKOFF_MAX);
+    assert_in_range(guesses, AUTH_FREE_FAILURES + 10,
+                    AUTH_FREE_FAILURES + 17); // 1 + 2 + … + 32, then 60 each
+    assert_true(client_limits_auth_backoff(l, "a", now) > 0 &&
+                client_limits_auth_backoff(l, "a", now) <= AUTH_BACKOFF_MAX);
     assert_true(client_limits_auth_backoff(l, "b", now) == 0);
     client_limits_auth_ok(l, "b", 5);
     assert_true(client_limits_was_auth_ok(l, "b", 5));

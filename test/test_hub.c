@@ -9,8 +9,8 @@
 #define _GNU_SOURCE
 #include "fixture.h"
 #include "folder.h"
-#include "hub_server.h"
 #include "hub/internal.h"
+#include "hub_server.h"
 
 #include <errno.h>
 #include <fcntl.h>

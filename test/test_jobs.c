@@ -62,11 +62,12 @@ static const struct option_row rows[] = {
 };
 static const struct job_args any_args[] = {
     {"export", {JOB_TEXT, JOB_OUTPUT}, false}, {NULL, {JOB_TEXT}, true}, {0}};
-static const struct gemm_task_kind kinds[] = {{"world", NULL, NULL, {common_rows, rows}, any_args},
-                                        {"eval", NULL, NULL, {common_rows, rows}, any_args},
-                                        {"train", NULL, "runs", {common_rows, rows}, any_args},
-                                        {"evolve", "resume", "runs", {common_rows, rows}, any_args},
-                                        {0}};
+static const struct gemm_task_kind kinds[] = {
+    {"world", NULL, NULL, {common_rows, rows}, any_args},
+    {"eval", NULL, NULL, {common_rows, rows}, any_args},
+    {"train", NULL, "runs", {common_rows, rows}, any_args},
+    {"evolve", "resume", "runs", {common_rows, rows}, any_args},
+    {0}};
 
 /* what a job's process does */
 
@@ -226,10 +227,12 @@ static void act_garbage(int argc, char **argv) {
 static void act_figures(int argc, char **argv) {
     CHECK(argc > 0);
     for (int i = 1; i <= 1000; i++) {
-        process_metrics_report((const struct process_metric[]){{"train_step", i}, {"train_loss", 1.0 / i}}, 2);
+        process_metrics_report(
+            (const struct process_metric[]){{"train_step", i}, {"train_loss", 1.0 / i}}, 2);
         usleep(500); /* all together they fit into a pipe, should nobody read */
     }
-    process_metrics_report((const struct process_metric[]){{"train_loss", NAN}, {"jobs", 1}, {"none", 1}}, 3);
+    process_metrics_report(
+        (const struct process_metric[]){{"train_loss", NAN}, {"jobs", 1}, {"none", 1}}, 3);
     static const char bad[] = "{\"figures\":{\"train_reward\":\"x\"}}\n{\"figures\":[1]}\n";
     if (write(3, bad, strlen(bad)) < 0) exit(5);
     act_wait(argc, argv);
@@ -911,11 +914,13 @@ static void test_refused(void **state) {
     };
     struct id id;
     struct job_caller by = {0};
-    struct job_request_rules rules = {.out = "/results", .input = input, .kinds = kinds, .threads = 4};
+    struct job_request_rules rules = {
+        .out = "/results", .input = input, .kinds = kinds, .threads = 4};
     for (size_t i = 0; i < ARRAY_LEN(bad); i++) {
         struct job_request checked;
         json_t *v = json_loads(bad[i].text, JSON_DECODE_ANY | JSON_ALLOW_NUL, NULL);
-        if (job_request_check(&rules, v, &checked, by.field, &err) == OK) fail_msg("%s", bad[i].text);
+        if (job_request_check(&rules, v, &checked, by.field, &err) == OK)
+            fail_msg("%s", bad[i].text);
         assert_int_equal(err.code, ERR_USAGE);
         if (strcmp(by.field, bad[i].field) != 0) fail_msg("%s: %s", bad[i].text, by.field);
         json_decref(v);
@@ -937,11 +942,11 @@ static void test_refused(void **state) {
 static void checked_is(const char *text, const char *asked, const char *resolved, bool commands) {
     struct job_request r;
     struct job_request_rules rules = {.out = "/results",
-                                  .input = input,
-                                  .kinds = kinds,
-                                  .threads = 4,
-                                  .commands = commands,
-                                  .owner = "key-1"};
+                                      .input = input,
+                                      .kinds = kinds,
+                                      .threads = 4,
+                                      .commands = commands,
+                                      .owner = "key-1"};
     json_t *v = json_loads(text, 0, NULL), *wanted[2];
     if (job_request_check(&rules, v, &r, NULL, &err) != OK) fail_msg("%s: %s", text, err.text);
     wanted[0] = json_loads(asked, 0, NULL);

@@ -415,7 +415,7 @@ static void matrix_random(struct matrix *m, enum tensor_type t, int64_t n, int64
 }
 
 static struct gemm_input inputs_of(const struct kernels *k, struct floats x, int64_t rows,
-                               int64_t width, void **scratch) {
+                                   int64_t width, void **scratch) {
     struct gemm_input in;
     *scratch = calloc(1, gemm_input_scratch(rows, width));
     gemm_input_prepare(&in, x.v, width, rows, width, width % 32 == 0, true, *scratch, NULL);
@@ -590,8 +590,8 @@ static void test_bf16_fast(void **state) {
 }
 
 /* One product through a slot, whatever the type. */
-static void product(const struct kernels *k, const struct matrix *w, struct gemm_input in, int64_t m0,
-                    int64_t rows, int64_t n0, int64_t n1, float *y, int64_t ldy) {
+static void product(const struct kernels *k, const struct matrix *w, struct gemm_input in,
+                    int64_t m0, int64_t rows, int64_t n0, int64_t n1, float *y, int64_t ldy) {
     in = gemm_input_rows(&in, m0, m0 + rows);
     y += m0 * ldy;
     if (w->type == TENSOR_Q8_0)
@@ -786,8 +786,8 @@ static void check_back(enum tensor_type t, enum numeric_class cls, bool int8, in
         struct floats other = floats_new(rows * lddx);
         struct pool *pool = pool_new(threads);
         for (int64_t m = 0, some = threads == 1 ? 1 : rows; m < rows; m += some)
-            matrix_mul_backward(other.v + m * lddx, lddx, dy.v + m * lddy, lddy, some, &w, int8, false,
-                            scratch, pool);
+            matrix_mul_backward(other.v + m * lddx, lddx, dy.v + m * lddy, lddy, some, &w, int8,
+                                false, scratch, pool);
         same_all(first.v, other.v, rows * lddx, "matrix_mul_back's cut", kernels_get(), threads);
         matrix_mul_backward(other.v, lddx, dy.v, lddy, rows, &w, int8, true, scratch, pool);
         for (int64_t i = 0; i < rows * k; i++)
@@ -1029,11 +1029,13 @@ static void test_scalar_mix(void **state) {
         struct floats y = copied(y0);
         gemm_nn((enum dtype)e, y.v, N, t.v, K, 1, M, h.v[e], N, K, N);
         for (int i = 0; i < M * N; i++) {
-            double want = (double)y0.v[i], off = e == DTYPE_F32 ? 1e-4 : e == DTYPE_F16 ? 5e-2 : 2e-1;
+            double want = (double)y0.v[i], off = e == DTYPE_F32   ? 1e-4
+                                                 : e == DTYPE_F16 ? 5e-2
+                                                                  : 2e-1;
             for (int j = 0; j < K; j++)
                 want += (double)t.v[i / N * K + j] *
                         (e == DTYPE_I8 ? (double)((int8_t *)h.v[e])[j * N + i % N]
-                                      : (double)v.v[j * N + i % N]);
+                                       : (double)v.v[j * N + i % N]);
             near((double)y.v[i], want, off, "mix");
         }
         floats_free(y);

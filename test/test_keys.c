@@ -203,7 +203,8 @@ static void test_secrets_are_nowhere(void **state) {
     assert_null(strstr(text, secret + 9));
     assert_null(strstr(text, hash));
     assert_null(strstr(text, fixed));
-    assert_string_equal(json_get_string(json_array_get(list, 0), "tail"), secret + strlen(secret) - 4);
+    assert_string_equal(json_get_string(json_array_get(list, 0), "tail"),
+                        secret + strlen(secret) - 4);
     assert_string_equal(json_get_string(json_array_get(list, 1), "tail"), "");
     free(text);
     json_decref(list);
@@ -215,12 +216,15 @@ static void test_secrets_are_nowhere(void **state) {
 static void test_scopes(void **state) {
     (void)state;
     struct keys *k = opened();
-    const char *secret = made(k, "one", (struct key_spec){.scopes = KEY_SCOPE_CHAT | KEY_SCOPE_JOBS});
+    const char *secret =
+        made(k, "one", (struct key_spec){.scopes = KEY_SCOPE_CHAT | KEY_SCOPE_JOBS});
     assert_int_equal(keys_authorize(k, secret, 0, NOON, &answer), KEY_ADMITTED);
     assert_int_equal(keys_authorize(k, secret, KEY_SCOPE_JOBS, NOON, &answer), KEY_ADMITTED);
-    assert_int_equal(keys_authorize(k, secret, KEY_SCOPE_JOBS | KEY_SCOPE_CHAT, NOON, &answer), KEY_ADMITTED);
+    assert_int_equal(keys_authorize(k, secret, KEY_SCOPE_JOBS | KEY_SCOPE_CHAT, NOON, &answer),
+                     KEY_ADMITTED);
     assert_int_equal(keys_authorize(k, secret, KEY_SCOPE_ADMIN, NOON, &answer), KEY_FORBIDDEN);
-    assert_int_equal(keys_authorize(k, secret, KEY_SCOPE_CHAT | KEY_SCOPE_ADMIN, NOON, &answer), KEY_FORBIDDEN);
+    assert_int_equal(keys_authorize(k, secret, KEY_SCOPE_CHAT | KEY_SCOPE_ADMIN, NOON, &answer),
+                     KEY_FORBIDDEN);
     assert_string_equal(answer.why, "API key 'one' lacks the scope 'admin'");
     secret = made(k, "two", (struct key_spec){.scopes = KEY_SCOPE_ADMIN});
     assert_int_equal(chat(k, secret, NOON), KEY_FORBIDDEN);
@@ -300,10 +304,12 @@ static void test_fixed(void **state) {
     struct keys *k = opened();
     const char *stored = made(k, "one", (struct key_spec){0});
     assert_int_equal(keys_add_fixed(k, "token-abc123", KEY_SCOPE_CHAT, &err), OK);
-    assert_int_equal(keys_authorize(k, "token-abc123", KEY_SCOPE_ADMIN, NOON, &answer), KEY_FORBIDDEN);
+    assert_int_equal(keys_authorize(k, "token-abc123", KEY_SCOPE_ADMIN, NOON, &answer),
+                     KEY_FORBIDDEN);
     assert_int_equal(keys_add_fixed(k, "token-abc123", KEY_SCOPE_ADMIN, &err), OK);
-    assert_int_equal(keys_authorize(k, "token-abc123", KEY_SCOPE_ADMIN | KEY_SCOPE_CHAT, NOON, &answer),
-                     KEY_ADMITTED);
+    assert_int_equal(
+        keys_authorize(k, "token-abc123", KEY_SCOPE_ADMIN | KEY_SCOPE_CHAT, NOON, &answer),
+        KEY_ADMITTED);
     assert_string_equal(answer.id, "cli-1");
     keys_record_usage(k, "cli-1", 5, 6, NOON);
     assert_int_equal(listed(k, 1, "all", "completion_tokens"), 6);
@@ -334,8 +340,9 @@ static void test_token(void **state) {
     json_t *list = keys_list(k, NOON);
     assert_int_equal(json_array_size(list), 0);
     json_decref(list);
-    assert_int_equal(keys_authorize(k, token, KEY_SCOPE_CHAT | KEY_SCOPE_JOBS | KEY_SCOPE_ADMIN, NOON, &answer),
-                     KEY_ADMITTED);
+    assert_int_equal(
+        keys_authorize(k, token, KEY_SCOPE_CHAT | KEY_SCOPE_JOBS | KEY_SCOPE_ADMIN, NOON, &answer),
+        KEY_ADMITTED);
     assert_string_equal(answer.id, KEY_TOKEN_ID);
     keys_record_usage(k, answer.id, 5, 6, NOON);
     assert_int_equal(keys_revoke(k, KEY_TOKEN_ID, NOON, &err), ERR_STATE);
@@ -529,7 +536,8 @@ static void test_waits_are_right(void **state) {
                 continue;
             }
             double wait = answer.wait;
-            if (wait > 0.002) assert_int_equal(chat(k, secret, now + wait - 0.002), KEY_RATE_LIMITED);
+            if (wait > 0.002)
+                assert_int_equal(chat(k, secret, now + wait - 0.002), KEY_RATE_LIMITED);
             now += wait;
             assert_int_equal(chat(k, secret, now), KEY_ADMITTED);
             passed++;
@@ -647,7 +655,8 @@ static void test_counts_do_not_overflow(void **state) {
 static void test_fresh_open(void **state) {
     (void)state;
     struct keys *k = opened();
-    struct key_spec spec = {KEY_SCOPE_JOBS | KEY_SCOPE_ADMIN, 60, 1000, 20000, 300000, (int64_t)NOON + 99999};
+    struct key_spec spec = {
+        KEY_SCOPE_JOBS | KEY_SCOPE_ADMIN, 60, 1000, 20000, 300000, (int64_t)NOON + 99999};
     const char *secret = made(k, "one", spec);
     for (int i = 0; i < 300; i++) { /* more than a page of the log */
         char name[16];
@@ -1068,8 +1077,9 @@ static void test_command(void **state) {
                      OK);
     char *secret = xstrdup(json_get_string(printed[0], "secret"));
     struct keys *k = opened();
-    assert_int_equal(keys_authorize(k, secret, KEY_SCOPE_CHAT | KEY_SCOPE_JOBS, (double)time(NULL), &answer),
-                     KEY_ADMITTED);
+    assert_int_equal(
+        keys_authorize(k, secret, KEY_SCOPE_CHAT | KEY_SCOPE_JOBS, (double)time(NULL), &answer),
+        KEY_ADMITTED);
     keys_close(k);
     free(secret);
     assert_int_equal(command("add two --days 2"), OK);

@@ -34,7 +34,8 @@ static struct adapter *some(const struct model *m, uint64_t seed) {
 static struct adapter *narrow(const struct adapter *a, const float *from, uint64_t seed) {
     struct rng r = rng_make(seed, RNG_TEST, 0, 0);
     size_t bytes = a->n_data * sizeof(float);
-    return adapter_from_data_f16(&a->shape, &a->config, memcpy(xmalloc(bytes), from, bytes), NULL, &r);
+    return adapter_from_data_f16(&a->shape, &a->config, memcpy(xmalloc(bytes), from, bytes), NULL,
+                                 &r);
 }
 
 static void test_narrow(void **state) {

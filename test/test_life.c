@@ -132,21 +132,24 @@ static struct policy_runner *asker_open(struct toy *t, double temperature, bool 
     return a;
 }
 
-static struct policy_decision ask_of(struct buf *text, const char *prompt, struct adapter *a, uint64_t seed) {
+static struct policy_decision ask_of(struct buf *text, const char *prompt, struct adapter *a,
+                                     uint64_t seed) {
     struct policy_decision ask = {.adapter = a,
-                      .rng = rng_make(seed, RNG_TEST, 3, 0),
-                      .at = text->len,
-                      .len = strlen(prompt)};
+                                  .rng = rng_make(seed, RNG_TEST, 3, 0),
+                                  .at = text->len,
+                                  .len = strlen(prompt)};
     buf_puts(text, prompt);
     return ask;
 }
 
-static void decide(struct policy_runner *a, struct policy_decision *asks, int n, const struct buf *text) {
+static void decide(struct policy_runner *a, struct policy_decision *asks, int n,
+                   const struct buf *text) {
     struct error err;
     if (policy_runner_act(a, asks, n, text, &err) != OK) fail_msg("%s", err.text);
 }
 
-static void ask_one(struct policy_runner *a, const char *prompt, struct adapter *by, struct policy_decision *out) {
+static void ask_one(struct policy_runner *a, const char *prompt, struct adapter *by,
+                    struct policy_decision *out) {
     struct buf text = {0};
     *out = ask_of(&text, prompt, by, 1);
     decide(a, out, 1, &text);
@@ -172,8 +175,8 @@ static void costs_of(struct trainer *t, const char *prompt, double *out) {
     tokenizer_encode(model->tok, prompt, strlen(prompt), TOKENIZER_ADD_BOS, &ids);
     for (int i = 0; i < ACTIONS; i++) {
         v[i] = (struct train_sample){.tokens = xcalloc((size_t)ids.n + 1, sizeof(int32_t)),
-                               .mask = xcalloc((size_t)ids.n + 1, 1),
-                               .n = ids.n + 1};
+                                     .mask = xcalloc((size_t)ids.n + 1, 1),
+                                     .n = ids.n + 1};
         memcpy(v[i].tokens, ids.v, (size_t)ids.n * sizeof(int32_t));
         v[i].tokens[ids.n] = first_token(words[i]);
         v[i].mask[ids.n] = 1;
@@ -361,13 +364,13 @@ static void school_open(struct school *s, struct learner_options o, double tempe
     toy_make(&s->toy, 1);
     s->asker = asker_open(&s->toy, temperature, false);
     struct learner_config b = {.m = model,
-                              .asker = s->asker,
-                              .temperature = temperature,
-                              .n_actions = ACTIONS,
-                              .n_minds = minds,
-                              .n_bodies = bodies,
-                              .adapters = adapters,
-                              .seed = seed};
+                               .asker = s->asker,
+                               .temperature = temperature,
+                               .n_actions = ACTIONS,
+                               .n_minds = minds,
+                               .n_bodies = bodies,
+                               .adapters = adapters,
+                               .seed = seed};
     s->l = learner_new(&s->o, &b, &err);
     if (!s->l) fail_msg("%s", err.text);
 }
@@ -880,7 +883,8 @@ static void test_collapse_is_told(void **state) {
         struct error err;
         for (int b = 0; b < 4; b++) {
             int32_t token = 300;
-            struct policy_decision a = {.tokens = &token, .n = 1, .action = b == 1 ? 2 : s.tick % ACTIONS};
+            struct policy_decision a = {
+                .tokens = &token, .n = 1, .action = b == 1 ? 2 : s.tick % ACTIONS};
             for (int i = 0; i < ACTIONS; i++) {
                 double p = b == 2 ? (i == 0 ? 1 - 5e-6 : 1e-6) : 1.0 / ACTIONS;
                 a.logp[i] = log(p);
@@ -1210,7 +1214,8 @@ static const struct policy_record *parent_find(const struct parents *p, const ch
 /* ΔW of a child is that of its parents by their fitness, as long as theirs are by the same. */
 static void child_is(const struct parents *p, const struct policy_record *c) {
     struct error err;
-    const struct policy_record *a = parent_find(p, c->parents[0]), *b = parent_find(p, c->parents[1]);
+    const struct policy_record *a = parent_find(p, c->parents[0]),
+                               *b = parent_find(p, c->parents[1]);
     assert_ptr_not_equal(a, b);
     assert_true(a < &p->v[2] && b < &p->v[2]);
     double f = a->outcome.fitness, g = b->outcome.fitness;
@@ -1295,7 +1300,8 @@ static void test_mutants(void **state) {
         world_make(&w, o, true, 1);
         generation(&w, WHOLE, &story);
         assert_int_equal(simulation_begin_generation(w.life, NULL, &err), OK);
-        for (int i = 0; i < MINDS; i++) hashes[k][i] = xstrdup(simulation_policy(w.life, i)->adapter->hash);
+        for (int i = 0; i < MINDS; i++)
+            hashes[k][i] = xstrdup(simulation_policy(w.life, i)->adapter->hash);
         world_free(&w);
         buf_release(&story);
     }

@@ -133,13 +133,13 @@ static void school_of(struct school *s, struct learner_options o, int minds, int
     bandit_make(&s->env);
     s->asker = policy_runner_new(model, &s->env.e, &ao, &err);
     struct learner_config b = {.m = model,
-                              .asker = s->asker,
-                              .temperature = 1,
-                              .n_actions = ACTIONS,
-                              .n_minds = minds,
-                              .n_bodies = bodies,
-                              .adapters = adapters,
-                              .seed = seed};
+                               .asker = s->asker,
+                               .temperature = 1,
+                               .n_actions = ACTIONS,
+                               .n_minds = minds,
+                               .n_bodies = bodies,
+                               .adapters = adapters,
+                               .seed = seed};
     s->l = s->asker ? learner_new(&s->o, &b, &err) : NULL;
     if (!s->l) fail_msg("%s", err.text);
 }
@@ -159,9 +159,10 @@ static void school_ask(struct school *s, struct policy_decision *asks, int livin
     struct buf text = {0};
     buf_puts(&text, prompt);
     for (int b = 0; b < living; b++) {
-        asks[b] = (struct policy_decision){.adapter = learner_adapter(s->l, 0),
-                               .rng = rng_make(5, RNG_TEST, (uint32_t)b, (uint32_t)s->tick),
-                               .len = text.len};
+        asks[b] =
+            (struct policy_decision){.adapter = learner_adapter(s->l, 0),
+                                     .rng = rng_make(5, RNG_TEST, (uint32_t)b, (uint32_t)s->tick),
+                                     .len = text.len};
         learner_perturb(s->l, 0, s->tick, b, &asks[b]);
     }
     if (policy_runner_act(s->asker, asks, living, &text, &err) != OK) fail_msg("%s", err.text);
@@ -226,12 +227,13 @@ static double *true_gradient(void) {
     struct token_ids ids = {0};
     tokenizer_encode(model->tok, prompt, strlen(prompt), TOKENIZER_ADD_BOS, &ids);
     struct train_sample v = {.tokens = xcalloc((size_t)ids.n + 1, sizeof(int32_t)),
-                       .mask = xcalloc((size_t)ids.n + 1, 1),
-                       .n = ids.n + 1};
+                             .mask = xcalloc((size_t)ids.n + 1, 1),
+                             .n = ids.n + 1};
     memcpy(v.tokens, ids.v, (size_t)ids.n * sizeof(int32_t));
     v.tokens[ids.n] = policy_runner_action_tokens(s.asker)[0];
     v.mask[ids.n] = 1;
-    struct loss_fn loss = {.fn = worth_loss, .choices = policy_runner_action_tokens(s.asker), .n_choices = ACTIONS};
+    struct loss_fn loss = {
+        .fn = worth_loss, .choices = policy_runner_action_tokens(s.asker), .n_choices = ACTIONS};
     assert_int_equal(trainer_accumulate_loss(t, &v, 1, &loss, &err), OK);
     assert_int_equal(trainer_update(t, (float)lr, NULL, &err), OK);
     struct adapter *a = trainer_export_adapter(t, 0, NULL);
@@ -507,7 +509,8 @@ static void life_live(struct place_of *p, int generations) {
 
 static void lives_are_one(const struct place_of *a, const struct place_of *b) {
     for (int i = 0; i < simulation_n_policies(a->life); i++) {
-        const struct policy_record *x = simulation_policy(a->life, i), *y = simulation_policy(b->life, i);
+        const struct policy_record *x = simulation_policy(a->life, i),
+                                   *y = simulation_policy(b->life, i);
         assert_string_equal(x->adapter->hash, y->adapter->hash);
         assert_string_equal(x->name, y->name);
         assert_true(x->outcome.reward == y->outcome.reward);

@@ -329,7 +329,8 @@ static void test_markdown(void **state) {
         "| a | b |");
     document_is(document_read_markdown, "## Title ##\r\ntext\r\n===\r\nmore", "Title",
                 "Title\n\ntext\n\nmore");
-    document_is(document_read_markdown, "#hashtag [not a link] [a](b", "", "#hashtag [not a link] [a](b");
+    document_is(document_read_markdown, "#hashtag [not a link] [a](b", "",
+                "#hashtag [not a link] [a](b");
     document_is(document_read_markdown, "", "", "");
 }
 

@@ -531,8 +531,8 @@ static void test_json(void **state) {
     assert_int_equal(json_array_size(series), 2);
     assert_true(json_is_null(json_object_get(json_array_get(series, 0), "value")));
     assert_true(json_get_number(json_array_get(series, 1), "value") == 2.5);
-    assert_string_equal(json_get_string(json_object_get(json_array_get(series, 1), "labels"), "job"),
-                        "b");
+    assert_string_equal(
+        json_get_string(json_object_get(json_array_get(series, 1), "labels"), "job"), "b");
     assert_true(json_get_number(h, "count") == 4 && json_get_number(h, "sum") == 12);
     expect_near(json_get_number(h, "p50"), 3.5);
     expect_near(json_get_number(h, "p90"), 4.7);

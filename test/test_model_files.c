@@ -415,17 +415,17 @@ static void test_gguf_extras(void **state) {
         if (i >= 127) lens[i] = snprintf(text[i], sizeof(text[i]), "t%d", i);
     }
     struct tokenizer_spec spec = {.kind = TOKENIZER_BPE,
-                            .n = 256,
-                            .pieces = pieces,
-                            .lens = lens,
-                            .types = types,
-                            .merges = merges,
-                            .n_merges = 2,
-                            .pre = "[a-z]+|\\s|.",
-                            .bos = -1,
-                            .eos = 0,
-                            .unk = -1,
-                            .ignore_merges = true};
+                                  .n = 256,
+                                  .pieces = pieces,
+                                  .lens = lens,
+                                  .types = types,
+                                  .merges = merges,
+                                  .n_merges = 2,
+                                  .pre = "[a-z]+|\\s|.",
+                                  .bos = -1,
+                                  .eos = 0,
+                                  .unk = -1,
+                                  .ignore_merges = true};
     tokenizer_free(m->tok);
     m->tok = tokenizer_new(&spec, &err);
     assert_non_null(m->tok);

@@ -760,7 +760,8 @@ static void test_karcher(void **state) {
         adapter_release(s);
     }
     struct adapter *c = apply_ok("karcher", (struct operands){opposed, NULL, 2, 0, NAN, 0});
-    assert_true(fabs(operator_relative_change(c, p[0]) - 0.5) < 1e-6); /* the first's, of length 1.5 */
+    assert_true(fabs(operator_relative_change(c, p[0]) - 0.5) <
+                1e-6); /* the first's, of length 1.5 */
     adapter_release(c);
     assert_refused("karcher", (struct operands){p, (const float[]){1, -1, 0}, 3, 0, NAN, 0},
                    ERR_USAGE, "cancel");
@@ -940,7 +941,8 @@ static void test_norm_kept(void **state) {
                 free(y);
                 free(z);
             }
-            assert_true(operator_relative_change(s, p[k]) > 0.1 && operator_relative_change(r, p[k]) > 0.1);
+            assert_true(operator_relative_change(s, p[k]) > 0.1 &&
+                        operator_relative_change(r, p[k]) > 0.1);
             adapter_release(s);
             adapter_release(r);
         }
@@ -1014,7 +1016,8 @@ static void test_change(void **state) {
     struct adapter *x2 = adapter_scale(p[0], 1.5f), *zero = adapter_scale(p[0], 0);
     assert_true(fabs(operator_relative_change(x2, p[0]) - 0.5) < 1e-7);
     assert_true(operator_relative_change(p[0], p[0]) == 0);
-    assert_true(isinf(operator_relative_change(p[0], zero)) && operator_relative_change(zero, zero) == 0);
+    assert_true(isinf(operator_relative_change(p[0], zero)) &&
+                operator_relative_change(zero, zero) == 0);
     adapter_release(x2);
     adapter_release(zero);
     parents_release(p);

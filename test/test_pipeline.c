@@ -111,7 +111,8 @@ static int set_up(void **state) {
                                      .summary = true,
                                      .temperature = -1,
                                      .facts = FACTS_RULES};
-    for (int s = 0; s < PIPELINE_N_STAGES; s++) made.stage[s].asker = (struct llm_client){desks, script_ask};
+    for (int s = 0; s < PIPELINE_N_STAGES; s++)
+        made.stage[s].asker = (struct llm_client){desks, script_ask};
     return panel && made.board && made.memory ? 0 : -1;
 }
 
@@ -164,7 +165,8 @@ static void test_stages(void **state) {
         if (h->desk == PIPELINE_OUTPUT) assert_true(h->temperature == 0.25f);
     }
     /* the roles of the kind of question, in its language */
-    assert_non_null(strstr(words_of("agent", 0), agent_role_get(QUESTION_DEFAULT, LANG_JA, 0).name));
+    assert_non_null(
+        strstr(words_of("agent", 0), agent_role_get(QUESTION_DEFAULT, LANG_JA, 0).name));
     assert_non_null(strstr(words_of("agent", 3), "仲間たちの意見：\n"));
     made.max_tokens = 7;
     answer_is("なぜですか", plain, "答えです。", ANSWER_FROM_OUTPUT);
@@ -207,7 +209,8 @@ static void test_kind_asked(void **state) {
     made.type = QUESTION_TYPE_BY_MODEL;
     kind_said = "planning";
     answer_is("富士山の高さは？", with_kind, "答えです。", ANSWER_FROM_OUTPUT);
-    assert_non_null(strstr(words_of("agent", 1), agent_role_get(QUESTION_PLANNING, LANG_JA, 1).name));
+    assert_non_null(
+        strstr(words_of("agent", 1), agent_role_get(QUESTION_PLANNING, LANG_JA, 1).name));
     assert_string_equal(json_string_value(blackboard_read(made.board, BOARD_QUESTION_TYPE)),
                         "planning");
     script_end();
@@ -347,7 +350,7 @@ static void test_little_room(void **state) {
     (void)state;
     for (int i = 0; i < 9; i++)
         assert_int_equal(pipeline_update_memory(&made, "次の都市はどこですか？",
-                                           "次の都市は仙台で、その次は盛岡です。", &err),
+                                                "次の都市は仙台で、その次は盛岡です。", &err),
                          OK);
     for (room = 900; room > 400; room -= 250) {
         script_end();

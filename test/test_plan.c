@@ -119,10 +119,11 @@ static void test_small_plan_same_bits(void **state) {
         if (small) assert_true(p.engine.n_pages < p.pages_wanted);
         struct engine_request reqs[8];
         for (int i = 0; i < 8; i++)
-            reqs[i] = (struct engine_request){.prompt = prompts[i],
-                                       .n_prompt = 40,
-                                       .max_tokens = 20,
-                                       .sampling = {.temperature = 0.9f, .top_p = 1, .seed = 7}};
+            reqs[i] =
+                (struct engine_request){.prompt = prompts[i],
+                                        .n_prompt = 40,
+                                        .max_tokens = 20,
+                                        .sampling = {.temperature = 0.9f, .top_p = 1, .seed = 7}};
         struct engine *e = engine_new(m, &p.engine, &err);
         if (!e) fail_msg("%s", err.text);
         assert_int_equal(engine_run(e, reqs, 8, NULL, &err), OK);

@@ -594,10 +594,10 @@ static int32_t prompt[] = {5, 9, 2, 40, 41, 7, 7, 3};
 
 static struct engine_request request_make(struct adapter *a) {
     return (struct engine_request){.prompt = prompt,
-                            .n_prompt = ARRAY_LEN(prompt),
-                            .adapter = a,
-                            .max_tokens = 12,
-                            .sampling = {.temperature = 1, .top_p = 1, .seed = 4}};
+                                   .n_prompt = ARRAY_LEN(prompt),
+                                   .adapter = a,
+                                   .max_tokens = 12,
+                                   .sampling = {.temperature = 1, .top_p = 1, .seed = 4}};
 }
 
 static struct engine *engine_make(enum dtype elem) {

@@ -223,9 +223,10 @@ static void case_make(struct product_case *c, enum tensor_type t, int64_t n, int
             to[j] = (uint8_t)rng_u32(&r);
     }
     for (int64_t i = 0; i < rows * k; i++) c->x[i] = rng_normal(&r) * (extreme ? 30.0f : 1.0f);
-    assert_int_equal(matrix_init(&c->w, t, n, k, c->file, NULL, NUMERIC_EXACT, &c->arena, &err), OK);
+    assert_int_equal(matrix_init(&c->w, t, n, k, c->file, NULL, NUMERIC_EXACT, &c->arena, &err),
+                     OK);
     gemm_input_prepare(&c->in, c->x, k, rows, k, true, false,
-                   arena_alloc(&c->arena, gemm_input_scratch(rows, k)), NULL);
+                       arena_alloc(&c->arena, gemm_input_scratch(rows, k)), NULL);
 }
 
 /* Against a sum in double over what is really multiplied. */
@@ -308,7 +309,7 @@ static void test_products_ends(void **state) {
             assert_int_equal(matrix_set_row(&w, n, bytes, &err), OK);
         }
         gemm_input_prepare(&in, x, K, ROWS, K, true, false,
-                       arena_alloc(&arena, gemm_input_scratch(ROWS, K)), NULL);
+                           arena_alloc(&arena, gemm_input_scratch(ROWS, K)), NULL);
         assert_int_equal(abs(in.q[0]), 127);
         product(kernels_level(CPU_SCALAR), &w, &in, 0, N, false, want, N);
         for (int l = CPU_AVX2; l < CPU_LEVELS; l++) {
@@ -365,8 +366,8 @@ static void test_rows_return(void **state) {
         size_t bytes = tensor_row_bytes(t, K);
         case_make(&c, t, N, K, 1, true);
         for (int i = 0; i < N; i++) order[i] = (i * 8 + 3) % N;
-        assert_int_equal(matrix_init(&ordered, t, N, K, c.file, order, NUMERIC_EXACT, &c.arena, &err),
-                         OK);
+        assert_int_equal(
+            matrix_init(&ordered, t, N, K, c.file, order, NUMERIC_EXACT, &c.arena, &err), OK);
         assert_int_equal(matrix_alloc(&put, t, N, K, NUMERIC_EXACT, &c.arena, &err), OK);
         for (int i = 0; i < N; i++) {
             const uint8_t *row = c.file + (size_t)order[i] * bytes;
@@ -495,7 +496,8 @@ static int reading(const struct model *m, struct token_ids *ids, struct scored_s
     static const char *const texts[] = {"Forty-two boxes, three more than the day before.",
                                         "四十二箱、前の日より三つ多い。一共四十二箱。"};
     for (int i = 0; i < 2; i++) tokenizer_encode(m->tok, texts[i], strlen(texts[i]), 0, &ids[i]);
-    for (int i = 0; i < 2; i++) out[i] = (struct scored_sequence){ids[i].v, NULL, MIN(ids[i].n, 60)};
+    for (int i = 0; i < 2; i++)
+        out[i] = (struct scored_sequence){ids[i].v, NULL, MIN(ids[i].n, 60)};
     return 2;
 }
 
@@ -504,7 +506,8 @@ static struct model_divergence divergence_of(const struct model *a, const struct
     struct scored_sequence text[2];
     const struct model *const both[2] = {a, b};
     struct pool *pool = pool_new(2);
-    struct model_divergence d = model_divergence_measure(both, text, reading(a, ids, text), pool, NULL);
+    struct model_divergence d =
+        model_divergence_measure(both, text, reading(a, ids, text), pool, NULL);
     pool_free(pool);
     token_ids_release(&ids[0]);
     token_ids_release(&ids[1]);

@@ -43,15 +43,15 @@ static struct token_seq tokens_draw(struct rng *rng, struct arena *a, uint32_t m
 
 static struct sampling_params sampling_draw(struct rng *rng, struct arena *a) {
     struct sampling_params s = {.temperature = rng_uniform(rng) + 0.1f,
-                         .top_k = (int32_t)rng_below(rng, 50),
-                         .top_p = 0.5f + 0.5f * rng_uniform(rng),
-                         .min_p = 0.1f * rng_uniform(rng),
-                         .seed = rng_u64(rng),
-                         .typical_p = rng_uniform(rng),
-                         .repetition_penalty = 1 + rng_uniform(rng),
-                         .presence_penalty = rng_normal(rng),
-                         .frequency_penalty = rng_normal(rng),
-                         .penalty_last_n = (int32_t)rng_below(rng, 3)};
+                                .top_k = (int32_t)rng_below(rng, 50),
+                                .top_p = 0.5f + 0.5f * rng_uniform(rng),
+                                .min_p = 0.1f * rng_uniform(rng),
+                                .seed = rng_u64(rng),
+                                .typical_p = rng_uniform(rng),
+                                .repetition_penalty = 1 + rng_uniform(rng),
+                                .presence_penalty = rng_normal(rng),
+                                .frequency_penalty = rng_normal(rng),
+                                .penalty_last_n = (int32_t)rng_below(rng, 3)};
     struct logit_bias *b = arena_alloc(a, 3 * sizeof *b);
     for (int i = 0; i < 3; i++)
         b[i] =
@@ -230,7 +230,8 @@ static void test_identity_covers_elements(void **state) {
     char plain[HASH_LEN], keys[N_DTYPE * N_DTYPE][HASH_LEN];
     engine_request_key(&r, hash, NUMERIC_FAST, plain);
     for (int i = 0; i < N_DTYPE * N_DTYPE; i++) {
-        record_key(&r, hash, NUMERIC_FAST, (enum dtype)(i / N_DTYPE), (enum dtype)(i % N_DTYPE), keys[i]);
+        record_key(&r, hash, NUMERIC_FAST, (enum dtype)(i / N_DTYPE), (enum dtype)(i % N_DTYPE),
+                   keys[i]);
         for (int j = 0; j < i; j++) assert_string_not_equal(keys[i], keys[j]);
     }
     assert_string_equal(keys[0], plain);
@@ -246,7 +247,8 @@ static void test_recorder(void **state) {
     struct adapter *a = fixture_adapter(&model->config, 4, "all-linear", 0.2f, 1),
                    *b = fixture_adapter(&model->config, 4, "all-linear", 0.2f, 2);
     struct recorded_adapter named[] = {{"there/a", a}, {"there/b", b}};
-    struct weighted_adapter mix[] = {{.adapter = a, .weight = 0.75f}, {.adapter = b, .weight = 0.25f}};
+    struct weighted_adapter mix[] = {{.adapter = a, .weight = 0.75f},
+                                     {.adapter = b, .weight = 0.25f}};
     struct recorder rec = {.store = store_open(db, &err),
                            .model = model,
                            .model_path = "m.gguf",

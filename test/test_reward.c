@@ -2,8 +2,8 @@
  * test_reward: preference and reward training — data, rewards, losses, runs and their plans.
  *
  * Losses are compared with central differences of themselves, written here a second time in plain
- * libm over trainer_sample_nll's log-probabilities. Runs are on a tiny model of random weights with the
- * byte tokenizer: what is rewarded there is a matter of bytes. No number here belongs to a
+ * libm over trainer_sample_nll's log-probabilities. Runs are on a tiny model of random weights with
+ * the byte tokenizer: what is rewarded there is a matter of bytes. No number here belongs to a
  * processor level, and sampling at the scalar one takes minutes.
  */
 /* levels: once */
@@ -126,7 +126,8 @@ struct oracle {
 };
 
 /* A sample of the parameters; how well they agree is bounded by the forward pass's floats. */
-static void gradients_check(struct trainer *t, const struct train_sample *v, const struct oracle *o) {
+static void gradients_check(struct trainer *t, const struct train_sample *v,
+                            const struct oracle *o) {
     double worst = 0, dot = 0, own = 0, far = 0;
     for (int i = 0; i < trainer_n_tensors(t); i += 3) {
         struct train_tensor *x = trainer_tensor(t, i);
@@ -798,7 +799,8 @@ static void test_prompts(void **state) {
         if (rc != OK) fail_msg("%s", err.text);
         uint8_t mask[200] = {0};
         const struct train_sample *first = &p.data.v[0];
-        char *text = shown(&(struct train_sample){.tokens = first->tokens, .mask = mask, .n = first->n});
+        char *text =
+            shown(&(struct train_sample){.tokens = first->tokens, .mask = mask, .n = first->n});
         assert_string_equal(text + strlen(text) - 3, "so:");
         free(text);
         prompt_set_release(&p);
@@ -910,8 +912,8 @@ static void same_bits(enum train_method method, const char *data) {
     struct rl_options p = policy();
     struct pool *pool = pool_new(2);
     data_write(data);
-    struct train_job whole[2] = {{.name = "a", .data = path}, {.name = "b", .data = path}}, again[2],
-                   alone = whole[1];
+    struct train_job whole[2] = {{.name = "a", .data = path}, {.name = "b", .data = path}},
+                     again[2], alone = whole[1];
     memcpy(again, whole, sizeof again);
     o.max_steps = 5;
     p.inner_updates = 2;
@@ -921,10 +923,9 @@ static void same_bits(enum train_method method, const char *data) {
         fail_msg("%s", err.text);
     run_until(again, 2, &o, method, &p, &reward, 4); /* saved after 3 */
     assert_true(path_exists(state_path));
-    assert_int_equal(
-        rl_run(model, again, 2, &o, method, &p, &reward, pool, state_path, NULL, &err), OK);
-    assert_int_equal(rl_run(model, &alone, 1, &o, method, &p, &reward, pool, NULL, NULL, &err),
+    assert_int_equal(rl_run(model, again, 2, &o, method, &p, &reward, pool, state_path, NULL, &err),
                      OK);
+    assert_int_equal(rl_run(model, &alone, 1, &o, method, &p, &reward, pool, NULL, NULL, &err), OK);
     for (int j = 0; j < 2; j++) {
         assert_string_equal(whole[j].result->hash, again[j].result->hash);
         assert_true(whole[j].last_loss == again[j].last_loss);
@@ -933,9 +934,8 @@ static void same_bits(enum train_method method, const char *data) {
     assert_string_not_equal(whole[0].result->hash, whole[1].result->hash);
     o.lr = 0.01;
     struct train_job other[2] = {whole[0], whole[1]};
-    assert_int_equal(
-        rl_run(model, other, 2, &o, method, &p, &reward, NULL, state_path, NULL, &err),
-        ERR_MISMATCH);
+    assert_int_equal(rl_run(model, other, 2, &o, method, &p, &reward, NULL, state_path, NULL, &err),
+                     ERR_MISMATCH);
     for (int j = 0; j < 2; j++) adapter_release(whole[j].result), adapter_release(again[j].result);
     adapter_release(alone.result);
     options_free(&o, &p);
@@ -992,8 +992,8 @@ static void test_kl_bound(void **state) {
     job.start = fixture_adapter(&model->config, 3, "all-linear", 0.05f, 4);
     o.max_steps = 2;
     p.kl_max = 1e-9; /* nothing is that near */
-    assert_int_equal(
-        rl_run(model, &job, 1, &o, METHOD_RLOO, &p, &reward, NULL, NULL, log, &err), OK);
+    assert_int_equal(rl_run(model, &job, 1, &o, METHOD_RLOO, &p, &reward, NULL, NULL, log, &err),
+                     OK);
     fclose(log);
     json_t *lines = log_lines(text);
     for (size_t i = 0; i < 2; i++) assert_true(field(lines, i, "not_applied") == 1);
@@ -1015,8 +1015,7 @@ static void test_dpo_run(void **state) {
     FILE *log = open_memstream(&text, &size);
     o.max_steps = 20;
     o.bsz = 3;
-    assert_int_equal(rl_run(model, &job, 1, &o, METHOD_DPO, &p, NULL, NULL, NULL, log, &err),
-                     OK);
+    assert_int_equal(rl_run(model, &job, 1, &o, METHOD_DPO, &p, NULL, NULL, NULL, log, &err), OK);
     fclose(log);
     json_t *lines = log_lines(text);
     assert_true(fabs(field(lines, 0, "loss") - log1p(1)) < 1e-6); /* it is the reference */
@@ -1045,14 +1044,13 @@ static void test_dpo_plan(void **state) {
     struct rl_options p = policy();
     struct rl_plan plan;
     struct train_job jobs[2] = {{.name = "a", .data = data_write(preferences)},
-                              {.name = "b", .data = path}};
+                                {.name = "b", .data = path}};
     int64_t end = tokenizer_eos(model->tok) >= 0;
     char *text = NULL;
     size_t size;
     o.bsz = 3;
     o.epochs = 4;
-    assert_int_equal(rl_plan_make(model, jobs, 2, &o, METHOD_DPO, &p, NULL, NULL, &plan, &err),
-                     OK);
+    assert_int_equal(rl_plan_make(model, jobs, 2, &o, METHOD_DPO, &p, NULL, NULL, &plan, &err), OK);
     const struct pair_length_stats *l = &plan.pairs[1];
     assert_int_equal(l->prompt.n, 3);
     assert_int_equal(l->chosen.tokens, strlen("yesはいcertainly") + 3 * end);
@@ -1077,8 +1075,7 @@ static void test_dpo_plan(void **state) {
     assert_true(plan.run.bytes > 1000 && plan.run.pass_seconds > 0 && plan.reference_seconds > 0);
     assert_true(plan.run.seconds >= plan.reference_seconds + plan.run.pass_seconds);
     FILE *log = open_memstream(&text, &size);
-    assert_int_equal(rl_run(model, jobs, 2, &o, METHOD_DPO, &p, NULL, NULL, NULL, log, &err),
-                     OK);
+    assert_int_equal(rl_run(model, jobs, 2, &o, METHOD_DPO, &p, NULL, NULL, NULL, log, &err), OK);
     fclose(log);
     json_t *lines = log_lines(text);
     assert_int_equal(json_array_size(lines), plan.run.updates);
@@ -1105,11 +1102,11 @@ static void test_reward_plan(void **state) {
     size_t size;
     o.max_steps = 3;
     p.inner_updates = 2;
-    assert_int_equal(
-        rl_plan_make(model, &job, 1, &o, METHOD_GRPO, &p, &reward, NULL, &plan, &err), OK);
+    assert_int_equal(rl_plan_make(model, &job, 1, &o, METHOD_GRPO, &p, &reward, NULL, &plan, &err),
+                     OK);
     FILE *log = open_memstream(&text, &size);
-    assert_int_equal(
-        rl_run(model, &job, 1, &o, METHOD_GRPO, &p, &reward, NULL, NULL, log, &err), OK);
+    assert_int_equal(rl_run(model, &job, 1, &o, METHOD_GRPO, &p, &reward, NULL, NULL, log, &err),
+                     OK);
     fclose(log);
     adapter_release(job.result);
     json_t *lines = log_lines(text);
@@ -1130,8 +1127,8 @@ static void test_reward_plan(void **state) {
     assert_true(plan.run.seconds > 3 * plan.sampling_seconds);
     rl_plan_release(&plan);
     o.bsz = 100; /* more than the engine holds at once: some are enough to see */
-    assert_int_equal(
-        rl_plan_make(model, &job, 1, &o, METHOD_RLOO, &p, &reward, NULL, &plan, &err), OK);
+    assert_int_equal(rl_plan_make(model, &job, 1, &o, METHOD_RLOO, &p, &reward, NULL, &plan, &err),
+                     OK);
     assert_int_equal(plan.sampled, 128);
     assert_int_equal(plan.run.samples, 3 * 400);
     rl_plan_release(&plan);
@@ -1187,8 +1184,8 @@ static void test_entropy(void **state) {
     p.max_new_tokens = 1;
     p.temperature = 0.25;
     FILE *log = open_memstream(&text, &size);
-    assert_int_equal(
-        rl_run(model, &job, 1, &o, METHOD_RLOO, &p, &reward, NULL, NULL, log, &err), OK);
+    assert_int_equal(rl_run(model, &job, 1, &o, METHOD_RLOO, &p, &reward, NULL, NULL, log, &err),
+                     OK);
     fclose(log);
     json_t *lines = log_lines(text);
     const json_t *own = json_object_get(json_object_get(json_array_get(lines, 0), "adapters"), "a");

@@ -403,8 +403,8 @@ static struct tokenizer *bpe_new(const char *pre) {
         snprintf(names[i], sizeof(names[i]), "<unused%zu>", i);
         specials[i] = names[i];
     }
-    struct tokenizer *t =
-        tokenizer_train_bpe(corpus, sizeof corpus - 1, 800, pre, specials, ARRAY_LEN(specials), &err);
+    struct tokenizer *t = tokenizer_train_bpe(corpus, sizeof corpus - 1, 800, pre, specials,
+                                              ARRAY_LEN(specials), &err);
     if (!t) fail_msg("%s", err.text);
     return t;
 }
@@ -442,17 +442,17 @@ static struct tokenizer *pieces_new(enum tokenizer_kind kind, const char *normal
         types[i] = byte >= 0 ? PIECE_BYTE : i == 0 ? PIECE_UNKNOWN : PIECE_NORMAL;
     }
     struct tokenizer_spec spec = {.kind = kind,
-                            .n = N,
-                            .pieces = pieces,
-                            .lens = lens,
-                            .scores = scores,
-                            .types = types,
-                            .bos = -1,
-                            .eos = -1,
-                            .unk = 0,
-                            .add_space_prefix = true,
-                            .pre = PREFIX_ALWAYS,
-                            .normalizer = normalizer};
+                                  .n = N,
+                                  .pieces = pieces,
+                                  .lens = lens,
+                                  .scores = scores,
+                                  .types = types,
+                                  .bos = -1,
+                                  .eos = -1,
+                                  .unk = 0,
+                                  .add_space_prefix = true,
+                                  .pre = PREFIX_ALWAYS,
+                                  .normalizer = normalizer};
     struct error err;
     struct tokenizer *t = tokenizer_new(&spec, &err);
     if (!t) fail_msg("%s", err.text);
@@ -1203,7 +1203,8 @@ static size_t parse_peak(const struct buf *b) {
     return peak;
 }
 
-/* json_parse_memory is above what parsing takes, and not far above; JSON_PARSE_MEMORY_FACTOR is above both. */
+/* json_parse_memory is above what parsing takes, and not far above; JSON_PARSE_MEMORY_FACTOR is
+ * above both. */
 static void test_json_memory(void **state) {
     static const struct {
         const char *name, *head, *unit, *tail;

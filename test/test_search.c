@@ -546,10 +546,12 @@ static void test_step_adapts(void **state) {
     (void)state;
     for (int k = 0; k < 3; k++) {
         double step = k == 1 ? 1e-6 : 100, power = 0.5 * (k + 1);
-        for (int i = 0; i < 60; i++) step = mutation_step_adapt(step, math_pow(step, power), 0.1, 0.5);
+        for (int i = 0; i < 60; i++)
+            step = mutation_step_adapt(step, math_pow(step, power), 0.1, 0.5);
         assert_true(fabs(math_pow(step, power) - 0.1) < 1e-3);
     }
-    assert_true(mutation_step_adapt(1, 0, 0.1, 1) == 2 && mutation_step_adapt(1, 1e9, 0.1, 1) == 0.5);
+    assert_true(mutation_step_adapt(1, 0, 0.1, 1) == 2 &&
+                mutation_step_adapt(1, 1e9, 0.1, 1) == 0.5);
 }
 
 /* fitness */

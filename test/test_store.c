@@ -71,14 +71,14 @@ static struct store_call call_make(int i) {
     static int32_t ends[1024][4];
     int own = i % 1024, n = i % 4 == 3 ? 40 : 4;
     struct store_call c = {.choice = i % 4,
-                            .n_choices = n,
-                            .prob = probs[own],
-                            .n_prefilled = i,
-                            .n_generated = 2 * i,
-                            .finish = i & 1,
-                            .ends = ends[own],
-                            .logprobs = probs[own],
-                            .n_tokens = i % 5};
+                           .n_choices = n,
+                           .prob = probs[own],
+                           .n_prefilled = i,
+                           .n_generated = 2 * i,
+                           .finish = i & 1,
+                           .ends = ends[own],
+                           .logprobs = probs[own],
+                           .n_tokens = i % 5};
     for (int k = 0; k < 40; k++) probs[own][k] = 1.0f / (float)(i + k + 1);
     for (int k = 0; k < 4; k++) ends[own][k] = i + 3 * k;
     sha256_bytes(&i, sizeof i, c.key);

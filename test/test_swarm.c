@@ -51,8 +51,8 @@ static int decide(const char *vote, const struct agent_answer *a, int n) {
 static void test_votes_differ(void **state) {
     (void)state;
     const struct agent_answer a[] = {answer_of(0.40f, 0.05f, 0.30f, 0.25f),
-                               answer_of(0.40f, 0.05f, 0.35f, 0.20f),
-                               answer_of(0.01f, 0.97f, 0.01f, 0.01f)};
+                                     answer_of(0.40f, 0.05f, 0.35f, 0.20f),
+                                     answer_of(0.01f, 0.97f, 0.01f, 0.01f)};
     assert_int_equal(decide("majority", a, 3), 0);   /* 2 : 1 */
     assert_int_equal(decide("confidence", a, 3), 1); /* 0.80 : 0.97 */
     assert_int_equal(decide("logprob", a, 3),
@@ -64,7 +64,7 @@ static void test_votes_differ(void **state) {
 static void test_logprob_is_a_veto(void **state) {
     (void)state;
     const struct agent_answer a[] = {answer_of(0.6f, 0.4f, 0, 0), answer_of(0.6f, 0.4f, 0, 0),
-                               answer_of(0, 0.4f, 0.6f, 0)};
+                                     answer_of(0, 0.4f, 0.6f, 0)};
     assert_int_equal(decide("logprob", a, 3), 1);
     assert_int_equal(decide("majority", a, 3), 0);
 }
@@ -73,9 +73,9 @@ static void test_borda_counts_ranks(void **state) {
     (void)state;
     /* 3 2 1 0, 3 2 1 0, 0 2 1 3 and 0 2 1 3 (points a choice): 6, 8, 4, 6. Second for all beats
      * first for half. */
-    const struct agent_answer a[] = {answer_of(0.4f, 0.3f, 0.2f, 0.1f), answer_of(0.4f, 0.3f, 0.2f, 0.1f),
-                               answer_of(0.1f, 0.3f, 0.2f, 0.4f),
-                               answer_of(0.1f, 0.3f, 0.2f, 0.4f)};
+    const struct agent_answer a[] = {
+        answer_of(0.4f, 0.3f, 0.2f, 0.1f), answer_of(0.4f, 0.3f, 0.2f, 0.1f),
+        answer_of(0.1f, 0.3f, 0.2f, 0.4f), answer_of(0.1f, 0.3f, 0.2f, 0.4f)};
     assert_int_equal(decide("borda", a, 4), 1);
     assert_int_equal(decide("majority", a, 4), 0);
 }
@@ -84,10 +84,11 @@ static void test_borda_counts_ranks(void **state) {
  */
 static void test_ties(void **state) {
     (void)state;
-    const struct agent_answer mass[] = {answer_of(0.5f, 0.25f, 0.25f, 0), answer_of(0, 0.25f, 0.75f, 0)};
+    const struct agent_answer mass[] = {answer_of(0.5f, 0.25f, 0.25f, 0),
+                                        answer_of(0, 0.25f, 0.75f, 0)};
     assert_int_equal(decide("majority", mass, 2), 2);
     const struct agent_answer even[] = {answer_of(0, 0.25f, 0.25f, 0.5f),
-                                  answer_of(0, 0.5f, 0.25f, 0.25f)};
+                                        answer_of(0, 0.5f, 0.25f, 0.25f)};
     assert_int_equal(decide("majority", even, 2), 1);
     assert_int_equal(decide("confidence", even, 2), 1);
     const struct agent_answer none[] = {{.choice = 0}, {.choice = 0}};
@@ -128,7 +129,8 @@ static void answers_draw(struct agent_answer *a, uint32_t seed) {
 }
 
 /* The vote's accuracy on all items of the agents in `members`, by the definition. */
-static double team_accuracy(const struct vote *v, const struct agent_answer *answers, unsigned members) {
+static double team_accuracy(const struct vote *v, const struct agent_answer *answers,
+                            unsigned members) {
     int right = 0;
     for (int i = 0; i < ITEMS; i++) {
         struct agent_answer team[AGENTS];
@@ -174,11 +176,13 @@ static void test_worth_of_the_only_one_who_knows(void **state) {
         a.prob[a.choice] = knows ? 1 : 0.3f;
         answers[i] = a;
     }
-    contribution_leave_one_out_vote(vote_find("confidence"), answers, AGENTS, plain_items, ITEMS, worth);
+    contribution_leave_one_out_vote(vote_find("confidence"), answers, AGENTS, plain_items, ITEMS,
+                                    worth);
     close_to(worth[0].value, 0, 0);
     close_to(worth[1].value, 1, 0);
     memcpy(answers, answers + ITEMS, ITEMS * sizeof *answers);
-    contribution_leave_one_out_vote(vote_find("confidence"), answers, AGENTS, plain_items, ITEMS, worth);
+    contribution_leave_one_out_vote(vote_find("confidence"), answers, AGENTS, plain_items, ITEMS,
+                                    worth);
     close_to(worth[1].value, 0, 0);
 }
 
@@ -496,8 +500,9 @@ static void test_leave_one_out_of_a_debate(void **state) {
     }
     assert_true(some);
     struct debate one = debate_of(&a, 1, N, 2, 5);
-    assert_int_equal(contribution_leave_one_out(&a, team, 1, plain_items, N, &o, &one, worth, NULL, &err),
-                     ERR_USAGE);
+    assert_int_equal(
+        contribution_leave_one_out(&a, team, 1, plain_items, N, &o, &one, worth, NULL, &err),
+        ERR_USAGE);
     debate_release(&one);
     debate_release(&full);
 }
@@ -510,7 +515,8 @@ static void test_self_consistency(void **state) {
     uint8_t right[N];
     struct self_consistency s;
     assert_int_equal(
-        self_consistency_sample(&a, &team[1], plain_items, N, K, 0.7f, 24, 4, NULL, &s, NULL, &err), OK);
+        self_consistency_sample(&a, &team[1], plain_items, N, K, 0.7f, 24, 4, NULL, &s, NULL, &err),
+        OK);
     assert_int_equal(script.n, N * K);
     for (int k = 0; k < K; k++) {
         assert_int_equal(s.generated[k], N * 3);
@@ -529,7 +535,8 @@ static void test_self_consistency(void **state) {
     self_consistency_release(&s);
     uint64_t first = script.turns[0].seed;
     assert_int_equal(
-        self_consistency_sample(&a, &team[1], plain_items, 1, 1, 0.7f, 24, 5, NULL, &s, NULL, &err), OK);
+        self_consistency_sample(&a, &team[1], plain_items, 1, 1, 0.7f, 24, 5, NULL, &s, NULL, &err),
+        OK);
     assert_true(script.turns[script.n - 1].seed != first);
     self_consistency_release(&s);
 }
@@ -537,8 +544,8 @@ static void test_self_consistency(void **state) {
 /* More than half of those who were asked, or nothing. */
 static void test_quorum(void **state) {
     (void)state;
-    const struct agent_answer a[] = {answer_of(1, 0, 0, 0), answer_of(1, 0, 0, 0), answer_of(0, 1, 0, 0),
-                               answer_of(0, 0, 1, 0)};
+    const struct agent_answer a[] = {answer_of(1, 0, 0, 0), answer_of(1, 0, 0, 0),
+                                     answer_of(0, 1, 0, 0), answer_of(0, 0, 1, 0)};
     const struct vote *v = vote_find("quorum");
     assert_int_equal(vote_decide(v, a, 3, 4), 0);
     assert_int_equal(vote_decide(v, a, 4, 4), -1);
@@ -866,21 +873,21 @@ static void test_free_text_has_its_tokens(void **state) {
     int32_t end = tokenizer_eot(s.model->tok);
     assert_int_equal(chat_encode(s.model->tok, chat, 2, true, &prompt, NULL, &err), OK);
     struct engine_request said = {.prompt = prompt.v,
-                           .n_prompt = prompt.n,
-                           .adapter = s.adapter,
-                           .max_tokens = 12,
-                           .loop_tokens = 16,
-                           .sampling = {.top_p = 1},
-                           .stop = &end,
-                           .n_stop = end >= 0};
+                                  .n_prompt = prompt.n,
+                                  .adapter = s.adapter,
+                                  .max_tokens = 12,
+                                  .loop_tokens = 16,
+                                  .sampling = {.top_p = 1},
+                                  .stop = &end,
+                                  .n_stop = end >= 0};
     assert_int_equal(engine_run(s.engine, &said, 1, NULL, &err), OK);
     const struct token_seq whole = {said.out, said.n_out};
     struct engine_request judged = {.prompt = prompt.v,
-                             .n_prompt = prompt.n,
-                             .adapter = s.adapter,
-                             .sampling = {.top_p = 1},
-                             .choices = &whole,
-                             .n_choices = 1};
+                                    .n_prompt = prompt.n,
+                                    .adapter = s.adapter,
+                                    .sampling = {.top_p = 1},
+                                    .choices = &whole,
+                                    .n_choices = 1};
     assert_int_equal(engine_run(s.engine, &judged, 1, NULL, &err), OK);
     double sum = 0;
     for (int i = 0; i < c[0].n_tokens; i++) sum += (double)c[0].logprobs[i];

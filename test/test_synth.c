@@ -438,7 +438,8 @@ static void generate(struct synth *s, const struct synth_options *o, const struc
         json_object_set_new(json_array_get(s->prompts.v[i].messages, 0), "content",
                             json_string(text));
     }
-    if (synth_tokenize_prompts(s, &err) != OK || synth_generate(s, &err) != OK) fail_msg("%s", err.text);
+    if (synth_tokenize_prompts(s, &err) != OK || synth_generate(s, &err) != OK)
+        fail_msg("%s", err.text);
 }
 
 static void check_same(const struct synth_sample *a, const struct synth_sample *b) {

@@ -7,8 +7,8 @@
  */
 #define _GNU_SOURCE
 #include "eval/eval.h"
-#include "grade/grade.h"
 #include "fixture.h"
+#include "grade/grade.h"
 
 #include <math.h>
 #include <setjmp.h>
@@ -94,7 +94,8 @@ static void case_check(const struct expected *x) {
     bool file = strchr(x->task, '.') != NULL;
     char *name = file ? xstrdup(x->task) : xasprintf("%s.jsonl", x->task),
          *path = file_put(name, x->json);
-    int rc = eval_task_open(&b, file ? path : x->task, &(struct eval_task_options){.dir = dir}, &err);
+    int rc =
+        eval_task_open(&b, file ? path : x->task, &(struct eval_task_options){.dir = dir}, &err);
     if (x->refused) {
         assert_true(rc < 0);
         if (!strstr(err.text, x->refused) || !strstr(err.text, "line 1"))
@@ -315,9 +316,9 @@ static double pair_logprob(struct engine *e, const char *context, const char *co
     int32_t n = prompt.n;
     for (int i = 0; i < rest.n; i++) token_ids_add(&prompt, rest.v[i]);
     struct engine_request r = {.prompt = prompt.v,
-                        .n_prompt = prompt.n,
-                        .sampling = {.top_p = 1},
-                        .prompt_logprobs = true};
+                               .n_prompt = prompt.n,
+                               .sampling = {.top_p = 1},
+                               .prompt_logprobs = true};
     must(engine_run(e, &r, 1, NULL, &err));
     for (int32_t i = n; i < prompt.n; i++) sum += (double)r.prompt_logprob[i];
     engine_request_release(&r);
@@ -327,7 +328,8 @@ static double pair_logprob(struct engine *e, const char *context, const char *co
 }
 
 /* What one question should come to, worked out from sums. */
-static struct eval_result outcome_of(struct engine *e, const struct eval_task *b, const struct eval_question *q) {
+static struct eval_result outcome_of(struct engine *e, const struct eval_task *b,
+                                     const struct eval_question *q) {
     int best = 0, best_norm = 0;
     double lp[EVAL_MAX_OPTIONS], norm[EVAL_MAX_OPTIONS], sum = 0;
     for (int i = 0; i < q->n; i++) {
@@ -347,9 +349,9 @@ static struct eval_result outcome_of(struct engine *e, const struct eval_task *b
     }
     for (int i = 0; i < q->n; i++) sum += exp(lp[i] - lp[best]);
     return (struct eval_result){.choice = (int16_t)best,
-                            .prob = (float)(1 / sum),
-                            .right = best == q->correct,
-                            .right_norm = best_norm == q->correct};
+                                .prob = (float)(1 / sum),
+                                .right = best == q->correct,
+                                .right_norm = best_norm == q->correct};
 }
 
 static const char arc_lines[] =
@@ -499,13 +501,14 @@ static void test_generation(void **state) {
         struct token_ids ids = {0};
         struct buf text = {0};
         int32_t eos = tokenizer_eos(model->tok);
-        tokenizer_encode(model->tok, b.v[i].context, strlen(b.v[i].context), TOKENIZER_ADD_BOS, &ids);
+        tokenizer_encode(model->tok, b.v[i].context, strlen(b.v[i].context), TOKENIZER_ADD_BOS,
+                         &ids);
         struct engine_request r = {.prompt = ids.v,
-                            .n_prompt = ids.n,
-                            .max_tokens = 9,
-                            .sampling = {.top_p = 1},
-                            .stop = &eos,
-                            .n_stop = eos >= 0};
+                                   .n_prompt = ids.n,
+                                   .max_tokens = 9,
+                                   .sampling = {.top_p = 1},
+                                   .stop = &eos,
+                                   .n_stop = eos >= 0};
         must(engine_run(e, &r, 1, NULL, &err));
         buf_puts(&text, "");
         tokenizer_decode(model->tok, r.out, r.n_out, false, &text);
@@ -636,7 +639,8 @@ static void test_known_sets(void **state) {
         eval_task_release(&b);
     }
     struct eval_task b;
-    must(eval_task_open(&b, "mmlu", &(struct eval_task_options){.dir = root, .shots = 5, .n = 100}, &err));
+    must(eval_task_open(&b, "mmlu", &(struct eval_task_options){.dir = root, .shots = 5, .n = 100},
+                        &err));
     assert_int_equal(b.n_subjects, 57);
     eval_task_release(&b);
     free(root);

@@ -179,7 +179,8 @@ static int ask_by_name(void *ctx, struct llm_call *calls, int n, struct error *e
 static void test_roles_and_temperatures(void **state) {
     (void)state;
     static char which[] = "which?", yes[] = "はい", no[] = "いいえ";
-    const struct task_item it = {.question = which, .choices = {yes, no}, .n_choices = 2, .lang = "ja"};
+    const struct task_item it = {
+        .question = which, .choices = {yes, no}, .n_choices = 2, .lang = "ja"};
     struct team t = parsed("protocol: mad\nrounds: 2\nagents:\n  - {name: no, role: judge}\n"
                            "  - {name: a, role: affirmative, temperature: 0.9}\n"
                            "  - {name: b, role: negative}\n");
@@ -201,7 +202,8 @@ static struct eval_task bank_of(const char *name, const char *text) {
     char *path = xasprintf("/tmp/shoal-team-%d-%s", (int)getpid(), name);
     struct eval_task b;
     assert_int_equal(file_write(path, text, strlen(text), &err), OK);
-    if (eval_task_open(&b, path, &(struct eval_task_options){0}, &err) != OK) fail_msg("%s", err.text);
+    if (eval_task_open(&b, path, &(struct eval_task_options){0}, &err) != OK)
+        fail_msg("%s", err.text);
     unlink(path);
     free(path);
     return b;
@@ -258,7 +260,8 @@ static void test_items_of_banks(void **state) {
     assert_string_equal(v->question, "Which is right?");
     assert_string_equal(v->choices[1], "Bo left.");
     task_items_release(v, 1);
-    b = (struct eval_task){.n = 2, .family = split_evidence_find("largest"), .shares = true, .split = SPLIT_DEV};
+    b = (struct eval_task){
+        .n = 2, .family = split_evidence_find("largest"), .shares = true, .split = SPLIT_DEV};
     v = eval_task_items(&b);
     assert_true(v[0].n_views == 3 && fry_split_of(v[1].key) == SPLIT_DEV);
     task_items_release(v, 2);

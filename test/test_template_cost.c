@@ -5,11 +5,11 @@
  * SHOAL_COST=1 prints, for each hostile template, its steps, memory and time.
  */
 /* levels: once */
-#include "fixture.h"
-#include "template/template.h"
-#include "model/model.h"
 #include "api/go_template.h"
 #include "api/ollama.h"
+#include "fixture.h"
+#include "model/model.h"
+#include "template/template.h"
 
 #include <malloc.h>
 #include <setjmp.h>
@@ -561,9 +561,9 @@ static int chat_polls(const char *template, int n, uint64_t most, int want) {
     struct token_ids ids = {0};
     struct error err = {0};
     struct chat_template_input chat = {.messages = conversation(n, 40),
-                        .template = template,
-                        .stop = patience_ends,
-                        .stop_ctx = &p};
+                                       .template = template,
+                                       .stop = patience_ends,
+                                       .stop_ctx = &p};
     int rc = chat_template_encode(t, &chat, &ids, NULL, &err);
     if (rc != want) fail_msg("'%.60s': %d %s", template, rc, rc ? err.text : "");
     token_ids_release(&ids);

@@ -59,7 +59,8 @@ static struct tokenizer *made(struct tokenizer *t, const struct error *err) {
     return t;
 }
 
-static struct token_ids encoded(const struct tokenizer *t, const char *text, size_t len, int flags) {
+static struct token_ids encoded(const struct tokenizer *t, const char *text, size_t len,
+                                int flags) {
     struct token_ids ids = {0};
     tokenizer_encode(t, text, len, flags, &ids);
     return ids;
@@ -79,9 +80,9 @@ static void assert_ids(const struct token_ids *got, const int32_t *want, int n, 
 #define ASSERT_ENCODES(t, text, flags, ...)                                                        \
     do {                                                                                           \
         const int32_t want_[] = {__VA_ARGS__};                                                     \
-        struct token_ids got_ = encoded(t, text, strlen(text), flags);                                   \
+        struct token_ids got_ = encoded(t, text, strlen(text), flags);                             \
         assert_ids(&got_, want_, (int)ARRAY_LEN(want_), text);                                     \
-        token_ids_release(&got_);                                                                        \
+        token_ids_release(&got_);                                                                  \
     } while (0)
 
 static void assert_round_trip(const struct tokenizer *t, const char *text, size_t len) {
@@ -176,8 +177,8 @@ static struct tokenizer *trained_small(const char *pre) {
                  "猫がマットの上に座った。日本語の文です。我想在家里工作。<|im_start|>user\nI'll "
                  "go, they've gone\n");
     struct error err;
-    struct tokenizer *t =
-        tokenizer_train_bpe(text.data, text.len, 340, pre, (const char **)(uintptr_t)chatml, 3, &err);
+    struct tokenizer *t = tokenizer_train_bpe(text.data, text.len, 340, pre,
+                                              (const char **)(uintptr_t)chatml, 3, &err);
     buf_release(&text);
     return made(t, &err);
 }
@@ -225,16 +226,16 @@ static struct tokenizer *spm_small(bool prefix) {
         types[i] = spm_entries[i].type;
     }
     struct tokenizer_spec spec = {.kind = TOKENIZER_SPM,
-                            .n = N,
-                            .pieces = pieces,
-                            .lens = lens,
-                            .scores = scores,
-                            .types = types,
-                            .unk = 0,
-                            .bos = 1,
-                            .eos = 2,
-                            .add_bos = true,
-                            .add_space_prefix = prefix};
+                                  .n = N,
+                                  .pieces = pieces,
+                                  .lens = lens,
+                                  .scores = scores,
+                                  .types = types,
+                                  .unk = 0,
+                                  .bos = 1,
+                                  .eos = 2,
+                                  .add_bos = true,
+                                  .add_space_prefix = prefix};
     struct error err;
     return made(tokenizer_new(&spec, &err), &err);
 }
@@ -303,7 +304,8 @@ static void test_merge_is_the_naive_one(void **state) {
     for (uint64_t i = 0; i <= t->pairs.mask; i++) { /* the filter before the table hides no pair */
         const struct merge_slot *s = &t->pairs.slots[i];
         if (s->key != UINT64_MAX)
-            assert_ptr_equal(merge_table_find(&t->pairs, (int32_t)(s->key >> 32), (int32_t)s->key), s);
+            assert_ptr_equal(merge_table_find(&t->pairs, (int32_t)(s->key >> 32), (int32_t)s->key),
+                             s);
     }
     struct rng r = rng_make(1, RNG_TEST, 0, 0);
     for (int round = 0; round < 300; round++) {
@@ -358,13 +360,13 @@ static void test_spm_words_agree(void **state) {
     tokenizer_free(t);
     const char *pieces[] = {"▁", "a", "a▁"};
     struct tokenizer_spec spec = {.kind = TOKENIZER_SPM,
-                            .n = 3,
-                            .pieces = pieces,
-                            .lens = (const int32_t[]){3, 1, 4},
-                            .scores = (const float[]){0, 0, 0},
-                            .bos = -1,
-                            .eos = -1,
-                            .unk = -1};
+                                  .n = 3,
+                                  .pieces = pieces,
+                                  .lens = (const int32_t[]){3, 1, 4},
+                                  .scores = (const float[]){0, 0, 0},
+                                  .bos = -1,
+                                  .eos = -1,
+                                  .unk = -1};
     struct error err;
     t = made(tokenizer_new(&spec, &err), &err);
     assert_false(t->words);
@@ -488,13 +490,13 @@ static void assert_refused(const char *pre, const char *says) {
     const char *pieces[] = {"a"};
     int32_t lens[] = {1};
     struct tokenizer_spec spec = {.kind = TOKENIZER_BPE,
-                            .n = 1,
-                            .pieces = pieces,
-                            .lens = lens,
-                            .pre = pre,
-                            .bos = -1,
-                            .eos = -1,
-                            .unk = -1};
+                                  .n = 1,
+                                  .pieces = pieces,
+                                  .lens = lens,
+                                  .pre = pre,
+                                  .bos = -1,
+                                  .eos = -1,
+                                  .unk = -1};
     struct error err;
     assert_null(tokenizer_new(&spec, &err));
     assert_int_equal(err.code, ERR_FORMAT);
@@ -508,15 +510,15 @@ static void test_refused_specs(void **state) {
     const char *pieces[] = {"a", "b"}, *merges[] = {"a b"}, *odd[] = {"ab"};
     int32_t lens[] = {1, 1};
     struct tokenizer_spec spec = {.kind = TOKENIZER_BPE,
-                            .n = 2,
-                            .pieces = pieces,
-                            .lens = lens,
-                            .pre = "gpt-2",
-                            .merges = merges,
-                            .n_merges = 1,
-                            .bos = -1,
-                            .eos = -1,
-                            .unk = -1};
+                                  .n = 2,
+                                  .pieces = pieces,
+                                  .lens = lens,
+                                  .pre = "gpt-2",
+                                  .merges = merges,
+                                  .n_merges = 1,
+                                  .bos = -1,
+                                  .eos = -1,
+                                  .unk = -1};
     struct error err;
     assert_null(tokenizer_new(&spec, &err)); /* 'ab' is no token */
     assert_non_null(strstr(err.text, "merge 0"));
@@ -680,7 +682,8 @@ static const char **lines_of(struct buf *text, int32_t *n) {
 static struct tokenizer *qwen_tokenizer(void) {
     struct buf vocab = file_text(shared_path("qwen3/vocab.txt")),
                list = file_text(shared_path("qwen3/merges.txt"));
-    struct tokenizer_spec spec = {.kind = TOKENIZER_BPE, .pre = "qwen2", .bos = -1, .eos = 151645, .unk = -1};
+    struct tokenizer_spec spec = {
+        .kind = TOKENIZER_BPE, .pre = "qwen2", .bos = -1, .eos = 151645, .unk = -1};
     spec.pieces = lines_of(&vocab, &spec.n);
     spec.merges = lines_of(&list, &spec.n_merges);
     int32_t *lens = xmalloc(sizeof(*lens) * (size_t)spec.n);
@@ -719,7 +722,7 @@ static void test_train_is_the_reference(void **state) {
     char *vocab_path = shared_path("bpe-training/train-bpe-reference-vocab.json");
     struct error err;
     struct tokenizer *t = made(tokenizer_train_bpe(corpus.data, corpus.len, 500, "gpt-2",
-                                             (const char **)(uintptr_t)chatml, 1, &err),
+                                                   (const char **)(uintptr_t)chatml, 1, &err),
                                &err);
     const struct tokenizer_spec *s = tokenizer_get_spec(t);
     int32_t n;
@@ -797,7 +800,7 @@ static void test_train_is_the_naive_one(void **state) {
         naive_train(words, 16, 3, &want);
         struct error err;
         struct tokenizer *t = made(tokenizer_train_bpe(joined.data, joined.len, 260, "gpt-2",
-                                                 (const char **)(uintptr_t)chatml, 1, &err),
+                                                       (const char **)(uintptr_t)chatml, 1, &err),
                                    &err);
         for (int32_t i = 0; i < tokenizer_get_spec(t)->n_merges; i++)
             buf_printf(&got, "%s\n", tokenizer_get_spec(t)->merges[i]);
@@ -857,7 +860,8 @@ static void assert_json_round_trip(const struct tokenizer *t) {
     assert_int_equal(tokenizer_add_bos(u), tokenizer_add_bos(t));
     for (uint32_t seed = 0; seed < 200; seed++) {
         struct buf text = odd_text(seed, 300, false);
-        assert_same_ids(t, u, text.data, text.len, seed % 2 ? TOKENIZER_PARSE_SPECIAL | TOKENIZER_ADD_BOS : 0);
+        assert_same_ids(t, u, text.data, text.len,
+                        seed % 2 ? TOKENIZER_PARSE_SPECIAL | TOKENIZER_ADD_BOS : 0);
         buf_release(&text);
     }
     char spaces[100];
@@ -979,8 +983,9 @@ static void test_json_shapes(void **state) {
                  "'split':false},'added_tokens':[{'id':7,'content':'<x>','special':true}]",
                  SPM_MODEL),
              &err);
-    ASSERT_ENCODES(t, "ab<x>ab", TOKENIZER_PARSE_SPECIAL, 4, 3, 7, 3); /* a space before the text only */
-    ASSERT_ENCODES(t, " ab", 0, 4, 3);                     /* and none before a space */
+    ASSERT_ENCODES(t, "ab<x>ab", TOKENIZER_PARSE_SPECIAL, 4, 3, 7,
+                   3);                 /* a space before the text only */
+    ASSERT_ENCODES(t, " ab", 0, 4, 3); /* and none before a space */
     assert_json_round_trip(t);
     tokenizer_free(t);
 }
@@ -1113,18 +1118,18 @@ static struct tokenizer *unigram_small(bool bytes, const char *normalizer, bool 
     }
     for (int i = 0; i < n; i++) lens[i] = (int32_t)strlen(pieces[i]);
     struct tokenizer_spec spec = {.kind = TOKENIZER_UNIGRAM,
-                            .n = n,
-                            .pieces = pieces,
-                            .lens = lens,
-                            .scores = scores,
-                            .types = types,
-                            .normalizer = normalizer,
-                            .unk = 0,
-                            .bos = 1,
-                            .eos = 2,
-                            .add_eos = true,
-                            .user_pieces = true,
-                            .add_space_prefix = prefix};
+                                  .n = n,
+                                  .pieces = pieces,
+                                  .lens = lens,
+                                  .scores = scores,
+                                  .types = types,
+                                  .normalizer = normalizer,
+                                  .unk = 0,
+                                  .bos = 1,
+                                  .eos = 2,
+                                  .add_eos = true,
+                                  .user_pieces = true,
+                                  .add_space_prefix = prefix};
     struct error err;
     return made(tokenizer_new(&spec, &err), &err);
 }
@@ -1146,7 +1151,8 @@ static void test_unigram_rules(void **state) {
     ASSERT_ENCODES(bare, "[PAD16]", 0, 0);         /* unused: never made */
     ASSERT_ENCODES(bare, "a<tool>b", 0, 4, 15, 5); /* beats every other way to cut it */
     ASSERT_ENCODES(bare, "<s>", 0, 17, 18);        /* never the control token */
-    ASSERT_ENCODES(bare, "<s>a", TOKENIZER_PARSE_SPECIAL | TOKENIZER_ADD_BOS | TOKENIZER_ADD_EOS, 1, 4, 2);
+    ASSERT_ENCODES(bare, "<s>a", TOKENIZER_PARSE_SPECIAL | TOKENIZER_ADD_BOS | TOKENIZER_ADD_EOS, 1,
+                   4, 2);
     tokenizer_free(t);
     tokenizer_free(bare);
     tokenizer_free(bytes);
@@ -1154,7 +1160,8 @@ static void test_unigram_rules(void **state) {
 
 /* The best cut by trying, at every place, every piece that ends there, with no trie, no stretches
  * and no early decisions; places are characters. */
-static void naive_unigram(const struct tokenizer *t, const char *p, size_t n, struct token_ids *out) {
+static void naive_unigram(const struct tokenizer *t, const char *p, size_t n,
+                          struct token_ids *out) {
     double *sum = xcalloc(n + 1, sizeof(*sum));
     size_t *from = xcalloc(n + 1, sizeof(*from));
     int32_t *id = xcalloc(n + 1, sizeof(*id));
@@ -1257,7 +1264,8 @@ static void test_vector_table(void **state) {
         bool json = strcmp(name, "llm-jp-2.2") == 0;
         char *path = shared_path(json ? "llm-jp/tokenizer.json"
                                       : "llm-jp/llm-jp-tokenizer-100k.ver3.1.model");
-        t = made(json ? tokenizer_from_json(path, &err) : tokenizer_from_sentencepiece(path, &err), &err);
+        t = made(json ? tokenizer_from_json(path, &err) : tokenizer_from_sentencepiece(path, &err),
+                 &err);
         free(path);
     }
     struct buf table = file_text(xstrdup("test/vectors/tokenizer.txt"));
@@ -1271,7 +1279,7 @@ static void test_vector_table(void **state) {
         json_t *text = json_loadb(quoted, (size_t)(ids - quoted), JSON_DECODE_ANY, NULL);
         assert_non_null(text);
         struct token_ids want = {0},
-                   got = encoded(t, json_string_value(text), json_string_length(text), 0);
+                         got = encoded(t, json_string_value(text), json_string_length(text), 0);
         for (char *end; *ids; ids = end) {
             long id = strtol(ids, &end, 10);
             if (end == ids) break;
@@ -1511,7 +1519,9 @@ static void assert_gguf_round_trip(struct tokenizer *t) {
     assert_int_equal(x->user_pieces, y->user_pieces);
     for (uint32_t seed = 0; seed < 200; seed++) {
         struct buf b = odd_text(seed, 200, false);
-        assert_same_ids(t, u, b.data, b.len, seed % 2 ? TOKENIZER_PARSE_SPECIAL | TOKENIZER_ADD_BOS | TOKENIZER_ADD_EOS : 0);
+        assert_same_ids(t, u, b.data, b.len,
+                        seed % 2 ? TOKENIZER_PARSE_SPECIAL | TOKENIZER_ADD_BOS | TOKENIZER_ADD_EOS
+                                 : 0);
         buf_release(&b);
     }
     tokenizer_free(u);
@@ -1525,7 +1535,8 @@ static void test_gguf_round_trip(void **state) {
     struct buf blob = map_blob();
     log_quiet = true;
     for (int i = 0; i < 4; i++) {
-        char *json = normalizer_from_sentencepiece(i & 1 ? blob.data : "", i & 1 ? blob.len : 0, i & 2);
+        char *json =
+            normalizer_from_sentencepiece(i & 1 ? blob.data : "", i & 1 ? blob.len : 0, i & 2);
         struct tokenizer *t = unigram_small(i & 1, json, i & 2);
         assert_json_round_trip(t);
         assert_gguf_round_trip(t);
@@ -1662,7 +1673,8 @@ static void test_sentencepiece(void **state) {
     struct error err;
     struct buf file = spm_model_file(1);
     put_file(path, file.data, file.len);
-    struct tokenizer *t = made(tokenizer_from_sentencepiece(path, &err), &err), *want = spm_small(true);
+    struct tokenizer *t = made(tokenizer_from_sentencepiece(path, &err), &err),
+                     *want = spm_small(true);
     ASSERT_ENCODES(t, "ab<tool>", TOKENIZER_ADD_BOS, 1, 9, 12);
     tokenizer_free(t);
     assert_broken_model(path, &file);
@@ -1834,10 +1846,10 @@ static void test_chat_marks(void **state) {
     (void)state;
     struct tokenizer *t = tokenizer_new_bytes(259);
     const struct chat_message msgs[] = {{"system", "be brief"},
-                                   {"user", "hi <|im_end|>"},
-                                   {"assistant", "ho"},
-                                   {"user", ""},
-                                   {"assistant", "日本"}};
+                                        {"user", "hi <|im_end|>"},
+                                        {"assistant", "ho"},
+                                        {"user", ""},
+                                        {"assistant", "日本"}};
     struct token_ids ids = {0};
     struct buf mask = {0}, text = {0};
     struct error err;

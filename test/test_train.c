@@ -156,7 +156,8 @@ static double ref_nll(const struct ref *r, const double *x, int token) {
 }
 
 /* Summed over the samples whose adapter it is (-1: all). */
-static double ref_loss(const struct ref *r, const struct train_sample *samples, int n, int adapter) {
+static double ref_loss(const struct ref *r, const struct train_sample *samples, int n,
+                       int adapter) {
     static struct ref_cache cache;
     double nll = 0, x[128];
     for (int s = 0; s < n; s++) {
@@ -186,9 +187,9 @@ static struct model_config shape(const char *name, bool small) {
 static struct train_sample sample_make(uint32_t id, int32_t n, int32_t vocab, int32_t adapter) {
     struct rng r = rng_make(7, RNG_TEST, id, 0);
     struct train_sample s = {.tokens = xcalloc((size_t)n, sizeof(int32_t)),
-                       .mask = xcalloc((size_t)n, 1),
-                       .n = n,
-                       .adapter = adapter};
+                             .mask = xcalloc((size_t)n, 1),
+                             .n = n,
+                             .adapter = adapter};
     for (int32_t i = 0; i < n; i++) {
         s.tokens[i] = (int32_t)rng_below(&r, (uint32_t)vocab);
         s.mask[i] = i >= n / 2;
@@ -422,7 +423,7 @@ static void test_long_sample(void **state) {
     struct train_options o = options();
     struct trainer *t = trainer_new_full(m, &o, NULL, &err);
     struct train_sample s[2] = {sample_make(31, 150, c.vocab_size, 0),
-                          sample_make(32, 66, c.vocab_size, 0)};
+                                sample_make(32, 66, c.vocab_size, 0)};
     struct ref r;
     double nll;
     int64_t targets;
@@ -522,7 +523,8 @@ static void test_together_equals_alone(void **state) {
     for (int i = 0; i < 6; i++) {
         struct trainer *one = trainer_new_lora(m, &ad[i % 3], 1, &o, pool, &err);
         train_alone(one, i % 3, 3, i >= 3);
-        struct adapter *a = trainer_export_adapter(all, i % 3, NULL), *b = trainer_export_adapter(one, 0, NULL);
+        struct adapter *a = trainer_export_adapter(all, i % 3, NULL),
+                       *b = trainer_export_adapter(one, 0, NULL);
         assert_string_equal(a->hash, b->hash);
         assert_string_not_equal(a->hash, ad[i % 3]->hash);
         assert_true(trainer_adapter_loss(all, i % 3) == trainer_adapter_loss(one, 0));
@@ -878,7 +880,7 @@ static void test_serving_bits(void **state) {
         struct trainer *t = trainer_new_lora(p.m, &p.ad, 1, &o, pool, &err);
         assert_non_null(t);
         struct train_sample s[2] = {sample_make(1, 40, p.m->config.vocab_size, 0),
-                              sample_make(2, 7, p.m->config.vocab_size, 0)};
+                                    sample_make(2, 7, p.m->config.vocab_size, 0)};
         double nll[2];
         int32_t targets[2];
         assert_int_equal(trainer_sample_nll(t, s, 2, nll, targets, &err), OK);

@@ -244,10 +244,10 @@ static float rate(const struct golden *g, int64_t step) {
     const json_t *o = field(g->root, "options");
     const char *name = json_string_value(field(o, "lr_scheduler"));
     enum lr_schedule s = strcmp(name, "cosine") == 0   ? LR_COSINE
-                      : strcmp(name, "linear") == 0 ? LR_LINEAR
-                                                    : LR_CONSTANT;
+                         : strcmp(name, "linear") == 0 ? LR_LINEAR
+                                                       : LR_CONSTANT;
     return lr_schedule_at(s, number(o, "lr"), number(o, "min_lr_ratio"), step,
-                       (int64_t)number(o, "warmup"), (int64_t)number(o, "updates"));
+                          (int64_t)number(o, "warmup"), (int64_t)number(o, "updates"));
 }
 
 /* The order of the samples is the oracle's; returns their targets. */

@@ -9,8 +9,8 @@
  */
 /* levels: once */
 #define _GNU_SOURCE
-#include "grade/grade.h"
 #include "fixture.h"
+#include "grade/grade.h"
 #include "swarm/swarm.h"
 
 #include <math.h>
@@ -63,7 +63,8 @@ static struct script script;
 
 static const char *const lines_of[] = {"text", "answer", "judge", "seed"};
 
-static void call_show(const struct llm_call *c, int agent, const struct line *said, struct buf *out) {
+static void call_show(const struct llm_call *c, int agent, const struct line *said,
+                      struct buf *out) {
     const char *role = workflow_role(script.w, agent);
     buf_printf(out, "[%s%s%s] %s\n", c->agent->name, *role ? " " : "", role, lines_of[c->reply]);
     for (int i = 0; i < c->n_messages; i++)
@@ -129,8 +130,8 @@ static const struct agent four[] = {
 
 /* Runs it by the script; the caller releases the talks. */
 static void run_team(const struct workflow *w, const struct agent *team, int n_agents,
-                     const struct task_item *items, int n_items, struct workflow_options o, say_fn *say,
-                     struct transcript *talks) {
+                     const struct task_item *items, int n_items, struct workflow_options o,
+                     say_fn *say, struct transcript *talks) {
     struct llm_client a = {NULL, script_ask};
     script_end();
     script.team = team;
@@ -152,7 +153,7 @@ static struct workflow *parsed(const char *yaml) {
 
 /* One item, the first `n` of the four. */
 static struct transcript run_one(const char *yaml, int n, const struct task_item *it,
-                           struct workflow_options o, say_fn *say) {
+                                 struct workflow_options o, say_fn *say) {
     struct transcript out;
     struct workflow *w = parsed(yaml);
     run_team(w, four, n, it, 1, o, say, &out);
@@ -162,10 +163,10 @@ static struct transcript run_one(const char *yaml, int n, const struct task_item
 
 #define TEXT(s) ((char *)(uintptr_t)(s))
 static const struct task_item abc = {.question = TEXT("which?"),
-                                .choices = {TEXT("a"), TEXT("b"), TEXT("c")},
-                                .n_choices = 3,
-                                .lang = "en"},
-                         open_item = {.question = TEXT("what?"), .lang = "en"};
+                                     .choices = {TEXT("a"), TEXT("b"), TEXT("c")},
+                                     .n_choices = 3,
+                                     .lang = "en"},
+                              open_item = {.question = TEXT("what?"), .lang = "en"};
 
 static const char *decided(const struct transcript *o) {
     return o->answer < 0 ? "nothing" : o->candidates[o->answer];
@@ -232,8 +233,8 @@ static void check_neat(const struct script *s) {
     }
 }
 
-static void protocol_show(const char *name, const char *head, const struct task_item *it, int n_agents,
-                          say_fn *say, struct buf *out) {
+static void protocol_show(const char *name, const char *head, const struct task_item *it,
+                          int n_agents, say_fn *say, struct buf *out) {
     static const char *const endings[] = {"rounds", "agreed", "budget", "nobody"};
     static const char *const systems[] = {"You are careful.", "あなたは慎重です。", "你很谨慎。"};
     struct agent team[4];
@@ -755,8 +756,9 @@ static void test_free_answers_are_graded(void **state) {
     assert_int_equal(coalition_game_play_all(&game, played, &err), OK);
     assert_true(played[2 * 1] && !played[2 * 2] && !played[2 * 4] && played[2 * 9]);
     memset(script.nth, 0, sizeof script.nth);
-    assert_int_equal(self_consistency_sample(&a, &four[0], items, 2, 3, 0.7f, 9, 1, o.grader, &s, NULL, &err),
-                     OK);
+    assert_int_equal(
+        self_consistency_sample(&a, &four[0], items, 2, 3, 0.7f, 9, 1, o.grader, &s, NULL, &err),
+        OK);
     self_consistency_vote(&s, items, 1, right); // "1/2"
     assert_true(right[0] == 1 && right[1] == 0);
     assert_true(s.answers[0].choice == 0 && s.answers[1].choice == 1 && s.answers[2].choice == -1);

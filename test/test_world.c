@@ -724,11 +724,13 @@ static void test_parser(void **state) {
         {"\xff\xfe", -1, -1},
     };
     for (size_t i = 0; i < ARRAY_LEN(cases); i++) {
-        int seed = world_action_from_text(cases[i].text, false), repaired = world_action_from_text(cases[i].text, true);
+        int seed = world_action_from_text(cases[i].text, false),
+            repaired = world_action_from_text(cases[i].text, true);
         if (seed != cases[i].seed || repaired != cases[i].repaired)
             fail_msg("'%s' gives %d and %d", cases[i].text, seed, repaired);
     }
-    for (int i = 0; i < WORLD_N_ACTIONS; i++) assert_int_equal(world_action_from_text(world_action_names[i], true), i);
+    for (int i = 0; i < WORLD_N_ACTIONS; i++)
+        assert_int_equal(world_action_from_text(world_action_names[i], true), i);
 }
 
 /* the same again */

@@ -114,7 +114,8 @@ static void lives_are_one(int worlds) {
         list[i] = &envs[i];
     }
     struct simulation *here = simulation_new(model, &o, list, NULL, 0, NULL, &err);
-    struct simulation *there = simulation_new(model, &o, external_envs_list(outside), NULL, 0, NULL, &err);
+    struct simulation *there =
+        simulation_new(model, &o, external_envs_list(outside), NULL, 0, NULL, &err);
     assert_true(here && there);
     for (int g = 0; g < 3; g++) {
         assert_int_equal(simulation_begin_generation(here, NULL, &err), OK);
@@ -132,7 +133,8 @@ static void lives_are_one(int worlds) {
         simulation_end_generation(here);
         simulation_end_generation(there);
         for (int i = 0; i < simulation_n_policies(here); i++) {
-            const struct policy_record *a = simulation_policy(here, i), *b = simulation_policy(there, i);
+            const struct policy_record *a = simulation_policy(here, i),
+                                       *b = simulation_policy(there, i);
             assert_string_equal(a->name, b->name);
             assert_string_equal(a->adapter->hash, b->adapter->hash);
             assert_true(a->outcome.reward == b->outcome.reward);
@@ -171,7 +173,8 @@ static void test_time_is_over(void **state) {
     struct simulation_options o = options_make(2);
     struct served s = {.server = world_server_new(&rules, AGENTS, 3, &err)};
     struct external_envs *outside = external_envs_new(served_exchange, &s, 2, false, &err);
-    struct simulation *l = simulation_new(model, &o, external_envs_list(outside), NULL, 0, NULL, &err);
+    struct simulation *l =
+        simulation_new(model, &o, external_envs_list(outside), NULL, 0, NULL, &err);
     assert_int_equal(simulation_begin_generation(l, NULL, &err), OK);
     for (int tick = 0; tick < 3; tick++) assert_int_equal(simulation_step(l, &err), 2 * AGENTS);
     assert_int_equal(simulation_step(l, &err), 0);

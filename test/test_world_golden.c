@@ -41,7 +41,8 @@ static const json_t *field(const struct replay *p, const json_t *v, const char *
 static void same_integer(const struct replay *p, int agent, const char *what, int64_t got,
                          const json_t *want) {
     if (!json_is_integer(want) || got != json_integer_value(want))
-        fail_msg("%s: %s is %lld, not %s", place(p, agent), what, (long long)got, json_canonical(want));
+        fail_msg("%s: %s is %lld, not %s", place(p, agent), what, (long long)got,
+                 json_canonical(want));
 }
 
 static void same_double(const struct replay *p, int agent, const char *what, double got,

@@ -541,7 +541,8 @@ static void test_lines(void **state) {
         assert_int_equal(line_reader_next(&r, 5, &line, &n, &err), ERR_MEMORY);
         assert_non_null(strstr(err.text, "more than 10 bytes"));
     }
-    assert_int_equal(line_reader_next(&r, 0.05, &line, &n, &err), ERR_STATE); /* "end" has no end yet */
+    assert_int_equal(line_reader_next(&r, 0.05, &line, &n, &err),
+                     ERR_STATE); /* "end" has no end yet */
     close(fd[1]);
     line_is(&r, "end", 3);
     assert_int_equal(line_reader_next(&r, 5, &line, &n, &err), 0);

@@ -256,8 +256,9 @@ static float module_scale(struct adapter_module m, bool rslora) {
 }
 
 /* Lays one of the two tables at *at and moves it on. */
-static struct vocab_override table_lay(const struct adapter *a, const struct adapter_vocab_config *t, bool head,
-                              const float **at) {
+static struct vocab_override table_lay(const struct adapter *a,
+                                       const struct adapter_vocab_config *t, bool head,
+                                       const float **at) {
     size_t d = (size_t)a->shape.d_model, v = (size_t)a->shape.vocab_size;
     size_t in = head ? d : v, out = head ? v : d, r = (size_t)t->lora.r;
     struct vocab_override table = {.n = t->n_ids, .ids = t->ids};
@@ -406,8 +407,9 @@ struct adapter *adapter_from_data(const struct model_config *shape, const struct
     return adapter_from_owned_data(shape, c, memcpy(xmalloc(bytes), data, bytes), lineage);
 }
 
-struct adapter *adapter_from_owned_data(const struct model_config *shape, const struct adapter_config *c,
-                             float *data, json_t *lineage) {
+struct adapter *adapter_from_owned_data(const struct model_config *shape,
+                                        const struct adapter_config *c, float *data,
+                                        json_t *lineage) {
     lineage_check(lineage);
     struct adapter *a = adapter_alloc(shape, c, data);
     a->lineage = lineage ? json_incref(lineage) : NULL;
@@ -429,13 +431,13 @@ const struct lora_pack *adapter_pack(const struct adapter *a, enum dtype elem) {
 }
 
 struct lora_segment adapter_lora_segment(const struct adapter *a, int32_t begin, int32_t end,
-                               struct lora_part *part) {
+                                         struct lora_part *part) {
     *part = (struct lora_part){.pack = a ? adapter_pack(a, DTYPE_F32) : NULL, .weight = 1};
     return (struct lora_segment){.begin = begin,
-                            .end = end,
-                            .parts = part,
-                            .n_parts = a != NULL,
-                            .overlay = a ? a->overlay : NULL};
+                                 .end = end,
+                                 .parts = part,
+                                 .n_parts = a != NULL,
+                                 .overlay = a ? a->overlay : NULL};
 }
 
 const struct lora_pack *adapter_pack_only(struct adapter *a, enum dtype elem) {

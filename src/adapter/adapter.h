@@ -56,17 +56,17 @@ struct adapter {
     float *data;
     size_t n_data;           /* floats */
     const float **magnitude; /* DoRA: [L·N_PROJ + 1], each [out] or NULL, the head's last */
-    struct vocab_overrides *overlay; /* NULL: embedding and head are the base's */
-    struct arena bound;      /* what adapter_bind made; loras and overlay point into it */
+    struct vocab_overrides *overlay;  /* NULL: embedding and head are the base's */
+    struct arena bound;               /* what adapter_bind made; loras and overlay point into it */
     struct lora_pack *packs[N_DTYPE]; /* made when first asked for; see adapter_pack */
-    char *base;                      /* base_model_name_or_path of the file it came from, or NULL */
-    json_t *lineage;                 /* object of strings (parents, operator, seed …) or NULL */
+    char *base;      /* base_model_name_or_path of the file it came from, or NULL */
+    json_t *lineage; /* object of strings (parents, operator, seed …) or NULL */
 };
 
 /* "q_proj,v_proj" or "all-linear" → targets. */
 int adapter_targets_parse(const char *list, bool target[N_PROJ], struct error *err);
-/* "all", "4,5", "12-29": layers counted from 0 that the config's targets are adapted in. Where these
- * are not all, c->modules becomes a list, malloc'ed, that says so. */
+/* "all", "4,5", "12-29": layers counted from 0 that the config's targets are adapted in. Where
+ * these are not all, c->modules becomes a list, malloc'ed, that says so. */
 int adapter_layers_parse(const char *list, const struct model_config *shape,
                          struct adapter_config *c, struct error *err);
 /* A ~ U(±1/sqrt(in)), B = 0 (PEFT's initialisation), from (seed, RNG_INIT). */
@@ -74,15 +74,16 @@ struct adapter *adapter_new(const struct model_config *shape, const struct adapt
                             uint64_t seed);
 /* The same for this base, DoRA's magnitudes being the norms of its rows, so that the adapter
  * changes nothing yet. Bound. */
-struct adapter *adapter_new_for_model(const struct model *m, const struct adapter_config *c, uint64_t seed,
-                              struct error *err);
+struct adapter *adapter_new_for_model(const struct model *m, const struct adapter_config *c,
+                                      uint64_t seed, struct error *err);
 /* Same layout, tensors taken from `data` (copied, n = adapter_param_count). Lineage is borrowed
  * (incref'ed). */
 struct adapter *adapter_from_data(const struct model_config *shape, const struct adapter_config *c,
                                   const float *data, json_t *lineage);
 /* The same, but `data` is malloc'ed and becomes the adapter's own. */
-struct adapter *adapter_from_owned_data(const struct model_config *shape, const struct adapter_config *c,
-                             float *data, json_t *lineage);
+struct adapter *adapter_from_owned_data(const struct model_config *shape,
+                                        const struct adapter_config *c, float *data,
+                                        json_t *lineage);
 size_t adapter_param_count(const struct model_config *shape, const struct adapter_config *c);
 /* ERR_USAGE when no target is a projection of this architecture: there is no such adapter. */
 int adapter_config_check(const struct model_config *shape, const struct adapter_config *c,
@@ -106,7 +107,7 @@ const struct lora_pack *adapter_pack(const struct adapter *a, enum dtype elem);
 /* Rows [begin, end) under this adapter alone, in f32 (NULL: the bare base); `part` is the segment's
  * memory. */
 struct lora_segment adapter_lora_segment(const struct adapter *a, int32_t begin, int32_t end,
-                               struct lora_part *part);
+                                         struct lora_part *part);
 /* The same, and lets go of the factors themselves: for an adapter that is only served and changes
  * neither embedding nor head. Algebra, saving and other elements are then a broken contract. The
  * caller is the only owner yet. */
@@ -117,8 +118,9 @@ const struct lora_pack *adapter_pack_only(struct adapter *a, enum dtype elem);
  * are kept on the average; then as adapter_pack_only. The hash is of the rounded values, and
  * adapter_to_f32 gives those back: nothing more is lost on the way. Plain adapters only.
  */
-struct adapter *adapter_from_data_f16(const struct model_config *shape, const struct adapter_config *c,
-                               float *data, json_t *lineage, struct rng *rng);
+struct adapter *adapter_from_data_f16(const struct model_config *shape,
+                                      const struct adapter_config *c, float *data, json_t *lineage,
+                                      struct rng *rng);
 /* With its factors: itself, retained, or a copy made of its f16 pack. */
 struct adapter *adapter_to_f32(struct adapter *a);
 void adapter_copy_params(const struct adapter *a, float *out); /* [n_data] the same as floats */
@@ -178,7 +180,7 @@ bool adapter_weight_parse(char *term, float *weight);
 struct adapter_pool;
 struct adapter_pool_options {
     size_t max_bytes; /* 0: no limit */
-    enum dtype elem;   /* that adapters are packed in: the engine's lora_elem */
+    enum dtype elem;  /* that adapters are packed in: the engine's lora_elem */
     bool serve_only;  /* keep nothing but the pack, where adapter_pack_only can */
 };
 /* The model is borrowed and outlives the pool; adapters may outlive both. */
@@ -240,8 +242,8 @@ struct adapter_pool_stats adapter_pool_stats(struct adapter_pool *p);
  */
 /* Makes `a` the current version, keeping what is there, also when nobody had published that.
  * `notes` (object or NULL) goes into version.json. */
-int adapter_publish(const struct adapter *a, const char *dir, const char *base,
-                    const json_t *notes, struct error *err);
+int adapter_publish(const struct adapter *a, const char *dir, const char *base, const json_t *notes,
+                    struct error *err);
 /* Makes the previous version current again, or the one whose hash begins with `to` (not NULL).
  * ERR_MISSING when there is none. */
 int adapter_rollback(const char *dir, const struct model_config *shape, const char *to,
@@ -251,13 +253,13 @@ json_t *adapter_versions(const char *dir, struct error *err);
 /* Saves an adapter that is not to be published as DIR/rejected-HASH8, with its version.json; the
  * place is malloc'ed into *where. */
 int adapter_save_rejected(const struct adapter *a, const char *dir, const char *base,
-                      const json_t *notes, char **where, struct error *err);
+                          const json_t *notes, char **where, struct error *err);
 
 /* merging and measuring */
 
 /* Σ weights[i] · ΔW_i as one adapter of the added ranks (exact, PEFT's "cat"); plain ones only. */
 struct adapter *adapter_concat(struct adapter *const *list, const float *weights, int n,
-                              struct error *err);
+                               struct error *err);
 /* The base with the adapter inside: touched matrices in f32, the rest shared with `m`, which must
  * outlive it. Close it with adapter_merged_close. NULL: no memory. */
 struct model *adapter_merge(const struct model *m, const struct adapter *a, struct error *err);
@@ -272,8 +274,8 @@ struct kl_divergence {
 };
 /* Adapters may be NULL and must be ready; the models have one vocabulary. */
 struct kl_divergence adapter_kl_divergence(const struct model *m, const struct adapter *a,
-                                     const struct model *m2, const struct adapter *a2,
-                                     struct pool *pool);
+                                           const struct model *m2, const struct adapter *a2,
+                                           struct pool *pool);
 
 /* algebra */
 
@@ -373,10 +375,11 @@ float *adapter_builder_add(struct adapter_builder *d, int32_t i, int32_t r);
 /* B of what adapter_builder_add gave. */
 float *adapter_builder_b(const struct adapter_builder *d, int32_t i, float *a);
 /* Adds w · scale · B A as it is. */
-void adapter_builder_add_exact(struct adapter_builder *d, int32_t i, const struct lora *lo, double w);
+void adapter_builder_add_exact(struct adapter_builder *d, int32_t i, const struct lora *lo,
+                               double w);
 /* Adds the best rank r; what is left out is counted. `total2` is the whole's ‖·‖². */
-void adapter_builder_add_truncated(struct adapter_builder *d, int32_t i, const struct svd *sv, int32_t r,
-                    double total2);
+void adapter_builder_add_truncated(struct adapter_builder *d, int32_t i, const struct svd *sv,
+                                   int32_t r, double total2);
 /* Relative error, 0 of nothing. */
 double adapter_builder_error(const struct adapter_builder *d);
 /* The draft is released. NULL: it has no module (an adapter has one at least). Lineage is borrowed

@@ -67,8 +67,8 @@ static int module_bind(const struct matrix *w, const float *full, const struct l
     return rc;
 }
 
-struct adapter *adapter_new_for_model(const struct model *m, const struct adapter_config *c, uint64_t seed,
-                              struct error *err) {
+struct adapter *adapter_new_for_model(const struct model *m, const struct adapter_config *c,
+                                      uint64_t seed, struct error *err) {
     struct adapter_config plain_config = *c;
     plain_config.dora = false;
     struct adapter *plain = adapter_new(&m->config, &plain_config, seed), *a;
@@ -174,7 +174,7 @@ static void base_compare(const struct adapter *a, const char *path, struct model
     const char *have = made ? model_hash(m, &err) : NULL;
     if (have && strcmp(made, have) != 0)
         log_warn("adapter '%s' was trained on a base with sha-256 %.12s…, but '%s' is %.12s…", path,
-             made, m->name, have);
+                 made, m->name, have);
 }
 
 struct adapter *adapter_open_known(const char *path, struct model *m, const char *hash,

@@ -38,8 +38,9 @@ static void floats_round(float *v, size_t n, struct rng *rng) {
     }
 }
 
-struct adapter *adapter_from_data_f16(const struct model_config *shape, const struct adapter_config *c,
-                               float *data, json_t *lineage, struct rng *rng) {
+struct adapter *adapter_from_data_f16(const struct model_config *shape,
+                                      const struct adapter_config *c, float *data, json_t *lineage,
+                                      struct rng *rng) {
     CHECK(!c->dora);
     floats_round(data, adapter_param_count(shape, c), rng);
     struct adapter *a = adapter_from_owned_data(shape, c, data, lineage);

@@ -280,8 +280,8 @@ static void rank_note(struct reading *rd, struct adapter_module *modules, int32_
                                : module == MODULE_HEAD ? &c->head.lora
                                                        : &modules[module];
     if (a->dims[0] < 1 || a->dims[0] > ADAPTER_RANK_MAX)
-        adapter_errors_add(&rd->bad, "'%.160s' has rank %lld, not 1 to %d", a->name, (long long)a->dims[0],
-                   ADAPTER_RANK_MAX);
+        adapter_errors_add(&rd->bad, "'%.160s' has rank %lld, not 1 to %d", a->name,
+                           (long long)a->dims[0], ADAPTER_RANK_MAX);
     else
         *m = (struct adapter_module){(int32_t)a->dims[0],
                                      rd->alpha != 0 ? rd->alpha : (float)a->dims[0]};
@@ -302,7 +302,8 @@ static int tensors_in(struct reading *rd, struct error *err) {
             continue;
         }
         if (tensor_in(rd, t, module, part, err)) return err->code;
-        if (part == LORA_TENSOR_A) rank_note(rd, modules, module, &rd->out.tensors[rd->out.n_tensors - 1]);
+        if (part == LORA_TENSOR_A)
+            rank_note(rd, modules, module, &rd->out.tensors[rd->out.n_tensors - 1]);
     }
     qsort(rd->out.tensors, (size_t)rd->out.n_tensors, sizeof *rd->out.tensors, tensor_info_compare);
     return OK;

@@ -14,7 +14,13 @@
 #define PEFT_CONFIG_FILE "adapter_config.json"
 #define PEFT_WEIGHTS_FILE "adapter_model.safetensors"
 
-enum lora_tensor_kind { LORA_TENSOR_A, LORA_TENSOR_B, LORA_TENSOR_MAGNITUDE, LORA_TENSOR_FULL, LORA_TENSOR_ROWS };
+enum lora_tensor_kind {
+    LORA_TENSOR_A,
+    LORA_TENSOR_B,
+    LORA_TENSOR_MAGNITUDE,
+    LORA_TENSOR_FULL,
+    LORA_TENSOR_ROWS
+};
 struct adapter_tensor {
     char name[NAME_MAX_LEN]; /* PEFT's */
     int32_t module;          /* layer * N_PROJ + projection, or MODULE_EMBED, MODULE_HEAD */
@@ -44,7 +50,8 @@ struct adapter_errors {
     struct buf text;
     int n, hidden;
 };
-void adapter_errors_add(struct adapter_errors *o, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
+void adapter_errors_add(struct adapter_errors *o, const char *fmt, ...)
+    __attribute__((format(printf, 2, 3)));
 /* OK when there are none. */
 int adapter_errors_report(struct adapter_errors *o, const char *path, struct error *err);
 
@@ -74,8 +81,8 @@ struct adapter_load_hints {
  * become the lineage. */
 struct adapter *adapter_from_tensors(const char *path, const struct model_config *shape,
                                      struct peft_config *config, const struct safetensors *st,
-                                     const struct adapter_load_hints *known, struct adapter_errors *bad,
-                                     struct error *err);
+                                     const struct adapter_load_hints *known,
+                                     struct adapter_errors *bad, struct error *err);
 /* The lineage as metadata: string → string, PEFT's own entries left out; NULL when empty. */
 json_t *lineage_read(const json_t *metadata);
 struct adapter *peft_load(const char *dir, const struct model_config *shape,

@@ -24,7 +24,8 @@ static const char *const prompts[] = {
 
 static void random_ids(struct token_ids *out, int32_t vocab, uint32_t id) {
     struct rng rng = rng_make(7, RNG_TEST, id, 0);
-    for (int i = 0; i < RANDOM_TOKENS; i++) token_ids_add(out, (int32_t)rng_below(&rng, (uint32_t)vocab));
+    for (int i = 0; i < RANDOM_TOKENS; i++)
+        token_ids_add(out, (int32_t)rng_below(&rng, (uint32_t)vocab));
 }
 
 static void prompt_ids(const struct model *m, int i, struct token_ids *out) {
@@ -85,8 +86,8 @@ static void divergence_add(struct kl_divergence *d, const float *p, const float 
 }
 
 struct kl_divergence adapter_kl_divergence(const struct model *m, const struct adapter *a,
-                                     const struct model *m2, const struct adapter *a2,
-                                     struct pool *pool) {
+                                           const struct model *m2, const struct adapter *a2,
+                                           struct pool *pool) {
     int32_t vocab = m->config.vocab_size;
     CHECK(vocab == m2->config.vocab_size && (!a || adapter_is_ready(a)) &&
           (!a2 || adapter_is_ready(a2)));

@@ -55,10 +55,10 @@ double lora_dot(const struct lora *a, const struct lora *b, int64_t out, int64_t
 
 struct lowrank_sum lowrank_sum_new(struct arena *ar, int out, int in, int k) {
     return (struct lowrank_sum){.out = out,
-                          .in = in,
-                          .k = k,
-                          .left = doubles_alloc(ar, out, k),
-                          .right = doubles_alloc(ar, in, k)};
+                                .in = in,
+                                .k = k,
+                                .left = doubles_alloc(ar, out, k),
+                                .right = doubles_alloc(ar, in, k)};
 }
 
 void lowrank_sum_put(struct lowrank_sum *s, const struct lora *lo, double w, int c0) {
@@ -234,15 +234,16 @@ float *adapter_builder_b(const struct adapter_builder *d, int32_t i, float *a) {
     return a + (size_t)d->modules[i].r * (size_t)proj_in(d->shape, i % N_PROJ);
 }
 
-void adapter_builder_add_exact(struct adapter_builder *d, int32_t i, const struct lora *lo, double w) {
+void adapter_builder_add_exact(struct adapter_builder *d, int32_t i, const struct lora *lo,
+                               double w) {
     float *a = adapter_builder_add(d, i, lo->r), *b = adapter_builder_b(d, i, a);
     size_t n = (size_t)lo->r * (size_t)proj_out(d->shape, i % N_PROJ);
     memcpy(a, lo->a, (size_t)(b - a) * sizeof *a);
     for (size_t k = 0; k < n; k++) b[k] = (float)(w * (double)lo->scale * (double)lo->b[k]);
 }
 
-void adapter_builder_add_truncated(struct adapter_builder *d, int32_t i, const struct svd *sv, int32_t r,
-                    double total2) {
+void adapter_builder_add_truncated(struct adapter_builder *d, int32_t i, const struct svd *sv,
+                                   int32_t r, double total2) {
     float *a = adapter_builder_add(d, i, r);
     double kept2 = 0;
     for (int c = 0; c < MIN(r, sv->n); c++) kept2 += sv->s[c] * sv->s[c];

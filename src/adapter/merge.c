@@ -48,7 +48,7 @@ static int stack_check(struct adapter *const *list, int n, struct error *err) {
 }
 
 struct adapter *adapter_concat(struct adapter *const *list, const float *weights, int n,
-                              struct error *err) {
+                               struct error *err) {
     CHECK(n > 0);
     if (stack_check(list, n, err)) return NULL;
     const struct model_config *shape = &list[0]->shape;

@@ -59,8 +59,8 @@ struct listing {
     int n;
 };
 
-static void tensor_add(struct listing *l, int32_t module, enum lora_tensor_kind part, const char *ending,
-                       int64_t rows, int64_t cols) {
+static void tensor_add(struct listing *l, int32_t module, enum lora_tensor_kind part,
+                       const char *ending, int64_t rows, int64_t cols) {
     struct adapter_tensor *t = &l->v[l->n++];
     char name[NAME_MAX_LEN];
     peft_module_name(name, l->arch, module);
@@ -76,11 +76,13 @@ static void table_add(struct listing *l, const struct model_config *shape,
     int64_t d = shape->d_model, v = shape->vocab_size, in = head ? d : v, out = head ? v : d;
     int32_t r = t->lora.r;
     if (r) tensor_add(l, module, LORA_TENSOR_A, head ? "lora_A.weight" : "lora_embedding_A", r, in);
-    if (r) tensor_add(l, module, LORA_TENSOR_B, head ? "lora_B.weight" : "lora_embedding_B", out, r);
+    if (r)
+        tensor_add(l, module, LORA_TENSOR_B, head ? "lora_B.weight" : "lora_embedding_B", out, r);
     if (r && c->dora) tensor_add(l, module, LORA_TENSOR_MAGNITUDE, "lora_magnitude_vector", out, 0);
     if (t->full) tensor_add(l, module, LORA_TENSOR_FULL, r ? "base_layer.weight" : "weight", v, d);
     if (t->n_ids)
-        tensor_add(l, module, LORA_TENSOR_ROWS, "token_adapter.trainable_tokens_delta", t->n_ids, d);
+        tensor_add(l, module, LORA_TENSOR_ROWS, "token_adapter.trainable_tokens_delta", t->n_ids,
+                   d);
 }
 
 struct adapter_tensor *adapter_tensors(const struct model_config *shape,
@@ -95,8 +97,8 @@ struct adapter_tensor *adapter_tensors(const struct model_config *shape,
     }
     for (int32_t i = 0; i < modules && c->dora; i++)
         if (adapter_module_at(c, i / N_PROJ, i % N_PROJ).r > 0)
-            tensor_add(&l, i, LORA_TENSOR_MAGNITUDE, "lora_magnitude_vector", proj_out(shape, i % N_PROJ),
-                       0);
+            tensor_add(&l, i, LORA_TENSOR_MAGNITUDE, "lora_magnitude_vector",
+                       proj_out(shape, i % N_PROJ), 0);
     table_add(&l, shape, c, MODULE_EMBED);
     table_add(&l, shape, c, MODULE_HEAD);
     *n = l.n;
@@ -157,14 +159,14 @@ static void tensor_check(struct loading *ld, const struct adapter_tensor *w,
     } else if (t->dims[0] != w->rows || (dims == 2 && t->dims[1] != w->cols)) {
         if (dims == 2)
             adapter_errors_add(ld->bad, "'%s' is [%lld, %lld], expected [%lld, %lld]", t->name,
-                       (long long)t->dims[0], (long long)t->dims[1], (long long)w->rows,
-                       (long long)w->cols);
+                               (long long)t->dims[0], (long long)t->dims[1], (long long)w->rows,
+                               (long long)w->cols);
         else
-            adapter_errors_add(ld->bad, "'%s' is [%lld], expected [%lld]", t->name, (long long)t->dims[0],
-                       (long long)w->rows);
+            adapter_errors_add(ld->bad, "'%s' is [%lld], expected [%lld]", t->name,
+                               (long long)t->dims[0], (long long)w->rows);
     } else if (size == 0 || t->mask || t->size != size * adapter_tensor_floats(w)) {
         adapter_errors_add(ld->bad, "'%s' is of type %s, not F32, F16 or BF16", t->name,
-                   t->mask ? "BOOL or U8" : tensor_type_name(t->type));
+                           t->mask ? "BOOL or U8" : tensor_type_name(t->type));
     }
 }
 
@@ -287,7 +289,8 @@ static int tensors_match(struct loading *ld, struct error *err) {
         const char *name = ld->st->tensors[i].name;
         if (ld->used[i]) continue;
         if (name_is_untargeted(ld, name))
-            adapter_errors_add(ld->bad, "'%.160s' is not among the targets of " PEFT_CONFIG_FILE, name);
+            adapter_errors_add(ld->bad, "'%.160s' is not among the targets of " PEFT_CONFIG_FILE,
+                               name);
         else
             adapter_errors_add(ld->bad, "'%.160s' belongs to no projection of it", name);
     }
@@ -339,8 +342,8 @@ json_t *lineage_read(const json_t *metadata) {
 
 struct adapter *adapter_from_tensors(const char *path, const struct model_config *shape,
                                      struct peft_config *config, const struct safetensors *st,
-                                     const struct adapter_load_hints *known, struct adapter_errors *bad,
-                                     struct error *err) {
+                                     const struct adapter_load_hints *known,
+                                     struct adapter_errors *bad, struct error *err) {
     struct loading ld = {
         .path = path, .shape = shape, .config = config, .st = st, .known = known, .bad = bad};
     struct adapter *a = NULL;
@@ -374,7 +377,8 @@ out:
 #define CONVERSION                                                                                 \
     "python -c \"import torch; from safetensors.torch import save_file; "                          \
     "save_file(torch.load('" PICKLE_NAME                                                           \
-    "', map_location='cpu', weights_only=True), '" PEFT_WEIGHTS_FILE "', metadata={'format': 'pt'})\""
+    "', map_location='cpu', weights_only=True), '" PEFT_WEIGHTS_FILE                               \
+    "', metadata={'format': 'pt'})\""
 
 static int paths_check(const char *dir, const char *config, const char *tensors, const char *pickle,
                        struct error *err) {
@@ -443,7 +447,8 @@ struct adapter *peft_load(const char *dir, const struct model_config *shape,
     struct peft_config config = {0};
     struct adapter_errors bad = {0};
     struct safetensors st = {0};
-    char *config_path = path_join(dir, PEFT_CONFIG_FILE), *tensors_path = path_join(dir, PEFT_WEIGHTS_FILE);
+    char *config_path = path_join(dir, PEFT_CONFIG_FILE),
+         *tensors_path = path_join(dir, PEFT_WEIGHTS_FILE);
     json_t *root = NULL;
     if (peft_check(dir, err)) goto out;
     if (!(root = json_parse_file(config_path, err))) goto out;

@@ -405,13 +405,13 @@ static void targets_check(const struct plan *pl, int32_t n_layers, struct adapte
         }
         if (!hit)
             adapter_errors_add(bad, "target module '%.80s' is no projection of it",
-                       json_string_value(item));
+                               json_string_value(item));
     }
 }
 
 /* The table that a module's name means, or NULL. */
 static struct adapter_vocab_config *table_named(struct adapter_config *c, const struct arch *arch,
-                                         const char *name) {
+                                                const char *name) {
     if (suffix_match(arch->hf_embed, name)) return &c->embed;
     return suffix_match("lm_head", name) ? &c->head : NULL;
 }

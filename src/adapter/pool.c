@@ -110,10 +110,10 @@ static void stamp_take(struct file_stamp *s, const char *path) {
     struct stat st;
     if (stat(path, &st) != 0) return;
     *s = (struct file_stamp){.device = st.st_dev,
-                        .inode = st.st_ino,
-                        .size = (uint64_t)st.st_size,
-                        .written = time_ns(st.st_mtim),
-                        .changed = time_ns(st.st_ctim)};
+                             .inode = st.st_ino,
+                             .size = (uint64_t)st.st_size,
+                             .written = time_ns(st.st_mtim),
+                             .changed = time_ns(st.st_ctim)};
 }
 
 static struct stamps stamps_take(const char *path) {
@@ -397,7 +397,7 @@ static int entry_refuse(struct entry *e, const struct stamps *now, struct error 
     if (!e->adapter) return err->code;
     if (news)
         log_warn("adapter '%s' stays at version %llu: %s", e->name, (unsigned long long)e->version,
-             err->text);
+                 err->text);
     return OK;
 }
 

@@ -122,7 +122,7 @@ static int version_read(const struct versions *v, const char *hash, json_t **abo
         *about = json_incref(read);
     else if (rc == OK)
         log_warn("version '%.12s' of '%s' is not counted: %s", hash, v->dir,
-             read ? "its version.json is no object" : err->text);
+                 read ? "its version.json is no object" : err->text);
     json_decref(read);
     free(dir);
     free(path);
@@ -147,7 +147,8 @@ static int by_number(const void *a, const void *b) {
 
 static bool is_current(const struct versions *v, const char *hash) {
     char *path = version_path(v, hash);
-    bool same = files_equal(path, v->dir, PEFT_CONFIG_FILE) && files_equal(path, v->dir, PEFT_WEIGHTS_FILE);
+    bool same =
+        files_equal(path, v->dir, PEFT_CONFIG_FILE) && files_equal(path, v->dir, PEFT_WEIGHTS_FILE);
     free(path);
     return same;
 }
@@ -372,7 +373,7 @@ json_t *adapter_versions(const char *dir, struct error *err) {
 }
 
 int adapter_save_rejected(const struct adapter *a, const char *dir, const char *base,
-                      const json_t *notes, char **where, struct error *err) {
+                          const json_t *notes, char **where, struct error *err) {
     char *name = xasprintf("rejected-%.8s", a->hash), *path = path_join(dir, name);
     json_t *about = version_about(a, 0, "", notes);
     int rc = adapter_save(a, path, base, err);

@@ -63,8 +63,9 @@ static int ask(void *ctx, struct llm_call *calls, int n, struct error *err) {
 
 static void step_told(void *ctx, const char *role, int iteration, int n) {
     struct ask_task *a = ctx;
-    async_reply_event(a->live, "step",
-              json_pack("{s:s,s:i,s:i}", "role", role, "iteration", iteration, "agents", n));
+    async_reply_event(
+        a->live, "step",
+        json_pack("{s:s,s:i,s:i}", "role", role, "iteration", iteration, "agents", n));
 }
 
 /* Whose words they are, and what these answer. */
@@ -96,9 +97,9 @@ static json_t *roles_json(const struct ask_task *a, const struct pipeline_answer
                           enum language lang, int type) {
     json_t *list = json_array();
     for (int i = 0; type >= 0 && i < a->o.agents && out->names[i]; i++)
-        json_array_append_new(list,
-                              json_pack("{s:s,s:s}", "name", out->names[i], "description",
-                                        agent_role_get((enum question_type)type, lang, i).description));
+        json_array_append_new(
+            list, json_pack("{s:s,s:s}", "name", out->names[i], "description",
+                            agent_role_get((enum question_type)type, lang, i).description));
     return list;
 }
 
@@ -292,8 +293,8 @@ static bool conversation_claim(struct ask_task *a) {
     return mine;
 }
 
-static int asking_read(struct ask_task *a, const struct exchange *x, const json_t *body, bool *stream,
-                       struct error *err) {
+static int asking_read(struct ask_task *a, const struct exchange *x, const json_t *body,
+                       bool *stream, struct error *err) {
     const char *model = NULL;
     if (json_read_bool(body, "stream", stream, err) != OK ||
         json_read_string(body, "model", &model, err) != OK || texts_read(a, x, body, err) != OK ||

@@ -87,8 +87,8 @@ static void list_handle(void *ctx, struct exchange *x) {
     if (list)
         exchange_reply_json(x, 200,
                             json_pack("{s:o,s:o,s:o,s:o}", "backups", list, "folder",
-                                      json_from_path(s->backups), "working", work_json(s), "restore",
-                                      mark ? mark : json_null()));
+                                      json_from_path(s->backups), "working", work_json(s),
+                                      "restore", mark ? mark : json_null()));
     else
         json_decref(mark), fail(x, &err);
 }
@@ -182,8 +182,8 @@ static void restored_note(const json_t *v) {
     json_t *root;
     json_object_foreach (json_object_get(v, "roots"), name, root) {
         const char *before = json_get_string(root, "before");
-        log_info("'%s' is as in backup '%s'%s%s", json_get_string(root, "path"), json_get_string(v, "id"),
-             *before ? "; what was there is in " : "", before);
+        log_info("'%s' is as in backup '%s'%s%s", json_get_string(root, "path"),
+                 json_get_string(v, "id"), *before ? "; what was there is in " : "", before);
     }
 }
 

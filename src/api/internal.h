@@ -27,16 +27,16 @@ void llamacpp_tokenize(struct server *s, struct exchange *x, const json_t *body)
 
 struct generation_spec;
 /* Bodies as requests: whom they ask and for what, the caller's also after an error. */
-int openai_chat_read(struct server *s, json_t *body, struct model_ref *t, struct generation_spec *spec,
-              struct error *err);
+int openai_chat_read(struct server *s, json_t *body, struct model_ref *t,
+                     struct generation_spec *spec, struct error *err);
 int openai_completion_read(struct server *s, const json_t *body, struct model_ref *t,
-                    struct generation_spec *spec, struct error *err);
-int vllm_tokenize_read(const struct server *s, struct exchange *x, json_t *body, struct token_ids *out,
-                  struct error *err);
+                           struct generation_spec *spec, struct error *err);
+int vllm_tokenize_read(const struct server *s, struct exchange *x, json_t *body,
+                       struct token_ids *out, struct error *err);
 
 /* A string, strings, ids, or lists of ids, 1 to `most`: [*n], the caller's also after an error. */
-int prompts_tokenize(const struct server *s, const json_t *v, int most, struct token_ids **out, int *n,
-                   struct error *err);
+int prompts_tokenize(const struct server *s, const json_t *v, int most, struct token_ids **out,
+                     int *n, struct error *err);
 /* [n][D], malloc'ed into *out; then the first `dims` of a vector, at length 1. A few texts at a
  * time, between which others are served; ERR_STATE: the client has gone. */
 int embed_texts(struct server *s, struct exchange *x, const struct model_ref *t,

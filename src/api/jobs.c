@@ -8,11 +8,11 @@
  * are below the server's own folder, under names that clients choose.
  */
 #define _GNU_SOURCE
+#include "jobs/jobs.h"
 #include "api/internal.h"
 #include "hub/hub.h"
-#include "sandbox/sandbox.h"
-#include "jobs/jobs.h"
 #include "ops/ops.h"
+#include "sandbox/sandbox.h"
 
 #include <math.h>
 #include <stdlib.h>
@@ -54,7 +54,8 @@ static enum stream_status watcher_pull(void *ctx, struct buf *out) {
     json_array_foreach (events, i, e) {
         event_add(out, e);
         w->after = (int64_t)json_get_number(e, "seq");
-        if (strcmp(json_get_string(e, "type"), "state") == 0) over = is_over(json_get_string(e, "state"));
+        if (strcmp(json_get_string(e, "type"), "state") == 0)
+            over = is_over(json_get_string(e, "state"));
     }
     json_decref(events);
     if (over) buf_puts(out, "event: end\ndata: {}\n\n");
@@ -249,7 +250,8 @@ static void job_handle(void *ctx, struct exchange *x) {
     struct error err;
     json_t *job = rest_split(x, id, &what) ? jobs_get(s->jobs, id, &err) : NULL;
     if (!job)
-        api_fail(x, 404, NULL, NULL, "job_not_found", "there is no job '%.40s'", exchange_wildcard(x));
+        api_fail(x, 404, NULL, NULL, "job_not_found", "there is no job '%.40s'",
+                 exchange_wildcard(x));
     else if (!*what)
         exchange_reply_json(x, 200, json_incref(job));
     else if (strcmp(what, "events") == 0)
@@ -291,15 +293,19 @@ static void delete_handle(void *ctx, struct exchange *x) {
     struct server *s = ctx;
     struct error err;
     if (jobs_delete(s->jobs, exchange_wildcard(x), &err) == OK)
-        exchange_reply_json(x, 200, json_pack("{s:s,s:b}", "id", exchange_wildcard(x), "deleted", 1));
+        exchange_reply_json(x, 200,
+                            json_pack("{s:s,s:b}", "id", exchange_wildcard(x), "deleted", 1));
     else
         fail(x, &err, NULL);
 }
 
 static const struct http_route routes[] = {
-    {"POST", "/v1/jobs", SCOPE_JOBS, start_handle},      {"GET", "/v1/jobs", SCOPE_JOBS, list_handle},
-    {"GET", "/v1/jobs/*", SCOPE_JOBS, job_handle},       {"POST", "/v1/jobs/*", SCOPE_JOBS, act_handle},
-    {"DELETE", "/v1/jobs/*", SCOPE_JOBS, delete_handle}, {0},
+    {"POST", "/v1/jobs", SCOPE_JOBS, start_handle},
+    {"GET", "/v1/jobs", SCOPE_JOBS, list_handle},
+    {"GET", "/v1/jobs/*", SCOPE_JOBS, job_handle},
+    {"POST", "/v1/jobs/*", SCOPE_JOBS, act_handle},
+    {"DELETE", "/v1/jobs/*", SCOPE_JOBS, delete_handle},
+    {0},
 };
 
 /* the server's */
@@ -404,7 +410,7 @@ static void child_describe(struct server *s) {
 static void confinement_note(const struct server *s) {
     if (s->o->jobs_run_commands)
         log_info("jobs may run commands (--jobs-run-commands): the kernel does not confine jobs "
-             "themselves");
+                 "themselves");
     else if (!sandbox_landlock_abi())
         log_info(
             "this kernel has no landlock: what jobs read and write is checked by the program only");
@@ -543,6 +549,5 @@ static void module_count(struct server *s) {
     json_decref(list);
 }
 
-const struct server_module jobs_module = {.routes = routes, .open = module_open,
-                                          .close = module_close,
-                                          .count = module_count};
+const struct server_module jobs_module = {
+    .routes = routes, .open = module_open, .close = module_close, .count = module_count};

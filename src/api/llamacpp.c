@@ -28,8 +28,8 @@ static void list_handle(void *ctx, struct exchange *x) {
     for (int i = 0; i < n; i++)
         if (!v[i].bare)
             json_array_append_new(list, json_pack("{s:i,s:o,s:s,s:f}", "id", v[i].id, "path",
-                                                  json_from_path(v[i].path), "name", v[i].name, "scale",
-                                                  v[i].scale));
+                                                  json_from_path(v[i].path), "name", v[i].name,
+                                                  "scale", v[i].scale));
     server_adapters_free(v, n);
     exchange_reply_json(x, 200, list);
 }
@@ -61,7 +61,8 @@ static int prompt_add(const struct server *s, const json_t *v, int flags, struct
         v = json_get_nonnull(v, "prompt_string");
     }
     if (json_is_string(v)) {
-        tokenizer_encode(tok, json_string_value(v), json_string_length(v), TOKENIZER_PARSE_SPECIAL | flags, out);
+        tokenizer_encode(tok, json_string_value(v), json_string_length(v),
+                         TOKENIZER_PARSE_SPECIAL | flags, out);
         return OK;
     }
     if (json_is_integer(v) && json_integer_value(v) >= 0 &&
@@ -159,7 +160,8 @@ static int bias_unfold(const struct server *s, const json_t *body, struct genera
 
 static int grammar_read(struct server *s, const json_t *body, struct generation_spec *spec,
                         struct error *err) {
-    const json_t *schema = json_get_nonnull(body, "json_schema"), *grammar = json_get_nonnull(body, "grammar");
+    const json_t *schema = json_get_nonnull(body, "json_schema"),
+                 *grammar = json_get_nonnull(body, "grammar");
     if (json_is_string(grammar) && json_string_length(grammar) == 0) grammar = NULL;
     if (schema && grammar)
         return error_set(err, ERR_USAGE,
@@ -198,12 +200,13 @@ static int sampling_read(const struct server *s, const json_t *body, struct gene
         json_read_int(body, "repeat_last_n", -1, INT32_MAX, &last_n, err) != OK ||
         json_read_int(body, "seed", -1, INT64_MAX, &seed, err) != OK)
         return err->code;
-    spec->sampling = (struct sampling_params){.temperature = temperature > 0 ? (float)temperature : 0,
-                                       .top_k = (int32_t)MAX(top_k, 0),
-                                       .top_p = top_p > 0 ? (float)top_p : 1e-6f,
-                                       .min_p = (float)min_p,
-                                       .typical_p = (float)typical_p,
-                                       .seed = seed >= 0 ? (uint64_t)seed : random_seed()};
+    spec->sampling =
+        (struct sampling_params){.temperature = temperature > 0 ? (float)temperature : 0,
+                                 .top_k = (int32_t)MAX(top_k, 0),
+                                 .top_p = top_p > 0 ? (float)top_p : 1e-6f,
+                                 .min_p = (float)min_p,
+                                 .typical_p = (float)typical_p,
+                                 .seed = seed >= 0 ? (uint64_t)seed : random_seed()};
     sampling_set_penalties(&spec->sampling, repeat, presence, frequency, last_n);
     if (bias_unfold(s, body, spec, err) != OK) return err->code;
     return stop_conditions_read(s, body, spec, err);
@@ -226,8 +229,8 @@ static int limits_read(const struct server *s, const json_t *body, struct genera
     spec->max_tokens = predict < 0 ? INT32_MAX : (int32_t)predict;
     spec->n_top = (int)probs;
     spec->logprobs = probs > 0;
-    spec->extra =
-        json_pack("{s:b,s:O*}", "tokens", tokens || spec->stream, "lora", json_get_nonnull(body, "lora"));
+    spec->extra = json_pack("{s:b,s:O*}", "tokens", tokens || spec->stream, "lora",
+                            json_get_nonnull(body, "lora"));
     return OK;
 }
 
@@ -354,9 +357,9 @@ static void end_put(const struct generation *g, const struct completion *a, json
     tokenizer_decode(g->s->m->tok, prompt->v, prompt->n, true, &text);
     json_t *more = json_pack(
         "{s:s,s:o,s:o,s:b,s:b,s:s,s:s,s:i,s:o}", "model", g->target.name, "generation_settings",
-        settings_json(g->s, &g->spec), "prompt", json_string_lossy(text.data, text.len), "has_new_line",
-        a->shown > 0 && memchr(a->text.data, '\n', a->shown) != NULL, "truncated", full,
-        "stop_type", word ? "word" : how, "stopping_word", word ? word : "", "tokens_cached",
+        settings_json(g->s, &g->spec), "prompt", json_string_lossy(text.data, text.len),
+        "has_new_line", a->shown > 0 && memchr(a->text.data, '\n', a->shown) != NULL, "truncated",
+        full, "stop_type", word ? "word" : how, "stopping_word", word ? word : "", "tokens_cached",
         r->n_cached, "timings", timings_json(a));
     json_object_update(v, more);
     json_decref(more);
@@ -387,8 +390,8 @@ static json_t *completion_whole(const struct generation *g) {
     json_t *list = json_array();
     for (int i = 0; i < g->n_completions; i++) {
         const struct completion *a = &g->completions[i];
-        json_t *v =
-            part_json(g, a, json_string_lossy(a->text.data, a->words_end), 0, completion_tokens_kept(a), true);
+        json_t *v = part_json(g, a, json_string_lossy(a->text.data, a->words_end), 0,
+                              completion_tokens_kept(a), true);
         end_put(g, a, v);
         json_array_append_new(list, v);
     }
@@ -399,12 +402,12 @@ static json_t *completion_whole(const struct generation *g) {
 }
 
 static const struct api_dialect completion_dialect = {.stream_type = "text/event-stream",
-                                                  .idle = ": waiting\n\n",
-                                                  .list = probs_write,
-                                                  .delta = part_delta,
-                                                  .finish = part_finish,
-                                                  .end = nothing_more,
-                                                  .whole = completion_whole};
+                                                      .idle = ": waiting\n\n",
+                                                      .list = probs_write,
+                                                      .delta = part_delta,
+                                                      .finish = part_finish,
+                                                      .end = nothing_more,
+                                                      .whole = completion_whole};
 
 static void completion_handle(void *ctx, struct exchange *x) {
     generation_handle(ctx, x, &completion_dialect, "llamacpp-", body_read);
@@ -486,14 +489,15 @@ static void props_handle(void *ctx, struct exchange *x) {
     struct server *s = ctx;
     const struct tokenizer *t = s->m->tok;
     json_t *path = json_from_path(s->path);
-    exchange_reply_json(
-        x, 200,
-        json_pack("{s:o,s:i,s:s,s:o,s:s,s:o,s:o,s:{s:b,s:b},s:s,s:b}",
-                  "default_generation_settings", default_settings(s), "total_slots",
-                  engine_max_seqs(s->e), "model_alias", s->name, "model_path", path,
-                  "chat_template", s->m->chat_template ? s->m->chat_template : chatml_template, "bos_token",
-                  special(s, tokenizer_bos(t)), "eos_token", special(s, tokenizer_eos(t)), "modalities",
-                  "vision", 0, "audio", 0, "build_info", "shoal " SHOAL_VERSION, "is_sleeping", 0));
+    exchange_reply_json(x, 200,
+                        json_pack("{s:o,s:i,s:s,s:o,s:s,s:o,s:o,s:{s:b,s:b},s:s,s:b}",
+                                  "default_generation_settings", default_settings(s), "total_slots",
+                                  engine_max_seqs(s->e), "model_alias", s->name, "model_path", path,
+                                  "chat_template",
+                                  s->m->chat_template ? s->m->chat_template : chatml_template,
+                                  "bos_token", special(s, tokenizer_bos(t)), "eos_token",
+                                  special(s, tokenizer_eos(t)), "modalities", "vision", 0, "audio",
+                                  0, "build_info", "shoal " SHOAL_VERSION, "is_sleeping", 0));
 }
 
 /* tokens */
@@ -525,11 +529,12 @@ void llamacpp_tokenize(struct server *s, struct exchange *x, const json_t *body)
         api_fail_error(x, &err, NULL);
         return;
     }
-    tokenizer_encode(s->m->tok, text, strlen(text), (add ? TOKENIZER_ADD_BOS : 0) | (parse ? TOKENIZER_PARSE_SPECIAL : 0),
-               &ids);
+    tokenizer_encode(s->m->tok, text, strlen(text),
+                     (add ? TOKENIZER_ADD_BOS : 0) | (parse ? TOKENIZER_PARSE_SPECIAL : 0), &ids);
     if (ids_check_memory(&ids, &err) != OK ||
-        request_memory_reserve_list(s, x, ids.n, pieces ? JSON_TOKEN_TEXT_BYTES : JSON_INTEGER_BYTES, "content", &err) !=
-            OK) {
+        request_memory_reserve_list(s, x, ids.n,
+                                    pieces ? JSON_TOKEN_TEXT_BYTES : JSON_INTEGER_BYTES, "content",
+                                    &err) != OK) {
         api_fail_error(x, &err, NULL);
         token_ids_release(&ids);
         return;

@@ -11,9 +11,9 @@
  * its reply; messages that do not fit are left out, the oldest first, unless truncate is false.
  */
 #define _GNU_SOURCE
-#include "api/internal.h"
 #include "api/ollama.h"
 #include "api/go_template.h"
+#include "api/internal.h"
 
 #include <ctype.h>
 #include <math.h>
@@ -44,7 +44,8 @@ static json_t *now_json(void) {
 
 int ollama_name(const json_t *body, const char **name, struct error *err) {
     *name = "";
-    if (json_read_name(body, "name", name, err) != OK || json_read_name(body, "model", name, err) != OK)
+    if (json_read_name(body, "name", name, err) != OK ||
+        json_read_name(body, "model", name, err) != OK)
         return err->code;
     return **name ? OK : error_set(err, ERR_USAGE, "'model' must name a model");
 }
@@ -115,11 +116,11 @@ int ollama_options_read(const struct server *s, const json_t *o, struct generati
     spec->context = (int32_t)ctx;
     spec->max_tokens = predict > 0 ? (int32_t)predict : INT32_MAX; // as far as the context goes
     spec->sampling = (struct sampling_params){.temperature = (float)temperature,
-                                       .top_k = (int32_t)MAX(top_k, 0),
-                                       .top_p = top_p > 0 ? (float)top_p : 1e-6f,
-                                       .min_p = (float)min_p,
-                                       .typical_p = (float)typical_p,
-                                       .seed = seed >= 0 ? (uint64_t)seed : random_seed()};
+                                              .top_k = (int32_t)MAX(top_k, 0),
+                                              .top_p = top_p > 0 ? (float)top_p : 1e-6f,
+                                              .min_p = (float)min_p,
+                                              .typical_p = (float)typical_p,
+                                              .seed = seed >= 0 ? (uint64_t)seed : random_seed()};
     sampling_set_penalties(&spec->sampling, repeat, presence, frequency, last_n);
     return stop_conditions_read(s, o, spec, err);
 }
@@ -186,7 +187,8 @@ static int options_read(struct server *s, struct ollama_request *q, struct error
     return ollama_options_read(s, q->options, &q->spec, err);
 }
 
-static int ask_read(struct server *s, struct exchange *x, struct ollama_request *q, struct error *err) {
+static int ask_read(struct server *s, struct exchange *x, struct ollama_request *q,
+                    struct error *err) {
     const char *name;
     *q = (struct ollama_request){.spec.stream = true, .spec.x = x};
     q->body = request_memory_json(s, x, err);
@@ -292,11 +294,11 @@ static json_t *generate_whole(const struct generation *g) {
 }
 
 static const struct api_dialect generate_dialect = {.stream_type = "application/x-ndjson",
-                                                .list = token_logprobs_write,
-                                                .delta = generate_delta,
-                                                .finish = generate_finish,
-                                                .end = nothing_more,
-                                                .whole = generate_whole};
+                                                    .list = token_logprobs_write,
+                                                    .delta = generate_delta,
+                                                    .finish = generate_finish,
+                                                    .end = nothing_more,
+                                                    .whole = generate_whole};
 
 /* chats */
 
@@ -350,25 +352,27 @@ static json_t *chat_whole(const struct generation *g) {
     const struct completion *a = &g->completions[0];
     json_t *v = reply_json(g);
     json_object_set_new(
-        v, "message", message_json(json_string_lossy(a->text.data, a->words_end), calls_take(a, true)));
+        v, "message",
+        message_json(json_string_lossy(a->text.data, a->words_end), calls_take(a, true)));
     logprobs_put(g, a, 0, completion_tokens_kept(a), v);
     end_put(g, a, v);
     return v;
 }
 
 static const struct api_dialect chat_dialect = {.stream_type = "application/x-ndjson",
-                                            .list = token_logprobs_write,
-                                            .delta = chat_delta,
-                                            .finish = chat_finish,
-                                            .end = nothing_more,
-                                            .whole = chat_whole};
+                                                .list = token_logprobs_write,
+                                                .delta = chat_delta,
+                                                .finish = chat_finish,
+                                                .end = nothing_more,
+                                                .whole = chat_whole};
 
 /* prompts */
 
 /* The body that OpenAI's reader of chats takes; takes messages over. */
-static int prompt_of(struct server *s, struct ollama_request *q, json_t *messages, const char *template,
-                     struct error *err) {
-    json_t *chat = json_pack("{s:o}", "messages", messages), *tools = json_get_nonnull(q->body, "tools");
+static int prompt_of(struct server *s, struct ollama_request *q, json_t *messages,
+                     const char *template, struct error *err) {
+    json_t *chat = json_pack("{s:o}", "messages", messages),
+           *tools = json_get_nonnull(q->body, "tools");
     char *jinja = NULL;
     int rc = OK;
     if (template && !(jinja = ollama_template_to_jinja(s, template, err))) rc = err->code;
@@ -441,7 +445,7 @@ static int ollama_generate_read(struct server *s, struct ollama_request *q, cons
     if (raw) q->spec.asked = json_pack("{s:O}", "prompt", json_object_get(q->body, "prompt"));
     if (raw)
         return prompts_tokenize(s, json_object_get(q->body, "prompt"), 1, &q->spec.prompts,
-                              &q->spec.n_prompts, err);
+                                &q->spec.n_prompts, err);
     json_t *messages = json_array();
     if (system)
         json_array_append_new(messages,
@@ -465,7 +469,8 @@ static void load_reply(struct exchange *x, struct ollama_request *q, bool chat) 
 
 /* Grammar, spec and target are the generation's, or given back. */
 static void ask_start(struct server *s, struct exchange *x, struct ollama_request *q,
-                      const struct api_dialect *dialect, int rc, bool empty, const struct error *err) {
+                      const struct api_dialect *dialect, int rc, bool empty,
+                      const struct error *err) {
     if (rc == OK && !empty) {
         generation_start(s, x, dialect, "ollama-", &q->target, &q->spec);
     } else if (rc == OK) {
@@ -503,8 +508,8 @@ static json_t *messages_after(const json_t *messages, size_t skip) {
     return list;
 }
 
-static int prompt_after(struct server *s, struct ollama_request *q, const json_t *messages, size_t skip,
-                        struct error *err) {
+static int prompt_after(struct server *s, struct ollama_request *q, const json_t *messages,
+                        size_t skip, struct error *err) {
     struct generation_spec *spec = &q->spec;
     for (int i = 0; i < spec->n_prompts; i++) token_ids_release(&spec->prompts[i]);
     free(spec->prompts);
@@ -848,7 +853,8 @@ static json_t *capabilities_json(const struct server *s) {
     return v;
 }
 
-const struct adapter_entry *ollama_find_adapter(const struct adapter_entry *v, int n, const char *name) {
+const struct adapter_entry *ollama_find_adapter(const struct adapter_entry *v, int n,
+                                                const char *name) {
     for (int i = 0; i < n; i++)
         if (strcmp(v[i].name, name) == 0) return &v[i];
     return NULL;
@@ -940,5 +946,5 @@ static const struct http_route routes[] = {
     {0},
 };
 
-const struct server_module ollama_module = {.routes = routes, .load = ollama_models_load,
-                                            .sink = ollama_sink};
+const struct server_module ollama_module = {
+    .routes = routes, .load = ollama_models_load, .sink = ollama_sink};

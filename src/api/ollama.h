@@ -32,7 +32,8 @@ char *ollama_template_to_jinja(const struct server *s, const char *template, str
 /* A Modelfile as the fields of /api/create, put into `out`, an object. At most 1 MiB. */
 int ollama_modelfile(const char *text, json_t *out, struct error *err);
 /* The adapter of that name in a copy of the list, or NULL. */
-const struct adapter_entry *ollama_find_adapter(const struct adapter_entry *v, int n, const char *name);
+const struct adapter_entry *ollama_find_adapter(const struct adapter_entry *v, int n,
+                                                const char *name);
 
 void ollama_create_handle(void *ctx, struct exchange *x);
 void ollama_copy_handle(void *ctx, struct exchange *x);

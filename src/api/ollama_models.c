@@ -10,8 +10,8 @@
  * name only when its hash was right and all of it is on the disk.
  */
 #define _GNU_SOURCE
-#include "api/internal.h"
 #include "api/go_template.h"
+#include "api/internal.h"
 #include "api/ollama.h"
 
 #include <dirent.h>
@@ -98,7 +98,8 @@ struct body_sink *ollama_sink(struct server *s, struct exchange *x, const struct
     strcpy(b->want, hash);
     sha256_init(&b->hasher);
     b->known = path_exists(path);
-    if (!b->known && state_folder(s, "blobs", &b->err) == OK) atomic_file_open(&b->file, path, &b->err);
+    if (!b->known && state_folder(s, "blobs", &b->err) == OK)
+        atomic_file_open(&b->file, path, &b->err);
     free(path);
     return &b->sink;
 }
@@ -543,7 +544,7 @@ static int body_complete(json_t *body, struct error *err) {
 
 /* *out: the model; `lines` gets what there is to say of it. */
 static int derived_read(struct server *s, json_t *body, json_t *lines, json_t **out,
-                     struct error *err) {
+                        struct error *err) {
     const char *name = "", *from = NULL;
     *out = NULL;
     if (body_complete(body, err) != OK || ollama_name(body, &name, err) != OK ||
@@ -679,7 +680,8 @@ void ollama_delete_handle(void *ctx, struct exchange *x) {
 static void messages_apply(const json_t *made, json_t *body) {
     json_t *own = json_object_get(made, "messages"), *system = json_object_get(made, "system");
     json_t *told = json_object_get(body, "messages"), *all = json_array();
-    const char *first = json_get_string(json_array_get(json_array_size(own) ? own : told, 0), "role");
+    const char *first =
+        json_get_string(json_array_get(json_array_size(own) ? own : told, 0), "role");
     if (json_string_length(system) && strcmp(first, "system") != 0 &&
         strcmp(json_get_string(json_array_get(told, 0), "role"), "system") != 0)
         json_array_append_new(all, json_pack("{s:s,s:O}", "role", "system", "content", system));
@@ -708,7 +710,8 @@ static void parameters_apply(const json_t *made, json_t *body) {
 void ollama_derived_apply(const json_t *made, json_t *chat) {
     json_t *jinja = json_object_get(made, "jinja");
     messages_apply(made, chat);
-    if (jinja && !json_get_nonnull(chat, "chat_template")) json_object_set(chat, "chat_template", jinja);
+    if (jinja && !json_get_nonnull(chat, "chat_template"))
+        json_object_set(chat, "chat_template", jinja);
 }
 
 void derived_settings_apply(struct server *s, const struct model_ref *t, json_t *body) {

@@ -7,10 +7,10 @@
  * the best one, so that who compares them for equality is right.
  */
 #define _GNU_SOURCE
-#include "api/internal.h"
-#include "serve/request_fields.h"
-#include "serve/generation.h"
 #include "api/go_template.h"
+#include "api/internal.h"
+#include "serve/generation.h"
+#include "serve/request_fields.h"
 
 #include <math.h>
 #include <sodium.h>
@@ -43,8 +43,8 @@ uint64_t random_seed(void) {
     return v >> 12; // so that clients in any language can send it back
 }
 
-void sampling_set_penalties(struct sampling_params *s, double repeat, double presence, double frequency,
-                   int64_t last_n) {
+void sampling_set_penalties(struct sampling_params *s, double repeat, double presence,
+                            double frequency, int64_t last_n) {
     s->repetition_penalty = last_n ? (float)repeat : 1.0f;
     s->presence_penalty = last_n ? (float)presence : 0.0f;
     s->frequency_penalty = last_n ? (float)frequency : 0.0f;
@@ -54,7 +54,7 @@ void sampling_set_penalties(struct sampling_params *s, double repeat, double pre
 }
 
 int logit_bias_read(const struct server *s, const json_t *body, struct generation_spec *spec,
-              struct error *err) {
+                    struct error *err) {
     json_t *o = json_get_nonnull(body, "logit_bias"), *v;
     const char *key;
     if (!o) return OK;
@@ -67,8 +67,8 @@ int logit_bias_read(const struct server *s, const json_t *body, struct generatio
         char *end;
         long id = strtol(key, &end, 10);
         double x = json_number_value(v);
-        if (*end || end == key || id < 0 || id >= tokenizer_vocab_size(s->m->tok) || !json_is_number(v) ||
-            !(x >= -100 && x <= 100))
+        if (*end || end == key || id < 0 || id >= tokenizer_vocab_size(s->m->tok) ||
+            !json_is_number(v) || !(x >= -100 && x <= 100))
             return error_set(err, ERR_USAGE,
                              "'logit_bias' has '%.40s', which is no token id with a bias from -100 "
                              "to 100",
@@ -80,7 +80,7 @@ int logit_bias_read(const struct server *s, const json_t *body, struct generatio
 }
 
 int stop_conditions_read(const struct server *s, const json_t *body, struct generation_spec *spec,
-               struct error *err) {
+                         struct error *err) {
     const struct tokenizer *tok = s->m->tok;
     bool ignore_eos = false;
     json_t *ids = json_get_nonnull(body, "stop_token_ids"), *v;
@@ -97,7 +97,8 @@ int stop_conditions_read(const struct server *s, const json_t *body, struct gene
         if (strlen(spec->stops.v[k]) > STOP_BYTES)
             return error_set(err, ERR_USAGE, "a text in 'stop' may have at most %d bytes",
                              STOP_BYTES);
-    if (!ignore_eos && tokenizer_eos(tok) >= 0) spec->stop_ids[spec->n_stop_ids++] = tokenizer_eos(tok);
+    if (!ignore_eos && tokenizer_eos(tok) >= 0)
+        spec->stop_ids[spec->n_stop_ids++] = tokenizer_eos(tok);
     if (!ignore_eos && tokenizer_eot(tok) != tokenizer_eos(tok) && tokenizer_eot(tok) >= 0)
         spec->stop_ids[spec->n_stop_ids++] = tokenizer_eot(tok);
     if (ids && (!json_is_array(ids) || json_array_size(ids) > 16))
@@ -136,21 +137,22 @@ static int settings_read(const struct server *s, const json_t *body, struct gene
     if (json_read_name(body, "user", &user, err) != OK) return err->code;
     if (user) spec->user = xstrdup(user);
     spec->n = (int)n;
-    spec->sampling = (struct sampling_params){.temperature = (float)temperature,
-                                       .top_k = (int32_t)MAX(top_k, 0),
-                                       .top_p = top_p > 0 ? (float)top_p : 1e-6f,
-                                       .min_p = (float)min_p,
-                                       .typical_p = (float)typical_p,
-                                       .repetition_penalty = (float)repetition,
-                                       .presence_penalty = (float)presence,
-                                       .frequency_penalty = (float)frequency,
-                                       .seed = json_get_nonnull(body, "seed") ? (uint64_t)seed : random_seed()};
+    spec->sampling = (struct sampling_params){
+        .temperature = (float)temperature,
+        .top_k = (int32_t)MAX(top_k, 0),
+        .top_p = top_p > 0 ? (float)top_p : 1e-6f,
+        .min_p = (float)min_p,
+        .typical_p = (float)typical_p,
+        .repetition_penalty = (float)repetition,
+        .presence_penalty = (float)presence,
+        .frequency_penalty = (float)frequency,
+        .seed = json_get_nonnull(body, "seed") ? (uint64_t)seed : random_seed()};
     if (logit_bias_read(s, body, spec, err) != OK) return err->code;
     return stop_conditions_read(s, body, spec, err);
 }
 
-int generation_set_grammar(struct server *s, struct generation_spec *spec, const char *kind, const json_t *v,
-                  struct error *err) {
+int generation_set_grammar(struct server *s, struct generation_spec *spec, const char *kind,
+                           const json_t *v, struct error *err) {
     /* in the request's order, which is the one that the reply is written in */
     char *text = json_is_string(v) ? xstrdup(json_string_value(v))
                                    : json_dumps(v, JSON_COMPACT | JSON_ENCODE_ANY);
@@ -268,8 +270,9 @@ static bool template_has_tools(const struct server *s) {
 }
 
 int tool_choice_read(struct server *s, const json_t *body, struct generation_spec *spec,
-               struct error *err) {
-    const json_t *tools = json_get_nonnull(body, "tools"), *choice = json_get_nonnull(body, "tool_choice"), *tool;
+                     struct error *err) {
+    const json_t *tools = json_get_nonnull(body, "tools"),
+                 *choice = json_get_nonnull(body, "tool_choice"), *tool;
     size_t i;
     const char *how = json_is_string(choice) ? json_string_value(choice) : NULL;
     bool parallel = true;
@@ -436,7 +439,7 @@ static void prompt_go_on(const struct server *s, const json_t *messages, struct 
 }
 
 int chat_prompt_render(const struct server *s, json_t *body, struct generation_spec *spec,
-                struct error *err) {
+                       struct error *err) {
     bool generation = true, go_on = false;
     json_t *messages = NULL, *kwargs = json_get_nonnull(body, "chat_template_kwargs");
     const char *template = NULL;
@@ -456,12 +459,12 @@ int chat_prompt_render(const struct server *s, json_t *body, struct generation_s
     if (kwargs) json_object_update(extra, kwargs);
     if (spec->until <= 0) spec->until = clock_now() + PROMPT_SECONDS;
     struct chat_template_input chat = {.messages = messages,
-                        .tools = told ? json_get_nonnull(body, "tools") : NULL,
-                        .extra = extra,
-                        .template = template,
-                        .generation_prompt = generation && !go_on,
-                        .stop = prompt_ends,
-                        .stop_ctx = spec};
+                                       .tools = told ? json_get_nonnull(body, "tools") : NULL,
+                                       .extra = extra,
+                                       .template = template,
+                                       .generation_prompt = generation && !go_on,
+                                       .stop = prompt_ends,
+                                       .stop_ctx = spec};
     int rc = chat_template_encode(s->m->tok, &chat, spec->prompts, NULL, err);
     json_decref(extra);
     if (rc == OK) rc = ids_check_memory(spec->prompts, err);
@@ -472,10 +475,11 @@ int chat_prompt_render(const struct server *s, json_t *body, struct generation_s
 
 static int prompt_tops_read(const json_t *body, struct generation_spec *spec, struct error *err) {
     int64_t top = 0;
-    spec->prompt_tops =
-        json_get_nonnull(body, "prompt_logprobs") && !json_is_false(json_get_nonnull(body, "prompt_logprobs"));
+    spec->prompt_tops = json_get_nonnull(body, "prompt_logprobs") &&
+                        !json_is_false(json_get_nonnull(body, "prompt_logprobs"));
     if (!spec->prompt_tops) return OK;
-    if (json_read_int(body, "prompt_logprobs", 0, ENGINE_TOP_MAX, &top, err) != OK) return err->code;
+    if (json_read_int(body, "prompt_logprobs", 0, ENGINE_TOP_MAX, &top, err) != OK)
+        return err->code;
     if (spec->stream)
         return error_set(err, ERR_USAGE, "`prompt_logprobs` are not available when `stream=True`.");
     spec->n_prompt_top = (int)top;
@@ -506,8 +510,8 @@ json_t *json_token_logprob(const struct server *s, int32_t id, float logprob) {
     for (size_t i = 0; i < b.len; i++)
         json_array_append_new(bytes, json_integer((uint8_t)b.data[i]));
     buf_release(&b);
-    return json_pack("{s:o,s:o,s:o}", "token", json_token_text(s, id), "logprob", json_logprob(logprob),
-                     "bytes", bytes);
+    return json_pack("{s:o,s:o,s:o}", "token", json_token_text(s, id), "logprob",
+                     json_logprob(logprob), "bytes", bytes);
 }
 
 json_t *token_logprobs(const struct generation *g, const struct completion *a, int32_t i) {
@@ -578,8 +582,8 @@ static json_t *prompt_tops(const struct generation *g, const struct completion *
     const struct engine_request *r = &a->ticket.request;
     // without prompt_logprob: the call was cancelled before the engine had it
     const struct lazy_list l = {.kind = LIST_PROMPT_TOPS,
-                                 .index = a->index,
-                                 .to = r->prompt_logprob ? r->n_prompt : MIN(r->n_prompt, 1)};
+                                .index = a->index,
+                                .to = r->prompt_logprob ? r->n_prompt : MIN(r->n_prompt, 1)};
     return lazy_list_placeholder(g, &l);
 }
 
@@ -629,8 +633,9 @@ static void tool_delta(const struct generation *g, struct completion *a, int i, 
     size_t end = c->args_end ? c->args_end : a->shown;
     bool none = !c->args && a->done && c->sent == 0;
     if (!none && (!c->args || c->args + c->sent >= end)) return;
-    json_t *words = none ? json_string(NO_ARGUMENTS)
-                         : json_string_lossy(a->text.data + c->args + c->sent, end - c->args - c->sent);
+    json_t *words =
+        none ? json_string(NO_ARGUMENTS)
+             : json_string_lossy(a->text.data + c->args + c->sent, end - c->args - c->sent);
     chunk_add(
         g, a,
         json_pack("{s:[{s:i,s:{s:o}}]}", "tool_calls", "index", i, "function", "arguments", words),
@@ -712,8 +717,8 @@ static json_t *chat_message(const struct completion *a) {
                               json_pack("{s:s,s:s,s:{s:s,s:o}}", "id", c->id, "type", "function",
                                         "function", "name", c->name, "arguments", args));
     }
-    json_t *words =
-        a->words_end == 0 && a->n_tools ? json_null() : json_string_lossy(a->text.data, a->words_end);
+    json_t *words = a->words_end == 0 && a->n_tools ? json_null()
+                                                    : json_string_lossy(a->text.data, a->words_end);
     json_t *m = json_pack("{s:s,s:o,s:n}", "role", "assistant", "content", words, "refusal");
     if (a->thoughts.len)
         json_object_set_new(m, "reasoning_content",
@@ -729,10 +734,10 @@ static json_t *chat_whole(const struct generation *g) {
     json_t *choices = json_array();
     for (int i = 0; i < g->n_completions; i++) {
         const struct completion *a = &g->completions[i];
-        json_array_append_new(choices,
-                              json_pack("{s:i,s:o,s:o,s:s}", "index", i, "message", chat_message(a),
-                                        "logprobs", chat_logprobs(g, a, 0, completion_tokens_kept(a)),
-                                        "finish_reason", completion_finish_reason(a)));
+        json_array_append_new(choices, json_pack("{s:i,s:o,s:o,s:s}", "index", i, "message",
+                                                 chat_message(a), "logprobs",
+                                                 chat_logprobs(g, a, 0, completion_tokens_kept(a)),
+                                                 "finish_reason", completion_finish_reason(a)));
     }
     json_t *v = envelope(g, "chat.completion", choices);
     json_object_set_new(v, "usage", usage_json(g));
@@ -742,20 +747,21 @@ static json_t *chat_whole(const struct generation *g) {
 }
 
 static const struct api_dialect chat_dialect = {.stream_type = "text/event-stream",
-                                            .idle = ": waiting\n\n",
-                                            .list = chat_list,
-                                            .begin = chat_begin,
-                                            .delta = chat_delta,
-                                            .finish = chat_finish,
-                                            .end = chat_end,
-                                            .whole = chat_whole};
+                                                .idle = ": waiting\n\n",
+                                                .list = chat_list,
+                                                .begin = chat_begin,
+                                                .delta = chat_delta,
+                                                .finish = chat_finish,
+                                                .end = chat_end,
+                                                .whole = chat_whole};
 
 /* whom a body asks for */
 
 /* LoRAX's merged_adapters, as the sum that it is: {ids, weights, merge_strategy}. */
 static int target_merged(struct server *s, const json_t *merged, struct model_ref *t,
                          struct error *err) {
-    const json_t *ids = json_get_nonnull(merged, "ids"), *weights = json_get_nonnull(merged, "weights"), *id;
+    const json_t *ids = json_get_nonnull(merged, "ids"),
+                 *weights = json_get_nonnull(merged, "weights"), *id;
     const char *strategy = "linear";
     struct buf sum = {0};
     size_t i;
@@ -801,7 +807,8 @@ static int target_lorax(struct server *s, const json_t *parameters, const char *
 }
 
 int model_ref_read(struct server *s, const json_t *body, struct model_ref *t, struct error *err) {
-    const json_t *lora = json_get_nonnull(body, "lora"), *parameters = json_get_nonnull(body, "parameters"),
+    const json_t *lora = json_get_nonnull(body, "lora"),
+                 *parameters = json_get_nonnull(body, "parameters"),
                  *merged = json_get_nonnull(parameters, "merged_adapters");
     const char *model = NULL, *id = NULL;
     if (lora) return model_ref_from_list(s, lora, t, err);
@@ -860,8 +867,8 @@ static bool chat_of_team(struct server *s, struct exchange *x, json_t *body) {
     return true;
 }
 
-int openai_chat_read(struct server *s, json_t *body, struct model_ref *t, struct generation_spec *spec,
-              struct error *err) {
+int openai_chat_read(struct server *s, json_t *body, struct model_ref *t,
+                     struct generation_spec *spec, struct error *err) {
     int rc = request_fields_check(FIELD_CHAT, body, err);
     if (rc == OK) rc = model_ref_read(s, body, t, err);
     if (rc == OK) rc = chat_template_check(s, body, spec, err);
@@ -913,13 +920,14 @@ static int prompt_read(const struct server *s, const json_t *v, struct token_ids
     if (json_is_array(v)) return ids_read(s, v, out, err);
     if (!json_is_string(v))
         return error_set(err, ERR_USAGE, "a prompt must be a string or a list of token ids");
-    tokenizer_encode(s->m->tok, json_string_value(v), json_string_length(v), TOKENIZER_PARSE_SPECIAL | TOKENIZER_ADD_BOS, out);
+    tokenizer_encode(s->m->tok, json_string_value(v), json_string_length(v),
+                     TOKENIZER_PARSE_SPECIAL | TOKENIZER_ADD_BOS, out);
     return OK;
 }
 
 /* A string, strings, ids, or lists of ids. */
-int prompts_tokenize(const struct server *s, const json_t *v, int most, struct token_ids **out, int *n,
-                   struct error *err) {
+int prompts_tokenize(const struct server *s, const json_t *v, int most, struct token_ids **out,
+                     int *n, struct error *err) {
     bool many = json_is_array(v) && !json_is_integer(json_array_get(v, 0));
     *n = many ? (int)json_array_size(v) : 1;
     if (!v || *n < 1 || *n > most) {
@@ -968,8 +976,8 @@ static int completion_limits(struct server *s, const json_t *body, struct genera
     /* what is rated is the first answer, which need not be the one that is told */
     if (json_is_string(json_get_nonnull(body, "prompt")) && !spec->n_best)
         spec->asked = json_pack("{s:O}", "prompt", json_get_nonnull(body, "prompt"));
-    return prompts_tokenize(s, json_get_nonnull(body, "prompt"), MAX_PROMPTS, &spec->prompts, &spec->n_prompts,
-                          err);
+    return prompts_tokenize(s, json_get_nonnull(body, "prompt"), MAX_PROMPTS, &spec->prompts,
+                            &spec->n_prompts, err);
 }
 
 /* Two tokens may be written alike where they are no text. */
@@ -1065,10 +1073,10 @@ static json_t *completion_logprobs(const struct generation *g, const struct comp
     const struct engine_request *r = &a->ticket.request;
     prompt = prompt && r->prompt_logprob; // NULL: cancelled before the engine had it
     struct lazy_list l = {.kind = prompt ? LIST_LEGACY_ECHO : LIST_LEGACY,
-                           .index = a->index,
-                           .from = from,
-                           .to = to + (prompt ? r->n_prompt : 0),
-                           .offset = *offset};
+                          .index = a->index,
+                          .from = from,
+                          .to = to + (prompt ? r->n_prompt : 0),
+                          .offset = *offset};
     for (int32_t i = l.from; i < l.to; i++)
         *offset += characters_of(g->s, scored_at(a, i, prompt).id);
     return lazy_list_placeholder(g, &l);
@@ -1176,15 +1184,15 @@ static void completion_end(const struct generation *g, struct buf *out) {
 }
 
 static const struct api_dialect completion_dialect = {.stream_type = "text/event-stream",
-                                                  .idle = ": waiting\n\n",
-                                                  .list = completion_list,
-                                                  .delta = completion_delta,
-                                                  .finish = completion_finish,
-                                                  .end = completion_end,
-                                                  .whole = completion_whole};
+                                                      .idle = ": waiting\n\n",
+                                                      .list = completion_list,
+                                                      .delta = completion_delta,
+                                                      .finish = completion_finish,
+                                                      .end = completion_end,
+                                                      .whole = completion_whole};
 
 int openai_completion_read(struct server *s, const json_t *body, struct model_ref *t,
-                    struct generation_spec *spec, struct error *err) {
+                           struct generation_spec *spec, struct error *err) {
     int rc = request_fields_check(FIELD_COMPLETION, body, err);
     if (rc == OK) rc = model_ref_read(s, body, t, err);
     if (rc == OK) rc = settings_read(s, body, spec, err);
@@ -1236,8 +1244,8 @@ int embed_texts(struct server *s, struct exchange *x, const struct model_ref *t,
         return error_set(err, ERR_USAGE, "embeddings are of one adapter, not of a mix");
     }
     for (int i = 0; i < n; i++) seqs[i] = (struct token_seq){texts[i].v, texts[i].n};
-    if (request_memory_reserve_list(s, x, (int64_t)n * (int64_t)d, sizeof **out + JSON_REAL_BYTES, "input",
-                             err) != OK ||
+    if (request_memory_reserve_list(s, x, (int64_t)n * (int64_t)d, sizeof **out + JSON_REAL_BYTES,
+                                    "input", err) != OK ||
         !(*out = try_calloc((size_t)n * d, sizeof **out, err))) {
         free(seqs);
         return err->code;

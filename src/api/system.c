@@ -65,10 +65,10 @@ static void system_handle(void *ctx, struct exchange *x) {
 
 static json_t *item_json(const struct adapter_pool_item *i) {
     return json_pack("{s:s,s:o?,s:s?,s:s,s:I,s:I,s:b,s:b,s:I,s:I}", "name", i->name, "path",
-                     i->path ? json_from_path(i->path) : NULL, "problem", i->problem, "hash", i->hash,
-                     "version", (json_int_t)i->version, "bytes", (json_int_t)i->bytes, "in_use",
-                     i->in_use, "pinned", i->pinned, "requests", (json_int_t)i->gets, "loads",
-                     (json_int_t)i->loads);
+                     i->path ? json_from_path(i->path) : NULL, "problem", i->problem, "hash",
+                     i->hash, "version", (json_int_t)i->version, "bytes", (json_int_t)i->bytes,
+                     "in_use", i->in_use, "pinned", i->pinned, "requests", (json_int_t)i->gets,
+                     "loads", (json_int_t)i->loads);
 }
 
 static void adapters_handle(void *ctx, struct exchange *x) {

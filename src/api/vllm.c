@@ -122,9 +122,10 @@ static void unload_handle(void *ctx, struct exchange *x) {
 /* the tokenizer */
 
 /* A conversation as chat has it. */
-static int tokens_of_chat(const struct server *s, struct exchange *x, json_t *body, struct token_ids *out,
-                          struct error *err) {
-    struct generation_spec spec = {.tools = json_get_nonnull(body, "tools") ? TOOL_CHOICE_AUTO : TOOL_CHOICE_NONE, .x = x};
+static int tokens_of_chat(const struct server *s, struct exchange *x, json_t *body,
+                          struct token_ids *out, struct error *err) {
+    struct generation_spec spec = {
+        .tools = json_get_nonnull(body, "tools") ? TOOL_CHOICE_AUTO : TOOL_CHOICE_NONE, .x = x};
     int rc = chat_template_check(s, body, &spec, err);
     if (rc == OK) rc = chat_prompt_render(s, body, &spec, err);
     if (rc == OK) {
@@ -135,8 +136,8 @@ static int tokens_of_chat(const struct server *s, struct exchange *x, json_t *bo
     return rc;
 }
 
-int vllm_tokenize_read(const struct server *s, struct exchange *x, json_t *body, struct token_ids *out,
-                  struct error *err) {
+int vllm_tokenize_read(const struct server *s, struct exchange *x, json_t *body,
+                       struct token_ids *out, struct error *err) {
     bool specials = true;
     const char *prompt = NULL;
     if (json_get_nonnull(body, "messages")) return tokens_of_chat(s, x, body, out, err);
@@ -145,7 +146,8 @@ int vllm_tokenize_read(const struct server *s, struct exchange *x, json_t *body,
         return err->code;
     if (!prompt) return error_set(err, ERR_USAGE, "'prompt' or 'messages' must be given");
     out->may_refuse = true;
-    tokenizer_encode(s->m->tok, prompt, strlen(prompt), TOKENIZER_PARSE_SPECIAL | (specials ? TOKENIZER_ADD_BOS : 0), out);
+    tokenizer_encode(s->m->tok, prompt, strlen(prompt),
+                     TOKENIZER_PARSE_SPECIAL | (specials ? TOKENIZER_ADD_BOS : 0), out);
     return ids_check_memory(out, err);
 }
 
@@ -156,7 +158,8 @@ static void tokenize_handle(void *ctx, struct exchange *x) {
     struct error err;
     bool names = false;
     json_t *body = request_memory_json(ctx, x, &err);
-    if (body && json_get_nonnull(body, "content") && !json_get_nonnull(body, "prompt") && !json_get_nonnull(body, "messages")) {
+    if (body && json_get_nonnull(body, "content") && !json_get_nonnull(body, "prompt") &&
+        !json_get_nonnull(body, "messages")) {
         llamacpp_tokenize(s, x, body);
         json_decref(body);
         return;
@@ -164,13 +167,15 @@ static void tokenize_handle(void *ctx, struct exchange *x) {
     int rc = body ? vllm_tokenize_read(s, x, body, &ids, &err) : err.code;
     if (rc == OK) rc = json_read_bool(body, "return_token_strs", &names, &err);
     if (rc == OK)
-        rc = request_memory_reserve_list(s, x, ids.n, names ? JSON_TOKEN_TEXT_BYTES : JSON_INTEGER_BYTES, "prompt", &err);
+        rc = request_memory_reserve_list(
+            s, x, ids.n, names ? JSON_TOKEN_TEXT_BYTES : JSON_INTEGER_BYTES, "prompt", &err);
     if (rc == OK) {
         json_t *list = json_array(), *strs = names ? json_array() : json_null();
         for (int32_t i = 0; i < ids.n; i++) {
             json_array_append_new(list, json_integer(ids.v[i]));
             if (names)
-                json_array_append_new(strs, json_string(tokenizer_id_to_piece(s->m->tok, ids.v[i], NULL)));
+                json_array_append_new(
+                    strs, json_string(tokenizer_id_to_piece(s->m->tok, ids.v[i], NULL)));
         }
         exchange_reply_json(x, 200,
                             json_pack("{s:i,s:i,s:o,s:o}", "count", ids.n, "max_model_len",
@@ -197,7 +202,7 @@ static void detokenize_handle(void *ctx, struct exchange *x) {
         rc = error_set(&err, ERR_USAGE, "'tokens' must be a list of token ids");
     if (rc == OK)
         rc = request_memory_reserve_list(s, x, (int64_t)json_array_size(list), 8 * s->piece_bytes,
-                                  "tokens", &err);
+                                         "tokens", &err);
     if (rc == OK && json_array_size(list) > 0) rc = prompts_tokenize(s, list, 1, &ids, &n, &err);
     if (rc == OK) {
         if (n) tokenizer_decode(s->m->tok, ids[0].v, ids[0].n, true, &text);
@@ -224,13 +229,13 @@ static json_t *special(const struct server *s, int32_t id) {
 static void tokenizer_handle(void *ctx, struct exchange *x) {
     struct server *s = ctx;
     const struct tokenizer *t = s->m->tok;
-    exchange_reply_json(x, 200,
-                        json_pack("{s:s,s:i,s:o,s:o,s:o,s:b,s:s}", "tokenizer_class", "shoal",
-                                  "model_max_length", engine_max_len(s->e), "bos_token",
-                                  special(s, tokenizer_bos(t)), "eos_token", special(s, tokenizer_eos(t)),
-                                  "pad_token", special(s, tokenizer_eos(t)), "add_bos_token",
-                                  tokenizer_add_bos(t), "chat_template",
-                                  s->m->chat_template ? s->m->chat_template : chatml_template));
+    exchange_reply_json(
+        x, 200,
+        json_pack("{s:s,s:i,s:o,s:o,s:o,s:b,s:s}", "tokenizer_class", "shoal", "model_max_length",
+                  engine_max_len(s->e), "bos_token", special(s, tokenizer_bos(t)), "eos_token",
+                  special(s, tokenizer_eos(t)), "pad_token", special(s, tokenizer_eos(t)),
+                  "add_bos_token", tokenizer_add_bos(t), "chat_template",
+                  s->m->chat_template ? s->m->chat_template : chatml_template));
 }
 
 /* whether it is there */

@@ -97,7 +97,8 @@ static void frames_handle(void *ctx, struct exchange *x) {
     if (!trace_asked(s, x, &t)) return;
     int64_t from = MIN(MAX(number_asked(x, "from", 0), 0), t.n_ticks + 1),
             n = MIN(MAX(number_asked(x, "n", 100), 1), FRAMES_MAX);
-    if (request_memory_reserve_list(s, x, n, FRAME_BYTES + (size_t)t.n_agents * AGENT_BYTES, "n", &err)) {
+    if (request_memory_reserve_list(s, x, n, FRAME_BYTES + (size_t)t.n_agents * AGENT_BYTES, "n",
+                                    &err)) {
         api_fail_error(x, &err, "n");
         trace_release(&t);
         return;
@@ -136,10 +137,10 @@ static json_t *choices_of(struct server *s, const struct model_ref *t, const str
         free(said);
     }
     struct engine_request r = {.prompt = ids.v,
-                        .n_prompt = ids.n,
-                        .choices = choices,
-                        .n_choices = WORLD_N_ACTIONS,
-                        .logprob_temperature = (float)temperature};
+                               .n_prompt = ids.n,
+                               .choices = choices,
+                               .n_choices = WORLD_N_ACTIONS,
+                               .logprob_temperature = (float)temperature};
     model_ref_apply(t, &r);
     int rc = batcher_run(s->batcher, &r, 1, NULL, err);
     json_t *v = rc == OK ? json_object() : NULL;

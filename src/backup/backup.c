@@ -41,8 +41,8 @@ int backup_progress_step(struct backup_progress *w, int64_t bytes, struct error 
     return w->stopped ? error_set(err, ERR_STATE, "it was told to stop") : OK;
 }
 
-int backup_copy_file(struct backup_progress *w, int fd, int64_t size, struct atomic_file *to, const char *path,
-              char hash[HASH_LEN], struct error *err) {
+int backup_copy_file(struct backup_progress *w, int fd, int64_t size, struct atomic_file *to,
+                     const char *path, char hash[HASH_LEN], struct error *err) {
     struct sha256 h;
     uint8_t *chunk = xmalloc(CHUNK);
     int rc = OK;
@@ -171,8 +171,8 @@ static bool path_is_valid(const char *path) {
         size_t n = strcspn(p, "/");
         char *part = strndup(p, n);
         CHECK(part != NULL);
-        bool good =
-            n > 0 && strcmp(part, ".") != 0 && strcmp(part, "..") != 0 && !backup_is_restore_temp(part);
+        bool good = n > 0 && strcmp(part, ".") != 0 && strcmp(part, "..") != 0 &&
+                    !backup_is_restore_temp(part);
         free(part);
         if (!good) return false;
         p += n;
@@ -198,13 +198,14 @@ static int file_entry_check(const json_t *f, const json_t *last, const json_t *r
         return error_set(err, ERR_FORMAT, "'%.200s' is no path below its root", path);
     if (!json_object_get(roots, root))
         return error_set(err, ERR_FORMAT, "'%.200s' is in '%.64s', which is no root", path, root);
-    if (last &&
-        place_compare(json_get_string(last, "root"), json_get_string(last, "path"), root, path) >= 0)
+    if (last && place_compare(json_get_string(last, "root"), json_get_string(last, "path"), root,
+                              path) >= 0)
         return error_set(err, ERR_FORMAT, "'%.200s' comes twice or out of order", path);
     bool dir = json_is_true(json_object_get(f, "dir"));
-    if (!integer_between(f, "mode", 0777) || (dir ? !*path
-                                                  : !integer_between(f, "size", SIZE_MAX_BYTES) ||
-                                                        !hash_is_valid(json_get_string(f, "sha256"))))
+    if (!integer_between(f, "mode", 0777) ||
+        (dir ? !*path
+             : !integer_between(f, "size", SIZE_MAX_BYTES) ||
+                   !hash_is_valid(json_get_string(f, "sha256"))))
         return error_set(err, ERR_FORMAT, "'%.200s' lacks its mode, size or hash", path);
     return OK;
 }
@@ -376,8 +377,8 @@ static bool is_database(const char *path) {
     return is;
 }
 
-static int entry_add(struct backup_run *m, const char *root, const char *path, const struct stat *st,
-                     struct entry **out, struct error *err) {
+static int entry_add(struct backup_run *m, const char *root, const char *path,
+                     const struct stat *st, struct entry **out, struct error *err) {
     if (m->n == FILES_MAX)
         return error_set(err, ERR_MEMORY, "there are more than %d files to keep", FILES_MAX);
     if (m->n == m->cap) {
@@ -479,7 +480,8 @@ static int database_copy(const char *from, const char *to, struct error *err) {
 }
 
 /* The copy becomes its blob. */
-static int database_keep(struct backup_run *m, const char *copy, struct entry *e, struct error *err) {
+static int database_keep(struct backup_run *m, const char *copy, struct entry *e,
+                         struct error *err) {
     struct stat st;
     int fd = open(copy, O_RDONLY | O_CLOEXEC);
     if (fd < 0) return error_errno(err, "cannot open '%s'", copy);
@@ -497,7 +499,8 @@ static int database_keep(struct backup_run *m, const char *copy, struct entry *e
     return rc;
 }
 
-static int database_take(struct backup_run *m, const char *path, struct entry *e, struct error *err) {
+static int database_take(struct backup_run *m, const char *path, struct entry *e,
+                         struct error *err) {
     char *copy = xasprintf("%s/blobs/database.tmp-%ld", m->to, (long)getpid());
     unlink(copy);
     int rc = database_copy(path, copy, err);
@@ -744,7 +747,8 @@ static void making_release(struct backup_run *m) {
 }
 
 json_t *backup_create(const struct backup_options *p, struct error *err) {
-    struct backup_run m = {.work.p = p, .to = p->to, .left_out = json_array(), .roots = json_object()};
+    struct backup_run m = {
+        .work.p = p, .to = p->to, .left_out = json_array(), .roots = json_object()};
     char *blobs = path_join(p->to, "blobs");
     json_t *head = NULL;
     int lock = -1, rc = backup_dir_make(p->to, err);

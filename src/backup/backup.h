@@ -66,7 +66,8 @@ json_t *backup_restore(const struct backup_options *p, const char *id, bool repl
 /* Whether a killed restore has left a root half in place; then its error is in err. */
 bool backup_is_unfinished(const char *path, struct error *err);
 
-/* Verifies a backup and leaves word that these roots are to become it, for backup_restore_run_scheduled. */
+/* Verifies a backup and leaves word that these roots are to become it, for
+ * backup_restore_run_scheduled. */
 int backup_restore_schedule(const struct backup_options *p, const char *id, struct error *err);
 /* {id, asked, and failed: why, where it was tried}; NULL: nothing is asked for. */
 json_t *backup_restore_scheduled(const char *to);

@@ -13,8 +13,8 @@ struct backup_progress {
 int backup_progress_step(struct backup_progress *w, int64_t bytes, struct error *err);
 /* The first `size` bytes of a file, hashed and, where there is a writer, written. ERR_STATE: it has
  * fewer. */
-int backup_copy_file(struct backup_progress *w, int fd, int64_t size, struct atomic_file *to, const char *path,
-              char hash[HASH_LEN], struct error *err);
+int backup_copy_file(struct backup_progress *w, int fd, int64_t size, struct atomic_file *to,
+                     const char *path, char hash[HASH_LEN], struct error *err);
 
 int backup_dir_make(const char *path, struct error *err); /* mkdir -p, for the owner only */
 /* atomic_file_open of a file of this mode from its first byte on. */

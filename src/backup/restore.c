@@ -44,7 +44,8 @@ static struct wanted_blob *wants_of(const json_t *manifest, size_t *n, int64_t *
     size_t i, all = 0;
     json_array_foreach (files, i, f)
         if (!json_object_get(f, "dir"))
-            v[all++] = (struct wanted_blob){json_get_string(f, "sha256"), json_get_string(f, "root"),
+            v[all++] =
+                (struct wanted_blob){json_get_string(f, "sha256"), json_get_string(f, "root"),
                                      json_get_string(f, "path"),
                                      (int64_t)json_integer_value(json_object_get(f, "size"))};
     qsort(v, all, sizeof *v, by_hash);
@@ -248,7 +249,8 @@ static int tree_remove(const char *path, struct error *err) {
     return error_errno(err, "cannot remove '%s'", path);
 }
 
-static int target_add(struct restore_run_state *r, const struct backup_root *root, struct error *err) {
+static int target_add(struct restore_run_state *r, const struct backup_root *root,
+                      struct error *err) {
     char *path = path_real(root->path, err);
     if (!path) return err->code;
     CHECK(r->n_apart < BACKUP_ROOTS_MAX);
@@ -314,7 +316,8 @@ static int places_check(struct restore_run_state *r, struct error *err) {
     return OK;
 }
 
-static int target_is_empty(const struct restore_run_state *r, const struct target *t, struct error *err) {
+static int target_is_empty(const struct restore_run_state *r, const struct target *t,
+                           struct error *err) {
     struct strings names = {0};
     int rc = OK, n = !path_is_dir(t->path) && path_exists(t->path);
     if (path_is_dir(t->path)) rc = dir_list_names(t->path, &names, err);
@@ -341,7 +344,8 @@ static int target_hold(const struct target *t, int *fd, struct error *err) {
 
 /* writing beside the roots */
 
-static int content_stage(struct restore_run_state *r, const json_t *f, const char *to, struct error *err) {
+static int content_stage(struct restore_run_state *r, const json_t *f, const char *to,
+                         struct error *err) {
     struct atomic_file w;
     const char *want = json_get_string(f, "sha256");
     char hash[HASH_LEN], *path = backup_blob_path(r->work.p->to, want);
@@ -349,7 +353,8 @@ static int content_stage(struct restore_run_state *r, const json_t *f, const cha
     int rc = fd < 0 ? error_errno(err, "cannot open '%s'", path)
                     : backup_file_open(&w, to, (uint32_t)json_get_number(f, "mode"), err);
     if (rc == OK) {
-        rc = backup_copy_file(&r->work, fd, (int64_t)json_get_number(f, "size"), &w, path, hash, err);
+        rc = backup_copy_file(&r->work, fd, (int64_t)json_get_number(f, "size"), &w, path, hash,
+                              err);
         if (rc == OK && strcmp(hash, want) != 0)
             rc = error_set(err, ERR_FORMAT, "'%s' is not what it was", path);
         if (rc == OK) rc = atomic_file_commit(&w, err);
@@ -445,7 +450,8 @@ static int new_move(const struct restore_run_state *r, const struct target *t, c
     return rc;
 }
 
-static int target_rename_in_place(const struct restore_run_state *r, const struct target *t, struct error *err) {
+static int target_rename_in_place(const struct restore_run_state *r, const struct target *t,
+                                  struct error *err) {
     char *restoring = companion(t, "restoring"), *swapping = companion(t, "swapping"),
          *before = before_of(r, t);
     int rc = OK;
@@ -468,7 +474,8 @@ static char *journal_path(const char *to) {
 /* {name: path} as this call has them. */
 static json_t *roots_json(const struct restore_run_state *r) {
     json_t *v = json_object();
-    for (int i = 0; i < r->n; i++) json_object_set_new(v, r->v[i].name, json_from_path(r->v[i].path));
+    for (int i = 0; i < r->n; i++)
+        json_object_set_new(v, r->v[i].name, json_from_path(r->v[i].path));
     return v;
 }
 
@@ -534,8 +541,8 @@ static void restoring_release(struct restore_run_state *r) {
     json_decref(r->manifest);
 }
 
-static int restoring_open(struct restore_run_state *r, const struct backup_options *p, const char *id,
-                          struct error *err) {
+static int restoring_open(struct restore_run_state *r, const struct backup_options *p,
+                          const char *id, struct error *err) {
     char newest[BACKUP_ID_LEN];
     *r = (struct restore_run_state){.work.p = p};
     if (!id) {
@@ -616,7 +623,8 @@ static json_t *restore_finish(const struct backup_options *p, const json_t *jour
         free(text);
     }
     snprintf(r.stamp, sizeof r.stamp, "%s", json_get_string(journal, "stamp"));
-    if (rc == OK && !backup_id_is_valid(r.stamp)) rc = error_set(err, ERR_FORMAT, "its journal is broken");
+    if (rc == OK && !backup_id_is_valid(r.stamp))
+        rc = error_set(err, ERR_FORMAT, "its journal is broken");
     if (rc == OK) rc = all_swap(&r, err);
     if (rc == OK) out = restored_json(&r);
     json_decref(roots);
@@ -636,7 +644,8 @@ json_t *backup_restore(const struct backup_options *p, const char *id, bool repl
     bool begun = json_object_get(journal, "stamp");
     if (begun) out = restore_finish(p, journal, err);
     if (out)
-        log_info("the restore of '%s' that was interrupted is finished", json_get_string(journal, "id"));
+        log_info("the restore of '%s' that was interrupted is finished",
+                 json_get_string(journal, "id"));
     if (!begun || (out && id && strcmp(id, json_get_string(journal, "id")) != 0)) {
         json_decref(out);
         out = restore_run(p, id, replace, err);
@@ -712,7 +721,7 @@ json_t *backup_restore_run_scheduled(const struct backup_options *p, struct erro
     const char *id = json_get_string(journal, "id");
     if (!is_ours(p, journal)) {
         log_warn("'%s' asks for backup '%s' in other places than these: nothing is restored", p->to,
-             id);
+                 id);
     } else if (!json_object_get(journal, "failed")) {
         out = backup_restore(p, id, true, err);
         if (!out && !has_begun(p->to)) { // nothing has been touched

@@ -165,15 +165,16 @@ int file_write(const char *path, const void *data, size_t size, struct error *er
 int file_write_private(const char *path, const void *data, size_t size, struct error *err);
 /* One file of a folder into another one, in the same way. */
 int file_copy(const char *from_dir, const char *to_dir, const char *name, struct error *err);
-/* The same for files too large to hold: atomic_file_open, atomic_file_write ..., then atomic_file_commit or
- * atomic_file_abort. */
+/* The same for files too large to hold: atomic_file_open, atomic_file_write ..., then
+ * atomic_file_commit or atomic_file_abort. */
 struct atomic_file {
     FILE *f;
     char *path, *tmp;
     uint64_t pos;
 };
 int atomic_file_open(struct atomic_file *w, const char *path, struct error *err);
-int atomic_file_open_private(struct atomic_file *w, const char *path, struct error *err); /* mode 0600 */
+int atomic_file_open_private(struct atomic_file *w, const char *path,
+                             struct error *err); /* mode 0600 */
 int atomic_file_write(struct atomic_file *w, const void *p, size_t n, struct error *err);
 int atomic_file_commit(struct atomic_file *w, struct error *err); /* closes in every case */
 void atomic_file_abort(struct atomic_file *w);                    /* harmless after commit */
@@ -222,7 +223,7 @@ int sha256_file(const char *path, char out[HASH_LEN], struct error *err);
 bool hash_is_valid(const char *text); /* whether it is one, as written here */
 uint64_t
 hash_fnv1a(const void *p,
-         size_t n); /* FNV-1a then a 64-bit finaliser: for tables and splits, not for identity */
+           size_t n); /* FNV-1a then a 64-bit finaliser: for tables and splits, not for identity */
 /* SipHash-2-4 under a key that the process draws once: for tables whose keys a caller chooses.
  * Differs between runs, so nothing but the speed of a table may depend on it. */
 uint64_t hash_siphash(const void *p, size_t n);
@@ -394,9 +395,9 @@ enum option_job_policy {
 };
 /* The positional arguments of a command in a job. */
 struct job_args {
-    const char *word;      /* what the first argument is; NULL: none of the words before it */
+    const char *word; /* what the first argument is; NULL: none of the words before it */
     enum option_job_policy of[4]; /* of the arguments, the word included; JOB_BY_TYPE: no more */
-    bool repeats;          /* the last of them any number of times */
+    bool repeats;                 /* the last of them any number of times */
 };
 
 struct option_row {
@@ -424,15 +425,21 @@ int options_parse(const struct option_row *rows, void *out, int argc, char **arg
                   struct strings *positional, struct error *err);
 
 /* Where a value came from: of each row of a table, for whoever asks. */
-enum option_source { OPTION_FROM_DEFAULT, OPTION_FROM_FILE, OPTION_FROM_ENV, OPTION_FROM_RECIPE, OPTION_FROM_FLAG };
+enum option_source {
+    OPTION_FROM_DEFAULT,
+    OPTION_FROM_FILE,
+    OPTION_FROM_ENV,
+    OPTION_FROM_RECIPE,
+    OPTION_FROM_FLAG
+};
 struct option_origin {
     enum option_source from;
     int line; /* of the file */
 };
 /* The same, noting what was given in origin[rows]. */
 int options_parse_with_origin(const struct option_row *rows, void *out, int argc, char **argv,
-                         struct strings *positional, struct option_origin *origin,
-                         struct error *err);
+                              struct strings *positional, struct option_origin *origin,
+                              struct error *err);
 /* Sets rows from the variables PREFIX_NAME, capitals and '_' for '-', of an environment. A list's
  * items stand between blanks; an empty variable is none; one that names no row is warned of, since
  * an environment is not ours alone. */
@@ -511,8 +518,8 @@ json_t *json_parse(const char *text, size_t len, const char *what, struct error 
 json_t *json_parse_file(const char *path, struct error *err);
 /*
  * The memory in bytes that parsing this text may take at its peak: an upper bound, made by one scan
- * that allocates nothing. It is below 32 KiB + JSON_PARSE_MEMORY_FACTOR times the length for every text, and
- * about 12 times for usual ones.
+ * that allocates nothing. It is below 32 KiB + JSON_PARSE_MEMORY_FACTOR times the length for every
+ * text, and about 12 times for usual ones.
  */
 enum { JSON_PARSE_MEMORY_FACTOR = 128 };
 size_t json_parse_memory(const char *text, size_t len);

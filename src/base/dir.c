@@ -28,7 +28,9 @@
 #include <unistd.h>
 
 static int dir_make_with(const char *path, mode_t last, struct error *err) {
-    if (path_access_hook && !path_is_dir(path) && path_access_check(path, PATH_USE_WRITE, err) != OK) return err->code;
+    if (path_access_hook && !path_is_dir(path) &&
+        path_access_check(path, PATH_USE_WRITE, err) != OK)
+        return err->code;
     char *p = xstrdup(path);
     int rc = OK;
     for (char *end = p; rc == OK && *end;) {

@@ -4,10 +4,10 @@
  * It does not cache, and two writers of one path do not wait for each other: both are complete and
  * the later rename wins.
  *
- * Invariant of a writer: until atomic_file_commit has renamed the temporary, PATH is untouched; after
- * any failure the temporary is gone. Only regular files are ever replaced, so that "-o /dev/stdout"
- * cannot destroy a device node, and a symbolic link keeps pointing where it points: its target is
- * what is replaced.
+ * Invariant of a writer: until atomic_file_commit has renamed the temporary, PATH is untouched;
+ * after any failure the temporary is gone. Only regular files are ever replaced, so that "-o
+ * /dev/stdout" cannot destroy a device node, and a symbolic link keeps pointing where it points:
+ * its target is what is replaced.
  */
 #define _GNU_SOURCE
 #include "base/base.h"
@@ -183,7 +183,8 @@ static int atomic_file_create(struct atomic_file *w, mode_t mode) {
 }
 
 /* Mode 0: that of the file which is replaced, or the default. */
-static int atomic_file_begin(struct atomic_file *w, const char *path, mode_t mode, struct error *err) {
+static int atomic_file_begin(struct atomic_file *w, const char *path, mode_t mode,
+                             struct error *err) {
     *w = (struct atomic_file){0};
     mode_t old;
     w->path = atomic_file_target(path, &old, err);
@@ -294,7 +295,8 @@ int file_write_private(const char *path, const void *data, size_t size, struct e
 }
 
 int path_rename(const char *from, const char *to, struct error *err) {
-    if (path_access_check(from, PATH_USE_WRITE, err) != OK || path_access_check(to, PATH_USE_WRITE, err) != OK)
+    if (path_access_check(from, PATH_USE_WRITE, err) != OK ||
+        path_access_check(to, PATH_USE_WRITE, err) != OK)
         return err->code;
     if (rename(from, to) != 0) return error_errno(err, "cannot move '%s' to '%s'", from, to);
     int rc = dir_sync(to, err);

@@ -2,12 +2,12 @@
  * map: files in memory, mapped or copied, and what happens when a mapped file shrinks.
  *
  * A page of a mapping that lies beyond the file's new end cannot be read: the kernel sends SIGBUS.
- * file_map_catch_sigbus() turns that into a message with the file's name and exit 1. The handler finds the
- * file in a table of all mappings, which needs no lock: a slot is free, being filled, or ready, and
- * only a ready one is read. Faults at other addresses keep their default action.
+ * file_map_catch_sigbus() turns that into a message with the file's name and exit 1. The handler
+ * finds the file in a table of all mappings, which needs no lock: a slot is free, being filled, or
+ * ready, and only a ready one is read. Faults at other addresses keep their default action.
  *
- * It does not notice what another process writes into the file within its old size; file_map_check_unchanged()
- * compares sizes and times for those who want to know before the fault.
+ * It does not notice what another process writes into the file within its old size;
+ * file_map_check_unchanged() compares sizes and times for those who want to know before the fault.
  */
 #define _GNU_SOURCE
 #include "base/base.h"
@@ -76,7 +76,8 @@ static void put(const char *text) {
 
 static void sigbus_handler(int sig, siginfo_t *info, void *context) {
     struct stat st;
-    const struct mapped_range *s = info->si_code == BUS_ADRERR ? slot_of((uintptr_t)info->si_addr) : NULL;
+    const struct mapped_range *s =
+        info->si_code == BUS_ADRERR ? slot_of((uintptr_t)info->si_addr) : NULL;
     (void)context;
     if (!s) { /* the access is repeated and meets the action that was there before */
         sigaction(SIGBUS, &action_before, NULL);

@@ -3,8 +3,8 @@
  * lines for a program that has started us.
  *
  * It writes nothing to stdout, which belongs to results, but what a terminal there may not be given
- * is filtered out on the way (terminal_sanitize_stdout). It uses no colour, and draws nothing when stderr is
- * not a terminal.
+ * is filtered out on the way (terminal_sanitize_stdout). It uses no colour, and draws nothing when
+ * stderr is not a terminal.
  *
  * Invariant: every message is one write of whole lines. While a progress line stands on the
  * terminal, a message first wipes it; the next update draws it again.
@@ -310,8 +310,8 @@ static char *progress_json(const struct progress *p, double seconds) {
 static bool progress_pipe_write(const char *text) {
     struct pollfd room = {.fd = progress_pipe_fd, .events = POLLOUT};
     char *line = xasprintf("%s\n", text);
-    bool told =
-        poll(&room, 1, 0) == 1 && room.revents == POLLOUT && write(progress_pipe_fd, line, strlen(line)) > 0;
+    bool told = poll(&room, 1, 0) == 1 && room.revents == POLLOUT &&
+                write(progress_pipe_fd, line, strlen(line)) > 0;
     free(line);
     return told;
 }
@@ -321,8 +321,8 @@ static bool progress_pipe_write(const char *text) {
 static void progress_report(struct progress *p, bool last) {
     if (progress_pipe_fd < 0 || (last && !p->told)) return;
     double now = clock_now(), before = atomic_load(&progress_reported_at);
-    if (!last &&
-        (now - before < TELL_SECONDS || !atomic_compare_exchange_strong(&progress_reported_at, &before, now)))
+    if (!last && (now - before < TELL_SECONDS ||
+                  !atomic_compare_exchange_strong(&progress_reported_at, &before, now)))
         return;
     char *text = progress_json(p, now - p->start);
     p->told = progress_pipe_write(text);

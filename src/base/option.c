@@ -345,8 +345,8 @@ static size_t rows_count(const struct option_row *rows) {
 }
 
 int options_parse_with_origin(const struct option_row *rows, void *out, int argc, char **argv,
-                         struct strings *positional, struct option_origin *origin,
-                         struct error *err) {
+                              struct strings *positional, struct option_origin *origin,
+                              struct error *err) {
     size_t n_rows = rows_count(rows);
     struct command_line c = {.rows = rows, .out = out, .argc = argc, .argv = argv, .err = err};
     c.seen = xcalloc(n_rows, sizeof(*c.seen));
@@ -429,7 +429,7 @@ static void variable_unknown(const struct option_row *rows, const char *prefix,
     struct buf b = {0};
     if (near) option_env_name(prefix, near->name, &b);
     log_warn("the variable %.*s sets nothing%s%s%s", (int)strcspn(variable, "="), variable,
-         near ? "; did you mean " : "", near ? b.data : "", near ? "?" : "");
+             near ? "; did you mean " : "", near ? b.data : "", near ? "?" : "");
     buf_release(&b);
     free(name);
 }

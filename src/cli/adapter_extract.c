@@ -125,13 +125,15 @@ static json_t *lineage_make(const struct svd_job *c, double error) {
 
 /* The adapter of all pieces. */
 static struct adapter *pieces_join(const struct svd_job *c, struct error *err) {
-    struct adapter_builder d = adapter_builder_init(c->shape, c->from ? c->from->config.dropout : 0);
+    struct adapter_builder d =
+        adapter_builder_init(c->shape, c->from ? c->from->config.dropout : 0);
     for (int32_t i = 0; i < c->shape->n_layers * N_PROJ; i++) {
         const struct piece *p = &c->pieces[i];
         size_t sides = (size_t)(proj_in(c->shape, i % N_PROJ) + proj_out(c->shape, i % N_PROJ));
         d.size2 += p->size2;
         d.lost2 += p->lost2;
-        if (p->r > 0) memcpy(adapter_builder_add(&d, i, p->r), p->ab, (size_t)p->r * sides * sizeof *p->ab);
+        if (p->r > 0)
+            memcpy(adapter_builder_add(&d, i, p->r), p->ab, (size_t)p->r * sides * sizeof *p->ab);
     }
     if (!isfinite(d.size2)) {
         error_set(err, ERR_NUMERIC, "a projection holds weights that are no numbers");
@@ -241,8 +243,8 @@ static void pieces_free(struct svd_job *c) {
     free(c->pieces);
 }
 
-static int cut_check(const struct strings *args, int n, const char *what, struct lora_truncation cut,
-                     const char *out, struct error *err) {
+static int cut_check(const struct strings *args, int n, const char *what,
+                     struct lora_truncation cut, const char *out, struct error *err) {
     if (args->n != n) return error_set(err, ERR_USAGE, "%s", what);
     if (!out) return error_set(err, ERR_USAGE, "--out is missing");
     if (cut.rank == 0 && cut.energy == 0)
@@ -306,7 +308,8 @@ static void rest_compare(const struct model *base, const struct model *tuned) {
     bool head = matrices_same(&base->head, &tuned->head), rest = layers_same(base, tuned);
     if (embed && head && rest) return;
     log_warn("'%s' and '%s' differ in%s%s%s as well, which is left out", base->name, tuned->name,
-         embed ? "" : " the embedding,", head ? "" : " the head,", rest ? "" : " norms or biases,");
+             embed ? "" : " the embedding,", head ? "" : " the head,",
+             rest ? "" : " norms or biases,");
 }
 
 static int extract_from(const struct cli_options *c, struct svd_job *k, const char *out, bool fold,
@@ -328,8 +331,8 @@ static int extract_from(const struct cli_options *c, struct svd_job *k, const ch
 }
 
 int cmd_adapter_extract(const struct cli_options *c, struct model *base, const struct strings *args,
-                    struct lora_truncation cut, const char *out, bool fold, struct pool *pool,
-                    struct error *err) {
+                        struct lora_truncation cut, const char *out, bool fold, struct pool *pool,
+                        struct error *err) {
     if (cut_check(args, 3, "extract wants BASE and FINETUNED", cut, out, err) != OK)
         return err->code;
     char *path = cli_find_file(args->v[2]);
@@ -346,8 +349,8 @@ int cmd_adapter_extract(const struct cli_options *c, struct model *base, const s
 }
 
 int cmd_adapter_resize(const struct cli_options *c, struct model *m, const struct strings *args,
-                   struct lora_truncation cut, const char *out, bool fold, struct pool *pool,
-                   struct error *err) {
+                       struct lora_truncation cut, const char *out, bool fold, struct pool *pool,
+                       struct error *err) {
     if (cut_check(args, 2, "resize wants one adapter", cut, out, err) != OK) return err->code;
     struct adapter *from = adapter_open(args->v[1], m, err), *a = NULL;
     struct svd_job k = {.cut = cut, .shape = &m->config, .from = from};
@@ -355,9 +358,10 @@ int cmd_adapter_resize(const struct cli_options *c, struct model *m, const struc
     const char *base = from && from->base ? from->base : m->name;
     if (rc == OK && !(a = cut_write(&k, out, base, fold, pool, err))) rc = err->code;
     if (rc == OK) {
-        struct effect e[2] = {
-            {"resized_vs_whole", "resized against whole", adapter_kl_divergence(m, from, m, a, pool)},
-            {"base_vs_whole", "base against whole   ", adapter_kl_divergence(m, from, m, NULL, pool)}};
+        struct effect e[2] = {{"resized_vs_whole", "resized against whole",
+                               adapter_kl_divergence(m, from, m, a, pool)},
+                              {"base_vs_whole", "base against whole   ",
+                               adapter_kl_divergence(m, from, m, NULL, pool)}};
         cut_report(c, &k, out, a, e, 2);
     }
     adapter_release(a);

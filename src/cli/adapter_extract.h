@@ -15,12 +15,12 @@ struct lora_truncation {
 };
 /* args: extract BASE FINETUNED, `base` being open. */
 int cmd_adapter_extract(const struct cli_options *c, struct model *base, const struct strings *args,
-                    struct lora_truncation cut, const char *out, bool fold, struct pool *pool,
-                    struct error *err);
+                        struct lora_truncation cut, const char *out, bool fold, struct pool *pool,
+                        struct error *err);
 /* args: resize ADAPTER. */
 int cmd_adapter_resize(const struct cli_options *c, struct model *m, const struct strings *args,
-                   struct lora_truncation cut, const char *out, bool fold, struct pool *pool,
-                   struct error *err);
+                       struct lora_truncation cut, const char *out, bool fold, struct pool *pool,
+                       struct error *err);
 
 /* To a file ending in .gguf, else a PEFT directory. */
 int adapter_write(const struct adapter *a, const char *out, const char *base, bool fold,

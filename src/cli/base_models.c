@@ -18,7 +18,8 @@ static int path_number(const char **distinct, int *n, const char *path) {
     return (*n)++;
 }
 
-static struct setup_needs wants_of(const struct base_models *b, const struct setup_needs *w, int base) {
+static struct setup_needs wants_of(const struct base_models *b, const struct setup_needs *w,
+                                   int base) {
     struct setup_needs own = *w;
     own.engine.pool = b->pool;
     if (base > 0) own.adapters = NULL;
@@ -32,7 +33,8 @@ static int limits_share(const struct base_models *b, const struct cli_options *c
     size_t least[BASE_MODELS_MAX], most[BASE_MODELS_MAX], need = 0, more = 0;
     for (int i = 0; i < b->n; i++) {
         struct setup_needs own = wants_of(b, w, i);
-        if (setup_memory_bounds(c, o, paths[i], &own, &least[i], &most[i], err) != OK) return err->code;
+        if (setup_memory_bounds(c, o, paths[i], &own, &least[i], &most[i], err) != OK)
+            return err->code;
         need += least[i];
         more += most[i] - least[i];
     }
@@ -48,9 +50,9 @@ static int limits_share(const struct base_models *b, const struct cli_options *c
     return OK;
 }
 
-int base_models_open(struct base_models *b, const struct cli_options *c, const struct setup_options *o,
-               const char *const *paths, int n, int *of, const struct setup_needs *w,
-               struct error *err) {
+int base_models_open(struct base_models *b, const struct cli_options *c,
+                     const struct setup_options *o, const char *const *paths, int n, int *of,
+                     const struct setup_needs *w, struct error *err) {
     const char *distinct[BASE_MODELS_MAX];
     size_t limits[BASE_MODELS_MAX] = {0};
     int n_bases = 0, rc = OK;

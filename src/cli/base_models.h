@@ -20,9 +20,9 @@ struct base_models {
  * paths[n]: what to open, for each purpose; of[n] gets the base of each. Adapters in `w` are
  * counted for the base of purpose 0. After --dry-run the bases have no models.
  */
-int base_models_open(struct base_models *b, const struct cli_options *c, const struct setup_options *o,
-               const char *const *paths, int n, int *of, const struct setup_needs *w,
-               struct error *err);
+int base_models_open(struct base_models *b, const struct cli_options *c,
+                     const struct setup_options *o, const char *const *paths, int n, int *of,
+                     const struct setup_needs *w, struct error *err);
 int base_models_close(struct base_models *b, int rc, struct error *err);
 
 #endif

@@ -62,8 +62,8 @@ char *cli_find_file(const char *path);
 bool cli_is_recipe(const char *path); /* by its name: .yaml or .yml */
 enum numeric_class cli_numeric_class(const struct cli_options *c);
 /* A generation of a run computed anew and compared (cmd_evolve.c). */
-int cmd_evolve_replay(const struct cli_options *c, const char *runs, const char *id, int64_t generation,
-                  struct error *err);
+int cmd_evolve_replay(const struct cli_options *c, const char *runs, const char *id,
+                      int64_t generation, struct error *err);
 /* Prints one JSON object as a line on stdout and releases it. */
 void cli_print(json_t *v);
 /* The same of what a command would do, under "dry_run"; for people a line a key. */

@@ -62,9 +62,9 @@ static bool ends_gguf(const char *path) {
 
 /* What would have been written. */
 static void adapter_plan(const struct cli_options *c, const struct adapter *a, const char *out) {
-    cli_print_dry_run(c, json_pack("{s:o,s:i,s:I,s:s,s:b}", "writes", json_from_path(out), "rank", a->config.r,
-                          "parameters", (json_int_t)a->n_data, "hash", a->hash, "replaces",
-                          (int)path_exists(out)));
+    cli_print_dry_run(c, json_pack("{s:o,s:i,s:I,s:s,s:b}", "writes", json_from_path(out), "rank",
+                                   a->config.r, "parameters", (json_int_t)a->n_data, "hash",
+                                   a->hash, "replaces", (int)path_exists(out)));
 }
 
 /* Untrained, as PEFT begins: B is zero, so it changes nothing yet. */
@@ -323,8 +323,8 @@ static struct adapter *blend_files(const struct options *o, struct model *m, str
     return child;
 }
 
-static int adapter_blend_files(const struct cli_options *c, const struct options *o, struct model *m,
-                               struct error *err) {
+static int adapter_blend_files(const struct cli_options *c, const struct options *o,
+                               struct model *m, struct error *err) {
     if (!o->child) return error_set(err, ERR_USAGE, "--child is missing");
     struct adapter *child = o->op_name ? operator_files(o, m, err) : blend_files(o, m, err);
     int rc = child ? OK : err->code;
@@ -372,8 +372,9 @@ static int merge_report(const struct cli_options *c, const char *out, enum tenso
     return OK;
 }
 
-static int adapter_merge_files(const struct cli_options *c, const struct options *o, struct model *m,
-                               const struct strings *args, struct pool *pool, struct error *err) {
+static int adapter_merge_files(const struct cli_options *c, const struct options *o,
+                               struct model *m, const struct strings *args, struct pool *pool,
+                               struct error *err) {
     bool is_float = m->type == TENSOR_BF16 || m->type == TENSOR_F16;
     enum tensor_type type = is_float ? m->type : TENSOR_F32;
     if (args->n < 3) return error_set(err, ERR_USAGE, "merge wants MODEL and at least one ADAPTER");
@@ -384,10 +385,10 @@ static int adapter_merge_files(const struct cli_options *c, const struct options
     if (!a) return err->code;
     if (o->dry_run) {
         struct quant_scheme q = quant_pure(type);
-        cli_print_dry_run(c, json_pack("{s:o,s:s,s:I,s:b}", "writes", json_from_path(o->out), "type",
-                              tensor_type_name(type), "bytes of weights",
-                              (json_int_t)quant_bytes(&q, &m->config), "replaces",
-                              (int)path_exists(o->out)));
+        cli_print_dry_run(c, json_pack("{s:o,s:s,s:I,s:b}", "writes", json_from_path(o->out),
+                                       "type", tensor_type_name(type), "bytes of weights",
+                                       (json_int_t)quant_bytes(&q, &m->config), "replaces",
+                                       (int)path_exists(o->out)));
         adapter_release(a);
         return OK;
     }

@@ -83,8 +83,8 @@ static int run(const struct cli_options *c, const void *options, const struct st
     if (o->forget) return panel_forget(c, &o->setup, o->panel.conversation, o->forget, err);
     const char *question = args->n == 2 - named ? args->v[1 - named] : NULL;
     const struct panel_params w = {.model = named ? NULL : args->v[0],
-                                  .seed = (uint64_t)o->seed,
-                                  .adapters = &o->panel.adapters};
+                                   .seed = (uint64_t)o->seed,
+                                   .adapters = &o->panel.adapters};
     struct panel p;
     int rc = panel_open(&p, c, &o->setup, &o->panel, &w, err);
     if (rc == OK && p.ready) {

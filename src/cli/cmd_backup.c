@@ -5,9 +5,9 @@
  * restore finds its place by the same flags.
  */
 #define _GNU_SOURCE
+#include "backup/backup.h"
 #include "cli/cli.h"
 #include "ops/ops.h"
-#include "backup/backup.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -112,7 +112,8 @@ static int make(const struct cli_options *c, const struct backup_options *p, str
     if (!v) return err->code;
     texts_warn(v, "left_out", "left out: ");
     log_info("backup '%s': %.0f files, %.0f bytes, of which %.0f are new", json_get_string(v, "id"),
-         json_get_number(v, "files"), json_get_number(v, "bytes"), json_get_number(v, "new_bytes"));
+             json_get_number(v, "files"), json_get_number(v, "bytes"),
+             json_get_number(v, "new_bytes"));
     if (c->json)
         cli_print(v);
     else
@@ -131,7 +132,8 @@ static int check(const struct cli_options *c, const struct backup_options *p, co
                        p->to, n == 1 ? "is" : "are");
     else
         log_info("%.0f backups, %.0f contents, %.0f bytes: all as they were made",
-             json_get_number(v, "backups"), json_get_number(v, "blobs"), json_get_number(v, "bytes"));
+                 json_get_number(v, "backups"), json_get_number(v, "blobs"),
+                 json_get_number(v, "bytes"));
     if (c->json)
         cli_print(v);
     else
@@ -143,7 +145,7 @@ static int prune(const struct cli_options *c, const char *to, int64_t keep, stru
     json_t *v = backup_prune(to, keep, err);
     if (!v) return err->code;
     log_info("%.0f backups are gone, and %.0f bytes", json_get_number(v, "backups"),
-         json_get_number(v, "bytes"));
+             json_get_number(v, "bytes"));
     if (c->json)
         cli_print(v);
     else
@@ -180,7 +182,7 @@ static void restored_note(const json_t *v) {
     json_object_foreach (json_object_get(v, "roots"), name, root) {
         const char *before = json_get_string(root, "before");
         log_info("%s: '%s' is as in backup '%s'%s%s", name, json_get_string(root, "path"),
-             json_get_string(v, "id"), *before ? "; what was there is in " : "", before);
+                 json_get_string(v, "id"), *before ? "; what was there is in " : "", before);
     }
 }
 
@@ -192,11 +194,11 @@ static int restore(const struct cli_options *c, const void *options, const struc
     struct progress bar;
     int n = roots_of(o, &names, roots, err);
     struct backup_options p = {.to = args->v[0],
-                             .roots = roots,
-                             .n_roots = n,
-                             .told = told,
-                             .ctx = &bar,
-                             .staged = keys_restore};
+                               .roots = roots,
+                               .n_roots = n,
+                               .told = told,
+                               .ctx = &bar,
+                               .staged = keys_restore};
     json_t *v = NULL;
     if (n > 0) {
         progress_start(&bar, "restore", 0);

@@ -280,7 +280,8 @@ static void bench_bandwidth(struct bench *b) {
 /* n rows as one segment a distinct adapter: 0 none, 1 one for all, else one a row. */
 static int segments(const struct bench *b, struct lora_segment *segs, int n, int adapters) {
     if (adapters > 1) {
-        for (int i = 0; i < n; i++) segs[i] = (struct lora_segment){i, i + 1, &b->parts[i], 1, NULL};
+        for (int i = 0; i < n; i++)
+            segs[i] = (struct lora_segment){i, i + 1, &b->parts[i], 1, NULL};
         return n;
     }
     segs[0] = (struct lora_segment){0, n, b->parts, adapters, NULL};
@@ -309,7 +310,8 @@ static double decode_seconds(struct bench *b, const struct variant *v) {
     struct lora_segment segs[MAX_BATCH];
     int32_t out[MAX_BATCH];
     int n_segs = segments(b, segs, v->batch, v->adapters);
-    for (int i = 0; i < v->batch; i++) kv_cache_reserve(forward_kv_cache(b->f), i, 0, b->span + DECODE_STEPS);
+    for (int i = 0; i < v->batch; i++)
+        kv_cache_reserve(forward_kv_cache(b->f), i, 0, b->span + DECODE_STEPS);
     double start = clock_now();
     for (int t = 0; t < DECODE_STEPS; t++) {
         for (int i = 0; i < v->batch; i++) {
@@ -338,9 +340,9 @@ static double requests_run(struct bench *b, struct adapter *const adapters[MAX_B
     for (int i = 0; i < MAX_BATCH; i++) {
         for (int j = 0; j < b->span; j++) prompts[i][j] = some_token(b, 1 + i * 131 + j);
         r[i] = (struct engine_request){.prompt = prompts[i],
-                                .n_prompt = b->span,
-                                .max_tokens = b->span,
-                                .adapter = adapters[i]};
+                                       .n_prompt = b->span,
+                                       .max_tokens = b->span,
+                                       .adapter = adapters[i]};
     }
     double start = clock_now();
     CHECK(engine_run(e, r, MAX_BATCH, NULL, &err) == OK);
@@ -395,7 +397,7 @@ static double noise_seconds(struct bench *b, const struct variant *v) {
         for (int i = 0; i < n; i++) {
             b->noise[i] = (struct lora_part){.noise = {1, (uint32_t)(m + i)}, .weight = 1e-3f};
             segs[i] = (struct lora_segment){i * b->span, (i + 1) * b->span, &b->noise[i],
-                                       v->adapters > 0, NULL};
+                                            v->adapters > 0, NULL};
             out[i] = (i + 1) * b->span - 1;
             for (int j = 0; j < b->span; j++)
                 r[i * b->span + j] = (struct batch_row){some_token(b, (m + i) * 131 + j), j, i};
@@ -435,11 +437,12 @@ static double population_seconds(struct bench *b, const struct variant *v) {
             for (int j = 0; j < CHOICE_TOKENS; j++) words[i][k][j] = some_token(b, i + k * 17 + j);
             choices[i][k] = (struct token_seq){words[i][k], CHOICE_TOKENS};
         }
-        r[i] = (struct engine_request){.prompt = prompts[i],
-                                .n_prompt = prompt,
-                                .choices = choices[i],
-                                .n_choices = CHOICES,
-                                .adapter = v->adapters ? b->adapters[i % v->adapters] : NULL};
+        r[i] =
+            (struct engine_request){.prompt = prompts[i],
+                                    .n_prompt = prompt,
+                                    .choices = choices[i],
+                                    .n_choices = CHOICES,
+                                    .adapter = v->adapters ? b->adapters[i % v->adapters] : NULL};
     }
     double start = clock_now();
     CHECK(engine_run(e, r, N, NULL, &err) == OK);
@@ -595,9 +598,9 @@ static int bench_memory(struct bench *b, const struct adapter_config *ac, struct
     for (int i = 0; i < MAX_BATCH; i++) {
         for (int j = 0; j < b->span / 4; j++) prompts[i][j] = some_token(b, 1 + i * 131 + j);
         r[i] = (struct engine_request){.prompt = prompts[i],
-                                .n_prompt = b->span / 4,
-                                .max_tokens = b->span - b->span / 4,
-                                .adapter = b->adapters[i]};
+                                       .n_prompt = b->span / 4,
+                                       .max_tokens = b->span - b->span / 4,
+                                       .adapter = b->adapters[i]};
     }
     int rc = engine_run(e, r, MAX_BATCH, NULL, err);
     for (int i = 0; i < MAX_BATCH; i++) engine_request_release(&r[i]);
@@ -815,7 +818,8 @@ static int bench_world(const struct cli_options *c, const struct options *o, str
         int16_t(*drawn)[WORLD_FOLK] = xmalloc(sizeof *drawn * WORLD_TICKS);
         struct rng rng = rng_make(1, RNG_TEST, 0, 0);
         for (int t = 0; t < WORLD_TICKS; t++)
-            for (int i = 0; i < WORLD_FOLK; i++) drawn[t][i] = (int16_t)rng_below(&rng, WORLD_N_ACTIONS);
+            for (int i = 0; i < WORLD_FOLK; i++)
+                drawn[t][i] = (int16_t)rng_below(&rng, WORLD_N_ACTIONS);
         for (int64_t i = 0; i < o->reps; i++) {
             before[i] = world_speed(w, &rules, NULL, drawn);
             policy[i] = world_speed(w, &rules, world_policy_find("random"), drawn);
@@ -845,7 +849,8 @@ static const struct option_row *life_rows(void) {
 }
 
 /* Defaults, this command's rank and targets, and what --set says. */
-static int life_options_make(const struct options *o, struct simulation_options *out, struct error *err) {
+static int life_options_make(const struct options *o, struct simulation_options *out,
+                             struct error *err) {
     struct strings flags = {0}, rest = {0};
     char *first[] = {xasprintf("--r=%" PRId64, o->rank), xasprintf("--target=%s", o->targets)};
     options_default(life_rows(), out);

@@ -45,9 +45,9 @@ struct chat_session {
     const struct cli_options *c;
     const struct options *o;
     struct panel panel;
-    struct adapter_mix mix;     /* what answers alone */
-    enum language lang; /* of the last line */
-    int64_t lines;      /* said so far: each is drawn with a seed of its own */
+    struct adapter_mix mix; /* what answers alone */
+    enum language lang;     /* of the last line */
+    int64_t lines;          /* said so far: each is drawn with a seed of its own */
     bool quit;
 };
 
@@ -116,7 +116,8 @@ struct stream {
 
 static void stream_go(struct stream *s, const struct engine_request *r) {
     while (s->n < r->n_out) tokenizer_decode_token(s->tok, r->out[s->n++], false, &s->raw);
-    size_t end = r->done ? s->raw.len : utf8_complete_len(s->raw.data, s->raw.len), from = s->clean.len;
+    size_t end = r->done ? s->raw.len : utf8_complete_len(s->raw.data, s->raw.len),
+           from = s->clean.len;
     if (end > s->shown) buf_add_sanitized(&s->clean, s->raw.data + s->shown, end - s->shown);
     s->shown = end;
     if (s->silent || s->clean.len == from) return;
@@ -138,8 +139,8 @@ static char *system_text(const struct chat_session *ch) {
 }
 
 /* The talk from exchange `first` on, with the new line, as tokens. */
-static int talk_encode(const struct chat_session *ch, const char *system, const char *line, size_t first,
-                       struct token_ids *out, struct error *err) {
+static int talk_encode(const struct chat_session *ch, const char *system, const char *line,
+                       size_t first, struct token_ids *out, struct error *err) {
     const json_t *all = json_object_get(conversation_state(ch->panel.pipeline.memory), "exchanges"),
                  *v;
     struct chat_message m[TURNS_MAX];
@@ -147,7 +148,8 @@ static int talk_encode(const struct chat_session *ch, const char *system, const 
     if (system) m[n++] = (struct chat_message){"system", system};
     for (size_t i = first; (v = json_array_get(all, i)); i++) {
         m[n++] = (struct chat_message){"user", json_string_value(json_object_get(v, "user"))};
-        m[n++] = (struct chat_message){"assistant", json_string_value(json_object_get(v, "assistant"))};
+        m[n++] =
+            (struct chat_message){"assistant", json_string_value(json_object_get(v, "assistant"))};
     }
     m[n++] = (struct chat_message){"user", line};
     CHECK(n <= TURNS_MAX);
@@ -158,8 +160,8 @@ static int talk_encode(const struct chat_session *ch, const char *system, const 
 
 /* The longest end of the talk that leaves room for a reply, or for half of the context; at last the
  * line alone, without what is known. */
-static int prompt_make(const struct chat_session *ch, const char *line, int32_t max_len, struct token_ids *out,
-                       struct error *err) {
+static int prompt_make(const struct chat_session *ch, const char *line, int32_t max_len,
+                       struct token_ids *out, struct error *err) {
     int32_t want = (int32_t)MIN(ch->o->sampling.n, max_len / 2);
     size_t n = json_array_size(
         json_object_get(conversation_state(ch->panel.pipeline.memory), "exchanges"));
@@ -190,9 +192,9 @@ static int reply_single(struct chat_session *ch, const char *line, struct error 
     struct token_ids prompt = {0};
     struct stream to = {.tok = s->m->tok, .silent = ch->c->json};
     struct engine_request r = {.sampling = sampling_from_options(&ch->o->sampling, ch->lines),
-                        .loop_tokens = (int32_t)ch->o->sampling.loop_tokens,
-                        .stop = stop,
-                        .n_stop = model_stop_tokens(s->m, stop)};
+                               .loop_tokens = (int32_t)ch->o->sampling.loop_tokens,
+                               .stop = stop,
+                               .n_stop = model_stop_tokens(s->m, stop)};
     int rc = prompt_make(ch, line, max_len, &prompt, err);
     r.prompt = prompt.v;
     r.n_prompt = prompt.n;
@@ -419,17 +421,18 @@ static int run(const struct cli_options *c, const void *options, const struct st
         rc = error_set(err, ERR_USAGE, "name the model to talk to, once");
     if (rc == OK) rc = adapter_mix_parse(&ch.mix, o->adapter, err);
     struct panel_params w = {.model = named     ? NULL
-                                     : args->n ? args->v[0]
-                                               : NULL,
-                            .seed = (uint64_t)o->sampling.seed,
-                            .adapters = o->team ? &o->panel.adapters : &ch.mix.paths,
-                            .remember = true};
+                                      : args->n ? args->v[0]
+                                                : NULL,
+                             .seed = (uint64_t)o->sampling.seed,
+                             .adapters = o->team ? &o->panel.adapters : &ch.mix.paths,
+                             .remember = true};
     if (rc == OK) {
         rc = panel_open(&ch.panel, c, &o->setup, &o->panel, &w, err);
         ch.panel.pipeline.progress = stage_note;
         if (rc == OK && ch.panel.ready) {
             rc = panel_start(&ch.panel, &w, err);
-            if (rc == OK) rc = adapter_mix_open(&ch.mix, panel_base(&ch.panel, PIPELINE_OUTPUT), err);
+            if (rc == OK)
+                rc = adapter_mix_open(&ch.mix, panel_base(&ch.panel, PIPELINE_OUTPUT), err);
             if (rc == OK) rc = talk(&ch, err);
         }
         rc = panel_close(&ch.panel, rc, err);

@@ -84,8 +84,8 @@ static int check(const struct cli_options *c, const struct strings *args, struct
     int rc = config_load(&file, args->v[1], err);
     if (rc == OK) rc = settings_check(&file, err);
     if (rc == OK && c->json)
-        cli_print(json_pack("{s:o,s:b,s:i}", "file", json_from_path(args->v[1]), "valid", 1, "options",
-                            file.n));
+        cli_print(json_pack("{s:o,s:b,s:i}", "file", json_from_path(args->v[1]), "valid", 1,
+                            "options", file.n));
     else if (rc == OK)
         printf("%s: %d values, no errors\n", args->v[1], file.n);
     config_release(&file);

@@ -105,10 +105,10 @@ static int topic_make(const struct options *o, struct questions *q, struct error
 
 static int questions_make(const struct options *o, struct questions *q, struct error *err) {
     const struct eval_task_options bo = {.dir = o->data,
-                                    .n = o->n,
-                                    .shots = o->shots,
-                                    .split = SPLIT_TEST,
-                                    .seed = (uint64_t)o->seed};
+                                         .n = o->n,
+                                         .shots = o->shots,
+                                         .split = SPLIT_TEST,
+                                         .seed = (uint64_t)o->seed};
     if (!o->topic == !o->tasks)
         return error_set(err, ERR_USAGE, "give one of --topic TEXT and --tasks LIST");
     if (o->topic && (o->data || o->shots))
@@ -168,19 +168,22 @@ struct session {
     struct progress bar;
 };
 
-static int bank_run(struct session *s, const struct eval_task *b, struct buf *page, struct error *err) {
+static int bank_run(struct session *s, const struct eval_task *b, struct buf *page,
+                    struct error *err) {
     struct debate_options o;
     const struct team *t = s->team;
     if (debate_options_for_bank(b, &t->options, &o, err) != OK) return err->code;
     const struct debate_report_options wants = {.name = b->name,
-                                       .samples = (int)s->o->samples,
-                                       .temperature = 0.7f,
-                                       .max_tokens = o.max_tokens ? o.max_tokens : 24,
-                                       .credit_debate = strcmp(s->o->credit, "debate") == 0,
-                                       .credit_none = strcmp(s->o->credit, "none") == 0,
-                                       .shown = SHOWN};
+                                                .samples = (int)s->o->samples,
+                                                .temperature = 0.7f,
+                                                .max_tokens = o.max_tokens ? o.max_tokens : 24,
+                                                .credit_debate =
+                                                    strcmp(s->o->credit, "debate") == 0,
+                                                .credit_none = strcmp(s->o->credit, "none") == 0,
+                                                .shown = SHOWN};
     struct task_item *items = eval_task_items(b);
-    json_t *r = debate_report_make(&s->asker, t->v, t->n, items, (int)b->n, &o, &wants, &s->bar, err);
+    json_t *r =
+        debate_report_make(&s->asker, t->v, t->n, items, (int)b->n, &o, &wants, &s->bar, err);
     task_items_release(items, b->n);
     if (!r) return err->code;
     if (s->c->json)
@@ -241,7 +244,8 @@ static int debate(struct session *s, const struct questions *q, struct error *er
         if (rc == OK && to) rc = file_write(s->o->report, page.data, page.len, err);
         if (rc == OK && !s->c->json && s->speaker.asked > s->speaker.computed)
             log_info("%lld of %lld calls were in the store",
-                 (long long)(s->speaker.asked - s->speaker.computed), (long long)s->speaker.asked);
+                     (long long)(s->speaker.asked - s->speaker.computed),
+                     (long long)s->speaker.asked);
     }
     store_close(s->speaker.store);
     buf_release(&page);
@@ -271,11 +275,12 @@ static void engine_fit(struct setup *st, const struct questions *q) {
 
 static int model_run(const struct cli_options *c, const struct options *o, const char *model,
                      struct team *t, const struct questions *q, struct error *err) {
-    struct setup_needs wants = {.engine = {.max_rows = 512,
-                                           .max_seqs = 128,
-                                           .max_len = team_max_tokens(q->banks, q->n_banks, INT32_MAX)},
-                                .adapters = &t->adapters,
-                                .work = CALLS_WORK + (size_t)q->n * ITEM_WORK};
+    struct setup_needs wants = {
+        .engine = {.max_rows = 512,
+                   .max_seqs = 128,
+                   .max_len = team_max_tokens(q->banks, q->n_banks, INT32_MAX)},
+        .adapters = &t->adapters,
+        .work = CALLS_WORK + (size_t)q->n * ITEM_WORK};
     struct setup st;
     if (q->topic) wants.engine.max_len = 0;
     int rc = setup_open(&st, c, &o->setup, model, &wants, err);

@@ -30,7 +30,7 @@ static const struct option_row rows[] = {
 /* Vectors [n][d] of the texts and their tokens. */
 struct embedded {
     struct prompts texts;
-    struct token_ids *ids;       /* [n] */
+    struct token_ids *ids; /* [n] */
     struct token_seq *seq; /* [n] */
     float *v;              /* [n][d] */
     int32_t d;

@@ -118,8 +118,10 @@ static void engine_fit(struct run *r) {
     }
     e->max_len = MIN(MIN(e->max_len, need), r->s.m->config.max_seq_len);
     if (r->o->teams.n)
-        e->max_len = MAX(e->max_len, team_max_tokens(r->banks, r->n_banks, r->s.m->config.max_seq_len));
-    if (files && e->n_pages == 0) e->n_pages = kv_cache_pages_for(MAX(PAGES_TOKENS, 2 * e->max_len));
+        e->max_len =
+            MAX(e->max_len, team_max_tokens(r->banks, r->n_banks, r->s.m->config.max_seq_len));
+    if (files && e->n_pages == 0)
+        e->n_pages = kv_cache_pages_for(MAX(PAGES_TOKENS, 2 * e->max_len));
 }
 
 /* who answers */
@@ -181,7 +183,8 @@ static int contestants_load(struct run *r, struct error *err) {
     for (int k = 1; k < r->alone.n; k++)
         if (!(r->solvers[k].adapter = setup_adapter(&r->s, r->paths.v[k], err))) return err->code;
     for (int i = 0; i < r->o->teams.n; i++)
-        if (team_load_adapters(&r->teams[i], setup_load_adapter, &r->s, err) != OK) return err->code;
+        if (team_load_adapters(&r->teams[i], setup_load_adapter, &r->s, err) != OK)
+            return err->code;
     engine_fit(r);
     return setup_engine(&r->s, err);
 }
@@ -215,13 +218,14 @@ static void power_note(const struct run *r) {
         const struct eval_task *b = &r->banks[i];
         struct stats_interval half = stats_wilson(b->n / 2, b->n);
         if (r->n_who == 1)
-            log_info("%s: %lld questions, an interval of up to ± %.1f points", b->name, (long long)b->n,
-                 50 * (half.hi - half.lo));
+            log_info("%s: %lld questions, an interval of up to ± %.1f points", b->name,
+                     (long long)b->n, 50 * (half.hi - half.lo));
         else
-            log_info("%s: %lld questions; a difference of %.1f points is found four times in five if "
-                 "%.0f %% of the answers differ",
-                 b->name, (long long)b->n, 100 * stats_min_detectable_effect(b->n, DISCORDANT),
-                 100 * DISCORDANT);
+            log_info(
+                "%s: %lld questions; a difference of %.1f points is found four times in five if "
+                "%.0f %% of the answers differ",
+                b->name, (long long)b->n, 100 * stats_min_detectable_effect(b->n, DISCORDANT),
+                100 * DISCORDANT);
     }
 }
 
@@ -249,7 +253,8 @@ static int answers_get(struct run *r, struct error *err) {
 
 static void leaderboard_compute(struct run *r, int bank) {
     const struct eval_task *b = &r->banks[bank];
-    int32_t *clusters = xcalloc((size_t)b->n, sizeof *clusters), n = eval_task_clusters(b, clusters);
+    int32_t *clusters = xcalloc((size_t)b->n, sizeof *clusters),
+            n = eval_task_clusters(b, clusters);
     for (int k = 0; k < r->n_who; k++) {
         int first = bank * r->n_who, at = first + k;
         struct eval_cost cost = r->standing[at].cost;
@@ -282,7 +287,8 @@ static void stand_json(const struct eval_task *b, const char *who, const char *k
     json_t *cluster = json_pack("{s:I,s:f,s:f}", "n", (json_int_t)s->n_clusters, "lo",
                                 s->clustered.lo, "hi", s->clustered.hi);
     json_object_set_new(v, "clusters", cluster);
-    if (b->ask == EVAL_LOGLIKELIHOOD) json_object_set_new(v, "acc_norm", stats_interval_json(s->acc_norm));
+    if (b->ask == EVAL_LOGLIKELIHOOD)
+        json_object_set_new(v, "acc_norm", stats_interval_json(s->acc_norm));
     if (b->ask == EVAL_GENERATE)
         json_object_update_new(v, json_pack("{s:s,s:f,s:I}", "grader", b->grader, "score", s->score,
                                             "no_answer", (json_int_t)s->unread));
@@ -354,8 +360,8 @@ static void generation_print(const struct run *r, int bank, int generation) {
                             s[best].acc.value));
     else
         printf("%-*s generation %-5d %7d adapters, mean %.2f %%, best %.2f %% (%s)\n",
-               utf8_field_width(task, 14), task, generation, n, 100 * sum / n, 100 * s[best].acc.value,
-               r->who[best].name);
+               utf8_field_width(task, 14), task, generation, n, 100 * sum / n,
+               100 * s[best].acc.value, r->who[best].name);
 }
 
 static void standings_print(const struct run *r) {
@@ -389,7 +395,8 @@ static int item_put(struct atomic_file *w, const struct eval_task *b, const char
     else
         json_object_update_new(v, json_pack("{s:i,s:i,s:f}", "choice", o->choice, "correct",
                                             q->correct, "prob", (double)o->prob));
-    if (b->ask == EVAL_LOGLIKELIHOOD) json_object_set_new(v, "right_norm", json_boolean(o->right_norm));
+    if (b->ask == EVAL_LOGLIKELIHOOD)
+        json_object_set_new(v, "right_norm", json_boolean(o->right_norm));
     if (o->cut) json_object_set_new(v, "cut", json_true());
     char *text = json_canonical(v);
     int rc = atomic_file_write(w, text, strlen(text), err);

@@ -60,10 +60,10 @@ static void interrupted(int signal_number) {
 static struct evolve_env env_make(const struct cli_options *c, const char *root) {
     signal(SIGINT, interrupted);
     return (struct evolve_env){.pool = pool_new((int)c->threads),
-                            .cls = cli_numeric_class(c),
-                            .root = root,
-                            .find = cli_find_file,
-                            .pause = &pause_wanted};
+                               .cls = cli_numeric_class(c),
+                               .root = root,
+                               .find = cli_find_file,
+                               .pause = &pause_wanted};
 }
 
 static const struct recipe_section sections[] = {{"", evolve_recipe_rows},
@@ -100,8 +100,8 @@ static bool id_is_safe(const char *id) {
     return *id != 0;
 }
 
-static int plan(const struct cli_options *c, const struct evolve_env *env, const struct evolve_recipe *o,
-                struct error *err) {
+static int plan(const struct cli_options *c, const struct evolve_env *env,
+                const struct evolve_recipe *o, struct error *err) {
     json_t *v = evolve_run_plan(env, o, err);
     if (v) cli_print_dry_run(c, v);
     return v ? OK : err->code;
@@ -186,8 +186,8 @@ static int run_forked(const struct cli_options *c, const void *options, const st
     return result ? OK : err->code;
 }
 
-int cmd_evolve_replay(const struct cli_options *c, const char *runs, const char *id, int64_t generation,
-                  struct error *err) {
+int cmd_evolve_replay(const struct cli_options *c, const char *runs, const char *id,
+                      int64_t generation, struct error *err) {
     if (known_id(id, err) != OK) return err->code;
     struct evolve_env env = env_make(c, runs);
     json_t *v = evolve_run_replay(&env, id, (int)generation, err), *row;

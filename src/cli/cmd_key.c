@@ -48,8 +48,8 @@ static int scopes_of(const struct strings *names, unsigned *bits, struct error *
     return OK;
 }
 
-static int add(const struct cli_options *c, const struct options *o, struct keys *k, const char *name,
-               time_t now, struct error *err) {
+static int add(const struct cli_options *c, const struct options *o, struct keys *k,
+               const char *name, time_t now, struct error *err) {
     char secret[KEY_SECRET_LEN];
     struct key_spec spec = {.requests_per_minute = o->rpm,
                             .tokens_per_minute = o->tpm,
@@ -102,7 +102,7 @@ static void key_print(const json_t *v, double now) {
     printf("%-12s%-12s%12.0f%14.0f%14.0f  %s\n", day(v, "created", made), day(v, "last_used", last),
            json_get_number(json_object_get(v, "all"), "requests"), tokens(v, "today"),
            tokens(v, "all"),
-           json_get_number(v, "revoked")     ? "revoked"
+           json_get_number(v, "revoked")    ? "revoked"
            : expires != 0 && expires <= now ? "expired"
                                             : "");
 }

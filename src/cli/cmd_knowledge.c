@@ -150,7 +150,8 @@ static int forget(const struct cli_options *c, struct knowledge *k, const struct
 }
 
 /* DB is not even opened, which would make it. */
-static int plan(const struct cli_options *c, const struct strings *args, bool adds, struct error *err) {
+static int plan(const struct cli_options *c, const struct strings *args, bool adds,
+                struct error *err) {
     json_t *paths = json_array();
     int rc = OK;
     for (int i = 2; rc == OK && i < args->n; i++) {
@@ -159,8 +160,9 @@ static int plan(const struct cli_options *c, const struct strings *args, bool ad
             rc = error_set(err, ERR_MISSING, "there is no '%s'", args->v[i]);
     }
     if (rc == OK)
-        cli_print_dry_run(c, json_pack("{s:o,s:b,s:O}", "writes", json_from_path(args->v[1]), "there already",
-                              (int)path_exists(args->v[1]), adds ? "reads" : "forgets", paths));
+        cli_print_dry_run(c, json_pack("{s:o,s:b,s:O}", "writes", json_from_path(args->v[1]),
+                                       "there already", (int)path_exists(args->v[1]),
+                                       adds ? "reads" : "forgets", paths));
     json_decref(paths);
     return rc;
 }

@@ -112,10 +112,10 @@ static int run_convert(const struct cli_options *c, const void *options, const s
     if (m && !o->quant && (m->type == TENSOR_BF16 || m->type == TENSOR_F16)) type = m->type;
     struct quant_scheme q = quant_pure(type);
     if (rc == OK && o->dry_run)
-        cli_print_dry_run(c, json_pack("{s:o,s:s,s:I,s:b}", "writes", json_from_path(o->out), "type",
-                              tensor_type_name(type), "bytes of weights",
-                              (json_int_t)quant_bytes(&q, &m->config), "replaces",
-                              (int)path_exists(o->out)));
+        cli_print_dry_run(c, json_pack("{s:o,s:s,s:I,s:b}", "writes", json_from_path(o->out),
+                                       "type", tensor_type_name(type), "bytes of weights",
+                                       (json_int_t)quant_bytes(&q, &m->config), "replaces",
+                                       (int)path_exists(o->out)));
     else if (rc == OK)
         rc = write_model(m, o->out, type, err);
     if (rc == OK && !o->dry_run) log_info("wrote '%s'", o->out);

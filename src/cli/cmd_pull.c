@@ -53,8 +53,8 @@ static int run_pull(const struct cli_options *c, const void *options, const stru
     int n;
     double mb = 1e-6 * (double)files_size(record, &n);
     log_info("hf:%s at %.12s: %d files, %.1f MB, of which %.1f MB were loaded now",
-         text_of(record, "repo"), text_of(record, "commit"), n, mb,
-         1e-6 * (double)json_integer_value(json_object_get(record, "loaded")));
+             text_of(record, "repo"), text_of(record, "commit"), n, mb,
+             1e-6 * (double)json_integer_value(json_object_get(record, "loaded")));
     if (c->json) {
         cli_print(record);
         return OK;

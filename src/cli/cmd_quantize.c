@@ -116,15 +116,17 @@ static int64_t file_bytes(const struct model *m) {
 static int plan(const struct cli_options *c, const struct model *m, const char *out,
                 const struct quant_scheme *q, struct error *err) {
     if (form_check(out, q, err) != OK) return err->code;
-    cli_print_dry_run(c, json_pack("{s:o,s:s,s:I,s:I,s:f,s:b}", "writes", json_from_path(out), "type", q->name,
-                          "bytes of weights", (json_int_t)quant_bytes(q, &m->config),
-                          "original bytes", (json_int_t)file_bytes(m), "bits a weight",
-                          bits_of(m, q), "replaces", (int)path_exists(out)));
+    cli_print_dry_run(c,
+                      json_pack("{s:o,s:s,s:I,s:I,s:f,s:b}", "writes", json_from_path(out), "type",
+                                q->name, "bytes of weights", (json_int_t)quant_bytes(q, &m->config),
+                                "original bytes", (json_int_t)file_bytes(m), "bits a weight",
+                                bits_of(m, q), "replaces", (int)path_exists(out)));
     return OK;
 }
 
-static void print_result(const struct cli_options *c, const struct model *const m[2], const char *out,
-                         const struct quant_scheme *q, const struct model_divergence *d) {
+static void print_result(const struct cli_options *c, const struct model *const m[2],
+                         const char *out, const struct quant_scheme *q,
+                         const struct model_divergence *d) {
     int64_t before = file_bytes(m[0]), after = file_bytes(m[1]);
     if (c->json) {
         cli_print(json_pack("{s:s,s:s,s:I,s:I,s:f,s:b,s:I,s:f,s:f,s:f,s:f,s:f}", "out", out, "type",
@@ -145,8 +147,8 @@ static void print_result(const struct cli_options *c, const struct model *const 
 }
 
 /* Both models on the same tokens; without a tokenizer there are none. */
-static int quantized_compare(const struct options *o, const struct model *const m[2], struct pool *pool,
-                        struct model_divergence *d, struct error *err) {
+static int quantized_compare(const struct options *o, const struct model *const m[2],
+                             struct pool *pool, struct model_divergence *d, struct error *err) {
     if (!m[0]->tok) {
         log_warn("'%s' holds no tokenizer: the copy is not compared", m[0]->name);
         return OK;
@@ -161,7 +163,8 @@ static int quantized_compare(const struct options *o, const struct model *const 
         rc = chats_read(r, m[0]->tok, o->tokens, err);
     for (int i = 0; i < r->n; i++) {
         int32_t at = r->begin[i], n = MIN(r->begin[i + 1] - at, m[0]->config.max_seq_len);
-        passages[i] = (struct scored_sequence){r->ids.v + at, r->own.data ? r->own.data + at : NULL, n};
+        passages[i] =
+            (struct scored_sequence){r->ids.v + at, r->own.data ? r->own.data + at : NULL, n};
     }
     if (rc == OK) {
         progress_start(&bar, "comparison", r->ids.n);
@@ -192,12 +195,13 @@ static int run(const struct cli_options *c, const void *options, const struct st
     if (rc == OK && !(from = model_open(path, cli_numeric_class(c), err))) rc = err->code;
     if (rc == OK && tensor_type_is_quantized(from->type))
         log_warn("'%s' is quantised already (%s): what that lost is not in the figures", from->name,
-             tensor_type_name(from->type));
+                 tensor_type_name(from->type));
     if (rc == OK && o->dry_run)
         rc = plan(c, from, out, &q, err);
     else if (rc == OK)
         rc = copy_write(from, out, &q, pool, err);
-    if (rc == OK && !o->dry_run && !(to = model_open(out, cli_numeric_class(c), err))) rc = err->code;
+    if (rc == OK && !o->dry_run && !(to = model_open(out, cli_numeric_class(c), err)))
+        rc = err->code;
     const struct model *const both[2] = {from, to};
     if (rc == OK && !o->dry_run) rc = quantized_compare(o, both, pool, &d, err);
     if (rc == OK && !o->dry_run) print_result(c, both, out, &q, &d);

@@ -49,8 +49,9 @@ static int list_calls(const struct cli_options *c, struct store *s, struct error
             cli_print(json_incref(v));
         else
             printf("%.16s  %s  %s %s  %s, %d adapters\n", json_get_string(v, "key"),
-                   json_get_string(v, "created"), json_get_string(v, "class"), json_get_string(v, "level"),
-                   json_get_string(v, "model"), (int)json_array_size(json_object_get(v, "adapters")));
+                   json_get_string(v, "created"), json_get_string(v, "class"),
+                   json_get_string(v, "level"), json_get_string(v, "model"),
+                   (int)json_array_size(json_object_get(v, "adapters")));
     }
     json_decref(all);
     return OK;
@@ -142,7 +143,8 @@ static void outcome_compare(struct replay *r) {
 static int replay_run(struct replay *r, bool *same, struct error *err) {
     *same = false;
     if (!model_again(r, err)) return OK;
-    int rc = record_inputs_parse(json_object_get(r->call, "inputs"), &r->arena, &r->r, &r->grammar, err);
+    int rc =
+        record_inputs_parse(json_object_get(r->call, "inputs"), &r->arena, &r->r, &r->grammar, err);
     if (rc != OK || !adapters_again(r, err)) return rc;
     rc = call_again(r, err);
     if (rc != OK) return rc;

@@ -67,9 +67,9 @@ struct job {
     const struct cli_options *c;
     const struct options *o;
     struct prompts prompts;
-    struct token_ids *tokens;       /* [prompts.n] */
-    struct token_ids *choice_ids;   /* [choices.n] */
-    struct token_seq *choice; /* [choices.n] */
+    struct token_ids *tokens;     /* [prompts.n] */
+    struct token_ids *choice_ids; /* [choices.n] */
+    struct token_seq *choice;     /* [choices.n] */
     int longest_choice;
     struct logit_bias *bias;
     int n_bias;

@@ -131,8 +131,8 @@ static struct stats_interval retention(const struct group *g, const struct group
 static json_t *group_json(const struct group *g, const struct group *base) {
     json_t *v = json_pack("{s:s,s:i,s:I,s:o,s:f}", "group", g->name, "runs", g->n, "items",
                           (json_int_t)g->v[0].items, "accuracy",
-                          stats_interval_json(spread(g, offsetof(struct outcome, accuracy))), "flops",
-                          spread(g, offsetof(struct outcome, flops)).value);
+                          stats_interval_json(spread(g, offsetof(struct outcome, accuracy))),
+                          "flops", spread(g, offsetof(struct outcome, flops)).value);
     if (g->retains) json_object_set_new(v, "retention", stats_interval_json(retention(g, base)));
     return v;
 }
@@ -151,8 +151,9 @@ static json_t *comparison_json(const struct group *g, int n, const struct group 
         json_t *v = group_json(&g[i], base);
         if (i > 0 && d[i].n > 0)
             json_object_set_new(v, "first",
-                                json_pack("{s:o,s:i,s:f,s:f}", "ahead", stats_interval_json(d[i].diff),
-                                          "pairs", d[i].n, "p", d[i].p, "p_holm", holm[i - 1]));
+                                json_pack("{s:o,s:i,s:f,s:f}", "ahead",
+                                          stats_interval_json(d[i].diff), "pairs", d[i].n, "p",
+                                          d[i].p, "p_holm", holm[i - 1]));
         json_array_append_new(list, v);
     }
     free(p);

@@ -120,7 +120,8 @@ static int work(struct synth *s, struct setup *su, const struct options *o,
                 struct synth_filter_set *rules, struct error *err) {
     struct buf lines = {0};
     int rc = synth_generate(s, err);
-    if (rc == OK && s->n_reused) log_info("%d of %d answers were recorded before", s->n_reused, s->n);
+    if (rc == OK && s->n_reused)
+        log_info("%d of %d answers were recorded before", s->n_reused, s->n);
     if (rc == OK) rc = synth_filter(s, rules, err);
     if (rc == OK && synth_count_kept(s)) rc = synth_format_jsonl(s, &lines, err);
     if (rc == OK && lines.len) rc = file_write(o->out, lines.data, lines.len, err);

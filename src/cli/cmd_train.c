@@ -94,15 +94,16 @@ static int recipe_load(void *options, const char *path, struct error *err) {
     return rc;
 }
 
-static int dry_run(const struct cli_options *c, const struct train_command *o, const struct model *m,
-                   struct train_job *jobs, int n, struct pool *pool, struct error *err) {
+static int dry_run(const struct cli_options *c, const struct train_command *o,
+                   const struct model *m, struct train_job *jobs, int n, struct pool *pool,
+                   struct error *err) {
     struct train_plan_request q = {.m = m,
-                             .jobs = jobs,
-                             .n = n,
-                             .train = &o->train,
-                             .policy = &o->policy,
-                             .es = &o->es,
-                             .pool = pool};
+                                   .jobs = jobs,
+                                   .n = n,
+                                   .train = &o->train,
+                                   .policy = &o->policy,
+                                   .es = &o->es,
+                                   .pool = pool};
     int rc = train_method_parse(o->method, &q.method, err);
     return rc ? rc : train_plan_print(c, &q, err);
 }
@@ -115,10 +116,10 @@ static int method_run(const struct train_command *o, struct train_run *run, cons
     int rc = train_method_parse(o->method, &method, err);
     if (rc != OK) return rc;
     if (method == METHOD_SFT || method == METHOD_ES)
-        return sft_run_with_callbacks(m, jobs, n, &o->train, method == METHOD_ES ? &o->es : NULL, pool,
-                               checkpoint, &watch, err);
+        return sft_run_with_callbacks(m, jobs, n, &o->train, method == METHOD_ES ? &o->es : NULL,
+                                      pool, checkpoint, &watch, err);
     return rl_run_with_callbacks(m, jobs, n, &o->train, method, &o->policy, NULL, pool, checkpoint,
-                              &watch, err);
+                                 &watch, err);
 }
 
 /* All that decides what is trained, of the method too. */
@@ -157,8 +158,9 @@ static int out_train(const struct cli_options *c, const struct train_command *o,
 }
 
 /* The folder has one checkpoint. */
-static int train_and_publish(const struct cli_options *c, const struct train_command *o, struct model *m,
-                             struct train_job *jobs, int n, struct pool *pool, struct error *err) {
+static int train_and_publish(const struct cli_options *c, const struct train_command *o,
+                             struct model *m, struct train_job *jobs, int n, struct pool *pool,
+                             struct error *err) {
     int rc = dir_make(o->out, err), held = -1;
     if (rc == OK && (held = dir_lock(o->out, "folder", err)) < 0) rc = held;
     if (rc == OK) rc = out_train(c, o, m, jobs, n, pool, err);
@@ -177,10 +179,11 @@ static int train(const struct cli_options *c, const struct train_command *o, str
     for (int i = 0; i < n; i++) {
         const char *eq = strchr(o->data.v[i], '=');
         names[i] = eq ? strndup(o->data.v[i], (size_t)(eq - o->data.v[i])) : xstrdup("adapter");
-        jobs[i] = (struct train_job){.name = names[i],
-                                   .data = eq ? eq + 1 : o->data.v[i],
-                                   .eval_data = data_file_for_adapter(&o->gate.eval_data, names[i]),
-                                   .start = start};
+        jobs[i] =
+            (struct train_job){.name = names[i],
+                               .data = eq ? eq + 1 : o->data.v[i],
+                               .eval_data = data_file_for_adapter(&o->gate.eval_data, names[i]),
+                               .start = start};
     }
     int rc = o->start && !start ? err->code
              : o->dry_run       ? dry_run(c, o, m, jobs, n, pool, err)

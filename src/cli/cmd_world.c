@@ -7,8 +7,8 @@
  */
 #define _GNU_SOURCE
 #include "cli/cli.h"
-#include "cli/world_viewer.h"
 #include "cli/world_simulation.h"
+#include "cli/world_viewer.h"
 #include "eval/eval.h"
 #include "train/train.h"
 #include "world/world.h"
@@ -114,7 +114,7 @@ static int over_load(void *options, struct error *err) {
 struct player {
     const char *name;
     const struct world_policy *policy; /* or: */
-    struct subprocess *outside;           /* or: */
+    struct subprocess *outside;        /* or: */
     struct model_policy *model;
 };
 
@@ -200,8 +200,8 @@ static void map_measure(const struct world *w, struct episode_metrics *l, int64_
     for (int m = 0; m < N_MEASURES; m++) l->v[m][map] = sum[m] / (m == BLOCKED ? MAX(steps, 1) : n);
 }
 
-static int episode_run(const struct options *o, const struct player *p, uint64_t seed, struct world *w,
-                   int64_t *ticks, struct error *err) {
+static int episode_run(const struct options *o, const struct player *p, uint64_t seed,
+                       struct world *w, int64_t *ticks, struct error *err) {
     int16_t actions[WORLD_AGENTS] = {0};
     world_reset(w, &o->rules, (int)o->agents, seed);
     while (!world_terminated(w) && w->tick < o->steps) {
@@ -213,7 +213,7 @@ static int episode_run(const struct options *o, const struct player *p, uint64_t
 }
 
 static int episodes_run(const struct options *o, const struct players *p, struct episode_metrics *l,
-                     struct error *err) {
+                        struct error *err) {
     struct progress bar;
     struct world *w = xcalloc(1, sizeof *w);
     double began = clock_now();
@@ -229,18 +229,19 @@ static int episodes_run(const struct options *o, const struct players *p, struct
     double seconds = MAX(clock_now() - began, 1e-9);
     if (rc == OK)
         log_info("%lld ticks of %lld agents, %.0f ticks a second", (long long)ticks,
-             (long long)o->agents, (double)ticks / seconds);
+                 (long long)o->agents, (double)ticks / seconds);
     free(w);
     return rc;
 }
 
 static void episodes_print_json(const struct options *o, const struct player *p,
-                             const struct episode_metrics *l) {
+                                const struct episode_metrics *l) {
     json_t *v = json_pack("{s:s,s:s,s:I,s:I,s:I,s:I}", "policy", p->name, "world", world_name(o),
                           "maps", (json_int_t)o->maps, "seed", (json_int_t)o->seed, "agents",
                           (json_int_t)o->agents, "steps", (json_int_t)o->steps);
     for (int m = 0; m < N_MEASURES; m++)
-        json_object_set_new(v, measure_names[m], stats_interval_json(stats_mean_interval(l->v[m], o->maps)));
+        json_object_set_new(v, measure_names[m],
+                            stats_interval_json(stats_mean_interval(l->v[m], o->maps)));
     cli_print(v);
 }
 
@@ -250,7 +251,7 @@ static void add_interval(struct buf *out, struct stats_interval v, double scale,
 }
 
 static void episodes_print_row(const struct options *o, const struct player *p,
-                            const struct episode_metrics *l) {
+                               const struct episode_metrics *l) {
     printf("%-8s", p->name);
     for (int m = 0; m < N_MEASURES; m++) {
         struct buf b = {0};
@@ -262,7 +263,8 @@ static void episodes_print_row(const struct options *o, const struct player *p,
     printf("\n");
 }
 
-static void episodes_table(const struct options *o, const struct players *p, const struct episode_metrics *l) {
+static void episodes_table(const struct options *o, const struct players *p,
+                           const struct episode_metrics *l) {
     printf("%lld maps from seed %lld on, %lld agents, %lld steps, world '%s'; a map's mean over "
            "agents [95 %% over maps]\n\n%-8s",
            (long long)o->maps, (long long)o->seed, (long long)o->agents, (long long)o->steps,
@@ -282,7 +284,7 @@ static void difference_print(const struct cli_options *c, const struct options *
         for (int64_t m = 0; m < o->maps; m++) diff[k][m] = l[0].v[of[k]][m] - l[other].v[of[k]][m];
     }
     struct stats_interval delivered = stats_mean_interval(diff[0], o->maps),
-                    fitness = stats_mean_interval(diff[1], o->maps);
+                          fitness = stats_mean_interval(diff[1], o->maps);
     double odds = stats_sign_flip_test(diff[0], o->maps);
     if (c->json) {
         cli_print(json_pack("{s:[s,s],s:o,s:o,s:f}", "difference", p->v[0].name, p->v[other].name,
@@ -365,7 +367,8 @@ static json_t *agent_json(const struct live_world *l, int i) {
     world_observe(&l->w, &l->t.rules, i, &see);
     world_prompt(&l->w, &l->t.rules, i, &prompt);
     for (int k = 0; k < 2; k++)
-        if (a->last[k] >= 0) json_array_append_new(last, json_string(world_action_names[a->last[k]]));
+        if (a->last[k] >= 0)
+            json_array_append_new(last, json_string(world_action_names[a->last[k]]));
     return json_pack("{s:i,s:b,s:[i,i],s:i,s:s,s:i,s:o,s:o,s:i,s:i,s:i,s:i,s:i,s:i,s:f,s:f,s:f,s:o,"
                      "s:o}",
                      "agent", i, "alive", (int)a->alive, "cell", a->cell % l->w.size,
@@ -413,10 +416,10 @@ static int show_go(const struct cli_options *c, const struct options *o, struct 
                    struct error *err) {
     bool model = l->player && l->player->model;
     struct world_viewer v = {.t = &l->t,
-                      .w = &l->w,
-                      .grow = l->player ? show_grow : NULL,
-                      .tell = model ? show_tell : NULL,
-                      .ctx = l};
+                             .w = &l->w,
+                             .grow = l->player ? show_grow : NULL,
+                             .tell = model ? show_tell : NULL,
+                             .ctx = l};
     int rc = OK;
     if (o->record) {
         l->record = trace_create(&l->t, o->record, err);
@@ -474,7 +477,7 @@ static int replay(const struct cli_options *c, const struct options *o, const st
     int rc = trace_load(&l->t, o->replay, err);
     if (rc == OK && !l->t.closed)
         log_warn("'%s' has no end: whoever wrote it was stopped after tick %lld", o->replay,
-             (long long)l->t.n_ticks);
+                 (long long)l->t.n_ticks);
     int64_t at = o->at >= 0 ? o->at : o->watch && !o->on ? 0 : l->t.n_ticks;
     if (rc == OK && at > l->t.n_ticks)
         rc = error_set(err, ERR_MISSING, "'%s' ends with tick %lld", o->replay,
@@ -624,8 +627,8 @@ static int play(const struct cli_options *c, const struct options *o, const stru
     return o->watch || o->record ? live(c, o, p, err) : measure(c, o, p, err);
 }
 
-static int players_play(const struct cli_options *c, const struct options *o, const struct simulation_job *job,
-                        struct error *err) {
+static int players_play(const struct cli_options *c, const struct options *o,
+                        const struct simulation_job *job, struct error *err) {
     struct players p = {.job = job};
     int rc = OK;
     if (!o->pipe && (!o->replay || o->on)) rc = players_open(&p, o, err);
@@ -669,12 +672,12 @@ static int model_play(const struct cli_options *c, const struct options *o, cons
     struct pool *pool = pool_new((int)c->threads);
     struct model *m = model_open(path, cli_numeric_class(c), err);
     struct simulation_job job = {.c = c,
-                           .o = &full.life,
-                           .rules = &o->rules,
-                           .outside = outside,
-                           .agents = (int)full.agents,
-                           .m = m,
-                           .pool = pool};
+                                 .o = &full.life,
+                                 .rules = &o->rules,
+                                 .outside = outside,
+                                 .agents = (int)full.agents,
+                                 .m = m,
+                                 .pool = pool};
     bool player = o->watch || o->record || o->replay || o->maps || o->policies.n || o->policy_pipe;
     if (!m) rc = err->code;
     if (rc == OK && player && o->life.dry_run)

@@ -9,14 +9,14 @@
 
 struct sampling_params sampling_from_options(const struct sampling_options *o, int64_t i) {
     return (struct sampling_params){.temperature = (float)o->temp,
-                             .top_k = (int32_t)o->top_k,
-                             .top_p = (float)o->top_p,
-                             .min_p = (float)o->min_p,
-                             .seed = (uint64_t)(o->seed + i),
-                             .typical_p = (float)o->typical_p,
-                             .repetition_penalty = (float)o->repeat,
-                             .presence_penalty = (float)o->presence,
-                             .frequency_penalty = (float)o->frequency};
+                                    .top_k = (int32_t)o->top_k,
+                                    .top_p = (float)o->top_p,
+                                    .min_p = (float)o->min_p,
+                                    .seed = (uint64_t)(o->seed + i),
+                                    .typical_p = (float)o->typical_p,
+                                    .repetition_penalty = (float)o->repeat,
+                                    .presence_penalty = (float)o->presence,
+                                    .frequency_penalty = (float)o->frequency};
 }
 
 /* A path that exists is itself, whatever is in its name. */

@@ -2,16 +2,16 @@
  * job_is_confined: the confinement of a job's process.
  *
  * Three things, each for what the others do not see: paths are checked by the server's own rules
- * before a file is opened (path_access_hook), which also knows what is closed inside of an open folder;
- * the kernel confines the process (landlock), also against errors in this program; and commands are
- * refused. With --jobs-run-commands they run in the sandbox, which a confined process cannot make:
- * so there is no landlock.
+ * before a file is opened (path_access_hook), which also knows what is closed inside of an open
+ * folder; the kernel confines the process (landlock), also against errors in this program; and
+ * commands are refused. With --jobs-run-commands they run in the sandbox, which a confined process
+ * cannot make: so there is no landlock.
  */
 #define _GNU_SOURCE
 #include "cli/job_confine.h"
 
-#include "sandbox/sandbox.h"
 #include "jobs/jobs.h"
+#include "sandbox/sandbox.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -54,7 +54,7 @@ int job_confine(struct error *err) {
     sandbox_require_isolation("in a job commands run in the sandbox only, without the network");
     if (rc == OK && !commands)
         sandbox_forbid_commands("jobs run no commands on this server: it was not started with "
-                       "--jobs-run-commands");
+                                "--jobs-run-commands");
     if (rc == OK && !commands && sandbox_landlock_abi()) rc = confine(err);
     json_decref(v);
     return rc;

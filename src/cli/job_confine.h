@@ -1,7 +1,7 @@
 /*
- * job_is_confined: what a process does first that a server has started as a job, as its variable SHOAL_JOB
- * says: from then on it reads and writes where jobs may, and runs no commands unless they are
- * allowed.
+ * job_is_confined: what a process does first that a server has started as a job, as its variable
+ * SHOAL_JOB says: from then on it reads and writes where jobs may, and runs no commands unless they
+ * are allowed.
  */
 #ifndef SHOAL_IN_JOB_H
 #define SHOAL_IN_JOB_H

@@ -116,16 +116,17 @@ static char *model_place(const char *name) {
     return place;
 }
 
-static int models_open(struct panel *p, const struct setup_options *so, const struct panel_params *w,
-                       struct error *err) {
+static int models_open(struct panel *p, const struct setup_options *so,
+                       const struct panel_params *w, struct error *err) {
     const struct panel_options *o = p->o;
     const char *model = w->model ? w->model : o->model_path ? o->model_path : o->model_name;
     char *places[PIPELINE_N_STAGES];
     const struct setup_needs wants = {
         .engine = {.max_rows = 512, .max_seqs = 32}, .adapters = w->adapters, .work = PANEL_WORK};
-    for (int s = 0; s < PIPELINE_N_STAGES; s++) places[s] = model_place(o->models[s] ? o->models[s] : model);
-    int rc =
-        base_models_open(&p->bases, p->c, so, (const char *const *)places, PIPELINE_N_STAGES, p->of, &wants, err);
+    for (int s = 0; s < PIPELINE_N_STAGES; s++)
+        places[s] = model_place(o->models[s] ? o->models[s] : model);
+    int rc = base_models_open(&p->bases, p->c, so, (const char *const *)places, PIPELINE_N_STAGES,
+                              p->of, &wants, err);
     for (int s = 0; s < PIPELINE_N_STAGES; s++) free(places[s]);
     return rc;
 }
@@ -228,8 +229,8 @@ int conversation_forget_facts(struct conversation *memory, const char *text, str
     return rc;
 }
 
-int panel_forget(const struct cli_options *c, const struct setup_options *so, const char *conversation,
-                 const char *text, struct error *err) {
+int panel_forget(const struct cli_options *c, const struct setup_options *so,
+                 const char *conversation, const char *text, struct error *err) {
     const struct setup s = {.c = c, .o = so};
     struct store *store = setup_store(&s, err);
     struct conversation *memory = store ? conversation_open(store, conversation, err) : NULL;

@@ -39,31 +39,31 @@ struct panel_options {
                   "another workflow; its role 'agent' is as many as --agents", JOB_CHOICE),        \
         PANEL_ROW("slots", OPT_BOOL, type, field.slots, NULL, 0, 0, NULL,                          \
                   "the workflow of fixed parts: reformulator, critic, supporter, synthesizer"),    \
-        PANEL_ROW("internal-model", OPT_STRING, type, field.models[PIPELINE_INTERNAL], NULL, 0, 0,    \
+        PANEL_ROW("internal-model", OPT_STRING, type, field.models[PIPELINE_INTERNAL], NULL, 0, 0, \
                   "MODEL", "of those who think; default: MODEL", JOB_INPUT),                       \
-        PANEL_ROW("summary-model", OPT_STRING, type, field.models[PIPELINE_SUMMARY], NULL, 0, 0,      \
+        PANEL_ROW("summary-model", OPT_STRING, type, field.models[PIPELINE_SUMMARY], NULL, 0, 0,   \
                   "MODEL", "of who sums up", JOB_INPUT),                                           \
-        PANEL_ROW("output-model", OPT_STRING, type, field.models[PIPELINE_OUTPUT], NULL, 0, 0,        \
+        PANEL_ROW("output-model", OPT_STRING, type, field.models[PIPELINE_OUTPUT], NULL, 0, 0,     \
                   "MODEL", "of who writes the answer", JOB_INPUT),                                 \
         PANEL_ROW("temperature", OPT_FLOAT, type, field.temperature, "-1", -1, 100, "X",           \
                   "of everybody (-1: each role's own)"),                                           \
-        PANEL_ROW("internal-temp", OPT_FLOAT, type, field.temps[PIPELINE_INTERNAL], "0", 0, 100, "X", \
-                  "of those who think (0: each role's own)"),                                      \
-        PANEL_ROW("summary-temp", OPT_FLOAT, type, field.temps[PIPELINE_SUMMARY], "0.3", 0.01, 100,   \
-                  "X", "of who sums up"),                                                          \
-        PANEL_ROW("output-temp", OPT_FLOAT, type, field.temps[PIPELINE_OUTPUT], "0.7", 0.01, 100,     \
+        PANEL_ROW("internal-temp", OPT_FLOAT, type, field.temps[PIPELINE_INTERNAL], "0", 0, 100,   \
+                  "X", "of those who think (0: each role's own)"),                                 \
+        PANEL_ROW("summary-temp", OPT_FLOAT, type, field.temps[PIPELINE_SUMMARY], "0.3", 0.01,     \
+                  100, "X", "of who sums up"),                                                     \
+        PANEL_ROW("output-temp", OPT_FLOAT, type, field.temps[PIPELINE_OUTPUT], "0.7", 0.01, 100,  \
                   "X", "of who writes the answer"),                                                \
         PANEL_ROW("max-tokens", OPT_INT, type, field.max_tokens, "0", 0, 65536, "N",               \
                   "of every turn (0: the stage's, else the workflow's own)"),                      \
         PANEL_ROW("max-seconds", OPT_FLOAT, type, field.seconds, "0", 0, 1e9, "S",                 \
                   "after which nobody begins to speak, and the best that was said is the answer "  \
                   "(0: no limit)"),                                                                \
-        PANEL_ROW("internal-tokens", OPT_INT, type, field.tokens[PIPELINE_INTERNAL], "0", 0, 65536,   \
-                  "N", "of a turn of those who think"),                                            \
-        PANEL_ROW("summary-tokens", OPT_INT, type, field.tokens[PIPELINE_SUMMARY], "0", 0, 65536,     \
+        PANEL_ROW("internal-tokens", OPT_INT, type, field.tokens[PIPELINE_INTERNAL], "0", 0,       \
+                  65536, "N", "of a turn of those who think"),                                     \
+        PANEL_ROW("summary-tokens", OPT_INT, type, field.tokens[PIPELINE_SUMMARY], "0", 0, 65536,  \
                   "N", "of a summary"),                                                            \
-        PANEL_ROW("output-tokens", OPT_INT, type, field.tokens[PIPELINE_OUTPUT], "0", 0, 65536, "N",  \
-                  "of the answer"),                                                                \
+        PANEL_ROW("output-tokens", OPT_INT, type, field.tokens[PIPELINE_OUTPUT], "0", 0, 65536,    \
+                  "N", "of the answer"),                                                           \
         PANEL_ROW("summary", OPT_BOOL, type, field.summary, "true", 0, 0, NULL,                    \
                   "a summary after each time, and of what is long"),                               \
         PANEL_ROW("knowledge", OPT_STRING, type, field.knowledge, NULL, 0, 0, "DB",                \
@@ -146,8 +146,8 @@ struct setup *panel_base(struct panel *p, enum pipeline_stage s);
 /* Takes away the facts that hold the text, or with "all" all of them, and says how many. */
 int conversation_forget_facts(struct conversation *memory, const char *text, struct error *err);
 /* The same without a model. */
-int panel_forget(const struct cli_options *c, const struct setup_options *so, const char *conversation,
-                 const char *text, struct error *err);
+int panel_forget(const struct cli_options *c, const struct setup_options *so,
+                 const char *conversation, const char *text, struct error *err);
 /* The blackboard for people. */
 void panel_board_print(const struct panel *p);
 

@@ -169,16 +169,18 @@ int prompt_encode(const struct model *m, const struct prompt *p, struct token_id
                   struct error *err) {
     if (p->talk) {
         struct chat_template_input chat = {.messages = json_object_get(p->talk, "messages"),
-                            .tools = json_object_get(p->talk, "tools"),
-                            .extra = json_object_get(p->talk, "chat_template_kwargs"),
-                            .generation_prompt = true};
+                                           .tools = json_object_get(p->talk, "tools"),
+                                           .extra =
+                                               json_object_get(p->talk, "chat_template_kwargs"),
+                                           .generation_prompt = true};
         if (chat_template_encode(m->tok, &chat, out, NULL, err) != OK) return err->code;
     } else if (p->chat) {
         struct chat_message msgs[2] = {{"system", p->system}, {"user", p->text}};
         if (chat_encode(m->tok, msgs + !p->system, 1 + !!p->system, true, out, NULL, err) != OK)
             return err->code;
     } else {
-        tokenizer_encode(m->tok, p->text, strlen(p->text), TOKENIZER_ADD_BOS | TOKENIZER_PARSE_SPECIAL, out);
+        tokenizer_encode(m->tok, p->text, strlen(p->text),
+                         TOKENIZER_ADD_BOS | TOKENIZER_PARSE_SPECIAL, out);
         /* A model that adds no BOS still needs something to start from. */
         int32_t first = tokenizer_bos(m->tok) >= 0 ? tokenizer_bos(m->tok) : tokenizer_eos(m->tok);
         if (out->n == 0 && first >= 0) token_ids_add(out, first);

@@ -17,7 +17,8 @@ static const struct option_row line_rows[] = {
      "values of options ('shoal config --help'); default: $SHOAL_CONFIG, else ./shoal.conf; '': "
      "none",
      JOB_REFUSED},
-    {"help", OPT_BOOL, offsetof(struct cli_options, help), NULL, 0, 0, NULL, "this text", JOB_REFUSED},
+    {"help", OPT_BOOL, offsetof(struct cli_options, help), NULL, 0, 0, NULL, "this text",
+     JOB_REFUSED},
     {0},
 };
 enum { N_LINE_ROWS = ARRAY_LEN(line_rows) - 1 };
@@ -319,8 +320,8 @@ int settings_diff_defaults(const struct settings *s, const json_t *was, struct b
         if (settings_origin(s, i).from != OPTION_FROM_DEFAULT) continue;
         const char *x = json_string_value(old), *y = json_string_value(is);
         buf_printf(b, "%s%s's default of '%s' was %s in %s and is %s now", n++ ? "\n" : "",
-                   s->command->name, rows[i].name, x ? x : "nothing", json_get_string(was, "version"),
-                   y ? y : "nothing");
+                   s->command->name, rows[i].name, x ? x : "nothing",
+                   json_get_string(was, "version"), y ? y : "nothing");
     }
     json_decref(now);
     return n;
@@ -361,7 +362,7 @@ void settings_warn(const struct settings *s) {
     for (size_t i = 0; i < rows_count(s->rows); i++) used |= s->origins[i].from == OPTION_FROM_FILE;
     if (used && strcmp(s->config.path, FOUND_FILE) == 0)
         log_info("settings of '%s' are used ('shoal config explain %s' shows them)", FOUND_FILE,
-             s->command->name);
+                 s->command->name);
     if (s->config.shared && has_secrets(&s->config))
         log_warn("'%s' holds secrets, and others can read it: chmod 600 it", s->config.path);
     defaults_note(s);

@@ -17,7 +17,7 @@ struct settings {
     const struct cli_command *command;
     struct option_row *rows;       /* of the line alone, then common, then the command's */
     struct option_origin *origins; /* [rows] */
-    char *block;                   /* what rows fill: struct cli_options, then the command's options */
+    char *block; /* what rows fill: struct cli_options, then the command's options */
     struct strings args;
     struct config_file config; /* path NULL: no file */
 };

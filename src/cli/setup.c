@@ -63,7 +63,8 @@ static int plan_input_make(const struct setup *s, const struct setup_needs *w,
         return err->code;
     int32_t longest = in->model.config.max_seq_len;
     in->want.max_len = in->want.max_len ? MIN(in->want.max_len, longest) : MIN(longest, 4096);
-    struct kv_cache_options one = {.n_slots = 1, .slot_len = in->want.max_len, .elem = in->want.kv_elem};
+    struct kv_cache_options one = {
+        .n_slots = 1, .slot_len = in->want.max_len, .elem = in->want.kv_elem};
     if (w->session) in->work += SESSION_COPIES * kv_cache_bytes(&in->model.config, &one);
     return OK;
 }
@@ -99,8 +100,9 @@ static int setup_begin(struct setup *s, const struct cli_options *c, const struc
     return OK;
 }
 
-int setup_memory_bounds(const struct cli_options *c, const struct setup_options *o, const char *model,
-                const struct setup_needs *w, size_t *least, size_t *most, struct error *err) {
+int setup_memory_bounds(const struct cli_options *c, const struct setup_options *o,
+                        const char *model, const struct setup_needs *w, size_t *least, size_t *most,
+                        struct error *err) {
     struct setup s;
     struct memory_plan_input in;
     struct memory_plan plan;
@@ -108,7 +110,8 @@ int setup_memory_bounds(const struct cli_options *c, const struct setup_options 
     int rc = setup_begin(&s, c, o, model, w, err);
     if (rc == OK) rc = plan_input_make(&s, w, &in, err);
     in.limit = 1;
-    if (rc == OK) memory_plan_make(&in, &plan, &small); /* refused, with the smallest that there is */
+    if (rc == OK)
+        memory_plan_make(&in, &plan, &small); /* refused, with the smallest that there is */
     *least = rc == OK ? plan.total : 0;
     in.limit = 0;
     if (rc == OK) rc = memory_plan_make(&in, &plan, err);
@@ -179,7 +182,8 @@ void setup_print_peak_memory(const struct cli_options *c, size_t limit) {
     if (c->json)
         cli_print(json_pack("{s:I,s:I}", "peak", (json_int_t)peak, "limit", (json_int_t)limit));
     else
-        log_info("peak memory %.1f MB of %.1f", (double)peak / (1 << 20), (double)limit / (1 << 20));
+        log_info("peak memory %.1f MB of %.1f", (double)peak / (1 << 20),
+                 (double)limit / (1 << 20));
     if (peak > limit) log_warn("the limit of %.1f MB was exceeded", (double)limit / (1 << 20));
 }
 
@@ -188,7 +192,8 @@ int setup_close(struct setup *s, int rc, struct error *err) {
         *err = s->recorder.err;
         rc = error_wrap(err, "cannot record");
     }
-    if (s->recorder.n) log_info("%lld calls recorded in '%s'", (long long)s->recorder.n, s->o->store);
+    if (s->recorder.n)
+        log_info("%lld calls recorded in '%s'", (long long)s->recorder.n, s->o->store);
     if (rc == OK && s->m) setup_print_peak_memory(s->c, s->limit);
     store_close(s->recorder.store);
     engine_free(s->e);

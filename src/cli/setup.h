@@ -64,8 +64,9 @@ struct store *setup_store(const struct setup *s, struct error *err);
 int setup_plan(const struct setup *s, const struct setup_needs *w, struct memory_plan *out,
                struct error *err);
 /* The bytes of the smallest engine that works, and of all that is wanted. */
-int setup_memory_bounds(const struct cli_options *c, const struct setup_options *o, const char *model,
-                const struct setup_needs *w, size_t *least, size_t *most, struct error *err);
+int setup_memory_bounds(const struct cli_options *c, const struct setup_options *o,
+                        const char *model, const struct setup_needs *w, size_t *least, size_t *most,
+                        struct error *err);
 int setup_open(struct setup *s, const struct cli_options *c, const struct setup_options *o,
                const char *model, const struct setup_needs *w, struct error *err);
 /* Borrowed until setup_close; a path that is asked for again is the same adapter. */

@@ -167,15 +167,16 @@ static void time_print(const struct train_plan_request *q, const struct rl_plan 
            p->pass_seconds, p->update_seconds);
 }
 
-static void sample_print(const struct train_plan_request *q, const struct train_sample *s, const char *part,
-                         const char *on, const char *off) {
+static void sample_print(const struct train_plan_request *q, const struct train_sample *s,
+                         const char *part, const char *on, const char *off) {
     struct buf text = {0};
     int64_t marked = 0;
     for (int32_t k = 1; k < s->n; k++) marked += s->mask[k];
     train_sample_render(s, q->m->tok, on, off, &text);
     printf("--- %s%s, %d tokens, %lld %s\n", q->jobs[s->adapter].name, part, s->n,
            (long long)marked, of_rewards(q) ? "written" : "learned");
-    terminal_write_raw(text.data ? text.data : ""); /* with colours; train_sample_render has cleaned the rest */
+    terminal_write_raw(text.data ? text.data
+                                 : ""); /* with colours; train_sample_render has cleaned the rest */
     printf("\n");
     buf_release(&text);
 }
@@ -207,14 +208,15 @@ static void text_print(const struct train_plan_request *q, const struct rl_plan 
 
 static int plan_make(const struct train_plan_request *q, struct rl_plan *out, struct error *err) {
     if (q->method >= METHOD_DPO)
-        return rl_plan_make(q->m, q->jobs, q->n, q->train, q->method, q->policy, NULL, q->pool,
-                                out, err);
+        return rl_plan_make(q->m, q->jobs, q->n, q->train, q->method, q->policy, NULL, q->pool, out,
+                            err);
     *out = (struct rl_plan){0};
     return sft_plan_make(q->m, q->jobs, q->n, q->train, q->method == METHOD_ES ? q->es : NULL,
                          q->pool, &out->run, err);
 }
 
-int train_plan_print(const struct cli_options *c, const struct train_plan_request *q, struct error *err) {
+int train_plan_print(const struct cli_options *c, const struct train_plan_request *q,
+                     struct error *err) {
     struct rl_plan plan;
     int rc = plan_make(q, &plan, err);
     if (rc) return rc;

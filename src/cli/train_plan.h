@@ -16,6 +16,7 @@ struct train_plan_request {
     struct pool *pool;
 };
 /* Reads the data, computes as little as shows what the run takes, and prints that. */
-int train_plan_print(const struct cli_options *c, const struct train_plan_request *q, struct error *err);
+int train_plan_print(const struct cli_options *c, const struct train_plan_request *q,
+                     struct error *err);
 
 #endif

@@ -116,7 +116,8 @@ static json_t *recipe_json(const struct train_run *r, const json_t *options,
     json_t *list = json_array();
     for (int i = 0; i < n; i++)
         json_array_append_new(list, json_pack("{s:s,s:o,s:o}", "name", jobs[i].name, "data",
-                                              json_from_path(jobs[i].data), "dir", json_from_path(dirs[i])));
+                                              json_from_path(jobs[i].data), "dir",
+                                              json_from_path(dirs[i])));
     return json_pack("{s:s,s:s,s:o,s:o}", "model", r->m->name, "model_sha256", r->m->hash, "jobs",
                      list, "options", json_deep_copy(options));
 }
@@ -149,9 +150,10 @@ static int record_open(struct train_run *r, const char *out, const json_t *optio
     return rc;
 }
 
-int train_run_open(struct train_run *r, const struct cli_options *c, const struct train_gate_options *o,
-                   const json_t *options, struct model *m, struct pool *pool, const char *out,
-                   const struct train_job *jobs, char *const *dirs, int n, struct error *err) {
+int train_run_open(struct train_run *r, const struct cli_options *c,
+                   const struct train_gate_options *o, const json_t *options, struct model *m,
+                   struct pool *pool, const char *out, const struct train_job *jobs,
+                   char *const *dirs, int n, struct error *err) {
     *r = (struct train_run){.c = c, .o = o, .m = m, .pool = pool, .n = n};
     r->trainees = xcalloc((size_t)n, sizeof *r->trainees);
     int rc = o->retain ? fry_parse_families(o->retain, r->pick, err) : OK;
@@ -167,8 +169,8 @@ struct train_callbacks train_run_callbacks(struct train_run *r) {
 /* measuring */
 
 static int pair_measure(const struct train_run *r, const struct train_result *t,
-                        const struct adapter *after, const struct dataset *d, struct gate_comparison *out,
-                        struct error *err) {
+                        const struct adapter *after, const struct dataset *d,
+                        struct gate_comparison *out, struct error *err) {
     if (d->n == 0) return OK;
     double *nll = try_calloc(2 * (size_t)d->n, sizeof *nll, err);
     int rc = nll ? gate_eval_nll(r->m, t->before, d, r->pool, nll, err) : err->code;
@@ -186,8 +188,8 @@ static int family_measure(struct train_run *r, struct engine *e, struct train_re
     struct family_result *f = &t->families[t->n_families++];
     int rc = OK;
     for (int k = 0; rc == OK && k < 2; k++)
-        rc = eval_run_family(e, r->m->tok, family, SPLIT_DEV, RETAIN_SEED, n, k ? after : t->before, false,
-                      right + k * n, &score[k], NULL, err);
+        rc = eval_run_family(e, r->m->tok, family, SPLIT_DEV, RETAIN_SEED, n, k ? after : t->before,
+                             false, right + k * n, &score[k], NULL, err);
     *f = (struct family_result){.family = family,
                                 .before = stats_wilson(score[0].correct, n),
                                 .after = stats_wilson(score[1].correct, n),
@@ -288,9 +290,10 @@ static void trainee_print(const struct train_result *t, const struct train_job *
 
 static int trainee_tell(struct train_run *r, struct train_result *t, const struct train_job *job,
                         struct error *err) {
-    t->row = json_pack("{s:s,s:o,s:s,s:f,s:f,s:b}", "adapter", t->name, "dir", json_from_path(t->where),
-                       "hash", job->result->hash, "first_loss", job->first_loss, "last_loss",
-                       job->last_loss, "published", (int)t->gate.publish);
+    t->row =
+        json_pack("{s:s,s:o,s:s,s:f,s:f,s:b}", "adapter", t->name, "dir", json_from_path(t->where),
+                  "hash", job->result->hash, "first_loss", job->first_loss, "last_loss",
+                  job->last_loss, "published", (int)t->gate.publish);
     if (r->c->json) {
         json_t *line = json_deep_copy(t->row);
         json_object_set_new(line, "gate", gate_json(&t->gate));

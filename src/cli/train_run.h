@@ -60,9 +60,10 @@ struct train_run {
 };
 /* Before training: everything that could refuse the result later is read now. `dirs` (copied):
  * where the adapters go, in `out` or `out` itself; `options`: those that decide the training. */
-int train_run_open(struct train_run *r, const struct cli_options *c, const struct train_gate_options *o,
-                   const json_t *options, struct model *m, struct pool *pool, const char *out,
-                   const struct train_job *jobs, char *const *dirs, int n, struct error *err);
+int train_run_open(struct train_run *r, const struct cli_options *c,
+                   const struct train_gate_options *o, const json_t *options, struct model *m,
+                   struct pool *pool, const char *out, const struct train_job *jobs,
+                   char *const *dirs, int n, struct error *err);
 struct train_callbacks train_run_callbacks(struct train_run *r);
 /* Measures, decides, publishes or sets aside; when it returns OK every result is safe on disk. */
 int train_run_finish(struct train_run *r, struct train_job *jobs, struct error *err);

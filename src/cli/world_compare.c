@@ -126,16 +126,16 @@ static json_t *group_json(const struct comparison *c, int i) {
     const struct group *g = &c->groups[i];
     const struct member *m = g->v[0];
     double diff[MAX_KEYS], time = median_time(c, g);
-    json_t *v =
-        json_pack("{s:s,s:i,s:f,s:o,s:o}", "group", g->name, "runs", g->n, "decisions",
-                  m->n ? m->decisions[m->n - 1] : 0, "delivered", stats_interval_json(group_last(g)),
-                  "decisions_to_80_percent", isfinite(time) ? json_real(time) : json_null());
+    json_t *v = json_pack("{s:s,s:i,s:f,s:o,s:o}", "group", g->name, "runs", g->n, "decisions",
+                          m->n ? m->decisions[m->n - 1] : 0, "delivered",
+                          stats_interval_json(group_last(g)), "decisions_to_80_percent",
+                          isfinite(time) ? json_real(time) : json_null());
     int n = i ? paired(&c->groups[0], g, diff) : 0;
     if (n > 1)
-        json_object_update_new(v,
-                               json_pack("{s:s,s:i,s:o,s:f}", "against", c->groups[0].name, "pairs",
-                                         n, "difference", stats_interval_json(stats_mean_interval(diff, n)), "p",
-                                         stats_sign_flip_test(diff, n)));
+        json_object_update_new(v, json_pack("{s:s,s:i,s:o,s:f}", "against", c->groups[0].name,
+                                            "pairs", n, "difference",
+                                            stats_interval_json(stats_mean_interval(diff, n)), "p",
+                                            stats_sign_flip_test(diff, n)));
     return v;
 }
 
@@ -164,7 +164,8 @@ static void group_print(const struct comparison *c, int i) {
     int n = i ? paired(&c->groups[0], g, diff) : 0;
     if (n > 1) {
         struct stats_interval v = stats_mean_interval(diff, n);
-        printf("   %+6.2f [%+6.2f, %+6.2f] p %.3f", v.value, v.lo, v.hi, stats_sign_flip_test(diff, n));
+        printf("   %+6.2f [%+6.2f, %+6.2f] p %.3f", v.value, v.lo, v.hi,
+               stats_sign_flip_test(diff, n));
     }
     printf("\n");
 }
@@ -231,7 +232,7 @@ static int plot_write(const struct comparison *c, const char *path, struct error
 }
 
 int simulation_compare(const struct cli_options *common, const struct simulation_cmd_options *o,
-                 const struct strings *names, struct error *err) {
+                       const struct strings *names, struct error *err) {
     struct comparison *c = xcalloc(1, sizeof *c);
     int rc = OK;
     c->rule = c->random = NAN;

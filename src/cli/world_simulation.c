@@ -2,8 +2,8 @@
  * world_life: a run of lives — generation after generation, each measured on maps that nobody lives
  * on, beside policies without a model on the same maps.
  *
- *     RUN/state.json, minds/, critics-G.bin    see simulation_read_state.c; its `extra` has the curve
- *     RUN/trace-G.jsonl                        the first world of generation G; of an environment
+ *     RUN/state.json, minds/, critics-G.bin    see simulation_read_state.c; its `extra` has the
+ * curve RUN/trace-G.jsonl                        the first world of generation G; of an environment
  *                                              outside what was done in it
  *     RUN/curve.jsonl, report.html             the curve for programs and for people
  *
@@ -36,10 +36,10 @@ struct run {
     struct simulation *life;
     char *dir, *id;
     struct store *store;
-    int held;                 /* lock of the folder; -1: none */
+    int held;                       /* lock of the folder; -1: none */
     struct episode_stats *measured; /* [held_out] */
-    json_t *identity, *curve; /* a row a generation, and what was before the first */
-    json_t *beside;           /* rows of the baselines */
+    json_t *identity, *curve;       /* a row a generation, and what was before the first */
+    json_t *beside;                 /* rows of the baselines */
     /* a generation */
     struct progress bar;
     double told_at; /* when its speed was told, and its decisions then */
@@ -56,7 +56,8 @@ struct initial_adapters {
     int n;
 };
 
-static int initial_adapters_add(struct initial_adapters *f, const char *path, struct model *m, struct error *err) {
+static int initial_adapters_add(struct initial_adapters *f, const char *path, struct model *m,
+                                struct error *err) {
     if (f->n == MAX_FIRST) return error_set(err, ERR_USAGE, "at most %d adapters", MAX_FIRST);
     struct adapter *a = adapter_open(path, m, err);
     if (a) f->v[f->n++] = a;
@@ -70,8 +71,8 @@ static char *policy_path(const char *run, const json_t *mind, struct error *err)
 }
 
 /* A run's folder stands for all its minds, the best one first. */
-static int initial_adapters_open(struct initial_adapters *f, const struct strings *paths, struct model *m,
-                      struct error *err) {
+static int initial_adapters_open(struct initial_adapters *f, const struct strings *paths,
+                                 struct model *m, struct error *err) {
     int rc = OK;
     for (int i = 0; rc == OK && i < paths->n; i++) {
         struct error none;
@@ -105,8 +106,8 @@ static void places_make(struct run *r) {
     r->own = xcalloc(n, sizeof *r->own);
     for (size_t i = 0; i < n; i++) {
         r->places[i] = (struct grid_env){.rules = r->j->rules,
-                                      .teacher = world_policy_find(r->o->teacher),
-                                      .n_agents = r->j->agents};
+                                         .teacher = world_policy_find(r->o->teacher),
+                                         .n_agents = r->j->agents};
         r->envs[i] = grid_env_as_environment(&r->places[i]);
         r->own[i] = &r->envs[i];
     }
@@ -231,7 +232,8 @@ static bool actions_draw(const struct environment *e, uint64_t seed, int tick, i
 }
 
 /* A life of chance outside; nobody there knows another policy. */
-static int random_rollout(struct run *r, uint64_t seed, struct episode_stats *out, struct error *err) {
+static int random_rollout(struct run *r, uint64_t seed, struct episode_stats *out,
+                          struct error *err) {
     const struct environment *e = r->list[0];
     int16_t actions[ENV_AGENTS];
     double *rewards = xcalloc(2 * (size_t)e->n_agents, sizeof *rewards), sum = 0,
@@ -539,8 +541,8 @@ static int done_end(struct run *r, int rc, struct error *err) {
 
 static int world_begin(struct run *r, const char *path, struct error *err) {
     int g = simulation_generations(r->life);
-    int rc = trace_init(&r->trace, r->j->rules, r->j->agents, simulation_seed((uint64_t)r->o->seed, g, 0),
-                        r->o->steps, r->id, err);
+    int rc = trace_init(&r->trace, r->j->rules, r->j->agents,
+                        simulation_seed((uint64_t)r->o->seed, g, 0), r->o->steps, r->id, err);
     if (rc == OK) trace_seek(&r->trace, r->shadow, 0);
     if (rc == OK && !(r->record = trace_create(&r->trace, path, err))) rc = err->code;
     return rc;
@@ -579,7 +581,8 @@ static void speed_tell(struct run *r, double seconds) {
     int64_t decisions = simulation_decisions(r->life);
     if (now - r->told_at <= seconds) return;
     double speed = (double)(decisions - r->told) / (now - r->told_at);
-    process_metrics_report((const struct process_metric[]){{"world_decisions_per_second", speed}}, 1);
+    process_metrics_report((const struct process_metric[]){{"world_decisions_per_second", speed}},
+                           1);
     r->told_at = now;
     r->told = decisions;
 }
@@ -651,13 +654,13 @@ static int life_plan(struct run *r, const struct initial_adapters *first, struct
     r->identity = identity_make(r, first);
     place_name(r);
     int64_t bodies = r->o->worlds * r->j->agents, minds = r->o->minds ? r->o->minds : bodies;
-    cli_print_dry_run(r->j->c,
-             json_pack("{s:s,s:s,s:b,s:I,s:I,s:I,s:I,s:I,s:s,s:s}", "run", r->id, "writes", r->dir,
-                       "continues", (int)path_is_dir(r->dir), "minds", (json_int_t)minds, "agents",
-                       (json_int_t)bodies, "ticks", (json_int_t)r->o->steps, "generations",
-                       (json_int_t)r->o->generations, "decisions, at most",
-                       (json_int_t)(bodies * r->o->steps * r->o->generations), "learns",
-                       r->o->learn.learn, "records", r->j->o->runs));
+    cli_print_dry_run(r->j->c, json_pack("{s:s,s:s,s:b,s:I,s:I,s:I,s:I,s:I,s:s,s:s}", "run", r->id,
+                                         "writes", r->dir, "continues", (int)path_is_dir(r->dir),
+                                         "minds", (json_int_t)minds, "agents", (json_int_t)bodies,
+                                         "ticks", (json_int_t)r->o->steps, "generations",
+                                         (json_int_t)r->o->generations, "decisions, at most",
+                                         (json_int_t)(bodies * r->o->steps * r->o->generations),
+                                         "learns", r->o->learn.learn, "records", r->j->o->runs));
     return OK;
 }
 
@@ -676,7 +679,7 @@ static int life_work(struct run *r, const struct initial_adapters *first, struct
     if (r->store) store_run_status(r->store, r->id, rc == OK ? "done" : "failed", &ignored);
     if (rc == OK)
         log_info("curves: '%s/report.html'; the best mind: shoal world export %s --out DIR", r->dir,
-             r->dir);
+                 r->dir);
     return rc;
 }
 
@@ -702,8 +705,8 @@ static const json_t *policy_find(const json_t *state, const char *name) {
     return NULL;
 }
 
-int simulation_export_policy(const struct simulation_cmd_options *o, const char *run, const char *name,
-                struct error *err) {
+int simulation_export_policy(const struct simulation_cmd_options *o, const char *run,
+                             const char *name, struct error *err) {
     char *dir = path_is_dir(run) ? xstrdup(run) : path_join(o->runs, run), *from = NULL;
     json_t *state = simulation_read_state(dir, err);
     const json_t *mind = policy_find(state, name);
@@ -738,7 +741,8 @@ struct model_policy {
     int tick; /* that comes next in the world that was last played */
 };
 
-struct model_policy *model_policy_new(const struct simulation_job *j, bool learns, struct error *err) {
+struct model_policy *model_policy_new(const struct simulation_job *j, bool learns,
+                                      struct error *err) {
     static char none[] = "none";
     struct model_policy *p = xcalloc(1, sizeof *p);
     p->j = j;
@@ -776,7 +780,7 @@ static int player_enter(struct model_policy *p, const struct world *w, const str
 }
 
 int model_policy_act(struct model_policy *p, const struct world *w, const struct world_rules *r,
-                    uint64_t seed, int16_t *actions, struct error *err) {
+                     uint64_t seed, int16_t *actions, struct error *err) {
     int rc = OK;
     if (!p->life || w->tick != p->tick || seed != p->seed) rc = player_enter(p, w, r, seed, err);
     p->place.w = *w;
@@ -798,7 +802,10 @@ void model_policy_describe(const struct model_policy *p, int agent, struct buf *
 }
 
 #define ROW(name, type, field, fallback, metavar, ...)                                             \
-    { name, type, offsetof(struct simulation_cmd_options, field), fallback, 0, 0, metavar, __VA_ARGS__ }
+    {                                                                                              \
+        name, type, offsetof(struct simulation_cmd_options, field), fallback, 0, 0, metavar,       \
+            __VA_ARGS__                                                                            \
+    }
 const struct option_row simulation_cmd_rows[] = {
     ROW("adapter", OPT_LIST, adapters, NULL, "DIR",
         "what minds begin with, in turn: adapters, or runs of worlds for all their minds",

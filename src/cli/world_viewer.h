@@ -1,9 +1,9 @@
 /*
  * watch: a world in the terminal, live or from a trace.
  *
- * Frame and keys are functions of a struct world_viewer alone; world_viewer_run puts them on a terminal, whose
- * state comes back however the program ends. Where stdout is no terminal the world runs to its end
- * and the last picture is printed.
+ * Frame and keys are functions of a struct world_viewer alone; world_viewer_run puts them on a
+ * terminal, whose state comes back however the program ends. Where stdout is no terminal the world
+ * runs to its end and the last picture is printed.
  */
 #ifndef SHOAL_WATCH_H
 #define SHOAL_WATCH_H

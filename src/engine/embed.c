@@ -11,7 +11,7 @@
 #include "engine/internal.h"
 
 static void embed_mean_pool(struct engine *e, int32_t slot, const struct token_seq *t,
-                       const struct lora_segment *under, float *out) {
+                            const struct lora_segment *under, float *out) {
     int32_t d = e->m->config.d_model;
     memset(out, 0, (size_t)d * sizeof *out);
     for (int32_t at = 0, n; at < t->n; at += n) {
@@ -35,7 +35,8 @@ static int texts_check(const struct engine *e, const struct token_seq *texts, in
         if (texts[i].n < 1 || texts[i].n > e->o.max_len)
             return error_set(err, ERR_USAGE, "text %d has '%d' tokens, not 1..%d", i, texts[i].n,
                              e->o.max_len);
-        if (engine_check_tokens("a text", texts[i].v, texts[i].n, e->vocab, err) != OK) return err->code;
+        if (engine_check_tokens("a text", texts[i].v, texts[i].n, e->vocab, err) != OK)
+            return err->code;
     }
     return adapter ? engine_check_adapter(adapter, &e->m->config, err) : OK;
 }

@@ -78,8 +78,8 @@ struct request_state {
     char key[HASH_LEN];      /* of the adapters' content, "-" without any */
     struct lora_part *parts; /* [n_parts] what its rows run under */
     int32_t n_parts;
-    const struct vocab_overrides *overlay;  /* of the one adapter, or NULL */
-    struct grammar_state reply;     /* with a grammar: what has been generated */
+    const struct vocab_overrides *overlay; /* of the one adapter, or NULL */
+    struct grammar_state reply;            /* with a grammar: what has been generated */
     uint32_t *allowed;              /* [(V + 31) / 32] what may come next; NULL without a grammar */
     bool masking;                   /* `allowed` is not made yet: it waits, others go on */
     bool loops;                     /* the last token closed a loop */
@@ -211,7 +211,7 @@ static void grammars_share(struct engine *e) {
     for (int32_t i = 0; i < e->n_grammars; i++)
         if (e->grammars[i].machine)
             grammar_machine_set_limit(e->grammars[i].machine,
-                                  MIN(MAX(each, (size_t)MACHINE_MIN), MACHINE_BYTES));
+                                      MIN(MAX(each, (size_t)MACHINE_MIN), MACHINE_BYTES));
 }
 
 void engine_set_grammar_memory(struct engine *e, size_t bytes) {
@@ -329,8 +329,8 @@ static void adapters_key(const struct engine_request *r, char out[HASH_LEN]) {
 }
 
 /* Every field has a length or a fixed width, so no two calls give the same bytes. */
-void engine_request_key(const struct engine_request *r, const char *model_hash, enum numeric_class cls,
-                 char out[HASH_LEN]) {
+void engine_request_key(const struct engine_request *r, const char *model_hash,
+                        enum numeric_class cls, char out[HASH_LEN]) {
     struct sha256 h;
     sha256_init(&h);
     key_text(&h, "shoal call 2");
@@ -374,7 +374,8 @@ void engine_request_key(const struct engine_request *r, const char *model_hash, 
     sha256_final(&h, out);
 }
 
-int engine_check_tokens(const char *what, const int32_t *v, int32_t n, int32_t vocab, struct error *err) {
+int engine_check_tokens(const char *what, const int32_t *v, int32_t n, int32_t vocab,
+                        struct error *err) {
     if (n < 0) return error_set(err, ERR_USAGE, "%s has '%d' tokens", what, n);
     for (int32_t i = 0; i < n; i++)
         if (v[i] < 0 || v[i] >= vocab)
@@ -399,7 +400,8 @@ static int sampling_check(const struct sampling_params *s, int32_t vocab, struct
         range_check("frequency_penalty", s->frequency_penalty, -1e3f, 1e3f, "", err) != OK)
         return err->code;
     for (int32_t i = 0; i < s->n_bias; i++) {
-        if (engine_check_tokens("logit_bias", &s->bias[i].token, 1, vocab, err) != OK) return err->code;
+        if (engine_check_tokens("logit_bias", &s->bias[i].token, 1, vocab, err) != OK)
+            return err->code;
         if (isnan(s->bias[i].bias))
             return error_set(err, ERR_USAGE, "the logit_bias of token '%d' is not a number",
                              s->bias[i].token);
@@ -649,7 +651,8 @@ static int32_t prefix_cache_match(const struct engine_slot *s, const struct engi
 }
 
 /* The slot with the longest overlap (a free one wins ties), or -1. */
-static int32_t prefix_cache_lookup(const struct engine *e, const struct engine_request *r, int32_t *overlap) {
+static int32_t prefix_cache_lookup(const struct engine *e, const struct engine_request *r,
+                                   int32_t *overlap) {
     int32_t best = -1;
     *overlap = 0;
     for (int32_t i = 0; i < e->n_slots; i++) {
@@ -764,7 +767,8 @@ static void chunk_schedule(struct engine *e, struct engine_request *r, int32_t b
             n--;
     }
     if (n <= 0) return;
-    e->feeds[e->n_feeds++] = (struct scheduled_chunk){.r = r, .n_rows = n, .n_out = n_out, .next = -1};
+    e->feeds[e->n_feeds++] =
+        (struct scheduled_chunk){.r = r, .n_rows = n, .n_out = n_out, .next = -1};
     e->n_rows += n;
     e->n_out += n_out;
 }
@@ -820,10 +824,12 @@ static void chunk_rows(struct engine *e, struct scheduled_chunk *d) {
     for (int32_t i = 0; i < d->n_rows; i++) {
         int32_t pos = s->kv + i;
         if (i >= d->n_rows - d->n_out) {
-            e->outs[e->n_out] = (struct logits_row){.r = r, .kind = logits_use_of(r, pos), .pos = pos};
+            e->outs[e->n_out] =
+                (struct logits_row){.r = r, .kind = logits_use_of(r, pos), .pos = pos};
             e->out_rows[e->n_out++] = e->n_rows;
         }
-        e->rows[e->n_rows++] = (struct batch_row){.token = token_at(r, pos), .pos = pos, .slot = s->slot};
+        e->rows[e->n_rows++] =
+            (struct batch_row){.token = token_at(r, pos), .pos = pos, .slot = s->slot};
     }
 }
 
@@ -853,10 +859,10 @@ static void step_run(struct engine *e) {
         for (int32_t i = e->groups[g].first; i >= 0; i = e->feeds[i].next)
             chunk_rows(e, &e->feeds[i]);
         e->segs[g] = (struct lora_segment){.begin = begin,
-                                      .end = e->n_rows,
-                                      .parts = s->parts,
-                                      .n_parts = s->n_parts,
-                                      .overlay = s->overlay};
+                                           .end = e->n_rows,
+                                           .parts = s->parts,
+                                           .n_parts = s->n_parts,
+                                           .overlay = s->overlay};
         adapters += s->n_parts > 0;
     }
     forward_run(e->f, e->rows, e->n_rows, e->segs, e->n_groups, e->out_rows, e->n_out, e->logits);
@@ -869,16 +875,20 @@ static void step_run(struct engine *e) {
 static void out_top(const struct logits_row *o, const float *logits, int32_t vocab, float lse,
                     int32_t *ids, float *logprobs, int32_t at, float *scratch) {
     int64_t n = o->r->n_top;
-    if (n > 0) sample_top_logprobs(logits, vocab, lse, (int32_t)n, ids + at * n, logprobs + at * n, scratch);
+    if (n > 0)
+        sample_top_logprobs(logits, vocab, lse, (int32_t)n, ids + at * n, logprobs + at * n,
+                            scratch);
 }
 
 /* A token is drawn from the logits as they are; the row is then scaled for what is reported. */
-static void logits_row_process(const struct engine *e, struct logits_row *o, float *logits, float *scratch) {
+static void logits_row_process(const struct engine *e, struct logits_row *o, float *logits,
+                               float *scratch) {
     struct engine_request *r = o->r;
     bool tempered = r->logprob_temperature > 0.0f;
     float lse = 0;
     if (o->kind == LOGITS_SAMPLE) {
-        struct sampling_context h = {{r->prompt, r->n_prompt}, {r->out, r->n_out}, r->state->allowed};
+        struct sampling_context h = {
+            {r->prompt, r->n_prompt}, {r->out, r->n_out}, r->state->allowed};
         o->token = sample_token(logits, e->vocab, &r->sampling, &h, r->n_out, &o->logprob, scratch);
     }
     if (tempered) e->kern->scale(logits, 1.0f / r->logprob_temperature, e->vocab);
@@ -910,7 +920,8 @@ static void outs_read(void *ctx, int64_t begin, int64_t end, int thread) {
 /* The context is followed by `depth` tokens of the current choice: adds the next token's
  * log-probability to every choice that goes through here. All of them stand from the current one
  * on. */
-static void choice_node_score(const struct engine *e, struct engine_request *r, int32_t out, int32_t depth) {
+static void choice_node_score(const struct engine *e, struct engine_request *r, int32_t out,
+                              int32_t depth) {
     const struct request_state *s = r->state;
     const float *logits = e->logits + (int64_t)out * e->vocab;
     for (int32_t i = s->choice; i < r->n_choices; i++) {

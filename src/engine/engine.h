@@ -66,9 +66,9 @@ enum finish_reason { FINISH_NONE, FINISH_STOP, FINISH_LENGTH, FINISH_CHOICE, FIN
 struct engine_request {
     const int32_t *prompt;
     int32_t n_prompt;
-    struct adapter *adapter;    /* NULL: the bare base, or the mix */
+    struct adapter *adapter;            /* NULL: the bare base, or the mix */
     const struct weighted_adapter *mix; /* exact sum of low-rank terms, nothing merged; or NULL */
-    int32_t n_mix;              /* at most ENGINE_MIX_MAX */
+    int32_t n_mix;                      /* at most ENGINE_MIX_MAX */
     struct sampling_params sampling;
     int32_t max_tokens;
     const int32_t *stop;
@@ -102,11 +102,11 @@ struct engine_request {
     struct buf text; /* with stop_texts: what was generated, cut before the stop */
     float *choice_logprob, *choice_prob; /* [n_choices] */
     int32_t choice;
-    enum finish_reason finish;  /* FINISH_CHOICE whenever there are choices */
-    int32_t n_prefilled; /* tokens read in: prompt, suffix, distinct prefixes of choices;
-                            the same whatever was shared with other requests */
-    int32_t n_generated; /* the stop token included */
-    int32_t n_cached;    /* tokens of the prompt that other requests had read already */
+    enum finish_reason finish; /* FINISH_CHOICE whenever there are choices */
+    int32_t n_prefilled;       /* tokens read in: prompt, suffix, distinct prefixes of choices;
+                                  the same whatever was shared with other requests */
+    int32_t n_generated;       /* the stop token included */
+    int32_t n_cached;          /* tokens of the prompt that other requests had read already */
     bool done;
 
     struct request_state *state; /* the engine's */
@@ -114,18 +114,18 @@ struct engine_request {
 void engine_request_release(struct engine_request *r);
 /* Identity of a call: SHA-256 over model hash, adapter hash, numeric class and every input above.
  */
-void engine_request_key(const struct engine_request *r, const char *model_hash, enum numeric_class cls,
-                 char out[HASH_LEN]);
+void engine_request_key(const struct engine_request *r, const char *model_hash,
+                        enum numeric_class cls, char out[HASH_LEN]);
 
 #define ENGINE_MIX_MAX 16
 #define ENGINE_TOP_MAX 20
 struct engine_options {
-    int32_t max_rows;    /* rows a step; 0: 256 */
-    int32_t max_seqs;    /* sequences at once; 0: 64 */
-    int32_t max_len;     /* tokens a sequence; 0: the model's max_seq_len, at most 4096 */
-    int32_t max_cached;  /* finished sequences that stay for their prefixes; 0: as max_seqs */
-    int32_t max_out;     /* rows with logits a step; 0: max_seqs, at least 16 */
-    int32_t n_pages;     /* of the KV cache; 0: max_seqs whole sequences */
+    int32_t max_rows;     /* rows a step; 0: 256 */
+    int32_t max_seqs;     /* sequences at once; 0: 64 */
+    int32_t max_len;      /* tokens a sequence; 0: the model's max_seq_len, at most 4096 */
+    int32_t max_cached;   /* finished sequences that stay for their prefixes; 0: as max_seqs */
+    int32_t max_out;      /* rows with logits a step; 0: max_seqs, at least 16 */
+    int32_t n_pages;      /* of the KV cache; 0: max_seqs whole sequences */
     enum dtype kv_elem;   /* of the KV cache; f32 unless asked */
     enum dtype lora_elem; /* adapters are held as; f32 unless asked */
     struct pool *pool;
@@ -196,10 +196,11 @@ struct sampling_context {
  * without penalties. */
 #define SAMPLE_SCRATCH 3
 int32_t sample_token(const float *logits, int32_t n, const struct sampling_params *s,
-                     const struct sampling_context *history, int32_t index, float *logprob, float *scratch);
+                     const struct sampling_context *history, int32_t index, float *logprob,
+                     float *scratch);
 /* The k most probable tokens and their log-probabilities; `lse` is log Σ exp(logits). */
-void sample_top_logprobs(const float *logits, int32_t n, float lse, int32_t k, int32_t *ids, float *logprobs,
-                float *scratch);
+void sample_top_logprobs(const float *logits, int32_t n, float lse, int32_t k, int32_t *ids,
+                         float *logprobs, float *scratch);
 
 /*
  * plan: does it fit, and how large may the engine be? Asked before anything is loaded.
@@ -234,7 +235,8 @@ struct memory_plan {
 };
 /* ERR_MEMORY, with the figures and what to change, when not even one sequence of max_len tokens
  * fits; `out` then is the smallest that there is. */
-int memory_plan_make(const struct memory_plan_input *in, struct memory_plan *out, struct error *err);
+int memory_plan_make(const struct memory_plan_input *in, struct memory_plan *out,
+                     struct error *err);
 /* For people, several lines; and the same as JSON. */
 void memory_plan_text(const struct memory_plan *p, struct buf *out);
 json_t *memory_plan_json(const struct memory_plan *p);
@@ -247,10 +249,10 @@ json_t *memory_plan_json(const struct memory_plan *p);
  * as the engine hands them over; one thread.
  */
 
-/* engine_request_key, and where the KV cache or adapters are held in other elements than f32, a hash that
- * covers these too. */
-void record_key(const struct engine_request *r, const char *model_hash, enum numeric_class cls, enum dtype kv,
-              enum dtype lora, char out[HASH_LEN]);
+/* engine_request_key, and where the KV cache or adapters are held in other elements than f32, a
+ * hash that covers these too. */
+void record_key(const struct engine_request *r, const char *model_hash, enum numeric_class cls,
+                enum dtype kv, enum dtype lora, char out[HASH_LEN]);
 const char *finish_reason_name(enum finish_reason f); /* "stop" */
 const char *numeric_class_name(enum numeric_class cls);
 const char *dtype_name(enum dtype e);
@@ -260,10 +262,10 @@ json_t *json_from_float(float v);
 /* Everything a caller sets but adapters; everything the engine answers. */
 json_t *record_inputs_json(const struct engine_request *r);
 json_t *record_outputs_json(const struct engine_request *r);
-/* The inverse of record_inputs_json: arrays come from `arena`, the grammar (or NULL) is the caller's to
- * free. The error says what is wrong. */
+/* The inverse of record_inputs_json: arrays come from `arena`, the grammar (or NULL) is the
+ * caller's to free. The error says what is wrong. */
 int record_inputs_parse(const json_t *inputs, struct arena *arena, struct engine_request *out,
-                  struct grammar **grammar, struct error *err);
+                        struct grammar **grammar, struct error *err);
 /* What differs between two record_outputs_json, a line each: fields, and the first token and
  * log-probability of a list. False: nothing. */
 bool record_outputs_diff(const json_t *was, const json_t *now, struct buf *what);
@@ -286,6 +288,7 @@ struct recorder {
 /* For engine_options.finished. */
 void recorder_finished(void *recorder, const struct engine_request *r);
 /* [{path, hash, weight} or {noise: {seed, member}, weight}]. */
-json_t *record_adapters_json(const struct engine_request *r, const struct recorded_adapter *named, int n);
+json_t *record_adapters_json(const struct engine_request *r, const struct recorded_adapter *named,
+                             int n);
 
 #endif

@@ -15,10 +15,10 @@ float logits_logsumexp(const float *x, int32_t n, float *scratch);
 
 struct engine_slot {
     struct engine_request *owner; /* NULL: free, but its tokens may serve again */
-    char key[HASH_LEN];    /* of the request that filled it */
-    int32_t *tokens;       /* [max_len] */
-    int32_t n;             /* positions in the cache */
-    uint64_t used;         /* step of the last use */
+    char key[HASH_LEN];           /* of the request that filled it */
+    int32_t *tokens;              /* [max_len] */
+    int32_t n;                    /* positions in the cache */
+    uint64_t used;                /* step of the last use */
 };
 
 /* What one request contributes to a step. */
@@ -59,26 +59,26 @@ struct engine {
     struct forward *f;
     struct engine_stats stats;
     int32_t max_out, vocab, n_active, n_waiting, n_slots;
-    int32_t n_pages, promised;   /* pages there are, and that active requests may need */
+    int32_t n_pages, promised;          /* pages there are, and that active requests may need */
     struct engine_request *head, *tail; /* waiting */
     void *slab;
     pthread_mutex_t vocab_lock;          /* held while grammar_vocab is made */
     struct grammar_vocab *grammar_vocab; /* NULL before the first grammar */
-    struct active_grammar *grammars;       /* [n_grammars] */
+    struct active_grammar *grammars;     /* [n_grammars] */
     int32_t n_grammars;
     size_t machines_bytes; /* that their machines may hold together */
 
-    float *logits;           /* [max_out, V] */
-    float *scratch;          /* [threads, SAMPLE_SCRATCH, V] */
-    struct batch_row *rows;        /* [max_rows] */
-    struct lora_segment *segs;    /* [max_seqs] */
-    int32_t *out_rows;       /* [max_rows] */
+    float *logits;                  /* [max_out, V] */
+    float *scratch;                 /* [threads, SAMPLE_SCRATCH, V] */
+    struct batch_row *rows;         /* [max_rows] */
+    struct lora_segment *segs;      /* [max_seqs] */
+    int32_t *out_rows;              /* [max_rows] */
     struct logits_row *outs;        /* [max_out] */
     struct engine_slot *slots;      /* [n_slots] */
-    int32_t *tokens;         /* [n_slots, max_len] */
+    int32_t *tokens;                /* [n_slots, max_len] */
     struct engine_request **active; /* [max_seqs] */
-    struct scheduled_chunk *feeds;      /* [max_seqs] */
-    struct adapter_group *groups;    /* [max_seqs] */
+    struct scheduled_chunk *feeds;  /* [max_seqs] */
+    struct adapter_group *groups;   /* [max_seqs] */
 
     /* the step in progress */
     int32_t n_feeds, n_groups, n_rows, n_out;
@@ -92,7 +92,8 @@ int32_t slot_find_lru(const struct engine *e, bool filled);
 /* Makes positions [from, to) of a slot writable; finished sequences give their pages when there are
  * no others. False: there are none. */
 bool slot_reserve_pages(struct engine *e, int32_t slot, int32_t from, int32_t to);
-int engine_check_tokens(const char *what, const int32_t *v, int32_t n, int32_t vocab, struct error *err);
+int engine_check_tokens(const char *what, const int32_t *v, int32_t n, int32_t vocab,
+                        struct error *err);
 int engine_check_adapter(const struct adapter *a, const struct model_config *c, struct error *err);
 
 #endif

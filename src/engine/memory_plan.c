@@ -29,9 +29,9 @@ static double mb(size_t bytes) {
 static size_t engine_need(const struct model_config *c, const struct engine_options *o,
                           size_t *kv) {
     struct kv_cache_options ko = {.n_slots = o->max_seqs + o->max_cached,
-                            .slot_len = o->max_len,
-                            .n_pages = o->n_pages,
-                            .elem = o->kv_elem};
+                                  .slot_len = o->max_len,
+                                  .n_pages = o->n_pages,
+                                  .elem = o->kv_elem};
     *kv = kv_cache_bytes(c, &ko);
     return engine_bytes(c, o);
 }
@@ -86,14 +86,15 @@ static int plan_refuse(const struct memory_plan *p, struct error *err) {
         mb(p->total) + 1);
 }
 
-int memory_plan_make(const struct memory_plan_input *in, struct memory_plan *out, struct error *err) {
+int memory_plan_make(const struct memory_plan_input *in, struct memory_plan *out,
+                     struct error *err) {
     struct memory_plan p = {.weights = in->model.weights + in->model.passing,
-                     .tokenizer = in->model.words * TOKENIZER_FACTOR,
-                     .adapters = in->adapters.held + in->adapters.passing,
-                     .requests = in->requests,
-                     .work = PROGRAM + in->work + (in->requests ? SERVER : 0),
-                     .limit = in->limit,
-                     .engine = in->want};
+                            .tokenizer = in->model.words * TOKENIZER_FACTOR,
+                            .adapters = in->adapters.held + in->adapters.passing,
+                            .requests = in->requests,
+                            .work = PROGRAM + in->work + (in->requests ? SERVER : 0),
+                            .limit = in->limit,
+                            .engine = in->want};
     CHECK(p.engine.max_rows > 0 && p.engine.max_seqs > 0 && p.engine.max_len > 0);
     if (p.engine.max_cached == 0) p.engine.max_cached = p.engine.max_seqs;
     int32_t least = kv_cache_pages_for(p.engine.max_len);
@@ -160,7 +161,8 @@ static int numbers_count(const char *path, size_t *numbers, size_t *bytes, struc
     return OK;
 }
 
-int adapter_measure(const char *path, enum dtype elem, struct adapter_size *sum, struct error *err) {
+int adapter_measure(const char *path, enum dtype elem, struct adapter_size *sum,
+                    struct error *err) {
     if (hub_is_name(path)) {
         char *pulled = hub_cached_path(path, err);
         int rc = pulled ? adapter_measure(pulled, elem, sum, err) : err->code;

@@ -1,9 +1,9 @@
 /*
  * Calls as JSON, and the recorder.
  *
- * Invariant: record_inputs_parse(record_inputs_json(r)) gives a request of the same key, to the bit: floats
- * are written as the doubles that they are, unsigned 64-bit seeds as the signed integer of the same
- * bits.
+ * Invariant: record_inputs_parse(record_inputs_json(r)) gives a request of the same key, to the
+ * bit: floats are written as the doubles that they are, unsigned 64-bit seeds as the signed integer
+ * of the same bits.
  *
  * Not here: where models and adapters are found again (the replay command).
  */
@@ -28,8 +28,8 @@ const char *dtype_name(enum dtype e) {
     return names[e];
 }
 
-void record_key(const struct engine_request *r, const char *model_hash, enum numeric_class cls, enum dtype kv,
-              enum dtype lora, char out[HASH_LEN]) {
+void record_key(const struct engine_request *r, const char *model_hash, enum numeric_class cls,
+                enum dtype kv, enum dtype lora, char out[HASH_LEN]) {
     engine_request_key(r, model_hash, cls, out);
     if (kv == DTYPE_F32 && lora == DTYPE_F32) return;
     char text[HASH_LEN + 32];
@@ -72,18 +72,19 @@ static json_t *tops_json(const int32_t *ids, const float *logprobs, int32_t n, i
 static json_t *bias_json(const struct sampling_params *s) {
     json_t *list = json_array();
     for (int32_t i = 0; i < s->n_bias; i++)
-        json_array_append_new(list,
-                              json_pack("[i,o]", s->bias[i].token, json_from_float(s->bias[i].bias)));
+        json_array_append_new(
+            list, json_pack("[i,o]", s->bias[i].token, json_from_float(s->bias[i].bias)));
     return list;
 }
 
 static json_t *sampling_json(const struct sampling_params *s) {
     json_t *v = json_pack(
         "{s:o,s:i,s:o,s:o,s:I,s:o,s:o,s:o,s:o,s:o}", "temperature", json_from_float(s->temperature),
-        "top_k", s->top_k, "top_p", json_from_float(s->top_p), "min_p", json_from_float(s->min_p), "seed",
-        (json_int_t)s->seed, "typical_p", json_from_float(s->typical_p), "repetition_penalty",
-        json_from_float(s->repetition_penalty), "presence_penalty", json_from_float(s->presence_penalty),
-        "frequency_penalty", json_from_float(s->frequency_penalty), "bias", bias_json(s));
+        "top_k", s->top_k, "top_p", json_from_float(s->top_p), "min_p", json_from_float(s->min_p),
+        "seed", (json_int_t)s->seed, "typical_p", json_from_float(s->typical_p),
+        "repetition_penalty", json_from_float(s->repetition_penalty), "presence_penalty",
+        json_from_float(s->presence_penalty), "frequency_penalty",
+        json_from_float(s->frequency_penalty), "bias", bias_json(s));
     if (s->penalty_last_n)
         json_object_set_new(v, "penalty_last_n", json_integer(s->penalty_last_n));
     return v;
@@ -138,7 +139,8 @@ static const char *path_of(const struct adapter *a, const struct recorded_adapte
 }
 
 /* A term names its adapter twice: where it was, to be found, and its content, to be proved. */
-static json_t *term_json(const struct weighted_adapter *t, const struct recorded_adapter *named, int n) {
+static json_t *term_json(const struct weighted_adapter *t, const struct recorded_adapter *named,
+                         int n) {
     if (t->adapter)
         return json_pack("{s:s,s:s,s:o}", "path", path_of(t->adapter, named, n), "hash",
                          t->adapter->hash, "weight", json_from_float(t->weight));
@@ -146,7 +148,8 @@ static json_t *term_json(const struct weighted_adapter *t, const struct recorded
                      (json_int_t)t->noise.member, "weight", json_from_float(t->weight));
 }
 
-json_t *record_adapters_json(const struct engine_request *r, const struct recorded_adapter *named, int n) {
+json_t *record_adapters_json(const struct engine_request *r, const struct recorded_adapter *named,
+                             int n) {
     json_t *list = json_array();
     if (r->adapter)
         json_array_append_new(list, json_pack("{s:s,s:s}", "path", path_of(r->adapter, named, n),
@@ -213,16 +216,16 @@ static void sampling_parse(struct reader *rd, const json_t *o, struct sampling_p
         v[i].bias = real(rd, json_array_get(pair, 1), "bias");
     }
     *s = (struct sampling_params){.temperature = real(rd, o, "temperature"),
-                           .top_k = (int32_t)integer(rd, o, "top_k", INT32_MIN, INT32_MAX),
-                           .top_p = real(rd, o, "top_p"),
-                           .min_p = real(rd, o, "min_p"),
-                           .seed = (uint64_t)integer(rd, o, "seed", INT64_MIN, INT64_MAX),
-                           .typical_p = real(rd, o, "typical_p"),
-                           .repetition_penalty = real(rd, o, "repetition_penalty"),
-                           .presence_penalty = real(rd, o, "presence_penalty"),
-                           .frequency_penalty = real(rd, o, "frequency_penalty"),
-                           .bias = n ? v : NULL,
-                           .n_bias = n};
+                                  .top_k = (int32_t)integer(rd, o, "top_k", INT32_MIN, INT32_MAX),
+                                  .top_p = real(rd, o, "top_p"),
+                                  .min_p = real(rd, o, "min_p"),
+                                  .seed = (uint64_t)integer(rd, o, "seed", INT64_MIN, INT64_MAX),
+                                  .typical_p = real(rd, o, "typical_p"),
+                                  .repetition_penalty = real(rd, o, "repetition_penalty"),
+                                  .presence_penalty = real(rd, o, "presence_penalty"),
+                                  .frequency_penalty = real(rd, o, "frequency_penalty"),
+                                  .bias = n ? v : NULL,
+                                  .n_bias = n};
     if (json_object_get(o, "penalty_last_n"))
         s->penalty_last_n = (int32_t)integer(rd, o, "penalty_last_n", 0, INT32_MAX);
 }
@@ -263,7 +266,7 @@ static struct grammar *grammar_parse(struct reader *rd, const json_t *v) {
 }
 
 int record_inputs_parse(const json_t *inputs, struct arena *arena, struct engine_request *out,
-                  struct grammar **grammar, struct error *err) {
+                        struct grammar **grammar, struct error *err) {
     struct reader rd = {.arena = arena, .err = err};
     struct token_seq prompt = tokens(&rd, json_object_get(inputs, "prompt")),
                      stop = tokens(&rd, json_object_get(inputs, "stop"));
@@ -329,10 +332,10 @@ void recorder_finished(void *recorder, const struct engine_request *r) {
     record_key(r, rec->model_hash, rec->model->cls, rec->kv, rec->lora, key);
     json_t *call = json_pack(
         "{s:s,s:s,s:o,s:s,s:s,s:s,s:s,s:s,s:o,s:o}", "model", rec->model_path, "model_hash",
-        rec->model_hash, "adapters", record_adapters_json(r, rec->adapters, rec->n_adapters), "class",
-        numeric_class_name(rec->model->cls), "level", kernels_get()->name, "kv", dtype_name(rec->kv), "lora",
-        dtype_name(rec->lora), "version", SHOAL_VERSION, "inputs", record_inputs_json(r), "outputs",
-        record_outputs_json(r));
+        rec->model_hash, "adapters", record_adapters_json(r, rec->adapters, rec->n_adapters),
+        "class", numeric_class_name(rec->model->cls), "level", kernels_get()->name, "kv",
+        dtype_name(rec->kv), "lora", dtype_name(rec->lora), "version", SHOAL_VERSION, "inputs",
+        record_inputs_json(r), "outputs", record_outputs_json(r));
     CHECK(call != NULL);
     if (store_record_put(rec->store, key, call, &rec->err) == OK) rec->n++;
     json_decref(call);

@@ -148,7 +148,7 @@ static int32_t candidates_draw(const struct candidates *c, float u) {
 
 /* w[i] = exp((logits[i] - max) / temperature): relative weights, NaN counted as 0. */
 static void temperature_apply(const struct kernels *k, float *w, const float *logits, int32_t n,
-                   float temperature) {
+                              float temperature) {
     float max = k->max(logits, n);
     for (int32_t i = 0; i < n; i++) w[i] = (logits[i] - max) / temperature;
     k->exp(w, w, n);
@@ -172,7 +172,7 @@ static void repetition_penalty_apply(float *x, float by, struct token_seq seen, 
 }
 
 static void presence_penalty_apply(float *x, const struct sampling_params *s, struct token_seq seen,
-                           int32_t *mark) {
+                                   int32_t *mark) {
     for (int32_t i = 0; i < seen.n; i++) {
         int32_t id = seen.v[i];
         x[id] -= s->frequency_penalty;
@@ -188,8 +188,8 @@ static struct token_seq last_of(struct token_seq seq, int32_t n) {
 
 /* x: a copy of the logits. `mark` [V]: bit 0, in prompt or output; bit 1, in the output,
  * or, where a window says so, in both. */
-static void logits_process(float *x, int32_t n, const struct sampling_params *s, const struct sampling_context *h,
-                          int32_t *mark) {
+static void logits_process(float *x, int32_t n, const struct sampling_params *s,
+                           const struct sampling_context *h, int32_t *mark) {
     for (int32_t i = 0; i < s->n_bias; i++) x[s->bias[i].token] += s->bias[i].bias;
     if (!h) return;
     struct token_seq prompt = h->prompt, out = h->out;
@@ -210,7 +210,8 @@ static void logits_process(float *x, int32_t n, const struct sampling_params *s,
 
 /* Thirds of the scratch: weights, ids, keys. */
 int32_t sample_token(const float *logits, int32_t n, const struct sampling_params *s,
-                     const struct sampling_context *history, int32_t index, float *logprob, float *scratch) {
+                     const struct sampling_context *history, int32_t index, float *logprob,
+                     float *scratch) {
     const struct kernels *k = kernels_get();
     float lse = logits_logsumexp(logits, n, scratch), *key = scratch + 2 * (int64_t)n;
     int32_t id, *ids = (int32_t *)(void *)(scratch + n);
@@ -234,8 +235,8 @@ int32_t sample_token(const float *logits, int32_t n, const struct sampling_param
     return id;
 }
 
-void sample_top_logprobs(const float *logits, int32_t n, float lse, int32_t k, int32_t *ids, float *logprobs,
-                float *scratch) {
+void sample_top_logprobs(const float *logits, int32_t n, float lse, int32_t k, int32_t *ids,
+                         float *logprobs, float *scratch) {
     struct candidates c = {.w = logits, .key = logits, .v = (int32_t *)(void *)scratch, .n = n};
     for (int32_t i = 0; i < n; i++) c.v[i] = i;
     candidates_keep_top(&c, k, INFINITY);

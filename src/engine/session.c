@@ -3,8 +3,8 @@
  *
  * The file holds the cached keys and values of one sequence and everything they depend on:
  *
- *     "SHOALKV1" | u32 header length | JSON header | tokens i32 [n] | KV bytes (kv_cache_save) | SHA-256
- * of all before
+ *     "SHOALKV1" | u32 header length | JSON header | tokens i32 [n] | KV bytes (kv_cache_save) |
+ * SHA-256 of all before
  *
  * Invariant: a session is used for exactly the calls that would have computed the same bits; any
  * difference in model, adapters, class or element makes loading fail with its name, and a damaged
@@ -47,7 +47,7 @@ static int32_t slot_find(const struct engine *e, struct token_seq tokens, const 
 }
 
 static int slot_restore(struct engine *e, const void *tokens, int32_t n, const char *key,
-                     const void *kv, struct error *err) {
+                        const void *kv, struct error *err) {
     int32_t slot = slot_find_lru(e, false);
     if (slot < 0)
         return error_set(err, ERR_STATE, "every slot is busy; load sessions before requests");
@@ -57,7 +57,8 @@ static int slot_restore(struct engine *e, const void *tokens, int32_t n, const c
     memcpy(s->tokens, tokens, (size_t)n * sizeof *s->tokens);
     if (engine_check_tokens("the session", s->tokens, n, e->vocab, err) != OK) return err->code;
     if (!slot_reserve_pages(e, slot, 0, n)) {
-        kv_cache_truncate(forward_kv_cache(e->f), slot, 0); // an empty slot's pages are nobody's to take
+        kv_cache_truncate(forward_kv_cache(e->f), slot,
+                          0); // an empty slot's pages are nobody's to take
         return error_set(err, ERR_MEMORY, "no room for the %d tokens of the session", n);
     }
     kv_cache_load(forward_kv_cache(e->f), slot, n, kv);
@@ -146,7 +147,7 @@ static int session_parse(struct engine *e, const struct buf *f, const char *mode
         rc = error_set(err, ERR_FORMAT, "session '%s' is cut short", path);
     if (rc == OK)
         rc = slot_restore(e, p + len, *n_tokens, key, p + len + (size_t)*n_tokens * sizeof(int32_t),
-                       err);
+                          err);
     json_decref(h);
     return rc;
 }

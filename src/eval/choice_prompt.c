@@ -26,8 +26,8 @@ int fry_parse_families(const char *list, bool pick[FRY_MAX_FAMILIES], struct err
     return rc;
 }
 
-void choice_prompt_add_choice(struct choice_prompt *a, int i, const struct tokenizer *tok, const char *text,
-                  int32_t end) {
+void choice_prompt_add_choice(struct choice_prompt *a, int i, const struct tokenizer *tok,
+                              const char *text, int32_t end) {
     if (!a->choices) {
         a->choices = xcalloc((size_t)a->n_choices, sizeof *a->choices);
         a->seq = xcalloc((size_t)a->n_choices, sizeof *a->seq);
@@ -37,13 +37,15 @@ void choice_prompt_add_choice(struct choice_prompt *a, int i, const struct token
     a->seq[i] = (struct token_seq){a->choices[i].v, a->choices[i].n};
 }
 
-int choice_prompt_init(struct choice_prompt *a, const struct tokenizer *tok, const struct chat_message *chat, int n_msgs,
-               const struct task_item *it, bool working, struct error *err) {
+int choice_prompt_init(struct choice_prompt *a, const struct tokenizer *tok,
+                       const struct chat_message *chat, int n_msgs, const struct task_item *it,
+                       bool working, struct error *err) {
     *a = (struct choice_prompt){.n_choices = it->n_choices};
     const char *first = working ? WORK_PREFIX : ANSWER_PREFIX;
     if (chat_encode(tok, chat, n_msgs, true, &a->prompt, NULL, err) != OK) return err->code;
     tokenizer_encode(tok, first, strlen(first), 0, &a->prompt);
-    if (working) tokenizer_encode(tok, "\n" ANSWER_PREFIX, strlen("\n" ANSWER_PREFIX), 0, &a->suffix);
+    if (working)
+        tokenizer_encode(tok, "\n" ANSWER_PREFIX, strlen("\n" ANSWER_PREFIX), 0, &a->suffix);
     int32_t end = tokenizer_eot(tok);
     for (int i = 0; i < it->n_choices; i++) {
         char *text = xasprintf(" %s", it->choices[i]);
@@ -67,8 +69,8 @@ void choice_prompt_release(struct choice_prompt *a) {
     *a = (struct choice_prompt){0};
 }
 
-void choice_prompt_request(const struct choice_prompt *a, struct adapter *adapter, int32_t max_tokens,
-                   struct engine_request *out) {
+void choice_prompt_request(const struct choice_prompt *a, struct adapter *adapter,
+                           int32_t max_tokens, struct engine_request *out) {
     *out = (struct engine_request){
         .prompt = a->prompt.v,
         .n_prompt = a->prompt.n,

@@ -5,8 +5,8 @@
  * set, llm-foundry's, or the user's own, and no option says which. Here only meaning is read
  * (question, choices, which is right); what the model is shown is task.c's.
  *
- * Invariants: every string of a result is its own copy; a line gives at most EVAL_MAX_OPTIONS choices,
- * at least two, and `correct` is one of them.
+ * Invariants: every string of a result is its own copy; a line gives at most EVAL_MAX_OPTIONS
+ * choices, at least two, and `correct` is one of them.
  */
 #define _GNU_SOURCE
 #include "eval/eval.h"
@@ -75,7 +75,8 @@ static int correct_set(struct dataset_row *f, const json_t *row, const char *fie
     return err->code;
 }
 
-static int choice_add(struct dataset_row *f, const json_t *v, const char *field, struct error *err) {
+static int choice_add(struct dataset_row *f, const json_t *v, const char *field,
+                      struct error *err) {
     if (f->n == EVAL_MAX_OPTIONS)
         return error_set(err, ERR_FORMAT, "field '%s' has more than %d choices", field,
                          EVAL_MAX_OPTIONS);
@@ -85,7 +86,8 @@ static int choice_add(struct dataset_row *f, const json_t *v, const char *field,
     return OK;
 }
 
-static int choices_read(struct dataset_row *f, const json_t *row, const char *field, struct error *err) {
+static int choices_read(struct dataset_row *f, const json_t *row, const char *field,
+                        struct error *err) {
     const json_t *v = json_path_get(row, field);
     for (size_t i = 0; i < json_array_size(v); i++)
         if (choice_add(f, json_array_get(v, i), field, err) != OK) return err->code;
@@ -103,7 +105,8 @@ static int plain_read(struct dataset_row *f, const json_t *row, const char *ques
                       const char *choices, const char *answer, struct error *err) {
     if (question_read(f, row, question, err) != OK || choices_read(f, row, choices, err) != OK)
         return err->code;
-    return correct_set(f, row, answer, choice_index(json_path_get(row, answer), f->choices, f->n), err);
+    return correct_set(f, row, answer, choice_index(json_path_get(row, answer), f->choices, f->n),
+                       err);
 }
 
 /* s without `prefix`, in place. */
@@ -147,7 +150,8 @@ static int schema_read(const json_t *row, struct dataset_row *f, struct error *e
     free(rest);
     if (rc != OK) return rc;
     f->question = xstrdup(f->contexts[0]);
-    return correct_set(f, row, "gold", choice_index(json_path_get(row, "gold"), f->contexts, f->n), err);
+    return correct_set(f, row, "gold", choice_index(json_path_get(row, "gold"), f->contexts, f->n),
+                       err);
 }
 
 /* winogrande: the options stand where the sentence has '_'; what follows is scored. */
@@ -176,7 +180,8 @@ static int arc_read(const json_t *row, struct dataset_row *f, struct error *err)
     if (question_read(f, row, "question", err) != OK ||
         choices_read(f, row, "choices.text", err) != OK)
         return err->code;
-    const json_t *labels = json_path_get(row, "choices.label"), *key = json_path_get(row, "answerKey");
+    const json_t *labels = json_path_get(row, "choices.label"),
+                 *key = json_path_get(row, "answerKey");
     int at = -1;
     for (int i = 0; i < f->n; i++)
         if (json_equal(json_array_get(labels, (size_t)i), key)) at = i;
@@ -192,7 +197,8 @@ static int boolq_read(const json_t *row, struct dataset_row *f, struct error *er
     if (!(f->passage = words_of(row, "passage", err))) return err->code;
     return question_read(f, row, "question", err) != OK
                ? err->code
-               : correct_set(f, row, field, choice_index(json_path_get(row, field), f->choices, 2), err);
+               : correct_set(f, row, field, choice_index(json_path_get(row, field), f->choices, 2),
+                             err);
 }
 
 /* jcommonsenseqa and its like: choice0, choice1 … and the right one's index. */
@@ -207,8 +213,8 @@ static int numbered_read(const json_t *row, struct dataset_row *f, struct error 
     if (f->n < 2) return error_set(err, ERR_FORMAT, "field 'choice1' is missing");
     return question_read(f, row, "question", err) != OK
                ? err->code
-               : correct_set(f, row, "label", choice_index(json_path_get(row, "label"), f->choices, f->n),
-                             err);
+               : correct_set(f, row, "label",
+                             choice_index(json_path_get(row, "label"), f->choices, f->n), err);
 }
 
 /* truthfulqa, one right answer: its label is 1. */
@@ -290,7 +296,8 @@ static int hellaswag_read(const json_t *row, struct dataset_row *f, struct error
         f->choices[i] = hellaswag_clean(raw);
         free(raw);
     }
-    return correct_set(f, row, "label", choice_index(json_path_get(row, "label"), f->choices, f->n), err);
+    return correct_set(f, row, "label", choice_index(json_path_get(row, "label"), f->choices, f->n),
+                       err);
 }
 
 static int listed_read(const json_t *row, struct dataset_row *f, struct error *err) {
@@ -414,7 +421,8 @@ static json_t *csv_answer(const struct buf *cell) {
     return ch >= '0' && ch <= '9' ? json_integer(ch - '0') : NULL;
 }
 
-static int row_visit(const struct csv *c, int line, json_file_each_fn fn, void *ctx, struct error *err) {
+static int row_visit(const struct csv *c, int line, json_file_each_fn fn, void *ctx,
+                     struct error *err) {
     json_t *choices = json_array(), *answer = csv_answer(&c->cells[c->n - 1]);
     for (int i = 1; i < c->n - 1; i++)
         json_array_append_new(choices, json_stringn(c->cells[i].data, c->cells[i].len));

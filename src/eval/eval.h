@@ -15,8 +15,8 @@
 #define EVAL_MAX_CHOICES 32
 
 struct task_item {
-    char *question;             /* the user's words */
-    char *work;                 /* a correct short working, for training; may be "" */
+    char *question;                  /* the user's words */
+    char *work;                      /* a correct short working, for training; may be "" */
     char *choices[EVAL_MAX_CHOICES]; /* candidate answers, shuffled */
     int n_choices, correct;
     const char *lang; /* "en", "ja", "zh" */
@@ -74,11 +74,12 @@ int fry_write_tasks(const bool pick[FRY_MAX_FAMILIES], int n, uint64_t seed, con
 int fry_write_critic(const bool pick[FRY_MAX_FAMILIES], int n, uint64_t seed, const char *path,
                      struct error *err);
 
-/* split_evidence.c: questions whose evidence is split among a team ("largest", "earliest"): the question
- * holds all of it, a view a third. */
-int split_evidence_find(const char *name);  /* -1 when unknown */
-const char *split_evidence_name(int i);     /* NULL behind the last */
-void split_evidence_item(int kind, enum data_split split, uint64_t seed, uint32_t index, struct task_item *out);
+/* split_evidence.c: questions whose evidence is split among a team ("largest", "earliest"): the
+ * question holds all of it, a view a third. */
+int split_evidence_find(const char *name); /* -1 when unknown */
+const char *split_evidence_name(int i);    /* NULL behind the last */
+void split_evidence_item(int kind, enum data_split split, uint64_t seed, uint32_t index,
+                         struct task_item *out);
 /* n conversations of the train split that teach the question, a share of it, and the debate. */
 int split_evidence_write(int kind, int n, uint64_t seed, const char *path, struct error *err);
 
@@ -97,16 +98,17 @@ struct choice_prompt {
     int n_stop, n_choices;
 };
 /* Choice i is the tokens of `text`, and after them `end` if it is a token. */
-void choice_prompt_add_choice(struct choice_prompt *a, int i, const struct tokenizer *tok, const char *text,
-                  int32_t end);
+void choice_prompt_add_choice(struct choice_prompt *a, int i, const struct tokenizer *tok,
+                              const char *text, int32_t end);
 /* working: think first (up to max_tokens), then "\nanswer: " and the choice; else the choice at
  * once. */
-int choice_prompt_init(struct choice_prompt *a, const struct tokenizer *tok, const struct chat_message *chat, int n_msgs,
-               const struct task_item *it, bool working, struct error *err);
+int choice_prompt_init(struct choice_prompt *a, const struct tokenizer *tok,
+                       const struct chat_message *chat, int n_msgs, const struct task_item *it,
+                       bool working, struct error *err);
 void choice_prompt_release(struct choice_prompt *a);
 /* Points a request at it. */
-void choice_prompt_request(const struct choice_prompt *a, struct adapter *adapter, int32_t max_tokens,
-                   struct engine_request *out);
+void choice_prompt_request(const struct choice_prompt *a, struct adapter *adapter,
+                           int32_t max_tokens, struct engine_request *out);
 
 /* Accuracy of one adapter on one family. right[i] (may be NULL) tells each item. */
 struct eval_score {
@@ -114,9 +116,10 @@ struct eval_score {
     int64_t prefilled, generated, truncated;
     double seconds;
 };
-int eval_run_family(struct engine *e, const struct tokenizer *tok, int family, enum data_split split,
-             uint64_t seed, int32_t n, struct adapter *adapter, bool working, uint8_t *right,
-             struct eval_score *out, struct progress *p, struct error *err);
+int eval_run_family(struct engine *e, const struct tokenizer *tok, int family,
+                    enum data_split split, uint64_t seed, int32_t n, struct adapter *adapter,
+                    bool working, uint8_t *right, struct eval_score *out, struct progress *p,
+                    struct error *err);
 
 /* comparing models */
 
@@ -134,8 +137,9 @@ struct model_divergence {
     double kl_mean, kl_p99; /* KL(m[0] ‖ m[1]) a prediction, in nats */
     double same_top;        /* share of predictions whose most probable token is the same */
 };
-struct model_divergence model_divergence_measure(const struct model *const m[2], const struct scored_sequence *seqs,
-                                 int n, struct pool *pool, struct progress *p);
+struct model_divergence model_divergence_measure(const struct model *const m[2],
+                                                 const struct scored_sequence *seqs, int n,
+                                                 struct pool *pool, struct progress *p);
 
 /* statistics */
 
@@ -143,7 +147,8 @@ struct stats_interval {
     double value, lo, hi;
 };
 json_t *stats_interval_json(struct stats_interval v); /* {value, lo, hi} */
-struct stats_interval stats_wilson(int64_t correct, int64_t n); /* 95 % score interval of a proportion */
+struct stats_interval stats_wilson(int64_t correct,
+                                   int64_t n); /* 95 % score interval of a proportion */
 /* Difference of two paired 0/1 vectors, a - b: mean, 95 % interval (normal on the paired
  * differences), and McNemar's exact two-sided p (binomial on the discordant pairs). */
 struct stats_mcnemar {
@@ -155,7 +160,8 @@ struct stats_mcnemar stats_mcnemar(const uint8_t *a, const uint8_t *b, int64_t n
 /* The quantile of Student's t that belongs to the normal distribution's z: the Cornish-Fisher
  * expansion in 1/ν (Abramowitz & Stegun 26.7.5), for a few degrees of freedom or more. */
 double stats_t_quantile(double z, int64_t dof);
-struct stats_interval stats_mean_interval(const double *v, int64_t n); /* mean with 95 % t interval */
+struct stats_interval stats_mean_interval(const double *v,
+                                          int64_t n); /* mean with 95 % t interval */
 /* Two-sided p of paired differences whose signs mean nothing (Fisher's sign-flip test of the
  * mean): all 2^n flips where n <= 16, else 9999 drawn from a fixed seed. */
 double stats_sign_flip_test(const double *diff, int64_t n);
@@ -165,7 +171,7 @@ double stats_min_detectable_effect(int64_t n, double discordant);
 /* Percentile interval, 95 %, of the mean when what is drawn again are whole clusters of dependent
  * values (cluster_of[i] in 0..n_clusters-1): 1000 draws by the seed. */
 struct stats_interval stats_cluster_bootstrap(const double *v, const int32_t *cluster_of, int64_t n,
-                                        int32_t n_clusters, uint64_t seed);
+                                              int32_t n_clusters, uint64_t seed);
 /* Two one-sided tests at 5 % (Schuirmann 1987): is the mean within ± margin? That is, does the 90 %
  * interval lie inside. */
 bool stats_tost(const double *diff, int64_t n, double margin);
@@ -175,8 +181,9 @@ void stats_holm(const double *p, int n, double *adjusted);
  * bank: the questions of a task, from the program's own families or from local files.
  *
  * A task is a row of a table (task.c), a recipe in YAML, or a JSONL file that explains itself. A
- * line of a file is recognised by the fields it has (dataset_formats.c); the task says what the model is
- * shown. Built-in tasks use the words of lm-evaluation-harness, so that scores can be compared:
+ * line of a file is recognised by the fields it has (dataset_formats.c); the task says what the
+ * model is shown. Built-in tasks use the words of lm-evaluation-harness, so that scores can be
+ * compared:
  *
  *     preamble of the subject | context of the question | delimiter | option
  *     (description, examples)                            `-- what is scored, one option a time
@@ -211,13 +218,13 @@ struct eval_task {
     char *name;
     enum eval_output_type ask;
     int64_t n;
-    bool normed;              /* acc_norm is usual for it */
-    char *delimiter;          /* between a context and an option */
-    struct strings files;     /* that were read */
+    bool normed;                   /* acc_norm is usual for it */
+    char *delimiter;               /* between a context and an option */
+    struct strings files;          /* that were read */
     struct eval_subject *subjects; /* [n_subjects] */
     int n_subjects;
     struct eval_question *v; /* [n]; NULL for what is drawn */
-    int family;         /* drawn: of fry_families, or of the tasks of split_evidence.c; -1: read */
+    int family; /* drawn: of fry_families, or of the tasks of split_evidence.c; -1: read */
     bool shares;
     enum data_split split;
     uint64_t seed;
@@ -234,11 +241,14 @@ struct eval_task_options {
     enum data_split split;
     uint64_t seed; /* draws questions */
 };
-/* `name`: a family, a task of split_evidence.c, a built-in task, a JSONL file, or a recipe (.yaml). */
-int eval_task_open(struct eval_task *b, const char *name, const struct eval_task_options *o, struct error *err);
+/* `name`: a family, a task of split_evidence.c, a built-in task, a JSONL file, or a recipe (.yaml).
+ */
+int eval_task_open(struct eval_task *b, const char *name, const struct eval_task_options *o,
+                   struct error *err);
 void eval_task_release(struct eval_task *b);
 /* Borrowed from the bank, or made in `scratch`, which the caller releases in both cases. */
-const struct eval_question *eval_task_question(const struct eval_task *b, int64_t i, struct eval_question *scratch);
+const struct eval_question *eval_task_question(const struct eval_task *b, int64_t i,
+                                               struct eval_question *scratch);
 /*
  * All of them for a team, [n], for task_items_release. What a file's questions show a model is what
  * agents are asked; options are choices, and where contexts differ, what differs is a part of them.
@@ -247,8 +257,8 @@ const struct eval_question *eval_task_question(const struct eval_task *b, int64_
 struct task_item *eval_task_items(const struct eval_task *b);
 void task_items_release(struct task_item *v, int64_t n);
 /* "a,b": each a name for eval_task_open; "fry" is every family. *out is malloc'ed. */
-int eval_tasks_open(const char *list, const struct eval_task_options *o, struct eval_task **out, int *n,
-               struct error *err);
+int eval_tasks_open(const char *list, const struct eval_task_options *o, struct eval_task **out,
+                    int *n, struct error *err);
 /* Names and explanations of the built-in tasks; NULL past the end. */
 const char *eval_task_builtin(int i, const char **about);
 
@@ -259,7 +269,7 @@ struct dataset_row {
     char *question, *passage;
     char *choices[EVAL_MAX_OPTIONS];
     char *contexts[EVAL_MAX_OPTIONS]; /* one a choice, or NULL */
-    int n, correct;              /* correct < 0: no choices */
+    int n, correct;                   /* correct < 0: no choices */
     char *answer, *cluster, *subject;
 };
 void dataset_row_release(struct dataset_row *f);
@@ -301,8 +311,8 @@ struct eval_cost {
 /* out [b->n]. `p` (may be NULL) counts questions, from `done` on. */
 struct eval_candidate {
     const char *name;
-    int (*answer)(void *ctx, const struct eval_task *b, struct eval_result *out, struct eval_cost *cost,
-                  struct progress *p, int64_t done, struct error *err);
+    int (*answer)(void *ctx, const struct eval_task *b, struct eval_result *out,
+                  struct eval_cost *cost, struct progress *p, int64_t done, struct error *err);
     void *ctx;
 };
 
@@ -314,8 +324,8 @@ struct eval_solver {
     int32_t max_len;
     bool working; /* CHAT: think first */
 };
-int eval_solver_answer(void *solver, const struct eval_task *b, struct eval_result *out, struct eval_cost *cost,
-                  struct progress *p, int64_t done, struct error *err);
+int eval_solver_answer(void *solver, const struct eval_task *b, struct eval_result *out,
+                       struct eval_cost *cost, struct progress *p, int64_t done, struct error *err);
 
 /* Of answers that are generated (else NULL), when it takes the gold of every question. */
 struct grader;
@@ -326,7 +336,7 @@ int32_t eval_task_max_request(const struct eval_task *b, const struct tokenizer 
  * both are encoded as one text, which is cut at the length of the encoded context. Appends. When
  * nothing is left for the continuation, it is encoded by itself. */
 void eval_encode_pair(const struct tokenizer *tok, const char *context, const char *continuation,
-                 struct token_ids *prompt, struct token_ids *rest);
+                      struct token_ids *prompt, struct token_ids *rest);
 
 /* The score of a contestant, beside the first one's on the same questions. */
 struct eval_summary {
@@ -343,8 +353,9 @@ struct eval_summary {
     double p_holm;   /* over all comparisons of the run: by the caller */
 };
 /* Contestant k of a bank: out[k][i]. cluster_of [n] as eval_task_clusters gives it. */
-struct eval_summary eval_summarize(const struct eval_result *own, const struct eval_result *first, int64_t n,
-                              const int32_t *cluster_of, int32_t n_clusters, uint64_t seed);
+struct eval_summary eval_summarize(const struct eval_result *own, const struct eval_result *first,
+                                   int64_t n, const int32_t *cluster_of, int32_t n_clusters,
+                                   uint64_t seed);
 /* Numbers questions by their cluster; questions without one are their own. Returns how many there
  * are. */
 int32_t eval_task_clusters(const struct eval_task *b, int32_t *cluster_of);

@@ -21,15 +21,15 @@
 enum {
     WINDOW = 1024,
     COT_MAX_TOKENS = 32, /* of a working, before the answer */
-    SEAMS = 8,        /* tokens that texts may have more together than apart */
+    SEAMS = 8,           /* tokens that texts may have more together than apart */
 };
 static const double EQUIVALENT = 0.02; /* a difference that does not matter */
 
 struct job {
     int64_t at; /* number of its … */
     const struct eval_question *q;
-    struct eval_question made; /* where q may be */
-    struct choice_prompt asked;   /* CHAT */
+    struct eval_question made;  /* where q may be */
+    struct choice_prompt asked; /* CHAT */
     struct token_ids prompt[EVAL_MAX_OPTIONS], rest[EVAL_MAX_OPTIONS];
     struct token_seq seq[EVAL_MAX_OPTIONS];
     struct engine_request *reqs;
@@ -61,7 +61,7 @@ static size_t trimmed(const char *s) {
 }
 
 void eval_encode_pair(const struct tokenizer *tok, const char *context, const char *continuation,
-                 struct token_ids *prompt, struct token_ids *rest) {
+                      struct token_ids *prompt, struct token_ids *rest) {
     size_t n = trimmed(context);
     struct token_ids whole = {0};
     struct buf text = {0};
@@ -108,15 +108,16 @@ static void request_choices(struct job *j, int r, int first, int n, const struct
     }
     j->cut |= prompt_truncate_left(&j->prompt[r], (int64_t)s->max_len - longest);
     j->reqs[r] = (struct engine_request){.prompt = j->prompt[r].v,
-                                  .n_prompt = j->prompt[r].n,
-                                  .adapter = s->adapter,
-                                  .sampling = {.top_p = 1},
-                                  .choices = &j->seq[first],
-                                  .n_choices = n};
+                                         .n_prompt = j->prompt[r].n,
+                                         .adapter = s->adapter,
+                                         .sampling = {.top_p = 1},
+                                         .choices = &j->seq[first],
+                                         .n_choices = n};
 }
 
 /* One request for all options when they have the same context, else one each. */
-static void loglikelihood_request(struct job *j, const struct window *w, const struct eval_question *q) {
+static void loglikelihood_request(struct job *j, const struct window *w,
+                                  const struct eval_question *q) {
     bool apart = q->contexts[0] != NULL;
     requests_make(j, apart ? q->n : 1);
     for (int i = 0; i < q->n; i++) {
@@ -124,7 +125,7 @@ static void loglikelihood_request(struct job *j, const struct window *w, const s
         char *context = context_of(w->b, q, i),
              *option = xasprintf("%s%s", w->b->delimiter, q->options[i]);
         eval_encode_pair(w->s->tok, context, option, apart || i == 0 ? &j->prompt[i] : &again,
-                    &j->rest[i]);
+                         &j->rest[i]);
         token_ids_release(&again);
         free(context);
         free(option);
@@ -142,24 +143,25 @@ static void generate_request(struct job *j, const struct window *w, const struct
     requests_make(j, 1);
     if (eos >= 0) j->asked.stop[j->asked.n_stop++] = eos;
     j->reqs[0] = (struct engine_request){.prompt = j->prompt[0].v,
-                                  .n_prompt = j->prompt[0].n,
-                                  .adapter = w->s->adapter,
-                                  .sampling = {.top_p = 1},
-                                  .max_tokens = b->max_tokens,
-                                  .stop = j->asked.stop,
-                                  .n_stop = j->asked.n_stop,
-                                  .stop_texts = (const char *const *)b->stops.v,
-                                  .n_stop_texts = b->stops.n};
+                                         .n_prompt = j->prompt[0].n,
+                                         .adapter = w->s->adapter,
+                                         .sampling = {.top_p = 1},
+                                         .max_tokens = b->max_tokens,
+                                         .stop = j->asked.stop,
+                                         .n_stop = j->asked.n_stop,
+                                         .stop_texts = (const char *const *)b->stops.v,
+                                         .n_stop_texts = b->stops.n};
     free(context);
 }
 
 static int chat_request(struct job *j, const struct window *w, const struct eval_question *q,
-                    struct error *err) {
+                        struct error *err) {
     struct task_item it = {.n_choices = q->n};
     struct chat_message user = {"user", q->context};
     for (int i = 0; i < q->n; i++) it.choices[i] = q->options[i];
     requests_make(j, 1);
-    if (choice_prompt_init(&j->asked, w->s->tok, &user, 1, &it, w->s->working, err) != OK) return err->code;
+    if (choice_prompt_init(&j->asked, w->s->tok, &user, 1, &it, w->s->working, err) != OK)
+        return err->code;
     choice_prompt_request(&j->asked, w->s->adapter, COT_MAX_TOKENS, &j->reqs[0]);
     return OK;
 }
@@ -201,7 +203,8 @@ static int best_of(const double *v, int n) {
     return best;
 }
 
-static void loglikelihood_grade(const struct job *j, const struct eval_question *q, struct eval_result *o) {
+static void loglikelihood_grade(const struct job *j, const struct eval_question *q,
+                                struct eval_result *o) {
     double lp[EVAL_MAX_OPTIONS], norm[EVAL_MAX_OPTIONS], sum = 0;
     for (int i = 0; i < q->n; i++) {
         lp[i] = (double)(j->n > 1 ? j->reqs[i].choice_logprob[0] : j->reqs[0].choice_logprob[i]);
@@ -281,7 +284,8 @@ int32_t eval_task_max_request(const struct eval_task *b, const struct tokenizer 
     int32_t most = 0, *preamble = xcalloc((size_t)MAX(b->n_subjects, 1), sizeof *preamble);
     struct token_ids ids = {0};
     for (int i = 0; i < b->n_subjects; i++, ids.n = 0) {
-        tokenizer_encode(tok, b->subjects[i].preamble, strlen(b->subjects[i].preamble), TOKENIZER_ADD_BOS, &ids);
+        tokenizer_encode(tok, b->subjects[i].preamble, strlen(b->subjects[i].preamble),
+                         TOKENIZER_ADD_BOS, &ids);
         preamble[i] = ids.n;
     }
     for (int64_t i = 0; b->family < 0 && i < b->n; i++) {
@@ -327,8 +331,9 @@ int eval_task_grader(const struct eval_task *b, const struct grader **out, struc
     return OK;
 }
 
-int eval_solver_answer(void *solver, const struct eval_task *b, struct eval_result *out, struct eval_cost *cost,
-                  struct progress *p, int64_t done, struct error *err) {
+int eval_solver_answer(void *solver, const struct eval_task *b, struct eval_result *out,
+                       struct eval_cost *cost, struct progress *p, int64_t done,
+                       struct error *err) {
     struct window w = {.s = solver, .b = b, .out = out, .cost = cost};
     double start = clock_now();
     int rc = eval_task_grader(b, &w.grader, err);
@@ -344,15 +349,16 @@ int eval_solver_answer(void *solver, const struct eval_task *b, struct eval_resu
     return rc;
 }
 
-int eval_run_family(struct engine *e, const struct tokenizer *tok, int family, enum data_split split,
-             uint64_t seed, int32_t n, struct adapter *adapter, bool working, uint8_t *right,
-             struct eval_score *out, struct progress *p, struct error *err) {
+int eval_run_family(struct engine *e, const struct tokenizer *tok, int family,
+                    enum data_split split, uint64_t seed, int32_t n, struct adapter *adapter,
+                    bool working, uint8_t *right, struct eval_score *out, struct progress *p,
+                    struct error *err) {
     struct eval_task b = {.name = (char *)(uintptr_t)fry_families[family].name,
-                     .ask = EVAL_CHAT_CHOICE,
-                     .n = n,
-                     .family = family,
-                     .split = split,
-                     .seed = seed};
+                          .ask = EVAL_CHAT_CHOICE,
+                          .n = n,
+                          .family = family,
+                          .split = split,
+                          .seed = seed};
     struct eval_solver s = {.e = e, .tok = tok, .adapter = adapter, .working = working};
     struct eval_result *v = xcalloc((size_t)MAX(n, 1), sizeof *v);
     struct eval_cost cost = {0};
@@ -402,8 +408,9 @@ int32_t eval_task_clusters(const struct eval_task *b, int32_t *cluster_of) {
     return n;
 }
 
-struct eval_summary eval_summarize(const struct eval_result *own, const struct eval_result *first, int64_t n,
-                              const int32_t *cluster_of, int32_t n_clusters, uint64_t seed) {
+struct eval_summary eval_summarize(const struct eval_result *own, const struct eval_result *first,
+                                   int64_t n, const int32_t *cluster_of, int32_t n_clusters,
+                                   uint64_t seed) {
     struct eval_summary s = {.n = n, .n_clusters = n_clusters, .p_holm = 1};
     uint8_t *a = xcalloc((size_t)MAX(n, 1), 1), *b = xcalloc((size_t)MAX(n, 1), 1);
     double *v = xcalloc((size_t)MAX(n, 1), sizeof *v);

@@ -142,8 +142,8 @@ static void make_sort(struct rng *r, bool rare, struct task_item *it) {
 }
 
 /* The larger (or smaller) of two different numbers of three digits. */
-static void compare_two(struct rng *r, struct task_item *it, const char *const asks[], const char *name,
-                        const char *twin, bool smaller) {
+static void compare_two(struct rng *r, struct task_item *it, const char *const asks[],
+                        const char *name, const char *twin, bool smaller) {
     int a = between(r, 100, 999), b = between(r, 100, 999), lang = draw_lang(r);
     if (a == b) b = a < 999 ? a + 1 : a - 1;
     it->lang = lang_names[lang];

@@ -124,8 +124,9 @@ static int64_t passage_run(struct comparison *c, const struct scored_sequence *s
     return done;
 }
 
-struct model_divergence model_divergence_measure(const struct model *const m[2], const struct scored_sequence *seqs, int n,
-                                  struct pool *pool, struct progress *p) {
+struct model_divergence model_divergence_measure(const struct model *const m[2],
+                                                 const struct scored_sequence *seqs, int n,
+                                                 struct pool *pool, struct progress *p) {
     struct comparison c = {.vocab = m[0]->config.vocab_size};
     struct forward_options o = {.max_rows = ROWS, .n_slots = 1, .slot_len = 1, .pool = pool};
     int64_t tokens = 0, done = 0, read = 0;

@@ -76,7 +76,8 @@ double sequential_e_value(const struct sequential_test *s, int side) {
 /* log wealth of one who stakes λ on the mean of sign·d being more than μ. Logarithms are dear, so
  * several factors share one; each is 1/2 or more, but for λ = 1/2, where running out of digits
  * takes wealth away and so errs to the safe side. */
-static double log_wealth_at(const struct sequential_test *s, double sign, double mu, double lambda) {
+static double log_wealth_at(const struct sequential_test *s, double sign, double mu,
+                            double lambda) {
     double log_sum = 0;
     for (int64_t i = 0; i < s->n;) {
         double product = 1;
@@ -107,5 +108,6 @@ static double confidence_lower_bound(const struct sequential_test *s, double sig
 struct stats_interval sequential_difference(const struct sequential_test *s) {
     if (s->n == 0) return (struct stats_interval){0, -1, 1};
     double mean = (s->sum[1] - s->sum[0]) / (double)s->n;
-    return (struct stats_interval){mean, confidence_lower_bound(s, 1), -confidence_lower_bound(s, -1)};
+    return (struct stats_interval){mean, confidence_lower_bound(s, 1),
+                                   -confidence_lower_bound(s, -1)};
 }

@@ -79,8 +79,8 @@ static void item_make(struct rng *r, int kind, struct task_item *it, int values[
 }
 
 /* The item of a split, with its things' values in the order of its choices. */
-static void draw(int kind, enum data_split split, uint64_t seed, uint32_t index, struct task_item *out,
-                 int values[ALL]) {
+static void draw(int kind, enum data_split split, uint64_t seed, uint32_t index,
+                 struct task_item *out, int values[ALL]) {
     struct rng r = rng_make(seed, RNG_TASK, (uint32_t)(FRY_MAX_FAMILIES + kind), index);
     for (int lang;;) {
         item_make(&r, kind, out, values, &lang);
@@ -89,7 +89,8 @@ static void draw(int kind, enum data_split split, uint64_t seed, uint32_t index,
     }
 }
 
-void split_evidence_item(int kind, enum data_split split, uint64_t seed, uint32_t index, struct task_item *out) {
+void split_evidence_item(int kind, enum data_split split, uint64_t seed, uint32_t index,
+                         struct task_item *out) {
     int values[ALL];
     draw(kind, split, seed, index, out, values);
 }
@@ -103,8 +104,8 @@ static json_t *conversation(int kind, uint64_t seed, int index) {
     draw(kind, SPLIT_TRAIN, seed, (uint32_t)index, &it, values);
     json_t *turns = json_array();
     messages_add(turns, "user", index % 3 == 0 ? it.question : it.views[share]);
-    messages_add_answer(turns,
-               it.choices[index % 3 == 0 ? it.correct : best_of(kind, values, share * EACH, EACH)]);
+    messages_add_answer(
+        turns, it.choices[index % 3 == 0 ? it.correct : best_of(kind, values, share * EACH, EACH)]);
     if (index % 3 == 2) {
         struct rng r = rng_make(seed, RNG_SHUFFLE, (uint32_t)kind, (uint32_t)index);
         for (int s = 0; s < SHARES; s++)

@@ -121,7 +121,7 @@ static int by_value(const void *a, const void *b) {
 }
 
 struct stats_interval stats_cluster_bootstrap(const double *v, const int32_t *cluster_of, int64_t n,
-                                        int32_t n_clusters, uint64_t seed) {
+                                              int32_t n_clusters, uint64_t seed) {
     struct stats_interval out = {0};
     if (n <= 0 || n_clusters <= 0) return out;
     double *sum = xcalloc((size_t)n_clusters, sizeof *sum), mean[BOOTSTRAPS], all = 0;
@@ -145,7 +145,7 @@ struct stats_interval stats_cluster_bootstrap(const double *v, const int32_t *cl
     qsort(mean, BOOTSTRAPS, sizeof *mean, by_value);
     // the 25th value from either end
     out = (struct stats_interval){all / (double)n, mean[BOOTSTRAPS / 40 - 1],
-                            mean[BOOTSTRAPS - BOOTSTRAPS / 40]};
+                                  mean[BOOTSTRAPS - BOOTSTRAPS / 40]};
     free(sum);
     free(size);
     return out;

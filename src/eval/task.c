@@ -119,7 +119,8 @@ static const struct task_config builtins[] = {
      .grader = "number",
      .stops = {"Question:", "</s>", "<|im_end|>"}},
 };
-static const struct task_config plain = {.template = QUESTION_ANSWER, .delimiter = " ", .normed = true};
+static const struct task_config plain = {
+    .template = QUESTION_ANSWER, .delimiter = " ", .normed = true};
 
 struct recipe {
     char *file, *shots, *question, *answer, *cluster, *description, *template, *delimiter, *grader;
@@ -430,7 +431,8 @@ static void example_add(struct buf *b, const struct eval_task *k, const struct e
 }
 
 static int fewshot_preamble_make(struct eval_task *b, const struct task_config *s, int subject,
-                         const struct questions *examples, int64_t shots, struct error *err) {
+                                 const struct questions *examples, int64_t shots,
+                                 struct error *err) {
     struct buf text = {0};
     struct eval_subject *to = &b->subjects[subject];
     char *spaced = xstrdup(to->name);
@@ -534,11 +536,11 @@ static int recipe_read(struct eval_task *b, const char *path, const struct eval_
     if (rc == OK && !m.grader && m.choices.n == 0) strings_add(&m.choices, "choices");
     if (rc == OK) {
         struct task_config s = {.description = m.description,
-                         .template = m.template,
-                         .delimiter = m.delimiter,
-                         .letters = m.letters,
-                         .normed = !m.letters && !m.grader,
-                         .grader = m.grader};
+                                .template = m.template,
+                                .delimiter = m.delimiter,
+                                .letters = m.letters,
+                                .normed = !m.letters && !m.grader,
+                                .grader = m.grader};
         char *file = path_relative_to(path, m.file),
              *shots = m.shots ? path_relative_to(path, m.shots) : NULL;
         rc = bank_read(b, &s, &m, file, shots, o, err);
@@ -577,7 +579,8 @@ static int family_open(struct eval_task *b, int family, const struct eval_task_o
     return OK;
 }
 
-int eval_task_open(struct eval_task *b, const char *name, const struct eval_task_options *o, struct error *err) {
+int eval_task_open(struct eval_task *b, const char *name, const struct eval_task_options *o,
+                   struct error *err) {
     *b = (struct eval_task){.family = -1};
     int family = fry_find(name), shares = split_evidence_find(name);
     bool file = strchr(name, '/') || ends_in(name, ".jsonl") || ends_in(name, ".json"),
@@ -619,7 +622,8 @@ static void draw(const struct eval_task *b, int64_t i, struct task_item *out) {
         fry_item(b->family, b->split, b->seed, (uint32_t)i, false, out);
 }
 
-const struct eval_question *eval_task_question(const struct eval_task *b, int64_t i, struct eval_question *scratch) {
+const struct eval_question *eval_task_question(const struct eval_task *b, int64_t i,
+                                               struct eval_question *scratch) {
     *scratch = (struct eval_question){0};
     if (b->family < 0) return &b->v[i];
     struct task_item it;
@@ -655,14 +659,15 @@ static const char *unblanked(const char *text) {
     return text + (*text == ' ');
 }
 
-static void item_of(const struct eval_task *b, const struct eval_question *q, struct task_item *out) {
+static void item_of(const struct eval_task *b, const struct eval_question *q,
+                    struct task_item *out) {
     size_t shared = q->contexts[0] ? contexts_shared(q) : 0;
     const char *context = q->context ? q->context : q->contexts[0];
     int len = q->contexts[0] ? (int)shared : (int)strlen(context);
     *out = (struct task_item){.n_choices = q->n,
-                         .correct = q->correct,
-                         .lang = language_names[language_detect(context)],
-                         .gold = q->n ? NULL : xstrdup(q->answer)};
+                              .correct = q->correct,
+                              .lang = language_names[language_detect(context)],
+                              .gold = q->n ? NULL : xstrdup(q->answer)};
     out->question = xasprintf("%s%.*s", b->subjects[q->subject].preamble, len, len ? context : "");
     for (size_t n = strlen(out->question); n && out->question[n - 1] == ' '; n--)
         out->question[n - 1] = 0;
@@ -695,14 +700,14 @@ void task_items_release(struct task_item *v, int64_t n) {
     free(v);
 }
 
-static int bank_add(struct eval_task **v, int *n, const char *name, const struct eval_task_options *o,
-                    struct error *err) {
+static int bank_add(struct eval_task **v, int *n, const char *name,
+                    const struct eval_task_options *o, struct error *err) {
     *v = xrealloc(*v, (size_t)(*n + 1) * sizeof **v);
     return eval_task_open(&(*v)[(*n)++], name, o, err);
 }
 
-int eval_tasks_open(const char *list, const struct eval_task_options *o, struct eval_task **out, int *n,
-               struct error *err) {
+int eval_tasks_open(const char *list, const struct eval_task_options *o, struct eval_task **out,
+                    int *n, struct error *err) {
     char *copy = xstrdup(list), *save = NULL;
     int rc = OK;
     *out = NULL;

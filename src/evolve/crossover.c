@@ -3,8 +3,8 @@
  *
  * Nearly all of them are one thing: a coefficient for each parent in each module. They differ in
  * how coefficients come about — given, drawn, or from the angle between two ΔW — and leave the
- * exact weighted sum and its best rank-R approximation to operator_weighted_sum. Rows that work on elements
- * of ΔW are in merge.c.
+ * exact weighted sum and its best rank-R approximation to operator_weighted_sum. Rows that work on
+ * elements of ΔW are in merge.c.
  */
 #include "evolve/evolve.h"
 #include "evolve/select.h"
@@ -39,7 +39,8 @@ static struct adapter *sum_even(const struct operands *x, const double *w, json_
 }
 
 /* The predecessor's blend, under this table's lineage. */
-static struct adapter *make_legacy_blend(const struct operands *x, json_t *lineage, struct error *err) {
+static struct adapter *make_legacy_blend(const struct operands *x, json_t *lineage,
+                                         struct error *err) {
     struct adapter *mid = adapter_blend(x->parents[0], x->parents[1], (float)operand_weight(x, 1),
                                         x->rank, BLEND_LEGACY, err);
     return operator_set_lineage(mid, lineage);
@@ -274,7 +275,7 @@ static void group_choose(const struct operands *x, int32_t begin, int32_t n, dou
 }
 
 static struct adapter *uniform_crossover(const struct operands *x, int32_t n, json_t *lineage,
-                                     struct error *err) {
+                                         struct error *err) {
     double *coef = coefs_make(x);
     for (int32_t i = 0; i < operand_modules(x); i += n) group_choose(x, i, n, coef);
     return sum_take(x, coef, lineage, err);
@@ -294,7 +295,7 @@ static struct adapter *make_module(const struct operands *x, json_t *lineage, st
  * within `step` of the whole around it, shares go over in a straight line.
  */
 static struct adapter *single_point_crossover(const struct operands *x, bool arc, json_t *lineage,
-                             struct error *err) {
+                                              struct error *err) {
     double t = 0, at = 0, n = 0;
     if (x->weights && share_find(x, &t, err) != OK) return NULL;
     for (int32_t i = 0; i < operand_modules(x); i++)

@@ -69,7 +69,7 @@ struct candidate {
     /* What its landscape fills in. */
     struct stats_interval performance, cooperation, novelty;
     double descriptor[N_DESCRIPTORS]; /* of behaviour, each in 0..1 */
-    int n_items;                    /* that it was asked: all but in a race */
+    int n_items;                      /* that it was asked: all but in a race */
     /* What follows. */
     struct stats_interval fitness;
     double shared;   /* fitness as selection sees it */
@@ -113,7 +113,7 @@ struct population {
 };
 /* ERR_USAGE where the options make no sense, whoever the founders are. */
 int population_check_options(const struct evolve_options *o, const struct fitness_options *f,
-                     struct error *err);
+                             struct error *err);
 /* Founders are retained. The options are borrowed. */
 int population_init(struct population *p, const struct evolve_options *o,
                     const struct fitness_options *f, uint64_t seed, struct adapter *const *founders,
@@ -122,7 +122,7 @@ void population_release(struct population *p);
 /* Other options and seed from the next generation on; operators that are no longer the same begin
  * without credit. */
 int population_set_options(struct population *p, const struct evolve_options *o,
-                      const struct fitness_options *f, uint64_t seed, struct error *err);
+                           const struct fitness_options *f, uint64_t seed, struct error *err);
 /* Evaluates everybody, computes fitness with its interval, credits operators, adapts steps, fills
  * the archive, lets witnesses go, sorts by fitness (ties: name). */
 int population_evaluate(struct population *p, const struct fitness_function *l, struct error *err);
@@ -210,11 +210,12 @@ struct evolve_env {
 /* Starts (id NULL: a fresh one is made and written to *id_out) or continues a run; returns its
  * result object: {run, adapters: {name: hash}, generations, table, comparisons, retention, spent}.
  * ERR_STATE where it was paused. */
-json_t *evolve_run_execute(const struct evolve_env *env, const struct evolve_recipe *o, const char *id,
-                    char **id_out, struct error *err);
+json_t *evolve_run_execute(const struct evolve_env *env, const struct evolve_recipe *o,
+                           const char *id, char **id_out, struct error *err);
 /* What that would read, ask and write, the recipe's files having been found and its questions
  * counted. NULL: `err` says what is wrong. */
-json_t *evolve_run_plan(const struct evolve_env *env, const struct evolve_recipe *o, struct error *err);
+json_t *evolve_run_plan(const struct evolve_env *env, const struct evolve_recipe *o,
+                        struct error *err);
 /* Continues runs/ID from its stored recipe. */
 json_t *evolve_run_resume(const struct evolve_env *env, const char *id, struct error *err);
 /*
@@ -223,13 +224,13 @@ json_t *evolve_run_resume(const struct evolve_env *env, const char *id, struct e
  * have founders and fitness questions in common.
  */
 json_t *evolve_run_fork(const struct evolve_env *env, const char *id, int at, const char *recipe,
-                 int64_t seed, const char *new_id, struct error *err);
+                        int64_t seed, const char *new_id, struct error *err);
 /* Computes generation `at` of a finished or interrupted run anew, without the store's answers, and
  * compares: {generation, equal, candidates: [{name, hash, fitness, equal}]}. */
 json_t *evolve_run_replay(const struct evolve_env *env, const char *id, int at, struct error *err);
 /* README.md of an adapter's folder, as a hub expects it, from the candidate's JSON. */
 int model_card_write(const char *dir, const char *model, const char *run, int generation,
-               const json_t *candidate, struct error *err);
+                     const json_t *candidate, struct error *err);
 /* The table for people. */
 void evolve_run_print(const json_t *result, FILE *f);
 /* report.html from the result object: self-contained, plots as SVG. */
@@ -242,10 +243,10 @@ int lineage_print(const json_t *generations, const char *name, FILE *f, struct e
  * operators: what makes a child from parents, as rows of a table: crossover, PEFT's combination
  * types, mutation.
  *
- * A breeder draws a row by name, calls operator_apply, asks operator_relative_change how far the child went
- * from its parents, and adapts the step that it gives next time within the row's bounds. An
- * operator is pure: the same parents, weights, step, rank and seed give the same adapter, bit for
- * bit. Any thread may apply any operator.
+ * A breeder draws a row by name, calls operator_apply, asks operator_relative_change how far the
+ * child went from its parents, and adapts the step that it gives next time within the row's bounds.
+ * An operator is pure: the same parents, weights, step, rank and seed give the same adapter, bit
+ * for bit. Any thread may apply any operator.
  *
  * All rows take plain LoRA only (DoRA and tables of the vocabulary are refused) and mixed ranks,
  * targets and scalings. Those that work on ΔW = scale · B A use the true scale (alpha / r, or
@@ -319,7 +320,7 @@ struct adapter *operator_rescale(struct adapter *a, double norm);
 /* coef [L·N_PROJ][n]: child = Σ coef · ΔW in each module, truncated to its rank; a module where
  * only one parent counts is that parent's, as it is, when the rank allows. */
 struct adapter *operator_weighted_sum(const struct operands *x, const double *coef, json_t *lineage,
-                             struct error *err);
+                                      struct error *err);
 
 /*
  * lineage: who descends from whom in a run, from the records of its generations (an array of the

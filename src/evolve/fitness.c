@@ -306,7 +306,8 @@ struct stats_interval fitness_split(const double *scores, int n, int n_items, in
 
 void operator_selector_init(struct operator_selector *o, int n, double alpha, double margin) {
     CHECK(n >= 1 && n <= MAX_OPERATORS);
-    *o = (struct operator_selector){.n = n, .rate = 0.1, .pursuit = 0.1, .alpha = alpha, .margin = margin};
+    *o = (struct operator_selector){
+        .n = n, .rate = 0.1, .pursuit = 0.1, .alpha = alpha, .margin = margin};
     o->p_min = 0.5 / n;
     for (int i = 0; i < n; i++) o->v[i].p = 1.0 / n;
 }

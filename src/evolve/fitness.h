@@ -14,7 +14,7 @@
 /* One part of a fitness: performance, cooperation, novelty. */
 struct fitness_term {
     double weight;
-    const double *items;   /* [n_items]; NULL: measured apart, or exactly, */
+    const double *items;         /* [n_items]; NULL: measured apart, or exactly, */
     struct stats_interval value; /* as this says; with items it is filled in */
 };
 /* Σ weight · value with its 95 % interval. Terms with items are summed item by item, which keeps

@@ -55,7 +55,7 @@ struct source {
     int family; /* -1: a file */
     struct eval_task bank;
     struct task_item *items; /* [bank.n] */
-    uint32_t *of[2];    /* fitness, test: which, in a seeded order */
+    uint32_t *of[2];         /* fitness, test: which, in a seeded order */
     int n_of[2];
     struct source *next;
 };
@@ -132,7 +132,8 @@ static struct task_item item_copy(const struct task_item *it) {
     return c;
 }
 
-int evolve_run_count_items(const struct evolve_run *r, const struct strings *tasks, enum data_split split, int64_t n) {
+int evolve_run_count_items(const struct evolve_run *r, const struct strings *tasks,
+                           enum data_split split, int64_t n) {
     for (int i = 0; i < tasks->n; i++) {
         const struct source *s = source_find(r, tasks->v[i]);
         if (s->family < 0) n = MIN(n, (int64_t)s->n_of[split == SPLIT_TEST] * tasks->n);
@@ -140,8 +141,9 @@ int evolve_run_count_items(const struct evolve_run *r, const struct strings *tas
     return (int)n;
 }
 
-struct task_item *evolve_run_task_items(const struct evolve_run *r, const struct strings *tasks, enum data_split split,
-                         uint64_t seed, uint32_t begin, int n) {
+struct task_item *evolve_run_task_items(const struct evolve_run *r, const struct strings *tasks,
+                                        enum data_split split, uint64_t seed, uint32_t begin,
+                                        int n) {
     struct task_item *v = xcalloc((size_t)n + 1, sizeof *v);
     for (int i = 0; i < n; i++) {
         const struct source *s = source_find(r, tasks->v[i % tasks->n]);
@@ -186,7 +188,8 @@ static double candidate_flops(const struct evolve_run *r, const struct candidate
 enum { ASK_AT_ONCE = 8192 };
 
 /* Asks whoever is in `who` the items [from, to). */
-static int ask(struct generation_eval *t, const int *who, int n_who, int from, int to, struct error *err) {
+static int ask(struct generation_eval *t, const int *who, int n_who, int from, int to,
+               struct error *err) {
     int n = to - from, rc = OK;
     struct llm_call *calls = xcalloc((size_t)n_who * (size_t)n + 1, sizeof *calls);
     struct chat_message(*chats)[2] = xcalloc((size_t)n + 1, sizeof *chats);
@@ -217,7 +220,7 @@ static int ask(struct generation_eval *t, const int *who, int n_who, int from, i
         t->answers[at] = call->answer;
         if (t->texts) t->texts[at] = xstrdup(call->text ? call->text : "");
         evolve_cost_add_forward(t->r, call->n_prefilled + call->n_generated,
-                      candidate_flops(t->r, &t->c[who[j / n]]));
+                                candidate_flops(t->r, &t->c[who[j / n]]));
         llm_call_release(call);
     }
     for (int k = 0; k < n_who; k++) t->asked[who[k]] = to;
@@ -276,8 +279,8 @@ static void fill_scores(struct generation_eval *t, struct evaluation *out) {
 
 /* What candidate i adds to the vote of the best of the other roles. Elites stand first, in the
  * order of their fitness. */
-static struct stats_interval role_contribution(const struct generation_eval *t, int i, uint8_t *with,
-                                     uint8_t *without) {
+static struct stats_interval role_contribution(const struct generation_eval *t, int i,
+                                               uint8_t *with, uint8_t *without) {
     const struct vote *v = vote_find(t->o->vote);
     int partners[MAX_POPULATION], n = 0;
     bool seen[MAX_POPULATION] = {false};
@@ -336,7 +339,8 @@ static int fill_cooperation(struct generation_eval *t, struct error *err) {
     else if (strcmp(t->o->fitness.credit, "shapley") == 0)
         rc = shapley(t, worth, err);
     else
-        contribution_leave_one_out_vote(vote_find(t->o->vote), t->answers, t->team, t->items, t->n_items, worth);
+        contribution_leave_one_out_vote(vote_find(t->o->vote), t->answers, t->team, t->items,
+                                        t->n_items, worth);
     for (int i = 0; rc == OK && i < t->team; i++) t->c[i].cooperation = worth[i];
     return rc;
 }
@@ -403,10 +407,10 @@ static int fill_novelty(struct generation_eval *t, struct evaluation *out, struc
     out->distance = xcalloc((size_t)t->n * (size_t)t->n + 1, sizeof *out->distance);
     if (rc == OK)
         behaviour_novelty(said                       ? embedding_distance
-                       : strcmp(apart, "js") == 0 ? behaviour_js_divergence
-                                                  : behaviour_disagreement,
-                       said ? (const void *)&words : &answers, t->n, t->team, t->n_items, novelty,
-                       out->distance);
+                          : strcmp(apart, "js") == 0 ? behaviour_js_divergence
+                                                     : behaviour_disagreement,
+                          said ? (const void *)&words : &answers, t->n, t->team, t->n_items,
+                          novelty, out->distance);
     for (int i = 0; rc == OK && i < t->n; i++) t->c[i].novelty = novelty[i];
     free(words.which);
     free(words.v);
@@ -436,14 +440,14 @@ static void fill_descriptors(struct generation_eval *t) {
 }
 
 int evolve_run_evaluate(void *ctx, int generation, struct candidate *c, int n, int witnesses,
-                   struct evaluation *out, struct error *err) {
+                        struct evaluation *out, struct error *err) {
     struct evolve_run *r = ctx;
     struct generation_eval t = {.r = r,
-                      .o = evolve_run_recipe_at(r, generation),
-                      .c = c,
-                      .n = n,
-                      .team = n - witnesses,
-                      .asked = xcalloc((size_t)n + 1, sizeof *t.asked)};
+                                .o = evolve_run_recipe_at(r, generation),
+                                .c = c,
+                                .n = n,
+                                .team = n - witnesses,
+                                .asked = xcalloc((size_t)n + 1, sizeof *t.asked)};
     bool anew = r->only == generation;
     struct store *store = r->speaker.store;
     t.items = evolve_run_generation_items(r, generation, &t.n_items);

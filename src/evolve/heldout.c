@@ -37,12 +37,13 @@ static int solo_run(struct evolve_run *r, struct adapter *a, const struct task_i
     return rc;
 }
 
-static int measure_solo(struct evolve_run *r, const char *name, struct adapter *a, struct progress *bar,
-                        struct error *err) {
+static int measure_solo(struct evolve_run *r, const char *name, struct adapter *a,
+                        struct progress *bar, struct error *err) {
     return solo_run(r, a, r->test, r->n_test, add_row(r, name), bar, err);
 }
 
-static json_t *transcripts(const struct evolve_run *r, const struct debate *d, const struct agent *team) {
+static json_t *transcripts(const struct evolve_run *r, const struct debate *d,
+                           const struct agent *team) {
     json_t *list = json_array();
     for (int i = 0; i < r->n_test && i < 5; i++) {
         struct buf b = {0};
@@ -68,10 +69,11 @@ static int measure_debate(struct evolve_run *r, struct progress *bar, struct err
         team[i] = (struct agent){.name = r->names[i], .adapter = r->founders[i]};
     int rc = debate_run(&r->asker, team, r->n_founders, r->test, r->n_test, &o, &d, bar, err);
     if (rc == OK)
-        rc = contribution_leave_one_out(&r->asker, team, r->n_founders, r->test, r->n_test, &o, &d, worth,
-                                  bar, err);
+        rc = contribution_leave_one_out(&r->asker, team, r->n_founders, r->test, r->n_test, &o, &d,
+                                        worth, bar, err);
     if (rc == OK) {
-        struct heldout_result *debate = add_row(r, "debate"), *vote = add_row(r, "first-round vote");
+        struct heldout_result *debate = add_row(r, "debate"),
+                              *vote = add_row(r, "first-round vote");
         memcpy(debate->right, d.voted + (size_t)(d.rounds - 1) * (size_t)r->n_test,
                (size_t)r->n_test);
         memcpy(vote->right, d.voted, (size_t)r->n_test);
@@ -107,8 +109,9 @@ static int measure_self_consistency(struct evolve_run *r, const struct candidate
     bar->total += (int64_t)(k - r->n_founders * (int)r->o->rounds) * r->n_test;
     snprintf(m->name, sizeof m->name, "self-consistency %s@%d", best->name, k);
     struct self_consistency drawn;
-    int rc = self_consistency_sample(&r->asker, &agent, r->test, r->n_test, k, (float)r->o->temperature,
-                          (int32_t)r->o->max_tokens, (uint64_t)r->o->seed, NULL, &drawn, bar, err);
+    int rc = self_consistency_sample(&r->asker, &agent, r->test, r->n_test, k,
+                                     (float)r->o->temperature, (int32_t)r->o->max_tokens,
+                                     (uint64_t)r->o->seed, NULL, &drawn, bar, err);
     if (rc == OK) self_consistency_vote(&drawn, r->test, k, m->right);
     for (int i = 0; i < k; i++) {
         m->prefilled += drawn.prefilled[i];
@@ -187,7 +190,7 @@ static json_t *comparisons_json(const struct evolve_run *r, const char *best_fou
     int n = r->o->rounds ? N : WITHOUT_DEBATE;
     for (int i = 0; i < n; i++) {
         d[i] = stats_mcnemar(find_row(r, pairs[i][0])->right, find_row(r, pairs[i][1])->right,
-                            r->n_test);
+                             r->n_test);
         p[i] = d[i].p;
     }
     stats_holm(p, n, adjusted);
@@ -207,20 +210,21 @@ static int measure_retention(struct evolve_run *r, struct progress *bar, struct 
     const struct strings *families = &r->o->retain;
     int most = (int)r->o->retain_items, rc = OK;
     struct heldout_result before = {.right = xcalloc((size_t)most + 1, 1)},
-                    after = {.right = xcalloc((size_t)most + 1, 1)};
+                          after = {.right = xcalloc((size_t)most + 1, 1)};
     struct stats_mcnemar *d = xcalloc((size_t)families->n + 1, sizeof *d);
     double *p = xcalloc(2 * (size_t)families->n + 1, sizeof *p), *holm = p + families->n;
     json_t *list = json_array(), *row;
     for (int i = 0; rc == OK && i < families->n; i++) {
         struct strings one = {&families->v[i], 1};
         int n = evolve_run_count_items(r, &one, SPLIT_TEST, most);
-        struct task_item *items = evolve_run_task_items(r, &one, SPLIT_TEST, (uint64_t)r->o->seed, 0, n);
+        struct task_item *items =
+            evolve_run_task_items(r, &one, SPLIT_TEST, (uint64_t)r->o->seed, 0, n);
         rc = solo_run(r, r->best[0].adapter, items, n, &before, bar, err);
         if (rc == OK) rc = solo_run(r, r->best[r->n_best - 1].adapter, items, n, &after, bar, err);
         d[i] = stats_mcnemar(after.right, before.right, n);
         p[i] = d[i].p;
         struct stats_interval b = stats_wilson(count_right(&before, n), n),
-                        a = stats_wilson(count_right(&after, n), n);
+                              a = stats_wilson(count_right(&after, n), n);
         json_array_append_new(list,
                               json_pack("{s:s,s:i,s:{s:f,s:f,s:f},s:{s:f,s:f,s:f},s:o}", "family",
                                         families->v[i], "n", n, "founder", "acc", b.value, "lo",
@@ -269,7 +273,8 @@ int evolve_run_evaluate_heldout(struct evolve_run *r, struct error *err) {
     r->max_rows = (int)shown + 4; /* base, debate, vote, samples */
     r->rows = xcalloc((size_t)r->max_rows, sizeof *r->rows);
     r->n_test = evolve_run_count_items(r, &r->o->tasks, SPLIT_TEST, r->o->test_items);
-    r->test = evolve_run_task_items(r, &r->o->tasks, SPLIT_TEST, (uint64_t)r->o->seed, 0, r->n_test);
+    r->test =
+        evolve_run_task_items(r, &r->o->tasks, SPLIT_TEST, (uint64_t)r->o->seed, 0, r->n_test);
     int rc = check_disjoint(r, err);
     progress_start(&bar, "held-out test",
                    (1 + shown + (n + n * (n - 1) + n) * rounds) * r->n_test +

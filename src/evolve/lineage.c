@@ -23,7 +23,7 @@ double json_number_or_nan(const json_t *v, const char *key) {
 struct stats_interval json_interval(const json_t *v, const char *key) {
     const json_t *x = json_object_get(v, key);
     return (struct stats_interval){json_number_or_nan(x, "value"), json_number_or_nan(x, "lo"),
-                             json_number_or_nan(x, "hi")};
+                                   json_number_or_nan(x, "hi")};
 }
 
 void buf_add_one_line(struct buf *b, const char *s) {
@@ -42,7 +42,8 @@ int lineage_find(const struct lineage *l, const char *name) {
 
 static int check_candidate(const json_t *c, struct error *err) {
     const json_t *parents = json_object_get(c, "parents");
-    if (!*json_get_string(c, "name")) return error_set(err, ERR_FORMAT, "a candidate has no 'name'");
+    if (!*json_get_string(c, "name"))
+        return error_set(err, ERR_FORMAT, "a candidate has no 'name'");
     if (!isfinite(json_interval(c, "fitness").value))
         return error_set(err, ERR_FORMAT, "'%s' has no 'fitness' with a 'value'",
                          json_get_string(c, "name"));

@@ -31,10 +31,10 @@
 
 enum sparsification {
     SPARSIFY_NONE,
-    SPARSIFY_MAGNITUDE,   /* keep the largest */
+    SPARSIFY_MAGNITUDE,          /* keep the largest */
     SPARSIFY_MAGNITUDE_OUTLIERS, /* of those but OUTLIERS, keep the largest (breadcrumbs) */
-    SPARSIFY_RANDOM,   /* keep any by chance, and rescale */
-    SPARSIFY_MAGPRUNE, /* the same, the larger in its row the likelier (MAGPRUNE) */
+    SPARSIFY_RANDOM,             /* keep any by chance, and rescale */
+    SPARSIFY_MAGPRUNE,           /* the same, the larger in its row the likelier (MAGPRUNE) */
     SPARSIFY_SCE, /* keep where parents differ most, and weigh each by its square (SCE) */
 };
 struct rule {
@@ -135,8 +135,7 @@ static void row_magprune(float *w, size_t n, double density, uint64_t *order, st
 
 static void tensor_magprune(float *w, size_t rows, size_t cols, float density, struct rng *rng) {
     uint64_t *order = xmalloc(cols * sizeof *order);
-    for (size_t r = 0; r < rows; r++)
-        row_magprune(w + r * cols, cols, (double)density, order, rng);
+    for (size_t r = 0; r < rows; r++) row_magprune(w + r * cols, cols, (double)density, order, rng);
     free(order);
 }
 
@@ -204,11 +203,12 @@ static double element_merge(const struct tensors *t, size_t i, struct rule rule)
     return rule.peft ? sum / agreeing : sum / agreeing * all;
 }
 
-static void tensor_sparsify(float *w, const struct tensors *t, enum sparsification sparse, float density,
-                        struct rng *rng) {
+static void tensor_sparsify(float *w, const struct tensors *t, enum sparsification sparse,
+                            float density, struct rng *rng) {
     size_t n = t->rows * t->cols, keep = (size_t)((double)density * (double)n);
     if (sparse == SPARSIFY_MAGNITUDE) tensor_prune_magnitude(w, n, 0, keep);
-    if (sparse == SPARSIFY_MAGNITUDE_OUTLIERS) tensor_prune_magnitude(w, n, (size_t)(OUTLIERS * (double)n), keep);
+    if (sparse == SPARSIFY_MAGNITUDE_OUTLIERS)
+        tensor_prune_magnitude(w, n, (size_t)(OUTLIERS * (double)n), keep);
     if (sparse == SPARSIFY_RANDOM) tensor_prune_random(w, n, density, rng);
     if (sparse == SPARSIFY_MAGPRUNE) tensor_magprune(w, t->rows, t->cols, density, rng);
 }
@@ -256,8 +256,8 @@ static int deltas_fill(struct tensors *t, const struct operands *x, int32_t i, b
 }
 
 /* The merged ΔW of module i, brought to its rank. */
-static int module_merge(const struct operands *x, int32_t i, struct rule rule, struct adapter_builder *d,
-                        struct error *err) {
+static int module_merge(const struct operands *x, int32_t i, struct rule rule,
+                        struct adapter_builder *d, struct error *err) {
     int out = proj_out(d->shape, i % N_PROJ), in = proj_in(d->shape, i % N_PROJ);
     struct tensors t = {.rows = (size_t)out, .cols = (size_t)in};
     int rc = deltas_fill(&t, x, i, rule.peft, err);

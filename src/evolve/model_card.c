@@ -95,7 +95,7 @@ static void scores(struct buf *b, const json_t *c) {
 }
 
 int model_card_write(const char *dir, const char *model, const char *run, int generation,
-               const json_t *candidate, struct error *err) {
+                     const json_t *candidate, struct error *err) {
     struct buf b = {0};
     char *path = path_join(dir, "README.md");
     front_matter(&b, model);

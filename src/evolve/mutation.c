@@ -21,14 +21,14 @@ enum { STREAM_SPECTRUM = 4, STREAM_ROTATE, STREAM_DROP, STREAM_RANK, STREAM_REIN
 static struct adapter *make_noise(const struct operands *x, json_t *lineage, struct error *err) {
     (void)err;
     return operator_set_lineage(adapter_mutate(x->parents[0], NOISE_SHARE, x->step, false, x->seed),
-                            lineage);
+                                lineage);
 }
 
 static struct adapter *make_noise_absolute(const struct operands *x, json_t *lineage,
                                            struct error *err) {
     (void)err;
     return operator_set_lineage(adapter_mutate(x->parents[0], NOISE_SHARE, x->step, true, x->seed),
-                            lineage);
+                                lineage);
 }
 
 /* Σ s². */
@@ -64,8 +64,8 @@ static struct adapter *change_modules(const struct operands *x, module_change *c
         const struct lora *lo = &a->loras[i];
         struct arena ar = {0};
         if (lo->r == 0) continue;
-        struct lowrank_sum s =
-            lowrank_sum_new(&ar, proj_out(&a->shape, i % N_PROJ), proj_in(&a->shape, i % N_PROJ), lo->r);
+        struct lowrank_sum s = lowrank_sum_new(&ar, proj_out(&a->shape, i % N_PROJ),
+                                               proj_in(&a->shape, i % N_PROJ), lo->r);
         lowrank_sum_put(&s, lo, 1, 0);
         struct svd sv = lowrank_sum_svd(&s, &ar);
         int32_t r = sv.n;

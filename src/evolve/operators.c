@@ -50,7 +50,8 @@ int32_t operand_rank(const struct operands *x, int32_t i, int32_t most) {
 }
 
 struct adapter *operator_finish(struct adapter_builder *d, json_t *lineage, struct error *err) {
-    if (d->size2 > 0) json_object_set_new(lineage, "error", json_sprintf("%.3g", adapter_builder_error(d)));
+    if (d->size2 > 0)
+        json_object_set_new(lineage, "error", json_sprintf("%.3g", adapter_builder_error(d)));
     struct adapter *child = adapter_builder_finish(d, lineage);
     if (!child) error_set(err, ERR_STATE, "nothing of the parents is left in the child");
     return child;
@@ -88,7 +89,8 @@ static int parts_count(const struct operands *x, const double *coef, int32_t i, 
     return n;
 }
 
-static void module_sum(const struct operands *x, const double *coef, int32_t i, struct adapter_builder *d) {
+static void module_sum(const struct operands *x, const double *coef, int32_t i,
+                       struct adapter_builder *d) {
     const struct model_config *shape = d->shape;
     int last = 0, k = 0, n = parts_count(x, coef, i, &last, &k);
     int32_t r = operand_rank(x, i, k);
@@ -98,7 +100,8 @@ static void module_sum(const struct operands *x, const double *coef, int32_t i, 
         return;
     }
     struct arena ar = {0};
-    struct lowrank_sum s = lowrank_sum_new(&ar, proj_out(shape, i % N_PROJ), proj_in(shape, i % N_PROJ), k);
+    struct lowrank_sum s =
+        lowrank_sum_new(&ar, proj_out(shape, i % N_PROJ), proj_in(shape, i % N_PROJ), k);
     for (int p = 0, at = 0; p < x->n; p++) {
         const struct lora *lo = &x->parents[p]->loras[i];
         if (coef[p] == 0) continue;
@@ -113,7 +116,7 @@ static void module_sum(const struct operands *x, const double *coef, int32_t i, 
 }
 
 struct adapter *operator_weighted_sum(const struct operands *x, const double *coef, json_t *lineage,
-                             struct error *err) {
+                                      struct error *err) {
     const struct adapter *a = x->parents[0];
     struct adapter_builder d = adapter_builder_init(&a->shape, a->config.dropout);
     for (int32_t i = 0; i < operand_modules(x); i++)

@@ -175,12 +175,13 @@ static int sets_init(struct population *p, struct error *err) {
 /* Over what landscapes describe behaviour by. */
 static int archive_open(struct population *p, struct error *err) {
     struct archive_axis axis[N_DESCRIPTORS];
-    for (int d = 0; d < N_DESCRIPTORS; d++) axis[d] = (struct archive_axis){0, 1, (int)p->o->archive};
+    for (int d = 0; d < N_DESCRIPTORS; d++)
+        axis[d] = (struct archive_axis){0, 1, (int)p->o->archive};
     return p->o->archive ? archive_init(&p->archive, axis, N_DESCRIPTORS, err) : OK;
 }
 
 int population_check_options(const struct evolve_options *o, const struct fitness_options *f,
-                     struct error *err) {
+                             struct error *err) {
     struct population p = {.o = o, .f = f};
     return options_check(o, f, 2, err) == OK ? sets_init(&p, err) : err->code;
 }
@@ -211,7 +212,7 @@ static bool lists_equal(const struct strings *a, const struct strings *b) {
 }
 
 int population_set_options(struct population *p, const struct evolve_options *o,
-                      const struct fitness_options *f, uint64_t seed, struct error *err) {
+                           const struct fitness_options *f, uint64_t seed, struct error *err) {
     const struct evolve_options *old = p->o;
     p->o = o;
     p->f = f;
@@ -301,9 +302,9 @@ static void credit_operator(struct population *p, int i) {
     operator_selector_update(&s->credit, which, c->fitness.value - before);
     if (!mutant || !c->how->unit || p->o->move <= 0 || !p->assay.distance) return;
     double moved = p->assay.distance[(a - p->c) * (p->n + p->witnesses) + i];
-    s->step[which] =
-        fmin((double)c->how->step_max,
-             fmax((double)c->how->step_min, mutation_step_adapt(s->step[which], moved, p->o->move, 0.3)));
+    s->step[which] = fmin((double)c->how->step_max,
+                          fmax((double)c->how->step_min,
+                               mutation_step_adapt(s->step[which], moved, p->o->move, 0.3)));
 }
 
 /* Who enters the archive is kept in the hall; who was pushed out of its cell leaves. */
@@ -577,8 +578,8 @@ json_t *candidate_json(const struct candidate *c) {
                   c->adapter ? c->adapter->hash : NULL, "role", c->role, "elite", (int)c->elite,
                   "parents", parents, "operator", c->how ? c->how->name : NULL, "performance",
                   stats_interval_json(c->performance), "expected", c->expected, "cooperation",
-                  stats_interval_json(c->cooperation), "novelty", stats_interval_json(c->novelty), "fitness",
-                  stats_interval_json(c->fitness), "items", c->n_items);
+                  stats_interval_json(c->cooperation), "novelty", stats_interval_json(c->novelty),
+                  "fitness", stats_interval_json(c->fitness), "items", c->n_items);
     if (!isnan(c->step)) json_object_set_new(v, "step", json_real(c->step));
     if (!isnan(c->blend)) json_object_set_new(v, "blend", json_real(c->blend));
     if (weights) json_object_set_new(v, "weights", weights);

@@ -37,7 +37,8 @@ void evolve_report_name(const struct evolve_report *r, const char *name) {
     if (carded) buf_puts(r->b, "</a>");
 }
 
-void evolve_report_cell(struct buf *b, const char *before, int digits, double v, const char *after) {
+void evolve_report_cell(struct buf *b, const char *before, int digits, double v,
+                        const char *after) {
     if (isfinite(v))
         buf_printf(b, "<td class=n>%s%.*f%s", before, digits, v, after);
     else
@@ -86,8 +87,8 @@ static void results_table(struct buf *b, const json_t *table) {
         buf_printf(b, "<td class=n>%d<td class=n>%.1f %%<td>%.1f – %.1f<td>",
                    (int)json_number_or_nan(row, "n"), 100 * v, 100 * lo, 100 * hi);
         interval_bar(b, v, lo, hi);
-        buf_printf(b, "<td class=n>%.0f<td class=n>%.0f</tr>\n", json_number_or_nan(row, "prefilled"),
-                   json_number_or_nan(row, "generated"));
+        buf_printf(b, "<td class=n>%.0f<td class=n>%.0f</tr>\n",
+                   json_number_or_nan(row, "prefilled"), json_number_or_nan(row, "generated"));
     }
     buf_puts(b, "</table>\n");
 }
@@ -110,9 +111,9 @@ static void comparisons_table(struct buf *b, const json_t *list) {
                    100 * json_number_or_nan(row, "diff"), 100 * json_number_or_nan(row, "lo"),
                    100 * json_number_or_nan(row, "hi"), json_number_or_nan(row, "p_holm"),
                    sure ? "yes" : "soft",
-                   !sure                            ? "not significant"
+                   !sure                                 ? "not significant"
                    : json_number_or_nan(row, "diff") > 0 ? "better"
-                                                    : "worse");
+                                                         : "worse");
     }
     buf_puts(b, "</table>\n");
 }
@@ -262,7 +263,8 @@ static void diversity_plot(const struct evolve_report *r) {
     int points = 0;
     json_array_foreach (r->generations, g, v)
         for (size_t k = 0; k < ARRAY_LEN(keys); k++)
-            curve_add(&c[k], (double)g, json_number_or_nan(json_object_get(v, "diversity"), keys[k]));
+            curve_add(&c[k], (double)g,
+                      json_number_or_nan(json_object_get(v, "diversity"), keys[k]));
     for (size_t k = 0; k < ARRAY_LEN(keys); k++) points += c[k].n;
     if (points) {
         buf_puts(r->b, "<h2>Diversity by generation</h2>");
@@ -312,7 +314,8 @@ static void operator_row(const struct evolve_report *r, const json_t *v, const s
     html_escape(b, json_get_string(v, "kind"));
     evolve_report_cell(b, "", 0, json_number_or_nan(v, "used"), "");
     evolve_report_cell(b, "", 0, json_number_or_nan(v, "improved"), "");
-    evolve_report_cell(b, json_number_or_nan(v, "quality") < 0 ? "" : "+", 4, json_number_or_nan(v, "quality"), "");
+    evolve_report_cell(b, json_number_or_nan(v, "quality") < 0 ? "" : "+", 4,
+                       json_number_or_nan(v, "quality"), "");
     evolve_report_cell(b, "", 3, json_number_or_nan(v, "step"), "");
     evolve_report_cell(b, "", 1, 100 * json_number_or_nan(v, "p"), " %");
     share_bar(b, json_number_or_nan(v, "p"));
@@ -342,7 +345,8 @@ static void operators_table(const struct evolve_report *r) {
 /* archive */
 
 /* cell[side²]: the fittest of each block of cells; returns their side. */
-static int archive_blocks(const json_t *archive, const json_t **cell, struct stats_interval *range) {
+static int archive_blocks(const json_t *archive, const json_t **cell,
+                          struct stats_interval *range) {
     json_int_t bins = json_integer_value(json_object_get(archive, "bins"));
     int side = (int)MIN(bins, ARCHIVE_SIDE);
     size_t i;
@@ -361,8 +365,8 @@ static int archive_blocks(const json_t *archive, const json_t **cell, struct sta
     return side;
 }
 
-static void archive_cell(const struct evolve_report *r, const json_t *c, double x, double y, double size,
-                         double shade) {
+static void archive_cell(const struct evolve_report *r, const json_t *c, double x, double y,
+                         double size, double shade) {
     buf_printf(r->b,
                "<g><rect x=\"%.1f\" y=\"%.1f\" width=\"%.1f\" height=\"%.1f\" "
                "fill=\"var(--a)\" fill-opacity=\"%.2f\"/>",
@@ -402,7 +406,8 @@ static void archive_map(const struct evolve_report *r) {
                "QD score %.4g.</p>\n",
                range.lo, range.hi,
                side < json_number_or_nan(archive, "bins") ? " Each square is several cells." : "",
-               100 * json_number_or_nan(archive, "coverage"), json_number_or_nan(archive, "qd_score"));
+               100 * json_number_or_nan(archive, "coverage"),
+               json_number_or_nan(archive, "qd_score"));
 }
 
 /* candidates and cost */
@@ -502,7 +507,8 @@ static void debate_section(struct buf *b, const json_t *debate) {
                "<h2>The debate</h2><p>Hearing the others made %.0f answers right and %.0f wrong. "
                "Worth of each agent by "
                "leave-one-out (points, 95 %% interval):",
-               json_number_or_nan(debate, "became_right"), json_number_or_nan(debate, "became_wrong"));
+               json_number_or_nan(debate, "became_right"),
+               json_number_or_nan(debate, "became_wrong"));
     json_object_foreach (json_object_get(debate, "leave_one_out"), name, v) {
         buf_puts(b, " ");
         html_escape(b, name);
@@ -568,20 +574,21 @@ void evolve_run_print(const json_t *result, FILE *f) {
     fprintf(f, "\n%-34s %6s %9s   %-13s %11s %8s\n", "held-out questions", "n", "accuracy",
             "95 % interval", "tokens read", "written");
     json_array_foreach (json_object_get(result, "table"), i, row)
-        fprintf(f, "%-34s %6d %7.1f %%   %5.1f – %-5.1f %11.0f %8.0f\n", json_get_string(row, "name"),
-                (int)json_number_or_nan(row, "n"), 100 * json_number_or_nan(row, "acc"),
-                100 * json_number_or_nan(row, "lo"), 100 * json_number_or_nan(row, "hi"),
-                json_number_or_nan(row, "prefilled"), json_number_or_nan(row, "generated"));
+        fprintf(f, "%-34s %6d %7.1f %%   %5.1f – %-5.1f %11.0f %8.0f\n",
+                json_get_string(row, "name"), (int)json_number_or_nan(row, "n"),
+                100 * json_number_or_nan(row, "acc"), 100 * json_number_or_nan(row, "lo"),
+                100 * json_number_or_nan(row, "hi"), json_number_or_nan(row, "prefilled"),
+                json_number_or_nan(row, "generated"));
     fprintf(f, "\non the same questions, points gained (McNemar, Holm-corrected):\n");
     json_array_foreach (json_object_get(result, "comparisons"), i, row) {
         bool sure = json_is_true(json_object_get(row, "significant"));
-        fprintf(f, "  %s against %s: %+.1f (%+.1f – %+.1f), p = %.2g: %s\n", json_get_string(row, "a"),
-                json_get_string(row, "b"), 100 * json_number_or_nan(row, "diff"),
-                100 * json_number_or_nan(row, "lo"), 100 * json_number_or_nan(row, "hi"),
-                json_number_or_nan(row, "p_holm"),
-                !sure                            ? "not significant"
+        fprintf(f, "  %s against %s: %+.1f (%+.1f – %+.1f), p = %.2g: %s\n",
+                json_get_string(row, "a"), json_get_string(row, "b"),
+                100 * json_number_or_nan(row, "diff"), 100 * json_number_or_nan(row, "lo"),
+                100 * json_number_or_nan(row, "hi"), json_number_or_nan(row, "p_holm"),
+                !sure                                 ? "not significant"
                 : json_number_or_nan(row, "diff") > 0 ? "better"
-                                                 : "worse");
+                                                      : "worse");
     }
     retention_print(json_object_get(result, "retention"), f);
 }

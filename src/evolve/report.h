@@ -1,6 +1,6 @@
 /*
- * report: the parts of a run's page that are about descent (evolve_report_tree.c), and what they share
- * with the others. Everything appends to the page; all text from outside is escaped.
+ * report: the parts of a run's page that are about descent (evolve_report_tree.c), and what they
+ * share with the others. Everything appends to the page; all text from outside is escaped.
  */
 #ifndef SHOAL_EVOLVE_REPORT_H
 #define SHOAL_EVOLVE_REPORT_H

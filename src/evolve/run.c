@@ -96,7 +96,8 @@ static int run_open(struct evolve_run *r, bool fresh, struct error *err) {
     for (int i = 0; rc == OK && i < r->n_founders; i++) rc = find_data(r, i, err);
     if (rc == OK) rc = evolve_run_open_tasks(r, &r->o->tasks, err);
     if (rc == OK) rc = evolve_run_open_tasks(r, &r->o->retain, err);
-    for (int i = 0; rc == OK && i < r->n_forks; i++) rc = evolve_run_open_tasks(r, &r->forks[i].o.tasks, err);
+    for (int i = 0; rc == OK && i < r->n_forks; i++)
+        rc = evolve_run_open_tasks(r, &r->forks[i].o.tasks, err);
     r->speaker = (struct engine_client){.engine = r->engine, .model = r->model, .store = r->store};
     r->asker = engine_client_as_llm(&r->speaker);
     r->adapters = json_object();
@@ -127,17 +128,19 @@ static void run_close(struct evolve_run *r) {
     free(r->dir);
 }
 
-static char *adapter_dir(const struct evolve_run *r, const char *id, int generation, const char *name) {
+static char *adapter_dir(const struct evolve_run *r, const char *id, int generation,
+                         const char *name) {
     return xasprintf("%s/%s/adapters/gen_%d/%s", r->env->root, id, generation, name);
 }
 
-int evolve_run_save_adapter(struct evolve_run *r, int generation, const char *name, const struct adapter *a,
-                const json_t *scores, struct error *err) {
+int evolve_run_save_adapter(struct evolve_run *r, int generation, const char *name,
+                            const struct adapter *a, const json_t *scores, struct error *err) {
     if (r->only >= 0) return OK;
     char *dir = adapter_dir(r, r->id, generation, name),
          *key = xasprintf("gen_%d/%s", generation, name);
     int rc = adapter_save(a, dir, r->model->name, err);
-    if (rc == OK && scores) rc = model_card_write(dir, r->model->name, r->id, generation, scores, err);
+    if (rc == OK && scores)
+        rc = model_card_write(dir, r->model->name, r->id, generation, scores, err);
     if (rc == OK)
         rc = store_adapter_put(r->store, r->id, generation, name, a->hash, a->lineage, scores, err);
     if (rc == OK) json_object_set_new(r->adapters, key, json_string(a->hash));
@@ -146,8 +149,8 @@ int evolve_run_save_adapter(struct evolve_run *r, int generation, const char *na
     return rc;
 }
 
-static struct adapter *recall_of(struct evolve_run *r, const char *id, int generation, const char *name,
-                                 const char *key, const char *value) {
+static struct adapter *recall_of(struct evolve_run *r, const char *id, int generation,
+                                 const char *name, const char *key, const char *value) {
     size_t at;
     json_t *row, *ledger;
     struct error ignored;
@@ -156,7 +159,8 @@ static struct adapter *recall_of(struct evolve_run *r, const char *id, int gener
     json_array_foreach (ledger, at, row) {
         if (json_integer_value(json_object_get(row, "generation")) != generation) continue;
         if (strcmp(json_get_string(row, "name"), name) != 0) continue;
-        if (key && strcmp(json_get_string(json_object_get(row, "lineage"), key), value) != 0) continue;
+        if (key && strcmp(json_get_string(json_object_get(row, "lineage"), key), value) != 0)
+            continue;
         char *dir = adapter_dir(r, id, generation, name);
         a = adapter_load(dir, &r->model->config, &ignored);
         free(dir);
@@ -172,8 +176,8 @@ static struct adapter *recall_of(struct evolve_run *r, const char *id, int gener
     return a;
 }
 
-struct adapter *evolve_run_load_adapter(struct evolve_run *r, int generation, const char *name, const char *key,
-                           const char *value) {
+struct adapter *evolve_run_load_adapter(struct evolve_run *r, int generation, const char *name,
+                                        const char *key, const char *value) {
     if (r->only == generation && generation > 0) return NULL;
     struct adapter *a = recall_of(r, r->id, generation, name, key, value);
     if (!a && r->from) a = recall_of(r, r->from, generation, name, key, value);
@@ -189,14 +193,15 @@ static void log_generation(struct evolve_run *r, const json_t *v) {
     fflush(r->log);
 }
 
-static int publish_all(struct evolve_run *r, int g, const json_t *v, const struct candidate *c, int n,
-                       struct error *err) {
+static int publish_all(struct evolve_run *r, int g, const json_t *v, const struct candidate *c,
+                       int n, struct error *err) {
     bool best_only = strcmp(evolve_run_recipe_at(r, g)->save, "best") == 0;
     const json_t *list = json_object_get(v, "candidates");
     int rc = store_begin(r->store, err);
     for (int i = 0; rc == OK && i < n; i++)
         if (c[i].adapter && (i == 0 || !best_only))
-            rc = evolve_run_save_adapter(r, g, c[i].name, c[i].adapter, json_array_get(list, (size_t)i), err);
+            rc = evolve_run_save_adapter(r, g, c[i].name, c[i].adapter,
+                                         json_array_get(list, (size_t)i), err);
     if (rc == OK) rc = store_event_add(r->store, r->id, "generation", v, err);
     if (rc == OK) rc = store_commit(r->store, err);
     if (rc != OK) store_rollback(r->store);
@@ -217,7 +222,8 @@ static void generation_tell(int g, const json_t *v, const struct candidate *c, i
         4);
 }
 
-int evolve_run_record_generation(struct evolve_run *r, json_t *v, const struct candidate *c, int n, struct error *err) {
+int evolve_run_record_generation(struct evolve_run *r, json_t *v, const struct candidate *c, int n,
+                                 struct error *err) {
     int g = r->n_best;
     json_object_set_new(v, "spent", evolve_cost_json(r));
     json_array_append_new(r->generations, v);
@@ -228,7 +234,7 @@ int evolve_run_record_generation(struct evolve_run *r, json_t *v, const struct c
     if (r->only >= 0)
         return g == r->only ? error_set(err, ERR_STATE, "generation %d is computed", g) : OK;
     log_info("generation %d: best %s, fitness %.4f (%.4f – %.4f), accuracy %.1f %%", g, c[0].name,
-         c[0].fitness.value, c[0].fitness.lo, c[0].fitness.hi, 100 * c[0].performance.value);
+             c[0].fitness.value, c[0].fitness.lo, c[0].fitness.hi, 100 * c[0].performance.value);
     log_generation(r, v);
     generation_tell(g, v, c, n);
     return publish_all(r, g, v, c, n, err);
@@ -251,7 +257,9 @@ static int founders_start(const struct evolve_run *r, const struct train_options
 static bool recall_founders(struct evolve_run *r) {
     int n = 0;
     for (; n < r->n_founders; n++)
-        if (!r->ready[n] && !(r->founders[n] = evolve_run_load_adapter(r, 0, r->names[n], NULL, NULL))) break;
+        if (!r->ready[n] &&
+            !(r->founders[n] = evolve_run_load_adapter(r, 0, r->names[n], NULL, NULL)))
+            break;
     if (n == r->n_founders) return true;
     while (n-- > 0) {
         if (r->ready[n]) continue;
@@ -329,7 +337,8 @@ static int founders_make(struct evolve_run *r, struct error *err) {
 
 /* the run's papers */
 
-static int write_json(const struct evolve_run *r, const char *name, const json_t *v, struct error *err) {
+static int write_json(const struct evolve_run *r, const char *name, const json_t *v,
+                      struct error *err) {
     char *path = path_join(r->dir, name),
          *text = json_dumps(v, JSON_INDENT(2) | JSON_SORT_KEYS | JSON_REAL_PRECISION(9));
     int rc = file_write(path, text, strlen(text), err);
@@ -413,7 +422,8 @@ static int finish(struct evolve_run *r, json_t *manifest, struct error *err) {
     json_t *row;
     int rc = OK;
     json_array_foreach (json_object_get(r->result, "table"), i, row)
-        if (rc == OK) rc = store_result_put(r->store, r->id, json_get_string(row, "name"), row, err);
+        if (rc == OK)
+            rc = store_result_put(r->store, r->id, json_get_string(row, "name"), row, err);
     if (rc == OK) rc = write_json(r, "manifest.json", manifest, err);
     if (rc == OK) rc = write_json(r, "result.json", r->result, err);
     if (rc == OK) rc = evolve_report_write(r->result, page, err);
@@ -491,8 +501,8 @@ static int register_run(struct evolve_run *r, struct error *err) {
     char *path = path_join(r->dir, "recipe.yaml");
     json_t *how =
         json_pack("{s:I,s:b,s:s,s:s}", "seed", (json_int_t)r->o->seed, "zero_adapters",
-                  (int)r->o->zero_adapters, "class", r->env->cls == NUMERIC_EXACT ? "exact" : "fast",
-                  "level", kernels_get()->name);
+                  (int)r->o->zero_adapters, "class",
+                  r->env->cls == NUMERIC_EXACT ? "exact" : "fast", "level", kernels_get()->name);
     int rc = file_write(path, r->o->text, strlen(r->o->text), err);
     if (rc == OK) rc = store_run_add(r->store, r->id, "evolve", how, err);
     json_decref(how);
@@ -533,7 +543,8 @@ static int read_forks(struct evolve_run *r, struct error *err) {
 
 static json_t *execute(const struct evolve_env *env, const struct evolve_recipe *o, const char *id,
                        bool fresh, struct error *err) {
-    struct evolve_run r = {.env = env, .o = o, .id = id, .dir = path_join(env->root, id), .only = -1};
+    struct evolve_run r = {
+        .env = env, .o = o, .id = id, .dir = path_join(env->root, id), .only = -1};
     r.result = json_pack("{s:s}", "run", id);
     int rc = dir_make(env->root, err), held = -1;
     if (rc == OK) rc = dir_make_private(r.dir, err);
@@ -549,8 +560,8 @@ static json_t *execute(const struct evolve_env *env, const struct evolve_recipe 
     return NULL;
 }
 
-json_t *evolve_run_execute(const struct evolve_env *env, const struct evolve_recipe *o, const char *id,
-                    char **id_out, struct error *err) {
+json_t *evolve_run_execute(const struct evolve_env *env, const struct evolve_recipe *o,
+                           const char *id, char **id_out, struct error *err) {
     char *own = id ? xstrdup(id) : make_id(env, o->seed);
     log_info("run %s in %s/%s; if interrupted: shoal resume %s", own, env->root, own, own);
     json_t *result = execute(env, o, own, true, err);
@@ -580,7 +591,8 @@ static json_t *founders_plan(const struct evolve_env *env, const struct evolve_r
     return all;
 }
 
-json_t *evolve_run_plan(const struct evolve_env *env, const struct evolve_recipe *o, struct error *err) {
+json_t *evolve_run_plan(const struct evolve_env *env, const struct evolve_recipe *o,
+                        struct error *err) {
     struct evolve_run r = {.env = env, .o = o};
     struct model_size size;
     char *path = env->find(o->model);
@@ -594,9 +606,10 @@ json_t *evolve_run_plan(const struct evolve_env *env, const struct evolve_recipe
                       "model bytes", (json_int_t)size.weights, "founders", founders, "search",
                       o->evolve.search, "generations", (json_int_t)o->evolve.generations,
                       "population", (json_int_t)o->evolve.population, "items a generation",
-                      evolve_run_count_items(&r, &o->tasks, SPLIT_DEV, o->fitness.items), "test items",
-                      evolve_run_count_items(&r, &o->tasks, SPLIT_TEST, o->test_items), "rounds of debate",
-                      (json_int_t)o->rounds, "writes", env->root);
+                      evolve_run_count_items(&r, &o->tasks, SPLIT_DEV, o->fitness.items),
+                      "test items",
+                      evolve_run_count_items(&r, &o->tasks, SPLIT_TEST, o->test_items),
+                      "rounds of debate", (json_int_t)o->rounds, "writes", env->root);
     evolve_run_close_tasks(&r);
     json_decref(founders);
     free(path);
@@ -651,7 +664,8 @@ static bool founders_equal(const struct evolve_recipe *a, const struct evolve_re
 
 /* fork.json of a run that leaves `r`'s after generation `at`: the parent's own segments as far as
  * they reach, then the parent itself. Their recipes are copied. */
-static int fork_papers(const struct evolve_run *parent, const char *dir, int at, struct error *err) {
+static int fork_papers(const struct evolve_run *parent, const char *dir, int at,
+                       struct error *err) {
     json_t *segments = json_array();
     int rc = dir_make_private(dir, err), n = 0;
     for (int i = 0; rc == OK && i <= parent->n_forks; i++) {
@@ -677,12 +691,13 @@ static int fork_papers(const struct evolve_run *parent, const char *dir, int at,
 }
 
 json_t *evolve_run_fork(const struct evolve_env *env, const char *id, int at, const char *recipe,
-                 int64_t seed, const char *new_id, struct error *err) {
+                        int64_t seed, const char *new_id, struct error *err) {
     struct evolve_recipe before, o = {0};
     struct evolve_env again = *env;
     json_t *result = NULL;
     if (stored_options(env, id, &before, &again.cls, err) != OK) return NULL;
-    struct evolve_run parent = {.env = env, .o = &before, .id = id, .dir = path_join(env->root, id)};
+    struct evolve_run parent = {
+        .env = env, .o = &before, .id = id, .dir = path_join(env->root, id)};
     int rc = read_forks(&parent, err);
     char *same = path_join(parent.dir, "recipe.yaml");
     if (rc == OK) rc = evolve_recipe_load(&o, recipe ? recipe : same, err);
@@ -758,7 +773,8 @@ json_t *evolve_run_replay(const struct evolve_env *env, const char *id, int at, 
     struct evolve_env again = *env;
     json_t *then = NULL, *result = NULL;
     if (stored_options(env, id, &o, &again.cls, err) != OK) return NULL;
-    struct evolve_run r = {.env = &again, .o = &o, .id = id, .dir = path_join(env->root, id), .only = at};
+    struct evolve_run r = {
+        .env = &again, .o = &o, .id = id, .dir = path_join(env->root, id), .only = at};
     int rc = read_forks(&r, err);
     if (rc == OK && !(then = logged_generation(&r, at, err))) rc = err->code;
     if (rc == OK) rc = run_open(&r, false, err);

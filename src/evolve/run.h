@@ -1,7 +1,7 @@
 /*
  * run: what the files of a run share. run.c opens, continues and ends it; fitness_eval.c measures
- * candidates, search_methods.c looks for better ones, heldout.c measures what came of it on questions that
- * fitness never saw.
+ * candidates, search_methods.c looks for better ones, heldout.c measures what came of it on
+ * questions that fitness never saw.
  *
  * A run is a function of its recipe, seed, base, data and numeric class. It keeps no cursor: calls
  * are in the store, what was trained is in the run's folder with its ledger row, so continuing a
@@ -36,8 +36,8 @@ struct evolve_cost {
 
 struct evolve_run {
     const struct evolve_env *env;
-    const struct evolve_recipe *o;  /* of the last segment: what is measured at the end */
-    struct evolve_segment *forks; /* [n_forks] what a fork's earlier generations follow */
+    const struct evolve_recipe *o; /* of the last segment: what is measured at the end */
+    struct evolve_segment *forks;  /* [n_forks] what a fork's earlier generations follow */
     int n_forks;
     const char *id;
     char *dir, *from; /* of a fork: the run that it left; else NULL */
@@ -56,7 +56,7 @@ struct evolve_run {
     struct candidate *best;   /* [n_best] the fittest of each generation, retained */
     int n_best;
     struct evolve_cost spent;
-    double learn_tokens;   /* of a sample of evolve.learn; 0: not counted yet */
+    double learn_tokens;         /* of a sample of evolve.learn; 0: not counted yet */
     struct heldout_result *rows; /* [n_rows] */
     int n_rows, max_rows;
     json_t *result, *adapters, *generations;
@@ -69,28 +69,31 @@ const struct evolve_recipe *evolve_run_recipe_at(const struct evolve_run *r, int
 /* ERR_STATE when somebody asked for a pause. */
 int evolve_run_check_pause(const struct evolve_run *r, struct error *err);
 /* Writes an adapter's folder with its card, ledger row and the result's hash. */
-int evolve_run_save_adapter(struct evolve_run *r, int generation, const char *name, const struct adapter *a,
-                const json_t *scores, struct error *err);
+int evolve_run_save_adapter(struct evolve_run *r, int generation, const char *name,
+                            const struct adapter *a, const json_t *scores, struct error *err);
 /* What an earlier, killed process left: its folder must hold what the ledger says, and the
  * lineage's `key` must be `value` (key NULL: any). NULL: there is none. */
-struct adapter *evolve_run_load_adapter(struct evolve_run *r, int generation, const char *name, const char *key,
-                           const char *value);
+struct adapter *evolve_run_load_adapter(struct evolve_run *r, int generation, const char *name,
+                                        const char *key, const char *value);
 /* A generation that was measured: ledger, folders, log. Takes `v` over; c [n] is fittest first. */
-int evolve_run_record_generation(struct evolve_run *r, json_t *v, const struct candidate *c, int n, struct error *err);
+int evolve_run_record_generation(struct evolve_run *r, json_t *v, const struct candidate *c, int n,
+                                 struct error *err);
 
 /* fitness_eval.c */
 
 /* The landscape of a run: ctx is the run. */
 int evolve_run_evaluate(void *ctx, int generation, struct candidate *c, int n, int witnesses,
-                   struct evaluation *out, struct error *err);
+                        struct evaluation *out, struct error *err);
 /* Opens the tasks' files, once each. */
 int evolve_run_open_tasks(struct evolve_run *r, const struct strings *tasks, struct error *err);
 void evolve_run_close_tasks(struct evolve_run *r);
 /* `n`, or as many as the tasks' files have, in equal parts. */
-int evolve_run_count_items(const struct evolve_run *r, const struct strings *tasks, enum data_split split, int64_t n);
+int evolve_run_count_items(const struct evolve_run *r, const struct strings *tasks,
+                           enum data_split split, int64_t n);
 /* n questions from `begin` on, task by task in turn; for task_items_release. */
-struct task_item *evolve_run_task_items(const struct evolve_run *r, const struct strings *tasks, enum data_split split,
-                         uint64_t seed, uint32_t begin, int n);
+struct task_item *evolve_run_task_items(const struct evolve_run *r, const struct strings *tasks,
+                                        enum data_split split, uint64_t seed, uint32_t begin,
+                                        int n);
 /* What fitness asks in a generation: [*n]. */
 struct task_item *evolve_run_generation_items(const struct evolve_run *r, int generation, int *n);
 /* FLOPs of a token forward through the base and an adapter (NULL: none); training's are twice that.

@@ -31,7 +31,8 @@ static json_t *generation_json(int generation, const struct candidate *c, int n)
 }
 
 /* Measures [n] candidates and puts the fittest first; ties: order given. */
-static int measure(struct evolve_run *r, int generation, struct candidate *c, int n, struct error *err) {
+static int measure(struct evolve_run *r, int generation, struct candidate *c, int n,
+                   struct error *err) {
     const struct fitness_options *f = &evolve_run_recipe_at(r, generation)->fitness;
     struct evaluation a = {0};
     int rc = evolve_run_evaluate(r, generation, c, n, 0, &a, err);
@@ -57,7 +58,9 @@ static int measure_founders(struct evolve_run *r, int *best, struct error *err) 
     struct candidate c[MAX_FOUNDERS];
     for (int i = 0; i < r->n_founders; i++) c[i] = founder(r, i);
     int rc = measure(r, 0, c, r->n_founders, err);
-    if (rc == OK) rc = evolve_run_record_generation(r, generation_json(0, c, r->n_founders), c, r->n_founders, err);
+    if (rc == OK)
+        rc = evolve_run_record_generation(r, generation_json(0, c, r->n_founders), c, r->n_founders,
+                                          err);
     for (int i = 0; i < r->n_founders; i++)
         if (rc == OK && c[0].adapter == r->founders[i]) *best = i;
     return rc;
@@ -69,7 +72,8 @@ static int conclude(struct evolve_run *r, int generation, struct adapter *made, 
     struct candidate c = {.name = "made", .adapter = made, .how = how, .blend = NAN, .step = NAN};
     if (parent) snprintf(c.parents[0], sizeof c.parents[0], "%s", parent);
     int rc = measure(r, generation, &c, 1, err);
-    if (rc == OK) rc = evolve_run_record_generation(r, generation_json(generation, &c, 1), &c, 1, err);
+    if (rc == OK)
+        rc = evolve_run_record_generation(r, generation_json(generation, &c, 1), &c, 1, err);
     adapter_release(made);
     return rc;
 }
@@ -82,7 +86,8 @@ static int none(struct evolve_run *r, struct error *err) {
 /* learning by gradient */
 
 /* Mean tokens of a sample, by which training is counted. */
-static int count_learn_tokens(struct evolve_run *r, const struct evolve_recipe *o, struct error *err) {
+static int count_learn_tokens(struct evolve_run *r, const struct evolve_recipe *o,
+                              struct error *err) {
     struct dataset d;
     if (r->learn_tokens > 0) return OK;
     char *path = r->env->find(o->evolve.learn);
@@ -109,8 +114,8 @@ static json_t *learned_lineage(const struct adapter *before, const char *data, c
 }
 
 /* Trains the adapters together, each in place, by `updates`; with es where that is given. */
-static int learn(struct evolve_run *r, int generation, struct adapter **a, char (*const names)[32], int n,
-                 int64_t updates, const struct es_options *es, struct error *err) {
+static int learn(struct evolve_run *r, int generation, struct adapter **a, char (*const names)[32],
+                 int n, int64_t updates, const struct es_options *es, struct error *err) {
     const struct evolve_recipe *o = evolve_run_recipe_at(r, generation);
     struct train_options t = o->learn;
     struct train_job *jobs = xcalloc((size_t)n, sizeof *jobs);
@@ -166,7 +171,8 @@ static int64_t affordable_updates(const struct evolve_run *r, double founder, do
 }
 
 /* The best founder learns from all that the budget allows. */
-static int finetune_best_founder(struct evolve_run *r, const struct es_options *es, struct error *err) {
+static int finetune_best_founder(struct evolve_run *r, const struct es_options *es,
+                                 struct error *err) {
     int best = 0, rc = count_learn_tokens(r, r->o, err);
     if (rc == OK) rc = measure_founders(r, &best, err);
     if (rc != OK) return rc;
@@ -176,7 +182,8 @@ static int finetune_best_founder(struct evolve_run *r, const struct es_options *
                                          tokens * flops * (es ? (double)es->population : 2));
     rc = learn_once(r, 1, &a, "made", updates, es, err);
     if (es)
-        evolve_cost_add_forward(r, (int64_t)(tokens * (double)es->population * (double)updates), flops);
+        evolve_cost_add_forward(r, (int64_t)(tokens * (double)es->population * (double)updates),
+                                flops);
     else
         evolve_cost_add_training(r, tokens * (double)updates, flops);
     if (rc == OK) return conclude(r, 1, a, r->names[best], NULL, err);
@@ -205,8 +212,9 @@ static int finetune_children(struct evolve_run *r, struct population *p, struct 
         struct candidate *c = &p->c[i];
         if (c->elite) continue;
         evolve_cost_add_training(r, update_tokens(r, &o->learn) * (double)o->evolve.burst,
-                      evolve_run_token_flops(r, c->adapter));
-        struct adapter *done = evolve_run_load_adapter(r, p->generation, c->name, "before", c->adapter->hash);
+                                 evolve_run_token_flops(r, c->adapter));
+        struct adapter *done =
+            evolve_run_load_adapter(r, p->generation, c->name, "before", c->adapter->hash);
         if (done) {
             adapter_release(c->adapter);
             c->adapter = done;
@@ -240,7 +248,8 @@ static int breed_next(struct evolve_run *r, struct population *p, struct error *
 }
 
 /* Measures who is there; *one: what a candidate cost. */
-static int breed_measure(struct evolve_run *r, struct population *p, double *one, struct error *err) {
+static int breed_measure(struct evolve_run *r, struct population *p, double *one,
+                         struct error *err) {
     const struct fitness_function l = {r, evolve_run_evaluate};
     double before = r->spent.flops;
     int all = p->n + p->witnesses, rc = population_evaluate(p, &l, err);
@@ -288,7 +297,8 @@ struct coef_search {
     struct weighted_adapter mix[MAX_POPULATION][MAX_FOUNDERS];
 };
 
-static struct adapter *coef_search_merge_layers(const struct operands *x, const double *v, struct error *err) {
+static struct adapter *coef_search_merge_layers(const struct operands *x, const double *v,
+                                                struct error *err) {
     int modules = operand_modules(x);
     double *coef = xcalloc((size_t)modules * (size_t)x->n, sizeof *coef);
     json_t *lineage = json_pack("{s:s}", "operator", "delta, layer by layer");
@@ -300,7 +310,8 @@ static struct adapter *coef_search_merge_layers(const struct operands *x, const 
     return a;
 }
 
-static struct adapter *coef_search_merge(const struct coef_search *h, const double *v, struct error *err) {
+static struct adapter *coef_search_merge(const struct coef_search *h, const double *v,
+                                         struct error *err) {
     struct evolve_run *r = h->r;
     float w[MAX_FOUNDERS];
     for (int i = 0; i < r->n_founders; i++) w[i] = (float)v[i];
@@ -318,7 +329,8 @@ static struct adapter *coef_search_merge(const struct coef_search *h, const doub
 }
 
 /* delta is a mix of the founders, exact without being made. */
-static int coef_search_candidates(struct coef_search *h, const double *v, int n, struct error *err) {
+static int coef_search_candidates(struct coef_search *h, const double *v, int n,
+                                  struct error *err) {
     bool mixed = h->sets == 1 && strcmp(h->op->name, "delta") == 0;
     for (int i = 0; i < n; i++) {
         struct candidate *c = &h->c[i];
@@ -327,8 +339,8 @@ static int coef_search_candidates(struct coef_search *h, const double *v, int n,
                  i);
         c->n_mix = h->sets == 1 ? h->r->n_founders : 0;
         for (int k = 0; k < c->n_mix; k++)
-            h->mix[i][k] =
-                (struct weighted_adapter){.adapter = h->r->founders[k], .weight = (float)v[i * h->n + k]};
+            h->mix[i][k] = (struct weighted_adapter){.adapter = h->r->founders[k],
+                                                     .weight = (float)v[i * h->n + k]};
         if (!mixed && !(c->adapter = coef_search_merge(h, v + i * h->n, err))) return err->code;
     }
     return OK;
@@ -384,8 +396,10 @@ static int coef_search_generation(struct coef_search *h, int g, struct error *er
         for (int k = 0; k < n; k++)
             if (order[k].mix == h->c[i].mix) fitness[i] = order[k].fitness.value;
     bool mixed = rc == OK && !order[0].adapter; // the best is made, to be kept
-    if (mixed && !(order[0].adapter = coef_search_merge(h, weights_of(h, &order[0]), err))) rc = err->code;
-    if (rc == OK) rc = evolve_run_record_generation(h->r, generation_json(g, order, n), order, n, err);
+    if (mixed && !(order[0].adapter = coef_search_merge(h, weights_of(h, &order[0]), err)))
+        rc = err->code;
+    if (rc == OK)
+        rc = evolve_run_record_generation(h->r, generation_json(g, order, n), order, n, err);
     if (rc == OK) search_tell(h->search, fitness);
     if (mixed) adapter_release(order[0].adapter);
     for (int i = 0; i < n; i++) adapter_release(h->c[i].adapter);
@@ -393,7 +407,8 @@ static int coef_search_generation(struct coef_search *h, int g, struct error *er
 }
 
 /* Tokens of the burst that the result gets, and FLOPs of one of them; 0 without a burst. */
-static int coef_search_finetune_cost(struct coef_search *h, double *tokens, double *flops, struct error *err) {
+static int coef_search_finetune_cost(struct coef_search *h, double *tokens, double *flops,
+                                     struct error *err) {
     struct evolve_run *r = h->r;
     *tokens = *flops = 0;
     if (r->o->evolve.burst == 0 || r->o->zero_adapters) return OK;
@@ -407,7 +422,8 @@ static int coef_search_finetune_cost(struct coef_search *h, double *tokens, doub
 }
 
 /* What the search came to, after its burst. */
-static int coef_search_finish(struct coef_search *h, int g, double tokens, double flops, struct error *err) {
+static int coef_search_finish(struct coef_search *h, int g, double tokens, double flops,
+                              struct error *err) {
     struct evolve_run *r = h->r;
     struct adapter *made = coef_search_merge(h, search_center(h->search), err);
     int rc = made ? OK : err->code;

@@ -70,7 +70,9 @@ static void pick_tournament(const struct select_pool *p, struct rng *r, int *out
         int best = p->n;
         for (int j = 0; j < MAX(p->tournament, 1); j++) {
             int other = (int)rng_below(r, (uint32_t)p->n);
-            double gain = best < p->n ? finite_fitness(p->fitness[other]) - finite_fitness(p->fitness[best]) : 1;
+            double gain = best < p->n
+                              ? finite_fitness(p->fitness[other]) - finite_fitness(p->fitness[best])
+                              : 1;
             if (gain > 0 || (!(gain < 0) && other < best)) best = other;
         }
         out[i] = best;

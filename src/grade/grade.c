@@ -453,7 +453,8 @@ static struct text_span sentence(struct text_span s) {
 
 bool math_extract(const char *text, struct buf *out) {
     enum { SHORT = 64 };
-    struct text_span all = text_span_trim(text_span_of(text)), part, line = text_span_last_line(all);
+    struct text_span all = text_span_trim(text_span_of(text)), part,
+                     line = text_span_last_line(all);
     if (find_boxed_answer(all, &part)) return span_put(part, out);
     if (find_marked_answer(all, &part)) {
         struct text_span inside;
@@ -484,8 +485,9 @@ static int letter_check(const char *gold, struct error *err);
 static int number_check(const char *gold, struct error *err);
 
 static int text_check(const char *gold, struct error *err) {
-    return text_span_trim(text_span_of(gold)).len ? OK
-                                        : error_set(err, ERR_FORMAT, "the gold answer is empty");
+    return text_span_trim(text_span_of(gold)).len
+               ? OK
+               : error_set(err, ERR_FORMAT, "the gold answer is empty");
 }
 
 static const struct grader graders[] = {
@@ -561,7 +563,7 @@ static double form_score(const struct grader *g, const char *form, const char *g
 }
 
 struct grade grader_grade(const struct grader *g, const char *text, const char *const *golds,
-                        int n_golds) {
+                          int n_golds) {
     struct buf form = {0};
     struct grade out = {.found = grader_extract(g, text, &form)};
     for (int i = 0; out.found && i < n_golds; i++)

@@ -32,7 +32,7 @@ struct grade {
 /* A model's whole text against golds[n_golds], the best of which counts. Golds have passed
  * grader_check. */
 struct grade grader_grade(const struct grader *g, const char *text, const char *const *golds,
-                        int n_golds);
+                          int n_golds);
 
 /*
  * Appends the answer inside a text in the grader's normal form; false, and nothing, when there is

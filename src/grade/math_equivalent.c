@@ -20,9 +20,9 @@
 
 enum {
     WORK = MATH_MAX_STEPS / 16, /* of one of the 16 pairs of readings */
-    POINTS = 10,            /* places of a variable */
-    ITEMS = 64,             /* of a list */
-    WHOLE_MAX = 1000,       /* factorials */
+    POINTS = 10,                /* places of a variable */
+    ITEMS = 64,                 /* of a list */
+    WHOLE_MAX = 1000,           /* factorials */
 };
 
 /* A value in a tree: `sign` is how its ± are read, 0 while they stand for both. `plain`: percent

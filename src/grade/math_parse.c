@@ -7,8 +7,8 @@
  * powers, brackets. Units and words behind a number are dropped; the first known unit is noted.
  *
  * What does not follow this grammar is no error: the root is MATH_NONE, and the answer is compared
- * as words. Invariants: every loop consumes a byte, nesting is at most MATH_MAX_DEPTH, nodes at most
- * MATH_MAX_NODES; a node's subtree is reached through `first` and `next` only.
+ * as words. Invariants: every loop consumes a byte, nesting is at most MATH_MAX_DEPTH, nodes at
+ * most MATH_MAX_NODES; a node's subtree is reached through `first` and `next` only.
  */
 #define _GNU_SOURCE
 #include "grade/internal.h"

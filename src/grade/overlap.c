@@ -34,8 +34,8 @@ static bool is_article(const char *s, size_t n) {
 }
 
 static void word_end(struct words *w, struct buf *word, enum lora_truncation word_tokenize) {
-    bool kept =
-        word->len && w->n < WORDS && !(word_tokenize == CUT_SQUAD && is_article(word->data, word->len));
+    bool kept = word->len && w->n < WORDS &&
+                !(word_tokenize == CUT_SQUAD && is_article(word->data, word->len));
     if (kept) {
         if (w->text && w->n) buf_puts(w->text, " ");
         if (w->text) buf_add(w->text, word->data, word->len);
@@ -51,8 +51,8 @@ static bool inside_word(ucs4_t c, ucs4_t before, ucs4_t after) {
     return c == '\'' || (c == '-' && !(before < 0x80 && isdigit((int)before)));
 }
 
-static void char_take(struct words *w, struct buf *word, enum lora_truncation word_tokenize, ucs4_t c, ucs4_t before,
-                      ucs4_t after) {
+static void char_take(struct words *w, struct buf *word, enum lora_truncation word_tokenize,
+                      ucs4_t c, ucs4_t before, ucs4_t after) {
     uint8_t bytes[6];
     bool blank = uc_is_property_white_space(c), alone = c >= DENSE_FROM;
     bool sign = !blank && !uc_is_alnum(c) && !uc_is_general_category(c, UC_MARK);
@@ -162,7 +162,7 @@ static uint64_t *ngrams(const struct words *w, int order, int *n) {
 }
 
 static void ngrams_overlap(const struct words *a, const struct words *b, int order, int *both,
-                         int *total) {
+                           int *total) {
     int m;
     uint64_t *x = ngrams(a, order, total), *y = ngrams(b, order, &m);
     *both = multiset_overlap(x, *total, y, m);

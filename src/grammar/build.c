@@ -12,8 +12,8 @@
  * optional) start --a--> 3 --b--> end
  *
  * Invariants of a finished grammar: no rule can call itself before it has read a byte (else a stack
- * could grow for ever); `rest` is exact, and an edge to a node whose rest is GRAMMAR_INFINITE_LENGTH is never
- * taken, so every place that is reached has a way to an end.
+ * could grow for ever); `rest` is exact, and an edge to a node whose rest is
+ * GRAMMAR_INFINITE_LENGTH is never taken, so every place that is reached has a way to an end.
  */
 #include "grammar/internal.h"
 
@@ -37,7 +37,8 @@ void codepoint_set_release(struct codepoint_set *r) {
 }
 
 static int range_compare(const void *a, const void *b) {
-    uint32_t x = ((const struct codepoint_range *)a)->lo, y = ((const struct codepoint_range *)b)->lo;
+    uint32_t x = ((const struct codepoint_range *)a)->lo,
+             y = ((const struct codepoint_range *)b)->lo;
     return (x > y) - (x < y);
 }
 
@@ -194,7 +195,8 @@ int32_t grammar_builder_add_rule(struct grammar_builder *b, const char *name) {
         b->cap_rules = b->cap_rules ? 2 * b->cap_rules : 16;
         b->rules = xrealloc(b->rules, (size_t)b->cap_rules * sizeof *b->rules);
     }
-    b->rules[b->n_rules] = (struct grammar_rule){.name = name ? arena_strdup(&b->arena, name) : NULL};
+    b->rules[b->n_rules] =
+        (struct grammar_rule){.name = name ? arena_strdup(&b->arena, name) : NULL};
     if (name && 2 * (uint64_t)b->n_names >= b->names_mask) names_grow(b);
     if (name) {
         int32_t *at = name_slot(b, name);
@@ -646,7 +648,8 @@ static void grammar_fill(struct grammar *g, const struct network *w) {
 /* checks and figures */
 
 /* Bytes of the shortest way to the rule's end that begins with this edge. */
-static int32_t edge_length(const struct grammar *g, const int32_t *rest, const struct grammar_edge *e) {
+static int32_t edge_length(const struct grammar *g, const int32_t *rest,
+                           const struct grammar_edge *e) {
     int32_t here = e->lo <= e->hi ? 1 : e->rule >= 0 ? rest[g->rules[e->rule].start] : 0;
     return MIN(here + rest[e->to], GRAMMAR_INFINITE_LENGTH);
 }
@@ -853,8 +856,8 @@ static void grammar_name(struct grammar *g, const char *kind, const char *text, 
     g->source_len = len;
 }
 
-struct grammar *grammar_build(struct grammar_builder *b, int32_t root, const char *kind, const char *text,
-                              size_t len, struct error *err) {
+struct grammar *grammar_build(struct grammar_builder *b, int32_t root, const char *kind,
+                              const char *text, size_t len, struct error *err) {
     struct network w = {.b = b, .err = err};
     struct grammar *g = NULL;
     if (rules_compile(&w, err) != OK) goto out;
@@ -952,8 +955,10 @@ struct grammar *grammar_from_source(const char *kind, const char *text, size_t l
                                     struct error *err) {
     if (strcmp(kind, GRAMMAR_KIND_REGEX) == 0) return grammar_new_regex(text, len, err);
     if (strcmp(kind, GRAMMAR_KIND_GBNF) == 0) return grammar_new_gbnf(text, len, err);
-    if (strcmp(kind, GRAMMAR_KIND_JSON_SCHEMA) == 0) return grammar_new_json_schema(text, len, false, err);
-    if (strcmp(kind, GRAMMAR_KIND_COMPACT_JSON_SCHEMA) == 0) return grammar_new_json_schema(text, len, true, err);
+    if (strcmp(kind, GRAMMAR_KIND_JSON_SCHEMA) == 0)
+        return grammar_new_json_schema(text, len, false, err);
+    if (strcmp(kind, GRAMMAR_KIND_COMPACT_JSON_SCHEMA) == 0)
+        return grammar_new_json_schema(text, len, true, err);
     if (strcmp(kind, GRAMMAR_KIND_CHOICES) == 0) return choices_again(text, len, err);
     error_set(err, ERR_FORMAT, "no kind of grammar is called '%.40s'", kind);
     return NULL;

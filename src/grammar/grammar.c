@@ -243,8 +243,8 @@ static void id_table_reset(struct id_table *t, uint64_t size) {
     *t = (struct id_table){.slots = xcalloc(size, sizeof *t->slots), .mask = size - 1};
 }
 
-/* Lengths add up without bound as stacks grow: what is too long to count is GRAMMAR_INFINITE_LENGTH, which no
- * reply has room for. */
+/* Lengths add up without bound as stacks grow: what is too long to count is
+ * GRAMMAR_INFINITE_LENGTH, which no reply has room for. */
 static int32_t rest_sum(int32_t a, int32_t b) {
     return MIN(a + b, GRAMMAR_INFINITE_LENGTH);
 }
@@ -521,7 +521,8 @@ static void machine_clear(struct grammar_machine *m) {
     POOL_ROOM(&m->stacks, 1);
     m->stacks.v[m->stacks.n++] = (struct stacks){.rest = GRAMMAR_INFINITE_LENGTH};
     POOL_ROOM(&m->states, 1);
-    m->states.v[m->states.n++] = (struct state){.rest = GRAMMAR_INFINITE_LENGTH, .row = ROW_NONE, .mask = -1};
+    m->states.v[m->states.n++] =
+        (struct state){.rest = GRAMMAR_INFINITE_LENGTH, .row = ROW_NONE, .mask = -1};
     CHECK(stacks_intern(m, NULL, 0, STACKS_BOTTOM) == STACKS_BOTTOM);
     CHECK(stacks_intern(m, NULL, 0, STACKS_UNKNOWN) == STACKS_UNKNOWN);
 }
@@ -828,7 +829,7 @@ static void vocab_fill(struct grammar_vocab *v, const struct piece *pieces, int3
 }
 
 struct grammar_vocab *grammar_vocab_new_pieces(const char *const *pieces, const int32_t *lens,
-                                         int32_t n) {
+                                               int32_t n) {
     struct grammar_vocab *v = xcalloc(1, sizeof *v);
     struct piece *sorted = xmalloc(((size_t)n + 1) * sizeof *sorted);
     int32_t k = 0, n_nodes = 0;
@@ -1001,7 +1002,8 @@ static struct mask *mask_cache_evict(struct grammar_machine *m) {
     return out;
 }
 
-static void mask_cache_put(struct grammar_machine *m, struct mask *k, int32_t state, int32_t worst) {
+static void mask_cache_put(struct grammar_machine *m, struct mask *k, int32_t state,
+                           int32_t worst) {
     int64_t bytes = (int64_t)k->cut.cap * (int64_t)sizeof *k->cut.v;
     m->mask_bytes += (size_t)(bytes - k->counted);
     k->counted = bytes;

@@ -26,9 +26,10 @@ struct grammar;
  */
 struct grammar *grammar_new_regex(const char *text, size_t len, struct error *err);
 /*
- * A JSON schema (draft 2020-12, the part in json_schema.c's preamble). Objects have their properties in
- * the schema's order. Blanks are optional between tokens — one space, or a line break and at most
- * 20 blanks — unless `compact`, where there are none and a finite schema has one text a value.
+ * A JSON schema (draft 2020-12, the part in json_schema.c's preamble). Objects have their
+ * properties in the schema's order. Blanks are optional between tokens — one space, or a line break
+ * and at most 20 blanks — unless `compact`, where there are none and a finite schema has one text a
+ * value.
  */
 struct grammar *grammar_new_json_schema(const char *text, size_t len, bool compact,
                                         struct error *err);
@@ -63,7 +64,8 @@ struct grammar_vocab;
 /* From every token's own bytes; special tokens and empty ones are in no mask. */
 struct grammar_vocab *grammar_vocab_new(const struct tokenizer *t);
 /* The same from n byte strings; a length of 0 leaves a token out. */
-struct grammar_vocab *grammar_vocab_new_pieces(const char *const *pieces, const int32_t *lens, int32_t n);
+struct grammar_vocab *grammar_vocab_new_pieces(const char *const *pieces, const int32_t *lens,
+                                               int32_t n);
 void grammar_vocab_free(struct grammar_vocab *v);
 
 struct grammar_machine;
@@ -99,8 +101,8 @@ int32_t grammar_min_remaining(const struct grammar_state *s);
 /*
  * bits[(V + 31) / 32]: bit i is set when the grammar can go on after token i, and in at most
  * `max_rest` more bytes when that is not negative. With a vocabulary of all 256 bytes and
- * grammar_min_remaining() <= tokens left, max_rest = tokens left - 1 always allows a token and the reply is
- * whole when the tokens run out. End tokens are the caller's: allowed exactly when
+ * grammar_min_remaining() <= tokens left, max_rest = tokens left - 1 always allows a token and the
+ * reply is whole when the tokens run out. End tokens are the caller's: allowed exactly when
  * grammar_is_final(). A mask may be empty when the text can only end; else only when the vocabulary
  * lacks bytes or grammar_machine_hit_limit().
  */

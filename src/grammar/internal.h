@@ -19,8 +19,8 @@ enum {
     GRAMMAR_MAX_NAMES = 8192,    /* named rules, references */
     GRAMMAR_MAX_NESTING = 200,   /* groups in groups, schemas in schemas */
 };
-#define GRAMMAR_MAX_ARENA ((size_t)32 << 20) /* bytes of expressions */
-#define GRAMMAR_INFINITE_LENGTH (INT32_MAX / 4)        /* a length that no text has */
+#define GRAMMAR_MAX_ARENA ((size_t)32 << 20)    /* bytes of expressions */
+#define GRAMMAR_INFINITE_LENGTH (INT32_MAX / 4) /* a length that no text has */
 
 struct codepoint_range {
     uint32_t lo, hi;
@@ -41,13 +41,13 @@ bool codepoint_set_add_property(struct codepoint_set *r, const char *name, size_
 enum expr_kind { EXPR_TEXT, EXPR_SET, EXPR_CAT, EXPR_ALT, EXPR_REPEAT, EXPR_RULE };
 struct expr {
     enum expr_kind kind;
-    int32_t n;           /* TEXT: bytes; SET: ranges; CAT, ALT: kids */
-    int32_t min, max;    /* REPEAT; max -1: no end */
-    int32_t rule;        /* RULE */
-    int32_t cost;        /* nodes that it takes, about */
-    const char *text;    /* TEXT */
+    int32_t n;                     /* TEXT: bytes; SET: ranges; CAT, ALT: kids */
+    int32_t min, max;              /* REPEAT; max -1: no end */
+    int32_t rule;                  /* RULE */
+    int32_t cost;                  /* nodes that it takes, about */
+    const char *text;              /* TEXT */
     struct codepoint_range *range; /* SET */
-    struct expr **kids;  /* CAT, ALT; REPEAT: kids[0] */
+    struct expr **kids;            /* CAT, ALT; REPEAT: kids[0] */
 };
 /* A growing list of expressions: kids in the making. */
 struct exprs {
@@ -80,7 +80,8 @@ void grammar_builder_define_rule(struct grammar_builder *b, int32_t rule, struct
 
 struct expr *expr_text(struct grammar_builder *b, const char *p, size_t n);
 struct expr *expr_puts(struct grammar_builder *b, const char *s);
-struct expr *expr_set(struct grammar_builder *b, struct codepoint_set *r); /* normalises and releases r */
+struct expr *expr_set(struct grammar_builder *b,
+                      struct codepoint_set *r); /* normalises and releases r */
 struct expr *expr_rule(struct grammar_builder *b, int32_t rule);
 struct expr *expr_repeat(struct grammar_builder *b, struct expr *e, int32_t min, int32_t max);
 /* Take the list's kids and release it. */
@@ -122,8 +123,8 @@ struct grammar {
 
 /* Compiles from `root` and releases the builder in every case. `kind`, one of those above, and the
  * source make the hash. */
-struct grammar *grammar_build(struct grammar_builder *b, int32_t root, const char *kind, const char *text,
-                              size_t len, struct error *err);
+struct grammar *grammar_build(struct grammar_builder *b, int32_t root, const char *kind,
+                              const char *text, size_t len, struct error *err);
 
 /* One code point at p[0..left), or -1; *n is its length. */
 int32_t utf8_decode(const char *p, size_t left, int *n);

@@ -405,7 +405,8 @@ static struct expr *key_rest(struct schema *s) {
         struct codepoint_set all = {0};
         rule = grammar_builder_add_rule(s->b, " key");
         codepoint_set_add(&all, 0, 0x10FFFF);
-        grammar_builder_define_rule(s->b, rule, expr_repeat(s->b, expr_json_set(s->b, &all), 0, -1));
+        grammar_builder_define_rule(s->b, rule,
+                                    expr_repeat(s->b, expr_json_set(s->b, &all), 0, -1));
     }
     return expr_rule(s->b, rule);
 }
@@ -641,8 +642,8 @@ static struct expr *digits_split(const struct magnitudes *m, digits_fn next, int
     if (low)
         exprs_add(&l, expr_cat_of(s->b, digit_set(s, lo, lo), next(m, at + 1, true, false), NULL));
     if (first <= last)
-        exprs_add(&l,
-                  expr_cat_of(s->b, digit_set(s, first, last), next(m, at + 1, false, false), NULL));
+        exprs_add(
+            &l, expr_cat_of(s->b, digit_set(s, first, last), next(m, at + 1, false, false), NULL));
     if (high)
         exprs_add(&l, expr_cat_of(s->b, digit_set(s, hi, hi), next(m, at + 1, false, true), NULL));
     return expr_alt(s->b, &l);
@@ -781,7 +782,8 @@ static struct expr *array_expr(struct schema *s, json_t *v) {
     if (t.max >= 0 && t.max < t.min) return nothing(s);
     struct expr *e = items_from(s, &t, 0);
     if (!e) return NULL;
-    return expr_cat_of(s->b, expr_puts(s->b, "["), blank(s), e, blank(s), expr_puts(s->b, "]"), NULL);
+    return expr_cat_of(s->b, expr_puts(s->b, "["), blank(s), e, blank(s), expr_puts(s->b, "]"),
+                       NULL);
 }
 
 /* objects */
@@ -932,9 +934,10 @@ static struct expr *value_expr(struct schema *s) {
     struct expr *object = object_expr(s, any), *array = object ? array_expr(s, any) : NULL;
     if (!array) return NULL;
     grammar_builder_define_rule(s->b, rule,
-                   expr_alt_of(s->b, object, array, string_expr(s, any), number_expr(s, any, false),
-                            expr_puts(s->b, "true"), expr_puts(s->b, "false"),
-                            expr_puts(s->b, "null"), NULL));
+                                expr_alt_of(s->b, object, array, string_expr(s, any),
+                                            number_expr(s, any, false), expr_puts(s->b, "true"),
+                                            expr_puts(s->b, "false"), expr_puts(s->b, "null"),
+                                            NULL));
     return expr_rule(s->b, rule);
 }
 
@@ -1012,7 +1015,8 @@ static bool objects_exclude(struct schema *s, json_t *a, json_t *b, int depth) {
     }
     json_object_foreach (known, key, value) {
         json_t *other = json_object_get(json_object_get(b, "properties"), key);
-        if (other && required_has(a, key) && schemas_disjoint(s, value, other, depth + 1)) return true;
+        if (other && required_has(a, key) && schemas_disjoint(s, value, other, depth + 1))
+            return true;
     }
     return false;
 }
@@ -1091,7 +1095,8 @@ static struct expr *all_of_expr(struct schema *s, json_t *v) {
     size_t i;
     if (!json_is_array(parts)) return refuse(s, "'allOf' must be a list of schemas");
     json_array_foreach (parts, i, part) {
-        if (!(part = schema_resolve_ref(s, part)) || !(out = schemas_merge(s, out, part))) return NULL;
+        if (!(part = schema_resolve_ref(s, part)) || !(out = schemas_merge(s, out, part)))
+            return NULL;
     }
     return schema_expr(s, out);
 }
@@ -1118,7 +1123,8 @@ static struct expr *schema_expr(struct schema *s, json_t *v) {
     if (json_is_false(v)) return nothing(s);
     if (!json_is_object(v)) return refuse(s, "a schema must be an object, true or false");
     if (s->nesting == GRAMMAR_MAX_NESTING) return refuse(s, "schemas are nested too deeply");
-    if (++s->work > WORK_LIMIT || grammar_builder_is_full(s->b)) return refuse(s, "the schema is too large");
+    if (++s->work > WORK_LIMIT || grammar_builder_is_full(s->b))
+        return refuse(s, "the schema is too large");
     s->nesting++;
     struct expr *e = object_schema(s, v);
     s->nesting--;
@@ -1141,7 +1147,9 @@ struct grammar *grammar_new_json_schema(const char *text, size_t len, bool compa
     if (e) {
         int32_t root = grammar_builder_add_rule(&b, NULL);
         grammar_builder_define_rule(&b, root, e);
-        g = grammar_build(&b, root, compact ? GRAMMAR_KIND_COMPACT_JSON_SCHEMA : GRAMMAR_KIND_JSON_SCHEMA, text, len, err);
+        g = grammar_build(&b, root,
+                          compact ? GRAMMAR_KIND_COMPACT_JSON_SCHEMA : GRAMMAR_KIND_JSON_SCHEMA,
+                          text, len, err);
     } else {
         grammar_builder_release(&b);
     }

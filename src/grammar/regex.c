@@ -360,8 +360,8 @@ static struct expr *sequence(struct parser *p) {
             if (ended) break;
             p->pos = begin;
         }
-        struct expr *e =
-            grammar_builder_is_full(p->b) ? refuse(p, "the pattern is too large") : or_nothing(p, atom(p));
+        struct expr *e = grammar_builder_is_full(p->b) ? refuse(p, "the pattern is too large")
+                                                       : or_nothing(p, atom(p));
         if (e) e = quantified(p, e);
         if (!e || p->err->code < 0) return free(l.v), NULL;
         exprs_add(&l, e);

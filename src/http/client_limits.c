@@ -117,7 +117,8 @@ static void client_leave(struct client_limits *l, struct client *c) {
     pthread_mutex_unlock(&l->lock);
 }
 
-bool client_limits_acquire(struct client_limits *l, const char *client, enum client_limit what, int64_t n, int64_t most) {
+bool client_limits_acquire(struct client_limits *l, const char *client, enum client_limit what,
+                           int64_t n, int64_t most) {
     struct client *c = client_enter(l, client);
     bool fits = !most || c->held[what] + n <= most;
     if (fits) c->held[what] += n;
@@ -125,14 +126,16 @@ bool client_limits_acquire(struct client_limits *l, const char *client, enum cli
     return fits;
 }
 
-void client_limits_release(struct client_limits *l, const char *client, enum client_limit what, int64_t n) {
+void client_limits_release(struct client_limits *l, const char *client, enum client_limit what,
+                           int64_t n) {
     struct client *c = client_enter(l, client);
     c->held[what] -= n;
     CHECK(c->held[what] >= 0);
     client_leave(l, c);
 }
 
-bool client_limits_has_room(struct client_limits *l, const char *client, enum client_limit what, int64_t most) {
+bool client_limits_has_room(struct client_limits *l, const char *client, enum client_limit what,
+                            int64_t most) {
     pthread_mutex_lock(&l->lock);
     const struct client *c = *place_of(l, client);
     bool room = !most || !c || c->held[what] < most;
@@ -161,7 +164,8 @@ static void guess_count(struct client *c, uint64_t hash, double now) {
     if (over >= 0) c->until = now + MIN(ldexp(1, MIN(over, 30)), AUTH_BACKOFF_MAX);
 }
 
-void client_limits_auth_failed(struct client_limits *l, const char *client, const char *key, double now) {
+void client_limits_auth_failed(struct client_limits *l, const char *client, const char *key,
+                               double now) {
     uint64_t hash = text_hash(l, key);
     struct client *c = client_enter(l, client);
     if (now - c->last > AUTH_FAILURE_TTL) c->wrong = 0;

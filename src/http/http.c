@@ -138,8 +138,8 @@ struct exchange {
 struct connection {
     struct connection *next, *prev;
     int fd;
-    double since;              /* accepted, or its last request ended */
-    bool first;                /* nothing was asked yet */
+    double since;                     /* accepted, or its last request ended */
+    bool first;                       /* nothing was asked yet */
     char client[IP_ADDRESS_TEXT_LEN]; /* that it is counted under; "": it is not */
     struct exchange *x;
 };
@@ -196,8 +196,8 @@ struct http {
 /* workers */
 
 /* `asked`: what the threads that take from there wait for. */
-static void work_add(struct http *h, struct work_queue *to, pthread_cond_t *asked, void (*fn)(void *ctx),
-                     void *ctx) {
+static void work_add(struct http *h, struct work_queue *to, pthread_cond_t *asked,
+                     void (*fn)(void *ctx), void *ctx) {
     struct work *w = xcalloc(1, sizeof *w);
     *w = (struct work){.fn = fn, .ctx = ctx};
     pthread_mutex_lock(&h->lock);
@@ -592,8 +592,8 @@ static bool path_fits(const char *pattern, const char *path, const char **rest) 
 }
 
 /* Of a method; HEAD is GET without the body. *known: the path has another method. */
-static const struct http_route *route_find(const struct http *h, const char *method, const char *path,
-                                      const char **rest, bool *known) {
+static const struct http_route *route_find(const struct http *h, const char *method,
+                                           const char *path, const char **rest, bool *known) {
     if (strcmp(method, "HEAD") == 0) method = "GET";
     *known = false;
     for (const struct http_route *r = h->c.routes; r->method; r++) {
@@ -617,8 +617,11 @@ bool exchange_host_is_own(const struct exchange *x) {
     if (!host) return true; // browsers always send one
     snprintf(first, sizeof first, "%.*s", (int)strcspn(machine, "."), machine);
     snprintf(on_link, sizeof on_link, "%s.local", first);
-    bool own = host_header_is_ip(host) || host_header_is(host, "localhost") || host_header_is(host, o->host);
-    if (*machine) own |= host_header_is(host, machine) || host_header_is(host, first) || host_header_is(host, on_link);
+    bool own = host_header_is_ip(host) || host_header_is(host, "localhost") ||
+               host_header_is(host, o->host);
+    if (*machine)
+        own |= host_header_is(host, machine) || host_header_is(host, first) ||
+               host_header_is(host, on_link);
     for (int i = 0; i < o->hosts.n; i++) own |= host_header_is(host, o->hosts.v[i]);
     return own;
 }
@@ -813,10 +816,13 @@ static enum MHD_Result body_here(struct exchange *x) {
     x->suspended = true;
     mhd.MHD_suspend_connection(x->connection);
     pthread_mutex_unlock(&x->lock);
-    struct worker_pool *lane = work == HTTP_DISPATCH_OWN_THREAD                               ? &h->aside
-                        : work == HTTP_DISPATCH_WORKER && x->body.len > LARGE_BODY ? &h->large
-                                                                         : NULL;
-    struct work_queue *to = lane ? &lane->works : work == HTTP_DISPATCH_SLOW_WORKER ? &h->slow : &h->quick;
+    struct worker_pool *lane = work == HTTP_DISPATCH_OWN_THREAD ? &h->aside
+                               : work == HTTP_DISPATCH_WORKER && x->body.len > LARGE_BODY
+                                   ? &h->large
+                                   : NULL;
+    struct work_queue *to = lane                                ? &lane->works
+                            : work == HTTP_DISPATCH_SLOW_WORKER ? &h->slow
+                                                                : &h->quick;
     work_add(h, to, lane ? &lane->asked : &h->worked, handle, exchange_retain(x));
     return MHD_YES;
 }
@@ -847,7 +853,7 @@ static void body_add(struct exchange *x, const char *data, size_t n) {
     }
     int64_t held = __atomic_add_fetch(&h->held, (int64_t)n, __ATOMIC_RELAXED);
     bool fits = x->local || client_limits_acquire(h->limits, x->client, LIMIT_BYTES, (int64_t)n,
-                                        HELD_BY_ONE * h->o->max_body);
+                                                  HELD_BY_ONE * h->o->max_body);
     if (fits && !x->local) x->counted += (int64_t)n;
     buf_add(&x->body, data, n);
     if ((int64_t)x->body.len > h->o->max_body)
@@ -951,8 +957,9 @@ static enum MHD_Result on_accept(void *ctx, const struct sockaddr *from, socklen
     (void)size;
     if (!ip_address_from_sockaddr(from, &a) || !is_limited(h, &a)) return MHD_YES;
     ip_address_client_key(&a, client);
-    return client_limits_has_room(h->limits, client, LIMIT_CONNECTIONS, h->o->max_per_address) ? MHD_YES
-                                                                                    : MHD_NO;
+    return client_limits_has_room(h->limits, client, LIMIT_CONNECTIONS, h->o->max_per_address)
+               ? MHD_YES
+               : MHD_NO;
 }
 
 static void connection_count(struct http *h, struct MHD_Connection *c, struct connection *p) {
@@ -1218,7 +1225,8 @@ static void http_init(struct http *h) {
     if (gethostname(h->machine, sizeof h->machine - 1) != 0) h->machine[0] = 0;
 }
 
-struct http *http_new(const struct http_options *o, const struct http_callbacks *c, struct error *err) {
+struct http *http_new(const struct http_options *o, const struct http_callbacks *c,
+                      struct error *err) {
     struct http *h = xcalloc(1, sizeof *h);
     *h = (struct http){.o = o, .c = *c};
     http_init(h);

@@ -4,10 +4,10 @@
  *
  * Threads. The library's threads read and write sockets and never wait for anything else. When the
  * body of a request is here, its route's handler is called in one of `workers` threads, where it
- * may block (enum http_dispatch has the exceptions); it answers once, then or later, from any thread:
- * exchange_reply, or exchange_stream. A stream is pulled: when the socket has room, `pull` is asked
- * for more in a thread of the library, and says whether there will be any; whoever has more
- * afterwards calls exchange_wake. So who reads slowly is served slowly, and costs a buffer.
+ * may block (enum http_dispatch has the exceptions); it answers once, then or later, from any
+ * thread: exchange_reply, or exchange_stream. A stream is pulled: when the socket has room, `pull`
+ * is asked for more in a thread of the library, and says whether there will be any; whoever has
+ * more afterwards calls exchange_wake. So who reads slowly is served slowly, and costs a buffer.
  *
  * Lives. An exchange is counted: the connection holds one reference and drops it when the reply is
  * out or the client gone; who answers later or wakes holds another (exchange_retain). A client that
@@ -63,10 +63,12 @@ struct body_sink {
 /* Where a route's handler is called. */
 enum http_dispatch {
     HTTP_DISPATCH_WORKER,
-    HTTP_DISPATCH_SLOW_WORKER,   /* in a worker; it waits for long, so these use half of the workers at most */
-    HTTP_DISPATCH_OWN_THREAD,  /* in a thread of its own, so that it answers when all workers are busy: short */
-    HTTP_DISPATCH_IO_THREAD /* in the library's thread, which serves others too: it touches memory only, takes
-                    no lock, and answers before it returns */
+    HTTP_DISPATCH_SLOW_WORKER, /* in a worker; it waits for long, so these use half of the workers
+                                  at most */
+    HTTP_DISPATCH_OWN_THREAD,  /* in a thread of its own, so that it answers when all workers are
+                                  busy: short */
+    HTTP_DISPATCH_IO_THREAD /* in the library's thread, which serves others too: it touches memory
+                    only, takes no lock, and answers before it returns */
 };
 struct http_callbacks {
     void *ctx;
@@ -91,7 +93,8 @@ struct http_callbacks {
 };
 /* ERR_USAGE for an address that is taken or a certificate that cannot be read. Everything in the
  * options and calls is borrowed. */
-struct http *http_new(const struct http_options *o, const struct http_callbacks *c, struct error *err);
+struct http *http_new(const struct http_options *o, const struct http_callbacks *c,
+                      struct error *err);
 int http_port(const struct http *h);
 /* Whether only this machine will be listened to. */
 bool http_is_loopback(const struct http_options *o);
@@ -106,7 +109,8 @@ struct http_stats {
 };
 struct http_stats http_stats(struct http *h);
 struct client_limits;
-struct client_limits *http_limits(struct http *h); /* by exchange_client_key and what the caller adds */
+struct client_limits *
+http_limits(struct http *h); /* by exchange_client_key and what the caller adds */
 
 /* a request */
 
@@ -114,7 +118,8 @@ struct client_limits *http_limits(struct http *h); /* by exchange_client_key and
 struct exchange *exchange_current(void);
 const char *exchange_method(const struct exchange *x);
 const char *exchange_path(const struct exchange *x); /* decoded, without the query */
-const char *exchange_wildcard(const struct exchange *x); /* what the route's "*" stands for; or "" */
+const char *
+exchange_wildcard(const struct exchange *x); /* what the route's "*" stands for; or "" */
 const char *exchange_header(const struct exchange *x, const char *name); /* NULL: there is none */
 const char *exchange_query(const struct exchange *x, const char *name);
 /* The client's address in words: the socket's, or of a trusted proxy's request the one that it
@@ -133,12 +138,12 @@ const struct buf *exchange_body(const struct exchange *x);
 json_t *exchange_json(const struct exchange *x, struct error *err);
 struct body_sink *exchange_sink(const struct exchange *x);
 json_t *json_parse_body(const struct buf *body, struct error *err); /* the same of any bytes */
-double exchange_began(const struct exchange *x);              /* clock_now of its first line */
+double exchange_began(const struct exchange *x); /* clock_now of its first line */
 /* One pointer of the caller's, from admit to ended. */
 void exchange_set_user(struct exchange *x, void *user);
 void *exchange_user(const struct exchange *x);
 const struct http_route *exchange_route(const struct exchange *x); /* NULL: none fits */
-int exchange_status(const struct exchange *x);                /* 0: not answered */
+int exchange_status(const struct exchange *x);                     /* 0: not answered */
 /* Whether its client has gone: what takes long in a handler looks at it now and then. */
 bool exchange_is_disconnected(struct exchange *x);
 
@@ -202,7 +207,7 @@ bool ip_address_in_cidrs(const struct ip_address *a, const struct ip_cidr *block
  * sent from, so the last one that is no trusted proxy is the client; where all are, the first.
  * False where the list does not say: it is empty, or a trusted proxy has written no address. */
 bool ip_address_from_forwarded(const char *list, const struct ip_cidr *trusted, int n,
-                       struct ip_address *out);
+                               struct ip_address *out);
 
 /* Whether the value of a Host header is an IP address, or `name`, with or without a port. */
 bool host_header_is_ip(const char *host);
@@ -213,34 +218,38 @@ bool host_header_is(const char *host, const char *name);
  * sent a wrong key. A client is a name: an address (ip_address_client_key), or a key's id.
  *
  * Any thread may call. The table is bounded: a client that holds something has an entry, and there
- * are no more of those than there are connections and requests; of the others the CLIENT_LIMITS_IDLE_MAX used
- * last are remembered for their wrong keys.
+ * are no more of those than there are connections and requests; of the others the
+ * CLIENT_LIMITS_IDLE_MAX used last are remembered for their wrong keys.
  *
  * Clock: `now` is clock_now(), which is not set back or forth.
  */
 
 enum client_limit { LIMIT_CONNECTIONS, LIMIT_REQUESTS, LIMIT_BYTES, N_LIMITS };
 enum {
-    AUTH_FREE_FAILURES = 10,    /* wrong keys without a wait */
-    AUTH_BACKOFF_MAX = 60,    /* seconds: the longest wait, which begins at 1 and doubles */
-    AUTH_FAILURE_TTL = 600, /* seconds without a wrong key after which all are forgotten */
-    CLIENT_LIMITS_IDLE_MAX = 4096,    /* clients that are remembered although they hold nothing */
+    AUTH_FREE_FAILURES = 10,       /* wrong keys without a wait */
+    AUTH_BACKOFF_MAX = 60,         /* seconds: the longest wait, which begins at 1 and doubles */
+    AUTH_FAILURE_TTL = 600,        /* seconds without a wrong key after which all are forgotten */
+    CLIENT_LIMITS_IDLE_MAX = 4096, /* clients that are remembered although they hold nothing */
 };
 
 struct client_limits;
 struct client_limits *client_limits_new(void);
 void client_limits_free(struct client_limits *l); /* may be NULL */
 /* Adds n to what a client holds, where it then has at most `most` (0: any number); else false. */
-bool client_limits_acquire(struct client_limits *l, const char *client, enum client_limit what, int64_t n, int64_t most);
-void client_limits_release(struct client_limits *l, const char *client, enum client_limit what, int64_t n);
+bool client_limits_acquire(struct client_limits *l, const char *client, enum client_limit what,
+                           int64_t n, int64_t most);
+void client_limits_release(struct client_limits *l, const char *client, enum client_limit what,
+                           int64_t n);
 /* Whether a client holds less than `most` (0: yes). */
-bool client_limits_has_room(struct client_limits *l, const char *client, enum client_limit what, int64_t most);
+bool client_limits_has_room(struct client_limits *l, const char *client, enum client_limit what,
+                            int64_t most);
 
 /* Seconds until keys that can be guessed are compared again for this client; 0: now. */
 double client_limits_auth_backoff(struct client_limits *l, const char *client, double now);
 /* The client sent a wrong key. The same one again is no guess: a client whose key is out of date
  * does not make its address wait. */
-void client_limits_auth_failed(struct client_limits *l, const char *client, const char *key, double now);
+void client_limits_auth_failed(struct client_limits *l, const char *client, const char *key,
+                               double now);
 /* The client sent a right key, one of the first 64 that can be guessed; whether it did before. */
 void client_limits_auth_ok(struct client_limits *l, const char *client, int key);
 bool client_limits_was_auth_ok(struct client_limits *l, const char *client, int key);

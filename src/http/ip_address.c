@@ -104,7 +104,7 @@ bool ip_address_in_cidrs(const struct ip_address *a, const struct ip_cidr *block
 }
 
 bool ip_address_from_forwarded(const char *list, const struct ip_cidr *trusted, int n,
-                       struct ip_address *out) {
+                               struct ip_address *out) {
     size_t end = strlen(list);
     while (end > 0) {
         const char *comma = memrchr(list, ',', end);

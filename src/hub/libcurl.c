@@ -1,7 +1,7 @@
 /* libcurl: loaded once for the process. */
 #define _GNU_SOURCE
-#include "hub/hub.h"
 #include "hub/libcurl.h"
+#include "hub/hub.h"
 
 #include <dlfcn.h>
 #include <pthread.h>

@@ -158,8 +158,8 @@ static char **arguments(const struct strings *args) {
 }
 
 /* Our end of a pipe does not wait; the child's, in *theirs, does. */
-static int inlet_open(struct child_pipe *in, enum child_pipe_kind which, const struct job_child_options *s,
-                      int *theirs, struct error *err) {
+static int inlet_open(struct child_pipe *in, enum child_pipe_kind which,
+                      const struct job_child_options *s, int *theirs, struct error *err) {
     int ends[2];
     if (pipe2(ends, O_CLOEXEC) != 0) return error_errno(err, "cannot make a pipe");
     in->fd = ends[0];
@@ -274,7 +274,8 @@ static void keep(struct job_child *c, enum child_pipe_kind which, const char *p,
     if (c->fault.code) job_child_signal(c, SIGKILL);
 }
 
-static void line_end(struct child_pipe *in, enum child_pipe_kind which, job_child_line_fn take, void *ctx) {
+static void line_end(struct child_pipe *in, enum child_pipe_kind which, job_child_line_fn take,
+                     void *ctx) {
     if (in->len) take(ctx, which, in->line.data ? in->line.data : "", in->line.len, in->len);
     in->line.len = in->len = 0;
 }
@@ -291,7 +292,8 @@ static void lines_take(struct child_pipe *in, enum child_pipe_kind which, const 
     }
 }
 
-static void inlet_read(struct job_child *c, enum child_pipe_kind which, job_child_line_fn take, void *ctx) {
+static void inlet_read(struct job_child *c, enum child_pipe_kind which, job_child_line_fn take,
+                       void *ctx) {
     struct child_pipe *in = &c->in[which];
     char block[READ_BLOCK];
     for (int i = 0; i < READ_BLOCKS && in->fd >= 0; i++) {

@@ -2,8 +2,8 @@
  * job_child: a process that works for jobs.c: started, listened to, ended. It knows no jobs.
  *
  * Threads. The thread that starts children must live as long as they may, since they are killed
- * when it ends; it alone reads and reaps. job_child_signal is safe wherever job_child_reap cannot happen
- * meanwhile.
+ * when it ends; it alone reads and reaps. job_child_signal is safe wherever job_child_reap cannot
+ * happen meanwhile.
  */
 #ifndef SHOAL_JOB_CHILD_H
 #define SHOAL_JOB_CHILD_H
@@ -53,7 +53,7 @@ void job_child_pollfds(const struct job_child *c, struct pollfd out[JOB_CHILD_FD
 
 /* A line without its end; len > n: so long was it, and these are its first bytes. */
 typedef void (*job_child_line_fn)(void *ctx, enum child_pipe_kind which, const char *line, size_t n,
-                              size_t len);
+                                  size_t len);
 /* Takes what is there, and not much more at once than pipes hold. */
 void job_child_read(struct job_child *c, job_child_line_fn take, void *ctx);
 /* Waits for its end, ends what it left behind, takes the rest, and frees it. Returns the wait

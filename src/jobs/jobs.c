@@ -69,7 +69,7 @@ struct job {
     int64_t seq, reserved; /* the last number given, and reserved */
     int64_t state_seq, progress_seq;
 
-    struct job_child *child;        /* also while paused */
+    struct job_child *child;    /* also while paused */
     double kill_at;             /* of a cancelled child; INFINITY: it is not, or was killed */
     double stop_at;             /* while it runs: when its time is over */
     double seconds;             /* while it is paused: what is left of its time */
@@ -395,7 +395,8 @@ static void progress_take(struct jobs *j, struct job *job, const char *line, siz
     json_decref(v);
 }
 
-static void line_take(void *ctx, enum child_pipe_kind which, const char *line, size_t n, size_t len) {
+static void line_take(void *ctx, enum child_pipe_kind which, const char *line, size_t n,
+                      size_t len) {
     const struct listener *l = ctx;
     if (which == CHILD_STDOUT)
         result_take(l->j, l->job, line, n, len);
@@ -589,13 +590,13 @@ static int job_launch(struct jobs *j, struct job *job, struct error *err) {
     char *folder = path_join(j->folder, job->id);
     rc = job_request_argv(request, &args, err);
     const struct job_child_options s = {.program = j->o.program,
-                                  .folder = folder,
-                                  .args = &args,
-                                  .job = j->o.child,
-                                  .max_output = j->o.max_output,
-                                  .max_file = j->o.max_file,
-                                  .max_data = j->o.max_data,
-                                  .same_priority = j->o.same_priority};
+                                        .folder = folder,
+                                        .args = &args,
+                                        .job = j->o.child,
+                                        .max_output = j->o.max_output,
+                                        .max_file = j->o.max_file,
+                                        .max_data = j->o.max_data,
+                                        .same_priority = j->o.same_priority};
     if (rc == OK && !(job->child = job_child_start(&s, err))) rc = err->code;
     strings_release(&args);
     json_decref(request);
@@ -1048,7 +1049,7 @@ static int job_add(struct jobs *j, const struct job_request *r, const struct job
 }
 
 int jobs_submit(struct jobs *j, const json_t *request, struct job_caller *by, char id[JOB_ID_LEN],
-               struct error *err) {
+                struct error *err) {
     struct job_request checked;
     *by->field = 0;
     if (by->repeat && (!*by->repeat || strlen(by->repeat) > KEY_BYTES))

@@ -73,8 +73,8 @@ bool job_name_is_plain(const char *name);
 
 /* ERR_USAGE: what of it is wrong, or not allowed; `field` (may be NULL) is then where: an option's
  * name, "args", "kind" or "". On OK the caller releases `out`. */
-int job_request_check(const struct job_request_rules *r, const json_t *request, struct job_request *out,
-                  char field[64], struct error *err);
+int job_request_check(const struct job_request_rules *r, const json_t *request,
+                      struct job_request *out, char field[64], struct error *err);
 void job_request_release(struct job_request *r);
 /* The command line of a checked request, without the program's name. */
 int job_request_argv(const json_t *request, struct strings *args, struct error *err);
@@ -146,7 +146,7 @@ struct job_caller {
  * that is there already, and with another one ERR_MISMATCH.
  */
 int jobs_submit(struct jobs *j, const json_t *request, struct job_caller *by, char id[JOB_ID_LEN],
-               struct error *err);
+                struct error *err);
 /* Whether a job may put its result in the place of what others serve: it was asked for so. */
 bool jobs_may_replace(struct jobs *j, const char *id);
 
@@ -222,7 +222,7 @@ int job_paths_parse(struct job_paths *p, const json_t *v, struct error *err);
 /* The canonical path of something to read, free of links: malloc'ed. NULL: ERR_MISSING where there
  * is nothing, ERR_USAGE where it may not be read. `database`: it must be one, else it must not. */
 char *job_paths_resolve(const struct job_paths *p, const char *path, bool database,
-                      struct error *err);
+                        struct error *err);
 /* Whether a path may be opened for reading, or made, replaced or removed, or shown to a command,
  * which is for what the operator has put below a folder to read, whatever it is called; ERR_USAGE.
  */

@@ -50,7 +50,8 @@ void job_paths_release(struct job_paths *p) {
 json_t *job_paths_json(const struct job_paths *p) {
     json_t *v = json_array();
     for (int i = 0; i < p->n; i++)
-        json_array_append_new(v, json_pack("[o,i]", json_from_path(p->v[i].path), (int)p->v[i].access));
+        json_array_append_new(
+            v, json_pack("[o,i]", json_from_path(p->v[i].path), (int)p->v[i].access));
     return v;
 }
 
@@ -175,7 +176,7 @@ static int input_check(const struct path_rule *rule, const char *shown, const ch
 }
 
 char *job_paths_resolve(const struct job_paths *p, const char *path, bool database,
-                      struct error *err) {
+                        struct error *err) {
     enum namer by = database ? BY_CLIENT_BASE : BY_CLIENT;
     char *real = realpath(path, NULL);
     if (!real) {

@@ -2,10 +2,10 @@
  * job_request: a client's request as a command line.
  *
  * A client is not trusted. What it may set is what the command's own table of options allows
- * (enum option_job_policy): an option is found in the table first, by whatever name, and only the table's
- * name reaches the command line; a path reaches it as the canonical path that was checked. A value
- * is attached to its name by '=', and positional arguments come after "--", so nothing that a
- * client says becomes an option that was not checked.
+ * (enum option_job_policy): an option is found in the table first, by whatever name, and only the
+ * table's name reaches the command line; a path reaches it as the canonical path that was checked.
+ * A value is attached to its name by '=', and positional arguments come after "--", so nothing that
+ * a client says becomes an option that was not checked.
  */
 #define _GNU_SOURCE
 #include "jobs/jobs.h"
@@ -188,7 +188,8 @@ static char *threads_value(const struct request_checker *c, const char *text) {
     return xstrdup(text);
 }
 
-static char *value_check(const struct request_checker *c, enum option_job_policy job, const char *text) {
+static char *value_check(const struct request_checker *c, enum option_job_policy job,
+                         const char *text) {
     switch (job) {
     case JOB_TEXT:
         return xstrdup(text);
@@ -237,8 +238,8 @@ static json_t *asked_value(enum option_job_policy job, const json_t *v, const ch
 }
 
 /* One value for an option or an argument: NULL with the reason. */
-static json_t *one_value(const struct request_checker *c, enum option_job_policy job, const json_t *v,
-                         json_t **asked) {
+static json_t *one_value(const struct request_checker *c, enum option_job_policy job,
+                         const json_t *v, json_t **asked) {
     char *text = scalar_text(v);
     if (!text) {
         error_set(c->err, ERR_USAGE,
@@ -258,8 +259,8 @@ static json_t *one_value(const struct request_checker *c, enum option_job_policy
     return out;
 }
 
-static json_t *list_value(const struct request_checker *c, enum option_job_policy job, const json_t *v,
-                          json_t **asked) {
+static json_t *list_value(const struct request_checker *c, enum option_job_policy job,
+                          const json_t *v, json_t **asked) {
     json_t *list = json_array(), *item, *one;
     size_t i;
     *asked = json_array();
@@ -277,7 +278,8 @@ static json_t *list_value(const struct request_checker *c, enum option_job_polic
 }
 
 /* Whether the table lets a client set it, and whether it is of the right type. */
-static int row_check(const struct request_checker *c, const struct option_row *row, const json_t *v) {
+static int row_check(const struct request_checker *c, const struct option_row *row,
+                     const json_t *v) {
     bool text = row->type != OPT_BOOL && row->type != OPT_INT && row->type != OPT_FLOAT;
     if (row->job == JOB_REFUSED || row->job == JOB_SERVER || (row->job == JOB_BY_TYPE && text) ||
         row->type == OPT_SECRETS)
@@ -291,7 +293,8 @@ static int row_check(const struct request_checker *c, const struct option_row *r
 
 /* Its row by whatever name; "no-NAME" is the opposite of NAME, whose value is then *v's opposite.
  */
-static const struct option_row *row_find(const struct request_checker *c, const char *name, json_t **v) {
+static const struct option_row *row_find(const struct request_checker *c, const char *name,
+                                         json_t **v) {
     const struct option_row *row = row_of(c->kind, name);
     bool no = strncmp(name, "no", 2) == 0 && (name[2] == '-' || name[2] == '_');
     *v = json_incref(*v);
@@ -431,8 +434,8 @@ static int parts_check(struct request_checker *c, const json_t *request) {
     return OK;
 }
 
-int job_request_check(const struct job_request_rules *r, const json_t *request, struct job_request *out,
-                  char field[64], struct error *err) {
+int job_request_check(const struct job_request_rules *r, const json_t *request,
+                      struct job_request *out, char field[64], struct error *err) {
     char unused[FIELD_BYTES];
     struct request_checker c = {.r = r, .out = out, .field = field ? field : unused, .err = err};
     *out = (struct job_request){0};

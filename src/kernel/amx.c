@@ -178,7 +178,8 @@ INLINE void block_fold(__m512 *acc, const int32_t (*dots)[PANEL], const struct i
     } while (0)
 
 /* Continues `part` (rows × 16 sums); `rows` and `l` are constants where this is inlined. */
-INLINE void blocks_run(float (*part)[PANEL], const struct int8_blocks *s, int rows, enum matrix_layout l) {
+INLINE void blocks_run(float (*part)[PANEL], const struct int8_blocks *s, int rows,
+                       enum matrix_layout l) {
     const int group = layout_group(l), bytes = group * PANEL;
     int32_t even[16][PANEL] __attribute__((aligned(64))),
         odd[16][PANEL] __attribute__((aligned(64)));
@@ -255,8 +256,8 @@ INLINE void panels_tiled(const struct int8_product *p, int64_t p0, int64_t p1, i
     }
 }
 
-typedef void (*packed_fn)(float *y, int64_t ldy, const struct gemm_input *in, const struct matrix *w,
-                          int64_t n0, int64_t n1, bool add);
+typedef void (*packed_fn)(float *y, int64_t ldy, const struct gemm_input *in,
+                          const struct matrix *w, int64_t n0, int64_t n1, bool add);
 
 /* The rows that do not fill the smallest tile go to `narrow`, which gives the same bits. */
 INLINE void int8_mul(float *y, int64_t ldy, const struct gemm_input *in, const struct matrix *w,

@@ -237,8 +237,7 @@ INLINE void lane_sums(__m256 *acc, const float *x, int64_t ldx, const float *pan
                       int R) {
     const float *end = panel + k, *x3 = x + 3 * ldx;
     __asm__("" : "+r"(x3)); // two bases reach six rows
-    for (; panel < end; panel += 32, x += 32, x3 += 32)
-        UNROLL for (int i = 0; i < 32; i += 16) {
+    for (; panel < end; panel += 32, x += 32, x3 += 32) UNROLL for (int i = 0; i < 32; i += 16) {
             __m256 w0 = _mm256_load_ps(panel + i), w1 = _mm256_load_ps(panel + i + 8);
             UNROLL for (int r = 0; r < R; r++) {
                 __m256 a = _mm256_broadcast_ss((r < 3 ? x + r * ldx : x3 + (r - 3) * ldx) + i);
@@ -416,7 +415,8 @@ static void mix_tile_any(float *y, int64_t ldy, const float *t, int64_t tm, int6
     }
 }
 
-INLINE void mix_any(const struct gemm_nn_args *p, const struct gemm_nn_tiles *tiles, int64_t size, enum dtype e) {
+INLINE void mix_any(const struct gemm_nn_args *p, const struct gemm_nn_tiles *tiles, int64_t size,
+                    enum dtype e) {
     int64_t m = 0;
     if (gemm_nn_is_large(p)) {
         gemm_nn_blocked(p, tiles, size);
@@ -434,8 +434,8 @@ INLINE void mix_any(const struct gemm_nn_args *p, const struct gemm_nn_tiles *ti
     }                                                                                              \
     static void name(float *y, int64_t ldy, const float *t, int64_t tm, int64_t tj, int64_t rows,  \
                      const type *v, int64_t ldv, int64_t k, int64_t n) {                           \
-        const struct gemm_nn_args p = {y, t, v, ldy, tm, tj, rows, ldv, k, n};                              \
-        const struct gemm_nn_tiles tiles = {6, 16, name##_pack, mix_tile_any};                         \
+        const struct gemm_nn_args p = {y, t, v, ldy, tm, tj, rows, ldv, k, n};                     \
+        const struct gemm_nn_tiles tiles = {6, 16, name##_pack, mix_tile_any};                     \
         mix_any(&p, &tiles, sizeof(type), e);                                                      \
     }
 MIX(mix_f32, float, DTYPE_F32)
@@ -465,8 +465,8 @@ INLINE void lanes_i8(__m256 *acc, const int8_t *q, const float *d, const int8_t 
     }
 }
 
-static void dots_i8(float *y, int64_t ldy, const struct gemm_input *in, const int8_t *w, int64_t ldw,
-                    int64_t n0, int64_t n1) {
+static void dots_i8(float *y, int64_t ldy, const struct gemm_input *in, const int8_t *w,
+                    int64_t ldw, int64_t n0, int64_t n1) {
     for (int64_t m = 0; m < in->rows; m++) {
         const int8_t *q = in->q + m * in->k;
         const float *d = in->d + m * (in->k / 32);
@@ -586,8 +586,8 @@ INLINE void quad_dots(__m256i *s, __m256i w0, __m256i w1, const int8_t *x, int64
 }
 
 /* The exact dots of block b. */
-INLINE void block_dots_q(__m256i *s, const struct panel_job *j, int64_t b, int R, enum matrix_layout l,
-                         enum meeting how) {
+INLINE void block_dots_q(__m256i *s, const struct panel_job *j, int64_t b, int R,
+                         enum matrix_layout l, enum meeting how) {
     const int group = layout_group(l);
     const bool nibbles = l >= LAYOUT_Q4;
     const __m256i ones = _mm256_set1_epi16(1), offset = _mm256_set1_epi8(j->c);
@@ -665,8 +665,8 @@ static void bias_make(int32_t *bias, const int8_t *x, int64_t groups, int group,
     int64_t g = 0;
     for (; group == QK && g + 8 <= groups; g += 8) {
         __m256i m[8];
-        UNROLL for (int i = 0; i < 8; i++) m[i] = _mm256_maddubs_epi16(
-            many, _mm256_loadu_si256((const __m256i *)(x + (g + i) * QK)));
+        UNROLL for (int i = 0; i < 8; i++) m[i] =
+            _mm256_maddubs_epi16(many, _mm256_loadu_si256((const __m256i *)(x + (g + i) * QK)));
         _mm256_storeu_si256((__m256i *)(bias + g),
                             _mm256_sub_epi16(_mm256_setzero_si256(), lanes_sum(m)));
     }
@@ -817,7 +817,7 @@ INLINE void chains_tile(const struct bf16_gemm *c, int64_t m, int64_t panel, int
 }
 
 #define CHAINS(R, P)                                                                               \
-    static void chains_##R##x##P(const struct bf16_gemm *c, int64_t m, int64_t panel) {               \
+    static void chains_##R##x##P(const struct bf16_gemm *c, int64_t m, int64_t panel) {            \
         chains_tile(c, m, panel, R, P);                                                            \
     }
 CHAINS(1, 4)
@@ -828,13 +828,13 @@ CHAINS(3, 1)
 CHAINS(4, 1)
 CHAINS(5, 1)
 
-static void gemm_bf16_fast(float *y, int64_t ldy, const struct gemm_input *in, const struct matrix *w,
-                           int64_t n0, int64_t n1, bool add) {
+static void gemm_bf16_fast(float *y, int64_t ldy, const struct gemm_input *in,
+                           const struct matrix *w, int64_t n0, int64_t n1, bool add) {
     static const struct bf16_gemm_tile tiles[] = {{4, chains_1x4, chains_1x1},
-                                              {2, chains_2x2, chains_2x1},
-                                              {1, chains_3x1, chains_3x1},
-                                              {1, chains_4x1, chains_4x1},
-                                              {1, chains_5x1, chains_5x1}};
+                                                  {2, chains_2x2, chains_2x1},
+                                                  {1, chains_3x1, chains_3x1},
+                                                  {1, chains_4x1, chains_4x1},
+                                                  {1, chains_5x1, chains_5x1}};
     const struct bf16_gemm c = {y, ldy, in, w, n1, add};
     if (in->rows > 0) bf16_gemm_run(&c, n0, tiles, ARRAY_LEN(tiles));
 }

@@ -149,11 +149,11 @@ TILES(i8, 3, DTYPE_I8)
 /* [element][rows - 1][1, 4 or 8 outputs] */
 static const tile_fn tile_fns[N_DTYPE][TILE_ROWS][3] = {
     [DTYPE_F32] = {{f32_1x1, f32_1x4, f32_1x8},
-                  {f32_2x1, f32_2x4, f32_2x8},
-                  {f32_3x1, f32_3x4, f32_3x8}},
+                   {f32_2x1, f32_2x4, f32_2x8},
+                   {f32_3x1, f32_3x4, f32_3x8}},
     [DTYPE_BF16] = {{bf16_1x1, bf16_1x4, bf16_1x8},
-                   {bf16_2x1, bf16_2x4, bf16_2x8},
-                   {bf16_3x1, bf16_3x4, bf16_3x8}},
+                    {bf16_2x1, bf16_2x4, bf16_2x8},
+                    {bf16_3x1, bf16_3x4, bf16_3x8}},
     [DTYPE_I8] = {{i8_1x1, i8_1x4, i8_1x8}, {i8_2x1, i8_2x4, i8_2x8}, {i8_3x1, i8_3x4, i8_3x8}},
 };
 
@@ -284,7 +284,8 @@ static void starts_fill(int32_t start[Q_ROW_BLOCK][Q_BLOCKS], const struct q_pro
 }
 
 /* Quad p of the first and of the second half of one panel's block, as unsigned bytes. */
-INLINE void quads_load(const uint8_t *block, int p, enum matrix_layout l, __m512i *lo, __m512i *hi) {
+INLINE void quads_load(const uint8_t *block, int p, enum matrix_layout l, __m512i *lo,
+                       __m512i *hi) {
     __m512i raw = _mm512_loadu_si512(block + 64 * p);
     if (l < LAYOUT_Q4) {
         const __m512i sign = _mm512_set1_epi8((char)0x80);
@@ -336,7 +337,8 @@ INLINE void block_dots(__m512i dots[Q_ROWS][Q_PANELS], const uint8_t *w, int64_t
 }
 
 /* The scales of block b of one panel. */
-INLINE __m512 scales_load(const struct q_product *p, int64_t panel, int64_t b, enum matrix_layout l) {
+INLINE __m512 scales_load(const struct q_product *p, int64_t panel, int64_t b,
+                          enum matrix_layout l) {
     const int64_t at = panel * layout_scales(l, p->in->k);
     if (l != LAYOUT_NF4) return _mm512_loadu_ps(p->w->scales + at + b * PANEL);
     const uint8_t *bytes = p->w->scale_bytes + at + b * QK / NF4_BLOCK * PANEL;
@@ -457,8 +459,8 @@ static void q_rows_mul(const struct q_product *p, int64_t m0, int64_t rows, int6
     }
 }
 
-static void avx512_gemm_q(float *y, int64_t ldy, const struct gemm_input *in, const struct matrix *w,
-                          int64_t n0, int64_t n1, bool add) {
+static void avx512_gemm_q(float *y, int64_t ldy, const struct gemm_input *in,
+                          const struct matrix *w, int64_t n0, int64_t n1, bool add) {
     const struct q_product p = {.y = y,
                                 .ldy = ldy,
                                 .in = in,
@@ -483,8 +485,8 @@ enum { DOTS_ROWS = 4, DOTS_PAIRS = 4 }; /* 16 sums; of pairs of weight rows, eig
 
 /* y[r][c] for `rows` rows of x from `m` on and `cols` rows of w, of which there are at least two a
  * pair; a single one goes in both halves. */
-INLINE void dots_tile(float *y, int64_t ldy, const struct gemm_input *in, int64_t m, const int8_t *w,
-                      int64_t ldw, int cols, int rows, int pairs) {
+INLINE void dots_tile(float *y, int64_t ldy, const struct gemm_input *in, int64_t m,
+                      const int8_t *w, int64_t ldw, int cols, int rows, int pairs) {
     const int64_t k = in->k, blocks = k / QK;
     const int8_t *q = in->q + m * k;
     const float *d = in->d + m * blocks;
@@ -929,8 +931,8 @@ INLINE void mix_any(const struct gemm_nn_args *p, const struct gemm_nn_tiles *ti
     }                                                                                              \
     static void name(float *y, int64_t ldy, const float *t, int64_t tm, int64_t tj, int64_t rows,  \
                      const type *v, int64_t ldv, int64_t k, int64_t n) {                           \
-        const struct gemm_nn_args p = {y, t, v, ldy, tm, tj, rows, ldv, k, n};                              \
-        const struct gemm_nn_tiles tiles = {MIX_ROWS, 32, name##_pack, mix_tile_any};                  \
+        const struct gemm_nn_args p = {y, t, v, ldy, tm, tj, rows, ldv, k, n};                     \
+        const struct gemm_nn_tiles tiles = {MIX_ROWS, 32, name##_pack, mix_tile_any};              \
         mix_any(&p, &tiles, e);                                                                    \
     }
 MIX(avx512_mix_f32, float, DTYPE_F32)
@@ -985,7 +987,7 @@ INLINE void chains_tile(const struct bf16_gemm *c, int64_t m, int64_t panel, int
 }
 
 #define CHAINS(rows, panels)                                                                       \
-    static void chains_##rows##x##panels(const struct bf16_gemm *c, int64_t m, int64_t panel) {       \
+    static void chains_##rows##x##panels(const struct bf16_gemm *c, int64_t m, int64_t panel) {    \
         chains_tile(c, m, panel, rows, panels);                                                    \
     }
 #define CHAINS_ROWS(rows, panels) CHAINS(rows, panels) CHAINS(rows, 1)

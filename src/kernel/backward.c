@@ -55,8 +55,8 @@ static void mix_by_columns(void *ctx, int64_t begin, int64_t end, int thread) {
 }
 
 void gemm_nn_parallel(enum dtype e, float *y, int64_t ldy, const float *t, int64_t tm, int64_t tj,
-              int64_t rows, const void *v, int64_t ldv, int64_t k, int64_t n, bool add,
-              struct pool *pool) {
+                      int64_t rows, const void *v, int64_t ldv, int64_t k, int64_t n, bool add,
+                      struct pool *pool) {
     struct gemm_nn_job p = {e, {y, t, v, ldy, tm, tj, rows, ldv, k, n}, add};
     struct pool *use = matrix_pool_for(pool, rows, n, k);
     if (rows > n)
@@ -182,7 +182,7 @@ static void back_minima(void *ctx, int64_t b0, int64_t b1, int thread) {
                 int64_t n = MIN(p->w->n - o, TILE_OUTPUTS);
                 minima_gather(tile, p->w, o, n, b, blocks);
                 gemm_nn(DTYPE_F32, sum, MIN_BLOCKS, p->dy + m * p->lddy + o, p->lddy, 1, rows, tile,
-                         MIN_BLOCKS, n, blocks);
+                        MIN_BLOCKS, n, blocks);
             }
             for (int64_t i = 0; i < rows; i++)
                 for (int64_t k = 0; k < blocks * QK; k++) {
@@ -240,7 +240,8 @@ static void bytes_turn(uint8_t *to, size_t panel, const uint8_t *from, int input
 
 /* The same of 32 outputs in nibbles: a low nibble is of inputs 0 to 15, and in the turned block of
  * outputs 0 to 15. */
-static void nibbles_transpose(uint8_t *to, size_t panel, const uint8_t *first, const uint8_t *second) {
+static void nibbles_transpose(uint8_t *to, size_t panel, const uint8_t *first,
+                              const uint8_t *second) {
     for (int p = 0; p < 4; p++)
         for (int q = 0; q < 4; q++) {
             int at = (p * PANEL + 4 * q) * 4, out = (q * PANEL + 4 * p) * 4;
@@ -264,7 +265,7 @@ static void panels_turn(const struct turned *t, const struct matrix *w, int64_t 
         const uint8_t *from = (const uint8_t *)w->data + g * stride + u * bytes;
         if (nibbles && i % 2 == 0)
             nibbles_transpose(t->panels + i * bytes / 2, panel, from,
-                         g + 1 < end ? from + stride : NULL);
+                              g + 1 < end ? from + stride : NULL);
         else if (!nibbles && g < end)
             bytes_turn(t->panels + i * PANEL * PANEL, panel, from, group, w->mins);
         else if (!nibbles)
@@ -342,7 +343,7 @@ static void backward_int8(void *ctx, int64_t begin, int64_t end, int thread) {
             in.q = t.q, in.d = t.d;
             if (u + 1 < end)
                 panels_prefetch(w, u + 1, first + panels * m / p->some,
-                           first + panels * (m + in.rows) / p->some);
+                                first + panels * (m + in.rows) / p->some);
             rows_quantize(&t, p, m, in.rows);
             (w->layout < LAYOUT_Q4 ? kern->gemm_q8 : kern->gemm_q4)(
                 p->dx + (p->first + m) * p->lddx + u * group, p->lddx, &in, &turned, 0, group,
@@ -365,11 +366,11 @@ static void back_int8_all(struct back *p, struct pool *pool) {
 }
 
 void matrix_mul_backward(float *dx, int64_t lddx, const float *dy, int64_t lddy, int64_t rows,
-                     const struct matrix *w, bool int8, bool add, void *scratch,
-                     struct pool *pool) {
+                         const struct matrix *w, bool int8, bool add, void *scratch,
+                         struct pool *pool) {
     if (w->layout == LAYOUT_ROW_MAJOR) {
-        gemm_nn_parallel(w->type == TENSOR_BF16 ? DTYPE_BF16 : DTYPE_F32, dx, lddx, dy, lddy, 1, rows,
-                 w->data, w->k, w->n, w->k, add, pool);
+        gemm_nn_parallel(w->type == TENSOR_BF16 ? DTYPE_BF16 : DTYPE_F32, dx, lddx, dy, lddy, 1,
+                         rows, w->data, w->k, w->n, w->k, add, pool);
         return;
     }
     struct back p = {.dx = dx,

@@ -64,7 +64,8 @@ bool amx_request(void);
 #define EXP_C5 0x1.12397cp-7f
 #define EXP_C6 0x1.6a4f4ap-10f
 
-/* What one file block of a quantised type holds: value i = q[i] · scale[i / group] (+ min[i / 32]). */
+/* What one file block of a quantised type holds: value i = q[i] · scale[i / group] (+ min[i / 32]).
+ */
 struct quant_block {
     int8_t q[256];
     float scale[16], min[8];
@@ -80,9 +81,11 @@ struct tensor_type_traits {
     bool mins;
     void (*read)(const uint8_t *block, struct quant_block *s);
     void (*write)(const float *x, uint8_t *block);
-    void (*join)(const struct quant_block *s, uint8_t *block); /* undoes read; NULL: it cannot be undone */
+    void (*join)(const struct quant_block *s,
+                 uint8_t *block); /* undoes read; NULL: it cannot be undone */
 };
-const struct tensor_type_traits *tensor_type_traits_find(enum tensor_type t); /* NULL when unknown */
+const struct tensor_type_traits *
+tensor_type_traits_find(enum tensor_type t); /* NULL when unknown */
 
 /* Inputs [k0, k1) of matrix_get_row; multiples of 32 where the type has blocks. */
 void matrix_get_row_part(const struct matrix *m, int64_t i, int64_t k0, int64_t k1, float *out);
@@ -92,10 +95,10 @@ struct pool *matrix_pool_for(struct pool *pool, int64_t rows, int64_t n, int64_t
 #define QK 32    /* weights in a block of the q types */
 #define PANEL 16 /* outputs in a panel of a packed matrix */
 
-#define NF4_BLOCK 64       /* weights under one byte of scale */
+#define NF4_BLOCK 64             /* weights under one byte of scale */
 #define QUANTIZED16_MAX 32512.0f /* 256 · 127 */
-#define NF4_UNIT 32385.0f  /* 255 · 127 */
-#define NF4_OFFSET 128     /* makes every code an unsigned byte */
+#define NF4_UNIT 32385.0f        /* 255 · 127 */
+#define NF4_OFFSET 128           /* makes every code an unsigned byte */
 
 /* Of the quantised layouts: weights under one scale, and bytes of such a block of a panel. */
 static inline int layout_group(enum matrix_layout l) {
@@ -115,10 +118,10 @@ static inline float round_even(float u) {
 }
 
 /* What levels compile for themselves, element by element; `exp` is the level's. */
-static inline void act_backward_with(void (*exp)(float *, const float *, int64_t), float *restrict dx,
-                                 float *restrict dup, const float *restrict dy,
-                                 const float *restrict x, const float *restrict up, int64_t n,
-                                 bool gelu) {
+static inline void act_backward_with(void (*exp)(float *, const float *, int64_t),
+                                     float *restrict dx, float *restrict dup,
+                                     const float *restrict dy, const float *restrict x,
+                                     const float *restrict up, int64_t n, bool gelu) {
     for (int64_t c = 0; c < n; c++)
         dx[c] = gelu ? -x[c] * (GELU_LINE + GELU_CUBE * (x[c] * x[c])) : -x[c];
     exp(dx, dx, n);
@@ -132,16 +135,17 @@ static inline void act_backward_with(void (*exp)(float *, const float *, int64_t
 }
 
 static inline void softmax_backward_with(float *restrict dp, const float *restrict p, float mean,
-                                     float scale, int64_t n) {
+                                         float scale, int64_t n) {
     for (int64_t c = 0; c < n; c++) dp[c] = p[c] * (dp[c] - mean) * scale;
 }
 
 /*
- * Large mixes: columns of v in panels as wide as a tile of outputs, GEMM_NN_KC rows at a time, packed as f32 so that they stay
- * in the first-level cache while all rows of t meet them. Between such slabs an output waits in y, so its chain of
- * multiply-adds is kernel.h's. A t whose j are apart in memory is packed as well, GEMM_NN_MC rows at a time; one in rows is
- * read as it lies, GEMM_NN_MC_DIRECT rows for each time that v is packed, and so is one in columns that meets
- * no more than GEMM_NN_NARROW of v's, too few to pay for it (a head's keys and values).
+ * Large mixes: columns of v in panels as wide as a tile of outputs, GEMM_NN_KC rows at a time,
+ * packed as f32 so that they stay in the first-level cache while all rows of t meet them. Between
+ * such slabs an output waits in y, so its chain of multiply-adds is kernel.h's. A t whose j are
+ * apart in memory is packed as well, GEMM_NN_MC rows at a time; one in rows is read as it lies,
+ * GEMM_NN_MC_DIRECT rows for each time that v is packed, and so is one in columns that meets no
+ * more than GEMM_NN_NARROW of v's, too few to pay for it (a head's keys and values).
  */
 enum { GEMM_NN_KC = 256, GEMM_NN_MC = 96, GEMM_NN_MC_DIRECT = 384, GEMM_NN_NARROW = 64 };
 
@@ -151,7 +155,8 @@ struct gemm_nn_args {
     const void *v;
     int64_t ldy, tm, tj, rows, ldv, k, n;
 };
-/* What a level brings. A tile is up to `rows` rows of t against the first n (at most `width`) columns of a panel. */
+/* What a level brings. A tile is up to `rows` rows of t against the first n (at most `width`)
+ * columns of a panel. */
 struct gemm_nn_tiles {
     int rows, width;
     void (*pack)(float *panel, const void *v, int64_t ldv, int64_t k, int64_t n);
@@ -166,7 +171,7 @@ static inline bool gemm_nn_is_large(const struct gemm_nn_args *p) {
 
 /* out[g][j][r] = t(g * group + r, j) */
 static inline void gemm_nn_pack_a(float *out, const float *t, int64_t tm, int64_t tj, int64_t rows,
-                              int64_t k, int64_t group) {
+                                  int64_t k, int64_t group) {
     for (int64_t j = 0; j < k; j++)
         for (int64_t m = 0; m < rows; m += group) {
             float *to = out + m * k + j * group;
@@ -176,8 +181,8 @@ static inline void gemm_nn_pack_a(float *out, const float *t, int64_t tm, int64_
 }
 
 /* Rows [m, m + rows) over the slab that begins at j. */
-static inline void gemm_nn_block(const struct gemm_nn_args *p, const struct gemm_nn_tiles *l, int64_t size, int64_t j,
-                            int64_t m, int64_t rows) {
+static inline void gemm_nn_block(const struct gemm_nn_args *p, const struct gemm_nn_tiles *l,
+                                 int64_t size, int64_t j, int64_t m, int64_t rows) {
     _Alignas(64) float panel[GEMM_NN_KC * 32], packed[GEMM_NN_KC * GEMM_NN_MC];
     int64_t k = MIN(p->k - j, GEMM_NN_KC), tm = p->tm, tj = p->tj;
     int64_t groups = (rows + l->rows - 1) / l->rows, group = (rows + groups - 1) / groups;
@@ -195,7 +200,8 @@ static inline void gemm_nn_block(const struct gemm_nn_args *p, const struct gemm
     }
 }
 
-static inline void gemm_nn_blocked(const struct gemm_nn_args *p, const struct gemm_nn_tiles *l, int64_t size) {
+static inline void gemm_nn_blocked(const struct gemm_nn_args *p, const struct gemm_nn_tiles *l,
+                                   int64_t size) {
     const int64_t some = p->tj == 1 ? GEMM_NN_MC_DIRECT : GEMM_NN_MC;
     for (int64_t j = 0; j < p->k; j += GEMM_NN_KC)
         for (int64_t m = 0; m < p->rows; m += some)
@@ -242,19 +248,20 @@ struct bf16_gemm {
 };
 struct bf16_gemm_tile {
     int panels;
-    void (*many)(const struct bf16_gemm *c, int64_t m, int64_t panel); /* from row m and this panel on */
+    void (*many)(const struct bf16_gemm *c, int64_t m,
+                 int64_t panel); /* from row m and this panel on */
     void (*one)(const struct bf16_gemm *c, int64_t m, int64_t panel);
 };
 
 /* tiles[r - 1] takes r rows, `most` of them at a time. */
-static inline void bf16_gemm_run(const struct bf16_gemm *c, int64_t n0, const struct bf16_gemm_tile *tiles,
-                              int64_t most) {
+static inline void bf16_gemm_run(const struct bf16_gemm *c, int64_t n0,
+                                 const struct bf16_gemm_tile *tiles, int64_t most) {
     enum { CHAIN_BYTES = 262144 }; /* of weights that all rows meet before the next */
     const int64_t rows = c->in->rows, first = n0 / PANEL, end = (c->n1 + PANEL - 1) / PANEL;
     const int64_t width = MAX(CHAIN_BYTES / (bf16_panel(c->w, 1) - bf16_panel(c->w, 0)) / 2, 1);
     const int64_t step = rows > most ? width : end;
-    prefetch_begin(c->in->ahead, (end - first) / tiles[MIN(rows, most) - 1].panels *
-                                  ((rows + most - 1) / most));
+    prefetch_begin(c->in->ahead,
+                   (end - first) / tiles[MIN(rows, most) - 1].panels * ((rows + most - 1) / most));
     for (int64_t p0 = first; p0 < end; p0 += step) {
         for (int64_t m = 0; m < rows; m += most) {
             const struct bf16_gemm_tile *t = &tiles[MIN(rows - m, most) - 1];

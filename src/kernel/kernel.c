@@ -536,7 +536,7 @@ float dtype_from_f32(enum dtype e, const float *src, void *dst, int64_t n) {
 }
 
 void gemm_nt(enum dtype e, float *y, int64_t ldy, const float *x, int64_t ldx, int64_t rows,
-               const void *w, int64_t ldw, int64_t k, int64_t n0, int64_t n1, bool add) {
+             const void *w, int64_t ldw, int64_t k, int64_t n0, int64_t n1, bool add) {
     const struct kernels *kern = kernels_get();
     switch (e) {
     case DTYPE_F32:
@@ -554,7 +554,7 @@ void gemm_nt(enum dtype e, float *y, int64_t ldy, const float *x, int64_t ldx, i
 }
 
 void gemm_nn(enum dtype e, float *y, int64_t ldy, const float *t, int64_t tm, int64_t tj,
-              int64_t rows, const void *v, int64_t ldv, int64_t k, int64_t n) {
+             int64_t rows, const void *v, int64_t ldv, int64_t k, int64_t n) {
     const struct kernels *kern = kernels_get();
     switch (e) {
     case DTYPE_F32:
@@ -586,8 +586,8 @@ static float row_i16(const float *t, int64_t n, int16_t *out) {
     return fine ? s + nan : nan;
 }
 
-void gemm_nn_i8_pairs(float *y, int64_t ldy, const float *t, int64_t ldt, int64_t rows, const int8_t *v,
-               int64_t ldv, int64_t n, int64_t width) {
+void gemm_nn_i8_pairs(float *y, int64_t ldy, const float *t, int64_t ldt, int64_t rows,
+                      const int8_t *v, int64_t ldv, int64_t n, int64_t width) {
     enum { ROWS = 16, RANKS = 64 };
     int16_t q[ROWS][RANKS];
     float s[ROWS];
@@ -635,7 +635,7 @@ static void inputs_range(void *ctx, int64_t begin, int64_t end, int thread) {
 }
 
 void gemm_input_prepare(struct gemm_input *in, const float *x, int64_t ldx, int64_t rows, int64_t k,
-                    bool int8, bool bf16, void *scratch, struct pool *pool) {
+                        bool int8, bool bf16, void *scratch, struct pool *pool) {
     *in = (struct gemm_input){.rows = rows, .k = k, .ldx = ldx, .x = x};
     if (!int8 && !bf16) return;
     CHECK(!int8 || k % QK == 0);
@@ -652,8 +652,8 @@ void gemm_input_prepare(struct gemm_input *in, const float *x, int64_t ldx, int6
     pool_run(rows * k < 8192 ? NULL : pool, inputs_range, in, rows, 1);
 }
 
-struct gemm_input gemm_input_for(const struct matrix *w, int n, const float *x, int64_t rows, void *scratch,
-                         struct pool *pool) {
+struct gemm_input gemm_input_for(const struct matrix *w, int n, const float *x, int64_t rows,
+                                 void *scratch, struct pool *pool) {
     struct gemm_input in;
     bool int8 = false, bf16 = false;
     for (int i = 0; i < n; i++) {
@@ -724,8 +724,8 @@ static void matrix_by_rows(void *ctx, int64_t begin, int64_t end, int thread) {
     matrix_mul_range(p->y + begin * p->ldy, p->ldy, &part, p->w, 0, p->n, p->add);
 }
 
-void matrix_mul(float *y, int64_t ldy, const struct gemm_input *in, const struct matrix *w, bool add,
-                struct pool *pool) {
+void matrix_mul(float *y, int64_t ldy, const struct gemm_input *in, const struct matrix *w,
+                bool add, struct pool *pool) {
     struct product p = {
         .kern = kernels_get(), .y = y, .ldy = ldy, .n = w->n, .in = in, .w = w, .add = add};
     CHECK(in->k == w->k && (!matrix_needs_int8(w) || (in->q && in->d)) && (!w->mins || in->sum) &&

@@ -81,8 +81,8 @@ GEMM_ELEMS(gemm_bf16, uint16_t, DTYPE_BF16)
 GEMM_ELEMS(gemm_f16, uint16_t, DTYPE_F16)
 GEMM_ELEMS(gemm_i8, int8_t, DTYPE_I8)
 
-static void gemm_bf16_fast(float *y, int64_t ldy, const struct gemm_input *in, const struct matrix *w,
-                           int64_t n0, int64_t n1, bool add) {
+static void gemm_bf16_fast(float *y, int64_t ldy, const struct gemm_input *in,
+                           const struct matrix *w, int64_t n0, int64_t n1, bool add) {
     for (int64_t n = n0; n < n1; n++) {
         const uint16_t *pairs = bf16_panel(w, n / PANEL) + n % PANEL * 2;
         for (int64_t m = 0; m < in->rows; m++) {
@@ -123,8 +123,8 @@ static float dot_i8(const int8_t *q, const float *d, const int8_t *w, int64_t k)
     return lane[0];
 }
 
-static void dots_i8(float *y, int64_t ldy, const struct gemm_input *in, const int8_t *w, int64_t ldw,
-                    int64_t n0, int64_t n1) {
+static void dots_i8(float *y, int64_t ldy, const struct gemm_input *in, const int8_t *w,
+                    int64_t ldw, int64_t n0, int64_t n1) {
     for (int64_t m = 0; m < in->rows; m++)
         for (int64_t n = n0; n < n1; n++)
             y[m * ldy + n] =

@@ -101,16 +101,16 @@ static int translate(const struct shoal *s, const struct shoal_request *r, struc
         if (end >= 0) token_ids_add(&t->choices[i], end);
         t->seq[i] = (struct token_seq){t->choices[i].v, t->choices[i].n};
     }
-    *out =
-        (struct engine_request){.prompt = t->prompt.v,
-                         .n_prompt = t->prompt.n,
-                         .adapter = inside(r->adapter),
-                         .sampling = {.temperature = r->temperature, .top_p = 1, .seed = r->seed},
-                         .max_tokens = n_choices ? 0 : r->max_tokens,
-                         .stop = t->stop,
-                         .n_stop = n_stop,
-                         .choices = t->seq,
-                         .n_choices = n_choices};
+    *out = (struct engine_request){
+        .prompt = t->prompt.v,
+        .n_prompt = t->prompt.n,
+        .adapter = inside(r->adapter),
+        .sampling = {.temperature = r->temperature, .top_p = 1, .seed = r->seed},
+        .max_tokens = n_choices ? 0 : r->max_tokens,
+        .stop = t->stop,
+        .n_stop = n_stop,
+        .choices = t->seq,
+        .n_choices = n_choices};
     return OK;
 }
 

@@ -113,7 +113,8 @@ static void exchange_add(struct buf *out, const json_t *v, enum language l) {
 }
 
 /* Summarises the n oldest exchanges of `state` and forgets them. */
-static int oldest_summarize(json_t *state, size_t n, const struct summarizer *s, struct error *err) {
+static int oldest_summarize(json_t *state, size_t n, const struct summarizer *s,
+                            struct error *err) {
     json_t *exchanges = json_object_get(state, "exchanges");
     struct buf talk = {0}, summary = {0};
     int rc = OK;
@@ -218,7 +219,7 @@ static bool fact_holds(const json_t *v, const char *text) {
 }
 
 int conversation_remove_facts(struct conversation *c, const char *text, int *forgotten,
-                        struct error *err) {
+                              struct error *err) {
     json_t *next = json_deep_copy(c->state), *known = json_object_get(next, "facts");
     *forgotten = 0;
     for (int f = 0; f < N_FACTS; f++) {
@@ -288,7 +289,8 @@ static bool facts_text(const struct conversation *c, enum language l, const char
     return any;
 }
 
-void conversation_summary_and_facts(const struct conversation *c, enum language l, struct buf *out) {
+void conversation_summary_and_facts(const struct conversation *c, enum language l,
+                                    struct buf *out) {
     const char *summary = json_get_string(c->state, "summary");
     struct buf known = {0};
     if (*summary) buf_printf(out, "%s%s%s\n", labels[l].summary, labels[l].colon, summary);
@@ -312,7 +314,8 @@ void conversation_context(const struct conversation *c, enum language l, int max
     for (size_t first = 0;; first++) {
         struct buf text = {0};
         context_add(c, l, first, &text);
-        size_t cut = max_chars > 0 ? utf8_prefix_len(text.data, text.len, (size_t)max_chars) : text.len;
+        size_t cut =
+            max_chars > 0 ? utf8_prefix_len(text.data, text.len, (size_t)max_chars) : text.len;
         bool fits = cut == text.len;
         if (cut && (fits || first == n)) /* summary and facts are cut at last */
             buf_add(out, text.data, cut);
@@ -385,7 +388,8 @@ static int question_find(const char *text) {
     return -1;
 }
 
-bool conversation_answer_from_facts(const struct conversation *c, const char *question, struct buf *out) {
+bool conversation_answer_from_facts(const struct conversation *c, const char *question,
+                                    struct buf *out) {
     static const char *const forms[N_FACTS + 1][N_LANGUAGES] = {
         [FACT_NAME] = {"あなたのお名前は%sです。", "Your name is %s.", "你的名字是%s。"},
         [FACT_INTERESTS] = {"あなたの趣味は%sです。", "Your interests are %s.", "你的兴趣是%s。"},

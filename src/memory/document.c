@@ -30,7 +30,7 @@ static size_t bom_len(const char *doc, size_t len) {
 }
 
 int document_read_text(const char *doc, size_t len, struct buf *title, struct buf *text,
-               struct error *err) {
+                       struct error *err) {
     size_t bom = bom_len(doc, len);
     (void)title;
     if (utf8_check(doc, len, err) != OK) return err->code;
@@ -212,7 +212,8 @@ static void declaration_skip(struct html *h) {
     h->at = end ? (size_t)(end - h->p) + strlen(mark) : h->len;
 }
 
-int document_read_html(const char *doc, size_t len, struct buf *title, struct buf *text, struct error *err) {
+int document_read_html(const char *doc, size_t len, struct buf *title, struct buf *text,
+                       struct error *err) {
     struct html h = {.p = doc,
                      .len = len,
                      .at = bom_len(doc, len),
@@ -343,7 +344,7 @@ static size_t front_matter(const char *doc, size_t len, struct buf *title) {
 }
 
 int document_read_markdown(const char *doc, size_t len, struct buf *title, struct buf *text,
-                  struct error *err) {
+                           struct error *err) {
     struct markdown m = {.text = {.out = text}, .title = title};
     if (utf8_check(doc, len, err) != OK) return err->code;
     size_t at = bom_len(doc, len);

@@ -370,9 +370,12 @@ static const struct kind {
     const char *end;
     int (*read)(const char *doc, size_t len, struct buf *title, struct buf *text,
                 struct error *err);
-} kinds[] = {{".txt", document_read_text},   {".text", document_read_text},
-             {".md", document_read_markdown}, {".markdown", document_read_markdown},
-             {".html", document_read_html},   {".htm", document_read_html},
+} kinds[] = {{".txt", document_read_text},
+             {".text", document_read_text},
+             {".md", document_read_markdown},
+             {".markdown", document_read_markdown},
+             {".html", document_read_html},
+             {".htm", document_read_html},
              {".jsonl", NULL}};
 
 static const struct kind *kind_of(const char *path) {
@@ -766,7 +769,7 @@ static double bm25_term_weight(const struct search *s, double tf, int32_t terms)
 /* Adds a term's share to every chunk that has it. Postings come twice: the weight of a term depends
  * on how many there are. */
 static int bm25_add_term(struct search *s, const struct query_term *t, double *possible,
-                      struct error *err) {
+                         struct error *err) {
     sqlite3_stmt *q = statement(s->k, POSTINGS, err);
     char *last = xasprintf("%s%s", t->text, t->prefix ? "\xF4\x8F\xBF\xBF" : "");
     int64_t df = 0;
@@ -784,7 +787,9 @@ static int bm25_add_term(struct search *s, const struct query_term *t, double *p
     *possible += t->weight * rare;
     while ((step = sqlite3_step(q)) == SQLITE_ROW) {
         struct candidate *c = candidate_find(s, sqlite3_column_int64(q, 0));
-        if (c) c->bm25 += t->weight * rare * bm25_term_weight(s, sqlite3_column_double(q, 1), c->terms);
+        if (c)
+            c->bm25 +=
+                t->weight * rare * bm25_term_weight(s, sqlite3_column_double(q, 1), c->terms);
     }
     return walked(s->k, q, step, err);
 }

@@ -31,10 +31,12 @@ size_t utf8_prefix_len(const char *text, size_t len, size_t chars);
  * and appends plain text, paragraphs being separated by an empty line; `title` gets what the
  * document calls itself, or nothing. The text is at most as long as the document plus 2 bytes.
  */
-int document_read_text(const char *doc, size_t len, struct buf *title, struct buf *text, struct error *err);
-int document_read_html(const char *doc, size_t len, struct buf *title, struct buf *text, struct error *err);
+int document_read_text(const char *doc, size_t len, struct buf *title, struct buf *text,
+                       struct error *err);
+int document_read_html(const char *doc, size_t len, struct buf *title, struct buf *text,
+                       struct error *err);
 int document_read_markdown(const char *doc, size_t len, struct buf *title, struct buf *text,
-                  struct error *err);
+                           struct error *err);
 
 /* A piece of a text: whole paragraphs where they fit, else whole sentences, else characters. */
 struct text_chunk {
@@ -174,11 +176,12 @@ int conversation_add(struct conversation *c, const char *user, const char *assis
  * say nothing; ERR_FORMAT for anything else.
  */
 int conversation_merge_facts(struct conversation *c, const json_t *facts, struct error *err);
-/* The JSON schema of what conversation_merge_facts takes, with its keys in a language; malloc'ed. */
+/* The JSON schema of what conversation_merge_facts takes, with its keys in a language; malloc'ed.
+ */
 char *conversation_facts_schema(enum language l);
 /* Takes away the facts that hold this text, all of them with NULL, and counts them. */
 int conversation_remove_facts(struct conversation *c, const char *text, int *forgotten,
-                        struct error *err);
+                              struct error *err);
 int conversation_clear(struct conversation *c, struct error *err);
 /* {exchanges: [{user, assistant}], summary, facts}; borrowed. */
 const json_t *conversation_state(const struct conversation *c);
@@ -190,6 +193,7 @@ void conversation_context(const struct conversation *c, enum language l, int max
 void conversation_summary_and_facts(const struct conversation *c, enum language l, struct buf *out);
 /* Whether the question asks for what the key facts answer (one's name, interests, likes, or all of
  * it); if so, appends the answer in the question's language. */
-bool conversation_answer_from_facts(const struct conversation *c, const char *question, struct buf *out);
+bool conversation_answer_from_facts(const struct conversation *c, const char *question,
+                                    struct buf *out);
 
 #endif

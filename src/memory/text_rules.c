@@ -49,8 +49,8 @@ static pcre2_match_context *limits_new(void) {
     return m;
 }
 
-/* Texts here have been through buf_add_sanitized: that they are UTF-8 is not checked again from each
- * place on. */
+/* Texts here have been through buf_add_sanitized: that they are UTF-8 is not checked again from
+ * each place on. */
 
 /* Whether the pattern is in the text; `group` (may be NULL) gets its first group. */
 static bool pattern_in(const char *pattern, const char *text, size_t len, struct buf *group) {
@@ -264,7 +264,8 @@ json_t *facts_extract(const char *text) {
     buf_add_sanitized(&all, text, strnlen(text, SAID_BYTES));
     for (size_t at = 0; statement_next(&all, &at, &one);) {
         pattern_replace("(?<!\\s)\\s++\\z", "", &one);
-        sentence_facts(one.data, utf8_complete_len(one.data, MIN(one.len, (size_t)SENTENCE_BYTES)), facts);
+        sentence_facts(one.data, utf8_complete_len(one.data, MIN(one.len, (size_t)SENTENCE_BYTES)),
+                       facts);
     }
     buf_release(&all);
     buf_release(&one);
@@ -323,7 +324,8 @@ static bool fact_is_grounded(const char *text, const struct said *said) {
     struct error err;
     double all = 0, there = 0;
     bool any = false;
-    int n = utf8_prefix_len(text, strlen(text), 1) < strlen(text) ? terms_query(text, terms, &err) : 0;
+    int n =
+        utf8_prefix_len(text, strlen(text), 1) < strlen(text) ? terms_query(text, terms, &err) : 0;
     for (int i = 0; i < n; i++) {
         bool found = term_was_said(said, &terms[i]);
         all += terms[i].weight;

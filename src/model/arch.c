@@ -80,7 +80,8 @@ static bool arch_is(const struct arch *a, const char *name, enum tensor_naming n
     return strcmp(a->hf_type, name) == 0 || strcmp(a->name, name) == 0;
 }
 
-int arch_require(const char *name, enum tensor_naming naming, const struct arch **out, struct error *err) {
+int arch_require(const char *name, enum tensor_naming naming, const struct arch **out,
+                 struct error *err) {
     struct buf known = {0};
     for (size_t i = 0; i < ARRAY_LEN(archs); i++) {
         if (arch_is(&archs[i], name, naming)) {
@@ -337,7 +338,8 @@ static void hf_name(const struct arch *a, struct weight_info *w) {
         snprintf(w->name, size, "%s", own);
 }
 
-void weight_at(const struct model_config *c, int32_t i, enum tensor_naming naming, struct weight_info *out) {
+void weight_at(const struct model_config *c, int32_t i, enum tensor_naming naming,
+               struct weight_info *out) {
     CHECK(i >= 0 && i < weight_count(c));
     int32_t before = parts_count(c, PART_EMBED, PART_POS_EMBED), per_layer = layer_weight_count(c),
             in_layers = c->n_layers * per_layer;

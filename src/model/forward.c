@@ -17,8 +17,8 @@
  * kernel calls whose arithmetic does not know how many rows, outputs or pages lie beside it, so
  * cuts and chunks may fall anywhere.
  *
- * Not here: the cache's pages (kv_cache.c), scheduling, sampling, gradients (train has its own pass,
- * which keeps activations).
+ * Not here: the cache's pages (kv_cache.c), scheduling, sampling, gradients (train has its own
+ * pass, which keeps activations).
  */
 #include "model/model.h"
 
@@ -32,7 +32,7 @@ enum {
     CUT = 32,               /* outputs: two panels of packed weights, whole cache lines */
     MIN_PARALLEL = 1 << 15, /* multiply-adds below which waking threads costs more than it gives */
     MAX_FUSED = 3,
-    LORA_COST = 4,    /* a low-rank multiply-add, in those of packed weights (measured) */
+    LORA_COST = 4,   /* a low-rank multiply-add, in those of packed weights (measured) */
     PARTS = 64,      /* that a line of costs is cut into */
     MAX_QUERIES = 8, /* that read the same keys at once: rows of a sequence, or heads of a row */
 };
@@ -42,10 +42,10 @@ enum gemm_task_kind { TASK_BASE, TASK_LORA_DOWN };
 /* One product y[rows][n] of which any range of outputs can be made alone. */
 struct gemm_task {
     enum gemm_task_kind kind;
-    const struct matrix *w;       /* TASK_BASE */
-    const struct gemm_input *in;      /* of all rows */
-    const struct lora_segment *seg;    /* TASK_LORA_DOWN */
-    const struct lora_part *part; /* TASK_LORA_DOWN, with its map, or NULL of a perturbation */
+    const struct matrix *w;         /* TASK_BASE */
+    const struct gemm_input *in;    /* of all rows */
+    const struct lora_segment *seg; /* TASK_LORA_DOWN */
+    const struct lora_part *part;   /* TASK_LORA_DOWN, with its map, or NULL of a perturbation */
     const struct lora_module *map;
     enum proj proj;
     float *y, *t; /* t [rows][RANK_CHUNK]: what A makes and B reads */
@@ -67,24 +67,24 @@ struct forward {
     struct forward_stats stats;
     void *slab;
 
-    float *x;                     /* [B, D] residual stream */
-    float *h;                     /* [B, D] after a norm */
-    float *q, *att;               /* [B, H·E] */
-    float *k, *v;                 /* [B, K·E] before they enter the cache */
-    float *gate, *up;             /* [B, F] */
-    float *hidden;                /* [B, D] of out_rows */
-    float *low;                   /* [MAX_FUSED][B, RANK_CHUNK] */
-    float *scores;                /* [threads][MAX_QUERIES][slot_len] */
-    float *cos, *sin;             /* [slot_len, E/2] */
-    float *cos_local, *sin_local; /* the same of local layers */
-    float *signs;                 /* [threads][widest matrix]: a factor of a perturbation */
-    struct block *blocks;         /* [B] */
-    struct batch_row *kept;             /* [B] rows of which results are wanted, in the last layer, */
-    struct lora_segment *kept_segs;    /* [B] their segments, */
-    int32_t *kept_outs;           /* [B] and their numbers: 0, 1, … */
-    int64_t *attend_cost;         /* [B + 1] of the blocks before block i */
-    struct gemm_task *jobs;             /* [MAX_FUSED · (1 + max_parts)] */
-    struct prefetch_range *extents;       /* [MAX_FUSED · max_parts]: maps of the line's low-rank jobs */
+    float *x;                       /* [B, D] residual stream */
+    float *h;                       /* [B, D] after a norm */
+    float *q, *att;                 /* [B, H·E] */
+    float *k, *v;                   /* [B, K·E] before they enter the cache */
+    float *gate, *up;               /* [B, F] */
+    float *hidden;                  /* [B, D] of out_rows */
+    float *low;                     /* [MAX_FUSED][B, RANK_CHUNK] */
+    float *scores;                  /* [threads][MAX_QUERIES][slot_len] */
+    float *cos, *sin;               /* [slot_len, E/2] */
+    float *cos_local, *sin_local;   /* the same of local layers */
+    float *signs;                   /* [threads][widest matrix]: a factor of a perturbation */
+    struct block *blocks;           /* [B] */
+    struct batch_row *kept;         /* [B] rows of which results are wanted, in the last layer, */
+    struct lora_segment *kept_segs; /* [B] their segments, */
+    int32_t *kept_outs;             /* [B] and their numbers: 0, 1, … */
+    int64_t *attend_cost;           /* [B + 1] of the blocks before block i */
+    struct gemm_task *jobs;         /* [MAX_FUSED · (1 + max_parts)] */
+    struct prefetch_range *extents; /* [MAX_FUSED · max_parts]: maps of the line's low-rank jobs */
     void *in_scratch;
     struct kv_cache *kv;
 
@@ -153,8 +153,10 @@ static size_t slab_lay(struct forward *f, const struct model_config *c,
     f->kept_segs = slab_take(base, &used, rows * sizeof *f->kept_segs);
     f->kept_outs = slab_take(base, &used, rows * sizeof *f->kept_outs);
     f->attend_cost = slab_take(base, &used, (rows + 1) * sizeof(int64_t));
-    f->jobs = slab_take(base, &used, MAX_FUSED * (1 + (size_t)o->max_parts) * sizeof(struct gemm_task));
-    f->extents = slab_take(base, &used, MAX_FUSED * (size_t)o->max_parts * sizeof(struct prefetch_range));
+    f->jobs =
+        slab_take(base, &used, MAX_FUSED * (1 + (size_t)o->max_parts) * sizeof(struct gemm_task));
+    f->extents =
+        slab_take(base, &used, MAX_FUSED * (size_t)o->max_parts * sizeof(struct prefetch_range));
     f->in_scratch = slab_take(base, &used, gemm_input_scratch(o->max_rows, (int64_t)widest));
     return used;
 }
@@ -211,7 +213,8 @@ static struct pool *pool_for(const struct forward *f, int64_t cost) {
     return cost >= MIN_PARALLEL ? f->o.pool : NULL;
 }
 
-static const struct lora_module *part_map(const struct lora_part *p, int32_t layer, enum proj proj) {
+static const struct lora_module *part_map(const struct lora_part *p, int32_t layer,
+                                          enum proj proj) {
     return p->pack ? lora_module_at(p->pack, layer, proj) : NULL;
 }
 
@@ -242,14 +245,15 @@ static void gains_apply(float *t, int64_t rows, const float *gain, float weight,
 }
 
 /* t = weight · gain · A x for ranks [n0, n1) of the job. */
-static void lora_down_range(const struct forward *f, const struct gemm_task *j, int64_t n0, int64_t n1,
-                        int thread) {
+static void lora_down_range(const struct forward *f, const struct gemm_task *j, int64_t n0,
+                            int64_t n1, int thread) {
     const struct lora_part *p = j->part;
     float *t = j->t + j->at;
     struct gemm_input in = gemm_input_rows(j->in, j->seg->begin, j->seg->end);
     if (!p->pack) {
         float *v = signs_of(f, thread);
-        lora_perturbation_signs(&p->noise, f->layer, j->proj, false, 0, j->k, in.q ? DTYPE_I8 : DTYPE_F32, v);
+        lora_perturbation_signs(&p->noise, f->layer, j->proj, false, 0, j->k,
+                                in.q ? DTYPE_I8 : DTYPE_F32, v);
         if (in.q)
             f->kern->dots_i8(t, RANK_CHUNK, &in, (const int8_t *)v, j->k, 0, 1);
         else
@@ -262,8 +266,7 @@ static void lora_down_range(const struct forward *f, const struct gemm_task *j, 
     if (p->pack->elem == DTYPE_I8 && in.q) {
         f->kern->dots_i8(t, RANK_CHUNK, &in, (const int8_t *)a, j->k, n0, n1);
     } else {
-        gemm_nt(p->pack->elem, t, RANK_CHUNK, in.x, in.ldx, j->rows, a, j->k, j->k, n0, n1,
-                  false);
+        gemm_nt(p->pack->elem, t, RANK_CHUNK, in.x, in.ldx, j->rows, a, j->k, j->k, n0, n1, false);
     }
     gains_apply(t + n0, j->rows, m->gain + j->r0 + n0, p->weight, n1 - n0);
 }
@@ -335,17 +338,17 @@ static void job_add(struct forward *f, struct gemm_task j) {
     if (j.kind == TASK_BASE) f->base_cost = f->cost;
 }
 
-static void base_job(struct forward *f, const struct matrix *w, const struct gemm_input *in, float *y,
-                     bool add) {
+static void base_job(struct forward *f, const struct matrix *w, const struct gemm_input *in,
+                     float *y, bool add) {
     job_add(f, (struct gemm_task){.kind = TASK_BASE,
-                            .w = w,
-                            .in = in,
-                            .y = y,
-                            .ldy = w->n,
-                            .rows = in->rows,
-                            .k = w->k,
-                            .n = w->n,
-                            .add = add});
+                                  .w = w,
+                                  .in = in,
+                                  .y = y,
+                                  .ldy = w->n,
+                                  .rows = in->rows,
+                                  .k = w->k,
+                                  .n = w->n,
+                                  .add = add});
     f->stats.weight_passes++;
 }
 
@@ -375,18 +378,18 @@ static void extent_add(struct forward *f, const struct lora_module *m) {
 
 /* Jobs of A for ranks [r0, r0 + RANK_CHUNK) of all parts of every segment, counted through. Returns
  * how many ranks from r0 on a segment has at most: none below 1. */
-static int64_t lora_down_tasks(struct forward *f, enum proj p, const struct gemm_input *in, float *low,
-                        int64_t r0) {
+static int64_t lora_down_tasks(struct forward *f, enum proj p, const struct gemm_input *in,
+                               float *low, int64_t r0) {
     int64_t out = proj_out(&f->m->config, p), most = 0;
     for (int32_t s = 0; s < f->n_segs; s++) {
         const struct lora_segment *g = &f->segs[s];
         struct gemm_task j = {.kind = TASK_LORA_DOWN,
-                        .seg = g,
-                        .proj = p,
-                        .in = in,
-                        .t = low + (int64_t)g->begin * RANK_CHUNK,
-                        .rows = g->end - g->begin,
-                        .k = in->k};
+                              .seg = g,
+                              .proj = p,
+                              .in = in,
+                              .t = low + (int64_t)g->begin * RANK_CHUNK,
+                              .rows = g->end - g->begin,
+                              .k = in->k};
         int64_t at = -r0;
         for (int32_t i = 0; i < g->n_parts; i++) {
             const struct lora_module *m = part_map(&g->parts[i], f->layer, p);
@@ -504,8 +507,8 @@ struct lora_up {
 
 /* y += Σ_r t_r b_r over the parts' ranks of this round, in their order, for rows [begin, end) of a
  * segment. */
-static void lora_up_rows(const struct lora_up *b, const struct lora_segment *g, int i, int64_t begin,
-                       int64_t end, int thread) {
+static void lora_up_rows(const struct lora_up *b, const struct lora_segment *g, int i,
+                         int64_t begin, int64_t end, int thread) {
     const struct forward *f = b->f;
     const enum proj proj = b->v[i].p;
     const int64_t n = proj_out(&f->m->config, proj), rows = end - begin;
@@ -524,7 +527,8 @@ static void lora_up_rows(const struct lora_up *b, const struct lora_segment *g, 
             enum dtype e = p->pack->elem;
             const char *bt = (const char *)m->bt + lo * n * (int64_t)dtype_size(e);
             if (e == DTYPE_I8)
-                gemm_nn_i8_pairs(y, n, t + at + lo, RANK_CHUNK, rows, (const int8_t *)bt, n, hi - lo, n);
+                gemm_nn_i8_pairs(y, n, t + at + lo, RANK_CHUNK, rows, (const int8_t *)bt, n,
+                                 hi - lo, n);
             else
                 gemm_nn(e, y, n, t + at + lo, RANK_CHUNK, 1, rows, bt, n, hi - lo, n);
         }
@@ -541,7 +545,7 @@ static void lora_up_part(void *ctx, int64_t begin, int64_t end, int thread) {
         for (int32_t s = segment_from(f, begin); s < f->n_segs && f->segs[s].begin < stop; s++)
             for (int i = 0; i < b->n; i++)
                 lora_up_rows(b, &f->segs[s], i, MAX(begin, f->segs[s].begin),
-                           MIN(stop, f->segs[s].end), thread);
+                             MIN(stop, f->segs[s].end), thread);
         if (b->after.run) b->after.run(b->after.ctx, begin, stop, thread);
     }
 }
@@ -558,8 +562,8 @@ static void lora_up_run(struct forward *f, struct lora_up *b) {
 }
 
 /* y (+)= x Wᵀ + Σ parts (t Bᵀ) for products that share one input, and what follows. */
-static void products_run(struct forward *f, const struct gemm_input *in, const struct product *v, int n,
-                         struct epilogue after) {
+static void products_run(struct forward *f, const struct gemm_input *in, const struct product *v,
+                         int n, struct epilogue after) {
     const struct model_layer *layer = &f->m->layers[f->layer];
     int64_t low = (int64_t)f->o.max_rows * RANK_CHUNK;
     float *aside = dora_aside(f, v, n);
@@ -607,7 +611,7 @@ static void norm_rows(void *ctx, int64_t begin, int64_t end, int thread) {
 }
 
 static void norm_forward(struct forward *f, float *y, const float *x, const int32_t *pick,
-                      int64_t rows, const float *g, const float *b) {
+                         int64_t rows, const float *g, const float *b) {
     struct norm_job j = {.f = f, .x = x, .g = g, .b = b, .pick = pick, .y = y};
     pool_run(pool_for(f, 4 * rows * f->m->config.d_model), norm_rows, &j, rows, 1);
 }
@@ -688,8 +692,8 @@ static void head_mult(void *ctx, int64_t begin, int64_t end, int thread) {
         for (int64_t n = 0; n < vocab; n++) j->logits[i * vocab + n] *= j->t->lora.mult[n];
 }
 
-static void head_override(struct forward *f, const struct vocab_override *t, int64_t at, int64_t rows,
-                     float *logits) {
+static void head_override(struct forward *f, const struct vocab_override *t, int64_t at,
+                          int64_t rows, float *logits) {
     int64_t d = f->m->config.d_model, vocab = f->m->config.vocab_size;
     const struct lora *lo = &t->lora;
     struct head_job j = {f, t, f->hidden + at * d, logits + at * vocab};
@@ -715,7 +719,8 @@ static bool base_head_needed(const struct forward *f, const int32_t *out_rows, i
 }
 
 /* Neighbouring outputs of one segment are one product. */
-static void head_overrides_run(struct forward *f, const int32_t *out_rows, int32_t n_out, float *logits) {
+static void head_overrides_run(struct forward *f, const int32_t *out_rows, int32_t n_out,
+                               float *logits) {
     for (int32_t at = 0, end; at < n_out; at = end) {
         const struct lora_segment *g = segment_of(f, out_rows[at]);
         for (end = at + 1; end < n_out && segment_of(f, out_rows[end]) == g;) end++;
@@ -756,10 +761,11 @@ static void branch_rows(void *ctx, int64_t begin, int64_t end, int thread) {
 }
 
 /* The last projection of a branch, o or down, from `in` to the residual stream. */
-static void residual_project(struct forward *f, const struct gemm_input *in, enum proj p, const float *norm) {
+static void residual_project(struct forward *f, const struct gemm_input *in, enum proj p,
+                             const float *norm) {
     struct residual_branch b = {.f = f, .bias = f->m->layers[f->layer].bias[p], .norm = norm};
     struct epilogue after = {b.bias || b.norm ? branch_rows : NULL, &b,
-                          4 * in->rows * f->m->config.d_model};
+                             4 * in->rows * f->m->config.d_model};
     products_run(f, in, &(struct product){p, norm ? f->h : f->x, !norm}, 1, after);
 }
 
@@ -842,22 +848,24 @@ static int32_t query_first(const struct forward *f, const struct attention_block
 }
 
 /* scores[i][j] = q_i · k_j, for all positions that any query sees, and the rest of their pages. */
-static void attention_scores(const struct forward *f, const struct attention_block *v, float *scores) {
+static void attention_scores(const struct forward *f, const struct attention_block *v,
+                             float *scores) {
     int32_t most = query_sees(v, v->n - 1);
     int64_t e = f->m->config.head_dim, ld = f->o.slot_len;
     for (int32_t page = query_first(f, v, 0) / KV_PAGE_SIZE; page * KV_PAGE_SIZE < most; page++) {
         struct kv_cache_rows k = kv_cache_at(f->kv, v->slot, page, f->layer, v->head, false);
         gemm_nt(f->o.kv_elem, scores + page * KV_PAGE_SIZE, ld, v->q, v->ld, v->n, k.v, e, e, 0,
-                  MIN(most - page * KV_PAGE_SIZE, KV_PAGE_SIZE), false);
+                MIN(most - page * KV_PAGE_SIZE, KV_PAGE_SIZE), false);
     }
 }
 
 /* Scales of int8 rows times what belongs to them, for positions [first, end). */
-static void attention_scores_dequantize(const struct forward *f, const struct attention_block *v, float *scores,
-                        int32_t first, int32_t end, bool values) {
+static void attention_scores_dequantize(const struct forward *f, const struct attention_block *v,
+                                        float *scores, int32_t first, int32_t end, bool values) {
     if (f->o.kv_elem != DTYPE_I8) return;
     for (int32_t j = first; j < end; j++) {
-        const uint16_t *d = kv_cache_at(f->kv, v->slot, j / KV_PAGE_SIZE, f->layer, v->head, values).d;
+        const uint16_t *d =
+            kv_cache_at(f->kv, v->slot, j / KV_PAGE_SIZE, f->layer, v->head, values).d;
         int32_t stop = MIN(end, (j / KV_PAGE_SIZE + 1) * KV_PAGE_SIZE);
         for (; j < stop; j++) scores[j] *= f16_to_f32(d[j % KV_PAGE_SIZE]);
         j--;
@@ -865,19 +873,19 @@ static void attention_scores_dequantize(const struct forward *f, const struct at
 }
 
 /* att_i += Σ_j p_ij v_j over positions [lo, hi) of one page, for n queries from i on. */
-static void page_mix(const struct forward *f, const struct attention_block *v, const float *p, int64_t i,
-                     int64_t n, int32_t page, int32_t lo, int32_t hi) {
+static void page_mix(const struct forward *f, const struct attention_block *v, const float *p,
+                     int64_t i, int64_t n, int32_t page, int32_t lo, int32_t hi) {
     if (lo >= hi) return;
     int64_t e = f->m->config.head_dim, es = (int64_t)dtype_size(f->o.kv_elem), ld = f->o.slot_len;
     const char *rows = kv_cache_at(f->kv, v->slot, page, f->layer, v->head, true).v;
-    gemm_nn(f->o.kv_elem, v->att + i * v->ld, v->ld, p + i * ld + page * KV_PAGE_SIZE + lo, ld, 1, n,
-             rows + lo * e * es, e, hi - lo, e);
+    gemm_nn(f->o.kv_elem, v->att + i * v->ld, v->ld, p + i * ld + page * KV_PAGE_SIZE + lo, ld, 1,
+            n, rows + lo * e * es, e, hi - lo, e);
 }
 
 /* A page's values, positions in order: each query's own before what all see together, that, and
  * each one's rest. */
-static void attention_values(const struct forward *f, const struct attention_block *v, const float *p,
-                       int32_t page) {
+static void attention_values(const struct forward *f, const struct attention_block *v,
+                             const float *p, int32_t page) {
     int32_t lo[MAX_QUERIES], hi[MAX_QUERIES], all_lo = 0, all_hi = KV_PAGE_SIZE;
     for (int64_t i = 0; i < v->n; i++) {
         lo[i] = MIN(MAX(query_first(f, v, i) - page * KV_PAGE_SIZE, 0), KV_PAGE_SIZE);
@@ -891,7 +899,8 @@ static void attention_values(const struct forward *f, const struct attention_blo
     for (int64_t i = 0; i < v->n; i++) page_mix(f, v, p, i, 1, page, MAX(all_hi, lo[i]), hi[i]);
 }
 
-static void attention_queries(const struct forward *f, const struct attention_block *v, float *scores) {
+static void attention_queries(const struct forward *f, const struct attention_block *v,
+                              float *scores) {
     const struct model_config *c = &f->m->config;
     int64_t e = c->head_dim;
     float by[MAX_QUERIES],
@@ -919,12 +928,12 @@ static void attend_item(const struct forward *f, int32_t head, const struct bloc
     int64_t e = c->head_dim, group = c->n_heads / c->n_kv_heads,
             at = ((int64_t)b->begin * c->n_heads + head * group) * e;
     struct attention_block v = {.q = f->q + at,
-                        .att = f->att + at,
-                        .n = group,
-                        .ld = e,
-                        .rows = &f->rows[b->begin],
-                        .slot = f->rows[b->begin].slot,
-                        .head = head};
+                                .att = f->att + at,
+                                .n = group,
+                                .ld = e,
+                                .rows = &f->rows[b->begin],
+                                .slot = f->rows[b->begin].slot,
+                                .head = head};
     if (b->end - b->begin == 1) {
         for (int64_t left = group; left > 0; left -= v.n, v.q += v.n * e, v.att += v.n * e) {
             v.n = MIN(left, MAX_QUERIES);
@@ -1028,11 +1037,11 @@ static void qkv_run(struct forward *f) {
     const struct product qkv[] = {
         {PROJ_Q, f->q, false}, {PROJ_K, f->k, false}, {PROJ_V, f->v, false}};
     struct gemm_input in = gemm_input_for(&f->m->layers[f->layer].proj[PROJ_Q], 3, f->h, f->n_rows,
-                                  f->in_scratch, f->o.pool);
+                                          f->in_scratch, f->o.pool);
     products_run(
         f, &in, qkv, 3,
         (struct epilogue){qkv_rows, f,
-                       4 * (int64_t)f->n_rows * (c->n_heads + c->n_kv_heads) * c->head_dim});
+                          4 * (int64_t)f->n_rows * (c->n_heads + c->n_kv_heads) * c->head_dim});
 }
 
 /* The same where only these rows go on: nobody asks for the others' queries. */
@@ -1041,7 +1050,8 @@ static void qkv_outputs_only(struct forward *f, const int32_t *wanted, int32_t n
     const struct model_layer *l = &f->m->layers[f->layer];
     const struct product kv[] = {{PROJ_K, f->k, false}, {PROJ_V, f->v, false}},
                          q = {PROJ_Q, f->q, false};
-    struct gemm_input in = gemm_input_for(&l->proj[PROJ_K], 2, f->h, f->n_rows, f->in_scratch, f->o.pool);
+    struct gemm_input in =
+        gemm_input_for(&l->proj[PROJ_K], 2, f->h, f->n_rows, f->in_scratch, f->o.pool);
     products_run(
         f, &in, kv, 2,
         (struct epilogue){store_rows, f, 4 * (int64_t)f->n_rows * c->n_kv_heads * c->head_dim});
@@ -1058,7 +1068,8 @@ static void lora_prefetch(const struct forward *f) {
     for (int32_t s = 0; s < f->n_segs; s++)
         for (int32_t i = 0; i < f->segs[s].n_parts; i++)
             for (int p = 0; f->segs[s].parts[i].pack && p < N_PROJ; p++)
-                __builtin_prefetch(lora_module_at(f->segs[s].parts[i].pack, f->layer, (enum proj)p));
+                __builtin_prefetch(
+                    lora_module_at(f->segs[s].parts[i].pack, f->layer, (enum proj)p));
 }
 
 /* `wanted` [n_wanted]: the only rows whose results matter; NULL: all. */
@@ -1074,13 +1085,14 @@ static void layer_run(struct forward *f, const int32_t *wanted, int32_t n_wanted
     int64_t rows = f->n_rows;
     if (rows == 0) return;
     attention_run(f);
-    struct gemm_input in = gemm_input_for(&l->proj[PROJ_O], 1, f->att, rows, f->in_scratch, f->o.pool);
+    struct gemm_input in =
+        gemm_input_for(&l->proj[PROJ_O], 1, f->att, rows, f->in_scratch, f->o.pool);
     residual_project(f, &in, PROJ_O, l->post_attn_norm);
 
     norm_forward(f, f->h, f->x, NULL, rows, l->ffn_norm, l->ffn_norm_bias);
     bool gated = !c->arch->ungated;
-    in = gemm_input_for(&l->proj[gated ? PROJ_GATE : PROJ_UP], gated ? 2 : 1, f->h, rows, f->in_scratch,
-                    f->o.pool);
+    in = gemm_input_for(&l->proj[gated ? PROJ_GATE : PROJ_UP], gated ? 2 : 1, f->h, rows,
+                        f->in_scratch, f->o.pool);
     const struct product gate_up[] = {{PROJ_GATE, f->gate, false}, {PROJ_UP, f->up, false}};
     products_run(f, &in, gated ? gate_up : gate_up + 1, gated ? 2 : 1,
                  (struct epilogue){act_rows, f, 8 * rows * c->d_ff});
@@ -1143,7 +1155,8 @@ static void layers_finish(struct forward *f, int32_t first, const int32_t *out_r
         norm_forward(f, f->hidden, f->x, out_rows, n_out, f->m->final_norm, f->m->final_norm_bias);
     }
     if (n_out > 0 && logits) {
-        struct gemm_input in = gemm_input_for(&f->m->head, 1, f->hidden, n_out, f->in_scratch, f->o.pool);
+        struct gemm_input in =
+            gemm_input_for(&f->m->head, 1, f->hidden, n_out, f->in_scratch, f->o.pool);
         if (base_head_needed(f, out_rows, n_out)) base_job(f, &f->m->head, &in, logits, false);
         jobs_run(f);
         head_overrides_run(f, out_rows, n_out, logits);
@@ -1151,15 +1164,15 @@ static void layers_finish(struct forward *f, int32_t first, const int32_t *out_r
 }
 
 void forward_run(struct forward *f, const struct batch_row *rows, int32_t n_rows,
-                 const struct lora_segment *segs, int32_t n_segs, const int32_t *out_rows, int32_t n_out,
-                 float *logits) {
+                 const struct lora_segment *segs, int32_t n_segs, const int32_t *out_rows,
+                 int32_t n_out, float *logits) {
     call_begin(f, rows, n_rows, segs, n_segs, out_rows, n_out);
     embed_run(f);
     layers_finish(f, 0, out_rows, n_out, logits);
 }
 
-void forward_lower_layers(struct forward *f, int32_t end, const struct batch_row *rows, int32_t n_rows,
-                   float *stream) {
+void forward_lower_layers(struct forward *f, int32_t end, const struct batch_row *rows,
+                          int32_t n_rows, float *stream) {
     CHECK(end > 0 && end < f->m->config.n_layers);
     call_begin(f, rows, n_rows, NULL, 0, NULL, 0);
     embed_run(f);
@@ -1168,8 +1181,9 @@ void forward_lower_layers(struct forward *f, int32_t end, const struct batch_row
 }
 
 void forward_upper_layers(struct forward *f, int32_t first, const float *const *streams,
-                   const struct batch_row *rows, int32_t n_rows, const struct lora_segment *segs,
-                   int32_t n_segs, const int32_t *out_rows, int32_t n_out, float *logits) {
+                          const struct batch_row *rows, int32_t n_rows,
+                          const struct lora_segment *segs, int32_t n_segs, const int32_t *out_rows,
+                          int32_t n_out, float *logits) {
     size_t d = (size_t)f->m->config.d_model;
     CHECK(first > 0 && first < f->m->config.n_layers);
     call_begin(f, rows, n_rows, segs, n_segs, out_rows, n_out);

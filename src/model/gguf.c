@@ -398,9 +398,9 @@ static int int_get(const struct gguf *g, const char *arch, const char *suffix, i
     *out = fallback;
     if (!kv) return OK;
     if (!kv_integer(kv, &value) || value < 0 || value > INT32_MAX)
-        return error_set(err, ERR_FORMAT,
-                         "metadata '%s' is not a whole number from 0 to 2147483647%s", key,
-                         kv->type == GGUF_TYPE_ARRAY ? " (a value for each layer is not supported)" : "");
+        return error_set(
+            err, ERR_FORMAT, "metadata '%s' is not a whole number from 0 to 2147483647%s", key,
+            kv->type == GGUF_TYPE_ARRAY ? " (a value for each layer is not supported)" : "");
     *out = (int32_t)value;
     return OK;
 }
@@ -646,8 +646,8 @@ static int array_get(const struct gguf *g, const char *key, enum gguf_type type,
 }
 
 /* Terminated copies of all strings of an array, in one block, and their lengths. */
-static int strings_copy(const struct gguf_kv *kv, const char **list, int32_t *lens, struct arena *arena,
-                        struct error *err) {
+static int strings_copy(const struct gguf_kv *kv, const char **list, int32_t *lens,
+                        struct arena *arena, struct error *err) {
     enum { STRING_MAX = 1 << 20 };
     struct cursor c = {.data = kv->data, .size = SIZE_MAX / 2}; /* gguf_open has walked it */
     uint64_t len, total = 0;
@@ -748,7 +748,8 @@ static int normalizer_read(const struct gguf *g, struct tokenizer_spec *spec, st
     if (spec->kind != TOKENIZER_UNIGRAM || spec->normalizer) return OK;
     int rc = bool_get(g, "tokenizer.ggml.remove_extra_whitespaces", &one_space, err);
     if (rc != OK) return rc;
-    if (table && (table->type != GGUF_TYPE_ARRAY || (table->element != KV_U8 && table->element != KV_I8)))
+    if (table &&
+        (table->type != GGUF_TYPE_ARRAY || (table->element != KV_U8 && table->element != KV_I8)))
         return error_set(err, ERR_FORMAT,
                          "metadata 'tokenizer.ggml.precompiled_charsmap' is no array of bytes");
     char *text =
@@ -788,8 +789,8 @@ static int tokenizer_read(const struct gguf *g, int32_t vocab, struct tokenizer 
     *out = NULL;
     if (!model || kv_equals(model, "none") || kv_equals(model, "no_vocab")) return OK;
     struct tokenizer_spec spec = {.kind = kv_equals(model, "gpt2") ? TOKENIZER_BPE
-                                    : kv_equals(model, "t5") ? TOKENIZER_UNIGRAM
-                                                             : TOKENIZER_SPM};
+                                          : kv_equals(model, "t5") ? TOKENIZER_UNIGRAM
+                                                                   : TOKENIZER_SPM};
     struct arena arena = {0};
     int rc = OK;
     if (spec.kind == TOKENIZER_SPM && !kv_equals(model, "llama"))
@@ -959,9 +960,10 @@ static void gemma_put(struct kv_out *o, const struct model_config *c) {
     arch_put_f32(o, c, "rope.freq_base_swa", c->rope_local_theta);
     if (c->query_pre_attn_scalar == gemma_scalar(c)) return;
     kv_put(o, "shoal.query_pre_attn_scalar", KV_F32, &c->query_pre_attn_scalar);
-    log_info("GGUF has no key for 'query_pre_attn_scalar' %g; other programs will scale scores by the "
-         "head's width",
-         (double)c->query_pre_attn_scalar);
+    log_info(
+        "GGUF has no key for 'query_pre_attn_scalar' %g; other programs will scale scores by the "
+        "head's width",
+        (double)c->query_pre_attn_scalar);
 }
 
 static void config_put(struct kv_out *o, const struct model *m, const struct quant_scheme *q) {
@@ -1078,9 +1080,10 @@ static void tokenizer_put(struct kv_out *o, const struct model *m) {
     if (m->chat_template) kv_put_text(o, "tokenizer.chat_template", m->chat_template);
     if (s->kind == TOKENIZER_BPE && pre_is_pattern(pre)) {
         kv_put_text(o, "shoal.tokenizer.pre_pattern", pre);
-        log_info("'%s': the pre-tokenizer pattern has no name in GGUF; other programs will split text "
-             "as gpt-2 does",
-             m->name);
+        log_info(
+            "'%s': the pre-tokenizer pattern has no name in GGUF; other programs will split text "
+            "as gpt-2 does",
+            m->name);
     }
     if (s->ignore_merges != (s->kind == TOKENIZER_BPE && pre_takes_words(pre)))
         kv_put_bool(o, "shoal.tokenizer.ignore_merges", s->ignore_merges);
@@ -1117,9 +1120,10 @@ static void table_put(struct buf *b, const struct model_config *c, const struct 
         if (!w.norm && w.k % tensor_type_block(q->type)) n_fallback++;
     }
     if (n_fallback)
-        log_info("%d tensors fall back to another type: their rows are not multiples of the %d that %s "
-             "needs",
-             n_fallback, tensor_type_block(q->type), tensor_type_name(q->type));
+        log_info(
+            "%d tensors fall back to another type: their rows are not multiples of the %d that %s "
+            "needs",
+            n_fallback, tensor_type_block(q->type), tensor_type_name(q->type));
 }
 
 static int padding_put(struct atomic_file *w, struct error *err) {
@@ -1169,8 +1173,8 @@ static void elements_order(struct encoding *e, const int32_t *order) {
     for (int64_t i = 0; i < e->w->k; i++) v[i] = e->scratch[order[i]];
 }
 
-static int weight_put(struct atomic_file *out, struct encoding *e, struct pool *pool, struct progress *p,
-                      int64_t *done, struct error *err) {
+static int weight_put(struct atomic_file *out, struct encoding *e, struct pool *pool,
+                      struct progress *p, int64_t *done, struct error *err) {
     const struct weight_info *w = e->w;
     bool permute = w->rope_heads > 0 && e->m->config.arch->gguf_permuted;
     int32_t *order =
@@ -1195,7 +1199,8 @@ static int weight_put(struct atomic_file *out, struct encoding *e, struct pool *
     return rc == OK ? padding_put(out, err) : rc;
 }
 
-static int rope_freqs_put(struct atomic_file *out, const struct model_config *c, struct error *err) {
+static int rope_freqs_put(struct atomic_file *out, const struct model_config *c,
+                          struct error *err) {
     int rc = OK;
     for (int32_t i = 0; rc == OK && i < c->head_dim / 2; i++)
         rc = atomic_file_write(out, &(float){rope_divisor(c, i)}, sizeof(float), err);

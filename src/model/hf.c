@@ -192,7 +192,8 @@ static int language_model_take(struct shards *s) {
 static int extras_drop(struct shards *s, const struct model_config *c, struct error *err) {
     int before = s->n_tensors;
     if (c->arch->hf_names == HF_GEMMA && language_model_take(s) > 0 && s->n_tensors < before)
-        log_info("%d tensors that are not the language model's are left out", before - s->n_tensors);
+        log_info("%d tensors that are not the language model's are left out",
+                 before - s->n_tensors);
     for (int i = s->n_tensors - 1; i >= 0; i--)
         if (name_idle(s->tensors[i].name)) tensor_drop(s, i);
     struct weight_info first;
@@ -448,8 +449,9 @@ static int weights_header(const struct weight_info *list, int32_t n, enum tensor
     return rc;
 }
 
-static int weights_put(struct atomic_file *out, const struct model *m, const struct weight_info *list,
-                       int32_t n, enum tensor_type type, struct error *err) {
+static int weights_put(struct atomic_file *out, const struct model *m,
+                       const struct weight_info *list, int32_t n, enum tensor_type type,
+                       struct error *err) {
     int64_t longest = 0;
     for (int32_t i = 0; i < n; i++) longest = MAX(longest, list[i].k);
     float *scratch = xmalloc(sizeof(float) * (size_t)longest * 2);

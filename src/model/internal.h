@@ -28,15 +28,16 @@ struct weight_info {
     int64_t n, k;
 };
 int32_t weight_count(const struct model_config *c);
-void weight_at(const struct model_config *c, int32_t i, enum tensor_naming naming, struct weight_info *out);
+void weight_at(const struct model_config *c, int32_t i, enum tensor_naming naming,
+               struct weight_info *out);
 /* Where the weight lives in `m`; exactly one of them is not NULL. */
 struct matrix *weight_matrix(struct model *m, const struct weight_info *w);
 const float **weight_norm(struct model *m, const struct weight_info *w);
 /* Row i as `type` into `out` (tensor_row_bytes). Same-type quantised rows are copied block by
  * block, so that rewriting a quantised model changes nothing. `scratch` holds k floats: the row,
  * unless it was copied. */
-void weight_row(const struct model *m, const struct weight_info *w, int64_t i, enum tensor_type type,
-                float *scratch, void *out);
+void weight_row(const struct model *m, const struct weight_info *w, int64_t i,
+                enum tensor_type type, float *scratch, void *out);
 
 /* The type of one weight in a file, and llama.cpp's number (general.file_type) for the whole. */
 enum tensor_type quant_weight_type(const struct quant_scheme *q, const struct model_config *c,
@@ -63,21 +64,24 @@ bool rope_scaling_recover(struct model_config *c, const float *divisors);
 int32_t sliding_window_pattern(const struct model_config *c);
 /* Makes every layer local but each p-th. */
 void sliding_window_pattern_set(struct model_config *c, int32_t p);
-void layer_set_sliding(struct model_config *c, int32_t layer); /* SLIDING_LAYERS_MAX and up: no-op */
+void layer_set_sliding(struct model_config *c,
+                       int32_t layer); /* SLIDING_LAYERS_MAX and up: no-op */
 
 /* Plausible and inside the limits that keep every product of two sizes within int32. */
 int model_config_check(const struct model_config *c, struct error *err);
 /* The architecture that a format calls `name`, or ERR_MISMATCH naming what there is. */
-int arch_require(const char *name, enum tensor_naming naming, const struct arch **out, struct error *err);
+int arch_require(const char *name, enum tensor_naming naming, const struct arch **out,
+                 struct error *err);
 
-/* Errors that name every offender: collected first, at most TENSOR_ERRORS_SHOWN of them spelled out,
- * the rest counted. */
+/* Errors that name every offender: collected first, at most TENSOR_ERRORS_SHOWN of them spelled
+ * out, the rest counted. */
 enum { TENSOR_ERRORS_SHOWN = 20 };
 struct tensor_errors {
     struct buf text;
     int n;
 };
-void tensor_errors_add(struct tensor_errors *o, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
+void tensor_errors_add(struct tensor_errors *o, const char *fmt, ...)
+    __attribute__((format(printf, 2, 3)));
 /* OK when there are none; else the error "N offending tensors: …" under `code`. Releases in every
  * case. */
 int tensor_errors_report(struct tensor_errors *o, int code, struct error *err);

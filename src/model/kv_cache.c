@@ -1,16 +1,16 @@
 /*
  * The KV cache: what attention has seen, in pages that sequences share.
  *
- * A page holds KV_PAGE_SIZE positions of every layer and head, so that one table a sequence serves the
- * whole pass:
+ * A page holds KV_PAGE_SIZE positions of every layer and head, so that one table a sequence serves
+ * the whole pass:
  *
- *     page: [L][K heads][keys, values] of  rows [KV_PAGE_SIZE][E] elements | scales [KV_PAGE_SIZE] f16
- *     (int8 only)
+ *     page: [L][K heads][keys, values] of  rows [KV_PAGE_SIZE][E] elements | scales [KV_PAGE_SIZE]
+ * f16 (int8 only)
  *
  * Invariants: a page's count is the number of tables that name it; a page that is written has count
- * 1 (kv_cache_reserve copies a shared one first), so what a sequence has read never changes under it;
- * free pages form a list through `next`. Memory for pages is taken from the system when they are
- * first touched.
+ * 1 (kv_cache_reserve copies a shared one first), so what a sequence has read never changes under
+ * it; free pages form a list through `next`. Memory for pages is taken from the system when they
+ * are first touched.
  *
  * Not here: which tokens a page holds and who may share it (the engine knows), the numbers
  * (forward.c).
@@ -39,12 +39,13 @@ int32_t kv_cache_pages_for(int32_t positions) {
     return (positions + KV_PAGE_SIZE - 1) / KV_PAGE_SIZE;
 }
 
-static struct kv_cache kv_cache_shape(const struct model_config *c, const struct kv_cache_options *o) {
+static struct kv_cache kv_cache_shape(const struct model_config *c,
+                                      const struct kv_cache_options *o) {
     struct kv_cache kv = {.o = *o,
-                    .n_layers = c->n_layers,
-                    .n_heads = c->n_kv_heads,
-                    .head_dim = c->head_dim,
-                    .table_len = kv_cache_pages_for(o->slot_len)};
+                          .n_layers = c->n_layers,
+                          .n_heads = c->n_kv_heads,
+                          .head_dim = c->head_dim,
+                          .table_len = kv_cache_pages_for(o->slot_len)};
     if (kv.o.n_pages == 0) kv.o.n_pages = o->n_slots * kv.table_len;
     size_t scales = o->elem == DTYPE_I8 ? KV_PAGE_SIZE * sizeof(uint16_t) : 0;
     kv.plane = round_up((size_t)(KV_PAGE_SIZE * c->head_dim) * dtype_size(o->elem) + scales);
@@ -157,8 +158,8 @@ void kv_cache_share_prefix(struct kv_cache *kv, int32_t from, int32_t to, int32_
     kv->lens[to] = pages;
 }
 
-struct kv_cache_rows kv_cache_at(const struct kv_cache *kv, int32_t slot, int32_t page, int32_t layer, int32_t head,
-                     bool values) {
+struct kv_cache_rows kv_cache_at(const struct kv_cache *kv, int32_t slot, int32_t page,
+                                 int32_t layer, int32_t head, bool values) {
     const int32_t *table = kv->tables + (int64_t)slot * kv->table_len;
     size_t plane = ((size_t)layer * (size_t)kv->n_heads + (size_t)head) * 2 + values;
     uint8_t *at = page_at(kv, table[page]) + plane * kv->plane;
@@ -173,8 +174,8 @@ static uint16_t row_quantise(const float *x, int8_t *q, int64_t n) {
     return d;
 }
 
-void kv_cache_write(struct kv_cache *kv, int32_t slot, int32_t pos, int32_t layer, int32_t head, bool values,
-              const float *x) {
+void kv_cache_write(struct kv_cache *kv, int32_t slot, int32_t pos, int32_t layer, int32_t head,
+                    bool values, const float *x) {
     struct kv_cache_rows r = kv_cache_at(kv, slot, pos / KV_PAGE_SIZE, layer, head, values);
     int64_t e = kv->head_dim, at = pos % KV_PAGE_SIZE;
     if (kv->o.elem == DTYPE_I8)
@@ -196,13 +197,14 @@ size_t kv_cache_position_bytes(const struct kv_cache *kv) {
 
 /* Walks positions, layers, heads, keys then values: copies rows and scales out of the pages, or in.
  */
-static void slot_copy(const struct kv_cache *kv, int32_t slot, int32_t n, uint8_t *bytes, bool out) {
+static void slot_copy(const struct kv_cache *kv, int32_t slot, int32_t n, uint8_t *bytes,
+                      bool out) {
     size_t scale, row = row_bytes(kv, &scale);
     int32_t planes = kv->n_layers * kv->n_heads * 2;
     for (int32_t pos = 0; pos < n; pos++)
         for (int32_t i = 0; i < planes; i++) {
             struct kv_cache_rows r = kv_cache_at(kv, slot, pos / KV_PAGE_SIZE, i / 2 / kv->n_heads,
-                                     i / 2 % kv->n_heads, i % 2 == 1);
+                                                 i / 2 % kv->n_heads, i % 2 == 1);
             uint8_t *v = (uint8_t *)r.v + (size_t)(pos % KV_PAGE_SIZE) * row;
             memcpy(out ? bytes : v, out ? v : bytes, row);
             bytes += row;

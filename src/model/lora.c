@@ -39,12 +39,12 @@ static size_t pack_lay(struct lora_pack *p, const struct model_config *c, const 
                out = (size_t)proj_out(c, (enum proj)(i % N_PROJ));
         p->index[i] = r > 0 ? (int16_t)n : -1;
         if (r == 0) continue;
-        p->maps[n++] =
-            (struct lora_module){.a = take(base, &used, r * in * es),
-                              .bt = take(base, &used, r * out * es),
-                              .gain = take(base, &used, r * sizeof(float)),
-                              .mult = loras[i].mult ? take(base, &used, out * sizeof(float)) : NULL,
-                              .r = (int32_t)r};
+        p->maps[n++] = (struct lora_module){
+            .a = take(base, &used, r * in * es),
+            .bt = take(base, &used, r * out * es),
+            .gain = take(base, &used, r * sizeof(float)),
+            .mult = loras[i].mult ? take(base, &used, out * sizeof(float)) : NULL,
+            .r = (int32_t)r};
     }
     return used;
 }
@@ -105,8 +105,8 @@ static float elem_at(enum dtype e, const void *p, int64_t i) {
     return e == DTYPE_F16 ? f16_to_f32(bits) : bf16_to_f32(bits);
 }
 
-void lora_module_unpack(const struct lora_module *m, enum dtype elem, int64_t in, int64_t out, float *a,
-                   float *b) {
+void lora_module_unpack(const struct lora_module *m, enum dtype elem, int64_t in, int64_t out,
+                        float *a, float *b) {
     CHECK(elem != DTYPE_I8); // its scales are in the gain
     for (int64_t i = 0; i < m->r * in; i++) a[i] = elem_at(elem, m->a, i);
     for (int64_t n = 0; n < out; n++)
@@ -121,8 +121,8 @@ void lora_pack_free(struct lora_pack *p) {
     free(p);
 }
 
-void lora_perturbation_signs(const struct lora_perturbation *z, int32_t layer, enum proj p, bool u, int64_t begin,
-                 int64_t n, enum dtype e, void *out) {
+void lora_perturbation_signs(const struct lora_perturbation *z, int32_t layer, enum proj p, bool u,
+                             int64_t begin, int64_t n, enum dtype e, void *out) {
     CHECK(e == DTYPE_F32 || e == DTYPE_I8);
     struct rng rng =
         rng_make(z->seed, RNG_NOISE, z->member, 2 * ((uint32_t)layer * N_PROJ + (uint32_t)p) + u);

@@ -10,8 +10,8 @@
  * that need no reordering point into m->maps, everything else into m->arena; nothing outlives
  * model_close.
  */
-#include "model/internal.h"
 #include "hub/hub.h"
+#include "model/internal.h"
 
 #include <math.h>
 #include <pthread.h>
@@ -167,22 +167,24 @@ static bool weight_fits(const struct weight_info *w, const struct tensor_info *t
     return t->n_dims == 2 && t->dims[0] == w->n && t->dims[1] == w->k;
 }
 
-static void weight_check(const struct weight_info *w, const struct tensor_info *t, struct tensor_errors *o) {
+static void weight_check(const struct weight_info *w, const struct tensor_info *t,
+                         struct tensor_errors *o) {
     if (!t) {
         tensor_errors_add(o, "'%s' is missing", w->name);
     } else if (!weight_fits(w, t)) {
         char have[96], want[96];
         int64_t dims[2] = {w->n, w->k};
         tensor_errors_add(o, "'%s' is %s %s, expected %s%s", w->name,
-                     t->mask ? "a mask" : tensor_type_name(t->type),
-                     tensor_shape_text(t->dims, t->n_dims, have), w->norm ? "float " : "",
-                     tensor_shape_text(w->norm ? dims + 1 : dims, w->norm ? 1 : 2, want));
+                          t->mask ? "a mask" : tensor_type_name(t->type),
+                          tensor_shape_text(t->dims, t->n_dims, have), w->norm ? "float " : "",
+                          tensor_shape_text(w->norm ? dims + 1 : dims, w->norm ? 1 : 2, want));
     }
 }
 
 /* found[i]: the tensor of weight i. */
 static int tensors_match(const struct model_config *c, const struct tensor_info *t, int n,
-                         enum tensor_naming naming, const struct tensor_info **found, struct error *err) {
+                         enum tensor_naming naming, const struct tensor_info **found,
+                         struct error *err) {
     struct tensor_errors offenders = {0};
     bool *used = try_calloc((size_t)n, sizeof(*used), err);
     if (!used) return err->code;
@@ -299,7 +301,8 @@ static void matrix_make(struct model *m, struct matrix *matrix, enum tensor_type
     free(bytes);
 }
 
-static void weight_init(struct model *m, const struct weight_info *w, int32_t index, uint64_t seed) {
+static void weight_init(struct model *m, const struct weight_info *w, int32_t index,
+                        uint64_t seed) {
     struct matrix *matrix = weight_matrix(m, w);
     if (!matrix) {
         float *data = arena_alloc(&m->arena, sizeof(float) * (size_t)w->k);
@@ -334,8 +337,8 @@ static void weights_reserve(struct model *m) {
     if (arena_reserve(&m->arena, size, &err) != OK) check_failed(__FILE__, __LINE__, err.text);
 }
 
-struct model *model_new_quantized(const struct model_config *c, uint64_t seed, enum tensor_type type,
-                              enum numeric_class cls) {
+struct model *model_new_quantized(const struct model_config *c, uint64_t seed,
+                                  enum tensor_type type, enum numeric_class cls) {
     struct error err;
     if (model_config_check(c, &err) != OK) check_failed(__FILE__, __LINE__, err.text);
     struct model *m = model_alloc(c->arch->name, cls);
@@ -369,8 +372,8 @@ struct model_weight model_weight_at(struct model *m, int32_t i) {
     return out;
 }
 
-void weight_row(const struct model *m, const struct weight_info *w, int64_t i, enum tensor_type type,
-                float *scratch, void *out) {
+void weight_row(const struct model *m, const struct weight_info *w, int64_t i,
+                enum tensor_type type, float *scratch, void *out) {
     /* weight_matrix and weight_norm hand out places; nothing is written through them here. */
     struct model *owner = (struct model *)(uintptr_t)m;
     const struct matrix *matrix = weight_matrix(owner, w);

@@ -93,7 +93,7 @@ struct model {
     char *name; /* file's or folder's name without its ending: "fry" */
     char *path;
     struct model_config config;
-    struct model_layer *layers;         /* [L] */
+    struct model_layer *layers;   /* [L] */
     struct matrix embed;          /* [V, D] */
     struct matrix head;           /* [V, D]; the same as embed when tied */
     struct matrix pos_embed;      /* [max_seq_len, D], where positions are learned */
@@ -143,8 +143,8 @@ struct model_weight {
 };
 int32_t model_weight_count(const struct model_config *c);
 struct model_weight model_weight_at(struct model *m, int32_t i);
-/* What matrices are written as: one type where its blocks fit (else tensor_type_fallback), or one of
- * llama.cpp's mixtures, which give the head and some layers more bits. */
+/* What matrices are written as: one type where its blocks fit (else tensor_type_fallback), or one
+ * of llama.cpp's mixtures, which give the head and some layers more bits. */
 struct quant_scheme {
     const char *name; /* "nf4", "q4_k_m" */
     enum tensor_type type;
@@ -152,7 +152,8 @@ struct quant_scheme {
 };
 int quant_parse(const char *name, struct quant_scheme *out, struct error *err);
 struct quant_scheme quant_pure(enum tensor_type type);
-int64_t quant_bytes(const struct quant_scheme *q, const struct model_config *c); /* of all weights */
+int64_t quant_bytes(const struct quant_scheme *q,
+                    const struct model_config *c); /* of all weights */
 /* model_write_gguf for any of these, rows encoded over `pool`; `p` (may be NULL) counts weights. A
  * weight that is no number, or too large for an f16 scale, is ERR_NUMERIC. */
 int model_quantize_gguf(const struct model *m, const char *path, const struct quant_scheme *q,
@@ -162,8 +163,8 @@ int model_quantize_gguf(const struct model *m, const char *path, const struct qu
 struct model *model_new(const struct model_config *c, uint64_t seed, enum numeric_class cls);
 /* The same weights as a file of `type` would hold them, without ever holding more than one f32 row:
  * what model_new, model_write_gguf and model_open give, but for the file. */
-struct model *model_new_quantized(const struct model_config *c, uint64_t seed, enum tensor_type type,
-                              enum numeric_class cls);
+struct model *model_new_quantized(const struct model_config *c, uint64_t seed,
+                                  enum tensor_type type, enum numeric_class cls);
 /* The shapes `model new` and `bench` know: some published ones, fry, and tiny ones for tests. */
 int model_preset_find(const char *name, struct model_config *out, struct error *err);
 /* llama2.c: legacy .bin (v0) with its tokenizer .bin, as a model in memory. */
@@ -240,8 +241,8 @@ struct lora_module {
 struct lora_pack {
     enum dtype elem;
     struct lora_module *maps; /* of the projections that are adapted; see lora_module_at */
-    int16_t *index;        /* [L][N_PROJ] into maps, -1: not adapted */
-    size_t bytes;          /* all of it */
+    int16_t *index;           /* [L][N_PROJ] into maps, -1: not adapted */
+    size_t bytes;             /* all of it */
     void *data;
 };
 struct lora_pack *lora_pack_new(const struct model_config *c, const struct lora *loras,
@@ -249,8 +250,8 @@ struct lora_pack *lora_pack_new(const struct model_config *c, const struct lora 
 /* One projection's map; of rank 0 where the adapter has none. */
 const struct lora_module *lora_module_at(const struct lora_pack *p, int32_t layer, enum proj proj);
 /* A's rows and B's (columns of Bᵀ) of a map that is not int8, as f32. */
-void lora_module_unpack(const struct lora_module *m, enum dtype elem, int64_t in, int64_t out, float *a,
-                   float *b);
+void lora_module_unpack(const struct lora_module *m, enum dtype elem, int64_t in, int64_t out,
+                        float *a, float *b);
 void lora_pack_free(struct lora_pack *p); /* NULL is fine */
 
 /*
@@ -263,8 +264,8 @@ struct lora_perturbation {
     uint32_t member;
 };
 /* The signs [begin, begin + n) of one factor in f32 or int8; begin is a multiple of 16. */
-void lora_perturbation_signs(const struct lora_perturbation *z, int32_t layer, enum proj p, bool u, int64_t begin,
-                 int64_t n, enum dtype e, void *out);
+void lora_perturbation_signs(const struct lora_perturbation *z, int32_t layer, enum proj p, bool u,
+                             int64_t begin, int64_t n, enum dtype e, void *out);
 
 /* One term of a segment's sum of low-rank maps: weight · (pack, or noise when pack is NULL). A pack
  * with DoRA stands alone, with weight 1. */
@@ -288,8 +289,8 @@ struct lora_segment {
 };
 
 /*
- * KV cache: pages of KV_PAGE_SIZE positions, all layers and heads of a position together, counted by
- * reference. A slot is a sequence: a table of pages. Sequences share pages; who writes into a
+ * KV cache: pages of KV_PAGE_SIZE positions, all layers and heads of a position together, counted
+ * by reference. A slot is a sequence: a table of pages. Sequences share pages; who writes into a
  * shared one gets its own copy first. Keys and values are f32, bf16, f16 or int8 (each head's row
  * with its own scale).
  */
@@ -300,7 +301,8 @@ struct kv_cache_options {
     int32_t n_pages;           /* 0: as many as all slots can need */
     enum dtype elem;
 };
-struct kv_cache *kv_cache_new(const struct model_config *c, const struct kv_cache_options *o); /* NULL: no memory */
+struct kv_cache *kv_cache_new(const struct model_config *c,
+                              const struct kv_cache_options *o); /* NULL: no memory */
 void kv_cache_free(struct kv_cache *kv);
 size_t kv_cache_bytes(const struct model_config *c, const struct kv_cache_options *o);
 int32_t kv_cache_pages_for(int32_t positions);
@@ -308,7 +310,8 @@ int32_t kv_cache_n_free_pages(const struct kv_cache *kv);
 /* Makes positions [from, to) of a slot writable, [0, from) being kept. False, and nothing changed
  * that a reader could see, when pages run out. */
 bool kv_cache_reserve(struct kv_cache *kv, int32_t slot, int32_t from, int32_t to);
-void kv_cache_truncate(struct kv_cache *kv, int32_t slot, int32_t n); /* gives pages beyond n positions back */
+void kv_cache_truncate(struct kv_cache *kv, int32_t slot,
+                       int32_t n); /* gives pages beyond n positions back */
 /* The first n positions of `to` become those of `from`: pages are shared, nothing is copied. */
 void kv_cache_share_prefix(struct kv_cache *kv, int32_t from, int32_t to, int32_t n);
 /* What a slot's first n positions hold, as bytes of a fixed order, and back into an empty slot. */
@@ -322,17 +325,17 @@ struct kv_cache_rows {
     uint16_t *d;
 };
 /* Stores one head's key or value at a position that is reserved. */
-void kv_cache_write(struct kv_cache *kv, int32_t slot, int32_t pos, int32_t layer, int32_t head, bool values,
-              const float *x);
-struct kv_cache_rows kv_cache_at(const struct kv_cache *kv, int32_t slot, int32_t page, int32_t layer, int32_t head,
-                     bool values);
+void kv_cache_write(struct kv_cache *kv, int32_t slot, int32_t pos, int32_t layer, int32_t head,
+                    bool values, const float *x);
+struct kv_cache_rows kv_cache_at(const struct kv_cache *kv, int32_t slot, int32_t page,
+                                 int32_t layer, int32_t head, bool values);
 
 struct forward_options {
     int32_t max_rows; /* per call */
     int32_t n_slots, slot_len;
-    int32_t n_pages;   /* of the KV cache; 0: as many as all slots can need */
+    int32_t n_pages;    /* of the KV cache; 0: as many as all slots can need */
     enum dtype kv_elem; /* DTYPE_F32 unless asked */
-    int32_t max_parts; /* of all segments of a call; 0: max_rows + 15 */
+    int32_t max_parts;  /* of all segments of a call; 0: max_rows + 15 */
     struct pool *pool;
 };
 struct forward_stats {
@@ -349,20 +352,21 @@ struct kv_cache *forward_kv_cache(const struct forward *f);
  * reserved; rows of one slot must be contiguous and ascending in pos. logits: [n_out][V] for rows
  * out_rows[0..n_out). The bits of a row depend on its own tokens and adapters only. */
 void forward_run(struct forward *f, const struct batch_row *rows, int32_t n_rows,
-                 const struct lora_segment *segs, int32_t n_segs, const int32_t *out_rows, int32_t n_out,
-                 float *logits);
+                 const struct lora_segment *segs, int32_t n_segs, const int32_t *out_rows,
+                 int32_t n_out, float *logits);
 /*
  * The same in two halves, for rows that read the same tokens under adapters that change nothing
- * below layer `first`: what lies below is computed once for all of them, bare. forward_lower_layers leaves
- * the residual stream before layer `end`, [n_rows][D]; forward_upper_layers takes row i's from streams[i]
- * [D], and no overlay changes an embedding any more. Each half writes its own layers of the cache
- * and reads no others, so the second may use other slots.
+ * below layer `first`: what lies below is computed once for all of them, bare. forward_lower_layers
+ * leaves the residual stream before layer `end`, [n_rows][D]; forward_upper_layers takes row i's
+ * from streams[i] [D], and no overlay changes an embedding any more. Each half writes its own
+ * layers of the cache and reads no others, so the second may use other slots.
  */
-void forward_lower_layers(struct forward *f, int32_t end, const struct batch_row *rows, int32_t n_rows,
-                   float *stream);
+void forward_lower_layers(struct forward *f, int32_t end, const struct batch_row *rows,
+                          int32_t n_rows, float *stream);
 void forward_upper_layers(struct forward *f, int32_t first, const float *const *streams,
-                   const struct batch_row *rows, int32_t n_rows, const struct lora_segment *segs,
-                   int32_t n_segs, const int32_t *out_rows, int32_t n_out, float *logits);
+                          const struct batch_row *rows, int32_t n_rows,
+                          const struct lora_segment *segs, int32_t n_segs, const int32_t *out_rows,
+                          int32_t n_out, float *logits);
 const struct forward_stats *forward_stats(const struct forward *f);
 /* Final-norm hidden states of the last call's out_rows, [n_out][D]. */
 const float *forward_hidden(const struct forward *f);

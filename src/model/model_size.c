@@ -1,11 +1,12 @@
 /*
  * What a model will take in memory, from its header alone: no weight is read.
  *
- * Not here: the engine's own memory (engine/memory_plan.c), and what the system keeps of files that were
- * only read through: those pages are given back as soon as a weight is packed (file_map_evict).
+ * Not here: the engine's own memory (engine/memory_plan.c), and what the system keeps of files that
+ * were only read through: those pages are given back as soon as a weight is packed
+ * (file_map_evict).
  */
-#include "model/internal.h"
 #include "hub/hub.h"
+#include "model/internal.h"
 
 #include <stdlib.h>
 #include <string.h>

@@ -1,8 +1,8 @@
 /*
  * alerts: rules, their states, and messages about them.
  *
- * A rule's value is one number; what it needs of the past is kept as samples over ALERT_WINDOW_SECONDS. The
- * thread that looks is also the one that sends, outside of the lock.
+ * A rule's value is one number; what it needs of the past is kept as samples over
+ * ALERT_WINDOW_SECONDS. The thread that looks is also the one that sends, outside of the lock.
  */
 #define _GNU_SOURCE
 #include "ops/ops.h"
@@ -97,7 +97,8 @@ static double value_of(struct alert_state *w, const struct alert_rule *r, const 
     case ALERT_NOT_FINITE:
         return s->a.n ? !isfinite(s->a.value) : NAN;
     case ALERT_UNCHANGED:
-        return s->a.n && since_then(w, s, &a, &b, counts, &seconds) && seconds > ALERT_WINDOW_SECONDS / 2
+        return s->a.n && since_then(w, s, &a, &b, counts, &seconds) &&
+                       seconds > ALERT_WINDOW_SECONDS / 2
                    ? a == 0
                    : NAN;
     case ALERT_FAILED:
@@ -124,8 +125,8 @@ static void time_write(char out[32], int64_t t) {
     strftime(out, 32, "%Y-%m-%dT%H:%M:%SZ", gmtime_r(&when, &tm));
 }
 
-static char *webhook_body(const struct alerts *a, const struct alert_rule *r, const struct alert_state *w,
-                          bool over) {
+static char *webhook_body(const struct alerts *a, const struct alert_rule *r,
+                          const struct alert_state *w, bool over) {
     char begun[32], ended[32] = "0001-01-01T00:00:00Z"; /* Alertmanager's "not yet" */
     const char *status = over ? "resolved" : "firing";
     time_write(begun, w->began);
@@ -148,8 +149,8 @@ static char *webhook_body(const struct alerts *a, const struct alert_rule *r, co
     return text;
 }
 
-static char *slack_body(const struct alerts *a, const struct alert_rule *r, const struct alert_state *w,
-                        bool over) {
+static char *slack_body(const struct alerts *a, const struct alert_rule *r,
+                        const struct alert_state *w, bool over) {
     json_t *said = over ? json_sprintf(":white_check_mark: *%s* is over (%s)", r->name, a->o.source)
                         : json_sprintf(":warning: *%s* (%s, %s): %s Now %.4g.", r->name,
                                        r->severity, a->o.source, r->summary, w->value);

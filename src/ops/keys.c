@@ -182,8 +182,8 @@ static int usage_get(struct keys *k, const char *id, struct key_usage *out, stru
 }
 
 /* Adds to what the store holds, which another server may have added to, and returns the sum. */
-static int usage_put(struct keys *k, const char *id, const struct key_usage *more, struct key_usage *total,
-                     struct error *err) {
+static int usage_put(struct keys *k, const char *id, const struct key_usage *more,
+                     struct key_usage *total, struct error *err) {
     int rc = usage_get(k, id, total, err);
     if (rc != OK) return rc;
     usage_add(total, more);
@@ -611,7 +611,7 @@ bool keys_lookup(struct keys *k, const char *secret, char id[KEY_ID_LEN]) {
 }
 
 enum key_verdict keys_authorize(struct keys *k, const char *secret, unsigned scope, double now,
-                            struct key_decision *out) {
+                                struct key_decision *out) {
     char hash[HASH_LEN];
     CHECK(now >= 0 && now < (double)COUNT_MAX);
     *out = (struct key_decision){.verdict = KEY_ADMITTED};
@@ -634,8 +634,8 @@ enum key_verdict keys_authorize(struct keys *k, const char *secret, unsigned sco
     return out->verdict;
 }
 
-void keys_record_usage(struct keys *k, const char *id, int64_t prompt_tokens, int64_t completion_tokens,
-                double now) {
+void keys_record_usage(struct keys *k, const char *id, int64_t prompt_tokens,
+                       int64_t completion_tokens, double now) {
     struct count c = {.prompt = prompt_tokens, .completion = completion_tokens};
     CHECK(now >= 0 && now < (double)COUNT_MAX);
     CHECK(c.prompt >= 0 && c.prompt <= COUNT_MAX && c.completion >= 0 && c.completion <= COUNT_MAX);

@@ -450,7 +450,8 @@ static bool has_label(const struct metric *s, const char *value) {
     return false;
 }
 
-struct metric_aggregate metric_aggregate_read(struct metrics *m, enum metric_id id, const char *label) {
+struct metric_aggregate metric_aggregate_read(struct metrics *m, enum metric_id id,
+                                              const char *label) {
     struct metric_aggregate r = {0};
     const struct family_series *all = &m->series[id];
     pthread_mutex_lock(&m->lock);

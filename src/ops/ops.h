@@ -97,7 +97,8 @@ struct metric_aggregate {
     double value;                        /* their sum */
     uint64_t counts[METRICS_BOUNDS + 1]; /* of histograms, by bucket */
 };
-struct metric_aggregate metric_aggregate_read(struct metrics *m, enum metric_id id, const char *label);
+struct metric_aggregate metric_aggregate_read(struct metrics *m, enum metric_id id,
+                                              const char *label);
 /* metric_quantile of such counts. */
 double metric_histogram_quantile(enum metric_id id, const uint64_t *counts, double q);
 
@@ -109,14 +110,14 @@ double metric_histogram_quantile(enum metric_id id, const uint64_t *counts, doub
 enum alert_condition {
     ALERT_ABSENT,     /* there is no a */
     ALERT_BELOW,      /* a < limit */
-    ALERT_UNCHANGED,      /* a has not changed in the last minutes */
+    ALERT_UNCHANGED,  /* a has not changed in the last minutes */
     ALERT_ABOVE,      /* a > limit */
     ALERT_RATIO,      /* a / b > limit */
-    ALERT_USAGE,       /* 1 - a / b > limit */
+    ALERT_USAGE,      /* 1 - a / b > limit */
     ALERT_RATE,       /* a in a second, over b > limit */
     ALERT_RATE_RATIO, /* of a and b in the last minutes, by nothing but their adapter > limit */
     ALERT_P95,        /* of what the histogram a observed in the last minutes > limit */
-    ALERT_NOT_FINITE,  /* a is NaN or infinite */
+    ALERT_NOT_FINITE, /* a is NaN or infinite */
     ALERT_FAILED,     /* a grew where its state is "failed" */
     ALERT_RESTARTS,   /* a changed more than limit times in an hour */
 };
@@ -195,12 +196,12 @@ json_t *alerts_json(struct alerts *a);
  * and is in no file, log, error or JSON.
  *
  * Threads: everything may be called from any thread at any time, keys_close when no other call is
- * running. keys_authorize and keys_record_usage touch memory only. A thread of the module's own takes over,
- * once a second, what other processes have changed in the store, and writes what was used; so a
- * kill loses a second of accounting at most, and never a key. Keys made and revoked are on the disk
- * when the call returns, so that a power failure does not bring a revoked key back; accounting is
- * not synchronised. Several servers may share a store:
- * what they count adds up in it, each holding the limits to what it knows.
+ * running. keys_authorize and keys_record_usage touch memory only. A thread of the module's own
+ * takes over, once a second, what other processes have changed in the store, and writes what was
+ * used; so a kill loses a second of accounting at most, and never a key. Keys made and revoked are
+ * on the disk when the call returns, so that a power failure does not bring a revoked key back;
+ * accounting is not synchronised. Several servers may share a store: what they count adds up in it,
+ * each holding the limits to what it knows.
  *
  * Clock: `now` is in seconds since 1970, UTC, as the caller's clock says; days are UTC days. A
  * clock that is set back does not block anybody.
@@ -264,12 +265,12 @@ unsigned keys_scopes(struct keys *k, const char *id);
 
 enum key_verdict {
     KEY_ADMITTED,
-    KEY_UNKNOWN,   /* 401 invalid_api_key, like the next two */
-    KEY_REVOKED,   /* 401 */
-    KEY_EXPIRED,   /* 401 */
-    KEY_FORBIDDEN, /* 403: a scope is missing */
-    KEY_RATE_LIMITED,   /* 429 rate_limit_exceeded */
-    KEY_OVER_QUOTA /* 429 insufficient_quota */
+    KEY_UNKNOWN,      /* 401 invalid_api_key, like the next two */
+    KEY_REVOKED,      /* 401 */
+    KEY_EXPIRED,      /* 401 */
+    KEY_FORBIDDEN,    /* 403: a scope is missing */
+    KEY_RATE_LIMITED, /* 429 rate_limit_exceeded */
+    KEY_OVER_QUOTA    /* 429 insufficient_quota */
 };
 struct key_decision {
     enum key_verdict verdict;
@@ -280,10 +281,10 @@ struct key_decision {
 /* Whether a request may run. `secret` is what the client sent, or NULL; `scope` holds all that it
  * needs, 0 any key. An admitted request is counted at once, its tokens by keys_record_usage. */
 enum key_verdict keys_authorize(struct keys *k, const char *secret, unsigned scope, double now,
-                            struct key_decision *out);
+                                struct key_decision *out);
 /* What an admitted request used, known when it ends: the bucket of tokens may go below zero, and
  * then the next request waits. `id` is that of the admission. */
-void keys_record_usage(struct keys *k, const char *id, int64_t prompt_tokens, int64_t completion_tokens,
-                double now);
+void keys_record_usage(struct keys *k, const char *id, int64_t prompt_tokens,
+                       int64_t completion_tokens, double now);
 
 #endif

@@ -191,7 +191,7 @@ static int put_env(struct buf *b, const struct strings *env, struct error *err) 
 }
 
 int bwrap_args_build(const struct sandbox_spec *s, const struct sandbox_limits *l, bool mapped,
-                  struct buf *out, struct error *err) {
+                     struct buf *out, struct error *err) {
     char number[16];
     put_namespaces(out, s->network, mapped);
     put_system(out);

@@ -12,7 +12,8 @@ const char *bwrap_hint(void);
 /* Descriptors as the launched bwrap has them. */
 enum {
     BWRAP_FD_SECCOMP = 3, /* it reads the seccomp filter to its end, when all else is set up */
-    BWRAP_FD_ARGS,     /* its options, each ending with NUL: they hold the environment, as ps must not */
+    BWRAP_FD_ARGS, /* its options, each ending with NUL: they hold the environment, as ps must not
+                    */
     N_FDS,
 };
 
@@ -21,7 +22,7 @@ struct sandbox_limits sandbox_limits_with_defaults(const struct sandbox_limits *
 
 /* The options of bwrap. `mapped`: the caller has made the user namespace. */
 int bwrap_args_build(const struct sandbox_spec *s, const struct sandbox_limits *l, bool mapped,
-                  struct buf *out, struct error *err);
+                     struct buf *out, struct error *err);
 /* OK: the program exists, as far as can be seen from outside. */
 int sandbox_program_check(const struct sandbox_spec *s, struct error *err);
 /* The value of NAME=VALUE in a list, the last one of several; NULL: none. */

@@ -270,8 +270,8 @@ static bool seccomp_filter_send(struct sandbox *s) {
     uint8_t filter[SECCOMP_FILTER_MAX];
     size_t n = seccomp_filter(filter);
     struct pollfd p[2] = {{.fd = s->gate, .events = POLLOUT}, {.fd = s->pidfd, .events = POLLIN}};
-    bool sent =
-        fcntl(s->gate, F_SETPIPE_SZ, SECCOMP_FILTER_MAX) > 0 && write(s->gate, filter, n) == (ssize_t)n;
+    bool sent = fcntl(s->gate, F_SETPIPE_SZ, SECCOMP_FILTER_MAX) > 0 &&
+                write(s->gate, filter, n) == (ssize_t)n;
     while (sent && poll(p, 2, wait_left(s->until)) < 0 && errno == EINTR) continue;
     fd_close(&s->gate);
     return sent && (p[0].revents & POLLOUT) && !(p[0].revents & POLLERR);

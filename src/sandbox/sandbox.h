@@ -72,10 +72,10 @@ struct sandbox_spec {
 };
 
 enum sandbox_exit_reason {
-    SANDBOX_EXITED,    /* `status` is its exit code, or 128 + the signal that killed it */
-    SANDBOX_TIMED_OUT, /* killed: limits.seconds were over */
-    SANDBOX_OUTPUT_LIMIT,    /* killed: it wrote more than limits.output */
-    SANDBOX_KILLED,    /* by sandbox_kill or sandbox_free */
+    SANDBOX_EXITED,       /* `status` is its exit code, or 128 + the signal that killed it */
+    SANDBOX_TIMED_OUT,    /* killed: limits.seconds were over */
+    SANDBOX_OUTPUT_LIMIT, /* killed: it wrote more than limits.output */
+    SANDBOX_KILLED,       /* by sandbox_kill or sandbox_free */
 };
 
 struct sandbox_result {

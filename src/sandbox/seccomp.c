@@ -158,7 +158,8 @@ static size_t put(uint8_t *out, size_t at, struct sock_filter f) {
 }
 
 size_t seccomp_filter(uint8_t out[SECCOMP_FILTER_MAX]) {
-    static_assert(sizeof head + (2 * ARRAY_LEN(denied) + 1) * sizeof *head <= SECCOMP_FILTER_MAX, "room");
+    static_assert(sizeof head + (2 * ARRAY_LEN(denied) + 1) * sizeof *head <= SECCOMP_FILTER_MAX,
+                  "room");
     size_t n = sizeof head;
     memcpy(out, head, sizeof head);
     for (size_t i = 0; i < ARRAY_LEN(denied); i++) {

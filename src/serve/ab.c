@@ -10,9 +10,9 @@
  * decided; a kill in between leaves that to the next start.
  */
 #define _GNU_SOURCE
-#include "serve/request_fields.h"
 #include "serve/ab.h"
 #include "ops/ops.h"
+#include "serve/request_fields.h"
 
 #include <math.h>
 #include <stdlib.h>
@@ -58,7 +58,7 @@ static struct ab_experiment *experiment_find(const struct ab *ab, const char *na
 }
 
 static struct ab_experiment *experiment_live(const struct ab *ab, const char *name,
-                                          struct error *err) {
+                                             struct error *err) {
     struct ab_experiment *e = experiment_find(ab, name);
     if (e && e->state != DELETED) return e;
     error_set(err, ERR_MISSING, "there is no experiment '%.64s'; GET /v1/ab lists those there are",
@@ -232,7 +232,8 @@ static int log_add(struct ab *ab, const char *log, int64_t seq, json_t *event, s
     return rc;
 }
 
-static int event_put(struct ab *ab, const struct ab_experiment *e, json_t *event, struct error *err) {
+static int event_put(struct ab *ab, const struct ab_experiment *e, json_t *event,
+                     struct error *err) {
     char log[AB_NAME_LEN + 3];
     snprintf(log, sizeof log, "ab/%s", e->name);
     return log_add(ab, log, e->seq, event, err);
@@ -297,8 +298,8 @@ static void promotion_restore(struct ab *ab, const char *model, const json_t *v)
         const char *path = json_get_string(v, "path");
         a = adapter_like(s, json_get_string(v, "adapter"), path, json_get_string(v, "to"), &err);
         if (!a || server_adapter_publish(s, model, a, path, &err) != OK)
-            log_warn("'%s' is served as its files have it, without what A/B '%s' gave it: %s", model,
-                 json_get_string(v, "experiment"), err.text);
+            log_warn("'%s' is served as its files have it, without what A/B '%s' gave it: %s",
+                     model, json_get_string(v, "experiment"), err.text);
     }
     adapter_release(now);
     adapter_release(a);
@@ -335,8 +336,8 @@ static int promotion_put(struct ab *ab, const struct ab_experiment *e, int winne
     json_t *before = promoted_get(ab, e->model);
     bool again = before && strcmp(json_get_string(before, "to"), now->hash) == 0;
     json_t *v = json_pack(
-        "{s:s,s:s,s:s,s:s,s:s,s:I}", "from", again ? json_get_string(before, "from") : now->hash, "to",
-        e->arms[winner]->hash, "adapter", spec_text(e, "names", winner), "path",
+        "{s:s,s:s,s:s,s:s,s:s,s:I}", "from", again ? json_get_string(before, "from") : now->hash,
+        "to", e->arms[winner]->hash, "adapter", spec_text(e, "names", winner), "path",
         spec_text(e, "paths", winner), "experiment", e->name, "at", (json_int_t)time(NULL));
     int rc = store_document_put(ab->store, "promoted", e->model, v, err);
     json_decref(v);
@@ -394,8 +395,8 @@ static int winning_arm(const struct ab_experiment *e) {
                                                     : -1;
 }
 
-static int decision_put(struct ab *ab, struct ab_experiment *e, int winner, const struct adapter *now,
-                        json_t *event, struct error *err) {
+static int decision_put(struct ab *ab, struct ab_experiment *e, int winner,
+                        const struct adapter *now, json_t *event, struct error *err) {
     int rc = store_begin(ab->store, err);
     if (rc != OK) return rc;
     if (winner >= 0) rc = promotion_put(ab, e, winner, now, err);
@@ -425,8 +426,8 @@ static void experiment_decide(struct ab *ab, struct ab_experiment *e) {
     if (rc == OK) rc = event_apply(ab, e, event, &err);
     if (rc == OK)
         log_info("A/B '%s': %s after %lld pairs; '%s' serves %.12s", e->name,
-             sequential_decision_name(e->test.decision), (long long)e->test.n, e->model,
-             json_get_string(event, "serves"));
+                 sequential_decision_name(e->test.decision), (long long)e->test.n, e->model,
+                 json_get_string(event, "serves"));
     free(path);
     json_decref(event);
     adapter_release(a);
@@ -564,7 +565,7 @@ static int adapter_read(struct server *s, const json_t *body, const char *key, c
 }
 
 static int experiment_spec_read(struct server *s, const json_t *body, struct experiment_spec *p,
-                         struct error *err) {
+                                struct error *err) {
     *p = (struct experiment_spec){
         .name = "", .share = 0.5, .alpha = 0.05, .min_pairs = 20, .max_pairs = 1000, .once = true};
     if (json_read_name(body, "name", &p->name, err) != OK || name_check(p->name, err) != OK ||
@@ -577,7 +578,8 @@ static int experiment_spec_read(struct server *s, const json_t *body, struct exp
         json_read_int(body, "max_pairs", 1, SEQUENTIAL_PAIRS_MAX, &p->max_pairs, err) != OK)
         return err->code;
     p->min_pairs = MIN(p->min_pairs, p->max_pairs);
-    if (json_read_int(body, "min_pairs", 1, p->max_pairs, &p->min_pairs, err) != OK) return err->code;
+    if (json_read_int(body, "min_pairs", 1, p->max_pairs, &p->min_pairs, err) != OK)
+        return err->code;
     if (strcmp(p->arms[0]->hash, p->arms[1]->hash) == 0)
         return error_set(err, ERR_USAGE,
                          "'%s' and '%s' have the same content: there is nothing to find out",
@@ -648,7 +650,8 @@ static int start_check(const struct ab *ab, const struct experiment_spec *p, str
     return OK;
 }
 
-static int experiment_start(struct ab *ab, struct experiment_spec *p, json_t **out, struct error *err) {
+static int experiment_start(struct ab *ab, struct experiment_spec *p, json_t **out,
+                            struct error *err) {
     json_t *event = start_event(ab->s, p), *name = json_pack("{s:s}", "name", p->name);
     struct ab_experiment *e = experiment_find(ab, p->name), fresh = {0};
     snprintf(fresh.name, sizeof fresh.name, "%s", p->name);
@@ -827,7 +830,10 @@ static void stop_handle(void *ctx, struct exchange *x) {
 }
 
 const struct http_route ab_routes[] = {
-    {"POST", "/v1/ab", SCOPE_ADMIN, start_handle},      {"GET", "/v1/ab", SCOPE_ADMIN, list_handle},
-    {"GET", "/v1/ab/*", SCOPE_ADMIN, one_handle},       {"POST", "/v1/ab/*", SCOPE_ADMIN, stop_handle},
-    {"DELETE", "/v1/ab/*", SCOPE_ADMIN, delete_handle}, {0},
+    {"POST", "/v1/ab", SCOPE_ADMIN, start_handle},
+    {"GET", "/v1/ab", SCOPE_ADMIN, list_handle},
+    {"GET", "/v1/ab/*", SCOPE_ADMIN, one_handle},
+    {"POST", "/v1/ab/*", SCOPE_ADMIN, stop_handle},
+    {"DELETE", "/v1/ab/*", SCOPE_ADMIN, delete_handle},
+    {0},
 };

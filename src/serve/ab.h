@@ -50,7 +50,7 @@ struct ab {
     pthread_mutex_t disk, table;
     struct store *store;
     char *path;
-    int64_t n_rated;       /* events of the log "feedback" */
+    int64_t n_rated;          /* events of the log "feedback" */
     struct ab_experiment **v; /* [n] by age of their names, those deleted too */
     int n;
     struct ab_reply_log *replies;

@@ -123,7 +123,8 @@ static void live_thread_refused(struct async_reply *l) {
     __atomic_sub_fetch(&s->n_outside, 1, __ATOMIC_RELEASE);
 }
 
-void async_reply_start(struct server *s, struct exchange *x, bool stream, const struct async_reply_work *w) {
+void async_reply_start(struct server *s, struct exchange *x, bool stream,
+                       const struct async_reply_work *w) {
     pthread_t thread;
     if (__atomic_add_fetch(&s->n_outside, 1, __ATOMIC_ACQUIRE) > ASYNC_WORKERS_MAX) {
         __atomic_sub_fetch(&s->n_outside, 1, __ATOMIC_RELEASE);
@@ -136,11 +137,11 @@ void async_reply_start(struct server *s, struct exchange *x, bool stream, const 
     struct async_reply *l = xcalloc(1, sizeof *l);
     const char *key = exchange_key_id(x);
     *l = (struct async_reply){.s = s,
-                       .x = exchange_retain(x),
-                       .work = *w,
-                       .key = key ? xstrdup(key) : NULL,
-                       .stream = stream,
-                       .refs = stream ? 2 : 1};
+                              .x = exchange_retain(x),
+                              .work = *w,
+                              .key = key ? xstrdup(key) : NULL,
+                              .stream = stream,
+                              .refs = stream ? 2 : 1};
     pthread_mutex_init(&l->lock, NULL);
     struct stream_source source = {live_pull, live_close, l, ": thinking\n\n"};
     if (stream)

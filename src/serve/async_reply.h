@@ -14,12 +14,13 @@
 struct async_reply;
 struct async_reply_work {
     json_t *(*run)(struct async_reply *l, void *ctx, struct error *err); /* NULL: err says why */
-    void (*release)(void *ctx);                                   /* always called, and last */
+    void (*release)(void *ctx); /* always called, and last */
     void *ctx;
 };
-/* Answers the exchange, perhaps that there is too much of such work already: ASYNC_WORKERS_MAX with the
- * teams that chat. */
-void async_reply_start(struct server *s, struct exchange *x, bool stream, const struct async_reply_work *w);
+/* Answers the exchange, perhaps that there is too much of such work already: ASYNC_WORKERS_MAX with
+ * the teams that chat. */
+void async_reply_start(struct server *s, struct exchange *x, bool stream,
+                       const struct async_reply_work *w);
 
 /* for the work, in its thread */
 

@@ -10,14 +10,15 @@
  *   ADMIN
  *
  * Wrong keys. A secret that this program made has 256 random bits, which no rate of guessing finds;
- * a secret that a person chose (--api-key) can be guessed. After AUTH_FREE_FAILURES wrong keys an address
- * has to wait, twice as long each time. Meanwhile keys that this program made are admitted as
- * usual, so that clients behind a shared address are not locked out, and chosen keys are admitted
- * only if the address has used them before. All other keys get the same 429, right or wrong.
+ * a secret that a person chose (--api-key) can be guessed. After AUTH_FREE_FAILURES wrong keys an
+ * address has to wait, twice as long each time. Meanwhile keys that this program made are admitted
+ * as usual, so that clients behind a shared address are not locked out, and chosen keys are
+ * admitted only if the address has used them before. All other keys get the same 429, right or
+ * wrong.
  */
 #define _GNU_SOURCE
-#include "ops/ops.h"
 #include "http/http.h"
+#include "ops/ops.h"
 #include "serve/server.h"
 
 #include <fcntl.h>
@@ -60,7 +61,8 @@ static void retry_after(struct exchange *x, double wait) {
     exchange_add_header(x, "Retry-After-Ms", ms);
 }
 
-static void concurrency_release(struct server *s, const struct exchange *x, const struct caller *c) {
+static void concurrency_release(struct server *s, const struct exchange *x,
+                                const struct caller *c) {
     char key[KEY_ID_LEN + 4];
     key_client(c->key, key);
     client_limits_release(http_limits(s->http), exchange_client_key(x), LIMIT_REQUESTS, 1);
@@ -78,7 +80,8 @@ static int concurrency_acquire(struct server *s, struct exchange *x, const char 
     if (exchange_is_local(x)) return OK;
     key_client(id, key);
     bool by_key = !*id || client_limits_acquire(l, key, LIMIT_REQUESTS, 1, most);
-    c->counted = by_key && client_limits_acquire(l, exchange_client_key(x), LIMIT_REQUESTS, 1, most);
+    c->counted =
+        by_key && client_limits_acquire(l, exchange_client_key(x), LIMIT_REQUESTS, 1, most);
     if (c->counted) return OK;
     if (by_key && *id) client_limits_release(l, key, LIMIT_REQUESTS, 1);
     retry_after(x, 1);
@@ -107,7 +110,8 @@ static bool is_beyond_guessing(struct server *s, const struct exchange *x, const
 }
 
 static int backoff_check(struct server *s, struct exchange *x, const char *secret) {
-    double wait = client_limits_auth_backoff(http_limits(s->http), exchange_client_key(x), clock_now());
+    double wait =
+        client_limits_auth_backoff(http_limits(s->http), exchange_client_key(x), clock_now());
     if (!secret || wait <= 0 || is_beyond_guessing(s, x, secret)) return OK;
     retry_after(x, wait);
     api_fail(x, 429, NULL, NULL, "too_many_wrong_keys",
@@ -157,11 +161,12 @@ static int key_admit(struct server *s, struct exchange *x, int scope, char id[KE
     const char *secret = secret_of(x);
     if (backoff_check(s, x, secret) != OK) return ERR_STATE;
     clock_gettime(CLOCK_REALTIME, &now);
-    keys_authorize(s->keys, secret, (unsigned)scope, (double)now.tv_sec + (double)now.tv_nsec * 1e-9,
-               &a);
+    keys_authorize(s->keys, secret, (unsigned)scope,
+                   (double)now.tv_sec + (double)now.tv_nsec * 1e-9, &a);
     memcpy(id, a.id, KEY_ID_LEN);
     if (secret && a.verdict == KEY_UNKNOWN)
-        client_limits_auth_failed(http_limits(s->http), exchange_client_key(x), secret, clock_now());
+        client_limits_auth_failed(http_limits(s->http), exchange_client_key(x), secret,
+                                  clock_now());
     else if (chosen_bit(a.id) >= 0)
         client_limits_auth_ok(http_limits(s->http), exchange_client_key(x), chosen_bit(a.id));
     return a.verdict == KEY_ADMITTED ? OK : key_refuse(s, x, &a);
@@ -230,10 +235,10 @@ bool auth_any_host(void *ctx) {
 
 enum http_dispatch route_dispatch(void *ctx, const struct http_route *r) {
     (void)ctx;
-    return r->scope & ROUTE_IO_THREAD ? HTTP_DISPATCH_IO_THREAD
+    return r->scope & ROUTE_IO_THREAD    ? HTTP_DISPATCH_IO_THREAD
            : r->scope & ROUTE_OWN_THREAD ? HTTP_DISPATCH_OWN_THREAD
-           : r->scope & ROUTE_SLOW  ? HTTP_DISPATCH_SLOW_WORKER
-                              : HTTP_DISPATCH_WORKER;
+           : r->scope & ROUTE_SLOW       ? HTTP_DISPATCH_SLOW_WORKER
+                                         : HTTP_DISPATCH_WORKER;
 }
 
 /* the beginning and the end */

@@ -45,8 +45,8 @@ struct batcher {
 
     void (*on_step)(void *ctx, double seconds, int32_t rows);
     void *on_step_ctx;
-    uint64_t rows;          /* so far */
-    double step_seconds;    /* of the last step */
+    uint64_t rows;                   /* so far */
+    double step_seconds;             /* of the last step */
     struct batcher_request **inside; /* [n_inside] that the engine has; the thread's own */
     int n_inside, n_background;
 };
@@ -282,7 +282,8 @@ void batcher_free(struct batcher *b) {
     free(b);
 }
 
-int batcher_submit_all(struct batcher *b, struct batcher_request *const *c, int n, struct error *err) {
+int batcher_submit_all(struct batcher *b, struct batcher_request *const *c, int n,
+                       struct error *err) {
     for (int i = 0; i < n; i++)
         if (engine_check(b->e, &c[i]->request, err) != OK) return err->code;
     pthread_mutex_lock(&b->lock);
@@ -351,7 +352,8 @@ static void run_wait(struct batcher *b, struct waiter *w, struct batcher_request
     pthread_mutex_unlock(&w->lock);
 }
 
-int batcher_run(struct batcher *b, struct engine_request *r, int n, const bool *stop, struct error *err) {
+int batcher_run(struct batcher *b, struct engine_request *r, int n, const bool *stop,
+                struct error *err) {
     struct waiter w = {PTHREAD_MUTEX_INITIALIZER, PTHREAD_COND_INITIALIZER, n};
     struct batcher_request *calls = xcalloc((size_t)MAX(n, 1), sizeof *calls);
     struct batcher_request **list = xcalloc((size_t)MAX(n, 1), sizeof *list);

@@ -48,13 +48,15 @@ void batcher_free(struct batcher *b);
 /* ERR_USAGE: as engine_submit; ERR_STATE: too many wait. Nothing was submitted then. */
 int batcher_submit(struct batcher *b, struct batcher_request *c, struct error *err);
 /* All of them or none. */
-int batcher_submit_all(struct batcher *b, struct batcher_request *const *c, int n, struct error *err);
+int batcher_submit_all(struct batcher *b, struct batcher_request *const *c, int n,
+                       struct error *err);
 /* `changed` is called with done soon, with finish FINISH_NONE unless it was done already. The
  * caller knows that it lives. */
 void batcher_cancel(struct batcher *b, struct batcher_request *c);
 /* Submits all as background calls and waits: what an asker does. `stop` (may be NULL) ends it early
  * once true: ERR_STATE. ERR_MEMORY: one found no memory for its results. */
-int batcher_run(struct batcher *b, struct engine_request *r, int n, const bool *stop, struct error *err);
+int batcher_run(struct batcher *b, struct engine_request *r, int n, const bool *stop,
+                struct error *err);
 /* engine_embed between two steps, which wait for it: few texts at once. ERR_STATE: it is being
  * freed. */
 int batcher_embed(struct batcher *b, const struct token_seq *texts, int32_t n,

@@ -8,10 +8,10 @@
  * was looked at cannot be unseen. A reply is rated by the key that it was given to.
  */
 #define _GNU_SOURCE
-#include "serve/request_fields.h"
+#include "ops/ops.h"
 #include "serve/ab.h"
 #include "serve/generation.h"
-#include "ops/ops.h"
+#include "serve/request_fields.h"
 
 #include <math.h>
 #include <stdlib.h>
@@ -280,7 +280,8 @@ static int row_put(struct ab *ab, const char *id, const json_t *row, bool fresh,
     bool begun = rc == OK;
     if (rc == OK) rc = store_document_put(ab->store, "feedback", id, row, err);
     if (rc == OK) rc = store_document_put(ab->store, "feedback_day", key ? key : "", day, err);
-    if (rc == OK && fresh) rc = store_log_append(ab->store, "feedback", ab->n_rated + 1, events, err);
+    if (rc == OK && fresh)
+        rc = store_log_append(ab->store, "feedback", ab->n_rated + 1, events, err);
     if (rc == OK && outcome) rc = ab_outcome_put(ab, arm, outcome, err);
     if (rc == OK) rc = store_commit(ab->store, err);
     if (rc == OK)

@@ -115,7 +115,7 @@ static bool reply_has_room(const struct generation *g, const struct buf *out) {
 }
 
 bool lazy_list_add(const struct generation *g, const struct lazy_list *l, json_t *v,
-                struct buf *out) {
+                   struct buf *out) {
     char last = out->len ? out->data[out->len - 1] : 0;
     if (last != '[' && last != '{') buf_puts(out, ",");
     json_put(v, l->flags, out);
@@ -277,12 +277,13 @@ static bool tool_calls_bare_json(const struct generation *g, struct completion *
     struct tool_call c = {0};
     const char *over = call_read(text, p, end, &c);
     bool whole = over && c.args_end;
-    bool is_call =
-        c.name && c.args && (g->spec.tools == TOOL_CHOICE_REQUIRED || (whole && is_offered(g, c.name)));
+    bool is_call = c.name && c.args &&
+                   (g->spec.tools == TOOL_CHOICE_REQUIRED || (whole && is_offered(g, c.name)));
     free(c.name);
     if (is_call)
         call_read(text, p, end, tool_at(g, a, 0));
-    else if (a->done && g->spec.tools != TOOL_CHOICE_REQUIRED) // a forced call that was cut is no words
+    else if (a->done &&
+             g->spec.tools != TOOL_CHOICE_REQUIRED) // a forced call that was cut is no words
         a->words_end = a->shown;
     return is_call || !a->done;
 }
@@ -448,7 +449,7 @@ static bool reply_failed(const struct generation *g, struct error *err) {
 
 /* In place of what was appended since `from`. */
 static enum stream_status stream_fail(struct generation *g, size_t from, const struct error *err,
-                               struct buf *out) {
+                                      struct buf *out) {
     bool events = strcmp(g->dialect->stream_type, "text/event-stream") == 0;
     out->len = from;
     (events ? sse_add : ndjson_add)(NULL, api_error_json(err, !events), out);
@@ -536,16 +537,16 @@ static void request_fill(struct generation *g, struct completion *a) {
     const struct token_ids *prompt = &spec->prompts[a->prompt];
     int32_t room = context_of(g->s, spec) - prompt->n;
     *r = (struct engine_request){.prompt = prompt->v,
-                          .n_prompt = prompt->n,
-                          .sampling = spec->sampling,
-                          .max_tokens = MIN(spec->max_tokens, room),
-                          .stop = spec->stop_ids,
-                          .n_stop = spec->n_stop_ids,
-                          .stop_texts = (const char *const *)spec->stops.v,
-                          .n_stop_texts = spec->stops.n,
-                          .grammar = spec->grammar,
-                          .n_top = MAX(spec->n_top, spec->n_prompt_top),
-                          .prompt_logprobs = spec->prompt_logprobs};
+                                 .n_prompt = prompt->n,
+                                 .sampling = spec->sampling,
+                                 .max_tokens = MIN(spec->max_tokens, room),
+                                 .stop = spec->stop_ids,
+                                 .n_stop = spec->n_stop_ids,
+                                 .stop_texts = (const char *const *)spec->stops.v,
+                                 .n_stop_texts = spec->stops.n,
+                                 .grammar = spec->grammar,
+                                 .n_top = MAX(spec->n_top, spec->n_prompt_top),
+                                 .prompt_logprobs = spec->prompt_logprobs};
     r->sampling.seed += (uint64_t)(a->index % spec->n);
     r->sampling.bias = spec->bias;
     model_ref_apply(&g->target, r);
@@ -663,7 +664,7 @@ void generation_start(struct server *s, struct exchange *x, const struct api_dia
 /* somebody else's */
 
 void generation_append(struct generation *g, struct completion *a, const char *words,
-                    const char *thoughts, const struct token_usage *cost, bool done) {
+                       const char *thoughts, const struct token_usage *cost, bool done) {
     struct async_output *o = a->outside;
     pthread_mutex_lock(&o->lock);
     buf_puts(&o->words, words ? words : "");
@@ -695,8 +696,9 @@ static void *async_worker_thread(void *ctx) {
 }
 
 bool generation_start_async(struct server *s, struct exchange *x, const struct api_dialect *d,
-                              const char *id_prefix, struct model_ref *t, struct generation_spec *spec,
-                              void (*fn)(struct generation *g, void *ctx), void *ctx) {
+                            const char *id_prefix, struct model_ref *t,
+                            struct generation_spec *spec,
+                            void (*fn)(struct generation *g, void *ctx), void *ctx) {
     pthread_t thread;
     struct error err;
     if (request_memory_reserve(s, x, (size_t)spec->n * TRANSCRIPT_BYTES, &err) != OK) {

@@ -12,14 +12,15 @@
 #ifndef SHOAL_GENERATION_H
 #define SHOAL_GENERATION_H
 
+#include "http/http.h"
 #include "serve/ab.h"
 #include "serve/batcher.h"
-#include "http/http.h"
 #include "serve/server.h"
 
 enum tool_choice {
     TOOL_CHOICE_NONE,
-    TOOL_CHOICE_AUTO, /* the model may call: <tool_call>{…}</tool_call>, or a reply that is an object */
+    TOOL_CHOICE_AUTO,     /* the model may call: <tool_call>{…}</tool_call>, or a reply that is an
+                             object */
     TOOL_CHOICE_REQUIRED, /* a grammar sees to it that the reply is one call */
 };
 
@@ -33,7 +34,7 @@ struct generation_spec {
     int n_prompts, n; /* n answers to each */
     int n_best;       /* of these so many are told, the most probable; 0: all */
     int32_t max_tokens;
-    int32_t context;          /* tokens of a prompt and its answer; 0: what the engine holds */
+    int32_t context; /* tokens of a prompt and its answer; 0: what the engine holds */
     struct sampling_params sampling; /* answer i of a prompt draws with seed + i */
     struct logit_bias *bias;
     struct strings stops;
@@ -47,12 +48,12 @@ struct generation_spec {
     struct grammar *grammar; /* borrowed of the server's */
     enum tool_choice tools;
     struct strings tool_names; /* that are offered */
-    char *user;         /* the request's user, or NULL: stays on one side of an experiment */
-    json_t *asked;      /* {messages} or {prompt}, kept for ratings, or NULL */
-    json_t *extra;      /* the dialect's own */
-    struct exchange *x; /* whose client is waiting while this is read, or NULL; borrowed */
-    double until;       /* clock_now at which its prompts are given up; 0: none was begun */
-    const char *wrong;  /* the field that an error of reading is about, or NULL */
+    char *user;                /* the request's user, or NULL: stays on one side of an experiment */
+    json_t *asked;             /* {messages} or {prompt}, kept for ratings, or NULL */
+    json_t *extra;             /* the dialect's own */
+    struct exchange *x;        /* whose client is waiting while this is read, or NULL; borrowed */
+    double until;              /* clock_now at which its prompts are given up; 0: none was begun */
+    const char *wrong;         /* the field that an error of reading is about, or NULL */
 };
 
 /* A tool call in an answer's text. */
@@ -74,7 +75,7 @@ struct async_output {
 struct completion {
     struct batcher_request ticket;
     struct async_output *outside; /* NULL: it is the call's */
-    struct buf thoughts;     /* what was said on the way to it */
+    struct buf thoughts;          /* what was said on the way to it */
     size_t thoughts_sent;
     int prompt, index;
     struct buf text;  /* all that was decoded so far */
@@ -91,14 +92,14 @@ struct completion {
     /* Calls are read once: the first n_read_calls of `tools` end before this byte of the text. */
     size_t calls_end;
     int n_read_calls;
-    size_t calls_begin; /* the byte of the first call's mark; 0 while there is none */
+    size_t calls_begin;         /* the byte of the first call's mark; 0 while there is none */
     bool done, begun, finished; /* the last two: the stream has told so */
 };
 
 struct generation;
 /* A list in a reply that may be too large for a tree of JSON values: log-probabilities of the
- * tokens from..to of an answer. The tree has a string in its place, and reply_serialize writes the list
- * as text, one item's tree at a time. */
+ * tokens from..to of an answer. The tree has a string in its place, and reply_serialize writes the
+ * list as text, one item's tree at a time. */
 struct lazy_list {
     int kind;  /* the dialect's */
     int index; /* of the answer */
@@ -150,10 +151,11 @@ void generation_spec_release(struct generation_spec *spec);
  * back. ctx is released by fn. */
 enum { ASYNC_WORKERS_MAX = 32 };
 bool generation_start_async(struct server *s, struct exchange *x, const struct api_dialect *d,
-                              const char *id_prefix, struct model_ref *t, struct generation_spec *spec,
-                              void (*fn)(struct generation *g, void *ctx), void *ctx);
+                            const char *id_prefix, struct model_ref *t,
+                            struct generation_spec *spec,
+                            void (*fn)(struct generation *g, void *ctx), void *ctx);
 void generation_append(struct generation *g, struct completion *a, const char *words,
-                    const char *thoughts, const struct token_usage *cost, bool done);
+                       const char *thoughts, const struct token_usage *cost, bool done);
 
 /* for dialects */
 
@@ -174,7 +176,8 @@ json_t *lazy_list_placeholder(const struct generation *g, const struct lazy_list
 void reply_serialize(const struct generation *g, json_t *v, size_t flags, struct buf *out);
 /* For writers of lists: appends v and a comma before it where it is not the first; takes v over.
  * False: there is no memory for more. */
-bool lazy_list_add(const struct generation *g, const struct lazy_list *l, json_t *v, struct buf *out);
+bool lazy_list_add(const struct generation *g, const struct lazy_list *l, json_t *v,
+                   struct buf *out);
 /* Token i of an answer as {token, logprob, bytes, top_logprobs}. */
 json_t *token_logprobs(const struct generation *g, const struct completion *a, int32_t i);
 /* A dialect's `list` that writes [to - from] of those. */
@@ -196,20 +199,20 @@ uint64_t random_seed(void);
 /* Whoever is asked for: `model`, or llama.cpp's `lora`, or LoRAX's `parameters`. */
 int model_ref_read(struct server *s, const json_t *body, struct model_ref *t, struct error *err);
 /* Penalties as Ollama and llama.cpp have them, on the last so many tokens: 0 none, -1 all. */
-void sampling_set_penalties(struct sampling_params *s, double repeat, double presence, double frequency,
-                   int64_t last_n);
+void sampling_set_penalties(struct sampling_params *s, double repeat, double presence,
+                            double frequency, int64_t last_n);
 /* logit_bias as OpenAI has it: {"id": bias}. */
 int logit_bias_read(const struct server *s, const json_t *body, struct generation_spec *spec,
-              struct error *err);
+                    struct error *err);
 /* stop, stop_token_ids, ignore_eos. */
 int stop_conditions_read(const struct server *s, const json_t *body, struct generation_spec *spec,
-               struct error *err);
+                         struct error *err);
 /* spec->grammar from a text, or from a value as JSON; kinds as for server_grammar. */
-int generation_set_grammar(struct server *s, struct generation_spec *spec, const char *kind, const json_t *v,
-                  struct error *err);
+int generation_set_grammar(struct server *s, struct generation_spec *spec, const char *kind,
+                           const json_t *v, struct error *err);
 /* tools, tool_choice; after the grammar. */
 int tool_choice_read(struct server *s, const json_t *body, struct generation_spec *spec,
-               struct error *err);
+                     struct error *err);
 /* A request's own `chat_template` needs --trust-request-chat-template. Before a made model's is put
  * in its place. */
 int chat_template_check(const struct server *s, const json_t *body, struct generation_spec *spec,
@@ -217,7 +220,7 @@ int chat_template_check(const struct server *s, const json_t *body, struct gener
 /* messages, chat_template, chat_template_kwargs …: the prompt. Messages are put in order in place;
  * after the tools. Ends with ERR_STATE when the client of spec->x has gone. */
 int chat_prompt_render(const struct server *s, json_t *body, struct generation_spec *spec,
-                struct error *err);
+                       struct error *err);
 /* Whether every prompt has room, and for one token of a reply. */
 bool prompt_fits(const struct server *s, const struct generation_spec *spec);
 /* Answers with the error and gives back what was read. */

@@ -1,5 +1,6 @@
 /*
- * grammars: the cache of compiled grammars and the places for compiling large ones. See grammar_cache.h.
+ * grammars: the cache of compiled grammars and the places for compiling large ones. See
+ * grammar_cache.h.
  *
  * An entry is found by the SHA-256 of its kind and source before anything is compiled. While a
  * large source is compiled its entry is there without a grammar, so that requests with the same
@@ -221,7 +222,8 @@ static bool threads_wait(const struct grammar_cache *all) {
 }
 
 /* Has the source compiled. The entry, which has no grammar yet, counts as its caller's. */
-static struct grammar *compile_task_run(struct grammar_cache *all, struct compile_task *w, const char *caller) {
+static struct grammar *compile_task_run(struct grammar_cache *all, struct compile_task *w,
+                                        const char *caller) {
     if (threads_wait(all) || caller_places(all, caller) > all->o.share) {
         refuse_busy(w->err);
         return NULL;
@@ -352,7 +354,7 @@ void grammar_cache_free(struct grammar_cache *all) {
 }
 
 struct grammar *grammar_cache_get(struct grammar_cache *all, const char *caller, const char *kind,
-                             const char *text, size_t len, struct error *err) {
+                                  const char *text, size_t len, struct error *err) {
     char hash[HASH_LEN];
     bool large = len > SMALL_SOURCE;
     if (len > SOURCE_MAX) {

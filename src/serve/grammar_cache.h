@@ -5,8 +5,8 @@
  * the thread that asks. A larger one is compiled by a thread of low priority while that waits: few
  * may wait, and of one caller fewer still; the others are refused with ERR_STATE, to be tried
  * again. Compiled grammars are kept in a cache that is bounded in bytes, in all and for each
- * caller; the caller that holds most loses its oldest first. Any thread; texts and names are borrowed
- * for the call.
+ * caller; the caller that holds most loses its oldest first. Any thread; texts and names are
+ * borrowed for the call.
  */
 #ifndef SHOAL_GRAMMARS_H
 #define SHOAL_GRAMMARS_H
@@ -14,7 +14,7 @@
 #include "grammar/grammar.h"
 
 struct grammar_cache;
-struct grammar_cache_options {      /* 0: what is said */
+struct grammar_cache_options { /* 0: what is said */
     int large, waiting, share; /* large ones compiled at once (1 for 4 processors), waiting (4), of
                                   one caller (2) */
     int kept;                  /* entries (64) */
@@ -28,7 +28,7 @@ void grammar_cache_free(struct grammar_cache *all); /* none may be in use */
  * for it now. Borrowed until grammar_cache_release.
  */
 struct grammar *grammar_cache_get(struct grammar_cache *all, const char *caller, const char *kind,
-                             const char *text, size_t len, struct error *err);
+                                  const char *text, size_t len, struct error *err);
 void grammar_cache_release(struct grammar_cache *all, struct grammar *g);
 struct grammar_cache_stats {
     int kept, in_use;

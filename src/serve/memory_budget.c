@@ -93,7 +93,7 @@ int memory_budget_set(struct memory_budget *b, const void *owner, size_t bytes, 
 }
 
 int memory_budget_reserve(struct memory_budget *b, const void *owner, size_t bytes,
-                       struct error *err) {
+                          struct error *err) {
     pthread_mutex_lock(&b->lock);
     struct owner **at = owner_find(b, owner);
     size_t had = *at ? (*at)->bytes : 0;
@@ -102,7 +102,8 @@ int memory_budget_reserve(struct memory_budget *b, const void *owner, size_t byt
     return rc;
 }
 
-void memory_budget_transfer(struct memory_budget *b, const void *from, const void *to, size_t bytes) {
+void memory_budget_transfer(struct memory_budget *b, const void *from, const void *to,
+                            size_t bytes) {
     pthread_mutex_lock(&b->lock);
     struct owner *giver = *owner_find(b, from), **at = owner_find(b, to);
     if (giver && !*at) {

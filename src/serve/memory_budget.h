@@ -23,12 +23,14 @@ void memory_budget_free(struct memory_budget *b);
 size_t memory_budget_owner_max(const struct memory_budget *b);
 /* `bytes` more for the owner. ERR_STATE: they do not fit now; ERR_USAGE: never. Nothing is reserved
  * then. */
-int memory_budget_reserve(struct memory_budget *b, const void *owner, size_t bytes, struct error *err);
+int memory_budget_reserve(struct memory_budget *b, const void *owner, size_t bytes,
+                          struct error *err);
 /* Makes the owner's reservation `bytes` in all; errors as for take, which leave it as it was. */
 int memory_budget_set(struct memory_budget *b, const void *owner, size_t bytes, struct error *err);
 size_t memory_budget_reserved(struct memory_budget *b, const void *owner);
 /* Makes what one owner has reserved another's. */
-void memory_budget_transfer(struct memory_budget *b, const void *from, const void *to, size_t bytes);
+void memory_budget_transfer(struct memory_budget *b, const void *from, const void *to,
+                            size_t bytes);
 /* Gives everything of the owner back; an owner without a reservation is fine. */
 void memory_budget_release(struct memory_budget *b, const void *owner);
 struct memory_budget_stats memory_budget_stats(struct memory_budget *b);

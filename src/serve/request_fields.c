@@ -256,7 +256,7 @@ json_t *json_get_nonnull(const json_t *o, const char *key) {
 }
 
 int json_read_number(const json_t *o, const char *key, double lo, double hi, double *out,
-                 struct error *err) {
+                     struct error *err) {
     const json_t *v = json_get_nonnull(o, key);
     double x = v ? json_number_value(v) : lo;
     if (!v) return OK;
@@ -267,7 +267,7 @@ int json_read_number(const json_t *o, const char *key, double lo, double hi, dou
 }
 
 int json_read_int(const json_t *o, const char *key, int64_t lo, int64_t hi, int64_t *out,
-              struct error *err) {
+                  struct error *err) {
     const json_t *v = json_get_nonnull(o, key);
     if (!v) return OK;
     /* clients of languages with one kind of number write 16.0 */
@@ -304,7 +304,7 @@ int json_read_name(const json_t *o, const char *key, const char **out, struct er
 }
 
 int json_read_strings(const json_t *o, const char *key, int most, struct strings *out,
-                struct error *err) {
+                      struct error *err) {
     const json_t *v = json_get_nonnull(o, key), *item;
     size_t i;
     if (!v) return OK;

@@ -33,15 +33,16 @@ json_t *json_get_nonnull(const json_t *o, const char *key);
 /* Read into *out, which keeps its value when the key is absent or null. ERR_USAGE with the range:
  * the key is then in err's text. */
 int json_read_number(const json_t *o, const char *key, double lo, double hi, double *out,
-                 struct error *err);
+                     struct error *err);
 int json_read_int(const json_t *o, const char *key, int64_t lo, int64_t hi, int64_t *out,
-              struct error *err);
+                  struct error *err);
 int json_read_bool(const json_t *o, const char *key, bool *out, struct error *err);
 int json_read_string(const json_t *o, const char *key, const char **out, struct error *err);
 /* A text that is kept or compared: of at most JSON_NAME_MAX. */
 enum { JSON_NAME_MAX = 256, MODEL_NAME_MAX = 4096 /* of a sum of names */ };
 int json_read_name(const json_t *o, const char *key, const char **out, struct error *err);
 /* A string or a list of at most `most` strings, appended. */
-int json_read_strings(const json_t *o, const char *key, int most, struct strings *out, struct error *err);
+int json_read_strings(const json_t *o, const char *key, int most, struct strings *out,
+                      struct error *err);
 
 #endif

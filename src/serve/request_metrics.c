@@ -76,8 +76,8 @@ static void request_trace_add(struct server *s, const struct generation *g) {
     pthread_mutex_unlock(&s->lock);
     if (now - g->began >= s->o->slow_seconds && !g->gone)
         log_info("slow: %s %s took %.1f s (queue %.2f, prefill %.2f, decode %.2f)", g->target.name,
-             g->id, now - g->began, json_get_number(v, "queue"), json_get_number(v, "prefill"),
-             json_get_number(v, "decode"));
+                 g->id, now - g->began, json_get_number(v, "queue"), json_get_number(v, "prefill"),
+                 json_get_number(v, "decode"));
 }
 
 void request_metrics_add_generation(const struct generation *g) {
@@ -128,11 +128,13 @@ void request_metrics_add_tokens(struct server *s, const char *key, const struct 
     metric_add(of_model(s, METRIC_VLLM_GENERATION_TOKENS), (double)u->completion);
 }
 
-void request_metrics_add_prompts(struct server *s, const struct exchange *x, const struct model_ref *t,
-                     const struct token_ids *prompts, int n) {
+void request_metrics_add_prompts(struct server *s, const struct exchange *x,
+                                 const struct model_ref *t, const struct token_ids *prompts,
+                                 int n) {
     int64_t tokens = 0;
     for (int i = 0; i < n; i++) tokens += prompts[i].n;
-    if (exchange_key_id(x)) keys_record_usage(s->keys, exchange_key_id(x), tokens, 0, (double)time(NULL));
+    if (exchange_key_id(x))
+        keys_record_usage(s->keys, exchange_key_id(x), tokens, 0, (double)time(NULL));
     metric_add(of_model(s, METRIC_VLLM_PROMPT_TOKENS), (double)tokens);
     metric_add(metric_get(s->metrics, METRIC_ADAPTER_REQUESTS, t->label), 1);
     metric_add(metric_get(s->metrics, METRIC_ADAPTER_PROMPT_TOKENS, t->label), (double)tokens);

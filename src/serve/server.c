@@ -3,10 +3,10 @@
  */
 #define _GNU_SOURCE
 #include "serve/server.h"
-#include "serve/ab.h"
-#include "ops/ops.h"
-#include "serve/request_fields.h"
 #include "jobs/jobs.h"
+#include "ops/ops.h"
+#include "serve/ab.h"
+#include "serve/request_fields.h"
 
 #include <malloc.h>
 #include <math.h>
@@ -159,7 +159,7 @@ json_t *server_derived_spec(struct server *s, const char *name) {
 
 /* The list follows the pool: what is in it can be had there. */
 static void adapter_entry_put(struct server *s, const char *name, const char *path, bool bare,
-                       json_t *made) {
+                              json_t *made) {
     pthread_mutex_lock(&s->lock);
     struct adapter_entry *l = adapter_entry_find(s, name);
     if (l) {
@@ -225,7 +225,7 @@ int server_adapter_publish(struct server *s, const char *name, struct adapter *a
 }
 
 int server_derived_put(struct server *s, const char *name, const char *path, struct adapter *a,
-                     json_t *made, struct error *err) {
+                       json_t *made, struct error *err) {
     struct error none;
     int rc = name_check(s, name, err);
     if (rc == OK && a) rc = adapter_pool_publish(s->pool, name, a, err);
@@ -331,7 +331,8 @@ static int target_standing(struct server *s, struct model_ref *out, struct error
     return rc;
 }
 
-int model_ref_resolve(struct server *s, const char *model, struct model_ref *out, struct error *err) {
+int model_ref_resolve(struct server *s, const char *model, struct model_ref *out,
+                      struct error *err) {
     int rc = OK;
     *out = (struct model_ref){0};
     size_t most = model && strpbrk(model, "*+") ? MODEL_NAME_MAX : JSON_NAME_MAX;
@@ -375,7 +376,8 @@ static int scales_read(const json_t *list, const struct adapter_entry *v, int n,
     return OK;
 }
 
-int model_ref_from_list(struct server *s, const json_t *list, struct model_ref *out, struct error *err) {
+int model_ref_from_list(struct server *s, const json_t *list, struct model_ref *out,
+                        struct error *err) {
     int n;
     struct adapter_entry *v = server_adapters(s, &n);
     double *scales = xcalloc((size_t)n + 1, sizeof *scales);
@@ -468,7 +470,7 @@ static int routes_add(struct http_route all[MAX_ROUTES], int n, const struct htt
 static struct http_route *routes_join(const struct server *s) {
     static struct http_route all[MAX_ROUTES];
     static const struct http_route *const own[] = {teams_routes, metrics_routes, ab_routes,
-                                              feedback_routes};
+                                                   feedback_routes};
     int n = 0;
     for (size_t i = 0; i < ARRAY_LEN(own); i++) n = routes_add(all, n, own[i]);
     for (const struct server_module *const *m = s->o->modules; *m; m++)
@@ -516,7 +518,8 @@ static int adapter_add(struct server *s, const char *spec, struct error *err) {
     if (*spec == '{') {
         json_t *v = json_parse(spec, strlen(spec), "adapter", err);
         const char *path = json_get_string(v, "path");
-        int rc = v ? server_adapter_load(s, json_get_string(v, "name"), path, false, err) : err->code;
+        int rc =
+            v ? server_adapter_load(s, json_get_string(v, "name"), path, false, err) : err->code;
         json_decref(v);
         return rc;
     }
@@ -637,15 +640,15 @@ static int server_open(struct server *s, const struct engine_options *eo, struct
     request_metrics_open(s);
     if (auth_open(s, err) != OK || ab_open(s, err) != OK) return err->code;
     struct http_callbacks calls = {.ctx = s,
-                               .routes = routes_join(s),
-                               .workers = WORKERS,
-                               .self = &s->http,
-                               .admit = auth_admit,
-                               .sink = sink,
-                               .refuse = refuse,
-                               .work = route_dispatch,
-                               .any_host = auth_any_host,
-                               .ended = ended};
+                                   .routes = routes_join(s),
+                                   .workers = WORKERS,
+                                   .self = &s->http,
+                                   .admit = auth_admit,
+                                   .sink = sink,
+                                   .refuse = refuse,
+                                   .work = route_dispatch,
+                                   .any_host = auth_any_host,
+                                   .ended = ended};
     if (modules_open(s, err) != OK || alerts_begin(s, err) != OK ||
         auth_token_create(s, err) != OK) // the jobs' lock is held: the state is this server's
         return err->code;
@@ -683,7 +686,7 @@ static void *shutdown_thread(void *ctx) {
         bool rest = __atomic_load_n(&e->s->http_ended, __ATOMIC_ACQUIRE);
         if (clock_now() > end + (rest ? REST_SECONDS : 0))
             shutdown_force(e->s, "requests did not stop in time: ending without them",
-                    rest ? 0 : JOBS_SECONDS); // else they are being ended
+                           rest ? 0 : JOBS_SECONDS); // else they are being ended
     }
     return NULL;
 }

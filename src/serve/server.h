@@ -6,10 +6,10 @@
 #ifndef SHOAL_SERVER_H
 #define SHOAL_SERVER_H
 
-#include "serve/batcher.h"
-#include "serve/grammar_cache.h"
 #include "http/http.h"
 #include "ops/ops.h"
+#include "serve/batcher.h"
+#include "serve/grammar_cache.h"
 #include "serve/memory_budget.h"
 #include "serve/serve.h"
 #include "swarm/swarm.h"
@@ -17,8 +17,8 @@
 #include <pthread.h>
 
 /* What a route needs of its caller (auth.c); METRICS is open on this machine, else CHAT's. The
- * last three say where its handler is called (enum http_dispatch): with SLOW it waits for the batch,
- * ASIDE and INSTANT answer also while all workers are busy. */
+ * last three say where its handler is called (enum http_dispatch): with SLOW it waits for the
+ * batch, ASIDE and INSTANT answer also while all workers are busy. */
 enum route_scope {
     SCOPE_OPEN = 0,
     SCOPE_CHAT = 1,
@@ -69,7 +69,7 @@ struct server {
     uint64_t drawn;                 /* ids so far */
     struct generation *generations; /* that are under way */
     int n_outside;                  /* threads of teams that talk */
-    struct ask_task *askings;         /* questions in a conversation: ask_api.c */
+    struct ask_task *askings;       /* questions in a conversation: ask_api.c */
 
     struct keys *keys;
     char token[KEY_SECRET_LEN], *token_path; /* see auth.c */
@@ -82,15 +82,15 @@ struct server {
     struct ab *ab; /* experiments and feedback */
 
     json_t *traces[REQUEST_TRACES_MAX]; /* where the time of the last replies went; a ring */
-    uint64_t n_traces;           /* so far */
+    uint64_t n_traces;                  /* so far */
     int threads;
 
     struct jobs *jobs;
     char *jobs_store, *jobs_folder, *jobs_out;
-    struct job_paths *job_paths; /* what they may read and write */
-    char *job_child;             /* and that as the variable of their processes */
-    struct job_event_stream *watchers;    /* streams of jobs' events */
-    json_t *published;           /* object: ids of jobs whose results are served */
+    struct job_paths *job_paths;       /* what they may read and write */
+    char *job_child;                   /* and that as the variable of their processes */
+    struct job_event_stream *watchers; /* streams of jobs' events */
+    json_t *published;                 /* object: ids of jobs whose results are served */
     bool publishing, closing;
 
     struct team_entry *teams; /* [n_teams] from the beginning on */
@@ -109,7 +109,7 @@ struct server {
 /* A part of the server that is not its core: its routes, and what it needs of the server's life.
  * What is NULL is not needed. api/ has one for each API. */
 struct server_module {
-    const struct http_route *routes;                          /* ends with a NULL method */
+    const struct http_route *routes;                     /* ends with a NULL method */
     int (*restore)(struct server *s, struct error *err); /* before the state is opened */
     void (*load)(struct server *s);                      /* after the adapters of the options */
     int (*open)(struct server *s, struct error *err);    /* last, before HTTP */
@@ -128,13 +128,15 @@ struct model_ref {
     char *name;  /* as it was asked for; what replies call it */
     char *label; /* of one adapter its name, "base", or "mix": what it is counted under */
     struct weighted_adapter terms[ENGINE_MIX_MAX]; /* retained */
-    int n;                                 /* 0: the base */
+    int n;                                         /* 0: the base */
 };
 /* The base's id, "", or none (NULL): the base. Else an adapter's name, by itself or after the
  * base's as BASE:NAME or BASE@NAME, or a sum of them, a*0.7+b*0.3. ERR_MISSING: there is none. */
-int model_ref_resolve(struct server *s, const char *model, struct model_ref *out, struct error *err);
+int model_ref_resolve(struct server *s, const char *model, struct model_ref *out,
+                      struct error *err);
 /* The same by llama.cpp's [{id, scale}]. */
-int model_ref_from_list(struct server *s, const json_t *list, struct model_ref *out, struct error *err);
+int model_ref_from_list(struct server *s, const json_t *list, struct model_ref *out,
+                        struct error *err);
 /* Sets scales by such a list, all or none; what it does not name is 0. */
 int server_set_scales(struct server *s, const json_t *list, struct error *err);
 void model_ref_release(struct model_ref *t);
@@ -152,7 +154,7 @@ int server_adapter_publish(struct server *s, const char *name, struct adapter *a
 /* Lists a made model in place of what has its name: an adapter (retained; NULL: the bare base) and
  * what it was made from (taken over, also after an error). */
 int server_derived_put(struct server *s, const char *name, const char *path, struct adapter *a,
-                     json_t *made, struct error *err);
+                       json_t *made, struct error *err);
 /* A copy of what a model was made from; NULL: it was not made, or is not there. */
 json_t *server_derived_spec(struct server *s, const char *name);
 /* A copy of the list; server_adapters_free frees it. */
@@ -173,9 +175,10 @@ const char *exchange_key_id(const struct exchange *x);
 
 /* auth.c: what is admitted */
 
-int auth_open(struct server *s, struct error *err);  /* keys; what may not be without them */
-int auth_token_create(struct server *s, struct error *err); /* makes the start-up token and its file */
-void auth_close(struct server *s);                   /* takes the file away */
+int auth_open(struct server *s, struct error *err); /* keys; what may not be without them */
+int auth_token_create(struct server *s,
+                      struct error *err); /* makes the start-up token and its file */
+void auth_close(struct server *s);        /* takes the file away */
 /* For http. */
 int auth_admit(void *ctx, struct exchange *x, const struct http_route *r);
 void auth_request_done(struct server *s, const struct exchange *x);
@@ -186,15 +189,16 @@ enum http_dispatch route_dispatch(void *ctx, const struct http_route *r);
 
 void request_metrics_open(struct server *s); /* after the batcher */
 /* Prompts that were read and nothing generated. */
-void request_metrics_add_prompts(struct server *s, const struct exchange *x, const struct model_ref *t,
-                     const struct token_ids *prompts, int n);
+void request_metrics_add_prompts(struct server *s, const struct exchange *x,
+                                 const struct model_ref *t, const struct token_ids *prompts, int n);
 /* Tokens that a key has used otherwise. */
 struct token_usage;
 void request_metrics_add_tokens(struct server *s, const char *key, const struct token_usage *u);
 struct generation;
 void request_metrics_add_generation(const struct generation *g);
 void request_metrics_add_exchange(struct server *s, const struct exchange *x);
-void request_metrics_refresh(struct server *s); /* what stands now; what the metrics' owner reads aside */
+void request_metrics_refresh(
+    struct server *s); /* what stands now; what the metrics' owner reads aside */
 
 /* teams.c: workflows of agents that are asked like a model */
 
@@ -207,7 +211,7 @@ struct generation_spec;
 /* Answers a chat's messages: what is read of spec is n, seed, temperature, stream and thoughts.
  * Takes spec over. */
 void team_chat_start(struct server *s, struct exchange *x, const struct api_dialect *d,
-               const struct team_entry *t, const json_t *body, struct generation_spec *spec);
+                     const struct team_entry *t, const json_t *body, struct generation_spec *spec);
 
 extern const struct http_route teams_routes[], metrics_routes[], ab_routes[], feedback_routes[];
 
@@ -232,12 +236,16 @@ void request_memory_open(struct server *s); /* after the model */
 int request_memory_reserve(struct server *s, struct exchange *x, size_t bytes, struct error *err);
 /* The same for a reply of n values; an error names the field. */
 int request_memory_reserve_list(struct server *s, struct exchange *x, int64_t n, size_t each,
-                         const char *what, struct error *err);
+                                const char *what, struct error *err);
 /* For what reading a file makes, `factor` bytes for one in it; a file that is not there needs none.
  */
-int request_memory_reserve_file(struct server *s, struct exchange *x, const char *path, size_t factor,
-                         struct error *err);
-enum { JSON_INTEGER_BYTES = 64, JSON_TOKEN_TEXT_BYTES = 320, JSON_REAL_BYTES = 64 }; /* of a value, in tree and text */
+int request_memory_reserve_file(struct server *s, struct exchange *x, const char *path,
+                                size_t factor, struct error *err);
+enum {
+    JSON_INTEGER_BYTES = 64,
+    JSON_TOKEN_TEXT_BYTES = 320,
+    JSON_REAL_BYTES = 64
+}; /* of a value, in tree and text */
 /* The body as JSON, when there is memory for its values and for reading its text as tokens. */
 json_t *request_memory_json(struct server *s, struct exchange *x, struct error *err);
 struct generation_spec;

@@ -8,8 +8,8 @@
  */
 #define _GNU_SOURCE
 #include "memory/memory.h"
-#include "serve/request_fields.h"
 #include "serve/async_reply.h"
+#include "serve/request_fields.h"
 #include "swarm/swarm.h"
 
 #include <stdlib.h>
@@ -45,7 +45,8 @@ int teams_open(struct server *s, struct error *err) {
         struct team_entry *t = &s->teams[s->n_teams++];
         const char *path;
         t->name = team_name(s->o->teams.v[i], &path);
-        if (team_read(&t->team, path, err) != OK || team_load_adapters(&t->team, team_adapter, s, err) != OK)
+        if (team_read(&t->team, path, err) != OK ||
+            team_load_adapters(&t->team, team_adapter, s, err) != OK)
             return error_wrap(err, "--team %s", s->o->teams.v[i]);
     }
     return OK;
@@ -172,8 +173,8 @@ static void generation_talk(struct generation *g, void *ctx) {
         d->cost = (struct token_usage){0};
         d->o.seed += i > 0;
         int rc = session_run(d, &out, &err);
-        generation_append(g, d->a, rc == OK ? reply_of(&out.talks[0]) : "", rc == OK ? NULL : err.text,
-                       &d->cost, true);
+        generation_append(g, d->a, rc == OK ? reply_of(&out.talks[0]) : "",
+                          rc == OK ? NULL : err.text, &d->cost, true);
         debate_release(&out);
     }
     session_free(d);
@@ -211,16 +212,17 @@ static struct session *session_new(struct server *s, const struct team_entry *t,
     static const char *const codes[] = {[LANG_JA] = "ja", [LANG_EN] = "en", [LANG_ZH] = "zh"};
     struct session *d = xcalloc(1, sizeof *d);
     *d = (struct session){.s = s, .t = t, .o = t->team.options};
-    d->item =
-        (struct task_item){.question = question, .correct = -1, .lang = codes[language_detect(question)]};
+    d->item = (struct task_item){
+        .question = question, .correct = -1, .lang = codes[language_detect(question)]};
     d->o.seed = seed;
     return d;
 }
 
 void team_chat_start(struct server *s, struct exchange *x, const struct api_dialect *d,
-               const struct team_entry *t, const json_t *body, struct generation_spec *spec) {
+                     const struct team_entry *t, const json_t *body, struct generation_spec *spec) {
     char *question = question_of(json_object_get(body, "messages"));
-    struct model_ref target = {.name = xasprintf("%s%s", PREFIX, t->name), .label = xstrdup("team")};
+    struct model_ref target = {.name = xasprintf("%s%s", PREFIX, t->name),
+                               .label = xstrdup("team")};
     struct session *talk;
     struct error err;
     if (!*question || strlen(question) > MAX_QUESTION) {
@@ -238,8 +240,7 @@ void team_chat_start(struct server *s, struct exchange *x, const struct api_dial
     }
     spec->prompts = xcalloc(1, sizeof *spec->prompts); // of no tokens: agents make their own
     spec->n_prompts = 1;
-    if (generation_start_async(s, x, d, "chatcmpl-", &target, spec, generation_talk, talk))
-        return;
+    if (generation_start_async(s, x, d, "chatcmpl-", &target, spec, generation_talk, talk)) return;
     session_free(talk);
     return;
 refused:
@@ -276,8 +277,8 @@ static void debate_heard(void *ctx, const struct transcript *o, int item, int fr
     if (!answered) return;
     const char *leads = o->answer >= 0 ? o->candidates[o->answer] : NULL;
     async_reply_event(d->live, "vote",
-              json_pack("{s:i,s:o,s:s?}", "round", o->v[o->n - 1].round, "scores", transcript_scores_json(o),
-                        "answer", leads));
+                      json_pack("{s:i,s:o,s:s?}", "round", o->v[o->n - 1].round, "scores",
+                                transcript_scores_json(o), "answer", leads));
 }
 
 /* Turns are asked in the order in which they are told. */
@@ -337,8 +338,9 @@ static void debate_handle(void *ctx, struct exchange *x) {
     struct error err;
     bool stream = false;
     json_t *body = request_memory_json(ctx, x, &err);
-    struct session *d =
-        body && json_read_bool(body, "stream", &stream, &err) == OK ? debate_read(s, body, &err) : NULL;
+    struct session *d = body && json_read_bool(body, "stream", &stream, &err) == OK
+                            ? debate_read(s, body, &err)
+                            : NULL;
     const struct async_reply_work work = {debate_talk, session_free, d};
     if (d && request_memory_reserve(s, x, 2 * TRANSCRIPT_BYTES, &err) != OK) {
         session_free(d);

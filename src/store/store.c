@@ -289,7 +289,7 @@ json_t *store_run_list(struct store *s, struct error *err) {
 }
 
 int store_event_add(struct store *s, const char *run, const char *kind, const json_t *detail,
-                struct error *err) {
+                    struct error *err) {
     char now[32];
     sqlite3_stmt *q = statement(s, EVENT, err);
     if (!q) return err->code;
@@ -375,10 +375,10 @@ bool store_call_get(struct store *s, const char *key, struct store_call *out) {
         const char *text = (const char *)sqlite3_column_text(q, 5);
         int32_t n;
         *out = (struct store_call){.choice = sqlite3_column_int(q, 0),
-                                    .n_prefilled = sqlite3_column_int(q, 2),
-                                    .n_generated = sqlite3_column_int(q, 3),
-                                    .finish = (uint8_t)sqlite3_column_int(q, 4),
-                                    .text = text ? xstrdup(text) : NULL};
+                                   .n_prefilled = sqlite3_column_int(q, 2),
+                                   .n_generated = sqlite3_column_int(q, 3),
+                                   .finish = (uint8_t)sqlite3_column_int(q, 4),
+                                   .text = text ? xstrdup(text) : NULL};
         memcpy(out->key, key, HASH_LEN);
         out->prob = numbers(q, 1, &out->n_choices);
         out->ends = numbers(q, 6, &out->n_tokens);
@@ -510,7 +510,7 @@ static int log_row(struct store *s, const char *log, int64_t seq, const json_t *
 
 /* A savepoint, because the caller may be inside a transaction. */
 int store_log_append(struct store *s, const char *log, int64_t seq, const json_t *events,
-                  struct error *err) {
+                     struct error *err) {
     int rc = exec(s, "SAVEPOINT log", err);
     if (rc != OK) return rc;
     for (size_t i = 0; i < json_array_size(events) && rc == OK; i++)

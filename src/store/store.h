@@ -3,9 +3,9 @@
  * scores — and the logs and documents of those who keep their own.
  *
  * WAL mode: a kill at any moment leaves the last committed state. Events are append-only. Calls are
- * keyed by the identity of a generation (engine_request_key), so a call is never computed twice, and a
- * resumed run replays what it already has. One thread uses one handle; several processes may share
- * a file.
+ * keyed by the identity of a generation (engine_request_key), so a call is never computed twice,
+ * and a resumed run replays what it already has. One thread uses one handle; several processes may
+ * share a file.
  */
 #ifndef SHOAL_STORE_H
 #define SHOAL_STORE_H
@@ -36,7 +36,7 @@ json_t *store_run_list(struct store *s, struct error *err);
 
 /* The ledger. */
 int store_event_add(struct store *s, const char *run, const char *kind, const json_t *detail,
-                struct error *err);
+                    struct error *err);
 
 /* What a run measured at a step, such as a line of a training log. Replaced when put again. */
 int store_metric_put(struct store *s, const char *run, int64_t step, const json_t *row,
@@ -95,7 +95,7 @@ int store_result_put(struct store *s, const char *run, const char *name, const j
  * another process has put.
  */
 int store_log_append(struct store *s, const char *log, int64_t seq, const json_t *events,
-                  struct error *err);
+                     struct error *err);
 /* An array of the events after `seq`, in order, at most `limit`. */
 json_t *store_log_list(struct store *s, const char *log, int64_t seq, int64_t limit,
                        struct error *err);

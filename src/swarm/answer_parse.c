@@ -69,7 +69,8 @@ static float probability(const struct llm_call *c, size_t begin, size_t end) {
     return (float)math_exp(sum);
 }
 
-char *answer_parse(const struct grader *g, const struct llm_call *c, const char *text, float *sure) {
+char *answer_parse(const struct grader *g, const struct llm_call *c, const char *text,
+                   float *sure) {
     size_t begin = 0, len, end;
     const char *at = g ? NULL : marked(text, &len);
     char *answer = g ? graded(g, text) : at ? strndup(at, len) : NULL;

@@ -171,8 +171,8 @@ static int leave_one_out(struct sampler *s, struct contribution *out) {
     return OK;
 }
 
-int contribution_sampled(const struct coalition_game *g, int samples, uint64_t seed, struct contribution *out,
-                   struct error *err) {
+int contribution_sampled(const struct coalition_game *g, int samples, uint64_t seed,
+                         struct contribution *out, struct error *err) {
     CHECK(g->n_agents >= 1 && g->n_agents <= TEAM_MAX && samples >= 1);
     size_t n = (size_t)g->n_agents, masks = (size_t)1 << n;
     struct sampler s = {.g = g, .err = err, .played = xcalloc(masks, sizeof *s.played)};
@@ -240,9 +240,10 @@ struct coalition_game debate_game(struct debate_game *d) {
 }
 
 int contribution_leave_one_out(const struct llm_client *a, const struct agent *team, int n_agents,
-                         const struct task_item *items, int n_items, const struct debate_options *o,
-                         const struct debate *full, struct stats_interval *value, struct progress *p,
-                         struct error *err) {
+                               const struct task_item *items, int n_items,
+                               const struct debate_options *o, const struct debate *full,
+                               struct stats_interval *value, struct progress *p,
+                               struct error *err) {
     const uint8_t *with = full->voted + (size_t)(full->rounds - 1) * (size_t)n_items;
     struct agent rest[TEAM_MAX];
     for (int i = 0; i < n_agents; i++) {
@@ -272,8 +273,9 @@ static bool vote_right(const struct vote *v, const struct agent_answer *answers,
     return n > 0 && vote_decide(v, team, n, items[i].n_choices) == items[i].correct;
 }
 
-void contribution_leave_one_out_vote(const struct vote *v, const struct agent_answer *answers, int n_agents,
-                     const struct task_item *items, int n_items, struct stats_interval *value) {
+void contribution_leave_one_out_vote(const struct vote *v, const struct agent_answer *answers,
+                                     int n_agents, const struct task_item *items, int n_items,
+                                     struct stats_interval *value) {
     CHECK(n_agents <= 64);
     uint8_t *with = xmalloc((size_t)n_items), *without = xmalloc((size_t)n_items);
     for (int i = 0; i < n_items; i++)
@@ -310,8 +312,8 @@ double behaviour_disagreement(const void *ctx, int a, int b, int item) {
            x->answers[(size_t)b * (size_t)x->n_items + (size_t)item].choice;
 }
 
-void behaviour_novelty(behaviour_distance_fn apart, const void *ctx, int n_agents, int team, int n_items,
-                    struct stats_interval *value, double *distance) {
+void behaviour_novelty(behaviour_distance_fn apart, const void *ctx, int n_agents, int team,
+                       int n_items, struct stats_interval *value, double *distance) {
     size_t row = (size_t)n_items;
     double *sums = xcalloc((size_t)n_agents * row + 1, sizeof *sums);
     for (int a = 0; a < n_agents; a++)

@@ -54,11 +54,13 @@ static bool choice_right(const struct task_item *it, const uint8_t *right, int c
     return it->n_choices ? choice == it->correct : right[choice];
 }
 
-bool debate_answer_is_correct(const struct debate *d, const struct task_item *items, int item, int choice) {
+bool debate_answer_is_correct(const struct debate *d, const struct task_item *items, int item,
+                              int choice) {
     return choice_right(&items[item], d->talks[item].right, choice);
 }
 
-static void item_measure(struct debate *d, const struct task_item *items, const struct vote *v, int i) {
+static void item_measure(struct debate *d, const struct task_item *items, const struct vote *v,
+                         int i) {
     const struct transcript *o = &d->talks[i];
     answers_fill(d, o, i);
     costs_add(d, o);
@@ -147,8 +149,8 @@ void debate_transcript(const struct debate *d, const struct agent *team, const s
 }
 
 /* The samples of one item: free answers become choices in the order they first came. */
-static void samples_take(struct self_consistency *s, const struct task_item *it, const struct llm_call *calls,
-                         const struct grader *grader, int item) {
+static void samples_take(struct self_consistency *s, const struct task_item *it,
+                         const struct llm_call *calls, const struct grader *grader, int item) {
     size_t first = (size_t)item * (size_t)s->k;
     char **found = NULL;
     int n = 0;
@@ -169,10 +171,10 @@ static void samples_take(struct self_consistency *s, const struct task_item *it,
     free(right);
 }
 
-int self_consistency_sample(const struct llm_client *a, const struct agent *agent, const struct task_item *items,
-                 int n_items, int k, float temperature, int32_t max_tokens, uint64_t seed,
-                 const struct grader *grader, struct self_consistency *out, struct progress *p,
-                 struct error *err) {
+int self_consistency_sample(const struct llm_client *a, const struct agent *agent,
+                            const struct task_item *items, int n_items, int k, float temperature,
+                            int32_t max_tokens, uint64_t seed, const struct grader *grader,
+                            struct self_consistency *out, struct progress *p, struct error *err) {
     int n = n_items * k;
     struct llm_call *calls = xcalloc((size_t)MAX(n, 1), sizeof *calls);
     struct chat_message(*chats)[2] = xcalloc((size_t)MAX(n, 1), sizeof *chats);
@@ -203,7 +205,8 @@ int self_consistency_sample(const struct llm_client *a, const struct agent *agen
     return rc;
 }
 
-void self_consistency_vote(const struct self_consistency *s, const struct task_item *items, int k, uint8_t *right) {
+void self_consistency_vote(const struct self_consistency *s, const struct task_item *items, int k,
+                           uint8_t *right) {
     struct agent_answer *votes = xcalloc((size_t)MAX(k, 1), sizeof *votes);
     for (int i = 0; i < s->n_items; i++) {
         const struct task_item *it = &items[i];

@@ -143,8 +143,9 @@ static int samples_make(struct maker *m, struct progress *p, json_t *curve, stru
     struct self_consistency s;
     struct spent c = {0};
     int k = MAX(equal[0], equal[1]);
-    int rc = self_consistency_sample(m->asker, &m->team[best], m->items, m->n_items, k, m->w->temperature,
-                          m->w->max_tokens, m->o->seed, m->o->grader, &s, p, err);
+    int rc = self_consistency_sample(m->asker, &m->team[best], m->items, m->n_items, k,
+                                     m->w->temperature, m->w->max_tokens, m->o->seed, m->o->grader,
+                                     &s, p, err);
     uint8_t *right = xmalloc((size_t)m->n_items + 1);
     for (int i = 1; rc == OK && i <= k; i++) {
         c.calls += m->n_items;
@@ -314,13 +315,14 @@ json_t *transcript_scores_json(const struct transcript *o) {
     return scores;
 }
 
-json_t *debate_transcript_json(const struct debate *d, const struct agent *team, const struct task_item *it,
-                    int item) {
+json_t *debate_transcript_json(const struct debate *d, const struct agent *team,
+                               const struct task_item *it, int item) {
     const struct transcript *o = &d->talks[item];
     json_t *said = json_array();
     for (int i = 0; i < o->n; i++) json_array_append_new(said, utterance_json(o, team, i));
     json_t *v = json_pack("{s:s,s:o,s:o,s:s,s:i}", "question", it->question, "said", said, "scores",
-                          transcript_scores_json(o), "ending", ending_names[o->ending], "rounds", o->rounds);
+                          transcript_scores_json(o), "ending", ending_names[o->ending], "rounds",
+                          o->rounds);
     if (o->answer >= 0) json_object_set_new(v, "answer", json_string(o->candidates[o->answer]));
     if (it->n_choices && it->correct >= 0)
         json_object_set_new(v, "right", json_string(it->choices[it->correct]));
@@ -355,8 +357,9 @@ static int figures_make(struct maker *m, json_t *r, struct progress *p, struct e
 }
 
 json_t *debate_report_make(const struct llm_client *a, const struct agent *team, int n_agents,
-                    const struct task_item *items, int n_items, const struct debate_options *o,
-                    const struct debate_report_options *w, struct progress *p, struct error *err) {
+                           const struct task_item *items, int n_items,
+                           const struct debate_options *o, const struct debate_report_options *w,
+                           struct progress *p, struct error *err) {
     struct maker m = {.asker = a,
                       .team = team,
                       .n_agents = n_agents,
@@ -365,10 +368,10 @@ json_t *debate_report_make(const struct llm_client *a, const struct agent *team,
                       .o = o,
                       .w = w,
                       .rows = json_array()};
-    json_t *r =
-        json_pack("{s:s,s:i,s:s,s:i,s:s,s:f,s:O}", "name", w->name, "n", n_items, "protocol",
-                  o->workflow ? workflow_name(o->workflow) : "brief", "rounds", o->rounds, "vote",
-                  o->vote->name, "detectable", stats_min_detectable_effect(n_items, 0.2), "rows", m.rows);
+    json_t *r = json_pack("{s:s,s:i,s:s,s:i,s:s,s:f,s:O}", "name", w->name, "n", n_items,
+                          "protocol", o->workflow ? workflow_name(o->workflow) : "brief", "rounds",
+                          o->rounds, "vote", o->vote->name, "detectable",
+                          stats_min_detectable_effect(n_items, 0.2), "rows", m.rows);
     int rc = debate_run(a, team, n_agents, items, n_items, o, &m.d, p, err);
     if (rc == OK) rc = figures_make(&m, r, p, err);
     debate_release(&m.d);

@@ -27,11 +27,12 @@ static int others_majority(const struct debate *d, int round, int me, int item) 
     return -1;
 }
 
-static void answer_count(const struct debate *d, const struct task_item *items, int round, int a, int i,
-                         struct debate_round_stats *out) {
+static void answer_count(const struct debate *d, const struct task_item *items, int round, int a,
+                         int i, struct debate_round_stats *out) {
     int before = at(d, round - 1, a, i)->choice, now = at(d, round, a, i)->choice;
     int heard = others_majority(d, round - 1, a, i);
-    bool was = debate_answer_is_correct(d, items, i, before), is = debate_answer_is_correct(d, items, i, now);
+    bool was = debate_answer_is_correct(d, items, i, before),
+         is = debate_answer_is_correct(d, items, i, now);
     out->flips_good += is && !was;
     out->flips_bad += was && !is;
     if (heard < 0 || before < 0 || heard == before) return;
@@ -41,7 +42,7 @@ static void answer_count(const struct debate *d, const struct task_item *items, 
 }
 
 void debate_round_stats(const struct debate *d, const struct task_item *items, int round,
-                    struct debate_round_stats *out) {
+                        struct debate_round_stats *out) {
     *out = (struct debate_round_stats){0};
     for (int i = 0; i < d->n_items; i++) {
         int first = at(d, round, 0, i)->choice;
@@ -70,8 +71,8 @@ struct forecast {
 };
 
 /* A free answer is two outcomes: it is right, or it is not. False: there is nothing to see. */
-static bool forecast_make(const struct debate *d, const struct task_item *items, int item, int agent,
-                          struct forecast *f) {
+static bool forecast_make(const struct debate *d, const struct task_item *items, int item,
+                          int agent, struct forecast *f) {
     const struct task_item *it = &items[item];
     const struct agent_answer *x = at(d, 0, agent, item);
     *f = (struct forecast){.n = it->n_choices, .said = x->choice, .right = it->correct};
@@ -95,7 +96,7 @@ static void tempered(struct forecast *f, double temperature) {
 
 /* Mean negative log-likelihood of the right answers, and the calibration error. */
 static double nll_and_ece(const struct debate *d, const struct task_item *items, int agent,
-                     double temperature, double *ece, int64_t *n) {
+                          double temperature, double *ece, int64_t *n) {
     double nll = 0, sure[BINS] = {0}, right[BINS] = {0};
     *n = 0;
     for (int i = 0; i < d->n_items; i++) {
@@ -114,7 +115,8 @@ static double nll_and_ece(const struct debate *d, const struct task_item *items,
 }
 
 /* The likelihood is unimodal in log T: golden-section search between 1/20 and 20. */
-struct debate_calibration debate_calibration(const struct debate *d, const struct task_item *items, int agent) {
+struct debate_calibration debate_calibration(const struct debate *d, const struct task_item *items,
+                                             int agent) {
     const double golden = 0.6180339887498949, lo0 = -2.995732273553991;
     struct debate_calibration c = {0};
     double lo = lo0, hi = -lo0, ece;

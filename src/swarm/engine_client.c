@@ -50,8 +50,8 @@ static void ids_text(struct token_ids *out, const struct tokenizer *tok, const c
 }
 
 /* A judge's chat so far, `prefix` of its reply, and the candidates as what may follow. */
-static int judge_init(struct choice_prompt *a, const struct tokenizer *tok, const struct llm_call *c,
-                      struct error *err) {
+static int judge_init(struct choice_prompt *a, const struct tokenizer *tok,
+                      const struct llm_call *c, struct error *err) {
     *a = (struct choice_prompt){.n_choices = c->n_candidates};
     if (chat_encode(tok, c->messages, c->n_messages, true, &a->prompt, NULL, err) != OK)
         return err->code;
@@ -65,8 +65,8 @@ static int judge_init(struct choice_prompt *a, const struct tokenizer *tok, cons
     return OK;
 }
 
-static int rationale_init(struct choice_prompt *a, const struct tokenizer *tok, const struct llm_call *c,
-                          struct error *err) {
+static int rationale_init(struct choice_prompt *a, const struct tokenizer *tok,
+                          const struct llm_call *c, struct error *err) {
     *a = (struct choice_prompt){0};
     if (chat_encode(tok, c->messages, c->n_messages, true, &a->prompt, NULL, err) != OK)
         return err->code;
@@ -181,17 +181,17 @@ static void clean_add(const struct buf *raw, int32_t *ends, int n, struct buf *t
 /* What a computed request says, in the form the store keeps; numbers are the request's, but ends.
  */
 static struct store_call stored_of(const struct batch *b, const struct pending *p,
-                                    struct buf *text) {
+                                   struct buf *text) {
     const struct engine_request *r = &p->req;
     bool cut = r->max_tokens > 0 && (r->n_out == r->max_tokens || r->finish == FINISH_LOOP);
     struct store_call s = {.choice = r->n_choices ? r->choice : -1,
-                            .n_choices = r->n_choices,
-                            .prob = r->choice_prob,
-                            .n_prefilled = r->n_prefilled,
-                            .n_generated = r->n_generated,
-                            .finish = cut,
-                            .ends = xcalloc((size_t)MAX(r->n_out, 1), sizeof *s.ends),
-                            .logprobs = r->out_logprob};
+                           .n_choices = r->n_choices,
+                           .prob = r->choice_prob,
+                           .n_prefilled = r->n_prefilled,
+                           .n_generated = r->n_generated,
+                           .finish = cut,
+                           .ends = xcalloc((size_t)MAX(r->n_out, 1), sizeof *s.ends),
+                           .logprobs = r->out_logprob};
     memcpy(s.key, p->key, HASH_LEN);
     struct buf raw = {0};
     tokenizer_decode_offsets(b->s->model->tok, r->out, r->n_out, false, &raw, s.ends);
@@ -331,16 +331,16 @@ const char *task_item_question(const struct task_item *it, int view) {
 }
 
 struct llm_call llm_call_question(const struct agent *agent, const struct task_item *item, int view,
-                          struct chat_message chat[2]) {
+                                  struct chat_message chat[2]) {
     int n = 0;
     if (agent->system) chat[n++] = (struct chat_message){"system", agent->system};
     chat[n++] = (struct chat_message){"user", task_item_question(item, view)};
     return (struct llm_call){.agent = agent,
-                         .item = item,
-                         .messages = chat,
-                         .n_messages = n,
-                         .reply = REPLY_ANSWER,
-                         .top_p = 1};
+                             .item = item,
+                             .messages = chat,
+                             .n_messages = n,
+                             .reply = REPLY_ANSWER,
+                             .top_p = 1};
 }
 
 void llm_call_release(struct llm_call *c) {

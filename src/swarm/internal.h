@@ -4,8 +4,8 @@
 #ifndef SHOAL_SWARM_WORKFLOW_INTERNAL_H
 #define SHOAL_SWARM_WORKFLOW_INTERNAL_H
 
-#include "template/template.h"
 #include "swarm/swarm.h"
+#include "template/template.h"
 
 enum { NODE_MESSAGES = 8, ROLES_MAX = 16 };
 
@@ -44,8 +44,8 @@ struct workflow {
     double max_seconds; /* 0: no limit */
 };
 
-/* answer_parse.c: the answer in what a call said, malloc'ed (NULL: none), and the probability of its
- * tokens: 1 where the asker gives none. Without a grader it is what follows "answer:". */
+/* answer_parse.c: the answer in what a call said, malloc'ed (NULL: none), and the probability of
+ * its tokens: 1 where the asker gives none. Without a grader it is what follows "answer:". */
 char *answer_parse(const struct grader *g, const struct llm_call *c, const char *text, float *sure);
 /* Which of v[n] a text is by a grader, or letter by letter; else it is added, or -1. */
 int answer_candidate_find(char ***v, int *n, const char *text, const struct grader *g, bool add);

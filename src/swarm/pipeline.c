@@ -57,12 +57,13 @@ static bool same_asker(const struct llm_client *a, const struct llm_client *b) {
 }
 
 /* Those of the calls that are this asker's, as one batch; all of them where there is one base. */
-static int ask_of(const struct pipeline_state *t, const struct llm_client *asker, struct llm_call *calls, int n,
-                  struct error *err) {
+static int ask_of(const struct pipeline_state *t, const struct llm_client *asker,
+                  struct llm_call *calls, int n, struct error *err) {
     struct llm_call *own = xcalloc((size_t)n, sizeof *own);
     int *at = xcalloc((size_t)n, sizeof *at), m = 0;
     for (int i = 0; i < n; i++) {
-        const struct llm_client *whose = &t->o->stage[pipeline_stage_of_role(calls[i].agent->role)].asker;
+        const struct llm_client *whose =
+            &t->o->stage[pipeline_stage_of_role(calls[i].agent->role)].asker;
         if (!same_asker(whose, asker)) continue;
         at[m] = i;
         own[m++] = calls[i];
@@ -74,7 +75,8 @@ static int ask_of(const struct pipeline_state *t, const struct llm_client *asker
     return rc;
 }
 
-static int ask_all(const struct pipeline_state *t, struct llm_call *calls, int n, struct error *err) {
+static int ask_all(const struct pipeline_state *t, struct llm_call *calls, int n,
+                   struct error *err) {
     int rc = OK;
     for (int s = 0; rc == OK && s < PIPELINE_N_STAGES; s++) {
         bool done = false;
@@ -88,7 +90,7 @@ static int ask_all(const struct pipeline_state *t, struct llm_call *calls, int n
 /* A question of the pipeline's own to who sums up; `c` says what kind of reply is wanted. The
  * caller releases it. */
 static int ask_summarizer(const struct pipeline_options *o, const char *system, const char *user,
-                     struct llm_call *c, struct error *err) {
+                          struct llm_call *c, struct error *err) {
     static const struct agent writer = {.name = "summary", .role = "summary"};
     static const struct task_item none = {.correct = -1};
     const struct chat_message chat[2] = {{"system", system}, {"user", user}};
@@ -159,8 +161,8 @@ static int ask(void *ctx, struct llm_call *calls, int n, struct error *err) {
 
 /* the team */
 
-static void member_add(struct pipeline_state *t, const char *role, const char *name, const char *system,
-                       float temperature) {
+static void member_add(struct pipeline_state *t, const char *role, const char *name,
+                       const char *system, float temperature) {
     const struct pipeline_stage_options *s = &t->o->stage[pipeline_stage_of_role(role)];
     int i = t->n++;
     t->names[i] = xstrdup(name);
@@ -239,7 +241,8 @@ static bool is_longer(const char *text, int chars) {
 
 /* In a sentence or two what a long question is about; nothing where it is short, or who sums up
  * has nothing to say. */
-static int question_summarize(const struct pipeline_state *t, const char *rag, struct buf *out, struct error *err) {
+static int question_summarize(const struct pipeline_state *t, const char *rag, struct buf *out,
+                              struct error *err) {
     static const char *const words[N_LANGUAGES] = {
         [LANG_EN] = "Say in one or two sentences what is asked, and what of the reference bears on "
                     "it. Do not answer.",
@@ -298,7 +301,8 @@ static void answer_pick(const struct pipeline_state *t, struct pipeline_answer *
     const struct transcript *talk = &a->talk;
     struct buf text = {0};
     a->source = ANSWER_FALLBACK;
-    if (talk->final >= 0 && is_usable(t->o, &talk->v[talk->final], &text)) a->source = ANSWER_FROM_OUTPUT;
+    if (talk->final >= 0 && is_usable(t->o, &talk->v[talk->final], &text))
+        a->source = ANSWER_FROM_OUTPUT;
     for (int i = talk->n - 1; !t->o->compat && a->source == ANSWER_FALLBACK && i >= 0; i--)
         if (is_usable(t->o, &talk->v[i], &text)) a->source = ANSWER_FROM_AGENT;
     if (a->source == ANSWER_FALLBACK) text.len = 0, buf_puts(&text, answer_fallback(t->lang));
@@ -315,14 +319,15 @@ static bool is_given(const json_t *given, const char *key) {
 static bool is_whole(const struct pipeline_state *t, const struct transcript *talk) {
     bool thought = false;
     for (int i = 0; i < talk->n; i++)
-        thought = thought ||
-                  (!talk->v[i].failed && pipeline_stage_of_role(t->v[talk->v[i].agent].role) == PIPELINE_INTERNAL);
+        thought =
+            thought || (!talk->v[i].failed &&
+                        pipeline_stage_of_role(t->v[talk->v[i].agent].role) == PIPELINE_INTERNAL);
     return thought && talk->final >= 0;
 }
 
 /* One try; *again: it is not whole, and less beside the question may make room. */
-static int team_try(struct pipeline_state *t, const struct task_item *item, struct pipeline_answer *a, bool *again,
-                    struct error *err) {
+static int team_try(struct pipeline_state *t, const struct task_item *item,
+                    struct pipeline_answer *a, bool *again, struct error *err) {
     const struct pipeline_options *o = t->o;
     const struct llm_client asker = {t, ask};
     json_t *given = NULL;
@@ -346,7 +351,8 @@ static int team_try(struct pipeline_state *t, const struct task_item *item, stru
 static int team_speak(struct pipeline_state *t, struct pipeline_answer *a, struct error *err) {
     const struct pipeline_options *o = t->o;
     char *question = xstrdup(t->question);
-    const struct task_item item = {.question = question, .lang = language_names[t->lang], .correct = -1};
+    const struct task_item item = {
+        .question = question, .lang = language_names[t->lang], .correct = -1};
     bool again = true;
     int rc = o->type == QUESTION_TYPE_BY_MODEL ? type_ask(t, err) : OK;
     if (rc == OK)
@@ -362,7 +368,8 @@ static int team_speak(struct pipeline_state *t, struct pipeline_answer *a, struc
 /* What the memory knows by itself needs no team. */
 static bool memory_answers(const struct pipeline_state *t, struct pipeline_answer *a) {
     struct buf known = {0};
-    if (!t->o->memory || !conversation_answer_from_facts(t->o->memory, t->question, &known)) return false;
+    if (!t->o->memory || !conversation_answer_from_facts(t->o->memory, t->question, &known))
+        return false;
     a->text = known.data;
     a->source = ANSWER_FROM_MEMORY;
     return true;
@@ -440,15 +447,16 @@ static int facts_learn(const struct pipeline_options *o, const char *question, s
     if (o->facts == FACTS_MODEL && said.len) asked = facts_ask(o, said.data, err);
     int rc = asked ? OK : err->code;
     if (rc == OK && asked) rc = conversation_merge_facts(o->memory, asked, err);
-    if (rc == OK) rc = conversation_merge_facts(o->memory, found, err); /* rules have the last word */
+    if (rc == OK)
+        rc = conversation_merge_facts(o->memory, found, err); /* rules have the last word */
     json_decref(found);
     json_decref(asked);
     buf_release(&said);
     return rc;
 }
 
-int pipeline_update_memory(const struct pipeline_options *o, const char *question, const char *answer,
-                      struct error *err) {
+int pipeline_update_memory(const struct pipeline_options *o, const char *question,
+                           const char *answer, struct error *err) {
     const struct summarizer s = {(void *)(uintptr_t)o, talk_summarize};
     int rc = conversation_add(o->memory, question, answer, &s, err);
     if (rc == OK && o->facts != FACTS_NONE) rc = facts_learn(o, question, err);

@@ -3,8 +3,8 @@
  * team.
  *
  * Whoever asks knows no engine: whole steps of calls go to an `asker` (the engine with its call
- * store in engine_client.c, a scripted one in tests), which fills in what was said, choices with exact
- * probabilities. Everything else here is a pure function of those.
+ * store in engine_client.c, a scripted one in tests), which fills in what was said, choices with
+ * exact probabilities. Everything else here is a pure function of those.
  */
 #ifndef SHOAL_SWARM_H
 #define SHOAL_SWARM_H
@@ -17,8 +17,8 @@ enum { TEAM_MAX = 17 };
 
 struct agent {
     const char *name;
-    const char *system;         /* persona prompt, or NULL */
-    struct adapter *adapter;    /* borrowed; NULL: the bare base, or the mix */
+    const char *system;                 /* persona prompt, or NULL */
+    struct adapter *adapter;            /* borrowed; NULL: the bare base, or the mix */
     const struct weighted_adapter *mix; /* [n_mix] instead of one adapter; or NULL */
     int n_mix;
     int view;           /* of items whose evidence is split, the part that it sees */
@@ -29,7 +29,7 @@ struct agent {
 struct agent_answer {
     int32_t choice;
     float prob[EVAL_MAX_CHOICES]; /* exact, over the item's choices */
-    float sure;              /* of a choice that is EVAL_MAX_CHOICES or more: its own probability */
+    float sure; /* of a choice that is EVAL_MAX_CHOICES or more: its own probability */
 };
 
 enum reply_format {
@@ -37,7 +37,7 @@ enum reply_format {
     REPLY_ANSWER, /* one of the item's choices, with exact probabilities; after a working if asked
                      for. Of an item without choices: free text that ends in its answer. */
     REPLY_JUDGE,  /* {"answer": one of the candidates, "rationale": text} under a grammar */
-    REPLY_LEGACY    /* free text; answer and confidence are picked out of it as the seed does */
+    REPLY_LEGACY  /* free text; answer and confidence are picked out of it as the seed does */
 };
 struct llm_call { /* what one agent is asked in one step */
     const struct agent *agent;
@@ -72,7 +72,7 @@ struct llm_client {
 const char *task_item_question(const struct task_item *it, int view);
 /* The question put to an agent without ado; `chat` holds the messages. */
 struct llm_call llm_call_question(const struct agent *agent, const struct task_item *item, int view,
-                          struct chat_message chat[2]);
+                                  struct chat_message chat[2]);
 void llm_call_release(struct llm_call *c); /* what the asker made */
 
 /* The asker that Shoal uses: one engine, every call kept in (and first looked up in) the store. A
@@ -128,11 +128,11 @@ struct debate_options {
 struct debate {
     int n_agents, n_items, rounds;
     struct transcript *talks;     /* [n_items] all that was said */
-    struct agent_answer *answers; /* [rounds][n_agents][n_items] as they stood after each round; choice
-                               -1: none. An item that ended earlier stays as it was. */
-    uint8_t *solo;          /* [n_agents][n_items] right in the first round */
-    uint8_t *voted;         /* [rounds][n_items] the vote after each round was right */
-    uint8_t *decided;       /* [n_items] what the workflow decided was right */
+    struct agent_answer *answers; /* [rounds][n_agents][n_items] as they stood after each round;
+                               choice -1: none. An item that ended earlier stays as it was. */
+    uint8_t *solo;                /* [n_agents][n_items] right in the first round */
+    uint8_t *voted;               /* [rounds][n_items] the vote after each round was right */
+    uint8_t *decided;             /* [n_items] what the workflow decided was right */
     int64_t prefilled, generated, truncated, failed, calls;
     int64_t flips_good,
         flips_bad; /* answers that became right, became wrong, after hearing others */
@@ -142,7 +142,8 @@ int debate_run(const struct llm_client *a, const struct agent *team, int n_agent
                struct debate *out, struct progress *p, struct error *err);
 void debate_release(struct debate *d);
 /* Whether an answer to an item, as in `answers`, is right. */
-bool debate_answer_is_correct(const struct debate *d, const struct task_item *items, int item, int choice);
+bool debate_answer_is_correct(const struct debate *d, const struct task_item *items, int item,
+                              int choice);
 /* The plain text of one item's debate, for people. Appends. */
 void debate_transcript(const struct debate *d, const struct agent *team, const struct task_item *it,
                        int item, const struct vote *v, struct buf *out);
@@ -156,7 +157,7 @@ struct debate_round_stats {
     int64_t voted;         /* items whose vote after it is right */
 };
 void debate_round_stats(const struct debate *d, const struct task_item *items, int round,
-                    struct debate_round_stats *out);
+                        struct debate_round_stats *out);
 /* Items that some agent has right in the first round: what the best choice among them could be. */
 void debate_oracle(const struct debate *d, uint8_t *right /* [n_items] */);
 /*
@@ -168,22 +169,25 @@ struct debate_calibration {
     int64_t n;
     double ece, ece_fitted, temperature, nll, nll_fitted;
 };
-struct debate_calibration debate_calibration(const struct debate *d, const struct task_item *items, int agent);
+struct debate_calibration debate_calibration(const struct debate *d, const struct task_item *items,
+                                             int agent);
 
 /* k sampled workings of one agent per item, the j-th of what member j of a team sees: answers
  * [n_items][k] (choice -1: none), and what the j-th samples cost in tokens, [k] each, added to. */
 struct self_consistency {
     int n_items, k;
-    struct agent_answer *answers; /* [n_items][k]; of free answers, equal ones are the same choice */
-    uint8_t *right;         /* [n_items][k] whether choice j of a free answer is right */
+    struct agent_answer
+        *answers;   /* [n_items][k]; of free answers, equal ones are the same choice */
+    uint8_t *right; /* [n_items][k] whether choice j of a free answer is right */
     int64_t *prefilled, *generated;
 };
-int self_consistency_sample(const struct llm_client *a, const struct agent *agent, const struct task_item *items,
-                 int n_items, int k, float temperature, int32_t max_tokens, uint64_t seed,
-                 const struct grader *grader, struct self_consistency *out, struct progress *p,
-                 struct error *err);
+int self_consistency_sample(const struct llm_client *a, const struct agent *agent,
+                            const struct task_item *items, int n_items, int k, float temperature,
+                            int32_t max_tokens, uint64_t seed, const struct grader *grader,
+                            struct self_consistency *out, struct progress *p, struct error *err);
 /* The majority of the first k of them (self-consistency, Wang et al. 2023). right: [n_items]. */
-void self_consistency_vote(const struct self_consistency *s, const struct task_item *items, int k, uint8_t *right);
+void self_consistency_vote(const struct self_consistency *s, const struct task_item *items, int k,
+                           uint8_t *right);
 void self_consistency_release(struct self_consistency *s);
 
 /* credit: what each agent is worth to the team */
@@ -194,7 +198,8 @@ void self_consistency_release(struct self_consistency *s);
  */
 struct contribution {
     struct stats_interval leave_one_out; /* v(N) - v(N \ i) */
-    struct stats_interval shapley; /* Σ_S |S|!(n-|S|-1)!/n! (v(S ∪ i) - v(S)); they add up to v(N) */
+    struct stats_interval
+        shapley; /* Σ_S |S|!(n-|S|-1)!/n! (v(S ∪ i) - v(S)); they add up to v(N) */
     struct stats_interval banzhaf; /* mean of v(S ∪ i) - v(S) over all S without i */
 };
 enum { GAME_MAX_EXACT_AGENTS = 8 }; /* that are played exactly */
@@ -208,8 +213,8 @@ struct coalition_game {
 };
 /* Shapley from `samples` permutations in antithetic pairs (each and its reverse), Banzhaf from as
  * many random coalitions for each agent; intervals hold the error of sampling and of items. */
-int contribution_sampled(const struct coalition_game *g, int samples, uint64_t seed, struct contribution *out,
-                   struct error *err);
+int contribution_sampled(const struct coalition_game *g, int samples, uint64_t seed,
+                         struct contribution *out, struct error *err);
 /* All coalitions: right [2^n][n_items], at most GAME_MAX_EXACT_AGENTS. */
 int coalition_game_play_all(const struct coalition_game *g, uint8_t *right, struct error *err);
 
@@ -219,7 +224,8 @@ struct vote_game {
     const struct agent_answer *answers; /* [n_agents][n_items] */
     const struct task_item *items;
     int n_agents, n_items;
-    const struct transcript *talks; /* [n_items] of items without choices: what was answered; or NULL */
+    const struct transcript
+        *talks; /* [n_items] of items without choices: what was answered; or NULL */
 };
 struct coalition_game vote_game(struct vote_game *v);
 /* The game of whole debates: every coalition debates, with what it shares in the store. */
@@ -237,13 +243,14 @@ struct coalition_game debate_game(struct debate_game *d);
 /* True leave-one-out by debates of the team and of the team without each agent, paired, with its
  * interval. `full` is the whole team's debate. */
 int contribution_leave_one_out(const struct llm_client *a, const struct agent *team, int n_agents,
-                         const struct task_item *items, int n_items, const struct debate_options *o,
-                         const struct debate *full, struct stats_interval *value, struct progress *p,
-                         struct error *err);
+                               const struct task_item *items, int n_items,
+                               const struct debate_options *o, const struct debate *full,
+                               struct stats_interval *value, struct progress *p, struct error *err);
 /* The same for the vote on first answers that are already there: answers[n_agents][n_items]. Needs
  * no further call. */
-void contribution_leave_one_out_vote(const struct vote *v, const struct agent_answer *answers, int n_agents,
-                     const struct task_item *items, int n_items, struct stats_interval *value);
+void contribution_leave_one_out_vote(const struct vote *v, const struct agent_answer *answers,
+                                     int n_agents, const struct task_item *items, int n_items,
+                                     struct stats_interval *value);
 /* How far two agents lie apart on an item, 0..1. */
 typedef double (*behaviour_distance_fn)(const void *ctx, int a, int b, int item);
 struct behaviour_answers {
@@ -257,8 +264,8 @@ double behaviour_js_divergence(const void *ctx, int a, int b, int item);
 double behaviour_disagreement(const void *ctx, int a, int b, int item);
 /* Novelty of each agent: its mean distance from the first `team` agents, itself apart. distance:
  * [n_agents][n_agents] mean of each pair, its diagonal untouched; or NULL. */
-void behaviour_novelty(behaviour_distance_fn apart, const void *ctx, int n_agents, int team, int n_items,
-                    struct stats_interval *value, double *distance);
+void behaviour_novelty(behaviour_distance_fn apart, const void *ctx, int n_agents, int team,
+                       int n_items, struct stats_interval *value, double *distance);
 
 /*
  * workflow: a debate, a panel with a judge, an answer pipeline: a small declared graph, and the one
@@ -329,7 +336,12 @@ struct utterance {
     bool truncated;
     const char *failed;
 };
-enum workflow_stop_reason { WORKFLOW_STOP_ROUNDS, WORKFLOW_STOP_CONSENSUS, WORKFLOW_STOP_BUDGET, WORKFLOW_STOP_NO_ANSWER };
+enum workflow_stop_reason {
+    WORKFLOW_STOP_ROUNDS,
+    WORKFLOW_STOP_CONSENSUS,
+    WORKFLOW_STOP_BUDGET,
+    WORKFLOW_STOP_NO_ANSWER
+};
 struct transcript { /* of an item */
     struct utterance *v;
     int n;
@@ -523,8 +535,8 @@ struct agent_role agent_role_get(enum question_type t, enum language l, int agen
  *       role: judge                of the protocol's, instead of its place's
  *       temperature: 0.3           instead of the protocol's
  *
- * Reading a team opens its protocol and sees that its adapters are there; team_load_adapters loads them.
- * Nothing is written after that: any thread.
+ * Reading a team opens its protocol and sees that its adapters are there; team_load_adapters loads
+ * them. Nothing is written after that: any thread.
  */
 
 struct team {
@@ -539,15 +551,15 @@ struct team {
     /* the team's */
     struct workflow *workflow;
     struct strings texts;
-    struct weighted_adapter *terms;  /* [adapters.n] */
-    int first[TEAM_MAX + 1]; /* agent i stands on adapters first[i] … first[i + 1] - 1 */
+    struct weighted_adapter *terms; /* [adapters.n] */
+    int first[TEAM_MAX + 1];        /* agent i stands on adapters first[i] … first[i + 1] - 1 */
 };
 /* Released with team_release also after an error. */
 int team_read(struct team *t, const char *path, struct error *err);
 int team_parse(struct team *t, const char *text, size_t len, const char *path, struct error *err);
 /* From flags: an adapter (or "base") an agent, and system prompts for the first of them. */
 int team_from_flags(struct team *t, const char *protocol, const struct strings *agents,
-              const struct strings *personas, struct error *err);
+                    const struct strings *personas, struct error *err);
 void team_release(struct team *t);
 
 /* Loads what agents stand on: `open` returns an adapter that lives as long as the team, or NULL. */
@@ -557,8 +569,8 @@ int team_load_adapters(struct team *t, team_adapter_open_fn *open, void *ctx, st
 /* team_solver.c: a team on the questions of a bank. */
 
 /* Options for a bank: of generated answers its grader, and its tokens where none are said. */
-int debate_options_for_bank(const struct eval_task *b, const struct debate_options *o, struct debate_options *out,
-               struct error *err);
+int debate_options_for_bank(const struct eval_task *b, const struct debate_options *o,
+                            struct debate_options *out, struct error *err);
 /* What a call of a debate on these banks may be long: on families a little, else what the model
  * reads, at most 4096. */
 int32_t team_max_tokens(const struct eval_task *banks, int n, int32_t max_seq_len);
@@ -568,8 +580,8 @@ struct team_solver {
     const struct llm_client *asker;
     uint64_t seed;
 };
-int team_solver_answer(void *player, const struct eval_task *b, struct eval_result *out, struct eval_cost *cost,
-                  struct progress *p, int64_t done, struct error *err);
+int team_solver_answer(void *player, const struct eval_task *b, struct eval_result *out,
+                       struct eval_cost *cost, struct progress *p, int64_t done, struct error *err);
 
 /*
  * report: a debate over a set of questions and everything it is measured against, as one JSON
@@ -594,8 +606,9 @@ struct debate_report_options {
 };
 /* Runs the debate and what it is compared with; NULL on failure. */
 json_t *debate_report_make(const struct llm_client *a, const struct agent *team, int n_agents,
-                    const struct task_item *items, int n_items, const struct debate_options *o,
-                    const struct debate_report_options *w, struct progress *p, struct error *err);
+                           const struct task_item *items, int n_items,
+                           const struct debate_options *o, const struct debate_report_options *w,
+                           struct progress *p, struct error *err);
 void debate_report_print(const json_t *r, FILE *f);
 void debate_report_html(const json_t *r, struct buf *page);
 
@@ -605,8 +618,8 @@ json_t *utterance_json(const struct transcript *o, const struct agent *team, int
 json_t *transcript_scores_json(const struct transcript *o);
 /* What was said about an item: {question, said: [utterances], answer, ending, scores}; and as a
  * conversation on a page. */
-json_t *debate_transcript_json(const struct debate *d, const struct agent *team, const struct task_item *it,
-                    int item);
+json_t *debate_transcript_json(const struct debate *d, const struct agent *team,
+                               const struct task_item *it, int item);
 void debate_transcript_html(const json_t *talk, struct buf *page);
 
 /*
@@ -621,8 +634,9 @@ void debate_transcript_html(const json_t *talk, struct buf *page);
 
 /* Who sums up, who answers, and all the others. */
 enum pipeline_stage { PIPELINE_INTERNAL, PIPELINE_SUMMARY, PIPELINE_OUTPUT, PIPELINE_N_STAGES };
-extern const char *const pipeline_stage_names[PIPELINE_N_STAGES]; /* "internal", "summary", "output" */
-enum pipeline_stage pipeline_stage_of_role(const char *role);          /* by the workflow's role */
+extern const char
+    *const pipeline_stage_names[PIPELINE_N_STAGES];           /* "internal", "summary", "output" */
+enum pipeline_stage pipeline_stage_of_role(const char *role); /* by the workflow's role */
 
 struct pipeline_stage_options {
     struct llm_client asker;
@@ -644,7 +658,8 @@ struct pipeline_options {
                                         slots with its vector; NULL: by words, without */
     struct adapter *const *adapters; /* [agents], each may be NULL */
     int agents, iterations;
-    int type; /* enum question_type; -1: by the question's words; QUESTION_TYPE_BY_MODEL: who sums up says */
+    int type; /* enum question_type; -1: by the question's words; QUESTION_TYPE_BY_MODEL: who sums
+                 up says */
     int language; /* enum language; -1: the question's */
     bool summary; /* after each iteration, and of what is long */
     bool compat;  /* the predecessor's keywords, and its ten characters that an answer must have */
@@ -669,7 +684,7 @@ extern const char *const answer_source_names[]; /* "output", "member", "memory",
 struct pipeline_answer {
     char *text; /* cleaned */
     enum answer_source source;
-    const char *why;  /* of a member's or an apology: what failed, or NULL */
+    const char *why;        /* of a member's or an apology: what failed, or NULL */
     struct transcript talk; /* all that was said, as it was said; empty where the memory answered */
     char *names[TEAM_MAX];
 };
@@ -682,7 +697,7 @@ int pipeline_run(const struct pipeline_options *o, const char *question,
                  struct pipeline_answer *out, struct error *err);
 void pipeline_answer_release(struct pipeline_answer *a);
 /* Keeps an exchange, with the summary and the key facts that come of it, in o->memory. */
-int pipeline_update_memory(const struct pipeline_options *o, const char *question, const char *answer,
-                      struct error *err);
+int pipeline_update_memory(const struct pipeline_options *o, const char *question,
+                           const char *answer, struct error *err);
 
 #endif

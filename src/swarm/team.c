@@ -210,7 +210,8 @@ static bool is_builtin(const char *protocol) {
 }
 
 static int top_read(struct team *t, const struct yaml *y, const struct top *o, struct error *err) {
-    char *path = is_builtin(o->protocol) ? xstrdup(o->protocol) : path_relative_to(y->path, o->protocol);
+    char *path =
+        is_builtin(o->protocol) ? xstrdup(o->protocol) : path_relative_to(y->path, o->protocol);
     struct workflow *w = workflow_open(path, err);
     free(path);
     if (!w) return say_where(y, "protocol", err);
@@ -260,7 +261,7 @@ int team_read(struct team *t, const char *path, struct error *err) {
 }
 
 int team_from_flags(struct team *t, const char *protocol, const struct strings *agents,
-              const struct strings *personas, struct error *err) {
+                    const struct strings *personas, struct error *err) {
     *t = (struct team){.name = xstrdup("team"), .about = xstrdup("")};
     if (agents->n < 1 || agents->n > TEAM_MAX)
         return error_set(err, ERR_USAGE, "--agents wants 1 to %d adapters", TEAM_MAX);

@@ -19,8 +19,8 @@ int32_t team_max_tokens(const struct eval_task *banks, int n, int32_t max_seq_le
     return MIN(most, max_seq_len);
 }
 
-int debate_options_for_bank(const struct eval_task *b, const struct debate_options *o, struct debate_options *out,
-               struct error *err) {
+int debate_options_for_bank(const struct eval_task *b, const struct debate_options *o,
+                            struct debate_options *out, struct error *err) {
     *out = *o;
     if (b->ask != EVAL_GENERATE) return OK;
     if (!out->max_tokens) out->max_tokens = b->max_tokens;
@@ -30,9 +30,9 @@ int debate_options_for_bank(const struct eval_task *b, const struct debate_optio
 static struct eval_result outcome_of(const struct debate *d, int item) {
     const struct transcript *o = &d->talks[item];
     struct eval_result out = {.choice = (int16_t)o->answer,
-                          .right = d->decided[item],
-                          .score = d->decided[item],
-                          .unread = o->answer < 0};
+                              .right = d->decided[item],
+                              .score = d->decided[item],
+                              .unread = o->answer < 0};
     const struct agent_answer *last =
         d->answers + (size_t)(d->rounds - 1) * (size_t)d->n_agents * (size_t)d->n_items;
     for (int i = 0; i < o->n; i++) out.truncated |= o->v[i].truncated;
@@ -43,8 +43,9 @@ static struct eval_result outcome_of(const struct debate *d, int item) {
     return out;
 }
 
-int team_solver_answer(void *player, const struct eval_task *b, struct eval_result *out, struct eval_cost *cost,
-                  struct progress *p, int64_t done, struct error *err) {
+int team_solver_answer(void *player, const struct eval_task *b, struct eval_result *out,
+                       struct eval_cost *cost, struct progress *p, int64_t done,
+                       struct error *err) {
     const struct team_solver *own = player;
     const struct team *t = own->team;
     struct debate_options o;
@@ -60,7 +61,7 @@ int team_solver_answer(void *player, const struct eval_task *b, struct eval_resu
     for (int i = 0; rc == OK && i < d.n_items; i++) out[i] = outcome_of(&d, i);
     if (rc == OK && d.failed)
         log_info("%s, %s: %lld of %lld calls failed: the context has no room for them", t->name,
-             b->name, (long long)d.failed, (long long)d.calls);
+                 b->name, (long long)d.failed, (long long)d.calls);
     cost->calls += d.calls;
     cost->prefilled += d.prefilled;
     cost->generated += d.generated;

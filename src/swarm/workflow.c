@@ -172,7 +172,8 @@ static int node_read(struct reader *r, const char *name, const json_t *v) {
     struct workflow_node *n = &r->w->nodes[r->w->n_nodes++];
     const char *key;
     json_t *x;
-    *n = (struct workflow_node){.name = xstrdup(name), .top_p = 1, .max_tokens = 256, .temperature = 0.7f};
+    *n = (struct workflow_node){
+        .name = xstrdup(name), .top_p = 1, .max_tokens = 256, .temperature = 0.7f};
     if (!json_is_object(v)) return refuse(r, "a node is a mapping:", name);
     json_object_foreach ((json_t *)(uintptr_t)v, key, x) {
         snprintf(r->at, sizeof r->at, "nodes.%s.%s", name, key);

@@ -87,7 +87,8 @@ static json_t *said_json(const struct track *t, const struct utterance *u, int n
 }
 
 /* What the others said last, in an order of the item's own. */
-static json_t *others_json(const struct workflow_execution *r, const struct track *t, int me, int end, int tail) {
+static json_t *others_json(const struct workflow_execution *r, const struct track *t, int me,
+                           int end, int tail) {
     uint32_t order[TEAM_MAX];
     int n = 0;
     for (int a = 0; a < r->n_agents; a++)
@@ -103,7 +104,8 @@ static json_t *others_json(const struct workflow_execution *r, const struct trac
     return list;
 }
 
-static json_t *transcript_json(const struct workflow_execution *r, const struct track *t, int end, int tail) {
+static json_t *transcript_json(const struct workflow_execution *r, const struct track *t, int end,
+                               int tail) {
     json_t *list = json_array();
     for (int i = 0; i < end; i++) {
         const struct utterance *u = &t->o->v[i];
@@ -181,7 +183,8 @@ static bool speaks(const struct workflow_execution *r, const struct workflow_nod
     return role >= 0 && n->by >> role & 1;
 }
 
-static int messages_make(const struct workflow_execution *r, struct pending_call *a, struct llm_call *c, struct error *err) {
+static int messages_make(const struct workflow_execution *r, struct pending_call *a,
+                         struct llm_call *c, struct error *err) {
     const struct workflow_node *n = &r->w->nodes[a->track->node];
     json_t *vars = agent_vars(r, a->track, a->agent);
     int rc = OK;
@@ -209,20 +212,21 @@ static uint64_t call_seed(const struct workflow_execution *r, const struct track
     return rng_u64(&rng) >> 11;
 }
 
-static int call_make(const struct workflow_execution *r, struct pending_call *a, struct llm_call *c, struct error *err) {
+static int call_make(const struct workflow_execution *r, struct pending_call *a, struct llm_call *c,
+                     struct error *err) {
     const struct track *t = a->track;
     const struct workflow_node *n = &r->w->nodes[t->node];
     const struct workflow_options *o = r->options;
     int64_t left = (r->w->max_generated - t->generated) / t->waiting; // a fair share
     *c = (struct llm_call){.agent = &r->team[a->agent],
-                       .item = t->item,
-                       .reply = n->reply,
-                       .working = o->working,
-                       .candidates = (const char *const *)t->o->candidates,
-                       .n_candidates = t->o->n_candidates,
-                       .temperature = o->temperature < 0 ? n->temperature : o->temperature,
-                       .top_p = n->top_p,
-                       .max_tokens = o->max_tokens ? o->max_tokens : n->max_tokens};
+                           .item = t->item,
+                           .reply = n->reply,
+                           .working = o->working,
+                           .candidates = (const char *const *)t->o->candidates,
+                           .n_candidates = t->o->n_candidates,
+                           .temperature = o->temperature < 0 ? n->temperature : o->temperature,
+                           .top_p = n->top_p,
+                           .max_tokens = o->max_tokens ? o->max_tokens : n->max_tokens};
     if (r->team[a->agent].temperature > 0 && o->temperature < 0)
         c->temperature = r->team[a->agent].temperature;
     if (r->team[a->agent].max_tokens > 0 && !o->max_tokens)
@@ -253,11 +257,11 @@ static int speakers(const struct workflow_execution *r, struct track *t, int out
 /* what comes back */
 
 /* The answer of a call as one of the track's candidates, and how sure it is. */
-static void answer_take(const struct workflow_execution *r, struct track *t, const struct llm_call *c,
-                        struct utterance *u) {
+static void answer_take(const struct workflow_execution *r, struct track *t,
+                        const struct llm_call *c, struct utterance *u) {
     const struct grader *asked = r->options->grader, *same = c->reply == REPLY_LEGACY ? NULL
-                                                             : asked                ? asked
-                                                                                    : r->exact;
+                                                             : asked                  ? asked
+                                                                                      : r->exact;
     char *text = NULL;
     u->answer = -1;
     u->confidence = 1;
@@ -276,12 +280,13 @@ static void answer_take(const struct workflow_execution *r, struct track *t, con
         text = answer_parse(asked, c, u->text, &u->confidence);
     if (text && *text)
         u->answer = answer_candidate_find(&t->o->candidates, &t->o->n_candidates, text, same,
-                                   t->item->n_choices == 0);
+                                          t->item->n_choices == 0);
     if (u->answer >= 0 && u->answer < EVAL_MAX_CHOICES) u->prob[u->answer] = u->confidence;
     free(text);
 }
 
-static void utterance_add(const struct workflow_execution *r, struct track *t, int agent, struct llm_call *c) {
+static void utterance_add(const struct workflow_execution *r, struct track *t, int agent,
+                          struct llm_call *c) {
     struct transcript *o = t->o;
     if (o->n == t->size) {
         t->size = t->size ? 2 * t->size : 8;
@@ -305,8 +310,8 @@ static void utterance_add(const struct workflow_execution *r, struct track *t, i
 
 /* moving on */
 
-static int edge_holds(const struct workflow_execution *r, const struct track *t, const struct workflow_edge *e, bool *out,
-                      struct error *err) {
+static int edge_holds(const struct workflow_execution *r, const struct track *t,
+                      const struct workflow_edge *e, bool *out, struct error *err) {
     struct jinja_output text = {0};
     *out = true;
     if (!e->when) return OK;
@@ -350,7 +355,8 @@ static int track_spoken(const struct workflow_execution *r, struct track *t, str
 /* deciding */
 
 /* The ballots of a track: everybody's last answer, or all answers. The judge has none. */
-static int ballots(const struct workflow_execution *r, const struct track *t, struct agent_answer *out) {
+static int ballots(const struct workflow_execution *r, const struct track *t,
+                   struct agent_answer *out) {
     int n = 0;
     for (int i = 0; i < t->o->n; i++) {
         const struct utterance *u = &t->o->v[i];
@@ -385,7 +391,8 @@ static void track_decide(const struct workflow_execution *r, struct track *t) {
     o->final = -1;
     for (int i = 0; i < o->n; i++)
         if (o->v[i].node == r->w->text && !o->v[i].failed) o->final = i;
-    if (o->answer < 0 && o->final < 0 && o->ending != WORKFLOW_STOP_BUDGET) o->ending = WORKFLOW_STOP_NO_ANSWER;
+    if (o->answer < 0 && o->final < 0 && o->ending != WORKFLOW_STOP_BUDGET)
+        o->ending = WORKFLOW_STOP_NO_ANSWER;
     free(v);
 }
 
@@ -397,7 +404,8 @@ static void track_tell(const struct workflow_execution *r, struct track *t) {
 }
 
 /* All calls that wait for nothing, of all tracks. */
-static int workflow_step(struct workflow_execution *r, const struct llm_client *asker, int *asked, struct error *err) {
+static int workflow_step(struct workflow_execution *r, const struct llm_client *asker, int *asked,
+                         struct error *err) {
     size_t most = (size_t)r->n_tracks * (size_t)r->n_agents;
     struct pending_call *a = xcalloc(most, sizeof *a);
     struct llm_call *calls = xcalloc(most, sizeof *calls);
@@ -433,7 +441,8 @@ static int workflow_step(struct workflow_execution *r, const struct llm_client *
     return rc;
 }
 
-static void track_begin(struct track *t, const struct task_item *it, struct transcript *o, int index) {
+static void track_begin(struct track *t, const struct task_item *it, struct transcript *o,
+                        int index) {
     *t = (struct track){.item = it, .o = o, .index = index};
     o->candidates = xcalloc((size_t)it->n_choices + 1, sizeof *o->candidates);
     for (int c = 0; c < it->n_choices; c++)
@@ -472,15 +481,15 @@ int workflow_run(const struct workflow *w, const struct llm_client *asker, const
     if (n_agents < 1 || n_agents > TEAM_MAX)
         return error_set(err, ERR_USAGE, "a team has 1 to %d agents, not %d", TEAM_MAX, n_agents);
     struct workflow_execution r = {.w = w,
-                    .team = team,
-                    .n_agents = n_agents,
-                    .options = o,
-                    .rounds = o->rounds ? o->rounds : w->rounds,
-                    .vote = o->vote ? o->vote : w->vote,
-                    .exact = grader_find("exact", err),
-                    .clock = o->clock ? o->clock : clock_now,
-                    .tracks = xcalloc((size_t)n_items + 1, sizeof *r.tracks),
-                    .n_tracks = n_items};
+                                   .team = team,
+                                   .n_agents = n_agents,
+                                   .options = o,
+                                   .rounds = o->rounds ? o->rounds : w->rounds,
+                                   .vote = o->vote ? o->vote : w->vote,
+                                   .exact = grader_find("exact", err),
+                                   .clock = o->clock ? o->clock : clock_now,
+                                   .tracks = xcalloc((size_t)n_items + 1, sizeof *r.tracks),
+                                   .n_tracks = n_items};
     int rc = texts_check(team, n_agents, items, n_items, err), open = n_items;
     double seconds = o->seconds > 0 ? o->seconds : w->max_seconds;
     r.deadline = seconds > 0 ? r.clock() + seconds : INFINITY;

@@ -341,12 +341,13 @@ static int tools_refuse(const struct chat_template_input *chat, struct error *er
     return error_set(err, ERR_MISMATCH, "the model has no chat template that knows tools");
 }
 
-int chat_template_render(const struct tokenizer *t, const struct chat_template_input *chat, struct chat_text *out,
-                struct error *err) {
+int chat_template_render(const struct tokenizer *t, const struct chat_template_input *chat,
+                         struct chat_text *out, struct error *err) {
     *out = (struct chat_text){0};
     if (tok_template(t)) return template_render(tok_template(t), chat, out, err);
     if (tools_refuse(chat, err) != OK) return err->code;
-    struct chat_template c = {.now = -1, .jinja = jinja_parse(chatml_template, strlen(chatml_template), err)};
+    struct chat_template c = {.now = -1,
+                              .jinja = jinja_parse(chatml_template, strlen(chatml_template), err)};
     CHECK(c.jinja != NULL);
     int rc = template_render(&c, chat, out, err);
     jinja_free(c.jinja);
@@ -391,8 +392,8 @@ static void text_encode(const struct tokenizer *t, const struct chat_text *c, st
 }
 
 /* Without a template: texts only. */
-static int plain_encode(const struct tokenizer *t, const struct chat_template_input *chat, struct token_ids *out,
-                        struct buf *mask, struct error *err) {
+static int plain_encode(const struct tokenizer *t, const struct chat_template_input *chat,
+                        struct token_ids *out, struct buf *mask, struct error *err) {
     size_t n = json_array_size(chat->messages);
     if (tools_refuse(chat, err) != OK) return err->code;
     struct chat_message *msgs = xcalloc(n + 1, sizeof *msgs);
@@ -400,7 +401,7 @@ static int plain_encode(const struct tokenizer *t, const struct chat_template_in
     for (size_t i = 0; rc == OK && i < n; i++) {
         const json_t *m = json_array_get(chat->messages, i);
         msgs[i] = (struct chat_message){json_string_value(json_object_get(m, "role")),
-                                   json_string_value(json_object_get(m, "content"))};
+                                        json_string_value(json_object_get(m, "content"))};
         if (!msgs[i].role || !msgs[i].content)
             rc = error_set(err, ERR_FORMAT, "message %zu needs a role and a content, both strings",
                            i + 1);
@@ -411,8 +412,8 @@ static int plain_encode(const struct tokenizer *t, const struct chat_template_in
 }
 
 /* Under a template that the conversation brings with it. */
-static int foreign_encode(const struct tokenizer *t, const struct chat_template_input *chat, struct token_ids *out,
-                          struct buf *mask, struct error *err) {
+static int foreign_encode(const struct tokenizer *t, const struct chat_template_input *chat,
+                          struct token_ids *out, struct buf *mask, struct error *err) {
     struct chat_template *c = chat_template_new(t, chat->template);
     struct chat_text text = {0};
     int rc = template_render(c, chat, &text, err);
@@ -422,8 +423,8 @@ static int foreign_encode(const struct tokenizer *t, const struct chat_template_
     return rc;
 }
 
-int chat_template_encode(const struct tokenizer *t, const struct chat_template_input *chat, struct token_ids *out,
-                struct buf *mask, struct error *err) {
+int chat_template_encode(const struct tokenizer *t, const struct chat_template_input *chat,
+                         struct token_ids *out, struct buf *mask, struct error *err) {
     struct chat_text text;
     if (chat->template) return foreign_encode(t, chat, out, mask, err);
     if (!tok_template(t)) return plain_encode(t, chat, out, mask, err);
@@ -434,13 +435,14 @@ int chat_template_encode(const struct tokenizer *t, const struct chat_template_i
 }
 
 int chat_encode(const struct tokenizer *t, const struct chat_message *msgs, int n,
-                bool generation_prompt, struct token_ids *out, struct buf *mask, struct error *err) {
+                bool generation_prompt, struct token_ids *out, struct buf *mask,
+                struct error *err) {
     if (!tok_template(t)) {
         chat_ml_encode(t, msgs, n, generation_prompt, out, mask);
         return OK;
     }
     struct chat_template_input chat = {.messages = messages_json(msgs, n, err),
-                        .generation_prompt = generation_prompt};
+                                       .generation_prompt = generation_prompt};
     int rc = chat.messages ? chat_template_encode(t, &chat, out, mask, err) : err->code;
     json_decref((json_t *)(uintptr_t)chat.messages);
     return rc;

@@ -5,9 +5,10 @@
  * (jinja_value.c, Python's semantics) with filters, tests, methods and functions
  * (jinja_builtin.c).
  *
- * Everything lives in the arena of one `struct jinja_ctx`, given back at once; an error is a jump out of
- * the walk to the entry point, so no function in here cleans up or returns a code. Whatever costs
- * time or memory in proportion to its input goes through jinja_alloc, jinja_charge_bytes or jinja_charge_scan.
+ * Everything lives in the arena of one `struct jinja_ctx`, given back at once; an error is a jump
+ * out of the walk to the entry point, so no function in here cleans up or returns a code. Whatever
+ * costs time or memory in proportion to its input goes through jinja_alloc, jinja_charge_bytes or
+ * jinja_charge_scan.
  */
 #ifndef SHOAL_JINJA_INTERNAL_H
 #define SHOAL_JINJA_INTERNAL_H
@@ -20,9 +21,9 @@
 
 /*
  * The state of one parse or one rendering, and its budget. A step is at most about 25 ns on a
- * processor of 2020: jinja_charge_bytes for bytes that are copied, jinja_charge_scan for bytes or elements that
- * are looked at one by one. Every loop over what a template or its variables decide charges one of
- * them before it starts or in each round.
+ * processor of 2020: jinja_charge_bytes for bytes that are copied, jinja_charge_scan for bytes or
+ * elements that are looked at one by one. Every loop over what a template or its variables decide
+ * charges one of them before it starts or in each round.
  *
  * Invariant: steps < next between charges; jinja_check_limits runs when they reach it.
  */
@@ -44,7 +45,7 @@ void *jinja_alloc(struct jinja_ctx *w, size_t size); /* zeroed, 16-byte aligned 
 /* Limits of a parse; of a rendering until its variables are known. `stop` may be NULL. */
 void jinja_ctx_init(struct jinja_ctx *w, struct error *err, bool (*stop)(void *ctx), void *ctx);
 void jinja_check_limits(struct jinja_ctx *w); /* fails where a limit is reached or `stop` says so */
-void jinja_enter(struct jinja_ctx *w); /* one level deeper; w->depth-- leaves it */
+void jinja_enter(struct jinja_ctx *w);        /* one level deeper; w->depth-- leaves it */
 
 static inline void jinja_add_steps(struct jinja_ctx *w, uint64_t steps) {
     w->steps += steps;
@@ -131,8 +132,8 @@ struct train_method {
     struct str name;
 };
 struct macro {
-    const struct node *node; /* NODE_MACRO or NODE_CALL_BLOCK */
-    struct route_scope *scope;     /* where it was defined */
+    const struct node *node;   /* NODE_MACRO or NODE_CALL_BLOCK */
+    struct route_scope *scope; /* where it was defined */
 };
 struct loop {
     struct list *items;
@@ -158,7 +159,7 @@ void text_puts(struct jinja_ctx *w, struct text *t, const char *s);
 struct str text_str(const struct text *t);
 
 struct str str_from(struct jinja_ctx *w, const char *p, size_t n, uint8_t origin); /* copies */
-struct str str_part(struct str s, size_t begin, size_t end);                  /* bytes */
+struct str str_part(struct str s, size_t begin, size_t end);                       /* bytes */
 bool str_is(struct str s, const char *name);
 bool str_equal(struct str a, struct str b);
 size_t str_length(struct jinja_ctx *w, struct str s); /* characters */
@@ -176,7 +177,8 @@ bool str_is_case(struct jinja_ctx *w, struct str s, enum char_case wanted); /* i
 enum { STRIP_LEFT = 1, STRIP_RIGHT = 2 };
 /* chars NULL: white space. */
 struct str str_strip(struct jinja_ctx *w, struct str s, const struct str *chars, int sides);
-struct str str_replace(struct jinja_ctx *w, struct str s, struct str old, struct str new, int64_t max);
+struct str str_replace(struct jinja_ctx *w, struct str s, struct str old, struct str new,
+                       int64_t max);
 
 struct list *list_new(struct jinja_ctx *w, enum list_kind kind);
 void list_add(struct jinja_ctx *w, struct list *l, struct value v);
@@ -210,7 +212,8 @@ struct value value_binary(struct jinja_ctx *w, int op, struct value a, struct va
 struct value value_attr(struct jinja_ctx *w, struct value v, struct str name);    /* v.name */
 struct value value_item(struct jinja_ctx *w, struct value v, struct value index); /* v[index] */
 struct value value_slice(struct jinja_ctx *w, struct value v, const struct value part[3]);
-struct str value_percent(struct jinja_ctx *w, struct str format, struct value args); /* format % args */
+struct str value_percent(struct jinja_ctx *w, struct str format,
+                         struct value args); /* format % args */
 
 /* tree */
 
@@ -295,7 +298,8 @@ struct function {
 bool filter_known(struct str name);
 bool jinja_test_known(struct str name);
 const struct function *function_find(struct str name); /* global functions */
-struct value filter_apply(struct jinja_ctx *w, struct str name, struct value v, const struct args *a);
+struct value filter_apply(struct jinja_ctx *w, struct str name, struct value v,
+                          const struct args *a);
 bool jinja_test_apply(struct jinja_ctx *w, struct str name, struct value v, const struct args *a);
 struct value method_call(struct jinja_ctx *w, const struct train_method *m, const struct args *a);
 /* Whether Python's type of v has this attribute, and whether it is one that we have. */

@@ -40,18 +40,18 @@ enum { STEPS_PER_POLL = 1 << 16 };
 
 void jinja_ctx_init(struct jinja_ctx *w, struct error *err, bool (*stop)(void *ctx), void *ctx) {
     *w = (struct jinja_ctx){.err = err,
-                       .line = 1,
-                       .max_bytes = JINJA_MAX_BYTES,
-                       .max_steps = JINJA_MAX_STEPS,
-                       .next = MIN(STEPS_PER_POLL, JINJA_MAX_STEPS),
-                       .stop = stop,
-                       .stop_ctx = ctx};
+                            .line = 1,
+                            .max_bytes = JINJA_MAX_BYTES,
+                            .max_steps = JINJA_MAX_STEPS,
+                            .next = MIN(STEPS_PER_POLL, JINJA_MAX_STEPS),
+                            .stop = stop,
+                            .stop_ctx = ctx};
 }
 
 void jinja_check_limits(struct jinja_ctx *w) {
     if (w->steps >= w->max_steps)
         jinja_fail(w, "the template takes too many steps, more than %llu",
-                  (unsigned long long)w->max_steps);
+                   (unsigned long long)w->max_steps);
     w->next = MIN(w->steps + STEPS_PER_POLL, w->max_steps);
     if (!w->stop || !w->stop(w->stop_ctx)) return;
     error_set(w->err, ERR_STATE, "line %d: the rendering was ended", w->line);
@@ -229,9 +229,9 @@ static struct value call_value(struct render *r, struct value f, const struct ar
     if (f.kind == V_MACRO) return call_macro(r, f.macro, a);
     if (f.kind == V_UNDEFINED)
         jinja_fail(&r->w, "'%.*s' is undefined%s", (int)MIN(f.s.n, 60u), f.s.p ? f.s.p : "",
-                  f.s.p && str_is(f.s, "strftime_now")
-                      ? "; give it a date: SOURCE_DATE_EPOCH in the environment"
-                      : "");
+                   f.s.p && str_is(f.s, "strftime_now")
+                       ? "; give it a date: SOURCE_DATE_EPOCH in the environment"
+                       : "");
     if (f.kind == V_LOOP) jinja_fail(&r->w, "recursive loops are not supported");
     jinja_fail(&r->w, "a %s cannot be called", value_type(f));
 }
@@ -394,7 +394,7 @@ static void assign(struct render *r, const struct node *target, struct value v) 
         struct value ns = name_get(r, target->name);
         if (ns.kind != V_NAMESPACE)
             jinja_fail(&r->w, "'%.*s' is no namespace", (int)MIN(target->name.n, 60u),
-                      target->name.p);
+                       target->name.p);
         dict_set(&r->w, ns.dict, STRING(target->name2), v);
     } else {
         const struct list *l = value_items(&r->w, v);

@@ -82,7 +82,8 @@ static struct value path_get(struct jinja_ctx *w, struct value v, struct value p
 }
 
 /* What sort, unique, min and max look at: strings without their case. */
-static struct value sort_key(struct jinja_ctx *w, struct value v, struct value attribute, bool cased) {
+static struct value sort_key(struct jinja_ctx *w, struct value v, struct value attribute,
+                             bool cased) {
     if (attribute.kind != V_NONE) v = path_get(w, v, attribute);
     return v.kind == V_STR && !cased ? STRING(str_case(w, v.s, TO_LOWER)) : v;
 }
@@ -164,8 +165,8 @@ static struct value filter_unique(struct jinja_ctx *w, struct value v, const str
     return LIST_VALUE(out);
 }
 
-static struct value extreme(struct jinja_ctx *w, struct value v, const struct args *a, const char *name,
-                            int sign) {
+static struct value extreme(struct jinja_ctx *w, struct value v, const struct args *a,
+                            const char *name, int sign) {
     args_check(w, a, name, 0, 2, "case_sensitive attribute");
     bool cased = value_truth(arg_get(a, 0, "case_sensitive", BOOL(false)));
     struct value attribute = arg_get(a, 1, "attribute", NONE);
@@ -313,8 +314,8 @@ static struct value filter_map(struct jinja_ctx *w, struct value v, const struct
 }
 
 /* select, reject, selectattr, rejectattr */
-static struct value choose(struct jinja_ctx *w, struct value v, const struct args *a, bool attribute,
-                           bool wanted) {
+static struct value choose(struct jinja_ctx *w, struct value v, const struct args *a,
+                           bool attribute, bool wanted) {
     struct value path = attribute ? arg_get(a, 0, NULL, UNDEFINED) : NONE;
     struct args rest = args_rest(a, attribute);
     struct list *out = list_new(w, GENERATOR);
@@ -610,7 +611,8 @@ static struct value filter_round(struct jinja_ctx *w, struct value v, const stru
     int64_t precision = need_int(w, arg_get(a, 0, "precision", INT(0)), "round");
     struct str method = need_str(w, arg_get(a, 1, "method", STRING(STR("common"))), "round");
     if (!value_is_number(v)) jinja_fail(w, "'round' needs a number, not a %s", value_type(v));
-    if (precision < 0 || precision > 20) jinja_fail(w, "this precision of 'round' is not supported");
+    if (precision < 0 || precision > 20)
+        jinja_fail(w, "this precision of 'round' is not supported");
     bool up = str_is(method, "ceil");
     if (up || str_is(method, "floor")) {
         if (precision)
@@ -705,7 +707,8 @@ bool filter_known(struct str name) {
     return filter_find(name) != NULL;
 }
 
-struct value filter_apply(struct jinja_ctx *w, struct str name, struct value v, const struct args *a) {
+struct value filter_apply(struct jinja_ctx *w, struct str name, struct value v,
+                          const struct args *a) {
     const struct filter *f = filter_find(name);
     if (!f->apply) jinja_fail(w, "the filter '%s' is not supported", f->name);
     if (v.kind == V_MARKUP && f->apply != filter_escape && f->apply != filter_safe)
@@ -731,7 +734,7 @@ static bool test_undefined(struct jinja_ctx *w, struct value v, const struct arg
 }
 
 #define TEST_OF(name, condition)                                                                   \
-    static bool test_##name(struct jinja_ctx *w, struct value v, const struct args *a) {                \
+    static bool test_##name(struct jinja_ctx *w, struct value v, const struct args *a) {           \
         args_check(w, a, #name, 0, 0, NULL);                                                       \
         return condition;                                                                          \
     }
@@ -1112,8 +1115,8 @@ static bool char_is_east_asian(uint32_t c) {
 }
 
 /* isdigit and the like, for ASCII and East Asian letters; any other character is refused. */
-static struct value all_chars(struct jinja_ctx *w, struct str s, const struct args *a, const char *name,
-                              bool letters, bool digits) {
+static struct value all_chars(struct jinja_ctx *w, struct str s, const struct args *a,
+                              const char *name, bool letters, bool digits) {
     args_check(w, a, name, 0, 0, NULL);
     bool all = s.n > 0;
     int len;
@@ -1310,7 +1313,7 @@ struct value method_call(struct jinja_ctx *w, const struct train_method *m, cons
             if (row_is(m->name, str_methods[i].name)) return str_methods[i].call(w, v.s, a);
     if (!name_listed(attributes_of(v)->have, m->name))
         jinja_fail(w, "the method '%.*s' of a %s is not supported", (int)m->name.n, m->name.p,
-                  value_type(v));
+                   value_type(v));
     if (v.kind == V_DICT) return dict_method(w, v, m->name, a);
     if (v.kind == V_LOOP) return loop_method(w, v.loop, m->name, a);
     return list_method(w, v, m->name, a);

@@ -198,9 +198,9 @@ static void lex_operator(struct parser *p, char *stack, int *depth) {
         int len;
         uint32_t u = char_at(p->p + p->at, &len);
         jinja_fail(p->w,
-                  u < 0x80 ? "unexpected character '%.*s'"
-                           : "the character '%.*s' outside of strings is not supported",
-                  len, p->p + p->at);
+                   u < 0x80 ? "unexpected character '%.*s'"
+                            : "the character '%.*s' outside of strings is not supported",
+                   len, p->p + p->at);
     }
     if (c == '(' || c == '[' || c == '{') {
         if (*depth == JINJA_MAX_DEPTH) jinja_fail(p->w, "nested too deeply");
@@ -366,7 +366,7 @@ _Noreturn static void unexpected(struct parser *p, const char *wanted) {
     char op[] = {'\'', (char)t->op, (char)(t->op >> 8), 0};
     if (t->kind == T_NAME)
         jinja_fail(p->w, "unexpected '%.*s', expected %s", (int)MIN(t->name.n, 40u), t->name.p,
-                  wanted);
+                   wanted);
     if (t->kind == T_OP) jinja_fail(p->w, "unexpected %s', expected %s", op, wanted);
     jinja_fail(p->w, "unexpected %s, expected %s", names[t->kind], wanted);
 }
@@ -627,7 +627,8 @@ static struct node *parse_test(struct parser *p, struct node *a) {
     take(p);
     bool negated = skip_name(p, "not");
     n->name = expect_name(p);
-    if (!jinja_test_known(n->name)) jinja_fail(p->w, "there is no test '%.*s'", (int)n->name.n, n->name.p);
+    if (!jinja_test_known(n->name))
+        jinja_fail(p->w, "there is no test '%.*s'", (int)n->name.n, n->name.p);
     if (at_op(p, '(')) {
         parse_args(p, &n->list);
     } else if (test_argument_follows(p)) {

@@ -252,7 +252,8 @@ struct str str_strip(struct jinja_ctx *w, struct str s, const struct str *chars,
 }
 
 /* An empty `old` stands before every character and at the end. */
-struct str str_replace(struct jinja_ctx *w, struct str s, struct str old, struct str new, int64_t max) {
+struct str str_replace(struct jinja_ctx *w, struct str s, struct str old, struct str new,
+                       int64_t max) {
     struct text t = {0};
     size_t at = 0;
     for (int64_t n = 0; max < 0 || n < max; n++) {

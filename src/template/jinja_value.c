@@ -81,7 +81,8 @@ static bool keys_equal(struct jinja_ctx *w, struct value a, struct value b) {
 }
 
 /* The slot of a key, or the free one where it would be. */
-static struct dict_bucket *dict_slot(struct jinja_ctx *w, struct dict *d, struct value key, uint64_t hash) {
+static struct dict_bucket *dict_slot(struct jinja_ctx *w, struct dict *d, struct value key,
+                                     uint64_t hash) {
     for (size_t i = hash & (d->n_slots - 1);; i = (i + 1) & (d->n_slots - 1)) {
         struct dict_bucket *s = &d->slots[i];
         if (!s->at || (s->tag == hash >> 32 && keys_equal(w, d->v[s->at - 1].key, key))) return s;
@@ -523,8 +524,8 @@ static const struct dict *dict_sorted(struct jinja_ctx *w, const struct dict *d)
     return out;
 }
 
-static void json_put(struct jinja_ctx *w, struct text *t, struct value v, const struct json_style *s,
-                     int level);
+static void json_put(struct jinja_ctx *w, struct text *t, struct value v,
+                     const struct json_style *s, int level);
 
 static void json_dict(struct jinja_ctx *w, struct text *t, const struct dict *d,
                       const struct json_style *s, int level) {
@@ -548,8 +549,8 @@ static void json_list(struct jinja_ctx *w, struct text *t, const struct list *l,
     }
 }
 
-static void json_put(struct jinja_ctx *w, struct text *t, struct value v, const struct json_style *s,
-                     int level) {
+static void json_put(struct jinja_ctx *w, struct text *t, struct value v,
+                     const struct json_style *s, int level) {
     bool list = is_sequence(v), empty;
     if (v.kind == V_STR) return json_str(w, t, v.s, s->ascii);
     if (v.kind != V_DICT && !list) return text_add(w, t, json_scalar(w, v));
@@ -912,8 +913,8 @@ static int64_t slice_part(struct jinja_ctx *w, struct value v, int64_t other) {
 }
 
 /* Python's slice.indices: a bound into [lowest, highest]. */
-static int64_t slice_bound(struct jinja_ctx *w, struct value v, int64_t n, int64_t low, int64_t high,
-                           int64_t other) {
+static int64_t slice_bound(struct jinja_ctx *w, struct value v, int64_t n, int64_t low,
+                           int64_t high, int64_t other) {
     int64_t i = slice_part(w, v, other);
     if (v.kind == V_NONE) return i;
     if (i < 0) i += n;
@@ -921,8 +922,8 @@ static int64_t slice_bound(struct jinja_ctx *w, struct value v, int64_t n, int64
 }
 
 /* Characters begin, begin + step … of a string of n. */
-static struct value slice_str(struct jinja_ctx *w, struct str s, int64_t n, int64_t begin, int64_t end,
-                              int64_t step) {
+static struct value slice_str(struct jinja_ctx *w, struct str s, int64_t n, int64_t begin,
+                              int64_t end, int64_t step) {
     struct text t = {0};
     if (step == 1) {
         end = MAX(begin, end);

@@ -99,14 +99,14 @@ struct chat_template_input {
     const json_t *messages; /* array of objects, as in OpenAI's API */
     const json_t *tools;    /* array, or NULL */
     const json_t *extra;    /* object of further variables (enable_thinking, documents), or NULL */
-    const char *template;   /* Jinja, for chat_template_encode in place of the tokenizer's; or NULL */
+    const char *template; /* Jinja, for chat_template_encode in place of the tokenizer's; or NULL */
     bool generation_prompt;
     /* Polled while a template is rendered; true ends it with ERR_STATE. NULL: it is never ended. */
     bool (*stop)(void *ctx);
     void *stop_ctx;
 };
-int chat_template_encode(const struct tokenizer *t, const struct chat_template_input *chat, struct token_ids *out,
-                struct buf *mask, struct error *err);
+int chat_template_encode(const struct tokenizer *t, const struct chat_template_input *chat,
+                         struct token_ids *out, struct buf *mask, struct error *err);
 
 /* What the template writes. The spans cover the text: `data` is what people wrote, where no special
  * token may be read; `own` is what the assistant has to say, from behind the header that generation
@@ -123,8 +123,8 @@ struct chat_text {
     struct chat_span *spans;
     size_t n_spans;
 };
-int chat_template_render(const struct tokenizer *t, const struct chat_template_input *chat, struct chat_text *out,
-                struct error *err);
+int chat_template_render(const struct tokenizer *t, const struct chat_template_input *chat,
+                         struct chat_text *out, struct error *err);
 void chat_text_release(struct chat_text *c);
 
 #endif

@@ -131,7 +131,8 @@ const char *pretokenizer_pattern(const char *pre) {
 
 const char *pretokenizer_name(const char *pattern, bool ignore_merges) {
     for (size_t i = 0; i < ARRAY_LEN(pretokenizer_table); i++)
-        if (strcmp(pretokenizer_table[i].pattern, pattern) == 0 && pretokenizer_table[i].ignore_merges == ignore_merges)
+        if (strcmp(pretokenizer_table[i].pattern, pattern) == 0 &&
+            pretokenizer_table[i].ignore_merges == ignore_merges)
             return pretokenizer_table[i].name;
     return pattern;
 }
@@ -195,8 +196,9 @@ pcre2_code *tokenizer_regex_compile(const char *pattern, uint32_t options, struc
 static int pre_prepare(struct tokenizer *t, struct error *err) {
     const char *pre = t->spec.pre;
     if (!*pre || strcmp(pre, "default") == 0) {
-        log_warn("the tokenizer does not name its pre-tokenizer: taking 'gpt-2', and token boundaries "
-             "may be wrong");
+        log_warn(
+            "the tokenizer does not name its pre-tokenizer: taking 'gpt-2', and token boundaries "
+            "may be wrong");
         t->spec.pre = pre = "gpt-2";
     }
     const char *pattern = pretokenizer_pattern(pre);
@@ -327,7 +329,7 @@ static bool encoder_reserve_long(struct encoder *e) {
     e->long_cap = 0;
     free(e->heap);
     e->heap = token_ids_realloc(e->out, NULL,
-                          sizeof(*e->heap) * n * 3); /* n - 1 at first, two for every merge */
+                                sizeof(*e->heap) * n * 3); /* n - 1 at first, two for every merge */
     if (!e->heap || !scratch_reserve(e, &e->prev, n) || !scratch_reserve(e, &e->next, n))
         return false;
     e->long_cap = e->n;

@@ -302,13 +302,13 @@ static void spec_begin(struct trainer_state *s, struct tokenizer_spec *spec, con
     int32_t *lens = arena_alloc(&s->arena, sizeof(*lens) * (size_t)s->vocab);
     uint8_t *types = arena_alloc(&s->arena, (size_t)s->vocab);
     *spec = (struct tokenizer_spec){.kind = TOKENIZER_BPE,
-                              .pieces = pieces,
-                              .lens = lens,
-                              .types = types,
-                              .pre = pre ? pre : "gpt-2",
-                              .bos = n > 0 ? 0 : -1,
-                              .eos = n > 0 ? 0 : -1,
-                              .unk = -1};
+                                    .pieces = pieces,
+                                    .lens = lens,
+                                    .types = types,
+                                    .pre = pre ? pre : "gpt-2",
+                                    .bos = n > 0 ? 0 : -1,
+                                    .eos = n > 0 ? 0 : -1,
+                                    .unk = -1};
     s->tokens = arena_alloc(&s->arena, sizeof(*s->tokens) * (size_t)s->vocab);
     for (int i = 0; i < n; i++) {
         if (strcmp(specials[i], "<|im_end|>") == 0) spec->eos = i;
@@ -404,7 +404,7 @@ static int train_run(struct trainer_state *s, const char *text, size_t len, stru
 
 /* One thread is enough: a few MB a second, once in a model's life. */
 struct tokenizer *tokenizer_train_bpe(const char *text, size_t len, int32_t vocab, const char *pre,
-                                const char **specials, int n_specials, struct error *err) {
+                                      const char **specials, int n_specials, struct error *err) {
     if (train_check(len, vocab, specials, n_specials, err) != OK) return NULL;
     struct trainer_state s = {.vocab = vocab};
     struct tokenizer_spec spec;

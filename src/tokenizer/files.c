@@ -3,13 +3,13 @@
  * tokenizer.model, llama2.c's tokenizer .bin — and the byte tokenizer of models that have no file.
  * (GGUF's own is in gguf.c.)
  *
- * A reader turns its file into a struct tokenizer_spec, or says what in it is not supported: normalizers,
- * pre-tokenizers and decoders that would treat text otherwise are refused and never skipped over.
- * Only one thing is passed over aloud: spaces that added tokens would swallow. What
+ * A reader turns its file into a struct tokenizer_spec, or says what in it is not supported:
+ * normalizers, pre-tokenizers and decoders that would treat text otherwise are refused and never
+ * skipped over. Only one thing is passed over aloud: spaces that added tokens would swallow. What
  * tokenizer_config.json says is hf.c's business.
  *
- * Invariant: what tokenizer_write_json writes, tokenizer_from_json reads as a tokenizer with the same ids for
- * every text, and writing that gives the same bytes again.
+ * Invariant: what tokenizer_write_json writes, tokenizer_from_json reads as a tokenizer with the
+ * same ids for every text, and writing that gives the same bytes again.
  */
 #include "tokenizer/internal.h"
 
@@ -167,7 +167,7 @@ static int reader_added(struct reader *r, struct error *err) {
     r->spec.user_pieces = r->spec.kind == TOKENIZER_UNIGRAM && users > 0 && normalized == users;
     if (stripping > 0)
         log_warn("%zu added tokens would swallow spaces or match whole words only: they do neither",
-             stripping);
+                 stripping);
     return OK;
 }
 
@@ -275,8 +275,9 @@ static bool replaces(const json_t *part, const char *from, const char *to) {
 #define TEXT_BEGIN "(?<!\\n)^"
 
 static int spm_normalizer(struct reader *r, const json_t *part, struct error *err) {
-    bool prefix = (strcmp(type_of(part), "Prepend") == 0 && text_is(part, "prepend", METASPACE_CHAR)) ||
-                  replaces(part, TEXT_BEGIN, METASPACE_CHAR);
+    bool prefix =
+        (strcmp(type_of(part), "Prepend") == 0 && text_is(part, "prepend", METASPACE_CHAR)) ||
+        replaces(part, TEXT_BEGIN, METASPACE_CHAR);
     bool mark = replaces(part, " ", METASPACE_CHAR);
     if (!prefix && !mark && (r->prefixes || r->marks))
         return error_set(err, ERR_FORMAT,
@@ -724,14 +725,14 @@ static json_t *steps_json(const char *text) {
 /* Where the space goes before every text it is a normalizer's, else a pre-tokenizer's. */
 static void cutting_spm(json_t *root, const struct tokenizer *t) {
     json_t *normalizers = steps_json(t->spec.normalizer), *pre = json_null();
-    json_t *decoders = json_pack("[o,{s:s},{s:s}]", replace_json("String", METASPACE_CHAR, " "), "type",
-                                 "ByteFallback", "type", "Fuse");
+    json_t *decoders = json_pack("[o,{s:s},{s:s}]", replace_json("String", METASPACE_CHAR, " "),
+                                 "type", "ByteFallback", "type", "Fuse");
     if (t->prefix_joins && (t->spec.add_space_prefix || t->spec.split_words))
         pre = metaspace_json(t);
     if (t->spec.add_space_prefix) {
         if (!t->prefix_joins)
-            json_array_append_new(normalizers,
-                                  json_pack("{s:s,s:s}", "type", "Prepend", "prepend", METASPACE_CHAR));
+            json_array_append_new(
+                normalizers, json_pack("{s:s,s:s}", "type", "Prepend", "prepend", METASPACE_CHAR));
         json_array_append_new(decoders, json_pack("{s:s,s:s,s:i,s:i}", "type", "Strip", "content",
                                                   " ", "start", 1, "stop", 0));
     }
@@ -772,7 +773,8 @@ static int cutting_bpe(json_t *root, const struct tokenizer_spec *s, struct erro
     return OK;
 }
 
-static void label_add(json_t *labels, const char *label, const struct tokenizer_spec *s, int32_t id) {
+static void label_add(json_t *labels, const char *label, const struct tokenizer_spec *s,
+                      int32_t id) {
     if (id >= 0)
         json_object_set_new(
             labels, label,
@@ -1136,8 +1138,12 @@ struct tokenizer *tokenizer_from_llama2c(const char *path, int32_t vocab, struct
     struct buf scratch = {0};
     struct tokenizer *t = NULL;
     if (file_map_open(&file, path, err) != OK) return NULL;
-    struct tokenizer_spec spec = {
-        .kind = TOKENIZER_SPM, .unk = 0, .bos = 1, .eos = 2, .add_bos = true, .add_space_prefix = true};
+    struct tokenizer_spec spec = {.kind = TOKENIZER_SPM,
+                                  .unk = 0,
+                                  .bos = 1,
+                                  .eos = 2,
+                                  .add_bos = true,
+                                  .add_space_prefix = true};
     int rc = llama2c_read(&g, &scratch, &file, vocab, err);
     if (rc == OK &&
         (vocab < 3 || g.types.data[1] != PIECE_CONTROL || g.types.data[2] != PIECE_CONTROL))
@@ -1167,7 +1173,8 @@ struct tokenizer *tokenizer_new_bytes(int32_t vocab) {
         int len = snprintf(piece, sizeof(piece), "[PAD%d]", id);
         growing_add(&g, piece, (size_t)len, 0, PIECE_UNUSED);
     }
-    struct tokenizer_spec spec = {.kind = TOKENIZER_BPE, .pre = "gpt-2", .bos = 0, .eos = 2, .unk = -1};
+    struct tokenizer_spec spec = {
+        .kind = TOKENIZER_BPE, .pre = "gpt-2", .bos = 0, .eos = 2, .unk = -1};
     struct error err;
     struct tokenizer *t = growing_tokenizer(&g, &spec, &err);
     CHECK(t);

@@ -52,7 +52,7 @@ struct tokenizer {
     int32_t byte_ids[256];        /* -1: the vocabulary lacks this byte */
     int32_t *matched; /* tokens found in text whole, sorted by their bytes, then by id */
     int32_t matched_begin[257];
-    struct normalizer *norm;          /* NULL: text is taken as it is */
+    struct normalizer *norm;    /* NULL: text is taken as it is */
     pcre2_code *code;           /* BPE's pre-tokenizer */
     struct trie *trie;          /* UNIGRAM: its normal pieces */
     int32_t ascii[128];         /* SPM: symbol of each one-byte character, or -1 */
@@ -101,7 +101,7 @@ struct normalizer *normalizer_new(const char *json, struct error *err);
 void normalizer_free(struct normalizer *n);
 /* `out` becomes the text as normalised; `scratch` is room for it. */
 void normalizer_apply(const struct normalizer *n, const char *p, size_t len, struct buf *out,
-                struct buf *scratch);
+                      struct buf *scratch);
 /* A normalizer's JSON text from its steps, malloc'ed. */
 char *normalizer_to_json(const json_t *steps);
 

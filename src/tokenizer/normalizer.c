@@ -239,7 +239,7 @@ static void step_run(const struct step *s, const char *p, size_t len, struct buf
 }
 
 void normalizer_apply(const struct normalizer *n, const char *p, size_t len, struct buf *out,
-                struct buf *scratch) {
+                      struct buf *scratch) {
     out->len = 0;
     buf_add(out, p, n->n == 0 ? len : 0);
     for (int i = 0; i < n->n; i++) {
@@ -374,7 +374,7 @@ static int steps_parse(struct normalizer *n, const json_t *v, int depth, struct 
     json_t *part;
     if (depth > DEPTH_LIMIT) return error_set(err, ERR_FORMAT, "normalizers are nested too deeply");
     if (type && strcmp(type, "Sequence") == 0) {
-        json_array_foreach(json_object_get(v, "normalizers"), i, part) {
+        json_array_foreach (json_object_get(v, "normalizers"), i, part) {
             if (steps_parse(n, part, depth + 1, err) != OK) return err->code;
         }
         return OK;

@@ -7,8 +7,8 @@
  * spaces around them, and all of them are found in the text as it was written, before it is
  * normalised.
  *
- * Invariant: after tokenizer_new nothing of a tokenizer changes, and every call keeps its scratch to
- * itself, so any number of threads may use one. Control and unknown tokens come out of text only
+ * Invariant: after tokenizer_new nothing of a tokenizer changes, and every call keeps its scratch
+ * to itself, so any number of threads may use one. Control and unknown tokens come out of text only
  * when the caller passed TOKENIZER_PARSE_SPECIAL.
  */
 #include "tokenizer/internal.h"
@@ -116,7 +116,8 @@ void merge_table_add(struct merge_table *p, int32_t left, int32_t right, int32_t
     p->n++;
 }
 
-const struct merge_slot *merge_table_find(const struct merge_table *p, int32_t left, int32_t right) {
+const struct merge_slot *merge_table_find(const struct merge_table *p, int32_t left,
+                                          int32_t right) {
     if (left < 0 || right < 0) return NULL;
     uint64_t key = (uint64_t)(uint32_t)left << 32 | (uint32_t)right;
     uint64_t bit = pair_place(key) & (p->mask * 4 + 3);
@@ -278,7 +279,8 @@ static int matcher_build(struct tokenizer *t, struct error *err) {
 static size_t spec_bytes(const struct tokenizer_spec *s) {
     size_t n = (size_t)s->n, text = n, merges = (size_t)s->n_merges, slack = 32 * 64;
     for (size_t i = 0; i < n; i++) text += (size_t)s->lens[i];
-    int64_t pairs = s->n_merges > 0 || s->kind == TOKENIZER_BPE ? s->n_merges : (int64_t)text - s->n;
+    int64_t pairs =
+        s->n_merges > 0 || s->kind == TOKENIZER_BPE ? s->n_merges : (int64_t)text - s->n;
     size_t tables = slots_for(s->n) * sizeof(int32_t) +
                     slots_for(pairs) * (sizeof(struct merge_slot) + 1) +
                     n * (sizeof(char *) + 3 * sizeof(int32_t) + 1);
@@ -387,7 +389,7 @@ static int32_t match_at(const struct tokenizer *t, const char *p, size_t left, b
 }
 
 void split_special_tokens(const struct tokenizer *t, const char *text, size_t len, bool control,
-                    fragment_fn fn, void *ctx) {
+                          fragment_fn fn, void *ctx) {
     size_t begin = 0, i = 0;
     while (i < len) {
         int32_t id = match_at(t, text + i, len - i, control);
@@ -453,13 +455,14 @@ static void encoder_release(struct encoder *e) {
 }
 
 void tokenizer_encode(const struct tokenizer *t, const char *text, size_t len, int flags,
-                struct token_ids *out) {
+                      struct token_ids *out) {
     CHECK(len <= TEXT_LIMIT);
     struct encoder e = {.t = t, .out = out};
     struct fragment_state s = {&e, !(flags & TOKENIZER_NO_PREFIX_SPACE)};
     if ((flags & TOKENIZER_ADD_BOS) && tokenizer_add_bos(t)) token_ids_add(out, t->spec.bos);
     split_special_tokens(t, text, len, flags & TOKENIZER_PARSE_SPECIAL, fragment_encode, &s);
-    if ((flags & TOKENIZER_ADD_EOS) && t->spec.add_eos && t->spec.eos >= 0) token_ids_add(out, t->spec.eos);
+    if ((flags & TOKENIZER_ADD_EOS) && t->spec.add_eos && t->spec.eos >= 0)
+        token_ids_add(out, t->spec.eos);
     encoder_release(&e);
 }
 
@@ -480,12 +483,12 @@ void tokenizer_decode_token(const struct tokenizer *t, int32_t id, bool specials
 /* Takes back the space that encoding put at the beginning and after every token that was matched
  * whole. */
 void tokenizer_decode(const struct tokenizer *t, const int32_t *ids, int n, bool specials,
-                    struct buf *out) {
+                      struct buf *out) {
     tokenizer_decode_offsets(t, ids, n, specials, out, NULL);
 }
 
 void tokenizer_decode_offsets(const struct tokenizer *t, const int32_t *ids, int n, bool specials,
-                     struct buf *out, int32_t *ends) {
+                              struct buf *out, int32_t *ends) {
     bool prefixed = t->spec.kind != TOKENIZER_BPE && t->spec.add_space_prefix, first = prefixed;
     for (int i = 0; i < n; i++) {
         size_t before = out->len;

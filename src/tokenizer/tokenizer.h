@@ -20,11 +20,12 @@ int32_t tokenizer_eos(const struct tokenizer *t);
 bool tokenizer_add_bos(const struct tokenizer *t);
 bool tokenizer_is_special(const struct tokenizer *t, int32_t id);
 const char *tokenizer_id_to_piece(const struct tokenizer *t, int32_t id,
-                      int *len);                                /* as stored in the vocabulary */
-int32_t tokenizer_piece_to_id(const struct tokenizer *t, const char *piece); /* id of a stored piece, or -1 */
-#define TOKENIZER_ADD_BOS 1     /* add what the model adds before a text */
-#define TOKENIZER_PARSE_SPECIAL 2 /* the text of special tokens becomes their id */
-#define TOKENIZER_ADD_EOS 4     /* add what the model adds after a text, as encoders are given it */
+                                  int *len); /* as stored in the vocabulary */
+int32_t tokenizer_piece_to_id(const struct tokenizer *t,
+                              const char *piece); /* id of a stored piece, or -1 */
+#define TOKENIZER_ADD_BOS 1                       /* add what the model adds before a text */
+#define TOKENIZER_PARSE_SPECIAL 2                 /* the text of special tokens becomes their id */
+#define TOKENIZER_ADD_EOS 4 /* add what the model adds after a text, as encoders are given it */
 struct token_ids {
     int32_t *v;
     int n, cap;
@@ -37,14 +38,14 @@ void token_ids_add(struct token_ids *s, int32_t id);
 void token_ids_release(struct token_ids *s);
 /* Appends to `out`. Any bytes are accepted; invalid UTF-8 goes through byte tokens. */
 void tokenizer_encode(const struct tokenizer *t, const char *text, size_t len, int flags,
-                struct token_ids *out);
+                      struct token_ids *out);
 /* Appends the bytes of one token; special tokens give nothing unless `specials`. */
 void tokenizer_decode_token(const struct tokenizer *t, int32_t id, bool specials, struct buf *out);
 void tokenizer_decode(const struct tokenizer *t, const int32_t *ids, int n, bool specials,
-                    struct buf *out);
+                      struct buf *out);
 /* The same, and where in `out` each token ends: ends [n]. */
 void tokenizer_decode_offsets(const struct tokenizer *t, const int32_t *ids, int n, bool specials,
-                     struct buf *out, int32_t *ends);
+                              struct buf *out, int32_t *ends);
 void tokenizer_free(struct tokenizer *t);
 
 /* What the file readers fill in to make one (strings are copied). */
@@ -70,9 +71,9 @@ struct tokenizer_spec {
 };
 struct tokenizer *tokenizer_new(const struct tokenizer_spec *spec, struct error *err);
 struct tokenizer *tokenizer_from_json(const char *path,
-                                struct error *err); /* tokenizer.json: BPE and Unigram */
+                                      struct error *err); /* tokenizer.json: BPE and Unigram */
 struct tokenizer *tokenizer_from_sentencepiece(const char *path,
-                                         struct error *err); /* tokenizer.model: the same */
+                                               struct error *err); /* tokenizer.model: the same */
 struct tokenizer *tokenizer_from_llama2c(const char *path, int32_t vocab, struct error *err);
 /* Byte tokens, three specials, and filler pieces up to `vocab` (NULL below 259): for models with
  * random weights. */
@@ -83,7 +84,7 @@ int tokenizer_write_json(const struct tokenizer *t, const char *path, struct err
  * pair whose two pieces are lexicographically greatest, as GPT-2-style trainers do) until `vocab`.
  * Specials get the first ids. */
 struct tokenizer *tokenizer_train_bpe(const char *text, size_t len, int32_t vocab, const char *pre,
-                                const char **specials, int n_specials, struct error *err);
+                                      const char **specials, int n_specials, struct error *err);
 
 /* for chat templates (template/template.h) */
 
@@ -92,10 +93,11 @@ struct tokenizer *tokenizer_train_bpe(const char *text, size_t len, int32_t voca
 /* Cuts out the tokens that are matched whole; fn gets their id, or -1 for the text between. */
 typedef void (*fragment_fn)(void *ctx, int32_t id, const char *p, size_t n);
 void split_special_tokens(const struct tokenizer *t, const char *text, size_t len, bool control,
-                    fragment_fn fn, void *ctx);
+                          fragment_fn fn, void *ctx);
 /* SPM: a space is put before the first text only, not after special tokens too. */
 bool tok_prefix_once(const struct tokenizer *t);
-/* The tokenizer's chat template, which it owns; NULL: ChatML. Replacing it frees the previous one. */
+/* The tokenizer's chat template, which it owns; NULL: ChatML. Replacing it frees the previous one.
+ */
 struct chat_template;
 void tok_own_template(struct tokenizer *t, struct chat_template *c,
                       void (*release)(struct chat_template *));

@@ -121,8 +121,8 @@ void attention_forward(struct trainer *t, int l) {
 }
 
 /* Softmax backward on one block: dp becomes the gradient of the raw scores, p probabilities. */
-static void softmax_block_backward(const struct trainer *t, const struct head *h, float *p, float *dp,
-                            int64_t ld, const float *by, int64_t i0, int64_t i1) {
+static void softmax_block_backward(const struct trainer *t, const struct head *h, float *p,
+                                   float *dp, int64_t ld, const float *by, int64_t i0, int64_t i1) {
     int64_t j0 = first_key(h, i0);
     for (int64_t i = i0; i < i1; i++) {
         float *pr = p + (i - i0) * ld, *dr = dp + (i - i0) * ld;

@@ -259,7 +259,8 @@ void batch_set_call_rows(struct trainer *t, const struct train_sample *samples, 
     for (int i = 0; i < n; i++) t->whole += sample_rows(&samples[i]);
 }
 
-static int sample_check(const struct trainer *t, const struct train_sample *s, int i, struct error *err) {
+static int sample_check(const struct trainer *t, const struct train_sample *s, int i,
+                        struct error *err) {
     if (!t->full && (s->adapter < 0 || s->adapter >= t->n_adapters))
         return error_set(err, ERR_USAGE, "sample %d names adapter %d of %d", i, s->adapter,
                          t->n_adapters);
@@ -293,11 +294,11 @@ static void sample_pack(struct trainer *t, const struct train_sample *s, int32_t
     int32_t rows = sample_rows(s);
     if (!rows) return;
     t->spans[t->n_spans++] = (struct packed_seq){.begin = at,
-                                           .end = at + rows,
-                                           .target = t->targets,
-                                           .adapter = adapter,
-                                           .ordinal = ordinal,
-                                           .sample = s};
+                                                 .end = at + rows,
+                                                 .target = t->targets,
+                                                 .adapter = adapter,
+                                                 .ordinal = ordinal,
+                                                 .sample = s};
     for (int32_t i = 0; i < rows; i++) {
         t->tokens_in[at + i] = s->tokens[i];
         t->pos[at + i] = i;

@@ -36,7 +36,8 @@ static json_t *header_make(const struct trainer *t, const json_t *extra) {
                      extra ? json_deep_copy(extra) : json_null());
 }
 
-static int put(struct atomic_file *w, struct sha256 *h, const void *p, size_t n, struct error *err) {
+static int put(struct atomic_file *w, struct sha256 *h, const void *p, size_t n,
+               struct error *err) {
     sha256_update(h, p, n);
     return atomic_file_write(w, p, n, err);
 }

@@ -112,9 +112,10 @@ static void lm_head_backward(struct trainer *t, int64_t n) {
     const struct matrix *w = &t->model->head;
     int64_t d = t->c.d_model;
     matrix_mul_backward(t->dhn, d, t->logits, w->n, n, w, t->int8_backward, false, t->back_scratch,
-                    t->pool);
+                        t->pool);
     if (t->full)
-        gemm_nn_parallel(DTYPE_F32, t->g_head, d, t->logits, 1, w->n, w->n, t->hn, d, n, d, true, t->pool);
+        gemm_nn_parallel(DTYPE_F32, t->g_head, d, t->logits, 1, w->n, w->n, t->hn, d, n, d, true,
+                         t->pool);
 }
 
 static void chunk_backward(struct trainer *t, int64_t first, int64_t n) {
@@ -124,9 +125,9 @@ static void chunk_backward(struct trainer *t, int64_t first, int64_t n) {
     else
         lm_head_backward(t, n);
     norm_backward(t, t->dhn, t->dhn, t->hx,
-                       (struct norm_params){t->model->final_norm, t->model->final_norm_bias,
-                                     t->g_final_norm, t->g_final_norm_bias},
-                       n, d, false);
+                  (struct norm_params){t->model->final_norm, t->model->final_norm_bias,
+                                       t->g_final_norm, t->g_final_norm_bias},
+                  n, d, false);
     for (int64_t i = 0; i < n; i++)
         memcpy(t->dx + t->target_row[first + i] * d, t->dhn + i * d, (size_t)d * sizeof(float));
 }

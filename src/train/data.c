@@ -109,7 +109,7 @@ static int message_take(const struct place *p, const json_t *value, int i, struc
 }
 
 int conversation_parse(const char *path, int line, const char *field, const json_t *list,
-                      struct chat_message **out, int *n, struct error *err) {
+                       struct chat_message **out, int *n, struct error *err) {
     const struct place p = {path, field, line};
     size_t size = json_array_size(list);
     int rc = OK;
@@ -124,8 +124,8 @@ int conversation_parse(const char *path, int line, const char *field, const json
 
 /* Turns of the assistant with "weight": 0 are not learned. Each turn is a run of ones of the mask.
  */
-static int turn_weights_apply(const struct loading *l, const json_t *list, struct buf *mask, int line,
-                      struct error *err) {
+static int turn_weights_apply(const struct loading *l, const json_t *list, struct buf *mask,
+                              int line, struct error *err) {
     size_t turns = 0, runs = 0, i;
     bool mute[MAX_MESSAGES], any = false;
     const json_t *v;
@@ -184,21 +184,23 @@ static int messages_take(struct loading *l, const json_t *list, int line, struct
 /* Encodes prompt and completion as the one text that the model will see; the prompt's part of it is
  * what the prompt alone would give, so a token across the seam is learned. `prompt` may be NULL.
  * The end of text is learned too, so that generation knows where to stop. */
-static int prompt_completion_encode(struct loading *l, const json_t *prompt, const json_t *completion, int line,
-                      struct error *err) {
+static int prompt_completion_encode(struct loading *l, const json_t *prompt,
+                                    const json_t *completion, int line, struct error *err) {
     struct token_ids ids = {0}, alone = {0};
     struct buf text = {0}, mask = {0};
     struct sample_digest facts = {.line = line};
     struct chat_message said[2] = {{.role = "user", .content = json_string_value(prompt)},
-                              {.role = "assistant", .content = json_string_value(completion)}};
+                                   {.role = "assistant", .content = json_string_value(completion)}};
     int rc = sample_digest_compute(prompt ? said : said + 1, prompt ? 2 : 1, &facts, err);
     if (rc) return rc;
     if (prompt) {
         buf_add(&text, json_string_value(prompt), json_string_length(prompt));
-        tokenizer_encode(l->tok, text.data, text.len, TOKENIZER_ADD_BOS | TOKENIZER_PARSE_SPECIAL, &alone);
+        tokenizer_encode(l->tok, text.data, text.len, TOKENIZER_ADD_BOS | TOKENIZER_PARSE_SPECIAL,
+                         &alone);
     }
     buf_add(&text, json_string_value(completion), json_string_length(completion));
-    tokenizer_encode(l->tok, text.data, text.len, TOKENIZER_ADD_BOS | TOKENIZER_PARSE_SPECIAL, &ids);
+    tokenizer_encode(l->tok, text.data, text.len, TOKENIZER_ADD_BOS | TOKENIZER_PARSE_SPECIAL,
+                     &ids);
     if (tokenizer_eos(l->tok) >= 0) token_ids_add(&ids, tokenizer_eos(l->tok));
     for (bool learned = false; mask.len < (size_t)ids.n;) {
         int i = (int)mask.len;

@@ -18,7 +18,7 @@ struct preference_data { /* of a job */
 struct dpo_trainer {
     struct train_loop c;
     struct preference_data *jobs; /* [n] */
-    int64_t per_update; /* pairs of each adapter */
+    int64_t per_update;           /* pairs of each adapter */
     struct train_sample *batch;
     const double **reference; /* of the batch */
     int n_batch;
@@ -243,7 +243,7 @@ static void data_tell(struct dpo_trainer *p, struct rl_plan *out) {
         const struct preference_data *q = &p->jobs[j];
         const struct train_sample *pair = &q->data.v[2 * pair_at(p, j, 0, 0)];
         out->pairs[j] = (struct pair_length_stats){lengths_of(q, 0, true), lengths_of(q, 0, false),
-                                              lengths_of(q, 1, false)};
+                                                   lengths_of(q, 1, false)};
         for (int k = 0; k < 2; k++) training_plan_add_example(&out->run, &pair[k], j);
     }
 }
@@ -280,7 +280,7 @@ static int times_measure(struct dpo_trainer *p, struct rl_plan *out, struct erro
 }
 
 int dpo_plan(const struct train_loop *c, const struct rl_options *o, struct rl_plan *out,
-                struct error *err) {
+             struct error *err) {
     struct dpo_trainer p = dpo_make(c, o);
     struct training_plan *plan = &out->run;
     int rc = dpo_open(&p, err);

@@ -14,9 +14,9 @@
  * where W has in · out, and the estimate's error grows with their number; and what is trained stays
  * one plain adapter of its rank.
  *
- * Signs are lora_perturbation_signs of the member's number in its update: u and v of its projection; p and q,
- * R each, of the same projection L layers further down. They are made when a pair is evaluated and
- * made again when its fitness is known; in between nothing of it is kept.
+ * Signs are lora_perturbation_signs of the member's number in its update: u and v of its
+ * projection; p and q, R each, of the same projection L layers further down. They are made when a
+ * pair is evaluated and made again when its fitness is known; in between nothing of it is kept.
  *
  * Exact match needs no generation: greedy decoding gives the wanted answer if and only if every
  * wanted token is the most probable one after those before it, and that is what one forward pass
@@ -29,8 +29,8 @@
  * and samples in order, and sums over pairs go in their order. So neither threads nor passes change
  * a bit.
  */
-#include "train/train.h"
 #include "train/internal.h"
+#include "train/train.h"
 
 #include <math.h>
 #include <stdlib.h>
@@ -71,12 +71,12 @@ struct es {
     /* grows with the longest sample seen */
     struct forward *forward;
     int32_t slot_len, max_rows;
-    size_t forward_size; /* and of the arrays below */
-    struct batch_row *rows;    /* [max_rows] */
-    int32_t *out_rows;   /* [max_rows] rows before a target */
-    int32_t *target;     /* [max_rows] the token after them */
+    size_t forward_size;      /* and of the arrays below */
+    struct batch_row *rows;   /* [max_rows] */
+    int32_t *out_rows;        /* [max_rows] rows before a target */
+    int32_t *target;          /* [max_rows] the token after them */
     struct member_score *out; /* [max_rows] of one target each */
-    const float **enter; /* [max_rows] where in `stream` a row begins */
+    const float **enter;      /* [max_rows] where in `stream` a row begins */
 
     /* a pass */
     struct seq seqs[MAX_SEQS];
@@ -120,7 +120,8 @@ static double fitness_exact(const struct member_score *s, int n) {
     return right / asked;
 }
 
-static const struct fitness fitness_functions[] = {{"loss", fitness_loss}, {"exact", fitness_exact}};
+static const struct fitness fitness_functions[] = {{"loss", fitness_loss},
+                                                   {"exact", fitness_exact}};
 
 static void shape_none(double *f, int n) {
     (void)f, (void)n;
@@ -364,8 +365,8 @@ static void perturbation_items(void *ctx, int64_t begin, int64_t end, int thread
     }
 }
 
-struct adapter *es_perturbation(const struct trainer *t, int index, const struct lora_perturbation *z,
-                             double sigma) {
+struct adapter *es_perturbation(const struct trainer *t, int index,
+                                const struct lora_perturbation *z, double sigma) {
     CHECK(!t->full && index >= 0 && index < t->n_adapters && !t->adapters[index]->config.dora);
     const struct model_config *c = &t->c;
     int32_t n = c->n_layers * N_PROJ;
@@ -546,7 +547,7 @@ static int pass_run(struct es *e, struct error *err) {
     int rc = OK;
     if (e->n_rows && e->stream)
         forward_upper_layers(e->forward, e->first, e->enter, e->rows, e->n_rows, e->segs, e->n_segs,
-                      e->out_rows, e->n_out, NULL);
+                             e->out_rows, e->n_out, NULL);
     else if (e->n_rows)
         forward_run(e->forward, e->rows, e->n_rows, e->segs, e->n_segs, e->out_rows, e->n_out,
                     NULL);
@@ -581,7 +582,7 @@ static void lower_layers_forward(struct es *e) {
         int32_t rows = i < e->n ? sample_rows(s) : 0;
         if (e->n_rows && (i == e->n || !pass_has_room(e, rows))) {
             forward_lower_layers(e->forward, e->first, e->rows, e->n_rows,
-                          e->stream + from * e->m->config.d_model);
+                                 e->stream + from * e->m->config.d_model);
             while (e->n_seqs > 0) kv_cache_truncate(forward_kv_cache(e->forward), --e->n_seqs, 0);
             e->n_rows = 0;
             from = e->stream_at[i];
@@ -670,8 +671,8 @@ static bool targets_any(const struct train_sample *s, int n) {
     return false;
 }
 
-int es_accumulate(struct es *e, struct trainer *t, int index, const struct train_sample *samples, int n,
-                  struct error *err) {
+int es_accumulate(struct es *e, struct trainer *t, int index, const struct train_sample *samples,
+                  int n, struct error *err) {
     CHECK(n > 0 && !t->full && index >= 0 && index < t->n_adapters && t->model == e->m);
     if (t->adapters[index]->config.dora)
         return error_set(err, ERR_MISMATCH,

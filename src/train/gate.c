@@ -54,7 +54,7 @@ static void rows_run(struct measure *c, const struct train_sample *s, int32_t fr
 }
 
 int gate_eval_nll(const struct model *m, const struct adapter *a, const struct dataset *d,
-                 struct pool *pool, double *nll, struct error *err) {
+                  struct pool *pool, double *nll, struct error *err) {
     struct forward_options o = {.max_rows = ROWS, .n_slots = 1, .slot_len = 1, .pool = pool};
     struct measure c = {.a = a, .vocab = m->config.vocab_size};
     for (int i = 0; i < d->n; i++) o.slot_len = MAX(o.slot_len, d->v[i].n);

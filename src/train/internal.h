@@ -3,8 +3,8 @@
  *
  * trainer.c owns the state (parameters, groups, checks, the public verbs), batch.c packs samples
  * and lays out what a pass needs, layers.c runs one layer forward and backward, lora.c the
- * adapters' part of its projections, attention.c its attention, layer_ops.c what is done row by row,
- * cross_entropy.c the loss, optimizer.c the update, checkpoint.c the file.
+ * adapters' part of its projections, attention.c its attention, layer_ops.c what is done row by
+ * row, cross_entropy.c the loss, optimizer.c the update, checkpoint.c the file.
  *
  * Letters as in model.h; M rows of the packed batch, C rows of a chunk of it, Q = H·E, G = K·E, I
  * and O a projection's inputs and outputs. A sample of n tokens gives at most n - 1 rows: the last
@@ -159,8 +159,8 @@ static inline struct lora_params *trainer_lora(const struct trainer *t, int adap
 /* batch.c: packs samples (those of one adapter together, in the order given) and makes room. */
 int batch_pack(struct trainer *t, const struct train_sample *samples, int n, struct error *err);
 /* How many of the samples the next pass takes, of a call that may be cut into several: with
- * checkpointing few, otherwise all; the bits are the same. batch_set_call_rows says before what the call
- * holds. */
+ * checkpointing few, otherwise all; the bits are the same. batch_set_call_rows says before what the
+ * call holds. */
 int batch_fit(const struct trainer *t, const struct train_sample *samples, int n);
 void batch_free_activations(struct trainer *t); /* its memory; the next one is laid out anew */
 void batch_set_call_rows(struct trainer *t, const struct train_sample *samples, int n);
@@ -173,18 +173,18 @@ void layer_backward(struct trainer *t, int l);
 struct row_range {
     int64_t r0, rows;
 };
-void lora_prepare(struct trainer *t);            /* bt, and DoRA's multipliers */
+void lora_prepare(struct trainer *t);                    /* bt, and DoRA's multipliers */
 void lora_dropout_mask(struct trainer *t, int l, int p); /* decides what dropout keeps, all rows */
 /* y += scale · B (A drop(x)), times DoRA's multipliers; keeps h and z. With `aside` the base's
  * product lies there and has yet to be added to y: the residual stream, which DoRA must not scale.
  * Without y only h is made (and there is no DoRA). */
 void lora_forward(struct trainer *t, int l, int p, struct row_range s, float *y, float *aside,
-                     const float *x);
+                  const float *x);
 /* DoRA only: adds the magnitudes' gradients and turns dy into the gradient of z; else dy itself. */
 const float *dora_backward(struct trainer *t, int l, int p, struct row_range s, const float *dy);
 /* dx (may be NULL) += the adapters' part; adds the gradients of A and B. */
 void lora_backward(struct trainer *t, int l, int p, struct row_range s, float *dx, const float *dy,
-                      const float *x);
+                   const float *x);
 
 /* attention.c: q, k, v → att; datt → dq, dk, dv. */
 size_t attention_scratch(const struct model_config *c, int64_t longest);
@@ -193,16 +193,16 @@ void attention_backward(struct trainer *t, int l);
 
 /* layer_ops.c: what is done row by row, over the pool. */
 void norm_forward(struct trainer *t, float *y, const float *x, const float *g, const float *b,
-               int64_t rows, int64_t width);
+                  int64_t rows, int64_t width);
 /* dx (+)= gradient through y = norm(x), rows of `width`; dg and db (may be NULL) += over rows, in
- * order. dy is overwritten; dx may be dy itself when it is not added to. `b` as in norm_forward tells
- * a LayerNorm. */
+ * order. dy is overwritten; dx may be dy itself when it is not added to. `b` as in norm_forward
+ * tells a LayerNorm. */
 struct norm_params {
     const float *g, *b;
     float *dg, *db;
 };
 void norm_backward(struct trainer *t, float *dx, float *dy, const float *x, struct norm_params n,
-                        int64_t rows, int64_t width, bool add);
+                   int64_t rows, int64_t width, bool add);
 void bias_forward(struct trainer *t, float *y, const float *bias, int64_t rows, int64_t width);
 void bias_backward(struct trainer *t, float *db, const float *dy, int64_t rows, int64_t width);
 void residual_forward(struct trainer *t, float *y, const float *x, int64_t rows, int64_t width);
@@ -211,13 +211,14 @@ void activation_forward(struct trainer *t, const float *gate, const float *up, i
 void activation_backward(struct trainer *t, const float *gate, const float *up, int64_t rows);
 /* Rotates the heads of all rows of y; `back` the other way. */
 void rope_rotate(struct trainer *t, int l, float *y, int64_t width, bool back);
-/* cross_entropy.c: fills t->target_nll; with `backward`, sets t->dx and adds the head's gradients, each
- * target weighted by t->target_weight. */
+/* cross_entropy.c: fills t->target_nll; with `backward`, sets t->dx and adds the head's gradients,
+ * each target weighted by t->target_weight. */
 int fused_cross_entropy(struct trainer *t, bool backward, struct error *err);
 
 /* optimizer.c */
 #define MOMENT_BLOCK 256 /* numbers that share scales of 8-bit moments */
-struct optimizer_state { /* what the optimizer remembers of one tensor, as its own rule lays it out */
+struct optimizer_state { /* what the optimizer remembers of one tensor, as its own rule lays it out
+                          */
     void *data;
     size_t bytes;
 };

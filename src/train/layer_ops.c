@@ -32,7 +32,7 @@ static void norm_items(void *ctx, int64_t begin, int64_t end, int thread) {
 }
 
 void norm_forward(struct trainer *t, float *y, const float *x, const float *g, const float *b,
-               int64_t rows, int64_t width) {
+                  int64_t rows, int64_t width) {
     struct rows_job j = {.t = t, .y = y, .x = x, .n = {.g = g, .b = b}, .width = width};
     pool_run(t->pool, norm_items, &j, rows, 8);
 }
@@ -92,7 +92,7 @@ static void norm_backward_items(void *ctx, int64_t begin, int64_t end, int threa
 }
 
 void norm_backward(struct trainer *t, float *dx, float *dy, const float *x, struct norm_params n,
-                        int64_t rows, int64_t width, bool add) {
+                   int64_t rows, int64_t width, bool add) {
     struct rows_job j = {
         .t = t, .y = dx, .z = dy, .x = x, .n = n, .rows = rows, .width = width, .add = add};
     pool_run(t->pool, rstd_items, &j, rows, 8);
@@ -124,8 +124,7 @@ static void bias_grad_items(void *ctx, int64_t begin, int64_t end, int thread) {
         j->t->k->axpy(j->y + begin, 1.0f, j->x + i * j->width + begin, end - begin);
 }
 
-void bias_backward(struct trainer *t, float *db, const float *dy, int64_t rows,
-                        int64_t width) {
+void bias_backward(struct trainer *t, float *db, const float *dy, int64_t rows, int64_t width) {
     struct rows_job j = {.t = t, .y = db, .x = dy, .rows = rows, .width = width};
     if (db) pool_run(t->pool, bias_grad_items, &j, width, 16);
 }

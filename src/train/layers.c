@@ -17,13 +17,13 @@
 
 /* Rows of x as the projections p, p + 1, … of a layer, which share them, want them. */
 static struct gemm_input inputs_of(struct trainer *t, int l, int p, int n, const float *x,
-                               int64_t rows) {
+                                   int64_t rows) {
     return gemm_input_for(&t->model->layers[l].proj[p], n, x, rows, t->in_scratch, t->pool);
 }
 
 /* y (+)= x Wᵀ and the adapters' parts, of a stretch of rows. */
 static void linear_forward(struct trainer *t, int l, int p, struct row_range s, float *y,
-                    const struct gemm_input *in, bool add) {
+                           const struct gemm_input *in, bool add) {
     const struct matrix *w = &t->model->layers[l].proj[p];
     float *aside = add && t->acts[l].z[p] ? t->aside : NULL;
     matrix_mul(aside ? aside : y, w->n, in, w, add && !aside, t->pool);
@@ -32,16 +32,16 @@ static void linear_forward(struct trainer *t, int l, int p, struct row_range s, 
 
 /* dx (+)= dy W, and gradients; dx may be NULL where nobody needs it. */
 static void linear_backward(struct trainer *t, int l, int p, struct row_range s, float *dx,
-                         const float *dy, const float *x, bool add) {
+                            const float *dy, const float *x, bool add) {
     const struct matrix *w = &t->model->layers[l].proj[p];
     const float *dz = dora_backward(t, l, p, s, dy);
     if (dx)
         matrix_mul_backward(dx, w->k, dz, w->n, s.rows, w, t->int8_backward, add, t->back_scratch,
-                        t->pool);
+                            t->pool);
     lora_backward(t, l, p, s, dx, dz, x);
     if (!t->full) return;
-    gemm_nn_parallel(DTYPE_F32, t->layers[l].proj[p], w->k, dz, 1, w->n, w->n, x, w->k, s.rows, w->k, true,
-             t->pool);
+    gemm_nn_parallel(DTYPE_F32, t->layers[l].proj[p], w->k, dz, 1, w->n, w->n, x, w->k, s.rows,
+                     w->k, true, t->pool);
     bias_backward(t, t->layers[l].bias[p], dy, s.rows, w->n);
 }
 
@@ -70,8 +70,8 @@ static const float *branch_back(struct trainer *t, struct row_range s, const flo
     const float *dx = t->dx + s.r0 * d;
     if (!branch) return dx;
     memcpy(t->dxn, dx, (size_t)(s.rows * d) * sizeof *dx);
-    norm_backward(t, t->dxn, t->dxn, branch + s.r0 * d, (struct norm_params){.g = norm, .dg = g_norm},
-                       s.rows, d, false);
+    norm_backward(t, t->dxn, t->dxn, branch + s.r0 * d,
+                  (struct norm_params){.g = norm, .dg = g_norm}, s.rows, d, false);
     return t->dxn;
 }
 

@@ -41,7 +41,7 @@ static int last_answer(const struct chat_message *msgs, int n) {
 }
 
 int sample_digest_compute(const struct chat_message *msgs, int n, struct sample_digest *out,
-                      struct error *err) {
+                          struct error *err) {
     struct buf whole = {0}, near = {0}, prompt = {0};
     int rc = OK, asked = last_answer(msgs, n);
     for (int i = 0; rc == OK && i < n; i++) {
@@ -108,8 +108,8 @@ static void pair_count(struct lint_matches *p, const struct sample_digest *a,
     p->other = b->line;
 }
 
-static void train_duplicates_count(const struct dataset *d, const struct key *whole, const struct key *near,
-                          struct lint *out) {
+static void train_duplicates_count(const struct dataset *d, const struct key *whole,
+                                   const struct key *near, struct lint *out) {
     for (int i = 0; i < d->n_read; i++) {
         const struct sample_digest *f = &d->facts[i];
         int twin = keys_find(whole, d->n_read, f->whole),
@@ -122,7 +122,8 @@ static void train_duplicates_count(const struct dataset *d, const struct key *wh
 }
 
 static void contamination_count(const struct dataset *d, const struct dataset *eval,
-                          const struct key *near, const struct key *prompt, struct lint *out) {
+                                const struct key *near, const struct key *prompt,
+                                struct lint *out) {
     for (int i = 0; i < eval->n_read; i++) {
         const struct sample_digest *e = &eval->facts[i];
         int whole = keys_find(near, d->n_read, e->near);
@@ -133,7 +134,7 @@ static void contamination_count(const struct dataset *d, const struct dataset *e
 }
 
 static int duplicates_count(const struct dataset *d, const struct dataset *eval, struct lint *out,
-                       struct error *err) {
+                            struct error *err) {
     struct key *whole = keys_sort(d, offsetof(struct sample_digest, whole), err);
     struct key *near = whole ? keys_sort(d, offsetof(struct sample_digest, near), err) : NULL;
     struct key *prompt = near ? keys_sort(d, offsetof(struct sample_digest, prompt), err) : NULL;
@@ -163,7 +164,7 @@ static int lengths_measure(const struct dataset *d, struct lint *out, struct err
 }
 
 int lint_dataset(const struct dataset *d, const struct dataset *eval, struct lint *out,
-              struct error *err) {
+                 struct error *err) {
     *out = (struct lint){.read = d->n_read,
                          .kept = d->n,
                          .cut = (int)d->cut,

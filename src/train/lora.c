@@ -31,7 +31,8 @@ struct lora_rows {
     const struct lora_params *lp;
 };
 
-static bool lora_rows_next(const struct low_job *j, struct lora_rows *r, int64_t begin, int64_t end) {
+static bool lora_rows_next(const struct low_job *j, struct lora_rows *r, int64_t begin,
+                           int64_t end) {
     const struct trainer *t = j->t;
     while (r->span < t->n_spans && t->spans[r->span].end <= begin) r->span++;
     if (r->span >= t->n_spans || t->spans[r->span].begin >= end) return false;
@@ -91,7 +92,7 @@ void lora_dropout_mask(struct trainer *t, int l, int p) {
 /* y (+)= x where kept, scaled up; else (+)= 0. Four at a time: a half byte of decisions picks its
  * row of factors. */
 static void dropout_row(float *restrict y, const float *restrict x, const uint8_t *bits,
-                     const float (*factors)[4], int64_t width, bool add) {
+                        const float (*factors)[4], int64_t width, bool add) {
     int64_t c = 0;
     for (; c + 4 <= width; c += 4) {
         const float *f = factors[bits[c / 8] >> (c % 8) & 15];
@@ -107,8 +108,8 @@ static void dropout_row(float *restrict y, const float *restrict x, const uint8_
 }
 
 /* Rows [begin, end) of the stretch; y and x begin at its first. */
-static void dropout_rows(const struct low_job *j, float *y, const float *x, int64_t begin, int64_t end,
-                      bool add) {
+static void dropout_rows(const struct low_job *j, float *y, const float *x, int64_t begin,
+                         int64_t end, bool add) {
     const struct trainer *t = j->t;
     int64_t width = proj_in(&t->c, (enum proj)j->p), stride = (width + 7) / 8;
     const uint8_t *keep = t->acts[j->l].keep[j->p] + j->s.r0 * stride;
@@ -157,7 +158,7 @@ static void forward_items(void *ctx, int64_t begin, int64_t end, int thread) {
 }
 
 void lora_forward(struct trainer *t, int l, int p, struct row_range s, float *y, float *aside,
-                     const float *x) {
+                  const float *x) {
     struct low_job j = {.t = t, .l = l, .p = p, .s = s, .y = y, .aside = aside, .x = x};
     if (!t->full && t->acts[l].h[p]) pool_run(t->pool, forward_items, &j, s.rows, 8);
 }
@@ -247,7 +248,7 @@ static void lora_grad_items(void *ctx, int64_t begin, int64_t end, int thread) {
 }
 
 void lora_backward(struct trainer *t, int l, int p, struct row_range s, float *dx, const float *dy,
-                      const float *x) {
+                   const float *x) {
     struct low_job j = {.t = t, .l = l, .p = p, .s = s, .y = dx, .dy = dy, .x = x};
     if (t->full || !t->acts[l].h[p]) return;
     pool_run(t->pool, backward_items, &j, s.rows, 8);

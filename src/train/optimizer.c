@@ -22,12 +22,11 @@
 #define PIECE 4096
 
 float lr_schedule_at(enum lr_schedule s, double lr, double min_ratio, int64_t step, int64_t warmup,
-                  int64_t total) {
+                     int64_t total) {
     if (step < warmup) return (float)(lr * (double)(step + 1) / (double)warmup);
     if (s == LR_CONSTANT || total <= warmup) return (float)lr;
     double done = (double)MIN(step - warmup, total - warmup) / (double)(total - warmup);
-    double left =
-        s == LR_LINEAR ? 1 - done : 0.5 * (1 + math_cos(done * 3.14159265358979323846));
+    double left = s == LR_LINEAR ? 1 - done : 0.5 * (1 + math_cos(done * 3.14159265358979323846));
     return (float)(lr * (min_ratio + (1 - min_ratio) * left));
 }
 

@@ -51,7 +51,8 @@ void training_plan_scale(struct training_plan *plan, int64_t counted) {
     plan->tokens = (int64_t)((double)plan->tokens * whole + 0.5);
 }
 
-void training_plan_add_example(struct training_plan *plan, const struct train_sample *s, int adapter) {
+void training_plan_add_example(struct training_plan *plan, const struct train_sample *s,
+                               int adapter) {
     struct train_sample *to = &plan->first[plan->n_first++];
     *to = (struct train_sample){.n = s->n, .adapter = adapter};
     to->tokens = memcpy(xmalloc((size_t)s->n * sizeof *s->tokens), s->tokens,
@@ -60,7 +61,7 @@ void training_plan_add_example(struct training_plan *plan, const struct train_sa
 }
 
 int training_plan_time(int (*fn)(void *ctx, struct error *err), void *ctx, double *seconds,
-              struct error *err) {
+                       struct error *err) {
     *seconds = 0;
     for (int turn = 0; turn == 0 || (turn == 1 && *seconds < 2); turn++) {
         double start = clock_now();

@@ -35,10 +35,10 @@ struct rl_completion { /* a completion */
     int32_t end; /* the token that ends it, or -1 */
     struct engine_request request;
     struct train_sample sample; /* prompt and completion, which is the target */
-    int32_t n;            /* targets */
-    float *reference;     /* [n] */
-    double *old;          /* [n]; the engine's, of what it drew, until the trainer has its own */
-    int32_t drawn;        /* of n: without the end */
+    int32_t n;                  /* targets */
+    float *reference;           /* [n] */
+    double *old;   /* [n]; the engine's, of what it drew, until the trainer has its own */
+    int32_t drawn; /* of n: without the end */
     struct buf text;
     double count; /* completions that it stands for in the loss; 0: it is left out */
 };
@@ -48,10 +48,10 @@ struct rl_trainer {
     const struct rl_options *o;
     struct reward_fn reward, named; /* `named` is closed at the end */
     struct engine *engine;
-    struct rl_policy *trainees; /* [n] */
-    int64_t per_update;       /* prompts of each adapter; in a plan only some of the step's */
-    int32_t longest;          /* tokens of the longest prompt and its completion */
-    struct trainer_snapshot *undo;        /* NULL without kl_max */
+    struct rl_policy *trainees;    /* [n] */
+    int64_t per_update;            /* prompts of each adapter; in a plan only some of the step's */
+    int32_t longest;               /* tokens of the longest prompt and its completion */
+    struct trainer_snapshot *undo; /* NULL without kl_max */
 
     /* a step: [n][per_update][k] */
     int n_plays;
@@ -67,7 +67,8 @@ struct rl_trainer {
 
 /* Of place `slot` of an adapter's own, so that others beside it change nothing. Ids from 1: draws
  * with the same seed elsewhere are not met. */
-static uint64_t rl_completion_seed(const struct rl_trainer *l, int job, int64_t step, int64_t slot) {
+static uint64_t rl_completion_seed(const struct rl_trainer *l, int job, int64_t step,
+                                   int64_t slot) {
     const char *name = l->c.jobs[job].name;
     uint64_t seed = (uint64_t)l->c.o->seed ^ hash_fnv1a(name, strlen(name));
     struct rng r = rng_make(seed, RNG_SAMPLE, (uint32_t)slot + 1, (uint32_t)step);
@@ -83,17 +84,19 @@ static void rl_completion_begin(struct rl_trainer *l, int64_t step, int i) {
     const struct tokenizer *tok = l->c.m->tok;
     p->prompt = &t->prompts.data.v[at];
     p->item = t->prompts.items[at];
-    p->end = json_is_string(json_object_get(p->item, "prompt")) ? tokenizer_eos(tok) : tokenizer_eot(tok);
-    p->request = (struct engine_request){.prompt = p->prompt->tokens,
-                                  .n_prompt = p->prompt->n,
-                                  .adapter = t->policy,
-                                  .sampling = {.temperature = (float)l->o->temperature,
-                                               .top_p = 1,
-                                               .seed = rl_completion_seed(l, p->job, step, slot)},
-                                  .logprob_temperature = (float)l->o->temperature,
-                                  .max_tokens = (int32_t)l->o->max_new_tokens,
-                                  .stop = &p->end,
-                                  .n_stop = p->end >= 0};
+    p->end = json_is_string(json_object_get(p->item, "prompt")) ? tokenizer_eos(tok)
+                                                                : tokenizer_eot(tok);
+    p->request =
+        (struct engine_request){.prompt = p->prompt->tokens,
+                                .n_prompt = p->prompt->n,
+                                .adapter = t->policy,
+                                .sampling = {.temperature = (float)l->o->temperature,
+                                             .top_p = 1,
+                                             .seed = rl_completion_seed(l, p->job, step, slot)},
+                                .logprob_temperature = (float)l->o->temperature,
+                                .max_tokens = (int32_t)l->o->max_new_tokens,
+                                .stop = &p->end,
+                                .n_stop = p->end >= 0};
 }
 
 /* The end that it chose is a target too. */
@@ -148,13 +151,13 @@ static int compute_logprobs(struct rl_trainer *l, bool policies, struct error *e
     for (int i = 0; i < l->n_plays; i++) {
         struct rl_completion *p = &l->plays[i];
         engine_request_release(&p->request);
-        p->request =
-            (struct engine_request){.prompt = p->sample.tokens,
-                             .n_prompt = p->sample.n,
-                             .adapter = policies ? l->trainees[p->job].policy : l->c.starts[p->job],
-                             .sampling = {.top_p = 1},
-                             .prompt_logprobs = true,
-                             .logprob_temperature = (float)l->o->temperature};
+        p->request = (struct engine_request){.prompt = p->sample.tokens,
+                                             .n_prompt = p->sample.n,
+                                             .adapter = policies ? l->trainees[p->job].policy
+                                                                 : l->c.starts[p->job],
+                                             .sampling = {.top_p = 1},
+                                             .prompt_logprobs = true,
+                                             .logprob_temperature = (float)l->o->temperature};
     }
     int rc = requests_run(l, err);
     for (int i = 0; !rc && i < l->n_plays; i++) {
@@ -223,7 +226,9 @@ static void compute_loss_weights(struct rl_trainer *l) {
         int64_t active = 0;
         for (int64_t i = j * per; i < (j + 1) * per; i++) active += !has_no_gradient(l, (int)i);
         for (int64_t i = j * per; i < (j + 1) * per; i++)
-            l->plays[i].count = !active ? 1 : has_no_gradient(l, (int)i) ? 0 : (double)per / (double)active;
+            l->plays[i].count = !active                      ? 1
+                                : has_no_gradient(l, (int)i) ? 0
+                                                             : (double)per / (double)active;
     }
 }
 
@@ -285,8 +290,9 @@ static int kl_rollback(struct rl_trainer *l, int64_t update, int *undone, struct
     for (int j = 0; !rc && j < l->c.n; j++) {
         double kl = sums_kl(&l->sums[j]);
         if (kl <= l->o->kl_max) continue;
-        log_warn("update %lld of '%s' is not applied: with it the KL would be %.4f, above --kl-max %g",
-             (long long)update + 1, l->c.jobs[j].name, kl, l->o->kl_max);
+        log_warn(
+            "update %lld of '%s' is not applied: with it the KL would be %.4f, above --kl-max %g",
+            (long long)update + 1, l->c.jobs[j].name, kl, l->o->kl_max);
         trainer_snapshot_restore(l->undo, l->c.trainer, j);
         ++*undone;
     }
@@ -327,8 +333,8 @@ static json_t *trainee_log(const struct rl_trainer *l, int j) {
     }
     json_t *v = json_pack("{s:f,s:f,s:f,s:f,s:f,s:f,s:f}", "reward", l->trainees[j].last,
                           "reward_std", spread(l->rewards + j * per, per, l->trainees[j].last),
-                          "mixed", nonzero_variance_share(l, j), "kl", sums_kl(&l->sampled[j]), "entropy",
-                          drawn ? entropy / (double)drawn : 0, "length",
+                          "mixed", nonzero_variance_share(l, j), "kl", sums_kl(&l->sampled[j]),
+                          "entropy", drawn ? entropy / (double)drawn : 0, "length",
                           (double)tokens / (double)per, "ended", (double)ended / (double)per);
     if (l->o->inner_updates > 1)
         json_object_set_new(v, "clipped",
@@ -514,9 +520,9 @@ static void rl_trainer_release(struct rl_trainer *l) {
     free(l->sampled);
 }
 
-static int rl_trainer_make(struct rl_trainer *l, const struct train_loop *c, enum train_method method,
-                        const struct rl_options *o, const struct reward_fn *reward,
-                        struct error *err) {
+static int rl_trainer_make(struct rl_trainer *l, const struct train_loop *c,
+                           enum train_method method, const struct rl_options *o,
+                           const struct reward_fn *reward, struct error *err) {
     *l = (struct rl_trainer){.c = *c, .method = method, .o = o};
     l->per_update = c->o->bsz * c->o->grad_accum;
     l->trainees = xcalloc((size_t)c->n, sizeof *l->trainees);
@@ -527,8 +533,9 @@ static int rl_trainer_make(struct rl_trainer *l, const struct train_loop *c, enu
     return rc;
 }
 
-int policy_gradient_run(const struct train_loop *c, enum train_method method, const struct rl_options *o,
-               const struct reward_fn *reward, struct error *err) {
+int policy_gradient_run(const struct train_loop *c, enum train_method method,
+                        const struct rl_options *o, const struct reward_fn *reward,
+                        struct error *err) {
     struct rl_trainer l;
     int rc = rl_trainer_make(&l, c, method, o, reward, err);
     if (!rc) rc = rl_trainer_open(&l, err);
@@ -537,7 +544,7 @@ int policy_gradient_run(const struct train_loop *c, enum train_method method, co
     if (!rc) rc = train_loop_run(&l.c, &step, err);
     for (int j = 0; !rc && j < c->n; j++)
         log_info("%s: mean reward %.4f in the first step, %.4f in the last", c->jobs[j].name,
-             l.trainees[j].first, l.trainees[j].last);
+                 l.trainees[j].first, l.trainees[j].last);
     rl_trainer_release(&l);
     return rc;
 }
@@ -584,7 +591,8 @@ static void first_tell(struct rl_trainer *l, struct rl_plan *out) {
 /* From the completions that were sampled to all of the run's. */
 static void whole_estimate(const struct rl_trainer *l, struct rl_plan *out) {
     struct training_plan *plan = &out->run;
-    double scale = (double)completions_per_step(l) / l->n_plays, inner = (double)l->o->inner_updates;
+    double scale = (double)completions_per_step(l) / l->n_plays,
+           inner = (double)l->o->inner_updates;
     double sampling = out->sampling_seconds + out->reward_seconds + out->scoring_seconds;
     double update = scale * plan->pass_seconds + plan->update_seconds;
     if (l->undo) update += scale * out->scoring_seconds;
@@ -605,8 +613,9 @@ static void memory_bound(const struct rl_trainer *l, struct rl_plan *out) {
     if (l->undo) plan->bytes += trainer_snapshot_bytes(l->undo);
 }
 
-int policy_gradient_plan(const struct train_loop *c, enum train_method method, const struct rl_options *o,
-                const struct reward_fn *reward, struct rl_plan *out, struct error *err) {
+int policy_gradient_plan(const struct train_loop *c, enum train_method method,
+                         const struct rl_options *o, const struct reward_fn *reward,
+                         struct rl_plan *out, struct error *err) {
     struct rl_trainer l;
     struct training_plan *plan = &out->run;
     int rc = rl_trainer_make(&l, c, method, o, reward, err);

@@ -60,7 +60,8 @@ static int64_t targets_count(const struct train_sample *s) {
 }
 
 /* Takes both sides, or, when a cut leaves one without a target, neither. */
-static int pair_keep(struct pair_loading *l, struct encoded_text side[2], int line, struct error *err) {
+static int pair_keep(struct pair_loading *l, struct encoded_text side[2], int line,
+                     struct error *err) {
     struct dataset *d = l->d;
     struct train_sample s[2];
     bool cut = false, whole = true;
@@ -112,11 +113,14 @@ static int common_ids(const struct token_ids *a, const struct token_ids *b) {
 }
 
 /* `prompt` NULL: what the two begin with. */
-static int preference_texts_encode(struct pair_loading *l, const char *prompt, const char *const answers[2],
-                      struct encoded_text side[2], struct error *err) {
+static int preference_texts_encode(struct pair_loading *l, const char *prompt,
+                                   const char *const answers[2], struct encoded_text side[2],
+                                   struct error *err) {
     struct token_ids alone = {0};
     int rc = OK;
-    if (prompt) tokenizer_encode(l->tok, prompt, strlen(prompt), TOKENIZER_ADD_BOS | TOKENIZER_PARSE_SPECIAL, &alone);
+    if (prompt)
+        tokenizer_encode(l->tok, prompt, strlen(prompt),
+                         TOKENIZER_ADD_BOS | TOKENIZER_PARSE_SPECIAL, &alone);
     for (int k = 0; k < 2; k++) text_encode(l->tok, prompt ? prompt : "", answers[k], &side[k].ids);
     for (int k = 0; !rc && k < 2; k++) {
         struct chat_message said[2] = {{"user", prompt ? prompt : ""}, {"assistant", answers[k]}};
@@ -142,8 +146,8 @@ static void mask_prompt_turns(struct buf *mask, int turns) {
     }
 }
 
-static int message_list_encode(struct pair_loading *l, const struct message_list *t, struct encoded_text *out, int line,
-                       struct error *err) {
+static int message_list_encode(struct pair_loading *l, const struct message_list *t,
+                               struct encoded_text *out, int line, struct error *err) {
     int rc = sample_digest_compute(t->v, t->n, &out->facts, err);
     if (!rc) rc = chat_encode(l->tok, t->v, t->n, false, &out->ids, &out->mask, err);
     if (rc) return error_wrap(err, "'%s' line %d", l->path, line);
@@ -153,10 +157,12 @@ static int message_list_encode(struct pair_loading *l, const struct message_list
 
 /* Appends what `value` says: messages, or one of `role`. `list` is malloc'ed. */
 static int message_list_append(const struct pair_loading *l, const json_t *value, const char *field,
-                     const char *role, int line, struct message_list *t, struct error *err) {
+                               const char *role, int line, struct message_list *t,
+                               struct error *err) {
     struct chat_message *more, one = {role, json_string_value(value)};
     int n = 1, rc = OK;
-    if (!json_is_string(value)) rc = conversation_parse(l->path, line, field, value, &more, &n, err);
+    if (!json_is_string(value))
+        rc = conversation_parse(l->path, line, field, value, &more, &n, err);
     if (rc) return rc;
     t->v = xrealloc(t->v, (size_t)(t->n + n + 1) * sizeof *t->v);
     memcpy(t->v + t->n, json_is_string(value) ? &one : more, (size_t)n * sizeof *t->v);
@@ -170,8 +176,9 @@ static bool same_message(const struct chat_message *a, const struct chat_message
 }
 
 /* Whole conversations: the prompt is what they begin with. Else it has been read before. */
-static int preference_messages_encode(struct pair_loading *l, const json_t *value, const json_t *prompt,
-                      struct encoded_text side[2], int line, struct error *err) {
+static int preference_messages_encode(struct pair_loading *l, const json_t *value,
+                                      const json_t *prompt, struct encoded_text side[2], int line,
+                                      struct error *err) {
     static const char *const names[2] = {"chosen", "rejected"};
     struct message_list t[2] = {{0}};
     const json_t *first = json_array_get(json_object_get(value, "chosen"), 0);
@@ -182,8 +189,8 @@ static int preference_messages_encode(struct pair_loading *l, const json_t *valu
         if (!own) rc = message_list_append(l, prompt, "prompt", "user", line, &t[k], err);
         t[k].n_prompt = t[k].n;
         if (!rc)
-            rc = message_list_append(l, json_object_get(value, names[k]), names[k], "assistant", line, &t[k],
-                           err);
+            rc = message_list_append(l, json_object_get(value, names[k]), names[k], "assistant",
+                                     line, &t[k], err);
     }
     if (!rc && own) {
         int n = 0;
@@ -228,8 +235,8 @@ static int pair_take(void *ctx, const json_t *value, int line, struct error *err
     return rc;
 }
 
-int dataset_load_preferences(struct dataset *d, const char *path, const struct tokenizer *tok, int32_t max_length,
-               struct error *err) {
+int dataset_load_preferences(struct dataset *d, const char *path, const struct tokenizer *tok,
+                             int32_t max_length, struct error *err) {
     struct pair_loading l = {.d = d, .tok = tok, .path = path, .max_length = max_length};
     *d = (struct dataset){0};
     int rc = sha256_file(path, d->hash, err);
@@ -254,8 +261,8 @@ static int prompt_encode(const struct prompt_loading *l, const json_t *value, co
     struct chat_message *msgs, text[2] = {{"user", json_string_value(said)}, {"assistant", ""}};
     int n = 1;
     if (text[0].content) {
-        tokenizer_encode(s->tok, text[0].content, strlen(text[0].content), TOKENIZER_ADD_BOS | TOKENIZER_PARSE_SPECIAL,
-                   &out->ids);
+        tokenizer_encode(s->tok, text[0].content, strlen(text[0].content),
+                         TOKENIZER_ADD_BOS | TOKENIZER_PARSE_SPECIAL, &out->ids);
         return sample_digest_compute(text, 2, &out->facts, err);
     }
     int rc = conversation_parse(s->path, line, field, said, &msgs, &n, err);

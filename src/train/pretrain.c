@@ -144,10 +144,10 @@ static void copy_task_item(struct rng *r, struct task_item *out) {
             buf_printf(&text, "%u", rng_below(r, rng_below(r, 2) ? 100 : 10000));
     }
     *out = (struct task_item){.question = xasprintf("repeat: %s", text.data),
-                         .work = xstrdup(""),
-                         .key = xstrdup(""),
-                         .n_choices = 2,
-                         .choices = {text.data, xstrdup("?")}};
+                              .work = xstrdup(""),
+                              .key = xstrdup(""),
+                              .n_choices = 2,
+                              .choices = {text.data, xstrdup("?")}};
 }
 
 static struct train_sample make_sample(const struct pretrain *p, uint32_t update, uint32_t place) {
@@ -218,8 +218,8 @@ static int log_accuracy(struct pretrain *p, int64_t update, struct error *err) {
     int rc = e ? OK : err->code;
     for (int f = 0; rc == OK && f < fry_count(); f++) {
         struct eval_score s = {0};
-        rc = eval_run_family(e, p->model->tok, f, SPLIT_DEV, (uint64_t)p->o.seed, (int32_t)p->o.eval_items,
-                      NULL, false, NULL, &s, NULL, err);
+        rc = eval_run_family(e, p->model->tok, f, SPLIT_DEV, (uint64_t)p->o.seed,
+                             (int32_t)p->o.eval_items, NULL, false, NULL, &s, NULL, err);
         double acc = (double)s.correct / (double)MAX(s.n, 1);
         json_object_set_new(line, fry_families[f].name, json_real(acc));
         buf_printf(&text, " %s %.0f%%", fry_families[f].name, 100 * acc);
@@ -297,7 +297,7 @@ static int pretrain_open(struct pretrain *p, struct error *err) {
     options_release(train_option_rows, &to);
     if (!p->trainer) return err->code;
     log_info("%s: %.2f million parameters, %d updates of about %d tokens", p->o.shape,
-         1e-6 * (double)model_param_count(&c), (int)p->o.steps, (int)p->o.rows);
+             1e-6 * (double)model_param_count(&c), (int)p->o.steps, (int)p->o.rows);
     if (!path_exists(p->checkpoint)) return OK;
     log_info("continuing from '%s'", p->checkpoint);
     return trainer_load(p->trainer, p->checkpoint, NULL, err);

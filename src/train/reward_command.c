@@ -329,7 +329,8 @@ static int sandbox_paths_check(const struct reward_command *c, struct error *err
                : OK;
 }
 
-static int sandbox_paths_make(struct reward_command *c, const struct rl_options *o, struct error *err) {
+static int sandbox_paths_make(struct reward_command *c, const struct rl_options *o,
+                              struct error *err) {
     char *here = realpath(".", NULL);
     if (!here) return error_errno(err, "the working folder");
     int rc = program_take(c, here, err);
@@ -338,7 +339,7 @@ static int sandbox_paths_make(struct reward_command *c, const struct rl_options 
         strings_add(&c->read, here);
     else if (!rc && !path_access_hook)
         log_info("reward commands see of '%s' only files that they name; --reward-read shows more",
-             here);
+                 here);
     c->dir = xstrdup(shown || named ? here : "/tmp");
     all_add(&c->read, &o->reward_read);
     all_add(&c->write, &o->reward_write);

@@ -73,7 +73,8 @@ static void weights_set(struct loss_sample *s, double w) {
 }
 
 /* The implicit reward of an answer. */
-static double implicit_reward(const struct dpo *d, const struct loss_sample *s, struct dpo_stats *sums) {
+static double implicit_reward(const struct dpo *d, const struct loss_sample *s,
+                              struct dpo_stats *sums) {
     const double *reference = d->reference[s->sample - d->batch];
     for (int32_t i = 0; i < s->n; i++) {
         double moved = s->logp[i] - reference[i];

@@ -24,7 +24,7 @@ static int32_t run_text(const struct train_sample *s, const struct tokenizer *to
 }
 
 void train_sample_render(const struct train_sample *s, const struct tokenizer *tok, const char *on,
-                 const char *off, struct buf *out) {
+                         const char *off, struct buf *out) {
     for (int32_t i = 0; i < s->n;) {
         bool mark = learned(s, i);
         if (mark) buf_puts(out, on);

@@ -4,15 +4,15 @@
  * Which samples an update takes is a function of the options and the update's number alone: sample
  * number p of a job is entry p mod n of the shuffle of epoch p / n. So a checkpoint needs no
  * positions, and a continued run has the bits of an unbroken one. How samples are packed into
- * passes changes no bits either (see internal.h): they go in as many as fit PACK_MAX_TOKENS. The longest
- * job decides the number of updates; shorter ones begin another epoch.
+ * passes changes no bits either (see internal.h): they go in as many as fit PACK_MAX_TOKENS. The
+ * longest job decides the number of updates; shorter ones begin another epoch.
  *
  * A run that fails, of a full disk, of a NaN or of anything else, leaves the last checkpoint whole,
  * says so, and continues from it when called again. The checkpoint of the last update is left for
  * the caller to remove once the result is safe.
  */
-#include "train/train_loop.h"
 #include "train/train.h"
+#include "train/train_loop.h"
 
 #include <math.h>
 #include <stdlib.h>
@@ -39,8 +39,8 @@ struct sft_trainer {
     const struct train_callbacks *watch;
     enum lr_schedule schedule;
     int64_t per_update, steps;
-    double started, began; /* the run, or what is left of it; the update */
-    struct train_sample *batch;  /* views of the samples in the next pass */
+    double started, began;      /* the run, or what is left of it; the update */
+    struct train_sample *batch; /* views of the samples in the next pass */
     int n_batch;
     int64_t rows;
 };
@@ -57,7 +57,8 @@ static int batch_flush(struct sft_trainer *r, struct error *err) {
     return rc;
 }
 
-static int batch_add(struct sft_trainer *r, int job, const struct train_sample *s, struct error *err) {
+static int batch_add(struct sft_trainer *r, int job, const struct train_sample *s,
+                     struct error *err) {
     int rc = pack_is_full(r->rows, s->n) ? batch_flush(r, err) : OK;
     r->batch[r->n_batch] = *s;
     r->batch[r->n_batch++].adapter = job;
@@ -70,24 +71,24 @@ static bool save_due(const struct sft_trainer *r, int64_t step) {
     return step == r->steps || (r->o->save_steps > 0 && step % r->o->save_steps == 0);
 }
 
-static int sft_report_step(const struct sft_trainer *r, int64_t step, float lr, const struct update_stats *st,
-                       struct error *err) {
+static int sft_report_step(const struct sft_trainer *r, int64_t step, float lr,
+                           const struct update_stats *st, struct error *err) {
     double now = clock_now(), speed = now > r->began ? (double)st->tokens / (now - r->began) : 0;
     process_metrics_report((const struct process_metric[]){{"train_step", (double)step},
-                                         {"train_loss", st->loss},
-                                         {"train_tokens_per_second", speed}},
-                 3);
+                                                           {"train_loss", st->loss},
+                                                           {"train_tokens_per_second", speed}},
+                           3);
     if (!r->watch) return OK;
     struct train_event e = {.step = step,
-                          .steps = r->steps,
-                          .lr = (double)lr,
-                          .seconds = now - r->started,
-                          .tokens_per_s = speed,
-                          .stats = st,
-                          .jobs = r->jobs,
-                          .n = r->n,
-                          .due = save_due(r, step),
-                          .more = r->more};
+                            .steps = r->steps,
+                            .lr = (double)lr,
+                            .seconds = now - r->started,
+                            .tokens_per_s = speed,
+                            .stats = st,
+                            .jobs = r->jobs,
+                            .n = r->n,
+                            .due = save_due(r, step),
+                            .more = r->more};
     return r->watch->update(r->watch->ctx, &e, err);
 }
 
@@ -120,7 +121,8 @@ static int es_estimate_gradients(struct sft_trainer *r, int64_t step, struct err
     return rc;
 }
 
-static int sft_step(struct sft_trainer *r, int64_t step, struct update_stats *st, struct error *err) {
+static int sft_step(struct sft_trainer *r, int64_t step, struct update_stats *st,
+                    struct error *err) {
     r->began = clock_now();
     int rc = r->es ? es_estimate_gradients(r, step, err) : sft_accumulate(r, step, err);
     if (!rc) rc = trainer_update(r->trainer, update_lr(r, step), st, err);
@@ -218,7 +220,8 @@ static int64_t steps_count(const struct sft_trainer *r) {
 }
 
 /* One update, what is told of it, and when it is due its checkpoint. */
-static int step_run(struct sft_trainer *r, int64_t step, struct update_stats *st, struct error *err) {
+static int step_run(struct sft_trainer *r, int64_t step, struct update_stats *st,
+                    struct error *err) {
     int rc = sft_step(r, step, st, err);
     if (!rc) rc = sft_report_step(r, step + 1, update_lr(r, step), st, err);
     if (!rc && r->checkpoint && save_due(r, step + 1)) rc = sft_save_checkpoint(r, err);
@@ -228,8 +231,8 @@ static int step_run(struct sft_trainer *r, int64_t step, struct update_stats *st
 static int watch_begin(const struct sft_trainer *r, struct error *err) {
     json_t *data = json_array();
     for (int j = 0; j < r->n; j++)
-        json_array_append_new(data,
-                              dataset_info_json(&r->jobs[j], r->feeds[j].data.hash, r->starts[j]->hash));
+        json_array_append_new(
+            data, dataset_info_json(&r->jobs[j], r->feeds[j].data.hash, r->starts[j]->hash));
     json_t *about = json_pack("{s:I,s:o}", "steps", (json_int_t)r->steps, "data", data);
     int rc = r->watch->begin(r->watch->ctx, trainer_update_count(r->trainer), about, err);
     json_decref(about);
@@ -255,7 +258,7 @@ static int run_results(struct sft_trainer *r, const struct model *m, struct erro
     int rc = OK;
     for (int j = 0; !rc && j < r->n; j++)
         rc = result_adapter_make(r->trainer, m, j, r->es ? "es" : "sft", r->feeds[j].data.hash,
-                         r->starts[j]->hash, &r->jobs[j].result, err);
+                                 r->starts[j]->hash, &r->jobs[j].result, err);
     return rc;
 }
 
@@ -272,7 +275,8 @@ static int run_open(struct sft_trainer *r, const struct model *m, struct error *
     return r->batch ? OK : err->code;
 }
 
-static int run_begin(struct sft_trainer *r, const struct model *m, struct pool *pool, struct error *err) {
+static int run_begin(struct sft_trainer *r, const struct model *m, struct pool *pool,
+                     struct error *err) {
     for (int j = 0; j < r->n; j++) lint_log(&r->jobs[j].lint, r->jobs[j].name);
     r->identity = identity_make(r);
     r->trainer = trainer_new_lora(m, r->starts, r->n, r->o, pool, err);
@@ -306,8 +310,9 @@ static void run_release(struct sft_trainer *r) {
 }
 
 int sft_run_with_callbacks(const struct model *m, struct train_job *jobs, int n,
-                    const struct train_options *o, const struct es_options *es, struct pool *pool,
-                    const char *checkpoint, const struct train_callbacks *watch, struct error *err) {
+                           const struct train_options *o, const struct es_options *es,
+                           struct pool *pool, const char *checkpoint,
+                           const struct train_callbacks *watch, struct error *err) {
     struct sft_trainer r = run_make(jobs, n, o);
     r.estimates = es;
     r.checkpoint = checkpoint;
@@ -342,7 +347,8 @@ static void passes_count(struct sft_trainer *r, struct training_plan *p) {
         struct pack_counter count = {.plan = p};
         for (int64_t i = 0; i < r->per_update; i++)
             for (int j = 0; j < r->n; j++)
-                pack_counter_add(&count, feed_at(&r->feeds[j], r->o->seed, u * r->per_update + i), 1);
+                pack_counter_add(&count, feed_at(&r->feeds[j], r->o->seed, u * r->per_update + i),
+                                 1);
     }
     training_plan_scale(p, counted);
 }
@@ -397,8 +403,8 @@ static int members_measure(struct sft_trainer *r, struct training_plan *p, struc
     return rc;
 }
 
-static int plan_measure(struct sft_trainer *r, const struct model *m, struct pool *pool, struct training_plan *p,
-                        struct error *err) {
+static int plan_measure(struct sft_trainer *r, const struct model *m, struct pool *pool,
+                        struct training_plan *p, struct error *err) {
     r->trainer = trainer_new_lora(m, r->starts, r->n, r->o, pool, err);
     if (!r->trainer) return err->code;
     if (r->estimates) r->es = es_new(m, r->estimates, pool);
@@ -410,9 +416,9 @@ static int plan_measure(struct sft_trainer *r, const struct model *m, struct poo
     return rc;
 }
 
-int sft_plan_make(const struct model *m, struct train_job *jobs, int n, const struct train_options *o,
-                  const struct es_options *es, struct pool *pool, struct training_plan *out,
-                  struct error *err) {
+int sft_plan_make(const struct model *m, struct train_job *jobs, int n,
+                  const struct train_options *o, const struct es_options *es, struct pool *pool,
+                  struct training_plan *out, struct error *err) {
     struct sft_trainer r = run_make(jobs, n, o);
     *out = (struct training_plan){0};
     r.estimates = es;
@@ -424,7 +430,8 @@ int sft_plan_make(const struct model *m, struct train_job *jobs, int n, const st
         passes_count(&r, out);
         out->first = xcalloc((size_t)(o->bsz * n), sizeof *out->first);
         for (int64_t i = 0; i < o->bsz; i++)
-            for (int j = 0; j < n; j++) training_plan_add_example(out, feed_at(&r.feeds[j], o->seed, i), j);
+            for (int j = 0; j < n; j++)
+                training_plan_add_example(out, feed_at(&r.feeds[j], o->seed, i), j);
         rc = plan_measure(&r, m, pool, out, err);
     }
     if (rc) training_plan_release(out);

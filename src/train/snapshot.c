@@ -9,8 +9,8 @@
 
 struct trainer_snapshot {
     struct param_group *groups; /* [n_groups] */
-    uint8_t *bytes;       /* each tensor's numbers, then its moments */
-    size_t size;          /* of them */
+    uint8_t *bytes;             /* each tensor's numbers, then its moments */
+    size_t size;                /* of them */
 };
 
 static size_t tensor_bytes(const struct trainer *t, int i) {
@@ -32,7 +32,8 @@ size_t trainer_snapshot_bytes(const struct trainer_snapshot *u) {
 }
 
 /* Copies adapter i's tensors between trainer and copy, one way or the other. */
-static void adapter_copy(const struct trainer_snapshot *u, const struct trainer *t, int i, bool back) {
+static void adapter_copy(const struct trainer_snapshot *u, const struct trainer *t, int i,
+                         bool back) {
     uint8_t *p = u->bytes;
     int first = t->groups[i].first, end = first + t->groups[i].n_tensors;
     for (int k = 0; k < end; k++) {

@@ -207,7 +207,8 @@ struct chat_message *synth_messages(const struct synth_prompt *p, const char *an
     struct chat_message *msgs = xcalloc(all + 1, sizeof *msgs);
     for (size_t i = 0; i < all; i++) {
         const json_t *v = json_array_get(p->messages, i);
-        msgs[i] = (struct chat_message){role_of(v), json_string_value(json_object_get(v, "content"))};
+        msgs[i] =
+            (struct chat_message){role_of(v), json_string_value(json_object_get(v, "content"))};
     }
     if (answer) msgs[all++] = (struct chat_message){"assistant", answer};
     *n = (int)all;
@@ -252,22 +253,22 @@ static uint64_t sample_seed(const struct synth *s, const struct synth_sample *x)
 /* Everything in it is part of the call's identity: nothing may come from the batch or the machine.
  */
 static struct engine_request sample_request(const struct synth *s, struct synth_sample *x,
-                                     const int32_t *stop, int32_t n_stop) {
+                                            const int32_t *stop, int32_t n_stop) {
     const struct synth_options *o = s->o;
     const struct token_ids *prompt = &s->prompts.v[x->prompt].tokens;
     return (struct engine_request){.prompt = prompt->v,
-                            .n_prompt = prompt->n,
-                            .adapter = s->adapter,
-                            .sampling = {.temperature = (float)o->temp,
-                                         .top_k = (int32_t)o->top_k,
-                                         .top_p = (float)o->top_p,
-                                         .min_p = (float)o->min_p,
-                                         .seed = x->seed},
-                            .max_tokens = (int32_t)MIN(o->n, s->max_len - prompt->n),
-                            .stop = stop,
-                            .n_stop = n_stop,
-                            .loop_tokens = LOOP_TOKENS,
-                            .user = x};
+                                   .n_prompt = prompt->n,
+                                   .adapter = s->adapter,
+                                   .sampling = {.temperature = (float)o->temp,
+                                                .top_k = (int32_t)o->top_k,
+                                                .top_p = (float)o->top_p,
+                                                .min_p = (float)o->min_p,
+                                                .seed = x->seed},
+                                   .max_tokens = (int32_t)MIN(o->n, s->max_len - prompt->n),
+                                   .stop = stop,
+                                   .n_stop = n_stop,
+                                   .loop_tokens = LOOP_TOKENS,
+                                   .user = x};
 }
 
 static void sample_finish(const struct synth *s, struct synth_sample *x, double sum,
@@ -279,7 +280,8 @@ static void sample_finish(const struct synth *s, struct synth_sample *x, double 
 }
 
 /* Sums as outputs_take does, so that a recalled sample has the same bits. */
-static void sample_take(const struct synth *s, struct synth_sample *x, const struct engine_request *r) {
+static void sample_take(const struct synth *s, struct synth_sample *x,
+                        const struct engine_request *r) {
     double sum = 0;
     for (int32_t i = 0; i < r->n_out; i++) {
         token_ids_add(&x->out, r->out[i]);
@@ -338,8 +340,10 @@ static bool sample_from_cache(struct synth *s, struct synth_sample *x) {
 
 /* From sample `*at` on, as many as fit in a batch. A batch is waited for as a whole: it is long
  * enough for the engine's sequences to stay filled but at its end. */
-static int batch_generate(struct synth *s, struct engine_request *reqs, int *at, struct error *err) {
-    int32_t stop[2], n_stop = 0, ends[2] = {tokenizer_eos(s->model->tok), tokenizer_eot(s->model->tok)};
+static int batch_generate(struct synth *s, struct engine_request *reqs, int *at,
+                          struct error *err) {
+    int32_t stop[2], n_stop = 0,
+                     ends[2] = {tokenizer_eos(s->model->tok), tokenizer_eot(s->model->tok)};
     for (int i = 0; i < 2; i++)
         if (ends[i] >= 0) stop[n_stop++] = ends[i];
     int n = 0;
@@ -392,16 +396,16 @@ static bool same_adapter(const struct adapter *a, const struct adapter *b) {
 
 /* The prompt and the answer as one sequence that is only read. */
 static struct engine_request perplexity_request(const struct synth *s, struct synth_sample *x,
-                                    struct token_ids *all) {
+                                                struct token_ids *all) {
     const struct token_ids *prompt = &s->prompts.v[x->prompt].tokens;
     for (int32_t i = 0; i < prompt->n; i++) token_ids_add(all, prompt->v[i]);
     for (int32_t i = 0; i < x->out.n; i++) token_ids_add(all, x->out.v[i]);
     return (struct engine_request){.prompt = all->v,
-                            .n_prompt = all->n,
-                            .adapter = s->judge,
-                            .sampling = {.top_p = 1},
-                            .prompt_logprobs = true,
-                            .user = x};
+                                   .n_prompt = all->n,
+                                   .adapter = s->judge,
+                                   .sampling = {.top_p = 1},
+                                   .prompt_logprobs = true,
+                                   .user = x};
 }
 
 static void perplexity_take(const struct synth *s, const struct engine_request *r) {
@@ -412,8 +416,8 @@ static void perplexity_take(const struct synth *s, const struct engine_request *
     x->perplexity = math_exp(-sum / x->out.n);
 }
 
-static int batch_score_perplexity(struct synth *s, struct engine_request *reqs, struct token_ids *all, int *at,
-                       struct error *err) {
+static int batch_score_perplexity(struct synth *s, struct engine_request *reqs,
+                                  struct token_ids *all, int *at, struct error *err) {
     int n = 0;
     for (; *at < s->n && n < SYNTH_BATCH_SIZE; ++*at) {
         struct synth_sample *x = &s->v[*at];
@@ -453,12 +457,12 @@ static json_t *hash_json(const struct adapter *a) {
  */
 static json_t *source_json(const struct synth *s, const struct synth_sample *x) {
     const struct model *m = s->model;
-    json_t *scores = json_pack("{s:o,s:o}", "logprob", json_from_float((float)x->logprob), "agreement",
-                               json_from_float((float)x->agreement));
+    json_t *scores = json_pack("{s:o,s:o}", "logprob", json_from_float((float)x->logprob),
+                               "agreement", json_from_float((float)x->agreement));
     json_t *v = json_pack("{s:s,s:s,s:s,s:o,s:s,s:I,s:i,s:i,s:o}", "call", x->call, "model",
                           m->name, "model_hash", m->hash, "adapter_hash", hash_json(s->adapter),
-                          "class", numeric_class_name(m->cls), "seed", (json_int_t)x->seed, "sample",
-                          x->index, "tokens", x->out.n, "scores", scores);
+                          "class", numeric_class_name(m->cls), "seed", (json_int_t)x->seed,
+                          "sample", x->index, "tokens", x->out.n, "scores", scores);
     if (m->cls == NUMERIC_FAST) json_object_set_new(v, "level", json_string(kernels_get()->name));
     if (x->perplexity > 0) {
         json_object_set_new(scores, "perplexity", json_from_float((float)x->perplexity));

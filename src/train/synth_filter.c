@@ -52,8 +52,8 @@ struct synth_filter_set {
     /* of one run */
     struct synth *s;
     struct sample_digest *facts; /* [s->n] of what reached the first comparison */
-    struct hash_set whole, near;    /* samples */
-    double low, high;           /* the bounds of perplexity as values */
+    struct hash_set whole, near; /* samples */
+    double low, high;            /* the bounds of perplexity as values */
 };
 
 /* seen */
@@ -335,7 +335,8 @@ static bool agreement_drops(struct synth_filter_set *r, const struct synth_sampl
 static int duplicates_prepare(struct synth_filter_set *r, struct error *err) {
     struct synth *s = r->s;
     r->facts = try_calloc((size_t)MAX(s->n, 1), sizeof *r->facts, err);
-    if (!r->facts || hash_set_init(&r->whole, s->n, err) != OK || hash_set_init(&r->near, s->n, err) != OK)
+    if (!r->facts || hash_set_init(&r->whole, s->n, err) != OK ||
+        hash_set_init(&r->near, s->n, err) != OK)
         return err->code;
     for (int i = 0; i < s->n; i++) {
         const struct synth_sample *x = &s->v[i];
@@ -547,7 +548,8 @@ static int schema_read(struct synth_filter_set *r, struct error *err) {
     return rc;
 }
 
-static int held_out_read(struct synth_filter_set *r, const struct tokenizer *tok, struct error *err) {
+static int held_out_read(struct synth_filter_set *r, const struct tokenizer *tok,
+                         struct error *err) {
     struct dataset *d = &r->held_out;
     if (!r->o->held_out) return OK;
     CHECK(tok);
@@ -564,8 +566,8 @@ static int held_out_read(struct synth_filter_set *r, const struct tokenizer *tok
 
 enum { MATCH_LIMIT = 1000000 }; /* steps of a search: a pattern that explodes must not hang a run */
 
-struct synth_filter_set *synth_filter_set_new(const struct synth_options *o, const struct tokenizer *tok,
-                                    struct error *err) {
+struct synth_filter_set *synth_filter_set_new(const struct synth_options *o,
+                                              const struct tokenizer *tok, struct error *err) {
     struct synth_filter_set *r = xcalloc(1, sizeof *r);
     r->o = o;
     r->match = pcre2_match_data_create(1, NULL);

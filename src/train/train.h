@@ -47,19 +47,24 @@ struct train_options {   /* filled from option rows; names as in PEFT/TRL */
     struct strings layers; /* all; numbers "4", ranges "4-7" and lists of them */
     bool use_rslora, use_dora, gradient_checkpointing;
     bool f32_backward; /* quantised bases: gradients of activations not in int8 blocks */
-    char *optim;     /* adamw; see optim_parse */
-    double momentum; /* 0.9, of sgd */
+    char *optim;       /* adamw; see optim_parse */
+    double momentum;   /* 0.9, of sgd */
 };
 extern const struct option_row train_option_rows[];
-enum optim { OPTIM_ADAMW, OPTIM_ADAMW_8BIT, OPTIM_SGD, OPTIM_SGD_NO_MOMENTUM /* without momentum */ };
+enum optim {
+    OPTIM_ADAMW,
+    OPTIM_ADAMW_8BIT,
+    OPTIM_SGD,
+    OPTIM_SGD_NO_MOMENTUM /* without momentum */
+};
 int optim_parse(const char *name, enum optim *out, struct error *err);
 int lr_schedule_parse(const char *name, enum lr_schedule *out, struct error *err);
-/* Rank, alpha, dropout, targets and layers of a fresh adapter, checked. Its `modules` are malloc'ed:
- * the caller frees them, in every case. */
+/* Rank, alpha, dropout, targets and layers of a fresh adapter, checked. Its `modules` are
+ * malloc'ed: the caller frees them, in every case. */
 int train_adapter_config(const struct train_options *o, const struct model_config *shape,
                          struct adapter_config *out, struct error *err);
 float lr_schedule_at(enum lr_schedule s, double lr, double min_ratio, int64_t step, int64_t warmup,
-                  int64_t total);
+                     int64_t total);
 
 struct trainer;
 /* LoRA: copies of the adapters are trained over the one frozen base, of any weight type and
@@ -76,7 +81,8 @@ void trainer_free(struct trainer *t);
 size_t trainer_bytes(const struct trainer *t, int64_t rows, int64_t longest);
 /* Forward and backward of one micro-batch; losses and target counts add up until the update.
  * Returns ERR_NUMERIC with the layer's name when a NaN or Inf appears. */
-int trainer_accumulate(struct trainer *t, const struct train_sample *samples, int n, struct error *err);
+int trainer_accumulate(struct trainer *t, const struct train_sample *samples, int n,
+                       struct error *err);
 /*
  * Any loss that is a function of the targets' log-probabilities: `fn` is given every sample of a
  * pass with its targets' and fills in the derivative of the loss by each, the loss itself, and what
@@ -115,20 +121,22 @@ double trainer_adapter_loss(const struct trainer *t, int i); /* of the last upda
 /* Forward only: summed negative log-likelihood of the targets, and their count. For held-out loss
  * and tests. */
 int trainer_eval_loss(struct trainer *t, const struct train_sample *samples, int n, double *nll,
-                 int64_t *targets, struct error *err);
+                      int64_t *targets, struct error *err);
 /* The same sample by sample: nll [n], targets [n]; and target by target, sample after sample. */
 int trainer_sample_nll(struct trainer *t, const struct train_sample *samples, int n, double *nll,
-                  int32_t *targets, struct error *err);
+                       int32_t *targets, struct error *err);
 int trainer_token_nll(struct trainer *t, const struct train_sample *samples, int n, double *nll,
-                          struct error *err);
-struct adapter *trainer_export_adapter(const struct trainer *t, int i, json_t *lineage); /* a snapshot */
+                      struct error *err);
+struct adapter *trainer_export_adapter(const struct trainer *t, int i,
+                                       json_t *lineage); /* a snapshot */
 /* One slot of a trainer for several adapters of one layout in turn: its numbers, and what the
  * optimizer remembers of them, out and in. moments NULL: nothing yet. */
-const float *trainer_adapter_params(const struct trainer *t, int i); /* [adapter_param_count] as in its data */
+const float *trainer_adapter_params(const struct trainer *t,
+                                    int i); /* [adapter_param_count] as in its data */
 size_t trainer_optimizer_state_bytes(const struct trainer *t, int i);
 void trainer_optimizer_state(const struct trainer *t, int i, uint8_t *out);
 void trainer_import_adapter(struct trainer *t, int i, struct adapter *a, const uint8_t *moments,
-                 int64_t updates);
+                            int64_t updates);
 /* Lets go of what passes need, until the next one. */
 void trainer_free_activations(struct trainer *t);
 /* Parameters and their gradients as flat views, for tests and optimizers: tensor i of
@@ -167,14 +175,14 @@ struct dataset {
     struct train_sample *v;
     int n;
     int64_t tokens, targets;
-    int64_t cut, dropped;       /* shortened to max_length; those of them without a target left */
+    int64_t cut, dropped;        /* shortened to max_length; those of them without a target left */
     struct sample_digest *facts; /* [n_read] */
     int n_read;
     char hash[HASH_LEN]; /* of the file */
 };
-/* {messages}, {prompt, completion} or {text}; lines, concatenated objects or an array. A turn of the
- * assistant with "weight": 0 is read and not learned. Errors name
- * file, line, field. Targets are the assistant's own words only (all of it for {text}). */
+/* {messages}, {prompt, completion} or {text}; lines, concatenated objects or an array. A turn of
+ * the assistant with "weight": 0 is read and not learned. Errors name file, line, field. Targets
+ * are the assistant's own words only (all of it for {text}). */
 int dataset_load(struct dataset *d, const char *path, const struct tokenizer *tok,
                  int32_t max_length, struct error *err);
 void dataset_release(struct dataset *d);
@@ -188,28 +196,29 @@ struct lint_matches {
 };
 struct lint {
     int read, kept, cut, dropped, n_eval;
-    int64_t tokens, targets;                      /* of what is kept */
-    int32_t shortest, median, p95, longest;       /* tokens of all samples, before the cut */
-    struct lint_matches exact, near;                /* samples that repeat an earlier one; `near` only
-                                                     up to case, width and white space */
-    struct lint_matches eval_samples, eval_prompts; /* evaluation samples that are in the data, whole
-                                                     or by their prompt; `line` is the data's */
+    int64_t tokens, targets;                /* of what is kept */
+    int32_t shortest, median, p95, longest; /* tokens of all samples, before the cut */
+    struct lint_matches exact, near;        /* samples that repeat an earlier one; `near` only
+                                             up to case, width and white space */
+    struct lint_matches eval_samples,
+        eval_prompts; /* evaluation samples that are in the data, whole
+                       or by their prompt; `line` is the data's */
 };
 /* `eval` may be NULL. */
 int lint_dataset(const struct dataset *d, const struct dataset *eval, struct lint *out,
-              struct error *err);
+                 struct error *err);
 json_t *lint_json(const struct lint *l);
 void lint_text(const struct lint *l, struct buf *out); /* whole, a few lines */
 void lint_log(const struct lint *l, const char *name); /* notes and warnings */
 /* Fills the hashes. A prompt and its completion count as a user's and the assistant's message, a
  * text as the assistant's. */
 int sample_digest_compute(const struct chat_message *msgs, int n, struct sample_digest *out,
-                      struct error *err);
+                          struct error *err);
 
 /* The sample as text, special tokens too, with what is learned between `on` and `off`. Control
  * characters but newline and tab, and what is no UTF-8, become U+FFFD. */
 void train_sample_render(const struct train_sample *s, const struct tokenizer *tok, const char *on,
-                 const char *off, struct buf *out);
+                         const char *off, struct buf *out);
 /* [{"text", "learned"}, …], "ids" and "mask" (1 where learned). */
 json_t *train_sample_json(const struct train_sample *s, const struct tokenizer *tok);
 
@@ -249,8 +258,9 @@ struct train_callbacks {
 };
 /* The same with a watcher in place of the log; `es`: NULL, or gradients are estimates (es.h). */
 int sft_run_with_callbacks(const struct model *m, struct train_job *jobs, int n,
-                    const struct train_options *o, const struct es_options *es, struct pool *pool,
-                    const char *checkpoint, const struct train_callbacks *watch, struct error *err);
+                           const struct train_options *o, const struct es_options *es,
+                           struct pool *pool, const char *checkpoint,
+                           const struct train_callbacks *watch, struct error *err);
 
 /* Of a number of token counts. */
 struct length_stats {
@@ -269,13 +279,13 @@ struct training_plan {
     double pass_seconds; /* measured: the first pass, forward and backward, or of es members … */
     int64_t pass_tokens; /* … which had so many tokens */
     double update_seconds, seconds; /* measured: the optimizer; all of the run */
-    struct train_sample *first;           /* [n_first] the first bsz samples of each adapter */
+    struct train_sample *first;     /* [n_first] the first bsz samples of each adapter */
     int n_first;
 };
 /* Reads the data and computes one pass; writes nothing. Fills jobs[].lint. */
-int sft_plan_make(const struct model *m, struct train_job *jobs, int n, const struct train_options *o,
-                  const struct es_options *es, struct pool *pool, struct training_plan *out,
-                  struct error *err);
+int sft_plan_make(const struct model *m, struct train_job *jobs, int n,
+                  const struct train_options *o, const struct es_options *es, struct pool *pool,
+                  struct training_plan *out, struct error *err);
 void training_plan_release(struct training_plan *p);
 
 /*
@@ -291,7 +301,7 @@ void training_plan_release(struct training_plan *p);
 enum train_method { METHOD_SFT, METHOD_ES, METHOD_DPO, METHOD_REINFORCE, METHOD_RLOO, METHOD_GRPO };
 int train_method_parse(const char *name, enum train_method *out, struct error *err);
 
-struct rl_options {                       /* filled from option rows */
+struct rl_options {                           /* filled from option rows */
     double beta;                              /* 0.1: DPO's */
     int64_t k;                                /* 8 completions a prompt */
     int64_t max_new_tokens;                   /* 64 */
@@ -344,13 +354,13 @@ void reward_fn_close(struct reward_fn *r);
 
 /* As sft_run; `reward` NULL: by o->reward. Methods sft and es are not run here. */
 int rl_run(const struct model *m, struct train_job *jobs, int n, const struct train_options *o,
-               enum train_method method, const struct rl_options *p, const struct reward_fn *reward,
-               struct pool *pool, const char *checkpoint, FILE *log, struct error *err);
+           enum train_method method, const struct rl_options *p, const struct reward_fn *reward,
+           struct pool *pool, const char *checkpoint, FILE *log, struct error *err);
 int rl_run_with_callbacks(const struct model *m, struct train_job *jobs, int n,
-                       const struct train_options *o, enum train_method method,
-                       const struct rl_options *p, const struct reward_fn *reward,
-                       struct pool *pool, const char *checkpoint, const struct train_callbacks *watch,
-                       struct error *err);
+                          const struct train_options *o, enum train_method method,
+                          const struct rl_options *p, const struct reward_fn *reward,
+                          struct pool *pool, const char *checkpoint,
+                          const struct train_callbacks *watch, struct error *err);
 
 /* What rl_run would do and take. Of rewards, the first step's first completions are sampled and
  * rewarded: so many as the engine holds at once. They are those that the run begins with. */
@@ -362,17 +372,17 @@ struct rl_plan {
     struct training_plan run;
     struct pair_length_stats {
         struct length_stats prompt, chosen, rejected; /* the answers: what is learned of them */
-    } * pairs;                                   /* [n] dpo's kept pairs, or NULL */
-    double reference_seconds;                    /* dpo: of all pairs, once a run */
+    } * pairs;                                        /* [n] dpo's kept pairs, or NULL */
+    double reference_seconds;                         /* dpo: of all pairs, once a run */
     json_t *completions; /* rewards: what a step logs, of the first ones, by adapter; or NULL */
     int64_t sampled;     /* how many those are */
     double sampling_seconds, reward_seconds, scoring_seconds; /* of them, measured */
     size_t engine_bytes;                                      /* of run.bytes */
 };
 int rl_plan_make(const struct model *m, struct train_job *jobs, int n,
-                     const struct train_options *o, enum train_method method,
-                     const struct rl_options *p, const struct reward_fn *reward, struct pool *pool,
-                     struct rl_plan *out, struct error *err);
+                 const struct train_options *o, enum train_method method,
+                 const struct rl_options *p, const struct reward_fn *reward, struct pool *pool,
+                 struct rl_plan *out, struct error *err);
 void rl_plan_release(struct rl_plan *p);
 
 /* losses, for trainer_accumulate_loss */
@@ -389,9 +399,9 @@ struct dpo_stats {
 };
 struct dpo {
     double beta;
-    const struct train_sample *batch;     /* of the pass, and … */
-    const double *const *reference; /* … of each sample, [targets] log-probabilities */
-    struct dpo_stats *sums;          /* [adapters] added to */
+    const struct train_sample *batch; /* of the pass, and … */
+    const double *const *reference;   /* … of each sample, [targets] log-probabilities */
+    struct dpo_stats *sums;           /* [adapters] added to */
 };
 int dpo_loss(void *ctx, struct loss_sample *v, int n, struct error *err);
 
@@ -412,11 +422,11 @@ struct policy_loss_stats {
     int64_t tokens, clipped;
 };
 struct policy_loss {
-    const struct train_sample *batch;     /* of the pass, and … */
-    const struct rollout *rollouts; /* … of each sample */
+    const struct train_sample *batch; /* of the pass, and … */
+    const struct rollout *rollouts;   /* … of each sample */
     double clip, kl_coef;
     bool token_mean;
-    bool fresh;               /* the policy wrote them itself: fills `old` */
+    bool fresh;                     /* the policy wrote them itself: fills `old` */
     struct policy_loss_stats *sums; /* [adapters] added to */
 };
 int policy_loss(void *ctx, struct loss_sample *v, int n, struct error *err);
@@ -432,8 +442,8 @@ void policy_advantages(enum train_method method, const double *rewards, int64_t 
 
 /* {prompt, chosen, rejected}: texts; or lists of messages; or chosen and rejected as whole
  * conversations or texts that begin alike. Of pair i, samples 2i and 2i + 1. */
-int dataset_load_preferences(struct dataset *d, const char *path, const struct tokenizer *tok, int32_t max_length,
-               struct error *err);
+int dataset_load_preferences(struct dataset *d, const char *path, const struct tokenizer *tok,
+                             int32_t max_length, struct error *err);
 /* {messages} without an answer, or {prompt} (a text, or messages), encoded up to where the answer
  * begins, with `prefix` (may be NULL). "fry:FAMILY[:N]" in place of a file: N (2000) generated
  * questions of the train split. Longer ones are dropped and counted. */
@@ -485,8 +495,8 @@ struct es *es_new(const struct model *m, const struct es_options *o, struct pool
 void es_free(struct es *e);
 /* Adds the estimate for adapter `index` of a LoRA trainer; the samples are shared by all members.
  * The loss it reports is the members' mean. Calls between two updates share their directions. */
-int es_accumulate(struct es *e, struct trainer *t, int index, const struct train_sample *samples, int n,
-                  struct error *err);
+int es_accumulate(struct es *e, struct trainer *t, int index, const struct train_sample *samples,
+                  int n, struct error *err);
 /* The members' fitness of the last call before it was shaped: its mean, and standard deviation. */
 double es_fitness_mean(const struct es *e);
 double es_fitness_std(const struct es *e);
@@ -498,10 +508,11 @@ size_t es_bytes(const struct es *e);
  * rank 2, es_perturbation, made from the counter. Of fitness f, shaped, a pair's coefficient is
  * (f₊ - f₋) / (N σ).
  */
-struct adapter *es_perturbation(const struct trainer *t, int index, const struct lora_perturbation *z,
-                             double sigma);
+struct adapter *es_perturbation(const struct trainer *t, int index,
+                                const struct lora_perturbation *z, double sigma);
 int es_fitness_shaping_check(const char *name, struct error *err);
-void es_shape_fitness(const char *shaping, double *f, int n); /* in place, by a name that there is; n > 1 */
+void es_shape_fitness(const char *shaping, double *f,
+                      int n); /* in place, by a name that there is; n > 1 */
 /* Adds -Σ coef E of directions (seed, 0 … n - 1) to the adapter's gradient, counted as one. */
 void es_add_gradient(struct trainer *t, int index, uint64_t seed, const double *coef, int n);
 
@@ -527,9 +538,10 @@ int pretrain_run(const struct pretrain_options *o, const char *dir, struct pool 
  * call that made it.
  *
  * Four steps: prompts are read, synth_generate has k answers to each written in batches of an
- * engine, synth_filter decides which stay, synth_format_jsonl gives those as lines for `shoal train`. The
- * lines are a function of model, adapters, prompts and options: not of threads, batches or the
- * place in the file at which a prompt stands. One thread; everything is the caller's struct synth.
+ * engine, synth_filter decides which stay, synth_format_jsonl gives those as lines for `shoal
+ * train`. The lines are a function of model, adapters, prompts and options: not of threads, batches
+ * or the place in the file at which a prompt stands. One thread; everything is the caller's struct
+ * synth.
  *
  * Filters are rows of one table in synth_filter.c, run in its order, each on what the one before it
  * left. They look at texts and at numbers that stand in the samples; only the judge runs a model.
@@ -581,14 +593,14 @@ enum {
     SYNTH_KEPT = -1,
     SYNTH_MAX_FILTERS = 16,   /* rows of the table at most */
     SYNTH_MAX_SAMPLES = 4096, /* answers to a prompt at most */
-    SYNTH_BATCH_SIZE = 1024,   /* calls that are in memory as requests */
+    SYNTH_BATCH_SIZE = 1024,  /* calls that are in memory as requests */
 };
 struct synth_sample {
     int prompt, index; /* answer `index` to prompt `prompt` */
     uint64_t seed;
-    char call[HASH_LEN]; /* identity of the call that wrote it */
-    struct buf text;     /* any bytes */
-    struct token_ids out;      /* its tokens */
+    char call[HASH_LEN];  /* identity of the call that wrote it */
+    struct buf text;      /* any bytes */
+    struct token_ids out; /* its tokens */
     enum finish_reason finish;
     double logprob;    /* mean of its tokens' under what wrote it */
     double agreement;  /* share of the prompt's answers that give the same answer */
@@ -606,7 +618,7 @@ struct synth {
     struct model *model;
     struct adapter *adapter, *judge; /* NULL: the base */
     struct engine *engine;           /* may be NULL where nothing is generated or judged */
-    enum dtype kv, lora;              /* of the engine */
+    enum dtype kv, lora;             /* of the engine */
     int32_t max_len;                 /* tokens of a sequence; synth_tokenize_prompts's */
     struct store *calls;             /* recorded ones are read instead of made again; or NULL */
     int n_reused;
@@ -628,8 +640,8 @@ void synth_release(struct synth *s); /* prompts and samples */
 
 struct synth_filter_set; /* the options, made ready; refuses wrong ones */
 /* `tok` is for the held-out data; may be NULL without. */
-struct synth_filter_set *synth_filter_set_new(const struct synth_options *o, const struct tokenizer *tok,
-                                    struct error *err);
+struct synth_filter_set *synth_filter_set_new(const struct synth_options *o,
+                                              const struct tokenizer *tok, struct error *err);
 void synth_filter_set_free(struct synth_filter_set *r);
 int synth_filter(struct synth *s, struct synth_filter_set *r, struct error *err);
 int synth_count_kept(const struct synth *s);
@@ -652,13 +664,13 @@ void synth_extract_answer(const char *text, const char *marker, struct buf *out)
 
 /* nll[i]: mean over the targets of sample i, under an adapter (ready; NULL: the bare base). */
 int gate_eval_nll(const struct model *m, const struct adapter *a, const struct dataset *d,
-                 struct pool *pool, double *nll, struct error *err);
+                  struct pool *pool, double *nll, struct error *err);
 
 struct gate_comparison {
     int64_t n; /* 0: nothing was measured */
     double before, after;
     struct stats_interval gain; /* of before - after, 95 % t interval */
-    double p;             /* two-sided, sign flips */
+    double p;                   /* two-sided, sign flips */
 };
 struct gate_comparison gate_compare(const double *before, const double *after, int64_t n);
 
@@ -676,10 +688,10 @@ json_t *gate_json(const struct gate *g);
  * log: what a training run leaves for people and programs — DIR/train.jsonl with a line an update,
  * the same lines as metrics of a run in the store, and DIR/report.html with curves.
  *
- * A log watches a run (train_log_callbacks). Each update is in it once and in order, also when the run
- * was killed and continued: lines of updates that the checkpoint had not seen are cut. The page is
- * rewritten before every checkpoint; the caller adds sections and writes it once more at the end.
- * One thread.
+ * A log watches a run (train_log_callbacks). Each update is in it once and in order, also when the
+ * run was killed and continued: lines of updates that the checkpoint had not seen are cut. The page
+ * is rewritten before every checkpoint; the caller adds sections and writes it once more at the
+ * end. One thread.
  */
 
 /* {step, loss, lr, grad_norm, tokens, targets, tokens_per_s, seconds, rss, peak, losses} and what

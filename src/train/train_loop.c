@@ -45,7 +45,7 @@ int64_t train_loop_count_steps(const struct train_loop *c, int64_t n, int64_t pe
 }
 
 int start_adapters_make(const struct model *m, const struct train_job *jobs, int n,
-                const struct train_options *o, struct adapter **starts, struct error *err) {
+                        const struct train_options *o, struct adapter **starts, struct error *err) {
     struct adapter_config a;
     int rc = train_adapter_config(o, &m->config, &a, err);
     for (int j = 0; !rc && j < n; j++) {
@@ -60,7 +60,8 @@ int start_adapters_make(const struct model *m, const struct train_job *jobs, int
 }
 
 int result_adapter_make(const struct trainer *t, const struct model *m, int j, const char *method,
-                const char *data, const char *start, struct adapter **out, struct error *err) {
+                        const char *data, const char *start, struct adapter **out,
+                        struct error *err) {
     json_t *lineage = json_pack("{s:s,s:s,s:s}", "operator", method, "data", data, "start", start);
     if (m->hash[0]) json_object_set_new(lineage, ADAPTER_BASE_HASH, json_string(m->hash));
     *out = trainer_export_adapter(t, j, lineage);
@@ -97,7 +98,8 @@ int checkpoint_load(struct trainer *t, const char *path, const json_t *identity,
     return rc;
 }
 
-int error_add_resume_hint(const char *checkpoint, const char *unit, int64_t saved, struct error *err) {
+int error_add_resume_hint(const char *checkpoint, const char *unit, int64_t saved,
+                          struct error *err) {
     if (saved < 0) return err->code;
     char *what = xstrdup(err->text);
     error_set(err, err->code, "%s; '%s' holds at least %s %lld, the same command continues it",
@@ -165,32 +167,34 @@ static bool save_due(const struct train_loop *c, int64_t done) {
     return done == c->steps || (c->o->save_steps > 0 && done % c->o->save_steps == 0);
 }
 
-static int train_loop_report_step(const struct train_loop *c, int64_t done, const json_t *more, struct error *err) {
+static int train_loop_report_step(const struct train_loop *c, int64_t done, const json_t *more,
+                                  struct error *err) {
     double now = clock_now(),
            speed = now > c->began ? (double)c->stats.tokens / (now - c->began) : 0;
     const json_t *reward = json_object_get(more, "reward");
     process_metrics_report(
-        (const struct process_metric[]){{"train_step", (double)done},
-                                {"train_tokens_per_second", speed},
-                                reward ? (struct process_metric){"train_reward", json_number_value(reward)}
-                                       : (struct process_metric){"train_loss", c->stats.loss}},
+        (const struct process_metric[]){
+            {"train_step", (double)done},
+            {"train_tokens_per_second", speed},
+            reward ? (struct process_metric){"train_reward", json_number_value(reward)}
+                   : (struct process_metric){"train_loss", c->stats.loss}},
         3);
     if (!c->watch) return OK;
     struct train_event e = {.step = done,
-                          .steps = c->steps,
-                          .lr = c->lr,
-                          .seconds = now - c->started,
-                          .tokens_per_s = speed,
-                          .stats = &c->stats,
-                          .jobs = c->jobs,
-                          .n = c->n,
-                          .due = save_due(c, done),
-                          .more = more};
+                            .steps = c->steps,
+                            .lr = c->lr,
+                            .seconds = now - c->started,
+                            .tokens_per_s = speed,
+                            .stats = &c->stats,
+                            .jobs = c->jobs,
+                            .n = c->n,
+                            .due = save_due(c, done),
+                            .more = more};
     return c->watch->update(c->watch->ctx, &e, err);
 }
 
 static int train_loop_save(struct train_loop *c, const struct train_loop_ops *s, int64_t done,
-                       struct error *err) {
+                           struct error *err) {
     json_t *extra = checkpoint_extra(c->identity, c->jobs, c->n);
     json_object_set_new(extra, "state", s->state(s->ctx));
     int rc = trainer_save(c->trainer, c->checkpoint, extra, err);
@@ -199,7 +203,8 @@ static int train_loop_save(struct train_loop *c, const struct train_loop_ops *s,
     return rc;
 }
 
-static int train_loop_resume(struct train_loop *c, const struct train_loop_ops *s, struct error *err) {
+static int train_loop_resume(struct train_loop *c, const struct train_loop_ops *s,
+                             struct error *err) {
     json_t *extra = NULL;
     int rc = checkpoint_load(c->trainer, c->checkpoint, c->identity, c->jobs, c->n, &extra, err);
     if (!rc) {
@@ -212,8 +217,8 @@ static int train_loop_resume(struct train_loop *c, const struct train_loop_ops *
 }
 
 /* One step, what is told of it, and when it is due its checkpoint. */
-static int step_run(struct train_loop *c, const struct train_loop_ops *s, int64_t step, char detail[64],
-                    struct error *err) {
+static int step_run(struct train_loop *c, const struct train_loop_ops *s, int64_t step,
+                    char detail[64], struct error *err) {
     int64_t done = step + 1;
     json_t *line = json_object();
     c->began = clock_now();
@@ -235,7 +240,8 @@ static int watch_begin(const struct train_loop *c, struct error *err) {
     for (int j = 0; j < c->n; j++)
         json_array_append_new(data, dataset_info_json(&c->jobs[j], c->data[j], c->starts[j]->hash));
     json_t *about = json_pack("{s:I,s:o}", "steps", (json_int_t)c->steps, "data", data);
-    int rc = c->watch->begin(c->watch->ctx, trainer_update_count(c->trainer) / c->per_step, about, err);
+    int rc =
+        c->watch->begin(c->watch->ctx, trainer_update_count(c->trainer) / c->per_step, about, err);
     json_decref(about);
     return rc;
 }
@@ -244,7 +250,7 @@ static int results_make(struct train_loop *c, struct error *err) {
     int rc = OK;
     for (int j = 0; !rc && j < c->n; j++)
         rc = result_adapter_make(c->trainer, c->m, j, c->method, c->data[j], c->starts[j]->hash,
-                         &c->jobs[j].result, err);
+                                 &c->jobs[j].result, err);
     return rc;
 }
 
@@ -275,8 +281,8 @@ void train_loop_release(struct train_loop *c) {
 }
 
 static struct train_loop train_loop_make(const struct model *m, struct train_job *jobs, int n,
-                                 const struct train_options *own, enum train_method method,
-                                 struct pool *pool) {
+                                         const struct train_options *own, enum train_method method,
+                                         struct pool *pool) {
     static const char *const names[] = {"sft", "es", "dpo", "reinforce", "rloo", "grpo"};
     struct train_loop c = {.m = m, .o = own, .pool = pool, .jobs = jobs, .n = n};
     CHECK(n > 0 && method >= METHOD_DPO && own->bsz > 0 && own->grad_accum > 0);
@@ -293,31 +299,32 @@ static int tokenizer_check(const struct model *m, struct error *err) {
 }
 
 int rl_run_with_callbacks(const struct model *m, struct train_job *jobs, int n,
-                       const struct train_options *o, enum train_method method,
-                       const struct rl_options *p, const struct reward_fn *reward,
-                       struct pool *pool, const char *checkpoint, const struct train_callbacks *watch,
-                       struct error *err) {
+                          const struct train_options *o, enum train_method method,
+                          const struct rl_options *p, const struct reward_fn *reward,
+                          struct pool *pool, const char *checkpoint,
+                          const struct train_callbacks *watch, struct error *err) {
     struct train_options own = *o;
     own.lora_dropout = 0;
     if (tokenizer_check(m, err)) return err->code;
     struct train_loop c = train_loop_make(m, jobs, n, &own, method, pool);
     c.checkpoint = checkpoint;
     c.watch = watch;
-    return method == METHOD_DPO ? dpo_run(&c, p, err) : policy_gradient_run(&c, method, p, reward, err);
+    return method == METHOD_DPO ? dpo_run(&c, p, err)
+                                : policy_gradient_run(&c, method, p, reward, err);
 }
 
 int rl_run(const struct model *m, struct train_job *jobs, int n, const struct train_options *o,
-               enum train_method method, const struct rl_options *p, const struct reward_fn *reward,
-               struct pool *pool, const char *checkpoint, FILE *log, struct error *err) {
+           enum train_method method, const struct rl_options *p, const struct reward_fn *reward,
+           struct pool *pool, const char *checkpoint, FILE *log, struct error *err) {
     const struct train_callbacks watch = train_jsonl_callbacks(log);
     return rl_run_with_callbacks(m, jobs, n, o, method, p, reward, pool, checkpoint,
-                              log ? &watch : NULL, err);
+                                 log ? &watch : NULL, err);
 }
 
 int rl_plan_make(const struct model *m, struct train_job *jobs, int n,
-                     const struct train_options *o, enum train_method method,
-                     const struct rl_options *p, const struct reward_fn *reward, struct pool *pool,
-                     struct rl_plan *out, struct error *err) {
+                 const struct train_options *o, enum train_method method,
+                 const struct rl_options *p, const struct reward_fn *reward, struct pool *pool,
+                 struct rl_plan *out, struct error *err) {
     struct train_options own = *o;
     own.lora_dropout = 0;
     *out = (struct rl_plan){0};

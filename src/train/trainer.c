@@ -352,7 +352,7 @@ void trainer_optimizer_state(const struct trainer *t, int i, uint8_t *out) {
 }
 
 void trainer_import_adapter(struct trainer *t, int i, struct adapter *a, const uint8_t *moments,
-                 int64_t updates) {
+                            int64_t updates) {
     CHECK(i >= 0 && i < t->n_adapters && a->n_data == t->adapters[i]->n_data && !a->config.dora);
     struct param_group *g = &t->groups[i];
     adapter_copy_params(a, t->data[i]);
@@ -452,9 +452,9 @@ static int loss_fn_apply(struct trainer *t, const struct loss_fn *loss, struct e
         int64_t at = t->spans[s].target,
                 end = s + 1 < t->n_spans ? t->spans[s + 1].target : t->targets;
         v[s] = (struct loss_sample){.sample = t->spans[s].sample,
-                               .logp = logp + at,
-                               .weight = t->target_weight + at,
-                               .n = (int32_t)(end - at)};
+                                    .logp = logp + at,
+                                    .weight = t->target_weight + at,
+                                    .n = (int32_t)(end - at)};
         if (!t->choices) continue;
         v[s].logp = t->choice_logp + at * t->n_choices;
         v[s].weight = t->choice_weight + at * t->n_choices;
@@ -540,7 +540,8 @@ int trainer_accumulate_loss(struct trainer *t, const struct train_sample *sample
     return pass_accumulate(t, samples, n, loss, err);
 }
 
-int trainer_accumulate(struct trainer *t, const struct train_sample *samples, int n, struct error *err) {
+int trainer_accumulate(struct trainer *t, const struct train_sample *samples, int n,
+                       struct error *err) {
     int rc = OK;
     batch_set_call_rows(t, samples, n);
     for (int i = 0, taken; !rc && i < n; i += taken) {
@@ -563,7 +564,8 @@ static int pass_score(struct trainer *t, const struct train_sample *samples, int
     if (rc) return rc;
     t->dropping = false;
     t->logit_scale = 1;
-    if (t->targets && ((rc = layers_forward(t, err)) || (rc = fused_cross_entropy(t, false, err)))) return rc;
+    if (t->targets && ((rc = layers_forward(t, err)) || (rc = fused_cross_entropy(t, false, err))))
+        return rc;
     int64_t *at = xcalloc((size_t)n + 1, sizeof *at); // where a sample's begin
     for (int i = 0; i < n; i++) at[i + 1] = at[i] + sample_targets(&samples[i]);
     for (int s = 0; s < t->n_spans; s++) {
@@ -576,7 +578,7 @@ static int pass_score(struct trainer *t, const struct train_sample *samples, int
 }
 
 int trainer_token_nll(struct trainer *t, const struct train_sample *samples, int n, double *nll,
-                          struct error *err) {
+                      struct error *err) {
     int rc = OK;
     batch_set_call_rows(t, samples, n);
     for (int i = 0, taken; !rc && i < n; i += taken) {
@@ -588,7 +590,7 @@ int trainer_token_nll(struct trainer *t, const struct train_sample *samples, int
 }
 
 int trainer_sample_nll(struct trainer *t, const struct train_sample *samples, int n, double *nll,
-                  int32_t *targets, struct error *err) {
+                       int32_t *targets, struct error *err) {
     int64_t all = 0;
     for (int i = 0; i < n; i++) all += targets[i] = sample_targets(&samples[i]);
     double *each = xcalloc((size_t)all + 1, sizeof *each), *from = each;
@@ -602,7 +604,7 @@ int trainer_sample_nll(struct trainer *t, const struct train_sample *samples, in
 }
 
 int trainer_eval_loss(struct trainer *t, const struct train_sample *samples, int n, double *nll,
-                 int64_t *targets, struct error *err) {
+                      int64_t *targets, struct error *err) {
     double *each = xcalloc((size_t)n, sizeof *each);
     int32_t *counts = xcalloc((size_t)n, sizeof *counts);
     int rc = trainer_sample_nll(t, samples, n, each, counts, err);

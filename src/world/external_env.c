@@ -136,7 +136,8 @@ static int name_error(struct error *err, const char *fmt, const char *name, cons
 /* A part of an answer: an object of agents, of nobody but those in `who` (a presence, or GONE for
  * anybody). */
 static int part_take(const struct external_env *s, const json_t *answer, const char *name,
-                     enum env_agent_status who, bool needed, const json_t **out, struct error *err) {
+                     enum env_agent_status who, bool needed, const json_t **out,
+                     struct error *err) {
     const char *agent;
     json_t *value;
     *out = json_object_get(answer, name);
@@ -467,15 +468,16 @@ static int spaces_ask(struct external_envs *c, struct error *err) {
     return OK;
 }
 
-static struct external_envs *envs_make(external_envs_exchange_fn exchange, void *ctx, int worlds, bool taught) {
+static struct external_envs *envs_make(external_envs_exchange_fn exchange, void *ctx, int worlds,
+                                       bool taught) {
     struct external_envs *c = xcalloc(1, sizeof *c);
-    *c =
-        (struct external_envs){.exchange = exchange, .ctx = ctx, .worlds = worlds, .taught = taught};
+    *c = (struct external_envs){
+        .exchange = exchange, .ctx = ctx, .worlds = worlds, .taught = taught};
     return c;
 }
 
-struct external_envs *external_envs_new(external_envs_exchange_fn exchange, void *ctx, int worlds, bool taught,
-                                      struct error *err) {
+struct external_envs *external_envs_new(external_envs_exchange_fn exchange, void *ctx, int worlds,
+                                        bool taught, struct error *err) {
     struct external_envs *c = envs_make(exchange, ctx, worlds, taught);
     c->command = xstrdup("its own");
     if (spaces_ask(c, err) == OK) return c;
@@ -488,8 +490,8 @@ static int program_exchange(void *ctx, const struct buf *line, const char **answ
     return subprocess_exchange(ctx, line, answer, len, err);
 }
 
-struct external_envs *external_envs_open(const char *command, double timeout, int worlds, bool taught,
-                                       struct error *err) {
+struct external_envs *external_envs_open(const char *command, double timeout, int worlds,
+                                         bool taught, struct error *err) {
     struct subprocess *program = subprocess_open(command, timeout, err);
     if (!program) return NULL;
     struct external_envs *c = envs_make(program_exchange, program, worlds, taught);

@@ -37,9 +37,9 @@
 
 enum {
     CRITIC_FEATURES = 1 << 14,
-    CRITIC_WINDOW = 16,      /* tokens before the end that the baseline looks at */
-    HEALTH_INTERVAL = 100,    /* ticks from one look at a mind's health to the next */
-    LEAN_ROWS = 40, /* tokens of samples in one pass, of a lean life */
+    CRITIC_WINDOW = 16,    /* tokens before the end that the baseline looks at */
+    HEALTH_INTERVAL = 100, /* ticks from one look at a mind's health to the next */
+    LEAN_ROWS = 40,        /* tokens of samples in one pass, of a lean life */
 };
 
 /* Decisions that are remembered, oldest first; the oldest is overwritten. */
@@ -63,7 +63,7 @@ struct learner_policy {
     uint8_t *moments; /* of a group's: what the optimizer remembers, or NULL */
     int64_t updates;
     struct rollout_stats tally; /* since the last look */
-    bool broken;        /* numbers that are none */
+    bool broken;                /* numbers that are none */
     /* of the last look */
     struct policy_health health;
     double kept_reward;
@@ -81,16 +81,16 @@ struct learner {
     int group;     /* minds that learn together */
     int first;     /* of the group whose turn it is */
     struct trainer *trainer;
-    struct trainer_snapshot *undo;     /* of minds that were well; with groups instead: */
-    FILE *shelf;           /* their floats, one mind's after the other's */
+    struct trainer_snapshot *undo; /* of minds that were well; with groups instead: */
+    FILE *shelf;                   /* their floats, one mind's after the other's */
     struct learner_es *es; /* NULL: from actions, not from what a stretch of life was paid */
     bool *told;            /* [n_minds] of es */
     struct learner_policy *minds;
     struct replay_buffer *waiting; /* [n_bodies] of at most `horizon` */
-    double *powers;         /* [horizon + 1] of γ λ */
+    double *powers;                /* [horizon + 1] of γ λ */
 
     /* an update */
-    struct train_sample *samples;            /* [n_minds · batch] */
+    struct train_sample *samples;      /* [n_minds · batch] */
     const struct experience **learned; /* [n_minds · batch] */
     double *advantage;                 /* [n_minds · batch] */
 };
@@ -120,7 +120,8 @@ static void replay_buffer_widen(struct replay_buffer *m, int n) {
     m->stride = wide;
 }
 
-static void replay_buffer_add(struct replay_buffer *m, const struct experience *e, const int32_t *tokens) {
+static void replay_buffer_add(struct replay_buffer *m, const struct experience *e,
+                              const int32_t *tokens) {
     replay_buffer_widen(m, e->n);
     if (m->n == m->cap) {
         m->first = (m->first + 1) % m->cap;
@@ -172,7 +173,7 @@ static double critic_value(const struct learner_policy *m, const int32_t *tokens
 }
 
 static void critic_update(struct learner *l, struct learner_policy *m, const int32_t *tokens, int n,
-                         double ret) {
+                          double ret) {
     uint32_t at[MOST_FEATURES];
     int count = critic_features(tokens, n, at);
     double error = ret - critic_value(m, tokens, n);
@@ -208,11 +209,13 @@ static void td_error_add(struct learner *l, int body, double next) {
     for (int i = 0; i < w->n; i++) replay_buffer_at(w, i)->ret += l->powers[w->n - 1 - i] * delta;
 }
 
-void learner_perturb(struct learner *l, int generation, int tick, int body, struct policy_decision *a) {
+void learner_perturb(struct learner *l, int generation, int tick, int body,
+                     struct policy_decision *a) {
     if (l->es) learner_es_perturb(l->es, generation, tick, body, a);
 }
 
-void learner_observe_action(struct learner *l, int body, const struct policy_decision *a, int teacher) {
+void learner_observe_action(struct learner *l, int body, const struct policy_decision *a,
+                            int teacher) {
     struct replay_buffer *w = &l->waiting[body];
     struct learner_policy *m = policy_of_agent(l, body);
     m->broken |= !rollout_stats_add_action(&m->tally, a, l->n_actions);
@@ -221,12 +224,12 @@ void learner_observe_action(struct learner *l, int body, const struct policy_dec
     td_error_add(l, body, value);
     if (w->n == w->cap) finalize_return(l, body);
     replay_buffer_add(w,
-               &(struct experience){.n = a->n,
-                                    .action = (int16_t)a->action,
-                                    .teacher = (int16_t)teacher,
-                                    .logp = a->logp[a->action],
-                                    .value = value},
-               a->tokens);
+                      &(struct experience){.n = a->n,
+                                           .action = (int16_t)a->action,
+                                           .teacher = (int16_t)teacher,
+                                           .logp = a->logp[a->action],
+                                           .value = value},
+                      a->tokens);
 }
 
 void learner_observe_reward(struct learner *l, int body, double reward, bool gone) {
@@ -257,8 +260,8 @@ static struct learner_policy *replay_owner(struct learner *l, int mind, struct r
 }
 
 /* Which of those: from what came since its owner's last update, or from all. */
-static const struct experience *replay_sample(const struct learner *l, const struct learner_policy *m,
-                                                struct rng *r) {
+static const struct experience *replay_sample(const struct learner *l,
+                                              const struct learner_policy *m, struct rng *r) {
     int n = m->memory.n;
     bool replayed = m->fresh == 0 || (double)rng_uniform(r) < l->o->replay;
     int from = replayed ? n : MIN(m->fresh, n);
@@ -300,7 +303,7 @@ static int minibatch_sample(struct learner *l, int generation, int tick) {
 /* The derivatives by the log-probabilities, each taken for itself: the trainer knows that they
  * are a softmax. */
 static void ppo_loss(const struct learner *l, const struct experience *e, double advantage,
-                          struct loss_sample *s) {
+                     struct loss_sample *s) {
     double ratio = math_exp(s->logp[e->action] - e->logp), entropy = 0;
     double eps = l->o->clip, bound = fmin(fmax(ratio, 1 - eps), 1 + eps);
     for (int i = 0; i < l->n_actions; i++) {
@@ -350,7 +353,8 @@ static void policy_pull_weights(struct learner *l, int i, int generation, int ti
     struct rng r =
         rng_make(l->seed, RNG_SHUFFLE, (uint32_t)(generation * 65536 + i), (uint32_t)tick);
     size_t bytes = m->adapter->n_data * sizeof(float);
-    policy_set_weights(l, i, memcpy(xmalloc(bytes), trainer_adapter_params(l->trainer, i - l->first), bytes), &r);
+    policy_set_weights(
+        l, i, memcpy(xmalloc(bytes), trainer_adapter_params(l->trainer, i - l->first), bytes), &r);
     m->updates++;
     if (!grouped(l) || trainer_optimizer_state_bytes(l->trainer, i - l->first) == 0) return;
     if (!m->moments) m->moments = xmalloc(trainer_optimizer_state_bytes(l->trainer, i - l->first));
@@ -376,10 +380,10 @@ static int pass_samples(const struct learner *l, int from, int n) {
 static int accumulate(struct learner *l, int from, int n, struct error *err) {
     int rc = OK;
     struct loss_fn loss = {.fn = minibatch_loss,
-                        .ctx = l,
-                        .temperature = (float)l->temperature,
-                        .choices = l->choices,
-                        .n_choices = l->n_actions};
+                           .ctx = l,
+                           .temperature = (float)l->temperature,
+                           .choices = l->choices,
+                           .n_choices = l->n_actions};
     for (int taken; rc == OK && n > 0; from += taken, n -= taken) {
         taken = pass_samples(l, from, n);
         rc = trainer_accumulate_loss(l->trainer, l->samples + from, taken, &loss, err);
@@ -584,12 +588,14 @@ struct policy_health learner_health(const struct learner *l, int mind) {
 
 /* making */
 
-static struct learner_policy policy_make(const struct learner_options *o, const struct learner_config *b, int i) {
+static struct learner_policy policy_make(const struct learner_options *o,
+                                         const struct learner_config *b, int i) {
     struct learner_policy m = {.adapter = adapter_retain(b->adapters[i]),
-                     .memory = replay_buffer_make(o->buffer),
-                     .critic = xcalloc(CRITIC_FEATURES, sizeof(float)),
-                     .kept_reward = -INFINITY};
-    if (b->critics && b->critics[i]) memcpy(m.critic, b->critics[i], CRITIC_FEATURES * sizeof(float));
+                               .memory = replay_buffer_make(o->buffer),
+                               .critic = xcalloc(CRITIC_FEATURES, sizeof(float)),
+                               .kept_reward = -INFINITY};
+    if (b->critics && b->critics[i])
+        memcpy(m.critic, b->critics[i], CRITIC_FEATURES * sizeof(float));
     return m;
 }
 
@@ -700,7 +706,10 @@ void learner_free(struct learner *l) {
 /* options */
 
 #define ROW(name, type, field, fallback, min, max, metavar, ...)                                   \
-    { name, type, offsetof(struct learner_options, field), fallback, min, max, metavar, __VA_ARGS__ }
+    {                                                                                              \
+        name, type, offsetof(struct learner_options, field), fallback, min, max, metavar,          \
+            __VA_ARGS__                                                                            \
+    }
 
 const struct option_row learner_option_rows[] = {
     ROW("learn", OPT_STRING, learn, "gradient", 0, 0, "NAME",

@@ -29,12 +29,12 @@ struct es_member {
     double paid;
     int64_t ticks; /* lived */
 };
-struct es_policy {                 /* one mind */
+struct es_policy {               /* one mind */
     int n_pairs, round;          /* round: -1 before the first */
     bool takes_turns;            /* + and - one after the other */
     uint64_t seed;               /* of the round's directions */
     struct adapter **directions; /* [n_pairs] NULL until somebody asks */
-    struct es_member *members;      /* [2 n_pairs] + and - of a pair side by side */
+    struct es_member *members;   /* [2 n_pairs] + and - of a pair side by side */
 };
 struct learner_es {
     const struct learner_options *o;
@@ -42,7 +42,7 @@ struct learner_es {
     int n_minds, n_bodies;
     uint64_t seed;
     struct es_policy *students; /* [n_minds] */
-    struct es_member **now;      /* [n_bodies] who it was when it was asked last */
+    struct es_member **now;     /* [n_bodies] who it was when it was asked last */
 };
 
 struct learner_es *learner_es_new(const struct learner_options *o, const struct learner_config *b,
@@ -94,7 +94,8 @@ static void round_begin(struct learner_es *e, int mind, int generation, int roun
     s->seed = rng_u64(&r);
 }
 
-void learner_es_perturb(struct learner_es *e, int generation, int tick, int body, struct policy_decision *a) {
+void learner_es_perturb(struct learner_es *e, int generation, int tick, int body,
+                        struct policy_decision *a) {
     int mind = body % e->n_minds, nth = body / e->n_minds, stretch = tick / (int)e->o->stretch;
     struct es_policy *s = &e->students[mind];
     int round = s->takes_turns ? stretch / 2 : stretch;

@@ -11,8 +11,9 @@
 #include <string.h>
 
 const char *const world_action_names[WORLD_N_ACTIONS] = {"move_north", "move_south", "move_east",
-                                             "move_west",  "pick_food",  "drop_food"};
-const char *const world_action_words[WORLD_N_ACTIONS] = {"north", "south", "east", "west", "pick", "drop"};
+                                                         "move_west",  "pick_food",  "drop_food"};
+const char *const world_action_words[WORLD_N_ACTIONS] = {"north", "south", "east",
+                                                         "west",  "pick",  "drop"};
 
 /* ", unexplored area" or ", familiar area", by the share of the cells around that it has stood on.
  */
@@ -98,11 +99,11 @@ int world_goal(const struct world *w, int agent) {
 
 static char ground_letter(const struct world *w, const struct world_agent *a, int cell) {
     int here = w->cells[cell];
-    return here & CELL_FOOD          ? 'f'
-           : here & CELL_MATERIAL    ? 'm'
-           : here & CELL_HOME        ? 'h'
+    return here & CELL_FOOD               ? 'f'
+           : here & CELL_MATERIAL         ? 'm'
+           : here & CELL_HOME             ? 'h'
            : world_agent_visited(a, cell) ? 'o'
-                                     : 'u';
+                                          : 'u';
 }
 
 static char side_letter(const struct world *w, const struct world_agent *a, int move) {

@@ -63,7 +63,7 @@ void policy_runner_sleep(struct policy_runner *a) {
 }
 
 struct policy_runner *policy_runner_new(const struct model *m, const struct environment *e,
-                        const struct policy_runner_options *o, struct error *err) {
+                                        const struct policy_runner_options *o, struct error *err) {
     CHECK(e->n_actions > 0 && e->n_actions <= ENV_MAX_ACTIONS);
     struct policy_runner *a = xcalloc(1, sizeof *a);
     a->m = m;
@@ -99,11 +99,13 @@ const int32_t *policy_runner_action_tokens(const struct policy_runner *a) {
     return a->choices;
 }
 
-void policy_runner_tokenize(struct policy_runner *a, struct policy_decision *asks, int n, const struct buf *text) {
+void policy_runner_tokenize(struct policy_runner *a, struct policy_decision *asks, int n,
+                            const struct buf *text) {
     int32_t *at = xcalloc((size_t)n + 1, sizeof *at);
     a->tokens.n = 0;
     for (int i = 0; i < n; i++) {
-        tokenizer_encode(a->m->tok, text->data + asks[i].at, asks[i].len, TOKENIZER_ADD_BOS, &a->tokens);
+        tokenizer_encode(a->m->tok, text->data + asks[i].at, asks[i].len, TOKENIZER_ADD_BOS,
+                         &a->tokens);
         at[i + 1] = a->tokens.n;
     }
     for (int i = 0; i < n; i++) { // the list has its place now
@@ -113,12 +115,13 @@ void policy_runner_tokenize(struct policy_runner *a, struct policy_decision *ask
     free(at);
 }
 
-static void request_fill(struct policy_runner *a, struct engine_request *r, struct policy_decision *ask) {
+static void request_fill(struct policy_runner *a, struct engine_request *r,
+                         struct policy_decision *ask) {
     *r = (struct engine_request){.prompt = ask->tokens,
-                          .n_prompt = ask->n,
-                          .adapter = ask->n_mix ? NULL : ask->adapter,
-                          .mix = ask->n_mix ? ask->mix : NULL,
-                          .n_mix = ask->n_mix};
+                                 .n_prompt = ask->n,
+                                 .adapter = ask->n_mix ? NULL : ask->adapter,
+                                 .mix = ask->n_mix ? ask->mix : NULL,
+                                 .n_mix = ask->n_mix};
     if (a->o.text) {
         r->sampling = (struct sampling_params){.temperature = (float)a->o.temperature, .top_p = 1};
         r->sampling.seed = rng_u64(&ask->rng);
@@ -131,7 +134,8 @@ static void request_fill(struct policy_runner *a, struct engine_request *r, stru
 }
 
 /* The engine's are normalised over the vocabulary. */
-static void choice_draw(const struct policy_runner *a, const struct engine_request *r, struct policy_decision *ask) {
+static void choice_draw(const struct policy_runner *a, const struct engine_request *r,
+                        struct policy_decision *ask) {
     int n = a->e->n_actions;
     double most = -INFINITY, sum = 0, left = (double)rng_uniform(&ask->rng);
     for (int i = 0; i < n; i++) most = fmax(most, (double)r->choice_logprob[i]);
@@ -149,7 +153,8 @@ static void choice_draw(const struct policy_runner *a, const struct engine_reque
     if (ask->action < 0) ask->action = 0; // of no numbers at all
 }
 
-static void text_read(const struct policy_runner *a, const struct engine_request *r, struct policy_decision *ask) {
+static void text_read(const struct policy_runner *a, const struct engine_request *r,
+                      struct policy_decision *ask) {
     struct buf b = {0};
     tokenizer_decode(a->m->tok, r->out, r->n_out, false, &b);
     ask->action = a->e->parse(a->e->ctx, b.data ? b.data : "");
@@ -158,8 +163,8 @@ static void text_read(const struct policy_runner *a, const struct engine_request
     buf_release(&b);
 }
 
-int policy_runner_act(struct policy_runner *a, struct policy_decision *asks, int n, const struct buf *text,
-                 struct error *err) {
+int policy_runner_act(struct policy_runner *a, struct policy_decision *asks, int n,
+                      const struct buf *text, struct error *err) {
     if (wake_up(a, err) != OK) return err->code;
     if (n > a->cap) {
         a->cap = n;

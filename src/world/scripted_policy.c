@@ -18,8 +18,8 @@ struct belief {
 /* What it may be after: home, what it can pick up, a place where it has not looked. */
 enum goal { GOAL_HOME, GOAL_LOAD, GOAL_NEW };
 
-static void belief_make(struct belief *k, const struct world *w,
-                           const struct world_rules *rules, int agent) {
+static void belief_make(struct belief *k, const struct world *w, const struct world_rules *rules,
+                        int agent) {
     *k = (struct belief){.w = w, .a = &w->agents[agent]};
     k->hungry = rules->meal > 0 && k->a->energy < rules->energy / 2;
     for (int cell = 0; cell < w->size * w->size; cell++) {
@@ -85,7 +85,8 @@ static int bfs_first_move(const struct belief *k, enum goal goal, struct rng *r)
 static int stroll(const struct belief *k, struct rng *r) {
     int last = k->a->last[1], back = last ^ 1, turn = (int)rng_below(r, 4);
     bool walked = last >= 0 && last < 4;
-    if (walked && rng_below(r, 8) && can_enter(k, world_neighbour(k->w, k->a->cell, last))) return last;
+    if (walked && rng_below(r, 8) && can_enter(k, world_neighbour(k->w, k->a->cell, last)))
+        return last;
     for (int i = 0; i < 4; i++) {
         int move = (turn + i) % 4;
         if (!(walked && move == back) && can_enter(k, world_neighbour(k->w, k->a->cell, move)))
@@ -174,7 +175,8 @@ static int reflex_act(const struct world *w, const struct world_rules *rules, in
     if (!a->holds && rules->here && here & (CELL_FOOD | CELL_MATERIAL)) return PICK_FOOD;
     for (int i = 0; i < 4; i++) {
         int move = (turn + i) % 4;
-        if (w->cells[world_neighbour(w, a->cell, move)] & wanted && is_open(w, a, move)) return move;
+        if (w->cells[world_neighbour(w, a->cell, move)] & wanted && is_open(w, a, move))
+            return move;
     }
     if (goal >= 0) return toward(w, a, goal, r);
     for (int i = 0; i < 4; i++) { // new ground, straight on first

@@ -53,12 +53,12 @@ static int grid_env_expert(void *ctx, int agent) {
 
 static struct episode_stats agent_episode_stats(const struct world_agent *a) {
     return (struct episode_stats){.fitness = world_agent_fitness(a),
-                            .reward = a->total,
-                            .delivered = a->delivered,
-                            .collected = a->collected,
-                            .blocked = a->blocked,
-                            .steps = a->steps,
-                            .alive = a->alive};
+                                  .reward = a->total,
+                                  .delivered = a->delivered,
+                                  .collected = a->collected,
+                                  .blocked = a->blocked,
+                                  .steps = a->steps,
+                                  .alive = a->alive};
 }
 
 static void episode_stats_add(struct episode_stats *to, const struct episode_stats *v, double by) {
@@ -103,7 +103,8 @@ struct environment grid_env_as_environment(struct grid_env *p) {
 #define REPEATS_TOO_MUCH 0.98
 #define ENTROPY_TOO_LOW 0.02 /* nats */
 
-bool rollout_stats_add_action(struct rollout_stats *t, const struct policy_decision *a, int n_actions) {
+bool rollout_stats_add_action(struct rollout_stats *t, const struct policy_decision *a,
+                              int n_actions) {
     bool numbers = true;
     for (int i = 0; i < n_actions; i++) {
         if (isfinite(a->logp[i]))
@@ -182,7 +183,7 @@ static void agents_record_actions(struct simulation *l, int n) {
         const struct environment *e = l->envs[env];
         if (l->learner)
             learner_observe_action(l->learner, b, &l->asks[i],
-                          taught ? e->teach(e->ctx, b % l->n_agents) : -1);
+                                   taught ? e->teach(e->ctx, b % l->n_agents) : -1);
         else
             rollout_stats_add_action(&l->tallies[b % l->n_minds], &l->asks[i], e->n_actions);
         l->actions[b] = (int16_t)l->asks[i].action;
@@ -422,17 +423,17 @@ static int learner_begin(struct simulation *l, struct error *err) {
         critics[i] = l->minds[i].critic;
     }
     struct learner_config b = {.m = l->m,
-                              .asker = l->asker,
-                              .temperature = l->o->temperature,
-                              .n_actions = l->envs[0]->n_actions,
-                              .n_minds = l->n_minds,
-                              .n_bodies = l->n_bodies,
-                              .adapters = adapters,
-                              .critics = critics,
-                              .seed = (uint64_t)l->o->seed,
-                              .steps = l->o->steps,
-                              .lean = l->o->lean,
-                              .pool = l->pool};
+                               .asker = l->asker,
+                               .temperature = l->o->temperature,
+                               .n_actions = l->envs[0]->n_actions,
+                               .n_minds = l->n_minds,
+                               .n_bodies = l->n_bodies,
+                               .adapters = adapters,
+                               .critics = critics,
+                               .seed = (uint64_t)l->o->seed,
+                               .steps = l->o->steps,
+                               .lean = l->o->lean,
+                               .pool = l->pool};
     l->learner = learner_new(&l->o->learn, &b, err);
     free(adapters);
     free(critics);
@@ -536,7 +537,7 @@ static struct adapter *founder_make(const struct simulation *l, int i, struct er
 }
 
 static int policies_init(struct simulation *l, struct adapter *const *first, int n_first,
-                      struct error *err) {
+                         struct error *err) {
     for (int i = 0; i < l->n_minds; i++) {
         struct policy_record *m = &l->minds[i];
         snprintf(m->name, sizeof m->name, "g0m%d", i);
@@ -561,19 +562,19 @@ static void room_make(struct simulation *l) {
 }
 
 struct simulation *simulation_new(const struct model *m, const struct simulation_options *o,
-                      struct environment *const *envs, struct adapter *const *first, int n_first,
-                      struct pool *pool, struct error *err) {
+                                  struct environment *const *envs, struct adapter *const *first,
+                                  int n_first, struct pool *pool, struct error *err) {
     struct simulation *l = xcalloc(1, sizeof *l);
     int agents = envs[0]->n_agents, bodies = agents * (int)o->worlds;
     *l = (struct simulation){.m = m, .o = o, .envs = envs, .pool = pool, .n_agents = agents};
     l->n_bodies = bodies;
     l->n_minds = MIN(bodies, o->minds ? (int)o->minds : agents);
     struct policy_runner_options ao = {.temperature = o->temperature,
-                               .text = strcmp(o->decode, "text") == 0,
-                               .max_rows = MIN(512, MAX(64, bodies * 16)),
-                               .max_seqs = MIN(bodies, 256),
-                               .max_len = 128,
-                               .pool = pool};
+                                       .text = strcmp(o->decode, "text") == 0,
+                                       .max_rows = MIN(512, MAX(64, bodies * 16)),
+                                       .max_seqs = MIN(bodies, 256),
+                                       .max_len = 128,
+                                       .pool = pool};
     if (dtype_parse(o->lora, &ao.lora_elem, err) != OK) {
         free(l);
         return NULL;
@@ -612,7 +613,10 @@ void simulation_free(struct simulation *l) {
 /* options */
 
 #define ROW(name, type, field, fallback, min, max, metavar, ...)                                   \
-    { name, type, offsetof(struct simulation_options, field), fallback, min, max, metavar, __VA_ARGS__ }
+    {                                                                                              \
+        name, type, offsetof(struct simulation_options, field), fallback, min, max, metavar,       \
+            __VA_ARGS__                                                                            \
+    }
 
 const struct option_row simulation_option_rows[] = {
     ROW("minds", OPT_INT, minds, "0", 0, MAX_MINDS, "N",

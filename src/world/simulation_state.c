@@ -138,7 +138,8 @@ static void unnamed_remove(const struct simulation *l, const char *dir) {
     free(critics);
 }
 
-int simulation_save(const struct simulation *l, const char *dir, const json_t *extra, struct error *err) {
+int simulation_save(const struct simulation *l, const char *dir, const json_t *extra,
+                    struct error *err) {
     char hash[HASH_LEN], *path = path_join(dir, "state.json"),
                          *critics = critics_path(dir, l->generation);
     json_t *minds = json_array();

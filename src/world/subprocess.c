@@ -64,7 +64,7 @@ static int line_give(struct line_reader *r, size_t n, size_t taken, const char *
 }
 
 int line_reader_next(struct line_reader *r, double timeout, const char **line, size_t *len,
-              struct error *err) {
+                     struct error *err) {
     double until = timeout > 0 ? clock_now() + timeout : 0;
     size_t looked = 0;
     reader_pack(r);
@@ -206,8 +206,8 @@ static int line_send(struct subprocess *o, const struct buf *b, struct error *er
     return OK;
 }
 
-int subprocess_exchange(struct subprocess *o, const struct buf *question, const char **line, size_t *len,
-                     struct error *err) {
+int subprocess_exchange(struct subprocess *o, const struct buf *question, const char **line,
+                        size_t *len, struct error *err) {
     int rc = line_send(o, question, err);
     int got = rc == OK ? line_reader_next(&o->from, o->timeout, line, len, err) : 0;
     if (got == ERR_STATE)
@@ -234,8 +234,8 @@ static struct buf question_make(const struct world_view *v, uint64_t who) {
     return b;
 }
 
-static int answer_read(struct subprocess *o, const struct world_view *v, uint64_t who, const char *line,
-                       size_t len, int16_t *actions, struct error *err) {
+static int answer_read(struct subprocess *o, const struct world_view *v, uint64_t who,
+                       const char *line, size_t len, int16_t *actions, struct error *err) {
     struct json_limits left = WORLD_SERVER_JSON_BOUNDS;
     json_t *answer = json_parse_limited(line, len, "its answer", &left, err);
     const json_t *object = json_object_get(answer, "actions");
@@ -248,7 +248,7 @@ static int answer_read(struct subprocess *o, const struct world_view *v, uint64_
 }
 
 int subprocess_act(struct subprocess *o, const struct world *w, const struct world_rules *r,
-                int16_t *actions, struct error *err) {
+                   int16_t *actions, struct error *err) {
     struct world_view v = {.w = w, .r = r, .guessed = o->guessed, .begins = w->tick == 0};
     uint64_t who = world_living_mask(w);
     struct buf question = question_make(&v, who);

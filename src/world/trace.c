@@ -105,7 +105,8 @@ static int trace_grow(struct trace *t, struct error *err) {
     return OK;
 }
 
-int trace_append(struct trace *t, const struct world *w, const int16_t *actions, struct error *err) {
+int trace_append(struct trace *t, const struct world *w, const int16_t *actions,
+                 struct error *err) {
     if (trace_grow(t, err) != OK) return err->code;
     int16_t *to = trace_at(t, t->n_ticks++);
     for (int i = 0; i < t->n_agents; i++) to[i] = w->agents[i].alive ? actions[i] : -1;

@@ -79,9 +79,17 @@ void world_rules_release(struct world_rules *r);
 
 /* state */
 
-enum world_action { MOVE_NORTH, MOVE_SOUTH, MOVE_EAST, MOVE_WEST, PICK_FOOD, DROP_FOOD, WORLD_N_ACTIONS };
+enum world_action {
+    MOVE_NORTH,
+    MOVE_SOUTH,
+    MOVE_EAST,
+    MOVE_WEST,
+    PICK_FOOD,
+    DROP_FOOD,
+    WORLD_N_ACTIONS
+};
 extern const char *const world_action_names[WORLD_N_ACTIONS]; /* "move_north" … */
-extern const char *const world_action_words[WORLD_N_ACTIONS];  /* "north" …: what a model says */
+extern const char *const world_action_words[WORLD_N_ACTIONS]; /* "north" …: what a model says */
 /* With a channel to talk, an action is action + WORLD_N_ACTIONS · word. */
 
 enum { CELL_WALL = 1, CELL_HOME = 2, CELL_FOOD = 4, CELL_MATERIAL = 8 };
@@ -252,8 +260,9 @@ int trace_from_json(struct trace *t, const json_t *v, struct error *err);
  * API (docs/WORLD.md has every word of it).
  *
  * There are two directions. A world_server is the environment: a line is asked, a line is
- * answered, and it does no input or output itself. A struct subprocess is another program that plays:
- * it is started, told what the agents see, and answers with actions. One thread at a time for each.
+ * answered, and it does no input or output itself. A struct subprocess is another program that
+ * plays: it is started, told what the agents see, and answers with actions. One thread at a time
+ * for each.
  */
 
 enum {
@@ -276,7 +285,7 @@ struct line_reader {
  * above the limit, which is passed over; ERR_STATE when nothing came for `timeout` seconds (0: wait
  * for ever). What stands before the end without a newline is a line too. */
 int line_reader_next(struct line_reader *r, double timeout, const char **line, size_t *len,
-              struct error *err);
+                     struct error *err);
 void line_reader_release(struct line_reader *r);
 
 /* The environment. `r` is copied; steps are those of a world that no reset says otherwise of. */
@@ -301,7 +310,7 @@ struct subprocess *subprocess_open(const char *command, double timeout, struct e
 /* Tells it what the living see and takes what they do: [n_agents]. After an error it is of no use
  * any more. */
 int subprocess_act(struct subprocess *o, const struct world *w, const struct world_rules *r,
-                int16_t *actions, struct error *err);
+                   int16_t *actions, struct error *err);
 /* Closes its input and waits for it to end; kills it after the timeout. */
 void subprocess_close(struct subprocess *o);
 
@@ -341,16 +350,16 @@ struct policy_runner_options {
     bool text;          /* write up to ten tokens and read them, as the predecessor did */
     enum dtype lora_elem;
     int32_t max_rows, max_seqs,
-        max_len;       /* of the engine; 0: enough for twenty agents; of prompts */
-    int32_t n_pages;   /* of its cache; 0: enough for all of them to be long */
+        max_len;        /* of the engine; 0: enough for twenty agents; of prompts */
+    int32_t n_pages;    /* of its cache; 0: enough for all of them to be long */
     enum dtype kv_elem; /* that it is held as */
     struct pool *pool;
 };
-struct policy_decision {                 /* one decision */
-    struct adapter *adapter; /* NULL: the bare base */
-    struct rng rng;          /* of the draw */
-    size_t at, len;          /* of its prompt in the text that is given */
-    struct weighted_adapter mix[2];  /* [n_mix] instead of the adapter, where there are any */
+struct policy_decision {            /* one decision */
+    struct adapter *adapter;        /* NULL: the bare base */
+    struct rng rng;                 /* of the draw */
+    size_t at, len;                 /* of its prompt in the text that is given */
+    struct weighted_adapter mix[2]; /* [n_mix] instead of the adapter, where there are any */
     int n_mix;
     /* filled in */
     const int32_t *tokens; /* [n] of the prompt; until the next call */
@@ -361,21 +370,23 @@ struct policy_decision {                 /* one decision */
 struct policy_runner;
 /* ERR_MISMATCH where the words' first tokens do not differ, so that none can be told by it. */
 struct policy_runner *policy_runner_new(const struct model *m, const struct environment *e,
-                        const struct policy_runner_options *o, struct error *err);
+                                        const struct policy_runner_options *o, struct error *err);
 void policy_runner_free(struct policy_runner *a);
 /* All decisions, in as few passes over the base as the engine can. */
-int policy_runner_act(struct policy_runner *a, struct policy_decision *asks, int n, const struct buf *text,
-                 struct error *err);
+int policy_runner_act(struct policy_runner *a, struct policy_decision *asks, int n,
+                      const struct buf *text, struct error *err);
 /* Tokens only, and no decision: what an observation is for who judges it. */
-void policy_runner_tokenize(struct policy_runner *a, struct policy_decision *asks, int n, const struct buf *text);
+void policy_runner_tokenize(struct policy_runner *a, struct policy_decision *asks, int n,
+                            const struct buf *text);
 enum dtype policy_runner_lora_elem(const struct policy_runner *a); /* that adapters are packed as */
 /* Lets go of the engine's memory, until the next decision. */
 void policy_runner_sleep(struct policy_runner *a);
-const int32_t *policy_runner_action_tokens(const struct policy_runner *a); /* [n_actions] the tokens that say them */
+const int32_t *policy_runner_action_tokens(
+    const struct policy_runner *a); /* [n_actions] the tokens that say them */
 
 /* learning */
 
-struct learner_options {          /* filled from option rows */
+struct learner_options {        /* filled from option rows */
     char *learn;                /* gradient, clone, es or none */
     int64_t every;              /* 10: ticks from one update to the next */
     int64_t batch;              /* 4: experiences of each mind in an update */
@@ -443,25 +454,25 @@ struct policy_health learner_health(const struct learner *l, int mind);
 
 /* generations */
 
-struct simulation_options {    /* filled from option rows */
-    int64_t minds;       /* 0: as many as an environment has agents */
-    int64_t worlds;      /* 1: environments at once */
-    int64_t generations; /* 10 */
-    int64_t steps, seed; /* ticks of a life; these two are set by whoever makes it */
-    double temperature;  /* 1 */
-    char *decode;        /* score or text */
-    char *teacher;       /* reflex: a policy, of clone */
-    bool breed;          /* true */
-    int64_t elites;      /* 4: minds that go on unchanged */
-    double parents;      /* 0.5: share of the fittest whose children there are */
-    char *crossover;     /* delta: operator of two */
-    char *mutation;      /* noise: operator of one, on children */
-    double mutate;       /* 0.1: share of the children that mutate */
-    double spread;       /* 0.02: deviation of founders' B, so that they differ */
-    bool carry;          /* elites keep the statistics of earlier lives, as there */
-    int64_t held_out;    /* 4: maps that nobody lives on, for measuring */
-    bool lean;           /* in as little memory as it takes */
-    char *lora;          /* f32: what minds are asked as */
+struct simulation_options { /* filled from option rows */
+    int64_t minds;          /* 0: as many as an environment has agents */
+    int64_t worlds;         /* 1: environments at once */
+    int64_t generations;    /* 10 */
+    int64_t steps, seed;    /* ticks of a life; these two are set by whoever makes it */
+    double temperature;     /* 1 */
+    char *decode;           /* score or text */
+    char *teacher;          /* reflex: a policy, of clone */
+    bool breed;             /* true */
+    int64_t elites;         /* 4: minds that go on unchanged */
+    double parents;         /* 0.5: share of the fittest whose children there are */
+    char *crossover;        /* delta: operator of two */
+    char *mutation;         /* noise: operator of one, on children */
+    double mutate;          /* 0.1: share of the children that mutate */
+    double spread;          /* 0.02: deviation of founders' B, so that they differ */
+    bool carry;             /* elites keep the statistics of earlier lives, as there */
+    int64_t held_out;       /* 4: maps that nobody lives on, for measuring */
+    bool lean;              /* in as little memory as it takes */
+    char *lora;             /* f32: what minds are asked as */
     struct learner_options learn;
 };
 extern const struct option_row simulation_option_rows[];
@@ -475,21 +486,23 @@ struct simulation;
 /* Options, model, environments and pool are borrowed. `first`: [n_first] adapters that minds begin
  * with in turn, or NULL: fresh ones. */
 struct simulation *simulation_new(const struct model *m, const struct simulation_options *o,
-                      struct environment *const *envs, struct adapter *const *first, int n_first,
-                      struct pool *pool, struct error *err);
+                                  struct environment *const *envs, struct adapter *const *first,
+                                  int n_first, struct pool *pool, struct error *err);
 void simulation_free(struct simulation *l);
 /*
- * A generation: simulation_begin_generation breeds it from the last one, where there was one and breeding is on, and
- * begins the environments anew, with these seeds [worlds] or its own (NULL); simulation_step until it
- * returns 0; simulation_end_generation records who lived and what they have learned. simulation_step returns how many
- * decided.
+ * A generation: simulation_begin_generation breeds it from the last one, where there was one and
+ * breeding is on, and begins the environments anew, with these seeds [worlds] or its own (NULL);
+ * simulation_step until it returns 0; simulation_end_generation records who lived and what they
+ * have learned. simulation_step returns how many decided.
  */
 int simulation_begin_generation(struct simulation *l, const uint64_t *seeds, struct error *err);
 int simulation_step(struct simulation *l, struct error *err);
 void simulation_end_generation(struct simulation *l);
-/* The environments are at that tick already: draws go on from there. After simulation_begin_generation. */
+/* The environments are at that tick already: draws go on from there. After
+ * simulation_begin_generation. */
 void simulation_set_tick(struct simulation *l, int tick);
-const int16_t *simulation_actions(const struct simulation *l); /* [bodies] of the last tick; -1: it was gone */
+const int16_t *
+simulation_actions(const struct simulation *l); /* [bodies] of the last tick; -1: it was gone */
 /* What a body was asked in the last tick, and did; NULL: it was gone. */
 const struct policy_decision *simulation_decision(const struct simulation *l, int body);
 /* Everybody as they are now, on maps that nobody lives on. outcome: [held_out], a map's mean over
@@ -497,20 +510,23 @@ const struct policy_decision *simulation_decision(const struct simulation *l, in
 int simulation_evaluate(struct simulation *l, struct episode_stats *out, struct error *err);
 int simulation_generations(const struct simulation *l);   /* lived so far */
 int64_t simulation_decisions(const struct simulation *l); /* taken so far, without those measured */
-int64_t simulation_updates(const struct simulation *l);   /* of all minds together, in this generation */
+int64_t
+simulation_updates(const struct simulation *l); /* of all minds together, in this generation */
 int simulation_n_policies(const struct simulation *l);
 struct policy_record {
     char name[32], parents[2][32];
     struct adapter *adapter;
-    float *critic;          /* what its baseline has learned, or NULL */
+    float *critic;                /* what its baseline has learned, or NULL */
     struct episode_stats outcome; /* of its life: the mean over its bodies */
     struct policy_health health;
     bool elite;
 };
 /* Between two generations, to a folder and back; `extra` (an object) is the caller's. Loading wants
- * a life of the same options that has not lived yet, and what simulation_read_state gave: the folder's {…,
- * generation, minds: [policy_record_json], extra}, or NULL with ERR_MISSING where there is none. */
-int simulation_save(const struct simulation *l, const char *dir, const json_t *extra, struct error *err);
+ * a life of the same options that has not lived yet, and what simulation_read_state gave: the
+ * folder's {…, generation, minds: [policy_record_json], extra}, or NULL with ERR_MISSING where
+ * there is none. */
+int simulation_save(const struct simulation *l, const char *dir, const json_t *extra,
+                    struct error *err);
 json_t *simulation_read_state(const char *dir, struct error *err);
 /* The PEFT directory of a mind there, malloc'ed; NULL where what names it is no hash. */
 char *simulation_policy_path(const char *dir, const char *hash, struct error *err);
@@ -524,8 +540,8 @@ const struct policy_record *simulation_policy(const struct simulation *l, int ra
 /*
  * outside_env: environments that another program provides, as simulation.h wants them.
  *
- * The other side of a world_server (world_server.h): Shoal asks, the program answers, one line of JSON
- * each, in the shape of PettingZoo's Parallel API (docs/WORLD.md, "Training in your own
+ * The other side of a world_server (world_server.h): Shoal asks, the program answers, one line of
+ * JSON each, in the shape of PettingZoo's Parallel API (docs/WORLD.md, "Training in your own
  * environment"). One program holds all worlds; what they are asked at once goes in one line. One
  * thread at a time.
  */
@@ -537,19 +553,19 @@ enum {
 };
 
 /* Hands over a line, with its newline, and gives the answer, good until the next call. */
-typedef int (*external_envs_exchange_fn)(void *ctx, const struct buf *line, const char **answer, size_t *len,
-                           struct error *err);
+typedef int (*external_envs_exchange_fn)(void *ctx, const struct buf *line, const char **answer,
+                                         size_t *len, struct error *err);
 
 struct external_envs;
 /* Asks for the spaces at once. With `taught` every agent that is asked must have a teacher. */
-struct external_envs *external_envs_new(external_envs_exchange_fn exchange, void *ctx, int worlds, bool taught,
-                                      struct error *err);
+struct external_envs *external_envs_new(external_envs_exchange_fn exchange, void *ctx, int worlds,
+                                        bool taught, struct error *err);
 /* The same of a program that the shell runs; it may take `timeout` seconds for an answer. */
-struct external_envs *external_envs_open(const char *command, double timeout, int worlds, bool taught,
-                                       struct error *err);
+struct external_envs *external_envs_open(const char *command, double timeout, int worlds,
+                                         bool taught, struct error *err);
 void external_envs_free(struct external_envs *c);                             /* ends the program */
 struct environment *const *external_envs_list(const struct external_envs *c); /* [worlds] */
-int64_t external_envs_max_steps(const struct external_envs *c);               /* 0: it does not say */
+int64_t external_envs_max_steps(const struct external_envs *c); /* 0: it does not say */
 /* {command, agents, actions, said}: what a run is a run in. */
 json_t *external_envs_json(const struct external_envs *c);
 

@@ -5,8 +5,8 @@
  * parsed strictly. A request is looked at whole before anything changes, so an error leaves every
  * world as it was. A world's state is its trace: what is restored was played and can be played on.
  */
-#include "world/world_server_internal.h"
 #include "world/world.h"
+#include "world/world_server_internal.h"
 
 #include <inttypes.h>
 #include <stdlib.h>
@@ -20,7 +20,8 @@ uint64_t world_living_mask(const struct world *w) {
     return who;
 }
 
-void agent_json_each(const char *name, uint64_t who, agent_json_fn add, const void *ctx, struct buf *out) {
+void agent_json_each(const char *name, uint64_t who, agent_json_fn add, const void *ctx,
+                     struct buf *out) {
     buf_printf(out, "\"%s\":{", name);
     for (int i = 0, n = 0; i < WORLD_AGENTS; i++) {
         if (!(who >> i & 1)) continue;
@@ -105,8 +106,8 @@ static int agent_number(const char *name) {
     return *end || n >= WORLD_AGENTS ? -1 : (int)n;
 }
 
-int world_actions_read(const struct world_view *v, uint64_t who, const json_t *object, int16_t *actions,
-                 uint64_t *guessed, struct error *err) {
+int world_actions_read(const struct world_view *v, uint64_t who, const json_t *object,
+                       int16_t *actions, uint64_t *guessed, struct error *err) {
     const char *name;
     json_t *value;
     uint64_t got = 0;
@@ -338,9 +339,11 @@ static int do_spaces(struct world_server *s, int at, const json_t *arg, struct b
     buf_puts(out, "\"possible_agents\":[");
     for (int i = 0; i < t->n_agents; i++) buf_printf(out, "%s\"agent_%d\"", i ? "," : "", i);
     buf_puts(out, "],\"actions\":[");
-    for (int i = 0; i < WORLD_N_ACTIONS; i++) buf_printf(out, "%s\"%s\"", i ? "," : "", world_action_names[i]);
+    for (int i = 0; i < WORLD_N_ACTIONS; i++)
+        buf_printf(out, "%s\"%s\"", i ? "," : "", world_action_names[i]);
     buf_puts(out, "],\"said\":[");
-    for (int i = 0; i < WORLD_N_ACTIONS; i++) buf_printf(out, "%s\"%s\"", i ? "," : "", world_action_words[i]);
+    for (int i = 0; i < WORLD_N_ACTIONS; i++)
+        buf_printf(out, "%s\"%s\"", i ? "," : "", world_action_words[i]);
     buf_printf(out, "],\"words\":%" PRId64 ",\"n_actions\":%" PRId64 ",\"max_steps\":%" PRId64,
                t->rules.words, WORLD_N_ACTIONS * (t->rules.words + 1), t->steps);
     return OK;
@@ -436,7 +439,8 @@ static void request_answer(struct world_server *s, const json_t *v, struct buf *
     json_int_t at = json_integer_value(world);
     int rc = request_find(v, &err), request = rc;
     if (rc >= 0 && world && (!json_is_integer(world) || at < 0 || at >= WORLD_SERVER_MAX_WORLDS))
-        rc = error_set(&err, ERR_FORMAT, "'world' must be a number from 0 to %d", WORLD_SERVER_MAX_WORLDS - 1);
+        rc = error_set(&err, ERR_FORMAT, "'world' must be a number from 0 to %d",
+                       WORLD_SERVER_MAX_WORLDS - 1);
     if (rc >= 0) {
         const json_t *arg = json_object_get(v, requests[request].name);
         buf_puts(out, "{");

@@ -51,17 +51,17 @@ static struct tokenizer *tokenizer_small(enum tokenizer_kind kind, const char *n
     for (size_t i = 0; i < ARRAY_LEN(pieces); i++)
         lens[i] = (int32_t)strlen(pieces[i]), scores[i] = -(float)i;
     struct tokenizer_spec spec = {.kind = kind,
-                            .n = ARRAY_LEN(pieces),
-                            .pieces = pieces,
-                            .lens = lens,
-                            .scores = scores,
-                            .types = types,
-                            .normalizer = normalizer,
-                            .unk = 0,
-                            .bos = 1,
-                            .eos = 2,
-                            .add_bos = kind == TOKENIZER_SPM,
-                            .add_space_prefix = true};
+                                  .n = ARRAY_LEN(pieces),
+                                  .pieces = pieces,
+                                  .lens = lens,
+                                  .scores = scores,
+                                  .types = types,
+                                  .normalizer = normalizer,
+                                  .unk = 0,
+                                  .bos = 1,
+                                  .eos = 2,
+                                  .add_bos = kind == TOKENIZER_SPM,
+                                  .add_space_prefix = true};
     struct tokenizer *t = tokenizer_new(&spec, &err);
     if (!t) check_failed(__FILE__, __LINE__, err.text);
     return t;
@@ -269,7 +269,8 @@ static void seeds_gguf_lora(void) {
     seed_gguf_lora("plain", adapter_new(&shape, &plain, 3));
     seed_gguf_lora("mixed", adapter_new(&shape, &mixed, 3));
     float *data = xmalloc(adapter_param_count(&shape, &tables) * sizeof *data);
-    for (size_t i = 0; i < adapter_param_count(&shape, &tables); i++) data[i] = 0.25f * (float)(i % 7);
+    for (size_t i = 0; i < adapter_param_count(&shape, &tables); i++)
+        data[i] = 0.25f * (float)(i % 7);
     seed_gguf_lora("tables", adapter_from_owned_data(&shape, &tables, data, NULL));
 }
 

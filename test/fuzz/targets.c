@@ -17,18 +17,18 @@
 #ifndef SHOAL_TEST_FUZZ_TARGETS_C
 #define SHOAL_TEST_FUZZ_TARGETS_C
 
-#include "grammar/grammar.h"
-#include "eval/eval.h"
-#include "grade/grade.h"
-#include "evolve/evolve.h"
-#include "memory/internal.h"
-#include "template/template.h"
-#include "model/internal.h"
-#include "tokenizer/internal.h"
-#include "http/http.h"
 #include "backup/internal.h"
+#include "eval/eval.h"
+#include "evolve/evolve.h"
+#include "grade/grade.h"
+#include "grammar/grammar.h"
+#include "http/http.h"
 #include "hub/internal.h"
+#include "memory/internal.h"
+#include "model/internal.h"
 #include "swarm/swarm.h"
+#include "template/template.h"
+#include "tokenizer/internal.h"
 #include "train/train.h"
 #include "world/world.h"
 
@@ -44,12 +44,12 @@
 #undef ask
 #define call serve_call
 #define answer serve_answer
-#include "api/internal.h"
-#include "serve/generation.h"
 #include "api/go_template.h"
+#include "api/internal.h"
+#include "api/ollama.h"
 #include "jobs/jobs.h"
 #include "ops/ops.h"
-#include "api/ollama.h"
+#include "serve/generation.h"
 #undef call
 #undef answer
 
@@ -290,7 +290,8 @@ static void fuzz_questions(const uint8_t *data, size_t size) {
         struct eval_task b;
         snprintf(file, sizeof file, "%s.jsonl", name);
         const char *path = part_put(file, (struct part){data, size});
-        if (eval_task_open(&b, name, &(struct eval_task_options){.dir = fuzz_dir}, &err) == OK) bank_use(&b);
+        if (eval_task_open(&b, name, &(struct eval_task_options){.dir = fuzz_dir}, &err) == OK)
+            bank_use(&b);
         eval_task_release(&b);
         unlink(path);
     }
@@ -567,8 +568,8 @@ static void fuzz_jinja(const uint8_t *data, size_t size) {
     struct jinja_input in = {
         .vars = conversation(), .now = 1700000000, .spent = JINJA_MAX_STEPS - FUZZ_STEPS};
     struct chat_template_input chat = {.messages = json_object_get(in.vars, "messages"),
-                        .stop = polls_are_over,
-                        .stop_ctx = &polls};
+                                       .stop = polls_are_over,
+                                       .stop_ctx = &polls};
     struct jinja *j = jinja_parse((const char *)data, size, &err);
     if (!j) return;
     if (jinja_render(j, &in, &out, &err) == OK) {
@@ -697,7 +698,8 @@ static void grammar_walk(const struct grammar *g, struct part text) {
     for (size_t i = 0; i < MIN(text.size, (size_t)256); i++) {
         if (i == 0) grammar_mask_check(&s);
         if (!grammar_accept_bytes(&s, text.data + i, 1)) break;
-        MUST(grammar_min_remaining(&s) >= 0 && grammar_is_final(&s) == (grammar_min_remaining(&s) == 0));
+        MUST(grammar_min_remaining(&s) >= 0 &&
+             grammar_is_final(&s) == (grammar_min_remaining(&s) == 0));
     }
     grammar_mask_check(&s);
     grammar_jump_forward(&s, 64, &forced);
@@ -910,8 +912,9 @@ static int workflow_ask(void *ctx, struct llm_call *calls, int n, struct error *
  * asked for and not only passed over. */
 static void fuzz_workflow(const uint8_t *data, size_t size) {
     static char which[] = "which?", yes[] = "はい", no[] = "いいえ";
-    struct task_item items[2] = {{.question = which, .choices = {yes, no}, .n_choices = 2, .lang = "ja"},
-                            {.question = which, .lang = "en"}};
+    struct task_item items[2] = {
+        {.question = which, .choices = {yes, no}, .n_choices = 2, .lang = "ja"},
+        {.question = which, .lang = "en"}};
     struct agent team[TEAM_MAX] = {{0}};
     struct transcript o[2] = {{0}};
     struct workflow_options options = {.temperature = -1};
@@ -943,7 +946,8 @@ static struct adapter *team_adapter(void *ctx, const char *path, struct error *e
 /* What is accepted can be loaded and asked; its names differ. */
 static void team_use(struct team *t) {
     static char which[] = "which?", yes[] = "はい", no[] = "いいえ";
-    const struct task_item it = {.question = which, .choices = {yes, no}, .n_choices = 2, .lang = "ja"};
+    const struct task_item it = {
+        .question = which, .choices = {yes, no}, .n_choices = 2, .lang = "ja"};
     struct debate d;
     struct error err;
     int steps = 0, n = 0;
@@ -1069,7 +1073,8 @@ static void fuzz_rules(const uint8_t *data, size_t size) {
     struct conversation *c = conversation_open(NULL, "x", &err);
     json_t *facts = facts_extract(text), *kept = facts_filter_grounded(facts, text);
     int n;
-    MUST(conversation_merge_facts(c, facts, &err) == OK && conversation_merge_facts(c, kept, &err) == OK);
+    MUST(conversation_merge_facts(c, facts, &err) == OK &&
+         conversation_merge_facts(c, kept, &err) == OK);
     MUST(conversation_remove_facts(c, NULL, &n, &err) == OK && n >= (int)json_object_size(facts));
     json_decref(facts);
     json_decref(kept);
@@ -1119,7 +1124,8 @@ static void world_use(const struct world_rules *r, uint64_t seed) {
     world_reset(&w, r, AGENTS, seed);
     for (int t = 0; t < TICKS; t++) {
         world_policy_act(&world_policies[t % 3], &w, r, seed, actions);
-        for (int i = 0; i < AGENTS; i++) actions[i] += (int16_t)(WORLD_N_ACTIONS * (t % (r->words + 1)));
+        for (int i = 0; i < AGENTS; i++)
+            actions[i] += (int16_t)(WORLD_N_ACTIONS * (t % (r->words + 1)));
         world_step(&w, r, actions);
         int64_t energy = w.energy_spent - w.energy_given;
         for (int i = 0; i < AGENTS; i++) {
@@ -1319,7 +1325,8 @@ static struct server *server_small(void) {
     s.path = s.name;
     s.pool = adapter_pool_new(s.m, &po);
     s.adapters = xcalloc(1, sizeof *s.adapters);
-    s.adapters[s.n_adapters++] = (struct adapter_entry){.name = xstrdup("spare"), .path = xstrdup("x")};
+    s.adapters[s.n_adapters++] =
+        (struct adapter_entry){.name = xstrdup("spare"), .path = xstrdup("x")};
     pthread_mutex_init(&s.lock, NULL);
     s.grammars = grammar_cache_new(NULL);
     struct adapter *a = adapter_new(&shape, &c, 1);
@@ -1335,7 +1342,8 @@ static void prompts_use(const struct token_ids *prompts, int n, int32_t vocab) {
 }
 
 /* What the engine is told is what it takes. */
-static void spec_use(struct server *s, struct model_ref *t, struct generation_spec *spec, bool read) {
+static void spec_use(struct server *s, struct model_ref *t, struct generation_spec *spec,
+                     bool read) {
     if (read) {
         const struct sampling_params *p = &spec->sampling;
         MUST(spec->n_prompts >= 1 && spec->n >= 1 && spec->max_tokens >= 0);

@@ -1,8 +1,10 @@
 #!/bin/sh
 # check_layers: dependencies between the folders of src/ run one way.
 #
-# A file includes headers of its own folder and of the folders above it in the list below, and
-# include/shoal.h; nothing else in quotes, no path with "..", no unknown folder.
+# A file includes headers of its own folder, the public headers (FOLDER/FOLDER.h) of the folders that
+# precede it in the list below, and include/shoal.h; no path with "..", no unknown folder. One
+# exception: api/ is the handlers of serve/ and includes all its headers.
+# All headers can be included together: no two define the same name.
 # Prints one line per folder, "ok layers NAME" or "not ok layers NAME: FILE:LINE: why", and first
 # proves on a small wrong tree that it would notice.
 set -u
@@ -32,6 +34,8 @@ layers_check() {
                 why = folder " is below " own
             else if (!(folder in rank) && quoted && folder != "")
                 why = folder " is no layer"
+            else if (folder in rank && folder != own && part[2] != folder ".h" && !(own == "api" && folder == "serve"))
+                why = "a private header of " folder
             if (why != "") printf "%s:%d: includes %s: %s\n", FILENAME, FNR, name, why
         }' {} +
 }
@@ -56,7 +60,7 @@ layers_report() {
     return $failed
 }
 
-# A tree with one right file and three wrong ones: exactly the wrong ones must be named.
+# A tree with one right file and four wrong ones: exactly the wrong ones must be named.
 self_test() {
     tree=$(mktemp -d) || return 1
     trap 'rm -rf "$tree"' EXIT
@@ -66,13 +70,13 @@ self_test() {
     printf '#include "base/base.h"\n  #  include "model/model.h"\n' >"$tree/src/kernel/upward.c"
     printf '#include "../kernel/kernel.h"\n' >"$tree/src/model/dots.h"
     printf '#include <kernel/kernel.h>\n' >"$tree/src/base/angle.c"
+    printf '#include "kernel/internal.h"\n' >"$tree/src/model/private.c"
     got=$(layers_report "$tree")
     rm -rf "$tree"
     trap - EXIT
-    case "$got" in
-    *"src/base/angle.c:1"*"src/kernel/upward.c:2"*"src/model/dots.h:1"*"src/odd/"*) ;;
-    *) return 1 ;;
-    esac
+    for wrong in base/angle.c:1 kernel/upward.c:2 model/dots.h:1 model/private.c:1 odd/; do
+        case "$got" in *"src/$wrong"*) ;; *) return 1 ;; esac
+    done
     case "$got" in *right.c*) return 1 ;; esac
 }
 
@@ -84,3 +88,14 @@ else
     exit 1
 fi
 layers_report .
+
+# Every header in one file. The libraries' flags are the Makefile's.
+all=$(mktemp) || exit 1
+trap 'rm -f "$all"' EXIT
+for header in src/*/*.h; do echo "#include \"${header#src/}\""; done >"$all"
+echo '#include "shoal.h"' >>"$all"
+if why=$("${CC:-gcc}" -x c -fsyntax-only -std=gnu11 -D_GNU_SOURCE -Iinclude -Isrc $(pkg-config --cflags jansson yaml-0.1 libpcre2-8 sqlite3 libsodium) "$all" 2>&1); then
+    echo "ok all headers in one file"
+else
+    echo "not ok all headers in one file: $(echo "$why" | grep -m1 error)"
+fi

@@ -62,7 +62,7 @@ static const struct option_row rows[] = {
 };
 static const struct job_args any_args[] = {
     {"export", {JOB_TEXT, JOB_OUTPUT}, false}, {NULL, {JOB_TEXT}, true}, {0}};
-static const struct gemm_task_kind kinds[] = {
+static const struct job_kind kinds[] = {
     {"world", NULL, NULL, {common_rows, rows}, any_args},
     {"eval", NULL, NULL, {common_rows, rows}, any_args},
     {"train", NULL, "runs", {common_rows, rows}, any_args},

@@ -493,7 +493,7 @@ static void module_close(struct server *s) {
 static void states_count(struct server *s, const json_t *list) {
     static const char *const states[] = {"queued", "running",   "paused",
                                          "done",   "cancelled", "failed"};
-    for (const struct gemm_task_kind *k = s->o->job_kinds; k && k->name; k++) {
+    for (const struct job_kind *k = s->o->job_kinds; k && k->name; k++) {
         int count[ARRAY_LEN(states)] = {0};
         const json_t *job;
         size_t i;

@@ -212,7 +212,7 @@ int cpu_count(void) {
 }
 
 /* As in linux/sched/types.h, version 0. */
-struct lr_schedule {
+struct schedule {
     uint32_t size, policy;
     uint64_t flags;
     int32_t nice;
@@ -221,6 +221,6 @@ struct lr_schedule {
 };
 
 void thread_background(int nice) {
-    struct lr_schedule s = {.size = sizeof s, .nice = nice, .runtime = 100000};
+    struct schedule s = {.size = sizeof s, .nice = nice, .runtime = 100000};
     syscall(SYS_sched_setattr, 0, &s, 0u); // where it fails the thread is as urgent as others
 }

@@ -153,15 +153,15 @@ static int request_memory(const struct options *o, struct serve_options *so, str
 }
 
 /* The commands that may be jobs, as their own tables say. */
-static const struct gemm_task_kind *job_kinds(void) {
-    static struct gemm_task_kind kinds[16];
+static const struct job_kind *job_kinds(void) {
+    static struct job_kind kinds[16];
     const struct cli_command *c;
     size_t n = 0;
     for (int i = 0; (c = cli_command_at(i)); i++) {
         if (!c->job_args) continue;
         CHECK(n + 1 < ARRAY_LEN(kinds));
-        struct gemm_task_kind *k = &kinds[n++];
-        *k = (struct gemm_task_kind){
+        struct job_kind *k = &kinds[n++];
+        *k = (struct job_kind){
             .name = c->name, .resume = c->job_resume, .keeps = c->job_keeps, .args = c->job_args};
         k->rows[0] = settings_common_rows();
         k->rows[1] = c->rows;

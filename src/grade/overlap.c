@@ -16,10 +16,10 @@
 
 enum { WORDS = 4096, DENSE_FROM = 0x2E80 };
 
-enum lora_truncation {
-    CUT_SQUAD, /* small letters, signs taken out, no articles */
-    CUT_ROUGE, /* small letters, signs separate */
-    CUT_BLEU,  /* as written, every sign a word but . and , between digits */
+enum word_tokenization {
+    WORDS_SQUAD, /* small letters, signs taken out, no articles */
+    WORDS_ROUGE, /* small letters, signs separate */
+    WORDS_BLEU,  /* as written, every sign a word but . and , between digits */
 };
 
 struct words {
@@ -33,9 +33,9 @@ static bool is_article(const char *s, size_t n) {
            (n == 3 && memcmp(s, "the", 3) == 0);
 }
 
-static void word_end(struct words *w, struct buf *word, enum lora_truncation word_tokenize) {
-    bool kept = word->len && w->n < WORDS &&
-                !(word_tokenize == CUT_SQUAD && is_article(word->data, word->len));
+static void word_end(struct words *w, struct buf *word, enum word_tokenization how) {
+    bool kept =
+        word->len && w->n < WORDS && !(how == WORDS_SQUAD && is_article(word->data, word->len));
     if (kept) {
         if (w->text && w->n) buf_puts(w->text, " ");
         if (w->text) buf_add(w->text, word->data, word->len);
@@ -51,26 +51,26 @@ static bool inside_word(ucs4_t c, ucs4_t before, ucs4_t after) {
     return c == '\'' || (c == '-' && !(before < 0x80 && isdigit((int)before)));
 }
 
-static void char_take(struct words *w, struct buf *word, enum lora_truncation word_tokenize,
-                      ucs4_t c, ucs4_t before, ucs4_t after) {
+static void char_take(struct words *w, struct buf *word, enum word_tokenization how, ucs4_t c,
+                      ucs4_t before, ucs4_t after) {
     uint8_t bytes[6];
     bool blank = uc_is_property_white_space(c), alone = c >= DENSE_FROM;
     bool sign = !blank && !uc_is_alnum(c) && !uc_is_general_category(c, UC_MARK);
-    if (sign && word_tokenize == CUT_SQUAD) return;
-    if (sign && word_tokenize == CUT_BLEU) alone = !inside_word(c, before, after);
-    bool skipped = blank || (sign && word_tokenize == CUT_ROUGE);
-    if (skipped || alone) word_end(w, word, word_tokenize);
+    if (sign && how == WORDS_SQUAD) return;
+    if (sign && how == WORDS_BLEU) alone = !inside_word(c, before, after);
+    bool skipped = blank || (sign && how == WORDS_ROUGE);
+    if (skipped || alone) word_end(w, word, how);
     if (skipped) return;
-    if (word_tokenize != CUT_BLEU) c = uc_tolower(c);
+    if (how != WORDS_BLEU) c = uc_tolower(c);
     buf_add(word, bytes, (size_t)u8_uctomb(bytes, c, sizeof bytes));
-    if (alone) word_end(w, word, word_tokenize);
+    if (alone) word_end(w, word, how);
 }
 
 static ucs4_t narrow(ucs4_t c) {
     return c >= 0xFF01 && c <= 0xFF5E ? c - 0xFEE0 : c;
 }
 
-static void word_tokenize(const char *text, enum lora_truncation how, struct words *w) {
+static void word_tokenize(const char *text, enum word_tokenization how, struct words *w) {
     const uint8_t *p = (const uint8_t *)text, *end = p + strlen(text);
     struct buf word = {0};
     ucs4_t before = ' ', c = ' ', after;
@@ -114,8 +114,8 @@ static double harmonic(int both, int n, int m) {
 /* SQuAD's F1 (Rajpurkar et al. 2016). */
 double f1_score(const char *answer, const char *gold) {
     struct words a = {0}, b = {0};
-    word_tokenize(answer, CUT_SQUAD, &a);
-    word_tokenize(gold, CUT_SQUAD, &b);
+    word_tokenize(answer, WORDS_SQUAD, &a);
+    word_tokenize(gold, WORDS_SQUAD, &b);
     double score = harmonic(multiset_overlap(a.v, a.n, b.v, b.n), a.n, b.n);
     free(a.v);
     free(b.v);
@@ -124,7 +124,7 @@ double f1_score(const char *answer, const char *gold) {
 
 void f1_words(const char *text, struct buf *out) {
     struct words w = {.text = out};
-    word_tokenize(text, CUT_SQUAD, &w);
+    word_tokenize(text, WORDS_SQUAD, &w);
     free(w.v);
 }
 
@@ -145,8 +145,8 @@ static int lcs_length(const struct words *a, const struct words *b) {
 /* Lin 2004, F1 over a whole text, without stemming. */
 double rouge_l_score(const char *answer, const char *gold) {
     struct words a = {0}, b = {0};
-    word_tokenize(answer, CUT_ROUGE, &a);
-    word_tokenize(gold, CUT_ROUGE, &b);
+    word_tokenize(answer, WORDS_ROUGE, &a);
+    word_tokenize(gold, WORDS_ROUGE, &b);
     double score = harmonic(lcs_length(&a, &b), a.n, b.n);
     free(a.v);
     free(b.v);
@@ -179,8 +179,8 @@ double bleu_score(const char *answer, const char *gold) {
     struct words a = {0}, b = {0};
     double sum = 0, smooth = 1;
     int orders = 0, any = 0;
-    word_tokenize(answer, CUT_BLEU, &a);
-    word_tokenize(gold, CUT_BLEU, &b);
+    word_tokenize(answer, WORDS_BLEU, &a);
+    word_tokenize(gold, WORDS_BLEU, &b);
     for (int order = 1, both, total; order <= 4 && order <= a.n; order++, orders++) {
         ngrams_overlap(&a, &b, order, &both, &total);
         any += both;

@@ -546,7 +546,7 @@ static void run_name(struct job *job) {
 }
 
 /* Beside what else this process shows. */
-static void keep_place(const struct jobs *j, const struct gemm_task_kind *kind, json_t *options) {
+static void keep_place(const struct jobs *j, const struct job_kind *kind, json_t *options) {
     const char *keeps = kind->keeps;
     if (!keeps || !j->o.runs || json_object_get(options, keeps)) return;
     char *path =
@@ -557,7 +557,7 @@ static void keep_place(const struct jobs *j, const struct gemm_task_kind *kind, 
 
 /* The request, with paths, and with what this attempt differs in; takes it over. */
 static json_t *attempt_request(const struct jobs *j, struct job *job, json_t *v) {
-    const struct gemm_task_kind *kind = job_kind_find(j->o.rules.kinds, json_get_string(v, "kind"));
+    const struct job_kind *kind = job_kind_find(j->o.rules.kinds, json_get_string(v, "kind"));
     json_t *options = json_object_get(v, "options"), *kept;
     keep_place(j, kind, options);
     if (!kind->resume) return v;

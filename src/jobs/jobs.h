@@ -33,7 +33,7 @@
  */
 
 /* A command that clients may run as a job. */
-struct gemm_task_kind {
+struct job_kind {
     const char *name; /* NULL ends a table */
     /* The command that continues a run of this kind by its id; NULL: the same one does. */
     const char *resume;
@@ -46,7 +46,7 @@ struct gemm_task_kind {
 
 /* What a request is checked with. Strings are borrowed. */
 struct job_request_rules {
-    const struct gemm_task_kind *kinds;
+    const struct job_kind *kinds;
     const char *out;   /* the folder of results; NULL: there are no results */
     bool commands;     /* rewards may be commands */
     int threads;       /* at most; 0: any number */
@@ -67,7 +67,7 @@ struct job_request {
     struct strings runs;    /* and of runs that it makes */
 };
 
-const struct gemm_task_kind *job_kind_find(const struct gemm_task_kind *kinds, const char *name);
+const struct job_kind *job_kind_find(const struct job_kind *kinds, const char *name);
 /* A name of letters, digits, '.', '_' and '-' that is no path and no flag. */
 bool job_name_is_plain(const char *name);
 

@@ -20,13 +20,13 @@ enum { VALUES_MAX = 1024, TEXT_BYTES = 64 << 10, NAME_BYTES = 64, FIELD_BYTES = 
 
 struct request_checker {
     const struct job_request_rules *r;
-    const struct gemm_task_kind *kind;
+    const struct job_kind *kind;
     struct job_request *out;
     char *field; /* [FIELD_BYTES] */
     struct error *err;
 };
 
-const struct gemm_task_kind *job_kind_find(const struct gemm_task_kind *kinds, const char *name) {
+const struct job_kind *job_kind_find(const struct job_kind *kinds, const char *name) {
     for (; kinds && kinds->name; kinds++)
         if (strcmp(kinds->name, name) == 0) return kinds;
     return NULL;
@@ -51,7 +51,7 @@ static int kind_check(struct request_checker *c, const json_t *v) {
     field_set(c, "kind");
     if (name && (c->kind = job_kind_find(c->r->kinds, name))) return OK;
     struct buf b = {0};
-    for (const struct gemm_task_kind *k = c->r->kinds; k && k->name; k++)
+    for (const struct job_kind *k = c->r->kinds; k && k->name; k++)
         buf_printf(&b, "%s%s", b.len ? ", " : "", k->name);
     int rc = error_set(c->err, ERR_USAGE, "'kind' must be one of %s", b.data ? b.data : "none");
     buf_release(&b);
@@ -60,7 +60,7 @@ static int kind_check(struct request_checker *c, const json_t *v) {
 
 /* options */
 
-static const struct option_row *row_of(const struct gemm_task_kind *k, const char *name) {
+static const struct option_row *row_of(const struct job_kind *k, const char *name) {
     const struct option_row *row = NULL;
     for (int i = 0; !row && i < (int)ARRAY_LEN(k->rows) && k->rows[i]; i++)
         row = option_find(k->rows[i], name);
@@ -336,7 +336,7 @@ static enum option_job_policy arg_job(const struct job_args *a, size_t i) {
     return i < n ? a->of[i] : a->repeats && n ? a->of[n - 1] : JOB_BY_TYPE;
 }
 
-static const struct job_args *args_find(const struct gemm_task_kind *k, const char *first) {
+static const struct job_args *args_find(const struct job_kind *k, const char *first) {
     const struct job_args *a = k->args;
     while (a && a->of[0] != JOB_BY_TYPE && a->word && (!first || strcmp(a->word, first) != 0)) a++;
     return a;

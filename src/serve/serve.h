@@ -10,7 +10,7 @@
 #include "engine/engine.h"
 #include "http/http.h"
 
-struct gemm_task_kind;
+struct job_kind;
 struct server_module;
 struct serve_options { /* filled from option rows, but for those from max_memory on */
     struct http_options http;
@@ -45,7 +45,7 @@ struct serve_options { /* filled from option rows, but for those from max_memory
     size_t adapter_memory;                       /* of it, for adapters that are loaded later */
     const struct memory_plan *plan;              /* where the memory goes, adapters aside */
     const struct server_module *const *modules;  /* the APIs (api/api.h), ends with a NULL */
-    const struct gemm_task_kind *job_kinds;      /* commands that may be jobs; NULL: none */
+    const struct job_kind *job_kinds;      /* commands that may be jobs; NULL: none */
     char *(*find)(const char *path);             /* of a relative path, where it is; malloc'ed */
     /* Called when requests are taken, with the address, that of the page for a browser of this
      * machine (both end without a slash), and the start-up token with its file. */

@@ -98,7 +98,7 @@ struct value {
         struct dict *dict; /* namespace too */
         struct loop *loop;
         struct macro *macro;
-        struct train_method *method;
+        struct jinja_method *method;
         const struct function *function;
     };
 };
@@ -127,13 +127,13 @@ struct dict {
     bool odd;               /* has a key that is compared with each in turn */
     int message;            /* index in messages, or -1 */
 };
-struct train_method {
+struct jinja_method {
     struct value self;
     struct str name;
 };
 struct macro {
     const struct node *node;   /* NODE_MACRO or NODE_CALL_BLOCK */
-    struct route_scope *scope; /* where it was defined */
+    struct jinja_scope *scope; /* where it was defined */
 };
 struct loop {
     struct list *items;
@@ -301,7 +301,7 @@ const struct function *function_find(struct str name); /* global functions */
 struct value filter_apply(struct jinja_ctx *w, struct str name, struct value v,
                           const struct args *a);
 bool jinja_test_apply(struct jinja_ctx *w, struct str name, struct value v, const struct args *a);
-struct value method_call(struct jinja_ctx *w, const struct train_method *m, const struct args *a);
+struct value method_call(struct jinja_ctx *w, const struct jinja_method *m, const struct args *a);
 /* Whether Python's type of v has this attribute, and whether it is one that we have. */
 bool method_exists(struct value v, struct str name);
 

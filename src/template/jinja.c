@@ -98,14 +98,14 @@ void jinja_enter(struct jinja_ctx *w) {
 
 /* scopes */
 
-struct route_scope {
-    struct route_scope *parent;
+struct jinja_scope {
+    struct jinja_scope *parent;
     struct dict vars;
 };
 
 struct render {
     struct jinja_ctx w;
-    struct route_scope *scope;
+    struct jinja_scope *scope;
     struct text *out, root;
     struct str captured; /* what the innermost filter of a block works on */
     struct jinja_run *runs;
@@ -115,22 +115,22 @@ struct render {
     int64_t now;
 };
 
-static void scope_set(struct render *r, struct route_scope *s, struct str name, struct value v) {
+static void scope_set(struct render *r, struct jinja_scope *s, struct str name, struct value v) {
     dict_set(&r->w, &s->vars, STRING(name), v);
 }
 
-static void set_named(struct render *r, struct route_scope *s, const char *name, struct value v) {
+static void set_named(struct render *r, struct jinja_scope *s, const char *name, struct value v) {
     scope_set(r, s, (struct str){name, strlen(name), NULL}, v);
 }
 
-static struct route_scope *scope_push(struct render *r, struct route_scope *parent) {
-    struct route_scope *s = jinja_alloc(&r->w, sizeof *s);
+static struct jinja_scope *scope_push(struct render *r, struct jinja_scope *parent) {
+    struct jinja_scope *s = jinja_alloc(&r->w, sizeof *s);
     s->parent = parent;
     return r->scope = s;
 }
 
 static struct value name_get(struct render *r, struct str name) {
-    for (struct route_scope *s = r->scope; s; s = s->parent) {
+    for (struct jinja_scope *s = r->scope; s; s = s->parent) {
         const struct value *found = dict_find(&r->w, &s->vars, STRING(name));
         if (found) return *found;
     }
@@ -178,7 +178,7 @@ static struct args eval_args(struct render *r, const struct nodes *list) {
 /* The text that a body writes, with a scope of its own. */
 static struct str capture(struct render *r, const struct nodes *body, enum flow *flow) {
     struct text t = {0}, *out = r->out;
-    struct route_scope *scope = r->scope;
+    struct jinja_scope *scope = r->scope;
     r->out = &t;
     scope_push(r, scope);
     *flow = run(r, body);
@@ -212,7 +212,7 @@ static void bind_parameters(struct render *r, const struct macro *m, const struc
 }
 
 static struct value call_macro(struct render *r, const struct macro *m, const struct args *a) {
-    struct route_scope *scope = r->scope;
+    struct jinja_scope *scope = r->scope;
     enum flow flow;
     jinja_enter(&r->w);
     scope_push(r, m->scope);
@@ -408,7 +408,7 @@ static struct list *loop_items(struct render *r, const struct node *n) {
     struct list *all = value_items(&r->w, eval(r, n->b));
     if (!n->c) return all;
     struct list *kept = list_new(&r->w, LIST);
-    struct route_scope *scope = r->scope;
+    struct jinja_scope *scope = r->scope;
     for (size_t i = 0; i < all->n; i++) {
         scope_push(r, scope);
         assign(r, n->a, all->v[i]);
@@ -427,7 +427,7 @@ static struct list *loop_items(struct render *r, const struct node *n) {
 /* As Jinja compiles it, `else` follows when no round came to its end: not only after an empty list,
  * but when every round was left by break or continue. */
 static enum flow run_for(struct render *r, const struct node *n) {
-    struct route_scope *scope = r->scope;
+    struct jinja_scope *scope = r->scope;
     int message = r->message;
     bool completed = false;
     enum flow flow = NEXT;
@@ -487,7 +487,7 @@ static enum flow run_filter_block(struct render *r, const struct node *n) {
 
 /* The values are taken outside. */
 static enum flow run_with(struct render *r, const struct node *n) {
-    struct route_scope *scope = r->scope;
+    struct jinja_scope *scope = r->scope;
     struct value *v = jinja_alloc(&r->w, (n->list.n + 1) * sizeof *v);
     for (size_t i = 0; i < n->list.n; i++) v[i] = eval(r, n->list2.v[i]);
     scope_push(r, scope);

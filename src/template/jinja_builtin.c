@@ -1305,7 +1305,7 @@ bool method_exists(struct value v, struct str name) {
     return name_listed(a->have, name) || name_listed(a->lack, name);
 }
 
-struct value method_call(struct jinja_ctx *w, const struct train_method *m, const struct args *a) {
+struct value method_call(struct jinja_ctx *w, const struct jinja_method *m, const struct args *a) {
     struct value v = m->self;
     jinja_add_steps(w, 8);
     if (v.kind == V_STR)

@@ -855,8 +855,8 @@ struct value value_attr(struct jinja_ctx *w, struct value v, struct str name) {
         jinja_fail(w, "the attribute '%.*s' is not allowed", (int)MIN(name.n, 60u), name.p);
     jinja_add_steps(w, v.kind == V_STR || v.kind == V_LOOP ? 8 : 4);
     if (method_exists(v, name)) {
-        struct train_method *m = jinja_alloc(w, sizeof *m);
-        *m = (struct train_method){v, name};
+        struct jinja_method *m = jinja_alloc(w, sizeof *m);
+        *m = (struct jinja_method){v, name};
         return (struct value){.kind = V_METHOD, .method = m};
     }
     if (v.kind == V_LOOP) return loop_attr(v.loop, name);

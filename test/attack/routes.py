@@ -14,7 +14,7 @@ import sys
 import tempfile
 
 ROOT = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..")
-ROW = re.compile(r'\{"(GET|POST|PUT|DELETE|PATCH|HEAD)",\s*"(/[^"]*)",\s*([A-Z |]+),\s*\w+\}')
+ROW = re.compile(r'\{"(GET|POST|PUT|DELETE|PATCH|HEAD)",\s*"(/[^"]*)",\s*([A-Z_ |]+),\s*\w+\}')
 SCOPES = ("OPEN", "CHAT", "METRICS", "JOBS", "ADMIN")
 YES = "yes"
 
@@ -40,7 +40,7 @@ def routes():
     found = []
     for path in sorted(glob.glob(os.path.join(ROOT, "src", "*", "*.c"))):
         for method, route, words in ROW.findall(open(path).read()):
-            scope = [w for w in words.replace(" ", "").split("|") if w in SCOPES]
+            scope = [w for w in words.replace("SCOPE_", "").replace(" ", "").split("|") if w in SCOPES]
             assert len(scope) == 1, (path, route, words)
             found.append((method, route, scope[0]))
     return sorted(found, key=lambda r: (r[1], r[0]))

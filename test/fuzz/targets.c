@@ -1415,7 +1415,7 @@ static const struct option_row job_rows[] = {
     {0},
 };
 static const struct job_args job_words[] = {{NULL, {JOB_INPUT, JOB_TEXT}, true}, {0}};
-static const struct gemm_task_kind job_kinds[] = {
+static const struct job_kind job_kinds[] = {
     {.name = "train", .resume = "resume", .keeps = "runs", .rows = {job_rows}, .args = job_words},
     {0}};
 

@@ -5,6 +5,7 @@
 # precede it in the list below, and include/shoal.h; no path with "..", no unknown folder. One
 # exception: api/ is the handlers of serve/ and includes all its headers.
 # All headers can be included together: no two define the same name.
+# The table in docs/ARCHITECTURE.md between the marks <!-- layers --> is what --draw prints.
 # Prints one line per folder, "ok layers NAME" or "not ok layers NAME: FILE:LINE: why", and first
 # proves on a small wrong tree that it would notice.
 set -u
@@ -80,7 +81,25 @@ self_test() {
     case "$got" in *right.c*) return 1 ;; esac
 }
 
+# The folders in their order, each with the folders whose headers it includes.
+draw() {
+    echo "| folder | includes |"
+    echo "|---|---|"
+    for own in $layers; do
+        [ -d "src/$own" ] || continue
+        list=
+        for other in $layers; do
+            [ "$own" != "$other" ] && grep -rqE "^#include \"$other/" "src/$own" && list="$list $other"
+        done
+        echo "| \`$own\` |${list:- nothing} |"
+    done
+}
+
 cd "$(dirname "$0")/.." || exit 1
+if [ "${1-}" = --draw ]; then
+    draw
+    exit
+fi
 if self_test; then
     echo "ok layers self-test"
 else
@@ -98,4 +117,9 @@ if why=$("${CC:-gcc}" -x c -fsyntax-only -std=gnu11 -D_GNU_SOURCE -Iinclude -Isr
     echo "ok all headers in one file"
 else
     echo "not ok all headers in one file: $(echo "$why" | grep -m1 error)"
+fi
+if [ "$(sed -n '/<!-- layers -->/,/<!-- \/layers -->/p' docs/ARCHITECTURE.md | grep '^|')" = "$(draw)" ]; then
+    echo "ok the table of docs/ARCHITECTURE.md"
+else
+    echo "not ok the table of docs/ARCHITECTURE.md: put there what 'sh test/check_layers.sh --draw' prints"
 fi

@@ -14,7 +14,7 @@
 #ifndef SHOAL_GRAMMAR_H
 #define SHOAL_GRAMMAR_H
 
-#include "model/model.h"
+#include "tokenizer/tokenizer.h"
 
 struct grammar;
 /*

@@ -1,0 +1,29 @@
+#!/bin/sh
+# test_names: the names that documents give exist.
+# docs/GLOSSARY.md: names of the third column are in src/, options of the fourth in a table of options.
+# docs/ARCHITECTURE.md: functions, structs and files in `backquotes` are in src/.
+set -u
+cd "$(dirname "$0")/.." || exit 1
+
+# words: every `quoted` text of standard input, a line each, without struct and enum.
+words() {
+    grep -o '`[^`]*`' | tr -d '`' | sed 's/^struct //; s/^enum //' | sort -u
+}
+
+# check_name NAME
+check_name() {
+    case $1 in
+    *.c | *.h) [ -f "src/$1" ] ;;
+    *) grep -rqw -- "$1" src ;;
+    esac
+}
+
+{
+    grep '^|' docs/GLOSSARY.md | cut -d'|' -f4 | words
+    words <docs/ARCHITECTURE.md | grep -E '^[a-z][a-z0-9_]*(/[a-z0-9_]+\.[ch])?$'
+} | sort -u | while read -r name; do
+    if check_name "$name"; then echo "ok $name"; else echo "not ok $name: it is not in src/"; fi
+done
+grep '^|' docs/GLOSSARY.md | cut -d'|' -f5 | grep -o '`--[a-z-]*' | sed 's/`--//' | sort -u | while read -r option; do
+    if grep -rqF -- "\"$option\"," src; then echo "ok --$option"; else echo "not ok --$option: no table of options has it"; fi
+done

@@ -1,4 +1,5 @@
 # make demo | make test: each installs what is missing, builds, runs. make: builds build/shoal.
+# make test-all: also the long tests, every processor level and the sanitizers.
 # BUILD=asan: the same under address and undefined-behaviour sanitizers, in build/asan. V=1: show commands.
 # make fuzz: every parser under libFuzzer for FUZZ_SECONDS (30) each, from the inputs in test/fuzz/corpus.
 # make fuzz-api: mutated requests to the built server under the sanitizers for FUZZ_API_SECONDS (900).
@@ -64,7 +65,7 @@ FLAGS_test_faults.c := $(addprefix -Wl$(comma)--wrap=,malloc calloc realloc free
 FLAGS_test_life.c := $(addprefix -Wl$(comma)--wrap=,open fwrite fflush fsync rename)
 FLAGS_test_backup.c := $(addprefix -Wl$(comma)--wrap=,fflush fsync rename mkdir unlink rmdir)
 
-.PHONY: all deps demo test tests load fuzz fuzz-api bench bench-peers bench-train bench-serve results-swarm results-evolve results-world clean
+.PHONY: all deps demo test test-all tests load fuzz fuzz-api bench bench-peers bench-train bench-serve results-swarm results-evolve results-world clean
 all: $(O)/shoal $(O)/choose $(O)/world
 
 deps:
@@ -74,9 +75,9 @@ demo: deps
 	$(Q)$(MAKE) --no-print-directory all
 	build/shoal demo
 
-test: deps
+test test-all: deps
 	$(Q)sh scripts/setup.sh --tests || echo "some packages are missing; their tests will be skipped"
-	$(Q)sh test/run.sh
+	$(Q)sh test/run.sh $(if $(filter test-all,$@),--all)
 
 fuzz: deps
 	$(Q)sh test/fuzz/run.sh

@@ -6,6 +6,7 @@
  * stream is closed and every exchange ended once, and the server can be stopped at any moment.
  */
 /* levels: once */
+/* alone: the seconds of its limits are tested */
 #define _GNU_SOURCE
 #include "http/http.h"
 

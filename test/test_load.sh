@@ -2,6 +2,7 @@
 # test_load: the server with many clients: 200 streams over 20 adapters, 2,000 streams that say nothing, memory that
 # stays where it was, and a kill -9 in the middle after which nothing is missing.
 # Prints "ok NAME", "not ok NAME: why" and "skip NAME: why" lines; SHOAL is the binary, LOAD_SECONDS how long (5).
+# long, alone: it measures throughput
 set -u
 shoal=${SHOAL:-build/shoal} seconds=${LOAD_SECONDS:-5}
 load=$(dirname "$shoal")/load

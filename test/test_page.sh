@@ -5,6 +5,7 @@
 # Prints "ok NAME", "not ok NAME: why" and "skip NAME: why" lines; SHOAL is the binary. Without a browser (CHROMIUM, or
 # chromium of the path) or npm's playwright-core, what curl sees is tested and the rest skipped aloud. Debian:
 # apt-get install --no-install-recommends chromium fonts-noto-cjk
+# long, alone: a browser waits for what it shows
 set -u
 cd "$(dirname "$0")/.." || exit 1
 SHOAL=${SHOAL:-build/shoal}

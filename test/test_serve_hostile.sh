@@ -1,6 +1,7 @@
 #!/bin/sh
 # test_serve_hostile: shoal serve beside clients that mean harm (serve_hostile.py). Every answer is an error in the
 # right form, the others are served meanwhile, memory does not stay, and every end is clean. SHOAL is the binary.
+# alone: it measures times and memory
 set -u
 shoal=${SHOAL:-build/shoal}
 tmp=$(mktemp -d) || exit 1

@@ -52,7 +52,9 @@ ISA_amx    := $(ISA_avx512) -mavx512bf16 -mamx-tile -mamx-int8 -mamx-bf16
 
 SRC   := $(filter-out src/cli/main.c,$(wildcard src/*/*.c))
 OBJ   := $(SRC:%.c=$(O)/%.o)
-TESTS := $(patsubst test/%.c,%,$(wildcard test/test_*.c))
+TEST_SRC := $(wildcard test/test_*.c test/*/test_*.c)
+TESTS := $(basename $(notdir $(TEST_SRC)))
+vpath test_%.c $(sort $(dir $(TEST_SRC)))
 
 # Kernels for instructions that this machine may lack are tested as their own source on emulated ones.
 FLAGS_test_emulated.c := -Itest/emulate -fno-var-tracking-assignments
@@ -136,10 +138,10 @@ $(O)/%.o: %.c Makefile
 	$(Q)mkdir -p $(@D)
 	$(Q)$(CC) $(CFLAGS_ALL) $(if $(filter src/kernel/%,$<),$(KERNEL_OPT) $(ISA_$(basename $(notdir $<)))) -MMD -MP -c -o $@ $<
 
-$(O)/test_%: test/test_%.c $(O)/libshoal.a Makefile
+$(O)/test_%: test_%.c $(O)/libshoal.a Makefile
 	$(call say,TEST  $@)
 	$(Q)mkdir -p $(@D)
-	$(Q)$(CC) $(CFLAGS_ALL) $(FLAGS_$(<F)) -MMD -MP -MF $@.d -o $@ $< $(O)/libshoal.a -lcmocka $(LIBS_$(<F)) $(LIBS)
+	$(Q)$(CC) $(CFLAGS_ALL) -Itest $(FLAGS_$(<F)) -MMD -MP -MF $@.d -o $@ $< $(O)/libshoal.a -lcmocka $(LIBS_$(<F)) $(LIBS)
 
 FLAGS_fuzzer.c := -fsanitize=fuzzer
 $(O)/fuzzer $(O)/seeds: $(O)/%: test/fuzz/%.c test/fuzz/targets.c $(O)/libshoal.a Makefile
@@ -165,9 +167,9 @@ $(O)/bare: bench/bare.c bench/tally.h $(O)/libshoal.a Makefile
 bench-serve: deps all $(O)/load $(O)/bare
 	$(Q)sh scripts/bench-serve.sh
 
-# The server under load for a minute, and 2,000 idle streams (test/test_load.sh does it for seconds).
+# The server under load for a minute, and 2,000 idle streams (test/serve/test_load.sh does it for seconds).
 load: deps all tests
-	$(Q)SHOAL="$(PWD)/build/shoal" LOAD_SECONDS=60 sh test/test_load.sh
+	$(Q)SHOAL="$(PWD)/build/shoal" LOAD_SECONDS=60 sh test/serve/test_load.sh
 
 clean:
 	rm -rf build

@@ -1,8 +1,8 @@
 #!/bin/sh
 # run: builds Shoal and runs its tests; "make test" is this script, "make test-all" is "run.sh --all".
 #
-# Always: every test program (test/test_*.c) at the default processor level, and every script (test/check_layers.sh,
-# test/test_*.sh) but those whose first lines hold "# long".
+# Always: every test program (test_*.c in test/ and its folders, which are named like those of src/) at the default
+# processor level, and every script (check_layers.sh, test_*.sh) but those whose first lines hold "# long".
 # With --all also: those scripts; every program at every lower processor level that the machine has (SHOAL_CPU), but
 # those that hold "levels: once"; every program under the address and undefined-behaviour sanitizers, leaks included.
 #
@@ -50,7 +50,7 @@ wanted() {
 
 # plan LEVEL FOLDER: the programs to run at a level, a line "LEVEL PATH" each; of a folder, or scripts.
 programs() {
-    for source in test/test_*.c; do
+    for source in test/test_*.c test/*/test_*.c; do
         wanted "$source" || continue
         case $1 in -|asan) ;; *) grep -q 'levels: once' "$source" && continue ;; esac
         echo "$1 $2/$(basename "$source" .c) $source"
@@ -59,7 +59,7 @@ programs() {
 
 # scripts short|long
 scripts() {
-    for source in test/check_layers.sh test/test_*.sh; do
+    for source in test/check_layers.sh test/test_*.sh test/*/test_*.sh; do
         wanted "$source" || continue
         if head -n 20 "$source" | grep -q '^# long'; then kind=long; else kind=short; fi
         [ $kind = "$1" ] && echo "- $source $source"

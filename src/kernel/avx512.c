@@ -8,7 +8,7 @@
  * here keep what the AVX2 level put into the table.
  *
  * Invariant: every slot gives the bits of scalar.c. It never looks at the processor, never
- * allocates, and no result depends on how rows or outputs were grouped. test/test_emulated.c runs
+ * allocates, and no result depends on how rows or outputs were grouped. test/kernel/test_emulated.c runs
  * this very source on emulated instructions.
  */
 #include <immintrin.h>

@@ -6,7 +6,7 @@
  * SHOAL_CPU=scalar|avx2|avx512|amx. Callers never name a level. kernels_get() is made once per
  * process; the table is read-only afterwards and shared by threads.
  *
- * Numbers (the contract that all levels keep, and test/test_kernels.c proves):
+ * Numbers (the contract that all levels keep, and test/kernel/test_kernels.c proves):
  *   exact class  f32 dot: 16 lanes, lane l sums k = l, l+16, … by fused multiply-add from +0, the
  * tail padded with zeros; then a fixed tree: lanes l and l+8 are added, then l and l+4, l+2, l+1.
  *                bf16 weights are widened to f32 and follow the same rule.

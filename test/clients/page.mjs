@@ -1,4 +1,4 @@
-// The web page as people use it: see test/test_page.sh, which starts the server and names the browser.
+// The web page as people use it: see test/api/test_page.sh, which starts the server and names the browser.
 import assert from "node:assert/strict";
 import { createRequire } from "node:module";
 import { join } from "node:path";

@@ -6,7 +6,7 @@
 
 A golden file is a tiny model: its config.json, its tensors with their GGUF names, and its answers.
 The weights are a formula of the tensor's name, so that no weights are stored: see `weight` below,
-which test/test_arch.c repeats bit for bit.
+which test/model/test_arch.c repeats bit for bit.
 
     config    config.json as Hugging Face writes it, by hand
     tensors   [name, shape, base, scale, gguf name or null]

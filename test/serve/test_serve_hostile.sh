@@ -11,4 +11,4 @@ if ! command -v python3 >/dev/null 2>&1; then
     exit 0
 fi
 "$shoal" adapter new --model models/fry --rank 4 --seed 1 "$tmp/spare" --quiet >/dev/null 2>&1 || echo "not ok adapter new: failed"
-python3 test/serve_hostile.py "$shoal" "$tmp"
+python3 test/serve/serve_hostile.py "$shoal" "$tmp"

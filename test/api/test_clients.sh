@@ -5,7 +5,7 @@
 # Prints "ok NAME", "not ok NAME: why" and "skip NAME: why" lines; SHOAL is the binary. Packages come from the
 # lock file into build/clients, once for each version of it; nothing is written beside the sources.
 set -u
-cd "$(dirname "$0")/.." || exit 1
+cd "$(dirname "$0")/../.." || exit 1
 SHOAL=${SHOAL:-build/shoal}
 home=$PWD/build/clients
 SHOAL_TMP=$(mktemp -d) || exit 1

@@ -1,6 +1,6 @@
 #!/bin/sh
 # test_arch_oracle: the golden answers of test/golden/arch are what the oracle computes today.
-cd "$(dirname "$0")/.." || exit 1
+cd "$(dirname "$0")/../.." || exit 1
 if ! command -v python3 >/dev/null 2>&1; then
     echo "skip oracle: no python3"
     exit 0

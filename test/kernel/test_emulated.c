@@ -24,9 +24,9 @@
 #define kernels_fill_avx512 emulated_fill_avx512
 #define kernels_fill_amx emulated_fill_amx
 #define amx_request emulated_amx_request
-#include "../src/kernel/avx512.c"
+#include "../../src/kernel/avx512.c"
 
-#include "../src/kernel/amx.c"
+#include "../../src/kernel/amx.c"
 
 static const struct kernels *scalar;
 static struct kernels wide, tiles;

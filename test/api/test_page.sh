@@ -7,7 +7,7 @@
 # apt-get install --no-install-recommends chromium fonts-noto-cjk
 # long, alone: a browser waits for what it shows
 set -u
-cd "$(dirname "$0")/.." || exit 1
+cd "$(dirname "$0")/../.." || exit 1
 SHOAL=${SHOAL:-build/shoal}
 home=$PWD/build/page
 tmp=$(mktemp -d) || exit 1

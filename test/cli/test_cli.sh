@@ -690,7 +690,7 @@ if command -v python3 >/dev/null; then
     "$shoal" world --policy random --policy-pipe "python3 examples/world_policy.py" --maps 2 --steps 100 --json >"$tmp/out" 2>"$tmp/err"
     if grep -q '"policy":"pipe".*"delivered":{"value":[0-9.]*[1-9]' "$tmp/out"; then ok "examples/world_policy.py"; else bad "examples/world_policy.py" "$(cat "$tmp/out" "$tmp/err")"; fi
     for how in q TERM SEGV BUS hangup; do
-        if python3 test/watch_pty.py "$shoal" $how >"$tmp/out" 2>&1; then ok "the terminal comes back: $how"; else bad "the terminal comes back: $how" "$(cat "$tmp/out")"; fi
+        if python3 test/cli/watch_pty.py "$shoal" $how >"$tmp/out" 2>&1; then ok "the terminal comes back: $how"; else bad "the terminal comes back: $how" "$(cat "$tmp/out")"; fi
     done
 else
     echo "skip examples/world_env.py, examples/world_policy.py and the terminal: no python3"

@@ -6,7 +6,7 @@
 # complains of the names that other programs chose and of no other; it takes the alert rules, and
 # they come on and stay off when they should; and it finds the quantiles that test_metrics expects.
 set -u
-cd "$(dirname "$0")/.." || exit 1
+cd "$(dirname "$0")/../.." || exit 1
 shoal=${SHOAL:-build/shoal}
 program=$(dirname "$shoal")/test_metrics
 dir=$(mktemp -d) || exit 1

@@ -3,7 +3,7 @@
 # state is gone: by 'shoal restore', and over HTTP at the next start.
 # Prints "ok NAME", "not ok NAME: why" and "skip NAME: why" lines; SHOAL is the binary.
 set -u
-cd "$(dirname "$0")/.." || exit 1
+cd "$(dirname "$0")/../.." || exit 1
 shoal=${SHOAL:-build/shoal}
 tmp=$(mktemp -d) || exit 1
 server=

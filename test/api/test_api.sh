@@ -90,4 +90,4 @@ TOOLED=$url
 VLLM_PLUGINS=lora_filesystem_resolver VLLM_LORA_RESOLVER_CACHE_DIR=$tmp/resolver VLLM_ALLOW_RUNTIME_LORA_UPDATING=True \
     up models/fry --adapter "one=$tmp/one" --lora-modules "{\"name\": \"two\", \"path\": \"$tmp/two\", \"base_model_name\": \"fry\"}" \
     --served-model-name second-name --enable-lora --max_loras 4 --max_lora_rank 16 --max-cpu-loras 4 --max-num-seqs 4 --state "$tmp/state3"
-URL=$url TMP=$tmp TOOLED=$TOOLED TOKEN_FILE=$tmp/state3/token TOOLED_TOKEN_FILE=$tmp/state2/token PYTHONDONTWRITEBYTECODE=1 python3 test/serve_protocols.py
+URL=$url TMP=$tmp TOOLED=$TOOLED TOKEN_FILE=$tmp/state3/token TOOLED_TOKEN_FILE=$tmp/state2/token PYTHONDONTWRITEBYTECODE=1 python3 test/serve/serve_protocols.py

@@ -1,12 +1,15 @@
 /*
- * Making, listing and pruning backups.
+ * Creates, lists and prunes backups.
  *
- *     hold TO ─> databases ─> the other files ─> manifest
+ *     lock TO ─> databases ─> the other files ─> manifest
  *
- * Invariants. 1. A blob appears by one rename and is whole and on the disk then; a manifest comes
- * after all of its blobs. So a kill leaves temporary files and blobs that nobody names, which the
- * next call clears away or uses. 2. Databases are taken before the folders are read: what they
- * speak of was written before. 3. Blobs go only when every manifest that stays could be read.
+ * Invariants.
+ *   1. A blob appears by one rename, complete and flushed to the disk; a manifest is written
+ *      after all of its blobs. So a kill leaves only temporary files and unreferenced blobs. The
+ *      next call removes or uses them.
+ *   2. Databases are copied before the folders are read, so any file that a database refers to
+ *      was written before the folders are read.
+ *   3. Blobs are deleted only after every remaining manifest has been read.
  */
 #define _GNU_SOURCE
 #include "backup/internal.h"
@@ -24,7 +27,7 @@
 
 enum {
     FORMAT = 1,
-    TRIES = 3, /* of a file that changes while it is read */
+    TRIES = 3, /* attempts to read a file that changes while it is read */
     DEPTH_MAX = 64,
     FILES_MAX = 1000000,
     PATH_BYTES = 4095,
@@ -110,7 +113,7 @@ int backup_dir_lock(const char *to, struct error *err) {
     return fd < 0 ? err->code : fd;
 }
 
-/* The same of a folder that has to be there. */
+/* As backup_dir_lock, for a folder that must exist. */
 static int folder_enter(const char *to, struct error *err) {
     if (!path_is_dir(to)) return error_set(err, ERR_MISSING, "there are no backups in '%s'", to);
     return backup_dir_lock(to, err);
@@ -163,7 +166,8 @@ static bool name_is_valid(const char *name) {
     return *name && *name != '.' && strlen(name) <= 64 && strspn(name, letters) == strlen(name);
 }
 
-/* Whether a path stays below its root: parts that are names, and none that a restore makes. */
+/* Whether a path stays below its root: no part is empty, "." or "..", or the name of a restore's
+ * temporary. */
 static bool path_is_valid(const char *path) {
     if (!*path) return true; // the root itself is a file
     if (strlen(path) > PATH_BYTES) return false;
@@ -180,7 +184,7 @@ static bool path_is_valid(const char *path) {
     }
 }
 
-/* In the order of a manifest, where nothing comes twice. */
+/* The order of a manifest's entries, which are unique. */
 static int place_compare(const char *root_a, const char *a, const char *root_b, const char *b) {
     int roots = strcmp(root_a, root_b);
     return roots ? roots : strcmp(a, b);
@@ -234,7 +238,7 @@ static int manifest_check(const json_t *v, const char *id, struct error *err) {
     return OK;
 }
 
-/* Of everything but itself. */
+/* Hash of a manifest without its "hash" field. */
 static void manifest_hash(const json_t *v, char hash[HASH_LEN]) {
     json_t *bare = json_copy((json_t *)(uintptr_t)v);
     json_object_del(bare, "hash");
@@ -298,7 +302,7 @@ int backup_find_newest(const char *to, char id[BACKUP_ID_LEN], struct error *err
     return rc;
 }
 
-/* A manifest's head: files as their number. */
+/* A manifest's head, with the number of files instead of their list. */
 static json_t *manifest_head(const json_t *v) {
     json_t *head = json_copy((json_t *)(uintptr_t)v);
     json_object_set_new(head, "files",
@@ -324,7 +328,7 @@ json_t *backup_list(const char *to, struct error *err) {
     return list;
 }
 
-/* what is kept */
+/* collecting entries */
 
 struct entry {
     const char *root;
@@ -340,9 +344,9 @@ struct backup_run {
     const char *to;
     struct entry *v;
     int n, cap;
-    struct stat *apart; /* [n_apart] TO and the roots, each of which is kept by itself */
+    struct stat *apart; /* [n_apart] TO and the roots; each is backed up separately */
     int n_apart;
-    bool databases; /* which of two rounds over the files this is */
+    bool databases; /* the round over the files: databases, or all other files */
     json_t *left_out, *roots;
     int64_t new_bytes, new_blobs;
 };
@@ -356,7 +360,7 @@ static void leave_out(struct backup_run *m, const char *root, const char *path, 
     buf_release(&text);
 }
 
-/* What nobody misses: locks, unfinished files, and what SQLite keeps beside a database. */
+/* Files that a backup skips: locks, unfinished files, and SQLite's companion files. */
 static bool is_passing(const char *name) {
     static const char *const ends[] = {".lock",   ".partial", ".partial.etag",
                                        ".db-wal", ".db-shm",  ".db-journal"};
@@ -415,7 +419,7 @@ static void blob_count(struct backup_run *m, const struct entry *e) {
     m->new_blobs++;
 }
 
-/* Once more through the file, whose hash is known, into its blob. */
+/* Reads the file, whose hash is known, a second time and writes its blob. */
 static int blob_write(struct backup_run *m, int fd, const struct entry *e, const char *path,
                       struct error *err) {
     struct atomic_file w;
@@ -434,7 +438,7 @@ static int blob_write(struct backup_run *m, int fd, const struct entry *e, const
     return rc;
 }
 
-/* As long as it is now: what is appended meanwhile is of the next backup. */
+/* Copies the file at its current size; bytes appended meanwhile are left to the next backup. */
 static int file_take_once(struct backup_run *m, int fd, struct entry *e, const char *path,
                           struct error *err) {
     struct stat st;
@@ -456,7 +460,7 @@ static int file_take(struct backup_run *m, const char *path, struct entry *e, st
     return rc;
 }
 
-/* A database as of one moment, into a file of its own. */
+/* Copies a database as of one moment into a separate file. */
 static int database_copy(const char *from, const char *to, struct error *err) {
     sqlite3 *a = NULL, *b = NULL;
     sqlite3_backup *copy = NULL;
@@ -465,7 +469,7 @@ static int database_copy(const char *from, const char *to, struct error *err) {
         rc = sqlite3_open_v2(to, &b, SQLITE_OPEN_READWRITE | SQLITE_OPEN_CREATE, NULL);
     if (rc == SQLITE_OK) {
         sqlite3_busy_timeout(a, 10000);
-        // Nobody reads the copy before it is whole.
+        // No process reads the copy before it is complete.
         sqlite3_exec(b, "PRAGMA journal_mode = OFF; PRAGMA synchronous = OFF", NULL, NULL, NULL);
         copy = sqlite3_backup_init(b, "main", a, "main");
         rc = copy ? sqlite3_backup_step(copy, -1) : sqlite3_errcode(b);
@@ -479,7 +483,7 @@ static int database_copy(const char *from, const char *to, struct error *err) {
     return rc == SQLITE_OK ? OK : err->code;
 }
 
-/* The copy becomes its blob. */
+/* Turns the copy into a blob. */
 static int database_keep(struct backup_run *m, const char *copy, struct entry *e,
                          struct error *err) {
     struct stat st;
@@ -536,7 +540,7 @@ static int folder_take(struct backup_run *m, const struct backup_root *r, const 
     struct strings names = {0};
     int rc = depth < DEPTH_MAX ? dir_list_names(full, &names, err)
                                : error_set(err, ERR_MEMORY, "'%s' lies too deep", full);
-    if (rc == ERR_MISSING) rc = OK; // it went meanwhile, with all that was in it
+    if (rc == ERR_MISSING) rc = OK; // the folder was removed meanwhile, with its content
     for (int i = 0; rc == OK && i < names.n; i++) {
         char *below = path_join(path, names.v[i]);
         rc = path_take(m, r, below, depth + 1, err);
@@ -561,12 +565,13 @@ static int content_take(struct backup_run *m, const struct backup_root *r, const
     return OK;
 }
 
-/* A running server's start-up token, which opens it: right in its state, for its owner only. */
+/* A running server's start-up token, which grants access: at the top of a state folder, mode
+ * 0600. */
 static bool is_token(const char *path, const struct stat *st) {
     return strcmp(path, "token") == 0 && (st->st_mode & 0777) == 0600;
 }
 
-/* A file, or a folder with what is in it; "" is the root. */
+/* Takes a file, or a folder with its content; path "" is the root. */
 static int path_take(struct backup_run *m, const struct backup_root *r, const char *path, int depth,
                      struct error *err) {
     char *full = *path ? path_join(r->path, path) : xstrdup(r->path);
@@ -575,7 +580,7 @@ static int path_take(struct backup_run *m, const struct backup_root *r, const ch
     struct entry *e;
     int rc = OK;
     json_t *said = json_from_path(path);
-    bool is_text = json_is_string(said), again = m->databases; // said in the other round
+    bool is_text = json_is_string(said), again = m->databases; // reported in the other round
     json_decref(said);
     if ((*path ? lstat(full, &st) : stat(full, &st)) != 0) {
         if (errno != ENOENT) rc = error_errno(err, "cannot examine '%s'", full);
@@ -597,9 +602,9 @@ static int path_take(struct backup_run *m, const struct backup_root *r, const ch
     return rc;
 }
 
-/* making */
+/* creating */
 
-/* What the work will be, roughly: what changes meanwhile is counted as it is. */
+/* Estimates the amount of work; files that change meanwhile are counted at their actual size. */
 static int64_t bytes_below(const struct backup_run *m, const char *full, bool root, int depth) {
     struct strings names = {0};
     struct error none;
@@ -679,7 +684,7 @@ static json_t *manifest_make(struct backup_run *m) {
     char id[BACKUP_ID_LEN], now[32], hash[HASH_LEN];
     char *path = NULL;
     int64_t bytes = 0;
-    do { // ids of one millisecond
+    do { // ids are unique per millisecond
         backup_id_now(id);
         free(path);
         path = manifest_path(m->to, id);
@@ -706,7 +711,7 @@ static json_t *manifest_write(struct backup_run *m, struct error *err) {
     return head;
 }
 
-/* Calls fn for each file in blobs and its folders, temporary ones too. */
+/* Calls fn for each file in blobs and its subfolders, including temporary files. */
 static int blobs_each(const char *to, int (*fn)(void *ctx, const char *path, const char *name),
                       void *ctx, struct error *err) {
     char *top = path_join(to, "blobs");
@@ -732,7 +737,7 @@ static int blobs_each(const char *to, int (*fn)(void *ctx, const char *path, con
     return rc;
 }
 
-/* What a killed call has left; nobody else is here. */
+/* Removes a temporary file of a killed call; the lock excludes live ones. */
 static int leftover_remove(void *ctx, const char *path, const char *name) {
     (void)ctx;
     return strstr(name, ".tmp-") ? unlink(path) : 0;
@@ -818,7 +823,7 @@ static int manifests_remove(const char *to, const struct strings *ids, const cha
     return rc;
 }
 
-/* Nothing goes before all that stays has been read. */
+/* Reads every remaining manifest before it deletes anything. */
 static json_t *others_remove(const char *to, const struct strings *ids, const char *keep,
                              struct error *err) {
     struct pruning k = {0};
@@ -837,7 +842,7 @@ static json_t *others_remove(const char *to, const struct strings *ids, const ch
                     : NULL;
 }
 
-/* Somebody counts on it. */
+/* Refuses to delete a backup that a scheduled restore needs. */
 static int not_marked(const char *to, const struct strings *ids, const char *keep,
                       struct error *err) {
     json_t *mark = backup_restore_scheduled(to);
@@ -850,7 +855,7 @@ static int not_marked(const char *to, const struct strings *ids, const char *kee
     return rc;
 }
 
-/* All but `id`, or (NULL) the first `n` stay. */
+/* Keeps all backups except `id`, or, if id is NULL, the first `n`. */
 static json_t *prune(const char *to, const char *id, int64_t n, struct error *err) {
     struct strings ids = {0};
     json_t *out = NULL;

@@ -1,16 +1,17 @@
 /*
- * backup: everything that a server and its runs keep, copied into a folder and brought back.
+ * backup: copies the state of a server and its runs into a folder, and restores it.
  *
- *     TO/blobs/xx/HASH    contents, by their SHA-256: what is there already is not written again
- *     TO/ID.json          a backup: where each content belongs, and the manifest's own hash
- *     TO/restore.json     a restore that is asked for, or under way; TO/lock: who works here
+ *     TO/blobs/xx/HASH    file contents, named by their SHA-256; an existing blob is not rewritten
+ *     TO/ID.json          manifest of one backup: the place of each content, and its own hash
+ *     TO/restore.json     a restore that is scheduled or in progress
+ *     TO/lock             held by the process that works on the folder
  *
- * A backup is there when its manifest is, which is the last thing written. SQLite's files are taken
- * by SQLite, so that a writer does not matter; what else is written in place may be newer at its
- * end than at its beginning.
+ * A backup exists once its manifest does; the manifest is written last. SQLite copies its
+ * databases, so concurrent writers do no harm. Any other file that is written in place may be
+ * copied with an end that is newer than its beginning.
  *
- * Any thread may call; one call at a time works on a folder, in whatever process, and another one
- * is told ERR_STATE. Everything passed in is borrowed.
+ * Threads. Any thread may call. One call at a time works on a folder, across all processes; a
+ * second call fails with ERR_STATE. Every argument is borrowed.
  */
 #ifndef SHOAL_BACKUP_H
 #define SHOAL_BACKUP_H
@@ -19,8 +20,8 @@
 
 enum { BACKUP_ID_LEN = 20, BACKUP_ROOTS_MAX = 64 }; /* "20261122-202530-123", and NUL */
 
-/* A folder, or a file, that is kept under a name: letters, digits, '.', '_' and '-'. Roots may lie
- * in one another and hold TO: each thing is kept once. */
+/* A folder or file that is backed up under a name: letters, digits, '.', '_' and '-'. A root may
+ * contain another root, and TO; each file is backed up once. */
 struct backup_root {
     const char *name, *path;
 };
@@ -28,52 +29,55 @@ struct backup_options {
     const char *to;
     const struct backup_root *roots;
     int n_roots;
-    /* Bytes so far and in all, now and then; false: stop, with ERR_STATE. May be NULL. */
+    /* Progress, called now and then: bytes done and bytes in total. False stops the work with
+     * ERR_STATE. May be NULL. */
     bool (*told)(void *ctx, int64_t done, int64_t total);
     void *ctx;
-    /* Of a folder that is restored, before it is put in place: may change what is `staged` by what
-     * is `present`, which need not be there. Called again where a restore is begun anew. May be
-     * NULL. */
+    /* Called for each restored folder before it is put in place. It may edit the folder `staged`,
+     * using the current folder `present`, which may not exist. Called again when a restore starts
+     * over. May be NULL. */
     int (*staged)(const char *present, const char *staged, struct error *err);
 };
 
 /*
- * {id, created, shoal, files, bytes, new_bytes, new_blobs, left_out: [text]}. A root that is not
- * there is left out, and so are links, names that are no UTF-8 and files that vanish or keep
- * changing; sockets, locks, temporary files and SQLite's own companions go without saying.
+ * {id, created, shoal, files, bytes, new_bytes, new_blobs, left_out: [text]}. `left_out` lists
+ * missing roots, links, names that are not UTF-8, and files that vanish or keep changing. Sockets,
+ * locks, temporary files and SQLite's companion files are skipped without an entry.
  */
 json_t *backup_create(const struct backup_options *p, struct error *err);
-/* An array of {id, created, shoal, files, bytes, new_bytes, left_out}, newest first; of one that
- * cannot be read {id, problem}. A folder that is not there holds none. */
+/* An array of {id, created, shoal, files, bytes, new_bytes, left_out}, newest first; {id, problem}
+ * for a backup that cannot be read. A folder that does not exist holds no backups. */
 json_t *backup_list(const char *to, struct error *err);
-/* Reads everything of a backup again (id NULL: of all): {backups, blobs, bytes, problems: [text]}.
- * Roots are not looked at. */
+/* Reads and hashes everything in a backup again (id NULL: in all backups): {backups, blobs, bytes,
+ * problems: [text]}. Does not read the roots. */
 json_t *backup_verify(const struct backup_options *p, const char *id, struct error *err);
-/* Takes one away, or all but the newest `keep`, and the contents that nobody names any more:
- * {backups, blobs, bytes} that are gone. */
+/* Deletes one backup, or all except the newest `keep`, and the blobs that no remaining manifest
+ * names: {backups, blobs, bytes}, the numbers deleted. */
 json_t *backup_delete(const char *to, const char *id, struct error *err);
 json_t *backup_prune(const char *to, int64_t keep, struct error *err);
 
 /*
- * Brings a backup (id NULL: the newest) back to those of the roots that it holds: everything is
- * verified and written beside the roots, then put in place by renames. What was there is kept as
- * PATH.before-ID', which the result names; without `replace`, ERR_STATE where a root holds
- * something, and always while a server uses one. One that was killed is finished by the next call.
- * {id, files, bytes, roots: {name: {path, before or null}}, left_out: [names without a root]}.
+ * Restores a backup (id NULL: the newest) to those of the roots that it holds. It verifies all
+ * contents, writes them next to the roots, then renames them into place. The old content is kept as
+ * PATH.before-ID', which the result names. Fails with ERR_STATE if a root is not empty and
+ * `replace` is false, and always while a server uses a root. If a call is killed, the next call
+ * finishes it. {id, files, bytes, roots: {name: {path, before or null}}, left_out: [names without a
+ * root]}.
  */
 json_t *backup_restore(const struct backup_options *p, const char *id, bool replace,
                        struct error *err);
-/* Whether a killed restore has left a root half in place; then its error is in err. */
+/* Whether a killed restore has left a root half in place; if so, err is set. */
 bool backup_is_unfinished(const char *path, struct error *err);
 
-/* Verifies a backup and leaves word that these roots are to become it, for
+/* Verifies a backup and schedules its restore to these roots, to be run by
  * backup_restore_run_scheduled. */
 int backup_restore_schedule(const struct backup_options *p, const char *id, struct error *err);
-/* {id, asked, and failed: why, where it was tried}; NULL: nothing is asked for. */
+/* {id, asked, and failed: the reason, if a restore was tried}; NULL if no restore is scheduled. */
 json_t *backup_restore_scheduled(const char *to);
 int backup_restore_cancel(const char *to, const char *id, struct error *err);
-/* Does what is asked for: the result of backup_restore, or NULL with err->code OK where nothing is,
- * or where it failed and the roots are as they were, which is told and noted. */
+/* Runs the scheduled restore and returns the result of backup_restore. Returns NULL with err->code
+ * OK if no restore is scheduled for these roots, or if it failed with the roots unchanged; such a
+ * failure is logged and recorded in restore.json. */
 json_t *backup_restore_run_scheduled(const struct backup_options *p, struct error *err);
 
 #endif

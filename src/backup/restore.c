@@ -1,17 +1,20 @@
 /*
- * Checking backups and bringing them back.
+ * Verifies and restores backups.
  *
- *     verify ─> PATH.restoring, of each root ─> restore.json says so ─> renames ─> no restore.json
+ *     verify ─> write PATH.restoring for each root ─> write restore.json ─> rename ─>
+ *     delete restore.json
  *
- * Invariants. 1. Until restore.json has a `stamp`, the roots are as they were: whatever fails
- * before only leaves PATH.restoring, which the next call writes anew. 2. From then on a root's
- * state is in the names beside it, so that the renames may begin again after a kill: PATH.swapping
- * is what has yet to go in; once PATH.before-STAMP is there, what was in PATH is out. 3. What lies
- * in a root and is kept by itself (the backups, another root) stays where it is: names are moved,
- * not the root.
+ * Invariants.
+ *   1. Until restore.json has a `stamp`, the roots are unchanged. A failure before that leaves
+ *      only PATH.restoring, which the next call rewrites.
+ *   2. From then on the names next to a root record its state, so the renames can be resumed
+ *      after a kill. PATH.swapping holds the entries that still have to be moved in. Once
+ *      PATH.before-STAMP exists, the old content of PATH has been moved out.
+ *   3. A folder inside a root that is backed up separately (the backups, another root) stays in
+ *      place: the entries of the root are moved, not the root.
  *
- * A manifest's paths are somebody else's bytes: backup.c has checked them, and they are only ever
- * opened below a folder that was made here.
+ * The paths in a manifest are untrusted input. backup.c validates them, and they are only opened
+ * below a folder that was created here.
  */
 #define _GNU_SOURCE
 #include "backup/internal.h"
@@ -26,7 +29,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-/* checking */
+/* verifying */
 
 struct wanted_blob {
     const char *hash, *root, *path;
@@ -37,7 +40,7 @@ static int by_hash(const void *a, const void *b) {
     return strcmp(((const struct wanted_blob *)a)->hash, ((const struct wanted_blob *)b)->hash);
 }
 
-/* The contents that a manifest names, each once: [*n], and their bytes. */
+/* The contents that a manifest names, without duplicates: [*n], and the sum of their bytes. */
 static struct wanted_blob *wants_of(const json_t *manifest, size_t *n, int64_t *bytes) {
     const json_t *files = json_object_get(manifest, "files"), *f;
     struct wanted_blob *v = xcalloc(json_array_size(files) + 1, sizeof *v);
@@ -58,7 +61,7 @@ static struct wanted_blob *wants_of(const json_t *manifest, size_t *n, int64_t *
     return v;
 }
 
-/* What is wrong with a blob, in words; "" where nothing is. */
+/* Describes the problem of a blob in words; "" if the blob is intact. */
 static int blob_verify(struct backup_progress *w, const struct wanted_blob *want, char problem[256],
                        struct error *err) {
     char hash[HASH_LEN], *path = backup_blob_path(w->p->to, want->hash);
@@ -85,10 +88,10 @@ static int blob_verify(struct backup_progress *w, const struct wanted_blob *want
     return rc;
 }
 
-/* What was found of blobs so far; each is read once, however many backups name it. */
+/* Results per blob so far; each blob is read once, however many backups name it. */
 struct blob_verify_cache {
     struct backup_progress *work;
-    json_t *seen; /* {hash: what is wrong, or ""} */
+    json_t *seen; /* {hash: description of the problem, or ""} */
     json_t *problems;
 };
 
@@ -110,7 +113,7 @@ static int want_verify(struct blob_verify_cache *c, const char *id, const struct
     return rc;
 }
 
-/* Adds what is wrong with a manifest's contents to the problems. */
+/* Appends the problems of a manifest's contents to the list. */
 static int manifest_verify(struct blob_verify_cache *c, const json_t *manifest, struct error *err) {
     int64_t bytes = 0;
     size_t n;
@@ -141,7 +144,7 @@ json_t *backup_verify(const struct backup_options *p, const char *id, struct err
     json_t *out = NULL;
     int lock = path_is_dir(p->to) ? backup_dir_lock(p->to, err) : OK;
     int rc =
-        lock == ERR_STATE ? lock : OK; // what may not be written to can be checked all the same
+        lock == ERR_STATE ? lock : OK; // a backup folder without write access can still be verified
     if (id)
         strings_add(&ids, id);
     else if (rc == OK)
@@ -159,13 +162,13 @@ json_t *backup_verify(const struct backup_options *p, const char *id, struct err
     return out;
 }
 
-/* where things go */
+/* targets */
 
-/* A root that is to be brought back. */
+/* A root to be restored. */
 struct target {
     const char *name;
-    char *path; /* without links, whether it is there or not */
-    char *stem; /* what companions' names begin with */
+    char *path; /* with links resolved, even if it does not exist */
+    char *stem; /* prefix of the companions' names */
     bool file;
 };
 struct restore_run_state {
@@ -185,7 +188,8 @@ static char *parent_of(const char *path) {
                            : strndup(path, (size_t)(slash - path));
 }
 
-/* A path without links; what is not there yet gets its folder. malloc'ed, NULL with the error. */
+/* The path with links resolved. If it does not exist, creates its parent folder. malloc'ed, NULL
+ * with the error. */
 static char *path_real(const char *path, struct error *err) {
     char *real = realpath(path, NULL);
     if (real) return real;
@@ -202,7 +206,8 @@ static char *path_real(const char *path, struct error *err) {
     return real;
 }
 
-/* Companions lie beside a path, or in it where only that is on the same file system. */
+/* Companion files are placed next to a path, or inside it if its parent is on another file
+ * system. */
 static char *stem_of(const char *path) {
     char *parent = parent_of(path);
     struct stat a, b;
@@ -230,7 +235,7 @@ bool backup_is_unfinished(const char *path, struct error *err) {
     return is;
 }
 
-/* Whether a name in a target is to stay where it is. */
+/* Whether an entry of a target is left in place. */
 static bool stays(const struct restore_run_state *r, const struct target *t, const char *name) {
     char *path = path_join(t->path, name);
     bool found = backup_is_restore_temp(name);
@@ -261,7 +266,7 @@ static int target_add(struct restore_run_state *r, const struct backup_root *roo
     return OK;
 }
 
-/* Things that are kept by themselves lie right in a root or apart from it. */
+/* A folder that is backed up separately must be a direct child of a root, or outside of it. */
 static int nesting_check(const struct restore_run_state *r, struct error *err) {
     for (int i = 0; i < r->n; i++) {
         size_t n = strlen(r->v[i].path);
@@ -290,7 +295,7 @@ static int targets_find(struct restore_run_state *r, struct error *err) {
     return rc == OK ? nesting_check(r, err) : rc;
 }
 
-/* What is to come in must not meet what stays; a file is put in place of a file. */
+/* A restored entry must not collide with one that stays; a file can only replace a file. */
 static int entry_place_check(struct restore_run_state *r, const json_t *f, struct error *err) {
     const char *path = json_get_string(f, "path");
     for (int i = 0; i < r->n; i++) {
@@ -331,7 +336,7 @@ static int target_is_empty(const struct restore_run_state *r, const struct targe
     return rc;
 }
 
-/* A server holds the lock of its jobs for as long as it runs. */
+/* A running server holds the lock of its jobs. */
 static int target_hold(const struct target *t, int *fd, struct error *err) {
     char *path = path_join(t->path, "jobs/lock");
     int rc = OK;
@@ -342,7 +347,7 @@ static int target_hold(const struct target *t, int *fd, struct error *err) {
     return rc;
 }
 
-/* writing beside the roots */
+/* writing next to the roots */
 
 static int content_stage(struct restore_run_state *r, const json_t *f, const char *to,
                          struct error *err) {
@@ -407,13 +412,14 @@ static void staging_remove(const struct restore_run_state *r) {
     }
 }
 
-/* putting in place */
+/* renaming into place */
 
 static char *before_of(const struct restore_run_state *r, const struct target *t) {
     return xasprintf("%s.before-%s", t->stem, r->stamp);
 }
 
-/* Every name of a folder into another one; of a target those that do not stay. */
+/* Moves every entry of a folder into another one; with a target `of`, except the entries that
+ * stay. */
 static int names_move(const struct restore_run_state *r, const struct target *of, const char *from,
                       const char *to, struct error *err) {
     struct strings names = {0};
@@ -429,7 +435,7 @@ static int names_move(const struct restore_run_state *r, const struct target *of
     return rc;
 }
 
-/* Out with what is there, which may have begun already. */
+/* Moves the old content out; a killed call may have begun this. */
 static int old_move(const struct restore_run_state *r, const struct target *t, const char *before,
                     struct error *err) {
     if (path_exists(before)) return OK;
@@ -460,7 +466,7 @@ static int target_rename_in_place(const struct restore_run_state *r, const struc
         rc = old_move(r, t, before, err);
         if (rc == OK) rc = new_move(r, t, swapping, err);
     }
-    if (rc == OK) rmdir(before); // refuses, unless nothing was there
+    if (rc == OK) rmdir(before); // fails unless the folder is empty, as intended
     free(restoring);
     free(swapping);
     free(before);
@@ -471,7 +477,7 @@ static char *journal_path(const char *to) {
     return path_join(to, "restore.json");
 }
 
-/* {name: path} as this call has them. */
+/* {name: path} of this call's roots. */
 static json_t *roots_json(const struct restore_run_state *r) {
     json_t *v = json_object();
     for (int i = 0; i < r->n; i++)
@@ -504,7 +510,7 @@ static json_t *journal_read(const char *to) {
     return NULL;
 }
 
-/* Whether the renames of a restore have yet to end. */
+/* Whether a restore has started its renames and not finished them. */
 static bool has_begun(const char *to) {
     json_t *v = journal_read(to);
     bool begun = json_object_get(v, "stamp");
@@ -530,7 +536,7 @@ static int all_swap(const struct restore_run_state *r, struct error *err) {
     return rc == OK ? journal_remove(r->work.p->to, err) : rc;
 }
 
-/* the whole */
+/* restoring */
 
 static void restoring_release(struct restore_run_state *r) {
     for (int i = 0; i < r->n; i++) {
@@ -584,7 +590,7 @@ static json_t *restored_json(const struct restore_run_state *r) {
                      json_object_get(r->manifest, "bytes"), "roots", roots, "left_out", left);
 }
 
-/* From the first byte to the last rename; TO is held. */
+/* A whole restore, from the first byte to the last rename; the caller has locked TO. */
 static json_t *restore_run(const struct backup_options *p, const char *id, bool replace,
                            struct error *err) {
     struct restore_run_state r;
@@ -606,7 +612,7 @@ static json_t *restore_run(const struct backup_options *p, const char *id, bool 
     return out;
 }
 
-/* The renames of a call that was killed among them. */
+/* Finishes the renames of a call that was killed during them. */
 static json_t *restore_finish(const struct backup_options *p, const json_t *journal,
                               struct error *err) {
     struct restore_run_state r;
@@ -655,7 +661,7 @@ json_t *backup_restore(const struct backup_options *p, const char *id, bool repl
     return out;
 }
 
-/* asking for it */
+/* scheduling */
 
 int backup_restore_schedule(const struct backup_options *p, const char *id, struct error *err) {
     struct restore_run_state r = {0};
@@ -701,7 +707,7 @@ static void failure_note(const struct backup_options *p, json_t *journal, const 
     free(path);
 }
 
-/* Whether a mark means these roots, not those of a folder that was copied from elsewhere. */
+/* Whether the journal is for these roots, and not for those of a folder copied from elsewhere. */
 static bool is_ours(const struct backup_options *p, const json_t *journal) {
     const json_t *roots = json_object_get(journal, "roots");
     size_t found = 0;
@@ -724,7 +730,7 @@ json_t *backup_restore_run_scheduled(const struct backup_options *p, struct erro
                  id);
     } else if (!json_object_get(journal, "failed")) {
         out = backup_restore(p, id, true, err);
-        if (!out && !has_begun(p->to)) { // nothing has been touched
+        if (!out && !has_begun(p->to)) { // the roots are unchanged
             log_warn("backup '%s' is not restored: %s", id, err->text);
             failure_note(p, journal, err->text);
             *err = (struct error){0};

@@ -1,9 +1,9 @@
 /*
- * The store on SQLite. Every statement is prepared once, at its first use, and kept; values are
- * bound, never pasted.
+ * The store on SQLite. Every statement is prepared once, at its first use, and kept. Values are
+ * bound, never pasted into SQL.
  *
- * Invariant: the schema only grows; `user_version` says which this is, and a newer one is refused
- * rather than guessed at.
+ * Invariant: the schema only grows. `user_version` holds its version, and a file with a newer
+ * version is refused.
  */
 #define _GNU_SOURCE
 #include "store/store.h"
@@ -142,7 +142,7 @@ static int check_version(struct store *s, struct error *err) {
 struct store *store_open(const char *path, struct error *err) {
     struct store *s = xcalloc(1, sizeof *s);
     s->path = xstrdup(path);
-    /* It holds what was said and which keys there are. */
+    /* the database holds conversations and the ids of API keys */
     int rc = strcmp(path, ":memory:") == 0 ? OK : file_make_private(path, err);
     if (rc == OK && sqlite3_open(path, &s->db) != SQLITE_OK) rc = fail(s, err, "open");
     if (rc == OK) sqlite3_busy_timeout(s->db, 10000);
@@ -191,7 +191,8 @@ static sqlite3_stmt *statement(struct store *s, enum statement which, struct err
     return *q;
 }
 
-/* SQLite is given copies of ours to free: its own could fail, and leave a NULL in the row. */
+/* SQLite gets copies from our allocator to free: its own allocation could fail and leave a NULL in
+ * the row. */
 static void bind_text(sqlite3_stmt *q, int at, const char *text) {
     sqlite3_bind_text(q, at, text ? xstrdup(text) : NULL, -1, free);
 }
@@ -264,7 +265,7 @@ json_t *store_run_get(struct store *s, const char *id, struct error *err) {
     return v;
 }
 
-/* The list, if the last step says that it is whole. */
+/* Returns the list if the last step reported that it is complete, else NULL. */
 static json_t *list_finish(struct store *s, sqlite3_stmt *q, int rc, json_t *list,
                            struct error *err) {
     if (rc != SQLITE_DONE) {
@@ -358,7 +359,7 @@ int store_call_put(struct store *s, const struct store_call *c, struct error *er
     return finish(s, q, err);
 }
 
-/* The 4-byte numbers of a column, malloc'ed; NULL: none. */
+/* The 4-byte numbers of a column, malloc'ed; NULL if the column is empty. */
 static void *numbers(sqlite3_stmt *q, int at, int32_t *n) {
     size_t bytes = (size_t)sqlite3_column_bytes(q, at) & ~(size_t)3;
     *n = (int32_t)(bytes / 4);
@@ -435,7 +436,7 @@ int store_result_put(struct store *s, const char *run, const char *name, const j
     return finish(s, q, err);
 }
 
-/* Columns of `recorded` after key and created; JSON from the seventh on. */
+/* Columns of `recorded` after key and created; the columns from the eighth on hold JSON. */
 static const char *const record_columns[] = {"model",  "model_hash", "class",   "level",
                                              "kv",     "lora",       "version", "adapters",
                                              "inputs", "outputs"};
@@ -508,7 +509,7 @@ static int log_row(struct store *s, const char *log, int64_t seq, const json_t *
     return rc;
 }
 
-/* A savepoint, because the caller may be inside a transaction. */
+/* Uses a savepoint, because the caller may be inside a transaction. */
 int store_log_append(struct store *s, const char *log, int64_t seq, const json_t *events,
                      struct error *err) {
     int rc = exec(s, "SAVEPOINT log", err);

@@ -1,11 +1,12 @@
 /*
- * hub_hash: the two hashes a hub gives: SHA-256 of large files, and git's blob hash of small ones,
- * the SHA-1 of "blob SIZE", a zero byte and the content (FIPS 180-4; git's object format).
+ * hub_hash: the two hashes that a hub lists: SHA-256 of large files, and git's blob hash of small
+ * ones, which is the SHA-1 of "blob SIZE", a zero byte and the content (FIPS 180-4; git's object
+ * format).
  *
- * SHA-1 is here to find damage in small files of a repository that git addresses by it, not to
- * withstand forgery: that is what the verified connection is for.
+ * SHA-1 detects damage in small files, which git addresses by it. It does not protect against
+ * forgery; the verified TLS connection does.
  *
- * Invariant: sha1.len counts all bytes added; its last len % 64 are in sha1.block.
+ * Invariant: sha1.len counts all bytes added; the last len % 64 of them are in sha1.block.
  */
 #include "hub/internal.h"
 

@@ -1,18 +1,19 @@
 /*
- * hub_fetch: one request at a time to the hub, until it succeeds or fails for good.
+ * hub_fetch: sends one request at a time to the hub, and retries until it succeeds or fails for
+ * good.
  *
- * It knows the hub's routes and answers, not what the files are for. It does not load in parallel:
- * one connection, kept between files, fills the lines that small machines have. libcurl follows
- * redirects, verifies TLS and honours the proxy variables.
+ * It knows the hub's routes and responses, not the meaning of the files. It does not download in
+ * parallel: one connection, kept between files, saturates the links of small machines. libcurl
+ * follows redirects, verifies TLS and honours the proxy variables.
  *
  * Invariants:
- *   1. The token leaves this file in one header only, which libcurl drops when a redirect leads to
- *      another host, port or scheme. A redirect never leads from https to http.
- *   2. A partial file's bytes are a prefix of the wanted content as far as the server told the
- *      truth; PARTIAL.etag holds the wanted hash and the server's tag for those bytes, and is
- *      written before the first of them. The hash of the whole decides.
- *   3. A try that brings the partial file no further than it ever was is counted; MAX_TRIES of them
- *      in a row end the request.
+ *   1. The token leaves this file in one header only, which libcurl drops when a redirect leads
+ *      to another host, port or scheme. A redirect never leads from https to http.
+ *   2. The bytes of a partial file are a prefix of the expected content, unless the server sent
+ *      wrong data. PARTIAL.etag holds the expected hash and the server's ETag for those bytes, and
+ *      is written before the first of them. The hash of the whole file decides.
+ *   3. An attempt that does not extend the partial file beyond its longest length so far is
+ *      counted; MAX_TRIES of them in a row end the request.
  */
 #define _GNU_SOURCE
 #include "hub/internal.h"
@@ -32,28 +33,28 @@ static const struct libcurl *lib;
 enum {
     MAX_TRIES = 6,
     LISTING_LIMIT = 64 << 20,
-    DISCARD_LIMIT = 1 << 20, /* words about an error */
-    LISTING_SPEED = 128,     /* bytes a second of a listing, or it is given up */
-    LONGEST_WAIT = 600,      /* seconds; a server that asks for more is not waited for */
-    AGAIN = 1,               /* beside OK and error codes: this try failed, the next may not */
+    DISCARD_LIMIT = 1 << 20, /* bytes of an error response */
+    LISTING_SPEED = 128,     /* bytes per second; a slower listing is aborted */
+    LONGEST_WAIT = 600,      /* seconds; a longer Retry-After fails the request */
+    AGAIN = 1, /* besides OK and error codes: this attempt failed, the next may succeed */
 };
 
 struct hub_client {
     const struct hub_ref *name;
     CURL *curl;
-    char *endpoint, *token; /* no trailing slash; NULL without a token */
+    char *endpoint, *token; /* endpoint without a trailing slash; token NULL if unset */
     double backoff;
-    bool reached; /* some server has answered: a failed connection may be temporary */
+    bool reached; /* a server has responded, so a failed connection may be temporary */
     char message[CURL_ERROR_SIZE];
 };
 
-/* A file that is arriving. */
+/* A file being downloaded. */
 struct partial {
     const struct hub_file *file;
     const char *path;
     int fd;
-    int64_t pos, arrived; /* bytes that are here, and those of them that came just now */
-    char etag[256];       /* of the bytes that are here; "" when the server gave none */
+    int64_t pos, arrived; /* length of the partial file; bytes of it from this download */
+    char etag[256];       /* ETag of the partial file's bytes; "" if the server gave none */
     struct hub_digest digest;
     hub_progress_fn moved;
     void *ctx;
@@ -63,12 +64,12 @@ struct request {
     struct hub_client *client;
     char *url;
     const char *file; /* for messages; NULL: the listing */
-    struct buf text;  /* where the body goes, unless there is a partial file */
+    struct buf text;  /* receives the body, unless `part` is set */
     struct partial *part;
-    /* of the response that is arriving */
+    /* the current response */
     bool started;
     size_t discarded;
-    int rc; /* of taking the body */
+    int rc; /* result of processing the body */
     int64_t range_start;
     char etag[256], code[64];
     struct error *err;
@@ -87,7 +88,7 @@ void hub_url_encode(struct buf *out, const char *text, bool keep_slashes) {
     }
 }
 
-/* An address with a name and password would end up in messages. */
+/* Rejects an address with a name and password, which would end up in messages. */
 static int endpoint_init(struct hub_client *c, struct error *err) {
     const char *text = getenv("HF_ENDPOINT");
     c->endpoint = xstrdup(text && *text ? text : "https://huggingface.co");
@@ -101,7 +102,7 @@ static int endpoint_init(struct hub_client *c, struct error *err) {
     return OK;
 }
 
-/* Where the hub's own client keeps the token; malloc'ed, or NULL without a home. */
+/* Path of the token file of the hub's own client; malloc'ed, or NULL without a home. */
 static char *token_path(void) {
     const char *path = getenv("HF_TOKEN_PATH"), *hf = getenv("HF_HOME"),
                *xdg = getenv("XDG_CACHE_HOME"), *home = getenv("HOME");
@@ -111,7 +112,7 @@ static char *token_path(void) {
     return home && *home ? path_join(home, ".cache/huggingface/token") : NULL;
 }
 
-/* A byte that is no part of a token would end the header that carries it. */
+/* Rejects bytes that cannot be in a token: a line break would end the header that carries it. */
 static int token_take(struct hub_client *c, const char *text, const char *source,
                       struct error *err) {
     static const char space[] = " \t\r\n";
@@ -156,7 +157,7 @@ struct hub_client *hub_client_new(const struct hub_ref *name, const struct hub_o
                                   struct error *err) {
     if (!(lib = libcurl_load(err))) return NULL;
     struct hub_client *c = xcalloc(1, sizeof *c);
-    lib->curl_global_init(CURL_GLOBAL_DEFAULT); /* counted: every client takes and gives one */
+    lib->curl_global_init(CURL_GLOBAL_DEFAULT); /* reference-counted: one call per client */
     *c = (struct hub_client){.name = name, .backoff = o->backoff > 0 ? o->backoff : 1};
     c->curl = lib->curl_easy_init();
     CHECK(c->curl != NULL);
@@ -179,7 +180,7 @@ void hub_client_free(struct hub_client *c) {
 
 /* the partial file */
 
-/* What is here counts only when it is known to belong to the wanted content. */
+/* Whether PARTIAL.etag shows that the partial file belongs to the expected content. */
 static bool etag_load(struct partial *p) {
     struct error ignored;
     struct buf b = {0};
@@ -212,7 +213,7 @@ static int partial_restart(struct partial *p, struct error *err) {
     return OK;
 }
 
-/* Hashes what is there, so that the rest can be hashed as it arrives. */
+/* Hashes the bytes already in the file, so that the rest can be hashed as it arrives. */
 static int partial_resume(struct partial *p, struct error *err) {
     enum { CHUNK = 256 * 1024 };
     uint8_t *chunk = xmalloc(CHUNK);
@@ -236,13 +237,15 @@ static int partial_open(struct partial *p, struct error *err) {
     return partial_resume(p, err);
 }
 
-/* The first bytes of a response: what they are follows from its status line and Content-Range. */
+/* Handles the first bytes of a response. The status line and Content-Range tell their position in
+ * the file. */
 static int partial_begin(struct partial *p, struct request *r, long status) {
     if (status == 206 && r->range_start != p->pos) {
         int rc = partial_restart(p, r->err);
         return rc == OK ? AGAIN : rc;
     }
-    if (status == 200 && p->pos > 0) { /* the whole again: the content changed, or no ranges */
+    if (status == 200 &&
+        p->pos > 0) { /* the whole file again: the content changed, or the server has no ranges */
         int rc = partial_restart(p, r->err);
         if (rc != OK) return rc;
     }
@@ -269,17 +272,17 @@ static int partial_put(struct partial *p, const uint8_t *data, size_t n, struct 
     return OK;
 }
 
-/* one try */
+/* one attempt */
 
 static void header_copy(const char *value, size_t n, char *out, size_t size) {
     while (n > 0 && (*value == ' ' || *value == '\t')) value++, n--;
     while (n > 0 && (unsigned char)value[n - 1] <= ' ') n--;
-    if (n >= size) n = 0; /* cut, it would be another value */
+    if (n >= size) n = 0; /* a truncated value would be a different one */
     memcpy(out, value, n);
     out[n] = '\0';
 }
 
-/* A response of its own begins at every status line, redirects included. */
+/* Every status line begins a new response; redirects have one too. */
 static size_t on_header(char *line, size_t size, size_t n, void *ctx) {
     struct request *r = ctx;
     (void)size; /* always 1 */
@@ -305,7 +308,7 @@ static size_t on_body(char *data, size_t size, size_t n, void *ctx) {
     long status = 0;
     (void)size;
     lib->curl_easy_getinfo(r->client->curl, CURLINFO_RESPONSE_CODE, &status);
-    if (status != 200 && status != 206) { /* words about an error; the status says it */
+    if (status != 200 && status != 206) { /* body of an error response; the status is enough */
         r->discarded += n;
         return r->discarded <= DISCARD_LIMIT ? n : 0;
     }
@@ -330,7 +333,7 @@ static struct curl_slist *header_add(struct curl_slist *list, const char *name, 
     return longer;
 }
 
-/* A weak tag ("W/...") names no bytes and may not be in If-Range. */
+/* A weak ETag ("W/...") does not identify exact bytes and may not be in If-Range. */
 static struct curl_slist *request_headers(const struct request *r) {
     struct curl_slist *list = NULL;
     if (r->client->token) {
@@ -347,7 +350,7 @@ static struct curl_slist *request_headers(const struct request *r) {
     return list;
 }
 
-/* Failures of the line, which may pass; a server that was never reached is reported at once. */
+/* Reports a connection failure. It may be temporary, unless no server was ever reached. */
 static int curl_error(struct request *r, CURLcode code) {
     struct hub_client *c = r->client;
     static const CURLcode passing[] = {
@@ -368,7 +371,7 @@ static int curl_error(struct request *r, CURLcode code) {
     return again && c->reached ? AGAIN : r->err->code;
 }
 
-/* The hub says 401 for what does not exist too, so as not to give away private names. */
+/* The hub also answers 401 for a missing repository, so as not to reveal private names. */
 static int refused(struct request *r, long status) {
     const struct hub_client *c = r->client;
     const char *repo = c->name->repo;
@@ -415,11 +418,12 @@ static int status_error(struct request *r, long status) {
               status, r->file ? r->file : "the listing",
               status == 429 && !c->token ? "; with HF_TOKEN set the hub allows more" : "");
     if (status != 416 || !r->part) return again ? AGAIN : r->err->code;
-    int rc = partial_restart(r->part, r->err); /* the file there is shorter than what is here */
+    int rc =
+        partial_restart(r->part, r->err); /* the file on the hub is shorter than the partial file */
     return rc == OK ? AGAIN : rc;
 }
 
-/* One exchange, redirects included; *status is the last response's, 0 without one. */
+/* Sends one request and follows redirects; *status is that of the last response, 0 without one. */
 static CURLcode request_send(struct request *r, long *status) {
     struct hub_client *c = r->client;
     struct curl_slist *headers = request_headers(r);
@@ -441,7 +445,7 @@ static CURLcode request_send(struct request *r, long *status) {
     return code;
 }
 
-/* OK, AGAIN or an error; in the latter two r->err says why. */
+/* Returns OK, AGAIN or an error; r->err holds the reason of the latter two. */
 static int request_try(struct request *r) {
     long status = 0;
     r->started = false;
@@ -466,7 +470,8 @@ static void sleep_for(double seconds) {
     while (nanosleep(&t, &t) < 0 && errno == EINTR) continue;
 }
 
-/* Waits before the next try: as long as the server asks, else twice as long each time. */
+/* Waits before the next attempt: exponential backoff, or the server's Retry-After if that is
+ * longer. */
 static int request_wait(struct request *r, int tries) {
     curl_off_t asked = 0;
     lib->curl_easy_getinfo(r->client->curl, CURLINFO_RETRY_AFTER, &asked);
@@ -508,7 +513,7 @@ json_t *hub_client_list(struct hub_client *c, struct error *err) {
     return v;
 }
 
-/* Whatever is in the partial file when this begins, it is whole and right when it returns OK. */
+/* Completes and verifies the partial file, whatever it holds at first. */
 static int partial_complete(struct partial *p, struct request *r) {
     struct error *err = r->err;
     for (;;) {

@@ -1,20 +1,20 @@
 /*
- * hub: models and adapters pulled from a hub: what a name means, which of a repository's files are
- * loaded, and how a folder comes to hold exactly one commit of it.
+ * hub: pulls models and adapters from a hub: parses names, chooses the files of a repository, and
+ * makes a folder hold exactly one commit of it.
  *
- * It does not talk to the server itself (fetch.c) and does not look into files: the folder is
- * opened as any other. Pickles are never loaded, whatever is asked for.
+ * It does not talk to the server (fetch.c) and does not inspect files: the folder is opened like
+ * any other. Pickles are never downloaded, even if requested by name.
  *
  *      survey            load                 publish
- *   hash what is here -> NAME.partial, each -> record "complete": false -> rename all, remove what
+ *   hash local files  -> NAME.partial, each -> record "complete": false -> rename all, remove files
  *                        verified              the commit no longer has -> record "complete": true
  *
- * Invariants, at every moment and after a kill at any:
- *   1. NAME is a whole, verified file or absent; only publishing changes it.
- *   2. A record that says "complete" describes the folder; hub_cached_path trusts no other.
- *   3. Only files that a record lists, or that have the wanted hash, are replaced or removed.
- *   4. One process works in a folder at a time: it holds .hub.lock, which the system releases when
- *      the process dies.
+ * Invariants, at every moment, also after a kill:
+ *   1. NAME is a complete, verified file or absent; only publishing changes it.
+ *   2. A record with "complete": true describes the folder; hub_cached_path trusts no other.
+ *   3. Only files that a record lists, or that have the expected hash, are replaced or removed.
+ *   4. One process works in a folder at a time: it holds .hub.lock, which the system releases
+ *      when the process dies.
  */
 #define _GNU_SOURCE
 #include "hub/internal.h"
@@ -123,7 +123,8 @@ static bool hex_copy(const char *text, size_t len, char *out) {
     return true;
 }
 
-/* Files that git keeps elsewhere have "lfs" with their SHA-256; blobId is then the pointer's. */
+/* Files that git stores elsewhere have "lfs" with their SHA-256; their blobId is the hash of the
+ * pointer. */
 static int file_parse(const json_t *v, struct hub_repo *r, struct error *err) {
     struct hub_file *f = &r->files[r->n];
     const char *path = json_string_value(json_object_get(v, "rfilename"));
@@ -182,7 +183,7 @@ static const char *const usual_files[] = {
     "adapter_config.json",
     "adapter_model.safetensors",
 };
-/* Instead of model.safetensors; beside it they are a copy. */
+/* Used if the repository has no model.safetensors; otherwise they are a copy of it. */
 static const char *const shard_files[] = {
     "model.safetensors.index.json",
     "model-*-of-*.safetensors",
@@ -201,7 +202,7 @@ static bool is_pickle(const char *path) {
     return matches_any(path, pickle_files, ARRAY_LEN(pickle_files), FNM_CASEFOLD);
 }
 
-/* Names that a pull uses itself. */
+/* Names that a pull itself uses. */
 static bool is_reserved(const char *path) {
     static const char *const names[] = {"*.partial", "*.partial.etag", RECORD_NAME, LOCK_NAME};
     return matches_any(path, names, ARRAY_LEN(names), 0);
@@ -217,7 +218,7 @@ static struct hub_file *repo_file(const struct hub_repo *r, const char *path) {
     return NULL;
 }
 
-/* "a.gguf (531.1 MB), ..." of those that `is` says yes to. */
+/* "a.gguf (531.1 MB), ..." for the files that `is` accepts. */
 static char *files_text(const struct hub_repo *r, bool (*is)(const char *path)) {
     enum { SHOWN = 12 };
     struct buf b = {0};
@@ -228,10 +229,10 @@ static char *files_text(const struct hub_repo *r, bool (*is)(const char *path)) 
                    1e-6 * (double)r->files[i].size);
     }
     if (n > SHOWN) buf_printf(&b, " and %d more", n - SHOWN);
-    return b.data; /* NULL: none */
+    return b.data; /* NULL if no file matches */
 }
 
-/* The repository holds nothing of the usual: says what it holds instead. */
+/* Reports the files of a repository that has no usual ones. */
 static int select_refuse(const struct hub_repo *r, const struct hub_ref *name, struct error *err) {
     char *ggufs = files_text(r, is_gguf), *pickles = files_text(r, is_pickle);
     if (ggufs)
@@ -297,12 +298,12 @@ int hub_repo_select(struct hub_repo *r, const struct hub_ref *name, const struct
                                      : select_usual(r, name, err);
 }
 
-/* Sizes are the hub's word: at most 2^50 each, and their sum stays below this. */
+/* The hub states sizes of at most 2^50 each; their sum is kept below this. */
 static const int64_t MOST_BYTES = (int64_t)1 << 60;
 
 /* the record */
 
-/* NULL without an error when there is none. */
+/* Returns NULL without an error if the folder has no record. */
 static json_t *record_load(const char *dir, struct error *err) {
     char *path = path_join(dir, RECORD_NAME);
     json_t *v = path_exists(path) ? json_parse_file(path, err) : NULL;
@@ -351,10 +352,10 @@ struct pull {
     struct hub_repo repo;
     char *dir;
     int lock;
-    json_t *record;      /* of the folder as it is, or NULL */
+    json_t *record;      /* record of the folder's current content, or NULL */
     struct progress bar; /* in MB */
-    int n_missing;       /* wanted files that are not here */
-    int64_t need, moved; /* bytes: to be transferred, transferred */
+    int n_missing;       /* number of wanted files that are missing locally */
+    int64_t need, moved; /* bytes: to transfer, transferred */
     struct error *err;
 };
 
@@ -371,7 +372,7 @@ static int pull_lock(struct pull *p) {
     return rc;
 }
 
-/* What the hub has and which of it is wanted. */
+/* Lists the repository's files and selects the wanted ones. */
 static int pull_list(struct pull *p, const char *name, const struct hub_options *o) {
     struct error *err = p->err;
     if (hub_ref_parse(name, &p->name, err) != OK) return err->code;
@@ -421,7 +422,7 @@ static bool file_is_right(const char *path, const struct hub_file *f) {
     return right;
 }
 
-/* Finds what is here already, and whether the rest has room. */
+/* Finds the files that are present already, and checks the free space for the rest. */
 static int pull_survey(struct pull *p) {
     struct statvfs fs;
     for (int i = 0; i < p->repo.n; i++) {
@@ -476,7 +477,7 @@ static int pull_load(struct pull *p) {
     return rc;
 }
 
-/* The files of this pull, and those of earlier pulls that the commit still has unchanged. */
+/* Lists the files of this pull, and those of earlier pulls that the commit has unchanged. */
 static json_t *record_new(const struct pull *p) {
     json_t *files = json_array();
     for (int i = 0; i < p->repo.n; i++) {
@@ -490,7 +491,8 @@ static json_t *record_new(const struct pull *p) {
                      "commit", p->repo.commit, "complete", 1, "files", files);
 }
 
-/* What an older commit left and the new one does not have: it could be taken for part of it. */
+/* Lists files of an older commit that the new one does not have; they could be taken for part of
+ * it. */
 static json_t *record_stale(const struct pull *p, const json_t *record) {
     json_t *stale = json_array(), *v;
     size_t i;
@@ -532,7 +534,8 @@ static int pull_publish(struct pull *p, const json_t *record) {
     json_array_extend(json_object_get(during, "files"), stale);
     int rc = record_save(p->dir, during, p->err);
     if (rc == OK) rc = files_move(p, stale);
-    if (rc == OK) rc = record_save(p->dir, record, p->err); /* flushes the folder's renames too */
+    if (rc == OK)
+        rc = record_save(p->dir, record, p->err); /* also flushes the renames in the folder */
     json_decref(stale);
     json_decref(during);
     return rc;
@@ -559,7 +562,7 @@ json_t *hub_pull(const char *name, const struct hub_options *o, struct error *er
     return record;
 }
 
-/* The survey without its refusals: of files that are here already, nothing would be loaded. */
+/* A survey without its refusals; files that are present already need no download. */
 static json_t *plan_json(const struct pull *p) {
     json_t *files = json_array();
     int64_t bytes = 0;
@@ -587,9 +590,10 @@ json_t *hub_plan(const char *name, const struct hub_options *o, struct error *er
     return plan;
 }
 
-/* what is here */
+/* the cache */
 
-/* A folder with a configuration is opened as a folder; else its one GGUF file is meant. */
+/* A folder with a configuration is opened as a folder; otherwise its only GGUF file is the
+ * target. */
 static char *record_target(const json_t *record, const char *dir, const char *name,
                            struct error *err) {
     const json_t *v;
@@ -632,7 +636,7 @@ static int entry_visible(const struct dirent *e) {
     return e->d_name[0] != '.';
 }
 
-/* Calls add(out, PATH) for what is in `dir`, in order of name. */
+/* Calls add(out, PATH) for each folder in `dir`, in order of name. */
 static void dir_each(const char *dir, void (*add)(json_t *out, const char *path), json_t *out) {
     struct dirent **entries = NULL;
     int n = scandir(dir, &entries, entry_visible, alphasort);

@@ -1,6 +1,6 @@
 /*
- * hub_internal: what the files of the hub client share: names, listings and the choice of files
- * (hub.c), hashes (digest.c), and one request at a time (fetch.c).
+ * hub_internal: declarations shared by the files of the hub client: names, listings and the choice
+ * of files (hub.c), hashes (digest.c), and requests (fetch.c).
  */
 #ifndef SHOAL_HUB_INTERNAL_H
 #define SHOAL_HUB_INTERNAL_H
@@ -10,8 +10,8 @@
 /* hf:OWNER/REPO[/FILE][@REV] */
 struct hub_ref {
     char repo[200]; /* "OWNER/REPO" */
-    char rev[128];  /* "main" when none is named */
-    char file[512]; /* "" when none is named */
+    char rev[128];  /* "main" if omitted */
+    char file[512]; /* "" if omitted */
 };
 int hub_ref_parse(const char *text, struct hub_ref *out, struct error *err);
 
@@ -21,7 +21,7 @@ struct hub_file {
     const char *path;
     int64_t size;
     char hash[HASH_LEN];
-    bool wanted, present; /* chosen for this pull; here already, with the right hash */
+    bool wanted, present; /* selected for this pull; present locally with the right hash */
 };
 struct hub_repo {
     char commit[41];
@@ -29,15 +29,16 @@ struct hub_repo {
     int n;
     struct arena arena; /* the paths */
 };
-/* Whether a server's name for a file stays inside the folder it is put in. */
+/* Whether a file name from the server stays inside the folder that it is put in. */
 bool hub_path_safe(const char *path);
 int hub_repo_parse(const json_t *listing, struct hub_repo *r, struct error *err);
-/* Sets `wanted`. `include`: globs over whole paths that replace the usual choice; may be empty. */
+/* Sets `wanted`. `include`: globs over whole paths that replace the default selection; may be
+ * empty. */
 int hub_repo_select(struct hub_repo *r, const struct hub_ref *name, const struct strings *include,
                     struct error *err);
 void hub_repo_release(struct hub_repo *r);
 
-/* Hashes the content of a file whose wanted hash (and so its kind) and size are known. */
+/* Hashes the content of a file whose size and expected hash (and so its kind) are known. */
 struct hub_digest {
     bool git;
     struct sha256 sha256;
@@ -49,9 +50,9 @@ struct hub_digest {
 };
 void hub_digest_init(struct hub_digest *d, const struct hub_file *f);
 void hub_digest_add(struct hub_digest *d, const void *p, size_t n);
-bool hub_digest_matches(struct hub_digest *d, const struct hub_file *f); /* ends it */
+bool hub_digest_matches(struct hub_digest *d, const struct hub_file *f); /* ends the hash */
 
-/* One server and one connection to it. The name is kept, for messages. */
+/* One server and one connection to it. Keeps a pointer to the name, for messages. */
 struct hub_client;
 struct hub_client *hub_client_new(const struct hub_ref *name, const struct hub_options *o,
                                   struct error *err);
@@ -59,15 +60,15 @@ void hub_client_free(struct hub_client *c);
 /* The listing of the repository at the name's revision. */
 json_t *hub_client_list(struct hub_client *c, struct error *err);
 /*
- * Brings the bytes of `f` at `commit` into PARTIAL, continuing what is there, until its size and
- * hash are right and it is on the disk. `moved` is called with each change of the number
- * of bytes that were transferred and are of use.
+ * Downloads `f` at `commit` into PARTIAL, continuing an earlier download, until its size and hash
+ * are right and it is flushed to the disk. `moved` is called with each change of the number of
+ * useful bytes transferred.
  */
 typedef void (*hub_progress_fn)(void *ctx, const struct hub_file *f, int64_t change);
 int hub_client_download(struct hub_client *c, const char *commit, const struct hub_file *f,
                         const char *partial, hub_progress_fn moved, void *ctx, struct error *err);
 
-/* "a b/c" as "a%20b%2Fc"; '/' stands when it separates. */
+/* "a b/c" as "a%20b%2Fc"; with keep_slashes '/' is not encoded. */
 void hub_url_encode(struct buf *out, const char *text, bool keep_slashes);
 
 #endif

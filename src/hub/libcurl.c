@@ -1,4 +1,4 @@
-/* libcurl: loaded once for the process. */
+/* libcurl: loaded once per process. */
 #define _GNU_SOURCE
 #include "hub/libcurl.h"
 #include "hub/hub.h"
@@ -62,7 +62,7 @@ static int post(CURL *c, struct curl_slist *headers, const char *url, const char
 
 int http_post_json(const char *url, const char *body, double seconds, struct error *err) {
     if (!libcurl_load(err)) return err->code;
-    lib.curl_global_init(CURL_GLOBAL_DEFAULT); // counted
+    lib.curl_global_init(CURL_GLOBAL_DEFAULT); // reference-counted
     CURL *c = lib.curl_easy_init();
     struct curl_slist *headers = lib.curl_slist_append(NULL, "Content-Type: application/json");
     CHECK(c && headers);

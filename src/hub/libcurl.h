@@ -1,15 +1,15 @@
 /*
- * libcurl: the library behind everything that goes out over HTTP.
+ * libcurl: the library used for all outgoing HTTP.
  *
- * It is loaded when it is first needed: linked, its thirty libraries would cost every other command
- * 6 MB, which twenty agents in 100 MB do not have.
+ * It is loaded at its first use. Linked, its thirty dependencies would cost every other command 6
+ * MB, too much for twenty agents in 100 MB.
  */
 #ifndef SHOAL_LIBCURL_H
 #define SHOAL_LIBCURL_H
 
 #include "base/base.h"
 
-#define CURL_DISABLE_TYPECHECK // its checks are macros of the names below
+#define CURL_DISABLE_TYPECHECK // its checks are macros with the names below
 #include <curl/curl.h>
 
 #if LIBCURL_VERSION_NUM < 0x075500
@@ -32,7 +32,7 @@ struct libcurl {
     CURL_FUNCTIONS(MEMBER)
 #undef MEMBER
 };
-/* Any thread; stays loaded. NULL with ERR_MISSING: it is not installed. */
+/* Any thread may call; the library stays loaded. NULL with ERR_MISSING if it is not installed. */
 const struct libcurl *libcurl_load(struct error *err);
 
 #endif

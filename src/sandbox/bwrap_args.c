@@ -1,9 +1,9 @@
 /*
- * options: from what a caller wants to bwrap's options.
+ * options: translates a sandbox_spec into bwrap's options.
  *
- * bwrap mounts in the order of its options. First comes what every sandbox has, then the named
- * folders, shorter paths first, so that one inside another is not covered by it; in the end the
- * root, which is a tmpfs without a bound of its own, becomes read-only, as /dev does.
+ * bwrap mounts in the order of its options. The mounts of every sandbox come first, then the named
+ * folders, shorter paths first, so that an outer folder does not cover one inside it. At the end
+ * the root, a tmpfs without a size limit, becomes read-only, as /dev does.
  */
 #define _GNU_SOURCE
 #include "sandbox/internal.h"
@@ -43,7 +43,7 @@ static void put3(struct buf *b, const char *option, const char *first, const cha
     put(b, second);
 }
 
-/* The system, read-only. Links such as /lib -> usr/lib stay links. */
+/* Mounts the system read-only. Links such as /lib -> usr/lib stay links. */
 static void put_system(struct buf *b) {
     static const char *const roots[] = {"/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32"};
     char target[PATH_MAX];
@@ -58,7 +58,8 @@ static void put_system(struct buf *b) {
     }
 }
 
-/* Of /etc what loader, C library, fonts and interpreters read; nothing that has secrets. */
+/* Shows the files of /etc that loader, C library, fonts and interpreters read; none of them holds
+ * secrets. */
 static void put_etc(struct buf *b, bool network) {
     static const char *const names[] = {
         "ld.so.cache", "ld.so.conf",    "ld.so.conf.d",   "alternatives", "fonts",
@@ -84,7 +85,7 @@ static void put_namespaces(struct buf *b, bool network, bool mapped) {
     if (!network) put(b, "--unshare-net");
     put2(b, "--hostname", "sandbox");
     put2(b, "--cap-drop", "ALL");
-    if (mapped) // a user of its own that may do with root's files what root may
+    if (mapped) // a separate user, who can access root's files as root can
         put2(b, "--cap-add", "CAP_DAC_OVERRIDE");
     else
         put(b, "--unshare-user");
@@ -132,7 +133,8 @@ static bool may_be_named(const char *path) {
            !is_in(path, "/dev");
 }
 
-/* Whether a path is absolute without empty, "." and ".." parts: it can be a place to mount at. */
+/* Whether a path is absolute and has no empty, "." or ".." parts, so that it can be a mount
+ * point. */
 static bool is_plain(const char *path) {
     if (*path != '/') return false;
     for (const char *at = path; at; at = strchr(at + 1, '/')) {
@@ -143,7 +145,7 @@ static bool is_plain(const char *path) {
     return true;
 }
 
-/* At its real path, and at the path as it was named where links led from there. */
+/* Binds each path at its real path and, if links lead there, at the given path too. */
 static int binds_take(struct binds *b, const struct strings *paths, bool write, struct error *err) {
     for (int i = 0; paths && i < paths->n; i++) {
         const char *named = paths->v[i];
@@ -176,7 +178,7 @@ static int put_named(struct buf *b, const struct sandbox_spec *s, struct error *
     return rc;
 }
 
-/* What bwrap itself gets is none of the caller's: LD_PRELOAD would take effect outside. */
+/* bwrap's own environment takes nothing from the caller: LD_PRELOAD would take effect outside. */
 static int put_env(struct buf *b, const struct strings *env, struct error *err) {
     for (int i = 0; env && i < env->n; i++) {
         size_t n = strcspn(env->v[i], "=");

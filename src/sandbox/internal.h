@@ -1,40 +1,42 @@
-/* internal: what the files of the sandbox share. */
+/* internal: declarations shared by the files of the sandbox. */
 #ifndef SHOAL_SANDBOX_INTERNAL_H
 #define SHOAL_SANDBOX_INTERNAL_H
 
 #include "sandbox/sandbox.h"
 
-/* The path of bwrap; NULL, ERR_MISSING: there is none. malloc'ed. */
+/* The path of bwrap, malloc'ed; NULL with ERR_MISSING if it is not installed. */
 char *bwrap_find(struct error *err);
-/* What may have to be changed here for bwrap to work, as the end of a sentence, or "". */
+/* A change of this system that may make bwrap work, as the end of a sentence, or "". */
 const char *bwrap_hint(void);
 
-/* Descriptors as the launched bwrap has them. */
+/* Descriptors in the launched bwrap. */
 enum {
-    BWRAP_FD_SECCOMP = 3, /* it reads the seccomp filter to its end, when all else is set up */
-    BWRAP_FD_ARGS, /* its options, each ending with NUL: they hold the environment, as ps must not
-                    */
+    BWRAP_FD_SECCOMP =
+        3,         /* bwrap reads the seccomp filter to its end once everything else is set up */
+    BWRAP_FD_ARGS, /* bwrap's options, each ending with NUL; they hold the environment, which must
+                      not appear in ps */
     N_FDS,
 };
 
-/* The limits with their defaults. */
+/* The limits, with each 0 replaced by its default. */
 struct sandbox_limits sandbox_limits_with_defaults(const struct sandbox_limits *l);
 
-/* The options of bwrap. `mapped`: the caller has made the user namespace. */
+/* The options of bwrap. `mapped`: the caller has created the user namespace. */
 int bwrap_args_build(const struct sandbox_spec *s, const struct sandbox_limits *l, bool mapped,
                      struct buf *out, struct error *err);
-/* OK: the program exists, as far as can be seen from outside. */
+/* OK: the program exists, as far as this can be checked outside of the sandbox. */
 int sandbox_program_check(const struct sandbox_spec *s, struct error *err);
-/* The value of NAME=VALUE in a list, the last one of several; NULL: none. */
+/* The value of NAME=VALUE in a list, the last one if it occurs several times; NULL if it does
+ * not. */
 const char *env_value(const struct strings *env, const char *name);
 
-/* A file in memory with these bytes, read from its start; -1 and `err`. */
+/* An in-memory file with these bytes, positioned at its start; -1 and `err` on failure. */
 int memfd_from_bytes(const void *p, size_t n, struct error *err);
-/* The seccomp filter; one that allows everything where the architecture is not known. */
+/* The seccomp filter; on an unknown architecture it allows everything. */
 #define SECCOMP_FILTER_MAX 4096
 size_t seccomp_filter(uint8_t out[SECCOMP_FILTER_MAX]);
 
-/* Whether sandbox_confine has succeeded here. */
+/* Whether sandbox_confine has succeeded in this process. */
 bool sandbox_is_confined(void);
 
 #endif

@@ -1,8 +1,8 @@
 /*
- * landlock: confining this process, by system calls of its own, since C libraries have none for it.
+ * landlock: confines this process. It uses raw system calls, since C libraries have no wrappers.
  *
- * What a kernel does not know of is left out of the rules; what it knows of is denied unless a rule
- * allows it. A rule for a file has only the rights that files have.
+ * Access rights that the kernel does not know are left out of the rules; a known right is denied
+ * unless a rule allows it. A rule for a file has only the rights that apply to files.
  */
 #define _GNU_SOURCE
 #include "sandbox/internal.h"
@@ -58,7 +58,7 @@ int sandbox_landlock_abi(void) {
     return abi > 0 ? (int)abi : 0;
 }
 
-/* All that this ABI can deny, and how much of the struct it knows. */
+/* The rights that this ABI can deny, and the size of the struct that it knows. */
 static struct ruleset_attr handled(int abi, size_t *size) {
     struct ruleset_attr a = {.fs = FS_ABI_1};
     if (abi >= 2) a.fs |= FS_REFER;
@@ -88,7 +88,8 @@ static int rules_add(int rules, const struct strings *paths, uint64_t rights, st
     return OK;
 }
 
-/* What the C library, the loader, name and time look-ups and this program's own figures open. */
+/* Allows the files that the C library, the loader, name and time look-ups and this program's own
+ * metrics open. */
 static void system_add(int rules, uint64_t handled_fs) {
     static const char *const read[] = {"/usr",
                                        "/bin",
@@ -135,8 +136,8 @@ static bool is_alone(void) {
     return n == 1;
 }
 
-/* Of root's capabilities those that are about files stay, which landlock judges; the others would
- * load modules, read other processes' memory or reboot. */
+/* Keeps root's capabilities about files, whose access landlock controls. The others would allow
+ * loading modules, reading other processes' memory or rebooting. */
 static bool capabilities_drop(void) {
     const uint32_t kept = 1u << CAP_CHOWN | 1u << CAP_DAC_OVERRIDE | 1u << CAP_DAC_READ_SEARCH |
                           1u << CAP_FOWNER | 1u << CAP_FSETID;

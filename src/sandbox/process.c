@@ -1,24 +1,25 @@
 /*
- * process: a sandboxed command from its start to the end of the last process of its tree.
+ * process: runs a sandboxed command, from its start to the end of the last process of its tree.
  *
  * bwrap is started as the init of a PID namespace (bwrap makes a second one inside for the
- * command), so its end, however it comes about, is the end of all that it started: the kernel kills
- * and reaps the rest of the namespace before it reports the end of the init. It asks to be killed
- * when the thread that started it ends, and looks then whether that has happened already; so there
- * is no moment at which the death of this process would leave anything.
+ * command). When it ends for any reason, everything that it started ends too: the kernel kills and
+ * reaps the rest of the namespace before it reports the end of the init. bwrap's process asks to be
+ * killed when the thread that started it ends, and then checks whether that has happened already.
+ * So at no moment would the death of this process leave anything running.
  *
- * Every command has a keeper, a thread that starts bwrap, waits for it and reads standard error:
- * the thread must not end earlier (as a worker of the caller may) nor later.
+ * Every command has a keeper, a thread that starts bwrap, waits for it and reads standard error.
+ * The thread must not end earlier (as a worker of the caller may) nor later.
  *
- * A PID namespace needs a user namespace, which the child makes too. That is where RLIMIT_NPROC
- * counts: set inside, it counts the processes of this namespace; set outside, those of the user.
- * As root it would not count at all: the kernel exempts user id 0 of the initial namespace, however
- * it is mapped. There the command gets an unused user id of the machine, and all other ids are
- * mapped too, so that CAP_DAC_OVERRIDE works on the files that it is shown. Since only a process
- * outside can write such a map, that start forks; otherwise the child shares our memory until exec,
- * as after vfork, and copies no page tables.
+ * A PID namespace needs a user namespace, which the child creates too. RLIMIT_NPROC is set inside
+ * it and so counts the processes of this namespace; set outside, it would count those of the user.
+ * For root it would not count at all: the kernel exempts user id 0 of the initial namespace,
+ * however it is mapped. So under root the command gets an unused user id of the machine, and all
+ * other ids are mapped too, so that CAP_DAC_OVERRIDE works on the files shown to it. Only a process
+ * outside can write such a map, so that start forks. Otherwise the child shares our memory until
+ * exec, as after vfork, and copies no page tables.
  *
- * The pipe of the seccomp filter is a gate: bwrap reads it to its end when all else is set up.
+ * The pipe of the seccomp filter is a gate: bwrap reads it to its end when everything else is set
+ * up.
  */
 #define _GNU_SOURCE
 #include "sandbox/internal.h"
@@ -42,26 +43,26 @@
 #include <unistd.h>
 
 struct sandbox {
-    /* set before the keeper begins */
+    /* set before the keeper starts */
     char *bwrap, **argv;
     struct sandbox_limits limits;
-    bool strict; /* more standard error than the limit ends the command */
+    bool strict; /* stderr beyond the limit ends the command */
     bool mapped;
-    int fds[N_FDS]; /* bwrap's; closed when it has them */
-    int in, out;    /* the caller's ends; -1: none */
-    int errs, gate; /* the keeper's */
+    int fds[N_FDS]; /* descriptors for bwrap; closed once it has them */
+    int in, out;    /* the caller's ends of the pipes; -1: none */
+    int errs, gate; /* the keeper's ends */
     double begin, until;
-    /* the keeper's */
+    /* used by the keeper only */
     pthread_t keeper;
     bool has_keeper;
     pid_t pid;
-    /* under `lock` */
+    /* protected by `lock` */
     pthread_mutex_t lock;
     pthread_cond_t changed;
     bool started, ended;
-    int pidfd;            /* of bwrap; -1: not yet */
-    int init;             /* the pidfd of pid 1 inside; -1: there is none yet */
-    struct error failure; /* with `ended` and code not OK: the command was never run */
+    int pidfd;            /* pidfd of bwrap; -1: not started */
+    int init;             /* pidfd of pid 1 inside; -1: not started */
+    struct error failure; /* valid if `ended`; a code other than OK: the command was never run */
     enum sandbox_exit_reason end;
     int status;
     double seconds;
@@ -70,7 +71,7 @@ struct sandbox {
 
 /* descriptors */
 
-/* Milliseconds until then for poll(); -1: for ever. */
+/* Milliseconds until then, for poll(); -1: no limit. */
 static int wait_left(double until) {
     double left = until - clock_now();
     return left > 1e6 ? -1 : left > 0 ? (int)(left * 1000) + 1 : 0;
@@ -80,7 +81,7 @@ static int pidfd_of(pid_t pid) {
     return (int)syscall(SYS_pidfd_open, pid, 0);
 }
 
-/* A pipe whose end for us does not block. */
+/* Makes a pipe; our end does not block. */
 static int pipe_make(int *theirs, int *ours, bool we_read, struct error *err) {
     int ends[2];
     if (pipe2(ends, O_CLOEXEC) != 0) return error_errno(err, "cannot make a pipe");
@@ -94,11 +95,11 @@ static int pipe_make(int *theirs, int *ours, bool we_read, struct error *err) {
 
 enum { CHILD_STACK = 64 << 10 };
 
-/* What the child needs to know between clone and exec, where it calls nothing but the system. */
+/* Arguments of the child. Between clone and exec it may only make system calls. */
 struct launch {
     const struct sandbox *s;
-    const char *uid_map, *gid_map; /* that it writes itself; or NULL, and … */
-    int map_done;                  /* … this has a byte when they are written */
+    const char *uid_map, *gid_map; /* maps that the child writes itself; or NULL, and … */
+    int map_done;                  /* … this pipe gets a byte when they are written */
     volatile int error;
 };
 
@@ -109,7 +110,7 @@ static bool text_write(const char *path, const char *text) {
     return good;
 }
 
-/* Becomes somebody in the new user namespace: its user as before, or user 0 of root's map. */
+/* Takes its user id in the new user namespace: the same user as before, or user 0 of root's map. */
 static bool user_become(const struct launch *l) {
     char c;
     ssize_t n;
@@ -122,8 +123,8 @@ static bool user_become(const struct launch *l) {
            syscall(SYS_setresuid, 0, 0, 0) == 0;
 }
 
-/* Dies with the thread that started it. If that is dead already, the gate has no other end: this
- * process's own copy of it is closed. */
+/* Makes the child die with the thread that started it. If that thread is dead already, the gate has
+ * no other end, because this process closes its own copy of it. */
 static bool die_with_parent(const struct sandbox *s) {
     struct pollfd p = {.fd = s->fds[BWRAP_FD_SECCOMP]};
     if (prctl(PR_SET_PDEATHSIG, SIGKILL) != 0) return false;
@@ -166,7 +167,7 @@ static int child_main(void *ctx) {
     _exit(127);
 }
 
-/* of a user */
+/* launching as a user */
 
 static int no_namespace(int code, struct error *err) {
     return error_set(err, ERR_STATE, "cannot make the namespaces of a sandbox: %s%s",
@@ -186,7 +187,7 @@ static int launch_plain(struct sandbox *s, struct error *err) {
     return rc;
 }
 
-/* of root */
+/* launching as root */
 
 static int map_write(pid_t pid, const char *name, unsigned id, struct error *err) {
     char path[64], text[64];
@@ -196,7 +197,7 @@ static int map_write(pid_t pid, const char *name, unsigned id, struct error *err
     return error_set(err, ERR_STATE, "root cannot map user ids: %s", strerror(errno));
 }
 
-/* An id at the end of those that this process's own namespace has, where no account is. */
+/* An id near the end of this process's own namespace, where no account has one. */
 static unsigned id_unused(const char *map, pid_t pid) {
     unsigned inside = 0, outside = 0, n = 0;
     FILE *f = fopen(map, "re");
@@ -226,7 +227,7 @@ static int launch_mapped(struct sandbox *s, struct error *err) {
     }
     close(go[0]);
     int rc = s->pid > 0 ? maps_write(s->pid, err) : no_namespace(errno, err);
-    /* A byte and not the end: children of other threads hold this end too until they are told. */
+    /* A byte and not end of file: children of other threads hold this end too, until their exec. */
     if (!rc && write(go[1], "", 1) != 1) rc = error_errno(err, "cannot tell a new process to go");
     if (rc && s->pid > 0) {
         kill(s->pid, SIGKILL);
@@ -264,8 +265,8 @@ void sandbox_kill(struct sandbox *s) {
     end_as(s, SANDBOX_KILLED);
 }
 
-/* Gives the filter and waits until it is read. A pipe of one page has room again only then. Whether
- * the command runs now. */
+/* Sends the filter and waits until bwrap has read it: a one-page pipe has room again only then.
+ * Returns whether the command is running now. */
 static bool seccomp_filter_send(struct sandbox *s) {
     uint8_t filter[SECCOMP_FILTER_MAX];
     size_t n = seccomp_filter(filter);
@@ -279,7 +280,7 @@ static bool seccomp_filter_send(struct sandbox *s) {
 
 /* waiting */
 
-/* Takes what is there; false at the end of standard error. */
+/* Reads the available standard error; false at its end. */
 static bool errs_read(struct sandbox *s) {
     char bytes[4096];
     ssize_t n;
@@ -293,7 +294,7 @@ static bool errs_read(struct sandbox *s) {
     return n < 0 && (errno == EAGAIN || errno == EINTR);
 }
 
-/* Until bwrap has ended. */
+/* Reads standard error and enforces the time limit until bwrap has ended. */
 static void watch(struct sandbox *s) {
     bool open = true;
     for (;;) {
@@ -309,7 +310,7 @@ static void watch(struct sandbox *s) {
     }
 }
 
-/* Of bwrap, after which nothing is left: the namespace's other processes were reaped before. */
+/* Reaps bwrap. No process is left then: the others of the namespace were reaped before. */
 static void reap(struct sandbox *s) {
     siginfo_t info = {0};
     errs_read(s);
@@ -352,7 +353,7 @@ static void *supervisor_main(void *ctx) {
 
 /* starting */
 
-/* Standard input: what the spec names, else a pipe or nothing. */
+/* Opens standard input: the input of the spec, else a pipe (if `talk`) or /dev/null. */
 static int input_open(struct sandbox *s, const struct sandbox_spec *spec, bool talk,
                       struct error *err) {
     int *fd = &s->fds[STDIN_FILENO];
@@ -379,7 +380,7 @@ static int fds_open(struct sandbox *s, const struct sandbox_spec *spec, bool tal
     return s->fds[BWRAP_FD_ARGS] >= 0 ? OK : err->code;
 }
 
-/* bwrap's words: its options are in a file, the command follows. */
+/* bwrap's arguments: its options are in a file, the command follows. */
 static char **argv_make(const struct strings *command) {
     static char name[] = "bwrap", args[] = "--args", end[] = "--", number[] = "4";
     static_assert(BWRAP_FD_ARGS == 4, "the number");
@@ -453,7 +454,7 @@ struct sandbox *sandbox_start(const struct sandbox_spec *spec, struct error *err
     return start(spec, true, err);
 }
 
-/* talking */
+/* input and output */
 
 int sandbox_input_fd(const struct sandbox *s) {
     return s->in;
@@ -467,7 +468,7 @@ void sandbox_close_input(struct sandbox *s) {
     fd_close(&s->in);
 }
 
-/* Without SIGPIPE, whatever the process does with it. */
+/* write() without SIGPIPE, however the process handles it. */
 static ssize_t write_quietly(int fd, const void *p, size_t n) {
     const struct timespec now = {0};
     sigset_t set, old, pending;
@@ -517,7 +518,7 @@ ssize_t sandbox_read(struct sandbox *s, void *p, size_t n, double seconds, struc
 
 /* ending */
 
-/* Whether it has ended, within so many seconds; the lock is held. */
+/* Whether the command has ended, waiting at most `seconds`; the caller holds the lock. */
 static bool ended_within(struct sandbox *s, double seconds) {
     double until = clock_now() + MIN(seconds, 1e9);
     struct timespec at = {.tv_sec = (time_t)until, .tv_nsec = (long)(fmod(until, 1) * 1e9)};
@@ -553,9 +554,9 @@ void sandbox_free(struct sandbox *s) {
     free(s);
 }
 
-/* the whole at once */
+/* running to the end */
 
-/* Standard output to its end, which comes when no process of the tree is left that has it. */
+/* Reads standard output to its end, which comes when no process of the tree holds it any more. */
 static int output_read(struct sandbox *s, struct buf *out, struct error *err) {
     char bytes[16 << 10];
     ssize_t n;

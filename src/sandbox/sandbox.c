@@ -1,5 +1,5 @@
 /*
- * sandbox: whether commands may and can be run here, and what is said where they cannot.
+ * sandbox: whether commands may run here, whether they can, and the error messages if not.
  */
 #define _GNU_SOURCE
 #include "sandbox/internal.h"
@@ -12,10 +12,10 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-/* refusing */
+/* forbidding commands */
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-static char *forbidden, *required; /* why; never freed */
+static char *forbidden, *required; /* the reasons; never freed */
 
 static void reason_set(char **reason, const char *why) {
     pthread_mutex_lock(&lock);
@@ -69,7 +69,7 @@ char *bwrap_find(struct error *err) {
     return path;
 }
 
-/* A number that the kernel shows; -1: it has none of this name. */
+/* The value of a sysctl; -1: the kernel does not have it. */
 static long sysctl_number(const char *path) {
     char text[32] = "";
     int fd = open(path, O_RDONLY | O_CLOEXEC);
@@ -130,9 +130,9 @@ int memfd_from_bytes(const void *p, size_t n, struct error *err) {
     return fd;
 }
 
-/* asking */
+/* queries */
 
-/* bwrap says its version inside a sandbox of its own: one way of starting programs is enough. */
+/* Runs bwrap --version in a sandbox too, so that there is one way to start programs. */
 char *sandbox_version(struct error *err) {
     char *path = bwrap_find(err), *option = "--version", *text = NULL;
     if (!path) return NULL;

@@ -1,11 +1,11 @@
 /*
- * seccomp: a filter of system calls as bwrap takes it.
+ * seccomp: a system call filter in the form that bwrap reads.
  *
- * Programs in a sandbox compute, read and write; the filter denies (EPERM) what they have no use
- * for and what kernels were broken through: tracing, mounting, modules, keys, bpf, io_uring, user
- * namespaces, and typing into a terminal (TIOCSTI). It is a second line: none of the sandbox's
- * promises stands on it alone. clone3 takes its flags in memory, which a filter cannot see, so it
- * is reported as missing (ENOSYS) and the C library uses clone.
+ * Programs in a sandbox compute, read and write. The filter denies (EPERM) system calls that they
+ * do not need and that kernel exploits have used: tracing, mounting, modules, keys, bpf, io_uring,
+ * user namespaces, and typing into a terminal (TIOCSTI). It is a second line of defence: no
+ * guarantee of the sandbox depends on it alone. clone3 takes its flags in memory, which a filter
+ * cannot see, so it is reported as missing (ENOSYS) and the C library uses clone.
  */
 #define _GNU_SOURCE
 #include "sandbox/internal.h"
@@ -80,7 +80,7 @@ static const uint32_t denied[] = {
     CALL_FSPICK,
     CALL_MOUNT_SETATTR,
     CALL_OPEN_TREE_ATTR,
-    /* the kernel itself, and interfaces that it was often broken through */
+    /* the kernel itself, and interfaces with many past exploits */
     SYS_bpf,
     SYS_perf_event_open,
     SYS_userfaultfd,
@@ -103,15 +103,15 @@ static const uint32_t denied[] = {
     SYS_quotactl,
     CALL_QUOTACTL_FD,
     SYS_vhangup,
-    /* files by number, past their folders */
+    /* files by handle, without access to their folders */
     SYS_open_by_handle_at,
     SYS_name_to_handle_at,
-    /* the clock of all */
+    /* the system clock */
     SYS_settimeofday,
     SYS_clock_settime,
     SYS_adjtimex,
     SYS_clock_adjtime,
-    /* memory that no limit counts */
+    /* memory outside of all limits */
     SYS_shmget,
     SYS_msgget,
 #ifdef __x86_64__
@@ -127,7 +127,7 @@ static const uint32_t denied[] = {
 /* The low half of an argument: both architectures are little-endian. */
 #define ARG(i) LOAD(args[i])
 
-/* Another architecture's calls have other numbers: they end the program. */
+/* System calls of another architecture have other numbers: they kill the program. */
 static const struct sock_filter head[] = {
     LOAD(arch),
     SKIP_UNLESS(ARCH, 1),
@@ -135,7 +135,7 @@ static const struct sock_filter head[] = {
     RETURN(SECCOMP_RET_KILL_PROCESS),
     LOAD(nr),
 #ifdef __x86_64__
-    BPF_JUMP(BPF_JMP | BPF_JGE | BPF_K, 0x40000000, 0, 1), /* the x32 ABI's numbers */
+    BPF_JUMP(BPF_JMP | BPF_JGE | BPF_K, 0x40000000, 0, 1), /* numbers of the x32 ABI */
     DENY,
 #endif
     SKIP_UNLESS(CALL_CLONE3, 1),

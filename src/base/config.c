@@ -1,18 +1,18 @@
 /*
  * config: a configuration file as sections of KEY = VALUE, each with its line.
  *
- *     # a comment stands on a line of its own
+ *     # a comment has its own line
  *     [serve]
  *     port = 8000
  *     adapter = critic=adapters/critic
  *     adapter = solver=adapters/solver
  *
- * It knows no command and no option: what a key means is for options_from_config. A value is the
- * rest of its line without the blanks around it, or what stands between double quotes; there are no
- * escapes. What could be read in two ways (a section twice, a remark after a value) is refused, so
- * that nobody has to know which one wins.
+ * It knows no command and no option: options_from_config interprets the keys. A value is the rest
+ * of its line without the blanks around it, or the text between double quotes; there are no
+ * escapes. Ambiguous input (a section twice, a remark after a value) is refused, so that no reader
+ * has to know which part wins.
  *
- * Invariant: no text that was accepted holds a control character but the tab, and all is UTF-8.
+ * Invariant: accepted text is UTF-8 and has no control characters except the tab.
  */
 #define _GNU_SOURCE
 #include "base/base.h"
@@ -26,7 +26,7 @@ enum { FILE_LIMIT = 1 << 20, LINE_LIMIT = 8192, NAME_LIMIT = 63, SECTIONS_LIMIT 
 
 struct reader {
     struct config_file *c;
-    int line, n_sections, n_entries; /* the last two: room that there is */
+    int line, n_sections, n_entries; /* the last two: allocated entries */
     struct error *err;
 };
 
@@ -80,8 +80,8 @@ static int section_begin(struct reader *r, const char *at, const char *end) {
     return OK;
 }
 
-/* Without its quotes. A '#' after a blank is taken for a remark by most readers, so it is refused
- * where nothing says that it belongs to the value. */
+/* Trims a value and removes its quotes. Many readers take a '#' after a blank for a remark, so it
+ * is refused outside of quotes. */
 static int value_trim(const struct reader *r, const char **at, const char **end) {
     trim(at, end);
     if (*at < *end && **at == '"') {

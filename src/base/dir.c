@@ -1,12 +1,11 @@
 /*
- * folder: folders made, protected, held by one process and deleted, and leftovers of killed
- * writers.
+ * folder: creates, protects, locks and deletes folders, and removes leftovers of killed writers.
  *
- * A leftover is NAME.tmp-PID or NAME.tmp-PID-N, which only file.c makes: a regular file of ours,
- * whose process does not run here and which no process has locked. A live writer holds a lock on
- * its temporary from its creation until it is renamed (tempfile_claim), so that processes of other
- * containers and machines, whose numbers mean nothing here, lose nothing either. Where the file
- * system has no locks, nothing is removed.
+ * A leftover is NAME.tmp-PID or NAME.tmp-PID-N, which only file.c makes: a regular file that we
+ * own, whose process does not run here and which no process has locked. A live writer holds a lock
+ * on its temporary from its creation until it is renamed (tempfile_claim). This protects the
+ * writers of other containers and machines, whose process ids mean nothing here. If the file system
+ * has no locks, nothing is removed.
  *
  * It never follows a symbolic link below a folder that it changes.
  */
@@ -54,7 +53,8 @@ int dir_make(const char *path, struct error *err) {
     return dir_make_with(path, 0777, err);
 }
 
-/* Takes the rights of others from what is ours; OK where it is not ours to change. */
+/* Removes the permissions of group and others from a path that we own; OK if another user owns it
+ * or the file system is read-only. */
 static int narrow(const char *path, const struct stat *st, struct error *err) {
     if (!(st->st_mode & 077) || st->st_uid != geteuid()) return OK;
     if (chmod(path, st->st_mode & 07700) == 0) return OK;
@@ -86,12 +86,12 @@ int file_make_private(const char *path, struct error *err) {
         return OK;
     }
     if (errno != EEXIST && !path_exists(path)) return error_errno(err, "cannot open '%s'", path);
-    if (stat(path, &st) != 0 || !S_ISREG(st.st_mode)) return OK; /* the caller's open says why */
+    if (stat(path, &st) != 0 || !S_ISREG(st.st_mode)) return OK; /* the caller's open reports it */
     return narrow(path, &st, err);
 }
 
-/* The process of a leftover's name; 0: the name is none. `base` (may be NULL) is what it must be
- * a temporary of. */
+/* The process id in a leftover's name; 0 if the name is not a leftover's. `base` (may be NULL) is
+ * the name of the file that it must be a temporary of. */
 static pid_t leftover_pid(const char *name, const char *base) {
     const char *mark = NULL, *at = name;
     while ((at = strstr(at, ".tmp-"))) mark = at++;
@@ -109,10 +109,11 @@ static pid_t leftover_pid(const char *name, const char *base) {
 
 bool tempfile_claim(int fd, const char *tmp) {
     if (flock(fd, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK) return false;
-    return path_exists(tmp); /* it was removed before the lock was ours */
+    return path_exists(tmp); /* false: it was removed before we had the lock */
 }
 
-/* A process of our own number may have run before us, in a container each has the same. */
+/* Also removes leftovers with our own process id: an earlier process may have had it, as in a
+ * container, where each start gets the same ids. */
 static void leftover_remove(int dir, const char *name, const char *base) {
     struct stat st;
     pid_t pid = leftover_pid(name, base);
@@ -125,7 +126,7 @@ static void leftover_remove(int dir, const char *name, const char *base) {
     close(fd);
 }
 
-/* Whether the folder holds any leftover, of whatever file. */
+/* Removes the leftovers of `base`; returns whether the folder holds any leftover, of any file. */
 static bool leftovers_visit(const char *dir, const char *base) {
     bool any = false;
     DIR *d = opendir(dir);
@@ -138,8 +139,8 @@ static bool leftovers_visit(const char *dir, const char *base) {
     return any;
 }
 
-/* A folder is read once for all files that this process writes in it, unless it holds leftovers:
- * those of a process that dies later are its successor's to remove. */
+/* Reads a folder once for all files that this process writes in it, unless it holds leftovers.
+ * Leftovers of a process that dies later are left to the next process. */
 void tempfile_remove_stale(const char *path) {
     static _Atomic uint64_t clean[256];
     const char *slash = strrchr(path, '/'), *base = slash ? slash + 1 : path;
@@ -158,7 +159,8 @@ static bool name_begins(const char *name, const char *const *names) {
     return begins;
 }
 
-/* A folder's entries become private, leftovers go; what cannot be changed stays as it is. */
+/* Makes the entries of a folder private and removes leftovers; skips entries that cannot be
+ * changed. */
 static int below_protect(int dir, dev_t dev, int depth, const char *const *names) {
     int changed = 0;
     DIR *d = fdopendir(dir);
@@ -177,7 +179,7 @@ static int below_protect(int dir, dev_t dev, int depth, const char *const *names
         }
         if ((st.st_mode & 077) && fchmod(fd, st.st_mode & 07700) == 0) changed++;
         if (S_ISDIR(st.st_mode) && depth > 0)
-            changed += below_protect(fd, dev, depth - 1, NULL); /* closes it */
+            changed += below_protect(fd, dev, depth - 1, NULL); /* closes fd */
         else
             close(fd);
     }
@@ -197,7 +199,7 @@ int dir_restrict_permissions(const char *path, const char *const *names) {
     return changes + below_protect(fd, st.st_dev, 32, names);
 }
 
-/* The number of the process that a lock file names; 0: it names none. */
+/* The process id in a lock file; 0 if it is missing. */
 static long holder_of(int fd) {
     char text[32] = "";
     ssize_t n = pread(fd, text, sizeof text - 1, 0);
@@ -211,14 +213,14 @@ static int holder_refuse(int fd, const char *subject, struct error *err) {
                : error_set(err, ERR_STATE, "%s is in use by another process", subject);
 }
 
-/* Whether the name still means the locked file: its last holder removed it otherwise. */
+/* Whether the path still names the locked file; its last holder may have removed it. */
 static bool still_named(int fd, const char *path) {
     struct stat at, have;
     return fstat(fd, &have) == 0 && stat(path, &at) == 0 && at.st_ino == have.st_ino &&
            at.st_dev == have.st_dev;
 }
 
-/* The locked descriptor; ERR_MISSING: it was removed meanwhile. */
+/* The locked descriptor; ERR_MISSING: the file was removed meanwhile. */
 static int hold_once(const char *path, const char *subject, struct error *err) {
     char text[32];
     int n = snprintf(text, sizeof text, "%ld\n", (long)getpid()), rc = OK;
@@ -251,7 +253,7 @@ int dir_lock(const char *dir, const char *what, struct error *err) {
 
 void lockfile_release(int fd, const char *path) {
     if (fd < 0) return;
-    unlink(path); /* while it is locked */
+    unlink(path); /* while the lock is held */
     close(fd);
 }
 
@@ -274,7 +276,7 @@ void dir_delete(const char *path) {
 
 static int tree_remove(const char *path, const struct stat *st, int type, struct FTW *at) {
     (void)st, (void)type, (void)at;
-    remove(path); /* where that fails, what is above it stays too */
+    remove(path); /* if this fails, the folders above it stay too */
     return 0;
 }
 

@@ -1,15 +1,14 @@
 /*
  * error: error messages, checked memory, arenas and growing byte strings.
  *
- * It does not log and does not localise: a message is made here and shown by whoever catches it.
- * Memory comes in two kinds. What a file, a model or an option decides the size of is asked for
- * with the try_ functions, which refuse with an error; what is small by construction ends the
- * process when it is not to be had, because no caller could go on without it. A server keeps an
- * emergency reserve for that case: it is freed when the system refuses memory, and the allocation
- * is tried again.
+ * It does not log and does not localise: a message is made here and shown by the code that handles
+ * the error. Memory comes in two kinds. Sizes that a file, a model or an option determines are
+ * allocated with the try_ functions, which return an error. If a small allocation fails, the
+ * process ends, because no caller could continue without it. A server keeps an emergency reserve
+ * for that case: it is freed when the system refuses memory, and the allocation is tried again.
  *
- * Invariant: err->text is always NUL-terminated UTF-8 (as far as its inputs were), never cut inside
- * a character, and may itself be an argument of the call that replaces it.
+ * Invariant: err->text is always NUL-terminated UTF-8 (if its inputs were), never cut inside a
+ * character, and may itself be an argument of the call that replaces it.
  */
 #define _GNU_SOURCE
 #include "base/base.h"
@@ -22,7 +21,7 @@
 #include <unistd.h>
 #include <unistr.h>
 
-/* Copies as much as fits, ending in "..." and on a character boundary when it was cut. */
+/* Copies the part that fits; a cut text ends in "..." after a whole character. */
 static void error_store(struct error *err, const char *text) {
     size_t len = strlen(text), room = sizeof(err->text) - 1;
     if (len <= room) {
@@ -43,7 +42,7 @@ static _Noreturn void memory_exhausted(size_t size) {
 /* The emergency reserve: a block that is never touched, so it costs address space and no pages. */
 static struct {
     _Atomic(void *) block;
-    atomic_size_t size; /* 0: the process keeps none */
+    atomic_size_t size; /* 0: the process keeps no reserve */
 } reserve;
 
 void memory_reserve_set(size_t size) {
@@ -62,7 +61,7 @@ bool memory_is_low(void) {
     return false;
 }
 
-/* False: there was nothing left to free. */
+/* Frees the reserve; false if it was spent already. */
 static bool reserve_spend(void) {
     void *block = atomic_exchange(&reserve.block, NULL);
     free(block);
@@ -73,9 +72,8 @@ static void *memory_try(void *p, size_t n, size_t size, bool zeroed) {
     return zeroed ? calloc(n, size) : realloc(p, size);
 }
 
-/* realloc (calloc where `zeroed`). Where a reserve is kept, it is spent at the first failure; while
- * there is none, the allocation waits for what other threads free: they finish their work and get
- * no new. */
+/* realloc (calloc if `zeroed`). With a reserve, the first failure spends it. While it is spent, the
+ * allocation waits for other threads to free memory: they finish their work and get no new work. */
 static void *memory_get(void *p, size_t n, size_t size, bool zeroed) {
     enum { TRIES = 100, PAUSE = 50000 /* microseconds */ };
     void *q = memory_try(p, n, size, zeroed);
@@ -146,7 +144,7 @@ _Noreturn void check_failed(const char *file, int line, const char *what) {
     abort();
 }
 
-/* NULL as an error; without `err` the end of the process. */
+/* Returns NULL and sets err; without `err` ends the process. */
 static void *memory_refuse(size_t size, struct error *err) {
     if (!err) memory_exhausted(size);
     error_set(err, ERR_MEMORY, "out of memory: cannot allocate %zu bytes", size);
@@ -208,7 +206,7 @@ char *xvasprintf(const char *fmt, va_list ap) {
     return text_format(fmt, ap);
 }
 
-/* A block is this header, then `size` bytes from `base` (64-byte aligned) of which `used` are
+/* A block is this header, then `size` bytes from `base` (64-byte aligned), of which `used` are
  * handed out. */
 struct arena_block {
     struct arena_block *next;
@@ -218,8 +216,8 @@ struct arena_block {
 
 enum { ARENA_ALIGN = 64, ARENA_BLOCK = 256 * 1024 };
 
-/* calloc, because large zeroed blocks come from the system as untouched pages and cost nothing
- * until used. NULL when there is no memory and `err` says so. */
+/* Uses calloc, because large zeroed blocks come from the system as untouched pages and cost nothing
+ * until used. NULL with `err` set if memory is exhausted. */
 static struct arena_block *arena_block_new(size_t size, struct error *err) {
     CHECK(size <= SIZE_MAX - sizeof(struct arena_block) - ARENA_ALIGN);
     struct arena_block *b = try_calloc(1, sizeof(*b) + ARENA_ALIGN + size, err);
@@ -237,7 +235,7 @@ void *arena_try_alloc(struct arena *a, size_t size, struct error *err) {
     if (!b || size > b->size - b->used) {
         struct arena_block *fresh = arena_block_new(MAX(size, (size_t)ARENA_BLOCK), err);
         if (!fresh) return NULL;
-        /* A block that a single large request fills goes behind the head, whose free end stays in
+        /* A block that one large request fills is inserted after the head, whose free end stays in
          * use. */
         if (b && size >= ARENA_BLOCK) {
             fresh->next = b->next;
@@ -280,7 +278,7 @@ void arena_release(struct arena *a) {
     *a = (struct arena){0};
 }
 
-/* Room for n more bytes and the NUL. Doubling keeps the total copying linear. */
+/* Reserves room for n more bytes and the NUL. Doubling keeps the total copying linear. */
 int buf_reserve(struct buf *b, size_t n, struct error *err) {
     CHECK(n < SIZE_MAX / 2 - b->len);
     size_t need = b->len + n + 1;

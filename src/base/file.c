@@ -1,13 +1,12 @@
 /*
- * file: whole files in, all-or-nothing files out, paths, and SHA-256.
+ * file: reads whole files, replaces files atomically, and has paths and SHA-256.
  *
- * It does not cache, and two writers of one path do not wait for each other: both are complete and
- * the later rename wins.
+ * It does not cache, and two writers of one path do not wait for each other: both files are
+ * complete and the later rename wins.
  *
  * Invariant of a writer: until atomic_file_commit has renamed the temporary, PATH is untouched;
- * after any failure the temporary is gone. Only regular files are ever replaced, so that "-o
- * /dev/stdout" cannot destroy a device node, and a symbolic link keeps pointing where it points:
- * its target is what is replaced.
+ * after any failure the temporary is removed. Only regular files are ever replaced, so "-o
+ * /dev/stdout" cannot destroy a device node. A symbolic link is kept, and its target is replaced.
  */
 #define _GNU_SOURCE
 #include "base/base.h"
@@ -45,16 +44,16 @@ static int kind_refuse(const char *path, mode_t mode, struct error *err) {
     return error_set(err, ERR_IO, "cannot read '%s': it is a %s, not a regular file", path, kind);
 }
 
-/* What a command reads besides regular files: pipes, terminals, /dev/null. Other devices may have
- * no end. */
+/* Whether it is a non-regular file that commands may read: a pipe, a terminal or /dev/null. Other
+ * devices may have no end. */
 static bool is_stream(int fd, const struct stat *st) {
     struct stat null;
     return S_ISFIFO(st->st_mode) || (S_ISCHR(st->st_mode) && isatty(fd)) ||
            (S_ISCHR(st->st_mode) && stat("/dev/null", &null) == 0 && st->st_rdev == null.st_rdev);
 }
 
-/* Looks before it opens, since opening a device may have effects, and again after, since the name
- * may have changed its meaning. A pipe is waited for only where pipes are read. */
+/* Checks the type before it opens, since opening a device may have effects, and again after, since
+ * the path may name another file by then. Opening waits for a pipe's writer only if `streams`. */
 static int open_kind(const char *path, bool streams, struct stat *st, struct error *err) {
     if (path_access_check(path, PATH_USE_READ, err) != OK) return err->code;
     if (stat(path, st) == 0 && !S_ISREG(st->st_mode) && (!streams || S_ISDIR(st->st_mode)))
@@ -91,8 +90,8 @@ size_t file_read_head(const char *path, void *out, size_t size) {
     return have;
 }
 
-/* Calls add(ctx, bytes, n) for the whole file, which may be a pipe; a negative return of add stops
- * it. */
+/* Calls add(ctx, bytes, n) for the content of the whole file, which may be a pipe; a negative
+ * return of add stops it. */
 static int file_stream(const char *path, int (*add)(void *ctx, const void *p, size_t n), void *ctx,
                        struct error *err) {
     struct stat st;
@@ -140,8 +139,7 @@ int file_read(const char *path, size_t limit, struct buf *out, struct error *err
     return rc;
 }
 
-/* The path that will be replaced: `path` itself, or what it points to. NULL when it must not be
- * replaced. */
+/* The path to replace: `path` itself, or the target of a link. NULL if it must not be replaced. */
 static char *atomic_file_target(const char *path, mode_t *mode, struct error *err) {
     struct stat st;
     *mode = 0;
@@ -161,9 +159,9 @@ static char *atomic_file_target(const char *path, mode_t *mode, struct error *er
     return target;
 }
 
-/* Creates a temporary that did not exist before; the counter keeps threads and leftovers of a dead
- * process apart. The temporary is locked until it has its final name or is gone: dir.c removes
- * those that no process has locked. */
+/* Creates a temporary that did not exist before; the counter distinguishes threads and leftovers of
+ * a dead process. The temporary is locked until it is renamed or removed: dir.c removes unlocked
+ * ones. */
 static int atomic_file_create(struct atomic_file *w, mode_t mode) {
     static atomic_uint counter;
     for (int tries = 0; tries < 1000; tries++) {
@@ -182,7 +180,7 @@ static int atomic_file_create(struct atomic_file *w, mode_t mode) {
     return -1;
 }
 
-/* Mode 0: that of the file which is replaced, or the default. */
+/* Mode 0: the mode of the replaced file, or the default. */
 static int atomic_file_begin(struct atomic_file *w, const char *path, mode_t mode,
                              struct error *err) {
     *w = (struct atomic_file){0};
@@ -195,14 +193,14 @@ static int atomic_file_begin(struct atomic_file *w, const char *path, mode_t mod
     }
     if (!mode) mode = old;
     tempfile_remove_stale(w->path);
-    /* From the beginning no wider than in the end. */
+    /* The mode is never wider than the final one. */
     int fd = atomic_file_create(w, mode ? mode & 0600 : 0666);
     if (fd < 0) {
         error_errno(err, "cannot create '%s'", path);
         atomic_file_abort(w);
         return err->code;
     }
-    if (mode && fchmod(fd, mode) < 0) mode = 0; /* not ours to keep */
+    if (mode && fchmod(fd, mode) < 0) mode = 0; /* it cannot be set here */
     w->f = fdopen(fd, "wb");
     if (!w->f) {
         error_errno(err, "cannot open '%s'", w->tmp);
@@ -229,7 +227,7 @@ int atomic_file_write(struct atomic_file *w, const void *p, size_t n, struct err
     return OK;
 }
 
-/* A rename is durable only when its directory is; file systems that cannot sync a directory say
+/* A rename is durable only when its directory is; file systems that cannot sync a directory return
  * EINVAL. */
 static int dir_sync(const char *file, struct error *err) {
     const char *slash = strrchr(file, '/');
@@ -303,7 +301,7 @@ int path_rename(const char *from, const char *to, struct error *err) {
     return rc == OK ? dir_sync(from, err) : rc;
 }
 
-/* A look leaves errno as it was: it often comes between a failure and the words for it. */
+/* stat() that preserves errno: it is often called between a failure and its message. */
 static bool look(const char *path, struct stat *st) {
     int before = errno;
     bool there = stat(path, st) == 0;
@@ -425,7 +423,7 @@ void fd_close(int *fd) {
     *fd = -1;
 }
 
-/* Moved up first: they may be where others are to go. */
+/* Moves all descriptors up first: one may have the number of another's target. */
 bool fds_remap(const int *from, int n) {
     int high[8];
     for (int i = 0; i < n; i++)

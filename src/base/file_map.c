@@ -1,13 +1,14 @@
 /*
- * map: files in memory, mapped or copied, and what happens when a mapped file shrinks.
+ * map: maps or copies files into memory, and handles a mapped file that shrinks.
  *
- * A page of a mapping that lies beyond the file's new end cannot be read: the kernel sends SIGBUS.
+ * A page of a mapping beyond the file's new end cannot be read: the kernel sends SIGBUS.
  * file_map_catch_sigbus() turns that into a message with the file's name and exit 1. The handler
  * finds the file in a table of all mappings, which needs no lock: a slot is free, being filled, or
  * ready, and only a ready one is read. Faults at other addresses keep their default action.
  *
- * It does not notice what another process writes into the file within its old size;
- * file_map_check_unchanged() compares sizes and times for those who want to know before the fault.
+ * It does not notice writes of another process within the file's old size.
+ * file_map_check_unchanged() compares sizes and times, for callers that need to know before a
+ * fault.
  */
 #define _GNU_SOURCE
 #include "base/base.h"
@@ -23,7 +24,7 @@
 
 enum slot_state { SLOT_FREE, SLOT_FILLING, SLOT_READY };
 
-/* `path` is empty where it was too long to be kept. */
+/* `path` is empty if it was too long to store. */
 static struct mapped_range {
     atomic_int state;
     uintptr_t begin;
@@ -36,7 +37,7 @@ static struct mapped_range {
 
 static struct sigaction action_before;
 
-/* Mappings above the table's size stay unguarded. */
+/* Mappings beyond the table's size are not registered. */
 static void file_map_register(const void *p, const struct stat *st, const char *path) {
     for (size_t i = 0; i < ARRAY_LEN(slots); i++) {
         struct mapped_range *s = &slots[i];
@@ -69,7 +70,7 @@ static const struct mapped_range *slot_of(uintptr_t at) {
     return NULL;
 }
 
-/* In a signal handler: nothing that allocates or locks. */
+/* Called in a signal handler: must not allocate or lock. */
 static void put(const char *text) {
     if (write(STDERR_FILENO, text, strlen(text)) < 0) return;
 }
@@ -79,9 +80,9 @@ static void sigbus_handler(int sig, siginfo_t *info, void *context) {
     const struct mapped_range *s =
         info->si_code == BUS_ADRERR ? slot_of((uintptr_t)info->si_addr) : NULL;
     (void)context;
-    if (!s) { /* the access is repeated and meets the action that was there before */
+    if (!s) { /* the access is repeated and triggers the previous action */
         sigaction(SIGBUS, &action_before, NULL);
-        if (info->si_code <= 0) raise(sig); /* it was sent, nothing will repeat it */
+        if (info->si_code <= 0) raise(sig); /* a sent signal: no access will repeat it */
         return;
     }
     bool shorter = stat(s->path, &st) != 0 || (size_t)st.st_size < s->size;
@@ -98,8 +99,8 @@ void file_map_catch_sigbus(void) {
     CHECK(sigaction(SIGBUS, &a, &action_before) == 0);
 }
 
-/* Whether the file at the slot's path is the mapped one, with another size or time. Another file
- * of that name is none of ours: the mapped one goes on without a name. */
+/* Whether the file at the slot's path is the mapped one, with another size or time. A different
+ * file with that name does not count: the mapped one still exists without a name. */
 static bool slot_changed(const struct mapped_range *s) {
     struct stat st;
     return atomic_load(&s->state) == SLOT_READY && *s->path && stat(s->path, &st) == 0 &&
@@ -135,7 +136,7 @@ int file_map_open(struct file_map *m, const char *path, struct error *err) {
     return rc;
 }
 
-/* Reads until `size` bytes are there; a file that has become shorter is an error. */
+/* Reads exactly `size` bytes; a file that has become shorter is an error. */
 static int read_fully(int fd, uint8_t *to, size_t size, const char *path, struct error *err) {
     for (size_t at = 0; at < size;) {
         ssize_t n = read(fd, to + at, size - at);

@@ -1,6 +1,6 @@
 /*
- * page: HTML and SVG as text. The look is in one style sheet with colours as variables, which
- * dark mode replaces; charts name the variables, so they follow.
+ * page: HTML and SVG as text. One style sheet defines the look, with colours as variables that dark
+ * mode replaces; charts refer to the variables, so they follow.
  *
  * Invariant: every element that is opened here is closed here, so a page is well-formed if its
  * caller's part is.
@@ -130,7 +130,7 @@ void html_table(struct buf *b, const json_t *v) {
 
 enum { WIDE = 860, TALL = 300, LEFT = 58, RIGHT = 26, TOP = 16, BOTTOM = 34 };
 
-/* 1, 2 or 5 times a power of ten, so that a range has four to ten of them. */
+/* 1, 2 or 5 times a power of ten, such that a range has four to ten ticks. */
 static double tick_of(double range) {
     double unit = 1;
     while (unit < range / 10) unit *= 10;
@@ -138,7 +138,7 @@ static double tick_of(double range) {
     return unit * 10 <= range / 4 ? unit * 10 : unit * 5 <= range / 4 ? unit * 5 : unit * 2;
 }
 
-/* Makes [lo, hi] a range of finite width whose ends are ticks. */
+/* Widens [lo, hi] to a range of finite, positive width whose ends are ticks. Returns the tick. */
 static double axis_fit(double *lo, double *hi) {
     if (!isfinite(*lo) || !isfinite(*hi) || *lo > *hi) *lo = 0, *hi = 1;
     if (*hi - *lo < 1e-9 * fmax(1e-20, fmax(fabs(*lo), fabs(*hi)))) {
@@ -254,7 +254,7 @@ static struct plot range_of(const char *label, const char *x_title, const struct
     return p;
 }
 
-/* Along the upper edge and back along the lower one. */
+/* Draws the upper edge, then the lower one backwards. */
 static void band(struct buf *b, const struct plot *p, int series, const struct curve *c,
                  const struct curve *spread) {
     if (!spread->n) return;

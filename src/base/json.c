@@ -1,8 +1,8 @@
 /*
- * json: strict reading with places in the messages, canonical writing, and walking files of many
- * values.
+ * json: strict parsing with positions in the messages, canonical output, and iteration over files
+ * of many values.
  *
- * jansson parses, with memory from here; this file adds the source's name, line and column, accepts
+ * jansson parses, with memory from here. This file adds the source's name, line and column, accepts
  * a byte-order mark, and finds where one value ends and the next begins. It never repairs: a
  * duplicate key, a trailing comma or a stray byte is an error.
  *
@@ -16,8 +16,8 @@
 #include <string.h>
 #include <sys/stat.h>
 
-/* Above every file of one value that we know (tokenizer.json is 10 to 40 MB), below what would
- * hurt. */
+/* Larger than every known file of one value (tokenizer.json is 10 to 40 MB), small enough to be
+ * harmless. */
 static const size_t JSON_FILE_LIMIT = (size_t)1 << 30;
 
 struct cursor {
@@ -52,22 +52,22 @@ static int cursor_peek(struct cursor *c) {
 }
 
 /*
- * jansson gets its memory here. A document too large for the machine is an error, but the parser
- * does not survive a refusal: it loses characters and then its place. So while it runs, the blocks
- * that it holds are listed, and a refusal frees all of them and leaves the parser by longjmp.
- * Elsewhere jansson's values are small and their makers do not check.
+ * jansson's allocator. A document too large for the machine is an error, but the parser does not
+ * survive a failed allocation: it loses characters and then its position. So while it runs, its
+ * blocks are listed, and a failed allocation frees all of them and leaves the parser by longjmp.
+ * Outside of parsing, jansson's values are small and their makers do not check.
  *
  * Most blocks that the parser frees are among the last that it made: keys, buffers. They are freed
  * at once. Any other block stays listed and is freed when the parse ends, so that no free takes
- * more than constant time: searching the list made the clean-up after a syntax error quadratic.
- * What waits is bounded by what the values hold: tables that were outgrown (together smaller than
- * the tables that replaced them) and the keys of lists and objects. Blocks of LARGE_BLOCK bytes
- * have a list of their own, which is short enough to be searched.
+ * more than constant time: searching the list made the clean-up after a syntax error quadratic. The
+ * memory that waits is bounded by the memory of the values: it consists of outgrown tables
+ * (together smaller than the tables that replaced them) and the keys of lists and objects. Blocks
+ * of LARGE_BLOCK bytes have a separate list, which is short enough to be searched.
  *
- * Invariant: `held` and `large` list every block of the parse that is not freed yet, `late` those
- * of `held` that the parser has freed. A running parser frees its own blocks only. Blocks have no
- * header: other code frees values in any thread at any time, and frees the text of json_dumps with
- * free().
+ * Invariant: `held` and `large` list every block of the parse that is not freed yet; `late` lists
+ * those of `held` that the parser has freed. A running parser frees its own blocks only. Blocks
+ * have no header: other code frees values in any thread at any time, and frees the text of
+ * json_dumps with free().
  */
 enum { HELD_RECENT = 8 }; /* a member, its value and its key are 4 blocks or fewer */
 static const size_t LARGE_BLOCK = (size_t)1 << 20;
@@ -91,12 +91,12 @@ static void blocks_free(struct blocks *b) {
 static _Noreturn void parse_refuse(void) {
     blocks_free(&parse.held);
     blocks_free(&parse.large);
-    parse.late.n = 0; /* they were held too */
+    parse.late.n = 0; /* its blocks were in `held` too */
     parse.refused = true;
     longjmp(parse.out, 1);
 }
 
-/* Room for one more. */
+/* Reserves room for one more block. */
 static void blocks_reserve(struct blocks *b) {
     if (b->n < b->cap) return;
     size_t cap = MAX(2 * b->cap, (size_t)1024);
@@ -106,7 +106,7 @@ static void blocks_reserve(struct blocks *b) {
     b->cap = cap;
 }
 
-/* Whether the block was among the last n, and is free now. */
+/* Frees the block if it is among the last n; returns whether it was. */
 static bool blocks_take(struct blocks *b, void *p, size_t n) {
     for (size_t i = b->n, end = i - MIN(i, n); i-- > end;)
         if (b->v[i] == p) {
@@ -156,7 +156,8 @@ static json_t *text_load(const char *text, size_t len, size_t flags, json_error_
     return v;
 }
 
-/* jansson's messages that name its flags, or nothing that a reader of the input could look for. */
+/* Rewords jansson's messages that name its flags, or nothing that a user could find in the
+ * input. */
 static void parse_words(const char *text, char *out, size_t size) {
     static const char *const words[][2] = {
         {"\\u0000 is not allowed", "a string holds the character U+0000, which is not accepted"},
@@ -173,7 +174,7 @@ static void parse_words(const char *text, char *out, size_t size) {
     snprintf(out, size, "%s", text);
 }
 
-/* Parses the value at the cursor and moves behind it. */
+/* Parses the value at the cursor and moves the cursor past it. */
 static json_t *cursor_value(struct cursor *c, bool last_wins, struct error *err) {
     json_error_t je;
     size_t len = MIN(c->len - c->pos, (size_t)INT32_MAX); /* jansson counts positions in an int */
@@ -228,14 +229,14 @@ json_t *json_parse(const char *text, size_t len, const char *what, struct error 
 }
 
 /*
- * What a value costs while it is parsed: malloc's block for each of jansson's (list 48 + 80 for its
- * first 8 items, object 80 + 144 for its first 8 buckets, member 64, number 32, text 48 + 32), the
- * places in lists that double (up to 32 bytes an item, 64 a member), and 24 bytes of `parse` a
- * block. A string's bytes are in the value, in the key's copy and in the lexer's buffer.
+ * The memory cost of a value during parsing: malloc's block for each of jansson's (list 48 + 80 for
+ * its first 8 items, object 80 + 144 for its first 8 buckets, member 64, number 32, text 48 + 32),
+ * the slots in lists that double (up to 32 bytes per item, 64 per member), and 24 bytes of `parse`
+ * per block. A string's bytes are in the value, in the key's copy and in the lexer's buffer.
  */
 enum {
     COST_FIXED = 32 << 10,
-    COST_VALUE = 88, /* a number, with its place */
+    COST_VALUE = 88, /* a number, with its slot */
     COST_LIST = 176,
     COST_OBJECT = 272,
     COST_TEXT = 128,
@@ -248,7 +249,7 @@ struct measure {
     size_t cost;
 };
 
-/* The opening quote is at text[i]; returns the place of the closing one, or len. */
+/* The opening quote is at text[i]; returns the position of the closing one, or len. */
 static size_t text_skip(const char *text, size_t len, size_t i) {
     for (i++; i < len && text[i] != '"'; i++)
         if (text[i] == '\\') i++;
@@ -341,9 +342,9 @@ static int value_visit(struct cursor *c, json_file_each_fn fn, void *ctx, struct
     return rc;
 }
 
-/* Whether the array at the cursor is the file's only value: nothing but white space follows its
- * closing bracket. An unclosed array counts as one too, so that its error is found where it is.
- * Strings may hold brackets. */
+/* Whether the array at the cursor is the file's only value: only white space follows its closing
+ * bracket. An unclosed array counts as one too, so that its error is reported where it is. Strings
+ * may hold brackets. */
 static bool array_is_whole(struct cursor c) {
     int depth = 0;
     bool in_string = false;

@@ -1,13 +1,13 @@
 /*
- * output: the clocks, words for people on stderr, and progress: the line that people see, and
- * lines for a program that has started us.
+ * output: clocks, messages on stderr, and progress: a line for the user, and lines for the program
+ * that started this one.
  *
- * It writes nothing to stdout, which belongs to results, but what a terminal there may not be given
- * is filtered out on the way (terminal_sanitize_stdout). It uses no colour, and draws nothing when
+ * It writes nothing to stdout, which belongs to results; but terminal_sanitize_stdout filters
+ * characters that could harm a terminal out of stdout. It uses no colour, and draws nothing when
  * stderr is not a terminal.
  *
- * Invariant: every message is one write of whole lines. While a progress line stands on the
- * terminal, a message first wipes it; the next update draws it again.
+ * Invariant: every message is one write of whole lines. While a progress line is on the terminal, a
+ * message first wipes it; the next update draws it again.
  */
 #define _GNU_SOURCE
 #include "base/base.h"
@@ -64,9 +64,9 @@ size_t process_memory(const char *name) {
     return kb << 10;
 }
 
-/* Whether a terminal may be given this character of a text that is not ours: no control characters
- * but newline and tab, no C1 controls, nothing that reorders what others wrote (Unicode's
- * embeddings, overrides and isolates). */
+/* Whether a character of an untrusted text may be sent to a terminal: no control characters except
+ * newline and tab, no C1 controls, nothing that reorders text (Unicode's embeddings, overrides and
+ * isolates). */
 static bool is_shown(ucs4_t c) {
     if (c < 0x20) return c == '\n' || c == '\t';
     return !(c >= 0x7f && c < 0xa0) && !(c >= 0x202a && c <= 0x202e) &&
@@ -89,8 +89,8 @@ void buf_add_terminal(struct buf *b, const char *text, size_t len) {
     }
 }
 
-/* What a terminal has not been given yet: a character whose last bytes are to come, and a carriage
- * return, which may begin a line's end. */
+/* Bytes not yet sent to the terminal: an incomplete character, or a carriage return that may begin
+ * a line's end. */
 struct filter {
     struct buf held;
 };
@@ -142,8 +142,8 @@ bool stdout_is_closed(void) {
     return poll(&p, 1, 0) == 1 && (p.revents & (POLLERR | POLLHUP));
 }
 
-/* One line for people: a text of ours that quotes what is not. Its further lines are indented, so
- * that a quoted name cannot pass for a message. */
+/* Appends a message that quotes untrusted text. Lines after the first are indented, so that a
+ * quoted name cannot pass for a message. */
 static void log_append_sanitized(struct buf *b, char *text) {
     bool terminal = on_terminal();
     for (char *line, *rest = text; (line = strsep(&rest, "\n"));) {
@@ -203,8 +203,8 @@ static int terminal_columns(void) {
     return ioctl(STDERR_FILENO, TIOCGWINSZ, &w) == 0 && w.ws_col > 0 ? w.ws_col : 80;
 }
 
-/* Bytes of `text` that fit in `columns`; a character of three bytes or more is taken to be two
- * columns wide. */
+/* The number of bytes of `text` that fit in `columns`; a character of three bytes or more counts as
+ * two columns wide. */
 static size_t text_fit(const char *text, int columns) {
     size_t i = 0;
     while (text[i]) {
@@ -235,7 +235,7 @@ static void add_bar(struct buf *b, double part) {
     buf_puts(b, "]");
 }
 
-/* "train [####....] 120/400  3.4/s  1:22 left  loss 2.31"; without a total neither bar nor
+/* "train [####....] 120/400  3.4/s  1:22 left  loss 2.31"; without a total it has no bar and no
  * remaining time. */
 static void add_line(struct buf *b, const struct progress *p, double now, const char *detail,
                      bool bar, bool last) {
@@ -273,11 +273,11 @@ static void progress_draw(struct progress *p, double now, const char *detail, bo
     buf_release(&b);
 }
 
-static int progress_pipe_fd = -1; /* SHOAL_PROGRESS's pipe */
+static int progress_pipe_fd = -1; /* the pipe that SHOAL_PROGRESS names */
 static _Atomic double progress_reported_at;
 
-/* Before main, while every open file is one that whoever started us gave, so that the number cannot
- * be a file of ours. Programs that we start are not to write there. */
+/* Runs before main, while all open files were inherited, so that the number cannot refer to a file
+ * of this process. Programs that we start must not write to the pipe. */
 __attribute__((constructor)) static void progress_pipe_init(void) {
     const char *text = getenv("SHOAL_PROGRESS");
     if (!text) return;
@@ -306,7 +306,7 @@ static char *progress_json(const struct progress *p, double seconds) {
     return text;
 }
 
-/* A pipe that nobody empties loses lines rather than hold us up. */
+/* If the pipe is full, the line is lost; writing never blocks. */
 static bool progress_pipe_write(const char *text) {
     struct pollfd room = {.fd = progress_pipe_fd, .events = POLLOUT};
     char *line = xasprintf("%s\n", text);
@@ -316,8 +316,8 @@ static bool progress_pipe_write(const char *text) {
     return told;
 }
 
-/* A line, unless one was told just now: of all bars together, but for the end of a bar whose
- * beginning was told. */
+/* Writes a line, unless any bar wrote one just now. The end of a bar is written if the bar's
+ * previous write succeeded. */
 static void progress_report(struct progress *p, bool last) {
     if (progress_pipe_fd < 0 || (last && !p->told)) return;
     double now = clock_now(), before = atomic_load(&progress_reported_at);

@@ -1,8 +1,8 @@
 /*
- * memory: how much of it the system would give this process, by the machine and by the control
- * groups (version 2 and 1) that the process is in.
+ * memory: the memory available to this process, according to the machine and to the control groups
+ * (versions 2 and 1) that the process is in.
  *
- * It does not look at RLIMIT_AS or swap.
+ * It does not consider RLIMIT_AS or swap.
  */
 #define _GNU_SOURCE
 #include "base/base.h"
@@ -10,7 +10,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* The number after `key` (NULL: the file's first) in a file; -1: there is none, or it is "max". */
+/* The number after `key` (NULL: the file's first) in a file; -1 if it is missing or "max". */
 static int64_t number_in(const char *path, const char *key) {
     char line[512];
     int64_t value = -1;
@@ -47,8 +47,8 @@ static void group_apply(const char *folder, bool v2, struct memory_info *m) {
     m->available = m->available < 0 ? free_bytes : MIN(m->available, free_bytes);
 }
 
-/* A group's limit holds for those below it, so all on the way up count. A path that is not there is
- * the host's name of a group that this process sees as the top. */
+/* A group's limit holds for the groups below it, so all ancestors count. A path that does not exist
+ * is the host's name of a group that this process sees as the root. */
 static void groups_apply(const char *top, char *path, bool v2, struct memory_info *m) {
     path[strcspn(path, "\n")] = '\0';
     for (;;) {

@@ -1,15 +1,15 @@
 /*
- * option: one table row per option, from which the command line, recipe keys, defaults, ranges and
- * help all come.
+ * option: one table row per option; the command line, recipe keys, defaults, ranges and help all
+ * come from it.
  *
- * It knows no command and no option by name. Values reach a row by one way only (value_set for the
- * text of flags, variables and configuration files, value_from_json for recipes), so a range holds
- * wherever the value came from; the table's own defaults go through it too, and a bad one is a
- * broken contract.
+ * It knows no command and no option by name. Values are set in one way only (value_set for the text
+ * of flags, variables and configuration files, value_from_json for recipes), so a range holds for
+ * every source. The table's own defaults are set in the same way, and a bad one is a broken
+ * contract.
  *
  * Invariant: a string or list field always owns its memory, so options_release is safe at any
  * moment after options_default. A list given again by a later source replaces the earlier source's
- * list, and within one command line repeats add up.
+ * list; within one command line repeats add up.
  */
 #define _GNU_SOURCE
 #include "base/base.h"
@@ -42,7 +42,7 @@ static bool row_ranged(const struct option_row *row) {
     return row->min != 0 || row->max != 0;
 }
 
-/* "1 to 256", "at least 1", "at most 0". Bounds beyond 1e15 stand for none. */
+/* "1 to 256", "at least 1", "at most 0". A bound beyond 1e15 means no bound. */
 static void add_range(struct buf *b, const struct option_row *row) {
     if (row->max >= 1e15) {
         buf_printf(b, "at least %.15g", row->min);
@@ -129,7 +129,7 @@ static void string_set(const struct option_row *row, void *out, const char *text
     *field = copy;
 }
 
-/* Sets one row from text; `who` names the option in messages. A list gains one item. */
+/* Sets one row from text; `who` is the option's name for messages. A list gains one item. */
 static int value_set(const struct option_row *row, void *out, const char *text, const char *who,
                      struct error *err) {
     switch (row->type) {
@@ -146,7 +146,7 @@ static int value_set(const struct option_row *row, void *out, const char *text, 
     case OPT_SECRETS:
         strings_add(row_field(row, out), text);
         return OK;
-    case OPT_ALIAS: /* row_find gives the row that it stands for */
+    case OPT_ALIAS: /* row_find returns the row that it stands for */
         break;
     }
     CHECK(!"option type");
@@ -164,7 +164,7 @@ static const size_t field_sizes[] = {
     [OPT_FLOAT] = sizeof(double),        [OPT_STRING] = sizeof(char *),
     [OPT_LIST] = sizeof(struct strings), [OPT_SECRETS] = sizeof(struct strings)};
 
-/* The field must be zero or owned. */
+/* The field must be zero or own its memory. */
 static void row_default(const struct option_row *row, void *out) {
     struct error err = {0};
     if (row_is_list(row)) {
@@ -193,7 +193,7 @@ void options_release(const struct option_row *rows, void *out) {
     }
 }
 
-/* '-' and '_' are the same letter. */
+/* '-' and '_' are equal. */
 static bool name_equal(const char *a, const char *b, size_t n) {
     for (size_t i = 0; i < n; i++) {
         char x = a[i] == '_' ? '-' : a[i], y = b[i] == '_' ? '-' : b[i];
@@ -202,7 +202,7 @@ static bool name_equal(const char *a, const char *b, size_t n) {
     return b[n] == '\0';
 }
 
-/* The row of this name, or the one that an alias of this name stands for. */
+/* The row with this name, or the one that an alias of this name refers to. */
 static const struct option_row *row_find(const struct option_row *rows, const char *name,
                                          size_t len) {
     for (const struct option_row *row = rows; row->name; row++) {
@@ -233,7 +233,7 @@ static int edit_distance(const char *a, size_t na, const char *b, size_t nb) {
     return d[na % 3][nb];
 }
 
-/* The row most like `name`, or NULL when none is within a third of its letters (at least 2). */
+/* The row closest to `name`, or NULL if none is within a third of its letters (at least 2). */
 static const struct option_row *row_nearest(const struct option_row *rows, const char *name,
                                             size_t len) {
     const struct option_row *nearest = NULL;
@@ -257,7 +257,7 @@ struct command_line {
     void *out;
     int argc, at;
     char **argv;
-    bool *seen; /* [rows] that this command line has given */
+    bool *seen; /* [rows] given on this command line */
     struct error *err;
 };
 
@@ -286,7 +286,7 @@ static int flag_unknown(const struct command_line *c, const char *name, size_t l
     return error_set(c->err, ERR_USAGE, "unknown flag '%.*s'", shown, arg);
 }
 
-/* The first item of a list on this command line replaces what was there before it. */
+/* The first item of a list on this command line replaces the list of earlier sources. */
 static void list_add(struct command_line *c, const struct option_row *row, const char *text) {
     struct strings *list = row_field(row, c->out);
     if (!c->seen[row - c->rows]) strings_release(list);
@@ -402,7 +402,7 @@ void option_env_name(const char *prefix, const char *name, struct buf *b) {
     for (; *name; name++) buf_add(b, (const char[]){upper(*name)}, 1);
 }
 
-/* As given again on a command line: blanks separate a list's items. */
+/* Sets a row as if given again on a command line; blanks separate a list's items. */
 static int variable_set(const struct option_row *row, void *out, const char *text, const char *who,
                         struct error *err) {
     if (!row_is_list(row)) return value_set(row, out, text, who, err);
@@ -487,7 +487,7 @@ int options_from_config(const struct option_row *rows, void *out, const struct c
                         struct error *err) {
     const struct config_section *s = config_find_section(c, section);
     size_t n_rows = rows_count(rows);
-    int *lines = xcalloc(n_rows + 1, sizeof *lines), rc = OK; /* where each was set; 0: nowhere */
+    int *lines = xcalloc(n_rows + 1, sizeof *lines), rc = OK; /* line of each row; 0: not set */
     for (int i = 0; rc == OK && s && i < s->n; i++)
         rc = entry_set(rows, out, c->path, &c->v[s->first + i], who, lines, err);
     for (size_t i = 0; origin && i < n_rows; i++)
@@ -604,8 +604,8 @@ static int value_from_json(const struct option_row *row, void *out, const json_t
     return ERR_USAGE;
 }
 
-/* One application of a document. Below, `path` is a place in the document ("train.lora.rank") and
- * `name` the option's name that it spells ("lora_rank"). */
+/* One application of a document. Below, `path` is a position in the document ("train.lora.rank")
+ * and `name` the option's name that it spells ("lora_rank"). */
 struct recipe {
     const struct option_row *rows;
     void *out;

@@ -1,10 +1,10 @@
 /*
- * random: the one random source, and the elementary functions whose bits must not depend on the C
+ * random: the only random source, and elementary functions whose bits must not depend on the C
  * library.
  *
  * Philox4x32-10 (Salmon, Moraes, Dror, Shaw, "Parallel random numbers: as easy as 1, 2, 3", SC
- * 2011) with the published constants. The functions follow the textbook course: reduce the argument
- * with a constant split in parts whose products are exact, then a Taylor polynomial on the small
+ * 2011) with the published constants. The functions follow the textbook: reduce the argument with a
+ * constant split in parts whose products are exact, then evaluate a Taylor polynomial on the small
  * rest. They are not the fastest; vector loops have theirs in kernel.
  *
  * Invariant: only +, -, *, /, sqrt, floor and fma on doubles, which IEEE 754 defines to the last
@@ -50,7 +50,7 @@ uint32_t rng_u32(struct rng *r) {
     return r->out[4 - r->have--];
 }
 
-/* Four blocks side by side: a block alone waits for its own multiplications. */
+/* Four blocks interleaved: a single block waits for its own multiplications. */
 static void philox_four(const uint32_t key[2], const uint32_t ctr[4], uint32_t out[16]) {
     uint32_t k0 = key[0], k1 = key[1], a[4], b[4], c[4], d[4];
     for (uint32_t i = 0; i < 4; i++) a[i] = ctr[0] + i, b[i] = ctr[1], c[i] = ctr[2], d[i] = ctr[3];
@@ -87,8 +87,8 @@ uint64_t rng_u64(struct rng *r) {
     return low | (uint64_t)rng_u32(r) << 32;
 }
 
-/* Lemire's multiplication; the products whose low half is below 2^32 mod n would favour some values
- * and are redrawn. */
+/* Lemire's multiplication; products whose low half is below 2^32 mod n would favour some values and
+ * are rejected. */
 uint32_t rng_below(struct rng *r, uint32_t n) {
     CHECK(n > 0);
     uint32_t reject = -n % n;
@@ -103,8 +103,8 @@ float rng_uniform(struct rng *r) {
     return (float)(rng_u32(r) >> 8) * 0x1p-24f;
 }
 
-/* Two draws a value and no memory of the second one: a stream's position depends only on how many
- * values were taken. */
+/* Uses two numbers per value and does not keep the second one: a stream's position depends only on
+ * the number of values taken. */
 float rng_normal(struct rng *r) {
     double u = ((double)rng_u32(r) + 1.0) * 0x1p-32; /* (0, 1] */
     double v = (double)rng_u32(r) * 0x1p-32;
@@ -143,7 +143,7 @@ static double horner(const double *c, int n, double x) {
  * exponent k. */
 static const double LN2_HI = 0x1.62e42feep-1, LN2_LO = 0x1.a39ef35793c76p-33;
 
-/* e^(x + low), |low| much smaller than |x|; x is clamped to where the result is a normal number. */
+/* e^(x + low), |low| much smaller than |x|; x is clamped so that the result is a normal number. */
 static double exp_sum(double x, double low) {
     static const double c[] = {1.0 / 2,       1.0 / 6,        1.0 / 24,        1.0 / 120,
                                1.0 / 720,     1.0 / 5040,     1.0 / 40320,     1.0 / 362880,
@@ -154,7 +154,7 @@ static double exp_sum(double x, double low) {
     double k = floor(x * 1.4426950408889634 + 0.5);
     double hi = x - k * LN2_HI, lo = low - k * LN2_LO;
     double r = hi + lo; /* |r| <= ln2 / 2 */
-    lo = (hi - r) + lo; /* what that sum lost */
+    lo = (hi - r) + lo; /* the rounding error of that sum */
     double y = 1.0 + (r + (lo + r * r * horner(c, ARRAY_LEN(c), r)));
     return y * double_from_bits((uint64_t)(1023 + (int64_t)k) << 52);
 }
@@ -210,7 +210,7 @@ double math_pow(double x, double y) {
 
 /*
  * x = k π/2 + (r + lo), |r| <= π/4. π/2 is split in 33-bit parts: for |k| < 2^20 the products are
- * exact, and what is left of the last one is below 2^-120. Returns k mod 4.
+ * exact, and the remainder of the last one is below 2^-120. Returns k mod 4.
  */
 static int quarter_reduce(double x, double *r, double *lo) {
     static const double part[3] = {0x1.921fb544p+0, 0x1.0b4611a6p-34, 0x1.3198a2e037073p-69};
@@ -242,8 +242,8 @@ static double cos_small(double r, double lo) {
     return w + (((1.0 - w) - h) + (z * z * horner(c, ARRAY_LEN(c), z) - r * lo));
 }
 
-/* quadrant 0: sin, 1: cos, 2: -sin, 3: -cos of the reduced argument. Above 2^40 no digit would be
- * left: NaN. */
+/* quadrant 0: sin, 1: cos, 2: -sin, 3: -cos of the reduced argument. NaN above 2^40, where no digit
+ * would be left. */
 static double sin_quadrant(double x, int shift) {
     if (!(fabs(x) < 0x1p40)) return NAN;
     double r, lo;

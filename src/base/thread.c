@@ -1,16 +1,16 @@
 /*
- * thread: the fixed pool behind every parallel loop.
+ * thread: the fixed thread pool used by every parallel loop.
  *
- * Workers and caller take chunks of 0..n-1 as they come, lowest first, each a share of what is
- * left: few big ones, then smaller ones, so that all end at about the same time, whoever was slowed
- * down by the host or by dear work. `thread` names who executes, so scratch indexed by it is never
- * shared.
+ * Workers and caller take chunks of 0..n-1 in order, lowest first. Each chunk is a share of the
+ * remaining units: few big ones, then smaller ones, so that all threads end at about the same time,
+ * even if the host or expensive work slows one down. `thread` is the index of the executing thread,
+ * so scratch memory indexed by it is never shared.
  *
- * Protocol. The caller writes the job, then `left`, the units nobody has yet, then publishes a new
- * `epoch`. A chunk is claimed by taking units off `left`; the job's fields may be read only after
- * that, and cannot change before `pending`, which counts unfinished units, reaches 0. Sleepers
- * announce themselves before they look once more at the word that they sleep on, and wakers change
- * the word before they look for sleepers, so no wake-up is lost.
+ * Protocol. The caller writes the job, then `left`, the number of unclaimed units, then publishes a
+ * new `epoch`. A thread claims a chunk by subtracting units from `left`. It may read the job's
+ * fields only after that; they cannot change before `pending`, which counts unfinished units,
+ * reaches 0. A sleeper announces itself before it checks once more the word that it sleeps on, and
+ * a waker changes the word before it checks for sleepers, so no wake-up is lost.
  */
 #define _GNU_SOURCE
 #include "base/base.h"
@@ -25,9 +25,9 @@
 #include <unistd.h>
 
 /*
- * A waiter looks for so long before it sleeps: longer than the gaps inside a forward pass and
- * between two. Waking a sleeper costs 50 microseconds and more where an idle processor belongs to a
- * hypervisor, half the time of a product. Between rounds of looks it lets others run.
+ * A waiter spins this long before it sleeps: longer than the gaps inside a forward pass and between
+ * two. Waking a sleeper costs 50 microseconds and more if an idle processor belongs to a
+ * hypervisor, half the time of a product. Between rounds of spinning it yields the processor.
  */
 #define SPIN_SECONDS 200e-6
 enum { SPIN_LOOKS = 64, UNITS_MAX = 1 << 20, POOL_MAX = 1024 };
@@ -76,7 +76,7 @@ static int64_t units_of(int64_t n, int64_t grain) {
     return (n - 1) / grain + 1;
 }
 
-/* Takes a chunk and runs it; false when all is taken. */
+/* Claims a chunk and runs it; false when no units are left. */
 static bool chunk_take(struct pool *p, int thread) {
     uint32_t left = atomic_load(&p->left), take;
     do {
@@ -90,7 +90,7 @@ static bool chunk_take(struct pool *p, int thread) {
     return true;
 }
 
-/* Looks until the word is `value` (or, with `other`, is something else) or the time is up. */
+/* Spins until the word is `value` (or, with `other`, differs from it) or the time is up. */
 static void spin(const futex_word *word, uint32_t value, bool other) {
     for (double end = 0;; sched_yield()) {
         for (int i = 0; i < SPIN_LOOKS; i++) {
@@ -128,7 +128,7 @@ static void epoch_publish(struct pool *p) {
     if (atomic_load(&p->sleepers) > 0) futex_wake(&p->epoch);
 }
 
-/* Workers leave signals to the caller, whose handlers expect to be on its thread. */
+/* Workers block all signals, since handlers expect to run on the caller's thread. */
 static void workers_start(struct pool *p, int wanted) {
     sigset_t all, old;
     sigfillset(&all);
@@ -189,7 +189,7 @@ void pool_run(struct pool *p, pool_fn fn, void *ctx, int64_t n, int64_t grain) {
         fn(ctx, 0, n, 0);
         return;
     }
-    CHECK(!atomic_exchange(&p->running, true)); /* nested, or driven by two threads */
+    CHECK(!atomic_exchange(&p->running, true)); /* fails if nested, or driven by two threads */
     if (p->size == 1 || n <= grain) {
         fn(ctx, 0, n, 0);
     } else {
@@ -207,7 +207,7 @@ void pool_run(struct pool *p, pool_fn fn, void *ctx, int64_t n, int64_t grain) {
 int cpu_count(void) {
     cpu_set_t set;
     if (sched_getaffinity(0, sizeof(set), &set) == 0) return MAX(CPU_COUNT(&set), 1);
-    long n = sysconf(_SC_NPROCESSORS_ONLN); /* more processors than a cpu_set_t holds */
+    long n = sysconf(_SC_NPROCESSORS_ONLN); /* for more processors than a cpu_set_t holds */
     return n > 0 ? (int)MIN(n, POOL_MAX) : 1;
 }
 
@@ -222,5 +222,5 @@ struct schedule {
 
 void thread_background(int nice) {
     struct schedule s = {.size = sizeof s, .nice = nice, .runtime = 100000};
-    syscall(SYS_sched_setattr, 0, &s, 0u); // where it fails the thread is as urgent as others
+    syscall(SYS_sched_setattr, 0, &s, 0u); // may fail: the priority is then unchanged
 }

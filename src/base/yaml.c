@@ -2,13 +2,13 @@
  * yaml: a recipe file as jansson values, with the line of every key.
  *
  * libyaml splits the file into events; this file builds the values. It reads one document of the
- * YAML 1.2 core schema: plain null, true, false, integers and floats are typed, everything else and
+ * YAML 1.2 core schema: plain null, true, false, integers and floats are typed; everything else and
  * everything quoted is a string (so 'yes' and 'on' are words). Anchors, aliases, tags and merge
- * keys are refused: a recipe should read as it runs, and expansion of aliases is how small files
- * become large ones.
+ * keys are refused: a recipe should read as it runs, and expanding aliases turns small files into
+ * large ones.
  *
- * Invariant: `path` is the dotted key path of the node being read, and holds nothing else between
- * siblings.
+ * Invariant: `path` is the dotted key path of the node being read; between siblings it is that of
+ * their parent.
  */
 #include "base/base.h"
 
@@ -20,8 +20,8 @@
 
 static const size_t YAML_FILE_LIMIT = (size_t)16 << 20;
 
-/* A value takes some 250 bytes with its line. The path of each key is kept whole, so that a long
- * key over many short values would become many times the document. */
+/* A value takes some 250 bytes with its line. The path of each key is stored whole, so without a
+ * limit a long key over many short values would take many times the document's size. */
 enum { YAML_DEPTH_LIMIT = 64, YAML_VALUES_LIMIT = 1 << 20, YAML_PATHS_LIMIT = 64 << 20 };
 
 struct reader {
@@ -30,7 +30,7 @@ struct reader {
     json_t *lines;
     struct buf path;
     int depth;
-    size_t values, path_bytes; /* so far, of all lines together */
+    size_t values, path_bytes; /* totals over all lines so far */
     struct error *err;
 };
 
@@ -114,7 +114,7 @@ static json_t *scalar_value(struct reader *r, const yaml_event_t *e) {
     return json_string(text);
 }
 
-/* libyaml's own words, placed. */
+/* libyaml's message, with its position. */
 static int parser_error(struct reader *r) {
     const yaml_parser_t *p = &r->parser;
     if (p->error == YAML_READER_ERROR)
@@ -131,8 +131,8 @@ static int refuse(struct reader *r, const yaml_event_t *e, const char *what) {
                      what);
 }
 
-/* The next event, to be deleted by the caller on OK; what recipes may not contain is refused here.
- */
+/* Gets the next event, which the caller deletes on OK; refuses events that recipes may not
+ * contain. */
 static int event_next(struct reader *r, yaml_event_t *e) {
     if (!yaml_parser_parse(&r->parser, e)) return parser_error(r);
     const yaml_char_t *anchor = NULL, *tag = NULL;
@@ -155,7 +155,7 @@ static int event_next(struct reader *r, yaml_event_t *e) {
 
 static json_t *node_read(struct reader *r, const yaml_event_t *e);
 
-/* Appends ".name" to the path, notes its line, and returns the length to go back to. */
+/* Appends ".name" to the path, records its line, and returns the length for path_leave. */
 static size_t path_enter(struct reader *r, const char *name, int line) {
     size_t before = r->path.len;
     buf_printf(&r->path, "%s%s", before ? "." : "", name);
@@ -171,8 +171,8 @@ static void path_leave(struct reader *r, size_t before) {
     r->path.data[before] = '\0';
 }
 
-/* Takes the key that `e` holds: a non-empty scalar not in `map` yet. The name is the caller's to
- * free. */
+/* Checks and copies the key that `e` holds: a non-empty scalar not in `map` yet. The caller frees
+ * the name. */
 static char *key_read(struct reader *r, const yaml_event_t *e, const json_t *map) {
     if (e->type != YAML_SCALAR_EVENT || e->data.scalar.length == 0) {
         refuse(r, e, "a key must be a word");

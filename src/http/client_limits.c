@@ -1,9 +1,10 @@
 /*
- * limits: a hash table of clients, whose idle ones are also in a list by last use.
+ * limits: a hash table of clients. Clients that hold nothing are also in a list ordered by last
+ * use.
  *
- * Invariants. 1. An entry is in the list exactly when it holds nothing; one that holds nothing and
- * has nothing to remember is freed. 2. The hash is keyed with random bytes: clients choose their
- * addresses, and must not choose their bucket.
+ * Invariants. 1. An entry is in the list exactly when it holds nothing; an entry that holds nothing
+ * and has nothing to remember is freed. 2. The hash is keyed with random bytes: clients choose
+ * their addresses, and must not choose their bucket.
  */
 #define _GNU_SOURCE
 #include "http/http.h"
@@ -17,21 +18,22 @@
 enum { BUCKETS = 4096, NAME = 64, GUESSES = 8 };
 
 struct client {
-    struct client *next;          /* in its bucket */
-    struct client *older, *newer; /* in the list */
+    struct client *next;          /* next client in its bucket */
+    struct client *older, *newer; /* neighbours in the idle list */
     char name[NAME];
     bool idle;
     int64_t held[N_LIMITS];
     int wrong;
-    double until, last;        /* no guess before; time of the last wrong one */
-    uint64_t right;            /* keys, a bit each */
-    uint64_t guesses[GUESSES]; /* hashes of its last wrong keys; a ring, by `wrong` */
+    double until, last;        /* until: no guess is compared before; last: time of the last wrong
+                                * key */
+    uint64_t right;            /* keys that the client has sent, one bit per key */
+    uint64_t guesses[GUESSES]; /* ring of the hashes of its last wrong keys, indexed by `wrong` */
 };
 struct client_limits {
     pthread_mutex_t lock;
     unsigned char seed[crypto_shorthash_KEYBYTES];
     struct client *buckets[BUCKETS];
-    struct client *oldest, *newest; /* idle */
+    struct client *oldest, *newest; /* the list of idle clients */
     int n, n_idle;
 };
 
@@ -85,7 +87,7 @@ static void client_drop(struct client_limits *l, struct client *c) {
     l->n--;
 }
 
-/* After a change: into the list, or away. */
+/* Puts the client into the idle list or frees it, as its state after a change requires. */
 static void settle(struct client_limits *l, struct client *c) {
     list_out(l, c);
     for (int i = 0; i < N_LIMITS; i++)

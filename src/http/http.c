@@ -1,25 +1,26 @@
 /*
- * http: libmicrohttpd's callbacks, turned round. The library calls into a request again and again
- * as bytes come; here that becomes one call of a handler in a thread that may block, and one answer
- * from any thread.
+ * http: libmicrohttpd's callbacks with control inverted. The library calls the access callback
+ * repeatedly while bytes arrive; this file turns that into one call of a handler in a thread that
+ * may block, and one answer from any thread.
  *
- *   reading ── body here ──> handed over ── answer ──> sending ── all out, or gone ──> ended
- *      │ refused by admit          (suspended)          (a stream: suspended while it waits)
- *      └───────────────────────────────────────────────^
+ *   reading ── body complete ──> handed over ── answer ──> sending ── all sent, or closed ──> ended
+ *      │ refused by admit         (suspended)       (a stream: suspended while it waits)
+ *      └─────────────────────────────────────────────^
  *
- * Invariants. 1. The library's objects of a connection are touched in the library's threads only,
- * but for MHD_resume_connection, which is called exactly once for each suspension, under the
- * exchange's lock, and never before the answer: the library would ask for one again and wait for
- * ever. 2. A connection that is suspended cannot end, so an exchange that was handed over lives
- * until it is answered. 3. `close` and `ended` are called once, in that order. 4. Locks are taken
- * in the order exchange, whoever answers, http.
+ * Invariants. 1. Only the library's threads use the library's objects of a connection, except
+ * MHD_resume_connection. It is called exactly once per suspension, under the exchange's lock, and
+ * never before the answer: the library would call for the answer again and wait for ever. 2. A
+ * suspended connection cannot end, so an exchange that was handed over lives until it is answered.
+ * 3. `close` and `ended` are called once, in that order. 4. Lock order: exchange, the answering
+ * code, http.
  *
- * What is refused is read to its end before it is answered: many clients listen only after they
- * have spoken, and a connection closed under them looks like a server that died.
+ * The body of a refused request is read to its end before the answer is sent: many clients do not
+ * read before they have sent everything, and closing the connection earlier looks to them like a
+ * server crash.
  *
- * A connection that is suspended is not looked at by the library, and a client that sends a byte a
- * minute keeps its timers fresh: a thread here, the watch, closes what takes too long as a whole,
- * and tells who waits for a client that has gone.
+ * The library does not check suspended connections, and a client that sends one byte per minute
+ * keeps resetting the library's timers. So a thread here, the watch, closes connections that take
+ * too long in total, and notifies the code that computes for a client that has disconnected.
  */
 #define _GNU_SOURCE
 #include "http/http.h"
@@ -40,7 +41,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-/* Loaded when a server starts: a program that serves nothing does not carry it, nor TLS. */
+/* The library is loaded when a server starts, so other commands load neither it nor TLS. */
 #define MHD_FUNCTIONS(F)                                                                           \
     F(MHD_add_response_header)                                                                     \
     F(MHD_create_response_from_buffer)                                                             \
@@ -62,7 +63,7 @@ static struct {
 } mhd;
 
 static int mhd_load(struct error *err) {
-    void *so = dlopen("libmicrohttpd.so.12", RTLD_NOW), *at; // stays loaded
+    void *so = dlopen("libmicrohttpd.so.12", RTLD_NOW), *at; // never unloaded
     if (!so)
         return error_set(err, ERR_MISSING,
                          "libmicrohttpd is not installed (%s); install libmicrohttpd12", dlerror());
@@ -76,22 +77,22 @@ static int mhd_load(struct error *err) {
 }
 
 enum {
-    /* Of a request; also the library's memory for a connection. What is longer, or is no HTTP, the
-     * library answers itself (400, 413, 414, 431) before we hear of it, with a page of HTML: it has
-     * no way to give it other words. */
+    /* The limit of a request's headers, and the library's memory per connection. The library
+     * answers a longer request, or one that is not HTTP, before this file sees it (400, 413, 414,
+     * 431), with an HTML page that cannot be changed. */
     HEADER_BYTES = 32 << 10,
     STREAM_BLOCK = 8 << 10,
     LARGE_BODY = 256 << 10,
     LARGE_THREADS = 2,
     LARGE_NICE = 10,
-    DISCARDED = 4,   /* of a refused body, so many times the limit are read */
-    HELD = 8,        /* of all bodies, so many times the limit are held */
-    HELD_BY_ONE = 2, /* of one client's, but for this machine's own */
+    DISCARDED = 4,   /* a refused body is read up to this multiple of the limit */
+    HELD = 8,        /* all bodies in memory: at most this multiple of the limit */
+    HELD_BY_ONE = 2, /* bodies of one client: at most this multiple, except on this machine */
     MAX_PROXIES = 64,
     PING_SECONDS = 15,
-    READ_BYTES = 4 << 20, /* of a reply that a client has another body_seconds for */
-    READ_BLOCKS = 8,      /* of a stream so many blocks in body_seconds … */
-    BLOCK_SECONDS = 5,    /* … but this long for one at least */
+    READ_BYTES = 4 << 20, /* bytes of a reply for which the client gets another body_seconds */
+    READ_BLOCKS = 8,      /* blocks of a stream that the client must read per body_seconds … */
+    BLOCK_SECONDS = 5,    /* … but each block gets at least this time */
 };
 
 enum phase { READING, HANDED_OVER, SENDING };
@@ -102,45 +103,46 @@ struct header {
 struct exchange {
     int refs;
     struct http *h;
-    struct exchange *next, *prev; /* in http's list, under its lock */
+    struct exchange *next, *prev; /* neighbours in http's list, under its lock */
     struct MHD_Connection *connection;
     struct connection *place;
     char *method, *path, *rest, peer[IP_ADDRESS_TEXT_LEN], client[IP_ADDRESS_TEXT_LEN];
     bool local, head, handed_over;
     const struct http_route *route;
     struct buf body;
-    int64_t counted;        /* bytes of it that its client is charged with */
-    int64_t discarded;      /* bytes of the body of a request that is refused */
-    struct body_sink *sink; /* has the body instead */
-    double began, fed;      /* fed: its sink's last part came */
-    double due;             /* when what is being sent must have been read; atomic; 0: no matter */
-    size_t reply_bytes;     /* of a reply that is no stream */
+    int64_t counted;        /* bytes of the body that count towards its client's limit */
+    int64_t discarded;      /* bytes discarded from the body of a refused request */
+    struct body_sink *sink; /* receives the body instead, or NULL */
+    double began, fed;      /* fed: when the sink received its last part */
+    double due;             /* deadline for the client to read the current output; atomic; 0: no
+                             * deadline */
+    size_t reply_bytes;     /* size of the reply; 0 for a stream */
     void *user;
 
-    enum phase phase; /* atomic, as is status: the watch looks on */
-    int status;       /* 0: not answered; set under the lock */
+    enum phase phase; /* atomic, like status, because the watch reads it */
+    int status;       /* 0: not answered yet; set under the lock */
 
-    pthread_mutex_t lock; /* of what follows */
+    pthread_mutex_t lock; /* protects the fields below */
     bool suspended, woken, ping, gone;
     struct header *headers;
     int n_headers;
     struct MHD_Response *response;
-    struct stream_source source; /* pull NULL: no stream */
-    struct buf out;              /* of the stream, not yet taken */
+    struct stream_source source; /* pull is NULL unless the reply is a stream */
+    struct buf out;              /* bytes of the stream that are not sent yet */
     size_t taken;
-    bool over; /* after `out` the stream ends */
+    bool over; /* the stream ends after `out` */
     double last_out;
     void (*on_gone)(void *ctx);
     void *gone_ctx;
 };
 
-/* A client, from when it was accepted. */
+/* A client connection, from when it was accepted. */
 struct connection {
     struct connection *next, *prev;
     int fd;
-    double since;                     /* accepted, or its last request ended */
-    bool first;                       /* nothing was asked yet */
-    char client[IP_ADDRESS_TEXT_LEN]; /* that it is counted under; "": it is not */
+    double since;                     /* when it was accepted, or its last request ended */
+    bool first;                       /* no request has arrived yet */
+    char client[IP_ADDRESS_TEXT_LEN]; /* name under which it is counted; "": it is not counted */
     struct exchange *x;
 };
 
@@ -153,9 +155,9 @@ struct work_queue {
     struct work *head, *tail;
 };
 
-/* Work that threads of its own take from: requests that are answered even while all workers are
- * busy, and those with a large body, which are read at a low priority so that a step of the engine
- * and small requests do not wait for them. */
+/* A queue with its own threads. One pool runs requests that must be answered even while all workers
+ * are busy. The other runs requests with a large body at a low priority, so that engine steps and
+ * small requests do not wait for them. */
 struct worker_pool {
     struct http *h;
     struct work_queue works;
@@ -170,24 +172,24 @@ struct http {
     struct MHD_Daemon *daemon;
     int port;
     char *cert, *key;
-    char machine[256]; /* its name */
+    char machine[256]; /* name of the machine */
     struct ip_cidr proxies[MAX_PROXIES];
     int n_proxies;
     struct client_limits *limits;
 
-    pthread_mutex_t lock; /* of all below */
+    pthread_mutex_t lock; /* protects the fields below */
     pthread_cond_t worked, ended;
     struct work_queue quick, slow;
     struct worker_pool aside, large;
-    int n_slow; /* workers that are at slow work */
+    int n_slow; /* workers that run slow requests */
     struct exchange *exchanges;
     int n_exchanges;
     struct connection *connections;
     struct http_stats stats; /* streams and bytes_out are atomic */
-    int64_t held;            /* bytes of bodies; atomic, as is stopping */
-    bool stopping;           /* nothing new */
-    bool quit;               /* what is under way is cut off */
-    bool finished;           /* nothing is under way: workers leave */
+    int64_t held;            /* bytes of bodies in memory; atomic, like stopping */
+    bool stopping;           /* no new requests */
+    bool quit;               /* requests in progress are aborted */
+    bool finished;           /* no request is in progress: workers exit */
     pthread_t *workers, watch;
     int n_workers;
     bool watching;
@@ -195,7 +197,7 @@ struct http {
 
 /* workers */
 
-/* `asked`: what the threads that take from there wait for. */
+/* `asked` is the condition variable on which the consumers of the queue `to` wait. */
 static void work_add(struct http *h, struct work_queue *to, pthread_cond_t *asked,
                      void (*fn)(void *ctx), void *ctx) {
     struct work *w = xcalloc(1, sizeof *w);
@@ -219,8 +221,8 @@ static struct work *work_take(struct work_queue *from) {
     return w;
 }
 
-/* Slow work has half of the workers, so that the others can always say how the server is. At the
- * end it may have all: who leaves must not leave any. */
+/* Slow requests use at most half of the workers, so that the others can always answer health
+ * checks. At shutdown they may use all: workers must not exit before the queue is empty. */
 static struct work *work_next(struct http *h, bool *slow) {
     bool room = h->finished || h->n_slow < MAX(h->c.workers / 2, 1);
     struct work *w = room ? work_take(&h->slow) : NULL;
@@ -250,7 +252,7 @@ static void *worker(void *ctx) {
     return NULL;
 }
 
-/* A thread of a lane: one request at a time. */
+/* A thread of a worker_pool; it runs one request at a time. */
 static void *worker_pool_thread(void *ctx) {
     struct worker_pool *lane = ctx;
     struct http *h = lane->h;
@@ -416,7 +418,7 @@ static bool cors_allows(const struct http *h, const char *origin) {
     return false;
 }
 
-/* A page from elsewhere may read only what is named. */
+/* A page of another origin may read only the headers that are listed. */
 static void headers_expose(struct exchange *x) {
     struct buf names = {0};
     for (int i = 0; i < x->n_headers; i++)
@@ -447,7 +449,7 @@ static double block_due(const struct exchange *x) {
     return clock_now() + MAX(x->h->o->body_seconds / READ_BLOCKS, BLOCK_SECONDS);
 }
 
-/* The lock is held. */
+/* The caller holds the lock. */
 static void wake_locked(struct exchange *x) {
     x->woken = true;
     if (!x->suspended || !x->status) return;
@@ -462,7 +464,7 @@ void exchange_wake(struct exchange *x) {
     pthread_mutex_unlock(&x->lock);
 }
 
-/* `source`: of a stream, or NULL. */
+/* `source` describes a stream, or is NULL. */
 static void answered(struct exchange *x, int status, const char *type,
                      const struct stream_source *source) {
     CHECK(x->response && exchange_status(x) == 0);
@@ -505,8 +507,8 @@ void exchange_reply_json(struct exchange *x, int status, json_t *v) {
 
 /* streams */
 
-/* Fills `out`; true when there is something to send or nothing ever again. The lock is held, and
- * given up while the source is asked. */
+/* Fills `out`. Returns true when there are bytes to send or the stream has ended. The caller holds
+ * the lock; it is released while `pull` runs. */
 static bool stream_fill(struct exchange *x) {
     if (x->taken < x->out.len || x->over) return true;
     x->out.len = x->taken = 0;
@@ -549,8 +551,9 @@ static ssize_t stream_read(void *ctx, uint64_t pos, char *to, size_t max) {
             break;
         }
     }
-    /* To a socket that the watch has shut, so that nobody takes it for the end. (An error would be
-     * truer, but the library then keeps the connection until its time is up.) */
+    /* The watch has shut the socket down, so the client cannot mistake this for a complete reply.
+     * (An error would be more accurate, but the library would keep the connection until its
+     * timeout.) */
     if (x->gone) n = MHD_CONTENT_READER_END_OF_STREAM;
     pthread_mutex_unlock(&x->lock);
     if (n > 0) __atomic_add_fetch(&x->h->stats.bytes_out, (uint64_t)n, __ATOMIC_RELAXED);
@@ -561,7 +564,7 @@ void exchange_stream(struct exchange *x, int status, const char *type,
                      const struct stream_source *s) {
     __atomic_add_fetch(&x->h->stats.streams, 1, __ATOMIC_RELAXED);
     exchange_add_header(x, "Cache-Control", "no-store");
-    exchange_add_header(x, "X-Accel-Buffering", "no"); // proxies hold back what is not whole
+    exchange_add_header(x, "X-Accel-Buffering", "no"); // proxies buffer incomplete replies
     x->response =
         mhd.MHD_create_response_from_callback(MHD_SIZE_UNKNOWN, STREAM_BLOCK, stream_read, x, NULL);
     answered(x, status, type, s);
@@ -569,7 +572,7 @@ void exchange_stream(struct exchange *x, int status, const char *type,
 
 /* routes */
 
-/* "%41/%2F" → "A//"; false where a digit is none, or a zero byte hides. */
+/* "%41/%2F" → "A//". Returns false on an invalid digit or an encoded zero byte. */
 static bool percent_decode(char *s) {
     char *to = s;
     for (; *s; s++, to++) {
@@ -584,14 +587,15 @@ static bool percent_decode(char *s) {
     return true;
 }
 
-/* Whether a path, still encoded, has the route's parts; *rest: where the "*" begins. */
+/* Whether an encoded path matches the route's pattern. *rest: the part that "*" matches. */
 static bool path_fits(const char *pattern, const char *path, const char **rest) {
     while (*pattern && *pattern == *path) pattern++, path++;
     *rest = path;
     return (*pattern == '*' && *path) || (!*pattern && !*path);
 }
 
-/* Of a method; HEAD is GET without the body. *known: the path has another method. */
+/* The route for a method and path; HEAD is handled as GET. *known: the path exists with another
+ * method. */
 static const struct http_route *route_find(const struct http *h, const char *method,
                                            const char *path, const char **rest, bool *known) {
     if (strcmp(method, "HEAD") == 0) method = "GET";
@@ -608,7 +612,7 @@ static void refuse(struct exchange *x, int status, const char *code, const char 
     x->h->c.refuse(x->h->c.ctx, x, status, code, message);
 }
 
-/* what browsers may do */
+/* protection against other origins */
 
 bool exchange_host_is_own(const struct exchange *x) {
     const char *host = exchange_header(x, "Host"), *machine = x->h->machine;
@@ -626,8 +630,8 @@ bool exchange_host_is_own(const struct exchange *x) {
     return own;
 }
 
-/* A page from elsewhere can make a browser send requests to any address that the browser reaches,
- * or give its own name the address: the first shows in Origin, the second in Host. */
+/* A page of another origin can make a browser send requests to any address that the browser
+ * reaches; Origin shows that. Or it can resolve its own domain to this address; Host shows that. */
 static bool host_is_ok(struct exchange *x) {
     return (x->h->c.any_host && x->h->c.any_host(x->h->c.ctx)) || exchange_host_is_own(x);
 }
@@ -646,7 +650,7 @@ static enum MHD_Result host_count(void *ctx, enum MHD_ValueKind kind, const char
     return MHD_YES;
 }
 
-/* RFC 9112, 3.2: exactly one, but for HTTP/1.0, which knows none. */
+/* RFC 9112, 3.2: exactly one Host header. HTTP/1.0 has no such rule. */
 static bool has_host(struct exchange *x, const char *version) {
     int n = 0;
     mhd.MHD_get_connection_values(x->connection, MHD_HEADER_KIND, host_count, &n);
@@ -660,11 +664,11 @@ static void preflight(struct exchange *x) {
     exchange_reply(x, 204, NULL, "", 0);
 }
 
-/* the library's calls */
+/* callbacks of the library */
 
 struct forwarded {
     bool any;
-    struct buf list; /* of all X-Forwarded-For headers */
+    struct buf list; /* values of all X-Forwarded-For headers */
 };
 static enum MHD_Result forwarded_look(void *ctx, enum MHD_ValueKind kind, const char *name,
                                       const char *value) {
@@ -680,8 +684,8 @@ static enum MHD_Result forwarded_look(void *ctx, enum MHD_ValueKind kind, const 
     return MHD_YES;
 }
 
-/* The client's address. A proxy on this machine must not make all its clients local, so a forwarded
- * request is not local, unless a trusted proxy says that it came from this machine. */
+/* Finds the client's address. A proxy on this machine must not make all its clients local, so a
+ * forwarded request is not local unless a trusted proxy reports that it came from this machine. */
 static void peer_find(struct exchange *x) {
     const union MHD_ConnectionInfo *info =
         mhd.MHD_get_connection_info(x->connection, MHD_CONNECTION_INFO_CLIENT_ADDRESS);
@@ -730,7 +734,7 @@ static struct exchange *exchange_new(struct http *h, struct MHD_Connection *c, c
     return x;
 }
 
-/* A route that may be used: where its body goes. */
+/* The request matches a route: decides where its body goes. */
 static void body_expect(struct exchange *x) {
     struct http *h = x->h;
     const char *length = exchange_header(x, "Content-Length");
@@ -740,7 +744,7 @@ static void body_expect(struct exchange *x) {
         refuse(x, 413, "too_large", "the body is larger than --max-body");
 }
 
-/* Everything that can be said before the body. Answered: it is refused. */
+/* Makes every check that does not need the body. If the request is answered here, it is refused. */
 static void headers_here(struct exchange *x, const char *version) {
     struct http *h = x->h;
     const char *rest;
@@ -772,7 +776,7 @@ static void headers_here(struct exchange *x, const char *version) {
         body_expect(x);
 }
 
-/* What was freed goes back to the system now: the C library would keep it. */
+/* Returns freed memory to the system now; the C library would keep it. */
 static void memory_return(void) {
 #ifdef __GLIBC__
     malloc_trim(0);
@@ -791,14 +795,14 @@ static void handle(void *ctx) {
     x->route->handle(x->h->c.ctx, x);
     current = NULL;
     bool large = x->body.len > LARGE_BODY;
-    body_release(x); // a reply may take minutes, and its request can be large
+    body_release(x); // a reply may take minutes, and the request body can be large
     if (large) memory_return();
     exchange_release(x);
 }
 
 static enum MHD_Result answer_send(struct exchange *x);
 
-/* Its answer is sent at once: nothing is suspended. */
+/* Sends the answer at once, without suspending the connection. */
 static enum MHD_Result handle_instantly(struct exchange *x) {
     x->route->handle(x->h->c.ctx, x);
     CHECK(exchange_status(x));
@@ -827,8 +831,8 @@ static enum MHD_Result body_here(struct exchange *x) {
     return MHD_YES;
 }
 
-/* A request whose client gives up while it is suspended is answered all the same: it goes nowhere,
- * but only so does the library let it end. */
+/* A request whose client disconnects while it is suspended is answered nevertheless: the answer is
+ * discarded, but the library ends the request only after it. */
 static enum MHD_Result answer_send(struct exchange *x) {
     __atomic_store_n(&x->phase, SENDING, __ATOMIC_RELEASE);
     enum MHD_Result queued =
@@ -865,20 +869,21 @@ static void body_add(struct exchange *x, const char *data, size_t n) {
     if (exchange_status(x)) body_release(x);
 }
 
-/* False where the client has been listened to for long enough. */
+/* Returns false when enough of a refused body has been read. */
 static bool body_discard(struct exchange *x, size_t n) {
     x->discarded += (int64_t)n;
     return x->discarded <= DISCARDED * x->h->o->max_body;
 }
 
-/* Whether who was refused is worth listening to: not who waits to be told so before its body. */
+/* Whether to read the body of a refused request. It is not read if the client waits for "100
+ * Continue" or announces more than the discard limit. */
 static bool is_patient(const struct exchange *x) {
     const char *length = exchange_header(x, "Content-Length");
     return !exchange_header(x, "Expect") &&
            (!length || strtod(length, NULL) <= (double)(DISCARDED * x->h->o->max_body));
 }
 
-/* False where the sink takes no more. */
+/* Returns false when the sink accepts no more data. */
 static bool sink_feed(struct exchange *x, const char *data, size_t n) {
     double now = clock_now();
     __atomic_store(&x->fed, &now, __ATOMIC_RELAXED);
@@ -916,7 +921,7 @@ static void on_completed(void *ctx, struct MHD_Connection *c, void **con_cls,
     (void)c;
     if (!x) return;
     *con_cls = NULL;
-    /* The thread that answered may still be about to give the lock up, and the watch to take it. */
+    /* The thread that answered, and the watch, may still hold the lock for a moment. */
     pthread_mutex_lock(&x->lock);
     bool unsent = exchange_status(x) && phase_of(x) != SENDING, gone = x->gone;
     struct MHD_Response *response = x->response;
@@ -944,8 +949,8 @@ static void on_completed(void *ctx, struct MHD_Connection *c, void **con_cls,
     exchange_release(x);
 }
 
-/* This machine's own connections and those of proxies, which bring many clients, are not limited
- * by address. */
+/* The address limit does not apply to connections of this machine or of proxies, which carry many
+ * clients. */
 static bool is_limited(const struct http *h, const struct ip_address *a) {
     return !ip_address_is_loopback(a) && !ip_address_in_cidrs(a, h->proxies, h->n_proxies);
 }
@@ -999,7 +1004,7 @@ static void on_connection(void *ctx, struct MHD_Connection *c, void **place,
     pthread_mutex_unlock(&h->lock);
 }
 
-/* Paths are told apart before they are decoded. */
+/* Keeps the path encoded: paths are split before they are decoded. */
 static size_t leave_encoded(void *ctx, struct MHD_Connection *c, char *s) {
     (void)ctx, (void)c;
     return strlen(s);
@@ -1012,7 +1017,7 @@ static double patience(const struct http *h, const struct connection *p) {
     return phase_of(p->x) == READING ? h->o->body_seconds : 1e30;
 }
 
-/* A client that reads too slowly, and keeps the reply's memory by that. */
+/* The client reads too slowly and thereby keeps the reply in memory. */
 static bool is_overdue(const struct exchange *x, double now) {
     double due;
     __atomic_load(&x->due, &due, __ATOMIC_ACQUIRE);
@@ -1024,7 +1029,7 @@ static bool client_is_gone(int fd) {
     return poll(&p, 1, 0) > 0 && (p.revents & (POLLRDHUP | POLLHUP | POLLERR)) != 0;
 }
 
-/* A client that has gone: whoever computes for it is told, and a stream wakes to find out. */
+/* Handles a client that has disconnected: calls on_gone, and wakes a stream so that it ends. */
 static void exchange_abandon(struct exchange *x) {
     pthread_mutex_lock(&x->lock);
     bool news = !x->gone;
@@ -1033,7 +1038,7 @@ static void exchange_abandon(struct exchange *x) {
     x->gone = true;
     x->on_gone = NULL;
     if (news) wake_locked(x);
-    if (fn) fn(ctx); // locked: so it cannot be answered, and its answerer go, meanwhile
+    if (fn) fn(ctx); // under the lock, so that no other thread can answer and end meanwhile
     pthread_mutex_unlock(&x->lock);
 }
 
@@ -1046,14 +1051,15 @@ static void ping(struct exchange *x, double now) {
     pthread_mutex_unlock(&x->lock);
 }
 
-/* What was seen of an exchange that is not being read. */
+/* The state of an exchange that is past its reading phase. */
 struct seen {
     struct exchange *x; /* retained */
     bool gone;
 };
 
-/* Looks after every connection; into out, which has room for all, what is to be done when the lock
- * is given up again. Cutting off does not end a connection: the library does, when it sees it. */
+/* Checks every connection. Writes to `out`, which has room for all exchanges, those that the caller
+ * must handle after it releases the lock. A shutdown of the socket does not end a connection; the
+ * library ends it when it notices. */
 static int watchdog_scan(struct http *h, double now, struct seen *out) {
     int n = 0;
     for (struct connection *p = h->connections; p; p = p->next) {
@@ -1096,7 +1102,7 @@ static void *watch(void *ctx) {
     return NULL;
 }
 
-/* beginning and end */
+/* start and stop */
 
 static int address_of(const struct http_options *o, struct sockaddr_storage *out,
                       struct error *err) {
@@ -1151,13 +1157,14 @@ static int tls_read(struct http *h, struct error *err) {
 }
 
 static void library_says(void *ctx, const char *fmt, va_list ap) {
-    (void)ctx, (void)fmt, (void)ap; // clients that vanish, mostly; what matters is counted
+    (void)ctx, (void)fmt, (void)ap; // mostly clients that vanish; the metrics count important
+                                    // events
 }
 
 static const char TLS_VERSIONS[] = "NORMAL:-VERS-ALL:+VERS-TLS1.3:+VERS-TLS1.2";
 
-/* The library says whether a key is the certificate's only by starting: so it starts, listening to
- * nothing. */
+/* The library reports whether key and certificate match only when a daemon starts. So this starts
+ * one that does not listen. */
 static int pair_check(const struct http *h, struct error *err) {
     struct MHD_Daemon *d = mhd.MHD_start_daemon(
         MHD_USE_EPOLL_INTERNAL_THREAD | MHD_USE_ERROR_LOG | MHD_USE_TLS | MHD_USE_NO_LISTEN_SOCKET,
@@ -1285,7 +1292,8 @@ void http_drain(struct http *h) {
     pthread_mutex_unlock(&h->lock);
 }
 
-/* Workers end last: what is under way is answered by them, also by what is cancelled now. */
+/* Workers are joined last: they answer requests in progress, including those that are cancelled
+ * now. */
 void http_free(struct http *h) {
     if (!h) return;
     pthread_mutex_lock(&h->lock);

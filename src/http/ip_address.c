@@ -1,4 +1,4 @@
-/* address: text to bytes and back. Text is an address only if all of it parses. */
+/* address: converts text to bytes and back. Text is an address only if all of it parses. */
 #define _GNU_SOURCE
 #include "http/http.h"
 
@@ -19,8 +19,8 @@ static void v4_put(struct ip_address *out, const struct in_addr *a) {
     memcpy(out->b + sizeof MAPPED, a, 4);
 }
 
-/* The length of a host without its port, which is digits after a colon. An IPv6 address without
- * brackets has colons of its own, and no port. */
+/* The length of a host without its port; a port is a colon and digits. An IPv6 address without
+ * brackets contains colons, so it cannot have a port. */
 static size_t host_length(const char *text, size_t n) {
     const char *colon = memrchr(text, ':', n);
     if (!colon || (text[0] != '[' && memchr(text, ':', (size_t)(colon - text)))) return n;
@@ -127,6 +127,6 @@ bool host_header_is_ip(const char *host) {
 
 bool host_header_is(const char *host, const char *name) {
     size_t n = host_length(host, strlen(host));
-    if (n > 1 && host[n - 1] == '.') n--; // the root's dot
+    if (n > 1 && host[n - 1] == '.') n--; // the root domain's dot
     return strlen(name) == n && strncasecmp(host, name, n) == 0;
 }

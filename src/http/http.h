@@ -78,7 +78,7 @@ struct http_callbacks {
     int workers;
     struct http **self; /* set before any callback runs, and before http_new returns; or NULL */
     /* Whether the request is admitted, before its body is read: OK, or the callback has already
-     * answered it (exchange_refuse). */
+     * answered it. */
     int (*admit)(void *ctx, struct exchange *x, const struct http_route *r);
     /* Called after admit. Returns where the body goes; NULL: into memory, or the callback has
      * answered the request. May be NULL. */

@@ -1,8 +1,8 @@
 /*
  * alerts: rules, their states, and messages about them.
  *
- * A rule's value is one number; what it needs of the past is kept as samples over
- * ALERT_WINDOW_SECONDS. The thread that looks is also the one that sends, outside of the lock.
+ * A rule's value is one number. Samples over ALERT_WINDOW_SECONDS provide the history that a rule
+ * needs. One thread evaluates the rules and sends the messages; it sends without the lock.
  */
 #define _GNU_SOURCE
 #include "ops/ops.h"
@@ -26,8 +26,9 @@ struct sample {
 };
 struct alert_state {
     enum state state;
-    double value, since, told;   /* `since` the state, `told` last, on the caller's clock */
-    int64_t began;               /* the state, unix seconds */
+    double value, since, told;   /* `since`: start of the state; `told`: last message; both on the
+                                  * caller's clock */
+    int64_t began;               /* start of the state, unix seconds */
     struct sample past[SAMPLES]; /* a ring */
     int n, next;
     struct metric *firing;
@@ -36,7 +37,7 @@ struct message {
     const char *to;
     char *body;
     int tries;
-    double next; /* clock_now */
+    double next; /* time of the next try, clock_now */
 };
 struct alerts {
     struct metrics *m;
@@ -61,7 +62,7 @@ static struct sample *sample_oldest(struct alert_state *w, double now) {
     return NULL;
 }
 
-/* Of the time since the oldest sample: what was counted of a and b, and the histogram's part. */
+/* The increase of a, of b and of a's histogram since the oldest sample in the window. */
 static bool since_then(struct alert_state *w, const struct sample *s, double *a, double *b,
                        uint64_t *counts, double *seconds) {
     const struct sample *old = sample_oldest(w, s->at);
@@ -73,7 +74,7 @@ static bool since_then(struct alert_state *w, const struct sample *s, double *a,
     return *seconds > 0;
 }
 
-/* NaN: there is nothing to say. */
+/* The value that a rule compares with its limit; NaN: not available. */
 static double value_of(struct alert_state *w, const struct alert_rule *r, const struct sample *s) {
     double a, b, seconds;
     uint64_t counts[METRICS_BOUNDS + 1];
@@ -103,21 +104,22 @@ static double value_of(struct alert_state *w, const struct alert_rule *r, const 
                    : NAN;
     case ALERT_FAILED:
         return since_then(w, s, &a, &b, counts, &seconds) ? a : NAN;
-    case ALERT_ABSENT: /* only somebody else can see it */
+    case ALERT_ABSENT: /* only another program can detect it */
     case ALERT_RESTARTS:
         break;
     }
     return NAN;
 }
 
-/* Whether the value is bad; a firing alert's is until it is a tenth better than the limit. */
+/* Whether the condition holds. For a firing alert it holds until the value is a tenth better than
+ * the limit. */
 static bool holds(const struct alert_rule *r, double value, bool firing) {
     double slack = firing ? 0.1 * r->limit : 0;
     if (isnan(value)) return false;
     return r->form == ALERT_BELOW ? value < r->limit + slack : value > r->limit - slack;
 }
 
-/* messages; the lock is held */
+/* messages; the caller holds the lock */
 
 static void time_write(char out[32], int64_t t) {
     struct tm tm;
@@ -168,7 +170,7 @@ static struct message message_take(struct alerts *a, int i) {
     return m;
 }
 
-/* The oldest makes room. */
+/* Drops the oldest message if the queue is full. */
 static void message_add(struct alerts *a, struct message m) {
     if (a->n_messages == MESSAGES) free(message_take(a, 0).body);
     a->messages[a->n_messages++] = m;
@@ -231,7 +233,7 @@ void alerts_evaluate(struct alerts *a, double now) {
         step(a, i, now, value_of(w, r, &s));
         if (w->n && now - w->past[(w->next + SAMPLES - 1) % SAMPLES].at <
                         (double)ALERT_WINDOW_SECONDS / (SAMPLES - 2))
-            continue; /* the ring holds the whole window */
+            continue; /* keeps the interval large enough that the ring spans the whole window */
         w->past[w->next] = s;
         w->next = (w->next + 1) % SAMPLES;
         w->n = MIN(w->n + 1, SAMPLES);
@@ -241,7 +243,7 @@ void alerts_evaluate(struct alerts *a, double now) {
 
 /* the thread */
 
-/* Takes the lock away while it sends. Returns false when no message is due. */
+/* Releases the lock while it sends. Returns false when no message is due. */
 static bool send_one(struct alerts *a) {
     struct error err;
     int i = 0;

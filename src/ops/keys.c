@@ -1,16 +1,16 @@
 /*
- * API keys: a log of what was decided in the store, a table of it in memory, and a thread that
- * keeps the two together.
+ * API keys: an event log in the store, a table of the keys in memory, and a thread that
+ * synchronises both.
  *
- * The log "keys" holds {op: "add", …} and {op: "revoke", …}; it only grows, so that noticing what
- * another process did is reading what is new. Document "key"/ID holds what a key has used. There is
- * no HTTP here, and no clock but the thread's alarm.
+ * The log "keys" holds {op: "add", …} and {op: "revoke", …}. It is append-only, so reading its new
+ * rows shows the changes of other processes. Document "key"/ID holds the usage of a key. There is
+ * no HTTP here, and no clock except the thread's timer.
  *
  * Invariants:
- * 1. A decision is in the store before it is in the table.
+ * 1. A change is in the store before it is in the table.
  * 2. Rows of the table are only added, and only at its end: an index stays valid without the lock.
- * 3. `used` of a row is what the store held when last written, plus `unsaved`.
- * 4. `disk` is taken before `table`, and nothing waits for the disk while it holds `table`.
+ * 3. `used` of a row is the store's value at the last write, plus `unsaved`.
+ * 4. `disk` is taken before `table`, and no thread waits for the disk while it holds `table`.
  */
 #define _GNU_SOURCE
 #include "ops/ops.h"
@@ -30,7 +30,7 @@
 #define PREFIX "sk-shoal-"
 #define TOKEN_PREFIX "st-"
 #define BASE64URL "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-"
-/* What JSON numbers hold exactly everywhere. */
+/* The largest count that every JSON parser represents exactly. */
 #define COUNT_MAX ((int64_t)1 << 53)
 
 enum { RANDOM_BYTES = 32, TAIL = 4, SENT_MAX = 512, PAGE = 256, DAY = 86400 };
@@ -39,27 +39,27 @@ struct count {
     int64_t requests, prompt, completion;
 };
 struct key_usage {
-    int64_t day; /* that `today` is about, from 1970 */
+    int64_t day; /* day of `today`, counted from 1970 */
     struct count today, all;
-    int64_t last; /* in seconds */
+    int64_t last; /* time of the last use, in seconds */
 };
 struct token_bucket {
     double level, at;
 };
 struct key {
     char id[KEY_ID_LEN], name[KEY_NAME_LEN], tail[TAIL + 1], hash[HASH_LEN];
-    bool fixed, token; /* in memory only; a token is fixed too */
+    bool fixed, token; /* fixed: in memory only; a token is fixed too */
     int64_t created, revoked;
     struct key_spec spec;
     struct token_bucket requests, tokens;
     struct key_usage used, unsaved;
 };
 struct keys {
-    pthread_mutex_t disk; /* the store, and how much of its log is in the table */
+    pthread_mutex_t disk; /* protects the store and `seq`, the number of log events in the table */
     struct store *store;
     char *path;
     int64_t seq;
-    pthread_mutex_t table; /* all below */
+    pthread_mutex_t table; /* protects the fields below */
     struct key *v;         /* [n] */
     int n, cap, n_fixed, n_tokens;
     pthread_cond_t stop;
@@ -85,7 +85,7 @@ static json_t *scopes_json(unsigned bits) {
     return list;
 }
 
-/* 0 when there is anything in the list that is no scope. */
+/* Returns 0 if any item of the list is not a scope. */
 static unsigned scopes_read(const json_t *list) {
     unsigned bits = 0;
     size_t i;
@@ -99,7 +99,7 @@ static unsigned scopes_read(const json_t *list) {
     return bits;
 }
 
-/* what was used */
+/* usage */
 
 static int64_t day_of(double now) {
     return (int64_t)floor(now / DAY);
@@ -119,8 +119,8 @@ static int64_t count_tokens(const struct count *c) {
     return sum(c->prompt, c->completion);
 }
 
-/* Threads come to midnight in any order, so the day before does not bring a new day; what is later
- * still was a clock that was wrong. */
+/* Threads pass midnight in any order, so the previous day does not start a new day. A stored day
+ * that is further ahead came from a wrong clock. */
 static void usage_turn(struct key_usage *u, int64_t day) {
     if (day <= u->day && day >= u->day - 1) return;
     u->day = day;
@@ -131,7 +131,7 @@ static bool usage_any(const struct key_usage *u) {
     return u->all.requests || u->all.prompt || u->all.completion;
 }
 
-/* Of nothing not even the day counts. */
+/* Does nothing if `more` is empty; its day is then ignored too. */
 static void usage_add(struct key_usage *to, const struct key_usage *more) {
     if (!usage_any(more)) return;
     usage_turn(to, more->day);
@@ -167,7 +167,7 @@ static bool usage_read(json_t *v, struct key_usage *out) {
     return count_read(today, &out->today) && count_read(all, &out->all);
 }
 
-/* A key that was never used has no document. */
+/* An unused key has no document. */
 static int usage_get(struct keys *k, const char *id, struct key_usage *out, struct error *err) {
     *out = (struct key_usage){0};
     json_t *v = store_document_get(k->store, "key", id, err);
@@ -181,7 +181,7 @@ static int usage_get(struct keys *k, const char *id, struct key_usage *out, stru
                      k->path, id);
 }
 
-/* Adds to what the store holds, which another server may have added to, and returns the sum. */
+/* Adds to the usage in the store, which another server may have changed, and returns the sum. */
 static int usage_put(struct keys *k, const char *id, const struct key_usage *more,
                      struct key_usage *total, struct error *err) {
     int rc = usage_get(k, id, total, err);
@@ -203,15 +203,15 @@ static int key_find(const struct keys *k, const char *id) {
     return -1;
 }
 
-/* The key that bears the name now. */
+/* The key that has this name and is not revoked. */
 static int key_named(const struct keys *k, const char *name) {
     for (int i = 0; i < k->n; i++)
         if (!k->v[i].revoked && strcmp(k->v[i].name, name) == 0) return i;
     return -1;
 }
 
-/* Its first digits choose the row: they say nothing of 256 random bits. Whether it is the one is
- * compared in constant time. */
+/* The first digits of the hash select the row: they reveal nothing about 256 random bits. The full
+ * comparison takes constant time. */
 static int key_hashed(const struct keys *k, const char *hash) {
     for (int i = 0; i < k->n; i++)
         if (memcmp(k->v[i].hash, hash, 16) == 0 &&
@@ -272,7 +272,7 @@ static json_t *add_event(const struct key *x, int64_t seq) {
         (json_int_t)s->quota, "expires", (json_int_t)s->expires, "created", (json_int_t)x->created);
 }
 
-/* A field too many is an error too: it could be a limit that this program does not know. */
+/* Unknown fields are an error too: one could be a limit that this program does not know. */
 static int add_read(json_t *event, struct key *x, struct error *err) {
     json_error_t je;
     json_int_t seq, limit[6];
@@ -331,8 +331,8 @@ static int revoke_apply(struct keys *k, json_t *event, struct error *err) {
     return OK;
 }
 
-/* Events carry their number, so that a row which somebody took out is missed. Only the holder of
- * `disk` changes the table's rows, which is why it may look at them without `table`. */
+/* Events are numbered, so a deleted row is detected. Only the holder of `disk` changes the table's
+ * rows, so it may read them without `table`. */
 static int event_apply(struct keys *k, json_t *event, struct error *err) {
     const char *op = json_get_string(event, "op");
     int rc;
@@ -348,7 +348,7 @@ static int event_apply(struct keys *k, json_t *event, struct error *err) {
     return rc;
 }
 
-/* What is new in the log. */
+/* Applies the new events of the log. */
 static int events_read(struct keys *k, struct error *err) {
     for (;;) {
         json_t *page = store_log_list(k->store, LOG, k->seq, PAGE, err), *event;
@@ -367,14 +367,14 @@ static int events_read(struct keys *k, struct error *err) {
     }
 }
 
-/* Begins the transaction that a decision is made in: on the disk when it is committed. Accounting,
- * which is written each second, does not wait for the disk. */
+/* Begins the transaction of a change, which is on the disk when it is committed. Accounting, which
+ * is written each second, does not wait for the disk. */
 static int decision_begin(struct keys *k, struct error *err) {
     int rc = store_set_synchronous(k->store, true, err);
     return rc == OK ? store_begin(k->store, err) : rc;
 }
 
-/* Ends the transaction that a decision is made in; the event may be NULL, with rc set. */
+/* Ends the transaction of a change; the event may be NULL if rc is an error. */
 static int event_commit(struct keys *k, json_t *event, int rc, struct error *err) {
     json_t *events = json_array();
     if (rc == OK) {
@@ -401,7 +401,7 @@ static void secret_make(const char *prefix, char secret[KEY_SECRET_LEN], struct 
     sodium_bin2base64(text, (size_t)(secret + KEY_SECRET_LEN - text), raw, sizeof raw,
                       sodium_base64_VARIANT_URLSAFE_NO_PADDING);
     sodium_memzero(raw, sizeof raw);
-    /* Slow hashes are for passwords that can be guessed; nobody guesses 256 random bits. */
+    /* Slow hashes are for passwords that can be guessed; 256 random bits cannot be guessed. */
     size_t n = strlen(secret);
     sha256_bytes(secret, n, x->hash);
     memcpy(x->tail, secret + n - TAIL, TAIL + 1);
@@ -430,7 +430,7 @@ int keys_add(struct keys *k, const char *name, const struct key_spec *spec, doub
     return rc;
 }
 
-/* Which key is to be revoked, or an error. */
+/* The index of the key to revoke, or an error. */
 static int revocable(const struct keys *k, const char *id_or_name, struct error *err) {
     int i = key_find(k, id_or_name);
     if (i < 0) i = key_named(k, id_or_name);
@@ -460,8 +460,8 @@ int keys_revoke(struct keys *k, const char *id_or_name, double now, struct error
     return rc;
 }
 
-/* Nothing of a secret that somebody chose is shown, nor of its hash: it may be short enough to be
- * guessed. */
+/* Neither a secret that the administrator chose nor its hash is shown in part: it may be short
+ * enough to be guessed. */
 static void fixed_push(struct keys *k, const char *hash, unsigned bits) {
     struct key x = {.fixed = true, .spec.scopes = bits};
     memcpy(x.hash, hash, HASH_LEN);
@@ -517,8 +517,8 @@ void keys_add_startup_token(struct keys *k, char secret[KEY_SECRET_LEN]) {
 
 /* admission */
 
-/* A clock that was set back starts the bucket anew where it is; a thread that is a little late does
- * not. */
+/* If the clock was set back, refilling restarts from the current level. A thread that is at most a
+ * second late does not count as that. */
 static void token_bucket_refill(struct token_bucket *b, int64_t per_minute, double now) {
     double full = (double)per_minute;
     if (now < b->at - 1) b->at = now;
@@ -527,8 +527,8 @@ static void token_bucket_refill(struct token_bucket *b, int64_t per_minute, doub
     b->at = now;
 }
 
-/* Seconds until the bucket holds one, in milliseconds rounded up: who waits as told is let in, for
- * all the rounding of clocks. 0: it does now. */
+/* Seconds until the bucket holds one token, rounded up to milliseconds so that a client that waits
+ * this long is admitted despite rounding of clocks. 0: it holds one now. */
 static double token_bucket_wait(struct token_bucket *b, int64_t per_minute, double now) {
     if (!per_minute) return 0;
     token_bucket_refill(b, per_minute, now);
@@ -570,7 +570,8 @@ static bool key_within_quota(struct key *x, double now, struct key_decision *out
     return true;
 }
 
-/* Takes a request from the bucket only when both have one: who is refused has used nothing. */
+/* Takes a request from the bucket only when both buckets have one: a refused request uses nothing.
+ */
 static bool key_within_rate(struct key *x, double now, struct key_decision *out) {
     const struct key_spec *s = &x->spec;
     double requests = token_bucket_wait(&x->requests, s->requests_per_minute, now),
@@ -593,7 +594,7 @@ static void key_count(struct key *x, struct count c, double now) {
     if (!x->fixed) usage_add(&x->unsaved, &u);
 }
 
-/* What a client sent as a key, as its hash; what is too long is hashed as nothing. */
+/* Hashes the secret that a client sent; a secret that is too long is hashed as an empty one. */
 static size_t sent_hash(const char *secret, char hash[HASH_LEN]) {
     size_t n = secret ? strnlen(secret, SENT_MAX + 1) : 0;
     sha256_bytes(secret, n <= SENT_MAX ? n : 0, hash);
@@ -686,9 +687,9 @@ json_t *keys_list(struct keys *k, double now) {
     return list;
 }
 
-/* the store and the table, kept together */
+/* synchronisation of the store and the table */
 
-/* One row's accounting on its way to the store. */
+/* One row's usage while it is written to the store. */
 struct usage_flush {
     int at;
     char id[KEY_ID_LEN];
@@ -713,7 +714,7 @@ static int usage_flush_begin(struct keys *k, struct usage_flush **out) {
     return n;
 }
 
-/* What came in meanwhile is on top of either. */
+/* Usage that arrived meanwhile is added in both cases. */
 static void usage_flush_end(struct keys *k, const struct usage_flush *s, int n, bool saved) {
     pthread_mutex_lock(&k->table);
     for (int i = 0; i < n; i++) {
@@ -743,7 +744,7 @@ static int usage_save(struct keys *k, struct error *err) {
     return rc;
 }
 
-/* Accounting is written also when the log cannot be read. */
+/* Usage is written even if the log cannot be read. */
 int keys_sync(struct keys *k, struct error *err) {
     struct error other = {0};
     pthread_mutex_lock(&k->disk);
@@ -752,7 +753,7 @@ int keys_sync(struct keys *k, struct error *err) {
     return rc != OK ? rc : saved;
 }
 
-/* The same trouble is told once. */
+/* Logs the same error once. */
 static void *keeper_main(void *arg) {
     struct keys *k = arg;
     struct error err, told = {0};
@@ -794,7 +795,7 @@ static void keys_free(struct keys *k) {
     free(k);
 }
 
-/* Without the thread: for the time of one call. */
+/* Opens a store without the thread, for a single call. */
 static struct keys *keys_load(const char *store_path, struct error *err) {
     struct keys *k = xcalloc(1, sizeof *k);
     k->path = xstrdup(store_path);
@@ -815,7 +816,7 @@ static int revoke_put(struct keys *k, const char *id, int64_t at, struct error *
     return event_put(k, revoke_event(id, k->seq + 1, at), err);
 }
 
-/* A name that a key bears in `to` is not taken from it: the other key stays unknown there. */
+/* A key does not lose its name in `to` to another key: that other key stays unknown there. */
 static int key_restore(struct keys *to, const struct key *x, int64_t now, int *n,
                        struct error *err) {
     int i = key_find(to, x->id), rc = OK;
@@ -826,7 +827,7 @@ static int key_restore(struct keys *to, const struct key *x, int64_t now, int *n
     return rc;
 }
 
-/* Revocations first: they make names free. */
+/* Revocations come first, because they free names. */
 static int keys_copy(const struct keys *from, struct keys *to, int *n, struct error *err) {
     int rc = OK;
     for (int round = 0; round < 2; round++)
@@ -841,7 +842,7 @@ int keys_restore(const char *present, const char *staged, struct error *err) {
     struct error unread;
     struct keys *from = path_exists(from_path) ? keys_load(from_path, &unread) : NULL, *to = NULL;
     int rc = OK, n = 0;
-    if (!from && path_exists(from_path)) // which may be why it is restored
+    if (!from && path_exists(from_path)) // a damaged file may be the reason for the restore
         log_warn(
             "keys that were revoked since the backup are not known, and may be valid again ('shoal "
             "key list'): %s",
@@ -868,7 +869,7 @@ static int folder_make(const char *path, struct error *err) {
     return rc;
 }
 
-/* Signals are for the program's own threads. */
+/* Blocks signals in the thread: the program's other threads handle them. */
 static int keeper_start(struct keys *k, struct error *err) {
     sigset_t all, old;
     sigfillset(&all);

@@ -1,16 +1,16 @@
 /*
- * The registry of metrics and its three forms: Prometheus' text, OpenMetrics, JSON. Who listens on
- * a socket is somebody else; this file only appends to a buf.
+ * The registry of metrics and its three forms: Prometheus' text, OpenMetrics, JSON. It has no
+ * socket; it only appends to a buf.
  *
- * A series is a handful of words that are only ever changed by atomic operations: of a counter or
- * gauge its value, of a histogram the sum and a count for each bucket. A double is added to by
- * comparing and swapping its bits. Everything else of the registry changes under its lock, which a
- * reader holds as long as it writes the text.
+ * A series is a few words that only atomic operations change: the value of a counter or gauge, or
+ * the sum and one count per bucket of a histogram. Adding to a double is a compare-and-swap of its
+ * bits. Everything else in the registry changes under its lock, which a reader holds while it
+ * writes the text.
  *
- * Invariants: a series never moves while it lives; a histogram's count is the sum of its buckets as
- * one reading found them, so that buckets, +Inf and count agree whoever observes meanwhile (the sum
- * may be an observation ahead or behind); the families with the label "adapter" name at most
- * max_adapters of them, `other` aside.
+ * Invariants: a series never moves while it exists; a histogram's count is the sum of its buckets
+ * in the same reading, so that buckets, +Inf and count agree despite concurrent observations (the
+ * sum may be an observation ahead or behind); the families with the label "adapter" have at most
+ * max_adapters names in addition to "other".
  */
 #define _GNU_SOURCE
 #include "ops/ops.h"
@@ -23,8 +23,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Upper bounds of buckets. Those of vLLM's families are vLLM's, so that its dashboards and rules
- * hold; a small model's steps need finer ones. */
+/* Upper bounds of buckets. vLLM's families have vLLM's bounds, so that its dashboards and rules
+ * work; steps of a small model need finer ones. */
 static const double bounds_FIRST_TOKEN[] = {0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1,
                                             0.25,  0.5,   0.75, 1,    2.5,  5,    7.5,  10,
                                             20,    40,    80,   160,  640,  2560};
@@ -66,24 +66,28 @@ const struct metric_family metric_families[N_METRICS] = {
 #undef FAMILY
 #undef ALIAS
 
-enum { LABEL_BYTES = 200, INFO_BYTES = 4000 }; /* of a label's value; longer ones are cut */
+enum {
+    LABEL_BYTES = 200,
+    INFO_BYTES = 4000
+}; /* maximal bytes of a label's value; longer ones are
+    * cut */
 
 struct metric {
     const struct metric_family *family;
     char *values[METRICS_LABELS];
     char *labels;               /* name="value",…; escaped */
-    _Atomic uint64_t value;     /* a double's bits; of a histogram the sum */
+    _Atomic uint64_t value;     /* bits of a double; for a histogram its sum */
     _Atomic uint64_t buckets[]; /* [n_bounds + 1] of a histogram; not cumulative */
 };
 struct metrics {
     pthread_mutex_t lock;
     struct family_series {
-        struct metric **v; /* [n], in the order in which they came */
+        struct metric **v; /* [n], in order of creation */
         int n;
     } series[N_METRICS];
     struct adapter_name {
         char *name;
-        int series; /* that name it */
+        int series; /* number of series with this name */
     } * adapters;   /* [n_adapters of max_adapters] */
     int n_adapters, max_adapters;
     struct nvml *gpus;
@@ -153,7 +157,7 @@ double metric_value(const struct metric *s) {
     return double_of(atomic_load_explicit(&s->value, memory_order_relaxed));
 }
 
-/* Cumulative counts [n_bounds + 1] of one reading; the last is the count. */
+/* Reads cumulative counts [n_bounds + 1] once; the last is the count. */
 static uint64_t histogram_read(const struct metric *s, uint64_t counts[METRICS_BOUNDS + 1]) {
     uint64_t sum = 0;
     for (int i = 0; i <= s->family->n_bounds; i++) {
@@ -163,7 +167,7 @@ static uint64_t histogram_read(const struct metric *s, uint64_t counts[METRICS_B
     return sum;
 }
 
-/* Of cumulative counts. */
+/* The quantile from cumulative counts. */
 static double quantile(const struct metric_family *f, const uint64_t *counts, double q) {
     CHECK(f->type == METRIC_TYPE_HISTOGRAM);
     uint64_t total = counts[f->n_bounds];
@@ -202,7 +206,7 @@ static void labels_write(struct buf *b, const struct metric_family *f, char *con
     }
 }
 
-/* What a label's value becomes: text, and not too much of it. */
+/* Converts a label's value to valid text of bounded length. */
 static char *label_clean(const char *text, size_t most) {
     struct buf b = {0};
     buf_puts(&b, "");
@@ -248,7 +252,7 @@ static struct metric *series_find(const struct family_series *all, char *const *
     return NULL;
 }
 
-/* The value of the label "adapter"; NULL: the family has none. */
+/* The value of the label "adapter"; NULL: the family lacks this label. */
 static char **adapter_of(const struct metric_family *f, char **values) {
     for (int i = 0; i < f->n_labels; i++)
         if (strcmp(f->labels[i], "adapter") == 0) return &values[i];
@@ -266,7 +270,7 @@ static void value_other(char **value) {
     *value = xstrdup("other");
 }
 
-/* A name that finds no place any more is "other". */
+/* Replaces the name by "other" if the table of adapters is full. */
 static void adapter_bound(struct metrics *m, char **value) {
     if (m->n_adapters == m->max_adapters && !adapter_find(m, *value)) value_other(value);
 }
@@ -295,7 +299,7 @@ static struct metric *series_add(struct metrics *m, enum metric_id id, char **va
     return s;
 }
 
-/* Takes the values, [n_labels] of the family; they are free to be changed. */
+/* Takes ownership of the values, [n_labels] of the family, and may change them. */
 static struct metric *series_get(struct metrics *m, enum metric_id id, char **values) {
     const struct metric_family *f = &metric_families[id];
     struct family_series *all = &m->series[id];
@@ -313,7 +317,7 @@ static struct metric *series_get(struct metrics *m, enum metric_id id, char **va
     return s ? s : series_add(m, id, values);
 }
 
-/* metric_find for who holds the lock. */
+/* metric_find for callers that hold the lock. */
 static struct metric *find_locked(struct metrics *m, enum metric_id id, const char *const *labels) {
     const struct metric_family *f = &metric_families[id];
     char *values[METRICS_LABELS] = {0};
@@ -389,9 +393,9 @@ void metrics_free(struct metrics *m) {
     free(m);
 }
 
-/* what is read when it is asked for; under the lock */
+/* figures that are read on demand; under the lock */
 
-/* Negative: the system does not say, and so the series does not either. */
+/* A negative value is unavailable, and the series is not updated. */
 static void told(struct metrics *m, enum metric_id id, const char *label, double x) {
     if (x < 0) return;
     struct metric *s = find_locked(m, id, (const char *const[]){"", label});
@@ -469,7 +473,7 @@ struct metric_aggregate metric_aggregate_read(struct metrics *m, enum metric_id 
 
 /* text */
 
-/* The shortest decimals that read back as the same double. */
+/* The shortest decimal text that converts to the same double. */
 static void add_number(struct buf *b, double x) {
     char text[32];
     if (isnan(x) || isinf(x)) {
@@ -493,7 +497,7 @@ static void add_sample(struct buf *b, const char *name, const char *suffix, cons
     buf_puts(b, "\n");
 }
 
-/* A bound is always written as a float ("1.0"), as OpenMetrics wants it and vLLM does in both
+/* Bounds are always written as floats ("1.0"), as OpenMetrics requires and vLLM does in both
  * formats: the value of a label must not depend on the format. */
 static void add_bucket(struct buf *b, const char *name, const struct metric *s, int i, uint64_t n) {
     double bound = i < s->family->n_bounds ? s->family->bounds[i] : INFINITY;

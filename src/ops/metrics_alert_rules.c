@@ -1,8 +1,8 @@
 /*
- * What other programs need to know of our metrics: alert rules for Prometheus and a dashboard for
- * Grafana. Both are made from the table of families: an alert names families by their ids, and the
- * dashboard has a panel for each family of the table that belongs to a section. So neither can name
- * what does not exist.
+ * Descriptions of the metrics for other programs: alert rules for Prometheus and a dashboard for
+ * Grafana. Both are generated from the table of families: an alert names families by their ids, and
+ * the dashboard has a panel for each family that belongs to a section. So neither can name a metric
+ * that does not exist.
  */
 #define _GNU_SOURCE
 #include "ops/ops.h"
@@ -38,7 +38,8 @@ const struct alert_rule alert_rules[N_ALERT_RULES] = {
      "The server began anew more than three times in an hour."},
 };
 
-/* What holds when there is something to say. $a and $b are the families' names, $l the limit. */
+/* Expressions that hold while the alert's condition holds. $a and $b are the families' names, $l
+ * the limit. */
 static const char *const expressions[] = {
     [ALERT_ABSENT] = "absent($a)",
     [ALERT_BELOW] = "$a < $l",
@@ -85,8 +86,8 @@ json_t *metrics_alert_rules(void) {
     return json_pack("{s:[{s:s,s:o}]}", "groups", "name", "shoal", "rules", list);
 }
 
-/* Mappings, sequences of mappings, and strings, which YAML reads as JSON writes them. `begun`: the
- * line has a sequence's dash and room for the first key. */
+/* Writes mappings, sequences of mappings, and strings, which have the same form in YAML and JSON.
+ * `begun`: the line already has a sequence's dash and room for the first key. */
 static void yaml_write(struct buf *b, json_t *v, int depth, bool begun) {
     const char *key;
     json_t *item;
@@ -125,8 +126,8 @@ static bool ends_with(const char *text, const char *end) {
     return n >= m && strcmp(text + n - m, end) == 0;
 }
 
-/* Grafana's name for the unit that a metric's name ends in. Of a counter a rate is shown: seconds
- * in a second are a share. */
+/* Grafana's name of the unit at the end of a metric's name. Counters are shown as rates: seconds
+ * per second are a share. */
 static const char *unit_of(const struct metric_family *f) {
     static const char *const units[][2] = {
         {"_bytes", "bytes"},
@@ -154,7 +155,7 @@ static json_t *source_json(void) {
     return json_pack("{s:s,s:s}", "type", "prometheus", "uid", "${datasource}");
 }
 
-/* A line, or for each label one, of a panel. Takes expr and legend. */
+/* Adds a line to a panel. Takes ownership of expr and legend. */
 static void target_add(json_t *targets, char *expr, char *legend) {
     char letter[2] = {(char)('A' + json_array_size(targets)), 0};
     json_array_append_new(targets, json_pack("{s:s,s:o,s:s,s:s}", "refId", letter, "datasource",
@@ -213,7 +214,7 @@ static json_t *panel_of(const struct metric_family *f, int id, int x, int y) {
     return v;
 }
 
-/* A heading and the panels of a section, from line y on; returns the line below. */
+/* Adds the heading and panels of a section from line y on; returns the next free line. */
 static int section_add(json_t *panels, const char *section, int y) {
     int n = 0;
     json_array_append_new(panels, json_pack("{s:i,s:s,s:s,s:b,s:[],s:o}", "id",

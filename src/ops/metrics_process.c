@@ -1,7 +1,7 @@
 /*
- * What /proc says of the process and the machine, and NVIDIA's management library of GPUs. The
- * library is opened when the program runs and never linked: most machines lack it, and without it
- * there are no metrics of GPUs, and that is all.
+ * Figures of the process and the machine from /proc, and of GPUs from NVIDIA's management library.
+ * The library is opened at run time and never linked: most machines lack it, and without it only
+ * the GPU metrics are missing.
  */
 #define _GNU_SOURCE
 #include "ops/ops.h"
@@ -15,7 +15,7 @@
 #include <sys/resource.h>
 #include <unistd.h>
 
-/* The number after `key` at the start of a line of a file in /proc, -1 if there is none. */
+/* The number after `key` at the start of a line of a file in /proc, or -1. */
 static double number_after(const char *path, const char *key) {
     char line[512];
     double v = -1;
@@ -28,15 +28,15 @@ static double number_after(const char *path, const char *key) {
 
 static double count_fds(void) {
     DIR *d = opendir("/proc/self/fd");
-    int n = -3; /* ".", ".." and the folder's own */
+    int n = -3; /* without ".", ".." and the descriptor of this folder */
     if (!d) return -1;
     while (readdir(d)) n++;
     closedir(d);
     return n;
 }
 
-/* The fields of /proc/self/stat from the third on, as proc(5) numbers them. The second is a name
- * that may hold spaces and parentheses, so counting begins behind the last of those. */
+/* The fields of /proc/self/stat from the third on, numbered as in proc(5). The second is a name
+ * that may hold spaces and parentheses, so counting begins after the last parenthesis. */
 enum { MINOR = 10, MAJOR = 12, USER = 14, SYSTEM = 15, THREADS = 20, START = 22, SIZE, RESIDENT };
 
 static bool stat_read(double field[RESIDENT + 1]) {
@@ -47,7 +47,7 @@ static bool stat_read(double field[RESIDENT + 1]) {
     text[n] = 0;
     char *at = strrchr(text, ')');
     if (!at || strlen(at) < 4) return false;
-    at += 3; /* ") R": the third is a letter */
+    at += 3; /* ") R": the third field is a letter */
     for (int i = 4; i <= RESIDENT; i++) field[i] = strtod(at, &at);
     return true;
 }
@@ -75,7 +75,7 @@ struct process_state process_read(void) {
     return s;
 }
 
-/* The library's own types, as its binary interface has them. */
+/* The library's types, from its binary interface. */
 typedef struct nvml_device *nvml_device;
 struct nvml_memory {
     unsigned long long total, free, used;
@@ -94,8 +94,7 @@ struct nvml {
     int (*memory)(nvml_device d, struct nvml_memory *out);
 };
 
-/* POSIX has dlsym return a data pointer for functions too; a copy of its bits is the way that C
- * allows. */
+/* In POSIX dlsym returns a data pointer for functions too; C allows only to copy its bits. */
 static bool symbol(const struct nvml *g, const char *name, void *function) {
     void *p = dlsym(g->library, name);
     memcpy(function, &p, sizeof p);

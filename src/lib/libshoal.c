@@ -1,7 +1,7 @@
 /*
  * The public library, include/shoal.h: chat requests in, texts or choices out, over one engine. It
- * only translates; every decision is the engine's. Its structs are opaque wrappers, so that the
- * inside may change.
+ * only translates; the engine makes every decision. Its structs are opaque wrappers, so that the
+ * internals may change.
  */
 #define _GNU_SOURCE
 #include "shoal.h"
@@ -19,7 +19,7 @@ struct shoal {
     struct engine *engine;
 };
 
-/* An adapter is its own handle: the public type is never completed. */
+/* The public adapter type is never completed: its pointer is that of the adapter itself. */
 static struct adapter *inside(const struct shoal_adapter *a) {
     return (struct adapter *)(uintptr_t)a;
 }
@@ -76,7 +76,7 @@ const char *shoal_adapter_hash(const struct shoal_adapter *a) {
     return inside(a)->hash;
 }
 
-/* A public request as the engine's, with the tokens it borrows. */
+/* The engine request of a public request borrows these tokens. */
 struct translated {
     struct token_ids prompt, choices[MAX_PUBLIC_CHOICES];
     struct token_seq seq[MAX_PUBLIC_CHOICES];

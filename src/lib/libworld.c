@@ -1,6 +1,6 @@
 /*
- * The public library's world: the plain C interface of include/shoal.h over a trace and the world
- * at its end. It checks what callers give and translates; every rule is the world's.
+ * The public interface to worlds: the plain C functions of include/shoal.h over a trace and the
+ * world at its end. It checks arguments and translates; src/world contains every rule.
  */
 #include "shoal.h"
 
@@ -12,7 +12,7 @@
 struct shoal_world {
     struct trace t;
     struct world w;               /* at the trace's last tick */
-    struct buf seen, prompt, map; /* what was asked for last */
+    struct buf seen, prompt, map; /* last results that the caller borrows */
 };
 
 static int give(struct shoal_error *out, const struct error *err) {
@@ -62,7 +62,7 @@ int shoal_world_reset(struct shoal_world *w, unsigned long long seed, struct sho
     if (seed_check(seed, &inner) != OK) return give(err, &inner);
     w->t.seed = seed;
     trace_truncate(&w->t, 0);
-    w->w.n_agents = 0; /* of another seed */
+    w->w.n_agents = 0; /* forces trace_seek to rebuild the world with the new seed */
     trace_seek(&w->t, &w->w, 0);
     return 0;
 }

@@ -158,8 +158,7 @@ bool exchange_is_disconnected(struct exchange *x);
 void exchange_add_header(struct exchange *x, const char *name, const char *value);
 void exchange_reply(struct exchange *x, int status, const char *type, const void *data, size_t n);
 void exchange_reply_take(struct exchange *x, int status, const char *type,
-                         struct buf *b);                             /* takes ownership of the bytes
-                                                                      */
+                         struct buf *b); /* takes ownership of b->data */
 void exchange_reply_json(struct exchange *x, int status, json_t *v); /* takes ownership of v */
 
 enum stream_status { STREAM_MORE, STREAM_WAIT, STREAM_END };

@@ -148,8 +148,7 @@ json_t *metrics_dashboard(void); /* for Grafana: a panel for every family that h
  */
 
 struct process_state {
-    double cpu, start;          /* cpu: seconds of user and system time; start: seconds since 1970
-                                 */
+    double cpu, start;          /* seconds of user and system time; seconds since 1970 */
     double resident, addresses; /* bytes */
     double threads, minor_faults, major_faults, fds, max_fds;
     double host_memory, host_available; /* bytes */

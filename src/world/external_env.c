@@ -1,12 +1,12 @@
 /*
- * outside_env: environments that another program provides.
+ * external_env: environments that another program provides.
  *
- * A request waits until its answer is needed; all that wait go in one line. The program is believed
- * in nothing: who acted is exactly who is paid, and what is missing, unknown, too long or no number
- * is an error that says where.
+ * Requests are queued until an answer is needed; then all are sent in one line. The program is not
+ * trusted: exactly the agents that acted must receive rewards, and a missing, unknown, too long or
+ * non-numeric value is an error that names its place.
  *
- * Not here: what happens in a world. Its state is the program's; ours is who is there and what each
- * would be asked.
+ * Not here: the rules of the environment. The program keeps its state; this file keeps which agents
+ * are present and their prompts.
  */
 #define _GNU_SOURCE
 #include "world/world.h"
@@ -21,7 +21,7 @@
 enum env_agent_status { ENV_AGENT_ABSENT, ENV_AGENT_ACTIVE, ENV_AGENT_TRUNCATED };
 #define REWARD_MOST 1e9
 
-struct env_agent { /* an agent in one world */
+struct env_agent { /* state of an agent in one world */
     enum env_agent_status is;
     double reward;
     int16_t teacher; /* an action, or -1 */
@@ -30,24 +30,24 @@ struct env_agent { /* an agent in one world */
 struct external_env { /* one world */
     struct external_envs *c;
     int index, tick;
-    bool asked; /* what is next was sent, or waits to be */
+    bool asked; /* the next request is sent or queued */
     bool begins;
     struct env_agent *seats; /* [n_agents] */
 };
 struct external_envs {
     external_envs_exchange_fn exchange;
     void *ctx;
-    struct subprocess *program; /* ctx, where it is ours */
+    struct subprocess *program; /* ctx, if this file started the program */
     char *command;
     int worlds, n_agents, n_actions;
     bool taught;
     int64_t max_steps;
-    char **agents, **actions, **said; /* [n_agents], [n_actions] twice */
+    char **agents, **actions, **said; /* [n_agents], [n_actions], [n_actions] */
     char **quoted_agents, **quoted_actions;
-    json_t *numbers; /* an agent's name: its number */
+    json_t *numbers; /* maps an agent's name to its index */
     struct external_env *stages;
     struct environment *envs, **list;
-    struct buf line; /* requests that wait */
+    struct buf line; /* queued requests */
     int *waiting, n_waiting;
 };
 
@@ -82,7 +82,7 @@ static char **quotes_make(char *const *names, int n) {
     return out;
 }
 
-/* A list of different names; *n is what it must have, or 0: up to `most`. */
+/* Reads a list of different names; *n is the required length, or 0: up to `most`. */
 static int names_read(const json_t *spaces, const char *key, int most, char ***out, int *n,
                       struct error *err) {
     const json_t *list = json_object_get(spaces, key);
@@ -122,7 +122,7 @@ static int action_find(const struct external_envs *c, const char *name) {
 
 /* answers */
 
-/* Names come from outside: what a terminal would obey is taken out. */
+/* Names come from outside, so control characters are removed. */
 static int name_error(struct error *err, const char *fmt, const char *name, const char *what) {
     struct buf clean = {0};
     buf_add_sanitized(&clean, name, MIN(strlen(name), ENV_NAME));
@@ -133,8 +133,8 @@ static int name_error(struct error *err, const char *fmt, const char *name, cons
     return err->code;
 }
 
-/* A part of an answer: an object of agents, of nobody but those in `who` (a presence, or GONE for
- * anybody). */
+/* Reads a part of an answer: an object keyed by agents, all of which must have the status `who`
+ * (ENV_AGENT_ABSENT: any status). */
 static int part_take(const struct external_env *s, const json_t *answer, const char *name,
                      enum env_agent_status who, bool needed, const json_t **out,
                      struct error *err) {
@@ -187,7 +187,7 @@ static int teacher_take(const struct external_env *s, const char *name, const js
     return error_set(err, ERR_FORMAT, "the teacher of '%s' names none of the actions", name);
 }
 
-/* What agent i is told, and what follows from it. */
+/* Reads agent i's observation and info. */
 static int seat_tell(struct external_env *s, int i, const json_t *observations, const json_t *infos,
                      struct error *err) {
     const char *name = s->c->agents[i];
@@ -268,7 +268,7 @@ static int step_read(struct external_env *s, const json_t *answer, struct error 
     return OK;
 }
 
-/* What it says itself is wrong, or OK. */
+/* The program's own error message as an error, or OK. */
 static int complaint(const json_t *answer, struct error *err) {
     const json_t *v = json_object_get(answer, "error");
     if (!v) return OK;
@@ -388,7 +388,7 @@ static bool stage_over(void *ctx, int agent) {
     return ((const struct external_env *)ctx)->seats[agent].is == ENV_AGENT_TRUNCATED;
 }
 
-/* The action that is named first; of two at one place, the longer. */
+/* The action that is named first; if several begin at the same position, the longest. */
 static int stage_parse(void *ctx, const char *text) {
     const struct external_envs *c = ((const struct external_env *)ctx)->c;
     const char *first = NULL;

@@ -1,13 +1,13 @@
 /*
- * grid: how a world begins and what a tick does to it.
+ * grid: the initial state of a world, and the effects of a tick.
  *
- * It draws from the one random source under ids of its own (enum draw), so that a world of the same
- * seed grows the same food whatever its agents do. It knows no text and no policy.
+ * It draws from the world's random source under separate ids (enum draw), so worlds with the same
+ * seed grow the same food whatever their agents do. It contains no text and no policy.
  *
- * Invariants, which the tests check after every tick: agents and predators stand on free cells,
- * predators on no home unless they have no other place; food and material lie on free cells that
- * are no home, never both; what was grown is on cells, held, used up or lost; what energy was given
- * is spent or left; the dead hold nothing and change no more. `struct world` has no padding, so its
+ * Invariants, which the tests check after every tick: agents and predators are on free cells, and
+ * predators only on a home if they found no other place; food and material are on free cells other
+ * than homes, never both; everything grown is on a cell, held, used or lost; all energy given is
+ * spent or left; dead agents hold nothing and do not change. `struct world` has no padding, so its
  * bytes are its state.
  */
 #include "world/world.h"
@@ -21,17 +21,17 @@ _Static_assert(offsetof(struct world, agents) ==
                    32 + WORLD_CELLS + 2 * WORLD_HOMES + 2 * WORLD_PREDATORS + 64,
                "padding in world");
 
-/* The id of rng_make, and what its step is. */
+/* The id for rng_make; the comments say what its step counts. */
 enum draw {
-    DRAW_WALLS, /* attempt */
+    DRAW_WALLS, /* attempts at whole maps */
     DRAW_HOMES, /* 0 */
-    DRAW_FOOD,  /* 2 · tick; 1 is the extra time at reset */
+    DRAW_FOOD,  /* 2 · tick; 1 is the extra food at reset */
     DRAW_MATERIAL,
     DRAW_BEGIN,     /* agent */
-    DRAW_DEN,       /* predator */
-    DRAW_ROAM = 16, /* + predator; tick */
+    DRAW_DEN,       /* index of the predator */
+    DRAW_ROAM = 16, /* id + index of the predator; step: tick */
 };
-enum { TRIES = 64 }; /* at a cell, or a whole drawing, before something simpler is done */
+enum { TRIES = 64 }; /* attempts to find a cell, or to draw a map, before a simpler fallback */
 
 static int inner_cell(const struct world *w, struct rng *r) {
     int x = 1 + (int)rng_below(r, (uint32_t)w->size - 2);
@@ -39,7 +39,7 @@ static int inner_cell(const struct world *w, struct rng *r) {
     return y * w->size + x;
 }
 
-/* A random inner cell that is nothing of `not`; the first home when none is found. */
+/* A random inner cell without the bits in `not`; the first home when none is found. */
 static int16_t place_find(const struct world *w, enum draw what, int who, int not ) {
     struct rng r = rng_make(w->seed, RNG_WORLD, (uint32_t)what, (uint32_t)who);
     for (int i = 0; i < TRIES; i++) {
@@ -69,7 +69,7 @@ static void homes_place(struct world *w, const struct world_rules *r) {
     }
 }
 
-/* Everything but the homes: the border and, at random, inner walls. */
+/* Replaces everything except the homes by the border and random inner walls. */
 static void walls_draw(struct world *w, int64_t attempts, int draw) {
     struct rng r = rng_make(w->seed, RNG_WORLD, DRAW_WALLS, (uint32_t)draw);
     int n = w->size;
@@ -83,7 +83,7 @@ static void walls_draw(struct world *w, int64_t attempts, int draw) {
     }
 }
 
-/* Makes walls of all cells that no home reaches; returns how many are left free. */
+/* Turns all cells that no home can reach into walls; returns the number of free cells. */
 static int unreachable_fill(struct world *w) {
     int16_t queue[WORLD_CELLS];
     bool reached[WORLD_CELLS] = {false};
@@ -111,8 +111,8 @@ static void ground_draw(struct world *w, const struct world_rules *r) {
         walls_draw(w, draw < TRIES ? walls : 0, draw);
 }
 
-/* The ground, food and material of a map; where agents begin goes to `begins`. Returns how many
- * such places there are. */
+/* Reads the ground, food and material of a map, and writes the starts of agents to `begins`.
+ * Returns the number of starts. */
 static int map_place(struct world *w, const struct strings *map, int16_t *begins) {
     int n = 0;
     memset(w->cells, CELL_WALL, (size_t)w->size * (size_t)w->size);
@@ -131,7 +131,7 @@ static int map_place(struct world *w, const struct strings *map, int16_t *begins
     return n;
 }
 
-/* Puts `kind` on random cells where there is nothing. */
+/* Puts `kind` on random empty cells. */
 static void grow(struct world *w, enum draw what, int kind, int64_t attempts, int64_t *grown,
                  uint32_t step) {
     struct rng r = rng_make(w->seed, RNG_WORLD, what, step);
@@ -151,16 +151,16 @@ static void material_grow(struct world *w, const struct world_rules *r, uint32_t
     grow(w, DRAW_MATERIAL, CELL_MATERIAL, r->material, &w->material_grown, step);
 }
 
-/* What the tick brings that has just begun. */
+/* Grows food and material at the start of a tick. */
 static void tick_grow(struct world *w, const struct world_rules *r) {
     uint32_t step = 2 * (uint32_t)w->tick;
     if (w->tick % r->food_every == 0) food_grow(w, r, step);
     if (w->tick % r->material_every == 0) material_grow(w, r, step);
 }
 
-/* what an agent notices */
+/* perception */
 
-/* Places without a memory hold 0, which is a wall. */
+/* Unused entries hold 0, which is a wall. */
 static void known_drop(struct world_agent *a, int at) {
     a->n_known--;
     for (int i = at; i < WORLD_KNOWN - 1; i++) a->known[i] = a->known[i + 1];
@@ -173,8 +173,8 @@ static int known_find(const struct world_agent *a, int cell) {
     return -1;
 }
 
-/* A third of a tick's time goes here; all places at once are faster than a search that ends early.
- */
+/* A third of a tick's time is spent here; comparing all entries is faster than a search that ends
+ * early. */
 static void agent_remember(struct world_agent *a, int cell) {
     bool known = false;
     for (int i = 0; i < WORLD_KNOWN; i++) known |= a->known[i] == cell;
@@ -193,14 +193,14 @@ static void agents_look(struct world *w) {
     }
 }
 
-/* True when the cell is new to the agent. */
+/* Marks the cell as visited; returns true if it is new to the agent. */
 static bool agent_sees(struct world_agent *a, int cell) {
     bool fresh = !world_agent_visited(a, cell);
     a->seen[cell / 64] |= (uint64_t)1 << (cell % 64);
     return fresh;
 }
 
-/* the beginning */
+/* reset */
 
 static void agent_begin(struct world *w, const struct world_rules *r, int cell) {
     struct world_agent *a = &w->agents[w->n_living++];
@@ -238,7 +238,7 @@ void world_reset(struct world *w, const struct world_rules *r, int n_agents, uin
     agents_look(w);
 }
 
-/* what agents do: each returns the reward */
+/* actions; each function returns the reward */
 
 static double agent_move(struct world *w, const struct world_rewards *r, struct world_agent *a,
                          int move) {
@@ -317,7 +317,7 @@ static void agent_act(struct world *w, const struct world_rules *r, struct world
 
 /* predators */
 
-/* The nearest living agent that a predator sees, or NULL; where it is from there. */
+/* The nearest living agent in sight of a predator at `from`, and its offset; or NULL. */
 static const struct world_agent *prey_find(const struct world *w, int from, int64_t sight, int *dx,
                                            int *dy) {
     const struct world_agent *prey = NULL;
@@ -332,13 +332,13 @@ static const struct world_agent *prey_find(const struct world *w, int from, int6
     return prey;
 }
 
-/* The cell in that direction, or its own where no predator goes. */
+/* The next cell in that direction, or the same cell if predators cannot enter it. */
 static int predator_step(const struct world *w, int cell, int move) {
     int to = world_neighbour(w, cell, move);
     return w->cells[to] & (CELL_WALL | CELL_HOME) ? cell : to;
 }
 
-/* Along the longer way first, along the other one where that is closed. */
+/* Moves along the axis with the larger distance, or along the other axis if that is blocked. */
 static int predator_chase(const struct world *w, int cell, int dx, int dy) {
     int along_x = dx > 0 ? MOVE_EAST : MOVE_WEST, along_y = dy > 0 ? MOVE_NORTH : MOVE_SOUTH;
     bool x_first = abs(dx) >= abs(dy);

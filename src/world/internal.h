@@ -1,18 +1,18 @@
-/* What the files of a life share. */
+/* Declarations shared by the files of the simulation. */
 #ifndef SHOAL_LIFE_INTERNAL_H
 #define SHOAL_LIFE_INTERNAL_H
 
 #include "world/world.h"
 
-/* What a mind did and was paid over some time. */
+/* Actions and rewards of a policy over an interval of ticks. */
 struct rollout_stats {
     int64_t decisions, actions[ENV_MAX_ACTIONS];
     double entropy, sum, squares;
 };
 bool rollout_stats_add_action(struct rollout_stats *t, const struct policy_decision *a,
-                              int n_actions); /* false: no numbers */
+                              int n_actions); /* false: a probability is not finite */
 void rollout_stats_add_reward(struct rollout_stats *t, double reward);
-/* What of a mind's health follows; the tally begins anew. */
+/* Computes a policy's health and resets the statistics. */
 void rollout_stats_to_health(struct rollout_stats *t, int n_actions, struct policy_health *h);
 
 struct simulation {
@@ -21,38 +21,40 @@ struct simulation {
     struct environment *const *envs; /* [worlds] */
     struct pool *pool;
     struct policy_runner *asker;
-    struct learner *learner; /* while a generation lives and learns; else NULL */
+    struct learner *learner; /* NULL between generations, and without learning */
     int n_minds, n_agents, n_bodies, generation, tick;
     int64_t decisions;
-    struct policy_record *minds; /* [n_minds] who lives, or would */
-    struct policy_record *next;  /* [n_minds] while they are bred */
+    struct policy_record *minds; /* [n_minds] current policies */
+    struct policy_record *next;  /* [n_minds] the next generation, during breeding */
 
-    /* a tick */
+    /* state of a tick */
     struct buf text;
-    struct policy_decision *asks; /* [n_bodies] of the living, one after another */
+    struct policy_decision *asks; /* [n_bodies] decisions of the active agents, in order */
     int n_asked;
-    int *body;                     /* [n_bodies] whose */
+    int *body;                     /* [n_bodies] agent of each decision */
     int16_t *actions;              /* [n_bodies] */
-    double *rewards, *totals;      /* [n_bodies] of the tick, of the life */
-    struct rollout_stats *tallies; /* [n_minds] of a life in which nobody learns */
-    uint64_t *seeds;               /* [worlds] of maps */
+    double *rewards, *totals;      /* [n_bodies] of the tick, of the episode */
+    struct rollout_stats *tallies; /* [n_minds] statistics of a generation without learning */
+    uint64_t *seeds;               /* [worlds] seeds of the maps */
 };
 
-struct adapter *policy_to_f16(struct adapter *a, uint64_t seed); /* takes `a` over */
-/* learner_es.c: what a learner by evolution strategies adds; it borrows everything. */
+struct adapter *policy_to_f16(struct adapter *a, uint64_t seed); /* takes ownership of `a` */
+/* learner_es.c: evolution strategies for the learner; it borrows all its arguments. */
 struct learner_es;
 struct learner_es *learner_es_new(const struct learner_options *o, const struct learner_config *b,
                                   struct trainer *t);
 void learner_es_free(struct learner_es *e);
-/* Before tick `tick` + 1: whose adapter the body's mind is that of `a`, moved. */
+/* Before tick `tick` + 1: perturbs the adapter in `a` for agent `body`. */
 void learner_es_perturb(struct learner_es *e, int generation, int tick, int body,
                         struct policy_decision *a);
 void learner_es_observe_reward(struct learner_es *e, int body, double reward);
-/* After tick `tick`: adds estimates to the trainer; told: [minds] whose. Returns how many. */
+/* After tick `tick`: adds gradient estimates to the trainer for the policies marked in `told`
+ * [n_minds]. Returns their number. */
 int learner_es_tick(struct learner_es *e, int tick, bool *told);
-/* What that mind's bodies have lived since its last update is not its own. */
+/* Discards a policy's rewards and directions of the current round, because they do not belong to
+ * its restored weights. */
 void learner_es_reset(struct learner_es *e, int mind);
 
-void policy_records_release(struct policy_record *m, int n); /* and zeroes them */
+void policy_records_release(struct policy_record *m, int n); /* also zeroes them */
 
 #endif

@@ -1,29 +1,31 @@
 /*
- * learner: what minds remember, and how they learn from it while they live.
+ * learner: replay buffers, and updates of the policies during a generation.
  *
- * A decision waits with its body until `horizon` rewards have followed; its return is then what the
- * baseline guessed and was wrong by (generalised advantage estimation, Schulman et al. 2016)
+ * A decision stays pending until `horizon` rewards have followed. Its return is then the baseline's
+ * estimate plus its errors (generalised advantage estimation, Schulman et al. 2016)
  *
  *     R = V(s0) + Σ (γ λ)^k δk      δk = rk + γ V(s(k+1)) - V(sk)      k = 0 … horizon - 1
  *
- * and it goes into its mind's ring buffer. V is the baseline: linear in which tokens stand where
- * before a prompt's end, single and in pairs, hashed into a table, learned by least mean squares.
- * An update draws a batch for every mind and runs all of them through the base in one pass:
+ * and it enters the policy's replay buffer. V is the baseline: linear in the tokens at each
+ * distance from a prompt's end, single and in pairs, hashed into a table, trained by least mean
+ * squares. An update draws a batch for every policy and runs all batches through the base in one
+ * pass:
  *
  *     gradient   L = -min(ρ A, clip(ρ, 1 ± ε) A) - β H(π)     ρ = π(a) / π_then(a)
- *                A = (R - V) / root of its mean square         PPO's bound, Schulman et al. 2017
- *     clone      L = -log π(what the teacher would have done)
+ *                A = (R - V) / root of its mean square         PPO, Schulman et al. 2017
+ *     clone      L = -log π(action of the teacher)
  *     es         no loss of actions: learner_es.c
  *
- * with π the softmax over the actions alone. Minds whose numbers stop being numbers, or who have
- * collapsed and are paid less for it, are put back to where they last were well; the others go on.
+ * with π the softmax over the actions alone. A policy is rolled back to its last healthy snapshot
+ * if its numbers are no longer finite, or if it has collapsed and its reward has decreased; the
+ * others continue.
  *
- * With groups there is one trainer of so many places, and the minds of a group take theirs for an
- * update: gradients and activations are then needed once for a group. Groups have their turns in
- * ticks spread evenly from one update to the next. Lean minds are held as f16 and rounded at random
- * after an update; what they were like when they were well lies in a file without a name.
+ * With groups the trainer has room for one group, which it loads for an update: so gradients and
+ * activations exist for one group only. The groups' turns are spread evenly over the ticks between
+ * two updates. Lean policies are stored as f16 with stochastic rounding after an update; their
+ * healthy snapshots are in an unnamed temporary file.
  *
- * Invariant: everything drawn depends on (seed, generation, tick, mind) and nothing else.
+ * Invariant: every random value depends on (seed, generation, tick, policy) and nothing else.
  */
 #define _GNU_SOURCE
 #include "train/train.h"
@@ -37,34 +39,34 @@
 
 enum {
     CRITIC_FEATURES = 1 << 14,
-    CRITIC_WINDOW = 16,    /* tokens before the end that the baseline looks at */
-    HEALTH_INTERVAL = 100, /* ticks from one look at a mind's health to the next */
-    LEAN_ROWS = 40,        /* tokens of samples in one pass, of a lean life */
+    CRITIC_WINDOW = 16,    /* tokens before the end that are features of the baseline */
+    HEALTH_INTERVAL = 100, /* ticks between health checks */
+    LEAN_ROWS = 40,        /* tokens of samples per pass, if lean */
 };
 
-/* Decisions that are remembered, oldest first; the oldest is overwritten. */
+/* A ring of decisions, oldest first; the oldest is overwritten. */
 struct replay_buffer {
     struct experience {
         int32_t n;
         int16_t action, teacher;
-        double logp, ret; /* ret: while it waits, what its errors so far sum to */
-        double value;     /* guessed when it was taken */
-        double reward;    /* that it was paid at once */
+        double logp, ret; /* ret: while pending, the sum of its errors so far */
+        double value;     /* the baseline's estimate at the time of the decision */
+        double reward;    /* immediate reward */
     } * v;
     int32_t *tokens; /* [cap][stride] */
     int cap, stride, n, first;
 };
 struct learner_policy {
-    struct adapter *adapter; /* as it is now */
+    struct adapter *adapter; /* current weights */
     struct replay_buffer memory;
     int fresh;        /* experiences since its last update */
     float *critic;    /* [FEATURES] */
-    double square;    /* running mean of squared errors of the baseline */
-    uint8_t *moments; /* of a group's: what the optimizer remembers, or NULL */
+    double square;    /* running mean of the baseline's squared errors */
+    uint8_t *moments; /* with groups or lean: the optimizer's state, or NULL */
     int64_t updates;
-    struct rollout_stats tally; /* since the last look */
-    bool broken;                /* numbers that are none */
-    /* of the last look */
+    struct rollout_stats tally; /* since the last health check */
+    bool broken;                /* some numbers are not finite */
+    /* result of the last health check */
     struct policy_health health;
     double kept_reward;
 };
@@ -74,20 +76,20 @@ struct learner {
     const int32_t *choices;
     int n_actions, n_minds, n_bodies;
     bool clone, lean;
-    enum dtype lora_elem; /* that minds are asked as */
+    enum dtype lora_elem; /* element type of the adapters for decisions */
     struct pool *pool;
     uint64_t seed;
-    int64_t steps; /* of a life */
-    int group;     /* minds that learn together */
-    int first;     /* of the group whose turn it is */
+    int64_t steps; /* ticks of a generation */
+    int group;     /* number of policies per update */
+    int first;     /* first policy of the current group */
     struct trainer *trainer;
-    struct trainer_snapshot *undo; /* of minds that were well; with groups instead: */
-    FILE *shelf;                   /* their floats, one mind's after the other's */
-    struct learner_es *es; /* NULL: from actions, not from what a stretch of life was paid */
-    bool *told;            /* [n_minds] of es */
+    struct trainer_snapshot *undo; /* healthy snapshots; with groups or lean, instead: */
+    FILE *shelf;                   /* their weights in f32, one policy after the other */
+    struct learner_es *es;         /* NULL unless the policies learn by es */
+    bool *told;                    /* [n_minds] policies that es updates */
     struct learner_policy *minds;
-    struct replay_buffer *waiting; /* [n_bodies] of at most `horizon` */
-    double *powers;                /* [horizon + 1] of γ λ */
+    struct replay_buffer *waiting; /* [n_bodies] pending decisions, at most `horizon` */
+    double *powers;                /* [horizon + 1] powers of γ λ */
 
     /* an update */
     struct train_sample *samples;      /* [n_minds · batch] */
@@ -95,7 +97,7 @@ struct learner {
     double *advantage;                 /* [n_minds · batch] */
 };
 
-/* memory */
+/* replay buffer */
 
 static struct experience *replay_buffer_at(const struct replay_buffer *m, int i) {
     return &m->v[(m->first + i) % m->cap];
@@ -105,8 +107,8 @@ static int32_t *replay_buffer_tokens(const struct replay_buffer *m, const struct
     return m->tokens + (int64_t)(e - m->v) * m->stride;
 }
 
-/* Longer prompts than all before widen every place. All of it is written, so that a life's memory
- * shows at once and not after a thousand ticks. */
+/* A prompt longer than all before widens every entry. All memory is written at once, so that its
+ * use is visible at the start and not after a thousand ticks. */
 static void replay_buffer_widen(struct replay_buffer *m, int n) {
     if (n <= m->stride) return;
     int wide = (n + 7) / 8 * 8;
@@ -149,7 +151,7 @@ static void replay_buffer_release(struct replay_buffer *m) {
 
 /* the baseline */
 
-/* Indices of the features of a prompt, by distance from its end; returns how many. */
+/* Computes the indices of a prompt's features, by distance from its end; returns their number. */
 static int critic_features(const int32_t *tokens, int n, uint32_t *out) {
     uint32_t own[CRITIC_WINDOW];
     int count = 0, near = MIN(n, CRITIC_WINDOW);
@@ -181,13 +183,13 @@ static void critic_update(struct learner *l, struct learner_policy *m, const int
     m->square += (m->square > 0 ? 0.01 : 1) * (error * error - m->square);
 }
 
-/* what happens */
+/* observations */
 
 static struct learner_policy *policy_of_agent(const struct learner *l, int body) {
     return &l->minds[body % l->n_minds];
 }
 
-/* The oldest decision of a body has its return. */
+/* Completes the return of an agent's oldest pending decision. */
 static void finalize_return(struct learner *l, int body) {
     struct replay_buffer *w = &l->waiting[body];
     struct learner_policy *m = policy_of_agent(l, body);
@@ -200,7 +202,8 @@ static void finalize_return(struct learner *l, int body) {
     replay_buffer_drop_oldest(w);
 }
 
-/* The newest decision has led to what is worth `next`: its error counts for all that wait. */
+/* Adds the error of the newest decision, whose next state has the value `next`, to all pending
+ * returns. */
 static void td_error_add(struct learner *l, int body, double next) {
     struct replay_buffer *w = &l->waiting[body];
     if (w->n == 0) return;
@@ -251,7 +254,8 @@ void learner_finish_episode(struct learner *l, int body, const struct policy_dec
 
 /* updates */
 
-/* Whose experience: the mind's own, or anybody's. */
+/* The owner of the replay buffer to sample from: the policy, or with probability `share` any
+ * policy. */
 static struct learner_policy *replay_owner(struct learner *l, int mind, struct rng *r) {
     struct learner_policy *own = &l->minds[mind], *other = own;
     if (l->o->share > 0 && (double)rng_uniform(r) < l->o->share)
@@ -259,7 +263,7 @@ static struct learner_policy *replay_owner(struct learner *l, int mind, struct r
     return other->memory.n ? other : own;
 }
 
-/* Which of those: from what came since its owner's last update, or from all. */
+/* Samples from the experience since the owner's last update, or from the whole buffer. */
 static const struct experience *replay_sample(const struct learner *l,
                                               const struct learner_policy *m, struct rng *r) {
     int n = m->memory.n;
@@ -268,7 +272,8 @@ static const struct experience *replay_sample(const struct learner *l,
     return replay_buffer_at(&m->memory, n - 1 - (int)rng_below(r, (uint32_t)from));
 }
 
-/* Another's experience teaches the baseline too: its own has already, when it was settled. */
+/* The experience of another policy also trains the baseline; a policy's experience did so when its
+ * return was completed. */
 static void sample_fill(struct learner *l, int i, int mind, struct rng *r) {
     struct learner_policy *m = &l->minds[mind], *owner = replay_owner(l, mind, r);
     const struct experience *e = replay_sample(l, owner, r);
@@ -300,8 +305,8 @@ static int minibatch_sample(struct learner *l, int generation, int tick) {
     return n;
 }
 
-/* The derivatives by the log-probabilities, each taken for itself: the trainer knows that they
- * are a softmax. */
+/* The partial derivatives with respect to the log-probabilities; the trainer applies the softmax.
+ */
 static void ppo_loss(const struct learner *l, const struct experience *e, double advantage,
                      struct loss_sample *s) {
     double ratio = math_exp(s->logp[e->action] - e->logp), entropy = 0;
@@ -337,7 +342,7 @@ static bool grouped(const struct learner *l) {
     return l->shelf != NULL;
 }
 
-/* `floats` is malloc'ed and taken over. */
+/* Takes ownership of `floats`, which is malloc'ed. */
 static void policy_set_weights(struct learner *l, int i, float *floats, struct rng *r) {
     struct learner_policy *m = &l->minds[i];
     const struct adapter *was = m->adapter;
@@ -347,7 +352,7 @@ static void policy_set_weights(struct learner *l, int i, float *floats, struct r
     m->adapter = a;
 }
 
-/* What the trainer has made of a mind, by an update in that tick. */
+/* Copies a policy's weights from the trainer after an update in that tick. */
 static void policy_pull_weights(struct learner *l, int i, int generation, int tick) {
     struct learner_policy *m = &l->minds[i];
     struct rng r =
@@ -361,7 +366,7 @@ static void policy_pull_weights(struct learner *l, int i, int generation, int ti
     trainer_optimizer_state(l->trainer, i - l->first, m->moments);
 }
 
-/* The minds of the group take their places in the trainer. */
+/* Loads the group's policies into the trainer. */
 static void group_enter(struct learner *l) {
     for (int i = 0; grouped(l) && i < l->group && l->first + i < l->n_minds; i++) {
         const struct learner_policy *m = &l->minds[l->first + i];
@@ -369,7 +374,7 @@ static void group_enter(struct learner *l) {
     }
 }
 
-/* How many samples a pass takes: the same gradients come of any number. */
+/* Number of samples in a pass; it does not affect the gradients. */
 static int pass_samples(const struct learner *l, int from, int n) {
     int taken = 0, rows = 0;
     if (!l->lean) return n;
@@ -401,15 +406,16 @@ static bool gradients_finite(struct learner *l) {
 }
 
 static void sample_move(struct learner *l, int to, int from) {
-    struct train_sample s = l->samples[to]; // its memory is used again
+    struct train_sample s = l->samples[to]; // keeps the buffers for reuse
     l->samples[to] = l->samples[from];
     l->samples[from] = s;
     l->learned[to] = l->learned[from];
     l->advantage[to] = l->advantage[from];
 }
 
-/* Where a pass of all minds met a number that is none: whose it is. Their samples lie together, in
- * the order of minds; those of the broken are taken out. Returns how many are left. */
+/* Called after a pass over all policies met a non-finite number: finds the policies that cause it
+ * and removes their samples, which are contiguous per policy. Returns the number of samples left.
+ */
 static int nonfinite_drop(struct learner *l, int n, struct error *err) {
     int per = (int)l->o->batch, left = 0;
     for (int at = 0; at < n; at += per) {
@@ -425,10 +431,9 @@ static int nonfinite_drop(struct learner *l, int n, struct error *err) {
     return left;
 }
 
-/* Rises from a fresh optimizer's first updates, which know next to nothing of the gradient's size,
- * and falls to a tenth at the end of a life: what goes on from there is more than the last few
- * moments.
- */
+/* Rises during a fresh optimizer's first updates, because its estimate of the gradient's size is
+ * poor, and falls to a tenth at the end of a generation, so that the result does not depend mostly
+ * on the last ticks. */
 static float learning_rate_at(const struct learner *l, int tick) {
     double done = (double)l->minds[l->first].updates + 1, rise = (double)l->o->warmup;
     double rest = l->steps ? 1 - 0.9 * fmin(1, (double)tick / (double)l->steps) : 1;
@@ -450,7 +455,8 @@ static void refresh_items(void *ctx, int64_t begin, int64_t end, int thread) {
     }
 }
 
-/* All who have learned: their hashes and packs are made side by side, unless memory is short. */
+/* Updates all policies that have learned: hashes and packs them in parallel, unless memory is
+ * short. */
 static void policies_pull_weights(struct learner *l, int n, int generation, int tick) {
     struct refresh r = {l, xcalloc((size_t)l->group, sizeof(int)), generation, tick};
     int learned = 0;
@@ -470,7 +476,8 @@ static int update(struct learner *l, int generation, int tick, struct error *err
     if (n == 0) return OK;
     group_enter(l);
     int rc = step(l, n, tick, err);
-    if (rc == ERR_NUMERIC) { // the others learn without the broken, who will be put back
+    if (rc == ERR_NUMERIC) { // update the others without the broken policies, which are rolled back
+                             // later
         n = nonfinite_drop(l, n, err);
         rc = n > 0 ? step(l, n, tick, err) : n;
     }
@@ -489,7 +496,7 @@ static int update_es(struct learner *l, int generation, int tick, struct error *
 
 /* health */
 
-/* A copy of a mind that is well, and back to it. */
+/* Saves a snapshot of a healthy policy; snapshot_restore restores it. */
 static int snapshot_save(struct learner *l, int i, struct error *err) {
     const struct adapter *a = l->minds[i].adapter;
     if (!grouped(l)) {
@@ -506,7 +513,7 @@ static int snapshot_save(struct learner *l, int i, struct error *err) {
 
 static int snapshot_restore(struct learner *l, int i, struct error *err) {
     struct learner_policy *m = &l->minds[i];
-    struct rng unused = rng_make(l->seed, RNG_SHUFFLE, 0, 0); // what was rounded once stays
+    struct rng unused = rng_make(l->seed, RNG_SHUFFLE, 0, 0); // the values are already rounded
     size_t bytes = m->adapter->n_data * sizeof(float);
     float *floats = xmalloc(bytes);
     if (!grouped(l)) {
@@ -528,7 +535,7 @@ static int policy_rollback(struct learner *l, int i, struct error *err) {
     if (snapshot_restore(l, i, err) != OK) return err->code;
     m->broken = false;
     m->health.rollbacks++;
-    m->memory.n = m->fresh = 0; // what it did since is not its own
+    m->memory.n = m->fresh = 0; // its experience since then comes from other weights
     for (int b = i; b < l->n_bodies; b += l->n_minds) l->waiting[b].n = 0;
     memset(m->critic, 0, CRITIC_FEATURES * sizeof(float));
     m->square = 0;
@@ -553,7 +560,7 @@ static int health_check(struct learner *l, int tick, struct error *err) {
     return rc;
 }
 
-/* Of the groups whose turn it is; the last one's is every `every` ticks. */
+/* Updates the groups whose turn it is; the last group's turn is every `every` ticks. */
 static int update_groups(struct learner *l, int generation, int tick, struct error *err) {
     int rc = OK, every = (int)l->o->every, groups = (l->n_minds + l->group - 1) / l->group;
     for (int g = 0; rc == OK && g < groups; g++) {
@@ -581,12 +588,12 @@ int64_t learner_updates(const struct learner *l) {
 
 struct policy_health learner_health(const struct learner *l, int mind) {
     struct learner_policy m = l->minds[mind];
-    if (m.health.decisions == 0) // a life too short for a look so far
+    if (m.health.decisions == 0) // no health check yet
         rollout_stats_to_health(&m.tally, l->n_actions, &m.health);
     return m.health;
 }
 
-/* making */
+/* creation */
 
 static struct learner_policy policy_make(const struct learner_options *o,
                                          const struct learner_config *b, int i) {
@@ -613,7 +620,7 @@ static void room_make(struct learner *l) {
     for (int i = 0; i < l->n_bodies; i++) l->waiting[i] = replay_buffer_make(o->horizon);
 }
 
-/* With groups its places are anybody's: it is made for the first minds' layout. */
+/* With groups the trainer's places are shared; the first group determines their layout. */
 static struct trainer *trainer_make(const struct learner_options *o, const struct learner_config *b,
                                     int group, struct error *err) {
     struct train_options to = o->train;

@@ -1,23 +1,25 @@
 /*
- * learner_es: minds that learn from rewards alone, by evolution strategies (Salimans et al. 2017).
+ * learner_es: policies that learn from rewards alone, by evolution strategies (Salimans et al.
+ * 2017).
  *
- * Life is cut into stretches of `stretch` ticks. In each a body decides not with its mind's adapter
- * but with a member: the adapter plus or minus a direction of es.h. What the body is paid in that
- * time is the member's fitness; nothing is asked about which action it was paid for. Where a mind
- * has an even number of bodies they live in pairs side by side, and it learns after every stretch;
- * else each body is + in one stretch and - in the next, and it learns after both:
+ * An episode is divided into stretches of `stretch` ticks. In each stretch an agent decides with a
+ * member instead of its policy's adapter: the adapter plus or minus a direction (es_perturbation in
+ * train.h). The agent's reward in that stretch is the member's fitness; the single actions do not
+ * matter. A policy with an even number of agents evaluates both signs of its pairs at once and
+ * learns after every stretch. With an odd number each agent is + in one stretch and - in the next,
+ * and the policy learns after both:
  *
- *     bodies of a mind    stretch 0    1     2     3     pairs
- *     2 (even)              + -       + -   + -   + -    n / 2 a stretch
+ *     agents of a policy  stretch 0    1     2     3     pairs
+ *     2 (even)              + -       + -   + -   + -    n / 2 per stretch
  *     1 (odd)                +         -     +     -     n in two stretches
  *
- * Members that nobody lived, because their bodies were gone before, are not among those whose
- * fitness is shaped and count as their mean: leaving out the whole pair would forget the directions
- * that kill. A stretch that a life ends in teaches nothing.
+ * Members that no agent evaluated, because their agents had died before, are excluded from fitness
+ * shaping and count as the mean: excluding the whole pair would forget the directions that kill.
+ * The stretch in which the episode ends is not used.
  *
- * Invariant: a direction depends on (seed, generation, mind, round, pair) and on the adapter. It is
- * held as a map of rank 2 while it is lived, its factors and what the engine runs: 16 (in + out)
- * bytes for each projection and pair.
+ * Invariant: a direction depends on (seed, generation, policy, round, pair) and on the adapter.
+ * While in use it is stored as a map of rank 2, as factors and in the engine's form: 16 (in + out)
+ * bytes per projection and pair.
  */
 #include "train/train.h"
 #include "world/internal.h"
@@ -27,14 +29,14 @@
 
 struct es_member {
     double paid;
-    int64_t ticks; /* lived */
+    int64_t ticks; /* ticks with a reward */
 };
-struct es_policy {               /* one mind */
+struct es_policy {               /* state of one policy */
     int n_pairs, round;          /* round: -1 before the first */
-    bool takes_turns;            /* + and - one after the other */
-    uint64_t seed;               /* of the round's directions */
-    struct adapter **directions; /* [n_pairs] NULL until somebody asks */
-    struct es_member *members;   /* [2 n_pairs] + and - of a pair side by side */
+    bool takes_turns;            /* + and - in different stretches */
+    uint64_t seed;               /* seed of the round's directions */
+    struct adapter **directions; /* [n_pairs] NULL until first used */
+    struct es_member *members;   /* [2 n_pairs] + and - of a pair are adjacent */
 };
 struct learner_es {
     const struct learner_options *o;
@@ -42,7 +44,7 @@ struct learner_es {
     int n_minds, n_bodies;
     uint64_t seed;
     struct es_policy *students; /* [n_minds] */
-    struct es_member **now;     /* [n_bodies] who it was when it was asked last */
+    struct es_member **now;     /* [n_bodies] member with which an agent decided last */
 };
 
 struct learner_es *learner_es_new(const struct learner_options *o, const struct learner_config *b,
@@ -115,7 +117,7 @@ void learner_es_observe_reward(struct learner_es *e, int body, double reward) {
     e->now[body]->ticks++;
 }
 
-/* False where the members' fitness says nothing. */
+/* Adds the gradient estimate; returns false if it is zero. */
 static bool es_policy_update(struct learner_es *e, int mind) {
     struct es_policy *s = &e->students[mind];
     int all = 2 * s->n_pairs, n = 0;
@@ -137,7 +139,7 @@ static bool es_policy_update(struct learner_es *e, int mind) {
 }
 
 int learner_es_tick(struct learner_es *e, int tick, bool *told) {
-    int n = 0, over = tick / (int)e->o->stretch; // stretches
+    int n = 0, over = tick / (int)e->o->stretch; // finished stretches
     if (tick % e->o->stretch) return 0;
     for (int i = 0; i < e->n_minds; i++) {
         told[i] = (!e->students[i].takes_turns || over % 2 == 0) && es_policy_update(e, i);

@@ -1,9 +1,9 @@
 /*
- * observe: what an agent is told in words, what its answer means, and the map for people.
+ * observe: observations as text, parsing of actions, and the map for people.
  *
- * The text is the predecessor's to the character, bugs included where the rules are `seed`; what
- * other rules add stands between its parts. The brief form says as much in a dozen letters, each
- * with its place: a third of the tokens or fewer. Nothing here changes a world.
+ * With the rules `seed` the text equals the predecessor's in every character, bugs included; other
+ * rules insert text between its parts. The brief form has the same content in a dozen letters at
+ * fixed positions: at most a third of the tokens. Nothing here changes a world.
  */
 #include "world/world.h"
 
@@ -15,8 +15,8 @@ const char *const world_action_names[WORLD_N_ACTIONS] = {"move_north", "move_sou
 const char *const world_action_words[WORLD_N_ACTIONS] = {"north", "south", "east",
                                                          "west",  "pick",  "drop"};
 
-/* ", unexplored area" or ", familiar area", by the share of the cells around that it has stood on.
- */
+/* ", unexplored area" or ", familiar area", by the share of the surrounding cells that it has
+ * visited. */
 static void add_area(const struct world *w, const struct world_agent *a, struct buf *out) {
     enum { REACH = 3 };
     int x0 = a->cell % w->size, y0 = a->cell / w->size, seen = 0, all = 0;
@@ -37,7 +37,7 @@ static void add_here(const struct world *w, const struct world_agent *a, struct 
     if (here & CELL_HOME) buf_puts(out, ", at home");
 }
 
-/* One kind of thing on the four cells around. */
+/* Appends the neighbouring cells with one kind of thing. */
 static void add_sight(const char *name, const bool there[4], bool *first, struct buf *out) {
     static const char *const arrows[4] = {"↑", "↓", "→", "←"};
     for (int move = 0; move < 4; move++) {
@@ -64,7 +64,7 @@ static void add_sights(const struct world *w, const struct world_agent *a, struc
     add_sight("wolf", there, &first, out);
 }
 
-/* What the others said in the last tick. */
+/* Appends the words that other agents said in the last tick. */
 static void add_words(const struct world *w, const struct world_rules *r,
                       const struct world_agent *a, struct buf *out) {
     bool first = true;
@@ -90,7 +90,9 @@ int world_goal(const struct world *w, int agent) {
     int n = a->holds ? w->n_homes : a->n_known, goal = -1;
     for (int i = 0; i < n; i++) {
         bool stood = world_agent_visited(a, places[i]);
-        if (a->holds ? i > 0 && !stood : stood) continue; // homes unheard of, food fetched before
+        if (a->holds ? i > 0 && !stood : stood)
+            continue; // unknown homes, and food cells visited
+                      // before
         if (goal < 0 || steps_between(w, a->cell, places[i]) < steps_between(w, a->cell, goal))
             goal = places[i];
     }

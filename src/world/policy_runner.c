@@ -1,11 +1,11 @@
 /*
- * asker: one batch of decisions.
+ * policy_runner: one batch of decisions.
  *
- * A prompt is read, and the next token's probabilities over the tokens that say an action are the
- * policy, exactly: nothing is generated and no text is read. Only `text` writes and parses, as the
- * predecessor did; what names no action is then a random one.
+ * The engine prefills a prompt, and the policy is exactly the next token's probabilities over the
+ * action tokens: nothing is generated or parsed. Only `text` generates and parses, as the
+ * predecessor did; a text without an action becomes a random action.
  *
- * Not here: what a prompt says, who asks, what follows from an action.
+ * Not here: the content of prompts, the choice of agents, the effects of actions.
  */
 #include "world/world.h"
 
@@ -20,12 +20,12 @@ struct policy_runner {
     const struct environment *e;
     struct policy_runner_options o;
     struct engine_options engine_options;
-    struct engine *engine; /* NULL: it rests */
+    struct engine *engine; /* NULL while asleep */
     int32_t choices[ENV_MAX_ACTIONS];
     struct token_seq seqs[ENV_MAX_ACTIONS];
     struct engine_request *requests; /* [cap] */
     int cap;
-    struct token_ids tokens; /* of all prompts, end to end */
+    struct token_ids tokens; /* token ids of all prompts, concatenated */
 };
 
 static int choices_make(struct policy_runner *a, struct error *err) {
@@ -108,7 +108,7 @@ void policy_runner_tokenize(struct policy_runner *a, struct policy_decision *ask
                          &a->tokens);
         at[i + 1] = a->tokens.n;
     }
-    for (int i = 0; i < n; i++) { // the list has its place now
+    for (int i = 0; i < n; i++) { // only now, because adding tokens may move the list
         asks[i].tokens = a->tokens.v + at[i];
         asks[i].n = at[i + 1] - at[i];
     }
@@ -133,7 +133,8 @@ static void request_fill(struct policy_runner *a, struct engine_request *r,
     r->logprob_temperature = (float)a->o.temperature;
 }
 
-/* The engine's are normalised over the vocabulary. */
+/* Chooses an action by sampling. The engine's log-probabilities are normalised over the vocabulary,
+ * so this normalises them over the actions. */
 static void choice_draw(const struct policy_runner *a, const struct engine_request *r,
                         struct policy_decision *ask) {
     int n = a->e->n_actions;
@@ -148,9 +149,10 @@ static void choice_draw(const struct policy_runner *a, const struct engine_reque
         if (ask->action < 0 && left < p) ask->action = i;
         left -= p;
     }
-    for (int i = 0; ask->action < 0 && i < n; i++) // rounding left a rest: the most probable one
+    for (int i = 0; ask->action < 0 && i < n; i++) // a rest remains after rounding: the most
+                                                   // probable action
         if ((double)r->choice_logprob[i] >= most) ask->action = i;
-    if (ask->action < 0) ask->action = 0; // of no numbers at all
+    if (ask->action < 0) ask->action = 0; // all log-probabilities are NaN
 }
 
 static void text_read(const struct policy_runner *a, const struct engine_request *r,

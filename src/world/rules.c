@@ -1,9 +1,9 @@
 /*
- * rules: what a world is like, from a rule set's name or a YAML file.
+ * rules: the parameters of a world, from a rule set's name or a YAML file.
  *
- * The rows' own defaults are the rules `seed`; a rule set is a text in the files' own language that
- * is read before the file. What the rows cannot refuse alone is refused here, so that a world can
- * be made of every set of rules that was loaded.
+ * The default values of the rows are the rules `seed`; a rule set is YAML text that is read before
+ * the file. Checks that involve several rows are made here, so that every loaded set of rules can
+ * create a world.
  */
 #include "world/world.h"
 
@@ -65,8 +65,8 @@ const char *const world_map_keys[] = {"size", "walls", "homes", NULL};
 
 const struct world_rule_set world_rule_sets[] = {
     {"seed", "the predecessor's world, to the string and to the number", "rules: seed"},
-    /* What is paid for being somewhere is earned best by walking to and fro, and a price on trying
-     * to pick something up teaches never to try. */
+    /* An agent collects rewards for positions best by walking to and fro, and a penalty for failed
+     * pick-ups teaches it never to try. */
     {"repaired", "agents know where they stand, can reach home, food feeds them, and work pays",
      "{rules: repaired, here: true, brief: true, reachable: true, meal: 100, food: 8, food_every: "
      "10, "
@@ -80,7 +80,7 @@ static const struct world_rule_set *set_find(const char *name) {
     return NULL;
 }
 
-/* Returns ERR_USAGE. */
+/* Reports the known names; returns ERR_USAGE. */
 static int set_unknown(const char *what, const char *name, const char *more, struct error *err) {
     struct buf known = {0};
     for (const struct world_rule_set *s = world_rule_sets; s->name; s++)
@@ -143,8 +143,8 @@ static int map_check(const struct strings *map, struct error *err) {
     return rc;
 }
 
-/* Where flags may have said what a map says, nobody knows which: they are no longer the defaults.
- */
+/* A map determines size, walls and homes. The origin of their values is unknown here, so values
+ * other than the defaults count as set by a flag. */
 static int ground_check(const struct world_rules *r, struct error *err) {
     struct world_rules plain = {0};
     options_default(world_rule_rows, &plain);

@@ -1,6 +1,6 @@
 /*
- * policy: ways to act without a model. They set the scale: what chance reaches, and what somebody
- * reaches who plans with no more than an agent can know.
+ * scripted_policy: policies without a model. They are the scale for others: random actions, and
+ * planning with only the knowledge that an agent can have.
  */
 #include "world/world.h"
 
@@ -8,14 +8,15 @@
 
 /* rule */
 
-/* What an agent knows: the first home, and the walls and homes beside every cell it was on. */
+/* The knowledge that an agent can have: the first home, and the walls and homes next to every
+ * visited cell. */
 struct belief {
     const struct world *w;
     const struct world_agent *a;
-    bool hungry;              /* too much so to carry material */
-    bool looked[WORLD_CELLS]; /* stood on, or beside such a cell */
+    bool hungry;              /* has too little energy to carry material */
+    bool looked[WORLD_CELLS]; /* visited, or next to a visited cell */
 };
-/* What it may be after: home, what it can pick up, a place where it has not looked. */
+/* Kinds of destination: a home, something to pick up, an unseen cell. */
 enum goal { GOAL_HOME, GOAL_LOAD, GOAL_NEW };
 
 static void belief_make(struct belief *k, const struct world *w, const struct world_rules *rules,
@@ -35,7 +36,7 @@ static bool is_beside(const struct belief *k, int cell) {
     return false;
 }
 
-/* Cells of which it knows nothing are free, it hopes; the border is where the world ends. */
+/* Unknown cells are assumed to be free; the border is known. */
 static bool can_enter(const struct belief *k, int cell) {
     int x = cell % k->w->size, y = cell / k->w->size, last = k->w->size - 1;
     if (x == 0 || y == 0 || x == last || y == last) return false;
@@ -47,7 +48,7 @@ static bool is_load(const struct belief *k, int cell) {
     return k->w->cells[cell] & CELL_FOOD || (k->w->cells[cell] & CELL_MATERIAL && !k->hungry);
 }
 
-/* A remembered place on which it has stood is spent: somebody else was there first. */
+/* A remembered cell that it has visited is empty: another agent was there first. */
 static bool is_remembered(const struct belief *k, int cell) {
     for (int i = 0; i < k->a->n_known; i++)
         if (k->a->known[i] == cell) return !world_agent_visited(k->a, cell);
@@ -61,11 +62,11 @@ static bool is_goal(const struct belief *k, enum goal goal, int cell) {
     return (is_beside(k, cell) && is_load(k, cell)) || is_remembered(k, cell);
 }
 
-/* The first move of a shortest way that may exist, or -1. */
+/* The first move of a shortest path through possibly free cells, or -1. */
 static int bfs_first_move(const struct belief *k, enum goal goal, struct rng *r) {
     int16_t queue[WORLD_CELLS];
     int8_t first[WORLD_CELLS];
-    int n = 1, turn = (int)rng_below(r, 4); /* so that agents at one place part */
+    int n = 1, turn = (int)rng_below(r, 4); /* random, so that agents on the same cell separate */
     memset(first, -1, sizeof first);
     queue[0] = k->a->cell;
     first[k->a->cell] = 0;
@@ -81,7 +82,7 @@ static int bfs_first_move(const struct belief *k, enum goal goal, struct rng *r)
     return -1;
 }
 
-/* Straight on, mostly; never back where there is another way. */
+/* Mostly straight on; never back if another move is possible. */
 static int stroll(const struct belief *k, struct rng *r) {
     int last = k->a->last[1], back = last ^ 1, turn = (int)rng_below(r, 4);
     bool walked = last >= 0 && last < 4;
@@ -95,7 +96,8 @@ static int stroll(const struct belief *k, struct rng *r) {
     return walked ? back : turn;
 }
 
-/* Whether something to pick up is here; who is not told remembers it, unless it has just tried. */
+/* Whether something to pick up is on this cell. Without the rule `here` the agent relies on its
+ * memory, unless it has just tried. */
 static bool load_is_here(const struct belief *k, bool told) {
     const struct world_agent *a = k->a;
     if (told) return is_load(k, a->cell);
@@ -110,8 +112,9 @@ static bool is_hunted(const struct belief *k) {
     return false;
 }
 
-/* Loaded: home. Else to the nearest load it sees or remembers, else where it has not looked yet,
- * else about. Who stands beside a wolf keeps walking: what moves is not caught. */
+/* With a load: home. Otherwise to the nearest load that it sees or remembers, else to the nearest
+ * unseen cell, else at random. Next to a predator the agent keeps moving, because predators do not
+ * catch a moving agent. */
 static int rule_act(const struct world *w, const struct world_rules *rules, int agent,
                     struct rng *r) {
     struct belief k;
@@ -130,8 +133,8 @@ static bool is_open(const struct world *w, const struct world_agent *a, int move
     return !(w->cells[cell] & CELL_WALL) && !world_has_predator(w, cell);
 }
 
-/* What costs least, beginning with `first`: an open way that is not back, back, past a wolf; who is
- * locked in asks for what is not there rather than meet a wall. */
+/* The least bad move, starting with `first`: a free cell other than back, then back, then past a
+ * predator. A locked-in agent attempts a pick-up rather than walk into a wall. */
 static int any_way(const struct world *w, const struct world_agent *a, int first) {
     int last = a->last[1], back = last >= 0 && last < 4 ? last ^ 1 : -1, best = PICK_FOOD, most = 0;
     for (int i = 0; i < 4; i++) {
@@ -145,13 +148,14 @@ static int any_way(const struct world *w, const struct world_agent *a, int first
     return best;
 }
 
-/* Ground that was not stood on; of what lies there it is not told. */
+/* An open, unvisited cell without any object, so that the observation shows it as unvisited. */
 static bool is_new(const struct world *w, const struct world_agent *a, int move) {
     int cell = world_neighbour(w, a->cell, move), things = CELL_FOOD | CELL_MATERIAL | CELL_HOME;
     return is_open(w, a, move) && !(w->cells[cell] & things) && !world_agent_visited(a, cell);
 }
 
-/* Along either axis on which the goal is not reached, not back; else around what is in the way. */
+/* Moves along either axis on which the goal is not reached, except back; otherwise around the
+ * obstacle. */
 static int toward(const struct world *w, const struct world_agent *a, int goal, struct rng *r) {
     int dx = goal % w->size - a->cell % w->size, dy = goal / w->size - a->cell / w->size;
     int want[2], n = 0, last = a->last[1], turn = (int)rng_below(r, 4);
@@ -164,7 +168,7 @@ static int toward(const struct world *w, const struct world_agent *a, int goal, 
     return any_way(w, a, turn);
 }
 
-/* What rule does, without a map: it looks at what a brief observation tells and at nothing else. */
+/* The policy rule without a map: it only uses information of a brief observation. */
 static int reflex_act(const struct world *w, const struct world_rules *rules, int agent,
                       struct rng *r) {
     const struct world_agent *a = &w->agents[agent];
@@ -179,14 +183,14 @@ static int reflex_act(const struct world *w, const struct world_rules *rules, in
             return move;
     }
     if (goal >= 0) return toward(w, a, goal, r);
-    for (int i = 0; i < 4; i++) { // new ground, straight on first
+    for (int i = 0; i < 4; i++) { // unvisited cells, straight on first
         int move = (ahead + i) % 4;
         if (is_new(w, a, move)) return move;
     }
     return any_way(w, a, rng_below(r, 8) ? ahead : turn);
 }
 
-/* chance */
+/* random policies */
 
 static int random_act(const struct world *w, const struct world_rules *rules, int agent,
                       struct rng *r) {

@@ -1,12 +1,14 @@
 /*
- * life: minds that live in environments, generation after generation.
+ * simulation: policies that act and learn in environments over generations.
  *
- * A generation: the environments begin anew; each tick all bodies decide at once, act, are paid and
- * learn; at the end minds are ordered by fitness and the next ones are bred from the upper part as
- * the predecessor says, but by its formula for ΔW: child = p1 · ratio + p2 · (1 - ratio), ratio =
- * f1 / (f1 + f2). Children begin with what their parents learned (Lamarck, not Darwin).
+ * In a generation the environments are reset; in each tick all agents decide in one batch, act,
+ * receive rewards and learn; at the end the policies are sorted by fitness and the next ones are
+ * bred from the fittest. The formula is that of the predecessor, applied to ΔW: child = p1 · ratio
+ * + p2 · (1 - ratio), ratio = f1 / (f1 + f2). Children inherit what their parents learned
+ * (Lamarckian evolution).
  *
- * Invariant: everything drawn depends on (seed, generation, tick, body or child). Not here: files.
+ * Invariant: every random value depends on (seed, generation, tick, agent or child). Not here:
+ * files.
  */
 #include "world/internal.h"
 
@@ -14,7 +16,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { MAX_MINDS = 4096, ASK_ROWS = 64, ASK_SEQS = 4 /* of lean lives */ };
+enum { MAX_MINDS = 4096, ASK_ROWS = 64, ASK_SEQS = 4 /* engine sizes of lean simulations */ };
 
 /* worlds as environments */
 
@@ -136,15 +138,15 @@ void rollout_stats_to_health(struct rollout_stats *t, int n_actions, struct poli
     *t = (struct rollout_stats){0};
 }
 
-/* living */
+/* running a generation */
 
 uint64_t simulation_seed(uint64_t seed, int generation, int world) {
     struct rng r = rng_make(seed, RNG_WORLD, (uint32_t)world, (uint32_t)generation);
-    return rng_u64(&r) >> 12; // so that JSON holds it
+    return rng_u64(&r) >> 12; // fits in a JSON number
 }
 
 uint64_t simulation_held_out_seed(int map) {
-    return ((uint64_t)1 << 52) + (uint64_t)map; // beyond all that simulation_seed gives
+    return ((uint64_t)1 << 52) + (uint64_t)map; // above all values of simulation_seed
 }
 
 static struct adapter *adapter_now(const struct simulation *l, int mind) {
@@ -155,8 +157,8 @@ static bool is_over(const struct environment *e, int agent) {
     return e->over && e->over(e->ctx, agent);
 }
 
-/* Prompts of all who live in the first n environments, `ended`: of those too whose time is over;
- * returns how many they are. */
+/* Collects the prompts of all active agents in the first n environments, and with `ended` also
+ * those of truncated agents. Returns their number. */
 static int agents_collect_prompts(struct simulation *l, int n_envs, int tick, bool ended) {
     int n = 0;
     l->text.len = 0;
@@ -207,7 +209,7 @@ static void agents_record_rewards(struct simulation *l, int n) {
     buf_release(&none);
 }
 
-/* Returns how many decided, or an error. */
+/* Returns the number of decisions, or an error. */
 static int agents_step(struct simulation *l, int n_envs, int tick, struct error *err) {
     int n = l->n_asked = agents_collect_prompts(l, n_envs, tick, false);
     if (n == 0) return 0;
@@ -234,7 +236,8 @@ static int envs_reset(struct simulation *l, int n_envs, struct error *err) {
     return OK;
 }
 
-/* What is still waiting for rewards when time is over gets the baseline's guess for the rest. */
+/* Ends all episodes; the baseline estimates the rewards that pending decisions would still receive.
+ */
 static void agents_finish_episodes(struct simulation *l, int tick) {
     int n = agents_collect_prompts(l, (int)l->o->worlds, tick, true);
     policy_runner_tokenize(l->asker, l->asks, n, &l->text);
@@ -248,7 +251,7 @@ static struct episode_stats episode_stats_of(const struct simulation *l, int bod
     return v;
 }
 
-/* What they lived, and what they have become. */
+/* Records outcomes, health, adapters and baselines of a generation. */
 static void policies_record(struct simulation *l) {
     for (int i = 0; i < l->n_minds; i++) {
         struct policy_record *m = &l->minds[i];
@@ -262,7 +265,7 @@ static void policies_record(struct simulation *l) {
         if (l->o->carry && m->elite) episode_stats_add(&m->outcome, &before, 1);
         if (!l->learner) {
             m->health = (struct policy_health){0};
-            if (strcmp(l->o->decode, "text") != 0) // what is written has no entropy
+            if (strcmp(l->o->decode, "text") != 0) // generated text has no entropy
                 rollout_stats_to_health(&l->tallies[i], l->envs[0]->n_actions, &m->health);
             continue;
         }
@@ -274,7 +277,7 @@ static void policies_record(struct simulation *l) {
     }
 }
 
-/* By fitness, best first; who was before stays before at equal fitness. */
+/* Sorts by fitness, best first; stable at equal fitness. */
 static void policies_sort(struct simulation *l) {
     for (int i = 1; i < l->n_minds; i++) {
         struct policy_record m = l->minds[i];
@@ -305,7 +308,8 @@ int simulation_evaluate(struct simulation *l, struct episode_stats *out, struct 
 
 /* breeding */
 
-/* ‖ΔW‖ of averaged parents is less than theirs where they differ: it is made theirs again. */
+/* The mean norm of the parents. Averaging parents that differ reduces ‖ΔW‖, so the child is
+ * rescaled to this norm. */
 static double mean_norm(struct adapter *const *parents, const float *weights) {
     double sum = 0;
     for (int i = 0; i < 2; i++)
@@ -313,13 +317,13 @@ static double mean_norm(struct adapter *const *parents, const float *weights) {
     return sum;
 }
 
-/* The first parent's share, as there. */
+/* The first parent's share, as in the predecessor. */
 static double fitness_ratio(const struct policy_record *a, const struct policy_record *b) {
     double f = fmax(a->outcome.fitness, 0), g = fmax(b->outcome.fitness, 0);
     return f + g > 0 ? f / (f + g + 1e-6) : 0.5;
 }
 
-/* As lean minds are held, of an adapter that is let go of. */
+/* Converts an adapter to f16 for lean simulations and releases it. */
 struct adapter *policy_to_f16(struct adapter *a, uint64_t seed) {
     struct rng r = rng_make(seed, RNG_SHUFFLE, 0, 1);
     size_t bytes = a->n_data * sizeof(float);
@@ -369,8 +373,8 @@ static float *critic_copy(const struct policy_record *m) {
     return memcpy(copy, m->critic, learner_critic_bytes());
 }
 
-/* Child k, of two of the upper part, whose order is by fitness; it judges as the fitter one does.
- */
+/* Makes child k from two of the fittest policies; it inherits the baseline of the fitter one, which
+ * comes first. */
 static int child_make(struct simulation *l, int k, struct error *err) {
     struct rng r = rng_make((uint64_t)l->o->seed, RNG_SELECT, (uint32_t)k, (uint32_t)l->generation);
     int n = MIN(l->n_minds, MAX(2, (int)(l->o->parents * (double)l->n_minds)));
@@ -451,7 +455,8 @@ int simulation_begin_generation(struct simulation *l, const uint64_t *seeds, str
     return rc == OK ? envs_reset(l, n, err) : rc;
 }
 
-/* A second copy of what minds began with is more than a lean life has room for. */
+/* A lean simulation has no room for a second copy of the initial adapters, so the records follow
+ * the learner. */
 static void records_follow(struct simulation *l) {
     for (int i = 0; i < l->n_minds; i++) {
         struct adapter *now = learner_adapter(l->learner, i);
@@ -467,7 +472,9 @@ int simulation_step(struct simulation *l, struct error *err) {
     if (n <= 0) return n;
     l->decisions += n;
     l->tick++;
-    if (l->learner && l->o->lean) policy_runner_sleep(l->asker); // its memory is the trainer's now
+    if (l->learner && l->o->lean)
+        policy_runner_sleep(l->asker); // so that the trainer can use its
+                                       // memory
     int rc = l->learner ? learner_tick(l->learner, l->generation, l->tick, err) : OK;
     if (l->learner && l->o->lean) records_follow(l);
     return rc == OK ? n : rc;
@@ -517,9 +524,9 @@ const struct policy_record *simulation_policy(const struct simulation *l, int ra
     return &l->minds[rank];
 }
 
-/* making */
+/* creation */
 
-/* A fresh one whose B is noise, so that founders differ; deviation 0: plain fresh ones. */
+/* A new adapter with noise in B, so that founders differ; deviation 0: no noise. */
 static struct adapter *founder_make(const struct simulation *l, int i, struct error *err) {
     struct adapter_config c;
     if (train_adapter_config(&l->o->learn.train, &l->m->config, &c, err) != OK) {
@@ -579,7 +586,7 @@ struct simulation *simulation_new(const struct model *m, const struct simulation
         free(l);
         return NULL;
     }
-    if (o->lean) { // a few bodies at a time, in pages of which a prompt mostly needs one
+    if (o->lean) { // a few agents at a time; most prompts fit into one page
         ao.max_rows = ASK_ROWS;
         ao.max_seqs = ao.n_pages = ASK_SEQS;
         ao.lora_elem = ao.kv_elem = DTYPE_F16;

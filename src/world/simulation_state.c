@@ -1,12 +1,13 @@
 /*
- * simulation_read_state: a life on disk, as it was between two generations.
+ * simulation_state: saves and loads a simulation between two generations.
  *
- *     state.json         who there is, what they were worth, and what the caller adds
- *     minds/HASH/        adapters, by content, as PEFT directories
- *     critics-G.bin      what their baselines have learned after generation G
+ *     state.json         names and statistics of the policies, and the caller's data
+ *     minds/HASH/        adapters, by content hash, as PEFT directories
+ *     critics-G.bin      baselines after generation G
  *
- * state.json is replaced last and names everything else by hash, so a kill at any moment leaves the
- * generation before or this one, whole. What no state names any more is removed afterwards.
+ * state.json is replaced last and names everything else by hash, so a kill at any moment leaves
+ * either the previous generation or this one, complete. Files that state.json no longer names are
+ * removed afterwards.
  */
 #define _GNU_SOURCE
 #include "world/internal.h"
@@ -37,7 +38,7 @@ static int number_read(const json_t *v, const char *key, double *out, struct err
     return OK;
 }
 
-/* A count. */
+/* Reads an integer from 0 to `most`. */
 static int count_read(const json_t *v, const char *key, int64_t most, int64_t *out,
                       struct error *err) {
     const json_t *n = json_object_get(v, key);
@@ -91,7 +92,7 @@ json_t *policy_record_json(const struct policy_record *m) {
 static int adapter_keep(const struct simulation *l, const char *dir, struct adapter *a,
                         struct error *err) {
     char *path = xasprintf("%s/minds/%s", dir, a->hash);
-    char *last = path_join(path, "adapter_config.json"); // what saving writes last
+    char *last = path_join(path, "adapter_config.json"); // the file that adapter_save writes last
     struct adapter *whole = adapter_to_f32(a);
     int rc = path_exists(last) ? OK : adapter_save(whole, path, l->m->name, err);
     adapter_release(whole);
@@ -100,7 +101,7 @@ static int adapter_keep(const struct simulation *l, const char *dir, struct adap
     return rc;
 }
 
-/* All critics, one after another; of who has none zeros. */
+/* Writes the baselines of all policies, concatenated; zeros for a policy without one. */
 static int critics_keep(const struct simulation *l, const char *path, char hash[HASH_LEN],
                         struct error *err) {
     size_t each = learner_critic_bytes(), all = each * (size_t)l->n_minds;
@@ -209,7 +210,9 @@ static int mind_read(const struct simulation *l, const char *dir, const json_t *
     if (rc == OK) rc = health_read(json_object_get(v, "health"), &out->health, err);
     if (rc == OK) rc = bool_read(v, "elite", &out->elite, err);
     if (rc == OK) rc = adapter_read(l, dir, json_get_string(v, "hash"), &out->adapter, err);
-    if (rc == OK && l->o->lean) out->adapter = policy_to_f16(out->adapter, 0); // as it was
+    if (rc == OK && l->o->lean)
+        out->adapter = policy_to_f16(out->adapter, 0); // lean policies are
+                                                       // f16
     return rc;
 }
 

@@ -1,10 +1,10 @@
 /*
- * outside: lines with another program, and a program that plays (one that is the world has
- * external_env.c).
+ * subprocess: line-based exchange with another program, and a program as a policy (for a program
+ * that is the environment see external_env.c).
  *
- * The program gets a line on its input and owes a line on its output; its words for people go where
- * ours go. Whatever it does wrong — an end, silence, another form of answer — is an error. It never
- * outlives us: it leads a process group that is ended with it.
+ * The program reads a line from its input and must write a line to its output; it shares our
+ * stderr. Its end, a timeout and an invalid answer are errors. It never outlives this process: it
+ * leads a process group that is killed with it.
  */
 #define _GNU_SOURCE
 #include "sandbox/sandbox.h"
@@ -23,14 +23,14 @@
 
 /* lines */
 
-/* Milliseconds until then for poll(); -1: for ever. */
+/* Milliseconds until `until`, for poll(); -1: for ever. */
 static int wait_left(double until) {
     if (until == 0) return -1;
     double left = until - clock_now();
     return left > 0 ? (int)(left * 1000) + 1 : 0;
 }
 
-/* Bytes read, 0 at the end, or an error. */
+/* Returns the number of bytes read, 0 at the end, or an error. */
 static ssize_t bytes_next(struct line_reader *r, double until, struct error *err) {
     char chunk[1 << 16];
     for (;;) {
@@ -47,7 +47,7 @@ static ssize_t bytes_next(struct line_reader *r, double until, struct error *err
     }
 }
 
-/* Moves what is not yet given out to the front. */
+/* Moves the bytes that were not returned yet to the front. */
 static void reader_pack(struct line_reader *r) {
     if (r->begin == 0) return;
     r->b.len -= r->begin;
@@ -102,21 +102,21 @@ void line_reader_release(struct line_reader *r) {
 struct subprocess {
     char *command;
     double timeout;
-    pid_t pid; /* 0: it has ended, and `status` is how */
+    pid_t pid; /* 0: it has ended with `status` */
     int to, status;
-    bool failed;      /* nothing good is to be expected of it */
-    uint64_t guessed; /* agents whose last answer named no action */
+    bool failed;      /* an exchange failed; do not wait long for its end */
+    uint64_t guessed; /* agents with an answer that named no action */
     struct line_reader from;
 };
 
-/* `ends`: to the child and from it, the child's sides first. */
+/* in: the child's input; out: the child's output. */
 static int child_start(struct subprocess *o, int in, int out, struct error *err) {
     char *argv[] = {"sh", "-c", o->command, NULL};
     posix_spawn_file_actions_t files;
     posix_spawnattr_t attr;
     sigset_t pipe_signal;
     sigemptyset(&pipe_signal);
-    sigaddset(&pipe_signal, SIGPIPE); /* we ignore it; it must not */
+    sigaddset(&pipe_signal, SIGPIPE); /* this process ignores it; the child must not */
     posix_spawn_file_actions_init(&files);
     posix_spawnattr_init(&attr);
     posix_spawn_file_actions_adddup2(&files, in, STDIN_FILENO);
@@ -150,7 +150,7 @@ struct subprocess *subprocess_open(const char *command, double timeout, struct e
     return NULL;
 }
 
-/* Whether it has ended, within so many seconds. */
+/* Waits at most `seconds`; returns whether the program has ended. */
 static bool child_ended(struct subprocess *o, double seconds) {
     double until = clock_now() + seconds;
     for (;;) {
@@ -177,7 +177,7 @@ void subprocess_close(struct subprocess *o) {
     free(o);
 }
 
-/* Of a program that reads or writes no more. */
+/* The error for a program that has closed its input or output. */
 static int ended_error(struct subprocess *o, struct error *err) {
     if (!child_ended(o, 0.2)) return error_set(err, ERR_STATE, "it has closed its output or input");
     if (WIFSIGNALED(o->status))

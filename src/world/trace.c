@@ -1,11 +1,11 @@
 /*
- * trace: writing down what was done in a world, and reading it back without believing it.
+ * trace: writes the actions in a world to a file, and reads them back without trusting the file.
  *
- * A trace never holds what a world computes, but for hashes that it is compared with. Rules go in
- * and out as a mapping of their keys; on the way in the reader of recipes checks them.
+ * A trace contains no computed state except hashes for comparison. Rules are written and read as a
+ * mapping of their keys; the recipe reader checks them.
  *
- * Invariant of a trace in memory: playing its actions in a world of its rules and seed breaks no
- * contract; so whatever can be loaded can be shown, continued and saved.
+ * Invariant of a trace in memory: simulating its actions in a world with its rules and seed
+ * violates no contract; so every loaded trace can be shown, continued and saved.
  */
 #include "world/world.h"
 
@@ -39,7 +39,7 @@ static json_t *row_json(const struct option_row *row, const struct world_rules *
     }
 }
 
-/* Whether a rule is said: a map says some others itself, and there may be none. */
+/* Whether the rule is written: a map replaces some rules, and `map` itself is optional. */
 static bool row_counts(const struct option_row *row, const struct world_rules *r) {
     if (strcmp(row->name, "map") == 0) return r->map.n > 0;
     for (const char *const *key = world_map_keys; *key; key++)
@@ -149,7 +149,7 @@ static void hash_add(const struct world *w, struct buf *out) {
     buf_printf(out, ",\"hash\":\"%s\"}\n", hash);
 }
 
-/* The tick that ends in the world `w`. */
+/* Appends the tick that ends in the state `w`. */
 static void tick_add(const struct trace *t, const struct world *w, struct buf *out) {
     const int16_t *actions = trace_at(t, w->tick - 1);
     buf_printf(out, "{\"tick\":%d,\"actions\":[", w->tick);
@@ -216,7 +216,7 @@ static int keys_check(const json_t *v, const char *const *known, struct error *e
     return OK;
 }
 
-/* A whole number in its range, or ERR_FORMAT; what is absent is an error too. */
+/* Reads an integer in the range; otherwise, or if it is missing, ERR_FORMAT. */
 static int integer_take(const json_t *v, const char *key, int64_t min, int64_t max, int64_t *out,
                         struct error *err) {
     const json_t *n = json_object_get(v, key);
@@ -248,7 +248,7 @@ static int header_take(struct trace *t, const json_t *v, const char *const *know
     return world_rules_from_json(&t->rules, "rules", json_object_get(v, "rules"), err);
 }
 
-/* One tick's actions, as the world `w` can take them; then `w` takes them. */
+/* Reads one tick's actions, checks that the world `w` accepts them, and steps `w`. */
 static int actions_take(struct trace *t, struct world *w, const json_t *v, struct error *err) {
     int16_t actions[WORLD_AGENTS];
     int64_t n_actions = WORLD_N_ACTIONS * (t->rules.words + 1);
@@ -318,7 +318,7 @@ int trace_parse(struct trace *t, const char *what, const char *text, size_t len,
     *t = (struct trace){.fork = -1};
     for (const char *at = text, *end = text + len, *stop; rc == OK; at = stop + 1) {
         stop = at < end ? memchr(at, '\n', (size_t)(end - at)) : NULL;
-        if (!stop) break; /* what has no end is what a crash left of a line */
+        if (!stop) break; /* a crash left an incomplete line */
         line++;
         json_t *v = json_parse(at, (size_t)(stop - at), "trace", err);
         rc = v ? line_take(t, w, v, err) : err->code;
@@ -341,7 +341,7 @@ int trace_load(struct trace *t, const char *path, struct error *err) {
     return rc;
 }
 
-/* in one piece */
+/* as one JSON object */
 
 json_t *trace_json(const struct trace *t, const struct world *w) {
     char hash[HASH_LEN];

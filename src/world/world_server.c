@@ -1,9 +1,10 @@
 /*
- * pipe: the environment that other programs drive, one line of JSON at a time.
+ * world_server: the environment that other programs control, one line of JSON at a time.
  *
- * Answers are written directly, since a step is asked for thousands of times; what is asked is
- * parsed strictly. A request is looked at whole before anything changes, so an error leaves every
- * world as it was. A world's state is its trace: what is restored was played and can be played on.
+ * Answers are written without a JSON library, because steps are frequent; requests are parsed
+ * strictly. A request is validated completely before anything changes, so an error leaves every
+ * world unchanged. The state of a world is its trace: restoring simulates it, and it can then
+ * continue.
  */
 #include "world/world.h"
 #include "world/world_server_internal.h"
@@ -12,7 +13,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* what agents are told */
+/* observations */
 
 uint64_t world_living_mask(const struct world *w) {
     uint64_t who = 0;
@@ -31,7 +32,7 @@ void agent_json_each(const char *name, uint64_t who, agent_json_fn add, const vo
     buf_puts(out, "}");
 }
 
-/* Observations hold no character that JSON would have to escape. */
+/* Observations contain no character that needs escaping in JSON. */
 void agent_json_observation(const void *view, int agent, struct buf *out) {
     const struct world_view *v = view;
     buf_puts(out, "\"");
@@ -56,9 +57,9 @@ void agent_json_info(const void *view, int agent, struct buf *out) {
     buf_puts(out, "}");
 }
 
-/* what agents do */
+/* actions */
 
-/* As the seed does with an answer that says nothing. */
+/* A random move replaces an answer without an action, as in the predecessor. */
 static int16_t random_move(const struct world *w, int agent) {
     struct rng r = world_policy_rng(w->seed, agent, w->tick);
     return (int16_t)rng_below(&r, PICK_FOOD);
@@ -131,12 +132,12 @@ int world_actions_read(const struct world_view *v, uint64_t who, const json_t *o
 
 /* the server */
 
-struct server_world { /* of one world */
+struct server_world { /* state of one world */
     struct trace log;
     struct world w;
 };
 struct world_server {
-    struct trace plain; /* of no ticks: rules, agents and steps where a reset does not say */
+    struct trace plain; /* without ticks: rules, agents and steps that a reset can override */
     uint64_t next_seed;
     struct server_world *places[WORLD_SERVER_MAX_WORLDS];
     bool closed;
@@ -163,7 +164,7 @@ void world_server_free(struct world_server *s) {
     free(s);
 }
 
-/* Who is still in the world: alive, and its time is not over. */
+/* The agents that are still active: alive, and the world has steps left. */
 static uint64_t server_world_agents(const struct server_world *p) {
     return p && p->w.tick < p->log.steps ? world_living_mask(&p->w) : 0;
 }
@@ -174,7 +175,7 @@ static struct world_view server_world_view(const struct server_world *p) {
 
 /* reset */
 
-/* The rules of `in` under their full names, written with '_': "rewards": {"move": 1} is
+/* Copies the rules of `in` with their full names, written with '_': "rewards": {"move": 1} becomes
  * rewards_move. */
 static int rules_flatten(const json_t *in, const char *prefix, json_t *out, int depth,
                          struct error *err) {
@@ -210,7 +211,7 @@ static int count_take(json_t *options, const char *key, int64_t max, int64_t *ou
     return OK;
 }
 
-/* What differs from the server's own rules; with "rules", from that rule set. */
+/* The options override the server's rules, or with "rules" those of that rule set. */
 static int rules_take(const struct world_server *s, const json_t *options, struct world_rules *r,
                       struct error *err) {
     json_t *own =
@@ -223,7 +224,7 @@ static int rules_take(const struct world_server *s, const json_t *options, struc
     return rc;
 }
 
-/* `flat` owns what it takes out of the options; seed 0 is none given. */
+/* Reads the options in `flat` and removes "agents" and "steps" from it. */
 static int begin_read(const struct world_server *s, json_t *flat, uint64_t seed, struct trace *out,
                       struct error *err) {
     int64_t agents = s->plain.n_agents, steps = s->plain.steps;
@@ -236,7 +237,7 @@ static int begin_read(const struct world_server *s, json_t *flat, uint64_t seed,
     return rc;
 }
 
-/* A world in the place of the one that was there. */
+/* Replaces the world at that index. */
 static int server_world_put(struct world_server *s, int at, struct trace *log, struct error *err) {
     struct server_world *p = s->places[at] ? s->places[at] : try_calloc(1, sizeof *p, err);
     if (!p) return err->code;
@@ -392,7 +393,7 @@ static const struct {
     const char *name;
     int (*run)(struct world_server *s, int at, const json_t *arg, struct buf *out,
                struct error *err);
-    bool takes; /* something; else {} */
+    bool takes; /* takes an argument other than {} */
 } requests[] = {
     {"reset", do_reset, true},    {"step", do_step, true},    {"agents", do_agents, false},
     {"spaces", do_spaces, false}, {"state", do_state, false}, {"restore", do_restore, true},
@@ -431,7 +432,7 @@ static void add_error(const struct error *err, struct buf *out) {
     buf_release(&clean);
 }
 
-/* One request; what it began to write is taken back when it fails. */
+/* Answers one request; on failure discards the partial answer and writes the error. */
 static void request_answer(struct world_server *s, const json_t *v, struct buf *out) {
     struct error err = {0};
     size_t before = out->len;

@@ -1,12 +1,12 @@
-/* What both directions of the pipe write. */
+/* Parts that both directions of the world_server protocol share. */
 #ifndef SHOAL_WORLD_PIPE_INTERNAL_H
 #define SHOAL_WORLD_PIPE_INTERNAL_H
 
 #include "world/world.h"
 
-/* Agents as bits. */
+/* The living agents as a bit set. */
 uint64_t world_living_mask(const struct world *w);
-/* "NAME":{"agent_0":…,…} of the agents in `who`; the value is what `add` writes. */
+/* Writes "NAME":{"agent_0":…,…} for the agents in `who`; `add` writes each value. */
 typedef void (*agent_json_fn)(const void *ctx, int agent, struct buf *out);
 void agent_json_each(const char *name, uint64_t who, agent_json_fn add, const void *ctx,
                      struct buf *out);
@@ -14,18 +14,20 @@ void agent_json_each(const char *name, uint64_t who, agent_json_fn add, const vo
 struct world_view {
     const struct world *w;
     const struct world_rules *r;
-    uint64_t guessed; /* agents whose answer named no action */
-    bool begins;      /* nobody has acted yet */
+    uint64_t guessed; /* agents with an answer that named no action */
+    bool begins;      /* no action has been taken yet */
 };
 void agent_json_observation(const void *view, int agent, struct buf *out);
 void agent_json_reward(const void *view, int agent, struct buf *out);
 void agent_json_info(const void *view, int agent, struct buf *out);
 
-/* The actions of an object of agents' names: of all in `who` and of nobody else. */
+/* Reads the actions from an object keyed by agent names, which must be exactly the agents in `who`.
+ */
 int world_actions_read(const struct world_view *v, uint64_t who, const json_t *object,
                        int16_t *actions, uint64_t *guessed, struct error *err);
 
-/* A line, with its newline, to another program, and its answer, good until the next call. */
+/* Sends a line, with its newline, to another program; returns its answer, valid until the next
+ * call. */
 int subprocess_exchange(struct subprocess *o, const struct buf *question, const char **line,
                         size_t *len, struct error *err);
 

@@ -356,7 +356,7 @@ struct policy_runner_options {
     double temperature; /* divides the actions' logits before the softmax */
     bool text;          /* generate up to ten tokens and parse them, as the predecessor did */
     enum dtype lora_elem;
-    int32_t max_rows, max_seqs, max_len; /* of the engine; 0: for twenty agents */
+    int32_t max_rows, max_seqs, max_len; /* engine sizes; 0: for twenty agents */
     int32_t n_pages;    /* pages of the KV cache; 0: enough for max_seqs long prompts */
     enum dtype kv_elem; /* element type of the KV cache */
     struct pool *pool;

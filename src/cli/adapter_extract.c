@@ -1,12 +1,14 @@
 /*
- * cmd_adapter_extract: low-rank parts cut out of something larger — shoal adapter extract, resize.
+ * adapter_extract: shoal adapter extract and resize, which cut low-rank adapters out of larger
+ * weights.
  *
  * extract takes ΔW = W_finetuned - W_base of every projection, row by row as the two files hold
- * them (a quantised base is what the adapter will run on, so its rounding belongs into ΔW), and
- * keeps the largest singular values; resize does the same to an adapter's own ΔW. Modules are
- * independent: the pool cuts them, and the adapter is put together in their order, so that it does
- * not depend on the number of threads. What differs outside of the projections no low-rank part can
- * hold; it is named, and what that costs is in the divergence from the fine-tuned model.
+ * them, and keeps the largest singular values. The adapter will run on a quantised base as it is,
+ * so the rounding of the base belongs in ΔW. resize does the same to the ΔW of an adapter. Modules
+ * are independent: the thread pool cuts them, and the adapter is assembled in module order, so that
+ * it does not depend on the number of threads. Differences outside of the projections do not fit in
+ * a low-rank adapter: a warning names them, and the divergence from the fine-tuned model includes
+ * their cost.
  */
 #include "cli/adapter_extract.h"
 
@@ -16,7 +18,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define FIRST_RANK 16 /* looked at when an energy is asked for, then twice as many, … */
+#define FIRST_RANK 16 /* singular values tried first for --energy, then doubled */
 
 struct piece {
     float *ab; /* A [r][in], then B [out][r] */
@@ -65,7 +67,8 @@ static double delta_read(const struct svd_job *c, int32_t i, float *w) {
     return total2;
 }
 
-/* With an energy asked for, ever more singular values until those that are not the last hold it. */
+/* With --energy, doubles the number of singular values until the rank that holds the energy is
+ * below it. */
 static void module_extract(const struct svd_job *c, int32_t i) {
     int in = proj_in(c->shape, i % N_PROJ), out = proj_out(c->shape, i % N_PROJ);
     int32_t most = rank_limit(c, i);
@@ -123,7 +126,7 @@ static json_t *lineage_make(const struct svd_job *c, double error) {
     return o;
 }
 
-/* The adapter of all pieces. */
+/* Assembles the adapter from all pieces. */
 static struct adapter *pieces_join(const struct svd_job *c, struct error *err) {
     struct adapter_builder d =
         adapter_builder_init(c->shape, c->from ? c->from->config.dropout : 0);
@@ -147,7 +150,7 @@ static struct adapter *pieces_join(const struct svd_job *c, struct error *err) {
     return a;
 }
 
-/* The error of all modules of kind p (N_PROJ: of all), relative to the norm of their ΔW. */
+/* The error of all modules of kind p (N_PROJ: of all modules), relative to the norm of their ΔW. */
 static double kind_error(const struct svd_job *c, int p) {
     double size2 = 0, lost2 = 0;
     for (int32_t i = 0; i < c->shape->n_layers * N_PROJ; i++) {
@@ -158,7 +161,7 @@ static double kind_error(const struct svd_job *c, int p) {
     return size2 > 0 ? sqrt(lost2 / size2) : 0;
 }
 
-/* In how many layers kind p is, with ranks from *low to *high. */
+/* Counts the layers that have kind p; their ranks are *low to *high. */
 static int kind_count(const struct svd_job *c, int p, int32_t *low, int32_t *high) {
     int n = 0;
     *low = ADAPTER_RANK_MAX;
@@ -201,7 +204,7 @@ int adapter_write(const struct adapter *a, const char *out, const char *base, bo
     return gguf ? adapter_save_gguf(a, out, base, fold, err) : adapter_save(a, out, base, err);
 }
 
-/* Two things to compare with: what was cut, and what it was cut from. */
+/* A KL divergence to report: the result against its source, or the base against the source. */
 struct effect {
     const char *name, *about;
     struct kl_divergence d;
@@ -225,8 +228,8 @@ static void cut_report(const struct cli_options *c, const struct svd_job *k, con
     printf("  sha-256 %s\n", a->hash);
 }
 
-/* Cuts all modules and writes the result; NULL: `err` says why not. Give the pieces back with
- * pieces_free in every case. */
+/* Cuts all modules and writes the result; NULL: see `err`. The caller calls pieces_free in every
+ * case. */
 static struct adapter *cut_write(struct svd_job *c, const char *out, const char *base, bool fold,
                                  struct pool *pool, struct error *err) {
     int32_t n = c->shape->n_layers * N_PROJ;

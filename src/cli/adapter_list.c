@@ -1,8 +1,8 @@
 /*
- * cmd_adapter_list: the versions of adapters on disk — shoal adapter list.
+ * adapter_list: the versions of adapters on disk — shoal adapter list.
  *
- * Reads version.json files and compares bytes; needs no model and changes nothing, but for an
- * installation that a kill left half done, which is finished.
+ * Reads version.json files and compares bytes; needs no model. Changes nothing, except that it
+ * finishes an installation that a kill interrupted.
  */
 #include "adapter/adapter.h"
 #include "cli/train_run.h"
@@ -11,7 +11,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Tags come from a file that anybody may have written: no escape sequences for the terminal. */
+/* Tags come from a file that anyone may have written: no escape sequences for the terminal. */
 static void print_tags(const json_t *tags) {
     json_t *tag;
     size_t i;
@@ -66,7 +66,7 @@ static int is_shown(const struct dirent *f) {
     return f->d_name[0] != '.';
 }
 
-/* Adapters directly below a folder, by name. */
+/* Lists the adapters directly below a folder, by name. */
 static int list_below(const struct cli_options *c, const char *dir, int *shown, struct error *err) {
     struct dirent **found = NULL;
     int n = scandir(dir, &found, is_shown, alphasort), rc = OK;

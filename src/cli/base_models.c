@@ -1,8 +1,8 @@
 /*
- * Opening several models: which paths are the same, and who may take how much memory.
+ * Opens several models: finds equal paths and divides the memory among the models.
  *
- * Invariant: the bases' limits add up to at most what --max-memory says, and no model is loaded
- * before every base has its part.
+ * Invariant: the limits of the bases add up to at most --max-memory, and no model is loaded before
+ * every base has its limit.
  */
 #define _GNU_SOURCE
 #include "cli/base_models.h"
@@ -10,7 +10,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* The number of a path among those that differ, which it joins. */
+/* Returns the index of a path among the distinct paths, and adds it if it is new. */
 static int path_number(const char **distinct, int *n, const char *path) {
     for (int i = 0; i < *n; i++)
         if (strcmp(distinct[i], path) == 0) return i;
@@ -26,7 +26,7 @@ static struct setup_needs wants_of(const struct base_models *b, const struct set
     return own;
 }
 
-/* limits[b->n]: what each base needs at least, and its part of what is left. */
+/* limits[b->n]: the minimum of each base, and its share of the rest. */
 static int limits_share(const struct base_models *b, const struct cli_options *c,
                         const struct setup_options *o, const char *const *paths,
                         const struct setup_needs *w, size_t *limits, struct error *err) {
@@ -76,7 +76,7 @@ int base_models_open(struct base_models *b, const struct cli_options *c,
 
 int base_models_close(struct base_models *b, int rc, struct error *err) {
     for (int i = b->n - 1; i >= 0; i--) {
-        b->v[i].limit = i ? 0 : b->limit; /* the peak is that of all: it is said once */
+        b->v[i].limit = i ? 0 : b->limit; /* one peak for all bases: printed once */
         rc = setup_close(&b->v[i], rc, err);
     }
     pool_free(b->pool);

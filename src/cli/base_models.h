@@ -1,8 +1,10 @@
 /*
- * bases: several models at once, each opened once with an engine of its own, under one memory plan.
+ * base_models: several models at once, each opened once with a separate engine, under one memory
+ * plan.
  *
- * The same path for several purposes is one base. With --max-memory each base gets what its
- * smallest engine needs, and of the rest a part in proportion to what it could use.
+ * Equal paths for several purposes are one base. With --max-memory each base gets the minimum of
+ * its smallest engine, and a share of the rest in proportion to the difference between its full and
+ * its smallest engine.
  */
 #ifndef SHOAL_BASES_H
 #define SHOAL_BASES_H
@@ -13,12 +15,12 @@ enum { BASE_MODELS_MAX = 4 };
 struct base_models {
     struct setup v[BASE_MODELS_MAX];
     int n;
-    size_t limit; /* of all; 0: none */
+    size_t limit; /* limit of all bases together; 0: none */
     struct pool *pool;
 };
 /*
- * paths[n]: what to open, for each purpose; of[n] gets the base of each. Adapters in `w` are
- * counted for the base of purpose 0. After --dry-run the bases have no models.
+ * paths[n]: the model of each purpose; of[n] gets the index of its base. Adapters in `w` count for
+ * the base of purpose 0. After --dry-run the bases have no models.
  */
 int base_models_open(struct base_models *b, const struct cli_options *c,
                      const struct setup_options *o, const char *const *paths, int n, int *of,

@@ -1,5 +1,5 @@
-/* shoal adapter: looks at adapters, blends and mutates them, converts them between PEFT and GGUF,
- * merges them into their base. Extracting and resizing are in cmd_adapter_extract.c. */
+/* shoal adapter: shows adapters, blends and mutates them, converts them between PEFT and GGUF,
+ * merges them into their base. Extracting and resizing are in adapter_extract.c. */
 #define _GNU_SOURCE
 #include "cli/adapter_extract.h"
 #include "cli/train_run.h"
@@ -60,14 +60,14 @@ static bool ends_gguf(const char *path) {
     return n > 5 && strcmp(path + n - 5, ".gguf") == 0;
 }
 
-/* What would have been written. */
+/* Prints the output path and the adapter that would be written to it. */
 static void adapter_plan(const struct cli_options *c, const struct adapter *a, const char *out) {
     cli_print_dry_run(c, json_pack("{s:o,s:i,s:I,s:s,s:b}", "writes", json_from_path(out), "rank",
                                    a->config.r, "parameters", (json_int_t)a->n_data, "hash",
                                    a->hash, "replaces", (int)path_exists(out)));
 }
 
-/* Untrained, as PEFT begins: B is zero, so it changes nothing yet. */
+/* Writes an untrained adapter, as PEFT initialises it: B is zero, so the model is unchanged. */
 static int adapter_make(const struct cli_options *c, const struct options *o, const struct model *m,
                         const struct strings *args, struct error *err) {
     struct adapter_config ac = {.r = o->rank ? (int32_t)o->rank : 8};
@@ -103,7 +103,7 @@ static int adapter_info(const struct cli_options *c, struct model *m, const stru
     return OK;
 }
 
-/* DIR, and the beginning of a version's hash when it is not the previous one that is wanted. */
+/* args: rollback DIR [HASH]; HASH is a prefix of a version's hash, default the previous version. */
 static int adapter_restore(const struct cli_options *c, const struct model *m,
                            const struct strings *args, struct error *err) {
     char hash[HASH_LEN];
@@ -122,7 +122,7 @@ static json_t *table_json(const struct adapter_vocab_config *t) {
                      "whole", (int)t->full, "rows", t->n_ids);
 }
 
-/* One entry a projection: in how many layers, and the ranks there. */
+/* One entry per projection: the number of layers that have it, and the range of their ranks. */
 static json_t *modules_json(const struct adapter *a) {
     json_t *out = json_object();
     for (int p = 0; p < N_PROJ; p++) {
@@ -247,7 +247,7 @@ static int adapter_operators(const struct cli_options *c) {
     return OK;
 }
 
-/* Adapters with their --weights, 1 where none are given. */
+/* Adapters with their --weights, default 1. */
 struct weighted {
     int n;
     struct adapter *v[OPERATOR_PARENTS_MAX];
@@ -258,7 +258,7 @@ static void weighted_release(struct weighted *w) {
     for (int i = 0; i < w->n; i++) adapter_release(w->v[i]);
 }
 
-/* weighted_release is called also after an error. */
+/* The caller calls weighted_release even after an error. */
 static int weighted_open(struct weighted *w, const struct options *o, char *const *paths, int n,
                          struct model *m, struct error *err) {
     *w = (struct weighted){.n = 0};
@@ -299,7 +299,7 @@ static struct adapter *operator_files(const struct options *o, struct model *m, 
     return child;
 }
 
-/* --alpha and --mut, in the middle of which there is a child that nobody sees. */
+/* The child of --alpha and --mut: a blend, then a mutation of the blend. */
 static struct adapter *blend_files(const struct options *o, struct model *m, struct error *err) {
     bool seed = o->compat && strcmp(o->compat, "seed") == 0;
     if (o->parents.n != 2) {
@@ -340,7 +340,7 @@ static int adapter_blend_files(const struct cli_options *c, const struct options
     return rc;
 }
 
-/* The adapters to merge as one: a single one of weight 1 as it is, else their weighted sum. */
+/* The adapters to merge as one: a single one of weight 1 unchanged, else their weighted sum. */
 static struct adapter *sum_open(const struct options *o, struct model *m,
                                 const struct strings *args, struct error *err) {
     struct weighted w;

@@ -1,9 +1,9 @@
 /*
  * shoal ask: a team answers a question. Agents with roles think in one batch, a summary is made,
- * they think again, and one of them writes the answer; the graph is protocols/panel.yaml. All that
- * is said stands on a blackboard in the store, under the keys of the pipeline.
+ * they think again, and one of them writes the answer; the graph is protocols/panel.yaml. All
+ * messages are kept on a blackboard in the store, under the keys of the pipeline.
  *
- * Without a question, questions are read from stdin, a line each.
+ * Without a question, questions are read from stdin, one per line.
  */
 #define _GNU_SOURCE
 #include "cli/panel.h"

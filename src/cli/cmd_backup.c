@@ -1,8 +1,9 @@
 /*
- * shoal backup TO, shoal restore TO: all that the server and the runs keep, into a folder and back.
+ * shoal backup TO, shoal restore TO: copies the state of the server and the runs into a folder and
+ * restores it.
  *
- * What is kept has a name in the backup: "state", "runs", and of --also the last part of each path;
- * restore finds its place by the same flags.
+ * Each root has a name in the backup: "state", "runs", and for --also the last part of each path;
+ * restore finds the target of a name by the same flags.
  */
 #define _GNU_SOURCE
 #include "backup/backup.h"
@@ -60,7 +61,7 @@ static char *last_part(const char *path) {
     return name;
 }
 
-/* The roots of the options; `names` holds what they borrow. */
+/* Fills roots from the options and returns their number; roots borrow from `names`. */
 static int roots_of(const struct options *o, struct strings *names, struct backup_root *roots,
                     struct error *err) {
     int n = 0;

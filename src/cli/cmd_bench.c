@@ -1,11 +1,11 @@
 /*
- * shoal bench: tokens a second on a known shape with random weights, or on a model.
+ * shoal bench: tokens per second on a known shape with random weights, or on a model.
  *
- * Everything that is compared runs in turn, repetition by repetition, so that a busy machine slows
- * all of it alike: read the ratios. What is printed are medians; `ratio` is the median of the
- * repetitions' own ratios to the group's first line. `peak` is the best this class of product
- * reaches here on operands that stay in the caches, `bandwidth` how fast this machine reads a
- * buffer as large as the weights, both in the same run.
+ * The variants of a comparison run in turn, repetition by repetition, so that a busy machine slows
+ * all of them alike: read the ratios. All printed times are medians; `ratio` is the median over
+ * repetitions of the ratio to the first line of the group. `peak` is the best rate that this class
+ * of product reaches here on operands that stay in the caches; `bandwidth` is the speed at which
+ * this machine reads a buffer as large as the weights; both are measured in the same run.
  */
 #define _GNU_SOURCE
 #include "adapter/adapter.h"
@@ -23,15 +23,15 @@
 
 enum {
     MAX_BATCH = 20,
-    CANDIDATES = 64, /* of population */
-    QUESTIONS = 4,   /* for each */
+    CANDIDATES = 64, /* adapters in population */
+    QUESTIONS = 4,   /* questions per candidate */
     CHOICES = 4,
-    CHOICE_TOKENS = 3, /* the last of which is only predicted */
-    SPAN_MAX = 64,     /* tokens before a decode, of a request in and out, of a perturbation */
+    CHOICE_TOKENS = 3, /* the last one is only predicted */
+    SPAN_MAX = 64,     /* tokens before a decode; of a prompt, a reply, a perturbation */
     DECODE_STEPS = 16,
-    NOISE_SEQS = 4,      /* members in one step */
-    WORLD_TICKS = 16384, /* of a repetition of world */
-    WORLD_FOLK = 20,     /* its agents */
+    NOISE_SEQS = 4,      /* members per step */
+    WORLD_TICKS = 16384, /* ticks per repetition of world */
+    WORLD_FOLK = 20,     /* agents of world */
     MAX_REPS = 1000,
 };
 
@@ -98,23 +98,23 @@ struct bench {
     int32_t span; /* SPAN_MAX, or half of a short context */
     struct adapter *adapters[CANDIDATES];
     struct lora_part parts[MAX_BATCH], noise[NOISE_SEQS];
-    struct adapter_pool *few, *many; /* MAX_BATCH registered adapters, and o->registered */
-    int64_t cold;                    /* the next of the many to be asked for */
-    struct trainer *one, *all;       /* of one adapter or all weights, and of o->adapters */
+    struct adapter_pool *few, *many; /* pools of MAX_BATCH and of o->registered adapters */
+    int64_t cold;                    /* the next adapter of `many` to request */
+    struct trainer *one, *all; /* trainers of one adapter or all weights, and of o->adapters */
     struct train_sample *samples;
     struct es *es;
-    int rc; /* of train and es: the first thing that failed, with `err` saying what */
+    int rc; /* first error of train and es; `err` has its message */
     struct error *err;
     float *logits;
     FILE *history;
-    double peak, bandwidth; /* operations and bytes a second */
+    double peak, bandwidth; /* operations and bytes per second */
 };
 
-/* One line of a group: how long it takes, and what for. */
+/* One line of a group: the function that measures it, and its labels. */
 struct variant {
     const char *what;
     int batch, tokens, adapters;
-    double units; /* tokens that count */
+    double units; /* tokens that count towards the rate */
     double (*seconds)(struct bench *b, const struct variant *v);
 };
 
@@ -135,7 +135,7 @@ static bool wanted(const struct options *o, const char *what) {
     return false;
 }
 
-/* Multiplications and additions of one token through all matrices but the embedding. */
+/* Multiplications and additions per token in all matrices except the embedding. */
 static double token_ops(const struct model_config *c) {
     double n = 0;
     for (int p = 0; p < N_PROJ; p++)
@@ -143,7 +143,7 @@ static double token_ops(const struct model_config *c) {
     return 2 * (n * c->n_layers);
 }
 
-/* Bytes of weights that one token's pass reads. */
+/* Bytes of weights read per token. */
 static double weight_bytes(const struct model *m) {
     double n = (double)matrix_bytes(&m->head);
     for (int32_t l = 0; l < m->config.n_layers; l++)
@@ -190,8 +190,8 @@ static void print(const struct bench *b, const struct variant *v, double tps, do
     fflush(stdout);
 }
 
-/* All variants in turn, o->reps times, after one round to warm up. Returns the last one's seconds.
- */
+/* Runs all variants in turn, o->reps times, after one warm-up round. Returns the seconds of the
+ * last variant. */
 static double group_run(struct bench *b, const struct variant *v, int n, double ops_a_unit) {
     double *t = xcalloc((size_t)n * MAX_REPS, sizeof *t), ratio[MAX_REPS], seconds[MAX_REPS],
            last = 0;
@@ -277,7 +277,8 @@ static void bench_bandwidth(struct bench *b) {
                1e-6 * (double)j.n * sizeof *data);
 }
 
-/* n rows as one segment a distinct adapter: 0 none, 1 one for all, else one a row. */
+/* n rows as one segment per distinct adapter; adapters: 0 none, 1 one for all rows, else one per
+ * row. */
 static int segments(const struct bench *b, struct lora_segment *segs, int n, int adapters) {
     if (adapters > 1) {
         for (int i = 0; i < n; i++)
@@ -323,8 +324,8 @@ static double decode_seconds(struct bench *b, const struct variant *v) {
     return clock_now() - start;
 }
 
-/* Requests of different prompts through an engine, all at once: what a server does. How long they
- * took, without the engine's making. */
+/* Seconds that an engine takes for MAX_BATCH requests with different prompts, submitted at once, as
+ * a server does; without the time to make the engine. */
 static double requests_run(struct bench *b, struct adapter *const adapters[MAX_BATCH]) {
     struct error err;
     struct engine_options eo = {.max_rows = 256,
@@ -358,7 +359,8 @@ static double serve_seconds(struct bench *b, const struct variant *v) {
     return requests_run(b, adapters);
 }
 
-/* The same with adapters asked for by name: from `first` on, every `step`th of those registered. */
+/* The same with adapters that are requested by name: number `first` of the registered ones and
+ * every `step`th after it. */
 static double pool_seconds(struct bench *b, struct adapter_pool *p, int64_t first, int64_t step) {
     struct adapter *adapters[MAX_BATCH];
     struct error err;
@@ -374,19 +376,19 @@ static double pool_seconds(struct bench *b, struct adapter_pool *p, int64_t firs
     return seconds;
 }
 
-/* The same few of those registered, in memory after the first time. */
+/* The same few registered adapters every time, in memory after the first call. */
 static double pool_hot(struct bench *b, const struct variant *v) {
     return pool_seconds(b, v->adapters > MAX_BATCH ? b->many : b->few, 0, v->adapters / MAX_BATCH);
 }
 
-/* Others every time, so that each is read from its file. */
+/* Other adapters every time, so that each is read from its file. */
 static double pool_cold(struct bench *b, const struct variant *v) {
     (void)v;
     b->cold += MAX_BATCH;
     return pool_seconds(b, b->many, b->cold - MAX_BATCH, 1);
 }
 
-/* Members of b->span prefilled tokens, each under its own perturbation or all under none. */
+/* Members of b->span prefilled tokens, each with a separate perturbation or all without one. */
 static double noise_seconds(struct bench *b, const struct variant *v) {
     struct batch_row r[NOISE_SEQS * SPAN_MAX];
     struct lora_segment segs[NOISE_SEQS];
@@ -407,14 +409,15 @@ static double noise_seconds(struct bench *b, const struct variant *v) {
     return clock_now() - start;
 }
 
-/* All prompts differ in their first two, or the bare base would share them. */
+/* The first two tokens of all prompts differ, else requests for the base model would share a
+ * prefix. */
 static int32_t question_token(const struct bench *b, int i, int j) {
     int32_t vocab = b->m->config.vocab_size;
     return j == 0 ? i % vocab : j == 1 ? i / vocab : some_token(b, i * 131 + j);
 }
 
-/* Multiple choice by likelihood through an engine: QUESTIONS for each of CANDIDATES, the next
- * candidate's after every one, so that a batch is as mixed as it can be. */
+/* Multiple choice by likelihood through an engine: QUESTIONS for each of CANDIDATES. Requests
+ * alternate between candidates, so that a batch has as many adapters as possible. */
 static double population_seconds(struct bench *b, const struct variant *v) {
     enum { N = CANDIDATES * QUESTIONS, PROMPT = SPAN_MAX / 2 };
     static struct engine_request r[N];
@@ -453,7 +456,7 @@ static double population_seconds(struct bench *b, const struct variant *v) {
     return seconds;
 }
 
-/* A generation: members read one sample, a quarter of which is its answer; and an update. */
+/* A generation: members read one sample, of which a quarter is the answer; then an update. */
 static double es_seconds(struct bench *b, const struct variant *v) {
     (void)v;
     double start = clock_now();
@@ -573,8 +576,8 @@ static void print_memory(const struct bench *b, double engine, double adapters) 
                MAX_BATCH, b->span, 1e-6 * weight_bytes(b->m), 1e-6 * adapters, 1e-6 * engine, high);
 }
 
-/* Twenty agents with their own adapters, a quarter of the tokens in and the rest out, together, in
- * as little memory as it takes; the process's high water mark says how much that was. */
+/* MAX_BATCH agents with separate adapters run together, a quarter of their tokens prefilled and the
+ * rest decoded, in as little memory as possible; prints the high water mark of the process. */
 static int bench_memory(struct bench *b, const struct adapter_config *ac, struct error *err) {
     struct engine_options eo = {.max_rows = MAX_BATCH,
                                 .max_seqs = MAX_BATCH,
@@ -587,7 +590,7 @@ static int bench_memory(struct bench *b, const struct adapter_config *ac, struct
     struct engine_request r[MAX_BATCH] = {0};
     int32_t prompts[MAX_BATCH][SPAN_MAX / 4];
     double adapters = 0;
-    tokenizer_free(b->m->tok); // its words are made up: nobody reads or writes text here
+    tokenizer_free(b->m->tok); // its pieces are made up, and no text is encoded or decoded here
     b->m->tok = NULL;
     for (int i = 0; i < MAX_BATCH; i++) {
         b->adapters[i] = adapter_new(&b->m->config, ac, (uint64_t)i);
@@ -621,7 +624,7 @@ static void train_samples(struct bench *b) {
     }
 }
 
-/* The samples go to its adapters in turn. */
+/* Assigns the samples to the adapters in turn. */
 static struct trainer *train_deal(struct bench *b, const struct variant *v) {
     for (int64_t i = 0; i < b->o->samples; i++)
         b->samples[i].adapter = (int32_t)(i % MAX(1, v->adapters));
@@ -645,7 +648,7 @@ static double train_forward(struct bench *b, const struct variant *v) {
     return clock_now() - start;
 }
 
-/* Defaults, without dropout, and what --set says. */
+/* Defaults without dropout, then the options of --set. */
 static int train_options(const struct bench *b, struct train_options *out, struct error *err) {
     const struct strings *set = &b->o->set;
     struct strings flags = {0}, rest = {0};
@@ -685,8 +688,8 @@ static void print_train_memory(const struct bench *b) {
         printf("weights %.1f MB; VmHWM %.1f MB\n", 1e-6 * weight_bytes(b->m), 1e-6 * high);
 }
 
-/* A step is an update with all it takes; the ratio of its forward pass, whose loss is asked for, is
- * the number of forward passes that a step costs. */
+/* One step is a whole update. The ratio of the forward pass, which computes the loss, is the number
+ * of forward passes that a step costs. */
 static int bench_train(struct bench *b, const struct adapter_config *ac, struct error *err) {
     int n = (int)b->o->samples, tokens = (int)b->o->tokens, adapters = (int)b->o->adapters;
     double units = (double)n * tokens;
@@ -717,7 +720,8 @@ static void print_generations(const struct bench *b, double seconds) {
                b->o->members, minutes);
 }
 
-/* Generations of evolution strategies, update included, beside the bare base over the same rows. */
+/* Generations of evolution strategies, update included, compared with the base model on the same
+ * rows. */
 static int bench_es(struct bench *b, struct error *err) {
     int members = (int)b->o->members;
     double units = (double)members * b->span;
@@ -782,8 +786,8 @@ static int bench_speed(struct bench *b, const struct adapter_config *ac, struct 
     return rc;
 }
 
-/* Agent-steps a second, resets of worlds where nobody lives any more included; actions are the
- * policy's or, without one, those drawn before. */
+/* Agent-steps per second, including resets of worlds without living agents. Actions come from the
+ * policy or, without one, from `drawn`. */
 static double world_speed(struct world *w, const struct world_rules *r,
                           const struct world_policy *policy, int16_t (*drawn)[WORLD_FOLK]) {
     int64_t steps = 0;
@@ -808,7 +812,7 @@ static void print_world(const struct cli_options *c, const char *rules, const ch
                WORLD_FOLK, rules, actions, 1e-6 * speed);
 }
 
-/* The world alone, on one core: random actions that were drawn before, and drawn as it goes. */
+/* The world alone, on one core: random actions drawn in advance, and drawn during the run. */
 static int bench_world(const struct cli_options *c, const struct options *o, struct error *err) {
     struct world_rules rules;
     double before[MAX_REPS], policy[MAX_REPS];
@@ -833,7 +837,7 @@ static int bench_world(const struct cli_options *c, const struct options *o, str
     return rc;
 }
 
-/* lives */
+/* simulations */
 
 /* Two option tables as one, over a struct simulation_options. */
 static const struct option_row *life_rows(void) {
@@ -848,7 +852,7 @@ static const struct option_row *life_rows(void) {
     return all;
 }
 
-/* Defaults, this command's rank and targets, and what --set says. */
+/* Defaults, the rank and targets of this command, then the options of --set. */
 static int life_options_make(const struct options *o, struct simulation_options *out,
                              struct error *err) {
     struct strings flags = {0}, rest = {0};
@@ -870,9 +874,9 @@ static int life_options_make(const struct options *o, struct simulation_options 
     return rc;
 }
 
-/* One generation: a life's ticks, by the clock, those that learned apart. */
+/* Times of the ticks of one generation; ticks with an update are separate. */
 struct generation_timing {
-    double seconds, plain, learned; /* of all; medians of a tick without an update, and with one */
+    double seconds, plain, learned; /* total; medians of a tick without an update, and with one */
     int64_t decisions;
     int minds;
 };
@@ -938,7 +942,8 @@ static void print_life(const struct bench *b, const struct simulation_options *l
                1e-6 * high);
 }
 
-/* A generation of minds that do not learn and one of the same that do; without breeding. */
+/* One generation of policies that do not learn, and one of the same policies that learn; without
+ * breeding. */
 static int bench_life(struct bench *b, struct error *err) {
     struct simulation_options lo, still;
     struct world_rules rules = {0};
@@ -976,7 +981,7 @@ static int tokenizer_take(struct model *m, const char *path, struct error *err) 
     return OK;
 }
 
-/* The model, or the shape's random one in the wanted weight type. */
+/* The model, or a random one of the given shape and weight type. */
 static struct model *bench_model(const struct cli_options *c, const struct options *o,
                                  struct error *err) {
     struct model_config config;
@@ -1007,7 +1012,7 @@ static int history_open(struct bench *b, struct error *err) {
     return OK;
 }
 
-/* How much the model's context has room for; and there must be something to adapt. */
+/* Sets b->span. Refuses a context that is too short and an invalid adapter configuration. */
 static int bench_check(struct bench *b, const struct adapter_config *ac, struct error *err) {
     int32_t len = b->m->config.max_seq_len;
     b->span = MIN(SPAN_MAX, len / 2);
@@ -1031,7 +1036,7 @@ static int run(const struct cli_options *c, const void *options, const struct st
         return err->code;
     bool lives = b.o->world || wanted(b.o, "life");
     if (lives || wanted(b.o, "memory"))
-        mallopt(M_MMAP_THRESHOLD, 1 << 16); // what is freed goes back
+        mallopt(M_MMAP_THRESHOLD, 1 << 16); // large freed blocks return to the system
     b.pool = pool_new((int)c->threads);
     b.m = bench_model(c, b.o, err);
     int rc = b.m ? adapter_layers_parse(b.o->layers, &b.m->config, &ac, err) : err->code;

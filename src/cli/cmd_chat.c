@@ -1,12 +1,13 @@
 /*
- * shoal chat: a conversation in the terminal, with the model alone, its words shown as they come,
- * or with the team of shoal ask.
+ * shoal chat: a conversation in the terminal, with the model alone, streamed token by token, or
+ * with the team of shoal ask.
  *
- * Lines come from the terminal or from a pipe; what begins with a slash is a command (the table
- * below). The conversation is remembered as ask remembers it, in the store with --conversation. A
- * line that goes wrong is said so and the talk goes on; only a broken store or engine ends it.
+ * Lines come from the terminal or from a pipe; a line that begins with a slash is a command (the
+ * table below). The conversation is remembered as ask remembers it, in the store with
+ * --conversation. An error in a line is printed and the chat continues; only a broken store or
+ * engine ends it.
  *
- * Not here: editing of lines, which is the terminal's.
+ * Not here: line editing, which the terminal does.
  */
 #define _GNU_SOURCE
 #include "cli/generate.h"
@@ -45,9 +46,9 @@ struct chat_session {
     const struct cli_options *c;
     const struct options *o;
     struct panel panel;
-    struct adapter_mix mix; /* what answers alone */
-    enum language lang;     /* of the last line */
-    int64_t lines;          /* said so far: each is drawn with a seed of its own */
+    struct adapter_mix mix; /* adapters of the model alone */
+    enum language lang;     /* language of the last line */
+    int64_t lines;          /* lines so far; each reply has a different seed */
     bool quit;
 };
 
@@ -77,7 +78,7 @@ static bool row_changed(const struct option_row *row, const void *options, const
     return false;
 }
 
-/* Whether a flag is of the model alone (1), of the team (2), or of both (0). */
+/* Returns 1 for a flag of the model alone, 2 for a flag of the team, 0 for a flag of both. */
 static int row_side(const struct option_row *row) {
     static const char *const both[] = {"seed",       "conversation", "facts",
                                        "model-name", "model-path",   "cache-folder",
@@ -105,7 +106,7 @@ static int flags_check(const struct options *o, struct error *err) {
 
 /* the model alone */
 
-/* A reply on its way: what was decoded, and how much of that was shown. */
+/* A reply in progress: the decoded text, and how much of it was printed. */
 struct stream {
     const struct tokenizer *tok;
     struct buf raw, clean;
@@ -125,7 +126,8 @@ static void stream_go(struct stream *s, const struct engine_request *r) {
     fflush(stdout);
 }
 
-/* --system and what is known, as one message; malloc'ed, NULL: neither. */
+/* --system with the summary and the facts of the conversation, as one message; malloc'ed, NULL:
+ * neither exists. */
 static char *system_text(const struct chat_session *ch) {
     struct buf known = {0};
     conversation_summary_and_facts(ch->panel.pipeline.memory, ch->lang, &known);
@@ -138,7 +140,7 @@ static char *system_text(const struct chat_session *ch) {
     return own ? xstrdup(own) : known.data;
 }
 
-/* The talk from exchange `first` on, with the new line, as tokens. */
+/* The transcript from exchange `first` on, with the new line, as tokens. */
 static int talk_encode(const struct chat_session *ch, const char *system, const char *line,
                        size_t first, struct token_ids *out, struct error *err) {
     const json_t *all = json_object_get(conversation_state(ch->panel.pipeline.memory), "exchanges"),
@@ -158,8 +160,8 @@ static int talk_encode(const struct chat_session *ch, const char *system, const 
     return chat_encode(s->m->tok, m, n, true, out, NULL, err);
 }
 
-/* The longest end of the talk that leaves room for a reply, or for half of the context; at last the
- * line alone, without what is known. */
+/* The longest end of the transcript that leaves room for a reply, or for half of the context; if
+ * none fits, the line alone without summary and facts. */
 static int prompt_make(const struct chat_session *ch, const char *line, int32_t max_len,
                        struct token_ids *out, struct error *err) {
     int32_t want = (int32_t)MIN(ch->o->sampling.n, max_len / 2);
@@ -255,7 +257,7 @@ static int reply_team(struct chat_session *ch, const char *line, struct error *e
 
 static int do_help(struct chat_session *ch, const char *arg, struct error *err);
 
-/* As a line that 'shoal train' reads. */
+/* Saves the conversation as one line that 'shoal train' reads. */
 static int do_save(struct chat_session *ch, const char *arg, struct error *err) {
     const json_t *all = json_object_get(conversation_state(ch->panel.pipeline.memory), "exchanges"),
                  *v;
@@ -364,7 +366,7 @@ static int command_run(struct chat_session *ch, const char *line, struct error *
     return error_set(err, ERR_USAGE, "no command '%.*s'; /help lists them", (int)n, line);
 }
 
-/* Errors of a line that the next may do without. */
+/* Whether the chat continues after this error. */
 static bool is_passing(int rc) {
     return rc == ERR_USAGE || rc == ERR_MISSING || rc == ERR_FORMAT || rc == ERR_MISMATCH;
 }
@@ -376,7 +378,7 @@ static int line_take(struct chat_session *ch, const char *line, struct error *er
     json_decref(text);
     if (rc == OK && line[0] == '/' && line[1] != '/') {
         rc = command_run(ch, line, &own);
-        if (rc != OK) rc = ERR_USAGE; /* whatever a command meets, the talk goes on */
+        if (rc != OK) rc = ERR_USAGE; /* an error of a command never ends the chat */
     } else if (rc == OK) {
         line += line[0] == '/';
         ch->lang = language_detect(line);

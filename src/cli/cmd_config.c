@@ -1,5 +1,6 @@
-/* shoal config explain|check|defaults: which values a command would work with, and whose they are;
- * whether a file is right; what the defaults are, to be told later when they have changed. */
+/* shoal config explain|check|defaults: shows the values that a command would use and the source
+ * of each; checks a file; or prints the defaults, so that a later version can warn about changed
+ * ones. */
 #define _GNU_SOURCE
 #include "cli/settings.h"
 
@@ -12,7 +13,7 @@ static const char *const from_names[] = {[OPTION_FROM_DEFAULT] = "default",
                                          [OPTION_FROM_RECIPE] = "recipe",
                                          [OPTION_FROM_FLAG] = "flag"};
 
-/* Which of the two variables it was: the command's own stands over that for all. */
+/* The variable that set a value: SHOAL_COMMAND_OPTION overrides SHOAL_ALL_OPTION. */
 static void variable_text(const struct settings *s, const char *name, struct buf *b) {
     struct buf prefix = {0};
     option_env_name("SHOAL", s->command->name, &prefix);
@@ -53,7 +54,7 @@ static void value_print(const struct cli_options *c, const struct settings *s,
     buf_release(&clean);
 }
 
-/* args: explain COMMAND [its own command line] */
+/* args: explain COMMAND [command line of COMMAND] */
 static int explain(const struct cli_options *c, const struct strings *args, struct error *err) {
     const struct cli_command *k = args->n > 1 ? cli_command(args->v[1]) : NULL;
     if (args->n < 2) return error_set(err, ERR_USAGE, "explain which command?");

@@ -1,7 +1,7 @@
 /*
- * shoal debate: agents answer questions together, and everything that says whether it was worth it:
- * what each of them knew alone, their first vote, the best choice among first answers, as many
- * samples of the best agent as the debate cost, and what each agent added.
+ * shoal debate: agents answer questions together. It measures whether the debate paid off: the
+ * answers of each agent alone, their first vote, the best choice among first answers,
+ * self-consistency of the best agent at the cost of the debate, and the contribution of each agent.
  */
 #define _GNU_SOURCE
 #include "base/base.h"
@@ -81,15 +81,15 @@ static const struct option_row rows[] = {
 };
 #undef ROW
 
-/* Calls that are asked at once; an item with what is said about it in a round. */
+/* Bytes of concurrent calls, and of a question with its transcript. */
 enum { CALLS_WORK = 48 << 20, ITEM_WORK = 16384, SHOWN = 5 };
-enum { PAGES_TOKENS = 65536 }; /* of the cache, unless calls are longer */
+enum { PAGES_TOKENS = 65536 }; /* tokens of the KV cache; more if calls are longer */
 
 struct questions {
-    struct task_item *topic; /* one, or NULL */
+    struct task_item *topic; /* a single question, or NULL */
     struct eval_task *banks;
     int n_banks;
-    int64_t n; /* in all */
+    int64_t n; /* number of questions */
 };
 
 static int topic_make(const struct options *o, struct questions *q, struct error *err) {
@@ -266,7 +266,8 @@ static int protocols_print(const struct options *o, struct error *err) {
     return o->show ? error_set(err, ERR_USAGE, "no protocol '%s'", o->show) : OK;
 }
 
-/* Sequences at once are many; they need not all be as long as one may be. */
+/* The engine runs many sequences at once, but they need not all reach max_len: the KV cache has
+ * pages for fewer tokens. */
 static void engine_fit(struct setup *st, const struct questions *q) {
     struct engine_options *e = &st->engine;
     if (q->n_banks) e->max_len = MIN(e->max_len, st->m->config.max_seq_len);
@@ -293,7 +294,7 @@ static int model_run(const struct cli_options *c, const struct options *o, const
     return setup_close(&st, rc, err);
 }
 
-/* What flags say counts before what the team's file says. */
+/* Flags override the team's file. */
 static int flags_apply(const struct options *o, struct debate_options *d, struct error *err) {
     d->seed = (uint64_t)o->seed;
     d->working &= o->working;

@@ -1,4 +1,5 @@
-/* shoal doctor: what this machine offers, what the program uses of it, what is missing. */
+/* shoal doctor: the features of this machine, those that the program uses, and those that are
+ * missing. */
 #define _GNU_SOURCE
 #define PCRE2_CODE_UNIT_WIDTH 8
 #include "cli/cli.h"
@@ -21,8 +22,8 @@ static json_t *libraries(void) {
                      "libsodium", sodium_version_string());
 }
 
-/* What confines commands (bubblewrap's version, null with "why") and processes (landlock's ABI; 0:
- * the kernel has none). */
+/* Confinement of commands (version of bubblewrap; null and a "why" without it) and of processes
+ * (landlock ABI; 0: the kernel lacks landlock). */
 static json_t *sandbox_state(void) {
     struct error err;
     char *version = sandbox_version(&err);
@@ -40,7 +41,7 @@ static void sandbox_print(const json_t *v) {
     printf(abi ? "landlock ABI %d\n" : "no landlock\n", abi);
 }
 
-/* What a user would trip over, as sentences. */
+/* Problems that affect a user, as sentences. */
 static json_t *complaints(const json_t *sandbox) {
     json_t *list = json_array();
     uint32_t jit = 0;

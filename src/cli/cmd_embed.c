@@ -1,6 +1,6 @@
 /*
- * shoal embed MODEL: texts as vectors, for programs as JSON lines and for people as a table of
- * cosines.
+ * shoal embed MODEL: prints embeddings of texts: JSON lines for programs, a table of cosines for
+ * people.
  */
 #define _GNU_SOURCE
 #include "cli/prompts.h"
@@ -27,7 +27,7 @@ static const struct option_row rows[] = {
     {0},
 };
 
-/* Vectors [n][d] of the texts and their tokens. */
+/* Texts as tokens, and their vectors [n][d]. */
 struct embedded {
     struct prompts texts;
     struct token_ids *ids; /* [n] */
@@ -36,7 +36,8 @@ struct embedded {
     int32_t d;
 };
 
-/* A text's tokens and vector, as wide as models of this size are; a line of output. */
+/* Bytes of tokens and vector per text, for the width of models of this size; bytes of an output
+ * line. */
 enum { VECTOR_WORK = 32 << 10, VECTOR_JSON = 1 << 20 };
 
 static int texts_read(struct embedded *x, const struct options *o, const struct strings *args,

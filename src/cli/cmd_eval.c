@@ -1,9 +1,9 @@
 /*
- * shoal eval MODEL: base, adapters, the generations of a run, and teams on the same questions, with
- * what may be said of the differences.
+ * shoal eval MODEL: measures base, adapters, the generations of a run, and teams on the same
+ * questions, with statistics of the differences.
  *
- * Questions are read before the model is, and what a comparison could find at all is said before
- * anything is asked. Results are printed at the end: Holm's correction needs all of them.
+ * Questions are read before the model, and the smallest detectable difference is printed before the
+ * first question is answered. Results are printed at the end: Holm's correction needs all of them.
  */
 #include "cli/setup.h"
 #include "swarm/swarm.h"
@@ -49,10 +49,10 @@ static const struct option_row rows[] = {
 };
 
 enum {
-    QUESTIONS_WORK = 16 << 20, /* jobs before the engine, with their tokens and answers */
-    FAMILY_LEN = 256,          /* tokens of a family's question */
-    PAGES_TOKENS = 8192,       /* that sequences at once may have, unless one is longer */
-    ITEM_WORK = 16384,         /* of a team: a question with what is said about it */
+    QUESTIONS_WORK = 16 << 20, /* bytes of jobs outside of the engine */
+    FAMILY_LEN = 256,          /* tokens per question of a family */
+    PAGES_TOKENS = 8192,       /* tokens in the KV cache, more for a long sequence */
+    ITEM_WORK = 16384,         /* bytes of a team's question and its transcript */
 };
 static const double DISCORDANT = 0.2; /* assumed share of answers that differ */
 
@@ -61,15 +61,15 @@ struct run {
     const struct options *o;
     struct setup s;
     struct eval_task *banks;
-    struct strings alone; /* base and adapters: what they are called */
+    struct strings alone; /* names of base and adapters */
     struct strings paths; /* [alone.n] */
-    int *generation;      /* [alone.n] of --run, from 0; -1: of none */
-    struct strings loads; /* everything that is loaded */
+    int *generation;      /* [alone.n] generation of --run, from 0; -1: not from --run */
+    struct strings loads; /* all adapters to load */
     struct team *teams;   /* [o->teams.n] */
     struct team_solver *players;
     struct engine_client speaker;
     struct llm_client asker;
-    struct eval_candidate *who; /* those that answer alone, then teams */
+    struct eval_candidate *who; /* base and adapters, then teams */
     struct eval_solver *solvers;
     int n_banks, n_who;
     struct eval_result **out;      /* [n_banks · n_who][bank's n] */
@@ -95,8 +95,7 @@ static int questions_open(struct run *r, struct error *err) {
     return OK;
 }
 
-/* The engine that the questions want, before their tokens are known: no text has more tokens than
- * bytes. */
+/* Engine options before the tokens are known: a text has at most as many tokens as bytes. */
 static struct engine_options engine_wanted(const struct run *r) {
     struct engine_options e = {.max_rows = 512, .max_seqs = 256, .max_len = FAMILY_LEN};
     for (int i = 0; i < r->n_banks; i++) {
@@ -124,7 +123,7 @@ static void engine_fit(struct run *r) {
         e->n_pages = kv_cache_pages_for(MAX(PAGES_TOKENS, 2 * e->max_len));
 }
 
-/* who answers */
+/* contestants */
 
 static void alone_add(struct run *r, const char *name, const char *path, int generation) {
     strings_add(&r->alone, name);
@@ -138,7 +137,8 @@ static int is_shown(const struct dirent *f) {
     return f->d_name[0] != '.';
 }
 
-/* DIR/adapters/gen_N/NAME, by name. How many there are; -1: no such folder. */
+/* Adds the adapters DIR/adapters/gen_N/NAME in order of name and returns their number; -1: no such
+ * folder. */
 static int generation_add(struct run *r, int generation) {
     struct dirent **found = NULL;
     char *dir = xasprintf("%s/adapters/gen_%d", r->o->run, generation);
@@ -161,7 +161,7 @@ static int generation_add(struct run *r, int generation) {
     return n < 0 ? -1 : added;
 }
 
-/* Before anything is loaded: who there is, and what they stand on. */
+/* Lists the contestants and the adapters that they need, before anything is loaded. */
 static int names_make(struct run *r, struct error *err) {
     const struct options *o = r->o;
     alone_add(r, "base", "base", -1);
@@ -212,7 +212,7 @@ static int contestants_open(struct run *r, struct error *err) {
     return OK;
 }
 
-/* What a comparison of this size could find. */
+/* Prints the smallest difference that a comparison of this size can detect. */
 static void power_note(const struct run *r) {
     for (int i = 0; i < r->n_banks; i++) {
         const struct eval_task *b = &r->banks[i];
@@ -229,7 +229,7 @@ static void power_note(const struct run *r) {
     }
 }
 
-/* asking */
+/* answers */
 
 static int answers_get(struct run *r, struct error *err) {
     struct progress p;
@@ -265,7 +265,7 @@ static void leaderboard_compute(struct run *r, int bank) {
     free(clusters);
 }
 
-/* Every comparison of the run counts. */
+/* Corrects over all comparisons of the run. */
 static void holm(struct run *r) {
     int n = r->n_banks * (r->n_who - 1), at = 0;
     double *p = xcalloc((size_t)MAX(n, 1), 2 * sizeof *p), *adjusted = p + n;
@@ -277,7 +277,7 @@ static void holm(struct run *r) {
     free(p);
 }
 
-/* printing */
+/* output */
 
 static void stand_json(const struct eval_task *b, const char *who, const char *kind,
                        const struct eval_summary *s, bool first) {
@@ -341,7 +341,7 @@ static const char *kind_of(const struct run *r, int who) {
     return who == 0 ? "base" : who < r->alone.n ? "adapter" : "team";
 }
 
-/* The adapters of one generation on one bank; the best of several is lucky as well as good. */
+/* Mean and best of one generation on one task; the best of several is partly luck. */
 static void generation_print(const struct run *r, int bank, int generation) {
     const struct eval_summary *s = &r->standing[bank * r->n_who];
     const char *task = r->banks[bank].name;

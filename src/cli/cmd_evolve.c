@@ -45,8 +45,8 @@ static const struct option_row fork_rows[] = {
     {0},
 };
 
-/* Ctrl-C: the first pauses at the next step, the second stops at once. Nothing is lost by either.
- */
+/* Ctrl-C: the first one pauses at the next step, the second one stops at once. Neither loses
+ * anything. */
 static volatile bool pause_wanted;
 
 static void interrupted(int signal_number) {
@@ -56,7 +56,7 @@ static void interrupted(int signal_number) {
     if (write(STDERR_FILENO, text, sizeof text - 1) < 0) return;
 }
 
-/* The pool is the caller's to free. */
+/* The caller frees the pool. */
 static struct evolve_env env_make(const struct cli_options *c, const char *root) {
     signal(SIGINT, interrupted);
     return (struct evolve_env){.pool = pool_new((int)c->threads),
@@ -107,7 +107,7 @@ static int plan(const struct cli_options *c, const struct evolve_env *env,
     return v ? OK : err->code;
 }
 
-/* The last generation's adapters in reach of a browser. */
+/* Prints how to chat with the last generation's adapters in a browser. */
 static void next_print(const struct options *o, const struct evolve_recipe *ro, const char *id) {
     printf("to talk to the last generation: shoal serve %s --adapter-dir "
            "%s/%s/adapters/gen_%lld\nand open http://127.0.0.1:8000\n",

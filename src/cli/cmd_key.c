@@ -1,8 +1,8 @@
 /*
- * shoal key add|list|revoke: who may use `shoal serve`.
+ * shoal key add|list|revoke: the keys that give access to `shoal serve`.
  *
- * Works on the server's store, whether one runs or not: a running one notices within a second. A
- * new key's secret goes to stdout, this once, and nowhere else.
+ * Changes the server's store, whether a server runs or not; a running server applies the change
+ * within a second. The secret of a new key is printed to stdout once and nowhere else.
  */
 #define _GNU_SOURCE
 #include "cli/cli.h"
@@ -69,7 +69,7 @@ static int add(const struct cli_options *c, const struct options *o, struct keys
     return OK;
 }
 
-/* The day of a time, or "" of 0. */
+/* The day of a time; "" if it is 0. */
 static const char *day(const json_t *v, const char *key, char out[16]) {
     time_t at = (time_t)json_get_number(v, key);
     struct tm tm;

@@ -1,7 +1,8 @@
 /*
- * shoal knowledge add|search|list|remove DB: a base of texts that agents look things up in.
+ * shoal knowledge add|search|list|remove DB: a knowledge base of texts that agents search.
  *
- * Words alone decide unless --model names a model: then its embeddings take part, and are kept.
+ * Search uses words only unless --model names a model: then its embeddings count too, and are
+ * stored.
  */
 #define _GNU_SOURCE
 #include "cli/setup.h"
@@ -34,13 +35,13 @@ static const struct option_row rows[] = {
     {0},
 };
 
-/* What an embedder stands on. */
+/* An embedder with its model and engine. */
 struct embedding {
     struct setup setup;
     struct engine_embedder engine;
     struct embedder embedder;
 };
-/* A chunk is cut at so many tokens. */
+/* A chunk is truncated to EMBED_TOKENS tokens. */
 enum { EMBED_TOKENS = 2048, EMBED_WORK = 4 << 20 };
 
 static int embedding_open(struct embedding *x, const struct cli_options *c, const struct options *o,
@@ -92,7 +93,7 @@ static void hit_print(const json_t *hit, int chars) {
     buf_release(&line);
 }
 
-/* Zero, which the functions take for their defaults, is given here as what is next to it. */
+/* The options use 0 for 'off', but the functions use 0 for their default; so 0 is passed as -1. */
 static int search(const struct cli_options *c, const struct options *o, struct knowledge *k,
                   const struct embedder *e, const struct strings *args, struct error *err) {
     struct buf text = {0};
@@ -149,7 +150,7 @@ static int forget(const struct cli_options *c, struct knowledge *k, const struct
     return OK;
 }
 
-/* DB is not even opened, which would make it. */
+/* Does not open DB, because that would create it. */
 static int plan(const struct cli_options *c, const struct strings *args, bool adds,
                 struct error *err) {
     json_t *paths = json_array();
@@ -186,7 +187,7 @@ static int run(const struct cli_options *c, const void *options, const struct st
     int rc = !k && !dry ? err->code : embeds ? embedding_open(&x, c, o, err) : OK;
     const struct embedder *e = embeds ? &x.embedder : NULL;
     if (rc == OK && dry) rc = plan(c, args, adds, err);
-    if (rc == OK && !dry && !(embeds && !x.setup.m)) /* nothing after --dry-run */
+    if (rc == OK && !dry && !(embeds && !x.setup.m)) /* skipped after --dry-run */
         rc = adds       ? add(c, o, k, e, args, err)
              : searches ? search(c, o, k, e, args, err)
              : lists    ? list(c, k, err)

@@ -13,7 +13,7 @@ struct options {
     bool critic, dry_run;
 };
 
-/* GGUF by ending or by existing file, else a Hugging Face directory. */
+/* Writes GGUF if `out` ends in .gguf, else a Hugging Face directory. */
 static int write_model(const struct model *m, const char *out, enum tensor_type type,
                        struct error *err) {
     size_t n = strlen(out);

@@ -1,4 +1,4 @@
-/* shoal pull: models and adapters from a hub, and what is here of them. */
+/* shoal pull: loads models and adapters from a hub, and lists those that are on this machine. */
 #include "cli/cli.h"
 #include "hub/hub.h"
 

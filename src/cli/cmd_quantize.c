@@ -1,11 +1,11 @@
 /*
- * shoal quantize: a model in fewer bits a weight, with what that cost.
+ * shoal quantize: writes a model with fewer bits per weight, and measures the loss.
  *
- * The copy is opened and both models read the same tokens: perplexity, KL divergence and agreement
- * of the most probable token are printed beside size and bits, because a size without its price is
- * no result. Without --text they read questions and answers of the starter model's families, in
- * English, Japanese and Chinese, as chats, of which the answers are scored; figures on one's own
- * text say more.
+ * The copy is opened and both models read the same tokens. Perplexity, KL divergence and agreement
+ * of the most probable token are printed together with size and bits, because a size alone does not
+ * show the loss. Without --text both read questions and answers of the starter model's families, in
+ * English, Japanese and Chinese, as chats, and only answers are scored. A text of the user's domain
+ * gives more relevant figures.
  */
 #define _GNU_SOURCE
 #include "cli/cli.h"
@@ -24,10 +24,10 @@ struct options {
 
 enum { TEXT_LIMIT = 64 << 20, WINDOW = 512, MAX_SEQS = 4096 };
 
-/* What both models read. */
+/* The token passages that both models read. */
 struct reading {
     struct token_ids ids;
-    struct buf own;              /* chats: which tokens are the assistant's, and so scored */
+    struct buf own;              /* chats: marks the tokens of the assistant, which are scored */
     int32_t begin[MAX_SEQS + 1]; /* passage i is ids[begin[i], begin[i + 1]) */
     int n;
 };
@@ -36,7 +36,8 @@ static void passage_close(struct reading *r) {
     if (r->n < MAX_SEQS && r->ids.n > r->begin[r->n]) r->begin[++r->n] = r->ids.n;
 }
 
-/* One item of every family after another, each a chat of its own, until there are enough tokens. */
+/* Takes one item of every family in turn, each as a separate chat, until there are enough
+ * tokens. */
 static int chats_read(struct reading *r, const struct tokenizer *tok, int64_t tokens,
                       struct error *err) {
     int rc = OK;
@@ -54,7 +55,7 @@ static int chats_read(struct reading *r, const struct tokenizer *tok, int64_t to
     return rc;
 }
 
-/* A text in windows, each begun as the model begins a text. */
+/* Splits a text into windows; each begins as the model begins a text. */
 static int text_read(struct reading *r, const struct model *m, const char *path, int64_t tokens,
                      struct error *err) {
     struct buf text = {0};
@@ -102,7 +103,7 @@ static int copy_write(const struct model *m, const char *out, const struct quant
     return rc;
 }
 
-/* The weights alone, without tokenizer and padding. */
+/* Bits of the weights alone, without tokenizer and padding. */
 static double bits_of(const struct model *m, const struct quant_scheme *q) {
     return 8.0 * (double)quant_bytes(q, &m->config) / (double)model_param_count(&m->config);
 }
@@ -146,7 +147,7 @@ static void print_result(const struct cli_options *c, const struct model *const 
     printf("  same top token  %.2f %%\n", 100 * d->same_top);
 }
 
-/* Both models on the same tokens; without a tokenizer there are none. */
+/* Compares both models on the same tokens; skipped if the model has no tokenizer. */
 static int quantized_compare(const struct options *o, const struct model *const m[2],
                              struct pool *pool, struct model_divergence *d, struct error *err) {
     if (!m[0]->tok) {

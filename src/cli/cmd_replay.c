@@ -1,8 +1,8 @@
 /*
- * shoal replay KEY: runs a recorded call again and says "same bits", or precisely what differs.
+ * shoal replay KEY: runs a recorded call again and prints "same bits", or every difference.
  *
- * First what the call depended on is compared — model, adapters, numeric class, processor level,
- * version — then, where the call can be run at all, its outputs. Nothing is changed in the store.
+ * It first compares the inputs of the call — model, adapters, numeric class, processor level,
+ * version — then, if the call can run at all, its outputs. The store does not change.
  */
 #define _GNU_SOURCE
 #include "cli/setup.h"
@@ -28,11 +28,11 @@ static const struct option_row rows[] = {
     {0},
 };
 
-/* One replay: the record, what it needs, and what was found to differ. */
+/* One replay: the record, the state to run it, and the differences. */
 struct replay {
     const struct cli_options *c;
     json_t *call;
-    struct buf differs; /* lines: reasons that the call is another one now */
+    struct buf differs; /* one line per difference from the recorded call */
     struct arena arena;
     struct grammar *grammar;
     struct setup s;
@@ -57,13 +57,13 @@ static int list_calls(const struct cli_options *c, struct store *s, struct error
     return OK;
 }
 
-/* Notes a difference that may or may not reach the outputs. */
+/* Notes a difference that may or may not change the outputs. */
 static void field_compare(struct replay *r, const char *key, const char *now) {
     const char *was = json_get_string(r->call, key);
     if (strcmp(was, now) != 0) buf_printf(&r->differs, "%s: was '%s', is '%s'\n", key, was, now);
 }
 
-/* The model as it was; false when it is not there or not the same, which ends the replay. */
+/* Opens the recorded model; false if it is missing or changed, which ends the replay. */
 static bool model_again(struct replay *r, struct error *err) {
     const char *path = json_get_string(r->call, "model");
     bool fast = strcmp(json_get_string(r->call, "class"), "fast") == 0 && !r->c->exact;
@@ -99,7 +99,7 @@ static bool adapter_again(struct replay *r, const json_t *v, struct weighted_ada
     return out->adapter && strcmp(out->adapter->hash, hash) == 0;
 }
 
-/* Whether each term has a weight tells a mix of one from an adapter by itself. */
+/* The "weight" of a term distinguishes a mix of one adapter from a plain adapter. */
 static bool adapters_again(struct replay *r, struct error *err) {
     const json_t *list = json_object_get(r->call, "adapters");
     int n = (int)MIN(json_array_size(list), (size_t)ENGINE_MIX_MAX);
@@ -113,7 +113,7 @@ static bool adapters_again(struct replay *r, struct error *err) {
     return same;
 }
 
-/* One sequence and the wanted length: nothing else of an engine reaches the bits. */
+/* The engine has one sequence and the needed length: none of its other options changes the bits. */
 static int call_again(struct replay *r, struct error *err) {
     int64_t longest = 0;
     for (int i = 0; i < r->r.n_choices; i++) longest = MAX(longest, r->r.choices[i].n);
@@ -130,7 +130,7 @@ static int call_again(struct replay *r, struct error *err) {
     return r->s.e ? engine_run(r->s.e, &r->r, 1, NULL, err) : err->code;
 }
 
-/* What else the outputs depend on, and the outputs. */
+/* Compares the remaining settings that the outputs depend on. */
 static void outcome_compare(struct replay *r) {
     char key[HASH_LEN];
     field_compare(r, "class", numeric_class_name(r->s.m->cls));

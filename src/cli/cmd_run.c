@@ -1,8 +1,8 @@
 /*
  * shoal run MODEL: generate from prompts or chat messages, with adapters, a mix of them, or none.
  *
- * All prompts and all samples of each are requests of one batch. Text is for people; what a program
- * wants to know (ids, log-probabilities, identity) is printed with --json only.
+ * All prompts and all samples of each are requests of one batch. Text output is for people; token
+ * ids, log-probabilities and the identity of a call are printed with --json only.
  */
 #define _GNU_SOURCE
 #include "cli/generate.h"
@@ -61,8 +61,8 @@ static const struct option_row rows[] = {
 };
 #undef ROW
 
-/* Everything of one command line beside the model. Request i is sample i % samples of prompt
- * i / samples. */
+/* The state of one command line except the model. Request i is sample i % samples of prompt i /
+ * samples. */
 struct job {
     const struct cli_options *c;
     const struct options *o;
@@ -80,7 +80,7 @@ struct job {
     int n;
 };
 
-/* What would be ignored is refused: a flag without effect is a mistake that nobody sees. */
+/* Refuses flags that would have no effect, because such a mistake is easy to miss. */
 static int flags_check(const struct cli_options *c, const struct options *o, struct error *err) {
     if (!c->json && (o->logprobs || o->prompt_logprobs))
         return error_set(err, ERR_USAGE, "'--%s' is printed with --json only",
@@ -105,7 +105,7 @@ static int flags_check(const struct cli_options *c, const struct options *o, str
     return OK;
 }
 
-/* "5=1.5,7=-inf"; the same token again counts again, as in the engine. */
+/* "5=1.5,7=-inf"; a repeated token adds up, as in the engine. */
 static int bias_parse(struct job *j, const char *text, struct error *err) {
     for (const char *at = text; *at;) {
         char *end, *after;
@@ -138,7 +138,7 @@ static int grammar_read(struct job *j, struct error *err) {
     return OK;
 }
 
-/* All that can be known without the model. */
+/* Reads and checks every input that does not need the model. */
 static int job_read(struct job *j, struct error *err) {
     const struct options *o = j->o;
     int rc = flags_check(j->c, o, err);
@@ -155,8 +155,8 @@ static int job_read(struct job *j, struct error *err) {
     return rc;
 }
 
-/* What the engine and the requests may need, before anything is tokenized: a byte is at most one
- * token. */
+/* Upper bounds for the engine and the requests before anything is tokenized: a token has at least
+ * one byte. */
 static struct setup_needs job_wants(const struct job *j) {
     const struct options *o = j->o;
     size_t longest = j->prompts.longest, choice = 0;
@@ -171,7 +171,7 @@ static struct setup_needs job_wants(const struct job *j) {
                                 .session = o->session};
 }
 
-/* Prompts and choices as tokens. A reply ends with the model's end of text or of a chat turn. */
+/* Encodes prompts and choices. A reply ends with the model's end of text or of a chat turn. */
 static int job_encode(struct job *j, const struct model *m, struct error *err) {
     const struct strings *choices = &j->o->choices;
     if (!m->tok) return error_set(err, ERR_MISMATCH, "'%s' has no tokenizer", m->path);
@@ -189,7 +189,7 @@ static int job_encode(struct job *j, const struct model *m, struct error *err) {
     return OK;
 }
 
-/* max_tokens is cut to what fits behind the prompt, so that its value, which is part of the call's
+/* max_tokens is cut to the room after the prompt, so that its value, which is part of the call's
  * identity, does not depend on the memory plan. */
 static void job_requests(struct job *j, int32_t max_len) {
     const struct options *o = j->o;
@@ -221,7 +221,7 @@ static void job_requests(struct job *j, int32_t max_len) {
     }
 }
 
-/* What was generated, cut before a stop text. */
+/* The generated text, cut before a stop text. */
 static void answer_text(const struct model *m, const struct engine_request *r, struct buf *text) {
     if (r->n_stop_texts)
         buf_add(text, r->text.data, r->text.len);
@@ -232,7 +232,7 @@ static void answer_text(const struct model *m, const struct engine_request *r, s
 
 static json_t *text_json(const struct buf *text) {
     json_t *s = json_stringn(text->data, text->len);
-    return s ? s : json_null(); // bytes that are no UTF-8
+    return s ? s : json_null(); // bytes that are not UTF-8
 }
 
 static void json_merge(json_t *into, json_t *from) {
@@ -240,7 +240,7 @@ static void json_merge(json_t *into, json_t *from) {
     json_decref(from);
 }
 
-/* What the answer is a function of, by name and by content: enough to ask for it again. */
+/* The inputs that determine the answer, by name and by content hash: enough to repeat the call. */
 static json_t *call_json(const struct job *j, const struct setup *s, int i, const char *hash) {
     const struct engine_request *r = &j->reqs[i];
     char key[HASH_LEN];
@@ -254,7 +254,7 @@ static json_t *call_json(const struct job *j, const struct setup *s, int i, cons
                      r->n_prefilled, "generated", r->n_generated);
 }
 
-/* One line with everything; members that were not asked for are left out. */
+/* One JSON object with everything; members that no flag requests are left out. */
 static json_t *answer_json(const struct job *j, const struct setup *s, int i, const char *hash) {
     const struct engine_request *r = &j->reqs[i];
     struct buf text = {0};
@@ -326,7 +326,7 @@ static int job_print(const struct job *j, const struct setup *s, struct error *e
     return OK;
 }
 
-/* A file that does not fit this model, class or element is refused, not passed over. */
+/* Refuses, and does not skip, a file of another model, numeric class or element type. */
 static int session_open(const struct job *j, struct setup *s, struct error *err) {
     int32_t n;
     if (!j->o->session || !path_exists(j->o->session)) return OK;
@@ -336,7 +336,7 @@ static int session_open(const struct job *j, struct setup *s, struct error *err)
     return rc;
 }
 
-/* The last token that was generated is not in the cache yet: the longest cached prefix is saved. */
+/* Saves the longest cached prefix: the last generated token is not in the KV cache yet. */
 static int session_keep(const struct job *j, struct setup *s, struct error *err) {
     if (!j->o->session) return OK;
     const struct engine_request *r = &j->reqs[0];
@@ -351,7 +351,7 @@ static int session_keep(const struct job *j, struct setup *s, struct error *err)
     return rc;
 }
 
-/* Without a plan the engine is as long as these requests are. */
+/* Without a memory plan, max_len is the length of the longest request. */
 static void engine_fit(struct job *j, struct setup *s) {
     int32_t longest = 0, most = s->m->config.max_seq_len;
     for (int i = 0; i < j->prompts.n; i++) longest = MAX(longest, j->tokens[i].n);
@@ -397,7 +397,7 @@ static int run(const struct cli_options *c, const void *options, const struct st
         struct setup_needs w = job_wants(&j);
         rc = setup_open(&s, c, &o->setup, args->v[0], &w, err);
         if (rc == OK && s.m) rc = job_run(&j, &s, err);
-        rc = setup_close(&s, rc, err); // the engine lets go of the requests
+        rc = setup_close(&s, rc, err); // the engine releases the requests
     }
     job_release(&j);
     return rc;

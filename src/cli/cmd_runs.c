@@ -1,9 +1,9 @@
 /*
- * shoal runs: what runs there are, and what groups of them came to.
+ * shoal runs: lists runs, and compares the results of groups of runs.
  *
- * A group is every run whose id is its name and "-KEY"; a key says what is repeated: a seed
- * ("s3"), or a family and a seed ("order-s3"). Groups are compared with the first one on the keys
- * that both have, so that what a seed makes easy or hard for everybody cancels.
+ * A group is every run whose id is its name and "-KEY"; a key names the repetition: a seed ("s3"),
+ * or a family and a seed ("order-s3"). Groups are compared with the first one on the keys that both
+ * have, so that a seed that is easy or hard for all groups cancels.
  */
 #define _GNU_SOURCE
 #include "cli/cli.h"
@@ -28,27 +28,27 @@ static const struct option_row rows[] = {
     {0},
 };
 
-/* What a run came to. */
+/* The result of one run. */
 struct outcome {
     const char *key; /* borrowed from the list of runs */
     double accuracy, flops;
-    double elsewhere, retention; /* mean accuracy on the retained tasks; and since the founder */
+    double elsewhere, retention; /* accuracy on retained tasks; its change since the founder */
     int64_t items;
 };
 struct group {
     const char *name;
     struct outcome *v; /* [n] */
     int n;
-    bool retains; /* all of them measured families that they were not to lose */
+    bool retains; /* all runs measured families to retain */
 };
 
-/* The key of a run in a group; NULL: it is not in it. */
+/* The key of a run in a group; NULL: the run is not in the group. */
 static const char *key_in(const char *id, const char *group) {
     size_t n = strlen(group);
     return strncmp(id, group, n) == 0 && id[n] == '-' && id[n + 1] ? id + n + 1 : NULL;
 }
 
-/* The table's last row is what a search ended with. */
+/* The last row of the table is the result of the search. */
 static int outcome_read(const char *root, const char *id, struct outcome *o, bool *retains,
                         struct error *err) {
     char *path = xasprintf("%s/%s/result.json", root, id);
@@ -93,7 +93,7 @@ static int group_read(const char *root, const json_t *runs, struct group *g, str
     return rc;
 }
 
-/* Of one number of the runs of a group. */
+/* Mean and interval of one field over the runs of a group. */
 static struct stats_interval spread(const struct group *g, size_t field) {
     double *v = xcalloc((size_t)g->n + 1, sizeof *v);
     for (int i = 0; i < g->n; i++) v[i] = *(const double *)((const char *)&g->v[i] + field);
@@ -102,7 +102,7 @@ static struct stats_interval spread(const struct group *g, size_t field) {
     return mean;
 }
 
-/* a - b in a number of the runs whose keys both have. */
+/* a - b in one field, over the keys that both groups have. */
 struct pairing {
     struct stats_interval diff;
     double p;
@@ -122,7 +122,7 @@ static struct pairing paired(const struct group *a, const struct group *b, size_
     return r;
 }
 
-/* Without a base: since each run's own founder. */
+/* Without a base, the change since each run's founder. */
 static struct stats_interval retention(const struct group *g, const struct group *base) {
     if (!base->name) return spread(g, offsetof(struct outcome, retention));
     return paired(g, base, offsetof(struct outcome, elsewhere)).diff;
@@ -137,7 +137,7 @@ static json_t *group_json(const struct group *g, const struct group *base) {
     return v;
 }
 
-/* Every group, and what the first has over each other one. */
+/* Every group, and the advantage of the first group over each other group. */
 static json_t *comparison_json(const struct group *g, int n, const struct group *base) {
     json_t *list = json_array();
     double *p = xcalloc(2 * (size_t)n + 1, sizeof *p), *holm = p + n;
@@ -161,7 +161,7 @@ static json_t *comparison_json(const struct group *g, int n, const struct group 
     return list;
 }
 
-/* "+1.20 (+0.31 … +2.09)" in 26 columns; `format` is of one number. */
+/* "+1.20 (+0.31 … +2.09)" in 26 columns; `format` prints one number. */
 static void print_points(const json_t *v, const char *format) {
     static const char *const keys[] = {"value", "lo", "hi"}, *const between[] = {" (", " … ", ")"};
     struct buf b = {0};

@@ -1,4 +1,4 @@
-/* shoal serve: one model, its adapters and teams over HTTP, until it is told to stop. */
+/* shoal serve: one model, its adapters and teams over HTTP, until a signal stops it. */
 #define _GNU_SOURCE
 #include "api/api.h"
 #include "cli/settings.h"
@@ -18,7 +18,7 @@ struct options {
     struct {
         bool enabled;
         int64_t loras, rank, cpu;
-    } vllm; /* flags of those who come from there */
+    } vllm; /* flags of vLLM, for its users */
 };
 #define ROW(name, type, field, fallback, min, max, metavar, help)                                  \
     { name, type, offsetof(struct options, field), fallback, min, max, metavar, help }
@@ -99,8 +99,9 @@ static const struct option_row rows[] = {
 };
 #undef ROW
 
-/* The token is a secret: it is shown to a person and not written to the JSON lines, which are often
- * logged. In the fragment of the address it reaches the page only: browsers do not send it. */
+/* The token is a secret: it is printed for a person and left out of the JSON lines, which are often
+ * logged. It is in the fragment of the address, which browsers do not send, so only the page reads
+ * it. */
 static void ready(void *ctx, const char *url, const char *page, const char *token,
                   const char *token_path) {
     const struct cli_options *c = ctx;
@@ -113,7 +114,7 @@ static void ready(void *ctx, const char *url, const char *page, const char *toke
     log_info("page %s/#token=%s", page, token);
 }
 
-/* A client is a file descriptor, and shells allow a thousand. */
+/* Raises the limit of open files: each client is a file descriptor, and shells allow a thousand. */
 static void files_allow(void) {
     struct rlimit r;
     if (getrlimit(RLIMIT_NOFILE, &r) != 0) return;
@@ -121,9 +122,10 @@ static void files_allow(void) {
     if (setrlimit(RLIMIT_NOFILE, &r) != 0) log_warn("at most %d files at once", (int)r.rlim_cur);
 }
 
-enum { STEP_ROWS = 256 }; /* the engine's own choice, which a plan wants said */
+enum { STEP_ROWS = 256 }; /* the engine's default; the memory plan needs the number */
 
-/* For the plan: what lies at the paths of NAME=DIR. Those in vLLM's form come on top of it. */
+/* For the plan: the paths of NAME=DIR. Adapters in vLLM's JSON form are not in the plan; their
+ * memory is additional. */
 static struct strings adapter_paths(const struct strings *adapters) {
     struct strings paths = {0};
     for (int i = 0; i < adapters->n; i++) {
@@ -133,8 +135,8 @@ static struct strings adapter_paths(const struct strings *adapters) {
     return paths;
 }
 
-/* The part of --max-memory that is for requests: what they say, what they are told, grammars and
- * replies that can be rated. */
+/* The part of --max-memory for requests: their input, their output, grammars, and replies that a
+ * user may rate. */
 static int request_memory(const struct options *o, struct serve_options *so, struct error *err) {
     enum { LEAST = 8 << 20, USUAL = 512 << 20 };
     size_t limit = 0, most = USUAL;
@@ -152,7 +154,7 @@ static int request_memory(const struct options *o, struct serve_options *so, str
     return OK;
 }
 
-/* The commands that may be jobs, as their own tables say. */
+/* The commands that may be jobs, from the command table. */
 static const struct job_kind *job_kinds(void) {
     static struct job_kind kinds[16];
     const struct cli_command *c;

@@ -1,9 +1,9 @@
 /*
- * shoal synth: the model writes answers to prompts, filters choose, and what is kept is training
- * data that names its source; --then-train goes on to `shoal train` with it.
+ * shoal synth: the model writes answers to prompts, filters select, and the selected answers become
+ * training data that names its source; --then-train runs `shoal train` on it.
  *
- * The second step is the command train itself, with the options that stand behind "--" or in the
- * recipe's section train: it has no flags of its own here.
+ * The second step is the train command, with the options after "--" or in the section train of the
+ * recipe: it has no other flags here.
  */
 #define _GNU_SOURCE
 #include "cli/setup.h"
@@ -13,15 +13,15 @@
 #include <string.h>
 
 struct options {
-    struct synth_options synth; /* first: its rows are copied as they are */
+    struct synth_options synth; /* first, because its rows are copied unchanged */
     struct setup_options setup;
     char *model, *prompts, *topics, *adapter, *judge, *out, *then_train;
-    bool train_section; /* of the recipe: it has one */
+    bool train_section; /* whether the recipe has a section train */
 };
 #define ROW(name, field, metavar, help)                                                            \
     { name, OPT_STRING, offsetof(struct options, field), NULL, 0, 0, metavar, help }
 
-/* The top level of a recipe too. */
+/* Flags, and keys at the top level of a recipe. */
 static const struct option_row own_rows[] = {
     ROW("model", model, "MODEL", "the base, where it is not the first argument"),
     ROW("prompts", prompts, "FILE", "JSON lines of {prompt} or {messages}"),
@@ -40,7 +40,7 @@ static const struct option_row own_rows[] = {
 };
 #undef ROW
 
-/* Both tables: own_rows and the filters'. */
+/* Both tables: own_rows and the rows of the filters. */
 static struct option_row synth_rows[64];
 
 __attribute__((constructor)) static void synth_rows_fill(void) {
@@ -51,7 +51,7 @@ __attribute__((constructor)) static void synth_rows_fill(void) {
     memcpy(synth_rows + own, synth_option_rows, n * sizeof *synth_rows);
 }
 
-/* The top level is own_rows, the section synth the filters'; the section train is read later. */
+/* The top level fills own_rows, the section synth the filters; the section train is read later. */
 static int recipe_load(void *options, const char *path, struct error *err) {
     struct options *o = options;
     struct yaml y;
@@ -68,7 +68,7 @@ static int recipe_load(void *options, const char *path, struct error *err) {
     return rc;
 }
 
-/* The section train of a recipe, as options of that command. */
+/* Reads the section train of a recipe as options of that command. */
 static int train_section(void *block, const char *recipe, struct error *err) {
     struct yaml y;
     char *found = cli_find_file(recipe);
@@ -80,8 +80,8 @@ static int train_section(void *block, const char *recipe, struct error *err) {
     return rc;
 }
 
-/* What train would be told: the files from here, then the recipe's section and the flags, which may
- * say otherwise. Read before anything is written, so that a wrong one costs nothing. */
+/* The options of train: files from here, overridden by the recipe's section, then by flags. They
+ * are read before anything is written, so that a wrong option costs nothing. */
 static int train_options_read(const struct options *o, const char *model, const char *recipe,
                               const struct strings *flags, void *block, struct error *err) {
     char *own[] = {"--model", (char *)(uintptr_t)model, "--data", o->out, "--out", o->then_train};
@@ -96,7 +96,7 @@ static int train_options_read(const struct options *o, const char *model, const 
     return rc;
 }
 
-enum { BYTES_PER_TOKEN = 16 }; /* its id, its text, and both once more as a line or a request */
+enum { BYTES_PER_TOKEN = 16 }; /* id and text, both again as a line or a request */
 
 static struct setup_needs wants_of(const struct synth *s, const struct strings *adapters) {
     int64_t n = (int64_t)s->prompts.n * s->o->samples;
@@ -178,7 +178,7 @@ static int synth_run(const struct cli_options *c, const struct options *o, const
     return rc;
 }
 
-/* What would be ignored is refused. */
+/* Refuses flags that would have no effect, and missing ones. */
 static int flags_check(const struct options *o, const char *model, int n_train, struct error *err) {
     const struct synth_options *s = &o->synth;
     if (!model)

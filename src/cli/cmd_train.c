@@ -1,9 +1,9 @@
 /*
- * shoal train: makes adapters from conversations, or says what that would take.
+ * shoal train: makes adapters from conversations, or prints what that would take.
  *
  * The base and the options come from the command line or from a recipe in the place of the base;
- * flags go before the recipe. The names of the first predecessor's script, of PEFT and of TRL are
- * accepted for the same things.
+ * flags go before the recipe. Option names of the first predecessor's script, of PEFT and of TRL
+ * work as aliases.
  */
 #define _GNU_SOURCE
 #include "cli/train_plan.h"
@@ -15,7 +15,7 @@
 #include <unistd.h>
 
 struct train_command {
-    struct train_options train; /* first: its rows are copied as they are */
+    struct train_options train; /* first, because its rows are copied unchanged */
     struct strings data;
     struct rl_options policy;
     struct es_options es;
@@ -28,7 +28,7 @@ struct train_command {
 #define ALIAS(name, row)                                                                           \
     { name, OPT_ALIAS, 0, row, 0, 0, NULL, NULL }
 
-/* The top level of a recipe too. */
+/* Flags, and keys at the top level of a recipe. */
 static const struct option_row own_rows[] = {
     ROW("model", OPT_STRING, model, "MODEL", "the base, where it is not the first argument",
         JOB_INPUT),
@@ -51,7 +51,7 @@ static const struct option_row own_rows[] = {
     {0},
 };
 
-/* All tables: own_rows, the trainer's, and those of the other methods. */
+/* All tables: own_rows, the trainer's rows, and the rows of the other methods. */
 static struct option_row train_rows[128];
 
 static size_t rows_append(size_t at, const struct option_row *rows, size_t offset) {
@@ -70,7 +70,7 @@ __attribute__((constructor)) static void train_rows_fill(void) {
     rows_append(n, es_option_rows, offsetof(struct train_command, es));
 }
 
-/* The top level is own_rows, the sections are the other tables. */
+/* The top level fills own_rows; the sections fill the other tables. */
 static int recipe_load(void *options, const char *path, struct error *err) {
     struct train_command *o = options;
     const struct {
@@ -122,7 +122,7 @@ static int method_run(const struct train_command *o, struct train_run *run, cons
                                  &watch, err);
 }
 
-/* All that decides what is trained, of the method too. */
+/* All options that determine the training, including those of the method. */
 static json_t *run_options(const struct train_command *o) {
     json_t *all = options_json(train_option_rows, &o->train), *own;
     if (strcmp(o->method, "sft") == 0) return all;
@@ -157,7 +157,7 @@ static int out_train(const struct cli_options *c, const struct train_command *o,
     return rc;
 }
 
-/* The folder has one checkpoint. */
+/* Holds a lock: the output folder has one checkpoint, so it takes one run at a time. */
 static int train_and_publish(const struct cli_options *c, const struct train_command *o,
                              struct model *m, struct train_job *jobs, int n, struct pool *pool,
                              struct error *err) {
@@ -202,7 +202,7 @@ static int method_check(const struct train_command *o, struct error *err) {
     return rc == OK && method == METHOD_ES ? es_options_check(&o->es, &o->train, err) : rc;
 }
 
-/* A name is a folder below --out. */
+/* Each name becomes a folder below --out. */
 static int names_check(const struct strings *data, struct error *err) {
     for (int i = 0; i < data->n; i++) {
         const char *v = data->v[i];

@@ -1,9 +1,9 @@
 /*
- * shoal world: the grid world as a program — policies measured on the same maps, a world watched,
- * recorded, entered again at any tick and continued otherwise, and the environment for other
- * programs.
+ * shoal world: the grid world as a program. It measures policies on the same maps; shows or records
+ * one world; enters a trace at any tick and continues it differently; and serves the environment to
+ * other programs.
  *
- * Who plays is a struct player; everything else is the same for all of them.
+ * A struct player chooses the actions; the rest is the same for all kinds of players.
  */
 #define _GNU_SOURCE
 #include "cli/cli.h"
@@ -24,7 +24,7 @@ struct options {
     double timeout;
     bool watch, on, pipe, best;
     char *mind;
-    struct world_rules rules; /* --world's, under the flags */
+    struct world_rules rules; /* rules of --world, overridden by flags */
     struct simulation_cmd_options life;
 };
 #define ROW(name, type, field, fallback, min, max, metavar, ...)                                   \
@@ -70,7 +70,7 @@ static const struct option_row own_rows[] = {
     {0},
 };
 
-/* All tables: own_rows, and those of lives. */
+/* All tables: own_rows and the rows of simulations. */
 static struct option_row rows[96];
 
 static size_t rows_append(size_t at, const struct option_row *from, size_t offset) {
@@ -95,7 +95,7 @@ static const char *world_name(const struct options *o) {
     return o->world ? o->world : "repaired";
 }
 
-/* A rule set's name or a file, which may lie in the program's own checkout. */
+/* Loads a rule set by name or from a file, which may be in the checkout of the program. */
 static int rules_load(struct world_rules *r, const char *name, struct error *err) {
     char *path = cli_is_recipe(name) ? cli_find_file(name) : xstrdup(name);
     int rc = world_rules_load(r, path, err);
@@ -109,7 +109,7 @@ static int over_load(void *options, struct error *err) {
     return rules_load(&o->rules, world_name(o), err);
 }
 
-/* who plays */
+/* players */
 
 struct player {
     const char *name;
@@ -127,7 +127,7 @@ static int player_act(const struct player *p, const struct world *w, const struc
 }
 
 enum { MAX_PLAYERS = 16 };
-static const char MODEL[] = "model"; /* the name of the one on the command line */
+static const char MODEL[] = "model"; /* name of the player that is the model on the command line */
 struct players {
     const struct simulation_job *job; /* NULL: there is no model */
     struct player v[MAX_PLAYERS];
@@ -153,7 +153,7 @@ static int player_open(struct players *all, const char *name, bool learns, struc
 
 static int players_open(struct players *p, const struct options *o, struct error *err) {
     int rc = OK;
-    bool learns = o->watch || o->record || o->on; // what is measured does not change
+    bool learns = o->watch || o->record || o->on; // measurements use fixed policies
     if (o->policies.n + 1 > MAX_PLAYERS)
         return error_set(err, ERR_USAGE, "at most %d policies", MAX_PLAYERS - 1);
     for (int i = 0; rc == OK && i < o->policies.n; i++)
@@ -183,7 +183,7 @@ static const char *const measure_names[] = {"delivered", "collected", "blocked",
 static const bool measure_shares[N_MEASURES] = {[BLOCKED] = true, [SURVIVAL] = true};
 
 struct episode_metrics {
-    double *v[N_MEASURES]; /* [maps]: a map's mean over its agents */
+    double *v[N_MEASURES]; /* [maps]: mean over the agents of a map */
 };
 
 static void map_measure(const struct world *w, struct episode_metrics *l, int64_t map) {
@@ -274,7 +274,7 @@ static void episodes_table(const struct options *o, const struct players *p,
     for (int i = 0; i < p->n; i++) episodes_print_row(o, &p->v[i], &l[i]);
 }
 
-/* The first policy against another one, map by map. */
+/* The first policy minus another one, paired by map. */
 static void difference_print(const struct cli_options *c, const struct options *o,
                              const struct players *p, const struct episode_metrics *l, int other) {
     double *diff[2];
@@ -324,11 +324,11 @@ struct live_world {
     struct trace t;
     struct world w;
     const struct player *player;
-    uint64_t seed; /* of who plays */
+    uint64_t seed; /* seed of the player */
     FILE *record;
 };
 
-/* The tick after the trace's last one. */
+/* Appends one tick to the trace. */
 static int show_grow(void *ctx, struct error *err) {
     struct live_world *l = ctx;
     int16_t actions[WORLD_AGENTS] = {0};
@@ -411,7 +411,7 @@ static void show_print(const struct live_world *l) {
     buf_release(&b);
 }
 
-/* Lives, shown or not; what is printed is where it stands afterwards. */
+/* Runs to the end, on screen or not, and prints the last state. */
 static int show_go(const struct cli_options *c, const struct options *o, struct live_world *l,
                    struct error *err) {
     bool model = l->player && l->player->model;
@@ -435,7 +435,7 @@ static int show_go(const struct cli_options *c, const struct options *o, struct 
             show_print(l);
     }
     if (!l->record) return MIN(rc, 0);
-    if (rc < 0) { /* no end: it was not reached */
+    if (rc < 0) { /* no end record: the end was not reached */
         fclose(l->record);
         return rc;
     }
@@ -456,7 +456,7 @@ static int live(const struct cli_options *c, const struct options *o, const stru
     return rc;
 }
 
-/* The trace becomes the beginning of another life. */
+/* Cuts the trace at the current tick; it becomes the prefix of another episode. */
 static int show_fork(struct live_world *l, const struct options *o, const struct players *p,
                      struct error *err) {
     trace_truncate(&l->t, l->w.tick);
@@ -520,9 +520,9 @@ static int serve(const struct options *o, struct error *err) {
     return rc;
 }
 
-/* what goes with what */
+/* combinations of options */
 
-/* That no rule was given where a trace has its own; and never the rule set, which --world names. */
+/* Refuses world rules in addition to a trace, and --rules, which is a key of world files. */
 static int rules_check(const struct options *o, struct error *err) {
     struct world_rules r;
     int rc = rules_load(&r, world_name(o), err);
@@ -551,7 +551,7 @@ static int replay_check(const struct options *o, struct error *err) {
     return OK;
 }
 
-/* Of a world that is another program's. */
+/* Checks the options of --env-pipe, an environment in another program. */
 static int outside_check(const struct options *o, bool model, struct error *err) {
     struct world_rules r;
     if (!model)
@@ -572,7 +572,7 @@ static int outside_check(const struct options *o, bool model, struct error *err)
     return rc;
 }
 
-/* Whether a flag of lives differs from its default. */
+/* Whether a flag of simulations differs from its default. */
 static bool life_given(const struct options *o) {
     struct simulation_options plain = {0};
     options_default(simulation_option_rows, &plain);
@@ -637,7 +637,7 @@ static int players_play(const struct cli_options *c, const struct options *o,
     return rc;
 }
 
-/* What was not given; a trace has its own. */
+/* Fills in defaults; a trace has its own values. */
 static struct options options_fill(const struct options *o) {
     struct options full = *o;
     if (o->replay) return full;
@@ -648,7 +648,7 @@ static struct options options_fill(const struct options *o) {
     return full;
 }
 
-/* The environment says who lives in it and, where nobody else does, for how long. */
+/* Starts the environment, which sets the number of agents and, without --steps, of steps. */
 static int outside_begin(struct external_envs **out, struct options *o, struct error *err) {
     const struct simulation_options *life = &o->life.life;
     bool taught = strcmp(life->learn.learn, "clone") == 0;

@@ -1,4 +1,4 @@
-/* What --dry-run prints, for every command that has no plan of its own. */
+/* Prints --dry-run output for every command without a special plan format. */
 #define _GNU_SOURCE
 #include "cli/cli.h"
 

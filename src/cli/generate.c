@@ -1,5 +1,5 @@
 /*
- * Drawing and adapters of a request, from what a command line says.
+ * Parses the sampling options and the adapters of a request from the command line.
  */
 #define _GNU_SOURCE
 #include "cli/generate.h"
@@ -19,7 +19,7 @@ struct sampling_params sampling_from_options(const struct sampling_options *o, i
                                     .frequency_penalty = (float)o->frequency};
 }
 
-/* A path that exists is itself, whatever is in its name. */
+/* If a path with this text exists, the whole text is the path, whatever its name contains. */
 int adapter_mix_parse(struct adapter_mix *m, const char *text, struct error *err) {
     *m = (struct adapter_mix){.weighted = false};
     if (!text) return OK;

@@ -1,6 +1,6 @@
 /*
- * generate: what run and chat have in common around a request — how tokens are drawn, and the sum
- * of adapters under which.
+ * generate: the parts of a request that run and chat share: sampling options, and a weighted sum of
+ * adapters.
  */
 #ifndef SHOAL_GENERATE_H
 #define SHOAL_GENERATE_H
@@ -35,25 +35,25 @@ struct sampling_options {
                      "ends when the last N tokens repeat one cycle; 0: off"),                      \
         SAMPLING_ROW("seed", OPT_INT, type, field.seed, "0", 0, 9e15, "N", "of the sampling")
 
-/* Draw number i of these options: neighbouring seeds give unrelated streams, because the generator
- * is a keyed hash of them. */
+/* Sampling parameters of sample i: its seed is the option's seed + i. Neighbouring seeds give
+ * unrelated streams, because the generator is a keyed hash of them. */
 struct sampling_params sampling_from_options(const struct sampling_options *o, int64_t i);
 
-/* Adapters with weights: "A", "A=0.7,B=0.3", "A,B" (all of both). */
+/* Adapters with weights: "A", "A=0.7,B=0.3", "A,B" (weight 1 each). */
 struct adapter_mix {
     struct strings paths;
     float weights[ENGINE_MIX_MAX];
     struct weighted_adapter terms[ENGINE_MIX_MAX];
     bool weighted; /* weights were given, or there are several */
 };
-/* NULL: no adapter. */
+/* text NULL: no adapter. */
 int adapter_mix_parse(struct adapter_mix *m, const char *text, struct error *err);
-/* The adapters are setup's own. */
+/* `s` owns the adapters. */
 int adapter_mix_open(struct adapter_mix *m, struct setup *s, struct error *err);
 void adapter_mix_apply(const struct adapter_mix *m, struct engine_request *r);
 void adapter_mix_release(struct adapter_mix *m);
 
-/* What ends a reply: the model's end of text and of a chat turn. Returns how many. */
+/* The tokens that end a reply: the model's end of text and of a chat turn. Returns their number. */
 int32_t model_stop_tokens(const struct model *m, int32_t out[2]);
 
 #endif

@@ -1,11 +1,11 @@
 /*
- * job_is_confined: the confinement of a job's process.
+ * job_confine: the confinement of a job's process.
  *
- * Three things, each for what the others do not see: paths are checked by the server's own rules
- * before a file is opened (path_access_hook), which also knows what is closed inside of an open
- * folder; the kernel confines the process (landlock), also against errors in this program; and
- * commands are refused. With --jobs-run-commands they run in the sandbox, which a confined process
- * cannot make: so there is no landlock.
+ * It has three parts, because none covers everything. Before a file is opened, its path is checked
+ * by the server's rules (path_access_hook), which can deny a path inside of an allowed folder. The
+ * kernel confines the process (landlock), also against errors in this program. Commands are
+ * refused. With --jobs-run-commands they run in the sandbox, which a confined process cannot set
+ * up; then landlock is not used.
  */
 #define _GNU_SOURCE
 #include "cli/job_confine.h"

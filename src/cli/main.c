@@ -99,7 +99,7 @@ bool cli_is_recipe(const char *path) {
     return dot && (strcmp(dot, ".yaml") == 0 || strcmp(dot, ".yml") == 0);
 }
 
-/* What is wrong before the command itself begins. */
+/* Refuses a wrong command line before the command begins. */
 static int line_check(const struct cli_command *c, const struct settings *s, struct error *err) {
     int n = s->args.n;
     if (settings_common(s)->exact && settings_common(s)->fast)
@@ -121,7 +121,7 @@ static int command_run(const struct cli_command *c, const struct settings *s, st
     return c->run(common, settings_options(s), &s->args, err);
 }
 
-/* 'shoal … | head' has read what it wants: the usual end of a program, without a word. */
+/* The reader of 'shoal … | head' closed the pipe: exit as usual, without a message. */
 static void closed_end(void) {
     signal(SIGPIPE, SIG_DFL);
     raise(SIGPIPE);

@@ -1,8 +1,8 @@
 /*
- * Opening a team from its flags, and closing it.
+ * Opens a team from its flags, and closes it.
  *
- * The predecessor's flags do what they say, or are noted with the reason why nothing needs to be
- * done; what cannot be done is refused.
+ * The predecessor's flags work, or a note gives the reason why a flag needs nothing; a flag that
+ * cannot work is refused.
  */
 #define _GNU_SOURCE
 #include "cli/panel.h"
@@ -57,7 +57,7 @@ static int references_check(const struct panel_options *o, struct error *err) {
     return OK;
 }
 
-/* The place of a word among n; -1 for `none`. */
+/* The index of a word among n; -1 for `none`. */
 static int word_pick(const char *what, const char *text, const char *none, const char *const *words,
                      int n, int *out, struct error *err) {
     struct buf all = {0};
@@ -105,7 +105,7 @@ static int pipeline_flags(struct panel *p, struct error *err) {
 
 /* models */
 
-/* A place, or as the predecessor names models: OWNER/REPO on the hub. malloc'ed. */
+/* A path, or OWNER/REPO on the hub, as the predecessor names models. malloc'ed. */
 static char *model_place(const char *name) {
     char *found = cli_find_file(name), *place;
     const char *slash = strchr(name, '/');
@@ -176,8 +176,7 @@ static int embedder_start(struct panel *p, struct error *err) {
     return embedder_open(&p->embedder, &p->engine_embedder, err);
 }
 
-/* A conversation is kept whole: of two programs that continue it, one would lose what was said to
- * the other. */
+/* Locks a conversation: if two programs continued it, one would lose the messages of the other. */
 static int conversation_hold(struct panel *p, const char *id, struct error *err) {
     char hash[HASH_LEN], *subject = xasprintf("conversation '%s'", id);
     sha256_bytes(id, strlen(id), hash);
@@ -196,7 +195,7 @@ int panel_start(struct panel *p, const struct panel_params *w, struct error *err
     if (rc == OK && !(p->store = setup_store(&p->bases.v[0], err))) rc = err->code;
     if (rc == OK) rc = engines_start(p, err);
     if (rc == OK && o->embeddings) rc = embedder_start(p, err);
-    /* a talk that is not kept leaves no board behind */
+    /* the board of a conversation that is not stored stays in memory */
     board.store = w->remember && !o->conversation ? NULL : p->store;
     if (rc == OK && !(to->board = blackboard_open(&board, err))) rc = err->code;
     if (rc == OK && o->conversation) rc = conversation_hold(p, id, err);

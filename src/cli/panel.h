@@ -1,6 +1,6 @@
 /*
- * panel: the team that ask and chat put questions to — its flags, its models, and everything that
- * the pipeline borrows, opened together and closed together.
+ * panel: the team that answers for ask and chat — its flags, its models, and everything that the
+ * pipeline borrows, opened together and closed together.
  */
 #ifndef SHOAL_PANEL_H
 #define SHOAL_PANEL_H
@@ -15,7 +15,7 @@ struct panel_options {
     int64_t agents, iterations, max_tokens, tokens[PIPELINE_N_STAGES];
     double temperature, seconds, temps[PIPELINE_N_STAGES];
     bool summary, embeddings, slots, board;
-    /* the predecessor's, for those who come from there */
+    /* flags of the predecessor, for its users */
     char *model_type, *model_name, *model_path, *cache_folder, *rag_mode, *zim_path;
     int64_t max_workers;
     bool parallel, safe_parallel, local_files, log;
@@ -114,41 +114,41 @@ struct panel {
     const struct cli_options *c;
     const struct panel_options *o;
     struct base_models bases;
-    int of[PIPELINE_N_STAGES]; /* bases of the stages */
+    int of[PIPELINE_N_STAGES]; /* index of each stage's base */
     struct workflow *w;
     struct engine_client speakers[BASE_MODELS_MAX];
     struct store *store;
-    char *held_path; /* lock of the conversation, NULL: none */
+    char *held_path; /* lock of the conversation; NULL: no lock */
     int held;
     struct knowledge *knowledge;
     struct engine_embedder engine_embedder;
     struct embedder embedder;
     struct adapter *adapters[TEAM_MAX];
-    struct pipeline_options pipeline; /* with it, questions are put: pipeline_run */
+    struct pipeline_options pipeline; /* pass it to pipeline_run */
     bool ready;                       /* false after --dry-run */
 };
 struct panel_params {
-    const char *model; /* NULL: what the flags name */
+    const char *model; /* NULL: the model that the flags name */
     uint64_t seed;
-    const struct strings *adapters; /* to be planned for; opened by the caller, or --adapters */
-    bool remember;                  /* also without --conversation, for as long as it is open */
+    const struct strings *adapters; /* included in the plan; opened by the caller, or --adapters */
+    bool remember;                  /* also without --conversation, while the panel is open */
 };
-/* Whether a flag names the model, so that the command line needs none. */
+/* Whether a flag names the model; then the command line needs no MODEL. */
 bool panel_names_model(const struct panel_options *o);
-/* Flags, plan, models. panel_close is called also after an error. */
+/* Parses flags, plans memory, loads models. The caller calls panel_close even after an error. */
 int panel_open(struct panel *p, const struct cli_options *c, const struct setup_options *so,
                const struct panel_options *o, const struct panel_params *w, struct error *err);
-/* --adapters for the agents; then the engines, the store, and what is in it. */
+/* Loads --adapters for the agents, then starts the engines and opens the store and its contents. */
 int panel_start(struct panel *p, const struct panel_params *w, struct error *err);
 int panel_close(struct panel *p, int rc, struct error *err);
-/* The base whose stage it is. */
+/* The base that runs stage s. */
 struct setup *panel_base(struct panel *p, enum pipeline_stage s);
-/* Takes away the facts that hold the text, or with "all" all of them, and says how many. */
+/* Removes the facts that contain the text, or with "all" every fact, and prints their number. */
 int conversation_forget_facts(struct conversation *memory, const char *text, struct error *err);
 /* The same without a model. */
 int panel_forget(const struct cli_options *c, const struct setup_options *so,
                  const char *conversation, const char *text, struct error *err);
-/* The blackboard for people. */
+/* Prints the blackboard for people. */
 void panel_board_print(const struct panel *p);
 
 #endif

@@ -1,8 +1,8 @@
 /*
  * Prompts from flags or a file.
  *
- * A file is read whole and before the model, so that a wrong line costs nothing and the memory plan
- * knows the longest.
+ * A file is read completely and before the model, so that a wrong line costs nothing and the memory
+ * plan knows the longest prompt.
  */
 #define _GNU_SOURCE
 #include "cli/prompts.h"
@@ -11,7 +11,7 @@
 #include <string.h>
 
 enum {
-    TEMPLATE_TOKENS = 256, /* what a chat template puts around a message, at most */
+    TEMPLATE_TOKENS = 256, /* tokens that a chat template adds to a message, at most */
     FILE_LIMIT = 256 << 20,
 };
 
@@ -22,7 +22,7 @@ void prompts_add(struct prompts *p, const char *text, const char *system, bool c
     p->longest = MAX(p->longest, len);
 }
 
-/* Takes over `talk`. */
+/* Takes ownership of `talk`. */
 static void talk_add(struct prompts *p, json_t *talk) {
     char *text = json_canonical(talk);
     p->longest = MAX(p->longest, strlen(text) + TEMPLATE_TOKENS);
@@ -35,7 +35,7 @@ static bool talk_key(const char *key) {
            strcmp(key, "chat_template_kwargs") == 0;
 }
 
-/* A whole conversation, in the form of a chat completion's request. */
+/* Reads a conversation in the form of a chat completion request. */
 static int talk_read(struct prompts *p, const json_t *v, int line, struct error *err) {
     const json_t *tools = json_object_get(v, "tools"),
                  *extra = json_object_get(v, "chat_template_kwargs");
@@ -113,13 +113,13 @@ int prompts_file(struct prompts *p, const char *path, struct error *err) {
     return rc;
 }
 
-/* False where JSON cannot hold the text. */
+/* False if JSON cannot hold the text. */
 static bool message_put(json_t *messages, const char *role, const char *text) {
     return json_array_append_new(messages, json_pack("{s:s,s:s}", "role", role, "content", text)) ==
            0;
 }
 
-/* A message from the command line with what its template is to know. */
+/* A message from the command line with variables for its chat template. */
 static int message_add(struct prompts *p, const char *chat, const char *system, const char *extra,
                        struct error *err) {
     json_t *kwargs = json_parse(extra, strlen(extra), "--chat-template-kwargs", err);

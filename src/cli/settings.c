@@ -1,4 +1,4 @@
-/* Where the values of a command's options come from: settings.h. */
+/* Sources of option values: see settings.h. */
 #define _GNU_SOURCE
 #include "cli/settings.h"
 
@@ -11,7 +11,7 @@
 
 static const char FOUND_FILE[] = "./shoal.conf";
 
-/* Said on the command line only. */
+/* Options for the command line only. */
 static const struct option_row line_rows[] = {
     {"config", OPT_STRING, offsetof(struct cli_options, config), NULL, 0, 0, "FILE",
      "values of options ('shoal config --help'); default: $SHOAL_CONFIG, else ./shoal.conf; '': "
@@ -64,7 +64,7 @@ static size_t rows_copy(struct option_row *to, size_t at, const struct option_ro
     return at;
 }
 
-/* All rows as one table over one block. */
+/* Joins all rows into one table over one block. */
 static void settings_make(struct settings *s, const struct cli_command *c) {
     size_t n = N_LINE_ROWS + rows_count(common_rows) + rows_count(c->rows) +
                rows_count(c->over_rows),
@@ -114,7 +114,8 @@ const char *settings_path(const char *given) {
     return path_exists(FOUND_FILE) ? FOUND_FILE : NULL;
 }
 
-/* A file that nobody named may set what programs are run: it must be of who runs this. */
+/* A file that is found without being named may set commands to run, so it must belong to this user
+ * or root, and others must not be able to write it. */
 static int owner_check(const char *path, struct error *err) {
     struct stat st;
     if (path != FOUND_FILE || stat(path, &st) != 0) return OK;
@@ -156,7 +157,7 @@ static int section_check(const struct config_file *c, const struct config_sectio
     return rc;
 }
 
-/* Before any section stands only which defaults the file was written for. */
+/* Before the first section a file may only name the defaults that it was written for. */
 static int head_check(const struct config_file *c, struct error *err) {
     for (int i = 0; i < c->sections[0].n; i++) {
         const struct config_entry *e = &c->v[i];
@@ -186,10 +187,10 @@ static int file_open(struct settings *s, struct error *err) {
     return rc == OK ? settings_check(&s->config, err) : rc;
 }
 
-/* the sources in their order */
+/* sources in their order */
 
-/* What stands below the command line: the file, then variables; of both what is for all commands
- * first. */
+/* Applies the sources below the command line: the file, then variables; in both, values for all
+ * commands first. */
 static int sources_apply(struct settings *s, struct error *err) {
     struct option_origin *origins = s->origins + N_LINE_ROWS;
     const struct option_row *rows = settings_rows(s);
@@ -213,7 +214,7 @@ static int line_apply(struct settings *s, int argc, char **argv, struct error *e
     return options_parse_with_origin(s->rows, s->block, argc, argv, &s->args, s->origins, err);
 }
 
-/* The texts of all values: what they were before a recipe. */
+/* The texts of all values, to compare them before and after a recipe. */
 static char **values_text(const struct settings *s) {
     size_t n = rows_count(s->rows);
     char **v = xcalloc(n + 1, sizeof *v);
@@ -225,7 +226,7 @@ static char **values_text(const struct settings *s) {
     return v;
 }
 
-/* In a job, results are where the request says, and commands are not a recipe's to name. */
+/* In a job, the request sets the output paths, and a recipe may not name commands. */
 static int recipe_row_check(const struct option_row *row, struct error *err) {
     bool wide = row->job == JOB_OUTPUT || row->job == JOB_SERVER || row->job == JOB_REFUSED;
     if (!job_is_confined() || !wide) return OK;
@@ -248,8 +249,8 @@ static int recipe_apply(struct settings *s, const char *path, struct error *err)
     return rc;
 }
 
-/* The command's rows that stand over what another of its options names, as if that were the
- * default. */
+/* Fills the rows that override a file named by another option: the file's values count as
+ * defaults. */
 static int over_apply(struct settings *s, int argc, char **argv, struct error *err) {
     int rc = line_apply(s, argc, argv, err);
     if (rc == OK) rc = s->command->over_load(s->block + sizeof(struct cli_options), err);
@@ -270,13 +271,13 @@ static int sources_read(struct settings *s, int argc, char **argv, struct error 
     return rc;
 }
 
-/* The line is read first for what it names: a file, a recipe, or that only help is wanted. */
+/* First parses the line for the files that it names, and for --help. */
 int settings_read(struct settings *s, const struct cli_command *c, int argc, char **argv,
                   struct error *err) {
     settings_make(s, c);
     int rc = line_apply(s, argc, argv, err);
     if (rc != OK || settings_common(s)->help) return rc;
-    /* 'shoal config' reads files itself, and a wrong one must not keep it from saying why. */
+    /* 'shoal config' reads files itself, and must still explain a wrong one. */
     rc = c == &cmd_config ? OK : file_open(s, err);
     return rc == OK ? sources_read(s, argc, argv, err) : rc;
 }
@@ -290,7 +291,7 @@ static json_t *default_json(const struct option_row *row, const struct settings 
     return v;
 }
 
-/* Of one command that nobody told anything. */
+/* The defaults of one command. */
 static json_t *defaults_of(const struct cli_command *c) {
     struct settings s;
     json_t *all = json_object();
@@ -327,7 +328,7 @@ int settings_diff_defaults(const struct settings *s, const json_t *was, struct b
     return n;
 }
 
-/* what should be known */
+/* warnings */
 
 static bool has_secrets(const struct config_file *c) {
     for (int i = 1; i < c->n_sections; i++) {

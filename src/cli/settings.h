@@ -1,10 +1,10 @@
 /*
- * settings: what a command is told, by all who may tell it something, and who told it what.
+ * settings: the option values of a command, collected from all sources, and the source of each.
  *
  * A value is that of the command line, else of a recipe that the command line names, else of a
  * variable SHOAL_COMMAND_OPTION or SHOAL_ALL_OPTION, else of the configuration file's section
  * [COMMAND] or [all], else the default. The file is --config FILE, else $SHOAL_CONFIG (empty: no
- * file), else ./shoal.conf where there is one.
+ * file), else ./shoal.conf if it exists.
  *
  * Invariant: a file with an error in any section is refused before a command does anything.
  */
@@ -15,37 +15,37 @@
 
 struct settings {
     const struct cli_command *command;
-    struct option_row *rows;       /* of the line alone, then common, then the command's */
+    struct option_row *rows;       /* line-only rows, then common rows, then the command's */
     struct option_origin *origins; /* [rows] */
-    char *block; /* what rows fill: struct cli_options, then the command's options */
+    char *block; /* filled by rows: struct cli_options, then the command's options */
     struct strings args;
     struct config_file config; /* path NULL: no file */
 };
-/* settings_release is called also after an error. */
+/* The caller calls settings_release even after an error. */
 int settings_read(struct settings *s, const struct cli_command *c, int argc, char **argv,
                   struct error *err);
 void settings_release(struct settings *s);
 const struct cli_options *settings_common(const struct settings *s);
 const void *settings_options(const struct settings *s);
-/* Rows that stand in files and variables too; the i-th has origin settings_origin(s, i). */
+/* Rows that files and variables may set; the source of row i is settings_origin(s, i). */
 const struct option_row *settings_rows(const struct settings *s);
 struct option_origin settings_origin(const struct settings *s, int i);
-/* Says on stderr what nobody asked for and should know: a file that was found and not named, keys
- * that others can read, defaults that are not what they were. */
+/* Prints warnings on stderr: settings of a file that was found without being named, secrets that
+ * others can read, changed defaults. */
 void settings_warn(const struct settings *s);
 
-/* The file that is read where the command line says `given` (NULL: nothing). NULL: none. */
+/* The file to read if the command line has `given` (NULL: no --config). NULL: no file. */
 const char *settings_path(const char *given);
-/* Every section of a file against the options of its command. */
+/* Checks every section of a file against the options of its command. */
 int settings_check(const struct config_file *c, struct error *err);
 /* All commands' defaults as {"version", "commands": {NAME: {OPTION: TEXT or null}}}. */
 json_t *settings_defaults(void);
-/* Adds a line for each default of the command that differs from `was`, as settings_defaults gave
- * it, and that nothing sets. Returns how many. */
+/* Adds a line for each default of the command that differs from `was`, a result of
+ * settings_defaults, unless another source sets the option. Returns the number of lines. */
 int settings_diff_defaults(const struct settings *s, const json_t *was, struct buf *b);
-/* For --help: the options that every command takes. */
+/* Prints the options that every command takes, for --help. */
 void settings_help(FILE *f);
-/* The rows of what every command takes, also on its line only. */
+/* The rows of the options that every command takes, including those for the line only. */
 const struct option_row *settings_common_rows(void);
 
 #endif

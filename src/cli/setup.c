@@ -1,7 +1,7 @@
 /*
- * Setup around an engine: limits, the plan, model and adapters, records, and what memory was used.
+ * Setup around an engine: limits, the plan, model and adapters, records, and the peak of memory.
  *
- * Invariant: nothing of a model is loaded before the plan was made, printed and accepted.
+ * Invariant: no part of a model is loaded before the plan was made, printed and accepted.
  */
 #define _GNU_SOURCE
 #include "cli/setup.h"
@@ -10,7 +10,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* A growing buffer that is moved holds three times its content, beside the cache's own copy. */
+/* A growing buffer that moves holds three times its content, in addition to the KV cache. */
 enum { SESSION_COPIES = 4 };
 
 int size_parse(const char *text, size_t *out, struct error *err) {
@@ -69,7 +69,7 @@ static int plan_input_make(const struct setup *s, const struct setup_needs *w,
     return OK;
 }
 
-/* The plan decides what the engine will be, so that what was printed is what is made. */
+/* The engine's options come from the plan, so that the engine is the one that was printed. */
 static int plan_before(struct setup *s, const struct setup_needs *w, struct error *err) {
     struct memory_plan_input in;
     if (plan_input_make(s, w, &in, err) != OK) return err->code;
@@ -85,7 +85,7 @@ int setup_plan(const struct setup *s, const struct setup_needs *w, struct memory
     return plan_input_make(s, w, &in, err) == OK ? memory_plan_make(&in, out, err) : err->code;
 }
 
-/* All that is known before the plan. */
+/* Parses limit, element types and model path, and makes the thread pool. */
 static int setup_begin(struct setup *s, const struct cli_options *c, const struct setup_options *o,
                        const char *model, const struct setup_needs *w, struct error *err) {
     *s = (struct setup){.c = c, .o = o, .engine = w->engine, .limit = w->limit};
@@ -110,8 +110,7 @@ int setup_memory_bounds(const struct cli_options *c, const struct setup_options 
     int rc = setup_begin(&s, c, o, model, w, err);
     if (rc == OK) rc = plan_input_make(&s, w, &in, err);
     in.limit = 1;
-    if (rc == OK)
-        memory_plan_make(&in, &plan, &small); /* refused, with the smallest that there is */
+    if (rc == OK) memory_plan_make(&in, &plan, &small); /* fails with the smallest plan */
     *least = rc == OK ? plan.total : 0;
     in.limit = 0;
     if (rc == OK) rc = memory_plan_make(&in, &plan, err);
@@ -154,7 +153,7 @@ struct store *setup_store(const struct setup *s, struct error *err) {
     return rc == OK ? store_open(s->o->store, err) : NULL;
 }
 
-/* After the adapters: the recorder borrows their list. */
+/* Runs after adapters are loaded, because the recorder borrows their list. */
 static int recorder_open(struct setup *s, struct error *err) {
     const char *hash = model_hash(s->m, err);
     s->recorder = (struct recorder){.model = s->m,

@@ -1,9 +1,9 @@
 /*
- * setup: what run, embed, eval, debate and replay have in common around their work.
+ * setup: the steps before and after the work of run, embed, eval, debate and replay.
  *
  * setup_open makes the memory plan from headers and then loads the model; the command loads its
- * adapters (setup_adapter) and asks for the engine (setup_engine); setup_close says what memory was
- * really used and how many calls were recorded, and gives everything back.
+ * adapters (setup_adapter) and requests the engine (setup_engine); setup_close prints the peak of
+ * memory and the number of recorded calls, and releases everything.
  */
 #ifndef SHOAL_SETUP_H
 #define SHOAL_SETUP_H
@@ -15,7 +15,7 @@ struct setup_options {
     char *max_memory, *kv, *lora, *store;
     bool dry_run, record;
 };
-/* Rows of a command whose options `type` hold a struct setup_options `field`. */
+/* Rows of a command whose options struct `type` has a struct setup_options `field`. */
 #define SETUP_ROW(opt, kind, type, field, fallback, metavar, ...)                                  \
     { opt, kind, offsetof(type, field), fallback, 0, 0, metavar, __VA_ARGS__ }
 #define SETUP_ROWS(type, field)                                                                    \
@@ -42,44 +42,44 @@ struct setup {
     struct pool *pool;
     struct model *m; /* NULL after --dry-run */
     struct memory_plan plan;
-    struct engine_options engine; /* what to make; may be changed until setup_engine */
+    struct engine_options engine; /* to make the engine; may be changed until setup_engine */
     struct engine *e;
-    struct recorded_adapter *adapters; /* paths are absolute, and setup's own */
+    struct recorded_adapter *adapters; /* absolute paths; owns both */
     int n_adapters;
     struct recorder recorder;
 };
-/* What a command needs at most: engine_options as if memory did not matter, its adapters' paths
- * (NULL or "base": none), and the bytes of its own requests. */
+/* Upper bounds of a command: engine_options for unlimited memory, the paths of its adapters (NULL
+ * or "base": no adapter), and the bytes of its requests. */
 struct setup_needs {
     struct engine_options engine; /* max_len 0: the model's, at most 4096; pool NULL: its own */
-    size_t limit;                 /* of several models, this one's part of --max-memory; 0: all */
+    size_t limit;                 /* share of --max-memory if there are several models; 0: all */
     const struct strings *adapters;
     size_t work;
-    size_t requests; /* a server's: see plan_input */
+    size_t requests; /* for a server: see memory_plan_input */
     bool session;    /* room to load and save the state of one sequence */
 };
-/* The store that --store names, its folder made where there is none. */
+/* Opens the store that --store names; makes its folder. */
 struct store *setup_store(const struct setup *s, struct error *err);
-/* The plan of what was opened, also where there is no limit. */
+/* The plan of an open setup, even without a limit. */
 int setup_plan(const struct setup *s, const struct setup_needs *w, struct memory_plan *out,
                struct error *err);
-/* The bytes of the smallest engine that works, and of all that is wanted. */
+/* The bytes of the smallest engine that works, and of the requested one. */
 int setup_memory_bounds(const struct cli_options *c, const struct setup_options *o,
                         const char *model, const struct setup_needs *w, size_t *least, size_t *most,
                         struct error *err);
 int setup_open(struct setup *s, const struct cli_options *c, const struct setup_options *o,
                const char *model, const struct setup_needs *w, struct error *err);
-/* Borrowed until setup_close; a path that is asked for again is the same adapter. */
+/* Borrowed until setup_close; an equal path gives the same adapter. */
 struct adapter *setup_adapter(struct setup *s, const char *path, struct error *err);
-/* The same as team_load_adapters calls it. */
+/* The same with the signature that team_load_adapters calls. */
 struct adapter *setup_load_adapter(void *setup, const char *path, struct error *err);
 int setup_engine(struct setup *s, struct error *err);
-/* Returns rc, or what went wrong with the records. */
+/* Returns rc, or the error of the recorder. */
 int setup_close(struct setup *s, int rc, struct error *err);
 
-/* The place where it is, whatever the working directory; a hub's name as it is. malloc'ed. */
+/* The absolute path; a hub name or a missing path is returned unchanged. malloc'ed. */
 char *path_absolute(const char *path);
-/* Says what the system counted, and warns when it is above the limit (0: there is none). */
+/* Prints the peak that the system measured, and warns if it exceeds the limit (0: no limit). */
 void setup_print_peak_memory(const struct cli_options *c, size_t limit);
 /* "100M" → bytes; K, M, G are powers of 1024. */
 int size_parse(const char *text, size_t *out, struct error *err);

@@ -1,8 +1,8 @@
 /*
- * train_plan: what a training would take, as text or as JSON, and how its first samples look.
+ * train_plan: prints the cost of a training, as text or as JSON, and its first samples.
  *
- * Every method's plan is a struct rl_plan; of sft and es only its `run` is filled. A number is
- * said to be measured, counted or a bound where it is one.
+ * Every method's plan is a struct rl_plan; sft and es fill only its `run`. The output marks numbers
+ * that are measured, counted or bounds.
  */
 #define _GNU_SOURCE
 #include "cli/train_plan.h"
@@ -55,7 +55,7 @@ static json_t *plan_object(const struct train_plan_request *q, const struct rl_p
     return v;
 }
 
-/* An adapter's data, and what its first completions were like. */
+/* The data of one adapter, and statistics of its first completions. */
 static json_t *data_json(const struct train_plan_request *q, const struct rl_plan *plan, int i) {
     const struct train_job *job = &q->jobs[i];
     json_t *v = json_pack("{s:s,s:o,s:o}", "adapter", job->name, "file", json_from_path(job->data),
@@ -181,7 +181,7 @@ static void sample_print(const struct train_plan_request *q, const struct train_
     buf_release(&text);
 }
 
-/* Of pairs every other sample is the rejected one. */
+/* In pairs, every second sample is the rejected one. */
 static void first_print(const struct train_plan_request *q, const struct training_plan *p) {
     bool color = isatty(STDOUT_FILENO) && !getenv("NO_COLOR"), pairs = q->method == METHOD_DPO;
     const char *on = color ? "\033[1;32m" : "⟦", *off = color ? "\033[0m" : "⟧";

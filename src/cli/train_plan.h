@@ -15,7 +15,7 @@ struct train_plan_request {
     const struct es_options *es;
     struct pool *pool;
 };
-/* Reads the data, computes as little as shows what the run takes, and prints that. */
+/* Reads the data, computes the minimum that shows the cost of the run, and prints it. */
 int train_plan_print(const struct cli_options *c, const struct train_plan_request *q,
                      struct error *err);
 

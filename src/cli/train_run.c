@@ -1,9 +1,10 @@
 /*
- * train_run: around a training — the record of the run before, the gate and the publication after.
+ * train_run: the steps around a training: the run's record before it, the gate and the publication
+ * after it.
  *
- * Order matters twice: what could refuse a result (an unreadable held-out file, an adapter in the
- * way, a folder that cannot be written) is met before hours are spent; and an adapter that the gate
- * refuses is written beside its place before anything says so.
+ * The order matters twice. Every condition that could refuse a result (an unreadable held-out file,
+ * an adapter in the way, a folder that cannot be written) is checked before hours are spent. An
+ * adapter that the gate refuses is written next to its target before any message reports it.
  */
 #define _GNU_SOURCE
 #include "cli/train_run.h"
@@ -13,7 +14,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Draws the questions; of the dev split, so that test questions stay unseen. */
+/* Seed of the questions. They are from the dev split, so that test questions stay unseen. */
 enum { RETAIN_SEED = 1000003 };
 
 struct family_result {
@@ -25,13 +26,13 @@ struct family_result {
 struct train_result {
     const char *name;
     char *dir;
-    struct adapter *before; /* what is there now, or what training begins with; NULL: the base */
+    struct adapter *before; /* existing or initial adapter; NULL: the base */
     struct dataset eval, retain;
     struct gate gate;
     struct family_result families[FRY_MAX_FAMILIES];
     int n_families;
     char *where; /* the directory that holds the result */
-    json_t *row; /* of the report */
+    json_t *row; /* row of the report */
 };
 
 const char *data_file_for_adapter(const struct strings *list, const char *name) {
@@ -53,11 +54,11 @@ static int data_open(struct dataset *d, const struct strings *list, const char *
     return error_wrap(err, "%s of '%s'", what, t->name);
 }
 
-/* What the result will be compared with: the adapter that is there, else the one that training
- * begins with, else the base. */
+/* Opens the adapter that the result is compared with: the existing one, else the one that training
+ * starts from, else the base. */
 static int before_open(struct train_result *t, const struct train_job *job, struct model *m,
                        struct error *err) {
-    json_t *versions = adapter_versions(t->dir, err); // also finishes what a kill left half done
+    json_t *versions = adapter_versions(t->dir, err); // also finishes an interrupted installation
     char *config = path_join(t->dir, "adapter_config.json");
     bool there = path_exists(config);
     int rc = versions ? OK : err->code;
@@ -90,8 +91,8 @@ static int trainee_open(struct train_run *r, struct train_result *t, const struc
     return rc;
 }
 
-/* "train-critic-1a2b3c4d": the last part of the output directory, and a hash of all that decides
- * the run but for its data's bytes. */
+/* "train-critic-1a2b3c4d": the last part of the output directory, and a hash of everything that
+ * determines the run except the bytes of its data. */
 static char *id_make(const char *out, const json_t *recipe) {
     char *text = json_canonical(recipe), *path = path_absolute(out), slug[25] = "";
     const char *name = strrchr(path, '/') ? strrchr(path, '/') + 1 : path;
@@ -166,7 +167,7 @@ struct train_callbacks train_run_callbacks(struct train_run *r) {
     return train_log_callbacks(r->log);
 }
 
-/* measuring */
+/* measurement */
 
 static int pair_measure(const struct train_run *r, const struct train_result *t,
                         const struct adapter *after, const struct dataset *d,
@@ -215,7 +216,7 @@ static int families_measure(struct train_run *r, struct train_result *t, struct 
     return rc;
 }
 
-/* A family counts against it that lost more than is allowed, beyond chance. */
+/* Refuses publication if a family lost more than is allowed and the loss is significant. */
 static void families_decide(const struct train_run *r, struct train_result *t) {
     if (t->n_families > 0 && t->gate.eval.n == 0 && t->gate.publish)
         snprintf(t->gate.why, sizeof t->gate.why, "no loss on what is to be retained");
@@ -239,7 +240,7 @@ static int trainee_measure(struct train_run *r, struct train_result *t, struct a
     return rc;
 }
 
-/* telling */
+/* reports */
 
 static json_t *families_json(const struct train_result *t) {
     json_t *list = json_array();
@@ -325,7 +326,7 @@ static int trainee_finish(struct train_run *r, struct train_result *t, struct tr
     return rc == OK ? trainee_tell(r, t, job, err) : rc;
 }
 
-/* One row an adapter and test. */
+/* One row per adapter and test. */
 static json_t *gate_table(const struct train_run *r) {
     json_t *rows = json_array(), *v;
     size_t k;
@@ -372,7 +373,7 @@ int train_run_finish(struct train_run *r, struct train_job *jobs, struct error *
     return rc == OK ? report_finish(r, err) : rc;
 }
 
-/* Names what was not published; everything is written by now. */
+/* Names the adapters that were not published; everything is on disk at this point. */
 static int rejected_tell(const struct train_run *r, struct error *err) {
     struct buf list = {0};
     for (int i = 0; i < r->n; i++) {
@@ -396,7 +397,7 @@ static void trainee_release(struct train_result *t) {
 }
 
 int train_run_close(struct train_run *r, int rc, struct error *err) {
-    struct error ignored; // the first error is the one to tell
+    struct error ignored; // only the first error is reported
     if (r->store) store_run_status(r->store, r->id, rc == OK ? "done" : "failed", &ignored);
     if (rc == OK) log_info("'%s/report.html' shows it", r->dir);
     if (rc == OK && r->n_rejected) rc = rejected_tell(r, err);

@@ -1,10 +1,11 @@
 /*
- * train_run: what shoal train does around the training itself — the run's folder and its rows in
- * the store, what the result is compared with, the gate, and publishing or setting aside.
+ * train_run: the steps of shoal train around the training — the run's folder and its rows in the
+ * store, the comparison with the previous adapter, the gate, and publishing or rejecting the
+ * result.
  *
- * RUNS/ID/ holds train.jsonl and report.html, RUNS/shoal.db the same as rows. ID is a function of
- * the output directory, the model and the options, so a command that is given again continues, or
- * replaces, its own run.
+ * RUNS/ID/ holds train.jsonl and report.html; RUNS/shoal.db holds the same as rows. ID is a
+ * function of the output directory, the model and the options, so a repeated command continues or
+ * replaces its run.
  */
 #ifndef SHOAL_TRAIN_RUN_H
 #define SHOAL_TRAIN_RUN_H
@@ -42,10 +43,10 @@ struct train_gate_options {
         GATE_ROW("tags", OPT_LIST, type, at.tags, NULL, 0, 0, "TAG …",                             \
                  "kept with the version, for 'shoal adapter list'", JOB_TEXT)
 
-/* FILE, or of several NAME=FILE the adapter's of that name; NULL: none is given for it. */
+/* The FILE, or the file of NAME=FILE with the adapter's name; NULL: the list has no file for it. */
 const char *data_file_for_adapter(const struct strings *list, const char *name);
 
-struct train_result; /* an adapter that is trained here, and what is held against it */
+struct train_result; /* an adapter in training, and the data to judge it */
 struct train_run {
     const struct cli_options *c;
     const struct train_gate_options *o;
@@ -58,16 +59,16 @@ struct train_run {
     int n, n_rejected;
     bool pick[FRY_MAX_FAMILIES];
 };
-/* Before training: everything that could refuse the result later is read now. `dirs` (copied):
- * where the adapters go, in `out` or `out` itself; `options`: those that decide the training. */
+/* Before training: reads everything that could refuse the result later. `dirs` (copied): output
+ * paths of the adapters, in `out` or `out` itself; `options`: those that determine the training. */
 int train_run_open(struct train_run *r, const struct cli_options *c,
                    const struct train_gate_options *o, const json_t *options, struct model *m,
                    struct pool *pool, const char *out, const struct train_job *jobs,
                    char *const *dirs, int n, struct error *err);
 struct train_callbacks train_run_callbacks(struct train_run *r);
-/* Measures, decides, publishes or sets aside; when it returns OK every result is safe on disk. */
+/* Measures, decides, publishes or rejects; after OK every result is safe on disk. */
 int train_run_finish(struct train_run *r, struct train_job *jobs, struct error *err);
-/* Gives everything back; says how the run ended. Returns rc, or ERR_STATE when it was OK and an
+/* Releases everything and prints how the run ended. Returns rc, or ERR_STATE when it was OK and an
  * adapter was not published. */
 int train_run_close(struct train_run *r, int rc, struct error *err);
 

@@ -1,5 +1,5 @@
 /*
- * world_compare: what groups of runs of lives came to, over seeds.
+ * world_compare: compares the results of groups of simulation runs, over seeds.
  *
  * A group is every run below --runs whose folder is its name and "-KEY" (both-s1, both-s2, …).
  * Groups are compared with the first one on the keys that both have, at the end of their runs.
@@ -16,7 +16,7 @@
 #include <string.h>
 
 enum { MAX_KEYS = 64, MAX_GROUPS = 8, MAX_LINES = MAX_GROUPS + 2, MAX_POINTS = 256 };
-#define ENOUGH 0.8 /* share of rule's deliveries that a run is timed to */
+#define ENOUGH 0.8 /* share of rule's deliveries to reach; a run is timed to it */
 
 struct member {
     char *key;
@@ -31,7 +31,7 @@ struct group {
 struct comparison {
     struct group groups[MAX_GROUPS]; /* [n] */
     int n;
-    double rule, random; /* that these reach on the same maps; NAN: nobody says */
+    double rule, random; /* deliveries of these policies on the same maps; NAN: unknown */
 };
 
 static double value_at(const json_t *row, const char *key) {
@@ -43,7 +43,7 @@ struct reading {
     struct member *m;
 };
 
-/* Policies' rows say what groups are measured by. */
+/* Rows of policies are the reference levels of all groups. */
 static int row_take(void *ctx, const json_t *row, int line, struct error *err) {
     struct reading *r = ctx;
     struct member *m = r->m;
@@ -93,7 +93,7 @@ static struct stats_interval group_last(const struct group *g) {
     return stats_mean_interval(v, g->n);
 }
 
-/* Decisions until a run first reached enough; infinite: never. */
+/* Decisions until a run first reached ENOUGH; infinite: never. */
 static double time_of(const struct comparison *c, const struct member *m) {
     for (int i = 0; i < m->n; i++)
         if (m->delivered[i] >= ENOUGH * c->rule) return m->decisions[i];
@@ -112,7 +112,7 @@ static double median_time(const struct comparison *c, const struct group *g) {
     return v[(g->n - 1) / 2];
 }
 
-/* On the keys that both have; returns how many. */
+/* Differences on the keys that both have; returns their number. */
 static int paired(const struct group *a, const struct group *b, double *diff) {
     int n = 0;
     for (int i = 0; i < a->n; i++)
@@ -139,7 +139,7 @@ static json_t *group_json(const struct comparison *c, int i) {
     return v;
 }
 
-/* Runs of nothing but a measurement have no course. */
+/* Whether any run has a learning curve: a run that only measures does not. */
 static bool has_course(const struct comparison *c) {
     for (int i = 0; i < c->n; i++)
         for (int k = 0; k < c->groups[i].n; k++) {
@@ -189,7 +189,7 @@ static void tell(const struct comparison *c, bool json) {
     }
 }
 
-/* The mean over runs at each point that all of them have, and half its interval. */
+/* The mean over runs at each point that all runs have, and half of its interval. */
 static void curve_of(const struct group *g, struct curve *c, struct curve *spread) {
     int points = MAX_POINTS;
     for (int i = 0; i < g->n; i++) points = MIN(points, g->v[i]->n);

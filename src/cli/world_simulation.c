@@ -1,14 +1,15 @@
 /*
- * world_life: a run of lives — generation after generation, each measured on maps that nobody lives
- * on, beside policies without a model on the same maps.
+ * world_simulation: a simulation run of many generations; each is measured on held-out maps, which
+ * no agent trains on, and compared with policies without a model on the same maps.
  *
- *     RUN/state.json, minds/, critics-G.bin    see simulation_read_state.c; its `extra` has the
- * curve RUN/trace-G.jsonl                        the first world of generation G; of an environment
- *                                              outside what was done in it
+ *     RUN/state.json, minds/, critics-G.bin    see world/simulation_state.c; `extra` has the curve
+ *     RUN/trace-G.jsonl                        the first world of generation G; the actions only,
+ *                                              if the environment is another program
  *     RUN/curve.jsonl, report.html             the curve for programs and for people
  *
- * A run's name is a hash of all that decides it but the number of generations, so the same command
- * continues an interrupted run, and one of more generations a finished run.
+ * The name of a run is a hash of everything that determines it except the number of generations. So
+ * the same command continues an interrupted run, and a command with more generations continues a
+ * finished one.
  */
 #define _GNU_SOURCE
 #include "cli/world_simulation.h"
@@ -32,24 +33,24 @@ struct run {
     const struct simulation_options *o;
     struct grid_env *places; /* [worlds] */
     struct environment *envs, **own;
-    struct environment *const *list; /* own, or those outside */
+    struct environment *const *list; /* own, or external environments */
     struct simulation *life;
     char *dir, *id;
     struct store *store;
-    int held;                       /* lock of the folder; -1: none */
+    int held;                       /* lock of the folder; -1: not locked */
     struct episode_stats *measured; /* [held_out] */
-    json_t *identity, *curve;       /* a row a generation, and what was before the first */
-    json_t *beside;                 /* rows of the baselines */
-    /* a generation */
+    json_t *identity, *curve; /* curve: one row per generation, the first one before generation 1 */
+    json_t *beside;           /* rows of the baselines */
+    /* state of a generation */
     struct progress bar;
-    double told_at; /* when its speed was told, and its decisions then */
+    double told_at; /* time of the last speed report, and decisions until then */
     int64_t told;
     struct trace trace;
-    struct world *shadow; /* of the trace */
+    struct world *shadow; /* world of the trace */
     FILE *record;
 };
 
-/* what minds begin with */
+/* initial adapters */
 
 struct initial_adapters {
     struct adapter *v[MAX_FIRST];
@@ -70,7 +71,7 @@ static char *policy_path(const char *run, const json_t *mind, struct error *err)
     return path;
 }
 
-/* A run's folder stands for all its minds, the best one first. */
+/* A run's folder means all its policies, the best one first. */
 static int initial_adapters_open(struct initial_adapters *f, const struct strings *paths,
                                  struct model *m, struct error *err) {
     int rc = OK;
@@ -93,7 +94,7 @@ static void initial_adapters_release(struct initial_adapters *f) {
     for (int i = 0; i < f->n; i++) adapter_release(f->v[i]);
 }
 
-/* beginning */
+/* start */
 
 static void places_make(struct run *r) {
     size_t n = (size_t)r->o->worlds;
@@ -154,7 +155,8 @@ static int record_open(struct run *r, struct error *err) {
     return rc;
 }
 
-/* What the folder holds is this run's, or nothing. */
+/* Continues from the folder's state, which must belong to this run; without a state, does
+ * nothing. */
 static int state_continue(struct run *r, struct error *err) {
     struct error none;
     json_t *state = simulation_read_state(r->dir, &none);
@@ -175,7 +177,7 @@ static int state_continue(struct run *r, struct error *err) {
     return rc;
 }
 
-/* measuring */
+/* measurement */
 
 static struct stats_interval mean_of(const struct episode_stats *v, int64_t n, size_t field) {
     double *x = xcalloc((size_t)n, sizeof *x);
@@ -185,7 +187,7 @@ static struct stats_interval mean_of(const struct episode_stats *v, int64_t n, s
     return out;
 }
 
-/* What is measured; an environment outside says only what it pays. */
+/* The measured fields; an external environment reports rewards only. */
 static const struct {
     const char *name;
     size_t field;
@@ -196,12 +198,12 @@ static const struct {
                 {"reward", offsetof(struct episode_stats, reward), false},
                 {"alive", offsetof(struct episode_stats, alive), true}};
 
-/* The first of them that there is. */
+/* The most important measure that the environment has. */
 static const char *headline(const struct run *r) {
     return r->j->outside ? "reward" : "delivered";
 }
 
-/* Over maps, of a map's mean over its agents. */
+/* Over maps, of the mean over a map's agents. */
 static json_t *measured_json(const struct run *r, const struct episode_stats *v, int64_t n) {
     json_t *out = json_object();
     for (size_t i = 0; i < ARRAY_LEN(measures); i++)
@@ -217,7 +219,7 @@ static void baseline_row_add(struct run *r, const char *policy) {
                           json_pack("{s:s,s:o}", "policy", policy, "held_out", held_out));
 }
 
-/* Draws as the policy `random` does; false: nobody is left to act. */
+/* Draws as the policy `random` does; false: no agent can act. */
 static bool actions_draw(const struct environment *e, uint64_t seed, int tick, int16_t *actions,
                          struct buf *scratch) {
     bool any = false;
@@ -231,7 +233,7 @@ static bool actions_draw(const struct environment *e, uint64_t seed, int tick, i
     return any;
 }
 
-/* A life of chance outside; nobody there knows another policy. */
+/* An episode of random actions in an external environment, which has no other baseline. */
 static int random_rollout(struct run *r, uint64_t seed, struct episode_stats *out,
                           struct error *err) {
     const struct environment *e = r->list[0];
@@ -283,7 +285,8 @@ static int baselines_measure(struct run *r, struct error *err) {
     return OK;
 }
 
-/* What all minds lived, and what is wrong with how many. */
+/* Outcomes of all policies in the generation, and the number of collapsed policies and
+ * rollbacks. */
 static json_t *lived_json(const struct run *r) {
     int n = simulation_n_policies(r->life), collapsed = 0, rollbacks = 0;
     double entropy = 0;
@@ -309,9 +312,9 @@ static double headline_of(const struct run *r, const json_t *row) {
     return json_get_number(json_object_get(json_object_get(row, "held_out"), headline(r)), "value");
 }
 
-/* telling */
+/* output */
 
-/* As full as what counts is of the first baseline's. */
+/* The bar is full at the headline of the first baseline. */
 static void bar_print(const struct run *r, const json_t *row) {
     double best = fmax(1e-9, headline_of(r, json_array_get(r->beside, 0)));
     int full = (int)(BAR * fmin(1, fmax(0, headline_of(r, row) / best)) + 0.5);
@@ -332,7 +335,7 @@ static void row_print(const struct run *r, const char *name, const json_t *row) 
         if (json_object_get(lived, "entropy"))
             printf("  %5.2f", json_get_number(lived, "entropy"));
         else
-            printf("  %5s", "-"); // what is written has none
+            printf("  %5s", "-"); // decoded text has no entropy
         int collapsed = (int)json_get_number(lived, "collapsed"),
             rollbacks = (int)json_get_number(lived, "rollbacks");
         if (collapsed) printf("  %d collapsed", collapsed);
@@ -456,7 +459,7 @@ static void residual_forward(const json_t *rows, struct buf *out) {
     }
 }
 
-/* Policies first, then generations. */
+/* Rows of policies first, then of generations. */
 static int curve_write(const struct run *r, struct error *err) {
     struct buf b = {0};
     residual_forward(r->beside, &b);
@@ -470,7 +473,7 @@ static int curve_write(const struct run *r, struct error *err) {
 
 /* generations */
 
-/* The state is what counts: what else there is can be made again from it. */
+/* Saves the state first: the other files can be written again from it. */
 static int generation_keep(struct run *r, struct error *err) {
     json_t *extra = json_pack("{s:O,s:O}", "identity", r->identity, "curve", r->curve);
     const json_t *row = json_array_get(r->curve, json_array_size(r->curve) - 1);
@@ -482,7 +485,7 @@ static int generation_keep(struct run *r, struct error *err) {
     return rc;
 }
 
-/* Means over the maps of held_out; outside there is reward only. */
+/* Means over the held-out maps; an external environment has rewards only. */
 static void generation_tell(const json_t *row) {
     static const struct {
         const char *name, *of;
@@ -514,7 +517,8 @@ static int generation_measure(struct run *r, struct error *err) {
     return rc;
 }
 
-/* What was done outside: nobody can play it here, so it is no trace of a world. */
+/* Opens a record of actions in an external environment. It cannot be replayed here, so it is not a
+ * trace of a world. */
 static int done_begin(struct run *r, const char *path, struct error *err) {
     char *text = json_canonical(json_object_get(r->identity, "environment"));
     uint64_t seed = simulation_seed((uint64_t)r->o->seed, simulation_generations(r->life), 0);
@@ -557,7 +561,7 @@ static int trace_begin(struct run *r, struct error *err) {
 
 static int trace_tick(struct run *r, int64_t tick, struct error *err) {
     if (r->j->outside) return done_tick(r, tick, err);
-    if (world_terminated(r->shadow)) return OK; // other worlds live on
+    if (world_terminated(r->shadow)) return OK; // other worlds continue
     int rc = trace_append(&r->trace, r->shadow, simulation_actions(r->life), err);
     if (rc == OK) trace_seek(&r->trace, r->shadow, r->trace.n_ticks);
     return rc == OK ? trace_write_tick(&r->trace, r->shadow, r->record, err) : rc;
@@ -575,7 +579,7 @@ static int trace_end(struct run *r, int rc, struct error *err) {
     return rc;
 }
 
-/* Over the time since it was told last, when that is long enough. */
+/* Reports the speed since the last report, if that is at least `seconds` ago. */
 static void speed_tell(struct run *r, double seconds) {
     double now = clock_now();
     int64_t decisions = simulation_decisions(r->life);
@@ -648,7 +652,7 @@ static void run_release(struct run *r) {
     free(r->id);
 }
 
-/* Where the run would be kept, which its options and the base decide, and what it takes. */
+/* Prints where the run would be stored, as its options and the base determine, and its size. */
 static int life_plan(struct run *r, const struct initial_adapters *first, struct error *err) {
     if (!model_hash(r->j->m, err)) return err->code;
     r->identity = identity_make(r, first);
@@ -694,7 +698,7 @@ int simulation_run(const struct simulation_job *j, struct error *err) {
     return rc;
 }
 
-/* exporting */
+/* export */
 
 static const json_t *policy_find(const json_t *state, const char *name) {
     const json_t *minds = json_object_get(state, "minds"), *mind;
@@ -728,17 +732,17 @@ int simulation_export_policy(const struct simulation_cmd_options *o, const char 
     return rc;
 }
 
-/* playing */
+/* play */
 
 struct model_policy {
     const struct simulation_job *j;
-    struct simulation_options o; /* the command's, for one world that does not end by itself */
+    struct simulation_options o; /* options of the command, for one world without a step limit */
     struct initial_adapters first;
     struct grid_env place;
     struct environment env, *list;
-    struct simulation *life; /* made when the world is known */
+    struct simulation *life; /* NULL until the world is known */
     uint64_t seed;
-    int tick; /* that comes next in the world that was last played */
+    int tick; /* next tick of the world that was last played */
 };
 
 struct model_policy *model_policy_new(const struct simulation_job *j, bool learns,
@@ -764,7 +768,7 @@ void model_policy_free(struct model_policy *p) {
     free(p);
 }
 
-/* Another world than the one played so far, or a tick that was not the next. */
+/* Enters a world other than the last one, or a tick that is not the next one. */
 static int player_enter(struct model_policy *p, const struct world *w, const struct world_rules *r,
                         uint64_t seed, struct error *err) {
     if (p->life) simulation_end_generation(p->life);
@@ -794,7 +798,7 @@ int model_policy_act(struct model_policy *p, const struct world *w, const struct
 
 void model_policy_describe(const struct model_policy *p, int agent, struct buf *out) {
     const struct policy_decision *a = p->life ? simulation_decision(p->life, agent) : NULL;
-    if (!a || a->logp[0] == a->logp[1]) return; // gone, or what was written has no probabilities
+    if (!a || a->logp[0] == a->logp[1]) return; // dead, or no probabilities: decoded text
     buf_puts(out, "chose: ");
     for (int i = 0; i < WORLD_N_ACTIONS; i++)
         buf_printf(out, " %s %.2f", p->env.actions[i], math_exp(a->logp[i]));

@@ -1,7 +1,7 @@
 /*
- * watch: see world_viewer.h. Plain escape sequences, no library.
+ * world_viewer: see world_viewer.h. Plain escape sequences, no library.
  *
- * Invariant: while `screen.on`, the terminal is in our mode, and every way out leads through
+ * Invariant: while `screen.on`, the terminal is in the viewer's mode, and every way out calls
  * screen_leave: the end, exit(), and the signals that end a program, which are raised again after
  * it.
  */
@@ -20,7 +20,7 @@
 static const double speeds[] = {1, 2, 5, 10, 20, 50, 100, 200, 500, 1000}; /* ticks a second */
 enum { SPEED_FIRST = 3, SEEK = 10, BAR = 10 };
 
-/* moving */
+/* navigation */
 
 int world_viewer_step(struct world_viewer *v, struct error *err) {
     if (v->w->tick < v->t->n_ticks) {
@@ -74,7 +74,7 @@ int world_viewer_key(struct world_viewer *v, int key, struct error *err) {
     }
 }
 
-/* the frame */
+/* frame */
 
 static void add_status(const struct world_viewer *v, struct buf *out) {
     const struct world *w = v->w;
@@ -140,7 +140,8 @@ static void add_selected(const struct world_viewer *v, struct buf *out) {
     if (v->tell && v->w->tick == v->t->n_ticks && v->w->tick > 0) v->tell(v->ctx, v->agent, out);
 }
 
-/* The agent's words may hold anything; around them are cursor movements of ours. */
+/* An agent's text may contain any character, so it is cleaned; the cursor movements around it come
+ * from the viewer. */
 static void add_selected_clean(const struct world_viewer *v, struct buf *out) {
     struct buf b = {0};
     add_selected(v, &b);
@@ -154,7 +155,7 @@ void world_viewer_render(const struct world_viewer *v, bool ansi, struct buf *ou
     (ansi ? add_selected_clean : add_selected)(v, out);
 }
 
-/* the terminal */
+/* terminal */
 
 static struct {
     volatile sig_atomic_t on;
@@ -163,12 +164,12 @@ static struct {
 } screen;
 
 static const char ENTER[] =
-    "\033[?1049h\033[?25l\033[?7l\033[2J", /* other screen, no cursor, cut */
+    "\033[?1049h\033[?25l\033[?7l\033[2J", /* alternate screen, no cursor, no wrap */
     LEAVE[] = "\033[?7h\033[?25h\033[?1049l";
 static const int deadly[] = {SIGINT,  SIGTERM, SIGHUP, SIGQUIT, SIGABRT,
                              SIGSEGV, SIGBUS,  SIGFPE, SIGILL,  SIGTSTP};
 
-/* May run in a signal's handler. */
+/* May run in a signal handler. */
 static void screen_leave(void) {
     if (!screen.on) return;
     screen.on = 0;
@@ -179,8 +180,8 @@ static void screen_leave(void) {
 
 static struct sigaction actions_before[ARRAY_LEN(deadly)];
 
-/* A fault is repeated, and meets what was there before; any other signal ends or stops the program.
- */
+/* The fault occurs again after the handler and meets the previous handler; any other signal ends or
+ * stops the program. */
 static void deadly_signal(int sig, siginfo_t *info, void *context) {
     bool fault = sig == SIGSEGV || sig == SIGBUS || sig == SIGFPE || sig == SIGILL;
     (void)context;
@@ -214,7 +215,7 @@ static int screen_rows(void) {
     return ioctl(STDOUT_FILENO, TIOCGWINSZ, &w) == 0 && w.ws_row > 1 ? w.ws_row : 24;
 }
 
-/* As many lines as there is room for, each wiped behind its end. */
+/* Prints the lines that fit on the screen, and clears the rest of each line. */
 static void screen_show(const struct world_viewer *v) {
     struct buf b = {0}, screenful = {0};
     int row = 0, rows = screen_rows();
@@ -244,7 +245,7 @@ static int keys_take(struct world_viewer *v, const char *keys, ssize_t n, struct
     return rc;
 }
 
-/* Waits for a key until then; takes what was pressed. */
+/* Waits for a key until then and handles all pressed keys. */
 static int keys_wait(struct world_viewer *v, double until, struct error *err) {
     char keys[64];
     double left = until - clock_now();
@@ -252,7 +253,7 @@ static int keys_wait(struct world_viewer *v, double until, struct error *err) {
     int ready = poll(&p, 1, left > 0 ? (int)(left * 1000) + 1 : 0);
     if (ready <= 0) return OK;
     ssize_t n = read(STDIN_FILENO, keys, sizeof keys);
-    if (n <= 0 && errno != EINTR) v->quit = true; /* the terminal is gone */
+    if (n <= 0 && errno != EINTR) v->quit = true; /* the terminal is closed */
     return keys_take(v, keys, n, err);
 }
 

@@ -1,11 +1,11 @@
 /*
- * bare: what bench/load.c asks of a server, asked of the engine itself, without threads or HTTP
- * between.
+ * bare: the load of bench/load.c on the engine itself, without threads or HTTP.
  *
  *   build/bare MODEL STREAMS SECONDS MEAN_TOKENS MAX_LEN ADAPTER [ADAPTER …]
  *
- * The same conversations under the same adapters, each stream one after another, and the same JSON
- * object. A reply's place is taken by the next before the following step, which no client can do.
+ * The conversations and adapters are the same, each stream sends one request after another, and the
+ * output is the same JSON object. The next request replaces a finished one before the following
+ * engine step, which no client can do.
  */
 #include "adapter/adapter.h"
 #include "engine/engine.h"
@@ -52,7 +52,7 @@ static void ask(struct stream *s) {
     or_die(engine_submit(e, &s->request, &err), &err);
 }
 
-/* Whether the stream goes on. */
+/* Counts new tokens; returns whether the stream continues. */
 static bool look(struct stream *s, double now) {
     if (s->seen < s->request.n_out) {
         tally_words(&tally, now, s->sent, s->last);

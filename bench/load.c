@@ -1,13 +1,14 @@
 /*
- * load: many clients of a server at once, each with one stream after another, and what they saw.
+ * load: many concurrent clients of a server, each with one stream after another, and their
+ * latencies.
  *
  *   build/load PORT STREAMS SECONDS MEAN_TOKENS MODEL [MODEL …]
- *   build/load PORT STREAMS SECONDS idle PATH       streams of PATH that say next to nothing, with
- *                                                   the key in $SHOAL_KEY
+ *   build/load PORT STREAMS SECONDS idle PATH       streams of PATH with almost no events; the key
+ *                                                   is in $SHOAL_KEY
  *
- * One thread and epoll, so that on a machine of two processors most is left for the server. Client
- * i asks for model i mod n. Prints one JSON object: replies, errors, tokens a second over the
- * middle of the time, quantiles of the time to the first token and between tokens.
+ * It uses one thread and epoll, so that on a machine with two processors most time is left for the
+ * server. Client i requests model i mod n. Prints one JSON object: replies, errors, tokens per
+ * second over the middle of the time, quantiles of the time to the first token and between tokens.
  */
 #define _GNU_SOURCE
 #include "tally.h"
@@ -29,13 +30,13 @@
 enum { TAIL = 32 };
 
 struct client {
-    int fd, number, asked; /* asked: tokens */
+    int fd, number, asked; /* asked: requested tokens */
     bool done;
     double sent, first, last; /* last: 0 before the first token */
-    char tail[TAIL];          /* the end of what was read, for what lies across two reads */
+    char tail[TAIL];          /* last bytes, for matches across two reads */
     size_t n_tail;
     int status;
-    int64_t read; /* bytes of this reply */
+    int64_t read; /* bytes of the current reply */
 };
 static struct sockaddr_in server;
 static char **models;
@@ -90,7 +91,7 @@ static int connect_to(void) {
     return fd;
 }
 
-/* Events that hold a token: those with words, but for the first, which says who speaks. */
+/* Counts the events with a token: those with content. The first event has only the role. */
 static void take(struct client *c, const char *data, size_t n) {
     char *text = malloc(c->n_tail + n + 1), *at = text;
     double t = now();

@@ -1,9 +1,8 @@
 /*
- * One question, asked of the bare model and of any adapters named on the command line, in one
- * batch:
+ * Puts one question to the base model and to any adapters on the command line, in one batch:
  *
  *   gcc -Iinclude examples/choose.c build/libshoal.a -ljansson -lyaml -lpcre2-8 -lsqlite3 -lsodium
- * -lm -pthread -o choose
+ * -lunistring -lm -pthread -o choose
  *   ./choose models/fry runs/ID/adapters/gen_0/critic
  */
 #include "shoal.h"

@@ -1,6 +1,7 @@
 /*
- * A world lived by agents that walk at random until they stand on something; its state is saved in
- * the middle and both halves agree. World "repaired" or one whose observations are brief, no model:
+ * An episode of agents that move at random and pick up and deliver food on their cell. The state is
+ * saved in the middle, and both runs of the second half agree. World "repaired" or one with brief
+ * observations; no model:
  *
  *   gcc -Iinclude examples/world.c build/libshoal.a -ljansson -lyaml -lpcre2-8 -lsqlite3 -lsodium
  * -lunistring -lm -pthread -o world
@@ -13,7 +14,7 @@
 #include <string.h>
 
 enum { AGENTS = 20, STEPS = 300 };
-enum { HERE = 8, HELD = 10 }; /* where a brief observation says it: docs/WORLD.md */
+enum { HERE = 8, HELD = 10 }; /* positions in a brief observation: docs/WORLD.md */
 
 static int choose(struct shoal_world *w, int agent) {
     const char *seen = shoal_world_observe(w, agent);

@@ -3,14 +3,14 @@
  * and AVX-512.
  *
  * A tile step multiplies up to 16 rows by one panel of 16 outputs. Int8 belongs to the exact class:
- * one step covers one block of 32 weights, its integers leave the tile at once and the scales are
- * folded in block order by AVX-512, so the bits are scalar.c's. bf16 is the fast class's own
- * product: whole dot products stay in the tiles. Nothing but these products is done here; the
- * remaining slots are those of the AVX-512 level.
+ * one step covers one block of 32 weights, its integers leave the tile at once and AVX-512 folds
+ * the scales in block order, so the bits are those of scalar.c. bf16 is the fast class's product:
+ * whole dot products stay in the tiles. This file holds only these products; the remaining slots
+ * are those of the AVX-512 level.
  *
  * Invariants: a row's bits depend on that row and the weights only, because tile rows are
- * independent and every row walks K in the same order. A thread's tile configuration is the one
- * that `configured` names; nobody else in the process uses tiles.
+ * independent and every row walks K in the same order. `configured` names a thread's tile
+ * configuration; no other code in the process uses tiles.
  */
 #include <immintrin.h>
 #include <string.h>
@@ -39,7 +39,7 @@ struct tile_shapes {
 };
 _Static_assert(sizeof(struct tile_shapes) == 64, "ldtilecfg reads 64 bytes");
 
-/* What this thread's tiles are shaped for; 0: nothing yet. */
+/* The tile shapes that this thread has configured; 0: none yet. */
 static _Thread_local uint32_t configured;
 
 static void tile_shape(struct tile_shapes *s, int tile, int rows, int row_bytes) {
@@ -116,7 +116,7 @@ struct int8_product {
     bool add;
 };
 
-/* What a nibble stands for, in every 16 bytes. */
+/* The int8 code of each nibble value, repeated in every 16 bytes. */
 INLINE __m512i codes_load(const struct matrix *w) {
     if (w->layout == LAYOUT_NF4)
         return _mm512_broadcast_i32x4(_mm_loadu_si128((const __m128i *)(const void *)nf4_codes));
@@ -259,7 +259,7 @@ INLINE void panels_tiled(const struct int8_product *p, int64_t p0, int64_t p1, i
 typedef void (*packed_fn)(float *y, int64_t ldy, const struct gemm_input *in,
                           const struct matrix *w, int64_t n0, int64_t n1, bool add);
 
-/* The rows that do not fill the smallest tile go to `narrow`, which gives the same bits. */
+/* `narrow` multiplies the rows that do not fill the smallest tile; it gives the same bits. */
 INLINE void int8_mul(float *y, int64_t ldy, const struct gemm_input *in, const struct matrix *w,
                      int64_t n0, int64_t n1, bool add, enum matrix_layout l, packed_fn narrow) {
     const struct int8_product p = {.y = y,
@@ -315,7 +315,7 @@ struct bf16_product {
     bool add;
 };
 
-/* One sum tile to y: straight when nothing is added and all 16 outputs exist. */
+/* Stores one sum tile in y: directly when nothing is added and all 16 outputs exist. */
 #define SUMS_PUT(tile, p, m, rows, panel)                                                          \
     do {                                                                                           \
         float *dst_ = (p)->y + (m) * (p)->ldy + (panel)*PANEL;                                     \

@@ -2,11 +2,11 @@
  * kernel/avx2: the slots for processors with AVX2, FMA and F16C; eight floats at a time.
  *
  * The products are in dot form: an output keeps its sixteen lanes in two registers, a block of 2
- * rows × 3 outputs fills twelve of the sixteen registers, and the fixed tree of kernel.h is walked
- * for several outputs at once by shuffles. Blocks of outputs stay in the second-level cache, blocks
- * of rows in the first, and the order within an output's lane is never changed, so blocking cannot
- * change a bit. Many rows meet outputs that were turned (gemm_lanes). No file-scope symbol but the
- * fill function leaves this file.
+ * rows × 3 outputs fills twelve of the sixteen registers, and shuffles walk the fixed tree of
+ * kernel.h for several outputs at once. Blocks of outputs stay in the second-level cache, blocks of
+ * rows in the first, and the order within an output's lane is never changed, so blocking cannot
+ * change a bit. Many rows are multiplied with transposed outputs (gemm_lanes). This file exports
+ * only the fill function.
  *
  * Invariant: tails are loaded under a mask as zeros and go through the same operations as full
  * vectors; nothing outside the caller's arrays is read or written.
@@ -25,7 +25,7 @@
 
 static const int32_t mask_table[16] = {-1, -1, -1, -1, -1, -1, -1, -1};
 
-/* The first n of 8 lanes; n below 0 is none, above 8 all. */
+/* The first n of 8 lanes: no lane when n is below 0, all when n is above 8. */
 INLINE __m256i tail_mask(int64_t n) {
     int64_t c = n < 0 ? 0 : n > 8 ? 8 : n;
     return _mm256_loadu_si256((const __m256i *)(mask_table + 8 - c));
@@ -39,7 +39,7 @@ INLINE void tail_store(float *p, __m256 v, int64_t n) {
     _mm256_maskstore_ps(p, tail_mask(n), v);
 }
 
-/* Full or masked by whether all 8 lanes are left: n is what remains at p. */
+/* A full load when at least 8 floats remain at p (n is their number), else a masked one. */
 INLINE __m256 load_some(const float *p, int64_t n) {
     return n >= 8 ? _mm256_loadu_ps(p) : tail_load(p, n);
 }
@@ -82,7 +82,7 @@ INLINE __m256 weights_load(const void *w, int64_t i, enum dtype e) {
     return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(h), 16));
 }
 
-/* The first n (below 8 or negative: fewer) of them, zeros after. */
+/* The first n elements (none when n is negative), then zeros. n is below 8. */
 INLINE __m256 weights_tail(const void *w, int64_t i, int64_t n, enum dtype e) {
     if (e == DTYPE_F32) return tail_load((const float *)w + i, n);
     uint16_t h[8] = {0};
@@ -195,7 +195,7 @@ INLINE void tile_dots(float *y, int64_t ldy, const float *x, int64_t ldx, int64_
     if (even < m1) row_dots(y + even * ldy, x + even * ldx, w, ldw, k, n0, n1, add, e);
 }
 
-/* Rows of 8 outputs: vector c of the result holds column c of each. */
+/* Transposes eight rows of 8: vector c of the result holds column c of each row. */
 INLINE void eight_turned(__m256 *v) {
     __m256 t[8];
     UNROLL for (int i = 0; i < 8; i += 2) {
@@ -228,11 +228,11 @@ INLINE void lanes_pack(float *panel, const void *w, int64_t ldw, int64_t k, enum
         }
 }
 
-#define LANES_ROWS 48   /* fewer do not pay for the turning */
-#define LANES_K 3072    /* 192 KiB of outputs turned */
-#define LANES_BLOCK 768 /* of K: what six rows keep in the first-level cache */
+#define LANES_ROWS 48   /* below this, transposing costs more than it saves */
+#define LANES_K 3072    /* 192 KiB of transposed outputs */
+#define LANES_BLOCK 768 /* part of K for which six rows stay in the first-level cache */
 
-/* The same lane of R rows × 16 outputs goes on over k more. */
+/* Continues one lane of R rows × 16 outputs over k more values. */
 INLINE void lane_sums(__m256 *acc, const float *x, int64_t ldx, const float *panel, int64_t k,
                       int R) {
     const float *end = panel + k, *x3 = x + 3 * ldx;
@@ -247,8 +247,8 @@ INLINE void lane_sums(__m256 *acc, const float *x, int64_t ldx, const float *pan
         }
 }
 
-/* R rows × 16 outputs. Lanes come in the order in which the tree meets them, l and l + 8 first, so
- * that four levels of sums suffice. */
+/* R rows × 16 outputs. The lanes are visited in the order in which the tree adds them, l and l + 8
+ * first, so that four levels of sums suffice. */
 INLINE void lanes_block(float *y, int64_t ldy, const float *x, int64_t ldx, const float *panel,
                         int64_t k, bool add, int R) {
     static const uint8_t lanes[16] = {0, 8, 4, 12, 2, 10, 6, 14, 1, 9, 5, 13, 3, 11, 7, 15};
@@ -274,7 +274,8 @@ INLINE void lanes_block(float *y, int64_t ldy, const float *x, int64_t ldx, cons
     }
 }
 
-/* By itself, or the compiler keeps other things in the registers of its innermost loop. */
+/* A separate function: when inlined, the compiler keeps other values in the registers of its
+ * innermost loop. */
 static __attribute__((noinline)) void lanes_block_6(float *y, int64_t ldy, const float *x,
                                                     int64_t ldx, const float *panel, int64_t k,
                                                     bool add) {
@@ -282,8 +283,9 @@ static __attribute__((noinline)) void lanes_block_6(float *y, int64_t ldy, const
 }
 
 /* Many rows over a K of whole steps: outputs side by side in a vector, one lane after the other.
- * Nothing is shuffled at the end of a dot, which is a fifth of it when K is small, and bf16 is
- * widened once for all rows. Sixteen outputs stay in the caches while all rows meet them. */
+ * Nothing is shuffled at the end of a dot, which is a fifth of its time when K is small, and
+ * bf16 is widened once for all rows. Sixteen outputs stay in the caches while all rows are
+ * multiplied. */
 INLINE void gemm_lanes(float *y, int64_t ldy, const float *x, int64_t ldx, int64_t rows,
                        const void *w, int64_t ldw, int64_t k, bool add, enum dtype e) {
     _Alignas(32) float panel[16 * LANES_K];
@@ -294,8 +296,8 @@ INLINE void gemm_lanes(float *y, int64_t ldy, const float *x, int64_t ldx, int64
     if (m < rows) lanes_block(y + m * ldy, ldy, x + m * ldx, ldx, panel, k, add, 1);
 }
 
-#define L1_FLOATS 3072  /* of x in one tile of rows */
-#define L2_FLOATS 65536 /* of w in one block of outputs */
+#define L1_FLOATS 3072  /* floats of x in one tile of rows */
+#define L2_FLOATS 65536 /* floats of w in one block of outputs */
 
 INLINE void gemm_blocked(float *y, int64_t ldy, const float *x, int64_t ldx, int64_t rows,
                          const void *w, int64_t ldw, int64_t k, int64_t n0, int64_t n1, bool add,
@@ -422,7 +424,7 @@ INLINE void mix_any(const struct gemm_nn_args *p, const struct gemm_nn_tiles *ti
         gemm_nn_blocked(p, tiles, size);
         return;
     }
-    // few columns, those of a small rank: eight rows keep as many sums in flight
+    // few columns, as with a small rank: eight rows keep the same number of sums in flight
     for (; p->n <= 8 && m + 8 <= p->rows; m += 8) gemm_nn_rows(p, m, 8, e);
     for (; m + 4 <= p->rows; m += 4) gemm_nn_rows(p, m, 4, e);
     for (; m < p->rows; m++) gemm_nn_rows(p, m, 1, e);
@@ -526,21 +528,21 @@ static void mix_pairs(float *y, int64_t ldy, const int16_t *t, int64_t ldt, cons
 }
 
 #define SUM_GROUPS 512     /* groups of K whose activation sums are held at once */
-#define PANEL_BYTES 262144 /* of weights in one block of panels: half the second-level cache */
+#define PANEL_BYTES 262144 /* bytes of weights per block of panels: half the second-level cache */
 
 /*
- * How weights meet activations. MADDUBS multiplies unsigned by signed bytes and adds pairs in 16
- * bits, saturating, so int8 weights need care and those of six bits or fewer do not.
+ * How weights are multiplied with activations. MADDUBS multiplies unsigned by signed bytes and adds
+ * pairs in 16 bits, saturating, so int8 weights need care and those of six bits or fewer do not.
  *
  * SIGNED: any int8. The sign of w moves over to x; a pair is at most 2 * 128 * 127, and is widened
  * at once.
  *
- * NARROW: u = w + c is in 0..63. A 16-bit lane starts from -c Σx and gathers the u x of half a
- * group. It may wrap on its way but ends as Σ w x, which fits: 16 products of at most 16 * 127, or
- * q6_k's 8 of 32 * 127.
+ * NARROW: u = w + c is in 0..63. A 16-bit lane starts from -c Σx and adds the products u x of half
+ * a group. It may wrap in between but ends as Σ w x, which fits: 16 products of at most 16 * 127,
+ * or 8 of 32 * 127 for q6_k.
  *
  * NARROW_BACK: w is in 0..31, whose sum does not fit, but w - 16 does: NARROW with u = w and c =
- * 16, then 16 Σx is added back in 32 bits.
+ * 16, then 16 Σx is added in 32 bits.
  */
 enum meeting { SIGNED, NARROW, NARROW_BACK };
 
@@ -554,10 +556,10 @@ struct panel_job {
     const float *dw;     /* [blocks][PANEL] */
     const uint8_t *dw8;  /* nf4: [blocks / 2][PANEL] */
     int64_t k, blocks;
-    int8_t c; /* of NARROW */
+    int8_t c; /* the offset of NARROW */
 };
 
-/* Weights of the low nibbles of v: int8 codes, or what NARROW calls u. */
+/* Weights of the low nibbles of v: int8 codes, or the u of NARROW. */
 INLINE __m256i nibble_weights(__m256i v, enum matrix_layout l) {
     v = _mm256_and_si256(v, _mm256_set1_epi8(15));
     if (l == LAYOUT_Q4) return v;
@@ -642,7 +644,8 @@ INLINE void panel_dots(float *acc, const struct panel_job *j, int R, enum matrix
     }
 }
 
-/* What `op` makes of the eight dwords of each of eight vectors: dword g is vector g's. */
+/* Reduces the eight dwords of each of eight vectors with `op`: dword g is the result of vector
+ * g. */
 #define EIGHT_REDUCED(name, op)                                                                    \
     INLINE __m256i name(const __m256i m[8]) {                                                      \
         __m256i t[4], u[2];                                                                        \
@@ -658,7 +661,7 @@ INLINE void panel_dots(float *acc, const struct panel_job *j, int R, enum matrix
 EIGHT_REDUCED(lanes_sum, _mm256_add_epi16) // each dword two 16-bit lanes
 EIGHT_REDUCED(blocks_most, _mm256_max_epi32)
 
-/* Starting lanes of NARROW: byte pairs 0 and 1 of every quad meet in one lane each. */
+/* Starting lanes of NARROW: byte pairs 0 and 1 of every quad are added in one lane each. */
 static void bias_make(int32_t *bias, const int8_t *x, int64_t groups, int group, int8_t c) {
     const __m256i many = _mm256_set1_epi8(c);
     const __m128i bytes = _mm_set1_epi8(c);
@@ -681,7 +684,7 @@ static void bias_make(int32_t *bias, const int8_t *x, int64_t groups, int group,
     }
 }
 
-/* A row's sums with one panel to its outputs n … below n1. */
+/* Stores a row's sums with one panel in its outputs n … below n1. */
 INLINE void panel_put(float *y, const float *acc, const struct matrix *w, int64_t n, int64_t n1,
                       bool add, enum matrix_layout l) {
     for (int half = 0; half < 2 && n + 8 * half < n1; half++) {
@@ -694,12 +697,12 @@ INLINE void panel_put(float *y, const float *acc, const struct matrix *w, int64_
     }
 }
 
-/* What enum meeting calls c. */
+/* The offset c of NARROW. */
 static int8_t narrow_centre(const struct matrix *w) {
     return w->layout == LAYOUT_Q6 ? 32 : w->layout == LAYOUT_Q4 ? w->zero : 16;
 }
 
-/* Rows m..m+R against panels p0..p1; outputs at and after n1 (a padded panel's) are computed and
+/* Rows m..m+R against panels p0..p1. Outputs from n1 on (the padding of a panel) are computed and
  * dropped. */
 INLINE void rows_packed(float *y, int64_t ldy, const struct gemm_input *in, const struct matrix *w,
                         int64_t m, int64_t p0, int64_t p1, int64_t n1, bool add, int R,
@@ -887,7 +890,8 @@ INLINE void block_quantize(const float *x, int64_t b, int8_t *q, float *d) {
     lanes_put(q + b * QK, v, _mm256_set1_ps(tiny ? 0.0f : 1.0f / scale), false);
 }
 
-/* Scales of eight blocks, which share two divisions; false when something is not finite. */
+/* Computes the scales of eight blocks, which share two divisions; false when a value is not
+ * finite. */
 INLINE bool scales_make(const float *x, int64_t b, float max, float *d, float *inverse) {
     __m256 v[4];
     __m256i m[8];
@@ -903,7 +907,8 @@ INLINE bool scales_make(const float *x, int64_t b, float max, float *d, float *i
     return _mm256_testz_si256(odd, odd);
 }
 
-/* Scales of many blocks before any block's numbers, so that divisions wait for nothing. */
+/* Computes the scales of many blocks before the numbers of any block, so that divisions wait for
+ * nothing. */
 static void quantize_row(const float *x, int64_t k, int8_t *q, float *d) {
     enum { MANY = 64 };
     int64_t b = 0, blocks = k / QK;
@@ -926,7 +931,7 @@ static void quantize_row(const float *x, int64_t k, int8_t *q, float *d) {
     for (; b < blocks; b++) block_quantize(x, b, q, d);
 }
 
-/* Four vectors of 16-bit numbers to be, in order. */
+/* Packs four vectors of integers as 16-bit numbers, in order. */
 INLINE void words_put(int16_t *q, const __m256i a[4]) {
     UNROLL for (int i = 0; i < 4; i += 2) {
         __m256i words = _mm256_permute4x64_epi64(_mm256_packs_epi32(a[i], a[i + 1]), 0xd8);
@@ -1160,8 +1165,8 @@ static void adamw_row(float *w, const float *g, float *m, float *v, int64_t n, f
     }
 }
 
-/* Eight rows of eight: pairs of rows are woven, then pairs of pairs, then the halves are exchanged.
- */
+/* Eight rows of eight: interleaves pairs of rows, then pairs of pairs, then exchanges the
+ * halves. */
 static void transpose_8x8(float *dst, int64_t ld_dst, const float *src, int64_t ld_src) {
     __m256 a[8], b[8];
     for (int i = 0; i < 8; i++) a[i] = _mm256_loadu_ps(src + i * ld_src);

@@ -5,11 +5,11 @@
  * One zmm register is the 16 lanes of the exact class's dot product, so each output owns one
  * accumulator and the fixed tree is done for eight outputs at once. In packed products the lanes
  * are the panel's 16 outputs instead, and nothing is reduced across lanes. Slots that gain nothing
- * here keep what the AVX2 level put into the table.
+ * here keep the AVX2 functions.
  *
- * Invariant: every slot gives the bits of scalar.c. It never looks at the processor, never
+ * Invariant: every slot gives the bits of scalar.c. This file never queries the processor, never
  * allocates, and no result depends on how rows or outputs were grouped. test/kernel/test_emulated.c runs
- * this very source on emulated instructions.
+ * this same source on emulated instructions.
  */
 #include <immintrin.h>
 #include <math.h>
@@ -19,7 +19,7 @@
 
 #define INLINE static inline __attribute__((always_inline))
 
-/* Lanes still to do out of 16, as a mask. */
+/* Mask of the lanes still to do out of 16. */
 INLINE __mmask16 lanes_mask(int64_t left) {
     return left >= 16 ? 0xFFFF : (__mmask16)((1u << left) - 1);
 }
@@ -27,11 +27,11 @@ INLINE __mmask16 lanes_mask(int64_t left) {
 enum {
     TILE_ROWS = 3, /* 3 × 8 accumulators, 3 inputs and 1 weight fill 28 of the 32 registers */
     TILE_COLS = 8,
-    ROW_BLOCK = 48, /* rows that meet 8 weights while these sit in L1 */
+    ROW_BLOCK = 48, /* rows that are multiplied with 8 weights while these stay in L1 */
 };
 
-/* 16 weights at w[i…] as f32; lanes outside `mask` are +0 and are not read. `whole` promises a full
- * mask. */
+/* 16 weights at w[i…] as f32; lanes outside `mask` are +0 and are not read. `whole` guarantees a
+ * full mask. */
 INLINE __m512 weights_load(const void *w, int64_t i, __mmask16 mask, bool whole, enum dtype e) {
     if (e == DTYPE_I8) {
         const int8_t *b = (const int8_t *)w + i;
@@ -122,8 +122,8 @@ INLINE void tile_mul(float *y, int64_t ldy, const float *x, int64_t ldx, const v
     }
 }
 
-/* One function for each shape of tile: y[r][c] (+)= x[r]·w[c]. Apart, not inlined into one, because
- * a compiler's time grows faster than a function. */
+/* One function for each shape of tile: y[r][c] (+)= x[r]·w[c]. They are separate functions, not
+ * inlined into one, because a compiler's time grows faster than the size of a function. */
 typedef void (*tile_fn)(float *y, int64_t ldy, const float *x, int64_t ldx, const void *w,
                         int64_t ldw, int64_t k, bool add);
 #define TILE(name, rows, cols, e)                                                                  \
@@ -157,7 +157,8 @@ static const tile_fn tile_fns[N_DTYPE][TILE_ROWS][3] = {
     [DTYPE_I8] = {{i8_1x1, i8_1x4, i8_1x8}, {i8_2x1, i8_2x4, i8_2x8}, {i8_3x1, i8_3x4, i8_3x8}},
 };
 
-/* Rows in blocks, in each block 8 outputs at a time; what is left at the end goes by 4 and by 1. */
+/* Rows in blocks, in each block 8 outputs at a time; the remaining outputs are done by 4 and by
+ * 1. */
 INLINE void rows_mul(float *y, int64_t ldy, const float *x, int64_t ldx, int64_t rows,
                      const void *w, int64_t ldw, int64_t k, int64_t n0, int64_t n1, enum dtype e,
                      bool add) {
@@ -224,8 +225,8 @@ INLINE __m512 add_integers(__m512 a, __m512 b) {
     return _mm512_castsi512_ps(_mm512_add_epi32(_mm512_castps_si512(a), _mm512_castps_si512(b)));
 }
 
-/* The sums of 256 bytes by groups, times the offset: 16 of them, or of 32 bytes the first 8. Words
- * travel as floats do. */
+/* The sums of 256 bytes by groups, times the offset: 16 sums of 16 bytes, or in the first 8 lanes
+ * sums of 32 bytes. Words are shuffled as floats. */
 INLINE __m512i groups_sum(const int8_t *x, int32_t offset, int group) {
     __m512 v[4];
 #pragma GCC unroll 4
@@ -247,7 +248,7 @@ INLINE __m512i groups_sum(const int8_t *x, int32_t offset, int group) {
     return _mm512_castps_si512(_mm512_permutexvar_ps(order, sums));
 }
 
-/* The same from sums that are there already. */
+/* The same from sums that were computed before. */
 static void starts_scale(int32_t *start, const int32_t *total, int32_t offset, int64_t blocks) {
     const __m512i by = _mm512_set1_epi32(-offset);
     for (int64_t b = 0; b < blocks; b += 16) {
@@ -256,7 +257,7 @@ static void starts_scale(int32_t *start, const int32_t *total, int32_t offset, i
     }
 }
 
-/* start[b] = -offset · Σ q over block b; what follows is overwritten. */
+/* start[b] = -offset · Σ q over block b; elements after the last block are overwritten. */
 static void starts_sum(int32_t *start, const int8_t *q, int32_t offset, int64_t blocks, int group) {
     const int64_t some = 256 / group;
     for (int64_t b = 0; b < blocks; b += some) {
@@ -481,10 +482,10 @@ INLINE __m512i halves_load(const int8_t *a, const int8_t *b) {
                             _mm512_set1_epi8((char)0x80));
 }
 
-enum { DOTS_ROWS = 4, DOTS_PAIRS = 4 }; /* 16 sums; of pairs of weight rows, eight lanes each */
+enum { DOTS_ROWS = 4, DOTS_PAIRS = 4 }; /* 16 sums of pairs of weight rows, eight lanes each */
 
-/* y[r][c] for `rows` rows of x from `m` on and `cols` rows of w, of which there are at least two a
- * pair; a single one goes in both halves. */
+/* y[r][c] for `rows` rows of x from `m` on and `cols` rows of w. A pair holds two rows of w; a
+ * single row fills both halves. */
 INLINE void dots_tile(float *y, int64_t ldy, const struct gemm_input *in, int64_t m,
                       const int8_t *w, int64_t ldw, int cols, int rows, int pairs) {
     const int64_t k = in->k, blocks = k / QK;
@@ -527,8 +528,8 @@ INLINE void dots_tile(float *y, int64_t ldy, const struct gemm_input *in, int64_
     }
 }
 
-/* The level below: a single row of w, as a perturbation has, would leave half of each vector idle.
- */
+/* The function of the level below: a single row of w, as a perturbation has, would leave half of
+ * each vector idle. */
 static void (*single_dots_i8)(float *y, int64_t ldy, const struct gemm_input *in, const int8_t *w,
                               int64_t ldw, int64_t n0, int64_t n1);
 
@@ -571,8 +572,8 @@ INLINE void pairs_step(__m512i acc[8][4], const int16_t *t, int64_t ldt, const i
     }
 }
 
-/* `rows` rows of some vectors of outputs over all pairs. Four at a time: at the end of a loop gcc
- * copies all sums. */
+/* `rows` rows of some vectors of outputs over all pairs. Four pairs at a time: at the end of a loop
+ * gcc copies all sums. */
 INLINE void pairs_tile(float *y, int64_t ldy, const int16_t *t, int64_t ldt, const float *s,
                        const int8_t *v, int64_t ldv, int64_t pairs, int rows, int vectors,
                        __mmask16 tail) {
@@ -709,12 +710,12 @@ static void avx512_rope(float *x, const float *cosine, const float *sine, int64_
     }
 }
 
-/* 2^n for n in -126 … 127; other n give some number. */
+/* 2^n for n in -126 … 127; any other n gives some number. */
 INLINE __m512 power_of_2(__m512i n) {
     return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_add_epi32(n, _mm512_set1_epi32(127)), 23));
 }
 
-/* internal.h's exp. min and max return their second operand when one is NaN. */
+/* The exp of internal.h. min and max return their second operand when one is NaN. */
 INLINE __m512 lanes_exp(__m512 x) {
     const __m512 magic = _mm512_set1_ps(EXP_MAGIC), one = _mm512_set1_ps(1.0f);
     x = _mm512_max_ps(_mm512_set1_ps(EXP_LO), _mm512_min_ps(_mm512_set1_ps(EXP_HI), x));
@@ -789,7 +790,7 @@ INLINE void mix_block(float *y, int64_t ldy, const float *t, int64_t tm, int64_t
         }
     }
     for (int64_t j = 0; j < k; j++) {
-        if (rows == 8) // a narrow stretch of many long rows
+        if (rows == 8) // a narrow range of many long rows
             for (int c = 0; c < vectors; c++)
                 __builtin_prefetch((const char *)v +
                                    ((j + 12) * ldv + 16 * c) * (e == DTYPE_BF16 ? 2 : 4));
@@ -826,7 +827,7 @@ INLINE void gemm_nn_rows(const struct gemm_nn_args *p, int64_t m, int rows, enum
                   p->k, rows, 1, lanes_mask(p->n - c), e);
 }
 
-/* Rows of at most eight columns, those of a small rank: half vectors, of which a unit may start
+/* Rows of at most eight columns, as with a small rank: half vectors, of which a unit may start
  * twice as many. */
 INLINE void mix_narrow(const struct gemm_nn_args *p, int64_t m, int rows, int64_t tm) {
     const __mmask8 mask = (__mmask8)lanes_mask(p->n);
@@ -858,7 +859,7 @@ INLINE void mix_pack(float *panel, const void *v, int64_t ldv, int64_t k, int64_
     }
 }
 
-/* Rows of two vectors: twice the sums that two units of four steps keep in flight. */
+/* Rows of two vectors: twice the number of sums that two units of four steps keep in flight. */
 enum { MIX_ROWS = 12 };
 
 /* `rows` rows of 32 columns. */
@@ -917,7 +918,7 @@ INLINE void mix_any(const struct gemm_nn_args *p, const struct gemm_nn_tiles *ti
     }
     int64_t m = 0;
     const bool narrow = p->n <= 8 && e == DTYPE_F32;
-    // rows that lie side by side: as many as a cache line holds
+    // adjacent rows: the number that a cache line holds
     for (; narrow && p->tm == 1 && m + 16 <= p->rows; m += 16) mix_narrow(p, m, 16, 1);
     for (; narrow && m + 8 <= p->rows; m += 8) mix_narrow(p, m, 8, p->tm);
     for (; m + 8 <= p->rows; m += 8) gemm_nn_rows(p, m, 8, e);
@@ -938,7 +939,7 @@ INLINE void mix_any(const struct gemm_nn_args *p, const struct gemm_nn_tiles *ti
 MIX(avx512_mix_f32, float, DTYPE_F32)
 MIX(avx512_mix_bf16, uint16_t, DTYPE_BF16)
 
-/* One k of some rows and panels, `stride` weights apart; half 0 where it is even. */
+/* One k of some rows and panels, `stride` weights apart; half 0 when k is even. */
 INLINE void chains_step(__m512 acc[8][4], const float *x, int64_t ldx, const uint16_t *pairs,
                         int64_t stride, int half, int rows, int panels) {
     __m512 v[4];

@@ -1,15 +1,16 @@
 /*
- * kernel/backward: products along the outputs of a weight matrix, dX = dY W, and over a pool the
- * plain sums of rows that the rest of a backward pass is made of.
+ * kernel/backward: products along the outputs of a weight matrix, dX = dY W, and plain sums of rows
+ * over a pool, from which the rest of a backward pass is built.
  *
- * A matrix is packed for y = x Wᵀ only. Here its rows serve as they lie, or are widened a tile at a
- * time, or (quantised types, when the caller wants int8) one block of inputs is turned over: the
- * same numbers with quads along the outputs, one turn for many rows of dY. What differs from output
- * to output, the scale, is multiplied into dY, so that the turned block has unit scales and the
- * forward slots multiply it. That happens once for every block of inputs: hence in 16 bits, with
- * the product's bound for its largest value. Nothing is allocated and no level is named.
+ * A matrix is packed for y = x Wᵀ only. Here its rows are used in place, or are widened a tile at a
+ * time, or (quantised types, when the caller requests int8) one block of inputs is transposed: the
+ * same numbers with quads along the outputs, transposed once for many rows of dY. The scale differs
+ * from output to output, so it is multiplied into dY; the transposed block then has unit scales and
+ * the forward slots multiply it. This scaling happens once for every block of inputs, so it is done
+ * in 16 bits, with the product's bound as the largest value. Nothing is allocated and no level is
+ * named.
  *
- * Invariant: a row of dX depends on its own row of dY only, and the sum of each of its values runs
+ * Invariant: a row of dX depends only on the same row of dY, and the sum of each of its values runs
  * over the outputs in one order, however rows and inputs are cut.
  */
 #include <string.h>
@@ -17,8 +18,8 @@
 #include "kernel/internal.h"
 
 enum {
-    BACK_ROWS = 32,    /* of dY that are quantised for one block of inputs at once */
-    TURN_ROWS = 256,   /* that one turn of a block serves; a multiple of BACK_ROWS */
+    BACK_ROWS = 32,    /* rows of dY that are quantised for one block of inputs at once */
+    TURN_ROWS = 256,   /* rows of dY per transposed block; a multiple of BACK_ROWS */
     BACK_SLICE = 4096, /* outputs that are summed before the next ones are added */
     TILE_OUTPUTS = 256,
     TILE_INPUTS = 64,
@@ -65,7 +66,7 @@ void gemm_nn_parallel(enum dtype e, float *y, int64_t ldy, const float *t, int64
         pool_run(use, mix_by_columns, &p, n, 64);
 }
 
-/* One product, and where the threads' scratch lies. */
+/* One product, and the location of the threads' scratch. */
 struct back {
     float *dx;
     const float *dy;
@@ -74,17 +75,17 @@ struct back {
     bool add;
     char *scratch;
     size_t each;
-    /* int8: the slice and the rows at hand, in the scratch's beginning */
+    /* int8: the current slice and rows, at the start of the scratch */
     int64_t slice, n, first, some; /* outputs [slice, slice + n), rows [first, first + some) */
     int16_t *q;                    /* [some][whole_blocks(n)]: dY in 16 bits */
     float *d;                      /* [some][whole_blocks(n) / 32], times 2^23 */
 };
 
-/* Of one thread, for slices of n outputs (a multiple of 32). */
+/* Scratch of one thread, for slices of n outputs (a multiple of 32). */
 struct turned {
     int8_t *q;         /* [BACK_ROWS][n]: dY times the scales, quantised */
     float *d;          /* [BACK_ROWS][n / 32] */
-    float *by;         /* [n]: the scales of the block at hand */
+    float *by;         /* [n]: the scales of the current block */
     int16_t *q_by;     /* [n]: the same in 16 bits */
     float *d_by;       /* [n / 32] */
     uint8_t *panels;   /* [2][n][16], in LAYOUT_Q4 and LAYOUT_NF4 half of that */
@@ -111,7 +112,7 @@ static struct turned turned_layout(char *at, int64_t n) {
     return t;
 }
 
-/* What all threads share, for dY in 16 bits. */
+/* Scratch that all threads share, for dY in 16 bits. */
 static size_t shared_scratch(int64_t n) {
     size_t slice = (size_t)MIN(whole_blocks(n), BACK_SLICE);
     return TURN_ROWS * (slice * sizeof(int16_t) + slice / QK * sizeof(float));
@@ -153,7 +154,7 @@ static void back_widened(void *ctx, int64_t begin, int64_t end, int thread) {
 }
 
 /* Numbers of types with minima are not negative. Rounding dY would cost twice as much with them as
- * with numbers around zero, so that half their range moves over to the minimum. */
+ * with numbers around zero, so half their range moves into the minimum. */
 static int centre(const struct matrix *w) {
     return !w->mins ? 0 : w->layout == LAYOUT_Q4 ? 8 : 16;
 }
@@ -192,7 +193,7 @@ static void back_minima(void *ctx, int64_t b0, int64_t b1, int thread) {
         }
 }
 
-/* The scales of unit u (a block's inputs under one scale) for outputs [o, o + n), zeros behind. */
+/* The scales of unit u (a block's inputs under one scale) for outputs [o, o + n), then zeros. */
 static void scales_gather(float *by, const struct matrix *w, int64_t u, int64_t o, int64_t n) {
     int64_t stride = layout_scales(w->layout, w->k), at = o / PANEL * stride;
     for (int64_t i = 0; i < n; i += PANEL, at += stride) {
@@ -208,8 +209,8 @@ static void scales_gather(float *by, const struct matrix *w, int64_t u, int64_t 
     memset(by + n, 0, (size_t)(whole_blocks(n) - n) * sizeof *by);
 }
 
-/* Four quads of bytes: byte j of quad i becomes byte i of quad j, by two perfect shuffles. Each is
- * written as the two steps that SSE2 has, or gcc makes it byte by byte. */
+/* Four quads of bytes: byte j of quad i becomes byte i of quad j, by two perfect shuffles. Each
+ * shuffle is written as the two steps that SSE2 has; otherwise gcc does it byte by byte. */
 typedef uint8_t quads __attribute__((vector_size(16)));
 typedef uint64_t halves __attribute__((vector_size(16)));
 static quads halves_shuffled(quads x) {
@@ -227,8 +228,9 @@ static quads quads_at(const uint8_t *p) {
     return x;
 }
 
-/* Sixteen outputs of an int8 unit. A panel of the source has quads of inputs under each output, the
- * turned ones quads of outputs under each input; `panel` bytes apart. Centred: less 16. */
+/* Sixteen outputs of an int8 unit. A source panel has quads of inputs under each output, the
+ * transposed panels have quads of outputs under each input and are `panel` bytes apart. Centred:
+ * less 16. */
 static void bytes_turn(uint8_t *to, size_t panel, const uint8_t *from, int inputs, bool centred) {
     for (int p = 0; p < inputs / 4; p++)
         for (int q = 0; q < 4; q++) {
@@ -238,8 +240,8 @@ static void bytes_turn(uint8_t *to, size_t panel, const uint8_t *from, int input
         }
 }
 
-/* The same of 32 outputs in nibbles: a low nibble is of inputs 0 to 15, and in the turned block of
- * outputs 0 to 15. */
+/* The same for 32 outputs in nibbles: a low nibble belongs to inputs 0 to 15, and in the transposed
+ * block to outputs 0 to 15. */
 static void nibbles_transpose(uint8_t *to, size_t panel, const uint8_t *first,
                               const uint8_t *second) {
     for (int p = 0; p < 4; p++)
@@ -253,7 +255,7 @@ static void nibbles_transpose(uint8_t *to, size_t panel, const uint8_t *first,
         }
 }
 
-/* Unit u of outputs [o, o + n), n a multiple of 32 with what is missing as zeros. */
+/* Unit u of outputs [o, o + n). n is a multiple of 32; missing outputs are zeros. */
 static void panels_turn(const struct turned *t, const struct matrix *w, int64_t u, int64_t o,
                         int64_t n) {
     int group = layout_group(w->layout), bytes = layout_bytes(w->layout);
@@ -274,8 +276,8 @@ static void panels_turn(const struct turned *t, const struct matrix *w, int64_t 
     }
 }
 
-/* Asks for a unit that is turned next, panels [g, end): its blocks lie pages apart, where no
- * machine looks ahead by itself. */
+/* Prefetches the unit that is transposed next, panels [g, end): its blocks are pages apart, where
+ * hardware does not prefetch. */
 static void panels_prefetch(const struct matrix *w, int64_t u, int64_t g, int64_t end) {
     int64_t bytes = layout_bytes(w->layout), stride = w->k / layout_group(w->layout) * bytes,
             scales = layout_scales(w->layout, w->k);
@@ -305,7 +307,7 @@ static void grad_quantize_i16(void *ctx, int64_t begin, int64_t end, int thread)
     }
 }
 
-/* q and d of rows [m, m + rows) of those at hand, times the block's scales. */
+/* Computes q and d of rows [m, m + rows) of the current rows, times the block's scales. */
 static void rows_quantize(const struct turned *t, const struct back *p, int64_t m, int64_t rows) {
     const struct kernels *kern = kernels_get();
     int64_t padded = whole_blocks(p->n), blocks = padded / QK;

@@ -1,14 +1,15 @@
 /*
- * kernel/internal: what the level files share, and the formulas that they all evaluate.
+ * kernel/internal: the declarations that the level files share, and the formulas that they all
+ * evaluate.
  *
  * Only kernel.c and the level files include it. Everything here is `static inline` or a macro: a
  * level file is compiled with wider instructions than the program may use, so it must not emit a
  * symbol that the linker could pick for others.
  *
  * Invariant: each slot computes the same IEEE operations in the same order at every level. The
- * vector levels do lanes at once what scalar.c does one by one; fma(a, b, c) below is always the
- * fused operation and a * b + c never is. The summation order of dot, sum and the q types is in
- * kernel.h.
+ * vector levels do several lanes at once where scalar.c does one at a time; fma(a, b, c) below is
+ * always the fused operation and a * b + c never is. The summation order of dot, sum and the q
+ * types is in kernel.h.
  */
 // clang-format off
 /*
@@ -46,8 +47,8 @@ void kernels_fill_avx2(struct kernels *k);
 void kernels_fill_avx512(struct kernels *k);
 void kernels_fill_amx(struct kernels *k);
 
-/* Asks the system to let this process use tiles; the processor's bits and XCR0 are the caller's to
- * check first. */
+/* Asks the system to let this process use tiles. The caller checks the processor's bits and XCR0
+ * first. */
 bool amx_request(void);
 
 /* exp: e^r on |r| <= ln(2)/2 as 1 + r + r^2 (C2 + C3 r + … + C6 r^4), weighted minimax fit, 3.2e-9
@@ -64,8 +65,7 @@ bool amx_request(void);
 #define EXP_C5 0x1.12397cp-7f
 #define EXP_C6 0x1.6a4f4ap-10f
 
-/* What one file block of a quantised type holds: value i = q[i] · scale[i / group] (+ min[i / 32]).
- */
+/* One decoded file block of a quantised type: value i = q[i] · scale[i / group] (+ min[i / 32]). */
 struct quant_block {
     int8_t q[256];
     float scale[16], min[8];
@@ -82,7 +82,7 @@ struct tensor_type_traits {
     void (*read)(const uint8_t *block, struct quant_block *s);
     void (*write)(const float *x, uint8_t *block);
     void (*join)(const struct quant_block *s,
-                 uint8_t *block); /* undoes read; NULL: it cannot be undone */
+                 uint8_t *block); /* the inverse of read; NULL: read has no inverse */
 };
 const struct tensor_type_traits *
 tensor_type_traits_find(enum tensor_type t); /* NULL when unknown */
@@ -100,14 +100,14 @@ struct pool *matrix_pool_for(struct pool *pool, int64_t rows, int64_t n, int64_t
 #define NF4_UNIT 32385.0f        /* 255 · 127 */
 #define NF4_OFFSET 128           /* makes every code an unsigned byte */
 
-/* Of the quantised layouts: weights under one scale, and bytes of such a block of a panel. */
+/* For the quantised layouts: weights under one scale, and bytes of such a block of a panel. */
 static inline int layout_group(enum matrix_layout l) {
     return l == LAYOUT_Q6 ? 16 : QK;
 }
 static inline int layout_bytes(enum matrix_layout l) {
     return l == LAYOUT_Q8 ? QK * PANEL : QK * PANEL / 2;
 }
-/* Scales of a panel before the next panel's. */
+/* Number of scales of one panel. */
 static inline int64_t layout_scales(enum matrix_layout l, int64_t k) {
     return (l == LAYOUT_NF4 ? (k + NF4_BLOCK - 1) / NF4_BLOCK : k / layout_group(l)) * PANEL;
 }
@@ -117,7 +117,7 @@ static inline float round_even(float u) {
     return (u + 0x1.8p+23f) - 0x1.8p+23f;
 }
 
-/* What levels compile for themselves, element by element; `exp` is the level's. */
+/* The element-wise code that each level compiles for itself; `exp` is the function of the level. */
 static inline void act_backward_with(void (*exp)(float *, const float *, int64_t),
                                      float *restrict dx, float *restrict dup,
                                      const float *restrict dy, const float *restrict x,
@@ -140,12 +140,13 @@ static inline void softmax_backward_with(float *restrict dp, const float *restri
 }
 
 /*
- * Large mixes: columns of v in panels as wide as a tile of outputs, GEMM_NN_KC rows at a time,
- * packed as f32 so that they stay in the first-level cache while all rows of t meet them. Between
- * such slabs an output waits in y, so its chain of multiply-adds is kernel.h's. A t whose j are
- * apart in memory is packed as well, GEMM_NN_MC rows at a time; one in rows is read as it lies,
- * GEMM_NN_MC_DIRECT rows for each time that v is packed, and so is one in columns that meets no
- * more than GEMM_NN_NARROW of v's, too few to pay for it (a head's keys and values).
+ * Large gemm_nn products: columns of v are packed as f32 in panels as wide as a tile of outputs,
+ * GEMM_NN_KC rows at a time, so that they stay in the first-level cache while all rows of t are
+ * multiplied with them. Between such slabs an output waits in y, so its chain of multiply-adds is
+ * that of kernel.h. A t with tj != 1 is packed as well, GEMM_NN_MC rows at a time. A t in rows is
+ * read in place, GEMM_NN_MC_DIRECT rows for each time that v is packed. A t in columns is read in
+ * place too when v has at most GEMM_NN_NARROW columns, too few to pay for packing (a head's keys
+ * and values).
  */
 enum { GEMM_NN_KC = 256, GEMM_NN_MC = 96, GEMM_NN_MC_DIRECT = 384, GEMM_NN_NARROW = 64 };
 
@@ -155,8 +156,8 @@ struct gemm_nn_args {
     const void *v;
     int64_t ldy, tm, tj, rows, ldv, k, n;
 };
-/* What a level brings. A tile is up to `rows` rows of t against the first n (at most `width`)
- * columns of a panel. */
+/* The tile functions of a level. A tile is up to `rows` rows of t against the first n (at most
+ * `width`) columns of a panel. */
 struct gemm_nn_tiles {
     int rows, width;
     void (*pack)(float *panel, const void *v, int64_t ldv, int64_t k, int64_t n);
@@ -164,7 +165,7 @@ struct gemm_nn_tiles {
                  int64_t k, int64_t n, int rows);
 };
 
-/* Where packing pays, as measured on AVX2. */
+/* Whether packing pays, as measured on AVX2. */
 static inline bool gemm_nn_is_large(const struct gemm_nn_args *p) {
     return p->rows >= 16 && p->k >= 64 && p->n >= 16;
 }
@@ -208,8 +209,8 @@ static inline void gemm_nn_blocked(const struct gemm_nn_args *p, const struct ge
             gemm_nn_block(p, l, size, j, m, MIN(p->rows - m, some));
 }
 
-/* Spreads what is to be read over the steps of a product. More than fits beside its own loads is
- * left alone. */
+/* Spreads the prefetches over the steps of a product. A step prefetches at most PACE_MAX lines,
+ * which its own loads leave room for; the rest is not prefetched. */
 static inline void prefetch_begin(struct prefetch_list *a, int64_t steps) {
     enum { PACE_MAX = 32 };
     int64_t lines = 0;
@@ -232,11 +233,11 @@ static inline const uint16_t *bf16_panel(const struct matrix *w, int64_t panel) 
 }
 
 /*
- * The fast class below AMX: every output is one chain of multiply-adds, so that outputs lie side by
- * side in vectors and no lanes are added up. A tile is some rows by some panels of such chains, all
- * of K long; its weights are widened on their way from the second-level cache, two operations for
- * two vectors of them. Fewer rows take more panels, as many chains as the units have steps in
- * flight.
+ * The fast class below AMX: every output is one chain of multiply-adds, so outputs are adjacent in
+ * vectors and no lanes are added up. A tile is some rows by some panels of such chains over the
+ * whole K. The weights are widened as they are loaded from the second-level cache, with two
+ * operations for two vectors of weights. Fewer rows take more panels, so that there are as many
+ * chains as the units have steps in flight.
  */
 struct bf16_gemm {
     float *y;
@@ -249,14 +250,14 @@ struct bf16_gemm {
 struct bf16_gemm_tile {
     int panels;
     void (*many)(const struct bf16_gemm *c, int64_t m,
-                 int64_t panel); /* from row m and this panel on */
+                 int64_t panel); /* starts at row m and this panel */
     void (*one)(const struct bf16_gemm *c, int64_t m, int64_t panel);
 };
 
 /* tiles[r - 1] takes r rows, `most` of them at a time. */
 static inline void bf16_gemm_run(const struct bf16_gemm *c, int64_t n0,
                                  const struct bf16_gemm_tile *tiles, int64_t most) {
-    enum { CHAIN_BYTES = 262144 }; /* of weights that all rows meet before the next */
+    enum { CHAIN_BYTES = 262144 }; /* bytes of weights that all rows use before the next weights */
     const int64_t rows = c->in->rows, first = n0 / PANEL, end = (c->n1 + PANEL - 1) / PANEL;
     const int64_t width = MAX(CHAIN_BYTES / (bf16_panel(c->w, 1) - bf16_panel(c->w, 0)) / 2, 1);
     const int64_t step = rows > most ? width : end;

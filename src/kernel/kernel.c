@@ -1,13 +1,13 @@
 /*
- * kernel/kernel: which level this machine runs, how weights lie in memory, and products over a
- * thread pool.
+ * kernel/kernel: the level that this machine runs, the layout of weights in memory, and products
+ * over a thread pool.
  *
  * It does no heavy arithmetic: it packs, converts and cuts work into ranges, and calls the table.
- * Levels are chosen from feature bits and from what the system saves on a context switch (XCR0, and
- * the permission call that AMX needs), never from a processor's model.
+ * Levels are chosen from feature bits and from the state that the system saves on a context switch
+ * (XCR0, and the permission call that AMX needs), never from a processor's model.
  *
- * Invariant: how a product is cut over threads never reaches the numbers, because every slot's
- * output depends only on its own row of x and its own row of w.
+ * Invariant: how a product is cut over threads never changes the numbers, because every output of a
+ * slot depends only on one row of x and one row of w.
  */
 #include "kernel/kernel.h"
 
@@ -156,8 +156,8 @@ uint16_t f32_to_f16(float f) {
     if (a > 0x7f800000) return (uint16_t)(sign | 0x7e00 | (a >> 13 & 0x3ff)); // quiet NaN
     if (a >= 0x477ff000) return (uint16_t)(sign | 0x7c00); // 65520 and above round to infinity
     if (a < 0x38800000) {
-        // Below 2^-14: in units of 2^-24, which 0.5 has as its last mantissa bit; the addition
-        // rounds half to even.
+        // Below 2^-14: in units of 2^-24, the last mantissa bit of 0.5; the addition rounds half to
+        // even.
         return (uint16_t)(sign | (float_bits(bits_float(a) + 0.5f) - 0x3f000000));
     }
     a += 0xfff + (a >> 13 & 1);
@@ -187,7 +187,7 @@ static void quads_put(uint8_t *block, int lane, const uint8_t *bytes, int quads)
     for (int p = 0; p < quads; p++) memcpy(block + (p * PANEL + lane) * 4, bytes + 4 * p, 4);
 }
 
-/* Bytes of one output's block in `panel`: nibbles as a file has them, or the numbers themselves. */
+/* Packs one output's block into its panel: nibbles as in a file, or the numbers themselves. */
 static void block_pack(struct matrix *m, int64_t at, int lane, const int8_t *q) {
     uint8_t *data = (uint8_t *)(uintptr_t)m->data, bytes[QK];
     if (m->layout == LAYOUT_Q4) {
@@ -199,7 +199,7 @@ static void block_pack(struct matrix *m, int64_t at, int lane, const int8_t *q) 
     }
 }
 
-/* The block of a file that begins at weight k of output i. */
+/* Packs the file block that begins at weight k of output i. */
 static int quants_put(struct matrix *m, int64_t i, int64_t k, const struct tensor_type_traits *row,
                       const struct quant_block *s, struct error *err) {
     int64_t groups = m->k / row->group, panel = i / PANEL;
@@ -242,7 +242,7 @@ static void bf16_put(struct matrix *m, int64_t i, const uint8_t *row) {
         memcpy(&panel[(k / 2 * PANEL + i % PANEL) * 2 + k % 2], row + 2 * k, 2);
 }
 
-/* One file row of `type`, which is m->type but for the f16 that is widened. */
+/* Stores one file row of `type`, which is m->type unless f16 is widened. */
 static int row_put(struct matrix *m, enum tensor_type type, int64_t i, const uint8_t *src,
                    struct error *err) {
     const struct tensor_type_traits *row = tensor_type_traits_find(type);
@@ -272,7 +272,7 @@ int matrix_set_row(struct matrix *m, int64_t i, const void *row, struct error *e
     return row_put(m, m->file_type, i, row, err);
 }
 
-/* What cannot be a matrix, before anything is computed from its sizes. */
+/* Rejects impossible shapes before anything is computed from them. */
 static int shape_check(enum tensor_type type, int64_t n, int64_t k, struct error *err) {
     const struct tensor_type_traits *row = tensor_type_traits_find(type);
     if (!row) return error_set(err, ERR_FORMAT, "tensor type %d is not supported", (int)type);
@@ -339,7 +339,7 @@ int matrix_alloc(struct matrix *m, enum tensor_type type, int64_t n, int64_t k,
     return matrix_room(m, arena, err);
 }
 
-/* A super-block's own scale is lost in the products of panels, so its file bytes stay reachable. */
+/* Products of panels lose the scale of a super-block, so its file bytes stay reachable. */
 static int file_keep(struct matrix *m, const void *rows, const int32_t *order, struct arena *arena,
                      struct error *err) {
     if (tensor_type_block(m->type) <= QK) return OK;
@@ -360,7 +360,7 @@ int matrix_init(struct matrix *m, enum tensor_type type, int64_t n, int64_t k, c
     for (int64_t i = 0; row_order && i < n; i++) CHECK(row_order[i] >= 0 && row_order[i] < n);
     matrix_shape(m, type, n, k, cls);
     size_t bytes = tensor_row_bytes(type, k), item = type == TENSOR_F32 ? 4 : 2;
-    m->data = rows; // in place where that can be
+    m->data = rows; // used in place if possible
     if (!m->packed && m->type == type && !row_order && (uintptr_t)rows % item == 0) return OK;
     rc = matrix_room(m, arena, err);
     for (int64_t i = 0; rc == OK && i < n; i++)
@@ -369,7 +369,7 @@ int matrix_init(struct matrix *m, enum tensor_type type, int64_t n, int64_t k, c
     return rc == OK ? file_keep(m, rows, row_order, arena, err) : rc;
 }
 
-/* The 32 numbers of block b of output i, the zero point taken off; of nf4 the codes' indices. */
+/* The 32 numbers of block b of output i, less the zero point; for nf4 the indices of the codes. */
 static void block_unpack(const struct matrix *m, int64_t i, int64_t b, int8_t q[QK]) {
     bool nibbles = m->layout >= LAYOUT_Q4;
     int payload = nibbles ? QK / 2 : QK, lane = (int)(i % PANEL);
@@ -382,7 +382,7 @@ static void block_unpack(const struct matrix *m, int64_t i, int64_t b, int8_t q[
     }
 }
 
-/* The scale of the 16 weights from k on, and what their numbers are multiplied with. */
+/* The scale of the 16 weights from k on, the factor of their numbers. */
 static float scale_at(const struct matrix *m, int64_t i, int64_t k) {
     int64_t at = i / PANEL * layout_scales(m->layout, m->k) + i % PANEL;
     if (m->layout == LAYOUT_NF4) return (float)m->scale_bytes[at + k / NF4_BLOCK * PANEL];
@@ -571,8 +571,8 @@ void gemm_nn(enum dtype e, float *y, int64_t ldy, const float *t, int64_t tm, in
     }
 }
 
-/* t over s, rounded half to even; s is the row's largest over 32767. What is not finite gives zeros
- * and a NaN scale, so that it shows. */
+/* t over s, rounded half to even; s is the row's largest magnitude over 32767. Values that are not
+ * finite give zeros and a NaN scale, so that they show in the result. */
 static float row_i16(const float *t, int64_t n, int16_t *out) {
     float s = row_amax(t, n) / 32767.0f;
     bool fine = s >= FLT_MIN && s <= FLT_MAX;
@@ -605,7 +605,7 @@ size_t gemm_input_scratch(int64_t max_rows, int64_t max_k) {
     return at[INPUTS_PARTS] + 64;
 }
 
-/* Σ q of each block, what offsets of weights are multiplied with; and d times it, for minima. */
+/* Σ q of each block, which is multiplied with offsets of weights; and d times it, for minima. */
 static void sums_make(int32_t *total, float *sum, const int8_t *q, const float *d, int64_t blocks) {
     for (int64_t b = 0; b < blocks; b++, q += QK) {
         int32_t s = 0;
@@ -731,8 +731,7 @@ void matrix_mul(float *y, int64_t ldy, const struct gemm_input *in, const struct
     CHECK(in->k == w->k && (!matrix_needs_int8(w) || (in->q && in->d)) && (!w->mins || in->sum) &&
           (!matrix_needs_bf16(w) || in->bf16));
     struct pool *use = matrix_pool_for(pool, in->rows, w->n, w->k);
-    // Few outputs under many rows (a LoRA's A) leave threads idle unless the rows are what is
-    // shared out.
+    // Few outputs under many rows (a LoRA's A) leave threads idle unless the rows are shared out.
     if (panel_count(w->n) < 4 * pool_size(use) && in->rows > w->n)
         pool_run(use, matrix_by_rows, &p, in->rows, 16);
     else

@@ -1,24 +1,27 @@
 /*
  * kernel: every loop that touches many numbers.
  *
- * A `struct kernels` is a table of function pointers filled scalar first, then overwritten by what
- * the processor and the system allow (feature bits, XCR0, the AMX permission call), capped by
- * SHOAL_CPU=scalar|avx2|avx512|amx. Callers never name a level. kernels_get() is made once per
- * process; the table is read-only afterwards and shared by threads.
+ * A `struct kernels` is a table of function pointers: scalar functions first, then overwritten by
+ * those that the processor and the system allow (feature bits, XCR0, the AMX permission call),
+ * capped by SHOAL_CPU=scalar|avx2|avx512|amx. Callers never name a level. kernels_get() builds the
+ * table once per process; the table is read-only afterwards and shared by threads.
  *
  * Numbers (the contract that all levels keep, and test/kernel/test_kernels.c proves):
  *   exact class  f32 dot: 16 lanes, lane l sums k = l, l+16, … by fused multiply-add from +0, the
- * tail padded with zeros; then a fixed tree: lanes l and l+8 are added, then l and l+4, l+2, l+1.
+ *                tail padded with zeros; then a fixed tree: lanes l and l+8 are added, then l and
+ *                l+4, l+2, l+1.
  *                bf16 weights are widened to f32 and follow the same rule.
- *                q8/q4 dot: block b of 32 (q6_k: 16) gives an exact integer s_b; acc =
- * fma((float)s_b, dw_b * dx_b, acc) for b = 0, 1, … in order. Types with minima then add the f32
- * dot of minima and activation sums. nf4: dw_b is the block's byte, and the end is acc * (row_scale
- * / 32385). fast class   bf16 weights (gemm_bf16_fast) meet bf16 activations in AMX tiles. Below
- * AMX they meet f32 activations, which cost no conversion: one chain of fused multiply-adds an
- * output, k ascending, from +0, the same bits at every level but AMX. Everything else as exact. In
- * both, the bits of output row m depend on row m of x and on w only: not on the number of rows, not
- * on threads. exp and friends are our own polynomials, evaluated with the same operations at every
- * level.
+ *                q8/q4 dot: block b of 32 (q6_k: 16) gives an exact integer s_b;
+ *                acc = fma((float)s_b, dw_b * dx_b, acc) for b = 0, 1, … in order.
+ *                Types with minima then add the f32 dot of minima and activation sums.
+ *                nf4: dw_b is the block's byte, and the result is acc * (row_scale / 32385).
+ *   fast class   bf16 weights (gemm_bf16_fast) are multiplied with bf16 activations in AMX tiles.
+ *                Below AMX the activations are f32, which costs no conversion: one chain of fused
+ *                multiply-adds per output, k ascending, from +0, the same bits at every level
+ *                except AMX. Everything else is as in the exact class.
+ * In both classes, the bits of output row m depend on row m of x and on w only: not on the number
+ * of rows, not on threads. exp and similar functions are our own polynomials, evaluated with the
+ * same operations at every level.
  */
 #ifndef SHOAL_KERNEL_H
 #define SHOAL_KERNEL_H
@@ -49,27 +52,31 @@ const char *tensor_type_name(enum tensor_type t);               /* "q8_0" */
 int tensor_type_parse(const char *name, enum tensor_type *out); /* OK or ERR_USAGE */
 const char *tensor_type_list(void);                /* "f32, f16, …" for messages and help */
 int tensor_type_block(enum tensor_type t);         /* k must be a multiple of it: 1, 32 or 256 */
-bool tensor_type_is_quantized(enum tensor_type t); /* meets int8 activations */
+bool tensor_type_is_quantized(enum tensor_type t); /* multiplied with int8 activations */
 size_t tensor_row_bytes(enum tensor_type t, int64_t k);
-/* The type that rows of k are written in when t is asked for: t where its blocks divide k, else
- * what llama.cpp falls back to (q4_k q5_0, q5_k q5_1, q6_k q8_0), and f16 where 32 does not divide
- * k either. */
+/* The type that rows of k are written in when t is requested: t if its blocks divide k, else the
+ * fallback type of llama.cpp (q4_k q5_0, q5_k q5_1, q6_k q8_0), and f16 if 32 does not divide k
+ * either. */
 enum tensor_type tensor_type_fallback(enum tensor_type t, int64_t k);
 
 /*
  * Blocks in a file, little-endian, scales in f16 (`d`, and for minima `m` or `dmin`):
  *   q8_0  d, 32 signed bytes                  value = q d
- *   q4_0  d, 16 bytes of nibbles              value = (q - 8) d; low nibbles are the first 16
- * weights q4_1  d, m, 16 bytes of nibbles           value = q d + m q5_0  d, 4 bytes of fifth bits,
- * nibbles   value = (q - 16) d; bit i belongs to weight i q5_1  d, m, fifth bits, nibbles value = q
- * d + m q4_k  d, dmin, 12 bytes of eight 6-bit scales s and minima u, 128 bytes of nibbles: 256
- * weights, value = q (d s) - dmin u q5_k  the same with 32 bytes of fifth bits before the nibbles
- *   q6_k  128 bytes of nibbles, 64 of upper bit pairs, 16 signed scales s, d: 256 weights, value =
- * (q - 32) (d s) nf4   a row: f32 scale (the largest magnitude of the row), a byte u for each 64
- * weights (the last may be 32), nibbles as q4_0's; value = (u code) (scale / 32385), 32385 = 255 ·
- * 127. NF4: the 16 quantiles of the normal distribution of QLoRA (Dettmers et al. 2023) times 127,
+ *   q4_0  d, 16 bytes of nibbles              value = (q - 8) d; low nibbles: first 16 weights
+ *   q4_1  d, m, 16 bytes of nibbles           value = q d + m
+ *   q5_0  d, 4 bytes of fifth bits, nibbles   value = (q - 16) d; bit i belongs to weight i
+ *   q5_1  d, m, fifth bits, nibbles           value = q d + m
+ *   q4_k  d, dmin, 12 bytes of eight 6-bit scales s and minima u, 128 bytes of nibbles:
+ *         256 weights, value = q (d s) - dmin u
+ *   q5_k  the same with 32 bytes of fifth bits before the nibbles
+ *   q6_k  128 bytes of nibbles, 64 of upper bit pairs, 16 signed scales s, d:
+ *         256 weights, value = (q - 32) (d s)
+ *   nf4   a row: f32 scale (the largest magnitude of the row), a byte u for each 64 weights (the
+ *         last block may have 32), nibbles in the order of q4_0;
+ *         value = (u code) (scale / 32385), 32385 = 255 · 127
+ * NF4: the 16 quantiles of the normal distribution of QLoRA (Dettmers et al. 2023) times 127,
  * rounded to whole numbers, so that a product is an integer dot; the byte relative to the row's
- * scale is their double quantisation. 4.125 + 32/K bits a weight.
+ * scale is their double quantisation. 4.125 + 32/K bits per weight.
  */
 struct block_q8_0 {
     uint16_t d;
@@ -85,36 +92,40 @@ float f16_to_f32(uint16_t h);
 uint16_t f32_to_f16(float f); /* round to nearest even */
 float bf16_to_f32(uint16_t h);
 uint16_t f32_to_bf16(float f); /* round to nearest even, NaN stays NaN */
-/* Whole rows: n values; nf4 one row at a time. Quantisation as llama.cpp's reference does it
- * (byte-equal files); what is not finite gives a row that matrix_init refuses, or zeros. */
+/* Whole rows: n values; nf4 one row at a time. Quantisation follows llama.cpp's reference
+ * (byte-equal files); values that are not finite give a row that matrix_init refuses, or zeros. */
 void tensor_to_f32(enum tensor_type t, const void *src, float *dst, int64_t n);
 void tensor_from_f32(enum tensor_type t, const float *src, void *dst, int64_t n);
 
-/* How a matrix lies in memory. */
+/* The layout of a matrix in memory. */
 enum matrix_layout {
     LAYOUT_ROW_MAJOR, /* as in a file: f32, bf16 */
     LAYOUT_BF16,      /* panels for the fast class */
     LAYOUT_Q8,        /* int8 panels, a scale for 32 weights */
     LAYOUT_Q6,        /* int8 panels, a scale for 16 */
     LAYOUT_Q4,        /* nibble panels, a scale for 32, value = nibble - zero */
-    LAYOUT_NF4,       /* nibble panels, value = nf4_codes[nibble]; a byte for 64, an f32 a row */
+    LAYOUT_NF4,       /* nibble panels, value = nf4_codes[nibble]; a byte per 64, an f32 per row */
 };
 
 /*
  * A dense weight, N outputs × K inputs, ready to be multiplied. f32, and bf16 in the exact class,
- * are used as they lie in the file: rows of K. Quantised types, and bf16 in the fast class, are
+ * are used in the layout of the file: rows of K. Quantised types, and bf16 in the fast class, are
  * packed in panels of 16 outputs (the AMX B-tile order, which AVX2 and AVX-512 read as well), N
- * padded to 16 with zeros: int8    data[panel][K/32 blocks][8 quads][16 outputs][4]: byte j of quad
- * p is weight k = 32*block + 4p + j; q8_0, q5_0 (q - 16), q5_1 and q5_k (0..31 and minima), q6_k (q
- * - 32); nibble  data[panel][K/32 blocks][4][16 outputs][4]: byte (p, n, j) has weight 4p + j in
- * its low nibble and weight 16 + 4p + j in its high one; q4_0 (zero = 8), q4_1 and q4_k (zero = 0
- * and minima), nf4; scales  [panel][K/32, in LAYOUT_Q6 K/16][16 outputs] in f32; nf4:
- * scale_bytes[panel][K/64 rounded up][16], row_scales; mins    [N][K/32] in f32, what every weight
- * of the block is raised by: the product adds Σ_b mins[n][b] · sum_b; bf16    data[panel][Kp/2
- * pairs][16 outputs][2] with Kp = K rounded up to 32, zero padded.
+ * padded to 16 with zeros:
+ *   int8    data[panel][K/32 blocks][8 quads][16 outputs][4]: byte j of quad p is weight
+ *           k = 32*block + 4p + j;
+ *           q8_0, q5_0 (q - 16), q5_1 and q5_k (0..31 and minima), q6_k (q - 32);
+ *   nibble  data[panel][K/32 blocks][4][16 outputs][4]: byte (p, n, j) has weight 4p + j in its
+ *           low nibble and weight 16 + 4p + j in its high one;
+ *           q4_0 (zero = 8), q4_1 and q4_k (zero = 0 and minima), nf4;
+ *   scales  [panel][K/32, in LAYOUT_Q6 K/16][16 outputs] in f32;
+ *           nf4: scale_bytes[panel][K/64 rounded up][16], row_scales;
+ *   mins    [N][K/32] in f32, added to every weight of the block: the product adds
+ *           Σ_b mins[n][b] · sum_b;
+ *   bf16    data[panel][Kp/2 pairs][16 outputs][2] with Kp = K rounded up to 32, zero padded.
  */
 struct matrix {
-    enum tensor_type type, file_type; /* file_type differs where f16 was widened to f32 */
+    enum tensor_type type, file_type; /* file_type differs when f16 was widened to f32 */
     enum matrix_layout layout;
     bool packed; /* layout is not LAYOUT_ROW_MAJOR */
     int8_t zero; /* LAYOUT_Q4 */
@@ -124,8 +135,7 @@ struct matrix {
     const float *mins; /* or NULL */
     const uint8_t *scale_bytes;
     const float *row_scales;  /* [N padded] */
-    const uint8_t *file_rows; /* q4_k, q5_k, q6_k: the rows it was made of, from which it is written
-                                 again; or NULL */
+    const uint8_t *file_rows; /* q4_k, q5_k, q6_k: the source rows, for writing to files; or NULL */
     const int32_t *file_order; /* their order, or NULL */
 };
 
@@ -135,13 +145,14 @@ struct matrix {
 int matrix_init(struct matrix *m, enum tensor_type type, int64_t n, int64_t k, const void *rows,
                 const int32_t *row_order, enum numeric_class cls, struct arena *arena,
                 struct error *err);
-/* The same without rows: room for them in `arena`, then each of the n rows once, as `type` lies in
- * a file. */
+/* The same without rows: reserves their space in `arena`. The caller then sets each of the n rows
+ * once, in the file layout of `type`. */
 int matrix_alloc(struct matrix *m, enum tensor_type type, int64_t n, int64_t k,
                  enum numeric_class cls, struct arena *arena, struct error *err);
 int matrix_set_row(struct matrix *m, int64_t i, const void *row, struct error *err);
-/* Row i as its type lies in a file, to the byte; false when that is no longer known (f16, and q4_k,
- * q5_k, q6_k made by matrix_set_row): then matrix_get_row and tensor_from_f32 come near. */
+/* Row i in the file layout of its type, to the byte; false when those bytes are no longer known
+ * (f16, and q4_k, q5_k, q6_k made by matrix_set_row): then matrix_get_row and tensor_from_f32 come
+ * near. */
 bool matrix_encode_row(const struct matrix *m, int64_t i, void *out);
 bool matrix_needs_int8(const struct matrix *m); /* its products read inputs.q, .d and .sum */
 bool matrix_needs_bf16(
@@ -149,19 +160,19 @@ bool matrix_needs_bf16(
 /* Row i as f32 (embedding look-up, tests, training copies). */
 void matrix_get_row(const struct matrix *m, int64_t i, float *out);
 size_t matrix_bytes(const struct matrix *m);
-/* What matrix_init will take for rows of this type: all of it, even where rows can stay in a file.
- */
+/* The bytes that matrix_init allocates for rows of this type, including rows that could stay in a
+ * file. */
 size_t matrix_bytes_of(enum tensor_type type, int64_t n, int64_t k, enum numeric_class cls);
 
-/* Memory that will be read soon. A packed product whose inputs carry such a list asks for it, a few
- * lines after every few rows and panels: memory works while the product computes. */
+/* Memory that will be read soon. A packed product whose inputs carry such a list prefetches it, a
+ * few lines after every few rows and panels: memory works while the product computes. */
 struct prefetch_range {
     const void *at;
     int64_t bytes;
 };
 struct prefetch_list {
     const struct prefetch_range *extents;
-    int64_t n, done, pace; /* extents left, bytes of the first that were asked for, lines a step */
+    int64_t n, done, pace; /* extents left, bytes of the first already done, lines per step */
 };
 
 /*
@@ -177,7 +188,7 @@ struct gemm_input {
     float *sum;                  /* [rows][K/32]: d · Σ q of the block */
     int32_t *total;              /* [rows][K/32]: Σ q; or NULL: products make it themselves */
     uint16_t *bf16;              /* [rows][K rounded up to 32], zero padded */
-    struct prefetch_list *ahead; /* or NULL; one thread's */
+    struct prefetch_list *ahead; /* prefetches of one thread, or NULL */
 };
 
 struct kernels {
@@ -190,16 +201,16 @@ struct kernels {
                      const float *w, int64_t ldw, int64_t k, int64_t n0, int64_t n1, bool add);
     void (*gemm_bf16)(float *y, int64_t ldy, const float *x, int64_t ldx, int64_t rows,
                       const uint16_t *w, int64_t ldw, int64_t k, int64_t n0, int64_t n1, bool add);
-    /* The same rule for rows of f16 and of int8 (no scale: the caller's), widened to f32: KV pages
-     * and adapters. */
+    /* The same rule for rows of f16 and of int8 (without scale: the caller applies it), widened to
+     * f32: KV pages and adapters. */
     void (*gemm_f16)(float *y, int64_t ldy, const float *x, int64_t ldx, int64_t rows,
                      const uint16_t *w, int64_t ldw, int64_t k, int64_t n0, int64_t n1, bool add);
     void (*gemm_i8)(float *y, int64_t ldy, const float *x, int64_t ldx, int64_t rows,
                     const int8_t *w, int64_t ldw, int64_t k, int64_t n0, int64_t n1, bool add);
     /* Weighted sums of rows: y[m][c] = fma(t(m, j), v[j][c], y[m][c]) for j = 0, 1, … k-1 in order,
-     * c in [0, n), with t(m, j) = t[m * tm + j * tj]. What attention does with values, the second
-     * half of a low-rank product with Bᵀ, and both products of a backward pass: dX = dY W with v
-     * the rows of W, dW = dYᵀ X with tm = 1 and v the rows of X. */
+     * c in [0, n), with t(m, j) = t[m * tm + j * tj]. Used for attention over values, for the
+     * second half of a low-rank product with Bᵀ, and for both products of a backward pass: dX = dY
+     * W with v the rows of W, dW = dYᵀ X with tm = 1 and v the rows of X. */
     void (*mix_f32)(float *y, int64_t ldy, const float *t, int64_t tm, int64_t tj, int64_t rows,
                     const float *v, int64_t ldv, int64_t k, int64_t n);
     void (*mix_bf16)(float *y, int64_t ldy, const float *t, int64_t tm, int64_t tj, int64_t rows,
@@ -219,7 +230,7 @@ struct kernels {
     void (*mix_pairs)(float *y, int64_t ldy, const int16_t *t, int64_t ldt, const float *s,
                       int64_t rows, const int8_t *v, int64_t ldv, int64_t pairs, int64_t n);
     /* Packed kinds: n0 and n1 are multiples of 16 (or n1 == n). */
-    /* int8 panels and nibble panels; minima are the caller's to add (matrix_mul does). */
+    /* int8 panels and nibble panels; the caller adds minima (matrix_mul does). */
     void (*gemm_q8)(float *y, int64_t ldy, const struct gemm_input *in, const struct matrix *w,
                     int64_t n0, int64_t n1, bool add);
     void (*gemm_q4)(float *y, int64_t ldy, const struct gemm_input *in, const struct matrix *w,
@@ -255,8 +266,8 @@ struct kernels {
     void (*exp)(float *y, const float *x, int64_t n); /* clamps to [0, FLT_MAX]; exp(-inf) = 0 */
     /* y = exp(x - max) in place, returns the sum by the `sum` rule (the caller divides). */
     float (*softmax)(float *x, int64_t n);
-    /* dp = p (dp - mean) scale: back through a softmax, mean being Σ p dp, and through what scaled
-     * its scores. */
+    /* dp = p (dp - mean) scale: back through a softmax, mean being Σ p dp, and through the scaling
+     * of its scores. */
     void (*softmax_back)(float *dp, const float *p, float mean, float scale, int64_t n);
     /* dst[c][r] = src[r][c]: moves bits, computes nothing. */
     void (*transpose)(float *dst, int64_t ld_dst, const float *src, int64_t ld_src, int64_t rows,
@@ -272,16 +283,16 @@ struct kernels {
 #define GELU_CUBE 0x1.2444f2p-4f
 
 /* The table for this process: best level available, capped by SHOAL_CPU. An unknown or unavailable
- * SHOAL_CPU is a message and exit 2. */
+ * SHOAL_CPU gives a message and exit status 2. */
 const struct kernels *kernels_get(void);
 /* A table for one level, or NULL when the machine lacks it. For tests and benches. */
 const struct kernels *kernels_level(enum cpu_level level);
 enum numeric_class
-kernels_default_class(void); /* fast where AMX is, else exact: the same bits everywhere */
+kernels_default_class(void); /* fast with AMX, else exact: the same bits everywhere */
 const char *cpu_level_name(enum cpu_level level);
 bool cpu_has(enum cpu_level level);
 
-/* What rows of small numbers are stored as where no blocks are wanted: KV pages, adapters. */
+/* Element types of rows that are not stored in quantised blocks: KV pages, adapters. */
 enum dtype { DTYPE_F32, DTYPE_BF16, DTYPE_F16, DTYPE_I8, N_DTYPE };
 size_t dtype_size(enum dtype e);
 int dtype_parse(const char *name, enum dtype *out,
@@ -298,25 +309,25 @@ void gemm_nt(enum dtype e, float *y, int64_t ldy, const float *x, int64_t ldx, i
              const void *w, int64_t ldw, int64_t k, int64_t n0, int64_t n1, bool add);
 void gemm_nn(enum dtype e, float *y, int64_t ldy, const float *t, int64_t tm, int64_t tj,
              int64_t rows, const void *v, int64_t ldv, int64_t k, int64_t n);
-/* y += Σ_r t_r v_r of int8 rows that lie in pairs, [n / 2][ldv][2]: t is rounded to 16 bits under
- * its row's largest, so that the sum is an integer one. n is even, at most 64. */
+/* y += Σ_r t_r v_r of int8 rows that are stored in pairs, [n / 2][ldv][2]: t is rounded to 16 bits
+ * relative to its row's largest value, so that the sum is an integer sum. n is even, at most 64. */
 void gemm_nn_i8_pairs(float *y, int64_t ldy, const float *t, int64_t ldt, int64_t rows,
                       const int8_t *v, int64_t ldv, int64_t n, int64_t width);
 
 /* products over a pool */
 
-/* Rows of x, with the int8 blocks and the bf16 rows that are asked for; scratch comes from the
- * caller. */
+/* Rows of x, with the int8 blocks and the bf16 rows that the caller requests; the caller provides
+ * scratch. */
 size_t gemm_input_scratch(int64_t max_rows, int64_t max_k);
 void gemm_input_prepare(struct gemm_input *in, const float *x, int64_t ldx, int64_t rows, int64_t k,
                         bool int8, bool bf16, void *scratch, struct pool *pool);
-/* The same for rows that lie end to end, as all of the n matrices want them. */
+/* The same for contiguous rows, with the forms that the n matrices need. */
 struct gemm_input gemm_input_for(const struct matrix *w, int n, const float *x, int64_t rows,
                                  void *scratch, struct pool *pool);
 struct gemm_input gemm_input_rows(const struct gemm_input *in, int64_t begin,
                                   int64_t end); /* a view of some rows */
-/* y[rows][ldy] (+)= x wᵀ, over the pool, static ranges of outputs. `in` must hold what
- * w->type/packed needs. */
+/* y[rows][ldy] (+)= x wᵀ, over the pool, static ranges of outputs. `in` must hold the forms of the
+ * inputs that w->type/packed needs. */
 void matrix_mul(float *y, int64_t ldy, const struct gemm_input *in, const struct matrix *w,
                 bool add, struct pool *pool);
 /* Outputs [n0, n1) of the same, in the calling thread; n0 is a multiple of 16. */
@@ -328,23 +339,26 @@ void gemm(float *y, int64_t ldy, const float *x, int64_t ldx, int64_t rows, cons
 void transpose(float *dst, int64_t ld_dst, const float *src, int64_t ld_src, int64_t rows,
                int64_t cols, struct pool *pool); /* dst[c][r] = src[r][c] */
 /* The mix_* slots over the pool: y[m][c] (+)= Σ_j t(m, j) v[j][c], one chain of fused multiply-adds
- * in the order of j from what y holds, without add from +0. dW = dYᵀ X is gemm_nn_parallel(…, dW,
- * K, dY, 1, lddy, N, X, ldx, rows, K, …). */
+ * in the order of j. The chain starts from y, without `add` from +0. dW = dYᵀ X is
+ * gemm_nn_parallel(…, dW, K, dY, 1, lddy, N, X, ldx, rows, K, …). */
 void gemm_nn_parallel(enum dtype e, float *y, int64_t ldy, const float *t, int64_t tm, int64_t tj,
                       int64_t rows, const void *v, int64_t ldv, int64_t k, int64_t n, bool add,
                       struct pool *pool);
 
 /*
  * The backward pass of matrix_mul: dX[rows][lddx] (+)= dY[rows][lddy] W, over the pool, for every
- * layout. f32   dX[m][i] = fma(dY[m][o], W[o][i], dX[m][i]) for o = 0, 1, … N-1, W as
- * matrix_get_row gives it, from what dX holds or +0. int8  (when asked for and
- * matrix_needs_int8(w)) Σ_o over blocks of 32 outputs b: dY[m][o] and scale[o], the scale of o over
- *         the 32 inputs (q6_k: 16) that i is one of, are quantised to 16 bits each, q_u =
- * multiply_to_int8 of the two and d_u = d_dy · 2^23 · d_scale; acc = fma((float)Σ q_u q_w, d_u,
- * acc) for b = 0, 1, … (q6_k: of 16 outputs). Outputs go in slices of 4,096, each added to dX.
- * Before the first comes Σ_o dY[m][o] · (mins[o] + c · scale[o]) as one chain, where there are
- * minima, q_w being less by c: 8 of nibbles, else 16. nf4: the scale is byte · (row_scale / 32385).
- * A row of dX depends on its own row of dY only. `scratch` is matrix_mul_backward_scratch(max_n,
+ * layout.
+ *   f32   dX[m][i] = fma(dY[m][o], W[o][i], dX[m][i]) for o = 0, 1, … N-1, W as matrix_get_row
+ *         gives it, starting from dX or +0.
+ *   int8  (when requested and matrix_needs_int8(w)) Σ_o over blocks of 32 outputs b: dY[m][o] and
+ *         scale[o], the scale of o over the 32 inputs (q6_k: 16) of which i is one, are quantised
+ *         to 16 bits each, q_u = multiply_to_int8 of the two and d_u = d_dy · 2^23 · d_scale;
+ *         acc = fma((float)Σ q_u q_w, d_u, acc) for b = 0, 1, … (q6_k: of 16 outputs).
+ *         Outputs go in slices of 4,096, each added to dX. With minima, the first slice is preceded
+ *         by Σ_o dY[m][o] · (mins[o] + c · scale[o]) as one chain, and q_w is less by c: 8 for
+ *         nibbles, else 16.
+ *         nf4: the scale is byte · (row_scale / 32385).
+ * A row of dX depends only on the same row of dY. `scratch` is matrix_mul_backward_scratch(max_n,
  * threads of the pool) bytes, max_n the largest N it serves; LAYOUT_ROW_MAJOR uses none.
  */
 size_t matrix_mul_backward_scratch(int64_t max_n, int threads);

@@ -265,7 +265,7 @@ static void q5_k_read(const uint8_t *b, struct quant_block *s) {
         s->q[i] = (int8_t)(s->q[i] + (b[16 + i % QK] >> i / QK & 1) * 16);
 }
 
-/* One try of affine_fit: the least squares of x against its own rounding. */
+/* One candidate of affine_fit: the least squares fit of x to its own rounding. */
 struct affine {
     float scale, min, error;
     uint8_t q[QK];
@@ -401,7 +401,7 @@ static void q6_k_read(const uint8_t *b, struct quant_block *s) {
  * the one that explains most wins. */
 static float signed_fit(const float *x, int8_t *q) {
     float extreme = extreme_of(x, SIX), scale = 0, best = 0;
-    memset(q, -32, SIX); // what the reference leaves where there is nothing to fit
+    memset(q, -32, SIX); // the result of the reference when all values are near zero
     if (fabsf(extreme) < 1e-15f) return 0;
     static const int8_t order[] = {0, -9, -8, -7, -6, -5, -4, -3, -2, -1,
                                    1, 2,  3,  4,  5,  6,  7,  8,  9};
@@ -538,8 +538,8 @@ static void nf4_decode(const uint8_t *src, float *dst, int64_t k) {
     }
 }
 
-/* Codes of n weights, the nearest in units of `unit` (of two that are equally near the lower), and
- * what they miss, squared. A code is the number of midpoints below it, counted for all weights at
+/* Codes of n weights, the nearest in units of `unit` (of two equally near codes the lower), and
+ * their squared error. A code is the number of midpoints below it, counted for all weights at
  * once. */
 static float nf4_round(const float *x, int n, float unit, uint8_t *codes) {
     float inverse = inverse_of(unit), v[NF4_BLOCK], error = 0;
@@ -557,8 +557,8 @@ static float nf4_round(const float *x, int n, float unit, uint8_t *codes) {
     return error;
 }
 
-/* The byte that loses least: from the one that reaches the largest weight down to three quarters of
- * it, where that weight is cut for the sake of the others. */
+/* The scale byte with the smallest error: tried from the byte that reaches the largest weight down
+ * to three quarters of it, which clips that weight in favour of the others. */
 static uint8_t nf4_fit(const float *x, int n, float unit, uint8_t *codes) {
     int top = value_clip(amax_of(x, n) * inverse_of(unit) / 127.0f + 0.5f, 0, 255), best = top;
     float least = nf4_round(x, n, (float)top * unit, codes);

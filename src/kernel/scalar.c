@@ -1,10 +1,10 @@
 /*
  * kernel/scalar: every slot in plain C, one number at a time.
  *
- * This is the definition that the other levels are compared with, so it is written to be read, not
- * to be fast. It uses no instruction that C does not promise; fmaf() is the C library's, which is
- * exact on every machine. The naive order of kernel.h is spelled out here: sixteen partial sums,
- * the tail padded with zeros, then the fixed tree.
+ * The other levels are compared with this definition, so it is written to be read, not to be fast.
+ * It uses no instruction that C does not guarantee; fmaf() is the C library's, which is exact on
+ * every machine. The naive order of kernel.h is spelled out here: sixteen partial sums, the tail
+ * padded with zeros, then the fixed tree.
  *
  * Invariant: no result depends on how a caller cuts rows or outputs into ranges.
  */
@@ -153,7 +153,7 @@ static int32_t block_q8(const int8_t *x, const int8_t *w, int weights, int n) {
     return s;
 }
 
-/* The same of 32 nibbles, each the index of a code. */
+/* The same for 32 nibbles, each the index of a code. */
 static int32_t block_q4(const int8_t *x, const uint8_t *w, const int8_t codes[16], int n) {
     int32_t s = 0;
     for (int p = 0; p < 4; p++)
@@ -164,7 +164,7 @@ static int32_t block_q4(const int8_t *x, const uint8_t *w, const int8_t codes[16
     return s;
 }
 
-/* What a nibble stands for. */
+/* Fills in the code of each nibble value. */
 static void codes_fill(const struct matrix *w, int8_t codes[16]) {
     for (int i = 0; i < 16; i++)
         codes[i] = w->layout == LAYOUT_NF4 ? nf4_codes[i] : (int8_t)(i - w->zero);
@@ -242,7 +242,7 @@ static void quantize_row16(const float *x, int64_t k, int16_t *q, float *d) {
     }
 }
 
-/* The product's upper half, rounded, as one instruction has it. */
+/* The product's upper half, rounded, like the instruction PMULHRSW. */
 static int high_half(int a, int b) {
     return (a * b + 0x4000) >> 15;
 }
@@ -294,7 +294,7 @@ static int32_t float_bits(float f) {
     return i;
 }
 
-/* 2^n for n in -126..127; any other n (met only beside a NaN) gives some float. */
+/* 2^n for n in -126..127; any other n (possible only with a NaN) gives some float. */
 static float power_of_two(int32_t n) {
     uint32_t bits = ((uint32_t)n + 127) << 23;
     float f;
@@ -359,7 +359,7 @@ static void adamw_row(float *w, const float *g, float *m, float *v, int64_t n, f
     }
 }
 
-/* In tiles that touch few cache lines at a time. */
+/* Transposes in tiles that touch few cache lines at a time. */
 static void transpose_tiles(float *dst, int64_t ld_dst, const float *src, int64_t ld_src,
                             int64_t rows, int64_t cols) {
     const int64_t tile = 16;

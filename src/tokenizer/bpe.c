@@ -1,16 +1,16 @@
 /*
  * bpe: byte-level BPE (the GPT-2 family) and the merge loop that SPM uses too.
  *
- * A fragment is cut into words by a PCRE2 pattern, a word becomes one symbol a byte, and the merge
- * of lowest rank is applied, the leftmost first, until none is left: short words by scanning, long
- * ones with a heap over a linked list, so that a megabyte without a space still costs n log n. In
- * the vocabulary bytes are written as GPT-2's printable characters. A byte that the vocabulary
- * lacks gives no token, as in the reference (SmolLM and StarCoder lack some that UTF-8 never or
- * hardly uses).
+ * A PCRE2 pattern cuts a fragment into words. Each byte of a word becomes one symbol, and the merge
+ * of lowest rank is applied, the leftmost first, until no merge is left: short words by scanning,
+ * long ones with a heap over a linked list, so that a megabyte without a space still costs n log n.
+ * The vocabulary writes bytes as GPT-2's printable characters. A byte that the vocabulary lacks
+ * gives no token, as in the reference (SmolLM and StarCoder lack some that UTF-8 never or hardly
+ * uses).
  *
- * It does not try to be faster than exact: words are never looked up whole unless the model says so
- * (ignore_merges). Invariant: words cover the fragment without gap or overlap, whatever the pattern
- * does; what it skips, cannot match or gives up on is a word too, and so is a run of bytes that is
+ * Exactness comes before speed: whole words are looked up only if the model sets ignore_merges.
+ * Invariant: words cover the fragment without gap or overlap, whatever the pattern does. Text that
+ * the pattern skips, cannot match or gives up on is a word too, and so is a run of bytes that is
  * not UTF-8.
  */
 #include "tokenizer/internal.h"
@@ -50,8 +50,8 @@ int bytes_to_unicode_piece(int byte, char out[4]) {
     return n;
 }
 
-/* A piece with a character outside the alphabet was never bytes: it is given as it stands, as the
- * reference does. */
+/* A piece with a character outside the alphabet never was bytes: its text is written unchanged, as
+ * in the reference. */
 void bpe_decode(const struct tokenizer *t, int32_t id, struct buf *out) {
     const uint8_t *p = (const uint8_t *)t->text[id];
     size_t start = out->len;
@@ -73,8 +73,8 @@ void bpe_decode(const struct tokenizer *t, int32_t id, struct buf *out) {
 
 #define CONTRACTIONS "'s|'t|'re|'ve|'m|'ll|'d"
 #define WORDS_GPT2 CONTRACTIONS "| ?\\p{L}+| ?\\p{N}+| ?[^\\s\\p{L}\\p{N}]+|\\s+(?!\\S)|\\s+"
-/* The reference isolates digits first and runs GPT-2's pattern on what is between; this is the same
- * in one pattern, where white space before a digit counts as white space before an end. */
+/* The reference isolates digits first and runs GPT-2's pattern on the text between them. This is
+ * the same in one pattern: white space before a digit counts as white space before an end. */
 #define WORDS_DIGITS                                                                               \
     CONTRACTIONS "|\\p{N}| ?\\p{L}+| ?[^\\s\\p{L}\\p{N}]+|\\s+(?![^\\s\\p{N}])|\\s+"
 #define WORDS_LLAMA3(digits)                                                                       \
@@ -190,8 +190,8 @@ pcre2_code *tokenizer_regex_compile(const char *pattern, uint32_t options, struc
 
 /*
  * GGUF files from before the name existed, or written by a converter that did not know the model,
- * say nothing or "default". What they should have said cannot be known; GPT-2's pattern is what
- * they ran with when they were made.
+ * have no name or "default". The right name cannot be known; these files ran with GPT-2's pattern
+ * when they were made.
  */
 static int pre_prepare(struct tokenizer *t, struct error *err) {
     const char *pre = t->spec.pre;
@@ -242,9 +242,9 @@ int bpe_prepare(struct tokenizer *t, struct error *err) {
     return byte_pairs_build(t, err);
 }
 
-/* The next match at or after `pos`; false when there is none or the pattern exhausts PCRE2's
- * limits. The direct way into JIT's code saves half the time of a call; where there is no such code
- * it answers PCRE2_ERROR_JIT_BADOPTION. */
+/* The next match at or after `pos`; false when nothing matches or the pattern exhausts PCRE2's
+ * limits. Calling JIT's code directly saves half the time of a call; without such code the call
+ * returns PCRE2_ERROR_JIT_BADOPTION. */
 static bool word_match(const struct tokenizer *t, pcre2_match_data *md, const char *p, size_t n,
                        size_t pos) {
     int rc = pcre2_jit_match(t->code, (PCRE2_SPTR)p, n, pos, PCRE2_NO_UTF_CHECK, md, NULL);
@@ -270,7 +270,7 @@ static void split_valid(const struct tokenizer *t, pcre2_match_data *md, const c
     if (pos < n) fn(ctx, p + pos, n - pos);
 }
 
-/* How far it is UTF-8; eight bytes of ASCII at a time. */
+/* The length of the valid UTF-8 at p; eight bytes of ASCII at a time. */
 static size_t valid_len(const char *p, size_t len) {
     size_t i = 0;
     while (i < len) {
@@ -300,14 +300,14 @@ void bpe_split(const struct tokenizer *t, pcre2_match_data *match, const char *t
 
 enum { SHORT_WORD = 48 };
 
-/* Order by rank, then by place. An entry is stale when the two symbols at its place are no longer
- * those it was made of. */
+/* Ordered by rank, then by place. An entry is stale when the two symbols at its place are no longer
+ * left_id and right_id. */
 struct merge_entry {
     uint64_t key; /* rank << 32 | left */
     int32_t left_id, right_id;
 };
 
-/* Without what it held. */
+/* Allocates n elements; the old contents are lost. */
 static bool scratch_reserve(struct encoder *e, int32_t **p, size_t n) {
     free(*p);
     *p = token_ids_realloc(e->out, NULL, sizeof **p * n);
@@ -336,9 +336,9 @@ static bool encoder_reserve_long(struct encoder *e) {
     return true;
 }
 
-/* A symbol, and what it becomes with its right neighbour: `made`, at `rank`, or INT32_MAX. */
+/* A symbol, and its merge with the right neighbour: the token `made`, at `rank`, or INT32_MAX. */
 struct link {
-    int32_t id, at, rank, made; /* at: its place, or the byte where no place is asked for */
+    int32_t id, at, rank, made; /* at: its place, or its byte if no place is needed */
 };
 
 static void link_pair(const struct merge_table *pairs, struct link *l, int32_t i, int32_t n) {
@@ -400,7 +400,7 @@ static void merge_offer(struct encoder *e, size_t *heap_n, int32_t left) {
                   (struct merge_entry){(uint64_t)s->rank << 32 | (uint32_t)left, a, b});
 }
 
-/* The symbol at `left` takes in its right neighbour, which leaves the list with an id that matches
+/* The symbol at `left` absorbs its right neighbour, which leaves the list with an id that matches
  * nothing. */
 static void merge_apply(struct encoder *e, int32_t left, int32_t id) {
     int32_t right = e->next[left];
@@ -451,7 +451,7 @@ struct cached_word {
     uint8_t len, n; /* len 0: empty */
     uint8_t unused[2];
     int32_t ids[CACHED_IDS];
-    uint64_t text[CACHED_LEN / 8]; /* filled up with zeros */
+    uint64_t text[CACHED_LEN / 8]; /* padded with zeros */
 };
 
 /* The cache serves a whole call; short texts repeat too few words to pay for it. */
@@ -459,7 +459,7 @@ void encoder_cache(struct encoder *e, size_t len) {
     if (!e->cache && len >= CACHE_FROM) e->cache = xcalloc(CACHE_SLOTS, sizeof(*e->cache));
 }
 
-/* The word's bytes with zeros behind them, and its slot. */
+/* The word's bytes, padded with zeros, and its slot. */
 static struct cached_word *cache_slot(const struct encoder *e, const char *p, size_t n,
                                       uint64_t text[CACHED_LEN / 8]) {
     if (!e->cache || n > CACHED_LEN) return NULL;
@@ -471,7 +471,7 @@ static struct cached_word *cache_slot(const struct encoder *e, const char *p, si
 }
 
 static bool whole_word(struct encoder *e, const char *p, size_t n) {
-    if (n > 1024) return false; /* longer than any piece that is worth the look */
+    if (n > 1024) return false; /* longer than any piece worth looking up */
     char mapped[2048 + 4];
     int len = 0;
     for (size_t i = 0; i < n; i++) len += bytes_to_unicode_piece((uint8_t)p[i], mapped + len);
@@ -481,7 +481,7 @@ static bool whole_word(struct encoder *e, const char *p, size_t n) {
     return true;
 }
 
-/* A short word; its first pairs come from a table of their own. */
+/* A short word; its first pairs come from the table byte_pairs. */
 static void short_merge(struct encoder *e, const uint8_t *p, int32_t n) {
     const struct tokenizer *t = e->t;
     struct link l[SHORT_WORD];

@@ -4,14 +4,14 @@
  * The text is cut into words as the tokenizer itself will cut it, equal words are counted once, and
  * the most frequent pair of neighbours becomes a token until the vocabulary is full. Of equally
  * frequent pairs the one with the greatest (left, right) bytes wins, which makes the result a
- * function of the text alone. Specials are cut out of the text and take no part. It does not
+ * function of the text alone. Specials are cut out of the text and take no part. Training does not
  * shuffle, sample or prune.
  *
- * Counts are kept, not recomputed: a merge visits the words that hold its pair and changes the
- * counts beside it. The queue may lag behind the counts:
+ * Counts are updated, not recomputed: a merge visits the words that hold its pair and changes the
+ * counts of the neighbouring pairs. The queue may lag behind the counts:
  *   1. every pair with a count above 0 has a queue entry whose count is at least as large;
- *   2. an entry whose count is not the pair's own is put back with the right one, or dropped, never
- * used.
+ *   2. an entry whose count differs from that of its pair is queued again with the right count, or
+ *      dropped, never used.
  */
 #include "tokenizer/internal.h"
 
@@ -19,8 +19,8 @@
 #include <string.h>
 
 struct word {
-    uint32_t at; /* its symbols in trainer.symbols */
-    int32_t n;   /* how many are left */
+    uint32_t at; /* start of its symbols in trainer.symbols */
+    int32_t n;   /* number of symbols left */
     int64_t count;
     const char *text; /* its bytes, borrowed; text_len 0: empty slot of the word table */
     uint32_t text_len;
@@ -28,7 +28,7 @@ struct word {
 struct pair {
     int32_t left, right;
     int64_t count;
-    struct token_ids words; /* where it has stood, with repeats and leftovers */
+    struct token_ids words; /* indices of words that hold or held the pair, with repeats */
 };
 struct queued {
     int64_t count;
@@ -181,7 +181,7 @@ static struct queued queue_pop(struct trainer_state *s) {
     return top;
 }
 
-/* -1: no pair is left. */
+/* The most frequent pair, or -1 when no pair is left. */
 static int32_t pair_best(struct trainer_state *s) {
     while (s->n_queue > 0) {
         struct queued q = queue_pop(s);
@@ -207,7 +207,8 @@ static void pairs_count(struct trainer_state *s) {
     for (int32_t i = 0; i < s->n_pairs; i++) queue_push(s, (struct queued){s->pairs[i].count, i});
 }
 
-/* What a merge added counts to, queued once when it is through. */
+/* Changes a pair's count. Pairs that a merge adds are collected in `grown` and queued after the
+ * merge. */
 static void pair_change(struct trainer_state *s, int32_t left, int32_t right, int64_t by,
                         int32_t word, struct token_ids *grown) {
     int32_t i = pair_get(s, left, right);
@@ -241,8 +242,8 @@ static void word_merge(struct trainer_state *s, int32_t word, int32_t left, int3
     w->n = n;
 }
 
-/* Two ways to make one token share it: the vocabulary holds every string once. (No merge makes a
- * single byte.) */
+/* Two merges that make the same text share one token: the vocabulary holds every string once. (No
+ * merge makes a single byte.) */
 static int32_t token_make(struct trainer_state *s, struct token_bytes a, struct token_bytes b) {
     struct token_bytes t = {.len = a.len + b.len};
     char *p = arena_alloc(&s->arena, (size_t)t.len);
@@ -263,7 +264,7 @@ static void pair_merge(struct trainer_state *s, int32_t pair) {
     int32_t merge[3] = {left, right, made};
     struct token_ids words = s->pairs[pair].words, grown = {0};
     buf_add(&s->merges, merge, sizeof(merge));
-    s->pairs[pair].words = (struct token_ids){0}; /* the array of pairs may move meanwhile */
+    s->pairs[pair].words = (struct token_ids){0}; /* the array of pairs may move in the meantime */
     for (int i = 0; i < words.n; i++) word_merge(s, words.v[i], left, right, made, &grown);
     s->pairs[pair].count = 0;
     for (int i = 0; i < grown.n; i++)
@@ -294,7 +295,7 @@ static const char *piece_text(struct trainer_state *s, struct token_bytes a,
     return text;
 }
 
-/* Specials, then the bytes in GPT-2's order. A model of chats ends at <|im_end|>, any other at its
+/* Specials, then the bytes in GPT-2's order. A chat model ends at <|im_end|>, any other at its
  * first special. */
 static void spec_begin(struct trainer_state *s, struct tokenizer_spec *spec, const char *pre,
                        const char **specials, int n) {
@@ -402,7 +403,7 @@ static int train_run(struct trainer_state *s, const char *text, size_t len, stru
     return OK;
 }
 
-/* One thread is enough: a few MB a second, once in a model's life. */
+/* One thread is enough: a few MB per second, once per model. */
 struct tokenizer *tokenizer_train_bpe(const char *text, size_t len, int32_t vocab, const char *pre,
                                       const char **specials, int n_specials, struct error *err) {
     if (train_check(len, vocab, specials, n_specials, err) != OK) return NULL;

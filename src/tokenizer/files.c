@@ -1,15 +1,15 @@
 /*
  * tok_files: tokenizers from and to files — Hugging Face's tokenizer.json, SentencePiece's
- * tokenizer.model, llama2.c's tokenizer .bin — and the byte tokenizer of models that have no file.
- * (GGUF's own is in gguf.c.)
+ * tokenizer.model, llama2.c's tokenizer .bin — and the byte tokenizer of models without a file.
+ * (gguf.c reads the tokenizer of GGUF files.)
  *
- * A reader turns its file into a struct tokenizer_spec, or says what in it is not supported:
+ * A reader turns its file into a struct tokenizer_spec, or reports the part that is not supported:
  * normalizers, pre-tokenizers and decoders that would treat text otherwise are refused and never
- * skipped over. Only one thing is passed over aloud: spaces that added tokens would swallow. What
- * tokenizer_config.json says is hf.c's business.
+ * skipped. One thing is ignored, with a message: spaces that added tokens would swallow. hf.c reads
+ * tokenizer_config.json.
  *
- * Invariant: what tokenizer_write_json writes, tokenizer_from_json reads as a tokenizer with the
- * same ids for every text, and writing that gives the same bytes again.
+ * Invariant: tokenizer_from_json reads the output of tokenizer_write_json as a tokenizer with the
+ * same ids for every text, and writing that tokenizer gives the same bytes again.
  */
 #include "tokenizer/internal.h"
 
@@ -19,7 +19,7 @@
 
 enum {
     VOCAB_LIMIT = 1 << 24,
-    FILE_LIMIT = 1 << 28, /* of files that are not JSON: even with ▁ for every space, places stay
+    FILE_LIMIT = 1 << 28, /* files that are not JSON: even with ▁ for every space, positions stay
                              within int32 */
 };
 
@@ -33,7 +33,7 @@ struct reader {
     float *scores; /* UNIGRAM: [n] */
     const char **merges;
     json_t *steps;        /* normalizers that are neither of the next two */
-    bool prefixes, marks; /* a ▁ is put before the text; spaces become ▁ */
+    bool prefixes, marks; /* a ▁ is prepended to the text; spaces become ▁ */
     bool trims;           /* words are cut at all white space, which is lost */
 };
 
@@ -82,8 +82,8 @@ static int vocab_count(struct reader *r, int32_t *max, struct error *err) {
     return OK;
 }
 
-/* The vocabulary's size: the highest id of model.vocab and added_tokens. Holes are filled, so they
- * may not be many. */
+/* The size of the vocabulary: the highest id of model.vocab and added_tokens, plus 1. Ids without a
+ * piece are filled with placeholders, so only a limited number may be missing. */
 static int reader_count(struct reader *r, struct error *err) {
     json_t *vocab = json_object_get(r->model, "vocab"), *v;
     json_t *added = json_object_get(r->root, "added_tokens");
@@ -121,7 +121,8 @@ static int hole_name(int32_t id, char out[24]) {
     return snprintf(out, 24, "[PAD%d]", id);
 }
 
-/* A list of [piece, score], where the place is the id. A hole that was written is one again. */
+/* A list of [piece, score] whose index is the id. A placeholder written for a missing id is read as
+ * one again. */
 static int unigram_vocab(struct reader *r, struct error *err) {
     size_t i;
     json_t *v;
@@ -220,7 +221,7 @@ static int32_t reader_find(const struct reader *r, const char *piece) {
     return -1;
 }
 
-/* By id in unigram models, where it may be null. */
+/* By id in unigram models; the id may be null. */
 static int unigram_unk(struct reader *r, struct error *err) {
     const json_t *v = json_object_get(r->model, "unk_id");
     if (!v || json_is_null(v)) return OK;
@@ -244,7 +245,7 @@ static int reader_unk(struct reader *r, struct error *err) {
     return OK;
 }
 
-/* A Sequence's members under `list`, or the thing itself; fn sees each. */
+/* Calls fn for each member of a Sequence under `list`, or for the value itself. */
 typedef int (*part_fn)(struct reader *r, const json_t *part, struct error *err);
 static int parts_each(struct reader *r, const json_t *v, const char *list, part_fn fn,
                       struct error *err) {
@@ -258,7 +259,7 @@ static int parts_each(struct reader *r, const json_t *v, const char *list, part_
     return OK;
 }
 
-/* What a step does is checked when the tokenizer is made. */
+/* The steps are checked when the tokenizer is made. */
 static int any_normalizer(struct reader *r, const json_t *part, struct error *err) {
     (void)err;
     json_array_append(r->steps, (json_t *)(uintptr_t)part);
@@ -271,7 +272,7 @@ static bool replaces(const json_t *part, const char *from, const char *to) {
            (text_is(pattern, "String", from) || text_is(pattern, "Regex", from));
 }
 
-/* llm-jp's pattern for the beginning of a text; the only line that no newline is before. */
+/* llm-jp's pattern for the beginning of a text: the only line that does not follow a newline. */
 #define TEXT_BEGIN "(?<!\\n)^"
 
 static int spm_normalizer(struct reader *r, const json_t *part, struct error *err) {
@@ -296,8 +297,8 @@ static const char *metaspace_scheme(const json_t *part) {
     return flag(part, "add_prefix_space", true) ? "always" : "never";
 }
 
-/* Pieces that end at a space never arise, because by then spaces are ▁. Words that are cut at white
- * space and then get a ▁ each are the same as one space between words, and a ▁ for it. */
+/* Pieces that end at a space never occur, because spaces are ▁ by then. Cutting words at white
+ * space and adding a ▁ to each equals one space between words and a ▁ for it. */
 static int spm_pre_tokenizer(struct reader *r, const json_t *part, struct error *err) {
     if (strcmp(type_of(part), "Split") == 0 &&
         text_is(json_object_get(part, "pattern"), "String", " "))
@@ -348,7 +349,7 @@ static bool split_keeps_all(const json_t *split) {
     return text_is(split, "behavior", invert ? "Removed" : "Isolated");
 }
 
-/* The three shapes of byte-level pre-tokenizers that one pattern can stand for. */
+/* The three shapes of byte-level pre-tokenizers that one pattern can replace. */
 static int bpe_pre_tokenizer(struct reader *r, const json_t *v, struct error *err) {
     const json_t *list = json_object_get(v, "pretokenizers");
     bool sequence = strcmp(type_of(v), "Sequence") == 0;
@@ -419,8 +420,8 @@ static int reader_cutting(struct reader *r, struct error *err) {
     return OK;
 }
 
-/* In a template a special token is a label; the label's entry says which token it is. -1 when there
- * is none. */
+/* In a template a special token is a label; the label's entry names the token. -1 when the label
+ * has no entry. */
 static int32_t label_id(const struct reader *r, const json_t *template, const char *label) {
     const json_t *entry = json_object_get(json_object_get(template, "special_tokens"), label);
     const json_t *id = json_array_get(json_object_get(entry, "ids"), 0);
@@ -432,8 +433,8 @@ static const char *template_label(const json_t *part) {
     return json_string_value(json_object_get(json_object_get(part, "SpecialToken"), "id"));
 }
 
-/* The token before the text is the BOS, the one behind it the EOS. Ours also labels the roles that
- * no template places. */
+/* The token before the text is the BOS, the one after it the EOS. Our own files also label the
+ * roles that the template does not use. */
 static int post_processor(struct reader *r, const json_t *part, struct error *err) {
     if (strcmp(type_of(part), "ByteLevel") == 0) return OK; /* concerns offsets only */
     if (strcmp(type_of(part), "TemplateProcessing") != 0)
@@ -508,7 +509,7 @@ static bool is_byte_name(const char *p, int32_t len) {
            p[5] == '>';
 }
 
-/* A piece scores by the first merge that makes it. */
+/* A piece's score is the negative rank of the first merge that makes it. */
 static float *scores_from_merges(struct reader *r, const struct tokenizer *t) {
     float *scores = arena_alloc(&r->arena, sizeof(*scores) * (size_t)r->spec.n);
     for (int32_t id = 0; id < r->spec.n; id++) scores[id] = -(float)r->spec.n_merges;
@@ -531,13 +532,13 @@ static bool merges_equal(const struct tokenizer *a, const struct tokenizer *b) {
 }
 
 /*
- * A SentencePiece model that was turned into a merge list lists every way to make every piece, in
- * the order of scores: then it is read back as scores, and behaves as its original did. Any other
- * list is obeyed as it stands.
+ * When a SentencePiece model is converted to a merge list, the list has every way to make every
+ * piece, in the order of scores. Such a list is converted back to scores, so that the tokenizer
+ * behaves as the original. Any other list is used unchanged.
  */
 static struct tokenizer *reader_spm(struct reader *r, struct error *err) {
     if (arena_reserve(&r->arena, sizeof(float) * (size_t)r->spec.n + 64, err) != OK)
-        return NULL; /* for the scores of the other reading */
+        return NULL; /* for the scores below */
     struct tokenizer *listed = tokenizer_new(&r->spec, err);
     if (!listed) return NULL;
     r->spec.scores = scores_from_merges(r, listed);
@@ -631,7 +632,7 @@ static int merge_append(json_t *list, const struct tokenizer_spec *s, const stru
     return OK;
 }
 
-/* Equal scores of different pieces mean "the leftmost first", which a merge list cannot say. */
+/* Equal scores of different pieces mean "the leftmost first", which a merge list cannot express. */
 static json_t *merges_from_scores(const struct tokenizer *t, struct error *err) {
     int32_t n, ties = 0;
     struct spm_merge *v = spm_merges(t, &n);
@@ -663,7 +664,7 @@ static bool has_bytes(const struct tokenizer_spec *s) {
     return false;
 }
 
-/* tokenizer.json has no unused pieces: only the names of holes are known again. */
+/* tokenizer.json has no unused pieces: only the names of placeholders are recognised on reading. */
 static int unused_check(const struct tokenizer_spec *s, int32_t id, struct error *err) {
     char hole[24];
     hole_name(id, hole);
@@ -722,7 +723,7 @@ static json_t *steps_json(const char *text) {
     return steps;
 }
 
-/* Where the space goes before every text it is a normalizer's, else a pre-tokenizer's. */
+/* If a space is added before every text, a normalizer adds it, otherwise a pre-tokenizer. */
 static void cutting_spm(json_t *root, const struct tokenizer *t) {
     json_t *normalizers = steps_json(t->spec.normalizer), *pre = json_null();
     json_t *decoders = json_pack("[o,{s:s},{s:s}]", replace_json("String", METASPACE_CHAR, " "),
@@ -749,8 +750,8 @@ static json_t *byte_level_json(bool prefix, bool regex) {
                      "trim_offsets", 1, "use_regex", (int)regex);
 }
 
-/* A prefix space before the text and a Split exclude each other: ByteLevel would put it before
- * every piece. */
+/* A prefix space before the text and a Split exclude each other: ByteLevel would add the space
+ * before every piece. */
 static int cutting_bpe(json_t *root, const struct tokenizer_spec *s, struct error *err) {
     const char *pattern = pretokenizer_pattern(s->pre);
     bool gpt2 = strcmp(pattern, pretokenizer_pattern("gpt-2")) == 0;
@@ -763,7 +764,7 @@ static int cutting_bpe(json_t *root, const struct tokenizer_spec *s, struct erro
         pre = json_pack("{s:s,s:[{s:s,s:{s:s},s:s,s:b},o]}", "type", "Sequence", "pretokenizers",
                         "type", "Split", "pattern", "Regex", pattern, "behavior", "Isolated",
                         "invert", 0, pre);
-    struct error ignored; /* it was read before */
+    struct error ignored; /* it was parsed before, without error */
     json_t *norm = s->normalizer
                        ? json_parse(s->normalizer, strlen(s->normalizer), "normalizer", &ignored)
                        : json_null();
@@ -785,8 +786,8 @@ static json_t *template_part(const char *kind, const char *id, int type_id) {
     return json_pack("{s:{s:s,s:i}}", kind, "id", id, "type_id", type_id);
 }
 
-/* The template says whether a BOS is added; its table of labels also keeps the roles that it does
- * not place. */
+/* The template determines whether a BOS is added; its table of labels also keeps the roles that the
+ * template does not use. */
 static json_t *roles_json(const struct tokenizer_spec *s) {
     json_t *labels = json_object(), *single = json_array(), *pair = json_array();
     label_add(labels, "bos", s, s->bos);
@@ -839,7 +840,7 @@ struct growing {
     struct buf scores, types; /* float, uint8_t */
 };
 
-/* Room for n pieces of so many bytes in all. */
+/* Reserves room for n pieces of `bytes` bytes in all. */
 static int growing_reserve(struct growing *g, size_t n, size_t bytes, struct error *err) {
     n = MIN(n, (size_t)VOCAB_LIMIT + 1);
     if (buf_reserve(&g->text, bytes, err) != OK ||
@@ -896,13 +897,13 @@ static void replace_all(struct buf *out, const char *p, size_t len, const char *
     }
 }
 
-/* Protocol buffers: a message is (field number, wire type, value) over and over. A field is
- * borrowed from the file. */
+/* Protocol buffers: a message is a sequence of (field number, wire type, value). A field borrows
+ * its bytes from the file. */
 struct field {
     uint64_t number;
     int wire;            /* 0 varint, 1 eight bytes, 2 counted bytes, 5 four bytes */
-    uint64_t value;      /* of varints */
-    const uint8_t *data; /* of the others */
+    uint64_t value;      /* the value of a varint */
+    const uint8_t *data; /* the bytes of other wire types */
     size_t size;
 };
 struct message_view {
@@ -919,7 +920,7 @@ static bool varint_read(struct message_view *m, uint64_t *out) {
     return false;
 }
 
-/* 1: a field, 0: the end, below: ERR_FORMAT. */
+/* Returns 1 for a field, 0 at the end, a negative number for ERR_FORMAT. */
 static int field_next(struct message_view *m, struct field *f, struct error *err) {
     uint64_t key, size = 0;
     if (m->p == m->end) return 0;
@@ -965,7 +966,7 @@ struct sp_model {
     int32_t model_type;    /* 1 unigram (the default), 2 BPE, 3 word, 4 char */
     struct field charsmap; /* the compiled table of replacements */
     bool one_space, keeps_spaces, suffix;
-    bool trained; /* how it was made is always told, so a file that does not is cut short */
+    bool trained; /* a whole file has a trainer section; without it the file is cut short */
 };
 
 static int sp_piece(struct sp_model *m, const struct field *outer, struct error *err) {
@@ -986,7 +987,7 @@ static int sp_piece(struct sp_model *m, const struct field *outer, struct error 
     if (m->pieces.begin.n >= VOCAB_LIMIT)
         return error_set(err, ERR_FORMAT, "it has too many pieces");
     const char *p = text.data ? (const char *)text.data : "";
-    if (type == PIECE_USER && m->model_type == 2) { /* matched in the text as it was written */
+    if (type == PIECE_USER && m->model_type == 2) { /* matched in the original text */
         replace_all(&m->scratch, p, text.size, METASPACE_CHAR, " ");
         growing_add(&m->pieces, m->scratch.data, m->scratch.len, score, PIECE_USER);
     } else {
@@ -1025,7 +1026,8 @@ static int sp_normalizer(struct sp_model *m, const struct field *outer, struct e
     return rc;
 }
 
-/* What its pieces mean is said behind them, so they come in a second pass. */
+/* The sections after the pieces define the meaning of the pieces, so pieces are read in a second
+ * pass. */
 static int sp_fields(struct sp_model *m, const struct file_map *file, bool pieces,
                      struct error *err) {
     struct message_view v = {file->data, file->data + file->size};

@@ -1,15 +1,16 @@
 /*
- * tokenizer_internal: what the tokenizer's source files share. Private to this folder.
+ * tokenizer_internal: the declarations that the tokenizer's source files share. Private to this
+ * folder.
  *
- * A fragment of text is normalised if the model says so (normalizer.c) and then cut. Both kinds of
- * BPE are one machine: the fragment of text becomes symbols (ids), and the neighbouring pair
- * of lowest rank is merged, the leftmost first, until no pair of the table is left. They differ in
- * what comes before (a PCRE2 pattern and bytes, or ▁ for spaces and characters) and in where ranks
- * come from (the merge list, or the pieces' scores). Unigram shares SPM's ▁ and bytes, and cuts by
- * the best sum of scores (unigram.c).
+ * normalizer.c normalises a fragment of text if the model has a normalizer; then the fragment is
+ * cut. Both kinds of BPE use one merge loop: the fragment becomes symbols (ids), and the
+ * neighbouring pair of lowest rank is merged, the leftmost first, until no pair of the table is
+ * left. They differ in the preparation (a PCRE2 pattern and bytes, or ▁ for spaces and characters)
+ * and in the source of the ranks (the merge list, or the pieces' scores). Unigram shares SPM's ▁
+ * and bytes, and cuts by the best sum of scores (unigram.c).
  *
  * A symbol below spec.n is a token. SPM adds symbols from spec.n to n_symbols - 1 for characters
- * that occur inside pieces without being one: they can merge, and fall back to bytes when they do
+ * that occur inside pieces but are not pieces: they can merge, and fall back to bytes when they do
  * not.
  */
 #ifndef SHOAL_TOKENIZER_INTERNAL_H
@@ -32,8 +33,8 @@ struct byte_pair {
 struct merge_table {
     struct merge_slot *slots;
     uint64_t mask;  /* slots - 1; at most half of them are used */
-    uint64_t *seen; /* four bits a slot, one set by each pair: most pairs that are asked for are
-                       none, and these bits stay in a near cache */
+    uint64_t *seen; /* four bits per slot, one set by each pair: most lookups find no pair, and
+                       these bits stay in a near cache */
     int32_t n;
 };
 
@@ -50,20 +51,20 @@ struct tokenizer {
     struct merge_table pairs;
     struct byte_pair *byte_pairs; /* BPE: [256 left][256 right]; rank INT32_MAX: none */
     int32_t byte_ids[256];        /* -1: the vocabulary lacks this byte */
-    int32_t *matched; /* tokens found in text whole, sorted by their bytes, then by id */
+    int32_t *matched; /* tokens matched whole in text, sorted by their bytes, then by id */
     int32_t matched_begin[257];
-    struct normalizer *norm;    /* NULL: text is taken as it is */
+    struct normalizer *norm;    /* NULL: text is not normalised */
     pcre2_code *code;           /* BPE's pre-tokenizer */
     struct trie *trie;          /* UNIGRAM: its normal pieces */
     int32_t ascii[128];         /* SPM: symbol of each one-byte character, or -1 */
     bool prefix_once;           /* SPM: a space before a text only, not after special tokens too */
-    bool prefix_joins;          /* SPM: and none before a space */
-    bool words;                 /* SPM: words are cut apart, as no piece goes over their ends */
+    bool prefix_joins;          /* SPM: no such space before another space */
+    bool words;                 /* SPM: words are encoded apart: no piece crosses their ends */
     struct chat_template *chat; /* NULL: ChatML */
     void (*chat_free)(struct chat_template *c);
 };
 
-/* Scratch of one encode call; nothing of it outlives the call. */
+/* Scratch of one encode call, freed at its end. */
 struct cached_word;
 struct merge_entry;
 struct viterbi_node;
@@ -71,17 +72,17 @@ struct encoder {
     const struct tokenizer *t;
     struct token_ids *out;
     int begin;                /* SPM: where this fragment's ids begin in `out` */
-    int32_t *id, *at;         /* symbols and where they begin; [cap], n used */
+    int32_t *id, *at;         /* symbols and their start offsets; [cap], n used */
     int32_t *prev, *next;     /* links of a long merge, [cap] */
     struct merge_entry *heap; /* [3 cap] */
     int32_t n, cap, long_cap;
-    struct viterbi_node *lattice; /* UNIGRAM: places of an undecided stretch, [lattice_cap] */
+    struct viterbi_node *lattice; /* UNIGRAM: positions of an undecided range, [lattice_cap] */
     size_t lattice_cap;
     struct buf text;            /* the fragment as rewritten: with ▁, or with a space before it */
-    struct buf normal, scratch; /* and before that as normalised */
+    struct buf normal, scratch; /* the normalised fragment, before that rewriting */
     pcre2_match_data *match;
     struct cached_word *cache; /* words of this call already encoded; NULL: a short text */
-    bool unknown; /* the word's ids depend on what stands before it: not for the cache */
+    bool unknown;              /* the word's ids depend on the text before it: not for the cache */
 };
 
 /* tokenizer.c */
@@ -90,7 +91,7 @@ int utf8_len(const char *p, size_t left); /* 1..4 bytes of a valid character, 0 
 int32_t vocab_find(const struct tokenizer *t, const char *p, size_t n);
 void vocab_index_build(struct tokenizer *t);
 void merge_table_init(struct merge_table *p, struct arena *a, int64_t max_pairs);
-/* Of equal pairs the first one stays. */
+/* The first one of equal pairs is kept. */
 void merge_table_add(struct merge_table *p, int32_t left, int32_t right, int32_t rank, int32_t id);
 const struct merge_slot *merge_table_find(const struct merge_table *p, int32_t left, int32_t right);
 /* Fills the table from spec.merges; OK or ERR_FORMAT. */
@@ -99,7 +100,7 @@ int merge_table_build(struct tokenizer *t, struct error *err);
 /* normalizer.c */
 struct normalizer *normalizer_new(const char *json, struct error *err);
 void normalizer_free(struct normalizer *n);
-/* `out` becomes the text as normalised; `scratch` is room for it. */
+/* Writes the normalised text to `out`; `scratch` is temporary room. */
 void normalizer_apply(const struct normalizer *n, const char *p, size_t len, struct buf *out,
                       struct buf *scratch);
 /* A normalizer's JSON text from its steps, malloc'ed. */
@@ -107,49 +108,50 @@ char *normalizer_to_json(const json_t *steps);
 
 /* bpe.c */
 int bpe_prepare(struct tokenizer *t, struct error *err);
-/* Splits as the pre-tokenizer says; words cover the text. */
+/* Splits a text by the pre-tokenizer's pattern; words cover the text. */
 typedef void (*word_fn)(void *ctx, const char *p, size_t n);
 void bpe_split(const struct tokenizer *t, pcre2_match_data *match, const char *text, size_t len,
                word_fn fn, void *ctx);
 void bpe_encode(struct encoder *e, const char *text, size_t len, bool first);
 void bpe_decode(const struct tokenizer *t, int32_t id, struct buf *out);
-/* Room for n symbols; then the caller fills id, at and n, and they are merged in place. False: the
- * output may refuse, and has. */
+/* Reserves room for n symbols. The caller then fills id, at and n, and encoder_merge merges in
+ * place. False: no memory, and the output is marked as refused. */
 bool encoder_reserve(struct encoder *e, int32_t n);
-/* xrealloc, or NULL where the output may refuse. */
+/* xrealloc, or NULL when there is no memory and the output has may_refuse. */
 void *token_ids_realloc(struct token_ids *s, void *p, size_t size);
 void encoder_merge(struct encoder *e);
-/* Called at the start of each fragment, with its length: whether a cache pays. */
+/* Called at the start of each fragment with its length; allocates the cache if it pays. */
 void encoder_cache(struct encoder *e, size_t len);
-/* Adds the word's ids: as before if the cache has it, else by `encode`. */
+/* Adds the word's ids from the cache, or by `encode`. */
 typedef void (*encode_fn)(struct encoder *e, const char *p, size_t n);
 void encoder_word(struct encoder *e, const char *p, size_t n, encode_fn encode);
 /* GPT-2's order of the bytes, printable ones first, and its character for a byte (the length). */
 int bytes_to_unicode_byte(int i);
 int bytes_to_unicode_piece(int byte, char out[4]);
-/* NULL and ERR_FORMAT when it does not compile. \s is Unicode's White_Space in it. */
+/* NULL and ERR_FORMAT when the pattern does not compile. \s is Unicode's White_Space in it. */
 pcre2_code *tokenizer_regex_compile(const char *pattern, uint32_t options, struct error *err);
 
 /* spm.c */
 #define PREFIX_FIRST "metaspace-first" /* values of spec.pre */
 #define PREFIX_ALWAYS "metaspace-always"
 int spm_prepare(struct tokenizer *t, struct error *err);
-/* 1 for bytes outside UTF-8. */
+/* The length of the character at p; 1 for bytes outside UTF-8. */
 size_t char_len(const char *p, size_t left);
-/* Bytes if the vocabulary has all of them, else unknown, one token for a run of characters. */
+/* Byte tokens if the vocabulary has all of them, else unknown, one token for a run of
+ * characters. */
 void encoder_byte_fallback(struct encoder *e, const char *p, size_t n);
 void spm_encode(struct encoder *e, const char *text, size_t len, bool first);
 void spm_decode(const struct tokenizer *t, int32_t id, struct buf *out);
 struct spm_merge {
     int32_t left, right, rank, id, left_len;
 };
-/* The merges that the scores amount to, best first; malloc'ed. */
+/* The merges that follow from the scores, best first; malloc'ed. */
 struct spm_merge *spm_merges(const struct tokenizer *t, int32_t *n);
 
 /* unigram.c */
 int unigram_prepare(struct tokenizer *t, struct error *err);
 void trie_free(struct trie *t);
-/* Cuts a text that is normalised and has its ▁. */
+/* Encodes a normalised text in which spaces are ▁ already. */
 void unigram_viterbi(struct encoder *e, const char *p, size_t len);
 
 #endif

@@ -1,16 +1,16 @@
 /*
- * tok_norm: what a tokenizer does to text before it cuts it: Unicode normalisation, SentencePiece's
- * compiled table of replacements, and the small edits of tokenizer.json's normalizers.
+ * tok_norm: normalisation of text before a tokenizer cuts it: Unicode normalisation,
+ * SentencePiece's compiled table of replacements, and the small edits of tokenizer.json's
+ * normalizers.
  *
- * A normalizer is kept as the JSON text that tokenizer.json has for it (tok_spec.normalizer), so
- * that every file can carry it; here that text becomes a list of steps. Normalizers that are not
- * among them are refused by name. Spaces that become ▁, and the one before a text, are no steps:
- * see spm.c.
+ * A normalizer is kept as the JSON text that tokenizer.json has for it (tokenizer_spec.normalizer),
+ * so that every file can carry it; here that text becomes a list of steps. Other normalizers are
+ * refused by name. Replacing spaces by ▁ and adding one before a text are not steps: see spm.c.
  *
  * Invariants: a step reads the whole fragment and writes a new one; bytes outside UTF-8 pass every
- * step unchanged. The Unicode library is asked about stretches that may change only: between two
- * characters that are starters, stand for themselves and never join what is before them, everything
- * can be taken as it is.
+ * step unchanged. Only ranges that may change are passed to the Unicode library: text between two
+ * characters that are starters, are unchanged by the form and never combine with the character
+ * before them is copied.
  */
 #define _GNU_SOURCE /* memmem */
 #include "tokenizer/internal.h"
@@ -27,7 +27,7 @@ enum {
     INERT_END = 0x30000, /* no character beyond it changes or combines */
     DEPTH_LIMIT = 8,
     GROWTH_LIMIT =
-        4096, /* of all steps together, times a text's length: no honest file comes near */
+        4096, /* limit of all steps together, times a text's length: no honest file comes near */
 };
 
 struct step {
@@ -35,21 +35,20 @@ struct step {
     uninorm_t form;
     uint32_t
         *inert; /* [INERT_END / 32] bits: this form never changes it nor joins it to the left */
-    char *from, *to; /* of replacements; `to` of a prefix */
+    char *from, *to; /* STEP_REPLACE; STEP_PREPEND uses `to` */
     size_t from_len, to_len;
     pcre2_code *code;
-    bool left, right;      /* of strips */
+    bool left, right;      /* sides of STEP_STRIP */
     const uint32_t *units; /* the table's double array, [n_units], into blob */
     size_t n_units;
-    const char *targets; /* what its values are offsets into, each NUL-terminated */
+    const char *targets; /* the replacements, each NUL-terminated; values are offsets into them */
     size_t targets_len;
     uint8_t *blob;
 };
 struct normalizer {
     struct step *steps;
     int n;
-    size_t
-        growth; /* a text becomes at most this many times longer, but for what stands before it */
+    size_t growth; /* bound on the ratio of output to input length, except for a prefix */
 };
 
 /* Unicode */
@@ -73,8 +72,8 @@ static uint32_t *inert_bits(uninorm_t form) {
     for (uint32_t c = 0x80; c < INERT_END; c++) {
         ucs4_t parts[UC_DECOMPOSITION_MAX_LENGTH];
         int n = uc_canonical_decomposition(c, parts);
-        for (int i = 1; i < n; i++) bit_clear(bits, parts[i]); /* these join what is before them */
-        /* what has no decomposition of any kind cannot change: few are asked about in full */
+        for (int i = 1; i < n; i++) bit_clear(bits, parts[i]); /* these combine to the left */
+        /* a character without any decomposition cannot change: few need the full check */
         int tag;
         bool plain = n < 0 && uc_decomposition(c, &tag, parts) < 0;
         if (uc_combining_class(c) != 0 || (!plain && !stands_for_itself(form, c)))
@@ -104,13 +103,13 @@ static void normalize_stretch(const struct step *s, const char *p, size_t n, str
     if (got != room) free(got);
 }
 
-/* A stretch is an inert character and those after it that are not. */
+/* A range to normalise is an inert character and the characters after it that are not inert. */
 static void step_unicode(const struct step *s, const char *p, size_t len, struct buf *out) {
     size_t done = 0, starter = 0;
     for (size_t i = 0; i < len;) {
         int n = (uint8_t)p[i] < 0x80 ? 1 : utf8_len(p + i, len - i);
         if (is_inert(s, p + i, n)) {
-            starter = n == 0 ? i + 1 : i; /* a byte outside UTF-8 takes no part */
+            starter = n == 0 ? i + 1 : i; /* a byte outside UTF-8 is not included */
             i += (size_t)MAX(n, 1);
             continue;
         }
@@ -178,7 +177,7 @@ static void step_replace(const struct step *s, const char *p, size_t len, struct
     buf_add(out, p + done, len - done);
 }
 
-/* Where the pattern gives up on a text, the rest stays as it is. */
+/* When the pattern gives up on a text, the rest stays unchanged. */
 static void step_regex(const struct step *s, const char *p, size_t len, struct buf *out) {
     pcre2_match_data *md = pcre2_match_data_create(1, NULL);
     CHECK(md);
@@ -244,7 +243,7 @@ void normalizer_apply(const struct normalizer *n, const char *p, size_t len, str
     buf_add(out, p, n->n == 0 ? len : 0);
     for (int i = 0; i < n->n; i++) {
         struct buf from = i == 0 ? (struct buf){0} : *out;
-        if (i > 0) { /* what the last step wrote is what this one reads */
+        if (i > 0) { /* the output of the last step is the input of this one */
             *out = *scratch;
             *scratch = from;
             p = from.data;
@@ -287,7 +286,7 @@ static int charsmap_step(struct step *s, const json_t *v, struct error *err) {
     return charsmap_parse(s, size, err);
 }
 
-/* ^ and $ stand at every line's ends, as in the reference's kind of pattern. */
+/* ^ and $ match at the ends of every line, as in the reference's regular expressions. */
 static int regex_step(struct step *s, const char *pattern, struct error *err) {
     s->kind = STEP_REGEX;
     s->code = tokenizer_regex_compile(pattern, PCRE2_MULTILINE | PCRE2_MATCH_INVALID_UTF, err);
@@ -344,7 +343,7 @@ static int step_parse(struct step *s, const char *type, const json_t *v, struct 
     return error_set(err, ERR_FORMAT, "normalizer '%.80s' is not supported", type);
 }
 
-/* How many bytes can come of one. */
+/* The maximum number of output bytes per input byte. */
 static size_t step_growth(const struct step *s) {
     size_t longest = 1;
     switch (s->kind) {
@@ -411,7 +410,7 @@ void normalizer_free(struct normalizer *n) {
     free(n);
 }
 
-/* The steps that SentencePiece's settings amount to; NULL when there are none. malloc'ed. */
+/* The steps for SentencePiece's settings; NULL when no step is needed. malloc'ed. */
 char *normalizer_from_sentencepiece(const void *charsmap, size_t len, bool one_space) {
     json_t *steps = json_array();
     if (len > 0) {
@@ -434,7 +433,7 @@ char *normalizer_from_sentencepiece(const void *charsmap, size_t len, bool one_s
     return json;
 }
 
-/* One step stands for itself. */
+/* A single step is written without a list. */
 char *normalizer_to_json(const json_t *steps) {
     if (json_array_size(steps) == 1) return json_canonical(json_array_get(steps, 0));
     json_t *v = json_pack("{s:s,s:O}", "type", "Sequence", "normalizers", steps);
@@ -443,7 +442,7 @@ char *normalizer_to_json(const json_t *steps) {
     return json;
 }
 
-/* What GGUF can say of a normalizer: the way back. NULL or the table's bytes, malloc'ed. */
+/* The part of a normalizer that GGUF can store. NULL or the table's bytes, malloc'ed. */
 uint8_t *normalizer_charsmap(const char *json, size_t *len) {
     struct error err;
     struct normalizer *n = normalizer_new(json, &err);

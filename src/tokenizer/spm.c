@@ -1,12 +1,13 @@
 /*
- * spm: SentencePiece's BPE with byte fallback (Llama 2, Phi-3, TinyStories), and what its unigram
- * models (unigram.c) share with it: ▁, bytes, decoding.
+ * spm: SentencePiece's BPE with byte fallback (Llama 2, Phi-3, TinyStories), and the functions that
+ * its unigram models (unigram.c) share with it: ▁, bytes, decoding.
  *
- * Spaces become ▁, one more stands before a text and after every special token (but see
- * prefix_prepare), and characters merge by the score of what they make, the leftmost first, across
- * spaces and without any pattern. Characters that no piece covers become byte tokens, or one
- * unknown token for a run of them when there are none. A vocabulary read from a tokenizer.json
- * whose merge list is not what scores would say keeps that list, and ranks come from it.
+ * Spaces become ▁, another ▁ precedes a text and follows every special token (but see
+ * prefix_prepare), and characters merge by the score of the resulting piece, the leftmost first,
+ * across spaces and without any pattern. Characters that no piece covers become byte tokens, or, in
+ * a vocabulary without byte tokens, one unknown token for a run of them. A vocabulary read from a
+ * tokenizer.json whose merge list differs from the order of the scores keeps that list, and ranks
+ * come from it.
  *
  * Pieces marked unused are never made (SentencePiece would make and split them).
  *
@@ -35,7 +36,7 @@ static int32_t symbol_mergeable(const struct tokenizer *t, const char *p, size_t
     return mergeable(t, id) ? id : -1;
 }
 
-/* Up to the next ▁ that follows something else; `each`: up to the next. */
+/* The length up to the next ▁ that follows another character; `each`: up to the next ▁. */
 static size_t word_len(const char *p, size_t left, bool each) {
     size_t i = 0;
     while (left - i >= 3 && memcmp(p + i, METASPACE_CHAR, 3) == 0 && (i == 0 || !each)) i += 3;
@@ -76,7 +77,7 @@ static int bytes_prepare(struct tokenizer *t, struct error *err) {
     return OK;
 }
 
-/* Where the characters stand that are in pieces but are none themselves, with repeats. */
+/* The positions of characters that occur in pieces but are not pieces themselves, with repeats. */
 struct strays {
     struct token_ids piece, at;
 };
@@ -121,7 +122,7 @@ static int strays_add(struct tokenizer *t, const struct strays *s, struct error 
 /* Gives symbols to strays; `cuts` is the number of ways to cut a piece in two. */
 static int chars_prepare(struct tokenizer *t, int64_t *cuts, struct error *err) {
     struct strays s = {0};
-    size_t text = 0; /* a stray is at least one byte of it */
+    size_t text = 0; /* a stray takes at least one byte of this */
     *cuts = 0;
     for (int32_t id = 0; id < t->spec.n; id++) text += (size_t)t->lens[id];
     text = MIN(text, (size_t)INT32_MAX);
@@ -187,8 +188,9 @@ static int pairs_from_scores(struct tokenizer *t, int64_t cuts, struct error *er
 }
 
 /*
- * Whether ▁ only ever begins a piece (or is in the run that does), as in models trained on words.
- * Then a text falls into words that cannot merge with each other, which are short, and repeat.
+ * Whether ▁ occurs only at the beginning of a piece (or in the initial run of ▁), as in models
+ * trained on words. A text then splits into words that cannot merge with each other, are short, and
+ * repeat.
  */
 static bool pieces_are_words(const struct tokenizer *t) {
     for (int32_t id = 0; id < t->spec.n; id++) {
@@ -198,8 +200,8 @@ static bool pieces_are_words(const struct tokenizer *t) {
     return true;
 }
 
-/* Hugging Face's newer files put the space elsewhere than SentencePiece does; their names for it
- * come as `pre`, which says nothing else for this kind. */
+/* Hugging Face's newer files place the space differently from SentencePiece; the name of the scheme
+ * is stored in `pre`, which has no other use for this kind. */
 static void prefix_prepare(struct tokenizer *t) {
     t->prefix_once = strcmp(t->spec.pre, PREFIX_FIRST) == 0;
     t->prefix_joins = t->prefix_once || strcmp(t->spec.pre, PREFIX_ALWAYS) == 0;
@@ -253,7 +255,7 @@ static void text_escape(struct encoder *e, const char *text, size_t len, bool fi
     }
 }
 
-/* A part of the fragment that no merge leaves. */
+/* Encodes a part of the fragment that no merge crosses. */
 static void part_encode(struct encoder *e, const char *p, size_t len) {
     e->n = 0;
     if (!encoder_reserve(e, (int32_t)len)) return;

@@ -1,14 +1,13 @@
 /*
- * tokenizer: what both kinds of tokenizer share — the vocabulary and its index, the pair table,
- * tokens that are found in text whole, and the outer loops of encoding and decoding.
+ * tokenizer: the code that all kinds of tokenizer share — the vocabulary and its index, the pair
+ * table, tokens that are matched whole in text, and the outer loops of encoding and decoding.
  *
- * It knows nothing of patterns, bytes and scores (bpe.c, spm.c, unigram.c), of normalisation
- * (normalizer.c) nor of files (files.c). Two deliberate limits: added tokens do not swallow
- * spaces around them, and all of them are found in the text as it was written, before it is
- * normalised.
+ * It does not handle patterns, bytes and scores (bpe.c, spm.c, unigram.c), normalisation
+ * (normalizer.c) or files (files.c). Two deliberate limits: added tokens do not swallow spaces
+ * around them, and all of them are matched in the original text, before it is normalised.
  *
- * Invariant: after tokenizer_new nothing of a tokenizer changes, and every call keeps its scratch
- * to itself, so any number of threads may use one. Control and unknown tokens come out of text only
+ * Invariant: a tokenizer is immutable after tokenizer_new, and every call keeps its scratch to
+ * itself, so any number of threads may use one. Control and unknown tokens come out of text only
  * when the caller passed TOKENIZER_PARSE_SPECIAL.
  */
 #include "tokenizer/internal.h"
@@ -60,7 +59,7 @@ static uint64_t slots_for(int64_t n) {
     return size;
 }
 
-/* Where this text is, or the empty slot where it would be. */
+/* The slot of this text, or the empty slot for it. */
 static int32_t *index_slot(const struct tokenizer *t, const char *p, size_t n) {
     uint64_t i = hash_fnv1a(p, n) & t->index_mask;
     for (; t->index[i]; i = (i + 1) & t->index_mask) {
@@ -70,8 +69,8 @@ static int32_t *index_slot(const struct tokenizer *t, const char *p, size_t n) {
     return &t->index[i];
 }
 
-/* Of equal pieces the lowest id is the one that is found. SPM calls it again once its extra symbols
- * are known. */
+/* Among equal pieces the lookup finds the lowest id. SPM calls it again once its extra symbols are
+ * known. */
 void vocab_index_build(struct tokenizer *t) {
     uint64_t size = slots_for(t->n_symbols);
     t->index = arena_alloc(&t->arena, sizeof(*t->index) * size);
@@ -180,7 +179,7 @@ static int spec_check(const struct tokenizer_spec *s, struct error *err) {
 }
 
 /* One block for all pieces, each with a NUL after it, so that a vocabulary costs its bytes and not
- * 64 a piece. */
+ * 64 per piece. */
 static void spec_copy_pieces(struct tokenizer *t, const struct tokenizer_spec *s) {
     size_t total = 0, n = (size_t)s->n;
     for (size_t i = 0; i < n; i++) total += (size_t)s->lens[i] + 1;
@@ -210,7 +209,7 @@ static void spec_copy_merges(struct tokenizer *t, const struct tokenizer_spec *s
     t->spec.merges = merges;
 }
 
-/* ChatML's marks are control tokens even where a file calls them ordinary added ones: a message
+/* ChatML's marks are control tokens even if a file lists them as ordinary added tokens: a message
  * must not forge a turn. */
 static uint8_t piece_type(const struct tokenizer *t, const struct tokenizer_spec *s, int32_t id) {
     uint8_t type = s->types ? s->types[id] : PIECE_NORMAL;
@@ -272,9 +271,9 @@ static int matcher_build(struct tokenizer *t, struct error *err) {
 }
 
 /*
- * What the tables of a tokenizer take from its arena, so that no memory is an error here and not
- * the end of the process: pieces and merges with their texts, index, and pairs, of which a
- * sentencepiece vocabulary has as many as its pieces have places to be cut.
+ * The bytes that a tokenizer's tables take from its arena: pieces and merges with their texts,
+ * index, and pairs. A SentencePiece vocabulary has one pair for each position where a piece can be
+ * cut. With this bound, lack of memory is an error and does not end the process.
  */
 static size_t spec_bytes(const struct tokenizer_spec *s) {
     size_t n = (size_t)s->n, text = n, merges = (size_t)s->n_merges, slack = 32 * 64;
@@ -353,8 +352,9 @@ const struct tokenizer_spec *tokenizer_get_spec(const struct tokenizer *t) {
     return &t->spec;
 }
 
-/* Of matched[lo, hi), which have `at` bytes in common, those whose next byte is `c`: the first one,
- * or with `behind` the first one after them. Tokens of `at` bytes come before all others. */
+/* Among matched[lo, hi), which have `at` bytes in common, finds those whose next byte is `c`:
+ * returns the first one, or with `behind` the first one after them. Tokens of `at` bytes precede
+ * all others. */
 static int32_t match_bound(const struct tokenizer *t, int32_t lo, int32_t hi, int32_t at, uint8_t c,
                            bool behind) {
     while (lo < hi) {
@@ -368,9 +368,9 @@ static int32_t match_bound(const struct tokenizer *t, int32_t lo, int32_t hi, in
     return lo;
 }
 
-/* The longest token that the text begins with, of equal ones the lowest id, or -1. The range of
- * tokens that agree with the text shrinks byte by byte, so that many tokens that begin alike cost
- * no more than a few. */
+/* The longest token that the text begins with, among equal ones the lowest id, or -1. The range of
+ * tokens that agree with the text shrinks byte by byte, so that many tokens with a common beginning
+ * cost no more than a few. */
 static int32_t match_at(const struct tokenizer *t, const char *p, size_t left, bool control) {
     int32_t best = -1, lo = t->matched_begin[(uint8_t)*p], hi = t->matched_begin[(uint8_t)*p + 1];
     for (int32_t at = 1; lo < hi; at++) {
@@ -466,7 +466,7 @@ void tokenizer_encode(const struct tokenizer *t, const char *text, size_t len, i
     encoder_release(&e);
 }
 
-/* A model's head may be wider than the vocabulary: ids beyond it are no text. */
+/* A model's head may be wider than the vocabulary: ids beyond the vocabulary have no text. */
 void tokenizer_decode_token(const struct tokenizer *t, int32_t id, bool specials, struct buf *out) {
     if (id < 0 || id >= t->spec.n) return;
     if (tokenizer_is_special(t, id)) {
@@ -480,7 +480,7 @@ void tokenizer_decode_token(const struct tokenizer *t, int32_t id, bool specials
     }
 }
 
-/* Takes back the space that encoding put at the beginning and after every token that was matched
+/* Removes the space that encoding put at the beginning and after every token that was matched
  * whole. */
 void tokenizer_decode(const struct tokenizer *t, const int32_t *ids, int n, bool specials,
                       struct buf *out) {

@@ -2,7 +2,7 @@
  * tokenizer: text to token ids and back, from the vocabularies of GGUF files, tokenizer.json,
  * SentencePiece and llama2.c; and the training of byte-level BPE.
  *
- * A tokenizer is immutable once it is made: encode and decode may be called from any thread.
+ * A tokenizer is immutable after creation: encode and decode may be called from any thread.
  */
 #ifndef SHOAL_TOKENIZER_H
 #define SHOAL_TOKENIZER_H
@@ -11,11 +11,10 @@
 
 enum tokenizer_kind { TOKENIZER_BPE, TOKENIZER_SPM, TOKENIZER_UNIGRAM };
 /* Byte-level BPE (GPT-2 family; the pre-tokenizer is a PCRE2 pattern), SentencePiece BPE with byte
- * fallback, and SentencePiece unigram with or without it. Immutable after opening; encode and
- * decode may be called from any thread. */
+ * fallback, and SentencePiece unigram with or without it. */
 struct tokenizer;
 int32_t tokenizer_vocab_size(const struct tokenizer *t);
-int32_t tokenizer_bos(const struct tokenizer *t); /* -1 when there is none */
+int32_t tokenizer_bos(const struct tokenizer *t); /* -1: no such token */
 int32_t tokenizer_eos(const struct tokenizer *t);
 bool tokenizer_add_bos(const struct tokenizer *t);
 bool tokenizer_is_special(const struct tokenizer *t, int32_t id);
@@ -23,14 +22,14 @@ const char *tokenizer_id_to_piece(const struct tokenizer *t, int32_t id,
                                   int *len); /* as stored in the vocabulary */
 int32_t tokenizer_piece_to_id(const struct tokenizer *t,
                               const char *piece); /* id of a stored piece, or -1 */
-#define TOKENIZER_ADD_BOS 1                       /* add what the model adds before a text */
+#define TOKENIZER_ADD_BOS 1                       /* add the model's tokens before a text */
 #define TOKENIZER_PARSE_SPECIAL 2                 /* the text of special tokens becomes their id */
-#define TOKENIZER_ADD_EOS 4 /* add what the model adds after a text, as encoders are given it */
+#define TOKENIZER_ADD_EOS 4 /* add the model's tokens after a text (the input of encoders) */
 struct token_ids {
     int32_t *v;
     int n, cap;
-    /* Set by who would rather have no tokens than end the process when the system refuses memory
-     * for them, or for the work of finding them: `refused` then says so, and what is there is
+    /* Set by callers that accept an error instead of the end of the process when the system
+     * refuses memory for the tokens or for encoding: `refused` is then set, and the tokens are
      * incomplete. */
     bool may_refuse, refused;
 };
@@ -48,11 +47,11 @@ void tokenizer_decode_offsets(const struct tokenizer *t, const int32_t *ids, int
                               struct buf *out, int32_t *ends);
 void tokenizer_free(struct tokenizer *t);
 
-/* What the file readers fill in to make one (strings are copied). */
+/* The fields that file readers set before tokenizer_new (strings are copied). */
 struct tokenizer_spec {
     enum tokenizer_kind kind;
     int32_t n;
-    const char **pieces; /* [n], may hold any bytes: lengths beside */
+    const char **pieces; /* [n], may hold any bytes: lengths in `lens` */
     const int32_t *lens;
     const float *scores;  /* SPM, UNIGRAM: [n] */
     const uint8_t *types; /* [n] GGUF's: 1 normal, 2 unknown, 3 control, 4 user-defined, 5 unused,
@@ -61,13 +60,13 @@ struct tokenizer_spec {
     int32_t n_merges;
     const char *pre; /* GGUF's tokenizer.ggml.pre ("gpt-2", "qwen2", "llama-bpe", "smollm", …) or,
                         when it contains '\\' or '[', a PCRE2 pattern itself */
-    const char *normalizer; /* tokenizer.json's normalizer as JSON text, without what makes ▁ of
-                               spaces; NULL: none */
+    const char *normalizer; /* tokenizer.json's normalizer as JSON text, without the steps that turn
+                               spaces into ▁; NULL: no normalizer */
     int32_t bos, eos, unk;  /* -1: none */
     bool add_bos, add_eos, add_space_prefix, ignore_merges;
     bool split_words; /* SPM, UNIGRAM: every ▁ begins a word, whatever the pieces are */
     bool user_pieces; /* UNIGRAM: user-defined pieces are preferred pieces of the text with its ▁,
-                         as in SentencePiece; else they are cut out of the text as it was written */
+                         as in SentencePiece; else they are cut out of the original text */
 };
 struct tokenizer *tokenizer_new(const struct tokenizer_spec *spec, struct error *err);
 struct tokenizer *tokenizer_from_json(const char *path,
@@ -116,11 +115,12 @@ enum piece_type {
 };
 
 /* A normalizer's JSON text from SentencePiece's settings: a compiled table of replacements, and
- * whether runs of spaces become one (NULL when neither). malloc'ed. */
+ * whether runs of spaces become one (NULL when neither is set). malloc'ed. */
 char *normalizer_from_sentencepiece(const void *charsmap, size_t len, bool one_space);
-/* The table that such a text begins with, malloc'ed, or NULL. */
+/* The table at the start of such a text, malloc'ed, or NULL. */
 uint8_t *normalizer_charsmap(const char *json, size_t *len);
-/* The pattern of a known name, `pre` itself when it is a pattern, else NULL; and the way back. */
+/* The pattern of a known name, `pre` itself when it is a pattern, else NULL; and the reverse
+ * lookup. */
 const char *pretokenizer_pattern(const char *pre);
 const char *pretokenizer_name(const char *pattern, bool ignore_merges);
 

@@ -2,18 +2,18 @@
  * unigram: SentencePiece's unigram model (llm-jp, T5): of all ways to cut a fragment into pieces,
  * the one whose scores sum highest.
  *
- * Everything around the cut — spaces as ▁, bytes for what no piece covers, decoding — is spm.c's.
- * Rules of the reference: a character that is no piece of its own may be unknown, at the lowest
- * score of a normal piece less 10; a user-defined piece of n bytes scores n times the highest less
- * 0.1, which nothing beats; places are visited from left to right, and of equal sums the
- * one found first stays, so the longest last piece wins. Sums are double, as in Hugging Face's and
- * llama.cpp's programs; SentencePiece's own sums in float, whose rounding makes its cuts of long
- * texts drift.
+ * spm.c does everything around the cut: spaces as ▁, bytes for text that no piece covers, decoding.
+ * Rules of the reference: a character that is not a piece may be unknown, at the lowest score of a
+ * normal piece less 10; a user-defined piece of n bytes scores n times the highest score less 0.1,
+ * which nothing beats; positions are visited from left to right, and of equal sums the first is
+ * kept, so the longest last piece wins. Sums are double, as in Hugging Face's and llama.cpp's
+ * programs; SentencePiece itself sums in float, and its rounding makes the cuts of long texts
+ * drift.
  *
  * Pieces are found with a double array: node s has the child for byte c at base[s] + c exactly if
- * check of that place is s. Invariant of the walk: once no piece seen so far reaches beyond a
- * place, what is before it is decided; so it is given out there, the sum starts again at 0, and
- * memory follows the longest undecided stretch and not the text.
+ * the check of that element is s. Invariant of the walk: once no piece found so far reaches beyond
+ * a position, the text before it is decided; its ids are then emitted there, the sum starts again
+ * at 0, and memory is proportional to the longest undecided range and not to the text.
  */
 #include "tokenizer/internal.h"
 
@@ -22,9 +22,9 @@
 
 enum {
     PIECE_LIMIT = 1024,   /* bytes; also the depth of the building recursion */
-    NODE_LIMIT = 1 << 28, /* places of the double array */
+    NODE_LIMIT = 1 << 28, /* elements of the double array */
     SEARCH_LIMIT = 8192,
-    UNKNOWN_PENALTY = 10, /* the reference's */
+    UNKNOWN_PENALTY = 10, /* from the reference */
     FREE = -1,
 };
 
@@ -34,11 +34,11 @@ struct trie_node {
 };
 struct trie {
     struct trie_node *nodes; /* [n]; 0 is the root */
-    int32_t n, next;         /* next: where the search for room begins */
+    int32_t n, next;         /* next: where the search for free elements begins */
     float unknown, highest;  /* the score of unknown, and the highest of a normal piece or 0 */
 };
 
-/* What is known of a place in the text: the best way to get there. */
+/* A position in the text: the best path to it. */
 struct viterbi_node {
     double sum;
     int32_t from, id; /* id -1: not reached; unknown is INT32_MAX */
@@ -48,7 +48,7 @@ struct viterbi_node {
 struct build {
     struct trie *trie;
     const struct tokenizer *t;
-    const int32_t *sorted; /* ids by their bytes */
+    const int32_t *sorted; /* ids sorted by their bytes */
 };
 
 static int trie_grow(struct trie *t, int64_t n, struct error *err) {
@@ -71,8 +71,8 @@ static bool room_at(const struct trie *t, int64_t base, const uint8_t *bytes, in
     return true;
 }
 
-/* The first base with room for all children. Where nearly all places that were looked at are taken,
- * or very many were, later searches begin behind them: no file can make building quadratic. */
+/* The first base with room for all children. If nearly all elements visited are taken, or very many
+ * were visited, later searches begin after them: no file can make building quadratic. */
 static int64_t base_find(struct trie *t, const uint8_t *bytes, int n) {
     int64_t begin = MAX(t->next, bytes[0] + 1), at = begin, taken = 0;
     for (;; at++) {
@@ -96,14 +96,14 @@ static void piece_end(const struct build *b, struct trie_node *node, int32_t id)
     node->score = user ? b->trie->highest * (float)s->lens[id] - 0.1f : s->scores[id];
 }
 
-/* Gives node `at` the pieces sorted[lo..hi), which agree in their first `depth` bytes. */
+/* Adds the pieces sorted[lo..hi), which agree in their first `depth` bytes, under node `at`. */
 static int trie_insert(const struct build *b, int32_t at, int32_t lo, int32_t hi, int32_t depth,
                        struct error *err) {
     struct trie *t = b->trie;
     uint8_t bytes[256];
     int32_t begin[257];
     int n = 0;
-    for (; lo < hi && b->t->lens[b->sorted[lo]] == depth; lo++) /* of equal pieces the lowest id */
+    for (; lo < hi && b->t->lens[b->sorted[lo]] == depth; lo++) /* equal pieces: the lowest id */
         if (t->nodes[at].id < 0) piece_end(b, &t->nodes[at], b->sorted[lo]);
     for (int32_t i = lo; i < hi; i++) {
         if (n > 0 && byte_of(b, i, depth) == bytes[n - 1]) continue;
@@ -140,7 +140,7 @@ static bool in_trie(const struct tokenizer *t, int32_t id) {
     return type == PIECE_NORMAL || (type == PIECE_USER && t->spec.user_pieces);
 }
 
-/* The ids of pieces to be found, by their bytes; malloc'ed, or NULL. */
+/* The ids of pieces to be found, sorted by their bytes; malloc'ed, or NULL. */
 static int32_t *pieces_sorted(const struct tokenizer *t, int32_t *n, struct error *err) {
     struct piece_key *keys = try_calloc((size_t)t->spec.n, sizeof(*keys), err);
     int32_t *ids = keys ? try_calloc((size_t)t->spec.n, sizeof(*ids), err) : NULL;
@@ -186,7 +186,7 @@ int unigram_prepare(struct tokenizer *t, struct error *err) {
     if (!sorted) return err->code;
     struct build b = {t->trie, t, sorted};
     int rc = trie_grow(t->trie, 512, err);
-    if (rc == OK) t->trie->nodes[0].check = 0; /* the root's place is taken */
+    if (rc == OK) t->trie->nodes[0].check = 0; /* the root's element is taken */
     if (rc == OK) rc = trie_insert(&b, 0, 0, n, 0, err);
     free(sorted);
     return rc;
@@ -211,7 +211,7 @@ static void viterbi_relax(struct viterbi_node *to, double sum, int32_t from, int
     if (to->id < 0 || sum > to->sum) *to = (struct viterbi_node){sum, from, id};
 }
 
-/* Gives out the best way to `end` of the stretch at `p`, and forgets it. */
+/* Emits the ids of the best path from p to `end`, and clears the lattice up to there. */
 static void lattice_give(struct encoder *e, const char *p, int32_t end) {
     struct viterbi_node *l = e->lattice;
     int32_t n = 0;
@@ -230,8 +230,8 @@ static void lattice_give(struct encoder *e, const char *p, int32_t end) {
     for (int32_t i = 1; i <= end; i++) l[i].id = -1;
 }
 
-/* Offers every piece that begins at `at`, and unknown where no piece is its one character; returns
- * the furthest place offered. */
+/* Relaxes every piece that begins at `at`, and unknown if no piece covers exactly one character
+ * there; returns the furthest position reached. */
 static int32_t pieces_offer(struct encoder *e, const char *p, size_t left, int32_t at) {
     const struct trie *t = e->t->trie;
     struct viterbi_node *l = e->lattice + at;

@@ -1,16 +1,18 @@
 /*
- * chat: conversations as tokens, with the mask of the assistant's own words.
+ * chat: conversations as tokens, with a mask of the tokens that the assistant writes.
  *
- * A model with a chat template gets what its template writes; one without, or with the template
- * that our own writers put into files, gets ChatML. Either way what a message says is never read as
- * a special token, and a conversation's tokens are a prefix of its continuation's as far as its
- * text is: the text is cut where the assistant begins and ends to speak, as generation cuts it.
+ * A model with a chat template gets the template's output. A model without one, or with the
+ * template that our own writers put into files, gets ChatML. In both cases the content of a message
+ * is never read as a special token, and a conversation's tokens are a prefix of its continuation's
+ * tokens if its text is a prefix: the text is cut where the assistant's part begins and ends, as in
+ * generation.
  *
- * In ChatML the turn's header, its content and its end are encoded one by one. In a template the
- * special tokens of the template's own text are cut out and what lies between is encoded as one.
+ * In ChatML the turn's header, its content and its end are encoded one by one. In a template's
+ * output the special tokens of the template's own text are cut out and the text between two of them
+ * is encoded in one piece.
  *
- * Invariant: with a mask, every token added gets one byte, 1 exactly for what the assistant has to
- * say: in ChatML the content and the end of its turns, in a template all of them but the header.
+ * Invariant: with a mask, every token added gets one byte, 1 exactly for the assistant's part: in
+ * ChatML the content and the end of its turns, in a template the turns without the header.
  */
 #define _GNU_SOURCE
 #include "template/template.h"
@@ -30,7 +32,7 @@ struct encoding {
     struct token_ids *out;
     struct buf *mask;
     struct buf pending; /* text of a template since its last special token */
-    bool within; /* the next text goes on from text: some tokenizers put a space before one */
+    bool within; /* the next text continues a text: some tokenizers add a space before a text */
     bool own;
 };
 
@@ -59,7 +61,7 @@ static int32_t special_find(const struct tokenizer *t, const char *piece) {
     return tokenizer_is_special(t, id) ? id : -1;
 }
 
-/* A mark that the tokenizer lacks is written as plain text. */
+/* Writes a mark as plain text if the tokenizer lacks it. */
 static void put_mark(struct encoding *e, int32_t id, const char *text) {
     if (id < 0)
         put_text(e, text, strlen(text));
@@ -75,7 +77,7 @@ static void put_header(struct encoding *e, int32_t begin, const char *role) {
     buf_release(&b);
 }
 
-/* A model that begins its texts with a token gets it when the conversation begins `out`. */
+/* Adds BOS, if the model uses one, when `out` is empty. */
 static void chat_ml_encode(const struct tokenizer *t, const struct chat_message *msgs, int n,
                            bool generation_prompt, struct token_ids *out, struct buf *mask) {
     struct encoding e = {.t = t, .out = out, .mask = mask};
@@ -99,10 +101,10 @@ static void chat_ml_encode(const struct tokenizer *t, const struct chat_message 
 /* templates */
 
 struct chat_template {
-    struct jinja *jinja; /* NULL: `problem` says why */
+    struct jinja *jinja; /* NULL: `problem` has the reason */
     struct error problem;
     json_t *tokens; /* bos_token … as transformers passes them */
-    int64_t now;    /* SOURCE_DATE_EPOCH, or -1: a prompt does not depend on the clock unasked */
+    int64_t now;    /* SOURCE_DATE_EPOCH, or -1: by default a prompt does not depend on the clock */
     int32_t end;    /* the special token that closes the assistant's turn, or -1 */
 };
 
@@ -187,10 +189,10 @@ int32_t tokenizer_eot(const struct tokenizer *t) {
 struct rendering {
     const struct chat_template *c;
     const struct chat_template_input *chat;
-    uint64_t steps, max_steps; /* so far, and at most */
+    uint64_t steps, max_steps; /* used so far, and the limit */
 };
-/* Of a template that a conversation brings along: about 0.1 s. Published ones take 300 steps for a
- * message. */
+/* Budget for a template that a conversation brings along: about 0.1 s. Published templates take 300
+ * steps per message. */
 enum { FOREIGN_STEPS = 5000000 };
 
 /* Renders the first n messages. */
@@ -231,8 +233,8 @@ static bool is_assistant(const struct chat_template_input *chat, int message) {
     return role && strcmp(role, "assistant") == 0;
 }
 
-/* What asking for a generation adds to the first n messages: at the end, or else in place of what
- * the template ends with. */
+/* The text that a generation prompt adds to the first n messages: appended, or else in place of the
+ * end of the template's output. */
 static int header_of(struct rendering *r, size_t n, struct buf *header, struct error *err) {
     struct jinja_output with, without = {0};
     int rc = render(r, n, true, &with, err);
@@ -244,16 +246,16 @@ static int header_of(struct rendering *r, size_t n, struct buf *header, struct e
             from = without.n;
         else if (with.n_runs && with.runs[with.n_runs - 1].message < 0)
             from = with.runs[with.n_runs - 1].begin;
-        buf_add(header, with.text + from, with.n - from); /* "" makes header->data, too */
+        buf_add(header, with.text + from, with.n - from); /* makes header->data for "" too */
     }
     jinja_output_release(&with);
     jinja_output_release(&without);
     return rc;
 }
 
-/* The header that generation would get; of a conversation that cannot be cut before the first turn
- * of the assistant, that behind the whole. A template that refuses both has none; fails only where
- * the rendering was ended or has no steps left. */
+/* The header of a generation. It follows the messages before the assistant's first turn, or the
+ * whole conversation when that cut cannot be rendered. It stays empty if both renderings fail.
+ * Fails only if the rendering was stopped or has no steps left. */
 static int header_find(struct rendering *r, struct buf *header, struct error *err) {
     size_t n = json_array_size(r->chat->messages), first = 0;
     while (first < n && !is_assistant(r->chat, (int)first)) first++;
@@ -262,7 +264,7 @@ static int header_find(struct rendering *r, struct buf *header, struct error *er
     return rc == ERR_STATE || (rc != OK && r->steps >= r->max_steps) ? rc : OK;
 }
 
-/* Marks a turn but for its header and the white space behind its end. */
+/* Marks a turn except for its header and the white space after its end. */
 static void turn_mark(const struct jinja_output *o, const struct buf *header, size_t begin,
                       size_t end, uint8_t *own) {
     size_t data = begin, same = 0;
@@ -298,7 +300,7 @@ static int own_mark(struct rendering *r, const struct jinja_output *o, uint8_t *
     return rc;
 }
 
-/* Neighbouring bytes of one kind are one span. */
+/* Adjacent bytes of one kind form one span. */
 static void spans_make(const struct jinja_output *o, const uint8_t *own, struct chat_text *out) {
     size_t cap = 0;
     for (size_t i = 0; i < o->n; i++) {
@@ -391,7 +393,7 @@ static void text_encode(const struct tokenizer *t, const struct chat_text *c, st
     buf_release(&e.pending);
 }
 
-/* Without a template: texts only. */
+/* Without a template: messages with text content only. */
 static int plain_encode(const struct tokenizer *t, const struct chat_template_input *chat,
                         struct token_ids *out, struct buf *mask, struct error *err) {
     size_t n = json_array_size(chat->messages);
@@ -411,7 +413,7 @@ static int plain_encode(const struct tokenizer *t, const struct chat_template_in
     return rc;
 }
 
-/* Under a template that the conversation brings with it. */
+/* With a template that the conversation brings along. */
 static int foreign_encode(const struct tokenizer *t, const struct chat_template_input *chat,
                           struct token_ids *out, struct buf *mask, struct error *err) {
     struct chat_template *c = chat_template_new(t, chat->template);

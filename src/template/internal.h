@@ -1,14 +1,14 @@
 /*
- * jinja_internal: what the template engine's source files share. Private to this folder.
+ * jinja_internal: the declarations that the template engine's source files share. Private to this
+ * folder.
  *
- * Source text becomes tokens and a tree (jinja_parse.c), the tree is walked (jinja.c) over values
- * (jinja_value.c, Python's semantics) with filters, tests, methods and functions
- * (jinja_builtin.c).
+ * Source text becomes tokens and a tree (jinja_parse.c). jinja.c walks the tree over values
+ * (jinja_value.c, Python's semantics) with filters, tests, methods and functions (jinja_builtin.c).
  *
- * Everything lives in the arena of one `struct jinja_ctx`, given back at once; an error is a jump
- * out of the walk to the entry point, so no function in here cleans up or returns a code. Whatever
- * costs time or memory in proportion to its input goes through jinja_alloc, jinja_charge_bytes or
- * jinja_charge_scan.
+ * All memory is in the arena of one `struct jinja_ctx` and is released at once. An error is a
+ * longjmp to the entry point, so no function in here cleans up or returns a code. Every operation
+ * with a cost in time or memory in proportion to its input goes through jinja_alloc,
+ * jinja_charge_bytes or jinja_charge_scan.
  */
 #ifndef SHOAL_JINJA_INTERNAL_H
 #define SHOAL_JINJA_INTERNAL_H
@@ -17,15 +17,15 @@
 
 #include <setjmp.h>
 
-#define JINJA_MAX_DEPTH 400 /* of nested expressions, blocks, macro calls and values */
+#define JINJA_MAX_DEPTH 400 /* limit of nested expressions, blocks, macro calls and values */
 
 /*
  * The state of one parse or one rendering, and its budget. A step is at most about 25 ns on a
  * processor of 2020: jinja_charge_bytes for bytes that are copied, jinja_charge_scan for bytes or
- * elements that are looked at one by one. Every loop over what a template or its variables decide
- * charges one of them before it starts or in each round.
+ * elements that are examined one by one. Every loop whose length a template or its variables
+ * determine charges one of them before it starts or in each iteration.
  *
- * Invariant: steps < next between charges; jinja_check_limits runs when they reach it.
+ * Invariant: steps < next between charges; jinja_check_limits runs when steps reach next.
  */
 struct jinja_ctx {
     jmp_buf out;
@@ -33,18 +33,19 @@ struct jinja_ctx {
     struct arena arena;
     char *free; /* bump allocation in blocks of the arena */
     size_t left, bytes, max_bytes;
-    uint64_t steps, next, max_steps; /* next: steps at which `stop` is asked, or the limit */
+    uint64_t steps, next, max_steps; /* next: steps at which `stop` is polled, or the limit */
     bool (*stop)(void *ctx);         /* or NULL */
     void *stop_ctx;
     int depth, line;
 };
-/* Refuses with "line N: ..." and leaves the walk. */
+/* Sets the error "line N: ..." and jumps to the entry point. */
 _Noreturn void jinja_fail(struct jinja_ctx *w, const char *fmt, ...)
     __attribute__((format(printf, 2, 3)));
 void *jinja_alloc(struct jinja_ctx *w, size_t size); /* zeroed, 16-byte aligned */
-/* Limits of a parse; of a rendering until its variables are known. `stop` may be NULL. */
+/* Sets the limits of a parse, or of a rendering until its variables are known. `stop` may be
+ * NULL. */
 void jinja_ctx_init(struct jinja_ctx *w, struct error *err, bool (*stop)(void *ctx), void *ctx);
-void jinja_check_limits(struct jinja_ctx *w); /* fails where a limit is reached or `stop` says so */
+void jinja_check_limits(struct jinja_ctx *w); /* fails at a limit, or if `stop` returns true */
 void jinja_enter(struct jinja_ctx *w);        /* one level deeper; w->depth-- leaves it */
 
 static inline void jinja_add_steps(struct jinja_ctx *w, uint64_t steps) {
@@ -60,7 +61,7 @@ static inline void jinja_charge_scan(struct jinja_ctx *w, size_t n) {
     jinja_add_steps(w, 1 + n / 8);
 }
 
-/* Room for one more of `size` bytes behind the n that are there. */
+/* Room for one more element of `size` bytes after the n in v. */
 void *jinja_grow(struct jinja_ctx *w, void *v, size_t n, size_t *cap, size_t size);
 
 /* values */
@@ -79,7 +80,7 @@ enum value_kind {
     V_INT,
     V_FLOAT,
     V_STR,
-    V_MARKUP, /* what `safe` and `escape` make: may be printed, nothing else */
+    V_MARKUP, /* result of `safe` and `escape`: may only be printed */
     V_LIST,
     V_DICT,
     V_NAMESPACE,
@@ -93,7 +94,7 @@ struct value {
     union {
         int64_t i; /* bool too */
         double f;
-        struct str s; /* of an undefined value: its name */
+        struct str s; /* for an undefined value its name */
         struct list *list;
         struct dict *dict; /* namespace too */
         struct loop *loop;
@@ -102,8 +103,8 @@ struct value {
         const struct function *function;
     };
 };
-/* Python's lists, tuples and what else can be walked. A generator is empty after its first walk; a
- * view (of a dict) has a length but no index. */
+/* Python's lists, tuples and other iterables. A generator is empty after its first walk; a view (of
+ * a dict) has a length but no index. */
 enum list_kind { LIST, TUPLE, GENERATOR, VIEW, RANGE };
 struct list {
     struct value *v;
@@ -116,15 +117,15 @@ struct pair {
 struct dict_bucket {
     uint32_t at, tag; /* index of the pair + 1, 0: free; the upper half of the key's hash */
 };
-/* Pairs in the order of their insertion; nothing is ever taken out. Beyond a few pairs, `slots` is
- * a hash table of the first `hashed` of them. Its hash has a key of the process, so that a caller
- * cannot choose keys that collide; neither results nor the steps that are charged depend on it. */
+/* Pairs in insertion order; none is ever removed. Beyond a few pairs, `slots` is a hash table of
+ * the first `hashed` of them. The hash has a secret key per process, so that a caller cannot choose
+ * keys that collide; neither results nor the steps that are charged depend on it. */
 struct dict {
     struct pair *v;
     size_t n, cap;
     struct dict_bucket *slots;
     size_t n_slots, hashed; /* n_slots: a power of 2 */
-    bool odd;               /* has a key that is compared with each in turn */
+    bool odd;               /* some key is not hashed and is compared with each in turn */
     int message;            /* index in messages, or -1 */
 };
 struct jinja_method {
@@ -148,7 +149,7 @@ struct loop {
 #define STRING(x) ((struct value){.kind = V_STR, .s = (x)})
 #define LIST_VALUE(x) ((struct value){.kind = V_LIST, .list = (x)})
 
-/* A string being built; origins exist once a byte has one. */
+/* A string being built; `origins` is allocated once a byte has an origin. */
 struct text {
     char *p;
     uint8_t *origins;
@@ -183,7 +184,7 @@ struct str str_replace(struct jinja_ctx *w, struct str s, struct str old, struct
 struct list *list_new(struct jinja_ctx *w, enum list_kind kind);
 void list_add(struct jinja_ctx *w, struct list *l, struct value v);
 struct dict *dict_new(struct jinja_ctx *w);
-/* Without looking for the key, which is not there yet. */
+/* Appends without a lookup: the key must be new. */
 void dict_append(struct jinja_ctx *w, struct dict *d, struct value key, struct value v);
 struct value *dict_find(struct jinja_ctx *w, struct dict *d, struct value key); /* or NULL */
 struct value *dict_get(struct jinja_ctx *w, struct dict *d, const char *key);
@@ -198,7 +199,7 @@ int value_compare(struct jinja_ctx *w, struct value a, struct value b); /* fails
 bool value_in(struct jinja_ctx *w, struct value needle, struct value hay);
 struct str value_str(struct jinja_ctx *w, struct value v);  /* Python's str() */
 struct str value_repr(struct jinja_ctx *w, struct value v); /* Python's repr() */
-/* What a walk over v visits; empties a generator. */
+/* The items that a walk over v visits; empties a generator. */
 struct list *value_items(struct jinja_ctx *w, struct value v);
 struct json_style {
     bool ascii, sort_keys;
@@ -278,7 +279,7 @@ struct jinja {
 
 /* builtins */
 
-/* Arguments of a call: values by place, then those by name. */
+/* Arguments of a call: positional values, then named ones. */
 struct args {
     struct value *v;
     size_t n;
@@ -286,9 +287,10 @@ struct args {
     size_t n_named;
     int64_t now; /* for strftime_now */
 };
-/* Argument i, or the one of that name, or `other`. */
+/* Argument i, or the argument called `name`, or `other`. */
 struct value arg_get(const struct args *a, size_t i, const char *name, struct value other);
-/* Refuses more than `max` by place, and names not in the space-separated list. */
+/* Rejects more than `max` positional arguments, and names that are not in the space-separated
+ * list. */
 void args_check(struct jinja_ctx *w, const struct args *a, const char *what, size_t min, size_t max,
                 const char *names);
 struct function {

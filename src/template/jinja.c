@@ -1,15 +1,16 @@
 /*
  * Rendering: a walk over the tree of a template with its variables.
  *
- * Scopes are those of Jinja: loops, macros, blocks that are captured, `with` and call blocks have
- * their own, `if` has none; a `set` writes to the innermost, and only a namespace outlives it. One
- * difference is left: a caller's variable that a block sets later on, and that only blocks within
+ * Scopes are those of Jinja: loops, macros, captured blocks, `with` and call blocks have a scope,
+ * `if` has not; a `set` writes to the innermost scope, and only a namespace outlives it. One
+ * difference remains: a caller's variable that a block sets later on, and that only blocks within
  * it read before, is undefined there in Jinja; here it has the caller's value.
  *
- * While a loop stands at a message of the conversation, what is written belongs to that message:
- * this is how the assistant's turns are found in the output of templates that do not mark them.
+ * While the item of a loop is a message of the conversation, the output belongs to that message:
+ * this finds the assistant's turns in the output of templates that do not mark them.
  *
- * Invariant: r->runs cover r->root from its beginning, ascending, and neighbours differ.
+ * Invariant: r->runs cover r->root from its beginning, in ascending order, and adjacent runs
+ * differ.
  */
 #define _GNU_SOURCE
 #include "template/internal.h"
@@ -30,7 +31,7 @@ void jinja_fail(struct jinja_ctx *w, const char *fmt, ...) {
     longjmp(w->out, 1);
 }
 
-/* The system has no memory: err says so. */
+/* Adds the line to the out-of-memory error in `err` and leaves the walk. */
 static _Noreturn void jinja_out_of_memory(struct jinja_ctx *w) {
     error_wrap(w->err, "line %d", w->line);
     longjmp(w->out, 1);
@@ -107,10 +108,10 @@ struct render {
     struct jinja_ctx w;
     struct jinja_scope *scope;
     struct text *out, root;
-    struct str captured; /* what the innermost filter of a block works on */
+    struct str captured; /* input of the innermost filter of a block */
     struct jinja_run *runs;
     size_t n_runs, runs_cap;
-    int message;       /* of the loop around, or -1 */
+    int message;       /* message of the enclosing loop, or -1 */
     size_t max_output; /* bytes of root */
     int64_t now;
 };
@@ -171,11 +172,11 @@ static struct args eval_args(struct render *r, const struct nodes *list) {
         else
             a.v[a.n++] = eval(r, n);
     }
-    jinja_add_steps(&r->w, a.n_named); /* looked for by name, in a few places for each call */
+    jinja_add_steps(&r->w, a.n_named); /* looked up by name, in a few places for each call */
     return a;
 }
 
-/* The text that a body writes, with a scope of its own. */
+/* The text that a body writes, with its own scope. */
 static struct str capture(struct render *r, const struct nodes *body, enum flow *flow) {
     struct text t = {0}, *out = r->out;
     struct jinja_scope *scope = r->scope;
@@ -286,7 +287,7 @@ static bool compare(struct render *r, int op, struct value a, struct value b) {
     return c == 1 || c == 0;
 }
 
-/* a < b < c: every neighbour, as far as the first that does not hold. */
+/* a < b < c: compares neighbours up to the first comparison that is false. */
 static struct value eval_compare(struct render *r, const struct node *n) {
     struct value a = eval(r, n->a);
     for (size_t i = 0; i < n->list.n; i++) {
@@ -413,7 +414,7 @@ static struct list *loop_items(struct render *r, const struct node *n) {
         scope_push(r, scope);
         assign(r, n->a, all->v[i]);
         struct value item = all->v[i];
-        if (n->a->kind != NODE_NAME) { /* what loop.previtem shows then */
+        if (n->a->kind != NODE_NAME) { /* as loop.previtem shows it */
             item = LIST_VALUE(list_new(&r->w, TUPLE));
             const struct list *parts = value_items(&r->w, all->v[i]);
             for (size_t k = 0; k < parts->n; k++) list_add(&r->w, item.list, parts->v[k]);
@@ -424,8 +425,8 @@ static struct list *loop_items(struct render *r, const struct node *n) {
     return kept;
 }
 
-/* As Jinja compiles it, `else` follows when no round came to its end: not only after an empty list,
- * but when every round was left by break or continue. */
+/* As in Jinja, `else` runs when no iteration was completed: after an empty list, and also when
+ * break or continue left every iteration. */
 static enum flow run_for(struct render *r, const struct node *n) {
     struct jinja_scope *scope = r->scope;
     int message = r->message;
@@ -485,7 +486,7 @@ static enum flow run_filter_block(struct render *r, const struct node *n) {
     return NEXT;
 }
 
-/* The values are taken outside. */
+/* The values are evaluated in the outer scope. */
 static enum flow run_with(struct render *r, const struct node *n) {
     struct jinja_scope *scope = r->scope;
     struct value *v = jinja_alloc(&r->w, (n->list.n + 1) * sizeof *v);
@@ -564,8 +565,8 @@ static enum flow run(struct render *r, const struct nodes *body) {
 /* entry */
 
 /* Memory and output are allowed in proportion to the input: the copies that a template makes of a
- * long conversation fit, and a short request cannot take much, nor have much tokenized. A string
- * takes at least twice its bytes here. */
+ * long conversation fit, and a short request cannot take much memory, or have much text tokenized.
+ * A string takes at least twice its bytes here. */
 static void variables_set(struct render *r, const struct jinja_input *in) {
     const char *name;
     json_t *v;

@@ -2,8 +2,8 @@
  * Jinja's filters, tests and global functions, and the methods of Python's strings, lists and
  * dicts, as tables.
  *
- * A row without a function is something that Jinja has and this subset lacks: reaching it is an
- * error with its name. `map`, `select` and the like give generators, as in Jinja: true even when
+ * A row without a function is a name that Jinja has and this subset lacks: using it is an error
+ * with its name. `map`, `select` and similar filters give generators, as in Jinja: true even when
  * empty, without a length, and empty after one walk.
  */
 #define _GNU_SOURCE
@@ -23,7 +23,7 @@ struct value arg_get(const struct args *a, size_t i, const char *name, struct va
     return other;
 }
 
-/* In a list of names between single spaces. */
+/* Whether a list of names between single spaces contains `name`. */
 static bool name_listed(const char *names, struct str name) {
     for (const char *p = names; p && *p && name.n; p++) {
         if (*p == name.p[0] && strcspn(p, " ") == name.n && memcmp(p, name.p, name.n) == 0)
@@ -81,7 +81,7 @@ static struct value path_get(struct jinja_ctx *w, struct value v, struct value p
     return v;
 }
 
-/* What sort, unique, min and max look at: strings without their case. */
+/* The key that sort, unique, min and max compare: strings without their case. */
 static struct value sort_key(struct jinja_ctx *w, struct value v, struct value attribute,
                              bool cased) {
     if (attribute.kind != V_NONE) v = path_get(w, v, attribute);
@@ -92,7 +92,7 @@ struct keyed {
     struct value key, value;
 };
 
-/* Stable; `reverse` keeps the order of equal ones, too. */
+/* Stable; `reverse` also keeps the order of equal values. */
 static void keyed_sort(struct jinja_ctx *w, struct keyed *v, struct keyed *scratch, size_t n,
                        bool reverse) {
     if (n < 2) return;
@@ -278,12 +278,12 @@ static struct value filter_items(struct jinja_ctx *w, struct value v, const stru
     return dict_pairs(w, v, GENERATOR);
 }
 
-/* What map and select walk through: anything false is empty. */
+/* The items for map and select; a false value counts as empty. */
 static struct list *items_if_true(struct jinja_ctx *w, struct value v) {
     return value_truth(v) ? value_items(w, v) : list_new(w, LIST);
 }
 
-/* The arguments behind the first n. */
+/* The arguments after the first n. */
 static struct args args_rest(const struct args *a, size_t n) {
     struct args rest = *a;
     n = MIN(n, a->n);
@@ -380,7 +380,7 @@ static struct value filter_lower(struct jinja_ctx *w, struct value v, const stru
     return STRING(str_case(w, value_str(w, v), TO_LOWER));
 }
 
-/* First character upper, the others lower. */
+/* First character upper case, the others lower case. */
 static struct str capitalize(struct jinja_ctx *w, struct str s) {
     struct text t = {0};
     int len = 0;
@@ -395,7 +395,7 @@ static struct value filter_capitalize(struct jinja_ctx *w, struct value v, const
     return STRING(capitalize(w, value_str(w, v)));
 }
 
-/* Words begin behind white space and -({[<; unlike str.title, not behind an apostrophe. */
+/* Words begin after white space and -({[<; unlike str.title, not after an apostrophe. */
 static struct value filter_title(struct jinja_ctx *w, struct value v, const struct args *a) {
     args_check(w, a, "title", 0, 0, NULL);
     struct str s = value_str(w, v);
@@ -544,7 +544,7 @@ static bool digits_only(const char *p) {
     return n > 0 && p[n] == 0;
 }
 
-/* int() of a string in base 10, or 0 digits: false. */
+/* int() of a string in base 10; false if it has no digits. */
 static bool int_parse(struct jinja_ctx *w, struct str s, int64_t *out) {
     s = str_strip(w, s, NULL, STRIP_LEFT | STRIP_RIGHT);
     const char *p = str_from(w, s.p, s.n, 0).p;
@@ -605,7 +605,7 @@ static struct value filter_abs(struct jinja_ctx *w, struct value v, const struct
     return v.i < 0 ? value_binary(w, '-', INT(0), INT(v.i)) : INT(v.i);
 }
 
-/* Halves go to the even neighbour of the exact value, as Python's round does. */
+/* Halves round to the even neighbour of the exact value, as in Python's round. */
 static struct value filter_round(struct jinja_ctx *w, struct value v, const struct args *a) {
     args_check(w, a, "round", 0, 2, "precision method");
     int64_t precision = need_int(w, arg_get(a, 0, "precision", INT(0)), "round");
@@ -799,7 +799,7 @@ static bool test_ne(struct jinja_ctx *w, struct value v, const struct args *a) {
     return !test_eq(w, v, a);
 }
 
-/* Only where identity does not depend on how Python stores a value. */
+/* Only for values whose identity does not depend on how Python stores them. */
 static bool test_sameas(struct jinja_ctx *w, struct value v, const struct args *a) {
     struct value b = test_arg(w, a, "sameas");
     bool single = v.kind == V_NONE || v.kind == V_BOOL || b.kind == V_NONE || b.kind == V_BOOL;
@@ -906,7 +906,7 @@ static struct value str_rstrip(struct jinja_ctx *w, struct str s, const struct a
     return strip_method(w, s, a, "rstrip", STRIP_RIGHT);
 }
 
-/* Words between white space; the rest behind `max` of them is one. */
+/* Words between white space; after `max` words the rest is one word. */
 static struct list *split_space(struct jinja_ctx *w, struct str s, int64_t max) {
     struct list *out = list_new(w, LIST);
     s = str_strip(w, s, NULL, STRIP_LEFT);
@@ -992,7 +992,7 @@ static struct value str_splitlines(struct jinja_ctx *w, struct str s, const stru
     return LIST_VALUE(split_lines(w, s, value_truth(arg_get(a, 0, "keepends", BOOL(false)))));
 }
 
-/* startswith and endswith: a string, or a tuple of which one fits. */
+/* startswith and endswith: a string, or a tuple of which one matches. */
 static bool affixed(struct jinja_ctx *w, struct str s, struct value what, bool end) {
     if (what.kind == V_LIST && what.list->kind == TUPLE) {
         for (size_t i = 0; i < what.list->n; i++)
@@ -1030,7 +1030,7 @@ static struct value str_removesuffix(struct jinja_ctx *w, struct str s, const st
     return str_removed(w, s, a, true);
 }
 
-/* find, rfind, index, rindex: a character's place. */
+/* find, rfind, index, rindex: the position in characters. */
 static struct value found_at(struct jinja_ctx *w, struct str s, const struct args *a, bool right,
                              bool must) {
     args_check(w, a, right ? "rfind" : "find", 1, 1, NULL);
@@ -1114,7 +1114,7 @@ static bool char_is_east_asian(uint32_t c) {
            (c >= 0x4E00 && c <= 0x9FFF) || (c >= 0xAC00 && c <= 0xD7A3);
 }
 
-/* isdigit and the like, for ASCII and East Asian letters; any other character is refused. */
+/* isdigit and similar methods, for ASCII and East Asian letters; any other character is refused. */
 static struct value all_chars(struct jinja_ctx *w, struct str s, const struct args *a,
                               const char *name, bool letters, bool digits) {
     args_check(w, a, name, 0, 0, NULL);
@@ -1268,7 +1268,8 @@ static struct value loop_method(struct jinja_ctx *w, struct loop *l, struct str 
     return BOOL(changed);
 }
 
-/* What Python's types have, and of that what is there; the rest is refused by name. */
+/* The attributes of Python's types that this subset has, and those that it lacks and refuses by
+ * name. */
 static const struct attributes {
     const char *have, *lack;
 } str_attributes =
@@ -1321,7 +1322,7 @@ struct value method_call(struct jinja_ctx *w, const struct jinja_method *m, cons
 
 /* global functions */
 
-enum { MAX_RANGE = 100000 }; /* the sandbox's */
+enum { MAX_RANGE = 100000 }; /* the limit of Jinja's sandbox */
 
 static struct value function_range(struct jinja_ctx *w, const struct args *a) {
     args_check(w, a, "range", 1, 3, NULL);

@@ -1,12 +1,12 @@
 /*
  * Template text → tokens → tree, after Jinja2's own lexer and parser.
  *
- * White space: of `trim_blocks` the newline behind a block or a comment goes, of `lstrip_blocks`
- * the blanks before one that begins its line; '-' takes all white space on its side, '+' keeps it;
- * one newline at the very end goes. Nothing is evaluated here. Filters and tests that Jinja does
- * not have are refused here, those that this subset lacks when they are reached.
+ * White space: `trim_blocks` removes the newline after a block or a comment, `lstrip_blocks` the
+ * blanks before one that begins its line. '-' removes all white space on its side, '+' keeps it;
+ * one newline at the very end is removed. Nothing is evaluated here. Filters and tests that Jinja
+ * does not have are refused here, those that this subset lacks at run time.
  *
- * Invariant: tokens end with T_END, and the parser never moves behind it.
+ * Invariant: tokens end with T_END, and the parser never moves past it.
  */
 #include "template/internal.h"
 
@@ -28,20 +28,20 @@ enum token_kind {
 struct token {
     enum token_kind kind;
     int line, op;
-    struct str name; /* names; text */
+    struct str name; /* text of T_NAME and T_TEXT */
     struct value value;
 };
 
 struct parser {
     struct jinja_ctx *w;
     const char *p;
-    size_t n, at; /* lexer's position */
+    size_t n, at; /* the lexer's position */
     int line;
     struct token *tokens;
     size_t n_tokens, cap;
     size_t next;
-    int loops;          /* for-loops around this place, within its macro */
-    struct node *macro; /* the macro around this place */
+    int loops;          /* enclosing for-loops here, within the macro */
+    struct node *macro; /* the enclosing macro here */
 };
 
 /* lexer */
@@ -76,7 +76,7 @@ static bool is_word(char c) {
     return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || c == '_' || is_digit(c);
 }
 
-/* A number's digits and underscores between them; only the digits are kept. */
+/* The digits of a number and the underscores between them; only the digits are kept. */
 static size_t digits_take(const struct parser *p, size_t at, char *out, size_t *n) {
     while (at < p->n && (is_digit(p->p[at]) ||
                          (p->p[at] == '_' && *n && at + 1 < p->n && is_digit(p->p[at + 1])))) {
@@ -153,7 +153,7 @@ static size_t code_take(struct parser *p, struct text *t, size_t at, int count, 
     return at + (size_t)n;
 }
 
-/* Python's escapes; one that is none stays as it stands. `at` is behind the backslash. */
+/* Python's escapes; an unknown escape stays unchanged. `at` is after the backslash. */
 static size_t escape_take(struct parser *p, struct text *t, size_t at) {
     static const char from[] = "\\'\"abfnrtv", to[] = "\\'\"\a\b\f\n\r\t\v";
     char c = p->p[at];
@@ -214,7 +214,7 @@ static void lex_operator(struct parser *p, char *stack, int *depth) {
     advance(p, p->at + (op == c ? 1 : 2));
 }
 
-/* The end of a tag here, with the white space that goes with it: its length, or 0. */
+/* The length of a tag's end here, with the white space that it removes, or 0. */
 static size_t tag_end(const struct parser *p, const char *end, bool block) {
     size_t at = p->at;
     char sign = p->p[at];
@@ -226,7 +226,7 @@ static size_t tag_end(const struct parser *p, const char *end, bool block) {
     return at - p->at;
 }
 
-/* From behind the opening of a block or a print to behind its end. */
+/* Reads tokens from after the opening of a block or a print through its end. */
 static void lex_tag(struct parser *p, bool block) {
     const char *end = block ? "%}" : "}}";
     char stack[JINJA_MAX_DEPTH];
@@ -257,7 +257,7 @@ static void lex_tag(struct parser *p, bool block) {
     jinja_fail(p->w, "'%s' is missing before the template's end", end);
 }
 
-/* Text before a tag: what of its end the tag takes away. */
+/* Adds the text before a tag, without the white space that the tag removes. */
 static void lex_text(struct parser *p, size_t end, char sign, bool lstrip) {
     struct str s = {p->p + p->at, end - p->at, NULL};
     bool line_starts = p->at == 0 || p->p[p->at - 1] == '\n';
@@ -284,7 +284,7 @@ static void lex_comment(struct parser *p) {
     jinja_fail(p->w, "a comment is not closed");
 }
 
-/* {% raw %} here: its length with the tag's end, or 0. */
+/* The length of {% raw %} here with the tag's end, or 0. */
 static size_t raw_tag(const struct parser *p, size_t at, const char *word, bool closing) {
     size_t from = at;
     if (!looking_at(p, at, "{%")) return 0;
@@ -297,7 +297,7 @@ static size_t raw_tag(const struct parser *p, size_t at, const char *word, bool 
     end.at = at;
     size_t n = at < p->n ? tag_end(&end, "%}", true) : 0;
     if (n && !closing && p->p[at] == '+') return 0;
-    /* The newline behind the opening stays. */
+    /* The newline after the opening stays. */
     if (n && !closing && p->p[at] != '-') n = 2;
     return n ? at + n - from : 0;
 }
@@ -481,7 +481,7 @@ static struct node *parse_name(struct parser *p, bool namespaces) {
     return n;
 }
 
-/* Neighbouring strings are one. */
+/* Adjacent string literals are one string. */
 static struct node *parse_value(struct parser *p) {
     struct node *n = node_new(p, NODE_CONST);
     n->value = take(p)->value;
@@ -756,8 +756,8 @@ static struct node *parse_expression(struct parser *p) {
 
 static void parse_body(struct parser *p, struct nodes *out, const char *const *ends);
 
-/* The rest of an opening tag, then everything up to a tag of `ends` ("else", "endfor", NULL; the
- * end itself last), whose name is left to be taken. */
+/* Parses the rest of an opening tag, then everything up to a tag of `ends` ("else", "endfor", NULL;
+ * the end itself last). The name of that tag is not consumed. */
 static void parse_block(struct parser *p, struct nodes *out, const char *const *ends) {
     skip_op(p, ':');
     if (peek(p)->kind != T_BLOCK_END) unexpected(p, "the end of '{%'");
@@ -912,7 +912,7 @@ static struct node *parse_continue(struct parser *p) {
     return parse_leave(p, NODE_CONTINUE, "continue");
 }
 
-/* A tag without an entry that Jinja has is refused as not supported, any other as unknown. */
+/* A tag that Jinja has and this table lacks is refused as not supported, any other as unknown. */
 static const struct statement {
     const char *name;
     struct node *(*parse)(struct parser *p);
@@ -984,7 +984,7 @@ static void parse_body(struct parser *p, struct nodes *out, const char *const *e
     p->w->depth--;
 }
 
-/* Newlines become \n, one at the end goes, and what is no UTF-8 is refused. */
+/* Newlines become \n, one at the end is removed, and text that is not UTF-8 is refused. */
 static void source_take(struct parser *p, const char *text, size_t len) {
     char *copy = jinja_alloc(p->w, len + 8);
     jinja_charge_scan(p->w, len);

@@ -1,10 +1,10 @@
 /*
- * Strings of templates: UTF-8 with Python's semantics in characters, and the origin of every byte
- * kept through whatever is done to them.
+ * Strings of templates: UTF-8 with Python's semantics in characters. Every operation keeps the
+ * origin of every byte.
  *
  * Upper and lower case are known for ASCII, Latin-1, Greek and Cyrillic letters and full-width
- * ones, and for what has no case, such as Japanese and Chinese; another character is an error,
- * never left as it is.
+ * ones, and for scripts without case, such as Japanese and Chinese; another character is an error,
+ * never left unchanged.
  *
  * Invariant: a `struct str` is valid UTF-8. Parts share the memory of their whole.
  */
@@ -115,7 +115,7 @@ enum { LOWER = 1, UPPER = 2 };
 struct case_range {
     uint32_t first, last;
     int kind;      /* LOWER, UPPER, or 0: has no case */
-    int32_t delta; /* to the other case */
+    int32_t delta; /* distance to the other case */
 };
 /* Ascending. Characters in no range are refused. */
 static const struct case_range case_ranges[] = {
@@ -171,7 +171,7 @@ static const struct case_range *char_case(struct jinja_ctx *w, uint32_t c) {
     jinja_fail(w, "the case of U+%04X is not supported", (unsigned)c);
 }
 
-/* Copies one character in the case asked for; both cases of a letter have the same length. */
+/* Copies one character in the requested case; both cases of a letter have the same length. */
 static void char_convert(struct jinja_ctx *w, char *p, enum char_case to, int *len, bool *cased) {
     uint32_t c = char_at(p, len);
     const struct case_range *r = char_case(w, c);
@@ -184,7 +184,7 @@ static void char_convert(struct jinja_ctx *w, char *p, enum char_case to, int *l
     if (*len > 1) p[*len - 1] = (char)(0x80 | (c & 63));
 }
 
-/* For a change of case, which is charged here. */
+/* A copy for a change of case, which is charged here. */
 static char *str_copy(struct jinja_ctx *w, struct str s) {
     jinja_add_steps(w, s.n / 2);
     char *p = jinja_alloc(w, s.n + 1);
@@ -251,7 +251,7 @@ struct str str_strip(struct jinja_ctx *w, struct str s, const struct str *chars,
     return str_part(s, begin, end);
 }
 
-/* An empty `old` stands before every character and at the end. */
+/* An empty `old` matches before every character and at the end. */
 struct str str_replace(struct jinja_ctx *w, struct str s, struct str old, struct str new,
                        int64_t max) {
     struct text t = {0};

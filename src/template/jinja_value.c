@@ -80,7 +80,7 @@ static bool keys_equal(struct jinja_ctx *w, struct value a, struct value b) {
     return str_equal(a.s, b.s);
 }
 
-/* The slot of a key, or the free one where it would be. */
+/* The slot of a key, or the free slot for it. */
 static struct dict_bucket *dict_slot(struct jinja_ctx *w, struct dict *d, struct value key,
                                      uint64_t hash) {
     for (size_t i = hash & (d->n_slots - 1);; i = (i + 1) & (d->n_slots - 1)) {
@@ -337,7 +337,7 @@ static struct str float_repr(struct jinja_ctx *w, double f) {
     return str_from(w, out, strlen(out), 0);
 }
 
-/* Characters that Python's repr writes as escapes, of those that are assigned. */
+/* Assigned characters that Python's repr writes as escapes. */
 static bool char_hidden(uint32_t c) {
     return c < 0x20 || (c >= 0x7F && c < 0xA0) || (c != ' ' && char_is_space(c)) || c == 0xAD ||
            (c >= 0x600 && c <= 0x605) || (c >= 0x200B && c <= 0x200F) ||
@@ -346,8 +346,8 @@ static bool char_hidden(uint32_t c) {
            (c >= 0xE0000 && c <= 0xE0FFF) || c >= 0xF0000;
 }
 
-/* Adds the bytes from i on that are written as they are in JSON and by repr; the end of them.
- * wide: those beyond ASCII too. */
+/* Adds the bytes from i on that JSON and repr write unchanged; returns their end. wide: bytes
+ * beyond ASCII too. */
 static size_t plain_add(struct jinja_ctx *w, struct text *t, struct str s, size_t i, bool wide) {
     size_t end = i;
     for (; end < s.n; end++) {
@@ -605,7 +605,7 @@ struct value value_from_json(struct jinja_ctx *w, const json_t *v, uint8_t origi
     return out;
 }
 
-/* Templates print roles within special tokens. */
+/* The roles that templates print within special tokens. */
 static bool role_known(const char *role) {
     static const char *const roles[] = {"system", "user",     "assistant", "tool",
                                         "model",  "function", "ipython",   "developer"};
@@ -705,7 +705,7 @@ static struct value float_binary(struct jinja_ctx *w, int op, double a, double b
     return FLOAT(op == '%' ? float_mod(a, b) : float_floordiv(a, b));
 }
 
-/* n copies of `size` bytes at p; NULL: none of p. */
+/* n copies of `size` bytes at p; NULL: nothing is copied. */
 static void *copies(struct jinja_ctx *w, const void *p, size_t size, size_t n) {
     char *out = jinja_alloc(w, n * size + 1);
     jinja_charge_bytes(w, n * size);
@@ -717,7 +717,7 @@ static void *copies(struct jinja_ctx *w, const void *p, size_t size, size_t n) {
 static struct value repeat(struct jinja_ctx *w, struct value v, int64_t times) {
     bool text = v.kind == V_STR;
     size_t size = text ? v.s.n : v.list->n, n = times > 0 ? (size_t)times : 0;
-    if (size && n > w->max_bytes / size) n = w->max_bytes / size + 1; /* which is refused */
+    if (size && n > w->max_bytes / size) n = w->max_bytes / size + 1; /* will be refused */
     if (size == 0) n = 0;
     if (text)
         return STRING(((struct str){copies(w, v.s.p, size, n), n * size,
@@ -760,7 +760,7 @@ struct value value_binary(struct jinja_ctx *w, int op, struct value a, struct va
     op_fail(w, op, a, b);
 }
 
-/* One "%5.2f" at p (behind the '%'): how it is written, and its length. */
+/* Formats one "%5.2f" at p (after the '%'); returns the length of the specification. */
 static size_t percent_one(struct jinja_ctx *w, struct text *t, const char *p, struct value v) {
     char spec[16] = "%", out[512];
     size_t n = strspn(p, "-+ #0123456789.");
@@ -798,7 +798,7 @@ struct str value_percent(struct jinja_ctx *w, struct str format, struct value ar
     struct text t = {0};
     bool tuple = args.kind == V_LIST && args.list->kind == TUPLE;
     size_t n = tuple ? args.list->n : 1, used = 0, from = 0;
-    const char *copy = str_from(w, format.p, format.n, 0).p; /* with a NUL */
+    const char *copy = str_from(w, format.p, format.n, 0).p; /* a copy that ends with NUL */
     jinja_charge_scan(w, format.n);
     for (size_t i = 0; i < format.n; i++) {
         if (format.p[i] != '%') continue;

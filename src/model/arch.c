@@ -1,11 +1,10 @@
 /*
- * arch: what tells one architecture from another, as table rows: names, shapes, and the canonical
- * list of weights.
+ * arch: the differences between architectures as table rows: names, shapes, and the canonical list
+ * of weights.
  *
- * No file is read here and no number is multiplied. Adding an architecture of this family is one
- * row of `archs` and, if it has tensors of its own, rows of `parts`; what the forward pass does
- * with a row's flags is in forward.c, what config.json and GGUF call them in hf_config.c and
- * gguf.c.
+ * No file is read here and no number is multiplied. A new architecture of this family is one row of
+ * `archs` and, if it has tensors that no other has, rows of `parts`. forward.c implements a row's
+ * flags; hf_config.c and gguf.c have their names in config.json and GGUF.
  *
  * Invariant: weight_at(0 … weight_count - 1) visits every tensor of a model exactly once, in the
  * same order for every format; model_new numbers its random streams by that order, so it must not
@@ -74,7 +73,7 @@ const struct arch *arch_find(const char *name) {
     return NULL;
 }
 
-/* A multimodal config.json says "gemma3" where the text model alone says "gemma3_text". */
+/* A multimodal config.json has "gemma3" where that of the text model alone has "gemma3_text". */
 static bool arch_is(const struct arch *a, const char *name, enum tensor_naming naming) {
     if (naming == NAMING_GGUF) return a->gguf && strcmp(a->gguf, name) == 0;
     return strcmp(a->hf_type, name) == 0 || strcmp(a->name, name) == 0;
@@ -204,7 +203,7 @@ enum part_id {
     N_PARTS
 };
 
-/* What kind of tensor a part is, which decides its shape and which models have it. */
+/* The kind of tensor that a part is. It determines the shape and the models that have the part. */
 enum part_kind {
     KIND_EMBED,     /* [V, D] */
     KIND_POS_EMBED, /* [max_seq_len, D] */
@@ -282,14 +281,14 @@ static bool part_present(const struct model_config *c, int part) {
     }
 }
 
-/* How many parts of [from, to] this model has. */
+/* The number of parts of [from, to] that this model has. */
 static int32_t parts_count(const struct model_config *c, int from, int to) {
     int32_t n = 0;
     for (int part = from; part <= to; part++) n += part_present(c, part);
     return n;
 }
 
-/* The j-th of them. */
+/* The j-th of these parts. */
 static int part_pick(const struct model_config *c, int from, int32_t j) {
     for (int part = from;; part++)
         if (part_present(c, part) && j-- == 0) return part;
@@ -423,7 +422,7 @@ static int windows_check(const struct model_config *c, struct error *err) {
     if (any && (c->window < 1 || c->window > 1 << 24))
         return error_set(err, ERR_FORMAT, "a sliding window of %d keys is outside 1..%d",
                          (int)c->window, 1 << 24);
-    /* 0 stands for "not used" in other architectures */
+    /* 0 means "not used" in other architectures */
     if (c->arch->hf_names != HF_GEMMA) return OK;
     if (!positive(c->rope_local_theta))
         return error_set(err, ERR_FORMAT, "local rope theta %g is not a positive number",

@@ -1,23 +1,23 @@
 /*
- * The forward pass: rows of tokens, each in its own sequence and under its own adapters, through
- * one frozen base.
+ * The forward pass: a batch of rows (tokens), each with its own sequence and adapters, through one
+ * frozen base model.
  *
  * Per layer the base is read once for all rows; adapters add their low-rank parts segment by
- * segment. Products that read the same input (q, k, v; gate, up) are one parallel region, in which
- * the first halves of the low-rank parts, t = gain · A x, run beside the base; the next region goes
- * by rows, adds Σ_r t_r b_r and does at once what follows with these rows, while they are in the
- * caches. Work of the first lies on a line of costs that is cut into equal parts, so twenty short
- * segments spread over threads as well as one long one. The residual stream is the output that o
- * and down accumulate into. Attention goes block by block of rows (one row's heads that share keys,
- * or up to MAX_QUERIES rows of a sequence) and page by page of the cache. What else an adapter may
- * have comes in where it applies: DoRA's multipliers after a product, embedding rows of its own
- * when tokens are looked up, a head of its own over its outputs.
+ * segment. Products that read the same input (q, k, v; gate, up) are one parallel region. It
+ * computes the base products and the first halves of the low-rank parts, t = gain · A x. All this
+ * work is put on one line of costs that is cut into equal parts, so twenty short segments spread
+ * over threads as well as one long one. The next region goes by rows, adds Σ_r t_r b_r and runs the
+ * epilogue of these rows while they are in the caches. The residual stream is the output that o and
+ * down accumulate into. Attention goes block by block of rows (one row's heads that share keys, or
+ * up to MAX_QUERIES rows of a sequence) and page by page of the cache. The other components of an
+ * adapter are applied in place: DoRA's multipliers after a product, replaced embedding rows at
+ * token look-up, a replaced head at the outputs.
  *
- * Invariant: a row's bits depend on its own tokens and adapters only. Every number is made by
- * kernel calls whose arithmetic does not know how many rows, outputs or pages lie beside it, so
- * cuts and chunks may fall anywhere.
+ * Invariant: a row's bits depend only on the tokens of its sequence and on its adapters. The
+ * arithmetic of every kernel call is independent of the number of rows, outputs or pages in the
+ * call, so cuts and chunks may fall anywhere.
  *
- * Not here: the cache's pages (kv_cache.c), scheduling, sampling, gradients (train has its own
+ * Not here: the cache's pages (kv_cache.c), scheduling, sampling, gradients (train has a separate
  * pass, which keeps activations).
  */
 #include "model/model.h"
@@ -27,35 +27,35 @@
 #include <string.h>
 
 enum {
-    RANK_CHUNK = 64,        /* higher ranks are added in rounds of it */
-    B_ROWS = 32,            /* rows of a low-rank part's outputs that wait for what follows */
-    CUT = 32,               /* outputs: two panels of packed weights, whole cache lines */
-    MIN_PARALLEL = 1 << 15, /* multiply-adds below which waking threads costs more than it gives */
+    RANK_CHUNK = 64, /* higher ranks are added in rounds of this size */
+    B_ROWS = 32,     /* rows of low-rank outputs per block; the block's epilogue follows at once */
+    CUT = 32,        /* outputs: two panels of packed weights, whole cache lines */
+    MIN_PARALLEL = 1 << 15, /* multiply-adds below which waking threads costs more than it saves */
     MAX_FUSED = 3,
-    LORA_COST = 4,   /* a low-rank multiply-add, in those of packed weights (measured) */
-    PARTS = 64,      /* that a line of costs is cut into */
-    MAX_QUERIES = 8, /* that read the same keys at once: rows of a sequence, or heads of a row */
+    LORA_COST = 4,   /* cost of a low-rank multiply-add; one of packed weights is 1 (measured) */
+    PARTS = 64,      /* number of parts that a line of costs is cut into */
+    MAX_QUERIES = 8, /* queries on the same keys at once: rows of a sequence, or heads of a row */
 };
 
 enum gemm_task_kind { TASK_BASE, TASK_LORA_DOWN };
 
-/* One product y[rows][n] of which any range of outputs can be made alone. */
+/* One product y[rows][n]. Any range of its outputs can be computed separately. */
 struct gemm_task {
     enum gemm_task_kind kind;
     const struct matrix *w;         /* TASK_BASE */
-    const struct gemm_input *in;    /* of all rows */
+    const struct gemm_input *in;    /* inputs of all rows */
     const struct lora_segment *seg; /* TASK_LORA_DOWN */
-    const struct lora_part *part;   /* TASK_LORA_DOWN, with its map, or NULL of a perturbation */
+    const struct lora_part *part;   /* TASK_LORA_DOWN; its map is NULL for a perturbation */
     const struct lora_module *map;
     enum proj proj;
-    float *y, *t; /* t [rows][RANK_CHUNK]: what A makes and B reads */
+    float *y, *t; /* t [rows][RANK_CHUNK]: outputs of A, inputs of B */
     int64_t ldy, rows, k, n;
-    int64_t start;  /* where it begins on the line */
+    int64_t start;  /* start of the job on the line */
     int64_t r0, at; /* TASK_LORA_DOWN: ranks from r0 of the part go to t[at…] */
     bool add;
 };
 
-/* Rows that attend together: consecutive ones of a sequence. */
+/* Rows that attend together: consecutive rows of a sequence. */
 struct block {
     int32_t begin, end;
 };
@@ -72,17 +72,17 @@ struct forward {
     float *q, *att;                 /* [B, H·E] */
     float *k, *v;                   /* [B, K·E] before they enter the cache */
     float *gate, *up;               /* [B, F] */
-    float *hidden;                  /* [B, D] of out_rows */
+    float *hidden;                  /* [B, D] final-norm rows of out_rows */
     float *low;                     /* [MAX_FUSED][B, RANK_CHUNK] */
     float *scores;                  /* [threads][MAX_QUERIES][slot_len] */
     float *cos, *sin;               /* [slot_len, E/2] */
-    float *cos_local, *sin_local;   /* the same of local layers */
+    float *cos_local, *sin_local;   /* the same for local layers */
     float *signs;                   /* [threads][widest matrix]: a factor of a perturbation */
     struct block *blocks;           /* [B] */
-    struct batch_row *kept;         /* [B] rows of which results are wanted, in the last layer, */
+    struct batch_row *kept;         /* [B] in the last layer: the rows with requested results, */
     struct lora_segment *kept_segs; /* [B] their segments, */
-    int32_t *kept_outs;             /* [B] and their numbers: 0, 1, … */
-    int64_t *attend_cost;           /* [B + 1] of the blocks before block i */
+    int32_t *kept_outs;             /* [B] and their indices: 0, 1, … */
+    int64_t *attend_cost;           /* [B + 1] cost of the blocks before block i */
     struct gemm_task *jobs;         /* [MAX_FUSED · (1 + max_parts)] */
     struct prefetch_range *extents; /* [MAX_FUSED · max_parts]: maps of the line's low-rank jobs */
     void *in_scratch;
@@ -94,9 +94,9 @@ struct forward {
     int32_t n_rows, n_segs, n_blocks, layer;
     int n_jobs;
     int n_extents;
-    int64_t cost, base_cost; /* of all jobs on the line, and of the base's, which come first */
-    int64_t b_cost;          /* of the low-rank parts' second halves in this round */
-    int parts;               /* the line is cut into */
+    int64_t cost, base_cost; /* cost of the line's jobs, and of its base jobs, which come first */
+    int64_t b_cost;          /* cost of the low-rank parts' second halves in this round */
+    int parts;               /* number of parts of the line */
 };
 
 static void *slab_take(uint8_t *base, size_t *used, size_t size) {
@@ -116,7 +116,7 @@ static struct kv_cache_options kv_options_of(const struct forward_options *o) {
         .n_slots = o->n_slots, .slot_len = o->slot_len, .n_pages = o->n_pages, .elem = o->kv_elem};
 }
 
-/* Lays every array into `base` (NULL: only counts) and returns the bytes: the one place that knows
+/* Lays every array into `base` (NULL: only counts) and returns the bytes. Only this function knows
  * the sizes. */
 static size_t slab_lay(struct forward *f, const struct model_config *c,
                        const struct forward_options *o, uint8_t *base) {
@@ -128,7 +128,7 @@ static size_t slab_lay(struct forward *f, const struct model_config *c,
            threads = (size_t)pool_size(o->pool);
     f->x = slab_take(base, &used, rows * d * fl);
     f->h = slab_take(base, &used, rows * d * fl);
-    size_t attention = used; // what it needs is done with when gate and up are made
+    size_t attention = used; // gate and up reuse the space of attention, which is finished by then
     f->q = slab_take(base, &used, rows * q * fl);
     f->att = slab_take(base, &used, rows * q * fl);
     f->k = slab_take(base, &used, rows * kv * fl);
@@ -222,7 +222,7 @@ static int64_t map_rank(const struct lora_module *m) {
     return m ? m->r : 1;
 }
 
-/* Columns of t that a part takes: even, so that rounds never tear the pairs of int8 maps. */
+/* Columns of t that a part takes: even, so that rounds never split the pairs of int8 maps. */
 static int64_t part_width(int64_t r) {
     return (r + 1) / 2 * 2;
 }
@@ -271,12 +271,12 @@ static void lora_down_range(const struct forward *f, const struct gemm_task *j, 
     gains_apply(t + n0, j->rows, m->gain + j->r0 + n0, p->weight, n1 - n0);
 }
 
-/* What one output of a job costs on the line: multiply-adds of packed weights. */
+/* Cost of one output of a job on the line, in multiply-adds of packed weights. */
 static int64_t job_unit(const struct gemm_task *j) {
     return j->rows * j->k * (j->kind == TASK_BASE ? 1 : LORA_COST);
 }
 
-/* The base's product, and the share of the line's maps that this stretch of it has to fetch. */
+/* Runs a range of a base product, which also prefetches the range's share of the line's maps. */
 static void base_range(const struct forward *f, const struct gemm_task *j, int64_t n0, int64_t n1) {
     int64_t unit = job_unit(j), lo = f->n_extents * (j->start + n0 * unit) / f->base_cost,
             hi = f->n_extents * (j->start + n1 * unit) / f->base_cost;
@@ -299,7 +299,8 @@ static void job_range(const struct forward *f, const struct gemm_task *j, int64_
     }
 }
 
-/* Which output of a job lies at `pos` on the line: the same answer for both its neighbours. */
+/* The output of a job at `pos` on the line, rounded down to CUT; both sides of a cut get the same
+ * output. */
 static int64_t job_cut(const struct gemm_task *j, int64_t pos) {
     int64_t unit = job_unit(j);
     if (pos <= j->start) return 0;
@@ -370,14 +371,15 @@ static const float *dora_mult(const struct forward *f, const struct lora_segment
     return lora_module_at(g->parts[0].pack, f->layer, p)->mult;
 }
 
-/* Both factors of a map, which lie together. */
+/* Adds both factors of a map, which are contiguous in memory, to the prefetch list. */
 static void extent_add(struct forward *f, const struct lora_module *m) {
     f->extents[f->n_extents++] =
         (struct prefetch_range){m->a, (const char *)(m->gain + m->r) - (const char *)m->a};
 }
 
-/* Jobs of A for ranks [r0, r0 + RANK_CHUNK) of all parts of every segment, counted through. Returns
- * how many ranks from r0 on a segment has at most: none below 1. */
+/* Adds the jobs of A for ranks [r0, r0 + RANK_CHUNK) of all parts of every segment; the parts'
+ * ranks are numbered consecutively. Returns the largest number of ranks from r0 on in a segment;
+ * below 1: no ranks are left. */
 static int64_t lora_down_tasks(struct forward *f, enum proj p, const struct gemm_input *in,
                                float *low, int64_t r0) {
     int64_t out = proj_out(&f->m->config, p), most = 0;
@@ -414,7 +416,7 @@ static int64_t lora_down_tasks(struct forward *f, enum proj p, const struct gemm
 struct product {
     enum proj p;
     float *y; /* [B, out] */
-    bool add; /* into y, which holds the residual stream */
+    bool add; /* accumulate into y, which holds the residual stream */
 };
 
 /* The first segment that ends after row i, or n_segs. */
@@ -430,17 +432,17 @@ static int32_t segment_from(const struct forward *f, int64_t i) {
     return lo;
 }
 
-/* The segment that row i lies in, or NULL. */
+/* The segment that contains row i, or NULL. */
 static const struct lora_segment *segment_of(const struct forward *f, int64_t i) {
     int32_t s = segment_from(f, i);
     return s < f->n_segs && f->segs[s].begin <= i ? &f->segs[s] : NULL;
 }
 
 /*
- * DoRA scales a finished product, base part included. Where the product is added to the residual
- * stream it must first be whole, so it is made aside, in f->h, which nobody needs by then; rows
- * without DoRA get theirs added from there by the same single addition as always, so that their
- * bits do not tell who their neighbours are.
+ * DoRA scales a finished product, base part included. A product that is added to the residual
+ * stream must first be complete, so it is computed in f->h, which is free by then. Rows without
+ * DoRA add their base product from there with the same single addition as without any DoRA row, so
+ * their bits are independent of the other rows of the batch.
  */
 struct dora_job {
     const struct forward *f;
@@ -488,14 +490,14 @@ static void dora_run(const struct forward *f, const struct product *v, const flo
     pool_run(pool_for(f, 4 * f->n_rows * j.out), fn, &j, f->n_rows, 1);
 }
 
-/* What follows a product, row by row; NULL: nothing. */
+/* The work on each row after a product; run NULL: none. */
 struct epilogue {
     pool_fn run;
     void *ctx;
-    int64_t cost; /* of all rows */
+    int64_t cost; /* cost of all rows */
 };
 
-/* The second halves of a round's low-rank parts, and what follows. */
+/* The second halves of a round's low-rank parts, and the epilogue. */
 struct lora_up {
     const struct forward *f;
     const struct product *v;
@@ -514,7 +516,7 @@ static void lora_up_rows(const struct lora_up *b, const struct lora_segment *g, 
     const int64_t n = proj_out(&f->m->config, proj), rows = end - begin;
     const float *t = f->low + (i * (int64_t)f->o.max_rows + begin) * RANK_CHUNK;
     float *y = (b->aside && dora_mult(f, g, proj) ? b->aside : b->v[i].y) + begin * n;
-    int64_t at = -b->r0; // where a part's ranks begin in t
+    int64_t at = -b->r0; // index in t of the part's first rank
     for (int32_t k = 0; k < g->n_parts && at < RANK_CHUNK; k++) {
         const struct lora_part *p = &g->parts[k];
         const struct lora_module *m = part_map(p, f->layer, proj);
@@ -536,7 +538,7 @@ static void lora_up_rows(const struct lora_up *b, const struct lora_segment *g, 
     }
 }
 
-/* In blocks of rows that stay in the caches until what follows is done. */
+/* Works in blocks of rows that stay in the caches until the epilogue is done. */
 static void lora_up_part(void *ctx, int64_t begin, int64_t end, int thread) {
     const struct lora_up *b = ctx;
     const struct forward *f = b->f;
@@ -561,7 +563,7 @@ static void lora_up_run(struct forward *f, struct lora_up *b) {
     f->stats.kernel_seconds += clock_now() - t0;
 }
 
-/* y (+)= x Wᵀ + Σ parts (t Bᵀ) for products that share one input, and what follows. */
+/* y (+)= x Wᵀ + Σ parts (t Bᵀ) for products that share one input, then the epilogue. */
 static void products_run(struct forward *f, const struct gemm_input *in, const struct product *v,
                          int n, struct epilogue after) {
     const struct model_layer *layer = &f->m->layers[f->layer];
@@ -616,7 +618,7 @@ static void norm_forward(struct forward *f, float *y, const float *x, const int3
     pool_run(pool_for(f, 4 * rows * f->m->config.d_model), norm_rows, &j, rows, 1);
 }
 
-/* The adapter's own row `id`, or NULL: the base's. */
+/* The adapter's row for token `id`, or NULL for the base's row. */
 static const float *table_row(const struct vocab_override *t, int32_t id, int64_t d) {
     int32_t lo = 0, hi = t->n;
     while (lo < hi) {
@@ -665,7 +667,7 @@ static void embed_rows(void *ctx, int64_t begin, int64_t end, int thread) {
     }
 }
 
-/* Outputs [at, at + rows) of one segment under its adapter's own head. */
+/* Outputs [at, at + rows) of one segment with its adapter's head. */
 struct head_job {
     const struct forward *f;
     const struct vocab_override *t;
@@ -673,7 +675,7 @@ struct head_job {
     float *logits;       /* [rows, V] */
 };
 
-/* A few rows of the head replaced: their logits are made again. */
+/* Computes the logits of replaced rows of the head again. */
 static void head_ids(void *ctx, int64_t begin, int64_t end, int thread) {
     const struct head_job *j = ctx;
     int64_t d = j->f->m->config.d_model, vocab = j->f->m->config.vocab_size;
@@ -709,7 +711,7 @@ static void head_override(struct forward *f, const struct vocab_override *t, int
     if (lo->mult) pool_run(pool_for(f, rows * vocab), head_mult, &j, rows, 1);
 }
 
-/* False when every output has a whole head of its own. */
+/* False when every output's adapter replaces the whole head. */
 static bool base_head_needed(const struct forward *f, const int32_t *out_rows, int32_t n_out) {
     for (int32_t i = 0; i < n_out; i++) {
         const struct lora_segment *g = segment_of(f, out_rows[i]);
@@ -718,7 +720,7 @@ static bool base_head_needed(const struct forward *f, const int32_t *out_rows, i
     return false;
 }
 
-/* Neighbouring outputs of one segment are one product. */
+/* Consecutive outputs of one segment are one product. */
 static void head_overrides_run(struct forward *f, const int32_t *out_rows, int32_t n_out,
                                float *logits) {
     for (int32_t at = 0, end; at < n_out; at = end) {
@@ -728,7 +730,7 @@ static void head_overrides_run(struct forward *f, const int32_t *out_rows, int32
     }
 }
 
-/* The input of the down projection, into f->gate. */
+/* The input of the down projection, in f->gate. */
 static void act_rows(void *ctx, int64_t begin, int64_t end, int thread) {
     const struct forward *f = ctx;
     const struct model_layer *l = &f->m->layers[f->layer];
@@ -739,13 +741,14 @@ static void act_rows(void *ctx, int64_t begin, int64_t end, int thread) {
                        l->bias[PROJ_GATE], l->bias[PROJ_UP], n);
 }
 
-/* What a branch ends with: its bias, and its norm before it joins the residual stream. */
+/* The epilogue of a residual branch: its bias, and its norm before it is added to the residual
+ * stream. */
 struct residual_branch {
     struct forward *f;
     const float *bias, *norm; /* either may be NULL */
 };
 
-/* With a norm the branch lies in f->h, without one it has been added to f->x already. */
+/* With a norm the branch is in f->h, without one it has been added to f->x already. */
 static void branch_rows(void *ctx, int64_t begin, int64_t end, int thread) {
     const struct residual_branch *b = ctx;
     const struct model_config *c = &b->f->m->config;
@@ -798,7 +801,7 @@ static void query_rows(void *ctx, int64_t begin, int64_t end, int thread) {
         heads_finish(f, f->q, i, f->m->config.n_heads, l->bias[PROJ_Q], l->q_norm);
 }
 
-/* Keys and values, finished, go into the cache. */
+/* Writes finished keys and values into the cache. */
 static void store_rows(void *ctx, int64_t begin, int64_t end, int thread) {
     const struct forward *f = ctx;
     const struct model_config *c = &f->m->config;
@@ -821,24 +824,24 @@ static void qkv_rows(void *ctx, int64_t begin, int64_t end, int thread) {
     store_rows(ctx, begin, end, thread);
 }
 
-/* How many positions a row sees in this layer, its own the last of them. */
+/* Number of positions that a row attends to in this layer; the row's position is the last. */
 static int32_t attend_len(const struct forward *f, const struct batch_row *r) {
     const struct model_config *c = &f->m->config;
     return layer_is_sliding(c, f->layer) ? MIN(r->pos + 1, c->window) : r->pos + 1;
 }
 
-/* Queries that read the same keys: n of them, `ld` floats apart, in q and in att. Query i is that
- * of rows[i · step]. */
+/* Queries that read the same keys: n of them, `ld` floats apart, in q and in att. Query i belongs
+ * to rows[i · step]. */
 struct attention_block {
     const float *q;
     float *att;
     int64_t n, ld;
     const struct batch_row *rows;
-    int32_t step; /* 0: all of one row */
+    int32_t step; /* 0: all queries belong to one row */
     int32_t slot, head;
 };
 
-/* Positions [first, sees) are what a query sees. */
+/* A query attends to positions [first, sees). */
 static int32_t query_sees(const struct attention_block *v, int64_t i) {
     return v->rows[i * v->step].pos + 1;
 }
@@ -859,7 +862,7 @@ static void attention_scores(const struct forward *f, const struct attention_blo
     }
 }
 
-/* Scales of int8 rows times what belongs to them, for positions [first, end). */
+/* Multiplies scores by the scales of int8 keys or values, for positions [first, end). */
 static void attention_scores_dequantize(const struct forward *f, const struct attention_block *v,
                                         float *scores, int32_t first, int32_t end, bool values) {
     if (f->o.kv_elem != DTYPE_I8) return;
@@ -882,8 +885,9 @@ static void page_mix(const struct forward *f, const struct attention_block *v, c
             n, rows + lo * e * es, e, hi - lo, e);
 }
 
-/* A page's values, positions in order: each query's own before what all see together, that, and
- * each one's rest. */
+/* Adds a page's values in the order of positions: first the positions before the range that all
+ * queries see, query by query, then that range for all queries, then each query's remaining
+ * positions. */
 static void attention_values(const struct forward *f, const struct attention_block *v,
                              const float *p, int32_t page) {
     int32_t lo[MAX_QUERIES], hi[MAX_QUERIES], all_lo = 0, all_hi = KV_PAGE_SIZE;
@@ -1001,9 +1005,9 @@ static void blocks_make(struct forward *f) {
 }
 
 /*
- * After the last layer's keys and values are stored, only rows of which results are wanted have
- * anything left to do: the call goes on with these alone, their residual stream and its norm. Their
- * bits are the same, as no row's depend on its neighbours.
+ * Drops the rows without requested results. Once the last layer's keys and values are stored, the
+ * call continues with the requested rows, their residual stream and its norm alone. Their bits are
+ * the same, because no row depends on its neighbours.
  */
 static void rows_keep_outputs(struct forward *f, const int32_t *wanted, int32_t n) {
     size_t d = (size_t)f->m->config.d_model;
@@ -1017,7 +1021,7 @@ static void rows_keep_outputs(struct forward *f, const int32_t *wanted, int32_t 
         g.end = at;
         if (at > begin) f->kept_segs[n_segs++] = g;
     }
-    for (int32_t i = 0; i < n; i++) { // wanted[i] >= i: what is overwritten is done with
+    for (int32_t i = 0; i < n; i++) { // wanted[i] >= i, so row i is no longer needed
         size_t from = (size_t)wanted[i], to = (size_t)i;
         memmove(f->x + to * d, f->x + from * d, d * sizeof *f->x);
         memmove(f->h + to * d, f->h + from * d, d * sizeof *f->h);
@@ -1031,7 +1035,7 @@ static void rows_keep_outputs(struct forward *f, const int32_t *wanted, int32_t 
     blocks_make(f);
 }
 
-/* Queries, and keys and values in the cache, from the norm in f->h. */
+/* Computes queries, and keys and values into the cache, from the norm in f->h. */
 static void qkv_run(struct forward *f) {
     const struct model_config *c = &f->m->config;
     const struct product qkv[] = {
@@ -1044,7 +1048,8 @@ static void qkv_run(struct forward *f) {
                           4 * (int64_t)f->n_rows * (c->n_heads + c->n_kv_heads) * c->head_dim});
 }
 
-/* The same where only these rows go on: nobody asks for the others' queries. */
+/* The same when the call continues only with the rows in `wanted`: the queries of other rows are
+ * not computed. */
 static void qkv_outputs_only(struct forward *f, const int32_t *wanted, int32_t n) {
     const struct model_config *c = &f->m->config;
     const struct model_layer *l = &f->m->layers[f->layer];
@@ -1062,8 +1067,8 @@ static void qkv_outputs_only(struct forward *f, const int32_t *wanted, int32_t n
                  (struct epilogue){query_rows, f, 4 * (int64_t)n * c->n_heads * c->head_dim});
 }
 
-/* Where the layer's factors lie is asked for before it is needed: many adapters' maps have left the
- * caches since the layer before, and one thread looks all of them up. */
+/* Prefetches the addresses of the layer's factors: many adapters' maps have left the caches since
+ * the previous layer, and one thread looks all of them up. */
 static void lora_prefetch(const struct forward *f) {
     for (int32_t s = 0; s < f->n_segs; s++)
         for (int32_t i = 0; i < f->segs[s].n_parts; i++)
@@ -1143,7 +1148,7 @@ static void embed_run(struct forward *f) {
     pool_run(pool_for(f, cost), embed_rows, f, f->n_rows, 1);
 }
 
-/* From layer `first` on, to the results. */
+/* Runs layers from `first` on, then the outputs. */
 static void layers_finish(struct forward *f, int32_t first, const int32_t *out_rows, int32_t n_out,
                           float *logits) {
     const struct model_config *c = &f->m->config;

@@ -9,12 +9,12 @@
  *     tensor bytes, each padded to `alignment`
  *
  * All numbers are little-endian; a string is a u64 length and bytes. Dims are written innermost
- * first and turned round on reading. It does not read split files, big-endian files, types outside
- * the table of kernel.h or adapters, and says so by name.
+ * first and reversed on reading. Split files, big-endian files, adapters and types outside the
+ * table of kernel.h are refused by name.
  *
- * Invariants after gguf_open: (1) every value and tensor lies inside the mapping; (2) keys and
- * tensor names are unique and both arrays sorted; (3) tensors lie end to end in file order, so none
- * overlap; (4) a tensor's size is what its dims and type say, and no product of them overflows,
+ * Invariants after gguf_open: (1) every value and tensor is inside the mapping; (2) keys and tensor
+ * names are unique and both arrays sorted; (3) tensors are contiguous in file order, so none
+ * overlap; (4) a tensor's size follows from its dims and type, and no product of them overflows,
  * because the number of elements is checked against the file first.
  */
 #include "model/internal.h"
@@ -44,8 +44,8 @@ enum gguf_type {
 };
 static const uint8_t kv_sizes[KV_TYPES] = {1, 1, 2, 2, 4, 4, 4, 1, 0, 0, 8, 8, 8};
 
-/* A string's `data` and `n` are its bytes; an array's are its first element (for strings: its
- * length word) and count. */
+/* For a string, `data` and `n` are its bytes; for an array, its first element (for strings: the
+ * length word of the first) and its count. */
 struct gguf_kv {
     const char *key; /* not terminated */
     uint64_t key_len;
@@ -99,7 +99,7 @@ static void array_read(struct cursor *c, struct gguf_kv *kv) {
     kv->n = cursor_uint(c, 8);
     kv->data = c->data + c->pos;
     if (kv->element >= KV_TYPES || kv->element == GGUF_TYPE_ARRAY) {
-        c->bad = true; /* arrays of arrays exist on paper only */
+        c->bad = true; /* arrays of arrays exist only in the specification */
     } else if (kv->element != KV_STRING) {
         if (kv->n > cursor_left(c))
             c->bad = true;
@@ -161,7 +161,7 @@ static const struct gguf_kv *gguf_find(const struct gguf *g, const char *key) {
     return g->n_kv ? bsearch(&wanted, g->kv, (size_t)g->n_kv, sizeof(*g->kv), kv_compare) : NULL;
 }
 
-/* Names of types that this house does not compute with, for the refusal. */
+/* Names of types that are not supported, for the error message. */
 static const char *ggml_type_text(uint32_t type, char out[16]) {
     static const char *const names[] = {
         [9] = "q8_1",    [10] = "q2_k",   [11] = "q3_k",  [15] = "q8_k",   [16] = "iq2_xxs",
@@ -180,8 +180,8 @@ static int tensor_dims(struct tensor_info *t, struct cursor *c, int64_t *element
     t->n_dims = (int)n_dims;
     for (int i = t->n_dims - 1; i >= 0; i--) {
         uint64_t dim = cursor_uint(c, 8);
-        /* No type takes less than half a byte an element, so more than this cannot be in the file.
-         */
+        /* Every type takes at least half a byte per element, so a larger number cannot be in the
+         * file. */
         if (dim == 0 || __builtin_mul_overflow(product, dim, &product) ||
             product > 2 * (uint64_t)c->size)
             return error_set(err, ERR_FORMAT,
@@ -193,7 +193,7 @@ static int tensor_dims(struct tensor_info *t, struct cursor *c, int64_t *element
 }
 
 /* Reads one entry of the tensor table; *offset is relative to the data section. An unknown type is
- * an offender, and t->size stays 0. */
+ * added to `unsupported`, and t->size stays 0. */
 static int tensor_read(struct tensor_info *t, struct cursor *c, uint64_t *offset,
                        struct tensor_errors *unsupported, struct error *err) {
     uint64_t len;
@@ -228,7 +228,7 @@ static uint64_t align_up(uint64_t n, uint64_t alignment) {
     return (n + alignment - 1) / alignment * alignment;
 }
 
-/* Invariant 3; `offsets` are those of the tensors in file order. */
+/* Checks invariant 3; `offsets` are those of the tensors in file order. */
 static int tensors_place(struct gguf *g, const uint64_t *offsets, uint64_t start,
                          struct error *err) {
     uint64_t at = 0, end = start;
@@ -366,7 +366,7 @@ static bool kv_equals(const struct gguf_kv *kv, const char *text) {
            memcmp(kv->data, text, kv->n) == 0;
 }
 
-/* A terminated copy, or NULL when it is no string or holds a NUL. */
+/* A terminated copy, or NULL when the value is not a string or holds a NUL. */
 static char *kv_text(const struct gguf_kv *kv, struct arena *arena) {
     if (!kv || kv->type != KV_STRING || memchr(kv->data, 0, (size_t)kv->n)) return NULL;
     char *text = arena_alloc(arena, (size_t)kv->n + 1);
@@ -386,7 +386,7 @@ static int bool_get(const struct gguf *g, const char *key, bool *out, struct err
 
 enum { REQUIRED = -1 };
 
-/* arch.suffix as an int32; `fallback` (REQUIRED: none) when absent. */
+/* arch.suffix as an int32; `fallback` when absent (REQUIRED: no fallback). */
 static int int_get(const struct gguf *g, const char *arch, const char *suffix, int32_t fallback,
                    int32_t *out, struct error *err) {
     char key[96];
@@ -419,7 +419,7 @@ static int float_get(const struct gguf *g, const char *arch, const char *suffix,
     return OK;
 }
 
-/* What would change the arithmetic in ways Shoal cannot follow must be absent or neutral. */
+/* Keys that would change the arithmetic in unsupported ways must be absent or neutral. */
 static int extras_refuse(const struct gguf *g, const char *arch, struct error *err) {
     static const struct {
         const char *suffix;
@@ -447,7 +447,8 @@ static int extras_refuse(const struct gguf *g, const char *arch, struct error *e
     return OK;
 }
 
-/* "none", "linear" or "yarn"; a factor without a type is linear, an older key says the same. */
+/* "none", "linear" or "yarn"; a factor without a type is linear; an older key has the same
+ * meaning. */
 static int scaling_read(const struct gguf *g, struct model_config *c, struct error *err) {
     struct rope_scaling *s = &c->rope_scaling;
     const char *arch = c->arch->gguf;
@@ -473,7 +474,7 @@ static int scaling_read(const struct gguf *g, struct model_config *c, struct err
     return OK;
 }
 
-/* One bool a layer, true where it is local; or the period, as llama.cpp has it. */
+/* One bool per layer, true for local layers; or the period, as llama.cpp has it. */
 static int window_pattern_read(const struct gguf *g, struct model_config *c, struct error *err) {
     static const char suffix[] = "attention.sliding_window_pattern";
     char key[96];
@@ -493,14 +494,14 @@ static int window_pattern_read(const struct gguf *g, struct model_config *c, str
     return OK;
 }
 
-/* No key says what Gemma's scores are scaled by: of all sizes only the largest (62 layers) has
- * another width than the head's. */
+/* No key has the scale of Gemma's scores. Only the largest size (62 layers) uses a width other than
+ * that of the head. */
 static float gemma_scalar(const struct model_config *c) {
     return (float)(c->n_layers == 62 && c->n_heads > 0 ? c->d_model / c->n_heads : c->head_dim);
 }
 
-/* Gemma's windows. What older files leave out was fixed in the programs that read them: every 6th
- * layer sees everything and local layers rotate with theta 10000. */
+/* Gemma's windows. Keys that are missing in older files were constants of the programs that read
+ * them: every 6th layer has full attention and local layers rotate with theta 10000. */
 static int windows_read(const struct gguf *g, struct model_config *c, struct error *err) {
     if (c->arch->hf_names != HF_GEMMA) {
         int32_t window;
@@ -514,7 +515,7 @@ static int windows_read(const struct gguf *g, struct model_config *c, struct err
     }
     int rc = int_get(g, c->arch->gguf, "attention.sliding_window", 0, &c->window, err);
     if (rc == OK && c->window > 0) rc = window_pattern_read(g, c, err);
-    if (!c->local[0] && !c->local[1]) c->window = 0; /* said but not used */
+    if (!c->local[0] && !c->local[1]) c->window = 0; /* set but not used */
     if (rc == OK)
         rc = float_get(g, c->arch->gguf, "rope.freq_base_swa", 1e4f, &c->rope_local_theta, err);
     if (rc == OK)
@@ -531,7 +532,7 @@ static const char *bias_name(enum proj p) {
     return names[p];
 }
 
-/* No key says which projections have biases: the first layer's tensors do, and the others must
+/* No key lists the projections with biases: the first layer's tensors decide, and the others must
  * agree. */
 static void biases_read(const struct gguf *g, struct model_config *c) {
     c->biased = c->arch->biased;
@@ -583,7 +584,7 @@ static int sizes_read(const struct gguf *g, struct model_config *c, struct error
     return rc;
 }
 
-/* The vocabulary is as large as the embedding; the key, where there is one, must agree. */
+/* The size of the vocabulary is that of the embedding; the key, if present, must agree. */
 static int vocab_read(const struct gguf *g, struct model_config *c, struct error *err) {
     const struct tensor_info *embed = tensors_find(g->tensors, g->n_tensors, "token_embd.weight");
     int32_t stated;
@@ -616,8 +617,8 @@ static int config_read(const struct gguf *g, struct model_config *c, struct erro
     return rc;
 }
 
-/* Pre-tokenizers that llama.cpp runs with whole-piece look-up before merging, and with BOS unless
- * told otherwise. */
+/* Pre-tokenizers for which llama.cpp looks up whole pieces before merging, and adds BOS by
+ * default. */
 static bool pre_takes_words(const char *pre) {
     static const char *const names[] = {"llama3", "llama-v3", "llama-bpe", "tekken"};
     for (size_t i = 0; pre && i < ARRAY_LEN(names); i++)
@@ -649,7 +650,7 @@ static int array_get(const struct gguf *g, const char *key, enum gguf_type type,
 static int strings_copy(const struct gguf_kv *kv, const char **list, int32_t *lens,
                         struct arena *arena, struct error *err) {
     enum { STRING_MAX = 1 << 20 };
-    struct cursor c = {.data = kv->data, .size = SIZE_MAX / 2}; /* gguf_open has walked it */
+    struct cursor c = {.data = kv->data, .size = SIZE_MAX / 2}; /* gguf_open has checked it */
     uint64_t len, total = 0;
     for (uint64_t i = 0; i < kv->n; i++) {
         cursor_string(&c, &len);
@@ -665,7 +666,7 @@ static int strings_copy(const struct gguf_kv *kv, const char **list, int32_t *le
         const uint8_t *bytes = cursor_string(&c, &len);
         list[i] = memcpy(text, bytes, (size_t)len);
         lens[i] = (int32_t)len;
-        text += len + 1; /* arena memory is zeroed: the NUL is there */
+        text += len + 1; /* arena memory is zeroed, so the text ends with NUL */
     }
     return OK;
 }
@@ -725,7 +726,7 @@ static int merges_read(const struct gguf *g, struct tokenizer_spec *spec, struct
     return OK;
 }
 
-/* An id that is absent, or all ones as some writers put for none, is -1. */
+/* An id that is absent, or all ones as some writers use for "none", is -1. */
 static int special_read(const struct gguf *g, const char *key, int32_t n, int32_t *out,
                         struct error *err) {
     const struct gguf_kv *kv = gguf_find(g, key);
@@ -738,8 +739,8 @@ static int special_read(const struct gguf *g, const char *key, int32_t n, int32_
     return OK;
 }
 
-/* What llama.cpp knows of a unigram model's normalisation is a table and a flag; whatever else a
- * tokenizer does is under a name of ours. */
+/* For a unigram model's normalisation llama.cpp has a table and a flag; other normalizers are
+ * stored under a key of ours. */
 static int normalizer_read(const struct gguf *g, struct tokenizer_spec *spec, struct arena *arena,
                            struct error *err) {
     const struct gguf_kv *table = gguf_find(g, "tokenizer.ggml.precompiled_charsmap");
@@ -782,7 +783,7 @@ static int behaviour_read(const struct gguf *g, struct tokenizer_spec *spec, str
     return rc;
 }
 
-/* *out stays NULL when the file holds no tokenizer. */
+/* *out stays NULL when the file has no tokenizer. */
 static int tokenizer_read(const struct gguf *g, int32_t vocab, struct tokenizer **out,
                           struct error *err) {
     const struct gguf_kv *model = gguf_find(g, "tokenizer.ggml.model");
@@ -817,8 +818,8 @@ struct tokenizer *gguf_tokenizer_open(const char *path, struct error *err) {
     return tok;
 }
 
-/* rope_freqs.weight divides the rotary frequencies: all ones is none at all, the rest must be a
- * scaling that we know. */
+/* rope_freqs.weight divides the rotary frequencies: all ones means no scaling, other values must be
+ * a known scaling. */
 static int rope_freqs_take(struct gguf *g, struct model_config *c, struct error *err) {
     const struct tensor_info *t = tensors_find(g->tensors, g->n_tensors, "rope_freqs.weight");
     if (!t) return OK;
@@ -926,7 +927,7 @@ static void arch_put_u32(struct kv_out *o, const struct model_config *c, const c
     kv_put_u32(o, key, (uint32_t)value);
 }
 
-/* llama3's is the tensor rope_freqs.weight instead. */
+/* llama3's scaling is stored as the tensor rope_freqs.weight instead. */
 static void scaling_put(struct kv_out *o, const struct model_config *c) {
     const struct rope_scaling *s = &c->rope_scaling;
     char key[96];
@@ -994,7 +995,7 @@ static void config_put(struct kv_out *o, const struct model *m, const struct qua
     if (c->arch->hf_names == HF_GEMMA) gemma_put(o, c);
 }
 
-/* llama.cpp takes the number of tokens for the number of embedding rows, so rows beyond the
+/* llama.cpp assumes that the number of tokens is the number of embedding rows, so rows beyond the
  * tokenizer get a name. */
 static void pieces_put(struct kv_out *o, const struct tokenizer_spec *s, int32_t vocab) {
     kv_put_array(o, "tokenizer.ggml.tokens", KV_STRING, (uint64_t)vocab);
@@ -1133,7 +1134,7 @@ static int padding_put(struct atomic_file *w, struct error *err) {
 
 enum { ROWS_AT_ONCE = 256 };
 
-/* Rows of one weight on their way into a file. */
+/* The state of writing rows of one weight to a file. */
 struct encoding {
     const struct model *m;
     const struct weight_info *w;
@@ -1146,8 +1147,8 @@ struct encoding {
     atomic_bool bad;
 };
 
-/* Scales are f16: what is larger, or no number, would be lost. Rows that were copied left older
- * numbers in the scratch, which were good. */
+/* Scales are f16: larger values and NaN would be lost. For rows that were copied, the scratch holds
+ * older numbers, which passed the check. */
 static bool row_fits(const struct encoding *e, const float *row) {
     if (!tensor_type_is_quantized(e->type)) return true;
     for (int64_t i = 0; i < e->w->k; i++)
@@ -1166,7 +1167,7 @@ static void rows_encode(void *ctx, int64_t begin, int64_t end, int thread) {
     }
 }
 
-/* A bias is one row, whose elements are what the order is of. */
+/* A bias is one row, so the order applies to its elements. */
 static void elements_order(struct encoding *e, const int32_t *order) {
     float *v = (float *)(void *)e->out;
     memcpy(e->scratch, v, sizeof(*v) * (size_t)e->w->k);
@@ -1247,7 +1248,7 @@ static void header_build(struct buf *b, const struct model *m, const struct quan
     buf_release(&o.text);
 }
 
-/* What the format has no words for, and what nobody could read back. */
+/* Refuses configurations that the format cannot express or that gguf_open could not read. */
 static int expressible(const struct model_config *c, struct error *err) {
     if (!c->arch->gguf)
         return error_set(err, ERR_MISMATCH,

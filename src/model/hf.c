@@ -33,8 +33,8 @@ static json_t *config_open(struct model *m, const char *dir, struct error *err) 
     return root;
 }
 
-/* The files of a model and their tensors together, sorted by name (shallow copies: names stay with
- * the files). */
+/* The files of a model and their tensors together, sorted by name (shallow copies: the files own
+ * the names). */
 struct shards {
     char **names;
     struct safetensors *files;
@@ -69,7 +69,7 @@ static int shard_find(const struct shards *s, const char *name) {
     return -1;
 }
 
-/* An index may only name files beside it. */
+/* An index may only name files in its own directory. */
 static bool shard_name_ok(const char *name) {
     return name && name[0] != '\0' && name[0] != '.' && !strchr(name, '/') && strlen(name) < 256;
 }
@@ -157,8 +157,8 @@ static bool name_ends(const char *name, const char *ending) {
     return n >= e && strcmp(name + n - e, ending) == 0;
 }
 
-/* What some savers add and what carries nothing: rotary frequencies, which come from theta, and
- * GPT-Neo's masks. */
+/* Tensors that some savers add and that carry no information: rotary frequencies, which follow from
+ * theta, and GPT-Neo's masks. */
 static bool name_idle(const char *name) {
     return name_ends(name, ".rotary_emb.inv_freq") || name_ends(name, ".attn.attention.bias") ||
            name_ends(name, ".attn.attention.masked_bias");
@@ -166,8 +166,8 @@ static bool name_idle(const char *name) {
 
 /*
  * A multimodal checkpoint holds the language model under "language_model." or
- * "model.language_model.": its names are those of a text model from the last "model." or
- * "lm_head." on. The other parts are left out: Shoal reads and writes text.
+ * "model.language_model.": its names are those of a text model from the last "model." or "lm_head."
+ * on. The other parts are dropped: Shoal reads and writes text.
  */
 static int language_model_take(struct shards *s) {
     static const char infix[] = "language_model.";
@@ -176,7 +176,7 @@ static int language_model_take(struct shards *s) {
     if (n == 0) return 0;
     for (int i = s->n_tensors - 1; i >= 0; i--) {
         char *at = strstr(s->tensors[i].name, infix);
-        /* "language_model.model.x" gives "model.x", "model.language_model.x" as well. */
+        /* "language_model.model.x" gives "model.x"; so does "model.language_model.x". */
         if (at && at == s->tensors[i].name)
             s->tensors[i].name = at + strlen(infix);
         else if (at)
@@ -188,7 +188,7 @@ static int language_model_take(struct shards *s) {
     return n;
 }
 
-/* Also the head of a tied model, which must then be the embedding to the byte. */
+/* Also drops the head of a tied model, which must then be byte-equal to the embedding. */
 static int extras_drop(struct shards *s, const struct model_config *c, struct error *err) {
     int before = s->n_tensors;
     if (c->arch->hf_names == HF_GEMMA && language_model_take(s) > 0 && s->n_tensors < before)
@@ -221,8 +221,8 @@ static int weights_read(struct model *m, const char *dir, struct error *err) {
     return rc;
 }
 
-/* tokenizer.json, else tokenizer.model; where the first is of a kind that is not read, the second
- * may still do. *out stays NULL when there is neither. */
+/* tokenizer.json, else tokenizer.model. If the kind of the first is not supported, the second is
+ * tried. *out stays NULL when neither exists. */
 static int tokenizer_files_read(const char *dir, struct tokenizer **out, struct error *err) {
     char *json = path_join(dir, "tokenizer.json"), *model = path_join(dir, "tokenizer.model");
     bool has_json = path_exists(json), has_model = path_exists(model);
@@ -249,8 +249,8 @@ static int32_t config_id(const struct tokenizer *tok, const json_t *root, const 
     return id >= 0 && id < tokenizer_vocab_size(tok) ? (int32_t)id : -1;
 }
 
-/* tokenizer_config.json decides where it says anything at all (null: none), then
- * generation_config.json, then config.json; `now` is what the tokenizer's own file said. */
+/* tokenizer_config.json has priority if it has the key (null: no such token), then
+ * generation_config.json, then config.json. `now` is the value of the tokenizer's own file. */
 static int32_t special_choose(const struct tokenizer *tok, const json_t *const roots[3],
                               const char *name, int32_t now) {
     char key[32];
@@ -264,8 +264,8 @@ static int32_t special_choose(const struct tokenizer *tok, const json_t *const r
     return now;
 }
 
-/* The tokenizer's own file does not know the special roles; a tokenizer is immutable, so a new one
- * takes its place. */
+/* The tokenizer's own file lacks the special roles. A tokenizer is immutable, so a new one replaces
+ * it. */
 static int specials_apply(struct tokenizer **tok, const json_t *const roots[3], struct error *err) {
     const struct tokenizer_spec *now = tokenizer_get_spec(*tok);
     struct tokenizer_spec spec = *now;
@@ -285,8 +285,8 @@ static int specials_apply(struct tokenizer **tok, const json_t *const roots[3], 
     return OK;
 }
 
-/* A string, or a list of {name, template} of which 'default' counts; chat_template.jinja beside it
- * comes first. */
+/* A string, or a list of {name, template} of which 'default' is used. chat_template.jinja in the
+ * same directory has priority. */
 static int template_read(struct model *m, const char *dir, const json_t *config,
                          struct error *err) {
     char *path = path_join(dir, "chat_template.jinja");
@@ -307,7 +307,7 @@ static int template_read(struct model *m, const char *dir, const json_t *config,
     return rc;
 }
 
-/* *out is NULL when there is no such file. */
+/* *out is NULL when the file does not exist. */
 static int optional_json(const char *dir, const char *name, json_t **out, struct error *err) {
     char *path = path_join(dir, name);
     bool there = path_exists(path);
@@ -344,7 +344,7 @@ struct model *hf_model_open(const char *dir, enum numeric_class cls, struct erro
     return NULL;
 }
 
-/* Bytes of the files that a tokenizer may be made from. */
+/* Size of the files that a tokenizer may be made from. */
 static size_t words_measure(const char *dir) {
     static const char *const names[] = {"tokenizer.json", "tokenizer.model",
                                         "tokenizer_config.json"};
@@ -418,7 +418,7 @@ static int tokenizer_write(const struct model *m, const char *dir, struct error 
     return json_write(dir, "tokenizer_config.json", root, err);
 }
 
-/* Norms come first: being f32, they then stay aligned whatever the sizes of the 16-bit matrices. */
+/* Norms come first: they are f32 and so stay aligned, whatever the sizes of the 16-bit matrices. */
 static int32_t weights_ordered(const struct model_config *c, struct weight_info *list) {
     int32_t n = 0;
     struct weight_info w;

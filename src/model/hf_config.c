@@ -3,12 +3,12 @@
  *
  * Reading is strict about everything that would change the arithmetic: a setting that is not
  * implemented is refused by its name, never skipped. Settings that only concern training or other
- * programs are not looked at. Where a key is missing its default is that of the architecture's own
+ * programs are ignored. The default of a missing key is that of the architecture's own
  * configuration class, as far as published models rely on it.
  *
- * Rotary positions are written in two ways: `rope_theta` and `rope_scaling` beside the other keys
- * (older), or everything in `rope_parameters` (newer), which for Gemma holds one object for each
- * kind of layer. The older way is what is written here, because both kinds of readers know it.
+ * Rotary positions are written in two ways: `rope_theta` and `rope_scaling` at the level of the
+ * other keys (older), or everything in `rope_parameters` (newer), which for Gemma holds one object
+ * for each kind of layer. This file writes the older way, because both kinds of readers know it.
  */
 #include "model/internal.h"
 
@@ -95,7 +95,7 @@ static int act_check(const json_t *root, const struct arch *a, struct error *err
     return v ? unsupported(key, v, err) : OK;
 }
 
-/* What would change the arithmetic in ways Shoal cannot follow: refused by name. */
+/* Refuses, by name, settings that would change the arithmetic in unsupported ways. */
 static int extras_refuse(const json_t *root, const struct arch *a, struct error *err) {
     static const char *const keys[] = {"use_sliding_window",
                                        "use_bidirectional_attention",
@@ -118,11 +118,11 @@ static int extras_refuse(const json_t *root, const struct arch *a, struct error 
     return act_check(root, a, err);
 }
 
-/* Within a rotary description, what it must not say, or say only so. */
+/* Refuses keys of a rotary description that are not supported, or not with this value. */
 static int scaling_extras_refuse(const char *key, const json_t *rope, struct error *err) {
     static const struct {
         const char *key;
-        double only; /* NaN: nothing */
+        double only; /* the only supported value; NaN: no value is */
     } keys[] = {{"beta_fast", 32},         {"beta_slow", 1},    {"partial_rotary_factor", 1},
                 {"attention_factor", NAN}, {"mscale", NAN},     {"mscale_all_dim", NAN},
                 {"short_factor", NAN},     {"long_factor", NAN}};
@@ -134,7 +134,7 @@ static int scaling_extras_refuse(const char *key, const json_t *rope, struct err
     return json_is_false(json_field(rope, "truncate")) ? unsupported(key, rope, err) : OK;
 }
 
-/* One object that names its kind; the newer form may leave it out. */
+/* One object with its kind; the newer form may omit the kind. */
 static int scaling_read(const char *key, const json_t *rope, struct model_config *c,
                         struct error *err) {
     struct rope_scaling *s = &c->rope_scaling;
@@ -183,7 +183,7 @@ static int rope_read(const json_t *root, struct model_config *c, struct error *e
     return float_get(root, "rope_local_base_freq", 1e4, &c->rope_local_theta, err);
 }
 
-/* A list of one word a layer; *local is what makes a layer local, `full` the other word. */
+/* A list of one word per layer: *local marks a local layer, `full` is the other word. */
 static int layer_words_read(const char *key, const json_t *list, const char *full,
                             const char *local, struct model_config *c, struct error *err) {
     if (json_array_size(list) != (size_t)c->n_layers)
@@ -211,7 +211,7 @@ static int gemma_windows_read(const json_t *root, struct model_config *c, struct
     return OK;
 }
 
-/* [[["global", "local"], 12]]: patterns and how often each is repeated. */
+/* [[["global", "local"], 12]]: patterns and the number of repetitions of each. */
 static int attention_types_expand(const json_t *types, json_t *out) {
     for (size_t i = 0; i < json_array_size(types); i++) {
         const json_t *pair = json_array_get(types, i), *words = json_array_get(pair, 0);
@@ -236,7 +236,7 @@ static int neo_windows_read(const json_t *root, struct model_config *c, struct e
     return rc;
 }
 
-/* Which rows see which keys. */
+/* The attention windows of the layers. */
 static int windows_read(const json_t *root, struct model_config *c, struct error *err) {
     if (c->arch->hf_names == HF_GEMMA) return gemma_windows_read(root, c, err);
     if (c->arch->hf_names == HF_NEO) return neo_windows_read(root, c, err);
@@ -272,7 +272,7 @@ static int head_dim_read(const json_t *root, struct model_config *c, struct erro
     return int_get(root, "head_dim", stated ? 0 : c->d_model / c->n_heads, &c->head_dim, err);
 }
 
-/* Gemma's published files leave some sizes to their class. */
+/* Gemma's published files omit some sizes that have defaults in their class. */
 static int sizes_read(const json_t *root, struct model_config *c, struct error *err) {
     const struct size_keys *keys = keys_of(c->arch);
     bool gemma = c->arch->hf_names == HF_GEMMA, neo = c->arch->hf_names == HF_NEO;
@@ -290,7 +290,7 @@ static int sizes_read(const json_t *root, struct model_config *c, struct error *
     return rc == OK ? head_dim_read(root, c, err) : rc;
 }
 
-/* What scores are divided by the root of, where that is not the head's width. */
+/* Scores are divided by the square root of this, if it differs from the head's width. */
 static int score_scale_read(const json_t *root, struct model_config *c, struct error *err) {
     if (c->arch->hf_names == HF_NEO) c->query_pre_attn_scalar = 1.0f;
     if (c->arch->hf_names != HF_GEMMA) return OK;
@@ -306,7 +306,7 @@ static int arch_read(const json_t *root, const struct arch **out, struct error *
 int hf_config_read(const json_t *root, struct model_config *c, struct error *err) {
     *c = (struct model_config){0};
     int rc = arch_read(root, &c->arch, err);
-    /* The text model inside a multimodal one. */
+    /* The text model inside a multimodal model. */
     const json_t *text = json_field(root, "text_config"), *outer = root;
     if (json_is_object(text)) root = text;
     if (rc == OK && json_field(root, "model_type")) rc = arch_read(root, &c->arch, err);
@@ -318,7 +318,7 @@ int hf_config_read(const json_t *root, struct model_config *c, struct error *err
                        &c->rms_norm_eps, err);
     if (rc == OK) rc = rope_read(root, c, err);
     if (rc == OK) rc = windows_read(root, c, err);
-    if (!c->local[0] && !c->local[1]) c->window = 0; /* said but not used */
+    if (!c->local[0] && !c->local[1]) c->window = 0; /* set but not used */
     if (rc == OK) rc = score_scale_read(root, c, err);
     const char *tie = "tie_word_embeddings";
     if (rc == OK)

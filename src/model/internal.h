@@ -1,12 +1,12 @@
 /*
- * model_files: what the readers and writers of model files share. Private to this folder; everyone
- * else uses model.h.
+ * model_files: the declarations that the readers and writers of model files share. Private to this
+ * folder; all other code uses model.h.
  *
- * A model's weights are one canonical list (weight_at): embedding, each layer's
- * tensors, final norm, head. A format only supplies names. A reader turns its file into a `struct
- * model_config` and a name-sorted array of `struct tensor_info`, and model_bind checks that array
- * against the list and makes the matrices; a writer walks the list and asks weight_row for one row
- * at a time, so that no weight is ever held twice.
+ * A model's weights are one canonical list (weight_at): embedding, each layer's tensors, final
+ * norm, head. A format only supplies names. A reader turns its file into a `struct model_config`
+ * and a name-sorted array of `struct tensor_info`; model_bind checks that array against the list
+ * and makes the matrices. A writer walks the list and gets one row at a time from weight_row, so
+ * that no weight is ever held twice.
  */
 #ifndef SHOAL_MODEL_FILES_H
 #define SHOAL_MODEL_FILES_H
@@ -23,14 +23,14 @@ struct weight_info {
     int32_t layer;      /* -1 outside the layers */
     int32_t rope_heads; /* > 0: the rows are this many heads of a rotary projection (q or k) */
     bool norm;          /* a vector: a norm's weight or a bias, always f32 */
-    bool bias;          /* of a projection or of a norm */
+    bool bias;          /* the bias of a projection or of a norm */
     bool offset;        /* a norm that Hugging Face stores less 1 */
     int64_t n, k;
 };
 int32_t weight_count(const struct model_config *c);
 void weight_at(const struct model_config *c, int32_t i, enum tensor_naming naming,
                struct weight_info *out);
-/* Where the weight lives in `m`; exactly one of them is not NULL. */
+/* The location of the weight in `m`; exactly one of the two is not NULL. */
 struct matrix *weight_matrix(struct model *m, const struct weight_info *w);
 const float **weight_norm(struct model *m, const struct weight_info *w);
 /* Row i as `type` into `out` (tensor_row_bytes). Same-type quantised rows are copied block by
@@ -46,8 +46,8 @@ uint32_t quant_file_type(const struct quant_scheme *q);
 
 /*
  * Interleaved rotary rows (GGUF's llama files, llama2.c) against Hugging Face's halves: row h*E +
- * 2j + a of the first is row h*E + a*E/2 + j of the second. Both give, for each output row, the
- * source row. malloc'ed.
+ * 2j + a of the former is row h*E + a*E/2 + j of the latter. Both functions return the source row
+ * of each output row. malloc'ed.
  */
 int32_t *rope_rows_from_interleaved(int32_t heads, int32_t head_dim);
 int32_t *rope_rows_to_interleaved(int32_t heads, int32_t head_dim);
@@ -55,26 +55,26 @@ int32_t *rope_rows_to_interleaved(int32_t heads, int32_t head_dim);
 /* By Hugging Face's names, "default", "linear", …; -1 when unknown. */
 const char *rope_kind_name(enum rope_kind kind);
 int rope_kind_find(const char *name);
-/* By how much the scaling divides the frequency of pair i. */
+/* The divisor that the scaling applies to the frequency of pair i. */
 float rope_divisor(const struct model_config *c, int32_t i);
-/* Sets c->rope_scaling to what gives these divisors [E/2]; false when it is of no known kind. */
+/* Sets c->rope_scaling to the scaling with these divisors [E/2]; false when no known kind fits. */
 bool rope_scaling_recover(struct model_config *c, const float *divisors);
 
-/* p > 0 when exactly the layers p-1, 2p-1, … are not local; 0 when there is no such p. */
+/* p > 0 when exactly the layers p-1, 2p-1, … are not local; 0 when no such p exists. */
 int32_t sliding_window_pattern(const struct model_config *c);
-/* Makes every layer local but each p-th. */
+/* Makes every layer local except each p-th. */
 void sliding_window_pattern_set(struct model_config *c, int32_t p);
 void layer_set_sliding(struct model_config *c,
                        int32_t layer); /* SLIDING_LAYERS_MAX and up: no-op */
 
 /* Plausible and inside the limits that keep every product of two sizes within int32. */
 int model_config_check(const struct model_config *c, struct error *err);
-/* The architecture that a format calls `name`, or ERR_MISMATCH naming what there is. */
+/* The architecture that a format calls `name`, or ERR_MISMATCH with a list of the known names. */
 int arch_require(const char *name, enum tensor_naming naming, const struct arch **out,
                  struct error *err);
 
-/* Errors that name every offender: collected first, at most TENSOR_ERRORS_SHOWN of them spelled
- * out, the rest counted. */
+/* Errors that list every offending tensor: collected first; at most TENSOR_ERRORS_SHOWN are named,
+ * the rest counted. */
 enum { TENSOR_ERRORS_SHOWN = 20 };
 struct tensor_errors {
     struct buf text;
@@ -82,8 +82,8 @@ struct tensor_errors {
 };
 void tensor_errors_add(struct tensor_errors *o, const char *fmt, ...)
     __attribute__((format(printf, 2, 3)));
-/* OK when there are none; else the error "N offending tensors: …" under `code`. Releases in every
- * case. */
+/* OK when nothing was collected; else the error "N offending tensors: …" under `code`. Always
+ * releases. */
 int tensor_errors_report(struct tensor_errors *o, int code, struct error *err);
 
 void tensors_sort(struct tensor_info *t, int n);
@@ -100,8 +100,8 @@ void model_add_map(struct model *m, struct file_map *map);
 /*
  * Makes every weight of m->config from `t` (sorted by name), which must be exactly the canonical
  * list under `naming`; otherwise one ERR_MISMATCH that lists the missing, the unknown and the
- * misshapen. `interleaved`: rotary rows are as llama2.c has them. The tensors' data lie in mapped
- * files: what was packed is forgotten there (file_map_evict).
+ * misshapen. `interleaved`: rotary rows are as llama2.c has them. The tensors' data are in mapped
+ * files; the pages of packed tensors are dropped (file_map_evict).
  */
 int model_bind(struct model *m, const struct tensor_info *t, int n, enum tensor_naming naming,
                bool interleaved, struct error *err);
@@ -109,7 +109,7 @@ int model_bind(struct model *m, const struct tensor_info *t, int n, enum tensor_
 /* config.json to a configuration, and a model's configuration to config.json (a new reference). */
 int hf_config_read(const json_t *root, struct model_config *c, struct error *err);
 json_t *hf_config_json(const struct model *m, enum tensor_type type);
-/* ERR_MISMATCH when config.json has no words for this configuration. */
+/* ERR_MISMATCH when config.json cannot express this configuration. */
 int hf_config_check(const struct model_config *c, struct error *err);
 /* The member of an object; missing and null are the same in these files. */
 const json_t *json_field(const json_t *root, const char *key);

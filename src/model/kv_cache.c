@@ -1,19 +1,19 @@
 /*
- * The KV cache: what attention has seen, in pages that sequences share.
+ * The KV cache: keys and values in pages that sequences share.
  *
- * A page holds KV_PAGE_SIZE positions of every layer and head, so that one table a sequence serves
- * the whole pass:
+ * A page holds KV_PAGE_SIZE positions of every layer and head, so that one table per sequence
+ * serves the whole pass:
  *
- *     page: [L][K heads][keys, values] of  rows [KV_PAGE_SIZE][E] elements | scales [KV_PAGE_SIZE]
- * f16 (int8 only)
+ *     page: [L][K heads][keys, values] of rows [KV_PAGE_SIZE][E] elements
+ *                                         | scales [KV_PAGE_SIZE] f16 (int8 only)
  *
- * Invariants: a page's count is the number of tables that name it; a page that is written has count
- * 1 (kv_cache_reserve copies a shared one first), so what a sequence has read never changes under
- * it; free pages form a list through `next`. Memory for pages is taken from the system when they
- * are first touched.
+ * Invariants: a page's count is the number of tables that contain it; a page that is written has
+ * count 1 (kv_cache_reserve copies a shared one first), so the positions that a sequence has read
+ * never change; free pages form a list through `next`. The system allocates the memory of a page
+ * when it is first touched.
  *
- * Not here: which tokens a page holds and who may share it (the engine knows), the numbers
- * (forward.c).
+ * Not here: the tokens of a page and the choice of sequences that share it (the engine), the
+ * numbers (forward.c).
  */
 #include "model/model.h"
 
@@ -121,7 +121,7 @@ void kv_cache_truncate(struct kv_cache *kv, int32_t slot, int32_t n) {
     while (kv->lens[slot] > keep) page_unref(kv, table[--kv->lens[slot]]);
 }
 
-/* A shared page that is about to be written becomes the slot's own. */
+/* Replaces a shared page that is about to be written by a private copy. */
 static bool page_copy_on_write(struct kv_cache *kv, int32_t *page) {
     if (kv->count[*page] == 1) return true;
     if (kv->n_free == 0) return false;
@@ -167,7 +167,8 @@ struct kv_cache_rows kv_cache_at(const struct kv_cache *kv, int32_t slot, int32_
     return (struct kv_cache_rows){.v = at, .d = (uint16_t *)(void *)(at + rows)};
 }
 
-/* int8: the scale is rounded to f16 first, so that what is read back is nearest under it. */
+/* int8: the scale is rounded to f16 first, so that the values read are the nearest under that
+ * scale. */
 static uint16_t row_quantise(const float *x, int8_t *q, int64_t n) {
     uint16_t d = f32_to_f16(MIN(row_amax(x, n) / 127.0f, 65504.0f));
     i8_from_f32(x, f16_to_f32(d), q, n);
@@ -195,8 +196,8 @@ size_t kv_cache_position_bytes(const struct kv_cache *kv) {
     return (row + scale) * 2 * (size_t)kv->n_heads * (size_t)kv->n_layers;
 }
 
-/* Walks positions, layers, heads, keys then values: copies rows and scales out of the pages, or in.
- */
+/* Walks positions, layers, heads, keys then values: copies rows and scales out of the pages, or
+ * into them. */
 static void slot_copy(const struct kv_cache *kv, int32_t slot, int32_t n, uint8_t *bytes,
                       bool out) {
     size_t scale, row = row_bytes(kv, &scale);

@@ -6,9 +6,9 @@
  *     token_embedding | rms_att | wq | wk | wv | wo | rms_ffn | w1 | w2 | w3 | rms_final
  *     cos table | sin table | wcls, only when vocab is negative
  *
- * It reads only. The rotary tables are skipped: they are theta 10000, which the format fixes, as it
- * does epsilon 1e-5. The file has no magic, so the one proof that it is such a file is that its
- * size matches its header to the byte.
+ * This file only reads. The rotary tables are skipped: the format fixes theta 10000 and epsilon
+ * 1e-5. The file has no magic; the only proof of the format is that the file's size matches its
+ * header to the byte.
  */
 #include "model/internal.h"
 
@@ -43,8 +43,8 @@ static int header_read(const struct file_map *map, struct model_config *c, struc
     return OK;
 }
 
-/* What lies in the file, in its order, as names of the canonical list with %d for the layer. NULL:
- * the rotary tables. */
+/* The tensors of the file in order, as names of the canonical list with %d for the layer. NULL: the
+ * rotary tables. */
 static const char *const file_order[] = {
     "model.embed_tokens.weight",
     "model.layers.%d.input_layernorm.weight",
@@ -61,7 +61,7 @@ static const char *const file_order[] = {
     "lm_head.weight",
 };
 
-/* Is `w` the weight that `pattern` names, in whichever layer it is? */
+/* Whether `w` is the weight that `pattern` names, in any layer. */
 static bool weight_is(const struct weight_info *w, const char *pattern) {
     const char *hole = strstr(pattern, "%d");
     if (!hole || w->layer < 0) return !hole && strcmp(w->name, pattern) == 0;

@@ -1,14 +1,14 @@
 /*
- * Low-rank maps as the forward pass reads them: packs of an adapter's factors, and perturbations
+ * Low-rank maps in the layout of the forward pass: packs of an adapter's factors, and perturbations
  * made from a counter.
  *
- * A pack keeps A by rows, so that t = A x is a dot a row, and B by columns, so that y += Σ_r t_r
- * b_r runs along the outputs. In int8 every row has one scale, which the gain of its rank takes
- * over, and columns lie in pairs, the last one of an odd rank beside zeros, because integer
- * products add pairs.
+ * A pack keeps A by rows, so that t = A x is one dot product per row, and B by columns, so that y
+ * += Σ_r t_r b_r runs along the outputs. In int8 every row has one scale, which is folded into the
+ * gain of its rank. Columns are stored in pairs, the last column of an odd rank with zeros, because
+ * integer products add pairs.
  *
- * Invariant: a pack is a function of the factors and the element; f32 packs give the factors
- * themselves.
+ * Invariant: a pack is a function of the factors and the element type; f32 packs contain the
+ * factors unchanged.
  */
 #include "model/model.h"
 
@@ -49,7 +49,7 @@ static size_t pack_lay(struct lora_pack *p, const struct model_config *c, const 
     return used;
 }
 
-/* The factors hold what the pack's pointers, const for everybody else, now receive. */
+/* Writes the factors to the memory that the map's const pointers refer to. */
 static void map_fill(const struct lora_module *m, const struct lora *lo, enum dtype e, int64_t in,
                      int64_t out, float *column, int8_t *narrow) {
     int64_t es = (int64_t)dtype_size(e);

@@ -1,10 +1,10 @@
 /*
- * model: a model as an object: opened by what its path holds, bound tensor by tensor, made from a
- * seed, hashed, closed.
+ * model: a model as an object: opened from a path, bound tensor by tensor, made from a seed,
+ * hashed, closed.
  *
- * The formats themselves are next door (gguf.c, hf.c, llama2c.c); nothing here knows a byte of
- * them. Loading is strict: the tensors of a file must be exactly the canonical list of its
- * configuration, and one error names every offender.
+ * The formats are in gguf.c, hf.c and llama2c.c; nothing here depends on their bytes. Loading is
+ * strict: the tensors of a file must be exactly the canonical list of its configuration, and one
+ * error names every offending tensor.
  *
  * Invariants: a struct model that was returned is complete; f32 (and exact-class bf16) matrices
  * that need no reordering point into m->maps, everything else into m->arena; nothing outlives
@@ -112,7 +112,7 @@ void model_close(struct model *m) {
     free(m);
 }
 
-/* A file that is no model gets a hint of what it may be. */
+/* The error for a file that is not a model has a hint about its format. */
 static int model_refuse(const char *path, const struct file_map *map, struct error *err) {
     static const struct {
         const char *magic;
@@ -283,13 +283,13 @@ static void init_fill(float *w, int64_t n, float std, struct rng *rng) {
     }
 }
 
-/* One row at a time through `type`. */
+/* Encodes one row at a time as `type`. */
 static void matrix_make(struct model *m, struct matrix *matrix, enum tensor_type type,
                         const struct weight_info *w, float std, struct rng *rng) {
     struct error err;
     size_t size = sizeof(float) * (size_t)w->k;
     float *row = xmalloc(size);
-    void *bytes = xmalloc(size + sizeof(float)); // no type takes more but for nf4's row scale
+    void *bytes = xmalloc(size + sizeof(float)); // no type takes more, except for nf4's row scale
     int rc = matrix_alloc(matrix, type, w->n, w->k, m->cls, &m->arena, &err);
     for (int64_t i = 0; rc == OK && i < w->n; i++) {
         init_fill(row, w->k, std, rng);
@@ -322,7 +322,8 @@ struct model *model_new(const struct model_config *c, uint64_t seed, enum numeri
     return model_new_quantized(c, seed, TENSOR_F32, cls);
 }
 
-/* All weights in one piece: a page of slack for each would be half a megabyte of a small model. */
+/* All weights in one reservation: a page of slack for each would be half a megabyte of a small
+ * model. */
 static void weights_reserve(struct model *m) {
     const struct quant_scheme q = quant_pure(m->type);
     size_t size = 0;
@@ -374,7 +375,7 @@ struct model_weight model_weight_at(struct model *m, int32_t i) {
 
 void weight_row(const struct model *m, const struct weight_info *w, int64_t i,
                 enum tensor_type type, float *scratch, void *out) {
-    /* weight_matrix and weight_norm hand out places; nothing is written through them here. */
+    /* weight_matrix and weight_norm return pointers; nothing is written through them here. */
     struct model *owner = (struct model *)(uintptr_t)m;
     const struct matrix *matrix = weight_matrix(owner, w);
     if (!matrix) {
@@ -418,7 +419,8 @@ static void weights_hash(struct sha256 *h, const struct model *m) {
 /*
  * A single file's hash is the plain SHA-256 of the file, as sha256sum prints it; several files
  * (config.json first) are preceded by their lengths; a model that never was a file hashes its
- * configuration and f32 rows. Who trains such a model clears m->hash[0] to have it computed anew.
+ * configuration and f32 rows. Code that trains such a model clears m->hash[0], so that the hash is
+ * computed again.
  */
 static void hash_fill(struct model *m) {
     struct sha256 h;
@@ -440,8 +442,8 @@ static void hash_fill(struct model *m) {
 }
 
 const char *model_hash(struct model *m, struct error *err) {
-    static pthread_mutex_t once = PTHREAD_MUTEX_INITIALIZER; // of all models: it is seldom taken
-    (void)err; /* everything is mapped or in memory: there is nothing left to fail */
+    static pthread_mutex_t once = PTHREAD_MUTEX_INITIALIZER; // for all models: seldom taken
+    (void)err; /* everything is mapped or in memory, so no error is possible */
     pthread_mutex_lock(&once);
     if (!m->hash[0]) hash_fill(m);
     pthread_mutex_unlock(&once);

@@ -1,10 +1,10 @@
 /*
- * model: a frozen base — its files, its shape — and the forward pass over a batch of rows. Its
- * tokenizer and its chat template are folders of their own.
+ * model: a frozen base model — its files, its shape — and the forward pass over a batch of rows.
+ * The tokenizer and the chat template are in separate folders.
  *
  * A `struct model` is opened once, never written again and shared by all threads. It is opened in
  * place from a GGUF v3 file or a Hugging Face directory; f32 (and exact-class bf16) weights stay
- * memory-mapped, the rest is packed for the kernels, and its pages of the file are let go. In
+ * memory-mapped, the rest is packed for the kernels, and its pages of the file are dropped. In
  * memory there is one convention, Hugging Face's: rotary pairs are (i, i + head_dim/2); GGUF llama
  * files, whose q and k rows are permuted, are un-permuted when opened and permuted when written.
  *
@@ -20,22 +20,22 @@
 
 /* shape */
 
-/* An architecture is one row of the table in arch.c: its names in both formats and what is truly
- * its own. All of it is computed in f32: where another program rounds on the way (Gemma's
+/* An architecture is one row of the table in arch.c: its names in both formats and its differences
+ * from the others. All of it is computed in f32: where another program rounds in between (Gemma's
  * embedding scale to bf16), this one does not. */
 struct arch {
     const char *name;      /* "llama", "gemma3" */
-    const char *gguf;      /* GGUF's general.architecture; NULL: there is no such GGUF file */
+    const char *gguf;      /* GGUF's general.architecture; NULL: no GGUF form exists */
     const char *hf_type;   /* model_type of config.json */
     const char *hf_class;  /* "LlamaForCausalLM" */
     const char *hf_layers; /* "model.layers" */
     const char *hf_embed;  /* "model.embed_tokens" */
-    enum hf_names { HF_LLAMA, HF_GEMMA, HF_NEO } hf_names; /* which family of tensor names */
+    enum hf_names { HF_LLAMA, HF_GEMMA, HF_NEO } hf_names; /* family of tensor names */
     uint32_t biased;       /* bit p: projection p always has a bias */
-    bool tied;             /* the head is the embedding unless config.json says otherwise */
+    bool tied;             /* the head is the embedding unless config.json has another value */
     bool qk_norm;          /* RMS norm of each q and k head before RoPE */
     bool gguf_permuted;    /* q/k rows permuted in GGUF relative to Hugging Face */
-    bool post_norms;       /* RMS norms of what attention and MLP add to the stream */
+    bool post_norms;       /* RMS norms of the outputs of attention and MLP, before the stream */
     bool norm_offset;      /* Hugging Face stores the weights of norms less 1 */
     bool scaled_embedding; /* times sqrt(D) */
     bool layer_norm;       /* LayerNorm with bias instead of RMS norm */
@@ -45,7 +45,7 @@ struct arch {
 };
 const struct arch *arch_find(const char *name); /* NULL when unknown */
 
-/* How rotary positions are stretched beyond the length that a model was first trained at: rope.c */
+/* Scalings of rotary positions beyond the length that a model was first trained at: rope.c */
 enum rope_kind { ROPE_DEFAULT, ROPE_LINEAR, ROPE_LLAMA3, ROPE_YARN };
 struct rope_scaling {
     enum rope_kind kind;
@@ -61,21 +61,21 @@ struct model_config {
     int32_t n_layers, d_model, n_heads, n_kv_heads, head_dim, d_ff, vocab_size, max_seq_len;
     float rope_theta, rms_norm_eps; /* the epsilon of LayerNorms as well */
     bool tied;                      /* the head is the embedding */
-    /* The rest is 0 where an architecture does not use it. */
-    struct rope_scaling rope_scaling; /* of layers that see everything */
-    float rope_local_theta;           /* of layers with a window, unscaled; 0: as the others */
-    float query_pre_attn_scalar;      /* scores are q·k / sqrt of it; 0: head_dim */
+    /* The rest is 0 if the architecture does not use it. */
+    struct rope_scaling rope_scaling; /* layers with full attention */
+    float rope_local_theta;           /* layers with a window, unscaled; 0: as the others */
+    float query_pre_attn_scalar;      /* scores are q·k / sqrt of this; 0: head_dim */
     uint32_t biased;                  /* bit p: projection p has a bias */
-    int32_t window; /* a local layer's row sees this many keys, its own included */
+    int32_t window;                   /* keys that a row of a local layer sees, including its own */
     uint64_t local[SLIDING_LAYERS_MAX / 64]; /* bit l: layer l is local */
 };
 bool layer_is_sliding(const struct model_config *c, int32_t layer);
 
 /* The seven linear maps of a layer that adapters may change, in this order everywhere. */
 enum proj { PROJ_Q, PROJ_K, PROJ_V, PROJ_O, PROJ_GATE, PROJ_UP, PROJ_DOWN, N_PROJ };
-extern const char *const proj_names[N_PROJ]; /* "q_proj" …: what the command line calls them */
-/* What Hugging Face calls them within a layer, "self_attn.q_proj" or "attn.attention.q_proj"; NULL
- * where the architecture has no such projection: its sizes are 0 then. */
+extern const char *const proj_names[N_PROJ]; /* "q_proj" …: names on the command line */
+/* Hugging Face's names within a layer, "self_attn.q_proj" or "attn.attention.q_proj"; NULL if the
+ * architecture has no such projection: its sizes are 0 then. */
 const char *proj_hf_path(const struct arch *a, enum proj p);
 int32_t proj_in(const struct model_config *c, enum proj p);
 int32_t proj_out(const struct model_config *c, enum proj p);
@@ -96,10 +96,10 @@ struct model {
     struct model_layer *layers;   /* [L] */
     struct matrix embed;          /* [V, D] */
     struct matrix head;           /* [V, D]; the same as embed when tied */
-    struct matrix pos_embed;      /* [max_seq_len, D], where positions are learned */
+    struct matrix pos_embed;      /* [max_seq_len, D], if positions are learned */
     const float *final_norm;      /* [D] */
     const float *final_norm_bias; /* [D], or NULL */
-    enum tensor_type type;        /* of most weights */
+    enum tensor_type type;        /* type of most weights */
     enum numeric_class cls;
     struct tokenizer *tok; /* NULL when the files hold none */
     char *chat_template;   /* Jinja text from the files, or NULL: ChatML */
@@ -112,30 +112,29 @@ struct model {
 /* `path`: a GGUF file, a Hugging Face directory, or the hf: name of a pulled one (store.h). */
 struct model *model_open(const char *path, enum numeric_class cls, struct error *err);
 void model_close(struct model *m);
-/* Its shape and the bytes it will take, from the headers alone. */
+/* A model's shape and memory, computed from the headers alone. */
 struct model_size {
     struct model_config config;
-    enum tensor_type type; /* of most weights */
-    size_t weights;        /* as they will be held, packed or in place */
-    size_t passing;        /* the most that is read besides while one weight is packed */
-    size_t file;           /* tensors as they are stored */
-    size_t words;          /* stored bytes of what the tokenizer is made from */
+    enum tensor_type type; /* type of most weights */
+    size_t weights;        /* bytes in memory, packed or in place */
+    size_t passing;        /* most further bytes, read while one weight is packed */
+    size_t file;           /* bytes of the tensors as stored */
+    size_t words;          /* stored bytes of the tokenizer; GGUF: all except the tensors */
 };
 int model_measure(const char *path, enum numeric_class cls, struct model_size *out,
                   struct error *err);
 /* SHA-256, computed on first use and kept, by any thread: of a single file's bytes, of config.json
- * and the shards of a directory, of config and rows of a model in memory. Who changes weights in
- * place clears m->hash[0]. */
+ * and the shards of a directory, of config and rows of a model in memory. Code that changes weights
+ * in place clears m->hash[0]. */
 const char *model_hash(struct model *m, struct error *err);
-/* `type`: what dense weights are written as; norms stay f32. Both are canonical: same content, same
- * bytes. */
+/* Writes dense weights as `type`; norms stay f32. Both are canonical: same content, same bytes. */
 int model_write_gguf(const struct model *m, const char *path, enum tensor_type type,
                      struct error *err);
 int model_write_hf(const struct model *m, const char *dir, enum tensor_type type,
                    struct error *err);
-/* The weights of a model in canonical order, under Hugging Face's names: [n, k], a vector where n
- * is
- * 1. For who trains all of them: `data` is the model's own memory where that is f32. */
+/* The weights of a model in canonical order, under Hugging Face's names: [n, k], n = 1 for a
+ * vector. For code that trains all of them: `data` is the model's own memory if the weight is f32
+ * there. */
 struct model_weight {
     char name[96];
     float *data;
@@ -143,8 +142,8 @@ struct model_weight {
 };
 int32_t model_weight_count(const struct model_config *c);
 struct model_weight model_weight_at(struct model *m, int32_t i);
-/* What matrices are written as: one type where its blocks fit (else tensor_type_fallback), or one
- * of llama.cpp's mixtures, which give the head and some layers more bits. */
+/* The types of matrices in a file: one type where its blocks fit (else tensor_type_fallback), or
+ * one of llama.cpp's mixtures, which give the head and some layers more bits. */
 struct quant_scheme {
     const char *name; /* "nf4", "q4_k_m" */
     enum tensor_type type;
@@ -153,19 +152,19 @@ struct quant_scheme {
 int quant_parse(const char *name, struct quant_scheme *out, struct error *err);
 struct quant_scheme quant_pure(enum tensor_type type);
 int64_t quant_bytes(const struct quant_scheme *q,
-                    const struct model_config *c); /* of all weights */
-/* model_write_gguf for any of these, rows encoded over `pool`; `p` (may be NULL) counts weights. A
- * weight that is no number, or too large for an f16 scale, is ERR_NUMERIC. */
+                    const struct model_config *c); /* bytes of all weights */
+/* model_write_gguf for any of these, rows encoded over `pool`; `p` (may be NULL) counts weights.
+ * NaN, or a weight too large for an f16 scale, is ERR_NUMERIC. */
 int model_quantize_gguf(const struct model *m, const char *path, const struct quant_scheme *q,
                         struct pool *pool, struct progress *p, struct error *err);
 /* A model in memory with every weight f32 and writable (pretraining, tests, `model new`): norms 1,
  * biases 0, matrices N(0, 0.02²) with o and down scaled by 1/sqrt(2L), from the seed. */
 struct model *model_new(const struct model_config *c, uint64_t seed, enum numeric_class cls);
 /* The same weights as a file of `type` would hold them, without ever holding more than one f32 row:
- * what model_new, model_write_gguf and model_open give, but for the file. */
+ * the result of model_new, model_write_gguf and model_open, without the file. */
 struct model *model_new_quantized(const struct model_config *c, uint64_t seed,
                                   enum tensor_type type, enum numeric_class cls);
-/* The shapes `model new` and `bench` know: some published ones, fry, and tiny ones for tests. */
+/* The shapes of `model new` and `bench`: some published ones, fry, and tiny ones for tests. */
 int model_preset_find(const char *name, struct model_config *out, struct error *err);
 /* llama2.c: legacy .bin (v0) with its tokenizer .bin, as a model in memory. */
 struct model *llama2c_open(const char *bin, const char *tokenizer, enum numeric_class cls,
@@ -182,7 +181,7 @@ struct tensor_info {
                         reading) */
     const void *data;
     size_t size; /* bytes */
-    bool mask;   /* BOOL or U8, as some files keep beside their weights: `type` means nothing */
+    bool mask;   /* BOOL or U8, which some files store in addition to weights: `type` is unused */
 };
 struct safetensors {
     struct file_map map;
@@ -191,7 +190,7 @@ struct safetensors {
     json_t *metadata; /* string → string, or NULL */
 };
 int safetensors_open(struct safetensors *st, const char *path, struct error *err);
-/* The same by file_map_open_copy. */
+/* Opens by file_map_open_copy. */
 int safetensors_read(struct safetensors *st, const char *path, struct error *err);
 const struct tensor_info *safetensors_find(const struct safetensors *st, const char *name);
 void safetensors_close(struct safetensors *st);
@@ -199,7 +198,7 @@ void safetensors_close(struct safetensors *st);
 int safetensors_write(const char *path, const struct tensor_info *tensors, int n,
                       const json_t *metadata, struct error *err);
 
-/* The same for a GGUF file that is no model, such as an adapter: `metadata` holds its scalars
+/* The same for a GGUF file that is not a model, such as an adapter: `metadata` holds its scalars
  * (strings, whole numbers, reals; an array is null). Close it with safetensors_close. */
 int gguf_tensors_open(struct safetensors *st, const char *path, struct error *err);
 /* Canonical: keys sorted, whole numbers as u32, reals as f32, tensors in the given order. */
@@ -212,12 +211,12 @@ int gguf_tensors_write(const char *path, const json_t *metadata, const struct te
 struct lora {
     const float *a; /* [R, in] */
     const float *b; /* [out, R] */
-    int32_t r;      /* 0: none here */
+    int32_t r;      /* 0: no map */
     float scale;
     const float *mult; /* [out] or NULL. DoRA: y = mult ⊙ (W x + scale · B (A x)), W x included */
 };
-/* An adapter's own version of a [V, D] table, the embedding or the head: a row is one of `rows`,
- * else of `full`, else the base's, and then the low-rank part is added. */
+/* An adapter's own version of a [V, D] table, the embedding or the head: a row is taken from
+ * `rows`, else from `full`, else from the base, and then the low-rank part is added. */
 struct vocab_override {
     const float *full;  /* [V, D] or NULL */
     const int32_t *ids; /* [n] ascending */
@@ -228,26 +227,26 @@ struct vocab_override {
 struct vocab_overrides {
     struct vocab_override embed, head;
 };
-/* The same as the forward pass reads it: B transposed, both in f32, bf16, f16 or int8 (each row of
- * A and of Bᵀ with its own scale; R is even, an odd rank is followed by zeros). The arrays of a map
- * lie one after another. Immutable. */
+/* A low-rank map in the layout of the forward pass: B transposed, both in f32, bf16, f16 or int8
+ * (each row of A and of Bᵀ with its own scale; R is even, an odd rank is followed by zeros). The
+ * arrays of a map are contiguous. Immutable. */
 struct lora_module {
     const void *a;     /* [R, in] */
     const void *bt;    /* [R, out]; int8: [R / 2, out, 2] */
-    const float *gain; /* [R] what t = A x is multiplied by: scale, times both int8 scales */
+    const float *gain; /* [R] factor of t = A x: scale, times both int8 scales */
     const float *mult; /* [out] or NULL: DoRA, as in struct lora */
     int32_t r;
 };
 struct lora_pack {
     enum dtype elem;
-    struct lora_module *maps; /* of the projections that are adapted; see lora_module_at */
+    struct lora_module *maps; /* maps of the adapted projections; see lora_module_at */
     int16_t *index;           /* [L][N_PROJ] into maps, -1: not adapted */
     size_t bytes;             /* all of it */
     void *data;
 };
 struct lora_pack *lora_pack_new(const struct model_config *c, const struct lora *loras,
                                 enum dtype elem);
-/* One projection's map; of rank 0 where the adapter has none. */
+/* One projection's map; of rank 0 if the adapter does not change it. */
 const struct lora_module *lora_module_at(const struct lora_pack *p, int32_t layer, enum proj proj);
 /* A's rows and B's (columns of Bᵀ) of a map that is not int8, as f32. */
 void lora_module_unpack(const struct lora_module *m, enum dtype elem, int64_t in, int64_t out,
@@ -255,9 +254,9 @@ void lora_module_unpack(const struct lora_module *m, enum dtype elem, int64_t in
 void lora_pack_free(struct lora_pack *p); /* NULL is fine */
 
 /*
- * A rank-1 perturbation that is stored nowhere: ΔW = u vᵀ for every projection, the entries of u
- * [out] and v [in] are ±1 from a counter, rng (seed, RNG_NOISE, member, layer · N_PROJ +
- * projection): bits of v, then of u.
+ * A rank-1 perturbation that is not stored: ΔW = u vᵀ for every projection, the entries of u [out]
+ * and v [in] are ±1 from a counter, rng (seed, RNG_NOISE, member, layer · N_PROJ + projection):
+ * bits of v, then of u.
  */
 struct lora_perturbation {
     uint64_t seed;
@@ -268,7 +267,7 @@ void lora_perturbation_signs(const struct lora_perturbation *z, int32_t layer, e
                              int64_t begin, int64_t n, enum dtype e, void *out);
 
 /* One term of a segment's sum of low-rank maps: weight · (pack, or noise when pack is NULL). A pack
- * with DoRA stands alone, with weight 1. */
+ * with DoRA must be the only term, with weight 1. */
 struct lora_part {
     const struct lora_pack *pack;
     struct lora_perturbation noise;
@@ -276,8 +275,8 @@ struct lora_part {
 };
 struct batch_row {
     int32_t token;
-    int32_t pos;  /* position in its sequence: it sees positions 0..pos of its slot */
-    int32_t slot; /* which KV sequence */
+    int32_t pos;  /* position in its sequence: the row sees positions 0..pos of its slot */
+    int32_t slot; /* the KV sequence */
 };
 /* Rows [begin, end) run under the base plus the sum of the parts, added in their order. Rows are
  * sorted so that segments do not overlap. */
@@ -289,16 +288,16 @@ struct lora_segment {
 };
 
 /*
- * KV cache: pages of KV_PAGE_SIZE positions, all layers and heads of a position together, counted
- * by reference. A slot is a sequence: a table of pages. Sequences share pages; who writes into a
- * shared one gets its own copy first. Keys and values are f32, bf16, f16 or int8 (each head's row
- * with its own scale).
+ * KV cache: pages of KV_PAGE_SIZE positions, all layers and heads of a position together, with
+ * reference counts. A slot is a sequence: a table of pages. Sequences share pages; a write into a
+ * shared page copies it first. Keys and values are f32, bf16, f16 or int8 (each head's row with its
+ * own scale).
  */
 #define KV_PAGE_SIZE 32
 struct kv_cache;
 struct kv_cache_options {
-    int32_t n_slots, slot_len; /* positions a slot may have */
-    int32_t n_pages;           /* 0: as many as all slots can need */
+    int32_t n_slots, slot_len; /* maximum number of positions of a slot */
+    int32_t n_pages;           /* 0: enough for all slots */
     enum dtype elem;
 };
 struct kv_cache *kv_cache_new(const struct model_config *c,
@@ -307,14 +306,15 @@ void kv_cache_free(struct kv_cache *kv);
 size_t kv_cache_bytes(const struct model_config *c, const struct kv_cache_options *o);
 int32_t kv_cache_pages_for(int32_t positions);
 int32_t kv_cache_n_free_pages(const struct kv_cache *kv);
-/* Makes positions [from, to) of a slot writable, [0, from) being kept. False, and nothing changed
- * that a reader could see, when pages run out. */
+/* Makes positions [from, to) of a slot writable and keeps [0, from). False when pages run out; the
+ * positions that a reader could see are then unchanged. */
 bool kv_cache_reserve(struct kv_cache *kv, int32_t slot, int32_t from, int32_t to);
 void kv_cache_truncate(struct kv_cache *kv, int32_t slot,
-                       int32_t n); /* gives pages beyond n positions back */
+                       int32_t n); /* releases the pages beyond n positions */
 /* The first n positions of `to` become those of `from`: pages are shared, nothing is copied. */
 void kv_cache_share_prefix(struct kv_cache *kv, int32_t from, int32_t to, int32_t n);
-/* What a slot's first n positions hold, as bytes of a fixed order, and back into an empty slot. */
+/* Saves the keys and values of a slot's first n positions as bytes in a fixed order, and loads them
+ * into an empty slot. */
 size_t kv_cache_position_bytes(const struct kv_cache *kv);
 void kv_cache_save(const struct kv_cache *kv, int32_t slot, int32_t n, void *out);
 bool kv_cache_load(struct kv_cache *kv, int32_t slot, int32_t n, const void *in);
@@ -324,7 +324,7 @@ struct kv_cache_rows {
     void *v;
     uint16_t *d;
 };
-/* Stores one head's key or value at a position that is reserved. */
+/* Stores one head's key or value at a reserved position. */
 void kv_cache_write(struct kv_cache *kv, int32_t slot, int32_t pos, int32_t layer, int32_t head,
                     bool values, const float *x);
 struct kv_cache_rows kv_cache_at(const struct kv_cache *kv, int32_t slot, int32_t page,
@@ -333,33 +333,34 @@ struct kv_cache_rows kv_cache_at(const struct kv_cache *kv, int32_t slot, int32_
 struct forward_options {
     int32_t max_rows; /* per call */
     int32_t n_slots, slot_len;
-    int32_t n_pages;    /* of the KV cache; 0: as many as all slots can need */
-    enum dtype kv_elem; /* DTYPE_F32 unless asked */
-    int32_t max_parts;  /* of all segments of a call; 0: max_rows + 15 */
+    int32_t n_pages;    /* pages of the KV cache; 0: enough for all slots */
+    enum dtype kv_elem; /* DTYPE_F32 by default */
+    int32_t max_parts;  /* maximum over all segments of a call; 0: max_rows + 15 */
     struct pool *pool;
 };
 struct forward_stats {
-    uint64_t steps, rows, weight_passes; /* weight_passes: times a base matrix was read through */
-    double kernel_seconds;               /* in products and attention */
+    uint64_t steps, rows, weight_passes; /* weight_passes: number of reads of a whole base matrix */
+    double kernel_seconds;               /* time in products and attention */
 };
 struct forward; /* KV cache and scratch; allocated once, driven by one thread */
-/* NULL when forward_bytes are not to be had. */
+/* NULL when forward_bytes cannot be allocated. */
 struct forward *forward_new(const struct model *m, const struct forward_options *o);
 void forward_free(struct forward *f);
 size_t forward_bytes(const struct model_config *c, const struct forward_options *o);
 struct kv_cache *forward_kv_cache(const struct forward *f);
 /* Runs all rows through the model, appending to the KV cache, whose pages for them must be free or
  * reserved; rows of one slot must be contiguous and ascending in pos. logits: [n_out][V] for rows
- * out_rows[0..n_out). The bits of a row depend on its own tokens and adapters only. */
+ * out_rows[0..n_out). The bits of a row depend only on its sequence's tokens and its adapters. */
 void forward_run(struct forward *f, const struct batch_row *rows, int32_t n_rows,
                  const struct lora_segment *segs, int32_t n_segs, const int32_t *out_rows,
                  int32_t n_out, float *logits);
 /*
  * The same in two halves, for rows that read the same tokens under adapters that change nothing
- * below layer `first`: what lies below is computed once for all of them, bare. forward_lower_layers
- * leaves the residual stream before layer `end`, [n_rows][D]; forward_upper_layers takes row i's
- * from streams[i] [D], and no overlay changes an embedding any more. Each half writes its own
- * layers of the cache and reads no others, so the second may use other slots.
+ * below layer `first`: the layers below it are computed once for all of them, without adapters.
+ * forward_lower_layers writes the residual stream before layer `end`, [n_rows][D].
+ * forward_upper_layers reads that of row i from streams[i] [D]; overlays do not change embeddings
+ * any more. Each half writes its own layers of the cache and reads no others, so the second may use
+ * other slots.
  */
 void forward_lower_layers(struct forward *f, int32_t end, const struct batch_row *rows,
                           int32_t n_rows, float *stream);
@@ -370,23 +371,24 @@ void forward_upper_layers(struct forward *f, int32_t first, const float *const *
 const struct forward_stats *forward_stats(const struct forward *f);
 /* Final-norm hidden states of the last call's out_rows, [n_out][D]. */
 const float *forward_hidden(const struct forward *f);
-/* Cosine and sine of each position and pair, each [n_pos][E/2]; the second of local layers where
- * rope_local_theta is set. */
+/* Cosine and sine of each position and pair, each [n_pos][E/2]; rope_table_local is for local
+ * layers if rope_local_theta is set. */
 void rope_table(const struct model_config *c, int32_t n_pos, float *cos, float *sin);
 void rope_table_local(const struct model_config *c, int32_t n_pos, float *cos, float *sin);
 
 /*
- * rows: what the forward pass does to one row between products, where architectures differ.
+ * rows: the operations of the forward pass on one row between products, which differ by
+ * architecture.
  *
  * Plain functions of arrays: elementwise sums and the kernel table's reductions, so that a row's
- * bits are the same at every processor level and whoever calls.
+ * bits are the same at every processor level and for every caller.
  */
 
 /* RMS norm times g; with `b` LayerNorm, (x - mean) / sqrt(variance + eps) · g + b. y may be x. */
 void norm_row(const struct kernels *k, float *y, const float *x, const float *g, const float *b,
               float eps, int64_t n);
-/* gate = act(gate + gate_bias) · (up + up_bias), or act(up + up_bias) where there is no gate; `up`
- * is overwritten and biases may be NULL. */
+/* gate = act(gate + gate_bias) · (up + up_bias), or act(up + up_bias) for an ungated MLP; `up` is
+ * overwritten and biases may be NULL. */
 void activation_row(const struct kernels *k, const struct arch *a, float *gate, float *up,
                     const float *gate_bias, const float *up_bias, int64_t n);
 

@@ -1,8 +1,8 @@
 /*
- * What a model will take in memory, from its header alone: no weight is read.
+ * The memory that a model will take, from its header alone: no weight is read.
  *
- * Not here: the engine's own memory (engine/memory_plan.c), and what the system keeps of files that
- * were only read through: those pages are given back as soon as a weight is packed
+ * Not here: the engine's own memory (engine/memory_plan.c), and the pages that the system caches of
+ * files that were only read through: these pages are dropped as soon as a weight is packed
  * (file_map_evict).
  */
 #include "hub/hub.h"
@@ -11,13 +11,13 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* In memory; a norm becomes f32. */
+/* Bytes in memory; a norm becomes f32. */
 static size_t tensor_held(const struct tensor_info *t, enum numeric_class cls) {
     if (t->n_dims > 1) return matrix_bytes_of(t->type, t->dims[0], t->dims[1], cls);
     return (size_t)(t->n_dims ? t->dims[0] : 1) * sizeof(float);
 }
 
-/* Rows that are used as they lie in the file; the others are in memory twice while they are packed,
+/* Whether rows are used in place in the file; other rows are in memory twice while they are packed,
  * widened or reordered. */
 static bool stays(const struct tensor_info *t, enum numeric_class cls, bool rotary) {
     return !rotary && t->n_dims > 1 &&

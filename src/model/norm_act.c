@@ -1,8 +1,8 @@
 /*
  * rows: norms and activations of single rows, from the kernel table and elementwise loops.
  *
- * The loops here are additions and multiplications only, which every processor rounds alike; what
- * needs an order (sums) or a polynomial (exp) comes from the table.
+ * The loops here are additions and multiplications only, which every processor rounds alike;
+ * operations that need an order (sums) or a polynomial (exp) come from the table.
  */
 #include "model/model.h"
 

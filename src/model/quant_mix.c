@@ -1,12 +1,12 @@
 /*
- * model/quant_mix: which tensor of a model is written as which type.
+ * model/quant_mix: the file type of each tensor of a model.
  *
- * A plain type goes to every matrix that its blocks fit (tensor_type_fallback). The mixtures that
- * people ask for by name follow llama.cpp's rule, without an importance matrix: the head gets q6_k;
- * "m" gives more bits to the value and down projections of the first and last eighth of the layers
- * and of every third between, "s" to those of the first few. Norms and biases are f32 always.
+ * A plain type goes to every matrix that its blocks fit (tensor_type_fallback). The named mixtures
+ * follow llama.cpp's rule, without an importance matrix: the head gets q6_k; "m" gives more bits to
+ * the value and down projections of the first and last eighth of the layers and of every third
+ * between, "s" to those of the first few. Norms and biases are f32 always.
  *
- * Pure: it looks at names and shapes, never at numbers.
+ * Pure: it reads names and shapes, never numbers.
  */
 #include "model/internal.h"
 

@@ -1,17 +1,17 @@
 /*
- * rope: rotary positions — the angles of each position, the ways in which long-context models
- * stretch them, and the order of rows in files that interleave the pairs.
+ * rope: rotary positions — the angles of each position, the scalings for long contexts, and the
+ * order of rows in files that interleave the pairs.
  *
- * Every known stretching leaves pair i a share e of its frequency f and divides the rest by the
+ * Every known scaling leaves pair i a share e of its frequency f and divides the rest by the
  * factor: f' = f (e + (1 - e) / factor). They differ in e alone:
  *
  *     linear  e = 0
  *     llama3  e = (N f / 2π - low) / (high - low), N the original length: turns made within it
  *     yarn    e falls from 1 to 0 between the pairs that make 32 turns and one turn within N;
- *             and q·k grows by (0.1 ln factor + 1)², which lies in the table
+ *             and q·k grows by (0.1 ln factor + 1)², which is part of the table
  *
- * all cut to [0, 1] (Peng et al. 2023 for yarn, the Llama 3.1 release for llama3). GGUF stores no
- * llama3 parameters but each pair's f / f', so they are recovered from those.
+ * all clamped to [0, 1] (Peng et al. 2023 for yarn, the Llama 3.1 release for llama3). GGUF stores
+ * each pair's f / f' instead of llama3 parameters, so they are recovered from those.
  */
 #include "model/internal.h"
 
@@ -51,7 +51,7 @@ static double yarn_share(const struct model_config *c, int32_t i) {
     return 1.0 - unit_clamp((i - low) / (high - low));
 }
 
-/* How much of pair i's frequency is kept. */
+/* The share of pair i's frequency that is kept. */
 static double frequency_share(const struct model_config *c, int32_t i, double freq) {
     const struct rope_scaling *s = &c->rope_scaling;
     switch (s->kind) {

@@ -3,20 +3,20 @@
  *
  *     u64 N | N bytes of JSON | tensor bytes, end to end, to the end of the file
  *
- * It knows nothing of models or adapters. F32, F16 and BF16 are the element types of this house;
- * BOOL and U8 pass as masks, for readers that can leave them out; others are refused by name. The
- * format promises no alignment of the data, so readers must not assume any.
+ * It knows nothing of models or adapters. F32, F16 and BF16 are the supported element types; BOOL
+ * and U8 pass as masks, for readers that can ignore them; others are refused by name. The format
+ * does not guarantee alignment of the data, so readers must not assume any.
  *
- * Invariants after opening: (1) every tensor's bytes lie inside the mapping; (2) their sizes are
- * what shape and type say; (3) together they cover the data without hole or overlap; (4) the array
- * is sorted by name.
+ * Invariants after opening: (1) every tensor's bytes are inside the mapping; (2) their sizes follow
+ * from shape and type; (3) together they cover the data without hole or overlap; (4) the array is
+ * sorted by name.
  */
 #include "model/internal.h"
 
 #include <stdlib.h>
 #include <string.h>
 
-/* The reference implementation's own limit. */
+/* The limit of the reference implementation. */
 #define HEADER_MAX 100000000u
 
 static const struct {
@@ -103,11 +103,11 @@ static int tensor_read(struct tensor_info *t, const char *name, const json_t *sp
 static int tensor_by_offset(const void *a, const void *b) {
     const struct tensor_info *x = a, *y = b;
     if (x->data != y->data) return (const uint8_t *)x->data < (const uint8_t *)y->data ? -1 : 1;
-    /* Empty tensors go before the one that begins at the same byte. */
+    /* Empty tensors come before the one that begins at the same byte. */
     return x->size < y->size ? -1 : x->size > y->size;
 }
 
-/* Invariant 3. Leaves the array sorted by offset. */
+/* Checks invariant 3. Leaves the array sorted by offset. */
 static int tensors_cover(struct safetensors *st, const uint8_t *data, size_t available,
                          struct error *err) {
     if (st->n_tensors > 1)
@@ -175,7 +175,7 @@ static int safetensors_parse(struct safetensors *st, struct error *err) {
     return rc;
 }
 
-/* st->map is the file. */
+/* Parses st->map, which is the file. */
 static int mapped_parse(struct safetensors *st, const char *path, struct error *err) {
     if (safetensors_parse(st, err) == OK) return OK;
     safetensors_close(st);

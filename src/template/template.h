@@ -28,8 +28,8 @@
 #define JINJA_MAX_TEXT ((size_t)1 << 20)     /* bytes of a template */
 #define JINJA_MAX_STEPS ((uint64_t)20000000) /* per parse, or renderings with a common budget */
 #define JINJA_MAX_BYTES ((size_t)256 << 20)  /* memory of one parse or rendering */
-#define JINJA_OWN_BYTES ((size_t)32 << 20)   /* bytes of it, plus a multiple of the input */
-#define JINJA_OWN_TEXT ((size_t)1 << 20)     /* result bytes, plus a multiple of the input */
+#define JINJA_OWN_BYTES ((size_t)32 << 20)   /* memory limit, plus a multiple of the input */
+#define JINJA_OWN_TEXT ((size_t)1 << 20)     /* output limit, plus a multiple of the input */
 
 struct jinja;
 /* Errors name the line; callers add the owner of the template. */

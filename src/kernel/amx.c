@@ -102,7 +102,7 @@ static void sums_store(float *y, int64_t ldy, const float (*sums)[PANEL], int64_
 }
 
 enum {
-    Q_SUPER = 64, /* rows that meet one unpacked panel */
+    Q_SUPER = 64, /* rows that share one unpacked panel */
     Q_CHUNK = 32, /* blocks of a panel that are unpacked at a time: 16 KiB */
     BLOCK_BYTES = QK * PANEL,
 };

@@ -355,7 +355,7 @@ static size_t step_growth(const struct step *s) {
         return longest;
     case STEP_REPLACE:
         return s->to_len / s->from_len + 1;
-    default: /* a pattern may match nothing, before every character */
+    default: /* a pattern may match the empty string before every character */
         return 1 + s->to_len;
     }
 }

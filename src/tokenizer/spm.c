@@ -155,7 +155,7 @@ static int32_t *score_ranks(const struct tokenizer_spec *s, struct error *err) {
     memcpy(sorted, s->scores, sizeof(*sorted) * n);
     qsort(sorted, n, sizeof(*sorted), score_order);
     for (size_t i = 0; i < n; i++) {
-        size_t lo = 0, hi = n; /* the first place whose score is not above ours */
+        size_t lo = 0, hi = n; /* the first index whose score is not above ours */
         while (lo < hi) {
             size_t mid = (lo + hi) / 2;
             if (sorted[mid] > s->scores[i])

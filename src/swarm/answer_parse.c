@@ -1,10 +1,12 @@
 /*
- * Answers in free text: what a grader, or the word "answer:", finds in it, which of them are one,
- * which are right, and how probable the answer's own tokens were.
+ * Answers in free text: extracts the answer with a grader or by the prefix "answer:", matches equal
+ * answers, grades them, and computes the probability of an answer's tokens.
  *
- * The tokens of a graded answer are found by reading, so that graders need not say where they
- * looked: they end with the first from which on the text has given this answer, and begin with the
- * last from which they give it by themselves. Of "I take 3 and get\n#### 16 apples" that is " 16".
+ * graded_find locates the tokens of a graded answer by truncating the text, so that graders need
+ * not report positions. The last token is the first one after which the text gives this answer; the
+ * first token is the last one from which the rest alone gives it. Example:
+ *
+ *   "I take 3 and get\n#### 16 apples" → " 16"
  */
 #define _GNU_SOURCE
 #include "grade/grade.h"
@@ -13,7 +15,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* What follows the last "answer:" of a text up to its line's end, trimmed; NULL: nothing. */
+/* The text after the last "answer:" up to the line's end, trimmed; NULL: none. */
 static const char *marked(const char *text, size_t *len) {
     const char *at = text, *found = NULL;
     while ((at = strcasestr(at, ANSWER_PREFIX))) found = at += strlen(ANSWER_PREFIX);
@@ -24,7 +26,7 @@ static const char *marked(const char *text, size_t *len) {
     return *len ? found : NULL;
 }
 
-/* What a grader finds in a text; NULL: nothing. */
+/* The answer that the grader extracts; NULL: none. */
 static char *graded(const struct grader *g, const char *text) {
     struct buf form = {0};
     if (grader_extract(g, text, &form)) return form.data;
@@ -39,12 +41,12 @@ static bool gives(const struct grader *g, const char *text, const char *form) {
     return same;
 }
 
-/* Where token i begins in the text; for i = n, where the last one ends. */
+/* Byte offset of token i in the text; for i = n, the end of the last token. */
 static size_t begins(const struct llm_call *c, int i) {
     return i ? (size_t)c->ends[i - 1] : 0;
 }
 
-/* The bytes of the tokens that say a form. */
+/* The byte range of the tokens that give `form`. */
 static void graded_find(const struct grader *g, const struct llm_call *c, const char *text,
                         const char *form, size_t *begin, size_t *end) {
     char *copy = xstrdup(text);

@@ -1,15 +1,14 @@
 /*
- * The blackboard: events, and the board that they make.
+ * The blackboard: the event log and the state computed from it.
  *
  * Invariants:
- * 1. Everything that changes a board goes through event_apply, whether the event was just made or
- *    read from the store, and event_apply looks at nothing but the event and the board. So a replay
- *    is the same board.
- * 2. An event is in the store before it is on the board.
- * 3. Event n of the log is the n-th; held events are first, first + 1, …, last.
- * 4. An entry that has expired is never shown; it is removed when room is needed.
+ * 1. Every change of a board goes through event_apply, for new events and for events from the
+ *    store, and event_apply reads only the event and the board. So a replay gives the same board.
+ * 2. An event is stored before it is applied to the board.
+ * 3. Event n of the log has sequence number n; the events in memory are first, first + 1, …, last.
+ * 4. An expired entry is never returned; it is removed when room is needed.
  *
- * Embeddings are in events as base64 of little-endian floats, which keeps their bits.
+ * Events hold embeddings as base64 of little-endian floats, which preserves every bit.
  */
 #define _GNU_SOURCE
 #include "swarm/swarm.h"
@@ -23,7 +22,7 @@
 
 enum { NAME_MAX_BYTES = 256, DEPTH_MAX = 64, PAGE = 256, DEBUG_CHARS = 100, DEBUG_VECTOR = 16 };
 
-/* Both keep the event that made them. */
+/* An entry and a slot entry keep a reference to their event. */
 struct entry {
     json_t *event;
     double expires; /* INFINITY: never */
@@ -46,10 +45,10 @@ struct blackboard {
     double (*clock)(void *ctx);
     void *clock_ctx;
     json_t *persistent; /* array of text */
-    bool frozen;        /* a replay of the past */
-    double time;        /* of the last event */
+    bool frozen;        /* set in a replay up to an earlier event */
+    double time;        /* timestamp of the last event */
     int64_t last;
-    json_t *events; /* the last ones, each with its seq */
+    json_t *events; /* the latest events, each with its seq */
     struct entry entries[BOARD_MAX_KEYS];
     int n_entries;
     struct slot *slots[BOARD_MAX_SLOTS];
@@ -79,7 +78,7 @@ static bool op_is(const json_t *event, const char *op) {
     return text && strcmp(text, op) == 0;
 }
 
-/* Time never goes back: an entry that was gone would come to life again. */
+/* Time never decreases: otherwise an expired entry would become visible again. */
 static double board_now(const struct blackboard *b) {
     double now = b->clock && !b->frozen ? b->clock(b->clock_ctx) : b->time;
     CHECK(isfinite(now));
@@ -103,7 +102,7 @@ static void entry_remove(struct blackboard *b, int i) {
     b->entries[i] = b->entries[--b->n_entries];
 }
 
-/* The one to go: what has expired, then the lowest priority, then the oldest. */
+/* The entry to evict: an expired one, then the lowest priority, then the oldest. */
 static int entry_weakest(const struct blackboard *b, double now) {
     int worst = 0;
     for (int i = 1; i < b->n_entries; i++) {
@@ -143,7 +142,7 @@ static void slot_free(struct slot *s) {
     free(s);
 }
 
-/* The floats of an event, or NULL when there are none or they are no floats. */
+/* The floats of an event, or NULL when it has no embedding or an invalid one. */
 static float *embedding_of(const json_t *event, int32_t *d) {
     const char *text = text_of(event, "embedding");
     size_t room = text ? strlen(text) / 4 * 3 : 0, got = 0;
@@ -205,7 +204,7 @@ static bool name_good(const char *name) {
     return name && *name && strlen(name) <= NAME_MAX_BYTES;
 }
 
-/* What no reader and no replay could take. */
+/* Rejects nesting that readers and replays cannot parse. */
 static bool too_deep(const json_t *v, int depth) {
     size_t i;
     const char *key;
@@ -218,7 +217,7 @@ static bool too_deep(const json_t *v, int depth) {
     return false;
 }
 
-/* Of an event from a file as of one just made: that it can be applied. */
+/* Checks that an event can be applied, both for events from a file and for new ones. */
 static int event_check(const struct blackboard *b, const json_t *event, struct error *err) {
     const json_t *embedding = json_object_get(event, "embedding");
     const char *slot = text_of(event, "slot"), *wrong = NULL;
@@ -244,7 +243,7 @@ static int event_check(const struct blackboard *b, const json_t *event, struct e
     return wrong ? error_set(err, ERR_FORMAT, "an event of board '%s' %s", b->name, wrong) : OK;
 }
 
-/* Takes an event that was checked over to the board and into the history. */
+/* Applies a checked event to the board and appends it to the history; takes ownership. */
 static void event_apply(struct blackboard *b, json_t *event) {
     b->last++;
     b->time = MAX(b->time, number_of(event, "timestamp"));
@@ -264,7 +263,7 @@ static void event_apply(struct blackboard *b, json_t *event) {
     b->events = newer;
 }
 
-/* Reads the log from the board's last event to `until` (0: the end). */
+/* Applies the events of the log after the board's last one, up to `until` (0: the end). */
 static int board_replay(struct blackboard *b, int64_t until, struct error *err) {
     for (;;) {
         int64_t n = until ? MIN(until - b->last, PAGE) : PAGE;
@@ -300,8 +299,8 @@ static int event_bounds(const struct blackboard *b, const json_t *event, struct 
                            b->name, len, BOARD_MAX_VALUE);
 }
 
-/* Takes over `events`, an array: to the store, then to the board. Where another process has been
- * faster, its events come first. */
+/* Takes ownership of `events`, an array; appends them to the store, then applies them to the board.
+ * If another process appended first, its events are applied before these. */
 static int events_append(struct blackboard *b, json_t *events, struct error *err) {
     int rc = OK;
     size_t n = json_array_size(events);
@@ -368,7 +367,7 @@ int64_t blackboard_last_seq(const struct blackboard *b) {
 
 /* writing and reading */
 
-/* A copy of the value, because the caller's may change. NULL where the key is no text. */
+/* Copies the value, because the caller may change it. NULL if the key is not UTF-8. */
 static json_t *write_event(const struct blackboard *b, const char *key, const json_t *value,
                            const struct blackboard_write_options *w) {
     CHECK(value && (!w || w->ttl >= 0));
@@ -427,7 +426,7 @@ static int entry_order(const void *pa, const void *pb) {
                           : (a->seq > b->seq) - (a->seq < b->seq);
 }
 
-/* Those that have not expired, in order. Returns how many. */
+/* The entries that have not expired, in order. Returns their number. */
 static int entries_live(const struct blackboard *b, const struct entry *out[BOARD_MAX_KEYS]) {
     double now = board_now(b);
     int n = 0;
@@ -460,7 +459,7 @@ static int64_t first_held(const struct blackboard *b) {
     return b->last - (int64_t)json_array_size(b->events) + 1;
 }
 
-/* At most n events after `after` that the memory no longer has; numbers are given to them. */
+/* At most n events after `after` that are in the store and no longer in memory; sets their seq. */
 static json_t *events_stored(const struct blackboard *b, int64_t after, int64_t n,
                              struct error *err) {
     json_t *page = store_log_list(b->store, b->name, after, n, err), *event;
@@ -525,7 +524,7 @@ static bool is_vector(const json_t *v) {
     return json_array_size(v) >= DEBUG_VECTOR;
 }
 
-/* A value as people want to see it. */
+/* A value, shortened for display. */
 static json_t *value_short(const json_t *v) {
     size_t i;
     const char *key;
@@ -564,9 +563,9 @@ json_t *blackboard_debug_view(const struct blackboard *b) {
                      "entries", entries, "slots", slots);
 }
 
-/* slots, as the caller sees them */
+/* public functions of slots */
 
-/* json_pack refuses what is no UTF-8 and then releases what it was given. */
+/* json_pack fails for text that is not UTF-8 and then releases its arguments. */
 static json_t *slot_event(const struct blackboard *b, const struct blackboard_slot_entry *e) {
     json_t *event = json_pack("{s:s,s:f,s:s,s:s}", "op", "slot", "timestamp", board_now(b), "slot",
                               e->slot, "text", e->text);
@@ -615,7 +614,7 @@ json_t *blackboard_slot_list(const struct blackboard *b, const char *slot) {
     return out;
 }
 
-/* Puts a match where it belongs in out[n], most alike first, and keeps `max`. */
+/* Inserts a match into out[n], most similar first, and keeps at most `max`. */
 struct match {
     const struct slot_entry *e;
     double similarity;

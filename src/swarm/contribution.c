@@ -1,10 +1,10 @@
 /*
- * Credit: what each agent is worth to its team, as the values of cooperative games.
+ * Contribution of each agent to its team, as values of cooperative games.
  *
- * A coalition's value is taken on the same items for every coalition, so all differences are paired
- * and an agent's value has an interval of its own: item by item the weighted sum of differences is
- * one number, and their mean is the value (Shapley 1953, Banzhaf 1965, Castro et al. 2009 for
- * sampled permutations).
+ * Every coalition's value is taken on the same items, so all differences are paired and each
+ * agent's value has a confidence interval: the weighted sum of differences of one item is one
+ * observation, and the mean over items is the value (Shapley 1953, Banzhaf 1965, Castro et al. 2009
+ * for sampled permutations).
  */
 #include "swarm/swarm.h"
 
@@ -67,10 +67,10 @@ int coalition_game_play_all(const struct coalition_game *g, uint8_t *right, stru
 
 struct sampler {
     const struct coalition_game *g;
-    uint8_t **played;     /* [2^n] rows, NULL until asked for */
-    double *v;            /* [n_agents][n_items] sums of the estimator at hand */
-    double *sum, *square; /* [n_agents] of the samples' means */
-    int n;                /* samples */
+    uint8_t **played;     /* [2^n] rows, NULL until the coalition is played */
+    double *v;            /* [n_agents][n_items] sums of the current estimator */
+    double *sum, *square; /* [n_agents] sums over the samples' means */
+    int n;                /* number of samples */
     struct error *err;
 };
 
@@ -105,7 +105,8 @@ static void sample_end(struct sampler *s, const double *mean) {
     s->n++;
 }
 
-/* The mean over items and samples; the error of both. Each sample stands for `of` marginals. */
+/* The mean over items and samples, with the error of both. Each sample consists of `of`
+ * marginals. */
 static struct stats_interval sampled_interval(const struct sampler *s, int a, int of) {
     int n = s->g->n_items;
     double *v = xmalloc((size_t)MAX(n, 1) * sizeof *v);
@@ -127,7 +128,7 @@ static void sampler_clear(struct sampler *s) {
     s->n = 0;
 }
 
-/* A permutation and its reverse are one sample. */
+/* A permutation and its reverse form one sample. */
 static int permutation_sample(struct sampler *s, uint64_t seed, int index) {
     uint32_t order[TEAM_MAX];
     double mean[TEAM_MAX] = {0};

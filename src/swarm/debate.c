@@ -1,6 +1,6 @@
 /*
- * Debates of whole task sets, and what they are compared with: a workflow is run, and what stood
- * after every round is read off its talks.
+ * Debates of whole task sets, and the self-consistency baseline: runs a workflow and reads the
+ * answers after every round from the transcripts.
  *
  * Invariant: an agent's first answer does not depend on the team, so teams that share agents share
  * those calls through the store.
@@ -17,7 +17,7 @@ static struct agent_answer *at(const struct debate *d, int round, int agent, int
                        (size_t)item];
 }
 
-/* What stood after each round: an agent that did not speak stays at what it said before. */
+/* The answers after each round: an agent that did not speak keeps its previous answer. */
 static void answers_fill(struct debate *d, const struct transcript *o, int item) {
     for (int a = 0; a < d->n_agents; a++) at(d, 0, a, item)->choice = -1;
     for (int r = 0, u = 0; r < d->rounds; r++) {
@@ -48,7 +48,7 @@ static void costs_add(struct debate *d, const struct transcript *o) {
     }
 }
 
-/* right: of each answer, where the item has no choices. */
+/* right: [candidates] grades, used if the item has no choices. */
 static bool choice_right(const struct task_item *it, const uint8_t *right, int choice) {
     if (choice < 0) return false;
     return it->n_choices ? choice == it->correct : right[choice];
@@ -148,7 +148,7 @@ void debate_transcript(const struct debate *d, const struct agent *team, const s
     }
 }
 
-/* The samples of one item: free answers become choices in the order they first came. */
+/* The samples of one item; free answers are numbered in the order of first appearance. */
 static void samples_take(struct self_consistency *s, const struct task_item *it,
                          const struct llm_call *calls, const struct grader *grader, int item) {
     size_t first = (size_t)item * (size_t)s->k;

@@ -1,9 +1,9 @@
 /*
- * The report of a debate over many questions: what was measured becomes rows, comparisons and
- * figures of one JSON object, from which the table and the page are written.
+ * The report of a debate over many questions: converts the measurements to one JSON object with
+ * rows, comparisons and statistics, and writes it as a table and as HTML.
  *
- * Everything is compared on the same items. The agent whose samples stand for self-consistency is
- * the one that did best alone on these very items, which favours what the debate is compared with.
+ * All comparisons use the same items. The self-consistency baseline samples the agent with the best
+ * accuracy alone on these same items, which favours the baseline.
  */
 #define _GNU_SOURCE
 #include "swarm/swarm.h"
@@ -30,7 +30,7 @@ struct spent {
     int64_t calls, prefilled, generated;
 };
 
-/* Of rounds up to `rounds`, of one agent or (-1) of all. */
+/* Cost of the first `rounds` rounds, of one agent or (-1) of all agents. */
 static struct spent cost_of(const struct debate *d, int rounds, int agent) {
     struct spent c = {0};
     for (int i = 0; i < d->n_items; i++)
@@ -44,7 +44,7 @@ static struct spent cost_of(const struct debate *d, int rounds, int agent) {
     return c;
 }
 
-/* making */
+/* building */
 
 struct maker {
     const struct llm_client *asker;
@@ -56,7 +56,7 @@ struct maker {
     const struct debate_report_options *w;
     struct debate d;
     json_t *rows;
-    struct { /* what the debate is compared with */
+    struct { /* baselines of the debate */
         char name[96];
         uint8_t *right;
     } against[CONTESTANTS];
@@ -109,7 +109,7 @@ static int samples_for(int64_t tokens, int64_t each, int most) {
     return (int)MAX(1, MIN((int64_t)most, (tokens + each / 2) / MAX(each, 1)));
 }
 
-/* Where evidence is split: the best agent, asked the whole question. */
+/* Baseline for split evidence: the best agent answers the whole question. */
 static int whole_make(struct maker *m, struct progress *p, struct error *err) {
     const struct agent *best = &m->team[best_alone(m)];
     struct debate_options o = *m->o;
@@ -132,7 +132,7 @@ static int whole_make(struct maker *m, struct progress *p, struct error *err) {
     return rc;
 }
 
-/* Self-consistency's curve, and its points at the debate's cost. */
+/* The accuracy curve of self-consistency, and its points at the debate's token cost. */
 static int samples_make(struct maker *m, struct progress *p, json_t *curve, struct error *err) {
     int best = best_alone(m), most = m->w->samples;
     struct spent all = cost_of(&m->d, m->d.rounds, -1), one = cost_of(&m->d, 1, best);
@@ -216,7 +216,7 @@ static int known_play(void *ctx, uint32_t mask, uint8_t *right, struct error *er
     return OK;
 }
 
-/* How far sampled values are from exact ones, root mean square over agents and seeds. */
+/* Distance of sampled values from exact ones: root mean square over agents and seeds. */
 static json_t *sampling_json(const struct maker *m, const uint8_t *right,
                              const struct contribution *exact) {
     struct known k = {right, m->n_items};
@@ -382,7 +382,7 @@ json_t *debate_report_make(const struct llm_client *a, const struct agent *team,
     return NULL;
 }
 
-/* showing */
+/* output */
 
 static double real(const json_t *v, const char *key) {
     return json_number_value(json_object_get(v, key));
@@ -491,7 +491,7 @@ void debate_transcript_html(const json_t *talk, struct buf *page) {
     buf_puts(page, "</p>\n");
 }
 
-/* Accuracy after each round, and of so many samples. */
+/* Accuracy after each round, or by number of samples. */
 static void page_curve(const json_t *list, const char *label, const char *x_title, bool rounds,
                        struct buf *page) {
     struct curve c = {0};

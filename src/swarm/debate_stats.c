@@ -1,6 +1,6 @@
 /*
- * What a debate's answers show when they are counted: flips, conformity, the oracle, calibration.
- * Pure functions of answers and items.
+ * Statistics of a debate's answers: flips, conformity, the oracle, calibration. Pure functions of
+ * answers and items.
  */
 #include "swarm/swarm.h"
 
@@ -14,7 +14,7 @@ static const struct agent_answer *at(const struct debate *d, int round, int agen
                        (size_t)item];
 }
 
-/* The answer that more than half of the others gave; -1: none. */
+/* The answer of more than half of the other agents; -1: none. */
 static int others_majority(const struct debate *d, int round, int me, int item) {
     int others = 0;
     for (int a = 0; a < d->n_agents; a++) others += a != me && at(d, round, a, item)->choice >= 0;
@@ -63,14 +63,13 @@ void debate_oracle(const struct debate *d, uint8_t *right) {
             right[i] |= d->solo[(size_t)a * (size_t)d->n_items + (size_t)i];
 }
 
-/* What calibration looks at: probabilities of n outcomes, which of them was said, which is right.
- */
+/* Input of the calibration: probabilities of n outcomes, the answered one, the correct one. */
 struct forecast {
     double p[EVAL_MAX_CHOICES];
     int n, said, right;
 };
 
-/* A free answer is two outcomes: it is right, or it is not. False: there is nothing to see. */
+/* A free answer has two outcomes: correct or wrong. False: the item cannot be used. */
 static bool forecast_make(const struct debate *d, const struct task_item *items, int item,
                           int agent, struct forecast *f) {
     const struct task_item *it = &items[item];
@@ -86,7 +85,7 @@ static bool forecast_make(const struct debate *d, const struct task_item *items,
     return true;
 }
 
-/* Its p at a temperature, from p at 1. */
+/* Rescales p from temperature 1 to `temperature`. */
 static void tempered(struct forecast *f, double temperature) {
     double sum = 0;
     for (int c = 0; c < f->n; c++)
@@ -94,7 +93,7 @@ static void tempered(struct forecast *f, double temperature) {
     for (int c = 0; c < f->n; c++) f->p[c] /= sum;
 }
 
-/* Mean negative log-likelihood of the right answers, and the calibration error. */
+/* Mean negative log-likelihood of the correct answers, and the calibration error. */
 static double nll_and_ece(const struct debate *d, const struct task_item *items, int agent,
                           double temperature, double *ece, int64_t *n) {
     double nll = 0, sure[BINS] = {0}, right[BINS] = {0};

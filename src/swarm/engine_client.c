@@ -1,10 +1,10 @@
 /*
- * The asker on an engine: calls become requests, requests get their identity, what the store knows
- * is not computed again, the rest runs in one heterogeneous batch and is written down in one
+ * The llm_client on an engine: converts calls to requests, computes their keys, takes known results
+ * from the store, runs all others in one multi-LoRA batch and stores their results in one
  * transaction.
  *
- * A judgement is two requests: the answer, chosen among the candidates with exact probabilities,
- * and a rationale for it under a grammar. Nothing that is read out of a reply can fail to parse.
+ * A judge's call needs two requests: the answer, chosen among the candidates with exact
+ * probabilities, and a rationale for it under a grammar. So parsing of a reply cannot fail.
  */
 #define _GNU_SOURCE
 #include "swarm/swarm.h"
@@ -26,7 +26,7 @@ struct pending {
     char key[HASH_LEN];
     bool known;
 };
-/* What is asked in one batch: first answers, then the rationales of those that judged. */
+/* The requests of one engine batch: first answers, then the rationales of judges. */
 struct batch {
     struct engine_client *s;
     const char *model; /* hash */
@@ -35,7 +35,7 @@ struct batch {
     struct grammar *rationale; /* NULL until it is needed */
 };
 
-/* JSON's text of a string, without its quotes. */
+/* The JSON encoding of a string, without the quotes. */
 static char *json_inside(const char *text) {
     json_t *v = json_string(text);
     char *quoted = json_dumps(v, JSON_ENCODE_ANY);
@@ -49,7 +49,7 @@ static void ids_text(struct token_ids *out, const struct tokenizer *tok, const c
     tokenizer_encode(tok, text, strlen(text), 0, out);
 }
 
-/* A judge's chat so far, `prefix` of its reply, and the candidates as what may follow. */
+/* A judge's chat with the prefix of its reply, and the candidates as continuations. */
 static int judge_init(struct choice_prompt *a, const struct tokenizer *tok,
                       const struct llm_call *c, struct error *err) {
     *a = (struct choice_prompt){.n_choices = c->n_candidates};
@@ -88,7 +88,7 @@ static int text_init(struct choice_prompt *a, const struct tokenizer *tok, const
     return OK;
 }
 
-/* Text whose tokens matter: no working, no rationale. */
+/* Free text, whose tokens are recorded: no working and no rationale. */
 static bool is_free(const struct pending *p) {
     return p->req.n_choices == 0 && !p->req.grammar;
 }
@@ -126,7 +126,7 @@ static int prepare(struct batch *b, struct pending *p, bool rationale, struct er
     if (free_text) p->req.grammar = rationale ? b->rationale : c->grammar;
     p->req.sampling.temperature = c->temperature;
     p->req.sampling.top_p = c->temperature > 0 ? c->top_p : 1;
-    /* greedy calls are the same call whatever the seed */
+    /* a greedy call does not depend on the seed */
     p->req.sampling.seed = c->temperature > 0 ? c->seed : 0;
     if (!has_room(b, &p->req)) c->failed = NO_ROOM;
     engine_request_key(&p->req, b->model, b->s->model->cls, p->key);
@@ -142,7 +142,7 @@ static void *numbers_copy(const void *v, int32_t n) {
     return n ? memcpy(xmalloc((size_t)n * 4), v, (size_t)n * 4) : NULL;
 }
 
-/* Costs add up over a judgement's two requests. */
+/* A judge's two requests add up their costs. */
 static void result_apply(const struct store_call *s, struct pending *p) {
     struct llm_call *c = p->call;
     for (int i = 0; i < MIN(s->n_choices, EVAL_MAX_CHOICES); i++) c->answer.prob[i] = s->prob[i];
@@ -161,7 +161,7 @@ static void result_apply(const struct store_call *s, struct pending *p) {
     c->truncated |= s->finish;
 }
 
-/* What people may see of the tokens' bytes, and where each ends in that. */
+/* Appends the sanitized text of the tokens, and moves each token's end offset accordingly. */
 static void clean_add(const struct buf *raw, int32_t *ends, int n, struct buf *text) {
     const uint8_t *v = (const uint8_t *)raw->data;
     int k = 0;
@@ -178,8 +178,8 @@ static void clean_add(const struct buf *raw, int32_t *ends, int n, struct buf *t
     for (; k < n; k++) ends[k] = (int32_t)text->len;
 }
 
-/* What a computed request says, in the form the store keeps; numbers are the request's, but ends.
- */
+/* The result of a computed request in the form that the store keeps. Arrays are borrowed from the
+ * request, except `ends`. */
 static struct store_call stored_of(const struct batch *b, const struct pending *p,
                                    struct buf *text) {
     const struct engine_request *r = &p->req;
@@ -206,7 +206,7 @@ static bool is_cache_miss(const struct pending *p) {
     return !p->known && !p->call->failed;
 }
 
-/* Runs what the store did not know, as one array of requests. */
+/* Runs the cache misses as one array of requests. */
 static int run_cache_misses(struct batch *b, struct error *err) {
     struct engine_request *reqs = xcalloc((size_t)MAX(b->n, 1), sizeof *reqs);
     int m = 0, rc = OK;
@@ -239,8 +239,8 @@ static int results_store(struct batch *b, struct error *err) {
     return rc;
 }
 
-/* Whether what a store holds can be what the request gave; a store of before may hold a text
- * without its tokens, and is asked again. */
+/* Whether a stored result fits the request. An older store may hold a text without its tokens; the
+ * call is then computed again. */
 static bool is_whole(const struct store_call *c, const struct pending *p) {
     size_t len = c->text ? strlen(c->text) : 0;
     for (int i = 0; i < c->n_tokens; i++) {
@@ -260,7 +260,7 @@ static bool cache_lookup(const struct batch *b, struct pending *p) {
     return whole;
 }
 
-/* One batch; what is in b->v has its call. */
+/* Runs one batch; the caller has set b->v[i].call. */
 static int batch_run(struct batch *b, bool rationale, struct error *err) {
     int rc = OK;
     for (int i = 0; rc == OK && i < b->n; i++) {
@@ -277,7 +277,7 @@ static int batch_run(struct batch *b, bool rationale, struct error *err) {
     return rc;
 }
 
-/* Rationales: text up to a quote, as JSON has it. */
+/* A rationale is text up to the closing quote of a JSON string. */
 static int rationales_run(struct batch *b, struct llm_call *calls, int n, struct error *err) {
     static const char pattern[] = "([^\"\\\\\\x00-\\x1f]){1,400}\"\\}";
     memset(b->v, 0, (size_t)b->n * sizeof *b->v);

@@ -1,13 +1,12 @@
 /*
- * The answer pipeline: a team is made for the question, a workflow lets it speak, the board holds
- * all of it, and the conversation remembers what came out.
+ * The answer pipeline: builds a team for the question, runs a workflow with it, writes every step
+ * to the board, and stores the exchange in the conversation memory.
  *
  * Invariants:
- * 1. A call goes to its stage's asker and nowhere else; what is asked together goes to each asker
- *    at once.
- * 2. Nothing that an agent does stops the others: one that fails, repeats itself or says nothing
- *    usable is passed over, and the last resort is an apology.
- * 3. The board has every utterance under the pipeline's keys (the last one wins) and in a slot of
+ * 1. A call goes to its stage's client only; the calls of a step go to each client in one batch.
+ * 2. No agent can stop the others: an agent that fails, repeats itself or returns no usable text is
+ *    skipped, and the last resort is a fallback text.
+ * 3. The board holds every utterance under the pipeline's keys (the last one wins) and in a slot of
  *    its speaker (all of them).
  */
 #define _GNU_SOURCE
@@ -17,14 +16,15 @@
 #include <string.h>
 
 enum {
-    LONG_QUESTION = 150, /* characters that are worth a gist, */
+    LONG_QUESTION = 150, /* characters; longer questions get a gist */
     LONG_REFERENCE = 500,
-    GIST_CHARS = 250, /* and how long that may be */
+    GIST_CHARS = 250, /* maximum length of a gist */
     CONTEXT_CHARS = 1500,
-    LEAST_CHARS = 10, /* of an answer, to the predecessor */
+    LEAST_CHARS = 10, /* minimum length of an answer in compat mode */
     SUMMARY_TOKENS = 256,
     FACT_TOKENS = 256,
-    CUTS = 3 /* times that context and references are halved when nobody has room; then none */
+    CUTS = 3 /* number of times that context and references are halved to fit; then they are left
+                out */
 };
 
 const char *const pipeline_stage_names[PIPELINE_N_STAGES] = {"internal", "summary", "output"};
@@ -36,7 +36,7 @@ enum pipeline_stage pipeline_stage_of_role(const char *role) {
     return PIPELINE_INTERNAL;
 }
 
-/* One question under way. */
+/* State of one question. */
 struct pipeline_state {
     const struct pipeline_options *o;
     const char *question;
@@ -44,19 +44,19 @@ struct pipeline_state {
     enum question_type type;
     struct agent v[TEAM_MAX];
     char *system[TEAM_MAX];
-    char **names; /* the answer's */
+    char **names; /* owned by the answer */
     int n;
     int spoken[TEAM_MAX];
-    int cut; /* how often what is given beside the question was halved */
+    int cut; /* times that context and references were halved */
 };
 
-/* asking */
+/* LLM calls */
 
 static bool same_asker(const struct llm_client *a, const struct llm_client *b) {
     return a->ask == b->ask && a->ctx == b->ctx;
 }
 
-/* Those of the calls that are this asker's, as one batch; all of them where there is one base. */
+/* Sends the calls of this client as one batch; all calls if there is one base model. */
 static int ask_of(const struct pipeline_state *t, const struct llm_client *asker,
                   struct llm_call *calls, int n, struct error *err) {
     struct llm_call *own = xcalloc((size_t)n, sizeof *own);
@@ -69,7 +69,7 @@ static int ask_of(const struct pipeline_state *t, const struct llm_client *asker
         own[m++] = calls[i];
     }
     int rc = m ? asker->ask(asker->ctx, own, m, err) : OK;
-    for (int i = 0; i < m; i++) calls[at[i]] = own[i]; /* after an error too: it has the texts */
+    for (int i = 0; i < m; i++) calls[at[i]] = own[i]; /* after an error too: the calls own texts */
     free(own);
     free(at);
     return rc;
@@ -87,8 +87,8 @@ static int ask_all(const struct pipeline_state *t, struct llm_call *calls, int n
     return rc;
 }
 
-/* A question of the pipeline's own to who sums up; `c` says what kind of reply is wanted. The
- * caller releases it. */
+/* A call of the pipeline to the summary model; `c` sets the kind of reply. The caller releases
+ * it. */
 static int ask_summarizer(const struct pipeline_options *o, const char *system, const char *user,
                           struct llm_call *c, struct error *err) {
     static const struct agent writer = {.name = "summary", .role = "summary"};
@@ -148,7 +148,7 @@ static int utterance_put(struct pipeline_state *t, const struct llm_call *c, str
     return rc == OK && *text ? slot_put(t, who, text, err) : rc;
 }
 
-/* The workflow's asker: what is said goes to the board as soon as it is there. */
+/* The workflow's llm_client: writes each reply to the board at once. */
 static int ask(void *ctx, struct llm_call *calls, int n, struct error *err) {
     struct pipeline_state *t = ctx;
     if (t->o->progress)
@@ -174,8 +174,8 @@ static void member_add(struct pipeline_state *t, const char *role, const char *n
                              .max_tokens = s->max_tokens};
 }
 
-/* One of each of the workflow's roles, but of "agent" as many as were asked for, with the roles
- * that the kind of question calls for. */
+/* One agent for each role of the workflow, except "agent": o->agents agents, with roles for the
+ * type of the question. */
 static int team_make(struct pipeline_state *t, struct error *err) {
     const struct pipeline_options *o = t->o;
     int n_roles = workflow_n_roles(o->workflow);
@@ -200,8 +200,8 @@ static int team_make(struct pipeline_state *t, struct error *err) {
                                workflow_name(o->workflow));
 }
 
-/* Of the kinds, the one that who sums up holds for the most probable; by keywords where it has no
- * room. */
+/* Sets the type that the summary model finds most probable; keeps the type by keywords if the
+ * question does not fit in the model's context. */
 static int type_ask(struct pipeline_state *t, struct error *err) {
     static const char *const words[N_LANGUAGES] = {
         [LANG_EN] = "What kind of question is this: discussion, planning, informational, "
@@ -221,7 +221,7 @@ static int type_ask(struct pipeline_state *t, struct error *err) {
     return rc;
 }
 
-/* what the team is told */
+/* inputs of the team */
 
 static int references_find(const struct pipeline_state *t, struct buf *out, struct error *err) {
     buf_puts(out, "");
@@ -239,8 +239,8 @@ static bool is_longer(const char *text, int chars) {
     return utf8_prefix_len(text, len, (size_t)chars) < len;
 }
 
-/* In a sentence or two what a long question is about; nothing where it is short, or who sums up
- * has nothing to say. */
+/* A summary of a long question in one or two sentences; empty if the question is short or the
+ * summary model returns nothing usable. */
 static int question_summarize(const struct pipeline_state *t, const char *rag, struct buf *out,
                               struct error *err) {
     static const char *const words[N_LANGUAGES] = {
@@ -267,7 +267,7 @@ static int question_summarize(const struct pipeline_state *t, const char *rag, s
     return rc;
 }
 
-/* What templates see beside the question; all of it stands on the board. */
+/* Variables of templates in addition to the question; the board holds all of them. */
 static int given_make(const struct pipeline_state *t, json_t **out, struct error *err) {
     static const char *const keys[] = {BOARD_CONVERSATION, BOARD_RAG, BOARD_INITIAL_SUMMARY};
     struct buf text[3] = {{0}};
@@ -296,7 +296,7 @@ static bool is_usable(const struct pipeline_options *o, const struct utterance *
            (!o->compat || is_longer(out->data, LEAST_CHARS - 1));
 }
 
-/* Of what was said: the result's words; else the last that are usable. */
+/* The result's text if usable; else the last usable utterance. */
 static void answer_pick(const struct pipeline_state *t, struct pipeline_answer *a) {
     const struct transcript *talk = &a->talk;
     struct buf text = {0};
@@ -315,7 +315,7 @@ static bool is_given(const json_t *given, const char *key) {
     return *json_string_value(json_object_get(given, key)) != 0;
 }
 
-/* Whether somebody thought, and somebody wrote an answer. */
+/* Whether an agent thought and an agent wrote the result. */
 static bool is_whole(const struct pipeline_state *t, const struct transcript *talk) {
     bool thought = false;
     for (int i = 0; i < talk->n; i++)
@@ -325,7 +325,7 @@ static bool is_whole(const struct pipeline_state *t, const struct transcript *ta
     return thought && talk->final >= 0;
 }
 
-/* One try; *again: it is not whole, and less beside the question may make room. */
+/* One attempt. *again: the run is not complete, and a shorter context may fit. */
 static int team_try(struct pipeline_state *t, const struct task_item *item,
                     struct pipeline_answer *a, bool *again, struct error *err) {
     const struct pipeline_options *o = t->o;
@@ -365,7 +365,7 @@ static int team_speak(struct pipeline_state *t, struct pipeline_answer *a, struc
     return rc;
 }
 
-/* What the memory knows by itself needs no team. */
+/* A question that the memory can answer needs no team. */
 static bool memory_answers(const struct pipeline_state *t, struct pipeline_answer *a) {
     struct buf known = {0};
     if (!t->o->memory || !conversation_answer_from_facts(t->o->memory, t->question, &known))
@@ -397,9 +397,9 @@ void pipeline_answer_release(struct pipeline_answer *a) {
     *a = (struct pipeline_answer){0};
 }
 
-/* remembering */
+/* conversation memory */
 
-/* What is about to be forgotten becomes a summary; where none comes, the one before stays. */
+/* Summarizes the exchanges that the memory drops; on failure the previous summary stays. */
 static int talk_summarize(void *ctx, const char *previous, const char *exchanges, struct buf *out,
                           struct error *err) {
     static const char *const words[N_LANGUAGES] = {
@@ -416,7 +416,8 @@ static int talk_summarize(void *ctx, const char *previous, const char *exchanges
     return rc;
 }
 
-/* By the model, in JSON; of it what was said. NULL: nothing came, or an error that err has. */
+/* Facts extracted by the model as JSON, filtered to facts that the user stated. NULL: none, or an
+ * error in err. */
 static json_t *facts_ask(const struct pipeline_options *o, const char *said, struct error *err) {
     static const char *const words[N_LANGUAGES] = {
         [LANG_EN] = "List what the user says of himself or herself, in the user's own words, as "
@@ -430,7 +431,7 @@ static json_t *facts_ask(const struct pipeline_options *o, const char *said, str
     struct llm_call c = {.max_tokens = FACT_TOKENS, .grammar = g};
     json_t *claimed = NULL, *facts = NULL;
     if (g && ask_summarizer(o, words[l], said, &c, err) == OK && !c.failed && c.text)
-        claimed = json_loads(c.text, 0, NULL); /* NULL where the tokens ran out */
+        claimed = json_loads(c.text, 0, NULL); /* NULL if the reply was cut */
     if (json_is_object(claimed)) facts = facts_filter_grounded(claimed, said);
     json_decref(claimed);
     llm_call_release(&c);
@@ -447,8 +448,7 @@ static int facts_learn(const struct pipeline_options *o, const char *question, s
     if (o->facts == FACTS_MODEL && said.len) asked = facts_ask(o, said.data, err);
     int rc = asked ? OK : err->code;
     if (rc == OK && asked) rc = conversation_merge_facts(o->memory, asked, err);
-    if (rc == OK)
-        rc = conversation_merge_facts(o->memory, found, err); /* rules have the last word */
+    if (rc == OK) rc = conversation_merge_facts(o->memory, found, err); /* rules take precedence */
     json_decref(found);
     json_decref(asked);
     buf_release(&said);

@@ -1,8 +1,9 @@
 /*
- * Roles and the questions that call for them, as tables.
+ * Tables of roles and of the question types that select them.
  *
- * Names, temperatures and the order of the types are the predecessor's, so that its users find
- * their team again; descriptions are our own. Keywords of a type are one text, cut at '|'.
+ * Names, temperatures and the order of the types are those of the predecessor, so that its users
+ * find the same team; the descriptions are new. The keywords of a type are one string, separated by
+ * '|'.
  */
 #define _GNU_SOURCE
 #include "swarm/swarm.h"
@@ -21,7 +22,7 @@ int question_type_find(const char *name) {
     return -1;
 }
 
-/* The predecessor's, and what it lacked for Chinese. */
+/* The predecessor's keywords, and additional Chinese ones. */
 static const struct {
     const char *seed, *chinese;
 } keywords[QUESTION_DEFAULT] = {
@@ -47,8 +48,8 @@ static bool is_letter(const uint8_t *p, const uint8_t *end) {
     return c < 0x2E80 && uc_is_property_alphabetic(c);
 }
 
-/* Whether the characters beside text[at .. at + n) are no letters of alphabets: a Japanese particle
- * may stand next to a Latin word. */
+/* Whether no alphabetic letter is adjacent to text[at .. at + n). A Japanese particle may follow a
+ * Latin word. */
 static bool is_word(const char *text, size_t len, size_t at, size_t n) {
     const uint8_t *p = (const uint8_t *)text, *end = p + len, *before = p + at;
     if (before > p) {
@@ -74,7 +75,7 @@ static bool any_keyword(const char *text, size_t len, const char *words, bool co
     return false;
 }
 
-/* Lower case, letter by letter: no keyword has a letter whose case needs more. */
+/* Lower-cases each character separately, which suffices for the keywords. */
 static void lower(const char *text, struct buf *out) {
     const uint8_t *p = (const uint8_t *)text, *end = p + strlen(text);
     while (p < end) {

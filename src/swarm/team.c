@@ -1,8 +1,8 @@
 /*
- * Reading a team: the top of the file and each agent are option rows over a part of the document,
- * so that unknown keys, wrong types and ranges are refused as in a recipe, with file and line.
+ * Parser of team files: the top level and each agent are option rows over a part of the document,
+ * so that unknown keys, wrong types and ranges are reported as in a recipe, with file and line.
  *
- * Invariants: no two agents have one name; texts that agents point to are the team's own.
+ * Invariants: agents have distinct names; the team owns the texts that its agents point to.
  */
 #define _GNU_SOURCE
 #include "swarm/swarm.h"
@@ -47,7 +47,7 @@ static const struct option_row member_rows[] = {
 };
 #undef ROW
 
-/* Returns the error's code. */
+/* Adds file and line to the error; returns its code. */
 static int say_where(const struct yaml *y, const char *at, struct error *err) {
     return error_wrap(err, "'%s', line %d", y->path, MAX(yaml_line(y, at), 1));
 }
@@ -72,7 +72,7 @@ static bool name_taken(const struct team *t, const char *name) {
     return false;
 }
 
-/* "runs/x/critic" → "critic", and "critic#2" for the second of them. malloc'ed. */
+/* "runs/x/critic" → "critic", and "critic#2" for the second agent. malloc'ed. */
 static char *name_free(const struct team *t, const char *dir) {
     char *path = xstrdup(dir);
     for (size_t n = strlen(path); n > 1 && path[n - 1] == '/'; n--) path[n - 1] = 0;
@@ -92,7 +92,7 @@ static void term_add(struct team *t, const char *path, float weight) {
     t->terms[t->adapters.n - 1] = (struct weighted_adapter){.weight = weight};
 }
 
-/* Behind its terms. */
+/* The caller adds the agent's terms first. */
 static struct agent *agent_add(struct team *t, const char *name) {
     struct agent *a = &t->v[t->n];
     char *own = name ? NULL : name_free(t, t->adapters.v[t->first[t->n]]);
@@ -102,7 +102,7 @@ static struct agent *agent_add(struct team *t, const char *name) {
     return a;
 }
 
-/* Where an adapter is; NULL: it is not there. */
+/* The path of an adapter; NULL: it does not exist. */
 static char *adapter_find(const char *file, const char *path) {
     if (strcmp(path, "base") == 0 || hub_is_name(path)) return xstrdup(path);
     char *found = path_relative_to(file, path);
@@ -111,7 +111,7 @@ static char *adapter_find(const char *file, const char *path) {
     return NULL;
 }
 
-/* "DIR" or "DIR=WEIGHT"; a path that exists is itself, whatever is in its name. */
+/* "DIR" or "DIR=WEIGHT"; an existing path is used unchanged, even with a '=' in its name. */
 static int term_read(struct team *t, const struct yaml *y, const char *at, const char *text,
                      struct error *err) {
     float weight = 1;
@@ -142,7 +142,7 @@ static int terms_read(struct team *t, const struct yaml *y, const char *at,
     return rc;
 }
 
-/* A part of a document as one of its own. Releases with json_decref of its lines. */
+/* A part of a document as a separate one. The caller calls json_decref on its lines. */
 static struct yaml part_of(const struct yaml *y, json_t *root, const char *at) {
     struct yaml part = {y->path, root, json_object()};
     size_t n = strlen(at);
@@ -191,7 +191,7 @@ static int agents_read(struct team *t, const struct yaml *y, struct error *err) 
     return rc;
 }
 
-/* the whole */
+/* top level */
 
 static void workflow_take(struct team *t, struct workflow *w) {
     t->workflow = w;

@@ -1,8 +1,9 @@
 /*
- * Teams as contestants: a bank's questions are debated, and what was decided is the answer.
+ * Teams as candidates of an evaluation: a team debates a bank's questions, and the decision is its
+ * answer.
  *
- * Agents are asked in the model's chat template, in the words of their protocol, whatever the form
- * in which adapters alone meet the question.
+ * Agents receive the question in the model's chat template, in the prompts of their protocol,
+ * whatever prompt format the bank uses for single adapters.
  */
 #include "swarm/swarm.h"
 

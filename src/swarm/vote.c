@@ -1,6 +1,6 @@
 /*
- * Votes: pure functions of answers. Each fills a score for every choice; vote_decide breaks ties
- * the same way for all.
+ * Votes: pure functions of answers. Each computes a score for every choice; vote_decide breaks ties
+ * in the same way for all votes.
  */
 #define _GNU_SOURCE
 #include "swarm/swarm.h"
@@ -9,7 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Of free answers an agent gives nothing to any but its own. */
+/* For free answers an agent has a probability only for its answer. */
 static double prob_of(const struct agent_answer *a, int c) {
     return c < EVAL_MAX_CHOICES ? (double)a->prob[c] : c == a->choice ? (double)a->sure : 0;
 }
@@ -19,7 +19,7 @@ static void majority(const struct agent_answer *a, int n, int n_choices, double 
     for (int i = 0; i < n; i++) out[a[i].choice] += 1;
 }
 
-/* Each agent's own choice, weighted by the exact probability it gives it. */
+/* The choice of each agent, weighted by the exact probability that the agent assigns to it. */
 static void confidence(const struct agent_answer *a, int n, int n_choices, double *out) {
     (void)n_choices;
     for (int i = 0; i < n; i++) out[a[i].choice] += prob_of(&a[i], a[i].choice);
@@ -31,7 +31,7 @@ static void logprob(const struct agent_answer *a, int n, int n_choices, double *
         for (int c = 0; c < n_choices; c++) out[c] += math_log(fmax(prob_of(&a[i], c), 1e-12));
 }
 
-/* Borda count: a choice gets one point for each that the agent thinks less likely. */
+/* Borda count: a choice gets one point for each choice that the agent finds less likely. */
 static void borda(const struct agent_answer *a, int n, int n_choices, double *out) {
     for (int i = 0; i < n; i++)
         for (int c = 0; c < n_choices; c++)
@@ -82,7 +82,7 @@ static char *json_answer(const json_t *v) {
     return NULL;
 }
 
-/* What stands from the first brace to the first that closes one, if that is JSON with an answer. */
+/* The text from the first '{' to the first '}', if that is JSON with an answer. */
 static char *json_vote(const char *text, float *confidence) {
     const char *open = strchr(text, '{'), *close = open ? strchr(open, '}') : NULL;
     if (!close) return NULL;
@@ -94,7 +94,7 @@ static char *json_vote(const char *text, float *confidence) {
     return out;
 }
 
-/* Bytes of the white space at p, 0: there is none. */
+/* Bytes of white space at p; 0: none. */
 static size_t space_at(const char *p) {
     return *p && strchr(" \t\r\n\f\v", *p) ? 1 : strncmp(p, "\u3000", 3) == 0 ? 3 : 0;
 }

@@ -1,8 +1,8 @@
 /*
- * Reading a workflow: YAML to nodes with parsed templates and edges between their numbers.
+ * Parser of workflows: YAML to nodes with parsed templates, and edges between node indices.
  *
- * Everything that can be wrong is found here, with file and line, except what only a template's
- * variables show. Invariant: a workflow is never written again and may be shared by threads.
+ * All errors are reported here, with file and line, except those that depend on a template's
+ * variables. Invariant: a parsed workflow is read-only and may be shared by threads.
  */
 #define _GNU_SOURCE
 #include "swarm/internal.h"
@@ -22,7 +22,7 @@ const char *workflow_builtin(int i, const char **text) {
     return builtin[i].name;
 }
 
-struct reader { /* of a file; `at` is the dotted path of what is being read */
+struct reader { /* a file; `at` is the dotted path of the value being read */
     const struct yaml *y;
     struct workflow *w;
     char at[128];
@@ -30,7 +30,7 @@ struct reader { /* of a file; `at` is the dotted path of what is being read */
 };
 
 static int refuse(const struct reader *r, const char *what, const char *subject) {
-    int line = yaml_line(r->y, r->at); // 0: what is missing stands nowhere
+    int line = yaml_line(r->y, r->at); // 0: a missing key has no line
     return error_set(r->err, ERR_FORMAT, "'%s' line %d: %s '%s'", r->y->path, MAX(line, 1), what,
                      subject);
 }
@@ -42,7 +42,7 @@ static int place(struct reader *r, const char *format, const char *name, int i) 
     return OK;
 }
 
-/* A word of `known` (ended by NULL), its number. */
+/* Index of a word in `known` (ended by NULL). */
 static int word(struct reader *r, const json_t *v, const char *const *known, int *out) {
     const char *text = json_string_value(v);
     if (!text) return refuse(r, "a word is expected at", r->at);
@@ -67,7 +67,7 @@ static int template(struct reader *r, const json_t *v, struct jinja **out) {
     return error_wrap(r->err, "'%s' line %d, template", r->y->path, MAX(yaml_line(r->y, r->at), 1));
 }
 
-/* Whether mapping `v`, where there is one, holds none but these keys (ended by NULL). */
+/* Checks that mapping `v`, if not NULL, has only these keys (ended by NULL). */
 static int keys_check(struct reader *r, const json_t *v, const char *at, const char *const *known) {
     const char *key;
     json_t *x;
@@ -200,7 +200,7 @@ static int nodes_read(struct reader *r, const json_t *v) {
     return OK;
 }
 
-/* A condition is what `{{ … }}` of it says. */
+/* A condition is an expression of `{{ … }}`. */
 static int edge_read(struct reader *r, const json_t *v, struct workflow_edge *e) {
     const char *from = json_string_value(json_object_get(v, "from")),
                *to = json_string_value(json_object_get(v, "to"));

@@ -1,10 +1,10 @@
 /*
- * Running a workflow: every item is a track through the graph, and a turn of the engine asks all
- * calls of all tracks that wait for nothing at once.
+ * Executor of workflows: every item is a track through the graph, and each step runs all calls of
+ * all tracks whose inputs are ready in one batch.
  *
- * What a template sees is built anew for every call from the track's utterances, so a call depends
- * on what it reads and on nothing else: the same call in another team is the same call to the
- * store. Invariants: an utterance is never changed; a step whose budget is not there is not begun.
+ * The variables of a template are rebuilt for every call from the track's utterances, so a call
+ * depends on its inputs only: the same call in another team has the same key in the store.
+ * Invariants: an utterance is never changed; a step starts only if the budget covers it.
  */
 #define _GNU_SOURCE
 #include "swarm/internal.h"
@@ -18,13 +18,13 @@
 struct track {
     const struct task_item *item;
     struct transcript *o;
-    int index;       /* of the item: draws orders */
-    int node;        /* that speaks; -1: done */
-    int turn;        /* in-turn: how many of its speakers have spoken */
-    int waiting;     /* speakers of this step that have not */
-    int step;        /* the first utterance of this step */
-    int told;        /* utterances that who listens has heard */
-    int round, size; /* from 0; utterances that there is room for */
+    int index;       /* index of the item; seeds its random orders */
+    int node;        /* current node; -1: done */
+    int turn;        /* in-turn: speakers that have spoken */
+    int waiting;     /* speakers of this step that have not spoken */
+    int step;        /* index of the first utterance of this step */
+    int told;        /* utterances already passed to `heard` */
+    int round, size; /* round counts from 0; size: capacity of the utterances */
     int calls;
     int64_t generated;
 };
@@ -37,12 +37,12 @@ struct workflow_execution {
     const struct vote *vote;
     const struct grader *exact;
     double (*clock)(void);
-    double deadline; /* by that clock; INFINITY: none */
+    double deadline; /* on that clock; INFINITY: none */
     bool late;
     struct track *tracks;
     int n_tracks;
 };
-/* A call and what it was made for. */
+/* A call in preparation, with its track and agent. */
 struct pending_call {
     struct track *track;
     int agent;
@@ -55,9 +55,9 @@ static const char *role_of(const struct workflow_execution *r, int agent) {
     return own ? own : workflow_role(r->w, agent);
 }
 
-/* what templates see */
+/* variables of templates */
 
-/* The last `tail` characters of a text, with a mark where something is missing. */
+/* The last `tail` characters of a text, with a mark if text is cut. */
 static json_t *tail_json(const char *text, int tail) {
     size_t len = strlen(text), at = len;
     for (int left = tail; tail && at > 0 && left > 0; left--) {
@@ -72,7 +72,7 @@ static const char *answer_text(const struct transcript *o, const struct utteranc
     return u->answer < 0 ? "" : o->candidates[u->answer];
 }
 
-/* Utterance of `agent` before utterance `end`, the latest that did not fail. */
+/* The latest utterance of `agent` before utterance `end` that did not fail. */
 static const struct utterance *latest(const struct track *t, int agent, int end, bool answered) {
     for (int i = end - 1; i >= 0; i--) {
         const struct utterance *u = &t->o->v[i];
@@ -86,7 +86,7 @@ static json_t *said_json(const struct track *t, const struct utterance *u, int n
                      answer_text(t->o, u));
 }
 
-/* What the others said last, in an order of the item's own. */
+/* The latest utterances of the other agents, in an order seeded by item and round. */
 static json_t *others_json(const struct workflow_execution *r, const struct track *t, int me,
                            int end, int tail) {
     uint32_t order[TEAM_MAX];
@@ -125,7 +125,8 @@ static json_t *texts_json(char *const *v, int n) {
     return list;
 }
 
-/* Whether all who have an answer have the same; one alone agrees only where nobody else is. */
+/* Whether all agents that have an answer have the same one. A single answer is a consensus only in
+ * a team of one. */
 static bool has_consensus(const struct workflow_execution *r, const struct track *t) {
     int answer = -1, voices = 0;
     for (int a = 0; a < r->n_agents; a++) {
@@ -138,7 +139,7 @@ static bool has_consensus(const struct workflow_execution *r, const struct track
     return voices > 1 || (voices == 1 && r->n_agents == 1);
 }
 
-/* The language's words over English ones. */
+/* English words, overridden by the item's language. */
 static json_t *words_json(const struct workflow *w, const char *lang) {
     json_t *words = json_object();
     json_object_update(words, json_object_get(w->words, "en"));
@@ -146,7 +147,7 @@ static json_t *words_json(const struct workflow *w, const char *lang) {
     return words;
 }
 
-/* As agent `me` sees the question; -1: whole. */
+/* Variables of an item, with the question as agent `me` sees it; -1: whole. */
 static json_t *track_vars(const struct workflow_execution *r, const struct track *t, int me) {
     const char *lang = t->item->lang ? t->item->lang : "en";
     json_t *given = (json_t *)(uintptr_t)r->options->given;
@@ -159,7 +160,7 @@ static json_t *track_vars(const struct workflow_execution *r, const struct track
                      given ? json_incref(given) : json_object());
 }
 
-/* For agent `me`; with the node's order it hears its step or what came before. */
+/* Variables for agent `me`; in-turn nodes include the utterances of the current step. */
 static json_t *agent_vars(const struct workflow_execution *r, const struct track *t, int me) {
     const struct workflow_node *n = &r->w->nodes[t->node];
     const struct agent *a = &r->team[me];
@@ -175,7 +176,7 @@ static json_t *agent_vars(const struct workflow_execution *r, const struct track
     return vars;
 }
 
-/* asking */
+/* calls */
 
 static bool speaks(const struct workflow_execution *r, const struct workflow_node *n, int agent) {
     if (n->by == ~0u) return true;
@@ -200,9 +201,9 @@ static int messages_make(const struct workflow_execution *r, struct pending_call
     return rc;
 }
 
-/* By the agent's name and how often it has spoken, so that an agent draws the same in every team
- * (common random numbers), and however the graph is drawn. Of 53 bits, which also a client whose
- * numbers are doubles can give back. */
+/* The seed depends on the agent's name and on its number of earlier utterances, so that an agent
+ * samples the same in every team (common random numbers) and in any graph. It has 53 bits, so that
+ * a client that stores numbers as doubles can return it. */
 static uint64_t call_seed(const struct workflow_execution *r, const struct track *t, int agent) {
     const char *name = r->team[agent].name;
     uint32_t spoken = 0;
@@ -217,7 +218,7 @@ static int call_make(const struct workflow_execution *r, struct pending_call *a,
     const struct track *t = a->track;
     const struct workflow_node *n = &r->w->nodes[t->node];
     const struct workflow_options *o = r->options;
-    int64_t left = (r->w->max_generated - t->generated) / t->waiting; // a fair share
+    int64_t left = (r->w->max_generated - t->generated) / t->waiting; // an equal share
     *c = (struct llm_call){.agent = &r->team[a->agent],
                            .item = t->item,
                            .reply = n->reply,
@@ -236,7 +237,7 @@ static int call_make(const struct workflow_execution *r, struct pending_call *a,
     return messages_make(r, a, c, err);
 }
 
-/* The speakers of a track's step that speak now; 0 when its budget does not allow them. */
+/* The agents of a track's step that speak now; 0 when the budget does not cover them. */
 static int speakers(const struct workflow_execution *r, struct track *t, int out[TEAM_MAX]) {
     const struct workflow_node *n = &r->w->nodes[t->node];
     int all = 0;
@@ -254,9 +255,9 @@ static int speakers(const struct workflow_execution *r, struct track *t, int out
     return 1;
 }
 
-/* what comes back */
+/* replies */
 
-/* The answer of a call as one of the track's candidates, and how sure it is. */
+/* Sets the answer of a call as one of the track's candidates, and its probability. */
 static void answer_take(const struct workflow_execution *r, struct track *t,
                         const struct llm_call *c, struct utterance *u) {
     const struct grader *asked = r->options->grader, *same = c->reply == REPLY_LEGACY ? NULL
@@ -308,7 +309,7 @@ static void utterance_add(const struct workflow_execution *r, struct track *t, i
     t->generated += c->n_generated;
 }
 
-/* moving on */
+/* transitions */
 
 static int edge_holds(const struct workflow_execution *r, const struct track *t,
                       const struct workflow_edge *e, bool *out, struct error *err) {
@@ -324,7 +325,7 @@ static int edge_holds(const struct workflow_execution *r, const struct track *t,
     return rc;
 }
 
-/* After a step: the next node, or none. */
+/* Ends a step: moves to the next node, or ends the track. */
 static int track_go(const struct workflow_execution *r, struct track *t, struct error *err) {
     int from = t->node;
     t->node = -1;
@@ -352,9 +353,9 @@ static int track_spoken(const struct workflow_execution *r, struct track *t, str
     return OK;
 }
 
-/* deciding */
+/* decision */
 
-/* The ballots of a track: everybody's last answer, or all answers. The judge has none. */
+/* The ballots of a track: the last answer of each agent, or all answers. The judge has no vote. */
 static int ballots(const struct workflow_execution *r, const struct track *t,
                    struct agent_answer *out) {
     int n = 0;
@@ -403,7 +404,7 @@ static void track_tell(const struct workflow_execution *r, struct track *t) {
     t->told = t->o->n;
 }
 
-/* All calls that wait for nothing, of all tracks. */
+/* Runs all calls of all tracks whose inputs are ready. */
 static int workflow_step(struct workflow_execution *r, const struct llm_client *asker, int *asked,
                          struct error *err) {
     size_t most = (size_t)r->n_tracks * (size_t)r->n_agents;
@@ -414,7 +415,7 @@ static int workflow_step(struct workflow_execution *r, const struct llm_client *
     for (int i = 0; rc == OK && i < r->n_tracks; i++) {
         struct track *t = &r->tracks[i];
         int some = t->node < 0 ? 0 : speakers(r, t, who);
-        if (t->node >= 0 && some == 0) { // nobody has that role; it costs, so that cycles end
+        if (t->node >= 0 && some == 0) { // no agent has the role; counted, so that cycles end
             t->calls++;
             rc = track_go(r, t, err);
         }
@@ -449,7 +450,7 @@ static void track_begin(struct track *t, const struct task_item *it, struct tran
         o->candidates[o->n_candidates++] = xstrdup(it->choices[c]);
 }
 
-/* Templates see JSON, which holds UTF-8 only. */
+/* Templates use JSON, which requires UTF-8. */
 static int text_check(const char *text, const char *what, struct error *err) {
     json_t *v = json_string(text ? text : "");
     if (!v) return error_set(err, ERR_FORMAT, "%s is not UTF-8", what);

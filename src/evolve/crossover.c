@@ -1,10 +1,9 @@
 /*
- * crossover: operators that weigh, choose or interpolate whole modules of their parents.
+ * crossover: operators that weight, choose or interpolate whole modules of their parents.
  *
- * Nearly all of them are one thing: a coefficient for each parent in each module. They differ in
- * how coefficients come about — given, drawn, or from the angle between two ΔW — and leave the
- * exact weighted sum and its best rank-R approximation to operator_weighted_sum. Rows that work on
- * elements of ΔW are in merge.c.
+ * Nearly all of them compute one coefficient for each parent in each module: given, random, or from
+ * the angle between two ΔW. operator_weighted_sum computes the exact weighted sum and its best
+ * rank-R approximation. Rows that work on elements of ΔW are in merge.c.
  */
 #include "evolve/evolve.h"
 #include "evolve/select.h"
@@ -21,7 +20,7 @@ static double *coefs_make(const struct operands *x) {
     return xcalloc((size_t)operand_modules(x) * (size_t)x->n, sizeof(double));
 }
 
-/* Takes over `coef`. */
+/* Takes ownership of `coef`. */
 static struct adapter *sum_take(const struct operands *x, double *coef, json_t *lineage,
                                 struct error *err) {
     struct adapter *child = operator_weighted_sum(x, coef, lineage, err);
@@ -29,7 +28,7 @@ static struct adapter *sum_take(const struct operands *x, double *coef, json_t *
     return child;
 }
 
-/* The same n coefficients everywhere. */
+/* The same n coefficients in all modules. */
 static struct adapter *sum_even(const struct operands *x, const double *w, json_t *lineage,
                                 struct error *err) {
     double *coef = coefs_make(x);
@@ -38,7 +37,7 @@ static struct adapter *sum_even(const struct operands *x, const double *w, json_
     return sum_take(x, coef, lineage, err);
 }
 
-/* The predecessor's blend, under this table's lineage. */
+/* The predecessor's blend, with this table's lineage. */
 static struct adapter *make_legacy_blend(const struct operands *x, json_t *lineage,
                                          struct error *err) {
     struct adapter *mid = adapter_blend(x->parents[0], x->parents[1], (float)operand_weight(x, 1),
@@ -52,7 +51,7 @@ static struct adapter *make_delta(const struct operands *x, json_t *lineage, str
     return sum_even(x, w, lineage, err);
 }
 
-/* Weights are fitness. Where one is negative all are counted from the lowest, so that the worse
+/* Weights are fitness. If one is negative, all are measured from the lowest, so that a worse parent
  * never weighs more; equal ones give equal shares. */
 static struct adapter *make_ratio(const struct operands *x, json_t *lineage, struct error *err) {
     double w[OPERATOR_PARENTS_MAX], low = 0, sum = 0;
@@ -62,14 +61,14 @@ static struct adapter *make_ratio(const struct operands *x, json_t *lineage, str
     return sum_even(x, w, lineage, err);
 }
 
-/* Away from b, through a and beyond. */
+/* Moves from b towards a and beyond. */
 static struct adapter *make_extrapolate(const struct operands *x, json_t *lineage,
                                         struct error *err) {
     double w[2] = {1 + (double)x->step, -(double)x->step};
     return sum_even(x, w, lineage, err);
 }
 
-/* By bisection, because only math_cos has the same bits everywhere. */
+/* Uses bisection, because only math_cos gives the same bits on all machines. */
 static double arc_cosine(double c) {
     double low = 0, high = 3.14159265358979323846;
     for (int i = 0; i < 60; i++) {
@@ -82,11 +81,11 @@ static double arc_cosine(double c) {
     return (low + high) / 2;
 }
 
-/* Beyond this cosine the arc is a line to within rounding, or has no plane of its own. */
+/* Above this |cosine| the arc equals a line to within rounding, or its plane is undefined. */
 #define PARALLEL 0.999999
 
-/* Coefficients of a and b at t along the arc between their directions; norms go in a straight
- * line. */
+/* Coefficients of a and b at t along the arc between their directions; norms are interpolated
+ * linearly. */
 static void slerp_coefs(double aa, double bb, double ab, double t, double w[2]) {
     double na = aa > 0 ? sqrt(aa) : 0, nb = bb > 0 ? sqrt(bb) : 0;
     double c = na > 0 && nb > 0 ? ab / (na * nb) : 1;
@@ -98,7 +97,7 @@ static void slerp_coefs(double aa, double bb, double ab, double t, double w[2]) 
     w[1] = math_sin(t * theta) / math_sin(theta) * size / nb;
 }
 
-/* <ΔW_a, ΔW_b> of all pairs in module i: g [n][n]. */
+/* Inner products <ΔW_a, ΔW_b> of all pairs in module i: g [n][n]. */
 static void module_gram(const struct operands *x, int32_t i, double *g) {
     const struct model_config *shape = &x->parents[0]->shape;
     int64_t in = proj_in(shape, i % N_PROJ), out = proj_out(shape, i % N_PROJ);
@@ -114,7 +113,7 @@ static void module_slerp(const struct operands *x, int32_t i, double t, double w
     slerp_coefs(g[0], g[3], g[1], t, w);
 }
 
-/* b's share of two weights; ERR_USAGE when they cancel. */
+/* Share of b from two weights; ERR_USAGE when they cancel. */
 static int share_find(const struct operands *x, double *t, struct error *err) {
     double a = operand_weight(x, 0), b = operand_weight(x, 1);
     if (a + b == 0) return error_set(err, ERR_USAGE, "weights %g and %g cancel", a, b);
@@ -130,7 +129,7 @@ static struct adapter *make_slerp(const struct operands *x, json_t *lineage, str
     return sum_take(x, coef, lineage, err);
 }
 
-/* ΔW as directions: g [n][n] becomes their cosines; norm [n], 0 where there is no direction. */
+/* Replaces g [n][n] by the cosines of the ΔW; norm [n], 0 for a zero ΔW. */
 static void gram_normalise(double *g, int n, double *norm) {
     for (int k = 0; k < n; k++) norm[k] = g[k * n + k] > 0 ? sqrt(g[k * n + k]) : 0;
     for (int k = 0; k < n; k++)
@@ -138,7 +137,7 @@ static void gram_normalise(double *g, int n, double *norm) {
             g[k * n + j] = norm[k] > 0 && norm[j] > 0 ? g[k * n + j] / (norm[k] * norm[j]) : 0;
 }
 
-/* ‖Σ c u‖ by the inner products g of the u. */
+/* ‖Σ c u‖ from the inner products g of the u. */
 static double length(const double *g, const double *c, int n) {
     double sum = 0;
     for (int k = 0; k < n; k++)
@@ -150,12 +149,12 @@ static void scale(double *c, int n, double by) {
     for (int k = 0; k < n; k++) c[k] *= by;
 }
 
-/* Half of the digits of a length computed by inner products. */
+/* Half of the digits of a length computed from inner products. */
 #define SPHERE_NEAR 1e-7
 #define SPHERE_ROUNDS 1000
 
-/* to := Σ share · log_m(u), m = Σ c u: which way, and how far, the directions pull the point m of
- * the unit sphere. From the point opposite to it a direction pulls nowhere. */
+/* to := Σ share · log_m(u), m = Σ c u: the weighted sum of the tangent vectors at m towards the
+ * unit vectors u. The vector opposite to m contributes nothing. */
 static void sphere_pull(const double *g, const double *share, const double *c, int n, double *to) {
     memset(to, 0, (size_t)n * sizeof *to);
     for (int k = 0; k < n; k++) {
@@ -171,8 +170,9 @@ static void sphere_pull(const double *g, const double *share, const double *c, i
 
 /*
  * Coefficients c of unit vectors with inner products g [n][n]: their Riemannian mean on the sphere
- * (Karcher 1977), where all pull together is 0, by going along it from the normalised weighted mean
- * (the first vector, when that is 0). False: not reached, as can be with shares below 0.
+ * (Karcher 1977), where the weighted tangent vectors sum to 0, by gradient steps from the
+ * normalised weighted mean (from the first vector if that is 0). False: no convergence, possible
+ * with shares below 0.
  */
 static bool karcher_mean(const double *g, const double *share, int n, double *c) {
     int first = 0;
@@ -191,7 +191,7 @@ static bool karcher_mean(const double *g, const double *share, int n, double *c)
     return false;
 }
 
-/* As slerp, for any number: the mean direction, as long as the parents are in the mean. */
+/* Generalises slerp to n parents: the mean direction with the mean norm of the parents. */
 static int module_karcher(const struct operands *x, int32_t i, const double *share, double *coef,
                           struct error *err) {
     double g[OPERATOR_PARENTS_MAX * OPERATOR_PARENTS_MAX], norm[OPERATOR_PARENTS_MAX];
@@ -203,7 +203,7 @@ static int module_karcher(const struct operands *x, int32_t i, const double *sha
         sum += own[p];
         size += share[p] * norm[p];
     }
-    if (sum == 0) return OK; /* there is no direction, or those that count cancel */
+    if (sum == 0) return OK; /* no parent has a direction, or the shares cancel */
     scale(own, x->n, 1 / sum);
     if (!karcher_mean(g, own, x->n, coef))
         return error_set(err, ERR_NUMERIC,
@@ -232,9 +232,9 @@ static struct adapter *make_karcher(const struct operands *x, json_t *lineage, s
 }
 
 /*
- * Model Stock (Jang, Yun and Han 2024): the parents' mean, drawn towards the base (no ΔW) by t =
- * N cosθ / (1 + (N - 1) cosθ), cosθ being the mean over pairs as in mergekit. Where that is below
- * 0 the paper's triangle does not exist, and the base is taken.
+ * Model Stock (Jang, Yun and Han 2024): the parents' mean, moved towards the base model (no ΔW) by
+ * t = N cosθ / (1 + (N - 1) cosθ), cosθ being the mean over pairs as in mergekit. If cosθ is below
+ * 0, the paper's triangle does not exist, and the result is the base model.
  */
 static void module_stock(const struct operands *x, int32_t i, double *coef) {
     double g[OPERATOR_PARENTS_MAX * OPERATOR_PARENTS_MAX], norm[OPERATOR_PARENTS_MAX], c = 0;
@@ -255,7 +255,7 @@ static struct adapter *make_stock(const struct operands *x, json_t *lineage, str
     return sum_take(x, coef, lineage, err);
 }
 
-/* One of the parents that `able` marks, by weight (none below 0; all 0: evenly). */
+/* Samples one of the parents that `able` marks, by weight (none below 0; all 0: uniformly). */
 static int parent_draw(const struct operands *x, const bool *able, struct rng *rng) {
     double w[OPERATOR_PARENTS_MAX], sum = 0;
     for (int p = 0; p < x->n; p++) sum += w[p] = able[p] ? MAX(0, operand_weight(x, p)) : 0;
@@ -264,7 +264,7 @@ static int parent_draw(const struct operands *x, const bool *able, struct rng *r
     return select_roulette_wheel(w, sum, x->n, rng);
 }
 
-/* Modules begin .. begin + n come from one parent that has any of them, if there is one. */
+/* Takes modules begin .. begin + n from one parent that has any of them, if one exists. */
 static void group_choose(const struct operands *x, int32_t begin, int32_t n, double *coef) {
     struct rng rng = rng_make(x->seed, RNG_MUTATE, (uint32_t)begin, 1);
     bool able[OPERATOR_PARENTS_MAX] = {false};
@@ -290,9 +290,10 @@ static struct adapter *make_module(const struct operands *x, json_t *lineage, st
 }
 
 /*
- * A point drawn in the flat order of modules that anybody has. Before it the parents have the given
- * shares (without weights: all of a, as equal ones would make no split), after it each other's;
- * within `step` of the whole around it, shares go over in a straight line.
+ * Picks a random point in the flat order of the modules that either parent has. Before it the
+ * parents have the given shares (without weights: all of a, because equal shares would have no
+ * effect), after it the swapped shares; within a window of `step` times the number of modules,
+ * shares change linearly.
  */
 static struct adapter *single_point_crossover(const struct operands *x, bool arc, json_t *lineage,
                                               struct error *err) {
@@ -326,8 +327,8 @@ static struct adapter *make_split_linear(const struct operands *x, json_t *linea
     return single_point_crossover(x, false, lineage, err);
 }
 
-/* Singular triplets of both parents, rank by rank: the c-th largest of one parent, drawn by weight
- * among those that have so many. */
+/* Singular triplets of the parents, rank by rank: the c-th largest of one parent, sampled by weight
+ * among the parents with more than c triplets. */
 static void triplets_choose(const struct operands *x, const struct svd *sv, int32_t i,
                             struct adapter_builder *d) {
     struct rng rng = rng_make(x->seed, RNG_MUTATE, (uint32_t)i, 3);

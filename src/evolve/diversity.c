@@ -1,16 +1,16 @@
 /*
- * How much adapters differ, in weights and in what they do. Evolution lives on differences: blends
- * of copies are copies, whatever the operator.
+ * Differences between adapters, in weights and in behaviour. Evolution needs differences: a blend
+ * of copies is a copy with every operator.
  */
 #include "evolve/evolve.h"
 
 #include <math.h>
 #include <stdlib.h>
 
-/* Under this share of their norm two adapters differ by no more than a mutation. */
+/* Adapters with a relative distance below this differ by no more than a mutation. */
 static const double COPY_DISTANCE = 0.05;
 
-/* As adapter_distance and adapter_cosine, from inner products that were computed once. */
+/* Same as adapter_distance and adapter_cosine, from inner products that are computed once. */
 static double distance_of(double aa, double bb, double ab) {
     double mean = (sqrt(aa) + sqrt(bb)) / 2;
     return mean == 0 ? 0 : sqrt(fmax(0, aa + bb - 2 * ab)) / mean;
@@ -46,7 +46,7 @@ struct diversity diversity_compute(struct adapter *const *a, int n, const double
             d.behaviour_min = fmin(d.behaviour_min, apart);
             d.behaviour_mean += apart;
         }
-    d.weights_mean /= pairs; // of one adapter alone: NaN
+    d.weights_mean /= pairs; // NaN for a single adapter
     d.cosine_mean /= pairs;
     d.behaviour_mean /= pairs;
     free(square);

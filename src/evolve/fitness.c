@@ -1,9 +1,8 @@
 /*
- * Combination, racing, the winner's curse and operators' credit: arithmetic on scores that somebody
- * else has measured.
+ * Combination of terms, racing, the winner's curse and operator credit: arithmetic on given scores.
  *
- * Invariant of a race: all candidates that are in have seen the same items 0..seen-1; who is out
- * keeps the scores it had. So two that were ever compared were compared on common items.
+ * Invariant of a race: all remaining candidates have seen the same items 0..seen-1; an eliminated
+ * candidate keeps its scores. So each comparison uses common items.
  */
 #include "evolve/fitness.h"
 
@@ -44,8 +43,8 @@ struct stats_interval fitness_combine(struct fitness_term *t, int n_terms, int n
     return v;
 }
 
-/* Of Student's t, by its upper tail p, at most 1/2: the normal quantile is Abramowitz & Stegun's
- * 26.2.23. */
+/* Quantile of Student's t for the upper tail p, at most 1/2; the normal quantile is Abramowitz &
+ * Stegun's 26.2.23. */
 static double t_upper(double p, int dof) {
     double a = sqrt(-2 * math_log(fmax(p, 1e-300)));
     double z = a - (2.515517 + a * (0.802853 + a * 0.010328)) /
@@ -53,7 +52,7 @@ static double t_upper(double p, int dof) {
     return stats_t_quantile(z, dof);
 }
 
-/* Of a - b: mean and variance of one. */
+/* Mean and variance of the differences a - b. */
 static void difference(const double *a, const double *b, int n, double *mean, double *variance) {
     double dev = 0;
     *mean = (sum_of(a, n) - sum_of(b, n)) / n;
@@ -70,20 +69,20 @@ bool fitness_better(const double *a, const double *b, int n, double alpha) {
 
 /* racing */
 
-/* How far the mean of n paired differences may lie from the truth, but with probability p. */
+/* A bound, with probability p of exceeding it, on the error of the mean of n paired differences. */
 struct race_rule {
     const char *name;
     double (*margin)(double variance, int n, double p, double range); /* NULL: halving */
 };
 
 static double margin_paired(double variance, int n, double p, double range) {
-    // the quantile's expansion wants some degrees of freedom, and no variance in a few items is
-    // luck
+    // the quantile's expansion needs some degrees of freedom, and a variance of
+    // 0 on a few items is chance
     if (n < 8) return INFINITY;
     return t_upper(p, n - 1) * sqrt(fmax(variance, range * range / n / n) / n);
 }
 
-/* The difference of two scores has twice their range. */
+/* The difference of two scores has twice the range of a score. */
 static double margin_bernstein(double variance, int n, double p, double range) {
     double l = math_log(2 / p);
     return n < 2 ? INFINITY : sqrt(2 * variance * l / n) + 7 * 2 * range * l / (3.0 * (n - 1));
@@ -164,7 +163,7 @@ static double *scores_of(const struct race *r, int i) {
     return r->scores + (size_t)i * (size_t)r->n_items;
 }
 
-/* Halving gives each look its part of what is left to spend; never more than there is. */
+/* Halving divides the remaining budget equally among the remaining looks. */
 static int block(const struct race *r) {
     int64_t rest = r->o.budget - r->spent, items = r->o.block;
     if (!r->rule->margin) items = rest / MAX(r->n_looks - r->looks, 1) / r->left;
@@ -254,8 +253,8 @@ bool race_decided(const struct race *r) {
 
 /* the winner's curse */
 
-/* Noise is what of the scores neither the candidate nor the item explains: an item that is hard for
- * all moves all means alike and shrinks nobody. */
+/* Noise is the residual of the scores after the effects of candidate and item: an item that is hard
+ * for all moves all means alike and causes no shrinking. */
 void fitness_shrink(const double *scores, int n, int n_items, double *out) {
     double *item = xcalloc((size_t)n_items, sizeof *item), all = 0, noise = 0, spread = 0;
     for (int c = 0; c < n; c++) {
@@ -278,7 +277,7 @@ void fitness_shrink(const double *scores, int n, int n_items, double *out) {
     free(item);
 }
 
-/* Scores [N][n_items]: who has the best sum over items first, first + step, … */
+/* The candidate with the best sum over items first, first + step, … of scores [N][n_items]. */
 static int best_on(const double *scores, int n, int n_items, int first, int step) {
     double top = -INFINITY;
     int best = 0;
@@ -318,7 +317,7 @@ int operator_selector_pick(const struct operator_selector *o, struct rng *r) {
     return select_roulette_wheel(p, 1, o->n, r);
 }
 
-/* The best gains probability from the others, who keep p_min; the sum stays 1. */
+/* Moves probability from the other operators, which keep p_min, to the best; the sum stays 1. */
 static void adaptive_pursuit(struct operator_selector *o) {
     int best = -1, live = 0;
     double sum = 0;
@@ -336,8 +335,8 @@ static void adaptive_pursuit(struct operator_selector *o) {
 }
 
 /*
- * The bet that gains + margin are negative on average: wealth grows by 1 - λ g, with λ from the
- * gains before this one (Kelly's, kept to [0, 0.9]). Where it does no harm, wealth is a
+ * A bet that gains + margin are negative on average: wealth grows by 1 - λ g, with λ from the
+ * earlier gains (Kelly's, limited to [0, 0.9]). If the mean is not negative, wealth is a
  * supermartingale, and Ville's inequality bounds the probability that it ever exceeds n/α.
  */
 static void bet(struct operator_stats *v, double g) {

@@ -1,9 +1,9 @@
 /*
- * trial: the landscape of a run. Candidates answer the generation's questions in heterogeneous
- * batches; what they are worth, alone and to the others, follows from those answers.
+ * The fitness function of a run. Candidates answer the generation's questions in multi-LoRA
+ * batches; performance, cooperation and novelty are computed from these answers.
  *
- * All candidates of a generation get the same questions, so that a question's own difficulty
- * cancels. Which these are depends on the recipe and the generation only.
+ * All candidates of a generation get the same questions, so that the difficulty of a question
+ * cancels. The questions depend on the recipe and the generation only.
  */
 #include "evolve/run.h"
 #include "memory/memory.h"
@@ -48,14 +48,14 @@ json_t *evolve_cost_json(const struct evolve_run *r) {
 
 /* questions */
 
-/* A task of the recipe: a family, or a file, half of whose questions are for fitness and half for
- * the test, by their own hash: no seed carries a question across. */
+/* A task of the recipe: a family, or a file. A hash of each question in a file assigns it to
+ * fitness or to the test, so that no seed moves a question between the two. */
 struct source {
     char *name;
     int family; /* -1: a file */
     struct eval_task bank;
     struct task_item *items; /* [bank.n] */
-    uint32_t *of[2];         /* fitness, test: which, in a seeded order */
+    uint32_t *of[2];         /* indices for fitness and test, in a seeded order */
     int n_of[2];
     struct source *next;
 };
@@ -157,18 +157,18 @@ struct task_item *evolve_run_task_items(const struct evolve_run *r, const struct
     return v;
 }
 
-/* One generation's questions and the answers to them, [n][n_items]; one that was not asked has no
- * choice and no probabilities. */
+/* The questions of one generation and their answers, [n][n_items]; an unanswered item has no choice
+ * and no probabilities. */
 struct generation_eval {
     struct evolve_run *r;
     const struct evolve_recipe *o;
     struct candidate *c;
-    int n, team; /* candidates, and without witnesses */
+    int n, team; /* number of candidates, with and without witnesses */
     struct task_item *items;
     int n_items;
     struct agent_answer *answers;
-    char **texts; /* [n][n_items] what was written, or NULL */
-    int *asked;   /* [n] */
+    char **texts; /* [n][n_items] generated texts, or NULL */
+    int *asked;   /* [n] number of items answered */
 };
 
 struct task_item *evolve_run_generation_items(const struct evolve_run *r, int generation, int *n) {
@@ -187,7 +187,7 @@ static double candidate_flops(const struct evolve_run *r, const struct candidate
 
 enum { ASK_AT_ONCE = 8192 };
 
-/* Asks whoever is in `who` the items [from, to). */
+/* Candidates `who` answer the items [from, to). */
 static int ask(struct generation_eval *t, const int *who, int n_who, int from, int to,
                struct error *err) {
     int n = to - from, rc = OK;
@@ -237,10 +237,10 @@ static double score_of(const struct generation_eval *t, int i, int item) {
                                                        : (double)a->prob[right];
 }
 
-/* Candidates that fall behind are asked no further. */
+/* Eliminated candidates get no further items. */
 static int race(struct generation_eval *t, struct error *err) {
     struct race_options o = t->o->race;
-    if (o.budget > 0) o.budget = MAX(o.budget, t->n); // witnesses come on top
+    if (o.budget > 0) o.budget = MAX(o.budget, t->n); // witnesses come in addition
     struct race *race = race_new(&o, t->n, t->n_items, err);
     int *who = xcalloc((size_t)t->n, sizeof *who), from, to, n, rc = race ? OK : err->code;
     while (rc == OK && (n = race_next(race, who, &from, &to)) > 0) {
@@ -264,7 +264,7 @@ static int ask_all(struct generation_eval *t, struct error *err) {
     return rc;
 }
 
-/* what answers are worth */
+/* performance, cooperation, novelty */
 
 static void fill_scores(struct generation_eval *t, struct evaluation *out) {
     out->n_items = t->n_items;
@@ -277,8 +277,8 @@ static void fill_scores(struct generation_eval *t, struct evaluation *out) {
     }
 }
 
-/* What candidate i adds to the vote of the best of the other roles. Elites stand first, in the
- * order of their fitness. */
+/* Contribution of candidate i to the vote of the best members of the other roles. Elites come
+ * first, sorted by fitness. */
 static struct stats_interval role_contribution(const struct generation_eval *t, int i,
                                                uint8_t *with, uint8_t *without) {
     const struct vote *v = vote_find(t->o->vote);
@@ -302,7 +302,7 @@ static struct stats_interval role_contribution(const struct generation_eval *t, 
     return stats_mcnemar(with, without, t->n_items).diff;
 }
 
-enum { PERMUTATIONS = 64 }; /* of sampled Shapley values */
+enum { PERMUTATIONS = 64 }; /* permutations for sampled Shapley values */
 
 static int shapley(struct generation_eval *t, struct stats_interval *worth, struct error *err) {
     struct vote_game v = {.vote = vote_find(t->o->vote),
@@ -345,10 +345,10 @@ static int fill_cooperation(struct generation_eval *t, struct error *err) {
     return rc;
 }
 
-/* Workings as vectors; most are written by several candidates and embedded once. */
+/* Embeddings of workings; equal texts of several candidates are embedded once. */
 struct text_embeddings {
-    char **text; /* [n][n_items] of the trial's */
-    int *which;  /* the same: which vector */
+    char **text; /* [n][n_items] borrowed from generation_eval */
+    int *which;  /* [n][n_items] index of the vector */
     float *v;    /* [distinct][d] */
     int32_t d;
     int n_items;
@@ -358,7 +358,8 @@ static int by_words(const void *a, const void *b) {
     return strcmp(**(char **const *)a, **(char **const *)b);
 }
 
-/* which[] by order of the texts; returns how many distinct ones there are, in list[]. */
+/* Sets which[] by the order of the texts; returns the number of distinct texts, stored in
+ * list[]. */
 static int words_count(struct text_embeddings *w, size_t n, const char **list) {
     char ***order = xcalloc(n + 1, sizeof *order);
     int distinct = 0;
@@ -387,7 +388,7 @@ static int words_embed(struct text_embeddings *w, struct generation_eval *t, str
     return rc;
 }
 
-/* Half of what cosine lacks to 1. */
+/* (1 - cosine) / 2. */
 static double embedding_distance(const void *ctx, int a, int b, int item) {
     const struct text_embeddings *w = ctx;
     int x = w->which[a * w->n_items + item], y = w->which[b * w->n_items + item];
@@ -418,8 +419,8 @@ static int fill_novelty(struct generation_eval *t, struct evaluation *out, struc
     return rc;
 }
 
-/* Behaviour for the archive: how sure (entropy of the answer over that of a guess), and how often
- * the choice is the team's most common one. */
+/* Behaviour descriptors for the archive: uncertainty (normalised entropy of the answer), and the
+ * fraction of items on which the candidate makes the team's most common choice. */
 static void fill_descriptors(struct generation_eval *t) {
     const struct vote *majority = vote_find("majority");
     for (int k = 0; k < t->n_items; k++) {

@@ -1,7 +1,7 @@
 /*
- * final: what came of a run, on questions that fitness never saw. Solos, the founders' debate with
- * its controls, the generations, and what was lost elsewhere; every comparison is paired and
- * corrected for their number.
+ * Held-out evaluation of a run, on questions that fitness never used: single agents, the founders'
+ * debate with its baselines, the generations, and retention on other tasks. Every comparison is
+ * paired and corrected for the number of comparisons.
  */
 #define _GNU_SOURCE
 #include "evolve/run.h"
@@ -54,8 +54,8 @@ static json_t *transcripts(const struct evolve_run *r, const struct debate *d,
     return list;
 }
 
-/* The debate of all founders, its first-round vote, and each founder's worth by debates without it.
- */
+/* The debate of all founders, its first-round vote, and each founder's leave-one-out
+ * contribution. */
 static int measure_debate(struct evolve_run *r, struct progress *bar, struct error *err) {
     struct agent team[MAX_FOUNDERS];
     struct stats_interval worth[MAX_FOUNDERS];
@@ -94,7 +94,7 @@ static int measure_debate(struct evolve_run *r, struct progress *bar, struct err
     return rc;
 }
 
-/* The best founder (by dev fitness) sampled until it has generated at least what the debate did. */
+/* Samples the best founder (by dev fitness) until it has generated as many tokens as the debate. */
 static int measure_self_consistency(struct evolve_run *r, const struct candidate *best,
                                     struct progress *bar, struct error *err) {
     const struct heldout_result *debate = NULL, *solo = NULL;
@@ -121,14 +121,14 @@ static int measure_self_consistency(struct evolve_run *r, const struct candidate
     return rc;
 }
 
-/* Of many generations a dozen, the last among them; without a curve that one alone. */
+/* At most a dozen generations, including the last; without a curve only the last. */
 static bool is_shown(const struct evolve_run *r, int g) {
     if (!r->o->curve) return g == r->n_best - 1;
     int every = MAX(1, (r->n_best - 1 + 9) / 10);
     return g % every == 0 || g == r->n_best - 1;
 }
 
-/* A debate is compared with all who took part. */
+/* A debate is compared with all of its agents. */
 static bool has_row(const struct evolve_run *r, int founder) {
     return r->o->curve || r->o->rounds || r->founders[founder] == r->best[0].adapter;
 }
@@ -167,7 +167,7 @@ static json_t *table_json(const struct evolve_run *r) {
     return table;
 }
 
-/* The row of that name, else the last one that begins so. */
+/* The row with that name, else the last one with that prefix. */
 static const struct heldout_result *find_row(const struct evolve_run *r, const char *prefix) {
     const struct heldout_result *found = NULL;
     for (int i = 0; i < r->n_rows; i++)
@@ -177,8 +177,7 @@ static const struct heldout_result *find_row(const struct evolve_run *r, const c
     return found;
 }
 
-/* The comparisons that the run is about, on the same questions, corrected for their number (Holm).
- */
+/* The planned comparisons of the run, on the same questions, corrected for their number (Holm). */
 static json_t *comparisons_json(const struct evolve_run *r, const char *best_founder) {
     const char *pairs[][2] = {{best_founder, "base"},         {"generation", best_founder},
                               {"debate", best_founder},       {"debate", "first-round vote"},
@@ -205,7 +204,7 @@ static json_t *comparisons_json(const struct evolve_run *r, const char *best_fou
     return list;
 }
 
-/* Families that nobody trained for: the best founder and what evolution ended with, paired. */
+/* Untrained tasks: the best founder against the last generation's best, paired. */
 static int measure_retention(struct evolve_run *r, struct progress *bar, struct error *err) {
     const struct strings *families = &r->o->retain;
     int most = (int)r->o->retain_items, rc = OK;
@@ -249,7 +248,7 @@ static const char **keys_of(const struct task_item *v, int n) {
     return keys;
 }
 
-/* Splits are disjoint by construction; that they were is looked at, not assumed. */
+/* Splits are disjoint by construction; this verifies it. */
 static int check_disjoint(struct evolve_run *r, struct error *err) {
     const char **test = keys_of(r->test, r->n_test);
     int rc = OK;

@@ -1,9 +1,8 @@
 /*
  * The family tree of a run: built from its records, printed as text, JSON and Graphviz.
  *
- * Records may come from a file that anybody wrote or that a run is still writing. What does not fit
- * together (an unknown parent, a generation left out) is refused; names are cleaned where they are
- * shown.
+ * Records may come from an untrusted file or from a run in progress. Inconsistent records (an
+ * unknown parent, a missing generation) are refused; names are sanitized on output.
  */
 #define _GNU_SOURCE
 #include "evolve/evolve.h"
@@ -12,7 +11,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { DEPTH_SHOWN = 24 }; /* a tree that goes deeper leaves the screen */
+enum { DEPTH_SHOWN = 24 }; /* a deeper tree does not fit on a screen */
 static const size_t FILE_LIMIT = (size_t)1 << 30;
 
 double json_number_or_nan(const json_t *v, const char *key) {
@@ -64,7 +63,7 @@ static int check_candidates(const json_t *list, struct error *err) {
     return rc;
 }
 
-/* Forgets this generation and all later ones. */
+/* Removes this generation and all later ones. */
 static void lineage_cut(struct lineage *l, int generation) {
     while (l->n > 0 && l->v[l->n - 1].generation >= generation)
         json_object_del(l->index, l->v[--l->n].name);
@@ -94,7 +93,7 @@ static int node_add(struct lineage *l, const json_t *c, struct error *err) {
     return OK;
 }
 
-/* An old one that stays, or a new one. */
+/* Extends the life of a known candidate, or adds a new one. */
 static int candidate_add(struct lineage *l, const json_t *c, struct error *err) {
     int at = lineage_find(l, json_get_string(c, "name"));
     if (at < 0) return node_add(l, c, err);
@@ -116,7 +115,7 @@ int lineage_add(struct lineage *l, const json_t *generation, struct error *err) 
                          (long long)g, l->generations);
     if (check_candidates(list, err) != OK) return err->code;
     if (!l->index) l->index = json_object();
-    if (g < l->generations) lineage_cut(l, (int)g); /* walks all nodes */
+    if (g < l->generations) lineage_cut(l, (int)g); /* visits all nodes */
     int rc = OK;
     json_array_foreach (list, i, c)
         if (rc == OK) rc = candidate_add(l, c, err);
@@ -159,7 +158,7 @@ void lineage_propagate(const struct lineage *l, double *flow) {
 
 /* reading */
 
-/* The line again, with everything before it blank, so that the message has the right place. */
+/* Parses the line with everything before it blanked, so that the message has the right position. */
 static void line_error(struct buf *b, size_t end, size_t start, const char *path,
                        struct error *err) {
     for (size_t i = 0; i < start; i++)
@@ -185,7 +184,7 @@ static int lines_read(struct buf *b, const char *path, struct lineage *l, json_t
         end = newline ? (size_t)(newline - b->data) : b->len;
         if (strspn(b->data + start, " \t\r") == end - start) continue;
         json_t *v = json_parse(b->data + start, end - start, path, err);
-        if (!v && !newline) break; // it is still being written
+        if (!v && !newline) break; // the line is unfinished
         if (!v) {
             line_error(b, end, start, path, err);
             return err->code;
@@ -210,12 +209,12 @@ json_t *lineage_load(const char *path, struct error *err) {
     return NULL;
 }
 
-/* showing */
+/* output */
 
-/* What is shown: everybody (in = NULL), or a node and its ancestors. */
+/* The nodes to print: all (in = NULL), or a node and its ancestors. */
 struct view {
     struct lineage l;
-    int of; /* whose ancestry: the named one, or the best */
+    int of; /* the named node, or the best: root of the ancestry */
     bool *in;
 };
 
@@ -246,7 +245,7 @@ static bool is_founder(const struct lineage_node *v) {
     return v->parent[0] < 0;
 }
 
-/* [{founder, share}] of the ancestry of `of`, in order of birth. */
+/* Founders with their shares [{founder, share}] of the ancestry of `of`, in order of birth. */
 static json_t *founders_json(const struct view *w) {
     double *flow = xcalloc((size_t)w->l.n, sizeof *flow);
     json_t *list = json_array();
@@ -277,10 +276,10 @@ static void add_how(struct buf *b, const struct lineage *l, const struct lineage
         buf_printf(b, "%s%.3g", i ? " " : ", weights ", json_number_value(weight));
 }
 
-/* Lines of text in columns: what stands first is as wide as the widest. */
+/* Lines of text in columns; the first column is as wide as its widest text. */
 struct tree_row {
     char *head, *how;
-    const json_t *record; /* fitness and hash are this one's; NULL: a line of its own */
+    const json_t *record; /* source of fitness and hash; NULL: a line without columns */
 };
 struct tree_rows {
     struct tree_row *v;
@@ -320,7 +319,7 @@ static void rows_release(struct tree_rows *r) {
     free(r->v);
 }
 
-/* Its text; the caller's to free. */
+/* The prefix with the name; the caller frees it. */
 static char *head_of(const char *before, const char *name) {
     struct buf b = {0};
     buf_puts(&b, before);
@@ -350,8 +349,8 @@ struct climb {
     bool *seen;
 };
 
-/* The node and below it its ancestors; whose ancestors were shown above, or stand too deep, says
- * so. */
+/* The node and below it its ancestors. A node whose ancestors were printed above, or are too deep,
+ * has a note instead. */
 static void ancestor_rows(struct climb *c, int node, const char *before, int depth, bool last) {
     const struct lineage_node *v = &c->l->v[node];
     const char *branch = !depth ? "" : last ? "└── " : "├── ";
@@ -442,7 +441,7 @@ json_t *lineage_json(const json_t *generations, const char *name, struct error *
     return out;
 }
 
-/* Inside quotes of a Graphviz label, where a backslash begins an escape. */
+/* Escapes text for a quoted Graphviz label, in which a backslash starts an escape. */
 static void dot_text(struct buf *b, const char *s) {
     struct buf line = {0};
     buf_add_one_line(&line, s);
@@ -465,7 +464,7 @@ static void dot_node(struct buf *b, const struct view *w, int node) {
         buf_printf(b, "  n%d -> n%d [penwidth=%.2f];\n", v->parent[k], node, 0.5 + 2 * v->share[k]);
 }
 
-/* A rank holds who was born in one generation. */
+/* A rank holds the nodes that were born in one generation. */
 static void dot_ranks(struct buf *b, const struct view *w) {
     for (int g = 0, i = 0; g < w->l.generations; g++) {
         buf_puts(b, "  { rank=same;");

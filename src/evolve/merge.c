@@ -1,27 +1,26 @@
 /*
- * merge: operators on the elements of several tensors — trimming, dropping, electing signs — as the
- * papers do them on ΔW, and as PEFT does them on A, on B and on ΔW.
+ * merge: element-wise operators on several tensors — pruning, dropping, sign election — as in the
+ * papers on ΔW, and as in PEFT on A, on B and on ΔW.
  *
- * One routine merges n tensors of equal size; a rule says how. The rows of merge_operators give it
- * ΔW with its true scale, one module of all parents in memory at a time, and bring the result back
- * to its rank: what an element-wise rule leaves is of full rank, so "error" in the lineage is worth
- * a look.
+ * One routine merges n tensors of equal size by a rule. The rows of merge_operators pass it ΔW with
+ * its true scale, one module of all parents in memory at a time, and truncate the result to its
+ * rank. The result of an element-wise rule has full rank, so check "error" in the lineage.
  *
- * Where they come from: TIES (Yadav et al. 2023), DARE (Yu et al. 2023), Model Breadcrumbs (Davari
- * and Belilovsky 2023), DELLA (Deep, Bhardwaj and Poria 2024), SCE (Wan et al. 2024, FuseChat),
- * with mergekit's constants where a paper leaves them open. Different from mergekit: DELLA divides
- * what it keeps by each element's own probability, as its paper does, and narrows the band of
- * probabilities near 0 and 1 instead of refusing; sign election ends in delta_ties' disjoint mean.
+ * Sources: TIES (Yadav et al. 2023), DARE (Yu et al. 2023), Model Breadcrumbs (Davari and
+ * Belilovsky 2023), DELLA (Deep, Bhardwaj and Poria 2024), SCE (Wan et al. 2024, FuseChat), with
+ * mergekit's constants if a paper leaves them open. Differences from mergekit: DELLA divides each
+ * kept element by its keep probability, as in the paper, and narrows the band of probabilities near
+ * 0 and 1 instead of refusing; sign election ends in delta_ties' disjoint mean.
  *
- * PEFT's combination types keep PEFT's arithmetic, with what follows from it: those on A and B have
- * cross terms (the product of sums is not the sum of products) and need equal ranks; those ending
- * in _svd, and svd, count an adapter's scale twice, once in its ΔW and once in its weight; a
- * weighted disjoint mean is divided by the number of parents that agree, not by their weights.
- * Different from PEFT: children have scale 1 also where the first parent is rank-stabilised (PEFT
+ * PEFT's combination types keep PEFT's arithmetic and its consequences: those on A and B have cross
+ * terms (the product of sums is not the sum of products) and need equal ranks; those ending in
+ * _svd, and svd, count an adapter's scale twice, once in its ΔW and once in its weight; a weighted
+ * disjoint mean is divided by the number of parents that agree, instead of their weights.
+ * Differences from PEFT: children have scale 1 even if the first parent is rank-stabilised (PEFT
  * keeps use_rslora with alpha = r and thereby multiplies by √r), singular values are split evenly
- * between A and B, and the dropping is ours, seeded.
+ * between A and B, and dropping uses this program's seeded generator.
  *
- * Which elements are kept is decided by float32 magnitude, equal ones in order of place.
+ * The float32 magnitude decides which elements are kept, with ties in order of position.
  */
 #include "evolve/evolve.h"
 
@@ -32,10 +31,12 @@
 enum sparsification {
     SPARSIFY_NONE,
     SPARSIFY_MAGNITUDE,          /* keep the largest */
-    SPARSIFY_MAGNITUDE_OUTLIERS, /* of those but OUTLIERS, keep the largest (breadcrumbs) */
-    SPARSIFY_RANDOM,             /* keep any by chance, and rescale */
-    SPARSIFY_MAGPRUNE,           /* the same, the larger in its row the likelier (MAGPRUNE) */
-    SPARSIFY_SCE, /* keep where parents differ most, and weigh each by its square (SCE) */
+    SPARSIFY_MAGNITUDE_OUTLIERS, /* drop the largest OUTLIERS, keep the largest of the rest
+                                    (breadcrumbs) */
+    SPARSIFY_RANDOM,             /* keep a random subset, and rescale */
+    SPARSIFY_MAGPRUNE,           /* the same, with a higher probability for larger elements of a row
+                                    (MAGPRUNE) */
+    SPARSIFY_SCE, /* keep elements with the largest variance, and weight parents by Σ x² (SCE) */
 };
 struct rule {
     enum sparsification sparse;
@@ -43,9 +44,9 @@ struct rule {
     bool peft;  /* elects and averages as PEFT does */
 };
 #define OUTLIERS 0.01  /* share of elements */
-#define RANK_BAND 0.15 /* how far probabilities reach to either side of the density */
+#define RANK_BAND 0.15 /* range of keep probabilities on either side of the density */
 
-/* Of one size; all are changed by a merge, whose result is in the first. */
+/* Tensors of equal size; a merge changes all of them and writes its result to the first. */
 struct tensors {
     float *x[OPERATOR_PARENTS_MAX]; /* [n][rows][cols] */
     double w[OPERATOR_PARENTS_MAX];
@@ -59,7 +60,8 @@ static uint32_t magnitude_bits(float x) {
     return bits & 0x7fffffff; /* orders like |x| */
 }
 
-/* How many of w's magnitudes have `high` (16 bits, or none asked for) above each lower half. */
+/* Counts w's magnitudes by upper half, or (high >= 0) those with upper half `high` by lower
+ * half. */
 static void magnitudes_count(const float *w, size_t n, int64_t high, uint32_t *count) {
     memset(count, 0, 65536 * sizeof *count);
     for (size_t i = 0; i < n; i++) {
@@ -71,15 +73,15 @@ static void magnitudes_count(const float *w, size_t n, int64_t high, uint32_t *c
     }
 }
 
-/* The bin with the k-th largest (k counts from 1); *k becomes its place within. */
+/* The bin of the k-th largest value (k counts from 1); *k becomes its index within the bin. */
 static uint32_t bin_find(const uint32_t *count, size_t *k) {
     uint32_t bin = 65535;
     for (; bin > 0 && count[bin] < *k; bin--) *k -= count[bin];
     return bin;
 }
 
-/* The k-th largest magnitude (k counts from 1), by radix selection, because n is millions; *equal:
- * how many of its equals are among the k largest. */
+/* The k-th largest magnitude (k counts from 1), by radix selection, because n is in the millions;
+ * *equal: the number of equal magnitudes among the k largest. */
 static uint32_t magnitude_at(const float *w, size_t n, size_t k, size_t *equal) {
     uint32_t *count = xmalloc(65536 * sizeof *count);
     *equal = k;
@@ -91,7 +93,7 @@ static uint32_t magnitude_at(const float *w, size_t n, size_t k, size_t *equal) 
     return high << 16 | low;
 }
 
-/* Zeroes the `top` largest magnitudes and all but the `keep` largest of the rest. */
+/* Zeroes the `top` largest magnitudes, and all except the `keep` largest of the rest. */
 static void tensor_prune_magnitude(float *w, size_t n, size_t top, size_t keep) {
     size_t n_most = 0, n_least = 0;
     if (keep >= n) return;
@@ -120,7 +122,7 @@ static int ascending(const void *a, const void *b) {
     return (x > y) - (x < y);
 }
 
-/* An element of rank j among its row's n magnitudes, the smallest being 0, is kept with probability
+/* Keeps the element of rank j among its row's n magnitudes, the smallest being 0, with probability
  * density - band + 2 band j / (n - 1). */
 static void row_magprune(float *w, size_t n, double density, uint64_t *order, struct rng *rng) {
     double band = MIN(RANK_BAND, MIN(density / 2, 1 - density));
@@ -139,7 +141,7 @@ static void tensor_magprune(float *w, size_t rows, size_t cols, float density, s
     free(order);
 }
 
-/* The standard deviation of the parents' elements; it orders like their variance. */
+/* Standard deviation of the parents' elements; it has the same order as their variance. */
 static float spread(const struct tensors *t, size_t i) {
     double mean = 0, square = 0;
     for (int k = 0; k < t->n; k++) mean += (double)t->x[k][i] / t->n;
@@ -150,8 +152,7 @@ static float spread(const struct tensors *t, size_t i) {
     return (float)sqrt(square);
 }
 
-/* Elements stay where the parents' spread is among the largest: `density` of those that have any.
- */
+/* Keeps the elements with the largest deviation between parents: `density` of those that differ. */
 static void tensors_mask(struct tensors *t, double density) {
     size_t size = t->rows * t->cols, n = 0;
     float *s = xmalloc(size * sizeof *s);
@@ -163,8 +164,8 @@ static void tensors_mask(struct tensors *t, double density) {
     free(s);
 }
 
-/* SCE has weights of its own, in proportion to Σ x² of what is left of a parent; what the parents
- * were given scales them before, equal weights by 1. */
+/* SCE weights are proportional to Σ x² of the kept elements of a parent; the given weights scale
+ * the elements first, equal weights by 1. */
 static void tensors_sce(struct tensors *t, double density) {
     size_t size = t->rows * t->cols;
     double all = 0;
@@ -179,9 +180,9 @@ static void tensors_sce(struct tensors *t, double density) {
     for (int k = 0; k < t->n; k++) t->w[k] = all > 0 ? t->w[k] / all : 1.0 / t->n;
 }
 
-/* The elements i: Σ w x, or the mean of those w x that have the elected sign. TIES elects by the
- * weighted sum and divides by the weights that agree; times the sum of all weights, so that equal
- * weights 1/n give its disjoint mean. SCE and PEFT elect by the plain sum. */
+/* Element i: Σ w x, or the mean of the w x with the elected sign. TIES elects the sign by the
+ * weighted sum and divides by the weights that agree, times the sum of all weights, so that equal
+ * weights 1/n give its disjoint mean. SCE and PEFT elect the sign by the plain sum. */
 static double element_merge(const struct tensors *t, size_t i, struct rule rule) {
     bool plain = rule.peft || rule.sparse == SPARSIFY_SCE;
     double sum = 0, elected = 0, agreeing = 0, all = 0;
@@ -213,7 +214,7 @@ static void tensor_sparsify(float *w, const struct tensors *t, enum sparsificati
     if (sparse == SPARSIFY_MAGPRUNE) tensor_magprune(w, t->rows, t->cols, density, rng);
 }
 
-/* `id` names the stream. */
+/* `id` selects the random stream. */
 static void tensors_merge(struct tensors *t, const struct operands *x, struct rule rule,
                           uint32_t id) {
     for (int k = 0; k < t->n; k++) {
@@ -241,7 +242,7 @@ static void tensors_release(struct tensors *t) {
     for (int k = 0; k < t->n; k++) free(t->x[k]);
 }
 
-/* ΔW of module i of all parents. The papers let a parent without the module count as zeros, PEFT
+/* ΔW of module i of all parents. In the papers a parent without the module counts as zeros; PEFT
  * leaves it out. */
 static int deltas_fill(struct tensors *t, const struct operands *x, int32_t i, bool peft,
                        struct error *err) {
@@ -255,7 +256,7 @@ static int deltas_fill(struct tensors *t, const struct operands *x, int32_t i, b
     return OK;
 }
 
-/* The merged ΔW of module i, brought to its rank. */
+/* The merged ΔW of module i, truncated to its rank. */
 static int module_merge(const struct operands *x, int32_t i, struct rule rule,
                         struct adapter_builder *d, struct error *err) {
     int out = proj_out(d->shape, i % N_PROJ), in = proj_in(d->shape, i % N_PROJ);
@@ -294,7 +295,7 @@ static struct adapter *merge_delta(const struct operands *x, struct rule rule, j
     return operator_finish(&d, lineage, err);
 }
 
-/* As PEFT checks it, but module by module. */
+/* PEFT's check of ranks, but separately for each module. */
 static int ranks_check(const struct operands *x, int32_t i, int32_t *r, struct error *err) {
     *r = 0;
     for (int p = 0; p < x->n; p++) {
@@ -312,8 +313,8 @@ static int ranks_check(const struct operands *x, int32_t i, int32_t *r, struct e
     return OK;
 }
 
-/* All the A or all the B of one module, weighted by the root of weight · scale, the sign on A's
- * side. `to` gets the merge. */
+/* Merges all A or all B of one module into `to`, weighted by the root of |weight · scale|, with the
+ * sign applied to A. */
 static void factor_merge(const struct operands *x, int32_t i, bool is_b, struct rule rule,
                          size_t size, float *to) {
     struct tensors t = {.rows = 1, .cols = size};
@@ -354,7 +355,7 @@ static struct adapter *make_cat(const struct operands *x, json_t *lineage, struc
     return operator_set_lineage(adapter_concat(x->parents, w, x->n, err), lineage);
 }
 
-/* No element is looked at, so this needs no dense matrix. */
+/* Needs no dense matrix, because it does not use single elements. */
 static struct adapter *make_svd(const struct operands *x, json_t *lineage, struct error *err) {
     int32_t modules = operand_modules(x);
     double *coef = xcalloc((size_t)modules * (size_t)x->n, sizeof *coef);

@@ -1,6 +1,6 @@
 /*
- * A model card: the README.md that Hugging Face shows beside an adapter. Names come from recipes
- * and files, so they are quoted for YAML, for Markdown and for the shell.
+ * A model card: the README.md that Hugging Face shows for an adapter. Names come from recipes and
+ * files, so they are quoted for YAML, for Markdown and for the shell.
  */
 #define _GNU_SOURCE
 #include "evolve/evolve.h"
@@ -9,7 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* A double-quoted scalar: JSON's are YAML's. */
+/* A double-quoted scalar; JSON strings are valid YAML. */
 static void yaml_text(struct buf *b, const char *s) {
     struct buf line = {0};
     buf_add_one_line(&line, s);
@@ -21,7 +21,7 @@ static void yaml_text(struct buf *b, const char *s) {
     buf_release(&line);
 }
 
-/* As it is: a backslash takes the meaning from any punctuation. */
+/* Escapes all Markdown punctuation with backslashes. */
 static void markdown_text(struct buf *b, const char *s) {
     struct buf line = {0};
     buf_add_one_line(&line, s);
@@ -32,7 +32,7 @@ static void markdown_text(struct buf *b, const char *s) {
     buf_release(&line);
 }
 
-/* One word of a command. */
+/* Quotes text as one word of a shell command. */
 static void shell_text(struct buf *b, const char *s) {
     struct buf line = {0};
     buf_add_one_line(&line, s);

@@ -1,11 +1,11 @@
 /*
  * mutation: operators on one parent.
  *
- * Noise goes on A and B as they are. Everything else goes on the singular values and directions of
- * ΔW, which do not depend on how a low-rank map happens to be written as a product. A module whose
- * ΔW is zero, such as a fresh one, has none, and is kept as it is. Every draw comes from (seed,
- * module), so a module's mutation does not depend on what else is adapted; a mutation of single
- * parts that would hit nothing hits one, so that no child is a copy by chance.
+ * Noise is added to A and B directly. All other mutations change the singular values and directions
+ * of ΔW, which do not depend on its factorisation. A module whose ΔW is zero, such as a fresh one,
+ * has no directions and stays unchanged. Every random number depends on (seed, module), so a
+ * module's mutation does not depend on the other modules; a mutation of random parts always changes
+ * at least one, so that no child is a copy by chance.
  */
 #include "evolve/evolve.h"
 
@@ -13,10 +13,10 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Streams of a seed, after those of crossover. */
+/* Streams of a seed, numbered after those of crossover. */
 enum { STREAM_SPECTRUM = 4, STREAM_ROTATE, STREAM_DROP, STREAM_RANK, STREAM_REINIT };
 
-#define NOISE_SHARE 0.3f /* of tensors that get noise */
+#define NOISE_SHARE 0.3f /* share of tensors that get noise */
 
 static struct adapter *make_noise(const struct operands *x, json_t *lineage, struct error *err) {
     (void)err;
@@ -38,22 +38,23 @@ static double energy(const struct svd *sv) {
     return sum;
 }
 
-/* Rows of A and columns of B beyond `have` of the module last added: random, of norm `size`. */
+/* Fills rows of A and columns of B from `have` on, in the last added module: random, of norm
+ * `size`. */
 static void components_grow(const struct operands *x, const struct adapter_builder *d, int32_t i,
                             int32_t have, double size) {
     struct rng rng = rng_make(x->seed, RNG_MUTATE, (uint32_t)i + 1, STREAM_RANK);
     int64_t in = proj_in(d->shape, i % N_PROJ), out = proj_out(d->shape, i % N_PROJ);
     int64_t r = d->modules[i].r;
     float *a = d->data + d->n - r * (in + out), *b = a + r * in;
-    /* Entries of deviation e make rows and columns of lengths e√in and e√out. */
+    /* Entries of deviation e give rows and columns of lengths e√in and e√out. */
     double e = sqrt(size / sqrt((double)((r - have) * in * out)));
     for (int64_t k = have * in; k < r * in; k++) a[k] = (float)(e * (double)rng_normal(&rng));
     for (int64_t o = 0; o < out; o++)
         for (int64_t c = have; c < r; c++) b[o * r + c] = (float)(e * (double)rng_normal(&rng));
 }
 
-/* Changes one module's singular values and directions, in place, and its rank *r; where that grows,
- * random components of norm `step` times the module's are added. */
+/* Changes one module's singular values and directions in place, and its rank *r. If the rank grows,
+ * random components of norm `step` times the module's norm are added. */
 typedef void module_change(const struct operands *x, int32_t i, struct svd *sv, int32_t *r);
 
 static struct adapter *change_modules(const struct operands *x, module_change *change,
@@ -81,7 +82,7 @@ static struct adapter *change_modules(const struct operands *x, module_change *c
     return operator_finish(&d, lineage, err);
 }
 
-/* s · exp(N(0, step)), then all of them back to the norm they had. */
+/* s · exp(N(0, step)), rescaled to the previous norm. */
 static void spectrum_change(const struct operands *x, int32_t i, struct svd *sv, int32_t *r) {
     (void)r;
     struct rng rng = rng_make(x->seed, RNG_MUTATE, (uint32_t)i, STREAM_SPECTRUM);
@@ -96,8 +97,8 @@ static struct adapter *make_spectrum(const struct operands *x, json_t *lineage, 
 }
 
 /*
- * Either the left or the right directions turn: noise of `step` times their own length is added and
- * they are made orthonormal again, so the singular values and with them the norm stay.
+ * Rotates either the left or the right directions: adds noise of `step` times their length and
+ * orthonormalises them, so the singular values and the norm stay unchanged.
  */
 static void rotate_change(const struct operands *x, int32_t i, struct svd *sv, int32_t *r) {
     (void)r;
@@ -122,7 +123,7 @@ static void column_move(double *w, int m, int n, int from, int to) {
     for (int i = 0; i < m; i++) w[(size_t)i * n + to] = w[(size_t)i * n + from];
 }
 
-/* Each component goes with probability `step`: one at least, never the last that is left. */
+/* Drops each component with probability `step`: at least one, never all. */
 static void drop_change(const struct operands *x, int32_t i, struct svd *sv, int32_t *r) {
     struct rng rng = rng_make(x->seed, RNG_MUTATE, (uint32_t)i, STREAM_DROP);
     int kept = 0, keep = (int)rng_below(&rng, (uint32_t)sv->n), lose = -1;
@@ -144,7 +145,7 @@ static struct adapter *make_drop(const struct operands *x, json_t *lineage, stru
     return change_modules(x, drop_change, lineage, err);
 }
 
-/* To x->rank; with 0 a quarter up or down, by the toss that the whole adapter shares. */
+/* To x->rank; if 0, a quarter up or down, by one coin toss for the whole adapter. */
 static int32_t rank_aim(const struct operands *x, int32_t i, int32_t r) {
     struct rng rng = rng_make(x->seed, RNG_MUTATE, 0, STREAM_RANK);
     int32_t by = MAX(1, r / 4);
@@ -162,7 +163,7 @@ static struct adapter *make_rank(const struct operands *x, json_t *lineage, stru
     return change_modules(x, rank_change, lineage, err);
 }
 
-/* A of the given modules as PEFT draws it, B = 0: they change nothing and learn from there. */
+/* Initialises A of random modules as PEFT does, and B = 0, so that they start without effect. */
 static struct adapter *make_reinit(const struct operands *x, json_t *lineage, struct error *err) {
     (void)err;
     const struct adapter *a = x->parents[0];

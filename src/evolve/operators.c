@@ -1,9 +1,9 @@
 /*
- * operators: the table's verbs and what its rows share.
+ * operators: lookup and application of the table's rows, and their helpers.
  *
  * The checks are here, once: rows can rely on plain parents of one shape, finite weights and a step
- * within bounds. So is the lineage, and the last look at every child: numbers that are not finite
- * are refused, never handed on.
+ * within bounds. The lineage is also made here, and every child is checked: a child with numbers
+ * that are not finite is refused.
  */
 #include "evolve/evolve.h"
 
@@ -76,7 +76,8 @@ struct adapter *operator_rescale(struct adapter *a, double norm) {
     return scaled;
 }
 
-/* The parents with a part in module i: their number, the last of them, their ranks' sum. */
+/* Parents that contribute to module i: returns their number; the last of them, and their ranks'
+ * sum. */
 static int parts_count(const struct operands *x, const double *coef, int32_t i, int *last, int *k) {
     int n = 0;
     *k = 0;
@@ -132,7 +133,7 @@ static int parents_check(const struct adapter_operator *op, const struct operand
                          x->n);
     for (int p = 0; p < x->n; p++) {
         const struct adapter *a = x->parents[p];
-        CHECK(a->data); /* else only its pack was kept */
+        CHECK(a->data); /* NULL if only the packed copy was kept */
         if (adapter_require_plain(a, op->name, err) != OK) return err->code;
         if (!adapter_fits(a, &x->parents[0]->shape))
             return error_set(err, ERR_MISMATCH, "parents '%.12s' and '%.12s' differ in shape",
@@ -156,7 +157,7 @@ static int operands_check(const struct adapter_operator *op, const struct operan
     return parents_check(op, x, err);
 }
 
-/* As few digits as read back the same. */
+/* Appends the shortest decimal that reads back as the same float. */
 static void number_add(struct buf *b, float f) {
     char text[32];
     for (int digits = 1; digits <= 9; digits++) {

@@ -1,10 +1,10 @@
 /*
- * Selection and breeding: the decisions, without any I/O. Everything random is drawn from (seed,
- * generation, child), so a generation is the same whoever computes it and whenever.
+ * Selection and breeding: decisions without I/O. All random numbers depend on (seed, generation,
+ * child), so a generation is reproducible at any time and on any machine.
  *
- * A child comes from one operator, so that what it gained and how far it moved are that operator's.
- * Gains are measured on the generation's own items, its parents beside it: who was chosen for being
- * lucky on the items before is as unlucky here as anybody.
+ * A child comes from one operator, so its gain and its change of behaviour are attributed to that
+ * operator. Gains are measured on the items of the child's generation, with its parents evaluated
+ * again: a parent that was selected for its luck on earlier items has no such advantage here.
  */
 #include "evolve/evolve.h"
 
@@ -108,7 +108,7 @@ static void candidates_release(struct candidate *c, int n) {
     for (int i = 0; i < n; i++) adapter_release(c[i].adapter);
 }
 
-/* Names, each of which may be a list "delta,slerp", of one kind. */
+/* Adds operators of one kind by name; a name may be a list "delta,slerp". */
 static int set_add(struct operator_set *s, const char *list, bool mutation, struct error *err) {
     char *names = xstrdup(list), *save = NULL;
     int rc = OK;
@@ -128,7 +128,7 @@ static int set_add(struct operator_set *s, const char *list, bool mutation, stru
     return rc;
 }
 
-/* None is needed where no child is of that kind. */
+/* needed: at least one operator is required, because children of that kind are bred. */
 static int set_init(struct operator_set *s, const struct strings *lists, bool mutation, bool needed,
                     double harm, struct error *err) {
     int rc = OK;
@@ -137,7 +137,7 @@ static int set_init(struct operator_set *s, const struct strings *lists, bool mu
     int n = s->credit.n;
     if (rc == OK && needed && n == 0)
         rc = error_set(err, ERR_USAGE, "no %s is named", mutation ? "mutation" : "crossover");
-    /* Nobody loses more than 1. */
+    /* No candidate loses more than 1. */
     if (rc == OK && n > 0) operator_selector_init(&s->credit, n, 0.05, harm > 0 ? harm : 1);
     for (int i = 0; i < n; i++) s->step[i] = (double)s->op[i]->step;
     return rc;
@@ -172,7 +172,7 @@ static int sets_init(struct population *p, struct error *err) {
     return rc ? rc : set_init(&p->mutations, &o->mutations, true, o->mutate > 0, o->harm, err);
 }
 
-/* Over what landscapes describe behaviour by. */
+/* The axes are the behaviour descriptors of the fitness function. */
 static int archive_open(struct population *p, struct error *err) {
     struct archive_axis axis[N_DESCRIPTORS];
     for (int d = 0; d < N_DESCRIPTORS; d++)
@@ -266,7 +266,7 @@ static void fitness_of(struct population *p, int i) {
                       a->n_items);
 }
 
-/* Of those who answered everything, the best looks better than it is. */
+/* Shrinks only if all candidates answered all items: the best of many looks better than it is. */
 static void shrink_performance(struct population *p) {
     double expected[MAX_CANDIDATES];
     int n = p->n + p->witnesses;
@@ -290,7 +290,7 @@ static void apply_fitness_sharing(struct population *p) {
     free(near);
 }
 
-/* The child's operator learns what the child gained, and a mutation how far it moved. */
+/* Credits the child's operator with its gain, and adapts a mutation's step to its divergence. */
 static void credit_operator(struct population *p, int i) {
     const struct candidate *c = &p->c[i], *a = find(p, c->parents[0]), *b = find(p, c->parents[1]);
     bool mutant = c->how->kind == OPERATOR_MUTATION;
@@ -307,7 +307,8 @@ static void credit_operator(struct population *p, int i) {
                                mutation_step_adapt(s->step[which], moved, p->o->move, 0.3)));
 }
 
-/* Who enters the archive is kept in the hall; who was pushed out of its cell leaves. */
+/* Candidates that enter the archive are stored in the hall; those without a cell release their
+ * adapters. */
 static void archive_all(struct population *p) {
     for (int i = 0; i < p->n; i++) {
         if (p->c[i].elite ||
@@ -325,7 +326,7 @@ static void archive_all(struct population *p) {
     }
 }
 
-/* The assay without witnesses, in the candidates' new order. */
+/* The evaluation without witnesses, in the candidates' new order. */
 static void assay_reorder(struct evaluation *a, const int *order, int n, int all) {
     struct evaluation b = {.n_items = a->n_items};
     size_t row = (size_t)a->n_items;
@@ -374,8 +375,8 @@ int population_evaluate(struct population *p, const struct fitness_function *l, 
 
 /* breeding */
 
-/* Somebody of a role (-1: any) but for one, as the recipe selects. Index, or -1: there is nobody.
- */
+/* Selects a candidate of a role (-1: any) except one, by the recipe's rule. Returns its index; -1:
+ * none. */
 static int select_one(const struct population *p, int role, int except, struct rng *rng) {
     const struct selection *how = selection_find(p->o->selection);
     bool objectives = strcmp(how->name, "pareto") == 0;
@@ -413,7 +414,7 @@ static const struct candidate *first_parent(const struct population *p, int role
     return &p->c[i >= 0 ? i : select_one(p, -1, -1, rng)];
 }
 
-/* Drawn as the first was, but another; where one is chosen again and again, anybody else. */
+/* Selected like the first but different; after repeated equal results, any other candidate. */
 static const struct candidate *second_parent(const struct population *p, const struct candidate *a,
                                              struct rng *rng) {
     const struct candidate *here = find(p, a->name);
@@ -422,8 +423,8 @@ static const struct candidate *second_parent(const struct population *p, const s
     return &p->c[i != first ? i : select_one(p, -1, first, rng)];
 }
 
-/* Beyond a parent (t outside 0..1) that parent's own norm is kept: a negative one would turn the
- * child round. */
+/* Beyond a parent (t outside 0..1) that parent's norm is kept: a negative norm would reverse the
+ * child's sign. */
 static struct adapter *preserve_norm(struct adapter *child, const struct adapter *a,
                                      const struct adapter *b, double t) {
     t = fmin(1, fmax(0, t));
@@ -431,7 +432,7 @@ static struct adapter *preserve_norm(struct adapter *child, const struct adapter
     return operator_rescale(child, want);
 }
 
-/* What a row of shares gets for weights, of two; NULL: nothing. */
+/* The weights of two parents for a row; NULL: none. */
 static const float *weights_for(const struct adapter_operator *op, const struct candidate *a,
                                 const struct candidate *b, double t, float w[2]) {
     bool fitness = op->shares == WEIGHTING_FITNESS;
@@ -452,7 +453,7 @@ static int cross(const struct population *p, const struct adapter_operator *op,
     }
     float w[2];
     double t = p->o->blend_min + (p->o->blend_max - p->o->blend_min) * (double)rng_uniform(rng);
-    float step = op->step * (0.5f + rng_uniform(rng)); // else the same parents had the same child
+    float step = op->step * (0.5f + rng_uniform(rng)); // else all children of a pair are equal
     if (op->unit) out->step = (double)fminf(op->step_max, fmaxf(op->step_min, step));
     if (op->shares != WEIGHTING_NONE) out->blend = t;
     struct adapter *parents[2] = {a->adapter, b->adapter};
@@ -483,7 +484,7 @@ static int mutate(const struct operator_set *s, int which, const struct candidat
     return out->adapter ? OK : err->code;
 }
 
-/* Of the k-th child, or -1: of nobody in particular. */
+/* The role of the k-th child, or -1: any. */
 static int role_of_child(const struct population *p, int k) {
     return p->o->roles ? k % p->n_roles : -1;
 }
@@ -494,8 +495,8 @@ static bool is_there(const struct candidate *c, int n, const char *hash) {
     return false;
 }
 
-/* Child k, after the n that `next` has. What leaves nothing of its parents (they may have nothing
- * in common), and what is there already, is drawn again a few times. */
+/* Makes child k as next[n]. Tries again a few times if the child is empty (its parents may share no
+ * module) or a duplicate. */
 static int make_child(const struct population *p, int generation, int k, struct candidate *next,
                       int n, struct error *err) {
     struct rng rng = rng_make(p->seed, RNG_SELECT, (uint32_t)generation, (uint32_t)k);
@@ -532,7 +533,7 @@ static int keep_elites(const struct population *p, struct candidate *next) {
     return n;
 }
 
-/* Parents that are not among the n of `next` are put after them. */
+/* Appends parents that are not among the n of `next`. */
 static int add_reevaluated_parents(const struct population *p, struct candidate *next, int n) {
     int all = n;
     for (int i = 0; i < n; i++)
@@ -620,7 +621,7 @@ json_t *population_json(const struct population *p) {
         a[i] = p->c[i].adapter;
         json_array_append_new(list, candidate_json(&p->c[i]));
     }
-    /* Of the fittest: pairs grow with the square, and of a large base each costs tens of
+    /* Only the fittest: pairs grow quadratically, and on a large base model each takes tens of
      * milliseconds. */
     int n = MIN(p->n, DIVERSITY_MOST);
     double *near = p->assay.distance ? xcalloc((size_t)n * (size_t)n, sizeof *near) : NULL;

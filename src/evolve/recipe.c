@@ -1,7 +1,7 @@
 /*
- * recipe: what a run is asked to do, from YAML: the top level and its sections, each a table of
- * options. A key that no table knows is an error with its line, and whatever can be refused without
- * the model is refused here.
+ * recipe: options of a run, from YAML: the top level and its sections, each a table of options.
+ *
+ * An unknown key is an error with its line, and every check that needs no model is made here.
  */
 #include "evolve/run.h"
 
@@ -66,8 +66,8 @@ void evolve_recipe_release(struct evolve_recipe *o) {
     free(o->text);
 }
 
-/* A persona's name becomes a folder and a row of the table, so it must be plain, its own, and no
- * row's or child's. */
+/* A persona's name becomes a folder and a row of the table, so it must be plain, unique, and
+ * different from the names of rows and children. */
 static bool name_is_plain(const char *name, size_t len) {
     static const char *const taken[] = {"base",    "debate", "generation", "self-consistency",
                                         "evolved", "made"};
@@ -102,7 +102,7 @@ static int check_personas(const struct evolve_recipe *o, const char *path, struc
     return OK;
 }
 
-/* A file has a dot in its name; a family has none. */
+/* A file name contains a dot; a family name does not. */
 static int check_tasks(const struct strings *names, const char *path, struct error *err) {
     for (int i = 0; i < names->n; i++)
         if (fry_find(names->v[i]) < 0 && !strchr(names->v[i], '.'))
@@ -127,7 +127,7 @@ static int check_search(const struct evolve_options *o, struct error *err) {
     return OK;
 }
 
-/* What the sections say for themselves, by those who will follow them. */
+/* Checks each section with the function of its user. */
 static int check_sections(const struct evolve_recipe *o, struct error *err) {
     int rc = check_search(&o->evolve, err);
     if (rc == OK) rc = population_check_options(&o->evolve, &o->fitness, err);

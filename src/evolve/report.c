@@ -1,8 +1,8 @@
 /*
- * A run as one page: the table, what was compared with what, what evolution did by generation, some
- * debates, and the manifest. Self-contained: no script, no font, no address but of the candidates'
- * cards beside it. Everything is made from the result object, so the page can be made again from
- * result.json. All text from outside is escaped; what grows with the run is cut and says so.
+ * A run as one HTML page: the table, the comparisons, the generations, some debates, and the
+ * manifest. Self-contained: no script, no font, and links only to the candidates' cards next to it.
+ * The page is made from the result object only, so result.json can regenerate it. All external text
+ * is escaped; sections that grow with the run are truncated with a note.
  */
 #define _GNU_SOURCE
 #include "evolve/report.h"
@@ -45,12 +45,12 @@ void evolve_report_cell(struct buf *b, const char *before, int digits, double v,
         buf_puts(b, "<td class=n>–");
 }
 
-/* Of many columns: cells are not broken, the table scrolls. */
+/* Tables with many columns do not break cells; they scroll. */
 #define WIDE_TABLE                                                                                 \
     "<div style=\"overflow-x:auto\"><table style=\"white-space:nowrap;font-size:.8rem\">"
 #define WIDE_TABLE_END "</table></div>\n"
 
-/* Of a long table the first and the last rows are shown, and how many stood between them. */
+/* A long table shows its first and last rows, and the number of omitted rows. */
 static bool row_shown(struct buf *b, size_t i, size_t n, int columns) {
     if (n <= ROWS_SHOWN || i < ROWS_SHOWN / 2 || i >= n - ROWS_SHOWN / 2) return true;
     if (i == ROWS_SHOWN / 2)
@@ -171,7 +171,7 @@ static size_t candidates_count(const json_t *generations) {
     return n;
 }
 
-/* By generation; [n] each. */
+/* Values per generation, [n] each. */
 struct fitness_history {
     double *x, *best, *lo, *hi, *mean;
     int n;
@@ -197,7 +197,7 @@ static struct fitness_history course_of(const json_t *generations, struct plot *
     return o;
 }
 
-/* Along the upper ends and back along the lower ones, over what is known. */
+/* The area between upper and lower ends of the intervals, where both are finite. */
 static void course_band(struct buf *b, const struct plot *p, const struct fitness_history *o) {
     bool begun = false;
     buf_puts(b, "<path fill=\"var(--b)\" fill-opacity=\".18\" d=\"");
@@ -276,7 +276,7 @@ static void diversity_plot(const struct evolve_report *r) {
     free(c);
 }
 
-/* Who was bred by this operator (NULL: by any), and of those whose generation is over, who
+/* Children bred by an operator (NULL: by any), those whose generation is over, and those that
  * outlived it. */
 struct bred {
     int children, judged, survived;
@@ -344,7 +344,7 @@ static void operators_table(const struct evolve_report *r) {
 
 /* archive */
 
-/* cell[side²]: the fittest of each block of cells; returns their side. */
+/* cell[side²]: the fittest cell of each block of cells; returns the side. */
 static int archive_blocks(const json_t *archive, const json_t **cell,
                           struct stats_interval *range) {
     json_int_t bins = json_integer_value(json_object_get(archive, "bins"));
@@ -496,7 +496,7 @@ static void evolution_sections(struct buf *b, const json_t *result) {
     lineage_release(&l);
 }
 
-/* the rest */
+/* debates and manifest */
 
 static void debate_section(struct buf *b, const json_t *debate) {
     size_t i;
@@ -523,7 +523,7 @@ static void debate_section(struct buf *b, const json_t *debate) {
     }
 }
 
-/* Without the adapters' hashes: they are as many as candidates. */
+/* Omits the adapters' hashes, of which there is one per candidate. */
 static void manifest_section(struct buf *b, const json_t *manifest) {
     json_t *shown = json_copy((json_t *)(uintptr_t)manifest);
     json_object_del(shown, "adapters");

@@ -1,6 +1,6 @@
 /*
- * report: the parts of a run's page that are about descent (evolve_report_tree.c), and what they
- * share with the others. Everything appends to the page; all text from outside is escaped.
+ * report: the family tree and survival sections of a run's page (report_tree.c), and helpers that
+ * they share with the other sections. All functions append to the page and escape external text.
  */
 #ifndef SHOAL_EVOLVE_REPORT_H
 #define SHOAL_EVOLVE_REPORT_H
@@ -10,16 +10,16 @@
 
 struct evolve_report {
     struct buf *b;
-    const struct lineage *l; /* empty where the records cannot be understood */
+    const struct lineage *l; /* empty if the records are invalid */
     const json_t *generations, *adapters;
 };
-/* A name, as a link to the candidate's card where the run has written one. */
+/* A name, as a link to the candidate's card if the run has written one. */
 void evolve_report_name(const struct evolve_report *r, const char *name);
-/* A number as a table's cell, "–" where there is none. */
+/* A number as a table cell, "–" if it is not finite. */
 void evolve_report_cell(struct buf *b, const char *before, int digits, double v, const char *after);
 
 void evolve_report_tree(const struct evolve_report *r);
-/* How long candidates and founders' lines live. */
+/* How long candidates and founders' lines survive. */
 void evolve_report_survival(const struct evolve_report *r);
 
 #endif

@@ -1,6 +1,6 @@
 /*
- * The page's pictures of descent. A whole population over many generations is no readable picture,
- * so a large run shows only those through whom most of the last best's ancestry came.
+ * Plots of the family tree and of survival. A whole population over many generations is unreadable,
+ * so a large run shows only the nodes with the largest share of the last best candidate's ancestry.
  */
 #define _GNU_SOURCE
 #include "evolve/report.h"
@@ -9,8 +9,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* of the tree: nodes that are all shown, where no row has more than ROW_WHOLE; of larger ones, in
- * all and a row */
+/* Limits of the tree: a tree of at most TREE_WHOLE nodes, with at most ROW_WHOLE per row, is shown
+ * whole; a larger one shows at most TREE_SHOWN nodes, ROW_SHOWN per row. */
 enum { TREE_WHOLE = 80, ROW_WHOLE = 10, TREE_SHOWN = 240, ROW_SHOWN = 8 };
 enum { BOX = 92, BOX_HIGH = 34, PITCH = 98, ROW_HIGH = 76, LABEL = 40 };
 enum { COHORTS = 6, LINES = 16 };
@@ -20,10 +20,10 @@ enum { COHORTS = 6, LINES = 16 };
 struct drawing {
     const struct evolve_report *r;
     const struct lineage *l;
-    double *flow;   /* [n] share of the best's ancestry that came through each */
-    bool *ancestor; /* [n] of the best, and itself */
+    double *flow;   /* [n] share of the best candidate's ancestry through each node */
+    bool *ancestor; /* [n] ancestors of the best candidate, and itself */
     bool *shown;    /* [n] */
-    double *x, *y;  /* [n] middle of its box */
+    double *x, *y;  /* [n] centre of the node's box */
     double wide, high;
     bool whole;
 };
@@ -38,7 +38,7 @@ static int by_key(const void *a, const void *b) {
     return x->key != y->key ? (x->key < y->key ? -1 : 1) : x->node - y->node;
 }
 
-/* Those with the most flow, and in no generation too many. */
+/* Selects the ancestors with the largest flow, at most ROW_SHOWN per generation. */
 static void choose_ancestors(struct drawing *d) {
     const struct lineage *l = d->l;
     struct ranked *order = xcalloc((size_t)l->n, sizeof *order);
@@ -65,7 +65,7 @@ static bool tree_is_small(const struct lineage *l) {
     return l->n <= TREE_WHOLE;
 }
 
-/* Where a node would like to stand: below its parents. */
+/* Preferred x position of a node: below its parents. */
 static double wish(const struct drawing *d, int node) {
     double sum = 0;
     int n = 0;
@@ -78,7 +78,7 @@ static double wish(const struct drawing *d, int node) {
     return n ? sum / n : d->wide / 2;
 }
 
-/* A row for each generation in which somebody shown was born. */
+/* Makes a row for each generation in which a shown node was born. */
 static void place(struct drawing *d) {
     const struct lineage *l = d->l;
     struct ranked row[MAX_CANDIDATES];
@@ -130,7 +130,7 @@ static void draw_title(const struct drawing *d, int node) {
     buf_puts(b, "</title>");
 }
 
-/* A name that is too long for its box is drawn narrower. */
+/* A name that is too long for its box is condensed. */
 static void draw_box(const struct drawing *d, int node) {
     const struct lineage_node *v = &d->l->v[node];
     struct buf *b = d->r->b;
@@ -221,8 +221,8 @@ void evolve_report_tree(const struct evolve_report *r) {
 
 /* survival */
 
-/* How many of those born in [from, to) were there for `age` generations after, and how many of
- * those went then. Who is there at the end is known no further. */
+/* Counts the nodes born in [from, to) that lived longer than `age` generations, and those that
+ * ended at that age. Nodes that are alive in the last generation are censored. */
 static void at_risk(const struct lineage *l, int from, int to, int age, int *stayed, int *gone) {
     *stayed = *gone = 0;
     for (int i = 0; i < l->n; i++) {
@@ -233,8 +233,8 @@ static void at_risk(const struct lineage *l, int from, int to, int age, int *sta
     }
 }
 
-/* The product-limit estimate (Kaplan & Meier 1958) of the share that is still there after x
- * generations; ends where nobody is left to tell. */
+/* The product-limit estimate (Kaplan & Meier 1958) of the share that survives x generations; ends
+ * when no node is at risk. */
 static void survival_curve(const struct lineage *l, int from, int to, struct curve *c) {
     double share = 1;
     curve_add(c, 0, 1);
@@ -246,12 +246,12 @@ static void survival_curve(const struct lineage *l, int from, int to, struct cur
     }
 }
 
-/* Founders, and who was born later in ranges of generations. */
+/* Plots founders, and later nodes grouped by ranges of generations. */
 static void cohorts_plot(const struct evolve_report *r) {
     const struct lineage *l = r->l;
     struct curve *c = xcalloc(COHORTS + 1, sizeof *c);
     char *names[COHORTS + 1] = {0};
-    int bred = l->generations - 2; /* generations of children that could outlive their own */
+    int bred = l->generations - 2; /* generations of children that can survive theirs */
     int n = MAX(0, MIN(COHORTS, bred));
     for (int i = 0; i <= n; i++) {
         int from = i ? 1 + (i - 1) * bred / n : 0, to = i ? 1 + i * bred / n : 1;
@@ -269,7 +269,7 @@ static void cohorts_plot(const struct evolve_report *r) {
     free(c);
 }
 
-/* Of the ancestry of all in a generation, what comes from each founder; [n] of nodes. */
+/* flow [n nodes]: each founder's share of the ancestry of all candidates in a generation. */
 static void ancestry(const struct lineage *l, int generation, double *flow) {
     int there = 0;
     memset(flow, 0, (size_t)l->n * sizeof *flow);
@@ -280,7 +280,7 @@ static void ancestry(const struct lineage *l, int generation, double *flow) {
     lineage_propagate(l, flow);
 }
 
-/* The first founders have lines of their own; the rest is one more. */
+/* The first founders have separate lines; all others share one. */
 static int founder_lines(const struct lineage *l, const double *flow, double share[LINES + 1]) {
     int n = 0;
     memset(share, 0, (LINES + 1) * sizeof *share);

@@ -1,13 +1,13 @@
 /*
- * run: begin, continue, fork, replay and end of a run, and what it leaves in its folder:
+ * run: starts, continues, forks, replays and ends a run, and writes its folder:
  *
- *     recipe.yaml, fork.json      what it follows
- *     manifest.json               what it depends on, by hash
- *     adapters/gen_T/NAME/        everybody, as PEFT directories with a card
- *     evolution.jsonl             a line a generation
+ *     recipe.yaml, fork.json      options and segments
+ *     manifest.json               inputs, by hash
+ *     adapters/gen_T/NAME/        candidates, as PEFT directories with a card
+ *     evolution.jsonl             one line per generation
  *     result.json, report.html    at the end
  *
- * The ledger in shoal.db has every step as an event.
+ * The ledger in shoal.db records every step as an event.
  */
 #define _GNU_SOURCE
 #include "evolve/run.h"
@@ -36,8 +36,8 @@ static bool is_directory(const char *path) {
     return stat(path, &st) == 0 && S_ISDIR(st.st_mode);
 }
 
-/* What persona i begins with: an adapter's directory, conversations, or several files of them
- * joined into the run's folder. */
+/* Sets the data of persona i: an adapter's directory, conversations, or several files of them
+ * joined in the run's folder. */
 static int find_data(struct evolve_run *r, int i, struct error *err) {
     const char *eq = strchr(r->o->personas.v[i], '=');
     char *list = xstrdup(eq + 1), *save = NULL;
@@ -68,7 +68,7 @@ static int find_data(struct evolve_run *r, int i, struct error *err) {
     return rc;
 }
 
-/* A new run must not touch what an older one of its name left. */
+/* A new run must not overwrite an older one of the same name. */
 static int check_unused(struct evolve_run *r, struct error *err) {
     struct error missing;
     json_t *row = store_run_get(r->store, r->id, &missing);
@@ -165,7 +165,7 @@ static struct adapter *recall_of(struct evolve_run *r, const char *id, int gener
         a = adapter_load(dir, &r->model->config, &ignored);
         free(dir);
         if (a && strcmp(a->hash, json_get_string(row, "hash")) == 0) {
-            /* The folder need not know where it came from; the ledger does. */
+            /* the folder may lack the lineage; the ledger has it */
             a = operator_set_lineage(a, json_object_get(row, "lineage"));
             break;
         }
@@ -208,7 +208,7 @@ static int publish_all(struct evolve_run *r, int g, const json_t *v, const struc
     return rc;
 }
 
-/* Diversity of a generation of one is not known. */
+/* The diversity of a generation of one is NaN. */
 static void generation_tell(int g, const json_t *v, const struct candidate *c, int n) {
     const json_t *diversity = json_object_get(json_object_get(v, "diversity"), "weights_mean");
     double sum = 0;
@@ -242,8 +242,8 @@ int evolve_run_record_generation(struct evolve_run *r, json_t *v, const struct c
 
 /* founders */
 
-/* Founders begin as one adapter: apart from birth, their ΔW would have nothing in common to blend.
- */
+/* All founders start from one adapter: with separate initialisations their ΔW would have nothing in
+ * common to blend. */
 static int founders_start(const struct evolve_run *r, const struct train_options *o,
                           struct adapter **start, struct error *err) {
     struct adapter_config c;
@@ -253,7 +253,7 @@ static int founders_start(const struct evolve_run *r, const struct train_options
     return rc;
 }
 
-/* All those that are to be trained, as an earlier process left them; or none. */
+/* Loads all founders that need training, as an earlier process saved them; or none. */
 static bool recall_founders(struct evolve_run *r) {
     int n = 0;
     for (; n < r->n_founders; n++)
@@ -308,7 +308,7 @@ static int train_founders(struct evolve_run *r, struct error *err) {
     return rc;
 }
 
-/* That they are not copies of one another; those of a control become zero. */
+/* Checks that founders are not copies of one another; a control replaces them by zero adapters. */
 static int founders_check(struct evolve_run *r, struct error *err) {
     const char *names[MAX_FOUNDERS];
     int rc = OK;
@@ -329,13 +329,13 @@ static int founders_check(struct evolve_run *r, struct error *err) {
     return diversity_check(&d, names, err);
 }
 
-/* Trained, found or recalled. */
+/* Loads trained founders, or trains them. */
 static int founders_make(struct evolve_run *r, struct error *err) {
     int rc = recall_founders(r) ? OK : train_founders(r, err);
     return rc == OK ? founders_check(r, err) : rc;
 }
 
-/* the run's papers */
+/* manifest and result */
 
 static int write_json(const struct evolve_run *r, const char *name, const json_t *v,
                       struct error *err) {
@@ -354,7 +354,7 @@ static int hash_into(json_t *files, const char *name, const char *path, struct e
     return OK;
 }
 
-/* Hashes of everything that is read: founders, tasks that are files, what is learned from. */
+/* Hashes of all inputs: founders, task files, fine-tuning data. */
 static int hash_data(struct evolve_run *r, json_t *files, struct error *err) {
     int rc = OK;
     for (int i = 0; rc == OK && i < r->n_founders; i++) {
@@ -377,7 +377,7 @@ static int hash_data(struct evolve_run *r, json_t *files, struct error *err) {
     return rc;
 }
 
-/* What the run depends on. Written at the start; a continued run must find the same. */
+/* The inputs of the run. Written at the start; a continued run must match it. */
 static int make_manifest(struct evolve_run *r, json_t **out, struct error *err) {
     char program[HASH_LEN], recipe[HASH_LEN];
     const char *base = model_hash(r->model, err);
@@ -440,7 +440,7 @@ static int search(struct evolve_run *r, struct error *err) {
     return r->only >= 0 || r->log ? s->go(r, err) : err->code;
 }
 
-/* As far as the log shows, whatever was to be said by then is on disk. */
+/* Closing the log reports any write error of earlier lines. */
 static int log_close(struct evolve_run *r, struct error *err) {
     bool bad = ferror(r->log);
     bad |= fclose(r->log) != 0;
@@ -448,7 +448,7 @@ static int log_close(struct evolve_run *r, struct error *err) {
     return bad ? error_errno(err, "cannot write '%s/evolution.jsonl'", r->dir) : OK;
 }
 
-/* The run's state, and that it changed, as an event. */
+/* Sets the run's state and records the change as an event. */
 static int state_set(struct evolve_run *r, const char *state, struct error *err) {
     json_t *detail =
         json_pack("{s:s,s:i}", "from", r->from ? r->from : "", "generations", r->n_best);
@@ -472,7 +472,7 @@ static int run_all(struct evolve_run *r, struct error *err) {
     if (rc == OK) rc = evolve_run_evaluate_heldout(r, err);
     if (rc == OK) rc = finish(r, manifest, err);
     if (rc == OK) rc = state_set(r, "done", err);
-    struct error ignored; /* the first error is the one to tell */
+    struct error ignored; /* the first error is reported */
     bool paused = r->env->pause && *r->env->pause;
     if (rc != OK && begun) state_set(r, paused ? "paused" : "failed", &ignored);
     json_decref(manifest);
@@ -495,8 +495,8 @@ static char *make_id(const struct evolve_env *env, int64_t seed) {
     }
 }
 
-/* A new run's row, with what a later resume needs beside the recipe, and the recipe's text in its
- * folder. */
+/* Adds the row of a new run, with the values that a resume needs in addition to the recipe, and
+ * writes the recipe to its folder. */
 static int register_run(struct evolve_run *r, struct error *err) {
     char *path = path_join(r->dir, "recipe.yaml");
     json_t *how =
@@ -516,7 +516,7 @@ static json_t *segment_json(int until, const char *recipe, int64_t seed) {
     return json_pack("{s:i,s:s,s:I}", "until", until, "recipe", recipe, "seed", (json_int_t)seed);
 }
 
-/* What fork.json says, if there is one. */
+/* Reads fork.json if it exists. */
 static int read_forks(struct evolve_run *r, struct error *err) {
     char *path = path_join(r->dir, "fork.json");
     json_t *v = path_exists(path) ? json_parse_file(path, err) : NULL, *s;
@@ -572,7 +572,7 @@ json_t *evolve_run_execute(const struct evolve_env *env, const struct evolve_rec
     return result;
 }
 
-/* Where the founders come from, each file being there. */
+/* The sources of the founders; checks that each file exists. */
 static json_t *founders_plan(const struct evolve_env *env, const struct evolve_recipe *o,
                              struct error *err) {
     json_t *all = json_array();
@@ -616,7 +616,7 @@ json_t *evolve_run_plan(const struct evolve_env *env, const struct evolve_recipe
     return v;
 }
 
-/* A stored run's recipe, seed and numeric class, and that this machine can give its bits. */
+/* Recipe, seed and numeric class of a stored run; checks that this machine reproduces its bits. */
 static int stored_options(const struct evolve_env *env, const char *id, struct evolve_recipe *o,
                           enum numeric_class *cls, struct error *err) {
     char *dir = path_join(env->root, id), *path = path_join(dir, "recipe.yaml"),
@@ -662,8 +662,8 @@ static bool founders_equal(const struct evolve_recipe *a, const struct evolve_re
     return equal;
 }
 
-/* fork.json of a run that leaves `r`'s after generation `at`: the parent's own segments as far as
- * they reach, then the parent itself. Their recipes are copied. */
+/* Writes fork.json of a run that leaves the parent after generation `at`: the parent's segments up
+ * to `at`, then the parent itself. Copies their recipes. */
 static int fork_papers(const struct evolve_run *parent, const char *dir, int at,
                        struct error *err) {
     json_t *segments = json_array();
@@ -742,7 +742,7 @@ static json_t *logged_generation(const struct evolve_run *r, int at, struct erro
     return v;
 }
 
-/* To the digits that the log has. */
+/* Rounds to the digits of the log. */
 static json_t *rounded(const json_t *v) {
     struct error ignored;
     char *text = json_dumps(v, JSON_COMPACT | JSON_SORT_KEYS | JSON_REAL_PRECISION(9));

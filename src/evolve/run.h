@@ -1,12 +1,12 @@
 /*
- * run: what the files of a run share. run.c opens, continues and ends it; fitness_eval.c measures
- * candidates, search_methods.c looks for better ones, heldout.c measures what came of it on
- * questions that fitness never saw.
+ * run: the state of a run, shared by its files. run.c opens, continues and ends it; fitness_eval.c
+ * evaluates candidates, search_methods.c searches for better ones, heldout.c evaluates the result
+ * on questions that fitness never used.
  *
- * A run is a function of its recipe, seed, base, data and numeric class. It keeps no cursor: calls
- * are in the store, what was trained is in the run's folder with its ledger row, so continuing a
- * run means computing it again from the start, where all that was done before is found instead of
- * computed. That is why a killed run ends with the same hashes.
+ * A run is a function of its recipe, seed, base model, data and numeric class. It keeps no cursor:
+ * calls are in the store, and trained adapters are in the run's folder with a ledger row. So
+ * continuing a run means computing it again from the start and loading every result that exists. A
+ * killed run therefore ends with the same hashes.
  */
 #ifndef SHOAL_EVOLVE_RUN_H
 #define SHOAL_EVOLVE_RUN_H
@@ -22,7 +22,7 @@ struct evolve_segment {
     struct evolve_recipe o;
 };
 
-/* Of one adapter on the held-out questions. */
+/* The results of one adapter on the held-out questions. */
 struct heldout_result {
     char name[80];
     uint8_t *right; /* [test items] */
@@ -36,11 +36,11 @@ struct evolve_cost {
 
 struct evolve_run {
     const struct evolve_env *env;
-    const struct evolve_recipe *o; /* of the last segment: what is measured at the end */
-    struct evolve_segment *forks;  /* [n_forks] what a fork's earlier generations follow */
+    const struct evolve_recipe *o; /* options of the last segment, used at the end */
+    struct evolve_segment *forks;  /* [n_forks] options of a fork's earlier generations */
     int n_forks;
     const char *id;
-    char *dir, *from; /* of a fork: the run that it left; else NULL */
+    char *dir, *from; /* from: the run that a fork left; else NULL */
     struct store *store;
     struct model *model;
     struct engine *engine;
@@ -51,62 +51,63 @@ struct evolve_run {
     int n_test, n_founders;
     struct adapter *founders[MAX_FOUNDERS];
     char names[MAX_FOUNDERS][24];
-    char *data[MAX_FOUNDERS]; /* conversation files, or adapters' directories, as found */
+    char *data[MAX_FOUNDERS]; /* paths of conversation files or adapter directories */
     bool ready[MAX_FOUNDERS]; /* data is an adapter */
-    struct candidate *best;   /* [n_best] the fittest of each generation, retained */
+    struct candidate *best;   /* [n_best] fittest candidate of each generation, retained */
     int n_best;
     struct evolve_cost spent;
-    double learn_tokens;         /* of a sample of evolve.learn; 0: not counted yet */
+    double learn_tokens;         /* mean tokens per sample of evolve.learn; 0: not counted yet */
     struct heldout_result *rows; /* [n_rows] */
     int n_rows, max_rows;
     json_t *result, *adapters, *generations;
     FILE *log; /* evolution.jsonl */
-    int only;  /* replay: the generation that is computed anew; -1: none */
+    int only;  /* replay: the generation to compute again; -1: none */
 };
 
-/* The options that generation g follows. */
+/* The options of generation g. */
 const struct evolve_recipe *evolve_run_recipe_at(const struct evolve_run *r, int g);
-/* ERR_STATE when somebody asked for a pause. */
+/* ERR_STATE if a pause was requested. */
 int evolve_run_check_pause(const struct evolve_run *r, struct error *err);
-/* Writes an adapter's folder with its card, ledger row and the result's hash. */
+/* Writes an adapter's folder with its card and ledger row, and its hash to the result. */
 int evolve_run_save_adapter(struct evolve_run *r, int generation, const char *name,
                             const struct adapter *a, const json_t *scores, struct error *err);
-/* What an earlier, killed process left: its folder must hold what the ledger says, and the
- * lineage's `key` must be `value` (key NULL: any). NULL: there is none. */
+/* Loads an adapter that an earlier process saved: its folder must match the ledger's hash, and the
+ * lineage's `key` must be `value` (key NULL: any). NULL: not found. */
 struct adapter *evolve_run_load_adapter(struct evolve_run *r, int generation, const char *name,
                                         const char *key, const char *value);
-/* A generation that was measured: ledger, folders, log. Takes `v` over; c [n] is fittest first. */
+/* Records an evaluated generation: ledger, folders, log. Takes ownership of `v`; c [n] is sorted,
+ * fittest first. */
 int evolve_run_record_generation(struct evolve_run *r, json_t *v, const struct candidate *c, int n,
                                  struct error *err);
 
 /* fitness_eval.c */
 
-/* The landscape of a run: ctx is the run. */
+/* The fitness function of a run; ctx is the run. */
 int evolve_run_evaluate(void *ctx, int generation, struct candidate *c, int n, int witnesses,
                         struct evaluation *out, struct error *err);
-/* Opens the tasks' files, once each. */
+/* Opens the tasks' files, each once. */
 int evolve_run_open_tasks(struct evolve_run *r, const struct strings *tasks, struct error *err);
 void evolve_run_close_tasks(struct evolve_run *r);
-/* `n`, or as many as the tasks' files have, in equal parts. */
+/* `n`, or the number of questions in the tasks' files if smaller, in equal parts. */
 int evolve_run_count_items(const struct evolve_run *r, const struct strings *tasks,
                            enum data_split split, int64_t n);
-/* n questions from `begin` on, task by task in turn; for task_items_release. */
+/* n questions starting at `begin`, alternating over the tasks; release with task_items_release. */
 struct task_item *evolve_run_task_items(const struct evolve_run *r, const struct strings *tasks,
                                         enum data_split split, uint64_t seed, uint32_t begin,
                                         int n);
-/* What fitness asks in a generation: [*n]. */
+/* The fitness questions of a generation: [*n]. */
 struct task_item *evolve_run_generation_items(const struct evolve_run *r, int generation, int *n);
-/* FLOPs of a token forward through the base and an adapter (NULL: none); training's are twice that.
- */
+/* FLOPs of a forward token through the base model and an adapter (NULL: none); a trained token
+ * costs twice that. */
 double evolve_run_token_flops(const struct evolve_run *r, const struct adapter *a);
-/* `flops` are those of a token forward. */
+/* flops: per forward token. */
 void evolve_cost_add_forward(struct evolve_run *r, int64_t tokens, double flops);
 void evolve_cost_add_training(struct evolve_run *r, double tokens, double flops);
 json_t *evolve_cost_json(const struct evolve_run *r);
 
 /* heldout.c */
 
-/* Everything on the held-out questions, as `result` holds it. */
+/* Evaluates on the held-out questions and stores everything in `result`. */
 int evolve_run_evaluate_heldout(struct evolve_run *r, struct error *err);
 
 #endif

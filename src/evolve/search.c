@@ -1,10 +1,10 @@
 /*
- * CMA-ES, particle swarm, a genetic algorithm, and chance.
+ * CMA-ES, particle swarm, a genetic algorithm, and random search.
  *
- * Invariants: `state` is everything that outlives a call, so ask is a pure function of state, seed
- * and generation (a searcher loaded between ask and tell asks for the same batch again); only
- * + - × ÷ sqrt and math_* touch it, in a fixed order. The first 1 + n doubles of state are the best
- * fitness and its vector, for every searcher; what follows is laid out by its `*_of` function.
+ * Invariants: `state` holds everything that outlives a call, so ask is a pure function of state,
+ * seed and generation (a searcher loaded between ask and tell asks for the same batch again); only
+ * + - × ÷ sqrt and math_* modify it, in a fixed order. For every searcher the first 1 + n doubles
+ * of state are the best fitness and its vector; its `*_of` function defines the layout of the rest.
  */
 #include "evolve/search.h"
 #include "evolve/select.h"
@@ -16,7 +16,7 @@
 struct search_algorithm {
     const char *name;
     int max_n;
-    size_t (*size)(int n, int batch); /* doubles of state behind the best */
+    size_t (*size)(int n, int batch); /* doubles of state after the best vector */
     /* first: [batch][n] made from the starts; center: [n] their mean */
     void (*start)(struct search *s, const double *first, const double *center);
     void (*ask)(struct search *s);                                           /* fills x */
@@ -25,7 +25,7 @@ struct search_algorithm {
 
 struct search {
     const struct search_algorithm *kind;
-    struct search_options o; /* `searcher` is not used: kind */
+    struct search_options o; /* `searcher` is unused: see kind */
     int n, batch;
     uint64_t seed;
     int64_t generation;
@@ -81,8 +81,8 @@ static double *row(const struct search *s, double *rows, int i) {
     return rows + (size_t)i * (size_t)s->n;
 }
 
-/* CMA-ES (Hansen, "The CMA evolution strategy: a tutorial", 2016): his defaults, without negative
- * weights. */
+/* CMA-ES (Hansen, "The CMA evolution strategy: a tutorial", 2016), with the tutorial's default
+ * parameters and without negative weights. */
 
 struct cma {
     double *sigma, *mean, *path_sigma, *path_c, *cov; /* 1, [n], [n], [n], [n][n] */
@@ -107,7 +107,8 @@ static void cma_start(struct search *s, const double *first, const double *cente
     for (int i = 0; i < s->n; i++) row(s, c.cov, i)[i] = 1;
 }
 
-/* Rows and columns i and j of a turn so that a[i][j] vanishes; the columns of v turn along. */
+/* Rotates rows and columns i and j so that a[i][j] becomes 0; rotates the columns of v with
+ * them. */
 static void jacobi_turn(double *a, double *v, int n, int i, int j) {
     double theta = (a[j * n + j] - a[i * n + i]) / (2 * a[i * n + j]);
     double t = (theta < 0 ? -1 : 1) / (fabs(theta) + sqrt(1 + theta * theta));
@@ -128,8 +129,8 @@ static void jacobi_turn(double *a, double *v, int n, int i, int j) {
     a[i * n + j] = a[j * n + i] = 0;
 }
 
-/* Columns of v: eigenvectors of the symmetric a, which is used up; its diagonal: eigenvalues.
- * Cyclic Jacobi, whose order of turns is fixed. */
+/* Columns of v: eigenvectors of the symmetric matrix a, which is overwritten; its diagonal:
+ * eigenvalues. Cyclic Jacobi with a fixed order of rotations. */
 static void jacobi(double *a, double *v, int n) {
     for (int i = 0; i < n * n; i++) v[i] = i % (n + 1) == 0;
     bool turned = true;
@@ -145,7 +146,8 @@ static void jacobi(double *a, double *v, int n) {
     }
 }
 
-/* The axes of the ellipsoid that is sampled. Rounding must not make one of no length. */
+/* The axes of the sampling ellipsoid, with a lower bound so that rounding gives no axis of length
+ * 0. */
 static void cma_axes(struct search *s) {
     int n = s->n;
     double *a = xcalloc((size_t)n * (size_t)n, sizeof *a), longest = 0;
@@ -156,8 +158,8 @@ static void cma_axes(struct search *s) {
     free(a);
 }
 
-/* mean + σ C^(1/2) z with the symmetric root: where axes are of equal length their directions are
- * rounding's, and the root does not depend on them. */
+/* mean + σ C^(1/2) z with the symmetric root: rounding determines the directions of axes of equal
+ * length, and the root does not depend on them. */
 static void cma_ask(struct search *s) {
     struct cma c = cma_of(s);
     int n = s->n;
@@ -176,11 +178,11 @@ static void cma_ask(struct search *s) {
     }
 }
 
-/* Learning rates, from n and the weights of the better half. */
+/* Learning rates, from n and the recombination weights. */
 struct cma_rates {
     int mu;
     double *weight; /* [mu] */
-    double mass;    /* the weights' effective number */
+    double mass;    /* effective number of the weights */
     double sigma, damp, path, one, many, chi;
 };
 
@@ -203,8 +205,8 @@ static struct cma_rates cma_rates(int n_int, int batch) {
     return r;
 }
 
-/* path = (1 - rate) path + … C^(-1/2) mean step: what successive steps have in common, where the
- * ellipsoid is a sphere. Returns its length. */
+/* Updates the evolution path of σ: path = (1 - rate) path + … C^(-1/2) mean step, in coordinates in
+ * which the ellipsoid is a sphere. Returns its length. */
 static double cma_sigma_path(struct search *s, const struct cma_rates *r, const double *step) {
     struct cma c = cma_of(s);
     int n = s->n;
@@ -232,8 +234,8 @@ static void cma_covariance(struct search *s, const struct cma_rates *r, double o
         }
 }
 
-/* y[mu]: the steps of the better half in units of σ, in the place of the points; step: their mean.
- */
+/* y[mu]: steps of the better half in units of σ, overwriting the points; step: their weighted
+ * mean. */
 static void cma_steps(struct search *s, const struct cma_rates *r, const int *order,
                       const double **y, double *step) {
     struct cma c = cma_of(s);
@@ -257,7 +259,7 @@ static void cma_tell(struct search *s, const double *fitness, const int *order) 
     cma_steps(s, &r, order, y, step);
     for (int i = 0; i < n; i++) c.mean[i] += *c.sigma * step[i];
     double length = cma_sigma_path(s, &r, step);
-    // the path does not count while σ still has far to grow, else C would stretch along it
+    // path_c gets no step while σ still has far to grow, else C would stretch along it
     double settled = 1 - math_pow(1 - r.sigma, 2.0 * (double)(s->generation + 1));
     bool stalled = !(length / sqrt(settled) < (1.4 + 2 / (n + 1.0)) * r.chi);
     double by = stalled ? 0 : sqrt(r.path * (2 - r.path) * r.mass);
@@ -276,13 +278,13 @@ static void cma_tell(struct search *s, const double *fitness, const int *order) 
  * divided by their sum,
  *     v ← w_v v + w_p (own best - x) + w_g (swarm's best - x) + w_r (x - swarm's worst)
  *     x ← x + step v
- * and the step shrinks. A particle that has found nothing new for `restart` rounds begins again at
- * its own best, without velocity.
+ * and the step shrinks. A particle without a new personal best for `restart` rounds restarts at its
+ * best point with zero velocity.
  */
 
 struct pso {
     double *step, *worst_fitness, *worst; /* 1, 1, [n] */
-    double *stale, *fitness;              /* [batch] rounds since its best; that best's fitness */
+    double *stale, *fitness;              /* [batch] rounds since the last new best; best fitness */
     double *x, *v, *best;                 /* [batch][n] */
 };
 
@@ -302,7 +304,7 @@ static size_t pso_size(int n, int batch) {
     return 2 + (size_t)n + 2 * (size_t)batch + 3 * (size_t)batch * (size_t)n;
 }
 
-/* First velocities point to another particle. */
+/* Initial velocities point to another particle. */
 static void pso_start(struct search *s, const double *first, const double *center) {
     (void)center;
     struct pso p = pso_of(s);
@@ -339,7 +341,7 @@ static void pso_move(struct search *s, struct pso *p, int m) {
 static void pso_tell(struct search *s, const double *fitness, const int *order) {
     struct pso p = pso_of(s);
     int last = order[s->batch - 1];
-    memcpy(p.x, s->x, (size_t)s->batch * vector(s)); // where a box has put them
+    memcpy(p.x, s->x, (size_t)s->batch * vector(s)); // after clipping to the box
     if (fitness[last] < *p.worst_fitness) {
         *p.worst_fitness = fitness[last];
         memcpy(p.worst, row(s, p.x, last), vector(s));
@@ -359,8 +361,8 @@ static void pso_tell(struct search *s, const double *fitness, const int *order) 
     *p.step = fmax(*p.step * s->o.step_decay, s->o.step_min);
 }
 
-/* A genetic algorithm: parents by tournament, BLX-α (Eshelman & Schaffer 1993), noise as large as a
- * tenth of what the pool spreads, and the best of parents and children stay. */
+/* A genetic algorithm: parents by tournament, BLX-α (Eshelman & Schaffer 1993), noise of a tenth of
+ * the pool's range, and survival of the best of parents and children. */
 
 struct ga {
     double *fitness, *x; /* [batch], [batch][n] */
@@ -430,7 +432,7 @@ static void ga_tell(struct search *s, const double *fitness, const int *order) {
     free(place);
 }
 
-/* Chance, which any of the others has to beat. */
+/* Random search, the baseline of all others. */
 
 static size_t random_size(int n, int batch) {
     (void)batch;
@@ -469,7 +471,7 @@ static const struct search_algorithm *search_algorithm_find(const char *name) {
     return NULL;
 }
 
-/* A searcher without its start. */
+/* A searcher without starting points. */
 static struct search *search_make(const struct search_options *o, int n, uint64_t seed,
                                   struct error *err) {
     const struct search_algorithm *kind = search_algorithm_find(o->searcher);
@@ -502,7 +504,7 @@ static struct search *search_make(const struct search_options *o, int n, uint64_
     return NULL;
 }
 
-/* first: [batch][n]. */
+/* first: [batch][n] initial members. */
 static void first_members(const struct search *s, const double *starts, int n_starts,
                           double *first) {
     for (int m = 0; m < s->batch; m++) {
@@ -570,7 +572,7 @@ const double *search_ask(struct search *s) {
 void search_tell(struct search *s, const double *fitness) {
     double *f = xcalloc((size_t)s->batch, sizeof *f);
     int *order = xcalloc((size_t)s->batch, sizeof *order);
-    search_ask(s); // a searcher that was loaded since has to know what it asked
+    search_ask(s); // a searcher loaded after ask computes its batch again
     for (int m = 0; m < s->batch; m++) f[m] = fitness[m] != fitness[m] ? -INFINITY : fitness[m];
     select_argsort(f, s->batch, order);
     if (f[order[0]] > s->state[0]) {
@@ -599,7 +601,7 @@ double mutation_step_adapt(double step, double measured, double target, double g
     return step * fmin(2, fmax(0.5, math_pow(target / measured, gain)));
 }
 
-/* saving: options by their rows; infinite fitness, which JSON has not, as words */
+/* saving: options by their rows; infinite fitness as words, because JSON has no infinity */
 
 static json_t *number_json(double v) {
     return isfinite(v) ? json_real(v) : json_string(v > 0 ? "inf" : "-inf");

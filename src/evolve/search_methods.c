@@ -1,8 +1,8 @@
 /*
- * searches: the ways from founders to something better, rows of one table. All measure founders
- * first, as generation 0, on the same questions; all count what they spend, and stop before they
- * would spend more than the recipe allows; all end with a recorded generation whose first candidate
- * is what the search came to.
+ * Search methods: ways from founders to a better adapter, rows of one table. Each method evaluates
+ * the founders first, as generation 0, on the same questions; counts its cost and stops before it
+ * exceeds the recipe's budget; and ends with a recorded generation whose first candidate is its
+ * result.
  */
 #define _GNU_SOURCE
 #include "evolve/run.h"
@@ -12,7 +12,7 @@
 #include <string.h>
 #include <unistd.h>
 
-/* May a step that costs so much begin? */
+/* Whether the budget covers a step of this cost. */
 static bool affords(const struct evolve_run *r, double flops) {
     return r->o->evolve.flops <= 0 || r->spent.flops + flops <= r->o->evolve.flops;
 }
@@ -30,7 +30,7 @@ static json_t *generation_json(int generation, const struct candidate *c, int n)
                      diversity_json(&d));
 }
 
-/* Measures [n] candidates and puts the fittest first; ties: order given. */
+/* Evaluates [n] candidates and sorts them, fittest first; ties keep their order. */
 static int measure(struct evolve_run *r, int generation, struct candidate *c, int n,
                    struct error *err) {
     const struct fitness_options *f = &evolve_run_recipe_at(r, generation)->fitness;
@@ -53,7 +53,7 @@ static struct candidate founder(const struct evolve_run *r, int i) {
     return c;
 }
 
-/* Generation 0; *best: the index of the fittest. */
+/* Evaluates generation 0; *best: the index of the fittest founder. */
 static int measure_founders(struct evolve_run *r, int *best, struct error *err) {
     struct candidate c[MAX_FOUNDERS];
     for (int i = 0; i < r->n_founders; i++) c[i] = founder(r, i);
@@ -66,7 +66,7 @@ static int measure_founders(struct evolve_run *r, int *best, struct error *err) 
     return rc;
 }
 
-/* A last generation of one. Takes the adapter over. */
+/* Records a last generation of one candidate. Takes ownership of the adapter. */
 static int conclude(struct evolve_run *r, int generation, struct adapter *made, const char *parent,
                     const struct adapter_operator *how, struct error *err) {
     struct candidate c = {.name = "made", .adapter = made, .how = how, .blend = NAN, .step = NAN};
@@ -83,9 +83,9 @@ static int none(struct evolve_run *r, struct error *err) {
     return measure_founders(r, &best, err);
 }
 
-/* learning by gradient */
+/* fine-tuning */
 
-/* Mean tokens of a sample, by which training is counted. */
+/* Mean tokens per sample, for the cost of training. */
 static int count_learn_tokens(struct evolve_run *r, const struct evolve_recipe *o,
                               struct error *err) {
     struct dataset d;
@@ -102,7 +102,7 @@ static double update_tokens(const struct evolve_run *r, const struct train_optio
     return r->learn_tokens * (double)(o->bsz * o->grad_accum);
 }
 
-/* The lineage of what learned: of what it was before, with what it learned. */
+/* The lineage of a fine-tuned adapter: the lineage before, with the training data added. */
 static json_t *learned_lineage(const struct adapter *before, const char *data, const char *how,
                                int64_t updates, int64_t seed) {
     json_t *l = before->lineage ? json_copy(before->lineage) : json_object();
@@ -113,7 +113,7 @@ static json_t *learned_lineage(const struct adapter *before, const char *data, c
     return l;
 }
 
-/* Trains the adapters together, each in place, by `updates`; with es where that is given. */
+/* Trains the adapters together, each in place, for `updates` steps; with es if not NULL. */
 static int learn(struct evolve_run *r, int generation, struct adapter **a, char (*const names)[32],
                  int n, int64_t updates, const struct es_options *es, struct error *err) {
     const struct evolve_recipe *o = evolve_run_recipe_at(r, generation);
@@ -126,7 +126,7 @@ static int learn(struct evolve_run *r, int generation, struct adapter **a, char 
     t.max_steps = updates;
     for (int i = 0; i < n; i++)
         jobs[i] = (struct train_job){.name = names[i], .data = data, .start = a[i]};
-    log_quiet |= n > 1; // a burst of many is a moment of a run
+    log_quiet |= n > 1; // fine-tuning of many children is a short part of a run
     int rc = sft_run_with_callbacks(r->model, jobs, n, &t, es, r->env->pool, checkpoint, NULL, err);
     log_quiet = quiet;
     for (int i = 0; i < n; i++) {
@@ -146,7 +146,7 @@ static int learn(struct evolve_run *r, int generation, struct adapter **a, char 
     return rc;
 }
 
-/* The same for one, unless an earlier process has done it. */
+/* The same for one adapter, unless an earlier process has saved the result. */
 static int learn_once(struct evolve_run *r, int generation, struct adapter **a, const char *name,
                       int64_t updates, const struct es_options *es, struct error *err) {
     char names[1][32];
@@ -161,7 +161,7 @@ static int learn_once(struct evolve_run *r, int generation, struct adapter **a, 
     return rc == OK ? evolve_run_save_adapter(r, generation, name, *a, NULL, err) : rc;
 }
 
-/* How often the best founder can learn, and be measured at the end, for what is left. */
+/* Number of updates that the remaining budget allows, after the cost of the final evaluation. */
 static int64_t affordable_updates(const struct evolve_run *r, double founder, double update) {
     const struct evolve_options *e = &r->o->evolve;
     double n = e->flops > 0 ? (e->flops - r->spent.flops - founder) / update : INFINITY;
@@ -170,7 +170,7 @@ static int64_t affordable_updates(const struct evolve_run *r, double founder, do
     return (int64_t)fmax(1, floor(n));
 }
 
-/* The best founder learns from all that the budget allows. */
+/* Fine-tunes the best founder with the whole budget. */
 static int finetune_best_founder(struct evolve_run *r, const struct es_options *es,
                                  struct error *err) {
     int best = 0, rc = count_learn_tokens(r, r->o, err);
@@ -201,8 +201,8 @@ static int es(struct evolve_run *r, struct error *err) {
 
 /* breeding */
 
-/* Children learn for a burst before they are measured: Lamarck's. What an earlier process has
- * taught is recalled. */
+/* Lamarckian evolution: fine-tunes children before their evaluation. Loads the results of an
+ * earlier process. */
 static int finetune_children(struct evolve_run *r, struct population *p, struct error *err) {
     struct adapter *a[MAX_POPULATION];
     char names[MAX_POPULATION][32];
@@ -231,7 +231,7 @@ static int finetune_children(struct evolve_run *r, struct population *p, struct 
     return rc;
 }
 
-/* What teaching and measuring those who were just bred will cost, by what one cost before. */
+/* Cost of fine-tuning and evaluating the new generation, from the last cost of one candidate. */
 static double bred_cost(const struct evolve_run *r, const struct population *p, double one) {
     const struct evolve_recipe *o = evolve_run_recipe_at(r, p->generation);
     double learned = 0, tokens = (double)o->evolve.burst * update_tokens(r, &o->learn);
@@ -247,7 +247,7 @@ static int breed_next(struct evolve_run *r, struct population *p, struct error *
     return rc == OK ? population_breed(p, err) : rc;
 }
 
-/* Measures who is there; *one: what a candidate cost. */
+/* Evaluates the population; *one: the cost of a candidate. */
 static int breed_measure(struct evolve_run *r, struct population *p, double *one,
                          struct error *err) {
     const struct fitness_function l = {r, evolve_run_evaluate};
@@ -284,15 +284,15 @@ static int breed(struct evolve_run *r, struct error *err) {
 
 /* search over coefficients of founders */
 
-/* Candidates are founders' sums with given weights, or with weights of each layer's own, and where
- * the operator has a step also that, from 0 to 1 within its bounds. With `burst`, the result of the
- * search learns before it is measured: first what founders know, then what examples say. */
+/* A candidate is the founders' sum with given weights, or with separate weights for each layer. If
+ * the operator has a step, that is one more number, from 0 to 1 within its bounds. With `burst`,
+ * the result of the search is fine-tuned on examples before its evaluation. */
 struct coef_search {
     struct evolve_run *r;
     const struct adapter_operator *op;
     struct search *search;
-    int n;    /* numbers of a candidate */
-    int sets; /* of weights: 1, or one a layer */
+    int n;    /* numbers per candidate */
+    int sets; /* sets of weights: 1, or one per layer */
     struct candidate c[MAX_POPULATION];
     struct weighted_adapter mix[MAX_POPULATION][MAX_FOUNDERS];
 };
@@ -328,7 +328,7 @@ static struct adapter *coef_search_merge(const struct coef_search *h, const doub
     return operator_apply(h->op, &x, err);
 }
 
-/* delta is a mix of the founders, exact without being made. */
+/* delta is a mix of the founders, which is exact without merging. */
 static int coef_search_candidates(struct coef_search *h, const double *v, int n,
                                   struct error *err) {
     bool mixed = h->sets == 1 && strcmp(h->op->name, "delta") == 0;
@@ -358,7 +358,7 @@ static int coef_search_check(const struct coef_search *h, struct error *err) {
     return OK;
 }
 
-/* Each founder alone, with the operator's own step. */
+/* Starts: each founder alone, with the operator's default step. */
 static int coef_search_open(struct coef_search *h, struct error *err) {
     struct evolve_run *r = h->r;
     if (!(h->op = operator_find(r->o->evolve.merge, err))) return err->code;
@@ -395,7 +395,7 @@ static int coef_search_generation(struct coef_search *h, int g, struct error *er
     for (int i = 0; rc == OK && i < n; i++)
         for (int k = 0; k < n; k++)
             if (order[k].mix == h->c[i].mix) fitness[i] = order[k].fitness.value;
-    bool mixed = rc == OK && !order[0].adapter; // the best is made, to be kept
+    bool mixed = rc == OK && !order[0].adapter; // merges the best candidate, to save it
     if (mixed && !(order[0].adapter = coef_search_merge(h, weights_of(h, &order[0]), err)))
         rc = err->code;
     if (rc == OK)
@@ -406,7 +406,7 @@ static int coef_search_generation(struct coef_search *h, int g, struct error *er
     return rc;
 }
 
-/* Tokens of the burst that the result gets, and FLOPs of one of them; 0 without a burst. */
+/* Tokens of the result's fine-tuning, and FLOPs per token; 0 without fine-tuning. */
 static int coef_search_finetune_cost(struct coef_search *h, double *tokens, double *flops,
                                      struct error *err) {
     struct evolve_run *r = h->r;
@@ -421,7 +421,7 @@ static int coef_search_finetune_cost(struct coef_search *h, double *tokens, doub
     return OK;
 }
 
-/* What the search came to, after its burst. */
+/* Records the result of the search, after fine-tuning. */
 static int coef_search_finish(struct coef_search *h, int g, double tokens, double flops,
                               struct error *err) {
     struct evolve_run *r = h->r;
@@ -437,7 +437,7 @@ static int coef_search_finish(struct coef_search *h, int g, double tokens, doubl
 static int coefficients(struct evolve_run *r, struct error *err) {
     struct coef_search *h = xcalloc(1, sizeof *h);
     struct progress bar;
-    double tokens, flops, cost = 0; // cost: of a generation
+    double tokens, flops, cost = 0; // cost of a generation
     int best = 0, g = 1, rc;
     h->r = r;
     rc = coef_search_open(h, err);
@@ -459,7 +459,7 @@ static int coefficients(struct evolve_run *r, struct error *err) {
     return rc;
 }
 
-/* All founders with equal weights by one operator: a soup, TIES, DARE. */
+/* Merges all founders with equal weights by one operator: a soup, TIES, DARE. */
 static int merge(struct evolve_run *r, struct error *err) {
     int best = 0, rc = measure_founders(r, &best, err);
     const struct adapter_operator *op = rc == OK ? operator_find(r->o->evolve.merge, err) : NULL;

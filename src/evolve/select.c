@@ -1,6 +1,6 @@
 /*
- * Selections, sharing, the archive and the schedule of partners. Quadratic in the population where
- * that is the short way: populations are of hundreds.
+ * Selections, fitness sharing, the archive and the schedule of partners. Algorithms may be
+ * quadratic in the population if that is simpler: populations have hundreds of members.
  */
 #include "evolve/select.h"
 
@@ -8,7 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* NaN below everything. */
+/* NaN ranks below all other values. */
 static double finite_fitness(double f) {
     return f != f ? -INFINITY : f;
 }
@@ -43,7 +43,7 @@ int select_roulette_wheel(const double *weight, double sum, int n, struct rng *r
         at -= weight[i];
         if (at < 0) return i;
     }
-    for (int i = n; i-- > 0;) // rounding has left something of `at`
+    for (int i = n; i-- > 0;) // rounding has left a remainder of `at`
         if (weight[i] > 0) return i;
     return 0;
 }
@@ -64,7 +64,7 @@ static void pick_truncation(const struct select_pool *p, struct rng *r, int *out
     free(order);
 }
 
-/* The first drawn of equals would depend on the draw's order: the lower index wins. */
+/* The lower index wins a tie, so that the result does not depend on the sampling order. */
 static void pick_tournament(const struct select_pool *p, struct rng *r, int *out, int k) {
     for (int i = 0; i < k; i++) {
         int best = p->n;
@@ -79,7 +79,7 @@ static void pick_tournament(const struct select_pool *p, struct rng *r, int *out
     }
 }
 
-/* Linear ranking (Baker 1985); equals share their places. */
+/* Linear ranking (Baker 1985); equal candidates share their ranks. */
 static void pick_rank(const struct select_pool *p, struct rng *r, int *out, int k) {
     double *weight = xcalloc((size_t)p->n, sizeof *weight), sum = 0;
     double slope = fmin(2, fmax(1, p->slope));
@@ -95,7 +95,8 @@ static void pick_rank(const struct select_pool *p, struct rng *r, int *out, int 
     free(weight);
 }
 
-/* From just under the worst finite value: the worst keeps 1/N of the spread, all alike are 1. */
+/* Offset from just below the worst finite value: the worst keeps 1/N of the range, equal values
+ * become 1. */
 static void from_worst(const double *fitness, int n, double *out) {
     double lo = INFINITY, hi = -INFINITY;
     for (int i = 0; i < n; i++) {
@@ -115,7 +116,7 @@ static void pick_roulette(const struct select_pool *p, struct rng *r, int *out, 
     free(weight);
 }
 
-/* a is as good as b in all and better in one. */
+/* Whether a is at least as good as b in all objectives and better in one. */
 static bool dominates(const double *a, const double *b, int m) {
     bool better = false;
     for (int i = 0; i < m; i++) {
@@ -151,7 +152,7 @@ void pareto_sort(const double *scores, int n, int m, int *front, double *crowdin
     int placed = 0, f = 0;
     for (int i = 0; i < n; i++) front[i] = -1, crowding[i] = 0;
     for (; placed < n; f++) {
-        for (int i = 0; i < n; i++) { // -2: of this front, and still in everybody's way
+        for (int i = 0; i < n; i++) { // -2: of this front, and still compared
             bool beaten = front[i] >= 0;
             for (int j = 0; j < n && !beaten; j++)
                 beaten = (front[j] < 0) && dominates(scores + (size_t)j * (size_t)m,
@@ -176,7 +177,7 @@ void pareto_order(const double *scores, int n, int m, int *order) {
     free(crowding);
 }
 
-/* NSGA-II's tournament of two: the place in pareto_order decides. */
+/* NSGA-II's tournament of two: the position in pareto_order decides. */
 static void pick_pareto(const struct select_pool *p, struct rng *r, int *out, int k) {
     int *order = xcalloc((size_t)p->n, sizeof *order);
     pareto_order(p->scores, p->n, p->n_scores, order);
@@ -195,8 +196,8 @@ static double median(double *v, int n) {
     return mid;
 }
 
-/* epsilon[M]: the median distance from the median, item by item, so that noise of real scores does
- * not decide (La Cava et al. 2016); below 1 for 0/1 scores, where it changes nothing. */
+/* epsilon[M]: the median absolute deviation of each item, so that noise of real-valued scores does
+ * not decide (La Cava et al. 2016); below 1 for 0/1 scores, where it has no effect. */
 static void epsilons(const struct select_pool *p, double *epsilon) {
     double *v = xcalloc((size_t)p->n, sizeof *v);
     for (int m = 0; m < p->n_scores; m++) {
@@ -209,7 +210,7 @@ static void epsilons(const struct select_pool *p, double *epsilon) {
     free(v);
 }
 
-/* Items in random order; after each only those within epsilon of the best on it are left. */
+/* Items in random order; each keeps only the candidates within epsilon of its best score. */
 static int lexicase_one(const struct select_pool *p, const double *epsilon, uint32_t *items,
                         int *left, struct rng *r) {
     int n = p->n;
@@ -259,7 +260,7 @@ void fitness_share(const double *fitness, const double *distance, int n, double 
     CHECK(radius > 0);
     from_worst(fitness, n, out);
     for (int i = 0; i < n; i++) {
-        double niche = 1; // oneself, whatever the diagonal says
+        double niche = 1; // the candidate itself, whatever the diagonal
         for (int j = 0; j < n; j++)
             if (j != i) niche += fmax(0, 1 - distance[(size_t)i * (size_t)n + (size_t)j] / radius);
         out[i] /= niche;

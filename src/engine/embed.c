@@ -1,10 +1,10 @@
 /*
  * Embeddings: the mean over a text of the hidden states after the final norm.
  *
- * A text stands in a slot that no request has and gives its pages back when it is done. Sums run in
- * the order of positions, so that an embedding depends on its text and adapter only.
+ * A text uses a slot without a request and releases its pages at the end. Sums run in the order of
+ * positions, so that an embedding depends on its text and adapter only.
  *
- * Not here: requests in flight, which wait meanwhile.
+ * Not here: requests in flight. They wait while engine_embed runs.
  */
 #include <string.h>
 

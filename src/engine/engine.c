@@ -1,33 +1,34 @@
 /*
  * The engine: continuous batching of requests that each name their own adapter.
  *
- * A step: (1) waiting requests take free slots, first come first served; masks of grammars are
- * worked at for a bounded time; (2) every sequence that decodes and has its mask gives one row, the
- * rest of the rows goes to chunks of prompts, suffixes and choices, oldest first; (3) rows are
- * grouped by adapter in order of first appearance and run at once; (4) tokens are drawn from the
- * logits, (5) requests move on.
+ * A step: (1) waiting requests take free slots, first come first served; grammar masks are computed
+ * for a bounded time; (2) every sequence that decodes and has its mask gives one row, the remaining
+ * rows go to chunks of prompts, suffixes and choices, oldest first; (3) rows are grouped by adapter
+ * in order of first appearance and run in one forward pass; (4) tokens are sampled from the logits;
+ * (5) each request advances to its next phase.
  *
- * One request is one growing sequence prompt | out | suffix | choice path, of which
- * positions [0, kv) are in the cache and [kv, end) are to be read:
+ * One request is one growing sequence prompt | out | suffix | choice path. Positions [0, kv) are in
+ * the KV cache, positions [kv, end) have yet to be run:
  *
- *     PROMPT ──┬─> GENERATE ──┬─> SUFFIX ──> CHOICES ──> done
- *              └──────────────┴───────┘ (a phase with nothing to do is skipped)
+ *     PREFILL ──┬─> DECODE ──┬─> SUFFIX ──> CHOICES ──> done
+ *               └────────────┴─────┘ (a phase with nothing to do is skipped)
  *
- * Choices are walked in sorted order, so that each distinct prefix is one visit: its logits are
- * shared by all choices that go through it, and moving to the next choice keeps the part of the
- * path that both have.
+ * Choices are visited in sorted order, so that each distinct prefix is visited once. All choices
+ * that begin with a prefix share its logits, and the step to the next choice keeps the common part
+ * of the two paths.
  *
- * A slot keeps its tokens after its request is done. A new request takes over, shares the pages of,
- * or waits for the longest prefix that some slot holds (or will hold) under the same adapter
- * content; such positions have the same bits by construction. There are more slots than requests at
- * once: the rest are finished sequences, whose pages are taken when pages run out, oldest first.
+ * A slot keeps its tokens after its request is done. A new request looks up the longest prefix that
+ * some slot holds (or will hold) under the same adapter content, and takes over that slot, shares
+ * its pages or waits for it; such positions have the same bits by construction. There are more
+ * slots than active requests. The others hold finished sequences; the oldest of these lose their
+ * pages when no page is free.
  *
- * Invariants: kv <= end while rows are planned; active[] is ordered by admission, so whoever is
- * waited for stands earlier and the first always progresses; the pages that active requests may
- * come to need are never more than there are; nothing about a request's result depends on which
- * step did it.
+ * Invariants: kv <= end while rows are scheduled; active[] is ordered by admission, so a request
+ * always comes after the one it waits for and the first always progresses; active requests never
+ * reserve more pages than the KV cache has; a request's result does not depend on which steps ran
+ * it.
  *
- * Not here: threads of its own, clocks, text. What is decoded and why is the caller's.
+ * Not here: threads, clocks, text. The caller decides which requests to run.
  */
 #define _GNU_SOURCE
 #include "engine/internal.h"
@@ -38,21 +39,20 @@
 #include <unistd.h>
 
 enum {
-    PREFIX_MIN = 4, /* shorter common prefixes are not worth the look */
-    OUT_MIN = 16,   /* rows with logits a step, even for an engine of one sequence */
+    PREFIX_MIN = 4, /* shorter common prefixes are not shared */
+    OUT_MIN = 16,   /* rows with logits per step, even for an engine of one sequence */
     DEFAULT_ROWS = 256,
     DEFAULT_SEQS = 64,
     DEFAULT_LEN = 4096,
-    MASK_UNITS = 1 << 17,    /* of work at grammars in one step: about a millisecond */
-    MASK_QUANTUM = 1 << 13,  /* of one grammar before the next one's turn */
-    MACHINE_UNITS = 1 << 12, /* that a machine for a grammar counts as */
-    MACHINE_MIN = 1 << 20,   /* bytes that a grammar's machine may hold however many there are */
-    LOOP_PERIOD = 64,        /* longest cycle that counts as a loop */
+    MASK_UNITS = 1 << 17,    /* work units for grammar masks per step: about a millisecond */
+    MASK_QUANTUM = 1 << 13,  /* work units for one grammar before the next one's turn */
+    MACHINE_UNITS = 1 << 12, /* work units charged for creating a grammar's machine */
+    MACHINE_MIN = 1 << 20, /* bytes that a grammar's machine may hold for any number of grammars */
+    LOOP_PERIOD = 64,      /* longest cycle that counts as a loop */
     LOOP_REPEATS = 4,
 };
 
-/* Bytes that the machines of all grammars in flight may hold where nothing else is said, and that
- * one may. */
+/* Default limits in bytes: for the machines of all grammars in flight, and for one machine. */
 #define MACHINES_BYTES ((size_t)512 << 20)
 #define MACHINE_BYTES ((size_t)64 << 20)
 
@@ -61,31 +61,31 @@ enum phase { PHASE_PREFILL, PHASE_DECODE, PHASE_SUFFIX, PHASE_CHOICES };
 struct sorted_choice {
     const int32_t *v;
     int32_t n, index;
-    int32_t shared; /* tokens in common with the one before */
+    int32_t shared; /* tokens in common with the previous choice */
 };
 
 struct request_state {
     struct engine_request *next; /* waiting list */
     enum phase phase;
     int32_t slot, kv, end;
-    int32_t context;              /* length of prompt | out | suffix, once choices begin */
-    int32_t choice;               /* position in `sorted` */
-    struct sorted_choice *sorted; /* [n_choices] */
-    struct engine_request *
-        leader; /* its slot will hold the first `share` tokens of ours; NULL: nothing to wait for */
+    int32_t context;               /* length of prompt | out | suffix, once choices begin */
+    int32_t choice;                /* position in `sorted` */
+    struct sorted_choice *sorted;  /* [n_choices] */
+    struct engine_request *leader; /* the prefix source: its slot will hold our first `share`
+                                      tokens; NULL: do not wait */
     int32_t share;
-    int32_t pages;           /* it may come to need */
-    char key[HASH_LEN];      /* of the adapters' content, "-" without any */
-    struct lora_part *parts; /* [n_parts] what its rows run under */
+    int32_t pages;           /* reserved on admission: the most that the request can need */
+    char key[HASH_LEN];      /* hash of the adapters' content, "-" without any */
+    struct lora_part *parts; /* [n_parts] low-rank parts that apply to its rows */
     int32_t n_parts;
-    const struct vocab_overrides *overlay; /* of the one adapter, or NULL */
-    struct grammar_state reply;            /* with a grammar: what has been generated */
-    uint32_t *allowed;              /* [(V + 31) / 32] what may come next; NULL without a grammar */
-    bool masking;                   /* `allowed` is not made yet: it waits, others go on */
-    bool loops;                     /* the last token closed a loop */
-    int32_t unread;                 /* the token that `reply` has not read, or -1 */
-    bool silent;                    /* the grammar has the empty text only: nothing is generated */
-    int32_t cycle[LOOP_PERIOD + 1]; /* [p]: how many last tokens equal the one p before them */
+    const struct vocab_overrides *overlay; /* vocabulary overrides of its one adapter, or NULL */
+    struct grammar_state reply;            /* grammar state after the tokens generated so far */
+    uint32_t *allowed; /* [(V + 31) / 32] tokens that may come next; NULL without a grammar */
+    bool masking;      /* `allowed` is incomplete: this request waits, others continue */
+    bool loops;        /* the last token closed a loop */
+    int32_t unread;    /* token that `reply` has not consumed yet, or -1 */
+    bool silent;       /* the grammar matches the empty text only: nothing is generated */
+    int32_t cycle[LOOP_PERIOD + 1]; /* [p]: count of last tokens equal to the one p before */
 };
 
 static void *slab_take(uint8_t *base, size_t *used, size_t n, size_t size) {
@@ -94,7 +94,7 @@ static void *slab_take(uint8_t *base, size_t *used, size_t n, size_t size) {
     return base ? base + at : NULL;
 }
 
-/* Lays every array into `base` (NULL: only counts) and returns the bytes. */
+/* Assigns every array its place in `base` (NULL: only counts) and returns the bytes. */
 static size_t slab_lay(struct engine *e, const struct engine_options *o, size_t vocab,
                        uint8_t *base) {
     size_t used = 0, rows = (size_t)o->max_rows, seqs = (size_t)o->max_seqs;
@@ -205,7 +205,7 @@ struct engine *engine_new(const struct model *m, const struct engine_options *o,
     return NULL;
 }
 
-/* Machines share their memory equally. */
+/* All machines get equal shares of the memory. */
 static void grammars_share(struct engine *e) {
     size_t each = e->n_grammars ? e->machines_bytes / (size_t)e->n_grammars : 0;
     for (int32_t i = 0; i < e->n_grammars; i++)
@@ -313,7 +313,8 @@ static void key_tokens(struct sha256 *h, const int32_t *v, int32_t n) {
     for (int32_t i = 0; i < n; i++) key_u64(h, (uint64_t)v[i]);
 }
 
-/* What a request's rows run under, and so what its KV depends on beside the tokens. */
+/* Key of the adapters that a request's rows run under. The KV cache depends on it and the tokens.
+ */
 static void adapters_key(const struct engine_request *r, char out[HASH_LEN]) {
     strcpy(out, r->adapter ? r->adapter->hash : "-");
     if (r->n_mix == 0) return;
@@ -353,7 +354,7 @@ void engine_request_key(const struct engine_request *r, const char *model_hash,
         key_u64(&h, (uint64_t)r->sampling.bias[i].token);
         key_float(&h, r->sampling.bias[i].bias);
     }
-    /* only where there is one, so that calls without it keep their identity */
+    /* only if set, so that calls without it keep their key */
     if (r->sampling.penalty_last_n) {
         key_text(&h, "penalty_last_n");
         key_u64(&h, (uint64_t)r->sampling.penalty_last_n);
@@ -549,7 +550,7 @@ static int tops_alloc(int32_t **ids, float **logprobs, int32_t n, int32_t n_top,
     return *logprobs ? OK : err->code;
 }
 
-/* The outputs, whose size the request decides. */
+/* Allocates the outputs; the request decides their sizes. */
 static int results_alloc(struct engine_request *r, struct error *err) {
     size_t n = (size_t)r->max_tokens;
     if (n > 0 && (!(r->out = try_calloc(n, sizeof *r->out, err)) ||
@@ -583,7 +584,7 @@ void engine_prepare_grammars(struct engine *e) {
     pthread_mutex_unlock(&e->vocab_lock);
 }
 
-/* The machine of a grammar that is held; its first use makes it. */
+/* The machine of a grammar in flight; the first call creates it. */
 static struct grammar_machine *grammar_machine_of(struct engine *e, const struct grammar *g,
                                                   int64_t *units) {
     int32_t i = 0;
@@ -597,7 +598,7 @@ static struct grammar_machine *grammar_machine_of(struct engine *e, const struct
     return h->machine;
 }
 
-/* The first mask is made once the request is admitted. */
+/* The first mask is computed after the request is admitted. */
 static void state_grammar(struct engine *e, const struct engine_request *r) {
     struct request_state *s = r->state;
     if (!r->grammar || r->max_tokens == 0) return;
@@ -636,12 +637,12 @@ int engine_submit(struct engine *e, struct engine_request *r, struct error *err)
     return OK;
 }
 
-/* Tokens of `r`'s prompt that slot `s` holds, or will hold when its owner has read its own prompt.
- * The last prompt token is always read anew: its logits are needed. */
+/* Number of prompt tokens of `r` that slot `s` holds, or will hold when the prefill of its owner
+ * ends. The last prompt token is always run again: its logits are needed. */
 static int32_t prefix_cache_match(const struct engine_slot *s, const struct engine_request *r) {
     bool reading = s->owner && s->owner->state->phase == PHASE_PREFILL;
     const int32_t *v = reading ? s->owner->prompt : s->tokens;
-    // the last token of a prompt with a grammar may wait for the mask, which others must not
+    // the last token of a prompt with a grammar may wait for the mask; other requests must not
     int32_t n = reading ? s->owner->n_prompt - (s->owner->grammar != NULL) : s->n;
     if (n < PREFIX_MIN || r->n_prompt <= PREFIX_MIN || r->prompt_logprobs ||
         strcmp(s->key, r->state->key) != 0)
@@ -722,8 +723,8 @@ static void admit_waiting(struct engine *e) {
     }
 }
 
-/* Followers share as soon as their leader has read what they share: before it may finish and lose
- * its slot. */
+/* A follower shares the pages as soon as its prefix source has prefilled them: before the source
+ * may finish and lose its slot. */
 static void prefix_sources_resolve(struct engine *e) {
     for (int32_t i = 0; i < e->n_active; i++) {
         struct request_state *s = e->active[i]->state;
@@ -773,15 +774,14 @@ static void chunk_schedule(struct engine *e, struct engine_request *r, int32_t b
     e->n_out += n_out;
 }
 
-/* Rows of a prompt that may be run: the last one draws a token, for which the mask must be there.
- */
+/* Number of prompt rows that can run now: the last row samples a token, so it needs the mask. */
 static int32_t rows_ready(const struct engine *e, const struct engine_request *r) {
     const struct request_state *s = r->state;
     int32_t room = e->o.max_rows - e->n_rows;
     return s->masking ? MIN(room, s->end - s->kv - 1) : room;
 }
 
-/* No rows: every request waits for its mask. */
+/* May schedule no rows: then every request waits for its mask. */
 static void step_schedule(struct engine *e) {
     bool masking = false;
     e->n_feeds = e->n_rows = e->n_out = 0;
@@ -844,11 +844,11 @@ bool slot_reserve_pages(struct engine *e, int32_t slot, int32_t from, int32_t to
     return true;
 }
 
-/* Lays the planned rows out, one segment for those under the same adapters, and runs them. */
+/* Lays out the scheduled rows, one segment per set of adapters, and runs them. */
 static void step_run(struct engine *e) {
     int32_t adapters = 0;
     for (int32_t i = 0; i < e->n_feeds; i++) {
-        const struct request_state *s = e->feeds[i].r->state; // its pages were promised to it
+        const struct request_state *s = e->feeds[i].r->state; // admission reserved its pages
         CHECK(slot_reserve_pages(e, s->slot, s->kv, s->kv + e->feeds[i].n_rows));
     }
     chunks_group_by_adapter(e);
@@ -871,7 +871,7 @@ static void step_run(struct engine *e) {
     e->stats.max_adapters_in_a_step = MAX(e->stats.max_adapters_in_a_step, adapters);
 }
 
-/* The tokens that could have stood at position `at`, most probable first. */
+/* The most probable tokens at position `at`, most probable first. */
 static void out_top(const struct logits_row *o, const float *logits, int32_t vocab, float lse,
                     int32_t *ids, float *logprobs, int32_t at, float *scratch) {
     int64_t n = o->r->n_top;
@@ -880,7 +880,7 @@ static void out_top(const struct logits_row *o, const float *logits, int32_t voc
                             scratch);
 }
 
-/* A token is drawn from the logits as they are; the row is then scaled for what is reported. */
+/* Samples from the unscaled logits, then scales the row for the reported log-probabilities. */
 static void logits_row_process(const struct engine *e, struct logits_row *o, float *logits,
                                float *scratch) {
     struct engine_request *r = o->r;
@@ -917,9 +917,9 @@ static void outs_read(void *ctx, int64_t begin, int64_t end, int thread) {
         logits_row_process(e, &e->outs[i], e->logits + i * e->vocab, scratch);
 }
 
-/* The context is followed by `depth` tokens of the current choice: adds the next token's
- * log-probability to every choice that goes through here. All of them stand from the current one
- * on. */
+/* The context is followed by `depth` tokens of the current choice. Adds the next token's
+ * log-probability to every choice that begins with these tokens; in sorted order these are the
+ * current choice and its successors. */
 static void choice_node_score(const struct engine *e, struct engine_request *r, int32_t out,
                               int32_t depth) {
     const struct request_state *s = r->state;
@@ -943,7 +943,7 @@ static void choices_finish(const struct engine *e, struct engine_request *r) {
     r->finish = FINISH_CHOICE;
 }
 
-/* Goes to the next choice that has something to read. A choice's last token never is: nothing
+/* Goes to the next choice with tokens to run. The last token of a choice is never run: nothing
  * follows it. */
 static void choices_next(const struct engine *e, struct engine_request *r) {
     struct request_state *s = r->state;
@@ -957,7 +957,7 @@ static void choices_next(const struct engine *e, struct engine_request *r) {
     r->done = true;
 }
 
-/* `out` is the logits after the whole context. */
+/* `out`: index of the logits after the whole context. */
 static void choices_begin(const struct engine *e, struct engine_request *r, int32_t out) {
     struct request_state *s = r->state;
     s->phase = PHASE_CHOICES;
@@ -978,7 +978,7 @@ static void generation_end(struct engine_request *r, enum finish_reason why) {
     }
     s->phase = PHASE_SUFFIX;
     s->end = r->n_prompt + r->n_out + r->suffix.n;
-    // stopped and no suffix: the last row is read again, for its logits
+    // stopped and no suffix: the last row is run again, for its logits
     s->kv = MIN(s->kv, s->end - 1);
 }
 
@@ -1042,7 +1042,8 @@ static void token_take(struct engine *e, struct engine_request *r, const struct 
     }
 }
 
-/* The mask is there: goes on with it, unless no text of the grammar does. */
+/* The mask is complete: continues with it, or ends the generation if no text of the grammar
+ * continues. */
 static void mask_take_up(const struct engine *e, struct engine_request *r) {
     struct request_state *s = r->state;
     int32_t any = 0;
@@ -1062,7 +1063,7 @@ static void mask_take_up(const struct engine *e, struct engine_request *r) {
         generation_end(r, FINISH_LENGTH);
 }
 
-/* Works at the request's mask for as long as there are units. True: it is made. */
+/* Computes the request's mask until it is complete (true) or the units are used up (false). */
 static bool mask_advance(struct engine *e, struct engine_request *r, int64_t *units) {
     struct request_state *s = r->state;
     int32_t left = r->max_tokens - r->n_out;
@@ -1074,9 +1075,9 @@ static bool mask_advance(struct engine *e, struct engine_request *r, int64_t *un
 }
 
 /*
- * Masks are worked at in turns, and only so much in a step: a grammar whose masks are expensive
- * delays the requests that are held to it and no others. What a mask is does not depend on when it
- * is made.
+ * Requests take turns at computing their masks, up to a fixed amount of work per step. A grammar
+ * with expensive masks thus delays only the requests that use it. The content of a mask does not
+ * depend on the step that computes it.
  */
 static void masks_advance(struct engine *e) {
     for (int32_t waiting = 1; waiting > 0 && e->mask_units > 0;) {
@@ -1156,7 +1157,7 @@ static void active_sweep(struct engine *e) {
     e->n_active = n;
 }
 
-/* Whoever was to share what `r` is reading reads it alone. */
+/* Requests that wait for a prefix from `r` prefill it themselves. */
 static void prefix_waiters_release(const struct engine *e, const struct engine_request *r) {
     for (int32_t i = 0; i < e->n_active; i++) {
         struct engine_request *other = e->active[i];

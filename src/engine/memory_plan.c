@@ -1,9 +1,9 @@
 /*
  * The memory plan: one sum, and a search for the largest engine under a limit.
  *
- * Every term is an upper bound of what is resident at once, so that the peak that the system
- * reports stays below the total: memory that is reserved but not touched counts, as does what is
- * freed again after loading.
+ * Every term is an upper bound of the resident bytes at any time, so that the peak that the system
+ * reports stays below the total. Memory that is reserved but not touched counts, and so does memory
+ * that is freed after loading.
  *
  * Not here: measuring the process (the commands print what the system counted).
  */
@@ -15,9 +15,9 @@
 #include <string.h>
 
 enum {
-    SERVER = 16 << 20,     /* threads, stores, metrics, and what freed memory leaves in two heaps */
-    PROGRAM = 8 << 20,     /* code, libraries, stacks, the store: 5 to 7 MB were seen */
-    TOKENIZER_FACTOR = 12, /* bytes in memory for one in its files, parsing included: 5 to 10 */
+    SERVER = 16 << 20,     /* threads, stores, metrics, fragmentation of two heaps */
+    PROGRAM = 8 << 20,     /* code, libraries, stacks, the store: measured 5 to 7 MB */
+    TOKENIZER_FACTOR = 12, /* bytes in memory per byte of its files, with parsing: 5 to 10 */
     ROWS_MIN = 16,
 };
 
@@ -25,7 +25,7 @@ static double mb(size_t bytes) {
     return (double)bytes / (1 << 20);
 }
 
-/* Of the whole engine, and of its KV cache alone. */
+/* Bytes for the whole engine, and for its KV cache alone. */
 static size_t engine_need(const struct model_config *c, const struct engine_options *o,
                           size_t *kv) {
     struct kv_cache_options ko = {.n_slots = o->max_seqs + o->max_cached,
@@ -43,7 +43,7 @@ static size_t plan_sum(const struct memory_plan_input *in, struct memory_plan *p
     return p->total;
 }
 
-/* With one sequence's pages only: halves what saves more, rows or sequences, until it fits. */
+/* With one sequence's pages only: halves rows or sequences, whichever saves more, until it fits. */
 static bool engine_shrink(const struct memory_plan_input *in, struct memory_plan *p) {
     while (plan_sum(in, p) > in->limit) {
         struct memory_plan rows = *p, seqs = *p;
@@ -56,7 +56,7 @@ static bool engine_shrink(const struct memory_plan_input *in, struct memory_plan
     return true;
 }
 
-/* The most pages, between what one sequence needs and what is wanted, that fit. */
+/* The largest number of pages that fits, between the need of one sequence and pages_wanted. */
 static void pages_grow(const struct memory_plan_input *in, struct memory_plan *p) {
     int32_t lo = p->engine.n_pages;
     int32_t hi = (int32_t)MIN((int64_t)p->engine.max_seqs * kv_cache_pages_for(p->engine.max_len),
@@ -141,7 +141,7 @@ json_t *memory_plan_json(const struct memory_plan *p) {
                      p->engine.max_seqs, "max_len", p->engine.max_len);
 }
 
-/* Numbers in the tensors of a safetensors file; of any other file, the most that it could hold. */
+/* Number of values in the tensors of a safetensors file; for any other file, an upper bound. */
 static int numbers_count(const char *path, size_t *numbers, size_t *bytes, struct error *err) {
     size_t n = strlen(path);
     if (n < 12 || strcmp(path + n - 12, ".safetensors") != 0) {
@@ -175,7 +175,7 @@ int adapter_measure(const char *path, enum dtype elem, struct adapter_size *sum,
     free(file);
     if (rc != OK) return rc;
     sum->held += numbers * (sizeof(float) + dtype_size(elem));
-    // the file, and its numbers in f32 on the way
+    // the file, and its values in f32 while they are converted
     sum->passing = MAX(sum->passing, bytes + numbers * sizeof(float));
     return OK;
 }

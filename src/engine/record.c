@@ -1,11 +1,11 @@
 /*
  * Calls as JSON, and the recorder.
  *
- * Invariant: record_inputs_parse(record_inputs_json(r)) gives a request of the same key, to the
- * bit: floats are written as the doubles that they are, unsigned 64-bit seeds as the signed integer
- * of the same bits.
+ * Invariant: record_inputs_parse(record_inputs_json(r)) gives a request with the same key, to the
+ * bit: floats are written as doubles of equal value, unsigned 64-bit seeds as the signed integer
+ * with the same bits.
  *
- * Not here: where models and adapters are found again (the replay command).
+ * Not here: finding models and adapters again (the replay command).
  */
 #include "engine/engine.h"
 
@@ -54,7 +54,7 @@ static json_t *tokens_json(const int32_t *v, int32_t n) {
     return list;
 }
 
-/* [[id, logprob], …] of position `at` of arrays [n][n_top]. */
+/* [[id, logprob], …] for position `at` of arrays [n][n_top]. */
 static json_t *top_json(const int32_t *ids, const float *logprobs, int32_t at, int32_t n_top) {
     json_t *list = json_array();
     for (int64_t i = (int64_t)at * n_top; i < ((int64_t)at + 1) * n_top; i++)
@@ -90,7 +90,7 @@ static json_t *sampling_json(const struct sampling_params *s) {
     return v;
 }
 
-/* The source as a text, or byte by byte where JSON cannot hold it. */
+/* The source as a text, or byte by byte if JSON cannot hold it. */
 static json_t *grammar_json(const struct grammar *g) {
     if (!g) return json_null();
     size_t len;
@@ -138,7 +138,7 @@ static const char *path_of(const struct adapter *a, const struct recorded_adapte
     return "";
 }
 
-/* A term names its adapter twice: where it was, to be found, and its content, to be proved. */
+/* A term names its adapter twice: by path, to find it, and by hash, to verify it. */
 static json_t *term_json(const struct weighted_adapter *t, const struct recorded_adapter *named,
                          int n) {
     if (t->adapter)
@@ -159,7 +159,7 @@ json_t *record_adapters_json(const struct engine_request *r, const struct record
     return list;
 }
 
-/* Reading: the first error stands, and what follows it reads as nothing. */
+/* Parser state: keeps the first error; every later value parses as empty. */
 struct reader {
     struct arena *arena;
     struct error *err;
@@ -246,7 +246,7 @@ static void lists_parse(struct reader *rd, const json_t *o, struct engine_reques
     r->choices = seq;
 }
 
-/* Calls recorded before grammars were have no such member. */
+/* Calls recorded before grammars existed have no such member. */
 static struct grammar *grammar_parse(struct reader *rd, const json_t *v) {
     if (rd->bad || !v || json_is_null(v)) return NULL;
     const char *kind = json_string_value(json_object_get(v, "kind"));
@@ -285,7 +285,7 @@ int record_inputs_parse(const json_t *inputs, struct arena *arena, struct engine
     return rd.bad ? err->code : OK;
 }
 
-/* A value may be a whole list: enough of it to be recognised. */
+/* A value may be a whole list: prints enough of it to recognise it. */
 static void value_print(const json_t *v, struct buf *what) {
     char *text = v ? json_canonical(v) : xstrdup("nothing");
     buf_printf(what, "'%.80s'", text);
@@ -303,8 +303,7 @@ static void difference_add(const char *key, int64_t at, const json_t *was, const
     buf_puts(what, "\n");
 }
 
-/* Lists are compared up to their first difference: what follows a different token is another text.
- */
+/* Lists are compared up to their first difference: after a different token, the texts diverge. */
 bool record_outputs_diff(const json_t *was, const json_t *now, struct buf *what) {
     const char *key;
     json_t *a;
@@ -324,7 +323,7 @@ bool record_outputs_diff(const json_t *was, const json_t *now, struct buf *what)
     return differ;
 }
 
-/* Runs inside a step: an error is kept for the end, and the work goes on. */
+/* Runs inside a step: keeps the first error for the caller and does not stop the engine. */
 void recorder_finished(void *recorder, const struct engine_request *r) {
     struct recorder *rec = recorder;
     if (rec->err.code != OK) return;

@@ -1,25 +1,25 @@
 /*
  * The sampler: one token from one row of logits.
  *
- * A filter keeps a prefix of the candidates ordered by a key (probability, or how typical)
- * descending and id ascending; a heap gives only as much of that order as the filter needs. Without
- * such filters nothing is ordered and candidates are walked by id. Every filter works on the
- * probabilities that the one before it left, renormalised. Sums run in double over a fixed order,
+ * A filter keeps a prefix of the candidates ordered by a key (probability, or typicality)
+ * descending and id ascending; a heap orders only as many candidates as the filter needs. Without
+ * such filters nothing is ordered and candidates are visited by id. Every filter works on the
+ * renormalised probabilities that the previous one kept. Sums run in double over a fixed order,
  * exponentials come from the kernel table, the one uniform number from (seed, RNG_SAMPLE, 0,
  * index).
  *
- * Invariant: the draw depends on the logits, the settings, the history and the index only, and
- * gives a token even for logits that are all NaN.
+ * Invariant: the sampled token depends on the logits, the settings, the history and the index only;
+ * even logits that are all NaN give a token.
  */
 #include "engine/internal.h"
 
 #include <math.h>
 #include <string.h>
 
-/* Candidates: ids in v[0..n); the ordered prefix that a filter takes moves to the front. */
+/* Candidates: ids in v[0..n); the ordered prefix that a filter keeps moves to the front. */
 struct candidates {
     const float *w;   /* [V] unnormalised probabilities, the largest is 1 */
-    const float *key; /* [V] what is best */
+    const float *key; /* [V] sort key, largest first */
     int32_t *v;
     int32_t n;
 };
@@ -52,8 +52,8 @@ static void heap_sink(struct candidates *c, int32_t i, int32_t n) {
     c->v[i] = id;
 }
 
-/* Orders the best candidates until `max_n` are taken or their sum reaches `mass`; the rest is
- * dropped. */
+/* Orders the best candidates until `max_n` are taken or their sum reaches `mass`; drops the others.
+ */
 static void candidates_keep_top(struct candidates *c, int32_t max_n, double mass) {
     int32_t left = c->n, taken = 0;
     double sum = 0;
@@ -62,7 +62,7 @@ static void candidates_keep_top(struct candidates *c, int32_t max_n, double mass
         int32_t best = c->v[0];
         c->v[0] = c->v[--left];
         if (left > 0) heap_sink(c, 0, left);
-        c->v[left] = best; // taken ones pile up at the end, the latest first
+        c->v[left] = best; // taken ones collect at the end, the latest first
         sum += (double)c->w[best];
         taken++;
     }
@@ -97,8 +97,8 @@ static void candidates_keep_min(struct candidates *c, float least) {
     c->n = n;
 }
 
-/* Keeps those whose surprise -log p is nearest to the entropy, until they hold `mass` of the whole.
- */
+/* Keeps the candidates whose surprise -log p is nearest to the entropy, until they hold `mass` of
+ * the whole. */
 static void candidates_keep_typical(struct candidates *c, double mass, float *key) {
     const float *w = c->w;
     double sum = candidates_sum(c), log_sum = math_log(sum), entropy = 0;
@@ -128,7 +128,7 @@ static void candidates_filter(struct candidates *c, const struct sampling_params
         candidates_keep_nucleus(c, top_p * candidates_sum(c));
     } else if (s->top_p < 1.0f) {
         double sum = candidates_sum(c);
-        // what lies below (1 - p) / n of the whole sums up to less than 1 - p: never in the nucleus
+        // weights below (1 - p) / n of the whole sum to less than 1 - p: never in the nucleus
         candidates_keep_min(c, MIN((float)(0.999 * (1.0 - top_p) * sum / c->n), 1.0f));
         candidates_keep_top(c, c->n, top_p * sum);
     }
@@ -186,8 +186,8 @@ static struct token_seq last_of(struct token_seq seq, int32_t n) {
     return skip ? (struct token_seq){seq.v + skip, seq.n - skip} : seq;
 }
 
-/* x: a copy of the logits. `mark` [V]: bit 0, in prompt or output; bit 1, in the output,
- * or, where a window says so, in both. */
+/* x: a copy of the logits. `mark` [V]: bit 0, token in prompt or output; bit 1, token in the output
+ * or, with penalty_last_n, in both. */
 static void logits_process(float *x, int32_t n, const struct sampling_params *s,
                            const struct sampling_context *h, int32_t *mark) {
     for (int32_t i = 0; i < s->n_bias; i++) x[s->bias[i].token] += s->bias[i].bias;

@@ -2,14 +2,14 @@
  * adapter: the value itself — layout, construction, identity, reference count.
  *
  * One block of floats holds every A [R, in] and B [out, R], layer by layer, projection by
- * projection, A before B, then DoRA's magnitudes and what the adapter has of embedding and head;
- * `loras` and `overlay` point into it and are what the engine reads. Nothing here knows files or
- * algebra, and nothing but adapter_bind (bind.c) writes to an adapter after its maker has returned
- * it.
+ * projection, A before B, then DoRA's magnitudes and the adapter's parts of embedding and head;
+ * `loras` and `overlay` point into it and are what the engine reads. This file knows neither file
+ * formats nor algebra. After a constructor has returned an adapter, only adapter_bind (bind.c)
+ * writes to it.
  *
  * Invariants: config, loras and data describe the same modules; config is normalised (`modules` is
- * NULL whenever one (r, alpha) for whole projections says the same), so that equal content has one
- * form and therefore one hash.
+ * NULL whenever one (r, alpha) for whole projections describes them all), so that equal content has
+ * one form and therefore one hash.
  */
 #include "adapter/internal.h"
 
@@ -17,7 +17,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Some architectures have their own names for the same maps. */
+/* Some architectures have other names for the same projections. */
 static const struct {
     const char *name;
     enum proj p;
@@ -62,7 +62,7 @@ int adapter_targets_parse(const char *list, bool target[N_PROJ], struct error *e
                : error_set(err, ERR_USAGE, "no target named (try 'q_proj,v_proj' or 'all-linear')");
 }
 
-/* Marks one of "all", "4" and "4-7", the first n characters of `text`, in on [L]. */
+/* Sets the entries of on [L] for one of "all", "4" and "4-7", the first n characters of `text`. */
 static int layers_mark(const char *text, size_t n, int32_t n_layers, bool *on, struct error *err) {
     char item[32], *end;
     long first = 0, last = n_layers - 1;
@@ -187,7 +187,8 @@ static struct adapter_module modules_commonest(const struct adapter_module *modu
     return best;
 }
 
-/* True when `modules` only says "these projections, in all layers, with this rank and alpha". */
+/* True when `modules` is equivalent to "these projections, in all layers, with this rank and
+ * alpha". */
 static bool modules_uniform(const struct adapter_module *modules, int32_t n,
                             struct adapter_module all) {
     for (int32_t i = 0; i < n; i++) {
@@ -203,8 +204,8 @@ static int32_t *ids_copy(const struct adapter_vocab_config *t) {
     return memcpy(xmalloc(size), t->ids, size);
 }
 
-/* The one form that equal configurations share: no projection that the architecture lacks;
- * `modules`, where needed, is an owned copy. */
+/* The one form that equal configurations share: without projections that the architecture lacks;
+ * `modules`, if needed, is an owned copy. */
 static struct adapter_config config_normalise(const struct model_config *shape,
                                               const struct adapter_config *from) {
     struct adapter_config c = *from;
@@ -255,7 +256,7 @@ static float module_scale(struct adapter_module m, bool rslora) {
     return (float)((double)m.alpha / (rslora ? sqrt(m.r) : (double)m.r));
 }
 
-/* Lays one of the two tables at *at and moves it on. */
+/* Points one of the two tables at its data at *at and advances *at. */
 static struct vocab_override table_lay(const struct adapter *a,
                                        const struct adapter_vocab_config *t, bool head,
                                        const float **at) {
@@ -279,7 +280,8 @@ static struct vocab_override table_lay(const struct adapter *a,
     return table;
 }
 
-/* Where embedding and head are one, PEFT's trained rows of the embedding are the head's as well. */
+/* If embedding and head are tied, PEFT's trained rows of the embedding apply to the head as well.
+ */
 static void tables_lay(struct adapter *a, const float *at) {
     if (!tables_are_used(&a->config)) return;
     struct vocab_overrides *o = a->overlay = xcalloc(1, sizeof *o);
@@ -330,9 +332,9 @@ static void table_describe(struct buf *b, const char *name, const struct adapter
 }
 
 /*
- * SHA-256 of a text that says what changes the adapter's effect or its training (sizes, ranks,
- * alphas, dropout), then the floats as they lie in memory (little-endian, as in the file). Lineage
- * and the base's name are not part of it.
+ * SHA-256 of a text with everything that changes the adapter's effect or its training (sizes,
+ * ranks, alphas, dropout), followed by the floats of `data` (little-endian, as in the file).
+ * Lineage and the base's name are not part of it.
  */
 void adapter_hash_compute(struct adapter *a) {
     struct buf b = {0};
@@ -376,12 +378,13 @@ struct adapter *adapter_alloc(const struct model_config *shape, const struct ada
 
 struct adapter *adapter_new(const struct model_config *shape, const struct adapter_config *c,
                             uint64_t seed) {
-    CHECK(!c->dora && !tables_are_used(c)); // these start from a base's weights
+    CHECK(!c->dora && !tables_are_used(c)); // these depend on a base's weights
     struct adapter *a = adapter_alloc(shape, c, NULL);
     for (int32_t i = 0; i < shape->n_layers * N_PROJ; i++) {
         const struct lora *lo = &a->loras[i];
         if (lo->r == 0) continue;
-        /* One stream a tensor, so that a projection starts the same whatever else is targeted. */
+        /* One stream per tensor, so that the other targets do not change a projection's initial
+         * values. */
         struct rng rng = rng_make(seed, RNG_INIT, (uint32_t)i, 0);
         int32_t in = proj_in(shape, i % N_PROJ);
         float bound = (float)(1 / sqrt(in)), *w = a->data + (lo->a - a->data);
@@ -422,7 +425,7 @@ const struct lora_pack *adapter_pack(const struct adapter *a, enum dtype elem) {
     struct lora_pack *p = __atomic_load_n(at, __ATOMIC_ACQUIRE), *none = NULL;
     if (p) return p;
     CHECK(a->data &&
-          adapter_is_ready(a)); // adapter_pack_only let it go, or adapter_bind is missing
+          adapter_is_ready(a)); // adapter_pack_only freed the data, or adapter_bind was not called
     p = lora_pack_new(&a->shape, a->loras, elem);
     if (__atomic_compare_exchange_n(at, &none, p, false, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE))
         return p;

@@ -1,11 +1,11 @@
 /*
- * algebra: operators on adapters that respect what an adapter is, the map ΔW = scale · B A.
+ * algebra: operators that treat an adapter as the map ΔW = scale · B A.
  *
  * A LoRA's factors are only defined up to an invertible R × R matrix between them, so averaging A
  * with A and B with B mixes coordinates that need not correspond. The delta operators therefore
  * work on ΔW, but never form it: everything goes through stacked factors, thin QR and Gram matrices
- * of rank size. The predecessor's tensor-wise rule is kept beside them as BLEND_LEGACY, to be
- * compared with.
+ * of rank size. The tensor-wise rule of the legacy implementation is kept as BLEND_LEGACY for
+ * comparison.
  *
  * Sums are in double, in a fixed order; results are rounded to float32 once. Every operator writes
  * its lineage: the parents' hashes, its own name and its arguments as text.
@@ -20,7 +20,7 @@ static void lineage_set(json_t *o, const char *key, const char *value) {
     json_object_set_new(o, key, json_string(value));
 }
 
-/* As few digits as read back the same. */
+/* The fewest digits that read back as the same float. */
 static void lineage_number(json_t *o, const char *key, float f) {
     char text[32];
     for (int digits = 1; digits <= 9; digits++) {
@@ -52,7 +52,7 @@ static struct adapter *adapter_finish(const struct model_config *shape,
 }
 
 static const struct lora *lora_at(const struct adapter *a, int32_t i) {
-    CHECK(a->data); // else only its pack was kept
+    CHECK(a->data); // else adapter_pack_only freed it
     return &a->loras[i];
 }
 
@@ -73,8 +73,8 @@ static void module_blend(const struct lora *a, const struct lora *b, float t, in
     arena_release(&ar);
 }
 
-/* The rank that the caller wants, or the larger parent's: of the whole, or of the module where
- * ranks are mixed. */
+/* The rank `wanted`, or the larger of the parents' ranks: of the whole, or of the module if ranks
+ * are mixed. */
 static int32_t blend_rank(const struct adapter *a, const struct adapter *b, int32_t i,
                           int32_t wanted) {
     int32_t ra = lora_at(a, i)->r, rb = lora_at(b, i)->r;
@@ -84,7 +84,7 @@ static int32_t blend_rank(const struct adapter *a, const struct adapter *b, int3
     return mixed ? MAX(ra, rb) : MAX(a->config.r, b->config.r);
 }
 
-/* Targets are the union; alpha = r makes the scale 1 and leaves the whole size in the factors. */
+/* Targets are the union; alpha = r makes the scale 1, so the factors hold the whole size. */
 static struct adapter *blend_delta(const struct adapter *a, const struct adapter *b, float t,
                                    int32_t r, json_t *lineage) {
     int32_t n = module_count(a);
@@ -128,8 +128,8 @@ static int seed_check(const struct adapter *a, const struct adapter *b, int32_t 
                       : error_set(err, ERR_MISMATCH, "the parents have no projection in common");
 }
 
-/* The predecessor blends the tensors that both parents have, by name, and copies a's config: so
- * does this. */
+/* The legacy implementation blends the tensors that both parents have, by name, and copies a's
+ * config; this function does the same. */
 static struct adapter *blend_seed(const struct adapter *a, const struct adapter *b, float t,
                                   json_t *lineage) {
     int32_t n = module_count(a);
@@ -191,9 +191,9 @@ static double tensor_deviation(const float *w, size_t n) {
 }
 
 /*
- * One tensor in place. Its stream is named by its place in the model, so its noise does not depend
- * on what else is adapted. A constant tensor, such as the zero B of a fresh adapter, has no
- * deviation to be relative to and stays as it is.
+ * One tensor in place. Its position in the model selects its random stream, so its noise does not
+ * depend on the other modules of the adapter. A constant tensor, such as the zero B of a fresh
+ * adapter, has standard deviation 0 and is not changed.
  */
 static void tensor_mutate(float *w, size_t n, float p, float std, bool absolute, uint64_t seed,
                           uint32_t index) {
@@ -234,8 +234,8 @@ struct adapter *adapter_mutate(const struct adapter *a, float p, float std, bool
     return adapter_finish(&a->shape, &a->config, data, lineage);
 }
 
-/* B carries the factor, and alpha stays what training set it to: a zero adapter can be trained on
- * like a fresh one. */
+/* Scales B and leaves alpha at the value set by training: a zero adapter can then be trained like a
+ * fresh one. */
 struct adapter *adapter_scale(const struct adapter *a, float s) {
     CHECK(isfinite(s) && !a->magnitude && !a->overlay);
     float *data = data_copy(a);
@@ -261,8 +261,8 @@ double adapter_dot(const struct adapter *a, const struct adapter *b) {
     return sum;
 }
 
-/* Norms are never negative, but a sum of products that cancel may come out a rounding error below
- * zero. */
+/* Norms are never negative, but a sum of products that cancel may be a rounding error below zero.
+ */
 static double root(double x) {
     return x > 0 ? sqrt(x) : 0;
 }
@@ -274,8 +274,8 @@ double adapter_cosine(const struct adapter *a, const struct adapter *b) {
     return MAX(-1.0, MIN(1.0, c));
 }
 
-/* From the three inner products: equal content gives exactly 0, near-equal content is resolved down
- * to about 1e-8. */
+/* Computed from the three inner products: equal content gives exactly 0, near-equal content is
+ * resolved down to about 1e-8. */
 double adapter_distance(const struct adapter *a, const struct adapter *b) {
     double aa = adapter_dot(a, a), bb = adapter_dot(b, b), mean = (root(aa) + root(bb)) / 2;
     return mean == 0 ? 0 : root(aa + bb - 2 * adapter_dot(a, b)) / mean;

@@ -1,10 +1,10 @@
 /*
- * bind: an adapter meets its base: DoRA's multipliers, whole tables thinned to the rows that
- * differ, and the checks that need the model itself.
+ * bind: the steps that need the base: DoRA's multipliers, whole tables reduced to the rows that
+ * differ, and the checks against the model itself.
  *
  * DoRA replaces W by m ⊙ (W + scale · B A) / ‖W + scale · B A‖, with norms of rows. Everything but
- * m ⊙ 1/‖·‖ is plain LoRA, and that factor is constant once base and adapter are known. So it is
- * made here, in double, and the forward pass multiplies finished outputs by it.
+ * m ⊙ 1/‖·‖ is plain LoRA, and that factor is constant for a given base and adapter. So it is
+ * computed here, in double, and the forward pass multiplies finished outputs by it.
  */
 #include "adapter/internal.h"
 
@@ -12,8 +12,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Σ of the squares of n entries from column j of row + Σ_r w[r] · A[r]. n is a constant where it
- * matters, so that the compiler keeps the entries in registers. */
+/* Σ of the squares of n entries from column j of row + Σ_r w[r] · A[r]. n is a constant in the hot
+ * loop, so that the compiler keeps the entries in registers. */
 static inline __attribute__((always_inline)) double columns_square(const float *row,
                                                                    const double *w,
                                                                    const struct lora *lo, int64_t k,
@@ -45,7 +45,7 @@ double lora_row_norm(const struct lora *lo, int64_t o, const float *row, int64_t
     return norm;
 }
 
-/* `full` (may be NULL) stands for w, row by row. */
+/* `full` (may be NULL) replaces w, row by row. */
 static int module_bind(const struct matrix *w, const float *full, const struct lora *lo,
                        const float *magnitude, float *mult, const char *name, struct error *err) {
     float *row = xmalloc((size_t)w->k * sizeof *row);
@@ -125,8 +125,9 @@ static int dora_bind(struct adapter *a, const struct model *m, struct error *err
     return rc;
 }
 
-/* A whole table of which at least three rows in four are the base's, to the bit, becomes the rest:
- * the base's product is made for all rows of a batch anyhow, a table of its own is not. */
+/* If at least three quarters of the rows of a whole table equal the base's rows to the bit, keeps
+ * only the other rows: the base's product is computed for all rows of a batch anyway, the product
+ * with a separate table is not. */
 static int table_thin(struct vocab_override *t, const struct matrix *base, struct arena *arena,
                       struct error *err) {
     const float *full = t->full;
@@ -167,7 +168,7 @@ bool adapter_path_is_gguf(const char *path) {
     return file_read_head(path, magic, sizeof magic) == sizeof magic && !memcmp(magic, "GGUF", 4);
 }
 
-/* A base that was converted or quantised has another hash and still fits, so this is no refusal. */
+/* A converted or quantised base has another hash and still fits, so this only warns. */
 static void base_compare(const struct adapter *a, const char *path, struct model *m) {
     const char *made = json_string_value(json_object_get(a->lineage, ADAPTER_BASE_HASH));
     struct error err;

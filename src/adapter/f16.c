@@ -1,9 +1,9 @@
 /*
- * narrow: adapters held as f16, the values themselves being f16 ones, so that a pack and nothing
- * else is the adapter.
+ * f16: adapters whose values are exact f16 numbers, so that the f16 pack alone is the adapter.
  *
- * Rounding is stochastic: to nearest, an update of less than half a digit would vanish, and every
- * one after it. Below 2^-14 digits are 2^-24 apart, above as f16's ten bits of fraction say.
+ * Rounding is stochastic: with rounding to nearest, an update of less than half a digit would
+ * vanish, and so would every later one. Below 2^-14 digits are 2^-24 apart; above, the ten bits of
+ * f16's fraction determine the distance.
  *
  * Invariant: widening and narrowing again changes nothing.
  */
@@ -16,7 +16,7 @@
 #define LEAST_NORMAL 0x1p-14f
 #define LARGEST 65504.0f
 
-/* x is finite; bits: 13 random ones. */
+/* x is finite; bits: 13 random bits. */
 static float round_stochastic(float x, uint32_t bits) {
     uint32_t u;
     if (fabsf(x) < LEAST_NORMAL) return floorf(x * 0x1p24f + (float)bits * 0x1p-13f) * 0x1p-24f;

@@ -5,10 +5,10 @@
  *     blk.N.attn_q.weight.lora_a [R, in]      blk.N.attn_q.weight.lora_b [out, R]
  *     token_embd.weight.lora_a   [V, R] (!)   token_embd.weight.lora_b   [D, R]
  *
- * The scale is alpha / R, one alpha for the file. A table of names and turns, to and from PEFT's;
- * matching, checking and making the adapter are peft.c's. PEFT's own config travels along as
- * shoal.config and the lineage as shoal.lineage.*, which other programs pass over; a file without
- * them gets the config that its tensors imply.
+ * The scale is alpha / R, with one alpha for the file. This file maps names and transposes tensors,
+ * to and from PEFT's; peft.c matches and checks them and makes the adapter. PEFT's own config is
+ * stored as shoal.config and the lineage as shoal.lineage.*, which other programs ignore; for a
+ * file without them the config is derived from the tensors.
  */
 #include "adapter/internal.h"
 
@@ -33,14 +33,14 @@ static void gguf_name(char out[NAME_MAX_LEN], int32_t module) {
                  proj_gguf_names[module % N_PROJ]);
 }
 
-/* Heads of the rotary rows that lie interleaved in GGUF, or 0. */
+/* Number of heads whose rotary rows are interleaved in GGUF, or 0. */
 static int32_t permuted_heads(const struct model_config *shape, int32_t module) {
     if (module < 0 || !shape->arch->gguf_permuted) return 0;
     if (module % N_PROJ == PROJ_Q) return shape->n_heads;
     return module % N_PROJ == PROJ_K ? shape->n_kv_heads : 0;
 }
 
-/* Row h·E + a·E/2 + j here is row h·E + 2j + a there. */
+/* Row h·E + a·E/2 + j in PEFT's order is row h·E + 2j + a in GGUF. */
 static void rows_permute(const float *from, float *to, int32_t heads, int64_t e, int64_t k,
                          bool interleave) {
     for (int64_t i = 0; i < heads * e; i++) {
@@ -50,7 +50,7 @@ static void rows_permute(const float *from, float *to, int32_t heads, int64_t e,
     }
 }
 
-/* What adapter.lora.alpha must be for this module's scale. */
+/* The value of adapter.lora.alpha that gives this module's scale. */
 static float alpha_stated(struct adapter_module m, bool rslora) {
     return rslora ? (float)((double)m.alpha * sqrt(m.r)) : m.alpha;
 }
@@ -61,7 +61,7 @@ static bool alpha_same(struct adapter_module m, bool rslora, float *alpha) {
     return alpha_stated(m, rslora) == *alpha;
 }
 
-/* The one alpha that says every module's scale, or NaN. llama.cpp takes 0 for "none given". */
+/* The one alpha that gives every module's scale, or NaN. llama.cpp reads 0 as "not given". */
 static float alpha_common(const struct model_config *shape, const struct adapter_config *c) {
     float alpha = NAN;
     bool same = true;
@@ -103,7 +103,7 @@ static void b_fold(const struct adapter *a, const struct lora *lo, int64_t out, 
     for (int64_t i = 0; i < out * lo->r; i++) b[i] = (float)(w * (double)b[i]);
 }
 
-/* The same map under one alpha, B taking the differences. */
+/* The same map under one alpha; B absorbs the differences. */
 static struct adapter *scales_fold(const struct adapter *a, struct error *err) {
     const struct model_config *s = &a->shape;
     float *data = try_calloc(a->n_data, sizeof *data, err);
@@ -127,7 +127,7 @@ static struct adapter *scales_fold(const struct adapter *a, struct error *err) {
     return folded;
 }
 
-/* One tensor as GGUF has it; what must be turned is turned into the arena. */
+/* One tensor in GGUF's layout; permuted or transposed data goes into the arena. */
 static struct tensor_info tensor_out(const struct model_config *shape,
                                      const struct adapter_tensor *t, const float *data,
                                      struct arena *arena) {
@@ -196,7 +196,7 @@ out:
 
 int adapter_save_gguf(const struct adapter *a, const char *path, const char *base, bool fold,
                       struct error *err) {
-    CHECK(a->data); // else only its pack was kept
+    CHECK(a->data); // else adapter_pack_only freed it
     float alpha = alpha_common(&a->shape, &a->config);
     if (save_check(a, err)) return err->code;
     if (!isnan(alpha)) return gguf_save(a, path, base, alpha, err);
@@ -212,7 +212,7 @@ int adapter_save_gguf(const struct adapter *a, const char *path, const char *bas
     return rc;
 }
 
-/* The module that a tensor's name means, and which part; false for what is neither. */
+/* The module and the part that a tensor's name means; false for any other name. */
 static bool name_parse(const char *name, const struct model_config *shape, int32_t *module,
                        enum lora_tensor_kind *part) {
     size_t len = strlen(name);
@@ -230,15 +230,15 @@ static bool name_parse(const char *name, const struct model_config *shape, int32
 struct reading {
     const char *path;
     const struct model_config *shape;
-    struct safetensors in, out; /* as the file has it; as PEFT would */
+    struct safetensors in, out; /* as in the file; converted to PEFT's names */
     struct peft_config config;
     struct adapter_errors bad;
     struct arena arena;
     float alpha;
 };
 
-/* A tensor as f32 matrix under PEFT's name. Shapes are left to the common checks, except where they
- * decide how to turn it. */
+/* A tensor as f32 matrix under PEFT's name. The common checks validate shapes; this function checks
+ * only those that decide how to transpose it. */
 static int tensor_in(struct reading *rd, const struct tensor_info *t, int32_t module,
                      enum lora_tensor_kind part, struct error *err) {
     static const char *const endings[2][2] = {{"lora_A.weight", "lora_B.weight"},
@@ -272,7 +272,7 @@ static int tensor_in(struct reading *rd, const struct tensor_info *t, int32_t mo
     return OK;
 }
 
-/* The rank that a tensor has, into what will be the config when the file brings none. */
+/* Notes a tensor's rank for the config that is used when the file contains no config. */
 static void rank_note(struct reading *rd, struct adapter_module *modules, int32_t module,
                       const struct tensor_info *a) {
     struct adapter_config *c = &rd->config.c;
@@ -334,7 +334,7 @@ static int header_read(struct reading *rd, struct error *err) {
     return OK;
 }
 
-/* PEFT's config where the file brings it; its scales must be those that the file states. */
+/* Reads PEFT's config if the file has it; its scales must be those of the file. */
 static int config_in(struct reading *rd, struct error *err) {
     const json_t *text = json_object_get(rd->in.metadata, KEY_CONFIG);
     if (!text) return OK;

@@ -1,9 +1,9 @@
 /*
- * internal: what the adapter's file formats share. Private to this folder.
+ * internal: shared by the adapter's file formats. Private to this folder.
  *
  * An adapter's file is a list of named tensors in the order of its data (adapter_tensors), and a
  * config. Every reader fills the list from its file and then makes the adapter from the floats;
- * every writer walks it. PEFT's names are the common tongue: the GGUF side translates.
+ * every writer walks the list. Both sides use PEFT's names; the GGUF side translates.
  */
 #ifndef SHOAL_ADAPTER_INTERNAL_H
 #define SHOAL_ADAPTER_INTERNAL_H
@@ -22,22 +22,22 @@ enum lora_tensor_kind {
     LORA_TENSOR_ROWS
 };
 struct adapter_tensor {
-    char name[NAME_MAX_LEN]; /* PEFT's */
+    char name[NAME_MAX_LEN]; /* PEFT's name */
     int32_t module;          /* layer * N_PROJ + projection, or MODULE_EMBED, MODULE_HEAD */
     enum lora_tensor_kind part;
     int64_t rows, cols; /* cols 0: a vector [rows] */
 };
 enum { MODULE_EMBED = -1, MODULE_HEAD = -2 };
-/* malloc'ed; *n of them. */
+/* A malloc'ed list of *n tensors. */
 struct adapter_tensor *adapter_tensors(const struct model_config *shape,
                                        const struct adapter_config *c, int *n);
 size_t adapter_tensor_floats(const struct adapter_tensor *t);
-/* "model.layers.3.mlp.up_proj", "model.embed_tokens", "lm_head": what the architecture calls them;
- * "" for a projection that it lacks. */
+/* The architecture's name: "model.layers.3.mlp.up_proj", "model.embed_tokens", "lm_head"; "" for a
+ * projection that it lacks. */
 void peft_module_name(char out[NAME_MAX_LEN], const struct arch *arch, int32_t module);
 
-/* Laid out for `c`, which was checked, over `data` (taken over; NULL: zeros); who fills it then
- * makes the hash, or has it already. */
+/* An adapter laid out for `c`, which must have been checked, over `data` (taken over; NULL: zeros).
+ * After filling it the caller computes the hash, unless it has it already. */
 struct adapter *adapter_alloc(const struct model_config *shape, const struct adapter_config *c,
                               float *data);
 void adapter_hash_compute(struct adapter *a);
@@ -45,26 +45,27 @@ void adapter_hash_compute(struct adapter *a);
 /* By name, for qsort. */
 int tensor_info_compare(const void *a, const void *b);
 
-/* A list for one message: as many as fit are shown, all are counted. */
+/* A list of errors for one message: shows those that fit, counts all. */
 struct adapter_errors {
     struct buf text;
     int n, hidden;
 };
 void adapter_errors_add(struct adapter_errors *o, const char *fmt, ...)
     __attribute__((format(printf, 2, 3)));
-/* OK when there are none. */
+/* OK if the list is empty. */
 int adapter_errors_report(struct adapter_errors *o, const char *path, struct error *err);
 
-/* A parsed adapter_config.json with what its `c` borrows. */
+/* A parsed adapter_config.json with the memory that its `c` borrows. */
 struct peft_config {
     struct adapter_config c;
     struct arena arena;
-    const int32_t *order[2]; /* embedding, head: which row of the file is ids[i]'s */
+    const int32_t *order[2]; /* embedding, head: the row of the file for ids[i] */
     const char *base;        /* base_model_name_or_path, or NULL */
-    /* What "model." stands for in the config's patterns, "model.language_model.": NULL but for an
-     * adapter of a model that sees images as well. Set by who reads the config. */
+    /* The prefix that replaces "model." in the config's patterns, such as "model.language_model.";
+     * NULL except for an adapter of a model that also sees images. The caller of peft_config_read
+     * sets it. */
     const char *stem;
-    bool tie; /* ensure_weight_tying: on a tied base, tables are changed together */
+    bool tie; /* ensure_weight_tying: on a tied base, both tables change together */
 };
 int peft_config_read(const json_t *root, const struct model_config *shape, struct peft_config *out,
                      struct adapter_errors *bad, struct error *err);
@@ -72,10 +73,10 @@ void peft_config_release(struct peft_config *p);
 /* The bytes of adapter_config.json, malloc'ed; NULL when `base` is not UTF-8. */
 char *peft_config_text(const struct adapter *a, const char *base);
 
-/* What the caller of a reader knows beforehand. */
+/* Facts that the caller of a reader may know in advance. */
 struct adapter_load_hints {
-    const struct model *model; /* or NULL; its own embedding and head are recognised and dropped */
-    const char *hash; /* or NULL; of the content that will be read, which is then not computed */
+    const struct model *model; /* or NULL; copies of its embedding and head are dropped */
+    const char *hash;          /* or NULL; hash of the content, which is then not computed */
 };
 /* The adapter that `config` and the tensors (sorted by name, PEFT's names) describe. Metadata
  * become the lineage. */
@@ -89,11 +90,11 @@ struct adapter *peft_load(const char *dir, const struct model_config *shape,
                           const struct adapter_load_hints *known, struct error *err);
 struct adapter *gguf_load(const char *path, const struct model_config *shape,
                           const struct adapter_load_hints *known, struct error *err);
-/* OK, or why there is no adapter to read at `dir`. */
+/* OK, or the reason why no adapter can be read at `dir`. */
 int peft_check(const char *dir, struct error *err);
 
-/* adapter_open of content whose hash is known; NULL: it is made, and the base compared with the one
- * that the file names. Any thread. */
+/* adapter_open of content whose hash is known; NULL: computes it, and compares the base with the
+ * one that the file names. Any thread. */
 struct adapter *adapter_open_known(const char *path, struct model *m, const char *hash,
                                    struct error *err);
 bool adapter_path_is_gguf(const char *path);

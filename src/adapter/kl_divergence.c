@@ -1,9 +1,9 @@
 /*
- * probe: how far two runs lie apart on a fixed set of prompts: a base and its adapter (does the
- * adapter do anything?), an adapter and its merge (did merging lose anything?).
+ * kl_divergence: the difference between two runs on a fixed set of prompts: a base and its adapter
+ * (does the adapter do anything?), an adapter and its merge (did merging lose anything?).
  *
  * The prompts are a few sentences in several languages, some code and numbers; a model without a
- * tokenizer gets ids drawn from a fixed seed. Divergences are in double over the whole vocabulary.
+ * tokenizer gets random ids from a fixed seed. Divergences are in double over the whole vocabulary.
  */
 #include "adapter/internal.h"
 
@@ -36,7 +36,7 @@ static void prompt_ids(const struct model *m, int i, struct token_ids *out) {
     out->n = MIN(out->n, MIN(MAX_TOKENS, m->config.max_seq_len));
 }
 
-/* logits [n][V] of one prompt. */
+/* logits [n][V] for one prompt. */
 static void prompt_run(struct forward *f, const struct adapter *a, const struct token_ids *ids,
                        float *logits) {
     struct batch_row rows[MAX_TOKENS];
@@ -57,7 +57,7 @@ static double logsumexp(const float *logits, int32_t n) {
     return max + math_log(sum);
 }
 
-/* KL(p ‖ q) of the softmaxes; rounding can leave less than nothing, which is 0. */
+/* KL(p ‖ q) of the softmaxes; rounding can make it negative, which is returned as 0. */
 static double kl(const float *p, const float *q, int32_t n) {
     double zp = logsumexp(p, n), zq = logsumexp(q, n), sum = 0;
     for (int32_t i = 0; i < n; i++) {
@@ -95,7 +95,7 @@ struct kl_divergence adapter_kl_divergence(const struct model *m, const struct a
         .max_rows = MAX_TOKENS, .n_slots = 1, .slot_len = MAX_TOKENS, .pool = pool};
     struct forward *f = forward_new(m, &o), *f2 = forward_new(m2, &o);
     struct kl_divergence d = {0};
-    CHECK(f && f2); // a few rows of one short sequence
+    CHECK(f && f2); // small: a few rows of one short sequence
     float *p = xmalloc(sizeof *p * MAX_TOKENS * (size_t)vocab * 2), *q = p + MAX_TOKENS * vocab;
     int n = m->tok ? (int)ARRAY_LEN(prompts) : RANDOM_PROMPTS;
     for (int i = 0; i < n; i++) {

@@ -1,14 +1,14 @@
 /*
  * linalg: the two factorisations that adapter algebra needs, in double, for small matrices.
  *
- * The large side of a problem only ever meets linalg_qr (m × n with n a sum of two LoRA ranks); the
- * SVD is of the n × n core. Only +, -, ×, ÷ and sqrt are used, in a fixed order, so the bits are
- * the same on every machine. Nothing here reads a file or knows what an adapter is, and nothing is
- * blocked or threaded: at these sizes it would not pay.
+ * The large side of a problem only appears in linalg_qr (m × n with n a sum of two LoRA ranks); the
+ * SVD takes the n × n core. Only +, -, ×, ÷ and sqrt are used, in a fixed order, so the bits are
+ * the same on every machine. This file reads no files and knows no adapters. Nothing is blocked or
+ * threaded: at these sizes it would not pay.
  *
- * Invariant: columns are orthonormal to about n·1e-16 even where the input is rank-deficient or
- * zero. Inputs are finite; the QR squares them, so entries lie within 1e±150 (products of float32
- * values do).
+ * Invariant: columns are orthonormal to about n·1e-16 even if the input is rank-deficient or zero.
+ * Inputs are finite; the QR squares them, so entries must be within 1e±150 (products of float32
+ * values are).
  */
 #include "adapter/adapter.h"
 
@@ -36,7 +36,7 @@ static double reflector_make(const double *w, int m, int n, int k, double *v) {
         norm2 += v[i] * v[i];
     }
     if (norm2 == 0) return 0;
-    /* Away from zero, so that v[k] never cancels. */
+    /* The sign moves v[k] away from zero, so that it never cancels. */
     v[k] += v[k] < 0 ? -sqrt(norm2) : sqrt(norm2);
     double vtv = 0;
     for (int i = k; i < m; i++) vtv += v[i] * v[i];
@@ -74,10 +74,8 @@ void linalg_qr(const double *a, int m, int n, double *q, double *r) {
     free(row);
 }
 
-#define SVD_SWEEPS                                                                                 \
-    60                  /* some 6 to 12 are needed; the limit only ends a dance of rounding errors \
-                         */
-#define SVD_ZERO 1e-140 /* of the largest entry: below, squares would underflow */
+#define SVD_SWEEPS 60   /* 6 to 12 are typical; the limit ends rotations between rounding errors */
+#define SVD_ZERO 1e-140 /* relative to the largest entry: below, squares would underflow */
 
 static double rows_dot(const double *x, const double *y, int n) {
     double s = 0;
@@ -117,7 +115,7 @@ static double scale_find(const double *a, size_t n) {
     return ldexp(1, MAX(-e, -1000));
 }
 
-/* Column j of u := a unit vector orthogonal to columns 0..j-1, grown from the axis that they cover
+/* Column j of u := a unit vector orthogonal to columns 0..j-1, made from the axis that they cover
  * least. */
 static void column_complete(double *u, int n, int j) {
     int axis = 0;
@@ -139,8 +137,8 @@ static void column_complete(double *u, int n, int j) {
     for (int i = 0; i < n; i++) u[(size_t)i * n + j] /= sqrt(norm2);
 }
 
-/* The largest |entry| of column j of u becomes positive (the first of equals decides); v's column
- * follows. */
+/* Makes the largest |entry| of column j of u positive (the first of equals decides); v's column
+ * changes sign with it. */
 static void column_sign(double *u, double *v, int n, int j) {
     int top = 0;
     for (int i = 1; i < n; i++)

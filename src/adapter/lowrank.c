@@ -1,6 +1,6 @@
 /*
- * lowrank: see the header. The large side of a matrix only ever meets linalg_qr and plain products;
- * singular values are those of a core that is as small as the ranks.
+ * lowrank: see the header. The large side of a matrix only appears in linalg_qr and plain products;
+ * singular values come from a core that is as small as the ranks.
  */
 #include "adapter/adapter.h"
 
@@ -25,8 +25,8 @@ static void gram_left(double *left, const struct lora *a, const struct lora *b, 
     }
 }
 
-/* s [n] := x · y_j for n rows y_j of `len`, at most ROWS: that many sums at once, each in order, do
- * not wait for one another. */
+/* s [n] := x · y_j for n rows y_j of length `len`, at most ROWS: that many sums at once, each in
+ * order, are independent of one another. */
 enum { ROWS = 8 };
 static void rows_dot(const float *x, const float *y, int n, int64_t len, double *s) {
     const float *row[ROWS];
@@ -145,7 +145,8 @@ static void dense_turned_times(const float *w, int out, int in, const double *y,
                 z[(size_t)j * l + c] += (double)w[(size_t)i * in + j] * y[(size_t)i * l + c];
 }
 
-/* q [out][l], orthonormal, spans nearly what w's l largest left singular vectors do. */
+/* q [out][l], orthonormal, spans nearly the same space as the l largest left singular vectors of w.
+ */
 static void randomized_range_finder(const float *w, int out, int in, int l, double *q) {
     struct rng rng = rng_make(0, RNG_NOISE, (uint32_t)in, (uint32_t)l);
     struct arena tmp = {0};
@@ -157,12 +158,12 @@ static void randomized_range_finder(const float *w, int out, int in, int l, doub
         linalg_qr(y, out, l, q, r);
         if (round == POWER_ITERATIONS) break;
         dense_turned_times(w, out, in, q, l, t);
-        linalg_qr(t, in, l, z, r); /* so that small singular values do not drown */
+        linalg_qr(t, in, l, z, r); /* keeps small singular values from being lost to rounding */
     }
     arena_release(&tmp);
 }
 
-/* With all of w's singular values wanted, an orthonormal basis of its columns is all it takes. */
+/* For all singular values of w, any orthonormal basis of its columns is enough. */
 static void range_whole(const float *w, int out, int in, int l, double *q) {
     struct arena tmp = {0};
     double *y = doubles_alloc(&tmp, out, l), *r = doubles_alloc(&tmp, l, l);
@@ -175,7 +176,7 @@ static void range_whole(const float *w, int out, int in, int l, double *q) {
     arena_release(&tmp);
 }
 
-/* w ≈ Q (Qᵀ w), and that is the stack of Q and wᵀ Q. */
+/* w ≈ Q (Qᵀ w), which is the lowrank_sum of Q and wᵀ Q. */
 struct svd randomized_svd(const float *w, int out, int in, int r, struct arena *ar) {
     int l = MIN(r + OVERSAMPLE, MIN(out, in));
     struct arena tmp = {0};
@@ -267,7 +268,7 @@ struct adapter *adapter_builder_finish(struct adapter_builder *d, json_t *lineag
     struct adapter *a = NULL;
     if (d->n > 0) {
         a = adapter_from_owned_data(d->shape, &c, d->data, lineage);
-        d->data = NULL; /* the adapter's own now */
+        d->data = NULL; /* the adapter owns it now */
     }
     adapter_builder_release(d);
     return a;

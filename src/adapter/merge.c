@@ -1,10 +1,10 @@
 /*
- * merge: adapters put inside their base, and several plain adapters as one.
+ * merge: adapters merged into their base, and several plain adapters as one.
  *
- * Every entry of a merged matrix is made in double and rounded to f32 once; quantising is the
- * writer's business. Matrices that no adapter touches are the base's own, so a merged model costs
- * the memory of what changed. It may not be written in place over the file that the base is mapped
- * from, which writing to a temporary name already prevents.
+ * Every entry of a merged matrix is computed in double and rounded to f32 once; the writer
+ * quantises. Matrices without an adapter are shared with the base, so a merged model only costs the
+ * memory of the changed ones. The output must not be written in place over the file that the base
+ * is mapped from; writing to a temporary name already prevents this.
  */
 #include "adapter/internal.h"
 
@@ -14,11 +14,11 @@
 static struct adapter_module stacked_module(struct adapter *const *list, int n, int32_t i) {
     struct adapter_module m = {0, 0};
     for (int k = 0; k < n; k++) m.r += list[k]->loras[i].r;
-    m.alpha = (float)m.r; /* scale 1: B takes the weights */
+    m.alpha = (float)m.r; /* scale 1: B includes the weights */
     return m;
 }
 
-/* A of all, one below the other; B of all side by side, each times weight · scale. */
+/* A of all stacked by rows; B of all by columns, each times weight · scale. */
 static float *stacked_put(float *at, struct adapter *const *list, const float *weights, int n,
                           int32_t i, int32_t r) {
     int64_t in = proj_in(&list[0]->shape, i % N_PROJ), out = proj_out(&list[0]->shape, i % N_PROJ);
@@ -38,7 +38,7 @@ static float *stacked_put(float *at, struct adapter *const *list, const float *w
 
 static int stack_check(struct adapter *const *list, int n, struct error *err) {
     for (int k = 0; k < n; k++) {
-        CHECK(list[k]->data); // else only its pack was kept
+        CHECK(list[k]->data); // else adapter_pack_only freed it
         if (adapter_require_plain(list[k], "a weighted sum", err)) return err->code;
         if (!adapter_fits(list[k], &list[0]->shape))
             return error_set(err, ERR_MISMATCH, "adapters '%.12s' and '%.12s' differ in shape",
@@ -74,7 +74,7 @@ out:
     return a;
 }
 
-/* Row n of W, or of what stands for it, plus its low-rank part, times its multiplier. */
+/* Row n of W, or of its replacement, plus its low-rank part, times its multiplier. */
 static void row_merge(const float *row, const struct lora *lo, int64_t n, int64_t k, double *sum,
                       float *out) {
     double mult = lo->mult ? (double)lo->mult[n] : 1;
@@ -93,7 +93,7 @@ static const float *own_row(const struct vocab_override *t, int64_t id, int64_t 
 }
 
 /* A new f32 matrix in the arena. `t` may be NULL; `embedding`: its A is [R, V], B [D, R], so the
- * parts change places. */
+ * two are swapped. */
 static int matrix_merge(struct matrix *w, const struct lora *lo, const struct vocab_override *t,
                         bool embedding, struct arena *arena, struct error *err) {
     int64_t n = w->n, k = w->k;
@@ -126,7 +126,7 @@ static bool table_is_set(const struct vocab_override *t) {
     return t->full || t->n > 0 || t->lora.r > 0;
 }
 
-/* Tied tables stay tied only where both get the same rows and nothing else. */
+/* Tied tables stay tied only if both get the same rows and nothing else. */
 static int tables_merge(struct model *m, const struct vocab_overrides *o, struct error *err) {
     bool same = !o->embed.full && !o->head.full && !o->embed.lora.r && !o->head.lora.r &&
                 o->embed.rows == o->head.rows;

@@ -2,18 +2,18 @@
  * peft: adapters as PEFT directories (adapter_config.json and adapter_model.safetensors).
  *
  * Reading is strict, because an adapter that half fits is worse than none: the config decides which
- * tensors there must be, every one must be in the file with the right dimensions, and every tensor
- * of the file must be one of them. All offenders go into one message. Pickles (adapter_model.bin)
- * are never opened.
+ * tensors must exist, each of them must be in the file with the right dimensions, and every tensor
+ * of the file must be one of them. One message lists all offenders. Pickles (adapter_model.bin) are
+ * never opened.
  *
- * A file may also hold the embedding or the head as the base has it, or as training resized it,
- * without its config saying so: PEFT adds them where they are targets, and loads them in place.
- * Such a table counts as the adapter's own, unless it is the model's to the bit; where embedding
- * and head are one, in place means both.
+ * A file may also hold the embedding or the head, as in the base or as resized by training, while
+ * its config does not mention it: PEFT adds them when they are targets, and loads them in place.
+ * Such a table belongs to the adapter unless it equals the model's to the bit; on a tied base, in
+ * place means both tables.
  *
- * Writing is canonical: tensors sorted by name. So what was loaded and saved once is saved to the
- * same bytes for ever after. Both files are replaced atomically, tensors first: a new adapter
- * without its config is refused, a config without its tensors as well.
+ * Writing is canonical: tensors sorted by name. An adapter that was loaded and saved once therefore
+ * always saves to the same bytes. Both files are replaced atomically, tensors first: a new adapter
+ * without its config is refused, and so is a config without its tensors.
  */
 #include "adapter/internal.h"
 #include "hub/hub.h"
@@ -32,7 +32,7 @@ void adapter_errors_add(struct adapter_errors *o, const char *fmt, ...) {
     va_start(ap, fmt);
     vsnprintf(line, sizeof line, fmt, ap);
     va_end(ap);
-    /* Names come from outside: no escape sequences for the terminal. */
+    /* Names are untrusted: no escape sequences for the terminal. */
     for (char *c = line; *c; c++)
         if ((unsigned char)*c < 0x20 || *c == 0x7f) *c = '?';
     o->n++;
@@ -114,9 +114,9 @@ struct loading {
     struct adapter_errors *bad;
     bool *used; /* [n_tensors of the file] */
     struct adapter_tensor *wanted;
-    const struct tensor_info **found; /* [n] of wanted */
+    const struct tensor_info **found; /* [n], in the order of `wanted` */
     int n;
-    /* Tables that the file holds without being told to: embedding and head. */
+    /* Tables in the file that the config does not mention: embedding and head. */
     const struct tensor_info *in_place[2];
 };
 
@@ -126,8 +126,8 @@ static const struct tensor_info *name_find(struct loading *ld, const char *name)
     return t;
 }
 
-/* The tensor under its own name, or with the adapter's name "default" left in it; magnitudes may
- * also end in ".weight". */
+/* The tensor under its own name, or with the adapter's name "default" left in the name; magnitudes
+ * may also end in ".weight". */
 static const struct tensor_info *tensor_find(struct loading *ld, const struct adapter_tensor *w) {
     size_t len = strlen(w->name), stem = len;
     bool weight = len > 7 && strcmp(w->name + len - 7, ".weight") == 0;
@@ -170,8 +170,8 @@ static void tensor_check(struct loading *ld, const struct adapter_tensor *w,
     }
 }
 
-/* Elements [begin, begin + n) as f32. The file's bytes may lie at any address, so they pass through
- * `raw`. */
+/* Elements [begin, begin + n) as f32. The file's bytes may be unaligned, so they are copied to
+ * `raw` first. */
 static void elements_widen(const struct tensor_info *t, int64_t begin, int64_t n, float *dst) {
     enum { STEP = 1024 };
     float raw[STEP];
@@ -184,7 +184,7 @@ static void elements_widen(const struct tensor_info *t, int64_t begin, int64_t n
     }
 }
 
-/* True when the tensor is the model's own table, to the bit. */
+/* True when the tensor equals the model's table to the bit. */
 static bool table_is_base(const struct loading *ld, const struct tensor_info *t, bool head) {
     int64_t v = ld->shape->vocab_size, d = ld->shape->d_model;
     size_t size = element_size(t->type);
@@ -222,7 +222,7 @@ static void in_place_find(struct loading *ld, int head) {
         t->full = true;
 }
 
-/* On a tied base a table changed in place is both tables. */
+/* On a tied base, a table changed in place replaces both tables. */
 static void in_place_tie(struct loading *ld) {
     struct adapter_vocab_config *t[2] = {&ld->config->c.embed, &ld->config->c.head};
     if (!ld->shape->tied) return;
@@ -234,7 +234,7 @@ static void in_place_tie(struct loading *ld) {
         }
 }
 
-/* ensure_weight_tying: the one that is saved stands for both. */
+/* ensure_weight_tying: the saved table is used for both. */
 static void saved_tie(struct loading *ld) {
     struct adapter_config *c = &ld->config->c;
     if (!ld->config->tie || !ld->shape->tied || c->embed.full == c->head.full) return;
@@ -260,7 +260,7 @@ static void tensor_match(struct loading *ld, int i) {
     ld->found[i] = t;
 }
 
-/* True for a low-rank part of a module that the config leaves alone. */
+/* True for a low-rank part of a module that the config does not target. */
 static bool name_is_untargeted(const struct loading *ld, const char *name) {
     for (int32_t m = MODULE_HEAD; m < ld->shape->n_layers * N_PROJ; m++) {
         char module[NAME_MAX_LEN], stem[2 * NAME_MAX_LEN];
@@ -275,7 +275,7 @@ static bool name_is_untargeted(const struct loading *ld, const char *name) {
     return false;
 }
 
-/* Every wanted tensor against the file, then what in the file nothing asked for. */
+/* Checks every wanted tensor against the file, then reports the unused tensors of the file. */
 static int tensors_match(struct loading *ld, struct error *err) {
     ld->used = xcalloc((size_t)ld->st->n_tensors + 1, sizeof *ld->used);
     saved_tie(ld);
@@ -297,7 +297,7 @@ static int tensors_match(struct loading *ld, struct error *err) {
     return adapter_errors_report(ld->bad, ld->path, err);
 }
 
-/* By the exponent bits: no branch in the loop, which sees every float of a file. */
+/* Tests the exponent bits: no branch in the loop, which visits every float of a file. */
 static bool all_finite(const float *v, int64_t n) {
     const uint32_t exponent = 0x7F800000;
     uint32_t most = 0;
@@ -309,8 +309,8 @@ static bool all_finite(const float *v, int64_t n) {
     return most < exponent;
 }
 
-/* One tensor as f32 at `dst`, its rows in the order that the config gives; false when a value is no
- * number. */
+/* One tensor as f32 at `dst`, its rows in the order of the config; false when a value is not
+ * finite. */
 static bool tensor_widen(const struct loading *ld, int i, float *dst) {
     const struct adapter_tensor *w = &ld->wanted[i];
     int64_t k = w->cols ? w->cols : 1, n = w->rows * k;
@@ -407,9 +407,9 @@ int peft_check(const char *dir, struct error *err) {
 }
 
 /*
- * An adapter of a model that sees images as well has "language_model." in the names of what is the
- * language model's; parts of it that only images reach are left out, as the base leaves them out.
- * Returns what stands for "model." there; NULL when the names are a text model's.
+ * An adapter of a model that also sees images has "language_model." in the names of the language
+ * model's tensors; removes it, and drops the vision tensors, as the base does. Returns the prefix
+ * that replaces "model." there; NULL when the names are those of a text model.
  */
 static const char *language_model_take(struct safetensors *st) {
     static const char infix[] = "language_model.";
@@ -504,7 +504,7 @@ static int tensors_write(const struct adapter *a, const char *path, struct error
 }
 
 int adapter_save(const struct adapter *a, const char *dir, const char *base, struct error *err) {
-    CHECK(a->data); // else only its pack was kept
+    CHECK(a->data); // else adapter_pack_only freed it
     char *text = peft_config_text(a, base);
     if (!text) return error_set(err, ERR_USAGE, "the base's name is not UTF-8");
     char *tensors = path_join(dir, PEFT_WEIGHTS_FILE), *config = path_join(dir, PEFT_CONFIG_FILE);

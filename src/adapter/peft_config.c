@@ -1,11 +1,11 @@
 /*
- * peft_config: adapter_config.json, read and written.
+ * peft_config: reads and writes adapter_config.json.
  *
- * The file comes from anywhere, so every pattern in it is compiled by PCRE2 under a step limit and
- * every number is checked. Keys that would change the arithmetic in a way that Shoal does not
- * compute are refused by name; other unknown keys are tolerated, since PEFT itself adds some in
- * every release. Modules are chosen as PEFT chooses them: a list names ends of module names, a
- * string is a pattern for whole names, "all-linear" is every projection of the layers.
+ * The file is untrusted, so every pattern in it is compiled by PCRE2 under a step limit and every
+ * number is checked. Keys that would change the arithmetic in a way that Shoal does not compute are
+ * refused by name; other unknown keys are tolerated, since PEFT itself adds some in every release.
+ * Modules are chosen as in PEFT: a list names ends of module names, a string is a pattern for whole
+ * names, "all-linear" is every projection of the layers.
  *
  * Writing is canonical: keys sorted, mixed ranks and chosen layers expressed in one way only.
  */
@@ -51,7 +51,7 @@ static pcre2_code *pattern_compile(const char *pattern, uint32_t options, const 
     return NULL;
 }
 
-/* 1 or 0; negative when the pattern runs away on a name. */
+/* 1 or 0; negative when the pattern exceeds the step limit on a name. */
 static int pattern_match(const pcre2_code *re, const char *name, const char *key,
                          struct error *err) {
     pcre2_match_data *md = pcre2_match_data_create_from_pattern(re, NULL);
@@ -107,7 +107,7 @@ static bool selector_is_set(const struct selector *s) {
     return s->all || s->re || json_array_size(s->list) > 0;
 }
 
-/* The whole name, or its end after a dot. */
+/* True for the whole name, or its end after a dot. */
 static bool suffix_match(const char *name, const char *suffix) {
     size_t n = strlen(name), k = strlen(suffix);
     if (k > n || strcmp(name + n - k, suffix) != 0) return false;
@@ -125,8 +125,8 @@ static int selector_match(const struct selector *s, const char *name, struct err
     return 0;
 }
 
-/* rank_pattern or alpha_pattern: the first key that matches a module's name, whole or from a dot to
- * its end, gives its value. */
+/* rank_pattern or alpha_pattern: the value of the first key that matches a module's name, whole or
+ * from a dot to its end. */
 struct rule {
     pcre2_code *re;
     double value;
@@ -147,7 +147,7 @@ static int rules_init(struct rules *r, const json_t *root, const char *key, stru
     json_object_foreach (table, pattern, value) {
         if (!json_is_number(value))
             return error_set(err, ERR_FORMAT, "'%.80s' in '%s' is not a number", pattern, key);
-        char *whole = xasprintf("(.*\\.)?(%s)$", pattern); /* PEFT's own form */
+        char *whole = xasprintf("(.*\\.)?(%s)$", pattern); /* as in PEFT */
         r->v[r->n].value = json_number_value(value);
         r->v[r->n].re = pattern_compile(whole, PCRE2_ANCHORED, key, err);
         free(whole);
@@ -173,7 +173,7 @@ static int rules_apply(const struct rules *r, const char *name, double *value, s
     return OK;
 }
 
-/* Keys that change what the adapter computes, unless they hold false, null, "none" or nothing. */
+/* Keys that change the adapter's result, unless they are false, null, "none" or empty. */
 static const struct refusal {
     const char *key, *why;
 } refusals[] = {
@@ -197,8 +197,8 @@ static bool value_is_off(const json_t *v) {
     return !v || json_is_null(v) || json_is_false(v);
 }
 
-/* These initialisations also rewrite the base's weights, so the file alone does not say what the
- * model computes. */
+/* These initialisations also rewrite the base's weights, so the file alone does not determine the
+ * model's output. */
 static bool init_changes_base(const json_t *v) {
     static const char *const names[] = {"pissa", "olora", "corda", "loftq", "lora_ga"};
     const char *text = json_string_value(v);
@@ -287,7 +287,7 @@ static bool layers_are_all(const json_t *v) {
     return !v || json_is_null(v) || (json_is_array(v) && json_array_size(v) == 0);
 }
 
-/* True when `usual`, the architecture's place of layer numbers, is the pattern or among the
+/* True when `usual`, the architecture's prefix of layer numbers, is the pattern or one of the
  * patterns. */
 static bool layers_pattern_known(const json_t *pattern, const char *usual) {
     size_t i;
@@ -299,8 +299,8 @@ static bool layers_pattern_known(const json_t *pattern, const char *usual) {
            (json_is_string(pattern) && strcmp(json_string_value(pattern), usual) == 0);
 }
 
-/* on[L]: where list targets apply. Only the usual place of layer numbers ("layers.N", GPT-Neo's
- * "h.N") is known. */
+/* on[L]: layers that list targets apply to. Layer numbers are known only at the usual place
+ * ("layers.N", GPT-Neo's "h.N"). */
 static int layers_read(const json_t *root, const struct model_config *shape, bool *on,
                        struct error *err) {
     const char *usual = last_name(shape->arch->hf_layers);
@@ -328,12 +328,12 @@ static int layers_read(const json_t *root, const struct model_config *shape, boo
 /* Everything that decides whether a module is adapted, and how. */
 struct plan {
     const struct arch *arch;
-    const char *stem; /* peft_config's */
+    const char *stem; /* peft_config.stem */
     struct selector target, exclude;
     struct rules ranks, alphas;
     bool *layers;    /* [L] */
-    bool all_layers; /* else modules outside the layers are no targets */
-    bool needed;     /* no whole table or rows make up for an empty list of targets */
+    bool all_layers; /* else modules outside the layers cannot be targets */
+    bool needed;     /* the list of targets must not be empty: no whole table or rows replace it */
 };
 
 static int plan_init(struct plan *pl, const json_t *root, const struct model_config *shape,
@@ -357,13 +357,13 @@ static void plan_release(struct plan *pl) {
     free(pl->layers);
 }
 
-/* The tables are no linear maps of a layer: neither "all-linear" nor a choice of layers takes
+/* The tables are not linear maps of a layer: neither "all-linear" nor a choice of layers selects
  * them. */
 static bool plan_reaches(const struct plan *pl, int32_t module) {
     return module >= 0 ? pl->layers[module / N_PROJ] : pl->all_layers && !pl->target.all;
 }
 
-/* The module's name as the config means it. */
+/* The module's name as used in the config. */
 static void plan_name(char out[NAME_MAX_LEN], const struct plan *pl, int32_t module) {
     static const char usual[] = "model.";
     char name[NAME_MAX_LEN];
@@ -373,7 +373,7 @@ static void plan_name(char out[NAME_MAX_LEN], const struct plan *pl, int32_t mod
              name + (moved ? strlen(usual) : 0));
 }
 
-/* Fills one module of the config; r stays 0 where it is not adapted. */
+/* Fills one module of the config; r stays 0 if it is not adapted. */
 static int plan_module(const struct plan *pl, const struct adapter_config *c, int32_t module,
                        struct adapter_module *out, struct error *err) {
     char name[NAME_MAX_LEN];
@@ -392,7 +392,8 @@ static int plan_module(const struct plan *pl, const struct adapter_config *c, in
     return OK;
 }
 
-/* Listed targets that name nothing in this shape, as an adapter for another architecture has. */
+/* Reports listed targets that match no module of this shape, as in an adapter for another
+ * architecture. */
 static void targets_check(const struct plan *pl, int32_t n_layers, struct adapter_errors *bad) {
     size_t i;
     json_t *item;
@@ -409,7 +410,7 @@ static void targets_check(const struct plan *pl, int32_t n_layers, struct adapte
     }
 }
 
-/* The table that a module's name means, or NULL. */
+/* The table with this module name, or NULL. */
 static struct adapter_vocab_config *table_named(struct adapter_config *c, const struct arch *arch,
                                                 const char *name) {
     if (suffix_match(arch->hf_embed, name)) return &c->embed;
@@ -445,7 +446,7 @@ static int token_compare(const void *a, const void *b) {
     return x->id < y->id ? -1 : x->id > y->id;
 }
 
-/* One list of token ids; PEFT's order is the file's rows' order. */
+/* One list of token ids; the order in PEFT's list is the order of the rows in the file. */
 static int tokens_list(const json_t *list, int32_t vocab, struct adapter_vocab_config *t,
                        const int32_t **order, struct arena *arena, struct error *err) {
     size_t i, n = json_array_size(list);
@@ -498,7 +499,7 @@ static int tokens_read(const json_t *root, const struct model_config *shape, str
     return OK;
 }
 
-/* Combinations that PEFT does not define or that are not computed here. */
+/* Refuses combinations that PEFT does not define or that are not computed here. */
 static int tables_check(const struct peft_config *p, const struct model_config *shape,
                         struct error *err) {
     const struct adapter_vocab_config *tables[] = {&p->c.embed, &p->c.head};
@@ -597,8 +598,8 @@ static void pattern_table(const struct adapter *a, bool alpha, const char *name,
         json_object_set_new(out, name, alpha ? number_json(m.alpha) : json_integer(m.r));
 }
 
-/* rank_pattern or alpha_pattern: what differs from the config's top; "q_proj" alone where that says
- * it for all layers. */
+/* rank_pattern or alpha_pattern: the modules that differ from the config's top level; "q_proj"
+ * alone if it holds for all layers. */
 static json_t *pattern_json(const struct adapter *a, bool alpha) {
     json_t *out = json_object();
     for (int32_t i = 0; i < a->shape.n_layers * N_PROJ; i++) {
@@ -621,9 +622,9 @@ static bool layer_adapted(const struct adapter *a, int32_t l) {
     return false;
 }
 
-/* True when targets by their short names, in the layers chosen, say all: the adapted modules are
- * exactly (some layers) × (the targets), and no table is a target beside a choice of layers, which
- * would exclude it. */
+/* True when the short names of the targets and the chosen layers describe the adapter completely:
+ * the adapted modules are exactly (some layers) × (the targets), and no table is a target together
+ * with a choice of layers, which would exclude it. */
 static bool short_names(const struct adapter *a) {
     int32_t n = 0;
     for (int32_t l = 0; l < a->shape.n_layers; l++) {
@@ -650,7 +651,7 @@ static int text_compare(const void *a, const void *b) {
     return strcmp(*(char *const *)a, *(char *const *)b);
 }
 
-/* Short names, or every module by its full name where the layers differ in their targets. Sorted,
+/* Short names, or every module by its full name if the layers differ in their targets. Sorted,
  * because PEFT holds a set. */
 static json_t *targets_json(const struct adapter *a) {
     struct strings names = {0};
@@ -673,7 +674,8 @@ static json_t *targets_json(const struct adapter *a) {
     return out;
 }
 
-/* Tables without low-rank parts; those beside one are told from the file alone. */
+/* Whole tables of modules without low-rank parts; for the others, the tensors in the file are
+ * enough. */
 static json_t *saved_json(const struct adapter *a) {
     const struct adapter_config *c = &a->config;
     bool embed = c->embed.full && !c->embed.lora.r, head = c->head.full && !c->head.lora.r;
@@ -691,7 +693,7 @@ static void tokens_json(const char *name, const struct adapter_vocab_config *t, 
     json_object_set_new(out, name, list);
 }
 
-/* The key is as new as PEFT 0.15, so a config without such rows does not have it. */
+/* PEFT 0.15 introduced the key, so a config without such rows omits it. */
 static void tokens_add(const struct adapter *a, json_t *root) {
     json_t *out = json_object();
     tokens_json(last_name(a->shape.arch->hf_embed), &a->config.embed, out);

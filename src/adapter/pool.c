@@ -1,19 +1,18 @@
 /*
- * pool: names and the versions of adapters that they stand for, in memory within a budget.
+ * pool: maps names to the current versions of adapters, in memory within a budget.
  *
  *     registered ──get──▶ busy ──▶ resident ──room needed──▶ registered
  *                           ▲          │
  *                           └──files changed, or publish: the next version
  *
- * One lock guards everything; loading runs outside of it, marked by `busy`, and an entry that is
- * busy is touched by its loader only. There are no lists to keep in order: whoever needs room walks
- * over all entries, which is nothing beside the load that needs it, and counts what they occupy at
- * that moment.
+ * One lock guards everything. A load runs outside the lock and sets `busy`; only the loading thread
+ * touches a busy entry. No ordered lists are kept: eviction walks over all entries, which is cheap
+ * compared with a load, and counts the bytes that they occupy at that moment.
  *
  * Invariants: (1) the pool holds one reference to every resident and every retired adapter, so that
- * a count of 1 means that nobody uses it, and only a get can change that; (2) within one hash there
- * is one version; (3) hash, stamps and size of an entry describe the same content, so files whose
- * stamps are still those need not be hashed again.
+ * a count of 1 means that it is not in use, and only a get can change that; (2) within one hash
+ * there is one version; (3) hash, stamps and size of an entry describe the same content, so files
+ * with unchanged stamps need not be hashed again.
  */
 #define _GNU_SOURCE
 #include "adapter/internal.h"
@@ -27,15 +26,16 @@
 #include <sys/stat.h>
 #include <time.h>
 
-/* What the file system says of one file; zero when it is not there. */
+/* The file system's metadata of one file; zero when it does not exist. */
 struct file_stamp {
     uint64_t device, inode, size;
-    int64_t written, changed; /* ns since 1970, of content and of anything */
+    int64_t written, changed; /* mtime and ctime in ns since 1970 */
 };
-/* Of a PEFT directory's two files, or of the path itself when it has neither: a GGUF file. */
+/* Stamps of a PEFT directory's two files, or of the path itself when it has neither: a GGUF file.
+ */
 struct stamps {
     struct file_stamp v[2];
-    bool young; /* written so shortly before that another write might leave the same stamps */
+    bool young; /* written so recently that another write might leave the same stamps */
 };
 /* File systems round times to the kernel's tick, at most 10 ms. */
 #define YOUNG_NS 50000000
@@ -44,13 +44,13 @@ struct entry {
     char *name;
     char *path; /* NULL: in memory only */
     struct adapter *adapter;
-    char hash[HASH_LEN]; /* of the version, resident or not; "" before the first load */
+    char hash[HASH_LEN]; /* SHA-256 of the version, resident or not; "" before the first load */
     struct stamps stamps;
     size_t size;
-    uint64_t version, turn, gets, loads; /* turn: of the pool's count when last asked for */
+    uint64_t version, turn, gets, loads; /* turn: value of the pool's count at the last get */
     double last_used;
     bool pinned, busy;
-    char *problem; /* what was wrong with the files as they were at `bad`, or NULL */
+    char *problem; /* the error in the files with stamps `bad`, or NULL */
     int problem_code;
     struct stamps bad;
 };
@@ -61,13 +61,13 @@ struct adapter_pool {
     pthread_mutex_t lock;
     pthread_cond_t idle; /* some entry is no longer busy */
     struct entry **entries;
-    int n, cap;               /* by name */
+    int n, cap;               /* sorted by name */
     struct adapter **retired; /* replaced or removed while in use */
     int n_retired;
     uint64_t turns, gets, loads, drops;
 };
 
-/* A version that is complete and not yet in its place. */
+/* A complete version that is not yet in its place. */
 struct staged {
     struct adapter *a;
     struct stamps stamps;
@@ -131,12 +131,12 @@ static struct stamps stamps_take(const char *path) {
     return s;
 }
 
-/* True when what was read at `then` is what is there `now`. */
+/* True when the files read at `then` are unchanged at `now`. */
 static bool stamps_hold(const struct stamps *then, const struct stamps *now) {
     return !then->young && memcmp(then->v, now->v, sizeof now->v) == 0;
 }
 
-/* Where the name is, or would be. */
+/* The index of the name, or the one where it would be inserted. */
 static int entry_place(const struct adapter_pool *p, const char *name, bool *found) {
     int lo = 0, hi = p->n;
     *found = false;
@@ -159,7 +159,7 @@ static struct entry *entry_find(const struct adapter_pool *p, const char *name, 
     return NULL;
 }
 
-/* The entry when nobody loads it; it may be gone after the wait. */
+/* Waits until the entry is not being loaded; NULL if it was removed meanwhile. */
 static struct entry *entry_idle(struct adapter_pool *p, const char *name, struct error *err) {
     struct entry *e;
     while ((e = entry_find(p, name, err)) && e->busy) pthread_cond_wait(&p->idle, &p->lock);
@@ -194,7 +194,7 @@ static int name_check(const char *name, struct error *err) {
                           "characters");
 }
 
-/* The path as it is read: malloc'ed; NULL when there is no adapter. */
+/* The path to read, malloc'ed; NULL when it holds no adapter. */
 static char *path_resolve(const char *path, struct error *err) {
     char *real = hub_is_name(path) ? hub_cached_path(path, err) : xstrdup(path);
     if (!real || adapter_path_is_gguf(real) || peft_check(real, err) == OK) return real;
@@ -202,7 +202,7 @@ static char *path_resolve(const char *path, struct error *err) {
     return NULL;
 }
 
-/* 1 when it is new, 0 when it is there already. */
+/* 1 when it is new, 0 when it is already registered. */
 static int entry_add(struct adapter_pool *p, const char *name, const char *path,
                      struct error *err) {
     bool found;
@@ -226,7 +226,8 @@ int adapter_pool_add(struct adapter_pool *p, const char *name, const char *path,
     return MIN(rc, OK);
 }
 
-/* 1 when DIR/NAME is an adapter and new. What cannot be registered is named and left out. */
+/* 1 when DIR/NAME is an adapter and new. Warns about a name that cannot be registered and skips it.
+ */
 static int scan_one(struct adapter_pool *p, const char *dir, const char *name) {
     char *path = path_join(dir, name), *config = path_join(path, PEFT_CONFIG_FILE);
     struct error err;
@@ -267,7 +268,7 @@ static void retired_sweep(struct adapter_pool *p) {
     p->n_retired = n;
 }
 
-/* The pool's reference goes, or waits for the last user's. */
+/* Drops the pool's reference, or keeps it until the last user has released the adapter. */
 static void adapter_retire(struct adapter_pool *p, struct adapter *a) {
     if (a && in_use(a)) {
         size_t n = (size_t)p->n_retired + 1;
@@ -279,7 +280,7 @@ static void adapter_retire(struct adapter_pool *p, struct adapter *a) {
 }
 
 static bool is_evictable(const struct entry *e) {
-    bool elsewhere = e->path && !e->problem; // files that were refused cannot bring it back
+    bool elsewhere = e->path && !e->problem; // files that were refused cannot be loaded again
     return e->adapter && elsewhere && !e->pinned && !e->busy && !in_use(e->adapter);
 }
 
@@ -292,7 +293,7 @@ static struct entry *lru_victim(const struct adapter_pool *p, const struct entry
     return best;
 }
 
-/* What is in memory, `except`'s own version left out when nobody uses it; *fixed is the part that
+/* Bytes in memory, without `except`'s own version if it is not in use; *fixed is the part that
  * cannot be dropped now. */
 static size_t bytes_held(struct adapter_pool *p, const struct entry *except, size_t *fixed) {
     size_t all = *fixed = 0;
@@ -311,8 +312,8 @@ static size_t bytes_held(struct adapter_pool *p, const struct entry *except, siz
     return all;
 }
 
-/* Drops others until `size` bytes more fit, in place of e's version (e may be NULL); drops none
- * when that cannot be. */
+/* Evicts other adapters until `size` more bytes fit, in place of e's version (e may be NULL);
+ * evicts none when that is impossible. */
 static int evict_for(struct adapter_pool *p, const struct entry *e, size_t size,
                      struct error *err) {
     size_t max = p->o.max_bytes, fixed;
@@ -360,8 +361,8 @@ static void entry_identify(struct entry *e, const struct staged *s) {
     problem_clear(e);
 }
 
-/* Takes over s->a. The same content over again keeps the object, and with it everything that was
- * made for it. */
+/* Takes over s->a. If the content is the same, keeps the old object and everything derived from it.
+ */
 static void entry_swap(struct adapter_pool *p, struct entry *e, const struct staged *s) {
     bool same = is_resident(e, s->a);
     entry_identify(e, s);
@@ -386,7 +387,7 @@ static int staged_load(struct adapter_pool *p, const char *path, const char *has
     return OK;
 }
 
-/* Files at `now` cannot be served: OK when there is a version from before to go on with. */
+/* The files at `now` cannot be served: OK when an earlier version stays in use. */
 static int entry_refuse(struct entry *e, const struct stamps *now, struct error *err) {
     bool news = !e->problem || strcmp(e->problem, err->text) != 0;
     problem_clear(e);
@@ -401,12 +402,12 @@ static int entry_refuse(struct entry *e, const struct stamps *now, struct error 
     return OK;
 }
 
-/* Reads the files that `now` describes; the entry is nobody else's meanwhile. */
+/* Reads the files that `now` describes; meanwhile the entry is busy. */
 static int entry_load(struct adapter_pool *p, struct entry *e, const struct stamps *now,
                       struct error *err) {
     struct staged s = {.stamps = *now};
     bool known = e->version > 0 && stamps_hold(&e->stamps, now);
-    /* Room first, so that asking for it again and again costs no load. */
+    /* Room first, so that repeated gets without room cost no load. */
     if (known && evict_for(p, e, e->size, err) != OK) return err->code;
     e->busy = true;
     e->loads++;
@@ -426,7 +427,7 @@ static int entry_load(struct adapter_pool *p, struct entry *e, const struct stam
     return rc;
 }
 
-/* Makes e->adapter what its files are now, or leaves it where they are no adapter. */
+/* Updates e->adapter to its current files; keeps it if they are not a valid adapter. */
 static int entry_update(struct adapter_pool *p, struct entry *e, struct error *err) {
     if (!e->path) return OK;
     struct stamps now = stamps_take(e->path);

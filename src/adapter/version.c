@@ -1,20 +1,19 @@
 /*
- * version: what was published at a directory, kept, and brought back.
+ * version: keeps the versions published at a directory and restores them.
  *
  *     DIR/adapter_config.json, adapter_model.safetensors    the current version
- *     DIR/.versions/HASH/…, version.json                    every version, this one too
- *     DIR/.versions/installing                              HASH that DIR is being made; else
- * absent DIR/.versions/tmp, lock                               a version in the making; who works
- * here
+ *     DIR/.versions/HASH/…, version.json                    every version, including the current
+ *     DIR/.versions/installing                              HASH being installed; else absent
+ *     DIR/.versions/tmp, lock                               a version being written; the file lock
  *
  * Invariants: (1) a folder HASH appears by one rename and is complete from then on; (2) before
- * DIR's files are touched, the version that they are and the one that they become are both such
- * folders, and `installing` names the latter; (3) DIR's config is out of the way while tensors of
- * another config are put in place, so that no reader sees parts of two versions. A call that finds
- * `installing` first finishes that.
+ * DIR's files are changed, the old version and the new one are both such folders, and `installing`
+ * names the new one; (3) DIR's config is moved away while tensors of another config are installed,
+ * so that no reader sees parts of two versions. A call that finds `installing` first finishes that
+ * installation.
  *
- * DIR's files decide what is current, not a note about them: another program may have replaced
- * them.
+ * DIR's files decide which version is current, not a separate record: another program may have
+ * replaced them.
  */
 #define _GNU_SOURCE
 #include "adapter/internal.h"
@@ -33,7 +32,7 @@ static const char *const file_names[2] = {PEFT_WEIGHTS_FILE, PEFT_CONFIG_FILE};
 
 struct versions {
     const char *dir;
-    char *root, *tmp, *installing; /* DIR/.versions and in it */
+    char *root, *tmp, *installing; /* DIR/.versions and two paths in it */
     int lock;
 };
 
@@ -70,7 +69,7 @@ static bool files_equal(const char *a_dir, const char *b_dir, const char *name) 
     return equal;
 }
 
-/* Makes DIR's two files those of the version. Can be killed, and done again. */
+/* Copies the version's two files to DIR. Safe to be killed and repeated. */
 static int version_install(const struct versions *v, const char *hash, struct error *err) {
     char *from = version_path(v, hash), *config = path_join(v->dir, PEFT_CONFIG_FILE),
          *aside = path_join(v->root, "replaced");
@@ -88,7 +87,7 @@ static int version_install(const struct versions *v, const char *hash, struct er
     return rc;
 }
 
-/* Finishes what a killed call has begun. */
+/* Finishes the installation of a killed call. */
 static int versions_mend(const struct versions *v, struct error *err) {
     struct buf hash = {0};
     dir_delete(v->tmp);
@@ -112,7 +111,7 @@ static int versions_open(struct versions *v, const char *dir, struct error *err)
     return rc ? error_wrap(err, "versions of '%s'", dir) : OK;
 }
 
-/* *about stays NULL, with a warning, where version.json says nothing. */
+/* *about stays NULL, with a warning, if version.json cannot be parsed. */
 static int version_read(const struct versions *v, const char *hash, json_t **about,
                         struct error *err) {
     char *dir = version_path(v, hash), *path = path_join(dir, VERSION_NAME);
@@ -175,7 +174,7 @@ static int versions_list(const struct versions *v, json_t **out, struct error *e
     return rc;
 }
 
-/* What version.json says of an adapter; `previous` may be "". */
+/* The content of version.json for an adapter; `previous` may be "". */
 static json_t *version_about(const struct adapter *a, json_int_t number, const char *previous,
                              const json_t *notes) {
     char now[32];
@@ -197,7 +196,7 @@ static int about_write(const char *dir, const json_t *about, struct error *err) 
     return rc;
 }
 
-/* A version must still be what its name says. */
+/* The content of a version must still match its hash. */
 static int version_check(const struct versions *v, const char *hash,
                          const struct model_config *shape, struct error *err) {
     char *path = version_path(v, hash);
@@ -211,15 +210,15 @@ static int version_check(const struct versions *v, const char *hash,
     return rc;
 }
 
-/* A version from DIR's files (`from` NULL: from memory), complete or not there. Takes over `about`.
- */
+/* Adds a version from DIR's files (`from` NULL: from memory), completely or not at all. Takes over
+ * `about`. */
 static int version_add(const struct versions *v, const struct adapter *a, const char *from,
                        const char *base, json_t *about, struct error *err) {
     char *path = version_path(v, a->hash);
     int rc = path_is_dir(path) ? version_check(v, a->hash, &a->shape, err) : ERR_MISSING;
     if (rc == OK) {
         rc = about_write(path, about, err);
-    } else if (rc != ERR_IO && rc != ERR_MEMORY) { // not there, or damaged
+    } else if (rc != ERR_IO && rc != ERR_MEMORY) { // absent, or damaged
         dir_delete(path);
         rc = dir_make(v->tmp, err);
         if (rc == OK && !from) rc = adapter_save(a, v->tmp, base, err);
@@ -239,7 +238,7 @@ static bool has_adapter(const char *dir) {
     return peft_check(dir, &none) == OK;
 }
 
-/* Keeps what nobody published, an adapter that DIR holds beside all of `list`. */
+/* Keeps an unpublished adapter: one that DIR holds and `list` does not. */
 static int foreign_keep(const struct versions *v, const json_t *list,
                         const struct model_config *shape, char hash[HASH_LEN], struct error *err) {
     struct adapter *a = adapter_load(v->dir, shape, err);
@@ -248,7 +247,7 @@ static int foreign_keep(const struct versions *v, const json_t *list,
     const char *last = hash_of(json_array_get(list, 0));
     char *path = version_path(v, a->hash);
     int rc = path_is_dir(path)
-                 ? OK // the same adapter with other words about it
+                 ? OK // the same adapter under a different config text
                  : version_add(v, a, v->dir, NULL, version_about(a, number, last, NULL), err);
     memcpy(hash, a->hash, HASH_LEN);
     adapter_release(a);
@@ -256,7 +255,8 @@ static int foreign_keep(const struct versions *v, const json_t *list,
     return rc;
 }
 
-/* The versions, and which of them DIR is: "" when it holds no adapter. NULL after an error. */
+/* The versions, and in `hash` the one that DIR holds: "" when it holds no adapter. NULL after an
+ * error. */
 static json_t *current_keep(const struct versions *v, const struct model_config *shape,
                             char hash[HASH_LEN], struct error *err) {
     json_t *list = NULL, *about;
@@ -269,7 +269,7 @@ static json_t *current_keep(const struct versions *v, const struct model_config 
     int rc = foreign_keep(v, list, shape, hash, err);
     json_decref(list);
     list = NULL;
-    if (rc == OK) versions_list(v, &list, err); // with what was kept
+    if (rc == OK) versions_list(v, &list, err); // with the version just kept
     return list;
 }
 
@@ -366,7 +366,7 @@ json_t *adapter_versions(const char *dir, struct error *err) {
         if (versions_open(&v, dir, err) == OK) versions_list(&v, &list, err);
         versions_close(&v);
     } else {
-        list = json_array(); // looking must not make anything
+        list = json_array(); // a query must not create anything
     }
     free(root);
     return list;

@@ -1,19 +1,20 @@
 /*
- * grammar_build: expressions become a network of automata over bytes, and the network is checked.
+ * build: compiles expressions into a network of automata over bytes, and checks the network.
  *
- * Characters become the byte ranges of their UTF-8 forms here, so nothing later knows about
- * characters. Counted repetition is written out; what is large is made a rule of its own first and
- * only called again, so that nested counts add up instead of multiplying. Alternatives that are
- * plain texts share their beginnings.
+ * Characters become the byte ranges of their UTF-8 forms here, so later stages know only bytes.
+ * Counted repetition is unrolled; a large repeated expression becomes a separate rule first and its
+ * copies only call that rule, so that nested counts add up instead of multiplying. Alternatives
+ * that are plain texts share their prefixes.
  *
  *     root ::= "a" item{1,2} | "ab"
  *
- *     start --a--> 1 --call item--> 2 --call item--> end     (2 --free--> end: the second is
- * optional) start --a--> 3 --b--> end
+ *     start --a--> 1 --call item--> 2 --call item--> end
+ *                                   2 --free--> end          (the second item is optional)
+ *     start --a--> 3 --b--> end
  *
  * Invariants of a finished grammar: no rule can call itself before it has read a byte (else a stack
- * could grow for ever); `rest` is exact, and an edge to a node whose rest is
- * GRAMMAR_INFINITE_LENGTH is never taken, so every place that is reached has a way to an end.
+ * could grow without limit); `rest` is exact, and an edge to a node whose rest is
+ * GRAMMAR_INFINITE_LENGTH is never taken, so an end can be reached from every reachable place.
  */
 #include "grammar/internal.h"
 
@@ -42,7 +43,7 @@ static int range_compare(const void *a, const void *b) {
     return (x > y) - (x < y);
 }
 
-/* Sorted and merged, no more. */
+/* Sorts and merges, but keeps surrogates. */
 static void ranges_sort(struct codepoint_set *r) {
     int32_t n = 0;
     if (r->n > 1) qsort(r->v, (size_t)r->n, sizeof *r->v, range_compare);
@@ -171,7 +172,7 @@ static uint64_t name_hash(const char *s) {
     return h ^ h >> 32;
 }
 
-/* Where the name is, or the free place for it. */
+/* The slot that holds the name, or the free slot for it. */
 static int32_t *name_slot(const struct grammar_builder *b, const char *name) {
     uint64_t i = name_hash(name) & b->names_mask;
     while (b->names[i] && strcmp(b->rules[b->names[i] - 1].name, name) != 0)
@@ -200,7 +201,7 @@ int32_t grammar_builder_add_rule(struct grammar_builder *b, const char *name) {
     if (name && 2 * (uint64_t)b->n_names >= b->names_mask) names_grow(b);
     if (name) {
         int32_t *at = name_slot(b, name);
-        if (!*at) *at = b->n_rules + 1; // the first rule of a name is the one that is found
+        if (!*at) *at = b->n_rules + 1; // if several rules have one name, the first is found
         b->n_names++;
     }
     return b->n_rules++;
@@ -279,7 +280,7 @@ struct expr *expr_rule(struct grammar_builder *b, int32_t rule) {
     return e;
 }
 
-/* What takes many nodes becomes a rule: a second copy of it costs one node. */
+/* Makes a large expression a rule: each further copy of it then costs one node. */
 static struct expr *expr_shared(struct grammar_builder *b, struct expr *e) {
     int32_t rule = grammar_builder_add_rule(b, NULL);
     grammar_builder_define_rule(b, rule, e);
@@ -290,7 +291,7 @@ struct expr *expr_repeat(struct grammar_builder *b, struct expr *e, int32_t min,
     int64_t copies = MAX(max, min) + (max < 0);
     if (!e) return min == 0 ? expr_puts(b, "") : NULL;
     if (e->kind == EXPR_TEXT && e->n == 0) return e;
-    // a rule pays where its copies would be many: a call costs a frame each time it is read
+    // a rule pays only for many nodes: a call costs a frame each time it is read
     if (copies > 1 && e->cost > 2 && copies * e->cost > 32) e = expr_shared(b, e);
     struct expr *r = expr_new(b, EXPR_REPEAT);
     r->kids = arena_alloc(&b->arena, sizeof *r->kids);
@@ -310,7 +311,7 @@ static struct expr *expr_list(struct grammar_builder *b, enum expr_kind kind, st
         e->cost = cost_add(e->cost, l->v[i]->cost);
         e->kids[e->n++] = l->v[i];
     }
-    // one part that matches nothing empties a sequence, but alternatives only when all do
+    // a sequence matches nothing if one part does, alternatives only if all do
     bool nothing = kind == EXPR_CAT ? e->n < l->n : e->n == 0;
     free(l->v);
     *l = (struct exprs){0};
@@ -318,7 +319,7 @@ static struct expr *expr_list(struct grammar_builder *b, enum expr_kind kind, st
     return e->n == 1 ? e->kids[0] : e;
 }
 
-/* Neighbouring texts become one, so that alternatives of words are seen as texts; empty ones go. */
+/* Joins adjacent texts, so that alternatives of words are recognised as texts; drops empty ones. */
 static void exprs_join(struct grammar_builder *b, struct exprs *l) {
     int32_t n = 0;
     struct buf text = {0};
@@ -345,7 +346,7 @@ struct expr *expr_alt(struct grammar_builder *b, struct exprs *l) {
     return expr_list(b, EXPR_ALT, l);
 }
 
-/* The end of the arguments is NULL, so an expression that matches nothing cannot be among them. */
+/* NULL ends the arguments, so an expression that matches nothing cannot be one of them. */
 struct expr *expr_cat_of(struct grammar_builder *b, ...) {
     struct exprs l = {0};
     va_list ap;
@@ -370,7 +371,7 @@ struct expr *expr_optional(struct grammar_builder *b, struct expr *e) {
 
 /* the network */
 
-/* Nodes and edges grow together while expressions are compiled, so edges are lists first. */
+/* Nodes and edges are added together while expressions are compiled, so edges are lists first. */
 struct linked_edge {
     struct grammar_edge edge;
     int32_t next;
@@ -378,19 +379,19 @@ struct linked_edge {
 struct network {
     struct grammar_builder *b;
     struct linked_edge *edges;
-    int32_t *first, *last; /* [n_nodes] lists of edges in the order they were made, -1: empty */
+    int32_t *first, *last; /* [n_nodes] lists of edges in order of creation, -1: empty */
     int32_t n_nodes, cap_nodes, n_edges, cap_edges;
     struct error *err;
-    bool refused; /* no memory: err says so, and what is added from then on is lost */
+    bool refused; /* no memory, as err reports; later additions are discarded */
 };
 
-/* Asked inside every loop that a number in the source drives. */
+/* Every loop whose length the source controls calls this function. */
 static bool network_full(const struct network *w) {
     int32_t most = GRAMMAR_MAX_NODES / build_budget_divisor;
     return w->refused || over_build_budget(w->n_nodes > most || w->n_edges > 4 * most);
 }
 
-/* The array with room for `cap`, or as it was. */
+/* The array enlarged to `cap`, or unchanged on error. */
 static void *network_room(struct network *w, void *v, int32_t cap, size_t size) {
     void *more = w->refused ? NULL : try_realloc(v, (size_t)cap * size, w->err);
     w->refused |= !more;
@@ -434,7 +435,7 @@ static void edge_add_epsilon(struct network *w, int32_t from, int32_t to) {
     edge_add(w, from, (struct grammar_edge){to, EDGE_NO_CALL, 1, 0});
 }
 
-/* Endings of UTF-8 forms that are already there: from the result, [lo, hi] leads to `to`. */
+/* Existing endings of UTF-8 forms: from the result, [lo, hi] leads to `to`. */
 struct suffix {
     int32_t node, to;
     uint8_t lo, hi;
@@ -460,7 +461,7 @@ static int32_t suffix_node(struct network *w, struct suffixes *s, int32_t to, ui
 
 /*
  * Splits [lo, hi] until every byte position has one range: first at the lengths of UTF-8 forms,
- * then so that all bytes behind the first one that differs take all their values.
+ * then so that all bytes after the first differing one take all their values.
  */
 static void range_compile(struct network *w, struct suffixes *s, uint32_t lo, uint32_t hi,
                           int32_t from, int32_t to) {
@@ -470,8 +471,7 @@ static void range_compile(struct network *w, struct suffixes *s, uint32_t lo, ui
             range_compile(w, s, lo, last_of_length[i], from, to);
             lo = last_of_length[i] + 1;
         }
-    for (int i = 1; i < 4 && hi > 0x7F;
-         i++) { // i: how many bytes stand behind the one that differs
+    for (int i = 1; i < 4 && hi > 0x7F; i++) { // i: number of bytes after the differing one
         uint32_t tail = (1u << (6 * i)) - 1;
         if ((lo & ~tail) == (hi & ~tail)) continue;
         if (lo & tail) {
@@ -490,7 +490,7 @@ static void range_compile(struct network *w, struct suffixes *s, uint32_t lo, ui
     edge_byte(w, from, to, a[0], z[0]);
 }
 
-/* Neighbouring characters end alike, so their last bytes share nodes. */
+/* Adjacent characters have the same endings, so their last bytes share nodes. */
 static void set_compile(struct network *w, const struct expr *e, int32_t from, int32_t to) {
     struct suffixes s = {0};
     for (int32_t i = 0; i < e->n; i++)
@@ -504,10 +504,10 @@ static int text_compare(const void *a, const void *b) {
     return d ? d : (x->n > y->n) - (x->n < y->n);
 }
 
-/* Sorted texts that agree on their first `at` bytes, as a tree below `from`. */
+/* Compiles sorted texts that agree on their first `at` bytes, as a tree below `from`. */
 static void texts_compile(struct network *w, struct expr **v, int32_t n, int32_t at, int32_t from,
                           int32_t to) {
-    while (n > 0 && v[0]->n == at) { // equal ones too
+    while (n > 0 && v[0]->n == at) { // includes equal texts
         edge_add_epsilon(w, from, to);
         do v++, n--;
         while (n > 0 && v[0]->n == at);
@@ -516,7 +516,7 @@ static void texts_compile(struct network *w, struct expr **v, int32_t n, int32_t
         uint8_t byte = (uint8_t)v[i]->text[at];
         for (k = i + 1; k < n && (uint8_t)v[k]->text[at] == byte; k++) {}
         int32_t p = at, here = from;
-        // all of v[i..k) go on alike up to byte p, which the first and the last decide
+        // all of v[i..k) agree up to byte p; comparing the first and the last is enough
         do {
             int32_t next = p + 1 == v[i]->n && k == i + 1 ? to : node_new(w);
             edge_byte(w, here, next, (uint8_t)v[i]->text[p], (uint8_t)v[i]->text[p]);
@@ -529,7 +529,7 @@ static void texts_compile(struct network *w, struct expr **v, int32_t n, int32_t
 
 static void expr_compile(struct network *w, const struct expr *e, int32_t from, int32_t to);
 
-/* Texts share their beginnings, so ten thousand words begin as one configuration. */
+/* Texts share their prefixes, so ten thousand words begin as one configuration. */
 static void alt_compile(struct network *w, const struct expr *e, int32_t from, int32_t to) {
     struct expr **texts = xmalloc((size_t)e->n * sizeof *texts);
     int32_t n = 0;
@@ -544,7 +544,7 @@ static void alt_compile(struct network *w, const struct expr *e, int32_t from, i
     free(texts);
 }
 
-/* x{2,4} is x x (x (x)?)?: each optional copy may go straight to the end. x{2,} is x x x*. */
+/* x{2,4} is x x (x (x)?)?: each optional copy may be skipped to the end. x{2,} is x x x*. */
 static void repeat_compile(struct network *w, const struct expr *e, int32_t from, int32_t to) {
     int32_t copies = MAX(e->min, e->max), here = from;
     for (int32_t i = 0; i < copies && !network_full(w); i++) {
@@ -555,15 +555,15 @@ static void repeat_compile(struct network *w, const struct expr *e, int32_t from
     }
     if (copies == 0 && e->max == 0) edge_add_epsilon(w, from, to);
     if (e->max >= 0) return;
-    // its own node: a loop at `from` or `to` would also be open to what else begins or ends there
+    // a separate node: a loop at `from` or `to` would also apply to other edges there
     int32_t loop = node_new(w);
     edge_add_epsilon(w, here, loop);
     expr_compile(w, e->kids[0], loop, loop);
     edge_add_epsilon(w, loop, to);
 }
 
-/* Adds to the network the ways from `from` to `to` that read e; nothing else may then lead into
- * `from` or out of `to` but what the caller adds. */
+/* Adds the paths from `from` to `to` that read e. Besides the caller's edges, no other edge may
+ * lead into `from` or out of `to`. */
 static void expr_compile(struct network *w, const struct expr *e, int32_t from, int32_t to) {
     if (network_full(w)) return;
     switch (e->kind) {
@@ -610,7 +610,7 @@ static int rules_compile(struct network *w, struct error *err) {
     return OK;
 }
 
-/* All that grammar_fill and grammar_min_lengths make, at once. */
+/* Reserves the memory for grammar_fill and grammar_min_lengths at once. */
 static int grammar_reserve(struct grammar *g, const struct network *w, struct error *err) {
     size_t node = 2 * sizeof(int32_t) + 2;
     return arena_reserve(&g->arena,
@@ -620,7 +620,7 @@ static int grammar_reserve(struct grammar *g, const struct network *w, struct er
                          err);
 }
 
-/* Lays the lists of edges one behind the other. */
+/* Concatenates the lists of edges into one array. */
 static void grammar_fill(struct grammar *g, const struct network *w) {
     int32_t *begin = arena_alloc(&g->arena, (size_t)(w->n_nodes + 1) * sizeof *begin), n = 0;
     struct grammar_edge *edges = arena_alloc(&g->arena, (size_t)(w->n_edges + 1) * sizeof *edges);
@@ -645,17 +645,17 @@ static void grammar_fill(struct grammar *g, const struct network *w) {
     g->reads = reads;
 }
 
-/* checks and figures */
+/* checks and lengths */
 
-/* Bytes of the shortest way to the rule's end that begins with this edge. */
+/* Bytes of the shortest path to the rule's end that begins with this edge. */
 static int32_t edge_length(const struct grammar *g, const int32_t *rest,
                            const struct grammar_edge *e) {
     int32_t here = e->lo <= e->hi ? 1 : e->rule >= 0 ? rest[g->rules[e->rule].start] : 0;
     return MIN(here + rest[e->to], GRAMMAR_INFINITE_LENGTH);
 }
 
-/* For every node, the edges whose length hangs on its rest: those that lead to it, and those that
- * call the rule it starts. */
+/* For every node, the edges whose length depends on its rest: those that lead to it, and those that
+ * call the rule that starts at it. */
 struct uses {
     int32_t *begin; /* [n_nodes + 1] */
     int32_t *edge, *from;
@@ -684,13 +684,14 @@ static struct uses uses_make(const struct grammar *g, struct arena *scratch) {
     }
     u.edge = arena_alloc(scratch, ((size_t)n + 1) * sizeof *u.edge);
     u.from = arena_alloc(scratch, ((size_t)n + 1) * sizeof *u.from);
-    uses_count(g, &u, true); // each begin has moved to the next one's
+    uses_count(g, &u, true); // each begin has advanced to the next one's position
     memmove(u.begin + 1, u.begin, (size_t)g->n_nodes * sizeof *u.begin);
     u.begin[0] = 0;
     return u;
 }
 
-/* The least fixed point: from the ends backwards, whoever gets shorter tells those who use it. */
+/* The least fixed point: starts at the ends; a node with a shorter rest updates the nodes that use
+ * it. */
 static int grammar_min_lengths(struct grammar *g, struct error *err) {
     struct arena scratch = {0};
     size_t nodes = (size_t)g->n_nodes + 2, edges = (size_t)g->edge_begin[g->n_nodes] + 1;
@@ -704,7 +705,7 @@ static int grammar_min_lengths(struct grammar *g, struct error *err) {
         rest[i] = g->is_end[i] ? 0 : GRAMMAR_INFINITE_LENGTH;
         if (g->is_end[i]) queue[n++] = i, waits[i] = true;
     }
-    for (; n > 0; n--) { // a ring: no node waits twice
+    for (; n > 0; n--) { // a ring buffer: no node is queued twice
         int32_t node = queue[head];
         head = head + 1 == g->n_nodes ? 0 : head + 1;
         waits[node] = false;
@@ -723,10 +724,10 @@ static int grammar_min_lengths(struct grammar *g, struct error *err) {
     return OK;
 }
 
-/* Left recursion. A graph of first calls has a circle exactly when rules are left after all rules
- * without open first calls were taken away, again and again. */
+/* Left recursion. The graph of first calls has a cycle exactly when repeatedly removing all rules
+ * without remaining first calls does not remove every rule. */
 
-/* A call before anything is read: `caller` may reach `callee` on an empty stomach. */
+/* A call before any byte is read: `caller` may reach `callee` without reading. */
 struct first_call {
     int32_t caller, callee;
 };
@@ -766,8 +767,8 @@ static int by_callee(const void *a, const void *b) {
     return (x->caller > y->caller) - (x->caller < y->caller);
 }
 
-/* Takes away rules without open calls until none is left to take; open[r] then counts the calls
- * of rule r that lead into a circle. */
+/* Removes rules without remaining calls until none can be removed; open[r] then counts the calls of
+ * rule r that lead into a cycle. */
 static void calls_peel(const struct first_calls *l, int32_t *open, int32_t n_rules) {
     int32_t *begin = xcalloc((size_t)n_rules + 1, sizeof *begin);
     int32_t *todo = xmalloc((size_t)n_rules * sizeof *todo), n = 0;
@@ -784,20 +785,20 @@ static void calls_peel(const struct first_calls *l, int32_t *open, int32_t n_rul
     free(todo);
 }
 
-/* A rule of the circle that `rule` leads into, one with a name if there is one. */
+/* A rule of the cycle that `rule` leads into, preferably one with a name. */
 static const char *circle_name(const struct grammar *g, const struct first_calls *l,
                                const int32_t *open, int32_t rule) {
     int32_t *next = xcalloc((size_t)g->n_rules, sizeof *next);
     const char *name = NULL;
     for (int32_t i = 0; i < l->n; i++)
         if (open[l->v[i].callee] > 0) next[l->v[i].caller] = l->v[i].callee;
-    for (int32_t i = 0; i < g->n_rules; i++) rule = next[rule]; // now it is on the circle
+    for (int32_t i = 0; i < g->n_rules; i++) rule = next[rule]; // now it is on the cycle
     for (int32_t i = 0; i < g->n_rules && !name; i++, rule = next[rule]) name = g->rules[rule].name;
     free(next);
     return name ? name : "a repeated group";
 }
 
-/* A rule that may call itself before it reads would push frames without end. */
+/* A rule that may call itself before it reads a byte would push frames without end. */
 static int grammar_check_left_recursion(const struct grammar *g, struct error *err) {
     struct first_calls l = {0};
     uint8_t *seen = xcalloc((size_t)g->n_nodes, 1);
@@ -820,7 +821,8 @@ static int grammar_check_left_recursion(const struct grammar *g, struct error *e
     return rc;
 }
 
-/* A class is a run of bytes between two edges' limits: JSON has some thirty, so rows are short. */
+/* A class is a run of bytes between two edges' limits. A JSON grammar has about thirty classes, so
+ * rows are short. */
 static void grammar_classes(struct grammar *g) {
     bool begins[257] = {[0] = true};
     for (int32_t k = 0; k < g->edge_begin[g->n_nodes]; k++) {
@@ -833,7 +835,8 @@ static void grammar_classes(struct grammar *g) {
     }
 }
 
-/* What even its beginning takes too much work for would be written wrongly narrow all along. */
+/* Refuses a grammar whose first step already exceeds the limits: alternatives would always be
+ * missing. */
 static int grammar_check_start(const struct grammar *g, struct error *err) {
     struct grammar_machine *m = grammar_machine_new(g, NULL, 0);
     bool limited = grammar_machine_hit_limit(m);
@@ -878,7 +881,7 @@ struct grammar *grammar_build(struct grammar_builder *b, int32_t root, const cha
         grammar_free(g);
         g = NULL;
     } else {
-        for (int32_t i = 0; i < g->n_rules; i++) // both are the builder's
+        for (int32_t i = 0; i < g->n_rules; i++) // the builder frees the names
             ((struct grammar_rule *)(uintptr_t)g->rules)[i].name = NULL;
     }
 out:

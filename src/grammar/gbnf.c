@@ -1,13 +1,13 @@
 /*
- * grammar_gbnf: grammars in llama.cpp's notation.
+ * gbnf: grammars in llama.cpp's notation.
  *
  *     root   ::= answer | list       # a comment
  *     list   ::= "- " item ("\n- " item){1,4}
  *     item   ::= [a-zA-Z0-9 ぁ-ん]+
  *
- * A rule ends at the line's end, but alternatives may go on after '|' and inside parentheses on the
- * next line. Sets and escapes are of code points. Tokens (<...>) are refused: the grammar is over
- * text. A rule is defined once.
+ * A rule ends at the end of the line, but alternatives may continue on the next line after '|' and
+ * inside parentheses. Sets and escapes consist of code points. Tokens (<...>) are refused: the
+ * grammar describes text. A rule is defined once.
  */
 #include "grammar/internal.h"
 
@@ -36,7 +36,7 @@ static char peek(const struct parser *p) {
     return p->pos < p->len ? p->text[p->pos] : 0;
 }
 
-/* Blanks and comments; line breaks too if `lines`. */
+/* Skips blanks and comments; line breaks too if `lines`. */
 static void skip_space(struct parser *p, bool lines) {
     while (p->pos < p->len) {
         char c = p->text[p->pos];
@@ -54,7 +54,7 @@ static bool is_name(char c) {
            c == '_';
 }
 
-/* The rule of the name at the cursor, made if it is new; -1 when there is no name. */
+/* The rule with the name at the cursor, created if it is new; -1 when no name follows. */
 static int32_t take_name(struct parser *p) {
     size_t n = 0;
     while (p->pos + n < p->len && is_name(p->text[p->pos + n])) n++;
@@ -106,7 +106,7 @@ static int32_t take_char(struct parser *p) {
     return take_hex(p, digits);
 }
 
-/* The cursor is behind the opening quote. */
+/* The cursor is after the opening quote. */
 static struct expr *literal(struct parser *p) {
     struct exprs l = {0};
     while (peek(p) != '"') {
@@ -120,7 +120,7 @@ static struct expr *literal(struct parser *p) {
     return expr_cat(p->b, &l);
 }
 
-/* The cursor is behind '['. */
+/* The cursor is after '['. */
 static struct expr *set(struct parser *p) {
     struct codepoint_set r = {0};
     bool negative = peek(p) == '^';
@@ -180,7 +180,7 @@ static bool take_count(struct parser *p, int64_t *out) {
     return p->pos > begin;
 }
 
-/* "{m}", "{m,}", "{m,n}"; the cursor is behind '{'. */
+/* "{m}", "{m,}", "{m,n}"; the cursor is after '{'. */
 static bool take_counts(struct parser *p, int64_t *min, int64_t *max) {
     skip_space(p, p->nesting > 0);
     if (!take_count(p, min)) return refuse(p, "a number was expected in a repetition"), false;
@@ -202,7 +202,7 @@ static bool take_counts(struct parser *p, int64_t *min, int64_t *max) {
     return true;
 }
 
-/* Applies all repetitions that follow: a** is allowed, but not without end. */
+/* Applies all repetitions that follow: a** is allowed, but their number is limited. */
 static struct expr *repeated(struct parser *p, struct expr *e) {
     char c;
     for (int n = 0; e && (c = peek(p)) != 0 && strchr("*+?{", c); n++) {
@@ -234,7 +234,7 @@ static struct expr *sequence(struct parser *p) {
     return expr_cat(p->b, &l);
 }
 
-/* Outside parentheses the line's end is the rule's end unless a '|' stands before or behind it. */
+/* Outside parentheses the end of the line ends the rule, unless a '|' precedes or follows it. */
 static struct expr *alternatives(struct parser *p) {
     struct exprs l = {0};
     for (;;) {
@@ -270,7 +270,7 @@ static bool rule_parse(struct parser *p) {
     return true;
 }
 
-/* Every rule that is named has a definition, and `root` is one. */
+/* Checks that every rule in use is defined; returns the rule `root`. */
 static int32_t rules_check(const struct parser *p) {
     for (int32_t i = 0; i < p->b->n_rules; i++)
         if (!p->b->rules[i].defined)

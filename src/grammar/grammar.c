@@ -1,23 +1,24 @@
 /*
  * grammar: the pushdown machine that reads bytes, and the mask of tokens it allows.
  *
- * A state is everything that the grammar may be doing after the bytes read: a set of configurations
- * (node, stacks). `stacks` is a set of return stacks, shared: it holds flags and frames (node to
- * return to, the stacks below), at most one frame a node, so it is a tree of stacks whose equal
- * parts are one. States and stacks are interned: equal ones have one id. Hence an ambiguous grammar
- * costs no more than its distinct futures, a state that comes back is found by its id, and a step
- * or a mask is computed once.
+ * A state is the set of all configurations (node, stacks) in which the grammar may be after the
+ * bytes read. `stacks` is a set of return stacks, shared: it holds flags and frames (node to return
+ * to, the stacks below), at most one frame per node, so it is a tree of stacks in which equal parts
+ * are stored once. States and stacks are interned: equal ones have one id. An ambiguous grammar
+ * therefore costs no more than its distinct futures, a recurring state is found by its id, and a
+ * step or a mask is computed once.
  *
  *     stacks 7: {return 4 → 1, return 9 → 5}     stacks 1: {bottom}     5: {return 2 → 1}
  *
- * Masks. The tokens are a trie in depth-first order; the walk follows it with one state a depth and
- * skips what is dead. States that differ only below their configurations' frames are served by one
- * *local* state, whose stacks are {unknown}: what it allows is allowed under any stacks, and only
- * tokens that read past its end (the cut ones) are walked again with the true state.
+ * Masks. The tokens are a trie in depth-first order. The walk visits it with one state per depth
+ * and skips subtrees of dead states. States that differ only below the frames of their
+ * configurations share one *local* state with the stacks {unknown}: tokens that it allows are
+ * allowed under any stacks, and only tokens that read past its end (the cut ones) are walked again
+ * with the true state.
  *
- * Invariants: ids of stacks rise from bottom to top. A state other than 0 has a way to a whole
- * text. What a step gives depends on what the state means, never on ids or on what is cached; where
- * limits cut, they drop alternatives in that same order, so replies stay valid.
+ * Invariants: ids of stacks rise from bottom to top. From every state except 0 a whole text can be
+ * reached. The result of a step depends on the meaning of the state, never on ids or cached data; a
+ * limit drops alternatives in that same order, so replies stay valid.
  */
 #include "grammar/internal.h"
 
@@ -25,36 +26,36 @@
 #include <string.h>
 
 enum {
-    STACKS_BOTTOM = 1,  /* flags and ids at once: stacks 1 is {bottom} */
+    STACKS_BOTTOM = 1,  /* both a flag and an id: stacks 1 is {bottom} */
     STACKS_UNKNOWN = 2, /* stacks 2 is {unknown} */
     STATE_DEAD = 0,
     ROW_NONE = -1,
-    STEP_LIMIT = 1 << 15,  /* configurations looked at in one step */
-    MERGE_LIMIT = 1 << 14, /* frames looked at by the unions of one step */
+    STEP_LIMIT = 1 << 15,  /* configurations visited in one step */
+    MERGE_LIMIT = 1 << 14, /* frames visited by the unions of one step */
     N_MASKS = 256,
-    MAX_GROUPS = 4,       /* a state of more different stacks is walked whole */
-    EDGE_LIMIT = 1 << 18, /* edges looked at in one step */
-    TRIM_EVERY = 16,      /* trie nodes between two looks at the machine's memory */
+    MAX_GROUPS = 4,       /* a state with more distinct stacks is walked as a whole */
+    EDGE_LIMIT = 1 << 18, /* edges visited in one step */
+    TRIM_EVERY = 16,      /* trie nodes between two checks of the machine's memory */
 };
-#define UNITS_ALL INT64_MAX /* of work: nothing is put off */
+#define UNITS_ALL INT64_MAX /* no limit on work units: nothing is postponed */
 
 struct frame {
     int32_t ret, below;
 };
 struct stacks {
-    int32_t first, n; /* frames, by node */
-    int32_t rest;     /* bytes of the shortest way down */
+    int32_t first, n; /* frames, sorted by node */
+    int32_t rest;     /* bytes of the shortest path down */
     int32_t flags;
 };
 struct config {
     int32_t node, stacks;
 };
 struct state {
-    int32_t first, n; /* configurations, by node; all of them read */
+    int32_t first, n; /* configurations, sorted by node; all of them read */
     int32_t rest;
-    int32_t row;   /* in rows: [n_classes] next states, -1 unknown; ROW_NONE: not made yet */
-    int32_t mask;  /* in masks, or -1 */
-    int32_t flags; /* STACKS_BOTTOM: a text ends here; STACKS_UNKNOWN: the frames below go on */
+    int32_t row;   /* offset in rows: [n_classes] next states, -1 unknown; ROW_NONE: no row yet */
+    int32_t mask;  /* index in masks, or -1 */
+    int32_t flags; /* STACKS_BOTTOM: a text ends here; STACKS_UNKNOWN: continues below */
 };
 
 /* Growing arrays of plain values. */
@@ -81,7 +82,7 @@ struct id_table {
     int32_t n;
 };
 
-/* A map from pairs of ids that is emptied in no time. */
+/* A map from pairs of ids that is cleared in constant time. */
 struct pair_entry {
     int32_t a, b, value;
     uint32_t epoch;
@@ -93,28 +94,28 @@ struct pair_map {
 
 struct mask {
     int32_t state; /* -1: free */
-    int32_t worst; /* the longest rest behind an allowed token */
+    int32_t worst; /* the longest rest after an allowed token */
     uint64_t used;
     uint32_t *bits;
-    int64_t counted;   /* bytes of `cut` that the machine has counted */
-    POOL(int32_t) cut; /* local masks: trie nodes where the way leads below the frames */
+    int64_t counted;   /* bytes of `cut` already counted in mask_bytes */
+    POOL(int32_t) cut; /* local masks: trie nodes where the path leads below the frames */
 };
 
 /*
- * A walk over trie nodes [at, end). It may stop between two of them and go on later: path[0 ..
- * depth] are then states on the way to `at`.
+ * A walk over trie nodes [at, end). It may pause between two nodes and resume later: path[0 ..
+ * depth] are then states on the path to `at`.
  */
 struct walk {
     uint32_t *bits;
     int32_t max_rest, worst;
-    struct mask *local; /* the walk is of a local state, its cut nodes go here */
-    int64_t budget;     /* configurations that it may still meet */
+    struct mask *local; /* mask of a local state, collects the cut nodes; else NULL */
+    int64_t budget;     /* configurations that it may still visit */
     int32_t at, end, depth;
-    bool down; /* the way to the first node is behind it */
+    bool down; /* the path to the first node is complete */
 };
 
 /*
- * One reply's next mask in the making. A machine has one at a time.
+ * The computation of one reply's next mask. A machine has one at a time.
  *
  *     READ ─> MASK ─┬─> WALK ────────────────┬─> COPY ─┬─> done
  *                   └─> PART <─> LOCAL ─> JOIN         └─> NEAR ─> done
@@ -133,24 +134,24 @@ enum job_stage {
 struct job {
     enum job_stage stage;
     int32_t slot, token;
-    int32_t left; /* tokens that the reply may have, from which max_rest follows; -1: max_rest */
-    int32_t max_rest; /* is given */
-    uint32_t *bits;   /* NULL: no mask is wanted */
+    int32_t left; /* tokens left for the reply, which determine max_rest; -1: max_rest is given */
+    int32_t max_rest; /* bytes left for the reply after the next token; -1: no limit */
+    uint32_t *bits;   /* NULL: no mask is requested */
     struct walk w;
-    int32_t local;       /* LOCAL: the state that is walked */
-    struct mask *making; /* filled by the walk; it belongs to no state before it is whole */
+    int32_t local;       /* LOCAL: the state to walk */
+    struct mask *making; /* filled by the walk; belongs to no state until it is complete */
     struct mask *parts[MAX_GROUPS]; /* [n_parts] masks of the local states */
-    int32_t n_parts, part, cut;     /* JOIN: the cut node of a part that comes next */
+    int32_t n_parts, part, cut;     /* JOIN: the next cut node of a part */
 };
 
 struct grammar_vocab {
     int32_t n_tokens, n_nodes, max_depth;
     uint8_t *byte;       /* [n_nodes], depth first */
     int32_t *depth;      /* [n_nodes] 0 for a first byte */
-    int32_t *skip;       /* [n_nodes] the node behind the subtree */
+    int32_t *skip;       /* [n_nodes] the node after the subtree */
     int32_t *parent;     /* [n_nodes] or -1 */
     int32_t *token_from; /* [n_nodes + 1] tokens that end at a node */
-    int32_t *tokens;     /* by node */
+    int32_t *tokens;     /* sorted by node */
     int32_t *node_of;    /* [n_tokens] or -1 */
 };
 
@@ -164,21 +165,21 @@ struct grammar_machine {
     POOL(struct state) states;
     POOL(int32_t) rows;
     struct id_table stacks_table, states_table;
-    POOL(int32_t) held; /* state of every slot, -1: a free slot */
+    POOL(int32_t) held; /* state of each slot, -1: a free slot */
     int32_t start;
     /* one step's scratch */
     POOL(struct config) todo, found;
     POOL(struct frame) merging;
     struct pair_map seen, merged;
     int32_t step_flags, n_merges, n_edges;
-    bool limited;  /* for people: it decides nothing */
-    int64_t units; /* of work that may still be done before the job stops */
+    bool limited;  /* for reports only: affects no result */
+    int64_t units; /* work units left before the job pauses */
     /* masks */
     struct mask masks[N_MASKS];
     size_t mask_bytes;
     struct job job;
     int32_t *path; /* [max_depth + 2] states of a walk */
-    bool *open;    /* [max_depth + 2] the way has reached below the frames */
+    bool *open;    /* [max_depth + 2] the path has reached below the frames */
     uint64_t clock;
 };
 
@@ -193,7 +194,7 @@ static size_t mask_words(const struct grammar_vocab *v) {
 
 /* pairs */
 
-/* Entries of an older epoch count as free; only when the counter wraps are they wiped. */
+/* Entries of an older epoch count as free; they are zeroed only when the counter wraps. */
 static void pair_map_clear(struct pair_map *m) {
     m->n = 0;
     if (++m->epoch == 0) {
@@ -217,7 +218,7 @@ static void pair_map_grow(struct pair_map *m) {
     free(old.v);
 }
 
-/* The pair's entry; *is_new when it was not there. Valid until the next call. */
+/* The pair's entry; sets *is_new if it was absent. Valid until the next call. */
 static struct pair_entry *pair_map_get(struct pair_map *m, int32_t a, int32_t b, bool *is_new) {
     if (!m->v || 2 * m->n >= m->mask) pair_map_grow(m);
     struct pair_entry *e = pair_map_slot(m, a, b);
@@ -243,7 +244,7 @@ static void id_table_reset(struct id_table *t, uint64_t size) {
     *t = (struct id_table){.slots = xcalloc(size, sizeof *t->slots), .mask = size - 1};
 }
 
-/* Lengths add up without bound as stacks grow: what is too long to count is
+/* Lengths grow without bound as stacks grow: a sum that is too large becomes
  * GRAMMAR_INFINITE_LENGTH, which no reply has room for. */
 static int32_t rest_sum(int32_t a, int32_t b) {
     return MIN(a + b, GRAMMAR_INFINITE_LENGTH);
@@ -278,7 +279,7 @@ static int32_t stacks_intern(struct grammar_machine *m, const struct frame *v, i
     s.rest = flags ? 0 : GRAMMAR_INFINITE_LENGTH;
     for (int32_t i = 0; i < n; i++)
         s.rest = MIN(s.rest, rest_sum(m->g->rest[v[i].ret], m->stacks.v[v[i].below].rest));
-    // the bytes of the way down add up frame by frame, so no state ever walks its stacks for them
+    // the bytes of the path down are summed frame by frame, so no state ever walks its stacks
     POOL_ROOM(&m->frames, n);
     if (n > 0) memcpy(m->frames.v + m->frames.n, v, (size_t)n * sizeof *v);
     m->frames.n += n;
@@ -331,8 +332,8 @@ static int32_t state_intern(struct grammar_machine *m, const struct config *v, i
 /* one step */
 
 /*
- * The union of two sets of stacks: frames of the same node are united below. Over the limit `a`
- * stands for the union: alternatives are lost, but what is left is right.
+ * The union of two sets of stacks: frames with the same node are united below. Over the limit the
+ * result is `a`: alternatives are lost, but the others stay correct.
  */
 static int32_t stacks_merge(struct grammar_machine *m, int32_t a, int32_t b) {
     bool is_new;
@@ -345,8 +346,8 @@ static int32_t stacks_merge(struct grammar_machine *m, int32_t a, int32_t b) {
         m->limited = true;
         return a;
     }
-    // both lists are sorted by node: merge them, and unite below where a node is in both
-    int32_t base = m->merging.n; // frames of this union lie above those of the callers
+    // both lists are sorted by node: merge them, and unite below if a node is in both
+    int32_t base = m->merging.n; // frames of this union are stored above those of the callers
     for (int32_t i = 0, k = 0; i < x.n || k < y.n;) {
         struct frame f = i < x.n ? m->frames.v[x.first + i] : m->frames.v[y.first + k];
         if (i < x.n && k < y.n) {
@@ -371,7 +372,7 @@ static int32_t stacks_merge(struct grammar_machine *m, int32_t a, int32_t b) {
     return id;
 }
 
-/* Notes a configuration to follow, once. What has no way to an end is not worth following. */
+/* Adds a configuration to `todo`, once. Skips a node from which no end can be reached. */
 static void step_visit(struct grammar_machine *m, int32_t node, int32_t stacks) {
     bool is_new;
     if (m->g->rest[node] >= GRAMMAR_INFINITE_LENGTH) return;
@@ -391,7 +392,7 @@ static void step_begin(struct grammar_machine *m) {
     m->todo.n = m->found.n = m->n_merges = m->n_edges = m->step_flags = 0;
 }
 
-/* Edges are work too: a node may have as many as the whole network. */
+/* Edges count as work too: one node may have almost all edges of the network. */
 static bool step_edges(struct grammar_machine *m, int32_t node) {
     m->n_edges += m->g->edge_begin[node + 1] - m->g->edge_begin[node];
     if (m->n_edges <= EDGE_LIMIT) return true;
@@ -399,7 +400,7 @@ static bool step_edges(struct grammar_machine *m, int32_t node) {
     return false;
 }
 
-/* What the configuration leads to without reading. */
+/* Visits the configurations reachable without reading. */
 static void step_follow(struct grammar_machine *m, struct config c) {
     const struct grammar *g = m->g;
     if (g->is_end[c.node]) {
@@ -440,11 +441,12 @@ static void configs_sort(struct config *v, struct config *scratch, int32_t n) {
     configs_sort(v + half, scratch, n - half);
     while (a < half && b < n) scratch[o++] = v[b].node < v[a].node ? v[b++] : v[a++];
     while (a < half) scratch[o++] = v[a++];
-    memcpy(v, scratch, (size_t)o * sizeof *v); // what is left of the second half is in its place
+    memcpy(v, scratch, (size_t)o * sizeof *v); // the rest of the second half is in place
 }
 
-/* The state of what was visited. The list grows while it is gone through; first found, first
- * followed, so the order depends on the grammar and the stacks only. */
+/* The state of the visited configurations. The list grows during the loop; configurations are
+ * followed in the order in which they were found, so the order depends on the grammar and the
+ * stacks only. */
 static int32_t step_end(struct grammar_machine *m) {
     for (int32_t i = 0; i < m->todo.n; i++) {
         struct config c = m->todo.v[i];
@@ -467,7 +469,7 @@ static int32_t step_end(struct grammar_machine *m) {
     return state_intern(m, m->found.v, n, m->step_flags);
 }
 
-/* The next state, worked out: state_next asks here once for each state and class of bytes. */
+/* Computes the next state: state_next calls this once per state and class of bytes. */
 static int32_t state_compute(struct grammar_machine *m, int32_t state, uint8_t byte) {
     struct state s = m->states.v[state];
     step_begin(m);
@@ -482,7 +484,8 @@ static int32_t state_compute(struct grammar_machine *m, int32_t state, uint8_t b
     return step_end(m);
 }
 
-/* The row of next states; most states of a walk are left by few bytes, and many are never left. */
+/* The row of next states, created on demand: most states of a walk are left by few bytes, many by
+ * none. */
 static int32_t *state_row(struct grammar_machine *m, int32_t state) {
     struct state *s = &m->states.v[state];
     if (s->row == ROW_NONE) {
@@ -512,7 +515,7 @@ static int32_t state_start(struct grammar_machine *m) {
 
 /* the machine and its memory */
 
-/* Empty tables with the ids that have names: stacks 1 and 2, state 0. */
+/* Empty tables with the predefined ids: stacks 1 and 2, state 0. */
 static void machine_clear(struct grammar_machine *m) {
     m->frames.n = m->configs.n = m->rows.n = 0;
     m->stacks.n = m->states.n = 0;
@@ -533,7 +536,7 @@ static bool mask_is_pinned(const struct job *j, const struct mask *k) {
     return pinned;
 }
 
-/* Forgets the masks; those that the job in progress needs belong to no state from now on. */
+/* Drops the masks; those that the job in progress needs stay, but belong to no state any more. */
 static void masks_clear(struct grammar_machine *m) {
     for (int i = 0; i < N_MASKS; i++) {
         struct mask *k = &m->masks[i];
@@ -618,7 +621,7 @@ static int32_t state_move(struct grammar_machine *m, const struct grammar_machin
     return state_intern(m, m->found.v, m->found.n, s.flags);
 }
 
-/* How many of path[] are states that the job in progress goes on from. */
+/* Number of states in path[] that the job in progress still needs. */
 static int32_t job_path(const struct grammar_machine *m) {
     const struct job *j = &m->job;
     bool walks = j->stage != JOB_NONE && j->stage != JOB_MASK && j->stage != JOB_PART &&
@@ -627,7 +630,8 @@ static int32_t job_path(const struct grammar_machine *m) {
     return (j->w.down ? m->vocab->depth[j->w.at] : j->w.depth) + 1;
 }
 
-/* The ids of states that a collection keeps and renumbers: [*n], the caller's. */
+/* Pointers to the state ids that a collection keeps and renumbers: [*n], the caller frees the
+ * array. */
 static int32_t **machine_roots(struct grammar_machine *m, int32_t *n) {
     int32_t n_path = job_path(m), k = 0;
     int32_t **roots = xmalloc((size_t)(m->held.n + n_path + 1) * sizeof *roots);
@@ -639,7 +643,7 @@ static int32_t **machine_roots(struct grammar_machine *m, int32_t *n) {
     return roots;
 }
 
-/* Marks the stacks that the roots stand on; what is below has a lower id. */
+/* Marks the stacks in use by the roots; the stacks below have lower ids. */
 static void stacks_mark(const struct grammar_machine *m, int32_t *const *roots, int32_t n,
                         int32_t *map) {
     for (int32_t i = 0; i < n; i++) {
@@ -652,7 +656,7 @@ static void stacks_mark(const struct grammar_machine *m, int32_t *const *roots, 
     }
 }
 
-/* Forgets everything but the roots. */
+/* Drops all states and stacks except those the roots need. */
 static void machine_gc(struct grammar_machine *m) {
     int32_t n_roots, **roots = machine_roots(m, &n_roots);
     struct grammar_machine old = *m;
@@ -667,7 +671,7 @@ static void machine_gc(struct grammar_machine *m) {
     m->stacks_table = m->states_table = (struct id_table){0};
     machine_clear(m);
     masks_clear(m);
-    for (int32_t i = 1; i < old.stacks.n; i++) { // upwards: what is below has its new id already
+    for (int32_t i = 1; i < old.stacks.n; i++) { // ascending: stacks below have new ids
         struct stacks s = old.stacks.v[i];
         if (!map[i]) continue;
         m->merging.n = 0;
@@ -686,8 +690,8 @@ static void machine_gc(struct grammar_machine *m) {
     free(map);
 }
 
-/* At the entry of public calls and between two nodes of a walk: no id may be in use but the roots.
- * Doubling the bound when the roots themselves are large keeps collections rare. */
+/* Called at the entry of public calls and between two nodes of a walk, when only roots hold ids. If
+ * the roots themselves are large, the limit is doubled, so that collections stay rare. */
 static void machine_gc_if_full(struct grammar_machine *m) {
     if (grammar_machine_bytes(m) <= m->max_bytes) return;
     machine_gc(m);
@@ -696,7 +700,7 @@ static void machine_gc_if_full(struct grammar_machine *m) {
 
 /* states */
 
-/* Slots keep a state's id out of its owner's hands, so that a collection may renumber. */
+/* Owners hold a slot instead of a state's id, so that a collection may renumber states. */
 static struct grammar_state slot_new(struct grammar_machine *m, int32_t state) {
     int32_t i = 0;
     while (i < m->held.n && m->held.v[i] >= 0) i++;
@@ -744,10 +748,10 @@ int32_t grammar_min_remaining(const struct grammar_state *s) {
     return s->machine->states.v[state_id(s)].rest;
 }
 
-/* The one byte that a state can read, or -1 when there are several, none, or the text may end. */
+/* The only byte that a state can read; -1 if several are possible, none is, or the text may end. */
 static int only_byte(struct grammar_machine *m, int32_t state) {
     int only = -1;
-    if (m->states.v[state].flags) return -1; // it may end, which is another way to go on
+    if (m->states.v[state].flags) return -1; // the text may end here, so no byte is certain
     for (int32_t i = 0; i < m->g->n_classes; i++) {
         uint8_t byte = m->g->class_byte[i];
         if (state_next(m, state, byte) == STATE_DEAD) continue;
@@ -802,7 +806,8 @@ static void vocab_reserve(struct grammar_vocab *v, int32_t n_nodes, int32_t n_to
     memset(v->node_of, 0xFF, ((size_t)v->n_tokens + 1) * sizeof *v->node_of);
 }
 
-/* Sorted pieces in one pass: the nodes of a piece behind what it shares with the one before. */
+/* Sorted pieces in one pass: adds the nodes of a piece after the prefix it shares with the previous
+ * one. */
 static void vocab_fill(struct grammar_vocab *v, const struct piece *pieces, int32_t n) {
     int32_t *path = xcalloc((size_t)v->max_depth + 1, sizeof *path), n_nodes = 0;
     for (int32_t i = 0; i < n; i++) {
@@ -820,7 +825,7 @@ static void vocab_fill(struct grammar_vocab *v, const struct piece *pieces, int3
     v->token_from[n_nodes] = n;
     for (int32_t i = 0; i <= v->max_depth; i++) path[i] = n_nodes;
     for (int32_t i = n_nodes - 1; i >= 0;
-         i--) { // path[d]: the nearest node to the right at d or above
+         i--) { // path[d]: the nearest node to the right at depth d or above
         v->skip[i] = path[v->depth[i]];
         for (int32_t d = v->depth[i]; d <= v->max_depth && path[d] != i; d++) path[d] = i;
     }
@@ -886,14 +891,14 @@ void grammar_vocab_free(struct grammar_vocab *v) {
 
 /*
  * The budget keeps a hostile grammar, whose every token leads to thousands of configurations, from
- * taking minutes: when it is used up, only single bytes are still tried. No honest grammar comes
- * near it.
+ * taking minutes: once it is used up, only single bytes are tried. Ordinary grammars stay far below
+ * it.
  */
 static int64_t walk_budget(const struct grammar_vocab *v) {
     return (int64_t)64 * v->n_nodes + (1 << 22);
 }
 
-/* All tokens that end at the node: several tokens may have the same bytes. */
+/* Allows all tokens that end at the node: several tokens may have the same bytes. */
 static void walk_allow(const struct grammar_vocab *v, struct walk *w, int32_t node, int32_t rest) {
     if (v->token_from[node] == v->token_from[node + 1] || rest > w->max_rest) return;
     w->worst = MAX(w->worst, rest);
@@ -901,7 +906,7 @@ static void walk_allow(const struct grammar_vocab *v, struct walk *w, int32_t no
         w->bits[v->tokens[i] / 32] |= 1u << (v->tokens[i] % 32);
 }
 
-/* The walk will be of nodes [begin, end), from `state` before the first byte of any of them. */
+/* Starts a walk over nodes [begin, end); `state` is the state before the first byte of each. */
 static void walk_begin(struct grammar_machine *m, struct walk *w, int32_t state, int32_t begin,
                        int32_t end) {
     const struct grammar_vocab *v = m->vocab;
@@ -915,12 +920,12 @@ static void walk_begin(struct grammar_machine *m, struct walk *w, int32_t state,
     for (int32_t i = v->parent[begin]; i >= 0; i = v->parent[i]) m->path[v->depth[i] + 1] = i;
 }
 
-/* Fills path[] with the states on the way to the first node, the last one before its own byte.
- * False: the work that may be done now is done. */
+/* Fills path[] with the states on the path to the first node; the last one is before that node's
+ * byte. False: the work units are used up. */
 static bool walk_down(struct grammar_machine *m, struct walk *w) {
     const struct grammar_vocab *v = m->vocab;
     for (; !w->down && w->depth < v->depth[w->at]; w->depth++) {
-        int32_t d = w->depth; // path[d + 1] still names the trie's node
+        int32_t d = w->depth; // path[d + 1] still holds the trie node
         if (m->units <= 0) return false;
         m->units--;
         m->path[d + 1] = state_next(m, m->path[d], v->byte[m->path[d + 1]]);
@@ -931,13 +936,13 @@ static bool walk_down(struct grammar_machine *m, struct walk *w) {
 
 static void machine_gc_if_full(struct grammar_machine *m);
 
-/* One node; m->path[d] and m->open[d] are those before a node of depth d. */
+/* Visits one node; m->path[d] and m->open[d] are the entries before a node of depth d. */
 static void walk_node(struct grammar_machine *m, struct walk *w) {
     const struct grammar_vocab *v = m->vocab;
     int32_t i = w->at, d = v->depth[i], here = m->path[d];
     m->limited |= w->budget <= 0 && d > 0;
     int32_t next = w->budget > 0 || d == 0 ? state_next(m, here, v->byte[i]) : STATE_DEAD;
-    // once the way has been below the frames, what the local state forbids is still undecided
+    // after the path has been below the frames, a token that the local state forbids is undecided
     bool open = m->open[d] || (w->local && m->states.v[here].flags & STACKS_UNKNOWN);
     if (next == STATE_DEAD) {
         if (open) {
@@ -954,7 +959,7 @@ static void walk_node(struct grammar_machine *m, struct walk *w) {
     w->at++;
 }
 
-/* Goes on with the job's walk. False: it is to be continued. */
+/* Continues the job's walk. False: the walk is paused. */
 static bool walk_on(struct grammar_machine *m, struct walk *w) {
     if (!walk_down(m, w)) return false;
     for (int32_t n = 0; w->at < w->end; n++) {
@@ -980,8 +985,8 @@ bool grammar_accept_token(struct grammar_state *s, int32_t token) {
     return state != STATE_DEAD;
 }
 
-/* An empty entry in place of the one that was used longest ago. It belongs to no state before it is
- * whole. */
+/* Empties the least recently used entry that is not pinned and returns it. It belongs to no state
+ * until it is complete. */
 static struct mask *mask_cache_evict(struct grammar_machine *m) {
     struct mask *out = NULL;
     for (int i = 0; i < N_MASKS; i++) {
@@ -1013,7 +1018,7 @@ static void mask_cache_put(struct grammar_machine *m, struct mask *k, int32_t st
     m->states.v[state].mask = (int32_t)(k - m->masks);
 }
 
-/* The mask that is there, marked as used. */
+/* The cached mask, marked as used, or NULL. */
 static struct mask *mask_cache_get(struct grammar_machine *m, int32_t state) {
     int32_t i = m->states.v[state].mask;
     if (i < 0) return NULL;
@@ -1021,7 +1026,7 @@ static struct mask *mask_cache_get(struct grammar_machine *m, int32_t state) {
     return &m->masks[i];
 }
 
-/* The different stacks under a state's configurations; more than MAX_GROUPS counts as too many. */
+/* The distinct stacks under a state's configurations; more than MAX_GROUPS counts as too many. */
 static int32_t state_groups(const struct grammar_machine *m, int32_t state,
                             int32_t out[MAX_GROUPS]) {
     struct state s = m->states.v[state];
@@ -1036,7 +1041,7 @@ static int32_t state_groups(const struct grammar_machine *m, int32_t state,
     return n;
 }
 
-/* The state's configurations on `stacks`, on {unknown} instead. */
+/* The state's configurations on `stacks`, moved to {unknown}. */
 static int32_t state_local(struct grammar_machine *m, int32_t state, int32_t stacks) {
     struct state s = m->states.v[state];
     m->found.n = 0;
@@ -1048,7 +1053,7 @@ static int32_t state_local(struct grammar_machine *m, int32_t state, int32_t sta
     return state_intern(m, m->found.v, m->found.n, 0);
 }
 
-/* The stages of a job; see enum job_stage. Each returns false when its walk is to be continued. */
+/* The stages of a job; see enum job_stage. Each returns false when its walk is paused. */
 
 static int32_t job_state(const struct grammar_machine *m) {
     return m->held.v[m->job.slot];
@@ -1061,7 +1066,7 @@ static bool job_read(struct grammar_machine *m) {
     CHECK(node >= 0);
     if (!walk_down(m, &j->w)) return false;
     int32_t state = state_next(m, m->path[v->depth[node]], v->byte[node]);
-    CHECK(state != STATE_DEAD); // it was allowed
+    CHECK(state != STATE_DEAD); // the token was allowed
     m->held.v[j->slot] = state;
     j->stage = j->bits ? JOB_MASK : JOB_NONE;
     return true;
@@ -1078,11 +1083,12 @@ static void job_walk(struct grammar_machine *m, int32_t state, bool local) {
     walk_begin(m, &j->w, state, 0, m->vocab->n_nodes);
 }
 
-/* Joining pays when several stacks may share the local mask, which the bottom alone cannot. */
+/* Joining pays when several stacks may share the local mask; {bottom} alone has nothing to share.
+ */
 static void job_mask(struct grammar_machine *m) {
     struct job *j = &m->job;
     int32_t groups[MAX_GROUPS], state = job_state(m), rest = m->states.v[state].rest;
-    // where the shortest end is too far, the text goes as far as it goes
+    // if even the shortest end is too far, there is no limit
     if (j->left >= 0) j->max_rest = rest <= j->left ? j->left - 1 : -1;
     j->making = NULL;
     j->n_parts = 0;
@@ -1096,8 +1102,8 @@ static void job_mask(struct grammar_machine *m) {
     j->stage = plain ? JOB_WALK : JOB_PART;
 }
 
-/* All local masks are there: they are joined, and what they leave open will be walked. The figure
- * `worst` is then an upper bound. */
+/* All local masks are complete: joins them; the cut nodes are walked next. `worst` is then an upper
+ * bound. */
 static void job_join(struct grammar_machine *m, const int32_t *groups) {
     struct job *j = &m->job;
     int32_t worst = 0;
@@ -1115,7 +1121,7 @@ static void job_join(struct grammar_machine *m, const int32_t *groups) {
     j->stage = JOB_JOIN;
 }
 
-/* The next local mask. Ids of groups change with a collection, their order does not. */
+/* Starts the next local mask. A collection changes the ids of groups, but not their order. */
 static void job_part(struct grammar_machine *m) {
     struct job *j = &m->job;
     int32_t groups[MAX_GROUPS], n = state_groups(m, job_state(m), groups);
@@ -1144,7 +1150,7 @@ static bool job_local(struct grammar_machine *m) {
     return true;
 }
 
-/* The subtrees at which local walks were cut, with the true state. */
+/* Walks the subtrees at which local walks were cut, with the true state. */
 static bool job_cuts(struct grammar_machine *m) {
     struct job *j = &m->job;
     for (; j->part < j->n_parts; j->part++, j->cut = 0) {
@@ -1170,7 +1176,8 @@ static bool job_finish(struct grammar_machine *m) {
     return true;
 }
 
-/* Near the end of the tokens the mask that is kept would let in what takes too long to close. */
+/* Copies the cached mask. If that would allow a token after which too few bytes are left to finish,
+ * walks again with max_rest. */
 static void job_copy(struct grammar_machine *m) {
     struct job *j = &m->job;
     const struct mask *mask = mask_cache_get(m, job_state(m));
@@ -1230,7 +1237,7 @@ void grammar_mask(struct grammar_state *s, int32_t max_rest, uint32_t *bits) {
     CHECK(job_run(m));
 }
 
-/* A state before its first token begins with the mask. */
+/* A state before its first token starts with the mask. */
 static void job_begin(struct grammar_state *s, int32_t token, int32_t left, uint32_t *bits) {
     struct grammar_machine *m = s->machine;
     machine_gc_if_full(m);
@@ -1268,7 +1275,7 @@ struct listing {
     struct error *err;
 };
 
-/* A state that comes back on the way to itself, having a way to an end, makes texts without end. */
+/* A state that recurs on the path to itself and can reach an end has infinitely many texts. */
 static int listing_check(struct listing *l, int32_t state, uint8_t byte) {
     for (int32_t i = 0; i < l->path.n; i++)
         if (l->path.v[i] == state)
@@ -1287,7 +1294,7 @@ static int listing_add(struct listing *l) {
     return OK;
 }
 
-/* Depth first without recursion: after a dead end, the last byte that can be raised is. */
+/* Depth first without recursion: after a dead end, raises the last byte that can be raised. */
 static int listing_run(struct listing *l) {
     int32_t state = l->m->start;
     int from = 0;

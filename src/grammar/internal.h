@@ -1,20 +1,20 @@
 /*
- * grammar_internal: what the grammar's source files share. Private to this folder.
+ * internal: declarations shared by the grammar's source files. Private to this folder.
  *
- * A front end (regex.c, gbnf.c, json_schema.c) makes rules out of expressions with a
- * `struct grammar_builder`; build.c turns them into a recursive transition network, and grammar.c
- * walks it. In the network every rule is an automaton over bytes with three kinds of edges: read a
- * byte in [lo, hi], go on for nothing, or call a rule and return to `to`.
+ * A front end (regex.c, gbnf.c, json_schema.c) makes rules out of expressions with a `struct
+ * grammar_builder`; build.c turns them into a recursive transition network, and grammar.c walks it.
+ * In the network every rule is an automaton over bytes with three kinds of edges: read a byte in
+ * [lo, hi], move without reading, or call a rule and return to `to`.
  */
 #ifndef SHOAL_GRAMMAR_INTERNAL_H
 #define SHOAL_GRAMMAR_INTERNAL_H
 
 #include "grammar/grammar.h"
 
-/* Limits: a grammar comes from outside, its size must not hurt. */
+/* Limits: a grammar is untrusted input, so its size is bounded. */
 enum {
     GRAMMAR_MAX_TEXT = 1 << 18,  /* bytes of source */
-    GRAMMAR_MAX_NODES = 1 << 17, /* of the network */
+    GRAMMAR_MAX_NODES = 1 << 17, /* nodes in the network */
     GRAMMAR_MAX_REPEAT = 65536,  /* {m,n} */
     GRAMMAR_MAX_NAMES = 8192,    /* named rules, references */
     GRAMMAR_MAX_NESTING = 200,   /* groups in groups, schemas in schemas */
@@ -42,14 +42,14 @@ enum expr_kind { EXPR_TEXT, EXPR_SET, EXPR_CAT, EXPR_ALT, EXPR_REPEAT, EXPR_RULE
 struct expr {
     enum expr_kind kind;
     int32_t n;                     /* TEXT: bytes; SET: ranges; CAT, ALT: kids */
-    int32_t min, max;              /* REPEAT; max -1: no end */
+    int32_t min, max;              /* REPEAT; max -1: unlimited */
     int32_t rule;                  /* RULE */
-    int32_t cost;                  /* nodes that it takes, about */
+    int32_t cost;                  /* approximate number of nodes */
     const char *text;              /* TEXT */
     struct codepoint_range *range; /* SET */
     struct expr **kids;            /* CAT, ALT; REPEAT: kids[0] */
 };
-/* A growing list of expressions: kids in the making. */
+/* A growing list of expressions: the future kids of a CAT or ALT. */
 struct exprs {
     struct expr **v;
     int32_t n, cap;
@@ -71,11 +71,11 @@ struct grammar_builder {
     int32_t n_names;
 };
 void grammar_builder_release(struct grammar_builder *b);
-/* Front ends ask now and then, and refuse the source. */
+/* Front ends call this from time to time; if true they refuse the source. */
 bool grammar_builder_is_full(const struct grammar_builder *b);
 /* A new rule; `name` may be NULL and is copied. */
 int32_t grammar_builder_add_rule(struct grammar_builder *b, const char *name);
-int32_t grammar_builder_find_rule(const struct grammar_builder *b, const char *name); /* -1: none */
+int32_t grammar_builder_find_rule(const struct grammar_builder *b, const char *name); /* or -1 */
 void grammar_builder_define_rule(struct grammar_builder *b, int32_t rule, struct expr *body);
 
 struct expr *expr_text(struct grammar_builder *b, const char *p, size_t n);
@@ -87,7 +87,7 @@ struct expr *expr_repeat(struct grammar_builder *b, struct expr *e, int32_t min,
 /* Take the list's kids and release it. */
 struct expr *expr_cat(struct grammar_builder *b, struct exprs *l);
 struct expr *expr_alt(struct grammar_builder *b, struct exprs *l);
-/* The same for a few: the last argument is NULL. */
+/* The same for a few expressions: the last argument is NULL. */
 struct expr *expr_cat_of(struct grammar_builder *b, ...) __attribute__((sentinel));
 struct expr *expr_alt_of(struct grammar_builder *b, ...) __attribute__((sentinel));
 struct expr *expr_optional(struct grammar_builder *b, struct expr *e);
@@ -95,7 +95,7 @@ struct expr *expr_optional(struct grammar_builder *b, struct expr *e);
 struct grammar_edge {
     int32_t to;
     int32_t rule;   /* EDGE_NO_CALL, or the rule to call before `to` */
-    uint8_t lo, hi; /* a byte of this range; lo > hi: none is read */
+    uint8_t lo, hi; /* a byte in this range; lo > hi: reads no byte */
 };
 #define EDGE_NO_CALL (-1)
 
@@ -104,12 +104,12 @@ struct grammar {
     int32_t n_nodes, n_rules, root;
     const int32_t *edge_begin; /* [n_nodes + 1] */
     const struct grammar_edge *edges;
-    const struct grammar_rule *rules; /* names only while it is compiled */
-    const int32_t *rest;     /* [n_nodes] bytes of the shortest way to the end of the node's rule */
-    const uint8_t *is_end;   /* [n_nodes] the end of its rule */
-    const uint8_t *reads;    /* [n_nodes] has an edge that reads */
-    uint8_t class_of[256];   /* bytes that no edge tells apart share a class */
-    uint8_t class_byte[256]; /* [n_classes] the first byte of each, ascending */
+    const struct grammar_rule *rules; /* names are valid only while it is compiled */
+    const int32_t *rest;   /* [n_nodes] bytes of the shortest path to the end of the node's rule */
+    const uint8_t *is_end; /* [n_nodes] true at the end of its rule */
+    const uint8_t *reads;  /* [n_nodes] true if an edge reads a byte */
+    uint8_t class_of[256]; /* bytes that no edge distinguishes share a class */
+    uint8_t class_byte[256]; /* [n_classes] the first byte of each class, ascending */
     int32_t n_classes;
     char hash[HASH_LEN];
     const char *kind, *source;
@@ -121,24 +121,24 @@ struct grammar {
 #define GRAMMAR_KIND_COMPACT_JSON_SCHEMA "compact JSON schema"
 #define GRAMMAR_KIND_CHOICES "list of choices"
 
-/* Compiles from `root` and releases the builder in every case. `kind`, one of those above, and the
- * source make the hash. */
+/* Compiles from `root` and releases the builder in every case. The hash covers `kind`, one of the
+ * above, and the source. */
 struct grammar *grammar_build(struct grammar_builder *b, int32_t root, const char *kind,
                               const char *text, size_t len, struct error *err);
 
 /* One code point at p[0..left), or -1; *n is its length. */
 int32_t utf8_decode(const char *p, size_t left, int *n);
-/* Refuses what is too long or no UTF-8. `what` is "regular expression" ... */
+/* Refuses a text that is too long or not UTF-8. `what` is "regular expression" ... */
 int grammar_check_text(const char *what, const char *text, size_t len, struct error *err);
 
 /*
- * regex.c. In JSON-string mode the language is that of the strings whose characters match,
- * each in its canonical JSON spelling (without the quotes), and the pattern may match anywhere
- * unless anchored, as JSON schema says. NULL on error.
+ * regex.c. In JSON-string mode the language is that of the strings whose characters match, each in
+ * its canonical JSON spelling (without the quotes), and the pattern may match anywhere unless
+ * anchored, as JSON schema specifies. NULL on error.
  */
 struct expr *regex_expr(struct grammar_builder *b, const char *text, size_t len, bool json,
                         struct error *err);
-/* A set of characters as they stand inside JSON quotes. Releases r. */
+/* A set of characters in their spelling inside JSON quotes. Releases r. */
 struct expr *expr_json_set(struct grammar_builder *b, struct codepoint_set *r);
 
 #endif

@@ -1,29 +1,29 @@
 /*
- * schema: JSON schemas as grammars of the JSON texts to write.
+ * json_schema: JSON schemas as grammars of the JSON texts to generate.
  *
- * Every text of the grammar is valid under the schema; the reverse is not promised, because a
- * grammar is there to write with: properties come in the schema's order, objects with `properties`
- * get no others unless `additionalProperties` says so, a value without `type` gets the type that
- * its other keywords speak of, numbers have at most 18 digits before and 17 behind the point, and
- * no string holds U+0000.
+ * Every text of the grammar is valid under the schema. The reverse does not hold, because the
+ * grammar is for generating: properties come in the schema's order, objects with `properties` get
+ * no others unless `additionalProperties` allows them, a value without `type` gets the type that
+ * its other keywords imply, numbers have at most 18 digits before and 17 after the point, and no
+ * string holds U+0000.
  *
- * Read: type, enum, const, properties, required, additionalProperties, items, prefixItems,
+ * Supported: type, enum, const, properties, required, additionalProperties, items, prefixItems,
  * minItems, maxItems, minLength, maxLength, pattern, format (table below), minimum, maximum,
- * exclusiveMinimum, exclusiveMaximum, anyOf, oneOf (its branches must exclude each other visibly),
- * allOf (merged), $ref within the document, $defs, definitions, nullable. Annotations are passed
- * over, and so is the format of what is no string. Everything else is refused by name and place.
- * Free keys may be written twice: a grammar does not remember them.
+ * exclusiveMinimum, exclusiveMaximum, anyOf, oneOf (its branches must be recognisably disjoint),
+ * allOf (merged), $ref within the document, $defs, definitions, nullable. Annotations are ignored,
+ * and so is the format of values other than strings. Everything else is refused by name and place.
+ * Free keys may be repeated: a grammar does not remember them.
  *
  * An object with properties a (optional) and b (required) is, in GBNF,
  *
  *     object    ::= "{" blank ( a "," blank b others | b others ) blank "}"
  *     a         ::= "\"a\":" value-of-a          others ::= ( "," blank other-key ":" value )*
  *
- * where what follows each property is a rule of its own, so n optional ones take 2n rules and not
- * 2^n ways.
+ * where the continuation after each property is a separate rule, so n optional properties need 2n
+ * rules and not 2^n paths.
  *
- * Invariant: a $ref becomes one rule named by its pointer, so recursive schemas end, and what is
- * used twice is compiled once.
+ * Invariant: a $ref becomes one rule named by its pointer, so recursive schemas terminate, and a
+ * schema that is referenced twice is compiled once.
  */
 #include "grammar/internal.h"
 
@@ -34,7 +34,7 @@
 enum {
     DIGITS_WHOLE = 18,
     DIGITS_FRACTION = 17,
-    WORK_LIMIT = 1 << 16, /* schemas looked at; merging may multiply them */
+    WORK_LIMIT = 1 << 16, /* schemas visited; merging may multiply them */
 };
 
 struct schema {
@@ -43,7 +43,7 @@ struct schema {
     json_t *keep; /* an array of the schemas made by merging */
     bool compact;
     int nesting, work;
-    struct buf path; /* the place, for messages */
+    struct buf path; /* the current place, for messages */
     struct error *err;
 };
 
@@ -62,7 +62,7 @@ static struct expr *refuse(struct schema *s, const char *fmt, ...) {
     return NULL;
 }
 
-/* The schema at `key` below the one at hand, with the place in messages. */
+/* The schema at `key` below the current one, with its place in messages. */
 static struct expr *child_expr(struct schema *s, json_t *v, const char *keyword, const char *key) {
     size_t len = s->path.len;
     buf_printf(&s->path, key ? "/%s/%s" : "/%s", keyword, key);
@@ -72,13 +72,13 @@ static struct expr *child_expr(struct schema *s, json_t *v, const char *keyword,
     return e;
 }
 
-/* Keeps what was made until the grammar is done. */
+/* Keeps a new value until the grammar is compiled. */
 static json_t *keep(struct schema *s, json_t *v) {
     json_array_append_new(s->keep, v);
     return v;
 }
 
-/* What is used in several places is compiled once. */
+/* Makes a rule, so that an expression used in several places is compiled once. */
 static struct expr *shared(struct schema *s, struct expr *e) {
     int32_t rule = grammar_builder_add_rule(s->b, NULL);
     grammar_builder_define_rule(s->b, rule, e);
@@ -143,7 +143,7 @@ static const struct keyword *keyword_find(const char *name) {
     return NULL;
 }
 
-/* JSON schema lets unknown keywords pass; here they would silently widen what is written. */
+/* JSON schema ignores unknown keywords; here that would silently permit invalid texts. */
 static bool keywords_check(struct schema *s, json_t *v) {
     const char *key;
     json_t *value;
@@ -155,7 +155,7 @@ static bool keywords_check(struct schema *s, json_t *v) {
     return true;
 }
 
-/* Whether the schema asks for anything beside the keyword `but`. */
+/* True if the schema asserts anything other than the keyword `but`. */
 static bool asserts_more(json_t *v, const char *but) {
     const char *key;
     json_t *value;
@@ -166,7 +166,7 @@ static bool asserts_more(json_t *v, const char *but) {
     return false;
 }
 
-/* The schema less one keyword: what is left to merge into the branches of that keyword. */
+/* The schema without one keyword: the part to merge into the branches of that keyword. */
 static json_t *without(struct schema *s, json_t *v, const char *keyword) {
     json_t *copy = keep(s, json_copy(v));
     json_object_del(copy, keyword);
@@ -214,7 +214,7 @@ static json_t *pointer_get(struct schema *s, const char *pointer) {
     return v;
 }
 
-/* Follows references until the schema is none; siblings of $ref are merged in. */
+/* Follows references until the schema has no $ref; siblings of $ref are merged in. */
 static json_t *schema_resolve_ref(struct schema *s, json_t *v);
 
 static bool type_has(json_t *type, const char *name) {
@@ -230,7 +230,7 @@ static bool type_has(json_t *type, const char *name) {
 static const char *const type_names[] = {"object",  "array",   "string", "number",
                                          "integer", "boolean", "null"};
 
-/* What both types allow: an integer is a number. */
+/* The types that both allow: an integer is a number. */
 static json_t *types_common(json_t *a, json_t *b) {
     json_t *out = json_array();
     for (size_t i = 0; i < ARRAY_LEN(type_names); i++) {
@@ -271,7 +271,7 @@ static json_t *lists_union(json_t *a, json_t *b) {
     return out;
 }
 
-/* Properties of both; one that is in both must satisfy both. */
+/* Properties of both; a property in both must satisfy both. */
 static json_t *properties_merge(json_t *a, json_t *b) {
     json_t *out = json_copy(a), *value;
     const char *key;
@@ -285,7 +285,7 @@ static json_t *properties_merge(json_t *a, json_t *b) {
     return out;
 }
 
-/* A closed object takes no property from the other side. */
+/* A closed object accepts no property from the other side. */
 static bool closed_check(struct schema *s, json_t *a, json_t *b) {
     json_t *more = json_object_get(a, "additionalProperties"), *value;
     const char *key;
@@ -317,7 +317,7 @@ static json_t *keyword_merge(const char *key, json_t *a, json_t *b) {
     return json_equal(a, b) ? json_incref(a) : NULL;
 }
 
-/* A schema that asks for what both ask for; NULL after an error. */
+/* A schema that requires everything both require; NULL after an error. */
 static json_t *schemas_merge(struct schema *s, json_t *a, json_t *b) {
     const char *key;
     json_t *value;
@@ -358,7 +358,7 @@ static json_t *schema_resolve_ref(struct schema *s, json_t *v) {
     return v;
 }
 
-/* One rule a pointer. */
+/* One rule per pointer. */
 static struct expr *ref_expr(struct schema *s, const char *pointer) {
     int32_t rule = grammar_builder_find_rule(s->b, pointer);
     if (rule >= 0) return expr_rule(s->b, rule);
@@ -372,7 +372,7 @@ static struct expr *ref_expr(struct schema *s, const char *pointer) {
     return expr_rule(s->b, rule);
 }
 
-/* rules that every schema shares, made when they are first needed */
+/* rules that every schema shares, created on first use */
 
 static struct expr *pattern_rule(struct schema *s, const char *name, const char *pattern) {
     int32_t rule = grammar_builder_find_rule(s->b, name);
@@ -386,7 +386,7 @@ static struct expr *pattern_rule(struct schema *s, const char *name, const char 
     return expr_rule(s->b, rule);
 }
 
-/* A character inside quotes as a model may spell it, every escape included but U+0000. */
+/* A character inside quotes in any spelling a model may use, with every escape except U+0000. */
 #define CHARACTER                                                                                  \
     "(?:[^\"\\\\\\x00-\\x1F]|\\\\(?:[\"\\\\/bfnrt]|u(?:"                                           \
     "[1-9a-cA-CefEF][0-9a-fA-F]{3}|0[1-9a-fA-F][0-9a-fA-F]{2}|"                                    \
@@ -398,7 +398,7 @@ static struct expr *any_string(struct schema *s) {
     return pattern_rule(s, " string", "\"" CHARACTER "*\"");
 }
 
-/* Any characters in their canonical spelling, for keys: those are compared. */
+/* Any characters in their canonical spelling; for keys, because keys are compared. */
 static struct expr *key_rest(struct schema *s) {
     int32_t rule = grammar_builder_find_rule(s->b, " key");
     if (rule < 0) {
@@ -459,7 +459,7 @@ static bool type_allows(json_t *type, json_t *value) {
            (json_is_integer(value) && type_has(type, "number"));
 }
 
-/* The shortest spelling of its numbers that reads back as the same value. */
+/* The literal with the fewest digits in its numbers that reads back as the same value. */
 static struct expr *literal(struct schema *s, json_t *value) {
     char *text = NULL;
     bool same = false;
@@ -476,7 +476,7 @@ static struct expr *literal(struct schema *s, json_t *value) {
     return e;
 }
 
-/* enum, const; other assertions beside them would have to be evaluated, so only `type` may be. */
+/* enum, const; other assertions would have to be evaluated, so only `type` may occur with them. */
 static struct expr *literals_expr(struct schema *s, json_t *v) {
     json_t *list = json_object_get(v, "enum"), *one = json_object_get(v, "const"), *value;
     json_t *type = json_object_get(v, "type");
@@ -489,7 +489,7 @@ static struct expr *literals_expr(struct schema *s, json_t *v) {
     }
     if (list && (!json_is_array(list) || json_array_size(list) == 0))
         return refuse(s, "'enum' must be a list of at least one value");
-    // both: the constant, if the list has it
+    // both are given: the constant, if the list has it
     if (list && one) list = array_has(list, one) ? NULL : keep(s, json_array());
     if (!list) list = keep(s, json_pack("[O]", one));
     for (size_t i = 0; i < json_array_size(list); i++)
@@ -509,8 +509,8 @@ static struct expr *literals_expr(struct schema *s, json_t *v) {
     "(?:[12]\\d(?:0[48]|[2468][048]|[13579][26])|(?:1[26]|2[048])00)-02-29)"
 #define TIME                                                                                       \
     "(?:[01]\\d|2[0-3]):[0-5]\\d:[0-5]\\d(?:\\.\\d{1,6})?(?:Z|[+-](?:[01]\\d|2[0-3]):[0-5]\\d)"
-/* Narrower than the standards where those are hard to read back: four-digit years from 1000, no
- * leap seconds, IPv6 in full, lower-case UUIDs. Adding a format is adding a row. */
+/* Narrower than the standards if these are hard to read back: four-digit years from 1000, no leap
+ * seconds, IPv6 in full, lower-case UUIDs. To add a format, add a row. */
 static const struct format {
     const char *name, *pattern;
 } formats[] = {
@@ -531,7 +531,7 @@ static const struct format {
 #undef DATE
 #undef TIME
 
-/* In the place where a string stands. */
+/* The pattern as a quoted string. */
 static struct expr *pattern_expr(struct schema *s, const char *pattern) {
     struct error err = {0};
     struct expr *e = regex_expr(s->b, pattern, strlen(pattern), true, &err);
@@ -573,14 +573,14 @@ static struct expr *string_expr(struct schema *s, json_t *v) {
 
 /* numbers */
 
-/* A magnitude as digits, without needless zeros. */
+/* A magnitude as digits, without unneeded zeros. */
 struct bound {
     bool set, open, negative;
     char whole[330], frac[24];
     int n_whole, n_frac;
 };
 
-/* Digits that read back as the number, the fewest behind the point. */
+/* Digits that read back as the number, with the fewest digits after the point. */
 static bool bound_digits(json_t *n, char *out, size_t size) {
     if (json_is_integer(n)) {
         snprintf(out, size, "%lld", (long long)json_integer_value(n));
@@ -614,12 +614,12 @@ static bool bound_get(struct schema *s, json_t *v, const char *closed, const cha
     return true;
 }
 
-/* Magnitudes between two bounds, digit by digit. `low` and `high` in the functions below say that
- * all digits so far are the bound's own, so the next one is limited by it. */
+/* Magnitudes between two bounds, digit by digit. `low` and `high` in the functions below mean that
+ * all digits so far equal those of the bound, so the bound limits the next one. */
 struct magnitudes {
     struct schema *s;
     const struct bound *lo, *hi;
-    int n_whole; /* digits before the point now */
+    int n_whole; /* number of digits before the point in the current pass */
     bool integer;
 };
 
@@ -629,7 +629,7 @@ static struct expr *digit_set(struct schema *s, char lo, char hi) {
     return expr_set(s->b, &r);
 }
 
-/* What may follow when the next digit is between those of the bounds. */
+/* The continuations for a next digit between those of the bounds. */
 typedef struct expr *(*digits_fn)(const struct magnitudes *m, int at, bool low, bool high);
 static struct expr *digits_split(const struct magnitudes *m, digits_fn next, int at, bool low,
                                  bool high, char lo, char hi) {
@@ -637,7 +637,7 @@ static struct expr *digits_split(const struct magnitudes *m, digits_fn next, int
     struct exprs l = {0};
     if (lo > hi) return nothing(s);
     if (lo == hi) return expr_cat_of(s->b, digit_set(s, lo, lo), next(m, at + 1, low, high), NULL);
-    // on a bound's own digit the bound stays in force, strictly between the two all is free
+    // at a bound's digit the bound still applies; strictly between the two there is no limit
     char first = (char)(lo + low), last = (char)(hi - high);
     if (low)
         exprs_add(&l, expr_cat_of(s->b, digit_set(s, lo, lo), next(m, at + 1, true, false), NULL));
@@ -649,18 +649,18 @@ static struct expr *digits_split(const struct magnitudes *m, digits_fn next, int
     return expr_alt(s->b, &l);
 }
 
-/* The number may end after `at` digits behind the point. */
+/* True if the number may end after `at` digits after the point. */
 static bool may_end(const struct magnitudes *m, int at, bool low, bool high) {
     bool above = !low || (at >= m->lo->n_frac && !m->lo->open);
     bool below = !high || at < m->hi->n_frac || !m->hi->open;
     return above && below;
 }
 
-/* Digits behind the point from `at` on: at least one, and no zeros behind an upper bound's last
+/* Digits after the point from `at` on: at least one, and no zeros after an upper bound's last
  * digit. */
 static struct expr *fraction(const struct magnitudes *m, int at, bool low, bool high) {
     struct schema *s = m->s;
-    if (low && at >= m->lo->n_frac && !m->lo->open) low = false; // whatever follows is not less
+    if (low && at >= m->lo->n_frac && !m->lo->open) low = false; // never below the bound
     bool end = at > 0 && may_end(m, at, low, high);
     if (!low && !high)
         return expr_repeat(s->b, digit_set(s, '0', '9'), at == 0, DIGITS_FRACTION - at);
@@ -672,7 +672,7 @@ static struct expr *fraction(const struct magnitudes *m, int at, bool low, bool 
     return end ? expr_alt_of(s->b, expr_puts(s->b, ""), more, NULL) : more;
 }
 
-/* Digits before the point from `at` on, and what follows them. */
+/* Digits before the point from `at` on, and the fraction. */
 static struct expr *whole(const struct magnitudes *m, int at, bool low, bool high) {
     struct schema *s = m->s;
     if (at < m->n_whole && !low && !high && at > 0) {
@@ -691,7 +691,7 @@ static struct expr *whole(const struct magnitudes *m, int at, bool low, bool hig
     return expr_alt_of(s->b, end, rest, NULL);
 }
 
-/* Every number of digits in turn. */
+/* One alternative for each number of digits before the point. */
 static struct expr *magnitudes_expr(struct schema *s, const struct bound *lo,
                                     const struct bound *hi, bool integer) {
     struct exprs l = {0};
@@ -703,8 +703,8 @@ static struct expr *magnitudes_expr(struct schema *s, const struct bound *lo,
     return e ? e : nothing(s);
 }
 
-/* The sign is written first, so negative numbers are magnitudes between the swapped bounds. "-0" is
- * no integer here, and a negative number is never zero. */
+/* The sign comes first, so negative numbers are magnitudes between the swapped bounds. "-0" is not
+ * an integer here, and a negative number is never zero. */
 static struct expr *bounded_number(struct schema *s, const struct bound *min,
                                    const struct bound *max, bool integer) {
     struct bound zero = {.set = true, .whole = "0", .n_whole = 1}, above_zero = zero;
@@ -742,7 +742,7 @@ struct items {
     int32_t n_prefix, min, max;
 };
 
-/* The items from i on, i of them being there; with the comma before each but the first. */
+/* The items from i on, after i items; with the comma before each but the first. */
 static struct expr *items_from(struct schema *s, const struct items *t, int32_t i) {
     struct grammar_builder *b = s->b;
     struct expr *e, *none = expr_puts(b, "");
@@ -768,7 +768,7 @@ static struct expr *items_from(struct schema *s, const struct items *t, int32_t 
     return i >= t->min ? expr_optional(b, e) : e;
 }
 
-/* "[" first ("," next)* "]" with as many as the schema wants. */
+/* "[" first ("," next)* "]" with the number of items that the schema allows. */
 static struct expr *array_expr(struct schema *s, json_t *v) {
     struct items t = {json_object_get(v, "prefixItems"), json_object_get(v, "items"), 0, 0, 0};
     if (!get_count(s, v, "minItems", 0, &t.min) || !get_count(s, v, "maxItems", -1, &t.max))
@@ -788,7 +788,7 @@ static struct expr *array_expr(struct schema *s, json_t *v) {
 
 /* objects */
 
-/* Keys as code points, for the keys that are none of them. */
+/* Keys as code points, to build the keys that differ from all of them. */
 struct key {
     uint32_t *v;
     int32_t n;
@@ -801,7 +801,7 @@ static int key_compare(const void *a, const void *b) {
     return (x->n > y->n) - (x->n < y->n);
 }
 
-/* What may follow the first `at` characters that all of keys[0..n) share. */
+/* The continuations after the first `at` characters, which all of keys[0..n) share. */
 static struct expr *keys_except(struct schema *s, const struct key *keys, int32_t n, int32_t at) {
     struct exprs l = {0};
     struct codepoint_set others = {0};
@@ -852,7 +852,7 @@ static struct expr *other_key(struct schema *s, json_t *known) {
     return e;
 }
 
-/* A property that is none of the known ones. NULL after an error. */
+/* A property other than the known ones. NULL after an error. */
 static struct expr *other_member(struct schema *s, json_t *known, json_t *value) {
     struct expr *key = other_key(s, known);
     struct expr *e = key ? child_expr(s, value, "additionalProperties", NULL) : NULL;
@@ -867,8 +867,8 @@ static struct expr *member_expr(struct schema *s, const char *name, json_t *valu
 }
 
 /*
- * The properties as rules from the last to the first: tail[1] is what may follow when a property is
- * written already, tail[0] when none is. An optional property is there or left out.
+ * Makes rules for the properties from the last to the first: tail[1] is the continuation after at
+ * least one property, tail[0] before any. An optional property may be skipped.
  */
 static struct expr *members_expr(struct schema *s, json_t *known, json_t *required, json_t *more) {
     struct grammar_builder *b = s->b;
@@ -899,7 +899,7 @@ static struct expr *members_expr(struct schema *s, json_t *known, json_t *requir
     return tail[0];
 }
 
-/* A required name without a schema of its own takes that of additional properties. */
+/* A required name without a schema in `properties` takes that of additional properties. */
 static struct expr *object_expr(struct schema *s, json_t *v) {
     json_t *properties = json_object_get(v, "properties"), *name;
     json_t *required = json_object_get(v, "required");
@@ -953,7 +953,7 @@ static struct expr *type_expr(struct schema *s, json_t *v, const char *type) {
     return refuse(s, "type '%.60s' is unknown", type);
 }
 
-/* The types that the keywords speak of, when `type` is not there. */
+/* The types that the keywords imply, for a schema without `type`. */
 static json_t *types_guessed(struct schema *s, json_t *v) {
     static const char *const of_kind[] = {[ON_OBJECT] = "object",
                                           [ON_ARRAY] = "array",
@@ -987,7 +987,7 @@ static struct expr *types_expr(struct schema *s, json_t *v) {
     return e ? e : nothing(s);
 }
 
-/* Whether no value that is written for `a` can be valid under `b`, as far as it shows. */
+/* True if no value generated for `a` can be valid under `b`, as far as this check can tell. */
 static bool schemas_disjoint(struct schema *s, json_t *a, json_t *b, int depth);
 
 static bool required_has(json_t *v, const char *name) {
@@ -999,14 +999,15 @@ static bool required_has(json_t *v, const char *name) {
     return false;
 }
 
-/* By a property that b requires and a never writes, or one that both speak of differently. */
+/* True if b requires a property that a never generates, or a requires one that the two describe by
+ * disjoint schemas. */
 static bool objects_exclude(struct schema *s, json_t *a, json_t *b, int depth) {
     json_t *known = json_object_get(a, "properties"), *more, *name, *value;
     const char *key;
     size_t i;
     more = json_object_get(a, "additionalProperties");
     bool branched = json_object_get(a, "anyOf") || json_object_get(a, "oneOf") ||
-                    json_object_get(a, "allOf"); // properties may come from there
+                    json_object_get(a, "allOf"); // properties may come from these
     json_array_foreach (json_object_get(b, "required"), i, name) {
         bool never = known && !branched && (!more || json_is_false(more)) && json_is_string(name) &&
                      !json_object_get(known, json_string_value(name)) &&
@@ -1021,7 +1022,7 @@ static bool objects_exclude(struct schema *s, json_t *a, json_t *b, int depth) {
     return false;
 }
 
-/* The types that a schema names, or that its literals or keywords show. */
+/* The types that a schema names, or that its literals or keywords imply. */
 static json_t *types_of(struct schema *s, json_t *v) {
     json_t *list = json_object_get(v, "enum"), *out = keep(s, json_array());
     json_t *one = json_object_get(v, "const"), *type = json_object_get(v, "type");
@@ -1053,7 +1054,7 @@ static bool schemas_disjoint(struct schema *s, json_t *a, json_t *b, int depth) 
     return only_object && objects_exclude(s, a, b, depth);
 }
 
-/* oneOf is written like anyOf, which is right only when no text is valid under two branches. */
+/* oneOf is generated like anyOf, which is correct only when no text is valid under two branches. */
 static bool branches_check(struct schema *s, json_t *branches) {
     for (size_t i = 0; i < json_array_size(branches); i++)
         for (size_t k = 0; k < json_array_size(branches); k++) {
@@ -1069,7 +1070,7 @@ static bool branches_check(struct schema *s, json_t *branches) {
     return true;
 }
 
-/* What stands beside anyOf or oneOf holds in every branch. */
+/* Assertions next to anyOf or oneOf apply to every branch. */
 static struct expr *branches_expr(struct schema *s, json_t *v, const char *keyword) {
     json_t *branches = json_object_get(v, keyword), *branch;
     json_t *rest = asserts_more(v, keyword) ? without(s, v, keyword) : NULL;

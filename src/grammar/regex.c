@@ -1,13 +1,15 @@
 /*
- * grammar_regex: regular expressions as expressions over sets of characters.
+ * regex: regular expressions as expressions over sets of characters.
  *
- * The syntax is what PCRE, Python and ECMAScript agree on. Only the language matters here, so lazy
- * quantifiers and kinds of groups make no difference; what is not regular or depends on the matcher
- * (look-around, back-references, possessive quantifiers, flags) is refused by name. \d, \w and \s
- * are ASCII, '.' is everything but a line feed.
+ * The syntax is the common part of PCRE, Python and ECMAScript. Only the language matters here, so
+ * lazy quantifiers and kinds of groups make no difference; constructs that are not regular or
+ * depend on the matcher (look-around, back-references, possessive quantifiers, flags) are refused
+ * by name. \d, \w and \s are ASCII, '.' is everything but a line feed.
  *
- * Grammar:  alternatives = sequence ('|' sequence)* ;  sequence = item* ;
- *           item = atom quantifier? ;  atom = character | class | '(' alternatives ')'
+ * Grammar:
+ *
+ *     alternatives = sequence ('|' sequence)* ;  sequence = item* ;
+ *     item = atom quantifier? ;  atom = character | class | '(' alternatives ')'
  */
 #include "grammar/internal.h"
 
@@ -29,7 +31,7 @@ static struct expr *refuse(struct parser *p, const char *what) {
     return NULL;
 }
 
-/* Whether the rest of the pattern begins so. */
+/* True if the rest of the pattern begins with `s`. */
 static bool at(const struct parser *p, const char *s) {
     size_t n = strlen(s);
     return p->len - p->pos >= n && memcmp(p->text + p->pos, s, n) == 0;
@@ -48,7 +50,7 @@ static int hex_value(char c) {
                                   : -1;
 }
 
-/* Between `least` and `most` hex digits; -1 when there are fewer. */
+/* Reads between `least` and `most` hex digits; -1 when there are fewer. */
 static int32_t take_hex(struct parser *p, int least, int most) {
     int32_t c = 0, n = 0;
     while (n < most && p->pos < p->len && hex_value(p->text[p->pos]) >= 0) {
@@ -58,7 +60,7 @@ static int32_t take_hex(struct parser *p, int least, int most) {
     return n >= least ? c : -1;
 }
 
-/* The code point of \x.., \u.... or \x{...}; the cursor is behind the letter. */
+/* The code point of \x.., \u.... or \x{...}; the cursor is after the letter. */
 static int32_t escape_hex(struct parser *p, char letter) {
     bool braced = take(p, "{");
     int digits = letter == 'x' ? 2 : 4;
@@ -74,7 +76,7 @@ static int32_t escape_hex(struct parser *p, char letter) {
     return c;
 }
 
-/* \p{Name}, \pL, \P{...}; the cursor is behind the p. */
+/* \p{Name}, \pL, \P{...}; the cursor is after the p. */
 static bool escape_property(struct parser *p, bool negative, struct codepoint_set *out) {
     const char *name = p->text + p->pos;
     size_t n = p->pos < p->len ? 1 : 0;
@@ -104,7 +106,7 @@ static bool escape_property(struct parser *p, bool negative, struct codepoint_se
     return true;
 }
 
-/* \d \w \s and their opposites; false when c is none of them. */
+/* \d \w \s and their opposites; false for any other c. */
 static bool escape_class(char c, struct codepoint_set *out) {
     struct codepoint_set r = {0};
     switch (c | 0x20) {
@@ -130,7 +132,7 @@ static bool escape_class(char c, struct codepoint_set *out) {
     return true;
 }
 
-/* An escape that stands for one character; -1 after an error. The cursor is on its letter. */
+/* An escape for one character; -1 after an error. The cursor is on its letter. */
 static int32_t escape_char(struct parser *p, bool in_class) {
     static const char from[] = "tnrfvae0", to[] = "\t\n\r\f\v\a\x1B";
     char c = p->text[p->pos++];
@@ -154,7 +156,7 @@ static int32_t escape_char(struct parser *p, bool in_class) {
     return -1;
 }
 
-/* An escape: adds its characters. *single is the character if it stands for one, else -1. */
+/* An escape: adds its characters. *single is the character if it is a single one, else -1. */
 static bool escape(struct parser *p, bool in_class, struct codepoint_set *out, int32_t *single) {
     *single = -1;
     if (++p->pos >= p->len) return refuse(p, "the pattern ends in a backslash"), false;
@@ -178,7 +180,7 @@ static bool class_member(struct parser *p, struct codepoint_set *out, int32_t *s
     return true;
 }
 
-/* The cursor is behind '['. */
+/* The cursor is after '['. */
 static bool class_parse(struct parser *p, struct codepoint_set *out) {
     bool negative = take(p, "^");
     for (bool first = true; first || !at(p, "]"); first = false) {
@@ -197,7 +199,7 @@ static bool class_parse(struct parser *p, struct codepoint_set *out) {
     return true;
 }
 
-/* Everything that JSON escapes lies at or below the backslash, so only that part is looked at
+/* All characters that JSON escapes are at or below the backslash, so only that part is processed
  * character by character. */
 struct expr *expr_json_set(struct grammar_builder *b, struct codepoint_set *r) {
     static const char short_from[] = "\"\\\b\f\n\r\t", short_to[] = "\"\\bfnrt";
@@ -212,7 +214,7 @@ struct expr *expr_json_set(struct grammar_builder *b, struct codepoint_set *r) {
                 snprintf(code, sizeof code, "\\%c", short_to[known - short_from]);
             else
                 snprintf(code, sizeof code, "\\u%04X", c);
-            if (known || (c < 0x20 && c > 0)) // U+0000 is left out: few readers take it
+            if (known || (c < 0x20 && c > 0)) // U+0000 is left out: few readers accept it
                 exprs_add(&l, expr_puts(b, code));
             else if (c > 0)
                 codepoint_set_add(&raw, c, c);
@@ -232,7 +234,7 @@ static struct expr *set_make(struct parser *p, struct codepoint_set *r) {
 
 static struct expr *alternatives(struct parser *p);
 
-/* The cursor is behind '('. */
+/* The cursor is after '('. */
 static struct expr *group(struct parser *p) {
     if (take(p, "?")) {
         if (at(p, "=") || at(p, "!") || at(p, "<=") || at(p, "<!"))
@@ -289,7 +291,7 @@ static struct expr *atom(struct parser *p) {
     return set_make(p, &r);
 }
 
-/* "{m}", "{m,}" or "{m,n}": the count, or false with the cursor unmoved when it is none. */
+/* "{m}", "{m,}" or "{m,n}": the counts; false with the cursor unmoved for any other text. */
 static bool counts(struct parser *p, int64_t *min, int64_t *max) {
     size_t i = p->pos + 1, begin = i;
     int64_t v[2] = {0, -1};
@@ -311,7 +313,7 @@ static bool counts(struct parser *p, int64_t *min, int64_t *max) {
     return true;
 }
 
-/* Applies what quantifier follows. */
+/* Applies the quantifier that follows, if any. */
 static struct expr *quantified(struct parser *p, struct expr *e) {
     int64_t min = 1, max = 1;
     if (take(p, "*"))
@@ -321,7 +323,7 @@ static struct expr *quantified(struct parser *p, struct expr *e) {
     else if (take(p, "?"))
         min = 0;
     else if (!at(p, "{") || !counts(p, &min, &max))
-        return e; // a brace that counts nothing is a character
+        return e; // a brace without counts is a character
     if (take(p, "+")) return refuse(p, "possessive quantifiers are not supported");
     take(p, "?"); // lazy: the same texts match
     int64_t more;
@@ -334,20 +336,20 @@ static struct expr *quantified(struct parser *p, struct expr *e) {
     return r ? r : e;
 }
 
-/* An empty class matches nothing; as an expression it needs a form that is not NULL. */
+/* An empty class matches nothing; as an expression it must not be NULL. */
 static struct expr *or_nothing(struct parser *p, struct expr *e) {
     struct codepoint_set none = {0};
     return e || p->err->code < 0 ? e : expr_set(p->b, &none);
 }
 
-/* Any text may stand before and behind a JSON schema's pattern that has no anchors. */
+/* The arbitrary text before and after a JSON schema's pattern without anchors. */
 static struct expr *anything(struct parser *p) {
     struct codepoint_set all = {0};
     codepoint_set_add(&all, 0, 0x10FFFF);
     return expr_repeat(p->b, expr_json_set(p->b, &all), 0, -1);
 }
 
-/* An alternative. Anchors are read only where they say nothing new: at the ends of an outermost
+/* An alternative. Anchors are accepted only where they are redundant: at the ends of an outermost
  * one. */
 static struct expr *sequence(struct parser *p) {
     struct exprs l = {0};
@@ -382,7 +384,7 @@ static struct expr *alternatives(struct parser *p) {
 
 struct expr *regex_expr(struct grammar_builder *b, const char *text, size_t len, bool json,
                         struct error *err) {
-    // err->code tells an error from a class that is empty; both are NULL on the way up
+    // err->code distinguishes an error from an empty class; both are passed up as NULL
     struct parser p = {.b = b, .text = text, .len = len, .json = json, .err = err};
     err->code = OK;
     if (grammar_check_text("regular expression", text, len, err) != OK) return NULL;
@@ -393,7 +395,7 @@ struct expr *regex_expr(struct grammar_builder *b, const char *text, size_t len,
 
 struct grammar *grammar_new_regex(const char *text, size_t len, struct error *err) {
     struct grammar_builder b = {0};
-    char *copy = xmalloc(len + 1); // with the zero that messages need
+    char *copy = xmalloc(len + 1); // with the zero byte that messages need
     if (len > 0) memcpy(copy, text, len);
     copy[len] = 0;
     struct expr *e = regex_expr(&b, copy, len, false, err);

@@ -1,9 +1,10 @@
 /*
- * What was said: exchanges, a summary, key facts; and questions about them that need no model.
+ * The memory of a conversation: exchanges, a summary, key facts; and answers to questions about the
+ * facts without a model.
  *
- * The state is one JSON object, {exchanges: [{user, assistant}], summary, facts}, which is the
- * document in the store. Every change is made on a copy, put into the store, and then taken over,
- * so that a failure leaves both as they were.
+ * The state is one JSON object, {exchanges: [{user, assistant}], summary, facts}, which is also the
+ * document in the store. Every change is made on a copy. The copy is written to the store and then
+ * becomes the state, so that a failure leaves both unchanged.
  */
 #define _GNU_SOURCE
 #include "memory/memory.h"
@@ -15,7 +16,8 @@
 enum { SCHEMA_CHARS = 40, SCHEMA_ITEMS = 4 };
 enum fact { FACT_NAME, FACT_INTERESTS, FACT_LIKES, FACT_OTHER, N_FACTS };
 
-/* The predecessor's keys, which are the stored ones, and what else a model may call them. */
+/* The stored keys, which are those of the legacy implementation, and the other names that a model
+ * may use. */
 static const struct {
     const char *key, *also;
 } facts[N_FACTS] = {
@@ -35,7 +37,7 @@ static json_t *state_empty(void) {
     return json_pack("{s:[],s:s,s:{}}", "exchanges", "summary", "", "facts");
 }
 
-/* A document from a file: whether everything in it is what the functions below expect. */
+/* Validates a document from a file: true if the functions below can use it. */
 static bool state_good(const json_t *state) {
     const json_t *exchanges = json_object_get(state, "exchanges"), *v,
                  *known = json_object_get(state, "facts");
@@ -77,7 +79,7 @@ const json_t *conversation_state(const struct conversation *c) {
     return c->state;
 }
 
-/* Takes over `next`, which becomes the state if it can be kept. */
+/* Takes over `next`, which becomes the state if the store accepts it. */
 static int state_set(struct conversation *c, json_t *next, struct error *err) {
     int rc = c->store ? store_document_put(c->store, "conversation", c->id, next, err) : OK;
     json_decref(rc == OK ? c->state : next);
@@ -91,7 +93,7 @@ int conversation_clear(struct conversation *c, struct error *err) {
 
 /* exchanges */
 
-/* At most CONVERSATION_MAX_TEXT bytes of a text, whole characters; NULL when it is no UTF-8. */
+/* At most CONVERSATION_MAX_TEXT bytes of a text, whole characters; NULL when it is not UTF-8. */
 static json_t *text_kept(const char *text) {
     size_t n = strlen(text);
     if (n > CONVERSATION_MAX_TEXT)
@@ -112,7 +114,7 @@ static void exchange_add(struct buf *out, const json_t *v, enum language l) {
                labels[l].assistant, labels[l].colon, json_get_string(v, "assistant"));
 }
 
-/* Summarises the n oldest exchanges of `state` and forgets them. */
+/* Summarises the n oldest exchanges of `state` and removes them. */
 static int oldest_summarize(json_t *state, size_t n, const struct summarizer *s,
                             struct error *err) {
     json_t *exchanges = json_object_get(state, "exchanges");
@@ -167,7 +169,7 @@ static int fact_find(const char *key) {
     return -1;
 }
 
-/* Adds a text that is new; the oldest goes when there are too many. */
+/* Adds a text that is new; removes the oldest when there are too many. */
 static int list_learn(json_t *known, const char *key, const json_t *v, struct error *err) {
     json_t *list = json_object_get(known, key), *own;
     size_t i;
@@ -213,7 +215,7 @@ int conversation_merge_facts(struct conversation *c, const json_t *learnt, struc
     return rc;
 }
 
-/* Whether a fact holds the text; a fact of a list is looked at by its own. */
+/* True if a text of a fact contains `text`; the texts of a list are checked one by one. */
 static bool fact_holds(const json_t *v, const char *text) {
     return !text || strcasestr(json_string_value(v), text) != NULL;
 }
@@ -238,7 +240,7 @@ int conversation_remove_facts(struct conversation *c, const char *text, int *for
     return state_set(c, next, err);
 }
 
-/* Appends a fact's value; false when it is not known. */
+/* Appends a fact's value; false when it is unknown. */
 static bool fact_text(const struct conversation *c, enum fact f, enum language l, struct buf *out) {
     const json_t *v = json_object_get(json_object_get(c->state, "facts"), facts[f].key), *one;
     size_t i;
@@ -273,7 +275,7 @@ char *conversation_facts_schema(enum language l) {
     return text;
 }
 
-/* "name: x, y" for each known fact, each with the separator before it but the first. */
+/* "name: x, y" for each known fact, each but the first after the separator. */
 static bool facts_text(const struct conversation *c, enum language l, const char *between,
                        struct buf *out) {
     bool any = false;
@@ -299,7 +301,7 @@ void conversation_summary_and_facts(const struct conversation *c, enum language 
     buf_release(&known);
 }
 
-/* Everything from exchange `first` on. */
+/* Appends the summary, the facts and the exchanges from `first` on. */
 static void context_add(const struct conversation *c, enum language l, size_t first,
                         struct buf *out) {
     const json_t *exchanges = json_object_get(c->state, "exchanges");
@@ -317,7 +319,7 @@ void conversation_context(const struct conversation *c, enum language l, int max
         size_t cut =
             max_chars > 0 ? utf8_prefix_len(text.data, text.len, (size_t)max_chars) : text.len;
         bool fits = cut == text.len;
-        if (cut && (fits || first == n)) /* summary and facts are cut at last */
+        if (cut && (fits || first == n)) /* summary and facts are cut last */
             buf_add(out, text.data, cut);
         buf_release(&text);
         if (fits || first == n) return;
@@ -327,9 +329,9 @@ void conversation_context(const struct conversation *c, enum language l, int max
 /* questions */
 
 /*
- * Questions about oneself: one of `whose`, one of `about` and one of `end`, with nothing between
- * them, anywhere in the text; where a column is empty nothing is asked of it. So "my name is Taro.
- * What is …?" is no question about the name. N_FACTS stands for all that is known.
+ * Questions of users about themselves: a word of `whose`, one of `about` and one of `end`, adjacent
+ * to each other, anywhere in the text; an empty column matches the empty string. So "my name is
+ * Taro. What is …?" does not ask for the name. N_FACTS: all known facts.
  */
 static const struct {
     enum language l;
@@ -363,8 +365,8 @@ static const struct {
     {LANG_ZH, N_FACTS, "记得|知道", "关于我", ""},
 };
 
-/* The length of that one of several words which the text begins with, the longest; an empty list
- * is met by nothing at all. -1: none. ASCII letters of either case are the same. */
+/* The length of the longest word that the text begins with; 0 for an empty list. -1: no word
+ * matches. ASCII letters match in either case. */
 static int word_at(const char *text, const char *words) {
     int longest = *words ? -1 : 0;
     for (size_t n; *words; words += n + (words[n] == '|')) {
@@ -380,7 +382,7 @@ static bool question_at(const char *text, size_t row) {
     return k >= 0 && word_at(text + n + k, questions[row].end) >= 0;
 }
 
-/* The row that the text asks, or -1. */
+/* The row that matches the text, or -1. */
 static int question_find(const char *text) {
     for (size_t row = 0; row < ARRAY_LEN(questions); row++)
         for (const char *at = text; *at; at++)
@@ -394,7 +396,7 @@ bool conversation_answer_from_facts(const struct conversation *c, const char *qu
         [FACT_NAME] = {"あなたのお名前は%sです。", "Your name is %s.", "你的名字是%s。"},
         [FACT_INTERESTS] = {"あなたの趣味は%sです。", "Your interests are %s.", "你的兴趣是%s。"},
         [FACT_LIKES] = {"あなたの好きなものは%sです。", "You like %s.", "你喜欢%s。"},
-        [FACT_OTHER] = {"", "", ""}, /* no question asks for it alone */
+        [FACT_OTHER] = {"", "", ""}, /* no row asks for it alone */
         [N_FACTS] = {"はい、覚えています。%s。", "Yes, I remember: %s.", "我记得：%s。"},
     };
     struct buf value = {0};

@@ -1,11 +1,11 @@
 /*
- * Documents as plain text: what is so already, HTML and Markdown.
+ * Documents as plain text: from plain text, HTML and Markdown.
  *
- * No reader validates: people's pages are broken in every way, and all that is wanted is what
- * a person would read. What cannot be understood is text. All read their input once, front to
- * back, in time that grows with its length only.
+ * The readers do not validate: real pages are broken in every way, and the output is only the text
+ * that a person would read. Input that a reader does not understand becomes text. All readers read
+ * their input once, from start to end, in time linear in its length.
  *
- * Not here: other encodings than UTF-8, tables as tables, links' addresses, what scripts write.
+ * Not here: encodings other than UTF-8, tables as tables, link addresses, the output of scripts.
  */
 #define _GNU_SOURCE
 #include "memory/memory.h"
@@ -38,7 +38,7 @@ int document_read_text(const char *doc, size_t len, struct buf *title, struct bu
     return OK;
 }
 
-/* White space waits until a character follows: what came last decides, the widest of it. */
+/* White space is held until a character follows; the widest of several gaps is written. */
 enum gap { GAP_NONE, GAP_SPACE, GAP_LINE, GAP_PARAGRAPH };
 struct flow {
     struct buf *out;
@@ -58,13 +58,13 @@ static void flow_add(struct flow *f, const char *p, size_t n) {
 
 /* HTML */
 
-/* The state of reading: text flows to the title inside <title>, else to the text. */
+/* The reader's state: output goes to the title inside <title>, else to the text. */
 struct html {
     const char *p;
     size_t len, at;
     struct flow text, title, *to;
     bool pre;
-    bool no_quote[2]; /* ' and ": none is left up to the end */
+    bool no_quote[2]; /* ' and ": none left up to the end */
 };
 
 static const struct {
@@ -83,8 +83,8 @@ static const struct {
     {"ensp", " "},   {"emsp", " "},   {"thinsp", " "}, {"shy", ""},
 };
 
-/* "&#12354;" or "&#x3042;" without "&" and ";". What is no character is U+FFFD, a control a space.
- */
+/* "&#12354;" or "&#x3042;" without "&" and ";". An invalid code gives U+FFFD, a control character a
+ * space. */
 static int number_entity(const char *name, size_t n, char out[8]) {
     bool hex = n > 1 && (name[1] == 'x' || name[1] == 'X');
     ucs4_t c = 0;
@@ -102,7 +102,7 @@ static int number_entity(const char *name, size_t n, char out[8]) {
     return len > 0 ? len : (int)(memcpy(out, "\xEF\xBF\xBD", 3), 3);
 }
 
-/* Decodes the entity at h->at into out; the bytes it takes, 0 when it is none. */
+/* Decodes the entity at h->at into out; returns the bytes it takes, 0 for any other text. */
 static size_t entity_read(const struct html *h, char out[8], int *n) {
     const char *name = h->p + h->at + 1, *end = memchr(name, ';', MIN(h->len - h->at - 1, 12));
     if (!end) return 0;
@@ -152,7 +152,7 @@ static bool name_in(const char *names, const char *name, size_t n) {
     return false;
 }
 
-/* Moves behind the ">" of the tag. A quote opens after "=" only, and only if it closes. */
+/* Moves past the ">" of the tag. A quote opens after "=" only, and only if it closes. */
 static void tag_skip(struct html *h) {
     char before = 0;
     for (; h->at < h->len; h->at++) {
@@ -171,7 +171,7 @@ static void tag_skip(struct html *h) {
     h->at = MIN(h->at + 1, h->len);
 }
 
-/* Moves to the closing tag of an element whose content is no text. */
+/* Moves to the closing tag of an element without text content. */
 static void content_skip(struct html *h, const char *name, size_t n) {
     while (h->at < h->len) {
         const char *at = memmem(h->p + h->at, h->len - h->at, "</", 2);
@@ -181,7 +181,7 @@ static void content_skip(struct html *h, const char *name, size_t n) {
     }
 }
 
-/* Elements by what they do to the text around them. */
+/* Elements by their effect on the surrounding text. */
 static const char hidden[] =
     "script style noscript template svg math iframe object textarea select";
 static const char lines[] = "br li tr dt dd option";
@@ -204,7 +204,7 @@ static void tag_read(struct html *h) {
     if (name_in("td th", name, n)) flow_gap(&h->text, GAP_SPACE);
 }
 
-/* "<!-- -->", "<!DOCTYPE>", "<?xml ?>"; one that does not end takes the rest. */
+/* "<!-- -->", "<!DOCTYPE>", "<?xml ?>"; an unclosed one extends to the end. */
 static void declaration_skip(struct html *h) {
     bool comment = h->len - h->at >= 4 && memcmp(h->p + h->at, "<!--", 4) == 0;
     const char *from = h->p + h->at + 2, *mark = comment ? "-->" : ">";
@@ -239,7 +239,7 @@ int document_read_html(const char *doc, size_t len, struct buf *title, struct bu
 struct markdown {
     struct flow text;
     struct buf *title;
-    char fence; /* of the code that stands here, or 0 */
+    char fence; /* fence character of the current code block, or 0 */
 };
 
 static bool made_of(const char *p, size_t n, const char *set, char needed) {
@@ -248,8 +248,8 @@ static bool made_of(const char *p, size_t n, const char *set, char needed) {
     return i == n && n >= 3 && memchr(p, needed, n);
 }
 
-/* "[text](address)" and "![text](address)" at p: where the text ends, and all of it; 0: no link.
- * Looks a little way ahead only. */
+/* "[text](address)" and "![text](address)" at p: returns the end of the text, `*whole` is the
+ * length of all; 0: not a link. The search is bounded by TEXT_MAX and ADDRESS_MAX. */
 static size_t link_text(const char *p, size_t left, size_t *whole) {
     enum { TEXT_MAX = 500, ADDRESS_MAX = 2000 };
     const char *close = memchr(p, ']', MIN(left, TEXT_MAX));
@@ -278,7 +278,7 @@ static void inline_add(struct buf *out, const char *p, size_t n) {
     }
 }
 
-/* The length of "## " at the line's beginning, or 0. */
+/* The length of "## " at the beginning of the line, or 0. */
 static size_t heading_mark(const char *p, size_t n) {
     size_t hashes = 0;
     while (hashes < n && p[hashes] == '#') hashes++;
@@ -325,7 +325,7 @@ static void line_read(struct markdown *m, const char *p, size_t n) {
         line_add(m, q, k, false);
 }
 
-/* YAML between "---" lines at the beginning: its title, and where the text starts. */
+/* YAML between "---" lines at the beginning: reads its title, returns the start of the text. */
 static size_t front_matter(const char *doc, size_t len, struct buf *title) {
     if (len < 4 || memcmp(doc, "---\n", 4) != 0) return 0;
     const char *end = memmem(doc + 3, len - 3, "\n---\n", 5);

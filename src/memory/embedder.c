@@ -1,5 +1,5 @@
 /*
- * The engine as an embedder: texts become tokens, tokens the mean of their hidden states.
+ * The engine as an embedder: text → tokens → mean of their hidden states.
  */
 #define _GNU_SOURCE
 #include "engine/engine.h"
@@ -8,7 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* A text's tokens, at least one and no more than fit. */
+/* A text's tokens, at least one and at most max_len. */
 static int text_encode(const struct engine_embedder *e, const char *text, struct token_ids *out,
                        struct error *err) {
     const struct tokenizer *tok = e->model->tok;
@@ -35,7 +35,7 @@ static int engine_texts(void *ctx, const char *const *texts, int n, float *out, 
     return rc;
 }
 
-/* Vectors of the fast class are other vectors. */
+/* The hash includes the numeric class: the fast class gives different vectors. */
 int embedder_open(struct embedder *out, struct engine_embedder *e, struct error *err) {
     const char *model = model_hash(e->model, err);
     if (!model) return err->code;

@@ -2,15 +2,15 @@
  * The knowledge base: files, their chunks, an index of terms and a cache of embeddings in one
  * SQLite file.
  *
- * FTS5 holds the terms that terms.c cuts, and nothing of the text; its own ranking uses the C
- * library's logarithm, so BM25 is computed here from its postings. Every chunk has
+ * FTS5 holds the terms that terms.c produces, and no text; its own ranking uses the C library's
+ * logarithm, so BM25 is computed here from its postings. The tables are
  *
- *     files(id) <- chunks(file, n, title, content, hash)   one row a chunk, n-th of its file
+ *     files(id) <- chunks(file, n, title, content, hash)   one row per chunk, n-th of its file
  *                  chunks(id) = words(rowid)               its terms
- *                  chunks(hash) = embeddings(hash, model)  its vectors, one a model
+ *                  chunks(hash) = embeddings(hash, model)  its vectors, one per model
  *
- * Invariant: these agree after every commit. A file is known by the hash of its content and the
- * size of its chunks; while both stay, it is not read again.
+ * Invariant: these agree after every commit. A file is identified by the hash of its content and
+ * its chunk size; while both stay the same, it is not read again.
  */
 #define _GNU_SOURCE
 #include "memory/internal.h"
@@ -37,7 +37,7 @@ enum {
 /* BM25's usual constants (Robertson and Zaragoza 2009). */
 static const double BM25_K1 = 1.2, BM25_B = 0.75;
 
-/* All or nothing: a kill between two of these must not leave what owner_check then refuses. */
+/* One transaction: a kill between two statements must not leave a file that owner_check refuses. */
 static const char schema[] =
     "BEGIN IMMEDIATE;"
     "CREATE TABLE IF NOT EXISTS files(id INTEGER PRIMARY KEY, path TEXT NOT NULL UNIQUE,"
@@ -129,7 +129,7 @@ static int exec(struct knowledge *k, const char *text, struct error *err) {
     return sqlite3_exec(k->db, text, NULL, NULL, NULL) == SQLITE_OK ? OK : fail(k, err, "write");
 }
 
-/* A statement ready to be bound, made at its first use; NULL sets err. */
+/* A prepared statement, created on first use; NULL sets err. */
 static sqlite3_stmt *statement(struct knowledge *k, enum statement which, struct error *err) {
     sqlite3_stmt **q = &k->stmts[which];
     if (!*q && sqlite3_prepare_v3(k->db, sql[which], -1, SQLITE_PREPARE_PERSISTENT, q, NULL) !=
@@ -142,7 +142,7 @@ static sqlite3_stmt *statement(struct knowledge *k, enum statement which, struct
     return *q;
 }
 
-/* SQLite is given copies of ours to free, as in the store. */
+/* SQLite takes ownership of a copy, as in the store. */
 static void bind_text(sqlite3_stmt *q, int at, const char *text) {
     sqlite3_bind_text(q, at, xstrdup(text), -1, free);
 }
@@ -153,7 +153,7 @@ static int finish(struct knowledge *k, sqlite3_stmt *q, struct error *err) {
     return rc;
 }
 
-/* Resets a query that was walked with sqlite3_step, whose last result is `step`. */
+/* Resets a query after sqlite3_step, whose last result is `step`. */
 static int walked(struct knowledge *k, sqlite3_stmt *q, int step, struct error *err) {
     int rc = step == SQLITE_DONE ? OK : fail(k, err, "read");
     sqlite3_reset(q);
@@ -165,7 +165,7 @@ static const char *column(sqlite3_stmt *q, int at) {
     return text ? text : "";
 }
 
-/* A number by itself, such as a pragma's or a count's. */
+/* Reads a single number, such as a pragma or a count. */
 static int query_number(struct knowledge *k, const char *text, int64_t *out, struct error *err) {
     sqlite3_stmt *q = NULL;
     int rc = OK;
@@ -177,7 +177,7 @@ static int query_number(struct knowledge *k, const char *text, int64_t *out, str
     return rc;
 }
 
-/* A database of somebody else's is left as it is. Version 0: nothing is in it yet. */
+/* Refuses a database of another program without changing it. Version 0: it is empty. */
 static int owner_check(struct knowledge *k, int64_t *version, struct error *err) {
     int64_t id = 0, tables = 0;
     if (query_number(k, "PRAGMA application_id", &id, err) != OK ||
@@ -193,8 +193,8 @@ static int owner_check(struct knowledge *k, int64_t *version, struct error *err)
     return OK;
 }
 
-/* A process that may not write beside the file reads it as it is there, without SQLite's own files;
- * what another process is adding meanwhile is not seen. */
+/* Without write permission, opens the file read-only and immutable, without SQLite's own files;
+ * concurrent changes by another process are not visible. */
 static int base_open(struct knowledge *k, const char *path, bool *fixed) {
     struct error refused;
     *fixed = path_access_hook && path_access_hook(path, PATH_USE_WRITE, &refused) != OK;
@@ -239,9 +239,9 @@ void knowledge_close(struct knowledge *k) {
     free(k);
 }
 
-/* chunks in and out */
+/* adding and removing chunks */
 
-/* Title and content as they are indexed and embedded. */
+/* Title and content as one text for the index and the embedder. */
 static char *whole_text(const char *title, const char *content) {
     return xasprintf("%s\n%s", title, content);
 }
@@ -301,7 +301,7 @@ static int by_id(struct knowledge *k, enum statement which, int64_t id, struct e
     return finish(k, q, err);
 }
 
-/* The index keeps no text, so it is told again what to forget. */
+/* The index stores no text, so the text to remove is passed to it again. */
 static int file_delete(struct knowledge *k, int64_t file, struct error *err) {
     sqlite3_stmt *q = statement(k, CHUNKS_OF, err);
     if (!q) return err->code;
@@ -317,7 +317,7 @@ static int file_delete(struct knowledge *k, int64_t file, struct error *err) {
 
 /* documents */
 
-/* A file being taken in. */
+/* A file that is being added. */
 struct source {
     struct knowledge *k;
     const char *path;
@@ -327,7 +327,7 @@ struct source {
     int documents;
 };
 
-/* Cuts a document; `title` may be empty, then it is the file's name. */
+/* Splits a document into chunks; an empty `title` is replaced by the file's name. */
 static int document_add(struct source *s, const char *title, const char *text, size_t len,
                         struct error *err) {
     const char *slash = strrchr(s->path, '/'), *name = slash ? slash + 1 : s->path;
@@ -349,7 +349,7 @@ static int document_add(struct source *s, const char *title, const char *text, s
     return rc;
 }
 
-/* A text of a line: NULL when it is absent or no text. */
+/* A string member of a line: NULL when it is absent or not a text. */
 static const char *line_text(const json_t *v, const char *key) {
     const json_t *text = json_object_get(v, key);
     const char *s = json_string_value(text);
@@ -365,7 +365,7 @@ static int line_add(void *ctx, const json_t *v, int line, struct error *err) {
     return document_add(ctx, title ? title : "", text, strlen(text), err);
 }
 
-/* Kinds of files by the end of their names; no reader: JSON lines. */
+/* Kinds of files by the end of their names; without a reader: JSON lines. */
 static const struct kind {
     const char *end;
     int (*read)(const char *doc, size_t len, struct buf *title, struct buf *text,
@@ -418,7 +418,7 @@ static int file_put(struct source *s, const struct buf *file, const char *hash, 
     return finish(s->k, q, err);
 }
 
-/* Whether the file is known (its id, else 0) and is as it was. */
+/* Looks up the file: its id (0 if unknown), and whether it is unchanged. */
 static int file_known(struct source *s, const char *hash, int64_t *id, bool *same,
                       struct error *err) {
     sqlite3_stmt *q = statement(s->k, FILE_GET, err);
@@ -445,8 +445,8 @@ static int file_replace(struct source *s, const struct buf *file, struct knowled
     return rc;
 }
 
-/* One file, in a savepoint of its own: what of it stands in the base is whole. `bad`: the file is
- * what failed. */
+/* Adds one file in a savepoint, so that the base never holds a part of it. `bad`: the error is in
+ * the file itself. */
 static int file_add(struct knowledge *k, const char *path, int chars, struct knowledge_report *out,
                     bool *bad, struct error *err) {
     struct source s = {.k = k, .path = path, .chars = chars};
@@ -505,7 +505,7 @@ static int folder_walk(const char *path, int depth, struct strings *files, int *
     return rc;
 }
 
-/* Removes the files below `path` that are not among `files` (NULL: all of them). */
+/* Removes the files below `path` that are not in `files` (NULL: all of them). */
 static int files_prune(struct knowledge *k, const char *path, const struct strings *files,
                        struct knowledge_report *out, struct error *err) {
     sqlite3_stmt *q = statement(k, FILE_PATHS, err);
@@ -537,7 +537,7 @@ static int totals(struct knowledge *k, struct knowledge_report *out, struct erro
     return walked(k, q, step == SQLITE_ROW ? SQLITE_DONE : step, err);
 }
 
-/* The given file must be good; of a folder's, the bad ones are told and left as they were. */
+/* A file given by name must be valid; bad files in a folder are reported and skipped. */
 static int files_add(struct knowledge *k, const struct strings *files, bool folder, int chars,
                      struct knowledge_report *out, struct error *err) {
     for (int i = 0; i < files->n; i++) {
@@ -565,7 +565,7 @@ static int files_find(const char *path, struct strings *files, bool *folder,
                : error_set(err, ERR_USAGE, "'%s' is none of .txt, .md, .html and .jsonl", path);
 }
 
-/* Ends the transaction as rc says. */
+/* Commits if rc is OK, else rolls back. */
 static int transaction_end(struct knowledge *k, int rc, struct error *err) {
     if (rc == OK) rc = exec(k, "COMMIT", err);
     if (rc != OK) sqlite3_exec(k->db, "ROLLBACK", NULL, NULL, NULL);
@@ -586,7 +586,7 @@ static int base_update(struct knowledge *k, const char *path, const struct strin
 
 /* embeddings */
 
-/* Texts that have no vector yet. */
+/* Texts without a vector. */
 struct missing {
     char *hashes[EMBED_BATCH], *texts[EMBED_BATCH];
     int n;
@@ -643,7 +643,8 @@ static int missing_count(struct knowledge *k, const char *model, int64_t *n, str
     return walked(k, q, step == SQLITE_ROW ? SQLITE_DONE : step, err);
 }
 
-/* Gives every chunk its vector; each batch is kept, so that an interruption loses one. */
+/* Computes the missing vector of every chunk; commits each batch, so that an interruption loses
+ * one. */
 static int embed_missing(struct knowledge *k, const struct embedder *e, struct progress *p,
                          int *embedded, struct error *err) {
     int64_t total = 0;
@@ -683,7 +684,7 @@ int knowledge_add(struct knowledge *k, const char *path, const struct knowledge_
     return rc;
 }
 
-/* What is to be forgotten may be gone already: then its name is taken as it is. */
+/* The path may not exist any more: then its name is used unresolved. */
 int knowledge_remove(struct knowledge *k, const char *path, struct knowledge_report *out,
                      struct error *err) {
     *out = (struct knowledge_report){0};
@@ -711,7 +712,7 @@ json_t *knowledge_list(struct knowledge *k, struct error *err) {
 
 /* search */
 
-/* A chunk's scores. Candidates stand by id; `place` is the order by source. */
+/* A chunk's scores. Candidates are sorted by id; `place` is the order by source. */
 struct candidate {
     int64_t id;
     int32_t terms, place;
@@ -722,7 +723,7 @@ struct search {
     const struct knowledge_query *q;
     struct candidate *v; /* [n] */
     int64_t n;
-    double average; /* terms a chunk */
+    double average; /* mean number of terms per chunk */
 };
 
 static int id_order(const void *a, const void *b) {
@@ -759,15 +760,15 @@ static struct candidate *candidate_find(const struct search *s, int64_t id) {
     return s->n ? bsearch(&key, s->v, (size_t)s->n, sizeof *s->v, id_order) : NULL;
 }
 
-/* The share of a term that occurs tf times in a chunk of so many terms; 1 for one occurrence in
- * an average chunk. */
+/* Weight of a term that occurs tf times in a chunk with `terms` terms; 1 for one occurrence in an
+ * average chunk. */
 static double bm25_term_weight(const struct search *s, double tf, int32_t terms) {
     double norm = BM25_K1 * (1 - BM25_B + BM25_B * (double)terms / s->average);
     return tf * (BM25_K1 + 1) / (tf + norm);
 }
 
-/* Adds a term's share to every chunk that has it. Postings come twice: the weight of a term depends
- * on how many there are. */
+/* Adds a term's weight to every chunk that contains it. Reads the postings twice, because the
+ * weight depends on their number. */
 static int bm25_add_term(struct search *s, const struct query_term *t, double *possible,
                          struct error *err) {
     sqlite3_stmt *q = statement(s->k, POSTINGS, err);
@@ -781,7 +782,8 @@ static int bm25_add_term(struct search *s, const struct query_term *t, double *p
     while ((step = sqlite3_step(q)) == SQLITE_ROW) df++;
     if (step != SQLITE_DONE) return walked(s->k, q, step, err);
     sqlite3_reset(q);
-    /* What no chunk has counts as what one has: in a small base it would outweigh the rest. */
+    /* A term in no chunk counts as if one chunk had it; else it would outweigh the others in a
+     * small base. */
     double n = (double)s->n, with = (double)MAX(df, 1);
     double rare = math_log(1 + (MAX(n, with) - with + 0.5) / (with + 0.5));
     *possible += t->weight * rare;

@@ -1,8 +1,8 @@
 /*
  * Terms of an index and of a query.
  *
- * Text is brought to one form first (NFKC and lower case), so that ｶﾞ is ガ and Ａ is a. Then it is
- * cut into runs of one script. Chinese and Japanese put no spaces between words, and most of their
+ * Text is first normalised (NFKC and lower case), so that ｶﾞ is ガ and Ａ is a. Then it is split
+ * into runs of one script. Chinese and Japanese put no spaces between words, and most of their
  * words are two characters long: their runs become pairs. A run's last character is a term as well,
  * so that every character begins some term and a query of one character finds all of them.
  */
@@ -46,15 +46,15 @@ static int nfkc_lowercase(const char *text, size_t len, struct buf *out, struct 
     return form && got == form ? OK : err->code;
 }
 
-/* A run of one script: its bytes, and where its characters begin. */
+/* A run of one script: its bytes and the boundaries of its first and last character. */
 struct run {
     enum script script;
     const char *p;
-    size_t bytes, first, last; /* lengths of all, of the first and of the last character */
+    size_t bytes, first, last; /* lengths of the whole, of the first and of the last character */
     int chars;
 };
 
-/* The run at *at, which moves behind it; NONE at the end. */
+/* The run at *at; advances *at past it. NONE at the end. */
 static struct run run_next(const struct buf *b, size_t *at) {
     struct run r = {.script = NONE};
     while (*at < b->len) {
@@ -73,7 +73,7 @@ static struct run run_next(const struct buf *b, size_t *at) {
     return r;
 }
 
-/* fn is called for each pair of the run's characters, or for the run when it is a word. */
+/* Called for each pair of the run's characters, or once for a run that is a word. */
 typedef void (*term_fn)(void *ctx, const char *p, size_t n, enum script s);
 
 static void run_bigrams(const struct run *r, term_fn fn, void *ctx) {
@@ -119,7 +119,7 @@ int terms_index(const char *text, size_t len, struct buf *out, int64_t *n, struc
     return rc;
 }
 
-/* Words that are in every question, whatever it is about. */
+/* Words that occur in questions on any subject. */
 static bool is_common(const char *p, size_t n, enum script s) {
     static const char words[] =
         " a an and are as at be by can do does for from how i in is it me my "

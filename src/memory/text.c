@@ -1,9 +1,9 @@
 /*
- * Plain text: which language it is, how much of it is so many characters, how it is cut into
- * chunks, and how alike the vectors of two are.
+ * Plain text: its language, prefixes by number of characters, splitting into chunks, and the
+ * similarity of two vectors.
  *
- * Not here: words of an index (knowledge.c), markup (document.c). Text is UTF-8; where it is not,
- * bad bytes count as characters and nothing is read beyond the end.
+ * Not here: index terms (terms.c), markup (document.c). Text is UTF-8; invalid bytes count as
+ * characters, and nothing is read beyond the end.
  */
 #include "memory/memory.h"
 
@@ -15,7 +15,7 @@
 
 const char *const language_names[N_LANGUAGES] = {"ja", "en", "zh"};
 
-/* Characters that Chinese writes in almost every sentence and Japanese without kana does not. */
+/* Characters in almost every Chinese sentence, but not in Japanese without kana. */
 static const char chinese[] = "的了吗呢吧你我他她们这那么什怎谁哪说没很还让给为对过个请您";
 
 static bool has_char(const char *set, const uint8_t *p, int n) {
@@ -61,7 +61,7 @@ double cosine_similarity(const float *a, const float *b, int32_t d) {
 
 /* chunks */
 
-/* Cutting: the text, and the chunks so far. */
+/* State of the splitting: the text, and the chunks so far. */
 struct cutter {
     const char *text;
     size_t limit; /* characters */
@@ -98,7 +98,7 @@ static void cutter_add(struct cutter *c, size_t begin, size_t end) {
     c->v[c->n++] = k;
 }
 
-/* The end of the paragraph that begins here: behind its empty line. */
+/* The end of the paragraph that begins here: after its empty line. */
 static size_t paragraph_end(const char *text, size_t at, size_t end) {
     for (bool empty = false; at < end; at++) {
         if (text[at] == '\n' && empty) return at + 1;
@@ -107,7 +107,7 @@ static size_t paragraph_end(const char *text, size_t at, size_t end) {
     return end;
 }
 
-/* Full stops of CJK end a sentence where they stand, the others before white space. */
+/* CJK full stops always end a sentence, the others only before white space. */
 static size_t sentence_end(const char *text, size_t at, size_t end) {
     static const char wide[] = "。！？．｡";
     while (at < end) {
@@ -124,8 +124,8 @@ static size_t sentence_end(const char *text, size_t at, size_t end) {
 
 static void pack(struct cutter *c, size_t begin, size_t end, bool sentences);
 
-/* A unit that is too long alone is cut by the next finer ones: paragraphs, sentences, characters.
- */
+/* Splits a unit that is too long for one chunk into the next finer ones: paragraphs, sentences,
+ * characters. */
 static void unit_cut(struct cutter *c, struct text_chunk unit, bool sentences) {
     if (!sentences) {
         pack(c, unit.begin, unit.end, true);
@@ -137,8 +137,8 @@ static void unit_cut(struct cutter *c, struct text_chunk unit, bool sentences) {
     }
 }
 
-/* Packs the units of a piece, as many as fit into each chunk. `chars` are those from `start` to
- * `at`, counted once, so that the time is that of reading. */
+/* Packs the units of a piece, as many as fit into each chunk. `chars` counts the characters from
+ * `start` to `at`, each once, so that the time is linear. */
 static void pack(struct cutter *c, size_t begin, size_t end, bool sentences) {
     size_t start = begin, chars = 0;
     for (size_t at = begin, next; at < end; at = next) {

@@ -1,11 +1,10 @@
 /*
- * Rules over words, as tables of regular expressions: what an answer is cleaned of before people
- * read it, and what people say of themselves that is worth remembering.
+ * Rules over words, as tables of regular expressions: they clean answers before people read them,
+ * and extract the facts that users state about themselves.
  *
- * A rule that does not come to an end within its limits (a very long text that repeats itself
- * almost, but not quite) leaves the text as it was. Rules look at one text and at nothing else, so
- * their result is a function of it. To change one, change its line; its cases are in
- * test/cases/cleanup.txt and test/cases/facts.txt.
+ * A rule that exceeds its limits (on a very long text that almost repeats itself) leaves the text
+ * unchanged. Rules depend on one text only, so their result is a function of it. To change a rule,
+ * change its line; its test cases are in test/cases/cleanup.txt and test/cases/facts.txt.
  */
 #define _GNU_SOURCE
 #define PCRE2_CODE_UNIT_WIDTH 8
@@ -16,12 +15,12 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Sentences are as long as people want, facts are not: of each sentence its beginning is searched,
- * and of a text its first sentences. */
+/* Sentences may have any length, facts may not: the search covers the beginning of each sentence,
+ * and the first sentences of a text. */
 enum { STEPS = 20000000, FACT_CHARS = 60, SENTENCE_BYTES = 2048, SAID_BYTES = 256 << 10 };
 
-/* A pattern is compiled once and stays; `text` is a literal of this file, so that its address is
- * its name. */
+/* A pattern is compiled once and cached; `text` is a literal in this file, so that its address
+ * identifies it. */
 static pcre2_code *pattern_of(const char *text) {
     enum { PATTERNS = 64 };
     static struct {
@@ -39,7 +38,7 @@ static pcre2_code *pattern_of(const char *text) {
                                       PCRE2_UTF | PCRE2_UCP, &code, &at, NULL);
     known[i].text = text;
     pthread_mutex_unlock(&lock);
-    CHECK(known[i].code != NULL); /* patterns are the tables' own */
+    CHECK(known[i].code != NULL); /* the tables contain valid patterns only */
     return known[i].code;
 }
 
@@ -49,10 +48,9 @@ static pcre2_match_context *limits_new(void) {
     return m;
 }
 
-/* Texts here have been through buf_add_sanitized: that they are UTF-8 is not checked again from
- * each place on. */
+/* Texts here were cleaned by buf_add_sanitized, so UTF-8 is not checked again at every offset. */
 
-/* Whether the pattern is in the text; `group` (may be NULL) gets its first group. */
+/* True if the pattern matches in the text; `group` (may be NULL) receives its first group. */
 static bool pattern_in(const char *pattern, const char *text, size_t len, struct buf *group) {
     pcre2_code *p = pattern_of(pattern);
     pcre2_match_data *m = pcre2_match_data_create_from_pattern(p, NULL);
@@ -67,7 +65,8 @@ static bool pattern_in(const char *pattern, const char *text, size_t len, struct
     return found;
 }
 
-/* Replaces every match in `text`, whose room doubles until the result fits. */
+/* Replaces every match in `text`. The result always fits: no replacement is longer than its match.
+ */
 static void pattern_replace(const char *pattern, const char *to, struct buf *text) {
     pcre2_code *p = pattern_of(pattern);
     pcre2_match_context *limits = limits_new();
@@ -87,9 +86,10 @@ static void pattern_replace(const char *pattern, const char *to, struct buf *tex
 /* answers */
 
 /*
- * In this order, each on what the one before left. No replacement is longer than its match. A run
- * of blanks may be as long as the text: a pattern that needs the end of one begins at its beginning
- * only ("(?<!\\s)\\s++"), else each of its places would be searched to its end.
+ * Applied in this order, each to the output of the previous one. No replacement is longer than its
+ * match. A run of blanks may be as long as the text: a pattern that needs the end of a run must
+ * match from the start of the run only ("(?<!\\s)\\s++"), else the engine would search to its end
+ * from each position.
  */
 static const struct {
     const char *what, *pattern, *to;
@@ -138,10 +138,11 @@ const char *answer_fallback(enum language l) {
 
 /* facts */
 
-/* Of one sentence that is no question, white space trimmed; the first group is the fact. The keys
- * are those of conversation_merge_facts. Where `list` holds, enumerations are several facts. */
+/* Patterns for one sentence that is not a question, with white space trimmed; the first group is
+ * the fact. The keys are those of conversation_merge_facts. With `list`, an enumeration becomes
+ * several facts. */
 #define JA_I "(?:私|わたし|僕|ぼく|俺|おれ|自分|あたし)"
-#define JA_ASK "(?!何|なに|なん|誰|だれ|どんな|どう|[^。！]*(?:ない|ません))" /* nor denies */
+#define JA_ASK "(?!何|なに|なん|誰|だれ|どんな|どう|[^。！]*(?:ない|ません))" /* no denial */
 #define JA_FROM "(?:^|[、，\\s]|" JA_I "[はも])"
 #define JA_IS "(?:です|だよ?|でございます|$|[。！])"
 static const struct {
@@ -190,7 +191,7 @@ static const struct {
      "(我(?:住在|来自|在[^，。！\\s]{1,12}工作|是(?!说|不|否|想|在|要|谁))[^，。！\\s]{0,20})"},
 };
 
-/* A sentence that asks is no statement. */
+/* True for a sentence that asks a question. */
 static bool is_question(const char *p, size_t n) {
     return pattern_in("(?:[?？]|か[。！]?|[吗呢][。！]?)\\s*\\z", p, n, NULL) ||
            pattern_in(
@@ -199,7 +200,7 @@ static bool is_question(const char *p, size_t n) {
                p, n, NULL);
 }
 
-/* The next sentence of a text that does not ask; false at its end. */
+/* The next sentence of a text that is not a question; false at the end of the text. */
 static bool statement_next(const struct buf *text, size_t *at, struct buf *one) {
     while (*at < text->len) {
         one->len = 0;
@@ -234,7 +235,7 @@ static void fact_put(json_t *facts, const char *key, const char *text, size_t le
     json_array_append_new(json_object_get(facts, key), v);
 }
 
-/* "chess, go and shogi" as three. */
+/* Splits "chess, go and shogi" into three facts. */
 static void list_put(json_t *facts, const char *key, struct buf *text) {
     pattern_replace("\\s*(?:[、，,;；・/／]|\\band\\b)\\s*(?:and\\b\\s*)?", "\n", text);
     for (size_t n, at = 0; at < text->len; at += n + 1) {
@@ -243,7 +244,7 @@ static void list_put(json_t *facts, const char *key, struct buf *text) {
     }
 }
 
-/* All rules, on one sentence. */
+/* Applies all rules to one sentence. */
 static void sentence_facts(const char *p, size_t n, json_t *facts) {
     for (size_t i = 0; i < ARRAY_LEN(fact_patterns); i++) {
         struct buf group = {0};
@@ -272,15 +273,15 @@ json_t *facts_extract(const char *text) {
     return facts;
 }
 
-/* The words of what was said, sorted: [n] places in the text of terms_index, which ends each by a
- * blank. */
+/* The terms of a text, sorted: [n] pointers into the output of terms_index, where a blank ends each
+ * term. */
 struct said {
     struct buf terms;
     const char **v;
     int64_t n;
 };
 
-/* Two words, each ended by a blank or NUL. */
+/* Compares two terms, each ended by a blank or NUL. */
 static int word_order(const void *a, const void *b) {
     const char *x = *(const char *const *)a, *y = *(const char *const *)b;
     size_t n = strcspn(x, " "), m = strcspn(y, " ");
@@ -305,7 +306,7 @@ static void said_release(struct said *s) {
 
 static bool term_was_said(const struct said *s, const struct query_term *t) {
     const char *text = t->text;
-    int64_t lo = 0, hi = s->n; /* the first word that is not before the term */
+    int64_t lo = 0, hi = s->n; /* finds the first term that does not sort before t */
     while (lo < hi) {
         int64_t mid = lo + (hi - lo) / 2;
         if (word_order(&s->v[mid], &text) < 0)
@@ -318,7 +319,8 @@ static bool term_was_said(const struct said *s, const struct query_term *t) {
                      : word_order(&s->v[lo], &text) == 0;
 }
 
-/* Whether at least half of a text's words, by weight, and one that means something, were said. */
+/* True if the text contains at least half of a fact's terms, by weight, and at least one that is
+ * not a common word. */
 static bool fact_is_grounded(const char *text, const struct said *said) {
     struct query_term terms[QUERY_TERMS];
     struct error err;

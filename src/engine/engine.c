@@ -13,15 +13,9 @@
  *     PREFILL ──┬─> DECODE ──┬─> SUFFIX ──> CHOICES ──> done
  *               └────────────┴─────┘ (a phase with nothing to do is skipped)
  *
- * Choices are visited in sorted order, so that each distinct prefix is visited once. All choices
- * that begin with a prefix share its logits, and the step to the next choice keeps the common part
- * of the two paths.
- *
- * A slot keeps its tokens after its request is done. A new request looks up the longest prefix that
- * some slot holds (or will hold) under the same adapter content, and takes over that slot, shares
- * its pages or waits for it; such positions have the same bits by construction. There are more
- * slots than active requests. The others hold finished sequences; the oldest of these lose their
- * pages when no page is free.
+ * A slot keeps its tokens after its request is done. A new request reuses the longest prefix that
+ * some slot holds (prefix_cache_lookup). There are more slots than active requests. The others hold
+ * finished sequences; the oldest of these lose their pages when no page is free.
  *
  * Invariants: kv <= end while rows are scheduled; active[] is ordered by admission, so a request
  * always comes after the one it waits for and the first always progresses; active requests never
@@ -651,7 +645,10 @@ static int32_t prefix_cache_match(const struct engine_slot *s, const struct engi
     return shared >= PREFIX_MIN ? shared : 0;
 }
 
-/* The slot with the longest overlap (a free one wins ties), or -1. */
+/* The slot with the longest common prefix, under the same adapter content, that it holds or will
+ * hold (a free slot wins ties), or -1. The request takes over a free slot, shares the pages of a
+ * busy one or waits until it has prefilled them; such positions have the same bits by construction.
+ */
 static int32_t prefix_cache_lookup(const struct engine *e, const struct engine_request *r,
                                    int32_t *overlap) {
     int32_t best = -1;
@@ -774,7 +771,7 @@ static void chunk_schedule(struct engine *e, struct engine_request *r, int32_t b
     e->n_out += n_out;
 }
 
-/* Number of prompt rows that can run now: the last row samples a token, so it needs the mask. */
+/* Number of prompt rows that can run now: the last row is sampled, so it needs the mask. */
 static int32_t rows_ready(const struct engine *e, const struct engine_request *r) {
     const struct request_state *s = r->state;
     int32_t room = e->o.max_rows - e->n_rows;
@@ -943,8 +940,10 @@ static void choices_finish(const struct engine *e, struct engine_request *r) {
     r->finish = FINISH_CHOICE;
 }
 
-/* Goes to the next choice with tokens to run. The last token of a choice is never run: nothing
- * follows it. */
+/* Goes to the next choice with tokens to run. Choices are visited in sorted order, so that each
+ * distinct prefix is visited once. All choices that begin with a prefix share its logits, and the
+ * step to the next choice keeps the common part of the two paths. The last token of a choice is
+ * never run: nothing follows it. */
 static void choices_next(const struct engine *e, struct engine_request *r) {
     struct request_state *s = r->state;
     while (++s->choice < r->n_choices) {

@@ -1,9 +1,10 @@
 /*
- * grade: the table of graders, and the ones that are a few lines each: letter, exact, regex.
+ * grade: the table of graders, and the short graders: letter, exact, regex.
  *
- * A grader takes an answer out of a text in a normal form and scores that form against a gold. What
- * a text marks as its answer ("answer:", 答えは, ####, \boxed) is found here for all of them. The
- * last mark counts, since models restate the question's before they give their own.
+ * A grader extracts an answer from a text in a normal form and scores that form against a gold
+ * answer. This file finds the answer marks of a text ("answer:", 答えは, ####, \boxed) for all
+ * graders. The last mark counts, because models repeat the marks of the question before they
+ * answer.
  */
 #define _GNU_SOURCE
 #define PCRE2_CODE_UNIT_WIDTH 8
@@ -22,9 +23,9 @@ struct grader {
     const char *name, *about;
     bool (*extract)(const char *text, struct buf *out);
     double (*score)(const char *form, const char *gold); /* NULL: 1 for equal forms */
-    bool (*same)(const char *a, const char *b);          /* NULL: of equal forms */
+    bool (*same)(const char *a, const char *b);          /* NULL: same if the forms are equal */
     int (*check)(const char *gold, struct error *err);
-    bool gold_as_is; /* a gold is no text to extract from */
+    bool gold_as_is; /* a gold answer is compared as written, without extraction */
 };
 
 /* spans */
@@ -79,7 +80,7 @@ struct text_span text_span_last_line(struct text_span text) {
 
 /* marks */
 
-/* One of `words` at the beginning, blanks and emphasis before it; returns its bytes, or 0. */
+/* Matches one of `words` at the beginning, after blanks and emphasis. Returns the bytes, or 0. */
 static size_t word_behind(struct text_span s, const char *const *words, int n) {
     size_t skip = 0;
     while (skip < s.len && strchr(" \t*_", s.at[skip]) && s.at[skip]) skip++;
@@ -88,7 +89,7 @@ static size_t word_behind(struct text_span s, const char *const *words, int n) {
     return 0;
 }
 
-/* Bytes of "answer is:", 答えは and the like; 0: no mark begins here. */
+/* Returns the bytes of "answer is:", 答えは and the like; 0: no mark begins here. */
 static size_t mark_here(struct text_span s) {
     static const char *const names[] = {"answer", "答え", "答案", "正解", "解答", "回答"};
     static const char *const links[] = {":", "：", "=", "is ", "is:", "は", "是", "为", "為"};
@@ -114,7 +115,8 @@ bool find_marked_answer(struct text_span text, struct text_span *out) {
     return found && out->len > 0;
 }
 
-/* Behind "\boxed": the inside of its braces. A few bytes may stand without. */
+/* Finds the content of the braces after "\boxed". At most 16 letters and digits may follow without
+ * braces. */
 static bool box_inside(struct text_span s, struct text_span *out) {
     int depth = 0;
     size_t skip = 0;
@@ -139,7 +141,8 @@ static bool box_inside(struct text_span s, struct text_span *out) {
     return false;
 }
 
-/* From the end; only the last few boxes are tried, so that open ones cost no more than that. */
+/* Searches from the end. Only the last TRIES boxes are tried, which bounds the cost of unclosed
+ * boxes. */
 bool find_boxed_answer(struct text_span text, struct text_span *out) {
     enum { TRIES = 16 };
     size_t end = text.len;
@@ -159,7 +162,7 @@ bool find_boxed_answer(struct text_span text, struct text_span *out) {
 
 /* letter */
 
-/* The character here in ASCII, full-width ones too; 0 for others and at the end. */
+/* Returns the character here as ASCII, also for full-width ones; 0 for others and at the end. */
 static char ascii_at(struct text_span s, size_t *len) {
     ucs4_t c = 0;
     *len = s.len ? (size_t)u8_mbtouc(&c, (const uint8_t *)s.at, s.len) : 0;
@@ -168,8 +171,8 @@ static char ascii_at(struct text_span s, size_t *len) {
     return c < 0x80 ? (char)c : 0;
 }
 
-/* Takes away what stands around an answer: brackets, emphasis, \text{. Says whether a bracket did.
- */
+/* Strips opening brackets, emphasis and \text{ from the start of an answer. Sets *bracket if it
+ * strips a bracket. */
 static struct text_span unwrap(struct text_span s, bool *bracket) {
     static const char *const wraps[] = {"\\text{", "\\textbf{", "\\mathrm{", "\\mathbf{",
                                         "\\boxed{"};
@@ -193,7 +196,7 @@ static bool is_choice(char c) {
     return (c >= 'A' && c <= 'H') || (c >= 'a' && c <= 'h');
 }
 
-/* Nothing but closing signs. */
+/* Whether `s` holds only closing signs. */
 static bool only_closing(struct text_span s) {
     size_t len;
     for (s = text_span_trim(s); s.len; s = text_span_trim(behind(s, len))) {
@@ -203,7 +206,7 @@ static bool only_closing(struct text_span s) {
     return true;
 }
 
-/* "B and C", "A/B": more than one. */
+/* Whether a second letter follows, as in "B and C" or "A/B". */
 static bool another_follows(struct text_span s) {
     static const char *const links[] = {"and ", "or ", "&", "/", ",", "と", "、", "和", "或"};
     while (s.len && strchr(")]}. *", *s.at)) s = behind(s, 1);
@@ -215,8 +218,8 @@ static bool another_follows(struct text_span s) {
     return is_choice(c) && !isalnum((unsigned char)ascii_at(behind(s, len), &next));
 }
 
-/* A letter that begins a marked answer: alone, before a sign, or before words that "A" cannot
- * begin. */
+/* Returns the letter that begins a marked answer: alone, before a sign, or before words that "A"
+ * cannot begin. */
 static char marked_letter(struct text_span s) {
     bool bracket = false;
     size_t len, next;
@@ -252,7 +255,7 @@ static char listed_letter(struct text_span line) {
     return after == ')' || (after == '.' && !bracket) || (after == ']' && bracket) ? c : 0;
 }
 
-/* The only letter that lines begin with. */
+/* The letter that begins lines, if all such lines have the same letter; else 0. */
 static char only_listed_letter(struct text_span text) {
     char found = 0;
     while (text.len) {
@@ -270,7 +273,7 @@ static bool letter_extract(const char *text, struct buf *out) {
     struct text_span all = text_span_of(text), part;
     char c = find_boxed_answer(all, &part) ? lone_letter(part) : 0;
     if (!c && find_marked_answer(all, &part)) {
-        if ((c = marked_letter(part)) == 0) return false; // what is marked is no letter
+        if ((c = marked_letter(part)) == 0) return false; // the marked answer is not a letter
     }
     if (!c) c = lone_letter(all);
     if (!c) c = lone_letter(text_span_last_line(all));
@@ -294,8 +297,8 @@ static ucs4_t char_fold(ucs4_t c) {
     return uc_tolower(c);
 }
 
-/* From here on (CJK radicals, kana, ideographs, hangul, their punctuation) a blank separates
- * nothing. */
+/* From this code point on (CJK radicals, kana, ideographs, hangul, their punctuation) a blank
+ * separates nothing. */
 enum { DENSE_FROM = 0x2E80 };
 
 void text_normalize(const char *text, size_t len, struct buf *out) {
@@ -318,7 +321,7 @@ void text_normalize(const char *text, size_t len, struct buf *out) {
     }
 }
 
-/* Behind the last "answer:", 答え： or 答案：, else all. */
+/* The text after the last "answer:", 答え： or 答案：, or all of it. */
 static struct text_span answer_rest(const char *text) {
     static const char *const marks[] = {
         "answer:", "answer：", "答え:", "答え：", "答案:", "答案："};
@@ -339,7 +342,7 @@ static bool exact_extract(const char *text, struct buf *out) {
         size_t n = strlen(ends[i]);
         if (out->len < begin + n || memcmp(out->data + out->len - n, ends[i], n) != 0) continue;
         out->data[out->len -= n] = 0;
-        i = (size_t)-1; // and what stands before it
+        i = (size_t)-1; // start again: another sign may precede this one
     }
     return out->len > begin;
 }
@@ -364,11 +367,11 @@ static int regex_check(const char *gold, struct error *err) {
     return p ? OK : err->code;
 }
 
-/* What is no UTF-8, or takes too long, does not match. */
+/* A text that is not UTF-8 or that exceeds the match limits does not match. */
 static double regex_score(const char *form, const char *gold) {
     struct error err;
     pcre2_code *p = regex_compile(gold, &err);
-    CHECK(p); // grader_check has seen it
+    CHECK(p); // grader_check has compiled it before
     pcre2_match_data *m = pcre2_match_data_create(1, NULL);
     pcre2_match_context *limits = pcre2_match_context_create(NULL);
     CHECK(m && limits);
@@ -381,7 +384,7 @@ static double regex_score(const char *form, const char *gold) {
     return rc >= 0;
 }
 
-/* A text as it is. */
+/* The text unchanged, except for white space at both ends. */
 static bool whole_extract(const char *text, struct buf *out) {
     return span_put(text_span_trim(text_span_of(text)), out);
 }
@@ -395,13 +398,13 @@ static bool f1_extract(const char *text, struct buf *out) {
     buf_puts(out, "");
     f1_words(copy, out);
     free(copy);
-    if (out->len == begin) text_normalize(rest.at, rest.len, out); // articles and signs only
+    if (out->len == begin) text_normalize(rest.at, rest.len, out); // only articles and signs
     return out->len > begin;
 }
 
 /* math */
 
-/* Words of four letters and more are prose unless a formula knows them. */
+/* Whether the text has a word of four or more letters that is not a LaTeX command. */
 static bool has_prose(struct text_span s) {
     for (size_t i = 0, n; i < s.len; i += n + 1) {
         n = 0;
@@ -412,7 +415,7 @@ static bool has_prose(struct text_span s) {
     return false;
 }
 
-/* From the first $ to the last one; a lone one is a currency. \( and \[ likewise. */
+/* The text from the first $ to the last one; a single $ is a currency sign. \( and \[ likewise. */
 static bool dollars(struct text_span s, struct text_span *out) {
     static const char *const pairs[][2] = {{"\\(", "\\)"}, {"\\[", "\\]"}};
     const char *open = memchr(s.at, '$', s.len), *close = open ? memrchr(s.at, '$', s.len) : NULL;
@@ -431,7 +434,7 @@ static bool dollars(struct text_span s, struct text_span *out) {
     return out->len > 0;
 }
 
-/* The formula that ends the last line. */
+/* The last formula of the line. */
 static bool last_formula(struct text_span line, struct text_span *out) {
     struct text_span inside;
     const char *close = line.len ? memrchr(line.at, '$', line.len) : NULL;

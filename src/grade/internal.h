@@ -1,45 +1,45 @@
 /*
- * grade_internal: what the graders share, between grade.c and the files of single graders.
+ * grade_internal: declarations that grade.c and the files of single graders share.
  */
 #ifndef SHOAL_GRADE_INTERNAL_H
 #define SHOAL_GRADE_INTERNAL_H
 
 #include "grade/grade.h"
 
-/* Bytes that are looked at, not NUL-terminated. */
+/* Borrowed bytes, not NUL-terminated. */
 struct text_span {
     const char *at;
     size_t len;
 };
 struct text_span text_span_of(const char *text);
-struct text_span text_span_trim(struct text_span s); /* white space of any script at both ends */
+struct text_span text_span_trim(struct text_span s); /* white space of any script, both ends */
 
-/* What follows the text's last "answer:", "answer is", 答え, 答案 or the like, up to the line's
- * end; false when no marker stands there. */
+/* Finds the text after the last "answer:", "answer is", 答え, 答案 or the like, up to the end of
+ * the line; false without a marker. */
 bool find_marked_answer(struct text_span text, struct text_span *out);
-/* The inside of the last \boxed{…} that is closed. */
+/* Finds the content of the last \boxed{…} that is closed. */
 bool find_boxed_answer(struct text_span text, struct text_span *out);
 /* The last line that is not blank. */
 struct text_span text_span_last_line(struct text_span text);
 
 bool number_extract(const char *text, struct buf *out);
 bool math_extract(const char *text, struct buf *out);
-/* Whether two answers mean the same in mathematics. `steps` of some 100 ns it took: it ends, with
- * "no", soon after MATH_MAX_STEPS at the latest. */
+/* Whether two answers are mathematically equivalent. *steps: the steps used, about 100 ns each. The
+ * comparison ends with "no" soon after MATH_MAX_STEPS at the latest. */
 enum { MATH_MAX_STEPS = 3200000 };
 bool math_equivalent(const char *a, const char *b, int64_t *steps);
 
 double f1_score(const char *answer, const char *gold);
 double rouge_l_score(const char *answer, const char *gold);
 double bleu_score(const char *answer, const char *gold);
-/* The words that F1 compares, in order, with a blank between them. */
+/* Appends the words that F1 compares, in order, with a blank between them. */
 void f1_words(const char *text, struct buf *out);
 
-/* the tree of a formula, between math_parse.c and math_equivalent.c */
+/* the tree of a formula, which math_parse.c builds and math_equivalent.c compares */
 
 enum math_kind {
-    MATH_NUMBER, /* text[at .. at + len), `repeat` digits of which repeat for ever */
-    MATH_NAME,   /* a variable, ∞, …: `name` is a hash of how it is written */
+    MATH_NUMBER, /* text[at .. at + len), whose last `repeat` digits repeat for ever */
+    MATH_NAME,   /* a variable, ∞, …: `name` is a hash of its spelling */
     MATH_PI,
     MATH_E,
     MATH_I,
@@ -50,10 +50,10 @@ enum math_kind {
     MATH_POWER,
     MATH_ROOT,    /* radicand, degree */
     MATH_CALL,    /* `op`: enum math_function; argument, and a logarithm's base */
-    MATH_PM,      /* 0 plus or minus its child: the two go together through a formula */
+    MATH_PM,      /* 0 plus or minus its child: all signs of a formula change together */
     MATH_PERCENT, /* its child / 100 */
     MATH_DEGREE,  /* its child π / 180 */
-    MATH_LIST,    /* in any order */
+    MATH_LIST,    /* items in any order */
     MATH_SET,
     MATH_UNION,
     MATH_TUPLE,    /* `op`: bit 0 for [, bit 1 for ]: a point, a vector, an interval */
@@ -75,7 +75,7 @@ enum math_function {
     FN_TANH,
     FN_EXP,
     FN_LN,
-    FN_LOG, /* to its second child, else to 10 */
+    FN_LOG, /* logarithm to the base of its second child, else to 10 */
     FN_SQRT,
     FN_ABS,
     FN_FLOOR,
@@ -88,7 +88,7 @@ enum math_relation { REL_EQ = 1, REL_LT, REL_LE, REL_GT, REL_GE, REL_NE, REL_IN 
 enum {
     MATH_MAX_BYTES = 2048, /* longer answers are compared as words */
     MATH_MAX_NODES = 512,
-    MATH_MAX_DEPTH = 32, /* of nesting in the text */
+    MATH_MAX_DEPTH = 32, /* nesting depth of the text */
     MATH_NONE = -1,
 };
 struct math_node {
@@ -97,16 +97,16 @@ struct math_node {
     int16_t at, len, repeat;
     uint64_t name;
 };
-/* What may be read in two ways is read in one; the other is asked for by these bits. */
+/* An ambiguous text is parsed in its default reading; these bits select the other one. */
 enum math_reading {
     READ_SEPARATE = 1, /* 1,000 is a list */
     READ_LETTERS = 2,  /* the m of "5 m" is a variable */
 };
 struct math_expr {
     struct math_node node[MATH_MAX_NODES];
-    int n, root;     /* root: MATH_NONE for what is no formula but words */
-    int other;       /* the readings that would differ */
-    uint64_t unit;   /* of the whole, a hash of its name; 0: none that is known */
+    int n, root;     /* root: MATH_NONE if the text is words and not a formula */
+    int other;       /* readings that would give another tree */
+    uint64_t unit;   /* unit of the whole value, a hash of its name; 0: no known unit */
     struct buf text; /* rewritten: see math_parse.c */
 };
 void math_parse(struct math_expr *m, const char *text, int reading);

@@ -1,13 +1,13 @@
 /*
- * math_equivalent: whether two formulas mean the same.
+ * math_equivalent: whether two formulas have the same meaning.
  *
- * Values without roots and functions are compared exactly: both are computed modulo a prime of 61
- * bits with π, e and every variable at an arbitrary place, so that equal formulas give equal
- * numbers, and different ones do not but for a chance of some 2^-50 (Schwartz 1980, Zippel 1979).
- * A digit that differs in the fortieth place is seen, and 2^{10000} is no matter. All others are
- * computed in complex double at fixed places, each value with a bound of its error.
+ * Values without roots and functions are compared exactly. Both are computed modulo a 61-bit prime,
+ * with π, e and every variable at an arbitrary point. Equal formulas give equal numbers; different
+ * formulas give different numbers except with a probability of about 2^-50 (Schwartz 1980, Zippel
+ * 1979). This detects a difference in the fortieth digit and handles 2^{10000}. All other values
+ * are computed in complex double at fixed points, each with a bound of its error.
  *
- * Lists and sets match in any order, points and matrices place by place, inequalities also as
+ * Lists and sets match in any order, points and matrices element by element, inequalities also as
  * intervals, "x = 5" as 5. A comparison ends after WORK steps at the latest, with "no".
  */
 #define _GNU_SOURCE
@@ -19,14 +19,14 @@
 #include <string.h>
 
 enum {
-    WORK = MATH_MAX_STEPS / 16, /* of one of the 16 pairs of readings */
-    POINTS = 10,                /* places of a variable */
-    ITEMS = 64,                 /* of a list */
-    WHOLE_MAX = 1000,           /* factorials */
+    WORK = MATH_MAX_STEPS / 16, /* budget of one of the 16 pairs of readings */
+    POINTS = 10,                /* points at which a variable is evaluated */
+    ITEMS = 64,                 /* items of a list */
+    WHOLE_MAX = 1000,           /* largest argument of an exact factorial */
 };
 
-/* A value in a tree: `sign` is how its ± are read, 0 while they stand for both. `plain`: percent
- * and degrees are units and change nothing. */
+/* A value in a tree. `sign` selects the sign of each ±; 0: both signs. `plain`: percent and degrees
+ * are units and change nothing. */
 struct ref {
     const struct math_expr *m;
     int node, sign;
@@ -60,7 +60,7 @@ static bool contains(struct ref r, unsigned kinds) {
 
 #define KIND(k) (1u << (k))
 
-/* A fixed place for a name. */
+/* Random bits that depend on the name and the number of the point only. */
 static uint64_t place_bits(uint64_t name, uint32_t point) {
     struct rng rng = rng_make(name, RNG_TASK, point, 0);
     return rng_u64(&rng);
@@ -70,11 +70,12 @@ static uint64_t place_bits(uint64_t name, uint32_t point) {
 
 struct decimal {
     const char *s;
-    int n, n_fraction; /* bytes of digits, digits behind the point */
-    int exponent;      /* of ten */
+    int n, n_fraction; /* bytes of digits, digits after the point */
+    int exponent;      /* power of ten */
 };
 
-/* The digits with their blanks, commas and braces stay where they are; `n` ends them. */
+/* Points into the text, so the digits keep their blanks, commas and braces; `n` is where they
+ * end. */
 static struct decimal decimal_of(struct ref r) {
     const struct math_node *v = at(r);
     struct decimal d = {.s = r.m->text.data + v->at, .n = v->len};
@@ -92,7 +93,7 @@ static struct decimal decimal_of(struct ref r) {
     return d;
 }
 
-/* Bytes up to those digits that repeat. */
+/* Number of bytes before the repeating digits. */
 static int digits_kept(struct decimal d, int repeat) {
     int kept = d.n;
     for (; repeat > 0; kept--) repeat -= isdigit((unsigned char)d.s[kept - 1]) != 0;
@@ -131,7 +132,7 @@ static uint64_t digits_mod(const char *s, int n) {
     return v;
 }
 
-/* N / 10^f; with r repeating digits (N - N without them) / (10^(f-r) (10^r - 1)). */
+/* N / 10^f. With r repeating digits: (N - N without them) / (10^(f-r) (10^r - 1)). */
 static uint64_t number_mod(struct ref r) {
     struct decimal d = decimal_of(r);
     int repeat = at(r)->repeat;
@@ -152,7 +153,7 @@ static uint64_t number_mod(struct ref r) {
     return mod_mul(v, mod_inverse(below));
 }
 
-/* A small integer, as exponents and factorials are. */
+/* Evaluates a small integer, such as an exponent or the argument of a factorial. */
 static bool whole(struct ref r, int64_t *out) {
     const struct math_node *v = at(r);
     if (!works(r)) return false;
@@ -192,7 +193,7 @@ static bool power_mod(struct ref r, uint64_t *out) {
     return true;
 }
 
-/* n! and n over k of small integers. */
+/* n! (ordered, k = n) and n over k of small integers. */
 static uint64_t choices_mod(int64_t n, int64_t k, bool ordered) {
     uint64_t out = k >= 0 && k <= n, below = 1;
     for (int64_t i = 0; out && i < k; i++) {
@@ -206,7 +207,7 @@ static uint64_t symbol_mod(uint64_t name) {
     return place_bits(name, UINT32_MAX) % PRIME;
 }
 
-/* n! of anything but a small integer is a variable of its own, one for each value of n. */
+/* For any n other than a small integer, n! becomes a separate variable, one for each value of n. */
 static bool call_mod(struct ref r, uint64_t *out) {
     struct ref a = first_child(r);
     int64_t n, k;
@@ -231,7 +232,7 @@ static bool fold_mod(struct ref r, bool product, uint64_t *out) {
     return true;
 }
 
-/* False for what is no rational function, and at a pole. */
+/* False if the value is not a rational function, and at a pole. */
 static bool mod_value(struct ref r, uint64_t *out) {
     const struct math_node *v = at(r);
     if (!works(r)) return false;
@@ -281,7 +282,7 @@ static bool mod_value(struct ref r, uint64_t *out) {
 
 /* values in complex double */
 
-/* `err` bounds how far rounding has moved it. */
+/* `err` bounds the rounding error. */
 struct value {
     double re, im, err;
 };
@@ -323,8 +324,8 @@ static struct value invert(struct value a) {
     return rounded(a.re / d, -a.im / d, a.err / d);
 }
 
-/* The angle of a point on the unit circle, -π < t <= π. Newton's step on sin(angle - t), which is
- * cubic here, from a start that is off by less than 0.34. */
+/* The angle of a point on the unit circle, -π < t <= π. Newton's method on sin(angle - t), whose
+ * convergence is cubic here, from a start that is off by less than 0.34. */
 static double angle(double c, double s) {
     double t = (s < 0 ? -PI : PI) / 2 * (1 - c);
     for (int i = 0; i < 5; i++) t += s * math_cos(t) - c * math_sin(t);
@@ -486,7 +487,7 @@ static struct value number_value(struct ref r) {
     return v;
 }
 
-/* Places: even ones positive, the odd ones of either sign. */
+/* The value of a variable: positive at even points, of either sign at odd ones. */
 static struct value name_value(uint64_t name, uint32_t point) {
     uint64_t bits = place_bits(name, point);
     double x = 0.5 + 2 * (double)(bits >> 32) * 0x1p-32;
@@ -554,7 +555,7 @@ static struct value value_of(struct ref r, uint32_t point) {
 
 /* comparing values */
 
-/* Has a value, with digits enough to compare it. */
+/* Whether the value is finite and precise enough to compare. */
 static bool usable(struct value a) {
     return isfinite(a.re) && isfinite(a.im) && (a.err < 1e-8 || a.err < 1e-8 * size(a));
 }
@@ -568,8 +569,8 @@ static bool is_real(struct value a) {
     return fabs(a.im) <= 4 * a.err;
 }
 
-/* Where both are real; where they never are, everywhere. So √x stands for itself on either side of
- * zero. */
+/* Compares the points where both values are real; if no point is, all points. So √x equals itself
+ * on either side of zero. */
 static bool near_everywhere(struct ref a, struct ref b) {
     unsigned names = KIND(MATH_NAME);
     uint32_t points = contains(a, names) || contains(b, names) ? POINTS : 1;
@@ -592,7 +593,7 @@ static bool values_near(struct ref a, struct ref b) {
     return near_everywhere(a, b);
 }
 
-/* 10% is 0.1 beside a number, or 10. */
+/* If only one of the values has a percent or degree sign, 10% equals 0.1 and also 10. */
 static bool values_same(struct ref a, struct ref b) {
     unsigned scaled = KIND(MATH_PERCENT) | KIND(MATH_DEGREE);
     if (at(a)->kind >= MATH_LIST || at(b)->kind >= MATH_LIST) return false;
@@ -611,7 +612,8 @@ static bool is_value(struct ref r) {
     return at(r)->kind < MATH_LIST;
 }
 
-/* What a list in any order holds; a value with ± is two. -1: too many to compare. */
+/* Collects the items of an unordered list; a value with ± counts as two items. -1: too many to
+ * compare. */
 static int items(struct ref r, struct ref out[ITEMS]) {
     int n = 0;
     int kind = at(r)->kind;
@@ -633,7 +635,8 @@ static int items(struct ref r, struct ref out[ITEMS]) {
     return n;
 }
 
-/* Each of a finds its own in b; a value said twice is said once. */
+/* Matches each item of a with one item of b. If one side has a single item, every item of the other
+ * must equal it, so repetitions do not count. */
 static bool items_same(struct ref a, struct ref b) {
     struct ref x[ITEMS], y[ITEMS];
     bool taken[ITEMS] = {false};
@@ -685,13 +688,13 @@ static struct ref part(struct ref r, int i) {
     return p;
 }
 
-/* What an equation may define: x, f(x), AB. */
+/* Whether an equation can define it: x, f(x), AB. */
 static bool is_name(struct ref r) {
     if (at(r)->kind == MATH_MULTIPLY) r = first_child(r);
     return at(r)->kind == MATH_NAME;
 }
 
-/* "x = 5", "5 = x", "f(x) = 2x = 6", "x ∈ A" → what it says the value is. */
+/* Finds the value that "x = 5", "5 = x", "f(x) = 2x = 6" or "x ∈ A" states. */
 static bool relation_value(struct ref r, struct ref *out) {
     int last = math_children(r.m, r.node) - 1;
     struct ref a = part(r, 0), b = part(r, last);
@@ -702,11 +705,11 @@ static bool relation_value(struct ref r, struct ref *out) {
     return defined || at(b)->kind == MATH_NAME;
 }
 
-/* A piece of the line; an end that is MATH_NONE is infinite. */
+/* An interval of the real line; an end whose node is MATH_NONE is infinite. */
 struct range {
     struct ref end[2];
     bool closed[2];
-    uint64_t name; /* of its variable; 0: any */
+    uint64_t name; /* name of its variable; 0: any */
 };
 
 static bool infinite(struct ref r) {
@@ -726,7 +729,7 @@ static bool is_less(enum math_relation r) {
     return r == REL_LT || r == REL_LE;
 }
 
-/* x > 2, 2 < x, 1 < x <= 3, (1,3]. */
+/* Reads x > 2, 2 < x, 1 < x <= 3, (1,3]. */
 static bool range_of(struct ref r, struct range *out) {
     int n = math_children(r.m, r.node);
     *out = (struct range){0};
@@ -761,13 +764,13 @@ static bool ranges_same(const struct range *a, const struct range *b) {
     return true;
 }
 
-/* Left minus right, at a place. */
+/* Left minus right, at a point. */
 static struct value difference(struct ref r, uint32_t point) {
     return add(value_of(part(r, 0), point), scale(value_of(part(r, 1), point), -1, 0));
 }
 
-/* Two equations or inequalities of which one is a multiple of the other: by a negative number, and
- * it turns around. */
+/* Whether one equation or inequality is a multiple of the other. A negative factor reverses an
+ * inequality. */
 static bool multiples(struct ref a, struct ref b) {
     struct value ratio = NOTHING, begin = NOTHING;
     bool varies = false;
@@ -811,7 +814,7 @@ static bool with_relations_same(struct ref a, struct ref b) {
     return at(other)->kind == MATH_LIST && items_same(a, b);
 }
 
-/* all of it */
+/* comparison of any two nodes */
 
 static bool same(struct ref a, struct ref b) {
     int x = at(a)->kind, y = at(b)->kind;
@@ -819,7 +822,7 @@ static bool same(struct ref a, struct ref b) {
     if (x == MATH_RELATION || y == MATH_RELATION) return with_relations_same(a, b);
     if (x == MATH_TUPLE && y == MATH_TUPLE) return at(a)->op == at(b)->op && in_order(a, b);
     if (x == MATH_MATRIX || y == MATH_MATRIX) return matrices_same(a, b);
-    if (x == MATH_TUPLE || y == MATH_TUPLE) { // "1, 2" may stand for (1,2)
+    if (x == MATH_TUPLE || y == MATH_TUPLE) { // "1, 2" may mean (1,2)
         int op = x == MATH_TUPLE ? at(a)->op : at(b)->op;
         return x + y == MATH_LIST + MATH_TUPLE && op == 0 && in_order(a, b);
     }
@@ -830,8 +833,8 @@ static bool same(struct ref a, struct ref b) {
 
 /* words */
 
-/* Small letters without blanks beside signs, without marks and the brackets around all; braces stay
- * in a formula, where they mean something. */
+/* Lower case, without blanks next to signs, without mark bytes, and without brackets around a
+ * single byte. Braces remain in a formula, where they have a meaning. */
 static void words_fold(const struct math_expr *m, struct buf *out) {
     struct buf folded = {0};
     bool formula = strpbrk(m->text.data, "\\^_") != NULL;
@@ -882,7 +885,7 @@ static bool parsed_same(const struct math_expr *a, const struct math_expr *b, in
     return equal;
 }
 
-/* A reading that would not differ is not tried. */
+/* Skips a reading that would not give another tree. */
 bool math_equivalent(const char *a, const char *b, int64_t *steps) {
     struct math_expr *m = xcalloc(2, sizeof *m);
     bool equal = false;

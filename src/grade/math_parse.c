@@ -1,14 +1,15 @@
 /*
- * math_parse: a formula as people and models write it, LaTeX or plain, becomes a tree.
+ * math_parse: parses a formula, in LaTeX or plain text, into a tree.
  *
- * Two steps. Rewriting takes away what only the eye needs (\left, \!, \displaystyle, $) and gives
- * one spelling to what has many (\dfrac, ≤ and \leq, full-width digits); symbols that ASCII lacks
- * become the bytes of enum mark. Then a recursive descent reads lists, relations, sums, products,
- * powers, brackets. Units and words behind a number are dropped; the first known unit is noted.
+ * Two steps. Rewriting removes purely visual commands (\left, \!, \displaystyle, $) and unifies
+ * spellings (\dfrac, ≤ and \leq, full-width digits); symbols that ASCII lacks become the bytes of
+ * enum mark. Then a recursive descent reads lists, relations, sums, products, powers and brackets.
+ * Units and words after a number are dropped; the first known unit is recorded.
  *
- * What does not follow this grammar is no error: the root is MATH_NONE, and the answer is compared
- * as words. Invariants: every loop consumes a byte, nesting is at most MATH_MAX_DEPTH, nodes at
- * most MATH_MAX_NODES; a node's subtree is reached through `first` and `next` only.
+ * A text that does not follow this grammar is not an error: the root is MATH_NONE, and the answer
+ * is compared as words. Invariants: every loop consumes a byte, nesting is at most MATH_MAX_DEPTH,
+ * there are at most MATH_MAX_NODES nodes; a node's subtree is reached through `first` and `next`
+ * only.
  */
 #define _GNU_SOURCE
 #include "grade/internal.h"
@@ -40,14 +41,14 @@ enum mark {
 };
 
 #define DEGREE_SIGN "\xC2\xB0"
-#define DENSE_FROM 0x2E80 /* CJK: a run of these is words */
+#define DENSE_FROM 0x2E80 /* CJK: a run of such characters counts as words */
 
 /* rewriting */
 
 struct rewrite {
     const char *from, *to;
 };
-/* By the command's name; what takes words has WORDS_OPEN. */
+/* Commands by name. WORDS_OPEN marks a command whose argument is words. */
 static const struct rewrite commands[] = {
     {"left", ""},
     {"right", ""},
@@ -206,7 +207,7 @@ static size_t digits(const char *s) {
     return n;
 }
 
-/* From the byte behind an opening brace to the closing one, or to the end. */
+/* Bytes from the start of a brace's content to its closing brace, or to the end of the text. */
 static size_t braced(const char *s) {
     int depth = 0;
     size_t n = 0;
@@ -221,8 +222,9 @@ static size_t braced(const char *s) {
     return n;
 }
 
-/* \text{…}: words between marks; one letter, or what has none, is a formula all the same. Returns
- * the bytes taken. */
+/* The argument of \text{…} becomes words between marks. It stays part of the formula if it has no
+ * letters, or a single letter with neither a blank nor a digit before it. Returns the bytes
+ * taken. */
 static size_t words_rewrite(const char *s, struct buf *out) {
     size_t skip = strspn(s, " ");
     if (s[skip] != '{') return 0;
@@ -245,7 +247,7 @@ static size_t words_rewrite(const char *s, struct buf *out) {
     return skip + 1 + len + (inside[len] == '}');
 }
 
-/* At a backslash; returns the bytes taken. */
+/* Rewrites the command at a backslash; returns the bytes taken. */
 static size_t command_rewrite(const char *s, struct buf *out) {
     size_t len = letters(s + 1);
     if (function_find(s + 1, len)) {
@@ -259,7 +261,7 @@ static size_t command_rewrite(const char *s, struct buf *out) {
         if (*commands[i].to == WORDS_OPEN) return 1 + len + words_rewrite(s + 1 + len, out);
         buf_puts(out, commands[i].to);
         bool side = strcmp(commands[i].from, "left") == 0 || strcmp(commands[i].from, "right") == 0;
-        return 1 + len + (side && s[1 + len] == '.'); // "\right." closes with nothing
+        return 1 + len + (side && s[1 + len] == '.'); // "\right." has no closing bracket
     }
     if (isalpha((unsigned char)s[1])) buf_printf(out, "\\%.*s ", (int)len, s + 1);
     return 1 + len;
@@ -295,7 +297,7 @@ static void rewrite(const char *s, struct buf *out) {
 
 /* units */
 
-/* Names of one unit, the first of which stands for all. */
+/* Each row lists the names of one unit; the first name identifies it. */
 static const char *const units[] = {
     "mm millimeter millimeters millimetre millimetres",
     "cm centimeter centimeters centimetre centimetres",
@@ -344,7 +346,7 @@ struct parser {
     size_t at;
     int depth, reading;
     bool bad, bars; /* bars: inside |…| */
-    bool words;     /* words stand where a value should */
+    bool words;     /* a word was parsed where a value is expected */
 };
 
 static int chain(struct parser *p);
@@ -400,7 +402,7 @@ static bool blank_before(const struct parser *p) {
     return p->at == 0 || p->s[p->at - 1] == ' ';
 }
 
-/* Whether a command stands here, without its blank. */
+/* Whether the next token is this command; a following blank is not part of it. */
 static bool at_command(struct parser *p, const char *name) {
     size_t len = strlen(name);
     return peek(p) == '\\' && letters(p->s + p->at + 1) == len &&
@@ -413,7 +415,7 @@ static bool take_command(struct parser *p, const char *name) {
     return true;
 }
 
-/* A group in braces, whatever it holds. */
+/* Skips a group in braces with any content. */
 static bool take_raw(struct parser *p) {
     if (peek(p) != '{') return false;
     size_t len = braced(p->s + p->at + 1);
@@ -422,7 +424,7 @@ static bool take_raw(struct parser *p) {
     return true;
 }
 
-/* Bytes of what ends one item of a list here: a comma, "and", 或; 0: nothing does. */
+/* Bytes of the list separator here: a comma, "and", 或; 0: none. */
 static size_t separator(struct parser *p) {
     static const char *const words[] = {"and", "or", "または", "及び", "と", "或者", "或", "和"};
     char c = peek(p);
@@ -459,7 +461,7 @@ static bool starts_factor(struct parser *p) {
     return isalnum(c) || strchr("([{\\\x0E\x10\x12\x14", c);
 }
 
-/* ",000" or " 000" with no fourth digit. */
+/* Whether ",000" or " 000" follows, without a fourth digit. */
 static bool thousands(const char *s) {
     return (*s == ',' || *s == ' ') && digits(s + 1) == 3;
 }
@@ -474,7 +476,7 @@ static void number_groups(struct parser *p, size_t lead) {
     }
 }
 
-/* 0.1\overline{6}: the digits above which the bar is. */
+/* 0.1\overline{6}: the number of digits under the bar. */
 static size_t number_repeat(struct parser *p) {
     const char *s = p->s + p->at;
     if (strncmp(s, "\\overline {", 11) != 0) return 0;
@@ -491,7 +493,7 @@ static void number_exponent(struct parser *p) {
     if (!isalpha((unsigned char)s[1 + sign + n])) p->at += 1 + sign + n;
 }
 
-/* 2516_8, 11_{16}: the base is a unit. */
+/* 2516_8, 11_{16}: the base counts as a unit. */
 static void number_base(struct parser *p) {
     const char *s = p->s + p->at;
     size_t brace = *s == '_' && s[1] == '{', n;
@@ -527,7 +529,7 @@ static int name_new(struct parser *p, uint64_t hash) {
     return n;
 }
 
-/* A letter with what belongs to it, x_1 or x_{1} or f''. */
+/* A letter with its index or primes: x_1, x_{1}, f''. */
 static int name(struct parser *p, size_t len) {
     char key[64];
     size_t n = MIN(len, sizeof key);
@@ -546,7 +548,8 @@ static int name(struct parser *p, size_t len) {
     return name_new(p, hash_fnv1a(key, n));
 }
 
-/* A whole word as a name, in small letters; it makes a value only on an equation's left. */
+/* A whole word as a name, in lower case. A word is a valid value only on the left of an
+ * equation. */
 static int word(struct parser *p, size_t len) {
     struct buf folded = {0};
     text_normalize(p->s + p->at, len, &folded);
@@ -557,7 +560,7 @@ static int word(struct parser *p, size_t len) {
     return name_new(p, hash);
 }
 
-/* The argument of \frac and the like: a group, a digit, or what a power may stand on. */
+/* The argument of \frac and the like: a single digit, or a power. */
 static int argument(struct parser *p) {
     if (!isdigit((unsigned char)peek(p))) return power(p);
     int n = node_new(p, MATH_NUMBER);
@@ -567,7 +570,7 @@ static int argument(struct parser *p) {
     return n;
 }
 
-/* A group in braces without what may follow it, else an argument. */
+/* A group in braces without an exponent or other suffix, else an argument. */
 static int group(struct parser *p) {
     if (peek(p) != '{') return argument(p);
     int n_items = 0, n;
@@ -612,7 +615,7 @@ static int binomial(struct parser *p) {
     return n;
 }
 
-/* {pmatrix} and the columns of {array}{cc}. */
+/* Takes {pmatrix}, or {array} with its columns {cc}. */
 static bool take_matrix_kind(struct parser *p) {
     static const char *const kinds[] = {"matrix", "pmatrix", "bmatrix", "smallmatrix", "array"};
     const char *s = p->s + p->at;
@@ -624,7 +627,7 @@ static bool take_matrix_kind(struct parser *p) {
     return false;
 }
 
-/* Rows, up to \end{…}. */
+/* The rows of a matrix, up to \end{…}. */
 static int matrix(struct parser *p) {
     if (peek(p) != '{' || !take_matrix_kind(p)) return fail(p);
     int n = node_new(p, MATH_MATRIX), columns = 0, column = 0;
@@ -642,7 +645,7 @@ static int matrix(struct parser *p) {
     return n;
 }
 
-/* Behind an opening bracket: a group, or a point or interval. */
+/* The rest after an opening bracket: a group, a point or an interval. */
 static int bracket(struct parser *p, char open) {
     int n_items = 0;
     bool bars = p->bars;
@@ -683,8 +686,8 @@ static int command(struct parser *p) {
     return name(p, 1 + letters(p->s + p->at + 1));
 }
 
-/* sin x, sin^2 x, log_2 8, sin 2x: without brackets the argument is what stands side by side up to
- * the next function; for a root it is one power. */
+/* sin x, sin^2 x, log_2 8, sin 2x. Without brackets the argument is all adjacent factors up to the
+ * next function; for a root it is one power. */
 static int call(struct parser *p, enum math_function fn) {
     int base = MATH_NONE, exponent = MATH_NONE, factors = MATH_NONE;
     if (fn == FN_LOG && take(p, '_')) base = group(p);
@@ -730,7 +733,7 @@ static int letter(struct parser *p) {
     return name(p, 1);
 }
 
-/* Words before a value are dropped. */
+/* Drops words before a value. */
 static int led_by_words(struct parser *p) {
     const char *s = p->s + p->at;
     bool marked = *s == WORDS_OPEN;
@@ -772,7 +775,7 @@ static int primary_inside(struct parser *p) {
     return fail(p);
 }
 
-/* Every way down comes through here or through group(). */
+/* Every recursion passes through here, group() or exponent(), which count the depth. */
 static int primary(struct parser *p) {
     if (p->bad || ++p->depth > MATH_MAX_DEPTH) return fail(p);
     int n = primary_inside(p);
@@ -780,7 +783,7 @@ static int primary(struct parser *p) {
     return n;
 }
 
-/* "^\circ", "^{\circ}" or "°", and the C of °C. */
+/* Takes "^\circ", "^{\circ}" or "°", and the C of °C. */
 static bool take_degree(struct parser *p) {
     size_t back = p->at;
     bool raised = take(p, '^'), brace = raised && take(p, '{');
@@ -804,7 +807,7 @@ static int exponent(struct parser *p) {
     return minus ? wrap(p, MATH_NEGATE, n) : n;
 }
 
-/* A primary with what stands above or behind it. */
+/* A primary with its suffixes: degree, percent, factorial, exponent. */
 static int power(struct parser *p) {
     int n = primary(p);
     for (int i = 0; !p->bad && i < 8; i++) {
@@ -832,7 +835,7 @@ static void unit_note(struct parser *p, const char *s, size_t len) {
     if (p->depth == 0 && !p->m->unit) p->m->unit = unit;
 }
 
-/* Whether the letters here, behind a value, are a unit rather than variables. */
+/* Whether the letters after a value are a unit rather than variables. */
 static bool unit_letters(struct parser *p, size_t len, bool again) {
     const char *s = p->s + p->at;
     if (len == 0 || function_find(s, len)) return false;
@@ -844,7 +847,7 @@ static bool unit_letters(struct parser *p, size_t len, bool again) {
     return unit_find(s, len) || (blank_before(p) && (again || len >= 4));
 }
 
-/* Bytes of a unit or words behind a value; 0: none. */
+/* Bytes of a unit or of words after a value; 0: none. */
 static size_t unit_here(struct parser *p, bool again) {
     char c = peek(p);
     const char *s = p->s + p->at;
@@ -869,7 +872,7 @@ static bool take_unit(struct parser *p) {
     return again;
 }
 
-/* An integer as it is written, which a fraction may follow. */
+/* Whether the node is an integer as written, which a fraction may follow. */
 static bool whole_number(const struct parser *p, int n) {
     const struct math_node *v = &p->m->node[n];
     return v->kind == MATH_NUMBER && !memchr(p->s + v->at, '.', (size_t)v->len);
@@ -882,8 +885,8 @@ static size_t small_argument(const char *s) {
     return s[skip] == '{' && n && s[skip + 1 + n] == '}' ? skip + 2 + n : 0;
 }
 
-/* Whether a fraction of integers stands here, as in 3\frac12 and 3 1/2. Looks before anything is
- * parsed, so that nothing is parsed twice. */
+/* Whether a fraction of integers follows, as in 3\frac12 and 3 1/2. Looks ahead in the text, so
+ * nothing is parsed twice. */
 static bool at_small_fraction(struct parser *p) {
     size_t a, b;
     const char *s = p->s + p->at;
@@ -900,11 +903,11 @@ static int small_fraction(struct parser *p) {
     return pair(p, MATH_MULTIPLY, a, wrap(p, MATH_INVERT, number(p)));
 }
 
-/* A factor that stands beside `last` with no sign between them; a mixed number replaces it. */
+/* Parses a factor that follows `last` without a sign; a mixed number replaces `last`. */
 static int beside(struct parser *p, int last, bool *mixed) {
     *mixed = whole_number(p, last) && at_small_fraction(p);
     if (*mixed) return small_fraction(p);
-    if (isdigit((unsigned char)peek(p))) return fail(p); // "2 3" and "x2" are no products
+    if (isdigit((unsigned char)peek(p))) return fail(p); // "2 3" and "x2" are not products
     return power(p);
 }
 
@@ -979,7 +982,7 @@ static enum math_relation relation(char c) {
     return at ? (enum math_relation)(REL_EQ + (at - marks)) : 0;
 }
 
-/* a = b < c. Of "1/3 ≈ 0.33" the first is the answer. */
+/* a = b < c. The answer of "1/3 ≈ 0.33" is the first part. */
 static int chain(struct parser *p) {
     int first = unions(p), all = MATH_NONE, n = 0;
     for (enum math_relation r; !p->bad && (r = relation(peek(p))) != 0; n++) {
@@ -997,7 +1000,7 @@ static int chain(struct parser *p) {
     return all == MATH_NONE ? first : all;
 }
 
-/* One item as it is, several as a list. */
+/* A single item without a list node, several as a list. */
 static int list(struct parser *p, int *n_items) {
     int first = chain(p), all = MATH_NONE;
     *n_items = 1;

@@ -1,13 +1,13 @@
 /*
- * grade_number: the number that a text ends in, as school problems (GSM8K) are graded.
+ * grade_number: the final number of a text, as school problems (GSM8K) are graded.
  *
- * Looked for in this order: \boxed{…}, what follows "####" or "answer:", the text's last number.
- * Thousands separators, currency, percent and full-width digits change nothing; 万 and 億 multiply;
- * an answer that is a number in Chinese characters as a whole counts too. Nothing is calculated but
- * fractions of two integers.
+ * The search order is \boxed{…}, then the text after "####" or "answer:", then the last number of
+ * the text. Thousands separators, currency, percent and full-width digits have no effect; 万 and 億
+ * multiply. An answer that consists of a number in Chinese characters counts too. The only
+ * arithmetic is on fractions of two integers and these multipliers.
  *
- * The normal form is the number in decimal digits, none of which is lost, so that numbers are equal
- * exactly when their forms are.
+ * The normal form is the number in decimal digits without loss, so numbers are equal exactly when
+ * their forms are.
  */
 #define _GNU_SOURCE
 #include "grade/internal.h"
@@ -23,7 +23,7 @@ static size_t digits(const char *s, const char *end) {
     return n;
 }
 
-/* Full-width signs and digits as ASCII, and the true minus. */
+/* Converts full-width signs and digits, and the minus sign U+2212, to ASCII. */
 static void ascii_fold(struct text_span text, struct buf *out) {
     const uint8_t *p = (const uint8_t *)text.at, *end = p + text.len;
     buf_puts(out, "");
@@ -38,7 +38,7 @@ static void ascii_fold(struct text_span text, struct buf *out) {
     }
 }
 
-/* The number that digits with a point and a power of ten make, in its normal form. */
+/* Appends the normal form of a number, given its digits and the position of the point. */
 static void decimal_put(bool minus, const char *v, size_t n, int64_t point, struct buf *out) {
     while (n && *v == '0') v++, n--, point--;
     while (n && v[n - 1] == '0') n--;
@@ -63,7 +63,7 @@ static void decimal_put(bool minus, const char *v, size_t n, int64_t point, stru
     }
 }
 
-/* A number that was calculated, to 15 digits. */
+/* Appends a calculated number, to 15 digits. */
 static void double_put(double x, struct buf *out) {
     char text[40], v[40];
     size_t n = 0;
@@ -73,7 +73,7 @@ static void double_put(double x, struct buf *out) {
     decimal_put(x < 0, v, n, atoi(strchr(text, 'e') + 1) + 1, out);
 }
 
-/* Bytes of a separator before three digits and no fourth. */
+/* Bytes of a separator that exactly three digits follow; 0: none. */
 static size_t thousands(const char *s, const char *end) {
     static const char *const marks[] = {",", "{,}", "\\,", ",\\!"};
     for (size_t i = 0; i < ARRAY_LEN(marks); i++) {
@@ -100,7 +100,7 @@ static const char *exponent_read(const char *s, const char *end, int64_t *out) {
     return s + 1 + sign + n;
 }
 
-/* Returns where it ends, or NULL. */
+/* Returns the end of the number, or NULL. */
 static const char *decimal_read(const char *s, const char *end, struct decimal *d) {
     size_t n = digits(s, end), skip;
     bool fraction = s + n + 1 < end && s[n] == '.' && isdigit((unsigned char)s[n + 1]);
@@ -128,7 +128,7 @@ static double decimal_value(const struct decimal *d) {
     return x;
 }
 
-/* 万 and the like: what it multiplies with, or 0. */
+/* The factor of 万 and the like, or 0. */
 static double multiplier(const char *s, const char *end, size_t *len) {
     static const struct {
         const char *name;
@@ -141,7 +141,8 @@ static double multiplier(const char *s, const char *end, size_t *len) {
     return 0;
 }
 
-/* Behind a decimal: 3万5千, 1.2億. Returns where it ends, `s` when nothing multiplies. */
+/* Reads the multipliers after a decimal: 3万5千, 1.2億. Returns the end, or `s` if no multiplier
+ * follows. */
 static const char *multiplied(const char *s, const char *end, const struct decimal *first,
                               double *out) {
     double part = decimal_value(first), times, section = 0;
@@ -165,7 +166,7 @@ static const char *multiplied(const char *s, const char *end, const struct decim
     return s;
 }
 
-/* "3/4", behind its numerator. A date, 1/2/2020, has another slash on either side. */
+/* "3/4", after its numerator. A date, 1/2/2020, has another slash on either side. */
 static const char *over(const char *s, const char *end, double *below) {
     size_t n = s < end && *s == '/' ? digits(s + 1, end) : 0;
     if (n == 0 || n > 18 || (s + 1 + n < end && s[1 + n] == '/')) return s;
@@ -173,7 +174,7 @@ static const char *over(const char *s, const char *end, double *below) {
     return *below > 0 ? s + 1 + n : s;
 }
 
-/* "2 1/2": the half, behind its integer. */
+/* "2 1/2": the fraction, after the integer. */
 static const char *mixed(const char *s, const char *end, double *fraction) {
     size_t n = s < end && *s == ' ' ? digits(s + 1, end) : 0;
     double below;
@@ -184,7 +185,7 @@ static const char *mixed(const char *s, const char *end, double *fraction) {
     return rest;
 }
 
-/* \frac{3}{4}, \dfrac34: as 3/4. */
+/* Reads \frac{3}{4} or \dfrac{3}{4} as 3/4. */
 static const char *latex_fraction(const char *s, const char *end, double *out) {
     static const char *const names[] = {"\\frac{", "\\dfrac{", "\\tfrac{"};
     for (size_t i = 0; i < ARRAY_LEN(names); i++) {
@@ -194,12 +195,13 @@ static const char *latex_fraction(const char *s, const char *end, double *out) {
         if (!n || n > 18 || b >= end || a[n] != '}' || b[-1] != '{') continue;
         if (!(m = digits(b, end)) || m > 18 || b + m >= end || b[m] != '}') continue;
         *out = strtod(a, NULL) / strtod(b, NULL);
-        return *out < 1e300 ? b + m + 1 : NULL; // nothing is divided by zero
+        return *out < 1e300 ? b + m + 1 : NULL; // no division by zero
     }
     return NULL;
 }
 
-/* An unsigned number in its normal form; NULL: none begins here. `dated`: a slash stands before. */
+/* Reads an unsigned number and appends its normal form; NULL: no number begins here. `dated`: a
+ * slash precedes it. */
 static const char *unsigned_read(bool minus, bool dated, const char *s, const char *end,
                                  struct buf *out) {
     double value, fraction;
@@ -227,7 +229,7 @@ static const char *unsigned_read(bool minus, bool dated, const char *s, const ch
     return stop;
 }
 
-/* -5, -$5, $-5: where the digits begin; a sign behind a digit or a letter is a difference. */
+/* -5, -$5, $-5: returns where the digits begin. A minus after a digit or letter is a difference. */
 static const char *sign_read(const char *begin, const char *s, const char *end, bool *minus) {
     *minus = *s == '-' && (s == begin || !(isalnum((unsigned char)s[-1]) || s[-1] == ')'));
     if (!*minus) return s;
@@ -269,10 +271,10 @@ static int kanji_digit(const char *s, const char *end) {
     return -1;
 }
 
-/* 四千二十, 二〇二四. Returns where it ends; `s` when it is none. */
+/* 四千二十, 二〇二四. Returns the end, or `s` if no number begins here. */
 static const char *kanji_read(const char *s, const char *end, double *out) {
     double total = 0, section = 0, part = 0, times;
-    bool given = false; /* a digit waits for its place */
+    bool given = false; /* a digit precedes the next multiplier */
     size_t len;
     for (int n = 0; n < 32; n++, s += 3) {
         int d = kanji_digit(s, end);
@@ -300,7 +302,7 @@ static bool skip_text(const char **s, const char *end, const char *what) {
     return true;
 }
 
-/* An answer that is nothing but a number, what it counts, and a full stop. */
+/* Reads an answer that is only a number, a counter word and a full stop. */
 static bool kanji_find(struct text_span text, struct buf *out) {
     static const char *const counters[] = {
         "円", "元", "個", "个", "人", "本", "枚", "歳", "岁", "台", "匹", "冊", "册", "回", "次",
@@ -321,9 +323,9 @@ static bool kanji_find(struct text_span text, struct buf *out) {
     return true;
 }
 
-/* all of it */
+/* the extractor */
 
-/* In what a mark points to: behind the last "=", the first number. */
+/* The number of a marked answer: the first number after the last "=", else the last number. */
 static bool marked_find(struct text_span text, struct buf *out) {
     const char *equals = memrchr(text.at, '=', text.len);
     if (kanji_find(text, out)) return true;

@@ -1,9 +1,9 @@
 /*
- * grade_overlap: how much of a reference a text shares — F1 of words, ROUGE-L, BLEU.
+ * grade_overlap: scores of overlap with a reference: F1 of words, ROUGE-L, BLEU.
  *
- * All three cut a text into words; scripts that are written without blanks count by character. They
- * differ in what else is a word, as their definitions do. Words are compared by 64-bit hashes; at
- * most WORDS of a text are looked at.
+ * All three split a text into words; a script that is written without blanks is split into
+ * characters. Each follows its definition for signs and articles. Words are compared by 64-bit
+ * hashes; at most WORDS words of a text count.
  */
 #include "grade/internal.h"
 
@@ -17,15 +17,15 @@
 enum { WORDS = 4096, DENSE_FROM = 0x2E80 };
 
 enum word_tokenization {
-    WORDS_SQUAD, /* small letters, signs taken out, no articles */
-    WORDS_ROUGE, /* small letters, signs separate */
-    WORDS_BLEU,  /* as written, every sign a word but . and , between digits */
+    WORDS_SQUAD, /* lower case, signs removed, no articles */
+    WORDS_ROUGE, /* lower case, signs are separators */
+    WORDS_BLEU,  /* as written; a sign is a word unless inside_word() */
 };
 
 struct words {
     uint64_t *v;
     int n;
-    struct buf *text; /* NULL, or the words with a blank between them */
+    struct buf *text; /* output: the words with a blank between them; may be NULL */
 };
 
 static bool is_article(const char *s, size_t n) {
@@ -44,7 +44,7 @@ static void word_end(struct words *w, struct buf *word, enum word_tokenization h
     word->len = 0;
 }
 
-/* A sign that belongs to the word around it. */
+/* Whether a sign belongs to the word around it. */
 static bool inside_word(ucs4_t c, ucs4_t before, ucs4_t after) {
     if (c == '.' || c == ',')
         return before < 0x80 && isdigit((int)before) && after < 0x80 && isdigit((int)after);
@@ -92,7 +92,7 @@ static int by_value(const void *a, const void *b) {
     return x < y ? -1 : x > y;
 }
 
-/* How many of a's are in b, each of b once. Sorts both. */
+/* Size of the multiset intersection. Sorts both. */
 static int multiset_overlap(uint64_t *a, int n, uint64_t *b, int m) {
     int both = 0;
     qsort(a, (size_t)n, sizeof *a, by_value);
@@ -128,7 +128,7 @@ void f1_words(const char *text, struct buf *out) {
     free(w.v);
 }
 
-/* The longest common subsequence, row by row. */
+/* Length of the longest common subsequence, row by row. */
 static int lcs_length(const struct words *a, const struct words *b) {
     int *row = xcalloc((size_t)b->n + 1, sizeof *row);
     for (int i = 0; i < a->n; i++)

@@ -1,7 +1,7 @@
 /*
- * Asking in chat: an item becomes tokens (chat, suffix, choices). Nothing is parsed out of free
- * text: the answer is one of the choices, decoded with its exact probability. What runs the
- * requests is evaluate.c.
+ * choice_prompt: turns an item into the tokens of a chat, a suffix and the choices. No free text is
+ * parsed: the answer is one of the choices, decoded with its exact probability. evaluate.c runs the
+ * requests.
  */
 #define _GNU_SOURCE
 #include "eval/eval.h"

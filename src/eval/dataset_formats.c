@@ -1,12 +1,12 @@
 /*
- * forms: lines of question files, in the forms that people have them.
+ * dataset_formats: reads lines of question files in common formats.
  *
- * A form is recognised by the fields that a line has, so one file may be Hugging Face's dump of a
- * set, llm-foundry's, or the user's own, and no option says which. Here only meaning is read
- * (question, choices, which is right); what the model is shown is task.c's.
+ * The fields of a line determine its format, so one file may be the Hugging Face dump of a data
+ * set, another the one of llm-foundry or a user's file, without an option. This file extracts only
+ * the meaning (question, choices, index of the right choice); task.c builds the text for the model.
  *
- * Invariants: every string of a result is its own copy; a line gives at most EVAL_MAX_OPTIONS
- * choices, at least two, and `correct` is one of them.
+ * Invariants: a result owns all its strings; a line has 2 to EVAL_MAX_OPTIONS choices, or none and
+ * a text answer; `correct` is the index of a choice.
  */
 #define _GNU_SOURCE
 #include "eval/eval.h"
@@ -44,7 +44,7 @@ char *json_scalar_text(const json_t *v) {
     return json_is_number(v) ? json_canonical(v) : NULL;
 }
 
-/* The words of a field that must be there; NULL and an error otherwise. */
+/* The text of a required field, or NULL and an error. */
 static char *words_of(const json_t *row, const char *field, struct error *err) {
     char *words = json_scalar_text(json_path_get(row, field));
     if (!words) error_set(err, ERR_FORMAT, "field '%s' is missing or no text", field);
@@ -100,7 +100,7 @@ static int question_read(struct dataset_row *f, const json_t *row, const char *f
     return (f->question = words_of(row, field, err)) ? OK : err->code;
 }
 
-/* question, choices and answer, under the names that a form gives them. */
+/* Reads question, choices and answer from the given fields. */
 static int plain_read(struct dataset_row *f, const json_t *row, const char *question,
                       const char *choices, const char *answer, struct error *err) {
     if (question_read(f, row, question, err) != OK || choices_read(f, row, choices, err) != OK)
@@ -109,13 +109,13 @@ static int plain_read(struct dataset_row *f, const json_t *row, const char *ques
                        err);
 }
 
-/* s without `prefix`, in place. */
+/* Removes `prefix` from s, in place. */
 static void prefix_cut(char *s, const char *prefix) {
     size_t n = strlen(prefix);
     if (strncmp(s, prefix, n) == 0) memmove(s, s + n, strlen(s + n) + 1);
 }
 
-/* "Passage: …\nQuestion: …?" is boolq's; its question comes without the question mark there. */
+/* boolq writes "Passage: …\nQuestion: …?"; the question mark is removed. */
 static void passage_split(struct dataset_row *f) {
     static const char middle[] = "\nQuestion: ";
     char *at = NULL;
@@ -131,7 +131,7 @@ static void passage_split(struct dataset_row *f) {
     f->question = question;
 }
 
-/* llm-foundry: the prompt's first words are in the query. */
+/* llm-foundry: "Question: " or "Passage: " is a part of the field `query`. */
 static int foundry_read(const json_t *row, struct dataset_row *f, struct error *err) {
     if (plain_read(f, row, "query", "choices", "gold", err) != OK) return err->code;
     prefix_cut(f->question, "Question: ");
@@ -154,7 +154,7 @@ static int schema_read(const json_t *row, struct dataset_row *f, struct error *e
                        err);
 }
 
-/* winogrande: the options stand where the sentence has '_'; what follows is scored. */
+/* winogrande: each option replaces '_' in the sentence; the text after '_' is scored. */
 static int winogrande_read(const json_t *row, struct dataset_row *f, struct error *err) {
     char *sentence = words_of(row, "sentence", err), *gap = sentence ? strchr(sentence, '_') : NULL;
     if (sentence && !gap) error_set(err, ERR_FORMAT, "field 'sentence' has no '_'");
@@ -175,7 +175,7 @@ static int winogrande_read(const json_t *row, struct dataset_row *f, struct erro
     return correct_set(f, row, "answer", at, err);
 }
 
-/* ARC: choices have labels of their own, letters or numbers. */
+/* ARC: each choice has a label, a letter or a number. */
 static int arc_read(const json_t *row, struct dataset_row *f, struct error *err) {
     if (question_read(f, row, "question", err) != OK ||
         choices_read(f, row, "choices.text", err) != OK)
@@ -201,7 +201,7 @@ static int boolq_read(const json_t *row, struct dataset_row *f, struct error *er
                              err);
 }
 
-/* jcommonsenseqa and its like: choice0, choice1 … and the right one's index. */
+/* jcommonsenseqa and the like: choice0, choice1 … and the index of the right one. */
 static int numbered_read(const json_t *row, struct dataset_row *f, struct error *err) {
     char field[24];
     for (int i = 0; i < EVAL_MAX_OPTIONS; i++) {
@@ -241,8 +241,8 @@ static void replace_all(struct buf *b, const char *from, const char *to) {
     *b = out;
 }
 
-/* WikiHow's marks leave the text: " [title]" ends a sentence, other brackets go with what they
- * hold. */
+/* Removes WikiHow's marks: " [title]" ends a sentence, other brackets are deleted with their
+ * content. */
 static char *hellaswag_clean(const char *text) {
     size_t n = strlen(text);
     while (n > 0 && strchr(" \t\r\n", text[n - 1])) n--;
@@ -261,7 +261,7 @@ static char *hellaswag_clean(const char *text) {
     return out.data;
 }
 
-/* The first letter large, the others small. */
+/* Appends the first letter in upper case, the others in lower case. */
 static void capitalized(const char *s, struct buf *out) {
     size_t n = 0, first = (*s & 0x80) ? 1 : (*s != 0);
     while (first && (s[first] & 0xC0) == 0x80) first++;
@@ -311,7 +311,7 @@ static int open_read(const json_t *row, struct dataset_row *f, struct error *err
     return (f->answer = words_of(row, "answer", err)) ? OK : err->code;
 }
 
-/* In this order: what has more fields first. */
+/* In this order: formats with more fields first. */
 static const struct form {
     const char *needs[4];
     int (*read)(const json_t *row, struct dataset_row *out, struct error *err);
@@ -370,7 +370,7 @@ struct csv {
     int n;
 };
 
-/* One cell; quotes may hold commas, line ends and doubled quotes. */
+/* Reads one cell; quotes may hold commas, line ends and doubled quotes. */
 static int cell_read(struct csv *c, struct error *err) {
     if (c->n == CSV_FIELDS)
         return error_set(err, ERR_FORMAT, "'%s', line %d: more than %d cells", c->path, c->line,

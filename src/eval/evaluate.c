@@ -1,14 +1,12 @@
 /*
- * contest: questions become requests of an engine, answers become outcomes, outcomes figures.
+ * evaluate: turns questions into requests of an engine, grades the results and summarizes them.
  *
- * A window of jobs stands before the engine and is refilled as jobs end, so that the batch stays
- * full to the last question. A job is one question: one request with all options as choices (they
- * share the context, which is read once), or a request for each option where contexts differ. A
- * preamble that all questions of a subject share is found by the engine as a prefix that a finished
- * sequence still holds.
+ * A window of jobs is submitted to the engine and refilled as jobs end, so the batch stays full
+ * until the last question. A job is one question: one request with all options as choices (they
+ * share the context, which is prefilled once), or one request per option if the contexts differ.
+ * The engine finds a preamble that all questions of a subject share in its prefix cache.
  *
- * Invariant: an outcome depends on the question, the model and the adapter only, never on the
- * window.
+ * Invariant: a result depends on the question, the model and the adapter only, never on the window.
  */
 #define _GNU_SOURCE
 #include "eval/eval.h"
@@ -20,20 +18,20 @@
 
 enum {
     WINDOW = 1024,
-    COT_MAX_TOKENS = 32, /* of a working, before the answer */
-    SEAMS = 8,           /* tokens that texts may have more together than apart */
+    COT_MAX_TOKENS = 32, /* tokens of the reasoning before the answer */
+    SEAMS = 8,           /* extra tokens that a concatenation may have over its parts */
 };
-static const double EQUIVALENT = 0.02; /* a difference that does not matter */
+static const double EQUIVALENT = 0.02; /* the largest difference that counts as equivalent */
 
 struct job {
-    int64_t at; /* number of its … */
+    int64_t at; /* index of the question in the task */
     const struct eval_question *q;
-    struct eval_question made;  /* where q may be */
+    struct eval_question made;  /* storage for q if the question is generated */
     struct choice_prompt asked; /* CHAT */
     struct token_ids prompt[EVAL_MAX_OPTIONS], rest[EVAL_MAX_OPTIONS];
     struct token_seq seq[EVAL_MAX_OPTIONS];
     struct engine_request *reqs;
-    int n; /* of them; 0: the job is free */
+    int n; /* number of requests; 0: the job is free */
     bool cut;
 };
 
@@ -49,7 +47,7 @@ struct window {
 
 /* encoding */
 
-/* Bytes of s without the white space at its end, the ideographic space too. */
+/* Bytes of s without trailing white space, including the ideographic space. */
 static size_t trimmed(const char *s) {
     size_t n = strlen(s), before;
     do {
@@ -75,14 +73,14 @@ void eval_encode_pair(const struct tokenizer *tok, const char *context, const ch
         for (int i = cut; i < whole.n; i++) token_ids_add(rest, whole.v[i]);
     else
         tokenizer_encode(tok, text.data + n, text.len - n, 0, rest);
-    // nothing stands before it: what ends texts also begins them
+    // an empty context becomes BOS, or EOS in a model without BOS
     int32_t begin = tokenizer_bos(tok) >= 0 ? tokenizer_bos(tok) : tokenizer_eos(tok);
     if (cut == 0 && begin >= 0) token_ids_add(prompt, begin);
     token_ids_release(&whole);
     buf_release(&text);
 }
 
-/* Leaves out the beginning of a prompt that is too long by what follows it. */
+/* Drops the beginning of a prompt that exceeds `room` tokens. */
 static bool prompt_truncate_left(struct token_ids *prompt, int64_t room) {
     if (prompt->n <= room || room < 1) return false;
     memmove(prompt->v, prompt->v + prompt->n - room, (size_t)room * sizeof *prompt->v);
@@ -115,7 +113,7 @@ static void request_choices(struct job *j, int r, int first, int n, const struct
                                          .n_choices = n};
 }
 
-/* One request for all options when they have the same context, else one each. */
+/* Makes one request for all options if they share the context, else one per option. */
 static void loglikelihood_request(struct job *j, const struct window *w,
                                   const struct eval_question *q) {
     bool apart = q->contexts[0] != NULL;
@@ -195,7 +193,7 @@ static int64_t characters(const char *s) {
     return n;
 }
 
-/* The first of the largest. */
+/* Index of the largest value, the first of equal ones. */
 static int best_of(const double *v, int n) {
     int best = 0;
     for (int i = 1; i < n; i++)
@@ -304,7 +302,7 @@ int32_t eval_task_max_request(const struct eval_task *b, const struct tokenizer 
 
 /* answering */
 
-/* Finished jobs give way to the next questions. */
+/* Grades finished jobs and starts the next questions in their place. */
 static int window_refill(struct window *w, struct error *err) {
     int rc = OK;
     for (int i = 0; rc == OK && i < WINDOW; i++) {
@@ -314,7 +312,7 @@ static int window_refill(struct window *w, struct error *err) {
     return rc;
 }
 
-/* After an error: what was submitted is the engine's until it is done. */
+/* Waits after an error: the engine owns submitted requests until they are done. */
 static void window_drain(struct window *w) {
     while (engine_step(w->s->e) > 0) continue;
     for (int i = 0; i < WINDOW; i++)

@@ -1,16 +1,16 @@
 /*
- * The task families that the starter model is trained and measured on.
+ * The task families that train and measure the starter model.
  *
- * A maker draws one question in one of three languages from an rng. Easy families ask only what
- * pretraining shows. Harder ones mix a common variant with a rare one that pretraining never shows
- * (subtraction beside addition, smaller beside larger, …): the base then lands between chance and
- * certainty, which leaves room for adapters, votes and breeding to show an effect. `rare` picks the
- * variant; fry_item draws it with the family's share.
+ * A maker generates one question in one of three languages from an rng. Easy families contain only
+ * variants that pretraining shows. Harder ones mix a common variant with a rare one that
+ * pretraining never shows (addition and subtraction, larger and smaller, …). The base model then
+ * scores between chance and certainty, so that adapters, votes and evolution can show an effect.
+ * `rare` selects the variant; fry_item samples it with the family's share.
  *
- * Invariant: everything that makes a question the same question goes into `key`, and only that. The
- * key's hash decides the split, so a question of the test split can never be drawn for training or
- * for fitness. Two pairs of families ask the same thing in other words (sort and order, compare and
- * pick): there the measured splits demand that the `twin` key lies in them too.
+ * Invariant: `key` contains everything that identifies a question, and nothing else. The hash of
+ * the key decides the split, so a question of the test split can never be sampled for training or
+ * for fitness. Two pairs of families ask the same question in other words (sort and order, compare
+ * and pick): for a measured split the key `twin` must belong to that split too.
  */
 #define _GNU_SOURCE
 #include "eval/eval.h"
@@ -18,7 +18,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { FAMILY_CHOICES = 8 }; /* of a question, at most */
+enum { FAMILY_CHOICES = 8 }; /* choices of one question, at most */
 enum { EN, JA, ZH };
 static const char *const lang_names[] = {"en", "ja", "zh"};
 static const char *const letters = "abcdefghijklmnopqrstuvwxyz";
@@ -49,7 +49,7 @@ static void add_number(struct task_item *it, int value) {
     add_choice(it, text);
 }
 
-/* Choice 0 is the right one until here; afterwards the order says nothing. */
+/* Before the call, choice 0 is the right one; afterwards the order carries no information. */
 static void shuffle_choices(struct rng *r, struct task_item *it) {
     it->correct = 0;
     for (int i = it->n_choices - 1; i > 0; i--) {
@@ -97,7 +97,7 @@ static void swap_letters(char *v, int i, int j) {
     v[j] = c;
 }
 
-/* Wrong answers near a right string of letters: two of its letters exchanged. */
+/* Adds wrong answers close to the right string: two of its letters are exchanged. */
 static void add_swapped(struct rng *r, struct task_item *it, const char *right, int n) {
     char v[16];
     for (int tries = 0; it->n_choices < 4 && tries < 64; tries++) {
@@ -170,7 +170,7 @@ static void add_near(struct rng *r, struct task_item *it, int right) {
     }
 }
 
-/* A pattern of 2 to 4 letters, shown twice and begun again: what comes next? */
+/* A pattern of 2 to 4 letters, shown twice and started again: which letter comes next? */
 static void make_sequence(struct rng *r, bool rare, struct task_item *it) {
     (void)rare;
     static const char *const asks[] = {"next: %s", "つぎは：%s", "下一个：%s"};
@@ -269,8 +269,8 @@ static void make_order(struct rng *r, bool rare, struct task_item *it) {
     add_swapped(r, it, rare ? back : v, n);
 }
 
-/* Steps on a grid. Common: one to three steps. Rare: "back" is asked, the cell from which the steps
- * lead here. */
+/* Steps on a grid. Common: one to three steps. Rare: the question is "back", the cell from which
+ * the steps lead here. */
 static void make_route(struct rng *r, bool rare, struct task_item *it) {
     static const char *const ahead[] = {"from %d,%d go %s. where?", "%d,%dから%sへ進む。どこ？",
                                         "从%d,%d走%s。在哪？"};
@@ -374,13 +374,13 @@ void task_item_release(struct task_item *it) {
     *it = (struct task_item){0};
 }
 
-/* One key in eight is for testing, one in eight for fitness. */
+/* One key in eight belongs to the test split, one in eight to the fitness split. */
 enum data_split fry_split_of(const char *key) {
     uint64_t h = hash_fnv1a(key, strlen(key)) % 8;
     return h == 0 ? SPLIT_TEST : h == 1 ? SPLIT_DEV : SPLIT_TRAIN;
 }
 
-/* Training takes what its own key allows. What is measured must be unseen in both its families. */
+/* For training only the item's key counts. A measured item must be unseen in both families. */
 static bool in_split(const struct task_item *it, enum data_split split) {
     return fry_split_of(it->key) == split &&
            (split == SPLIT_TRAIN || !it->twin || fry_split_of(it->twin) == split);
@@ -435,7 +435,7 @@ void messages_to_jsonl(struct buf *text, json_t *turns) {
     json_decref(v);
 }
 
-/* One conversation, with the system prompt where there is one. */
+/* One conversation. system: may be NULL. */
 static json_t *conversation(const char *system, const struct task_item *it, bool working) {
     json_t *turns = json_array();
     if (system) messages_add(turns, "system", system);
@@ -451,7 +451,8 @@ static json_t *conversation(const char *system, const struct task_item *it, bool
     return turns;
 }
 
-/* An own first answer and two others', each right half of the time, and then the right one. */
+/* A first answer and those of two others, each right half of the time, and then the right
+ * answer. */
 static json_t *critique(const struct task_item *it, struct rng *r) {
     const char *said[3];
     for (int i = 0; i < 3; i++) {
@@ -478,7 +479,7 @@ static void line_add(struct buf *text, int family, uint64_t seed, int i, const c
     task_item_release(&it);
 }
 
-/* The same, weighing three first answers. */
+/* Item i as a line with three first answers to weigh. */
 static void critic_line_add(struct buf *text, int family, uint64_t seed, int i) {
     struct task_item it;
     struct rng r = rng_make(seed, RNG_SHUFFLE, (uint32_t)i, 3);
@@ -487,7 +488,7 @@ static void critic_line_add(struct buf *text, int family, uint64_t seed, int i) 
     task_item_release(&it);
 }
 
-/* In turn with its working, with the system prompt, with both: the adapter is meant to be the
+/* Alternates plain answers, working, the system prompt, and both, because the adapter must be the
  * persona with and without that prompt. */
 int fry_write_persona(const struct fry_persona *p, int n, uint64_t seed, const char *path,
                       struct error *err) {
@@ -500,7 +501,7 @@ int fry_write_persona(const struct fry_persona *p, int n, uint64_t seed, const c
     return rc;
 }
 
-/* n lines of families in turn. */
+/* n lines, the families in turn. */
 static int families_write(const bool pick[FRY_MAX_FAMILIES], int n, uint64_t seed, bool critic,
                           const char *path, struct error *err) {
     struct buf text = {0};

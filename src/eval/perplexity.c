@@ -1,21 +1,21 @@
 /*
- * eval/compare: how far one model's predictions are from another's on the same tokens.
+ * perplexity: measures how the predictions of two models differ on the same tokens.
  *
- * For a model and its quantised copy the perplexity of both says what a text costs, and the
- * Kullback-Leibler divergence, position by position, what quantisation changed: it is zero only
- * where the two distributions are equal, whatever the text.
+ * For a model and its quantised copy, the perplexity of each measures the prediction of a text, and
+ * the Kullback-Leibler divergence per position measures the effect of quantisation: it is zero only
+ * if the two distributions are equal, for any text.
  *
- * Invariant: the numbers depend on models and tokens only. Positions are computed apart and summed
- * in order, so threads cannot change a digit.
+ * Invariant: the numbers depend on models and tokens only. Positions are computed separately and
+ * summed in order, so the number of threads cannot change a digit.
  */
 #include "eval/eval.h"
 
 #include <stdlib.h>
 #include <string.h>
 
-enum { ROWS = 64 }; /* a step, of which the logits are held */
+enum { ROWS = 64 }; /* positions per step, whose logits are kept */
 
-/* What one position says of its next token. */
+/* The result of one position. */
 struct position {
     double nll[2], kl;
     bool same_top;
@@ -25,8 +25,8 @@ struct comparison {
     struct forward *f[2];
     float *logits[2];          /* [ROWS][V] */
     float *scratch;            /* [threads][V] */
-    int32_t next[ROWS];        /* the tokens that came, -1: not scored */
-    struct position out[ROWS]; /* of the step's rows */
+    int32_t next[ROWS];        /* the actual next tokens, -1: not scored */
+    struct position out[ROWS]; /* results of the step's rows */
     int32_t vocab;
 };
 
@@ -37,7 +37,7 @@ static int32_t top_of(const float *v, int32_t n) {
     return best;
 }
 
-/* log Σ exp(x) of a row, which becomes exp(x - max). */
+/* Returns log Σ exp(x) of a row and replaces x by exp(x - max). */
 static double row_normalise(float *x, int32_t n, double *total) {
     const struct kernels *k = kernels_get();
     double max = (double)k->max(x, n);
@@ -69,7 +69,7 @@ static void positions_compare(void *ctx, int64_t begin, int64_t end, int thread)
         if (c->next[i] >= 0) position_compare(c, i, c->scratch + (size_t)thread * (size_t)c->vocab);
 }
 
-/* Tokens [from, from + n) of a passage through both models. */
+/* Runs tokens [from, from + n) of a passage through both models. */
 static void rows_run(struct comparison *c, const int32_t *tokens, int32_t from, int32_t n) {
     struct batch_row rows[ROWS];
     int32_t out[ROWS];
@@ -105,7 +105,7 @@ static struct model_divergence positions_sum(const struct position *p, int64_t n
     return d;
 }
 
-/* Appends what one passage scores to `out`; its last token predicts nothing that is known. */
+/* Appends the scored positions of one passage to `out`. The last token has no known successor. */
 static int64_t passage_run(struct comparison *c, const struct scored_sequence *s, struct pool *pool,
                            struct position *out) {
     int64_t done = 0;
@@ -138,7 +138,7 @@ struct model_divergence model_divergence_measure(const struct model *const m[2],
     for (int i = 0; i < 2; i++) {
         CHECK(o.slot_len <= m[i]->config.max_seq_len);
         c.f[i] = forward_new(m[i], &o);
-        CHECK(c.f[i]); // one sequence
+        CHECK(c.f[i]); // one sequence always fits
         c.logits[i] = xmalloc(sizeof(float) * ROWS * (size_t)c.vocab);
     }
     c.scratch = xmalloc(sizeof(float) * (size_t)c.vocab * (size_t)pool_size(pool));

@@ -1,9 +1,9 @@
 /*
- * sequential: the players' wealth, and the means that it does not rule out.
+ * sequential: the wealth of the bettors, and the confidence interval.
  *
- * Against μ = 0 wealth is carried along, as logarithms: it may grow beyond any double. Against
- * another μ it is worked out anew from the differences when somebody asks. With the same λ for all
- * μ it falls as μ rises, so the end of the interval is found by halving.
+ * For μ = 0 the wealth is updated with each pair, as a logarithm, because it may exceed any double.
+ * For another μ it is recomputed from the differences on each query. At the same λ it falls as μ
+ * rises, so the end of the interval is found by bisection.
  */
 #include "eval/eval.h"
 
@@ -21,7 +21,7 @@ static double bet_fraction(int k) {
     return 1.0 / (double)(2 << k);
 }
 
-/* log of the mean of exp(v), which is what all players have together. */
+/* log of the mean of exp(v): the joint wealth of all bettors. */
 static double log_mean_exp(const double v[SEQUENTIAL_BETS]) {
     double most = v[0], sum = 0;
     for (int k = 1; k < SEQUENTIAL_BETS; k++) most = fmax(most, v[k]);
@@ -73,9 +73,9 @@ double sequential_e_value(const struct sequential_test *s, int side) {
     return fmin(math_exp(log_mean_exp(s->log_wealth[side])), 1e307);
 }
 
-/* log wealth of one who stakes λ on the mean of sign·d being more than μ. Logarithms are dear, so
- * several factors share one; each is 1/2 or more, but for λ = 1/2, where running out of digits
- * takes wealth away and so errs to the safe side. */
+/* log wealth of a bettor that stakes λ on a mean of sign·d above μ. Logarithms are expensive, so
+ * FACTORS factors share one. Each factor is 1/2 or more, except for λ = 1/2, where underflow can
+ * only reduce the wealth, which is conservative. */
 static double log_wealth_at(const struct sequential_test *s, double sign, double mu,
                             double lambda) {
     double log_sum = 0;
@@ -94,7 +94,7 @@ static bool is_ruled_out(const struct sequential_test *s, double sign, double mu
     return log_mean_exp(v) >= math_log(sequential_threshold(s));
 }
 
-/* The smallest mean of sign·d that is not ruled out, or a little less. */
+/* A lower bound of the smallest mean of sign·d that is not ruled out, from bisection. */
 static double confidence_lower_bound(const struct sequential_test *s, double sign) {
     double lo = -1, hi = 1;
     if (!is_ruled_out(s, sign, lo)) return lo;

@@ -1,10 +1,10 @@
 /*
- * Questions whose evidence is split: every agent of a team sees a part of it, so that no vote
- * without talk can know the answer, and hearing what the others found in their parts is enough.
+ * Questions with split evidence. Every agent of a team sees a part of the evidence, so a vote
+ * without communication cannot find the answer, and the others' findings are sufficient to find it.
  *
- * Six things of one kind lie in three shares of two. Who sees a share can name the best of it; the
- * best of all is the best of these. Training conversations teach three things in turn: the whole
- * question, a share, and a share after which the others' answers are heard.
+ * A question has six items of one kind in three shares of two. An agent can name the best item of
+ * its share; the best of these three is the answer. Training conversations teach three things in
+ * turn: the whole question, a share, and a share followed by the others' answers.
  */
 #define _GNU_SOURCE
 #include "eval/eval.h"
@@ -16,7 +16,7 @@ enum { SHARES = 3, EACH = 2, ALL = SHARES * EACH, KINDS = 2 };
 
 static const struct {
     const char *name;
-    bool letters;        /* the earliest, else numbers: the largest */
+    bool letters;        /* true: the earliest letter; false: the largest number */
     const char *asks[3]; /* in English, Japanese, Chinese */
 } kinds[KINDS] = {
     {"largest", false, {"largest of %s", "いちばん大きいのは：%s", "最大的是：%s"}},
@@ -47,7 +47,7 @@ static char *ask_text(int kind, int lang, const struct task_item *it, int from, 
     return out;
 }
 
-/* Of choices [from, from + n) the one that is asked for. */
+/* The index of the best choice in [from, from + n). */
 static int best_of(int kind, const int *values, int from, int n) {
     int best = from;
     for (int i = from + 1; i < from + n; i++)
@@ -78,7 +78,7 @@ static void item_make(struct rng *r, int kind, struct task_item *it, int values[
     for (int s = 0; s < SHARES; s++) it->views[s] = ask_text(kind, *lang, it, s * EACH, EACH);
 }
 
-/* The item of a split, with its things' values in the order of its choices. */
+/* Generates an item of a split and the values of its choices, in their order. */
 static void draw(int kind, enum data_split split, uint64_t seed, uint32_t index,
                  struct task_item *out, int values[ALL]) {
     struct rng r = rng_make(seed, RNG_TASK, (uint32_t)(FRY_MAX_FAMILIES + kind), index);
@@ -95,7 +95,7 @@ void split_evidence_item(int kind, enum data_split split, uint64_t seed, uint32_
     draw(kind, split, seed, index, out, values);
 }
 
-/* The whole question; a share; a share with the talk after it. */
+/* In turn: the whole question, a share, a share followed by the debate. */
 static json_t *conversation(int kind, uint64_t seed, int index) {
     struct task_item it;
     int values[ALL], share = index / 3 % SHARES, n = 0;

@@ -1,7 +1,7 @@
 /*
- * The statistics that claims carry. Pure functions; binomial tails are exact in log space,
- * everything else is the textbook formula named in its comment. Own logarithm and exponential, so
- * figures do not depend on the C library.
+ * Statistics for reported results. Pure functions; binomial tails are exact in log space,
+ * everything else is the textbook formula named in its comment. Uses Shoal's logarithm and
+ * exponential, so results do not depend on the C library.
  */
 #include "eval/eval.h"
 
@@ -9,20 +9,20 @@
 #include <stdlib.h>
 
 #define Z95 1.959963984540054
-#define Z90 1.6448536269514722 /* of a one-sided 5 % */
+#define Z90 1.6448536269514722 /* quantile of a one-sided test at 5 % */
 #define Z80 0.8416212335729143
 
-/* Wilson 1927, 95 %. */
 json_t *stats_interval_json(struct stats_interval v) {
     return json_pack("{s:f,s:f,s:f}", "value", v.value, "lo", v.lo, "hi", v.hi);
 }
 
+/* Wilson 1927, 95 %. */
 struct stats_interval stats_wilson(int64_t correct, int64_t n) {
     if (n <= 0) return (struct stats_interval){0, 0, 1};
     double p = (double)correct / (double)n, z2 = Z95 * Z95, d = 1 + z2 / (double)n;
     double mid = (p + z2 / (2 * (double)n)) / d;
     double half = Z95 / d * sqrt(p * (1 - p) / (double)n + z2 / (4.0 * (double)n * (double)n));
-    /* At 0 and n one end is the value itself, but for rounding. */
+    /* At 0 and n, one end equals the proportion except for rounding. */
     return (struct stats_interval){p, fmin(p, fmax(0, mid - half)), fmax(p, fmin(1, mid + half))};
 }
 
@@ -60,7 +60,7 @@ double stats_t_quantile(double z, int64_t dof) {
            (79 * z9 + 776 * z7 + 1482 * z5 - 1920 * z3 - 945 * z) / (92160 * v * v * v * v);
 }
 
-/* At z = Z95; with 1 and 2 degrees of freedom the expansion is too far off. */
+/* At z = Z95. With 1 or 2 degrees of freedom the expansion is too inaccurate. */
 static double t975(int64_t dof) {
     return dof == 1 ? 12.706204736 : dof == 2 ? 4.302652730 : stats_t_quantile(Z95, dof);
 }
@@ -77,7 +77,8 @@ struct stats_interval stats_mean_interval(const double *v, int64_t n) {
 
 enum { FLIPS = 9999, FLIPS_ALL = 16 };
 
-/* Sum of the differences, each negated where its bit is set; `bits` are drawn 32 at a time. */
+/* Sum of the differences, each negated if its random bit is set; the rng yields 32 bits at a
+ * time. */
 static double flipped_sum(const double *diff, int64_t n, struct rng *r) {
     double sum = 0;
     uint32_t bits = 0;
@@ -88,7 +89,7 @@ static double flipped_sum(const double *diff, int64_t n, struct rng *r) {
     return sum;
 }
 
-/* What is as far from zero as the sum itself counts as far, whatever its last bits. */
+/* A sum within rounding error of the observed one counts as equally far from zero. */
 double stats_sign_flip_test(const double *diff, int64_t n) {
     double sum = 0, size = 0;
     int64_t far = 0, draws = n <= FLIPS_ALL ? (int64_t)1 << MAX(n, 0) : FLIPS;

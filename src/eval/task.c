@@ -1,12 +1,13 @@
 /*
- * bank: tasks by name, by file, by recipe.
+ * task: opens tasks by name, by file, by recipe.
  *
- * A built-in task is a row of `builtins`: where its files may be, and what the model is shown. The
- * words are lm-evaluation-harness's own, task by task; examples before a question (--shots) are the
- * first of the task's dev or train file, the same before every question of a subject, so that their
- * prefix is computed once.
+ * A built-in task is a row of `builtins`: the possible places of its files, and the text for the
+ * model. The wording is that of lm-evaluation-harness, task by task. Examples before a question
+ * (--shots) are the first ones of the task's dev or train file; they are the same before every
+ * question of a subject, so their prefix is computed once.
  *
- * Not here: what a line of a file means (dataset_formats.c), how it is asked (evaluate.c).
+ * Not here: the meaning of a file's line (dataset_formats.c), the requests to the engine
+ * (evaluate.c).
  */
 #define _GNU_SOURCE
 #include "eval/eval.h"
@@ -19,17 +20,17 @@
 
 enum { FAMILY_N = 1000, GENERATE_TOKENS = 256, MAX_SUBJECTS = 1000 };
 
-/* Everything that a task is beside its questions; a recipe fills the same. */
+/* The configuration of a task without its questions, from a row of `builtins` or a recipe. */
 struct task_config {
     const char *name, *about;
-    const char *files, *shots; /* patterns below the data folder; the first that matches counts */
-    const char *description;   /* of {subject} */
-    const char *template; /* {question} {passage} {choices} {lettered}, or a line's own field */
+    const char *files, *shots; /* patterns relative to the data folder; the first match counts */
+    const char *description;   /* preamble; may contain {subject} */
+    const char *template; /* {question} {passage} {choices} {lettered}, or a field of the line */
     const char *delimiter;
-    bool letters; /* A, B … are scored, not the choices' texts */
-    bool normed;  /* acc_norm is usual */
-    bool strip;   /* white space around the question goes */
-    bool subject; /* files are subjects: NAME_test.csv */
+    bool letters; /* the letters A, B … are scored instead of the choices' texts */
+    bool normed;  /* reports acc_norm by default */
+    bool strip;   /* white space around the question is removed */
+    bool subject; /* a file is a subject: NAME_test.csv */
     const char *grader;
     const char *stops[4];
 };
@@ -208,7 +209,7 @@ static void listed_add(struct buf *b, const struct dataset_row *f) {
     for (int i = 0; i < f->n; i++) buf_printf(b, "%s%s", i ? ", " : "", f->choices[i]);
 }
 
-/* What stands in the braces of a template. */
+/* Appends the value of a template's {name}. */
 static int slot_add(struct buf *b, const char *name, const struct dataset_row *f, const json_t *row,
                     struct error *err) {
     char *own = NULL;
@@ -245,7 +246,7 @@ static int template_fill(const char *t, const struct dataset_row *f, const json_
             rc = slot_add(&b, name, f, row, err);
             t += n + 2;
         } else {
-            buf_add(&b, t++, 1); // a brace that is only a brace
+            buf_add(&b, t++, 1); // a literal brace
         }
     }
     if (rc == OK)
@@ -262,7 +263,7 @@ static void strip(char *s) {
     s[n - from] = 0;
 }
 
-/* The words of a line become what the model is shown; `f` gives its strings away. */
+/* Makes a question from a line; moves strings out of `f`. */
 static int question_make(const struct reader *r, struct dataset_row *f, const json_t *row,
                          struct eval_question *q, struct error *err) {
     const struct task_config *s = r->spec;
@@ -283,7 +284,7 @@ static int question_make(const struct reader *r, struct dataset_row *f, const js
     return OK;
 }
 
-/* A line by a recipe's mapping. */
+/* Reads a line according to a recipe. */
 static int mapped_read(const struct recipe *m, const json_t *row, struct dataset_row *f,
                        struct error *err) {
     const json_t *list = m->choices.n == 1 ? json_path_get(row, m->choices.v[0]) : NULL,
@@ -309,7 +310,7 @@ static int mapped_read(const struct recipe *m, const json_t *row, struct dataset
     return OK;
 }
 
-/* Lines of one task are of one kind: with choices, or for a grader. */
+/* All lines of a task must be of one kind: with choices, or for a grader. */
 static int kind_check(const struct reader *r, const struct dataset_row *f, struct error *err) {
     if (r->spec->letters && f->n > 26)
         return error_set(err, ERR_FORMAT, "%d choices are more than letters", f->n);
@@ -320,7 +321,7 @@ static int kind_check(const struct reader *r, const struct dataset_row *f, struc
                                     : "it has choices, which a grader has no use for");
 }
 
-/* Tasks of subjects have them in each line, or by the names of files. */
+/* The subject is a field of the line or the name of the file. */
 static int subject_set(const struct reader *r, const char *own, struct eval_question *q,
                        struct error *err) {
     char *name = !r->spec->subject ? xstrdup("") : own ? xstrdup(own) : subject_of_path(r->path);
@@ -374,7 +375,7 @@ static int by_name(const void *a, const void *b) {
     return strcmp(*(char *const *)a, *(char *const *)b);
 }
 
-/* The files that the first fitting pattern finds, in order of their bytes. */
+/* Finds the files of the first pattern that matches, sorted by bytes. */
 static void files_find(const char *dir, const char *patterns, struct strings *out) {
     char *list = xstrdup(patterns), *save = NULL;
     for (char *p = strtok_r(list, " ", &save); p && out->n == 0; p = strtok_r(NULL, " ", &save)) {
@@ -404,7 +405,7 @@ static int files_missing(const struct eval_task *b, const char *dir, const char 
                      what, b->name, dir, (int)strcspn(patterns, " "), patterns);
 }
 
-/* Reads the files that patterns, or a path, name. */
+/* Reads the files of `path`, or else of the patterns. */
 static int files_take(struct reader *r, const char *dir, const char *patterns, const char *path,
                       const char *what, struct error *err) {
     struct strings files = {0};
@@ -458,7 +459,7 @@ static int fewshot_preamble_make(struct eval_task *b, const struct task_config *
     return n < shots ? err->code : OK;
 }
 
-/* n of the questions that were read, by the seed, in their order. */
+/* Keeps n of the questions, sampled by the seed, in their order. */
 static void questions_choose(struct questions *q, int64_t n, uint64_t seed) {
     if (n == 0 || n >= q->n) return;
     uint32_t *order = xcalloc((size_t)q->n, sizeof *order);
@@ -494,7 +495,7 @@ static void questions_release(struct questions *q) {
     *q = (struct questions){0};
 }
 
-/* `path` and `shots`: the user's own files, instead of the spec's patterns. */
+/* `path` and `shots`: the user's files, which replace the patterns of `s`. */
 static int bank_read(struct eval_task *b, const struct task_config *s, const struct recipe *map,
                      const char *path, const char *shots, const struct eval_task_options *o,
                      struct error *err) {
@@ -511,7 +512,7 @@ static int bank_read(struct eval_task *b, const struct task_config *s, const str
     if (rc == OK && items.n == 0)
         rc = error_set(err, ERR_FORMAT, "'%s' has no question", b->files.v[0]);
     questions_choose(&items, o->n, o->seed);
-    int asked = b->n_subjects; // examples may be of more
+    int asked = b->n_subjects; // examples may have more subjects
     r.out = &examples;
     if (rc == OK && o->shots)
         rc = files_take(&r, o->dir, s->shots, shots, "examples for --shots", err);
@@ -641,7 +642,7 @@ const struct eval_question *eval_task_question(const struct eval_task *b, int64_
 
 /* for teams */
 
-/* Bytes that all contexts of a question begin with, up to a blank; 0 where they begin apart. */
+/* Length of the common prefix of a question's contexts, up to a blank; 0 without one. */
 static size_t contexts_shared(const struct eval_question *q) {
     const char *first = q->contexts[0];
     size_t n = strlen(first);
@@ -654,7 +655,7 @@ static size_t contexts_shared(const struct eval_question *q) {
     return n;
 }
 
-/* A blank at the beginning is the chat's to put. */
+/* Skips a leading blank, which the chat prompt adds. */
 static const char *unblanked(const char *text) {
     return text + (*text == ' ');
 }

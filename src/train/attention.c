@@ -1,15 +1,15 @@
 /*
  * attention: causal attention of the packed samples, forward and backward.
  *
- * A work item is one sample and one kv head (forward: one query head), so no two threads write the
- * same place and the gradients of a shared kv head are summed over its query heads in order.
- * Queries go in blocks of BLOCK rows against all keys that any of them sees; probabilities are
- * recomputed in the backward pass instead of being kept, because they would be the only activation
- * that grows with the square of the length (as in Dao et al. 2022).
+ * A work item is one sample and one kv head (forward: one query head), so no two threads write to
+ * the same place and the gradients of a shared kv head are summed over its query heads in order.
+ * Blocks of BLOCK query rows are multiplied with all keys that any of these rows attends to.
+ * Probabilities are recomputed in the backward pass instead of being kept, because they would be
+ * the only activation that grows with the square of the length (as in Dao et al. 2022).
  *
- * Invariant: a sample's numbers depend on its own rows only; the forward's have the engine's bits.
- * The backward pass makes its scores along the keys, from keys turned over once: the same numbers
- * but for rounding, at twice the speed.
+ * Invariant: a sample's numbers depend on its own rows only; those of the forward pass have the
+ * engine's bits. The backward pass computes its scores along the keys, from keys that were
+ * transposed once: the same numbers except for rounding, at twice the speed.
  */
 #include "train/internal.h"
 
@@ -24,10 +24,10 @@ struct attend_job {
     int l;
 };
 
-/* One query head of one sample: where its rows begin, and how far apart they lie. */
+/* One query head of one sample: the offsets of its first rows, and the row strides. */
 struct head {
     int64_t at_q, at_k, ldq, ldk, n;
-    int64_t window; /* keys that a row sees, its own included */
+    int64_t window; /* number of keys that a row attends to, including its own */
     float scale;
 };
 
@@ -39,7 +39,7 @@ static int64_t length_padded(int64_t n) {
 struct scratch {
     int64_t ld;
     float *p, *dp;  /* [BLOCK][ld] probabilities of a block, and their gradients */
-    float *kt, *vt; /* [E][ld] a kv head's keys and values turned over */
+    float *kt, *vt; /* [E][ld] transposed keys and values of a kv head */
 };
 
 size_t attention_scratch(const struct model_config *c, int64_t longest) {
@@ -65,13 +65,13 @@ static struct head head_of(const struct trainer *t, int l, const struct packed_s
     return r;
 }
 
-/* The first key that row i sees. */
+/* The first key that row i attends to. */
 static int64_t first_key(const struct head *h, int64_t i) {
     return MAX(i + 1 - h->window, 0);
 }
 
-/* Scores of queries [i0, i1) over keys [j0, i1), p [i1 - i0][ldp], become exp(score - max), zero
- * where a row does not see; by[i - i0] is what makes probabilities of it. */
+/* Turns scores of queries [i0, i1) over keys [j0, i1), p [i1 - i0][ldp], into exp(score - max), or
+ * zero for masked keys. by[i - i0] is the factor that normalizes row i to probabilities. */
 static void softmax_block(const struct trainer *t, const struct head *h, float *p, int64_t ldp,
                           float *by, int64_t i0, int64_t i1) {
     int64_t j0 = first_key(h, i0);
@@ -85,7 +85,7 @@ static void softmax_block(const struct trainer *t, const struct head *h, float *
     }
 }
 
-/* y [rows][ldy] = x [rows][ldx] · m [E][ldm], n columns of it. */
+/* y [rows][ldy] = x [rows][ldx] · m [E][ldm], the first n columns. */
 static void along_keys(const struct trainer *t, float *y, int64_t ldy, const float *x, int64_t ldx,
                        int64_t rows, const float *m, int64_t ldm, int64_t n) {
     for (int64_t i = 0; i < rows; i++) memset(y + i * ldy, 0, (size_t)n * sizeof *y);
@@ -135,7 +135,7 @@ static void softmax_block_backward(const struct trainer *t, const struct head *h
     }
 }
 
-/* One query head of one sample; dk and dv of its kv head are added to. */
+/* One query head of one sample; adds to dk and dv of its kv head. */
 static void head_backward(const struct trainer *t, const struct activations *a,
                           const struct head *h, const struct scratch *s) {
     int64_t e = t->c.head_dim, ld = s->ld;

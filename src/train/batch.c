@@ -1,22 +1,21 @@
 /*
- * batch: samples packed end to end, and the memory of one pass over them.
+ * batch: packs samples end to end, and owns the memory of one pass over them.
  *
- * Samples of one adapter lie together, in the order given; attention is block-diagonal, so nothing
- * is padded. Memory grows to the largest batch seen and is then reused: what a pass needs is
- * counted first and asked for at once, so that a batch too large for the machine is an error and
- * not the end of the program. The same count, without a trainer, is what plans are made of
- * (trainer_bytes).
+ * Samples of one adapter are adjacent, in the order given; attention is block-diagonal, so there is
+ * no padding. Memory grows to the largest batch so far and is then reused. The size of a pass is
+ * counted first and allocated at once, so a batch too large for the machine is an error and does
+ * not end the program. Plans use the same count without a trainer's memory (trainer_bytes).
  *
- * Gradient checkpointing takes the bytes of one pass over all samples in which no layer but the
- * last has its activations when the backward pass comes to it. But passes over few samples leave
- * most of those bytes free, and there as many of the upper layers as have room keep theirs.
+ * With gradient checkpointing, the limit is the size of one pass over all samples in which only the
+ * last layer keeps its activations. Passes over few samples leave most of that memory free; as many
+ * of the upper layers as fit into it then keep their activations.
  */
 #include "train/internal.h"
 
 #include <stdlib.h>
 #include <string.h>
 
-#define CHUNK 512 /* rows that a layer's row-wise parts take at a time */
+#define CHUNK 512 /* rows per chunk in a layer's row-wise parts */
 
 static void *act_take(struct trainer *t, size_t bytes) {
     if (!t->measuring) return arena_alloc(&t->act, bytes);
@@ -28,8 +27,8 @@ static float *floats(struct trainer *t, int64_t n) {
     return act_take(t, (size_t)n * sizeof(float));
 }
 
-/* What an adapter of this trainer has there, or with checkpointing in any layer: 1 a low-rank part,
- * 2 DoRA. */
+/* The largest adapter part of this projection among the trainer's adapters (with checkpointing: in
+ * any layer): 0 nothing, 1 a low-rank part, 2 DoRA. */
 static int projection_adapted(const struct trainer *t, int l, int p) {
     int found = 0;
     for (int i = 0; i < t->n_adapters; i++) {
@@ -41,7 +40,7 @@ static int projection_adapted(const struct trainer *t, int l, int p) {
     return found;
 }
 
-/* Everything of a layer but x. */
+/* Allocates all activations of a layer except x. */
 static void layer_lay(struct trainer *t, int l, struct activations *a) {
     const struct model_config *c = &t->c;
     int64_t m = t->cap_rows, q = (int64_t)c->n_heads * c->head_dim,
@@ -68,7 +67,7 @@ static void layer_lay(struct trainer *t, int l, struct activations *a) {
     }
 }
 
-/* With checkpointing the activations of the layers below those kept are the same memory. */
+/* With checkpointing, all layers below the kept ones share one set of activations. */
 static void activations_lay(struct trainer *t) {
     struct activations shared = {0};
     for (int l = 0; l <= t->c.n_layers; l++) {
@@ -173,7 +172,7 @@ static size_t batch_bytes(struct trainer *t) {
     return t->act_bytes;
 }
 
-/* As many layers as fit into what one pass over all rows would take. */
+/* Keeps as many layers as fit into the memory of one pass over all rows. */
 static void choose_checkpointed_layers(struct trainer *t) {
     int64_t rows = t->cap_rows;
     t->kept = 0;
@@ -187,7 +186,7 @@ static void choose_checkpointed_layers(struct trainer *t) {
     t->kept = (int)MIN((room - least) / each, (size_t)t->c.n_layers - 1);
 }
 
-/* Room to spare, so that little more does not lay everything out again. */
+/* Rounds up with a margin, so that a slightly larger batch needs no new layout. */
 static int64_t rounded(int64_t rows) {
     int64_t step = rows < 128 ? 16 : 128;
     return (rows / step + 1) * step;
@@ -201,7 +200,7 @@ static void caps_raise(struct trainer *t, int64_t rows, int64_t longest) {
 }
 
 size_t trainer_bytes(const struct trainer *t, int64_t rows, int64_t longest) {
-    struct trainer s = *t; // laid out without memory
+    struct trainer s = *t; // a copy, laid out without memory
     size_t bytes = 0;
     s.acts = xcalloc((size_t)t->c.n_layers + 1, sizeof *s.acts);
     s.att_scratch = xcalloc((size_t)pool_size(t->pool), sizeof *s.att_scratch);
@@ -221,8 +220,8 @@ void batch_free_activations(struct trainer *t) {
     t->cap_rows = t->cap_len = t->cap_whole = t->cap_columns = 0;
 }
 
-/* Everything is laid out again when a batch is larger than all before it: counted, asked for at
- * once, so that a batch too large for the machine is an error, and then placed. */
+/* Makes a new layout if the batch exceeds the current one: counts, allocates everything at once (so
+ * a batch too large for the machine is an error), and assigns the arrays. */
 static int batch_reserve(struct trainer *t, struct error *err) {
     if (t->rows <= t->cap_rows && t->longest <= t->cap_len && t->whole <= t->cap_whole &&
         t->columns <= t->cap_columns)
@@ -239,7 +238,7 @@ static int batch_reserve(struct trainer *t, struct error *err) {
     return OK;
 }
 
-/* Rows that matter: the last target at token i needs rows 0..i-1. */
+/* Number of rows to compute: a last target at token i needs rows 0..i-1. */
 static int32_t sample_rows(const struct train_sample *s) {
     for (int32_t i = s->n - 1; i > 0; i--)
         if (s->mask[i]) return i;
@@ -309,7 +308,7 @@ static void sample_pack(struct trainer *t, const struct train_sample *s, int32_t
     }
 }
 
-/* Samples of one adapter lie together, in the order given. */
+/* Packs the samples of one adapter together, in the order given. */
 int batch_pack(struct trainer *t, const struct train_sample *samples, int n, struct error *err) {
     int rc = batch_measure(t, samples, n, err);
     if (!rc) rc = batch_reserve(t, err);

@@ -2,15 +2,15 @@
  * checkpoint: a trainer's whole state in one file.
  *
  *   "SHOALTRN"  u32 version  u32 header bytes  header (JSON)
- *   for each tensor: f32[n], then what the optimizer remembers of it
+ *   for each tensor: f32[n], then its optimizer state
  *   SHA-256 of everything before, 64 hex characters
  *
- * The header holds the fingerprint of what the state belongs to (shape, base, options), the counts
- * of updates, the tensors' names and sizes, and the caller's `extra`. Numbers are little-endian, as
- * on every machine that Shoal runs on.
+ * The header holds the fingerprint of the trainer (shape, base, options), the counts of updates,
+ * the tensors' names and sizes, and the caller's `extra`. Numbers are little-endian, as on every
+ * machine that Shoal runs on.
  *
- * Invariants: saved only between updates, so no gradient needs to be kept; a file is checked whole
- * before a single number of the trainer changes.
+ * Invariants: a checkpoint is saved only between updates, so it contains no gradient; the whole
+ * file is checked before the first number of the trainer changes.
  */
 #include "train/internal.h"
 
@@ -86,7 +86,8 @@ static size_t state_bytes(const struct trainer *t) {
     return n;
 }
 
-/* Magic, version, checksum and lengths; gives the parsed header and where the numbers begin. */
+/* Checks magic, version, checksum and lengths. Returns the parsed header; *at is the offset of the
+ * numbers. */
 static json_t *file_check(const struct file_map *map, const char *path, size_t *at,
                           struct error *err) {
     uint32_t numbers[2];

@@ -1,12 +1,12 @@
 /*
- * head: final norm, logits, cross-entropy and their gradient, fused and in chunks.
+ * cross_entropy: final norm, logits, cross-entropy and their gradient, fused and in chunks.
  *
  * Only rows that predict a target are computed, `head_chunk` of them at a time, so the logits never
  * exist all at once; they become their own gradient in place. The gradient is of the *sum* over
- * targets: the update divides. A loss over choices wants no other logits than theirs, so only the
- * panels of the head that hold those are multiplied, with the same bits.
+ * targets; the update divides it. A loss over choices needs only the logits of the choices, so only
+ * the panels of the head that contain them are multiplied, with the same bits.
  *
- * Invariant: chunks are a function of the vocabulary's size alone, so sums over rows keep their
+ * Invariant: chunks are a function of the vocabulary's size only, so sums over rows keep their
  * order.
  */
 #include "train/internal.h"
@@ -17,7 +17,7 @@
 
 struct loss_job {
     struct trainer *t;
-    int64_t first; /* target that the chunk begins with */
+    int64_t first; /* first target of the chunk */
 };
 
 static void gather_rows(void *ctx, int64_t begin, int64_t end, int thread) {
@@ -33,7 +33,7 @@ static void gather_rows(void *ctx, int64_t begin, int64_t end, int thread) {
     }
 }
 
-/* The panel of choice i begins at column i · CHOICE_PANEL. */
+/* The logit of choice i, whose panel begins at column i · CHOICE_PANEL. */
 static float *choice_at(const struct trainer *t, float *row, int32_t i) {
     return row + i * CHOICE_PANEL + t->choices[i] % CHOICE_PANEL;
 }
@@ -47,9 +47,9 @@ static void choice_panels(struct trainer *t, const struct gemm_input *in) {
     }
 }
 
-/* Logits → log-probabilities over the choices and the nll of the target among them; with w the
- * loss's derivatives by those and p the probabilities, a choice's logit has w - p · sum(w), all
- * others nothing. */
+/* Computes log-probabilities over the choices and the target's nll. Then replaces the choices'
+ * logits by their gradients, w - p · sum(w), with w the derivatives of the loss by the
+ * log-probabilities and p the probabilities. All other logits have gradient 0. */
 static void choice_cross_entropy(struct trainer *t, int64_t target, float *row) {
     int32_t n = t->n_choices;
     double *logp = t->choice_logp + target * n, max = -INFINITY, sum = 0, total = 0;
@@ -68,8 +68,8 @@ static void choice_cross_entropy(struct trainer *t, int64_t target, float *row) 
         *choice_at(t, row, i) = (float)(w[i] - math_exp(logp[i]) * total) * t->logit_scale;
 }
 
-/* Logits → nll, and logits → weight · (softmax minus the target's one-hot), in place; both of the
- * scaled logits. */
+/* Computes the nll from the logits, and replaces the logits by weight · (softmax minus the target's
+ * one-hot). Both use the scaled logits. */
 static void cross_entropy_rows(void *ctx, int64_t begin, int64_t end, int thread) {
     (void)thread;
     const struct loss_job *job = ctx;
@@ -92,7 +92,7 @@ static void cross_entropy_rows(void *ctx, int64_t begin, int64_t end, int thread
     }
 }
 
-/* dhn of n rows whose gradient is of few logits, and the head's own. */
+/* dhn of n rows whose gradient has few nonzero logits, and the gradient of the head. */
 static void choices_backward(struct trainer *t, int64_t n) {
     int64_t d = t->c.d_model;
     float *w = xmalloc((size_t)d * sizeof *w);

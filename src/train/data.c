@@ -2,12 +2,12 @@
  * data: training files → token samples with a mask of targets.
  *
  * A file holds JSON objects, one per line, pretty-printed one after another, or in one array; each
- * is {messages}, {prompt, completion} or {text}. What is to be learned: the assistant's turns with
- * their ends; the completion and the end of text; or all of the text. Other fields (ids, sources)
- * are nobody's business here and are let pass.
+ * is {messages}, {prompt, completion} or {text}. The targets are the assistant's turns with their
+ * ends; the completion and the end of text; or all of the text. Other fields (ids, sources) are
+ * ignored.
  *
- * Does not shuffle, split or weigh, nor judge: lint.c does, from the facts kept here. Invariant:
- * every sample kept has at least one target that a token precedes.
+ * This file does not shuffle, split, weigh or judge samples; lint.c judges them from the facts kept
+ * here. Invariant: every sample kept has at least one target that a token precedes.
  */
 #include "train/train_loop.h"
 
@@ -29,7 +29,7 @@ static int field_error(const struct loading *l, int line, struct error *err, con
     return error_set(err, ERR_FORMAT, "'%s' line %d: '%s' %s", l->path, line, field, what);
 }
 
-/* `v` with room for one more of `n` items, or NULL: then `v` stays as it is. */
+/* Returns `v` with room for one more item after `n`, or NULL, which leaves `v` unchanged. */
 static void *room_make(void *v, int n, int *cap, size_t size, struct error *err) {
     if (n < *cap) return v;
     int more = *cap ? 2 * *cap : 64;
@@ -49,7 +49,7 @@ static int rooms_make(struct loading *l, struct error *err) {
     return OK;
 }
 
-/* Takes ids and mask over. A sample that has no target left after the cut is only counted. */
+/* Takes ownership of ids and mask. A sample without a target after the cut is only counted. */
 static int sample_keep(struct loading *l, struct token_ids *ids, struct buf *mask,
                        struct sample_digest *facts, struct error *err) {
     struct dataset *d = l->d;
@@ -78,7 +78,7 @@ static bool role_known(const char *role) {
     return !strcmp(role, "system") || !strcmp(role, "user") || !strcmp(role, "assistant");
 }
 
-struct place { /* of a list of messages */
+struct place { /* position in a file, for errors in a list of messages */
     const char *path, *field;
     int line;
 };
@@ -122,8 +122,7 @@ int conversation_parse(const char *path, int line, const char *field, const json
     return rc;
 }
 
-/* Turns of the assistant with "weight": 0 are not learned. Each turn is a run of ones of the mask.
- */
+/* Clears the mask of assistant turns with "weight": 0. Each turn is a run of ones in the mask. */
 static int turn_weights_apply(const struct loading *l, const json_t *list, struct buf *mask,
                               int line, struct error *err) {
     size_t turns = 0, runs = 0, i;
@@ -145,7 +144,8 @@ static int turn_weights_apply(const struct loading *l, const json_t *list, struc
     for (i = 0, runs = 0; i < mask->len; i++) {
         bool begins = mask->data[i] && (i == 0 || !mask->data[i - 1]);
         runs += begins;
-        if (mask->data[i] && mute[runs - 1]) mask->data[i] = 2; // still a run for what follows
+        if (mask->data[i] && mute[runs - 1])
+            mask->data[i] = 2; // nonzero, so that the run stays in one piece
     }
     for (i = 0; i < mask->len; i++) mask->data[i] = mask->data[i] == 1;
     return OK;
@@ -181,9 +181,9 @@ static int messages_take(struct loading *l, const json_t *list, int line, struct
     return rc;
 }
 
-/* Encodes prompt and completion as the one text that the model will see; the prompt's part of it is
- * what the prompt alone would give, so a token across the seam is learned. `prompt` may be NULL.
- * The end of text is learned too, so that generation knows where to stop. */
+/* Encodes prompt and completion as one text, as the model will see it. The prompt's part is the
+ * common prefix with the tokens of the prompt alone, so a token that spans both is a target.
+ * `prompt` may be NULL. The end of text is a target too, so that generation learns to stop. */
 static int prompt_completion_encode(struct loading *l, const json_t *prompt,
                                     const json_t *completion, int line, struct error *err) {
     struct token_ids ids = {0}, alone = {0};

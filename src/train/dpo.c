@@ -1,26 +1,26 @@
 /*
- * prefer: DPO — pairs of answers, of which one is preferred, and a loss on the difference of their
- * log-probabilities from the reference's.
+ * dpo: DPO on pairs of answers, one of which is preferred. The loss is on the difference of their
+ * log-probabilities from those of the reference.
  *
- * The reference is what training begins with: its log-probabilities are the trainer's own before
- * the first update, computed once a run for all pairs. A pair's two answers share a pass.
+ * The reference is the start adapter. Its log-probabilities are those of the trainer before the
+ * first update, computed once per run for all pairs. The two answers of a pair share a pass.
  */
 #include "train/train_loop.h"
 
 #include <stdlib.h>
 
-struct preference_data { /* of a job */
+struct preference_data { /* the pairs of one job */
     struct dataset data;
     struct epoch_shuffle order;
-    double *logp;             /* [data.targets] of the reference, and … */
-    const double **reference; /* … [data.n] where a sample's begin */
+    double *logp;             /* [data.targets] log-probabilities under the reference */
+    const double **reference; /* [data.n] pointers into logp: the first target of each sample */
 };
 struct dpo_trainer {
     struct train_loop c;
     struct preference_data *jobs; /* [n] */
     int64_t per_update;           /* pairs of each adapter */
     struct train_sample *batch;
-    const double **reference; /* of the batch */
+    const double **reference; /* reference log-probabilities of the batch */
     int n_batch;
     int64_t rows;
     struct dpo dpo;
@@ -66,7 +66,7 @@ static int flush(struct dpo_trainer *p, struct error *err) {
     return rc;
 }
 
-/* Update u's pair number i of a job. */
+/* Index of the i-th pair of update u. */
 static int pair_at(struct dpo_trainer *p, int job, int64_t u, int64_t i) {
     return (int)epoch_shuffle_at(&p->jobs[job].order, p->c.o->seed, u * p->per_update + i);
 }
@@ -205,7 +205,7 @@ int dpo_run(const struct train_loop *c, const struct rl_options *o, struct error
 
 /* the plan */
 
-/* Over the updates of the longest job's first epoch, as dpo_step makes passes. */
+/* Counts the passes of the longest job's first epoch as dpo_step makes them. */
 static void passes_count(struct dpo_trainer *p, struct training_plan *plan) {
     int64_t most = 0;
     for (int j = 0; j < p->c.n; j++) most = MAX(most, p->jobs[j].data.n / 2);
@@ -255,8 +255,8 @@ static int batch_score(void *ctx, struct error *err) {
     return trainer_eval_loss(p->c.trainer, p->batch, p->n_batch, &nll, &targets, err);
 }
 
-/* The first pass, once as the reference's and once as an update's. The reference is not known: its
- * values change no time. */
+/* Times the first pass, once as a reference pass and once as an update. The reference is not
+ * computed yet; its values do not affect the time. */
 static int times_measure(struct dpo_trainer *p, struct rl_plan *out, struct error *err) {
     struct training_plan *plan = &out->run;
     double score_seconds;

@@ -3,31 +3,30 @@
  * a shared base after EGGROLL, Sarkar et al. 2025).
  *
  * A pair's direction is one rank-1 matrix for each factor, E_B = u pᵀ and E_A = q vᵀ, all entries
- * ±1: uncorrelated and of unit variance, which is all that the estimate needs. The members ± move
+ * ±1: uncorrelated and of unit variance, which is sufficient for the estimate. The members ± move
  * in the tangent space of the adapter,
  *
  *     ΔW± = s B A ± σ s (E_B A + B E_A) = s B A ± σ s (u (Aᵀp)ᵀ + (B q) vᵀ),
  *
- * so both members are the adapter's own map plus or minus one map of rank 2, whatever the rank of
- * the adapter. At σ → 0 the derivative along E is that of (B + σ E_B)(A + σ E_A); what is left out
- * is σ² E_B E_A. Perturbing A and B instead of W keeps the space small, r (in + out) directions
- * where W has in · out, and the estimate's error grows with their number; and what is trained stays
- * one plain adapter of its rank.
+ * so both members are the adapter's map plus or minus one map of rank 2, for any rank of the
+ * adapter. At σ → 0 the derivative along E is that of (B + σ E_B)(A + σ E_A); the omitted term is
+ * σ² E_B E_A. Perturbing A and B instead of W keeps the space small, r (in + out) directions
+ * instead of in · out, and the estimate's error grows with their number. The result remains one
+ * plain adapter of its rank.
  *
- * Signs are lora_perturbation_signs of the member's number in its update: u and v of its
- * projection; p and q, R each, of the same projection L layers further down. They are made when a
- * pair is evaluated and made again when its fitness is known; in between nothing of it is kept.
+ * The signs are lora_perturbation_signs of the pair's number in its update: u and v of its
+ * projection; p and q, R each, of the same projection L layers further down. They are generated
+ * when a pair is evaluated and again when its fitness is known, and not stored in between.
  *
- * Exact match needs no generation: greedy decoding gives the wanted answer if and only if every
- * wanted token is the most probable one after those before it, and that is what one forward pass
- * over the sample shows.
+ * Exact match needs no generation: greedy decoding produces the target answer if and only if every
+ * target token is the most probable one after its predecessors, and one forward pass over the
+ * sample shows that.
  *
- * Where the adapter changes the upper layers only, what lies below is computed once for all
- * members.
+ * If the adapter changes the upper layers only, the layers below are computed once for all members.
  *
- * Invariant: rows of the forward pass do not know their neighbours, scores are summed per sample
- * and samples in order, and sums over pairs go in their order. So neither threads nor passes change
- * a bit.
+ * Invariant: rows of the forward pass are independent of their neighbours, scores are summed per
+ * sample and samples in order, and sums over pairs are in their order. So neither threads nor
+ * passes change a bit.
  */
 #include "train/internal.h"
 #include "train/train.h"
@@ -37,14 +36,14 @@
 #include <string.h>
 
 enum {
-    MAX_SEQS = 64,         /* sequences in a pass: each may waste a page of the cache */
-    LOGIT_BYTES = 8 << 20, /* logits that exist at once */
+    MAX_SEQS = 64,         /* sequences per pass; each may waste a page of the KV cache */
+    LOGIT_BYTES = 8 << 20, /* bytes of logits that exist at once */
 };
 
-/* How a member fared on one sample. */
+/* The score of a member on one sample. */
 struct member_score {
     double nll;
-    int32_t hits, targets; /* targets that were the most probable token, of */
+    int32_t hits, targets; /* targets that were the most probable token; number of targets */
 };
 struct fitness {
     const char *name;
@@ -55,7 +54,7 @@ struct shaping {
     void (*shape)(double *f, int n); /* in place */
 };
 
-struct seq { /* one member's reading of one sample in a pass */
+struct seq { /* one member's forward pass over one sample */
     int32_t sample, out, n_out;
     struct member_score *score;
 };
@@ -71,14 +70,14 @@ struct es {
     /* grows with the longest sample seen */
     struct forward *forward;
     int32_t slot_len, max_rows;
-    size_t forward_size;      /* and of the arrays below */
+    size_t forward_size;      /* bytes, including the arrays below */
     struct batch_row *rows;   /* [max_rows] */
-    int32_t *out_rows;        /* [max_rows] rows before a target */
-    int32_t *target;          /* [max_rows] the token after them */
-    struct member_score *out; /* [max_rows] of one target each */
-    const float **enter;      /* [max_rows] where in `stream` a row begins */
+    int32_t *out_rows;        /* [max_rows] rows that predict a target */
+    int32_t *target;          /* [max_rows] the target token of each out row */
+    struct member_score *out; /* [max_rows] score of one target each */
+    const float **enter;      /* [max_rows] where the row begins in `stream` */
 
-    /* a pass */
+    /* state of a pass */
     struct seq seqs[MAX_SEQS];
     struct lora_segment segs[MAX_SEQS];
     struct lora_part parts[MAX_SEQS][2];
@@ -87,21 +86,22 @@ struct es {
     float *logits; /* [head_chunk][V] */
     void *in_scratch;
 
-    /* a call */
+    /* state of a call */
     struct trainer *t;
     int index;
     uint64_t seed;
     const struct train_sample *samples;
     int n;
-    int32_t first;                     /* the lowest layer that the adapter changes */
-    float *stream;                     /* before it, [rows of all samples][D]; NULL where it is 0 */
-    int64_t *stream_at;                /* [n + 1] the first row of a sample */
-    struct lora_pack *center, **pairs; /* [N/2]: those that the pass in progress reads */
-    float *factors;                    /* of one pair, all projections: [2][in], [out][2] */
+    int32_t first;      /* lowest layer that the adapter changes */
+    float *stream;      /* its input, [rows of all samples][D]; NULL if `first` is 0 */
+    int64_t *stream_at; /* [n + 1] first row of each sample */
+    struct lora_pack *center, **pairs; /* [N/2]: those of the pass in progress */
+    float *factors;                    /* factors of one pair, all projections: [2][in], [out][2] */
     size_t *factor_at;                 /* [L][N_PROJ] */
-    double *coef;                      /* [N/2] what a pair's direction is multiplied by */
+    double *coef;                      /* [N/2] coefficient of each pair's direction */
 
-    size_t fixed_size, packs_size, packs_most; /* bytes: of es_new; of packs, now and at most */
+    size_t fixed_size, packs_size,
+        packs_most; /* bytes of es_new's arrays; bytes of packs, now and at most */
     size_t stream_most;
 };
 
@@ -127,7 +127,7 @@ static void shape_none(double *f, int n) {
     (void)f, (void)n;
 }
 
-/* Members that are all alike say nothing: zeros. */
+/* Equal fitness of all members carries no information: zeros. */
 static void shape_zscore(double *f, int n) {
     double mean = 0, squares = 0;
     for (int i = 0; i < n; i++) mean += f[i] / n;
@@ -136,7 +136,7 @@ static void shape_zscore(double *f, int n) {
     for (int i = 0; i < n; i++) f[i] = (f[i] - mean) * by;
 }
 
-/* Ranks from -1/2 to 1/2; equals share theirs. */
+/* Ranks from -1/2 to 1/2; equal values share their mean rank. */
 static void shape_rank(double *f, int n) {
     double *rank = xcalloc((size_t)n, sizeof *rank);
     for (int i = 0; i < n; i++)
@@ -205,7 +205,7 @@ int es_options_check(const struct es_options *o, const struct train_options *tra
     return OK;
 }
 
-/* Floats of one pair's factors, laid projection by projection. */
+/* Number of floats of one pair's factors; sets the offset of each projection. */
 static size_t factors_lay(const struct model_config *c, size_t *at) {
     size_t floats = 0;
     for (int32_t i = 0; i < c->n_layers * N_PROJ; i++) {
@@ -275,14 +275,14 @@ size_t es_bytes(const struct es *e) {
     return e->fixed_size + e->forward_size + e->packs_most + e->stream_most;
 }
 
-/* Rows of a sample: the last target is only predicted, and what comes after it changes nothing. */
+/* Rows of a sample. The last target is only predicted, and later tokens have no effect. */
 static int32_t sample_rows(const struct train_sample *s) {
     int32_t last = s->n - 1;
     while (last > 0 && !s->mask[last]) last--;
     return MAX(last, 0);
 }
 
-/* Room for the longest sample. */
+/* Makes room for the longest sample. */
 static int forward_fit(struct es *e, struct error *err) {
     int32_t longest = 1;
     for (int i = 0; i < e->n; i++) longest = MAX(longest, sample_rows(&e->samples[i]));
@@ -336,8 +336,8 @@ struct pair_job {
     const struct trainer *t;
     int index;
     struct lora_perturbation noise;
-    float *factors;   /* of a projection [2][in], [out][2] … */
-    const size_t *at; /* … from here: [L][N_PROJ] */
+    float *factors;   /* factors of a projection, [2][in], [out][2], … */
+    const size_t *at; /* … at this offset: [L][N_PROJ] */
 };
 
 /* One pair's map of rank 2 in projections [begin, end): a = (Aᵀp, v), b = (u, B q). */
@@ -474,7 +474,7 @@ static bool pass_has_room(const struct es *e, int32_t rows) {
     return e->n_seqs < MAX_SEQS && e->n_rows + rows <= e->max_rows;
 }
 
-/* Appends a member's reading of a sample; false when the pass has no room for it. */
+/* Appends a member's forward pass over a sample; false if there is no room in the pass. */
 static bool pass_add(struct es *e, int member, int sample, struct member_score *score) {
     const struct train_sample *s = &e->samples[sample];
     int32_t rows = sample_rows(s), pair = member / 2;
@@ -529,7 +529,8 @@ static void head_items(void *ctx, int64_t begin, int64_t end, int thread) {
     }
 }
 
-/* Logits of the outputs, a chunk at a time, to their scores: the trainer's loss, to the bit. */
+/* Computes the logits of the outputs, a chunk at a time, and their scores. The loss has the
+ * trainer's bits. */
 static void head_run(struct es *e) {
     const struct matrix *w = &e->m->head;
     int64_t d = e->m->config.d_model;
@@ -574,7 +575,7 @@ static int32_t lowest_layer(const struct es *e) {
     return MIN(i / N_PROJ, e->m->config.n_layers - 1);
 }
 
-/* The samples' rows through the layers below the adapter, in passes. */
+/* Runs the samples' rows through the layers below the adapter, in passes. */
 static void lower_layers_forward(struct es *e) {
     int64_t from = 0;
     for (int i = 0; i <= e->n; i++) {
@@ -593,7 +594,7 @@ static void lower_layers_forward(struct es *e) {
     }
 }
 
-/* Members read the same samples: what lies below the adapter is the same for all of them. */
+/* Caches the output of the layers below the adapter, which is the same for all members. */
 static int lower_layers_cache(struct es *e, struct error *err) {
     e->first = lowest_layer(e);
     if (!e->first) return OK;
@@ -635,7 +636,7 @@ static int evaluate_population(struct es *e, struct member_score *scores, struct
     return rc;
 }
 
-/* From scores to the pairs' weights: (f₊ - f₋) / (N σ), shaped. */
+/* Turns scores into the pairs' coefficients: (f₊ - f₋) / (N σ), shaped. */
 static void pair_coefficients(struct es *e, const struct member_score *scores) {
     int n = (int)e->o->population;
     double *f = xmalloc((size_t)n * sizeof *f), squares = 0;

@@ -1,9 +1,9 @@
 /*
- * gate: the paired test that decides whether a training is published.
+ * gate: the paired test that decides whether a trained adapter is published.
  *
- * Only forward passes: no trainer is needed, and what is measured is what will be served. Samples
- * are computed one after another in an order that is theirs, so neither threads nor neighbours
- * change a digit.
+ * It needs forward passes only and no trainer, and it measures the model as it will be served.
+ * Samples are computed one after another in file order, so neither threads nor neighbours change a
+ * digit.
  */
 #include "train/train.h"
 
@@ -11,7 +11,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { ROWS = 64 }; /* a step, of which the logits are held */
+enum { ROWS = 64 }; /* rows per step, whose logits are kept */
 
 struct measure {
     struct forward *f;
@@ -33,7 +33,7 @@ static void targets_score(void *ctx, int64_t begin, int64_t end, int thread) {
     }
 }
 
-/* Rows [from, from + n) of a sample; adds what they predict. */
+/* Runs rows [from, from + n) of a sample and adds the nll and the number of their targets. */
 static void rows_run(struct measure *c, const struct train_sample *s, int32_t from, int32_t n,
                      struct pool *pool, double *sum, int64_t *targets) {
     struct batch_row rows[ROWS];
@@ -91,7 +91,7 @@ struct gate_comparison gate_compare(const double *before, const double *after, i
     return g;
 }
 
-/* NULL when it is better; else why that was not shown. */
+/* NULL if the new adapter is better (or nothing was held out), else the reason for the refusal. */
 static const char *not_better(const struct gate_comparison *g, double alpha) {
     if (g->n == 0) return NULL;
     if (g->n < 32 && ldexp(1, 1 - (int)g->n) > alpha)
@@ -103,7 +103,7 @@ static const char *not_better(const struct gate_comparison *g, double alpha) {
 
 void gate_decide(struct gate *g, double alpha, double tolerance) {
     const char *better = not_better(&g->eval, alpha);
-    /* One sample has no interval. */
+    /* A single sample has no interval. */
     bool kept = g->retain.n == 0 || (g->retain.n > 1 && g->retain.gain.lo >= -tolerance);
     g->publish = !better && kept;
     if (better)

@@ -1,13 +1,13 @@
 /*
- * rows: what a transformer does to its rows between products, forward as the engine does it, and
- * backward.
+ * layer_ops: the row-wise operations of a transformer between its products, forward with the
+ * engine's bits, and backward.
  *
  * Norms (Zhang & Sennrich 2019; Ba, Kiros & Hinton 2016), biases, the rotary embedding (Su et al.
- * 2021) and the gated activation. Nothing that is cheap to make again from kept values is kept:
- * roots of mean squares, normed rows, activations.
+ * 2021) and the gated activation. Values that are cheap to recompute are not kept: roots of mean
+ * squares, normed rows, activations.
  *
- * Invariant: threads split rows, or where sums run over rows, columns; every sum's order is that of
- * the rows. So results do not depend on the number of threads nor on chunks.
+ * Invariant: threads split rows or, if sums run over rows, columns; every sum is in the order of
+ * the rows. So results do not depend on the number of threads or on chunks.
  */
 #include "train/internal.h"
 
@@ -37,7 +37,7 @@ void norm_forward(struct trainer *t, float *y, const float *x, const float *g, c
     pool_run(t->pool, norm_items, &j, rows, 8);
 }
 
-/* t->mean (0 for an RMS norm) and t->rstd: a normed row is (x - mean) · rstd. */
+/* Fills t->mean (0 for an RMS norm) and t->rstd: a normed row is (x - mean) · rstd. */
 static void rstd_items(void *ctx, int64_t begin, int64_t end, int thread) {
     (void)thread;
     const struct rows_job *j = ctx;
@@ -55,7 +55,7 @@ static void rstd_items(void *ctx, int64_t begin, int64_t end, int thread) {
     }
 }
 
-/* Items are columns: each walks all rows in order. */
+/* Items are columns; each iterates over all rows in order. */
 static void gain_items(void *ctx, int64_t begin, int64_t end, int thread) {
     (void)thread;
     const struct rows_job *j = ctx;
@@ -68,8 +68,8 @@ static void gain_items(void *ctx, int64_t begin, int64_t end, int thread) {
     }
 }
 
-/* With u = dy ⊙ g and x̂ the normed row: dx = rstd · (u - mean(u) - x̂ · mean(u ⊙ x̂)), mean(u)
- * being 0 for an RMS norm. */
+/* With u = dy ⊙ g and x̂ the normed row: dx = rstd · (u - mean(u) - x̂ · mean(u ⊙ x̂)); mean(u) is
+ * 0 for an RMS norm. */
 static void norm_backward_items(void *ctx, int64_t begin, int64_t end, int thread) {
     (void)thread;
     const struct rows_job *j = ctx;
@@ -83,7 +83,7 @@ static void norm_backward_items(void *ctx, int64_t begin, int64_t end, int threa
         float level = j->n.b ? k->sum(u, j->width) / n : 0;
         float along = k->dot(u, x, j->width) - mean * (level * n);
         along = along / n * rstd * rstd * rstd;
-        float flat = rstd * level - along * mean; // what all columns get less
+        float flat = rstd * level - along * mean; // constant subtracted from all columns
         if (j->add)
             for (int64_t c = 0; c < j->width; c++) dx[c] += rstd * u[c] - along * x[c] - flat;
         else
@@ -135,7 +135,7 @@ static void activation_items(void *ctx, int64_t begin, int64_t end, int thread) 
     for (int64_t i = begin; i < end; i++) {
         float *y = j->y + i * j->width;
         if (j->x) memcpy(y, j->x + i * j->width, (size_t)j->width * sizeof *y);
-        // without biases `up` is only read
+        // without biases, `up` is not modified
         activation_row(j->t->k, j->t->c.arch, y, (float *)j->u + i * j->width, NULL, NULL,
                        j->width);
     }

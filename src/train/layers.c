@@ -1,27 +1,27 @@
 /*
- * layers: one transformer layer, forward with what the backward pass needs kept, and backward.
+ * layers: one transformer layer: the forward pass, which keeps the backward pass's inputs, and the
+ * backward pass.
  *
- * Forward x Wᵀ by the engine's products; dX = dY W over the same matrix, read along its rows; in
- * full training dW += dYᵀ X. Everything but attention goes by chunks of rows, so that what lies
- * between products stays small and near. What is cheap to compute again from kept values (norms'
- * outputs, the activation) is not kept. With gradient checkpointing a layer keeps nothing but its
- * entrance and runs forward again, all but its last product, before it runs back (Chen et al.
- * 2016).
+ * Forward x Wᵀ with the engine's products; dX = dY W over the same matrix, read along its rows; in
+ * full training dW += dYᵀ X. Everything except attention runs in chunks of rows, so that
+ * intermediate values stay small and in cache. Values that are cheap to recompute (outputs of
+ * norms, the activation) are not kept. With gradient checkpointing a layer keeps only its input; it
+ * runs forward again, except for its last product, before its backward pass (Chen et al. 2016).
  *
- * Invariant: threads split outputs, never a sum, and sums over rows go on from chunk to chunk; so
- * results depend on neither.
+ * Invariant: threads split outputs, never a sum, and sums over rows continue from chunk to chunk,
+ * so results depend on neither.
  */
 #include "train/internal.h"
 
 #include <string.h>
 
-/* Rows of x as the projections p, p + 1, … of a layer, which share them, want them. */
+/* The input rows x in the form that the projections p, p + 1, … of a layer need; they share it. */
 static struct gemm_input inputs_of(struct trainer *t, int l, int p, int n, const float *x,
                                    int64_t rows) {
     return gemm_input_for(&t->model->layers[l].proj[p], n, x, rows, t->in_scratch, t->pool);
 }
 
-/* y (+)= x Wᵀ and the adapters' parts, of a stretch of rows. */
+/* y (+)= x Wᵀ and the adapters' parts, for a range of rows. */
 static void linear_forward(struct trainer *t, int l, int p, struct row_range s, float *y,
                            const struct gemm_input *in, bool add) {
     const struct matrix *w = &t->model->layers[l].proj[p];
@@ -30,7 +30,7 @@ static void linear_forward(struct trainer *t, int l, int p, struct row_range s, 
     lora_forward(t, l, p, s, y, aside, in->x);
 }
 
-/* dx (+)= dy W, and gradients; dx may be NULL where nobody needs it. */
+/* dx (+)= dy W, and the gradients of the weights; dx may be NULL if it is not needed. */
 static void linear_backward(struct trainer *t, int l, int p, struct row_range s, float *dx,
                             const float *dy, const float *x, bool add) {
     const struct matrix *w = &t->model->layers[l].proj[p];
@@ -49,7 +49,7 @@ static struct row_range row_range_at(const struct trainer *t, int64_t r0) {
     return (struct row_range){r0, MIN(t->chunk, t->rows - r0)};
 }
 
-/* out = x + the end of a branch: a projection of `in`, its bias, and its norm where it has one. */
+/* out = x + the end of a branch: a projection of `in`, its bias, and its norm if it has one. */
 static void branch_forward(struct trainer *t, int l, int p, struct row_range s, float *out,
                            const float *x, const struct gemm_input *in, float *branch,
                            const float *norm) {
@@ -63,7 +63,8 @@ static void branch_forward(struct trainer *t, int l, int p, struct row_range s, 
     residual_forward(t, out, t->dxn, s.rows, d);
 }
 
-/* What of dx reaches the projection that ends a branch: dx itself, or its way through the norm. */
+/* The gradient of the projection that ends a branch: dx, or dx through the backward pass of the
+ * norm. */
 static const float *branch_back(struct trainer *t, struct row_range s, const float *branch,
                                 const float *norm, float *g_norm) {
     int64_t d = t->c.d_model;
@@ -119,8 +120,8 @@ static void attention_block_forward(struct trainer *t, int l) {
     attention_forward(t, l);
 }
 
-/* Attention's output and the MLP; unless `whole` only what the backward pass reads, which its last
- * product is not. */
+/* Attention's output projection and the MLP. Without `whole` only the values that the backward pass
+ * reads, which exclude the last product. */
 static void mlp_forward(struct trainer *t, int l, bool whole) {
     const struct model_layer *w = &t->model->layers[l];
     struct activations *a = &t->acts[l];
@@ -183,7 +184,7 @@ static void qkv_backward(struct trainer *t, int l) {
     const struct activations *a = &t->acts[l];
     int64_t d = t->c.d_model, nq = (int64_t)t->c.n_heads * t->c.head_dim,
             nk = (int64_t)t->c.n_kv_heads * t->c.head_dim;
-    float *dxn = t->full || l > 0 ? t->dxn : NULL; // below the first layer everything is frozen
+    float *dxn = t->full || l > 0 ? t->dxn : NULL; // below the first layer all weights are frozen
     struct norm_params n = {w->attn_norm, w->attn_norm_bias, g->attn_norm, g->attn_norm_bias};
     rope_rotate(t, l, t->dq, nq, true);
     rope_rotate(t, l, t->dk, nk, true);
@@ -203,7 +204,7 @@ void layer_backward(struct trainer *t, int l) {
     const struct layer_grads *g = &t->layers[l];
     const struct activations *a = &t->acts[l];
     int64_t q = (int64_t)t->c.n_heads * t->c.head_dim;
-    // those of the last layer that shares them are still there
+    // the shared activations still hold the last layer that uses them
     if (t->checkpointing && l + 1 < t->c.n_layers - t->kept) {
         for (int p = 0; p < N_PROJ; p++) lora_dropout_mask(t, l, p);
         attention_block_forward(t, l);

@@ -1,13 +1,13 @@
 /*
- * lint: what a training file holds, said before time is spent on it.
+ * lint: reports the content of a training file before training begins.
  *
- * Works on what dataset_load remembers of every sample, so it reads no file and keeps no text:
- * samples are compared by 64-bit hashes, of what they say exactly and of the same text with
- * differences taken out that no model should learn from. Two samples that only a collision makes
- * equal would cost a wrong line of a report. Similar sentences are not looked for.
+ * It uses the facts that dataset_load keeps of every sample, so it reads no file and keeps no text.
+ * Samples are compared by 64-bit hashes: of their exact content, and of the same text without
+ * differences that a model should not learn from. A hash collision would cost a wrong line in a
+ * report. Merely similar sentences are not detected.
  *
- * Comparison needs no words: blanks beside characters of scripts that are written without them
- * count for nothing, so Japanese and Chinese lines match wherever they were broken.
+ * The comparison does not split words: blanks next to characters of scripts that are written
+ * without them do not count, so Japanese and Chinese lines match wherever they were broken.
  */
 #include "grade/grade.h"
 #include "train/train.h"
@@ -15,9 +15,10 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* what is compared */
+/* hashes */
 
-/* Appends one message so that no two lists of messages give the same bytes by accident. */
+/* Appends one message. The separators prevent different lists of messages from having equal
+ * bytes. */
 static int message_add(struct buf *out, const char *role, const char *text, bool fold,
                        struct error *err) {
     size_t len = strlen(text);
@@ -48,7 +49,7 @@ int sample_digest_compute(const struct chat_message *msgs, int n, struct sample_
         const char *role = msgs[i].role, *text = msgs[i].content;
         rc = message_add(&whole, role, text, false, err);
         if (rc == OK) rc = message_add(&near, role, text, true, err);
-        /* Who asks is told apart by nobody: personas differ in their system message. */
+        /* Without the system message, in which personas differ. */
         if (rc == OK && i < asked && strcmp(role, "system") != 0 && *text)
             rc = message_add(&prompt, "", text, true, err);
     }
@@ -63,7 +64,7 @@ int sample_digest_compute(const struct chat_message *msgs, int n, struct sample_
     return rc;
 }
 
-/* finding twins */
+/* finding duplicates */
 
 struct key {
     uint64_t hash;
@@ -76,7 +77,8 @@ static int key_order(const void *a, const void *b) {
     return x->at < y->at ? -1 : x->at > y->at;
 }
 
-/* The hashes of one kind, at `offset` in the facts, in order; of equal ones the earliest first. */
+/* Hashes of one kind, at `offset` in the facts, sorted; the earliest sample first among equal
+ * ones. */
 static struct key *keys_sort(const struct dataset *d, size_t offset, struct error *err) {
     struct key *keys = try_calloc((size_t)MAX(d->n_read, 1), sizeof *keys, err);
     if (!keys) return NULL;
@@ -182,14 +184,15 @@ static double percent(double part, double all) {
 
 static void lengths_text(const struct lint *l, struct buf *out) {
     buf_printf(out, "%d samples, %lld tokens", l->kept, (long long)l->tokens);
-    if (l->targets) // prompts alone have none
+    if (l->targets) // prompts have no targets
         buf_printf(out, ", %lld of them learned (%.1f %%)", (long long)l->targets,
                    percent((double)l->targets, (double)l->tokens));
     buf_printf(out, "; lengths %d to %d, median %d, 95 %% up to %d", l->shortest, l->longest,
                l->median, l->p95);
 }
 
-/* What is worth a line of its own; `fn` gets one line at a time, and whether it is a warning. */
+/* Findings that deserve a separate line. `fn` gets one line per call, and whether it is a
+ * warning. */
 static void findings(const struct lint *l, void (*fn)(void *ctx, const char *text, bool bad),
                      void *ctx) {
     static const char looks[] = " but for case, width or white space";

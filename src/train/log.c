@@ -1,12 +1,12 @@
 /*
  * log: train.jsonl, metrics in the store, report.html.
  *
- * A line that cannot be written ends the run with the system's words: the last checkpoint stands,
- * and a run without its log would be a run without its evidence. The store gets lines in one
- * transaction a checkpoint. Curves are kept as means (page.h), so a page of a million updates is
- * as small as one of a thousand.
+ * A line that cannot be written ends the run with the system's message: the last checkpoint remains
+ * valid, and a run without its log has no evidence. The store gets the lines of a checkpoint in one
+ * transaction. Curves are kept as means (page.h), so a page of a million updates is as small as one
+ * of a thousand.
  *
- * The log knows no methods: a figure that lines have is drawn, if the table of charts has a row.
+ * The log does not know methods: it draws every figure that a row of the table of charts names.
  */
 #define _GNU_SOURCE
 #include "train/train.h"
@@ -18,14 +18,15 @@
 #include <string.h>
 #include <unistd.h>
 
-enum { MAX_CURVES = 32 }; /* adapters that have one of their own */
+enum { MAX_CURVES = 32 }; /* adapters with a separate curve */
 
-/* A chart has a line for each adapter: its number in the object `of`, or where `key` is given the
- * member `key` of its object there. Without `of` it is one line, of the run's own `key`. */
+/* A chart has one line per adapter: its number in the object `of` or, if `key` is set, the member
+ * `key` of its object there. Without `of` the chart has one line, the run's figure `key`. */
 struct chart {
     const char *title, *of, *key;
-    const char *spread; /* what is drawn as a band around the line, a member beside `key` */
-    double unit;        /* numbers are shown in */
+    const char
+        *spread; /* width of the band around the line, another member of the adapter's object */
+    double unit; /* unit of the numbers on the chart */
 };
 static const struct chart charts[] = {
     {"Loss", "losses", NULL, NULL, 1},
@@ -55,11 +56,11 @@ struct train_log {
     const char *run;
     FILE *f;
     json_t *sections;               /* heading: table */
-    json_t *names;                  /* of the adapters, once they are known */
-    json_t *pending;                /* lines that the store has not */
-    int n;                          /* of the names that have curves */
+    json_t *names;                  /* names of the adapters, once known */
+    json_t *pending;                /* lines not yet in the store */
+    int n;                          /* number of names with curves */
     struct curve *curves, *spreads; /* [N_CHARTS][n], once names are known */
-    double seconds;                 /* before this process took over */
+    double seconds;                 /* seconds before this process continued the run */
     int64_t last;                   /* step of the last line kept */
 };
 
@@ -169,8 +170,8 @@ static void curves_add(struct train_log *l, const json_t *line) {
     }
 }
 
-/* A line of the run so far: kept when it belongs to what the checkpoint has seen. A last line that
- * a kill cut short, or what is no line of ours, is dropped. */
+/* Keeps a line of an earlier process if the checkpoint includes its step. Drops an incomplete last
+ * line and lines in another format. */
 static int line_keep(struct train_log *l, const char *text, size_t len, int64_t done,
                      struct atomic_file *w, struct error *err) {
     json_t *line = json_loadb(text, len, 0, NULL);
@@ -187,7 +188,7 @@ static int line_keep(struct train_log *l, const char *text, size_t len, int64_t 
     return rc;
 }
 
-/* Rewrites the log as far as the checkpoint reaches; afterwards it is open for more. */
+/* Rewrites the log up to the checkpoint's step, then opens it for appending. */
 static int log_continue(struct train_log *l, int64_t done, struct error *err) {
     struct atomic_file w = {0};
     FILE *old = done > 0 ? fopen(l->path, "r") : NULL;
@@ -209,7 +210,7 @@ static int log_continue(struct train_log *l, int64_t done, struct error *err) {
 static void count_put(json_t *row, const char *of, const char *key, const json_t *v) {
     char *name = xasprintf("%s%s", of, key);
     for (char *p = name; *p; p++)
-        if (*p == '_') *p = ' '; // a heading may break there
+        if (*p == '_') *p = ' '; // a heading can wrap at a blank
     if (json_is_object(v)) v = json_object_get(v, "count");
     if (json_is_integer(v)) json_object_set_new(row, name, json_integer(json_integer_value(v)));
     free(name);

@@ -1,13 +1,13 @@
 /*
- * lowrank: the adapters' part of a projection, forward and backward, each adapter on its own rows.
+ * lora: the adapters' part of a projection, forward and backward, each adapter on its own rows.
  *
- *   h = scale · A drop(x)          z = W x + B h           y = z, with DoRA (m / ‖W + scale B A‖) ⊙
- * z dh = scale · Bᵀ dz             dA += dhᵀ drop(x)       dB += dzᵀ h       dx += drop(A ᵀ dh)
+ *   h = scale · A drop(x)    z = W x + B h       y = z; with DoRA y = (m / ‖W + scale B A‖) ⊙ z
+ *   dh = scale · Bᵀ dz       dA += dhᵀ drop(x)   dB += dzᵀ h   dx += drop(Aᵀ dh)
  *
  * LoRA: Hu et al. 2022. DoRA: Liu et al. 2024; as in PEFT its norm is a constant for the gradient.
- * Dropout is before A only, also under DoRA.
- * A stretch's rows are walked run by run (neighbouring samples of one adapter), all runs in one
- * parallel region, so that twenty adapters cost as many wake-ups as one.
+ * Dropout applies before A only, also with DoRA. The rows of a range are processed run by run
+ * (neighbouring samples of one adapter), all runs in one parallel region, so that twenty adapters
+ * cost as many wake-ups as one.
  *
  * Invariant: see internal.h. Sums over rows are chains in their order, and threads split outputs.
  */
@@ -24,9 +24,10 @@ struct low_job {
     const float *x, *dy;
 };
 
-/* Neighbouring rows of one adapter: lora_rows_next gives one after another within [begin, end). */
+/* Iterator over runs of rows of one adapter: lora_rows_next returns the next one within [begin,
+ * end). */
 struct lora_rows {
-    int span;           /* to go on from */
+    int span;           /* next index in trainer.spans */
     int64_t begin, end; /* rows of the batch */
     const struct lora_params *lp;
 };
@@ -46,12 +47,12 @@ static bool lora_rows_next(const struct low_job *j, struct lora_rows *r, int64_t
     return true;
 }
 
-/* In 1/65536ths, so that the factor makes the kept values unbiased exactly. */
+/* In units of 1/65536, so that the scaling factor makes the kept values exactly unbiased. */
 static uint32_t dropout_threshold(const struct trainer *t) {
     return MIN((uint32_t)(t->dropout * 65536.0f + 0.5f), 65535u);
 }
 
-/* The decisions of a row, two a draw, into zeroed bits. */
+/* The decisions of a row, two per random number, into zeroed bits. */
 static void dropout_mask_row(struct rng *r, uint8_t *bits, int64_t width, uint32_t threshold) {
     enum { MANY = 64 };
     uint32_t draws[MANY];
@@ -66,7 +67,7 @@ static void dropout_mask_row(struct rng *r, uint8_t *bits, int64_t width, uint32
     }
 }
 
-/* One stream a (sample, layer, projection). Items are samples. */
+/* One random stream per sample, layer and projection. Items are samples. */
 static void dropout_mask_items(void *ctx, int64_t begin, int64_t end, int thread) {
     (void)thread;
     const struct low_job *j = ctx;
@@ -89,7 +90,7 @@ void lora_dropout_mask(struct trainer *t, int l, int p) {
     if (t->dropping && t->acts[l].h[p]) pool_run(t->pool, dropout_mask_items, &j, t->n_spans, 1);
 }
 
-/* y (+)= x where kept, scaled up; else (+)= 0. Four at a time: a half byte of decisions picks its
+/* y (+)= x where kept, scaled up; else (+)= 0. Four columns at a time: four decision bits select a
  * row of factors. */
 static void dropout_row(float *restrict y, const float *restrict x, const uint8_t *bits,
                         const float (*factors)[4], int64_t width, bool add) {
@@ -107,7 +108,7 @@ static void dropout_row(float *restrict y, const float *restrict x, const uint8_
     }
 }
 
-/* Rows [begin, end) of the stretch; y and x begin at its first. */
+/* Rows [begin, end) of the range; y and x point to the range's first row. */
 static void dropout_rows(const struct low_job *j, float *y, const float *x, int64_t begin,
                          int64_t end, bool add) {
     const struct trainer *t = j->t;
@@ -201,7 +202,7 @@ const float *dora_backward(struct trainer *t, int l, int p, struct row_range s, 
     return t->aside;
 }
 
-/* dh, the inputs as dropout left them (what dA reads), and dx. Items are rows. */
+/* dh, the inputs after dropout (which dA needs), and dx. Items are rows. */
 static void backward_items(void *ctx, int64_t begin, int64_t end, int thread) {
     (void)thread;
     const struct low_job *j = ctx;

@@ -1,17 +1,17 @@
 /*
  * optimizer: learning-rate schedules, gradient clipping and the step: AdamW (Loshchilov & Hutter
- * 2019), AdamW with states of 8 bits (Dettmers et al. 2022), SGD with momentum.
+ * 2019), AdamW with 8-bit states (Dettmers et al. 2022), SGD with momentum.
  *
- * Of 8 bits are both moments, in blocks of MOMENT_BLOCK with two scales: m as the sign and root of
- * its share of the block's largest, v as the fourth root of its share. Small values keep most of
- * their digits that way, and v, which is divided by, never rounds to nothing.
+ * 8-bit states hold both moments in blocks of MOMENT_BLOCK with two scales: m as the sign and
+ * square root of its ratio to the block's largest value, v as the fourth root of its ratio. Small
+ * values keep most of their precision that way, and v, a divisor, never rounds to zero.
  *
  * Each group (an adapter, or the whole model) is averaged over its own targets, clipped by its own
- * norm and stepped by its own count, so groups trained together take the steps that they would take
- * alone. A group that saw no target since the last update stands still.
+ * norm and stepped by its own count, so groups that train together take the same steps as alone. A
+ * group without a target since the last update is not stepped.
  *
- * Invariant: norms are summed in double over fixed pieces in a fixed order; nothing is changed
- * before all are known to be numbers.
+ * Invariant: norms are summed in double over fixed pieces in a fixed order; no parameter changes
+ * before all norms are known to be finite.
  */
 #include "train/internal.h"
 
@@ -33,7 +33,7 @@ float lr_schedule_at(enum lr_schedule s, double lr, double min_ratio, int64_t st
 struct step_job {
     struct trainer *t;
     int tensor;
-    double *pieces; /* sums of squares */
+    double *pieces; /* sum of squares of each piece */
     float factor, lr, decay, bc1, bc2;
 };
 
@@ -157,7 +157,7 @@ static void param_group_step(struct trainer *t, struct param_group *g, double no
     g->loss = g->nll / g->count;
 }
 
-/* Fills `norms` with each group's norm of the mean gradient; refuses what is no number. */
+/* Fills `norms` with the norm of each group's mean gradient; fails if one is not finite. */
 static int grad_norms_compute(struct trainer *t, double *norms, struct error *err) {
     for (int i = 0; i < t->n_groups; i++) {
         const struct param_group *g = &t->groups[i];

@@ -1,9 +1,8 @@
 /*
- * options: the one table of training options, named as in PEFT and TRL.
+ * options: the table of training options, named as in PEFT and TRL.
  *
- * Flags, recipe keys, defaults, ranges and help all come from these rows; nothing else in the
- * program knows a default. Aliases are the names that PEFT, TRL and the first predecessor's script
- * use for the same things.
+ * Flags, recipe keys, defaults, ranges and help all come from these rows; no default is defined
+ * elsewhere. Aliases are the names that PEFT, TRL and the legacy script use for the same options.
  */
 #include "train/train.h"
 
@@ -75,7 +74,7 @@ const struct option_row train_option_rows[] = {
     {0},
 };
 
-/* Index of `name` in a NULL-terminated list, or ERR_USAGE with all that are there. */
+/* Index of `name` in a NULL-terminated list, or ERR_USAGE with all known names. */
 static int name_parse(const char *what, const char *name, const char *const *known,
                       struct error *err) {
     struct buf list = {0};
@@ -106,7 +105,7 @@ int lr_schedule_parse(const char *name, enum lr_schedule *out, struct error *err
     return MIN(i, OK);
 }
 
-/* "q_proj,k_proj" of a list's names, or `none`; malloc'ed. */
+/* The names of a list as "q_proj,k_proj", or `none`; malloc'ed. */
 static char *list_join(const struct strings *list, const char *none) {
     struct buf text = {0};
     for (int i = 0; i < list->n; i++) buf_printf(&text, "%s%s", i ? "," : "", list->v[i]);

@@ -1,9 +1,9 @@
 /*
- * plan: what the plans of all methods are made of — passes counted as runs make them, first
+ * plan: functions shared by the plans of all methods: passes counted as runs make them, first
  * samples, and times.
  *
- * A plan computes as little as shows what a run would take: the rest is taken to be like it. Its
- * counts are of one epoch, so a longer run's are estimates where epochs pack differently.
+ * A plan computes only enough to estimate a run and extrapolates the rest. It counts one epoch, so
+ * the figures of a longer run are estimates if epochs pack differently.
  */
 #include "train/train_loop.h"
 

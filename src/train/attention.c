@@ -7,8 +7,8 @@
  * Probabilities are recomputed in the backward pass instead of being kept, because they would be
  * the only activation that grows with the square of the length (as in Dao et al. 2022).
  *
- * Invariant: a sample's numbers depend on its own rows only; those of the forward pass have the
- * engine's bits. The backward pass computes its scores along the keys, from keys that were
+ * Invariant: a sample's numbers depend on no rows of other samples; those of the forward pass have
+ * the engine's bits. The backward pass computes its scores along the keys, from keys that were
  * transposed once: the same numbers except for rounding, at twice the speed.
  */
 #include "train/internal.h"

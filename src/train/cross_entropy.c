@@ -2,9 +2,9 @@
  * cross_entropy: final norm, logits, cross-entropy and their gradient, fused and in chunks.
  *
  * Only rows that predict a target are computed, `head_chunk` of them at a time, so the logits never
- * exist all at once; they become their own gradient in place. The gradient is of the *sum* over
- * targets; the update divides it. A loss over choices needs only the logits of the choices, so only
- * the panels of the head that contain them are multiplied, with the same bits.
+ * exist all at once; they become their own gradient in place. This is the gradient of the *sum*
+ * over targets; the update divides it. A loss over choices needs only the logits of the choices, so
+ * only the panels of the head that contain them are multiplied, with the same bits.
  *
  * Invariant: chunks are a function of the vocabulary's size only, so sums over rows keep their
  * order.

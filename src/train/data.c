@@ -144,8 +144,7 @@ static int turn_weights_apply(const struct loading *l, const json_t *list, struc
     for (i = 0, runs = 0; i < mask->len; i++) {
         bool begins = mask->data[i] && (i == 0 || !mask->data[i - 1]);
         runs += begins;
-        if (mask->data[i] && mute[runs - 1])
-            mask->data[i] = 2; // nonzero, so that the run stays in one piece
+        if (mask->data[i] && mute[runs - 1]) mask->data[i] = 2; // nonzero: keeps the run whole
     }
     for (i = 0; i < mask->len; i++) mask->data[i] = mask->data[i] == 1;
     return OK;

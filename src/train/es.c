@@ -100,8 +100,7 @@ struct es {
     size_t *factor_at;                 /* [L][N_PROJ] */
     double *coef;                      /* [N/2] coefficient of each pair's direction */
 
-    size_t fixed_size, packs_size,
-        packs_most; /* bytes of es_new's arrays; bytes of packs, now and at most */
+    size_t fixed_size, packs_size, packs_most; /* bytes: es_new's arrays; packs, now and at most */
     size_t stream_most;
 };
 

@@ -1,22 +1,22 @@
 /*
- * train/internal: the trainer's state, shared by the files of this folder and by nobody else.
+ * train/internal: the trainer's state, shared by the files of this folder only.
  *
  * trainer.c owns the state (parameters, groups, checks, the public verbs), batch.c packs samples
- * and lays out what a pass needs, layers.c runs one layer forward and backward, lora.c the
- * adapters' part of its projections, attention.c its attention, layer_ops.c what is done row by
- * row, cross_entropy.c the loss, optimizer.c the update, checkpoint.c the file.
+ * and lays out the memory of a pass, layers.c runs one layer forward and backward, lora.c the
+ * adapters' part of its projections, attention.c its attention, layer_ops.c the row-wise
+ * operations, cross_entropy.c the loss, optimizer.c the update, checkpoint.c the file.
  *
  * Letters as in model.h; M rows of the packed batch, C rows of a chunk of it, Q = H·E, G = K·E, I
  * and O a projection's inputs and outputs. A sample of n tokens gives at most n - 1 rows: the last
- * token is only ever a target, and rows after the last target change nothing, so they are not
- * computed at all.
+ * token is only ever a target, and rows after the last target have no effect, so they are not
+ * computed.
  *
- * The forward pass is the serving one: the same products over the same (quantised) matrices, the
- * same order of sums, so a row's logits have the bits that the engine would give it under f32
- * adapters and an f32 cache. What is trained is what will run.
+ * The forward pass equals the one in serving: the same products over the same (quantised) matrices
+ * and the same order of sums, so a row's logits have the bits that the engine would compute under
+ * f32 adapters and an f32 KV cache. The trained model is the served model.
  *
  * Invariant of LoRA mode: no number in an adapter's path depends on rows of another adapter, nor on
- * how its own samples are spread over calls, chunks or threads. Its gradient is one chain of fused
+ * the distribution of its samples over calls, chunks or threads. Its gradient is one chain of fused
  * multiply-adds over its rows, in the order in which they were given.
  */
 #ifndef SHOAL_TRAIN_INTERNAL_H
@@ -28,37 +28,37 @@
 /* Parameters that are clipped and counted together: one adapter, or the whole model. */
 struct param_group {
     int64_t updates;      /* AdamW's t */
-    int64_t samples;      /* since the last update; keys the dropout */
-    double count;         /* what the gradient's sum is divided by: targets, or what a loss says */
-    double nll;           /* since the last update */
-    double loss;          /* of the last update */
-    int first, n_tensors; /* its range of trainer.tensors */
+    int64_t samples;      /* samples since the last update; keys the dropout */
+    double count;         /* divisor of the gradient's sum: targets, or the loss function's count */
+    double nll;           /* sum since the last update */
+    double loss;          /* loss of the last update */
+    int first, n_tensors; /* range in trainer.tensors */
 };
 
-/* What the backward pass needs of one layer. With gradient checkpointing the lower layers share
- * one, but for x, and it is made again before a layer's backward pass. */
+/* Activations of one layer for the backward pass. With gradient checkpointing the lower layers
+ * share all of them except x, and recompute them before a layer's backward pass. */
 struct activations {
-    float *x;              /* [M][D] residual stream at the layer's entrance */
+    float *x;              /* [M][D] residual stream at the layer's input */
     float *q_raw, *k_raw;  /* [M][Q], [M][G] before the heads' norm; NULL without one */
     float *q, *k, *v;      /* [M][Q], [M][G], [M][G]: after RoPE */
     float *att;            /* [M][Q] */
     float *mid;            /* [M][D] residual stream after attention */
-    float *gate, *up;      /* [M][F], biases included; gate is NULL where there is none */
+    float *gate, *up;      /* [M][F], biases included; gate is NULL without gating */
     float *branch[2];      /* [M][D] attention's and MLP's outputs before their norm, or NULL */
     float *h[N_PROJ];      /* [M][Rmax] scale · A x; NULL without adapters */
-    float *z[N_PROJ];      /* [M][O] before DoRA's multipliers; NULL without */
-    uint8_t *keep[N_PROJ]; /* [M][(I + 7) / 8] bits: what dropout kept; NULL without dropout */
+    float *z[N_PROJ];      /* [M][O] before DoRA's multipliers; NULL without DoRA */
+    uint8_t *keep[N_PROJ]; /* [M][(I + 7) / 8] bits: kept by dropout; NULL without dropout */
 };
 
 struct packed_seq { /* rows of one sample */
     int64_t begin, end;
-    int64_t target; /* its first in trainer.target_row */
+    int64_t target; /* first target in trainer.target_row */
     int32_t adapter;
     int64_t ordinal; /* the sample's number within its adapter since the last update */
     const struct train_sample *sample;
 };
 
-/* Where the gradients of a layer's own weights go; all NULL when it is frozen. */
+/* Destinations of the gradients of a layer's weights; all NULL when it is frozen. */
 struct layer_grads {
     float *proj[N_PROJ], *bias[N_PROJ];
     float *attn_norm, *attn_norm_bias, *ffn_norm, *ffn_norm_bias, *post_attn_norm, *post_ffn_norm,
@@ -68,7 +68,7 @@ struct layer_grads {
 struct lora_params {         /* one adapter's part of one projection */
     float *a, *b, *m;        /* [R][I], [O][R]; DoRA's magnitude [O] or NULL */
     float *ga, *gb, *gm;     /* their gradients */
-    float *bt, *mult, *norm; /* made for every pass: [R][O]; [O] m / norm, [O] ‖W + scale B A‖ */
+    float *bt, *mult, *norm; /* recomputed when stale: [R][O]; [O] m / norm, [O] ‖W + scale B A‖ */
     int32_t r;               /* 0: not targeted */
     float scale;
 };
@@ -79,10 +79,10 @@ struct trainer {
     const struct kernels *k;
     struct pool *pool;
     bool full;
-    bool checkpointing;         /* of activations */
-    int kept;                   /* with it: how many of the upper layers still keep their own */
+    bool checkpointing;         /* gradient checkpointing of activations */
+    int kept;                   /* with it: number of upper layers that keep their activations */
     bool int8_backward;         /* quantised bases: dX from int8 gradients */
-    char fingerprint[HASH_LEN]; /* of everything besides the state that an update depends on */
+    char fingerprint[HASH_LEN]; /* hash of all inputs of an update besides the state */
     uint64_t seed;
     enum optim optim;
     float beta1, beta2, eps, decay, momentum, max_grad_norm;
@@ -106,13 +106,13 @@ struct trainer {
     int n_groups;
     int64_t updates, tokens, seen; /* tokens and targets since the last update */
 
-    /* one batch; arrays live in `act` and grow with the largest batch seen */
+    /* one batch; arrays are in `act` and grow with the largest batch so far */
     struct arena act;
-    bool measuring; /* the layout is only counted, into act_bytes */
+    bool measuring; /* a dry run of the layout, which only counts into act_bytes */
     size_t act_bytes;
-    int64_t cap_rows, cap_len;    /* what `act` was laid out for */
-    int64_t columns, cap_columns; /* of a row of logits: V, or a panel for each choice */
-    int64_t whole, cap_whole;     /* rows of all samples of a call, whose passes have fewer */
+    int64_t cap_rows, cap_len;    /* capacity of `act` */
+    int64_t columns, cap_columns; /* columns of a row of logits: V, or a panel for each choice */
+    int64_t whole, cap_whole;     /* rows of all samples of a call; a pass may have fewer */
     int64_t rows, targets, longest;
     int64_t chunk; /* C: rows that a layer's row-wise parts take at a time */
     bool dropping; /* dropout applies in this pass */
@@ -125,25 +125,25 @@ struct trainer {
     double *target_nll;
     float *target_weight;                     /* d loss / d nll */
     float *rope_cos, *rope_sin, *rope_neg;    /* [longest][E/2] */
-    float *local_cos, *local_sin, *local_neg; /* of local layers, where they differ */
-    struct activations *acts;                 /* [L + 1]; of the last only x is used */
+    float *local_cos, *local_sin, *local_neg; /* tables of local layers, if they differ */
+    struct activations *acts;                 /* [L + 1]; the last one has only x */
     /* gradients of all rows, shaped as their activations */
     float *dx, *dq, *dk, *dv, *datt;
-    /* of a chunk */
+    /* buffers of a chunk */
     float *xn, *dxn;                     /* [C][D] */
     float *act_buf, *dact, *dgate, *dup; /* [C][F] */
     float *drop;                         /* [C][max I] */
-    float *aside;                        /* [C][max O] a product that DoRA scales, and its dz */
+    float *aside;                        /* [C][max O] a product that DoRA scales, then its dz */
     float *dh;                           /* [C][Rmax] */
-    float *rstd, *mean;                  /* [max(C, M)·H] of the rows under a norm */
+    float *rstd, *mean;                  /* [max(C, M)·H] statistics of the rows under a norm */
     void *in_scratch;                    /* gemm_input_scratch of a chunk */
-    void *back_scratch;                  /* of matrix_mul_backward */
+    void *back_scratch;                  /* scratch of matrix_mul_backward */
     /* the head's chunk of N rows */
     int64_t head_chunk;     /* N */
     float *hx, *hn, *dhn;   /* [N][D]: residual stream, normed, gradient */
     float *logits;          /* [N][columns], then their gradient */
-    float logit_scale;      /* of the loss in progress: 1 over its temperature */
-    const int32_t *choices; /* [n_choices] of the loss in progress, or NULL */
+    float logit_scale;      /* scale of the current loss: 1 over its temperature */
+    const int32_t *choices; /* [n_choices] choices of the current loss, or NULL */
     int32_t n_choices;
     double *choice_logp;  /* [targets][n_choices] */
     float *choice_weight; /* the same: d loss / d choice_logp */
@@ -154,33 +154,32 @@ static inline struct lora_params *trainer_lora(const struct trainer *t, int adap
     return &t->loras[((int64_t)adapter * t->c.n_layers + l) * N_PROJ + p];
 }
 
-#define CHOICE_PANEL 16 /* outputs that products give at least, one of which is the choice's */
+#define CHOICE_PANEL 16 /* least number of outputs per product, one of which is the choice */
 
 /* batch.c: packs samples (those of one adapter together, in the order given) and makes room. */
 int batch_pack(struct trainer *t, const struct train_sample *samples, int n, struct error *err);
-/* How many of the samples the next pass takes, of a call that may be cut into several: with
- * checkpointing few, otherwise all; the bits are the same. batch_set_call_rows says before what the
- * call holds. */
+/* The number of samples that the next pass takes from a call: few with checkpointing, otherwise
+ * all; the bits are the same. Before it, batch_set_call_rows sets the rows of the whole call. */
 int batch_fit(const struct trainer *t, const struct train_sample *samples, int n);
-void batch_free_activations(struct trainer *t); /* its memory; the next one is laid out anew */
+void batch_free_activations(struct trainer *t); /* frees their memory */
 void batch_set_call_rows(struct trainer *t, const struct train_sample *samples, int n);
 
 /* layers.c: t->acts[l].x → t->acts[l + 1].x, and t->dx back through the layer (in place). */
 void layer_forward(struct trainer *t, int l);
 void layer_backward(struct trainer *t, int l);
 
-/* lora.c. A stretch is rows [r0, r0 + rows) of the batch; y, x, dy, dx begin at its first. */
+/* lora.c. A range is rows [r0, r0 + rows) of the batch; y, x, dy, dx begin at the first of them. */
 struct row_range {
     int64_t r0, rows;
 };
-void lora_prepare(struct trainer *t);                    /* bt, and DoRA's multipliers */
-void lora_dropout_mask(struct trainer *t, int l, int p); /* decides what dropout keeps, all rows */
-/* y += scale · B (A drop(x)), times DoRA's multipliers; keeps h and z. With `aside` the base's
- * product lies there and has yet to be added to y: the residual stream, which DoRA must not scale.
- * Without y only h is made (and there is no DoRA). */
+void lora_prepare(struct trainer *t);                    /* computes bt, and DoRA's multipliers */
+void lora_dropout_mask(struct trainer *t, int l, int p); /* samples the mask of all rows */
+/* y += scale · B (A drop(x)), times DoRA's multipliers; keeps h and z. With `aside`, that buffer
+ * holds the base's product, which is not yet part of y: y is the residual stream, which DoRA must
+ * not scale. Without y only h is computed (and there is no DoRA). */
 void lora_forward(struct trainer *t, int l, int p, struct row_range s, float *y, float *aside,
                   const float *x);
-/* DoRA only: adds the magnitudes' gradients and turns dy into the gradient of z; else dy itself. */
+/* DoRA only: adds the magnitudes' gradients and returns the gradient of z; otherwise returns dy. */
 const float *dora_backward(struct trainer *t, int l, int p, struct row_range s, const float *dy);
 /* dx (may be NULL) += the adapters' part; adds the gradients of A and B. */
 void lora_backward(struct trainer *t, int l, int p, struct row_range s, float *dx, const float *dy,
@@ -191,12 +190,12 @@ size_t attention_scratch(const struct model_config *c, int64_t longest);
 void attention_forward(struct trainer *t, int l);
 void attention_backward(struct trainer *t, int l);
 
-/* layer_ops.c: what is done row by row, over the pool. */
+/* layer_ops.c: row-wise operations, over the pool. */
 void norm_forward(struct trainer *t, float *y, const float *x, const float *g, const float *b,
                   int64_t rows, int64_t width);
 /* dx (+)= gradient through y = norm(x), rows of `width`; dg and db (may be NULL) += over rows, in
- * order. dy is overwritten; dx may be dy itself when it is not added to. `b` as in norm_forward
- * tells a LayerNorm. */
+ * order. dy is overwritten; dx may be equal to dy unless `add`. A non-NULL `b` marks a LayerNorm,
+ * as in norm_forward. */
 struct norm_params {
     const float *g, *b;
     float *dg, *db;
@@ -209,27 +208,25 @@ void residual_forward(struct trainer *t, float *y, const float *x, int64_t rows,
 /* t->act_buf = act(gate) · up, or act(up); and back, from t->dact to t->dgate and t->dup. */
 void activation_forward(struct trainer *t, const float *gate, const float *up, int64_t rows);
 void activation_backward(struct trainer *t, const float *gate, const float *up, int64_t rows);
-/* Rotates the heads of all rows of y; `back` the other way. */
+/* Rotates the heads of all rows of y; `back` rotates in the other direction. */
 void rope_rotate(struct trainer *t, int l, float *y, int64_t width, bool back);
 /* cross_entropy.c: fills t->target_nll; with `backward`, sets t->dx and adds the head's gradients,
  * each target weighted by t->target_weight. */
 int fused_cross_entropy(struct trainer *t, bool backward, struct error *err);
 
 /* optimizer.c */
-#define MOMENT_BLOCK 256 /* numbers that share scales of 8-bit moments */
-struct optimizer_state { /* what the optimizer remembers of one tensor, as its own rule lays it out
-                          */
+#define MOMENT_BLOCK 256 /* numbers that share the scales of 8-bit moments */
+struct optimizer_state { /* optimizer state of one tensor, in the layout of its rule */
     void *data;
     size_t bytes;
 };
 size_t optimizer_state_bytes(enum optim o, int64_t n);
 
-/* True when every value is a number: neither NaN nor Inf. */
+/* Whether all values are finite: no NaN and no Inf. */
 bool all_finite(const float *x, int64_t n);
 
-/* reward_command.c: struct reward_fn's `all` by a program. `words`: split at blanks, or a shell's
- * line.
- */
+/* reward_command.c: a program as `all` of struct reward_fn. `words`: split at blanks, or a shell's
+ * line. */
 struct reward_command;
 struct reward_input;
 struct rl_options;
@@ -237,6 +234,6 @@ struct reward_command *reward_command_open(const char *words, bool shell,
                                            const struct rl_options *o, struct error *err);
 int reward_command_run(const struct reward_command *c, const struct reward_input *v, int n,
                        double *out, struct error *err);
-void reward_command_close(struct reward_command *c); /* NULL is nothing */
+void reward_command_close(struct reward_command *c); /* may be NULL */
 
 #endif

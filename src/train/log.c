@@ -24,9 +24,8 @@ enum { MAX_CURVES = 32 }; /* adapters with a separate curve */
  * `key` of its object there. Without `of` the chart has one line, the run's figure `key`. */
 struct chart {
     const char *title, *of, *key;
-    const char
-        *spread; /* width of the band around the line, another member of the adapter's object */
-    double unit; /* unit of the numbers on the chart */
+    const char *spread; /* member that is the band around the line, or NULL */
+    double unit;        /* unit of the numbers on the chart */
 };
 static const struct chart charts[] = {
     {"Loss", "losses", NULL, NULL, 1},

@@ -1,16 +1,16 @@
 /*
- * reward: policy gradients — sample with the engine under the trainer's adapters, ask for rewards,
- * train on what was sampled, again.
+ * policy_gradient: samples with the engine under the trainer's adapters, computes rewards, trains
+ * on the completions, and repeats.
  *
- * A step samples k completions of each of its prompts and makes `inner_updates` updates of them.
- * The policy is the softmax of all logits over the temperature: sampling, ratios and KL are of it,
- * so the gradient is that of what is sampled. The engine's and the trainer's forward passes have
- * the same bits, and both run on the one model. The reference of the KL is what training begins
- * with, scored by the engine.
+ * A step samples k completions of each of its prompts and makes `inner_updates` updates with them.
+ * The policy is the softmax of all logits over the temperature. Sampling, ratios and KL use it, so
+ * the gradient is that of the sampled policy. The forward passes of the engine and of the trainer
+ * have the same bits, and both run on one copy of the model. The reference of the KL is the start
+ * adapter, scored by the engine.
  *
- * Invariants: a completion's seed is made from the options' seed, the step and its place, so what
- * is sampled depends on nothing else but prompt and adapter. Steps are whole: a checkpoint never
- * lies between a sampling and its updates.
+ * Invariants: a completion's seed is a function of the options' seed, the adapter's name, the step
+ * and its slot, so the completion depends on nothing else but prompt and adapter. Steps are atomic:
+ * a checkpoint is never made between a step's sampling and its updates.
  */
 #include "train/train_loop.h"
 
@@ -21,11 +21,11 @@
 #define BASELINE_DECAY 0.9
 #define MAX_SEQS 128
 
-struct rl_policy { /* an adapter */
+struct rl_policy { /* state of one adapter */
     struct prompt_set prompts;
     struct epoch_shuffle order;
-    struct adapter *policy; /* the trainer's, as it is now */
-    double baseline;        /* REINFORCE: running sum of mean rewards, of decaying weight */
+    struct adapter *policy; /* the trainer's adapter as of the last update */
+    double baseline;        /* REINFORCE: running sum of mean rewards, with decaying weights */
     double first, last;     /* mean reward of the first and last step */
 };
 struct rl_completion { /* a completion */
@@ -34,13 +34,13 @@ struct rl_completion { /* a completion */
     const json_t *item;
     int32_t end; /* the token that ends it, or -1 */
     struct engine_request request;
-    struct train_sample sample; /* prompt and completion, which is the target */
-    int32_t n;                  /* targets */
+    struct train_sample sample; /* prompt and completion; the completion is the target */
+    int32_t n;                  /* number of targets */
     float *reference;           /* [n] */
-    double *old;   /* [n]; the engine's, of what it drew, until the trainer has its own */
-    int32_t drawn; /* of n: without the end */
+    double *old;                /* [n] log-probabilities: the engine's, then the trainer's */
+    int32_t drawn;              /* sampled tokens of n, excluding the end */
     struct buf text;
-    double count; /* completions that it stands for in the loss; 0: it is left out */
+    double count; /* number of completions that it represents in the loss; 0: skipped */
 };
 struct rl_trainer {
     struct train_loop c;
@@ -50,23 +50,23 @@ struct rl_trainer {
     struct engine *engine;
     struct rl_policy *trainees;    /* [n] */
     int64_t per_update;            /* prompts of each adapter; in a plan only some of the step's */
-    int32_t longest;               /* tokens of the longest prompt and its completion */
+    int32_t longest;               /* tokens of the longest prompt with its completion */
     struct trainer_snapshot *undo; /* NULL without kl_max */
 
-    /* a step: [n][per_update][k] */
+    /* state of a step: [n][per_update][k] */
     int n_plays;
     struct rl_completion *plays;
     double *rewards, *advantages;
     struct train_sample *batch;
     struct rollout *rollouts;
-    struct policy_loss_stats *sums;    /* [n] of an update */
+    struct policy_loss_stats *sums;    /* [n] sums of an update */
     struct policy_loss_stats *sampled; /* [n] kl and tokens of a step */
 };
 
 /* sampling */
 
-/* Of place `slot` of an adapter's own, so that others beside it change nothing. Ids from 1: draws
- * with the same seed elsewhere are not met. */
+/* Seed of slot `slot` of an adapter, independent of other adapters in the run. Ids begin at 1, so
+ * that they do not collide with other streams of the same seed. */
 static uint64_t rl_completion_seed(const struct rl_trainer *l, int job, int64_t step,
                                    int64_t slot) {
     const char *name = l->c.jobs[job].name;
@@ -99,7 +99,7 @@ static void rl_completion_begin(struct rl_trainer *l, int64_t step, int i) {
                                 .n_stop = p->end >= 0};
 }
 
-/* The end that it chose is a target too. */
+/* Makes a training sample. The sampled end token is a target too. */
 static void rl_completion_finish(const struct rl_trainer *l, struct rl_completion *p) {
     const struct engine_request *r = &p->request;
     bool ended = r->finish == FINISH_STOP;
@@ -145,8 +145,8 @@ static int generate_completions(struct rl_trainer *l, int64_t step, struct error
     return rc;
 }
 
-/* Log-probabilities of what was sampled: under the start adapters, into `reference`; under the
- * policies as they are now. Sums up the KL of the policy that sampled, or of the one now. */
+/* Computes log-probabilities of the completions: under the start adapters, into `reference`, or
+ * under the current policies. Sums up the KL of the policy that sampled, or of the current one. */
 static int compute_logprobs(struct rl_trainer *l, bool policies, struct error *err) {
     for (int i = 0; i < l->n_plays; i++) {
         struct rl_completion *p = &l->plays[i];
@@ -192,7 +192,7 @@ static int compute_rewards(struct rl_trainer *l, struct error *err) {
     return rc;
 }
 
-/* The running mean of the steps before, without the pull of its beginning at 0. */
+/* The running mean of the earlier steps' rewards, corrected for its start at 0. */
 static double baseline_value(const struct rl_policy *t, int64_t step) {
     return step ? t->baseline / (1 - math_pow(BASELINE_DECAY, (double)step)) : 0;
 }
@@ -214,8 +214,9 @@ static void compute_advantages(struct rl_trainer *l, int64_t step) {
 
 /* updates */
 
-/* Without KL in the loss, completions without advantage have no gradient: a pass less. For those
- * that are left `count` says how many each stands for; where none is left, all are. */
+/* Without KL in the loss, a completion without advantage has no gradient, so it is skipped. `count`
+ * of the others is the number of completions that each represents. If none has a gradient, all are
+ * kept. */
 static bool has_no_gradient(const struct rl_trainer *l, int i) {
     return l->o->kl_coef == 0 && l->advantages[i] == 0;
 }
@@ -232,7 +233,7 @@ static void compute_loss_weights(struct rl_trainer *l) {
     }
 }
 
-/* The next pass from play *i on: samples and what their loss needs. */
+/* Fills the next pass from completion *i on: samples and the inputs of their loss. */
 static int pass_fill(struct rl_trainer *l, int *i) {
     int64_t rows = 0;
     int n = 0;
@@ -281,7 +282,7 @@ static double sums_kl(const struct policy_loss_stats *s) {
     return s->tokens ? s->kl / (double)s->tokens : 0;
 }
 
-/* Takes back the update of every adapter that it brought too far; how many those were. */
+/* Restores every adapter whose update exceeds kl_max; counts them in *undone. */
 static int kl_rollback(struct rl_trainer *l, int64_t update, int *undone, struct error *err) {
     *undone = 0;
     if (!l->undo) return OK;
@@ -305,7 +306,7 @@ static double spread(const double *v, int64_t n, double mean) {
     return sqrt(sum / (double)n);
 }
 
-/* The share of prompts whose completions differ in reward: only from those RLOO and GRPO learn. */
+/* The share of prompts whose completions differ in reward. RLOO and GRPO learn from these only. */
 static double nonzero_variance_share(const struct rl_trainer *l, int j) {
     const double *r = l->rewards + j * l->per_update * l->o->k;
     int64_t mixed = 0;
@@ -318,8 +319,8 @@ static double nonzero_variance_share(const struct rl_trainer *l, int j) {
     return (double)mixed / (double)l->per_update;
 }
 
-/* Clipped are ratios of later updates only: in the first one they are 1. The entropy is the mean of
- * -log π of what was drawn. */
+/* Ratios are clipped in later updates only: in the first one they are 1. The entropy is the mean of
+ * -log π over the sampled tokens. */
 static json_t *trainee_log(const struct rl_trainer *l, int j) {
     int64_t per = l->per_update * l->o->k, tokens = 0, drawn = 0, ended = 0;
     const struct policy_loss_stats *s = &l->sums[j];
@@ -386,7 +387,7 @@ static int rl_trainer_step(void *ctx, int64_t step, json_t *line, struct error *
     return rc;
 }
 
-/* Numbers that the log rounds and a resumed run must not. */
+/* State in full precision, which the rounded log lacks and a resumed run needs. */
 static json_t *rl_trainer_state(void *ctx) {
     const struct rl_trainer *l = ctx;
     json_t *list = json_array();
@@ -405,10 +406,10 @@ static void rl_trainer_restore(void *ctx, const json_t *state) {
         l->trainees[j].first = json_number_value(json_array_get(v, 1));
         l->trainees[j].last = json_number_value(json_array_get(v, 2));
     }
-    CHECK(sync_policies(l, &err) == OK); // a DoRA norm of 0 would have ended the step before
+    CHECK(sync_policies(l, &err) == OK); // a DoRA norm of 0 would have failed the step before
 }
 
-/* making one */
+/* opening */
 
 static int rl_policy_open(struct rl_trainer *l, int j, struct error *err) {
     struct train_job *job = &l->c.jobs[j];
@@ -447,7 +448,7 @@ static int completions_alloc(struct rl_trainer *l, struct error *err) {
     return l->rollouts ? OK : err->code;
 }
 
-/* Completions of a whole step. */
+/* Number of completions of a whole step. */
 static int64_t completions_per_step(const struct rl_trainer *l) {
     return l->c.o->bsz * l->c.o->grad_accum * l->o->k * l->c.n;
 }
@@ -551,7 +552,7 @@ int policy_gradient_run(const struct train_loop *c, enum train_method method,
 
 /* the plan */
 
-/* The first step as far as it is sampled here, each part timed. */
+/* Runs the first step on the plan's completions and times each part. */
 static int step_measure(struct rl_trainer *l, struct rl_plan *out, struct error *err) {
     struct training_plan *plan = &out->run;
     double at[5];
@@ -588,7 +589,7 @@ static void first_tell(struct rl_trainer *l, struct rl_plan *out) {
         if (l->plays[i].count > 0) pack_counter_add(&count, &l->plays[i].sample, 1);
 }
 
-/* From the completions that were sampled to all of the run's. */
+/* Extrapolates from the sampled completions to the whole run. */
 static void whole_estimate(const struct rl_trainer *l, struct rl_plan *out) {
     struct training_plan *plan = &out->run;
     double scale = (double)completions_per_step(l) / l->n_plays,

@@ -1,8 +1,9 @@
 /*
- * pairs: the data of preference and reward training — pairs of answers, and prompts without one.
+ * preference_data: the data of preference and reward training: pairs of answers, and prompts
+ * without an answer.
  *
- * What is asked is never a target: earlier turns of the assistant are part of the prompt. Forms are
- * those of TRL. Errors name file, line and field.
+ * The prompt is never a target: earlier turns of the assistant belong to it. The formats are those
+ * of TRL. Errors name file, line and field.
  */
 #define _GNU_SOURCE
 #include "train/train_loop.h"
@@ -24,7 +25,7 @@ struct encoded_text { /* one side of a pair, or a prompt */
     struct buf mask;
     struct sample_digest facts;
 };
-struct message_list { /* messages, some of which are the prompt */
+struct message_list { /* messages; the first n_prompt are the prompt */
     struct chat_message *v;
     int n, n_prompt;
 };
@@ -39,7 +40,7 @@ static void text_release(struct encoded_text *t) {
     buf_release(&t->mask);
 }
 
-/* Room for two more samples and their facts. */
+/* Makes room for two more samples and their facts. */
 static int dataset_room(struct dataset *d, int *cap, struct error *err) {
     if (d->n_read + 2 <= *cap) return OK;
     int more = *cap ? 2 * *cap : 64;
@@ -59,7 +60,7 @@ static int64_t targets_count(const struct train_sample *s) {
     return n;
 }
 
-/* Takes both sides, or, when a cut leaves one without a target, neither. */
+/* Keeps both sides, or neither if a cut leaves one without a target. */
 static int pair_keep(struct pair_loading *l, struct encoded_text side[2], int line,
                      struct error *err) {
     struct dataset *d = l->d;
@@ -90,8 +91,7 @@ static int pair_keep(struct pair_loading *l, struct encoded_text side[2], int li
     return OK;
 }
 
-/* Of texts, the prompt is what both sides begin with: the prompt's own tokens, but for those that
- * the seam changed. */
+/* Encodes prompt and answer as one text, followed by the end of text. */
 static void text_encode(const struct tokenizer *tok, const char *prompt, const char *answer,
                         struct token_ids *out) {
     struct buf text = {0};
@@ -112,7 +112,9 @@ static int common_ids(const struct token_ids *a, const struct token_ids *b) {
     return i;
 }
 
-/* `prompt` NULL: what the two begin with. */
+/* The prompt is not a target: the common prefix with the tokens of the prompt alone, so a token
+ * that spans both is a target. If `prompt` is NULL, the prompt is the common prefix of both
+ * sides. */
 static int preference_texts_encode(struct pair_loading *l, const char *prompt,
                                    const char *const answers[2], struct encoded_text side[2],
                                    struct error *err) {
@@ -137,7 +139,7 @@ static int assistants(const struct chat_message *v, int n) {
     return count;
 }
 
-/* The assistant's turns of the prompt are the first stretches of the mask: no targets. */
+/* The first runs of ones in the mask are the assistant's turns in the prompt; clears them. */
 static void mask_prompt_turns(struct buf *mask, int turns) {
     size_t i = 0;
     for (; turns > 0 && i < mask->len; turns--) {
@@ -155,7 +157,7 @@ static int message_list_encode(struct pair_loading *l, const struct message_list
     return OK;
 }
 
-/* Appends what `value` says: messages, or one of `role`. `list` is malloc'ed. */
+/* Appends the messages of `value`, or its text as one message of `role`. `list` is malloc'ed. */
 static int message_list_append(const struct pair_loading *l, const json_t *value, const char *field,
                                const char *role, int line, struct message_list *t,
                                struct error *err) {
@@ -175,7 +177,8 @@ static bool same_message(const struct chat_message *a, const struct chat_message
     return !strcmp(a->role, b->role) && !strcmp(a->content, b->content);
 }
 
-/* Whole conversations: the prompt is what they begin with. Else it has been read before. */
+/* Without a separate prompt, the sides are whole conversations and the prompt is their common
+ * prefix. */
 static int preference_messages_encode(struct pair_loading *l, const json_t *value,
                                       const json_t *prompt, struct encoded_text side[2], int line,
                                       struct error *err) {

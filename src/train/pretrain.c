@@ -1,11 +1,11 @@
 /*
- * `shoal pretrain RECIPE`: makes a small base from nothing — its tokenizer, then its weights — on
- * the task families of eval/fry.c, common variants of the train split only.
+ * `shoal pretrain RECIPE`: trains a small base model from scratch, first its tokenizer, then its
+ * weights, on the task families of eval/fry.c, common variants of the train split only.
  *
  * A recipe is one YAML mapping (pretrain_option_rows). Every sample is a pure function of (seed,
- * update, place), so the stream has no state: a checkpoint holds the trainer and the number of
- * updates done, and a resumed run ends with the bits of an uninterrupted one. Nothing here knows a
- * network or a corpus.
+ * update, row), so the stream has no state: a checkpoint holds the trainer and the number of
+ * updates done, and a resumed run ends with the bits of an uninterrupted one. This file does not
+ * depend on a network or a corpus.
  */
 #define _GNU_SOURCE
 #include "train/train.h"
@@ -93,7 +93,7 @@ static int draw_family(const struct pretrain *p, struct rng *r) {
     return fry_count() - 1;
 }
 
-/* Right with probability p, else one of the wrong ones. */
+/* The right answer with probability p, else one of the wrong ones. */
 static const char *noisy_answer(struct rng *r, const struct task_item *it, float p) {
     if (rng_uniform(r) < p) return it->choices[it->correct];
     int wrong = (int)rng_below(r, (uint32_t)it->n_choices - 1);
@@ -102,11 +102,11 @@ static const char *noisy_answer(struct rng *r, const struct task_item *it, float
 
 struct words {
     struct chat_message msgs[6];
-    char *own[3]; /* strings made here */
+    char *own[3]; /* strings allocated here */
     int n;
 };
 
-/* The conversation of one sample; only its last turn is to be learned. */
+/* The conversation of one sample; only its last turn is a target. */
 static struct words sample_words(const struct pretrain_options *o, struct rng *r,
                                  const struct task_item *it) {
     struct words w = {0};
@@ -132,8 +132,8 @@ static void words_release(struct words *w) {
     for (int i = 0; i < 3; i++) free(w->own[i]);
 }
 
-/* Repeating something longer than any task asks: dense practice in looking back, which every family
- * needs first. */
+/* A drill: repeat a text longer than in any task. This is dense practice in attending to earlier
+ * tokens, which every family needs first. */
 static void copy_task_item(struct rng *r, struct task_item *out) {
     struct buf text = {0};
     for (int i = 0, n = 6 + (int)rng_below(r, 9); i < n; i++) {

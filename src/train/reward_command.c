@@ -1,9 +1,9 @@
 /*
- * reward_command: rewards that a program of the user computes.
+ * reward_command: rewards that a user's program computes.
  *
- * The program runs in a sandbox. It gets its lines through a file that has no name, so neither side
- * can block the other, and its answer is bounded in time and size. Without the sandbox, which its
- * user may ask for, what stays in its process group is killed when it ends.
+ * The program runs in a sandbox. It gets its lines through an unnamed file, so neither side can
+ * block the other, and its output is bounded in time and size. If the user disables the sandbox,
+ * the program's process group is killed when it ends.
  */
 #define _GNU_SOURCE
 #include "sandbox/sandbox.h"
@@ -23,12 +23,12 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-/* What a command may use: generous, since its user wrote it; it must not fill the machine. */
+/* Limits of a command. They are generous, because the user wrote it, but protect the machine. */
 enum {
-    ANSWER_MAX = 64, /* bytes a number may take */
+    ANSWER_MAX = 64, /* bytes per number */
     PROCESSES = 512,
     FILES = 1024,
-    PRINTED = 16 << 20, /* bytes, of words for people above all */
+    PRINTED = 16 << 20, /* bytes of output, mainly messages on stderr */
 };
 
 struct reward_command {
@@ -36,10 +36,10 @@ struct reward_command {
     double timeout;
     bool sandbox, network;
     struct strings read, write;
-    char *dir; /* where it begins in its sandbox */
+    char *dir; /* working directory in the sandbox */
 };
 
-/* Words at blanks; '…' and "…" keep blanks together. No expansion of any kind. */
+/* Splits text at blanks; '…' and "…" keep blanks together. No expansion of any kind. */
 static int words_split(const char *text, struct strings *out, struct error *err) {
     struct buf word = {0};
     char quote = 0;
@@ -68,7 +68,7 @@ static void questions_write(const struct reward_input *v, int n, struct buf *out
         json_t *line = json_pack("{s:O,s:o,s:b}", "item", v[i].item, "completion", text, "ended",
                                  (int)v[i].ended);
         char *words = json_dumps(line, JSON_COMPACT);
-        if (!words) { // bytes that are no UTF-8: the program is told that they are
+        if (!words) { // not UTF-8: the program gets null instead
             json_object_set_new(line, "completion", json_null());
             words = json_dumps(line, JSON_COMPACT);
         }
@@ -97,7 +97,7 @@ static int spawn(const struct strings *argv, int in, int out, pid_t *pid, struct
     return rc;
 }
 
-/* Until its end of file, `until` or `limit` bytes. */
+/* Reads until end of file; fails at the time `until` or after `limit` bytes. */
 static int answers_read(int fd, double until, size_t limit, struct buf *out, struct error *err) {
     char bytes[4096];
     for (;;) {
@@ -129,8 +129,8 @@ static int numbers_take(const char *text, int n, double *out, struct error *err)
     return *p ? error_set(err, ERR_FORMAT, "it prints more than %d numbers", n) : OK;
 }
 
-/* Waits until the program, which has closed its output, is over; it stays to be reaped, so that its
- * number cannot be another's yet. */
+/* Waits until the program, which has closed its output, has ended. Leaves it as a zombie, so that
+ * its process id cannot be reused yet. */
 static int child_wait(pid_t pid, double until, struct error *err) {
     for (;;) {
         siginfo_t info = {0};
@@ -152,7 +152,7 @@ static int child_run(const struct reward_command *n, int questions, size_t limit
     if (!rc) {
         rc = answers_read(ends[0], until, limit, out, err);
         if (!rc) rc = child_wait(pid, until, err);
-        kill(-pid, SIGKILL); // and what it left behind
+        kill(-pid, SIGKILL); // also processes that it started
         while (waitpid(pid, &status, 0) < 0 && errno == EINTR) continue;
         if (!rc && (!WIFEXITED(status) || WEXITSTATUS(status)))
             rc = error_set(err, ERR_STATE, "it failed with status %d",
@@ -174,7 +174,7 @@ static int run_plain(const struct reward_command *n, const struct buf *questions
     return rc;
 }
 
-/* What it says for people, which may hold anything. */
+/* Prints the program's stderr, which may contain any bytes. */
 static void words_show(const struct buf *errs) {
     struct buf clean = {0};
     if (errs->len) buf_add_sanitized(&clean, errs->data, errs->len);
@@ -182,7 +182,7 @@ static void words_show(const struct buf *errs) {
     buf_release(&clean);
 }
 
-/* All of the machine's memory, and what programs reserve without using it. */
+/* The machine's memory, at least 8 GiB, because programs reserve memory without using it. */
 static size_t memory_bound(void) {
     size_t machine = (size_t)sysconf(_SC_PHYS_PAGES) * (size_t)sysconf(_SC_PAGESIZE);
     return MAX(machine, (size_t)8 << 30);
@@ -233,10 +233,11 @@ int reward_command_run(const struct reward_command *c, const struct reward_input
     return rc ? error_wrap(err, "reward command '%s'", c->argv.v[0]) : OK;
 }
 
-/* what a command may see */
+/* files that a command may read */
 
-/* Not all of a folder is shown because a command begins in it or its program is in it, where that
- * is the whole system or what a user has of secrets. */
+/* Whether a command may read the whole folder just because it is the working folder or contains the
+ * program. Not if it is the root, /tmp, the home folder or one of its parents: it may hold
+ * secrets. */
 static bool is_shown(const char *folder) {
     const char *home = getenv("HOME");
     char *real = realpath(folder, NULL);
@@ -264,8 +265,8 @@ static bool has_any(const char *folder, const char *const *names, int n) {
     return false;
 }
 
-/* A program's folder. Interpreters need the folder above theirs: of a virtual environment, of
- * conda, of pyenv, or of a Python that is installed for itself. */
+/* Allows a program's folder, and for an interpreter its parent: a virtual environment, conda,
+ * pyenv, or a separate installation of Python. */
 static void allow_program_dirs(struct reward_command *c, const char *path) {
     static const char *const marks[] = {"pyvenv.cfg", "conda-meta", "libexec/pyenv"};
     if (strncmp(path, "/usr/", 5) == 0 || strncmp(path, "/bin/", 5) == 0) return;
@@ -279,7 +280,7 @@ static void allow_program_dirs(struct reward_command *c, const char *path) {
     free(root);
 }
 
-/* Files that words name; whether one of them is in `here`. */
+/* Allows the files that arguments name. Returns whether one of them is in `here`. */
 static bool allow_argv_files(struct reward_command *c, const char *here) {
     struct stat st;
     bool any = false;
@@ -295,7 +296,7 @@ static bool allow_argv_files(struct reward_command *c, const char *here) {
     return any;
 }
 
-/* Makes the program's path whole, as the shell would find it. */
+/* Makes the program's path absolute, as the shell would find it. */
 static int program_take(struct reward_command *c, const char *here, struct error *err) {
     char *name = c->argv.v[0], *path;
     if (!strchr(name, '/'))
@@ -320,7 +321,8 @@ static void all_add(struct strings *to, const struct strings *from) {
     for (int i = 0; i < from->n; i++) strings_add(to, from->v[i]);
 }
 
-/* Where paths are guarded, a command sees files only, and only those that it may. */
+/* With a path access hook, a command may read only files that the hook permits, and write
+ * nothing. */
 static int sandbox_paths_check(const struct reward_command *c, struct error *err) {
     for (int i = 0; path_access_hook && i < c->read.n; i++)
         if (path_access_hook(c->read.v[i], PATH_USE_EXEC, err) != OK) return err->code;

@@ -1,5 +1,5 @@
 /*
- * reward_named: rewards that the command line can name.
+ * reward_fn: rewards by name.
  *
  * exact and regex are pure; reward_command.c runs commands.
  */
@@ -20,7 +20,7 @@ struct named {
 
 /* exact */
 
-/* A text as grader `exact` compares it, a number as grader `number` does. */
+/* Compares a text like grader `exact`, a number like grader `number`. */
 static bool answer_matches(const char *said, const json_t *right) {
     struct error err;
     bool number = json_is_number(right);
@@ -65,7 +65,7 @@ static int regex_check(void *ctx, const json_t *item, struct error *err) {
     return p ? OK : err->code;
 }
 
-/* What is no UTF-8 or takes too long does not match. */
+/* A text that is not UTF-8 or exceeds the limits does not match. */
 static double regex_reward(void *ctx, const json_t *item, const char *completion) {
     const struct named *n = ctx;
     struct error err;
@@ -73,9 +73,9 @@ static double regex_reward(void *ctx, const json_t *item, const char *completion
     pcre2_code *p = n->pattern ? n->pattern : regex_compile(text, &err);
     pcre2_match_data *m = pcre2_match_data_create(1, NULL);
     pcre2_match_context *limits = pcre2_match_context_create(NULL);
-    CHECK(p && m && limits); // regex_check has seen the item
+    CHECK(p && m && limits); // regex_check has compiled the pattern before
     pcre2_set_match_limit(limits,
-                          1000000);      // as the grader's; of each place where a match may begin
+                          1000000);      // as in the grader; for each start position of a match
     pcre2_set_heap_limit(limits, 65536); // KiB
     int rc = pcre2_match(p, (PCRE2_SPTR)completion, strlen(completion), 0, 0, m, limits);
     pcre2_match_context_free(limits);
@@ -84,7 +84,7 @@ static double regex_reward(void *ctx, const json_t *item, const char *completion
     return rc >= 0;
 }
 
-/* After `name:`, or NULL. */
+/* The text after `name:`, or NULL. */
 static const char *after(const char *spec, const char *name) {
     size_t n = strlen(name);
     return strncmp(spec, name, n) == 0 && spec[n] == ':' ? spec + n + 1 : NULL;

@@ -1,6 +1,6 @@
 /*
- * policy: the options and the losses of preference and reward training. Pure: numbers in, numbers
- * out; dpo.c and policy_gradient.c run them.
+ * rl_loss: options and losses of preference and reward training. Pure: numbers in, numbers out;
+ * dpo.c and policy_gradient.c run them.
  */
 #include "train/train.h"
 
@@ -100,7 +100,7 @@ static void pair_loss(struct dpo *d, struct loss_sample *c, struct loss_sample *
 
 int dpo_loss(void *ctx, struct loss_sample *v, int n, struct error *err) {
     struct dpo *d = ctx;
-    struct loss_sample **of = xcalloc((size_t)n, sizeof *of); // by place in the batch
+    struct loss_sample **of = xcalloc((size_t)n, sizeof *of); // by index in the batch
     (void)err;
     for (int i = 0; i < n; i++) {
         CHECK(v[i].sample >= d->batch && v[i].sample < d->batch + n);
@@ -164,7 +164,7 @@ void policy_advantages(enum train_method method, const double *rewards, int64_t 
                 *a = r[i] - baseline;
             else if (method == METHOD_RLOO)
                 *a = (r[i] - mean) * (double)k / (double)(k - 1);
-            else // a difference that is only rounding is none
+            else // a difference within rounding error counts as zero
                 *a = std > 1e-9 * (fabs(mean) + 1) ? (r[i] - mean) / std : 0;
         }
     }

@@ -1,9 +1,9 @@
 /*
- * show: a sample as a person reads it, with the part that is learned marked.
+ * sample_render: a sample as text, with its targets marked.
  *
- * Tokens become text in runs of one kind, learned or not, because a character may lie in several
- * tokens. The first token is never learned: nothing precedes it. What a terminal would obey is not
- * passed on to it.
+ * Tokens become text in runs of targets or of other tokens, because a character may consist of
+ * several tokens. The first token is never a target: no token precedes it. Terminal control
+ * characters are replaced.
  */
 #include "train/train.h"
 
@@ -11,7 +11,7 @@ static bool learned(const struct train_sample *s, int32_t i) {
     return i > 0 && s->mask[i];
 }
 
-/* Appends the run that begins at token i, and returns where it ends. */
+/* Appends the run that begins at token i and returns its end. */
 static int32_t run_text(const struct train_sample *s, const struct tokenizer *tok, int32_t i,
                         struct buf *out) {
     struct buf raw = {0};

@@ -1,15 +1,15 @@
 /*
- * sft: a fine-tuning run — several adapters, one dataset each, trained together.
+ * sft: a fine-tuning run: several adapters, one dataset each, trained together.
  *
- * Which samples an update takes is a function of the options and the update's number alone: sample
+ * The samples of an update are a function of the options and the update's number only: sample
  * number p of a job is entry p mod n of the shuffle of epoch p / n. So a checkpoint needs no
- * positions, and a continued run has the bits of an unbroken one. How samples are packed into
- * passes changes no bits either (see internal.h): they go in as many as fit PACK_MAX_TOKENS. The
- * longest job decides the number of updates; shorter ones begin another epoch.
+ * positions, and a continued run has the bits of an uninterrupted one. The packing of samples into
+ * passes changes no bits either (see internal.h): a pass takes as many as fit PACK_MAX_TOKENS. The
+ * longest job determines the number of updates; shorter ones begin another epoch.
  *
- * A run that fails, of a full disk, of a NaN or of anything else, leaves the last checkpoint whole,
- * says so, and continues from it when called again. The checkpoint of the last update is left for
- * the caller to remove once the result is safe.
+ * A run that fails, because of a full disk, a NaN or any other error, leaves the last checkpoint
+ * intact, reports it, and continues from it when called again. The caller removes the checkpoint of
+ * the last update once the result is safe.
  */
 #include "train/train.h"
 #include "train/train_loop.h"
@@ -18,7 +18,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-struct feed { /* a job's samples */
+struct feed { /* samples of one job */
     struct dataset data;
     struct epoch_shuffle order;
 };
@@ -30,22 +30,22 @@ struct sft_trainer {
     struct feed *feeds;
     struct adapter **starts;
     struct trainer *trainer;
-    struct es *es; /* what gradients come from in place of backward passes, or NULL */
-    json_t *more;  /* of the update: its members' fitness, or NULL */
+    struct es *es; /* source of gradients instead of backward passes, or NULL */
+    json_t *more;  /* fitness of the update's members, or NULL */
     const struct es_options *estimates;
-    json_t *identity; /* what a checkpoint must have been made for */
+    json_t *identity; /* a checkpoint must have the same identity */
     const char *checkpoint;
     int64_t saved; /* the update that `checkpoint` holds; -1: none */
     const struct train_callbacks *watch;
     enum lr_schedule schedule;
     int64_t per_update, steps;
-    double started, began;      /* the run, or what is left of it; the update */
-    struct train_sample *batch; /* views of the samples in the next pass */
+    double started, began;      /* start of this process's part of the run; start of the update */
+    struct train_sample *batch; /* copies of the samples in the next pass; they share its tokens */
     int n_batch;
     int64_t rows;
 };
 
-/* Sample number p since the run's beginning. */
+/* Sample number p, counted from the start of the run. */
 static const struct train_sample *feed_at(struct feed *f, int64_t seed, int64_t p) {
     return &f->data.v[epoch_shuffle_at(&f->order, seed, p)];
 }
@@ -66,7 +66,7 @@ static int batch_add(struct sft_trainer *r, int job, const struct train_sample *
     return rc;
 }
 
-/* After this many updates. */
+/* Whether a checkpoint is due after `step` updates. */
 static bool save_due(const struct sft_trainer *r, int64_t step) {
     return step == r->steps || (r->o->save_steps > 0 && step % r->o->save_steps == 0);
 }
@@ -172,7 +172,8 @@ static int sft_resume(struct sft_trainer *r, struct error *err) {
     return rc;
 }
 
-/* Lint of job j's data, already loaded; `eval` is what was read for the job before. */
+/* Lint of job j's data, already loaded. `eval` holds the evaluation data of the previous job and is
+ * reused if the file is the same. */
 static int job_lint(struct sft_trainer *r, int j, const struct model *m, struct dataset *eval,
                     struct error *err) {
     struct train_job *job = &r->jobs[j];
@@ -219,7 +220,7 @@ static int64_t steps_count(const struct sft_trainer *r) {
     return most;
 }
 
-/* One update, what is told of it, and when it is due its checkpoint. */
+/* One update, its report and, if due, its checkpoint. */
 static int step_run(struct sft_trainer *r, int64_t step, struct update_stats *st,
                     struct error *err) {
     int rc = sft_step(r, step, st, err);
@@ -340,7 +341,7 @@ static int64_t longest_data(const struct sft_trainer *r) {
     return most;
 }
 
-/* Over the updates of the longest job's first epoch, as batch_add makes passes. */
+/* Counts the passes of the longest job's first epoch as batch_add makes them. */
 static void passes_count(struct sft_trainer *r, struct training_plan *p) {
     int64_t counted = MIN(r->steps, (longest_data(r) + r->per_update - 1) / r->per_update);
     for (int64_t u = 0; u < counted; u++) {
@@ -358,7 +359,7 @@ static int pass_run(void *ctx, struct error *err) {
     return trainer_accumulate(r->trainer, r->batch, r->n_batch, err);
 }
 
-/* The first pass of the first update, computed and timed. */
+/* Computes and times the first pass of the first update. */
 static int pass_measure(struct sft_trainer *r, struct training_plan *p, struct error *err) {
     for (int64_t k = 0; k < r->per_update * r->n; k++) {
         const struct train_sample *s = feed_at(&r->feeds[k % r->n], r->o->seed, k / r->n);
@@ -385,8 +386,8 @@ static const struct train_sample *longest_sample(const struct sft_trainer *r) {
     return longest;
 }
 
-/* All members of one adapter read a few samples: the longest, which memory is for, and as many of
- * its first as take some passes. */
+/* Times all members of one adapter on a few samples: the longest one, which determines the memory,
+ * and as many of the first ones as fill four passes. */
 static int members_measure(struct sft_trainer *r, struct training_plan *p, struct error *err) {
     int64_t members = r->estimates->population, enough = 4 * r->estimates->pass_rows;
     for (int64_t i = 0; i < r->per_update && (i == 0 || p->pass_tokens < enough); i++) {

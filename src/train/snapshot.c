@@ -1,6 +1,8 @@
 /*
- * undo: takes updates back. A copy of every adapter's parameters and of what the optimizer
- * remembers of them.
+ * snapshot: undoes updates.
+ *
+ * A snapshot is a copy of every adapter's parameters and optimizer state. It does not include
+ * accumulated gradients.
  */
 #include "train/internal.h"
 
@@ -10,7 +12,7 @@
 struct trainer_snapshot {
     struct param_group *groups; /* [n_groups] */
     uint8_t *bytes;             /* each tensor's numbers, then its moments */
-    size_t size;                /* of them */
+    size_t size;                /* size of `bytes` */
 };
 
 static size_t tensor_bytes(const struct trainer *t, int i) {
@@ -31,7 +33,7 @@ size_t trainer_snapshot_bytes(const struct trainer_snapshot *u) {
     return u->size;
 }
 
-/* Copies adapter i's tensors between trainer and copy, one way or the other. */
+/* Copies adapter i's tensors from the trainer to the snapshot or, with `back`, the other way. */
 static void adapter_copy(const struct trainer_snapshot *u, const struct trainer *t, int i,
                          bool back) {
     uint8_t *p = u->bytes;

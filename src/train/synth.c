@@ -1,10 +1,10 @@
 /*
- * synth: prompts in, answers out, lines at the end; synth_filter.c decides what is in between.
+ * synth: reads prompts, generates answers and writes lines; synth_filter.c selects the answers.
  *
- * An answer's seed is drawn from the option, the prompt's tokens and the answer's number, so that a
- * prompt gets the same answers wherever it stands and prompts do not share their luck. Calls that a
- * store already has are not made again: an interrupted run continues, and another choice of filters
- * costs no generation.
+ * An answer's seed is a function of the option, the prompt's tokens and the answer's number, so a
+ * prompt gets the same answers at any place in the file, and different prompts get independent
+ * seeds. Calls that the store already has are not repeated: an interrupted run continues, and a
+ * change of filters costs no generation.
  */
 #define _GNU_SOURCE
 #include "train/train.h"
@@ -56,7 +56,7 @@ const struct option_row synth_option_rows[] = {
 
 enum {
     MAX_MESSAGES = 4096,
-    TEMPLATE_TOKENS = 256, /* what a chat template puts around a conversation, at most */
+    TEMPLATE_TOKENS = 256, /* tokens that a chat template adds to a conversation, at most */
     TOPICS_LIMIT = 256 << 20,
 };
 
@@ -66,13 +66,13 @@ struct reading {
     const char *path;
 };
 
-/* Takes `messages` over. */
+/* Takes ownership of `messages`. */
 static int prompt_add(const struct reading *rd, json_t *messages, int line, struct error *err) {
     struct synth_prompts *p = rd->p;
     size_t len = TEMPLATE_TOKENS, i;
     json_t *v;
     json_array_foreach (messages, i, v) len += json_string_length(json_object_get(v, "content"));
-    if ((p->n & (p->n - 1)) == 0) { // full at powers of two
+    if ((p->n & (p->n - 1)) == 0) { // the array is full at powers of two
         struct synth_prompt *more = try_realloc(p->v, sizeof *more * (size_t)MAX(2 * p->n, 1), err);
         if (!more) return json_decref(messages), err->code;
         p->v = more;
@@ -86,7 +86,7 @@ static json_t *message_json(const char *role, const json_t *content) {
     return json_pack("{s:s,s:O}", "role", role, "content", content);
 }
 
-/* The list, begun with the system message of the options where it is to have one. */
+/* A new list. It begins with the options' system message, if set and the prompt has no other. */
 static json_t *messages_begin(const struct synth_options *o, bool has_system) {
     json_t *list = json_array();
     json_t *system = o->system && !has_system ? json_string(o->system) : NULL;
@@ -215,11 +215,11 @@ struct chat_message *synth_messages(const struct synth_prompt *p, const char *an
     return msgs;
 }
 
-/* writing answers */
+/* generating answers */
 
 enum {
-    LOOP_TOKENS = 48, /* tail that repeats a cycle four times: nothing more will come */
-    SEED_BITS = 52,   /* so that every reader of JSON sees the same number */
+    LOOP_TOKENS = 48, /* a tail that repeats a cycle four times ends the answer */
+    SEED_BITS = 52,   /* so that every JSON parser reads the same number */
 };
 
 int synth_tokenize_prompts(struct synth *s, struct error *err) {
@@ -242,7 +242,7 @@ int synth_tokenize_prompts(struct synth *s, struct error *err) {
     return OK;
 }
 
-/* One option draws all of them, and none depends on what else is in the file. */
+/* The option `seed` determines all of them; none depends on other prompts in the file. */
 static uint64_t sample_seed(const struct synth *s, const struct synth_sample *x) {
     const struct token_ids *t = &s->prompts.v[x->prompt].tokens;
     uint64_t parts[] = {(uint64_t)s->o->seed, (uint64_t)x->index,
@@ -250,8 +250,8 @@ static uint64_t sample_seed(const struct synth *s, const struct synth_sample *x)
     return hash_fnv1a(parts, sizeof parts) & (((uint64_t)1 << SEED_BITS) - 1);
 }
 
-/* Everything in it is part of the call's identity: nothing may come from the batch or the machine.
- */
+/* Every field is a part of the call's identity, so no field may depend on the batch or the
+ * machine. */
 static struct engine_request sample_request(const struct synth *s, struct synth_sample *x,
                                             const int32_t *stop, int32_t n_stop) {
     const struct synth_options *o = s->o;
@@ -279,7 +279,7 @@ static void sample_finish(const struct synth *s, struct synth_sample *x, double 
     x->finish = finish;
 }
 
-/* Sums as outputs_take does, so that a recalled sample has the same bits. */
+/* Sums like outputs_take, so that a sample from the store has the same bits. */
 static void sample_take(const struct synth *s, struct synth_sample *x,
                         const struct engine_request *r) {
     double sum = 0;
@@ -295,13 +295,13 @@ static bool text_is(const json_t *v, const char *key, const char *text) {
     return is && strcmp(is, text) == 0;
 }
 
-/* Fast sums differ between levels, and anything may between versions. */
+/* Fast sums differ between instruction sets, and results may differ between versions. */
 static bool call_usable(const struct synth *s, const json_t *call) {
     return text_is(call, "version", SHOAL_VERSION) &&
            (s->model->cls == NUMERIC_EXACT || text_is(call, "level", kernels_get()->name));
 }
 
-/* False, and nothing is taken, unless the outputs are whole. */
+/* Takes all outputs if they are complete; otherwise takes nothing and returns false. */
 static bool outputs_take(const struct synth *s, struct synth_sample *x, const json_t *outputs) {
     const json_t *out = json_object_get(outputs, "out"),
                  *logprobs = json_object_get(outputs, "logprobs");
@@ -327,7 +327,7 @@ static bool outputs_take(const struct synth *s, struct synth_sample *x, const js
     return good;
 }
 
-/* Reads the call where it was recorded; a record that is no use is made anew. */
+/* Reads the call from the store; false if the record is missing or unusable. */
 static bool sample_from_cache(struct synth *s, struct synth_sample *x) {
     struct error none;
     json_t *call = s->calls ? store_record_get(s->calls, x->call, &none) : NULL;
@@ -338,8 +338,8 @@ static bool sample_from_cache(struct synth *s, struct synth_sample *x) {
     return found;
 }
 
-/* From sample `*at` on, as many as fit in a batch. A batch is waited for as a whole: it is long
- * enough for the engine's sequences to stay filled but at its end. */
+/* Generates a batch from sample `*at` on. It waits for the whole batch, which is long enough to
+ * keep the engine's sequences filled until near its end. */
 static int batch_generate(struct synth *s, struct engine_request *reqs, int *at,
                           struct error *err) {
     int32_t stop[2], n_stop = 0,
@@ -388,13 +388,13 @@ int synth_generate(struct synth *s, struct error *err) {
     return rc;
 }
 
-/* judging */
+/* perplexity */
 
 static bool same_adapter(const struct adapter *a, const struct adapter *b) {
     return a && b ? strcmp(a->hash, b->hash) == 0 : a == b;
 }
 
-/* The prompt and the answer as one sequence that is only read. */
+/* Prompt and answer as one sequence, prefill only. */
 static struct engine_request perplexity_request(const struct synth *s, struct synth_sample *x,
                                                 struct token_ids *all) {
     const struct token_ids *prompt = &s->prompts.v[x->prompt].tokens;
@@ -422,7 +422,7 @@ static int batch_score_perplexity(struct synth *s, struct engine_request *reqs,
     for (; *at < s->n && n < SYNTH_BATCH_SIZE; ++*at) {
         struct synth_sample *x = &s->v[*at];
         if (x->filter != SYNTH_KEPT || x->perplexity > 0 || x->out.n == 0) continue;
-        if (same_adapter(s->judge, s->adapter)) // it has said so while writing
+        if (same_adapter(s->judge, s->adapter)) // known from sampling
             x->perplexity = math_exp(-x->logprob);
         else
             reqs[n] = perplexity_request(s, x, &all[n]), n++;
@@ -452,9 +452,9 @@ static json_t *hash_json(const struct adapter *a) {
     return a ? json_string(a->hash) : json_null();
 }
 
-/* Where a sample comes from: enough to find its call, and to make it again without the record. The
- * level is named only where bits depend on it, so that exact runs write the same file everywhere.
- */
+/* The origin of a sample: enough to find its call, and to repeat it without the record. The
+ * instruction set is named only if bits depend on it, so that exact runs write the same file
+ * everywhere. */
 static json_t *source_json(const struct synth *s, const struct synth_sample *x) {
     const struct model *m = s->model;
     json_t *scores = json_pack("{s:o,s:o}", "logprob", json_from_float((float)x->logprob),

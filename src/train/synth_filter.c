@@ -1,13 +1,14 @@
 /*
- * Filters: which of the written answers are worth learning from.
+ * synth_filter: selects the generated answers that are useful for training.
  *
- * One table row a filter, run in the table's order, so that each sees only what is left, and a
- * report can say who dropped what: cheap checks of the text, then the rules of the user, then
- * comparison (what answers agree in, what repeats), and last what costs a pass of a model.
+ * Each filter is a table row. Filters run in the table's order, each on the samples that the
+ * earlier ones kept, and the report counts the samples that each one dropped. Cheap checks of the
+ * text come first, then the user's rules, then comparisons (agreement, duplicates), and last the
+ * filters that run a model.
  *
- * Invariant: a sample's fate depends on options, samples and their order only. Texts are UTF-8
- * without control characters behind the first row; the others rely on it. Nothing is learned here:
- * languages are told by Unicode's scripts, and repetition by lint's hashes.
+ * Invariant: a sample's result depends on options, samples and their order only. After the first
+ * row, texts are UTF-8 without control characters; the other rows rely on it. No filter is learned:
+ * languages are detected by Unicode scripts, and duplicates by lint's hashes.
  */
 #define _GNU_SOURCE
 #define PCRE2_CODE_UNIT_WIDTH 8
@@ -22,7 +23,7 @@
 
 #define WHY sizeof((struct synth_filter_stats){0}.why)
 
-/* Hashes seen so far, and by which sample or line: open addressing, at most half full. */
+/* Hashes so far and the sample or line of each: open addressing, at most half full. */
 struct hash_set {
     struct seen_slot {
         uint64_t hash;
@@ -32,7 +33,7 @@ struct hash_set {
     size_t size;
 };
 
-struct bound { /* of a number, itself or as a quantile */
+struct bound { /* bound of a number: a value or a quantile */
     bool given, quantile;
     double value;
 };
@@ -46,17 +47,17 @@ struct synth_filter_set {
     struct grammar *schema;
     struct grammar_machine *machine;
     struct dataset held_out;
-    struct hash_set held_near, held_prompt; /* lines */
+    struct hash_set held_near, held_prompt; /* values are lines */
     struct bound min_perplexity, max_perplexity;
 
-    /* of one run */
+    /* state of one run */
     struct synth *s;
-    struct sample_digest *facts; /* [s->n] of what reached the first comparison */
-    struct hash_set whole, near; /* samples */
-    double low, high;            /* the bounds of perplexity as values */
+    struct sample_digest *facts; /* [s->n] facts of the samples that reached the first comparison */
+    struct hash_set whole, near; /* values are samples */
+    double low, high;            /* bounds of perplexity as values */
 };
 
-/* seen */
+/* the hash set */
 
 static int hash_set_init(struct hash_set *t, int n, struct error *err) {
     t->size = 16;
@@ -76,7 +77,8 @@ static struct seen_slot *hash_set_slot(const struct hash_set *t, uint64_t hash) 
     return &t->slots[i];
 }
 
-/* Who had the hash first, or -1: then it is `at` from now on. */
+/* Returns the sample or line that added the hash first. If there was no such entry, it adds `at`
+ * and returns -1. */
 static int hash_set_add(struct hash_set *t, uint64_t hash, int at) {
     struct seen_slot *slot = hash_set_slot(t, hash);
     if (slot->used) return slot->at;
@@ -91,7 +93,7 @@ static int hash_set_find(const struct hash_set *t, uint64_t hash) {
 
 /* the text itself */
 
-/* A zero byte or an escape would break the line that a sample becomes, or a reader's terminal. */
+/* A zero byte or an escape would break the sample's JSON line or a reader's terminal. */
 static bool text_drops(struct synth_filter_set *r, const struct synth_sample *x, char *why) {
     (void)r;
     const uint8_t *p = (const uint8_t *)x->text.data, *end = p + x->text.len;
@@ -149,9 +151,9 @@ struct counts {
 };
 
 /*
- * Japanese and Chinese share the Han characters and are told apart by the kana between them: a
- * tenth of kana is Japanese, less is Chinese. Names and numbers are written in Han alone, so short
- * texts of Han only may be either.
+ * Japanese and Chinese share the Han characters and are distinguished by the share of kana: at
+ * least a tenth is Japanese, less is Chinese. Names and numbers are written in Han only, so a short
+ * text of Han only may be either.
  */
 enum { KANA_TENTH = 10, HAN_ALONE = 8 };
 
@@ -178,10 +180,10 @@ static int64_t korean(const struct counts *c) {
 
 static const struct language {
     const char *name;
-    int64_t (*letters)(const struct counts *c); /* that may be of it */
+    int64_t (*letters)(const struct counts *c); /* number of letters that may belong to it */
 } languages[] = {{"ja", japanese}, {"zh", chinese}, {"en", latin}, {"ko", korean}};
 
-/* Unicode counts the mark that lengthens a vowel to no script. */
+/* Unicode assigns no script to the prolonged sound mark. */
 static enum script script_of(ucs4_t c) {
     static const char *const names[] = {"Latin", "Han", "Hiragana", "Katakana", "Hangul"};
     static const enum script scripts[] = {LATIN, HAN, KANA, KANA, HANGUL};
@@ -209,7 +211,7 @@ static bool language_on(const struct synth_filter_set *r) {
     return r->language;
 }
 
-/* A text without letters, as a number, is of every language. */
+/* A text without letters, such as a number, passes for every language. */
 static bool language_drops(struct synth_filter_set *r, const struct synth_sample *x, char *why) {
     struct counts c = letters_count(&x->text);
     int64_t n = r->language->letters(&c);
@@ -220,7 +222,7 @@ static bool language_drops(struct synth_filter_set *r, const struct synth_sample
 
 /* rules */
 
-/* What is found, what not, and what took too long to say. */
+/* 1: found, 0: not found, -1: the search exceeded its limit. */
 static int pattern_find(const struct synth_filter_set *r, const pcre2_code *code,
                         const struct buf *text) {
     int rc = pcre2_match(code, (PCRE2_SPTR)text->data, text->len, 0, 0, r->match, r->match_limit);
@@ -274,7 +276,7 @@ static bool schema_drops(struct synth_filter_set *r, const struct synth_sample *
     return !whole;
 }
 
-/* what answers agree in */
+/* agreement */
 
 void synth_extract_answer(const char *text, const char *marker, struct buf *out) {
     const char *answer = text;
@@ -286,12 +288,13 @@ void synth_extract_answer(const char *text, const char *marker, struct buf *out)
         size_t n = strlen(ends[i]);
         if (out->len < from + n || memcmp(out->data + out->len - n, ends[i], n) != 0) continue;
         out->len -= n;
-        i = (size_t)-1; // and what stands before it
+        i = (size_t)-1; // start again: another sign may precede this one
     }
     buf_puts(out, "");
 }
 
-/* One that was cut has no answer: it agrees with none. */
+/* The hash of a sample's answer, or 0. A truncated sample has no answer and agrees with no
+ * other. */
 static uint64_t answer_hash(const struct synth_filter_set *r, const struct synth_sample *x) {
     struct buf answer = {0};
     bool whole = x->finish == FINISH_STOP || r->o->unfinished;
@@ -301,7 +304,7 @@ static uint64_t answer_hash(const struct synth_filter_set *r, const struct synth
     return hash;
 }
 
-/* Of all answers to a prompt, whatever was dropped. */
+/* The agreement of all answers to a prompt, including dropped ones. */
 static void self_consistency_of_prompt(struct synth_filter_set *r, int begin, int end) {
     uint64_t hashes[SYNTH_MAX_SAMPLES];
     CHECK(end - begin <= (int)ARRAY_LEN(hashes));
@@ -329,9 +332,9 @@ static bool agreement_drops(struct synth_filter_set *r, const struct synth_sampl
     return x->agreement < r->o->min_agreement;
 }
 
-/* what repeats */
+/* duplicates */
 
-/* Facts are made once for the three comparisons. */
+/* Computes the facts for the three comparisons. */
 static int duplicates_prepare(struct synth_filter_set *r, struct error *err) {
     struct synth *s = r->s;
     r->facts = try_calloc((size_t)MAX(s->n, 1), sizeof *r->facts, err);
@@ -358,7 +361,7 @@ static bool duplicate_reason(const struct synth_filter_set *r, int twin, char *w
     return true;
 }
 
-/* Samples come in order, so the one that stays is the earliest that all filters before kept. */
+/* Samples come in order, so the kept one is the earliest that passed the earlier filters. */
 static bool duplicate_drops(struct synth_filter_set *r, const struct synth_sample *x, char *why) {
     int i = (int)(x - r->s->v);
     return duplicate_reason(r, hash_set_add(&r->whole, r->facts[i].whole, i), why);
@@ -389,7 +392,7 @@ static int number_order(const void *a, const void *b) {
     return x < y ? -1 : x > y;
 }
 
-/* The bounds as values: nearest ranks among what has come so far, both inclusive. */
+/* Turns the bounds into values: nearest ranks among the samples still kept, both inclusive. */
 static int perplexity_prepare(struct synth_filter_set *r, struct error *err) {
     const struct synth *s = r->s;
     if (synth_score_perplexity(r->s, err) != OK) return err->code;
@@ -403,7 +406,7 @@ static int perplexity_prepare(struct synth_filter_set *r, struct error *err) {
            within = (double)n * r->max_perplexity.value / 100;
     r->low = r->min_perplexity.quantile && n ? v[MIN((int)below, n - 1)] : r->min_perplexity.value;
     r->high = r->max_perplexity.value;
-    if (r->max_perplexity.quantile && n) { // the last of as many as make up the share
+    if (r->max_perplexity.quantile && n) { // the last value within the share
         int rank = (int)within + (within > (double)(int)within);
         r->high = v[MAX(rank, 1) - 1];
     }
@@ -415,7 +418,7 @@ static bool perplexity_on(const struct synth_filter_set *r) {
     return r->min_perplexity.given || r->max_perplexity.given;
 }
 
-/* What is no number is within no bound. */
+/* A NaN is outside every bound. */
 static bool perplexity_drops(struct synth_filter_set *r, const struct synth_sample *x, char *why) {
     bool low = r->min_perplexity.given && !(x->perplexity >= r->low);
     bool high = r->max_perplexity.given && !(x->perplexity <= r->high);
@@ -484,7 +487,7 @@ int synth_filter(struct synth *s, struct synth_filter_set *r, struct error *err)
     return rc;
 }
 
-/* making rules ready */
+/* making a filter set */
 
 static pcre2_code *pattern_new(const char *text, struct error *err) {
     int code;
@@ -564,7 +567,7 @@ static int held_out_read(struct synth_filter_set *r, const struct tokenizer *tok
     return OK;
 }
 
-enum { MATCH_LIMIT = 1000000 }; /* steps of a search: a pattern that explodes must not hang a run */
+enum { MATCH_LIMIT = 1000000 }; /* steps of a search, which bounds patterns of exponential cost */
 
 struct synth_filter_set *synth_filter_set_new(const struct synth_options *o,
                                               const struct tokenizer *tok, struct error *err) {
@@ -612,7 +615,7 @@ int synth_count_kept(const struct synth *s) {
 
 enum { SNIPPET = 60 }; /* characters */
 
-/* The beginning of a text on one line; what is no text becomes U+FFFD. */
+/* The beginning of a text on one line; invalid bytes and control characters become U+FFFD. */
 static void snippet(const struct buf *text, struct buf *out) {
     const uint8_t *p = (const uint8_t *)text->data, *end = p + text->len;
     for (int i = 0; p < end && i < SNIPPET; i++) {

@@ -1,9 +1,8 @@
 /*
- * course: updates, log lines and checkpoints of a run, whatever its loss.
+ * train_loop: updates, log lines and checkpoints of a run, for any loss.
  *
- * Like sft.c, a course that fails leaves its last checkpoint whole, says so, and continues from it
- * when called again; that of the last step is left for the caller to remove once the result is
- * safe.
+ * Like sft.c, a failed run leaves its last checkpoint intact, reports it, and continues from it
+ * when called again. The caller removes the checkpoint of the last step once the result is safe.
  */
 #include "train/train_loop.h"
 
@@ -162,7 +161,7 @@ int train_loop_optimizer_step(struct train_loop *c, int64_t u, struct error *err
     return OK;
 }
 
-/* After so many steps. */
+/* Whether a checkpoint is due after `done` steps. */
 static bool save_due(const struct train_loop *c, int64_t done) {
     return done == c->steps || (c->o->save_steps > 0 && done % c->o->save_steps == 0);
 }
@@ -216,7 +215,7 @@ static int train_loop_resume(struct train_loop *c, const struct train_loop_ops *
     return rc;
 }
 
-/* One step, what is told of it, and when it is due its checkpoint. */
+/* One step, its report and, if due, its checkpoint. */
 static int step_run(struct train_loop *c, const struct train_loop_ops *s, int64_t step,
                     char detail[64], struct error *err) {
     int64_t done = step + 1;
@@ -287,7 +286,7 @@ static struct train_loop train_loop_make(const struct model *m, struct train_job
     struct train_loop c = {.m = m, .o = own, .pool = pool, .jobs = jobs, .n = n};
     CHECK(n > 0 && method >= METHOD_DPO && own->bsz > 0 && own->grad_accum > 0);
     c.method = names[method];
-    c.data = xcalloc((size_t)n, sizeof *c.data); // the run's: train_loop_release frees it
+    c.data = xcalloc((size_t)n, sizeof *c.data); // owned by the run; train_loop_release frees it
     for (int j = 0; j < n; j++) jobs[j].result = NULL;
     return c;
 }

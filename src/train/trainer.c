@@ -1,11 +1,11 @@
 /*
  * trainer: parameters and the order of one forward and backward pass.
  *
- * Full training works on the model's own f32 arrays; LoRA training on copies of the adapters'
- * floats over a frozen base, of which there is one copy, quantised or not: the model's. What this
- * file does not do: pack batches, choose samples, learning rates or when to update.
+ * Full training works on the model's f32 arrays. LoRA training works on copies of the adapters'
+ * floats over a frozen base, which exists once, quantised or not: in the model. This file does not
+ * pack batches, choose samples or learning rates, or decide when to update.
  *
- * Invariant: gradients are sums until trainer_update divides by each group's own count.
+ * Invariant: gradients are sums until trainer_update divides by each group's count.
  */
 #include "train/internal.h"
 
@@ -37,7 +37,7 @@ static float *tensor_add(struct trainer *t, float *w, int64_t n, bool decay, con
     return t->tensors[i].g;
 }
 
-/* The gradient of what lies at w, or NULL. */
+/* The gradient of the tensor stored at w, or NULL. */
 static float *grad_of(const struct trainer *t, const void *w) {
     for (int i = 0; w && i < t->n_tensors; i++)
         if (t->tensors[i].w == w) return t->tensors[i].g;
@@ -61,7 +61,8 @@ static void layer_grads_find(struct trainer *t, int l) {
     g->k_norm = grad_of(t, w->k_norm);
 }
 
-/* Trained in place. Matrices decay, but for tables of tokens and positions. */
+/* Adds all weights of the model, trained in place. Matrices decay, except token and position
+ * tables. */
 static void full_params(struct trainer *t, struct model *m) {
     for (int32_t i = 0; i < model_weight_count(&t->c); i++) {
         struct model_weight w = model_weight_at(m, i);
@@ -77,7 +78,7 @@ static void full_params(struct trainer *t, struct model *m) {
     t->groups[0].n_tensors = t->n_tensors;
 }
 
-/* Where the magnitudes of adapter i lie in the trainer's copy of its floats; NULL without DoRA. */
+/* The magnitudes of adapter i in the trainer's copy of its floats; NULL without DoRA. */
 static float *magnitude_of(const struct trainer *t, int i, int64_t j) {
     const struct adapter *ad = t->adapters[i];
     return ad->config.dora ? t->data[i] + (ad->magnitude[j] - ad->data) : NULL;
@@ -117,8 +118,8 @@ static void adapter_add(struct trainer *t, int i) {
     g->n_tensors = t->n_tensors - g->first;
 }
 
-/* At most what the arena must hold: for every adapter its floats, their gradients, moments and
- * transposes, in tensors with names. */
+/* Upper bound of the arena's size: for every adapter its floats, gradients, moments and transposes,
+ * in named tensors. */
 static size_t lora_bytes(const struct model_config *c, const struct adapter_config *a,
                          enum optim optim) {
     size_t n = adapter_param_count(c, a), tensors = (size_t)c->n_layers * N_PROJ * 3;
@@ -126,8 +127,8 @@ static size_t lora_bytes(const struct model_config *c, const struct adapter_conf
            tensors * (256 + 8 * 64 + MOMENT_BLOCK);
 }
 
-/* The frozen base by a sample of its weights: enough to tell two models of one shape apart without
- * reading them whole. */
+/* Hashes a sample of the frozen base's weights: enough to distinguish two models of one shape
+ * without reading them whole. */
 static void rows_hash(const struct matrix *m, int64_t step, struct sha256 *h) {
     float *row = xmalloc((size_t)m->k * sizeof *row);
     for (int64_t i = 0; i < m->n; i += step) {
@@ -235,7 +236,7 @@ struct trainer *trainer_new_full(struct model *m, const struct train_options *o,
     return t;
 }
 
-/* What training can change: low-rank parts of layers, and their magnitudes. */
+/* Training can change only low-rank parts of layers and their magnitudes. */
 static int adapter_check(const struct adapter *a, struct error *err) {
     if (a->overlay)
         return error_set(err, ERR_MISMATCH,
@@ -324,7 +325,7 @@ int trainer_n_tensors(const struct trainer *t) {
 
 struct train_tensor *trainer_tensor(struct trainer *t, int i) {
     CHECK(i >= 0 && i < t->n_tensors);
-    t->stale = true; // the caller may write into it
+    t->stale = true; // the caller may write to it
     return &t->tensors[i];
 }
 
@@ -443,7 +444,7 @@ static int layers_backward(struct trainer *t, struct error *err) {
     return OK;
 }
 
-/* What a loss makes of a pass: the samples with their targets' log-probabilities. */
+/* Calls the loss function with the samples of a pass and the log-probabilities of their targets. */
 static int loss_fn_apply(struct trainer *t, const struct loss_fn *loss, struct error *err) {
     struct loss_sample *v = xcalloc((size_t)t->n_spans, sizeof *v);
     double *logp = xmalloc((size_t)t->targets * sizeof *logp);
@@ -478,7 +479,7 @@ static void likelihood_add(struct trainer *t) {
     }
 }
 
-/* Room for a loss over choices, among which every target must be. */
+/* Makes room for a loss over choices. Every target must be one of the choices. */
 static int choices_begin(struct trainer *t, const struct loss_fn *loss, struct error *err) {
     t->choices = loss ? loss->choices : NULL;
     if (!t->choices) return OK;
@@ -566,7 +567,7 @@ static int pass_score(struct trainer *t, const struct train_sample *samples, int
     t->logit_scale = 1;
     if (t->targets && ((rc = layers_forward(t, err)) || (rc = fused_cross_entropy(t, false, err))))
         return rc;
-    int64_t *at = xcalloc((size_t)n + 1, sizeof *at); // where a sample's begin
+    int64_t *at = xcalloc((size_t)n + 1, sizeof *at); // first target of each sample
     for (int i = 0; i < n; i++) at[i + 1] = at[i] + sample_targets(&samples[i]);
     for (int s = 0; s < t->n_spans; s++) {
         int64_t i = t->spans[s].sample - samples;

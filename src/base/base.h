@@ -92,6 +92,9 @@ void *arena_alloc(struct arena *a, size_t size); /* never NULL */
 int arena_reserve(struct arena *a, size_t size, struct error *err);
 char *arena_strdup(struct arena *a, const char *s);
 void arena_release(struct arena *a);
+/* The next `size` bytes of one allocation that several arrays share, 64-byte aligned like `base`; a
+ * NULL base only counts. `used`: bytes taken so far. */
+void *slab_take(uint8_t *base, size_t *used, size_t size);
 
 /* A growing byte string; `data` is always NUL-terminated once anything was added. Zero-initialise.
  */

@@ -278,6 +278,12 @@ void arena_release(struct arena *a) {
     *a = (struct arena){0};
 }
 
+void *slab_take(uint8_t *base, size_t *used, size_t size) {
+    size_t at = *used;
+    *used = at + ((size + 63) & ~(size_t)63);
+    return base ? base + at : NULL;
+}
+
 /* Reserves room for n more bytes and the NUL. Doubling keeps the total copying linear. */
 int buf_reserve(struct buf *b, size_t n, struct error *err) {
     CHECK(n < SIZE_MAX / 2 - b->len);

@@ -42,7 +42,6 @@ enum {
     MASK_QUANTUM = 1 << 13,  /* work units for one grammar before the next one's turn */
     MACHINE_UNITS = 1 << 12, /* work units charged for creating a grammar's machine */
     MACHINE_MIN = 1 << 20, /* bytes that a grammar's machine may hold for any number of grammars */
-    LOOP_PERIOD = 64,      /* longest cycle that counts as a loop */
     LOOP_REPEATS = 4,
 };
 
@@ -79,14 +78,8 @@ struct request_state {
     bool loops;        /* the last token closed a loop */
     int32_t unread;    /* token that `reply` has not consumed yet, or -1 */
     bool silent;       /* the grammar matches the empty text only: nothing is generated */
-    int32_t cycle[LOOP_PERIOD + 1]; /* [p]: count of last tokens equal to the one p before */
+    struct token_cycle cycle; /* of `out`, where loop_tokens is set */
 };
-
-static void *slab_take(uint8_t *base, size_t *used, size_t n, size_t size) {
-    size_t at = *used;
-    *used = at + ((n * size + 63) & ~(size_t)63);
-    return base ? base + at : NULL;
-}
 
 /* Assigns every array its place in `base` (NULL: only counts) and returns the bytes. */
 static size_t slab_lay(struct engine *e, const struct engine_options *o, size_t vocab,
@@ -95,18 +88,18 @@ static size_t slab_lay(struct engine *e, const struct engine_options *o, size_t 
     size_t slots = seqs + (size_t)o->max_cached;
     e->max_out = o->max_out;
     size_t outs = (size_t)e->max_out;
-    e->logits = slab_take(base, &used, outs * vocab, sizeof(float));
+    e->logits = slab_take(base, &used, outs * vocab * sizeof(float));
     e->scratch =
-        slab_take(base, &used, (size_t)pool_size(o->pool) * SAMPLE_SCRATCH * vocab, sizeof(float));
-    e->rows = slab_take(base, &used, rows, sizeof *e->rows);
-    e->segs = slab_take(base, &used, seqs, sizeof *e->segs);
-    e->out_rows = slab_take(base, &used, rows, sizeof *e->out_rows);
-    e->outs = slab_take(base, &used, outs, sizeof *e->outs);
-    e->slots = slab_take(base, &used, slots, sizeof *e->slots);
-    e->tokens = slab_take(base, &used, slots * (size_t)o->max_len, sizeof *e->tokens);
-    e->active = slab_take(base, &used, seqs, sizeof(struct engine_request *));
-    e->feeds = slab_take(base, &used, seqs, sizeof *e->feeds);
-    e->groups = slab_take(base, &used, seqs, sizeof *e->groups);
+        slab_take(base, &used, (size_t)pool_size(o->pool) * SAMPLE_SCRATCH * vocab * sizeof(float));
+    e->rows = slab_take(base, &used, rows * sizeof *e->rows);
+    e->segs = slab_take(base, &used, seqs * sizeof *e->segs);
+    e->out_rows = slab_take(base, &used, rows * sizeof *e->out_rows);
+    e->outs = slab_take(base, &used, outs * sizeof *e->outs);
+    e->slots = slab_take(base, &used, slots * sizeof *e->slots);
+    e->tokens = slab_take(base, &used, slots * (size_t)o->max_len * sizeof *e->tokens);
+    e->active = slab_take(base, &used, seqs * sizeof(struct engine_request *));
+    e->feeds = slab_take(base, &used, seqs * sizeof *e->feeds);
+    e->groups = slab_take(base, &used, seqs * sizeof *e->groups);
     return used;
 }
 
@@ -987,17 +980,19 @@ static bool is_stop(const struct engine_request *r, int32_t token) {
     return false;
 }
 
-/* Do the last tokens repeat one cycle? */
-static bool loop_found(struct engine_request *r) {
-    int32_t *cycle = r->state->cycle, last = r->n_out - 1;
+bool token_cycle_extend(struct token_cycle *c, const int32_t *v, int32_t n, int32_t least) {
+    int32_t last = n - 1;
     bool found = false;
-    if (r->loop_tokens == 0) return false;
-    for (int32_t p = 1; p <= MIN(LOOP_PERIOD, last); p++) {
-        cycle[p] = r->out[last] == r->out[last - p] ? cycle[p] + 1 : 0;
-        int32_t span = cycle[p] + p;
-        found |= span >= r->loop_tokens && span >= LOOP_REPEATS * p;
+    for (int32_t p = 1; p <= MIN(TOKEN_CYCLE_MAX, last); p++) {
+        c->run[p] = v[last] == v[last - p] ? c->run[p] + 1 : 0;
+        int32_t span = c->run[p] + p;
+        found |= span >= least && span >= LOOP_REPEATS * p;
     }
     return found;
+}
+
+static bool loop_found(struct engine_request *r) {
+    return r->loop_tokens && token_cycle_extend(&r->state->cycle, r->out, r->n_out, r->loop_tokens);
 }
 
 /* Appends the last token's bytes; cuts the text where a stop text begins. */

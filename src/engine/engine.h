@@ -119,6 +119,16 @@ void engine_request_release(struct engine_request *r);
 void engine_request_key(const struct engine_request *r, const char *model_hash,
                         enum numeric_class cls, char out[HASH_LEN]);
 
+/* Cycles at the end of a sequence of tokens: run[p] is the number of last tokens that equal the
+ * token p before them. All zero before the first token. */
+enum { TOKEN_CYCLE_MAX = 64 };
+struct token_cycle {
+    int32_t run[TOKEN_CYCLE_MAX + 1];
+};
+/* Adds the last of the tokens v[0..n). True if the last tokens, `least` or more, repeat one cycle
+ * at least four times. */
+bool token_cycle_extend(struct token_cycle *c, const int32_t *v, int32_t n, int32_t least);
+
 #define ENGINE_MIX_MAX 16
 #define ENGINE_TOP_MAX 20
 struct engine_options {

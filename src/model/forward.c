@@ -99,12 +99,6 @@ struct forward {
     int parts;               /* number of parts of the line */
 };
 
-static void *slab_take(uint8_t *base, size_t *used, size_t size) {
-    size_t at = *used;
-    *used = at + ((size + 63) & ~(size_t)63);
-    return base ? base + at : NULL;
-}
-
 static struct forward_options options_of(const struct forward_options *o) {
     struct forward_options r = *o;
     if (r.max_parts == 0) r.max_parts = r.max_rows + 15;

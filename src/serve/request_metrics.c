@@ -44,16 +44,14 @@ static void ticket_counted(struct server *s, const struct batcher_request *t) {
     if (n > 1) observe(s, METRIC_VLLM_INTER_TOKEN, (t->ended - t->first) / (n - 1));
 }
 
-/* Whether a reply ends in a cycle of few tokens, four times and for some length: it says nothing
- * more. */
-static bool ends_in_loop(const int32_t *v, int32_t n) {
-    enum { LONGEST = 48, LEAST = 48, TIMES = 4 };
-    for (int32_t p = 1; p <= LONGEST && p * TIMES <= n; p++) {
-        int32_t same = 0, want = MAX(LEAST, p * TIMES) - p;
-        while (same < want && same + p < n && v[n - 1 - same] == v[n - 1 - same - p]) same++;
-        if (same == want) return true;
-    }
-    return false;
+/* Whether a reply ends in a cycle of tokens: the last 48 or more, four times or more. */
+static bool ends_in_cycle(const int32_t *v, int32_t n) {
+    enum { LEAST = 48, WINDOW = 5 * TOKEN_CYCLE_MAX }; // four periods, and one to compare with
+    struct token_cycle c = {0};
+    bool found = false;
+    int32_t from = MAX(n - WINDOW, 0);
+    for (int32_t i = 1; i <= n - from; i++) found = token_cycle_extend(&c, v + from, i, LEAST);
+    return found;
 }
 
 /* A finished generation, by stage. */
@@ -92,7 +90,7 @@ void request_metrics_add_generation(const struct generation *g) {
         if (g->completions[i].outside) continue;
         ticket_counted(s, t);
         most = MAX(most, t->request.n_generated);
-        if (ends_in_loop(t->request.out, t->request.n_out))
+        if (ends_in_cycle(t->request.out, t->request.n_out))
             metric_add(metric_get(m, METRIC_ADAPTER_LOOPS, label), 1);
         if (t->first > 0 && (first == 0 || t->first < first)) first = t->first;
     }

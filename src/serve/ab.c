@@ -1,13 +1,13 @@
 /*
- * ab: experiments, each a log of events that is applied to a struct; their routes; and the names
- * that were given other content.
+ * ab: experiments, their routes, and the names that were given other content. An experiment is a
+ * log of events that is applied to a struct.
  *
  *   start ──> outcome … ──> decided | stop ──> delete ──> start …
  *
- * Invariants. 1. An event is in the store before it is applied, and what an experiment is follows
- * from its events. 2. The adapters of an experiment that runs are held by it: what is compared
- * cannot change, whatever is loaded under their names. 3. "decided" is written when the test has
- * decided; a kill in between leaves that to the next start.
+ * Invariants. 1. An event is stored before it is applied, and the events determine the state of an
+ * experiment. 2. A running experiment holds its adapters: the compared content cannot change,
+ * whatever is loaded under their names. 3. "decided" is written when the test has decided; after a
+ * kill in between, the next start writes it.
  */
 #define _GNU_SOURCE
 #include "serve/ab.h"
@@ -26,19 +26,19 @@ enum state { DELETED, RUNNING, STOPPED, DECIDED };
 struct ab_experiment {
     char name[AB_NAME_LEN];
     enum state state;
-    int64_t seq, run;   /* events in its log; the number of its start among them */
-    json_t *spec, *end; /* its start, and what ended it */
-    const char *model;  /* spec's */
+    int64_t seq, run;   /* events in its log; the index of its start event */
+    json_t *spec, *end; /* its start event, and the event that ended it */
+    const char *model;  /* borrowed from spec */
     double share;
-    bool once; /* of a user one outcome counts: `users` [n_users] have had theirs */
+    bool once; /* one outcome per user counts: `users` [n_users] are those that have one */
     int64_t *users;
     int n_users;
     uint64_t seed;
     struct sequential_test test;
-    double *scores[2]; /* [max_pairs] outcomes by side, of which n came */
+    double *scores[2]; /* [max_pairs] outcomes by side, n of them set */
     int64_t n[2];
-    struct adapter *arms[2]; /* both or none; while it runs */
-    char *problem;           /* why it cannot go on, or what went wrong at its end */
+    struct adapter *arms[2]; /* both or none; set while it runs */
+    char *problem;           /* why it cannot continue, or an error at its end */
     uint64_t drawn, sent[2]; /* requests since the server began */
 };
 
@@ -170,7 +170,7 @@ static void user_add(struct ab_experiment *e, int64_t user) {
     e->users[e->n_users++] = user;
 }
 
-/* Takes a score, and as many pairs as there are now. */
+/* Applies a score, and runs the test on all complete pairs. */
 static bool outcome_apply(struct ab_experiment *e, json_t *event) {
     json_int_t at, user;
     int side;
@@ -219,7 +219,8 @@ static int event_apply(struct ab *ab, struct ab_experiment *e, json_t *event, st
                      ab->path, (long long)e->seq + 1, e->name);
 }
 
-/* Behind the last event of a log; somebody else's event in that place is another server's. */
+/* Appends after the last event of a log that this server knows. An unknown event in that place
+ * means that another server writes to the file. */
 static int log_add(struct ab *ab, const char *log, int64_t seq, json_t *event, struct error *err) {
     json_t *events = json_pack("[O]", event);
     int rc = store_log_append(ab->store, log, seq + 1, events, err);
@@ -239,7 +240,7 @@ static int event_put(struct ab *ab, const struct ab_experiment *e, json_t *event
     return log_add(ab, log, e->seq, event, err);
 }
 
-/* Into the store and the experiment. Takes the event over. */
+/* Stores the event and applies it to the experiment. Takes the event over. */
 static int event_add(struct ab *ab, struct ab_experiment *e, json_t *event, struct error *err) {
     int rc = event_put(ab, e, event, err);
     if (rc == OK) rc = event_apply(ab, e, event, err);
@@ -263,9 +264,9 @@ static int events_read(struct ab *ab, struct ab_experiment *e, struct error *err
     return OK;
 }
 
-/* names that were given other content */
+/* promotions: names that were given other content */
 
-/* What the name was given, or NULL. */
+/* The promotion of the name, or NULL. */
 static json_t *promoted_get(struct ab *ab, const char *model) {
     struct error none;
     json_t *v = store_document_get(ab->store, "promoted", model, &none);
@@ -274,7 +275,7 @@ static json_t *promoted_get(struct ab *ab, const char *model) {
     return NULL;
 }
 
-/* The adapter with this content: under its name, or else at its path. */
+/* The adapter with this content: from the pool by name, or else from its path. */
 static struct adapter *adapter_like(struct server *s, const char *name, const char *path,
                                     const char *hash, struct error *err) {
     struct adapter *a = adapter_pool_get(s->pool, name, err);
@@ -289,7 +290,8 @@ static struct adapter *adapter_like(struct server *s, const char *name, const ch
     return NULL;
 }
 
-/* One whose files were replaced since stays as its files are: somebody wanted it so. */
+/* Restores the promotion unless the model's files were replaced since: then the new files are
+ * served. */
 static void promotion_restore(struct ab *ab, const char *model, const json_t *v) {
     struct server *s = ab->s;
     struct error err;
@@ -329,8 +331,9 @@ void ab_on_adapter_loaded(struct server *s, const char *name) {
     pthread_mutex_unlock(&ab->disk);
 }
 
-/* Notes that the model's name stands for the winner, whose content differs from `now`. What its
- * files held before the first of several promotions is what a start will find. */
+/* Stores that the model's name refers to the winner, whose content differs from `now`. "from" is
+ * the content of the files before the first of several promotions, which the next start compares
+ * with. */
 static int promotion_put(struct ab *ab, const struct ab_experiment *e, int winner,
                          const struct adapter *now, struct error *err) {
     json_t *before = promoted_get(ab, e->model);
@@ -388,7 +391,7 @@ static void experiment_count(struct ab *ab, const struct ab_experiment *e) {
 
 /* deciding */
 
-/* Which side the name is to stand for: its content; -1: that which it has. */
+/* The side whose content the name gets; -1: it keeps its content. */
 static int winning_arm(const struct ab_experiment *e) {
     return e->test.decision == SEQUENTIAL_B_BETTER  ? 1
            : e->test.decision == SEQUENTIAL_B_WORSE ? 0
@@ -406,8 +409,8 @@ static int decision_put(struct ab *ab, struct ab_experiment *e, int winner,
     return rc;
 }
 
-/* Ends an experiment whose test has decided. What cannot be done now is tried with the next
- * rating, and at the next start. */
+/* Ends an experiment whose test has decided. After an error this is tried again with the next
+ * rating and at the next start. */
 static void experiment_decide(struct ab *ab, struct ab_experiment *e) {
     struct server *s = ab->s;
     struct error err;
@@ -420,7 +423,7 @@ static void experiment_decide(struct ab *ab, struct ab_experiment *e) {
     json_object_set_new(event, "serves", json_string(a ? a->hash : now ? now->hash : ""));
     int rc = decision_put(ab, e, wanted, now, event, &err);
     char *path = xstrdup(spec_text(e, "paths", MAX(wanted, 0)));
-    /* First the name, then the end of the experiment: no request in between finds the loser. */
+    /* Publish before the experiment ends: no request in between gets the loser. */
     if (rc == OK && wanted >= 0) rc = server_adapter_publish(s, e->model, a, path, &err);
     problem_set(ab, e, rc == OK ? NULL : err.text);
     if (rc == OK) rc = event_apply(ab, e, event, &err);
@@ -468,7 +471,7 @@ int ab_outcome_put(struct ab *ab, const struct ab_arm *arm, json_t *event, struc
 void ab_outcome_apply(struct ab *ab, const struct ab_arm *arm, json_t *event) {
     struct ab_experiment *e = experiment_of(ab, arm);
     struct error err;
-    CHECK(event_apply(ab, e, event, &err) == OK); // ab_outcome_index has said that it can be
+    CHECK(event_apply(ab, e, event, &err) == OK); // ab_outcome_index has checked the event
     experiment_decide(ab, e);
     experiment_count(ab, e);
 }
@@ -480,8 +483,9 @@ static int64_t user_number(const struct ab_experiment *e, const char *user) {
     return (int64_t)((hash_fnv1a(user, strlen(user)) ^ e->seed) >> 11 | 1);
 }
 
-/* By the user, or else by the number of the request since the server began. In [0, 1), b is below
- * its share; what counts of either side lies next to that line, as wide as the smaller one is. */
+/* The side depends on the user, or else on the number of the request since the server began. `at`
+ * is in [0, 1); b is below its share. On either side the range next to that border counts, as wide
+ * as the smaller side. */
 static void arm_assign(const struct ab *ab, struct ab_experiment *e, struct ab_arm *arm) {
     int64_t user = arm->user;
     uint64_t key = user ? (uint64_t)user : e->seed;
@@ -519,10 +523,10 @@ void ab_assign(struct server *s, struct exchange *x, struct model_ref *t, const 
 
 /* beginning */
 
-/* What a request for an experiment says, with its adapters. */
+/* The fields of a request for an experiment, and its adapters. */
 struct experiment_spec {
     const char *name;
-    char *names[3]; /* the model's, a's, b's */
+    char *names[3]; /* names of the model, a and b */
     struct adapter *arms[2];
     double share, alpha;
     int64_t min_pairs, max_pairs;
@@ -534,7 +538,7 @@ static void experiment_spec_release(struct experiment_spec *p) {
     for (int k = 0; k < 2; k++) adapter_release(p->arms[k]);
 }
 
-/* Names go into headers and logs. */
+/* Names appear in headers and logs. */
 static int name_check(const char *name, struct error *err) {
     static const char letters[] =
         "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-";
@@ -545,7 +549,7 @@ static int name_check(const char *name, struct error *err) {
                      AB_NAME_LEN - 1);
 }
 
-/* The name of one adapter by itself, and what it holds now (where that is wanted). */
+/* The name of a single adapter, and its current content if `out` is given. */
 static int adapter_read(struct server *s, const json_t *body, const char *key, const char *fallback,
                         char **name, struct adapter **out, struct error *err) {
     const char *model = fallback;
@@ -587,7 +591,8 @@ static int experiment_spec_read(struct server *s, const json_t *body, struct exp
     return OK;
 }
 
-/* Where the adapter's files are, from wherever the server is started next. */
+/* The absolute path of the adapter's files, so that the next start may use another working
+ * folder. */
 static json_t *path_of(struct server *s, const char *name) {
     int n;
     struct adapter_entry *list = server_adapters(s, &n);
@@ -621,7 +626,7 @@ static json_t *start_event(struct server *s, const struct experiment_spec *p) {
     return v;
 }
 
-/* A place in the table, whose log may have begun before. */
+/* Adds an experiment to the table; its log may have events already. */
 static struct ab_experiment *experiment_new(struct ab *ab, const char *name) {
     struct ab_experiment *e = xcalloc(1, sizeof *e);
     snprintf(e->name, sizeof e->name, "%s", name);
@@ -675,9 +680,9 @@ static int experiment_start(struct ab *ab, struct experiment_spec *p, json_t **o
     return rc;
 }
 
-/* going on */
+/* resuming */
 
-/* Without its adapters an experiment waits, and everybody is answered by the name's own. */
+/* Without its adapters an experiment waits, and the name's own content answers all requests. */
 static void arms_find(struct ab *ab, struct ab_experiment *e) {
     struct adapter *found[2] = {NULL, NULL};
     struct error err = {0};
@@ -783,7 +788,7 @@ static void list_handle(void *ctx, struct exchange *x) {
     exchange_reply_json(x, 200, json_pack("{s:s,s:o}", "object", "list", "data", list));
 }
 
-/* Answers with the experiment as it is then, or was before it was deleted. */
+/* Answers with the experiment after the operation, or before it was deleted. */
 static void experiment_answer(struct ab *ab, struct exchange *x, const char *name, const char *op) {
     struct error err;
     json_t *out = NULL;

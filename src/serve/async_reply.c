@@ -1,8 +1,8 @@
 /*
- * live: a thread, what it tells, and who reads that.
+ * async_reply: a thread, its events, and the stream that reads them.
  *
- * Invariants: `out` and `done` are under the lock; the thread alone writes them, a stream alone
- * takes from them. What is left when the work is over is read before the stream ends.
+ * Invariants: `out` and `done` are under the lock; only the thread writes them, only a stream takes
+ * from them. The stream reads the remaining events after the work is done, before it ends.
  */
 #define _GNU_SOURCE
 #include "serve/async_reply.h"
@@ -16,12 +16,12 @@ struct async_reply {
     struct server *s;
     struct exchange *x;
     struct async_reply_work work;
-    char *key; /* who asked; NULL: nobody in particular */
+    char *key; /* the id of the request's key; NULL: no key */
     bool stream, stop;
-    int refs; /* the thread's, and the stream's */
+    int refs; /* one of the thread, one of the stream */
 
     pthread_mutex_t lock;
-    struct buf out; /* events that are not sent yet */
+    struct buf out; /* events not sent yet */
     bool done;
 };
 
@@ -47,9 +47,9 @@ void async_reply_add_usage(struct async_reply *l, const struct token_usage *u) {
     request_metrics_add_tokens(l->s, l->key, u);
 }
 
-/* what is told */
+/* events */
 
-/* With all digits, as in a reply. */
+/* Reals have all digits, as in a reply. */
 static void event_put(struct async_reply *l, const char *event, json_t *v, bool done) {
     char *text = json_dumps(v, JSON_COMPACT | JSON_REAL_PRECISION(17));
     CHECK(text != NULL);
@@ -112,7 +112,7 @@ static void *live_thread(void *ctx) {
     return NULL;
 }
 
-/* There is no memory for a thread. */
+/* No thread could be created. */
 static void live_thread_refused(struct async_reply *l) {
     struct server *s = l->s;
     struct error err;

@@ -1,6 +1,6 @@
 /*
- * access: which requests are admitted. Keys and the start-up token, what is open without them, how
- * many requests a client may have under way, and how often it may guess a key.
+ * auth: admission of requests. Keys and the start-up token, the routes that are open without keys,
+ * the number of requests that a client may have under way, and how often it may guess a key.
  *
  *   scope      without keys                        with keys
  *   OPEN       all callers                         all callers
@@ -12,9 +12,8 @@
  * Wrong keys. A secret that this program made has 256 random bits, which no rate of guessing finds;
  * a secret that a person chose (--api-key) can be guessed. After AUTH_FREE_FAILURES wrong keys an
  * address has to wait, twice as long each time. Meanwhile keys that this program made are admitted
- * as usual, so that clients behind a shared address are not locked out, and chosen keys are
- * admitted only if the address has used them before. All other keys get the same 429, right or
- * wrong.
+ * as usual, so that clients that share an address are not locked out, and chosen keys are admitted
+ * only if the address has used them before. All other keys get the same 429, right or wrong.
  */
 #define _GNU_SOURCE
 #include "http/http.h"
@@ -30,10 +29,10 @@
 #include <time.h>
 #include <unistd.h>
 
-/* What belongs to a request from admission to its end. */
+/* Belongs to a request from admission to its end. */
 struct caller {
-    char key[KEY_ID_LEN]; /* "": it came with none */
-    bool counted;         /* in limits */
+    char key[KEY_ID_LEN]; /* "": the request has no key */
+    bool counted;         /* counted in the limits */
 };
 
 const char *exchange_key_id(const struct exchange *x) {
@@ -47,7 +46,7 @@ static const char *secret_of(const struct exchange *x) {
     return exchange_header(x, "X-API-Key");
 }
 
-/* how many at once */
+/* concurrency limits */
 
 static void key_client(const char *id, char out[KEY_ID_LEN + 4]) {
     snprintf(out, KEY_ID_LEN + 4, "key:%s", id);
@@ -69,7 +68,7 @@ static void concurrency_release(struct server *s, const struct exchange *x,
     if (*c->key) client_limits_release(http_limits(s->http), key, LIMIT_REQUESTS, 1);
 }
 
-/* Requests of this machine itself are not limited. */
+/* Requests from this machine are not limited. */
 static int concurrency_acquire(struct server *s, struct exchange *x, const char *id) {
     struct client_limits *l = http_limits(s->http);
     int64_t most = s->o->max_concurrent;
@@ -93,14 +92,14 @@ static int concurrency_acquire(struct server *s, struct exchange *x, const char 
 
 /* keys */
 
-/* The bit of a key that a person chose, in limits: "cli-N". -1: the program made it, or there are
- * too many. */
+/* The bit of a chosen key in the limits: its id is "cli-N". -1: the program made the key, or N is
+ * too large. */
 static int chosen_bit(const char *id) {
     int n = strncmp(id, "cli-", 4) == 0 ? atoi(id + 4) : 0;
     return n >= 1 && n <= 64 ? n - 1 : -1;
 }
 
-/* Whether a secret may be looked at while its sender has to wait. */
+/* Whether a secret may be checked while its sender has to wait. */
 static bool is_beyond_guessing(struct server *s, const struct exchange *x, const char *secret) {
     char id[KEY_ID_LEN];
     if (!keys_lookup(s->keys, secret, id)) return false;
@@ -120,7 +119,7 @@ static int backoff_check(struct server *s, struct exchange *x, const char *secre
     return ERR_STATE;
 }
 
-/* 429 says when to come back, in both forms that clients read. */
+/* A 429 says when to try again, in both forms that clients read. */
 static void limit_refuse(struct exchange *x, const struct key_decision *a) {
     if (a->wait > 0) retry_after(x, a->wait);
     api_fail(x, 429, NULL, NULL,
@@ -186,8 +185,8 @@ static bool is_open(struct server *s, const struct exchange *x, int scope) {
            !has_token(s, x);
 }
 
-/* The emergency reserve was spent and cannot be had again: nothing new. The routes that are open
- * to all are those that say how the server is. */
+/* The emergency reserve was used and cannot be allocated again: new requests are refused. The
+ * routes that are open to all report the state of the server, and still work. */
 static bool is_short(struct exchange *x) {
     if (!memory_is_low()) return false;
     retry_after(x, 1);
@@ -227,7 +226,7 @@ void auth_request_done(struct server *s, const struct exchange *x) {
     free(c);
 }
 
-/* With keys, a page that reaches the server under a name of its own has no key to send. */
+/* With keys, a page that reaches the server under another host name has no key to send. */
 bool auth_any_host(void *ctx) {
     struct server *s = ctx;
     return keys_exist(s->keys);
@@ -241,7 +240,7 @@ enum http_dispatch route_dispatch(void *ctx, const struct http_route *r) {
                                          : HTTP_DISPATCH_WORKER;
 }
 
-/* the beginning and the end */
+/* start and end */
 
 static int fixed_add(struct server *s, const char *secret, struct error *err) {
     return keys_add_fixed(s->keys, secret, KEY_SCOPE_CHAT | KEY_SCOPE_JOBS | KEY_SCOPE_ADMIN, err);
@@ -299,8 +298,8 @@ static int whole_write(int fd, const char *text, size_t n) {
     return write(fd, text, n) == (ssize_t)n && fsync(fd) == 0 ? OK : ERR_IO;
 }
 
-/* Readable by its owner only from the first byte on, and written as a whole. A link in its place is
- * replaced, not followed. */
+/* Only the owner can read the file from its first byte on; the file is written as a whole. A link
+ * in its place is replaced, not followed. */
 static int token_write(const char *path, const char *token, struct error *err) {
     char line[KEY_SECRET_LEN + 1], *tmp = xasprintf("%s.tmp-%d", path, (int)getpid());
     int n = snprintf(line, sizeof line, "%s\n", token), rc = OK;

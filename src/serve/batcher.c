@@ -1,9 +1,9 @@
 /*
- * batcher: the engine's thread. The engine gets no more calls than it can run at once; who waits,
- * waits here, where cancelling is cheap and live calls overtake those of the background.
+ * batcher: the engine's thread. The engine gets no more calls than it can run at once; other calls
+ * wait in the queues here, where cancelling is cheap and live calls overtake background calls.
  *
- * Invariant: the engine is touched by one thread only, and never while the lock is held, so that
- * submitting costs nobody a step.
+ * Invariant: only one thread touches the engine, and never while it holds the lock, so that
+ * submitting does not wait for a step.
  */
 #define _GNU_SOURCE
 #include "serve/batcher.h"
@@ -17,7 +17,7 @@ struct queue {
     int n;
 };
 
-/* Work between two steps for somebody who waits for it. */
+/* Work between two steps for a thread that waits for it. */
 struct embed_task {
     struct embed_task *next;
     const struct token_seq *texts;
@@ -34,20 +34,20 @@ struct batcher {
     int max_waiting, max_running;
     pthread_t thread;
 
-    pthread_mutex_t lock; /* of all below but `inside` */
+    pthread_mutex_t lock; /* guards the fields below except `inside` */
     pthread_cond_t news, errand_done, askers_gone;
     struct queue live, background;
     struct embed_task *errands, *last_errand;
-    int n_askers;    /* threads in batcher_embed, which batcher_free waits for */
-    int n_cancelled; /* calls inside that are to be cancelled */
+    int n_askers;    /* threads in batcher_embed; batcher_free waits for them */
+    int n_cancelled; /* calls inside that have to be cancelled */
     bool quit;
     struct batcher_stats stats;
 
     void (*on_step)(void *ctx, double seconds, int32_t rows);
     void *on_step_ctx;
-    uint64_t rows;                   /* so far */
-    double step_seconds;             /* of the last step */
-    struct batcher_request **inside; /* [n_inside] that the engine has; the thread's own */
+    uint64_t rows;                   /* rows computed so far */
+    double step_seconds;             /* duration of the last step */
+    struct batcher_request **inside; /* [n_inside] calls in the engine; private to the thread */
     int n_inside, n_background;
 };
 
@@ -66,7 +66,7 @@ static struct batcher_request *queue_take(struct queue *q) {
     return c;
 }
 
-/* Whether it was there. */
+/* Returns whether the queue contained it. */
 static bool queue_remove(struct queue *q, const struct batcher_request *c) {
     struct batcher_request **at = &q->head, *before = NULL;
     while (*at && *at != c) {
@@ -90,15 +90,15 @@ static void request_notify(struct batcher_request *c) {
     c->changed(c, done);
 }
 
-/* Cancelled before the engine had it. */
+/* Ends a call that was cancelled before the engine had it. */
 static void call_drop(struct batcher_request *c) {
     c->request.done = true;
     c->request.finish = FINISH_NONE;
     request_notify(c);
 }
 
-/* What may start now: live calls first, those of the background in half of the places. The lock is
- * held. */
+/* The next call to start: live calls first; background calls use at most half of the places. The
+ * lock is held. */
 static struct batcher_request *request_next(struct batcher *b) {
     if (b->n_inside == b->max_running) return NULL;
     if (b->live.n) return queue_take(&b->live);
@@ -118,13 +118,13 @@ static struct batcher_request *request_start(struct batcher *b) {
     return c;
 }
 
-/* A call for whose results there is no memory is done: it stays inside until requests_notify. */
+/* A call without memory for its results is done at once; it stays inside until requests_notify. */
 static void requests_admit(struct batcher *b) {
     struct error err;
     for (struct batcher_request *c; (c = request_start(b));) {
         c->started = clock_now();
         if (engine_submit(b->e, &c->request, &err) == OK) continue;
-        CHECK(err.code == ERR_MEMORY); // everything else was checked
+        CHECK(err.code == ERR_MEMORY); // engine_check has covered all other errors
         c->request.done = c->starved = true;
         c->request.finish = FINISH_NONE;
     }
@@ -140,7 +140,8 @@ static void requests_cancel(struct batcher *b) {
             engine_cancel(b->e, &b->inside[i]->request);
 }
 
-/* Those who are done first: they may ask again. Returns how many. */
+/* Notifies finished calls first, because their clients may submit again. Returns the number of
+ * finished calls. */
 static int requests_notify(struct batcher *b) {
     int n = 0, ended = 0;
     uint64_t cached = 0, cancelled = 0;
@@ -154,7 +155,7 @@ static int requests_notify(struct batcher *b) {
         cached += (uint64_t)c->request.n_cached;
         cancelled += c->request.finish == FINISH_NONE;
         ended++;
-        request_notify(c); // it may be gone after this
+        request_notify(c); // this may free the call
     }
     for (int i = 0; i < n; i++)
         if (b->inside[i]->request.n_out > b->inside[i]->seen) request_notify(b->inside[i]);
@@ -166,8 +167,9 @@ static int requests_notify(struct batcher *b) {
     return ended;
 }
 
-/* Who asks again as soon as it was answered would miss a step by a moment, and its place in the
- * batch stay empty: waits for as many as ended, for at most the 32nd part of a step. */
+/* A client that submits again right after its reply would miss the next step by a moment, and its
+ * place in the batch would stay empty. Waits until as many calls as have ended are queued, for at
+ * most 1/32 of a step. */
 static void resubmit_wait(struct batcher *b, int ended) {
     double until = clock_now() + b->step_seconds / 32;
     struct timespec t = {(time_t)until, (long)((until - (double)(time_t)until) * 1e9)};
@@ -178,7 +180,7 @@ static void resubmit_wait(struct batcher *b, int ended) {
     pthread_mutex_unlock(&b->lock);
 }
 
-/* The oldest errand: one a step, so that who asks for many does not stop the rest. */
+/* Runs the oldest task: one per step, so that many tasks do not stop the calls. */
 static void embed_task_run(struct batcher *b) {
     pthread_mutex_lock(&b->lock);
     struct embed_task *w = b->errands;
@@ -213,7 +215,7 @@ static void step(struct batcher *b) {
     b->rows = s.rows;
 }
 
-/* Returns false when it is time to go. */
+/* Waits for work. Returns false when the thread has to end. */
 static bool work_wait(struct batcher *b) {
     pthread_mutex_lock(&b->lock);
     while (!b->quit && !b->live.n && !b->background.n && !b->errands && b->n_inside == 0)
@@ -223,7 +225,7 @@ static bool work_wait(struct batcher *b) {
     return go_on;
 }
 
-/* Whoever still waits at the end, and may be cancelled by others meanwhile. */
+/* Takes a call that still waits at the end; other threads may be cancelling calls meanwhile. */
 static struct batcher_request *call_waiting(struct batcher *b) {
     pthread_mutex_lock(&b->lock);
     struct queue *q = b->live.n ? &b->live : &b->background;
@@ -315,7 +317,7 @@ void batcher_cancel(struct batcher *b, struct batcher_request *c) {
     if (waiting) call_drop(c);
 }
 
-/* blocking */
+/* blocking calls */
 
 struct waiter {
     pthread_mutex_t lock;

@@ -1,11 +1,12 @@
 /*
- * feedback: what people said of replies. The last replies are remembered, so that one can be rated
- * by its id; one that was rated is a row, kept for good, and exported as data to train on.
+ * feedback: ratings of replies by users. The last replies are kept in memory, so that one can be
+ * rated by its id; a rated reply is a row, which is stored for good and exported as training data.
  *
  * A row is {id, created, updated, model, key, messages or prompt, reply, rating, correction,
- * comment, arm: {name, run, user, side, place}}: those that there are. Who says more of the same
- * reply adds to its row or replaces what it says, except a rating that an experiment has used: what
- * was looked at cannot be unseen. A reply is rated by the key that it was given to.
+ * comment, arm: {name, run, user, side, place}}, without the fields that are not set. A further
+ * rating of the same reply adds or replaces fields of its row, except a rating that an experiment
+ * has used: a sequential test cannot take back an outcome. Only the key that received a reply may
+ * rate it.
  */
 #define _GNU_SOURCE
 #include "ops/ops.h"
@@ -21,21 +22,21 @@
 
 enum {
     REPLIES = 4096,
-    KEY_SHARE = 4,        /* a key's replies have a quarter of the bytes that are kept */
-    CHANGES = 16,         /* times that a reply may be rated */
-    DAY_SHARE = 16,       /* a key may write a sixteenth of --max-feedback a day */
-    PAGE_BYTES = 4 << 20, /* of rows that are read at once, give or take one */
-    WORDS_MAX = 1 << 20,  /* a reply with more can be rated, and its words are not kept */
+    KEY_SHARE = 4,        /* the replies of one key may use a quarter of the bytes that are kept */
+    CHANGES = 16,         /* number of times that a reply may be rated */
+    DAY_SHARE = 16,       /* a key may write a sixteenth of --max-feedback per day */
+    PAGE_BYTES = 4 << 20, /* bytes of rows that are read at once, exceeded by at most one row */
+    WORDS_MAX = 1 << 20,  /* a longer reply can be rated, but its text is not kept */
     CORRECTION_MAX = 1 << 20,
     COMMENT_MAX = 64 << 10,
-    ROW_BYTES = 512, /* of a row and its event in the store, words aside */
+    ROW_BYTES = 512, /* bytes of a row and its event in the store, without its texts */
     PAGE = 64,
     LIST_MAX = 1000,
 };
 
 struct told {
     char id[40];
-    char *key, *model, *asked, *said; /* key may be NULL; the last two both or none, as JSON */
+    char *key, *model, *asked, *said; /* key may be NULL; asked and said: both JSON or both NULL */
     struct ab_arm arm;
     int64_t created;
     size_t bytes;
@@ -43,7 +44,7 @@ struct told {
 struct ab_reply_log { /* a ring: v[first] is the oldest of n */
     struct told v[REPLIES];
     int first, n;
-    size_t bytes, most; /* in all, names included; the oldest go first */
+    size_t bytes, most; /* in total, with names; the oldest replies are removed first */
 };
 
 /* replies that can be rated */
@@ -72,8 +73,8 @@ static void words_forget(struct ab_reply_log *all, struct told *r) {
     all->bytes -= words;
 }
 
-/* Where several keys are in use, the oldest words of one that has more than its share go first, so
- * that it does not push out the others'. */
+/* If several keys are in use and one has more than its share, the oldest texts of that key are
+ * removed first, so that it does not push out those of other keys. */
 static void share_keep(struct ab_reply_log *all, const struct told *fresh) {
     size_t bytes = fresh->bytes;
     bool others = false;
@@ -152,7 +153,7 @@ static json_t *told_find(struct ab *ab, const char *id) {
     return row;
 }
 
-/* What is known of a reply that this key was given. */
+/* The row of a rated reply, or a new row of an unrated one, if this key received the reply. */
 static json_t *row_find(struct ab *ab, const char *id, const char *key, bool *fresh,
                         struct error *err) {
     json_t *row = store_document_get(ab->store, "feedback", id, err);
@@ -172,8 +173,8 @@ static json_t *row_find(struct ab *ab, const char *id, const char *key, bool *fr
 /* rating */
 
 struct rating {
-    const char *id, *correction, *comment; /* NULL: nothing said */
-    double score;                          /* -1: none */
+    const char *id, *correction, *comment; /* NULL: not given */
+    double score;                          /* -1: not given */
 };
 
 static int words_check(const char *key, const char *text, size_t most, struct error *err) {
@@ -201,7 +202,7 @@ static int rating_read(const json_t *body, struct rating *o, struct error *err) 
     return OK;
 }
 
-/* quotas: what ratings write is bounded for a reply, for a key and day, and in all. */
+/* quotas: the bytes that ratings write are bounded per reply, per key and day, and in total */
 
 struct refusal {
     int status; /* 0: none */
@@ -232,7 +233,7 @@ static int quota_refuse(struct refusal *why, int status, const char *code, struc
     return error_set(err, ERR_STATE, "%s", text);
 }
 
-/* Whether `bytes` more may be written for a row, which is counted there. */
+/* Whether `bytes` more may be written for a row; the change is counted in the row. */
 static int quota_check(struct ab *ab, json_t *row, int64_t today, int64_t bytes,
                        struct refusal *why, struct error *err) {
     int64_t most = ab->s->o->max_feedback;
@@ -259,7 +260,7 @@ static void row_add(json_t *row, const struct rating *o) {
     json_object_set_new(row, "updated", json_integer((json_int_t)time(NULL)));
 }
 
-/* The arm of a row, and the place that its outcome has; -1: none yet. */
+/* The arm of a row, and the index of its outcome; -1: it has no outcome yet. */
 static struct ab_arm row_arm(const json_t *row, int64_t *place) {
     const json_t *v = json_object_get(row, "arm"), *at = json_object_get(v, "place");
     struct ab_arm arm = {.run = json_integer_value(json_object_get(v, "run")),
@@ -271,7 +272,7 @@ static struct ab_arm row_arm(const json_t *row, int64_t *place) {
     return arm;
 }
 
-/* The row, the place in the list of rows when it is new, and the outcome: all or none. */
+/* Stores the row, its entry in the list of rows if it is new, and the outcome: all or none. */
 static int row_put(struct ab *ab, const char *id, const json_t *row, bool fresh,
                    const struct ab_arm *arm, json_t *outcome, const char *key, const json_t *day,
                    struct error *err) {
@@ -292,7 +293,7 @@ static int row_put(struct ab *ab, const char *id, const json_t *row, bool fresh,
     return rc;
 }
 
-/* disk is held. *counted: the rating is an experiment's outcome. */
+/* `disk` is held. *counted: the rating is an outcome of an experiment. */
 static int rating_store(struct ab *ab, const struct rating *o, const char *key, bool *counted,
                         struct refusal *why, struct error *err) {
     bool fresh;
@@ -365,7 +366,7 @@ static void rate_handle(void *ctx, struct exchange *x) {
 
 /* reading */
 
-/* A whole number of the query, or `fallback`. */
+/* Reads an integer from the query; `fallback` if it is absent. */
 static int query_int(const struct exchange *x, const char *name, int64_t fallback, int64_t most,
                      int64_t *out, struct error *err) {
     const char *text = exchange_query(x, name);
@@ -376,7 +377,7 @@ static int query_int(const struct exchange *x, const char *name, int64_t fallbac
                      (long long)most);
 }
 
-/* Rows after the first `seq`, at most `limit` and as many as PAGE_BYTES have room for, but one. */
+/* Rows after the first `seq`, at most `limit`; the bytes may exceed PAGE_BYTES by one row. */
 static json_t *rows_after(struct store *store, int64_t seq, int64_t limit, struct error *err) {
     json_t *ids = store_log_list(store, "feedback", seq, limit, err), *v, *rows;
     size_t i, bytes = 0;
@@ -422,9 +423,9 @@ static void list_handle(void *ctx, struct exchange *x) {
 
 /* export */
 
-/* What was asked, with nothing but roles and words. Of `mute`, earlier turns of the assistant are
- * marked as not to be learned: nobody has said that they were good. NULL: training cannot take it,
- * because of tools, or because it ends in the assistant's own words. */
+/* The request's messages with roles and texts only. `mute`: earlier turns of the assistant get
+ * weight 0, because no user rated them as good. NULL: training cannot use the messages, because
+ * they have tool calls, or because they end in the assistant's words. */
 static json_t *messages_plain(const json_t *messages, bool mute) {
     json_t *out = json_array();
     const json_t *m = NULL;
@@ -471,7 +472,7 @@ static json_t *row_preference(const json_t *row, const char *correction) {
                 : NULL;
 }
 
-/* An export reads through a handle of its own, and holds up nobody. */
+/* An export reads through a separate handle, so it does not block other requests. */
 struct export {
     struct store *store;
     int64_t seq;
@@ -525,9 +526,9 @@ static void export_handle(void *ctx, struct exchange *x) {
     exchange_stream(x, 200, "application/x-ndjson", &source);
 }
 
-/* lives */
+/* open and close */
 
-/* Counts the rows there are. */
+/* Counts the rows. */
 int feedback_open(struct ab *ab, struct error *err) {
     for (size_t n = LIST_MAX; n == LIST_MAX; ab->n_rated += (int64_t)n) {
         json_t *page = store_log_list(ab->store, "feedback", ab->n_rated, LIST_MAX, err);

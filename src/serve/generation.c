@@ -1,9 +1,9 @@
 /*
  * generation: from settings to calls, from tokens to text, from text to an API's deltas.
  *
- * Of an answer's text the part before `shown` is settled: the engine's cut at a stop text can only
- * come after it, because what may be the beginning of one is held back. Within that, what stands
- * before the first tool call is words.
+ * The part of an answer's text before `shown` is final: the engine's cut at a stop text can only
+ * come after it, because a possible beginning of a stop text is held back. Within that part, the
+ * text before the first tool call is words.
  */
 #define _GNU_SOURCE
 #include "serve/generation.h"
@@ -65,7 +65,7 @@ static void json_put(json_t *v, size_t flags, struct buf *out) {
     json_decref(v);
 }
 
-/* How jansson writes a string that stands for a list, as far as all of a generation begin alike. */
+/* The beginning, as jansson writes it, that all placeholders of a generation share. */
 static void list_mark(const struct generation *g, char out[32]) {
     snprintf(out, 32, "\"\\u0001%016llx ", (unsigned long long)g->nonce);
 }
@@ -102,7 +102,8 @@ void reply_serialize(const struct generation *g, json_t *v, size_t flags, struct
     buf_release(&text);
 }
 
-/* A large buffer grows in place, and its unused end has no pages yet. */
+/* Reserves a quarter more than the length: a large buffer grows in place, and its unused end has no
+ * pages yet. */
 static bool reply_has_room(const struct generation *g, const struct buf *out) {
     struct reply_budget *room = g->room;
     size_t need = out->len + out->len / 4;
@@ -135,7 +136,8 @@ void ndjson_add(const struct generation *g, json_t *v, struct buf *out) {
 
 /* an answer's text */
 
-/* Bytes at the end that are the beginning of a character, or of one of the texts. */
+/* Length of the end of the text that is an incomplete character or may begin one of the stop
+ * texts. */
 static size_t stop_holdback(const char *text, size_t n, const struct strings *stops, bool tools) {
     size_t held = n - utf8_complete_len(text, n);
     for (int i = tools ? -1 : 0; i < stops->n; i++) {
@@ -158,7 +160,7 @@ static void tokens_decode(const struct generation *g, struct completion *a, int3
 
 /* tool calls */
 
-/* The end of the JSON value at `p`, or NULL where it goes on. */
+/* The end of the JSON value at `p`, or NULL if the value is incomplete. */
 static const char *value_end(const char *p, const char *end) {
     int depth = 0;
     bool text = false;
@@ -173,7 +175,7 @@ static const char *value_end(const char *p, const char *end) {
         } else if (*p == '{' || *p == '[') {
             depth++;
         } else if (*p == '}' || *p == ']') {
-            if (--depth < 0) return p; // of a bare value in an object
+            if (--depth < 0) return p; // end of a bare value in an object
         } else if (*p == ',' && depth == 0) {
             return p;
         }
@@ -187,8 +189,8 @@ static const char *skip_blank(const char *p, const char *end) {
     return p;
 }
 
-/* The members of the object at `p` as far as they go: a name, and where the arguments stand.
- * Returns the object's end, or NULL. */
+/* Reads the members of the object at `p`, which may be incomplete: the name and the position of the
+ * arguments. Returns the object's end, or NULL. */
 static const char *call_read(const char *text, const char *p, const char *end,
                              struct tool_call *c) {
     static const char *const args[] = {"\"arguments\"", "\"parameters\""};
@@ -232,7 +234,7 @@ static struct tool_call *tool_at(const struct generation *g, struct completion *
     return &a->tools[i];
 }
 
-/* A reply whose calls are marked: words before, and perhaps between, the marks. */
+/* Reads a reply whose calls are marked; words may precede and separate the marks. */
 static void tool_calls_tagged(const struct generation *g, struct completion *a) {
     const char *text = a->text.data, *end = text + a->shown;
     const char *p = text + MIN(a->calls_end, a->shown);
@@ -253,10 +255,10 @@ static void tool_calls_tagged(const struct generation *g, struct completion *a) 
     }
     if (a->calls_begin) a->words_end = a->calls_begin - 1;
     if (!a->done) return;
-    int n = a->n_read_calls; // and the one that is cut
+    int n = a->n_read_calls; // including a truncated call
     if (n < a->n_tools && a->tools[n].name) n++;
     if (a->n_tools == n) return;
-    a->n_tools = n; // marks around what is no call
+    a->n_tools = n; // marks around text that is not a call
     if (n == 0) a->words_end = a->shown;
 }
 
@@ -267,8 +269,8 @@ static bool is_offered(const struct generation *g, const char *name) {
     return i < v->n;
 }
 
-/* A reply that is an object, and nothing else, is a call if it names what was offered, which is
- * known at the end where it was not forced. Returns whether it is one, or may yet be. */
+/* A reply that consists of one object is a call if it names an offered tool; unless the call is
+ * forced, this is known only at the end. Returns whether it is a call, or may become one. */
 static bool tool_calls_bare_json(const struct generation *g, struct completion *a) {
     const char *text = a->text.data, *end = text + a->shown, *p = skip_blank(text, end);
     if (p == end || *p != '{') return false;
@@ -283,12 +285,12 @@ static bool tool_calls_bare_json(const struct generation *g, struct completion *
     if (is_call)
         call_read(text, p, end, tool_at(g, a, 0));
     else if (a->done &&
-             g->spec.tools != TOOL_CHOICE_REQUIRED) // a forced call that was cut is no words
+             g->spec.tools != TOOL_CHOICE_REQUIRED) // a forced call that was truncated is not words
         a->words_end = a->shown;
     return is_call || !a->done;
 }
 
-/* The same of what somebody else says, who says whole characters. */
+/* The same for output of an async worker, which consists of whole characters. */
 static void async_output_take(struct completion *a) {
     struct async_output *o = a->outside;
     pthread_mutex_lock(&o->lock);
@@ -360,7 +362,7 @@ struct token_usage generation_usage(const struct generation *g) {
     return u;
 }
 
-/* lives */
+/* creation and release */
 
 void generation_spec_release(struct generation_spec *spec) {
     for (int i = 0; i < spec->n_prompts; i++) token_ids_release(&spec->prompts[i]);
@@ -436,7 +438,7 @@ static void generation_cancel(void *ctx) {
 
 /* replies */
 
-/* Why a reply cannot be written; false: it can. */
+/* Sets err to the reason why a reply cannot be written; false: it can. */
 static bool reply_failed(const struct generation *g, struct error *err) {
     bool failed = g->room->refused;
     for (int i = 0; i < g->n_completions && !failed; i++)
@@ -447,7 +449,7 @@ static bool reply_failed(const struct generation *g, struct error *err) {
     return failed;
 }
 
-/* In place of what was appended since `from`. */
+/* Replaces the output after `from` by an error event. */
 static enum stream_status stream_fail(struct generation *g, size_t from, const struct error *err,
                                       struct buf *out) {
     bool events = strcmp(g->dialect->stream_type, "text/event-stream") == 0;
@@ -488,7 +490,7 @@ static void stream_close(void *ctx, bool finished) {
     generation_release(g);
 }
 
-/* The text belongs to the connection from here on, and so does its part of the reservation. */
+/* The connection takes over the text and its part of the reservation. */
 static void text_reply(struct generation *g, struct buf *text) {
     memory_budget_transfer(g->s->memory, g, g->x, text->len);
     exchange_reply_take(g->x, 200, "application/json", text);
@@ -508,13 +510,13 @@ static void reply_send(void *ctx) {
         buf_release(&text);
         api_fail_error(g->x, &err, NULL);
     } else {
-        ab_log_reply(g); // first: who has the reply may rate it at once
+        ab_log_reply(g); // before the reply is sent: its client may rate it at once
         text_reply(g, &text);
     }
     generation_release(g);
 }
 
-/* In the batcher's thread. */
+/* Runs in the batcher's thread. */
 static void request_progress(struct batcher_request *c, bool done) {
     struct generation *g = c->user;
     if (g->spec.stream) exchange_wake(g->x);
@@ -582,12 +584,12 @@ static struct generation *generation_new(struct server *s, struct exchange *x,
     if (exchange_key_id(x)) g->key = xstrdup(exchange_key_id(x));
     *t = (struct model_ref){0};
     *spec = (struct generation_spec){0};
-    exchange_add_header(x, "X-Shoal-Reply", g->id); // not all dialects have a place for it
+    exchange_add_header(x, "X-Shoal-Reply", g->id); // for dialects without a field for the id
     generation_enlist(g);
     return g;
 }
 
-/* Before anything is made of it: what could never wait in full would be told to try again. */
+/* Checked before any work: a request that exceeds the queue would be told to try again for ever. */
 static int answers_check(const struct server *s, const struct generation_spec *spec,
                          struct error *err) {
     int64_t n = (int64_t)spec->n_prompts * spec->n;
@@ -646,7 +648,7 @@ void generation_start(struct server *s, struct exchange *x, const struct api_dia
         request_fill(g, &g->completions[i]);
         calls[i] = &g->completions[i].ticket;
     }
-    __atomic_add_fetch(&g->refs, 1, __ATOMIC_RELAXED); // until the answer is on its way
+    __atomic_add_fetch(&g->refs, 1, __ATOMIC_RELAXED); // until the reply is sent
     int rc = batcher_submit_all(s->batcher, calls, g->n_completions, &err);
     free(calls);
     if (rc != OK) {
@@ -661,7 +663,7 @@ void generation_start(struct server *s, struct exchange *x, const struct api_dia
     generation_release(g);
 }
 
-/* somebody else's */
+/* generations of async workers */
 
 void generation_append(struct generation *g, struct completion *a, const char *words,
                        const char *thoughts, const struct token_usage *cost, bool done) {
@@ -717,7 +719,7 @@ bool generation_start_async(struct server *s, struct exchange *x, const struct a
     struct generation *g = generation_new(s, x, d, id_prefix, t, spec);
     struct async_worker *o = xcalloc(1, sizeof *o);
     *o = (struct async_worker){g, fn, ctx};
-    g->refs = g->spec.stream ? 2 : 1; // the thread's, and the stream's
+    g->refs = g->spec.stream ? 2 : 1; // one of the thread, one of the stream
     g->left = 0;
     for (int i = 0; i < g->n_completions; i++) {
         g->completions[i].outside = xcalloc(1, sizeof *g->completions[i].outside);

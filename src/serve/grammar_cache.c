@@ -1,12 +1,12 @@
 /*
- * grammars: the cache of compiled grammars and the places for compiling large ones. See
+ * grammar_cache: the cache of compiled grammars and the limits on compiling large ones. See
  * grammar_cache.h.
  *
- * An entry is found by the SHA-256 of its kind and source before anything is compiled. While a
- * large source is compiled its entry is there without a grammar, so that requests with the same
- * source wait for it instead of compiling it again.
+ * Before anything is compiled, an entry is looked up by the SHA-256 of its kind and source. While a
+ * large source is being compiled its entry has no grammar, so that requests with the same source
+ * wait for it instead of compiling it again.
  *
- * Invariants: an entry in use is never freed; the sum of bytes is never above the limit.
+ * Invariants: an entry in use is never freed; the sum of bytes never exceeds the limit.
  */
 #define _GNU_SOURCE
 #include "serve/grammar_cache.h"
@@ -18,18 +18,18 @@
 
 enum {
     SOURCE_MAX = 256 << 10, /* bytes of text */
-    SMALL_SHARE = 32,       /* of the limits: a first try takes about a millisecond */
+    SMALL_SHARE = 32,       /* fraction of the limits; a first try takes about a millisecond */
     SMALL_SOURCE = 32 << 10,
-    LARGE_KNOWN = 256, /* sources whose first try need not be made again */
-    LARGE_NICE = 4,    /* of the threads that compile large ones: the engine goes first */
+    LARGE_KNOWN = 256, /* sources whose first try can be skipped */
+    LARGE_NICE = 4,    /* nice value of the compile threads: the engine goes first */
     CALLER_LEN = 80,
 };
 
 struct entry {
-    char hash[HASH_LEN], caller[CALLER_LEN]; /* who had it compiled */
-    struct grammar *g;                       /* NULL: it is being compiled */
+    char hash[HASH_LEN], caller[CALLER_LEN]; /* caller: the one that had it compiled */
+    struct grammar *g;                       /* NULL: being compiled */
     size_t bytes;
-    int users; /* also those that wait for it */
+    int users; /* including requests that wait for it */
     bool failed;
     struct error err;
 };
@@ -48,13 +48,14 @@ struct grammar_cache {
     pthread_mutex_t lock;
     pthread_cond_t changed, ordered;
     struct compile_task *orders, *last_order;
-    struct entry **v; /* [n] by the last use, newest first */
+    struct entry **v; /* [n] most recently used first */
     int n, cap;
-    int compiling, waiting; /* threads that wait for an order of theirs, or of another's */
+    int compiling, waiting; /* compiling: threads that submitted a task; waiting: threads that wait
+                               for another thread's task */
     bool quit;
     size_t bytes;
     uint64_t compiled, n_large;
-    uint64_t large[LARGE_KNOWN]; /* beginnings of hashes; a ring */
+    uint64_t large[LARGE_KNOWN]; /* prefixes of hashes; a ring */
 };
 
 static void entry_free(struct entry *e) {
@@ -120,8 +121,8 @@ static int caller_entries(const struct grammar_cache *all, const char *caller) {
     return n;
 }
 
-/* The unused entry that goes first: the oldest of the caller that has most of them, of `only` when
- * that is given. */
+/* The unused entry to evict: the oldest of the caller with the most entries, or of `only` if
+ * given. */
 static struct entry *entry_to_evict(const struct grammar_cache *all, const char *only) {
     struct entry *out = NULL;
     int most = 0;
@@ -134,7 +135,7 @@ static struct entry *entry_to_evict(const struct grammar_cache *all, const char 
     return out;
 }
 
-/* Room for `bytes` more of a caller. False: what is in use leaves none. */
+/* Makes room for `bytes` more of a caller. False: the entries in use leave no room. */
 static bool room_make(struct grammar_cache *all, const char *caller, size_t bytes) {
     struct entry *e;
     while (caller_bytes(all, caller) + bytes > all->o.bytes / 2) {
@@ -166,7 +167,7 @@ static struct grammar *compile_share(const char *kind, const char *text, size_t 
     struct grammar *g = compile(kind, text, len, err);
     *large = !g && share > 1 && grammar_build_budget_exceeded();
     grammar_set_build_budget(1);
-    if (!g) err->code = ERR_USAGE; // what is too large for a grammar is the request's fault
+    if (!g) err->code = ERR_USAGE; // a source that is too large is an invalid request
     return g;
 }
 
@@ -202,7 +203,7 @@ static void source_hash(const char *kind, const char *text, size_t len, char out
     sha256_final(&h, out);
 }
 
-/* places; the lock is held */
+/* limits; the lock is held */
 
 static int caller_places(const struct grammar_cache *all, const char *caller) {
     int n = 0;
@@ -216,12 +217,13 @@ static int refuse_busy(struct error *err) {
         "too many large grammars are being compiled; try again, or send a smaller one");
 }
 
-/* Whether as many threads wait for large ones as may. */
+/* Whether the maximum number of threads waits for large grammars. */
 static bool threads_wait(const struct grammar_cache *all) {
     return all->compiling + all->waiting >= all->o.large + all->o.waiting;
 }
 
-/* Has the source compiled. The entry, which has no grammar yet, counts as its caller's. */
+/* Compiles the source in a compile thread. The entry, which has no grammar yet, counts for its
+ * caller. */
 static struct grammar *compile_task_run(struct grammar_cache *all, struct compile_task *w,
                                         const char *caller) {
     if (threads_wait(all) || caller_places(all, caller) > all->o.share) {
@@ -256,7 +258,7 @@ static struct grammar *entry_wait(struct grammar_cache *all, struct entry *e, st
     return NULL;
 }
 
-/* Puts what was compiled into its entry; takes g over. */
+/* Puts the compiled grammar into its entry; takes g over. */
 static struct grammar *entry_fill(struct grammar_cache *all, struct entry *e, struct grammar *g,
                                   struct error *err) {
     size_t bytes = g ? grammar_bytes(g) : 0;
@@ -300,7 +302,7 @@ static struct grammar *large_get(struct grammar_cache *all, const char *hash, co
     return entry_fill(all, e, compile_task_run(all, &w, caller), err);
 }
 
-/* The first try. *large: the share was too small for it. */
+/* The first try. *large: the source exceeded the small share. */
 static struct grammar *small_get(struct grammar_cache *all, const char *hash, const char *caller,
                                  const char *kind, const char *text, size_t len, bool *large,
                                  struct error *err) {

@@ -1,12 +1,12 @@
 /*
- * grammars: what requests' grammars are compiled to, shared by requests of the same source.
+ * grammar_cache: compiled grammars, shared by requests with the same source.
  *
- * Compiling has a bounded cost. A short source is first tried with a small share of the limits, by
- * the thread that asks. A larger one is compiled by a thread of low priority while that waits: few
- * may wait, and of one caller fewer still; the others are refused with ERR_STATE, to be tried
- * again. Compiled grammars are kept in a cache that is bounded in bytes, in all and for each
- * caller; the caller that holds most loses its oldest first. Any thread; texts and names are
- * borrowed for the call.
+ * Compiling has a bounded cost. The calling thread first tries a short source with a small share of
+ * the limits. A larger one is compiled by a thread of low priority while the caller waits: few may
+ * wait, and fewer for one caller; the others are refused with ERR_STATE and can try again. Compiled
+ * grammars are kept in a cache that is bounded in bytes, in total and per caller; the caller that
+ * holds the most loses its oldest entry first. Any thread may call; texts and names are borrowed
+ * for the call.
  */
 #ifndef SHOAL_GRAMMARS_H
 #define SHOAL_GRAMMARS_H
@@ -14,17 +14,17 @@
 #include "grammar/grammar.h"
 
 struct grammar_cache;
-struct grammar_cache_options { /* 0: what is said */
-    int large, waiting, share; /* large ones compiled at once (1 for 4 processors), waiting (4), of
-                                  one caller (2) */
+struct grammar_cache_options { /* 0: the default in parentheses */
+    int large, waiting, share; /* large grammars compiled at once (1 per 4 processors), waiting (4),
+                                  waiting per caller (2) */
     int kept;                  /* entries (64) */
-    size_t bytes;              /* of all that is kept or in use (256 MiB); half of it a caller's */
+    size_t bytes; /* bytes of all entries, kept or in use (256 MiB); one caller may have half */
 };
 struct grammar_cache *grammar_cache_new(const struct grammar_cache_options *o);
-void grammar_cache_free(struct grammar_cache *all); /* none may be in use */
+void grammar_cache_free(struct grammar_cache *all); /* no grammar may be in use */
 /*
  * The grammar of a source: "json_schema", "json_object" (no text), "regex", "gbnf" or "choices"
- * (texts, each with its zero byte). ERR_USAGE: what is wrong with it; ERR_STATE: there is no room
+ * (texts, each with its zero byte). ERR_USAGE: the source is invalid; ERR_STATE: there is no room
  * for it now. Borrowed until grammar_cache_release.
  */
 struct grammar *grammar_cache_get(struct grammar_cache *all, const char *caller, const char *kind,
@@ -33,7 +33,7 @@ void grammar_cache_release(struct grammar_cache *all, struct grammar *g);
 struct grammar_cache_stats {
     int kept, in_use;
     size_t bytes;
-    uint64_t compiled; /* so far, without first tries that were given up */
+    uint64_t compiled; /* so far, without first tries that exceeded their share */
 };
 struct grammar_cache_stats grammar_cache_stats(struct grammar_cache *all);
 

@@ -2,7 +2,7 @@
  * memory_budget: a table of owners with their bytes, and the sum of them.
  *
  * Invariant: `used` is the sum of the owners' bytes and never more than `most`; no owner has more
- * than its share. It counts what is reserved; it does not measure what the process uses.
+ * than its share. The budget counts reservations; it does not measure the memory of the process.
  */
 #define _GNU_SOURCE
 #include "serve/memory_budget.h"
@@ -45,7 +45,8 @@ size_t memory_budget_owner_max(const struct memory_budget *b) {
     return b->stats.most / 2;
 }
 
-/* The place that points to the owner, or to NULL where it would be added. The lock is held. */
+/* The link that points to the owner, or the NULL link where the owner would be added. The lock is
+ * held. */
 static struct owner **owner_find(struct memory_budget *b, const void *key) {
     uint64_t hash = (uint64_t)(uintptr_t)key * 0x9E3779B97F4A7C15ull;
     struct owner **at = &b->buckets[hash >> 54];

@@ -1,8 +1,9 @@
 /*
  * memory_budget: the memory that requests may use at once, reserved before it is used.
  *
- * A reservation belongs to an owner (an exchange) and is given back as a whole when that has ended:
- * when its reply is out, not when its handler returns. All functions may be called from any thread.
+ * A reservation belongs to an owner (an exchange) and is released as a whole when the owner has
+ * ended: when its reply is sent, not when its handler returns. All functions may be called from any
+ * thread.
  */
 #ifndef SHOAL_SERVE_MEMORY_BUDGET_H
 #define SHOAL_SERVE_MEMORY_BUDGET_H
@@ -21,17 +22,18 @@ struct memory_budget *memory_budget_new(size_t most);
 void memory_budget_free(struct memory_budget *b);
 /* Bytes that one owner may have. */
 size_t memory_budget_owner_max(const struct memory_budget *b);
-/* `bytes` more for the owner. ERR_STATE: they do not fit now; ERR_USAGE: never. Nothing is reserved
- * then. */
+/* Reserves `bytes` more for the owner. ERR_STATE: they do not fit now; ERR_USAGE: they never fit.
+ * On an error nothing is reserved. */
 int memory_budget_reserve(struct memory_budget *b, const void *owner, size_t bytes,
                           struct error *err);
-/* Makes the owner's reservation `bytes` in all; errors as for take, which leave it as it was. */
+/* Sets the owner's reservation to `bytes` in total; errors as for memory_budget_reserve, which
+ * leave it unchanged. */
 int memory_budget_set(struct memory_budget *b, const void *owner, size_t bytes, struct error *err);
 size_t memory_budget_reserved(struct memory_budget *b, const void *owner);
-/* Makes what one owner has reserved another's. */
+/* Moves up to `bytes` of a reservation from one owner to another. */
 void memory_budget_transfer(struct memory_budget *b, const void *from, const void *to,
                             size_t bytes);
-/* Gives everything of the owner back; an owner without a reservation is fine. */
+/* Releases the whole reservation of the owner, if it has one. */
 void memory_budget_release(struct memory_budget *b, const void *owner);
 struct memory_budget_stats memory_budget_stats(struct memory_budget *b);
 

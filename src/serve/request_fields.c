@@ -1,9 +1,10 @@
 /*
- * fields: one row a field; a field that is not honoured alike by all routes has a row for each.
+ * request_fields: one row per field; a field that some routes support and others do not has a row
+ * for each.
  *
- * A field that would change the reply and cannot be honoured is refused: a client that asks for it
- * counts on it. A field whose meaning is the server's business (caching, priorities, storing,
- * billing) is taken and has no effect. Null is as if the field were not there.
+ * A field that would change the reply and cannot be supported is rejected, because the client
+ * relies on it. A field that concerns only the server (caching, priorities, storing, billing) is
+ * accepted and has no effect. Null counts as absent.
  */
 #define _GNU_SOURCE
 #include "serve/request_fields.h"
@@ -27,7 +28,7 @@ const struct request_field request_fields[] = {
     NO_EFFECT("user", E),
     YES("lora", ALL),
     YES("parameters", ALL),
-    /* what is asked */
+    /* input */
     YES("messages", C),
     YES("prompt", P),
     YES("input", E),
@@ -41,7 +42,7 @@ const struct request_field request_fields[] = {
     YES("choices", C),
     YES("include_reasoning", C),
     YES("echo", P),
-    /* how it is answered */
+    /* output */
     YES("max_tokens", CP),
     YES("max_completion_tokens", C),
     YES("n", CP),
@@ -72,7 +73,7 @@ const struct request_field request_fields[] = {
     YES("guided_choice", CP),
     YES("encoding_format", E),
     YES("dimensions", E),
-    /* the server's business */
+    /* internal to the server */
     NO_EFFECT("metadata", ALL),
     NO_EFFECT("store", CP),
     NO_EFFECT("service_tier", CP),
@@ -90,7 +91,7 @@ const struct request_field request_fields[] = {
     NO_EFFECT("guided_decoding_backend", CP),
     NO_EFFECT("chat_template_content_format", C),
     NO_EFFECT("spaces_between_special_tokens", CP),
-    /* what would be another reply */
+    /* fields that would change the reply */
     NO("functions", C, "[]", "it is the old form of 'tools'; use those"),
     NO("function_call", C, "[\"none\", \"auto\"]", "it is the old form of 'tool_choice'; use that"),
     NO("audio", C, "[]", "models here write text only"),
@@ -270,7 +271,7 @@ int json_read_int(const json_t *o, const char *key, int64_t lo, int64_t hi, int6
                   struct error *err) {
     const json_t *v = json_get_nonnull(o, key);
     if (!v) return OK;
-    /* clients of languages with one kind of number write 16.0 */
+    /* clients in languages with a single number type send 16.0 */
     double x = json_number_value(v);
     bool whole = json_is_integer(v) || (json_is_real(v) && fabs(x) < 9e18 && x == floor(x));
     int64_t n = json_is_integer(v) ? json_integer_value(v) : whole ? (int64_t)x : 0;

@@ -1,9 +1,9 @@
 /*
  * request_memory: how many bytes a request may need, from its fields, before it is admitted.
  *
- * The figures are those of the structures that are used: jansson's values, the engine's results,
- * text in growing buffers. A token's text is counted with the vocabulary's average length; a client
- * can steer a reply to longer tokens, and then the writer of the reply reserves more as it goes
+ * The constants are the sizes of the structures in use: jansson's values, the engine's results,
+ * text in growing buffers. A token's text counts with the vocabulary's average length; a client can
+ * steer a reply to longer tokens, and then the writer of the reply reserves more as it proceeds
  * (lazy_list_add). Nothing here allocates for a request.
  */
 #define _GNU_SOURCE
@@ -15,15 +15,15 @@
 enum {
     MB = 1 << 20,
     BUDGET_DEFAULT = 512 * MB,
-    RESERVE = 64 * MB,       /* of address space: for the first allocation that fails */
-    REPLIES_KEPT = 16 * MB,  /* that can be rated, at most */
-    GRAMMARS_KEPT = 64 * MB, /* compiled, at most, and as much again for their masks */
-    VALUE_BYTES = 112,       /* of a value in a tree, with its key */
-    CONTAINER_BYTES = 320,   /* of a list or an object beside its members */
-    TEXT_FACTOR = 24,        /* bytes for a byte of text while it becomes tokens */
-    ANSWER_BYTES = 4 << 10,  /* of an answer without its tokens */
+    RESERVE = 64 * MB,       /* address space for the first allocation that fails */
+    REPLIES_KEPT = 16 * MB,  /* maximum bytes of replies that can be rated */
+    GRAMMARS_KEPT = 64 * MB, /* maximum bytes of compiled grammars, and again of their masks */
+    VALUE_BYTES = 112,       /* bytes of a value in a tree, with its key */
+    CONTAINER_BYTES = 320,   /* bytes of a list or an object without its members */
+    TEXT_FACTOR = 24,        /* bytes per byte of text that is tokenized */
+    ANSWER_BYTES = 4 << 10,  /* bytes of an answer without its tokens */
     REQUEST_BYTES = 16 << 10,
-    SCORE_BYTES = 96,        /* of a log-probability as text, the token aside … */
+    SCORE_BYTES = 96,        /* bytes of a log-probability as text, without the token … */
     LEGACY_SCORE_BYTES = 40, /* … and in the lists of /v1/completions with 'echo' */
 };
 
@@ -43,8 +43,8 @@ int request_memory_reserve(struct server *s, struct exchange *x, size_t bytes, s
     return memory_budget_reserve(s->memory, x, bytes, err);
 }
 
-/* Of the tree that a text of JSON becomes. Text in strings counts alike: arguments of tool calls
- * are JSON in a string, and become a tree as well. */
+/* Bytes of the tree that a JSON text becomes. Text in strings counts like JSON: the arguments of
+ * tool calls are JSON in a string, and become a tree as well. */
 static size_t json_tree_bytes(const struct buf *b) {
     size_t bytes = b->len;
     for (size_t i = 0; i < b->len; i++) {
@@ -88,12 +88,13 @@ struct need {
     size_t prompt, tokens, scores, prompt_scores;
 };
 
-/* Of n tokens with so many alternatives each; a growing buffer has room for more than its text. */
+/* Bytes of n tokens with n_top alternatives each, as text in a growing buffer, which has spare
+ * room. */
 static size_t scores_text(const struct server *s, size_t n, int n_top, size_t each) {
     return n * (1 + (size_t)n_top) * (each + 3 * s->piece_bytes) * 5 / 4;
 }
 
-/* Of one answer to a prompt of n_prompt tokens. */
+/* Bytes of one answer to a prompt of n_prompt tokens. */
 static struct need answer_need(const struct server *s, const struct generation_spec *spec,
                                size_t n_prompt, size_t n) {
     size_t piece = s->piece_bytes, n_top = (size_t)MAX(spec->n_top, spec->n_prompt_top),

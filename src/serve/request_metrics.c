@@ -1,6 +1,6 @@
 /*
- * counted: where the server's figures come from. What happens is counted when it is over (a
- * request, a reply), what stands is read when somebody asks.
+ * request_metrics: the sources of the server's metrics. Events (a request, a reply) are counted
+ * when they end; gauges are read when the metrics are queried.
  */
 #define _GNU_SOURCE
 #include "ops/ops.h"
@@ -54,7 +54,7 @@ static bool ends_in_cycle(const int32_t *v, int32_t n) {
     return found;
 }
 
-/* A finished generation, by stage. */
+/* Stores the time that a finished generation spent in each stage. */
 static void request_trace_add(struct server *s, const struct generation *g) {
     const struct batcher_request *t = &g->completions->ticket;
     struct token_usage u = generation_usage(g);
@@ -140,7 +140,7 @@ void request_metrics_add_prompts(struct server *s, const struct exchange *x,
 
 /* a request */
 
-/* A client may call a method as it likes, and every name is a series. */
+/* A client may send any method name, and every name would be a separate time series. */
 static const char *method_of(const struct exchange *x) {
     static const char *const known[] = {"GET", "POST", "HEAD", "DELETE", "OPTIONS", "PUT", "PATCH"};
     for (size_t i = 0; i < ARRAY_LEN(known); i++)
@@ -171,7 +171,7 @@ void request_metrics_add_exchange(struct server *s, const struct exchange *x) {
     if (code == 503) metric_add(metric_get(m, METRIC_REJECTED, "overload"), 1);
 }
 
-/* what stands */
+/* gauges */
 
 static bool said_already(const char *list, const char *name) {
     size_t n = strlen(name);
@@ -180,7 +180,7 @@ static bool said_already(const char *list, const char *name) {
     return false;
 }
 
-/* Adapters of replies that are written, and of those that wait. */
+/* Adapters of running requests, and of waiting ones. */
 static void lora_info_set(struct server *s) {
     struct buf lists[2] = {{0}, {0}};
     char most[16];

@@ -1,5 +1,6 @@
 /*
- * server: what handlers share, and the life of the whole from the first route to the last reply.
+ * server: the shared functions of the handlers, and the life cycle of the server from the first
+ * route to the last reply.
  */
 #define _GNU_SOURCE
 #include "serve/server.h"
@@ -44,7 +45,7 @@ void api_fail(struct exchange *x, int status, const char *type, const char *para
     va_end(ap);
     for (size_t i = 0; !type && i < ARRAY_LEN(types); i++)
         if (types[i].status == status) type = types[i].type;
-    struct buf clean = {0}; // it may quote half a character of the request
+    struct buf clean = {0}; // the message may quote part of a character of the request
     buf_add_sanitized(&clean, message, strlen(message));
     const char *text = clean.data ? clean.data : "";
     exchange_reply_json(x, status,
@@ -57,7 +58,7 @@ void api_fail(struct exchange *x, int status, const char *type, const char *para
     free(message);
 }
 
-/* The field that a message begins with, where it is one of a request: out, or NULL. */
+/* The field that a message begins with, if it is a field of a request: out, or NULL. */
 static const char *param_of(const struct error *err, char out[64]) {
     size_t n = err->text[0] == '\'' ? strcspn(err->text + 1, "'") : 0;
     if (n == 0 || n >= 64 || err->text[n + 1] != '\'') return NULL;
@@ -87,7 +88,7 @@ void api_fail_error(struct exchange *x, const struct error *err, const char *par
     }
 }
 
-/* The status has been sent: what is wrong then is the server's. */
+/* The status has been sent, so the request was valid: the error is the server's fault. */
 json_t *api_error_json(const struct error *err, bool plain) {
     bool busy = err->code == ERR_STATE || err->code == ERR_MEMORY;
     struct buf clean = {0};
@@ -157,7 +158,7 @@ json_t *server_derived_spec(struct server *s, const char *name) {
     return made;
 }
 
-/* The list follows the pool: what is in it can be had there. */
+/* The list follows the pool: every adapter in the list is in the pool. */
 static void adapter_entry_put(struct server *s, const char *name, const char *path, bool bare,
                               json_t *made) {
     pthread_mutex_lock(&s->lock);
@@ -190,7 +191,7 @@ static void adapter_entry_remove(struct server *s, const char *name) {
     pthread_mutex_unlock(&s->lock);
 }
 
-/* What a reply, a log and a file system can all hold; '*' and '+' make mixes. */
+/* A name must be valid in replies, logs and file systems; '*' and '+' form mixes. */
 static int name_check(const struct server *s, const char *name, struct error *err) {
     size_t n = strlen(name);
     bool fine = n > 0 && n <= 128 && name[0] != '.';
@@ -234,7 +235,7 @@ int server_derived_put(struct server *s, const char *name, const char *path, str
         return rc;
     }
     adapter_entry_put(s, name, path, !a, made);
-    if (!a) adapter_pool_remove(s->pool, name, &none); // what had the name before, if it did
+    if (!a) adapter_pool_remove(s->pool, name, &none); // remove the name's previous adapter, if any
     return OK;
 }
 
@@ -254,7 +255,7 @@ int server_adapter_unload(struct server *s, const char *name, struct error *err)
     return bare ? OK : adapter_pool_remove(s->pool, name, err);
 }
 
-/* The adapter's name in a model's: by itself, behind the base's, with Ollama's tag. */
+/* The adapter's name in a model's name: alone, after the base's name, or with Ollama's tag. */
 static char *adapter_name(struct server *s, const char *model) {
     size_t n = strlen(s->name);
     char *name = xstrdup(model), *tag;
@@ -278,7 +279,7 @@ static bool is_base(const struct server *s, const char *model) {
     return strncmp(model, s->name, n) == 0 && strcmp(model + n, ":latest") == 0;
 }
 
-/* Whether a module has loaded an adapter of that name now. */
+/* Whether a module could load an adapter of that name. */
 static bool adapter_found(struct server *s, const char *name) {
     for (const struct server_module *const *m = s->o->modules; m && *m; m++)
         if ((*m)->find_adapter && (*m)->find_adapter(s, name)) return true;
@@ -294,7 +295,7 @@ static int target_add(struct server *s, const char *name, float weight, struct m
                          "the model '%s' does not exist; GET /v1/models lists those that do", name);
     if (adapter_entry_is_base(s, name)) return OK;
     struct adapter *a = adapter_pool_get(s->pool, name, err);
-    if (!a) return adapter_entry_is_base(s, name) ? OK : err->code; // it has just been made anew
+    if (!a) return adapter_entry_is_base(s, name) ? OK : err->code; // just recreated as a bare base
     t->terms[t->n++] = (struct weighted_adapter){.adapter = a, .weight = weight};
     return OK;
 }
@@ -319,7 +320,7 @@ static int target_mix(struct server *s, const char *model, struct model_ref *t, 
     return rc;
 }
 
-/* What stands where nobody is named: the adapters that have a scale. */
+/* The default target of requests without a model: the adapters that have a scale. */
 static int target_standing(struct server *s, struct model_ref *out, struct error *err) {
     int n, rc = OK;
     struct adapter_entry *v = server_adapters(s, &n);
@@ -354,7 +355,7 @@ int model_ref_resolve(struct server *s, const char *model, struct model_ref *out
     return rc;
 }
 
-/* Scales [n] of the list's ids; others stay as they are. */
+/* Sets scales [n] for the ids in the list; the others are unchanged. */
 static int scales_read(const json_t *list, const struct adapter_entry *v, int n, double *scales,
                        struct error *err) {
     const json_t *item;
@@ -417,7 +418,7 @@ void model_ref_apply(const struct model_ref *t, struct engine_request *r) {
 
 /* grammars */
 
-/* Requests of one caller share what it may have: those under a key, or from an address. */
+/* Requests of one caller share its limits. The caller is the key, or else the address. */
 static const char *grammar_caller(void) {
     const struct exchange *x = exchange_current();
     if (!x) return "";
@@ -436,7 +437,7 @@ void server_grammar_release(struct server *s, struct grammar *g) {
     grammar_cache_release(s->grammars, g);
 }
 
-/* the whole */
+/* life cycle */
 
 static void refuse(void *ctx, struct exchange *x, int status, const char *code,
                    const char *message) {
@@ -536,7 +537,7 @@ static int adapters_add(struct server *s, struct error *err) {
     return OK;
 }
 
-/* Every adapter in the folder, with those of its names that may be one. */
+/* Lists every adapter in the folder whose name is valid. */
 static int adapters_scan(struct server *s, struct error *err) {
     struct arena mem = {0};
     int n = 0;
@@ -558,7 +559,7 @@ static void server_release(struct server *s) {
     __atomic_store_n(&s->http_ended, true, __ATOMIC_RELEASE);
     alerts_free(s->alerts);
     modules_close(s);
-    while (__atomic_load_n(&s->n_outside, __ATOMIC_ACQUIRE)) usleep(1000); // they were told to stop
+    while (__atomic_load_n(&s->n_outside, __ATOMIC_ACQUIRE)) usleep(1000); // stop flags are set
     batcher_free(s->batcher);
     ab_close(s);
     teams_release(s);
@@ -578,8 +579,8 @@ static void server_release(struct server *s) {
     free(s->backups);
 }
 
-/* Threads share two heaps, whose ends go back to the system: one for each, as large as what it once
- * read, would be most of the server's memory. */
+/* All threads share two heaps, whose ends are returned to the system. One heap per thread, each as
+ * large as its largest request, would be most of the server's memory. */
 static void memory_limit(void) {
 #ifdef __GLIBC__
     mallopt(M_ARENA_MAX, 2);
@@ -600,7 +601,7 @@ static void metrics_current(void *ctx) {
     request_metrics_refresh(ctx);
 }
 
-/* Of Slack's addresses one may come from the environment, where nobody else reads it. */
+/* One Slack address may come from the environment, which other users cannot read. */
 static int alerts_begin(struct server *s, struct error *err) {
     const char *slack = getenv("SHOAL_ALERT_SLACK");
     struct alerts_options o = {.seconds = s->o->alert_seconds,
@@ -615,8 +616,8 @@ static int alerts_begin(struct server *s, struct error *err) {
     return s->alerts ? OK : err->code;
 }
 
-/* Under --max-memory the pool may have what was planned for the adapters of the command line and
- * for those that are loaded later, and what the plan left over. 0: no limit. */
+/* Under --max-memory the pool may use the plan's share for the adapters of the command line and for
+ * those that are loaded later, and the unplanned rest. 0: no limit. */
 static size_t adapters_room(const struct server *s) {
     const struct memory_plan *p = s->o->plan;
     if (!s->o->max_memory || !p) return 0;
@@ -650,21 +651,22 @@ static int server_open(struct server *s, const struct engine_options *eo, struct
                                    .any_host = auth_any_host,
                                    .ended = ended};
     if (modules_open(s, err) != OK || alerts_begin(s, err) != OK ||
-        auth_token_create(s, err) != OK) // the jobs' lock is held: the state is this server's
+        auth_token_create(s, err) != OK) // the jobs' lock is held: this server owns the state
         return err->code;
     file_set_regular_only(true); /* from here on, paths come from requests */
     return http_new(&s->o->http, &calls, err) ? OK : err->code;
 }
 
-/* The end has two phases. Replies under way have --drain-seconds; then they are cut off, and the
+/* Shutdown has two phases. Replies under way have --drain-seconds; then they are cut off, and the
  * code that computes them is asked to stop. If requests still run END_SECONDS after that, or if a
  * second signal comes, the process ends without them. The state on disk is then as after a kill,
- * which every start expects. After the last request, jobs and the rest have REST_SECONDS. */
+ * which every start expects. After the last request, jobs and the other modules have
+ * REST_SECONDS. */
 enum { END_SECONDS = 5, REST_SECONDS = 15, JOBS_SECONDS = 3, END_STATUS = 3 };
 struct shutdown_state {
     struct server *s;
     sigset_t set;
-    bool over; /* atomic: the end was reached without this */
+    bool over; /* atomic: the server has ended normally */
     pthread_t thread;
 };
 
@@ -673,7 +675,7 @@ static _Noreturn void shutdown_force(struct server *s, const char *why, double j
     log_warn("%s", why);
     if (s->has_token) unlink(s->token_path);
     if (s->jobs && jobs_seconds > 0) jobs_stop(s->jobs, jobs_seconds);
-    _exit(END_STATUS); // jobs that still run are killed with it (PR_SET_PDEATHSIG)
+    _exit(END_STATUS); // running jobs are killed with it (PR_SET_PDEATHSIG)
 }
 
 static void *shutdown_thread(void *ctx) {
@@ -686,12 +688,13 @@ static void *shutdown_thread(void *ctx) {
         bool rest = __atomic_load_n(&e->s->http_ended, __ATOMIC_ACQUIRE);
         if (clock_now() > end + (rest ? REST_SECONDS : 0))
             shutdown_force(e->s, "requests did not stop in time: ending without them",
-                           rest ? 0 : JOBS_SECONDS); // else they are being ended
+                           rest ? 0 : JOBS_SECONDS); // 0: already being stopped
     }
     return NULL;
 }
 
-/* The page's address is for a browser on this machine: 0.0.0.0 and :: are no destinations. */
+/* The page's address is for a browser on this machine, where 0.0.0.0 and :: are not valid
+ * destinations. */
 static void urls_print(const struct server *s, char url[512], char page[512]) {
     const struct http_options *o = &s->o->http;
     bool v6 = strchr(o->host, ':') != NULL;
@@ -715,8 +718,8 @@ static void serve_until_signal(struct server *s, struct shutdown_state *e) {
     http_drain(s->http);
 }
 
-/* Keys, conversations and jobs are this user's alone. Only what a server makes is touched: the
- * folder may hold other things. */
+/* Makes keys, conversations and jobs private to this user. Only the server's files are changed: the
+ * folder may hold others. */
 static int state_protect(const char *dir, struct error *err) {
     static const char *const ours[] = {"serve.db", "ab.db",  "jobs.db", "conversations.db",
                                        "token",    "jobs",   "out",     "adapters",
@@ -742,7 +745,7 @@ int serve_run(struct model *m, struct engine *e, const struct engine_options *eo
     pthread_mutex_init(&s.making, NULL);
     signals_block(&ending.set);
     memory_limit();
-    umask(077); /* also for what libraries and jobs write */
+    umask(077); /* also for files written by libraries and jobs */
     request_memory_open(&s);
     int rc = state_protect(o->state_dir, err);
     if (rc == OK) rc = server_open(&s, eo, err);

@@ -1,7 +1,7 @@
 /*
- * server: what the APIs share — the model and its batch, adapters by name, who may do what, what is
- * counted. One struct, made by serve_run and borrowed by every handler; what changes in it is under
- * its lock.
+ * server: the state that the APIs share: the model and its batch, adapters by name, access control
+ * and metrics. serve_run creates one struct, and every handler borrows it; `lock` guards the fields
+ * that change.
  */
 #ifndef SHOAL_SERVER_H
 #define SHOAL_SERVER_H
@@ -16,9 +16,10 @@
 
 #include <pthread.h>
 
-/* What a route needs of its caller (auth.c); METRICS is open on this machine, else CHAT's. The
- * last three say where its handler is called (enum http_dispatch): with SLOW it waits for the
- * batch, ASIDE and INSTANT answer also while all workers are busy. */
+/* The scope that a route requires of its caller (auth.c). METRICS is open on this machine,
+ * otherwise it requires CHAT. The last three say where its handler runs (enum http_dispatch): a
+ * ROUTE_SLOW handler waits for the batch; ROUTE_OWN_THREAD and ROUTE_IO_THREAD reply even while all
+ * workers are busy. */
 enum route_scope {
     SCOPE_OPEN = 0,
     SCOPE_CHAT = 1,
@@ -30,16 +31,16 @@ enum route_scope {
     ROUTE_IO_THREAD = 64
 };
 
-/* An adapter that can be asked for by its name. */
+/* An adapter that requests can name. */
 struct adapter_entry {
     char *name, *path;
-    int id;          /* vLLM's lora_int_id and, from 0, llama.cpp's */
+    int id;          /* vLLM's lora_int_id; llama.cpp's id, which starts at 0 */
     int64_t created; /* unix seconds */
-    double scale;    /* in requests that name nothing: see llamacpp.c */
-    bool bare;       /* no adapter: the base under another name, for its settings */
-    json_t *made;    /* what /api/create was told: see ollama_models.c; or NULL */
+    double scale;    /* used in requests that name no model: see llamacpp.c */
+    bool bare;       /* the base under another name, for its settings; no adapter */
+    json_t *made;    /* the specification of /api/create: see ollama_models.c; or NULL */
 };
-/* A team, asked for as team:NAME. */
+/* A team, which requests name as team:NAME. */
 struct team_entry {
     char *name;
     struct team team;
@@ -49,137 +50,142 @@ enum { REQUEST_TRACES_MAX = 256 };
 struct server {
     const struct serve_options *o;
     struct model *m;
-    char *name, *path; /* of the base; what its id is, and where it came from */
+    char *name, *path; /* the base's id, and the path it was opened with */
     char fingerprint[32];
     struct engine *e;
     struct batcher *batcher;
     struct adapter_pool *pool;
     struct http *http;
-    bool http_ended;              /* atomic: no request is under way, nor will be */
-    struct memory_budget *memory; /* of requests: see request_memory.c */
-    size_t piece_bytes;           /* of a token's text, on average over the vocabulary */
+    bool http_ended;              /* atomic: no request is under way, and none will come */
+    struct memory_budget *memory; /* budget of requests: see request_memory.c */
+    size_t piece_bytes;           /* bytes of a token's text, averaged over the vocabulary */
     size_t kept_replies;          /* bytes of replies that can be rated */
-    size_t kept_grammars; /* bytes of them, compiled, and again of their masks; also those in use */
+    size_t kept_grammars; /* budget for compiled grammars, also those in use, and again for their
+                             masks */
     int64_t started;      /* unix seconds */
 
     pthread_mutex_t lock;
     struct adapter_entry *adapters; /* [n_adapters] by age */
     int n_adapters, next_id;
     struct grammar_cache *grammars;
-    uint64_t drawn;                 /* ids so far */
-    struct generation *generations; /* that are under way */
-    int n_outside;                  /* threads of teams that talk */
-    struct ask_task *askings;       /* questions in a conversation: ask_api.c */
+    uint64_t drawn;                 /* ids generated so far */
+    struct generation *generations; /* list of the generations under way */
+    int n_outside;                  /* threads of teams and of async_reply */
+    struct ask_task *askings;       /* questions in a conversation: api/ask.c */
 
     struct keys *keys;
     char token[KEY_SECRET_LEN], *token_path; /* see auth.c */
-    bool has_token;                          /* the file is there */
+    bool has_token;                          /* the token file exists */
     struct metrics *metrics;
-    pthread_mutex_t counting; /* held from reading what stands to writing it as text */
+    pthread_mutex_t counting; /* held from refreshing the metrics until they are written as text */
     struct metric *step_seconds, *step_tokens;
     struct alerts *alerts;
     struct strings slacks;
     struct ab *ab; /* experiments and feedback */
 
-    json_t *traces[REQUEST_TRACES_MAX]; /* where the time of the last replies went; a ring */
-    uint64_t n_traces;                  /* so far */
+    json_t *traces[REQUEST_TRACES_MAX]; /* time per stage of the last replies; a ring */
+    uint64_t n_traces;                  /* traces so far */
     int threads;
 
     struct jobs *jobs;
     char *jobs_store, *jobs_folder, *jobs_out;
-    struct job_paths *job_paths;       /* what they may read and write */
-    char *job_child;                   /* and that as the variable of their processes */
-    struct job_event_stream *watchers; /* streams of jobs' events */
+    struct job_paths *job_paths;       /* paths that jobs may read and write */
+    char *job_child;                   /* the same as an environment variable for job processes */
+    struct job_event_stream *watchers; /* clients that stream job events */
     json_t *published;                 /* object: ids of jobs whose results are served */
     bool publishing, closing;
 
-    struct team_entry *teams; /* [n_teams] from the beginning on */
+    struct team_entry *teams; /* [n_teams] constant after the start */
     int n_teams;
-    struct adapter **team_adapters; /* [n_team_adapters] that they stand on */
+    struct adapter **team_adapters; /* [n_team_adapters] adapters of the teams */
     int n_team_adapters;
 
-    pthread_mutex_t making; /* held while a made model changes, here and on the disk */
+    pthread_mutex_t making; /* held while a derived model changes, in memory and on disk */
 
-    char *backups; /* their folder */
+    char *backups; /* the folder of backups */
     const char
-        *backup_work; /* "backup", "check", "restore", "delete", which is under way; or NULL */
-    int64_t backed_up, to_backup; /* its bytes, and all of them */
+        *backup_work; /* the work under way: "backup", "check", "restore", "delete"; or NULL */
+    int64_t backed_up, to_backup; /* bytes copied so far, and in total */
 };
 
-/* A part of the server that is not its core: its routes, and what it needs of the server's life.
- * What is NULL is not needed. api/ has one for each API. */
+/* A part of the server outside its core: its routes, and hooks into the server's life cycle. Unused
+ * hooks are NULL. api/ has one module for each API. */
 struct server_module {
     const struct http_route *routes;                     /* ends with a NULL method */
-    int (*restore)(struct server *s, struct error *err); /* before the state is opened */
-    void (*load)(struct server *s);                      /* after the adapters of the options */
-    int (*open)(struct server *s, struct error *err);    /* last, before HTTP */
-    void (*close)(struct server *s);                     /* after HTTP */
-    void (*count)(struct server *s);                     /* before metrics are read */
-    /* Where the body of an upload goes; NULL: into memory. */
+    int (*restore)(struct server *s, struct error *err); /* called before the state is opened */
+    void (*load)(struct server *s); /* called after the adapters of the options are loaded */
+    int (*open)(struct server *s, struct error *err); /* called last, before HTTP starts */
+    void (*close)(struct server *s);                  /* called after HTTP has ended */
+    void (*count)(struct server *s);                  /* called before metrics are read */
+    /* The sink for the body of an upload; NULL: the body is kept in memory. */
     struct body_sink *(*sink)(struct server *s, struct exchange *x, const struct http_route *r);
-    /* Loads an adapter that is asked for and not listed; false: it knows none of that name. */
+    /* Loads an adapter that a request names and that is not listed; false: the module has no
+     * adapter of that name. */
     bool (*find_adapter)(struct server *s, const char *name);
 };
 
 /* models by name */
 
-/* What a model's name stands for. */
+/* The adapters that a model's name refers to. */
 struct model_ref {
-    char *name;  /* as it was asked for; what replies call it */
-    char *label; /* of one adapter its name, "base", or "mix": what it is counted under */
+    char *name;  /* as in the request; replies use it as the model's name */
+    char *label; /* label in the metrics: the name of a single adapter, "base", or "mix" */
     struct weighted_adapter terms[ENGINE_MIX_MAX]; /* retained */
     int n;                                         /* 0: the base */
 };
-/* The base's id, "", or none (NULL): the base. Else an adapter's name, by itself or after the
- * base's as BASE:NAME or BASE@NAME, or a sum of them, a*0.7+b*0.3. ERR_MISSING: there is none. */
+/* The base's id: the base. "" or NULL: the adapters that have a scale, or the base if none has.
+ * Else an adapter's name, alone or after the base's as BASE:NAME or BASE@NAME, or a weighted sum of
+ * names, a*0.7+b*0.3. ERR_MISSING: no such model. */
 int model_ref_resolve(struct server *s, const char *model, struct model_ref *out,
                       struct error *err);
-/* The same by llama.cpp's [{id, scale}]. */
+/* The same from llama.cpp's [{id, scale}]. */
 int model_ref_from_list(struct server *s, const json_t *list, struct model_ref *out,
                         struct error *err);
-/* Sets scales by such a list, all or none; what it does not name is 0. */
+/* Sets the scales of all adapters from such a list, or none on an error; adapters that the list
+ * omits get 0. */
 int server_set_scales(struct server *s, const json_t *list, struct error *err);
 void model_ref_release(struct model_ref *t);
-/* Puts the target into a request. */
+/* Writes the target into a request. */
 void model_ref_apply(const struct model_ref *t, struct engine_request *r);
-/* Lists an adapter and loads it; `again`: in place of the one of that name. ERR_STATE: there is
- * one; ERR_MISSING: nothing at that path; else what is wrong with it. */
+/* Loads an adapter and lists it; `again`: it replaces the one of that name. ERR_STATE: the name is
+ * in use; ERR_MISSING: the path does not exist; other codes: the adapter is invalid. */
 int server_adapter_load(struct server *s, const char *name, const char *path, bool again,
                         struct error *err);
 int server_adapter_unload(struct server *s, const char *name, struct error *err);
 bool server_adapter_listed(struct server *s, const char *name);
-/* Puts an adapter that is in memory under a name; `path`: where one like it can be had. */
+/* Lists an adapter that is in memory under a name; `path`: the files of an adapter with that
+ * content. */
 int server_adapter_publish(struct server *s, const char *name, struct adapter *a, const char *path,
                            struct error *err);
-/* Lists a made model in place of what has its name: an adapter (retained; NULL: the bare base) and
- * what it was made from (taken over, also after an error). */
+/* Lists a derived model and replaces the one of that name. a: its adapter (retained; NULL: the bare
+ * base). made: its specification (taken over, also after an error). */
 int server_derived_put(struct server *s, const char *name, const char *path, struct adapter *a,
                        json_t *made, struct error *err);
-/* A copy of what a model was made from; NULL: it was not made, or is not there. */
+/* A copy of a derived model's specification; NULL: the model is not derived, or does not exist. */
 json_t *server_derived_spec(struct server *s, const char *name);
 /* A copy of the list; server_adapters_free frees it. */
 struct adapter_entry *server_adapters(struct server *s, int *n);
 void server_adapters_free(struct adapter_entry *v, int n);
 
-/* Compiled from "json_schema", "json_object", "regex", "gbnf" or "choices" (every text with its
- * zero byte), or known already; borrowed until server_grammar_release. */
+/* A grammar compiled from "json_schema", "json_object", "regex", "gbnf" or "choices" (every text
+ * with its zero byte), or taken from the cache; borrowed until server_grammar_release. */
 struct grammar *server_grammar(struct server *s, const char *kind, const char *text, size_t len,
                                struct error *err);
 void server_grammar_release(struct server *s, struct grammar *g);
 
-/* PREFIX and 24 letters that nobody had before. */
+/* PREFIX and 24 letters or digits; each id is unique. */
 void server_new_id(struct server *s, const char *prefix, char out[40]);
 
-/* The id of the key that a request came with; NULL: it came with none. */
+/* The id of the request's key; NULL: it has no key. */
 const char *exchange_key_id(const struct exchange *x);
 
-/* auth.c: what is admitted */
+/* auth.c: admission of requests */
 
-int auth_open(struct server *s, struct error *err); /* keys; what may not be without them */
+int auth_open(struct server *s, struct error *err); /* reads keys, checks options */
 int auth_token_create(struct server *s,
-                      struct error *err); /* makes the start-up token and its file */
-void auth_close(struct server *s);        /* takes the file away */
-/* For http. */
+                      struct error *err); /* creates the start-up token and its file */
+void auth_close(struct server *s);        /* deletes the file */
+/* callbacks of http */
 int auth_admit(void *ctx, struct exchange *x, const struct http_route *r);
 void auth_request_done(struct server *s, const struct exchange *x);
 bool auth_any_host(void *ctx);
@@ -188,28 +194,29 @@ enum http_dispatch route_dispatch(void *ctx, const struct http_route *r);
 /* request_metrics.c: metrics */
 
 void request_metrics_open(struct server *s); /* after the batcher */
-/* Prompts that were read and nothing generated. */
+/* Counts prompts that were prefilled without a reply, such as those of embeddings. */
 void request_metrics_add_prompts(struct server *s, const struct exchange *x,
                                  const struct model_ref *t, const struct token_ids *prompts, int n);
-/* Tokens that a key has used otherwise. */
+/* Counts tokens that a key has used outside generations. */
 struct token_usage;
 void request_metrics_add_tokens(struct server *s, const char *key, const struct token_usage *u);
 struct generation;
 void request_metrics_add_generation(const struct generation *g);
 void request_metrics_add_exchange(struct server *s, const struct exchange *x);
 void request_metrics_refresh(
-    struct server *s); /* what stands now; what the metrics' owner reads aside */
+    struct server *s); /* copies current values into the metrics, also those that modules keep */
 
-/* teams.c: workflows of agents that are asked like a model */
+/* teams.c: workflows of agents that are called like a model */
 
-int teams_open(struct server *s, struct error *err); /* those of the options */
+int teams_open(struct server *s, struct error *err); /* the teams of the options */
 void teams_release(struct server *s);
-/* "team:NAME"; NULL: it is no team's. ERR_MISSING: it is, but there is none. */
+/* Finds "team:NAME". NULL: the name is not a team's, or, with ERR_MISSING, that team does not
+ * exist. */
 const struct team_entry *team_find(const struct server *s, const char *model, struct error *err);
 struct api_dialect;
 struct generation_spec;
-/* Answers a chat's messages: what is read of spec is n, seed, temperature, stream and thoughts.
- * Takes spec over. */
+/* Answers a chat's messages. The team uses n, seed, temperature, stream and thoughts of spec. Takes
+ * spec over. */
 void team_chat_start(struct server *s, struct exchange *x, const struct api_dialect *d,
                      const struct team_entry *t, const json_t *body, struct generation_spec *spec);
 
@@ -217,45 +224,46 @@ extern const struct http_route teams_routes[], metrics_routes[], ab_routes[], fe
 
 /* errors */
 
-/* In OpenAI's form, which vLLM's clients read too: {"error": {message, type, param, code}}, and
- * under /api in Ollama's, {"error": message}. The message is formatted; type NULL is what the
- * status says. */
+/* In OpenAI's form, which vLLM's clients read too: {"error": {message, type, param, code}}; under
+ * /api in Ollama's, {"error": message}. The message is formatted; type NULL: the default for the
+ * status. */
 void api_fail(struct exchange *x, int status, const char *type, const char *param, const char *code,
               const char *fmt, ...) __attribute__((format(printf, 6, 7)));
-/* The same of an error of ours: its code says the status. */
+/* The same from a struct error: its code determines the status. */
 void api_fail_error(struct exchange *x, const struct error *err, const char *param);
 
-/* An error as a stream writes it in place of a reply; plain: in Ollama's form. */
+/* An error as a stream sends it instead of a reply; plain: in Ollama's form. */
 json_t *api_error_json(const struct error *err, bool plain);
 
-/* request_memory.c: what a request needs, reserved before it is used. An exchange's reservation is
- * given back when its reply is out, a generation's with the generation. */
+/* request_memory.c: memory of a request, reserved before it is used. An exchange's reservation is
+ * released when its reply is sent, a generation's with the generation. */
 
-void request_memory_open(struct server *s); /* after the model */
-/* `bytes` more for the exchange: ERR_STATE not now, ERR_USAGE never. */
+void request_memory_open(struct server *s); /* call it after the model is loaded */
+/* Reserves `bytes` more for the exchange. ERR_STATE: they do not fit now; ERR_USAGE: they never
+ * fit. */
 int request_memory_reserve(struct server *s, struct exchange *x, size_t bytes, struct error *err);
 /* The same for a reply of n values; an error names the field. */
 int request_memory_reserve_list(struct server *s, struct exchange *x, int64_t n, size_t each,
                                 const char *what, struct error *err);
-/* For what reading a file makes, `factor` bytes for one in it; a file that is not there needs none.
- */
+/* Reserves memory for reading a file, `factor` bytes per byte of it; a missing file needs 0
+ * bytes. */
 int request_memory_reserve_file(struct server *s, struct exchange *x, const char *path,
                                 size_t factor, struct error *err);
 enum {
     JSON_INTEGER_BYTES = 64,
     JSON_TOKEN_TEXT_BYTES = 320,
     JSON_REAL_BYTES = 64
-}; /* of a value, in tree and text */
-/* The body as JSON, when there is memory for its values and for reading its text as tokens. */
+}; /* bytes per value, as tree and as text */
+/* The body as JSON, if there is memory for its values and for tokenizing its text. */
 json_t *request_memory_json(struct server *s, struct exchange *x, struct error *err);
 struct generation_spec;
-/* The worst case of a generation in place of what its body needed. *what: of a request that does
- * not fit, the field that most of it is for. */
+/* Replaces the reservation for the body by the worst case of the generation. Sets `*what` to the
+ * field that needs most of the memory, for the error. */
 int generation_reserve(struct server *s, struct exchange *x, const struct generation_spec *spec,
                        int32_t context, const char **what, struct error *err);
-/* ERR_MEMORY where the ids were refused memory. */
+/* ERR_MEMORY: an allocation for the ids failed. */
 int ids_check_memory(const struct token_ids *ids, struct error *err);
-/* Of an answer that agents talk about, or an answer of the pipeline. */
+/* Bytes of an answer that agents discuss, or of an answer of the pipeline. */
 enum { TRANSCRIPT_BYTES = 1 << 20 };
 
 struct generation_spec;

@@ -1,10 +1,10 @@
 /*
- * teams: a debate as a model. The question of a chat is put to a team of agents; what they say on
- * the way is its reasoning, what they decide its reply.
+ * teams: a debate as a model. A chat's question is put to a team of agents; the agents' turns are
+ * the reasoning, and the decision is the reply.
  *
- * A team talks in a thread of its own. Its calls go to the one batch as background calls, so that
- * people who chat are not kept waiting by agents who think; teams that talk at the same time, and
- * agents of one step, share every pass over the base.
+ * A team runs in a separate thread. Its calls go to the shared batch as background calls, so that
+ * teams do not delay chats; teams that run at the same time, and agents of one step, share every
+ * pass over the base.
  */
 #define _GNU_SOURCE
 #include "memory/memory.h"
@@ -18,7 +18,7 @@
 enum { MAX_QUESTION = 1 << 16 };
 static const char PREFIX[] = "team:";
 
-/* the teams there are */
+/* loading */
 
 static struct adapter *team_adapter(void *ctx, const char *path, struct error *err) {
     struct server *s = ctx;
@@ -72,9 +72,9 @@ const struct team_entry *team_find(const struct server *s, const char *model, st
     return NULL;
 }
 
-/* talking */
+/* running */
 
-/* One question to one team, and who listens. */
+/* One question to one team, with the receiver of its output. */
 struct session {
     struct server *s;
     const struct team_entry *t;
@@ -83,14 +83,14 @@ struct session {
     struct engine_client speaker;
     struct llm_client inner;
     const bool *stop;
-    json_t *asked; /* of a trace: what each turn was asked, in the turns' order; else NULL */
+    json_t *asked; /* for a trace: the call of each turn, in the turns' order; else NULL */
 
-    /* of a generation */
+    /* for a generation */
     struct generation *g;
     struct completion *a;
     struct token_usage cost;
 
-    struct async_reply *live; /* of a debate as such */
+    struct async_reply *live; /* for a debate request */
 };
 
 static int batch_run(void *ctx, struct engine_request *reqs, int n, struct error *err) {
@@ -98,7 +98,7 @@ static int batch_run(void *ctx, struct engine_request *reqs, int n, struct error
     return batcher_run(d->s->batcher, reqs, n, d->stop, err);
 }
 
-/* What an agent said, for who reads along. */
+/* Formats an agent's turn for the reasoning stream. */
 static void turn_tell(struct session *d, const struct llm_call *c, struct buf *out) {
     const char *text = c->text ? c->text : "";
     buf_printf(out, "%s: %s", c->agent->name ? c->agent->name : "agent", text);
@@ -109,8 +109,8 @@ static void turn_tell(struct session *d, const struct llm_call *c, struct buf *o
     buf_puts(out, "\n");
 }
 
-/* With this POST /v1/chat/completions says the same as a turn in free text, but that an agent who
- * repeats itself for long is cut short. */
+/* A trace's call as a request: POST /v1/chat/completions with it returns the text of a free-text
+ * turn, except that a team cuts off an agent that repeats itself for long. */
 static json_t *call_json(const struct llm_call *c) {
     json_t *messages = json_array();
     for (int i = 0; i < c->n_messages; i++)
@@ -136,7 +136,7 @@ static int ask(void *ctx, struct llm_call *calls, int n, struct error *err) {
     return rc;
 }
 
-/* Released by the caller: the item's texts and what debate_run made. */
+/* The caller releases the item's texts and the result of debate_run. */
 static int session_run(struct session *d, struct debate *out, struct error *err) {
     d->speaker =
         (struct engine_client){.engine = d->s->e, .model = d->s->m, .run = batch_run, .run_ctx = d};
@@ -145,7 +145,7 @@ static int session_run(struct session *d, struct debate *out, struct error *err)
     return debate_run(&asker, d->t->team.v, d->t->team.n, &d->item, 1, &d->o, out, NULL, err);
 }
 
-/* What was decided; of a workflow that ends in words, those; else what was said last. */
+/* The final text of a workflow that ends in text; else the decision; else the last text. */
 static const char *reply_of(const struct transcript *t) {
     if (t->final >= 0) return t->v[t->final].text;
     if (t->answer >= 0) return t->candidates[t->answer];
@@ -182,7 +182,7 @@ static void generation_talk(struct generation *g, void *ctx) {
 
 /* reading */
 
-/* The last thing the user said; before it, where there was more, what was said so far. */
+/* The text of the last message; if there are earlier messages, they precede it. */
 static char *question_of(const json_t *messages) {
     struct buf b = {0};
     size_t n = json_array_size(messages), i;
@@ -238,7 +238,7 @@ void team_chat_start(struct server *s, struct exchange *x, const struct api_dial
         session_free(talk);
         goto refused;
     }
-    spec->prompts = xcalloc(1, sizeof *spec->prompts); // of no tokens: agents make their own
+    spec->prompts = xcalloc(1, sizeof *spec->prompts); // no tokens: agents build their own prompts
     spec->n_prompts = 1;
     if (generation_start_async(s, x, d, "chatcmpl-", &target, spec, generation_talk, talk)) return;
     session_free(talk);
@@ -248,9 +248,9 @@ refused:
     model_ref_release(&target);
 }
 
-/* a debate as such */
+/* debate requests */
 
-/* The answer that the speaker of utterance i gave before it; -1: none. */
+/* The previous answer of the agent that speaks in utterance i; -1: no earlier answer. */
 static int answer_before(const struct transcript *o, int i) {
     for (int k = i - 1; k >= 0; k--)
         if (o->v[k].agent == o->v[i].agent && o->v[k].answer >= 0) return o->v[k].answer;
@@ -281,7 +281,7 @@ static void debate_heard(void *ctx, const struct transcript *o, int item, int fr
                                 transcript_scores_json(o), "answer", leads));
 }
 
-/* Turns are asked in the order in which they are told. */
+/* The recorded calls are in the order of the turns. */
 static json_t *debate_json(const struct session *d, const struct debate *out) {
     json_t *v = debate_transcript_json(out, d->t->team.v, &d->item, 0), *turn;
     size_t i;

@@ -1,11 +1,11 @@
 /*
- * ask_api: the answer pipeline as a request. What 'shoal ask' does with a model of its own is done
- * over the one batch, as background calls, and what is written on the team's blackboard is told as
- * it is written.
+ * ask: the answer pipeline as a request. The server runs the pipeline of 'shoal ask' over the
+ * shared batch, as background calls, and streams the entries of the team's blackboard as they are
+ * written.
  *
- * A board lives as long as its request. What is remembered is a conversation, kept in the server's
- * state under its id and the key that asks: another key's is another conversation. One question is
- * answered in it at a time, so that no exchange is lost.
+ * A board lives as long as its request. Memory is kept per conversation, which is stored in the
+ * server's state under its id and the key of the request: the same id under another key is another
+ * conversation. A conversation answers one question at a time, so that no exchange is lost.
  */
 #define _GNU_SOURCE
 #include "api/internal.h"
@@ -18,20 +18,20 @@
 #include <time.h>
 
 enum { MAX_QUESTION = 1 << 16, MAX_ID = 128, KEY_CONVERSATIONS = 256 };
-static const int64_t ALL_CONVERSATIONS = (int64_t)1 << 30; /* bytes of their file */
+static const int64_t ALL_CONVERSATIONS = (int64_t)1 << 30; /* limit of their file's bytes */
 
 struct ask_task {
-    struct ask_task *next; /* of those with a conversation, under the server's lock */
+    struct ask_task *next; /* list of the tasks with a conversation, under the server's lock */
     struct server *s;
     struct async_reply *live;
-    char *question, *conversation; /* the latter NULL: nothing is remembered */
+    char *question, *conversation; /* conversation NULL: nothing is stored */
     struct model_ref target;
     struct workflow *workflow;
     struct pipeline_options o;
     struct engine_client speaker;
     struct llm_client inner;
     struct store *store;
-    json_t *entries; /* of the board, as they were written */
+    json_t *entries; /* entries of the board, in the order of writing */
     struct token_usage cost;
 };
 
@@ -40,9 +40,9 @@ static double now(void *ctx) {
     return (double)time(NULL);
 }
 
-/* asking */
+/* calls */
 
-/* Everybody speaks with the model that was asked for. */
+/* All agents use the model of the request. */
 static int batch_run(void *ctx, struct engine_request *reqs, int n, struct error *err) {
     struct ask_task *a = ctx;
     for (int i = 0; i < n; i++) model_ref_apply(&a->target, &reqs[i]);
@@ -59,7 +59,7 @@ static int ask(void *ctx, struct llm_call *calls, int n, struct error *err) {
     return rc;
 }
 
-/* what is told */
+/* events */
 
 static void step_told(void *ctx, const char *role, int iteration, int n) {
     struct ask_task *a = ctx;
@@ -68,7 +68,7 @@ static void step_told(void *ctx, const char *role, int iteration, int n) {
         json_pack("{s:s,s:i,s:i}", "role", role, "iteration", iteration, "agents", n));
 }
 
-/* Whose words they are, and what these answer. */
+/* Adds the agent that wrote an entry, and the messages that it answered. */
 static void speaker_told(json_t *entry, const struct llm_call *c, int iteration) {
     json_t *messages = json_array();
     for (int i = 0; i < c->n_messages; i++)
@@ -104,8 +104,8 @@ static json_t *roles_json(const struct ask_task *a, const struct pipeline_answer
 }
 
 static json_t *answer_json(const struct ask_task *a, const struct pipeline_answer *out) {
-    const char *type =
-        json_string_value(blackboard_read(a->o.board, BOARD_QUESTION_TYPE)); // none: no team was
+    const char *type = json_string_value(
+        blackboard_read(a->o.board, BOARD_QUESTION_TYPE)); // NULL: no team was used
     enum language lang =
         a->o.language < 0 ? language_detect(a->question) : (enum language)a->o.language;
     return json_pack("{s:s,s:s,s:s*,s:s,s:s*,s:o,s:O,s:{s:I,s:I,s:I}}", "answer", out->text,
@@ -117,8 +117,8 @@ static json_t *answer_json(const struct ask_task *a, const struct pipeline_answe
                      (json_int_t)(a->cost.prompt + a->cost.completion));
 }
 
-/* A key has its last KEY_CONVERSATIONS; the one that was used longest ago is forgotten for a new
- * one. `list` is its conversations, the last one used at the end. */
+/* A key keeps its last KEY_CONVERSATIONS; for a new one, the least recently used is deleted. `list`
+ * is the key's conversations, the most recently used at the end. */
 static int conversation_touch(struct ask_task *a, json_t *list, struct error *err) {
     size_t n = json_array_size(list);
     for (size_t i = 0; i < n; i++)
@@ -203,7 +203,7 @@ static void asking_free(void *ctx) {
 
 /* reading */
 
-/* The place of a field's word among n, -1 for "auto"; *out stays where there is none. */
+/* The index of a field's word among n, -1 for "auto"; *out is unchanged if the field is absent. */
 static int word_read(const json_t *body, const char *key, const char *const *words, int n, int *out,
                      struct error *err) {
     const char *text = "auto";
@@ -237,7 +237,7 @@ static int texts_read(struct ask_task *a, const struct exchange *x, const json_t
     return OK;
 }
 
-/* What is not said is as 'shoal ask' has it. */
+/* The defaults are those of 'shoal ask'. */
 static int options_read(struct ask_task *a, const json_t *body, struct error *err) {
     const char *types[N_QUESTION_TYPES + 1];
     int64_t agents = 3, iterations = 2, seed = 1, max_tokens = 0;
@@ -277,7 +277,7 @@ static struct ask_task *asking_new(struct server *s) {
     return a;
 }
 
-/* False: a question is being answered in that conversation. */
+/* False: that conversation is answering a question already. */
 static bool conversation_claim(struct ask_task *a) {
     struct server *s = a->s;
     bool mine = true;
@@ -303,7 +303,8 @@ static int asking_read(struct ask_task *a, const struct exchange *x, const json_
     return model_ref_resolve(a->s, model, &a->target, err);
 }
 
-/* What is written on the board, with what each agent was asked, is told and kept for the reply. */
+/* Reserves memory for the entries of the board and each agent's messages, which are streamed and
+ * kept for the reply. */
 static int board_reserve(const struct ask_task *a, struct exchange *x, struct error *err) {
     size_t turns = (size_t)(a->o.agents + 3) * (size_t)(a->o.iterations + 1),
            words = (size_t)engine_max_len(a->s->e) * a->s->piece_bytes;

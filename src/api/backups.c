@@ -1,10 +1,10 @@
 /*
- * backups_api: backups over HTTP. What they are is backup/backup.h's; here are their routes, and
- * what a running server cannot do: its own databases are open, so a restore is verified and left as
- * word for the next start, which puts it in place before it opens anything.
+ * backups: backups over HTTP. backup/backup.h defines them; this file has their routes, and the
+ * part of a restore that a running server cannot do: its databases are open, so a restore is
+ * verified and scheduled, and the next start applies it before it opens anything.
  *
- * Making and checking takes as long as it takes, in the worker that was asked; the folder's lock
- * lets one at a time in, so that others answer meanwhile, and say how far it is.
+ * Creating and checking run in the worker of the request, however long they take. Only one such
+ * operation runs at a time; other requests are answered meanwhile and show its progress.
  */
 #define _GNU_SOURCE
 #include "api/internal.h"
@@ -15,7 +15,8 @@
 
 enum { N_ROOTS = 3 };
 
-/* What is kept of this server: its state, the runs, and the folder of adapters where it has one. */
+/* The roots of this server's backups: its state, the runs, and the folder of adapters, if it has
+ * one. */
 static struct backup_options place_of(struct server *s, struct backup_root roots[N_ROOTS]) {
     struct backup_options p = {.to = s->backups, .roots = roots, .staged = keys_restore};
     roots[p.n_roots++] = (struct backup_root){"state", s->o->state_dir};
@@ -24,7 +25,8 @@ static struct backup_options place_of(struct server *s, struct backup_root roots
     return p;
 }
 
-/* Its worker is the only one that is here. */
+/* Stores the progress for work_json. Only one operation runs at a time, so it may write both
+ * fields. */
 static bool told(void *ctx, int64_t done, int64_t total) {
     struct server *s = ctx;
     pthread_mutex_lock(&s->lock);
@@ -51,7 +53,7 @@ static void reply(struct exchange *x, int status, json_t *v, const struct error 
         fail(x, err);
 }
 
-/* Whether the caller's is the only work; it ends with work_end. */
+/* Begins an operation unless another one runs; work_end ends it. */
 static bool work_begin(struct server *s, const char *what, struct error *err) {
     pthread_mutex_lock(&s->lock);
     const char *other = s->backup_work;
@@ -133,7 +135,7 @@ static void restore(struct server *s, struct exchange *x, const char *id) {
     reply(x, 202, v, &err);
 }
 
-/* "ID/check" → its two parts; the second may be missing. */
+/* Splits "ID/check" into its two parts; the second may be missing. */
 static const char *rest_split(const struct exchange *x, char id[BACKUP_ID_LEN + 1]) {
     const char *rest = exchange_wildcard(x), *slash = strchrnul(rest, '/');
     snprintf(id, BACKUP_ID_LEN + 1, "%.*s", (int)MIN(slash - rest, BACKUP_ID_LEN), rest);
@@ -187,7 +189,7 @@ static void restored_note(const json_t *v) {
     }
 }
 
-/* What was asked to be restored is put in place, before anything of the state is opened. */
+/* Applies a scheduled restore, before any file of the state is opened. */
 static int backups_restore(struct server *s, struct error *err) {
     struct backup_root roots[N_ROOTS];
     const char *state = s->o->state_dir;

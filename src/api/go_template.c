@@ -1,9 +1,9 @@
 /*
- * go_template: one pass over a template's actions, each written as its Jinja twin.
+ * go_template: one pass over a template's actions, each written as its Jinja equivalent.
  *
- * Text is written as a string, so that Jinja's own rules for white space never apply to it. A
- * template without .Messages says one turn: it stands in a loop over the turns, of which the last
- * ends where its response does, since that is what is to be generated.
+ * Text is written as a string literal, so Jinja's rules for white space never apply to it. A
+ * template without .Messages describes one turn, so it is put into a loop over the turns. The last
+ * turn ends with its response, since the model generates from there.
  */
 #define _GNU_SOURCE
 #include "api/go_template.h"
@@ -14,7 +14,7 @@
 
 enum { MAX_DEPTH = 32, MAX_BYTES = 64 << 10 };
 
-/* The last two: behind its {{ else }}, where another is an error. */
+/* _ELSE: after the block's {{ else }}, where a second one is an error. */
 enum block { BLOCK_IF, BLOCK_RANGE, BLOCK_IF_ELSE, BLOCK_RANGE_ELSE };
 struct writer_state {
     struct buf *out;
@@ -22,7 +22,7 @@ struct writer_state {
     enum block open[MAX_DEPTH];
     int depth, ranges;
     bool turns;    /* no .Messages */
-    bool answered; /* .Response stands in the text */
+    bool answered; /* .Response has occurred */
 };
 
 static int unknown(struct writer_state *w, const char *p, size_t n) {
@@ -57,7 +57,7 @@ static size_t word_length(const struct expression *e) {
     return n;
 }
 
-/* .Name, $.Name: what it is called in Jinja; NULL: nothing that is known there. */
+/* The Jinja expression for .Name or $.Name; NULL: Jinja has no such variable. */
 static const char *variable(const struct writer_state *w, const char *name, size_t n, bool root) {
     static const struct {
         const char *go, *turn, *all, *each;
@@ -65,7 +65,7 @@ static const char *variable(const struct writer_state *w, const char *name, size
                  {"Prompt", "turn.prompt", "''", NULL},
                  {"Response", "turn.response", "''", NULL},
                  {"Messages", NULL, "messages", NULL},
-                 {"Tools", "''", "''", NULL}, // tools are the business of the model's own template
+                 {"Tools", "''", "''", NULL}, // the model's own template handles tools
                  {"Suffix", "''", "''", NULL},
                  {"Role", NULL, NULL, "message.role"},
                  {"Content", NULL, NULL, "message.content"},
@@ -117,7 +117,7 @@ static bool operand(struct expression *e, struct buf *out) {
     return name != NULL;
 }
 
-/* A function before its operands, as Go has it, between them. */
+/* A function, which Go writes before its operands and Jinja between them. */
 static bool function(struct expression *e, struct buf *out) {
     static const struct {
         const char *go, *jinja;
@@ -152,7 +152,7 @@ static bool expression(struct expression *e, struct buf *out) {
     return fine;
 }
 
-/* `before` and `after` around a whole expression. */
+/* Writes a whole expression between `before` and `after`. */
 static int wrap(struct writer_state *w, const char *before, const char *p, size_t n,
                 const char *after) {
     struct expression e = {.w = w, .p = p, .end = p + n};
@@ -192,7 +192,7 @@ static int block_end(struct writer_state *w, const char *p, size_t n) {
     return OK;
 }
 
-/* {{ else }} and {{ else if … }}; p is behind the word. */
+/* {{ else }} and {{ else if … }}; p is after the word. */
 static int block_else(struct writer_state *w, const char *p, size_t n) {
     enum block *b = &w->open[w->depth - 1];
     while (n && isspace((unsigned char)*p)) p++, n--;
@@ -204,7 +204,7 @@ static int block_else(struct writer_state *w, const char *p, size_t n) {
     return OK;
 }
 
-/* The last turn ends here. */
+/* Writes .Response; the last turn ends here. */
 static int response(struct writer_state *w, const char *p, size_t n) {
     if (w->depth || w->answered) return unknown(w, p, n);
     w->answered = true;
@@ -269,7 +269,7 @@ int go_template_jinja(const char *text, bool bos, struct buf *out, struct error 
 
 /* variables */
 
-/* Texts of one kind that follow each other are one, with an empty line between. */
+/* Joins consecutive texts of one kind with an empty line. */
 static void text_join(struct buf *b, const char *text) {
     if (b->len) buf_puts(b, "\n\n");
     buf_puts(b, text);
@@ -279,10 +279,10 @@ struct turn {
     struct buf system, prompt, response;
 };
 
-/* Takes its texts and leaves it empty. */
+/* Moves the texts out of t. */
 static json_t *turn_json(struct turn *t) {
     struct buf *texts[] = {&t->system, &t->prompt, &t->response};
-    for (size_t i = 0; i < 3; i++) buf_puts(texts[i], ""); /* "" makes data, too */
+    for (size_t i = 0; i < 3; i++) buf_puts(texts[i], ""); /* "" allocates data */
     json_t *v = json_pack("{s:s,s:s,s:s}", "system", t->system.data, "prompt", t->prompt.data,
                           "response", t->response.data);
     for (size_t i = 0; i < 3; i++) buf_release(texts[i]);

@@ -1,9 +1,9 @@
 /*
- * go_template: chat templates in Go's form, as Modelfiles have them, as Jinja.
+ * go_template: converts Go chat templates, as in Modelfiles, to Jinja.
  *
- * Taken: text, trim marks, comments; .System .Prompt .Response, or {{ range .Messages }} with .Role
- * and .Content; if, else if, else, end; and, or, not, eq, ne. Anything else (variables, tools,
- * pipes) is ERR_USAGE and named.
+ * Supported: text, trim marks, comments; .System .Prompt .Response, or {{ range .Messages }} with
+ * .Role and .Content; if, else if, else, end; and, or, not, eq, ne. Anything else (variables,
+ * tools, pipes) is ERR_USAGE with the action in the message.
  *
  * The Jinja text reads `turns`, a list of {system, prompt, response}, or `messages` and `system`.
  */
@@ -12,9 +12,9 @@
 
 #include "base/base.h"
 
-/* bos: the token's text is put before all, for models that begin with it. */
+/* bos: the text of the BOS token is written first, for models that begin with it. */
 int go_template_jinja(const char *text, bool bos, struct buf *out, struct error *err);
-/* {turns, system} of a conversation. */
+/* The variables {turns, system} of a conversation. */
 json_t *go_template_variables(const json_t *messages);
 
 #endif

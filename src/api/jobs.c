@@ -1,11 +1,11 @@
 /*
- * jobs_api: long work over HTTP. Jobs themselves are jobs.c's; here are their routes, the streams
- * of what happens to them, and what becomes of their results: an adapter that a job wrote is served
- * under its name from then on.
+ * jobs: long work over HTTP. src/jobs runs the jobs; this file has their routes, the streams of
+ * their events, and the publication of results: an adapter that a job wrote is served under its
+ * name from then on.
  *
- * What a job may be asked for is the commands' own tables of options (cmd_serve passes them on);
- * which files it may read and write is decided here, from what the server was started with. Results
- * are below the server's own folder, under names that clients choose.
+ * The commands' option tables define the options of jobs (cmd_serve passes them on); this file
+ * decides from the server's options which files a job may read and write. Results are in the
+ * server's output folder, under names that clients choose.
  */
 #define _GNU_SOURCE
 #include "jobs/jobs.h"
@@ -19,9 +19,9 @@
 #include <string.h>
 #include <unistd.h>
 
-enum { JOBS_TOLD = 16 }; /* whose figures are metrics, beside those that run */
+enum { JOBS_TOLD = 16 }; /* jobs with figures in the metrics; running ones always */
 
-/* Who watches a job. */
+/* A client that streams a job's events. */
 struct job_event_stream {
     struct job_event_stream *next, *prev; /* in the server's list, under its lock */
     struct server *s;
@@ -49,7 +49,7 @@ static enum stream_status watcher_pull(void *ctx, struct buf *out) {
     struct job_event_stream *w = ctx;
     struct error err;
     json_t *events = jobs_events(w->s->jobs, w->id, w->after, &err), *e;
-    bool over = !events; // deleted
+    bool over = !events; // job was deleted
     size_t i;
     json_array_foreach (events, i, e) {
         event_add(out, e);
@@ -89,14 +89,14 @@ static void watch(struct server *s, struct exchange *x, const char *id) {
     exchange_stream(x, 200, "text/event-stream", &source);
 }
 
-/* what becomes of results */
+/* publication of results */
 
 static char *out_folder(const struct server *s) {
     return path_join(s->o->state_dir, "out");
 }
 
-/* Whether a name may be served from this path now: it is free, or already the job's place, or the
- * job was asked for by a key that may replace what others serve. */
+/* Whether a name may be served from this path now: the name is free, or already belongs to this
+ * path, or `any`: the key of the job may replace other adapters. */
 static int place_check(struct server *s, const char *name, const char *path, bool any,
                        struct error *err) {
     int n, rc = OK;
@@ -111,8 +111,8 @@ static int place_check(struct server *s, const char *name, const char *path, boo
     return rc;
 }
 
-/* Adapters that jobs have written since the last look: served, in place of older ones of the name.
- */
+/* Serves the adapters that jobs have written since the last call; each replaces an older one of its
+ * name. */
 static void results_publish(void *ctx) {
     struct server *s = ctx;
     json_t *list = jobs_list(s->jobs), *job;
@@ -138,7 +138,7 @@ static void results_publish(void *ctx) {
     __atomic_store_n(&s->publishing, false, __ATOMIC_RELEASE);
 }
 
-/* In the jobs' thread. */
+/* Called in the thread of the jobs. */
 static void jobs_changed(void *ctx) {
     struct server *s = ctx;
     pthread_mutex_lock(&s->lock);
@@ -148,9 +148,9 @@ static void jobs_changed(void *ctx) {
     pthread_mutex_unlock(&s->lock);
 }
 
-/* what may be asked for */
+/* checks of requests */
 
-/* The names of its results that would be served, beside what is served. */
+/* Checks the names under which results would be served against the adapters that are served. */
 static int served_check(struct server *s, const json_t *request, bool any, struct error *err) {
     const json_t *options = json_object_get(request, "options");
     static const char *const names[] = {"out", "output-dir", "output_dir"};
@@ -181,7 +181,7 @@ static void fail(struct exchange *x, const struct error *err, const char *param)
         api_fail_error(x, err, param);
 }
 
-/* The job as it stands now, or why there is none. */
+/* Replies with the job's current state, or with an error. */
 static void job_reply(struct server *s, struct exchange *x, int status, const char *id) {
     struct error err;
     json_t *job = jobs_get(s->jobs, id, &err);
@@ -235,7 +235,7 @@ static void series_reply(struct server *s, struct exchange *x, const char *id) {
         fail(x, &err, NULL);
 }
 
-/* "job-1/events" → its two parts; the second may be missing. */
+/* Splits "job-1/events" into its two parts; the second may be missing. */
 static bool rest_split(const struct exchange *x, char id[JOB_ID_LEN], const char **what) {
     const char *rest = exchange_wildcard(x), *slash = strchrnul(rest, '/');
     snprintf(id, JOB_ID_LEN, "%.*s", (int)MIN(slash - rest, JOB_ID_LEN - 1), rest);
@@ -308,14 +308,14 @@ static const struct http_route routes[] = {
     {0},
 };
 
-/* the server's */
+/* hooks of the server */
 
 static void job_ended(void *ctx, const char *kind, const char *state) {
     struct server *s = ctx;
     metric_add(metric_get(s->metrics, METRIC_JOBS_ENDED, kind, state), 1);
 }
 
-/* where jobs read and write */
+/* paths of jobs */
 
 static char *input_find(void *ctx, const char *path, bool database, struct error *err) {
     const struct server *s = ctx;
@@ -329,7 +329,7 @@ static char *input_find(void *ctx, const char *path, bool database, struct error
     return real;
 }
 
-/* A user's home folder, or one above it, is not a working folder. */
+/* A user's home folder, or a parent of it, does not count as a working folder. */
 static bool is_work(const char *dir) {
     char *home = getenv("HOME") ? realpath(getenv("HOME"), NULL) : NULL;
     size_t n = strlen(dir);
@@ -338,7 +338,8 @@ static bool is_work(const char *dir) {
     return !above;
 }
 
-/* Those that were named at the start; what is in the server's state has its own rules. */
+/* Allows reading the adapters named at the start, except those in the server's state, which has
+ * separate rules. */
 static void allow_adapters(struct server *s) {
     int n;
     struct adapter_entry *v = server_adapters(s, &n);
@@ -354,7 +355,8 @@ static void allow_adapters(struct server *s) {
     server_adapters_free(v, n);
 }
 
-/* The program's own checkout, where models, recipes and teams are; malloc'ed; NULL: elsewhere. */
+/* The program's checkout with models, recipes and teams; malloc'ed; NULL: the program runs
+ * elsewhere. */
 static char *checkout_find(const struct server *s) {
     static const char known[] = "examples/demo.yaml";
     char *path = s->o->find ? s->o->find(known) : NULL;
@@ -383,8 +385,8 @@ static void inputs_allow(struct server *s) {
     free(work);
 }
 
-/* What is closed wherever it is: the server's own state, its backups, its certificate's key. What
- * jobs write is open again below. */
+/* Denies the server's state, its backups and its certificate's key, wherever they are; then allows
+ * the output folder of jobs inside the state. */
 static void own_close(struct server *s) {
     struct job_paths *p = s->job_paths;
     char *out = out_folder(s);
@@ -398,7 +400,7 @@ static void own_close(struct server *s) {
     free(out);
 }
 
-/* The value of SHOAL_JOB: job_is_confined.c reads it. */
+/* The value of SHOAL_JOB, which cli/job_confine.c reads. */
 static void child_describe(struct server *s) {
     json_t *v = json_pack("{s:o,s:b}", "paths", job_paths_json(s->job_paths), "commands",
                           (int)s->o->jobs_run_commands);
@@ -435,8 +437,9 @@ static int paths_open(struct server *s, struct error *err) {
     return OK;
 }
 
-/* Bytes of memory that the server leaves to a job: the machine's but for what the server may take,
- * and at least a quarter of it. 0: no limit, where a sanitizer reserves more than there is. */
+/* Bytes of memory that the server leaves to a job: the machine's memory without the server's share,
+ * and at least a quarter of it. 0: no limit, because a sanitizer reserves more than the machine
+ * has. */
 static int64_t memory_left(const struct server *s) {
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
     (void)s;
@@ -489,7 +492,8 @@ static void module_close(struct server *s) {
     free(s->jobs_folder);
 }
 
-/* Jobs by kind and state; those of none are told too, so that a rule need not guess. */
+/* Number of jobs by kind and state, including zeros, so that alert rules need not handle missing
+ * series. */
 static void states_count(struct server *s, const json_t *list) {
     static const char *const states[] = {"queued", "running",   "paused",
                                          "done",   "cancelled", "failed"};
@@ -506,7 +510,7 @@ static void states_count(struct server *s, const json_t *list) {
     }
 }
 
-/* What a job measures of itself stays when it has ended, but for speeds: it has none any more. */
+/* The figures of an ended job stay in the metrics, except speeds. */
 static void job_figures_count(struct server *s, const json_t *job, bool running) {
     static const char speed[] = "_per_second";
     const char *name;
@@ -520,8 +524,8 @@ static void job_figures_count(struct server *s, const json_t *job, bool running)
     }
 }
 
-/* Of the newest jobs that have something to tell; older ones make room. The list is the newest
- * first. */
+/* Figures of the running jobs and of the newest JOBS_TOLD jobs that have figures. The list begins
+ * with the newest job. */
 static void figures_count(struct server *s, const json_t *list) {
     json_t *job;
     size_t i;

@@ -1,12 +1,12 @@
 /*
- * llamacpp: what clients of llama.cpp's server ask for: completions, adapters by number and scale,
- * slots, properties, and the tokens of a text.
+ * llamacpp: the API of llama.cpp's server: completions, adapters by number and scale, slots,
+ * properties, and tokenization.
  *
- * A scale set for all is the weight with which an adapter stands in requests that name no model and
- * no adapters of their own. A slot is a place in the batch; which one a reply has is nobody's
- * business, so id_slot is read and -1 is answered. Samplers that the engine does not have (dry,
- * xtc, mirostat, a dynamic temperature) are refused where a request turns them on, since a reply
- * without them would be another one.
+ * A global scale is the weight of an adapter in requests that name neither a model nor adapters. A
+ * slot is a place in the batch; the API does not expose which one a reply has, so id_slot is read
+ * and -1 is returned. Samplers that the engine does not have (dry, xtc, mirostat, a dynamic
+ * temperature) are rejected if a request enables them, since the reply would be different without
+ * them.
  */
 #define _GNU_SOURCE
 #include "api/internal.h"
@@ -48,7 +48,7 @@ static void scale_handle(void *ctx, struct exchange *x) {
 
 /* prompts */
 
-/* A text, or ids, or a list of both, of which only the first text may begin the prompt. */
+/* A text, or ids, or a list of both; only a text in first place gets the BOS token. */
 static int prompt_add(const struct server *s, const json_t *v, int flags, struct token_ids *out,
                       struct error *err) {
     const struct tokenizer *tok = s->m->tok;
@@ -70,7 +70,7 @@ static int prompt_add(const struct server *s, const json_t *v, int flags, struct
         token_ids_add(out, (int32_t)json_integer_value(v));
         return OK;
     }
-    if (!json_is_array(v) || !(flags & TOKENIZER_ADD_BOS)) // a list within a list within a list
+    if (!json_is_array(v) || !(flags & TOKENIZER_ADD_BOS)) // a list nested three deep
         return error_set(err, ERR_USAGE,
                          "'prompt' must be a string, token ids of this model's %d, a list of both, "
                          "or a list of such prompts",
@@ -84,7 +84,7 @@ static int prompt_add(const struct server *s, const json_t *v, int flags, struct
     return OK;
 }
 
-/* A list with an id in it is one prompt, any other list is several. */
+/* A list that contains an id is one prompt, any other list is several. */
 static bool is_several(const json_t *v) {
     const json_t *item;
     size_t i;
@@ -116,7 +116,7 @@ static int prompts_read(const struct server *s, const json_t *body, struct gener
 
 /* settings */
 
-/* One of [[id or text, bias or false], …], as members of OpenAI's object. */
+/* Adds one pair of [[id or text, bias or false], …] to an object in OpenAI's form. */
 static int bias_add(const struct server *s, const json_t *pair, json_t *out, struct error *err) {
     json_t *what = json_array_get(pair, 0), *by = json_array_get(pair, 1);
     struct token_ids ids = {0};
@@ -172,7 +172,7 @@ static int grammar_read(struct server *s, const json_t *body, struct generation_
     return grammar ? generation_set_grammar(s, spec, "gbnf", grammar, err) : OK;
 }
 
-/* What would make another reply of it is not passed over. */
+/* Rejects samplers that would change the reply. */
 static int samplers_refuse(const json_t *body, struct error *err) {
     static const char *const others[] = {"dry_multiplier", "xtc_probability", "mirostat",
                                          "dynatemp_range", "post_sampling_probs"};
@@ -212,7 +212,7 @@ static int sampling_read(const struct server *s, const json_t *body, struct gene
     return stop_conditions_read(s, body, spec, err);
 }
 
-/* How much is wanted, and of what it is told. spec->extra: {tokens, lora}. */
+/* The limits on a reply, and the parts that it contains. spec->extra: {tokens, lora}. */
 static int limits_read(const struct server *s, const json_t *body, struct generation_spec *spec,
                        struct error *err) {
     int64_t predict = s->o->max_tokens, n = 1, probs = 0, slot = -1;
@@ -244,7 +244,7 @@ static int body_read(struct server *s, const json_t *body, struct model_ref *t,
     return rc == OK ? prompts_read(s, body, spec, err) : rc;
 }
 
-/* What a request came to, under the names that it could have been said in. */
+/* The effective settings of a request, under all names that a request can use. */
 static json_t *settings_json(const struct server *s, const struct generation_spec *spec) {
     const struct sampling_params *p = &spec->sampling;
     json_t *stops = json_array(), *lora = json_object_get(spec->extra, "lora");
@@ -272,7 +272,7 @@ static json_t *settings_json(const struct server *s, const struct generation_spe
 
 /* replies */
 
-/* OpenAI's list with the tokens' ids. */
+/* OpenAI's list, with the ids of the tokens. */
 static json_t *probs_at(const struct generation *g, const struct completion *a, int32_t i) {
     const struct engine_request *r = &a->ticket.request;
     json_t *v = token_logprobs(g, a, i), *tops = json_object_get(v, "top_logprobs");
@@ -306,7 +306,7 @@ static json_t *tokens_json(const struct generation *g, const struct completion *
     return list;
 }
 
-/* What every event has. */
+/* The members of every event. */
 static json_t *part_json(const struct generation *g, const struct completion *a, json_t *words,
                          int32_t from, int32_t to, bool stop) {
     json_t *v = json_pack("{s:i,s:o,s:o,s:b,s:i,s:i,s:i}", "index", a->index, "content", words,
@@ -336,7 +336,7 @@ static json_t *timings_json(const struct completion *a) {
                      "predicted_per_second", ratio(said * 1e3, said_ms));
 }
 
-/* The text that cut the reply short, or NULL. */
+/* The stop text that ended the reply, or NULL. */
 static const char *stopping_word(const struct generation *g, const struct completion *a) {
     for (int i = 0; i < g->spec.stops.n; i++) {
         const char *stop = g->spec.stops.v[i];
@@ -385,7 +385,7 @@ static void nothing_more(const struct generation *g, struct buf *out) {
     (void)g, (void)out;
 }
 
-/* One object, or a list where there is more than one. */
+/* One object, or a list if there are several answers. */
 static json_t *completion_whole(const struct generation *g) {
     json_t *list = json_array();
     for (int i = 0; i < g->n_completions; i++) {
@@ -420,7 +420,7 @@ static json_t *slot_json(const struct server *s, int id, bool busy) {
                      engine_max_len(s->e), "speculative", 0, "is_processing", busy);
 }
 
-/* A reply that is being written. The server's lock is held, so that it stays. */
+/* A running reply. The server's lock is held, so g stays valid. */
 static json_t *busy_json(const struct generation *g, const struct completion *a, int id) {
     const struct engine_request *r = &a->ticket.request;
     int seen = __atomic_load_n(&a->ticket.seen, __ATOMIC_ACQUIRE);
@@ -465,7 +465,7 @@ static void slots_handle(void *ctx, struct exchange *x) {
     json_decref(list);
 }
 
-/* The settings of a request that says nothing. */
+/* The settings of a request without fields. */
 static json_t *default_settings(struct server *s) {
     struct generation_spec spec = {0};
     struct error err;
@@ -502,7 +502,7 @@ static void props_handle(void *ctx, struct exchange *x) {
 
 /* tokens */
 
-/* A text, or its bytes where they are none. */
+/* A token as text, or as bytes if they are not valid UTF-8. */
 static json_t *piece_json(const struct server *s, int32_t id) {
     struct buf b = {0};
     tokenizer_decode_token(s->m->tok, id, true, &b);

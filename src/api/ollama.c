@@ -1,14 +1,15 @@
 /*
- * ollama: text, chats, embeddings and the list of models as Ollama's clients ask for them. The
- * served base and every adapter is a model NAME:latest; models made of them are ollama_models.c's.
+ * ollama: Ollama's API for text, chats, embeddings and the list of models. The served base and
+ * every adapter is a model NAME:latest; ollama_models.c has the models derived from them.
  *
- * Its requests are read into the same spec as OpenAI's, and written by dialects of their own:
- * NDJSON unless "stream" is false, arguments of tools as objects, durations in nanoseconds. Errors
- * get Ollama's form from api_fail, by the path.
+ * Requests are read into the same spec as OpenAI's. Separate dialects write the replies: NDJSON
+ * unless "stream" is false, arguments of tools as objects, durations in nanoseconds. api_fail
+ * writes errors in Ollama's form, by the path.
  *
- * One thing is not Ollama's default: repeat_penalty is 1, off, so that a reply is what the model
- * says. Nothing is ever unloaded: keep_alive is read, and 0 answered. num_ctx bounds a prompt and
- * its reply; messages that do not fit are left out, the oldest first, unless truncate is false.
+ * One default differs from Ollama's: repeat_penalty is 1, which is off, so that replies are
+ * unmodified samples of the model. Models are never unloaded: keep_alive is parsed, and 0 is
+ * confirmed without an effect. num_ctx bounds a prompt and its reply; messages that do not fit are
+ * left out, the oldest first, unless truncate is false.
  */
 #define _GNU_SOURCE
 #include "api/ollama.h"
@@ -23,9 +24,9 @@
 
 enum { MAX_INPUTS = 2048 };
 
-/* what requests share */
+/* shared by all requests */
 
-/* As Ollama writes one. */
+/* A time in Ollama's format. */
 static char *moment(int64_t seconds, long nanoseconds, char out[40]) {
     time_t t = (time_t)seconds;
     struct tm tm;
@@ -63,7 +64,7 @@ char *ollama_template_to_jinja(const struct server *s, const char *template, str
     return NULL;
 }
 
-/* The unit of time that a text begins with: its length; 0: none. */
+/* The length of the unit of time that a text begins with; 0: no unit. */
 static size_t unit_length(const char *p) {
     static const char *const units[] = {"ns", "us", "µs", "ms", "s", "m", "h"}; // "ms" before "m"
     for (size_t i = 0; i < ARRAY_LEN(units); i++)
@@ -71,7 +72,7 @@ static size_t unit_length(const char *p) {
     return 0;
 }
 
-/* "5m", "1h30m", or seconds; false: none of them. *zero: it is no time at all. */
+/* "5m", "1h30m", or seconds; false: none of these forms. *zero: the duration is 0. */
 static bool duration_read(const char *p, bool *zero) {
     bool seconds = strspn(p, "+-0123456789.") == strlen(p);
     double all = 0;
@@ -114,7 +115,7 @@ int ollama_options_read(const struct server *s, const json_t *o, struct generati
         return err->code;
     spec->n = 1;
     spec->context = (int32_t)ctx;
-    spec->max_tokens = predict > 0 ? (int32_t)predict : INT32_MAX; // as far as the context goes
+    spec->max_tokens = predict > 0 ? (int32_t)predict : INT32_MAX; // no limit but the context
     spec->sampling = (struct sampling_params){.temperature = (float)temperature,
                                               .top_k = (int32_t)MAX(top_k, 0),
                                               .top_p = top_p > 0 ? (float)top_p : 1e-6f,
@@ -125,7 +126,7 @@ int ollama_options_read(const struct server *s, const json_t *o, struct generati
     return stop_conditions_read(s, o, spec, err);
 }
 
-/* "json" or a schema. */
+/* `format` is "json" or a schema. */
 static int format_read(struct server *s, const json_t *body, struct generation_spec *spec,
                        struct error *err) {
     const json_t *f = json_get_nonnull(body, "format");
@@ -153,7 +154,7 @@ static int images_refuse(const json_t *v, struct error *err) {
     return error_set(err, ERR_USAGE, "'images' cannot be read: this model reads text only");
 }
 
-/* One request for text, while it is read. */
+/* One request for text, while it is being read. */
 struct ollama_request {
     json_t *body, *made, *options;
     struct model_ref target;
@@ -177,7 +178,7 @@ static int think_read(const char *model, struct ollama_request *q, struct error 
     return error_set(err, ERR_USAGE, "'%s' does not support thinking", model);
 }
 
-/* The request's options over the model's own. */
+/* Merges the request's options with the model's; the request's take precedence. */
 static int options_read(struct server *s, struct ollama_request *q, struct error *err) {
     const json_t *told = json_get_nonnull(q->body, "options");
     if (told && !json_is_object(told))
@@ -195,7 +196,7 @@ static int ask_read(struct server *s, struct exchange *x, struct ollama_request 
     if (!q->body || ollama_name(q->body, &name, err) != OK ||
         ollama_target(s, name, &q->target, err) != OK)
         return err->code;
-    const char *user = NULL; // not Ollama's, but experiments are by user
+    const char *user = NULL; // not an Ollama field; experiments assign by user
     if (json_read_name(q->body, "user", &user, err) != OK) return err->code;
     if (user) q->spec.user = xstrdup(user);
     q->made = server_derived_spec(s, q->target.label);
@@ -216,7 +217,8 @@ static json_t *reply_json(const struct generation *g) {
     return json_pack("{s:s,s:o}", "model", g->target.name, "created_at", now_json());
 }
 
-/* What the last object has beside the words. load_duration is the wait for a place in the batch. */
+/* The fields of the last object, except the words. load_duration is the wait for a place in the
+ * batch. */
 static void end_put(const struct generation *g, const struct completion *a, json_t *v) {
     const struct batcher_request *c = &a->ticket;
     bool stopped = c->request.finish != FINISH_LENGTH && c->request.finish != FINISH_NONE;
@@ -231,7 +233,7 @@ static void end_put(const struct generation *g, const struct completion *a, json
     json_object_set_new(v, "eval_duration", json_integer(nanoseconds(first, c->ended)));
 }
 
-/* Log-probabilities of the tokens from `from` to what has been told. */
+/* Log-probabilities of the tokens from..to. */
 static void logprobs_put(const struct generation *g, const struct completion *a, int32_t from,
                          int32_t to, json_t *v) {
     const struct lazy_list l = {.index = a->index, .from = from, .to = to};
@@ -242,7 +244,7 @@ static void nothing_more(const struct generation *g, struct buf *out) {
     (void)g, (void)out;
 }
 
-/* The words that are new, as JSON, and with them their log-probabilities into v. */
+/* Takes the new words as JSON, and puts their log-probabilities into v. */
 static json_t *words_take(const struct generation *g, struct completion *a, json_t *v) {
     json_t *words = json_string_lossy(a->text.data + a->sent, a->words_end - a->sent);
     a->sent = a->words_end;
@@ -254,7 +256,8 @@ static json_t *words_take(const struct generation *g, struct completion *a, json
 
 /* text */
 
-/* Prompt and reply, for a request that goes on: with the end of the turn where there was one. */
+/* Prompt and reply, for a request that continues them; with the end-of-turn token if it was
+ * generated. */
 static void context_put(const struct generation *g, const struct completion *a, json_t *v) {
     const struct engine_request *r = &a->ticket.request;
     if (!json_is_true(g->spec.extra)) return;
@@ -302,7 +305,7 @@ static const struct api_dialect generate_dialect = {.stream_type = "application/
 
 /* chats */
 
-/* The calls of which all is there; those told before are left out. */
+/* The complete calls; calls sent before are left out unless `again`. */
 static json_t *calls_take(const struct completion *a, bool again) {
     json_t *calls = json_array();
     for (int i = 0; i < a->n_tools; i++) {
@@ -310,7 +313,7 @@ static json_t *calls_take(const struct completion *a, bool again) {
         if (!c->name || (c->told && !again) || !(c->args_end || a->done)) continue;
         size_t n = c->args_end ? c->args_end - c->args : 0;
         json_t *args = json_loadb(a->text.data + c->args, n, 0, NULL);
-        if (!args && c->args) continue; // cut short: "length" says so
+        if (!args && c->args) continue; // truncated: the reason "length" reports this
         json_array_append_new(calls, json_pack("{s:s,s:{s:i,s:s,s:o}}", "id", c->id, "function",
                                                "index", i, "name", c->name, "arguments",
                                                args ? args : json_object()));
@@ -368,7 +371,7 @@ static const struct api_dialect chat_dialect = {.stream_type = "application/x-nd
 
 /* prompts */
 
-/* The body that OpenAI's reader of chats takes; takes messages over. */
+/* The prompt for `messages`, through the reader of OpenAI's chat bodies; takes messages over. */
 static int prompt_of(struct server *s, struct ollama_request *q, json_t *messages,
                      const char *template, struct error *err) {
     json_t *chat = json_pack("{s:o}", "messages", messages),
@@ -387,7 +390,7 @@ static int prompt_of(struct server *s, struct ollama_request *q, json_t *message
     return rc;
 }
 
-/* What the template puts after a turn of the assistant's, such as a line's end. */
+/* The tokens that the template puts after an assistant's turn, such as a newline. */
 static void turn_gap(const struct tokenizer *t, struct token_ids *out) {
     const struct chat_message msgs[] = {{"user", "x"}, {"assistant", "y"}};
     struct token_ids ids = {0};
@@ -402,7 +405,7 @@ static void turn_gap(const struct tokenizer *t, struct token_ids *out) {
     buf_release(&mask);
 }
 
-/* What was said before, in front of the prompt. */
+/* Prepends the tokens of `context`, from earlier turns, to the prompt. */
 static int context_prepend(const struct server *s, struct ollama_request *q, struct error *err) {
     const json_t *context = json_get_nonnull(q->body, "context");
     const struct tokenizer *t = s->m->tok;
@@ -456,7 +459,7 @@ static int ollama_generate_read(struct server *s, struct ollama_request *q, cons
     return context_prepend(s, q, err);
 }
 
-/* Nothing is asked: whether the model is there, or that it may go. */
+/* Replies to a request without a prompt, which loads or unloads a model. */
 static void load_reply(struct exchange *x, struct ollama_request *q, bool chat) {
     json_t *v = json_pack("{s:s,s:o,s:b,s:s}", "model", q->target.name, "created_at", now_json(),
                           "done", 1, "done_reason", q->unload ? "unload" : "load");
@@ -467,7 +470,7 @@ static void load_reply(struct exchange *x, struct ollama_request *q, bool chat) 
     exchange_reply_json(x, 200, v);
 }
 
-/* Grammar, spec and target are the generation's, or given back. */
+/* Starts the generation, which takes grammar, spec and target over; otherwise they are released. */
 static void ask_start(struct server *s, struct exchange *x, struct ollama_request *q,
                       const struct api_dialect *dialect, int rc, bool empty,
                       const struct error *err) {
@@ -520,8 +523,8 @@ static int prompt_after(struct server *s, struct ollama_request *q, const json_t
     return prompt_of(s, q, messages_after(messages, skip), NULL, err);
 }
 
-/* As few of the oldest messages are left out as the context demands, and never the last: by
- * halves, since each try reads all. */
+/* Leaves out as few of the oldest messages as the context requires, and never the last. Binary
+ * search, since each try renders the whole prompt. */
 static int prompt_fit(struct server *s, struct ollama_request *q, const json_t *messages,
                       struct error *err) {
     bool cut = true;
@@ -590,7 +593,8 @@ static void embedding_release(struct embedding *e) {
     json_decref(e->body);
 }
 
-/* The texts under a key as ids, cut to the context if the request allows that. None: n is 0. */
+/* Tokenizes the texts of a key, cut to the context if the request allows it. n is 0 if the key is
+ * absent. */
 static int texts_read(const struct server *s, const char *key, struct embedding *e,
                       struct error *err) {
     const json_t *v = json_get_nonnull(e->body, key);
@@ -653,7 +657,7 @@ static void embed_handle(void *ctx, struct exchange *x) {
     embedding_release(&e);
 }
 
-/* The older route: one text, and the vector as long as it comes. */
+/* The older route: one text, and its vector unscaled. */
 static void embeddings_handle(void *ctx, struct exchange *x) {
     struct server *s = ctx;
     struct embedding e = {0};
@@ -699,7 +703,7 @@ static json_t *details_json(const struct server *s, const char *parent) {
                      "quantization_level", type);
 }
 
-/* Everything in a list of models but what only one list has. NULL: it cannot be loaded now. */
+/* The fields that all lists of models share. NULL: the adapter cannot be loaded now. */
 static json_t *card_json(struct server *s, const struct adapter_entry *l) {
     char digest[HASH_LEN], *name = xasprintf("%s:latest", l ? l->name : s->name);
     struct model_size size = {0};
@@ -764,7 +768,7 @@ static void ps_add(struct server *s, const struct adapter_entry *l, json_t *mode
     json_array_append_new(models, v);
 }
 
-/* What is in memory: the base, and the adapters that were used. */
+/* The models in memory: the base, and the adapters in the pool. */
 static void ps_handle(void *ctx, struct exchange *x) {
     struct server *s = ctx;
     json_t *models = json_array();
@@ -812,7 +816,7 @@ static json_t *info_json(const struct server *s) {
     return v;
 }
 
-/* A line for each parameter; `before` stands in front of it. */
+/* Writes one line per parameter, each with the prefix `before`. */
 static void parameters_write(const json_t *made, const char *before, struct buf *out) {
     const char *key;
     json_t *v, *item;

@@ -1,13 +1,13 @@
 /*
- * ollama_models: models made of the served base, adapters and settings through Ollama's API, and
- * the files uploaded for them.
+ * ollama_models: models derived from the served base, adapters and settings through Ollama's API,
+ * and the files uploaded for them.
  *
- *   STATE/blobs/sha256-HASH     what was uploaded, under the hash of its content
+ *   STATE/blobs/sha256-HASH     uploaded files, under the hash of their content
  *   STATE/adapters/HASH/        PEFT directories: links to blobs under the names they need
- *   STATE/models/HASH.json      made models (ollama.h), HASH of the name
+ *   STATE/models/HASH.json      derived models (ollama.h), HASH of the name
  *
- * Several adapters are one: their exact sum, published to the pool like any other. A blob gets its
- * name only when its hash was right and all of it is on the disk.
+ * Several adapters become one: their exact sum, published to the pool like any other. A blob gets
+ * its name only after its hash was verified and all of it is on disk.
  */
 #define _GNU_SOURCE
 #include "api/go_template.h"
@@ -37,7 +37,7 @@ static int state_folder(const struct server *s, const char *folder, struct error
 
 /* blobs */
 
-/* The hash in "sha256:…" or "sha256-…"; NULL: it is none. */
+/* The hash in "sha256:…" or "sha256-…"; NULL: the text has another form. */
 static const char *digest_hash(const char *text) {
     bool named = strncmp(text, "sha256:", 7) == 0 || strncmp(text, "sha256-", 7) == 0;
     return named && hash_is_valid(text + 7) ? text + 7 : NULL;
@@ -49,7 +49,7 @@ static char *blob_path(const struct server *s, const char *hash) {
     return state_path(s, "blobs", name);
 }
 
-/* ERR_MISSING: it was not uploaded. */
+/* ERR_MISSING: the blob was not uploaded. */
 static char *blob_find(const struct server *s, const char *digest, struct error *err) {
     const char *hash = digest_hash(digest);
     char *path = hash ? blob_path(s, hash) : NULL;
@@ -62,7 +62,8 @@ static char *blob_find(const struct server *s, const char *digest, struct error 
     return NULL;
 }
 
-/* An upload. What fails is told when all has come: who is sending cannot be answered before. */
+/* An upload. Errors are reported after the whole body has arrived: a client cannot be answered
+ * while it sends. */
 struct blob {
     struct body_sink sink;
     struct atomic_file file;
@@ -91,7 +92,7 @@ static void blob_drop(struct body_sink *sink) {
 struct body_sink *ollama_sink(struct server *s, struct exchange *x, const struct http_route *r) {
     if (r->handle != ollama_upload_handle) return NULL;
     const char *hash = digest_hash(exchange_wildcard(x));
-    if (!hash) return NULL; // the handler says so
+    if (!hash) return NULL; // the handler replies with an error
     struct blob *b = xcalloc(1, sizeof *b);
     char *path = blob_path(s, hash);
     b->sink = (struct body_sink){blob_put, blob_drop};
@@ -134,9 +135,9 @@ void ollama_blob_handle(void *ctx, struct exchange *x) {
     free(path);
 }
 
-/* adapters of a made model */
+/* adapters of a derived model */
 
-/* Files of a PEFT adapter that were uploaded one by one, in a folder of their own. */
+/* A folder with links to the uploaded files of one PEFT adapter. */
 static char *peft_folder(const struct server *s, const json_t *files, struct error *err) {
     char *all = json_canonical(files), hash[HASH_LEN];
     sha256_bytes(all, strlen(all), hash);
@@ -167,7 +168,7 @@ static char *adapter_place(const struct server *s, const json_t *v, struct error
     return strncmp(text, "sha256", 6) == 0 ? blob_find(s, text, err) : xstrdup(text);
 }
 
-/* The sum of the adapters, NULL with OK where there are none. */
+/* The sum of the adapters; NULL with OK if the model has no adapters. */
 static int adapters_open(struct server *s, const json_t *made, struct adapter **out,
                          struct error *err) {
     const json_t *list = json_object_get(made, "adapters"), *v;
@@ -192,11 +193,11 @@ static int adapters_open(struct server *s, const json_t *made, struct adapter **
     if (rc == OK && n == 1) *out = adapter_retain(all[0]);
     if (rc == OK && n > 1 && !(*out = adapter_concat(all, ones, n, err))) rc = err->code;
     while (n) adapter_release(all[--n]);
-    if (rc == ERR_MISSING) rc = err->code = ERR_USAGE; // it is not the model that is missing
+    if (rc == ERR_MISSING) rc = err->code = ERR_USAGE; // ERR_MISSING would refer to the model
     return rc;
 }
 
-/* Lists it; takes `made` over. */
+/* Lists the model; takes `made` over. */
 static int derived_serve(struct server *s, json_t *made, struct error *err) {
     struct adapter *a;
     if (adapters_open(s, made, &a, err) != OK) {
@@ -214,7 +215,7 @@ static int derived_serve(struct server *s, json_t *made, struct error *err) {
     return rc;
 }
 
-/* on the disk */
+/* on disk */
 
 static char *derived_path(const struct server *s, const char *name) {
     char hash[HASH_LEN], file[HASH_LEN + 8];
@@ -223,7 +224,7 @@ static char *derived_path(const struct server *s, const char *name) {
     return state_path(s, "models", file);
 }
 
-/* Serves it and keeps it; takes it over. */
+/* Serves and stores the model; takes it over. */
 static int derived_save(struct server *s, json_t *made, struct error *err) {
     char *text = json_canonical(made), *path = derived_path(s, json_get_string(made, "name"));
     pthread_mutex_lock(&s->making);
@@ -263,7 +264,7 @@ void ollama_models_load(struct server *s) {
     free(folder);
 }
 
-/* what a model is made from */
+/* the source of a derived model */
 
 static char *name_plain(const char *name) {
     char *copy = xstrdup(name), *tag = strrchr(copy, ':');
@@ -271,7 +272,7 @@ static char *name_plain(const char *name) {
     return copy;
 }
 
-/* Of a listed adapter that was not made here: where it lies. */
+/* The specification of a listed adapter that is not a derived model: its path. */
 static json_t *listed_made(struct server *s, const char *name) {
     int n;
     struct adapter_entry *v = server_adapters(s, &n);
@@ -284,7 +285,7 @@ static json_t *listed_made(struct server *s, const char *name) {
     return made;
 }
 
-/* What to begin with, of whatever a name stands for. */
+/* The specification of the model `from`, to start from. */
 static json_t *made_of(struct server *s, const char *from, struct error *err) {
     struct model_ref t;
     if (ollama_target(s, from, &t, err) != OK) return NULL;
@@ -297,7 +298,8 @@ static json_t *made_of(struct server *s, const char *from, struct error *err) {
     return made;
 }
 
-/* A name of this server's base must stay the base's; "base" and "mix" are labels of targets. */
+/* Checks that a name is free: the base keeps its names, and "base" and "mix" are labels of
+ * targets. */
 static int name_free(struct server *s, const char *name, struct error *err) {
     struct model_ref t;
     struct error none;
@@ -317,7 +319,7 @@ struct modelfile {
     int line;
 };
 
-/* A value to the end of its line, or between """. */
+/* Reads a value up to the end of its line, or between """. */
 static char *value_take(struct modelfile *f) {
     bool block = strncmp(f->p, "\"\"\"", 3) == 0;
     const char *from = f->p + (block ? 3 : 0), *to = strstr(from, block ? "\"\"\"" : "\n");
@@ -342,7 +344,7 @@ static char *word_take(struct modelfile *f) {
     return word;
 }
 
-/* A list under a key, made when it is first asked for. */
+/* A list under a key, created if necessary. */
 static json_t *list_at(json_t *o, const char *key) {
     json_t *list = json_object_get(o, key);
     if (!json_is_array(list)) json_object_set_new(o, key, list = json_array());
@@ -417,7 +419,7 @@ int ollama_modelfile(const char *text, json_t *out, struct error *err) {
 
 /* creation */
 
-/* {name: digest or path}: files of one folder that a PEFT directory has are one adapter. */
+/* {name: digest or path}: files in one folder, as in a PEFT directory, are one adapter. */
 static int adapters_by_name(const json_t *named, json_t *list, struct error *err) {
     json_t *folders = json_object();
     const char *name;
@@ -460,7 +462,7 @@ static int adapters_read(const json_t *body, json_t *made, struct error *err) {
     return OK;
 }
 
-/* A template that cannot be run as it is written leaves the base's in place, with a line. */
+/* If a template cannot be translated, the base's remains, and a status line reports it. */
 static int template_read(const struct server *s, const json_t *body, json_t *made, json_t *lines,
                          struct error *err) {
     const char *text = NULL;
@@ -526,7 +528,7 @@ static int texts_read(const json_t *body, json_t *made, struct error *err) {
     return OK;
 }
 
-/* The request's fields over those of its Modelfile. */
+/* Merges the fields of the Modelfile into the request; the request's take precedence. */
 static int body_complete(json_t *body, struct error *err) {
     const char *text = NULL, *quantize = "";
     json_t *told = json_object();
@@ -542,7 +544,7 @@ static int body_complete(json_t *body, struct error *err) {
     return rc;
 }
 
-/* *out: the model; `lines` gets what there is to say of it. */
+/* *out: the model; `lines` gets the status lines. */
 static int derived_read(struct server *s, json_t *body, json_t *lines, json_t **out,
                         struct error *err) {
     const char *name = "", *from = NULL;
@@ -579,8 +581,8 @@ static void layers_tell(const json_t *made, json_t *lines) {
     }
 }
 
-/* All is done when the first line goes out: a model is made in a moment, and what is wrong with it
- * can then be a status of its own. */
+/* The status lines are sent after all work is done: creation is fast, and an error can then have
+ * its HTTP status. */
 static void statuses_reply(struct exchange *x, const json_t *lines, bool stream) {
     struct buf out = {0};
     const json_t *line;
@@ -676,7 +678,8 @@ void ollama_delete_handle(void *ctx, struct exchange *x) {
 
 /* in chats of OpenAI's form */
 
-/* Puts the model's own messages, and its system message where there is none, before those there. */
+/* Puts the model's messages before those of the body, and its system message first unless either
+ * list begins with one. */
 static void messages_apply(const json_t *made, json_t *body) {
     json_t *own = json_object_get(made, "messages"), *system = json_object_get(made, "system");
     json_t *told = json_object_get(body, "messages"), *all = json_array();
@@ -690,7 +693,7 @@ static void messages_apply(const json_t *made, json_t *body) {
     json_object_set_new(body, "messages", all);
 }
 
-/* Ollama's names for options that OpenAI or vLLM have. */
+/* Maps Ollama's names of options to those of OpenAI or vLLM. */
 static void parameters_apply(const json_t *made, json_t *body) {
     static const char *const names[][2] = {{"num_predict", "max_tokens"},
                                            {"repeat_penalty", "repetition_penalty"}};

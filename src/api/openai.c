@@ -1,10 +1,10 @@
 /*
- * openai: chat, completions, embeddings and models as OpenAI's clients ask for them, with vLLM's
- * further fields. Which fields there are, and what happens to the others: fields.c.
+ * openai: OpenAI's API for chat, completions, embeddings and models, with vLLM's additional fields.
+ * request_fields.c lists the known fields and the handling of all others.
  *
- * What a request says is read into a generation_spec; what comes of it is written by two dialects.
- * Log-probabilities: a token is always among its own alternatives, printed from the same float as
- * the best one, so that who compares them for equality is right.
+ * Requests are read into a generation_spec; two dialects write the replies. Log-probabilities: a
+ * token is always among its own alternatives, printed from the same float as the best one, so that
+ * clients may compare them for equality.
  */
 #define _GNU_SOURCE
 #include "api/go_template.h"
@@ -32,7 +32,7 @@ enum {
     PROMPT_SECONDS = 10
 };
 
-/* Clients parse what a call has, so none is an object too. */
+/* Clients parse the arguments of a call, so empty ones are an object. */
 static const char NO_ARGUMENTS[] = "{}";
 
 /* settings */
@@ -40,7 +40,7 @@ static const char NO_ARGUMENTS[] = "{}";
 uint64_t random_seed(void) {
     uint64_t v = 0;
     CHECK(getrandom(&v, sizeof v, 0) == sizeof v);
-    return v >> 12; // so that clients in any language can send it back
+    return v >> 12; // at most 52 bits: clients in any language can send it back
 }
 
 void sampling_set_penalties(struct sampling_params *s, double repeat, double presence,
@@ -88,12 +88,12 @@ int stop_conditions_read(const struct server *s, const json_t *body, struct gene
     if (json_read_strings(body, "stop", MAX_STOPS, &spec->stops, err) != OK ||
         json_read_bool(body, "ignore_eos", &ignore_eos, err) != OK)
         return err->code;
-    for (int k = spec->stops.n - 1; k >= 0; k--) // "" stops nothing, and clients send it
+    for (int k = spec->stops.n - 1; k >= 0; k--) // "" matches nothing, and some clients send it
         if (!*spec->stops.v[k]) {
             free(spec->stops.v[k]);
             spec->stops.v[k] = spec->stops.v[--spec->stops.n];
         }
-    for (int k = 0; k < spec->stops.n; k++) // each is looked for after every token
+    for (int k = 0; k < spec->stops.n; k++) // each is searched for after every token
         if (strlen(spec->stops.v[k]) > STOP_BYTES)
             return error_set(err, ERR_USAGE, "a text in 'stop' may have at most %d bytes",
                              STOP_BYTES);
@@ -112,7 +112,7 @@ int stop_conditions_read(const struct server *s, const json_t *body, struct gene
     return OK;
 }
 
-/* What both endpoints have in common. */
+/* Reads the settings that both endpoints share. */
 static int settings_read(const struct server *s, const json_t *body, struct generation_spec *spec,
                          struct error *err) {
     double temperature = 1, top_p = 1, min_p = 0, typical_p = 1, repetition = 1, presence = 0,
@@ -153,7 +153,7 @@ static int settings_read(const struct server *s, const json_t *body, struct gene
 
 int generation_set_grammar(struct server *s, struct generation_spec *spec, const char *kind,
                            const json_t *v, struct error *err) {
-    /* in the request's order, which is the one that the reply is written in */
+    /* in the request's key order, which the reply follows */
     char *text = json_is_string(v) ? xstrdup(json_string_value(v))
                                    : json_dumps(v, JSON_COMPACT | JSON_ENCODE_ANY);
     CHECK(text != NULL);
@@ -162,7 +162,7 @@ int generation_set_grammar(struct server *s, struct generation_spec *spec, const
     return spec->grammar ? OK : error_wrap(err, "the grammar");
 }
 
-/* vLLM's names for the same thing, old and new; texts to choose among. */
+/* vLLM's names for the same setting, old and new; `choice`: a list of texts. */
 static int guided_read(struct server *s, const json_t *body, struct generation_spec *spec,
                        struct error *err) {
     static const struct {
@@ -242,7 +242,7 @@ static int tools_force(struct server *s, const json_t *tools, const char *only,
     json_t *schema = json_array_size(any) == 1 ? json_incref(json_array_get(any, 0))
                                                : json_pack("{s:O}", "anyOf", any);
     spec->tools = TOOL_CHOICE_REQUIRED;
-    if (spec->grammar) server_grammar_release(s, spec->grammar); // a call goes before a format
+    if (spec->grammar) server_grammar_release(s, spec->grammar); // a call overrides a format
     int rc = generation_set_grammar(s, spec, "json_schema", schema, err);
     json_decref(schema);
     json_decref(any);
@@ -301,7 +301,7 @@ int tool_choice_read(struct server *s, const json_t *body, struct generation_spe
 
 /* chat */
 
-/* The template wants texts: parts become one, what a part is not text is refused. */
+/* Templates expect texts: the text parts are joined, other parts are rejected. */
 static int content_flatten(json_t *message, struct error *err) {
     json_t *content = json_get_nonnull(message, "content"), *part;
     size_t i;
@@ -327,8 +327,8 @@ static int content_flatten(json_t *message, struct error *err) {
     return OK;
 }
 
-/* Replaces a text by the list or object that it holds; any other text stays. What all texts of a
- * request may cost is in `left`. */
+/* Replaces a text by the list or object that it encodes; any other text is unchanged. `left` is the
+ * remaining budget for all texts of a request. */
 static int arguments_unfold(json_t *function, struct json_limits *left, struct error *err) {
     const json_t *text = json_object_get(function, "arguments");
     if (!json_is_string(text)) return OK;
@@ -340,7 +340,7 @@ static int arguments_unfold(json_t *function, struct json_limits *left, struct e
     return OK;
 }
 
-/* Tool calls of earlier turns come with their arguments as a string; templates write objects. */
+/* Tool calls of earlier turns have their arguments as a string, but templates expect objects. */
 static int calls_unfold(json_t *message, struct json_limits *left, struct error *err) {
     json_t *calls = json_object_get(message, "tool_calls"), *call;
     size_t i;
@@ -402,17 +402,17 @@ static int kwargs_check(const json_t *kwargs, struct generation_spec *spec, stru
     return OK;
 }
 
-/* A prompt is of no use once its client has gone, and all those of a request (Ollama's chats are
- * rendered again and again until they fit) have one deadline. */
+/* Stops rendering when the client disconnects, or at the deadline that all renderings of a request
+ * share (Ollama's chats are rendered repeatedly until they fit). */
 static bool prompt_ends(void *ctx) {
     const struct generation_spec *spec = ctx;
     return (spec->x && exchange_is_disconnected(spec->x)) || clock_now() > spec->until;
 }
 
-/* Where `words` are found last in the prompt: the index behind them, or the prompt's length. */
+/* The index after the last occurrence of `words` in the prompt, or the prompt's length. */
 static int32_t words_end_find(const struct token_ids *prompt, const struct token_ids *words) {
     int32_t found = prompt->n, k = 0, *same = words->n ? xcalloc((size_t)words->n, 4) : NULL;
-    /* Knuth, Morris and Pratt: same[i] is the longest beginning that words[..i] ends with */
+    /* Knuth, Morris and Pratt: same[i] is the longest prefix that is a suffix of words[..i] */
     for (int32_t i = 1; i < words->n; i++) {
         while (k > 0 && words->v[i] != words->v[k]) k = same[k - 1];
         k += words->v[i] == words->v[k];
@@ -428,7 +428,7 @@ static int32_t words_end_find(const struct token_ids *prompt, const struct token
     return found;
 }
 
-/* The last message goes on: what the template puts after it is taken off. */
+/* The last message continues: removes the tokens that the template puts after it. */
 static void prompt_go_on(const struct server *s, const json_t *messages, struct token_ids *prompt) {
     const char *text =
         json_get_string(json_array_get(messages, json_array_size(messages) - 1), "content");
@@ -449,7 +449,7 @@ int chat_prompt_render(const struct server *s, json_t *body, struct generation_s
         json_read_bool(body, "continue_final_message", &go_on, err) != OK ||
         kwargs_check(kwargs, spec, err) != OK)
         return err->code;
-    /* a reply that is made a call is one also where the template knows none */
+    /* a grammar can force a call even if the template does not support tools */
     bool told = spec->tools != TOOL_CHOICE_NONE && template_has_tools(s);
     spec->asked = json_pack("{s:O}", "messages", messages);
     spec->prompts = xcalloc(1, sizeof *spec->prompts);
@@ -487,7 +487,7 @@ static int prompt_tops_read(const json_t *body, struct generation_spec *spec, st
     return OK;
 }
 
-/* The fields of logprobs, and how long a reply may be. */
+/* Reads the fields of logprobs, and the maximum length of a reply. */
 static int chat_limits(const struct server *s, const json_t *body, struct generation_spec *spec,
                        struct error *err) {
     int64_t max = s->o->max_tokens, top = 0;
@@ -532,7 +532,7 @@ void token_logprobs_write(const struct generation *g, const struct lazy_list *l,
     buf_puts(out, "]");
 }
 
-/* What a list of these dialects is. */
+/* Kinds of lists in these dialects. */
 enum { LIST_TOKENS, LIST_PROMPT_TOPS, LIST_LEGACY, LIST_LEGACY_ECHO };
 
 static json_t *chat_logprobs(const struct generation *g, const struct completion *a, int32_t from,
@@ -552,8 +552,8 @@ static void prompt_top_add(const struct server *s, json_t *tops, int32_t id, flo
                                   json_token_text(s, id)));
 }
 
-/* vLLM's: each token among its alternatives by id, none at the first. The rank of a token that is
- * not among them is not known. */
+/* vLLM's form: alternatives by id, with the token itself; null for the first token. The rank of a
+ * token outside the top n is unknown. */
 static json_t *prompt_tops_at(const struct generation *g, const struct completion *a, int32_t i) {
     const struct engine_request *r = &a->ticket.request;
     if (i == 0 || !r->prompt_logprob) return json_null();
@@ -580,7 +580,7 @@ static void prompt_tops_write(const struct generation *g, const struct lazy_list
 
 static json_t *prompt_tops(const struct generation *g, const struct completion *a) {
     const struct engine_request *r = &a->ticket.request;
-    // without prompt_logprob: the call was cancelled before the engine had it
+    // no prompt_logprob: the call was cancelled before the engine had it
     const struct lazy_list l = {.kind = LIST_PROMPT_TOPS,
                                 .index = a->index,
                                 .to = r->prompt_logprob ? r->n_prompt : MIN(r->n_prompt, 1)};
@@ -599,7 +599,7 @@ static json_t *usage_json(const struct generation *g) {
                      "cached_tokens", (json_int_t)u.cached);
 }
 
-/* Around one choice, or none. */
+/* The object around a choice, or around no choice. */
 static json_t *envelope(const struct generation *g, const char *object, json_t *choices) {
     json_t *v = json_pack("{s:s,s:s,s:I,s:s,s:s,s:o}", "id", g->id, "object", object, "created",
                           (json_int_t)g->created, "model", g->target.name, "system_fingerprint",
@@ -643,7 +643,7 @@ static void tool_delta(const struct generation *g, struct completion *a, int i, 
     c->sent = none ? strlen(NO_ARGUMENTS) : end - c->args;
 }
 
-/* A team's turns, before its answer. */
+/* Sends a team's turns, which precede its answer. */
 static void thoughts_delta(const struct generation *g, struct completion *a, struct buf *out) {
     size_t n = a->thoughts.len - a->thoughts_sent;
     if (n == 0) return;
@@ -652,8 +652,8 @@ static void thoughts_delta(const struct generation *g, struct completion *a, str
     chunk_add(g, a, json_pack("{s:o}", "reasoning_content", words), json_null(), NULL, out);
 }
 
-/* A chunk of words is another with other words: beside the words, what is said of each token is
- * made once for a reply. Takes them over. */
+/* Adds a chunk of words. Without log-probabilities, chunks differ only in the words, so the rest is
+ * serialized once per reply. Takes words and logprobs over. */
 static void words_add(const struct generation *g, struct completion *a, json_t *words,
                       json_t *logprobs, struct buf *out) {
     static const char before[] = "\"content\":\"\"";
@@ -666,7 +666,7 @@ static void words_add(const struct generation *g, struct completion *a, json_t *
     const char *gap = strstr(a->chunk.data, before);
     char *text = json_dumps(words, JSON_ENCODE_ANY);
     CHECK(gap && text);
-    gap += sizeof before - 3; // its two quotes are those of the words
+    gap += sizeof before - 3; // its two quotes are replaced by those of the words
     buf_add(out, a->chunk.data, (size_t)(gap - a->chunk.data));
     buf_puts(out, text);
     buf_puts(out, gap + 2);
@@ -686,7 +686,7 @@ static void chat_delta(const struct generation *g, struct completion *a, struct 
     for (int i = 0; i < a->n_tools; i++) tool_delta(g, a, i, out);
 }
 
-/* Tokens that are no words have had no chunk of their own. */
+/* The last chunk has the log-probabilities of tokens that produced no text. */
 static void chat_finish(const struct generation *g, struct completion *a, struct buf *out) {
     int32_t from = a->tokens_sent, to = a->outside ? from : completion_tokens_sent(a);
     chunk_add(g, a, json_object(), from < to ? chat_logprobs(g, a, from, to) : json_null(),
@@ -755,9 +755,9 @@ static const struct api_dialect chat_dialect = {.stream_type = "text/event-strea
                                                 .end = chat_end,
                                                 .whole = chat_whole};
 
-/* whom a body asks for */
+/* the target of a body */
 
-/* LoRAX's merged_adapters, as the sum that it is: {ids, weights, merge_strategy}. */
+/* LoRAX's merged_adapters {ids, weights, merge_strategy} as a weighted sum. */
 static int target_merged(struct server *s, const json_t *merged, struct model_ref *t,
                          struct error *err) {
     const json_t *ids = json_get_nonnull(merged, "ids"),
@@ -787,7 +787,7 @@ static int target_merged(struct server *s, const json_t *merged, struct model_re
     return rc;
 }
 
-/* LoRAX's adapter_id: a name, or, where the source is this machine, the path it was loaded from. */
+/* LoRAX's adapter_id: a name, or, with a local source, the path that an adapter was loaded from. */
 static int target_lorax(struct server *s, const json_t *parameters, const char *id,
                         struct model_ref *t, struct error *err) {
     static const char *const sources[] = {"hub", "local", "s3", "pbase"};
@@ -820,7 +820,7 @@ int model_ref_read(struct server *s, const json_t *body, struct model_ref *t, st
     return model_ref_resolve(s, model, t, err);
 }
 
-/* On an error everything that was read is given back, and the exchange answered. */
+/* After an error: answers the exchange and releases t and spec. */
 void generation_fail(struct server *s, struct exchange *x, struct model_ref *t,
                      struct generation_spec *spec, const struct error *err) {
     api_fail_error(x, err, spec->wrong);
@@ -845,7 +845,7 @@ void generation_handle(struct server *s, struct exchange *x, const struct api_di
     json_decref(body);
 }
 
-/* Whether it is a team's to answer, or to refuse. */
+/* Handles a chat with a team, also with an unknown one. False: the model is not a team. */
 static bool chat_of_team(struct server *s, struct exchange *x, json_t *body) {
     struct generation_spec spec = {0};
     struct error err;
@@ -972,15 +972,15 @@ static int completion_limits(struct server *s, const json_t *body, struct genera
     spec->n_top = spec->logprobs ? (int)MAX(logprobs, 1) : 0;
     spec->prompt_logprobs = spec->logprobs && spec->echo;
     if (prompt_tops_read(body, spec, err) != OK) return err->code;
-    if (spec->echo && spec->logprobs && max == 1) spec->n_stop_ids = 0; // the one token is told
-    /* what is rated is the first answer, which need not be the one that is told */
+    if (spec->echo && spec->logprobs && max == 1) spec->n_stop_ids = 0; // return that one token
+    /* the first answer is rated; with best_of it may not be the returned one */
     if (json_is_string(json_get_nonnull(body, "prompt")) && !spec->n_best)
         spec->asked = json_pack("{s:O}", "prompt", json_get_nonnull(body, "prompt"));
     return prompts_tokenize(s, json_get_nonnull(body, "prompt"), MAX_PROMPTS, &spec->prompts,
                             &spec->n_prompts, err);
 }
 
-/* Two tokens may be written alike where they are no text. */
+/* Tokens that are not valid text may have the same name. */
 static void top_add(const struct server *s, json_t *top, int32_t id, float logprob) {
     json_t *name = json_token_text(s, id);
     const char *key = json_string_value(name);
@@ -991,18 +991,18 @@ static void top_add(const struct server *s, json_t *top, int32_t id, float logpr
     json_decref(name);
 }
 
-/* Of the tokens of a prompt (where it is echoed) and of its answer, in this order. */
+/* A token of the prompt (if it is echoed) or of its answer; the prompt's tokens come first. */
 struct scored {
     int32_t id;
     float logprob;
-    const int32_t *top_ids; /* [n_top]; NULL: nothing precedes the token */
+    const int32_t *top_ids; /* [n_top]; NULL: first token of the prompt */
     const float *top;
 };
 
 static struct scored scored_at(const struct completion *a, int32_t i, bool prompt) {
     const struct engine_request *r = &a->ticket.request;
     int64_t n = r->n_top;
-    if (prompt && i < r->n_prompt && !r->prompt_logprob) // it was cancelled before it was read
+    if (prompt && i < r->n_prompt && !r->prompt_logprob) // cancelled before prefill
         return (struct scored){.id = r->prompt[i]};
     if (prompt && i < r->n_prompt)
         return (struct scored){r->prompt[i], r->prompt_logprob[i],
@@ -1045,7 +1045,7 @@ static json_t *scored_json(const struct generation *g, const struct scored *t, i
     return json_integer(at);
 }
 
-/* One list after the other, so that none has to be kept. */
+/* Writes the lists one after the other, so that none is kept in memory. */
 static void legacy_write(const struct generation *g, const struct lazy_list *l, struct buf *out) {
     static const char *const names[SCORED_LISTS] = {"tokens", "token_logprobs", "top_logprobs",
                                                     "text_offset"};
@@ -1067,7 +1067,7 @@ static void completion_list(const struct generation *g, const struct lazy_list *
     (l->kind == LIST_PROMPT_TOPS ? prompt_tops_write : legacy_write)(g, l, out);
 }
 
-/* Of the answer's tokens from..to, after those of the prompt if `prompt`. */
+/* Log-probabilities of the answer's tokens from..to, after those of the prompt if `prompt`. */
 static json_t *completion_logprobs(const struct generation *g, const struct completion *a,
                                    int32_t from, int32_t to, bool prompt, json_int_t *offset) {
     const struct engine_request *r = &a->ticket.request;
@@ -1082,13 +1082,13 @@ static json_t *completion_logprobs(const struct generation *g, const struct comp
     return lazy_list_placeholder(g, &l);
 }
 
-/* The prompt as text, where it is echoed. */
+/* The text of the prompt, if it is echoed. */
 static void echo_add(const struct generation *g, const struct completion *a, struct buf *out) {
     const struct token_ids *p = &g->spec.prompts[a->prompt];
     if (g->spec.echo) tokenizer_decode(g->s->m->tok, p->v, p->n, false, out);
 }
 
-/* A reply of nothing but one end of text is still that token's. */
+/* "stop" also for a reply that consists of only the end-of-text token. */
 static const char *completion_reason(const struct generation *g, const struct completion *a) {
     const struct engine_request *r = &a->ticket.request;
     bool eos = a->done && r->n_out > 0 && r->out[r->n_out - 1] == tokenizer_eos(g->s->m->tok);
@@ -1104,7 +1104,7 @@ static json_t *choice_whole(const struct generation *g, const struct completion 
     struct buf text = {0};
     json_int_t offset = 0;
     bool with_prompt = g->spec.echo && g->spec.logprobs;
-    /* who reads a prompt's log-probabilities counts on the token after it */
+    /* clients that read a prompt's log-probabilities expect the token after it */
     int32_t to = with_prompt ? a->n_read : completion_tokens_kept(a);
     echo_add(g, a, &text);
     buf_add(&text, a->text.data, a->words_end);
@@ -1124,7 +1124,7 @@ static double mean_logprob(const struct completion *a) {
     return r->n_out ? sum / r->n_out : 0;
 }
 
-/* Of a prompt's answers those whose tokens were the most probable, the best first. */
+/* The n_best answers to a prompt with the highest mean log-probability, the best first. */
 static void choices_best(const struct generation *g, int prompt, json_t *choices) {
     const struct completion *all = g->completions + (ptrdiff_t)prompt * g->spec.n;
     bool taken[MAX_N] = {false};
@@ -1154,7 +1154,7 @@ static void completion_chunk(const struct generation *g, const struct completion
     sse_add(g, envelope(g, "text_completion", json_pack("[o]", choice)), out);
 }
 
-/* What is echoed comes with the first words, when its log-probabilities are there. */
+/* The echoed prompt is sent with the first words, once its log-probabilities are known. */
 static void completion_delta(const struct generation *g, struct completion *a, struct buf *out) {
     bool first = g->spec.echo && !a->finished && a->tokens_sent == 0 && a->sent == 0;
     if (a->words_end == a->sent && !(first && a->done)) return;
@@ -1227,7 +1227,7 @@ static int embedding_read(const struct server *s, const json_t *body, struct emb
     return prompts_tokenize(s, json_get_nonnull(body, "input"), MAX_INPUTS, &e->texts, &e->n, err);
 }
 
-/* As many texts as make a step or two of the engine, one at least. */
+/* The number of texts that make one or two steps of the engine, at least one. */
 static int slice_of(const struct token_seq *seqs, int n) {
     int64_t tokens = 0;
     int k = 0;
@@ -1263,7 +1263,7 @@ int embed_texts(struct server *s, struct exchange *x, const struct model_ref *t,
     return rc;
 }
 
-/* The first `dims` of a vector, of length 1. */
+/* Keeps the first `dims` values of a vector and scales them to length 1. */
 void embedding_truncate(float *v, int dims) {
     double sum = 0;
     for (int i = 0; i < dims; i++) sum += (double)v[i] * (double)v[i];
@@ -1328,7 +1328,7 @@ static void embedding_handle(void *ctx, struct exchange *x) {
 
 /* models */
 
-/* What OpenAI's cards once had and vLLM's still have. */
+/* A model's permissions: OpenAI removed them, vLLM still has them. */
 static json_t *permission_json(const char *model, int64_t created) {
     char *id = xasprintf("modelperm-%s", model);
     json_t *v =
@@ -1389,7 +1389,7 @@ static void model_handle(void *ctx, struct exchange *x) {
         card = model_card(s, id, s->path, NULL, s->started);
     else if (t.n == 1 && at < n)
         card = model_card(s, id, v[at].path, s->name, v[at].created);
-    else // a mix is nowhere but in its name
+    else // a mix is not listed
         card = model_card(s, id, id, s->name, s->started);
     exchange_reply_json(x, 200, card);
     server_adapters_free(v, n);

@@ -1,6 +1,6 @@
 /*
- * system: what the server is and has — model, memory, batch, adapters with their versions, runs
- * with their curves and family trees — and where the time of its last replies went.
+ * system: properties of the server: model, memory, batch, adapters with their versions, runs with
+ * their curves and family trees, and the time per stage of its last replies.
  */
 #define _GNU_SOURCE
 #include "api/internal.h"
@@ -12,7 +12,7 @@
 #include <string.h>
 #include <time.h>
 
-/* the whole */
+/* server */
 
 static json_t *model_json(const struct server *s) {
     const struct model_config *c = &s->m->config;
@@ -40,7 +40,7 @@ static json_t *memory_json(const struct server *s) {
                      memory_plan_json(s->o->plan));
 }
 
-/* What runs where: the instructions that the products use, and what they multiply. */
+/* The instruction set of the kernels, and the types of their operands. */
 static json_t *kernels_json(const struct server *s) {
     return json_pack("{s:s,s:s,s:s,s:s,s:s,s:i}", "level", cpu_level_name(kernels_get()->level),
                      "class", s->m->cls == NUMERIC_EXACT ? "exact" : "fast", "weights",
@@ -82,7 +82,7 @@ static void adapters_handle(void *ctx, struct exchange *x) {
     exchange_reply_json(x, 200, json_pack("{s:o}", "adapters", list));
 }
 
-/* The path that a listed adapter comes from, malloc'ed; NULL: it is not listed. */
+/* The path that a listed adapter was loaded from, malloc'ed; NULL: it is not listed. */
 static char *adapter_path(struct server *s, const char *name) {
     char *path = NULL;
     int n;
@@ -93,7 +93,7 @@ static char *adapter_path(struct server *s, const char *name) {
     return path;
 }
 
-/* "critic/versions" → "critic"; malloc'ed. NULL: the rest does not end so. */
+/* "critic/versions" → "critic"; malloc'ed. NULL: the path does not end with `end`. */
 static char *rest_before(const struct exchange *x, const char *end) {
     const char *rest = exchange_wildcard(x);
     size_t n = strlen(rest), m = strlen(end);
@@ -115,8 +115,8 @@ static void versions_handle(void *ctx, struct exchange *x) {
     free(name);
 }
 
-/* Back to the version before, or to one whose hash begins with `to`; served from the next request
- * on. */
+/* Restores the previous version, or one whose hash begins with `to`; it is served from the next
+ * request on. */
 static void rollback_handle(void *ctx, struct exchange *x) {
     struct server *s = ctx;
     struct error err;
@@ -152,8 +152,8 @@ static struct store *runs_store(const struct server *s, struct error *err) {
     return store;
 }
 
-/* The name of the folder where a job of this server was told to write ("out"): malloc'ed; NULL: it
- * was not. */
+/* The name of the folder that a job of this server wrote to ("out"): malloc'ed; NULL: the run had
+ * no such folder. */
 static char *run_out(const struct server *s, struct store *store, const char *id) {
     struct error missing;
     json_t *run = store_run_get(store, id, &missing);
@@ -174,7 +174,8 @@ static char *folder_if(char *path) {
     return NULL;
 }
 
-/* By the run's id, or by the name of its "out": a name that is none of a path. */
+/* Finds a folder by the run's id, or by the name of its "out"; names that could be paths are
+ * rejected. */
 static char *run_folder(const struct server *s, const char *id) {
     struct error none;
     if (!*id || *id == '.' || strchr(id, '/')) return NULL;
@@ -193,7 +194,7 @@ static char *run_file(const char *folder, const char *name) {
     return folder_if(path_join(folder, name));
 }
 
-/* Beside its id a run of a job has the name of its folder. */
+/* A run of a job has the name of its folder in addition to its id. */
 static void runs_handle(void *ctx, struct exchange *x) {
     struct server *s = ctx;
     struct error err;
@@ -215,15 +216,15 @@ static void runs_handle(void *ctx, struct exchange *x) {
     store_close(store);
 }
 
-/* Of a log with more than LINES_KEPT lines every 2nd, 4th, … is kept, and the last: a curve looks
- * the same, and memory is bounded however long a run was. */
+/* A log with more than LINES_KEPT lines is thinned: every 2nd, 4th, … line and the last are kept. A
+ * curve looks the same, and memory is bounded for a run of any length. */
 enum {
     LINES_KEPT = 4096,
-    LINE_BYTES = 256, /* of a line, usually */
-    LINE_FACTOR = 16, /* bytes in memory for one in a file */
+    LINE_BYTES = 256, /* usual bytes of a line */
+    LINE_FACTOR = 16, /* bytes in memory per byte in a file */
 };
 struct lines {
-    json_t *list, *last; /* last: not in the list; or NULL */
+    json_t *list, *last; /* last: the last line if it is not in the list; or NULL */
     int64_t seen, stride;
 };
 
@@ -250,18 +251,18 @@ static int line_keep(void *ctx, const json_t *v, int line, struct error *err) {
     return OK;
 }
 
-/* The lines of a run's log; none where there is none. */
+/* The lines of a run's log; an empty list if the log does not exist. */
 static json_t *lines_of(const char *folder, const char *name) {
     struct error err;
     struct lines l = {.list = json_array(), .stride = 1};
     char *path = run_file(folder, name);
-    if (path) json_file_each(path, line_keep, &l, &err); // a last line may still be written
+    if (path) json_file_each(path, line_keep, &l, &err); // the last line may be incomplete
     if (l.last) json_array_append_new(l.list, l.last);
     free(path);
     return l.list;
 }
 
-/* What a run's page needs: the lines that are kept of its logs, and whole files. */
+/* Reserves memory for a run's page: the kept lines of its logs, and whole files. */
 static int run_reserve(struct server *s, struct exchange *x, const char *folder,
                        struct error *err) {
     static const char *const names[] = {"evolution.jsonl", "evolution.jsonl", "result.json"};
@@ -274,7 +275,7 @@ static int run_reserve(struct server *s, struct exchange *x, const char *folder,
     return rc;
 }
 
-/* null: there are no generations, or none yet. */
+/* null: the run has no generations, or none yet. */
 static json_t *lineage_read(const char *folder, struct error *err) {
     char *path = run_file(folder, "evolution.jsonl");
     json_t *generations = path ? lineage_load(path, err) : json_array();
@@ -294,7 +295,7 @@ static json_t *result_of(const char *folder) {
     return v;
 }
 
-/* Everything that a run's page shows. */
+/* All data of a run's page. */
 static void run_handle(void *ctx, struct exchange *x) {
     struct server *s = ctx;
     const char *id = exchange_wildcard(x);
@@ -316,9 +317,9 @@ static void run_handle(void *ctx, struct exchange *x) {
     free(folder);
 }
 
-/* where the time went */
+/* traces */
 
-/* The newest first; ?slow=SECONDS: those that took longer. */
+/* The newest first; ?slow=SECONDS: only replies that took at least that long. */
 static void traces_handle(void *ctx, struct exchange *x) {
     struct server *s = ctx;
     const char *slow = exchange_query(x, "slow");

@@ -1,8 +1,8 @@
 /*
- * vllm: adapters loaded and unloaded while requests run, and the side endpoints that vLLM's and
- * lm-evaluation-harness's users know, with vLLM's words to the letter where clients look at them.
+ * vllm: adapters loaded and unloaded while requests run, and the additional endpoints that users of
+ * vLLM and lm-evaluation-harness know, with vLLM's exact texts where clients compare them.
  *
- * Not here: what vLLM shares with OpenAI, which is openai.c's.
+ * Not here: the endpoints that vLLM shares with OpenAI; openai.c has them.
  */
 #define _GNU_SOURCE
 #include "api/internal.h"
@@ -13,7 +13,7 @@
 
 /* adapters of a folder, by first use */
 
-/* Whether an adapter was made for this base, by what its configuration calls that. */
+/* Whether an adapter was made for this base, by the name of the base in its configuration. */
 static bool is_for_base(const struct server *s, const char *config) {
     struct error err;
     json_t *v = json_parse_file(config, &err);
@@ -25,7 +25,7 @@ static bool is_for_base(const struct server *s, const char *config) {
     return is;
 }
 
-/* Loads an adapter of that name from where vLLM's environment says. */
+/* Loads an adapter of that name from the folder that vLLM's environment variables give. */
 static bool adapter_resolve(struct server *s, const char *name) {
     const char *plugins = getenv("VLLM_PLUGINS"), *folder = getenv("VLLM_LORA_RESOLVER_CACHE_DIR");
     struct error err;
@@ -50,7 +50,7 @@ static void said(struct exchange *x, const char *fmt, const char *name) {
     free(text);
 }
 
-/* Answers where something is missing or of the wrong kind. */
+/* Replies with an error if a field is missing or has the wrong type. */
 static bool names_read(struct exchange *x, const json_t *body, const char **name,
                        const char **path) {
     struct error err;
@@ -91,7 +91,7 @@ static void load_handle(void *ctx, struct exchange *x) {
     } else if (err.code == ERR_MISSING) {
         api_fail(x, 404, "NotFoundError", NULL, NULL, "%s", err.text);
     } else if (err.code == ERR_STATE || err.code == ERR_MEMORY) {
-        api_fail_error(x, &err, "lora_path"); // there is no room for it, now or at all
+        api_fail_error(x, &err, "lora_path"); // the server has no room for it
     } else {
         api_fail(x, 400, "BadRequestError", NULL, NULL, "%s", err.text);
     }
@@ -121,7 +121,7 @@ static void unload_handle(void *ctx, struct exchange *x) {
 
 /* the tokenizer */
 
-/* A conversation as chat has it. */
+/* Tokenizes a conversation as for a chat. */
 static int tokens_of_chat(const struct server *s, struct exchange *x, json_t *body,
                           struct token_ids *out, struct error *err) {
     struct generation_spec spec = {
@@ -151,7 +151,7 @@ int vllm_tokenize_read(const struct server *s, struct exchange *x, json_t *body,
     return ids_check_memory(out, err);
 }
 
-/* Also llama.cpp's, which calls the text `content`. */
+/* Serves llama.cpp's clients too, which call the text `content`. */
 static void tokenize_handle(void *ctx, struct exchange *x) {
     struct server *s = ctx;
     struct token_ids ids = {0};
@@ -187,7 +187,8 @@ static void tokenize_handle(void *ctx, struct exchange *x) {
     json_decref(body);
 }
 
-/* `prompt` is vLLM's name of the text and `content` llama.cpp's; they ask alike. */
+/* `prompt` is vLLM's name of the text in the reply, `content` llama.cpp's; the requests are
+ * alike. */
 static void detokenize_handle(void *ctx, struct exchange *x) {
     struct server *s = ctx;
     struct token_ids *ids = NULL;
@@ -225,7 +226,7 @@ static json_t *special(const struct server *s, int32_t id) {
     return id < 0 ? json_null() : json_string(tokenizer_id_to_piece(s->m->tok, id, NULL));
 }
 
-/* The template is the model's own text: clients render it themselves. */
+/* Clients render the model's template themselves, so the reply has its source text. */
 static void tokenizer_handle(void *ctx, struct exchange *x) {
     struct server *s = ctx;
     const struct tokenizer *t = s->m->tok;
@@ -238,9 +239,9 @@ static void tokenizer_handle(void *ctx, struct exchange *x) {
                   s->m->chat_template ? s->m->chat_template : chatml_template));
 }
 
-/* whether it is there */
+/* health */
 
-/* A base that was changed on the disk answers nothing that could be relied on. */
+/* A base that changed on disk cannot answer reliably. */
 static void health_handle(void *ctx, struct exchange *x) {
     struct error err;
     (void)ctx;

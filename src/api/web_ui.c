@@ -1,17 +1,17 @@
 /*
- * page: the web page, from inside the program — so that it is there wherever the program is, of the
- * same version, and asks no other host for anything.
+ * web_ui: the web page, embedded in the program, so that it is always available, has the same
+ * version as the program, and loads nothing from other hosts.
  *
- * What is served are the files of web/ as they lie there; page.inc lists them. They hold nothing
- * that is secret, so anybody may have them; what they then ask of the API, the API admits. Browsers
- * keep them and ask each time whether they are still the same, which their hash says.
+ * The files of web/ are served unchanged; page.inc lists them. They contain no secrets, so any
+ * client may have them; their calls of the API need admission like others. Browsers cache the files
+ * and revalidate them by their hash.
  */
 #include "api/internal.h"
 
 #include <stdio.h>
 #include <string.h>
 
-/* The bytes go through the assembler: a megabyte of array in C is a minute to compile. */
+/* The assembler includes the bytes: a megabyte of array in C takes a minute to compile. */
 #define FILE_ROW(n, name)                                                                          \
     __asm__(".pushsection .rodata\n"                                                               \
             "page_file_" #n ":\n"                                                                  \
@@ -30,7 +30,7 @@ static const struct {
 #undef FILE_ROW
 };
 
-/* Only its own files run or are asked for; nobody frames it. */
+/* The page runs and loads only files of this server, and cannot be framed. */
 static const char POLICY[] =
     "default-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
 
@@ -45,7 +45,7 @@ static const char *type_of(const char *name) {
     return "text/plain; charset=utf-8";
 }
 
-/* If-None-Match is a list, its items perhaps marked as weak by a proxy that compressed them. */
+/* If-None-Match is a list; a proxy that compressed a file may mark its tag as weak. */
 static bool has_it(const struct exchange *x, const char *tag) {
     const char *known = exchange_header(x, "If-None-Match");
     return known && (strstr(known, tag) || strcmp(known, "*") == 0);

@@ -1,7 +1,7 @@
 /*
- * worlds_api: lives of minds, to look at while they are lived. A run writes what its agents do tick
- * by tick; here the trace is played along and given as frames, and any agent at any tick is looked
- * into: what it sees, what it is asked, what a model would do there and how surely.
+ * worlds: simulations of agents in a grid environment, viewed while they run. A run writes its
+ * agents' actions tick by tick; this file replays the trace and returns frames. For any agent at
+ * any tick it returns the observation, the prompt, and the probabilities of a model's actions.
  */
 #define _GNU_SOURCE
 #include "api/internal.h"
@@ -12,9 +12,9 @@
 
 enum {
     FRAMES_MAX = 500,
-    FRAME_BYTES = 64 << 10, /* in tree and text, agents aside */
+    FRAME_BYTES = 64 << 10, /* bytes in tree and text, without agents */
     AGENT_BYTES = 512,
-    TRACE_FACTOR = 4, /* bytes in memory for one in the file */
+    TRACE_FACTOR = 4, /* bytes in memory per byte in the file */
 };
 
 static json_t *place(const struct world *w, int cell) {
@@ -28,7 +28,7 @@ static json_t *places_of(const struct world *w, int kind) {
     return list;
 }
 
-/* [x, y, energy, holds, delivered, reward] of the living, null of the dead. */
+/* [x, y, energy, holds, delivered, reward] of a living agent, null for a dead one. */
 static json_t *agents_of(const struct world *w) {
     json_t *list = json_array();
     for (int i = 0; i < w->n_agents; i++) {
@@ -50,7 +50,7 @@ static json_t *frame(const struct world *w) {
                      predators);
 }
 
-/* Where runs write: those of the command line, and those of this server's jobs. malloc'ed. */
+/* The path of a trace, in the runs of the command line or of this server's jobs; malloc'ed. */
 static char *trace_path(const struct server *s, const char *run, const char *generation) {
     const char *digits = "0123456789";
     if (!run || !*run || *run == '.' || strchr(run, '/') || !generation || !*generation ||
@@ -65,7 +65,7 @@ static char *trace_path(const struct server *s, const char *run, const char *gen
     return NULL;
 }
 
-/* The trace that a request names; answers where there is none. */
+/* Loads the trace that a request names; answers with an error if it cannot. */
 static bool trace_asked(struct server *s, struct exchange *x, struct trace *t) {
     struct error err;
     char *path = trace_path(s, exchange_query(x, "run"), exchange_query(x, "generation"));
@@ -88,8 +88,8 @@ static int64_t number_asked(const struct exchange *x, const char *key, int64_t f
     return text ? strtoll(text, NULL, 10) : fallback;
 }
 
-/* ?run&generation&from&n: frames from that tick on, as far as there are any; who follows asks again
- * from the next one. */
+/* ?run&generation&from&n: the available frames from that tick on; a client that follows a run asks
+ * again from the next tick. */
 static void frames_handle(void *ctx, struct exchange *x) {
     struct server *s = ctx;
     struct trace t = {0};
@@ -109,7 +109,7 @@ static void frames_handle(void *ctx, struct exchange *x) {
         trace_seek(&t, w, tick);
         json_array_append_new(frames, frame(w));
     }
-    if (from > t.n_ticks) trace_seek(&t, w, 0); // walls and homes all the same
+    if (from > t.n_ticks) trace_seek(&t, w, 0); // walls and homes are needed even without frames
     exchange_reply_json(x, 200,
                         json_pack("{s:i,s:i,s:I,s:s,s:I,s:I,s:b,s:o,s:o,s:o}", "size", w->size,
                                   "agents", t.n_agents, "seed", (json_int_t)t.seed, "policy",
@@ -121,9 +121,10 @@ static void frames_handle(void *ctx, struct exchange *x) {
     trace_release(&t);
 }
 
-/* what a model would do */
+/* a model's action probabilities */
 
-/* The first tokens of what the actions are called, as the world's minds choose among them. */
+/* Probabilities of the first tokens of the action names, among which the world's policies
+ * choose. */
 static json_t *choices_of(struct server *s, const struct model_ref *t, const struct buf *prompt,
                           double temperature, struct error *err) {
     const struct tokenizer *tok = s->m->tok;
@@ -152,7 +153,7 @@ static json_t *choices_of(struct server *s, const struct model_ref *t, const str
     return v;
 }
 
-/* The action that it then took; null: it is the last tick. */
+/* The action that the agent then took; null: this is the last tick. */
 static json_t *taken(const struct trace *t, int64_t tick, int agent) {
     if (tick >= t->n_ticks) return json_null();
     int a = t->actions[tick * t->n_agents + agent];
@@ -182,7 +183,7 @@ static json_t *agent_json(struct server *s, const struct trace *t, const struct 
     return v;
 }
 
-/* ?run&generation&tick&agent, and &model whose probabilities are wanted, &temperature. */
+/* ?run&generation&tick&agent, optionally &model for its action probabilities, and &temperature. */
 static void agent_handle(void *ctx, struct exchange *x) {
     struct server *s = ctx;
     struct trace t = {0};

@@ -1,12 +1,12 @@
 /*
- * job_child: vfork and exec, and three pipes.
+ * child: vfork and exec, and three pipes.
  *
- * vfork, because the service may hold gigabytes: fork would copy their page tables and make every
- * thread fault on its next writes. Until exec the child runs in this process's memory while the
- * thread that started it waits: child_main calls nothing but the system, with signals blocked until
- * the handlers, which are the service's, are gone.
+ * vfork, because the service may hold gigabytes: fork would copy their page tables and cause page
+ * faults in every thread on its next writes. Until exec the child runs in this process's memory
+ * while the thread that started it waits. So child_main makes only system calls, with signals
+ * blocked until the service's handlers are reset.
  *
- * Invariant: a pid is signalled only before it is reaped, so it is never somebody else's.
+ * Invariant: a pid is signalled only before it is reaped, so it never belongs to another process.
  */
 #define _GNU_SOURCE
 #include "jobs/child.h"
@@ -28,11 +28,11 @@ enum {
     FIRST_OTHER_FD = 4, /* after stdin, stdout, stderr and progress */
     READ_BLOCK = 64 << 10,
     READ_BLOCKS = 4,
-    WORDS_BYTES = 1 << 20, /* that stderr.txt may grow to */
-    CHILD_FILES = 4096,    /* open at once */
+    WORDS_BYTES = 1 << 20, /* maximum bytes of stderr.txt */
+    CHILD_FILES = 4096,    /* open files */
 };
 
-/* Lines longer than this are cut. */
+/* Longer lines are truncated. */
 static const size_t line_limits[N_CHILD_PIPES] = {256 << 10, 1000, 4096};
 static const char *const file_names[N_CHILD_PIPES] = {"stdout.jsonl", "stderr.txt", NULL};
 
@@ -52,16 +52,16 @@ static void yield_to_all(void) {
     setpriority(PRIO_PROCESS, 0, 19);
 }
 
-/* When memory runs out, the job goes and not the service. */
+/* If memory runs out, the kernel kills the job rather than the service. */
 static void offer_to_oom_killer(void) {
     int fd = open("/proc/self/oom_score_adj", O_WRONLY | O_CLOEXEC);
     if (fd < 0) return;
-    if (write(fd, "500", 3) < 0) { /* as it is, then */
+    if (write(fd, "500", 3) < 0) { /* ignored: it is an optimization */
     }
     close(fd);
 }
 
-/* What it asks for beyond these is refused to it; a limit that is lower already stays. */
+/* Sets a limit, unless a lower one is in force. */
 static void limit(int which, rlim_t most) {
     struct rlimit r;
     if (getrlimit(which, &r) != 0 || r.rlim_max <= most) return;
@@ -83,7 +83,7 @@ static _Noreturn void child_main(struct launch *l) {
     for (int i = 1; i < NSIG; i++) sigaction(i, &usual, NULL);
     setpgid(0, 0);
     prctl(PR_SET_PDEATHSIG, SIGKILL);
-    if (getppid() != l->parent) _exit(127); /* it died before it could tell us */
+    if (getppid() != l->parent) _exit(127); /* the parent died before PR_SET_PDEATHSIG */
     if (l->idle) yield_to_all();
     offer_to_oom_killer();
     limits_set(l);
@@ -107,7 +107,7 @@ static pid_t child_launch(struct launch *l) {
     return pid;
 }
 
-/* What a child may know of this process's environment. */
+/* Whether a child gets this variable of the environment. */
 static bool is_passed(const char *variable) {
     static const char *const names[] = {
         "PATH=",
@@ -132,7 +132,8 @@ static bool is_passed(const char *variable) {
     return false;
 }
 
-/* No file of settings: a job is what its record says, also after such a file has changed. */
+/* Configuration files are disabled: the job's record determines its options, even if a file
+ * changes. */
 static void environment(const struct job_child_options *s, struct strings *out) {
     char *tmp = path_join(s->folder, "tmp"), *all[] = {xasprintf("TMPDIR=%s", tmp), NULL};
     for (size_t i = 0; environ[i]; i++)
@@ -157,7 +158,7 @@ static char **arguments(const struct strings *args) {
     return v;
 }
 
-/* Our end of a pipe does not wait; the child's, in *theirs, does. */
+/* This end of the pipe is non-blocking; the child's end, *theirs, blocks. */
 static int inlet_open(struct child_pipe *in, enum child_pipe_kind which,
                       const struct job_child_options *s, int *theirs, struct error *err) {
     int ends[2];
@@ -204,7 +205,7 @@ static struct job_child *child_new(void) {
     return c;
 }
 
-/* FOLDER and FOLDER/tmp, the latter empty. */
+/* Makes FOLDER and an empty FOLDER/tmp. */
 static int folders_make(const char *folder, struct error *err) {
     char *tmp = path_join(folder, "tmp");
     int rc = dir_make(folder, err);
@@ -256,7 +257,7 @@ void job_child_pollfds(const struct job_child *c, struct pollfd out[JOB_CHILD_FD
 
 /* reading */
 
-/* Into the inlet's file, as far as that may grow. */
+/* Appends to the pipe's file, up to its limit. */
 static void keep(struct job_child *c, enum child_pipe_kind which, const char *p, size_t n) {
     struct child_pipe *in = &c->in[which];
     size_t room = (size_t)MIN(in->left, (int64_t)n);
@@ -298,7 +299,7 @@ static void inlet_read(struct job_child *c, enum child_pipe_kind which, job_chil
     char block[READ_BLOCK];
     for (int i = 0; i < READ_BLOCKS && in->fd >= 0; i++) {
         ssize_t n = read(in->fd, block, sizeof block);
-        if (n < 0) return; /* nothing for now */
+        if (n < 0) return; /* no data yet */
         if (n == 0) {
             fd_close(&in->fd);
             return;
@@ -312,7 +313,8 @@ void job_child_read(struct job_child *c, job_child_line_fn take, void *ctx) {
     for (int i = 0; i < N_CHILD_PIPES; i++) inlet_read(c, i, take, ctx);
 }
 
-/* All but the last wait while its leader is not reaped, so that the group's number is its own. */
+/* Everything before waitpid runs while the group's leader is not reaped, so its group id is not
+ * reused. */
 int job_child_reap(struct job_child *c, job_child_line_fn take, void *ctx) {
     siginfo_t info;
     int status = -1, rc;

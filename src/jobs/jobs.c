@@ -1,15 +1,16 @@
 /*
- * jobs: the queue, what is known of each job, and its one thread; the processes are child.c's,
- * the command lines request.c's.
+ * jobs: the queue, the state of each job, and the jobs' one thread. child.c handles processes,
+ * request.c command lines.
  *
- * Invariants. 1. A state is in the store before it is an event or in an answer; where the store
- * refuses, the thread tries again and the job stays what it was. 2. Only the thread starts and
- * reaps processes, both under the lock, so whoever holds it may signal a job's child. 3. The number
- * of an event is never given twice: numbers are reserved in the store by the block, and what a
- * killed process had reserved is left out.
+ * Invariants. 1. A state is stored before it appears in an event or a reply; if the store fails,
+ * the thread tries again and the job keeps its state. 2. Only the thread starts and reaps
+ * processes, both under the lock, so a thread that holds the lock may signal a job's child. 3. An
+ * event number is never used twice: numbers are reserved in the store in blocks, and the reserved
+ * numbers of a killed process are skipped.
  *
- * Memory is bounded: jobs by max_jobs, requests and lines by their limits, events all together;
- * progress and the last state are not kept as events but made from the job when somebody asks.
+ * Memory is bounded: jobs by max_jobs, requests and lines by their limits, events by a limit for
+ * all jobs; progress and the last state are not kept as events but generated from the job on
+ * request.
  */
 #define _GNU_SOURCE
 #include "jobs/jobs.h"
@@ -36,11 +37,11 @@ enum {
     TITLE_BYTES = 200,
     NUMBER_BLOCK = 1024,
     EVENTS_MAX = 4096,
-    EVENTS_BYTES = 2 << 20, /* as text */
-    SERIES_BYTES = 4 << 20, /* of figures.json */
+    EVENTS_BYTES = 2 << 20, /* bytes as text */
+    SERIES_BYTES = 4 << 20, /* maximum bytes of figures.json */
 };
 
-/* The thread looks at what children say so often at most, however much they say. */
+/* READ_SECONDS: the shortest interval at which the thread reads the output of children. */
 static const double READ_SECONDS = 0.05, RETRY_SECONDS = 1;
 
 enum job_state { QUEUED, RUNNING, PAUSED, DONE, FAILED, CANCELLED, N_STATES };
@@ -49,36 +50,36 @@ static const char *const state_names[N_STATES] = {"queued", "running", "paused",
 
 struct job {
     char id[JOB_ID_LEN];
-    json_t *request; /* {kind, args, options}, as it was asked for */
-    char *repeat;    /* its idempotency key; may be NULL */
-    char *owner;     /* the id of the API key that asked for it; may be NULL */
-    bool any;        /* it may replace what others have made */
-    int64_t bytes;   /* of its folder, when its process ended */
+    json_t *request; /* {kind, args, options}, as requested */
+    char *repeat;    /* the request's idempotency key; may be NULL */
+    char *owner;     /* the id of the API key of the request; may be NULL */
+    bool any;        /* may replace adapters and outputs of other owners */
+    int64_t bytes;   /* bytes of the job's folder when its process ended */
     enum job_state state;
-    bool cancel;  /* it was asked to end */
-    int64_t made; /* jobs in the order of their making */
-    int64_t turn; /* and in the order of the queue */
+    bool cancel;  /* cancellation was requested */
+    int64_t made; /* creation order */
+    int64_t turn; /* queue order */
     int64_t attempts;
-    char *run; /* the id of its run, where its kind has one */
+    char *run; /* the id of its run, if its kind has runs */
     char created[32], started[32], ended[32];
-    int exit, signal; /* -1: unknown, or not that */
+    int exit, signal; /* -1: unknown, or ended in the other way */
     char *note;
     json_t *progress; /* may be NULL */
-    json_t *figures;  /* the last of each; may be NULL */
+    json_t *figures;  /* the last value of each; may be NULL */
 
-    int64_t seq, reserved; /* the last number given, and reserved */
+    int64_t seq, reserved; /* the last event number used, and the last one reserved */
     int64_t state_seq, progress_seq;
 
-    struct job_child *child;    /* also while paused */
-    double kill_at;             /* of a cancelled child; INFINITY: it is not, or was killed */
-    double stop_at;             /* while it runs: when its time is over */
-    double seconds;             /* while it is paused: what is left of its time */
-    bool late;                  /* its time was over */
-    char *words;                /* the last line of its stderr */
-    struct job_metrics *series; /* while there is a child that told some */
+    struct job_child *child;    /* also set while paused */
+    double kill_at;             /* kill deadline after SIGTERM; INFINITY: none, or killed */
+    double stop_at;             /* while running: the end of its time limit */
+    double seconds;             /* while paused: the rest of its time limit */
+    bool late;                  /* the time limit was exceeded */
+    char *words;                /* the last line of stderr */
+    struct job_metrics *series; /* set while a child runs that reported figures */
     bool figured;               /* `figures` are older than `series` */
-    bool progressed;            /* `progress` has no number yet */
-    bool over;                  /* it ended as `outcome`, which is to be stored */
+    bool progressed;            /* `progress` has no event number yet */
+    bool over;                  /* ended with `outcome`, which is not stored yet */
     enum job_state outcome;
 };
 
@@ -95,22 +96,22 @@ struct jobs {
     int lock_fd, wake_fd;
     pthread_t thread;
 
-    pthread_mutex_t lock; /* of all below */
+    pthread_mutex_t lock; /* guards the fields below */
     struct store *store;
-    json_t *claims; /* {what was written: {owner, job, bytes}}, see claim_path */
-    struct job **v; /* in the order of their making */
+    json_t *claims; /* {output: {owner, job, bytes}}, see claim_path */
+    struct job **v; /* [n] in creation order */
     int n;
     int64_t count; /* the last `made` or `turn` */
     struct event *events;
     int n_events;
     size_t events_bytes;
     bool news, stop;
-    double read_at, retry_at; /* 0: nothing to try again */
+    double read_at, retry_at; /* 0: no retry is pending */
 };
 
 static void jobs_wake(struct jobs *j) {
     const uint64_t one = 1;
-    if (write(j->wake_fd, &one, sizeof one) < 0) return; /* full: it will wake anyway */
+    if (write(j->wake_fd, &one, sizeof one) < 0) return; /* full: the thread will wake anyway */
 }
 
 /* jobs as JSON */
@@ -131,7 +132,7 @@ static void add_end(json_t *v, const struct job *job) {
     if (job->signal >= 0) json_object_set_new(v, "signal", json_integer(job->signal));
 }
 
-/* What everybody may know. */
+/* The public fields of a job. */
 static json_t *job_json(const struct job *job) {
     json_t *v = json_pack("{s:s,s:s,s:s,s:I}", "id", job->id, "state", state_names[job->state],
                           "created", job->created, "attempts", (json_int_t)job->attempts);
@@ -198,7 +199,7 @@ static struct job *job_new(void) {
     return job;
 }
 
-/* NULL: it is none of ours. */
+/* NULL: the document is not a valid job. */
 static struct job *job_from_json(const struct jobs *j, const char *id, const json_t *v) {
     const json_t *known = json_object_get(v, "job"), *request = json_object_get(v, "request");
     int state = 0;
@@ -234,8 +235,8 @@ static struct job *job_from_json(const struct jobs *j, const char *id, const jso
 
 /* events */
 
-/* The next number. Where it cannot be reserved it may come again after a kill; the next one is
- * tried again. */
+/* The next event number. If it cannot be reserved it may be used again after a kill; the next
+ * number tries again. */
 static int64_t job_number(struct jobs *j, struct job *job) {
     struct error err;
     if (++job->seq > job->reserved) {
@@ -269,7 +270,7 @@ static json_t *state_event(const struct job *job) {
     return v;
 }
 
-/* Stores the state and tells it; on failure the job is as before. */
+/* Stores the state and adds its event; on an error the job is unchanged. */
 static int job_set(struct jobs *j, struct job *job, enum job_state state, struct error *err) {
     const struct job before = *job;
     job->state = state;
@@ -289,7 +290,7 @@ static int job_set(struct jobs *j, struct job *job, enum job_state state, struct
     return OK;
 }
 
-/* what children say */
+/* output of children */
 
 struct listener {
     struct jobs *j;
@@ -325,7 +326,7 @@ static char *series_path(const struct jobs *j, const struct job *job) {
     return path;
 }
 
-/* What was kept of it; empty where nothing was. */
+/* The stored series of the job; empty if there is no file. */
 static struct job_metrics *series_read(const struct jobs *j, const struct job *job) {
     struct error none;
     struct buf text = {0};
@@ -340,7 +341,7 @@ static struct job_metrics *series_read(const struct jobs *j, const struct job *j
     return f;
 }
 
-/* Its process is over. That figures cannot be kept is no reason for a job to fail. */
+/* Stores the series after the process has ended. An error does not make the job fail. */
 static void series_keep(const struct jobs *j, struct job *job) {
     struct error err;
     if (!job->series) return;
@@ -355,7 +356,7 @@ static void series_keep(const struct jobs *j, struct job *job) {
     free(path);
 }
 
-/* The last line is why it failed, but for how to call the command. */
+/* The last line of stderr is the reason for a failure, except usage lines. */
 static void words_take(struct job *job, const char *line, size_t n) {
     static const char usage[] = "usage: ";
     if (n && (n < strlen(usage) || memcmp(line, usage, strlen(usage)) != 0))
@@ -377,7 +378,7 @@ static void figures_take(struct jobs *j, struct job *job, const json_t *figures)
     job->figured = true;
 }
 
-/* What is not as base.h says is ignored: anything may write to the pipe. */
+/* Lines that base.h does not define are ignored: a library may write to the pipe too. */
 static void progress_take(struct jobs *j, struct job *job, const char *line, size_t n) {
     json_t *v = json_loadb(line, n, JSON_REJECT_DUPLICATES, NULL);
     if (json_is_object(json_object_get(v, "figures")))
@@ -406,7 +407,7 @@ static void line_take(void *ctx, enum child_pipe_kind which, const char *line, s
         progress_take(l->j, l->job, line, n);
 }
 
-/* Of all that came at once there is one number. */
+/* All lines that were read at once get one event number. */
 static void progress_tell(struct jobs *j, struct job *job) {
     if (job->figured) {
         json_decref(job->figures);
@@ -419,10 +420,10 @@ static void progress_tell(struct jobs *j, struct job *job) {
     j->news = true;
 }
 
-/* what jobs have written */
+/* outputs of jobs */
 
-/* Of a claim by its name: "NAME" in the folder of results, "run:NAME" in that of runs. malloc'ed.
- */
+/* The path of a claim: "NAME" is in the folder of results, "run:NAME" in that of runs.
+ * malloc'ed. */
 static char *claim_path(const struct jobs *j, const char *name) {
     bool run = strncmp(name, "run:", 4) == 0;
     return run ? path_join(j->o.runs ? j->o.runs : "runs", name + 4)
@@ -440,7 +441,7 @@ static bool is_there(const char *path) {
     return lstat(path, &st) == 0;
 }
 
-/* Whether the job that a claim is of may still write. */
+/* Whether the job of a claim may still write. */
 static bool claim_lives(const struct jobs *j, const json_t *claim) {
     for (int i = 0; i < j->n; i++)
         if (strcmp(j->v[i]->id, json_get_string(claim, "job")) == 0)
@@ -462,7 +463,7 @@ static int claim_check(const struct jobs *j, const char *name, const struct job_
                      name);
 }
 
-/* Calls one for each thing that a request will write. */
+/* Calls `one` for each output of a request. */
 static int claims_each(struct jobs *j, const struct job_request *r, const struct job_caller *by,
                        int (*one)(const struct jobs *, const char *, const struct job_caller *,
                                   struct error *),
@@ -510,7 +511,7 @@ static int limits_check(const struct jobs *j, const char *owner, struct error *e
     return OK;
 }
 
-/* Forgets what is no more on the disk, when no job will write it. */
+/* Removes the claims of outputs that do not exist, unless a job will write them. */
 static void claims_prune(struct jobs *j) {
     struct error err;
     const char *name;
@@ -527,7 +528,7 @@ static void claims_prune(struct jobs *j) {
 
 /* running */
 
-/* Whether a run of it has begun: its kind's `resume` finds it there. */
+/* Whether the job's run has begun, so that its kind's `resume` finds it. */
 static bool run_has_begun(const struct jobs *j, const struct job *job) {
     if (!job->run) return false;
     char *dir = path_join(j->o.runs ? j->o.runs : "runs", job->run),
@@ -538,14 +539,15 @@ static bool run_has_begun(const struct jobs *j, const struct job *job) {
     return begun;
 }
 
-/* A run that was killed before it was anything has a name that nobody can take up. */
+/* Without an id from the client each attempt gets a new name: a run that was killed before it wrote
+ * its manifest cannot be resumed. */
 static void run_name(struct job *job) {
     const char *id = json_get_string(json_object_get(job->request, "options"), "id");
     free(job->run);
     job->run = *id ? xstrdup(id) : xasprintf("%s-%lld", job->id, (long long)job->attempts);
 }
 
-/* Beside what else this process shows. */
+/* Makes the command keep its runs or calls where this process shows them. */
 static void keep_place(const struct jobs *j, const struct job_kind *kind, json_t *options) {
     const char *keeps = kind->keeps;
     if (!keeps || !j->o.runs || json_object_get(options, keeps)) return;
@@ -555,7 +557,7 @@ static void keep_place(const struct jobs *j, const struct job_kind *kind, json_t
     free(path);
 }
 
-/* The request, with paths, and with what this attempt differs in; takes it over. */
+/* The request for this attempt, with resolved paths; takes v over. */
 static json_t *attempt_request(const struct jobs *j, struct job *job, json_t *v) {
     const struct job_kind *kind = job_kind_find(j->o.rules.kinds, json_get_string(v, "kind"));
     json_t *options = json_object_get(v, "options"), *kept;
@@ -580,7 +582,7 @@ static json_t *attempt_request(const struct jobs *j, struct job *job, json_t *v)
 static int job_launch(struct jobs *j, struct job *job, struct error *err) {
     struct strings args = {0};
     struct job_request checked;
-    /* Again: what may be asked for can have changed since it was. */
+    /* Check again: the rules may have changed since the submission. */
     struct job_request_rules rules = j->o.rules;
     rules.owner = job->owner;
     int rc = job_request_check(&rules, job->request, &checked, NULL, err);
@@ -623,7 +625,7 @@ static void retry(struct jobs *j, const struct error *err) {
     j->retry_at = clock_now() + RETRY_SECONDS;
 }
 
-/* It is over, as far as the world is concerned; job_store_outcome stores it. */
+/* The job has ended; job_store_outcome stores this. */
 static void job_set_outcome(struct job *job, enum job_state outcome, char *note) {
     job->over = true;
     job->outcome = outcome;
@@ -640,7 +642,7 @@ static void job_store_outcome(struct jobs *j, struct job *job) {
         retry(j, &err);
 }
 
-/* Its turn has come: it begins, or goes on. */
+/* Starts the job, or continues it after a pause. */
 static void job_begin(struct jobs *j, struct job *job) {
     struct error err;
     bool fresh = !job->child;
@@ -668,7 +670,7 @@ static void job_begin(struct jobs *j, struct job *job) {
     retry(j, &err);
 }
 
-/* Begins what may run: the first in the queue, as often as there is a place. */
+/* Starts jobs from the head of the queue while there are free places. */
 static void jobs_dispatch(struct jobs *j) {
     while (j->retry_at == 0) {
         struct job *next = NULL;
@@ -698,7 +700,7 @@ static char *end_note(const struct job *job, const struct error *fault) {
     return xasprintf("ended with exit status %d and no word why; see stderr.txt", job->exit);
 }
 
-/* Its process has ended: what it leaves on the disk. */
+/* Measures the disk usage of a job whose process has ended. */
 static void job_measure(struct jobs *j, struct job *job) {
     const char *name;
     json_t *claim;
@@ -719,7 +721,7 @@ static void job_measure(struct jobs *j, struct job *job) {
 static void job_reap(struct jobs *j, struct job *job) {
     struct listener l = {j, job};
     struct error fault = {0};
-    /* What it says last can be what makes us end it. */
+    /* The last output may contain an error that ends the job. */
     job_child_read(job->child, line_take, &l);
     fault = job->child->fault;
     int status = job_child_reap(job->child, line_take, &l);
@@ -752,7 +754,7 @@ static void job_listen(struct jobs *j, struct job *job) {
 /* the thread */
 
 struct watched {
-    struct pollfd *fds; /* the first is wake_fd, then JOB_CHILD_FDS of each job that has a child */
+    struct pollfd *fds; /* wake_fd, then JOB_CHILD_FDS for each job with a child */
     struct job **jobs;
     int n;
 };
@@ -774,10 +776,10 @@ static double jobs_watch(struct jobs *j, struct watched *w) {
     return until - now;
 }
 
-/* Asks it to end, and will end it if it does not. */
+/* Sends SIGTERM, and schedules SIGKILL. */
 static void job_stop(const struct jobs *j, struct job *job) {
     job_child_signal(job->child, SIGTERM);
-    job_child_signal(job->child, SIGCONT); /* a stopped process takes no signal */
+    job_child_signal(job->child, SIGCONT); /* a stopped process handles no signal */
     job->kill_at = clock_now() + j->o.cancel_seconds;
     job->stop_at = INFINITY;
 }
@@ -825,7 +827,7 @@ static void retries(struct jobs *j) {
     for (int i = 0; i < j->n; i++) job_store_outcome(j, j->v[i]);
 }
 
-/* Their states in the store stay what they are: the next jobs_open goes on from there. */
+/* The states in the store are unchanged: the next jobs_open continues from them. */
 static void children_end(struct jobs *j) {
     for (int i = 0; i < j->n; i++) {
         struct listener l = {j, j->v[i]};
@@ -863,7 +865,7 @@ static int by_making(const void *a, const void *b) {
     return x->made < y->made ? -1 : x->made > y->made;
 }
 
-/* What was cut off waits for its turn again; what was asked to end has ended. */
+/* Interrupted jobs are queued again; jobs with a pending cancellation are cancelled. */
 static int job_recover(struct jobs *j, struct job *job, struct error *err) {
     if (state_is_last(job->state)) return OK;
     if (job->cancel) return job_set(j, job, CANCELLED, err);
@@ -919,7 +921,7 @@ static void jobs_free(struct jobs *j) {
     free(j);
 }
 
-/* Signals are for the program's other threads. */
+/* Signals are handled by other threads. */
 static int thread_start(struct jobs *j, struct error *err) {
     sigset_t all, old;
     sigfillset(&all);
@@ -976,7 +978,7 @@ void jobs_stop(struct jobs *j, double seconds) {
     pthread_timedjoin_np(j->thread, NULL, &until);
 }
 
-/* what callers ask for */
+/* requests of callers */
 
 static struct job *job_find(struct jobs *j, const char *id, struct error *err) {
     for (int i = 0; i < j->n; i++)
@@ -1027,8 +1029,8 @@ static struct job *job_make(struct jobs *j, const struct job_request *r,
     return job;
 }
 
-/* It is in the list before what it will write is its own, and in the store last: a job that the
- * store has no room for leaves claims of nothing, which claims_prune removes. */
+/* Adds the job to the list, then claims its outputs, then stores it. If it cannot be stored, its
+ * claims refer to missing outputs, and claims_prune removes them. */
 static int job_add(struct jobs *j, const struct job_request *r, const struct job_caller *by,
                    char id[JOB_ID_LEN], struct error *err) {
     int rc = claims_each(j, r, by, claim_check, err);
@@ -1188,7 +1190,7 @@ int jobs_delete(struct jobs *j, const char *id, struct error *err) {
     return job_do(j, id, job_delete, err);
 }
 
-/* Among the events already there, by its number; takes v over. */
+/* Inserts v into the list by its event number; takes v over. */
 static void event_insert(json_t *list, json_t *v, int64_t seq) {
     size_t at = json_array_size(list);
     while (at > 0 && integer_at(json_array_get(list, at - 1), "seq", 0) > seq) at--;
@@ -1198,7 +1200,7 @@ static void event_insert(json_t *list, json_t *v, int64_t seq) {
 
 static json_t *job_events(const struct jobs *j, const struct job *job, int64_t after) {
     json_t *list = json_array();
-    bool told = false; /* its last state is among them */
+    bool told = false; /* the list contains the last state */
     for (int i = 0; i < j->n_events; i++) {
         const struct event *e = &j->events[i];
         if (e->job != job || e->seq <= after) continue;
@@ -1212,7 +1214,7 @@ static json_t *job_events(const struct jobs *j, const struct job *job, int64_t a
     return list;
 }
 
-/* A copy: the events are shared with whoever asks next. */
+/* Returns a deep copy: other calls share the events. */
 json_t *jobs_events(struct jobs *j, const char *id, int64_t after, struct error *err) {
     pthread_mutex_lock(&j->lock);
     const struct job *job = job_find(j, id, err);

@@ -1,8 +1,8 @@
 /*
- * job_figures: a curve for each figure that a job has told, made when it is first told.
+ * job_metrics: a curve for each figure that a job reports, created on its first value.
  *
- * Invariant: the points of a curve are in the order of time, also when the clock is set back or a
- * file was written by somebody else: what would go back is put where the last point is.
+ * Invariant: the points of a curve are in the order of time, even if the clock is set back or a
+ * file was modified: a point with an earlier time gets the time of the last point.
  */
 #include "jobs/jobs.h"
 
@@ -15,11 +15,11 @@
 static const char PREFIX[] = "shoal_";
 
 struct job_metrics {
-    double began; /* 0: nothing was told yet */
+    double began; /* 0: no values yet */
     struct told {
         struct curve curve;
-        double last_at, last; /* the last may be NaN, which a curve has not */
-    } * v[N_METRICS];         /* NULL: not told */
+        double last_at, last; /* `last` may be NaN, which the curve omits */
+    } * v[N_METRICS];         /* NULL: not reported */
 };
 
 bool is_job_metric(enum metric_id id) {
@@ -85,7 +85,7 @@ static void point_add(json_t *at, json_t *value, double x, double y) {
     json_array_append_new(value, json_real(y));
 }
 
-/* With the mean that is not whole yet as its last point. */
+/* The incomplete mean is the last point. */
 static json_t *curve_json(enum metric_id id, const struct curve *c) {
     json_t *at = json_array(), *value = json_array();
     for (int i = 0; i < c->n; i++) point_add(at, value, c->x[i], c->y[i]);
@@ -102,7 +102,8 @@ json_t *job_metrics_json(const struct job_metrics *f) {
     return json_pack("{s:f,s:o}", "began", f->began, "series", list);
 }
 
-/* As many points as a curve holds when it is full are one too many: it may have had one begun. */
+/* Reads at most CURVE_POINTS points. An incomplete mean at the end becomes a point like the
+ * others. */
 static void curve_read(struct told *t, const json_t *v) {
     const json_t *at = json_object_get(v, "at"), *value = json_object_get(v, "value");
     double per = number_of(json_object_get(v, "per"));

@@ -1,4 +1,4 @@
-/* Rules for paths, by canonical names: paths.h. */
+/* job_paths: rules for canonical paths. See jobs.h. */
 #define _GNU_SOURCE
 #include "jobs/jobs.h"
 
@@ -10,7 +10,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-/* realpath of the longest part that exists, and the rest as it is. NULL: the rest has "..". */
+/* realpath of the longest part that exists, and the rest unchanged. NULL: the rest has "..". */
 static char *canonical(const char *path) {
     char *real = realpath(path, NULL);
     if (real || (errno != ENOENT && errno != ENOTDIR) || !*path) return real;
@@ -85,7 +85,7 @@ static const struct path_rule *rule_of(const struct job_paths *p, const char *pa
     return deepest;
 }
 
-/* Hidden names that are the program's own: versions of an adapter, the record of a pull. */
+/* Hidden names that the program creates: versions of an adapter, the record of a pull. */
 static bool is_own(const char *name, size_t n) {
     static const char *const own[] = {".versions", ".hub.json", ".hub.lock"};
     for (size_t i = 0; i < ARRAY_LEN(own); i++)
@@ -117,7 +117,7 @@ static bool is_database(const char *path) {
     return ends_like(path, ends, ARRAY_LEN(ends));
 }
 
-/* Data, texts, recipes, models and what belongs to them. */
+/* Data, texts, recipes, models and the files that accompany them. */
 static bool is_input(const char *path) {
     static const char *const ends[] = {".jsonl",       ".ndjson", ".json",  ".csv", ".tsv",  ".txt",
                                        ".text",        ".md",     ".yaml",  ".yml", ".gguf", ".bin",
@@ -132,7 +132,8 @@ static int refuse(const char *path, const char *why, struct error *err) {
 static const char NOT_BELOW[] = "it is missing, or not below a folder that jobs may read (the "
                                 "server's --jobs-read DIR adds one)";
 
-/* Opens it part by part without following a link: what it is, also when others rename meanwhile. */
+/* The file type of a path. Opens it part by part without following links, so that a concurrent
+ * rename cannot change the result. */
 static int kind_of(const char *path, mode_t *mode, struct error *err) {
     struct stat st;
     char *copy = xstrdup(path + 1), *rest = copy;
@@ -152,7 +153,7 @@ static int kind_of(const char *path, mode_t *mode, struct error *err) {
 /* The origin of a path: a client, a client that names a database, a file or the program. */
 enum namer { BY_CLIENT, BY_CLIENT_BASE, BY_PROGRAM };
 
-/* What may be read below a rule. */
+/* Whether a path below a rule may be read as an input. */
 static int input_check(const struct path_rule *rule, const char *shown, const char *real,
                        enum namer by, struct error *err) {
     mode_t mode;
@@ -188,7 +189,7 @@ char *job_paths_resolve(const struct job_paths *p, const char *path, bool databa
     return NULL;
 }
 
-/* What the system tells of itself and of this process. */
+/* Files in which the system describes itself and this process. */
 static bool is_system(const char *real) {
     char self[32];
     snprintf(self, sizeof self, "/proc/%d", (int)getpid());
@@ -198,7 +199,7 @@ static bool is_system(const char *real) {
     return below(real, self) && !strstr(real, "/environ");
 }
 
-/* What jobs may write they may not run. */
+/* Jobs may not run files that they may write. */
 static int run_check(const struct path_rule *rule, const char *shown, const char *real,
                      struct error *err) {
     static const char *const system[] = {"/usr", "/bin", "/sbin", "/lib", "/lib64"};
@@ -226,7 +227,7 @@ int job_paths_check(const struct job_paths *p, const char *path, enum path_use u
             rc = refuse(path, "it is not below a folder that jobs may write", err);
     } else if (real && !is_system(real) && lstat(real, &st) == 0) {
         rc = input_check(rule, path, real, BY_PROGRAM, err);
-    } /* else there is nothing to read, as will be found */
+    } /* otherwise the file does not exist, and opening it fails */
     free(real);
     return rc;
 }

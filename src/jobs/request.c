@@ -1,11 +1,11 @@
 /*
  * job_request: a client's request as a command line.
  *
- * A client is not trusted. What it may set is what the command's own table of options allows
- * (enum option_job_policy): an option is found in the table first, by whatever name, and only the
+ * The client is not trusted. It may set options that the command's option table allows (enum
+ * option_job_policy): an option is first looked up in the table, by any of its names, and only the
  * table's name reaches the command line; a path reaches it as the canonical path that was checked.
- * A value is attached to its name by '=', and positional arguments come after "--", so nothing that
- * a client says becomes an option that was not checked.
+ * A value is attached to its name by '=', and positional arguments come after "--", so no text of a
+ * client becomes an unchecked option.
  */
 #define _GNU_SOURCE
 #include "jobs/jobs.h"
@@ -15,7 +15,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Of a request. */
+/* Limits of a request. */
 enum { VALUES_MAX = 1024, TEXT_BYTES = 64 << 10, NAME_BYTES = 64, FIELD_BYTES = 64 };
 
 struct request_checker {
@@ -94,7 +94,7 @@ static int name_check(const struct request_checker *c, const char *name, const c
                      c->field, NAME_BYTES, what);
 }
 
-/* values: each returns what is passed on, malloc'ed, or NULL */
+/* values: each function returns the value for the command line, malloc'ed, or NULL */
 
 static char *input_value(const struct request_checker *c, const char *text, bool database) {
     if (!c->r->input || hub_is_name(text)) return xstrdup(text); /* the hub's cache checks names */
@@ -103,7 +103,7 @@ static char *input_value(const struct request_checker *c, const char *text, bool
     return path;
 }
 
-/* A file, else a plain name of something built in. */
+/* A file, or the plain name of a built-in object. */
 static char *choice_value(const struct request_checker *c, const char *text) {
     if (!c->r->input || hub_is_name(text)) return xstrdup(text);
     char *path = c->r->input(c->r->ctx, text, false, c->err);
@@ -151,7 +151,7 @@ static char *named_value(const struct request_checker *c, const char *text) {
     return whole;
 }
 
-/* A name; or the path that it became when the request was checked before. */
+/* A name, or the path that an earlier check made of it. */
 static char *output_value(const struct request_checker *c, const char *text) {
     size_t n = c->r->out ? strlen(c->r->out) : 0;
     if (n && strncmp(text, c->r->out, n) == 0 && text[n] == '/') text += n + 1;
@@ -223,7 +223,7 @@ static char *value_check(const struct request_checker *c, enum option_job_policy
     return NULL;
 }
 
-/* A string, number or bool as the command line's text, malloc'ed; NULL: it is neither. */
+/* A string, number or bool as text for the command line, malloc'ed; NULL: another type. */
 static char *scalar_text(const json_t *v) {
     if (json_is_string(v))
         return strlen(json_string_value(v)) == json_string_length(v) ? xstrdup(json_string_value(v))
@@ -232,12 +232,12 @@ static char *scalar_text(const json_t *v) {
     return json_dumps(v, JSON_ENCODE_ANY | JSON_REAL_PRECISION(15));
 }
 
-/* Outputs are shown as paths, inputs as the client wrote them. */
+/* The request shows outputs as paths, inputs as the client wrote them. */
 static json_t *asked_value(enum option_job_policy job, const json_t *v, const char *checked) {
     return job == JOB_OUTPUT ? json_from_path(checked) : json_incref((json_t *)(uintptr_t)v);
 }
 
-/* One value for an option or an argument: NULL with the reason. */
+/* One value of an option or an argument; NULL on an error. */
 static json_t *one_value(const struct request_checker *c, enum option_job_policy job,
                          const json_t *v, json_t **asked) {
     char *text = scalar_text(v);
@@ -277,7 +277,7 @@ static json_t *list_value(const struct request_checker *c, enum option_job_polic
     return list;
 }
 
-/* Whether the table lets a client set it, and whether it is of the right type. */
+/* Whether the table lets a client set the option, and whether the value has the right type. */
 static int row_check(const struct request_checker *c, const struct option_row *row,
                      const json_t *v) {
     bool text = row->type != OPT_BOOL && row->type != OPT_INT && row->type != OPT_FLOAT;
@@ -291,8 +291,7 @@ static int row_check(const struct request_checker *c, const struct option_row *r
     return OK;
 }
 
-/* Its row by whatever name; "no-NAME" is the opposite of NAME, whose value is then *v's opposite.
- */
+/* Finds an option's row by any name; "no-NAME" is the negation of NAME and negates *v. */
 static const struct option_row *row_find(const struct request_checker *c, const char *name,
                                          json_t **v) {
     const struct option_row *row = row_of(c->kind, name);
@@ -362,7 +361,7 @@ static int args_check(struct request_checker *c, const json_t *args) {
     return OK;
 }
 
-/* the whole */
+/* requests */
 
 static size_t text_bytes(const json_t *v, size_t *values) {
     size_t bytes = json_is_string(v) ? json_string_length(v) + 1 : 32, i;
@@ -375,7 +374,7 @@ static size_t text_bytes(const json_t *v, size_t *values) {
     return bytes;
 }
 
-/* Before anything else, so that a request's cost is bounded. */
+/* Called before all other checks, so that a request's cost is bounded. */
 static int size_check(const struct request_checker *c, const json_t *request) {
     size_t bytes = 0, values = 0;
     const char *key;
@@ -409,7 +408,7 @@ static json_t *empty_request(const json_t *request) {
                      "options");
 }
 
-/* Keys in order, as the store gives them back. */
+/* Sorts the keys, as the store does. */
 static json_t *sorted(json_t *v) {
     struct error err;
     char *text = json_canonical(v);
@@ -492,6 +491,6 @@ int job_request_argv(const json_t *request, struct strings *args, struct error *
     json_array_foreach (json_object_get(request, "args"), i, v)
         strings_add(args, json_string_value(v));
     for (int k = 0; k < args->n; k++) bytes += strlen(args->v[k]) + 1;
-    if (bytes <= 4 * TEXT_BYTES) return OK; /* paths are longer than what names them */
+    if (bytes <= 4 * TEXT_BYTES) return OK; /* a path is longer than its name in the request */
     return error_set(err, ERR_USAGE, "the command line of this request is too long");
 }

@@ -378,7 +378,7 @@ static void figures_take(struct jobs *j, struct job *job, const json_t *figures)
     job->figured = true;
 }
 
-/* Lines that base.h does not define are ignored: a library may write to the pipe too. */
+/* Lines that base.h does not define are ignored: any code may write to the pipe. */
 static void progress_take(struct jobs *j, struct job *job, const char *line, size_t n) {
     json_t *v = json_loadb(line, n, JSON_REJECT_DUPLICATES, NULL);
     if (json_is_object(json_object_get(v, "figures")))

@@ -158,7 +158,7 @@ json_t *server_derived_spec(struct server *s, const char *name) {
     return made;
 }
 
-/* The list follows the pool: every adapter in the list is in the pool. */
+/* The list follows the pool: every listed adapter, except bare ones, is available there. */
 static void adapter_entry_put(struct server *s, const char *name, const char *path, bool bare,
                               json_t *made) {
     pthread_mutex_lock(&s->lock);

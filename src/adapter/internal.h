@@ -52,8 +52,6 @@ struct adapter_errors {
 };
 void adapter_errors_add(struct adapter_errors *o, const char *fmt, ...)
     __attribute__((format(printf, 2, 3)));
-/* OK if the list is empty. */
-int adapter_errors_report(struct adapter_errors *o, const char *path, struct error *err);
 
 /* A parsed adapter_config.json with the memory that its `c` borrows. */
 struct peft_config {
@@ -84,8 +82,6 @@ struct adapter *adapter_from_tensors(const char *path, const struct model_config
                                      struct peft_config *config, const struct safetensors *st,
                                      const struct adapter_load_hints *known,
                                      struct adapter_errors *bad, struct error *err);
-/* The lineage as metadata: string → string, PEFT's own entries left out; NULL when empty. */
-json_t *lineage_read(const json_t *metadata);
 struct adapter *peft_load(const char *dir, const struct model_config *shape,
                           const struct adapter_load_hints *known, struct error *err);
 struct adapter *gguf_load(const char *path, const struct model_config *shape,

@@ -42,7 +42,8 @@ void adapter_errors_add(struct adapter_errors *o, const char *fmt, ...) {
         buf_printf(&o->text, "\n  %s", line);
 }
 
-int adapter_errors_report(struct adapter_errors *o, const char *path, struct error *err) {
+/* OK if the list is empty. */
+static int adapter_errors_report(struct adapter_errors *o, const char *path, struct error *err) {
     if (o->n == 0) return OK;
     if (o->hidden > 0) buf_printf(&o->text, "\n  and %d more", o->hidden);
     return error_set(err, ERR_MISMATCH, "adapter '%s' does not fit this model (%d problem%s):%s",
@@ -332,7 +333,8 @@ static int tensors_read(const struct loading *ld, float *data, struct error *err
     return OK;
 }
 
-json_t *lineage_read(const json_t *metadata) {
+/* The lineage as metadata: string → string, PEFT's own entries left out; NULL when empty. */
+static json_t *lineage_read(const json_t *metadata) {
     json_t *lineage = metadata ? json_copy((json_t *)metadata) : NULL;
     if (lineage) json_object_del(lineage, "format");
     if (json_object_size(lineage) > 0) return lineage;

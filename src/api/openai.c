@@ -503,7 +503,8 @@ static int chat_limits(const struct server *s, const json_t *body, struct genera
     return prompt_tops_read(body, spec, err);
 }
 
-json_t *json_token_logprob(const struct server *s, int32_t id, float logprob) {
+/* A token as OpenAI lists one: {token, logprob, bytes}. */
+static json_t *json_token_logprob(const struct server *s, int32_t id, float logprob) {
     struct buf b = {0};
     json_t *bytes = json_array();
     tokenizer_decode_token(s->m->tok, id, true, &b);

@@ -38,7 +38,7 @@ static const int64_t SIZE_MAX_BYTES = (int64_t)1 << 50;
 
 /* the folder */
 
-int backup_progress_step(struct backup_progress *w, int64_t bytes, struct error *err) {
+static int backup_progress_step(struct backup_progress *w, int64_t bytes, struct error *err) {
     w->done += bytes;
     if (w->p->told && !w->p->told(w->p->ctx, w->done, MAX(w->done, w->total))) w->stopped = true;
     return w->stopped ? error_set(err, ERR_STATE, "it was told to stop") : OK;

@@ -10,7 +10,6 @@ struct backup_progress {
     int64_t done, total;
     bool stopped;
 };
-int backup_progress_step(struct backup_progress *w, int64_t bytes, struct error *err);
 /* Hashes the first `size` bytes of a file and, if `to` is set, writes them to it. ERR_STATE: the
  * file is shorter. */
 int backup_copy_file(struct backup_progress *w, int fd, int64_t size, struct atomic_file *to,

@@ -181,8 +181,6 @@ struct atomic_file {
     uint64_t pos;
 };
 int atomic_file_open(struct atomic_file *w, const char *path, struct error *err);
-int atomic_file_open_private(struct atomic_file *w, const char *path,
-                             struct error *err); /* mode 0600 */
 int atomic_file_write(struct atomic_file *w, const void *p, size_t n, struct error *err);
 int atomic_file_commit(struct atomic_file *w, struct error *err); /* closes in every case */
 void atomic_file_abort(struct atomic_file *w);                    /* harmless after commit */

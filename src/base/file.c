@@ -215,10 +215,6 @@ int atomic_file_open(struct atomic_file *w, const char *path, struct error *err)
     return atomic_file_begin(w, path, 0, err);
 }
 
-int atomic_file_open_private(struct atomic_file *w, const char *path, struct error *err) {
-    return atomic_file_begin(w, path, 0600, err);
-}
-
 int atomic_file_write(struct atomic_file *w, const void *p, size_t n, struct error *err) {
     CHECK(w->f != NULL);
     errno = 0;

@@ -309,7 +309,9 @@ json_t *settings_defaults(void) {
     return json_pack("{s:s,s:o}", "version", SHOAL_VERSION, "commands", all);
 }
 
-int settings_diff_defaults(const struct settings *s, const json_t *was, struct buf *b) {
+/* Adds a line for each default of the command that differs from `was`, a result of
+ * settings_defaults, unless another source sets the option. Returns the number of lines. */
+static int settings_diff_defaults(const struct settings *s, const json_t *was, struct buf *b) {
     const json_t *commands = json_object_get(was, "commands"),
                  *then = json_object_get(commands, s->command->name), *old;
     json_t *now = defaults_of(s->command);

@@ -40,9 +40,6 @@ const char *settings_path(const char *given);
 int settings_check(const struct config_file *c, struct error *err);
 /* All commands' defaults as {"version", "commands": {NAME: {OPTION: TEXT or null}}}. */
 json_t *settings_defaults(void);
-/* Adds a line for each default of the command that differs from `was`, a result of
- * settings_defaults, unless another source sets the option. Returns the number of lines. */
-int settings_diff_defaults(const struct settings *s, const json_t *was, struct buf *b);
 /* Prints the options that every command takes, for --help. */
 void settings_help(FILE *f);
 /* The rows of the options that every command takes, including those for the line only. */

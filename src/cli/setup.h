@@ -79,8 +79,6 @@ int setup_close(struct setup *s, int rc, struct error *err);
 
 /* The absolute path; a hub name or a missing path is returned unchanged. malloc'ed. */
 char *path_absolute(const char *path);
-/* Prints the peak that the system measured, and warns if it exceeds the limit (0: no limit). */
-void setup_print_peak_memory(const struct cli_options *c, size_t limit);
 /* "100M" → bytes; K, M, G are powers of 1024. */
 int size_parse(const char *text, size_t *out, struct error *err);
 

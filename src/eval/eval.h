@@ -77,7 +77,6 @@ int fry_write_critic(const bool pick[FRY_MAX_FAMILIES], int n, uint64_t seed, co
 /* split_evidence.c: questions ("largest", "earliest") whose evidence is split among a team: the
  * question holds all of it, a view a third. */
 int split_evidence_find(const char *name); /* -1 when unknown */
-const char *split_evidence_name(int i);    /* NULL past the last */
 void split_evidence_item(int kind, enum data_split split, uint64_t seed, uint32_t index,
                          struct task_item *out);
 /* Writes n conversations of the train split that teach the question, a share of it, and the

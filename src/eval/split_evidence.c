@@ -30,10 +30,6 @@ int split_evidence_find(const char *name) {
     return -1;
 }
 
-const char *split_evidence_name(int i) {
-    return i >= 0 && i < KINDS ? kinds[i].name : NULL;
-}
-
 static char *things_text(const struct task_item *it, int from, int n) {
     struct buf b = {0};
     for (int i = from; i < from + n; i++)

@@ -183,13 +183,6 @@ struct evolve_recipe {
     char *text;                     /* contents of the recipe file */
 };
 extern const struct option_row evolve_recipe_rows[]; /* rows of the top level */
-/* The sections by name; ended by a row without a name. */
-struct evolve_recipe_section {
-    const char *name;
-    const struct option_row *rows;
-    size_t offset; /* in struct evolve_recipe */
-};
-extern const struct evolve_recipe_section evolve_recipe_sections[];
 int evolve_recipe_load(struct evolve_recipe *o, const char *path, struct error *err);
 void evolve_recipe_release(struct evolve_recipe *o);
 

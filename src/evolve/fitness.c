@@ -243,10 +243,6 @@ int race_seen(const struct race *r, int candidate) {
     return r->seen_by[candidate];
 }
 
-const double *race_scores(const struct race *r, int candidate) {
-    return scores_of(r, candidate);
-}
-
 bool race_decided(const struct race *r) {
     return r->left == 1;
 }

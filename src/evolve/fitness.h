@@ -57,7 +57,6 @@ void race_tell(struct race *r, const double *scores);
 int race_winner(const struct race *r); /* best mean of those remaining; ties: lower index */
 int64_t race_spent(const struct race *r);
 int race_seen(const struct race *r, int candidate); /* number of items it has answered */
-const double *race_scores(const struct race *r, int candidate); /* [race_seen] */
 /* Whether one candidate remains; false if budget or items ended first. */
 bool race_decided(const struct race *r);
 

@@ -45,7 +45,13 @@ const struct option_row evolve_recipe_rows[] = {
 
 #define SECTION(name, rows)                                                                        \
     { #name, rows, offsetof(struct evolve_recipe, name) }
-const struct evolve_recipe_section evolve_recipe_sections[] = {
+/* The sections by name; ended by a row without a name. */
+struct recipe_section {
+    const char *name;
+    const struct option_row *rows;
+    size_t offset; /* in struct evolve_recipe */
+};
+static const struct recipe_section sections[] = {
     SECTION(train, train_option_rows),     SECTION(evolve, evolve_option_rows),
     SECTION(fitness, fitness_option_rows), SECTION(search, search_option_rows),
     SECTION(race, race_option_rows),       SECTION(learn, train_option_rows),
@@ -55,13 +61,13 @@ const struct evolve_recipe_section evolve_recipe_sections[] = {
 static void run_options_default(struct evolve_recipe *o) {
     *o = (struct evolve_recipe){0};
     options_default(evolve_recipe_rows, o);
-    for (const struct evolve_recipe_section *s = evolve_recipe_sections; s->name; s++)
+    for (const struct recipe_section *s = sections; s->name; s++)
         options_default(s->rows, (char *)o + s->offset);
 }
 
 void evolve_recipe_release(struct evolve_recipe *o) {
     options_release(evolve_recipe_rows, o);
-    for (const struct evolve_recipe_section *s = evolve_recipe_sections; s->name; s++)
+    for (const struct recipe_section *s = sections; s->name; s++)
         options_release(s->rows, (char *)o + s->offset);
     free(o->text);
 }
@@ -179,9 +185,9 @@ int evolve_recipe_load(struct evolve_recipe *o, const char *path, struct error *
     if (yaml_line(&y, "train.seed"))
         rc = error_set(err, ERR_USAGE, "'%s', line %d: a run has one seed; set 'seed' at the top",
                        path, yaml_line(&y, "train.seed"));
-    for (const struct evolve_recipe_section *s = evolve_recipe_sections; rc == OK && s->name; s++)
+    for (const struct recipe_section *s = sections; rc == OK && s->name; s++)
         rc = options_from_yaml(s->rows, (char *)o + s->offset, &y, s->name, err);
-    for (const struct evolve_recipe_section *s = evolve_recipe_sections; rc == OK && s->name; s++)
+    for (const struct recipe_section *s = sections; rc == OK && s->name; s++)
         json_object_del(y.root, s->name);
     if (rc == OK) rc = options_from_yaml(evolve_recipe_rows, o, &y, NULL, err);
     yaml_release(&y);

@@ -37,8 +37,9 @@ void evolve_report_name(const struct evolve_report *r, const char *name) {
     if (carded) buf_puts(r->b, "</a>");
 }
 
-void evolve_report_cell(struct buf *b, const char *before, int digits, double v,
-                        const char *after) {
+/* A number as a table cell, "–" if it is not finite. */
+static void evolve_report_cell(struct buf *b, const char *before, int digits, double v,
+                               const char *after) {
     if (isfinite(v))
         buf_printf(b, "<td class=n>%s%.*f%s", before, digits, v, after);
     else

@@ -15,8 +15,6 @@ struct evolve_report {
 };
 /* A name, as a link to the candidate's card if the run has written one. */
 void evolve_report_name(const struct evolve_report *r, const char *name);
-/* A number as a table cell, "–" if it is not finite. */
-void evolve_report_cell(struct buf *b, const char *before, int digits, double v, const char *after);
 
 void evolve_report_tree(const struct evolve_report *r);
 /* How long candidates and founders' lines survive. */

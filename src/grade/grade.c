@@ -20,7 +20,7 @@
 #include <unistr.h>
 
 struct grader {
-    const char *name, *about;
+    const char *name;
     bool (*extract)(const char *text, struct buf *out);
     double (*score)(const char *form, const char *gold); /* NULL: 1 for equal forms */
     bool (*same)(const char *a, const char *b);          /* NULL: same if the forms are equal */
@@ -72,7 +72,8 @@ static struct text_span line_of(struct text_span s) {
     return text_span_trim((struct text_span){s.at, end ? (size_t)(end - s.at) : s.len});
 }
 
-struct text_span text_span_last_line(struct text_span text) {
+/* The last line that is not blank. */
+static struct text_span text_span_last_line(struct text_span text) {
     text = text_span_trim(text);
     const char *begin = text.len ? memrchr(text.at, '\n', text.len) : NULL;
     return text_span_trim(begin ? behind(text, (size_t)(begin + 1 - text.at)) : text);
@@ -454,7 +455,7 @@ static struct text_span sentence(struct text_span s) {
     return end ? (struct text_span){s.at, (size_t)(end - s.at)} : s;
 }
 
-bool math_extract(const char *text, struct buf *out) {
+static bool math_extract(const char *text, struct buf *out) {
     enum { SHORT = 64 };
     struct text_span all = text_span_trim(text_span_of(text)), part,
                      line = text_span_last_line(all);
@@ -494,20 +495,22 @@ static int text_check(const char *gold, struct error *err) {
 }
 
 static const struct grader graders[] = {
-    {"letter", "a choice's letter, A to H", letter_extract, NULL, NULL, letter_check, false},
-    {"number", "a number, after #### or answer:, else the last", number_extract, NULL, NULL,
-     number_check, false},
-    {"math", "a formula, by what it means", math_extract, math_score, math_equal, text_check,
-     false},
-    {"exact", "a text but for case, width, blanks and a full stop", exact_extract, NULL, NULL,
-     text_check, false},
-    {"regex", "a text that a pattern, the gold, matches", whole_extract, regex_score, NULL,
-     regex_check, true},
-    {"f1", "F1 of words, as SQuAD's", f1_extract, f1_score, NULL, text_check, true},
-    {"rouge_l", "ROUGE-L's F1, without stemming", whole_extract, rouge_l_score, NULL, text_check,
-     true},
-    {"bleu", "BLEU-4 of a sentence, smoothed exponentially", whole_extract, bleu_score, NULL,
-     text_check, true},
+    /* a choice's letter, A to H */
+    {"letter", letter_extract, NULL, NULL, letter_check, false},
+    /* a number, after #### or answer:, else the last */
+    {"number", number_extract, NULL, NULL, number_check, false},
+    /* a formula, by what it means */
+    {"math", math_extract, math_score, math_equal, text_check, false},
+    /* a text but for case, width, blanks and a full stop */
+    {"exact", exact_extract, NULL, NULL, text_check, false},
+    /* a text that a pattern, the gold, matches */
+    {"regex", whole_extract, regex_score, NULL, regex_check, true},
+    /* F1 of words, as SQuAD's */
+    {"f1", f1_extract, f1_score, NULL, text_check, true},
+    /* ROUGE-L's F1, without stemming */
+    {"rouge_l", whole_extract, rouge_l_score, NULL, text_check, true},
+    /* BLEU-4 of a sentence, smoothed exponentially */
+    {"bleu", whole_extract, bleu_score, NULL, text_check, true},
 };
 
 static int letter_check(const char *gold, struct error *err) {
@@ -538,10 +541,6 @@ const struct grader *grader_find(const char *name, struct error *err) {
 
 const char *grader_name(const struct grader *g) {
     return g->name;
-}
-
-const char *grader_about(const struct grader *g) {
-    return g->about;
 }
 
 int grader_check(const struct grader *g, const char *gold, struct error *err) {

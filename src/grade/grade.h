@@ -19,7 +19,6 @@ struct grader;
 const struct grader *grader_find(const char *name, struct error *err);
 const struct grader *grader_at(int i); /* NULL past the last */
 const char *grader_name(const struct grader *g);
-const char *grader_about(const struct grader *g); /* one line, for help */
 
 /* Refuses a gold answer that no text can match: a pattern that does not compile, an invalid letter,
  * an empty text. */

@@ -19,11 +19,8 @@ struct text_span text_span_trim(struct text_span s); /* white space of any scrip
 bool find_marked_answer(struct text_span text, struct text_span *out);
 /* Finds the content of the last \boxed{…} that is closed. */
 bool find_boxed_answer(struct text_span text, struct text_span *out);
-/* The last line that is not blank. */
-struct text_span text_span_last_line(struct text_span text);
 
 bool number_extract(const char *text, struct buf *out);
-bool math_extract(const char *text, struct buf *out);
 /* Whether two answers are mathematically equivalent. *steps: the steps used, about 100 ns each. The
  * comparison ends with "no" soon after MATH_MAX_STEPS at the latest. */
 enum { MATH_MAX_STEPS = 3200000 };

@@ -234,7 +234,7 @@ static int32_t cost_add(int32_t a, int64_t more) {
     return (int32_t)MIN((int64_t)a + more, GRAMMAR_INFINITE_LENGTH);
 }
 
-struct expr *expr_text(struct grammar_builder *b, const char *p, size_t n) {
+static struct expr *expr_text(struct grammar_builder *b, const char *p, size_t n) {
     struct expr *e = expr_new(b, EXPR_TEXT);
     char *copy = arena_alloc(&b->arena, n + 1);
     if (n > 0) memcpy(copy, p, n);

@@ -78,7 +78,6 @@ int32_t grammar_builder_add_rule(struct grammar_builder *b, const char *name);
 int32_t grammar_builder_find_rule(const struct grammar_builder *b, const char *name); /* or -1 */
 void grammar_builder_define_rule(struct grammar_builder *b, int32_t rule, struct expr *body);
 
-struct expr *expr_text(struct grammar_builder *b, const char *p, size_t n);
 struct expr *expr_puts(struct grammar_builder *b, const char *s);
 struct expr *expr_set(struct grammar_builder *b,
                       struct codepoint_set *r); /* normalises and releases r */

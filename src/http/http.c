@@ -354,9 +354,6 @@ void exchange_set_user(struct exchange *x, void *user) {
 void *exchange_user(const struct exchange *x) {
     return x->user;
 }
-const struct http_route *exchange_route(const struct exchange *x) {
-    return x->route;
-}
 int exchange_status(const struct exchange *x) {
     return __atomic_load_n(&x->status, __ATOMIC_ACQUIRE);
 }

@@ -147,8 +147,7 @@ double exchange_began(const struct exchange *x); /* clock_now() when the headers
 /* One pointer that the caller owns, from `admit` to `ended`. */
 void exchange_set_user(struct exchange *x, void *user);
 void *exchange_user(const struct exchange *x);
-const struct http_route *exchange_route(const struct exchange *x); /* NULL: no route matches */
-int exchange_status(const struct exchange *x);                     /* 0: not answered yet */
+int exchange_status(const struct exchange *x); /* 0: not answered yet */
 /* Whether the client has disconnected. A long handler should check this regularly. */
 bool exchange_is_disconnected(struct exchange *x);
 

@@ -67,9 +67,6 @@ struct job_request {
 };
 
 const struct job_kind *job_kind_find(const struct job_kind *kinds, const char *name);
-/* Whether a name consists of letters, digits, '.', '_' and '-', and is neither a path nor a
- * flag. */
-bool job_name_is_plain(const char *name);
 
 /* ERR_USAGE: the request is invalid or not allowed; `field` (may be NULL) is then the position: an
  * option's name, "args", "kind" or "". On OK the caller releases `out`. */
@@ -246,7 +243,6 @@ bool is_job_metric(enum metric_id id);
 enum metric_id job_metric_find(const char *name);
 
 struct job_metrics;
-struct job_metrics *job_metrics_new(void);
 void job_metrics_free(struct job_metrics *f); /* NULL is fine */
 /* Records a line {name: number, or null if it is not a number}, at a time in seconds since 1970.
  * Unknown names are ignored. */

@@ -37,7 +37,7 @@ enum metric_id job_metric_find(const char *name) {
     return id;
 }
 
-struct job_metrics *job_metrics_new(void) {
+static struct job_metrics *job_metrics_new(void) {
     return xcalloc(1, sizeof(struct job_metrics));
 }
 

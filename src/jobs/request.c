@@ -32,7 +32,9 @@ const struct job_kind *job_kind_find(const struct job_kind *kinds, const char *n
     return NULL;
 }
 
-bool job_name_is_plain(const char *name) {
+/* Whether a name consists of letters, digits, '.', '_' and '-', and is neither a path nor a
+ * flag. */
+static bool job_name_is_plain(const char *name) {
     static const char letters[] =
         "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-";
     size_t n = strlen(name);

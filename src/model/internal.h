@@ -89,8 +89,6 @@ int tensor_errors_report(struct tensor_errors *o, int code, struct error *err);
 void tensors_sort(struct tensor_info *t, int n);
 const struct tensor_info *tensors_find(const struct tensor_info *t, int n, const char *name);
 enum tensor_type tensors_main_type(const struct tensor_info *t, int n);
-/* "[4, 8]" */
-const char *tensor_shape_text(const int64_t *dims, int n_dims, char out[96]);
 
 /* An empty model named after `path`, owning nothing yet. */
 struct model *model_alloc(const char *path, enum numeric_class cls);

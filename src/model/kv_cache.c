@@ -88,10 +88,6 @@ void kv_cache_free(struct kv_cache *kv) {
     free(kv);
 }
 
-int32_t kv_cache_n_free_pages(const struct kv_cache *kv) {
-    return kv->n_free;
-}
-
 static int32_t *table_of(const struct kv_cache *kv, int32_t slot) {
     CHECK(slot >= 0 && slot < kv->o.n_slots);
     return kv->tables + (int64_t)slot * kv->table_len;

@@ -61,7 +61,8 @@ const struct tensor_info *tensors_find(const struct tensor_info *t, int n, const
     return NULL;
 }
 
-const char *tensor_shape_text(const int64_t *dims, int n_dims, char out[96]) {
+/* "[4, 8]" */
+static const char *tensor_shape_text(const int64_t *dims, int n_dims, char out[96]) {
     size_t at = 0;
     out[at++] = '[';
     for (int i = 0; i < n_dims; i++)

@@ -305,7 +305,6 @@ struct kv_cache *kv_cache_new(const struct model_config *c,
 void kv_cache_free(struct kv_cache *kv);
 size_t kv_cache_bytes(const struct model_config *c, const struct kv_cache_options *o);
 int32_t kv_cache_pages_for(int32_t positions);
-int32_t kv_cache_n_free_pages(const struct kv_cache *kv);
 /* Makes positions [from, to) of a slot writable and keeps [0, from). False when pages run out; the
  * positions that a reader could see are then unchanged. */
 bool kv_cache_reserve(struct kv_cache *kv, int32_t slot, int32_t from, int32_t to);

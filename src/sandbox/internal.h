@@ -26,9 +26,6 @@ int bwrap_args_build(const struct sandbox_spec *s, const struct sandbox_limits *
                      struct buf *out, struct error *err);
 /* OK: the program exists, as far as this can be checked outside of the sandbox. */
 int sandbox_program_check(const struct sandbox_spec *s, struct error *err);
-/* The value of NAME=VALUE in a list, the last one if it occurs several times; NULL if it does
- * not. */
-const char *env_value(const struct strings *env, const char *name);
 
 /* An in-memory file with these bytes, positioned at its start; -1 and `err` on failure. */
 int memfd_from_bytes(const void *p, size_t n, struct error *err);

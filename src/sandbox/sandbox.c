@@ -92,7 +92,9 @@ const char *bwrap_hint(void) {
 
 static const char *const usual_path = "/usr/local/bin:/usr/bin:/bin";
 
-const char *env_value(const struct strings *env, const char *name) {
+/* The value of NAME=VALUE in a list, the last one if it occurs several times; NULL if it does
+ * not. */
+static const char *env_value(const struct strings *env, const char *name) {
     size_t n = strlen(name);
     for (int i = env ? env->n - 1 : -1; i >= 0; i--)
         if (strncmp(env->v[i], name, n) == 0 && env->v[i][n] == '=') return env->v[i] + n + 1;

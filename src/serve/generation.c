@@ -79,7 +79,8 @@ static bool has_lists(const struct generation *g) {
     return g && (g->spec.logprobs || g->spec.prompt_tops);
 }
 
-void reply_serialize(const struct generation *g, json_t *v, size_t flags, struct buf *out) {
+/* Appends v as text; the dialect writes its lists. Takes v over. */
+static void reply_serialize(const struct generation *g, json_t *v, size_t flags, struct buf *out) {
     struct buf text = {0};
     char mark[32];
     if (!has_lists(g)) {

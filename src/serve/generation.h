@@ -173,8 +173,6 @@ json_t *json_token_text(const struct server *s, int32_t id);
 json_t *json_logprob(float v); /* -inf is -9999 */
 /* The placeholder string for the list. */
 json_t *lazy_list_placeholder(const struct generation *g, const struct lazy_list *l);
-/* Appends v as text; the dialect writes its lists. Takes v over. */
-void reply_serialize(const struct generation *g, json_t *v, size_t flags, struct buf *out);
 /* For writers of lists: appends v, after a comma unless it is the first item; takes v over. False:
  * no memory is left for more items. */
 bool lazy_list_add(const struct generation *g, const struct lazy_list *l, json_t *v,
@@ -188,8 +186,6 @@ int32_t completion_tokens_sent(const struct completion *a);
 /* The number of a finished answer's tokens that remain, at least in part, after the cut at a stop
  * text. */
 int32_t completion_tokens_kept(const struct completion *a);
-/* A token as OpenAI lists one: {token, logprob, bytes}. */
-json_t *json_token_logprob(const struct server *s, int32_t id, float logprob);
 /* An event of a stream: "data: {…}\n\n"; takes v over. */
 void sse_add(const struct generation *g, json_t *v, struct buf *out);
 /* A line of NDJSON; takes v over. g NULL: the line belongs to no generation. */

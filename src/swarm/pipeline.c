@@ -27,12 +27,12 @@ enum {
                 out */
 };
 
-const char *const pipeline_stage_names[PIPELINE_N_STAGES] = {"internal", "summary", "output"};
+static const char *const stage_names[PIPELINE_N_STAGES] = {"internal", "summary", "output"};
 const char *const answer_source_names[] = {"output", "member", "memory", "nobody"};
 
 enum pipeline_stage pipeline_stage_of_role(const char *role) {
     for (int s = PIPELINE_SUMMARY; s < PIPELINE_N_STAGES; s++)
-        if (strcmp(role, pipeline_stage_names[s]) == 0) return (enum pipeline_stage)s;
+        if (strcmp(role, stage_names[s]) == 0) return (enum pipeline_stage)s;
     return PIPELINE_INTERNAL;
 }
 

@@ -642,8 +642,6 @@ void debate_transcript_html(const json_t *talk, struct buf *page);
 
 /* The role "summary", the role "output", and all other roles. */
 enum pipeline_stage { PIPELINE_INTERNAL, PIPELINE_SUMMARY, PIPELINE_OUTPUT, PIPELINE_N_STAGES };
-extern const char
-    *const pipeline_stage_names[PIPELINE_N_STAGES];           /* "internal", "summary", "output" */
 enum pipeline_stage pipeline_stage_of_role(const char *role); /* by the workflow's role */
 
 struct pipeline_stage_options {

@@ -184,10 +184,7 @@ struct str str_replace(struct jinja_ctx *w, struct str s, struct str old, struct
 struct list *list_new(struct jinja_ctx *w, enum list_kind kind);
 void list_add(struct jinja_ctx *w, struct list *l, struct value v);
 struct dict *dict_new(struct jinja_ctx *w);
-/* Appends without a lookup: the key must be new. */
-void dict_append(struct jinja_ctx *w, struct dict *d, struct value key, struct value v);
 struct value *dict_find(struct jinja_ctx *w, struct dict *d, struct value key); /* or NULL */
-struct value *dict_get(struct jinja_ctx *w, struct dict *d, const char *key);
 void dict_set(struct jinja_ctx *w, struct dict *d, struct value key, struct value v);
 
 const char *value_type(struct value v); /* Python's name of its type, for messages */
@@ -197,8 +194,7 @@ double value_float(struct value v);
 bool value_equal(struct jinja_ctx *w, struct value a, struct value b);
 int value_compare(struct jinja_ctx *w, struct value a, struct value b); /* fails when unordered */
 bool value_in(struct jinja_ctx *w, struct value needle, struct value hay);
-struct str value_str(struct jinja_ctx *w, struct value v);  /* Python's str() */
-struct str value_repr(struct jinja_ctx *w, struct value v); /* Python's repr() */
+struct str value_str(struct jinja_ctx *w, struct value v); /* Python's str() */
 /* The items that a walk over v visits; empties a generator. */
 struct list *value_items(struct jinja_ctx *w, struct value v);
 struct json_style {
@@ -289,10 +285,6 @@ struct args {
 };
 /* Argument i, or the argument called `name`, or `other`. */
 struct value arg_get(const struct args *a, size_t i, const char *name, struct value other);
-/* Rejects more than `max` positional arguments, and names that are not in the space-separated
- * list. */
-void args_check(struct jinja_ctx *w, const struct args *a, const char *what, size_t min, size_t max,
-                const char *names);
 struct function {
     const char *name;
     struct value (*call)(struct jinja_ctx *w, const struct args *a);

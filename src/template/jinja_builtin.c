@@ -39,8 +39,10 @@ static bool row_is(struct str s, const char *name) {
     return s.n && s.p[0] == name[0] && str_is(s, name);
 }
 
-void args_check(struct jinja_ctx *w, const struct args *a, const char *what, size_t min, size_t max,
-                const char *names) {
+/* Rejects more than `max` positional arguments, and names that are not in the space-separated
+ * list. */
+static void args_check(struct jinja_ctx *w, const struct args *a, const char *what, size_t min,
+                       size_t max, const char *names) {
     if (a->n > max) jinja_fail(w, "'%s' takes at most %zu arguments", what, max);
     if (a->n + a->n_named < min) jinja_fail(w, "'%s' needs %zu arguments", what, min);
     for (size_t i = 0; i < a->n_named; i++) {

@@ -123,11 +123,12 @@ struct value *dict_find(struct jinja_ctx *w, struct dict *d, struct value key) {
     return s->at ? &d->v[s->at - 1].value : NULL;
 }
 
-struct value *dict_get(struct jinja_ctx *w, struct dict *d, const char *key) {
+static struct value *dict_get(struct jinja_ctx *w, struct dict *d, const char *key) {
     return dict_find(w, d, STRING(((struct str){key, strlen(key), NULL})));
 }
 
-void dict_append(struct jinja_ctx *w, struct dict *d, struct value key, struct value v) {
+/* Appends without a lookup: the key must be new. */
+static void dict_append(struct jinja_ctx *w, struct dict *d, struct value key, struct value v) {
     d->v = jinja_grow(w, d->v, d->n, &d->cap, sizeof *d->v);
     d->v[d->n++] = (struct pair){key, v};
 }
@@ -390,6 +391,8 @@ static void repr_str(struct jinja_ctx *w, struct text *t, struct str s) {
     text_puts(w, t, quote);
 }
 
+static struct str value_repr(struct jinja_ctx *w, struct value v);
+
 static void repr_list(struct jinja_ctx *w, struct text *t, const struct list *l) {
     if (l->kind != LIST && l->kind != TUPLE)
         jinja_fail(w, "printing a %s is not supported", value_type(LIST_VALUE((struct list *)l)));
@@ -412,7 +415,8 @@ static void repr_dict(struct jinja_ctx *w, struct text *t, const struct dict *d)
     text_puts(w, t, "}");
 }
 
-struct str value_repr(struct jinja_ctx *w, struct value v) {
+/* Python's repr() */
+static struct str value_repr(struct jinja_ctx *w, struct value v) {
     struct text t = {0};
     char number[24];
     jinja_enter(w);

@@ -222,9 +222,6 @@ struct optimizer_state { /* optimizer state of one tensor, in the layout of its 
 };
 size_t optimizer_state_bytes(enum optim o, int64_t n);
 
-/* Whether all values are finite: no NaN and no Inf. */
-bool all_finite(const float *x, int64_t n);
-
 /* reward_command.c: a program as `all` of struct reward_fn. `words`: split at blanks, or a shell's
  * line. */
 struct reward_command;

@@ -67,7 +67,9 @@ static json_t *number_json(double x) {
     return isfinite(x) ? json_real(x) : json_null();
 }
 
-json_t *train_event_json(const struct train_event *e) {
+/* {step, loss, lr, grad_norm, tokens, targets, tokens_per_s, seconds, rss, peak, losses} and the
+ * method's figures; a number that is not finite is null. */
+static json_t *train_event_json(const struct train_event *e) {
     json_t *losses = json_object();
     for (int j = 0; j < e->n; j++)
         json_object_set_new(losses, e->jobs[j].name, number_json(e->jobs[j].last_loss));

@@ -700,9 +700,6 @@ json_t *gate_json(const struct gate *g);
  * One thread.
  */
 
-/* {step, loss, lr, grad_norm, tokens, targets, tokens_per_s, seconds, rss, peak, losses} and the
- * method's figures; a number that is not finite is null. */
-json_t *train_event_json(const struct train_event *e);
 /* Writes the events as lines and flushes each. */
 struct train_callbacks train_jsonl_callbacks(FILE *f);
 

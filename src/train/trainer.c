@@ -378,7 +378,8 @@ struct adapter *trainer_export_adapter(const struct trainer *t, int i, json_t *l
     return adapter_from_data(&t->c, &t->adapters[i]->config, t->data[i], lineage);
 }
 
-bool all_finite(const float *x, int64_t n) {
+/* Whether all values are finite: no NaN and no Inf. */
+static bool all_finite(const float *x, int64_t n) {
     uint32_t bad = 0;
     for (int64_t i = 0; i < n; i++) {
         uint32_t bits;

@@ -24,7 +24,7 @@ static const char *const outcome_names[] = {"fitness", "reward", "delivered", "c
 _Static_assert(sizeof(struct episode_stats) == ARRAY_LEN(outcome_names) * sizeof(double),
                "a name for each number of an outcome");
 
-json_t *episode_stats_json(const struct episode_stats *o) {
+static json_t *episode_stats_json(const struct episode_stats *o) {
     json_t *v = json_object();
     for (size_t i = 0; i < ARRAY_LEN(outcome_names); i++)
         json_object_set_new(v, outcome_names[i], json_real(((const double *)o)[i]));

@@ -304,12 +304,6 @@ void world_server_free(struct world_server *s);
  * close request. */
 bool world_server_handle(struct world_server *s, const char *line, size_t len, struct buf *out);
 
-/* Reads an action from outside: a number, a name or free text of a model, or {"action": one of
- * those, "word": N}. If the text names no action, *parsed is false and the action is the random
- * move of (seed, agent, tick). */
-int world_action_read(const struct world *w, const struct world_rules *r, int agent,
-                      const json_t *v, int16_t *action, bool *parsed, struct error *err);
-
 /* Another program that acts as the policy. */
 struct subprocess;
 /* Runs `command` in the shell. `timeout` is the maximal wait for each answer, in seconds. */
@@ -542,7 +536,6 @@ json_t *simulation_read_state(const char *dir, struct error *err);
  * hash. */
 char *simulation_policy_path(const char *dir, const char *hash, struct error *err);
 int simulation_load(struct simulation *l, const char *dir, const json_t *state, struct error *err);
-json_t *episode_stats_json(const struct episode_stats *o);
 json_t *policy_record_json(const struct policy_record *m);
 /* The record after the last generation, by fitness, best first; before the first generation, the
  * initial one. In a running lean simulation the adapter is the current one. */

@@ -72,8 +72,11 @@ static int word_read(const struct world_rules *r, const json_t *v, int64_t *word
     return error_set(err, ERR_FORMAT, "'word' must be a number from 0 to %" PRId64, r->words);
 }
 
-int world_action_read(const struct world *w, const struct world_rules *r, int agent,
-                      const json_t *v, int16_t *action, bool *parsed, struct error *err) {
+/* Reads an action from outside: a number, a name or free text of a model, or {"action": one of
+ * those, "word": N}. If the text names no action, *parsed is false and the action is the random
+ * move of (seed, agent, tick). */
+static int world_action_read(const struct world *w, const struct world_rules *r, int agent,
+                             const json_t *v, int16_t *action, bool *parsed, struct error *err) {
     const json_t *what = json_is_object(v) ? json_object_get(v, "action") : v;
     int64_t word = 0, n = json_is_object(v) ? WORLD_N_ACTIONS : WORLD_N_ACTIONS * (r->words + 1);
     *parsed = true;

@@ -7,7 +7,7 @@
 set -u
 log=$1 level=$2 path=$3
 name=$(basename "$path" .sh)
-out=$log/$name.$level
+out=$log/$(basename "$path").$level # a program and a script may have one name
 limit=600 # seconds before a test counts as hung
 
 case $level in

@@ -139,7 +139,7 @@ static struct adapter *pieces_join(const struct svd_job *c, struct error *err) {
             memcpy(adapter_builder_add(&d, i, p->r), p->ab, (size_t)p->r * sides * sizeof *p->ab);
     }
     if (!isfinite(d.size2)) {
-        error_set(err, ERR_NUMERIC, "a projection holds weights that are no numbers");
+        error_set(err, ERR_NUMERIC, "a projection has weights that are not numbers");
         adapter_builder_release(&d);
         return NULL;
     }

@@ -49,7 +49,9 @@ static int list_one(const struct cli_options *c, const char *dir, struct error *
         current = current || json_is_true(json_object_get(v, "current"));
         print_version(v);
     }
-    if (!current) printf("  * what is there was not published, and is kept when it is replaced\n");
+    if (!current)
+        printf(
+            "  * the adapter in this folder was not published; it is kept when it is replaced\n");
     json_decref(versions);
     return OK;
 }

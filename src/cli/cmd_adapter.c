@@ -23,7 +23,7 @@ static const struct option_row adapter_rows[] = {
     ROW("model", OPT_STRING, model, "models/fry", 0, 0, "MODEL",
         "the base that the adapters belong to"),
     ROW("parents", OPT_LIST, parents, NULL, 0, 0, "A B",
-        "blend: two adapters, or what the operator takes"),
+        "blend: two adapters, or the number that the operator takes"),
     ROW("child", OPT_STRING, child, NULL, 0, 0, "DIR", "blend: where the child goes"),
     ROW("alpha", OPT_FLOAT, alpha, "0.5", -4, 4, "T", "blend: share of the second parent"),
     ROW("mut", OPT_FLOAT, mut, "0.05", 0, 1, "P", "blend: probability that a tensor mutates"),
@@ -153,8 +153,8 @@ void print_divergence(const char *what, struct kl_divergence d) {
 }
 
 static void print_table(const char *name, const struct adapter_vocab_config *t) {
-    if (t->full) printf("  %s: a whole table of its own\n", name);
-    if (t->n_ids) printf("  %s: %d rows of its own\n", name, t->n_ids);
+    if (t->full) printf("  %s: a separate full table\n", name);
+    if (t->n_ids) printf("  %s: %d separate rows\n", name, t->n_ids);
     if (t->lora.r) printf("  %s: rank %d, alpha %g\n", name, t->lora.r, (double)t->lora.alpha);
 }
 
@@ -448,13 +448,12 @@ const struct cli_command cmd_adapter = {
     .args = "list|info|inspect|rollback|new|blend|operators|convert|merge|extract|resize …",
     .summary = "describe adapters, make, blend, convert, merge, extract and resize them",
     .about =
-        "An adapter is a PEFT directory or a GGUF LoRA file. inspect also shows its effect on "
-        "the base's next tokens; merge\n"
-        "shows the same for what merging lost; rollback makes the version before current "
-        "again, or the one "
-        "that HASH names;\n"
-        "extract makes an adapter of how a fine-tuned model differs from its base; resize "
-        "lowers ranks (to drop elements\n"
+        "An adapter is a PEFT directory or a GGUF LoRA file. inspect also shows its effect on the "
+        "base's next tokens; merge\n"
+        "shows the same for the error of merging; rollback makes the version before current again, "
+        "or the one that HASH names;\n"
+        "extract makes an adapter of how a fine-tuned model differs from its base; resize lowers "
+        "ranks (to drop elements\n"
         "of ΔW: blend --operator delta_prune).\n\n"
         "  shoal adapter inspect runs/ID/adapters/gen_0/critic\n"
         "  shoal adapter list runs/ID/adapters/gen_0 /tmp/critic\n"

@@ -75,9 +75,9 @@ static int run(const struct cli_options *c, const void *options, const struct st
     bool named = panel_names_model(&o->panel);
     if (args->n < !named || args->n > 2 - named)
         return error_set(err, ERR_USAGE,
-                         named ? "--model-name and --model-path are MODEL: there "
-                                 "is a question beside them, or nothing"
-                               : "name the model that the team stands on");
+                         named ? "--model-name and --model-path replace MODEL: give a question "
+                                 "with them, or nothing"
+                               : "no model: name the base model of the team");
     if (o->forget && !o->panel.conversation)
         return error_set(err, ERR_USAGE, "'--forget' needs --conversation ID");
     if (o->forget) return panel_forget(c, &o->setup, o->panel.conversation, o->forget, err);
@@ -99,13 +99,13 @@ const struct cli_command cmd_ask = {
     .args = "MODEL [QUESTION]",
     .summary = "a team with roles thinks about a question and answers it",
     .about =
-        "Agents with roles (by the kind of question) think in one batch, a summary is made, "
-        "they think again, and one of them\n"
-        "writes the answer. Everything stands on a blackboard in the store (--board). Without "
-        "a question, questions are read\n"
-        "from stdin, a line each; --conversation remembers them, with key facts about who asks. "
-        "Each stage may have a model of\n"
-        "its own; all of them share --max-memory.\n\n"
+        "Agents with roles (by the kind of question) think in one batch, a summary is made, they "
+        "think again, and one of them\n"
+        "writes the answer. A blackboard in the store keeps everything (--board). Without a "
+        "question, questions are read\n"
+        "from stdin, one per line; --conversation remembers them, with key facts about the user. "
+        "Each stage may have a separate\n"
+        "model; all models share --max-memory.\n\n"
         "  shoal ask model.gguf --agents 3 --iterations 2 'ニュートンの第二法則とは何ですか？'\n"
         "  shoal ask small.gguf --output-model large.gguf --output-temp 0.5 '为什么天是蓝的？'\n"
         "  shoal ask model.gguf --knowledge notes.db --conversation me\n"

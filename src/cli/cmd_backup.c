@@ -25,14 +25,14 @@ struct options {
     ROW("state", OPT_STRING, state, "runs/serve", 0, 0, "DIR", "the server's folder"),             \
         ROW("runs", OPT_STRING, runs, "runs", 0, 0, "DIR", "folder of the runs"),                  \
         ROW("also", OPT_LIST, also, NULL, 0, 0, "PATH …",                                          \
-            "folders and files beside these, by the last part of their paths")
+            "further folders and files, named by the last part of their paths")
 static const struct option_row backup_rows[] = {
     PLACES,
     ROW("list", OPT_BOOL, list, NULL, 0, 0, NULL, "the backups that there are"),
     ROW("check", OPT_BOOL, check, NULL, 0, 0, NULL,
         "read the backup ID, or all, again: exit 1 where something is missing or broken"),
     ROW("prune", OPT_INT, prune, "0", 0, 1e6, "KEEP",
-        "remove all but the newest KEEP, and what only they had"),
+        "remove all backups except the newest KEEP, and the contents that no remaining backup has"),
     {0},
 };
 static const struct option_row restore_rows[] = {
@@ -145,7 +145,7 @@ static int check(const struct cli_options *c, const struct backup_options *p, co
 static int prune(const struct cli_options *c, const char *to, int64_t keep, struct error *err) {
     json_t *v = backup_prune(to, keep, err);
     if (!v) return err->code;
-    log_info("%.0f backups are gone, and %.0f bytes", json_get_number(v, "backups"),
+    log_info("removed %.0f backups, %.0f bytes", json_get_number(v, "backups"),
              json_get_number(v, "bytes"));
     if (c->json)
         cli_print(v);
@@ -183,7 +183,8 @@ static void restored_note(const json_t *v) {
     json_object_foreach (json_object_get(v, "roots"), name, root) {
         const char *before = json_get_string(root, "before");
         log_info("%s: '%s' is as in backup '%s'%s%s", name, json_get_string(root, "path"),
-                 json_get_string(v, "id"), *before ? "; what was there is in " : "", before);
+                 json_get_string(v, "id"), *before ? "; the previous contents are in " : "",
+                 before);
     }
 }
 
@@ -208,7 +209,7 @@ static int restore(const struct cli_options *c, const void *options, const struc
     strings_release(&names);
     if (!v) return err->code;
     restored_note(v);
-    texts_warn(v, "left_out", "left out, for want of its --also: ");
+    texts_warn(v, "left_out", "left out, because its --also is missing: ");
     if (c->json)
         cli_print(v);
     else
@@ -219,11 +220,11 @@ static int restore(const struct cli_options *c, const void *options, const struc
 const struct cli_command cmd_backup = {
     .name = "backup",
     .args = "TO [ID]",
-    .summary = "a copy of all that the server and the runs keep; only what is new is written",
+    .summary = "copy the server's state and the runs; only new contents are written",
     .about =
-        "Keeps the server's state, the runs and what --also names in the folder TO, while the\n"
+        "Copies the server's state, the runs and the paths of --also to the folder TO, while the\n"
         "server runs. Contents are stored once, by their hash, for all backups in TO together.\n"
-        "'shoal restore' brings them back. TO is as private as what it holds.\n\n"
+        "'shoal restore' restores them. TO needs the same protection as its contents.\n\n"
         "  shoal backup /mnt/backups --also adapters team.yaml\n"
         "  shoal backup /mnt/backups --list\n"
         "  shoal backup /mnt/backups --check\n"
@@ -238,16 +239,18 @@ const struct cli_command cmd_backup = {
 const struct cli_command cmd_restore = {
     .name = "restore",
     .args = "TO [ID]",
-    .summary = "a backup back in its place: verified first, what was there is kept",
-    .about =
-        "Puts the backup ID of the folder TO, or the newest, where --state, --runs and --also\n"
-        "say. All of it is verified and written beside them before anything is replaced. Stop the\n"
-        "server and what else writes there first; a restore that was killed is finished by the\n"
-        "same command. A key that has been revoked since the backup stays revoked, and one that "
-        "was\n"
-        "made since is kept, revoked.\n\n"
-        "  shoal restore /mnt/backups\n"
-        "  shoal restore /mnt/backups 20261122-202530-123 --replace --also adapters team.yaml",
+    .summary = "restore a backup: it is verified first, and the replaced files are kept",
+    .about = "Restores the backup ID of the folder TO, or the newest, to --state, --runs and the "
+             "paths of\n"
+             "--also. Everything is verified and written next to these before anything is "
+             "replaced. First\n"
+             "stop the server and all other programs that write there. The same command finishes a "
+             "restore\n"
+             "that was killed. A key that was revoked after the backup stays revoked; a key that "
+             "was made\n"
+             "after it is kept, revoked.\n\n"
+             "  shoal restore /mnt/backups\n"
+             "  shoal restore /mnt/backups 20261122-202530-123 --replace --also adapters team.yaml",
     .rows = restore_rows,
     .size = sizeof(struct options),
     .min_args = 1,

@@ -339,10 +339,10 @@ static const struct {
 } commands[] = {
     {"/help", "", "this list; a line that begins with // says one slash", do_help},
     {"/save", "FILE", "write the exchanges to a file that 'shoal train' reads", do_save},
-    {"/reset", "", "forget what was said, and the facts", do_reset},
+    {"/reset", "", "forget the conversation and the facts", do_reset},
     {"/adapter", "DIR", "answer with another adapter, or a mix A=0.7,B=0.3; base: none",
      do_adapter},
-    {"/facts", "", "what is known of you, and the summary", do_facts},
+    {"/facts", "", "facts known about you, and the summary", do_facts},
     {"/forget", "TEXT", "take away the facts that hold this text; all: all of them", do_forget},
     {"/board", "", "the blackboard", do_board},
     {"/quit", "", "end", do_quit},
@@ -447,15 +447,14 @@ const struct cli_command cmd_chat = {
     .name = "chat",
     .args = "MODEL",
     .summary = "talk with a model, or with a team, in the terminal",
-    .about =
-        "Lines are read from the terminal or a pipe; /help lists the commands. The last ten "
-        "exchanges, a summary of what came\n"
-        "before and key facts go with every line; --conversation keeps them in the store. With "
-        "--team the agents of 'shoal ask'\n"
-        "answer.\n\n"
-        "  shoal chat model.gguf --system '簡潔に答えてください。' --conversation me\n"
-        "  shoal chat model.gguf --adapter critic=0.7,explorer=0.3 --temp 0.5\n"
-        "  shoal chat model.gguf --team --agents 4 --knowledge notes.db --conversation me",
+    .about = "Lines are read from the terminal or a pipe; /help lists the commands. The last ten "
+             "exchanges, a summary of the\n"
+             "earlier ones and key facts go with every line; --conversation keeps them in the "
+             "store. With --team the agents of 'shoal ask'\n"
+             "answer.\n\n"
+             "  shoal chat model.gguf --system '簡潔に答えてください。' --conversation me\n"
+             "  shoal chat model.gguf --adapter critic=0.7,explorer=0.3 --temp 0.5\n"
+             "  shoal chat model.gguf --team --agents 4 --knowledge notes.db --conversation me",
     .rows = rows,
     .size = sizeof(struct options),
     .min_args = 0,

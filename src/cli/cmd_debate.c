@@ -39,8 +39,8 @@ static const struct option_row rows[] = {
         "without --choices: finds answers and tells which are one: number, math, letter …",
         JOB_TEXT),
     ROW("tasks", OPT_STRING, tasks, NULL, 0, 0, "LIST",
-        "questions instead, as 'shoal eval' takes them: names, JSONL files, recipes; fry; or what "
-        "needs talk: largest, earliest",
+        "questions instead, as 'shoal eval' takes them: names, JSONL files, recipes; fry; or tasks "
+        "that need communication: largest, earliest",
         JOB_CHOICES),
     ROW("data", OPT_STRING, data, NULL, 0, 0, "DIR", "where the files of named tasks are",
         JOB_INPUT),
@@ -60,15 +60,17 @@ static const struct option_row rows[] = {
         "majority, confidence, logprob, borda or quorum (default: the protocol's)", JOB_TEXT),
     ROW("working", OPT_BOOL, working, "true", 0, 0, NULL, "think before answering"),
     ROW("max-tokens", OPT_INT, max_tokens, "0", 0, 65536, "N",
-        "tokens of what is said in a turn (0: the protocol's)"),
+        "maximum tokens of the message of a turn (0: the protocol's)"),
     ROW("temperature", OPT_FLOAT, temperature, "-1", -1, 100, "X",
-        "of what is said (-1: the protocol's)"),
+        "sampling temperature of the messages (-1: the protocol's)"),
     ROW("max-seconds", OPT_FLOAT, seconds, "0", 0, 1e9, "S",
-        "after which nobody begins to speak; what is answered then counts (0: the protocol's)"),
+        "time after which no agent starts a turn; the answers given by then count (0: the "
+        "protocol's)"),
     ROW("samples", OPT_INT, samples, "32", 0, 256, "N",
-        "of tasks: self-consistency with at most so many samples; 0: none"),
+        "with --tasks: self-consistency with at most N samples; 0: none"),
     ROW("credit", OPT_STRING, credit, "vote", 0, 0, "NAME",
-        "of tasks: Shapley, Banzhaf and leave-one-out of the first vote, or of the debate; none",
+        "with --tasks: Shapley, Banzhaf and leave-one-out of the first vote, or of the debate; "
+        "none",
         JOB_TEXT),
     ROW("report", OPT_STRING, report, NULL, 0, 0, "FILE", "write a page with talk and figures",
         JOB_OUTPUT),
@@ -333,7 +335,8 @@ static int run(const struct cli_options *c, const void *options, const struct st
     struct questions q = {0};
     struct team team = {0};
     if (o->protocols || o->show) return protocols_print(o, err);
-    if (args->n != 1) return error_set(err, ERR_USAGE, "name the model that the agents stand on");
+    if (args->n != 1)
+        return error_set(err, ERR_USAGE, "no model: name the base model of the agents");
     int rc = credit_check(o->credit, err);
     if (rc == OK) rc = team_open(o, &team, err);
     if (rc == OK) rc = questions_make(o, &q, err);
@@ -347,11 +350,12 @@ const struct cli_command cmd_debate = {
     .name = "debate",
     .args = "MODEL --agents A B C | --team FILE",
     .summary = "agents answer, hear each other, answer again, and vote",
-    .about = "Answers are chosen among the choices with exact probabilities, never parsed. Beside "
-             "every debate of tasks stand the\n"
+    .about = "Answers are chosen among the choices with exact probabilities, never parsed. Every "
+             "debate of tasks also reports the\n"
              "first-round vote, the best choice among first answers, self-consistency at equal "
              "generated and equal total tokens,\n"
-             "who gave way to whom, and what each agent was worth.\n\n"
+             "which agent switched to the answer of which other agent, and each agent's "
+             "contribution.\n\n"
              "  shoal debate models/fry --agents g/critic g/explorer base --tasks route --n 500\n"
              "  shoal debate models/fry --agents g/critic base --topic 'pick the smallest of 4, 9, "
              "2' --choices 4 9 2\n"

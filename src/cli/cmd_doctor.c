@@ -54,9 +54,8 @@ static json_t *complaints(const json_t *sandbox) {
                               json_string("sqlite has no FTS5: full-text search will not work"));
     char *starter = cli_find_file("models/fry/config.json");
     if (!path_exists(starter))
-        json_array_append_new(
-            list, json_string("the starter model 'models/fry' is not there: run 'shoal pretrain "
-                              "models/fry/recipe.yaml'"));
+        json_array_append_new(list, json_string("the starter model 'models/fry' does not exist: "
+                                                "run 'shoal pretrain models/fry/recipe.yaml'"));
     free(starter);
     if (json_is_null(json_object_get(sandbox, "bubblewrap")))
         json_array_append_new(list, json_sprintf("commands of rewards will not run: %s",
@@ -118,7 +117,7 @@ static int run(const struct cli_options *c, const void *options, const struct st
 const struct cli_command cmd_doctor = {
     .name = "doctor",
     .args = "",
-    .summary = "processor level, memory, threads, libraries, and what is missing",
+    .summary = "processor level, memory, threads, libraries, and missing parts",
     .about = "Prints what the program found on this machine. SHOAL_CPU=scalar|avx2|avx512|amx caps "
              "the level.",
     .max_args = 0,

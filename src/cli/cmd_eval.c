@@ -25,18 +25,18 @@ static const struct option_row rows[] = {
     {"data", OPT_STRING, offsetof(struct options, data), NULL, 0, 0, "DIR",
      "where the files of named tasks are", JOB_INPUT},
     {"adapters", OPT_LIST, offsetof(struct options, adapters), NULL, 0, 0, "DIR …",
-     "PEFT directories to measure beside the base", JOB_CHOICE},
+     "PEFT directories to measure in addition to the base", JOB_CHOICE},
     {"run", OPT_STRING, offsetof(struct options, run), NULL, 0, 0, "DIR",
      "a run's folder: all adapters of its generations, and of each generation mean and best",
      JOB_INPUT},
     {"team", OPT_LIST, offsetof(struct options, teams), NULL, 0, 0, "FILE …",
-     "teams that answer together, to measure beside them", JOB_INPUT},
+     "teams that answer together, to measure in addition to them", JOB_INPUT},
     {"n", OPT_INT, offsetof(struct options, n), "0", 0, 1e7, "N",
-     "questions a task, drawn by the seed; 0: 1000 of a family, all of a file"},
+     "questions per task, sampled by the seed; 0: 1000 of a family, all of a file"},
     {"shots", OPT_INT, offsetof(struct options, shots), "0", 0, 1000, "N",
      "examples before each question, from the task's dev or train file"},
     {"split", OPT_STRING, offsetof(struct options, split), "test", 0, 0, "NAME",
-     "of the fry families and of largest and earliest: test, dev or train", JOB_TEXT},
+     "split of the fry families and of largest and earliest: test, dev or train", JOB_TEXT},
     {"seed", OPT_INT, offsetof(struct options, seed), "1000003", 0, 9e15, "N",
      "draws the questions"},
     {"working", OPT_BOOL, offsetof(struct options, working), NULL, 0, 0, NULL,
@@ -90,7 +90,7 @@ static int questions_open(struct run *r, struct error *err) {
     if (eval_tasks_open(r->o->tasks, &b, &r->banks, &r->n_banks, err) != OK) return err->code;
     for (int i = 0; i < r->n_banks; i++)
         if (r->banks[i].family < 0 && (r->o->working || b.split != SPLIT_TEST))
-            return error_set(err, ERR_USAGE, "--%s is for fry families; '%s' is none",
+            return error_set(err, ERR_USAGE, "--%s is for fry families; '%s' is not one",
                              r->o->working ? "working" : "split", r->banks[i].name);
     return OK;
 }
@@ -476,24 +476,22 @@ const struct cli_command cmd_eval = {
     .name = "eval",
     .args = "MODEL",
     .summary = "accuracy with 95 % intervals, base, adapters and teams on the same items",
-    .about =
-        "Asks the same questions of the base, of every adapter and of every team. Accuracy comes "
-        "with Wilson's 95 % interval;\n"
-        "everybody is compared with the base question by question (McNemar's exact p, Holm's over "
-        "the whole run). Choices are\n"
-        "decoded or scored, never parsed out of text. Teams are asked in chat, by their protocol, "
-        "and choose among the same options.\n\n"
-        "Tasks: fry and its families; largest and earliest; from files below --data: arc_easy, "
-        "arc_challenge, "
-        "winogrande, boolq, hellaswag, mmlu,\n"
-        "truthfulqa, jcommonsenseqa, gsm8k, in Hugging Face's, llm-foundry's or Hendrycks' "
-        "form; FILE.jsonl with question,\n"
-        "choices and answer; RECIPE.yaml that maps other fields.\n\n"
-        "  shoal eval models/fry --tasks fry --json\n"
-        "  shoal eval MODEL --tasks arc_easy,mmlu --data data/eval --shots 5\n"
-        "  shoal eval models/fry --tasks route,order --adapters "
-        "runs/ID/adapters/gen_0/explorer --team team.yaml --n 5000\n"
-        "  shoal eval models/fry --tasks route --run runs/ID",
+    .about = "Asks the same questions of the base, of every adapter and of every team. Accuracy "
+             "comes with Wilson's 95 % interval;\n"
+             "every adapter and team is compared with the base question by question (McNemar's "
+             "exact p, Holm's over the whole run). Choices are\n"
+             "decoded or scored, never parsed out of text. Teams are prompted in chat, by their "
+             "protocol, and choose among the same options.\n\n"
+             "Tasks: fry and its families; largest and earliest; from files below --data: "
+             "arc_easy, arc_challenge, winogrande, boolq, hellaswag, mmlu,\n"
+             "truthfulqa, jcommonsenseqa, gsm8k, in Hugging Face's, llm-foundry's or Hendrycks' "
+             "form; FILE.jsonl with question,\n"
+             "choices and answer; RECIPE.yaml that maps other fields.\n\n"
+             "  shoal eval models/fry --tasks fry --json\n"
+             "  shoal eval MODEL --tasks arc_easy,mmlu --data data/eval --shots 5\n"
+             "  shoal eval models/fry --tasks route,order --adapters "
+             "runs/ID/adapters/gen_0/explorer --team team.yaml --n 5000\n"
+             "  shoal eval models/fry --tasks route --run runs/ID",
     .job_args = (const struct job_args[]){{NULL, {JOB_INPUT}, false}, {0}},
     .job_keeps = "store",
     .rows = rows,

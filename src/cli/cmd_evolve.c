@@ -24,7 +24,7 @@ static const struct option_row rows[] = {
     {"id", OPT_STRING, offsetof(struct options, id), NULL, 0, 0, "ID",
      "name of the run; default: date, time and seed", JOB_NAME},
     {"seed", OPT_INT, offsetof(struct options, seed), "-1", -1, 9e15, "N",
-     "of everything random; -1: the recipe's"},
+     "seed of all random choices; -1: the recipe's"},
     {"zero-adapters", OPT_BOOL, offsetof(struct options, zero_adapters), NULL, 0, 0, NULL,
      "control: replace trained founders by zero adapters, so that every effect must vanish"},
     {"dry-run", OPT_BOOL, offsetof(struct options, dry_run), NULL, 0, 0, NULL,
@@ -37,9 +37,9 @@ static const struct option_row fork_rows[] = {
     {"at", OPT_INT, offsetof(struct options, at), "0", 0, 1e6, "G",
      "the last generation that both have"},
     {"recipe", OPT_STRING, offsetof(struct options, recipe), NULL, 0, 0, "FILE",
-     "what the generations after it follow; default: the same", JOB_INPUT},
+     "recipe of the generations after it; default: the same", JOB_INPUT},
     {"seed", OPT_INT, offsetof(struct options, seed), "-1", -1, 9e15, "N",
-     "of the generations after it; -1: the same"},
+     "seed of the generations after it; -1: the same"},
     {"id", OPT_STRING, offsetof(struct options, id), NULL, 0, 0, "ID",
      "name of the new run; default: date, time and seed", JOB_NAME},
     {0},
@@ -80,7 +80,7 @@ static void print_result(const struct cli_options *c, const struct options *o, j
     const char *id = json_string_value(json_object_get(result, "run"));
     if (!c->json) {
         evolve_run_print(result, stdout);
-        printf("\n%s/%s/report.html shows it; adapters are beside it, everything else is in "
+        printf("\n%s/%s/report.html shows it; adapters are next to it, everything else is in "
                "%s/shoal.db\n",
                o->runs, id, o->runs);
         json_decref(result);
@@ -122,7 +122,7 @@ static int start(const struct cli_options *c, const struct options *o, const cha
     json_t *result = NULL;
     int rc = evolve_recipe_load(&ro, path, err);
     if (rc == OK && o->id && !id_is_safe(o->id))
-        rc = error_set(err, ERR_USAGE, "'%s' is no name for a run; use letters, digits, - and _",
+        rc = error_set(err, ERR_USAGE, "'%s' is not a valid run name; use letters, digits, - and _",
                        o->id);
     if (rc == OK) {
         if (o->seed >= 0) ro.seed = o->seed;
@@ -177,8 +177,8 @@ static int run_forked(const struct cli_options *c, const void *options, const st
     const struct options *o = options;
     if (known_id(args->v[0], err) != OK) return err->code;
     if (o->id && !id_is_safe(o->id))
-        return error_set(err, ERR_USAGE, "'%s' is no name for a run; use letters, digits, - and _",
-                         o->id);
+        return error_set(err, ERR_USAGE,
+                         "'%s' is not a valid run name; use letters, digits, - and _", o->id);
     struct evolve_env env = env_make(c, o->runs);
     json_t *result = evolve_run_fork(&env, args->v[0], (int)o->at, o->recipe, o->seed, o->id, err);
     if (result) print_result(c, o, result);
@@ -215,10 +215,9 @@ const struct cli_command cmd_demo = {
     .name = "demo",
     .args = "",
     .summary = "the main job on the starter model, in three minutes",
-    .about =
-        "Trains three persona adapters in one base pass, lets them answer alone and in debate, "
-        "breeds generations, and\n"
-        "prints what helped and what did not. Runs examples/demo.yaml; leaves runs/ID/report.html.",
+    .about = "Trains three persona adapters in one base pass, lets them answer alone and in "
+             "debate, breeds generations, and\n"
+             "prints which of these helped. Runs examples/demo.yaml; leaves runs/ID/report.html.",
     .rows = rows,
     .size = sizeof(struct options),
     .max_args = 0,
@@ -228,14 +227,13 @@ const struct cli_command cmd_evolve = {
     .name = "evolve",
     .args = "RECIPE",
     .summary = "train founders, debate, breed and measure, as a recipe says",
-    .about =
-        "A recipe is YAML: model, personas, tasks, and sections; docs/EVOLUTION.md explains them. "
-        "Everything a run does is\n"
-        "kept in runs/shoal.db and runs/ID: Ctrl-C pauses it, and what was paused or killed is "
-        "continued with\n"
-        "'shoal resume ID', changed from a generation on with 'shoal fork ID', drawn with 'shoal "
-        "lineage ID'.\n\n"
-        "  shoal evolve examples/demo.yaml --seed 7",
+    .about = "A recipe is YAML: model, personas, tasks, and sections; docs/EVOLUTION.md explains "
+             "them. Everything a run does is\n"
+             "kept in runs/shoal.db and runs/ID: Ctrl-C pauses it, and a paused or killed run is "
+             "continued with\n"
+             "'shoal resume ID', changed from a generation on with 'shoal fork ID', drawn with "
+             "'shoal lineage ID'.\n\n"
+             "  shoal evolve examples/demo.yaml --seed 7",
     .recipe = sections,
     .job_args = (const struct job_args[]){{NULL, {JOB_INPUT}, false}, {0}},
     .job_resume = "resume",

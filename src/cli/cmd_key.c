@@ -22,7 +22,7 @@ static const struct option_row rows[] = {
     {"store", OPT_STRING, offsetof(struct options, store), "runs/serve/serve.db", 0, 0, "FILE",
      "the server's store"},
     {"scope", OPT_LIST, offsetof(struct options, scope), "chat", 0, 0, "SCOPE",
-     "add: what the key may do, of chat, jobs and admin; none implies another"},
+     "add: scopes that the key has: chat, jobs, admin; none implies another"},
     {"rpm", OPT_INT, offsetof(struct options, rpm), "0", 0, 1e9, "N",
      "add: requests a minute; 0: any number"},
     {"tpm", OPT_INT, offsetof(struct options, tpm), "0", 0, 1e12, "N",
@@ -41,7 +41,7 @@ static int scopes_of(const struct strings *names, unsigned *bits, struct error *
     for (int i = 0; i < names->n; i++) {
         unsigned bit = key_scope_from_name(names->v[i]);
         if (!bit)
-            return error_set(err, ERR_USAGE, "'%s' is none of the scopes chat, jobs and admin",
+            return error_set(err, ERR_USAGE, "'%s' is not a scope: use chat, jobs or admin",
                              names->v[i]);
         *bits |= bit;
     }
@@ -140,7 +140,7 @@ static int run(const struct cli_options *c, const void *options, const struct st
     bool adds = strcmp(verb, "add") == 0, lists = strcmp(verb, "list") == 0,
          revokes = strcmp(verb, "revoke") == 0;
     if (!adds && !lists && !revokes)
-        return error_set(err, ERR_USAGE, "'%s' is none of add, list and revoke", verb);
+        return error_set(err, ERR_USAGE, "'%s' is not a subcommand: use add, list or revoke", verb);
     if (lists ? name != NULL : !name)
         return error_set(err, ERR_USAGE, lists ? "list takes no name" : "say the name of the key");
     if (!adds && !path_exists(o->store))
@@ -161,11 +161,11 @@ static int run(const struct cli_options *c, const void *options, const struct st
 const struct cli_command cmd_key = {
     .name = "key",
     .args = "add|list|revoke [NAME]",
-    .summary = "who may use the server: API keys, limits, and what was used",
+    .summary = "manage the API keys of the server, their limits and their usage",
     .about =
         "add prints the key's secret, once: the store keeps its hash only. A running server "
         "notices\n"
-        "what is added or revoked within a second; from the first key on it asks for one. revoke\n"
+        "added and revoked keys within a second; from the first key on it requires one. revoke\n"
         "takes a name, or an id of the list.\n\n"
         "  shoal key add alice --rpm 60 --tpm 20000 --quota-day 500000\n"
         "  shoal key add trainer --scope chat jobs --days 30\n"

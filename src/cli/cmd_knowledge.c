@@ -175,7 +175,8 @@ static int run(const struct cli_options *c, const void *options, const struct st
     bool adds = strcmp(verb, "add") == 0, searches = strcmp(verb, "search") == 0,
          lists = strcmp(verb, "list") == 0, removes = strcmp(verb, "remove") == 0;
     if (!adds && !searches && !lists && !removes)
-        return error_set(err, ERR_USAGE, "'%s' is none of add, search, list and remove", verb);
+        return error_set(err, ERR_USAGE,
+                         "'%s' is not a subcommand: use add, search, list or remove", verb);
     if (lists ? args->n > 2 : args->n < 3)
         return error_set(err, ERR_USAGE, lists ? "list takes nothing but DB" : "say what to %s",
                          verb);

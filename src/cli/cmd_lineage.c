@@ -66,11 +66,11 @@ static int run_lineage(const struct cli_options *c, const void *options, const s
 const struct cli_command cmd_lineage = {
     .name = "lineage",
     .args = "RUN [NAME]",
-    .summary = "who descends from whom in a run, and by which operator",
+    .summary = "the parents of each candidate in a run, and the operator that made it",
     .about =
         "Prints the candidates of runs/RUN by generation, or NAME and its ancestors, each with\n"
         "fitness as first measured, hash, operator and parents, and the founders' shares of the\n"
-        "ancestry. Works while the run goes on.\n\n"
+        "ancestry. Works while the run is active.\n\n"
         "  shoal lineage 20260801-093000-s1 g3c2\n"
         "  shoal lineage 20260801-093000-s1 --dot | dot -Tsvg -o tree.svg",
     .rows = rows,

@@ -77,18 +77,18 @@ static const struct option_row pull_rows[] = {
 const struct cli_command cmd_pull = {
     .name = "pull",
     .args = "hf:OWNER/REPO[/FILE][@REVISION]|list",
-    .summary = "load a model or adapter from a hub, or list what is here",
+    .summary = "load a model or adapter from a hub, or list the loaded ones",
     .about =
         "  shoal pull hf:HuggingFaceTB/SmolLM2-135M-Instruct\n"
         "  shoal run hf:HuggingFaceTB/SmolLM2-135M-Instruct -p 'Hello'\n"
         "  shoal pull hf:OWNER/REPO-GGUF/model-q8_0.gguf\n"
         "  shoal pull hf:OWNER/REPO@v1.0 --include '*.json' '*.safetensors' --to models/it\n"
         "  shoal pull list\n\n"
-        "Loads the configuration, the tokenizer and safetensors weights, never a pickle. What is\n"
-        "interrupted continues when it is run again; run on a whole model it checks every hash.\n"
+        "Loads the configuration, the tokenizer and safetensors weights, never a pickle. The same\n"
+        "command continues an interrupted download; on a complete model it checks every hash.\n"
         "The folder is printed; other commands take hf:OWNER/REPO for it.\n\n"
         "HF_TOKEN (or the token file of the hub's own client) opens gated and private models,\n"
-        "HF_ENDPOINT names another hub, SHOAL_CACHE another place than ~/.cache/shoal.",
+        "HF_ENDPOINT names another hub, SHOAL_CACHE a folder other than ~/.cache/shoal.",
     .rows = pull_rows,
     .size = sizeof(struct hub_options),
     .min_args = 1,

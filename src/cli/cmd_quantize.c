@@ -138,7 +138,7 @@ static void print_result(const struct cli_options *c, const struct model *const 
                             "kl_mean", d->kl_mean, "kl_p99", d->kl_p99, "same_top", d->same_top));
         return;
     }
-    printf("%s: %s, %.1f MB (from %.1f MB), %.2f bits a weight\n", out, q->name,
+    printf("%s: %s, %.1f MB (from %.1f MB), %.2f bits per weight\n", out, q->name,
            1e-6 * (double)after, 1e-6 * (double)before, bits_of(m[0], q));
     if (d->n == 0) return;
     printf("  perplexity      %.4f (original %.4f) on %lld tokens\n", d->perplexity[1],
@@ -195,7 +195,7 @@ static int run(const struct cli_options *c, const void *options, const struct st
         rc = error_set(err, ERR_USAGE, "'%s' is the model itself: name another file", out);
     if (rc == OK && !(from = model_open(path, cli_numeric_class(c), err))) rc = err->code;
     if (rc == OK && tensor_type_is_quantized(from->type))
-        log_warn("'%s' is quantised already (%s): what that lost is not in the figures", from->name,
+        log_warn("'%s' is quantised already (%s): the figures do not include that loss", from->name,
                  tensor_type_name(from->type));
     if (rc == OK && o->dry_run)
         rc = plan(c, from, out, &q, err);
@@ -218,9 +218,9 @@ static const struct option_row rows[] = {
      "f32 f16 bf16 q8_0 q6_k q5_k q5_1 q5_0 q4_k q4_1 q4_0 nf4; q4_k_s q4_k_m q5_k_s q5_k_m",
      JOB_TEXT},
     {"text", OPT_STRING, offsetof(struct options, text), NULL, 0, 0, "FILE",
-     "what both models read; without it chats in English, Japanese and Chinese", JOB_INPUT},
+     "text that both models read; default: chats in English, Japanese and Chinese", JOB_INPUT},
     {"tokens", OPT_INT, offsetof(struct options, tokens), "4096", 2, 1e6, "N",
-     "of the text at most"},
+     "maximum tokens of the text"},
     {"dry-run", OPT_BOOL, offsetof(struct options, dry_run), NULL, 0, 0, NULL,
      "print how large the copy would be, and stop"},
     {0},
@@ -229,13 +229,14 @@ static const struct option_row rows[] = {
 const struct cli_command cmd_quantize = {
     .name = "quantize",
     .args = "MODEL OUT",
-    .summary = "fewer bits a weight, and what they cost in perplexity and divergence",
-    .about = "  shoal quantize models/fry fry-nf4.gguf --type nf4\n"
-             "  shoal quantize model.gguf small.gguf --type q4_k_m --text notes.txt\n\n"
-             "OUT ends in .gguf, or is a directory (f32, f16, bf16). Blocks are llama.cpp's, byte\n"
-             "for byte, and so is the choice of tensors in the mixtures; nf4 is Shoal's own.\n"
-             "Rows that a type's blocks do not divide get the next type that fits: q4_k q5_0,\n"
-             "q5_k q5_1, q6_k q8_0, else f16.",
+    .summary = "store weights in fewer bits, and measure the cost in perplexity and divergence",
+    .about =
+        "  shoal quantize models/fry fry-nf4.gguf --type nf4\n"
+        "  shoal quantize model.gguf small.gguf --type q4_k_m --text notes.txt\n\n"
+        "OUT ends in .gguf, or is a directory (f32, f16, bf16). Blocks are llama.cpp's, byte\n"
+        "for byte, and so is the choice of tensors in the mixtures; nf4 exists only in Shoal.\n"
+        "Rows that a type's blocks do not divide get the next type that fits: q4_k q5_0,\n"
+        "q5_k q5_1, q6_k q8_0, else f16.",
     .job_args = (const struct job_args[]){{NULL, {JOB_INPUT, JOB_OUTPUT}, false}, {0}},
     .rows = rows,
     .size = sizeof(struct options),

@@ -19,7 +19,7 @@ static const struct option_row rows[] = {
     {"store", OPT_STRING, offsetof(struct options, store), SETUP_STORE, 0, 0, "FILE",
      "where calls were kept"},
     {"list", OPT_BOOL, offsetof(struct options, list), NULL, 0, 0, NULL,
-     "what is kept, newest first"},
+     "list the recorded calls, newest first"},
     {"run", OPT_STRING, offsetof(struct options, run), NULL, 0, 0, "ID",
      "instead: a generation of this run"},
     {"generation", OPT_INT, offsetof(struct options, generation), "0", 0, 1e6, "G",
@@ -212,7 +212,7 @@ static int run(const struct cli_options *c, const void *options, const struct st
 const struct cli_command cmd_replay = {
     .name = "replay",
     .args = "KEY|--list|--run ID",
-    .summary = "run a recorded call or a generation again: same bits, or what differs",
+    .summary = "run a recorded call or a generation again: same bits, or the differences",
     .about = "Calls are kept by 'run', 'eval' and 'debate' with --record. The beginning of a key\n"
              "is enough. Exit status 0: the same bits; 1: not the same, and the lines say why.\n\n"
              "  shoal run models/fry -p 'two plus two' --record --json\n"

@@ -29,7 +29,7 @@ static const struct option_row rows[] = {
         "a user's message instead: the model's chat template is put around it"),
     ROW("system", OPT_STRING, system, NULL, 0, 0, "TEXT", "system message before it"),
     ROW("chat-template-kwargs", OPT_STRING, template_kwargs, NULL, 0, 0, "JSON",
-        "what the template is to know besides, as '{\"enable_thinking\": false}'"),
+        "further variables of the template, as '{\"enable_thinking\": false}'"),
     ROW("file", OPT_STRING, file, NULL, 0, 0, "FILE",
         "many prompts in one batch: one a line, or JSON lines of {prompt}, {chat, system} or "
         "{messages, tools, chat_template_kwargs}"),
@@ -46,7 +46,7 @@ static const struct option_row rows[] = {
     ROW("json-schema", OPT_STRING, json_schema, NULL, 0, 0, "FILE",
         "the answer is JSON of this schema, and whole if --n has room for it"),
     ROW("regex", OPT_STRING, regex, NULL, 0, 0, "RE", "the whole answer matches it"),
-    ROW("grammar", OPT_STRING, gbnf, NULL, 0, 0, "FILE", "the answer is of this GBNF grammar"),
+    ROW("grammar", OPT_STRING, gbnf, NULL, 0, 0, "FILE", "the answer matches this GBNF grammar"),
     ROW("logprobs", OPT_INT, logprobs, "0", 0, ENGINE_TOP_MAX, "N",
         "report the N most probable tokens at each position (--json)"),
     ROW("prompt-logprobs", OPT_BOOL, prompt_logprobs, NULL, 0, 0, NULL,
@@ -54,7 +54,7 @@ static const struct option_row rows[] = {
     ROW("echo", OPT_BOOL, echo, NULL, 0, 0, NULL, "print the prompt before the answer"),
     ROW("ids", OPT_BOOL, ids, NULL, 0, 0, NULL, "print token ids instead of text"),
     ROW("session", OPT_STRING, session, NULL, 0, 0, "FILE",
-        "the state of the sequence: continued when the file is there, saved at the end"),
+        "the state of the sequence: continued if the file exists, saved at the end"),
     SETUP_ROWS(struct options, setup),
     SETUP_RECORD_ROWS(struct options, setup),
     {0},
@@ -95,7 +95,7 @@ static int flags_check(const struct cli_options *c, const struct options *o, str
                                        : "prompt-logprobs");
     if (o->ids && o->echo) return error_set(err, ERR_USAGE, "'--echo' prints text, '--ids' none");
     if (o->session && (o->file || o->samples > 1))
-        return error_set(err, ERR_USAGE, "'--session' is of one prompt and one sample");
+        return error_set(err, ERR_USAGE, "'--session' takes one prompt and one sample");
     if (!!o->json_schema + !!o->regex + !!o->gbnf > 1)
         return error_set(err, ERR_USAGE, "give one of --json-schema, --regex and --grammar");
     if ((o->json_schema || o->regex || o->gbnf) && o->choices.n)
@@ -113,7 +113,7 @@ static int bias_parse(struct job *j, const char *text, struct error *err) {
         double x = *end == '=' ? strtod(end + 1, &after) : 0;
         if (end == at || *end != '=' || after == end + 1 || (*after && *after != ',') || isnan(x) ||
             id < 0 || id > INT32_MAX)
-            return error_set(err, ERR_USAGE, "'%s' is no logit bias; write ID=X,ID=X", text);
+            return error_set(err, ERR_USAGE, "'%s' is not a logit bias; write ID=X,ID=X", text);
         j->bias = xrealloc(j->bias, sizeof *j->bias * (size_t)(j->n_bias + 1));
         j->bias[j->n_bias++] = (struct logit_bias){(int32_t)id, (float)x};
         at = after + (*after == ',');

@@ -251,15 +251,14 @@ const struct cli_command cmd_runs = {
     .name = "runs",
     .args = "",
     .summary = "list runs, or compare groups of them over their seeds",
-    .about =
-        "Of each group: the mean accuracy of what its runs ended with, what they spent, and what "
-        "was lost or gained on the\n"
-        "families to be retained; then how far the first group is ahead, paired by seed. Intervals "
-        "are Student's t of 95 %\n"
-        "over runs; p is from flipping the signs of the pairs, so that five pairs cannot go below "
-        "0.0625.\n\n"
-        "  shoal runs\n"
-        "  shoal runs --compare hybrid soup gradient",
+    .about = "Prints for each group the mean final accuracy of its runs, their cost, and the loss "
+             "or gain on the families to\n"
+             "be retained; then the lead of the first group, paired by seed. Intervals are "
+             "Student's t of 95 %\n"
+             "over runs; p is from flipping the signs of the pairs, so that five pairs cannot go "
+             "below 0.0625.\n\n"
+             "  shoal runs\n"
+             "  shoal runs --compare hybrid soup gradient",
     .rows = rows,
     .size = sizeof(struct options),
     .max_args = 0,

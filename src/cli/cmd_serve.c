@@ -26,23 +26,25 @@ struct options {
     { name, OPT_ALIAS, 0, of, 0, 0, NULL, NULL }
 static const struct option_row rows[] = {
     ROW("adapter", OPT_LIST, serve.adapters, NULL, 0, 0, "NAME=DIR …",
-        "adapters to serve, each a model of its own by that name; vLLM's {\"name\", \"path\"} too"),
+        "adapters to serve, each a separate model by that name; vLLM's {\"name\", \"path\"} too"),
     ROW("adapter-dir", OPT_STRING, serve.adapter_dir, NULL, 0, 0, "DIR",
         "every adapter in this folder, under its own folder's name"),
     ROW("team", OPT_LIST, serve.teams, NULL, 0, 0, "NAME=FILE …",
         "teams to serve (as 'shoal debate --team'), each a model by the name team:NAME"),
     ROW("state", OPT_STRING, serve.state_dir, "runs/serve", 0, 0, "DIR",
-        "where keys, jobs, uploaded files, made models and what else outlives the server are kept"),
+        "folder of keys, jobs, uploaded files, made models and all other state that outlives the "
+        "server"),
     ROW("runs", OPT_STRING, serve.runs, "runs", 0, 0, "DIR",
         "folder of the runs: of its jobs, and to show"),
     ROW("backups", OPT_STRING, serve.backups, NULL, 0, 0, "DIR",
-        "folder of the backups of --state, --runs and --adapter-dir (default: 'backups' beside "
+        "folder of the backups of --state, --runs and --adapter-dir (default: 'backups' next to "
         "--state)"),
     ROW("slow-seconds", OPT_FLOAT, serve.slow_seconds, "30", 0, 1e9, "S",
         "a reply that takes longer is logged with where its time went"),
     ROW("api-key", OPT_SECRETS, serve.api_keys, NULL, 0, 0, "SECRET …",
-        "a key that may do anything, beside those of 'shoal key'; also from $SHOAL_API_KEY; all "
-        "users of the machine see a command line in 'ps': prefer --api-key-file"),
+        "a key that may do anything, in addition to those of 'shoal key'; also from "
+        "$SHOAL_API_KEY; all users of the machine see a command line in 'ps': prefer "
+        "--api-key-file"),
     ROW("api-key-file", OPT_STRING, serve.api_key_file, NULL, 0, 0, "FILE",
         "such keys, one a line; '#' begins a comment"),
     ROW("max-concurrent", OPT_INT, serve.max_concurrent, "512", 0, 1e6, "N",
@@ -55,35 +57,37 @@ static const struct option_row rows[] = {
     ROW("feedback", OPT_BOOL, serve.feedback, "true", 0, 0, NULL,
         "keep the last replies, so that they can be rated; --no-feedback: no word is kept"),
     ROW("max-feedback", OPT_STRING, max_feedback, "1G", 0, 0, "SIZE",
-        "of the file of ratings and experiments; a key may write a sixteenth of it a day"),
+        "maximum size of the file of ratings and experiments; a key may write a sixteenth of it a "
+        "day"),
     ROW("served-model-name", OPT_LIST, serve.names, NULL, 0, 0, "NAME …",
         "other names of the base"),
     ROW("max-num-seqs", OPT_INT, max_seqs, "64", 1, 4096, "N", "replies that are written at once"),
     ROW("max-model-len", OPT_INT, max_len, "0", 0, 1e9, "N",
         "tokens of a prompt and its reply (0: the model's, at most 4096)"),
     ROW("max-waiting", OPT_INT, serve.max_waiting, "2048", 1, 1e6, "N",
-        "requests that may wait; more are told to come back (503)"),
+        "requests that may wait; further requests get status 503"),
     ROW("max-request-memory", OPT_STRING, request_memory, NULL, 0, 0, "SIZE",
-        "for requests and replies at once, as 64M or 1G: beyond it requests are told to come back "
-        "(default: 512M, or an eighth of --max-memory)"),
+        "memory of all current requests and replies, as 64M or 1G: beyond it requests get status "
+        "503 (default: 512M, or an eighth of --max-memory)"),
     ROW("max-jobs", OPT_INT, serve.max_jobs, "1", 1, 64, "N", "jobs that run at once"),
     ROW("jobs-idle", OPT_BOOL, serve.jobs_idle, "true", 0, 0, NULL,
-        "jobs run when nobody else on the machine wants the processor; --no-jobs-idle: as others "
-        "do"),
+        "jobs run when no other program on the machine needs the processor; --no-jobs-idle: like "
+        "other programs"),
     ROW("jobs-read", OPT_LIST, serve.jobs_read, NULL, 0, 0, "DIR …",
-        "folders whose data, models and recipes jobs may read, beside the working folder, the "
-        "models and adapters served, --runs, results and what 'shoal pull' loaded"),
+        "folders whose data, models and recipes jobs may read, in addition to the working folder, "
+        "the models and adapters served, --runs, results and everything 'shoal pull' loaded"),
     ROW("jobs-run-commands", OPT_BOOL, serve.jobs_run_commands, NULL, 0, 0, NULL,
         "jobs may run reward commands, in a sandbox; the kernel's landlock then does not confine "
         "the jobs themselves"),
     ROW("job-seconds", OPT_FLOAT, serve.job_seconds, "604800", 0, 1e9, "S",
-        "that a job may run, pauses aside; resumed, it continues what it keeps (0: any time)"),
+        "seconds that a job may run, without pauses; a resumed job continues from its saved state "
+        "(0: any time)"),
     ROW("jobs-bytes", OPT_INT, serve.jobs_bytes, "68719476736", 0, 1e18, "BYTES",
-        "what jobs have written and is kept; a key may have half of it (0: any number)"),
+        "maximum bytes of the kept files of jobs; a key may have half of it (0: any number)"),
     ROW("max-tokens", OPT_INT, serve.max_tokens, "1024", 1, 1e6, "N",
-        "of a reply whose request does not say"),
+        "maximum tokens of a reply, unless the request sets it"),
     ROW("alert-webhook", OPT_LIST, serve.alert_webhooks, NULL, 0, 0, "URL …",
-        "who is told of alerts, in Alertmanager's form"),
+        "URLs that receive alerts, in Alertmanager's format"),
     ROW("alert-slack", OPT_SECRETS, serve.alert_slacks, NULL, 0, 0, "URL …",
         "the same for Slack's incoming webhooks; also from $SHOAL_ALERT_SLACK"),
     ROW("alert-seconds", OPT_FLOAT, serve.alert_seconds, "15", 0, 3600, "S",

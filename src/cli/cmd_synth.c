@@ -27,10 +27,10 @@ static const struct option_row own_rows[] = {
     ROW("prompts", prompts, "FILE", "JSON lines of {prompt} or {messages}"),
     ROW("topics", topics, "FILE", "instead: a topic a line, put into --template"),
     ROW("out", out, "FILE", "where kept samples go, a JSON line each"),
-    ROW("adapter", adapter, "DIR", "who writes; the base without"),
-    ROW("judge", judge, "DIR", "whose perplexity counts; the base without"),
+    ROW("adapter", adapter, "DIR", "adapter that writes the samples; default: the base"),
+    ROW("judge", judge, "DIR", "adapter that computes the perplexity; default: the base"),
     ROW("then-train", then_train, "DIR",
-        "trains an adapter on what was kept; flags of 'shoal train' stand behind --"),
+        "train an adapter on the kept samples; flags of 'shoal train' follow --"),
     SETUP_ROWS(struct options, setup),
     SETUP_ROW("record", OPT_BOOL, struct options, setup.record, "true", NULL,
               "keep every call with its result, for 'shoal replay' and to continue"),
@@ -91,7 +91,7 @@ static int train_options_read(const struct options *o, const char *model, const 
     if (rc == OK && recipe) rc = train_section(block, recipe, err);
     if (rc == OK) rc = options_parse(cmd_train.rows, block, flags->n, flags->v, &extra, err);
     if (rc == OK && extra.n)
-        rc = error_set(err, ERR_USAGE, "'%s' is no flag of 'shoal train'", extra.v[0]);
+        rc = error_set(err, ERR_USAGE, "'%s' is not a flag of 'shoal train'", extra.v[0]);
     strings_release(&extra);
     return rc;
 }

@@ -210,7 +210,7 @@ static int names_check(const struct strings *data, struct error *err) {
         bool dots = (n == 1 && v[0] == '.') || (n == 2 && v[0] == '.' && v[1] == '.');
         if (v[n] == '=' && (dots || n > NAME_MAX || memchr(v, '/', n)))
             return error_set(err, ERR_USAGE,
-                             "'%.*s' is no name for an adapter: it becomes a folder below --out",
+                             "'%.*s' is not a valid adapter name: it becomes a folder below --out",
                              (int)MIN(n, 64), v);
     }
     return OK;

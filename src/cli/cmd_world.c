@@ -33,11 +33,11 @@ static const struct option_row own_rows[] = {
     ROW("world", OPT_STRING, world, NULL, 0, 0, "NAME",
         "repaired (the default), seed, or a YAML file: worlds/ has some", JOB_CHOICE),
     ROW("policy", OPT_LIST, policies, NULL, 0, 0, "NAME",
-        "who acts: rule (the default), reflex, random, mock; several are compared on the same "
-        "maps",
+        "policy that acts: rule (the default), reflex, random, mock; several are compared on the "
+        "same maps",
         JOB_TEXT),
     ROW("policy-pipe", OPT_STRING, policy_pipe, NULL, 0, 0, "CMD",
-        "another program that acts: it reads what agents see and writes what they do, a line a "
+        "another program that acts: it reads the observations and writes the actions, one line per "
         "tick",
         JOB_REFUSED),
     ROW("env-pipe", OPT_STRING, env_pipe, NULL, 0, 0, "CMD",
@@ -53,20 +53,21 @@ static const struct option_row own_rows[] = {
     ROW("maps", OPT_INT, maps, NULL, 0, 100000, "N",
         "worlds, of seed, seed + 1 and so on; 20 where it is not given, or one that is watched or "
         "recorded"),
-    ROW("seed", OPT_INT, seed, NULL, 0, 1e15, "N", "of the first one; 1 where it is not given"),
+    ROW("seed", OPT_INT, seed, NULL, 0, 1e15, "N",
+        "seed of the first world; 1 where it is not given"),
     ROW("watch", OPT_BOOL, watch, NULL, 0, 0, NULL,
-        "show the world live; where stdout is no terminal, its last picture"),
+        "show the world live; if stdout is not a terminal, its last picture"),
     ROW("record", OPT_STRING, record, NULL, 0, 0, "FILE", "write a trace of the world", JOB_OUTPUT),
     ROW("replay", OPT_STRING, replay, NULL, 0, 0, "FILE", "a trace instead of a new world",
         JOB_INPUT),
     ROW("at", OPT_INT, at, "-1", -1, TRACE_TICKS, "TICK", "the tick to enter it at; -1: its last"),
     ROW("continue", OPT_BOOL, on, NULL, 0, 0, NULL,
-        "go on from there with --policy: a fork, which --record writes"),
+        "continue from there with --policy: a fork, which --record writes"),
     ROW("pipe", OPT_BOOL, pipe, NULL, 0, 0, NULL,
         "the environment for another program: a JSON object a line on stdin and stdout",
         JOB_REFUSED),
-    ROW("best", OPT_BOOL, best, NULL, 0, 0, NULL, "of export: the fittest mind, as without it"),
-    ROW("mind", OPT_STRING, mind, NULL, 0, 0, "NAME", "of export: another one", JOB_TEXT),
+    ROW("best", OPT_BOOL, best, NULL, 0, 0, NULL, "export: the fittest mind (the default)"),
+    ROW("mind", OPT_STRING, mind, NULL, 0, 0, "NAME", "export: the mind NAME", JOB_TEXT),
     {0},
 };
 
@@ -145,8 +146,8 @@ static int player_open(struct players *all, const char *name, bool learns, struc
     if (p->policy) return OK;
     for (const struct world_policy *q = world_policies; q->name; q++)
         buf_printf(&known, "%s, ", q->name);
-    int rc = error_set(err, ERR_USAGE, "no policy '%s'; there are %sand 'model' beside a model",
-                       name, known.data);
+    int rc = error_set(err, ERR_USAGE, "no policy '%s': use %sor, with a model, 'model'", name,
+                       known.data);
     buf_release(&known);
     return rc;
 }
@@ -476,7 +477,7 @@ static int replay(const struct cli_options *c, const struct options *o, const st
     struct live_world *l = xcalloc(1, sizeof *l);
     int rc = trace_load(&l->t, o->replay, err);
     if (rc == OK && !l->t.closed)
-        log_warn("'%s' has no end: whoever wrote it was stopped after tick %lld", o->replay,
+        log_warn("'%s' has no end: its writer was stopped after tick %lld", o->replay,
                  (long long)l->t.n_ticks);
     int64_t at = o->at >= 0 ? o->at : o->watch && !o->on ? 0 : l->t.n_ticks;
     if (rc == OK && at > l->t.n_ticks)
@@ -505,7 +506,7 @@ static int answer(struct world_server *s, struct line_reader *in, bool *open, st
         *open = world_server_handle(s, line, len, &out);
     bool good = fwrite(out.data, 1, out.len, stdout) == out.len && fflush(stdout) == 0;
     buf_release(&out);
-    return good ? OK : error_set(err, ERR_IO, "nobody reads the answers any more");
+    return good ? OK : error_set(err, ERR_IO, "cannot write the answers to stdout");
 }
 
 static int serve(const struct options *o, struct error *err) {
@@ -598,25 +599,25 @@ static int options_check(const struct cli_options *c, const struct options *o, b
         return error_set(err, ERR_USAGE, "--watch is for people, --json for programs");
     if (one && (o->maps > 1 || o->policies.n + (o->policy_pipe != NULL) > 1))
         return error_set(err, ERR_USAGE,
-                         "--watch, --record and --continue are of one world and "
-                         "one policy");
+                         "--watch, --record and --continue take one world and one policy");
     if (rules_check(o, err) != OK) return err->code;
     if (o->env_pipe && outside_check(o, model, err) != OK) return err->code;
     if (!model && life_given(o))
         return error_set(err, ERR_USAGE,
                          "flags of minds and their lives want a model: shoal world MODEL");
     if (!model && o->life.dry_run)
-        return error_set(err, ERR_USAGE, "--dry-run is of lives, which want a model");
+        return error_set(err, ERR_USAGE, "--dry-run needs a model: shoal world MODEL");
     if (o->best || o->mind)
         return error_set(err, ERR_USAGE, "--best and --mind are of 'shoal world export RUN'");
     if (model && o->pipe) return error_set(err, ERR_USAGE, "--pipe is without a model");
     if (model && simulation_options_check(&o->life.life, err) != OK) return err->code;
     if (o->replay) return replay_check(o, err);
     if (o->on || o->at >= 0)
-        return error_set(err, ERR_USAGE, "--%s is of a trace: give --replay FILE",
+        return error_set(err, ERR_USAGE, "--%s needs a trace: give --replay FILE",
                          o->on ? "continue" : "at");
     if (o->pipe && (one || o->policies.n || o->policy_pipe || o->maps || o->seed))
-        return error_set(err, ERR_USAGE, "--pipe: whoever asks says what is done, and the seed");
+        return error_set(err, ERR_USAGE,
+                         "--pipe: the other program sends the actions and the seed");
     return world_rules_check(&o->rules, err);
 }
 
@@ -681,7 +682,8 @@ static int model_play(const struct cli_options *c, const struct options *o, cons
     bool player = o->watch || o->record || o->replay || o->maps || o->policies.n || o->policy_pipe;
     if (!m) rc = err->code;
     if (rc == OK && player && o->life.dry_run)
-        rc = error_set(err, ERR_USAGE, "--dry-run is of lives, and not of a player of one world");
+        rc = error_set(err, ERR_USAGE,
+                       "--dry-run is for simulations, not for a player of one world");
     if (rc == OK) rc = player ? players_play(c, &full, &job, err) : simulation_run(&job, err);
     external_envs_free(outside);
     model_close(m);

@@ -30,10 +30,11 @@ static void notes_print(const struct panel_options *o) {
     if (o->parallel) log_info("--parallel: the agents of an iteration always run as one batch");
     if (o->safe_parallel) log_info("--safe-parallel: one batch needs no lock");
     if (o->max_workers)
-        log_info("--max-workers: one batch has none; --threads says how many processors");
+        log_info(
+            "--max-workers: one batch has no workers; --threads sets the number of processors");
     if (!o->local_files)
         log_info("--no-local-files: nothing is downloaded here; 'shoal pull' does that");
-    if (o->log) log_info("--log: everything that is said is kept in the store; --board prints it");
+    if (o->log) log_info("--log: the store keeps all messages; --board prints them");
 }
 
 static int references_check(const struct panel_options *o, struct error *err) {
@@ -45,7 +46,8 @@ static int references_check(const struct panel_options *o, struct error *err) {
     if (mode && strcmp(mode, "knowledge_base") == 0 && !o->knowledge)
         return error_set(err, ERR_USAGE, "'--rag-mode knowledge_base' needs --knowledge DB");
     if (mode && strcmp(mode, "dummy") == 0 && o->knowledge)
-        return error_set(err, ERR_USAGE, "'--rag-mode dummy' is no references: leave --knowledge");
+        return error_set(err, ERR_USAGE,
+                         "'--rag-mode dummy' means no references: leave out --knowledge");
     if (mode && strcmp(mode, "dummy") != 0 && strcmp(mode, "knowledge_base") != 0)
         return error_set(err, ERR_USAGE,
                          "no mode '%s' of references; there are dummy and "

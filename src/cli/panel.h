@@ -28,10 +28,10 @@ struct panel_options {
         PANEL_ROW("iterations", OPT_INT, type, field.iterations, "2", 1, 16, "N",                  \
                   "times that they think"),                                                        \
         PANEL_ROW("adapters", OPT_LIST, type, field.adapters, NULL, 0, 0, "DIR …",                 \
-                  "of the agents in turn; 'base' is the bare model", JOB_CHOICE),                  \
+                  "adapters of the agents, in turn; 'base' is the base model", JOB_CHOICE),        \
         PANEL_ROW("role-type", OPT_STRING, type, field.role_type, "auto", 0, 0, "NAME",            \
                   "roles: discussion, planning, informational, conversational, default; auto: by " \
-                  "the question's words; model: as who sums up says",                              \
+                  "the question's words; model: by the summary model",                             \
                   JOB_TEXT),                                                                       \
         PANEL_ROW("language", OPT_STRING, type, field.language, "auto", 0, 0, "LANG",              \
                   "ja, en or zh; auto: the question's", JOB_TEXT),                                 \
@@ -40,40 +40,40 @@ struct panel_options {
         PANEL_ROW("slots", OPT_BOOL, type, field.slots, NULL, 0, 0, NULL,                          \
                   "the workflow of fixed parts: reformulator, critic, supporter, synthesizer"),    \
         PANEL_ROW("internal-model", OPT_STRING, type, field.models[PIPELINE_INTERNAL], NULL, 0, 0, \
-                  "MODEL", "of those who think; default: MODEL", JOB_INPUT),                       \
+                  "MODEL", "model of the agents that think; default: MODEL", JOB_INPUT),           \
         PANEL_ROW("summary-model", OPT_STRING, type, field.models[PIPELINE_SUMMARY], NULL, 0, 0,   \
-                  "MODEL", "of who sums up", JOB_INPUT),                                           \
+                  "MODEL", "model that writes the summaries", JOB_INPUT),                          \
         PANEL_ROW("output-model", OPT_STRING, type, field.models[PIPELINE_OUTPUT], NULL, 0, 0,     \
-                  "MODEL", "of who writes the answer", JOB_INPUT),                                 \
+                  "MODEL", "model that writes the answer", JOB_INPUT),                             \
         PANEL_ROW("temperature", OPT_FLOAT, type, field.temperature, "-1", -1, 100, "X",           \
-                  "of everybody (-1: each role's own)"),                                           \
+                  "temperature of all agents (-1: each role's default)"),                          \
         PANEL_ROW("internal-temp", OPT_FLOAT, type, field.temps[PIPELINE_INTERNAL], "0", 0, 100,   \
-                  "X", "of those who think (0: each role's own)"),                                 \
+                  "X", "temperature of the agents that think (0: each role's default)"),           \
         PANEL_ROW("summary-temp", OPT_FLOAT, type, field.temps[PIPELINE_SUMMARY], "0.3", 0.01,     \
-                  100, "X", "of who sums up"),                                                     \
+                  100, "X", "temperature of the summaries"),                                       \
         PANEL_ROW("output-temp", OPT_FLOAT, type, field.temps[PIPELINE_OUTPUT], "0.7", 0.01, 100,  \
-                  "X", "of who writes the answer"),                                                \
+                  "X", "temperature of the answer"),                                               \
         PANEL_ROW("max-tokens", OPT_INT, type, field.max_tokens, "0", 0, 65536, "N",               \
-                  "of every turn (0: the stage's, else the workflow's own)"),                      \
+                  "maximum tokens of every turn (0: the stage's, else the workflow's)"),           \
         PANEL_ROW("max-seconds", OPT_FLOAT, type, field.seconds, "0", 0, 1e9, "S",                 \
-                  "after which nobody begins to speak, and the best that was said is the answer "  \
-                  "(0: no limit)"),                                                                \
+                  "time after which no agent starts a turn; the best message so far is the "       \
+                  "answer (0: no limit)"),                                                         \
         PANEL_ROW("internal-tokens", OPT_INT, type, field.tokens[PIPELINE_INTERNAL], "0", 0,       \
-                  65536, "N", "of a turn of those who think"),                                     \
+                  65536, "N", "maximum tokens of a turn of the agents that think"),                \
         PANEL_ROW("summary-tokens", OPT_INT, type, field.tokens[PIPELINE_SUMMARY], "0", 0, 65536,  \
-                  "N", "of a summary"),                                                            \
+                  "N", "maximum tokens of a summary"),                                             \
         PANEL_ROW("output-tokens", OPT_INT, type, field.tokens[PIPELINE_OUTPUT], "0", 0, 65536,    \
-                  "N", "of the answer"),                                                           \
+                  "N", "maximum tokens of the answer"),                                            \
         PANEL_ROW("summary", OPT_BOOL, type, field.summary, "true", 0, 0, NULL,                    \
-                  "a summary after each time, and of what is long"),                               \
+                  "a summary after each iteration, and of long messages"),                         \
         PANEL_ROW("knowledge", OPT_STRING, type, field.knowledge, NULL, 0, 0, "DB",                \
-                  "what 'shoal knowledge' made: what it has on the question is shown to the "      \
-                  "agents",                                                                        \
+                  "database of 'shoal knowledge': the agents see its passages on the question",    \
                   JOB_DATABASE),                                                                   \
-        PANEL_ROW("embeddings", OPT_BOOL, type, field.embeddings, NULL, 0, 0, NULL,                \
-                  "search it by meaning too, and keep what is said with its vector"),              \
+        PANEL_ROW(                                                                                 \
+            "embeddings", OPT_BOOL, type, field.embeddings, NULL, 0, 0, NULL,                      \
+            "search the knowledge by embeddings too, and store messages with their vectors"),      \
         PANEL_ROW("conversation", OPT_STRING, type, field.conversation, NULL, 0, 0, "ID",          \
-                  "remember what is said under this name, and what was", JOB_OWN),                 \
+                  "remember the messages under this name, and use the earlier ones", JOB_OWN),     \
         PANEL_ROW("facts", OPT_STRING, type, field.facts, "model", 0, 0, "HOW",                    \
                   "key facts of a conversation: by rules, by the model too, or none", JOB_TEXT),   \
         PANEL_ROW("compat", OPT_STRING, type, field.compat, NULL, 0, 0, "seed",                    \
@@ -88,7 +88,7 @@ struct panel_options {
         PANEL_ROW("cache-folder", OPT_STRING, type, field.cache_folder, NULL, 0, 0, "DIR",         \
                   "as before: where pulled models are ($SHOAL_CACHE)"),                            \
         PANEL_ROW("rag-mode", OPT_STRING, type, field.rag_mode, NULL, 0, 0, "MODE",                \
-                  "as before: knowledge_base goes with --knowledge, dummy is no references",       \
+                  "as before: knowledge_base goes with --knowledge, dummy means no references",    \
                   JOB_TEXT),                                                                       \
         PANEL_ROW("zim-path", OPT_STRING, type, field.zim_path, NULL, 0, 0, "FILE",                \
                   "refused: no ZIM archive is read"),                                              \

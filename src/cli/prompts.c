@@ -148,7 +148,7 @@ int prompts_read(struct prompts *p, const char *prompt, const char *chat, const 
     if (extra && !chat)
         return error_set(err, ERR_USAGE,
                          "--chat-template-kwargs goes with --chat; in a file it is a line's key "
-                         "'chat_template_kwargs' beside 'messages'");
+                         "'chat_template_kwargs' next to 'messages'");
     if (extra) return message_add(p, chat, system, extra, err);
     if (file) return prompts_file(p, file, err);
     prompts_add(p, prompt ? prompt : chat, system, chat != NULL);

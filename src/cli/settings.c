@@ -122,8 +122,8 @@ static int owner_check(const char *path, struct error *err) {
     bool own = (st.st_uid == geteuid() || st.st_uid == 0) && !(st.st_mode & S_IWOTH);
     return own ? OK
                : error_set(err, ERR_USAGE,
-                           "'%s' is another user's, or others may write it: name it with --config, "
-                           "or say --config ''",
+                           "'%s' belongs to another user, or others may write it: name it with "
+                           "--config, or say --config ''",
                            path);
 }
 
@@ -163,8 +163,7 @@ static int head_check(const struct config_file *c, struct error *err) {
         const struct config_entry *e = &c->v[i];
         if (strcmp(e->key, "defaults") != 0)
             return error_set(err, ERR_USAGE,
-                             "%s:%d: '%s' stands before any section: put [COMMAND] or [all] above "
-                             "it",
+                             "%s:%d: '%s' precedes every section: put [COMMAND] or [all] above it",
                              c->path, e->line, e->key);
         if (i > 0)
             return error_set(err, ERR_USAGE, "%s:%d: '%s' is set in line %d already", c->path,

@@ -96,9 +96,9 @@ static double completion_number(const struct rl_plan *plan, const char *name, co
 }
 
 static void completions_print(const struct rl_plan *plan, const char *name, int n) {
-    printf("  its first %lld completions: reward %.4f on average (standard deviation %.4f), of "
-           "%.0f %% of the prompts it differs; %.1f tokens on average, %.0f %% end by themselves, "
-           "entropy %.3f nats a token\n",
+    printf("  its first %lld completions: reward %.4f on average (standard deviation %.4f), it "
+           "differs for %.0f %% of the prompts; %.1f tokens on average, %.0f %% end before the "
+           "limit, entropy %.3f nats per token\n",
            (long long)plan->sampled / n, completion_number(plan, name, "reward"),
            completion_number(plan, name, "reward_std"),
            100 * completion_number(plan, name, "mixed"), completion_number(plan, name, "length"),
@@ -142,13 +142,12 @@ static void size_print(const struct train_plan_request *q, const struct training
                updates, per / 2, each, samples / 2, tokens, passes, (long long)p->max_samples / 2,
                rows);
     else
-        printf(
-            "steps: %lld, of %lld prompts%s with %lld completions of at most %lld tokens; updates "
-            "a step: %lld; in all %lld completions, and about %lld tokens in %lld "
-            "passes of at most %lld\n",
-            updates, per / (long long)q->policy->k, each, (long long)q->policy->k,
-            (long long)q->policy->max_new_tokens, (long long)q->policy->inner_updates, samples,
-            tokens, passes, rows);
+        printf("steps: %lld, of %lld prompts%s with %lld completions of at most %lld tokens; "
+               "updates per step: %lld; in all %lld completions, and about %lld tokens in %lld "
+               "passes of at most %lld\n",
+               updates, per / (long long)q->policy->k, each, (long long)q->policy->k,
+               (long long)q->policy->max_new_tokens, (long long)q->policy->inner_updates, samples,
+               tokens, passes, rows);
 }
 
 static void time_print(const struct train_plan_request *q, const struct rl_plan *plan) {

@@ -269,7 +269,7 @@ static json_t *notes_json(const struct train_run *r, const struct train_result *
 
 static void pair_print(const char *what, const struct gate_comparison *p) {
     if (p->n == 0) return;
-    printf("  %s: n = %lld, %.4f to %.4f nats a token, gain %+.4f (%+.4f … %+.4f), p = %.2g\n",
+    printf("  %s: n = %lld, %.4f to %.4f nats per token, gain %+.4f (%+.4f … %+.4f), p = %.2g\n",
            what, (long long)p->n, p->before, p->after, p->gain.value, p->gain.lo, p->gain.hi, p->p);
 }
 

@@ -25,8 +25,8 @@ struct train_gate_options {
     GATE_ROW("runs", OPT_STRING, type, at.runs, "runs", 0, 0, "DIR",                               \
              "folder of runs and of shoal.db", JOB_SERVER),                                        \
         GATE_ROW("eval-data", OPT_LIST, type, at.eval_data, NULL, 0, 0, "FILE …",                  \
-                 "held-out conversations: published only when better on them than what is "        \
-                 "there; NAME=FILE for one of several",                                            \
+                 "held-out conversations: published only when better on them than the current "    \
+                 "adapter; NAME=FILE for one of several",                                          \
                  JOB_NAMED),                                                                       \
         GATE_ROW("gate-alpha", OPT_FLOAT, type, at.alpha, "0.05", 1e-6, 1, "P",                    \
                  "better means: chance would do it at most this often"),                           \
@@ -34,7 +34,7 @@ struct train_gate_options {
                  "conversations that must not become worse; NAME=FILE for one of several",         \
                  JOB_NAMED),                                                                       \
         GATE_ROW("retain-tolerance", OPT_FLOAT, type, at.tolerance, "0.05", 0, 100, "X",           \
-                 "loss on them that is allowed, in nats a token"),                                 \
+                 "increase of the loss on them that is allowed, in nats per token"),               \
         GATE_ROW("retain", OPT_STRING, type, at.retain, NULL, 0, 0, "LIST",                        \
                  "task families that must not become worse: fry, or names", JOB_TEXT),             \
         GATE_ROW("retain-n", OPT_INT, type, at.retain_n, "500", 1, 1e6, "N", "questions of each"), \

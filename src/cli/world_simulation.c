@@ -171,7 +171,7 @@ static int state_continue(struct run *r, struct error *err) {
     if (rc == OK) {
         json_decref(r->curve);
         r->curve = json_deep_copy(json_object_get(extra, "curve"));
-        log_info("run %s goes on after generation %d", r->id, simulation_generations(r->life));
+        log_info("run %s continues after generation %d", r->id, simulation_generations(r->life));
     }
     json_decref(state);
     return rc;
@@ -534,13 +534,13 @@ static int done_tick(struct run *r, int64_t tick, struct error *err) {
     fprintf(r->record, "{\"tick\":%lld,\"actions\":[", (long long)tick);
     for (int i = 0; i < r->j->agents; i++) fprintf(r->record, "%s%d", i ? "," : "", actions[i]);
     fprintf(r->record, "]}\n");
-    return ferror(r->record) ? error_errno(err, "cannot write what was done") : OK;
+    return ferror(r->record) ? error_errno(err, "cannot write the record") : OK;
 }
 
 static int done_end(struct run *r, int rc, struct error *err) {
     bool good = !r->record || fclose(r->record) == 0;
     r->record = NULL;
-    return rc == OK && !good ? error_errno(err, "cannot write what was done") : rc;
+    return rc == OK && !good ? error_errno(err, "cannot write the record") : rc;
 }
 
 static int world_begin(struct run *r, const char *path, struct error *err) {
@@ -714,7 +714,7 @@ int simulation_export_policy(const struct simulation_cmd_options *o, const char 
     char *dir = path_is_dir(run) ? xstrdup(run) : path_join(o->runs, run), *from = NULL;
     json_t *state = simulation_read_state(dir, err);
     const json_t *mind = policy_find(state, name);
-    int rc = state ? OK : error_wrap(err, "'%s' is no run of a world", run);
+    int rc = state ? OK : error_wrap(err, "'%s' is not a run of a world", run);
     if (rc == OK && !o->out) rc = error_set(err, ERR_USAGE, "--out DIR is missing: where to");
     if (rc == OK && !mind)
         rc = error_set(err, ERR_MISSING, "'%s' has no mind '%s'", run, name ? name : "");
@@ -812,12 +812,12 @@ void model_policy_describe(const struct model_policy *p, int agent, struct buf *
     }
 const struct option_row simulation_cmd_rows[] = {
     ROW("adapter", OPT_LIST, adapters, NULL, "DIR",
-        "what minds begin with, in turn: adapters, or runs of worlds for all their minds",
+        "initial adapters of the minds, in turn: adapters, or runs of worlds for all their minds",
         JOB_CHOICE),
     ROW("runs", OPT_STRING, runs, "runs", "DIR", "folder of runs and of shoal.db", JOB_SERVER),
     ROW("out", OPT_STRING, out, NULL, "DIR",
         "folder of this run; of export: of the adapter; of compare: a chart, .svg", JOB_OUTPUT),
     ROW("dry-run", OPT_BOOL, dry_run, NULL, NULL,
-        "of lives: print what they take and where they are kept, and stop"),
+        "simulations: print the size and the folder of the run, and stop"),
     {0},
 };

@@ -81,7 +81,7 @@ run -p ab --temp 0 --ids >"$tmp/free"
 first=$(cut -d' ' -f1 "$tmp/free")
 run -p ab --temp 0 --ids --logit-bias "$first=-inf,3=0.5" >"$tmp/out"
 if [ -s "$tmp/out" ] && ! tr ' ' '\n' <"$tmp/out" | grep -qx "$first"; then ok "-inf forbids a token"; else bad "-inf forbids a token" "$(cat "$tmp/out")"; fi
-says "no logit bias" 2 "'7' is no logit bias" "$shoal" run "$m" -p x --logit-bias 7
+says "no logit bias" 2 "'7' is not a logit bias" "$shoal" run "$m" -p x --logit-bias 7
 says "a bias outside the vocabulary" 2 "outside the vocabulary" "$shoal" run "$m" -p x --logit-bias 99999999=1
 says "logprobs are for programs" 2 "'--logprobs' is printed with --json only" "$shoal" run "$m" -p x --logprobs 3
 says "a prompt and a file" 2 "give one of -p TEXT" "$shoal" run "$m" -p x --file y
@@ -130,7 +130,7 @@ run -p '夏は夜、秋は夕暮れ、冬はつとめて' --temp 0 --ids --sessi
 same "a session continues with the same bits" "$tmp/plain" "$tmp/loaded"
 printf X | dd of="$tmp/s.kv" bs=1 seek=200 conv=notrunc 2>/dev/null
 says "a damaged session" 1 "session '$tmp/s.kv' is damaged" "$shoal" run "$m" -p x --session "$tmp/s.kv"
-says "a session of many" 2 "'--session' is of one prompt" "$shoal" run "$m" -p x --samples 2 --session "$tmp/s.kv"
+says "a session of many" 2 "'--session' takes one prompt" "$shoal" run "$m" -p x --samples 2 --session "$tmp/s.kv"
 
 # ---- embeddings
 "$shoal" embed "$m" --normalize '春は' ab >"$tmp/out" 2>"$tmp/err"
@@ -142,7 +142,7 @@ if awk '$1 == 1 && ($2 != "1.000" || $4 != "1.000" || $5 != "猫") {bad = 1} END
 says "embed of nothing" 2 "give texts, or --file" "$shoal" embed "$m"
 
 # ---- a memory limit is kept: what the system counted stays below it
-says "a size that is none" 2 "'12' is no size" "$shoal" run "$m" -p x --max-memory 12
+says "a size that is none" 2 "'12' is not a size" "$shoal" run "$m" -p x --max-memory 12
 "$shoal" run "$m" -p x --dry-run --json >"$tmp/out" 2>/dev/null
 if grep -q '^{"plan":' "$tmp/out" && [ "$(wc -l <"$tmp/out")" = 1 ]; then ok "--dry-run only plans"; else bad "--dry-run only plans" "$(cat "$tmp/out")"; fi
 for q in f32 bf16 q8_0 q4_0; do
@@ -243,7 +243,7 @@ says "the predecessor's command line" 0 "--parallel: the agents of an iteration 
 holds "its --debug is the board" '"agent_1_output"' "$tmp/out"
 says "what it had and this has not" 2 "no ZIM archive is read" team x --rag-mode zim --zim-path y
 says "a mode of references that is none" 2 "no mode 'cloud'" team x --rag-mode cloud
-says "nobody to ask" 2 "name the model that the team stands on" "$shoal" ask
+says "nobody to ask" 2 "no model: name the base model of the team" "$shoal" ask
 team "good or bad?" --slots --iterations 1 --board --json --quiet >"$tmp/out" 2>"$tmp/err"
 holds "fixed parts" '"slots":{"reformulator":1,"critic":1,"supporter":1,"synthesizer":1,"output":1}' "$tmp/out"
 team "which?" --output-model "$tmp/a.gguf" --max-memory 130M --agents 2 --iterations 1 --quiet --json >"$tmp/out" 2>"$tmp/err"
@@ -276,7 +276,7 @@ holds "and has a board" '"final_response"' "$tmp/out"
 says "a team's flag without a team" 2 "'--agents' has no effect without --team" "$shoal" chat models/fry --agents 2
 says "a flag of the model alone with a team" 2 "'--top-k' has no effect with --team" "$shoal" chat models/fry --team --top-k 3
 says "knowledge of nothing" 1 "'shoal knowledge add' makes one" "$shoal" knowledge search "$tmp/none.db" x
-says "knowledge without a verb" 2 "is none of add, search, list and remove" "$shoal" knowledge fly "$tmp/kb.db"
+says "knowledge without a verb" 2 "is not a subcommand: use add, search, list or remove" "$shoal" knowledge fly "$tmp/kb.db"
 says "knowledge in a store" 1 "is no knowledge base" "$shoal" knowledge list "$db"
 
 # ---- bad input
@@ -460,7 +460,7 @@ END
     says "a fine-tuned model of another base" 1 "'a' (qwen3, 2 layers of 32) was not made from 'fry'" "$shoal" adapter extract models/fry "$tmp/a.gguf" --rank 2 --out "$tmp/no"
     cp "$tmp/merged.gguf" "$tmp/nan.gguf"
     printf '\377\377\377\177' | dd of="$tmp/nan.gguf" bs=4 seek=$(($(wc -c <"$tmp/nan.gguf") / 8)) conv=notrunc 2>/dev/null
-    says "weights that are no numbers" 1 "a projection holds weights that are no numbers" "$shoal" adapter extract models/fry "$tmp/nan.gguf" --rank 2 --out "$tmp/no"
+    says "weights that are no numbers" 1 "a projection has weights that are not numbers" "$shoal" adapter extract models/fry "$tmp/nan.gguf" --rank 2 --out "$tmp/no"
     absent "refused extracts write nothing" "$tmp/no"
     "$shoal" model new --shape tiny-qwen3 --seed 4 "$tmp/other.gguf" 2>/dev/null
     says "what an adapter cannot hold is named" 0 "'a' and 'other' differ in the embedding, the head, as well" "$shoal" adapter extract "$tmp/a.gguf" "$tmp/other.gguf" --energy 0.5 --rank 20 --out "$tmp/ex_other"
@@ -666,7 +666,7 @@ says "a trace has its own rules" 2 "a trace has its own rules" "$shoal" world --
 says "a trace has its own agents" 2 "a trace has its own agents" "$shoal" world --replay "$tmp/life.jsonl" --agents 3
 says "a policy goes with --continue" 2 "go with --continue" "$shoal" world --replay "$tmp/life.jsonl" --policy random
 says "behind the end" 1 "ends with tick" "$shoal" world --replay "$tmp/life.jsonl" --at 251
-says "recording several worlds" 2 "are of one world and one policy" "$shoal" world --record "$tmp/x" --maps 2
+says "recording several worlds" 2 "take one world and one policy" "$shoal" world --record "$tmp/x" --maps 2
 says "a trace that cannot be written" 1 "/proc/none" "$shoal" world --record /proc/none
 says "a full disk" 1 "cannot write the trace" "$shoal" world --record /dev/full
 says "no trace" 1 "no trace of a world" "$shoal" world --replay "$tmp/lines.jsonl"
@@ -783,7 +783,7 @@ if [ -e models/fry/config.json ]; then
     says "export by a run's name" 0 "" "$shoal" world export "$id" --mind g0m1 --runs "$tmp/lruns" --out "$tmp/g0m1"
     holds "tells who it is" "g0m1: fitness" "$tmp/out"
     says "a mind that is not there" 1 "has no mind 'g7m7'" "$shoal" world export "$tmp/lone" --mind g7m7 --out "$tmp/x"
-    says "export of what is no run" 1 "is no run of a world" "$shoal" world export "$tmp/none" --out "$tmp/x"
+    says "export of what is no run" 1 "is not a run of a world" "$shoal" world export "$tmp/none" --out "$tmp/x"
     says "export to nowhere" 2 "--out DIR is missing" "$shoal" world export "$tmp/lone"
     says "export of nothing" 2 "of which run?" "$shoal" world export
     says "the best one and another one" 2 "exclude each other" "$shoal" world export "$tmp/lone" --best --mind g0m0 --out "$tmp/x"

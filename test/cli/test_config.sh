@@ -85,7 +85,7 @@ wrong "a value out of range" "wrong.conf:2: 'port' cannot be 70000" "[serve]" "p
 wrong "an unknown section" "wrong.conf:1: no command 'srve'; did you mean 'serve'?" "[srve]"
 wrong "an option of one command for all" "wrong.conf:2: [all] has no option 'port'" "[all]" "port = 1"
 wrong "what belongs to the command line" "wrong.conf:2: [all] has no option 'config'" "[all]" "config = other"
-wrong "a value before any section" "wrong.conf:1: 'port' stands before any section" "port = 1"
+wrong "a value before any section" "wrong.conf:1: 'port' precedes every section" "port = 1"
 says "a good file" 0 "" "$shoal" config check shoal.conf
 cp wrong.conf shoal.conf
 says "a wrong file can be examined where it lies" 2 "shoal.conf:1: 'port'" "$shoal" config check shoal.conf

@@ -234,7 +234,7 @@ const struct cli_command cmd_quantize = {
         "  shoal quantize models/fry fry-nf4.gguf --type nf4\n"
         "  shoal quantize model.gguf small.gguf --type q4_k_m --text notes.txt\n\n"
         "OUT ends in .gguf, or is a directory (f32, f16, bf16). Blocks are llama.cpp's, byte\n"
-        "for byte, and so is the choice of tensors in the mixtures; nf4 exists only in Shoal.\n"
+        "for byte, and so is the choice of tensors in the mixtures; nf4 is no type of llama.cpp.\n"
         "Rows that a type's blocks do not divide get the next type that fits: q4_k q5_0,\n"
         "q5_k q5_1, q6_k q8_0, else f16.",
     .job_args = (const struct job_args[]){{NULL, {JOB_INPUT, JOB_OUTPUT}, false}, {0}},

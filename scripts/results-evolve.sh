@@ -125,9 +125,10 @@ done
     cat <<END
 ## Evolution (\`make results-evolve\`)
 
-Ways to make a better adapter of the same founders ($(echo "$founders" | wc -w) of rank 8, each of which learned $own conversations of the family in one language and $rest of others) on
-the starter model in q8_0, each with at most $flops FLOPs (ties and dare make few candidates, since making one costs more than asking it); gradient, es and hybrid learn from the same $learn further conversations. $n test questions a seed, $(echo "$seeds" | wc -w) seeds. Intervals
-are of 95 % over the seeds, differences are paired by seed. Retention: points lost or gained on the other hard families since the best founder.
+Methods that make a better adapter from the same founders ($(echo "$founders" | wc -w) of rank 8, each of which learned $own conversations of the family in one language and $rest of others) on
+the starter model in q8_0, each with at most $flops FLOPs (ties and dare make few candidates, since making a candidate costs more than evaluating it); gradient, es and hybrid learn from the same
+$learn further conversations. $n test questions per seed, $(echo "$seeds" | wc -w) seeds. Intervals are 95 % intervals over the seeds, differences are paired by seed. Retention: points lost or gained on the other
+hard families, relative to the best founder.
 END
     for family in $families; do
         groups=""

@@ -39,8 +39,8 @@ debate() {
 ## Debates (\`make results-swarm\`)
 
 Three personas and a verifier (a critic trained to weigh first answers on pick, order and arithmetic) on the starter model, rank 8 each; $n questions of the test
-split a family. "Right" without a word is one of the choices with exact probabilities. Intervals are of 95 %, differences are paired on the same questions, p is McNemar's
-after Holm. Self-consistency is of the agent that did best alone on these very questions, which favours it.
+split per family. Answers are selected among the choices by exact probabilities, never parsed from text. Intervals are 95 % intervals, differences are paired on the same questions,
+p is from McNemar's test with Holm's correction. Self-consistency uses the agent with the best single accuracy on the same questions, which favours self-consistency.
 
 ### The personas
 END
@@ -52,7 +52,7 @@ END
     echo
     echo "### Split evidence"
     echo
-    echo "Every agent sees a third of the facts. A vote without talk cannot know; a talk can."
+    echo "Every agent sees a third of the facts. A vote without communication cannot determine the answer; a debate can."
     debate --agents "$work/talker" "$work/talker" "$work/talker" --tasks largest,earliest --n "$n" --working=false
 } >"$work/part.md"
 sh scripts/results-part.sh "Debates" <"$work/part.md"

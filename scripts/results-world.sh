@@ -59,20 +59,20 @@ done
     cat <<END
 ## The world (\`make results-world\`)
 
-Twenty agents on the starter model in q8_0, rules \`repaired\`, lives of 500 ticks, $generations generations with a teacher and $((2 * generations)) without, $(echo "$seeds" | wc -w) seeds. Every agent has an
-adapter of its own (rank 8, all projections) but where one mind is said. \`both\` learns by policy gradient from rewards, its own and what others met, while it lives, and the next
-generation is bred; \`online\` learns and is not bred, \`evolution\` is bred and does not learn, \`frozen\` does neither, \`untrained\` is the model without adapters. \`taught\`
-and \`taught_online\` are \`both\` and \`online\` with a teacher (\`reflex\`, which sees what they see) in place of rewards; \`one_taught\` is one adapter in all twenty bodies.
+Twenty agents on the starter model in q8_0, rules \`repaired\`, episodes of 500 ticks, $generations generations with a teacher and $((2 * generations)) without, $(echo "$seeds" | wc -w) seeds. Every agent has its own
+adapter (rank 8, all projections), except in \`one_taught\`. \`both\` learns during its episode by policy gradient from rewards, from its own steps and those of other agents, and the next
+generation is bred from it. \`online\` learns and is not bred, \`evolution\` is bred and does not learn, \`frozen\` does neither, \`untrained\` is the model without adapters. \`taught\`
+and \`taught_online\` are \`both\` and \`online\` with a teacher (\`reflex\`, which has the same observations) instead of rewards; \`one_taught\` is one adapter that all twenty agents share.
 
 ![Learning curves](world.svg)
 
-While they learn, on $held maps that nobody lives on (80 %: of what the policy \`rule\` delivers):
+During training, on $held held-out maps (80 % refers to the deliveries of the policy \`rule\`):
 
 END
     "$shoal" world compare $groups --runs "$runs" --out docs/world.svg | sed 's/^/    /'
-    printf '\nThe same with a teacher in place of rewards, against each alone:\n\n'
+    printf '\nThe same with a teacher instead of rewards, compared with learning alone and evolution alone:\n\n'
     "$shoal" world compare taught taught_online evolution frozen untrained --runs "$runs" | sed 's/^/    /'
-    printf '\nAs they are at the end, on %s maps, the same for all:\n\n' "$final"
+    printf '\nAfter the last generation, on %s maps, which are the same for all groups:\n\n' "$final"
     "$shoal" world compare $groups --runs "$work/final" | sed 's/^/    /'
 } >"$work/part.md"
 sh scripts/results-part.sh "The world" <"$work/part.md"

@@ -152,7 +152,10 @@ static size_t stop_holdback(const char *text, size_t n, const struct strings *st
 static void tokens_decode(const struct generation *g, struct completion *a, int32_t seen) {
     const int32_t *out = a->ticket.request.out;
     if (seen <= a->n_read) return;
-    a->ends = xrealloc(a->ends, sizeof *a->ends * (size_t)seen);
+    if (seen > a->ends_cap) {
+        a->ends_cap = MAX(2 * a->ends_cap, seen);
+        a->ends = xrealloc(a->ends, sizeof *a->ends * (size_t)a->ends_cap);
+    }
     for (; a->n_read < seen; a->n_read++) {
         tokenizer_decode_token(g->s->m->tok, out[a->n_read], false, &a->text);
         a->ends[a->n_read] = a->text.len;

@@ -82,7 +82,8 @@ struct completion {
     struct buf text; /* all text decoded so far */
     size_t *ends;    /* [n_read] byte offset in the text at which each token ends */
     int32_t n_read;  /* tokens decoded */
-    size_t shown;    /* bytes that may be sent: whole characters, and no beginning of a stop text */
+    int32_t ends_cap;
+    size_t shown; /* bytes that may be sent: whole characters, and no beginning of a stop text */
     size_t words_end; /* bytes of `shown` that are words; the rest is tool calls or is held back */
     size_t sent;      /* bytes sent; used by the stream */
     struct buf chunk; /* serialized chunk without content, a template: see openai.c */

@@ -159,12 +159,12 @@ bool adapter_fits(const struct adapter *a, const struct model_config *shape) {
 
 int adapter_require_plain(const struct adapter *a, const char *what, struct error *err) {
     const struct adapter_config *c = &a->config;
-    const char *why = c->dora ? "DoRA (use_dora)"
-                      : c->embed.full || c->head.full || c->embed.n_ids || c->head.n_ids
-                          ? "an embedding or head of its own (modules_to_save, "
-                            "trainable_token_indices)"
-                      : tables_are_used(c) ? "low-rank parts of the embedding or head"
-                                           : NULL;
+    const char *why =
+        c->dora ? "DoRA (use_dora)"
+        : c->embed.full || c->head.full || c->embed.n_ids || c->head.n_ids
+            ? "a separate embedding or head (modules_to_save, trainable_token_indices)"
+        : tables_are_used(c) ? "low-rank parts of the embedding or head"
+                             : NULL;
     if (!why) return OK;
     return error_set(err, ERR_MISMATCH, "adapter '%.12s' has %s: %s is for plain LoRA only",
                      a->hash, why, what);

@@ -93,7 +93,7 @@ static int selector_init(struct selector *s, const json_t *root, const char *key
         return error_set(err, ERR_FORMAT, "'%s' is neither a list nor a string", key);
     json_array_foreach (v, i, item) {
         if (!json_is_string(item))
-            return error_set(err, ERR_FORMAT, "'%s' holds something that is no string", key);
+            return error_set(err, ERR_FORMAT, "'%s' holds an item that is not a string", key);
     }
     s->list = v;
     return OK;
@@ -405,7 +405,7 @@ static void targets_check(const struct plan *pl, int32_t n_layers, struct adapte
             hit = name[0] && suffix_match(name, json_string_value(item));
         }
         if (!hit)
-            adapter_errors_add(bad, "target module '%.80s' is no projection of it",
+            adapter_errors_add(bad, "target module '%.80s' is not a projection of it",
                                json_string_value(item));
     }
 }
@@ -455,7 +455,7 @@ static int tokens_list(const json_t *list, int32_t vocab, struct adapter_vocab_c
     int32_t *ids = arena_alloc(arena, (n + 1) * sizeof *ids),
             *rows = arena_alloc(arena, (n + 1) * sizeof *rows);
     if (!json_is_array(list))
-        return error_set(err, ERR_FORMAT, "'trainable_token_indices' is no list of numbers");
+        return error_set(err, ERR_FORMAT, "'trainable_token_indices' is not a list of numbers");
     json_array_foreach (list, i, item) {
         json_int_t id = json_integer_value(item);
         if (!json_is_integer(item) || id < 0 || id >= vocab)

@@ -480,7 +480,7 @@ int adapter_pool_publish(struct adapter_pool *p, const char *name, struct adapte
     if (name_check(name, err) != OK) return err->code;
     if (!adapter_is_ready(a) || !adapter_fits(a, &p->model->config))
         return error_set(err, ERR_MISMATCH, "adapter '%.12s' %s '%s'", a->hash,
-                         adapter_is_ready(a) ? "was made for another shape than"
+                         adapter_is_ready(a) ? "does not fit the shape of"
                                              : "is DoRA and not bound to",
                          p->model->name);
     adapter_pack(a, p->o.elem);

@@ -242,7 +242,7 @@ static bool has_adapter(const char *dir) {
 static int foreign_keep(const struct versions *v, const json_t *list,
                         const struct model_config *shape, char hash[HASH_LEN], struct error *err) {
     struct adapter *a = adapter_load(v->dir, shape, err);
-    if (!a) return error_wrap(err, "what '%s' holds cannot be kept", v->dir);
+    if (!a) return error_wrap(err, "the adapter in '%s' cannot be kept", v->dir);
     json_int_t number = number_of(json_array_get(list, 0)) + 1;
     const char *last = hash_of(json_array_get(list, 0));
     char *path = version_path(v, a->hash);

@@ -163,7 +163,7 @@ static void delete_handle(void *ctx, struct exchange *x) {
         if (backup_restore_cancel(s->backups, id, &err) == OK)
             v = json_pack("{s:s,s:b}", "id", id, "restore", 0);
     } else if (*what) {
-        error_set(&err, ERR_MISSING, "of a backup there is 'restore' to cancel");
+        error_set(&err, ERR_MISSING, "a backup has only 'restore' to cancel");
     } else if (work_begin(s, "delete", &err)) {
         v = backup_delete(s->backups, id, &err);
         work_end(s);
@@ -185,7 +185,7 @@ static void restored_note(const json_t *v) {
     json_object_foreach (json_object_get(v, "roots"), name, root) {
         const char *before = json_get_string(root, "before");
         log_info("'%s' is as in backup '%s'%s%s", json_get_string(root, "path"),
-                 json_get_string(v, "id"), *before ? "; what was there is in " : "", before);
+                 json_get_string(v, "id"), *before ? "; the previous files are in " : "", before);
     }
 }
 

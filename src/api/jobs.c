@@ -130,7 +130,7 @@ static void results_publish(void *ctx) {
         pthread_mutex_unlock(&s->lock);
         if (news && (place_check(s, slash + 1, path, jobs_may_replace(s->jobs, id), &err) != OK ||
                      server_adapter_load(s, slash + 1, path, true, &err) != OK))
-            log_warn("what job %s has made cannot be served: %s", id, err.text);
+            log_warn("the result of job %s cannot be served: %s", id, err.text);
         free(config);
         free(path);
     }
@@ -263,8 +263,7 @@ static void job_handle(void *ctx, struct exchange *x) {
     else if (strcmp(what, "series") == 0)
         series_reply(s, x, id);
     else
-        api_fail(x, 404, NULL, NULL, "not_found",
-                 "of a job there are events, results, series and log");
+        api_fail(x, 404, NULL, NULL, "not_found", "a job has events, results, series and log");
     json_decref(job);
 }
 
@@ -415,7 +414,7 @@ static void confinement_note(const struct server *s) {
                  "themselves");
     else if (!sandbox_landlock_abi())
         log_info(
-            "this kernel has no landlock: what jobs read and write is checked by the program only");
+            "this kernel has no landlock: only the program checks which files jobs read and write");
 }
 
 static int paths_open(struct server *s, struct error *err) {

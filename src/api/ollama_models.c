@@ -57,7 +57,7 @@ static char *blob_find(const struct server *s, const char *digest, struct error 
     free(path);
     error_set(err, hash ? ERR_MISSING : ERR_USAGE,
               hash ? "there is no blob '%.80s'; upload it to /api/blobs first"
-                   : "'%.80s' is no digest, sha256: and 64 hex digits",
+                   : "'%.80s' is not a digest; use sha256: and 64 hex digits",
               digest);
     return NULL;
 }
@@ -110,7 +110,7 @@ void ollama_upload_handle(void *ctx, struct exchange *x) {
     char have[HASH_LEN];
     (void)ctx;
     if (!b) {
-        api_fail(x, 400, NULL, NULL, NULL, "'%.80s' is no digest, sha256: and 64 hex digits",
+        api_fail(x, 400, NULL, NULL, NULL, "'%.80s' is not a digest; use sha256: and 64 hex digits",
                  exchange_wildcard(x));
         return;
     }
@@ -242,7 +242,7 @@ static void derived_load(struct server *s, const char *path) {
     json_t *made = json_parse_file(path, &err);
     char *expected = made ? derived_path(s, json_get_string(made, "name")) : NULL;
     bool ours = expected && strcmp(expected, path) == 0;
-    if (made && !ours) error_set(&err, ERR_FORMAT, "it is no made model");
+    if (made && !ours) error_set(&err, ERR_FORMAT, "it is not a derived model");
     int rc = ours ? derived_serve(s, json_incref(made), &err) : ERR_FORMAT;
     if (rc != OK) log_warn("the model in '%s' is not served: %s", path, err.text);
     json_decref(made);
@@ -384,7 +384,7 @@ static int instruction_put(struct modelfile *f, json_t *out, const char *what, c
                               json_pack("{s:s,s:s}", "role", first, "content", value));
     } else if (strcasecmp(what, "REQUIRES") != 0) {
         return error_set(f->err, ERR_FORMAT,
-                         "line %d of the Modelfile: '%.40s' is none of FROM, ADAPTER, TEMPLATE, "
+                         "line %d of the Modelfile: '%.40s' is not one of FROM, ADAPTER, TEMPLATE, "
                          "SYSTEM, PARAMETER, MESSAGE, LICENSE and REQUIRES",
                          f->line, what);
     }
@@ -538,8 +538,8 @@ static int body_complete(json_t *body, struct error *err) {
     if (rc == OK) rc = json_read_string(body, "quantize", &quantize, err);
     if (rc == OK && *quantize)
         rc = error_set(err, ERR_USAGE,
-                       "'quantize' is not supported: this server's base stays as it is; see 'shoal "
-                       "quantize'");
+                       "'quantize' is not supported: this server does not change its base; see "
+                       "'shoal quantize'");
     json_decref(told);
     return rc;
 }

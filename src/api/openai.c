@@ -69,10 +69,10 @@ int logit_bias_read(const struct server *s, const json_t *body, struct generatio
         double x = json_number_value(v);
         if (*end || end == key || id < 0 || id >= tokenizer_vocab_size(s->m->tok) ||
             !json_is_number(v) || !(x >= -100 && x <= 100))
-            return error_set(err, ERR_USAGE,
-                             "'logit_bias' has '%.40s', which is no token id with a bias from -100 "
-                             "to 100",
-                             key);
+            return error_set(
+                err, ERR_USAGE,
+                "'logit_bias' has '%.40s', which is not a token id with a bias from -100 to 100",
+                key);
         spec->bias[spec->sampling.n_bias++] =
             (struct logit_bias){(int32_t)id, x <= -100 ? -INFINITY : (float)x};
     }
@@ -106,7 +106,7 @@ int stop_conditions_read(const struct server *s, const json_t *body, struct gene
     json_array_foreach (ids, i, v) {
         json_int_t id = json_integer_value(v);
         if (!json_is_integer(v) || id < 0 || id >= tokenizer_vocab_size(tok))
-            return error_set(err, ERR_USAGE, "'stop_token_ids' has what is no token id");
+            return error_set(err, ERR_USAGE, "'stop_token_ids' has a value that is not a token id");
         spec->stop_ids[spec->n_stop_ids++] = (int32_t)id;
     }
     return OK;
@@ -770,7 +770,7 @@ static int target_merged(struct server *s, const json_t *merged, struct model_re
     if (strcmp(strategy, "linear") != 0)
         return error_set(err, ERR_USAGE,
                          "'merge_strategy' is linear in requests; make others with 'shoal adapter "
-                         "merge' and load what it writes");
+                         "merge' and load the result");
     if (!json_is_string_array(ids) || json_array_size(ids) == 0 ||
         (weights && json_array_size(weights) != json_array_size(ids)))
         return error_set(err, ERR_USAGE, "'merged_adapters' must have 'ids' and as many 'weights'");
@@ -908,9 +908,10 @@ static int ids_read(const struct server *s, const json_t *list, struct token_ids
     json_array_foreach (list, i, v) {
         json_int_t id = json_integer_value(v);
         if (!json_is_integer(v) || id < 0 || id >= tokenizer_vocab_size(s->m->tok))
-            return error_set(err, ERR_USAGE,
-                             "a prompt of token ids has at %zu what is none of this model's %d", i,
-                             tokenizer_vocab_size(s->m->tok));
+            return error_set(
+                err, ERR_USAGE,
+                "a prompt of token ids has at %zu a value that is not one of this model's %d", i,
+                tokenizer_vocab_size(s->m->tok));
         token_ids_add(out, (int32_t)id);
     }
     return OK;
@@ -1242,7 +1243,7 @@ int embed_texts(struct server *s, struct exchange *x, const struct model_ref *t,
     size_t d = (size_t)s->m->config.d_model;
     if (t->n > 1) {
         free(seqs);
-        return error_set(err, ERR_USAGE, "embeddings are of one adapter, not of a mix");
+        return error_set(err, ERR_USAGE, "embeddings use one adapter, not a mix");
     }
     for (int i = 0; i < n; i++) seqs[i] = (struct token_seq){texts[i].v, texts[i].n};
     if (request_memory_reserve_list(s, x, (int64_t)n * (int64_t)d, sizeof **out + JSON_REAL_BYTES,

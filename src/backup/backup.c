@@ -102,8 +102,8 @@ int backup_dir_lock(const char *to, struct error *err) {
         error_errno(err, "cannot open '%s'", path);
     } else if (flock(fd, LOCK_EX | LOCK_NB) != 0) {
         if (errno == EWOULDBLOCK)
-            error_set(err, ERR_STATE, "somebody is at work on the backups in '%s'; try again later",
-                      to);
+            error_set(err, ERR_STATE,
+                      "another process is at work on the backups in '%s'; try again later", to);
         else
             error_errno(err, "cannot lock '%s'", path);
         close(fd);
@@ -199,9 +199,10 @@ static int file_entry_check(const json_t *f, const json_t *last, const json_t *r
                             struct error *err) {
     const char *root = json_get_string(f, "root"), *path = json_get_string(f, "path");
     if (!json_is_string(json_object_get(f, "path")) || !path_is_valid(path))
-        return error_set(err, ERR_FORMAT, "'%.200s' is no path below its root", path);
+        return error_set(err, ERR_FORMAT, "'%.200s' is not a path below its root", path);
     if (!json_object_get(roots, root))
-        return error_set(err, ERR_FORMAT, "'%.200s' is in '%.64s', which is no root", path, root);
+        return error_set(err, ERR_FORMAT, "'%.200s' is in '%.64s', which is not a root", path,
+                         root);
     if (last && place_compare(json_get_string(last, "root"), json_get_string(last, "path"), root,
                               path) >= 0)
         return error_set(err, ERR_FORMAT, "'%.200s' comes twice or out of order", path);
@@ -229,7 +230,7 @@ static int manifest_check(const json_t *v, const char *id, struct error *err) {
         return error_set(err, ERR_FORMAT, "it lacks its roots or files, or has too many");
     json_object_foreach ((json_t *)(uintptr_t)roots, name, path)
         if (!name_is_valid(name) || !json_is_string(path))
-            return error_set(err, ERR_FORMAT, "'%.64s' is no name of a root", name);
+            return error_set(err, ERR_FORMAT, "'%.64s' is not the name of a root", name);
     json_array_foreach (files, i, f) {
         int rc = file_entry_check(f, last, roots, err);
         if (rc != OK) return rc;
@@ -252,7 +253,8 @@ json_t *backup_manifest_read(const char *to, const char *id, struct error *err) 
     struct buf text = {0};
     char hash[HASH_LEN];
     if (!backup_id_is_valid(id)) {
-        error_set(err, ERR_MISSING, "'%.60s' is no backup's id, such as 20261122-202530-123", id);
+        error_set(err, ERR_MISSING, "'%.60s' is not a backup's id, such as 20261122-202530-123",
+                  id);
         return NULL;
     }
     char *path = manifest_path(to, id);
@@ -631,8 +633,8 @@ static int roots_look(struct backup_run *m, struct error *err) {
     for (int i = 0; i < p->n_roots; i++) {
         const struct backup_root *r = &p->roots[i];
         if (!name_is_valid(r->name) || json_object_get(m->roots, r->name))
-            return error_set(err, ERR_USAGE, "'%s' is no name for what is kept, or is there twice",
-                             r->name);
+            return error_set(err, ERR_USAGE,
+                             "'%s' is not a valid name of a root, or is given twice", r->name);
         if (stat(r->path, &m->apart[m->n_apart]) == 0) {
             m->n_apart++;
             json_object_set_new(m->roots, r->name, json_from_path(r->path));
@@ -832,7 +834,7 @@ static json_t *others_remove(const char *to, const struct strings *ids, const ch
         gone += !keep[i];
         if (keep[i]) rc = kept_add(&k, to, ids->v[i], err);
     }
-    if (rc != OK) error_wrap(err, "nothing is removed: what stays cannot be read");
+    if (rc != OK) error_wrap(err, "nothing is removed: a remaining backup cannot be read");
     if (k.n) qsort(k.kept, k.n, sizeof *k.kept, by_hash);
     if (rc == OK) rc = manifests_remove(to, ids, keep, err);
     if (rc == OK) rc = blobs_each(to, blob_prune, &k, err);

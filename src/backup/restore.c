@@ -274,8 +274,8 @@ static int nesting_check(const struct restore_run_state *r, struct error *err) {
             const char *p = r->apart[k];
             if (strncmp(p, r->v[i].path, n) == 0 && p[n] == '/' && strchr(p + n + 1, '/'))
                 return error_set(err, ERR_USAGE,
-                                 "'%s' lies deep in '%s', which is to be replaced: it has to lie "
-                                 "right in it, or elsewhere",
+                                 "'%s' is deep in '%s', which is to be replaced: it must be "
+                                 "directly in it, or elsewhere",
                                  p, r->v[i].path);
             if (r->v[i].path != p && strcmp(p, r->v[i].path) == 0 && r->apart[0] == p)
                 return error_set(err, ERR_USAGE, "'%s' holds the backups themselves", p);
@@ -291,7 +291,7 @@ static int targets_find(struct restore_run_state *r, struct error *err) {
     if (!r->apart[r->n_apart++]) return err->code;
     for (int i = 0; rc == OK && i < p->n_roots; i++) rc = target_add(r, &p->roots[i], err);
     if (rc == OK && !r->n)
-        rc = error_set(err, ERR_MISMATCH, "the backup holds none of what is to be restored");
+        rc = error_set(err, ERR_MISMATCH, "the backup holds none of the roots to restore");
     return rc == OK ? nesting_check(r, err) : rc;
 }
 

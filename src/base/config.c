@@ -63,7 +63,7 @@ static int section_begin(struct reader *r, const char *at, const char *end) {
     if (end[-1] != ']') return refuse(r, "a section is [NAME] and nothing else");
     at++, end--;
     trim(&at, &end);
-    if (!is_name(at, end)) return refuse(r, "a section's name is a command's, or 'all'");
+    if (!is_name(at, end)) return refuse(r, "a section's name must be a command or 'all'");
     char *name = text_copy(c, at, end);
     for (int i = 0; i < c->n_sections; i++)
         if (strcmp(c->sections[i].name, name) == 0)
@@ -93,8 +93,8 @@ static int value_trim(const struct reader *r, const char **at, const char **end)
     }
     for (const char *p = *at; p + 1 < *end; p++)
         if (blank(p[0]) && p[1] == '#')
-            return refuse(r, "a comment stands on a line of its own; a value that holds ' #' "
-                             "stands in quotes");
+            return refuse(
+                r, "a comment must be on a separate line; put a value that holds ' #' in quotes");
     return OK;
 }
 
@@ -127,7 +127,7 @@ static int line_read(struct reader *r, const char *at, const char *end) {
         return error_set(r->err, ERR_USAGE, "%s:%d: the line is longer than %d bytes", r->c->path,
                          r->line, LINE_LIMIT);
     if (at < end && end[-1] == '\r') end--;
-    if (!is_clean(at, end)) return refuse(r, "the line holds bytes that are no UTF-8 text");
+    if (!is_clean(at, end)) return refuse(r, "the line holds bytes that are not UTF-8 text");
     trim(&at, &end);
     if (at == end || *at == '#' || *at == ';') return OK;
     return *at == '[' ? section_begin(r, at, end) : entry_add(r, at, end);

@@ -74,7 +74,7 @@ int dir_make_private(const char *path, struct error *err) {
     if (st.st_uid == geteuid())
         log_info("'%s' was open to other users; it is private now", path);
     else
-        log_warn("'%s' belongs to another user, who decides who may read it", path);
+        log_warn("'%s' belongs to another user, who controls access to it", path);
     return OK;
 }
 

@@ -242,7 +242,7 @@ static json_t *node_read(struct reader *r, const yaml_event_t *e) {
     if (r->values > YAML_VALUES_LIMIT || r->path_bytes > YAML_PATHS_LIMIT) {
         refuse(r, e,
                r->values > YAML_VALUES_LIMIT ? "more than 1048576 values in one document"
-                                             : "the keys are too long for so many values");
+                                             : "the keys are too long for this number of values");
         return NULL;
     }
     if (e->type == YAML_SCALAR_EVENT) return scalar_value(r, e);

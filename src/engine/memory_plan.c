@@ -120,7 +120,7 @@ void memory_plan_text(const struct memory_plan *p, struct buf *out) {
     buf_printf(out, "  adapters     %9.1f\n", mb(p->adapters));
     buf_printf(out, "  KV cache     %9.1f  %d pages of %d positions in %s, %d wanted\n", mb(p->kv),
                e->n_pages, KV_PAGE_SIZE, elems[e->kv_elem], p->pages_wanted);
-    buf_printf(out, "  activations  %9.1f  %d rows a step, %d sequences of at most %d tokens\n",
+    buf_printf(out, "  activations  %9.1f  %d rows per step, %d sequences of at most %d tokens\n",
                mb(p->activations), e->max_rows, e->max_seqs, e->max_len);
     if (p->requests)
         buf_printf(out, "  requests     %9.1f  at most, with their replies\n", mb(p->requests));

@@ -81,7 +81,7 @@ static int choice_add(struct dataset_row *f, const json_t *v, const char *field,
         return error_set(err, ERR_FORMAT, "field '%s' has more than %d choices", field,
                          EVAL_MAX_OPTIONS);
     if (!(f->choices[f->n] = json_scalar_text(v)))
-        return error_set(err, ERR_FORMAT, "field '%s': choice %d is no text", field, f->n);
+        return error_set(err, ERR_FORMAT, "field '%s': choice %d is not text", field, f->n);
     f->n++;
     return OK;
 }
@@ -350,7 +350,7 @@ static int form_unknown(const json_t *row, struct error *err) {
 
 int dataset_row_parse(const json_t *row, struct dataset_row *out, struct error *err) {
     *out = (struct dataset_row){0};
-    if (!json_is_object(row)) return error_set(err, ERR_FORMAT, "the line is no JSON object");
+    if (!json_is_object(row)) return error_set(err, ERR_FORMAT, "the line is not a JSON object");
     for (size_t i = 0; i < ARRAY_LEN(forms); i++) {
         if (!form_fits(&forms[i], row)) continue;
         out->subject = json_scalar_text(json_path_get(row, "subject"));

@@ -143,7 +143,7 @@ static const struct option_row recipe_rows[] = {
     RECIPE("delimiter", OPT_STRING, delimiter, " ", "between context and answer"),
     RECIPE("letters", OPT_BOOL, letters, NULL, "score A, B … instead of the choices' texts"),
     RECIPE("grader", OPT_STRING, grader, NULL, "generate, and grade the text"),
-    RECIPE("stop", OPT_LIST, stop, NULL, "texts that end what is generated"),
+    RECIPE("stop", OPT_LIST, stop, NULL, "texts that end the generation"),
     {"max_tokens", OPT_INT, offsetof(struct recipe, max_tokens), "256", 1, 65536, "N",
      "that may be generated"},
     {0},
@@ -299,7 +299,7 @@ static int mapped_read(const struct recipe *m, const json_t *row, struct dataset
         const char *field = m->choices.v[list ? 0 : f->n];
         const json_t *v = list ? json_array_get(list, (size_t)f->n) : json_path_get(row, field);
         if (!(f->choices[f->n] = json_scalar_text(v)))
-            return error_set(err, ERR_FORMAT, "field '%s': choice %d is no text", field, f->n);
+            return error_set(err, ERR_FORMAT, "field '%s': choice %d is not text", field, f->n);
     }
     if (m->cluster) f->cluster = json_scalar_text(json_path_get(row, m->cluster));
     f->correct = n ? choice_index(answer, f->choices, f->n) : -1;

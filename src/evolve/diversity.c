@@ -70,10 +70,9 @@ json_t *diversity_json(const struct diversity *d) {
 
 int diversity_check(const struct diversity *d, const char *const *names, struct error *err) {
     if (!(d->weights_min < COPY_DISTANCE)) return OK;
-    return error_set(err, ERR_MISMATCH,
-                     "founders '%s' and '%s' are copies but for noise: they differ by %.2g %% of "
-                     "their norm, and should by %.0f %% or more; train them on different "
-                     "conversations, or leave one out",
-                     names[d->twin[0]], names[d->twin[1]], 100 * d->weights_min,
-                     100 * COPY_DISTANCE);
+    return error_set(
+        err, ERR_MISMATCH,
+        "founders '%s' and '%s' are copies except for noise: they differ by %.2g %% of their norm, "
+        "and should by %.0f %% or more; train them on different conversations, or leave one out",
+        names[d->twin[0]], names[d->twin[1]], 100 * d->weights_min, 100 * COPY_DISTANCE);
 }

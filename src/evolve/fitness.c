@@ -374,6 +374,6 @@ int fitness_disjoint(const char *const *fitness_keys, int n, const char *const *
     if (!both) return OK;
     return error_set(err, ERR_MISMATCH,
                      "%d of %d test items are among those of fitness, '%s' for one; a result would "
-                     "measure what was selected for",
+                     "measure the items that selection used",
                      both, m, one);
 }

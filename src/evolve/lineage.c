@@ -82,7 +82,7 @@ static int node_add(struct lineage *l, const json_t *c, struct error *err) {
         v.parent[i] = lineage_find(l, name);
         if (v.parent[i] < 0 || l->v[v.parent[i]].generation == v.generation)
             return error_set(err, ERR_FORMAT,
-                             "'%s' descends from '%s', who is in no earlier generation", v.name,
+                             "'%s' descends from '%s', which is in no earlier generation", v.name,
                              name);
     }
     v.share[1] = n < 2 ? 0 : isnan(blend) ? 0.5 : fmin(1, fmax(0, blend));

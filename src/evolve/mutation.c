@@ -203,8 +203,8 @@ const struct adapter_operator mutation_operators[] = {
     {"drop", "singular components go by chance", ONE, "probability of a component", 0.1f, 0, 1,
      make_drop},
     {"rank", "to the rank given, or a quarter up or down; new components are random", ONE,
-     "norm of what is new, of the module's", 0.05f, 0, 1, make_rank},
-    {"reinit", "modules begin anew, changing nothing", ONE, "probability of a module", 0.1f, 0, 1,
-     make_reinit},
+     "norm of the new components, relative to the module's", 0.05f, 0, 1, make_rank},
+    {"reinit", "modules are initialised again, without effect at first", ONE,
+     "probability of a module", 0.1f, 0, 1, make_reinit},
     {0},
 };

@@ -139,7 +139,7 @@ static int parents_check(const struct adapter_operator *op, const struct operand
             return error_set(err, ERR_MISMATCH, "parents '%.12s' and '%.12s' differ in shape",
                              x->parents[0]->hash, a->hash);
         if (x->weights && !isfinite(x->weights[p]))
-            return error_set(err, ERR_USAGE, "weight %g is no finite number",
+            return error_set(err, ERR_USAGE, "weight %g is not a finite number",
                              (double)x->weights[p]);
     }
     return OK;

@@ -17,8 +17,8 @@ const struct option_row evolve_recipe_rows[] = {
     ROW("personas", OPT_LIST, personas, NULL, 0, 0, "NAME=FILE",
         "founders: their conversations, or an adapter's directory"),
     ROW("tasks", OPT_LIST, tasks, NULL, 0, 0, "TASK",
-        "what fitness and the final test ask: families, or JSONL files, which are parted for the "
-        "two"),
+        "questions of fitness and of the final test: families, or JSONL files, which are split "
+        "between the two"),
     ROW("retain", OPT_LIST, retain, NULL, 0, 0, "TASK",
         "tasks whose accuracy should not suffer: measured at the end"),
     ROW("rounds", OPT_INT, rounds, "2", 0, 16, "N",
@@ -30,7 +30,7 @@ const struct option_row evolve_recipe_rows[] = {
     ROW("test-items", OPT_INT, test_items, "500", 1, 1e6, "N", "held-out questions of the table"),
     ROW("curve", OPT_BOOL, curve, "true", 0, 0, NULL,
         "the table has every founder, and the best of each generation (a dozen of many); else the "
-        "best founder and what came last"),
+        "best founder and the best of the last generation"),
     ROW("retain-items", OPT_INT, retain_items, "1000", 1, 1e6, "N",
         "held-out questions of each task of retain"),
     ROW("save", OPT_STRING, save, "all", 0, 0, "NAME",
@@ -169,7 +169,8 @@ static int check_options(const struct evolve_recipe *o, const char *path, struct
                          path, apart);
     if (strcmp(apart, "embedding") == 0 && !o->working)
         return error_set(err, ERR_USAGE,
-                         "'%s': embedding compares workings; 'working: false' has none", path);
+                         "'%s': embedding compares workings, which 'working: false' leaves out",
+                         path);
     if (check_tasks(&o->tasks, path, err) != OK) return err->code;
     if (check_tasks(&o->retain, path, err) != OK) return err->code;
     if (check_sections(o, err) != OK) return error_wrap(err, "'%s'", path);

@@ -183,8 +183,8 @@ static void tree_caption(const struct drawing *d) {
     buf_puts(d->r->b, "<p class=soft>");
     if (!d->whole)
         buf_printf(d->r->b,
-                   "Only ancestors of the last generation's best are shown, of %d those %d through "
-                   "whom most of its ancestry came; %d candidates lived. ",
+                   "Only ancestors of the last generation's best are shown, of %d the %d through "
+                   "which most of its ancestry came; %d candidates lived. ",
                    ancestors, shown, d->l->n);
     buf_puts(d->r->b, "A row holds who was born in that generation; numbers are fitness when first "
                       "measured. Red: the best of the last generation; blue: its ancestors, and "

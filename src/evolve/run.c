@@ -780,7 +780,7 @@ json_t *evolve_run_replay(const struct evolve_env *env, const char *id, int at, 
     if (rc == OK) rc = run_open(&r, false, err);
     if (rc == OK) rc = load_founders(&r, err);
     if (rc == OK && !recall_founders(&r))
-        rc = error_set(err, ERR_MISSING, "the founders of run '%s' are gone", id);
+        rc = error_set(err, ERR_MISSING, "the founders of run '%s' are missing", id);
     if (rc == OK) rc = founders_check(&r, err);
     if (rc == OK) search(&r, err);
     const json_t *now = json_array_get(r.generations, (size_t)at);

@@ -475,7 +475,7 @@ static int merge(struct evolve_run *r, struct error *err) {
 const struct search_method search_methods[] = {
     {"breed", "a population of adapters: selection, crossover, mutation, bursts of gradient",
      breed},
-    {"coefficients", "the founders' coefficients, by what section 'search' names: cma, pso …",
+    {"coefficients", "the founders' coefficients, by the searcher of section 'search': cma, pso …",
      coefficients},
     {"merge", "all founders once, with equal weights", merge},
     {"gradient", "the best founder learns by LoRA gradient", gradient},

@@ -132,7 +132,7 @@ int grammar_check_text(const char *what, const char *text, size_t len, struct er
     int n = 0;
     for (size_t i = 0; i < len; i += (size_t)n)
         if (utf8_decode(text + i, len - i, &n) < 0)
-            return error_set(err, ERR_FORMAT, "%s is no UTF-8 at byte %zu", what, i);
+            return error_set(err, ERR_FORMAT, "%s is not UTF-8 at byte %zu", what, i);
     return OK;
 }
 

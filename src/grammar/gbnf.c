@@ -77,12 +77,12 @@ static int32_t take_hex(struct parser *p, int digits) {
         int v = d >= '0' && d <= '9'                     ? d - '0'
                 : (d | 0x20) >= 'a' && (d | 0x20) <= 'f' ? (d | 0x20) - 'a' + 10
                                                          : -1;
-        if (v < 0 || c > 0x10FFFF) return refuse(p, "this is no hexadecimal code"), -1;
+        if (v < 0 || c > 0x10FFFF) return refuse(p, "this is not a hexadecimal code"), -1;
         c = c * 16 + v;
         p->pos++;
     }
     if (c > 0x10FFFF || (c >= 0xD800 && c < 0xE000))
-        return refuse(p, "this is no code of a character"), -1;
+        return refuse(p, "this is not the code of a character"), -1;
     return c;
 }
 

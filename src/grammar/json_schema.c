@@ -485,7 +485,8 @@ static struct expr *literals_expr(struct schema *s, json_t *v) {
     json_object_foreach (v, key, value) {
         const struct keyword *k = keyword_find(key);
         if (k && k->kind > CORE)
-            return refuse(s, "'%s' beside '%s' is not supported", key, list ? "enum" : "const");
+            return refuse(s, "'%s' together with '%s' is not supported", key,
+                          list ? "enum" : "const");
     }
     if (list && (!json_is_array(list) || json_array_size(list) == 0))
         return refuse(s, "'enum' must be a list of at least one value");
@@ -599,7 +600,7 @@ static bool bound_get(struct schema *s, json_t *v, const char *closed, const cha
     char text[360];
     *out = (struct bound){.set = n != NULL, .open = !a};
     if (!n) return true;
-    if (a && b) return refuse(s, "'%s' beside '%s' is not supported", closed, open), false;
+    if (a && b) return refuse(s, "'%s' together with '%s' is not supported", closed, open), false;
     if (!json_is_number(n)) return refuse(s, "'%s' must be a number", a ? closed : open), false;
     if (!bound_digits(n, text, sizeof text))
         return refuse(s, "'%s' has too many digits", a ? closed : open), false;
@@ -778,7 +779,7 @@ static struct expr *array_expr(struct schema *s, json_t *v) {
     if (t.n_prefix > GRAMMAR_MAX_NESTING)
         return refuse(s, "'prefixItems' has more than %d schemas", GRAMMAR_MAX_NESTING);
     if (json_is_array(t.rest))
-        return refuse(s, "a list in 'items' is of an old draft: use 'prefixItems'");
+        return refuse(s, "a list in 'items' belongs to an old draft: use 'prefixItems'");
     if (t.max >= 0 && t.max < t.min) return nothing(s);
     struct expr *e = items_from(s, &t, 0);
     if (!e) return NULL;

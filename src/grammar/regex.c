@@ -70,7 +70,7 @@ static int32_t escape_hex(struct parser *p, char letter) {
         c = low >= 0xDC00 && low < 0xE000 ? 0x10000 + ((c - 0xD800) << 10) + (low - 0xDC00) : -1;
     }
     if (c < 0 || c > 0x10FFFF || (c >= 0xD800 && c < 0xE000) || (braced && !take(p, "}"))) {
-        refuse(p, "this is no hexadecimal code of a character");
+        refuse(p, "this is not a hexadecimal code of a character");
         return -1;
     }
     return c;

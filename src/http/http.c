@@ -755,8 +755,8 @@ static void headers_here(struct exchange *x, const char *version) {
         refuse(x, 400, "invalid_host", "a request of HTTP/1.1 has exactly one Host header");
     else if (!host_is_ok(x))
         refuse(x, 403, "host_not_allowed",
-               "the Host of this request is no name of this server; start it with --allowed-host "
-               "and the name");
+               "the Host of this request is not a name of this server; start it with "
+               "--allowed-host and the name");
     else if (!origin_is_ok(x))
         refuse(x, 403, "origin_not_allowed",
                "requests from this page's origin are not allowed; start the server with --cors and "
@@ -1108,7 +1108,7 @@ static int address_of(const struct http_options *o, struct sockaddr_storage *out
     snprintf(port, sizeof port, "%d", (int)o->port);
     int rc = getaddrinfo(o->host, port, &want, &found);
     if (rc != 0)
-        return error_set(err, ERR_USAGE, "'%s' is no address: %s", o->host, gai_strerror(rc));
+        return error_set(err, ERR_USAGE, "'%s' is not an address: %s", o->host, gai_strerror(rc));
     memcpy(out, found->ai_addr, found->ai_addrlen);
     freeaddrinfo(found);
     return OK;
@@ -1169,7 +1169,7 @@ static int pair_check(const struct http *h, struct error *err) {
         MHD_OPTION_HTTPS_MEM_CERT, h->cert, MHD_OPTION_HTTPS_MEM_KEY, h->key,
         MHD_OPTION_HTTPS_PRIORITIES, TLS_VERSIONS, MHD_OPTION_END);
     if (!d)
-        return error_set(err, ERR_USAGE, "'%s' and '%s' are no certificate and its own key, in PEM",
+        return error_set(err, ERR_USAGE, "'%s' and '%s' are not a certificate and its key, in PEM",
                          h->o->tls_cert, h->o->tls_key);
     mhd.MHD_stop_daemon(d);
     return OK;
@@ -1330,8 +1330,8 @@ const struct option_row http_option_rows[] = {
         "origins whose pages may call from a browser, as https://example.org; '*': all, where the "
         "server has keys"),
     ROW("allowed-host", OPT_LIST, hosts, NULL, 0, 0, "NAME …",
-        "names of this server that requests may have in Host while there are no keys, beside IP "
-        "addresses, localhost, the machine's name and --host"),
+        "names of this server that requests may have in Host while there are no keys, in addition "
+        "to IP addresses, localhost, the machine's name and --host"),
     ROW("trusted-proxy", OPT_LIST, proxies, NULL, 0, 0, "ADDRESS …",
         "addresses, or ADDRESS/BITS, of proxies whose X-Forwarded-For names the client"),
     ROW("max-body", OPT_INT, max_body, "33554432", 1024, 1e12, "BYTES", "largest request body"),

@@ -82,7 +82,7 @@ int ip_cidr_parse(const char *text, struct ip_cidr *out, struct error *err) {
     const char *slash = strchrnul(text, '/');
     char *end = NULL;
     if (!ip_address_parse(text, (size_t)(slash - text), &out->first) || strchr(text, '['))
-        return error_set(err, ERR_USAGE, "'%s' is no IP address, nor ADDRESS/BITS", text);
+        return error_set(err, ERR_USAGE, "'%s' is not an IP address or ADDRESS/BITS", text);
     int most = is_v4(&out->first) ? 32 : 128;
     long bits = *slash ? strtol(slash + 1, &end, 10) : most;
     if (*slash && (slash[1] < '0' || slash[1] > '9' || *end || bits > most))

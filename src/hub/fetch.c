@@ -97,8 +97,8 @@ static int endpoint_init(struct hub_client *c, struct error *err) {
     if (strpbrk(c->endpoint, "@?# \t\r\n") ||
         (strncmp(c->endpoint, "https://", 8) != 0 && strncmp(c->endpoint, "http://", 7) != 0))
         return error_set(err, ERR_USAGE,
-                         "HF_ENDPOINT is no address of a hub: expected https://HOST, without a "
-                         "password or query");
+                         "HF_ENDPOINT is not the address of a hub: expected https://HOST, without "
+                         "a password or query");
     return OK;
 }
 
@@ -121,7 +121,7 @@ static int token_take(struct hub_client *c, const char *text, const char *source
     if (n == 0) return OK;
     bool plain = text[n + strspn(text + n, space)] == '\0';
     for (size_t i = 0; i < n; i++) plain = plain && text[i] > ' ' && text[i] < 127;
-    if (!plain) return error_set(err, ERR_FORMAT, "the token in %s is no token", source);
+    if (!plain) return error_set(err, ERR_FORMAT, "the token in %s is not valid", source);
     c->token = strndup(text, n);
     CHECK(c->token != NULL);
     return OK;
@@ -262,7 +262,8 @@ static int partial_put(struct partial *p, const uint8_t *data, size_t n, struct 
         if (w < 0) {
             error_errno(err, "cannot write '%s'", p->path);
             return error_set(err, err->code,
-                             "%s; what is there is kept: make room and run it again", err->text);
+                             "%s; the part that arrived is kept: make room and run it again",
+                             err->text);
         }
         hub_digest_add(&p->digest, data + done, (size_t)w);
         p->moved(p->ctx, p->file, w);
@@ -528,7 +529,7 @@ static int partial_complete(struct partial *p, struct request *r) {
                              "'%s' arrived damaged: its hash is not the %.12s... that the hub "
                              "lists; if it happens again, something on the way alters it",
                              p->file->path, p->file->hash);
-        log_info("what was here of '%s' is damaged; loading it from the start", p->file->path);
+        log_info("the partial file of '%s' is damaged; loading it from the start", p->file->path);
     }
 }
 

@@ -151,7 +151,7 @@ int hub_repo_parse(const json_t *listing, struct hub_repo *r, struct error *err)
     size_t i;
     if (!hex_copy(json_string_value(json_object_get(listing, "sha")), 40, r->commit) ||
         !json_is_array(files))
-        return error_set(err, ERR_FORMAT, "the hub's answer is no listing of a repository");
+        return error_set(err, ERR_FORMAT, "the hub's answer is not a listing of a repository");
     r->files = xcalloc(json_array_size(files) + 1, sizeof *r->files);
     json_array_foreach (files, i, v) {
         if (file_parse(v, r, err) != OK) return err->code;
@@ -308,7 +308,7 @@ static json_t *record_load(const char *dir, struct error *err) {
     char *path = path_join(dir, RECORD_NAME);
     json_t *v = path_exists(path) ? json_parse_file(path, err) : NULL;
     if (v && !json_is_object(v)) {
-        error_set(err, ERR_FORMAT, "'%s' is no record of a pull", path);
+        error_set(err, ERR_FORMAT, "'%s' is not a record of a pull", path);
         json_decref(v);
         v = NULL;
     }
@@ -438,7 +438,7 @@ static int pull_survey(struct pull *p) {
         p->n_missing += !f->present;
         if (foreign)
             error_set(p->err, ERR_STATE,
-                      "'%s' is there and comes from elsewhere; choose another folder", path);
+                      "'%s' exists and comes from elsewhere; choose another folder", path);
         free(path);
         free(partial);
         if (foreign) return p->err->code;

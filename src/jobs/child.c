@@ -266,7 +266,7 @@ static void keep(struct job_child *c, enum child_pipe_kind which, const char *p,
         ssize_t m = write(in->file, p + at, room - at);
         if (m < 0 && errno == EINTR) continue;
         if (m < 0)
-            error_errno(&c->fault, "cannot keep what it says in '%s'", file_names[which]);
+            error_errno(&c->fault, "cannot keep its output in '%s'", file_names[which]);
         else
             at += (size_t)m;
     }

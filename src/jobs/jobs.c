@@ -458,8 +458,8 @@ static int claim_check(const struct jobs *j, const char *name, const struct job_
     free(path);
     if (by->any || own || !(there || claim_lives(j, claim))) return OK;
     return error_set(err, ERR_STATE,
-                     "'%s' is there, and no job of this key has made it: choose another name, or "
-                     "ask with a key that has the scope admin",
+                     "'%s' exists, and no job of this key has made it: choose another name, or ask "
+                     "with a key that has the scope admin",
                      name);
 }
 
@@ -505,8 +505,8 @@ static int limits_check(const struct jobs *j, const char *owner, struct error *e
     if (!j->o.max_kept) return OK;
     if (kept_bytes(j, NULL) >= j->o.max_kept || kept_bytes(j, owner) >= j->o.max_kept / 2)
         return error_set(err, ERR_MEMORY,
-                         "what jobs have written takes all the room that there is for it "
-                         "(--jobs-bytes %lld); delete jobs and results",
+                         "the files of jobs fill the room that is reserved for them (--jobs-bytes "
+                         "%lld); delete jobs and results",
                          (long long)j->o.max_kept);
     return OK;
 }
@@ -696,7 +696,7 @@ static char *end_note(const struct job *job, const struct error *fault) {
                          sigdescr_np(job->signal) ? sigdescr_np(job->signal) : "unknown",
                          job->words ? ": " : "", job->words ? job->words : "");
     if (job->words) return xstrdup(job->words);
-    if (job->exit < 0) return xstrdup("somebody else has seen how it ended");
+    if (job->exit < 0) return xstrdup("another process has taken its exit status");
     return xasprintf("ended with exit status %d and no word why; see stderr.txt", job->exit);
 }
 

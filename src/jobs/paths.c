@@ -161,11 +161,12 @@ static int input_check(const struct path_rule *rule, const char *shown, const ch
     if (has_hidden(below(real, rule->path)))
         return refuse(shown, "names that begin with '.' are not read", err);
     if (kind_of(real, &mode, err) != OK) return err->code;
-    if (!S_ISREG(mode) && !S_ISDIR(mode)) return refuse(shown, "it is no file and no folder", err);
+    if (!S_ISREG(mode) && !S_ISDIR(mode))
+        return refuse(shown, "it is neither a file nor a folder", err);
     if (by == BY_CLIENT_BASE)
         return S_ISREG(mode) && is_database(real) && rule->access == PATH_READ
                    ? OK
-                   : refuse(shown, "it is no database (.db) of the server's operator", err);
+                   : refuse(shown, "it is not a database (.db) of the server's operator", err);
     if (S_ISDIR(mode)) return OK;
     if (is_database(real)) return refuse(shown, "databases are not read", err);
     if ((by == BY_CLIENT || rule->access == PATH_READ) && !is_input(real))

@@ -123,7 +123,7 @@ static char *choices_value(const struct request_checker *c, const char *text) {
         char *one = *part ? choice_value(c, part) : NULL;
         if (*part && !one) rc = c->err->code;
         if (one && strcmp(one, part) != 0 && strchr(one, ','))
-            rc = error_set(c->err, ERR_USAGE, "'%.256s' lies at a path with a comma", part);
+            rc = error_set(c->err, ERR_USAGE, "'%.256s' has a path with a comma", part);
         if (one) buf_printf(&all, "%s%s", all.len ? "," : "", one);
         free(one);
     }
@@ -161,7 +161,7 @@ static char *output_value(const struct request_checker *c, const char *text) {
         not_allowed(c, c->field, ": this server keeps no results");
         return NULL;
     }
-    if (name_check(c, text, ": the result lies below the server's folder") != OK) return NULL;
+    if (name_check(c, text, ": the result is stored below the server's folder") != OK) return NULL;
     for (int i = 0; i < c->out->outputs.n; i++)
         if (strcmp(c->out->outputs.v[i], text) == 0) {
             error_set(c->err, ERR_USAGE, "two results are named '%s'", text);
@@ -254,7 +254,7 @@ static json_t *one_value(const struct request_checker *c, enum option_job_policy
                   : texts  ? json_string(checked)
                            : json_incref((json_t *)(uintptr_t)v);
     if (checked && !out)
-        error_set(c->err, ERR_USAGE, "'%s' lies at a path that is not UTF-8", c->field);
+        error_set(c->err, ERR_USAGE, "'%s' has a path that is not UTF-8", c->field);
     if (out) *asked = asked_value(job, v, checked);
     free(checked);
     free(text);

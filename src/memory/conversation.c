@@ -127,7 +127,7 @@ static int oldest_summarize(json_t *state, size_t n, const struct summarizer *s,
     if (s) rc = s->summarize(s->ctx, json_get_string(state, "summary"), talk.data, &summary, err);
     json_t *kept = s && rc == OK && summary.len ? text_kept(summary.data) : NULL;
     if (s && rc == OK && summary.len && !kept)
-        rc = error_set(err, ERR_FORMAT, "the summary of a conversation is no UTF-8 text");
+        rc = error_set(err, ERR_FORMAT, "the summary of a conversation is not UTF-8 text");
     if (kept) json_object_set_new(state, "summary", kept);
     for (size_t i = 0; i < n && rc == OK; i++) json_array_remove(exchanges, 0);
     buf_release(&talk);
@@ -139,7 +139,7 @@ int conversation_add(struct conversation *c, const char *user, const char *assis
                      const struct summarizer *s, struct error *err) {
     json_t *next = json_deep_copy(c->state), *exchanges = json_object_get(next, "exchanges");
     json_t *said = text_kept(user), *answered = text_kept(assistant);
-    int rc = said && answered ? OK : error_set(err, ERR_USAGE, "an exchange is no UTF-8 text");
+    int rc = said && answered ? OK : error_set(err, ERR_USAGE, "an exchange is not UTF-8 text");
     size_t n = json_array_size(exchanges), full = CONVERSATION_MAX_EXCHANGES;
     if (rc == OK && n >= full) rc = oldest_summarize(next, s ? n - full / 2 : n - full + 1, s, err);
     if (rc == OK)

@@ -21,7 +21,7 @@ static int utf8_check(const char *doc, size_t len, struct error *err) {
     const uint8_t *wrong = len ? u8_check((const uint8_t *)doc, len) : NULL;
     if (!wrong && len) wrong = memchr(doc, 0, len);
     if (!wrong) return OK;
-    return error_set(err, ERR_FORMAT, "byte %zu is no UTF-8 text; convert the file with iconv",
+    return error_set(err, ERR_FORMAT, "byte %zu is not UTF-8 text; convert the file with iconv",
                      (size_t)(wrong - (const uint8_t *)doc));
 }
 

@@ -185,7 +185,7 @@ static int owner_check(struct knowledge *k, int64_t *version, struct error *err)
         query_number(k, "PRAGMA user_version", version, err) != OK)
         return err->code;
     if (tables && id != APPLICATION_ID)
-        return error_set(err, ERR_MISMATCH, "'%s' is no knowledge base", k->path);
+        return error_set(err, ERR_MISMATCH, "'%s' is not a knowledge base", k->path);
     if (*version > 1)
         return error_set(err, ERR_MISMATCH,
                          "'%s' was made by a newer shoal (version %d, this one knows 1)", k->path,
@@ -562,7 +562,7 @@ static int files_find(const char *path, struct strings *files, bool *folder,
     strings_add(files, path);
     return kind_of(path)
                ? OK
-               : error_set(err, ERR_USAGE, "'%s' is none of .txt, .md, .html and .jsonl", path);
+               : error_set(err, ERR_USAGE, "'%s' is not a .txt, .md, .html or .jsonl file", path);
 }
 
 /* Commits if rc is OK, else rolls back. */
@@ -611,7 +611,7 @@ static int vector_put(struct knowledge *k, const char *hash, const struct embedd
     size_t bytes = sizeof *v * (size_t)e->d;
     for (int32_t i = 0; i < e->d; i++)
         if (!isfinite(v[i]))
-            return error_set(err, ERR_NUMERIC, "an embedding has a value that is no number");
+            return error_set(err, ERR_NUMERIC, "an embedding has a value that is not a number");
     sqlite3_stmt *q = statement(k, EMBED_PUT, err);
     if (!q) return err->code;
     bind_text(q, 1, hash);
@@ -858,7 +858,7 @@ static int query_check(const struct knowledge_query *q, struct error *err) {
         return error_set(err, ERR_USAGE, "a query of %zu bytes is too long: at most %d", len,
                          QUERY_LIMIT);
     return u8_check((const uint8_t *)q->text, len)
-               ? error_set(err, ERR_USAGE, "the query is no UTF-8 text")
+               ? error_set(err, ERR_USAGE, "the query is not UTF-8 text")
                : OK;
 }
 

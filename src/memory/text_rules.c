@@ -94,7 +94,7 @@ static void pattern_replace(const char *pattern, const char *to, struct buf *tex
 static const struct {
     const char *what, *pattern, *to;
 } cleanup[] = {
-    {"control characters, and what was no UTF-8", "[\\x{fffd}\\x{200b}]", ""},
+    {"control characters, and bytes that were not UTF-8", "[\\x{fffd}\\x{200b}]", ""},
     {"thinking aloud", "(?s)<think(?:ing)?>.*?(?:</think(?:ing)?>|\\z)", ""},
     {"marks of a chat's turns", "<\\|[A-Za-z_]{1,24}\\|>|</?(?:start|end)_of_turn>", ""},
     {"a speaker's label", "(?i)\\A\\s*(?:アシスタント|回答|答え|助手|AI|assistant|answer)\\s*[:：]",

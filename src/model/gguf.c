@@ -24,7 +24,7 @@
 #include <string.h>
 
 _Static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__,
-               "values are copied as they lie in the file");
+               "values are copied in the byte order of the file");
 
 enum gguf_type {
     KV_U8,
@@ -240,7 +240,7 @@ static int tensors_place(struct gguf *g, const uint64_t *offsets, uint64_t start
                              t->name, (unsigned long long)offsets[i], (unsigned long long)at);
         if (start > g->map.size || at > g->map.size - start || t->size > g->map.size - start - at)
             return error_set(err, ERR_FORMAT,
-                             "tensor '%.96s' lies outside the file, which may be cut off", t->name);
+                             "tensor '%.96s' is outside the file, which may be cut off", t->name);
         t->data = g->map.data + start + at;
         end = start + at + t->size;
         at = align_up(at + t->size, g->alignment);
@@ -441,8 +441,8 @@ static int extras_refuse(const struct gguf *g, const char *arch, struct error *e
         const struct gguf_kv *kv = gguf_find(g, key);
         if (kv &&
             (!kv_number(kv, &value) || (value != numbers[i].neutral && value != numbers[i].also)))
-            return error_set(err, ERR_MISMATCH, "metadata '%s' asks for what is not supported",
-                             key);
+            return error_set(err, ERR_MISMATCH,
+                             "metadata '%s' asks for a feature that is not supported", key);
     }
     return OK;
 }
@@ -506,12 +506,11 @@ static int windows_read(const struct gguf *g, struct model_config *c, struct err
     if (c->arch->hf_names != HF_GEMMA) {
         int32_t window;
         int rc = int_get(g, c->arch->gguf, "attention.sliding_window", 0, &window, err);
-        return rc != OK || window == 0
-                   ? rc
-                   : error_set(err, ERR_MISMATCH,
-                               "metadata '%s.attention.sliding_window' asks for what is not "
-                               "supported",
-                               c->arch->gguf);
+        return rc != OK || window == 0 ? rc
+                                       : error_set(err, ERR_MISMATCH,
+                                                   "metadata '%s.attention.sliding_window' asks "
+                                                   "for a feature that is not supported",
+                                                   c->arch->gguf);
     }
     int rc = int_get(g, c->arch->gguf, "attention.sliding_window", 0, &c->window, err);
     if (rc == OK && c->window > 0) rc = window_pattern_read(g, c, err);
@@ -752,7 +751,7 @@ static int normalizer_read(const struct gguf *g, struct tokenizer_spec *spec, st
     if (table &&
         (table->type != GGUF_TYPE_ARRAY || (table->element != KV_U8 && table->element != KV_I8)))
         return error_set(err, ERR_FORMAT,
-                         "metadata 'tokenizer.ggml.precompiled_charsmap' is no array of bytes");
+                         "metadata 'tokenizer.ggml.precompiled_charsmap' is not an array of bytes");
     char *text =
         normalizer_from_sentencepiece(table ? table->data : NULL, table ? table->n : 0, one_space);
     if (text) spec->normalizer = arena_strdup(arena, text);
@@ -1188,7 +1187,7 @@ static int weight_put(struct atomic_file *out, struct encoding *e, struct pool *
         if (order && w->norm) elements_order(e, order);
         if (atomic_load(&e->bad))
             rc = error_set(err, ERR_NUMERIC,
-                           "'%s' holds a weight that is no number or beyond 65504, for which %s "
+                           "'%s' holds a weight that is not a number or beyond 65504, for which %s "
                            "has no scale",
                            w->name, tensor_type_name(e->type));
         if (rc == OK)

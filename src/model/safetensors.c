@@ -78,7 +78,7 @@ static int tensor_place(struct tensor_info *t, const json_t *spec, const uint8_t
     json_int_t begin = json_integer_value(from), end = json_integer_value(to);
     if (begin < 0 || end < begin || (uint64_t)end > available)
         return error_set(err, ERR_FORMAT,
-                         "tensor '%.96s' lies outside the file: bytes %lld to %lld of %zu", t->name,
+                         "tensor '%.96s' is outside the file: bytes %lld to %lld of %zu", t->name,
                          (long long)begin, (long long)end, available);
     if ((uint64_t)(end - begin) != t->size)
         return error_set(err, ERR_FORMAT,

@@ -176,7 +176,7 @@ static int usage_get(struct keys *k, const char *id, struct key_usage *out, stru
     json_decref(v);
     if (sound) return OK;
     return error_set(err, ERR_FORMAT,
-                     "'%s': what API key '%s' has used is damaged; put the file back from a copy, "
+                     "'%s': the usage of API key '%s' is damaged; put the file back from a copy, "
                      "or begin with another",
                      k->path, id);
 }
@@ -337,7 +337,7 @@ static int event_apply(struct keys *k, json_t *event, struct error *err) {
     const char *op = json_get_string(event, "op");
     int rc;
     if (json_integer_value(json_object_get(event, "seq")) != k->seq + 1)
-        rc = error_set(err, ERR_FORMAT, "it is no event, or those before it are gone");
+        rc = error_set(err, ERR_FORMAT, "it is not an event, or earlier events are missing");
     else if (strcmp(op, "add") == 0)
         rc = add_apply(k, event, err);
     else if (strcmp(op, "revoke") == 0)

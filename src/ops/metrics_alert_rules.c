@@ -30,12 +30,12 @@ const struct alert_rule alert_rules[N_ALERT_RULES] = {
     {"ShoalFirstTokenSlow", "warning", 600, ALERT_P95, 10, METRIC_VLLM_TTFT, 0,
      "One request in 20 waits more than 10 seconds for its first token."},
     {"ShoalLossNaN", "critical", 0, ALERT_NOT_FINITE, 0, METRIC_TRAIN_LOSS, 0,
-     "The loss of a training is no number any more."},
+     "The loss of a training is not a number any more."},
     {"ShoalJobFailed", "warning", 0, ALERT_FAILED, 0, METRIC_JOBS_ENDED, 0, "A job failed."},
     {"ShoalWorldStalled", "warning", 600, ALERT_UNCHANGED, 0, METRIC_WORLD_SPEED, 0,
      "The agents of a world take no decisions."},
     {"ShoalRestartsOften", "warning", 0, ALERT_RESTARTS, 3, METRIC_PROCESS_START, 0,
-     "The server began anew more than three times in an hour."},
+     "The server restarted more than three times in an hour."},
 };
 
 /* Expressions that hold while the alert's condition holds. $a and $b are the families' names, $l

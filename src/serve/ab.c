@@ -300,8 +300,8 @@ static void promotion_restore(struct ab *ab, const char *model, const json_t *v)
         const char *path = json_get_string(v, "path");
         a = adapter_like(s, json_get_string(v, "adapter"), path, json_get_string(v, "to"), &err);
         if (!a || server_adapter_publish(s, model, a, path, &err) != OK)
-            log_warn("'%s' is served as its files have it, without what A/B '%s' gave it: %s",
-                     model, json_get_string(v, "experiment"), err.text);
+            log_warn("'%s' is served from its files, without the adapter of A/B '%s': %s", model,
+                     json_get_string(v, "experiment"), err.text);
     }
     adapter_release(now);
     adapter_release(a);

@@ -290,7 +290,7 @@ static int address_admit(struct server *s, struct error *err) {
     if (http_is_loopback(o) || !s->o->auth) return OK;
     return error_set(err, ERR_USAGE,
                      "'%s' is open to other machines, and there are no keys: make one with 'shoal "
-                     "key add NAME', or say --no-auth to let anybody chat",
+                     "key add NAME', or use --no-auth to let every client chat",
                      o->host);
 }
 

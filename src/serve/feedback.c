@@ -240,11 +240,11 @@ static int quota_check(struct ab *ab, json_t *row, int64_t today, int64_t bytes,
     json_int_t changes = json_integer_value(json_object_get(row, "changes")) + 1;
     if (changes > CHANGES)
         return quota_refuse(why, 429, "insufficient_quota", err,
-                            "this reply has been rated 16 times: its rating stands");
+                            "this reply has been rated 16 times: its rating is final");
     if (today + bytes > most / DAY_SHARE)
         return quota_refuse(why, 429, "insufficient_quota", err,
                             "ratings of a key may write a sixteenth of --max-feedback a day, and "
-                            "this key's have; come back tomorrow");
+                            "this key's have; try again tomorrow");
     if (file_bytes(ab->path, "") + file_bytes(ab->path, "-wal") + bytes > most)
         return quota_refuse(why, 507, "feedback_full", err,
                             "the file of ratings is as large as --max-feedback allows: raise that, "
@@ -305,7 +305,7 @@ static int rating_store(struct ab *ab, const struct rating *o, const char *key, 
     int rc = OK;
     if (o->score >= 0 && ab_outcome_is_used(ab, &arm, place))
         rc = error_set(err, ERR_STATE,
-                       "the experiment '%s' has used this reply's rating: it stands", arm.name);
+                       "the experiment '%s' has used this reply's rating: it is final", arm.name);
     row_add(row, o);
     bytes = (int64_t)json_dumpb(row, NULL, 0, JSON_COMPACT) + ROW_BYTES;
     if (rc == OK) rc = quota_check(ab, row, today, bytes, why, err);

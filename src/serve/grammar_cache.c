@@ -264,10 +264,9 @@ static struct grammar *entry_fill(struct grammar_cache *all, struct entry *e, st
     size_t bytes = g ? grammar_bytes(g) : 0;
     all->compiled += g != NULL;
     if (g && !room_make(all, e->caller, bytes)) {
-        error_set(
-            err, ERR_STATE,
-            "grammars of requests under way hold all of the %zu MiB that there are; try again",
-            all->o.bytes >> 20);
+        error_set(err, ERR_STATE,
+                  "grammars of running requests fill the cache of %zu MiB; try again",
+                  all->o.bytes >> 20);
         grammar_free(g);
         g = NULL;
     }

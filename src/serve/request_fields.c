@@ -131,7 +131,7 @@ const struct request_field request_fields[] = {
     NO("n_predict", CP, "[]", "use 'max_tokens'"),
     NO("n_probs", CP, "[0]", "use 'logprobs'"),
     NO("repeat_penalty", CP, "[1]", "use 'repetition_penalty'"),
-    NO("repeat_last_n", CP, "[]", "penalties are of the whole text here"),
+    NO("repeat_last_n", CP, "[]", "penalties apply to the whole text here"),
     NO("samplers", CP, "[]", "the order of samplers is fixed"),
     NO("mirostat", CP, "[0]", "the engine does not have this sampler"),
     NO("dry_multiplier", CP, "[0]", "the engine does not have this sampler"),
@@ -178,9 +178,9 @@ static int field_unknown(enum field_route route, const char *name, struct error 
         if ((f->routes & (int)route) && f->use == FIELD_SUPPORTED && n < MOST) names[n++] = f->name;
     const char *near = strlen(name) < 64 ? name_suggest(names, n, name) : NULL;
     if (near)
-        return error_set(err, ERR_USAGE, "'%.80s' is no field of this request; did you mean '%s'?",
-                         name, near);
-    return error_set(err, ERR_USAGE, "'%.80s' is no field of this request", name);
+        return error_set(err, ERR_USAGE,
+                         "'%.80s' is not a field of this request; did you mean '%s'?", name, near);
+    return error_set(err, ERR_USAGE, "'%.80s' is not a field of this request", name);
 }
 
 int request_fields_check(enum field_route route, const json_t *body, struct error *err) {

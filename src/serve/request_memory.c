@@ -65,7 +65,7 @@ json_t *request_memory_json(struct server *s, struct exchange *x, struct error *
 
 int ids_check_memory(const struct token_ids *ids, struct error *err) {
     if (!ids->refused) return OK;
-    return error_set(err, ERR_MEMORY, "the server is short of memory for so much text");
+    return error_set(err, ERR_MEMORY, "the server is short of memory for this text");
 }
 
 int request_memory_reserve_list(struct server *s, struct exchange *x, int64_t n, size_t each,

@@ -64,7 +64,7 @@ static const char *param_of(const struct error *err, char out[64]) {
     if (n == 0 || n >= 64 || err->text[n + 1] != '\'') return NULL;
     memcpy(out, err->text + 1, n);
     out[n] = 0;
-    bool known = request_field_is_known(out) || strstr(err->text, "is no field of this request");
+    bool known = request_field_is_known(out) || strstr(err->text, "is not a field of this request");
     return known ? out : NULL;
 }
 
@@ -198,10 +198,10 @@ static int name_check(const struct server *s, const char *name, struct error *er
     for (size_t i = 0; fine && i < n; i++)
         fine = (uint8_t)name[i] > ' ' && !strchr("*+\\\"", name[i]);
     if (!fine)
-        return error_set(err, ERR_USAGE,
-                         "'%.140s' is no name for an adapter: up to 128 letters, without blanks, "
-                         "'*' or '+'",
-                         name);
+        return error_set(
+            err, ERR_USAGE,
+            "'%.140s' is not a name for an adapter: up to 128 letters, without blanks, '*' or '+'",
+            name);
     if (strcmp(name, s->name) == 0)
         return error_set(err, ERR_USAGE, "'%s' is the base's name", name);
     return OK;
@@ -310,8 +310,8 @@ static int target_mix(struct server *s, const char *model, struct model_ref *t, 
         if (star) *star = 0;
         if (star && (end == star + 1 || *end || !(w >= -100 && w <= 100)))
             rc = error_set(err, ERR_USAGE,
-                           "the weight of '%s' in the mix '%s' is no number from -100 to 100", term,
-                           model);
+                           "the weight of '%s' in the mix '%s' is not a number from -100 to 100",
+                           term, model);
         char *name = adapter_name(s, term);
         if (rc == OK && !is_base(s, name)) rc = target_add(s, name, (float)w, t, err);
         free(name);
@@ -713,7 +713,7 @@ static void serve_until_signal(struct server *s, struct shutdown_state *e) {
     urls_print(s, url, page);
     s->o->ready(s->o->ready_ctx, url, page, s->token, s->token_path);
     sigwait(&e->set, &got);
-    log_info("finishing what is under way; once more to stop at once");
+    log_info("finishing running requests; once more to stop at once");
     CHECK(pthread_create(&e->thread, NULL, shutdown_thread, e) == 0);
     http_drain(s->http);
 }

@@ -234,7 +234,7 @@ static int event_check(const struct blackboard *b, const json_t *event, struct e
     else if (op_is(event, "slot"))
         wrong = !name_good(slot)          ? "needs a slot's name of 1 to 256 bytes"
                 : !text_of(event, "text") ? "has no text"
-                : embedding && !v         ? "has an embedding that is no floats"
+                : embedding && !v         ? "has an embedding that is not a list of floats"
                 : !slot_find(b, slot) && b->n_slots == BOARD_MAX_SLOTS
                     ? "needs one more slot than 256"
                     : NULL;

@@ -239,7 +239,7 @@ static int roles_read(struct reader *r, const json_t *v) {
     for (size_t i = 0; i < json_array_size(v); i++) {
         const char *name = json_string_value(json_array_get(v, i));
         if (!name) return refuse(r, "a name is expected in", "roles");
-        if (strcmp(name, "all") == 0) return refuse(r, "everybody, and no role, is", name);
+        if (strcmp(name, "all") == 0) return refuse(r, "a role cannot be named", name);
         if (workflow_role_find(r->w, name) >= 0) return refuse(r, "given twice is the role", name);
         r->w->roles[r->w->n_roles++] = xstrdup(name);
     }

@@ -373,7 +373,7 @@ static struct value eval_kind(struct render *r, const struct node *n) {
     case NODE_COND:
         return eval_cond(r, n);
     default:
-        jinja_fail(&r->w, "a slice stands where a value is needed");
+        jinja_fail(&r->w, "a slice is used where a value is needed");
     }
 }
 

@@ -714,7 +714,7 @@ struct value filter_apply(struct jinja_ctx *w, struct str name, struct value v,
     const struct filter *f = filter_find(name);
     if (!f->apply) jinja_fail(w, "the filter '%s' is not supported", f->name);
     if (v.kind == V_MARKUP && f->apply != filter_escape && f->apply != filter_safe)
-        jinja_fail(w, "what 'safe' and 'escape' make can only be printed");
+        jinja_fail(w, "a result of 'safe' or 'escape' can only be printed");
     jinja_add_steps(w, 6);
     return f->apply(w, v, a);
 }

@@ -167,7 +167,7 @@ struct list *value_items(struct jinja_ctx *w, struct value v) {
         }
         return out;
     case V_MARKUP:
-        jinja_fail(w, "what 'safe' and 'escape' make can only be printed");
+        jinja_fail(w, "a result of 'safe' or 'escape' can only be printed");
     default:
         jinja_fail(w, "a %s cannot be walked through", value_type(v));
     }
@@ -224,7 +224,7 @@ static int number_compare(struct value a, struct value b) {
 
 static void refuse_markup(struct jinja_ctx *w, struct value a, struct value b) {
     if (a.kind == V_MARKUP || b.kind == V_MARKUP)
-        jinja_fail(w, "what 'safe' and 'escape' make can only be printed");
+        jinja_fail(w, "a result of 'safe' or 'escape' can only be printed");
 }
 
 static bool lists_equal(struct jinja_ctx *w, const struct list *a, const struct list *b) {

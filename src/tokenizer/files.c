@@ -282,7 +282,7 @@ static int spm_normalizer(struct reader *r, const json_t *part, struct error *er
     bool mark = replaces(part, " ", METASPACE_CHAR);
     if (!prefix && !mark && (r->prefixes || r->marks))
         return error_set(err, ERR_FORMAT,
-                         "normalizer '%s' is not supported behind the one that writes ▁",
+                         "normalizer '%s' is not supported after the one that writes ▁",
                          type_of(part));
     if (!prefix && !mark) return any_normalizer(r, part, err);
     r->prefixes |= prefix;
@@ -617,11 +617,10 @@ static json_t *added_json(const struct tokenizer_spec *s) {
 static int merge_append(json_t *list, const struct tokenizer_spec *s, const struct spm_merge *m,
                         struct error *err) {
     if (m->left >= s->n || m->right >= s->n)
-        return error_set(
-            err, ERR_MISMATCH,
-            "token %d ('%.80s') has a character that is no token: tokenizer.json cannot "
-            "say how it is made",
-            m->id, s->pieces[m->id]);
+        return error_set(err, ERR_MISMATCH,
+                         "token %d ('%.80s') has a character that is not a token: tokenizer.json "
+                         "cannot say how it is made",
+                         m->id, s->pieces[m->id]);
     const char *a = s->pieces[m->left], *b = s->pieces[m->right];
     if (strchr(a, ' ') || strchr(b, ' '))
         return error_set(err, ERR_MISMATCH, "token %d ('%.80s') holds a space", m->id,
@@ -1130,7 +1129,7 @@ static int llama2c_read(struct growing *g, struct buf *scratch, const struct fil
         at += (size_t)len;
     }
     if (at != file->size)
-        return error_set(err, ERR_MISMATCH, "it goes on after the model's %d tokens", vocab);
+        return error_set(err, ERR_MISMATCH, "it continues after the model's %d tokens", vocab);
     return OK;
 }
 

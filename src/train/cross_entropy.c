@@ -150,7 +150,7 @@ int fused_cross_entropy(struct trainer *t, bool backward, struct error *err) {
             if (!isfinite(t->target_nll[i]))
                 return error_set(
                     err, ERR_NUMERIC,
-                    "the head gives a loss that is no number; lower the learning rate");
+                    "the head gives a loss that is not a number; lower the learning rate");
         if (backward) chunk_backward(t, first, n);
     }
     return OK;

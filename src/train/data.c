@@ -132,7 +132,7 @@ static int turn_weights_apply(const struct loading *l, const json_t *list, struc
         const json_t *weight = json_object_get(v, "weight");
         if (strcmp(json_string_value(json_object_get(v, "role")), "assistant") != 0) continue;
         if (weight && (!json_is_integer(weight) || json_integer_value(weight) >> 1 != 0))
-            return field_error(l, line, err, "weight", "of a turn is 0 or 1");
+            return field_error(l, line, err, "weight", "must be 0 or 1");
         mute[turns] = weight && json_integer_value(weight) == 0;
         any |= mute[turns++];
     }

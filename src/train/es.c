@@ -561,7 +561,7 @@ static int pass_run(struct es *e, struct error *err) {
         }
         if (!rc && !isfinite(q->score->nll))
             rc = error_set(err, ERR_NUMERIC,
-                           "a member's loss is no number; lower sigma or the learning rate");
+                           "a member's loss is not a number; lower sigma or the learning rate");
         kv_cache_truncate(forward_kv_cache(e->forward), i, 0);
     }
     e->n_rows = e->n_seqs = e->n_segs = e->n_out = 0;

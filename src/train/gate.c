@@ -110,7 +110,7 @@ void gate_decide(struct gate *g, double alpha, double tolerance) {
         snprintf(g->why, sizeof g->why, "%s", better);
     else if (!kept)
         snprintf(g->why, sizeof g->why,
-                 "on the samples to retain it may lose %.4g nats a token, more than %.4g%s",
+                 "on the samples to retain it may lose %.4g nats per token, more than %.4g%s",
                  g->retain.n > 1 ? -g->retain.gain.lo : (double)INFINITY, tolerance,
                  g->retain.gain.value >= -tolerance ? "; more samples would tell" : "");
     else

@@ -195,7 +195,7 @@ static void lengths_text(const struct lint *l, struct buf *out) {
  * warning. */
 static void findings(const struct lint *l, void (*fn)(void *ctx, const char *text, bool bad),
                      void *ctx) {
-    static const char looks[] = " but for case, width or white space";
+    static const char looks[] = " except for case, width or white space";
     const struct {
         const struct lint_matches *p;
         const char *what, *one, *many, *more;

@@ -35,11 +35,11 @@ static const struct chart charts[] = {
     {"Share of pairs with a positive margin", "adapters", "accuracy", NULL, 1},
     {"Implicit reward of chosen answers", "adapters", "reward_chosen", NULL, 1},
     {"Implicit reward of rejected answers", "adapters", "reward_rejected", NULL, 1},
-    {"KL to the start, nats a token", "adapters", "kl", NULL, 1},
+    {"KL to the start, nats per token", "adapters", "kl", NULL, 1},
     {"Share of prompts whose completions differ in reward", "adapters", "mixed", NULL, 1},
-    {"Entropy of the policy, nats a token", "adapters", "entropy", NULL, 1},
+    {"Entropy of the policy, nats per token", "adapters", "entropy", NULL, 1},
     {"Length of completions, tokens", "adapters", "length", NULL, 1},
-    {"Share of completions that end by themselves", "adapters", "ended", NULL, 1},
+    {"Share of completions that end with the end token", "adapters", "ended", NULL, 1},
     {"Share of tokens whose ratio is clipped", "adapters", "clipped", NULL, 1},
     {"Updates taken back because of their KL", NULL, "not_applied", NULL, 1},
     {"Learning rate", NULL, "lr", NULL, 1},
@@ -239,7 +239,7 @@ static void data_tell(struct train_log *l, const json_t *data) {
         json_array_append_new(lint, lint_row(row));
     }
     train_log_section(l, "Data", files);
-    train_log_section(l, "What the data holds, lengths in tokens", lint);
+    train_log_section(l, "Contents of the data, lengths in tokens", lint);
 }
 
 static int log_begin(void *ctx, int64_t done, const json_t *about, struct error *err) {

@@ -165,7 +165,7 @@ static int grad_norms_compute(struct trainer *t, double *norms, struct error *er
         if (!isfinite(norms[i]))
             return error_set(
                 err, ERR_NUMERIC,
-                "the gradient's norm is no number in update %lld; lower the learning rate",
+                "the gradient's norm is not a number in update %lld; lower the learning rate",
                 (long long)t->updates + 1);
     }
     return OK;

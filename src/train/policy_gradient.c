@@ -186,8 +186,8 @@ static int compute_rewards(struct rl_trainer *l, struct error *err) {
     if (!r->one) rc = r->all(r->ctx, v, l->n_plays, l->rewards, err);
     for (int i = 0; !rc && i < l->n_plays; i++)
         if (!isfinite(l->rewards[i]))
-            rc = error_set(err, ERR_NUMERIC, "the reward of completion '%.60s' is no finite number",
-                           v[i].text);
+            rc = error_set(err, ERR_NUMERIC,
+                           "the reward of completion '%.60s' is not a finite number", v[i].text);
     free(v);
     return rc;
 }

@@ -202,8 +202,8 @@ static int preference_messages_encode(struct pair_loading *l, const json_t *valu
     }
     for (int k = 0; !rc && k < 2; k++) {
         if (assistants(t[k].v + t[k].n_prompt, t[k].n - t[k].n_prompt) == 0)
-            rc = field_error(l->path, line, names[k], "has no turn of the assistant of its own",
-                             err);
+            rc = field_error(l->path, line, names[k],
+                             "has no assistant turn after the shared prompt", err);
         if (!rc) rc = message_list_encode(l, &t[k], &side[k], line, err);
     }
     for (int k = 0; k < 2; k++) free(t[k].v);
@@ -312,7 +312,7 @@ static int prompt_take(void *ctx, const json_t *value, int line, struct error *e
     bool messages = json_object_get(value, "messages"), prompt = json_object_get(value, "prompt");
     struct encoded_text t = {.facts = {.line = line}};
     if (!json_is_object(value) || messages == prompt)
-        return error_set(err, ERR_FORMAT, "'%s' line %d: an object with '%s' is wanted", s->path,
+        return error_set(err, ERR_FORMAT, "'%s' line %d: expected an object with '%s'", s->path,
                          line, messages ? "only one of messages and prompt" : "messages or prompt");
     int rc = s->reward && s->reward->check ? s->reward->check(s->reward->ctx, value, err) : OK;
     if (rc) return error_wrap(err, "'%s' line %d", s->path, line);

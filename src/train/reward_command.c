@@ -121,7 +121,7 @@ static int numbers_take(const char *text, int n, double *out, struct error *err)
         char *end;
         out[i] = strtod(p, &end);
         if (end == p || (*end && !isspace((unsigned char)*end)) || !isfinite(out[i]))
-            return error_set(err, ERR_FORMAT, "line %d of its %d is '%.40s': a number is wanted",
+            return error_set(err, ERR_FORMAT, "line %d of its %d is '%.40s': expected a number",
                              i + 1, n, p);
         p = end;
     }

@@ -498,8 +498,8 @@ static pcre2_code *pattern_new(const char *text, struct error *err) {
     if (compiled) return compiled;
     PCRE2_UCHAR why[160];
     pcre2_get_error_message(code, why, sizeof why);
-    error_set(err, ERR_USAGE, "'%.200s' is no regular expression: %s at byte %d", text, (char *)why,
-              (int)at + 1);
+    error_set(err, ERR_USAGE, "'%.200s' is not a regular expression: %s at byte %d", text,
+              (char *)why, (int)at + 1);
     return NULL;
 }
 
@@ -532,8 +532,8 @@ static int bound_parse(const char *name, const char *text, struct bound *out, st
     if (end == text || end[out->quantile] || !(out->value > 0) ||
         !(out->value <= (out->quantile ? 100 : 1e300)))
         return error_set(err, ERR_USAGE,
-                         "'--%s %s' is no bound; write a perplexity as 20 or a share as 90%%", name,
-                         text);
+                         "'--%s %s' is not a bound; write a perplexity as 20 or a share as 90%%",
+                         name, text);
     return OK;
 }
 

@@ -239,11 +239,11 @@ struct trainer *trainer_new_full(struct model *m, const struct train_options *o,
 /* Training can change only low-rank parts of layers and their magnitudes. */
 static int adapter_check(const struct adapter *a, struct error *err) {
     if (a->overlay)
-        return error_set(err, ERR_MISMATCH,
-                         "adapter '%.12s' has an embedding or head of its own (modules_to_save, "
-                         "trainable_token_indices, or a low-rank part of them): that cannot be "
-                         "trained",
-                         a->hash);
+        return error_set(
+            err, ERR_MISMATCH,
+            "adapter '%.12s' has a separate embedding or head (modules_to_save, "
+            "trainable_token_indices, or a low-rank part of them): that cannot be trained",
+            a->hash);
     return OK;
 }
 
@@ -260,7 +260,7 @@ struct trainer *trainer_new_lora(const struct model *m, struct adapter *const *a
         if (adapter_check(adapters[i], err)) return NULL;
     for (int i = 0; i < n; i++)
         if (!shape_equal(&adapters[i]->shape, &m->config)) {
-            error_set(err, ERR_MISMATCH, "adapter %d was made for another shape than model '%s'", i,
+            error_set(err, ERR_MISMATCH, "adapter %d does not fit the shape of model '%s'", i,
                       m->name);
             return NULL;
         }

@@ -146,7 +146,7 @@ static int part_take(const struct external_env *s, const json_t *answer, const c
         return error_set(err, ERR_FORMAT, "its answer has no '%s' as an object of agents", name);
     json_object_foreach ((json_t *)(uintptr_t)*out, agent, value) {
         int i = agent_find(s->c, agent);
-        if (i < 0) return name_error(err, " is no possible agent, but in ", agent, name);
+        if (i < 0) return name_error(err, " is not a possible agent, but in ", agent, name);
         if (who != ENV_AGENT_ABSENT && s->seats[i].is != who)
             return name_error(err, " did not act, but is in ", agent, name);
     }
@@ -157,14 +157,14 @@ static int prompt_take(const char *name, const json_t *observation, const json_t
                        struct buf *out, struct error *err) {
     const json_t *own = json_object_get(info, "prompt"), *text = own ? own : observation;
     if (own && !json_is_string(own))
-        return error_set(err, ERR_FORMAT, "the prompt of '%s' is no text", name);
+        return error_set(err, ERR_FORMAT, "the prompt of '%s' is not text", name);
     if (!json_is_string(text))
         return error_set(err, ERR_FORMAT,
-                         "the observation of '%s' is no text, and its info has no 'prompt'", name);
+                         "the observation of '%s' is not text, and its info has no 'prompt'", name);
     size_t n = json_string_length(text);
-    if (n == 0) return error_set(err, ERR_FORMAT, "what '%s' is told is empty", name);
+    if (n == 0) return error_set(err, ERR_FORMAT, "the text for '%s' is empty", name);
     if (n > ENV_PROMPT)
-        return error_set(err, ERR_MEMORY, "what '%s' is told has %zu bytes, more than %d", name, n,
+        return error_set(err, ERR_MEMORY, "the text for '%s' has %zu bytes, more than %d", name, n,
                          ENV_PROMPT);
     out->len = 0;
     buf_add(out, json_string_value(text), n);
@@ -179,9 +179,7 @@ static int teacher_take(const struct external_env *s, const char *name, const js
     if (!v && (!s->c->taught || seat->is == ENV_AGENT_TRUNCATED)) return OK;
     if (!v)
         return error_set(err, ERR_STATE,
-                         "the info of '%s' names no 'teacher': there is nobody to learn from by "
-                         "--learn clone",
-                         name);
+                         "the info of '%s' names no 'teacher', which --learn clone needs", name);
     seat->teacher = (int16_t)action_find(s->c, json_string_value(v));
     if (seat->teacher >= 0) return OK;
     return error_set(err, ERR_FORMAT, "the teacher of '%s' names none of the actions", name);
@@ -195,7 +193,7 @@ static int seat_tell(struct external_env *s, int i, const json_t *observations, 
                  *info = json_object_get(infos, name);
     if (!observation) return error_set(err, ERR_FORMAT, "'%s' has no observation", name);
     if (info && !json_is_object(info))
-        return error_set(err, ERR_FORMAT, "the info of '%s' is no object", name);
+        return error_set(err, ERR_FORMAT, "the info of '%s' is not an object", name);
     int rc = prompt_take(name, observation, info, &s->seats[i].prompt, err);
     return rc == OK ? teacher_take(s, name, info, &s->seats[i], err) : rc;
 }
@@ -282,7 +280,7 @@ static int complaint(const json_t *answer, struct error *err) {
 
 static int answer_read(struct external_env *s, const json_t *answer, struct error *err) {
     int rc = json_is_object(answer) ? complaint(answer, err)
-                                    : error_set(err, ERR_FORMAT, "its answer is no object");
+                                    : error_set(err, ERR_FORMAT, "its answer is not an object");
     if (rc == OK) rc = s->begins ? reset_read(s, answer, err) : step_read(s, answer, err);
     s->tick = s->begins ? 0 : s->tick + 1;
     if (rc == OK) return OK;
@@ -439,7 +437,7 @@ static void stages_make(struct external_envs *c) {
 
 static int spaces_read(struct external_envs *c, const json_t *v, struct error *err) {
     const json_t *steps = json_object_get(v, "max_steps");
-    if (!json_is_object(v)) return error_set(err, ERR_FORMAT, "its answer is no object");
+    if (!json_is_object(v)) return error_set(err, ERR_FORMAT, "its answer is not an object");
     if (complaint(v, err) != OK) return err->code;
     if (names_read(v, "possible_agents", ENV_AGENTS, &c->agents, &c->n_agents, err) != OK ||
         names_read(v, "actions", ENV_MAX_ACTIONS, &c->actions, &c->n_actions, err) != OK ||

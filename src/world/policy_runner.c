@@ -41,8 +41,8 @@ static int choices_make(struct policy_runner *a, struct error *err) {
         for (int j = 0; j <= i; j++)
             if (a->choices[i] < 0 || (j < i && a->choices[j] == a->choices[i]))
                 return error_set(err, ERR_MISMATCH,
-                                 "the tokenizer of '%s' begins '%s' and '%s' with one token: "
-                                 "nothing told by it can be an action",
+                                 "the tokenizer of '%s' begins '%s' and '%s' with one token: it "
+                                 "cannot distinguish the actions",
                                  a->m->name, a->e->actions[j], a->e->actions[i]);
     }
     return OK;

@@ -17,7 +17,7 @@
 
 const struct option_row world_rule_rows[] = {
     ROW("rules", OPT_STRING, rules, "seed", 0, 0, "NAME",
-        "what the other rules are where they are not given: seed or repaired", JOB_TEXT),
+        "values of the rules that are not given: seed or repaired", JOB_TEXT),
     ROW("size", OPT_INT, size, "20", 4, WORLD_SIDE, "N", "cells of a side, with its border"),
     ROW("walls", OPT_INT, walls, "-1", -1, WORLD_CELLS, "N",
         "attempts at an inner wall; -1: as many as size"),
@@ -25,10 +25,11 @@ const struct option_row world_rule_rows[] = {
     ROW("food-every", OPT_INT, food_every, "50", 1, 1e6, "N",
         "ticks from one such time to the next"),
     ROW("energy", OPT_INT, energy, "200", 1, 30000, "N", "at birth, and at most; a step costs 1"),
-    ROW("meal", OPT_INT, meal, "0", 0, 30000, "N", "energy that food gives who brings it home"),
-    ROW("here", OPT_BOOL, here, NULL, 0, 0, NULL, "agents are told what is on their own cell"),
-    ROW("brief", OPT_BOOL, brief, NULL, 0, 0, NULL,
-        "they are told in a dozen letters, not in words"),
+    ROW("meal", OPT_INT, meal, "0", 0, 30000, "N",
+        "energy that an agent gets for food that it brings home"),
+    ROW("here", OPT_BOOL, here, NULL, 0, 0, NULL,
+        "observations name the content of the agent's cell"),
+    ROW("brief", OPT_BOOL, brief, NULL, 0, 0, NULL, "observations have a dozen letters, not words"),
     ROW("reachable", OPT_BOOL, reachable, NULL, 0, 0, NULL,
         "a home can be reached from every free cell"),
     ROW("homes", OPT_INT, homes, "1", 1, WORLD_HOMES, "N", "the first is in the middle"),
@@ -40,7 +41,7 @@ const struct option_row world_rule_rows[] = {
     ROW("material-every", OPT_INT, material_every, "50", 1, 1e6, "N",
         "ticks from one such time to the next"),
     ROW("words", OPT_INT, words, "0", 0, WORLD_WORDS - 1, "N",
-        "words that agents can say, beside silence"),
+        "words that agents can say, in addition to silence"),
     ROW("hearing", OPT_INT, hearing, "5", 0, 2 * WORLD_SIDE, "N", "steps that words are heard far"),
     ROW("map", OPT_LIST, map, NULL, 0, 0, "ROW",
         "a drawn world, rows from north to south: # wall, H home, F food, M material, A where "
@@ -49,12 +50,12 @@ const struct option_row world_rule_rows[] = {
     REWARD(move, "-0.2", "of each step"),
     REWARD(fresh, "0.5", "added on a cell where the agent never was"),
     REWARD(food, "3", "added on food"),
-    REWARD(home, "5", "added at home, for who carries something"),
-    REWARD(blocked, "-3", "of a step into a wall, instead of those"),
+    REWARD(home, "5", "added at home, for an agent that carries something"),
+    REWARD(blocked, "-3", "reward of a step into a wall, instead of those"),
     REWARD(pick, "10", "of picking something up"),
     REWARD(drop, "20", "of bringing food home"),
     REWARD(built, "10", "of bringing material home"),
-    REWARD(wrong, "-1", "of picking up or dropping where that does nothing"),
+    REWARD(wrong, "-1", "reward of picking up or dropping without effect"),
     REWARD(bitten, "-5", "added for each bite"),
     {0},
 };
@@ -67,7 +68,8 @@ const struct world_rule_set world_rule_sets[] = {
     {"seed", "the predecessor's world, to the string and to the number", "rules: seed"},
     /* An agent collects rewards for positions best by walking to and fro, and a penalty for failed
      * pick-ups teaches it never to try. */
-    {"repaired", "agents know where they stand, can reach home, food feeds them, and work pays",
+    {"repaired",
+     "agents know what is on their cell, can reach home, food feeds them, and work pays",
      "{rules: repaired, here: true, brief: true, reachable: true, meal: 100, food: 8, food_every: "
      "10, "
      "rewards: {food: 0, home: 0, wrong: -0.3}}"},
@@ -120,8 +122,8 @@ static int map_row_check(const struct strings *map, int row, int width, int *hom
         bool border = row == 0 || row == map->n - 1 || x == 0 || x == width - 1;
         if (!strchr("#HFMA.", v[x]))
             return error_set(err, ERR_FORMAT,
-                             "row %d of the map, cell %d: '%.*s' is none of # H F M A .", row + 1,
-                             x + 1, v[x] & 0x80 ? 0 : 1, v + x);
+                             "row %d of the map, cell %d: '%.*s' is not one of # H F M A .",
+                             row + 1, x + 1, v[x] & 0x80 ? 0 : 1, v + x);
         if (border && v[x] != '#')
             return error_set(err, ERR_FORMAT, "row %d of the map, cell %d: the border is open",
                              row + 1, x + 1);

@@ -206,7 +206,7 @@ static int mock_act(const struct world *w, const struct world_rules *rules, int 
 
 const struct world_policy world_policies[] = {
     {"rule", "fetches what it sees and remembers, and explores", rule_act},
-    {"reflex", "the same by what a brief observation tells, without a map", reflex_act},
+    {"reflex", "the same from a brief observation, without a map", reflex_act},
     {"random", "any of the six actions", random_act},
     {"mock", "any move, as the predecessor's mock model: it never picks anything up", mock_act},
     {0},

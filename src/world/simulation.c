@@ -628,10 +628,11 @@ void simulation_free(struct simulation *l) {
 const struct option_row simulation_option_rows[] = {
     ROW("minds", OPT_INT, minds, "0", 0, MAX_MINDS, "N",
         "adapters; bodies beyond their number share them (0: one for each agent of a world)"),
-    ROW("worlds", OPT_INT, worlds, "1", 1, 1024, "N", "that minds live in at once"),
+    ROW("worlds", OPT_INT, worlds, "1", 1, 1024, "N", "worlds in which minds live at once"),
     ROW("generations", OPT_INT, generations, "10", 0, 1e6, "N",
         "lives, one after another; 0: only measure"),
-    ROW("temperature", OPT_FLOAT, temperature, "2", 1e-3, 100, "X", "of the draw among actions"),
+    ROW("temperature", OPT_FLOAT, temperature, "2", 1e-3, 100, "X",
+        "temperature of the sampling of actions"),
     ROW("decode", OPT_STRING, decode, "score", 0, 0, "NAME",
         "score: the actions' exact probabilities; text: write and read it, as the predecessor",
         JOB_TEXT),
@@ -639,20 +640,21 @@ const struct option_row simulation_option_rows[] = {
         JOB_TEXT),
     ROW("breed", OPT_BOOL, breed, "true", 0, 0, NULL,
         "the next generation are elites and children of the fitter half"),
-    ROW("elites", OPT_INT, elites, "4", 0, MAX_MINDS, "N", "minds that go on as they are"),
-    ROW("parents", OPT_FLOAT, parents, "0.5", 0, 1, "P", "share of the fittest who have children"),
+    ROW("elites", OPT_INT, elites, "4", 0, MAX_MINDS, "N", "minds that continue unchanged"),
+    ROW("parents", OPT_FLOAT, parents, "0.5", 0, 1, "P", "share of the fittest that have children"),
     ROW("crossover", OPT_STRING, crossover, "delta", 0, 0, "NAME",
         "operator of two (see 'shoal adapter operators')", JOB_TEXT),
     ROW("mutation", OPT_STRING, mutation, "noise", 0, 0, "NAME", "operator of one", JOB_TEXT),
     ROW("mutate", OPT_FLOAT, mutate, "0.1", 0, 1, "P", "share of the children that mutate"),
     ROW("spread", OPT_FLOAT, spread, "0.02", 0, 10, "X",
-        "deviation of what founders differ by; 0: all begin as the bare model"),
+        "deviation of the noise in each founder; 0: all begin as the base model"),
     ROW("carry", OPT_BOOL, carry, NULL, 0, 0, NULL,
         "elites keep the statistics of earlier lives, as the predecessor's did"),
     ROW("held-out", OPT_INT, held_out, "4", 1, 10000, "N",
-        "maps that nobody lives on, for measuring after each generation"),
+        "held-out maps, for measuring after each generation"),
     ROW("lora", OPT_STRING, lora, "f32", 0, 0, "ELEM",
-        "minds are asked as f32, bf16, f16 or i8 (lean ones as f16); they learn in f32", JOB_TEXT),
+        "minds are evaluated as f32, bf16, f16 or i8 (lean ones as f16); they learn in f32",
+        JOB_TEXT),
     ROW("lean", OPT_BOOL, lean, NULL, 0, 0, NULL,
         "in little memory: minds are held as f16, asked and taught a few at a time"),
     {0},
@@ -663,9 +665,9 @@ int simulation_options_check(const struct simulation_options *o, struct error *e
     if (!text && strcmp(o->decode, "score") != 0)
         return error_set(err, ERR_USAGE, "no decoding '%s'; there are score and text", o->decode);
     if (text && strcmp(o->learn.learn, "none") != 0)
-        return error_set(err, ERR_USAGE,
-                         "what is written has no probability to learn by: --decode text goes with "
-                         "--learn none");
+        return error_set(
+            err, ERR_USAGE,
+            "written text has no probability to learn by: --decode text goes with --learn none");
     if (o->lean && strcmp(o->learn.learn, "es") == 0)
         return error_set(err, ERR_USAGE, "--learn es and --lean exclude each other");
     if (!world_policy_find(o->teacher))

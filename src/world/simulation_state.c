@@ -179,7 +179,7 @@ static int name_read(const json_t *v, char out[32], struct error *err) {
 static int parents_read(const json_t *v, char out[2][32], struct error *err) {
     size_t n = json_array_size(v);
     if (!json_is_array(v) || n > 2)
-        return error_set(err, ERR_FORMAT, "'parents' is no list of at most two names");
+        return error_set(err, ERR_FORMAT, "'parents' is not a list of at most two names");
     int rc = OK;
     for (size_t k = 0; rc == OK && k < n; k++) rc = name_read(json_array_get(v, k), out[k], err);
     return rc;
@@ -197,7 +197,7 @@ static int adapter_read(const struct simulation *l, const char *dir, const char 
     if (!path) return err->code;
     int rc = (*out = adapter_load(path, &l->m->config, err)) ? OK : err->code;
     if (rc == OK && strcmp((*out)->hash, hash) != 0)
-        rc = error_set(err, ERR_MISMATCH, "'%s' is not what was saved there", path);
+        rc = error_set(err, ERR_MISMATCH, "'%s' differs from the saved file", path);
     free(path);
     return rc;
 }
@@ -224,7 +224,7 @@ static int critics_read(const struct simulation *l, const char *path, const char
     int rc = file_read(path, all, &b, err);
     if (rc == OK) sha256_bytes(b.data, b.len, hash);
     if (rc == OK && (b.len != all || strcmp(hash, want) != 0))
-        rc = error_set(err, ERR_MISMATCH, "'%s' is not what was saved there", path);
+        rc = error_set(err, ERR_MISMATCH, "'%s' differs from the saved file", path);
     for (int i = 0; rc == OK && i < l->n_minds; i++) {
         minds[i].critic = xmalloc(each);
         memcpy(minds[i].critic, b.data + each * (size_t)i, each);
@@ -237,7 +237,7 @@ static int state_read(struct simulation *l, const char *dir, const json_t *v, st
     const json_t *minds = json_object_get(v, "minds");
     int64_t generation, decisions;
     if (json_integer_value(json_object_get(v, "shoal_life")) != VERSION)
-        return error_set(err, ERR_FORMAT, "it is no state of a life that this program knows");
+        return error_set(err, ERR_FORMAT, "it is not a simulation state that this program knows");
     int rc = count_read(v, "generation", INT32_MAX - 1, &generation, err);
     if (rc == OK) rc = count_read(v, "decisions", INT64_MAX, &decisions, err);
     if (rc != OK) return rc;

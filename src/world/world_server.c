@@ -306,7 +306,7 @@ static int do_step(struct world_server *s, int at, const json_t *arg, struct buf
     int16_t actions[WORLD_AGENTS] = {0};
     uint64_t who = server_world_agents(p), guessed;
     if (begun(p, err) != OK) return err->code;
-    if (!who) return error_set(err, ERR_STATE, "nobody is left to act: reset the world");
+    if (!who) return error_set(err, ERR_STATE, "no agent is left to act: reset the world");
     struct world_view v = server_world_view(p);
     if (world_actions_read(&v, who, arg, actions, &guessed, err) != OK ||
         trace_append(&p->log, &p->w, actions, err) != OK)

@@ -1013,7 +1013,7 @@ static const struct refused {
     {"{\"peft_type\":\"LORA\"}", "'target_modules' is missing"},
     {"{\"peft_type\":\"LORA\",\"target_modules\":[]}", "'target_modules' is missing or empty"},
     {"{\"peft_type\":\"LORA\",\"target_modules\":7}", "'target_modules' is neither"},
-    {"{\"peft_type\":\"LORA\",\"target_modules\":[7]}", "no string"},
+    {"{\"peft_type\":\"LORA\",\"target_modules\":[7]}", "not a string"},
     {"{\"peft_type\":\"LORA\",\"r\":2,\"target_modules\":\"(q_proj\"}",
      "'target_modules' is not a valid pattern"},
     {"{\"peft_type\":\"LORA\",\"r\":2,\"target_modules\":\".*nothing\"}", "selects no projection"},
@@ -1238,7 +1238,7 @@ static void test_other_model(void **state) {
         skip();
     }
     assert_int_equal(sha256_file(file, before, &err), OK);
-    assert_refused(dir, &s, ERR_MISMATCH, "target module 'c_attn' is no projection of it");
+    assert_refused(dir, &s, ERR_MISMATCH, "target module 'c_attn' is not a projection of it");
     assert_refused(dir, &s, ERR_MISMATCH,
                    "transformer.h.0.attn.c_attn.lora_A.weight' belongs to no projection");
     assert_refused(dir, &s, ERR_MISMATCH, " more");

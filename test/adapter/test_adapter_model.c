@@ -884,7 +884,7 @@ static const struct wrong {
     {"tokens", "[23, 5, 7]", "[5, 23, 5]", "names token 5 twice"},
     {"tokens", "[23, 5, 7]", "[5, 7]", "trainable_tokens_delta' is [3, 8], expected [2, 8]"},
     {"tokens", "[23, 5, 7]", "{\"q_proj\": [1]}", "names 'q_proj'; embed_tokens and lm_head"},
-    {"tokens", "[23, 5, 7]", "7", "'trainable_token_indices' is no list of numbers"},
+    {"tokens", "[23, 5, 7]", "7", "'trainable_token_indices' is not a list of numbers"},
     {"saved", "\"embed_tokens\"", "\"norm\"", "'modules_to_save' is set: 'norm' in it"},
     {"saved", "\"q_proj\"", "\"lm_head\"", "'lm_head' is in more than one of target_modules"},
     {"tables", "\"r\": 3", "\"use_dora\": true, \"r\": 3", "on 'embed_tokens', an embedding"},

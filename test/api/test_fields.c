@@ -70,17 +70,17 @@ static void test_cases(void **state) {
     } cases[] = {
         {FIELD_CHAT, "{\"messages\": [], \"store\": true, \"metadata\": {\"a\": \"b\"}}", NULL},
         {FIELD_CHAT, "{\"temprature\": 1}", "did you mean 'temperature'"},
-        {FIELD_CHAT, "{\"zzzzzzzzzzzz\": 1}", "'zzzzzzzzzzzz' is no field"},
+        {FIELD_CHAT, "{\"zzzzzzzzzzzz\": 1}", "'zzzzzzzzzzzz' is not a field"},
         {FIELD_CHAT, "{\"zzzzzzzzzzzz\": null}", NULL},
-        {FIELD_CHAT, "{\"prompt\": \"x\"}", "'prompt' is no field"},
+        {FIELD_CHAT, "{\"prompt\": \"x\"}", "'prompt' is not a field"},
         {FIELD_CHAT, "{\"length_penalty\": 1.0}", NULL},
         {FIELD_CHAT, "{\"length_penalty\": 1.1}", "beam search"},
         {FIELD_CHAT, "{\"functions\": [{\"name\": \"f\"}]}", "'tools'"},
         {FIELD_CHAT, "{\"modalities\": [\"text\", \"audio\"]}", "text only"},
         {FIELD_CHAT, "{\"modalities\": [\"text\"]}", NULL},
-        {FIELD_COMPLETION, "{\"messages\": []}", "'messages' is no field"},
+        {FIELD_COMPLETION, "{\"messages\": []}", "'messages' is not a field"},
         {FIELD_EMBEDDING, "{\"input\": \"x\", \"user\": \"u\"}", NULL},
-        {FIELD_EMBEDDING, "{\"input\": \"x\", \"temperature\": 1}", "'temperature' is no field"},
+        {FIELD_EMBEDDING, "{\"input\": \"x\", \"temperature\": 1}", "'temperature' is not a field"},
         {FIELD_CHAT, "[]", NULL}, // not an object: whoever reads it says so
     };
     struct error err;

@@ -301,7 +301,7 @@ def _():
 def _():
     "wrong types are 400, and say which"
     cases = [('options', 'must be an object', [1]), ('stream', 'true or false', 'yes'), ('prompt', 'a string', 3), ('system', 'a string', {}),
-             ('raw', 'true or false', 1), ('context', "'context'", 'x'), ('context', "'context'", ['x']), ('context', 'none of this model', [1, 99999999]), ('images', 'text only', ['aGk=']), ('suffix', 'insert', 'end'),
+             ('raw', 'true or false', 1), ('context', "'context'", 'x'), ('context', "'context'", ['x']), ('context', 'not one of this model', [1, 99999999]), ('images', 'text only', ['aGk=']), ('suffix', 'insert', 'end'),
              ('think', 'does not support thinking', True), ('think', "'think'", 5), ('logprobs', 'true or false', 2), ('top_logprobs', 'whole number', -1)]
     for key, words, value in cases:
         refused('/api/generate', 400, words, **dict({'model': 'fry', 'prompt': 'x'}, **{key: value}))

@@ -596,17 +596,17 @@ static void test_forged_manifests(void **test_state) {
     static const struct {
         const char *fields, *words;
     } cases[] = {
-        {"{\"path\": \"../x\"}", "no path below its root"},
-        {"{\"path\": \"/etc/x\"}", "no path below its root"},
-        {"{\"path\": \"a/../../x\"}", "no path below its root"},
-        {"{\"path\": \"a/..\"}", "no path below its root"},
-        {"{\"path\": \"./x\"}", "no path below its root"},
-        {"{\"path\": \"a//x\"}", "no path below its root"},
-        {"{\"path\": \"a/\"}", "no path below its root"},
-        {"{\"path\": \"x.swapping\"}", "no path below its root"},
-        {"{\"path\": \"x.before-20260101-000000-000/y\"}", "no path below its root"},
-        {"{\"path\": 7}", "no path below its root"},
-        {"{\"root\": \"elsewhere\"}", "which is no root"},
+        {"{\"path\": \"../x\"}", "not a path below its root"},
+        {"{\"path\": \"/etc/x\"}", "not a path below its root"},
+        {"{\"path\": \"a/../../x\"}", "not a path below its root"},
+        {"{\"path\": \"a/..\"}", "not a path below its root"},
+        {"{\"path\": \"./x\"}", "not a path below its root"},
+        {"{\"path\": \"a//x\"}", "not a path below its root"},
+        {"{\"path\": \"a/\"}", "not a path below its root"},
+        {"{\"path\": \"x.swapping\"}", "not a path below its root"},
+        {"{\"path\": \"x.before-20260101-000000-000/y\"}", "not a path below its root"},
+        {"{\"path\": 7}", "not a path below its root"},
+        {"{\"root\": \"elsewhere\"}", "which is not a root"},
         {"{\"path\": \"zzz\"}", "out of order"},
         {"{\"mode\": 2541}", "lacks its mode"},
         {"{\"mode\": -1}", "lacks its mode"},
@@ -616,7 +616,7 @@ static void test_forged_manifests(void **test_state) {
         {"{\"top\": {\"format\": 2}}", "not of format"},
         {"{\"top\": {\"id\": \"20260101-000000-000\"}}", "it calls itself"},
         {"{\"top\": {\"files\": {}}}", "lacks its roots"},
-        {"{\"top\": {\"roots\": {\"../x\": \"y\"}}}", "no name of a root"},
+        {"{\"top\": {\"roots\": {\"../x\": \"y\"}}}", "not the name of a root"},
     };
     make();
     struct buf whole = {0};
@@ -631,7 +631,7 @@ static void test_forged_manifests(void **test_state) {
     }
     put(manifest(), whole.data, whole.len, 0600);
     looks_like(before);
-    refuses("../../x", ERR_MISSING, "is no backup's id");
+    refuses("../../x", ERR_MISSING, "is not a backup's id");
     refuses("20260101-000000-000", ERR_MISSING, "no backup");
     restore(id, true); // forging has changed nothing else
     free(before);

@@ -81,7 +81,7 @@ static void test_refusals(void **state) {
     } cases[] = {
         {"[serve]\nprot = 1\n", "c:2: serve has no option 'prot'; did you mean 'port'?"},
         {"[serve]\nport = 70000\n", "c:2: 'port' cannot be 70000: it must be 0 to 65535"},
-        {"[serve]\nport = 80 # mine\n", "c:2: a comment stands on a line of its own"},
+        {"[serve]\nport = 80 # mine\n", "c:2: a comment must be on a separate line"},
         {"[serve]\nport = 8x\n", "c:2: 'port' wants a whole number, not '8x'"},
         {"[serve]\nport =\n", "c:2: 'port' wants a whole number, not ''"},
         {"[serve]\nloud = maybe\n", "c:2: 'loud' wants true or false"},

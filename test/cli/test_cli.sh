@@ -277,7 +277,7 @@ says "a team's flag without a team" 2 "'--agents' has no effect without --team" 
 says "a flag of the model alone with a team" 2 "'--top-k' has no effect with --team" "$shoal" chat models/fry --team --top-k 3
 says "knowledge of nothing" 1 "'shoal knowledge add' makes one" "$shoal" knowledge search "$tmp/none.db" x
 says "knowledge without a verb" 2 "is not a subcommand: use add, search, list or remove" "$shoal" knowledge fly "$tmp/kb.db"
-says "knowledge in a store" 1 "is no knowledge base" "$shoal" knowledge list "$db"
+says "knowledge in a store" 1 "is not a knowledge base" "$shoal" knowledge list "$db"
 
 # ---- bad input
 head -c 5000 "$tmp/a.gguf" >"$tmp/cut.gguf"
@@ -401,7 +401,7 @@ END
     printf '{"prompt":"空は?","completion":"青い。"}\n{"prompt":"空は？","completion":"青い。"}\n' >"$tmp/ja.jsonl"
     "$shoal" train --base_model models/fry --data "$tmp/ja.jsonl" --eval_data "$tmp/ja.jsonl" --dry_run >"$tmp/out" 2>"$tmp/err"
     holds "a dry run shows what is learned" "空は?⟦青い。" "$tmp/out"
-    holds "and what repeats" "1 of 2 samples repeats an earlier one but for case, width or white space (the first: line 2, as in line 1)" "$tmp/out"
+    holds "and what repeats" "1 of 2 samples repeats an earlier one except for case, width or white space (the first: line 2, as in line 1)" "$tmp/out"
     holds "and what the evaluation has too" "2 of 2 evaluation samples are in the data" "$tmp/out"
     "$shoal" train models/fry --data "$tmp/few.jsonl" --out "$tmp/dry" --dry-run --json --r 4 --bsz 2 --grad-accum 4 >"$tmp/out" 2>"$tmp/err"
     holds "dry run, --json" '"updates":2,"samples_per_update":8,"samples":16,' "$tmp/out"
@@ -421,7 +421,7 @@ END
     says "a dry run with a reward that its data lack" 1 "'answer' is missing" "$shoal" train models/fry --method rloo --data "$tmp/ja.jsonl" --dry-run
     absent "dry runs of other methods write nothing" "$tmp/dry"
     dpo --out "$tmp/dpo" --runs "$tmp/runs_dpo" --quiet >/dev/null
-    for f in '<h2>Margin: ' '<h2>What the data holds' '<th>beta</th>'; do holds "the page of dpo has $f" "$f" "$tmp"/runs_dpo/train-dpo-*/report.html; done
+    for f in '<h2>Margin: ' '<h2>Contents of the data' '<th>beta</th>'; do holds "the page of dpo has $f" "$f" "$tmp"/runs_dpo/train-dpo-*/report.html; done
     "$shoal" adapter convert "$tmp/t1" "$tmp/t1.gguf" >/dev/null 2>"$tmp/err" && "$shoal" adapter convert "$tmp/t1.gguf" "$tmp/t3" >/dev/null 2>>"$tmp/err"
     same "PEFT to GGUF and back" "$tmp/t1/adapter_model.safetensors" "$tmp/t3/adapter_model.safetensors"
     same "PEFT's config to GGUF and back" "$tmp/t1/adapter_config.json" "$tmp/t3/adapter_config.json"
@@ -686,7 +686,7 @@ if "$(dirname "$shoal")/world" >"$tmp/out" 2>"$tmp/err"; then
     holds "examples/world.c" "the second half once more: the same" "$tmp/out"; else bad "examples/world.c" "$(cat "$tmp/err")"; fi
 if command -v python3 >/dev/null; then
     if python3 examples/world_env.py "$shoal" --size=12 >"$tmp/out" 2>"$tmp/err"; then
-        holds "examples/world_env.py" "after the end: nobody is left to act" "$tmp/out"; else bad "examples/world_env.py" "$(cat "$tmp/err")"; fi
+        holds "examples/world_env.py" "after the end: no agent is left to act" "$tmp/out"; else bad "examples/world_env.py" "$(cat "$tmp/err")"; fi
     "$shoal" world --policy random --policy-pipe "python3 examples/world_policy.py" --maps 2 --steps 100 --json >"$tmp/out" 2>"$tmp/err"
     if grep -q '"policy":"pipe".*"delivered":{"value":[0-9.]*[1-9]' "$tmp/out"; then ok "examples/world_policy.py"; else bad "examples/world_policy.py" "$(cat "$tmp/out" "$tmp/err")"; fi
     for how in q TERM SEGV BUS hangup; do

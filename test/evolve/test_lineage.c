@@ -932,7 +932,7 @@ static void test_copies_are_refused(void **state) {
     struct diversity d = diversity_compute((struct adapter *[]){a, b, copy}, 3, NULL);
     close_to(d.weights_min, 0.02, 0.001);
     assert_int_equal(diversity_check(&d, names, &err), ERR_MISMATCH);
-    has(err.text, "founders 'ann' and '" KANJI "' are copies but for noise: they differ by 2 %");
+    has(err.text, "founders 'ann' and '" KANJI "' are copies except for noise: they differ by 2 %");
     has(err.text, "should by 5 % or more");
     d = diversity_compute((struct adapter *[]){a, b, far}, 3, NULL);
     close_to(d.weights_min, 0.08, 0.004);

@@ -1091,7 +1091,7 @@ static void test_refused(void **state) {
     assert_refused("slerp", (struct operands){p, NULL, 3, 0, NAN, 0}, ERR_USAGE,
                    "operator 'slerp' takes 2 parents, not 3");
     assert_refused("delta", (struct operands){p, (const float[]){1, NAN}, 2, 0, NAN, 0}, ERR_USAGE,
-                   "no finite number");
+                   "not a finite number");
     assert_refused("delta", (struct operands){p, NULL, 2, -1, NAN, 0}, ERR_USAGE, "rank -1");
     assert_refused("slerp", (struct operands){p, (const float[]){1, -1}, 2, 0, NAN, 0}, ERR_USAGE,
                    "cancel");

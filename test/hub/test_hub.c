@@ -660,7 +660,7 @@ static void the_token_stays(void **state) {
     assert_fails(NAME, &quick, "does not accept the token");
     assert_null(strstr(err.text, "hf_other"));
     setenv("HF_TOKEN", "hf_x\r\nX-Evil: 1", 1);
-    assert_fails(NAME, &quick, "the token in HF_TOKEN is no token");
+    assert_fails(NAME, &quick, "the token in HF_TOKEN is not valid");
     assert_null(strstr(err.text, "hf_x"));
     unsetenv("HF_TOKEN");
     snprintf(path, sizeof path, "%s/token", dir); // HF_HOME/token
@@ -679,9 +679,9 @@ static void hostile_listings(void **state) {
     static const char *const table[][2] = {
         {"", "'config.json' arrived damaged"}, /* the control: only the corrupt flag is wrong */
         {"no JSON", "the hub's listing"},
-        {"[]", "no listing of a repository"},
-        {"{\"sha\":\"../../x\",\"siblings\":[]}", "no listing of a repository"},
-        {"{\"sha\":\"" COMMIT_A "\",\"siblings\":7}", "no listing of a repository"},
+        {"[]", "not a listing of a repository"},
+        {"{\"sha\":\"../../x\",\"siblings\":[]}", "not a listing of a repository"},
+        {"{\"sha\":\"" COMMIT_A "\",\"siblings\":7}", "not a listing of a repository"},
         {FILES(""), "no model and no adapter"},
         {FILES("7"), "a file without a name"},
         {FILES("{\"rfilename\":\"../../.bashrc\",\"size\":1," BLOB "}"), "'../../.bashrc'"},
@@ -805,7 +805,7 @@ static void nobody_there(void **state) {
                                       "https://x?y"};
     for (size_t i = 0; i < ARRAY_LEN(bad); i++) {
         setenv("HF_ENDPOINT", bad[i], 1);
-        assert_fails(NAME, &quick, "HF_ENDPOINT is no address of a hub");
+        assert_fails(NAME, &quick, "HF_ENDPOINT is not the address of a hub");
         assert_null(strstr(err.text, "secret"));
     }
 }

@@ -313,7 +313,7 @@ static void test_html(void **state) {
     document_is(document_read_html, "", "", "");
     struct buf t = {0};
     assert_int_equal(document_read_html("a\xff", 2, &t, &t, &err), ERR_FORMAT);
-    assert_non_null(strstr(err.text, "byte 1 is no UTF-8"));
+    assert_non_null(strstr(err.text, "byte 1 is not UTF-8"));
     assert_int_equal(document_read_html("a\0b", 3, &t, &t, &err), ERR_FORMAT);
 }
 
@@ -578,7 +578,7 @@ static void test_other_databases(void **state) {
     store_close(s);
     assert_null(knowledge_open(db, true, &err));
     assert_int_equal(err.code, ERR_MISMATCH);
-    assert_non_null(strstr(err.text, "is no knowledge base"));
+    assert_non_null(strstr(err.text, "is not a knowledge base"));
     file_put("text.db", "this is a text that is no database at all, and longer than a header is");
     assert_null(knowledge_open(path_of("text.db"), true, &err));
     assert_null(knowledge_open(path_of("none.db"), false, &err));

@@ -986,7 +986,7 @@ static void test_gguf_lies_tensors(void **state) {
     put_head(&b, 3, 2, 0), put_tensor(&b, "t", 4, 4, 0, 0), put_tensor(&b, "t", 4, 4, 0, 64);
     refuse_gguf(&b, 128, "'t' appears twice");
     put_head(&b, 3, 1, 0), put_tensor(&b, "t", 4, 4, 0, 0),
-        refuse_gguf(&b, 32, "'t' lies outside the file");
+        refuse_gguf(&b, 32, "'t' is outside the file");
     put_head(&b, 3, 1, 0), put_tensor(&b, "t", 4, 4, 0, 0), refuse_gguf(&b, 128, "64 bytes follow");
     static const uint64_t dims[][2] = {{(uint64_t)1 << 32, (uint64_t)1 << 32},
                                        {UINT64_MAX, 2},

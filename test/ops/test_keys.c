@@ -921,7 +921,7 @@ static const struct damage {
     {"UPDATE logs SET event = substr(event, 1, length(event) / 2) WHERE seq = 2", "event 2 of"},
     {"UPDATE logs SET event = '' WHERE seq = 1", "event 1 of"},
     {"UPDATE logs SET event = '[]' WHERE seq = 1", "event 1 of"},
-    {"DELETE FROM logs WHERE seq = 2", "those before it are gone"},
+    {"DELETE FROM logs WHERE seq = 2", "earlier events are missing"},
     {"UPDATE logs SET event = json_set(event, '$.seq', 7) WHERE seq = 2", "event 2 of"},
     {"UPDATE logs SET event = json_set(event, '$.op', 'grant') WHERE seq = 2", "neither"},
     {"UPDATE logs SET event = json_remove(event, '$.quota') WHERE seq = 1", "quota"},
@@ -944,14 +944,14 @@ static const struct damage {
      "twice"},
     {"UPDATE logs SET event = json_set(event, '$.id', 'key-0') WHERE seq = 3", "event 3 of"},
     {"UPDATE logs SET event = json_set(event, '$.at', 0) WHERE seq = 3", "event 3 of"},
-    {"UPDATE documents SET value = substr(value, 1, 20)", "has used is damaged"},
-    {"UPDATE documents SET value = json_set(value, '$.all.requests', -5)", "has used is damaged"},
+    {"UPDATE documents SET value = substr(value, 1, 20)", "the usage of API key"},
+    {"UPDATE documents SET value = json_set(value, '$.all.requests', -5)", "the usage of API key"},
     {"UPDATE documents SET value = json_set(value, '$.all.requests', 1e300)",
-     "has used is damaged"},
+     "the usage of API key"},
     {"UPDATE documents SET value = json_set(value, '$.day', 9007199254740993)",
-     "has used is damaged"},
-    {"UPDATE documents SET value = json_remove(value, '$.today.requests')", "has used is damaged"},
-    {"UPDATE documents SET value = json_set(value, '$.free', 1)", "has used is damaged"},
+     "the usage of API key"},
+    {"UPDATE documents SET value = json_remove(value, '$.today.requests')", "the usage of API key"},
+    {"UPDATE documents SET value = json_set(value, '$.free', 1)", "the usage of API key"},
 };
 
 static void test_damage_is_refused(void **state) {
@@ -1008,7 +1008,7 @@ static void test_failed_writes_are_kept(void **state) {
     for (int i = 0; i < 3; i++) {
         keys_record_usage(k, answer.id, 10, 1, NOON);
         assert_int_equal(keys_sync(k, &err), ERR_FORMAT);
-        has(err.text, "has used is damaged");
+        has(err.text, "the usage of API key");
     }
     assert_int_equal(listed(k, 0, "all", "prompt_tokens"), 40);
     tamper("UPDATE documents SET value = json_remove(value, '$.free')");

@@ -201,15 +201,14 @@ static void test_text(void **state) {
 static void test_counter_in_both_formats(void **state) {
     (void)state;
     expect_family("shoal_requests_received_total", false,
-                  "# HELP shoal_requests_received_total Requests that came in, whatever became of "
-                  "them.\n"
+                  "# HELP shoal_requests_received_total Requests received, with any outcome.\n"
                   "# TYPE shoal_requests_received_total counter\n"
                   "shoal_requests_received_total 0\n");
     struct metric *c = metric_get(m, METRIC_RECEIVED);
     metric_add(c, 1234567);
     metric_add(c, 0.5);
     expect_family("shoal_requests_received", true,
-                  "# HELP shoal_requests_received Requests that came in, whatever became of them.\n"
+                  "# HELP shoal_requests_received Requests received, with any outcome.\n"
                   "# TYPE shoal_requests_received counter\n"
                   "shoal_requests_received_total 1234567.5\n");
     assert_true(ends_with(read_text(true), "\n# EOF\n"));

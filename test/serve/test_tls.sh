@@ -36,12 +36,12 @@ refused() {
     elif grep -q no-model "$tmp/err"; then bad "$name" "the model came first"
     else ok "$name"; fi
 }
-refused "another certificate's key" "are no certificate and its own key" --tls-cert "$tmp/a.pem" --tls-key "$tmp/b.key"
+refused "another certificate's key" "are not a certificate and its key" --tls-cert "$tmp/a.pem" --tls-key "$tmp/b.key"
 refused "a key without a certificate" "both --tls-cert and --tls-key" --tls-key "$tmp/a.key"
 refused "a certificate without a key" "both --tls-cert and --tls-key" --tls-cert "$tmp/a.pem"
 refused "a missing key" "cannot open '$tmp/none.key'" --tls-cert "$tmp/a.pem" --tls-key "$tmp/none.key"
 printf 'this is no PEM\n' >"$tmp/text"
-refused "a certificate that is none" "are no certificate and its own key" --tls-cert "$tmp/text" --tls-key "$tmp/a.key"
+refused "a certificate that is none" "are not a certificate and its key" --tls-cert "$tmp/text" --tls-key "$tmp/a.key"
 if [ "$(id -u)" = 0 ]; then echo "skip an unreadable key: root reads everything"
 else
     cp "$tmp/a.key" "$tmp/closed.key"

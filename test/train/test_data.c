@@ -343,7 +343,7 @@ static void test_weights(void **state) {
         char *bad = xasprintf(
             "{\"messages\":[{\"role\":\"assistant\",\"content\":\"x\",\"weight\":%s}]}", wrong[i]);
         assert_int_equal(load(&d, bad, 0), ERR_FORMAT);
-        assert_non_null(strstr(err.text, "'weight' of a turn is 0 or 1"));
+        assert_non_null(strstr(err.text, "'weight' must be 0 or 1"));
         free(bad);
     }
 }

@@ -163,14 +163,14 @@ static void test_unfinished(void **state) {
 static void test_wrong_rules_are_refused(void **state) {
     (void)state;
     static const char *const cases[][2] = {
-        {"--require (", "is no regular expression"},
-        {"--forbid a{2,1}", "is no regular expression"},
+        {"--require (", "is not a regular expression"},
+        {"--forbid a{2,1}", "is not a regular expression"},
         {"--language fr", "there are ja, zh, en, ko"},
-        {"--max-perplexity x", "is no bound"},
-        {"--max-perplexity 0", "is no bound"},
-        {"--max-perplexity 101%", "is no bound"},
-        {"--min-perplexity 5%%", "is no bound"},
-        {"--min-perplexity nan", "is no bound"},
+        {"--max-perplexity x", "is not a bound"},
+        {"--max-perplexity 0", "is not a bound"},
+        {"--max-perplexity 101%", "is not a bound"},
+        {"--min-perplexity 5%%", "is not a bound"},
+        {"--min-perplexity nan", "is not a bound"},
         {"--json-schema test/cases/synth.txt", "synth.txt"},
         {"--json-schema nowhere.json", "nowhere.json"},
         {"--held-out nowhere.jsonl", "nowhere.jsonl"},

@@ -327,7 +327,7 @@ static const struct refusal {
     const char *spaces, *reset, *step, *says;
     bool taught;
 } refusals[] = {
-    {"[]", NULL, NULL, "spaces: its answer is no object", false},
+    {"[]", NULL, NULL, "spaces: its answer is not an object", false},
     {"nonsense", NULL, NULL, "its answer", false},
     {"{\"error\":\"no \\u001b[31m licence\"}", NULL, NULL, "it says: no \xef\xbf\xbd[31m licence",
      false},
@@ -347,17 +347,17 @@ static const struct refusal {
      "'said' has 2 names for 1 actions", false},
     {"{\"possible_agents\":[\"a\"],\"actions\":[\"x\"],\"max_steps\":0}", NULL, NULL,
      "'max_steps' must be", false},
-    {TWO, "[]", NULL, "world 0, reset: its answer is no object", false},
+    {TWO, "[]", NULL, "world 0, reset: its answer is not an object", false},
     {TWO, "{}", NULL, "no 'observations'", false},
     {TWO, "{\"observations\":{}}", NULL, "nobody is there", false},
-    {TWO, "{\"observations\":{\"c\":\"x\"}}", NULL, "'c' is no possible agent, but in observations",
-     false},
-    {TWO, "{\"observations\":{\"a\":[1,2]}}", NULL, "the observation of 'a' is no text", false},
-    {TWO, "{\"observations\":{\"a\":\"x\"},\"infos\":{\"a\":1}}", NULL, "info of 'a' is no object",
-     false},
+    {TWO, "{\"observations\":{\"c\":\"x\"}}", NULL,
+     "'c' is not a possible agent, but in observations", false},
+    {TWO, "{\"observations\":{\"a\":[1,2]}}", NULL, "the observation of 'a' is not text", false},
+    {TWO, "{\"observations\":{\"a\":\"x\"},\"infos\":{\"a\":1}}", NULL,
+     "info of 'a' is not an object", false},
     {TWO, "{\"observations\":{\"a\":\"x\"},\"infos\":{\"b\":{}}}", NULL, "an info, but no", false},
     {TWO, "{\"observations\":{\"a\":\"x\"},\"infos\":{\"a\":{\"prompt\":3}}}", NULL,
-     "prompt of 'a' is no text", false},
+     "prompt of 'a' is not text", false},
     {TWO, "{\"observations\":{\"a\":\"\"},\"infos\":{\"a\":{\"prompt\":\"\"}}}", NULL, "is empty",
      false},
     {TWO, BOTH, NULL, "the info of 'a' names no 'teacher'", true},
@@ -369,7 +369,8 @@ static const struct refusal {
     {TWO, BOTH, PAID(XY, "{\"a\":1,\"b\":\"1\"}", NO, NO), "the reward of 'b' is no number", false},
     {TWO, BOTH, PAID(XY, "{\"a\":1,\"b\":NaN}", NO, NO), "its answer", false},
     {TWO, BOTH, PAID(XY, "{\"a\":1,\"b\":-2e9}", NO, NO), "the reward of 'b' is -2e+09", false},
-    {TWO, BOTH, PAID(XY, "{\"a\":1,\"b\":1,\"c\":1}", NO, NO), "'c' is no possible agent", false},
+    {TWO, BOTH, PAID(XY, "{\"a\":1,\"b\":1,\"c\":1}", NO, NO), "'c' is not a possible agent",
+     false},
     {TWO, "{\"observations\":{\"a\":\"x\"}}", PAID(XY, ONES, NO, NO),
      "'b' did not act, but is in observations", false},
     {TWO, BOTH, PAID(XY, ONES, "{\"a\":false}", NO), "'b' in 'terminations' is missing", false},
@@ -408,7 +409,7 @@ static void test_too_much(void **state) {
     memset(text, 'x', ENV_PROMPT + 1);
     char *reset = xasprintf("{\"observations\":{\"a\":\"%s\"}}", text);
     char *name = xasprintf("{\"possible_agents\":[\"%.65s\"],\"actions\":[\"x\"]}", text);
-    refused(&(struct refusal){TWO, reset, NULL, "what 'a' is told has 4097 bytes, more than 4096",
+    refused(&(struct refusal){TWO, reset, NULL, "the text for 'a' has 4097 bytes, more than 4096",
                               false});
     refused(&(struct refusal){name, NULL, NULL, "has 65 bytes", false});
     free(text);

@@ -335,13 +335,13 @@ static void test_pipe_agents_leave(void **state) {
     v = ask_ok(s, "{\"agents\":{}}");
     assert_int_equal(json_array_size(json_object_get(v, "agents")), 0);
     json_decref(v);
-    error_holds(s, "{\"step\":{\"agent_0\":0}}", "nobody is left to act");
+    error_holds(s, "{\"step\":{\"agent_0\":0}}", "no agent is left to act");
     ask_only(s, "{\"reset\":{\"seed\":1,\"options\":{\"steps\":1}}}");
     v = ask_ok(s, "{\"step\":{\"agent_0\":0,\"agent_1\":1,\"agent_2\":2}}");
     assert_true(json_is_false(json_object_get(json_object_get(v, "terminations"), "agent_2")));
     assert_true(json_is_true(json_object_get(json_object_get(v, "truncations"), "agent_2")));
     json_decref(v);
-    error_holds(s, "{\"step\":{}}", "nobody is left to act");
+    error_holds(s, "{\"step\":{}}", "no agent is left to act");
     world_server_free(s);
 }
 

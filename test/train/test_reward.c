@@ -725,7 +725,7 @@ static void test_pairs(void **state) {
         {"{\"prompt\": \"a\", \"chosen\": \"b\", \"rejected\": []}", NULL, "the form of 'chosen'"},
         {"{\"prompt\": [{\"role\": \"user\", \"content\": \"a\"}], \"chosen\": [], \"rejected\": "
          "[]}",
-         NULL, "no turn of the assistant"},
+         NULL, "no assistant turn after the shared prompt"},
         {"{\"prompt\": [{\"role\": \"user\"}], \"chosen\": \"b\", \"rejected\": \"c\"}", NULL,
          "'prompt[0].content' is missing"},
         {"[]", NULL, "holds no pair"},

@@ -94,7 +94,7 @@ bench: deps all
 	    build/shoal bench --shape smollm-135m --quant $$quant --history bench/history.csv || exit 1; done
 	$(Q)build/shoal bench --model models/fry --history bench/history.csv
 	$(Q)build/shoal bench --quant q4_0 --what noise --history bench/history.csv
-	$(Q)build/shoal bench --what memory --quant nf4 --kv i8 --lora i8 --targets q_proj,v_proj
+	$(Q)build/shoal bench --what memory --quant nf4 --kv-cache-dtype i8 --lora-dtype i8 --targets q_proj,v_proj
 
 # Shoal beside llama.cpp, in turn.
 bench-peers: deps all

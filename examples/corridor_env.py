@@ -1,7 +1,7 @@
 r"""An environment of its own in which Shoal's agents learn: corridors with a treasure at one end.
 
-    shoal world models/fry --env-pipe 'python3 examples/corridor_env.py' --worlds 8 --minds 1 --generations 8 \
-        --every 2 --batch 16 --lr 3e-3 --temperature 3 --entropy 0.1 --warmup 10 --held-out 8
+    shoal world models/fry --env-pipe 'python3 examples/corridor_env.py' --num-envs 8 --num-adapters 1 --generations 8 \
+        --update-interval 2 --batch-size 16 --lr 3e-3 --temperature 3 --entropy-coef 0.1 --warmup-steps 10 --eval-maps 8
 
 Each of four agents stands in a corridor of its own and is told its place, a letter from `a` to `e`, and whether the
 treasure lies at the left end or the right one, `<` or `>`. Who opens there is paid 1 and gets another corridor; all else

@@ -63,13 +63,13 @@ recipe() {
 tasks: [$family]
 retain: [$(without "$family" "$hard")]
 rounds: 0
-working: false
+chain_of_thought: false
 curve: false
 test_items: $n
 retain_items: ${RETAIN:-500}
 save: best
 train: {r: 8, lr: 0.003, bsz: 12, grad_accum: 1, max_steps: 150, lora_dropout: 0}
-fitness: {items: $items, measure: probability, performance: 1, cooperation: 0, novelty: 0}
+fitness: {items: $items, metric: probability, performance: 1, cooperation: 0, novelty: 0}
 END
     lr=0.003 updates=120
     case $1-$family in
@@ -78,28 +78,28 @@ END
     hybrid-route) updates=200 ;;
     es-*) updates=0 ;;
     esac
-    coefficients="evolve: {search: coefficients, flops: $flops, generations: 1000"
+    coefficients="evolve: {search: coefficients, max_flops: $flops, generations: 1000"
     # what these make has to be made, by SVDs that cost more than the questions: so many fit
-    made="evolve: {search: coefficients, flops: $flops, generations: 6"
+    made="evolve: {search: coefficients, max_flops: $flops, generations: 6"
     cma="search: {searcher: cma, sigma: 0.1}"
-    learner="flops: $flops, learn: $data/learn.jsonl"
+    learner="max_flops: $flops, finetune_data: $data/learn.jsonl"
     case $1 in
     founder) echo "evolve: {search: none}" ;;
-    soup) echo "evolve: {search: merge, merge: delta}" ;;
-    ties) echo "$made, merge: delta_ties}" && echo "$cma" ;;
-    dare) echo "$made, merge: delta_dare_ties}" && echo "$cma" ;;
+    soup) echo "evolve: {search: merge, merge_operator: delta}" ;;
+    ties) echo "$made, merge_operator: delta_ties}" && echo "$cma" ;;
+    dare) echo "$made, merge_operator: delta_dare_ties}" && echo "$cma" ;;
     cma) echo "$coefficients}" && echo "$cma" ;;
     pso) echo "$coefficients}" && echo "search: {searcher: pso}" ;;
     ga) cat <<END ;;
 evolve:
-  {search: breed, flops: $flops, generations: 1000, population: 10, elites: 1, selection: roulette, mutate: 0.3,
+  {search: breed, max_flops: $flops, generations: 1000, population: 10, elites: 1, selection: roulette, mutation_rate: 0.3,
    crossovers: [delta, delta_ties, delta_dare, delta_dare_ties], mutations: [noise]}
 END
     gradient) echo "evolve: {search: gradient, $learner}" ;;
     es) echo "evolve: {search: es, $learner}" && echo "es: {population: 16, sigma: 0.01}" ;;
-    hybrid) echo "$coefficients, rank: 16, burst: $updates, learn: $data/learn.jsonl}" && echo "$cma" ;;
+    hybrid) echo "$coefficients, rank: 16, finetune_steps: $updates, finetune_data: $data/learn.jsonl}" && echo "$cma" ;;
     esac
-    echo "learn: {lr: $lr, max_steps: $updates, bsz: 16, grad_accum: 1, lora_dropout: 0}"
+    echo "finetune: {lr: $lr, max_steps: $updates, bsz: 16, grad_accum: 1, lora_dropout: 0}"
 }
 
 # run METHOD, unless it is done.

@@ -53,6 +53,6 @@ END
     echo "### Split evidence"
     echo
     echo "Every agent sees a third of the facts. A vote without communication cannot determine the answer; a debate can."
-    debate --agents "$work/talker" "$work/talker" "$work/talker" --tasks largest,earliest --n "$n" --working=false
+    debate --agents "$work/talker" "$work/talker" "$work/talker" --tasks largest,earliest --n "$n" --chain-of-thought=false
 } >"$work/part.md"
 sh scripts/results-part.sh "Debates" <"$work/part.md"

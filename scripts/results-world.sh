@@ -16,18 +16,18 @@ mkdir -p "$runs"
 
 # What a group's runs are told beside what all are told.
 flags() {
-    rewards="--every 2 --batch 16 --share 1 --lr 2e-3 --entropy 0.03"
+    rewards="--update-interval 2 --batch-size 16 --shared-experience-fraction 1 --lr 2e-3 --entropy-coef 0.03"
     twice="--generations $((2 * generations))" # nobody shows them how: they need longer
-    teacher="--learn clone --every 2 --batch 8 --replay-share 1"
+    teacher="--learn clone --update-interval 2 --batch-size 8 --replay-fraction 1"
     case $1 in
     both) echo "$rewards $twice" ;;
     online) echo "$rewards $twice --no-breed" ;;
     evolution) echo "$twice --learn none" ;;
     frozen) echo "--learn none --no-breed --generations 1" ;;
-    untrained) echo "--learn none --no-breed --spread 0 --generations 1" ;;
+    untrained) echo "--learn none --no-breed --init-noise 0 --generations 1" ;;
     taught) echo "$teacher" ;;
     taught_online) echo "$teacher --no-breed" ;;
-    one_taught) echo "--learn clone --minds 1 --no-breed --spread 0 --every 2 --batch 64 --buffer 20000" ;;
+    one_taught) echo "--learn clone --num-adapters 1 --no-breed --init-noise 0 --update-interval 2 --batch-size 64 --buffer-size 20000" ;;
     esac
 }
 
@@ -37,7 +37,7 @@ for seed in $seeds; do
         echo "$group-s$seed" >&2
         # shellcheck disable=SC2046
         "$shoal" world "$base" --exact --quiet --threads "${THREADS:-0}" --seed "$seed" --generations "$generations" \
-            --held-out "$held" --runs "$work/db" --out "$runs/$group-s$seed" $(flags "$group") >/dev/null
+            --eval-maps "$held" --runs "$work/db" --out "$runs/$group-s$seed" $(flags "$group") >/dev/null
         touch "$runs/$group-s$seed/done"
     done
 done
@@ -47,10 +47,10 @@ for seed in $seeds; do
     for group in $groups; do
         to="$work/final/$group-s$seed"
         [ -f "$to/done" ] && continue
-        case $group in one_*) minds="--minds 1" ;; *) minds="" ;; esac
+        case $group in one_*) minds="--num-adapters 1" ;; *) minds="" ;; esac
         # shellcheck disable=SC2086
         "$shoal" world "$base" --exact --quiet --threads "${THREADS:-0}" --adapter "$runs/$group-s$seed" $minds --learn none --no-breed \
-            --spread 0 --generations 0 --held-out "$final" --runs "$work/db" --out "$to" >/dev/null
+            --init-noise 0 --generations 0 --eval-maps "$final" --runs "$work/db" --out "$to" >/dev/null
         touch "$to/done"
     done
 done

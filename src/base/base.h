@@ -454,6 +454,10 @@ int options_parse_with_origin(const struct option_row *rows, void *out, int argc
  * other programs may set variables too. */
 int options_from_env(const struct option_row *rows, void *out, const char *prefix,
                      char *const *environment, struct option_origin *origin, struct error *err);
+/* Appends the name of a variable of `environment` that sets the row, by any of its names; false:
+ * there is none. */
+bool option_env_source(const struct option_row *rows, const struct option_row *row,
+                       const char *prefix, char *const *environment, struct buf *b);
 /* Sets rows from one section of a configuration file; an absent section changes nothing. A list's
  * items are the lines with that key. Errors begin "FILE:LINE: "; `who` names the owner of the
  * section in them. */
@@ -466,8 +470,10 @@ int options_from_config(const struct option_row *rows, void *out, const struct c
 bool option_text(const struct option_row *row, const void *out, struct buf *b);
 /* Appends SHOAL_SERVE_MAX_TOKENS for "SHOAL_SERVE" and "max-tokens". */
 void option_env_name(const char *prefix, const char *name, struct buf *b);
-/* The option with this name or alias; NULL if unknown. */
+/* The option with this name, alias or former name; NULL if unknown. */
 const struct option_row *option_find(const struct option_row *rows, const char *name);
+/* The name under which results and records hold the option's value: the one of version 0.1. */
+const char *option_stored_name(const struct option_row *row);
 /* The option name closest to `name`, for "did you mean", or NULL. */
 const char *option_suggest(const struct option_row *rows, const char *name);
 /* The closest of n names, or NULL. */
@@ -513,6 +519,7 @@ struct yaml {
     char *path;
     json_t *root;
     json_t *lines;
+    bool stored; /* written by the program: renamed options get no note */
 };
 int yaml_load(struct yaml *y, const char *path, struct error *err);
 /* Parses a text; `path` names it in errors. */

@@ -1,4 +1,4 @@
-/* Inside base: temporaries left by killed processes, and the check of paths. */
+/* Inside base: temporaries left by killed processes, the check of paths, and renamed options. */
 #ifndef SHOAL_FOLDER_H
 #define SHOAL_FOLDER_H
 
@@ -11,5 +11,11 @@ bool tempfile_claim(int fd, const char *tmp);
 void tempfile_remove_stale(const char *path);
 /* The result of path_access_hook; OK if no hook is set. */
 int path_access_check(const char *path, enum path_use use, struct error *err);
+
+/* Whether the first n bytes of `a` are the name `b`; '-' and '_' are equal. */
+bool option_name_equal(const char *a, const char *b, size_t n);
+/* The row that had this name in version 0.1, or NULL; `note` tells people about it, once each. */
+const struct option_row *option_find_renamed(const struct option_row *rows, const char *name,
+                                             size_t len, bool note);
 
 #endif

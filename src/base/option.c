@@ -12,7 +12,7 @@
  * list; within one command line repeats add up.
  */
 #define _GNU_SOURCE
-#include "base/base.h"
+#include "base/internal.h"
 
 #include <errno.h>
 #include <math.h>
@@ -194,7 +194,7 @@ void options_release(const struct option_row *rows, void *out) {
 }
 
 /* '-' and '_' are equal. */
-static bool name_equal(const char *a, const char *b, size_t n) {
+bool option_name_equal(const char *a, const char *b, size_t n) {
     for (size_t i = 0; i < n; i++) {
         char x = a[i] == '_' ? '-' : a[i], y = b[i] == '_' ? '-' : b[i];
         if (x != y || x == '\0') return false;
@@ -202,14 +202,16 @@ static bool name_equal(const char *a, const char *b, size_t n) {
     return b[n] == '\0';
 }
 
-/* The row with this name, or the one that an alias of this name refers to. */
+/* The row with this name, the one that an alias of this name refers to, or the one that had this
+ * name in an earlier version; the last with a note. */
 static const struct option_row *row_find(const struct option_row *rows, const char *name,
-                                         size_t len) {
+                                         size_t len, bool note) {
     for (const struct option_row *row = rows; row->name; row++) {
-        if (!name_equal(name, row->name, len)) continue;
-        return row->type == OPT_ALIAS ? row_find(rows, row->fallback, strlen(row->fallback)) : row;
+        if (!option_name_equal(name, row->name, len)) continue;
+        return row->type == OPT_ALIAS ? row_find(rows, row->fallback, strlen(row->fallback), note)
+                                      : row;
     }
-    return NULL;
+    return option_find_renamed(rows, name, len, note);
 }
 
 enum { NAME_MAX_LEN = 63 };
@@ -316,10 +318,10 @@ static int flag_take(struct command_line *c, const char *arg) {
     const char *name = arg + dashes, *value = strchr(name, '=');
     size_t len = strcspn(name, "=");
     if (dashes == 1 && len != 1) return flag_unknown(c, name, len, arg);
-    const struct option_row *row = row_find(c->rows, name, len);
+    const struct option_row *row = row_find(c->rows, name, len, true);
     bool negated = false;
     if (!row && is_negated(name, len)) {
-        row = row_find(c->rows, name + 3, len - 3);
+        row = row_find(c->rows, name + 3, len - 3, true);
         negated = row && row->type == OPT_BOOL;
         if (!negated) row = NULL;
     }
@@ -376,7 +378,7 @@ int options_parse(const struct option_row *rows, void *out, int argc, char **arg
 /* the environment and configuration files */
 
 const struct option_row *option_find(const struct option_row *rows, const char *name) {
-    return row_find(rows, name, strlen(name));
+    return row_find(rows, name, strlen(name), false);
 }
 
 const char *name_suggest(const char *const *names, int n, const char *name) {
@@ -414,24 +416,26 @@ static int variable_set(const struct option_row *row, void *out, const char *tex
     return OK;
 }
 
-/* The value of a variable of this name in NAME=VALUE, or NULL. */
-static const char *variable_value(const char *variable, const char *name) {
-    size_t n = strlen(name);
-    return strncmp(variable, name, n) == 0 && variable[n] == '=' ? variable + n + 1 : NULL;
+static char lower(char c) {
+    return c == '_' ? '-' : c >= 'A' && c <= 'Z' ? (char)(c - 'A' + 'a') : '?';
+}
+
+/* The option that PREFIX_NAME=VALUE sets, in lower case with '-'; malloc'ed. */
+static char *variable_option(const char *prefix, const char *variable) {
+    const char *from = variable + strlen(prefix) + 1;
+    char *name = xstrndup(from, strcspn(from, "="));
+    for (char *p = name; *p; p++) *p = *p >= '0' && *p <= '9' ? *p : lower(*p);
+    return name;
 }
 
 static void variable_unknown(const struct option_row *rows, const char *prefix,
-                             const char *variable) {
-    size_t n = strlen(prefix) + 1;
-    char *name = strndup(variable + n, strcspn(variable + n, "="));
-    for (char *p = name; name && *p; p++) *p = *p >= 'A' && *p <= 'Z' ? (char)(*p + 'a' - 'A') : *p;
-    const struct option_row *near = name ? row_nearest(rows, name, strlen(name)) : NULL;
+                             const char *variable, const char *name) {
+    const char *near = option_suggest(rows, name);
     struct buf b = {0};
-    if (near) option_env_name(prefix, near->name, &b);
+    if (near) option_env_name(prefix, near, &b);
     log_warn("the variable %.*s sets nothing%s%s%s", (int)strcspn(variable, "="), variable,
              near ? "; did you mean " : "", near ? b.data : "", near ? "?" : "");
     buf_release(&b);
-    free(name);
 }
 
 int options_from_env(const struct option_row *rows, void *out, const char *prefix,
@@ -439,25 +443,37 @@ int options_from_env(const struct option_row *rows, void *out, const char *prefi
     size_t len = strlen(prefix);
     int rc = OK;
     for (; rc == OK && *environment; environment++) {
-        const char *value = NULL;
-        if (strncmp(*environment, prefix, len) != 0 || (*environment)[len] != '_') continue;
-        const struct option_row *row = rows;
-        struct buf name = {0};
-        for (; row->name && !value; row++) {
-            name.len = 0;
-            option_env_name(prefix, row->name, &name);
-            value = variable_value(*environment, name.data);
-        }
-        if (!value) {
-            variable_unknown(rows, prefix, *environment);
-        } else if (*value) {
-            row = option_find(rows, row[-1].name);
-            rc = variable_set(row, out, value, name.data, err);
+        const char *variable = *environment, *value = strchr(variable, '=');
+        if (strncmp(variable, prefix, len) != 0 || variable[len] != '_' || !value) continue;
+        char *name = variable_option(prefix, variable);
+        const struct option_row *row = row_find(rows, name, strlen(name), true);
+        if (!row) {
+            variable_unknown(rows, prefix, variable, name);
+        } else if (value[1]) {
+            char *who = xstrndup(variable, (size_t)(value - variable));
+            rc = variable_set(row, out, value + 1, who, err);
             if (origin) origin[row - rows] = (struct option_origin){OPTION_FROM_ENV, 0};
+            free(who);
         }
-        buf_release(&name);
+        free(name);
     }
     return rc;
+}
+
+bool option_env_source(const struct option_row *rows, const struct option_row *row,
+                       const char *prefix, char *const *environment, struct buf *b) {
+    size_t len = strlen(prefix);
+    bool found = false;
+    for (; !found && *environment; environment++) {
+        const char *variable = *environment, *value = strchr(variable, '=');
+        if (strncmp(variable, prefix, len) != 0 || variable[len] != '_' || !value || !value[1])
+            continue;
+        char *name = variable_option(prefix, variable);
+        found = option_find(rows, name) == row;
+        if (found) buf_add(b, variable, (size_t)(value - variable));
+        free(name);
+    }
+    return found;
 }
 
 static int entry_unknown(const struct option_row *rows, const char *path,
@@ -470,7 +486,7 @@ static int entry_unknown(const struct option_row *rows, const char *path,
 
 static int entry_set(const struct option_row *rows, void *out, const char *path,
                      const struct config_entry *e, const char *who, int *lines, struct error *err) {
-    const struct option_row *row = option_find(rows, e->key);
+    const struct option_row *row = row_find(rows, e->key, strlen(e->key), true);
     if (!row) return entry_unknown(rows, path, e, who, err);
     int *line = &lines[row - rows];
     if (*line && !row_is_list(row))
@@ -631,7 +647,7 @@ static int key_unknown(const struct recipe *r, const char *name, int line) {
 /* One key: a row's value, or a mapping whose keys continue the name, so that "lora: {rank: 8}" is
  * lora_rank. */
 static int key_apply(const struct recipe *r, const char *path, const char *name, const json_t *v) {
-    const struct option_row *row = row_find(r->rows, name, strlen(name));
+    const struct option_row *row = row_find(r->rows, name, strlen(name), !r->doc->stored);
     int line = yaml_line(r->doc, path);
     if (!row)
         return json_is_object(v) && json_object_size(v) ? recipe_apply(r, v, path, name)

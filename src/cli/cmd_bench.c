@@ -48,10 +48,10 @@ static const struct option_row rows[] = {
      "as in 'shoal model new'"},
     {"quant", OPT_STRING, offsetof(struct options, quant), "q8_0", 0, 0, "TYPE",
      "weight type of the shape: bf16, q8_0, q4_0, nf4 …"},
-    {"lora", OPT_STRING, offsetof(struct options, lora), "i8", 0, 0, "ELEM",
-     "adapters are held as f32, bf16, f16 or i8"},
-    {"kv", OPT_STRING, offsetof(struct options, kv), "f32", 0, 0, "ELEM",
-     "the KV cache is held as f32, bf16, f16 or i8"},
+    {"lora-dtype", OPT_STRING, offsetof(struct options, lora), "i8", 0, 0, "ELEM",
+     "number format of adapters: f32, bf16, f16 or i8"},
+    {"kv-cache-dtype", OPT_STRING, offsetof(struct options, kv), "f32", 0, 0, "ELEM",
+     "number format of the KV cache: f32, bf16, f16 or i8"},
     {"what", OPT_STRING, offsetof(struct options, what), "peak,bandwidth,prefill,decode,serve", 0,
      0, "LIST",
      "peak, bandwidth, prefill, decode, serve, pool, noise, es, population, memory, train, world, "
@@ -1065,7 +1065,7 @@ const struct cli_command cmd_bench = {
     .summary = "tokens a second on a known shape, with and without adapters",
     .about =
         "  shoal bench --shape smollm-135m --quant q8_0 --json\n"
-        "  shoal bench --what memory --quant nf4 --kv i8 --targets q_proj,v_proj\n"
+        "  shoal bench --what memory --quant nf4 --kv-cache-dtype i8 --targets q_proj,v_proj\n"
         "  shoal bench --world --model models/fry --set worlds=64 minds=256\n"
         "  shoal bench --what train --shape smollm-135m --quant bf16 --samples 4 --tokens 512\n\n"
         "serve: 20 requests at once of 64 tokens in and 64 out, with no adapter, one for all, 20\n"

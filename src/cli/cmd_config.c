@@ -6,6 +6,7 @@
 
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 static const char *const from_names[] = {[OPTION_FROM_DEFAULT] = "default",
                                          [OPTION_FROM_FILE] = "file",
@@ -14,15 +15,11 @@ static const char *const from_names[] = {[OPTION_FROM_DEFAULT] = "default",
                                          [OPTION_FROM_FLAG] = "flag"};
 
 /* The variable that set a value: SHOAL_COMMAND_OPTION overrides SHOAL_ALL_OPTION. */
-static void variable_text(const struct settings *s, const char *name, struct buf *b) {
+static void variable_text(const struct settings *s, const struct option_row *row, struct buf *b) {
     struct buf prefix = {0};
     option_env_name("SHOAL", s->command->name, &prefix);
-    option_env_name(prefix.data, name, b);
-    const char *value = getenv(b->data);
-    if (!value || !*value) {
-        b->len = 0;
-        option_env_name("SHOAL_ALL", name, b);
-    }
+    if (!option_env_source(settings_rows(s), row, prefix.data, environ, b))
+        option_env_source(settings_rows(s), row, "SHOAL_ALL", environ, b);
     buf_release(&prefix);
 }
 
@@ -31,7 +28,7 @@ static void source_text(const struct settings *s, const struct option_row *row,
                         struct option_origin origin, struct buf *b) {
     buf_add(b, "", 0);
     if (origin.from == OPTION_FROM_FILE) buf_printf(b, "%s:%d", s->config.path, origin.line);
-    if (origin.from == OPTION_FROM_ENV) variable_text(s, row->name, b);
+    if (origin.from == OPTION_FROM_ENV) variable_text(s, row, b);
     if (origin.from == OPTION_FROM_RECIPE) buf_puts(b, s->args.v[0]);
 }
 

@@ -72,7 +72,7 @@ static const struct recipe_section sections[] = {{"", evolve_recipe_rows},
                                                  {"fitness", fitness_option_rows},
                                                  {"search", search_option_rows},
                                                  {"race", race_option_rows},
-                                                 {"learn", train_option_rows},
+                                                 {"finetune", train_option_rows},
                                                  {"es", es_option_rows},
                                                  {0}};
 

@@ -414,7 +414,7 @@ const struct cli_command cmd_run = {
              "  shoal run models/fry -p 'yes or' --choices ' no' ' yes'\n"
              "  shoal run models/fry --file questions.jsonl --samples 4 --json --logprobs 3\n"
              "  shoal run model.gguf -p '春は' --adapter critic=0.7,explorer=0.3 --stop '。'\n"
-             "  shoal run model.gguf -p 'Once' --max-memory 300M --kv i8 --record",
+             "  shoal run model.gguf -p 'Once' --max-memory 300M --kv-cache-dtype i8 --record",
     .rows = rows,
     .size = sizeof(struct options),
     .min_args = 1,

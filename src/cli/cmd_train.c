@@ -30,20 +30,21 @@ struct train_command {
 
 /* Flags, and keys at the top level of a recipe. */
 static const struct option_row own_rows[] = {
-    ROW("model", OPT_STRING, model, "MODEL", "the base, where it is not the first argument",
+    ROW("model", OPT_STRING, model, "MODEL", "base model, if it is not the first argument",
         JOB_INPUT),
     ROW("data", OPT_LIST, data, "FILE",
-        "conversations; NAME=FILE several times trains several adapters in one base pass",
+        "conversations; several NAME=FILE train several adapters in one pass of the base model",
         JOB_NAMED),
-    ROW("out", OPT_STRING, out, "DIR", "adapter directory; with several, the folder of them",
-        JOB_OUTPUT),
+    ROW("out", OPT_STRING, out, "DIR",
+        "adapter directory; with several adapters, their parent folder", JOB_OUTPUT),
     {"method", OPT_STRING, offsetof(struct train_command, method), "sft", 0, 0, "NAME",
      "sft; dpo from preferences; reinforce, rloo or grpo from rewards; es: sft without gradients",
      JOB_TEXT},
-    ROW("start", OPT_STRING, start, "DIR", "the adapter that training begins with", JOB_INPUT),
+    ROW("init-adapter", OPT_STRING, start, "DIR",
+        "initial adapter: training starts from its weights", JOB_INPUT),
     ROW("dry-run", OPT_BOOL, dry_run, NULL,
-        "read the data, compute one pass, print what the run would take and its first batch; of "
-        "rewards, sample some completions too"),
+        "read the data, compute one pass, print the plan of the run and its first batch; reward "
+        "methods also sample some completions"),
     GATE_ROWS(struct train_command, gate),
     ALIAS("base-model", "model"),
     ALIAS("model-name-or-path", "model"),

@@ -33,41 +33,37 @@ static const struct option_row own_rows[] = {
     ROW("world", OPT_STRING, world, NULL, 0, 0, "NAME",
         "repaired (the default), seed, or a YAML file: worlds/ has some", JOB_CHOICE),
     ROW("policy", OPT_LIST, policies, NULL, 0, 0, "NAME",
-        "policy that acts: rule (the default), reflex, random, mock; several are compared on the "
+        "policies that act: rule (the default), reflex, random, mock; several are compared on the "
         "same maps",
         JOB_TEXT),
     ROW("policy-pipe", OPT_STRING, policy_pipe, NULL, 0, 0, "CMD",
-        "another program that acts: it reads the observations and writes the actions, one line per "
-        "tick",
+        "program that acts as the policy: reads observations, writes actions, one line per tick",
         JOB_REFUSED),
     ROW("env-pipe", OPT_STRING, env_pipe, NULL, 0, 0, "CMD",
-        "another program that is the world in which the model's minds live: it answers resets and "
-        "steps",
+        "program that acts as the environment of the model's agents: answers reset and step",
         JOB_REFUSED),
     ROW("timeout", OPT_FLOAT, timeout, "10", 0.01, 1e6, "S",
-        "seconds that it may take for an answer"),
-    ROW("agents", OPT_INT, agents, NULL, 0, WORLD_AGENTS, "N",
-        "how many; 20 where it is not given"),
+        "timeout of an answer of that program, in seconds"),
+    ROW("agents", OPT_INT, agents, NULL, 0, WORLD_AGENTS, "N", "number of agents; default 20"),
     ROW("steps", OPT_INT, steps, NULL, 0, TRACE_TICKS, "N",
-        "ticks of a life; 500 where it is not given"),
+        "maximum ticks of an episode; default 500"),
     ROW("maps", OPT_INT, maps, NULL, 0, 100000, "N",
-        "worlds, of seed, seed + 1 and so on; 20 where it is not given, or one that is watched or "
-        "recorded"),
-    ROW("seed", OPT_INT, seed, NULL, 0, 1e15, "N",
-        "seed of the first world; 1 where it is not given"),
+        "number of maps, with seeds SEED, SEED + 1 …; default 20, or 1 with --watch or --record"),
+    ROW("seed", OPT_INT, seed, NULL, 0, 1e15, "N", "seed of the first map; default 1"),
     ROW("watch", OPT_BOOL, watch, NULL, 0, 0, NULL,
-        "show the world live; if stdout is not a terminal, its last picture"),
-    ROW("record", OPT_STRING, record, NULL, 0, 0, "FILE", "write a trace of the world", JOB_OUTPUT),
-    ROW("replay", OPT_STRING, replay, NULL, 0, 0, "FILE", "a trace instead of a new world",
+        "show the world live; without a terminal, print its last state"),
+    ROW("record", OPT_STRING, record, NULL, 0, 0, "FILE", "write a trace of the episode",
+        JOB_OUTPUT),
+    ROW("replay", OPT_STRING, replay, NULL, 0, 0, "FILE", "load a trace instead of a new world",
         JOB_INPUT),
-    ROW("at", OPT_INT, at, "-1", -1, TRACE_TICKS, "TICK", "the tick to enter it at; -1: its last"),
+    ROW("at", OPT_INT, at, "-1", -1, TRACE_TICKS, "TICK",
+        "tick of the trace to load; -1: the last"),
     ROW("continue", OPT_BOOL, on, NULL, 0, 0, NULL,
-        "continue from there with --policy: a fork, which --record writes"),
+        "continue from this tick with --policy; --record writes the fork"),
     ROW("pipe", OPT_BOOL, pipe, NULL, 0, 0, NULL,
-        "the environment for another program: a JSON object a line on stdin and stdout",
-        JOB_REFUSED),
-    ROW("best", OPT_BOOL, best, NULL, 0, 0, NULL, "export: the fittest mind (the default)"),
-    ROW("mind", OPT_STRING, mind, NULL, 0, 0, "NAME", "export: the mind NAME", JOB_TEXT),
+        "serve the environment to another program: JSON lines on stdin and stdout", JOB_REFUSED),
+    ROW("best", OPT_BOOL, best, NULL, 0, 0, NULL, "export: the fittest adapter (the default)"),
+    ROW("adapter-name", OPT_STRING, mind, NULL, 0, 0, "NAME", "export: the adapter NAME", JOB_TEXT),
     {0},
 };
 
@@ -608,7 +604,7 @@ static int options_check(const struct cli_options *c, const struct options *o, b
     if (!model && o->life.dry_run)
         return error_set(err, ERR_USAGE, "--dry-run needs a model: shoal world MODEL");
     if (o->best || o->mind)
-        return error_set(err, ERR_USAGE, "--best and --mind are of 'shoal world export RUN'");
+        return error_set(err, ERR_USAGE, "--best and --adapter-name are of 'shoal world export RUN'");
     if (model && o->pipe) return error_set(err, ERR_USAGE, "--pipe is without a model");
     if (model && simulation_options_check(&o->life.life, err) != OK) return err->code;
     if (o->replay) return replay_check(o, err);
@@ -696,7 +692,7 @@ static int export(const struct options *o, const struct strings *args, struct er
     if (args->n != 2)
         return error_set(err, ERR_USAGE, "export: of which run? name its folder or its id");
     if (o->best && o->mind)
-        return error_set(err, ERR_USAGE, "--best and --mind exclude each other");
+        return error_set(err, ERR_USAGE, "--best and --adapter-name exclude each other");
     return simulation_export_policy(&o->life, args->v[1], o->mind, err);
 }
 
@@ -729,7 +725,7 @@ const struct cli_command cmd_world = {
         "policy (--policy-pipe) or the world in which minds live (--env-pipe). docs/WORLD.md has "
         "the rules, the files and the protocol.\n\n"
         "  shoal world models/fry --agents 20 --size 20 --steps 500 --generations 10\n"
-        "  shoal world models/fry --learn clone --minds 1 --batch 64 --every 2\n"
+        "  shoal world models/fry --learn clone --num-adapters 1 --batch-size 64 --update-interval 2\n"
         "  shoal world models/fry --adapter runs/world-1a2b3c4d --watch\n"
         "  shoal world export runs/world-1a2b3c4d --best --out forager\n"
         "  shoal world compare both online evolution --runs results --out curves.svg\n"
@@ -740,7 +736,7 @@ const struct cli_command cmd_world = {
         "  shoal world --replay life.jsonl --at 120 --continue --policy random --record "
         "fork.jsonl\n"
         "  shoal world --policy-pipe 'python3 examples/world_policy.py'\n"
-        "  shoal world models/fry --env-pipe 'python3 examples/corridor_env.py' --worlds 16",
+        "  shoal world models/fry --env-pipe 'python3 examples/corridor_env.py' --num-envs 16",
     .job_args = (const struct job_args[]){{"export", {JOB_TEXT, JOB_CHOICE}, false},
                                           {"compare", {JOB_TEXT, JOB_NAME}, true},
                                           {NULL, {JOB_INPUT}, false},

@@ -273,8 +273,11 @@ static int sources_read(struct settings *s, int argc, char **argv, struct error 
 /* First parses the line for the files that it names, and for --help. */
 int settings_read(struct settings *s, const struct cli_command *c, int argc, char **argv,
                   struct error *err) {
+    bool quiet = log_quiet;
     settings_make(s, c);
+    log_quiet = true; /* no note before --quiet is known; sources_read parses the line again */
     int rc = line_apply(s, argc, argv, err);
+    log_quiet = quiet || settings_common(s)->quiet;
     if (rc != OK || settings_common(s)->help) return rc;
     /* 'shoal config' reads files itself, and must still explain a wrong one. */
     rc = c == &cmd_config ? OK : file_open(s, err);
@@ -318,7 +321,9 @@ static int settings_diff_defaults(const struct settings *s, const json_t *was, s
     int n = 0;
     for (int i = 0; rows[i].name; i++) {
         const json_t *is = json_object_get(now, rows[i].name);
-        if (!is || !(old = json_object_get(then, rows[i].name)) || json_equal(is, old)) continue;
+        old = json_object_get(then, rows[i].name);
+        if (!old) old = json_object_get(then, option_stored_name(&rows[i]));
+        if (!is || !old || json_equal(is, old)) continue;
         if (settings_origin(s, i).from != OPTION_FROM_DEFAULT) continue;
         const char *x = json_string_value(old), *y = json_string_value(is);
         buf_printf(b, "%s%s's default of '%s' was %s in %s and is %s now", n++ ? "\n" : "",

@@ -20,18 +20,18 @@ struct setup_options {
     { opt, kind, offsetof(type, field), fallback, 0, 0, metavar, __VA_ARGS__ }
 #define SETUP_ROWS(type, field)                                                                    \
     SETUP_ROW("max-memory", OPT_STRING, type, field.max_memory, NULL, "SIZE",                      \
-              "a hard limit as 100M or 2G: planned before anything is loaded", JOB_TEXT),          \
+              "memory limit such as 100M or 2G, checked before anything is loaded", JOB_TEXT),     \
         SETUP_ROW("dry-run", OPT_BOOL, type, field.dry_run, NULL, NULL,                            \
                   "print the memory plan and stop"),                                               \
-        SETUP_ROW("kv", OPT_STRING, type, field.kv, "f32", "ELEM",                                 \
-                  "the KV cache is held as f32, bf16, f16 or i8", JOB_TEXT),                       \
-        SETUP_ROW("lora", OPT_STRING, type, field.lora, "f32", "ELEM",                             \
-                  "adapters are held as f32, bf16, f16 or i8", JOB_TEXT)
+        SETUP_ROW("kv-cache-dtype", OPT_STRING, type, field.kv, "f32", "ELEM",                     \
+                  "number format of the KV cache: f32, bf16, f16 or i8", JOB_TEXT),                \
+        SETUP_ROW("lora-dtype", OPT_STRING, type, field.lora, "f32", "ELEM",                       \
+                  "number format of adapters: f32, bf16, f16 or i8", JOB_TEXT)
 #define SETUP_RECORD_ROWS(type, field)                                                             \
     SETUP_ROW("record", OPT_BOOL, type, field.record, NULL, NULL,                                  \
-              "keep every call with its result, for 'shoal replay'"),                              \
+              "store every call with its result, for 'shoal replay'"),                             \
         SETUP_ROW("store", OPT_STRING, type, field.store, SETUP_STORE, "FILE",                     \
-                  "where calls are kept", JOB_SERVER)
+                  "database of stored calls", JOB_SERVER)
 #define SETUP_STORE "runs/calls.db"
 
 struct setup {

@@ -812,12 +812,13 @@ void model_policy_describe(const struct model_policy *p, int agent, struct buf *
     }
 const struct option_row simulation_cmd_rows[] = {
     ROW("adapter", OPT_LIST, adapters, NULL, "DIR",
-        "initial adapters of the minds, in turn: adapters, or runs of worlds for all their minds",
+        "initial adapters, assigned in turn: adapter folders, or runs of 'shoal world' for all "
+        "their adapters",
         JOB_CHOICE),
     ROW("runs", OPT_STRING, runs, "runs", "DIR", "folder of runs and of shoal.db", JOB_SERVER),
     ROW("out", OPT_STRING, out, NULL, "DIR",
-        "folder of this run; of export: of the adapter; of compare: a chart, .svg", JOB_OUTPUT),
+        "folder of the run; export: of the adapter; compare: file of the chart (.svg)", JOB_OUTPUT),
     ROW("dry-run", OPT_BOOL, dry_run, NULL, NULL,
-        "simulations: print the size and the folder of the run, and stop"),
+        "print the size and the folder of the simulation and stop"),
     {0},
 };

@@ -80,7 +80,7 @@ static int plan_refuse(const struct memory_plan *p, struct error *err) {
         "tokenizer %.1f, adapters %.1f, KV cache %.1f, activations %.1f, requests %.1f, program "
         "and "
         "work %.1f); "
-        "raise --max-memory to %.0fM, use smaller weights, shorter texts, --kv i8 or fewer threads",
+        "raise --max-memory to %.0fM, use smaller weights, shorter texts, --kv-cache-dtype i8 or fewer threads",
         mb(p->limit), p->engine.max_len, mb(p->total), mb(p->weights), mb(p->tokenizer),
         mb(p->adapters), mb(p->kv), mb(p->activations), mb(p->requests), mb(p->work),
         mb(p->total) + 1);

@@ -23,34 +23,36 @@
 struct evolve_options {
     char *search; /* name of a row of search_methods */
     int64_t generations, population, elites, rank;
-    double flops;                         /* FLOP budget of the search; 0: no limit */
+    double max_flops;                     /* FLOP budget of the search; 0: no limit */
     struct strings crossovers, mutations; /* operators; adaptive pursuit selects among them */
-    double mutate;                        /* share of children that are mutants of one parent */
+    double mutation_rate;                 /* share of children that are mutants of one parent */
     double blend_min, blend_max;          /* range of the second parent's share */
     bool preserve_norm; /* rescale a child of two parents to their mean ‖ΔW‖, which averaging would
                            reduce */
-    double move;        /* target behaviour divergence of mutations; 0: fixed step */
-    double harm;        /* drop operators whose children lose more than this on average; 0: none */
+    double target_step_divergence; /* target behaviour divergence of mutations; 0: fixed step */
+    double
+        max_regression; /* drop operators whose children lose more than this on average; 0: none */
     char *selection;
-    double keep, slope; /* parameters of select_pool */
-    int64_t tournament;
-    double share;    /* radius of fitness sharing, as a behaviour divergence; 0: none */
-    int64_t archive; /* bins per axis of the MAP-Elites archive of parents; 0: none */
-    bool roles;      /* co-evolution: each founder starts a role */
-    bool per_layer;  /* a search over coefficients has one for each layer of each founder */
-    char *merge;     /* operator that makes the candidates of a search over coefficients */
-    int64_t burst;   /* fine-tuning steps of each child before its evaluation (Lamarckian) */
-    char *learn;     /* conversations for fine-tuning, gradient and es */
+    double truncation_ratio, selection_pressure; /* parameters of select_pool */
+    int64_t tournament_size;
+    double
+        fitness_sharing_radius; /* radius of fitness sharing, as a behaviour divergence; 0: none */
+    int64_t map_elites_bins;    /* bins per axis of the MAP-Elites archive of parents; 0: none */
+    bool roles;                 /* co-evolution: each founder starts a role */
+    bool per_layer;         /* a search over coefficients has one for each layer of each founder */
+    char *merge_operator;   /* operator that makes the candidates of a search over coefficients */
+    int64_t finetune_steps; /* fine-tuning steps of each child before its evaluation (Lamarckian) */
+    char *finetune_data;    /* conversations for fine-tuning, gradient and es */
 };
 extern const struct option_row evolve_option_rows[];
 
 struct fitness_options {
-    int64_t items; /* dev questions per generation, spread over the tasks */
-    bool fresh;    /* draw new questions in each generation */
-    char *measure; /* score of an item: right (0 or 1), or probability of the right choice */
-    char *apart;   /* behaviour distance: js, disagreement, or embedding (of generated texts) */
-    char *credit;  /* measure of cooperation: loo, or shapley in the vote */
-    bool race;     /* section "race" allocates the items */
+    int64_t items;       /* dev questions per generation, spread over the tasks */
+    bool resample_items; /* draw new questions in each generation */
+    char *metric;        /* score of an item: right (0 or 1), or probability of the right choice */
+    char *distance; /* behaviour distance: js, disagreement, or embedding (of generated texts) */
+    char *credit;   /* measure of cooperation: loo, or shapley in the vote */
+    bool race;      /* section "race" allocates the items */
     double performance, cooperation, novelty;
 };
 extern const struct option_row fitness_option_rows[];
@@ -164,7 +166,7 @@ struct evolve_recipe {
     struct strings tasks;       /* task families or JSONL files */
     struct strings retain;      /* untrained tasks whose accuracy must not drop */
     int64_t rounds, max_tokens; /* rounds of a debate (0: none); tokens of one agent's thinking */
-    bool working;
+    bool chain_of_thought;
     char *vote;
     int64_t test_items, retain_items;
     bool curve; /* the table has all founders and generations, instead of the first best and the
@@ -178,7 +180,7 @@ struct evolve_recipe {
     struct fitness_options fitness; /* section "fitness" */
     struct search_options search;   /* section "search": search over coefficients */
     struct race_options race;       /* section "race" */
-    struct train_options learn;     /* section "learn": fine-tuning steps and gradient */
+    struct train_options finetune;  /* section "learn": fine-tuning steps and gradient */
     struct es_options es;           /* section "es" */
     char *text;                     /* contents of the recipe file */
 };

@@ -103,10 +103,10 @@ const struct option_row race_option_rows[] = {
     {"rule", OPT_STRING, AT(rule), "halving", 0, 0, "NAME",
      "halving, paired, bernstein or hoeffding"},
     {"budget", OPT_INT, AT(budget), "0", 0, 1e12, "N",
-     "answers that a race may cost; 0: a tenth of all candidates on all items"},
-    {"block", OPT_INT, AT(block), "10", 1, 1e6, "N", "items between looks"},
+     "budget in answers; 0: a tenth of all candidates on all items"},
+    {"block", OPT_INT, AT(block), "10", 1, 1e6, "N", "items between two tests"},
     {"alpha", OPT_FLOAT, AT(alpha), "0.05", 1e-9, 0.5, "P",
-     "probability that the best is thrown out"},
+     "probability of dropping the best candidate"},
     {"range", OPT_FLOAT, AT(range), "1", 0, 1e9, "X", "largest minus smallest score"},
     {0},
 };

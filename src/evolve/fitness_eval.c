@@ -175,7 +175,7 @@ struct task_item *evolve_run_generation_items(const struct evolve_run *r, int ge
     const struct evolve_recipe *o = evolve_run_recipe_at(r, generation);
     *n = evolve_run_count_items(r, &o->tasks, SPLIT_DEV, o->fitness.items);
     int each = (*n + o->tasks.n - 1) / o->tasks.n;
-    uint32_t begin = o->fitness.fresh ? (uint32_t)generation * (uint32_t)each : 0;
+    uint32_t begin = o->fitness.resample_items ? (uint32_t)generation * (uint32_t)each : 0;
     return evolve_run_task_items(r, &o->tasks, SPLIT_DEV, (uint64_t)o->seed, begin, *n);
 }
 
@@ -204,7 +204,7 @@ static int ask(struct generation_eval *t, const int *who, int n_who, int from, i
         for (int i = 0; i < n; i++) {
             struct llm_call *call = &calls[k * n + i];
             *call = llm_call_question(&agents[k], &t->items[from + i], -1, chats[i]);
-            call->working = t->o->working;
+            call->working = t->o->chain_of_thought;
             call->max_tokens = (int32_t)t->o->max_tokens;
         }
     }
@@ -233,8 +233,7 @@ static int ask(struct generation_eval *t, const int *who, int n_who, int from, i
 static double score_of(const struct generation_eval *t, int i, int item) {
     const struct agent_answer *a = &t->answers[(size_t)i * (size_t)t->n_items + (size_t)item];
     int right = t->items[item].correct;
-    return strcmp(t->o->fitness.measure, "right") == 0 ? a->choice == right
-                                                       : (double)a->prob[right];
+    return strcmp(t->o->fitness.metric, "right") == 0 ? a->choice == right : (double)a->prob[right];
 }
 
 /* Eliminated candidates get no further items. */
@@ -402,7 +401,7 @@ static int fill_novelty(struct generation_eval *t, struct evaluation *out, struc
     struct behaviour_answers answers = {t->answers, t->items, t->n_items};
     struct text_embeddings words = {.text = t->texts, .n_items = t->n_items};
     struct stats_interval *novelty = xcalloc((size_t)t->n + 1, sizeof *novelty);
-    const char *apart = t->o->fitness.apart;
+    const char *apart = t->o->fitness.distance;
     bool said = strcmp(apart, "embedding") == 0;
     int rc = said ? words_embed(&words, t, err) : OK;
     out->distance = xcalloc((size_t)t->n * (size_t)t->n + 1, sizeof *out->distance);
@@ -456,7 +455,7 @@ int evolve_run_evaluate(void *ctx, int generation, struct candidate *c, int n, i
     for (int i = 0; i < n; i++)
         c[i].descriptor[0] = c[i].descriptor[1] = 0,
         c[i].cooperation = c[i].novelty = (struct stats_interval){0};
-    if (strcmp(t.o->fitness.apart, "embedding") == 0)
+    if (strcmp(t.o->fitness.distance, "embedding") == 0)
         t.texts = xcalloc((size_t)n * (size_t)t.n_items + 1, sizeof *t.texts);
     if (anew) r->speaker.store = NULL;
     int rc = t.o->fitness.race ? race(&t, err) : ask_all(&t, err);

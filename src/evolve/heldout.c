@@ -23,7 +23,7 @@ static int solo_run(struct evolve_run *r, struct adapter *a, const struct task_i
                     struct heldout_result *m, struct progress *bar, struct error *err) {
     struct agent agent = {.name = "solo", .adapter = a};
     struct debate_options o = {.rounds = 1,
-                               .working = r->o->working,
+                               .working = r->o->chain_of_thought,
                                .vote = vote_find(r->o->vote),
                                .max_tokens = (int32_t)r->o->max_tokens};
     struct debate d;
@@ -60,7 +60,7 @@ static int measure_debate(struct evolve_run *r, struct progress *bar, struct err
     struct agent team[MAX_FOUNDERS];
     struct stats_interval worth[MAX_FOUNDERS];
     struct debate_options o = {.rounds = (int)r->o->rounds,
-                               .working = r->o->working,
+                               .working = r->o->chain_of_thought,
                                .vote = vote_find(r->o->vote),
                                .max_tokens = (int32_t)r->o->max_tokens,
                                .seed = (uint64_t)r->o->seed};

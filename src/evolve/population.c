@@ -21,76 +21,81 @@ const struct option_row evolve_option_rows[] = {
     ROW(evolve_options, "generations", OPT_INT, generations, "3", 0, 100000, "N",
         "generations after the founders"),
     ROW(evolve_options, "population", OPT_INT, population, "6", 2, MAX_POPULATION, "N",
-        "candidates a generation"),
+        "candidates per generation"),
     ROW(evolve_options, "elites", OPT_INT, elites, "2", 1, MAX_POPULATION, "N",
-        "best ones kept unchanged"),
+        "best candidates that enter the next generation unchanged"),
     ROW(evolve_options, "rank", OPT_INT, rank, "16", 0, 256, "R",
-        "rank of children of two; 0: the larger parent's"),
-    ROW(evolve_options, "flops", OPT_FLOAT, flops, "0", 0, 1e30, "N",
-        "FLOPs that the search may spend; 0: no limit"),
+        "LoRA rank of crossover children; 0: the larger parent's"),
+    ROW(evolve_options, "max-flops", OPT_FLOAT, max_flops, "0", 0, 1e30, "N",
+        "budget of the search in FLOPs; 0: no limit"),
     ROW(evolve_options, "crossovers", OPT_LIST, crossovers,
         "delta,slerp,split,svd_mix,extrapolate,delta_ties", 0, 0, "NAME",
-        "operators of 'shoal adapter operators' among which credit decides"),
+        "crossover operators (see 'shoal adapter operators'); adaptive pursuit chooses among them"),
     ROW(evolve_options, "mutations", OPT_LIST, mutations, "spectrum,rotate,noise", 0, 0, "NAME",
-        "the same of mutations"),
-    ROW(evolve_options, "mutate", OPT_FLOAT, mutate, "0.3", 0, 1, "P",
-        "share of children that are mutants of one parent"),
+        "mutation operators, likewise"),
+    ROW(evolve_options, "mutation-rate", OPT_FLOAT, mutation_rate, "0.3", 0, 1, "P",
+        "fraction of children made by mutation of one parent"),
     ROW(evolve_options, "blend-min", OPT_FLOAT, blend_min, "0.3", -1, 2, "T",
-        "least share of the second parent"),
+        "crossover: smallest weight of the second parent"),
     ROW(evolve_options, "blend-max", OPT_FLOAT, blend_max, "0.7", -1, 2, "T",
-        "largest share of the second parent"),
+        "crossover: largest weight of the second parent"),
     ROW(evolve_options, "preserve-norm", OPT_BOOL, preserve_norm, "true", 0, 0, NULL,
-        "rescale a child of two to its parents' mean norm"),
-    ROW(evolve_options, "move", OPT_FLOAT, move, "0.02", 0, 1, "D",
-        "divergence of behaviour that mutations aim at, by their step; 0: the step stays"),
-    ROW(evolve_options, "harm", OPT_FLOAT, harm, "0.02", 0, 1, "D",
-        "operators whose children lose more than that on average are dropped; 0: none is"),
+        "crossover: rescale the child to the mean norm of its parents"),
+    ROW(evolve_options, "target-step-divergence", OPT_FLOAT, target_step_divergence, "0.02", 0, 1,
+        "D",
+        "adapt the step of mutations towards this divergence between parent and child; 0: fixed "
+        "step"),
+    ROW(evolve_options, "max-regression", OPT_FLOAT, max_regression, "0.02", 0, 1, "D",
+        "drop operators whose children lose more accuracy than this on average; 0: never"),
     ROW(evolve_options, "selection", OPT_STRING, selection, "tournament", 0, 0, "NAME",
-        "selection of parents: elite, truncation, tournament, rank, roulette, pareto, lexicase"),
-    ROW(evolve_options, "keep", OPT_FLOAT, keep, "0.5", 0.01, 1, "P",
-        "truncation: share that may breed"),
-    ROW(evolve_options, "tournament", OPT_INT, tournament, "2", 1, MAX_POPULATION, "N",
-        "how many meet"),
-    ROW(evolve_options, "slope", OPT_FLOAT, slope, "1.7", 1, 2, "S",
-        "rank: children expected of the best"),
-    ROW(evolve_options, "share", OPT_FLOAT, share, "0", 0, 1, "D",
-        "fitness is shared among those who behave alike, nearer than this; 0: not"),
-    ROW(evolve_options, "archive", OPT_INT, archive, "0", 0, 256, "BINS",
-        "parents come from a MAP-Elites archive with that many bins per axis; 0: from selection"),
+        "parent selection: elite, truncation, tournament, rank, roulette, pareto, lexicase"),
+    ROW(evolve_options, "truncation-ratio", OPT_FLOAT, truncation_ratio, "0.5", 0.01, 1, "P",
+        "truncation selection: fraction of candidates that may be parents"),
+    ROW(evolve_options, "tournament-size", OPT_INT, tournament_size, "2", 1, MAX_POPULATION, "N",
+        "tournament selection: candidates per tournament"),
+    ROW(evolve_options, "selection-pressure", OPT_FLOAT, selection_pressure, "1.7", 1, 2, "S",
+        "linear ranking selection: expected children of the best candidate"),
+    ROW(evolve_options, "fitness-sharing-radius", OPT_FLOAT, fitness_sharing_radius, "0", 0, 1, "D",
+        "fitness sharing: candidates nearer than this distance divide their fitness; 0: off"),
+    ROW(evolve_options, "map-elites-bins", OPT_INT, map_elites_bins, "0", 0, 256, "BINS",
+        "choose parents from a MAP-Elites archive with this many bins per axis; 0: no archive"),
     ROW(evolve_options, "roles", OPT_BOOL, roles, NULL, 0, 0, NULL,
-        "co-evolution: each founder begins a role, and worth is what one adds to the others' best"),
-    ROW(evolve_options, "merge", OPT_STRING, merge, "delta", 0, 0, "NAME",
-        "operator that a search over coefficients makes candidates with; delta is not even made"),
+        "co-evolution: each founder starts a role; fitness is a candidate's contribution to the "
+        "best members of the other roles"),
+    ROW(evolve_options, "merge-operator", OPT_STRING, merge_operator, "delta", 0, 0, "NAME",
+        "search over coefficients: merge operator of a candidate; delta is evaluated without being "
+        "built"),
     ROW(evolve_options, "per-layer", OPT_BOOL, per_layer, NULL, 0, 0, NULL,
-        "a search over coefficients has one for each layer of each founder (delta only)"),
-    ROW(evolve_options, "burst", OPT_INT, burst, "0", 0, 1e6, "N",
-        "LoRA gradient updates of a child, or of the result of coefficients, before it is measured "
-        "(Lamarck)"),
-    ROW(evolve_options, "learn", OPT_STRING, learn, NULL, 0, 0, "FILE",
-        "conversations of bursts, and of the searches gradient and es"),
+        "search over coefficients: one coefficient per layer and founder (delta only)"),
+    ROW(evolve_options, "finetune-steps", OPT_INT, finetune_steps, "0", 0, 1e6, "N",
+        "fine-tune each child, or the result of the coefficient search, for N updates before its "
+        "evaluation (Lamarckian step)"),
+    ROW(evolve_options, "finetune-data", OPT_STRING, finetune_data, NULL, 0, 0, "FILE",
+        "conversations for --finetune-steps and for the searches gradient and es"),
     {0},
 };
 
 const struct option_row fitness_option_rows[] = {
-    ROW(fitness_options, "items", OPT_INT, items, "200", 1, 1e6, "N", "dev questions a generation"),
-    ROW(fitness_options, "fresh", OPT_BOOL, fresh, "true", 0, 0, NULL,
-        "other questions in each generation"),
-    ROW(fitness_options, "measure", OPT_STRING, measure, "right", 0, 0, "NAME",
-        "score of an answer: right (0 or 1) or probability of the right choice"),
+    ROW(fitness_options, "items", OPT_INT, items, "200", 1, 1e6, "N",
+        "dev questions per generation"),
+    ROW(fitness_options, "resample-items", OPT_BOOL, resample_items, "true", 0, 0, NULL,
+        "sample new questions in each generation"),
+    ROW(fitness_options, "metric", OPT_STRING, metric, "right", 0, 0, "NAME",
+        "score of an answer: right (0 or 1), or probability of the right choice"),
     ROW(fitness_options, "race", OPT_BOOL, race, NULL, 0, 0, NULL,
-        "candidates race, as section 'race' says; performance only"),
+        "drop candidates early by racing (section 'race'); performance only"),
     ROW(fitness_options, "performance", OPT_FLOAT, performance, "0.6", 0, 1, "W",
-        "weight of own accuracy"),
-    ROW(fitness_options, "apart", OPT_STRING, apart, "js", 0, 0, "NAME",
-        "distance of behaviour: js (divergence of answers), disagreement, or embedding (of "
-        "workings, as the base embeds them)"),
+        "weight of the candidate's own accuracy"),
+    ROW(fitness_options, "distance", OPT_STRING, distance, "js", 0, 0, "NAME",
+        "behavioural distance: js (Jensen-Shannon divergence of answers), disagreement, or "
+        "embedding (of the chains of thought, by the base model)"),
     ROW(fitness_options, "cooperation", OPT_FLOAT, cooperation, "0.3", 0, 1, "W",
-        "weight of its worth to the vote of all"),
+        "weight of its contribution to the vote of all candidates"),
     ROW(fitness_options, "credit", OPT_STRING, credit, "loo", 0, 0, "NAME",
-        "estimate of that worth: loo (leave one out) or shapley (exact to 8 candidates, then "
-        "sampled)"),
+        "estimate of that contribution: loo (leave-one-out) or shapley (exact for up to 8 "
+        "candidates, else sampled)"),
     ROW(fitness_options, "novelty", OPT_FLOAT, novelty, "0.1", 0, 1, "W",
-        "weight of difference from the others"),
+        "weight of its mean distance from the other candidates"),
     {0},
 };
 
@@ -157,8 +162,8 @@ static int options_check(const struct evolve_options *o, const struct fitness_op
                          "no selection '%s'; there are elite, truncation, tournament, rank, "
                          "roulette, pareto and lexicase",
                          o->selection);
-    bool whole = o->share > 0 || o->archive > 0 || o->roles || f->cooperation > 0 ||
-                 f->novelty > 0 || strcmp(o->selection, "lexicase") == 0;
+    bool whole = o->fitness_sharing_radius > 0 || o->map_elites_bins > 0 || o->roles ||
+                 f->cooperation > 0 || f->novelty > 0 || strcmp(o->selection, "lexicase") == 0;
     if (f->race && whole)
         return error_set(err, ERR_USAGE,
                          "a race asks candidates different numbers of questions: it goes with "
@@ -169,16 +174,19 @@ static int options_check(const struct evolve_options *o, const struct fitness_op
 
 static int sets_init(struct population *p, struct error *err) {
     const struct evolve_options *o = p->o;
-    int rc = set_init(&p->crossovers, &o->crossovers, false, o->mutate < 1, o->harm, err);
-    return rc ? rc : set_init(&p->mutations, &o->mutations, true, o->mutate > 0, o->harm, err);
+    int rc = set_init(&p->crossovers, &o->crossovers, false, o->mutation_rate < 1,
+                      o->max_regression, err);
+    return rc ? rc
+              : set_init(&p->mutations, &o->mutations, true, o->mutation_rate > 0,
+                         o->max_regression, err);
 }
 
 /* The axes are the behaviour descriptors of the fitness function. */
 static int archive_open(struct population *p, struct error *err) {
     struct archive_axis axis[N_DESCRIPTORS];
     for (int d = 0; d < N_DESCRIPTORS; d++)
-        axis[d] = (struct archive_axis){0, 1, (int)p->o->archive};
-    return p->o->archive ? archive_init(&p->archive, axis, N_DESCRIPTORS, err) : OK;
+        axis[d] = (struct archive_axis){0, 1, (int)p->o->map_elites_bins};
+    return p->o->map_elites_bins ? archive_init(&p->archive, axis, N_DESCRIPTORS, err) : OK;
 }
 
 int population_check_options(const struct evolve_options *o, const struct fitness_options *f,
@@ -221,9 +229,10 @@ int population_set_options(struct population *p, const struct evolve_options *o,
     if (o == old) return OK;
     if (options_check(o, f, MAX(p->n, 2), err) != OK) return err->code;
     bool same = lists_equal(&o->crossovers, &old->crossovers) &&
-                lists_equal(&o->mutations, &old->mutations) && o->harm == old->harm;
+                lists_equal(&o->mutations, &old->mutations) &&
+                o->max_regression == old->max_regression;
     int rc = same ? OK : sets_init(p, err);
-    if (rc != OK || o->archive == old->archive) return rc;
+    if (rc != OK || o->map_elites_bins == old->map_elites_bins) return rc;
     return error_set(err, ERR_USAGE, "the archive of a run cannot be changed");
 }
 
@@ -286,7 +295,7 @@ static void apply_fitness_sharing(struct population *p) {
         fitness[i] = p->c[i].fitness.value;
         for (int j = 0; j < n; j++) near[i * n + j] = p->assay.distance[i * all + j];
     }
-    fitness_share(fitness, near, n, p->o->share, shared);
+    fitness_share(fitness, near, n, p->o->fitness_sharing_radius, shared);
     for (int i = 0; i < n; i++) p->c[i].shared = shared[i];
     free(near);
 }
@@ -301,11 +310,12 @@ static void credit_operator(struct population *p, int i) {
     if (!a || which == s->credit.n) return;
     double before = b ? (a->fitness.value + b->fitness.value) / 2 : a->fitness.value;
     operator_selector_update(&s->credit, which, c->fitness.value - before);
-    if (!mutant || !c->how->unit || p->o->move <= 0 || !p->assay.distance) return;
+    if (!mutant || !c->how->unit || p->o->target_step_divergence <= 0 || !p->assay.distance) return;
     double moved = p->assay.distance[(a - p->c) * (p->n + p->witnesses) + i];
-    s->step[which] = fmin((double)c->how->step_max,
-                          fmax((double)c->how->step_min,
-                               mutation_step_adapt(s->step[which], moved, p->o->move, 0.3)));
+    s->step[which] =
+        fmin((double)c->how->step_max,
+             fmax((double)c->how->step_min,
+                  mutation_step_adapt(s->step[which], moved, p->o->target_step_divergence, 0.3)));
 }
 
 /* Candidates that enter the archive are stored in the hall; those without a cell release their
@@ -366,7 +376,7 @@ int population_evaluate(struct population *p, const struct fitness_function *l, 
         return err->code;
     for (int i = 0; i < all; i++) fitness_of(p, i);
     shrink_performance(p);
-    if (p->o->share > 0 && p->assay.distance) apply_fitness_sharing(p);
+    if (p->o->fitness_sharing_radius > 0 && p->assay.distance) apply_fitness_sharing(p);
     for (int i = 0; i < p->n; i++)
         if (p->c[i].how && !p->c[i].elite) credit_operator(p, i);
     if (p->archive.n_cells) archive_all(p);
@@ -401,9 +411,9 @@ static int select_one(const struct population *p, int role, int except, struct r
                                .fitness = fitness,
                                .scores = scores,
                                .n_scores = (int)m,
-                               .keep = p->o->keep,
-                               .tournament = (int)p->o->tournament,
-                               .slope = p->o->slope};
+                               .keep = p->o->truncation_ratio,
+                               .tournament = (int)p->o->tournament_size,
+                               .slope = p->o->selection_pressure};
     if (n > 0) how->pick(&pool, rng, &chosen, 1);
     free(scores);
     return n > 0 ? idx[chosen] : -1;
@@ -504,7 +514,7 @@ static int make_child(const struct population *p, int generation, int k, struct 
     struct candidate *out = &next[n];
     enum { TRIES = 8 };
     for (int try = 1;; try++) {
-        bool mutant = (double)rng_uniform(&rng) < p->o->mutate;
+        bool mutant = (double)rng_uniform(&rng) < p->o->mutation_rate;
         const struct operator_set *s = mutant ? &p->mutations : &p->crossovers;
         const struct candidate *a = first_parent(p, role_of_child(p, k), &rng);
         int which = operator_selector_pick(&s->credit, &rng);

@@ -12,33 +12,35 @@
     { name, type, offsetof(struct evolve_recipe, field), fallback, min, max, metavar, help }
 
 const struct option_row evolve_recipe_rows[] = {
-    ROW("model", OPT_STRING, model, "models/fry", 0, 0, "MODEL", "the base"),
-    ROW("seed", OPT_INT, seed, "1", 0, 9e15, "N", "of everything random"),
+    ROW("model", OPT_STRING, model, "models/fry", 0, 0, "MODEL", "base model"),
+    ROW("seed", OPT_INT, seed, "1", 0, 9e15, "N", "seed of all random choices"),
     ROW("personas", OPT_LIST, personas, NULL, 0, 0, "NAME=FILE",
-        "founders: their conversations, or an adapter's directory"),
+        "founders: a file of conversations each, or an adapter's directory"),
     ROW("tasks", OPT_LIST, tasks, NULL, 0, 0, "TASK",
         "questions of fitness and of the final test: families, or JSONL files, which are split "
-        "between the two"),
+        "between both"),
     ROW("retain", OPT_LIST, retain, NULL, 0, 0, "TASK",
-        "tasks whose accuracy should not suffer: measured at the end"),
-    ROW("rounds", OPT_INT, rounds, "2", 0, 16, "N",
-        "rounds of a debate of the founders; 0: no debate"),
-    ROW("max-tokens", OPT_INT, max_tokens, "24", 1, 4096, "N", "tokens of thinking a turn"),
-    ROW("working", OPT_BOOL, working, "true", 0, 0, NULL, "think before answering"),
+        "tasks whose accuracy is checked for regressions at the end"),
+    ROW("rounds", OPT_INT, rounds, "2", 0, 16, "N", "rounds of the founders' debate; 0: no debate"),
+    ROW("max-tokens", OPT_INT, max_tokens, "24", 1, 4096, "N",
+        "maximum tokens of the chain of thought per turn"),
+    ROW("chain-of-thought", OPT_BOOL, chain_of_thought, "true", 0, 0, NULL,
+        "write a chain of thought before the answer"),
     ROW("vote", OPT_STRING, vote, "confidence", 0, 0, "NAME",
-        "majority, confidence, logprob or borda"),
-    ROW("test-items", OPT_INT, test_items, "500", 1, 1e6, "N", "held-out questions of the table"),
+        "aggregation: majority, confidence, logprob or borda"),
+    ROW("test-items", OPT_INT, test_items, "500", 1, 1e6, "N",
+        "held-out questions of the final table"),
     ROW("curve", OPT_BOOL, curve, "true", 0, 0, NULL,
-        "the table has every founder, and the best of each generation (a dozen of many); else the "
-        "best founder and the best of the last generation"),
+        "final table: every founder and the best candidate of up to a dozen generations; otherwise "
+        "only the best founder and the best of the last generation"),
     ROW("retain-items", OPT_INT, retain_items, "1000", 1, 1e6, "N",
-        "held-out questions of each task of retain"),
+        "held-out questions per task of retain"),
     ROW("save", OPT_STRING, save, "all", 0, 0, "NAME",
-        "adapters that are kept as folders: all, or best of each generation"),
+        "adapters saved as folders: all, or the best of each generation"),
     ROW("temperature", OPT_FLOAT, temperature, "0.7", 0.01, 10, "T",
-        "of self-consistency's samples"),
+        "sampling temperature of self-consistency"),
     ROW("zero-adapters", OPT_BOOL, zero_adapters, NULL, 0, 0, NULL,
-        "replace founders by zero adapters and leave bursts out (a control)"),
+        "control: replace founders by zero adapters and skip fine-tuning"),
     {0},
 };
 #undef ROW
@@ -54,7 +56,7 @@ struct recipe_section {
 static const struct recipe_section sections[] = {
     SECTION(train, train_option_rows),     SECTION(evolve, evolve_option_rows),
     SECTION(fitness, fitness_option_rows), SECTION(search, search_option_rows),
-    SECTION(race, race_option_rows),       SECTION(learn, train_option_rows),
+    SECTION(race, race_option_rows),       SECTION(finetune, train_option_rows),
     SECTION(es, es_option_rows),           {0},
 };
 
@@ -126,10 +128,10 @@ static int check_search(const struct evolve_options *o, struct error *err) {
     buf_release(&known);
     if (!s->name) return err->code;
     bool learns = strcmp(o->search, "gradient") == 0 || strcmp(o->search, "es") == 0;
-    if ((learns || o->burst > 0) && !o->learn)
+    if ((learns || o->finetune_steps > 0) && !o->finetune_data)
         return error_set(err, ERR_USAGE,
-                         "set evolve.learn to the conversations that %s learns from",
-                         learns ? o->search : "a burst");
+                         "set evolve.finetune_data to the conversations that %s trains on",
+                         learns ? o->search : "finetune_steps");
     return OK;
 }
 
@@ -138,7 +140,7 @@ static int check_sections(const struct evolve_recipe *o, struct error *err) {
     int rc = check_search(&o->evolve, err);
     if (rc == OK) rc = population_check_options(&o->evolve, &o->fitness, err);
     if (rc == OK && strcmp(o->evolve.search, "es") == 0)
-        rc = es_options_check(&o->es, &o->learn, err);
+        rc = es_options_check(&o->es, &o->finetune, err);
     if (rc == OK && o->fitness.race) {
         struct race *r = race_new(&o->race, (int)o->evolve.population, (int)o->fitness.items, err);
         rc = r ? OK : err->code;
@@ -154,27 +156,47 @@ static int check_options(const struct evolve_recipe *o, const char *path, struct
     if (!vote_find(o->vote)) return error_set(err, ERR_USAGE, "'%s': no vote '%s'", path, o->vote);
     if (strcmp(o->save, "all") != 0 && strcmp(o->save, "best") != 0)
         return error_set(err, ERR_USAGE, "'%s': save is all or best, not '%s'", path, o->save);
-    const char *m = o->fitness.measure;
+    const char *m = o->fitness.metric;
     if (strcmp(m, "right") != 0 && strcmp(m, "probability") != 0)
-        return error_set(err, ERR_USAGE, "'%s': no measure '%s'; there are right and probability",
+        return error_set(err, ERR_USAGE, "'%s': no metric '%s'; there are right and probability",
                          path, m);
     if (strcmp(o->fitness.credit, "loo") != 0 && strcmp(o->fitness.credit, "shapley") != 0)
         return error_set(err, ERR_USAGE, "'%s': credit is loo or shapley, not '%s'", path,
                          o->fitness.credit);
-    const char *apart = o->fitness.apart;
-    if (strcmp(apart, "js") != 0 && strcmp(apart, "disagreement") != 0 &&
-        strcmp(apart, "embedding") != 0)
+    const char *distance = o->fitness.distance;
+    if (strcmp(distance, "js") != 0 && strcmp(distance, "disagreement") != 0 &&
+        strcmp(distance, "embedding") != 0)
         return error_set(err, ERR_USAGE,
-                         "'%s': behaviour is apart by js, disagreement or embedding, not '%s'",
-                         path, apart);
-    if (strcmp(apart, "embedding") == 0 && !o->working)
+                         "'%s': distance is js, disagreement or embedding, not '%s'", path,
+                         distance);
+    if (strcmp(distance, "embedding") == 0 && !o->chain_of_thought)
         return error_set(err, ERR_USAGE,
-                         "'%s': embedding compares workings, which 'working: false' leaves out",
+                         "'%s': distance 'embedding' compares chains of thought, which "
+                         "'chain_of_thought: false' omits",
                          path);
     if (check_tasks(&o->tasks, path, err) != OK) return err->code;
     if (check_tasks(&o->retain, path, err) != OK) return err->code;
     if (check_sections(o, err) != OK) return error_wrap(err, "'%s'", path);
     return check_personas(o, path, err);
+}
+
+/* Fills a section's table and deletes the section from the document. The section `finetune` was
+ * named `learn` in version 0.1. */
+static int section_apply(const struct recipe_section *s, struct evolve_recipe *o, struct yaml *y,
+                         struct error *err) {
+    const char *name = s->name;
+    if (strcmp(name, "finetune") == 0 && json_object_get(y->root, "learn")) {
+        if (json_object_get(y->root, name))
+            return error_set(err, ERR_USAGE,
+                             "'%s', line %d: section 'learn' is named 'finetune' "
+                             "now; the recipe has both",
+                             y->path, yaml_line(y, "learn"));
+        log_info("the section 'learn' is named 'finetune' now; the old name works too");
+        name = "learn";
+    }
+    int rc = options_from_yaml(s->rows, (char *)o + s->offset, y, name, err);
+    json_object_del(y->root, name);
+    return rc;
 }
 
 int evolve_recipe_load(struct evolve_recipe *o, const char *path, struct error *err) {
@@ -187,9 +209,7 @@ int evolve_recipe_load(struct evolve_recipe *o, const char *path, struct error *
         rc = error_set(err, ERR_USAGE, "'%s', line %d: a run has one seed; set 'seed' at the top",
                        path, yaml_line(&y, "train.seed"));
     for (const struct recipe_section *s = sections; rc == OK && s->name; s++)
-        rc = options_from_yaml(s->rows, (char *)o + s->offset, &y, s->name, err);
-    for (const struct recipe_section *s = sections; rc == OK && s->name; s++)
-        json_object_del(y.root, s->name);
+        rc = section_apply(s, o, &y, err);
     if (rc == OK) rc = options_from_yaml(evolve_recipe_rows, o, &y, NULL, err);
     yaml_release(&y);
     if (rc == OK) rc = file_read(path, 1 << 20, &text, err);

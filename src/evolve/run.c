@@ -370,8 +370,8 @@ static int hash_data(struct evolve_run *r, json_t *files, struct error *err) {
             if (fry_find(o->tasks.v[i]) < 0) rc = hash_into(files, o->tasks.v[i], path, err);
             free(path);
         }
-        char *learn = o->evolve.learn ? r->env->find(o->evolve.learn) : NULL;
-        if (rc == OK && learn) rc = hash_into(files, o->evolve.learn, learn, err);
+        char *learn = o->evolve.finetune_data ? r->env->find(o->evolve.finetune_data) : NULL;
+        if (rc == OK && learn) rc = hash_into(files, o->evolve.finetune_data, learn, err);
         free(learn);
     }
     return rc;

@@ -56,7 +56,7 @@ struct evolve_run {
     struct candidate *best;   /* [n_best] fittest candidate of each generation, retained */
     int n_best;
     struct evolve_cost spent;
-    double learn_tokens;         /* mean tokens per sample of evolve.learn; 0: not counted yet */
+    double learn_tokens; /* mean tokens per sample of evolve.finetune_data; 0: not counted yet */
     struct heldout_result *rows; /* [n_rows] */
     int n_rows, max_rows;
     json_t *result, *adapters, *generations;

@@ -40,24 +40,32 @@ const struct option_row search_option_rows[] = {
     {"searcher", OPT_STRING, AT(searcher), "cma", 0, 0, "NAME", "cma, pso, ga or random"},
     {"batch", OPT_INT, AT(batch), "0", 0, SEARCH_MAX_BATCH, "N",
      "points per generation; 0: the searcher's default"},
-    {"sigma", OPT_FLOAT, AT(sigma), "0.3", 1e-12, 1e6, "X", "first step of a search"},
-    {"sigma-min", OPT_FLOAT, AT(sigma_min), "1e-12", 0, 1e6, "X", "cma: least step"},
-    {"lo", OPT_FLOAT, AT(lo), "0", -1e9, 1e9, "X", "least value of a number; a box where lo < hi"},
-    {"hi", OPT_FLOAT, AT(hi), "0", -1e9, 1e9, "X", "largest value of a number"},
-    {"inertia", OPT_FLOAT, AT(inertia), "0.2", 0, 10, "W", "pso: weight of its velocity"},
+    {"sigma", OPT_FLOAT, AT(sigma), "0.3", 1e-12, 1e6, "X", "initial step size"},
+    {"sigma-min", OPT_FLOAT, AT(sigma_min), "1e-12", 0, 1e6, "X", "cma: smallest step size"},
+    {"lower-bound", OPT_FLOAT, AT(lower_bound), "0", -1e9, 1e9, "X",
+     "smallest value of a coordinate; bounds apply if lower < upper"},
+    {"upper-bound", OPT_FLOAT, AT(upper_bound), "0", -1e9, 1e9, "X",
+     "largest value of a coordinate"},
+    {"inertia", OPT_FLOAT, AT(inertia), "0.2", 0, 10, "W",
+     "pso: weight of the particle's velocity"},
     {"cognitive", OPT_FLOAT, AT(cognitive), "0.3", 0, 10, "W",
-     "pso: weight of the particle's best"},
-    {"social", OPT_FLOAT, AT(social), "0.4", 0, 10, "W", "pso: of the swarm's best"},
-    {"repel", OPT_FLOAT, AT(repel), "0.05", 0, 10, "W", "pso: away from the swarm's worst"},
+     "pso: weight of the particle's best point"},
+    {"social", OPT_FLOAT, AT(social), "0.4", 0, 10, "W", "pso: weight of the swarm's best point"},
+    {"repel", OPT_FLOAT, AT(repel), "0.05", 0, 10, "W",
+     "pso: repulsion from the swarm's worst point"},
     {"step", OPT_FLOAT, AT(step), "0.5", 0, 10, "X",
-     "pso: share of the velocity that a particle moves by"},
-    {"step-decay", OPT_FLOAT, AT(step_decay), "0.95", 0, 1, "X", "pso: step times this a round"},
-    {"step-min", OPT_FLOAT, AT(step_min), "0.1", 0, 10, "X", "pso: least step"},
-    {"restart", OPT_INT, AT(restart), "3", 1, 1e6, "N",
-     "pso: rounds without progress before a particle begins again at its best"},
-    {"blx", OPT_FLOAT, AT(blx), "0.5", 0, 10, "A", "ga: how far beyond two parents (BLX-alpha)"},
-    {"mutate", OPT_FLOAT, AT(mutate), "0.1", 0, 1, "P", "ga: probability that a number mutates"},
-    {"tournament", OPT_INT, AT(tournament), "2", 1, 1000, "N", "ga: how many meet for a parent"},
+     "pso: fraction of the velocity that is added to the position"},
+    {"step-decay", OPT_FLOAT, AT(step_decay), "0.95", 0, 1, "X",
+     "pso: factor of the step per round"},
+    {"step-min", OPT_FLOAT, AT(step_min), "0.1", 0, 10, "X", "pso: smallest step"},
+    {"patience", OPT_INT, AT(patience), "3", 1, 1e6, "N",
+     "pso: rounds without progress before a particle restarts at its best point"},
+    {"blx-alpha", OPT_FLOAT, AT(blx_alpha), "0.5", 0, 10, "A",
+     "ga: alpha of blend crossover (BLX-alpha)"},
+    {"mutation-rate", OPT_FLOAT, AT(mutation_rate), "0.1", 0, 1, "P",
+     "ga: mutation probability per coordinate"},
+    {"tournament-size", OPT_INT, AT(tournament_size), "2", 1, 1000, "N",
+     "ga: candidates per tournament"},
     {0},
 };
 
@@ -353,7 +361,7 @@ static void pso_tell(struct search *s, const double *fitness, const int *order) 
             p.fitness[m] = fitness[m];
             p.stale[m] = 0;
             memcpy(row(s, p.best, m), row(s, p.x, m), vector(s));
-        } else if (++p.stale[m] >= (double)s->o.restart) {
+        } else if (++p.stale[m] >= (double)s->o.patience) {
             p.stale[m] = 0;
             memcpy(row(s, p.x, m), row(s, p.best, m), vector(s));
             memset(row(s, p.v, m), 0, vector(s));
@@ -386,14 +394,15 @@ static void ga_start(struct search *s, const double *first, const double *center
 static void ga_child(struct search *s, const struct ga *g, const double *spread, int m) {
     struct rng r = stream(s, m);
     struct select_pool pool = {
-        .n = s->batch, .fitness = g->fitness, .tournament = (int)s->o.tournament};
+        .n = s->batch, .fitness = g->fitness, .tournament = (int)s->o.tournament_size};
     int parents[2];
     selection_find("tournament")->pick(&pool, &r, parents, 2);
     const double *a = row(s, g->x, parents[0]), *b = row(s, g->x, parents[1]);
     for (int i = 0; i < s->n; i++) {
-        double t = (1 + 2 * s->o.blx) * (double)rng_uniform(&r) - s->o.blx;
+        double t = (1 + 2 * s->o.blx_alpha) * (double)rng_uniform(&r) - s->o.blx_alpha;
         double v = a[i] + t * (b[i] - a[i]);
-        if ((double)rng_uniform(&r) < s->o.mutate) v += 0.1 * spread[i] * (double)rng_normal(&r);
+        if ((double)rng_uniform(&r) < s->o.mutation_rate)
+            v += 0.1 * spread[i] * (double)rng_normal(&r);
         row(s, s->x, m)[i] = v;
     }
 }
@@ -450,8 +459,9 @@ static void random_ask(struct search *s) {
     for (int m = 0; m < s->batch; m++) {
         struct rng r = stream(s, m);
         for (int i = 0; i < s->n; i++)
-            row(s, s->x, m)[i] = s->o.hi > s->o.lo
-                                     ? s->o.lo + (s->o.hi - s->o.lo) * (double)rng_uniform(&r)
+            row(s, s->x, m)[i] = s->o.upper_bound > s->o.lower_bound
+                                     ? s->o.lower_bound + (s->o.upper_bound - s->o.lower_bound) *
+                                                              (double)rng_uniform(&r)
                                      : own(s)[i] + s->o.sigma * (double)rng_normal(&r);
     }
 }
@@ -565,8 +575,8 @@ int64_t search_generation(const struct search *s) {
 const double *search_ask(struct search *s) {
     if (s->asked) return s->x;
     s->kind->ask(s);
-    for (int i = 0; s->o.hi > s->o.lo && i < s->batch * s->n; i++)
-        s->x[i] = fmin(s->o.hi, fmax(s->o.lo, s->x[i]));
+    for (int i = 0; s->o.upper_bound > s->o.lower_bound && i < s->batch * s->n; i++)
+        s->x[i] = fmin(s->o.upper_bound, fmax(s->o.lower_bound, s->x[i]));
     s->asked = true;
     return s->x;
 }

@@ -23,12 +23,12 @@ struct search_options {                       /* filled from option rows */
     int64_t batch;                            /* 0: the searcher's default */
     double sigma;                             /* initial step size */
     double sigma_min;                         /* cma: minimum length of the longest axis */
-    double lo, hi;                            /* box, if hi > lo */
+    double lower_bound, upper_bound;          /* box, if hi > lo */
     double inertia, cognitive, social, repel; /* pso */
     double step, step_decay, step_min;
-    int64_t restart;    /* pso: rounds without a new personal best before a restart */
-    double blx, mutate; /* ga: how far beyond two parents; share of genes with noise */
-    int64_t tournament;
+    int64_t patience;                /* pso: rounds without a new personal best before a restart */
+    double blx_alpha, mutation_rate; /* ga: how far beyond two parents; share of genes with noise */
+    int64_t tournament_size;
 };
 extern const struct option_row search_option_rows[];
 

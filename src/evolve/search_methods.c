@@ -14,7 +14,7 @@
 
 /* Whether the budget covers a step of this cost. */
 static bool affords(const struct evolve_run *r, double flops) {
-    return r->o->evolve.flops <= 0 || r->spent.flops + flops <= r->o->evolve.flops;
+    return r->o->evolve.max_flops <= 0 || r->spent.flops + flops <= r->o->evolve.max_flops;
 }
 
 static json_t *generation_json(int generation, const struct candidate *c, int n) {
@@ -90,7 +90,7 @@ static int count_learn_tokens(struct evolve_run *r, const struct evolve_recipe *
                               struct error *err) {
     struct dataset d;
     if (r->learn_tokens > 0) return OK;
-    char *path = r->env->find(o->evolve.learn);
+    char *path = r->env->find(o->evolve.finetune_data);
     int rc = dataset_load(&d, path, r->model->tok, (int32_t)r->model->config.max_seq_len, err);
     if (rc == OK) r->learn_tokens = (double)d.tokens / d.n;
     if (rc == OK) dataset_release(&d);
@@ -117,9 +117,9 @@ static json_t *learned_lineage(const struct adapter *before, const char *data, c
 static int learn(struct evolve_run *r, int generation, struct adapter **a, char (*const names)[32],
                  int n, int64_t updates, const struct es_options *es, struct error *err) {
     const struct evolve_recipe *o = evolve_run_recipe_at(r, generation);
-    struct train_options t = o->learn;
+    struct train_options t = o->finetune;
     struct train_job *jobs = xcalloc((size_t)n, sizeof *jobs);
-    char *data = r->env->find(o->evolve.learn),
+    char *data = r->env->find(o->evolve.finetune_data),
          *checkpoint = n == 1 ? path_join(r->dir, "learn.bin") : NULL;
     bool quiet = log_quiet;
     t.seed = o->seed + generation;
@@ -134,7 +134,8 @@ static int learn(struct evolve_run *r, int generation, struct adapter **a, char 
             adapter_release(jobs[i].result);
             continue;
         }
-        json_t *l = learned_lineage(a[i], o->evolve.learn, es ? "es" : "sft", updates, t.seed);
+        json_t *l =
+            learned_lineage(a[i], o->evolve.finetune_data, es ? "es" : "sft", updates, t.seed);
         adapter_release(a[i]);
         a[i] = operator_set_lineage(jobs[i].result, l);
         json_decref(l);
@@ -164,9 +165,9 @@ static int learn_once(struct evolve_run *r, int generation, struct adapter **a, 
 /* Number of updates that the remaining budget allows, after the cost of the final evaluation. */
 static int64_t affordable_updates(const struct evolve_run *r, double founder, double update) {
     const struct evolve_options *e = &r->o->evolve;
-    double n = e->flops > 0 ? (e->flops - r->spent.flops - founder) / update : INFINITY;
-    if (r->o->learn.max_steps > 0) n = fmin(n, (double)r->o->learn.max_steps);
-    if (isinf(n)) n = (double)(MAX(1, e->burst) * MAX(1, e->generations));
+    double n = e->max_flops > 0 ? (e->max_flops - r->spent.flops - founder) / update : INFINITY;
+    if (r->o->finetune.max_steps > 0) n = fmin(n, (double)r->o->finetune.max_steps);
+    if (isinf(n)) n = (double)(MAX(1, e->finetune_steps) * MAX(1, e->generations));
     return (int64_t)fmax(1, floor(n));
 }
 
@@ -177,7 +178,7 @@ static int finetune_best_founder(struct evolve_run *r, const struct es_options *
     if (rc == OK) rc = measure_founders(r, &best, err);
     if (rc != OK) return rc;
     struct adapter *a = adapter_retain(r->founders[best]);
-    double tokens = update_tokens(r, &r->o->learn), flops = evolve_run_token_flops(r, a);
+    double tokens = update_tokens(r, &r->o->finetune), flops = evolve_run_token_flops(r, a);
     int64_t updates = affordable_updates(r, r->spent.flops / r->n_founders,
                                          tokens * flops * (es ? (double)es->population : 2));
     rc = learn_once(r, 1, &a, "made", updates, es, err);
@@ -211,7 +212,8 @@ static int finetune_children(struct evolve_run *r, struct population *p, struct 
     for (int i = 0; i < p->n; i++) {
         struct candidate *c = &p->c[i];
         if (c->elite) continue;
-        evolve_cost_add_training(r, update_tokens(r, &o->learn) * (double)o->evolve.burst,
+        evolve_cost_add_training(r,
+                                 update_tokens(r, &o->finetune) * (double)o->evolve.finetune_steps,
                                  evolve_run_token_flops(r, c->adapter));
         struct adapter *done =
             evolve_run_load_adapter(r, p->generation, c->name, "before", c->adapter->hash);
@@ -224,7 +226,7 @@ static int finetune_children(struct evolve_run *r, struct population *p, struct 
         a[n] = c->adapter;
         who[n++] = i;
     }
-    if (n > 0) rc = learn(r, p->generation, a, names, n, o->evolve.burst, NULL, err);
+    if (n > 0) rc = learn(r, p->generation, a, names, n, o->evolve.finetune_steps, NULL, err);
     for (int k = 0; k < n; k++) p->c[who[k]].adapter = a[k];
     for (int k = 0; rc == OK && k < n; k++)
         rc = evolve_run_save_adapter(r, p->generation, names[k], a[k], NULL, err);
@@ -234,7 +236,7 @@ static int finetune_children(struct evolve_run *r, struct population *p, struct 
 /* Cost of fine-tuning and evaluating the new generation, from the last cost of one candidate. */
 static double bred_cost(const struct evolve_run *r, const struct population *p, double one) {
     const struct evolve_recipe *o = evolve_run_recipe_at(r, p->generation);
-    double learned = 0, tokens = (double)o->evolve.burst * update_tokens(r, &o->learn);
+    double learned = 0, tokens = (double)o->evolve.finetune_steps * update_tokens(r, &o->finetune);
     for (int i = 0; i < p->n; i++)
         if (!p->c[i].elite) learned += tokens * evolve_run_token_flops(r, p->c[i].adapter);
     return one * (p->n + p->witnesses) + 2 * learned;
@@ -242,7 +244,7 @@ static double bred_cost(const struct evolve_run *r, const struct population *p, 
 
 static int breed_next(struct evolve_run *r, struct population *p, struct error *err) {
     const struct evolve_recipe *o = evolve_run_recipe_at(r, p->generation + 1);
-    int rc = o->evolve.burst > 0 ? count_learn_tokens(r, o, err) : OK;
+    int rc = o->evolve.finetune_steps > 0 ? count_learn_tokens(r, o, err) : OK;
     if (rc == OK) rc = population_set_options(p, &o->evolve, &o->fitness, (uint64_t)o->seed, err);
     return rc == OK ? population_breed(p, err) : rc;
 }
@@ -273,7 +275,7 @@ static int breed(struct evolve_run *r, struct error *err) {
         if (rc != OK || g == r->o->evolve.generations) break;
         rc = breed_next(r, p, err);
         if (rc != OK || !affords(r, bred_cost(r, p, one))) break;
-        if (evolve_run_recipe_at(r, g + 1)->evolve.burst > 0 && !r->o->zero_adapters)
+        if (evolve_run_recipe_at(r, g + 1)->evolve.finetune_steps > 0 && !r->o->zero_adapters)
             rc = finetune_children(r, p, err);
     }
     progress_finish(&bar, NULL);
@@ -361,7 +363,7 @@ static int coef_search_check(const struct coef_search *h, struct error *err) {
 /* Starts: each founder alone, with the operator's default step. */
 static int coef_search_open(struct coef_search *h, struct error *err) {
     struct evolve_run *r = h->r;
-    if (!(h->op = operator_find(r->o->evolve.merge, err))) return err->code;
+    if (!(h->op = operator_find(r->o->evolve.merge_operator, err))) return err->code;
     h->sets = r->o->evolve.per_layer ? r->model->config.n_layers : 1;
     if (coef_search_check(h, err) != OK) return err->code;
     h->n = r->n_founders * h->sets + (h->op->unit != NULL);
@@ -411,11 +413,11 @@ static int coef_search_finetune_cost(struct coef_search *h, double *tokens, doub
                                      struct error *err) {
     struct evolve_run *r = h->r;
     *tokens = *flops = 0;
-    if (r->o->evolve.burst == 0 || r->o->zero_adapters) return OK;
+    if (r->o->evolve.finetune_steps == 0 || r->o->zero_adapters) return OK;
     if (count_learn_tokens(r, r->o, err) != OK) return err->code;
     struct adapter *a = coef_search_merge(h, search_ask(h->search), err); // all have the same rank
     if (!a) return err->code;
-    *tokens = (double)r->o->evolve.burst * update_tokens(r, &r->o->learn);
+    *tokens = (double)r->o->evolve.finetune_steps * update_tokens(r, &r->o->finetune);
     *flops = evolve_run_token_flops(r, a);
     adapter_release(a);
     return OK;
@@ -427,7 +429,8 @@ static int coef_search_finish(struct coef_search *h, int g, double tokens, doubl
     struct evolve_run *r = h->r;
     struct adapter *made = coef_search_merge(h, search_center(h->search), err);
     int rc = made ? OK : err->code;
-    if (rc == OK && tokens > 0) rc = learn_once(r, g, &made, "made", r->o->evolve.burst, NULL, err);
+    if (rc == OK && tokens > 0)
+        rc = learn_once(r, g, &made, "made", r->o->evolve.finetune_steps, NULL, err);
     evolve_cost_add_training(r, tokens, flops);
     if (rc == OK) return conclude(r, g, made, NULL, h->op, err);
     adapter_release(made);
@@ -462,7 +465,8 @@ static int coefficients(struct evolve_run *r, struct error *err) {
 /* Merges all founders with equal weights by one operator: a soup, TIES, DARE. */
 static int merge(struct evolve_run *r, struct error *err) {
     int best = 0, rc = measure_founders(r, &best, err);
-    const struct adapter_operator *op = rc == OK ? operator_find(r->o->evolve.merge, err) : NULL;
+    const struct adapter_operator *op =
+        rc == OK ? operator_find(r->o->evolve.merge_operator, err) : NULL;
     struct operands x = {.parents = r->founders,
                          .n = r->n_founders,
                          .rank = (int32_t)r->o->evolve.rank,

@@ -34,7 +34,7 @@ static const struct option_row top_rows[] = {
     ROW("rounds", OPT_INT, top, rounds, "0", 0, 64),
     ROW("max_tokens", OPT_INT, top, max_tokens, "0", 0, 65536),
     ROW("temperature", OPT_FLOAT, top, temperature, "-1", -1, 100),
-    ROW("working", OPT_BOOL, top, working, "true", 0, 0),
+    ROW("chain-of-thought", OPT_BOOL, top, working, "true", 0, 0),
     {0},
 };
 static const struct option_row member_rows[] = {

@@ -150,15 +150,16 @@ static const struct shaping fitness_shapings[] = {
 #define AT(field) offsetof(struct es_options, field)
 const struct option_row es_option_rows[] = {
     {"population", OPT_INT, AT(population), "32", 2, 4096, "N",
-     "es: members an update, even: half of them mirror the others"},
+     "es: population per update, an even number (mirrored sampling)"},
     {"sigma", OPT_FLOAT, AT(sigma), "0.01", 1e-9, 1, "X",
-     "es: step of a member in each number of A and B"},
+     "es: standard deviation of the perturbation of A and B"},
     {"fitness", OPT_STRING, AT(fitness), "loss", 0, 0, "NAME",
-     "es: loss (its negative), or exact (share of samples answered word for word)", JOB_TEXT},
+     "es: fitness: loss (negated), or exact (fraction of samples answered word for word)",
+     JOB_TEXT},
     {"shaping", OPT_STRING, AT(shaping), "zscore", 0, 0, "NAME",
-     "es: fitness to weights by zscore, rank or none", JOB_TEXT},
+     "es: fitness shaping: zscore, rank or none", JOB_TEXT},
     {"pass-rows", OPT_INT, AT(pass_rows), "1024", 16, 65536, "N",
-     "es: tokens computed at once; memory against speed, no bit changes"},
+     "es: tokens per forward pass; trades memory for speed, results are equal"},
     {0},
 };
 

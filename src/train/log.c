@@ -347,7 +347,7 @@ json_t *options_json(const struct option_row *rows, const void *options) {
     json_t *all = json_object();
     for (const struct option_row *row = rows; row->name; row++) {
         json_t *v = option_json(row, options);
-        if (v) json_object_set_new(all, row->name, v);
+        if (v) json_object_set_new(all, option_stored_name(row), v);
     }
     return all;
 }

@@ -292,7 +292,7 @@ static int answers_read(struct external_envs *c, const json_t *v, struct error *
     if (complaint(v, err) != OK) return err->code;
     if (!json_is_array(v) || json_array_size(v) != (size_t)c->n_waiting)
         return error_set(err, ERR_FORMAT,
-                         "a list of %d requests wants a list of as many answers (--worlds %d)",
+                         "a list of %d requests wants a list of as many answers (--num-envs %d)",
                          c->n_waiting, c->worlds);
     int rc = OK;
     for (int i = 0; rc == OK && i < c->n_waiting; i++)

@@ -12,51 +12,53 @@
 
 #define ROW(name, type, field, fallback, min, max, metavar, ...)                                   \
     { name, type, offsetof(struct world_rules, field), fallback, min, max, metavar, __VA_ARGS__ }
-#define REWARD(name, fallback, help)                                                               \
-    ROW("rewards-" #name, OPT_FLOAT, rewards.name, fallback, -1e6, 1e6, "X", help)
+#define REWARD(name, field, fallback, help)                                                        \
+    ROW("rewards-" name, OPT_FLOAT, rewards.field, fallback, -1e6, 1e6, "X", help)
 
 const struct option_row world_rule_rows[] = {
     ROW("rules", OPT_STRING, rules, "seed", 0, 0, "NAME",
-        "values of the rules that are not given: seed or repaired", JOB_TEXT),
-    ROW("size", OPT_INT, size, "20", 4, WORLD_SIDE, "N", "cells of a side, with its border"),
+        "rule set that provides the values not given: seed or repaired", JOB_TEXT),
+    ROW("size", OPT_INT, size, "20", 4, WORLD_SIDE, "N", "cells per side, including the border"),
     ROW("walls", OPT_INT, walls, "-1", -1, WORLD_CELLS, "N",
-        "attempts at an inner wall; -1: as many as size"),
-    ROW("food", OPT_INT, food, "5", 0, WORLD_CELLS, "N", "attempts at food each time it grows"),
-    ROW("food-every", OPT_INT, food_every, "50", 1, 1e6, "N",
-        "ticks from one such time to the next"),
-    ROW("energy", OPT_INT, energy, "200", 1, 30000, "N", "at birth, and at most; a step costs 1"),
-    ROW("meal", OPT_INT, meal, "0", 0, 30000, "N",
-        "energy that an agent gets for food that it brings home"),
-    ROW("here", OPT_BOOL, here, NULL, 0, 0, NULL,
-        "observations name the content of the agent's cell"),
-    ROW("brief", OPT_BOOL, brief, NULL, 0, 0, NULL, "observations have a dozen letters, not words"),
-    ROW("reachable", OPT_BOOL, reachable, NULL, 0, 0, NULL,
-        "a home can be reached from every free cell"),
-    ROW("homes", OPT_INT, homes, "1", 1, WORLD_HOMES, "N", "the first is in the middle"),
-    ROW("predators", OPT_INT, predators, "0", 0, WORLD_PREDATORS, "N", "how many hunt the agents"),
-    ROW("sight", OPT_INT, sight, "5", 0, 2 * WORLD_SIDE, "N", "steps that predators see far"),
-    ROW("bite", OPT_INT, bite, "20", 0, 30000, "N", "energy that a predator takes"),
+        "attempts to place an inner wall; -1: as many as size"),
+    ROW("food", OPT_INT, food, "5", 0, WORLD_CELLS, "N",
+        "attempts to place food each time it grows"),
+    ROW("food-every", OPT_INT, food_every, "50", 1, 1e6, "N", "ticks between these times"),
+    ROW("energy", OPT_INT, energy, "200", 1, 30000, "N",
+        "initial and maximum energy; a step costs 1"),
+    ROW("food-energy", OPT_INT, meal, "0", 0, 30000, "N", "energy gained by food brought home"),
+    ROW("observe-cell", OPT_BOOL, here, NULL, 0, 0, NULL,
+        "observations contain the content of the agent's cell"),
+    ROW("compact-observations", OPT_BOOL, brief, NULL, 0, 0, NULL,
+        "observations are a dozen letters instead of words"),
+    ROW("reachable", OPT_BOOL, reachable, NULL, 0, 0, NULL, "every free cell has a path to a home"),
+    ROW("homes", OPT_INT, homes, "1", 1, WORLD_HOMES, "N",
+        "number of homes; the first is in the middle"),
+    ROW("predators", OPT_INT, predators, "0", 0, WORLD_PREDATORS, "N", "number of predators"),
+    ROW("predator-vision", OPT_INT, sight, "5", 0, 2 * WORLD_SIDE, "N",
+        "distance in steps at which predators see agents"),
+    ROW("predator-damage", OPT_INT, bite, "20", 0, 30000, "N", "energy that an attack takes"),
     ROW("material", OPT_INT, material, "0", 0, WORLD_CELLS, "N",
-        "attempts at building material each time"),
-    ROW("material-every", OPT_INT, material_every, "50", 1, 1e6, "N",
-        "ticks from one such time to the next"),
-    ROW("words", OPT_INT, words, "0", 0, WORLD_WORDS - 1, "N",
-        "words that agents can say, in addition to silence"),
-    ROW("hearing", OPT_INT, hearing, "5", 0, 2 * WORLD_SIDE, "N", "steps that words are heard far"),
+        "attempts to place building material each time"),
+    ROW("material-every", OPT_INT, material_every, "50", 1, 1e6, "N", "ticks between these times"),
+    ROW("vocabulary", OPT_INT, words, "0", 0, WORLD_WORDS - 1, "N",
+        "number of words that agents can say, besides silence"),
+    ROW("hearing-range", OPT_INT, hearing, "5", 0, 2 * WORLD_SIDE, "N",
+        "distance in steps at which words are heard"),
     ROW("map", OPT_LIST, map, NULL, 0, 0, "ROW",
-        "a drawn world, rows from north to south: # wall, H home, F food, M material, A where "
-        "agents begin, . free",
+        "a drawn world, rows from north to south: # wall, H home, F food, M material, A start of "
+        "agents, . free",
         JOB_TEXT),
-    REWARD(move, "-0.2", "of each step"),
-    REWARD(fresh, "0.5", "added on a cell where the agent never was"),
-    REWARD(food, "3", "added on food"),
-    REWARD(home, "5", "added at home, for an agent that carries something"),
-    REWARD(blocked, "-3", "reward of a step into a wall, instead of those"),
-    REWARD(pick, "10", "of picking something up"),
-    REWARD(drop, "20", "of bringing food home"),
-    REWARD(built, "10", "of bringing material home"),
-    REWARD(wrong, "-1", "reward of picking up or dropping without effect"),
-    REWARD(bitten, "-5", "added for each bite"),
+    REWARD("move", move, "-0.2", "each step"),
+    REWARD("new-cell", fresh, "0.5", "added on a cell that the agent has not visited"),
+    REWARD("food", food, "3", "added on food"),
+    REWARD("home", home, "5", "added at home while carrying something"),
+    REWARD("blocked", blocked, "-3", "a step into a wall, instead of the above"),
+    REWARD("pick", pick, "10", "picking something up"),
+    REWARD("drop", drop, "20", "bringing food home"),
+    REWARD("built", built, "10", "bringing material home"),
+    REWARD("no-effect", wrong, "-1", "picking up or dropping without effect"),
+    REWARD("bitten", bitten, "-5", "added for each attack of a predator"),
     {0},
 };
 #undef REWARD
@@ -70,9 +72,8 @@ const struct world_rule_set world_rule_sets[] = {
      * pick-ups teaches it never to try. */
     {"repaired",
      "agents know what is on their cell, can reach home, food feeds them, and work pays",
-     "{rules: repaired, here: true, brief: true, reachable: true, meal: 100, food: 8, food_every: "
-     "10, "
-     "rewards: {food: 0, home: 0, wrong: -0.3}}"},
+     "{rules: repaired, observe_cell: true, compact_observations: true, reachable: true, "
+     "food_energy: 100, food: 8, food_every: 10, rewards: {food: 0, home: 0, no_effect: -0.3}}"},
     {0},
 };
 
@@ -185,14 +186,31 @@ static int rules_from(struct world_rules *r, const struct yaml *y, struct error 
                       yaml_line(y, set_find(r->rules) ? "map" : "rules"));
 }
 
-int world_rules_parse(struct world_rules *r, const char *path, const char *text, size_t len,
-                      struct error *err) {
+static int rules_parse(struct world_rules *r, const char *path, const char *text, size_t len,
+                       bool stored, struct error *err) {
     struct yaml y;
     *r = (struct world_rules){0};
     options_default(world_rule_rows, r);
     int rc = yaml_parse(&y, path, text, len, err);
+    y.stored = stored;
     if (rc == OK) rc = rules_from(r, &y, err);
     yaml_release(&y);
+    return rc;
+}
+
+int world_rules_parse(struct world_rules *r, const char *path, const char *text, size_t len,
+                      struct error *err) {
+    return rules_parse(r, path, text, len, false, err);
+}
+
+int world_rules_from_json(struct world_rules *r, const char *what, const json_t *v,
+                          struct error *err) {
+    *r = (struct world_rules){0};
+    if (!json_is_object(v))
+        return error_set(err, ERR_FORMAT, "'%s' must be an object of rules", what);
+    char *text = json_canonical(v);
+    int rc = rules_parse(r, what, text, strlen(text), true, err);
+    free(text);
     return rc;
 }
 

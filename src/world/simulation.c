@@ -626,37 +626,42 @@ void simulation_free(struct simulation *l) {
     }
 
 const struct option_row simulation_option_rows[] = {
-    ROW("minds", OPT_INT, minds, "0", 0, MAX_MINDS, "N",
-        "adapters; bodies beyond their number share them (0: one for each agent of a world)"),
-    ROW("worlds", OPT_INT, worlds, "1", 1, 1024, "N", "worlds in which minds live at once"),
+    ROW("num-adapters", OPT_INT, minds, "0", 0, MAX_MINDS, "N",
+        "number of adapters (policies); further agents share them (0: one per agent of a world)"),
+    ROW("num-envs", OPT_INT, worlds, "1", 1, 1024, "N", "worlds that are simulated at once"),
     ROW("generations", OPT_INT, generations, "10", 0, 1e6, "N",
-        "lives, one after another; 0: only measure"),
+        "generations, an episode each; 0: only evaluate"),
     ROW("temperature", OPT_FLOAT, temperature, "2", 1e-3, 100, "X",
-        "temperature of the sampling of actions"),
+        "temperature of action sampling"),
     ROW("decode", OPT_STRING, decode, "score", 0, 0, "NAME",
-        "score: the actions' exact probabilities; text: write and read it, as the predecessor",
+        "score: sample from the exact probabilities of the actions; text: generate text and parse "
+        "it (legacy)",
         JOB_TEXT),
-    ROW("teacher", OPT_STRING, teacher, "reflex", 0, 0, "NAME", "the policy that clone follows",
+    ROW("teacher", OPT_STRING, teacher, "reflex", 0, 0, "NAME", "the policy that clone imitates",
         JOB_TEXT),
     ROW("breed", OPT_BOOL, breed, "true", 0, 0, NULL,
-        "the next generation are elites and children of the fitter half"),
-    ROW("elites", OPT_INT, elites, "4", 0, MAX_MINDS, "N", "minds that continue unchanged"),
-    ROW("parents", OPT_FLOAT, parents, "0.5", 0, 1, "P", "share of the fittest that have children"),
+        "evolution: the next generation consists of elites and children of the fittest"),
+    ROW("elites", OPT_INT, elites, "4", 0, MAX_MINDS, "N",
+        "adapters that enter the next generation unchanged"),
+    ROW("parent-fraction", OPT_FLOAT, parents, "0.5", 0, 1, "P",
+        "fraction of the fittest adapters that become parents"),
     ROW("crossover", OPT_STRING, crossover, "delta", 0, 0, "NAME",
-        "operator of two (see 'shoal adapter operators')", JOB_TEXT),
-    ROW("mutation", OPT_STRING, mutation, "noise", 0, 0, "NAME", "operator of one", JOB_TEXT),
-    ROW("mutate", OPT_FLOAT, mutate, "0.1", 0, 1, "P", "share of the children that mutate"),
-    ROW("spread", OPT_FLOAT, spread, "0.02", 0, 10, "X",
-        "deviation of the noise in each founder; 0: all begin as the base model"),
-    ROW("carry", OPT_BOOL, carry, NULL, 0, 0, NULL,
-        "elites keep the statistics of earlier lives, as the predecessor's did"),
-    ROW("held-out", OPT_INT, held_out, "4", 1, 10000, "N",
-        "held-out maps, for measuring after each generation"),
-    ROW("lora", OPT_STRING, lora, "f32", 0, 0, "ELEM",
-        "minds are evaluated as f32, bf16, f16 or i8 (lean ones as f16); they learn in f32",
+        "crossover operator (see 'shoal adapter operators')", JOB_TEXT),
+    ROW("mutation", OPT_STRING, mutation, "noise", 0, 0, "NAME", "mutation operator", JOB_TEXT),
+    ROW("mutation-rate", OPT_FLOAT, mutate, "0.1", 0, 1, "P",
+        "fraction of the children that mutate"),
+    ROW("init-noise", OPT_FLOAT, spread, "0.02", 0, 10, "X",
+        "standard deviation of the initial noise in each adapter; 0: all start as the base model"),
+    ROW("carry-elite-stats", OPT_BOOL, carry, NULL, 0, 0, NULL,
+        "elites keep the statistics of earlier generations (legacy)"),
+    ROW("eval-maps", OPT_INT, held_out, "4", 1, 10000, "N",
+        "held-out maps of the evaluation after each generation"),
+    ROW("lora-dtype", OPT_STRING, lora, "f32", 0, 0, "ELEM",
+        "number format of adapters in the forward pass: f32, bf16, f16 or i8 (with --low-memory: "
+        "f16); training uses f32",
         JOB_TEXT),
-    ROW("lean", OPT_BOOL, lean, NULL, 0, 0, NULL,
-        "in little memory: minds are held as f16, asked and taught a few at a time"),
+    ROW("low-memory", OPT_BOOL, lean, NULL, 0, 0, NULL,
+        "store adapters as f16, and evaluate and train a few at a time"),
     {0},
 };
 
@@ -669,7 +674,7 @@ int simulation_options_check(const struct simulation_options *o, struct error *e
             err, ERR_USAGE,
             "written text has no probability to learn by: --decode text goes with --learn none");
     if (o->lean && strcmp(o->learn.learn, "es") == 0)
-        return error_set(err, ERR_USAGE, "--learn es and --lean exclude each other");
+        return error_set(err, ERR_USAGE, "--learn es and --low-memory exclude each other");
     if (!world_policy_find(o->teacher))
         return error_set(err, ERR_USAGE, "no policy '%s' to be a teacher", o->teacher);
     if (!operator_find(o->crossover, err) || !operator_find(o->mutation, err)) return err->code;

@@ -50,24 +50,13 @@ static bool row_counts(const struct option_row *row, const struct world_rules *r
 json_t *world_rules_json(const struct world_rules *r) {
     json_t *out = json_object();
     for (const struct option_row *row = world_rule_rows; row->name; row++) {
-        char *key = xstrdup(row->name);
+        char *key = xstrdup(option_stored_name(row));
         for (char *p = key; *p; p++)
             if (*p == '-') *p = '_';
         if (row_counts(row, r)) json_object_set_new(out, key, row_json(row, r));
         free(key);
     }
     return out;
-}
-
-int world_rules_from_json(struct world_rules *r, const char *what, const json_t *v,
-                          struct error *err) {
-    *r = (struct world_rules){0};
-    if (!json_is_object(v))
-        return error_set(err, ERR_FORMAT, "'%s' must be an object of rules", what);
-    char *text = json_canonical(v);
-    int rc = world_rules_parse(r, what, text, strlen(text), err);
-    free(text);
-    return rc;
 }
 
 /* in memory */

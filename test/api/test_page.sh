@@ -33,7 +33,7 @@ model: models/fry
 personas: [doubter=data/personas/critic.jsonl, explorer=data/personas/explorer.jsonl]
 tasks: [copy]
 rounds: 0
-working: false
+chain_of_thought: false
 test_items: 12
 train: {r: 2, max_steps: 4, bsz: 4}
 evolve: {generations: 2, population: 4, elites: 1, rank: 2}

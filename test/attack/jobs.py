@@ -153,7 +153,7 @@ def requests_refused(g):
         for alias in ("out", "output-dir", "output_dir"):
             status, body = g.send({"kind": "train", "args": [MODEL], "options": {"data": "data.jsonl", alias: bad}})
             report(f"jobs: {alias} is a name and not {bad[:12]!r}", status == 400 and body["error"]["param"] == "out" or body)
-    refused(g, "--items is a name", "eval", [MODEL], tasks="pick", n=1, items=outside, field="items")
+    refused(g, "a value of log-samples is a name", "eval", [MODEL], tasks="pick", n=1, items=outside, field="log-samples")
     refused(g, "--report is a name", "debate", [MODEL], tasks="pick", n=1, report=outside, field="report")
     refused(g, "--record is a name", "world", record=outside, field="record")
     refused(g, "OUT of quantize is a name", "quantize", [MODEL, outside + ".gguf"], type="q8_0", field="args")

@@ -174,6 +174,38 @@ static void test_variable_wrong(void **state) {
     options_release(rows, &v);
 }
 
+/* Every source accepts the name that an option had in version 0.1; stored JSON keeps that name. */
+static void test_renamed(void **state) {
+    (void)state;
+    static const struct option_row steps[] = {
+        {"finetune-steps", OPT_INT, 0, "0", 0, 100, NULL, NULL}, {"port", OPT_INT, 8}, {0}};
+    static char *const environment[] = {"SHOAL_EVOLVE_BURST=3", NULL};
+    static char *argv[] = {"--burst", "2"}, *unknown[] = {"--kv", "f16"};
+    int64_t v[2] = {0};
+    struct error err = {0};
+    struct strings rest = {0};
+    struct buf b = {0};
+    struct yaml y;
+    log_quiet = true;
+    assert_int_equal(options_parse(steps, v, 2, argv, &rest, &err), OK);
+    assert_int_equal(v[0], 2);
+    assert_int_equal(options_from_env(steps, v, "SHOAL_EVOLVE", environment, NULL, &err), OK);
+    assert_int_equal(v[0], 3);
+    assert_true(option_env_source(steps, &steps[0], "SHOAL_EVOLVE", environment, &b));
+    assert_string_equal(b.data, "SHOAL_EVOLVE_BURST");
+    assert_int_equal(yaml_parse(&y, "y", "burst: 4", 8, &err), OK);
+    assert_int_equal(options_from_yaml(steps, v, &y, NULL, &err), OK);
+    assert_int_equal(v[0], 4);
+    /* The former name of an option that this table does not have is unknown. */
+    assert_int_equal(options_parse(steps, v, 2, unknown, &rest, &err), ERR_USAGE);
+    assert_string_equal(option_stored_name(&steps[0]), "burst");
+    assert_string_equal(option_stored_name(&steps[1]), "port");
+    log_quiet = false;
+    yaml_release(&y);
+    buf_release(&b);
+    strings_release(&rest);
+}
+
 static void test_secrets(void **state) {
     (void)state;
     struct values v;
@@ -194,6 +226,7 @@ int main(void) {
         cmocka_unit_test(test_values),         cmocka_unit_test(test_refusals),
         cmocka_unit_test(test_limits),         cmocka_unit_test(test_order),
         cmocka_unit_test(test_variable_wrong), cmocka_unit_test(test_secrets),
+        cmocka_unit_test(test_renamed),
     };
     return cmocka_run_group_tests_name("config", tests, NULL, NULL);
 }

@@ -166,7 +166,7 @@ if [ "$(wc -l <"$tmp/wide")" = 120 ]; then same "a small budget gives the same b
 # ---- recorded calls
 db=$tmp/rec/calls.db
 cp "$m" "$tmp/rec.gguf"
-"$shoal" run "$tmp/rec.gguf" --chat '春は' -n 9 --samples 3 --exact --record --store "$db" --json --kv i8 --logprobs 3 >"$tmp/out" 2>/dev/null
+"$shoal" run "$tmp/rec.gguf" --chat '春は' -n 9 --samples 3 --exact --record --store "$db" --json --kv-cache-dtype i8 --logprobs 3 >"$tmp/out" 2>/dev/null
 key=$(head -n 1 "$tmp/out" | field call | tr -d '"')
 says "replay: the same bits" 0 "" "$shoal" replay "$(echo "$key" | cut -c1-12)" --store "$db"
 holds "and says so" "same bits: call" "$tmp/out"
@@ -314,7 +314,7 @@ model: models/fry
 personas: [one=$tmp/founder1, two=$tmp/founder2]
 tasks: [copy]
 rounds: 0
-working: false
+chain_of_thought: false
 test_items: 20
 evolve: {generations: 2, population: 4, rank: 2}
 fitness: {items: 10}
@@ -334,7 +334,7 @@ model: models/fry
 personas: [one=$tmp/founder1, two=$tmp/founder2]
 tasks: [copy]
 rounds: 0
-working: false
+chain_of_thought: false
 test_items: 1
 evolve: {search: none}
 fitness: {items: 1}
@@ -366,7 +366,7 @@ if [ -e models/fry/config.json ]; then
     if awk -F'"acc":' '{split($2, v, ","); if (v[1] < 0.95) bad = 1} END {exit bad || NR != 2}' "$tmp/out"; then
         ok "eval --json"; else bad "eval --json" "$(cat "$tmp/out")"; fi
     printf '{"question":"sort: k b x","choices":["b k x","x k b"],"answer":0}\n{"question":"どれ？","choices":["赤","青"],"answer":"青"}\n' >"$tmp/own.jsonl"
-    "$shoal" eval models/fry --tasks "$tmp/own.jsonl" --items "$tmp/items" --json >"$tmp/out" 2>/dev/null
+    "$shoal" eval models/fry --tasks "$tmp/own.jsonl" --log-samples "$tmp/items" --json >"$tmp/out" 2>/dev/null
     holds "eval scores one's own questions" '"task":"own","adapter":"base","n":2,' "$tmp/out"
     holds "and writes each answer" '"line":2,' "$tmp/items"
     printf '{"question":"x","choices":["a"],"answer":0}\n' >"$tmp/one.jsonl"
@@ -411,7 +411,7 @@ END
     dpo() { "$shoal" train models/fry --method dpo --data "$tmp/pairs.jsonl" --out "$tmp/dry" --r 4 --bsz 2 --grad-accum 1 "$@" 2>"$tmp/err"; }
     dpo --dry-run >"$tmp/out"
     for f in '空は?⟦赤い。' '2 pairs: prompts 2 to ' 'updates: 1, of 2 pairs; in all 2 pairs' 'the reference '; do holds "a dry run of dpo shows '$f'" "$f" "$tmp/out"; done
-    rloo() { "$shoal" train models/fry --method rloo --data fry:pick:12 --prefix answer: --max-new-tokens 8 --out "$tmp/dry" --r 4 --bsz 4 --grad-accum 1 --max-steps 2 --k 4 "$@" 2>"$tmp/err"; }
+    rloo() { "$shoal" train models/fry --method rloo --data fry:pick:12 --prefix answer: --max-new-tokens 8 --out "$tmp/dry" --r 4 --bsz 4 --grad-accum 1 --max-steps 2 --num-generations 4 "$@" 2>"$tmp/err"; }
     rloo --dry-run >"$tmp/out"
     for f in 'answer:⟦ ' 'its first 16 completions: reward ' 'steps: 2, of 4 prompts with 4 completions of at most 8 tokens' 'of it the engine'; do holds "a dry run of rloo shows '$f'" "$f" "$tmp/out"; done
     rloo --dry-run --json >"$tmp/out"
@@ -494,7 +494,7 @@ END
     fry --adapter "$tmp/t1=0,$tmp/t2=0" --seed 3 --ids >"$tmp/out"
     same "a mix of no part of any is the base" "$tmp/one" "$tmp/out"
     "$shoal" train models/fry --runs "$tmp/runs" --data "$tmp/few.jsonl" --out "$tmp/t3" --r 2 --quiet >/dev/null 2>"$tmp/err"
-    fry --adapter "$tmp/t1=0.7,$tmp/t3=-0.3" --lora f16 --record --store "$tmp/mix.db" --json >"$tmp/out"
+    fry --adapter "$tmp/t1=0.7,$tmp/t3=-0.3" --lora-dtype f16 --record --store "$tmp/mix.db" --json >"$tmp/out"
     key=$(field call <"$tmp/out" | tr -d '"')
     says "replay of a mix" 0 "" "$shoal" replay "$key" --store "$tmp/mix.db"
     rm -r "$tmp/t3"
@@ -618,9 +618,9 @@ if grep -q '^{"policy":"reflex".*"blocked":{"value":0.0,"lo":0.0,"hi":0.0}' "$tm
 holds "the table" "world 'seed'" "$tmp/out"
 if grep -q '^mock  *0\.00 \[0\.00, 0\.00\]  *0\.00 \[' "$tmp/out"; then ok "the mock collects nothing"; else bad "the mock collects nothing" "$(cat "$tmp/out")"; fi
 holds "the speed is for people" "ticks a second" "$tmp/err"
-"$shoal" world --meal 0 --maps 2 --json --quiet >"$tmp/out" 2>/dev/null
+"$shoal" world --food-energy 0 --maps 2 --json --quiet >"$tmp/out" 2>/dev/null
 holds "a flag stands over the rule set, also with the rows' own default" '"survival":{"value":0.0,' "$tmp/out"
-life="$shoal world --seed 4 --agents 5 --steps 250 --words 2"
+life="$shoal world --seed 4 --agents 5 --steps 250 --vocabulary 2"
 $life --record "$tmp/life.jsonl" --json >"$tmp/out" 2>"$tmp/err"
 says "replay" 0 "" "$shoal" world --replay "$tmp/life.jsonl" --json
 cp "$tmp/out" "$tmp/again"
@@ -674,7 +674,7 @@ printf '{"reset":{"seed":7}}\nnonsense\n\0\377\n{"agents":{}}\n{"close":{}}\n{"a
 if [ "$(wc -l <"$tmp/out")" = 5 ] && [ "$(grep -c '^{"error":' "$tmp/out")" = 2 ] && tail -n 2 "$tmp/out" | grep -q '^{"agents":\["agent_0","agent_1"\]}$'; then
     ok "world --pipe"; else bad "world --pipe" "$(head -c 600 "$tmp/out" "$tmp/err")"; fi
 for brief in true false; do
-    printf '{"reset":{"seed":7}}\n' | "$shoal" world --pipe --agents 1 --brief=$brief >"$tmp/out" 2>&1
+    printf '{"reset":{"seed":7}}\n' | "$shoal" world --pipe --agents 1 --compact-observations=$brief >"$tmp/out" 2>&1
     cp "$tmp/out" "$tmp/$brief"; done
 printf '{"reset":{"seed":7}}\n' | "$shoal" world --pipe --agents 1 >"$tmp/out" 2>&1
 same "letters are what agents are told where nothing is said" "$tmp/true" "$tmp/out"
@@ -709,7 +709,7 @@ if [ -e models/fry/config.json ]; then
     minds() {
         name=$1
         shift
-        "$shoal" world models/fry --minds 1 --worlds 2 --steps 12 --seed 5 --held-out 2 --every 4 --runs "$tmp/lives" --out "$tmp/$name" --json --quiet "$@" >"$tmp/$name.out" 2>"$tmp/err" ||
+        "$shoal" world models/fry --num-adapters 1 --num-envs 2 --steps 12 --seed 5 --held-out 2 --update-interval 4 --runs "$tmp/lives" --out "$tmp/$name" --json --quiet "$@" >"$tmp/$name.out" 2>"$tmp/err" ||
             bad "a life: $name" "$(head -c 300 "$tmp/err")"
         grep -o '"hash":"[0-9a-f]*"' "$tmp/$name/state.json" >"$tmp/$name.minds"
         grep -ho '"tick":[0-9]*,"actions":[^]]*' "$tmp/$name"/trace-*.jsonl >"$tmp/$name.done"
@@ -743,7 +743,7 @@ says "flags of lives without a model" 2 "want a model" "$shoal" world --generati
 says "--best elsewhere" 2 "of 'shoal world export RUN'" "$shoal" world --best
 says "groups that are not there" 1 "has no run of a world 'both-" "$shoal" world compare both --runs "$tmp"
 if [ -e models/fry/config.json ]; then
-    lives="$shoal world models/fry --steps 20 --agents 4 --held-out 2 --every 5 --batch 2 --runs $tmp/lruns --quiet"
+    lives="$shoal world models/fry --steps 20 --agents 4 --held-out 2 --update-interval 5 --batch-size 2 --runs $tmp/lruns --quiet"
     $lives --generations 1 --out "$tmp/lone" >"$tmp/one" 2>"$tmp/err" || bad "a life" "$(cat "$tmp/err")"
     holds "the table of lives" "generation  decisions" "$tmp/one"
     if [ "$(sed -n 's/^\(rule\|random\|0\|1\)  .*/\1/p' "$tmp/one" | tr '\n' ' ')" = "rule random 0 1 " ]; then
@@ -780,13 +780,13 @@ if [ -e models/fry/config.json ]; then
     says "and can be looked into" 0 "" "$shoal" adapter info "$tmp/best"
     id=$(sed -n 's/^\(world-[0-9a-f]*\):.*/\1/p' "$tmp/one")
     $lives --generations 1 >"$tmp/out" 2>"$tmp/err"
-    says "export by a run's name" 0 "" "$shoal" world export "$id" --mind g0m1 --runs "$tmp/lruns" --out "$tmp/g0m1"
+    says "export by a run's name" 0 "" "$shoal" world export "$id" --adapter-name g0m1 --runs "$tmp/lruns" --out "$tmp/g0m1"
     holds "tells who it is" "g0m1: fitness" "$tmp/out"
-    says "a mind that is not there" 1 "has no mind 'g7m7'" "$shoal" world export "$tmp/lone" --mind g7m7 --out "$tmp/x"
+    says "a mind that is not there" 1 "has no mind 'g7m7'" "$shoal" world export "$tmp/lone" --adapter-name g7m7 --out "$tmp/x"
     says "export of what is no run" 1 "is not a run of a world" "$shoal" world export "$tmp/none" --out "$tmp/x"
     says "export to nowhere" 2 "--out DIR is missing" "$shoal" world export "$tmp/lone"
     says "export of nothing" 2 "of which run?" "$shoal" world export
-    says "the best one and another one" 2 "exclude each other" "$shoal" world export "$tmp/lone" --best --mind g0m0 --out "$tmp/x"
+    says "the best one and another one" 2 "exclude each other" "$shoal" world export "$tmp/lone" --best --adapter-name g0m0 --out "$tmp/x"
     sed "s/\"hash\":\"[0-9a-f]*\"/\"hash\":\"..\/..\/best\"/" "$tmp/lone/state.json" >"$tmp/other" && mkdir -p "$tmp/forged" && cp "$tmp/other" "$tmp/forged/state.json"
     says "export of what is beside the run" 1 "is no hash" "$shoal" world export "$tmp/forged" --out "$tmp/x"
     absent "which leaves nothing" "$tmp/x"
@@ -813,7 +813,7 @@ if [ -e models/fry/config.json ]; then
     says "no teacher" 2 "no policy 'nobody'" "$shoal" world models/fry --teacher nobody
     says "no operator" 2 "nothing" "$shoal" world models/fry --crossover nothing
     says "no optimizer" 2 "lion" "$shoal" world models/fry --optim lion
-    says "a buffer too small" 2 "holds no two batches" "$shoal" world models/fry --buffer 10 --batch 6
+    says "a buffer too small" 2 "holds no two batches" "$shoal" world models/fry --buffer-size 10 --batch-size 6
     says "the environment needs no model" 2 "--pipe is without a model" "$shoal" world models/fry --pipe
     says "two models" 2 "one model at most" "$shoal" world models/fry models/fry
     says "a rate out of range" 2 "--lr" "$shoal" world models/fry --lr -1

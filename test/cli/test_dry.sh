@@ -60,7 +60,7 @@ dry "run" "total" run "$model" -p x --record --session new.session
 dry "chat" "total" chat "$model"
 dry "ask" "total" ask "$model" "12 + 30 = ?"
 dry "debate" "total" debate "$model" --topic "12 + 30 = ?" --choices 41 42 --agents a b
-dry "eval" "total" eval "$model" --tasks pick --n 5 --items new.jsonl --record
+dry "eval" "total" eval "$model" --tasks pick --n 5 --log-samples new.jsonl --record
 dry "embed" "total" embed "$model" x
 dry "synth" "total" synth "$model" --prompts p.jsonl --out new.jsonl --then-train new
 dry "serve" "total" serve "$model" --port 0

@@ -157,7 +157,7 @@ static void test_children_can_be_better(void **state) {
         g.founders[i] = to;
     }
     g.o.rank = 8;
-    g.o.mutate = 0;
+    g.o.mutation_rate = 0;
     garden_begin(&g, 1);
     garden_evaluate(&g);
     double founders = g.p.c[0].fitness.value;
@@ -337,7 +337,7 @@ static void test_seed_crossover(void **state) {
     struct garden g;
     garden_open(&g, false);
     operators_are(&g, "seed", "noise");
-    g.o.mutate = 0;
+    g.o.mutation_rate = 0;
     garden_begin(&g, 1);
     garden_evaluate(&g);
     struct candidate before[FOUNDERS];
@@ -378,7 +378,7 @@ static void test_harm_is_dropped(void **state) {
     struct garden g;
     garden_open(&g, false);
     operators_are(&g, "delta", "reinit,noise");
-    g.o.mutate = 1;
+    g.o.mutation_rate = 1;
     g.o.population = 12;
     garden_begin(&g, 1);
     g.p.mutations.step[0] = 1; /* everything anew: nothing of the parent is left */
@@ -440,9 +440,9 @@ static void test_every_selection(void **state) {
         for (int kind = 0; kind < 4; kind++) {
             free(g.o.selection);
             g.o.selection = xstrdup(sel->name);
-            g.o.share = kind == 1 ? 0.5 : 0;
+            g.o.fitness_sharing_radius = kind == 1 ? 0.5 : 0;
             g.o.roles = kind == 2;
-            g.o.archive = kind == 3 ? 5 : 0;
+            g.o.map_elites_bins = kind == 3 ? 5 : 0;
             g.o.population = 14;
             g.o.elites = kind == 2 ? FOUNDERS : 2;
             char last[2][HASH_LEN];
@@ -480,7 +480,7 @@ static void test_preserve_norm(void **state) {
     static const double ranges[][2] = {{0.3, 0.7}, {-1, -0.9}, {1.9, 2}};
     struct garden g;
     garden_open(&g, false);
-    g.o.mutate = 0;
+    g.o.mutation_rate = 0;
     g.o.rank = 8;
     struct adapter *large = adapter_scale(g.founders[0], 5);
     adapter_release(g.founders[0]);
@@ -595,8 +595,9 @@ static char *recipe_text(void) {
         "tasks: [copy, pick, order]\nrounds: 2\nmax_tokens: 4\ntest_items: 9\n"
         "train: {r: 2, max_steps: 6, lr: 0.02, bsz: 2, grad_accum: 1, lora_dropout: 0, save_steps: "
         "2}\n"
-        "evolve: {generations: 2, population: 4, elites: 2, rank: 4, burst: 2, learn: %s/a.jsonl}\n"
-        "learn: {bsz: 2, grad_accum: 1, lr: 0.01, lora_dropout: 0}\nfitness: {items: 6}\n"
+        "evolve: {generations: 2, population: 4, elites: 2, rank: 4, finetune_steps: 2, "
+        "finetune_data: %s/a.jsonl}\n"
+        "finetune: {bsz: 2, grad_accum: 1, lr: 0.01, lora_dropout: 0}\nfitness: {items: 6}\n"
         "retain: [sort]\nretain_items: 4\n",
         dir, dir, dir, dir, dir, dir);
 }
@@ -1061,26 +1062,31 @@ static void test_failed_run(void **state) {
 
 /* Other ways of searching, over the founders of the reference run. */
 static const char *const ways[] = {
-    "evolve: {search: breed, generations: 2, population: 5, elites: 3, roles: true, mutate: 0.5, "
-    "rank: 0, selection: lexicase, share: 0.1, mutations: [spectrum, drop, rank, reinit]}\n",
+    "evolve: {search: breed, generations: 2, population: 5, elites: 3, roles: true, mutation_rate: "
+    "0.5, "
+    "rank: 0, selection: lexicase, fitness_sharing_radius: 0.1, mutations: [spectrum, drop, rank, "
+    "reinit]}\n",
     "evolve: {search: breed, generations: 1, population: 10, elites: 3}\n",
-    "fitness: {items: 6, apart: embedding}\nevolve: {generations: 1}\n",
-    "fitness: {items: 6, apart: disagreement}\nevolve: {generations: 1}\n",
-    "evolve: {search: breed, generations: 3, population: 5, archive: 4, selection: pareto}\n"
+    "fitness: {items: 6, distance: embedding}\nevolve: {generations: 1}\n",
+    "fitness: {items: 6, distance: disagreement}\nevolve: {generations: 1}\n",
+    "evolve: {search: breed, generations: 3, population: 5, map_elites_bins: 4, selection: "
+    "pareto}\n"
     "save: best\n",
     "evolve: {search: breed, generations: 2, population: 6}\n"
     "fitness: {items: 8, race: true, performance: 1, cooperation: 0, novelty: 0}\n"
     "race: {rule: halving, budget: 24}\n",
     "evolve: {search: coefficients, generations: 3}\nsearch: {searcher: cma, batch: 6}\n",
-    "evolve: {search: coefficients, generations: 2, merge: delta_ties}\n"
+    "evolve: {search: coefficients, generations: 2, merge_operator: delta_ties}\n"
     "search: {searcher: pso, batch: 4}\n",
     "evolve: {search: coefficients, generations: 2, per_layer: true}\n"
     "search: {searcher: ga, batch: 4}\n",
-    "evolve: {search: coefficients, generations: 9, flops: 4e8, burst: 2, learn: LEARN}\n"
+    "evolve: {search: coefficients, generations: 9, max_flops: 4e8, finetune_steps: 2, "
+    "finetune_data: LEARN}\n"
     "search: {searcher: cma, batch: 4}\n",
-    "evolve: {search: merge, merge: delta_dare_ties}\n",
-    "evolve: {search: gradient, flops: 3e8, learn: LEARN}\n",
-    "evolve: {search: es, burst: 2, generations: 1, learn: LEARN}\nes: {population: 4}\n",
+    "evolve: {search: merge, merge_operator: delta_dare_ties}\n",
+    "evolve: {search: gradient, max_flops: 3e8, finetune_data: LEARN}\n",
+    "evolve: {search: es, finetune_steps: 2, generations: 1, finetune_data: LEARN}\nes: "
+    "{population: 4}\n",
     "evolve: {search: none}\n",
 };
 
@@ -1097,7 +1103,7 @@ static char *way_text(const char *way) {
         buf_printf(&b, "  - %s=%s/ref/r/adapters/gen_0/%s\n", name, dir, name);
     }
     if (!strstr(way, "fitness:"))
-        buf_puts(&b, "fitness: {items: 6, measure: probability, credit: shapley}\n");
+        buf_puts(&b, "fitness: {items: 6, metric: probability, credit: shapley}\n");
     const char *at = strstr(way, "LEARN");
     buf_add(&b, way, at ? (size_t)(at - way) : strlen(way));
     if (at) buf_printf(&b, "%s%s", learn, at + 5);
@@ -1154,8 +1160,9 @@ static void test_every_way(void **state) {
 static void test_flops_are_kept(void **state) {
     (void)state;
     static const char *const searches[] = {
-        "evolve: {search: breed, generations: 50, population: 4, flops: 1e9}\n",
-        "evolve: {search: coefficients, generations: 50, burst: 2, flops: 1e9, learn: LEARN}\n"
+        "evolve: {search: breed, generations: 50, population: 4, max_flops: 1e9}\n",
+        "evolve: {search: coefficients, generations: 50, finetune_steps: 2, max_flops: 1e9, "
+        "finetune_data: LEARN}\n"
         "search: {batch: 4}\n"};
     reference_run();
     for (size_t i = 0; i < ARRAY_LEN(searches); i++) {
@@ -1296,12 +1303,14 @@ static void test_bad_recipes(void **state) {
     recipe_is_refused(TWO TASK "evolve: {selection: luck}\n", "luck");
     recipe_is_refused(TWO TASK "evolve: {search: guess}\n", "guess");
     recipe_is_refused(TWO TASK "evolve: {elites: 7}\n", "more elites");
-    recipe_is_refused(TWO TASK "evolve: {burst: 3}\n", "evolve.learn");
-    recipe_is_refused(TWO TASK "evolve: {search: es, learn: x}\nes: {population: 3}\n", "odd");
+    recipe_is_refused(TWO TASK "evolve: {finetune_steps: 3}\n", "evolve.finetune_data");
+    recipe_is_refused(TWO TASK "evolve: {search: es, finetune_data: x}\nes: {population: 3}\n",
+                      "odd");
     recipe_is_refused(TWO TASK "fitness: {race: true}\n", "performance alone");
-    recipe_is_refused(TWO TASK "fitness: {measure: feeling}\n", "feeling");
-    recipe_is_refused(TWO TASK "fitness: {apart: far}\n", "js, disagreement or embedding");
-    recipe_is_refused(TWO TASK "working: false\nfitness: {apart: embedding}\n", "working");
+    recipe_is_refused(TWO TASK "fitness: {metric: feeling}\n", "feeling");
+    recipe_is_refused(TWO TASK "fitness: {distance: far}\n", "js, disagreement or embedding");
+    recipe_is_refused(TWO TASK "chain_of_thought: false\nfitness: {distance: embedding}\n",
+                      "chain_of_thought");
     recipe_is_refused(TWO TASK "fitness: {credit: all}\n", "loo or shapley");
     recipe_is_refused(TWO TASK "retain: [knitting]\n", "knitting");
     recipe_is_refused(TWO TASK "save: none\n", "save is all or best");

@@ -465,8 +465,8 @@ static void test_box(void **state) {
         struct search_options o = options(searchers[k]);
         double start[3] = {0.5, 0.5, 0.5}, best;
         o.sigma = 2;
-        o.lo = 0.25;
-        o.hi = 1;
+        o.lower_bound = 0.25;
+        o.upper_bound = 1;
         struct search *s = search_new(&o, start, 1, 3, 1, &err);
         for (int g = 0; g < 60; g++) {
             const double *x = search_ask(s);

@@ -1429,7 +1429,7 @@ static int job_line(const json_t *v, struct job_request *r, struct strings *args
 
 /* Outputs are below the folder of results, inputs below the root. */
 static void job_argument_check(const char *arg) {
-    static const char *const reads[] = {"--start=", "--data="};
+    static const char *const reads[] = {"--init-adapter=", "--data="};
     MUST(strncmp(arg, "--", 2) == 0 && arg[2] >= 'a' && arg[2] <= 'z');
     if (strncmp(arg, "--out=", 6) == 0)
         MUST(strncmp(arg + 6, "/results/", 9) == 0 && !strchr(arg + 15, '/') && arg[15] != '.');

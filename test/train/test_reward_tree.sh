@@ -29,7 +29,7 @@ until_left() { # N: whether so many are there at last
 }
 train() {
     exec "$shoal" train "$root/models/fry" --method rloo --data fry:pick --out "$tmp/out" --runs "$tmp/runs" --max-steps 2 --r 2 \
-        --k 2 --threads 1 "$@"
+        --num-generations 2 --threads 1 "$@"
 }
 daemons="setsid sleep $mark & (setsid sleep $mark >/dev/null 2>&1 &) ; sleep $mark &"
 

@@ -1,0 +1,101 @@
+/*
+ * renamed: options that had another name in version 0.1.
+ *
+ * An old name is accepted wherever its option is: on the command line, in variables, configuration
+ * files, recipes and requests of jobs. What people write gets a note once per process. Results that
+ * are stored or hashed (options of runs, rules in traces) keep the old name, so that runs keep
+ * their ids and files of 0.1 and of today are read by each other.
+ *
+ * An old name may belong to several options; the one in the command's table is meant. A present
+ * name occurs once.
+ */
+#include "base/internal.h"
+
+#include <stdatomic.h>
+#include <string.h>
+
+static const struct renamed {
+    const char *old, *now;
+} renamed_options[] = {
+    {"apart", "distance"},
+    {"archive", "map-elites-bins"},
+    {"batch", "batch-size"},
+    {"bite", "predator-damage"},
+    {"blx", "blx-alpha"},
+    {"brief", "compact-observations"},
+    {"buffer", "buffer-size"},
+    {"burst", "finetune-steps"},
+    {"carry", "carry-elite-stats"},
+    {"clip", "clip-range"},
+    {"critic-rate", "critic-lr"},
+    {"entropy", "entropy-coef"},
+    {"every", "update-interval"},
+    {"flops", "max-flops"},
+    {"fresh", "resample-items"},
+    {"group", "update-group-size"},
+    {"harm", "max-regression"},
+    {"hearing", "hearing-range"},
+    {"held-out", "eval-maps"},
+    {"here", "observe-cell"},
+    {"hi", "upper-bound"},
+    {"inner-updates", "num-iterations"},
+    {"items", "log-samples"},
+    {"k", "num-generations"},
+    {"keep", "truncation-ratio"},
+    {"kv", "kv-cache-dtype"},
+    {"lambda", "gae-lambda"},
+    {"lean", "low-memory"},
+    {"learn", "finetune-data"},
+    {"lo", "lower-bound"},
+    {"lora", "lora-dtype"},
+    {"meal", "food-energy"},
+    {"measure", "metric"},
+    {"merge", "merge-operator"},
+    {"mind", "adapter-name"},
+    {"minds", "num-adapters"},
+    {"move", "target-step-divergence"},
+    {"mutate", "mutation-rate"},
+    {"parents", "parent-fraction"},
+    {"replay-share", "replay-fraction"},
+    {"restart", "patience"},
+    {"reuse", "cache"},
+    {"rewards-fresh", "rewards-new-cell"},
+    {"rewards-wrong", "rewards-no-effect"},
+    {"share", "fitness-sharing-radius"},
+    {"share", "shared-experience-fraction"},
+    {"sight", "predator-vision"},
+    {"slope", "selection-pressure"},
+    {"spread", "init-noise"},
+    {"start", "init-adapter"},
+    {"stretch", "perturbation-ticks"},
+    {"tournament", "tournament-size"},
+    {"warmup", "warmup-steps"},
+    {"words", "vocabulary"},
+    {"working", "chain-of-thought"},
+    {"working", "chain-of-thought-fraction"},
+    {"worlds", "num-envs"},
+};
+
+static atomic_bool noted[ARRAY_LEN(renamed_options)];
+
+const struct option_row *option_find_renamed(const struct option_row *rows, const char *name,
+                                             size_t len, bool note) {
+    for (size_t i = 0; i < ARRAY_LEN(renamed_options); i++) {
+        const struct renamed *r = &renamed_options[i];
+        if (!option_name_equal(name, r->old, len)) continue;
+        for (const struct option_row *row = rows; row->name; row++) {
+            if (row->type == OPT_ALIAS || strcmp(row->name, r->now) != 0) continue;
+            if (note && !log_quiet && !atomic_exchange(&noted[i], true))
+                log_info("the option '%s' is named '%s' now; the old name works too", r->old,
+                         r->now);
+            return row;
+        }
+    }
+    return NULL;
+}
+
+const char *option_stored_name(const struct option_row *row) {
+    for (size_t i = 0; i < ARRAY_LEN(renamed_options); i++)
+        if (strcmp(row->name, renamed_options[i].now) == 0) return renamed_options[i].old;
+    return row->name;
+}

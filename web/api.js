@@ -1,4 +1,4 @@
-// Calls of the server's API, with the key that the user gave; errors in the server's own words.
+// Requests to the server's API with the user's API key. Errors have the server's message.
 import { t } from "./words.js";
 
 export class ApiError extends Error {
@@ -8,8 +8,8 @@ export class ApiError extends Error {
     }
 }
 
-/** The key: of this tab, unless it is to be remembered. */
-export const key = {
+/** The API key: in sessionStorage, or in localStorage if the user wants the browser to remember it. */
+export const api_key = {
     get: () => {
         try {
             return sessionStorage.getItem("shoal.key") ?? localStorage.getItem("shoal.key") ?? "";
@@ -31,20 +31,20 @@ export const key = {
     },
 };
 
-/** Takes the start-up token out of the address, #token=…, into this tab; whether there was one. */
-export function token_take() {
+/** Moves the start-up token from the address (#token=…) to sessionStorage. Returns whether the address had one. */
+export function take_token() {
     const [, token] = /^#token=([\w-]+)$/.exec(location.hash) ?? [];
     if (!token) return false;
     try {
         sessionStorage.setItem("shoal.key", token);
     } catch {
-        // A browser that keeps nothing: requests go without it, and the server says what is missing.
+        // Without sessionStorage requests have no key, and the server's error names the missing key.
     }
-    history.replaceState(null, "", location.pathname + location.search); // not into its history
+    history.replaceState(null, "", location.pathname + location.search); // keeps the token out of the browser's history
     return true;
 }
 
-async function failure(r) {
+async function error_of(r) {
     const text = await r.text();
     try {
         const e = JSON.parse(text).error;
@@ -54,33 +54,33 @@ async function failure(r) {
     }
 }
 
-/** A response that is fine, or an ApiError. `body`: sent as JSON. */
+/** Sends a request and returns a successful response, or throws an ApiError. `body` is sent as JSON. */
 export async function call(path, { method, body, signal, headers } = {}) {
-    const all = { ...headers };
-    if (key.get()) all.Authorization = "Bearer " + key.get();
-    if (body !== undefined) all["Content-Type"] = "application/json";
+    const all_headers = { ...headers };
+    if (api_key.get()) all_headers.Authorization = "Bearer " + api_key.get();
+    if (body !== undefined) all_headers["Content-Type"] = "application/json";
     let r;
     try {
         r = await fetch(path, {
             method: method ?? (body === undefined ? "GET" : "POST"),
-            headers: all,
+            headers: all_headers,
             body: body === undefined ? undefined : JSON.stringify(body),
             signal,
         });
     } catch (e) {
         throw e.name === "AbortError" ? e : new ApiError(0, t("unreachable"));
     }
-    if (!r.ok) throw await failure(r);
+    if (!r.ok) throw await error_of(r);
     return r;
 }
 
 export const json = async (path, o) => (await call(path, o)).json();
 export const text = async (path, o) => (await call(path, o)).text();
 
-/** Server-sent events of a reply: {event, data}. EventSource could not send a key. o.opened(response): its head is there. */
+/** Yields the server-sent events of a response as {event, data}; EventSource cannot send a key. o.on_open(response) is called when its headers have arrived. */
 export async function* events(path, o) {
     const r = await call(path, o);
-    o?.opened?.(r);
+    o?.on_open?.(r);
     const reader = r.body.pipeThrough(new TextDecoderStream()).getReader();
     let rest = "";
     try {
@@ -100,21 +100,21 @@ export async function* events(path, o) {
             }
         }
     } finally {
-        reader.cancel().catch(() => {}); // gone already
+        reader.cancel().catch(() => {}); // the connection may be closed already
     }
 }
 
-/** Work that is told while it goes on: tell(event, data) until its end; an error as it would be without a stream. */
-export async function follow(path, o, tell) {
+/** Sends a request with `stream: true` and calls on_event(event, data) for each event. Throws the error of an error event. */
+export async function stream(path, o, on_event) {
     for await (const { event, data } of events(path, { ...o, body: { ...o.body, stream: true } })) {
         if (data === "[DONE]") return;
         const v = JSON.parse(data);
         if (event === "error") throw new ApiError(0, v.error.message);
-        tell(event, v);
+        on_event(event, v);
     }
 }
 
-/** The base, adapters and teams: {base, adapters, teams}, each {id, root, max_model_len, …}. */
+/** {base, adapters, teams}: arrays of {id, root, max_model_len, …}. */
 export async function models(signal) {
     const { data } = await json("/v1/models", { signal });
     return {
@@ -124,22 +124,22 @@ export async function models(signal) {
     };
 }
 
-/** Figures of GET /v1/metrics: their sum over series, or of the series with a label. */
-export class Figures {
+/** The metrics of GET /v1/metrics. value() sums over all series of a metric, or over those whose label has the given value. */
+export class Metrics {
     constructor(all) {
         this.all = all;
     }
     series(name) {
         return this.all[name]?.series ?? [];
     }
-    value(name, label, is) {
+    value(name, label, wanted) {
         let sum = null;
         for (const s of this.series(name))
-            if (label === undefined || s.labels[label] === is) sum = (sum ?? 0) + (s.value ?? 0);
+            if (label === undefined || s.labels[label] === wanted) sum = (sum ?? 0) + (s.value ?? 0);
         return sum;
     }
     labels(name) {
         return this.series(name)[0]?.labels ?? {};
     }
 }
-export const figures = async (signal) => new Figures(await json("/v1/metrics", { signal }));
+export const metrics = async (signal) => new Metrics(await json("/v1/metrics", { signal }));

@@ -1,7 +1,7 @@
-// The page: which views there are, how one moves between them, what keys do.
-import { token_take } from "./api.js";
-import { complain, fill, h, load, tip } from "./dom.js";
-import { choose, t } from "./words.js";
+// The frame of the page: list of views, navigation, keyboard shortcuts.
+import { take_token } from "./api.js";
+import { fill, h, load, show_error, tooltip } from "./dom.js";
+import { set_language, t } from "./words.js";
 import * as ab from "./ab.js";
 import * as agents from "./agents.js";
 import * as ask from "./ask.js";
@@ -14,28 +14,28 @@ import * as system from "./system.js";
 import * as world from "./world.js";
 
 /*
- * A view is a module with open(root, path): it fills root and returns what ends it, or nothing.
- * `path` is what follows its name in the address: #/jobs/job-1 is "job-1" of jobs. To add one: its
+ * A view is a module with open(root, path), which fills root and may return a function that closes
+ * the view. `path` is the rest of the address: "job-1" for #/jobs/job-1. To add a view, add its
  * module, a row here, and its name in words.js as view_ID.
  */
 const views = [
-    { id: "chat", key: "c", view: chat },
-    { id: "debate", key: "d", view: debate },
-    { id: "ask", key: "b", view: ask },
-    { id: "agents", key: "a", view: agents },
-    { id: "jobs", key: "j", view: jobs },
-    { id: "world", key: "w", view: world },
-    { id: "evolution", key: "v", view: evolution },
-    { id: "ab", key: "x", view: ab },
-    { id: "system", key: "s", view: system },
-    { id: "settings", key: "e", view: settings },
+    { id: "chat", key: "c", module: chat },
+    { id: "debate", key: "d", module: debate },
+    { id: "ask", key: "b", module: ask },
+    { id: "agents", key: "a", module: agents },
+    { id: "jobs", key: "j", module: jobs },
+    { id: "world", key: "w", module: world },
+    { id: "evolution", key: "v", module: evolution },
+    { id: "ab", key: "x", module: ab },
+    { id: "system", key: "s", module: system },
+    { id: "settings", key: "e", module: settings },
 ];
 
 const main = document.getElementById("main");
 const help = document.getElementById("help");
 let close = null;
 
-function frame(current) {
+function draw_frame(current) {
     document.getElementById("skip").textContent = t("skip");
     const nav = document.getElementById("nav");
     nav.setAttribute("aria-label", t("views"));
@@ -48,31 +48,31 @@ function frame(current) {
     button.title = t("help");
 }
 
-/** Leaves what is shown and shows what the address names. */
+/** Closes the current view and opens the view that the address names. */
 export function show(focus) {
     const [, id, path] = /^#\/([^/?]*)\/?(.*)$/.exec(location.hash) ?? [];
-    const now = views.find((v) => v.id === id) ?? views[0];
+    const view = views.find((v) => v.id === id) ?? views[0];
     let rest = path ?? "";
     try {
         rest = decodeURIComponent(rest);
     } catch {
-        // A stray % in an address that somebody typed: as it is.
+        // The address has an invalid percent escape: the text is used unchanged.
     }
     close?.();
     close = null;
-    tip.hide();
-    frame(now);
-    document.title = `${t("view_" + now.id)} – Shoal`;
-    main.className = now.id;
-    main.setAttribute("aria-label", t("view_" + now.id));
+    tooltip.hide();
+    draw_frame(view);
+    document.title = `${t("view_" + view.id)} – Shoal`;
+    main.className = view.id;
+    main.setAttribute("aria-label", t("view_" + view.id));
     main.replaceChildren();
-    close = now.view.open(main, rest) ?? null;
+    close = view.module.open(main, rest) ?? null;
     if (focus) main.focus({ preventScroll: true });
 }
 
-/* keys */
+/* keyboard shortcuts */
 
-const keys = [
+const shortcuts = [
     ...views.map((v) => [["g", v.key], () => t("view_" + v.id)]),
     [["/"], () => t("key_focus")],
     [["?"], () => t("key_help")],
@@ -83,51 +83,51 @@ const keys = [
     [["Space"], () => t("key_play")],
 ];
 
-function help_show() {
+function show_help() {
     fill(help,
         h("h2", { id: "help-title" }, t("help")),
-        h("dl", null, keys.map(([names, words]) => [
-            h("dt", null, names.map((k) => h("kbd", null, k))), h("dd", null, words()),
+        h("dl", null, shortcuts.map(([keys, text]) => [
+            h("dt", null, keys.map((k) => h("kbd", null, k))), h("dd", null, text()),
         ])),
         h("form", { method: "dialog" }, h("button", { autofocus: true }, t("close"))));
     help.setAttribute("aria-labelledby", "help-title");
     if (!help.open) help.showModal();
 }
 
-let going = false; // "g" was the key before
+let after_g = false; // the previous key was "g"
 
-const writes = (e) => e.matches?.("input:not([type=checkbox]):not([type=radio]), textarea, select, [contenteditable]");
+const is_text_field = (e) => e.matches?.("input:not([type=checkbox]):not([type=radio]), textarea, select, [contenteditable]");
 
 addEventListener("keydown", (e) => {
     if (e.ctrlKey || e.altKey || e.metaKey || e.isComposing || document.querySelector("dialog[open]")) return;
     if (e.key === "Escape") {
-        tip.hide();
-        if (writes(e.target)) e.target.blur();
+        tooltip.hide();
+        if (is_text_field(e.target)) e.target.blur();
         return;
     }
-    const to = going && views.find((v) => v.key === e.key);
-    going = e.key === "g";
-    if (writes(e.target)) return void (going = false);
-    if (to) location.hash = "#/" + to.id;
+    const target = after_g && views.find((v) => v.key === e.key);
+    after_g = e.key === "g";
+    if (is_text_field(e.target)) return void (after_g = false);
+    if (target) location.hash = "#/" + target.id;
     else if (e.key === "/") main.querySelector("[data-focus]")?.focus();
-    else if (e.key === "?") help_show();
+    else if (e.key === "?") show_help();
     else return;
     e.preventDefault();
 });
 
-document.getElementById("help-open").addEventListener("click", help_show);
+document.getElementById("help-open").addEventListener("click", show_help);
 document.getElementById("skip").addEventListener("click", (e) => {
-    e.preventDefault(); // the hash is the view's
+    e.preventDefault(); // the hash is the address of the view
     main.focus();
 });
 addEventListener("hashchange", () => {
-    token_take(); // of an address that was pasted into a tab that shows the page
+    take_token(); // an address with a token may be pasted into an open tab
     show(true);
 });
-addEventListener("shoal:words", () => show(false));
-addEventListener("unhandledrejection", (e) => complain(e.reason));
-addEventListener("error", (e) => complain(e.error ?? e.message));
+addEventListener("shoal:language", () => show(false));
+addEventListener("unhandledrejection", (e) => show_error(e.reason));
+addEventListener("error", (e) => show_error(e.error ?? e.message));
 
-token_take();
-choose(load("language", ""));
+take_token();
+set_language(load("language", ""));
 show(false);

@@ -1,7 +1,7 @@
-// What every view needs of the browser: elements, what is kept, numbers in words, notices.
+// Helpers of all views: DOM elements, localStorage, number formats, notices, polling, tooltips.
 import { lang, t } from "./words.js";
 
-/** An element: h("p", {class: "x", onclick: f}, "text", child, [children], null). Text is never read as markup. */
+/** Creates an element: h("p", {class: "x", onclick: f}, "text", child, [children], null). Text is never parsed as markup. */
 export function h(tag, props, ...children) {
     const e = document.createElement(tag);
     for (const [k, v] of Object.entries(props ?? {})) {
@@ -14,7 +14,7 @@ export function h(tag, props, ...children) {
     return e;
 }
 
-/** The same of a picture. */
+/** Creates an SVG element; the arguments are those of h(). */
 export function svg(tag, props, ...children) {
     const e = document.createElementNS("http://www.w3.org/2000/svg", tag);
     for (const [k, v] of Object.entries(props ?? {}))
@@ -24,24 +24,25 @@ export function svg(tag, props, ...children) {
     return e;
 }
 
+/** Replaces the children of an element. */
 export const fill = (e, ...children) => e.replaceChildren(...children.flat(9).filter((c) => c || c === 0));
 
-/** A label over its field. */
+/** A field with its label above and an optional hint below. */
 export const labelled = (text, field, hint) =>
     h("label", { class: "field" }, h("span", null, text), field, hint && h("small", null, hint));
 
-export const option = (value, text, chosen) => h("option", { value, selected: value === chosen }, text);
+export const option = (value, text, selected) => h("option", { value, selected: value === selected }, text);
 
-// What a browser does not want to keep is only not kept.
-export function load(name, otherwise) {
+/** A stored value, or the default. A browser without localStorage only has defaults. */
+export function load(name, default_value) {
     try {
-        return JSON.parse(localStorage.getItem("shoal." + name)) ?? otherwise;
+        return JSON.parse(localStorage.getItem("shoal." + name)) ?? default_value;
     } catch {
-        return otherwise;
+        return default_value;
     }
 }
 
-/** Whether there was room. */
+/** Stores a value; null removes it. Returns false if the browser refuses, for instance because the quota is exceeded. */
 export function save(name, value) {
     try {
         if (value === null) localStorage.removeItem("shoal." + name);
@@ -55,7 +56,7 @@ export function save(name, value) {
 export function number(v, digits = 3) {
     if (v === null || v === undefined || !Number.isFinite(v)) return "–";
     if (Number.isInteger(v)) return v.toLocaleString(lang());
-    if (Math.abs(v) < 1e-4) return v.toExponential(1); // not a row of zeros
+    if (Math.abs(v) < 1e-4) return v.toExponential(1); // instead of a row of zeros
     return v.toLocaleString(lang(), { maximumSignificantDigits: digits });
 }
 export function percent(v) {
@@ -74,99 +75,105 @@ export function seconds(v) {
     if (v === null || v === undefined || !Number.isFinite(v)) return "–";
     if (v < 1) return number(v * 1000) + " ms";
     if (v < 60) return number(v) + " s";
-    const two = (n) => String(Math.floor(n)).padStart(2, "0");
+    const two_digits = (n) => String(Math.floor(n)).padStart(2, "0");
     const m = v / 60;
-    return m < 60 ? `${Math.floor(m)}:${two(v % 60)}` : `${Math.floor(m / 60)}:${two(m % 60)}:${two(v % 60)}`;
+    return m < 60 ? `${Math.floor(m)}:${two_digits(v % 60)}` : `${Math.floor(m / 60)}:${two_digits(m % 60)}:${two_digits(v % 60)}`;
 }
-export const moment = (text) => {
+export const date_time = (text) => {
     const d = new Date(text);
-    return Number.isNaN(d.getTime()) ? "–" : d.toLocaleString("sv"); // 2026-01-31 13:05:09, as everybody reads it
+    return Number.isNaN(d.getTime()) ? "–" : d.toLocaleString("sv"); // ISO order: 2026-01-31 13:05:09
 };
 
-/** Says what went wrong until it is dismissed, or the returned line removed; the same thing once. An abort is what somebody wanted. */
-export function complain(error) {
+/**
+ * Shows an error until the user dismisses it or the caller removes the returned element. An error that is already shown is not
+ * repeated. An AbortError is intended, so it is not shown.
+ */
+export function show_error(error) {
     if (error?.name === "AbortError") return null;
     const text = error?.message ?? String(error);
     const box = document.getElementById("notices");
-    const same = [...box.children].find((n) => n.dataset.text === text);
-    if (same) return same;
-    const close = () => line.remove();
-    const line = h("div", { class: "notice", "data-text": text }, h("span", null, text),
-        (error?.status === 401 || error?.status === 403) && h("a", { href: "#/settings", onclick: close }, t("to_key")),
+    const shown = [...box.children].find((n) => n.dataset.text === text);
+    if (shown) return shown;
+    const close = () => notice.remove();
+    const notice = h("div", { class: "notice", "data-text": text }, h("span", null, text),
+        (error?.status === 401 || error?.status === 403) && h("a", { href: "#/settings", onclick: close }, t("enter_key")),
         h("button", { type: "button", onclick: close, "aria-label": t("close") }, "×"));
-    box.append(line);
+    box.append(notice);
     while (box.children.length > 4) box.firstChild.remove();
-    return line;
+    return notice;
 }
 
-/** Calls f now and then every ms while the page is looked at; returns what ends it. f's errors are told. */
-export function every(ms, f) {
-    let over = false, timer, told = null;
-    const turn = async () => {
+/** Calls f now and then every ms milliseconds while the page is visible. Shows errors of f. Returns a function that stops it. */
+export function poll(ms, f) {
+    let stopped = false, timer, notice = null;
+    const tick = async () => {
         if (!document.hidden) {
             try {
                 await f();
-                told?.remove(); // it is well again
-                told = null;
+                notice?.remove(); // the error is over
+                notice = null;
             } catch (e) {
-                if (!over) told = complain(e);
+                if (!stopped) notice = show_error(e);
             }
         }
-        if (!over) timer = setTimeout(turn, ms);
+        if (!stopped) timer = setTimeout(tick, ms);
     };
-    turn();
+    tick();
     return () => {
-        over = true;
-        told?.remove();
+        stopped = true;
+        notice?.remove();
         clearTimeout(timer);
     };
 }
 
 /**
- * For a view that has waited for something: move(hash) goes to an address, unless somebody has left meanwhile, and says
- * whether. `silent`: the address only; what is shown is that already.
+ * Navigation for a view that has awaited something: navigate(hash) changes the address unless the user has left the view
+ * meanwhile, and returns whether it did. `silent` replaces only the address, for content that is already shown.
  */
-export function mover() {
-    let here = location.hash;
+export function view_navigation() {
+    let current = location.hash;
     return (hash, { silent = false } = {}) => {
-        if (location.hash !== here) return false;
+        if (location.hash !== current) return false;
         if (!silent) location.hash = hash;
         else {
             history.replaceState(null, "", hash);
-            here = location.hash;
+            current = location.hash;
         }
         return true;
     };
 }
 
-/** Shares as bars, {text, p, own} each; `own` is the one that it is about. */
-export const bars = (rows) => h("table", { class: "bars" }, rows.map(({ text, p, own }) => {
+/** A table of probabilities or shares with bars. Rows are {text, p, selected}. */
+export const bar_table = (rows) => h("table", { class: "bars" }, rows.map(({ text, p, selected }) => {
     const bar = h("div", { class: "bar" });
     bar.style.width = 100 * p + "%";
-    return h("tr", { class: own && "own" }, h("td", null, h("code", null, text)),
-        h("td", { class: "track" }, bar), h("td", { class: "n" }, percent(p)));
+    return h("tr", { class: selected && "selected" }, h("td", null, h("code", null, text)),
+        h("td", { class: "track" }, bar), h("td", { class: "num" }, percent(p)));
 }));
 
-/** {value, lo, hi} on a line between two ends; its middle is marked where that is 0. The numbers are said beside it. */
-export function scale(v, from, to) {
-    const at = (x) => (100 * (Math.max(from, Math.min(to, x)) - from)) / (to - from);
-    const span = h("i", { class: "span" }), dot = h("i", { class: "dot" });
-    span.style.left = at(v.lo) + "%";
-    span.style.width = at(v.hi) - at(v.lo) + "%";
-    dot.style.left = at(v.value) + "%";
-    return h("div", { class: from === -to ? "scale zero" : "scale", "aria-hidden": "true" }, span, dot);
+/**
+ * An interval {value, lo, hi} on an axis from `from` to `to`; a symmetric axis has a mark at 0. It is hidden from screen readers,
+ * because the caller shows the numbers next to it.
+ */
+export function interval_bar(v, from, to) {
+    const position = (x) => (100 * (Math.max(from, Math.min(to, x)) - from)) / (to - from);
+    const span = h("i", { class: "range" }), dot = h("i", { class: "point" });
+    span.style.left = position(v.lo) + "%";
+    span.style.width = position(v.hi) - position(v.lo) + "%";
+    dot.style.left = position(v.value) + "%";
+    return h("div", { class: from === -to ? "interval zero" : "interval", "aria-hidden": "true" }, span, dot);
 }
 
-/** Tooltips: one for all, beside an element. */
-export const tip = {
+/** The one tooltip of the page, shown below or above an element. */
+export const tooltip = {
     element: () => document.getElementById("tip"),
-    show(at, ...content) {
+    show(anchor, ...content) {
         const e = this.element();
         fill(e, ...content);
         e.hidden = false;
-        const r = at.getBoundingClientRect(), w = e.offsetWidth, tall = e.offsetHeight;
-        e.style.left = Math.max(4, Math.min(r.left, innerWidth - w - 4)) + "px";
-        e.style.top = (r.bottom + tall + 8 < innerHeight ? r.bottom + 4 : Math.max(4, r.top - tall - 4)) + "px";
+        const r = anchor.getBoundingClientRect(), width = e.offsetWidth, height = e.offsetHeight;
+        e.style.left = Math.max(4, Math.min(r.left, innerWidth - width - 4)) + "px";
+        e.style.top = (r.bottom + height + 8 < innerHeight ? r.bottom + 4 : Math.max(4, r.top - height - 4)) + "px";
     },
     hide() {
         this.element().hidden = true;

@@ -1,9 +1,9 @@
-// Settings: the key, the language, light or dark, all of this browser; the server's backups.
-import { json, key } from "./api.js";
-import { bytes, complain, fill, h, labelled, load, moment, number, option, percent, save } from "./dom.js";
-import { choose, languages, t } from "./words.js";
+// Settings: API key, language and theme of this browser; backups of the server.
+import { api_key, json } from "./api.js";
+import { bytes, date_time, fill, h, labelled, load, number, option, percent, save, show_error } from "./dom.js";
+import { languages, set_language, t } from "./words.js";
 
-function theme_set(theme) {
+function set_theme(theme) {
     save("theme", theme || null);
     if (theme) document.documentElement.dataset.theme = theme;
     else delete document.documentElement.dataset.theme;
@@ -11,35 +11,35 @@ function theme_set(theme) {
 }
 
 function key_node() {
-    const secret = h("input", { type: "password", autocomplete: "off", value: key.get(), "data-focus": true, spellcheck: "false" });
-    const remember = h("input", { type: "checkbox", checked: key.remembered() });
-    const said = h("small", { role: "status" });
+    const field = h("input", { type: "password", autocomplete: "off", value: api_key.get(), "data-focus": true, spellcheck: "false" });
+    const remember = h("input", { type: "checkbox", checked: api_key.remembered() });
+    const status = h("small", { role: "status" });
     return h("form", {
         class: "panel", onsubmit: async (e) => {
             e.preventDefault();
-            key.set(secret.value.trim(), remember.checked);
-            said.textContent = "";
+            api_key.set(field.value.trim(), remember.checked);
+            status.textContent = "";
             try {
                 await json("/v1/models");
-                said.textContent = t("key_fine");
-            } catch (problem) {
-                complain(problem);
+                status.textContent = t("key_accepted");
+            } catch (error) {
+                show_error(error);
             }
         },
-    }, h("h2", null, t("api_key")), labelled(t("api_key"), secret, t("key_hint")),
-    h("div", { class: "row" }, h("label", { class: "check" }, remember, t("remember")), said,
+    }, h("h2", null, t("api_key")), labelled(t("api_key"), field, t("key_hint")),
+    h("div", { class: "row" }, h("label", { class: "check" }, remember, t("remember")), status,
         h("span", { class: "space" }), h("button", { type: "submit" }, t("save"))));
 }
 
 /* backups */
 
-/** Asks in words; whether the answer is yes. */
-function confirmed(words, yes) {
-    return new Promise((answer) => {
+/** Opens a dialog with a question. Resolves to whether the user confirms. */
+function confirm_dialog(question, yes) {
+    return new Promise((resolve) => {
         const dialog = h("dialog", { "aria-label": yes, onclose: () => {
-            answer(dialog.returnValue === "yes");
+            resolve(dialog.returnValue === "yes");
             dialog.remove();
-        } }, h("form", { method: "dialog" }, h("p", null, words), h("div", { class: "row" }, h("span", { class: "space" }),
+        } }, h("form", { method: "dialog" }, h("p", null, question), h("div", { class: "row" }, h("span", { class: "space" }),
             h("button", { value: "no", autofocus: true }, t("cancel")), h("button", { value: "yes", class: "main" }, yes))));
         document.body.append(dialog);
         dialog.showModal();
@@ -48,88 +48,88 @@ function confirmed(words, yes) {
 
 class Backups {
     constructor() {
-        this.said = h("small", { role: "status" });
-        this.list = h("div", { class: "wide" });
-        this.now = h("button", { type: "button", class: "main", onclick: () =>
-            this.work("/v1/backups", "POST", (b) => t("backup_made", bytes(b.bytes), bytes(b.new_bytes))) }, t("backup_now"));
+        this.status = h("small", { role: "status" });
+        this.list = h("div", { class: "scroll-x" });
+        this.backup_button = h("button", { type: "button", class: "main", onclick: () =>
+            this.run("/v1/backups", "POST", (b) => t("backup_created", bytes(b.bytes), bytes(b.new_bytes))) }, t("backup_now"));
         this.element = h("section", { class: "panel backups", hidden: true }, h("h2", null, t("backups")),
-            h("p", { class: "quiet" }, t("backups_hint")), this.list,
-            h("div", { class: "row" }, this.said, h("span", { class: "space" }), this.now));
+            h("p", { class: "muted" }, t("backups_hint")), this.list,
+            h("div", { class: "row" }, this.status, h("span", { class: "space" }), this.backup_button));
         this.busy = false;
-        this.gone = false;
-        // A key that may not see them, or none yet: there is nothing to show, and the form above says why.
-        this.refresh().catch((e) => [401, 403].includes(e.status) || complain(e));
+        this.closed = false;
+        // Without a key of the scope admin the section stays hidden; the form above is where the user enters a key.
+        this.refresh().catch((e) => [401, 403].includes(e.status) || show_error(e));
     }
     async refresh() {
         const all = await json("/v1/backups");
-        if (this.gone) return;
+        if (this.closed) return;
         this.element.hidden = false;
-        this.now.disabled = this.busy;
-        if (all.working) this.said.textContent = `${t("backup_" + all.working.what)} ${all.working.total ? percent(all.working.done / all.working.total) : ""}`;
-        const held = this.list.contains(document.activeElement) && document.activeElement.dataset.act;
-        fill(this.list, all.restore && this.mark(all.restore), all.backups.length ? h("table", { class: "list" },
+        this.backup_button.disabled = this.busy;
+        if (all.working) this.status.textContent = `${t("backup_" + all.working.what)} ${all.working.total ? percent(all.working.done / all.working.total) : ""}`;
+        const focused = this.list.contains(document.activeElement) && document.activeElement.dataset.act;
+        fill(this.list, all.restore && this.restore_notice(all.restore), all.backups.length ? h("table", { class: "list" },
             h("thead", null, h("tr", null, ["backup_when", "backup_files", "backup_size", "backup_new"].map((id, i) =>
-                h("th", { class: i && "n" }, t(id))), h("td"))),
-            h("tbody", null, all.backups.map((b) => this.row(b)))) : h("p", { class: "quiet" }, t("no_backups")));
-        if (held) this.list.querySelector(`[data-act="${held}"]`)?.focus();
+                h("th", { class: i && "num" }, t(id))), h("td"))),
+            h("tbody", null, all.backups.map((b) => this.row(b)))) : h("p", { class: "muted" }, t("no_backups")));
+        if (focused) this.list.querySelector(`[data-act="${focused}"]`)?.focus();
     }
-    /** What is asked of the next start, or what became of it. */
-    mark(r) {
-        return h("div", { class: "notice" }, h("span", null, r.failed ? t("restore_failed", r.id, r.failed) : t("restore_waits", r.id)),
-            this.button("cancel", r.id, () => this.work(`/v1/backups/${r.id}/restore`, "DELETE", () => t("restore_cancelled"))));
+    /** A restore that is scheduled for the next start, or the reason why it failed. */
+    restore_notice(r) {
+        return h("div", { class: "notice" }, h("span", null, r.failed ? t("restore_failed", r.id, r.failed) : t("restore_scheduled", r.id)),
+            this.button("cancel", r.id, () => this.run(`/v1/backups/${r.id}/restore`, "DELETE", () => t("restore_cancelled"))));
     }
-    button(word, id, act) {
-        return h("button", { type: "button", "data-act": word + id, disabled: this.busy, "aria-label": `${t(word)} ${id}`, onclick: act }, t(word));
+    button(label, id, onclick) {
+        return h("button", { type: "button", "data-act": label + id, disabled: this.busy, "aria-label": `${t(label)} ${id}`, onclick }, t(label));
     }
     row(b) {
         const path = "/v1/backups/" + b.id;
-        const act = (word, method, end, said, question) => this.button(word, b.id, async () => {
-            if (!question || await confirmed(t(question, b.id), t(word))) this.work(path + end, method, said);
+        const action = (label, method, end, result_text, question) => this.button(label, b.id, async () => {
+            if (!question || await confirm_dialog(t(question, b.id), t(label))) this.run(path + end, method, result_text);
         });
-        return h("tr", null, h("th", { scope: "row" }, b.created ? moment(b.created) : b.id, b.problem && h("p", { class: "error" }, b.problem)),
-            [number(b.files), bytes(b.bytes), bytes(b.new_bytes)].map((text) => h("td", { class: "n" }, text)),
+        return h("tr", null, h("th", { scope: "row" }, b.created ? date_time(b.created) : b.id, b.problem && h("p", { class: "error" }, b.problem)),
+            [number(b.files), bytes(b.bytes), bytes(b.new_bytes)].map((text) => h("td", { class: "num" }, text)),
             h("td", null, h("div", { class: "row" },
-                act("backup_check", "POST", "/check", (c) => c.problems.length ? c.problems.join("\n") : t("backup_fine", bytes(c.bytes))),
-                !b.problem && act("restore", "POST", "/restore", (r) => t("restore_waits", r.id), "restore_sure"),
-                act("delete", "DELETE", "", (d) => t("backup_gone", bytes(d.bytes)), "backup_delete_sure"))));
+                action("backup_check", "POST", "/check", (c) => c.problems.length ? c.problems.join("\n") : t("backup_intact", bytes(c.bytes))),
+                !b.problem && action("restore", "POST", "/restore", (r) => t("restore_scheduled", r.id), "restore_confirm"),
+                action("delete", "DELETE", "", (d) => t("backup_deleted", bytes(d.bytes)), "backup_delete_confirm"))));
     }
-    /** A call that takes as long as it takes; meanwhile the list says how far it is. */
-    async work(path, method, said) {
-        let over = false;
+    /** Sends a request that is answered when its work is done. Meanwhile the section shows the progress. */
+    async run(path, method, result_text) {
+        let done = false;
         this.busy = true;
-        this.said.textContent = t("backup_begun");
-        const follow = async () => {
-            while (!over && !this.gone) {
+        this.status.textContent = t("backup_started");
+        const show_progress = async () => {
+            while (!done && !this.closed) {
                 await this.refresh().catch(() => {});
                 await new Promise((r) => setTimeout(r, 1000));
             }
         };
-        follow();
+        show_progress();
+        let text = "";
         try {
-            this.end = said(await json(path, { method }));
+            text = result_text(await json(path, { method }));
         } catch (e) {
-            this.end = "";
-            complain(e);
+            show_error(e);
         }
-        over = true;
+        done = true;
         this.busy = false;
-        await this.refresh().catch(complain);
-        this.said.textContent = this.end;
+        await this.refresh().catch(show_error);
+        this.status.textContent = text;
     }
 }
 
 export function open(root) {
     const backups = new Backups();
-    const language = h("select", { onchange: () => (save("language", language.value || null), choose(language.value)) },
-        option("", t("by_browser"), load("language", "")),
+    const language = h("select", { onchange: () => (save("language", language.value || null), set_language(language.value)) },
+        option("", t("language_browser"), load("language", "")),
         Object.entries(languages).map(([id, name]) => option(id, name, load("language", ""))));
-    const theme = h("select", { onchange: () => theme_set(theme.value) },
+    const theme = h("select", { onchange: () => set_theme(theme.value) },
         ["", "light", "dark"].map((id) => option(id, t("theme_" + (id || "system")), load("theme", null) ?? "")));
-    const version = h("p", { class: "quiet" });
+    const version = h("p", { class: "muted" });
     fill(root, h("h1", null, t("view_settings")), key_node(),
-        h("section", { class: "panel" }, h("h2", null, t("look")),
+        h("section", { class: "panel" }, h("h2", null, t("appearance")),
             h("div", { class: "grid" }, labelled(t("language"), language), labelled(t("theme"), theme))),
         backups.element, version);
-    json("/version").then((v) => (version.textContent = `Shoal ${v.version}`)).catch(complain);
-    return () => (backups.gone = true);
+    json("/version").then((v) => (version.textContent = `Shoal ${v.version}`)).catch(show_error);
+    return () => (backups.closed = true);
 }

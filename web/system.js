@@ -1,12 +1,12 @@
-// System: what the server does now, from the figures that it gives to anybody who asks.
-import { figures, json } from "./api.js";
+// System: the state of the server, from its metrics.
+import { json, metrics } from "./api.js";
 import { Chart } from "./chart.js";
-import { bytes, every, fill, h, number, percent, seconds } from "./dom.js";
+import { bytes, fill, h, number, percent, poll, seconds } from "./dom.js";
 import { t } from "./words.js";
 
-const EVERY = 2000, KEPT = 300; // ten minutes
+const INTERVAL = 2000 /* ms */, MAX_HISTORY = 300; // ten minutes
 
-/* What is drawn: columns of the history, which is {id: [value, …]} beside `at`. */
+/* Each series is a column of the history. */
 const charts = [
     { id: "requests", series: ["running", "waiting"], format: number },
     { id: "speed", series: ["prompt_speed", "generation_speed"], format: number },
@@ -23,35 +23,35 @@ const latencies = [
     ["one_step", "shoal_step_seconds"],
 ];
 
-const parts = ["weights", "tokenizer", "adapters", "kv", "activations", "rest"];
+const memory_parts = ["weights", "tokenizer", "adapters", "kv", "activations", "rest"];
 
-const history = { at: [] };
-let before = null; // the last figures, for differences
+const history = { at: [] }; // {at: [Unix time, …], series id: [value, …]}
+let previous = null; // the metrics before the current ones, {metrics, at}
 
-/** What grew a second between two looks; not across a restart of the server. */
-function growth(now, name, of = (f) => f.value(name)) {
-    if (!before) return null;
-    const grown = of(now.f) - of(before.f), passed = now.at - before.at;
-    return grown >= 0 && passed > 0 ? grown / passed : null;
+/** The increase of a counter per second since the previous metrics; null after a restart of the server. */
+function rate(now, name, value_of = (m) => m.value(name)) {
+    if (!previous) return null;
+    const increase = value_of(now.metrics) - value_of(previous.metrics), elapsed = now.at - previous.at;
+    return increase >= 0 && elapsed > 0 ? increase / elapsed : null;
 }
 
-function look(f) {
-    const now = { f, at: Date.now() / 1000 };
-    const step = (what) => (x) => x.series("shoal_step_seconds")[0]?.[what] ?? 0;
-    const steps = growth(now, "", step("count")), busy = growth(now, "", step("sum"));
+function add_to_history(f) {
+    const now = { metrics: f, at: Date.now() / 1000 };
+    const step_metric = (field) => (m) => m.series("shoal_step_seconds")[0]?.[field] ?? 0;
+    const step_rate = rate(now, "", step_metric("count")), busy = rate(now, "", step_metric("sum"));
     const values = {
         at: now.at,
         running: f.value("vllm:num_requests_running"), waiting: f.value("vllm:num_requests_waiting"),
-        prompt_speed: growth(now, "vllm:prompt_tokens_total"), generation_speed: growth(now, "vllm:generation_tokens_total"),
-        kv_usage: f.value("vllm:kv_cache_usage_perc"), cpu_usage: growth(now, "process_cpu_seconds_total"),
-        resident: f.value("process_resident_memory_bytes"), step_time: steps ? busy / steps : null,
+        prompt_speed: rate(now, "vllm:prompt_tokens_total"), generation_speed: rate(now, "vllm:generation_tokens_total"),
+        kv_usage: f.value("vllm:kv_cache_usage_perc"), cpu_usage: rate(now, "process_cpu_seconds_total"),
+        resident: f.value("process_resident_memory_bytes"), step_time: step_rate ? busy / step_rate : null,
     };
     for (const [id, v] of Object.entries(values)) {
         history[id] ??= [];
         history[id].push(v);
-        if (history[id].length > KEPT) history[id].shift();
+        if (history[id].length > MAX_HISTORY) history[id].shift();
     }
-    before = now;
+    previous = now;
     return values;
 }
 
@@ -69,19 +69,19 @@ function facts_node(f, v) {
         ["memory", bytes(v.resident)],
         ["free_memory", bytes(f.value("shoal_host_memory_available_bytes"))],
         ["processors", `${number(f.value("shoal_cpus"))} · ${build.level ?? ""}`],
-        ["up", seconds(v.at - f.value("process_start_time_seconds"))],
+        ["uptime", seconds(v.at - f.value("process_start_time_seconds"))],
     ];
     if (jobs.length) rows.push(["view_jobs", jobs.join(", ")]);
     return h("dl", { class: "facts" }, rows.map(([id, text]) => h("div", null, h("dt", null, t(id)), h("dd", null, text))));
 }
 
-/** What the server said of itself, the plan of its memory, and alerts that are near or raised. */
+/** The memory plan and the kernels of the server. */
 function plan_node(v) {
-    const p = v.memory.plan, k = v.kernels, total = Object.entries(p).filter(([id]) => parts.includes(id)).reduce((sum, [, n]) => sum + n, 0);
-    const rows = parts.map((id) => [id, id === "adapters" ? v.memory.adapters : p[id]]).filter(([, n]) => n > 0);
+    const p = v.memory.plan, k = v.kernels, total = Object.entries(p).filter(([id]) => memory_parts.includes(id)).reduce((sum, [, n]) => sum + n, 0);
+    const rows = memory_parts.map((id) => [id, id === "adapters" ? v.memory.adapters : p[id]]).filter(([, n]) => n > 0);
     return h("div", { class: "grid" },
         h("section", { class: "panel" }, h("h2", null, t("memory_plan")), h("table", { class: "list" }, h("tbody", null, rows.map(([id, n]) => h("tr", null,
-            h("th", { scope: "row" }, t("plan_" + id)), h("td", { class: "n" }, bytes(n)),
+            h("th", { scope: "row" }, t("plan_" + id)), h("td", { class: "num" }, bytes(n)),
             h("td", null, h("meter", { min: 0, max: Math.max(total, n), value: n, "aria-label": t("plan_" + id) })))))),
         h("small", null, p.limit ? `${t("budget")}: ${bytes(p.limit)}` : t("no_budget"), ` · ${t("peak")}: ${bytes(v.memory.peak)}`)),
         h("section", { class: "panel" }, h("h2", null, t("kernels")), h("dl", { class: "facts" }, [
@@ -89,47 +89,48 @@ function plan_node(v) {
         ].map(([id, text]) => h("div", null, h("dt", null, t("kernel_" + id)), h("dd", null, text))))));
 }
 
+/** The alerts that are pending or firing. */
 function alerts_node(v) {
-    const near = v.alerts.filter((a) => a.state !== "inactive");
-    if (!near.length) return h("p", { class: "quiet" }, t("no_alerts"));
-    return h("ul", { class: "alerts" }, near.map((a) => h("li", { class: a.state }, h("b", null, a.alert), " ", t("alert_" + a.state), ": ", a.summary,
+    const active = v.alerts.filter((a) => a.state !== "inactive");
+    if (!active.length) return h("p", { class: "muted" }, t("no_alerts"));
+    return h("ul", { class: "alerts" }, active.map((a) => h("li", { class: a.state }, h("b", null, a.alert), " ", t("alert_" + a.state), ": ", a.summary,
         a.value === null ? null : ` (${number(a.value)})`)));
 }
 
-const latency_node = (f) => h("div", { class: "wide" }, h("table", { class: "list" },
+const latency_node = (f) => h("div", { class: "scroll-x" }, h("table", { class: "list" },
     h("thead", null, h("tr", null, h("th", null, t("latency")),
-        ["n", "mean", "p50", "p90", "p99"].map((id) => h("th", { class: "n" }, t("q_" + id))))),
+        ["n", "mean", "p50", "p90", "p99"].map((id) => h("th", { class: "num" }, t("q_" + id))))),
     h("tbody", null, latencies.map(([id, name]) => {
         const s = f.series(name)[0] ?? {};
-        return h("tr", null, h("th", { scope: "row" }, t(id)), h("td", { class: "n" }, number(s.count ?? 0)),
-            [s.count ? s.sum / s.count : null, s.p50, s.p90, s.p99].map((v) => h("td", { class: "n" }, seconds(v))));
+        return h("tr", null, h("th", { scope: "row" }, t(id)), h("td", { class: "num" }, number(s.count ?? 0)),
+            [s.count ? s.sum / s.count : null, s.p50, s.p90, s.p99].map((v) => h("td", { class: "num" }, seconds(v))));
     }))), h("small", null, t("q_note")));
 
 export function open(root) {
-    let over = false;
+    let closed = false;
     const facts = h("div"), latency = h("div"), plan = h("div"), alerts = h("div", { role: "status" });
-    const drawn = charts.map((c) => [c, new Chart({
+    const chart_views = charts.map((c) => [c, new Chart({
         title: t("chart_" + c.id), time: true, x: t("time"), format: c.format, series: c.series.map((id) => ({ label: t(id) })),
     })]);
     const links = ["/metrics", "/v1/metrics", "/v1/system", "/v1/alerts", "/v1/metrics/rules", "/v1/metrics/dashboard"];
-    fill(root, h("h1", null, t("view_system")), alerts, facts, h("div", { class: "charts" }, drawn.map(([, c]) => c.element)),
-        latency, plan, h("p", { class: "quiet" }, t("figures_from"), " ", links.map((l) => [h("a", { href: l, target: "_blank", rel: "noopener" }, l), " "])));
-    const draw = () => drawn.forEach(([c, chart]) => chart.draw([history.at, ...c.series.map((id) => history[id])]));
+    fill(root, h("h1", null, t("view_system")), alerts, facts, h("div", { class: "charts" }, chart_views.map(([, c]) => c.element)),
+        latency, plan, h("p", { class: "muted" }, t("endpoints"), " ", links.map((l) => [h("a", { href: l, target: "_blank", rel: "noopener" }, l), " "])));
+    const draw = () => chart_views.forEach(([c, chart]) => chart.draw([history.at, ...c.series.map((id) => history[id])]));
     if (history.at.length) draw();
-    const stop = every(EVERY, async () => {
-        const f = await figures();
-        if (over) return;
-        const v = look(f), [system, warnings] = await Promise.all([json("/v1/system"), json("/v1/alerts")]);
-        if (over) return;
+    const stop = poll(INTERVAL, async () => {
+        const f = await metrics();
+        if (closed) return;
+        const v = add_to_history(f), [system, alert_list] = await Promise.all([json("/v1/system"), json("/v1/alerts")]);
+        if (closed) return;
         fill(plan, plan_node(system));
-        fill(alerts, alerts_node(warnings));
+        fill(alerts, alerts_node(alert_list));
         fill(facts, facts_node(f, v));
         fill(latency, latency_node(f));
         draw();
     });
     return () => {
-        over = true;
+        closed = true;
         stop();
-        drawn.forEach(([, chart]) => chart.close());
+        chart_views.forEach(([, chart]) => chart.close());
     };
 }

@@ -1,7 +1,7 @@
-// Before anything is drawn: whoever chose dark sees no white flash.
+// Runs before the first paint, so that a page with the dark theme does not flash white.
 try {
     const theme = JSON.parse(localStorage.getItem("shoal.theme") ?? "null");
     if (theme) document.documentElement.dataset.theme = theme;
 } catch {
-    // A browser that keeps nothing: the system's theme.
+    // Without localStorage the page has the system's theme.
 }

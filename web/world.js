@@ -1,95 +1,95 @@
-// World: a life of minds, tick by tick as it was or is lived, and any agent of it from the inside.
+// World: a simulation of the grid world tick by tick, and the observation and action probabilities of each agent.
 import { json, models } from "./api.js";
-import { bars, complain, every, fill, h, labelled, load, mover, number, option, save } from "./dom.js";
+import { bar_table, fill, h, labelled, load, number, option, poll, save, show_error, view_navigation } from "./dom.js";
 import { t } from "./words.js";
 
-const PIECE = 100, KEPT = 5000; // frames that are asked for at once, that are kept
+const FRAMES_PER_REQUEST = 100, MAX_FRAMES = 5000;
 const LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789@&";
-const FOOD = 1, MATERIAL = 2; // what an agent holds
-const speeds = [1, 2, 5, 10, 30, 100]; // ticks a second
+const FOOD = 1, MATERIAL = 2; // objects that an agent carries
+const speeds = [1, 2, 5, 10, 30, 100]; // ticks per second
 
-/* which lives there are */
+/* the list of simulations */
 
 const name_of = (out) => out.slice(out.lastIndexOf("/") + 1);
 
-/** [{id, state, job}]: what jobs of this server have written, and runs of the command line. Newest first. */
-async function lives(signal) {
+/** [{id, state, job}]: simulations by jobs of this server, and runs of the command line. The newest is first. */
+async function load_simulations(signal) {
     const [jobs, runs] = await Promise.all([
-        // A key that may chat only still sees the runs.
+        // A key without the scope jobs can still read the runs.
         json("/v1/jobs", { signal }).then((v) => v.jobs, (e) => (e.status === 403 || e.status === 404 ? [] : Promise.reject(e))),
         json("/v1/runs", { signal }).then((v) => v.runs),
     ]);
-    const of_jobs = jobs.filter((j) => j.kind === "world" && j.options?.out)
+    const by_jobs = jobs.filter((j) => j.kind === "world" && j.options?.out)
         .map((job) => ({ id: name_of(job.options.out), state: job.state, job, at: job.created }));
-    const of_runs = runs.filter((r) => r.kind === "world").map((r) => ({ id: r.id, state: r.status, at: r.created }));
-    return [...of_jobs, ...of_runs].sort((a, b) => (a.at < b.at ? 1 : -1))
-        .filter((l, i, all) => all.findIndex((o) => o.id === l.id) === i); // a job that went on is the same life
+    const by_runs = runs.filter((r) => r.kind === "world").map((r) => ({ id: r.id, state: r.status, at: r.created }));
+    return [...by_jobs, ...by_runs].sort((a, b) => (a.at < b.at ? 1 : -1))
+        .filter((l, i, all) => all.findIndex((o) => o.id === l.id) === i); // a resumed job continues the same simulation
 }
 
-/** Whether it has frames: of a run that nobody but its command knows, only the server can say. */
-const has_begun = (life) => !life.job || life.state === "done" || life.job.progress?.done > 0;
+/** Whether a simulation has frames. For a run without a job only a request for its frames shows that, so this returns true. */
+const has_frames = (simulation) => !simulation.job || simulation.state === "done" || simulation.job.progress?.done > 0;
 
 /**
- * The last generation that has frames. A job counts ticks over all generations, `planned` of them
- * each; a run says each generation that it has measured, and lives one more while it goes on.
+ * The last generation that has frames. A job counts ticks over all generations of `planned` ticks
+ * each. A run lists the generations that it has measured.
  */
-async function generations_of(life, planned, signal) {
-    if (life.job) return Math.max(1, Math.ceil((life.job.progress?.done ?? 0) / Math.max(1, planned)));
-    const { curve } = await json("/v1/runs/" + encodeURIComponent(life.id), { signal });
+async function last_generation(simulation, planned, signal) {
+    if (simulation.job) return Math.max(1, Math.ceil((simulation.job.progress?.done ?? 0) / Math.max(1, planned)));
+    const { curve } = await json("/v1/runs/" + encodeURIComponent(simulation.id), { signal });
     const last = Math.max(0, ...curve.map((row) => row.generation ?? 0));
     return Math.max(1, last);
 }
 
 /* frames */
 
-/** Frames of one generation by tick. head: what the server last said of all of it. */
-class Tape {
+/** The frames of one generation by tick. `info` has the rest of the server's last reply: number of ticks, map, whether the trace is closed. */
+class FrameCache {
     constructor(run, generation, signal) {
         this.path = `/v1/worlds/frames?run=${encodeURIComponent(run)}&generation=${generation}`;
         this.signal = signal;
         this.frames = new Map();
     }
-    async ask(from) {
-        const v = await json(`${this.path}&from=${from}&n=${PIECE}`, { signal: this.signal });
+    async fetch(from) {
+        const v = await json(`${this.path}&from=${from}&n=${FRAMES_PER_REQUEST}`, { signal: this.signal });
         for (const f of v.frames) this.frames.set(f.tick, f);
         for (const tick of this.frames.keys()) {
-            if (this.frames.size <= KEPT) break;
-            this.frames.delete(tick); // the oldest of what was asked for
+            if (this.frames.size <= MAX_FRAMES) break;
+            this.frames.delete(tick); // the frame that was loaded first
         }
-        this.head = v;
-        // What they are born with is the most they have.
-        this.full ??= Math.max(1, ...(v.frames[0]?.agents ?? []).map((a) => a?.[2] ?? 0));
+        this.info = v;
+        // Agents begin with the maximum energy.
+        this.max_energy ??= Math.max(1, ...(v.frames[0]?.agents ?? []).map((a) => a?.[2] ?? 0));
     }
-    /** null: it has not been lived. */
+    /** The frame of a tick; null if the tick has not been computed. */
     async frame(tick) {
-        if (!this.frames.has(tick)) await this.ask(tick - (tick % PIECE));
+        if (!this.frames.has(tick)) await this.fetch(tick - (tick % FRAMES_PER_REQUEST));
         return this.frames.get(tick) ?? null;
     }
-    /** Asks for what is to be shown soon, so that playing does not wait. */
-    ahead(tick) {
-        const next = tick - (tick % PIECE) + PIECE;
-        if (tick % PIECE !== PIECE / 2 || next > this.head.ticks || this.frames.has(next)) return;
-        this.ask(next).catch(() => {}); // it is asked for again when its turn comes
+    /** Loads the next frames before they are shown, so that playing does not wait. */
+    prefetch(tick) {
+        const next = tick - (tick % FRAMES_PER_REQUEST) + FRAMES_PER_REQUEST;
+        if (tick % FRAMES_PER_REQUEST !== FRAMES_PER_REQUEST / 2 || next > this.info.ticks || this.frames.has(next)) return;
+        this.fetch(next).catch(() => {}); // frame() loads them later
     }
 }
 
-/* the picture */
+/* the map */
 
 const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 
-/** How an agent with that share of energy looks: from full to none. */
-const colour_of = (share) => `color-mix(in oklab, ${colour("--accent")} ${Math.round(100 * Math.max(0, Math.min(1, share)))}%, ${colour("--bad")})`;
+/** The colour of an agent with this share of the maximum energy. */
+const energy_colour = (share) => `color-mix(in oklab, ${colour("--accent")} ${Math.round(100 * Math.max(0, Math.min(1, share)))}%, ${colour("--bad")})`;
 
-/** Draws a frame; y grows to the north. */
-function draw(canvas, tape, frame, chosen) {
-    const side = Math.round(canvas.clientWidth * devicePixelRatio), { size, walls, homes } = tape.head, cell = side / size;
+/** Draws a frame. North is up: y = 0 is the lowest row. */
+function draw_map(canvas, cache, frame, chosen) {
+    const side = Math.round(canvas.clientWidth * devicePixelRatio), { size, walls, homes } = cache.info, cell = side / size;
     if (!side) return;
     if (canvas.width !== side) canvas.width = canvas.height = side;
     const g = canvas.getContext("2d");
     const corner = ([x, y]) => [x * cell, (size - 1 - y) * cell];
-    const middle = (at) => corner(at).map((v) => v + cell / 2);
-    const box = (at, part, fill) => {
-        const [x, y] = corner(at), gap = (cell * (1 - part)) / 2;
+    const centre = (at) => corner(at).map((v) => v + cell / 2);
+    const box = (at, share, fill) => {
+        const [x, y] = corner(at), gap = (cell * (1 - share)) / 2;
         g.fillStyle = fill;
         g.fillRect(x + gap, y + gap, cell - 2 * gap, cell - 2 * gap);
     };
@@ -108,28 +108,28 @@ function draw(canvas, tape, frame, chosen) {
         g.lineWidth = Math.max(1, cell / 10);
         g.strokeRect(...corner(at).map((v) => v + cell * 0.08), cell * 0.84, cell * 0.84);
     });
-    frame.food.forEach((at) => disc(...middle(at), cell * 0.22, colour("--series-2")));
+    frame.food.forEach((at) => disc(...centre(at), cell * 0.22, colour("--series-2")));
     frame.material.forEach((at) => box(at, 0.45, colour("--series-1")));
-    const predator = (at, part) => {
-        const [x, y] = corner(at), tall = cell * part;
+    const predator = (at, share) => {
+        const [x, y] = corner(at), length = cell * share;
         g.fillStyle = colour("--bad");
         g.beginPath();
-        g.moveTo(x + tall / 2, y + tall * 0.1);
-        g.lineTo(x + tall * 0.92, y + tall * 0.9);
-        g.lineTo(x + tall * 0.08, y + tall * 0.9);
+        g.moveTo(x + length / 2, y + length * 0.1);
+        g.lineTo(x + length * 0.92, y + length * 0.9);
+        g.lineTo(x + length * 0.08, y + length * 0.9);
         g.fill();
     };
     frame.predators.forEach((at) => predator(at, 1));
     g.textAlign = "center";
     g.textBaseline = "middle";
     g.font = `600 ${cell * 0.62}px system-ui, sans-serif`;
-    // Whoever was chosen is on top of others of its cell.
+    // The selected agent is drawn last, above other agents in its cell.
     const order = frame.agents.map((_, i) => i).sort((a, b) => (a === chosen) - (b === chosen));
     for (const i of order) {
         const a = frame.agents[i];
         if (!a) continue;
-        const [x, y] = middle(a);
-        disc(x, y, cell * 0.46, colour_of(a[2] / tape.full));
+        const [x, y] = centre(a);
+        disc(x, y, cell * 0.46, energy_colour(a[2] / cache.max_energy));
         if (i === chosen) {
             g.strokeStyle = colour("--text");
             g.lineWidth = Math.max(2, cell / 8);
@@ -142,37 +142,37 @@ function draw(canvas, tape, frame, chosen) {
     }
 }
 
-const legend = () => h("p", { class: "legend quiet" }, ["agent", "home", "food", "material", "predator", "wall"].map((id) =>
+const legend = () => h("p", { class: "legend muted" }, ["agent", "home", "food", "material", "predator", "wall"].map((id) =>
     h("span", null, h("i", { class: "mark " + id }), t("world_" + id))));
 
-/* an agent from the inside */
+/* the details of an agent */
 
-const holds = (n) => t(n === FOOD ? "world_food" : n === MATERIAL ? "world_material" : "nothing");
+const object_name = (n) => t(n === FOOD ? "world_food" : n === MATERIAL ? "world_material" : "nothing");
 
 function agent_node(v, model) {
     const facts = [
-        ["energy", number(v.energy)], ["holds", holds(v.holds)], ["did", v.action ?? "–"], ["reward", number(v.reward)],
-        ["total", number(v.total)], ["fitness", number(v.fitness)], ["collected", number(v.collected)],
-        ["delivered", number(v.delivered)], ["bumped", number(v.blocked)],
+        ["energy", number(v.energy)], ["holds", object_name(v.holds)], ["next_action", v.action ?? "–"], ["reward", number(v.reward)],
+        ["total_reward", number(v.total)], ["fitness", number(v.fitness)], ["collected", number(v.collected)],
+        ["delivered", number(v.delivered)], ["blocked", number(v.blocked)],
     ];
     return [
         h("h2", null, t("agent_n", LETTERS[v.agent]), " ", h("small", null, `${t("tick")} ${number(v.tick)}`)),
         !v.alive && h("p", { class: "error" }, t("dead")),
         h("dl", { class: "facts" }, facts.map(([id, text]) => h("div", null, h("dt", null, t(id)), h("dd", null, text)))),
-        v.alive && [h("h3", null, t("sees")), h("pre", null, v.observation),
-            v.prompt !== v.observation && [h("h3", null, t("is_asked")), h("pre", null, v.prompt)]],
-        v.probabilities && [h("h3", null, t("would_do", model)),
-            bars(Object.entries(v.probabilities).map(([action, p]) => ({ text: action, p, own: action === v.action })))],
+        v.alive && [h("h3", null, t("observation")), h("pre", null, v.observation),
+            v.prompt !== v.observation && [h("h3", null, t("policy_prompt")), h("pre", null, v.prompt)]],
+        v.probabilities && [h("h3", null, t("action_probabilities", model)),
+            bar_table(Object.entries(v.probabilities).map(([action, p]) => ({ text: action, p, selected: action === v.action })))],
     ];
 }
 
-/* beginning one */
+/* the form of a new simulation */
 
 const worlds = ["repaired", "seed", "worlds/homes.yaml", "worlds/predators.yaml", "worlds/builders.yaml", "worlds/maze.yaml", "worlds/talk.yaml"];
 
-/** A form for a small life; all that can be set is a job's. */
-function starter(begun) {
-    const out = h("input", { required: true, spellcheck: "false", pattern: "[A-Za-z0-9_][A-Za-z0-9._\\-]*", maxlength: 64, value: "life" });
+/** A form for a small simulation. The form of a job has all options. */
+function new_form(on_start) {
+    const out = h("input", { required: true, spellcheck: "false", pattern: "[A-Za-z0-9_][A-Za-z0-9._\\-]*", maxlength: 64, value: "simulation" });
     const world = h("input", { list: "worlds", spellcheck: "false", value: "repaired" });
     const count = (name, value) => h("input", { type: "number", min: 1, step: 1, required: true, name, value });
     const counts = [["generations", count("generations", 2)], ["steps", count("steps", 100)], ["agents", count("agents", 8)]];
@@ -183,111 +183,111 @@ function starter(begun) {
             const options = { out: out.value.trim(), "held-out": 1, ...Object.fromEntries(counts.map(([id, f]) => [id, Number(f.value)])) };
             if (world.value.trim()) options.world = world.value.trim();
             await json("/v1/jobs", { body: { kind: "world", args: [base[0].root], options } });
-            begun(out.value.trim());
-        } catch (problem) {
-            complain(problem);
+            on_start(out.value.trim());
+        } catch (error) {
+            show_error(error);
         }
     } }, h("div", { class: "grid" }, labelled(t("name"), out), labelled(t("rules"), world), counts.map(([id, f]) => labelled(t(id), f))),
     h("datalist", { id: "worlds" }, worlds.map((w) => h("option", { value: w }))),
     h("div", { class: "row" }, h("a", { href: "#/jobs" }, t("all_options")), h("span", { class: "space" }), h("button", { type: "submit", class: "main" }, t("start"))));
-    return h("details", { class: "starter", open: load("world_open", false), ontoggle: (e) => save("world_open", e.target.open) },
-        h("summary", null, t("new_life")), form);
+    return h("details", { class: "new-form", open: load("world_open", false), ontoggle: (e) => save("world_open", e.target.open) },
+        h("summary", null, t("new_simulation")), form);
 }
 
 /* the view */
 
-/** Shows a generation of a life until it is closed. ended(): it is over, and is followed. */
+/** Shows a generation of a simulation. on_end(generation) is called when the last tick of a complete generation is followed. */
 class Player {
-    constructor(root, life, generation, { model, signal, ended }) {
-        Object.assign(this, { life, generation, model, signal, ended, tick: 0, chosen: null, playing: false });
+    constructor(root, simulation, generation, { model, signal, on_end }) {
+        Object.assign(this, { simulation, generation, model, signal, on_end, tick: 0, chosen: null, playing: false });
         this.follow = h("input", { type: "checkbox", checked: load("world_follow", false), onchange: () => {
             save("world_follow", this.follow.checked);
-            this.watch();
+            this.refresh();
         } });
-        this.tape = new Tape(life.id, generation, signal);
-        this.canvas = h("canvas", { class: "world", tabindex: 0, role: "img", onclick: (e) => this.point(e), onkeydown: (e) => this.key(e) });
-        this.slider = h("input", { type: "range", min: 0, value: 0, "aria-label": t("tick"), oninput: () => this.go(Number(this.slider.value), true) });
-        this.said = h("output");
+        this.cache = new FrameCache(simulation.id, generation, signal);
+        this.canvas = h("canvas", { class: "world", tabindex: 0, role: "img", onclick: (e) => this.on_click(e), onkeydown: (e) => this.on_key(e) });
+        this.slider = h("input", { type: "range", min: 0, value: 0, "aria-label": t("tick"), oninput: () => this.seek(Number(this.slider.value), true) });
+        this.position = h("output");
         this.button = h("button", { type: "button", class: "main", onclick: () => this.play(!this.playing) });
         this.speed = h("select", { "aria-label": t("speed"), onchange: () => save("world_speed", Number(this.speed.value)) },
-            speeds.map((n) => option(n, t("ticks_a_second", n), load("world_speed", 5))));
-        this.list = h("div", { class: "chips", role: "group", "aria-label": t("agents_of") });
-        this.mind = h("section", { class: "mind", "aria-live": "off" }, h("p", { class: "quiet" }, t("choose_agent")));
-        const step = (by, label) => h("button", { type: "button", "aria-label": label, title: label, onclick: () => this.go(this.tick + by, true) }, by < 0 ? "‹" : "›");
+            speeds.map((n) => option(n, t("ticks_per_second", n), load("world_speed", 5))));
+        this.list = h("div", { class: "chips", role: "group", "aria-label": t("agents_energy") });
+        this.agent_details = h("section", { class: "agent-details", "aria-live": "off" }, h("p", { class: "muted" }, t("choose_agent")));
+        const step = (by, label) => h("button", { type: "button", "aria-label": label, title: label, onclick: () => this.seek(this.tick + by, true) }, by < 0 ? "‹" : "›");
         fill(root, h("div", { class: "stage" }, this.canvas,
             h("div", { class: "row" }, this.button, step(-1, t("step_back")), step(1, t("step_on")), this.speed,
-                h("label", { class: "check" }, this.follow, t("follow")), h("span", { class: "space" }), this.said),
-            this.slider, this.list, legend()), this.mind);
-        this.size = new ResizeObserver(() => this.paint());
-        this.size.observe(this.canvas);
+                h("label", { class: "check" }, this.follow, t("follow")), h("span", { class: "space" }), this.position),
+            this.slider, this.list, legend()), this.agent_details);
+        this.resize_observer = new ResizeObserver(() => this.paint());
+        this.resize_observer.observe(this.canvas);
         signal.addEventListener("abort", () => this.close());
         this.play(false);
     }
     async open() {
-        await this.tape.ask(0);
+        await this.cache.fetch(0);
         if (this.signal.aborted) return;
-        this.stop = every(1000, () => this.watch());
-        await this.go(0);
+        this.stop = poll(1000, () => this.refresh());
+        await this.seek(0);
     }
     close() {
         this.playing = false;
         clearTimeout(this.timer);
-        this.size.disconnect();
+        this.resize_observer.disconnect();
         this.stop?.();
     }
-    /** Asks on from the next tick while more is to come. */
-    async watch() {
-        const { head } = this.tape;
-        if (!head) return;
-        if (!head.closed) await this.tape.ask(head.ticks + 1);
+    /** Loads new ticks while the trace is not closed. */
+    async refresh() {
+        const { info } = this.cache;
+        if (!info) return;
+        if (!info.closed) await this.cache.fetch(info.ticks + 1);
         if (this.signal.aborted) return;
-        if (this.follow.checked && this.tick < this.tape.head.ticks && !this.playing) await this.go(this.tape.head.ticks);
+        if (this.follow.checked && this.tick < this.cache.info.ticks && !this.playing) await this.seek(this.cache.info.ticks);
         else this.paint();
-        if (this.follow.checked && this.tape.head.closed && this.tick === this.tape.head.ticks) this.ended(this.generation);
+        if (this.follow.checked && this.cache.info.closed && this.tick === this.cache.info.ticks) this.on_end(this.generation);
     }
-    /** by_hand: somebody looks at this one, and does not want to be led away. */
-    async go(tick, by_hand) {
-        if (by_hand) {
+    /** Shows a tick. `by_user`: the user chose the tick, so playing and following end. */
+    async seek(tick, by_user) {
+        if (by_user) {
             this.play(false);
             this.follow.checked = false;
         }
-        this.tick = Math.max(0, Math.min(this.tape.head?.ticks ?? 0, tick));
-        const frame = await this.tape.frame(this.tick).catch(complain);
-        if (this.signal.aborted || frame?.tick !== this.tick) return; // another was asked for meanwhile
+        this.tick = Math.max(0, Math.min(this.cache.info?.ticks ?? 0, tick));
+        const frame = await this.cache.frame(this.tick).catch(show_error);
+        if (this.signal.aborted || frame?.tick !== this.tick) return; // another tick was selected meanwhile
         this.frame = frame;
         this.paint();
-        this.look();
+        this.load_agent();
     }
     play(on) {
         this.playing = on;
         this.button.textContent = t(on ? "pause" : "play");
         clearTimeout(this.timer);
-        if (on) this.turn();
+        if (on) this.play_next();
     }
-    async turn() {
-        const began = performance.now();
-        if (this.tick >= this.tape.head.ticks) {
-            if (this.tape.head.closed) return this.play(false);
+    async play_next() {
+        const start = performance.now();
+        if (this.tick >= this.cache.info.ticks) {
+            if (this.cache.info.closed) return this.play(false);
         } else {
-            this.tape.ahead(this.tick + 1);
-            await this.go(this.tick + 1);
+            this.cache.prefetch(this.tick + 1);
+            await this.seek(this.tick + 1);
         }
-        const wait = 1000 / Number(this.speed.value) - (performance.now() - began);
-        if (this.playing) this.timer = setTimeout(() => this.turn(), Math.max(0, wait));
+        const wait = 1000 / Number(this.speed.value) - (performance.now() - start);
+        if (this.playing) this.timer = setTimeout(() => this.play_next(), Math.max(0, wait));
         return undefined;
     }
     paint() {
         if (!this.frame) return;
-        const { head, full } = this.tape;
-        this.slider.max = head.ticks;
+        const { info, max_energy } = this.cache;
+        this.slider.max = info.ticks;
         this.slider.value = this.tick;
-        this.said.textContent = `${number(this.tick)} / ${number(head.ticks)}${head.closed ? "" : ` (${number(head.planned)})`}`;
+        this.position.textContent = `${number(this.tick)} / ${number(info.ticks)}${info.closed ? "" : ` (${number(info.planned)})`}`;
         const living = this.frame.agents.filter(Boolean).length;
-        this.canvas.setAttribute("aria-label", t("world_told", number(this.tick), number(living), number(this.frame.food.length)));
-        draw(this.canvas, this.tape, this.frame, this.chosen);
-        this.chips(full);
+        this.canvas.setAttribute("aria-label", t("world_summary", number(this.tick), number(living), number(this.frame.food.length)));
+        draw_map(this.canvas, this.cache, this.frame, this.chosen);
+        this.draw_chips(max_energy);
     }
-    chips(full) {
+    draw_chips(max_energy) {
         const { agents } = this.frame;
         while (this.list.children.length < agents.length) {
             const i = this.list.children.length;
@@ -298,108 +298,108 @@ class Player {
             chip.lastChild.textContent = a ? number(a[2]) : "†";
             chip.setAttribute("aria-pressed", String(i === this.chosen));
             chip.setAttribute("aria-label", `${t("agent_n", LETTERS[i])}: ${a ? `${t("energy")} ${a[2]}` : t("dead")}`);
-            chip.firstChild.style.color = a ? colour_of(a[2] / full) : "";
-            chip.classList.toggle("gone", !a);
+            chip.firstChild.style.color = a ? energy_colour(a[2] / max_energy) : "";
+            chip.classList.toggle("dead", !a);
         });
     }
     choose(i) {
         this.chosen = i;
         this.paint();
-        this.look();
+        this.load_agent();
     }
-    /** Who stands where one points; pointing again is the next one there. */
-    point(e) {
+    /** Selects the agent in the clicked cell; another click selects the next agent in the cell. */
+    on_click(e) {
         if (!this.frame) return;
-        const r = this.canvas.getBoundingClientRect(), { size } = this.tape.head;
+        const r = this.canvas.getBoundingClientRect(), { size } = this.cache.info;
         const x = Math.floor(((e.clientX - r.left) / r.width) * size), y = size - 1 - Math.floor(((e.clientY - r.top) / r.height) * size);
         const here = this.frame.agents.flatMap((a, i) => (a && a[0] === x && a[1] === y ? [i] : []));
         if (here.length) this.choose(here[(here.indexOf(this.chosen) + 1) % here.length]);
     }
-    key(e) {
+    on_key(e) {
         const step = { ArrowRight: 1, ArrowLeft: -1 }[e.key];
-        if (step) this.go(this.tick + step, true);
+        if (step) this.seek(this.tick + step, true);
         else if (e.key === " ") this.play(!this.playing);
         else return;
         e.preventDefault();
     }
-    /** One question at a time: the model reads for each; the last tick that was shown wins. */
-    async look() {
+    /** Loads the details of the selected agent. One request runs at a time, because each costs a forward pass; it is repeated if the tick or agent has changed. */
+    async load_agent() {
         const wanted = `${this.tick} ${this.chosen} ${this.model()}`;
-        if (this.chosen === null || this.looking || wanted === this.looked || this.signal.aborted) return;
-        this.looking = true;
+        if (this.chosen === null || this.loading || wanted === this.loaded || this.signal.aborted) return;
+        this.loading = true;
         const model = this.model();
         try {
-            const v = await json(`/v1/worlds/agent?run=${encodeURIComponent(this.life.id)}&generation=${this.generation}&tick=${this.tick}` +
+            const v = await json(`/v1/worlds/agent?run=${encodeURIComponent(this.simulation.id)}&generation=${this.generation}&tick=${this.tick}` +
                 `&agent=${this.chosen}&model=${encodeURIComponent(model)}`, { signal: this.signal });
-            fill(this.mind, agent_node(v, model).flat(9));
+            fill(this.agent_details, agent_node(v, model).flat(9));
         } catch (e) {
-            complain(e);
+            show_error(e);
         }
-        this.looked = wanted; // also what failed: it would fail again
-        this.looking = false;
-        this.look();
+        this.loaded = wanted; // also after an error, because the same request would fail again
+        this.loading = false;
+        this.load_agent();
     }
 }
 
 export function open(root, path) {
-    const leaving = new AbortController(), [wanted, wanted_generation] = path.split("/");
-    let all = [], life = null, player = null, playing = null, last = 1;
-    const move = mover();
+    const closing = new AbortController(), [wanted, wanted_generation] = path.split("/");
+    let all = [], simulation = null, player = null, player_abort = null, last = 1;
+    const navigate = view_navigation();
     const runs = h("select", { "data-focus": true, onchange: () => (location.hash = "#/world/" + encodeURIComponent(runs.value)) });
     const generations = h("select", { onchange: () => show(Number(generations.value)) });
-    const model = h("select", { onchange: () => player?.look() });
-    const status = h("p", { class: "quiet", role: "status" }), stage = h("div", { class: "theatre" });
+    const model = h("select", { onchange: () => player?.load_agent() });
+    const status = h("p", { class: "muted", role: "status" }), stage = h("div", { class: "player" });
 
-    const offer = () => {
+    const draw_choices = () => {
         const text = (l) => `${l.id} · ${l.job ? t("job") : t("run")} · ${t("state_" + l.state)}`;
-        fill(runs, !life && option("", t(all.length ? "choose_life" : "no_lives"), ""), all.map((l) => option(l.id, text(l), life?.id)));
+        fill(runs, !simulation && option("", t(all.length ? "choose_simulation" : "no_simulations"), ""), all.map((l) => option(l.id, text(l), simulation?.id)));
         fill(generations, Array.from({ length: last }, (_, i) => option(i + 1, number(i + 1), player?.generation)));
-        fill(status, life?.job && [h("a", { href: "#/jobs/" + life.job.id }, life.job.id), " · ", t("state_" + life.state), life.job.note && `: ${life.job.note}`]);
+        fill(status, simulation?.job && [h("a", { href: "#/jobs/" + simulation.job.id }, simulation.job.id), " · ", t("state_" + simulation.state), simulation.job.note && `: ${simulation.job.note}`]);
     };
     const show = async (generation) => {
-        if (!move(`#/world/${encodeURIComponent(life.id)}/${generation}`, { silent: true })) return;
-        playing?.abort();
-        const own = (playing = new AbortController());
-        leaving.signal.addEventListener("abort", () => own.abort());
-        const before = player?.chosen ?? null;
-        player = new Player(stage, life, generation, { model: () => model.value, signal: own.signal, ended: (g) => g < last && show(g + 1) });
-        player.chosen = before;
+        if (!navigate(`#/world/${encodeURIComponent(simulation.id)}/${generation}`, { silent: true })) return;
+        player_abort?.abort();
+        const controller = (player_abort = new AbortController());
+        closing.signal.addEventListener("abort", () => controller.abort());
+        const chosen = player?.chosen ?? null;
+        player = new Player(stage, simulation, generation, { model: () => model.value, signal: controller.signal, on_end: (g) => g < last && show(g + 1) });
+        player.chosen = chosen;
         try {
             await player.open();
-            last = Math.max(generation, await generations_of(life, player.tape.head.planned, own.signal));
-            offer();
+            last = Math.max(generation, await last_generation(simulation, player.cache.info.planned, controller.signal));
+            draw_choices();
         } catch (e) {
             if (e.name === "AbortError") return;
-            playing.abort();
+            player_abort.abort();
             fill(stage, h("p", { class: "error", role: "alert" }, e.message));
         }
     };
     const refresh = async () => {
-        all = await lives(leaving.signal);
-        const now = all.find((l) => l.id === (wanted || life?.id)) ?? (wanted ? { id: wanted, state: "done" } : all.find((l) => l.job && has_begun(l)));
+        all = await load_simulations(closing.signal);
+        const current = all.find((l) => l.id === (wanted || simulation?.id)) ?? (wanted ? { id: wanted, state: "done" } : all.find((l) => l.job && has_frames(l)));
         const first = !player;
-        life = now ?? null;
-        if (life && player) {
-            player.life = life;
-            if (player.tape.head && (life.job || life.state === "running")) last = Math.max(last, await generations_of(life, player.tape.head.planned, leaving.signal).catch(() => last));
+        simulation = current ?? null;
+        if (simulation && player) {
+            player.simulation = simulation;
+            if (player.cache.info && (simulation.job || simulation.state === "running")) last = Math.max(last, await last_generation(simulation, player.cache.info.planned, closing.signal).catch(() => last));
         }
-        if (document.activeElement !== runs && document.activeElement !== generations) offer(); // not under somebody's fingers
-        if (first && life && has_begun(life)) await show(Math.max(1, parseInt(wanted_generation, 10) || 1));
-        else if (first && life) fill(stage, h("p", { class: "quiet" }, t("not_begun")));
+        if (document.activeElement !== runs && document.activeElement !== generations) draw_choices(); // a redraw would close an open list
+        if (first && simulation && has_frames(simulation)) await show(Math.max(1, parseInt(wanted_generation, 10) || 1));
+        else if (first && simulation) fill(stage, h("p", { class: "muted" }, t("not_started")));
     };
-    fill(root, h("h1", null, t("view_world")), starter((id) => move("#/world/" + encodeURIComponent(id))),
-        h("div", { class: "grid" }, labelled(t("life"), runs), labelled(t("generation"), generations), labelled(t("model_asked"), model)), status, stage);
-    models(leaving.signal).then((m) => {
+    fill(root, h("h1", null, t("view_world")), new_form((id) => navigate("#/world/" + encodeURIComponent(id))),
+        h("div", { class: "grid" }, labelled(t("simulation"), runs), labelled(t("generation"), generations), labelled(t("action_model"), model)), status, stage);
+    models(closing.signal).then((m) => {
         fill(model, [...m.base, ...m.adapters].map((o) => option(o.id, o.id, "")));
-        player?.look();
-    }).catch(complain);
-    const stop = every(2000, refresh);
+        player?.load_agent();
+    }).catch(show_error);
+    const stop = poll(2000, refresh);
     const recolour = () => player?.paint();
     addEventListener("shoal:theme", recolour);
     const dark = matchMedia("(prefers-color-scheme: dark)");
     dark.addEventListener("change", recolour);
     return () => {
-        leaving.abort();
+        closing.abort();
         stop();
         removeEventListener("shoal:theme", recolour);
         dark.removeEventListener("change", recolour);

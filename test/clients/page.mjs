@@ -8,13 +8,13 @@ const { chromium: browsers } = createRequire(join(shots, "x.js"))("playwright-co
 
 const views = ["chat", "debate", "ask", "agents", "jobs", "world", "evolution", "ab", "system", "settings"];
 const names = {
-    en: ["Chat", "Debate", "Blackboard", "Agents", "Jobs", "World", "Evolution", "Experiments", "System", "Settings"],
-    ja: ["チャット", "討論", "黒板", "エージェント", "ジョブ", "世界", "進化", "実験", "システム", "設定"],
-    zh: ["对话", "辩论", "黑板", "智能体", "任务", "世界", "演化", "实验", "系统", "设置"],
+    en: ["Chat", "Debate", "Blackboard", "Agents", "Jobs", "World", "Evolution", "A/B tests", "System", "Settings"],
+    ja: ["チャット", "討論", "黒板", "エージェント", "ジョブ", "ワールド", "進化", "A/B テスト", "システム", "設定"],
+    zh: ["对话", "辩论", "黑板", "智能体", "任务", "网格世界", "进化", "A/B 测试", "系统", "设置"],
 };
 
 /* What of a view is looked at; what is to be there then. */
-const deep = { world: [`world/${lived}`, ".chip"], evolution: ["evolution/grown", ".node.kin"], ab: ["ab/trial", ".detail table"] };
+const deep = { world: [`world/${lived}`, ".chip"], evolution: ["evolution/grown", ".node.ancestor"], ab: ["ab/trial", ".detail table"] };
 
 let failed = 0;
 async function check(name, run) {
@@ -110,12 +110,12 @@ for (const lang of Object.keys(names))
                     }
                     if (view === "world") {
                         await p.locator(".chip").first().click();
-                        await p.locator(".mind .bars").waitFor();
+                        await p.locator(".agent-details .bars").waitFor();
                     }
                     if (view === "ask") {
                         await p.locator("textarea").fill("3 + 4 = ?");
                         await p.locator("button.main").click();
-                        await p.locator(".outcome .whole").waitFor();
+                        await p.locator(".outcome .full-text").waitFor();
                     }
                     await p.waitForTimeout(view === "system" ? 2300 : 120);
                     await p.screenshot({ path: join(shots, `${view}-${lang}-${theme}-${width}.png`) });
@@ -147,9 +147,9 @@ await check("a reply comes, with its figures", async () => {
     await p.getByLabel("Seed").fill("7");
     await chat(p, "sort 3, 1, 2");
     await ended(reply(p));
-    assert.match(await reply(p).locator(".words").textContent(), /\S/);
+    assert.match(await reply(p).locator(".reply-text").textContent(), /\S/);
     const stats = await reply(p).locator("footer").textContent();
-    assert.match(stats, /\d+ tokens · ([\d,.]+ tokens\/s · )?first after [\d.]+ m?s/); // none where all came in one piece
+    assert.match(stats, /\d+ tokens · ([\d,.]+ tokens\/s · )?first token after [\d.]+ m?s/); // none where all came in one piece
     assert.equal(Number(/\d+/.exec(stats)[0]) <= 200, true);
 });
 
@@ -166,7 +166,7 @@ await check("words are shown as they come", async () => {
     await chat(q, "hello");
     const say = (text) => q.evaluate((all) => window.say(all), text);
     const chunk = (content) => `data: ${JSON.stringify({ choices: [{ index: 0, delta: { content } }] })}\n\n`;
-    const shows = (text) => q.waitForFunction((t) => document.querySelector(".reply .words").textContent === t, text);
+    const shows = (text) => q.waitForFunction((t) => document.querySelector(".reply .reply-text").textContent === t, text);
     await q.waitForFunction(() => window.say);
     await say(chunk("one ").slice(0, 20)); // in the midst of a line
     await say(chunk("one ").slice(20));
@@ -177,33 +177,33 @@ await check("words are shown as they come", async () => {
     await say(`data: ${JSON.stringify({ choices: [], usage: { completion_tokens: 2 } })}\n\n`);
     await say("data: [DONE]\n\n");
     await ended(reply(q));
-    assert.match(await reply(q).locator("footer").textContent(), /2 tokens · [\d,.]+ tokens\/s · first after [\d.]+ m?s/);
+    assert.match(await reply(q).locator("footer").textContent(), /2 tokens · [\d,.]+ tokens\/s · first token after [\d.]+ m?s/);
     await q.context().close();
 });
 
 await check("a token's alternatives are shown on hover, and by keys", async () => {
     await reply(p).locator(".token").nth(1).hover();
     await p.locator("#tip").waitFor();
-    assert.equal(await p.locator("#tip tr:not(.own)").count() >= 4, true);
-    const shares = (await p.locator("#tip .n").allTextContents()).map((s) => parseFloat(s.replace("< ", "")));
+    assert.equal(await p.locator("#tip tr:not(.selected)").count() >= 4, true);
+    const shares = (await p.locator("#tip .num").allTextContents()).map((s) => parseFloat(s.replace("< ", "")));
     assert.ok(shares.length >= 5 && shares[0] >= shares[4] && shares.reduce((a, b) => a + b) <= 101, shares.join());
-    assert.ok((await p.locator("#tip tr.own").count()) >= 1, "the token itself is not among them");
+    assert.ok((await p.locator("#tip tr.selected").count()) >= 1, "the token itself is not among them");
     await p.screenshot({ path: join(shots, "tokens.png") });
     await p.mouse.move(5, 5);
     await p.locator("#tip").waitFor({ state: "hidden" });
-    await reply(p).locator(".words").focus();
+    await reply(p).locator(".reply-text").focus();
     await p.keyboard.press("ArrowRight");
     await p.keyboard.press("ArrowRight");
-    assert.equal(await reply(p).locator(".here").textContent(), await reply(p).locator(".token").nth(1).textContent());
+    assert.equal(await reply(p).locator(".token.active").textContent(), await reply(p).locator(".token").nth(1).textContent());
     assert.ok(await p.locator("#tip").isVisible());
     await p.keyboard.press("Escape");
     assert.ok(await p.locator("#tip").isHidden());
 });
 
 await check("a conversation is kept, and its words go along", async () => {
-    const before = await reply(p).locator(".words").textContent();
+    const before = await reply(p).locator(".reply-text").textContent();
     await p.reload();
-    assert.equal(await reply(p).locator(".words").textContent(), before);
+    assert.equal(await reply(p).locator(".reply-text").textContent(), before);
     const [sent] = await Promise.all([p.waitForRequest(/completions/), chat(p, "again")]);
     const body = sent.postDataJSON();
     assert.deepEqual(body.messages.map((m) => m.role), ["user", "assistant", "user"]);
@@ -231,7 +231,7 @@ await check("stop stops, and what was said stays", async () => {
 });
 
 await check("two models side by side get the same words", async () => {
-    await p.getByLabel("Two side by side").check();
+    await p.getByLabel("Compare two models").check();
     await p.getByLabel("Model 2").first().locator("select").selectOption("critic");
     const models = [];
     p.on("request", (r) => /completions/.test(r.url()) && models.push(r.postDataJSON().model));
@@ -242,16 +242,16 @@ await check("two models side by side get the same words", async () => {
     assert.deepEqual(await p.locator(".user").allTextContents(), ["copy red blue", "copy red blue"]);
     await p.screenshot({ path: join(shots, "side-by-side.png") });
     await p.getByText("New conversation").click();
-    await p.getByLabel("Two side by side").uncheck();
+    await p.getByLabel("Compare two models").uncheck();
 });
 
 await check("a mix by hand; what the server refuses is shown in its words", async () => {
     await p.locator(".picker select").selectOption("*");
-    await p.getByLabel("Mix of adapters").fill("critic*0.5+fry");
+    await p.getByLabel("Weighted sum of adapters").fill("critic*0.5+fry");
     await chat(p, "3 + 4");
     await ended(reply(p));
     assert.match(await reply(p).locator("footer").textContent(), /tokens/);
-    await p.getByLabel("Mix of adapters").fill("nobody*1");
+    await p.getByLabel("Weighted sum of adapters").fill("nobody*1");
     await provoke(/completions/, async () => {
         await chat(p, "3 + 4");
         await ended(reply(p));
@@ -280,7 +280,7 @@ await check("markup from a model is text", async () => {
         body: chunk({ content: evil }) + chunk({}, "stop") + "data: [DONE]\n\n" }));
     await chat(p, evil);
     await ended(reply(p));
-    assert.equal(await reply(p).locator(".words").textContent(), evil);
+    assert.equal(await reply(p).locator(".reply-text").textContent(), evil);
     assert.equal(await p.locator("main img, main b").count(), 0);
     await p.unroute("**/v1/chat/completions");
     await p.getByText("New conversation").click();
@@ -315,17 +315,17 @@ await check("a debate is shown by rounds, with votes", async () => {
     await go(p, "debate");
     await p.getByLabel("Question").fill("pick the smallest of 4, 9, 2");
     await p.getByLabel("Choices").fill("4\n9\n2");
-    await p.getByRole("button", { name: "Let them debate" }).click();
+    await p.getByRole("button", { name: "Start the debate" }).click();
     await p.locator(".decided").waitFor();
     assert.equal(await p.locator(".round").count(), 2);
-    assert.equal(await p.locator(".said").count(), 6);
-    const answers = await p.locator(".said .answer").allTextContents();
+    assert.equal(await p.locator(".turn").count(), 6);
+    const answers = await p.locator(".turn .answer").allTextContents();
     assert.ok(answers.every((a) => ["4", "9", "2"].includes(a)), answers.join());
     for (const column of [2, 3])
-        assert.equal((await p.locator(`.votes td.n:nth-child(${column})`).allTextContents()).map(Number).reduce((a, b) => a + b), 3);
+        assert.equal((await p.locator(`.votes td.num:nth-child(${column})`).allTextContents()).map(Number).reduce((a, b) => a + b), 3);
     const whole = await api("/v1/debate", { team: "careful", question: "pick the smallest of 4, 9, 2", choices: ["4", "9", "2"] });
     assert.equal(await p.locator(".decided .answer").textContent(), whole.answer);
-    assert.deepEqual(await p.locator(".said p").allTextContents(), whole.said.map((u) => u.text.trim()));
+    assert.deepEqual(await p.locator(".turn p").allTextContents(), whole.said.map((u) => u.text.trim()));
     await p.screenshot({ path: join(shots, "debate.png"), fullPage: true });
 });
 
@@ -334,35 +334,35 @@ await check("turns appear as they are spoken, who changes is marked, votes are c
     await q.locator("option", { hasText: "careful" }).waitFor({ state: "attached" });
     await scripted(q, "/v1/debate");
     await q.getByLabel("Question").fill("q");
-    await q.getByRole("button", { name: "Let them debate" }).click();
+    await q.getByRole("button", { name: "Start the debate" }).click();
     const turn = (round, name, answer, before) => say(q, "turn", { name, round, text: "x", answer, confidence: 0.5, flip: !!before, before });
     const rows = () => q.locator(".votes tbody tr").evaluateAll((all) => all.map((r) => [...r.cells].map((c) => c.textContent)));
     await q.waitForFunction(() => window.say);
     assert.equal(await q.evaluate(() => window.asked.stream), true);
     await turn(0, "a", "4");
-    await q.locator(".said").waitFor();
+    await q.locator(".turn").waitFor();
     assert.equal(await q.locator(".votes tr").count(), 0);
     await turn(0, "b", "9");
     await say(q, "vote", { round: 0, scores: { 4: 1, 9: 1 }, answer: "4" });
-    await q.locator(".votes tr.own").waitFor();
+    await q.locator(".votes tr.selected").waitFor();
     assert.deepEqual(await rows(), [["4", "1", "1", "", "1.00"], ["9", "1", "1", "", "1.00"]]);
     await turn(1, "a", "9", "4");
     await say(q, "vote", { round: 1, scores: { 4: 0, 9: 2 }, answer: "9" });
     await q.locator(".flipped").waitFor();
     assert.match(await q.locator(".flipped footer").textContent(), /4 → 9.*changed/);
-    await q.waitForFunction(() => document.querySelector(".votes tr.own").cells[4].textContent === "2.00");
+    await q.waitForFunction(() => document.querySelector(".votes tr.selected").cells[4].textContent === "2.00");
     assert.deepEqual(await rows(), [["9", "1", "2", "", "2.00"], ["4", "1", "0", "", "0.00"]]);
-    await q.getByText("They are talking").waitFor();
+    await q.getByText("The debate is running").waitFor();
     await go(q, "chat");
     await turn(1, "b", "9");
     await go(q, "debate"); // it went on meanwhile
-    await q.locator(".said").nth(3).waitFor();
-    assert.equal(await q.locator(".said").count(), 4);
+    await q.locator(".turn").nth(3).waitFor();
+    assert.equal(await q.locator(".turn").count(), 4);
     await q.getByRole("button", { name: "Stop" }).click();
-    await q.getByRole("button", { name: "Let them debate" }).waitFor();
+    await q.getByRole("button", { name: "Start the debate" }).waitFor();
     await q.getByText("stopped").waitFor();
     assert.equal(await q.evaluate(() => window.gone), true);
-    assert.equal(await q.locator(".said").count(), 4, "what was said is gone");
+    assert.equal(await q.locator(".turn").count(), 4, "what was said is gone");
     await q.context().close();
 });
 
@@ -371,14 +371,14 @@ await check("blackboard: what is written appears on it, the answer above", async
     await p.getByRole("textbox", { name: "Question" }).fill("What is 3 + 4?");
     await p.getByLabel("Agents").fill("4");
     await p.getByLabel("Iterations").fill("2");
-    await p.getByLabel("Roles").selectOption("planning");
+    await p.getByLabel("Role type").selectOption("planning");
     const [sent] = await Promise.all([p.waitForRequest(/ask/), p.getByRole("button", { name: "Ask the team" }).click()]);
     const asked = sent.postDataJSON();
     assert.deepEqual([asked.agents, asked.role_type, asked.language, asked.stream], [4, "planning", "auto", true]);
-    await p.locator(".outcome .whole").waitFor();
+    await p.locator(".outcome .full-text").waitFor();
     const whole = await api("/v1/ask", { ...asked, stream: false });
-    assert.equal(await p.locator(".outcome .whole").textContent(), whole.answer);
-    assert.deepEqual(await p.locator(".round h3").allTextContents(), ["Given", "Iteration 1", "Iteration 2", "answer"]);
+    assert.equal(await p.locator(".outcome .full-text").textContent(), whole.answer);
+    assert.deepEqual(await p.locator(".round h3").allTextContents(), ["Input", "Iteration 1", "Iteration 2", "answer"]);
     const spoken = whole.board.filter((e) => e.agent);
     assert.equal(await p.locator(".note.agent").count(), 8);
     assert.equal(await p.locator(".note.summary").count(), 2);
@@ -389,7 +389,7 @@ await check("blackboard: what is written appears on it, the answer above", async
     const dialog = p.getByRole("dialog", { name: whole.roles[1].name });
     await dialog.waitFor();
     const entry = spoken.filter((e) => e.role === "agent")[5];
-    assert.equal(await dialog.locator(".whole").textContent(), entry.value.trim());
+    assert.equal(await dialog.locator(".full-text").textContent(), entry.value.trim());
     assert.deepEqual(await dialog.locator("pre").allTextContents(), entry.messages.map((m) => m.content));
     await p.screenshot({ path: join(shots, "blackboard-entry.png") });
     await p.keyboard.press("Escape");
@@ -405,21 +405,21 @@ await check("blackboard: who thinks is said, an entry stands at once, and it can
     await q.waitForFunction(() => window.say);
     await say(q, "entry", { seq: 1, key: "input", value: "q" });
     await say(q, "step", { role: "agent", iteration: 1, agents: 2 });
-    await q.getByText("2 thinking…").waitFor();
+    await q.getByText("Agents still generating: 2").waitFor();
     assert.equal(await q.locator(".note").count(), 1);
     await say(q, "entry", { seq: 2, key: "agent_0_output", value: "one <b>".repeat(90), agent: "1 Critic", role: "agent", iteration: 1, messages: [] });
-    await q.getByText("1 thinking…").waitFor();
+    await q.getByText("Agents still generating: 1").waitFor();
     await q.locator(".note.agent").waitFor();
     await say(q, "entry", { seq: 3, key: "agent_1_output", value: "", agent: "2 Maker", role: "agent", iteration: 1, messages: [], failed: "no room" });
     await q.locator(".note", { hasText: "no room" }).waitFor();
-    assert.equal(await q.locator(".waiting").count(), 0);
+    assert.equal(await q.locator(".generating").count(), 0);
     await say(q, "step", { role: "summary", iteration: 1, agents: 1 });
-    await q.locator(".waiting").waitFor();
+    await q.locator(".generating").waitFor();
     await q.screenshot({ path: join(shots, "blackboard-375.png"), fullPage: true });
     assert.deepEqual(await q.evaluate(faults), []);
     await q.getByRole("button", { name: "Stop" }).click();
     await q.getByText("stopped").waitFor();
-    assert.equal(await q.locator(".waiting").count(), 0);
+    assert.equal(await q.locator(".generating").count(), 0);
     assert.equal(await q.evaluate(() => window.gone), true);
     assert.equal(await q.locator(".note").count(), 3);
     await q.context().close();
@@ -465,8 +465,8 @@ await check("system: figures that live", async () => {
 if (hasJobs)
     await check("a job is started, watched, drawn and deleted", async () => {
         await go(p, "jobs");
-        await p.locator(".starter").getByLabel("Kind").selectOption("world");
-        await p.locator(".starter summary").nth(1).click();
+        await p.locator(".new-form").getByLabel("Kind").selectOption("world");
+        await p.locator(".new-form summary").nth(1).click();
         const raw = p.getByLabel("Request");
         await raw.fill(JSON.stringify({ kind: "world", args: [], options: { policy: ["rule", "random", "reflex"], maps: 6, steps: 100 } }));
         assert.equal(await p.locator(".options .row").count(), 3);
@@ -494,9 +494,9 @@ const tick_of = (p) => p.locator(".stage output").textContent();
 if (hasJobs)
     await check("a small life is begun and followed to its end", async () => {
         await go(p, "world");
-        await p.waitForFunction(() => document.querySelectorAll(".starter summary").length === 1); // the other view is gone
-        await p.locator(".starter summary").click();
-        const form = p.locator(".starter form");
+        await p.waitForFunction(() => document.querySelectorAll(".new-form summary").length === 1); // the other view is gone
+        await p.locator(".new-form summary").click();
+        const form = p.locator(".new-form form");
         await form.getByLabel("Name").fill("life");
         for (const [label, n] of [["Generations", 2], ["Ticks", 20], ["Agents", 4]]) await form.getByLabel(label).fill(String(n));
         await form.getByRole("button", { name: "Start" }).click();
@@ -517,7 +517,7 @@ await check("a life is played, stepped through and looked into", async () => {
     await p.getByRole("button", { name: "Play" }).click();
     await p.waitForFunction(() => document.querySelector(".stage output").textContent === "12 / 12");
     await p.getByRole("button", { name: "Play" }).waitFor(); // at its end it stands
-    await p.getByLabel("One tick back").click();
+    await p.getByLabel("Previous tick").click();
     assert.equal(await tick_of(p), "11 / 12");
     await p.getByRole("slider").fill("5");
     await p.waitForFunction(() => document.querySelector(".stage output").textContent === "5 / 12");
@@ -533,23 +533,23 @@ await check("a life is played, stepped through and looked into", async () => {
     const chosen = Number(new URL(asked.url()).searchParams.get("agent"));
     assert.deepEqual(frames.frames[0].agents[chosen].slice(0, 2), [x, y]);
     const v = await api(`/v1/worlds/agent?run=${lived}&generation=1&tick=4&agent=${chosen}&model=fry`);
-    await p.locator(".mind .bars").waitFor();
-    const shown = await p.locator(".mind").textContent();
+    await p.locator(".agent-details .bars").waitFor();
+    const shown = await p.locator(".agent-details").textContent();
     assert.ok(shown.includes(v.observation) && shown.includes(v.prompt), shown);
     if (chosen === i) assert.equal(v.energy, energy);
-    assert.equal(await p.locator(".mind dd").first().textContent(), String(v.energy));
-    assert.equal(await p.locator(".mind .own code").textContent(), v.action);
-    const shares = (await p.locator(".mind .bars .n").allTextContents()).map(parseFloat);
+    assert.equal(await p.locator(".agent-details dd").first().textContent(), String(v.energy));
+    assert.equal(await p.locator(".agent-details .selected code").textContent(), v.action);
+    const shares = (await p.locator(".agent-details .bars .num").allTextContents()).map(parseFloat);
     assert.deepEqual(shares.map(Math.round), Object.values(v.probabilities).map((s) => Math.round(100 * s)));
-    const [again] = await Promise.all([p.waitForRequest(/model=critic/), p.getByLabel("Model that is asked").selectOption("critic")]);
+    const [again] = await Promise.all([p.waitForRequest(/model=critic/), p.getByLabel("Model for action probabilities").selectOption("critic")]);
     assert.equal(new URL(again.url()).searchParams.get("tick"), "4");
-    await p.getByText("What critic would do").waitFor();
+    await p.getByText("Action probabilities of critic").waitFor();
     await p.screenshot({ path: join(shots, "life.png"), fullPage: true });
 });
 
 await check("evolution: curves, a family tree to click through, results", async () => {
     await go(p, "evolution");
-    await p.locator(".queue a", { hasText: "grown" }).click();
+    await p.locator(".item-list a", { hasText: "grown" }).click();
     await p.locator(".node").first().waitFor();
     const run = await api("/v1/runs/grown"), { nodes, edges, of } = run.lineage;
     assert.equal(await p.locator(".node").count(), run.generations.reduce((n, g) => n + g.candidates.length, 0));
@@ -558,7 +558,7 @@ await check("evolution: curves, a family tree to click through, results", async 
         for (const e of edges) if (e.child === name) kin(e.parent, all.add(e.parent));
         return all;
     };
-    const highlighted = async () => new Set(await p.locator(".node.kin title").allTextContents());
+    const highlighted = async () => new Set(await p.locator(".node.ancestor title").allTextContents());
     assert.deepEqual(await highlighted(), kin(of));
     const child = [...nodes].sort((a, b) => kin(b.name).size - kin(a.name).size)[0];
     assert.ok(kin(child.name).size > 1 + edges.filter((e) => e.child === child.name).length, "nobody has grandparents");
@@ -584,7 +584,7 @@ await check("evolution: curves, a family tree to click through, results", async 
     const digits = (v) => v.toLocaleString("en", { maximumSignificantDigits: 3 });
     assert.deepEqual((await told.allTextContents()).slice(1, 3), [fitness.reduce((a, v) => a + v) / fitness.length, Math.max(...fitness)].map(digits));
     await until(async () => (await painted(p.locator(".detail canvas").nth(2))) > 20, "no loss is drawn");
-    await p.locator(".queue a", { hasText: lived }).click(); // a run without a tree
+    await p.locator(".item-list a", { hasText: lived }).click(); // a run without a tree
     await p.locator(".u-legend", { hasText: "rule" }).first().waitFor();
     assert.equal(await p.locator(".node").count(), 0);
 });
@@ -605,7 +605,7 @@ await check("a reply is rated and corrected, and says which side of an experimen
     await p.keyboard.press("Escape");
     await p.locator(".correction").waitFor({ state: "detached" });
     await reply(p).getByRole("button", { name: "correct" }).click();
-    await p.getByLabel("What it should have said").fill("answer: 7");
+    await p.getByLabel("Corrected reply").fill("answer: 7");
     await Promise.all([answered(), p.getByRole("button", { name: "Save" }).click()]);
     await reply(p).getByRole("button", { name: "corrected" }).waitFor();
     const { data } = await api("/v1/feedback");
@@ -618,14 +618,14 @@ await check("a reply is rated and corrected, and says which side of an experimen
 
 await check("an experiment is begun, watched until it is decided, and deleted", async () => {
     await go(p, "ab");
-    await p.locator(".queue a", { hasText: "trial" }).click();
+    await p.locator(".item-list a", { hasText: "trial" }).click();
     await p.getByRole("button", { name: "Stop" }).click();
     await p.locator(".job .state.stopped").waitFor();
     await p.getByRole("button", { name: "Delete" }).click();
     await p.locator(".detail .job").waitFor({ state: "detached" });
     await p.getByLabel("Name", { exact: true }).fill("second");
-    await p.getByLabel("Name that is asked").selectOption("newer");
-    await p.getByLabel("Compared with").selectOption("critic");
+    await p.getByLabel("Model name").selectOption("newer");
+    await p.getByLabel("Compared adapter").selectOption("critic");
     await p.getByRole("button", { name: "Start" }).click();
     await p.locator(".job .state.running").waitFor();
     const figures = () => api("/v1/ab/second");
@@ -640,7 +640,7 @@ await check("an experiment is begun, watched until it is decided, and deleted", 
     const numbers = await p.locator(".detail table.list td").allTextContents();
     assert.deepEqual(numbers.map(Number), [e.requests.a, e.outcomes.a, e.mean.a, e.requests.b, e.outcomes.b, e.mean.b]);
     assert.ok((await p.locator(".detail").textContent()).includes(`/ ${e.e_value.decides_at}`));
-    assert.equal(await p.locator(".bars tr.own").count(), 1, "what has decided is not marked");
+    assert.equal(await p.locator(".bars tr.selected").count(), 1, "what has decided is not marked");
     await until(async () => (await painted(p.locator(".detail canvas"))) > 20, "no curve is drawn");
     await p.screenshot({ path: join(shots, "experiment.png"), fullPage: true });
     let held;
@@ -702,35 +702,35 @@ await check("a key goes along, and stays in its tab unless it is to be remembere
     assert.deepEqual(await save(true), [null, "sk-nobody"]);
     await p.getByLabel("API key").fill("");
     await p.getByRole("button", { name: "Save" }).click();
-    await p.getByText("The server accepts it.").waitFor();
+    await p.getByText("The server accepts the key.").waitFor();
     assert.deepEqual(await p.evaluate(() => [sessionStorage.getItem("shoal.key"), localStorage.getItem("shoal.key")]), [null, null]);
     await p.getByLabel("API key").fill(token); // what follows needs it
     await p.getByRole("button", { name: "Save" }).click();
-    await p.getByText("The server accepts it.").waitFor();
+    await p.getByText("The server accepts the key.").waitFor();
 });
 
 await check("backups are made, checked, restored at the next start, deleted", async () => {
     await go(p, "settings");
     const part = p.locator(".backups"), rows = part.locator("tbody tr");
-    await part.getByText("There are none yet.").waitFor();
+    await part.getByText("No backups yet.").waitFor();
     await part.getByRole("button", { name: "Back up now" }).click();
-    await part.getByText(/^Made: .* of which/).waitFor();
+    await part.getByText(/^Backup created: .* of which/).waitFor();
     assert.equal(await rows.count(), 1);
     await part.getByRole("button", { name: "Back up now" }).click();
     await rows.nth(1).waitFor();
     assert.match(await rows.nth(0).locator("td").nth(0).textContent(), /\d/);
-    await part.getByText(/^Made: /).waitFor();
-    await rows.nth(0).getByRole("button", { name: /^Check/ }).click();
-    await part.getByText(/are as they were made/).waitFor();
+    await part.getByText(/^Backup created: /).waitFor();
+    await rows.nth(0).getByRole("button", { name: /^Verify/ }).click();
+    await part.getByText(/are intact/).waitFor();
 
     await rows.nth(0).getByRole("button", { name: /^Restore/ }).click();
-    await p.locator("dialog[open]").getByText("started the next time").waitFor();
+    await p.locator("dialog[open]").getByText("next start of the server").waitFor();
     await p.keyboard.press("Enter"); // cancel is what is in focus
     await p.locator("dialog[open]").waitFor({ state: "detached" });
     assert.equal((await api("/v1/backups")).restore, null);
     await rows.nth(0).getByRole("button", { name: /^Restore/ }).click();
     await p.locator("dialog[open]").getByRole("button", { name: "Restore" }).click();
-    await part.locator(".notice").getByText("started the next time").waitFor();
+    await part.locator(".notice").getByText("next start of the server").waitFor();
     const { restore, backups } = await api("/v1/backups");
     assert.equal(restore.id, backups[0].id);
     await p.screenshot({ path: join(shots, "backups.png") });
@@ -745,7 +745,7 @@ await check("backups are made, checked, restored at the next start, deleted", as
         await rows.nth(0).getByRole("button", { name: /^Delete/ }).click();
         await p.locator("dialog[open]").getByRole("button", { name: "Delete" }).click();
         await rows.nth(left).waitFor({ state: "detached" });
-        await part.getByText(/^Deleted/).waitFor();
+        await part.getByText(/^Backup deleted/).waitFor();
         assert.equal(await rows.count(), left);
     }
 });
@@ -782,7 +782,7 @@ await check("a server with keys: the page is there, and asks for one", async () 
         await q.locator(".notice", { hasText: "key" }).locator("a").click();
         await q.getByLabel("API key").fill("sk-of-the-test");
         await q.getByRole("button", { name: "Save" }).click();
-        await q.getByText("The server accepts it.").waitFor();
+        await q.getByText("The server accepts the key.").waitFor();
     });
     await go(q, "chat");
     await q.locator('.picker option[value="fry"]').waitFor({ state: "attached" });

@@ -66,7 +66,7 @@ class DebateView {
             h("table", { class: "bars" }, h("thead", null, h("tr", null, h("th", null, t("answer")), column("first_votes"), column("current_votes"), h("th", null), column("score"))),
                 h("tbody", null, Object.entries(r.scores).sort((a, b) => b[1] - a[1]).map(row))),
             final && h("p", { class: "decided" }, t("decision"), " ", h("b", { class: "answer" }, r.answer ?? "–"),
-                h("small", null, ` ${t("ending")}: ${r.ending} · ${t("rounds")}: ${r.rounds} · ${seconds(state.duration)}`)));
+                h("small", null, ` ${t("ending")}: ${t("ending_" + r.ending)} · ${t("rounds")}: ${r.rounds} · ${seconds(state.duration)}`)));
     }
     /** Shows whether the debate is running, complete or stopped. */
     show_status() {

@@ -180,7 +180,7 @@ function new_form(on_start) {
         e.preventDefault();
         try {
             const { base } = await models();
-            const options = { out: out.value.trim(), "held-out": 1, ...Object.fromEntries(counts.map(([id, f]) => [id, Number(f.value)])) };
+            const options = { out: out.value.trim(), "eval-maps": 1, ...Object.fromEntries(counts.map(([id, f]) => [id, Number(f.value)])) };
             if (world.value.trim()) options.world = world.value.trim();
             await json("/v1/jobs", { body: { kind: "world", args: [base[0].root], options } });
             on_start(out.value.trim());

@@ -40,7 +40,7 @@ evolve: {generations: 2, population: 4, elites: 1, rank: 2}
 fitness: {items: 8}
 YAML
 need "$SHOAL" evolve "$tmp/small.yaml" --runs "$tmp/runs" --id grown --quiet
-need "$SHOAL" world models/fry --runs "$tmp/runs" --world worlds/predators.yaml --generations 1 --steps 12 --agents 6 --held-out 1 --quiet
+need "$SHOAL" world models/fry --runs "$tmp/runs" --world worlds/predators.yaml --generations 1 --steps 12 --agents 6 --eval-maps 1 --quiet
 lived=$(cd "$tmp/runs" && echo world-*)
 
 # serve NAME FLAGS…: starts one; its address is then in $url.

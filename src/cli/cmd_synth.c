@@ -7,7 +7,7 @@
  */
 #define _GNU_SOURCE
 #include "cli/setup.h"
-#include "train/train.h"
+#include "data/data.h"
 
 #include <stdlib.h>
 #include <string.h>

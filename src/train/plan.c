@@ -10,23 +10,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-static int length_order(const void *a, const void *b) {
-    int32_t x = *(const int32_t *)a, y = *(const int32_t *)b;
-    return x < y ? -1 : x > y;
-}
-
-struct length_stats length_stats_compute(int32_t *v, int n) {
-    struct length_stats l = {.n = n};
-    if (n == 0) return l;
-    qsort(v, (size_t)n, sizeof *v, length_order);
-    for (int i = 0; i < n; i++) l.tokens += v[i];
-    l.shortest = v[0];
-    l.median = v[(n - 1) / 2];
-    l.p95 = v[((int64_t)n * 95 + 99) / 100 - 1];
-    l.longest = v[n - 1];
-    return l;
-}
-
 void pack_counter_add(struct pack_counter *c, const struct train_sample *v, int n) {
     struct training_plan *p = c->plan;
     int64_t rows = 0;

@@ -417,8 +417,9 @@ static int rl_policy_open(struct rl_trainer *l, int j, struct error *err) {
     struct prompt_source from = {.path = job->data,
                                  .prefix = l->o->prefix,
                                  .tok = l->c.m->tok,
-                                 .reward = &l->reward,
-                                 .seed = (uint64_t)l->c.o->seed};
+                                 .seed = (uint64_t)l->c.o->seed,
+                                 .check = l->reward.check,
+                                 .check_ctx = l->reward.ctx};
     struct prompt_set eval = {0};
     from.max_length = train_loop_max_length(&l->c) - (int32_t)l->o->max_new_tokens;
     int rc = prompt_set_load(&t->prompts, &from, err);
@@ -427,7 +428,7 @@ static int rl_policy_open(struct rl_trainer *l, int j, struct error *err) {
         l->longest = MAX(l->longest, t->prompts.data.v[i].n + (int32_t)l->o->max_new_tokens);
     if (job->eval_data) {
         from.path = job->eval_data;
-        from.reward = NULL;
+        from.check = NULL;
         if ((rc = prompt_set_load(&eval, &from, err)))
             return error_wrap(err, "evaluation data of '%s'", job->name);
     }

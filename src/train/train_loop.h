@@ -43,11 +43,6 @@ int checkpoint_load(struct trainer *t, const char *path, const json_t *identity,
 int error_add_resume_hint(const char *checkpoint, const char *unit, int64_t saved,
                           struct error *err);
 
-/* data.c: parses a list of {role, content}. `out` is malloc'ed and borrows its texts from the list.
- * Errors name file, line and field. */
-int conversation_parse(const char *path, int line, const char *field, const json_t *list,
-                       struct chat_message **out, int *n, struct error *err);
-
 struct train_loop {
     const struct model *m;
     const struct train_options *o;

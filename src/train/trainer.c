@@ -620,9 +620,3 @@ int trainer_eval_loss(struct trainer *t, const struct train_sample *samples, int
     free(counts);
     return rc;
 }
-
-void train_sample_release(struct train_sample *s) {
-    free(s->tokens);
-    free(s->mask);
-    *s = (struct train_sample){0};
-}

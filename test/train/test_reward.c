@@ -771,8 +771,12 @@ static void test_prompts(void **state) {
     struct prompt_set p;
     struct reward_fn exact;
     assert_int_equal(named_open(&exact, "exact", 1), OK);
-    struct prompt_source from = {
-        .path = path, .tok = model->tok, .prefix = "so:", .max_length = 100, .reward = &exact};
+    struct prompt_source from = {.path = path,
+                                 .tok = model->tok,
+                                 .prefix = "so:",
+                                 .max_length = 100,
+                                 .check = exact.check,
+                                 .check_ctx = exact.ctx};
     static const struct {
         const char *line, *why; /* NULL: fine */
     } cases[] = {

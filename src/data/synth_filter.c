@@ -12,8 +12,8 @@
  */
 #define _GNU_SOURCE
 #define PCRE2_CODE_UNIT_WIDTH 8
+#include "data/data.h"
 #include "grade/grade.h"
-#include "train/train.h"
 
 #include <pcre2.h>
 #include <stdlib.h>

@@ -9,8 +9,8 @@
  * The comparison does not split words: blanks next to characters of scripts that are written
  * without them do not count, so Japanese and Chinese lines match wherever they were broken.
  */
+#include "data/data.h"
 #include "grade/grade.h"
-#include "train/train.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -150,6 +150,23 @@ static int duplicates_count(const struct dataset *d, const struct dataset *eval,
 }
 
 /* the report */
+
+static int length_order(const void *a, const void *b) {
+    int32_t x = *(const int32_t *)a, y = *(const int32_t *)b;
+    return x < y ? -1 : x > y;
+}
+
+struct length_stats length_stats_compute(int32_t *v, int n) {
+    struct length_stats l = {.n = n};
+    if (n == 0) return l;
+    qsort(v, (size_t)n, sizeof *v, length_order);
+    for (int i = 0; i < n; i++) l.tokens += v[i];
+    l.shortest = v[0];
+    l.median = v[(n - 1) / 2];
+    l.p95 = v[((int64_t)n * 95 + 99) / 100 - 1];
+    l.longest = v[n - 1];
+    return l;
+}
 
 static int lengths_measure(const struct dataset *d, struct lint *out, struct error *err) {
     int n = d->n_read;

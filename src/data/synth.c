@@ -7,7 +7,8 @@
  * change of filters costs no generation.
  */
 #define _GNU_SOURCE
-#include "train/train.h"
+#include "data/data.h"
+#include "eval/eval.h"
 
 #include <stdlib.h>
 #include <string.h>

@@ -6,7 +6,8 @@
  * of TRL. Errors name file, line and field.
  */
 #define _GNU_SOURCE
-#include "train/train_loop.h"
+#include "data/internal.h"
+#include "eval/eval.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -314,7 +315,7 @@ static int prompt_take(void *ctx, const json_t *value, int line, struct error *e
     if (!json_is_object(value) || messages == prompt)
         return error_set(err, ERR_FORMAT, "'%s' line %d: expected an object with '%s'", s->path,
                          line, messages ? "only one of messages and prompt" : "messages or prompt");
-    int rc = s->reward && s->reward->check ? s->reward->check(s->reward->ctx, value, err) : OK;
+    int rc = s->check ? s->check(s->check_ctx, value, err) : OK;
     if (rc) return error_wrap(err, "'%s' line %d", s->path, line);
     rc = prompt_encode(l, value, messages ? "messages" : "prompt", &t, line, err);
     if (!rc && s->prefix) tokenizer_encode(s->tok, s->prefix, strlen(s->prefix), 0, &t.ids);

@@ -5,7 +5,7 @@
  * several tokens. The first token is never a target: no token precedes it. Terminal control
  * characters are replaced.
  */
-#include "train/train.h"
+#include "data/data.h"
 
 static bool learned(const struct train_sample *s, int32_t i) {
     return i > 0 && s->mask[i];

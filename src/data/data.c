@@ -9,7 +9,7 @@
  * This file does not shuffle, split, weigh or judge samples; lint.c judges them from the facts kept
  * here. Invariant: every sample kept has at least one target that a token precedes.
  */
-#include "train/train_loop.h"
+#include "data/internal.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -259,6 +259,12 @@ int dataset_load(struct dataset *d, const char *path, const struct tokenizer *to
                        d->cut ? "; all were cut before their first target" : "");
     if (rc) dataset_release(d);
     return rc;
+}
+
+void train_sample_release(struct train_sample *s) {
+    free(s->tokens);
+    free(s->mask);
+    *s = (struct train_sample){0};
 }
 
 void dataset_release(struct dataset *d) {

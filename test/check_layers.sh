@@ -9,7 +9,7 @@
 # Prints one line per folder, "ok layers NAME" or "not ok layers NAME: FILE:LINE: why", and first
 # proves on a small wrong tree that it would notice.
 set -u
-layers="base sandbox store hub backup kernel tokenizer template model adapter grammar engine memory grade eval data train swarm evolve world agent cluster http ops jobs serve api lib cli"
+layers="base sandbox store hub backup kernel tokenizer template model adapter grammar engine memory grade eval data backprop train swarm evolve world agent cluster http ops jobs serve api lib cli"
 
 # layers_check ROOT FOLDER: prints one line per offending include of ROOT/src/FOLDER, nothing when
 # all is well.

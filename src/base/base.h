@@ -485,6 +485,8 @@ const char *name_suggest(const char *const *names, int n, const char *name);
 struct yaml;
 int options_from_yaml(const struct option_row *rows, void *out, const struct yaml *doc,
                       const char *section, struct error *err);
+/* The options of a table as an object, in the table's order, under their stored names. */
+json_t *options_json(const struct option_row *rows, const void *options);
 void options_help(const struct option_row *rows, FILE *f);
 void options_release(const struct option_row *rows, void *out); /* frees strings and lists */
 

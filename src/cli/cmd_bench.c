@@ -9,9 +9,9 @@
  */
 #define _GNU_SOURCE
 #include "adapter/adapter.h"
+#include "backprop/backprop.h"
 #include "cli/cli.h"
 #include "engine/engine.h"
-#include "train/train.h"
 #include "world/world.h"
 
 #include <inttypes.h>

@@ -10,7 +10,6 @@
 #include "cli/world_simulation.h"
 #include "cli/world_viewer.h"
 #include "eval/eval.h"
-#include "train/train.h"
 #include "world/world.h"
 
 #include <stdlib.h>

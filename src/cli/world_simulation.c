@@ -17,7 +17,6 @@
 #include "base/base.h"
 #include "eval/eval.h"
 #include "store/store.h"
-#include "train/train.h"
 #include "world/world.h"
 
 #include <math.h>

@@ -324,30 +324,3 @@ int train_log_report(struct train_log *l, struct error *err) {
     buf_release(&b);
     return rc;
 }
-
-static json_t *option_json(const struct option_row *row, const void *options) {
-    const char *at = (const char *)options + row->offset;
-    const struct strings *list = (const void *)at;
-    json_t *v = NULL;
-    if (row->type == OPT_BOOL) v = json_boolean(*(const bool *)at);
-    if (row->type == OPT_INT) v = json_integer(*(const int64_t *)(const void *)at);
-    if (row->type == OPT_FLOAT) v = json_real(*(const double *)(const void *)at);
-    if (row->type == OPT_STRING) {
-        const char *text = *(char *const *)(const void *)at;
-        v = text ? json_string(text) : json_null();
-    }
-    if (row->type == OPT_LIST) {
-        v = json_array();
-        for (int i = 0; i < list->n; i++) json_array_append_new(v, json_string(list->v[i]));
-    }
-    return v;
-}
-
-json_t *options_json(const struct option_row *rows, const void *options) {
-    json_t *all = json_object();
-    for (const struct option_row *row = rows; row->name; row++) {
-        json_t *v = option_json(row, options);
-        if (v) json_object_set_new(all, option_stored_name(row), v);
-    }
-    return all;
-}

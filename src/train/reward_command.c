@@ -6,9 +6,8 @@
  * the program's process group is killed when it ends.
  */
 #define _GNU_SOURCE
+#include "train/reward_command.h"
 #include "sandbox/sandbox.h"
-#include "train/internal.h"
-#include "train/train.h"
 
 #include <ctype.h>
 #include <errno.h>

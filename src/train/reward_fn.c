@@ -6,8 +6,7 @@
 #define _GNU_SOURCE
 #define PCRE2_CODE_UNIT_WIDTH 8
 #include "grade/grade.h"
-#include "train/internal.h"
-#include "train/train.h"
+#include "train/reward_command.h"
 
 #include <pcre2.h>
 #include <stdlib.h>

@@ -28,7 +28,7 @@
  * Invariant: every random value depends on (seed, generation, tick, policy) and nothing else.
  */
 #define _GNU_SOURCE
-#include "train/train.h"
+#include "backprop/backprop.h"
 #include "world/internal.h"
 
 #include <math.h>

@@ -21,7 +21,7 @@
  * While in use it is stored as a map of rank 2, as factors and in the engine's form: 16 (in + out)
  * bytes per projection and pair.
  */
-#include "train/train.h"
+#include "backprop/backprop.h"
 #include "world/internal.h"
 
 #include <stdlib.h>

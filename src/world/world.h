@@ -17,10 +17,10 @@
 #ifndef SHOAL_WORLD_H
 #define SHOAL_WORLD_H
 
+#include "backprop/backprop.h"
 #include "base/base.h"
 #include "engine/engine.h"
 #include "evolve/evolve.h"
-#include "train/train.h"
 #include "world/environment.h"
 
 enum {

@@ -2,7 +2,7 @@
  * test_lean: what makes a life small and must not be seen: adapters held as f16, one trainer's
  * place for several adapters in turn, logits of the choices alone.
  */
-#include "train/train.h"
+#include "backprop/backprop.h"
 
 #include <math.h>
 #include <setjmp.h>

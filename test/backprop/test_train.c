@@ -7,7 +7,7 @@
  * small models of both architectures, and a sample of elements on the tiny shapes that the program
  * knows. Nothing here uses the trainer's internals.
  */
-#include "train/train.h"
+#include "backprop/backprop.h"
 
 #include <math.h>
 #include <setjmp.h>

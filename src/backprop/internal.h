@@ -1,5 +1,5 @@
 /*
- * train/internal: the trainer's state, shared by the files of this folder only.
+ * backprop/internal: the trainer's state, shared by the files of this folder only.
  *
  * trainer.c owns the state (parameters, groups, checks, the public verbs), batch.c packs samples
  * and lays out the memory of a pass, layers.c runs one layer forward and backward, lora.c the
@@ -19,11 +19,11 @@
  * the distribution of its samples over calls, chunks or threads. Its gradient is one chain of fused
  * multiply-adds over its rows, in the order in which they were given.
  */
-#ifndef SHOAL_TRAIN_INTERNAL_H
-#define SHOAL_TRAIN_INTERNAL_H
+#ifndef SHOAL_BACKPROP_INTERNAL_H
+#define SHOAL_BACKPROP_INTERNAL_H
 
+#include "backprop/backprop.h"
 #include "model/model.h"
-#include "train/train.h"
 
 /* Parameters that are clipped and counted together: one adapter, or the whole model. */
 struct param_group {
@@ -221,16 +221,5 @@ struct optimizer_state { /* optimizer state of one tensor, in the layout of its 
     size_t bytes;
 };
 size_t optimizer_state_bytes(enum optim o, int64_t n);
-
-/* reward_command.c: a program as `all` of struct reward_fn. `words`: split at blanks, or a shell's
- * line. */
-struct reward_command;
-struct reward_input;
-struct rl_options;
-struct reward_command *reward_command_open(const char *words, bool shell,
-                                           const struct rl_options *o, struct error *err);
-int reward_command_run(const struct reward_command *c, const struct reward_input *v, int n,
-                       double *out, struct error *err);
-void reward_command_close(struct reward_command *c); /* may be NULL */
 
 #endif

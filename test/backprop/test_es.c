@@ -8,8 +8,8 @@
  * what theory predicts for independent signs in so many dimensions, with room for what rank-1 noise
  * and a finite σ add.
  */
+#include "backprop/backprop.h"
 #include "fixture.h"
-#include "train/train.h"
 
 #include <math.h>
 #include <setjmp.h>

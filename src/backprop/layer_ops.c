@@ -9,7 +9,7 @@
  * Invariant: threads split rows or, if sums run over rows, columns; every sum is in the order of
  * the rows. So results do not depend on the number of threads or on chunks.
  */
-#include "train/internal.h"
+#include "backprop/internal.h"
 
 #include <math.h>
 #include <string.h>

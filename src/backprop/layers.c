@@ -11,7 +11,7 @@
  * Invariant: threads split outputs, never a sum, and sums over rows continue from chunk to chunk,
  * so results depend on neither.
  */
-#include "train/internal.h"
+#include "backprop/internal.h"
 
 #include <string.h>
 

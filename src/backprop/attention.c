@@ -11,7 +11,7 @@
  * the engine's bits. The backward pass computes its scores along the keys, from keys that were
  * transposed once: the same numbers except for rounding, at twice the speed.
  */
-#include "train/internal.h"
+#include "backprop/internal.h"
 
 #include <math.h>
 #include <string.h>

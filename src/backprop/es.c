@@ -28,8 +28,7 @@
  * sample and samples in order, and sums over pairs are in their order. So neither threads nor
  * passes change a bit.
  */
-#include "train/internal.h"
-#include "train/train.h"
+#include "backprop/internal.h"
 
 #include <math.h>
 #include <stdlib.h>

@@ -4,7 +4,7 @@
  * Flags, recipe keys, defaults, ranges and help all come from these rows; no default is defined
  * elsewhere. Aliases are the names that PEFT, TRL and the legacy script use for the same options.
  */
-#include "train/train.h"
+#include "backprop/backprop.h"
 
 #include <stdlib.h>
 #include <string.h>

@@ -4,7 +4,7 @@
  * A snapshot is a copy of every adapter's parameters and optimizer state. It does not include
  * accumulated gradients.
  */
-#include "train/internal.h"
+#include "backprop/internal.h"
 
 #include <stdlib.h>
 #include <string.h>

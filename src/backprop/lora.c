@@ -11,7 +11,7 @@
  *
  * Invariant: see internal.h. Sums over rows are chains in their order, and threads split outputs.
  */
-#include "train/internal.h"
+#include "backprop/internal.h"
 
 #include <stdlib.h>
 #include <string.h>

@@ -10,7 +10,7 @@
  * last layer keeps its activations. Passes over few samples leave most of that memory free; as many
  * of the upper layers as fit into it then keep their activations.
  */
-#include "train/internal.h"
+#include "backprop/internal.h"
 
 #include <stdlib.h>
 #include <string.h>

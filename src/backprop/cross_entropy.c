@@ -9,7 +9,7 @@
  * Invariant: chunks are a function of the vocabulary's size only, so sums over rows keep their
  * order.
  */
-#include "train/internal.h"
+#include "backprop/internal.h"
 
 #include <math.h>
 #include <stdlib.h>

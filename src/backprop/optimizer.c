@@ -13,7 +13,7 @@
  * Invariant: norms are summed in double over fixed pieces in a fixed order; no parameter changes
  * before all norms are known to be finite.
  */
-#include "train/internal.h"
+#include "backprop/internal.h"
 
 #include <math.h>
 #include <stdlib.h>

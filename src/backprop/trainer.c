@@ -7,7 +7,7 @@
  *
  * Invariant: gradients are sums until trainer_update divides by each group's count.
  */
-#include "train/internal.h"
+#include "backprop/internal.h"
 
 #include <math.h>
 #include <stdarg.h>

@@ -10,8 +10,8 @@
  * Losses in single precision stray from double by less than 2e-5 over 50 updates; 1e-4 is allowed.
  * Gradients of updates after the first are of other weights then, and clipped: 2e-3.
  */
+#include "backprop/backprop.h"
 #include "fixture.h"
-#include "train/train.h"
 
 #include <math.h>
 #include <setjmp.h>

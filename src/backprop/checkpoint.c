@@ -12,7 +12,7 @@
  * Invariants: a checkpoint is saved only between updates, so it contains no gradient; the whole
  * file is checked before the first number of the trainer changes.
  */
-#include "train/internal.h"
+#include "backprop/internal.h"
 
 #include <stdlib.h>
 #include <string.h>

@@ -1,0 +1,16 @@
+/* reward_command: rewards from a program that runs in the sandbox. */
+#ifndef SHOAL_REWARD_COMMAND_H
+#define SHOAL_REWARD_COMMAND_H
+
+#include "train/train.h"
+
+/* A program as `all` of struct reward_fn. `words`: split at blanks, or a shell's
+ * line. */
+struct reward_command;
+struct reward_command *reward_command_open(const char *words, bool shell,
+                                           const struct rl_options *o, struct error *err);
+int reward_command_run(const struct reward_command *c, const struct reward_input *v, int n,
+                       double *out, struct error *err);
+void reward_command_close(struct reward_command *c); /* may be NULL */
+
+#endif

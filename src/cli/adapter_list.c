@@ -5,7 +5,7 @@
  * finishes an installation that a kill interrupted.
  */
 #include "adapter/adapter.h"
-#include "cli/train_run.h"
+#include "cli/adapter_verbs.h"
 
 #include <dirent.h>
 #include <stdlib.h>

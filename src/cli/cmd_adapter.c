@@ -2,7 +2,7 @@
  * merges them into their base. Extracting and resizing are in adapter_extract.c. */
 #define _GNU_SOURCE
 #include "cli/adapter_extract.h"
-#include "cli/train_run.h"
+#include "cli/adapter_verbs.h"
 #include "evolve/evolve.h"
 
 #include <math.h>

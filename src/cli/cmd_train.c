@@ -7,12 +7,10 @@
  */
 #define _GNU_SOURCE
 #include "cli/train_plan.h"
-#include "cli/train_run.h"
 
 #include <limits.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 struct train_command {
     struct train_options train; /* first, because its rows are copied unchanged */
@@ -21,14 +19,13 @@ struct train_command {
     struct es_options es;
     char *model, *out, *method, *start;
     bool dry_run;
-    struct train_gate_options gate;
+    struct gate_options gate;
 };
 #define ROW(name, type, field, metavar, ...)                                                       \
     { name, type, offsetof(struct train_command, field), NULL, 0, 0, metavar, __VA_ARGS__ }
 #define ALIAS(name, row)                                                                           \
     { name, OPT_ALIAS, 0, row, 0, 0, NULL, NULL }
 
-/* Flags, and keys at the top level of a recipe. */
 static const struct option_row own_rows[] = {
     ROW("model", OPT_STRING, model, "MODEL", "base model, if it is not the first argument",
         JOB_INPUT),
@@ -45,33 +42,36 @@ static const struct option_row own_rows[] = {
     ROW("dry-run", OPT_BOOL, dry_run, NULL,
         "read the data, compute one pass, print the plan of the run and its first batch; reward "
         "methods also sample some completions"),
-    GATE_ROWS(struct train_command, gate),
     ALIAS("base-model", "model"),
     ALIAS("model-name-or-path", "model"),
     ALIAS("output-dir", "out"),
     {0},
 };
 
-/* All tables: own_rows, the trainer's rows, and the rows of the other methods. */
-static struct option_row train_rows[128];
+enum { MAX_ROWS = 128 };
+static struct option_row recipe_rows[MAX_ROWS]; /* keys at the top level of a recipe */
+static struct option_row train_rows[MAX_ROWS];  /* flags: these, and those of all methods */
 
-static size_t rows_append(size_t at, const struct option_row *rows, size_t offset) {
+static size_t rows_append(struct option_row *to, size_t at, const struct option_row *rows,
+                          size_t offset) {
     for (; rows->name; rows++, at++) {
-        CHECK(at + 1 < ARRAY_LEN(train_rows));
-        train_rows[at] = *rows;
-        train_rows[at].offset += offset;
+        CHECK(at + 1 < MAX_ROWS);
+        to[at] = *rows;
+        to[at].offset += offset;
     }
     return at;
 }
 
 __attribute__((constructor)) static void train_rows_fill(void) {
-    size_t n = rows_append(0, own_rows, 0);
-    n = rows_append(n, train_option_rows, offsetof(struct train_command, train));
-    n = rows_append(n, rl_option_rows, offsetof(struct train_command, policy));
-    rows_append(n, es_option_rows, offsetof(struct train_command, es));
+    size_t n = rows_append(recipe_rows, 0, own_rows, 0);
+    rows_append(recipe_rows, n, gate_option_rows, offsetof(struct train_command, gate));
+    n = rows_append(train_rows, 0, recipe_rows, 0);
+    n = rows_append(train_rows, n, train_option_rows, offsetof(struct train_command, train));
+    n = rows_append(train_rows, n, rl_option_rows, offsetof(struct train_command, policy));
+    rows_append(train_rows, n, es_option_rows, offsetof(struct train_command, es));
 }
 
-/* The top level fills own_rows; the sections fill the other tables. */
+/* The top level fills recipe_rows; the sections fill the other tables. */
 static int recipe_load(void *options, const char *path, struct error *err) {
     struct train_command *o = options;
     const struct {
@@ -90,94 +90,68 @@ static int recipe_load(void *options, const char *path, struct error *err) {
         rc = options_from_yaml(sections[i].rows, sections[i].at, &y, sections[i].name, err);
         json_object_del(y.root, sections[i].name);
     }
-    if (rc == OK) rc = options_from_yaml(own_rows, o, &y, NULL, err);
+    if (rc == OK) rc = options_from_yaml(recipe_rows, o, &y, NULL, err);
     yaml_release(&y);
     return rc;
 }
 
-static int dry_run(const struct cli_options *c, const struct train_command *o,
-                   const struct model *m, struct train_job *jobs, int n, struct pool *pool,
-                   struct error *err) {
-    struct train_plan_request q = {.m = m,
-                                   .jobs = jobs,
-                                   .n = n,
-                                   .train = &o->train,
-                                   .policy = &o->policy,
-                                   .es = &o->es,
-                                   .pool = pool};
-    int rc = train_method_parse(o->method, &q.method, err);
-    return rc ? rc : train_plan_print(c, &q, err);
+/* results */
+
+static void comparison_print(const char *what, const struct gate_comparison *p) {
+    if (p->n == 0) return;
+    printf("  %s: n = %lld, %.4f to %.4f nats per token, gain %+.4f (%+.4f … %+.4f), p = %.2g\n",
+           what, (long long)p->n, p->before, p->after, p->gain.value, p->gain.lo, p->gain.hi, p->p);
 }
 
-static int method_run(const struct train_command *o, struct train_run *run, const struct model *m,
-                      struct train_job *jobs, int n, struct pool *pool, const char *checkpoint,
-                      struct error *err) {
-    const struct train_callbacks watch = train_run_callbacks(run);
-    enum train_method method;
-    int rc = train_method_parse(o->method, &method, err);
-    if (rc != OK) return rc;
-    if (method == METHOD_SFT || method == METHOD_ES)
-        return sft_run_with_callbacks(m, jobs, n, &o->train, method == METHOD_ES ? &o->es : NULL,
-                                      pool, checkpoint, &watch, err);
-    return rl_run_with_callbacks(m, jobs, n, &o->train, method, &o->policy, NULL, pool, checkpoint,
-                                 &watch, err);
+static void result_print(const struct train_result *r) {
+    printf("%s: loss %.4f to %.4f, wrote '%s'\n", r->job->name, r->job->first_loss,
+           r->job->last_loss, r->where);
+    comparison_print("held out", &r->gate.eval);
+    comparison_print("to retain", &r->gate.retain);
+    for (int i = 0; i < r->n_families; i++) {
+        const struct family_result *f = &r->families[i];
+        const struct stats_interval *d = &f->change.diff;
+        printf("  %-14s n = %lld, %.1f %% to %.1f %%, %+.1f points (%+.1f … %+.1f), p = %.2g\n",
+               fry_families[f->family].name, (long long)f->change.n, 100 * f->before.value,
+               100 * f->after.value, 100 * d->value, 100 * d->lo, 100 * d->hi, f->p_holm);
+    }
+    if (r->gate.eval.n || r->gate.retain.n || r->n_families)
+        printf("  %s: %s\n", r->gate.publish ? "published" : "not published", r->gate.why);
 }
 
-/* All options that determine the training, including those of the method. */
-static json_t *run_options(const struct train_command *o) {
-    json_t *all = options_json(train_option_rows, &o->train), *own;
-    if (strcmp(o->method, "sft") == 0) return all;
-    own = strcmp(o->method, "es") == 0 ? options_json(es_option_rows, &o->es)
-                                       : options_json(rl_option_rows, &o->policy);
-    json_object_set_new(all, "method", json_string(o->method));
-    json_object_update(all, own);
-    json_decref(own);
-    return all;
-}
-
-static int out_train(const struct cli_options *c, const struct train_command *o, struct model *m,
-                     struct train_job *jobs, int n, struct pool *pool, struct error *err) {
-    int rc;
-    char *checkpoint = path_join(o->out, "checkpoint.bin"),
-         **dirs = xcalloc((size_t)n, sizeof *dirs);
-    bool several = n > 1 || strchr(o->data.v[0], '=');
-    struct train_run run;
-    for (int i = 0; i < n; i++)
-        dirs[i] = several ? path_join(o->out, jobs[i].name) : xstrdup(o->out);
-    json_t *options = run_options(o);
-    rc = train_run_open(&run, c, &o->gate, options, m, pool, o->out, jobs, dirs, n, err);
-    json_decref(options);
-    if (rc == OK) rc = method_run(o, &run, m, jobs, n, pool, checkpoint, err);
-    if (rc == OK && train_run_finish(&run, jobs, err) != OK)
-        rc = error_wrap(err, "training is done and kept in '%s', but cannot be saved", checkpoint);
-    if (rc == OK) unlink(checkpoint);
-    rc = train_run_close(&run, rc, err);
-    for (int i = 0; i < n; i++) free(dirs[i]);
-    free(dirs);
-    free(checkpoint);
-    return rc;
-}
-
-/* Holds a lock: the output folder has one checkpoint, so it takes one run at a time. */
-static int train_and_publish(const struct cli_options *c, const struct train_command *o,
-                             struct model *m, struct train_job *jobs, int n, struct pool *pool,
-                             struct error *err) {
-    int rc = dir_make(o->out, err), held = -1;
-    if (rc == OK && (held = dir_lock(o->out, "folder", err)) < 0) rc = held;
-    if (rc == OK) rc = out_train(c, o, m, jobs, n, pool, err);
-    dir_unlock(held, o->out);
-    return rc;
+static void on_result(void *ctx, const struct train_result *r) {
+    const struct cli_options *c = ctx;
+    if (c->json)
+        cli_print(train_result_json(r));
+    else
+        result_print(r);
 }
 
 enum { MAX_JOBS = 32 };
+
+static int request_run(const struct cli_options *c, const struct train_command *o,
+                       const struct train_request *q, struct error *err) {
+    const struct train_output out = {.dir = o->out,
+                                     .subfolders = q->n > 1 || strchr(o->data.v[0], '='),
+                                     .gate = &o->gate,
+                                     .on_result = on_result,
+                                     .ctx = (void *)(uintptr_t)c};
+    return o->dry_run ? train_plan_print(c, q, err) : train_and_publish(q, &out, err);
+}
 
 static int train(const struct cli_options *c, const struct train_command *o, struct model *m,
                  struct pool *pool, struct error *err) {
     struct adapter *start = o->start ? adapter_open(o->start, m, err) : NULL;
     struct train_job jobs[MAX_JOBS] = {{0}};
     char *names[MAX_JOBS] = {0};
-    int n = o->data.n;
-    for (int i = 0; i < n; i++) {
+    struct train_request q = {.m = m,
+                              .pool = pool,
+                              .jobs = jobs,
+                              .n = o->data.n,
+                              .train = &o->train,
+                              .policy = &o->policy,
+                              .es = &o->es};
+    for (int i = 0; i < q.n; i++) {
         const char *eq = strchr(o->data.v[i], '=');
         names[i] = eq ? strndup(o->data.v[i], (size_t)(eq - o->data.v[i])) : xstrdup("adapter");
         jobs[i] =
@@ -186,10 +160,9 @@ static int train(const struct cli_options *c, const struct train_command *o, str
                                .eval_data = data_file_for_adapter(&o->gate.eval_data, names[i]),
                                .start = start};
     }
-    int rc = o->start && !start ? err->code
-             : o->dry_run       ? dry_run(c, o, m, jobs, n, pool, err)
-                                : train_and_publish(c, o, m, jobs, n, pool, err);
-    for (int i = 0; i < n; i++) {
+    int rc = o->start && !start ? err->code : train_method_parse(o->method, &q.method, err);
+    if (rc == OK) rc = request_run(c, o, &q, err);
+    for (int i = 0; i < q.n; i++) {
         adapter_release(jobs[i].result);
         free(names[i]);
     }

@@ -25,11 +25,6 @@ int size_parse(const char *text, size_t *out, struct error *err) {
     return OK;
 }
 
-char *path_absolute(const char *path) {
-    char *real = hub_is_name(path) ? NULL : realpath(path, NULL);
-    return real ? real : xstrdup(path);
-}
-
 static int adapters_measure(const struct setup *s, const struct setup_needs *w,
                             struct adapter_size *sum, struct error *err) {
     for (int i = 0; w->adapters && i < w->adapters->n; i++) {

@@ -77,8 +77,6 @@ int setup_engine(struct setup *s, struct error *err);
 /* Returns rc, or the error of the recorder. */
 int setup_close(struct setup *s, int rc, struct error *err);
 
-/* The absolute path; a hub name or a missing path is returned unchanged. malloc'ed. */
-char *path_absolute(const char *path);
 /* "100M" → bytes; K, M, G are powers of 1024. */
 int size_parse(const char *text, size_t *out, struct error *err);
 

@@ -1,8 +1,7 @@
 /*
- * train_plan: prints the cost of a training, as text or as JSON, and its first samples.
+ * train_plan: prints the cost of a training and its first samples.
  *
- * Every method's plan is a struct rl_plan; sft and es fill only its `run`. The output marks numbers
- * that are measured, counted or bounds.
+ * The output marks numbers that are measured, counted or bounds.
  */
 #define _GNU_SOURCE
 #include "cli/train_plan.h"
@@ -11,7 +10,7 @@
 #include <string.h>
 #include <unistd.h>
 
-static bool of_rewards(const struct train_plan_request *q) {
+static bool of_rewards(const struct train_request *q) {
     return q->method > METHOD_DPO;
 }
 
@@ -25,65 +24,6 @@ static const char *duration(double seconds, char out[32]) {
         snprintf(out, 32, "%.1f h", seconds / 3600);
     return out;
 }
-
-/* json */
-
-static json_t *lengths_json(const struct length_stats *l) {
-    return json_pack("{s:i,s:I,s:i,s:i,s:i,s:i}", "n", l->n, "tokens", (json_int_t)l->tokens, "min",
-                     l->shortest, "median", l->median, "p95", l->p95, "max", l->longest);
-}
-
-static json_t *plan_object(const struct train_plan_request *q, const struct rl_plan *plan) {
-    const struct training_plan *p = &plan->run;
-    json_t *v = json_pack(
-        "{s:I,s:I,s:I,s:I,s:I,s:I,s:I,s:I,s:I,s:f,s:I,s:f,s:f}", "updates", (json_int_t)p->updates,
-        "samples_per_update", (json_int_t)p->samples_per_update, "samples", (json_int_t)p->samples,
-        "tokens", (json_int_t)p->tokens, "passes", (json_int_t)p->passes, "max_samples_per_pass",
-        (json_int_t)p->max_samples, "max_rows_per_pass", (json_int_t)p->max_rows, "longest",
-        (json_int_t)p->longest, "bytes", (json_int_t)p->bytes, "pass_seconds", p->pass_seconds,
-        "pass_tokens", (json_int_t)p->pass_tokens, "update_seconds", p->update_seconds, "seconds",
-        p->seconds);
-    if (q->method == METHOD_DPO)
-        json_object_set_new(v, "reference_seconds", json_real(plan->reference_seconds));
-    if (!of_rewards(q)) return v;
-    json_t *own =
-        json_pack("{s:I,s:f,s:f,s:f,s:I}", "sampled", (json_int_t)plan->sampled, "sampling_seconds",
-                  plan->sampling_seconds, "reward_seconds", plan->reward_seconds, "scoring_seconds",
-                  plan->scoring_seconds, "engine_bytes", (json_int_t)plan->engine_bytes);
-    json_object_update(v, own);
-    json_decref(own);
-    return v;
-}
-
-/* The data of one adapter, and statistics of its first completions. */
-static json_t *data_json(const struct train_plan_request *q, const struct rl_plan *plan, int i) {
-    const struct train_job *job = &q->jobs[i];
-    json_t *v = json_pack("{s:s,s:o,s:o}", "adapter", job->name, "file", json_from_path(job->data),
-                          "lint", lint_json(&job->lint));
-    if (plan->pairs) {
-        json_object_set_new(v, "prompt", lengths_json(&plan->pairs[i].prompt));
-        json_object_set_new(v, "chosen", lengths_json(&plan->pairs[i].chosen));
-        json_object_set_new(v, "rejected", lengths_json(&plan->pairs[i].rejected));
-    }
-    if (plan->completions)
-        json_object_set(v, "completions", json_object_get(plan->completions, job->name));
-    return v;
-}
-
-static void json_print(const struct train_plan_request *q, const struct rl_plan *plan) {
-    json_t *data = json_array(), *first = json_array();
-    for (int i = 0; i < q->n; i++) json_array_append_new(data, data_json(q, plan, i));
-    for (int i = 0; i < plan->run.n_first; i++) {
-        const struct train_sample *s = &plan->run.first[i];
-        json_t *sample = train_sample_json(s, q->m->tok);
-        json_object_set_new(sample, "adapter", json_string(q->jobs[s->adapter].name));
-        json_array_append_new(first, sample);
-    }
-    cli_print(json_pack("{s:o,s:o,s:o}", "plan", plan_object(q, plan), "data", data, "first_batch",
-                        first));
-}
-
-/* text */
 
 static void lengths_print(const char *what, const struct length_stats *l) {
     printf("%s %d to %d tokens (median %d, 95 %% up to %d, in all %lld)", what, l->shortest,
@@ -105,7 +45,7 @@ static void completions_print(const struct rl_plan *plan, const char *name, int 
            100 * completion_number(plan, name, "ended"), completion_number(plan, name, "entropy"));
 }
 
-static void data_print(const struct train_plan_request *q, const struct rl_plan *plan) {
+static void data_print(const struct train_request *q, const struct rl_plan *plan) {
     for (int i = 0; i < q->n; i++) {
         const struct train_job *job = &q->jobs[i];
         struct buf text = {0};
@@ -124,7 +64,7 @@ static void data_print(const struct train_plan_request *q, const struct rl_plan 
     }
 }
 
-static void size_print(const struct train_plan_request *q, const struct training_plan *p) {
+static void size_print(const struct train_request *q, const struct training_plan *p) {
     const char *each = q->n > 1 ? " of each adapter" : "";
     long long updates = p->updates, per = p->samples_per_update, samples = p->samples,
               tokens = p->tokens, passes = p->passes, rows = p->max_rows;
@@ -150,7 +90,7 @@ static void size_print(const struct train_plan_request *q, const struct training
                tokens, passes, rows);
 }
 
-static void time_print(const struct train_plan_request *q, const struct rl_plan *plan) {
+static void time_print(const struct train_request *q, const struct rl_plan *plan) {
     const struct training_plan *p = &plan->run;
     char time[32];
     printf("time: about %s; ", duration(p->seconds, time));
@@ -166,7 +106,7 @@ static void time_print(const struct train_plan_request *q, const struct rl_plan 
            p->pass_seconds, p->update_seconds);
 }
 
-static void sample_print(const struct train_plan_request *q, const struct train_sample *s,
+static void sample_print(const struct train_request *q, const struct train_sample *s,
                          const char *part, const char *on, const char *off) {
     struct buf text = {0};
     int64_t marked = 0;
@@ -181,7 +121,7 @@ static void sample_print(const struct train_plan_request *q, const struct train_
 }
 
 /* In pairs, every second sample is the rejected one. */
-static void first_print(const struct train_plan_request *q, const struct training_plan *p) {
+static void first_print(const struct train_request *q, const struct training_plan *p) {
     bool color = isatty(STDOUT_FILENO) && !getenv("NO_COLOR"), pairs = q->method == METHOD_DPO;
     const char *on = color ? "\033[1;32m" : "⟦", *off = color ? "\033[0m" : "⟧";
     printf("first %s %s:\n",
@@ -193,7 +133,7 @@ static void first_print(const struct train_plan_request *q, const struct trainin
         sample_print(q, &p->first[i], !pairs ? "" : i % 2 ? ", rejected" : ", chosen", on, off);
 }
 
-static void text_print(const struct train_plan_request *q, const struct rl_plan *plan) {
+static void text_print(const struct train_request *q, const struct rl_plan *plan) {
     const double mb = 1 << 20;
     data_print(q, plan);
     size_print(q, &plan->run);
@@ -205,22 +145,13 @@ static void text_print(const struct train_plan_request *q, const struct rl_plan 
     first_print(q, &plan->run);
 }
 
-static int plan_make(const struct train_plan_request *q, struct rl_plan *out, struct error *err) {
-    if (q->method >= METHOD_DPO)
-        return rl_plan_make(q->m, q->jobs, q->n, q->train, q->method, q->policy, NULL, q->pool, out,
-                            err);
-    *out = (struct rl_plan){0};
-    return sft_plan_make(q->m, q->jobs, q->n, q->train, q->method == METHOD_ES ? q->es : NULL,
-                         q->pool, &out->run, err);
-}
-
-int train_plan_print(const struct cli_options *c, const struct train_plan_request *q,
+int train_plan_print(const struct cli_options *c, const struct train_request *q,
                      struct error *err) {
     struct rl_plan plan;
-    int rc = plan_make(q, &plan, err);
+    int rc = train_plan_make(q, &plan, err);
     if (rc) return rc;
     if (c->json)
-        json_print(q, &plan);
+        cli_print(train_plan_json(q, &plan));
     else
         text_print(q, &plan);
     rl_plan_release(&plan);

@@ -40,6 +40,11 @@ bool hub_is_name(const char *path) {
     return strncmp(path, "hf:", 3) == 0;
 }
 
+char *path_absolute(const char *path) {
+    char *real = hub_is_name(path) ? NULL : realpath(path, NULL);
+    return real ? real : xstrdup(path);
+}
+
 static bool word_valid(const char *s, size_t n) {
     if (n == 0 || n > 96 || s[0] == '.' || s[0] == '-') return false;
     for (size_t i = 0; i < n; i++)

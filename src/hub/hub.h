@@ -25,6 +25,8 @@ struct hub_options {
     bool dry_run;           /* ignored here; a caller that sets it calls hub_plan instead */
 };
 bool hub_is_name(const char *path); /* begins with "hf:" */
+/* The absolute path; a hub name or a missing path is returned unchanged. malloc'ed. */
+char *path_absolute(const char *path);
 /* The path of the folder or GGUF file that a name refers to, malloc'ed; if it is not pulled, NULL
  * and an error with the command to run. Does not use the network. */
 char *hub_cached_path(const char *name, struct error *err);

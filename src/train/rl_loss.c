@@ -46,15 +46,6 @@ const struct option_row rl_option_rows[] = {
     {0},
 };
 
-int train_method_parse(const char *name, enum train_method *out, struct error *err) {
-    static const char *const names[] = {"sft", "es", "dpo", "reinforce", "rloo", "grpo"};
-    for (size_t i = 0; i < ARRAY_LEN(names); i++)
-        if (strcmp(name, names[i]) == 0) return *out = (enum train_method)i, OK;
-    return error_set(err, ERR_USAGE,
-                     "method '%s' is not known; there are sft, es, dpo, reinforce, rloo, grpo",
-                     name);
-}
-
 /* log(1 + exp(-x)), and σ(-x) */
 static double softplus_neg(double x) {
     return math_log(1 + math_exp(-fabs(x))) + MAX(-x, 0.0);

@@ -86,6 +86,7 @@ void training_plan_release(struct training_plan *p);
 
 enum train_method { METHOD_SFT, METHOD_ES, METHOD_DPO, METHOD_REINFORCE, METHOD_RLOO, METHOD_GRPO };
 int train_method_parse(const char *name, enum train_method *out, struct error *err);
+const char *train_method_name(enum train_method method);
 
 struct rl_options {         /* filled from option rows */
     double beta;            /* 0.1: for DPO */
@@ -172,6 +173,25 @@ int rl_plan_make(const struct model *m, struct train_job *jobs, int n,
                  const struct rl_options *p, const struct reward_fn *reward, struct pool *pool,
                  struct rl_plan *out, struct error *err);
 void rl_plan_release(struct rl_plan *p);
+
+/* runs of any method */
+
+struct train_request {
+    struct model *m;
+    struct pool *pool;
+    struct train_job *jobs; /* [n] */
+    int n;
+    enum train_method method;
+    const struct train_options *train;
+    const struct rl_options *policy; /* used by dpo and rewards */
+    const struct es_options *es;     /* used by es */
+};
+int train_run(const struct train_request *q, const char *checkpoint,
+              const struct train_callbacks *watch, struct error *err);
+/* For sft and es, only out->run is filled. */
+int train_plan_make(const struct train_request *q, struct rl_plan *out, struct error *err);
+/* {plan, data: [{adapter, file, lint, …}], first_batch: [{parts, ids, mask, adapter}]} */
+json_t *train_plan_json(const struct train_request *q, const struct rl_plan *plan);
 
 /* losses, for trainer_accumulate_loss */
 
@@ -297,5 +317,53 @@ struct train_callbacks train_log_callbacks(struct train_log *l);
  * earlier table. */
 void train_log_section(struct train_log *l, const char *heading, json_t *value);
 int train_log_report(struct train_log *l, struct error *err);
+
+/*
+ * run: a training with its record, the gate, and the publication of the result (run.c).
+ *
+ * The run's folder RUNS/ID and its rows in RUNS/shoal.db are made before training. After it, each
+ * adapter is compared with its predecessor, then published, or saved next to its target if the gate
+ * rejects it. DIR/checkpoint.bin exists until every result is on disk, and the same call continues
+ * from it.
+ */
+
+struct gate_options { /* filled from option rows */
+    char *runs, *retain;
+    struct strings eval_data, retain_data, tags;
+    double alpha, tolerance, points;
+    int64_t retain_n;
+};
+extern const struct option_row gate_option_rows[];
+/* The FILE, or the file of NAME=FILE with the adapter's name; NULL: the list has no file for it. */
+const char *data_file_for_adapter(const struct strings *list, const char *name);
+
+struct family_result {
+    int family; /* index into fry_families */
+    struct stats_interval before, after;
+    struct stats_mcnemar change; /* after - before */
+    double p_holm;
+};
+struct train_result {
+    const struct train_job *job;
+    const char *where; /* the directory that holds the adapter */
+    struct gate gate;  /* gate.publish: whether `where` is the published version */
+    struct family_result families[FRY_MAX_FAMILIES];
+    int n_families;
+};
+/* {adapter, dir, hash, first_loss, last_loss, published, gate, retain_families} */
+json_t *train_result_json(const struct train_result *r);
+
+struct train_output {
+    const char *dir; /* receives the adapter */
+    bool subfolders; /* each adapter is in a subfolder of its name */
+    const struct gate_options *gate;
+    /* Called for each adapter when its files are written. */
+    void (*on_result)(void *ctx, const struct train_result *r);
+    void *ctx;
+};
+/* Locks the directory. ERR_STATE if an adapter was not published. The caller releases the jobs'
+ * results. */
+int train_and_publish(const struct train_request *q, const struct train_output *o,
+                      struct error *err);
 
 #endif

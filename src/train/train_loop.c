@@ -282,10 +282,9 @@ void train_loop_release(struct train_loop *c) {
 static struct train_loop train_loop_make(const struct model *m, struct train_job *jobs, int n,
                                          const struct train_options *own, enum train_method method,
                                          struct pool *pool) {
-    static const char *const names[] = {"sft", "es", "dpo", "reinforce", "rloo", "grpo"};
     struct train_loop c = {.m = m, .o = own, .pool = pool, .jobs = jobs, .n = n};
     CHECK(n > 0 && method >= METHOD_DPO && own->bsz > 0 && own->grad_accum > 0);
-    c.method = names[method];
+    c.method = train_method_name(method);
     c.data = xcalloc((size_t)n, sizeof *c.data); // owned by the run; train_loop_release frees it
     for (int j = 0; j < n; j++) jobs[j].result = NULL;
     return c;

@@ -1,0 +1,460 @@
+/*
+ * run: a recorded training: the run's record before it, the gate and the publication after it.
+ *
+ * RUNS/ID/ holds train.jsonl and report.html; RUNS/shoal.db holds the same as rows. ID is a
+ * function of the output directory, the model and the options, so a repeated command continues or
+ * replaces its run.
+ *
+ * The order matters twice. Every condition that could refuse a result (an unreadable held-out file,
+ * an adapter in the way, a folder that cannot be written) is checked before hours are spent. An
+ * adapter that the gate refuses is written next to its target before any message reports it.
+ */
+#define _GNU_SOURCE
+#include "hub/hub.h"
+#include "train/train.h"
+
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#define ROW(name, type, field, fallback, min, max, metavar, ...)                                   \
+    { name, type, offsetof(struct gate_options, field), fallback, min, max, metavar, __VA_ARGS__ }
+
+const struct option_row gate_option_rows[] = {
+    ROW("runs", OPT_STRING, runs, "runs", 0, 0, "DIR", "folder of runs and of shoal.db",
+        JOB_SERVER),
+    ROW("eval-data", OPT_LIST, eval_data, NULL, 0, 0, "FILE …",
+        "held-out conversations: published only when better on them than the current "
+        "adapter; NAME=FILE for one of several",
+        JOB_NAMED),
+    ROW("gate-alpha", OPT_FLOAT, alpha, "0.05", 1e-6, 1, "P",
+        "better means: chance would do it at most this often"),
+    ROW("retain-data", OPT_LIST, retain_data, NULL, 0, 0, "FILE …",
+        "conversations that must not become worse; NAME=FILE for one of several", JOB_NAMED),
+    ROW("retain-tolerance", OPT_FLOAT, tolerance, "0.05", 0, 100, "X",
+        "increase of the loss on them that is allowed, in nats per token"),
+    ROW("retain", OPT_STRING, retain, NULL, 0, 0, "LIST",
+        "task families that must not become worse: fry, or names", JOB_TEXT),
+    ROW("retain-n", OPT_INT, retain_n, "500", 1, 1e6, "N", "questions of each"),
+    ROW("retain-points", OPT_FLOAT, points, "1", 0, 100, "X",
+        "accuracy that may be lost, in points"),
+    ROW("tags", OPT_LIST, tags, NULL, 0, 0, "TAG …",
+        "kept with the version, for 'shoal adapter list'", JOB_TEXT),
+    {0},
+};
+
+/* Seed of the questions. They are from the dev split, so that test questions stay unseen. */
+enum { RETAIN_SEED = 1000003 };
+
+struct trainee { /* an adapter in training, and the data to judge it */
+    const char *name;
+    char *dir;
+    struct adapter *before; /* existing or initial adapter; NULL: the base */
+    struct dataset eval, retain;
+    char *where; /* directory of the result */
+    struct train_result result;
+};
+struct recorded_run {
+    const struct train_request *q;
+    const struct train_output *o;
+    const struct gate_options *gate;
+    char *id, *dir;
+    struct store *store;
+    struct train_log *log;
+    struct trainee *trainees; /* [q->n] */
+    int n_rejected;
+    bool pick[FRY_MAX_FAMILIES]; /* families of --retain */
+};
+
+const char *data_file_for_adapter(const struct strings *list, const char *name) {
+    const char *common = NULL;
+    size_t len = strlen(name);
+    for (int i = 0; i < list->n; i++) {
+        const char *v = list->v[i];
+        if (strncmp(v, name, len) == 0 && v[len] == '=') return v + len + 1;
+        if (!strchr(v, '=')) common = v;
+    }
+    return common;
+}
+
+static int data_open(struct dataset *d, const struct strings *list, const char *what,
+                     const struct trainee *t, const struct model *m, struct error *err) {
+    const char *file = data_file_for_adapter(list, t->name);
+    if (!file) return OK;
+    if (dataset_load(d, file, m->tok, m->config.max_seq_len, err) == OK) return OK;
+    return error_wrap(err, "%s of '%s'", what, t->name);
+}
+
+/* Opens the adapter that the result is compared with: the existing one, else the one that training
+ * starts from, else the base. */
+static int before_open(struct trainee *t, const struct train_job *job, struct model *m,
+                       struct error *err) {
+    json_t *versions = adapter_versions(t->dir, err); // also finishes an interrupted installation
+    char *config = path_join(t->dir, "adapter_config.json");
+    bool there = path_exists(config);
+    int rc = versions ? OK : err->code;
+    if (rc == OK && there) t->before = adapter_open(t->dir, m, err);
+    if (rc == OK && there && !t->before)
+        rc = error_wrap(err, "'%s' holds an adapter that cannot be kept; choose another --out",
+                        t->dir);
+    if (rc == OK && !there && job->start) t->before = adapter_retain(job->start);
+    json_decref(versions);
+    free(config);
+    return rc;
+}
+
+static bool name_is_text(const char *name) {
+    json_t *v = json_string(name);
+    bool good = v && *name;
+    json_decref(v);
+    return good;
+}
+
+static int trainee_open(struct recorded_run *r, struct trainee *t, const struct train_job *job,
+                        struct error *err) {
+    t->name = job->name;
+    t->dir = r->o->subfolders ? path_join(r->o->dir, job->name) : xstrdup(r->o->dir);
+    t->result.job = job;
+    if (!name_is_text(job->name))
+        return error_set(err, ERR_USAGE, "an adapter's name must be UTF-8 and not empty");
+    int rc = before_open(t, job, r->q->m, err);
+    if (rc == OK) rc = data_open(&t->eval, &r->gate->eval_data, "eval data", t, r->q->m, err);
+    if (rc == OK) rc = data_open(&t->retain, &r->gate->retain_data, "retain data", t, r->q->m, err);
+    return rc;
+}
+
+/* "train-critic-1a2b3c4d": the last part of the output directory, and a hash of everything that
+ * determines the run except the bytes of its data. */
+static char *id_make(const char *out, const json_t *recipe) {
+    char *text = json_canonical(recipe), *path = path_absolute(out), slug[25] = "";
+    const char *name = strrchr(path, '/') ? strrchr(path, '/') + 1 : path;
+    struct sha256 h;
+    char hash[HASH_LEN];
+    size_t n = 0;
+    for (const char *p = name; *p && n + 1 < sizeof slug; p++)
+        if ((*p >= '0' && *p <= '9') || ((*p | 32) >= 'a' && (*p | 32) <= 'z') || *p == '-' ||
+            *p == '_')
+            slug[n++] = *p;
+    sha256_init(&h);
+    sha256_update(&h, path, strlen(path) + 1);
+    sha256_update(&h, text, strlen(text));
+    sha256_final(&h, hash);
+    free(text);
+    free(path);
+    return xasprintf("train-%s%s%.8s", slug, *slug ? "-" : "", hash);
+}
+
+/* All options that determine the training, including those of the method. */
+static json_t *method_options_json(const struct train_request *q) {
+    json_t *all = options_json(train_option_rows, q->train), *own;
+    if (q->method == METHOD_SFT) return all;
+    own = q->method == METHOD_ES ? options_json(es_option_rows, q->es)
+                                 : options_json(rl_option_rows, q->policy);
+    json_object_set_new(all, "method", json_string(train_method_name(q->method)));
+    json_object_update(all, own);
+    json_decref(own);
+    return all;
+}
+
+static json_t *recipe_json(const struct recorded_run *r, const json_t *options) {
+    json_t *list = json_array();
+    for (int i = 0; i < r->q->n; i++)
+        json_array_append_new(list, json_pack("{s:s,s:o,s:o}", "name", r->q->jobs[i].name, "data",
+                                              json_from_path(r->q->jobs[i].data), "dir",
+                                              json_from_path(r->trainees[i].dir)));
+    return json_pack("{s:s,s:s,s:o,s:o}", "model", r->q->m->name, "model_sha256", r->q->m->hash,
+                     "jobs", list, "options", json_deep_copy(options));
+}
+
+static int store_open_run(struct recorded_run *r, const json_t *recipe, struct error *err) {
+    struct error missing;
+    char *path = path_join(r->gate->runs, "shoal.db");
+    r->store = store_open(path, err);
+    free(path);
+    if (!r->store) return err->code;
+    json_t *old = store_run_get(r->store, r->id, &missing);
+    json_decref(old);
+    return old ? store_run_status(r->store, r->id, "running", err)
+               : store_run_add(r->store, r->id, "train", recipe, err);
+}
+
+static int record_open(struct recorded_run *r, struct error *err) {
+    json_t *options = method_options_json(r->q), *recipe = recipe_json(r, options);
+    r->id = id_make(r->o->dir, recipe);
+    r->dir = path_join(r->gate->runs, r->id);
+    int rc = dir_make_private(r->dir, err);
+    if (rc == OK) rc = store_open_run(r, recipe, err);
+    if (rc != OK) error_wrap(err, "the run cannot be recorded; name a folder with --runs");
+    char *title = xasprintf("Shoal training %s", r->id);
+    r->log = train_log_open(r->dir, title, r->store, r->id);
+    train_log_section(r->log, "Options", options);
+    free(title);
+    json_decref(recipe);
+    return rc;
+}
+
+/* Reads everything that could refuse the result later. */
+static int run_open(struct recorded_run *r, struct error *err) {
+    int n = r->q->n;
+    r->trainees = xcalloc((size_t)n, sizeof *r->trainees);
+    int rc = r->gate->retain ? fry_parse_families(r->gate->retain, r->pick, err) : OK;
+    for (int i = 0; rc == OK && i < n; i++)
+        rc = trainee_open(r, &r->trainees[i], &r->q->jobs[i], err);
+    return rc == OK ? record_open(r, err) : rc;
+}
+
+/* measurement */
+
+static int pair_measure(const struct recorded_run *r, const struct trainee *t,
+                        const struct adapter *after, const struct dataset *d,
+                        struct gate_comparison *out, struct error *err) {
+    if (d->n == 0) return OK;
+    double *nll = try_calloc(2 * (size_t)d->n, sizeof *nll, err);
+    int rc = nll ? gate_eval_nll(r->q->m, t->before, d, r->q->pool, nll, err) : err->code;
+    if (rc == OK) rc = gate_eval_nll(r->q->m, after, d, r->q->pool, nll + d->n, err);
+    if (rc == OK) *out = gate_compare(nll, nll + d->n, d->n);
+    free(nll);
+    return rc;
+}
+
+static int family_measure(struct recorded_run *r, struct engine *e, struct trainee *t,
+                          struct adapter *after, int family, struct error *err) {
+    int32_t n = (int32_t)r->gate->retain_n;
+    uint8_t *right = xcalloc(2 * (size_t)n, 1);
+    struct eval_score score[2] = {{0}};
+    struct family_result *f = &t->result.families[t->result.n_families++];
+    int rc = OK;
+    for (int k = 0; rc == OK && k < 2; k++)
+        rc = eval_run_family(e, r->q->m->tok, family, SPLIT_DEV, RETAIN_SEED, n,
+                             k ? after : t->before, false, right + k * n, &score[k], NULL, err);
+    *f = (struct family_result){.family = family,
+                                .before = stats_wilson(score[0].correct, n),
+                                .after = stats_wilson(score[1].correct, n),
+                                .change = stats_mcnemar(right + n, right, n)};
+    free(right);
+    return rc;
+}
+
+static int families_measure(struct recorded_run *r, struct trainee *t, struct adapter *after,
+                            struct error *err) {
+    struct engine_options eo = {
+        .max_rows = 512, .max_seqs = 256, .max_len = 256, .pool = r->q->pool};
+    double p[FRY_MAX_FAMILIES], holm[FRY_MAX_FAMILIES];
+    if (!r->gate->retain) return OK;
+    eo.max_len = MIN(eo.max_len, r->q->m->config.max_seq_len);
+    struct engine *e = engine_new(r->q->m, &eo, err);
+    int rc = e ? OK : err->code;
+    for (int f = 0; rc == OK && f < fry_count(); f++)
+        if (r->pick[f]) rc = family_measure(r, e, t, after, f, err);
+    engine_free(e);
+    for (int i = 0; i < t->result.n_families; i++) p[i] = t->result.families[i].change.p;
+    stats_holm(p, t->result.n_families, holm);
+    for (int i = 0; i < t->result.n_families; i++) t->result.families[i].p_holm = holm[i];
+    return rc;
+}
+
+/* Refuses publication if a family lost more than is allowed and the loss is significant. */
+static void families_decide(const struct recorded_run *r, struct trainee *t) {
+    if (t->result.n_families > 0 && t->result.gate.eval.n == 0 && t->result.gate.publish)
+        snprintf(t->result.gate.why, sizeof t->result.gate.why,
+                 "no loss on what is to be retained");
+    for (int i = 0; i < t->result.n_families && t->result.gate.publish; i++) {
+        const struct family_result *f = &t->result.families[i];
+        if (100 * f->change.diff.value >= -r->gate->points || f->p_holm > r->gate->alpha) continue;
+        t->result.gate.publish = false;
+        snprintf(t->result.gate.why, sizeof t->result.gate.why, "it lost %.1f points of '%s'",
+                 -100 * f->change.diff.value, fry_families[f->family].name);
+    }
+}
+
+static int trainee_measure(struct recorded_run *r, struct trainee *t, struct adapter *after,
+                           struct error *err) {
+    int rc = adapter_is_ready(after) ? OK : adapter_bind(after, r->q->m, err);
+    if (rc == OK) rc = pair_measure(r, t, after, &t->eval, &t->result.gate.eval, err);
+    if (rc == OK) rc = pair_measure(r, t, after, &t->retain, &t->result.gate.retain, err);
+    if (rc == OK) rc = families_measure(r, t, after, err);
+    gate_decide(&t->result.gate, r->gate->alpha, r->gate->tolerance);
+    families_decide(r, t);
+    return rc;
+}
+
+/* reports */
+
+static json_t *families_json(const struct train_result *r) {
+    json_t *list = json_array();
+    for (int i = 0; i < r->n_families; i++) {
+        const struct family_result *f = &r->families[i];
+        json_array_append_new(list,
+                              json_pack("{s:s,s:I,s:f,s:f,s:f,s:f,s:f,s:f}", "family",
+                                        fry_families[f->family].name, "n", (json_int_t)f->change.n,
+                                        "before", f->before.value, "after", f->after.value,
+                                        "change", f->change.diff.value, "lo", f->change.diff.lo,
+                                        "hi", f->change.diff.hi, "p_holm", f->p_holm));
+    }
+    return list;
+}
+
+static json_t *notes_json(const struct recorded_run *r, const struct trainee *t) {
+    json_t *tags = json_array(), *notes;
+    for (int i = 0; i < r->gate->tags.n; i++)
+        json_array_append_new(tags, json_string(r->gate->tags.v[i]));
+    notes = json_pack("{s:s,s:o,s:o,s:o}", "run", r->id, "tags", tags, "gate",
+                      gate_json(&t->result.gate), "retain_families", families_json(&t->result));
+    if (t->result.gate.eval.n > 0)
+        json_object_set_new(notes, "score",
+                            json_real(-t->result.gate.eval.after)); // higher is better
+    return notes;
+}
+
+static json_t *result_row(const struct train_result *r) {
+    return json_pack("{s:s,s:o,s:s,s:f,s:f,s:b}", "adapter", r->job->name, "dir",
+                     json_from_path(r->where), "hash", r->job->result->hash, "first_loss",
+                     r->job->first_loss, "last_loss", r->job->last_loss, "published",
+                     (int)r->gate.publish);
+}
+
+json_t *train_result_json(const struct train_result *r) {
+    json_t *v = result_row(r);
+    json_object_set_new(v, "gate", gate_json(&r->gate));
+    json_object_set_new(v, "retain_families", families_json(r));
+    return v;
+}
+
+static int trainee_report(struct recorded_run *r, struct trainee *t, struct error *err) {
+    const struct adapter *a = t->result.job->result;
+    t->result.where = t->where;
+    r->o->on_result(r->o->ctx, &t->result);
+    json_t *scores = gate_json(&t->result.gate);
+    int rc = store_adapter_put(r->store, r->id, 0, t->name, a->hash, a->lineage, scores, err);
+    json_decref(scores);
+    return rc;
+}
+
+static int trainee_finish(struct recorded_run *r, struct trainee *t, struct train_job *job,
+                          struct error *err) {
+    if (trainee_measure(r, t, job->result, err) != OK) return err->code;
+    json_t *notes = notes_json(r, t);
+    int rc;
+    if (t->result.gate.publish) {
+        rc = adapter_publish(job->result, t->dir, r->q->m->name, notes, err);
+        t->where = xstrdup(t->dir);
+    } else {
+        rc = adapter_save_rejected(job->result, t->dir, r->q->m->name, notes, &t->where, err);
+        r->n_rejected++;
+    }
+    json_decref(notes);
+    return rc == OK ? trainee_report(r, t, err) : rc;
+}
+
+/* One row per adapter and test. */
+static json_t *gate_table(const struct recorded_run *r) {
+    json_t *rows = json_array(), *v;
+    size_t k;
+    for (int i = 0; i < r->q->n; i++) {
+        const struct trainee *t = &r->trainees[i];
+        json_t *gate = gate_json(&t->result.gate), *families = families_json(&t->result);
+        for (int j = 0; j < 2; j++) {
+            json_t *pair = json_object_get(gate, j ? "retain" : "eval");
+            if (!json_is_object(pair)) continue;
+            json_t *row = json_pack("{s:s,s:s}", "adapter", t->name, "test",
+                                    j ? "retain data, nats a token" : "held out, nats a token");
+            json_object_update(row, pair);
+            json_array_append_new(rows, row);
+        }
+        json_array_foreach (families, k, v) {
+            json_t *row =
+                json_pack("{s:s,s:O}", "adapter", t->name, "test", json_object_get(v, "family"));
+            json_object_del(v, "family");
+            json_object_update(row, v);
+            json_array_append_new(rows, row);
+        }
+        json_decref(gate);
+        json_decref(families);
+    }
+    return rows;
+}
+
+static int report_finish(struct recorded_run *r, struct error *err) {
+    json_t *results = json_array(), *gate = gate_table(r);
+    for (int i = 0; i < r->q->n; i++) {
+        json_t *row = result_row(&r->trainees[i].result);
+        json_object_set_new(row, "why", json_string(r->trainees[i].result.gate.why));
+        json_array_append_new(results, row);
+    }
+    train_log_section(r->log, "Results", results);
+    train_log_section(r->log, "Gate: before and after on the same items", gate);
+    return train_log_report(r->log, err);
+}
+
+/* Measures, decides, publishes or rejects; after OK every result is safe on disk. */
+static int run_finish(struct recorded_run *r, struct error *err) {
+    int rc = OK;
+    for (int i = 0; rc == OK && i < r->q->n; i++)
+        rc = trainee_finish(r, &r->trainees[i], &r->q->jobs[i], err);
+    return rc == OK ? report_finish(r, err) : rc;
+}
+
+/* Names the adapters that were not published; everything is on disk at this point. */
+static int rejected_error(const struct recorded_run *r, struct error *err) {
+    struct buf list = {0};
+    for (int i = 0; i < r->q->n; i++) {
+        const struct trainee *t = &r->trainees[i];
+        if (!t->result.gate.publish)
+            buf_printf(&list, "%s'%s' is not published: %s; it is in '%s'", list.len ? "; " : "",
+                       t->name, t->result.gate.why, t->where);
+    }
+    error_set(err, ERR_STATE, "%s", list.data);
+    buf_release(&list);
+    return err->code;
+}
+
+static void trainee_release(struct trainee *t) {
+    adapter_release(t->before);
+    dataset_release(&t->eval);
+    dataset_release(&t->retain);
+    free(t->dir);
+    free(t->where);
+}
+
+/* Releases everything. Returns rc, or ERR_STATE when it was OK and an adapter was not published. */
+static int run_close(struct recorded_run *r, int rc, struct error *err) {
+    struct error ignored; // only the first error is reported
+    if (r->store) store_run_status(r->store, r->id, rc == OK ? "done" : "failed", &ignored);
+    if (rc == OK) log_info("'%s/report.html' shows it", r->dir);
+    if (rc == OK && r->n_rejected) rc = rejected_error(r, err);
+    for (int i = 0; i < r->q->n; i++) trainee_release(&r->trainees[i]);
+    train_log_free(r->log);
+    store_close(r->store);
+    free(r->trainees);
+    free(r->id);
+    free(r->dir);
+    return rc;
+}
+
+/* The checkpoint is removed when every result is on disk. */
+static int run_locked(const struct train_request *q, const struct train_output *o,
+                      struct error *err) {
+    struct recorded_run r = {.q = q, .o = o, .gate = o->gate};
+    char *checkpoint = path_join(o->dir, "checkpoint.bin");
+    int rc = run_open(&r, err);
+    if (rc == OK) {
+        const struct train_callbacks watch = train_log_callbacks(r.log);
+        rc = train_run(q, checkpoint, &watch, err);
+    }
+    if (rc == OK && run_finish(&r, err) != OK)
+        rc = error_wrap(err, "training is done and kept in '%s', but cannot be saved", checkpoint);
+    if (rc == OK) unlink(checkpoint);
+    rc = run_close(&r, rc, err);
+    free(checkpoint);
+    return rc;
+}
+
+/* Holds a lock: the output folder has one checkpoint, so it takes one run at a time. */
+int train_and_publish(const struct train_request *q, const struct train_output *o,
+                      struct error *err) {
+    int rc = dir_make(o->dir, err), held = -1;
+    if (rc == OK && (held = dir_lock(o->dir, "folder", err)) < 0) rc = held;
+    if (rc == OK) rc = run_locked(q, o, err);
+    dir_unlock(held, o->dir);
+    return rc;
+}

@@ -150,6 +150,9 @@ struct adapter *adapter_load_gguf(const char *path, const struct model_config *s
                                   struct error *err);
 int adapter_save_gguf(const struct adapter *a, const char *path, const char *base, bool fold,
                       struct error *err);
+/* Writes a GGUF file if `out` ends in .gguf, else a PEFT directory. */
+int adapter_write(const struct adapter *a, const char *out, const char *base, bool fold,
+                  struct error *err);
 
 /* Loads either form for this model and binds it; commands use this function. Drops copies of the
  * model's embedding or head in the file, which PEFT adds unrequested. Warns when the file names the
@@ -393,5 +396,27 @@ double adapter_builder_error(const struct adapter_builder *d);
  * (incref'ed). */
 struct adapter *adapter_builder_finish(struct adapter_builder *d, json_t *lineage);
 void adapter_builder_release(struct adapter_builder *d);
+
+/* extract: adapters cut out of larger weights (extract.c) */
+
+struct lora_truncation {
+    int32_t rank; /* maximum rank; 0: set by energy alone */
+    double energy; /* the smallest rank that keeps this share of ‖ΔW‖²; 0: the rank alone counts */
+};
+struct lora_cut {
+    struct adapter *adapter; /* the caller releases */
+    double error;            /* of all modules, relative to ‖ΔW‖ */
+    struct lora_cut_kind {
+        int32_t layers; /* layers that have the kind; without any, ranks are undefined */
+        int32_t rank_min, rank_max;
+        double error;
+    } kinds[N_PROJ];
+};
+/* An adapter of the difference between two models of one shape. Sets the hashes of both models. */
+int adapter_extract(struct model *base, struct model *tuned, struct lora_truncation cut,
+                    struct pool *pool, struct lora_cut *out, struct error *err);
+/* The adapter at lower ranks. */
+int adapter_resize(const struct adapter *from, struct lora_truncation cut, struct pool *pool,
+                   struct lora_cut *out, struct error *err);
 
 #endif

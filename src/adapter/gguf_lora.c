@@ -382,3 +382,10 @@ struct adapter *adapter_load_gguf(const char *path, const struct model_config *s
                                   struct error *err) {
     return gguf_load(path, shape, &(struct adapter_load_hints){0}, err);
 }
+
+int adapter_write(const struct adapter *a, const char *out, const char *base, bool fold,
+                  struct error *err) {
+    size_t n = strlen(out);
+    bool gguf = n > 5 && strcmp(out + n - 5, ".gguf") == 0;
+    return gguf ? adapter_save_gguf(a, out, base, fold, err) : adapter_save(a, out, base, err);
+}

@@ -4,7 +4,6 @@
  * Reads version.json files and compares bytes; needs no model. Changes nothing, except that it
  * finishes an installation that a kill interrupted.
  */
-#include "adapter/adapter.h"
 #include "cli/adapter_verbs.h"
 
 #include <dirent.h>

@@ -1,10 +1,27 @@
-/* adapter_verbs: verbs of shoal adapter in files of their own. */
+/* adapter_verbs: verbs of shoal adapter in files of their own, and the output that verbs share. */
 #ifndef SHOAL_CLI_ADAPTER_VERBS_H
 #define SHOAL_CLI_ADAPTER_VERBS_H
 
+#include "adapter/adapter.h"
 #include "cli/cli.h"
 
 /* shoal adapter list: versions of adapter directories, or of those in a folder. */
 int cmd_adapter_list(const struct cli_options *c, const struct strings *args, struct error *err);
+
+struct cut_request {
+    struct lora_truncation cut;
+    const char *out; /* see adapter_write, also for `fold` */
+    bool fold;
+    bool dry_run; /* do everything except the write */
+};
+/* args: extract BASE FINETUNED; `base` is BASE, already open. */
+int cmd_adapter_extract(const struct cli_options *c, struct model *base, const struct strings *args,
+                        const struct cut_request *q, struct pool *pool, struct error *err);
+/* args: resize ADAPTER. */
+int cmd_adapter_resize(const struct cli_options *c, struct model *m, const struct strings *args,
+                       const struct cut_request *q, struct pool *pool, struct error *err);
+
+json_t *divergence_json(struct kl_divergence d);
+void print_divergence(const char *what, struct kl_divergence d);
 
 #endif

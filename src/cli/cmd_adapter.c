@@ -1,7 +1,6 @@
 /* shoal adapter: shows adapters, blends and mutates them, converts them between PEFT and GGUF,
  * merges them into their base. Extracting and resizing are in adapter_extract.c. */
 #define _GNU_SOURCE
-#include "cli/adapter_extract.h"
 #include "cli/adapter_verbs.h"
 #include "evolve/evolve.h"
 
@@ -405,7 +404,10 @@ static int adapter_merge_files(const struct cli_options *c, const struct options
 static int verb_run(const struct cli_options *c, const struct options *o, struct model *m,
                     const struct strings *args, struct pool *pool, struct error *err) {
     const char *verb = args->v[0];
-    struct lora_truncation cut = {(int32_t)o->rank, o->energy, o->dry_run};
+    const struct cut_request cut = {.cut = {(int32_t)o->rank, o->energy},
+                                    .out = o->out,
+                                    .fold = o->fold,
+                                    .dry_run = o->dry_run};
     if (o->dry_run && strcmp(verb, "rollback") == 0)
         return error_set(err, ERR_USAGE,
                          "rollback has no --dry-run: 'shoal adapter list' shows "
@@ -417,10 +419,8 @@ static int verb_run(const struct cli_options *c, const struct options *o, struct
     if (strcmp(verb, "blend") == 0) return adapter_blend_files(c, o, m, err);
     if (strcmp(verb, "convert") == 0) return adapter_convert(c, o, m, args, err);
     if (strcmp(verb, "merge") == 0) return adapter_merge_files(c, o, m, args, pool, err);
-    if (strcmp(verb, "extract") == 0)
-        return cmd_adapter_extract(c, m, args, cut, o->out, o->fold, pool, err);
-    if (strcmp(verb, "resize") == 0)
-        return cmd_adapter_resize(c, m, args, cut, o->out, o->fold, pool, err);
+    if (strcmp(verb, "extract") == 0) return cmd_adapter_extract(c, m, args, &cut, pool, err);
+    if (strcmp(verb, "resize") == 0) return cmd_adapter_resize(c, m, args, &cut, pool, err);
     return error_set(err, ERR_USAGE,
                      "no '%s'; there are list, info, inspect, rollback, new, blend, operators, "
                      "convert, merge, extract and resize",

@@ -405,7 +405,7 @@ struct lora_truncation {
 };
 struct lora_cut {
     struct adapter *adapter; /* the caller releases */
-    double error;            /* of all modules, relative to ‖ΔW‖ */
+    double error;            /* error of all modules, relative to ‖ΔW‖ */
     struct lora_cut_kind {
         int32_t layers; /* layers that have the kind; without any, ranks are undefined */
         int32_t rank_min, rank_max;

@@ -1,4 +1,4 @@
-/* adapter_verbs: verbs of shoal adapter in files of their own, and the output that verbs share. */
+/* adapter_verbs: the verbs list, extract and resize of shoal adapter, and shared output. */
 #ifndef SHOAL_CLI_ADAPTER_VERBS_H
 #define SHOAL_CLI_ADAPTER_VERBS_H
 

@@ -7,7 +7,7 @@
  */
 #define _GNU_SOURCE
 #include "cli/cli.h"
-#include "cli/world_simulation.h"
+#include "cli/world_report.h"
 #include "cli/world_viewer.h"
 #include "eval/eval.h"
 #include "world/world.h"
@@ -24,7 +24,7 @@ struct options {
     bool watch, on, pipe, best;
     char *mind;
     struct world_rules rules; /* rules of --world, overridden by flags */
-    struct simulation_cmd_options life;
+    struct simulation_run_options life;
 };
 #define ROW(name, type, field, fallback, min, max, metavar, ...)                                   \
     { name, type, offsetof(struct options, field), fallback, min, max, metavar, __VA_ARGS__ }
@@ -80,7 +80,7 @@ static size_t rows_append(size_t at, const struct option_row *from, size_t offse
 
 __attribute__((constructor)) static void rows_fill(void) {
     size_t at = rows_append(0, own_rows, 0), life = offsetof(struct options, life.life);
-    at = rows_append(at, simulation_cmd_rows, offsetof(struct options, life));
+    at = rows_append(at, simulation_run_option_rows, offsetof(struct options, life));
     at = rows_append(at, simulation_option_rows, life);
     rows_append(at, learner_option_rows, life + offsetof(struct simulation_options, learn));
 }
@@ -125,7 +125,7 @@ static int player_act(const struct player *p, const struct world *w, const struc
 enum { MAX_PLAYERS = 16 };
 static const char MODEL[] = "model"; /* name of the player that is the model on the command line */
 struct players {
-    const struct simulation_job *job; /* NULL: there is no model */
+    const struct simulation_request *request; /* NULL: there is no model */
     struct player v[MAX_PLAYERS];
     int n;
 };
@@ -134,8 +134,8 @@ static int player_open(struct players *all, const char *name, bool learns, struc
     struct buf known = {0};
     struct player *p = &all->v[all->n++];
     *p = (struct player){.name = name, .policy = world_policy_find(name)};
-    if (all->job && strcmp(name, MODEL) == 0) {
-        p->model = model_policy_new(all->job, learns, err);
+    if (all->request && strcmp(name, MODEL) == 0) {
+        p->model = model_policy_new(all->request, learns, err);
         return p->model ? OK : err->code;
     }
     if (p->policy) return OK;
@@ -155,7 +155,7 @@ static int players_open(struct players *p, const struct options *o, struct error
     for (int i = 0; rc == OK && i < o->policies.n; i++)
         rc = player_open(p, o->policies.v[i], learns, err);
     if (rc == OK && !o->policies.n && !o->policy_pipe)
-        rc = player_open(p, p->job ? MODEL : "rule", learns, err);
+        rc = player_open(p, p->request ? MODEL : "rule", learns, err);
     if (rc != OK || !o->policy_pipe) return rc;
     struct player *last = &p->v[p->n++];
     *last = (struct player){.name = "pipe"};
@@ -624,8 +624,8 @@ static int play(const struct cli_options *c, const struct options *o, const stru
 }
 
 static int players_play(const struct cli_options *c, const struct options *o,
-                        const struct simulation_job *job, struct error *err) {
-    struct players p = {.job = job};
+                        const struct simulation_request *request, struct error *err) {
+    struct players p = {.request = request};
     int rc = OK;
     if (!o->pipe && (!o->replay || o->on)) rc = players_open(&p, o, err);
     if (rc == OK) rc = play(c, o, &p, err);
@@ -667,19 +667,19 @@ static int model_play(const struct cli_options *c, const struct options *o, cons
     char *path = cli_find_file(model);
     struct pool *pool = pool_new((int)c->threads);
     struct model *m = model_open(path, cli_numeric_class(c), err);
-    struct simulation_job job = {.c = c,
-                                 .o = &full.life,
-                                 .rules = &o->rules,
-                                 .outside = outside,
-                                 .agents = (int)full.agents,
-                                 .m = m,
-                                 .pool = pool};
+    struct simulation_request request = {.o = &full.life,
+                                         .rules = &o->rules,
+                                         .external = outside,
+                                         .agents = (int)full.agents,
+                                         .m = m,
+                                         .pool = pool};
     bool player = o->watch || o->record || o->replay || o->maps || o->policies.n || o->policy_pipe;
     if (!m) rc = err->code;
     if (rc == OK && player && o->life.dry_run)
         rc = error_set(err, ERR_USAGE,
                        "--dry-run is for simulations, not for a player of one world");
-    if (rc == OK) rc = player ? players_play(c, &full, &job, err) : simulation_run(&job, err);
+    if (rc == OK)
+        rc = player ? players_play(c, &full, &request, err) : world_simulate(c, &request, err);
     external_envs_free(outside);
     model_close(m);
     pool_free(pool);
@@ -692,7 +692,7 @@ static int export(const struct options *o, const struct strings *args, struct er
         return error_set(err, ERR_USAGE, "export: of which run? name its folder or its id");
     if (o->best && o->mind)
         return error_set(err, ERR_USAGE, "--best and --adapter-name exclude each other");
-    return simulation_export_policy(&o->life, args->v[1], o->mind, err);
+    return world_export(&o->life, args->v[1], o->mind, err);
 }
 
 static int run(const struct cli_options *c, const void *options, const struct strings *args,
@@ -700,7 +700,7 @@ static int run(const struct cli_options *c, const void *options, const struct st
     const struct options *o = options;
     if (args->n && strcmp(args->v[0], "export") == 0) return export(o, args, err);
     if (args->n > 1 && strcmp(args->v[0], "compare") == 0)
-        return simulation_compare(c, &o->life, args, err);
+        return world_compare(c, &o->life, args, err);
     if (args->n > 1) return error_set(err, ERR_USAGE, "'%s': one model at most", args->v[1]);
     if (options_check(c, o, args->n, err) != OK) return err->code;
     if (args->n) return model_play(c, o, args->v[0], err);

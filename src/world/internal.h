@@ -57,4 +57,15 @@ void learner_es_reset(struct learner_es *e, int mind);
 
 void policy_records_release(struct policy_record *m, int n); /* also zeroes them */
 
+/* policy_files.c */
+struct initial_adapters {
+    struct adapter **v; /* [n] */
+    int n;
+};
+/* A run's folder means all its policies, the best one first. The caller releases it even after an
+ * error. */
+int initial_adapters_open(struct initial_adapters *f, const struct strings *paths, struct model *m,
+                          struct error *err);
+void initial_adapters_release(struct initial_adapters *f);
+
 #endif

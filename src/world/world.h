@@ -20,6 +20,7 @@
 #include "backprop/backprop.h"
 #include "base/base.h"
 #include "engine/engine.h"
+#include "eval/eval.h"
 #include "evolve/evolve.h"
 #include "world/environment.h"
 
@@ -572,5 +573,95 @@ struct environment *const *external_envs_list(const struct external_envs *c); /*
 int64_t external_envs_max_steps(const struct external_envs *c);               /* 0: unspecified */
 /* {command, agents, actions, said}: identifies the environment of a run. */
 json_t *external_envs_json(const struct external_envs *c);
+
+/*
+ * run: a simulation in a folder: generations that are measured on held-out maps, which no agent
+ * trains on, next to policies without a model on the same maps.
+ *
+ *     RUN/state.json, minds/, critics-G.bin    see simulation_state.c; `extra` has the curve
+ *     RUN/trace-G.jsonl                        the first world of generation G; the actions only,
+ *                                              if the environment is another program
+ *     RUN/curve.jsonl, report.html             the curve for programs and for people
+ *
+ * The name of a run is a hash of everything that determines it except the number of generations. So
+ * the same request continues an interrupted run, and one with more generations continues a finished
+ * run.
+ */
+
+struct simulation_run_options { /* filled from option rows */
+    struct simulation_options life;
+    char *runs, *out;        /* folder of all runs; folder of this run, NULL: RUNS/NAME */
+    struct strings adapters; /* initial adapters of the policies */
+    bool dry_run; /* ignored here; a caller that sets it calls simulation_run_plan instead */
+};
+extern const struct option_row simulation_run_option_rows[]; /* those without `life` */
+
+struct simulation_request { /* all fields are borrowed */
+    const struct simulation_run_options *o;
+    const struct world_rules *rules;
+    const struct external_envs *external; /* NULL: the grid environment */
+    int agents;
+    struct model *m;
+    struct pool *pool;
+};
+struct simulation_run_callbacks {
+    void (*begin)(void *ctx, const char *id);
+    /* Called with {policy, held_out} for each baseline, then with {generation, decisions, held_out,
+     * lived} for each generation, beginning with those of a continued run. */
+    void (*row)(void *ctx, const json_t *row);
+    void *ctx;
+};
+int simulation_run(const struct simulation_request *q, const struct simulation_run_callbacks *cb,
+                   struct error *err);
+/* The folder and the size of the run: {run, writes, continues, …}. */
+json_t *simulation_run_plan(const struct simulation_request *q, struct error *err);
+/* The most important measure in a row's `held_out`; an external environment reports rewards only.
+ */
+const char *simulation_headline(const struct simulation_request *q);
+/* Writes a policy of a run, a folder or an id, as a PEFT directory and returns its record (see
+ * policy_record_json). name NULL: the best policy. */
+json_t *simulation_export_policy(const char *runs, const char *run, const char *name,
+                                 const char *out, struct error *err);
+
+/* model_policy: a model that acts in one world at a time. */
+struct model_policy;
+struct model_policy *model_policy_new(const struct simulation_request *q, bool learns,
+                                      struct error *err);
+void model_policy_free(struct model_policy *p);
+/* Computes the actions of the living agents in `w`: the world that the last actions led to, another
+ * one, or any tick that is entered. The rules must stay valid until the next world. */
+int model_policy_act(struct model_policy *p, const struct world *w, const struct world_rules *r,
+                     uint64_t seed, int16_t *actions, struct error *err);
+/* Describes the last decision of an agent: how probable each action was. */
+void model_policy_describe(const struct model_policy *p, int agent, struct buf *out);
+
+/*
+ * compare: groups of runs over their seeds. A group is every run in a folder whose name is the
+ * group's and "-KEY" (both-s1, both-s2, …). Groups are compared with the first one on the keys that
+ * both have, at the end of their runs.
+ */
+
+struct simulation_group {
+    const char *name;
+    int n_runs;
+    double decisions;                 /* decisions of the first run */
+    struct stats_interval delivered;  /* at the end, over runs */
+    double decisions_to_80_percent;   /* median until 80 % of rule's deliveries; INFINITY: never */
+    int pairs;                        /* keys that the first group has too; 0: the first group */
+    struct stats_interval difference; /* first group minus it, over pairs; set if pairs > 1 */
+    double p;
+};
+struct simulation_comparison {
+    double rule, random; /* deliveries of these policies on the same maps; NAN: unknown */
+    bool trained;        /* any run has a learning curve, and not only a measurement */
+    const struct simulation_group *groups; /* [n] */
+    int n;
+};
+struct simulation_comparison *simulation_compare(const char *runs, char *const *names, int n,
+                                                 struct error *err);
+/* Writes the curves of all groups as SVG. */
+int simulation_comparison_plot(const struct simulation_comparison *c, const char *path,
+                               struct error *err);
+void simulation_comparison_free(struct simulation_comparison *c); /* may be NULL */
 
 #endif

@@ -169,7 +169,7 @@ static void test_plan(void **state) {
     options_release(train_option_rows, &o);
 }
 
-/* Of evolution strategies: every member reads every sample. */
+/* With evolution strategies, every member evaluates every sample. */
 static void test_members_plan(void **state) {
     (void)state;
     struct model *m = tiny();

@@ -1,14 +1,6 @@
-/*
- * world_compare: compares the results of groups of simulation runs, over seeds.
- *
- * A group is every run below --runs whose folder is its name and "-KEY" (both-s1, both-s2, …).
- * Groups are compared with the first one on the keys that both have, at the end of their runs.
- */
+/* compare: the results of groups of simulation runs, over seeds. */
 #define _GNU_SOURCE
-#include "cli/world_simulation.h"
-
-#include "base/base.h"
-#include "eval/eval.h"
+#include "world/world.h"
 
 #include <dirent.h>
 #include <math.h>
@@ -29,9 +21,9 @@ struct group {
     int n;
 };
 struct comparison {
-    struct group groups[MAX_GROUPS]; /* [n] */
-    int n;
-    double rule, random; /* deliveries of these policies on the same maps; NAN: unknown */
+    struct simulation_comparison result; /* first, so that the result is the comparison */
+    struct group groups[MAX_GROUPS];     /* [result.n] */
+    struct simulation_group results[MAX_GROUPS];
 };
 
 static double value_at(const json_t *row, const char *key) {
@@ -49,8 +41,8 @@ static int row_take(void *ctx, const json_t *row, int line, struct error *err) {
     struct member *m = r->m;
     const char *policy = json_get_string(row, "policy");
     (void)line, (void)err;
-    if (strcmp(policy, "rule") == 0) r->c->rule = value_at(row, "delivered");
-    if (strcmp(policy, "random") == 0) r->c->random = value_at(row, "delivered");
+    if (strcmp(policy, "rule") == 0) r->c->result.rule = value_at(row, "delivered");
+    if (strcmp(policy, "random") == 0) r->c->result.random = value_at(row, "delivered");
     if (*policy || m->n == MAX_POINTS) return OK;
     m->decisions[m->n] = json_get_number(row, "decisions");
     m->delivered[m->n++] = value_at(row, "delivered");
@@ -96,7 +88,7 @@ static struct stats_interval group_last(const struct group *g) {
 /* Decisions until a run first reached ENOUGH; infinite: never. */
 static double time_of(const struct comparison *c, const struct member *m) {
     for (int i = 0; i < m->n; i++)
-        if (m->delivered[i] >= ENOUGH * c->rule) return m->decisions[i];
+        if (m->delivered[i] >= ENOUGH * c->result.rule) return m->decisions[i];
     return INFINITY;
 }
 
@@ -122,26 +114,9 @@ static int paired(const struct group *a, const struct group *b, double *diff) {
     return n;
 }
 
-static json_t *group_json(const struct comparison *c, int i) {
-    const struct group *g = &c->groups[i];
-    const struct member *m = g->v[0];
-    double diff[MAX_KEYS], time = median_time(c, g);
-    json_t *v = json_pack("{s:s,s:i,s:f,s:o,s:o}", "group", g->name, "runs", g->n, "decisions",
-                          m->n ? m->decisions[m->n - 1] : 0, "delivered",
-                          stats_interval_json(group_last(g)), "decisions_to_80_percent",
-                          isfinite(time) ? json_real(time) : json_null());
-    int n = i ? paired(&c->groups[0], g, diff) : 0;
-    if (n > 1)
-        json_object_update_new(v, json_pack("{s:s,s:i,s:o,s:f}", "against", c->groups[0].name,
-                                            "pairs", n, "difference",
-                                            stats_interval_json(stats_mean_interval(diff, n)), "p",
-                                            stats_sign_flip_test(diff, n)));
-    return v;
-}
-
 /* Whether any run has a learning curve: a run that only measures does not. */
-static bool has_course(const struct comparison *c) {
-    for (int i = 0; i < c->n; i++)
+static bool any_trained(const struct comparison *c) {
+    for (int i = 0; i < c->result.n; i++)
         for (int k = 0; k < c->groups[i].n; k++) {
             const struct member *m = c->groups[i].v[k];
             if (m->n && m->decisions[m->n - 1] > 0) return true;
@@ -149,44 +124,21 @@ static bool has_course(const struct comparison *c) {
     return false;
 }
 
-static void group_print(const struct comparison *c, int i) {
+static struct simulation_group group_result(const struct comparison *c, int i) {
     const struct group *g = &c->groups[i];
-    struct stats_interval d = group_last(g);
-    double diff[MAX_KEYS], time = median_time(c, g);
-    bool course = has_course(c);
-    printf("%-16s %4d  ", g->name, g->n);
-    if (course) printf("%9.0f  ", g->v[0]->n ? g->v[0]->decisions[g->v[0]->n - 1] : 0);
-    printf("%6.2f [%5.2f, %5.2f]  %4.0f %%  ", d.value, d.lo, d.hi, 100 * d.value / c->rule);
-    if (course && isfinite(time))
-        printf("%9.0f", time);
-    else if (course)
-        printf("%9s", "never");
-    int n = i ? paired(&c->groups[0], g, diff) : 0;
-    if (n > 1) {
-        struct stats_interval v = stats_mean_interval(diff, n);
-        printf("   %+6.2f [%+6.2f, %+6.2f] p %.3f", v.value, v.lo, v.hi,
-               stats_sign_flip_test(diff, n));
+    const struct member *m = g->v[0];
+    double diff[MAX_KEYS];
+    struct simulation_group out = {.name = g->name,
+                                   .n_runs = g->n,
+                                   .decisions = m->n ? m->decisions[m->n - 1] : 0,
+                                   .delivered = group_last(g),
+                                   .decisions_to_80_percent = median_time(c, g)};
+    if (i) out.pairs = paired(&c->groups[0], g, diff);
+    if (out.pairs > 1) {
+        out.difference = stats_mean_interval(diff, out.pairs);
+        out.p = stats_sign_flip_test(diff, out.pairs);
     }
-    printf("\n");
-}
-
-static void tell(const struct comparison *c, bool json) {
-    if (!json) {
-        bool course = has_course(c);
-        printf("delivered by an agent on held-out maps, at the end; rule %.2f, random %.2f [95 %% "
-               "over runs]\n\n%-16s %4s  ",
-               c->rule, c->random, "group", "runs");
-        if (course) printf("%9s  ", "decisions");
-        printf("%-22s  %6s  ", "delivered", "rule's");
-        if (course) printf("%9s", "to 80 %");
-        printf("   %s\n", "first group minus it, paired");
-    }
-    for (int i = 0; i < c->n; i++) {
-        if (json)
-            cli_print(group_json(c, i));
-        else
-            group_print(c, i);
-    }
+    return out;
 }
 
 /* The mean over runs at each point that all runs have, and half of its interval. */
@@ -205,14 +157,16 @@ static void curve_of(const struct group *g, struct curve *c, struct curve *sprea
     }
 }
 
-static int plot_write(const struct comparison *c, const char *path, struct error *err) {
+int simulation_comparison_plot(const struct simulation_comparison *result, const char *path,
+                               struct error *err) {
+    const struct comparison *c = (const struct comparison *)result;
     struct curve *lines = xcalloc(MAX_LINES, sizeof *lines),
                  *spread = xcalloc(MAX_LINES, sizeof *spread);
     const char *names[MAX_LINES];
-    const double level[2] = {c->rule, c->random};
+    const double level[2] = {c->result.rule, c->result.random};
     double last = 0;
     int n = 0;
-    for (; n < c->n; n++) {
+    for (; n < c->result.n; n++) {
         names[n] = c->groups[n].name;
         curve_of(&c->groups[n], &lines[n], &spread[n]);
         if (lines[n].n) last = fmax(last, lines[n].x[lines[n].n - 1]);
@@ -231,23 +185,30 @@ static int plot_write(const struct comparison *c, const char *path, struct error
     return rc;
 }
 
-int simulation_compare(const struct cli_options *common, const struct simulation_cmd_options *o,
-                       const struct strings *names, struct error *err) {
-    struct comparison *c = xcalloc(1, sizeof *c);
-    int rc = OK;
-    c->rule = c->random = NAN;
-    if (names->n - 1 > MAX_GROUPS) rc = error_set(err, ERR_USAGE, "at most %d groups", MAX_GROUPS);
-    for (int i = 1; rc == OK && i < names->n; i++) {
-        c->groups[c->n].name = names->v[i];
-        rc = group_read(c, &c->groups[c->n++], o->runs, err);
-    }
-    if (rc == OK) tell(c, common->json);
-    if (rc == OK && o->out) rc = plot_write(c, o->out, err);
-    for (int i = 0; i < c->n; i++)
+void simulation_comparison_free(struct simulation_comparison *result) {
+    struct comparison *c = (struct comparison *)result;
+    for (int i = 0; c && i < c->result.n; i++)
         for (int k = 0; k < c->groups[i].n; k++) {
             free(c->groups[i].v[k]->key);
             free(c->groups[i].v[k]);
         }
     free(c);
-    return rc;
+}
+
+struct simulation_comparison *simulation_compare(const char *runs, char *const *names, int n,
+                                                 struct error *err) {
+    struct comparison *c = xcalloc(1, sizeof *c);
+    int rc = OK;
+    c->result = (struct simulation_comparison){.rule = NAN, .random = NAN, .groups = c->results};
+    if (n > MAX_GROUPS) rc = error_set(err, ERR_USAGE, "at most %d groups", MAX_GROUPS);
+    for (int i = 0; rc == OK && i < n; i++) {
+        c->groups[i].name = names[i];
+        c->result.n++;
+        rc = group_read(c, &c->groups[i], runs, err);
+    }
+    for (int i = 0; rc == OK && i < n; i++) c->results[i] = group_result(c, i);
+    c->result.trained = any_trained(c);
+    if (rc == OK) return &c->result;
+    simulation_comparison_free(&c->result);
+    return NULL;
 }

@@ -1,36 +1,45 @@
 /*
- * world_simulation: a simulation run of many generations; each is measured on held-out maps, which
- * no agent trains on, and compared with policies without a model on the same maps.
+ * run: a simulation in a folder, generation by generation.
  *
- *     RUN/state.json, minds/, critics-G.bin    see world/simulation_state.c; `extra` has the curve
- *     RUN/trace-G.jsonl                        the first world of generation G; the actions only,
- *                                              if the environment is another program
- *     RUN/curve.jsonl, report.html             the curve for programs and for people
- *
- * The name of a run is a hash of everything that determines it except the number of generations. So
- * the same command continues an interrupted run, and a command with more generations continues a
- * finished one.
+ * Each generation is measured on held-out maps, which no agent trains on, and compared with
+ * policies without a model on the same maps. The state is saved first: the other files can be
+ * written again from it.
  */
 #define _GNU_SOURCE
-#include "cli/world_simulation.h"
-
-#include "base/base.h"
 #include "eval/eval.h"
 #include "store/store.h"
-#include "world/world.h"
+#include "world/internal.h"
 
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
-enum { MAX_FIRST = 4096, BAR = 24 };
+#define ROW(name, type, field, fallback, metavar, ...)                                             \
+    {                                                                                              \
+        name, type, offsetof(struct simulation_run_options, field), fallback, 0, 0, metavar,       \
+            __VA_ARGS__                                                                            \
+    }
+const struct option_row simulation_run_option_rows[] = {
+    ROW("adapter", OPT_LIST, adapters, NULL, "DIR",
+        "initial adapters, assigned in turn: adapter folders, or runs of 'shoal world' for all "
+        "their adapters",
+        JOB_CHOICE),
+    ROW("runs", OPT_STRING, runs, "runs", "DIR", "folder of runs and of shoal.db", JOB_SERVER),
+    ROW("out", OPT_STRING, out, NULL, "DIR",
+        "folder of the run; export: of the adapter; compare: file of the chart (.svg)", JOB_OUTPUT),
+    ROW("dry-run", OPT_BOOL, dry_run, NULL, NULL,
+        "print the size and the folder of the simulation and stop"),
+    {0},
+};
+
 static const double SPEED_SECONDS = 1;
-static const char *const baselines[] = {"rule", "random"};
+static const char *const baseline_policies[] = {"rule", "random"};
 
 struct run {
-    const struct simulation_job *j;
+    const struct simulation_request *q;
+    const struct simulation_run_callbacks *cb;
     const struct simulation_options *o;
-    struct grid_env *places; /* [worlds] */
+    struct grid_env *grids; /* [worlds] */
     struct environment *envs, **own;
     struct environment *const *list; /* own, or external environments */
     struct simulation *life;
@@ -39,76 +48,32 @@ struct run {
     int held;                       /* lock of the folder; -1: not locked */
     struct episode_stats *measured; /* [held_out] */
     json_t *identity, *curve; /* curve: one row per generation, the first one before generation 1 */
-    json_t *beside;           /* rows of the baselines */
+    json_t *baselines;        /* rows of the baselines */
     /* state of a generation */
     struct progress bar;
-    double told_at; /* time of the last speed report, and decisions until then */
-    int64_t told;
+    double reported_at; /* time of the last speed report, and decisions until then */
+    int64_t reported;
     struct trace trace;
     struct world *shadow; /* world of the trace */
     FILE *record;
 };
 
-/* initial adapters */
-
-struct initial_adapters {
-    struct adapter *v[MAX_FIRST];
-    int n;
-};
-
-static int initial_adapters_add(struct initial_adapters *f, const char *path, struct model *m,
-                                struct error *err) {
-    if (f->n == MAX_FIRST) return error_set(err, ERR_USAGE, "at most %d adapters", MAX_FIRST);
-    struct adapter *a = adapter_open(path, m, err);
-    if (a) f->v[f->n++] = a;
-    return a ? OK : err->code;
-}
-
-static char *policy_path(const char *run, const json_t *mind, struct error *err) {
-    char *path = simulation_policy_path(run, json_get_string(mind, "hash"), err);
-    if (!path) error_wrap(err, "'%s/state.json'", run);
-    return path;
-}
-
-/* A run's folder means all its policies, the best one first. */
-static int initial_adapters_open(struct initial_adapters *f, const struct strings *paths,
-                                 struct model *m, struct error *err) {
-    int rc = OK;
-    for (int i = 0; rc == OK && i < paths->n; i++) {
-        struct error none;
-        json_t *state = simulation_read_state(paths->v[i], &none), *mind;
-        size_t k;
-        if (!state) rc = initial_adapters_add(f, paths->v[i], m, err);
-        json_array_foreach (json_object_get(state, "minds"), k, mind) {
-            char *path = rc == OK ? policy_path(paths->v[i], mind, err) : NULL;
-            if (rc == OK) rc = path ? initial_adapters_add(f, path, m, err) : err->code;
-            free(path);
-        }
-        json_decref(state);
-    }
-    return rc;
-}
-
-static void initial_adapters_release(struct initial_adapters *f) {
-    for (int i = 0; i < f->n; i++) adapter_release(f->v[i]);
-}
-
 /* start */
 
-static void places_make(struct run *r) {
+static void envs_make(struct run *r) {
     size_t n = (size_t)r->o->worlds;
-    if (r->j->outside) {
-        r->list = external_envs_list(r->j->outside);
+    if (r->q->external) {
+        r->list = external_envs_list(r->q->external);
         return;
     }
-    r->places = xcalloc(n, sizeof *r->places);
+    r->grids = xcalloc(n, sizeof *r->grids);
     r->envs = xcalloc(n, sizeof *r->envs);
     r->own = xcalloc(n, sizeof *r->own);
     for (size_t i = 0; i < n; i++) {
-        r->places[i] = (struct grid_env){.rules = r->j->rules,
-                                         .teacher = world_policy_find(r->o->teacher),
-                                         .n_agents = r->j->agents};
-        r->envs[i] = grid_env_as_environment(&r->places[i]);
+        r->grids[i] = (struct grid_env){.rules = r->q->rules,
+                                        .teacher = world_policy_find(r->o->teacher),
+                                        .n_agents = r->q->agents};
+        r->envs[i] = grid_env_as_environment(&r->grids[i]);
         r->own[i] = &r->envs[i];
     }
     r->list = r->own;
@@ -119,34 +84,34 @@ static json_t *identity_make(const struct run *r, const struct initial_adapters 
     json_object_update_new(life, options_json(learner_option_rows, &r->o->learn));
     json_object_del(life, "generations");
     for (int i = 0; i < f->n; i++) json_array_append_new(first, json_string(f->v[i]->hash));
-    bool outside = r->j->outside != NULL;
-    return json_pack("{s:s,s:s,s:s,s:i,s:I,s:I,s:o,s:o,s:o}", "model", r->j->m->name,
-                     "model_sha256", r->j->m->hash, "class",
-                     r->j->m->cls == NUMERIC_EXACT ? "exact" : "fast", "agents", r->j->agents,
+    bool external = r->q->external != NULL;
+    return json_pack("{s:s,s:s,s:s,s:i,s:I,s:I,s:o,s:o,s:o}", "model", r->q->m->name,
+                     "model_sha256", r->q->m->hash, "class",
+                     r->q->m->cls == NUMERIC_EXACT ? "exact" : "fast", "agents", r->q->agents,
                      "steps", (json_int_t)r->o->steps, "seed", (json_int_t)r->o->seed,
-                     outside ? "environment" : "rules",
-                     outside ? external_envs_json(r->j->outside) : world_rules_json(r->j->rules),
+                     external ? "environment" : "rules",
+                     external ? external_envs_json(r->q->external) : world_rules_json(r->q->rules),
                      "life", life, "adapters", first);
 }
 
-static void place_name(struct run *r) {
+static void run_name(struct run *r) {
     char *text = json_canonical(r->identity), hash[HASH_LEN];
     sha256_bytes(text, strlen(text), hash);
     r->id = xasprintf("world-%.8s", hash);
-    r->dir = r->j->o->out ? xstrdup(r->j->o->out) : path_join(r->j->o->runs, r->id);
+    r->dir = r->q->o->out ? xstrdup(r->q->o->out) : path_join(r->q->o->runs, r->id);
     free(text);
 }
 
 static int record_open(struct run *r, struct error *err) {
     struct error missing;
-    char *path = path_join(r->j->o->runs, "shoal.db");
-    int rc = dir_make(r->j->o->runs, err);
+    char *path = path_join(r->q->o->runs, "shoal.db");
+    int rc = dir_make(r->q->o->runs, err);
     if (rc == OK && !(r->store = store_open(path, err))) rc = err->code;
     free(path);
     if (rc != OK) return error_wrap(err, "the run cannot be recorded; name a folder with --runs");
     json_t *old = store_run_get(r->store, r->id, &missing);
     json_t *recipe = json_copy(r->identity);
-    if (r->j->o->out) json_object_set_new(recipe, "out", json_from_path(r->dir));
+    if (r->q->o->out) json_object_set_new(recipe, "out", json_from_path(r->dir));
     rc = old ? store_run_status(r->store, r->id, "running", err)
              : store_run_add(r->store, r->id, "world", recipe, err);
     json_decref(recipe);
@@ -197,16 +162,15 @@ static const struct {
                 {"reward", offsetof(struct episode_stats, reward), false},
                 {"alive", offsetof(struct episode_stats, alive), true}};
 
-/* The most important measure that the environment has. */
-static const char *headline(const struct run *r) {
-    return r->j->outside ? "reward" : "delivered";
+const char *simulation_headline(const struct simulation_request *q) {
+    return q->external ? "reward" : "delivered";
 }
 
 /* Over maps, of the mean over a map's agents. */
 static json_t *measured_json(const struct run *r, const struct episode_stats *v, int64_t n) {
     json_t *out = json_object();
     for (size_t i = 0; i < ARRAY_LEN(measures); i++)
-        if (!measures[i].world || !r->j->outside)
+        if (!measures[i].world || !r->q->external)
             json_object_set_new(out, measures[i].name,
                                 stats_interval_json(mean_of(v, n, measures[i].field)));
     return out;
@@ -214,7 +178,7 @@ static json_t *measured_json(const struct run *r, const struct episode_stats *v,
 
 static void baseline_row_add(struct run *r, const char *policy) {
     json_t *held_out = measured_json(r, r->measured, r->o->held_out);
-    json_array_append_new(r->beside,
+    json_array_append_new(r->baselines,
                           json_pack("{s:s,s:o}", "policy", policy, "held_out", held_out));
 }
 
@@ -267,10 +231,10 @@ static void baseline_measure(struct run *r, const char *name) {
     struct world *w = xcalloc(1, sizeof *w);
     for (int64_t map = 0; map < r->o->held_out; map++) {
         uint64_t seed = simulation_held_out_seed((int)map);
-        world_reset(w, r->j->rules, r->j->agents, seed);
+        world_reset(w, r->q->rules, r->q->agents, seed);
         while (!world_terminated(w) && w->tick < r->o->steps) {
-            world_policy_act(policy, w, r->j->rules, seed, actions);
-            world_step(w, r->j->rules, actions);
+            world_policy_act(policy, w, r->q->rules, seed, actions);
+            world_step(w, r->q->rules, actions);
         }
         r->measured[map] = world_episode_stats(w);
     }
@@ -279,14 +243,15 @@ static void baseline_measure(struct run *r, const char *name) {
 }
 
 static int baselines_measure(struct run *r, struct error *err) {
-    if (r->j->outside) return random_measure(r, err);
-    for (size_t i = 0; i < ARRAY_LEN(baselines); i++) baseline_measure(r, baselines[i]);
+    if (r->q->external) return random_measure(r, err);
+    for (size_t i = 0; i < ARRAY_LEN(baseline_policies); i++)
+        baseline_measure(r, baseline_policies[i]);
     return OK;
 }
 
 /* Outcomes of all policies in the generation, and the number of collapsed policies and
  * rollbacks. */
-static json_t *lived_json(const struct run *r) {
+static json_t *outcomes_json(const struct run *r) {
     int n = simulation_n_policies(r->life), collapsed = 0, rollbacks = 0;
     double entropy = 0;
     int64_t watched = 0;
@@ -307,86 +272,16 @@ static json_t *lived_json(const struct run *r) {
     return out;
 }
 
-static double headline_of(const struct run *r, const json_t *row) {
-    return json_get_number(json_object_get(json_object_get(row, "held_out"), headline(r)), "value");
-}
-
-/* output */
-
-/* The bar is full at the headline of the first baseline. */
-static void bar_print(const struct run *r, const json_t *row) {
-    double best = fmax(1e-9, headline_of(r, json_array_get(r->beside, 0)));
-    int full = (int)(BAR * fmin(1, fmax(0, headline_of(r, row) / best)) + 0.5);
-    for (int i = 0; i < BAR; i++) printf("%s", i < full ? "█" : "·");
-    printf(" ");
-}
-
-static void row_print(const struct run *r, const char *name, const json_t *row) {
-    const json_t *held = json_object_get(row, "held_out"), *d = json_object_get(held, headline(r)),
-                 *lived = json_object_get(row, "lived");
-    printf("%-10s %10lld ", name, (long long)json_get_number(row, "decisions"));
-    if (!r->j->outside) bar_print(r, row);
-    printf("%6.2f [%5.2f, %5.2f]", headline_of(r, row), json_get_number(d, "lo"),
-           json_get_number(d, "hi"));
-    if (!r->j->outside)
-        printf("  %8.1f", json_get_number(json_object_get(held, "fitness"), "value"));
-    if (lived) {
-        if (json_object_get(lived, "entropy"))
-            printf("  %5.2f", json_get_number(lived, "entropy"));
-        else
-            printf("  %5s", "-"); // decoded text has no entropy
-        int collapsed = (int)json_get_number(lived, "collapsed"),
-            rollbacks = (int)json_get_number(lived, "rollbacks");
-        if (collapsed) printf("  %d collapsed", collapsed);
-        if (rollbacks) printf("  %d put back", rollbacks);
-    }
-    printf("\n");
-    fflush(stdout);
-}
-
-static void curve_print_row(const struct run *r, const json_t *row) {
-    char name[32];
-    snprintf(name, sizeof name, "%d", (int)json_get_number(row, "generation"));
-    if (r->j->c->json)
-        cli_print(json_deep_copy(row));
-    else
-        row_print(r, name, row);
-}
-
-static void head_print(const struct run *r) {
-    printf("%s: %lld held-out maps, %d agents, %lld steps; ", r->id, (long long)r->o->held_out,
-           r->j->agents, (long long)r->o->steps);
-    if (r->j->outside)
-        printf("reward of an agent [95 %% over maps]\n\n%-10s %10s %-22s  %s\n", "generation",
-               "decisions", "reward", "entropy");
-    else
-        printf("delivered by an agent [95 %% over maps]; the bar is full at rule's\n\n"
-               "%-10s %10s %-*s %-22s  %8s  %s\n",
-               "generation", "decisions", BAR, "", "delivered", "fitness", "entropy");
-}
-
-static void table_begin(const struct run *r) {
-    size_t i;
-    json_t *row;
-    if (r->j->c->json) {
-        json_array_foreach (r->beside, i, row) cli_print(json_deep_copy(row));
-    } else {
-        head_print(r);
-        json_array_foreach (r->beside, i, row) row_print(r, json_get_string(row, "policy"), row);
-    }
-    json_array_foreach (r->curve, i, row) curve_print_row(r, row);
-}
-
 /* pages */
 
 static void chart(struct buf *page, const struct run *r, const char *part, const char *key,
                   const char *title) {
-    enum { LINES = 1 + ARRAY_LEN(baselines) };
+    enum { LINES = 1 + ARRAY_LEN(baseline_policies) };
     struct curve *c = xcalloc(LINES, sizeof *c), *spread = xcalloc(LINES, sizeof *spread);
     const char *names[LINES] = {"minds"};
     int lines = 1;
-    for (; strcmp(part, "held_out") == 0 && lines <= (int)json_array_size(r->beside); lines++)
-        names[lines] = json_get_string(json_array_get(r->beside, (size_t)lines - 1), "policy");
+    for (; strcmp(part, "held_out") == 0 && lines <= (int)json_array_size(r->baselines); lines++)
+        names[lines] = json_get_string(json_array_get(r->baselines, (size_t)lines - 1), "policy");
     size_t i;
     json_t *row;
     json_array_foreach (r->curve, i, row) {
@@ -398,7 +293,7 @@ static void chart(struct buf *page, const struct run *r, const char *part, const
         curve_add(&c[0], x, y);
         curve_add(&spread[0], x, plain ? 0 : fmax(0, json_get_number(v, "hi") - y));
         for (int k = 1; k < lines; k++) {
-            const json_t *b = json_object_get(json_array_get(r->beside, (size_t)k - 1), part);
+            const json_t *b = json_object_get(json_array_get(r->baselines, (size_t)k - 1), part);
             curve_add(&c[k], x, json_get_number(json_object_get(b, key), "value"));
             curve_add(&spread[k], x, 0);
         }
@@ -428,7 +323,7 @@ static int report_write(const struct run *r, struct error *err) {
     char *path = path_join(r->dir, "report.html"), *title = xasprintf("Shoal world %s", r->id);
     json_t *minds = policies_table(r);
     html_page_open(&page, title);
-    if (r->j->outside) {
+    if (r->q->external) {
         chart(&page, r, "held_out", "reward", "Reward of an agent, on held-out maps");
     } else {
         chart(&page, r, "held_out", "delivered", "Delivered by an agent, on held-out maps");
@@ -448,7 +343,7 @@ static int report_write(const struct run *r, struct error *err) {
     return rc;
 }
 
-static void residual_forward(const json_t *rows, struct buf *out) {
+static void rows_add(const json_t *rows, struct buf *out) {
     size_t i;
     json_t *row;
     json_array_foreach (rows, i, row) {
@@ -461,8 +356,8 @@ static void residual_forward(const json_t *rows, struct buf *out) {
 /* Rows of policies first, then of generations. */
 static int curve_write(const struct run *r, struct error *err) {
     struct buf b = {0};
-    residual_forward(r->beside, &b);
-    residual_forward(r->curve, &b);
+    rows_add(r->baselines, &b);
+    rows_add(r->curve, &b);
     char *path = path_join(r->dir, "curve.jsonl");
     int rc = file_write(path, b.data, b.len, err);
     buf_release(&b);
@@ -485,19 +380,19 @@ static int generation_keep(struct run *r, struct error *err) {
 }
 
 /* Means over the held-out maps; an external environment has rewards only. */
-static void generation_tell(const json_t *row) {
+static void generation_report(const json_t *row) {
     static const struct {
         const char *name, *of;
-    } told[] = {{"world_deliveries", "delivered"},
-                {"world_fitness", "fitness"},
-                {"world_reward", "reward"},
-                {"world_alive", "alive"}};
-    struct process_metric v[1 + ARRAY_LEN(told)] = {
+    } metrics[] = {{"world_deliveries", "delivered"},
+                   {"world_fitness", "fitness"},
+                   {"world_reward", "reward"},
+                   {"world_alive", "alive"}};
+    struct process_metric v[1 + ARRAY_LEN(metrics)] = {
         {"world_generation", json_get_number(row, "generation")}};
     int n = 1;
-    for (size_t i = 0; i < ARRAY_LEN(told); i++) {
-        const json_t *x = json_object_get(json_object_get(row, "held_out"), told[i].of);
-        if (x) v[n++] = (struct process_metric){told[i].name, json_get_number(x, "value")};
+    for (size_t i = 0; i < ARRAY_LEN(metrics); i++) {
+        const json_t *x = json_object_get(json_object_get(row, "held_out"), metrics[i].of);
+        if (x) v[n++] = (struct process_metric){metrics[i].name, json_get_number(x, "value")};
     }
     process_metrics_report(v, n);
 }
@@ -508,17 +403,17 @@ static int generation_measure(struct run *r, struct error *err) {
     json_t *row = json_pack("{s:i,s:I,s:o}", "generation", g, "decisions",
                             (json_int_t)simulation_decisions(r->life), "held_out",
                             measured_json(r, r->measured, r->o->held_out));
-    if (g > 0) json_object_set_new(row, "lived", lived_json(r));
+    if (g > 0) json_object_set_new(row, "lived", outcomes_json(r));
     json_array_append_new(r->curve, row);
-    generation_tell(row);
+    generation_report(row);
     rc = generation_keep(r, err);
-    if (rc == OK) curve_print_row(r, row);
+    if (rc == OK) r->cb->row(r->cb->ctx, row);
     return rc;
 }
 
 /* Opens a record of actions in an external environment. It cannot be replayed here, so it is not a
  * trace of a world. */
-static int done_begin(struct run *r, const char *path, struct error *err) {
+static int actions_begin(struct run *r, const char *path, struct error *err) {
     char *text = json_canonical(json_object_get(r->identity, "environment"));
     uint64_t seed = simulation_seed((uint64_t)r->o->seed, simulation_generations(r->life), 0);
     r->record = fopen(path, "we");
@@ -528,15 +423,15 @@ static int done_begin(struct run *r, const char *path, struct error *err) {
     return r->record ? OK : error_errno(err, "cannot write '%s'", path);
 }
 
-static int done_tick(struct run *r, int64_t tick, struct error *err) {
+static int actions_tick(struct run *r, int64_t tick, struct error *err) {
     const int16_t *actions = simulation_actions(r->life);
     fprintf(r->record, "{\"tick\":%lld,\"actions\":[", (long long)tick);
-    for (int i = 0; i < r->j->agents; i++) fprintf(r->record, "%s%d", i ? "," : "", actions[i]);
+    for (int i = 0; i < r->q->agents; i++) fprintf(r->record, "%s%d", i ? "," : "", actions[i]);
     fprintf(r->record, "]}\n");
     return ferror(r->record) ? error_errno(err, "cannot write the record") : OK;
 }
 
-static int done_end(struct run *r, int rc, struct error *err) {
+static int actions_end(struct run *r, int rc, struct error *err) {
     bool good = !r->record || fclose(r->record) == 0;
     r->record = NULL;
     return rc == OK && !good ? error_errno(err, "cannot write the record") : rc;
@@ -544,7 +439,7 @@ static int done_end(struct run *r, int rc, struct error *err) {
 
 static int world_begin(struct run *r, const char *path, struct error *err) {
     int g = simulation_generations(r->life);
-    int rc = trace_init(&r->trace, r->j->rules, r->j->agents,
+    int rc = trace_init(&r->trace, r->q->rules, r->q->agents,
                         simulation_seed((uint64_t)r->o->seed, g, 0), r->o->steps, r->id, err);
     if (rc == OK) trace_seek(&r->trace, r->shadow, 0);
     if (rc == OK && !(r->record = trace_create(&r->trace, path, err))) rc = err->code;
@@ -553,13 +448,13 @@ static int world_begin(struct run *r, const char *path, struct error *err) {
 
 static int trace_begin(struct run *r, struct error *err) {
     char *path = xasprintf("%s/trace-%d.jsonl", r->dir, simulation_generations(r->life) + 1);
-    int rc = r->j->outside ? done_begin(r, path, err) : world_begin(r, path, err);
+    int rc = r->q->external ? actions_begin(r, path, err) : world_begin(r, path, err);
     free(path);
     return rc;
 }
 
 static int trace_tick(struct run *r, int64_t tick, struct error *err) {
-    if (r->j->outside) return done_tick(r, tick, err);
+    if (r->q->external) return actions_tick(r, tick, err);
     if (world_terminated(r->shadow)) return OK; // other worlds continue
     int rc = trace_append(&r->trace, r->shadow, simulation_actions(r->life), err);
     if (rc == OK) trace_seek(&r->trace, r->shadow, r->trace.n_ticks);
@@ -567,7 +462,7 @@ static int trace_tick(struct run *r, int64_t tick, struct error *err) {
 }
 
 static int trace_end(struct run *r, int rc, struct error *err) {
-    if (r->j->outside) return done_end(r, rc, err);
+    if (r->q->external) return actions_end(r, rc, err);
     if (r->record && rc == OK)
         rc = trace_close(r->shadow, r->record, err);
     else if (r->record)
@@ -579,29 +474,29 @@ static int trace_end(struct run *r, int rc, struct error *err) {
 }
 
 /* Reports the speed since the last report, if that is at least `seconds` ago. */
-static void speed_tell(struct run *r, double seconds) {
+static void speed_report(struct run *r, double seconds) {
     double now = clock_now();
     int64_t decisions = simulation_decisions(r->life);
-    if (now - r->told_at <= seconds) return;
-    double speed = (double)(decisions - r->told) / (now - r->told_at);
+    if (now - r->reported_at <= seconds) return;
+    double speed = (double)(decisions - r->reported) / (now - r->reported_at);
     process_metrics_report((const struct process_metric[]){{"world_decisions_per_second", speed}},
                            1);
-    r->told_at = now;
-    r->told = decisions;
+    r->reported_at = now;
+    r->reported = decisions;
 }
 
 static int generation_simulate(struct run *r, struct error *err) {
     int64_t before = simulation_generations(r->life) * r->o->steps;
-    double began = r->told_at = clock_now();
-    r->told = simulation_decisions(r->life);
+    double began = r->reported_at = clock_now();
+    r->reported = simulation_decisions(r->life);
     int rc = trace_begin(r, err), n = 1;
     if (rc == OK) rc = simulation_begin_generation(r->life, NULL, err);
     for (int64_t tick = 1; rc == OK && (n = simulation_step(r->life, err)) > 0; tick++) {
         rc = trace_tick(r, tick, err);
         progress_update(&r->bar, before + tick, NULL);
-        speed_tell(r, SPEED_SECONDS);
+        speed_report(r, SPEED_SECONDS);
     }
-    if (r->told_at == began) speed_tell(r, 0);
+    if (r->reported_at == began) speed_report(r, 0);
     rc = trace_end(r, n < 0 ? n : rc, err);
     if (rc == OK) simulation_end_generation(r->life);
     return rc;
@@ -619,17 +514,17 @@ static int generations_run(struct run *r, struct error *err) {
 }
 
 static int run_open(struct run *r, const struct initial_adapters *first, struct error *err) {
-    if (!model_hash(r->j->m, err)) return err->code;
+    if (!model_hash(r->q->m, err)) return err->code;
     r->identity = identity_make(r, first);
-    place_name(r);
-    places_make(r);
+    run_name(r);
+    envs_make(r);
     r->curve = json_array();
-    r->beside = json_array();
+    r->baselines = json_array();
     r->measured = xcalloc((size_t)r->o->held_out, sizeof *r->measured);
     r->shadow = xcalloc(1, sizeof *r->shadow);
-    r->life = simulation_new(r->j->m, r->o, r->list, first->v, first->n, r->j->pool, err);
+    r->life = simulation_new(r->q->m, r->o, r->list, first->v, first->n, r->q->pool, err);
     int rc = !r->life       ? err->code
-             : r->j->o->out ? dir_make(r->dir, err)
+             : r->q->o->out ? dir_make(r->dir, err)
                             : dir_make_private(r->dir, err);
     if (rc == OK && (r->held = dir_lock(r->dir, "run", err)) < 0) rc = r->held;
     return rc == OK ? record_open(r, err) : rc;
@@ -641,33 +536,39 @@ static void run_release(struct run *r) {
     if (r->dir) dir_unlock(r->held, r->dir);
     json_decref(r->identity);
     json_decref(r->curve);
-    json_decref(r->beside);
+    json_decref(r->baselines);
     free(r->measured);
     free(r->shadow);
-    free(r->places);
+    free(r->grids);
     free(r->envs);
     free(r->own);
     free(r->dir);
     free(r->id);
 }
 
-/* Prints where the run would be stored, as its options and the base determine, and its size. */
-static int life_plan(struct run *r, const struct initial_adapters *first, struct error *err) {
-    if (!model_hash(r->j->m, err)) return err->code;
+static json_t *plan_make(struct run *r, const struct initial_adapters *first, struct error *err) {
+    if (!model_hash(r->q->m, err)) return NULL;
     r->identity = identity_make(r, first);
-    place_name(r);
-    int64_t bodies = r->o->worlds * r->j->agents, minds = r->o->minds ? r->o->minds : bodies;
-    cli_print_dry_run(r->j->c, json_pack("{s:s,s:s,s:b,s:I,s:I,s:I,s:I,s:I,s:s,s:s}", "run", r->id,
-                                         "writes", r->dir, "continues", (int)path_is_dir(r->dir),
-                                         "minds", (json_int_t)minds, "agents", (json_int_t)bodies,
-                                         "ticks", (json_int_t)r->o->steps, "generations",
-                                         (json_int_t)r->o->generations, "decisions, at most",
-                                         (json_int_t)(bodies * r->o->steps * r->o->generations),
-                                         "learns", r->o->learn.learn, "records", r->j->o->runs));
-    return OK;
+    run_name(r);
+    int64_t bodies = r->o->worlds * r->q->agents, minds = r->o->minds ? r->o->minds : bodies;
+    return json_pack("{s:s,s:s,s:b,s:I,s:I,s:I,s:I,s:I,s:s,s:s}", "run", r->id, "writes", r->dir,
+                     "continues", (int)path_is_dir(r->dir), "minds", (json_int_t)minds, "agents",
+                     (json_int_t)bodies, "ticks", (json_int_t)r->o->steps, "generations",
+                     (json_int_t)r->o->generations, "decisions, at most",
+                     (json_int_t)(bodies * r->o->steps * r->o->generations), "learns",
+                     r->o->learn.learn, "records", r->q->o->runs);
 }
 
-static int life_work(struct run *r, const struct initial_adapters *first, struct error *err) {
+/* Baselines, then the generations of a continued run. */
+static void rows_report(const struct run *r) {
+    size_t i;
+    json_t *row;
+    r->cb->begin(r->cb->ctx, r->id);
+    json_array_foreach (r->baselines, i, row) r->cb->row(r->cb->ctx, row);
+    json_array_foreach (r->curve, i, row) r->cb->row(r->cb->ctx, row);
+}
+
+static int run_work(struct run *r, const struct initial_adapters *first, struct error *err) {
     struct error ignored;
     int rc = run_open(r, first, err);
     if (rc == OK) rc = state_continue(r, err);
@@ -676,7 +577,7 @@ static int life_work(struct run *r, const struct initial_adapters *first, struct
         rc = baselines_measure(r, err);
     }
     if (rc == OK) {
-        table_begin(r);
+        rows_report(r);
         rc = generations_run(r, err);
     }
     if (r->store) store_run_status(r->store, r->id, rc == OK ? "done" : "failed", &ignored);
@@ -686,138 +587,23 @@ static int life_work(struct run *r, const struct initial_adapters *first, struct
     return rc;
 }
 
-int simulation_run(const struct simulation_job *j, struct error *err) {
-    struct run r = {.j = j, .o = &j->o->life, .held = -1};
-    struct initial_adapters *first = xcalloc(1, sizeof *first);
-    int rc = initial_adapters_open(first, &j->o->adapters, j->m, err);
-    if (rc == OK) rc = j->o->dry_run ? life_plan(&r, first, err) : life_work(&r, first, err);
-    run_release(&r);
-    initial_adapters_release(first);
-    free(first);
-    return rc;
-}
-
-/* export */
-
-static const json_t *policy_find(const json_t *state, const char *name) {
-    const json_t *minds = json_object_get(state, "minds"), *mind;
-    size_t i;
-    if (!name) return json_array_get(minds, 0);
-    json_array_foreach (minds, i, mind)
-        if (strcmp(json_get_string(mind, "name"), name) == 0) return mind;
-    return NULL;
-}
-
-int simulation_export_policy(const struct simulation_cmd_options *o, const char *run,
-                             const char *name, struct error *err) {
-    char *dir = path_is_dir(run) ? xstrdup(run) : path_join(o->runs, run), *from = NULL;
-    json_t *state = simulation_read_state(dir, err);
-    const json_t *mind = policy_find(state, name);
-    int rc = state ? OK : error_wrap(err, "'%s' is not a run of a world", run);
-    if (rc == OK && !o->out) rc = error_set(err, ERR_USAGE, "--out DIR is missing: where to");
-    if (rc == OK && !mind)
-        rc = error_set(err, ERR_MISSING, "'%s' has no mind '%s'", run, name ? name : "");
-    if (rc == OK && !(from = policy_path(dir, mind, err))) rc = err->code;
-    if (rc == OK) rc = dir_make(o->out, err);
-    if (rc == OK) rc = file_copy(from, o->out, "adapter_model.safetensors", err);
-    if (rc == OK) rc = file_copy(from, o->out, "adapter_config.json", err);
-    if (rc == OK)
-        printf("%s: fitness %.1f, reward %.2f, wrote '%s'\n", json_get_string(mind, "name"),
-               json_get_number(json_object_get(mind, "outcome"), "fitness"),
-               json_get_number(json_object_get(mind, "outcome"), "reward"), o->out);
-    json_decref(state);
-    free(from);
-    free(dir);
-    return rc;
-}
-
-/* play */
-
-struct model_policy {
-    const struct simulation_job *j;
-    struct simulation_options o; /* options of the command, for one world without a step limit */
+int simulation_run(const struct simulation_request *q, const struct simulation_run_callbacks *cb,
+                   struct error *err) {
+    struct run r = {.q = q, .cb = cb, .o = &q->o->life, .held = -1};
     struct initial_adapters first;
-    struct grid_env place;
-    struct environment env, *list;
-    struct simulation *life; /* NULL until the world is known */
-    uint64_t seed;
-    int tick; /* next tick of the world that was last played */
-};
-
-struct model_policy *model_policy_new(const struct simulation_job *j, bool learns,
-                                      struct error *err) {
-    static char none[] = "none";
-    struct model_policy *p = xcalloc(1, sizeof *p);
-    p->j = j;
-    p->o = j->o->life;
-    p->o.worlds = 1;
-    p->o.steps = INT32_MAX;
-    p->o.breed = false;
-    if (!learns) p->o.learn.learn = none;
-    if (j->o->adapters.n == 0) p->o.spread = 0;
-    if (initial_adapters_open(&p->first, &j->o->adapters, j->m, err) == OK) return p;
-    model_policy_free(p);
-    return NULL;
-}
-
-void model_policy_free(struct model_policy *p) {
-    if (!p) return;
-    simulation_free(p->life);
-    initial_adapters_release(&p->first);
-    free(p);
-}
-
-/* Enters a world other than the last one, or a tick that is not the next one. */
-static int player_enter(struct model_policy *p, const struct world *w, const struct world_rules *r,
-                        uint64_t seed, struct error *err) {
-    if (p->life) simulation_end_generation(p->life);
-    p->place = (struct grid_env){
-        .rules = r, .teacher = world_policy_find(p->o.teacher), .n_agents = w->n_agents};
-    p->env = grid_env_as_environment(&p->place);
-    p->list = &p->env;
-    if (!p->life)
-        p->life = simulation_new(p->j->m, &p->o, &p->list, p->first.v, p->first.n, p->j->pool, err);
-    int rc = p->life ? simulation_begin_generation(p->life, &seed, err) : err->code;
-    if (rc == OK) simulation_set_tick(p->life, w->tick);
+    int rc = initial_adapters_open(&first, &q->o->adapters, q->m, err);
+    if (rc == OK) rc = run_work(&r, &first, err);
+    run_release(&r);
+    initial_adapters_release(&first);
     return rc;
 }
 
-int model_policy_act(struct model_policy *p, const struct world *w, const struct world_rules *r,
-                     uint64_t seed, int16_t *actions, struct error *err) {
-    int rc = OK;
-    if (!p->life || w->tick != p->tick || seed != p->seed) rc = player_enter(p, w, r, seed, err);
-    p->place.w = *w;
-    if (rc == OK) rc = simulation_step(p->life, err);
-    if (rc < 0) return rc;
-    memcpy(actions, simulation_actions(p->life), (size_t)w->n_agents * sizeof *actions);
-    p->seed = seed;
-    p->tick = w->tick + 1;
-    return OK;
+json_t *simulation_run_plan(const struct simulation_request *q, struct error *err) {
+    struct run r = {.q = q, .o = &q->o->life, .held = -1};
+    struct initial_adapters first;
+    int rc = initial_adapters_open(&first, &q->o->adapters, q->m, err);
+    json_t *plan = rc == OK ? plan_make(&r, &first, err) : NULL;
+    run_release(&r);
+    initial_adapters_release(&first);
+    return plan;
 }
-
-void model_policy_describe(const struct model_policy *p, int agent, struct buf *out) {
-    const struct policy_decision *a = p->life ? simulation_decision(p->life, agent) : NULL;
-    if (!a || a->logp[0] == a->logp[1]) return; // dead, or no probabilities: decoded text
-    buf_puts(out, "chose: ");
-    for (int i = 0; i < WORLD_N_ACTIONS; i++)
-        buf_printf(out, " %s %.2f", p->env.actions[i], math_exp(a->logp[i]));
-    buf_puts(out, "\n");
-}
-
-#define ROW(name, type, field, fallback, metavar, ...)                                             \
-    {                                                                                              \
-        name, type, offsetof(struct simulation_cmd_options, field), fallback, 0, 0, metavar,       \
-            __VA_ARGS__                                                                            \
-    }
-const struct option_row simulation_cmd_rows[] = {
-    ROW("adapter", OPT_LIST, adapters, NULL, "DIR",
-        "initial adapters, assigned in turn: adapter folders, or runs of 'shoal world' for all "
-        "their adapters",
-        JOB_CHOICE),
-    ROW("runs", OPT_STRING, runs, "runs", "DIR", "folder of runs and of shoal.db", JOB_SERVER),
-    ROW("out", OPT_STRING, out, NULL, "DIR",
-        "folder of the run; export: of the adapter; compare: file of the chart (.svg)", JOB_OUTPUT),
-    ROW("dry-run", OPT_BOOL, dry_run, NULL, NULL,
-        "print the size and the folder of the simulation and stop"),
-    {0},
-};

@@ -1,0 +1,18 @@
+/* world_report: prints the rows of a simulation run, and comparisons of runs, for shoal world. */
+#ifndef SHOAL_CLI_WORLD_REPORT_H
+#define SHOAL_CLI_WORLD_REPORT_H
+
+#include "cli/cli.h"
+#include "world/world.h"
+
+    /* Runs a simulation, or prints its plan with --dry-run. */
+    int world_simulate(const struct cli_options *c, const struct simulation_request *q,
+                       struct error *err);
+/* Exports a policy of the run; name NULL: the best one. */
+int world_export(const struct simulation_run_options *o, const char *run, const char *name,
+                 struct error *err);
+/* Compares the groups names[1] and on; o->out: a chart as SVG. */
+int world_compare(const struct cli_options *c, const struct simulation_run_options *o,
+                  const struct strings *names, struct error *err);
+
+#endif

@@ -1,0 +1,74 @@
+/* policy_files: policies of finished and running simulations as adapters: read and exported. */
+#include "world/internal.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+enum { MAX_INITIAL = 4096 };
+
+static int initial_adapters_add(struct initial_adapters *f, const char *path, struct model *m,
+                                struct error *err) {
+    if (f->n == MAX_INITIAL) return error_set(err, ERR_USAGE, "at most %d adapters", MAX_INITIAL);
+    struct adapter *a = adapter_open(path, m, err);
+    if (a) f->v[f->n++] = a;
+    return a ? OK : err->code;
+}
+
+static char *policy_path(const char *run, const json_t *mind, struct error *err) {
+    char *path = simulation_policy_path(run, json_get_string(mind, "hash"), err);
+    if (!path) error_wrap(err, "'%s/state.json'", run);
+    return path;
+}
+
+int initial_adapters_open(struct initial_adapters *f, const struct strings *paths, struct model *m,
+                          struct error *err) {
+    int rc = OK;
+    *f = (struct initial_adapters){.v = xcalloc(MAX_INITIAL, sizeof *f->v)};
+    for (int i = 0; rc == OK && i < paths->n; i++) {
+        struct error none;
+        json_t *state = simulation_read_state(paths->v[i], &none), *mind;
+        size_t k;
+        if (!state) rc = initial_adapters_add(f, paths->v[i], m, err);
+        json_array_foreach (json_object_get(state, "minds"), k, mind) {
+            char *path = rc == OK ? policy_path(paths->v[i], mind, err) : NULL;
+            if (rc == OK) rc = path ? initial_adapters_add(f, path, m, err) : err->code;
+            free(path);
+        }
+        json_decref(state);
+    }
+    return rc;
+}
+
+void initial_adapters_release(struct initial_adapters *f) {
+    for (int i = 0; i < f->n; i++) adapter_release(f->v[i]);
+    free(f->v);
+}
+
+static const json_t *policy_find(const json_t *state, const char *name) {
+    const json_t *minds = json_object_get(state, "minds"), *mind;
+    size_t i;
+    if (!name) return json_array_get(minds, 0);
+    json_array_foreach (minds, i, mind)
+        if (strcmp(json_get_string(mind, "name"), name) == 0) return mind;
+    return NULL;
+}
+
+json_t *simulation_export_policy(const char *runs, const char *run, const char *name,
+                                 const char *out, struct error *err) {
+    char *dir = path_is_dir(run) ? xstrdup(run) : path_join(runs, run), *from = NULL;
+    json_t *state = simulation_read_state(dir, err), *record = NULL;
+    const json_t *mind = policy_find(state, name);
+    int rc = state ? OK : error_wrap(err, "'%s' is not a run of a world", run);
+    if (rc == OK && !out) rc = error_set(err, ERR_USAGE, "--out DIR is missing: where to");
+    if (rc == OK && !mind)
+        rc = error_set(err, ERR_MISSING, "'%s' has no mind '%s'", run, name ? name : "");
+    if (rc == OK && !(from = policy_path(dir, mind, err))) rc = err->code;
+    if (rc == OK) rc = dir_make(out, err);
+    if (rc == OK) rc = file_copy(from, out, "adapter_model.safetensors", err);
+    if (rc == OK) rc = file_copy(from, out, "adapter_config.json", err);
+    if (rc == OK) record = json_deep_copy(mind);
+    json_decref(state);
+    free(from);
+    free(dir);
+    return record;
+}

@@ -166,7 +166,8 @@ static int dpo_open(struct dpo_trainer *p, struct error *err) {
     if (!p->reference) return err->code;
     p->dpo.batch = p->batch;
     p->dpo.reference = p->reference;
-    p->c.identity = json_pack("{s:f}", "beta", p->dpo.beta);
+    p->c.identity = rl_identity(&p->c);
+    json_object_set_new(p->c.identity, "beta", json_real(p->dpo.beta));
     return train_loop_begin(&p->c, err);
 }
 

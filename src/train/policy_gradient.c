@@ -470,10 +470,13 @@ static int options_check(const struct rl_trainer *l, struct error *err) {
 
 static json_t *identity_make(const struct rl_trainer *l) {
     const struct rl_options *o = l->o;
-    return json_pack("{s:I,s:I,s:f,s:s,s:f,s:f,s:f,s:s}", "k", (json_int_t)o->k, "max_new_tokens",
-                     (json_int_t)o->max_new_tokens, "temperature", o->temperature, "prefix",
-                     o->prefix ? o->prefix : "", "clip", o->clip, "kl_coef", o->kl_coef, "kl_max",
-                     o->kl_max, "reward", l->named.ctx ? o->reward : "a function");
+    json_t *id = rl_identity(&l->c);
+    json_object_update_new(
+        id, json_pack("{s:I,s:I,s:f,s:s,s:f,s:f,s:f,s:s}", "k", (json_int_t)o->k, "max_new_tokens",
+                      (json_int_t)o->max_new_tokens, "temperature", o->temperature, "prefix",
+                      o->prefix ? o->prefix : "", "clip", o->clip, "kl_coef", o->kl_coef, "kl_max",
+                      o->kl_max, "reward", l->named.ctx ? o->reward : "a function"));
+    return id;
 }
 
 static struct engine_options engine_for(const struct rl_trainer *l) {

@@ -1,12 +1,11 @@
 /*
  * train_loop: updates, log lines and checkpoints of a run, for any loss.
  *
- * Like sft.c, a failed run leaves its last checkpoint intact, reports it, and continues from it
- * when called again. The caller removes the checkpoint of the last step once the result is safe.
+ * A run that fails, because of a full disk, a NaN or any other error, leaves its last checkpoint
+ * intact, reports it, and continues from it when called again. The caller removes the checkpoint of
+ * the last step once the result is safe.
  */
 #include "train/train_loop.h"
-
-#include "train/train.h"
 
 #include <math.h>
 #include <stdlib.h>
@@ -33,6 +32,23 @@ void epoch_shuffle_release(struct epoch_shuffle *o) {
     *o = (struct epoch_shuffle){0};
 }
 
+struct train_loop train_loop_make(const struct model *m, struct train_job *jobs, int n,
+                                  const struct train_options *o, enum train_method method,
+                                  struct pool *pool) {
+    CHECK(n > 0 && o->bsz > 0 && o->grad_accum > 0);
+    for (int j = 0; j < n; j++) jobs[j].result = NULL;
+    return (struct train_loop){.m = m,
+                               .o = o,
+                               .pool = pool,
+                               .jobs = jobs,
+                               .n = n,
+                               .method = train_method_name(method),
+                               .unit = method >= METHOD_DPO ? "step" : "update",
+                               .data = xcalloc((size_t)n, sizeof(char *)),
+                               .saved = -1,
+                               .started = clock_now()};
+}
+
 int32_t train_loop_max_length(const struct train_loop *c) {
     int32_t most = c->m->config.max_seq_len;
     return c->o->max_length > 0 ? (int32_t)MIN(most, c->o->max_length) : most;
@@ -43,66 +59,30 @@ int64_t train_loop_count_steps(const struct train_loop *c, int64_t n, int64_t pe
     return c->o->max_steps > 0 ? c->o->max_steps : MAX((int64_t)ceil(exact - 1e-9), 1);
 }
 
-int start_adapters_make(const struct model *m, const struct train_job *jobs, int n,
-                        const struct train_options *o, struct adapter **starts, struct error *err) {
+/* Retains given adapters; fresh ones differ by name. */
+static int starts_make(struct train_loop *c, struct error *err) {
     struct adapter_config a;
-    int rc = train_adapter_config(o, &m->config, &a, err);
-    for (int j = 0; !rc && j < n; j++) {
-        char *key = xasprintf("%s %lld", jobs[j].name, (long long)o->seed);
-        starts[j] = jobs[j].start ? adapter_retain(jobs[j].start)
-                                  : adapter_new_for_model(m, &a, hash_fnv1a(key, strlen(key)), err);
+    int rc = train_adapter_config(c->o, &c->m->config, &a, err);
+    for (int j = 0; !rc && j < c->n; j++) {
+        const struct train_job *job = &c->jobs[j];
+        char *key = xasprintf("%s %lld", job->name, (long long)c->o->seed);
+        c->starts[j] = job->start
+                           ? adapter_retain(job->start)
+                           : adapter_new_for_model(c->m, &a, hash_fnv1a(key, strlen(key)), err);
         free(key);
-        if (!starts[j]) rc = err->code;
+        if (!c->starts[j]) rc = err->code;
     }
     free((void *)(uintptr_t)a.modules);
     return rc;
 }
 
-int result_adapter_make(const struct trainer *t, const struct model *m, int j, const char *method,
-                        const char *data, const char *start, struct adapter **out,
-                        struct error *err) {
-    json_t *lineage = json_pack("{s:s,s:s,s:s}", "operator", method, "data", data, "start", start);
-    if (m->hash[0]) json_object_set_new(lineage, ADAPTER_BASE_HASH, json_string(m->hash));
-    *out = trainer_export_adapter(t, j, lineage);
-    json_decref(lineage);
-    return adapter_bind(*out, m, err);
-}
-
-json_t *dataset_info_json(const struct train_job *job, const char *data, const char *start) {
-    return json_pack("{s:s,s:o,s:s,s:s,s:o}", "name", job->name, "file", json_from_path(job->data),
-                     "sha256", data, "start", start, "lint", lint_json(&job->lint));
-}
-
-json_t *checkpoint_extra(json_t *identity, const struct train_job *jobs, int n) {
-    json_t *losses = json_array();
-    for (int j = 0; j < n; j++)
-        json_array_append_new(losses, json_pack("[f,f]", jobs[j].first_loss, jobs[j].last_loss));
-    return json_pack("{s:O,s:o}", "run", identity, "losses", losses);
-}
-
-int checkpoint_load(struct trainer *t, const char *path, const json_t *identity,
-                    struct train_job *jobs, int n, json_t **extra, struct error *err) {
-    int rc = trainer_load(t, path, extra, err);
-    if (rc) return rc;
-    if (!json_equal(json_object_get(*extra, "run"), identity))
-        rc = error_set(err, ERR_MISMATCH,
-                       "checkpoint '%s' belongs to a run with other data, adapters or options; "
-                       "remove it to start again",
-                       path);
-    for (int j = 0; !rc && j < n; j++) {
-        const json_t *pair = json_array_get(json_object_get(*extra, "losses"), (size_t)j);
-        jobs[j].first_loss = json_number_value(json_array_get(pair, 0));
-        jobs[j].last_loss = json_number_value(json_array_get(pair, 1));
-    }
-    return rc;
-}
-
-int error_add_resume_hint(const char *checkpoint, const char *unit, int64_t saved,
-                          struct error *err) {
-    if (saved < 0) return err->code;
+/* Adds to an error the step that the checkpoint holds, if there is one. It says "at least" because
+ * a save whose last flush fails has already replaced the file. */
+static int error_add_resume_hint(const struct train_loop *c, struct error *err) {
+    if (c->saved < 0) return err->code;
     char *what = xstrdup(err->text);
     error_set(err, err->code, "%s; '%s' holds at least %s %lld, the same command continues it",
-              what, checkpoint, unit, (long long)saved);
+              what, c->checkpoint, c->unit, (long long)c->saved);
     free(what);
     return err->code;
 }
@@ -114,21 +94,22 @@ static void identity_add(struct train_loop *c) {
         json_array_append_new(
             jobs, json_pack("[s,s,s]", c->jobs[j].name, c->data[j], c->starts[j]->hash));
     json_t *own =
-        json_pack("{s:s,s:I,s:I,s:I,s:I,s:I,s:f,s:f,s:f,s:i,s:o}", "method", c->method, "steps",
-                  (json_int_t)c->steps, "per_step", (json_int_t)c->per_step, "bsz",
-                  (json_int_t)o->bsz, "grad_accum", (json_int_t)o->grad_accum, "max_length",
+        json_pack("{s:I,s:I,s:f,s:f,s:f,s:i,s:o}", "steps", (json_int_t)c->steps, "max_length",
                   (json_int_t)o->max_length, "lr", o->lr, "warmup_ratio", o->warmup_ratio,
                   "min_lr_ratio", o->min_lr_ratio, "schedule", (int)c->schedule, "jobs", jobs);
     json_object_update(c->identity, own);
     json_decref(own);
 }
 
+json_t *rl_identity(const struct train_loop *c) {
+    return json_pack("{s:s,s:I,s:I,s:I}", "method", c->method, "per_step", (json_int_t)c->per_step,
+                     "bsz", (json_int_t)c->o->bsz, "grad_accum", (json_int_t)c->o->grad_accum);
+}
+
 int train_loop_begin(struct train_loop *c, struct error *err) {
-    c->saved = -1;
-    c->started = clock_now();
     c->starts = xcalloc((size_t)c->n, sizeof *c->starts);
     int rc = lr_schedule_parse(c->o->lr_scheduler, &c->schedule, err);
-    if (!rc) rc = start_adapters_make(c->m, c->jobs, c->n, c->o, c->starts, err);
+    if (!rc) rc = starts_make(c, err);
     if (rc) return rc;
     identity_add(c);
     c->trainer = trainer_new_lora(c->m, c->starts, c->n, c->o, c->pool, err);
@@ -188,28 +169,43 @@ static int train_loop_report_step(const struct train_loop *c, int64_t done, cons
                             .jobs = c->jobs,
                             .n = c->n,
                             .due = save_due(c, done),
-                            .more = more};
+                            .more = json_object_size(more) ? more : NULL};
     return c->watch->update(c->watch->ctx, &e, err);
 }
 
 static int train_loop_save(struct train_loop *c, const struct train_loop_ops *s, int64_t done,
                            struct error *err) {
-    json_t *extra = checkpoint_extra(c->identity, c->jobs, c->n);
-    json_object_set_new(extra, "state", s->state(s->ctx));
+    json_t *losses = json_array();
+    for (int j = 0; j < c->n; j++)
+        json_array_append_new(losses,
+                              json_pack("[f,f]", c->jobs[j].first_loss, c->jobs[j].last_loss));
+    json_t *extra = json_pack("{s:O,s:o}", "run", c->identity, "losses", losses);
+    if (s->state) json_object_set_new(extra, "state", s->state(s->ctx));
     int rc = trainer_save(c->trainer, c->checkpoint, extra, err);
     if (!rc) c->saved = done;
     json_decref(extra);
     return rc;
 }
 
+/* Refuses a checkpoint of another identity. */
 static int train_loop_resume(struct train_loop *c, const struct train_loop_ops *s,
                              struct error *err) {
     json_t *extra = NULL;
-    int rc = checkpoint_load(c->trainer, c->checkpoint, c->identity, c->jobs, c->n, &extra, err);
+    int rc = trainer_load(c->trainer, c->checkpoint, &extra, err);
+    if (!rc && !json_equal(json_object_get(extra, "run"), c->identity))
+        rc = error_set(err, ERR_MISMATCH,
+                       "checkpoint '%s' belongs to a run with other data, adapters or options; "
+                       "remove it to start again",
+                       c->checkpoint);
+    for (int j = 0; !rc && j < c->n; j++) {
+        const json_t *pair = json_array_get(json_object_get(extra, "losses"), (size_t)j);
+        c->jobs[j].first_loss = json_number_value(json_array_get(pair, 0));
+        c->jobs[j].last_loss = json_number_value(json_array_get(pair, 1));
+    }
     if (!rc) {
-        s->restore(s->ctx, json_object_get(extra, "state"));
+        if (s->restore) s->restore(s->ctx, json_object_get(extra, "state"));
         c->saved = trainer_update_count(c->trainer) / c->per_step;
-        log_info("continuing '%s' after step %lld", c->checkpoint, (long long)c->saved);
+        log_info("continuing '%s' after %s %lld", c->checkpoint, c->unit, (long long)c->saved);
     }
     json_decref(extra);
     return rc;
@@ -221,9 +217,9 @@ static int step_run(struct train_loop *c, const struct train_loop_ops *s, int64_
     int64_t done = step + 1;
     json_t *line = json_object();
     c->began = clock_now();
-    c->stats = (struct update_stats){0};
+    c->stats = (struct update_stats){.loss = c->stats.loss};
     int rc = s->run(s->ctx, step, line, err);
-    if (rc) error_wrap(err, "step %lld", (long long)done);
+    if (rc) error_wrap(err, "%s %lld", c->unit, (long long)done);
     if (!rc) rc = train_loop_report_step(c, done, line, err);
     const json_t *reward = json_object_get(line, "reward");
     snprintf(detail, 64, "%s %.4f", reward ? "reward" : "loss",
@@ -237,7 +233,10 @@ static int watch_begin(const struct train_loop *c, struct error *err) {
     if (!c->watch) return OK;
     json_t *data = json_array();
     for (int j = 0; j < c->n; j++)
-        json_array_append_new(data, dataset_info_json(&c->jobs[j], c->data[j], c->starts[j]->hash));
+        json_array_append_new(data, json_pack("{s:s,s:o,s:s,s:s,s:o}", "name", c->jobs[j].name,
+                                              "file", json_from_path(c->jobs[j].data), "sha256",
+                                              c->data[j], "start", c->starts[j]->hash, "lint",
+                                              lint_json(&c->jobs[j].lint)));
     json_t *about = json_pack("{s:I,s:o}", "steps", (json_int_t)c->steps, "data", data);
     int rc =
         c->watch->begin(c->watch->ctx, trainer_update_count(c->trainer) / c->per_step, about, err);
@@ -245,12 +244,14 @@ static int watch_begin(const struct train_loop *c, struct error *err) {
     return rc;
 }
 
-static int results_make(struct train_loop *c, struct error *err) {
-    int rc = OK;
-    for (int j = 0; !rc && j < c->n; j++)
-        rc = result_adapter_make(c->trainer, c->m, j, c->method, c->data[j], c->starts[j]->hash,
-                                 &c->jobs[j].result, err);
-    return rc;
+/* The current adapter j, bound to the model, with its lineage: hashes of data and start adapter. */
+static int result_make(struct train_loop *c, int j, struct error *err) {
+    json_t *lineage = json_pack("{s:s,s:s,s:s}", "operator", c->method, "data", c->data[j], "start",
+                                c->starts[j]->hash);
+    if (c->m->hash[0]) json_object_set_new(lineage, ADAPTER_BASE_HASH, json_string(c->m->hash));
+    c->jobs[j].result = trainer_export_adapter(c->trainer, j, lineage);
+    json_decref(lineage);
+    return adapter_bind(c->jobs[j].result, c->m, err);
 }
 
 int train_loop_run(struct train_loop *c, const struct train_loop_ops *s, struct error *err) {
@@ -259,16 +260,19 @@ int train_loop_run(struct train_loop *c, const struct train_loop_ops *s, struct 
     int rc = OK;
     if (c->checkpoint && path_exists(c->checkpoint))
         rc = train_loop_resume(c, s, err);
-    else
+    else if (s->restore)
         s->restore(s->ctx, NULL);
     if (!rc) rc = watch_begin(c, err);
+    if (rc) return error_add_resume_hint(c, err);
     progress_start(&bar, "training", c->steps);
     for (int64_t i = trainer_update_count(c->trainer) / c->per_step; !rc && i < c->steps; i++) {
         rc = step_run(c, s, i, detail, err);
         progress_update(&bar, i + 1, detail);
     }
     progress_finish(&bar, detail);
-    return rc ? error_add_resume_hint(c->checkpoint, "step", c->saved, err) : results_make(c, err);
+    if (rc) return error_add_resume_hint(c, err);
+    for (int j = 0; !rc && j < c->n; j++) rc = result_make(c, j, err);
+    return rc;
 }
 
 void train_loop_release(struct train_loop *c) {
@@ -277,17 +281,6 @@ void train_loop_release(struct train_loop *c) {
     json_decref(c->identity);
     free(c->starts);
     free(c->data);
-}
-
-static struct train_loop train_loop_make(const struct model *m, struct train_job *jobs, int n,
-                                         const struct train_options *own, enum train_method method,
-                                         struct pool *pool) {
-    struct train_loop c = {.m = m, .o = own, .pool = pool, .jobs = jobs, .n = n};
-    CHECK(n > 0 && method >= METHOD_DPO && own->bsz > 0 && own->grad_accum > 0);
-    c.method = train_method_name(method);
-    c.data = xcalloc((size_t)n, sizeof *c.data); // owned by the run; train_loop_release frees it
-    for (int j = 0; j < n; j++) jobs[j].result = NULL;
-    return c;
 }
 
 static int tokenizer_check(const struct model *m, struct error *err) {
@@ -303,6 +296,7 @@ int rl_run_with_callbacks(const struct model *m, struct train_job *jobs, int n,
                           const struct train_callbacks *watch, struct error *err) {
     struct train_options own = *o;
     own.lora_dropout = 0;
+    CHECK(method >= METHOD_DPO);
     if (tokenizer_check(m, err)) return err->code;
     struct train_loop c = train_loop_make(m, jobs, n, &own, method, pool);
     c.checkpoint = checkpoint;
@@ -326,6 +320,7 @@ int rl_plan_make(const struct model *m, struct train_job *jobs, int n,
     struct train_options own = *o;
     own.lora_dropout = 0;
     *out = (struct rl_plan){0};
+    CHECK(method >= METHOD_DPO);
     if (tokenizer_check(m, err)) return err->code;
     struct train_loop c = train_loop_make(m, jobs, n, &own, method, pool);
     int rc = method == METHOD_DPO ? dpo_plan(&c, p, out, err)

@@ -6,8 +6,8 @@
  * updates of the trainer. Invariant: a step is a function of options, data, the trainer's state and
  * the method's `state`, so a continued run has the bits of an uninterrupted one.
  */
-#ifndef SHOAL_TRAIN_COURSE_H
-#define SHOAL_TRAIN_COURSE_H
+#ifndef SHOAL_TRAIN_LOOP_H
+#define SHOAL_TRAIN_LOOP_H
 
 #include "train/train.h"
 
@@ -22,27 +22,6 @@ int epoch_shuffle_init(struct epoch_shuffle *o, int n, struct error *err);
 uint32_t epoch_shuffle_at(struct epoch_shuffle *o, int64_t seed, int64_t p);
 void epoch_shuffle_release(struct epoch_shuffle *o);
 
-/* The beginning and end of every run. */
-
-/* Retains given adapters; fresh ones differ by name. */
-int start_adapters_make(const struct model *m, const struct train_job *jobs, int n,
-                        const struct train_options *o, struct adapter **starts, struct error *err);
-/* The current adapter j, bound to the model, with its lineage: hashes of data and start adapter. */
-int result_adapter_make(const struct trainer *t, const struct model *m, int j, const char *method,
-                        const char *data, const char *start, struct adapter **out,
-                        struct error *err);
-/* A row of `data` in the `about` object of train_callbacks. */
-json_t *dataset_info_json(const struct train_job *job, const char *data, const char *start);
-/* Make and load a checkpoint's data besides the trainer's. Loading refuses a checkpoint of another
- * identity. The caller releases `extra` in every case. */
-json_t *checkpoint_extra(json_t *identity, const struct train_job *jobs, int n);
-int checkpoint_load(struct trainer *t, const char *path, const json_t *identity,
-                    struct train_job *jobs, int n, json_t **extra, struct error *err);
-/* Adds to an error the step that a checkpoint holds, if there is one (saved >= 0). It says "at
- * least" because a save whose last flush fails has already replaced the file. */
-int error_add_resume_hint(const char *checkpoint, const char *unit, int64_t saved,
-                          struct error *err);
-
 struct train_loop {
     const struct model *m;
     const struct train_options *o;
@@ -50,11 +29,13 @@ struct train_loop {
     struct train_job *jobs;
     int n;
     const char *method;     /* name for the results' lineage */
+    const char *unit;       /* name of a step in messages: "step", or "update" for sft and es */
     const char *checkpoint; /* may be NULL, like `watch` */
     const struct train_callbacks *watch;
     int64_t steps;     /* number of steps of the run */
     int64_t per_step;  /* number of updates of a step */
-    json_t *identity;  /* a checkpoint must have the same identity; train_loop_begin adds to it */
+    json_t *identity;  /* a checkpoint must have the same identity; the method sets its own part,
+                          train_loop_begin adds the common part */
     const char **data; /* [n] hashes of the data files */
 
     struct adapter **starts; /* [n] adapters at the start of training, ready to run */
@@ -69,10 +50,16 @@ struct train_loop_ops {
     /* Runs step `step`, counted from 0, with train_loop_optimizer_step for its updates. Adds the
      * method's figures for the log to `line`. */
     int (*run)(void *ctx, int64_t step, json_t *line, struct error *err);
-    json_t *(*state)(void *ctx);                     /* the method's part of a checkpoint */
-    void (*restore)(void *ctx, const json_t *state); /* NULL: from the beginning */
+    /* Save and restore the method's part of a checkpoint; NULL for methods without one. A run that
+     * begins restores NULL. */
+    json_t *(*state)(void *ctx);
+    void (*restore)(void *ctx, const json_t *state);
     void *ctx;
 };
+/* Arguments are borrowed; train_loop_release frees the loop's own memory. */
+struct train_loop train_loop_make(const struct model *m, struct train_job *jobs, int n,
+                                  const struct train_options *o, enum train_method method,
+                                  struct pool *pool);
 /* Maximum number of tokens of a sample. */
 int32_t train_loop_max_length(const struct train_loop *c);
 /* Steps of `per_step` samples for the options' epochs of `n`, or max_steps. */
@@ -86,6 +73,7 @@ int train_loop_optimizer_step(struct train_loop *c, int64_t u, struct error *err
 void train_loop_release(struct train_loop *c);
 
 /* dpo.c and policy_gradient.c; the train_loop holds the arguments of rl_run. */
+json_t *rl_identity(const struct train_loop *c); /* the part of the identity that both share */
 int dpo_run(const struct train_loop *c, const struct rl_options *o, struct error *err);
 int dpo_plan(const struct train_loop *c, const struct rl_options *o, struct rl_plan *out,
              struct error *err);

@@ -5,8 +5,9 @@
 #include "serve/request_fields.h"
 #include "serve/server.h"
 
-extern const struct server_module openai_module, vllm_module, llamacpp_module, ollama_module,
-    ask_module, jobs_module, system_module, worlds_module, page_module, backups_module;
+extern const struct server_module ab_module, openai_module, vllm_module, llamacpp_module,
+    ollama_module, ask_module, jobs_module, system_module, worlds_module, page_module,
+    backups_module;
 
 void web_ui_handle(void *ctx, struct exchange *x); /* web_ui.c: browsers also get it at / */
 

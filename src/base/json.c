@@ -15,6 +15,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <unistr.h>
 
 /* Larger than every known file of one value (tokenizer.json is 10 to 40 MB), small enough to be
  * harmless. */
@@ -413,6 +414,24 @@ int json_file_each(const char *path, json_file_each_fn fn, void *ctx, struct err
     file_map_close(&m);
     buf_release(&b);
     return rc;
+}
+
+json_t *json_string_lossy(const char *text, size_t n) {
+    struct buf b = {0};
+    while (n > 0) {
+        const uint8_t *bad = u8_check((const uint8_t *)text, n);
+        size_t good = bad ? (size_t)((const char *)bad - text) : n;
+        buf_add(&b, text, good);
+        if (!bad) break;
+        int skip = u8_mblen(bad, n - good);
+        buf_puts(&b, "\xEF\xBF\xBD");
+        good += (size_t)MAX(skip, 1);
+        text += good;
+        n -= good;
+    }
+    json_t *v = json_stringn(b.data ? b.data : "", b.len);
+    buf_release(&b);
+    return v;
 }
 
 const char *json_get_string(const json_t *v, const char *key) {

@@ -1,5 +1,6 @@
 /*
- * ops: operation of a server: metrics, figures of the process, alerts, and API keys.
+ * ops: operation of a server: metrics, figures of the process, alerts, API keys, A/B tests and
+ * ratings of replies.
  */
 #ifndef SHOAL_OPS_H
 #define SHOAL_OPS_H
@@ -291,5 +292,134 @@ enum key_verdict keys_authorize(struct keys *k, const char *secret, unsigned sco
  * then the next request waits. `id` is the id that keys_authorize returned. */
 void keys_record_usage(struct keys *k, const char *id, int64_t prompt_tokens,
                        int64_t completion_tokens, double now);
+
+/*
+ * ab: A/B tests of two adapters on live traffic.
+ *
+ * An experiment belongs to the name of one adapter. While it runs, one of two adapters answers the
+ * requests for that name; ratings of the replies are the outcomes, and the i-th outcome of a and
+ * the i-th of b are a pair (sequential in eval/eval.h). When the test finds b better, the name
+ * refers to b's content from then on; when it finds b worse, to a's. Each change is a publication
+ * in the pool, so a request that is being answered keeps the adapter it began with.
+ *
+ * The test assumes that assignment is random: without a difference, neither side is expected to be
+ * ahead. A user who stays on one side is assigned once, so by default only that user's first rating
+ * counts; otherwise one generous user would favour one side all day. If the sides have unequal
+ * shares, the larger side counts only as many replies as the smaller one receives. Otherwise its
+ * i-th outcome would come earlier than the smaller side's, and a change of all users' ratings over
+ * time would look like a difference.
+ *
+ * STATE/ab.db holds: log "ab", the names of the experiments; log "ab/NAME", the events of each; log
+ * "feedback", the ids of rated replies in order, and document "feedback"/ID for each; document
+ * "promoted"/MODEL, the content that a name was given. All of it is stored before it is
+ * acknowledged, so a kill loses nothing. Unrated replies are only in memory: after a restart their
+ * ids are unknown. One server owns the file.
+ *
+ * Threads: after ab_resume, any thread may call any function at any time; ab_close only when no
+ * other call is running.
+ */
+
+enum { AB_NAME_LEN = 65 };
+
+struct adapter;
+struct adapter_pool;
+struct model;
+struct ab_options {   /* what it points to is borrowed until ab_close, except the path */
+    const char *path; /* the file of experiments and ratings; copied */
+    struct model *model;
+    struct adapter_pool *pool;
+    struct metrics *metrics;
+    int64_t started;    /* unix seconds; part of the seed for requests that name no user */
+    bool feedback;      /* replies can be rated */
+    size_t reply_bytes; /* bytes of replies that can be rated, in memory */
+    int64_t max_bytes;  /* bytes of the file at which ratings are refused */
+    /* Gives the model's name this content; `path`: the files of an adapter with it. */
+    int (*publish)(void *ctx, const char *model, struct adapter *a, const char *path,
+                   struct error *err);
+    void *ctx;
+};
+
+struct ab;
+/* Reads the experiments and ratings of the state. */
+struct ab *ab_open(const struct ab_options *o, struct error *err);
+/* Restores the promotions of these models and resumes the experiments; call it when the adapters
+ * are loaded, before the first request. */
+void ab_resume(struct ab *ab, const struct strings *models);
+void ab_close(struct ab *ab); /* may be NULL */
+
+/* The arm that answered: the run of an experiment, and side a (0) or b (1). run 0: no experiment.
+ * user: a 53-bit number for the user that the request names; 0: it names none. */
+struct ab_arm {
+    char name[AB_NAME_LEN];
+    int64_t run, user;
+    int side;
+    bool spare; /* ratings of this reply do not count: see above */
+};
+/* The adapter (retained) that answers a request for the model, and its malloc'ed name in *name, if
+ * an experiment runs on the model; otherwise NULL. `user` (may be NULL) stays on one side. */
+struct adapter *ab_assign(struct ab *ab, const char *model, const char *user, struct ab_arm *arm,
+                          char **name);
+/* A client has loaded an adapter under this name: the promotion that an experiment stored for it
+ * ends. */
+void ab_end_promotion(struct ab *ab, const char *name);
+
+/* A new experiment; the caller keeps everything in it. */
+struct ab_spec {
+    const char *name;
+    char *model, *names[2]; /* the model whose requests are assigned, and the adapters a and b */
+    char *paths[2];         /* absolute, so that the next start may use another working folder */
+    struct adapter *arms[2];
+    double share, alpha; /* b's share of the requests; the test's error probability */
+    int64_t min_pairs, max_pairs;
+    bool once; /* one outcome per user counts */
+};
+int ab_name_check(const char *name, struct error *err); /* ERR_USAGE: no name of an experiment */
+/* Starts an experiment; its JSON, like ab_get. ERR_STATE: its name or its model has one already. */
+json_t *ab_start(struct ab *ab, const struct ab_spec *spec, struct error *err);
+json_t *ab_list(struct ab *ab); /* a list of all experiments */
+/* The experiment with its figures, docs/API.md; ab_stop's is that after the stop, ab_delete's that
+ * before it was deleted. ERR_MISSING: it does not exist; ERR_STATE: it has ended. */
+json_t *ab_get(struct ab *ab, const char *name, struct error *err);
+json_t *ab_stop(struct ab *ab, const char *name, struct error *err);
+json_t *ab_delete(struct ab *ab, const char *name, struct error *err);
+
+/*
+ * feedback: ratings of replies by users. They are the outcomes of experiments, and training data.
+ * The functions share the file and the locks of the experiments.
+ */
+
+enum { FEEDBACK_ID_LEN = 40, FEEDBACK_LIST_MAX = 1000 };
+
+struct feedback_reply {
+    const char *id, *model, *key; /* key NULL: a request without a key */
+    const json_t *prompt;         /* {messages} or {prompt}; NULL: not known */
+    const char *text;             /* [text_len] */
+    size_t text_len;
+    const struct ab_arm *arm;
+    int64_t created; /* unix seconds */
+};
+/* A reply is complete and about to be sent: its id can be rated from now on. */
+void feedback_log_reply(struct ab *ab, const struct feedback_reply *reply);
+
+struct feedback_rating {
+    const char *id, *correction, *comment; /* NULL: not given */
+    double score;                          /* from 0 to 1; -1: not given */
+};
+enum feedback_refusal { FEEDBACK_NOT_REFUSED, FEEDBACK_OVER_QUOTA, FEEDBACK_FILE_FULL };
+/* Stores a rating by the key (may be NULL) that received the reply. *counted: it is an outcome of
+ * an experiment. ERR_MISSING: the reply is unknown; ERR_STATE: the rating is final, or *why. */
+int feedback_rate(struct ab *ab, const struct feedback_rating *o, const char *key, bool *counted,
+                  enum feedback_refusal *why, struct error *err);
+/* The rows after the first `after`, at most `limit`. *more: there are further ones. */
+json_t *feedback_list(struct ab *ab, int64_t after, int64_t limit, bool *more, struct error *err);
+
+/* Corrected replies as training data: samples for SFT, or preference pairs. */
+enum feedback_format { FEEDBACK_SFT, FEEDBACK_PREFERENCE };
+struct feedback_export;
+struct feedback_export *feedback_export_open(struct ab *ab, enum feedback_format format,
+                                             struct error *err);
+/* A list of the next samples, which may be empty; NULL: the export is complete. */
+json_t *feedback_export_next(struct feedback_export *e);
+void feedback_export_close(struct feedback_export *e);
 
 #endif

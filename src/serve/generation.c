@@ -19,24 +19,6 @@ static const char CALL_OPENS[] = "<tool_call>", CALL_CLOSES[] = "</tool_call>";
 
 /* text as JSON */
 
-json_t *json_string_lossy(const char *text, size_t n) {
-    struct buf b = {0};
-    while (n > 0) {
-        const uint8_t *bad = u8_check((const uint8_t *)text, n);
-        size_t good = bad ? (size_t)((const char *)bad - text) : n;
-        buf_add(&b, text, good);
-        if (!bad) break;
-        int skip = u8_mblen(bad, n - good);
-        buf_puts(&b, "\xEF\xBF\xBD");
-        good += (size_t)MAX(skip, 1);
-        text += good;
-        n -= good;
-    }
-    json_t *v = json_stringn(b.data ? b.data : "", b.len);
-    buf_release(&b);
-    return v;
-}
-
 json_t *json_token_text(const struct server *s, int32_t id) {
     struct buf b = {0}, hex = {0};
     tokenizer_decode_token(s->m->tok, id, true, &b);
@@ -463,6 +445,19 @@ static enum stream_status stream_fail(struct generation *g, size_t from, const s
     return STREAM_END;
 }
 
+/* Call it before the reply is sent: its client may rate it at once. */
+static void reply_log(const struct generation *g) {
+    const struct completion *a = g->completions;
+    feedback_log_reply(g->s->ab, &(struct feedback_reply){.id = g->id,
+                                                          .model = g->target.name,
+                                                          .key = g->key,
+                                                          .prompt = g->spec.asked,
+                                                          .text = a->text.data,
+                                                          .text_len = a->words_end,
+                                                          .arm = &g->arm,
+                                                          .created = g->created});
+}
+
 static enum stream_status stream_pull(void *ctx, struct buf *out) {
     struct generation *g = ctx;
     struct error err;
@@ -483,7 +478,7 @@ static enum stream_status stream_pull(void *ctx, struct buf *out) {
     }
     if (reply_failed(g, &err)) return stream_fail(g, from, &err, out);
     if (finished < g->n_completions) return out->len ? STREAM_MORE : STREAM_WAIT;
-    ab_log_reply(g);
+    reply_log(g);
     g->dialect->end(g, out);
     return STREAM_END;
 }
@@ -514,7 +509,7 @@ static void reply_send(void *ctx) {
         buf_release(&text);
         api_fail_error(g->x, &err, NULL);
     } else {
-        ab_log_reply(g); // before the reply is sent: its client may rate it at once
+        reply_log(g);
         text_reply(g, &text);
     }
     generation_release(g);
@@ -627,6 +622,24 @@ static void generation_drop(struct server *s, struct model_ref *t, struct genera
     model_ref_release(t);
 }
 
+/* If an experiment runs on the target's adapter, replaces it by the assigned one and names that in
+ * a header. */
+static struct ab_arm variant_assign(struct server *s, struct exchange *x, struct model_ref *t,
+                                    const char *user) {
+    struct ab_arm arm = {0};
+    char *name, header[AB_NAME_LEN + 2];
+    if (!s->ab || t->n != 1 || t->terms[0].weight != 1.0f) return arm;
+    struct adapter *a = ab_assign(s->ab, t->label, user, &arm, &name);
+    if (!a) return arm;
+    adapter_release(t->terms[0].adapter);
+    t->terms[0].adapter = a;
+    free(t->label);
+    t->label = name;
+    snprintf(header, sizeof header, "%s/%c", arm.name, "ab"[arm.side]);
+    exchange_add_header(x, "X-Shoal-AB", header);
+    return arm;
+}
+
 void generation_start(struct server *s, struct exchange *x, const struct api_dialect *d,
                       const char *id_prefix, struct model_ref *t, struct generation_spec *spec) {
     struct error err;
@@ -643,8 +656,7 @@ void generation_start(struct server *s, struct exchange *x, const struct api_dia
         generation_drop(s, t, spec);
         return;
     }
-    struct ab_arm arm;
-    ab_assign(s, x, t, spec->user, &arm);
+    struct ab_arm arm = variant_assign(s, x, t, spec->user);
     struct generation *g = generation_new(s, x, d, id_prefix, t, spec);
     g->arm = arm;
     struct batcher_request **calls = xcalloc((size_t)g->n_completions, sizeof *calls);

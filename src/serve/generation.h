@@ -13,7 +13,6 @@
 #define SHOAL_GENERATION_H
 
 #include "http/http.h"
-#include "serve/ab.h"
 #include "serve/batcher.h"
 #include "serve/server.h"
 
@@ -167,8 +166,6 @@ void completion_release(struct completion *a);
 /* "stop", "length" or "tool_calls"; NULL while the answer is unfinished. */
 const char *completion_finish_reason(const struct completion *a);
 struct token_usage generation_usage(const struct generation *g);
-/* Bytes of a text as a JSON string; invalid UTF-8 becomes U+FFFD. */
-json_t *json_string_lossy(const char *text, size_t n);
 /* A token as OpenAI writes it: its characters, or bytes:\xe3 if it is not valid text. */
 json_t *json_token_text(const struct server *s, int32_t id);
 json_t *json_logprob(float v); /* -inf is -9999 */

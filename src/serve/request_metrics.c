@@ -221,8 +221,9 @@ void request_metrics_refresh(struct server *s) {
     metric_set(metric_get(m, METRIC_MURMUR_MEMORY, "adapters"), (double)p.bytes);
     metric_set(metric_get(m, METRIC_MURMUR_MEMORY, "process"), (double)process_memory("VmRSS"));
     lora_info_set(s);
-    for (const struct server_module *const *mod = s->o->modules; mod && *mod; mod++)
-        if ((*mod)->count) (*mod)->count(s);
+    const struct server_module *module;
+    for (int i = 0; (module = server_module_at(s, i)); i++)
+        if (module->count) module->count(s);
 }
 
 static void step_counted(void *ctx, double seconds, int32_t tokens) {

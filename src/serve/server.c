@@ -6,7 +6,6 @@
 #include "serve/server.h"
 #include "jobs/jobs.h"
 #include "ops/ops.h"
-#include "serve/ab.h"
 #include "serve/request_fields.h"
 
 #include <malloc.h>
@@ -214,14 +213,7 @@ int server_adapter_load(struct server *s, const char *name, const char *path, bo
         return error_set(err, ERR_STATE, "the adapter '%s' is loaded already", name);
     if (adapter_pool_publish_path(s->pool, name, path, err) != OK) return err->code;
     adapter_entry_put(s, name, path, false, NULL);
-    ab_on_adapter_loaded(s, name);
-    return OK;
-}
-
-int server_adapter_publish(struct server *s, const char *name, struct adapter *a, const char *path,
-                           struct error *err) {
-    if (adapter_pool_publish(s->pool, name, a, err) != OK) return err->code;
-    adapter_entry_put(s, name, path, false, NULL);
+    if (s->ab) ab_end_promotion(s->ab, name);
     return OK;
 }
 
@@ -279,10 +271,15 @@ static bool is_base(const struct server *s, const char *model) {
     return strncmp(model, s->name, n) == 0 && strcmp(model + n, ":latest") == 0;
 }
 
+const struct server_module *server_module_at(const struct server *s, int i) {
+    return s->o->modules ? s->o->modules[i] : NULL;
+}
+
 /* Whether a module could load an adapter of that name. */
 static bool adapter_found(struct server *s, const char *name) {
-    for (const struct server_module *const *m = s->o->modules; m && *m; m++)
-        if ((*m)->find_adapter && (*m)->find_adapter(s, name)) return true;
+    const struct server_module *m;
+    for (int i = 0; (m = server_module_at(s, i)); i++)
+        if (m->find_adapter && m->find_adapter(s, name)) return true;
     return false;
 }
 
@@ -448,8 +445,9 @@ static void refuse(void *ctx, struct exchange *x, int status, const char *code,
 static struct body_sink *sink(void *ctx, struct exchange *x, const struct http_route *r) {
     struct server *s = ctx;
     struct body_sink *found = NULL;
-    for (const struct server_module *const *m = s->o->modules; !found && *m; m++)
-        if ((*m)->sink) found = (*m)->sink(s, x, r);
+    const struct server_module *m;
+    for (int i = 0; !found && (m = server_module_at(s, i)); i++)
+        if (m->sink) found = m->sink(s, x, r);
     return found;
 }
 
@@ -470,36 +468,38 @@ static int routes_add(struct http_route all[MAX_ROUTES], int n, const struct htt
 
 static struct http_route *routes_join(const struct server *s) {
     static struct http_route all[MAX_ROUTES];
-    static const struct http_route *const own[] = {teams_routes, metrics_routes, ab_routes,
-                                                   feedback_routes};
-    int n = 0;
-    for (size_t i = 0; i < ARRAY_LEN(own); i++) n = routes_add(all, n, own[i]);
-    for (const struct server_module *const *m = s->o->modules; *m; m++)
-        n = routes_add(all, n, (*m)->routes);
+    const struct server_module *m;
+    int n = routes_add(all, 0, teams_routes);
+    n = routes_add(all, n, metrics_routes);
+    for (int i = 0; (m = server_module_at(s, i)); i++) n = routes_add(all, n, m->routes);
     all[n] = (struct http_route){0};
     return all;
 }
 
 static int modules_restore(struct server *s, struct error *err) {
-    for (const struct server_module *const *m = s->o->modules; *m; m++)
-        if ((*m)->restore && (*m)->restore(s, err) != OK) return err->code;
+    const struct server_module *m;
+    for (int i = 0; (m = server_module_at(s, i)); i++)
+        if (m->restore && m->restore(s, err) != OK) return err->code;
     return OK;
 }
 
 static void modules_load(struct server *s) {
-    for (const struct server_module *const *m = s->o->modules; *m; m++)
-        if ((*m)->load) (*m)->load(s);
+    const struct server_module *m;
+    for (int i = 0; (m = server_module_at(s, i)); i++)
+        if (m->load) m->load(s);
 }
 
 static int modules_open(struct server *s, struct error *err) {
-    for (const struct server_module *const *m = s->o->modules; *m; m++)
-        if ((*m)->open && (*m)->open(s, err) != OK) return err->code;
+    const struct server_module *m;
+    for (int i = 0; (m = server_module_at(s, i)); i++)
+        if (m->open && m->open(s, err) != OK) return err->code;
     return OK;
 }
 
 static void modules_close(struct server *s) {
-    for (const struct server_module *const *m = s->o->modules; *m; m++)
-        if ((*m)->close) (*m)->close(s);
+    const struct server_module *m;
+    for (int i = 0; (m = server_module_at(s, i)); i++)
+        if (m->close) m->close(s);
 }
 
 /* "models/fry" → "fry", "x/y.gguf" → "y" */
@@ -561,7 +561,7 @@ static void server_release(struct server *s) {
     modules_close(s);
     while (__atomic_load_n(&s->n_outside, __ATOMIC_ACQUIRE)) usleep(1000); // stop flags are set
     batcher_free(s->batcher);
-    ab_close(s);
+    ab_close(s->ab);
     teams_release(s);
     keys_close(s->keys);
     auth_close(s);
@@ -625,6 +625,41 @@ static size_t adapters_room(const struct server *s) {
     return p->adapters + spare + s->o->adapter_memory;
 }
 
+/* Lists an adapter that is in memory under a name; `path`: the files of an adapter with that
+ * content. */
+static int promotion_publish(void *ctx, const char *name, struct adapter *a, const char *path,
+                             struct error *err) {
+    struct server *s = ctx;
+    if (adapter_pool_publish(s->pool, name, a, err) != OK) return err->code;
+    adapter_entry_put(s, name, path, false, NULL);
+    return OK;
+}
+
+static int experiments_open(struct server *s, struct error *err) {
+    char *path = path_join(s->o->state_dir, "ab.db");
+    struct ab_options o = {.path = path,
+                           .model = s->m,
+                           .pool = s->pool,
+                           .metrics = s->metrics,
+                           .started = s->started,
+                           .feedback = s->o->feedback,
+                           .reply_bytes = s->kept_replies,
+                           .max_bytes = s->o->max_feedback,
+                           .publish = promotion_publish,
+                           .ctx = s};
+    s->ab = ab_open(&o, err);
+    free(path);
+    if (!s->ab) return err->code;
+    struct strings names = {0};
+    int n;
+    struct adapter_entry *list = server_adapters(s, &n);
+    for (int i = 0; i < n; i++) strings_add(&names, list[i].name);
+    server_adapters_free(list, n);
+    ab_resume(s->ab, &names);
+    strings_release(&names);
+    return OK;
+}
+
 static int server_open(struct server *s, const struct engine_options *eo, struct error *err) {
     struct adapter_pool_options po = {
         .elem = eo->lora_elem, .serve_only = false, .max_bytes = adapters_room(s)};
@@ -639,7 +674,7 @@ static int server_open(struct server *s, const struct engine_options *eo, struct
     engine_set_grammar_memory(s->e, s->kept_grammars);
     s->batcher = batcher_new(s->e, (int)s->o->max_waiting);
     request_metrics_open(s);
-    if (auth_open(s, err) != OK || ab_open(s, err) != OK) return err->code;
+    if (auth_open(s, err) != OK || experiments_open(s, err) != OK) return err->code;
     struct http_callbacks calls = {.ctx = s,
                                    .routes = routes_join(s),
                                    .workers = WORKERS,

@@ -123,6 +123,8 @@ struct server_module {
      * adapter of that name. */
     bool (*find_adapter)(struct server *s, const char *name);
 };
+/* The i-th module of the options, from 0; NULL: there are i. */
+const struct server_module *server_module_at(const struct server *s, int i);
 
 /* models by name */
 
@@ -153,10 +155,6 @@ int server_adapter_load(struct server *s, const char *name, const char *path, bo
                         struct error *err);
 int server_adapter_unload(struct server *s, const char *name, struct error *err);
 bool server_adapter_listed(struct server *s, const char *name);
-/* Lists an adapter that is in memory under a name; `path`: the files of an adapter with that
- * content. */
-int server_adapter_publish(struct server *s, const char *name, struct adapter *a, const char *path,
-                           struct error *err);
 /* Lists a derived model and replaces the one of that name. a: its adapter (retained; NULL: the bare
  * base). made: its specification (taken over, also after an error). */
 int server_derived_put(struct server *s, const char *name, const char *path, struct adapter *a,
@@ -220,7 +218,7 @@ struct generation_spec;
 void team_chat_start(struct server *s, struct exchange *x, const struct api_dialect *d,
                      const struct team_entry *t, const json_t *body, struct generation_spec *spec);
 
-extern const struct http_route teams_routes[], metrics_routes[], ab_routes[], feedback_routes[];
+extern const struct http_route teams_routes[], metrics_routes[];
 
 /* errors */
 

@@ -9,12 +9,8 @@
  * rate it.
  */
 #define _GNU_SOURCE
-#include "ops/ops.h"
-#include "serve/ab.h"
-#include "serve/generation.h"
-#include "serve/request_fields.h"
+#include "ops/internal.h"
 
-#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
@@ -26,112 +22,108 @@ enum {
     CHANGES = 16,         /* number of times that a reply may be rated */
     DAY_SHARE = 16,       /* a key may write a sixteenth of --max-feedback per day */
     PAGE_BYTES = 4 << 20, /* bytes of rows that are read at once, exceeded by at most one row */
-    WORDS_MAX = 1 << 20,  /* a longer reply can be rated, but its text is not kept */
-    CORRECTION_MAX = 1 << 20,
-    COMMENT_MAX = 64 << 10,
-    ROW_BYTES = 512, /* bytes of a row and its event in the store, without its texts */
+    TEXT_MAX = 1 << 20,   /* a longer reply can be rated, but its text is not kept */
+    ROW_BYTES = 512,      /* bytes of a row and its event in the store, without its texts */
     PAGE = 64,
-    LIST_MAX = 1000,
 };
 
-struct told {
-    char id[40];
-    char *key, *model, *asked, *said; /* key may be NULL; asked and said: both JSON or both NULL */
+struct kept_reply {
+    char id[FEEDBACK_ID_LEN];
+    char *key, *model;   /* key may be NULL */
+    char *prompt, *text; /* both JSON or both NULL */
     struct ab_arm arm;
     int64_t created;
     size_t bytes;
 };
-struct ab_reply_log { /* a ring: v[first] is the oldest of n */
-    struct told v[REPLIES];
+struct feedback_log { /* a ring: v[first] is the oldest of n */
+    struct kept_reply v[REPLIES];
     int first, n;
     size_t bytes, most; /* in total, with names; the oldest replies are removed first */
 };
 
 /* replies that can be rated */
 
-static void oldest_forget(struct ab_reply_log *all) {
-    struct told *r = &all->v[all->first];
+static void oldest_remove(struct feedback_log *all) {
+    struct kept_reply *r = &all->v[all->first];
     all->bytes -= r->bytes;
     free(r->key);
     free(r->model);
-    free(r->asked);
-    free(r->said);
+    free(r->prompt);
+    free(r->text);
     all->first = (all->first + 1) % REPLIES;
     all->n--;
 }
 
-static bool same_key(const struct told *a, const struct told *b) {
+static bool same_key(const struct kept_reply *a, const struct kept_reply *b) {
     return strcmp(a->key ? a->key : "", b->key ? b->key : "") == 0;
 }
 
-static void words_forget(struct ab_reply_log *all, struct told *r) {
-    size_t words = r->asked ? strlen(r->asked) + strlen(r->said) : 0;
-    free(r->asked);
-    free(r->said);
-    r->asked = r->said = NULL;
-    r->bytes -= words;
-    all->bytes -= words;
+static void text_remove(struct feedback_log *all, struct kept_reply *r) {
+    size_t bytes = r->prompt ? strlen(r->prompt) + strlen(r->text) : 0;
+    free(r->prompt);
+    free(r->text);
+    r->prompt = r->text = NULL;
+    r->bytes -= bytes;
+    all->bytes -= bytes;
 }
 
 /* If several keys are in use and one has more than its share, the oldest texts of that key are
  * removed first, so that it does not push out those of other keys. */
-static void share_keep(struct ab_reply_log *all, const struct told *fresh) {
+static void key_share_enforce(struct feedback_log *all, const struct kept_reply *fresh) {
     size_t bytes = fresh->bytes;
     bool others = false;
     for (int i = 0; i < all->n; i++) {
-        const struct told *r = &all->v[(all->first + i) % REPLIES];
+        const struct kept_reply *r = &all->v[(all->first + i) % REPLIES];
         bytes += same_key(r, fresh) ? r->bytes : 0;
         others = others || !same_key(r, fresh);
     }
     for (int i = 0; others && i < all->n && bytes > all->most / KEY_SHARE; i++) {
-        struct told *r = &all->v[(all->first + i) % REPLIES];
-        if (!same_key(r, fresh) || !r->asked) continue;
+        struct kept_reply *r = &all->v[(all->first + i) % REPLIES];
+        if (!same_key(r, fresh) || !r->prompt) continue;
         bytes -= r->bytes;
-        words_forget(all, r);
+        text_remove(all, r);
         bytes += r->bytes;
     }
 }
 
-void ab_log_reply(const struct generation *g) {
-    struct ab *ab = g->s->ab;
-    const struct completion *a = g->completions;
+void feedback_log_reply(struct ab *ab, const struct feedback_reply *reply) {
     if (!ab->replies) return;
-    struct told r = {.key = g->key ? xstrdup(g->key) : NULL,
-                     .model = xstrdup(g->target.name),
-                     .arm = g->arm,
-                     .created = g->created};
-    memcpy(r.id, g->id, sizeof r.id);
-    if (g->spec.asked && a->words_end <= WORDS_MAX) {
-        json_t *said = json_string_lossy(a->text.data, a->words_end);
-        r.asked = json_canonical(g->spec.asked);
-        r.said = json_canonical(said);
-        json_decref(said);
-        r.bytes = strlen(r.asked) + strlen(r.said);
+    struct kept_reply r = {.key = reply->key ? xstrdup(reply->key) : NULL,
+                           .model = xstrdup(reply->model),
+                           .arm = *reply->arm,
+                           .created = reply->created};
+    snprintf(r.id, sizeof r.id, "%s", reply->id);
+    if (reply->prompt && reply->text_len <= TEXT_MAX) {
+        json_t *text = json_string_lossy(reply->text, reply->text_len);
+        r.prompt = json_canonical(reply->prompt);
+        r.text = json_canonical(text);
+        json_decref(text);
+        r.bytes = strlen(r.prompt) + strlen(r.text);
     }
-    if (r.bytes > MIN((size_t)WORDS_MAX, g->s->kept_replies / KEY_SHARE)) {
-        free(r.asked);
-        free(r.said);
-        r.asked = r.said = NULL;
+    if (r.bytes > MIN((size_t)TEXT_MAX, ab->o.reply_bytes / KEY_SHARE)) {
+        free(r.prompt);
+        free(r.text);
+        r.prompt = r.text = NULL;
         r.bytes = 0;
     }
     r.bytes += strlen(r.model) + (r.key ? strlen(r.key) : 0) + sizeof r;
     pthread_mutex_lock(&ab->table);
-    struct ab_reply_log *all = ab->replies;
-    share_keep(all, &r);
-    while (all->n == REPLIES || (all->n && all->bytes + r.bytes > all->most)) oldest_forget(all);
+    struct feedback_log *all = ab->replies;
+    key_share_enforce(all, &r);
+    while (all->n == REPLIES || (all->n && all->bytes + r.bytes > all->most)) oldest_remove(all);
     all->v[(all->first + all->n++) % REPLIES] = r;
     all->bytes += r.bytes;
     pthread_mutex_unlock(&ab->table);
 }
 
-static json_t *told_row(const struct told *r) {
+static json_t *reply_row(const struct kept_reply *r) {
     json_t *row = json_pack("{s:s,s:I,s:s,s:s*}", "id", r->id, "created", (json_int_t)r->created,
                             "model", r->model, "key", r->key);
-    if (r->asked) {
-        json_t *asked = json_loads(r->asked, 0, NULL);
-        json_object_update(row, asked);
-        json_object_set_new(row, "reply", json_loads(r->said, JSON_DECODE_ANY, NULL));
-        json_decref(asked);
+    if (r->prompt) {
+        json_t *prompt = json_loads(r->prompt, 0, NULL);
+        json_object_update(row, prompt);
+        json_object_set_new(row, "reply", json_loads(r->text, JSON_DECODE_ANY, NULL));
+        json_decref(prompt);
     }
     if (r->arm.run)
         json_object_set_new(row, "arm",
@@ -141,13 +133,13 @@ static json_t *told_row(const struct told *r) {
     return row;
 }
 
-static json_t *told_find(struct ab *ab, const char *id) {
-    struct ab_reply_log *all = ab->replies;
+static json_t *reply_find(struct ab *ab, const char *id) {
+    struct feedback_log *all = ab->replies;
     json_t *row = NULL;
     pthread_mutex_lock(&ab->table);
     for (int i = 0; i < all->n && !row; i++) {
-        const struct told *r = &all->v[(all->first + i) % REPLIES];
-        if (strcmp(r->id, id) == 0) row = told_row(r);
+        const struct kept_reply *r = &all->v[(all->first + i) % REPLIES];
+        if (strcmp(r->id, id) == 0) row = reply_row(r);
     }
     pthread_mutex_unlock(&ab->table);
     return row;
@@ -159,7 +151,7 @@ static json_t *row_find(struct ab *ab, const char *id, const char *key, bool *fr
     json_t *row = store_document_get(ab->store, "feedback", id, err);
     if (!row && err->code != ERR_MISSING) return NULL;
     *fresh = !row;
-    if (!row) row = told_find(ab, id);
+    if (!row) row = reply_find(ab, id);
     if (row && strcmp(json_get_string(row, "key"), key ? key : "") == 0) return row;
     json_decref(row);
     error_set(
@@ -170,44 +162,7 @@ static json_t *row_find(struct ab *ab, const char *id, const char *key, bool *fr
     return NULL;
 }
 
-/* rating */
-
-struct rating {
-    const char *id, *correction, *comment; /* NULL: not given */
-    double score;                          /* -1: not given */
-};
-
-static int words_check(const char *key, const char *text, size_t most, struct error *err) {
-    if (!text || (*text && strlen(text) <= most)) return OK;
-    return error_set(err, ERR_USAGE, "'%s' must be of 1 to %zu bytes", key, most);
-}
-
-static int rating_read(const json_t *body, struct rating *o, struct error *err) {
-    double rating = 2;
-    *o = (struct rating){.score = -1};
-    if (json_read_string(body, "id", &o->id, err) != OK ||
-        json_read_number(body, "rating", -1, 1, &rating, err) != OK ||
-        json_read_string(body, "correction", &o->correction, err) != OK ||
-        json_read_string(body, "comment", &o->comment, err) != OK ||
-        words_check("correction", o->correction, CORRECTION_MAX, err) != OK ||
-        words_check("comment", o->comment, COMMENT_MAX, err) != OK)
-        return err->code;
-    if (!o->id || strlen(o->id) >= sizeof((struct told *)0)->id)
-        return error_set(err, ERR_USAGE, "'id' must be a reply's id");
-    if (rating < 0 && rating != -1)
-        return error_set(err, ERR_USAGE, "'rating' must be 1 or -1, or from 0 to 1");
-    if (rating <= 1) o->score = fmax(rating, 0);
-    if (o->score < 0 && !o->correction && !o->comment)
-        return error_set(err, ERR_USAGE, "'rating', 'correction' or 'comment' must be given");
-    return OK;
-}
-
 /* quotas: the bytes that ratings write are bounded per reply, per key and day, and in total */
-
-struct refusal {
-    int status; /* 0: none */
-    const char *code;
-};
 
 static json_t *day_read(struct ab *ab, const char *key, int64_t *bytes) {
     struct error none;
@@ -227,33 +182,33 @@ static int64_t file_bytes(const char *path, const char *end) {
     return n;
 }
 
-static int quota_refuse(struct refusal *why, int status, const char *code, struct error *err,
-                        const char *text) {
-    *why = (struct refusal){status, code};
+static int quota_refuse(enum feedback_refusal *why, enum feedback_refusal refusal,
+                        struct error *err, const char *text) {
+    *why = refusal;
     return error_set(err, ERR_STATE, "%s", text);
 }
 
 /* Whether `bytes` more may be written for a row; the change is counted in the row. */
 static int quota_check(struct ab *ab, json_t *row, int64_t today, int64_t bytes,
-                       struct refusal *why, struct error *err) {
-    int64_t most = ab->s->o->max_feedback;
+                       enum feedback_refusal *why, struct error *err) {
+    int64_t most = ab->o.max_bytes;
     json_int_t changes = json_integer_value(json_object_get(row, "changes")) + 1;
     if (changes > CHANGES)
-        return quota_refuse(why, 429, "insufficient_quota", err,
+        return quota_refuse(why, FEEDBACK_OVER_QUOTA, err,
                             "this reply has been rated 16 times: its rating is final");
     if (today + bytes > most / DAY_SHARE)
-        return quota_refuse(why, 429, "insufficient_quota", err,
+        return quota_refuse(why, FEEDBACK_OVER_QUOTA, err,
                             "ratings of a key may write a sixteenth of --max-feedback a day, and "
                             "this key's have; try again tomorrow");
     if (file_bytes(ab->path, "") + file_bytes(ab->path, "-wal") + bytes > most)
-        return quota_refuse(why, 507, "feedback_full", err,
+        return quota_refuse(why, FEEDBACK_FILE_FULL, err,
                             "the file of ratings is as large as --max-feedback allows: raise that, "
                             "or export the ratings and begin with another --state");
     json_object_set_new(row, "changes", json_integer(changes));
     return OK;
 }
 
-static void row_add(json_t *row, const struct rating *o) {
+static void row_add(json_t *row, const struct feedback_rating *o) {
     if (o->score >= 0) json_object_set_new(row, "rating", json_real(o->score));
     if (o->correction) json_object_set_new(row, "correction", json_string(o->correction));
     if (o->comment) json_object_set_new(row, "comment", json_string(o->comment));
@@ -294,8 +249,8 @@ static int row_put(struct ab *ab, const char *id, const json_t *row, bool fresh,
 }
 
 /* `disk` is held. *counted: the rating is an outcome of an experiment. */
-static int rating_store(struct ab *ab, const struct rating *o, const char *key, bool *counted,
-                        struct refusal *why, struct error *err) {
+static int rating_store(struct ab *ab, const struct feedback_rating *o, const char *key,
+                        bool *counted, enum feedback_refusal *why, struct error *err) {
     bool fresh;
     int64_t place, today, bytes;
     json_t *row = row_find(ab, o->id, key, &fresh, err), *outcome = NULL;
@@ -326,56 +281,28 @@ static int rating_store(struct ab *ab, const struct rating *o, const char *key, 
     return rc;
 }
 
-static void opinion_count(struct server *s, const struct rating *o) {
-    metric_add(metric_get(s->metrics, METRIC_FEEDBACK,
-                          o->score < 0    ? "none"
-                          : o->score == 0 ? "down"
-                          : o->score == 1 ? "up"
-                                          : "between"),
-               1);
+static void rating_count(struct ab *ab, double score) {
+    const char *direction = score < 0    ? "none"
+                            : score == 0 ? "down"
+                            : score == 1 ? "up"
+                                         : "between";
+    metric_add(metric_get(ab->o.metrics, METRIC_FEEDBACK, direction), 1);
 }
 
-static void rate_handle(void *ctx, struct exchange *x) {
-    struct server *s = ctx;
-    struct rating o;
-    struct error err;
-    struct refusal why = {0};
-    bool counted = false;
-    json_t *body = request_memory_json(ctx, x, &err);
-    int rc = body ? rating_read(body, &o, &err) : err.code;
-    if (rc == OK && !s->ab->replies)
-        rc = error_set(&err, ERR_MISSING, "this server keeps no replies (--no-feedback)");
-    if (rc == OK) {
-        pthread_mutex_lock(&s->ab->disk);
-        rc = rating_store(s->ab, &o, exchange_key_id(x), &counted, &why, &err);
-        pthread_mutex_unlock(&s->ab->disk);
-    }
-    if (rc == OK) {
-        json_t *rating = o.score < 0 ? json_null() : json_real(o.score);
-        opinion_count(s, &o);
-        exchange_reply_json(x, 200,
-                            json_pack("{s:s,s:s,s:o,s:b}", "object", "feedback", "id", o.id,
-                                      "rating", rating, "counted", counted));
-    } else if (why.status) {
-        api_fail(x, why.status, NULL, NULL, why.code, "%s", err.text);
-    } else {
-        ab_reply_error(x, &err);
-    }
-    json_decref(body);
+int feedback_rate(struct ab *ab, const struct feedback_rating *o, const char *key, bool *counted,
+                  enum feedback_refusal *why, struct error *err) {
+    *counted = false;
+    *why = FEEDBACK_NOT_REFUSED;
+    if (!ab->replies)
+        return error_set(err, ERR_MISSING, "this server keeps no replies (--no-feedback)");
+    pthread_mutex_lock(&ab->disk);
+    int rc = rating_store(ab, o, key, counted, why, err);
+    pthread_mutex_unlock(&ab->disk);
+    if (rc == OK) rating_count(ab, o->score);
+    return rc;
 }
 
 /* reading */
-
-/* Reads an integer from the query; `fallback` if it is absent. */
-static int query_int(const struct exchange *x, const char *name, int64_t fallback, int64_t most,
-                     int64_t *out, struct error *err) {
-    const char *text = exchange_query(x, name);
-    char *end = NULL;
-    *out = text ? strtoll(text, &end, 10) : fallback;
-    if (!text || (end != text && *end == 0 && *out >= 0 && *out <= most)) return OK;
-    return error_set(err, ERR_USAGE, "'%s' must be a whole number from 0 to %lld", name,
-                     (long long)most);
-}
 
 /* Rows after the first `seq`, at most `limit`; the bytes may exceed PAGE_BYTES by one row. */
 static json_t *rows_after(struct store *store, int64_t seq, int64_t limit, struct error *err) {
@@ -397,28 +324,12 @@ static json_t *rows_after(struct store *store, int64_t seq, int64_t limit, struc
     return rows;
 }
 
-static void list_handle(void *ctx, struct exchange *x) {
-    struct ab *ab = ((struct server *)ctx)->ab;
-    struct error err;
-    int64_t after, limit;
-    json_t *rows = NULL;
-    if (query_int(x, "after", 0, INT64_MAX, &after, &err) == OK &&
-        query_int(x, "limit", 100, LIST_MAX, &limit, &err) == OK) {
-        pthread_mutex_lock(&ab->disk);
-        rows = rows_after(ab->store, after, limit, &err);
-        pthread_mutex_unlock(&ab->disk);
-    }
-    if (!rows) {
-        ab_reply_error(x, &err);
-        return;
-    }
-    int64_t last = after + (int64_t)json_array_size(rows);
+json_t *feedback_list(struct ab *ab, int64_t after, int64_t limit, bool *more, struct error *err) {
     pthread_mutex_lock(&ab->disk);
-    bool more = last < ab->n_rated;
+    json_t *rows = rows_after(ab->store, after, limit, err);
+    *more = after + (int64_t)json_array_size(rows) < ab->n_rated;
     pthread_mutex_unlock(&ab->disk);
-    exchange_reply_json(x, 200,
-                        json_pack("{s:s,s:o,s:I,s:b}", "object", "list", "data", rows, "last",
-                                  (json_int_t)last, "has_more", more));
+    return rows;
 }
 
 /* export */
@@ -433,13 +344,14 @@ static json_t *messages_plain(const json_t *messages, bool mute) {
     size_t i;
     json_array_foreach (messages, i, m) {
         const char *role = json_get_string(m, "role");
-        bool said = strcmp(role, "assistant") == 0;
-        fine &= (said || strcmp(role, "user") == 0 || strcmp(role, "system") == 0) &&
-                !json_get_nonnull(m, "tool_calls");
+        bool assistant = strcmp(role, "assistant") == 0;
+        const json_t *calls = json_object_get(m, "tool_calls");
+        fine &= (assistant || strcmp(role, "user") == 0 || strcmp(role, "system") == 0) &&
+                (!calls || json_is_null(calls));
         json_t *v = json_pack("{s:s,s:s}", "role", role, "content", json_get_string(m, "content"));
-        if (said && mute) json_object_set_new(v, "weight", json_integer(0));
+        if (assistant && mute) json_object_set_new(v, "weight", json_integer(0));
         json_array_append_new(out, v);
-        fine &= !(said && i + 1 == json_array_size(messages));
+        fine &= !(assistant && i + 1 == json_array_size(messages));
     }
     if (fine) return out;
     json_decref(out);
@@ -473,85 +385,62 @@ static json_t *row_preference(const json_t *row, const char *correction) {
 }
 
 /* An export reads through a separate handle, so it does not block other requests. */
-struct export {
+struct feedback_export {
     struct store *store;
     int64_t seq;
-    json_t *(*line)(const json_t *row, const char *correction);
+    json_t *(*sample)(const json_t *row, const char *correction);
 };
 
-static enum stream_status export_pull(void *ctx, struct buf *out) {
-    struct export *e = ctx;
-    while (out->len == 0) {
-        struct error err;
-        json_t *rows = rows_after(e->store, e->seq, PAGE, &err), *row;
-        size_t i, n = json_array_size(rows);
-        if (!rows) log_warn("export of feedback: %s", err.text);
-        json_array_foreach (rows, i, row) {
-            const char *correction = json_get_string(row, "correction");
-            json_t *line = *correction ? e->line(row, correction) : NULL;
-            if (line) ndjson_add(NULL, line, out);
-        }
-        json_decref(rows);
-        e->seq += (int64_t)n;
-        if (n == 0) return STREAM_END;
-    }
-    return STREAM_MORE;
+struct feedback_export *feedback_export_open(struct ab *ab, enum feedback_format format,
+                                             struct error *err) {
+    struct store *store = store_open(ab->path, err);
+    if (!store) return NULL;
+    struct feedback_export *e = xcalloc(1, sizeof *e);
+    e->store = store;
+    e->sample = format == FEEDBACK_PREFERENCE ? row_preference : row_sft;
+    return e;
 }
 
-static void export_close(void *ctx, bool finished) {
-    struct export *e = ctx;
-    (void)finished;
+json_t *feedback_export_next(struct feedback_export *e) {
+    struct error err;
+    json_t *rows = rows_after(e->store, e->seq, PAGE, &err), *row, *samples = NULL;
+    size_t i, n = json_array_size(rows);
+    if (!rows) log_warn("export of feedback: %s", err.text);
+    if (n) samples = json_array();
+    json_array_foreach (rows, i, row) {
+        const char *correction = json_get_string(row, "correction");
+        json_t *sample = *correction ? e->sample(row, correction) : NULL;
+        if (sample) json_array_append_new(samples, sample);
+    }
+    json_decref(rows);
+    e->seq += (int64_t)n;
+    return samples;
+}
+
+void feedback_export_close(struct feedback_export *e) {
     store_close(e->store);
     free(e);
-}
-
-static void export_handle(void *ctx, struct exchange *x) {
-    struct ab *ab = ((struct server *)ctx)->ab;
-    const char *form = exchange_query(x, "form");
-    bool preference = form && strcmp(form, "preference") == 0;
-    struct error err;
-    if (form && !preference && strcmp(form, "sft") != 0) {
-        api_fail(x, 400, NULL, "form", "invalid_value", "'form' must be sft or preference");
-        return;
-    }
-    struct export *e = xcalloc(1, sizeof *e);
-    e->line = preference ? row_preference : row_sft;
-    e->store = store_open(ab->path, &err);
-    if (!e->store) {
-        free(e);
-        ab_reply_error(x, &err);
-        return;
-    }
-    struct stream_source source = {.pull = export_pull, .close = export_close, .ctx = e};
-    exchange_stream(x, 200, "application/x-ndjson", &source);
 }
 
 /* open and close */
 
 /* Counts the rows. */
 int feedback_open(struct ab *ab, struct error *err) {
-    for (size_t n = LIST_MAX; n == LIST_MAX; ab->n_rated += (int64_t)n) {
-        json_t *page = store_log_list(ab->store, "feedback", ab->n_rated, LIST_MAX, err);
+    for (size_t n = FEEDBACK_LIST_MAX; n == FEEDBACK_LIST_MAX; ab->n_rated += (int64_t)n) {
+        json_t *page = store_log_list(ab->store, "feedback", ab->n_rated, FEEDBACK_LIST_MAX, err);
         if (!page) return err->code;
         n = json_array_size(page);
         json_decref(page);
     }
-    if (ab->s->o->feedback) {
+    if (ab->o.feedback) {
         ab->replies = xcalloc(1, sizeof *ab->replies);
-        ab->replies->most = ab->s->kept_replies;
+        ab->replies->most = ab->o.reply_bytes;
     }
     return OK;
 }
 
 void feedback_close(struct ab *ab) {
-    while (ab->replies && ab->replies->n) oldest_forget(ab->replies);
+    while (ab->replies && ab->replies->n) oldest_remove(ab->replies);
     free(ab->replies);
     ab->replies = NULL;
 }
-
-const struct http_route feedback_routes[] = {
-    {"POST", "/v1/feedback", SCOPE_CHAT, rate_handle},
-    {"GET", "/v1/feedback", SCOPE_ADMIN, list_handle},
-    {"GET", "/v1/feedback/export", SCOPE_ADMIN, export_handle},
-    {0},
-};

@@ -1,5 +1,5 @@
 /*
- * test_ab: the sequential test errs as seldom as it says however often it is looked at, finds what
+ * test_sequential: the sequential test errs as seldom as it says however often it is looked at, finds what
  * is there, and its figures are those of a recomputation that knows nothing of its shortcuts.
  *
  * Streams are simulated from fixed seeds, so the counts never change; the tolerances only say how

@@ -1,6 +1,6 @@
 /*
- * ab: experiments, their routes, and the names that were given other content. An experiment is a
- * log of events that is applied to a struct.
+ * ab: experiments, and the names that were given other content. An experiment is a log of events
+ * that is applied to a struct.
  *
  *   start ──> outcome … ──> decided | stop ──> delete ──> start …
  *
@@ -10,9 +10,9 @@
  * kill in between, the next start writes it.
  */
 #define _GNU_SOURCE
-#include "serve/ab.h"
-#include "ops/ops.h"
-#include "serve/request_fields.h"
+#include "adapter/adapter.h"
+#include "eval/eval.h"
+#include "ops/internal.h"
 
 #include <math.h>
 #include <stdlib.h>
@@ -39,17 +39,9 @@ struct ab_experiment {
     int64_t n[2];
     struct adapter *arms[2]; /* both or none; set while it runs */
     char *problem;           /* why it cannot continue, or an error at its end */
-    uint64_t drawn, sent[2]; /* requests since the server began */
+    uint64_t n_assigned;     /* requests without a user that got an arm since the server began */
+    uint64_t sent[2];        /* requests by side since the server began */
 };
-
-void ab_reply_error(struct exchange *x, const struct error *err) {
-    if (err->code == ERR_MISSING)
-        api_fail(x, 404, NULL, NULL, "not_found", "%s", err->text);
-    else if (err->code == ERR_STATE)
-        api_fail(x, 409, NULL, NULL, "conflict", "%s", err->text);
-    else
-        api_fail_error(x, err, NULL);
-}
 
 static struct ab_experiment *experiment_find(const struct ab *ab, const char *name) {
     for (int i = 0; i < ab->n; i++)
@@ -158,14 +150,14 @@ static bool start_apply(struct ab_experiment *e, json_t *event) {
     return true;
 }
 
-static bool user_heard(const struct ab_experiment *e, int64_t user) {
+static bool user_has_outcome(const struct ab_experiment *e, int64_t user) {
     int i = 0;
     while (i < e->n_users && e->users[i] != user) i++;
     return i < e->n_users;
 }
 
 static void user_add(struct ab_experiment *e, int64_t user) {
-    if (user == 0 || user_heard(e, user)) return;
+    if (user == 0 || user_has_outcome(e, user)) return;
     e->users = xrealloc(e->users, sizeof *e->users * (size_t)(e->n_users + 1));
     e->users[e->n_users++] = user;
 }
@@ -276,12 +268,12 @@ static json_t *promoted_get(struct ab *ab, const char *model) {
 }
 
 /* The adapter with this content: from the pool by name, or else from its path. */
-static struct adapter *adapter_like(struct server *s, const char *name, const char *path,
+static struct adapter *adapter_like(const struct ab *ab, const char *name, const char *path,
                                     const char *hash, struct error *err) {
-    struct adapter *a = adapter_pool_get(s->pool, name, err);
+    struct adapter *a = adapter_pool_get(ab->o.pool, name, err);
     if (a && strcmp(a->hash, hash) == 0) return a;
     adapter_release(a);
-    a = adapter_open(path, s->m, err);
+    a = adapter_open(path, ab->o.model, err);
     if (!a || strcmp(a->hash, hash) == 0) return a;
     adapter_release(a);
     error_set(err, ERR_MISMATCH,
@@ -293,13 +285,12 @@ static struct adapter *adapter_like(struct server *s, const char *name, const ch
 /* Restores the promotion unless the model's files were replaced since: then the new files are
  * served. */
 static void promotion_restore(struct ab *ab, const char *model, const json_t *v) {
-    struct server *s = ab->s;
     struct error err;
-    struct adapter *now = adapter_pool_get(s->pool, model, &err), *a = NULL;
+    struct adapter *now = adapter_pool_get(ab->o.pool, model, &err), *a = NULL;
     if (now && strcmp(now->hash, json_get_string(v, "from")) == 0) {
         const char *path = json_get_string(v, "path");
-        a = adapter_like(s, json_get_string(v, "adapter"), path, json_get_string(v, "to"), &err);
-        if (!a || server_adapter_publish(s, model, a, path, &err) != OK)
+        a = adapter_like(ab, json_get_string(v, "adapter"), path, json_get_string(v, "to"), &err);
+        if (!a || ab->o.publish(ab->o.ctx, model, a, path, &err) != OK)
             log_warn("'%s' is served from its files, without the adapter of A/B '%s': %s", model,
                      json_get_string(v, "experiment"), err.text);
     }
@@ -307,21 +298,16 @@ static void promotion_restore(struct ab *ab, const char *model, const json_t *v)
     adapter_release(a);
 }
 
-static void promotions_restore(struct ab *ab) {
-    int n;
-    struct adapter_entry *list = server_adapters(ab->s, &n);
-    for (int i = 0; i < n; i++) {
-        json_t *v = promoted_get(ab, list[i].name);
-        if (v) promotion_restore(ab, list[i].name, v);
+static void promotions_restore(struct ab *ab, const struct strings *models) {
+    for (int i = 0; i < models->n; i++) {
+        json_t *v = promoted_get(ab, models->v[i]);
+        if (v) promotion_restore(ab, models->v[i], v);
         json_decref(v);
     }
-    server_adapters_free(list, n);
 }
 
-void ab_on_adapter_loaded(struct server *s, const char *name) {
-    struct ab *ab = s->ab;
+void ab_end_promotion(struct ab *ab, const char *name) {
     struct error err;
-    if (!ab) return;
     pthread_mutex_lock(&ab->disk);
     json_t *v = promoted_get(ab, name), *none = json_object();
     if (v && store_document_put(ab->store, "promoted", name, none, &err) != OK)
@@ -383,9 +369,9 @@ static json_t *experiment_json(const struct ab_experiment *e) {
 
 static void experiment_count(struct ab *ab, const struct ab_experiment *e) {
     const struct sequential_test *t = &e->test;
-    metric_set(metric_get(ab->s->metrics, METRIC_AB_PAIRS, e->name), (double)t->n);
+    metric_set(metric_get(ab->o.metrics, METRIC_AB_PAIRS, e->name), (double)t->n);
     if (t->n)
-        metric_set(metric_get(ab->s->metrics, METRIC_AB_DIFFERENCE, e->name),
+        metric_set(metric_get(ab->o.metrics, METRIC_AB_DIFFERENCE, e->name),
                    (t->sum[1] - t->sum[0]) / (double)t->n);
 }
 
@@ -412,10 +398,9 @@ static int decision_put(struct ab *ab, struct ab_experiment *e, int winner,
 /* Ends an experiment whose test has decided. After an error this is tried again with the next
  * rating and at the next start. */
 static void experiment_decide(struct ab *ab, struct ab_experiment *e) {
-    struct server *s = ab->s;
     struct error err;
     if (e->state != RUNNING || e->test.decision == SEQUENTIAL_CONTINUE || !e->arms[0]) return;
-    struct adapter *now = adapter_pool_get(s->pool, e->model, &err);
+    struct adapter *now = adapter_pool_get(ab->o.pool, e->model, &err);
     int wanted = now ? winning_arm(e) : -1;
     struct adapter *a = wanted >= 0 ? adapter_retain(e->arms[wanted]) : NULL;
     if (a && strcmp(a->hash, now->hash) == 0) wanted = -1;
@@ -424,7 +409,7 @@ static void experiment_decide(struct ab *ab, struct ab_experiment *e) {
     int rc = decision_put(ab, e, wanted, now, event, &err);
     char *path = xstrdup(spec_text(e, "paths", MAX(wanted, 0)));
     /* Publish before the experiment ends: no request in between gets the loser. */
-    if (rc == OK && wanted >= 0) rc = server_adapter_publish(s, e->model, a, path, &err);
+    if (rc == OK && wanted >= 0) rc = ab->o.publish(ab->o.ctx, e->model, a, path, &err);
     problem_set(ab, e, rc == OK ? NULL : err.text);
     if (rc == OK) rc = event_apply(ab, e, event, &err);
     if (rc == OK)
@@ -444,7 +429,7 @@ int64_t ab_outcome_index(struct ab *ab, const struct ab_arm *arm, int64_t at) {
     if (arm->spare) return -1;
     if (e) experiment_decide(ab, e);
     if (!e || e->state != RUNNING || e->test.decision != SEQUENTIAL_CONTINUE) return -1;
-    if (at < 0 && e->once && arm->user && user_heard(e, arm->user)) return -1;
+    if (at < 0 && e->once && arm->user && user_has_outcome(e, arm->user)) return -1;
     if (at < 0) at = e->n[arm->side];
     return at < e->test.o.max_pairs ? at : -1;
 }
@@ -489,57 +474,36 @@ static int64_t user_number(const struct ab_experiment *e, const char *user) {
 static void arm_assign(const struct ab *ab, struct ab_experiment *e, struct ab_arm *arm) {
     int64_t user = arm->user;
     uint64_t key = user ? (uint64_t)user : e->seed;
-    uint32_t id = user ? 0 : (uint32_t)ab->s->started, step = user ? 0 : (uint32_t)e->drawn++;
+    uint32_t id = user ? 0 : (uint32_t)ab->o.started, step = user ? 0 : (uint32_t)e->n_assigned++;
     struct rng r = rng_make(key, RNG_SELECT, id, step);
     double at = (double)rng_uniform(&r), smaller = fmin(e->share, 1 - e->share);
     arm->side = at < e->share;
     arm->spare = fabs(at - e->share) > smaller;
 }
 
-void ab_assign(struct server *s, struct exchange *x, struct model_ref *t, const char *user,
-               struct ab_arm *arm) {
-    struct ab *ab = s->ab;
+struct adapter *ab_assign(struct ab *ab, const char *model, const char *user, struct ab_arm *arm,
+                          char **name) {
+    struct adapter *assigned = NULL;
     *arm = (struct ab_arm){0};
-    if (!ab || t->n != 1 || t->terms[0].weight != 1.0f) return;
     pthread_mutex_lock(&ab->table);
-    struct ab_experiment *e = experiment_on(ab, t->label);
+    struct ab_experiment *e = experiment_on(ab, model);
     if (e && e->arms[0]) {
         arm->run = e->run;
         arm->user = user_number(e, user);
         arm_assign(ab, e, arm);
         memcpy(arm->name, e->name, sizeof arm->name);
         e->sent[arm->side]++;
-        adapter_release(t->terms[0].adapter);
-        t->terms[0].adapter = adapter_retain(e->arms[arm->side]);
-        free(t->label);
-        t->label = xstrdup(spec_text(e, "names", arm->side));
+        assigned = adapter_retain(e->arms[arm->side]);
+        *name = xstrdup(spec_text(e, "names", arm->side));
     }
     pthread_mutex_unlock(&ab->table);
-    if (!arm->run) return;
-    char said[AB_NAME_LEN + 2];
-    snprintf(said, sizeof said, "%s/%c", arm->name, "ab"[arm->side]);
-    exchange_add_header(x, "X-Shoal-AB", said);
+    return assigned;
 }
 
-/* beginning */
-
-/* The fields of a request for an experiment, and its adapters. */
-struct experiment_spec {
-    const char *name;
-    char *names[3]; /* names of the model, a and b */
-    struct adapter *arms[2];
-    double share, alpha;
-    int64_t min_pairs, max_pairs;
-    bool once;
-};
-
-static void experiment_spec_release(struct experiment_spec *p) {
-    for (int i = 0; i < 3; i++) free(p->names[i]);
-    for (int k = 0; k < 2; k++) adapter_release(p->arms[k]);
-}
+/* start */
 
 /* Names appear in headers and logs. */
-static int name_check(const char *name, struct error *err) {
+int ab_name_check(const char *name, struct error *err) {
     static const char letters[] =
         "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-";
     size_t n = strlen(name);
@@ -549,75 +513,18 @@ static int name_check(const char *name, struct error *err) {
                      AB_NAME_LEN - 1);
 }
 
-/* The name of a single adapter, and its current content if `out` is given. */
-static int adapter_read(struct server *s, const json_t *body, const char *key, const char *fallback,
-                        char **name, struct adapter **out, struct error *err) {
-    const char *model = fallback;
-    struct model_ref t;
-    if (json_read_string(body, key, &model, err) != OK) return err->code;
-    if (!model) return error_set(err, ERR_USAGE, "'%s' must name an adapter", key);
-    if (model_ref_resolve(s, model, &t, err) != OK) return error_wrap(err, "'%s'", key);
-    if (t.n != 1 || t.terms[0].weight != 1.0f || strcmp(t.label, "mix") == 0) {
-        model_ref_release(&t);
-        return error_set(err, ERR_USAGE, "'%s' must be one adapter, and '%.140s' is not", key,
-                         model);
-    }
-    *name = xstrdup(t.label);
-    if (out) *out = adapter_retain(t.terms[0].adapter);
-    model_ref_release(&t);
-    return OK;
+static json_t *path_json(const char *path) {
+    json_t *v = json_string(path);
+    return v ? v : json_string("");
 }
 
-static int experiment_spec_read(struct server *s, const json_t *body, struct experiment_spec *p,
-                                struct error *err) {
-    *p = (struct experiment_spec){
-        .name = "", .share = 0.5, .alpha = 0.05, .min_pairs = 20, .max_pairs = 1000, .once = true};
-    if (json_read_name(body, "name", &p->name, err) != OK || name_check(p->name, err) != OK ||
-        adapter_read(s, body, "model", NULL, &p->names[0], NULL, err) != OK ||
-        adapter_read(s, body, "a", p->names[0], &p->names[1], &p->arms[0], err) != OK ||
-        adapter_read(s, body, "b", NULL, &p->names[2], &p->arms[1], err) != OK ||
-        json_read_number(body, "share", 0.01, 0.99, &p->share, err) != OK ||
-        json_read_bool(body, "once_per_user", &p->once, err) != OK ||
-        json_read_number(body, "alpha", 1e-6, 0.5, &p->alpha, err) != OK ||
-        json_read_int(body, "max_pairs", 1, SEQUENTIAL_PAIRS_MAX, &p->max_pairs, err) != OK)
-        return err->code;
-    p->min_pairs = MIN(p->min_pairs, p->max_pairs);
-    if (json_read_int(body, "min_pairs", 1, p->max_pairs, &p->min_pairs, err) != OK)
-        return err->code;
-    if (strcmp(p->arms[0]->hash, p->arms[1]->hash) == 0)
-        return error_set(err, ERR_USAGE,
-                         "'%s' and '%s' have the same content: there is nothing to find out",
-                         p->names[1], p->names[2]);
-    return OK;
-}
-
-/* The absolute path of the adapter's files, so that the next start may use another working
- * folder. */
-static json_t *path_of(struct server *s, const char *name) {
-    int n;
-    struct adapter_entry *list = server_adapters(s, &n);
-    json_t *v = json_string("");
-    for (int i = 0; i < n; i++) {
-        if (strcmp(list[i].name, name) != 0) continue;
-        char *real = realpath(list[i].path, NULL);
-        json_t *path = json_string(real ? real : list[i].path);
-        free(real);
-        if (path) {
-            json_decref(v);
-            v = path;
-        }
-    }
-    server_adapters_free(list, n);
-    return v;
-}
-
-static json_t *start_event(struct server *s, const struct experiment_spec *p) {
+static json_t *start_event(const struct ab_spec *p) {
     json_t *v = event_new("start");
     char *seed = xasprintf("%s %lld %s", p->name, (long long)time(NULL), p->arms[1]->hash);
     json_t *more = json_pack(
-        "{s:s,s:[ss],s:[ss],s:[oo],s:f,s:f,s:I,s:I,s:I,s:b}", "model", p->names[0], "names",
-        p->names[1], p->names[2], "hashes", p->arms[0]->hash, p->arms[1]->hash, "paths",
-        path_of(s, p->names[1]), path_of(s, p->names[2]), "share", p->share, "alpha", p->alpha,
+        "{s:s,s:[ss],s:[ss],s:[oo],s:f,s:f,s:I,s:I,s:I,s:b}", "model", p->model, "names",
+        p->names[0], p->names[1], "hashes", p->arms[0]->hash, p->arms[1]->hash, "paths",
+        path_json(p->paths[0]), path_json(p->paths[1]), "share", p->share, "alpha", p->alpha,
         "min_pairs", (json_int_t)p->min_pairs, "max_pairs", (json_int_t)p->max_pairs, "seed",
         (json_int_t)(hash_fnv1a(seed, strlen(seed)) >> 12), "once_per_user", p->once);
     json_object_update(v, more);
@@ -637,15 +544,15 @@ static struct ab_experiment *experiment_new(struct ab *ab, const char *name) {
     return e;
 }
 
-static int start_check(const struct ab *ab, const struct experiment_spec *p, struct error *err) {
+static int start_check(const struct ab *ab, const struct ab_spec *p, struct error *err) {
     const struct ab_experiment *e = experiment_find(ab, p->name);
     int live = 0;
     for (int i = 0; i < ab->n; i++) live += ab->v[i]->state != DELETED;
     if (e && e->state != DELETED)
         return error_set(err, ERR_STATE, "there is an experiment '%s'; delete it first", p->name);
-    if ((e = experiment_on(ab, p->names[0])))
+    if ((e = experiment_on(ab, p->model)))
         return error_set(err, ERR_STATE, "the experiment '%s' runs on '%s'; stop it first", e->name,
-                         p->names[0]);
+                         p->model);
     if (!e && ab->n >= NAMES_MAX)
         return error_set(err, ERR_STATE,
                          "experiments have had %d names, which are kept; use one of a deleted one",
@@ -655,9 +562,10 @@ static int start_check(const struct ab *ab, const struct experiment_spec *p, str
     return OK;
 }
 
-static int experiment_start(struct ab *ab, struct experiment_spec *p, json_t **out,
+/* Takes the event over. */
+static int experiment_start(struct ab *ab, const struct ab_spec *p, json_t *event, json_t **out,
                             struct error *err) {
-    json_t *event = start_event(ab->s, p), *name = json_pack("{s:s}", "name", p->name);
+    json_t *name = json_pack("{s:s}", "name", p->name);
     struct ab_experiment *e = experiment_find(ab, p->name), fresh = {0};
     snprintf(fresh.name, sizeof fresh.name, "%s", p->name);
     int rc = start_check(ab, p, err);
@@ -680,6 +588,20 @@ static int experiment_start(struct ab *ab, struct experiment_spec *p, json_t **o
     return rc;
 }
 
+json_t *ab_start(struct ab *ab, const struct ab_spec *p, struct error *err) {
+    json_t *out = NULL;
+    if (strcmp(p->arms[0]->hash, p->arms[1]->hash) == 0) {
+        error_set(err, ERR_USAGE,
+                  "'%s' and '%s' have the same content: there is nothing to find out", p->names[0],
+                  p->names[1]);
+        return NULL;
+    }
+    pthread_mutex_lock(&ab->disk);
+    experiment_start(ab, p, start_event(p), &out, err);
+    pthread_mutex_unlock(&ab->disk);
+    return out;
+}
+
 /* resuming */
 
 /* Without its adapters an experiment waits, and the name's own content answers all requests. */
@@ -688,7 +610,7 @@ static void arms_find(struct ab *ab, struct ab_experiment *e) {
     struct error err = {0};
     for (int k = 0; k < 2 && err.code == OK; k++) {
         struct error why;
-        found[k] = adapter_like(ab->s, spec_text(e, "names", k), spec_text(e, "paths", k),
+        found[k] = adapter_like(ab, spec_text(e, "names", k), spec_text(e, "paths", k),
                                 spec_text(e, "hashes", k), &why);
         if (!found[k]) err = why;
     }
@@ -708,7 +630,7 @@ static int experiments_read(struct ab *ab, struct error *err) {
         size_t i;
         int rc = page ? OK : err->code;
         json_array_foreach (page, i, v) {
-            if (rc == OK) rc = name_check(json_get_string(v, "name"), err);
+            if (rc == OK) rc = ab_name_check(json_get_string(v, "name"), err);
             if (rc == OK) rc = events_read(ab, experiment_new(ab, json_get_string(v, "name")), err);
         }
         n = json_array_size(page);
@@ -718,27 +640,29 @@ static int experiments_read(struct ab *ab, struct error *err) {
     return OK;
 }
 
-int ab_open(struct server *s, struct error *err) {
+struct ab *ab_open(const struct ab_options *o, struct error *err) {
     struct ab *ab = xcalloc(1, sizeof *ab);
-    *ab = (struct ab){.s = s, .path = path_join(s->o->state_dir, "ab.db")};
+    *ab = (struct ab){.o = *o, .path = xstrdup(o->path)};
+    ab->o.path = ab->path;
     pthread_mutex_init(&ab->disk, NULL);
     pthread_mutex_init(&ab->table, NULL);
-    s->ab = ab;
     ab->store = store_open(ab->path, err);
-    if (!ab->store || experiments_read(ab, err) != OK || feedback_open(ab, err) != OK)
-        return err->code;
-    promotions_restore(ab);
+    if (ab->store && experiments_read(ab, err) == OK && feedback_open(ab, err) == OK) return ab;
+    ab_close(ab);
+    return NULL;
+}
+
+void ab_resume(struct ab *ab, const struct strings *models) {
+    promotions_restore(ab, models);
     for (int i = 0; i < ab->n; i++) {
         struct ab_experiment *e = ab->v[i];
         if (e->state == RUNNING) arms_find(ab, e);
         experiment_decide(ab, e);
         if (e->state != DELETED) experiment_count(ab, e);
     }
-    return OK;
 }
 
-void ab_close(struct server *s) {
-    struct ab *ab = s->ab;
+void ab_close(struct ab *ab) {
     if (!ab) return;
     feedback_close(ab);
     for (int i = 0; i < ab->n; i++) {
@@ -749,96 +673,52 @@ void ab_close(struct server *s) {
     store_close(ab->store);
     free(ab->path);
     free(ab);
-    s->ab = NULL;
 }
 
-/* routes */
+/* operations on experiments */
 
-static void start_handle(void *ctx, struct exchange *x) {
-    struct server *s = ctx;
-    struct experiment_spec p = {0};
-    struct error err;
-    json_t *body = request_memory_json(ctx, x, &err), *out = NULL;
-    int rc = body ? OK : err.code;
-    if (rc == OK && !s->ab->replies)
-        rc = error_set(&err, ERR_STATE,
-                       "an experiment needs ratings: start the server without "
-                       "--no-feedback");
-    if (rc == OK) rc = experiment_spec_read(s, body, &p, &err);
-    if (rc == OK) {
-        pthread_mutex_lock(&s->ab->disk);
-        rc = experiment_start(s->ab, &p, &out, &err);
-        pthread_mutex_unlock(&s->ab->disk);
-    }
-    if (rc == OK)
-        exchange_reply_json(x, 200, out);
-    else
-        ab_reply_error(x, &err);
-    experiment_spec_release(&p);
-    json_decref(body);
-}
-
-static void list_handle(void *ctx, struct exchange *x) {
-    struct ab *ab = ((struct server *)ctx)->ab;
+json_t *ab_list(struct ab *ab) {
     json_t *list = json_array();
     pthread_mutex_lock(&ab->disk);
     for (int i = 0; i < ab->n; i++)
         if (ab->v[i]->state != DELETED) json_array_append_new(list, experiment_json(ab->v[i]));
     pthread_mutex_unlock(&ab->disk);
-    exchange_reply_json(x, 200, json_pack("{s:s,s:o}", "object", "list", "data", list));
+    return list;
 }
 
-/* Answers with the experiment after the operation, or before it was deleted. */
-static void experiment_answer(struct ab *ab, struct exchange *x, const char *name, const char *op) {
-    struct error err;
+json_t *ab_get(struct ab *ab, const char *name, struct error *err) {
+    pthread_mutex_lock(&ab->disk);
+    const struct ab_experiment *e = experiment_live(ab, name, err);
+    json_t *out = e ? experiment_json(e) : NULL;
+    pthread_mutex_unlock(&ab->disk);
+    return out;
+}
+
+json_t *ab_stop(struct ab *ab, const char *name, struct error *err) {
     json_t *out = NULL;
     pthread_mutex_lock(&ab->disk);
-    struct ab_experiment *e = experiment_live(ab, name, &err);
-    int rc = e ? OK : err.code;
-    bool deleted = op && strcmp(op, "delete") == 0;
-    if (rc == OK && op && !deleted && e->state != RUNNING)
-        rc = error_set(&err, ERR_STATE, "the experiment '%s' has ended already", name);
-    if (rc == OK && deleted) out = experiment_json(e);
-    if (rc == OK && op) rc = event_add(ab, e, event_new(op), &err);
-    if (rc == OK && deleted)
-        for (int i = 0; i < 2; i++)
-            metric_remove(
-                ab->s->metrics,
-                metric_get(ab->s->metrics, i ? METRIC_AB_DIFFERENCE : METRIC_AB_PAIRS, e->name));
-    if (rc == OK && !deleted) out = experiment_json(e);
+    struct ab_experiment *e = experiment_live(ab, name, err);
+    if (e && e->state != RUNNING)
+        error_set(err, ERR_STATE, "the experiment '%s' has ended already", name);
+    else if (e && event_add(ab, e, event_new("stop"), err) == OK)
+        out = experiment_json(e);
     pthread_mutex_unlock(&ab->disk);
-    if (rc == OK) {
-        exchange_reply_json(x, 200, out);
-        return;
+    return out;
+}
+
+json_t *ab_delete(struct ab *ab, const char *name, struct error *err) {
+    json_t *out = NULL;
+    struct metrics *m = ab->o.metrics;
+    pthread_mutex_lock(&ab->disk);
+    struct ab_experiment *e = experiment_live(ab, name, err);
+    if (e) out = experiment_json(e);
+    if (e && event_add(ab, e, event_new("delete"), err) == OK) {
+        metric_remove(m, metric_get(m, METRIC_AB_PAIRS, e->name));
+        metric_remove(m, metric_get(m, METRIC_AB_DIFFERENCE, e->name));
+    } else {
+        json_decref(out);
+        out = NULL;
     }
-    json_decref(out);
-    ab_reply_error(x, &err);
+    pthread_mutex_unlock(&ab->disk);
+    return out;
 }
-
-static void one_handle(void *ctx, struct exchange *x) {
-    experiment_answer(((struct server *)ctx)->ab, x, exchange_wildcard(x), NULL);
-}
-
-static void delete_handle(void *ctx, struct exchange *x) {
-    experiment_answer(((struct server *)ctx)->ab, x, exchange_wildcard(x), "delete");
-}
-
-static void stop_handle(void *ctx, struct exchange *x) {
-    const char *rest = exchange_wildcard(x), *verb = strchr(rest, '/');
-    if (!verb || strcmp(verb, "/stop") != 0) {
-        api_fail(x, 404, NULL, NULL, "not_found", "there is POST /v1/ab and /v1/ab/NAME/stop");
-        return;
-    }
-    char *name = xstrndup(rest, (size_t)(verb - rest));
-    experiment_answer(((struct server *)ctx)->ab, x, name, "stop");
-    free(name);
-}
-
-const struct http_route ab_routes[] = {
-    {"POST", "/v1/ab", SCOPE_ADMIN, start_handle},
-    {"GET", "/v1/ab", SCOPE_ADMIN, list_handle},
-    {"GET", "/v1/ab/*", SCOPE_ADMIN, one_handle},
-    {"POST", "/v1/ab/*", SCOPE_ADMIN, stop_handle},
-    {"DELETE", "/v1/ab/*", SCOPE_ADMIN, delete_handle},
-    {0},
-};

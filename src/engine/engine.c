@@ -278,90 +278,6 @@ void engine_request_release(struct engine_request *r) {
     r->done = false;
 }
 
-static void key_u64(struct sha256 *h, uint64_t v) {
-    uint8_t b[8];
-    for (int i = 0; i < 8; i++) b[i] = (uint8_t)(v >> 8 * i);
-    sha256_update(h, b, sizeof b);
-}
-
-static void key_float(struct sha256 *h, float v) {
-    uint32_t bits;
-    memcpy(&bits, &v, sizeof bits);
-    key_u64(h, bits);
-}
-
-static void key_text(struct sha256 *h, const char *s) {
-    key_u64(h, strlen(s));
-    sha256_update(h, s, strlen(s));
-}
-
-static void key_tokens(struct sha256 *h, const int32_t *v, int32_t n) {
-    key_u64(h, (uint64_t)n);
-    for (int32_t i = 0; i < n; i++) key_u64(h, (uint64_t)v[i]);
-}
-
-/* Key of the adapters that a request's rows run under. The KV cache depends on it and the tokens.
- */
-static void adapters_key(const struct engine_request *r, char out[HASH_LEN]) {
-    strcpy(out, r->adapter ? r->adapter->hash : "-");
-    if (r->n_mix == 0) return;
-    struct sha256 h;
-    sha256_init(&h);
-    for (int32_t i = 0; i < r->n_mix; i++) {
-        key_text(&h, r->mix[i].adapter ? r->mix[i].adapter->hash : "noise");
-        key_u64(&h, r->mix[i].noise.seed);
-        key_u64(&h, r->mix[i].noise.member);
-        key_float(&h, r->mix[i].weight);
-    }
-    sha256_final(&h, out);
-}
-
-/* Every field has a length or a fixed width, so no two calls give the same bytes. */
-void engine_request_key(const struct engine_request *r, const char *model_hash,
-                        enum numeric_class cls, char out[HASH_LEN]) {
-    struct sha256 h;
-    sha256_init(&h);
-    key_text(&h, "shoal call 2");
-    key_text(&h, model_hash);
-    char adapters[HASH_LEN];
-    adapters_key(r, adapters);
-    key_text(&h, adapters);
-    key_u64(&h, (uint64_t)cls);
-    key_float(&h, r->sampling.temperature);
-    key_u64(&h, (uint64_t)r->sampling.top_k);
-    key_float(&h, r->sampling.top_p);
-    key_float(&h, r->sampling.min_p);
-    key_u64(&h, r->sampling.seed);
-    key_float(&h, r->sampling.typical_p);
-    key_float(&h, r->sampling.repetition_penalty);
-    key_float(&h, r->sampling.presence_penalty);
-    key_float(&h, r->sampling.frequency_penalty);
-    key_u64(&h, (uint64_t)r->sampling.n_bias);
-    for (int32_t i = 0; i < r->sampling.n_bias; i++) {
-        key_u64(&h, (uint64_t)r->sampling.bias[i].token);
-        key_float(&h, r->sampling.bias[i].bias);
-    }
-    /* only if set, so that calls without it keep their key */
-    if (r->sampling.penalty_last_n) {
-        key_text(&h, "penalty_last_n");
-        key_u64(&h, (uint64_t)r->sampling.penalty_last_n);
-    }
-    key_text(&h, r->grammar ? grammar_hash(r->grammar) : "-");
-    key_u64(&h, (uint64_t)r->loop_tokens);
-    key_u64(&h, (uint64_t)r->n_top);
-    key_u64(&h, r->prompt_logprobs);
-    key_float(&h, r->logprob_temperature);
-    key_u64(&h, (uint64_t)r->n_stop_texts);
-    for (int32_t i = 0; i < r->n_stop_texts; i++) key_text(&h, r->stop_texts[i]);
-    key_u64(&h, (uint64_t)r->max_tokens);
-    key_tokens(&h, r->prompt, r->n_prompt);
-    key_tokens(&h, r->stop, r->n_stop);
-    key_tokens(&h, r->suffix.v, r->suffix.n);
-    key_u64(&h, (uint64_t)r->n_choices);
-    for (int32_t i = 0; i < r->n_choices; i++) key_tokens(&h, r->choices[i].v, r->choices[i].n);
-    sha256_final(&h, out);
-}
-
 int engine_check_tokens(const char *what, const int32_t *v, int32_t n, int32_t vocab,
                         struct error *err) {
     if (n < 0) return error_set(err, ERR_USAGE, "%s has '%d' tokens", what, n);
@@ -514,7 +430,7 @@ static struct sorted_choice *choices_sort(const struct engine_request *r) {
 
 static void state_adapters(const struct engine *e, const struct engine_request *r) {
     struct request_state *s = r->state;
-    adapters_key(r, s->key);
+    engine_adapters_key(r, s->key);
     s->n_parts = r->adapter ? 1 : r->n_mix;
     s->overlay = r->adapter ? r->adapter->overlay : NULL;
     s->parts = xcalloc((size_t)MAX(s->n_parts, 1), sizeof *s->parts);

@@ -15,7 +15,7 @@ float logits_logsumexp(const float *x, int32_t n, float *scratch);
 
 struct engine_slot {
     struct engine_request *owner; /* NULL: free, but its tokens may be reused */
-    char key[HASH_LEN];           /* adapters_key of the request that filled it */
+    char key[HASH_LEN];           /* engine_adapters_key of the request that filled it */
     int32_t *tokens;              /* [max_len] */
     int32_t n;                    /* positions in the cache */
     uint64_t used;                /* step of the last use */
@@ -85,6 +85,35 @@ struct engine {
     int64_t mask_units; /* work units left for masks */
     int32_t mask_turn;  /* index of the active request whose mask is computed next */
 };
+
+/* request_inputs.c */
+
+enum request_input_type {
+    INPUT_FLOAT,
+    INPUT_INT,  /* int32_t */
+    INPUT_SEED, /* uint64_t */
+    INPUT_BOOL,
+    INPUT_TOKENS,      /* list of int32_t */
+    INPUT_TEXTS,       /* list of const char * */
+    INPUT_TOKEN_LISTS, /* list of struct token_seq */
+    INPUT_BIAS,        /* list of struct logit_bias */
+    INPUT_GRAMMAR,     /* const struct grammar *, may be NULL */
+};
+/* An input of a call. Every row is part of the key and of the record. */
+struct request_input {
+    const char *name; /* key in the JSON of a record */
+    enum request_input_type type;
+    size_t value, count; /* offsets in struct engine_request; count: of a list's int32_t length */
+    int32_t min, max;    /* INPUT_INT: values that a record may have */
+    bool in_sampling;    /* in the JSON a member of "sampling" */
+    bool optional;       /* INPUT_INT: 0 is neither in the key nor in the JSON */
+};
+extern const struct request_input request_inputs[]; /* ends with a NULL name */
+
+/* Key of the adapters that a request's rows run under. The KV cache depends on it and the tokens.
+ */
+void engine_adapters_key(const struct engine_request *r, char out[HASH_LEN]);
+json_t *json_from_tokens(const int32_t *v, int32_t n);
 
 /* The least recently used free slot, empty ones first (`filled`: skips empty slots), or -1. */
 int32_t slot_find_lru(const struct engine *e, bool filled);

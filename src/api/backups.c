@@ -15,19 +15,9 @@
 
 enum { N_ROOTS = 3 };
 
-/* The roots of this server's backups: its state, the runs, and the folder of adapters, if it has
- * one. */
-static struct backup_options place_of(struct server *s, struct backup_root roots[N_ROOTS]) {
-    struct backup_options p = {.to = s->backups, .roots = roots, .staged = keys_restore};
-    roots[p.n_roots++] = (struct backup_root){"state", s->o->state_dir};
-    roots[p.n_roots++] = (struct backup_root){"runs", s->o->runs};
-    if (s->o->adapter_dir) roots[p.n_roots++] = (struct backup_root){"adapters", s->o->adapter_dir};
-    return p;
-}
-
 /* Stores the progress for work_json. Only one operation runs at a time, so it may write both
  * fields. */
-static bool told(void *ctx, int64_t done, int64_t total) {
+static bool progress_store(void *ctx, int64_t done, int64_t total) {
     struct server *s = ctx;
     pthread_mutex_lock(&s->lock);
     s->backed_up = done;
@@ -35,6 +25,17 @@ static bool told(void *ctx, int64_t done, int64_t total) {
     bool closing = s->closing;
     pthread_mutex_unlock(&s->lock);
     return !closing;
+}
+
+/* The options of this server's backups. Their roots: its state, the runs, and the folder of
+ * adapters, if it has one. */
+static struct backup_options options_of(struct server *s, struct backup_root roots[N_ROOTS]) {
+    struct backup_options p = {
+        .to = s->backups, .roots = roots, .staged = keys_restore, .told = progress_store, .ctx = s};
+    roots[p.n_roots++] = (struct backup_root){"state", s->o->state_dir};
+    roots[p.n_roots++] = (struct backup_root){"runs", s->o->runs};
+    if (s->o->adapter_dir) roots[p.n_roots++] = (struct backup_root){"adapters", s->o->adapter_dir};
+    return p;
 }
 
 static void fail(struct exchange *x, const struct error *err) {
@@ -98,11 +99,9 @@ static void list_handle(void *ctx, struct exchange *x) {
 static void make_handle(void *ctx, struct exchange *x) {
     struct server *s = ctx;
     struct backup_root roots[N_ROOTS];
-    struct backup_options p = place_of(s, roots);
+    struct backup_options p = options_of(s, roots);
     struct error err;
     json_t *v = NULL;
-    p.told = told;
-    p.ctx = s;
     if (work_begin(s, "backup", &err)) {
         v = backup_create(&p, &err);
         work_end(s);
@@ -111,7 +110,7 @@ static void make_handle(void *ctx, struct exchange *x) {
 }
 
 static void check(struct server *s, struct exchange *x, const char *id) {
-    struct backup_options p = {.to = s->backups, .told = told, .ctx = s};
+    struct backup_options p = {.to = s->backups, .told = progress_store, .ctx = s};
     struct error err;
     json_t *v = NULL;
     if (work_begin(s, "check", &err)) {
@@ -123,11 +122,9 @@ static void check(struct server *s, struct exchange *x, const char *id) {
 
 static void restore(struct server *s, struct exchange *x, const char *id) {
     struct backup_root roots[N_ROOTS];
-    struct backup_options p = place_of(s, roots);
+    struct backup_options p = options_of(s, roots);
     struct error err;
     json_t *v = NULL;
-    p.told = told;
-    p.ctx = s;
     if (work_begin(s, "restore", &err)) {
         if (backup_restore_schedule(&p, id, &err) == OK) v = backup_restore_scheduled(s->backups);
         work_end(s);
@@ -194,7 +191,7 @@ static int backups_restore(struct server *s, struct error *err) {
     struct backup_root roots[N_ROOTS];
     const char *state = s->o->state_dir;
     s->backups = s->o->backups ? xstrdup(s->o->backups) : path_relative_to(state, "backups");
-    struct backup_options p = place_of(s, roots);
+    struct backup_options p = options_of(s, roots);
     json_t *v = backup_restore_run_scheduled(&p, err);
     if (!v && err->code != OK) return err->code;
     if (v) restored_note(v);

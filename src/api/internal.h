@@ -21,8 +21,18 @@ struct body_sink *ollama_sink(struct server *s, struct exchange *x, const struct
  * sets take precedence. */
 void derived_settings_apply(struct server *s, const struct model_ref *t, json_t *body);
 
-/* llamacpp.c: tokenizes {content} */
+/* llamacpp.c */
+
+/* Tokenizes {content}. */
 void llamacpp_tokenize(struct server *s, struct exchange *x, const json_t *body);
+/* The sampling fields that llama.cpp and Ollama share, and the values that differ. A negative seed
+ * is a random one, a negative temperature is 0. */
+struct llamacpp_sampling {
+    double least_temperature, top_p, min_p;
+    int64_t least_seed;
+};
+int llamacpp_sampling_read(const json_t *o, const struct llamacpp_sampling *defaults,
+                           struct sampling_params *out, struct error *err);
 
 /* openai.c: used by other APIs too */
 

@@ -70,7 +70,7 @@ static int prompt_add(const struct server *s, const json_t *v, int flags, struct
         token_ids_add(out, (int32_t)json_integer_value(v));
         return OK;
     }
-    if (!json_is_array(v) || !(flags & TOKENIZER_ADD_BOS)) // a list nested three deep
+    if (!json_is_array(v))
         return error_set(err, ERR_USAGE,
                          "'prompt' must be a string, token ids of this model's %d, a list of both, "
                          "or a list of such prompts",
@@ -184,30 +184,38 @@ static int samplers_refuse(const json_t *body, struct error *err) {
     return OK;
 }
 
+int llamacpp_sampling_read(const json_t *o, const struct llamacpp_sampling *defaults,
+                           struct sampling_params *out, struct error *err) {
+    double temperature = 0.8, top_p = defaults->top_p, min_p = defaults->min_p, typical_p = 1,
+           repeat = 1, presence = 0, frequency = 0;
+    int64_t top_k = 40, last_n = 64, seed = -1;
+    if (json_read_number(o, "temperature", defaults->least_temperature, 100, &temperature, err) !=
+            OK ||
+        json_read_number(o, "top_p", 0, 1, &top_p, err) != OK ||
+        json_read_number(o, "min_p", 0, 1, &min_p, err) != OK ||
+        json_read_number(o, "typical_p", 0, 1, &typical_p, err) != OK ||
+        json_read_number(o, "repeat_penalty", 1e-3, 100, &repeat, err) != OK ||
+        json_read_number(o, "presence_penalty", -100, 100, &presence, err) != OK ||
+        json_read_number(o, "frequency_penalty", -100, 100, &frequency, err) != OK ||
+        json_read_int(o, "top_k", -1, 1 << 30, &top_k, err) != OK ||
+        json_read_int(o, "repeat_last_n", -1, INT32_MAX, &last_n, err) != OK ||
+        json_read_int(o, "seed", defaults->least_seed, INT64_MAX, &seed, err) != OK)
+        return err->code;
+    *out = (struct sampling_params){.temperature = temperature > 0 ? (float)temperature : 0,
+                                    .top_k = (int32_t)MAX(top_k, 0),
+                                    .top_p = top_p > 0 ? (float)top_p : 1e-6f,
+                                    .min_p = (float)min_p,
+                                    .typical_p = (float)typical_p,
+                                    .seed = seed >= 0 ? (uint64_t)seed : random_seed()};
+    sampling_set_penalties(out, repeat, presence, frequency, last_n);
+    return OK;
+}
+
 static int sampling_read(const struct server *s, const json_t *body, struct generation_spec *spec,
                          struct error *err) {
-    double temperature = 0.8, top_p = 0.95, min_p = 0.05, typical_p = 1, repeat = 1, presence = 0,
-           frequency = 0;
-    int64_t top_k = 40, last_n = 64, seed = -1;
-    if (json_read_number(body, "temperature", -100, 100, &temperature, err) != OK ||
-        json_read_number(body, "top_p", 0, 1, &top_p, err) != OK ||
-        json_read_number(body, "min_p", 0, 1, &min_p, err) != OK ||
-        json_read_number(body, "typical_p", 0, 1, &typical_p, err) != OK ||
-        json_read_number(body, "repeat_penalty", 1e-3, 100, &repeat, err) != OK ||
-        json_read_number(body, "presence_penalty", -100, 100, &presence, err) != OK ||
-        json_read_number(body, "frequency_penalty", -100, 100, &frequency, err) != OK ||
-        json_read_int(body, "top_k", -1, 1 << 30, &top_k, err) != OK ||
-        json_read_int(body, "repeat_last_n", -1, INT32_MAX, &last_n, err) != OK ||
-        json_read_int(body, "seed", -1, INT64_MAX, &seed, err) != OK)
-        return err->code;
-    spec->sampling =
-        (struct sampling_params){.temperature = temperature > 0 ? (float)temperature : 0,
-                                 .top_k = (int32_t)MAX(top_k, 0),
-                                 .top_p = top_p > 0 ? (float)top_p : 1e-6f,
-                                 .min_p = (float)min_p,
-                                 .typical_p = (float)typical_p,
-                                 .seed = seed >= 0 ? (uint64_t)seed : random_seed()};
-    sampling_set_penalties(&spec->sampling, repeat, presence, frequency, last_n);
+    static const struct llamacpp_sampling defaults = {
+        .least_temperature = -100, .top_p = 0.95, .min_p = 0.05, .least_seed = -1};
+    if (llamacpp_sampling_read(body, &defaults, &spec->sampling, err) != OK) return err->code;
     if (bias_unfold(s, body, spec, err) != OK) return err->code;
     return stop_conditions_read(s, body, spec, err);
 }

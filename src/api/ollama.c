@@ -97,32 +97,16 @@ static int keep_alive_read(const json_t *body, bool *zero, struct error *err) {
 
 int ollama_options_read(const struct server *s, const json_t *o, struct generation_spec *spec,
                         struct error *err) {
-    double temperature = 0.8, top_p = 0.9, min_p = 0, typical_p = 1, repeat = 1, presence = 0,
-           frequency = 0;
-    int64_t top_k = 40, seed = -1, last_n = 64, predict = s->o->max_tokens, ctx = 0;
-    if (json_read_number(o, "temperature", 0, 100, &temperature, err) != OK ||
-        json_read_number(o, "top_p", 0, 1, &top_p, err) != OK ||
-        json_read_number(o, "min_p", 0, 1, &min_p, err) != OK ||
-        json_read_number(o, "typical_p", 0, 1, &typical_p, err) != OK ||
-        json_read_number(o, "repeat_penalty", 1e-3, 100, &repeat, err) != OK ||
-        json_read_number(o, "presence_penalty", -100, 100, &presence, err) != OK ||
-        json_read_number(o, "frequency_penalty", -100, 100, &frequency, err) != OK ||
-        json_read_int(o, "top_k", -1, 1 << 30, &top_k, err) != OK ||
-        json_read_int(o, "seed", INT64_MIN, INT64_MAX, &seed, err) != OK ||
-        json_read_int(o, "repeat_last_n", -1, INT32_MAX, &last_n, err) != OK ||
+    static const struct llamacpp_sampling defaults = {
+        .least_temperature = 0, .top_p = 0.9, .min_p = 0, .least_seed = INT64_MIN};
+    int64_t predict = s->o->max_tokens, ctx = 0;
+    if (llamacpp_sampling_read(o, &defaults, &spec->sampling, err) != OK ||
         json_read_int(o, "num_ctx", 0, INT32_MAX, &ctx, err) != OK ||
         json_read_int(o, "num_predict", -2, INT32_MAX, &predict, err) != OK)
         return err->code;
     spec->n = 1;
     spec->context = (int32_t)ctx;
     spec->max_tokens = predict > 0 ? (int32_t)predict : INT32_MAX; // no limit but the context
-    spec->sampling = (struct sampling_params){.temperature = (float)temperature,
-                                              .top_k = (int32_t)MAX(top_k, 0),
-                                              .top_p = top_p > 0 ? (float)top_p : 1e-6f,
-                                              .min_p = (float)min_p,
-                                              .typical_p = (float)typical_p,
-                                              .seed = seed >= 0 ? (uint64_t)seed : random_seed()};
-    sampling_set_penalties(&spec->sampling, repeat, presence, frequency, last_n);
     return stop_conditions_read(s, o, spec, err);
 }
 

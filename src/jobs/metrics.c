@@ -16,7 +16,7 @@ static const char PREFIX[] = "shoal_";
 
 struct job_metrics {
     double began; /* 0: no values yet */
-    struct told {
+    struct series {
         struct curve curve;
         double last_at, last; /* `last` may be NaN, which the curve omits */
     } * v[N_METRICS];         /* NULL: not reported */
@@ -46,7 +46,7 @@ void job_metrics_free(struct job_metrics *f) {
     free(f);
 }
 
-static struct told *told_get(struct job_metrics *f, enum metric_id id) {
+static struct series *series_get(struct job_metrics *f, enum metric_id id) {
     if (!f->v[id]) f->v[id] = xcalloc(1, sizeof *f->v[id]);
     return f->v[id];
 }
@@ -62,7 +62,7 @@ void job_metrics_record(struct job_metrics *f, double at, const json_t *line) {
     json_object_foreach ((json_t *)(uintptr_t)line, name, v) {
         enum metric_id id = job_metric_find(name);
         if (id == N_METRICS || !(json_is_number(v) || json_is_null(v))) continue;
-        struct told *t = told_get(f, id);
+        struct series *t = series_get(f, id);
         t->last_at = fmax(t->last_at, at - f->began);
         t->last = number_of(v);
         curve_add(&t->curve, t->last_at, t->last);
@@ -102,9 +102,9 @@ json_t *job_metrics_json(const struct job_metrics *f) {
     return json_pack("{s:f,s:o}", "began", f->began, "series", list);
 }
 
-/* Reads at most CURVE_POINTS points. An incomplete mean at the end becomes a point like the
- * others. */
-static void curve_read(struct told *t, const json_t *v) {
+/* Reads the first CURVE_POINTS points, without those that are not finite. Each of them counts as a
+ * mean of `per` values, also one that job_metrics_json wrote for an incomplete mean. */
+static void curve_read(struct series *t, const json_t *v) {
     const json_t *at = json_object_get(v, "at"), *value = json_object_get(v, "value");
     double per = number_of(json_object_get(v, "per"));
     size_t n = MIN(MIN(json_array_size(at), json_array_size(value)), CURVE_POINTS);
@@ -128,7 +128,7 @@ struct job_metrics *job_metrics_from_json(const json_t *v) {
     f->began = began;
     json_array_foreach (json_object_get(v, "series"), i, series) {
         enum metric_id id = job_metric_find(json_get_string(series, "name"));
-        if (id < N_METRICS && !f->v[id]) curve_read(told_get(f, id), series);
+        if (id < N_METRICS && !f->v[id]) curve_read(series_get(f, id), series);
     }
     return f;
 }

@@ -43,8 +43,8 @@ int request_memory_reserve(struct server *s, struct exchange *x, size_t bytes, s
     return memory_budget_reserve(s->memory, x, bytes, err);
 }
 
-/* Bytes of the tree that a JSON text becomes. Text in strings counts like JSON: the arguments of
- * tool calls are JSON in a string, and become a tree as well. */
+/* Bytes of the tree that a JSON text becomes. Unlike in json_parse_memory, text in strings counts
+ * like JSON: the arguments of tool calls are JSON in a string, and become a tree as well. */
 static size_t json_tree_bytes(const struct buf *b) {
     size_t bytes = b->len;
     for (size_t i = 0; i < b->len; i++) {

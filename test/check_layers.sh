@@ -5,11 +5,16 @@
 # precede it in the list below, and include/shoal.h; no path with "..", no unknown folder. One
 # exception: api/ is the handlers of serve/ and includes all its headers.
 # All headers can be included together: no two define the same name.
+# The first comment of a file begins with the file's name and a colon, that of internal.h with its
+# folder's; the guard of a header is SHOAL_FOLDER_FILE_H, that of FOLDER/FOLDER.h SHOAL_FOLDER_H.
 # The table in docs/ARCHITECTURE.md between the marks <!-- layers --> is what --draw prints.
 # Prints one line per folder, "ok layers NAME" or "not ok layers NAME: FILE:LINE: why", and first
 # proves on a small wrong tree that it would notice.
 set -u
 layers="base sandbox store hub backup kernel tokenizer template model adapter grammar engine memory grade eval data backprop train swarm evolve world agent cluster http ops jobs serve api lib cli"
+
+# Files that are about to move; their names and guards are not checked until then.
+moving='^src/(train/|cli/(world_|train_|adapter_extract))'
 
 # layers_check ROOT FOLDER: prints one line per offending include of ROOT/src/FOLDER, nothing when
 # all is well.
@@ -61,6 +66,31 @@ layers_report() {
     return $failed
 }
 
+# heads_check ROOT: prints one line per file with a wrong first comment or guard.
+heads_check() {
+    (cd "$1" && printf '%s\n' src/*/*.[ch] | grep -vE "$moving" | xargs awk '
+        function report() {
+            if (file != "" && !titled) print file ": its first comment does not begin with \"" title ":\""
+            if (file != "" && header && !guarded) print file ": its guard is not " guard
+        }
+        FNR == 1 {
+            report()
+            file = FILENAME
+            split(file, part, "/")
+            name = part[3]
+            header = sub(/\.h$/, "", name)
+            sub(/\.c$/, "", name)
+            title = name == "internal" ? part[2] : name
+            guard = toupper("SHOAL_" part[2] (name == part[2] ? "" : "_" name) "_H")
+            titled = guarded = 0
+            tested = ""
+        }
+        FNR <= 2 && index($0, (FNR == 1 ? "/* " : " * ") title ":") == 1 { titled = 1 }
+        tested == "" && $1 == "#ifndef" { tested = $2 }
+        $1 == "#define" && $2 == guard && tested == guard { guarded = 1 }
+        END { report() }')
+}
+
 # A tree with one right file and four wrong ones: exactly the wrong ones must be named.
 self_test() {
     tree=$(mktemp -d) || return 1
@@ -73,8 +103,15 @@ self_test() {
     printf '#include <kernel/kernel.h>\n' >"$tree/src/base/angle.c"
     printf '#include "kernel/internal.h"\n' >"$tree/src/model/private.c"
     got=$(layers_report "$tree")
+    printf '/* model: x */\n#ifndef SHOAL_MODEL_H\n#define SHOAL_MODEL_H\n' >"$tree/src/model/model.h"
+    printf '/*\n * model: x\n */\n#ifndef SHOAL_INTERNAL_H\n#define SHOAL_INTERNAL_H\n' >"$tree/src/model/internal.h"
+    heads=$(heads_check "$tree")
     rm -rf "$tree"
     trap - EXIT
+    case "$heads" in *model/model.h*) return 1 ;; esac
+    for wrong in "model/right.c: its first" "model/internal.h: its guard is not SHOAL_MODEL_INTERNAL_H"; do
+        case "$heads" in *"src/$wrong"*) ;; *) return 1 ;; esac
+    done
     for wrong in base/angle.c:1 kernel/upward.c:2 model/dots.h:1 model/private.c:1 odd/; do
         case "$got" in *"src/$wrong"*) ;; *) return 1 ;; esac
     done
@@ -107,6 +144,11 @@ else
     exit 1
 fi
 layers_report .
+if heads=$(heads_check .) && [ -z "$heads" ]; then
+    echo "ok first comments and guards"
+else
+    echo "$heads" | sed 's/^/not ok /'
+fi
 
 # Every header in one file. The libraries' flags are the Makefile's.
 all=$(mktemp) || exit 1

@@ -1,5 +1,5 @@
 /*
- * internal: shared by the adapter's file formats. Private to this folder.
+ * adapter: declarations that the adapter's file formats share. Private to this folder.
  *
  * An adapter's file is a list of named tensors in the order of its data (adapter_tensors), and a
  * config. Every reader fills the list from its file and then makes the adapter from the floats;

@@ -7,8 +7,8 @@
  *
  * The Jinja text reads `turns`, a list of {system, prompt, response}, or `messages` and `system`.
  */
-#ifndef SHOAL_GO_TEMPLATE_H
-#define SHOAL_GO_TEMPLATE_H
+#ifndef SHOAL_API_GO_TEMPLATE_H
+#define SHOAL_API_GO_TEMPLATE_H
 
 #include "base/base.h"
 

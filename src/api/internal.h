@@ -1,4 +1,4 @@
-/* api/internal: functions that the files of the APIs share. */
+/* api: functions that the files of the APIs share. */
 #ifndef SHOAL_API_INTERNAL_H
 #define SHOAL_API_INTERNAL_H
 

@@ -11,8 +11,8 @@
  *   parameters             Ollama's options by name
  *   messages               put before those of a conversation
  */
-#ifndef SHOAL_OLLAMA_H
-#define SHOAL_OLLAMA_H
+#ifndef SHOAL_API_OLLAMA_H
+#define SHOAL_API_OLLAMA_H
 
 #include "serve/generation.h"
 

@@ -1,5 +1,5 @@
 /*
- * Creates, lists and prunes backups.
+ * backup: creates, lists and prunes backups.
  *
  *     lock TO ─> databases ─> the other files ─> manifest
  *

@@ -1,4 +1,4 @@
-/* backup_internal: functions shared by backup.c and restore.c. */
+/* backup: functions shared by backup.c and restore.c. */
 #ifndef SHOAL_BACKUP_INTERNAL_H
 #define SHOAL_BACKUP_INTERNAL_H
 

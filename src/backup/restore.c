@@ -1,5 +1,5 @@
 /*
- * Verifies and restores backups.
+ * restore: verifies and restores backups.
  *
  *     verify ─> write PATH.restoring for each root ─> write restore.json ─> rename ─>
  *     delete restore.json

@@ -1,5 +1,5 @@
 /*
- * folder: creates, protects, locks and deletes folders, and removes leftovers of killed writers.
+ * dir: creates, protects, locks and deletes folders, and removes leftovers of killed writers.
  *
  * A leftover is NAME.tmp-PID or NAME.tmp-PID-N, which only file.c makes: a regular file that we
  * own, whose process does not run here and which no process has locked. A live writer holds a lock

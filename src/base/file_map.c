@@ -1,5 +1,5 @@
 /*
- * map: maps or copies files into memory, and handles a mapped file that shrinks.
+ * file_map: maps or copies files into memory, and handles a mapped file that shrinks.
  *
  * A page of a mapping beyond the file's new end cannot be read: the kernel sends SIGBUS.
  * file_map_catch_sigbus() turns that into a message with the file's name and exit 1. The handler

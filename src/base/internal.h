@@ -1,6 +1,6 @@
-/* Inside base: temporaries left by killed processes, the check of paths, and renamed options. */
-#ifndef SHOAL_FOLDER_H
-#define SHOAL_FOLDER_H
+/* base: temporaries left by killed processes, the check of paths, and renamed options. */
+#ifndef SHOAL_BASE_INTERNAL_H
+#define SHOAL_BASE_INTERNAL_H
 
 #include "base/base.h"
 

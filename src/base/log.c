@@ -1,5 +1,5 @@
 /*
- * output: clocks, messages on stderr, and progress: a line for the user, and lines for the program
+ * log: clocks, messages on stderr, and progress: a line for the user, and lines for the program
  * that started this one.
  *
  * It writes nothing to stdout, which belongs to results; but terminal_sanitize_stdout filters

@@ -1,6 +1,6 @@
 /*
- * memory: the memory available to this process, according to the machine and to the control groups
- * (versions 2 and 1) that the process is in.
+ * memory_info: the memory available to this process, according to the machine and to the control
+ * groups (versions 2 and 1) that the process is in.
  *
  * It does not consider RLIMIT_AS or swap.
  */

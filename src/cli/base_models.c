@@ -1,5 +1,5 @@
 /*
- * Opens several models: finds equal paths and divides the memory among the models.
+ * base_models: opens several models: finds equal paths and divides the memory among the models.
  *
  * Invariant: the limits of the bases add up to at most --max-memory, and no model is loaded before
  * every base has its limit.

@@ -6,8 +6,8 @@
  * its smallest engine, and a share of the rest in proportion to the difference between its full and
  * its smallest engine.
  */
-#ifndef SHOAL_BASES_H
-#define SHOAL_BASES_H
+#ifndef SHOAL_CLI_BASE_MODELS_H
+#define SHOAL_CLI_BASE_MODELS_H
 
 #include "cli/setup.h"
 

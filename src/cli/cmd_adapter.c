@@ -1,5 +1,5 @@
-/* shoal adapter: shows adapters, blends and mutates them, converts them between PEFT and GGUF,
- * merges them into their base. Extracting and resizing are in adapter_extract.c. */
+/* cmd_adapter: `shoal adapter`: shows adapters, blends and mutates them, converts them between PEFT
+ * and GGUF, merges them into their base. Extracting and resizing are in adapter_extract.c. */
 #define _GNU_SOURCE
 #include "cli/adapter_verbs.h"
 #include "evolve/evolve.h"

@@ -1,7 +1,7 @@
 /*
- * shoal ask: a team answers a question. Agents with roles think in one batch, a summary is made,
- * they think again, and one of them writes the answer; the graph is protocols/panel.yaml. All
- * messages are kept on a blackboard in the store, under the keys of the pipeline.
+ * cmd_ask: `shoal ask`: a team answers a question. Agents with roles think in one batch, a summary
+ * is made, they think again, and one of them writes the answer; the graph is protocols/panel.yaml.
+ * All messages are kept on a blackboard in the store, under the keys of the pipeline.
  *
  * Without a question, questions are read from stdin, one per line.
  */

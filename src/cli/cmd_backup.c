@@ -1,6 +1,6 @@
 /*
- * shoal backup TO, shoal restore TO: copies the state of the server and the runs into a folder and
- * restores it.
+ * cmd_backup: `shoal backup TO` and `shoal restore TO`: copies the state of the server and the runs
+ * into a folder and restores it.
  *
  * Each root has a name in the backup: "state", "runs", and for --also the last part of each path;
  * restore finds the target of a name by the same flags.

@@ -1,5 +1,5 @@
 /*
- * shoal bench: tokens per second on a known shape with random weights, or on a model.
+ * cmd_bench: `shoal bench`: tokens per second on a known shape with random weights, or on a model.
  *
  * The variants of a comparison run in turn, repetition by repetition, so that a busy machine slows
  * all of them alike: read the ratios. All printed times are medians; `ratio` is the median over

@@ -1,6 +1,6 @@
 /*
- * shoal chat: a conversation in the terminal, with the model alone, streamed token by token, or
- * with the team of shoal ask.
+ * cmd_chat: `shoal chat`: a conversation in the terminal, with the model alone, streamed token by
+ * token, or with the team of shoal ask.
  *
  * Lines come from the terminal or from a pipe; a line that begins with a slash is a command (the
  * table below). The conversation is remembered as ask remembers it, in the store with

@@ -1,6 +1,6 @@
-/* shoal config explain|check|defaults: shows the values that a command would use and the source
- * of each; checks a file; or prints the defaults, so that a later version can warn about changed
- * ones. */
+/* cmd_config: `shoal config explain|check|defaults`: shows the values that a command would use and
+ * the source of each; checks a file; or prints the defaults, so that a later version can warn about
+ * changed ones. */
 #define _GNU_SOURCE
 #include "cli/settings.h"
 

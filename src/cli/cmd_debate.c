@@ -1,6 +1,6 @@
 /*
- * shoal debate: agents answer questions together. It measures whether the debate paid off: the
- * answers of each agent alone, their first vote, the best choice among first answers,
+ * cmd_debate: `shoal debate`: agents answer questions together. It measures whether the debate paid
+ * off: the answers of each agent alone, their first vote, the best choice among first answers,
  * self-consistency of the best agent at the cost of the debate, and the contribution of each agent.
  */
 #define _GNU_SOURCE

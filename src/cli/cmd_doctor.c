@@ -1,5 +1,5 @@
-/* shoal doctor: the features of this machine, those that the program uses, and those that are
- * missing. */
+/* cmd_doctor: `shoal doctor`: the features of this machine, those that the program uses, and those
+ * that are missing. */
 #define _GNU_SOURCE
 #define PCRE2_CODE_UNIT_WIDTH 8
 #include "cli/cli.h"

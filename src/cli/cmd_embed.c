@@ -1,6 +1,6 @@
 /*
- * shoal embed MODEL: prints embeddings of texts: JSON lines for programs, a table of cosines for
- * people.
+ * cmd_embed: `shoal embed MODEL`: prints embeddings of texts: JSON lines for programs, a table of
+ * cosines for people.
  */
 #define _GNU_SOURCE
 #include "cli/prompts.h"

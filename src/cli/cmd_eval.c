@@ -1,6 +1,6 @@
 /*
- * shoal eval MODEL: measures base, adapters, the generations of a run, and teams on the same
- * questions, with statistics of the differences.
+ * cmd_eval: `shoal eval MODEL`: measures base, adapters, the generations of a run, and teams on the
+ * same questions, with statistics of the differences.
  *
  * Questions are read before the model, and the smallest detectable difference is printed before the
  * first question is answered. Results are printed at the end: Holm's correction needs all of them.

@@ -1,5 +1,5 @@
-/* shoal evolve, demo, resume and fork: runs of evolve/run.c. The demo is the evolve command on the
- * recipe that ships. */
+/* cmd_evolve: `shoal evolve`, `demo`, `resume` and `fork`: runs of evolve/run.c. The demo is the
+ * evolve command on the recipe that ships. */
 #define _GNU_SOURCE
 #include "cli/cli.h"
 #include "evolve/evolve.h"

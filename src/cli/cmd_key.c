@@ -1,5 +1,5 @@
 /*
- * shoal key add|list|revoke: the keys that give access to `shoal serve`.
+ * cmd_key: `shoal key add|list|revoke`: the keys that give access to `shoal serve`.
  *
  * Changes the server's store, whether a server runs or not; a running server applies the change
  * within a second. The secret of a new key is printed to stdout once and nowhere else.

@@ -1,5 +1,6 @@
 /*
- * shoal knowledge add|search|list|remove DB: a knowledge base of texts that agents search.
+ * cmd_knowledge: `shoal knowledge add|search|list|remove DB`: a knowledge base of texts that agents
+ * search.
  *
  * Search uses words only unless --model names a model: then its embeddings count too, and are
  * stored.

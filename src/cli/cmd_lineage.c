@@ -1,4 +1,4 @@
-/* shoal lineage RUN: the family tree of a run, even of a run in progress. */
+/* cmd_lineage: `shoal lineage RUN`: the family tree of a run, even of a run in progress. */
 #define _GNU_SOURCE
 #include "cli/cli.h"
 #include "evolve/evolve.h"

@@ -1,5 +1,5 @@
-/* shoal metrics: the metrics that /metrics of a server may hold, with alert rules and a dashboard
- * for them. It contacts no server; the output is the same wherever it runs. */
+/* cmd_metrics: `shoal metrics`: the metrics that /metrics of a server may hold, with alert rules
+ * and a dashboard for them. It contacts no server; the output is the same wherever it runs. */
 #define _GNU_SOURCE
 #include "cli/cli.h"
 #include "ops/ops.h"

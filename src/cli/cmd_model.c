@@ -1,4 +1,4 @@
-/* shoal model new|info|data and shoal convert: model files. */
+/* cmd_model: `shoal model new|info|data` and `shoal convert`: model files. */
 #define _GNU_SOURCE
 #include "cli/cli.h"
 #include "eval/eval.h"

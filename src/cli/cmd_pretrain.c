@@ -1,4 +1,4 @@
-/* shoal pretrain RECIPE: the starter model from its recipe. */
+/* cmd_pretrain: `shoal pretrain RECIPE`: the starter model from its recipe. */
 #include "cli/cli.h"
 #include "train/train.h"
 

@@ -1,4 +1,5 @@
-/* shoal pull: loads models and adapters from a hub, and lists those that are on this machine. */
+/* cmd_pull: `shoal pull`: loads models and adapters from a hub, and lists those that are on this
+ * machine. */
 #include "cli/cli.h"
 #include "hub/hub.h"
 

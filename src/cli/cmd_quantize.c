@@ -1,5 +1,5 @@
 /*
- * shoal quantize: writes a model with fewer bits per weight, and measures the loss.
+ * cmd_quantize: `shoal quantize`: writes a model with fewer bits per weight, and measures the loss.
  *
  * The copy is opened and both models read the same tokens. Perplexity, KL divergence and agreement
  * of the most probable token are printed together with size and bits, because a size alone does not

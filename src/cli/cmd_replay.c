@@ -1,5 +1,6 @@
 /*
- * shoal replay KEY: runs a recorded call again and prints "same bits", or every difference.
+ * cmd_replay: `shoal replay KEY`: runs a recorded call again and prints "same bits", or every
+ * difference.
  *
  * It first compares the inputs of the call — model, adapters, numeric class, processor level,
  * version — then, if the call can run at all, its outputs. The store does not change.

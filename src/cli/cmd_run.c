@@ -1,5 +1,6 @@
 /*
- * shoal run MODEL: generate from prompts or chat messages, with adapters, a mix of them, or none.
+ * cmd_run: `shoal run MODEL`: generate from prompts or chat messages, with adapters, a mix of them,
+ * or none.
  *
  * All prompts and all samples of each are requests of one batch. Text output is for people; token
  * ids, log-probabilities and the identity of a call are printed with --json only.

@@ -1,5 +1,5 @@
 /*
- * shoal runs: lists runs, and compares the results of groups of runs.
+ * cmd_runs: `shoal runs`: lists runs, and compares the results of groups of runs.
  *
  * A group is every run whose id is its name and "-KEY"; a key names the repetition: a seed ("s3"),
  * or a family and a seed ("order-s3"). Groups are compared with the first one on the keys that both

@@ -1,4 +1,5 @@
-/* shoal serve: one model, its adapters and teams over HTTP, until a signal stops it. */
+/* cmd_serve: `shoal serve`: one model, its adapters and teams over HTTP, until a signal stops
+ * it. */
 #define _GNU_SOURCE
 #include "api/api.h"
 #include "cli/settings.h"

@@ -1,6 +1,6 @@
 /*
- * shoal synth: the model writes answers to prompts, filters select, and the selected answers become
- * training data that names its source; --then-train runs `shoal train` on it.
+ * cmd_synth: `shoal synth`: the model writes answers to prompts, filters select, and the selected
+ * answers become training data that names its source; --then-train runs `shoal train` on it.
  *
  * The second step is the train command, with the options after "--" or in the section train of the
  * recipe: it has no other flags here.

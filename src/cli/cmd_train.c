@@ -1,5 +1,5 @@
 /*
- * shoal train: makes adapters from conversations, or prints what that would take.
+ * cmd_train: `shoal train`: makes adapters from conversations, or prints what that would take.
  *
  * The base and the options come from the command line or from a recipe in the place of the base;
  * flags go before the recipe. Option names of the first predecessor's script, of PEFT and of TRL

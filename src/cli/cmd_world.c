@@ -1,7 +1,7 @@
 /*
- * shoal world: the grid world as a program. It measures policies on the same maps; shows or records
- * one world; enters a trace at any tick and continues it differently; and serves the environment to
- * other programs.
+ * cmd_world: `shoal world`: the grid world as a program. It measures policies on the same maps;
+ * shows or records one world; enters a trace at any tick and continues it differently; and serves
+ * the environment to other programs.
  *
  * A struct player chooses the actions; the rest is the same for all kinds of players.
  */

@@ -1,4 +1,4 @@
-/* Prints --dry-run output for every command without a special plan format. */
+/* dry_run: prints --dry-run output for every command without a special plan format. */
 #define _GNU_SOURCE
 #include "cli/cli.h"
 

@@ -1,6 +1,4 @@
-/*
- * Parses the sampling options and the adapters of a request from the command line.
- */
+/* generate: parses the sampling options and the adapters of a request from the command line. */
 #define _GNU_SOURCE
 #include "cli/generate.h"
 

@@ -2,8 +2,8 @@
  * generate: the parts of a request that run and chat share: sampling options, and a weighted sum of
  * adapters.
  */
-#ifndef SHOAL_GENERATE_H
-#define SHOAL_GENERATE_H
+#ifndef SHOAL_CLI_GENERATE_H
+#define SHOAL_CLI_GENERATE_H
 
 #include "cli/setup.h"
 

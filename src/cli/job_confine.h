@@ -3,8 +3,8 @@
  * SHOAL_JOB describes: afterwards the process reads and writes only the paths of jobs, and runs no
  * commands unless they are allowed.
  */
-#ifndef SHOAL_IN_JOB_H
-#define SHOAL_IN_JOB_H
+#ifndef SHOAL_CLI_JOB_CONFINE_H
+#define SHOAL_CLI_JOB_CONFINE_H
 
 #include "base/base.h"
 

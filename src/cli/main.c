@@ -1,5 +1,4 @@
-/* The program's entry: finds the command, parses its options, turns errors into one line and an
- * exit code. */
+/* main: finds the command, parses its options, turns errors into one line and an exit code. */
 #define _GNU_SOURCE
 #include "cli/job_confine.h"
 #include "cli/settings.h"

@@ -1,5 +1,5 @@
 /*
- * Opens a team from its flags, and closes it.
+ * panel: opens a team from its flags, and closes it.
  *
  * The predecessor's flags work, or a note gives the reason why a flag needs nothing; a flag that
  * cannot work is refused.

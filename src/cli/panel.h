@@ -2,8 +2,8 @@
  * panel: the team that answers for ask and chat — its flags, its models, and everything that the
  * pipeline borrows, opened together and closed together.
  */
-#ifndef SHOAL_PANEL_H
-#define SHOAL_PANEL_H
+#ifndef SHOAL_CLI_PANEL_H
+#define SHOAL_CLI_PANEL_H
 
 #include "cli/base_models.h"
 #include "swarm/swarm.h"

@@ -1,5 +1,5 @@
 /*
- * Prompts from flags or a file.
+ * prompts: prompts from flags or a file.
  *
  * A file is read completely and before the model, so that a wrong line costs nothing and the memory
  * plan knows the longest prompt.

@@ -1,6 +1,6 @@
 /* prompts: the texts from a command line or a file, and their tokens. */
-#ifndef SHOAL_PROMPTS_H
-#define SHOAL_PROMPTS_H
+#ifndef SHOAL_CLI_PROMPTS_H
+#define SHOAL_CLI_PROMPTS_H
 
 #include "model/model.h"
 

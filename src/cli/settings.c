@@ -1,4 +1,4 @@
-/* Sources of option values: see settings.h. */
+/* settings: sources of option values; see settings.h. */
 #define _GNU_SOURCE
 #include "cli/settings.h"
 

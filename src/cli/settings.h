@@ -8,8 +8,8 @@
  *
  * Invariant: a file with an error in any section is refused before a command does anything.
  */
-#ifndef SHOAL_SETTINGS_H
-#define SHOAL_SETTINGS_H
+#ifndef SHOAL_CLI_SETTINGS_H
+#define SHOAL_CLI_SETTINGS_H
 
 #include "cli/cli.h"
 

@@ -1,5 +1,6 @@
 /*
- * Setup around an engine: limits, the plan, model and adapters, records, and the peak of memory.
+ * setup: setup around an engine: limits, the plan, model and adapters, records, and the peak of
+ * memory.
  *
  * Invariant: no part of a model is loaded before the plan was made, printed and accepted.
  */

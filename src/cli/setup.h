@@ -5,8 +5,8 @@
  * adapters (setup_adapter) and requests the engine (setup_engine); setup_close prints the peak of
  * memory and the number of recorded calls, and releases everything.
  */
-#ifndef SHOAL_SETUP_H
-#define SHOAL_SETUP_H
+#ifndef SHOAL_CLI_SETUP_H
+#define SHOAL_CLI_SETUP_H
 
 #include "cli/cli.h"
 #include "engine/engine.h"

@@ -1,5 +1,5 @@
 /*
- * Embeddings: the mean over a text of the hidden states after the final norm.
+ * embed: the embedding of a text: the mean of its hidden states after the final norm.
  *
  * A text uses a slot without a request and releases its pages at the end. Sums run in the order of
  * positions, so that an embedding depends on its text and adapter only.

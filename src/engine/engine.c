@@ -1,5 +1,5 @@
 /*
- * The engine: continuous batching of requests that each name their own adapter.
+ * engine: continuous batching of requests that each name their own adapter.
  *
  * A step: (1) waiting requests take free slots, first come first served; grammar masks are computed
  * for a bounded time; (2) every sequence that decodes and has its mask gives one row, the remaining

@@ -1,5 +1,5 @@
 /*
- * State and slots that the files of the engine share, and the one normaliser for the
+ * engine: state and slots that the files of the engine share, and the one normaliser for the
  * log-probabilities of sampled, generated and chosen tokens. A token's log-probability is logit -
  * logits_logsumexp, in float.
  */

@@ -1,5 +1,5 @@
 /*
- * The memory plan: one sum, and a search for the largest engine under a limit.
+ * memory_plan: one sum, and a search for the largest engine under a limit.
  *
  * Every term is an upper bound of the resident bytes at any time, so that the peak that the system
  * reports stays below the total. Memory that is reserved but not touched counts, and so does memory

@@ -1,5 +1,5 @@
 /*
- * The sampler: one token from one row of logits.
+ * sample: one token from one row of logits.
  *
  * A filter keeps a prefix of the candidates ordered by a key (probability, or typicality)
  * descending and id ascending; a heap orders only as many candidates as the filter needs. Without

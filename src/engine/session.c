@@ -1,5 +1,5 @@
 /*
- * Sessions: the cached positions of a sequence, stored in a file.
+ * session: the cached positions of a sequence, stored in a file.
  *
  * The file holds the cached keys and values of one sequence and everything they depend on:
  *

@@ -1,5 +1,5 @@
 /*
- * The task families that train and measure the starter model.
+ * fry: the task families that train and measure the starter model.
  *
  * A maker generates one question in one of three languages from an rng. Easy families contain only
  * variants that pretraining shows. Harder ones mix a common variant with a rare one that

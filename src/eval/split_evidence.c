@@ -1,6 +1,7 @@
 /*
- * Questions with split evidence. Every agent of a team sees a part of the evidence, so a vote
- * without communication cannot find the answer, and the others' findings are sufficient to find it.
+ * split_evidence: questions with split evidence. Every agent of a team sees a part of the evidence,
+ * so a vote without communication cannot find the answer, and the others' findings are sufficient
+ * to find it.
  *
  * A question has six items of one kind in three shares of two. An agent can name the best item of
  * its share; the best of these three is the answer. Training conversations teach three things in

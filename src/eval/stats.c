@@ -1,5 +1,5 @@
 /*
- * Statistics for reported results. Pure functions; binomial tails are exact in log space,
+ * stats: statistics for reported results. Pure functions; binomial tails are exact in log space,
  * everything else is the textbook formula named in its comment. Uses Shoal's logarithm and
  * exponential, so results do not depend on the C library.
  */

@@ -1,6 +1,6 @@
 /*
- * Differences between adapters, in weights and in behaviour. Evolution needs differences: a blend
- * of copies is a copy with every operator.
+ * diversity: differences between adapters, in weights and in behaviour. Evolution needs
+ * differences: a blend of copies is a copy with every operator.
  */
 #include "evolve/evolve.h"
 

@@ -1,5 +1,6 @@
 /*
- * Combination of terms, racing, the winner's curse and operator credit: arithmetic on given scores.
+ * fitness: combination of terms, racing, the winner's curse and operator credit: arithmetic on
+ * given scores.
  *
  * Invariant of a race: all remaining candidates have seen the same items 0..seen-1; an eliminated
  * candidate keeps its scores. So each comparison uses common items.

@@ -5,8 +5,8 @@
  * are compared on the same items (common random numbers), so that the difficulty of an item
  * cancels. The caller shuffles the items once. All functions are pure and never call a model.
  */
-#ifndef SHOAL_FITNESS_H
-#define SHOAL_FITNESS_H
+#ifndef SHOAL_EVOLVE_FITNESS_H
+#define SHOAL_EVOLVE_FITNESS_H
 
 #include "eval/eval.h"
 

@@ -1,6 +1,6 @@
 /*
- * The fitness function of a run. Candidates answer the generation's questions in multi-LoRA
- * batches; performance, cooperation and novelty are computed from these answers.
+ * fitness_eval: the fitness function of a run. Candidates answer the generation's questions in
+ * multi-LoRA batches; performance, cooperation and novelty are computed from these answers.
  *
  * All candidates of a generation get the same questions, so that the difficulty of a question
  * cancels. The questions depend on the recipe and the generation only.

@@ -1,7 +1,7 @@
 /*
- * Held-out evaluation of a run, on questions that fitness never used: single agents, the founders'
- * debate with its baselines, the generations, and retention on other tasks. Every comparison is
- * paired and corrected for the number of comparisons.
+ * heldout: held-out evaluation of a run, on questions that fitness never used: single agents, the
+ * founders' debate with its baselines, the generations, and retention on other tasks. Every
+ * comparison is paired and corrected for the number of comparisons.
  */
 #define _GNU_SOURCE
 #include "evolve/run.h"

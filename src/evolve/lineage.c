@@ -1,5 +1,5 @@
 /*
- * The family tree of a run: built from its records, printed as text, JSON and Graphviz.
+ * lineage: the family tree of a run: built from its records, printed as text, JSON and Graphviz.
  *
  * Records may come from an untrusted file or from a run in progress. Inconsistent records (an
  * unknown parent, a missing generation) are refused; names are sanitized on output.

@@ -1,5 +1,5 @@
 /*
- * A model card: the README.md that Hugging Face shows for an adapter. Names come from recipes and
+ * model_card: the README.md that Hugging Face shows for an adapter. Names come from recipes and
  * files, so they are quoted for YAML, for Markdown and for the shell.
  */
 #define _GNU_SOURCE

@@ -1,6 +1,6 @@
 /*
- * Selection and breeding: decisions without I/O. All random numbers depend on (seed, generation,
- * child), so a generation is reproducible at any time and on any machine.
+ * population: selection and breeding: decisions without I/O. All random numbers depend on (seed,
+ * generation, child), so a generation is reproducible at any time and on any machine.
  *
  * A child comes from one operator, so its gain and its change of behaviour are attributed to that
  * operator. Gains are measured on the items of the child's generation, with its parents evaluated

@@ -1,8 +1,8 @@
 /*
- * A run as one HTML page: the table, the comparisons, the generations, some debates, and the
- * manifest. Self-contained: no script, no font, and links only to the candidates' cards next to it.
- * The page is made from the result object only, so result.json can regenerate it. All external text
- * is escaped; sections that grow with the run are truncated with a note.
+ * report: a run as one HTML page: the table, the comparisons, the generations, some debates, and
+ * the manifest. Self-contained: no script, no font, and links only to the candidates' cards next to
+ * it. The page is made from the result object only, so result.json can regenerate it. All external
+ * text is escaped; sections that grow with the run are truncated with a note.
  */
 #define _GNU_SOURCE
 #include "evolve/report.h"

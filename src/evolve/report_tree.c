@@ -1,6 +1,7 @@
 /*
- * Plots of the family tree and of survival. A whole population over many generations is unreadable,
- * so a large run shows only the nodes with the largest share of the last best candidate's ancestry.
+ * report_tree: plots of the family tree and of survival. A whole population over many generations
+ * is unreadable, so a large run shows only the nodes with the largest share of the last best
+ * candidate's ancestry.
  */
 #define _GNU_SOURCE
 #include "evolve/report.h"

@@ -1,5 +1,5 @@
 /*
- * CMA-ES, particle swarm, a genetic algorithm, and random search.
+ * search: CMA-ES, particle swarm, a genetic algorithm, and random search.
  *
  * Invariants: `state` holds everything that outlives a call, so ask is a pure function of state,
  * seed and generation (a searcher loaded between ask and tell asks for the same batch again); only

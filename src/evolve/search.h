@@ -11,8 +11,8 @@
  * starts at the i-th unit vector), pso equals Model Swarms: its moves are linear, so particles stay
  * in the founders' span, and a particle is evaluated as a mix without being merged.
  */
-#ifndef SHOAL_SEARCH_H
-#define SHOAL_SEARCH_H
+#ifndef SHOAL_EVOLVE_SEARCH_H
+#define SHOAL_EVOLVE_SEARCH_H
 
 #include "base/base.h"
 

@@ -1,5 +1,5 @@
 /*
- * Search methods: ways from founders to a better adapter, rows of one table. Each method evaluates
+ * search_methods: ways from founders to a better adapter, rows of one table. Each method evaluates
  * the founders first, as generation 0, on the same questions; counts its cost and stops before it
  * exceeds the recipe's budget; and ends with a recorded generation whose first candidate is its
  * result.

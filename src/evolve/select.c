@@ -1,5 +1,5 @@
 /*
- * Selections, fitness sharing, the archive and the schedule of partners. Algorithms may be
+ * select: selections, fitness sharing, the archive and the schedule of partners. Algorithms may be
  * quadratic in the population if that is simpler: populations have hundreds of members.
  */
 #include "evolve/select.h"

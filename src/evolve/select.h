@@ -6,8 +6,8 @@
  * decision. NaN counts as the worst. The lower index wins a tie, so a caller with a fixed order of
  * candidates gets the same choice everywhere. Letters: N candidates, M scores each.
  */
-#ifndef SHOAL_SELECT_H
-#define SHOAL_SELECT_H
+#ifndef SHOAL_EVOLVE_SELECT_H
+#define SHOAL_EVOLVE_SELECT_H
 
 #include "base/base.h"
 

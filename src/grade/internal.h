@@ -1,6 +1,4 @@
-/*
- * grade_internal: declarations that grade.c and the files of single graders share.
- */
+/* grade: declarations that grade.c and the files of single graders share. */
 #ifndef SHOAL_GRADE_INTERNAL_H
 #define SHOAL_GRADE_INTERNAL_H
 

@@ -1,5 +1,5 @@
 /*
- * grade_number: the final number of a text, as school problems (GSM8K) are graded.
+ * number: the final number of a text, as school problems (GSM8K) are graded.
  *
  * The search order is \boxed{…}, then the text after "####" or "answer:", then the last number of
  * the text. Thousands separators, currency, percent and full-width digits have no effect; 万 and 億

@@ -1,5 +1,5 @@
 /*
- * grade_overlap: scores of overlap with a reference: F1 of words, ROUGE-L, BLEU.
+ * overlap: scores of overlap with a reference: F1 of words, ROUGE-L, BLEU.
  *
  * All three split a text into words; a script that is written without blanks is split into
  * characters. Each follows its definition for signs and articles. Words are compared by 64-bit

@@ -1,5 +1,5 @@
 /*
- * internal: declarations shared by the grammar's source files. Private to this folder.
+ * grammar: declarations shared by the grammar's source files. Private to this folder.
  *
  * A front end (regex.c, gbnf.c, json_schema.c) makes rules out of expressions with a `struct
  * grammar_builder`; build.c turns them into a recursive transition network, and grammar.c walks it.

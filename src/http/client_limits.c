@@ -1,6 +1,6 @@
 /*
- * limits: a hash table of clients. Clients that hold nothing are also in a list ordered by last
- * use.
+ * client_limits: a hash table of clients. Clients that hold nothing are also in a list ordered by
+ * last use.
  *
  * Invariants. 1. An entry is in the list exactly when it holds nothing; an entry that holds nothing
  * and has nothing to remember is freed. 2. The hash is keyed with random bytes: clients choose

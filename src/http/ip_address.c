@@ -1,4 +1,4 @@
-/* address: converts text to bytes and back. Text is an address only if all of it parses. */
+/* ip_address: converts text to bytes and back. Text is an address only if all of it parses. */
 #define _GNU_SOURCE
 #include "http/http.h"
 

@@ -1,5 +1,5 @@
 /*
- * hub_hash: the two hashes that a hub lists: SHA-256 of large files, and git's blob hash of small
+ * digest: the two hashes that a hub lists: SHA-256 of large files, and git's blob hash of small
  * ones, which is the SHA-1 of "blob SIZE", a zero byte and the content (FIPS 180-4; git's object
  * format).
  *

@@ -1,6 +1,5 @@
 /*
- * hub_fetch: sends one request at a time to the hub, and retries until it succeeds or fails for
- * good.
+ * fetch: sends one request at a time to the hub, and retries until it succeeds or fails for good.
  *
  * It knows the hub's routes and responses, not the meaning of the files. It does not download in
  * parallel: one connection, kept between files, saturates the links of small machines. libcurl

@@ -1,6 +1,6 @@
 /*
- * hub_internal: declarations shared by the files of the hub client: names, listings and the choice
- * of files (hub.c), hashes (digest.c), and requests (fetch.c).
+ * hub: declarations shared by the files of the hub client: names, listings and the choice of files
+ * (hub.c), hashes (digest.c), and requests (fetch.c).
  */
 #ifndef SHOAL_HUB_INTERNAL_H
 #define SHOAL_HUB_INTERNAL_H

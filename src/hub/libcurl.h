@@ -4,8 +4,8 @@
  * It is loaded at its first use. Linked, its thirty dependencies would cost every other command 6
  * MB, too much for twenty agents in 100 MB.
  */
-#ifndef SHOAL_LIBCURL_H
-#define SHOAL_LIBCURL_H
+#ifndef SHOAL_HUB_LIBCURL_H
+#define SHOAL_HUB_LIBCURL_H
 
 #include "base/base.h"
 

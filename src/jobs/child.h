@@ -5,8 +5,8 @@
  * it ends; only that thread reads and reaps. job_child_signal is safe if job_child_reap cannot run
  * at the same time.
  */
-#ifndef SHOAL_JOB_CHILD_H
-#define SHOAL_JOB_CHILD_H
+#ifndef SHOAL_JOBS_CHILD_H
+#define SHOAL_JOBS_CHILD_H
 
 #include "base/base.h"
 

@@ -1,5 +1,5 @@
 /*
- * job_metrics: a curve for each figure that a job reports, created on its first value.
+ * metrics: a curve for each figure that a job reports, created on its first value.
  *
  * Invariant: the points of a curve are in the order of time, even if the clock is set back or a
  * file was modified: a point with an earlier time gets the time of the last point.

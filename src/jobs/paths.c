@@ -1,4 +1,4 @@
-/* job_paths: rules for canonical paths. See jobs.h. */
+/* paths: rules for canonical paths. See jobs.h. */
 #define _GNU_SOURCE
 #include "jobs/jobs.h"
 

@@ -1,5 +1,5 @@
 /*
- * job_request: a client's request as a command line.
+ * request: a client's request as a command line.
  *
  * The client is not trusted. It may set options that the command's option table allows (enum
  * option_job_policy): an option is first looked up in the table, by any of its names, and only the

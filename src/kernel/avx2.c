@@ -1,5 +1,5 @@
 /*
- * kernel/avx2: the slots for processors with AVX2, FMA and F16C; eight floats at a time.
+ * avx2: the slots for processors with AVX2, FMA and F16C; eight floats at a time.
  *
  * The products are in dot form: an output keeps its sixteen lanes in two registers, a block of 2
  * rows × 3 outputs fills twelve of the sixteen registers, and shuffles walk the fixed tree of

@@ -1,6 +1,6 @@
 /*
- * kernel/backward: products along the outputs of a weight matrix, dX = dY W, and plain sums of rows
- * over a pool, from which the rest of a backward pass is built.
+ * backward: products along the outputs of a weight matrix, dX = dY W, and plain sums of rows over a
+ * pool, from which the rest of a backward pass is built.
  *
  * A matrix is packed for y = x Wᵀ only. Here its rows are used in place, or are widened a tile at a
  * time, or (quantised types, when the caller requests int8) one block of inputs is transposed: the

@@ -1,6 +1,5 @@
 /*
- * kernel/internal: the declarations that the level files share, and the formulas that they all
- * evaluate.
+ * kernel: the declarations that the level files share, and the formulas that they all evaluate.
  *
  * Only kernel.c and the level files include it. Everything here is `static inline` or a macro: a
  * level file is compiled with wider instructions than the program may use, so it must not emit a

@@ -1,6 +1,6 @@
 /*
- * kernel/kernel: the level that this machine runs, the layout of weights in memory, and products
- * over a thread pool.
+ * kernel: the level that this machine runs, the layout of weights in memory, and products over a
+ * thread pool.
  *
  * It does no heavy arithmetic: it packs, converts and cuts work into ranges, and calls the table.
  * Levels are chosen from feature bits and from the state that the system saves on a context switch

@@ -1,5 +1,5 @@
 /*
- * kernel/quant: the weight types, and rows between f32 and the blocks of a file.
+ * quant: the weight types, and rows between f32 and the blocks of a file.
  *
  * One table names each type, its block and how kernel.c packs it; a quantised type adds two
  * functions. `read` takes a block apart into whole numbers, scales and minima, which serve for

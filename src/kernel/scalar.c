@@ -1,5 +1,5 @@
 /*
- * kernel/scalar: every slot in plain C, one number at a time.
+ * scalar: every slot in plain C, one number at a time.
  *
  * The other levels are compared with this definition, so it is written to be read, not to be fast.
  * It uses no instruction that C does not guarantee; fmaf() is the C library's, which is exact on

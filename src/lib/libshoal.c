@@ -1,7 +1,7 @@
 /*
- * The public library, include/shoal.h: chat requests in, texts or choices out, over one engine. It
- * only translates; the engine makes every decision. Its structs are opaque wrappers, so that the
- * internals may change.
+ * libshoal: the public library, include/shoal.h: chat requests in, texts or choices out, over one
+ * engine. It only translates; the engine makes every decision. Its structs are opaque wrappers, so
+ * that the internals may change.
  */
 #define _GNU_SOURCE
 #include "shoal.h"

@@ -1,6 +1,6 @@
 /*
- * The public interface to worlds: the plain C functions of include/shoal.h over a trace and the
- * world at its end. It checks arguments and translates; src/world contains every rule.
+ * libworld: the public interface to worlds: the plain C functions of include/shoal.h over a trace
+ * and the world at its end. It checks arguments and translates; src/world contains every rule.
  */
 #include "shoal.h"
 

@@ -1,6 +1,6 @@
 /*
- * The memory of a conversation: exchanges, a summary, key facts; and answers to questions about the
- * facts without a model.
+ * conversation: exchanges, a summary, key facts; and answers to questions about the facts without a
+ * model.
  *
  * The state is one JSON object, {exchanges: [{user, assistant}], summary, facts}, which is also the
  * document in the store. Every change is made on a copy. The copy is written to the store and then

@@ -1,5 +1,5 @@
 /*
- * Documents as plain text: from plain text, HTML and Markdown.
+ * document: plain text of documents: plain text, HTML and Markdown.
  *
  * The readers do not validate: real pages are broken in every way, and the output is only the text
  * that a person would read. Input that a reader does not understand becomes text. All readers read

@@ -1,6 +1,4 @@
-/*
- * The engine as an embedder: text → tokens → mean of their hidden states.
- */
+/* embedder: the engine as an embedder: text → tokens → mean of their hidden states. */
 #define _GNU_SOURCE
 #include "engine/engine.h"
 #include "memory/memory.h"

@@ -1,6 +1,4 @@
-/*
- * Inside memory: the index terms of texts.
- */
+/* memory: the index terms of texts. */
 #ifndef SHOAL_MEMORY_INTERNAL_H
 #define SHOAL_MEMORY_INTERNAL_H
 

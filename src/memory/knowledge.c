@@ -1,6 +1,5 @@
 /*
- * The knowledge base: files, their chunks, an index of terms and a cache of embeddings in one
- * SQLite file.
+ * knowledge: files, their chunks, an index of terms and a cache of embeddings in one SQLite file.
  *
  * FTS5 holds the terms that terms.c produces, and no text; its own ranking uses the C library's
  * logarithm, so BM25 is computed here from its postings. The tables are

@@ -1,5 +1,5 @@
 /*
- * Terms of an index and of a query.
+ * terms: terms of an index and of a query.
  *
  * Text is first normalised (NFKC and lower case), so that ｶﾞ is ガ and Ａ is a. Then it is split
  * into runs of one script. Chinese and Japanese put no spaces between words, and most of their

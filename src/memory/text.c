@@ -1,5 +1,5 @@
 /*
- * Plain text: its language, prefixes by number of characters, splitting into chunks, and the
+ * text: the language of a text, prefixes by number of characters, splitting into chunks, and the
  * similarity of two vectors.
  *
  * Not here: index terms (terms.c), markup (document.c). Text is UTF-8; invalid bytes count as

@@ -1,6 +1,6 @@
 /*
- * Rules over words, as tables of regular expressions: they clean answers before people read them,
- * and extract the facts that users state about themselves.
+ * text_rules: rules over words, as tables of regular expressions: they clean answers before people
+ * read them, and extract the facts that users state about themselves.
  *
  * A rule that exceeds its limits (on a very long text that almost repeats itself) leaves the text
  * unchanged. Rules depend on one text only, so their result is a function of it. To change a rule,

@@ -1,6 +1,6 @@
 /*
- * The forward pass: a batch of rows (tokens), each with its own sequence and adapters, through one
- * frozen base model.
+ * forward: a batch of rows (tokens), each with its own sequence and adapters, through one frozen
+ * base model.
  *
  * Per layer the base is read once for all rows; adapters add their low-rank parts segment by
  * segment. Products that read the same input (q, k, v; gate, up) are one parallel region. It

@@ -1,5 +1,5 @@
 /*
- * model_files: the declarations that the readers and writers of model files share. Private to this
+ * model: the declarations that the readers and writers of model files share. Private to this
  * folder; all other code uses model.h.
  *
  * A model's weights are one canonical list (weight_at): embedding, each layer's tensors, final
@@ -8,8 +8,8 @@
  * and makes the matrices. A writer walks the list and gets one row at a time from weight_row, so
  * that no weight is ever held twice.
  */
-#ifndef SHOAL_MODEL_FILES_H
-#define SHOAL_MODEL_FILES_H
+#ifndef SHOAL_MODEL_INTERNAL_H
+#define SHOAL_MODEL_INTERNAL_H
 
 #include "model/model.h"
 

@@ -1,5 +1,5 @@
 /*
- * The KV cache: keys and values in pages that sequences share.
+ * kv_cache: keys and values in pages that sequences share.
  *
  * A page holds KV_PAGE_SIZE positions of every layer and head, so that one table per sequence
  * serves the whole pass:

@@ -1,6 +1,6 @@
 /*
- * Low-rank maps in the layout of the forward pass: packs of an adapter's factors, and perturbations
- * made from a counter.
+ * lora: low-rank maps in the layout of the forward pass: packs of an adapter's factors, and
+ * perturbations made from a counter.
  *
  * A pack keeps A by rows, so that t = A x is one dot product per row, and B by columns, so that y
  * += Σ_r t_r b_r runs along the outputs. In int8 every row has one scale, which is folded into the

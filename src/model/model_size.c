@@ -1,5 +1,5 @@
 /*
- * The memory that a model will take, from its header alone: no weight is read.
+ * model_size: the memory that a model will take, from its header alone: no weight is read.
  *
  * Not here: the engine's own memory (engine/memory_plan.c), and the pages that the system caches of
  * files that were only read through: these pages are dropped as soon as a weight is packed

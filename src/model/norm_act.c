@@ -1,5 +1,5 @@
 /*
- * rows: norms and activations of single rows, from the kernel table and elementwise loops.
+ * norm_act: norms and activations of single rows, from the kernel table and elementwise loops.
  *
  * The loops here are additions and multiplications only, which every processor rounds alike;
  * operations that need an order (sums) or a polynomial (exp) come from the table.

@@ -1,5 +1,5 @@
 /*
- * model/quant_mix: the file type of each tensor of a model.
+ * quant_mix: the file type of each tensor of a model.
  *
  * A plain type goes to every matrix that its blocks fit (tensor_type_fallback). The named mixtures
  * follow llama.cpp's rule, without an importance matrix: the head gets q6_k; "m" gives more bits to

@@ -1,5 +1,5 @@
 /*
- * API keys: an event log in the store, a table of the keys in memory, and a thread that
+ * keys: API keys as an event log in the store, a table of the keys in memory, and a thread that
  * synchronises both.
  *
  * The log "keys" holds {op: "add", …} and {op: "revoke", …}. It is append-only, so reading its new

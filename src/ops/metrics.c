@@ -1,6 +1,6 @@
 /*
- * The registry of metrics and its three forms: Prometheus' text, OpenMetrics, JSON. It has no
- * socket; it only appends to a buf.
+ * metrics: the registry of metrics and its three forms: Prometheus' text, OpenMetrics, JSON. It has
+ * no socket; it only appends to a buf.
  *
  * A series is a few words that only atomic operations change: the value of a counter or gauge, or
  * the sum and one count per bucket of a histogram. Adding to a double is a compare-and-swap of its

@@ -1,8 +1,8 @@
 /*
- * Descriptions of the metrics for other programs: alert rules for Prometheus and a dashboard for
- * Grafana. Both are generated from the table of families: an alert names families by their ids, and
- * the dashboard has a panel for each family that belongs to a section. So neither can name a metric
- * that does not exist.
+ * metrics_alert_rules: descriptions of the metrics for other programs: alert rules for Prometheus
+ * and a dashboard for Grafana. Both are generated from the table of families: an alert names
+ * families by their ids, and the dashboard has a panel for each family that belongs to a section.
+ * So neither can name a metric that does not exist.
  */
 #define _GNU_SOURCE
 #include "ops/ops.h"

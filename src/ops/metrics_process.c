@@ -1,7 +1,7 @@
 /*
- * Figures of the process and the machine from /proc, and of GPUs from NVIDIA's management library.
- * The library is opened at run time and never linked: most machines lack it, and without it only
- * the GPU metrics are missing.
+ * metrics_process: figures of the process and the machine from /proc, and of GPUs from NVIDIA's
+ * management library. The library is opened at run time and never linked: most machines lack it,
+ * and without it only the GPU metrics are missing.
  */
 #define _GNU_SOURCE
 #include "ops/ops.h"

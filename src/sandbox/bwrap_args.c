@@ -1,5 +1,5 @@
 /*
- * options: translates a sandbox_spec into bwrap's options.
+ * bwrap_args: translates a sandbox_spec into bwrap's options.
  *
  * bwrap mounts in the order of its options. The mounts of every sandbox come first, then the named
  * folders, shorter paths first, so that an outer folder does not cover one inside it. At the end

@@ -1,4 +1,4 @@
-/* internal: declarations shared by the files of the sandbox. */
+/* sandbox: declarations shared by the files of the sandbox. */
 #ifndef SHOAL_SANDBOX_INTERNAL_H
 #define SHOAL_SANDBOX_INTERNAL_H
 

@@ -6,8 +6,8 @@
  * the end `result` with the body that the reply would have had, or `error` with the error body;
  * then `data: [DONE]`. When a client disconnects, the flag that the work polls is set.
  */
-#ifndef SHOAL_LIVE_H
-#define SHOAL_LIVE_H
+#ifndef SHOAL_SERVE_ASYNC_REPLY_H
+#define SHOAL_SERVE_ASYNC_REPLY_H
 
 #include "serve/generation.h"
 

@@ -10,8 +10,8 @@
  * Other threads may read the results of a call as far as `seen` says: out, out_logprob, top_ids and
  * top_logprob before that many tokens; everything once `done` is set.
  */
-#ifndef SHOAL_BATCHER_H
-#define SHOAL_BATCHER_H
+#ifndef SHOAL_SERVE_BATCHER_H
+#define SHOAL_SERVE_BATCHER_H
 
 #include "engine/engine.h"
 

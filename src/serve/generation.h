@@ -9,8 +9,8 @@
  *
  * Reference counts: the exchange holds one reference, and each call holds one until it is done.
  */
-#ifndef SHOAL_GENERATION_H
-#define SHOAL_GENERATION_H
+#ifndef SHOAL_SERVE_GENERATION_H
+#define SHOAL_SERVE_GENERATION_H
 
 #include "http/http.h"
 #include "serve/batcher.h"

@@ -8,8 +8,8 @@
  * holds the most loses its oldest entry first. Any thread may call; texts and names are borrowed
  * for the call.
  */
-#ifndef SHOAL_GRAMMARS_H
-#define SHOAL_GRAMMARS_H
+#ifndef SHOAL_SERVE_GRAMMAR_CACHE_H
+#define SHOAL_SERVE_GRAMMAR_CACHE_H
 
 #include "grammar/grammar.h"
 

@@ -3,8 +3,8 @@
  * field is supported, ignored whatever its value, or rejected with a reason unless its value is
  * neutral. The list in docs/API.md is generated from the table (test_fields).
  */
-#ifndef SHOAL_SERVE_FIELDS_H
-#define SHOAL_SERVE_FIELDS_H
+#ifndef SHOAL_SERVE_REQUEST_FIELDS_H
+#define SHOAL_SERVE_REQUEST_FIELDS_H
 
 #include "base/base.h"
 

@@ -3,8 +3,8 @@
  * and metrics. serve_run creates one struct, and every handler borrows it; `lock` guards the fields
  * that change.
  */
-#ifndef SHOAL_SERVER_H
-#define SHOAL_SERVER_H
+#ifndef SHOAL_SERVE_SERVER_H
+#define SHOAL_SERVE_SERVER_H
 
 #include "http/http.h"
 #include "ops/ops.h"

@@ -1,6 +1,6 @@
 /*
- * Answers in free text: extracts the answer with a grader or by the prefix "answer:", matches equal
- * answers, grades them, and computes the probability of an answer's tokens.
+ * answer_parse: extracts the answer from free text with a grader or by the prefix "answer:",
+ * matches equal answers, grades them, and computes the probability of an answer's tokens.
  *
  * graded_find locates the tokens of a graded answer by truncating the text, so that graders need
  * not report positions. The last token is the first one after which the text gives this answer; the

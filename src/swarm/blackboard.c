@@ -1,5 +1,5 @@
 /*
- * The blackboard: the event log and the state computed from it.
+ * blackboard: the event log and the state computed from it.
  *
  * Invariants:
  * 1. Every change of a board goes through event_apply, for new events and for events from the

@@ -1,5 +1,5 @@
 /*
- * Contribution of each agent to its team, as values of cooperative games.
+ * contribution: the contribution of each agent to its team, as values of cooperative games.
  *
  * Every coalition's value is taken on the same items, so all differences are paired and each
  * agent's value has a confidence interval: the weighted sum of differences of one item is one

@@ -1,6 +1,6 @@
 /*
- * Debates of whole task sets, and the self-consistency baseline: runs a workflow and reads the
- * answers after every round from the transcripts.
+ * debate: debates of whole task sets, and the self-consistency baseline: runs a workflow and reads
+ * the answers after every round from the transcripts.
  *
  * Invariant: an agent's first answer does not depend on the team, so teams that share agents share
  * those calls through the store.

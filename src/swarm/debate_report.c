@@ -1,6 +1,6 @@
 /*
- * The report of a debate over many questions: converts the measurements to one JSON object with
- * rows, comparisons and statistics, and writes it as a table and as HTML.
+ * debate_report: the report of a debate over many questions: converts the measurements to one JSON
+ * object with rows, comparisons and statistics, and writes it as a table and as HTML.
  *
  * All comparisons use the same items. The self-consistency baseline samples the agent with the best
  * accuracy alone on these same items, which favours the baseline.

@@ -1,6 +1,6 @@
 /*
- * Statistics of a debate's answers: flips, conformity, the oracle, calibration. Pure functions of
- * answers and items.
+ * debate_stats: statistics of a debate's answers: flips, conformity, the oracle, calibration. Pure
+ * functions of answers and items.
  */
 #include "swarm/swarm.h"
 

@@ -1,8 +1,7 @@
-/*
- * Structures shared by workflow.c, which parses a workflow, and workflow_run.c, which runs it.
- */
-#ifndef SHOAL_SWARM_WORKFLOW_INTERNAL_H
-#define SHOAL_SWARM_WORKFLOW_INTERNAL_H
+/* swarm: structures shared by workflow.c, which parses a workflow, and workflow_run.c, which runs
+ * it. */
+#ifndef SHOAL_SWARM_INTERNAL_H
+#define SHOAL_SWARM_INTERNAL_H
 
 #include "swarm/swarm.h"
 #include "template/template.h"

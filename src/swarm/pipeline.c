@@ -1,6 +1,6 @@
 /*
- * The answer pipeline: builds a team for the question, runs a workflow with it, writes every step
- * to the board, and stores the exchange in the conversation memory.
+ * pipeline: builds a team for the question, runs a workflow with it, writes every step to the
+ * board, and stores the exchange in the conversation memory.
  *
  * Invariants:
  * 1. A call goes to its stage's client only; the calls of a step go to each client in one batch.

@@ -1,5 +1,5 @@
 /*
- * Tables of roles and of the question types that select them.
+ * roles: tables of roles and of the question types that select them.
  *
  * Names, temperatures and the order of the types are those of the predecessor, so that its users
  * find the same team; the descriptions are new. The keywords of a type are one string, separated by

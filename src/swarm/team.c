@@ -1,6 +1,7 @@
 /*
- * Parser of team files: the top level and each agent are option rows over a part of the document,
- * so that unknown keys, wrong types and ranges are reported as in a recipe, with file and line.
+ * team: parser of team files: the top level and each agent are option rows over a part of the
+ * document, so that unknown keys, wrong types and ranges are reported as in a recipe, with file and
+ * line.
  *
  * Invariants: agents have distinct names; the team owns the texts that its agents point to.
  */

@@ -1,6 +1,6 @@
 /*
- * Teams as candidates of an evaluation: a team debates a bank's questions, and the decision is its
- * answer.
+ * team_solver: teams as candidates of an evaluation: a team debates a bank's questions, and the
+ * decision is its answer.
  *
  * Agents receive the question in the model's chat template, in the prompts of their protocol,
  * whatever prompt format the bank uses for single adapters.

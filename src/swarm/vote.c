@@ -1,5 +1,5 @@
 /*
- * Votes: pure functions of answers. Each computes a score for every choice; vote_decide breaks ties
+ * vote: pure functions of answers. Each computes a score for every choice; vote_decide breaks ties
  * in the same way for all votes.
  */
 #define _GNU_SOURCE

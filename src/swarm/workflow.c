@@ -1,5 +1,6 @@
 /*
- * Parser of workflows: YAML to nodes with parsed templates, and edges between node indices.
+ * workflow: parser of workflows: YAML to nodes with parsed templates, and edges between node
+ * indices.
  *
  * All errors are reported here, with file and line, except those that depend on a template's
  * variables. Invariant: a parsed workflow is read-only and may be shared by threads.

@@ -1,6 +1,6 @@
 /*
- * Executor of workflows: every item is a track through the graph, and each step runs all calls of
- * all tracks whose inputs are ready in one batch.
+ * workflow_run: executor of workflows: every item is a track through the graph, and each step runs
+ * all calls of all tracks whose inputs are ready in one batch.
  *
  * The variables of a template are rebuilt for every call from the track's utterances, so a call
  * depends on its inputs only: the same call in another team has the same key in the store.

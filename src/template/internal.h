@@ -1,6 +1,5 @@
 /*
- * jinja_internal: the declarations that the template engine's source files share. Private to this
- * folder.
+ * template: the declarations that the template engine's source files share. Private to this folder.
  *
  * Source text becomes tokens and a tree (jinja_parse.c). jinja.c walks the tree over values
  * (jinja_value.c, Python's semantics) with filters, tests, methods and functions (jinja_builtin.c).
@@ -10,8 +9,8 @@
  * with a cost in time or memory in proportion to its input goes through jinja_alloc,
  * jinja_charge_bytes or jinja_charge_scan.
  */
-#ifndef SHOAL_JINJA_INTERNAL_H
-#define SHOAL_JINJA_INTERNAL_H
+#ifndef SHOAL_TEMPLATE_INTERNAL_H
+#define SHOAL_TEMPLATE_INTERNAL_H
 
 #include "template/template.h"
 

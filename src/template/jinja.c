@@ -1,5 +1,5 @@
 /*
- * Rendering: a walk over the tree of a template with its variables.
+ * jinja: rendering as a walk over the tree of a template with its variables.
  *
  * Scopes are those of Jinja: loops, macros, captured blocks, `with` and call blocks have a scope,
  * `if` has not; a `set` writes to the innermost scope, and only a namespace outlives it. One

@@ -1,6 +1,6 @@
 /*
- * Jinja's filters, tests and global functions, and the methods of Python's strings, lists and
- * dicts, as tables.
+ * jinja_builtin: Jinja's filters, tests and global functions, and the methods of Python's strings,
+ * lists and dicts, as tables.
  *
  * A row without a function is a name that Jinja has and this subset lacks: using it is an error
  * with its name. `map`, `select` and similar filters give generators, as in Jinja: true even when

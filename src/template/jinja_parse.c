@@ -1,5 +1,5 @@
 /*
- * Template text → tokens → tree, after Jinja2's own lexer and parser.
+ * jinja_parse: template text → tokens → tree, after Jinja2's own lexer and parser.
  *
  * White space: `trim_blocks` removes the newline after a block or a comment, `lstrip_blocks` the
  * blanks before one that begins its line. '-' removes all white space on its side, '+' keeps it;

@@ -1,6 +1,6 @@
 /*
- * Strings of templates: UTF-8 with Python's semantics in characters. Every operation keeps the
- * origin of every byte.
+ * jinja_text: strings of templates: UTF-8 with Python's semantics in characters. Every operation
+ * keeps the origin of every byte.
  *
  * Upper and lower case are known for ASCII, Latin-1, Greek and Cyrillic letters and full-width
  * ones, and for scripts without case, such as Japanese and Chinese; another character is an error,

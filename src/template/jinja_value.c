@@ -1,6 +1,6 @@
 /*
- * Values of templates with Python's semantics: equality, order, arithmetic, indexing, printing,
- * JSON.
+ * jinja_value: values of templates with Python's semantics: equality, order, arithmetic, indexing,
+ * printing, JSON.
  *
  * Integers have 64 bits; a result beyond them is an error. Powers are whole numbers only: the C
  * library's pow differs between machines.

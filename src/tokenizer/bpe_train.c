@@ -1,5 +1,5 @@
 /*
- * tok_train: byte-level BPE vocabularies from text.
+ * bpe_train: byte-level BPE vocabularies from text.
  *
  * The text is cut into words as the tokenizer itself will cut it, equal words are counted once, and
  * the most frequent pair of neighbours becomes a token until the vocabulary is full. Of equally

@@ -1,5 +1,5 @@
 /*
- * tok_files: tokenizers from and to files — Hugging Face's tokenizer.json, SentencePiece's
+ * files: tokenizers from and to files — Hugging Face's tokenizer.json, SentencePiece's
  * tokenizer.model, llama2.c's tokenizer .bin — and the byte tokenizer of models without a file.
  * (gguf.c reads the tokenizer of GGUF files.)
  *

@@ -1,6 +1,5 @@
 /*
- * tokenizer_internal: the declarations that the tokenizer's source files share. Private to this
- * folder.
+ * tokenizer: the declarations that the tokenizer's source files share. Private to this folder.
  *
  * normalizer.c normalises a fragment of text if the model has a normalizer; then the fragment is
  * cut. Both kinds of BPE use one merge loop: the fragment becomes symbols (ids), and the

@@ -1,5 +1,5 @@
 /*
- * tok_norm: normalisation of text before a tokenizer cuts it: Unicode normalisation,
+ * normalizer: normalisation of text before a tokenizer cuts it: Unicode normalisation,
  * SentencePiece's compiled table of replacements, and the small edits of tokenizer.json's
  * normalizers.
  *

@@ -1,6 +1,6 @@
-/* Declarations shared by the files of the simulation. */
-#ifndef SHOAL_LIFE_INTERNAL_H
-#define SHOAL_LIFE_INTERNAL_H
+/* world: declarations shared by the files of the simulation. */
+#ifndef SHOAL_WORLD_INTERNAL_H
+#define SHOAL_WORLD_INTERNAL_H
 
 #include "world/world.h"
 

@@ -1,6 +1,6 @@
-/* Parts that both directions of the world_server protocol share. */
-#ifndef SHOAL_WORLD_PIPE_INTERNAL_H
-#define SHOAL_WORLD_PIPE_INTERNAL_H
+/* world_server_internal: parts that both directions of the world_server protocol share. */
+#ifndef SHOAL_WORLD_WORLD_SERVER_INTERNAL_H
+#define SHOAL_WORLD_WORLD_SERVER_INTERNAL_H
 
 #include "world/world.h"
 

@@ -292,7 +292,7 @@ static void test_any(void **state) {
     made(k, "one", (struct key_spec){0});
     assert_true(keys_exist(k));
     assert_int_equal(keys_revoke(k, "one", NOON, &err), OK);
-    assert_true(keys_exist(k)); /* else the revocation would let everybody in */
+    assert_true(keys_exist(k)); /* else the server would need no key after the revocation */
     keys_close(k);
     k = opened();
     assert_true(keys_exist(k));

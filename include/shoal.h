@@ -87,7 +87,7 @@ struct shoal_agent {
     double reward, total, fitness; /* reward of the last step; total and fitness of the episode */
 };
 
-/* rules: "repaired" (also for NULL), "seed" or a YAML file; agents: 1 to 64. Starts at tick 0. */
+/* rules: "repaired" (also for NULL), "legacy" or a YAML file; agents: 1 to 64. Starts at tick 0. */
 SHOAL_API struct shoal_world *shoal_world_new(const char *rules, int agents,
                                               unsigned long long seed, struct shoal_error *err);
 SHOAL_API void shoal_world_free(struct shoal_world *w);

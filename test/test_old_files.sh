@@ -129,7 +129,7 @@ else
     echo "skip a resumed training continues its log: bwrap cannot run"
 fi
 
-# ---- recipes and options, by their names and by the aliases of PEFT, TRL and the predecessors
+# ---- recipes and options, by their names and by their aliases
 for r in recipe.train:recipe recipe.aliases:aliases alias.train:flags; do gives "${r%:*}" hash_of "new/${r#*:}"; done
 gives recipe.dpo hash_of new/dpo
 gives recipe.es hash_of new/es

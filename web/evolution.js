@@ -4,6 +4,9 @@ import { Chart } from "./chart.js";
 import { date_time, fill, h, interval_bar, number, percent, poll, svg } from "./dom.js";
 import { t } from "./words.js";
 
+/** Operators that records store by an earlier name (docs/COMPATIBILITY.md). */
+const operators = { seed: "factor_blend" };
+
 // Sizes of the family tree in pixels: pitch of columns and rows, size of a node, margin.
 const COLUMN = 132, ROW = 40, NODE_WIDTH = 104, NODE_HEIGHT = 30, MARGIN = 8;
 
@@ -113,7 +116,7 @@ class FamilyTree {
         const link = (name) => h("button", { type: "button", class: "link", onclick: () => this.choose(name) }, name);
         const rows = [
             ["lifespan", `${v.generation}${v.last > v.generation ? ` – ${v.last}` : ""}`], ["fitness", interval_text(v.fitness)],
-            ["operator", v.operator ?? (from.length ? "–" : t("founder"))],
+            ["operator", operators[v.operator] ?? v.operator ?? (from.length ? "–" : t("founder"))],
             ["parents", from.length ? from.map((e, i) => [i > 0 && ", ", link(e.parent), ` ${percent(e.share)}`]) : "–"],
             v.step !== undefined && ["step", number(v.step)],
             v.hash && ["hash", h("code", null, v.hash)],

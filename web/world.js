@@ -168,7 +168,7 @@ function agent_node(v, model) {
 
 /* the form of a new simulation */
 
-const worlds = ["repaired", "seed", "worlds/homes.yaml", "worlds/predators.yaml", "worlds/builders.yaml", "worlds/maze.yaml", "worlds/talk.yaml"];
+const worlds = ["repaired", "legacy", "worlds/homes.yaml", "worlds/predators.yaml", "worlds/builders.yaml", "worlds/maze.yaml", "worlds/talk.yaml"];
 
 /** A form for a small simulation. The form of a job has all options. */
 function new_form(on_start) {

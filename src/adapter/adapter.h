@@ -291,11 +291,11 @@ enum blend_kind { BLEND_DELTA, BLEND_LEGACY };
 /* (1-t)·a + t·b. BLEND_DELTA: blends ΔW, re-factorised to rank `r` (0: max of the parents') by thin
  * QR of the stacked factors and an SVD of the small core, split as B = U√S, A = √S Vᵀ; exact when r
  * ≥ r_a + r_b. BLEND_LEGACY: blends A and B separately per tensor, with the config of a; ranks must
- * be equal (the rule of the legacy implementation). */
+ * be equal (docs/COMPATIBILITY.md). */
 struct adapter *adapter_blend(const struct adapter *a, const struct adapter *b, float t, int32_t r,
                               enum blend_kind kind, struct error *err);
 /* Each tensor with probability p gets N(0, s) added to each element; s = std × the tensor's own
- * standard deviation, or std itself when `absolute` (the rule of the legacy implementation). */
+ * standard deviation, or std itself when `absolute` (`--compat legacy`). */
 struct adapter *adapter_mutate(const struct adapter *a, float p, float std, bool absolute,
                                uint64_t seed);
 /* Mutation, scaling and blending accept plain adapters only. */

@@ -4,8 +4,8 @@
  * A LoRA's factors are only defined up to an invertible R × R matrix between them, so averaging A
  * with A and B with B mixes coordinates that need not correspond. The delta operators therefore
  * work on ΔW, but never form it: everything goes through stacked factors, thin QR and Gram matrices
- * of rank size. The tensor-wise rule of the legacy implementation is kept as BLEND_LEGACY for
- * comparison.
+ * of rank size. BLEND_LEGACY keeps the tensor-wise rule for comparison
+ * (docs/COMPATIBILITY.md).
  *
  * Sums are in double, in a fixed order; results are rounded to float32 once. Every operator writes
  * its lineage: the parents' hashes, its own name and its arguments as text.
@@ -106,8 +106,8 @@ static struct adapter *blend_delta(const struct adapter *a, const struct adapter
     return child;
 }
 
-static int seed_check(const struct adapter *a, const struct adapter *b, int32_t r,
-                      struct error *err) {
+static int legacy_check(const struct adapter *a, const struct adapter *b, int32_t r,
+                        struct error *err) {
     int32_t shared = 0;
     for (int32_t i = 0; i < module_count(a); i++) {
         int32_t ra = lora_at(a, i)->r, rb = lora_at(b, i)->r;
@@ -128,10 +128,9 @@ static int seed_check(const struct adapter *a, const struct adapter *b, int32_t 
                       : error_set(err, ERR_MISMATCH, "the parents have no projection in common");
 }
 
-/* The legacy implementation blends the tensors that both parents have, by name, and copies a's
- * config; this function does the same. */
-static struct adapter *blend_seed(const struct adapter *a, const struct adapter *b, float t,
-                                  json_t *lineage) {
+/* Blends the tensors that both parents have, by name, and copies a's config. */
+static struct adapter *blend_legacy(const struct adapter *a, const struct adapter *b, float t,
+                                    json_t *lineage) {
     int32_t n = module_count(a);
     struct adapter_module *modules = xcalloc((size_t)n, sizeof *modules);
     struct adapter_config c = a->config;
@@ -167,11 +166,11 @@ struct adapter *adapter_blend(const struct adapter *a, const struct adapter *b, 
                   (double)t, (int)r, ADAPTER_RANK_MAX);
         return NULL;
     }
-    if (kind == BLEND_LEGACY && seed_check(a, b, r, err)) return NULL;
+    if (kind == BLEND_LEGACY && legacy_check(a, b, r, err)) return NULL;
     json_t *lineage = lineage_make(kind == BLEND_LEGACY ? "blend-seed" : "blend-delta", a, b);
     lineage_number(lineage, "t", t);
     struct adapter *child =
-        kind == BLEND_LEGACY ? blend_seed(a, b, t, lineage) : blend_delta(a, b, t, r, lineage);
+        kind == BLEND_LEGACY ? blend_legacy(a, b, t, lineage) : blend_delta(a, b, t, r, lineage);
     for (size_t i = 0; i < child->n_data; i++) {
         if (isfinite(child->data[i])) continue;
         adapter_release(child);

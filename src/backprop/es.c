@@ -19,7 +19,7 @@
  * when a pair is evaluated and again when its fitness is known, and not stored in between.
  *
  * Exact match needs no generation: greedy decoding produces the target answer if and only if every
- * target token is the most probable one after its predecessors, and one forward pass over the
+ * target token is the most probable one after the tokens before it, and one forward pass over the
  * sample shows that.
  *
  * If the adapter changes the upper layers only, the layers below are computed once for all members.

@@ -2,7 +2,7 @@
  * options: the table of training options, named as in PEFT and TRL.
  *
  * Flags, recipe keys, defaults, ranges and help all come from these rows; no default is defined
- * elsewhere. Aliases are the names that PEFT, TRL and the legacy script use for the same options.
+ * elsewhere. Aliases are the names that PEFT, TRL and earlier programs (docs/COMPATIBILITY.md) use.
  */
 #include "backprop/backprop.h"
 

@@ -470,6 +470,14 @@ int options_from_config(const struct option_row *rows, void *out, const struct c
 bool option_text(const struct option_row *row, const void *out, struct buf *b);
 /* Appends SHOAL_SERVE_MAX_TOKENS for "SHOAL_SERVE" and "max-tokens". */
 void option_env_name(const char *prefix, const char *name, struct buf *b);
+/* Values that have an earlier name (renamed.c). `what` is the kind of the value: "compat", "rules",
+ * "operator", "reply", "protocol". All three return `name` itself when the table has no such row.
+ * renamed_value: the current name, for text from a user; the first use of an old name prints a
+ * note. current_value: the same for names from files, without a note. stored_value: the name that
+ * files and hashes use. */
+const char *renamed_value(const char *what, const char *name);
+const char *current_value(const char *what, const char *name);
+const char *stored_value(const char *what, const char *name);
 /* The option with this name, alias or former name; NULL if unknown. */
 const struct option_row *option_find(const struct option_row *rows, const char *name);
 /* The name under which results and records hold the option's value: the one of version 0.1. */

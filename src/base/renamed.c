@@ -1,5 +1,5 @@
 /*
- * renamed: options that had another name in version 0.1.
+ * renamed: options and values that had another name in version 0.1 (docs/COMPATIBILITY.md).
  *
  * An old name is accepted wherever its option is: on the command line, in variables, configuration
  * files, recipes and requests of jobs. What people write gets a note once per process. Results that
@@ -8,13 +8,16 @@
  *
  * An old name may belong to several options; the one in the command's table is meant. A present
  * name occurs once.
+ *
+ * A value's row has its kind. Values are not validated here: a name without a row is returned
+ * unchanged.
  */
 #include "base/internal.h"
 
 #include <stdatomic.h>
 #include <string.h>
 
-static const struct renamed {
+static const struct renamed_option {
     const char *old, *now;
 } renamed_options[] = {
     {"apart", "distance"},
@@ -81,7 +84,7 @@ static atomic_bool noted[ARRAY_LEN(renamed_options)];
 const struct option_row *option_find_renamed(const struct option_row *rows, const char *name,
                                              size_t len, bool note) {
     for (size_t i = 0; i < ARRAY_LEN(renamed_options); i++) {
-        const struct renamed *r = &renamed_options[i];
+        const struct renamed_option *r = &renamed_options[i];
         if (!option_name_equal(name, r->old, len)) continue;
         for (const struct option_row *row = rows; row->name; row++) {
             if (row->type == OPT_ALIAS || strcmp(row->name, r->now) != 0) continue;
@@ -98,4 +101,51 @@ const char *option_stored_name(const struct option_row *row) {
     for (size_t i = 0; i < ARRAY_LEN(renamed_options); i++)
         if (strcmp(row->name, renamed_options[i].now) == 0) return renamed_options[i].old;
     return row->name;
+}
+
+/* values */
+
+static const struct renamed_value {
+    const char *what; /* kind of the value */
+    const char *old, *now;
+    bool stored; /* files and hashes keep the old name */
+} renamed_values[] = {
+    {"compat", "seed", "legacy", false},
+    {"rules", "seed", "legacy", true},
+    {"operator", "seed", "factor_blend", true},
+    {"reply", "seed", "legacy", false},
+    {"protocol", "seed", "legacy", false},
+    {"protocol", "v4", "revise", false},
+    {"protocol", "v4c", "revise-on-error", false},
+    {"protocol", "v4ct", "revise-on-error-tail", false},
+    {"protocol", "v4t", "revise-tail", false},
+};
+
+static atomic_bool value_noted[ARRAY_LEN(renamed_values)];
+
+static const struct renamed_value *value_find(const char *what, const char *name) {
+    for (size_t i = 0; i < ARRAY_LEN(renamed_values); i++)
+        if (strcmp(renamed_values[i].what, what) == 0 && strcmp(renamed_values[i].old, name) == 0)
+            return &renamed_values[i];
+    return NULL;
+}
+
+const char *current_value(const char *what, const char *name) {
+    const struct renamed_value *r = value_find(what, name);
+    return r ? r->now : name;
+}
+
+const char *renamed_value(const char *what, const char *name) {
+    const struct renamed_value *r = value_find(what, name);
+    if (r && !log_quiet && !atomic_exchange(&value_noted[r - renamed_values], true))
+        log_info("'%s' is named '%s' since 0.2; the old name still works", r->old, r->now);
+    return r ? r->now : name;
+}
+
+const char *stored_value(const char *what, const char *name) {
+    for (size_t i = 0; i < ARRAY_LEN(renamed_values); i++) {
+        const struct renamed_value *r = &renamed_values[i];
+        if (r->stored && strcmp(r->what, what) == 0 && strcmp(r->now, name) == 0) return r->old;
+    }
+    return name;
 }

@@ -65,6 +65,8 @@ enum numeric_class cli_numeric_class(const struct cli_options *c);
 /* Computes a generation of a run again and compares it with the record (cmd_evolve.c). */
 int cmd_evolve_replay(const struct cli_options *c, const char *runs, const char *id,
                       int64_t generation, struct error *err);
+/* Checks the value of --compat; NULL is valid. */
+int cli_compat_check(const char *compat, struct error *err);
 /* Prints one JSON object as a line on stdout and releases it. */
 void cli_print(json_t *v);
 /* Prints the plan of a command: JSON under "dry_run", or one line per key. */

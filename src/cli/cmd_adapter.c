@@ -35,8 +35,8 @@ static const struct option_row adapter_rows[] = {
         "extract, resize: the smallest rank that keeps this share of |ΔW|² in each module"),
     ROW("targets", OPT_STRING, targets, "all-linear", 0, 0, "LIST", "new: q_proj,v_proj …"),
     ROW("seed", OPT_INT, seed, "0", 0, 9e15, "N", "blend: of the mutation; new: of A"),
-    ROW("compat", OPT_STRING, compat, NULL, 0, 0, "seed",
-        "blend A and B apart and mutate absolutely, as the predecessor"),
+    ROW("compat", OPT_STRING, compat, NULL, 0, 0, "legacy",
+        "blend A with A and B with B; the noise of mutations is absolute"),
     ROW("operator", OPT_STRING, op_name, NULL, 0, 0, "NAME",
         "blend: by an operator that 'shoal adapter operators' lists, without --alpha and --mut"),
     ROW("step", OPT_STRING, step, NULL, 0, 0, "S", "blend: the operator's step; default its own"),
@@ -300,22 +300,20 @@ static struct adapter *operator_files(const struct options *o, struct model *m, 
 
 /* The child of --alpha and --mut: a blend, then a mutation of the blend. */
 static struct adapter *blend_files(const struct options *o, struct model *m, struct error *err) {
-    bool seed = o->compat && strcmp(o->compat, "seed") == 0;
     if (o->parents.n != 2) {
         error_set(err, ERR_USAGE, "--parents wants two adapter directories");
         return NULL;
     }
-    if (o->compat && !seed) {
-        error_set(err, ERR_USAGE, "--compat knows only 'seed'");
-        return NULL;
-    }
+    if (cli_compat_check(o->compat, err) != OK) return NULL;
+    bool legacy = o->compat != NULL;
     struct adapter *a = adapter_open(o->parents.v[0], m, err);
     struct adapter *b = a ? adapter_open(o->parents.v[1], m, err) : NULL;
     struct adapter *mid = b ? adapter_blend(a, b, (float)o->alpha, (int32_t)o->rank,
-                                            seed ? BLEND_LEGACY : BLEND_DELTA, err)
+                                            legacy ? BLEND_LEGACY : BLEND_DELTA, err)
                             : NULL;
     struct adapter *child =
-        mid ? adapter_mutate(mid, (float)o->mut, (float)o->mut_std, seed, (uint64_t)o->seed) : NULL;
+        mid ? adapter_mutate(mid, (float)o->mut, (float)o->mut_std, legacy, (uint64_t)o->seed)
+            : NULL;
     adapter_release(a);
     adapter_release(b);
     adapter_release(mid);

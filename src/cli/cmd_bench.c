@@ -82,7 +82,7 @@ static const struct option_row rows[] = {
     {"set", OPT_LIST, offsetof(struct options, set), NULL, 0, 0, "NAME=X …",
      "options of 'shoal train' for train and es, of 'shoal world' for life, such as optim=sgd"},
     {"rules", OPT_STRING, offsetof(struct options, rules), "repaired", 0, 0, "NAME",
-     "rules of world: seed, repaired or a YAML file"},
+     "rules of world: legacy, repaired or a YAML file"},
     {"history", OPT_STRING, offsetof(struct options, history), "", 0, 0, "FILE",
      "append the results to this CSV file"},
     {0},
@@ -809,7 +809,7 @@ static void print_world(const struct cli_options *c, const char *rules, const ch
                             WORLD_FOLK, "actions", actions, "agent_steps_per_second", speed));
     else
         printf("world     %d agents  rules %s  actions %-9s  %7.2f million agent-steps/s\n",
-               WORLD_FOLK, rules, actions, 1e-6 * speed);
+               WORLD_FOLK, current_value("rules", rules), actions, 1e-6 * speed);
 }
 
 /* The world alone, on one core: random actions drawn in advance, and drawn during the run. */
@@ -937,9 +937,9 @@ static void print_life(const struct bench *b, const struct simulation_options *l
         printf("life      %d minds  %" PRId64 " worlds of %d  rules %s  rank %" PRId64 " of %s%s\n"
                "          %.1f decisions/s, learning %.1f; a tick %.1f ms, with an update %.1f ms;"
                " VmHWM %.1f MB\n",
-               v->minds, lo->worlds, WORLD_FOLK, b->o->rules, lo->learn.train.r, b->o->targets,
-               lo->lean ? ", lean" : "", still, learning, 1e3 * frozen->plain, 1e3 * v->learned,
-               1e-6 * high);
+               v->minds, lo->worlds, WORLD_FOLK, current_value("rules", b->o->rules),
+               lo->learn.train.r, b->o->targets, lo->lean ? ", lean" : "", still, learning,
+               1e3 * frozen->plain, 1e3 * v->learned, 1e-6 * high);
 }
 
 /* One generation of policies that do not learn, and one of the same policies that learn; without

@@ -52,8 +52,8 @@ static const struct option_row rows[] = {
     ROW("protocols", OPT_BOOL, protocols, NULL, 0, 0, NULL, "list the built-in protocols and stop"),
     ROW("show-protocol", OPT_STRING, show, NULL, 0, 0, "NAME",
         "print a built-in protocol's file, to be copied and changed, and stop", JOB_TEXT),
-    ROW("compat", OPT_STRING, compat, NULL, 0, 0, "seed",
-        "the first persona debate's protocol and output", JOB_TEXT),
+    ROW("compat", OPT_STRING, compat, NULL, 0, 0, "legacy",
+        "the protocol 'legacy' and its output format", JOB_TEXT),
     ROW("rounds", OPT_INT, rounds, "-1", -1, 64, "N",
         "rounds at most (-1: the protocol's); 0 checks the arguments and stops"),
     ROW("vote", OPT_STRING, vote, NULL, 0, 0, "NAME",
@@ -134,7 +134,7 @@ static void questions_release(struct questions *q) {
 
 /* one question */
 
-static void print_seed(const struct debate *d) {
+static void print_legacy(const struct debate *d) {
     const struct transcript *o = &d->talks[0];
     printf("=== Debate Transcript ===\n");
     for (int i = 0; i < o->n; i++)
@@ -152,7 +152,7 @@ static void print_topic(const struct cli_options *c, const struct options *o, co
     if (c->json)
         cli_print(debate_transcript_json(d, t->v, it, 0));
     else if (o->compat)
-        print_seed(d);
+        print_legacy(d);
     else
         printf("=== Debate Transcript ===\n%sFinal Answer: %s\n", b.data,
                out->answer < 0 ? "none" : out->candidates[out->answer]);
@@ -256,15 +256,15 @@ static int debate(struct session *s, const struct questions *q, struct error *er
 }
 
 static int protocols_print(const struct options *o, struct error *err) {
-    const char *text;
+    const char *text, *wanted = o->show ? renamed_value("protocol", o->show) : NULL;
     for (int i = 0; workflow_builtin(i, &text); i++) {
         const char *name = workflow_builtin(i, NULL);
         struct workflow *w = workflow_open(name, err);
         if (!w) return err->code;
-        if (o->show && strcmp(o->show, name) == 0) fputs(text, stdout);
-        if (!o->show) printf("%-8s %s\n", name, workflow_about(w));
+        if (wanted && strcmp(wanted, name) == 0) fputs(text, stdout);
+        if (!wanted) printf("%-20s %s\n", name, workflow_about(w));
         workflow_free(w);
-        if (o->show && strcmp(o->show, name) == 0) return OK;
+        if (wanted && strcmp(wanted, name) == 0) return OK;
     }
     return o->show ? error_set(err, ERR_USAGE, "no protocol '%s'", o->show) : OK;
 }
@@ -311,9 +311,8 @@ static int flags_apply(const struct options *o, struct debate_options *d, struct
 }
 
 static int team_open(const struct options *o, struct team *t, struct error *err) {
-    const char *protocol = o->compat ? o->compat : o->protocol ? o->protocol : "brief";
-    if (o->compat && strcmp(o->compat, "seed") != 0)
-        return error_set(err, ERR_USAGE, "no compatibility with '%s'; there is seed", o->compat);
+    const char *protocol = o->compat ? "legacy" : o->protocol ? o->protocol : "brief";
+    if (cli_compat_check(o->compat, err) != OK) return err->code;
     if (o->team && (o->agents.n || o->personas.n || o->protocol || o->compat))
         return error_set(err, ERR_USAGE,
                          "'--team' names the agents and their protocol; leave out --agents, "
@@ -361,7 +360,7 @@ const struct cli_command cmd_debate = {
              "  shoal debate models/fry --agents g/critic base --topic 'pick the smallest of 4, 9, "
              "2' --choices 4 9 2\n"
              "  shoal debate models/fry --team team.yaml --tasks pick --n 500\n"
-             "  shoal debate --show-protocol v4 >mine.yaml",
+             "  shoal debate --show-protocol revise >mine.yaml",
     .job_args = (const struct job_args[]){{NULL, {JOB_INPUT}, false}, {0}},
     .job_keeps = "store",
     .rows = rows,

@@ -2,8 +2,8 @@
  * cmd_train: `shoal train`: makes adapters from conversations, or prints what that would take.
  *
  * The base and the options come from the command line or from a recipe in the place of the base;
- * flags go before the recipe. Option names of the first predecessor's script, of PEFT and of TRL
- * work as aliases.
+ * flags go before the recipe. Option names of PEFT, of TRL and of an earlier script work as
+ * aliases (docs/COMPATIBILITY.md).
  */
 #define _GNU_SOURCE
 #include "cli/train_plan.h"

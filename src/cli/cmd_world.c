@@ -264,7 +264,7 @@ static void episodes_table(const struct options *o, const struct players *p,
     printf("%lld maps from seed %lld on, %lld agents, %lld steps, world '%s'; a map's mean over "
            "agents [95 %% over maps]\n\n%-8s",
            (long long)o->maps, (long long)o->seed, (long long)o->agents, (long long)o->steps,
-           world_name(o), "policy");
+           current_value("rules", world_name(o)), "policy");
     for (int m = 0; m < N_MEASURES; m++) printf("  %-*s", m < FITNESS ? CELL : 0, measure_names[m]);
     printf("\n");
     for (int i = 0; i < p->n; i++) episodes_print_row(o, &p->v[i], &l[i]);
@@ -523,9 +523,10 @@ static int rules_check(const struct options *o, struct error *err) {
     struct world_rules r;
     int rc = rules_load(&r, world_name(o), err);
     json_t *own = world_rules_json(&r), *given = world_rules_json(&o->rules);
-    if (rc == OK && strcmp(r.rules, o->rules.rules) != 0)
+    const char *flag = current_value("rules", o->rules.rules);
+    if (rc == OK && strcmp(current_value("rules", r.rules), flag) != 0)
         rc = error_set(err, ERR_USAGE, "--rules is a key of world files; here it is --world %s",
-                       o->rules.rules);
+                       flag);
     else if (rc == OK && o->replay && (o->world || !json_equal(own, given)))
         rc = error_set(err, ERR_USAGE, "a trace has its own rules: leave out --world and rules");
     json_decref(own);

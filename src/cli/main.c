@@ -31,6 +31,11 @@ enum numeric_class cli_numeric_class(const struct cli_options *c) {
     return c->exact ? NUMERIC_EXACT : c->fast ? NUMERIC_FAST : kernels_default_class();
 }
 
+int cli_compat_check(const char *compat, struct error *err) {
+    if (!compat || strcmp(renamed_value("compat", compat), "legacy") == 0) return OK;
+    return error_set(err, ERR_USAGE, "no compatibility with '%s'; there is legacy", compat);
+}
+
 void cli_print(json_t *v) {
     char *text = json_dumps(v, JSON_COMPACT | JSON_REAL_PRECISION(9));
     CHECK(text != NULL);

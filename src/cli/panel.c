@@ -1,8 +1,8 @@
 /*
  * panel: opens a team from its flags, and closes it.
  *
- * The predecessor's flags work, or a note gives the reason why a flag needs nothing; a flag that
- * cannot work is refused.
+ * Flags of an earlier program work (docs/COMPATIBILITY.md), or a note gives the reason why a flag
+ * has no effect; a flag that cannot work is refused.
  */
 #define _GNU_SOURCE
 #include "cli/panel.h"
@@ -85,8 +85,7 @@ static int pipeline_flags(struct panel *p, struct error *err) {
         rc = word_pick("language", o->language, "auto", language_names, N_LANGUAGES, &to->language,
                        err);
     if (rc == OK) rc = word_pick("way to facts", o->facts, "", facts, 3, &how, err);
-    if (rc == OK && o->compat && strcmp(o->compat, "seed") != 0)
-        rc = error_set(err, ERR_USAGE, "no compatibility with '%s'; there is seed", o->compat);
+    if (rc == OK) rc = cli_compat_check(o->compat, err);
     if (rc == OK && o->adapters.n > o->agents)
         rc = error_set(err, ERR_USAGE, "there are more --adapters than --agents");
     if (rc) return rc;
@@ -107,7 +106,7 @@ static int pipeline_flags(struct panel *p, struct error *err) {
 
 /* models */
 
-/* A path, or OWNER/REPO on the hub, as the predecessor names models. malloc'ed. */
+/* A path, or OWNER/REPO on the hub. malloc'ed. */
 static char *model_place(const char *name) {
     char *found = cli_find_file(name), *place;
     const char *slash = strchr(name, '/');

@@ -15,7 +15,7 @@ struct panel_options {
     int64_t agents, iterations, max_tokens, tokens[PIPELINE_N_STAGES];
     double temperature, seconds, temps[PIPELINE_N_STAGES];
     bool summary, embeddings, slots, board;
-    /* flags of the predecessor, for its users */
+    /* flags of an earlier program (docs/COMPATIBILITY.md) */
     char *model_type, *model_name, *model_path, *cache_folder, *rag_mode, *zim_path;
     int64_t max_workers;
     bool parallel, safe_parallel, local_files, log;
@@ -76,24 +76,24 @@ struct panel_options {
                   "remember the messages under this name, and use the earlier ones", JOB_OWN),     \
         PANEL_ROW("facts", OPT_STRING, type, field.facts, "model", 0, 0, "HOW",                    \
                   "key facts of a conversation: by rules, by the model too, or none", JOB_TEXT),   \
-        PANEL_ROW("compat", OPT_STRING, type, field.compat, NULL, 0, 0, "seed",                    \
-                  "the predecessor's keywords of questions and its apology for short answers",     \
-                  JOB_TEXT),                                                                       \
+        PANEL_ROW(                                                                                 \
+            "compat", OPT_STRING, type, field.compat, NULL, 0, 0, "legacy",                        \
+            "legacy keywords of questions, and an apology for an answer under 10 characters",      \
+            JOB_TEXT),                                                                             \
         PANEL_ROW("board", OPT_BOOL, type, field.board, NULL, 0, 0, NULL,                          \
                   "print the blackboard at the end"),                                              \
         PANEL_ROW("model-name", OPT_STRING, type, field.model_name, NULL, 0, 0, "NAME",            \
-                  "as before: the model by its name on the hub, instead of MODEL"),                \
+                  "the model by its name on the hub, instead of MODEL"),                           \
         PANEL_ROW("model-path", OPT_STRING, type, field.model_path, NULL, 0, 0, "FILE",            \
-                  "as before: the model's file, instead of MODEL"),                                \
+                  "the model's file, instead of MODEL"),                                           \
         PANEL_ROW("cache-folder", OPT_STRING, type, field.cache_folder, NULL, 0, 0, "DIR",         \
-                  "as before: where pulled models are ($SHOAL_CACHE)"),                            \
+                  "where pulled models are ($SHOAL_CACHE)"),                                       \
         PANEL_ROW("rag-mode", OPT_STRING, type, field.rag_mode, NULL, 0, 0, "MODE",                \
-                  "as before: knowledge_base goes with --knowledge, dummy means no references",    \
-                  JOB_TEXT),                                                                       \
+                  "knowledge_base goes with --knowledge, dummy means no references", JOB_TEXT),    \
         PANEL_ROW("zim-path", OPT_STRING, type, field.zim_path, NULL, 0, 0, "FILE",                \
                   "refused: no ZIM archive is read"),                                              \
         PANEL_ROW("model-type", OPT_STRING, type, field.model_type, NULL, 0, 0, "TYPE",            \
-                  "needs nothing here, as do the next five", JOB_TEXT),                            \
+                  "accepted without effect, as are the next five", JOB_TEXT),                      \
         PANEL_ROW("parallel", OPT_BOOL, type, field.parallel, NULL, 0, 0, NULL, ""),               \
         PANEL_ROW("safe-parallel", OPT_BOOL, type, field.safe_parallel, NULL, 0, 0, NULL, ""),     \
         PANEL_ROW("max-workers", OPT_INT, type, field.max_workers, "0", 0, 1024, "N", ""),         \

@@ -326,6 +326,7 @@ static int settings_diff_defaults(const struct settings *s, const json_t *was, s
         if (!is || !old || json_equal(is, old)) continue;
         if (settings_origin(s, i).from != OPTION_FROM_DEFAULT) continue;
         const char *x = json_string_value(old), *y = json_string_value(is);
+        if (x && y && strcmp(current_value(rows[i].name, x), y) == 0) continue; // only renamed
         buf_printf(b, "%s%s's default of '%s' was %s in %s and is %s now", n++ ? "\n" : "",
                    s->command->name, rows[i].name, x ? x : "nothing",
                    json_get_string(was, "version"), y ? y : "nothing");

@@ -37,8 +37,8 @@ static struct adapter *sum_even(const struct operands *x, const double *w, json_
     return sum_take(x, coef, lineage, err);
 }
 
-/* The predecessor's blend, with this table's lineage. */
-static struct adapter *make_legacy_blend(const struct operands *x, json_t *lineage,
+/* The blend of `--compat legacy`, with this table's lineage. */
+static struct adapter *make_factor_blend(const struct operands *x, json_t *lineage,
                                          struct error *err) {
     struct adapter *mid = adapter_blend(x->parents[0], x->parents[1], (float)operand_weight(x, 1),
                                         x->rank, BLEND_LEGACY, err);
@@ -371,8 +371,8 @@ static struct adapter *make_svd(const struct operands *x, json_t *lineage, struc
 const struct adapter_operator crossover_operators[] = {
     {"delta", "the weighted sum of ΔW (task arithmetic)", OPERATOR_CROSSOVER, WEIGHTING_DELTA, MANY,
      NO_STEP, make_delta},
-    {"seed", "A and B apart, the second parent's weight for it (the predecessor)",
-     OPERATOR_CROSSOVER, WEIGHTING_FACTORS, TWO, NO_STEP, make_legacy_blend},
+    {"factor_blend", "A with A and B with B, by the second parent's weight (as --compat legacy)",
+     OPERATOR_CROSSOVER, WEIGHTING_FACTORS, TWO, NO_STEP, make_factor_blend},
     {"ratio", "the sum of ΔW in the ratio of weights that are fitness", OPERATOR_CROSSOVER,
      WEIGHTING_FITNESS, MANY, NO_STEP, make_ratio},
     {"extrapolate", "beyond the first parent, away from the second", OPERATOR_CROSSOVER,

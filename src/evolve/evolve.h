@@ -288,6 +288,10 @@ struct adapter_operator {
 const struct adapter_operator *operator_at(int i);
 /* ERR_USAGE lists the known names. */
 const struct adapter_operator *operator_find(const char *name, struct error *err);
+/* The name in lineages and records, which may be an earlier one. */
+const char *operator_stored_name(const struct adapter_operator *op);
+/* The current name of the operator that a record stores under this key; "" without one. */
+const char *operator_label(const json_t *record, const char *key);
 /*
  * Makes the child. Its lineage: operator, parents (hashes), weights, step, rank, seed, and if ΔW
  * was re-factorised "error", the relative norm that the truncation to the rank lost. ERR_USAGE:

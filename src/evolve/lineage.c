@@ -262,7 +262,7 @@ static json_t *founders_json(const struct view *w) {
 /* "founder", or "slerp of a 60 % and b 40 %, step 0.3". */
 static void add_how(struct buf *b, const struct lineage *l, const struct lineage_node *v) {
     double step = json_number_or_nan(v->born, "step");
-    const char *made = json_get_string(v->born, "operator");
+    const char *made = operator_label(v->born, "operator");
     const json_t *weights = json_object_get(v->born, "weights"), *weight;
     size_t i;
     buf_add_one_line(b, *made ? made : is_founder(v) ? "founder" : "child");
@@ -457,7 +457,7 @@ static void dot_node(struct buf *b, const struct view *w, int node) {
     buf_printf(b, "  n%d [label=\"", node);
     dot_text(b, v->name);
     buf_puts(b, "\\n");
-    dot_text(b, is_founder(v) ? "founder" : json_get_string(v->born, "operator"));
+    dot_text(b, is_founder(v) ? "founder" : operator_label(v->born, "operator"));
     buf_printf(b, "\\n%.4f\"%s];\n", json_interval(v->born, "fitness").value,
                node == w->of ? ", penwidth=3" : "");
     for (int k = 0; k < 2 && v->parent[k] >= 0; k++)

@@ -64,7 +64,7 @@ static void front_matter(struct buf *b, const char *model) {
 
 static void origin(struct buf *b, const char *run, int generation, const json_t *c) {
     const json_t *parents = json_object_get(c, "parents"), *parent;
-    const char *made = json_get_string(c, "operator");
+    const char *made = operator_label(c, "operator");
     size_t i;
     buf_puts(b, "| origin | |\n|---|---|\n");
     row_text(b, "run", run);

@@ -194,8 +194,8 @@ static struct adapter *make_reinit(const struct operands *x, json_t *lineage, st
 const struct adapter_operator mutation_operators[] = {
     {"noise", "noise on three tensors in ten, relative to a tensor's own deviation", ONE,
      "deviation, of the tensor's", 0.1f, 0, 10, make_noise},
-    {"noise_absolute", "noise on three tensors in ten (the predecessor)", ONE, "deviation", 0.01f,
-     0, 10, make_noise_absolute},
+    {"noise_absolute", "noise on three tensors in ten, not relative to the tensor", ONE,
+     "deviation", 0.01f, 0, 10, make_noise_absolute},
     {"spectrum", "singular values times exp of noise; keeps the norm", ONE, "deviation of the log",
      0.2f, 0, 4, make_spectrum},
     {"rotate", "left or right singular directions turn; keeps the norm", ONE,

@@ -24,13 +24,22 @@ const struct adapter_operator *operator_at(int i) {
 const struct adapter_operator *operator_find(const char *name, struct error *err) {
     struct buf known = {0};
     const struct adapter_operator *op;
+    const char *now = renamed_value("operator", name);
     for (int i = 0; (op = operator_at(i)); i++) {
-        if (strcmp(op->name, name) == 0) break;
+        if (strcmp(op->name, now) == 0) break;
         buf_printf(&known, "%s%s", i ? ", " : "", op->name);
     }
     if (!op) error_set(err, ERR_USAGE, "no operator '%s'; there are %s", name, known.data);
     buf_release(&known);
     return op;
+}
+
+const char *operator_stored_name(const struct adapter_operator *op) {
+    return stored_value("operator", op->name);
+}
+
+const char *operator_label(const json_t *record, const char *key) {
+    return current_value("operator", json_get_string(record, key));
 }
 
 int32_t operand_modules(const struct operands *x) {
@@ -174,7 +183,8 @@ static json_t *lineage_make(const struct adapter_operator *op, const struct oper
         if (p) buf_add(&weights, " ", 1);
         number_add(&weights, (float)operand_weight(x, p));
     }
-    json_t *o = json_pack("{s:s, s:s}", "operator", op->name, "parents", parents.data);
+    json_t *o =
+        json_pack("{s:s, s:s}", "operator", operator_stored_name(op), "parents", parents.data);
     if (x->n > 1) json_object_set_new(o, "weights", json_string(weights.data));
     number_add(&step, x->step);
     if (op->unit) json_object_set_new(o, "step", json_string(step.data));

@@ -585,13 +585,13 @@ json_t *candidate_json(const struct candidate *c) {
         json_array_append_new(parents, json_string(c->parents[k]));
     for (int i = 0; i < c->n_mix; i++)
         json_array_append_new(weights, json_real((double)c->mix[i].weight));
-    json_t *v =
-        json_pack("{s:s,s:s*,s:i,s:b,s:o,s:s*,s:o,s:f,s:o,s:o,s:o,s:i}", "name", c->name, "hash",
-                  c->adapter ? c->adapter->hash : NULL, "role", c->role, "elite", (int)c->elite,
-                  "parents", parents, "operator", c->how ? c->how->name : NULL, "performance",
-                  stats_interval_json(c->performance), "expected", c->expected, "cooperation",
-                  stats_interval_json(c->cooperation), "novelty", stats_interval_json(c->novelty),
-                  "fitness", stats_interval_json(c->fitness), "items", c->n_items);
+    json_t *v = json_pack(
+        "{s:s,s:s*,s:i,s:b,s:o,s:s*,s:o,s:f,s:o,s:o,s:o,s:i}", "name", c->name, "hash",
+        c->adapter ? c->adapter->hash : NULL, "role", c->role, "elite", (int)c->elite, "parents",
+        parents, "operator", c->how ? operator_stored_name(c->how) : NULL, "performance",
+        stats_interval_json(c->performance), "expected", c->expected, "cooperation",
+        stats_interval_json(c->cooperation), "novelty", stats_interval_json(c->novelty), "fitness",
+        stats_interval_json(c->fitness), "items", c->n_items);
     if (!isnan(c->step)) json_object_set_new(v, "step", json_real(c->step));
     if (!isnan(c->blend)) json_object_set_new(v, "blend", json_real(c->blend));
     if (weights) json_object_set_new(v, "weights", weights);
@@ -601,9 +601,10 @@ json_t *candidate_json(const struct candidate *c) {
 static void set_json(const struct operator_set *s, const char *kind, json_t *out) {
     for (int i = 0; i < s->credit.n; i++) {
         const struct operator_stats *r = &s->credit.v[i];
-        json_t *v = json_pack("{s:s,s:s,s:I,s:I,s:f,s:f,s:b}", "name", s->op[i]->name, "kind", kind,
-                              "used", (json_int_t)r->used, "improved", (json_int_t)r->improved,
-                              "quality", r->quality, "p", r->p, "dropped", (int)r->dropped);
+        json_t *v = json_pack("{s:s,s:s,s:I,s:I,s:f,s:f,s:b}", "name",
+                              operator_stored_name(s->op[i]), "kind", kind, "used",
+                              (json_int_t)r->used, "improved", (json_int_t)r->improved, "quality",
+                              r->quality, "p", r->p, "dropped", (int)r->dropped);
         if (!isnan(s->step[i]) && s->op[i]->unit)
             json_object_set_new(v, "step", json_real(s->step[i]));
         json_array_append_new(out, v);

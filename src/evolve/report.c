@@ -308,7 +308,7 @@ static void operator_row(const struct evolve_report *r, const json_t *v, const s
     struct buf *b = r->b;
     struct bred n = bred_by(r->l, json_get_string(v, "name"));
     buf_puts(b, "<tr><td>");
-    html_escape(b, json_get_string(v, "name"));
+    html_escape(b, operator_label(v, "name"));
     if (json_is_true(json_object_get(v, "dropped")))
         buf_puts(b, " <b style=\"color:var(--b)\">dropped</b>");
     buf_puts(b, "<td class=soft>");
@@ -429,7 +429,7 @@ static void candidate_row(const struct evolve_report *r, const json_t *c, int ge
     evolve_report_cell(b, "", 0, json_number_or_nan(c, "items"), "");
     buf_puts(b, "<td>");
     bool kept = json_is_true(json_object_get(c, "elite"));
-    html_escape(b, kept ? "kept" : json_get_string(c, "operator"));
+    html_escape(b, kept ? "kept" : operator_label(c, "operator"));
     if (!kept)
         json_array_foreach (parents, i, parent) {
             buf_puts(b, i ? " × " : " <span class=soft>of</span> ");

@@ -153,7 +153,7 @@ static void draw_box(const struct drawing *d, int node) {
     evolve_report_name(d->r, v->name);
     buf_printf(b, "</text><text x=\"%.0f\" y=\"%.0f\" text-anchor=\"middle\" class=soft>%.3f ", x,
                y + 12, json_interval(v->born, "fitness").value);
-    html_escape(b, json_get_string(v->born, "operator"));
+    html_escape(b, operator_label(v->born, "operator"));
     buf_puts(b, "</text></g>\n");
 }
 

@@ -16,8 +16,7 @@
 enum { SCHEMA_CHARS = 40, SCHEMA_ITEMS = 4 };
 enum fact { FACT_NAME, FACT_INTERESTS, FACT_LIKES, FACT_OTHER, N_FACTS };
 
-/* The stored keys, which are those of the legacy implementation, and the other names that a model
- * may use. */
+/* The stored keys (docs/COMPATIBILITY.md), and the other names that a model may use. */
 static const struct {
     const char *key, *also;
 } facts[N_FACTS] = {

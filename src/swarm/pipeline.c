@@ -20,7 +20,7 @@ enum {
     LONG_REFERENCE = 500,
     GIST_CHARS = 250, /* maximum length of a gist */
     CONTEXT_CHARS = 1500,
-    LEAST_CHARS = 10, /* minimum length of an answer in compat mode */
+    LEAST_CHARS = 10, /* minimum length of an answer with --compat legacy */
     SUMMARY_TOKENS = 256,
     FACT_TOKENS = 256,
     CUTS = 3 /* number of times that context and references are halved to fit; then they are left

@@ -1,9 +1,8 @@
 /*
  * roles: tables of roles and of the question types that select them.
  *
- * Names, temperatures and the order of the types are those of the predecessor, so that its users
- * find the same team; the descriptions are new. The keywords of a type are one string, separated by
- * '|'.
+ * Names, temperatures and the order of the types are fixed for compatibility
+ * (docs/COMPATIBILITY.md). The keywords of a type are one string, separated by '|'.
  */
 #define _GNU_SOURCE
 #include "swarm/swarm.h"
@@ -22,9 +21,9 @@ int question_type_find(const char *name) {
     return -1;
 }
 
-/* The predecessor's keywords, and additional Chinese ones. */
+/* `legacy` are the keywords of --compat legacy. */
 static const struct {
-    const char *seed, *chinese;
+    const char *legacy, *chinese;
 } keywords[QUESTION_DEFAULT] = {
     [QUESTION_DISCUSSION] =
         {"について議論|議論して|賛成|反対|問題|課題|影響|どう思う|どう考える|"
@@ -92,7 +91,7 @@ enum question_type question_classify(const char *question, bool compat) {
     struct buf text = {0};
     int t = 0;
     lower(question, &text);
-    while (t < QUESTION_DEFAULT && !any_keyword(text.data, text.len, keywords[t].seed, compat) &&
+    while (t < QUESTION_DEFAULT && !any_keyword(text.data, text.len, keywords[t].legacy, compat) &&
            (compat || !any_keyword(text.data, text.len, keywords[t].chinese, false)))
         t++;
     buf_release(&text);

@@ -299,7 +299,7 @@ void behaviour_novelty(behaviour_distance_fn apart, const void *ctx, int n_agent
  *       messages:                  empty ones are left out
  *         - system: "{{ me.system }}"
  *         - user: "{{ question }}"
- *       reply: text | answer | judge | seed  (text)
+ *       reply: text | answer | judge | legacy  (text)
  *       same_round: true           the step belongs to the round of the step before (false)
  *       tail: 3000                 characters kept of each earlier utterance; 0: all
  *       temperature, top_p, max_tokens
@@ -509,8 +509,8 @@ extern const char *const question_type_names[N_QUESTION_TYPES]; /* "discussion" 
 int question_type_find(const char *name);                       /* -1 when unknown */
 /*
  * The first type, in the order above, with a keyword in the question. Latin keywords match whole
- * words; Chinese questions have separate keywords. `compat`: the predecessor's keywords only,
- * anywhere in the lower-cased text ("this" says "hi").
+ * words; Chinese questions have separate keywords. `compat`: only the legacy keywords,
+ * anywhere in the lower-cased text ("this" contains "hi"); see docs/COMPATIBILITY.md.
  */
 enum question_type question_classify(const char *question, bool compat);
 
@@ -669,7 +669,7 @@ struct pipeline_options {
                      summary model classifies */
     int language; /* enum language; -1: detected */
     bool summary; /* after each iteration, and of long texts */
-    bool compat;  /* the predecessor's keywords, and its minimum answer length of ten characters */
+    bool compat;  /* --compat legacy: its keywords, and a minimum answer length of ten characters */
     float temperature;  /* temperature of all agents; below 0: the separate values */
     int32_t max_tokens; /* token limit of every turn; 0: the separate values */
     double seconds;     /* no turn starts after this time; 0: no limit */

@@ -205,6 +205,7 @@ static void workflow_take(struct team *t, struct workflow *w) {
 
 static bool is_builtin(const char *protocol) {
     const char *name;
+    protocol = current_value("protocol", protocol);
     for (int i = 0; (name = workflow_builtin(i, NULL)); i++)
         if (strcmp(name, protocol) == 0) return true;
     return false;

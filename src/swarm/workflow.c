@@ -135,7 +135,7 @@ static int messages(struct reader *r, const json_t *v, struct workflow_node *n) 
 }
 
 static int node_key(struct reader *r, struct workflow_node *n, const char *key, const json_t *v) {
-    static const char *const replies[] = {"text", "answer", "judge", "seed", NULL};
+    static const char *const replies[] = {"text", "answer", "judge", "legacy", NULL};
     static const char *const orders[] = {"together", "in-turn", NULL};
     double x = 0;
     int rc, i = 0;
@@ -146,7 +146,10 @@ static int node_key(struct reader *r, struct workflow_node *n, const char *key, 
         return json_is_boolean(v) ? OK : refuse(r, "true or false is expected at", n->name);
     }
     if (strcmp(key, "reply") == 0) {
-        rc = word(r, v, replies, &i);
+        json_t *now =
+            json_is_string(v) ? json_string(renamed_value("reply", json_string_value(v))) : NULL;
+        rc = word(r, now ? now : v, replies, &i);
+        json_decref(now);
         n->reply = (enum reply_format)i;
     } else if (strcmp(key, "order") == 0) {
         rc = word(r, v, orders, &i);
@@ -352,6 +355,7 @@ struct workflow *workflow_parse(const char *text, size_t len, const char *path, 
 
 struct workflow *workflow_open(const char *name, struct error *err) {
     const char *text;
+    name = renamed_value("protocol", name);
     for (int i = 0; workflow_builtin(i, &text); i++)
         if (strcmp(builtin[i].name, name) == 0) {
             char *path = xasprintf("protocols/%s.yaml", name);

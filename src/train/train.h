@@ -265,8 +265,8 @@ int pretrain_run(const struct pretrain_options *o, const char *dir, struct pool 
                  struct error *err);
 
 /*
- * gate: is a trained adapter better than its predecessor? A paired test on samples that training
- * did not use decides; a second one checks the samples to retain.
+ * gate: is a trained adapter better than the version before it? A paired test on samples that
+ * training did not use decides; a second one checks the samples to retain.
  *
  * Both compare, sample by sample, the mean negative log-likelihood of the targets before and after
  * (nats per token), as the serving forward pass computes it. gate_compare and gate_decide are pure.

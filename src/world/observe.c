@@ -1,9 +1,10 @@
 /*
  * observe: observations as text, parsing of actions, and the map for people.
  *
- * With the rules `seed` the text equals the predecessor's in every character, bugs included; other
- * rules insert text between its parts. The brief form has the same content in a dozen letters at
- * fixed positions: at most a third of the tokens. Nothing here changes a world.
+ * The text under the rules `legacy` is fixed in every character, errors included
+ * (docs/COMPATIBILITY.md); other rules insert text between its parts. The brief form has the same
+ * content in a dozen letters at fixed positions: at most a third of the tokens. Nothing here
+ * changes a world.
  */
 #include "world/world.h"
 
@@ -188,7 +189,7 @@ int world_action_from_text(const char *text, bool repaired) {
 }
 
 int world_action_parse(const struct world_rules *r, const char *text) {
-    return world_action_from_text(text, strcmp(r->rules, "seed") != 0);
+    return world_action_from_text(text, !world_rules_are_legacy(r));
 }
 
 static char cell_letter(const struct world *w, int cell) {

@@ -2,8 +2,8 @@
  * policy_runner: one batch of decisions.
  *
  * The engine prefills a prompt, and the policy is exactly the next token's probabilities over the
- * action tokens: nothing is generated or parsed. Only `text` generates and parses, as the
- * predecessor did; a text without an action becomes a random action.
+ * action tokens: nothing is generated or parsed. Only `text` generates and parses; a text
+ * without an action becomes a random action.
  *
  * Not here: the content of prompts, the choice of agents, the effects of actions.
  */

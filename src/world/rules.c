@@ -1,9 +1,9 @@
 /*
  * rules: the parameters of a world, from a rule set's name or a YAML file.
  *
- * The default values of the rows are the rules `seed`; a rule set is YAML text that is read before
- * the file. Checks that involve several rows are made here, so that every loaded set of rules can
- * create a world.
+ * The default values of the rows are the rules `legacy`; a rule set is YAML text that is read
+ * before the file. Checks that involve several rows are made here, so that every loaded set of
+ * rules can create a world.
  */
 #include "world/world.h"
 
@@ -16,8 +16,8 @@
     ROW("rewards-" name, OPT_FLOAT, rewards.field, fallback, -1e6, 1e6, "X", help)
 
 const struct option_row world_rule_rows[] = {
-    ROW("rules", OPT_STRING, rules, "seed", 0, 0, "NAME",
-        "rule set that provides the values not given: seed or repaired", JOB_TEXT),
+    ROW("rules", OPT_STRING, rules, "legacy", 0, 0, "NAME",
+        "rule set that provides the values not given: legacy or repaired", JOB_TEXT),
     ROW("size", OPT_INT, size, "20", 4, WORLD_SIDE, "N", "cells per side, including the border"),
     ROW("walls", OPT_INT, walls, "-1", -1, WORLD_CELLS, "N",
         "attempts to place an inner wall; -1: as many as size"),
@@ -67,7 +67,8 @@ const struct option_row world_rule_rows[] = {
 const char *const world_map_keys[] = {"size", "walls", "homes", NULL};
 
 const struct world_rule_set world_rule_sets[] = {
-    {"seed", "the predecessor's world, to the string and to the number", "rules: seed"},
+    {"legacy", "the rules, strings and numbers of an earlier program (docs/COMPATIBILITY.md)",
+     "rules: legacy"},
     /* An agent collects rewards for positions best by walking to and fro, and a penalty for failed
      * pick-ups teaches it never to try. */
     {"repaired",
@@ -77,7 +78,9 @@ const struct world_rule_set world_rule_sets[] = {
     {0},
 };
 
+/* Rules from a file have the current or the earlier name of their set. */
 static const struct world_rule_set *set_find(const char *name) {
+    name = current_value("rules", name);
     for (const struct world_rule_set *s = world_rule_sets; s->name; s++)
         if (strcmp(s->name, name) == 0) return s;
     return NULL;
@@ -215,15 +218,20 @@ int world_rules_from_json(struct world_rules *r, const char *what, const json_t 
 }
 
 int world_rules_load(struct world_rules *r, const char *name, struct error *err) {
-    const struct world_rule_set *set = set_find(name);
+    const struct world_rule_set *set = set_find(renamed_value("rules", name));
     struct buf text = {0};
     *r = (struct world_rules){0};
     if (set) return world_rules_parse(r, name, set->yaml, strlen(set->yaml), err);
     if (!path_exists(name)) return set_unknown("world", name, ", and YAML files", err);
     int rc = file_read(name, 1 << 20, &text, err);
     if (rc == OK) rc = world_rules_parse(r, name, text.data, text.len, err);
+    if (rc == OK) renamed_value("rules", r->rules); /* for its note */
     buf_release(&text);
     return rc;
+}
+
+bool world_rules_are_legacy(const struct world_rules *r) {
+    return strcmp(current_value("rules", r->rules), "legacy") == 0;
 }
 
 void world_rules_release(struct world_rules *r) {

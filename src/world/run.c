@@ -83,6 +83,7 @@ static json_t *identity_make(const struct run *r, const struct initial_adapters 
     json_t *life = options_json(simulation_option_rows, r->o), *first = json_array();
     json_object_update_new(life, options_json(learner_option_rows, &r->o->learn));
     json_object_del(life, "generations");
+    json_object_set_new(life, "crossover", json_string(stored_value("operator", r->o->crossover)));
     for (int i = 0; i < f->n; i++) json_array_append_new(first, json_string(f->v[i]->hash));
     bool external = r->q->external != NULL;
     return json_pack("{s:s,s:s,s:s,s:i,s:I,s:I,s:o,s:o,s:o}", "model", r->q->m->name,

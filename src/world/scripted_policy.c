@@ -208,7 +208,7 @@ const struct world_policy world_policies[] = {
     {"rule", "fetches what it sees and remembers, and explores", rule_act},
     {"reflex", "the same from a brief observation, without a map", reflex_act},
     {"random", "any of the six actions", random_act},
-    {"mock", "any move, as the predecessor's mock model: it never picks anything up", mock_act},
+    {"mock", "a random move: it never picks anything up", mock_act},
     {0},
 };
 

@@ -3,8 +3,8 @@
  *
  * In a generation the environments are reset; in each tick all agents decide in one batch, act,
  * receive rewards and learn; at the end the policies are sorted by fitness and the next ones are
- * bred from the fittest. The formula is that of the predecessor, applied to ΔW: child = p1 · ratio
- * + p2 · (1 - ratio), ratio = f1 / (f1 + f2). Children inherit what their parents learned
+ * bred from the fittest: ΔW of a child = p1 · ratio + p2 · (1 - ratio), ratio = f1 / (f1 + f2).
+ * Children inherit what their parents learned
  * (Lamarckian evolution).
  *
  * Invariant: every random value depends on (seed, generation, tick, agent or child). Not here:
@@ -317,7 +317,7 @@ static double mean_norm(struct adapter *const *parents, const float *weights) {
     return sum;
 }
 
-/* The first parent's share, as in the predecessor. */
+/* The first parent's share. The epsilon is that of the legacy formula. */
 static double fitness_ratio(const struct policy_record *a, const struct policy_record *b) {
     double f = fmax(a->outcome.fitness, 0), g = fmax(b->outcome.fitness, 0);
     return f + g > 0 ? f / (f + g + 1e-6) : 0.5;

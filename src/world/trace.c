@@ -56,6 +56,7 @@ json_t *world_rules_json(const struct world_rules *r) {
         if (row_counts(row, r)) json_object_set_new(out, key, row_json(row, r));
         free(key);
     }
+    json_object_set_new(out, "rules", json_string(stored_value("rules", r->rules)));
     return out;
 }
 

@@ -10,9 +10,9 @@
  * A cell is y * size + x; north is y + 1. The border is wall. Agents do not block each other; they
  * act in the order of their index, predators after them. A cell is free unless it is a wall.
  *
- * The rules `seed` reproduce the predecessor (helloworld_llm) exactly, in every string and number;
- * `repaired` fixes the rules that made its world unsurvivable. Other worlds are YAML files with the
- * same keys (docs/WORLD.md).
+ * The rules `legacy` reproduce an earlier program in every string and number
+ * (docs/COMPATIBILITY.md); `repaired` changes the rules that made survival impossible. Other worlds
+ * are YAML files with the same keys (docs/WORLD.md).
  */
 #ifndef SHOAL_WORLD_H
 #define SHOAL_WORLD_H
@@ -36,14 +36,14 @@ enum {
 
 /* rules */
 
-struct world_rules {    /* filled from option rows: recipe keys and, in the CLI, flags */
-    char *rules;        /* seed or repaired: provides the defaults of the other keys */
-    int64_t size;       /* cells per side, border included */
-    int64_t walls;      /* attempts to place an inner wall; -1: as many as size */
-    int64_t food;       /* attempts to place food each time */
-    int64_t food_every; /* ticks between them; tick 0 has two, as in the predecessor */
+struct world_rules { /* filled from option rows: recipe keys and, in the CLI, flags */
+    char *rules;   /* legacy (in files seed) or repaired: provides the defaults of the other keys */
+    int64_t size;  /* cells per side, border included */
+    int64_t walls; /* attempts to place an inner wall; -1: as many as size */
+    int64_t food;  /* attempts to place food each time */
+    int64_t food_every; /* ticks between them; tick 0 has two */
     int64_t energy;     /* energy at birth, and the maximum */
-    int64_t meal;       /* energy that an agent gains when it delivers food; 0 in the predecessor */
+    int64_t meal;       /* energy that an agent gains when it delivers food; legacy: 0 */
     bool here;          /* observations include the agent's own cell */
     bool brief;         /* observations are letters instead of words */
     bool reachable;     /* every free cell has a path to a home; a given map is not changed */
@@ -78,6 +78,8 @@ extern const char *const world_map_keys[]; /* rules that a map determines; NULL-
 /* Checks that involve several rows. Loading calls it; call it again after flags have changed a
  * rule. */
 int world_rules_check(const struct world_rules *r, struct error *err);
+/* Whether the rule set is `legacy`. */
+bool world_rules_are_legacy(const struct world_rules *r);
 void world_rules_release(struct world_rules *r);
 
 /* state */
@@ -164,7 +166,7 @@ void world_prompt(const struct world *w, const struct world_rules *r, int agent,
  * it remembers on an unvisited cell. */
 int world_goal(const struct world *w, int agent);
 /* The action that a generated text names, or -1. The words are searched for in a fixed order
- * anywhere in the text: north or up first, as in the predecessor, so that "pick up" moves north;
+ * anywhere in the text: under the legacy rules north or up first, so that "pick up" moves north;
  * `repaired` searches for verbs before directions. */
 int world_action_from_text(const char *text, bool repaired);
 /* The same with the order that the rules select. */
@@ -349,7 +351,7 @@ struct episode_stats world_episode_stats(const struct world *w); /* mean over it
 
 struct policy_runner_options {
     double temperature; /* divides the actions' logits before the softmax */
-    bool text;          /* generate up to ten tokens and parse them, as the predecessor did */
+    bool text;          /* generate up to ten tokens and parse them */
     enum dtype lora_elem;
     int32_t max_rows, max_seqs, max_len; /* engine sizes; 0: for twenty agents */
     int32_t n_pages;    /* pages of the KV cache; 0: enough for max_seqs long prompts */
@@ -472,7 +474,7 @@ struct simulation_options { /* filled from option rows */
     char *mutation;         /* noise: operator on one child */
     double mutate;          /* 0.1: share of the children that mutate */
     double spread;          /* 0.02: standard deviation of the founders' B, so that they differ */
-    bool carry;             /* elites sum their statistics over generations (predecessor) */
+    bool carry;             /* elites sum their statistics over generations */
     int64_t held_out;       /* 4: maps for evaluation only */
     bool lean;              /* minimise memory */
     char *lora;             /* f32: element type of the adapters for decisions */

@@ -59,7 +59,7 @@ void agent_json_info(const void *view, int agent, struct buf *out) {
 
 /* actions */
 
-/* A random move replaces an answer without an action, as in the predecessor. */
+/* A random move replaces an answer without an action. */
 static int16_t random_move(const struct world *w, int agent) {
     struct rng r = world_policy_rng(w->seed, agent, w->tick);
     return (int16_t)rng_below(&r, PICK_FOOD);
@@ -222,6 +222,8 @@ static int rules_take(const struct world_server *s, const json_t *options, struc
     if (json_object_get(options, "map"))
         for (const char *const *key = world_map_keys; *key; key++) json_object_del(own, *key);
     json_object_update(own, (json_t *)(uintptr_t)options);
+    const char *name = json_string_value(json_object_get(options, "rules"));
+    if (name) renamed_value("rules", name); /* for its note */
     int rc = world_rules_from_json(r, "options", own, err);
     json_decref(own);
     return rc;

@@ -405,7 +405,7 @@ def troubles():
 def main():
     for k, name in enumerate("abc"):
         run("adapter", "new", "--model", model, "--rank", "4", "--seed", str(k + 1), f"{tmp}/z{name}", "--quiet")
-        r = run("adapter", "blend", "--model", model, "--compat", "seed", "--parents", f"{tmp}/z{name}", f"{tmp}/z{name}",
+        r = run("adapter", "blend", "--model", model, "--compat", "legacy", "--parents", f"{tmp}/z{name}", f"{tmp}/z{name}",
                 "--child", f"{tmp}/{name}", "--mut", "1", "--mut-std", "0.15", "--seed", str(k + 1), "--quiet")
         if r.returncode:
             check("adapters", False, r.stderr)

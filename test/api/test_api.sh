@@ -74,7 +74,7 @@ up() {
 seed=1
 for i in one two; do
     "$shoal" adapter new --model models/fry --rank 4 --seed $seed "$tmp/new$i" --quiet >/dev/null 2>"$tmp/err" &&
-        "$shoal" adapter blend --parents "$tmp/new$i" "$tmp/new$i" --child "$tmp/$i" --compat seed --mut 1 --mut-std 0.15 --seed $seed \
+        "$shoal" adapter blend --parents "$tmp/new$i" "$tmp/new$i" --child "$tmp/$i" --compat legacy --mut 1 --mut-std 0.15 --seed $seed \
             --quiet >/dev/null 2>"$tmp/err" || { echo "not ok adapters for the protocols: $(head -c 300 "$tmp/err")"; exit 1; }
     seed=$((seed + 1))
 done

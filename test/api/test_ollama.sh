@@ -14,7 +14,7 @@ done
 # Two adapters that say other things than the base.
 for i in 1 2; do
     "$shoal" adapter new --model models/fry --rank 4 --seed $i "$tmp/n$i" --quiet >/dev/null &&
-        "$shoal" adapter blend --parents "$tmp/n$i" "$tmp/n$i" --child "$tmp/a$i" --compat seed --mut 1 --mut-std 0.15 \
+        "$shoal" adapter blend --parents "$tmp/n$i" "$tmp/n$i" --child "$tmp/a$i" --compat legacy --mut 1 --mut-std 0.15 \
             --seed $i --quiet >/dev/null || { echo "not ok ollama: no adapters"; exit 0; }
 done
 "$shoal" adapter convert --model models/fry "$tmp/a1" "$tmp/a1.gguf" --quiet >/dev/null 2>&1

@@ -216,7 +216,7 @@ if [ "$n" = 9 ]; then ok "three agents, a summary, twice, and an answer"; else b
 n=$(ask "賛成ですか" --agents 2 --iterations 3 --no-summary --board | tee "$tmp/out" | grep -o '"round"' | wc -l)
 if [ "$n" = 7 ]; then ok "no summaries"; else bad "no summaries" "$n turns"; fi
 holds "roles by the question, in its language" '2 批判的思考AI' "$tmp/out"
-holds "the predecessor's keys" '"agent_1_output"' "$tmp/out"
+holds "keys of the blackboard" '"agent_1_output"' "$tmp/out"
 printf '私の名前は？\nwhich is larger, 3 or 9?\n' | "$shoal" ask models/fry --max-tokens 8 --store "$tmp/team.db" --conversation me --agents 1 --iterations 1 --quiet >"$tmp/out" 2>"$tmp/err"
 if [ "$(grep -c . "$tmp/out")" -ge 2 ]; then ok "questions from stdin"; else bad "questions from stdin" "$(cat "$tmp/out" "$tmp/err")"; fi
 "$shoal" ask models/fry "and now?" --max-tokens 8 --store "$tmp/team.db" --conversation me --agents 1 --iterations 1 --board --json --quiet >"$tmp/out" 2>"$tmp/err"
@@ -237,7 +237,7 @@ says "and are forgotten" 0 "facts forgotten: 1" team --conversation taro --forge
 says "forgetting without a conversation" 2 "needs --conversation" team --forget 寿司
 team "what do I like?" --conversation taro --agents 1 --iterations 1 --json --quiet >"$tmp/out" 2>"$tmp/err"
 holds "what is forgotten is for the team" '"source":"output"' "$tmp/out"
-says "the predecessor's command line" 0 "--parallel: the agents of an iteration always run as one batch" "$shoal" ask --model-type llama --model-path models/fry \
+says "legacy flags of ask" 0 "--parallel: the agents of an iteration always run as one batch" "$shoal" ask --model-type llama --model-path models/fry \
     --internal-model models/fry --output-model "$PWD/models/fry" --internal-temp 0.8 --output-temp 0.6 --summary-temp 0.5 --internal-tokens 6 \
     --output-tokens 7 --summary-tokens 5 --agents 2 --iter 1 --parallel --no-local-files --debug --log --store "$tmp/team.db" "2と3は？"
 holds "its --debug is the board" '"agent_1_output"' "$tmp/out"
@@ -535,7 +535,7 @@ END
     says "an adapter for another model" 1 "adapter" "$shoal" run "$tmp/a.gguf" -p x --adapter "$tmp/t1"
     says "debate with no rounds" 0 "" "$shoal" debate models/fry --agents base base base --topic t --choices a b --rounds 0
     # ---- workflows as files: a copy, and the same graph drawn another way, are the built-in protocol, call by call
-    for f in du v4ct mad seed; do
+    for f in du revise-on-error-tail mad legacy; do
         "$shoal" debate --show-protocol $f >"$tmp/mine.yaml"
         for p in $f "$tmp/mine.yaml"; do
             "$shoal" debate models/fry --agents base "$tmp/t1" base --personas a b c --tasks sort --n 3 --samples 0 --protocol "$p" --store "$tmp/flow.db" >"$tmp/out.${p##*/}" 2>"$tmp/err"
@@ -614,8 +614,8 @@ if sed -n 's/^{"difference":\["rule","random"\],"delivered":{"value":[^,]*,"lo":
 if grep -q '^{"policy":"reflex".*"blocked":{"value":0.0,"lo":0.0,"hi":0.0}' "$tmp/out" &&
     grep -q '^{"difference":\["reflex","random"\],"delivered":{"value":[1-9].*"p_delivered":0.0[0-4]' "$tmp/out"; then
     ok "reflex delivers more than chance and meets no wall"; else bad "reflex delivers more than chance and meets no wall" "$(cat "$tmp/out")"; fi
-"$shoal" world --policy mock --maps 3 --steps 50 --world seed >"$tmp/out" 2>"$tmp/err"
-holds "the table" "world 'seed'" "$tmp/out"
+"$shoal" world --policy mock --maps 3 --steps 50 --world legacy >"$tmp/out" 2>"$tmp/err"
+holds "the table" "world 'legacy'" "$tmp/out"
 if grep -q '^mock  *0\.00 \[0\.00, 0\.00\]  *0\.00 \[' "$tmp/out"; then ok "the mock collects nothing"; else bad "the mock collects nothing" "$(cat "$tmp/out")"; fi
 holds "the speed is for people" "ticks a second" "$tmp/err"
 "$shoal" world --food-energy 0 --maps 2 --json --quiet >"$tmp/out" 2>/dev/null
@@ -660,7 +660,7 @@ holds "where there is no terminal, the last picture" "tick 30 of 30" "$tmp/out"
 if grep -q "$(printf '\033')" "$tmp/out"; then bad "no escapes outside a terminal" "there are"; else ok "no escapes outside a terminal"; fi
 says "an unknown world" 2 "no world 'none'" "$shoal" world --world none
 says "an unknown policy" 2 "no policy 'none'" "$shoal" world --policy none
-says "the rule set is --world's" 2 "here it is --world seed" "$shoal" world --rules seed
+says "the rule set is --world's" 2 "here it is --world legacy" "$shoal" world --rules seed
 says "a map says its size itself" 2 "the map says size, walls and homes itself" "$shoal" world --world worlds/maze.yaml --size 30
 says "a trace has its own rules" 2 "a trace has its own rules" "$shoal" world --replay "$tmp/life.jsonl" --food 3
 says "a trace has its own agents" 2 "a trace has its own agents" "$shoal" world --replay "$tmp/life.jsonl" --agents 3
@@ -699,7 +699,7 @@ fi
 # ---- minds in another program's world
 says "--env-pipe without a model" 2 "name one" "$shoal" world --env-pipe 'exit 3'
 says "--env-pipe and a policy" 2 "minds only live in --env-pipe" "$shoal" world "$m" --env-pipe 'exit 3' --policy random
-says "--env-pipe and a world" 2 "its own agents and rules" "$shoal" world "$m" --env-pipe 'exit 3' --world seed
+says "--env-pipe and a world" 2 "its own agents and rules" "$shoal" world "$m" --env-pipe 'exit 3' --world legacy
 says "--env-pipe and a rule" 2 "its own agents and rules" "$shoal" world "$m" --env-pipe 'exit 3' --food 3
 says "--env-pipe and agents" 2 "its own agents and rules" "$shoal" world "$m" --env-pipe 'exit 3' --agents 3
 says "an environment that ends" 1 "the environment 'exit 3', spaces: it ended with exit code 3" "$shoal" world "$m" --env-pipe 'exit 3'
@@ -905,7 +905,7 @@ if [ -d "$shared/data" ]; then
     sed -n '/^```jsonl/,/^```$/p' "$seed" | sed '/^```/d' >"$tmp/seed.jsonl"
     if [ -e models/fry/config.json ] && [ -s "$tmp/seed.jsonl" ]; then
         if "$shoal" train models/fry --runs "$tmp/runs" --data "$tmp/seed.jsonl" --out "$tmp/seed" --quiet >"$tmp/out" 2>&1; then
-            ok "the predecessor's conversations train unedited"; else bad "the predecessor's conversations train unedited" "$(cat "$tmp/out")"; fi
+            ok "concatenated JSON conversations train unedited"; else bad "concatenated JSON conversations train unedited" "$(cat "$tmp/out")"; fi
     fi
 else
     echo "skip files that nobody here wrote: no '$shared/data'"

@@ -2,9 +2,9 @@
  * test_data: training files in every form that is accepted, the tokens that become targets, errors
  * in wrong files, and the report of lint.
  *
- * The tokenizer is the byte one, so expected lengths and masks can be read off the text. The
- * persona file of the first predecessor (pretty-printed objects one after another, Japanese) is
- * here in its own shape.
+ * The tokenizer is the byte one, so expected lengths and masks can be read off the text. A
+ * legacy persona file (pretty-printed objects one after another, Japanese) is included
+ * (docs/COMPATIBILITY.md).
  */
 #include "data/data.h"
 
@@ -91,7 +91,7 @@ static void test_messages(void **state) {
     dataset_release(&d);
 }
 
-/* As the first predecessor wrote them: objects over several lines, one after another. */
+/* Legacy files: objects over several lines, one after another. */
 /* clang-format off */
 static const char *const pretty =
     "{\"messages\":[\n"

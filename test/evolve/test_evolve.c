@@ -330,13 +330,13 @@ static void test_weights(void **state) {
     garden_close(&g);
 }
 
-/* Without mutation a child of the seed crossover is the blend of its parents' factors, tensor by
- * tensor. */
-static void test_seed_crossover(void **state) {
+/* Without mutation a child of the crossover factor_blend is the blend of its parents' factors,
+ * tensor by tensor. */
+static void test_factor_blend(void **state) {
     (void)state;
     struct garden g;
     garden_open(&g, false);
-    operators_are(&g, "seed", "noise");
+    operators_are(&g, "factor_blend", "noise");
     g.o.mutation_rate = 0;
     garden_begin(&g, 1);
     garden_evaluate(&g);
@@ -361,7 +361,7 @@ static void test_seed_crossover(void **state) {
      * lost by the refusal. */
     garden_close(&g);
     garden_open(&g, true);
-    operators_are(&g, "seed", "noise");
+    operators_are(&g, "factor_blend", "noise");
     garden_begin(&g, 1);
     garden_evaluate(&g);
     assert_int_equal(population_breed(&g.p, &err), ERR_MISMATCH);
@@ -1367,7 +1367,7 @@ int main(void) {
         cmocka_unit_test(test_seed_decides),
         cmocka_unit_test(test_rules_of_breeding),
         cmocka_unit_test(test_weights),
-        cmocka_unit_test(test_seed_crossover),
+        cmocka_unit_test(test_factor_blend),
         cmocka_unit_test(test_harm_is_dropped),
         cmocka_unit_test(test_every_selection),
         cmocka_unit_test(test_preserve_norm),

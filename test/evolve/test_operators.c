@@ -241,8 +241,9 @@ static void test_lines(void **state) {
         assert_true(sum_error(c, p, (const double[]){share, 1 - share}, 2) < 1e-6);
         adapter_release(c);
     }
-    /* The predecessor's rule: every tensor of its own. */
-    c = apply_ok("seed", (struct operands){(struct adapter *[]){p[1], p[2]}, NULL, 2, 0, NAN, 0});
+    /* Legacy rule: each tensor is blended separately. */
+    c = apply_ok("factor_blend",
+                 (struct operands){(struct adapter *[]){p[1], p[2]}, NULL, 2, 0, NAN, 0});
     const struct lora *x = &p[1]->loras[PROJ_Q], *y = &p[2]->loras[PROJ_Q];
     for (int k = 0; k < 5 * 24; k++)
         assert_true(c->loras[PROJ_Q].a[k] == 0.5f * x->a[k] + 0.5f * y->a[k]);
@@ -1045,7 +1046,7 @@ static void test_rows_repeat(void **state) {
             assert_string_equal(a->hash, b->hash);
             differs |= strcmp(a->hash, first->hash) != 0;
             assert_string_equal(json_string_value(json_object_get(a->lineage, "operator")),
-                                op->name);
+                                operator_stored_name(op));
             assert_non_null(
                 strstr(json_string_value(json_object_get(a->lineage, "parents")), p[0]->hash));
             assert_int_equal(json_object_get(a->lineage, "step") != NULL, op->unit != NULL);
@@ -1100,7 +1101,7 @@ static void test_refused(void **state) {
     assert_refused("delta", (struct operands){p, (const float[]){0, 0}, 2, 5, NAN, 0}, ERR_STATE,
                    "nothing of the parents is left");
     assert_null(operator_find("融合", &err));
-    assert_non_null(strstr(err.text, "no operator '融合'; there are delta, seed, ratio"));
+    assert_non_null(strstr(err.text, "no operator '融合'; there are delta, factor_blend, ratio"));
     adapter_release(dora);
     adapter_release(other);
     parents_release(p);

@@ -72,7 +72,7 @@ static void cases_run(const char *path, int fields, void (*fn)(char **field, con
 static void role_case(char **field, const char *where) {
     int want = question_type_find(field[2]);
     if (want < 0) fail_msg("%s: no type '%s'", where, field[2]);
-    int got = question_classify(field[1], strcmp(field[0], "seed") == 0);
+    int got = question_classify(field[1], strcmp(field[0], "legacy") == 0);
     if (got != want)
         fail_msg("%s: '%s' is %s, not %s", where, field[1], question_type_names[got], field[2]);
 }

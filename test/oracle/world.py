@@ -60,16 +60,16 @@ class Stream:
 
 # Rules
 
-SEED = {
+LEGACY = {
     "size": 20, "walls": -1, "food": 5, "food_every": 50, "energy": 200, "meal": 0, "here": False, "brief": False,
     "reachable": False, "homes": 1, "predators": 0, "sight": 0, "bite": 0, "material": 0, "material_every": 1, "words": 0, "hearing": 0,
     "map": [],
     "rewards": {"move": -0.2, "fresh": 0.5, "food": 3.0, "home": 5.0, "blocked": -3.0, "pick": 10.0, "drop": 20.0,
                 "built": 10.0, "wrong": -1.0, "bitten": -5.0},
 }
-REPAIRED = dict(SEED, here=True, brief=True, reachable=True, meal=100, food=8, food_every=10,
-                rewards=dict(SEED["rewards"], food=0.0, home=0.0, wrong=-0.3))
-RULE_SETS = {"seed": SEED, "repaired": REPAIRED}
+REPAIRED = dict(LEGACY, here=True, brief=True, reachable=True, meal=100, food=8, food_every=10,
+                rewards=dict(LEGACY["rewards"], food=0.0, home=0.0, wrong=-0.3))
+RULE_SETS = {"legacy": LEGACY, "repaired": REPAIRED}
 
 
 def rules_of(name, keys):
@@ -454,7 +454,7 @@ ANSWERS = [
 
 
 def answers():
-    """Each with its meanings under the rules seed and repaired."""
+    """Each with its meanings under the rules legacy and repaired."""
     return ["%s\n" % as_json([text, parse(text, False), parse(text, True)]) for text in ANSWERS]
 
 
@@ -572,27 +572,27 @@ EVERYTHING = {
     "material_every": 10, "predators": 3, "sight": 3, "bite": 20, "words": 15, "hearing": 6, "energy": 70, "meal": 25,
 }
 CASES = {
-    "seed": {
-        "about": "the predecessor's world, until everybody is dead and three ticks beyond",
-        "rules": "seed", "keys": {}, "agents": 5, "seed": 1, "ticks": 203, "spell": 25},
-    "seed-small": {
+    "legacy": {
+        "about": "the legacy rules, until all agents are dead and three ticks beyond",
+        "rules": "legacy", "keys": {}, "agents": 5, "seed": 1, "ticks": 203, "spell": 25},
+    "legacy-small": {
         "about": "every string spelled; other numbers",
-        "rules": "seed", "keys": {"size": 9, "walls": 12, "food": 3, "food_every": 7, "energy": 90},
+        "rules": "legacy", "keys": {"size": 9, "walls": 12, "food": 3, "food_every": 7, "energy": 90},
         "agents": 3, "seed": 42, "ticks": 100, "spell": 1},
-    "seed-crowd": {
+    "legacy-crowd": {
         "about": "twenty at once who take each other's food; walls that lock some in; a long seed",
-        "rules": "seed", "keys": {"size": 12, "walls": 60, "food": 9, "food_every": 4},
+        "rules": "legacy", "keys": {"size": 12, "walls": 60, "food": 9, "food_every": 4},
         "agents": 20, "seed": 9007199254740993 + (3 << 60), "ticks": 60, "spell": 20},
-    "seed-here": {
+    "legacy-here": {
         "about": "only the observation is repaired, and the rewards are others",
-        "rules": "seed",
+        "rules": "legacy",
         "keys": {"size": 7, "here": True, "food": 2, "food_every": 9,
                  "rewards": {"move": -0.1, "fresh": 0.7, "food": 1.1, "home": 2.3, "blocked": -0.3, "pick": 0.123456789,
                              "drop": 1e-3, "wrong": -1e2}},
         "agents": 2, "seed": 5, "ticks": 150, "spell": 10},
-    "seed-brief": {
+    "legacy-brief": {
         "about": "letters that do not say what is on the own cell; food that is remembered and gone; an odd energy",
-        "rules": "seed",
+        "rules": "legacy",
         "keys": {"size": 8, "walls": 6, "brief": True, "food": 4, "food_every": 13, "energy": 81, "words": 2,
                  "hearing": 3},
         "agents": 4, "seed": 6, "ticks": 84, "spell": 1, "greedy": 70},

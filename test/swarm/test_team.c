@@ -51,7 +51,7 @@ static void test_whole_file(void **state) {
         "name: 慎重\nabout: 疑う人たち。\nprotocol: mad\nrounds: 3\nvote: borda\ntemperature: 0.5\n"
         "max_tokens: 40\nworking: false\nagents:\n"
         "  - {name: 花, adapter: workflow-du.txt, system: 疑え。, role: judge, temperature: 0.3}\n"
-        "  - {name: ada, adapter: [workflow-du.txt=0.7, ./workflow-v4.txt]}\n"
+        "  - {name: ada, adapter: [workflow-du.txt=0.7, ./workflow-revise.txt]}\n"
         "  - adapter: workflow-du.txt\n  - {adapter: workflow-du.txt, system: あ}\n"
         "  - adapter: workflow-du.txt=-0.5\n  - system: alone\n");
     const struct debate_options *o = &t.options;
@@ -61,7 +61,7 @@ static void test_whole_file(void **state) {
     assert_true(o->rounds == 3 && strcmp(o->vote->name, "borda") == 0 && o->temperature == 0.5f);
     assert_true(o->max_tokens == 40 && !o->working && t.n == 6 && t.adapters.n == 7);
     assert_string_equal(t.adapters.v[0], "test/cases/workflow-du.txt");
-    assert_string_equal(t.adapters.v[2], "test/cases/./workflow-v4.txt");
+    assert_string_equal(t.adapters.v[2], "test/cases/./workflow-revise.txt");
     assert_string_equal(t.adapters.v[6], "base");
     assert_int_equal(team_load_adapters(&t, open_by_number, &n, &err), OK);
     assert_int_equal(n, 6);
@@ -93,8 +93,8 @@ static void test_least_file(void **state) {
     assert_true(t.options.working && t.options.temperature == -1 && !t.options.max_tokens);
     assert_true(t.n == 1 && strcmp(t.v[0].name, "base") == 0);
     team_release(&t);
-    t = parsed("protocol: ../../protocols/seed.yaml\nagents: [{}]"); // a file, by its path
-    assert_string_equal(workflow_name(t.options.workflow), "seed");
+    t = parsed("protocol: ../../protocols/legacy.yaml\nagents: [{}]"); // a file, by its path
+    assert_string_equal(workflow_name(t.options.workflow), "legacy");
     team_release(&t);
 }
 

@@ -3,9 +3,9 @@
  *
  * Every word that the built-in protocols put to an agent stands in test/cases/workflow-NAME.txt, as
  * a person reads it (`build/test_workflow --write` writes them anew: read the difference). The
- * seed's rules are built a second time here, from their description. What a workflow file is
- * refused for stands in test/cases/workflow-refused.txt, what the seed finds in an utterance in
- * test/cases/workflow-seed-votes.txt.
+ * legacy rules are built a second time here, from their description. What a workflow file is
+ * refused for stands in test/cases/workflow-refused.txt, what the legacy rules find in an utterance
+ * in test/cases/workflow-legacy-votes.txt.
  */
 /* levels: once */
 #define _GNU_SOURCE
@@ -61,7 +61,7 @@ struct script {
 };
 static struct script script;
 
-static const char *const lines_of[] = {"text", "answer", "judge", "seed"};
+static const char *const lines_of[] = {"text", "answer", "judge", "legacy"};
 
 static void call_show(const struct llm_call *c, int agent, const struct line *said,
                       struct buf *out) {
@@ -212,7 +212,7 @@ static struct line say_open(const struct llm_call *c, int agent, int item, int n
     return (struct line){.text = agent ? "Answer: 12." : "Eight and eight.\nanswer: 16"};
 }
 
-static struct line say_seed(const struct llm_call *c, int agent, int item, int nth) {
+static struct line say_legacy(const struct llm_call *c, int agent, int item, int nth) {
     static const char *const lines[3][3] = {
         {"{\"answer\": \"16\", \"confidence\": 0.8}", "Vote: 16", "結論: 16"},
         {"Spiders have six legs.\n結論: 12", "結論: 12", "最終: 12"},
@@ -267,8 +267,8 @@ static void protocol_text(const char *name, struct buf *out) {
                "# What '%s' asks its agents, call by call; >> is what they say to it, -- n -- a "
                "step of the engine.\n# Written by build/test_workflow --write.\n\n",
                name);
-    if (strcmp(name, "seed") == 0) {
-        protocol_show(name, "en", &questions[3], n, say_seed, out);
+    if (strcmp(name, "legacy") == 0) {
+        protocol_show(name, "en", &questions[3], n, say_legacy, out);
         return;
     }
     for (int i = 0; i < 3; i++)
@@ -321,7 +321,7 @@ static int protocols_write(void) {
     return 0;
 }
 
-/* the seed's rules, from their description */
+/* the legacy rules, from their description */
 
 /* The next line of a table that is neither empty nor a remark. */
 static char *table_line(char **rest, int *n_line) {
@@ -342,11 +342,11 @@ static void unescape(char *s) {
     *out = 0;
 }
 
-static void test_seed_votes(void **state) {
+static void test_legacy_votes(void **state) {
     (void)state;
     struct buf file = {0};
     int n_line = 0, n_cases = 0;
-    if (file_read("test/cases/workflow-seed-votes.txt", 1 << 20, &file, &err) != OK)
+    if (file_read("test/cases/workflow-legacy-votes.txt", 1 << 20, &file, &err) != OK)
         fail_msg("%s", err.text);
     for (char *rest = file.data, *text; (text = table_line(&rest, &n_line)); n_cases++) {
         float sure = -1;
@@ -365,18 +365,18 @@ static void test_seed_votes(void **state) {
 }
 
 /* Draws of few answers and few confidences, so that ties are common. */
-static char seed_texts[ITEMS_MAX][3][3][64];
+static char legacy_texts[ITEMS_MAX][3][3][64];
 
 static struct line say_drawn(const struct llm_call *c, int agent, int item, int nth) {
     (void)c;
-    return (struct line){.text = seed_texts[item][agent][nth]};
+    return (struct line){.text = legacy_texts[item][agent][nth]};
 }
 
-static void seed_texts_draw(int n_items) {
+static void legacy_texts_draw(int n_items) {
     static const char *const names[] = {"海", "山", "空"};
     struct rng r = rng_make(4, RNG_TEST, 0, 0);
     for (int i = 0; i < n_items * 9; i++) {
-        char *out = seed_texts[i / 9][i / 3 % 3][i % 3];
+        char *out = legacy_texts[i / 9][i / 3 % 3][i % 3];
         const char *name = names[rng_below(&r, 3)];
         if (i / 9 % 2) // every other item is said in lines, of equal weight
             snprintf(out, 64, "結論: %s です", name);
@@ -387,7 +387,7 @@ static void seed_texts_draw(int n_items) {
 }
 
 /* One after another, the topic only while nothing was said, else everything that was. */
-static void seed_check_words(const struct heard *h, int n) {
+static void legacy_check_words(const struct heard *h, int n) {
     struct buf said = {0}, want = {0};
     int at = 0;
     for (int r = 0; r < 3; r++)
@@ -402,21 +402,21 @@ static void seed_check_words(const struct heard *h, int n) {
             assert_true(h[at * n].temperature == 0.7f && h[at * n].top_p == 0.9f &&
                         h[at * n].max_tokens == 256);
             buf_printf(&said, "%s[A%d][R%d] %s", at ? "\n" : "", a, r,
-                       seed_texts[h[at * n].item][a][r]);
+                       legacy_texts[h[at * n].item][a][r]);
         }
     buf_release(&said);
     buf_release(&want);
 }
 
 /* Summed over all rounds; the largest, and of equals the first seen. */
-static const char *seed_winner(int item, bool *tied) {
+static const char *legacy_winner(int item, bool *tied) {
     static char names[9][64];
     double sums[9] = {0};
     int n = 0, best = 0;
     for (int at = 0; at < 9; at++) {
         float sure;
         int k = 0;
-        char *name = legacy_vote_parse(seed_texts[item][at % 3][at / 3], &sure);
+        char *name = legacy_vote_parse(legacy_texts[item][at % 3][at / 3], &sure);
         snprintf(names[n], sizeof names[n], "%s", name);
         while (strcmp(names[k], name) != 0) k++;
         sums[k] += (double)sure;
@@ -430,23 +430,23 @@ static const char *seed_winner(int item, bool *tied) {
     return names[best];
 }
 
-static void test_seed_rules(void **state) {
+static void test_legacy_rules(void **state) {
     (void)state;
     enum { N = 60 };
     struct task_item items[N];
     struct transcript o[N];
     int ties = 0;
-    struct workflow *w = workflow_open("seed", &err);
+    struct workflow *w = workflow_open("legacy", &err);
     assert_non_null(w);
-    seed_texts_draw(N);
+    legacy_texts_draw(N);
     for (int i = 0; i < N; i++) items[i] = open_item;
     run_team(w, four, 3, items, N, plain, say_drawn, o);
     assert_int_equal(script.n, 9 * N);
     assert_int_equal(script.batches, 9);
     for (int i = 0; i < N; i++) {
         bool tied;
-        seed_check_words(&script.v[i], N);
-        assert_string_equal(decided(&o[i]), seed_winner(i, &tied));
+        legacy_check_words(&script.v[i], N);
+        assert_string_equal(decided(&o[i]), legacy_winner(i, &tied));
         ties += tied;
         transcript_release(&o[i]);
     }
@@ -1250,8 +1250,8 @@ static void test_template_errors(void **state) {
 int main(int argc, char **argv) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_protocols),
-        cmocka_unit_test(test_seed_votes),
-        cmocka_unit_test(test_seed_rules),
+        cmocka_unit_test(test_legacy_votes),
+        cmocka_unit_test(test_legacy_rules),
         cmocka_unit_test(test_tie),
         cmocka_unit_test(test_answers_that_are_one),
         cmocka_unit_test(test_failures),

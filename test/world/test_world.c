@@ -50,8 +50,8 @@ static int count(const struct world *w, int kind) {
 static void test_rule_sets(void **state) {
     (void)state;
     struct world_rules r;
-    assert_int_equal(world_rules_load(&r, "seed", &err), OK);
-    assert_string_equal(r.rules, "seed");
+    assert_int_equal(world_rules_load(&r, "legacy", &err), OK);
+    assert_string_equal(r.rules, "legacy");
     assert_true(r.size == 20 && r.walls == -1 && r.food == 5 && r.food_every == 50);
     assert_true(r.energy == 200 && r.meal == 0 && !r.here && !r.reachable && r.homes == 1);
     assert_false(r.brief);
@@ -83,7 +83,7 @@ static void test_rules_of_a_file(void **state) {
     assert_true(r->meal == 100 && r->food == 2 && r->food_every == 3 && r->here);
     assert_true(r->rewards.move == 0 && r->rewards.wrong == -7 && r->rewards.pick == 10);
     r = rules_of("");
-    assert_true(r->meal == 0 && r->food == 5 && strcmp(r->rules, "seed") == 0);
+    assert_true(r->meal == 0 && r->food == 5 && strcmp(r->rules, "legacy") == 0);
     r = rules_of("map: |\n  ####\n  #HA#\n  ####\n");
     assert_true(r->map.n == 3 && strcmp(r->map.v[1], "#HA#") == 0);
     r = rules_of("map: ['####', '#HA#', '####']\nrules: repaired\n");
@@ -96,7 +96,7 @@ static void test_refusals(void **state) {
         const char *text, *message;
         int code;
     } cases[] = {
-        {"\nrules: fair\n", "'w.yaml', line 2: no rules 'fair'; there are seed and repaired",
+        {"\nrules: fair\n", "'w.yaml', line 2: no rules 'fair'; there are legacy and repaired",
          ERR_USAGE},
         {"rules: 3\n", "'w.yaml', line 1: 'rules' wants text", ERR_USAGE},
         {"size: 3\n", "'w.yaml', line 1: 'size' cannot be 3: it must be 4 to 64", ERR_USAGE},
@@ -109,7 +109,7 @@ static void test_refusals(void **state) {
         {"food: [", "'w.yaml', line", ERR_FORMAT},
         {"walls: 4\nmap: ['###', '#H#', '###']\n", "line 1: the map says 'walls' itself",
          ERR_USAGE},
-        {"rules: seed\nmap: ['###', '#.#', '###']\n",
+        {"rules: legacy\nmap: ['###', '#.#', '###']\n",
          "'w.yaml', line 2: the map has 0 homes ('H'); it needs 1 to 8", ERR_FORMAT},
         {"map: ['###########', '#HHHHHHHHH#', '###########']\n", "the map has 9 homes", ERR_FORMAT},
         {"map: ['###', '#H', '###']\n", "row 2 of the map has 2 cells, the first one has 3",
@@ -134,7 +134,7 @@ static void test_refusals(void **state) {
     struct world_rules r;
     assert_int_equal(world_rules_load(&r, "nowhere", &err), ERR_USAGE);
     assert_string_equal(err.text,
-                        "no world 'nowhere'; there are seed and repaired, and YAML files");
+                        "no world 'nowhere'; there are legacy and repaired, and YAML files");
     world_rules_release(&r);
 }
 
@@ -470,7 +470,7 @@ static void test_strings(void **state) {
     world_reset(&w, r, 1, 1);
     prompts(&w, r,
             "At (1,3), E200, unexplored area, remember 1 food. See: food→ wall↑ wall←. Action:");
-    act(&w, r, MOVE_EAST); // the seed's agents are not told what is on their cell
+    act(&w, r, MOVE_EAST); // under legacy rules the observation excludes the own cell
     prompts(&w, r,
             "[move_east] At (2,3), E199, unexplored area, remember 1 food. See: wall↑ "
             "material↓. Action:");
@@ -695,7 +695,7 @@ static void test_parser(void **state) {
     (void)state;
     static const struct {
         const char *text;
-        int seed, repaired;
+        int legacy, repaired;
     } cases[] = {
         {" move_north", MOVE_NORTH, MOVE_NORTH},
         {"Go SOUTH now", MOVE_SOUTH, MOVE_SOUTH},
@@ -724,10 +724,10 @@ static void test_parser(void **state) {
         {"\xff\xfe", -1, -1},
     };
     for (size_t i = 0; i < ARRAY_LEN(cases); i++) {
-        int seed = world_action_from_text(cases[i].text, false),
+        int legacy = world_action_from_text(cases[i].text, false),
             repaired = world_action_from_text(cases[i].text, true);
-        if (seed != cases[i].seed || repaired != cases[i].repaired)
-            fail_msg("'%s' gives %d and %d", cases[i].text, seed, repaired);
+        if (legacy != cases[i].legacy || repaired != cases[i].repaired)
+            fail_msg("'%s' gives %d and %d", cases[i].text, legacy, repaired);
     }
     for (int i = 0; i < WORLD_N_ACTIONS; i++)
         assert_int_equal(world_action_from_text(world_action_names[i], true), i);
@@ -924,7 +924,7 @@ static void test_policies(void **state) {
                   reflex, chance);
     assert_true(reflex > 14 && delivered("worlds/homes.yaml", "reflex", 1) > 14);
     assert_true(rule > 14 && chance < 0.5 && delivered("repaired", "mock", 1) == 0);
-    assert_true(delivered("seed", "rule", 2) > 0.5); // five places of food, and then starving
+    assert_true(delivered("legacy", "rule", 2) > 0.5); // five places of food, and then starving
     assert_true(delivered("worlds/maze.yaml", "rule", 1) > 1);
     assert_null(world_policy_find("best"));
     const struct world_rules *r = rules_of("");

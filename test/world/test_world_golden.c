@@ -242,7 +242,7 @@ static void golden_lives(void **state) {
     world_rules_release(&p.rules);
 }
 
-/* [text, meaning by the rules seed, by repaired] */
+/* [text, meaning by the rules legacy, by repaired] */
 static int answer_check(void *ctx, const json_t *line, int number, struct error *err) {
     const char *text = json_string_value(json_array_get(line, 0));
     (void)err;
@@ -251,7 +251,7 @@ static int answer_check(void *ctx, const json_t *line, int number, struct error 
             want = (int)json_integer_value(json_array_get(line, (size_t)repaired + 1));
         if (got != want)
             fail_msg("answers.jsonl, line %d: '%s' means %d, not %d, by the rules %s", number, text,
-                     got, want, repaired ? "repaired" : "seed");
+                     got, want, repaired ? "repaired" : "legacy");
     }
     ++*(int *)ctx;
     return OK;
@@ -270,11 +270,11 @@ static void golden_answers(void **state) {
 /* levels: once */
 int main(void) {
     const struct CMUnitTest tests[] = {
-        GOLDEN("seed"),
-        GOLDEN("seed-small"),
-        GOLDEN("seed-crowd"),
-        GOLDEN("seed-here"),
-        GOLDEN("seed-brief"),
+        GOLDEN("legacy"),
+        GOLDEN("legacy-small"),
+        GOLDEN("legacy-crowd"),
+        GOLDEN("legacy-here"),
+        GOLDEN("legacy-brief"),
         GOLDEN("repaired"),
         GOLDEN("repaired-words"),
         GOLDEN("repaired-hungry"),

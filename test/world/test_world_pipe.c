@@ -23,7 +23,7 @@
 
 enum { AGENTS = 6, TICKS = 230 };
 
-static const char *const worlds[] = {"seed",
+static const char *const worlds[] = {"legacy",
                                      "repaired",
                                      "worlds/maze.yaml",
                                      "worlds/predators.yaml",
@@ -325,7 +325,7 @@ static void test_pipe_is_the_world(void **state) {
 /* As in PettingZoo: who died or whose time is over is in that step's answer, and then in none. */
 static void test_pipe_agents_leave(void **state) {
     (void)state;
-    struct world_server *s = server_of("seed", 5);
+    struct world_server *s = server_of("legacy", 5);
     ask_only(s, "{\"reset\":{\"seed\":1,\"options\":{\"energy\":2,\"agents\":1,\"steps\":3}}}");
     ask_only(s, "{\"step\":{\"agent_0\":0}}");
     json_t *v = ask_ok(s, "{\"step\":{\"agent_0\":0}}");
@@ -407,7 +407,8 @@ static void test_pipe_errors_change_nothing(void **state) {
 /* From a snapshot the same actions give the same answers, in the same server and in another one. */
 static void test_pipe_snapshots(void **state) {
     (void)state;
-    struct world_server *s = server_of("worlds/predators.yaml", 400), *other = server_of("seed", 5);
+    struct world_server *s = server_of("worlds/predators.yaml", 400),
+                        *other = server_of("legacy", 5);
     static const char step[] = "{\"step\":{\"agent_0\":\"go up\",\"agent_1\":\"?\",\"agent_2\":3}}";
     ask_only(s, "{\"reset\":{\"seed\":4}}");
     for (int i = 0; i < 20; i++) ask_only(s, step);
@@ -487,17 +488,17 @@ static void test_pipe_options(void **state) {
     assert_int_equal(json_get_number(v, "max_steps"), 50);
     assert_int_equal(json_array_size(json_object_get(v, "possible_agents")), 2);
     json_decref(v);
-    /* "pick up" picks but for the seed, where it goes north. */
+    /* "pick up" picks, but under the legacy rules it moves north. */
     static const char pick[] = "{\"step\":{\"agent_0\":\"pick UP the food\"}}";
     static const char map[] = "\"agents\":1,\"map\":[\"#####\",\"#.H.#\",\"#.A.#\",\"#####\"]";
-    for (int seed = 0; seed < 2; seed++) {
+    for (int legacy = 0; legacy < 2; legacy++) {
         char line[200];
         snprintf(line, sizeof line, "{\"reset\":{\"options\":{%s%s}}}",
-                 seed ? "\"rules\":\"seed\"," : "", map);
+                 legacy ? "\"rules\":\"legacy\"," : "", map);
         ask_only(s, line);
         v = ask_ok(s, pick);
         const json_t *info = json_object_get(json_object_get(v, "infos"), "agent_0");
-        assert_string_equal(json_get_string(info, "action"), seed ? "move_north" : "pick_food");
+        assert_string_equal(json_get_string(info, "action"), legacy ? "move_north" : "pick_food");
         assert_true(json_is_true(json_object_get(info, "parsed")));
         json_decref(v);
     }

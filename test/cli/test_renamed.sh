@@ -1,0 +1,90 @@
+#!/bin/sh
+# test_renamed: earlier names of values (src/base/renamed.c, docs/COMPATIBILITY.md) are accepted with one note on stderr, and give the same
+# bytes as the current names.
+# Prints "ok NAME", "not ok NAME: why" and "skip NAME: why" lines; SHOAL is the binary.
+set -u
+shoal=$(realpath "${SHOAL:-build/shoal}")
+cd "$(dirname "$0")/../.." || exit 1
+tmp=$(mktemp -d) || exit 1
+trap 'rm -rf "$tmp"' EXIT
+export SHOAL_CONFIG=''
+
+ok() { echo "ok $1"; }
+bad() { echo "not ok $1: $2"; }
+same() { if [ -s "$2" ] && cmp -s "$2" "$3"; then ok "$1"; else bad "$1" "'$2' and '$3' differ"; fi; }
+# notes NAME COUNT COMMAND…: the command succeeds and stderr has COUNT notes about earlier names.
+notes() {
+    title=$1 count=$2
+    shift 2
+    "$@" >"$tmp/out" 2>"$tmp/err" </dev/null || { bad "$title" "exit $?: $(head -c 300 "$tmp/err")"; return; }
+    got=$(grep -c 'is named .* since 0\.2; the old name still works$' "$tmp/err")
+    if [ "$got" = "$count" ]; then ok "$title"; else bad "$title" "$got notes, not $count: $(head -c 300 "$tmp/err")"; fi
+}
+
+# ---- rules of worlds
+for rules in seed:1 legacy:0; do
+    name=${rules%:*} n=${rules#*:}
+    notes "--world $name" "$n" "$shoal" world --world $name --policy rule random --maps 2 --steps 20 --agents 2
+    notes "trace of $name" "$n" "$shoal" world --world $name --steps 30 --agents 3 --record "$tmp/$name.jsonl"
+    notes "replay of the trace of $name" 0 "$shoal" world --replay "$tmp/$name.jsonl"
+    printf 'rules: %s\nsize: 12\n' $name >"$tmp/$name.yaml"
+    notes "rules: $name in a file" "$n" "$shoal" world --world "$tmp/$name.yaml" --steps 30 --agents 3 --record "$tmp/$name-file.jsonl"
+    printf '{"reset": {"seed": 7, "options": {"rules": "%s"}}}\n{"reset": {"seed": 8, "options": {"rules": "%s"}}}\n{"state": {}}\n' $name $name >"$tmp/requests"
+    "$shoal" world --pipe --agents 2 <"$tmp/requests" >"$tmp/$name.pipe" 2>"$tmp/err"
+    if [ "$(grep -c 'still works' "$tmp/err")" = "$n" ]; then ok "rules of a reset: $name"; else bad "rules of a reset: $name" "$(cat "$tmp/err")"; fi
+done
+same "the same trace" "$tmp/seed.jsonl" "$tmp/legacy.jsonl"
+same "the same trace from files" "$tmp/seed-file.jsonl" "$tmp/legacy-file.jsonl"
+same "the same replies" "$tmp/seed.pipe" "$tmp/legacy.pipe"
+if head -n 1 "$tmp/legacy.jsonl" | grep -q '"rules":{"rules":"seed",'; then ok "traces keep the stored name"; else bad "traces keep the stored name" "$(head -c 200 "$tmp/legacy.jsonl")"; fi
+
+# ---- operators and --compat
+if "$shoal" model new --shape tiny-qwen3 --seed 3 "$tmp/m.gguf" 2>"$tmp/err"; then
+    for i in 1 2; do
+        "$shoal" adapter new --model "$tmp/m.gguf" --rank 4 --seed $i "$tmp/n$i" >"$tmp/out" 2>"$tmp/err"
+        "$shoal" adapter blend --model "$tmp/m.gguf" --parents "$tmp/n$i" "$tmp/n$i" --child "$tmp/p$i" --compat legacy --mut 1 --mut-std 0.1 --seed $i >"$tmp/out" 2>"$tmp/err"
+    done
+    for name in seed:seed legacy:factor_blend; do
+        n=0
+        [ $name = seed:seed ] && n=1
+        notes "adapter blend --compat ${name%:*}" "$n" "$shoal" adapter blend --model "$tmp/m.gguf" --parents "$tmp/p1" "$tmp/p2" --child "$tmp/${name%:*}" --compat "${name%:*}"
+        notes "adapter blend --operator ${name#*:}" "$n" "$shoal" adapter blend --model "$tmp/m.gguf" --parents "$tmp/p1" "$tmp/p2" --child "$tmp/by-${name#*:}" --operator "${name#*:}"
+    done
+    for f in adapter_model.safetensors adapter_config.json; do
+        same "$f of both names of --compat" "$tmp/seed/$f" "$tmp/legacy/$f"
+        same "$f of both names of the operator" "$tmp/by-seed/$f" "$tmp/by-factor_blend/$f"
+    done
+    "$shoal" adapter inspect "$tmp/by-factor_blend" --model "$tmp/m.gguf" >"$tmp/out" 2>"$tmp/err"
+    if grep -q 'operator.*seed' "$tmp/out"; then ok "lineages keep the stored name"; else bad "lineages keep the stored name" "$(cat "$tmp/out" "$tmp/err")"; fi
+    for name in seed:1 factor_blend:0; do
+        notes "world --crossover ${name%:*}" "${name#*:}" "$shoal" world models/fry --minds 2 --agents 2 --crossover "${name%:*}" --runs "$tmp/runs" --dry-run --json
+        grep -o 'world-[0-9a-f]*' "$tmp/out" | head -n 1 >"$tmp/id-${name%:*}"
+    done
+    same "both names give the same run" "$tmp/id-seed" "$tmp/id-factor_blend"
+else
+    bad "model new" "$(cat "$tmp/err")"
+fi
+
+# ---- protocols
+for pair in seed:legacy v4:revise v4c:revise-on-error v4ct:revise-on-error-tail v4t:revise-tail; do
+    "$shoal" debate --show-protocol "${pair#*:}" >"$tmp/now" 2>"$tmp/err"
+    if [ -s "$tmp/err" ]; then bad "--show-protocol ${pair#*:}" "$(cat "$tmp/err")"; else ok "--show-protocol ${pair#*:}"; fi
+    notes "--show-protocol ${pair%:*}" 1 "$shoal" debate --show-protocol "${pair%:*}"
+    same "one file by both names" "$tmp/now" "$tmp/out"
+    printf 'protocol: %s\nagents: [{}, {}]\n' "${pair%:*}" >"$tmp/team.yaml"
+    notes "team with protocol ${pair%:*}" 1 "$shoal" debate models/fry --team "$tmp/team.yaml" --topic x --choices a b --dry-run
+    for p in "${pair%:*}:1" "${pair#*:}:0"; do
+        notes "--protocol ${p%:*}" "${p#*:}" "$shoal" debate models/fry --agents base base --topic x --choices a b --protocol "${p%:*}" --dry-run
+    done
+done
+"$shoal" debate --show-protocol legacy | sed 's/reply: legacy/reply: seed/' >"$tmp/reply.yaml"
+notes "reply: seed" 1 "$shoal" debate models/fry --agents base base --topic x --choices a b --protocol "$tmp/reply.yaml" --dry-run
+for name in seed:1 legacy:0; do
+    notes "debate --compat ${name%:*}" "${name#*:}" "$shoal" debate models/fry --agents base base --topic x --choices a b --compat "${name%:*}" --dry-run
+    notes "ask --compat ${name%:*}" "${name#*:}" "$shoal" ask models/fry x --compat "${name%:*}" --dry-run
+done
+for command in "debate models/fry --agents base base --topic x" "ask models/fry x" "adapter blend --parents a b --child c"; do
+    # shellcheck disable=SC2086
+    "$shoal" $command --compat other --dry-run >"$tmp/out" 2>"$tmp/err"
+    if [ $? = 2 ] && grep -q "no compatibility with 'other'; there is legacy" "$tmp/err"; then ok "${command%% *} --compat other"; else bad "${command%% *} --compat other" "$(cat "$tmp/err")"; fi
+done

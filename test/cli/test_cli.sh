@@ -481,7 +481,7 @@ END
     "$shoal" adapter inspect "$tmp/child3" --json >"$tmp/out" 2>"$tmp/err"
     holds "a child knows where it comes from" '"operator":"slerp"' "$tmp/out"
     holds "and with which weights" '"weights":"3 1"' "$tmp/out"
-    says "an operator that is none" 2 "no operator 'splice'; there are delta, seed, ratio, extrapolate, slerp," blend --operator splice --child "$tmp/no"
+    says "an operator that is none" 2 "no operator 'splice'; there are delta, factor_blend, ratio, extrapolate, slerp," blend --operator splice --child "$tmp/no"
     says "a parent too many" 2 "operator 'slerp' takes 2 parents, not 3" "$shoal" adapter blend --operator slerp --parents "$tmp/t1" "$tmp/t2" "$tmp/es1" --child "$tmp/no"
     says "weights and parents that do not match" 2 "1 weights for 2 adapters" blend --operator slerp --weights 1 --child "$tmp/no"
     says "a step of what has none" 2 "operator 'slerp' has no step" blend --operator slerp --step 1 --child "$tmp/no"

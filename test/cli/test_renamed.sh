@@ -57,7 +57,7 @@ if "$shoal" model new --shape tiny-qwen3 --seed 3 "$tmp/m.gguf" 2>"$tmp/err"; th
     "$shoal" adapter inspect "$tmp/by-factor_blend" --model "$tmp/m.gguf" >"$tmp/out" 2>"$tmp/err"
     if grep -q 'operator.*seed' "$tmp/out"; then ok "lineages keep the stored name"; else bad "lineages keep the stored name" "$(cat "$tmp/out" "$tmp/err")"; fi
     for name in seed:1 factor_blend:0; do
-        notes "world --crossover ${name%:*}" "${name#*:}" "$shoal" world models/fry --minds 2 --agents 2 --crossover "${name%:*}" --runs "$tmp/runs" --dry-run --json
+        notes "world --crossover ${name%:*}" "${name#*:}" "$shoal" world models/fry --num-adapters 2 --agents 2 --crossover "${name%:*}" --runs "$tmp/runs" --dry-run --json
         grep -o 'world-[0-9a-f]*' "$tmp/out" | head -n 1 >"$tmp/id-${name%:*}"
     done
     same "both names give the same run" "$tmp/id-seed" "$tmp/id-factor_blend"

@@ -1,11 +1,11 @@
 /*
- * test_workflow: the graphs of debates, run with a scripted asker and without any weights.
+ * test_workflow: the graphs of debates, run with a scripted client and without any weights.
  *
- * Every word that the built-in protocols put to an agent stands in test/cases/workflow-NAME.txt, as
- * a person reads it (`build/test_workflow --write` writes them anew: read the difference). The
- * legacy rules are built a second time here, from their description. What a workflow file is
- * refused for stands in test/cases/workflow-refused.txt, what the legacy rules find in an utterance
- * in test/cases/workflow-legacy-votes.txt.
+ * test/cases/workflow-NAME.txt has all prompts of the built-in protocols (`build/test_workflow
+ * --write` writes the files again: read the difference). The legacy rules have a second
+ * implementation here, written from their description. test/cases/workflow-refused.txt has the
+ * errors of workflow files, test/cases/workflow-legacy-votes.txt votes that the legacy rules
+ * parse.
  */
 /* levels: once */
 #define _GNU_SOURCE

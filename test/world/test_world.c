@@ -470,7 +470,7 @@ static void test_strings(void **state) {
     world_reset(&w, r, 1, 1);
     prompts(&w, r,
             "At (1,3), E200, unexplored area, remember 1 food. See: food→ wall↑ wall←. Action:");
-    act(&w, r, MOVE_EAST); // under legacy rules the observation excludes the own cell
+    act(&w, r, MOVE_EAST); // legacy observations exclude the agent's cell
     prompts(&w, r,
             "[move_east] At (2,3), E199, unexplored area, remember 1 food. See: wall↑ "
             "material↓. Action:");

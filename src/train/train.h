@@ -1,6 +1,6 @@
 /*
  * train: training runs: LoRA fine-tuning (SFT, ES), preferences (DPO), rewards (REINFORCE, RLOO,
- * GRPO) and full-parameter pretraining; the gate that compares a result with its predecessor, and
+ * GRPO) and full-parameter pretraining; the gate that compares a result with the version before it, and
  * the log of a run. Data is in data/, gradients and updates in backprop/.
  *
  * A run is a function of model, data and options: a kill and resume, or another number of threads,
@@ -322,7 +322,7 @@ int train_log_report(struct train_log *l, struct error *err);
  * run: a training with its record, the gate, and the publication of the result (run.c).
  *
  * The run's folder RUNS/ID and its rows in RUNS/shoal.db are made before training. After it, each
- * adapter is compared with its predecessor, then published, or saved next to its target if the gate
+ * adapter is compared with the version before it, then published, or saved next to its target if the gate
  * rejects it. DIR/checkpoint.bin exists until every result is on disk, and the same call continues
  * from it.
  */

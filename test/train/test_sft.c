@@ -234,7 +234,7 @@ static void test_not_a_number(void **state) {
     options_release(train_option_rows, &o);
 }
 
-/* The line that the first predecessor's README shows, and PEFT's and TRL's names. */
+/* A legacy command line, and PEFT's and TRL's names. */
 static void test_names(void **state) {
     (void)state;
     static const char *const lines[][16] = {

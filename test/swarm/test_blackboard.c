@@ -1,9 +1,9 @@
 /*
- * test_blackboard: a board does what is asked, and is a function of its log — at every event, in
- * another process, and after kill -9.
+ * test_blackboard: operations of the blackboard. Its state is a function of its log: after every
+ * event, in another process, and after kill -9.
  *
- * The clock is a variable of the test. Boards are compared by their debug views, which hold
- * entries, times, priorities and slots, and by their slots' lists.
+ * The clock is a variable of the test. Boards are compared by their debug views, which contain
+ * entries, times, priorities and slots, and by the lists of their slots.
  */
 #define _GNU_SOURCE
 #include "swarm/swarm.h"
@@ -60,7 +60,7 @@ static struct store *store_at(void) {
     return s;
 }
 
-/* Writes a text and checks what comes back. */
+/* Writes a text and checks the returned entry. */
 static void put(struct blackboard *b, const char *key, const char *text,
                 const struct blackboard_write_options *w) {
     json_t *v = json_string(text), *back = blackboard_write(b, key, v, w, &err);
@@ -76,7 +76,7 @@ static const char *got(const struct blackboard *b, const char *key) {
     return json_string_value(blackboard_read(b, key));
 }
 
-/* Everything that a board shows, as text. */
+/* The whole state of a board as text. */
 static char *board_text(const struct blackboard *b) {
     json_t *v = json_pack("[o,o,o]", blackboard_debug_view(b), blackboard_slot_list(b, NULL),
                           blackboard_read_all(b));
@@ -113,7 +113,7 @@ static void test_turn(void **state) {
     blackboard_close(b);
 }
 
-/* The board keeps a copy: what the caller does with its value later is no event. */
+/* The board copies values: later changes by the caller are not events. */
 static void test_values_are_copies(void **state) {
     (void)state;
     struct blackboard *b = board_of(NULL, 0);
@@ -159,7 +159,7 @@ static void test_time_to_live(void **state) {
     assert_int_equal(json_object_size(all), 1);
     json_decref(all);
     put(b, "tick", "t", NULL);
-    now = 900; /* a clock that goes back brings nothing back */
+    now = 900; /* a clock that goes back revives no expired entry */
     assert_null(blackboard_read(b, "short"));
     put(b, "short", "again", NULL);
     now = 1e9;
@@ -182,8 +182,8 @@ static void test_priority(void **state) {
     blackboard_close(b);
 }
 
-/* One key more than fits: the lowest priority goes, then the oldest; what has expired before both.
- */
+/* One key more than the limit: expired entries are evicted first, then the lowest priority, then
+ * the oldest. */
 static void test_full_board(void **state) {
     (void)state;
     struct blackboard *b = board_of(NULL, 0);
@@ -204,7 +204,7 @@ static void test_full_board(void **state) {
     put(b, "more 3", "v", NULL);
     assert_null(blackboard_read(b, "oldest"));
     assert_non_null(blackboard_read(b, "key 3"));
-    put(b, "key 3", "again", NULL); /* replacing takes no room */
+    put(b, "key 3", "again", NULL); /* replacing an entry evicts none */
     assert_non_null(blackboard_read(b, "key 4"));
     json_t *all = blackboard_read_all(b);
     assert_int_equal(json_object_size(all), BOARD_MAX_KEYS);
@@ -270,7 +270,7 @@ static void test_slots(void **state) {
         &err));
     json_t *rows = blackboard_find_similar(b, NULL, q, 2, BOARD_SIMILARITY, 10);
     assert_int_equal(json_array_size(rows), 3);
-    assert_string_equal(row_text(rows, 0), "同意"); /* as alike as the next, and older */
+    assert_string_equal(row_text(rows, 0), "同意"); /* as similar as the next entry, and older */
     assert_string_equal(row_text(rows, 1), "赞成");
     assert_string_equal(row_text(rows, 2), "反対です");
     double last = json_real_value(json_object_get(json_array_get(rows, 2), "similarity"));
@@ -317,7 +317,7 @@ static void test_full_slots(void **state) {
     blackboard_close(b);
 }
 
-/* Something from a stream of numbers, of every kind. */
+/* A random event of any kind. */
 static void random_event(struct blackboard *b, struct rng *r) {
     static const char *const keys[] = {"input", "意見", "摘要", "conversation_context"};
     uint32_t what = rng_below(r, 10);
@@ -335,7 +335,7 @@ static void random_event(struct blackboard *b, struct rng *r) {
                                                .priority = (int)rng_below(r, 3) - 1});
 }
 
-/* What the board was after each event is what a replay up to that event gives. */
+/* A replay up to event n gives the board's state after event n. */
 static void test_replay(void **state) {
     (void)state;
     enum { N = 600 }; /* more than two pages of the log */
@@ -368,13 +368,13 @@ static void test_replay(void **state) {
     store_close(s);
 }
 
-/* Two boards on one log, as in two processes: each sees all, and the order is one. */
+/* Two boards on one log, as in two processes: both see all events in the same order. */
 static void test_two_writers(void **state) {
     (void)state;
     struct store *s1 = store_at(), *s2 = store_at();
     struct blackboard *a = board_of(s1, 0), *b = board_of(s2, 0);
     put(a, "k", "from a", NULL);
-    put(b, "l", "from b", NULL); /* b did not know of a's event */
+    put(b, "l", "from b", NULL); /* b had not read a's event */
     assert_int_equal(blackboard_last_seq(b), 2);
     assert_string_equal(got(b, "k"), "from a");
     assert_null(blackboard_read(a, "l"));
@@ -389,7 +389,8 @@ static void test_two_writers(void **state) {
     store_close(s2);
 }
 
-/* Every event once and in order, by any limit, also those that memory no longer holds. */
+/* With any limit, every event is returned once and in order, including events that are no longer in
+ * memory. */
 static void watch_all(const struct blackboard *b, int limit, int64_t first) {
     int64_t at = first - 1;
     for (;;) {
@@ -438,7 +439,7 @@ static void test_debug_view(void **state) {
     for (int i = 0; i < 384; i++)
         json_array_append_new(json_object_get(v, "v"), json_real(i * 0.5));
     json_decref(blackboard_write(b, "input", v, NULL, &err));
-    assert_true(json_equal(blackboard_read(b, "input"), v)); /* the value itself is whole */
+    assert_true(json_equal(blackboard_read(b, "input"), v)); /* the stored value is complete */
     char *text = board_text(b);
     assert_non_null(strstr(text, "<Vector shape=(384,)>"));
     free(text);
@@ -456,7 +457,7 @@ static void test_debug_view(void **state) {
     blackboard_close(b);
 }
 
-/* A log that somebody has damaged is refused with the event's number. */
+/* A damaged log is refused; the message contains the event's number. */
 static void test_damaged_log(void **state) {
     (void)state;
     static const char *const wrong[] = {
@@ -488,8 +489,8 @@ static void test_damaged_log(void **state) {
     store_close(s);
 }
 
-/* A child writes pairs until it is killed: afterwards every pair is whole, and numbers have no gap.
- */
+/* A child writes pairs until it is killed: afterwards every pair is complete and the numbers have
+ * no gap. */
 static void test_kill(void **state) {
     (void)state;
     for (int delay = 2; delay <= 40; delay += 19) {

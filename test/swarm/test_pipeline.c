@@ -1,8 +1,6 @@
-/*
- * test_pipeline: the answer pipeline with scripted agents and no weights — who is asked by which
- * asker and in how many batches, what each is told, what becomes of one that fails or says nothing
- * usable, what stands on the board, and what is remembered.
- */
+/* test_pipeline: the answer pipeline with scripted agents, without weights. Checks which client
+ * runs which agents in how many batches, the agents' prompts, agents that fail or give no usable
+ * answer, the blackboard's entries, and the stored conversation. */
 /* levels: once */
 #define _GNU_SOURCE
 #include "folder.h"
@@ -18,23 +16,23 @@
 static struct error err;
 static char dir[64];
 
-/* askers that read from a script */
+/* scripted LLM clients */
 
 enum { HEARD_MAX = 256 };
 struct heard {
     char *role, *words; /* all messages */
-    int desk, batch;    /* whose asker, and which of its batches */
+    int desk, batch;    /* index of the client, and of its batch */
     float temperature;
     int32_t max_tokens;
     bool grammar;
 };
-/* What an agent says to words that it is asked; NULL: it fails, as one that timed out. */
+/* An agent's reply to a prompt; NULL: the call fails, as after a timeout. */
 typedef const char *say_fn(const char *role, const char *words);
 static struct script {
     say_fn *say;
     struct heard v[HEARD_MAX];
     int n, batches;
-    int breaks_at; /* the batch in which an asker breaks; 0: none */
+    int breaks_at; /* the batch in which the client fails; 0: none */
 } script;
 static int desks[PIPELINE_N_STAGES];
 
@@ -72,7 +70,7 @@ static int heard_of(const char *role) {
     return n;
 }
 
-/* The words that the k-th call of a role is asked with. */
+/* The prompt of a role's k-th call. */
 static const char *words_of(const char *role, int k) {
     for (int i = 0; i < script.n; i++)
         if (strcmp(script.v[i].role, role) == 0 && k-- == 0) return script.v[i].words;
@@ -125,7 +123,7 @@ static int tear_down(void **state) {
     return folder_remove(dir);
 }
 
-/* Asks, and holds the answer against what it should be. */
+/* Runs the pipeline and compares the answer. */
 static void answer_is(const char *question, say_fn *say, const char *want,
                       enum answer_source source) {
     struct pipeline_answer a;
@@ -144,8 +142,8 @@ static const char *plain(const char *role, const char *words) {
     return strcmp(role, "summary") == 0 ? "まとめです。" : "**答え**です。";
 }
 
-/* Each stage has its asker, its temperature and its tokens; agents of an iteration are one batch.
- */
+/* Each stage has its client, temperature and token limit; the agents of an iteration are one
+ * batch. */
 static void test_stages(void **state) {
     (void)state;
     for (int s = 0; s < PIPELINE_N_STAGES; s++) {
@@ -164,7 +162,7 @@ static void test_stages(void **state) {
         assert_int_equal(h->max_tokens, 10 + h->desk);
         if (h->desk == PIPELINE_OUTPUT) assert_true(h->temperature == 0.25f);
     }
-    /* the roles of the kind of question, in its language */
+    /* the roles of the question's type, in its language */
     assert_non_null(
         strstr(words_of("agent", 0), agent_role_get(QUESTION_DEFAULT, LANG_JA, 0).name));
     assert_non_null(strstr(words_of("agent", 3), "仲間たちの意見：\n"));
@@ -173,7 +171,7 @@ static void test_stages(void **state) {
     assert_int_equal(script.v[script.n - 1].max_tokens, 7);
 }
 
-/* Who speak in one step go to their bases in one batch each, and get their own words back. */
+/* Agents of one step are called in one batch per base model, and each reply goes to its agent. */
 static const char *echo(const char *role, const char *words) {
     (void)words;
     return strcmp(role, "output") == 0 ? "the answer" : role;
@@ -189,7 +187,7 @@ static void test_mixed_step(void **state) {
     made.stage[PIPELINE_OUTPUT].asker.ctx = &desks[PIPELINE_OUTPUT];
     made.iterations = 1;
     answer_is("which?", echo, "the answer", ANSWER_FROM_OUTPUT);
-    assert_int_equal(script.batches, 2); /* summary's asker is that of the agents */
+    assert_int_equal(script.batches, 2); /* the summary uses the agents' client */
     assert_int_equal(heard_of("critic"), 1);
     const char *third =
         json_string_value(blackboard_read(made.board, "agent_3_output")); /* the critic */
@@ -197,7 +195,7 @@ static void test_mixed_step(void **state) {
     workflow_free(w);
 }
 
-/* Who sums up may say what kind of question it is; where it says nothing, its words do. */
+/* The summarizer may classify the question; if it does not, the question's keywords do. */
 static const char *kind_said;
 static const char *with_kind(const char *role, const char *words) {
     if (strcmp(role, "summary") == 0 && strstr(words, "informational")) return kind_said;
@@ -220,7 +218,7 @@ static void test_kind_asked(void **state) {
         strstr(words_of("agent", 1), agent_role_get(QUESTION_CONVERSATIONAL, LANG_ZH, 1).name));
 }
 
-/* one that fails never stalls the team */
+/* a failed agent does not stop the team */
 
 static int turn_of_agent;
 static const char *one_of_each(const char *role, const char *words) {
@@ -244,7 +242,7 @@ static void test_members_that_fail(void **state) {
     json_t *slots = blackboard_slot_list(made.board, NULL), *v;
     size_t i;
     json_array_foreach (slots, i, v)
-        assert_true(*json_string_value(json_object_get(v, "text"))); /* who failed has none */
+        assert_true(*json_string_value(json_object_get(v, "text"))); /* the failed agent has none */
     assert_int_equal(json_array_size(slots), 4 + 2 + 1);
     json_decref(slots);
 }
@@ -277,11 +275,11 @@ static void test_last_resorts(void **state) {
     assert_string_equal(a.why, "it timed out");
     pipeline_answer_release(&a);
     answer_is("Is it so?", brief, "Yes.", ANSWER_FROM_OUTPUT);
-    made.compat = true; /* ten characters, and no member's words instead */
+    made.compat = true; /* ten characters, and no other agent's text instead */
     answer_is("Is it so?", brief, answer_fallback(LANG_EN), ANSWER_FALLBACK);
 }
 
-/* what the team is told */
+/* the team's prompts */
 
 static void test_gist(void **state) {
     (void)state;
@@ -340,7 +338,8 @@ static void test_references(void **state) {
     knowledge_close(made.knowledge);
 }
 
-/* A context too small for all that is remembered: less is shown, and the team answers. */
+/* The context window is smaller than the stored memory: prompts are shortened, and the team
+ * answers. */
 static size_t room;
 static const char *with_room(const char *role, const char *words) {
     return strlen(words) > room ? NULL : plain(role, words);
@@ -398,7 +397,7 @@ static void test_facts(void **state) {
          "{\"名前\":\"太郎\",\"興味\":[\"バイオリン\"]}"},
         {FACTS_MODEL, "我叫小明，在上海学小提琴。",
          "{\"名字\":\"小红\",\"兴趣\":[\"小提琴\"],\"喜欢的东西\":[],\"其他信息\":[]}",
-         "{\"名前\":\"小明\",\"興味\":[\"小提琴\"]}"}, /* the rules' name stands */
+         "{\"名前\":\"小明\",\"興味\":[\"小提琴\"]}"}, /* the name found by the rules stays */
         {FACTS_MODEL, "My name is Ann.", "{\"name\":\"An", "{\"名前\":\"Ann\"}"}, /* cut short */
         {FACTS_MODEL, "My name is Ann.", NULL, "{\"名前\":\"Ann\"}"},             /* no reply */
         {FACTS_MODEL, "My name is Ann.", "[1]", "{\"名前\":\"Ann\"}"},
@@ -411,7 +410,7 @@ static void test_facts(void **state) {
         if (script.n) assert_true(script.v[0].grammar);
         free(got);
     }
-    script_end(); /* a question states nothing: the model is not asked */
+    script_end(); /* the question contains no fact: the model is not called */
     free(facts_after("What is the name of Ann?", FACTS_MODEL, "{\"name\":\"Ann\"}"));
     assert_int_equal(script.n, 0);
 }
@@ -421,7 +420,7 @@ static void test_memory(void **state) {
     answer_is("私の名前は太郎です。3と9、大きいのは？", plain, "答えです。", ANSWER_FROM_OUTPUT);
     int n = script.n;
     answer_is("私の名前は何ですか？", plain, "あなたのお名前は太郎です。", ANSWER_FROM_MEMORY);
-    assert_int_equal(script.n, n); /* nobody had to be asked */
+    assert_int_equal(script.n, n); /* no call was needed */
     answer_is("では、5と7は？", plain, "答えです。", ANSWER_FROM_OUTPUT);
     assert_non_null(strstr(script.v[n].words, "覚えていること：名前：太郎"));
     assert_non_null(strstr(script.v[n].words, "アシスタント：あなたのお名前は太郎です。"));
@@ -450,7 +449,7 @@ static void test_refusals(void **state) {
     assert_non_null(strstr(err.text, "a team of more than 17"));
     pipeline_answer_release(&a);
     made.agents = 3;
-    for (int at = 1; at <= 5; at++) { /* a broken asker is an error, with nothing left behind */
+    for (int at = 1; at <= 5; at++) { /* an error of the client is returned, and nothing leaks */
         script_end();
         script.say = plain;
         script.breaks_at = at;

@@ -1,10 +1,10 @@
 /*
- * test_swarm: votes and credit on hand-made answers, debate against a scripted asker, and the asker
- * on a real engine.
+ * test_swarm: votes and contributions on hand-made answers, debates with a scripted client, and the
+ * client of a real engine.
  *
- * The script answers from a table and writes down every turn it was handed, so the rules of a
- * debate (who hears whom, how often, in what order) are read off the turns themselves. Expected
- * votes and worths are worked out by hand or by brute force here.
+ * The scripted client answers from a table and records every call, so the test checks the rules of
+ * a debate (which agents see which answers, how often, in what order) on the calls. Expected votes
+ * and contributions are computed by hand or by brute force.
  */
 #define _GNU_SOURCE
 #include "fixture.h"
@@ -33,7 +33,7 @@ static void close_to(double got, double want, double tolerance) {
         fail_msg("%.12g is not %.12g ± %.1g", got, want, tolerance);
 }
 
-/* An answer whose choice is its most probable one, the lowest of equals. */
+/* An answer whose choice is its most probable one; equal probabilities: the lowest index. */
 static struct agent_answer answer_of(float p0, float p1, float p2, float p3) {
     struct agent_answer a = {.prob = {p0, p1, p2, p3}};
     for (int i = 1; i < 4; i++)
@@ -47,7 +47,8 @@ static int decide(const char *vote, const struct agent_answer *a, int n) {
     return vote_decide(v, a, n, 4);
 }
 
-/* Two lukewarm agents against a certain one: each rule has its own answer. */
+/* Two agents with low confidence against one with high confidence: each rule decides
+ * differently. */
 static void test_votes_differ(void **state) {
     (void)state;
     const struct agent_answer a[] = {answer_of(0.40f, 0.05f, 0.30f, 0.25f),
@@ -60,7 +61,7 @@ static void test_votes_differ(void **state) {
     assert_int_equal(decide("borda", a, 3), 0); /* 3 + 3 + 0 : 0 + 0 + 3 : 2 + 2 + 0 : 1 + 1 + 0 */
 }
 
-/* A choice that nobody ruled out beats one that somebody did. */
+/* A choice that no agent gave probability 0 wins against a choice that one agent did. */
 static void test_logprob_is_a_veto(void **state) {
     (void)state;
     const struct agent_answer a[] = {answer_of(0.6f, 0.4f, 0, 0), answer_of(0.6f, 0.4f, 0, 0),
@@ -71,8 +72,8 @@ static void test_logprob_is_a_veto(void **state) {
 
 static void test_borda_counts_ranks(void **state) {
     (void)state;
-    /* 3 2 1 0, 3 2 1 0, 0 2 1 3 and 0 2 1 3 (points a choice): 6, 8, 4, 6. Second for all beats
-     * first for half. */
+    /* 3 2 1 0, 3 2 1 0, 0 2 1 3 and 0 2 1 3 (points per choice): 6, 8, 4, 6. Second for all agents
+     * wins against first for half of them. */
     const struct agent_answer a[] = {
         answer_of(0.4f, 0.3f, 0.2f, 0.1f), answer_of(0.4f, 0.3f, 0.2f, 0.1f),
         answer_of(0.1f, 0.3f, 0.2f, 0.4f), answer_of(0.1f, 0.3f, 0.2f, 0.4f)};
@@ -80,8 +81,7 @@ static void test_borda_counts_ranks(void **state) {
     assert_int_equal(decide("majority", a, 4), 0);
 }
 
-/* Equal scores go to the higher summed probability, and where that is equal too to the lower index.
- */
+/* Equal scores: the higher summed probability wins; equal sums: the lower index. */
 static void test_ties(void **state) {
     (void)state;
     const struct agent_answer mass[] = {answer_of(0.5f, 0.25f, 0.25f, 0),
@@ -96,7 +96,7 @@ static void test_ties(void **state) {
     assert_null(vote_find("dictator"));
 }
 
-/* One agent alone is its own vote, whatever the rule. */
+/* With one agent, every rule returns its answer. */
 static void test_one_voter(void **state) {
     (void)state;
     for (const struct vote *v = vote_table; v->name; v++) {
@@ -118,7 +118,7 @@ static void items_make(void) {
     }
 }
 
-/* Random distributions, random but seeded. */
+/* Pseudo-random distributions. */
 static void answers_draw(struct agent_answer *a, uint32_t seed) {
     struct rng r = rng_make(seed, RNG_TEST, 0, 0);
     for (int i = 0; i < AGENTS * ITEMS; i++) {
@@ -128,7 +128,7 @@ static void answers_draw(struct agent_answer *a, uint32_t seed) {
     }
 }
 
-/* The vote's accuracy on all items of the agents in `members`, by the definition. */
+/* The vote's accuracy on all items for the agents in `members`, from the definition. */
 static double team_accuracy(const struct vote *v, const struct agent_answer *answers,
                             unsigned members) {
     int right = 0;
@@ -163,9 +163,9 @@ static void test_leave_one_out_of_a_vote(void **state) {
     assert_true(spread > 0);
 }
 
-/* An agent that is always right among ones that never are carries the team; its twin makes it worth
- * nothing. */
-static void test_worth_of_the_only_one_who_knows(void **state) {
+/* An agent that is always correct among agents that never are carries the team; with a duplicate of
+ * it, its leave-one-out contribution is 0. */
+static void test_contribution_of_the_only_correct_agent(void **state) {
     (void)state;
     struct agent_answer answers[AGENTS * ITEMS];
     struct stats_interval worth[AGENTS];
@@ -210,7 +210,7 @@ static void test_novelty(void **state) {
     close_to(novelty[1].value, novelty[0].value, 1e-12);
     behaviour_novelty(behaviour_js_divergence, &x, 1, 1, ITEMS, novelty, distance);
     close_to(novelty[0].value, 0, 0);
-    /* Two of three choose alike; the third is a witness and counts for nobody. */
+    /* Two of three agents choose alike; the third is a witness without a vote. */
     for (int i = 0; i < 3 * ITEMS; i++) answers[i].choice = i / ITEMS == 2;
     behaviour_novelty(behaviour_disagreement, &x, 3, 2, ITEMS, novelty, distance);
     close_to(novelty[0].value, 0, 0);
@@ -221,12 +221,12 @@ static void test_novelty(void **state) {
 }
 
 /* Agents "0" … "9" answer (own number + item) mod 4 in the first round. Later, with `follow`, agent
- * 0 takes over the last thing it heard; the others stay. Every turn is kept, with its words: they
- * live in the items. */
-struct turn { /* what a call of the "brief" workflow says */
+ * 0 adopts the last answer that it sees; the others repeat theirs. Every call is recorded with its
+ * texts, which point into the items. */
+struct turn { /* texts of a call in the "brief" workflow */
     const struct agent *agent;
     const struct task_item *item;
-    char *own, *others[8]; /* NULL, and none, in the first round */
+    char *own, *others[8]; /* NULL, and no others, in the first round */
     int n_others;
     bool working;
     float temperature;
@@ -295,7 +295,7 @@ static struct script script;
 static const struct agent team[] = {
     {.name = "0"}, {.name = "1", .view = 1}, {.name = "2", .view = 2}, {.name = "3", .view = 3}};
 
-/* Forgets what was said. */
+/* Clears the recorded calls. */
 static void script_end(void) {
     for (int i = 0; i < script.n; i++) {
         free(script.turns[i].own);
@@ -325,8 +325,8 @@ static struct debate debate_of(const struct llm_client *a, int n_agents, int n_i
     return d;
 }
 
-/* What agent `me` is told from the second round on: its own last answer, and everybody else's, no
- * more and no less. */
+/* From the second round on, agent `me` sees its own last answer and those of all others, and no
+ * more. */
 static void turn_check(const struct debate *d, const struct turn *t, int round, int me, int item) {
     const struct agent_answer *last =
         d->answers + (size_t)(round - 1) * (size_t)(d->n_agents * d->n_items);
@@ -364,8 +364,8 @@ static void test_rounds(void **state) {
     debate_release(&d);
 }
 
-/* The order of the others changes from item to item and with the seed, but not from run to run. */
-static void test_order_of_the_others(void **state) {
+/* The order of the other agents depends on the item and the seed, and is equal in every run. */
+static void test_order_of_other_answers(void **state) {
     (void)state;
     struct llm_client a = script_begin(false);
     struct debate d = debate_of(&a, 4, 40, 2, 1);
@@ -382,7 +382,7 @@ static void test_order_of_the_others(void **state) {
             assert_string_equal(x->others[k], y->others[k]);
             other_seed += strcmp(x->others[k], z->others[k]) != 0;
         }
-        /* Which agent is heard first; in the first round all four say different words. */
+        /* Index of the agent that is shown first; in the first round all four answers differ. */
         int item = (int)(x->item - plain_items);
         first_is[(word_index(x->item, x->others[0]) - item % 4 + 4) % 4]++;
     }
@@ -390,7 +390,7 @@ static void test_order_of_the_others(void **state) {
     for (int k = 0; k < 4; k++) assert_true(first_is[k] > 20);
 }
 
-/* Agent 0 takes over what it hears: what it gains and loses is counted, and its votes move. */
+/* Agent 0 adopts what it sees: its gains and losses are counted, and the votes change. */
 static void test_flips(void **state) {
     (void)state;
     struct llm_client a = script_begin(true);
@@ -418,9 +418,9 @@ static void test_flips(void **state) {
     debate_release(&d);
 }
 
-/* Who else is there changes nothing in the first round: the turns of agent 1 alone and in a team of
- * four are the same. */
-static void test_first_round_ignores_the_team(void **state) {
+/* The team does not change the first round: agent 1 has the same calls alone and in a team of
+ * four. */
+static void test_first_round_is_independent(void **state) {
     (void)state;
     struct llm_client a = script_begin(true);
     struct debate d = debate_of(&a, 4, 20, 2, 1), alone;
@@ -439,7 +439,7 @@ static void test_first_round_ignores_the_team(void **state) {
     debate_release(&alone);
 }
 
-static void test_bad_debates_are_refused(void **state) {
+static void test_invalid_debates_are_refused(void **state) {
     (void)state;
     struct llm_client a = script_begin(false);
     struct debate d;
@@ -450,7 +450,7 @@ static void test_bad_debates_are_refused(void **state) {
     assert_int_equal(debate_run(&a, team, 0, plain_items, 3, &o, &d, NULL, &err), ERR_USAGE);
     assert_int_equal(debate_run(&a, team, 18, plain_items, 3, &o, &d, NULL, &err), ERR_USAGE);
     assert_int_equal(script.calls, 0);
-    /* The asker's error comes through, and what was made until then is released. */
+    /* An error of the client is returned, and everything allocated before is released. */
     script.fail_at = 2;
     o.rounds = 3;
     assert_int_equal(debate_run(&a, team, 4, plain_items, 3, &o, &d, NULL, &err), ERR_STATE);
@@ -470,8 +470,8 @@ static void test_transcript(void **state) {
     debate_release(&d);
 }
 
-/* Against debates run here without each agent. Agent 0 follows the last one it hears, so a debate
- * is more than a vote. */
+/* Compared with debates that run without each agent. Agent 0 adopts the last answer it sees, so
+ * that a debate is more than a vote. */
 static void test_leave_one_out_of_a_debate(void **state) {
     (void)state;
     enum { N = 40 };
@@ -507,7 +507,7 @@ static void test_leave_one_out_of_a_debate(void **state) {
     debate_release(&full);
 }
 
-/* k samples an item, each with its own seed and warm, and their majority. */
+/* k samples per item, each with its own seed at temperature above 0, and their majority. */
 static void test_self_consistency(void **state) {
     (void)state;
     enum { N = 20, K = 5 };
@@ -541,7 +541,7 @@ static void test_self_consistency(void **state) {
     self_consistency_release(&s);
 }
 
-/* More than half of those who were asked, or nothing. */
+/* The quorum is more than half of all agents, otherwise the vote has no result. */
 static void test_quorum(void **state) {
     (void)state;
     const struct agent_answer a[] = {answer_of(1, 0, 0, 0), answer_of(1, 0, 0, 0),
@@ -553,9 +553,9 @@ static void test_quorum(void **state) {
     assert_int_equal(vote_decide(v, a, 1, 4), 0);
 }
 
-/* A game with a known answer: the glove game, agents 0 and 1 hold left gloves, 2 a right one; a
- * pair is worth 1. Shapley: 1/6, 1/6, 2/3; Banzhaf: 1/4, 1/4, 3/4. Item 1 is won by whoever is
- * there. */
+/* A game with a known solution: the glove game. Agents 0 and 1 have left gloves, 2 a right one;
+ * a pair has the value 1. Shapley: 1/6, 1/6, 2/3; Banzhaf: 1/4, 1/4, 3/4. Any coalition wins
+ * item 1. */
 static int glove_play(void *ctx, uint32_t mask, uint8_t *right, struct error *e) {
     int *calls = ctx;
     ++*calls;
@@ -565,7 +565,7 @@ static int glove_play(void *ctx, uint32_t mask, uint8_t *right, struct error *e)
     return OK;
 }
 
-static void test_credit_of_a_known_game(void **state) {
+static void test_exact_contributions_of_glove_game(void **state) {
     (void)state;
     int calls = 0;
     uint8_t right[8][2], item[8];
@@ -587,9 +587,9 @@ static void test_credit_of_a_known_game(void **state) {
     close_to(w[0].shapley.value, (shapley[0] + 1.0 / 3) / 2, 1e-12);
 }
 
-/* Sampling plays no coalition twice, comes near the exact values as samples grow, and its intervals
- * hold them. Values of the vote on answers that are there. */
-static void test_sampled_credit(void **state) {
+/* Sampling plays no coalition twice, its error decreases with the number of samples, and its
+ * intervals contain the exact values. The values are votes on existing answers. */
+static void test_sampled_contributions(void **state) {
     (void)state;
     enum { N = 60, FIVE = 5 };
     struct agent_answer answers[FIVE * N];
@@ -633,7 +633,7 @@ static int share_ask(void *ctx, struct llm_call *calls, int n, struct error *e) 
         int member = calls[i].agent->name[0] - '0';
         assert_string_equal(q, it->views[member]);
         *whole += strcmp(q, it->question) == 0;
-        /* the best that it sees, or hears */
+        /* the highest of its own value and those it was sent */
         int best = -1, values[EVAL_MAX_CHOICES];
         for (int c = 0; c < it->n_choices; c++) values[c] = atoi(it->choices[c]);
         for (int c = 2 * member; c < 2 * member + 2; c++)
@@ -650,8 +650,9 @@ static int share_ask(void *ctx, struct llm_call *calls, int n, struct error *e) 
     return OK;
 }
 
-/* Everybody sees a share; who talks knows, and who only votes does not. */
-static void test_shares(void **state) {
+/* Each agent sees a part. An agent that reads the others knows all; an agent that only votes does
+ * not. */
+static void test_agents_combine_partial_information(void **state) {
     (void)state;
     enum { N = 120 };
     struct task_item items[N];
@@ -679,8 +680,8 @@ static void test_shares(void **state) {
     for (int i = 0; i < N; i++) task_item_release(&items[i]);
 }
 
-/* A hundred answers at 0.9 of which 60 are right are sure by 0.3 too much, and a temperature
- * mends it. */
+/* A hundred answers with confidence 0.9, 60 of them correct: the calibration error is 0.3, and a
+ * fitted temperature removes it. */
 static void test_calibration(void **state) {
     (void)state;
     enum { N = ITEMS };
@@ -700,8 +701,8 @@ static void test_calibration(void **state) {
     assert_true(c.temperature > 1.5 && c.ece_fitted < 0.02 && c.nll_fitted < c.nll);
 }
 
-/* The asker on an engine. A small random model with byte tokens answers; what it says is noise, but
- * exact noise. */
+/* The engine client with a small random model and byte tokens: its answers are arbitrary but
+ * reproducible. */
 
 struct staged {
     struct model *model;
@@ -756,9 +757,9 @@ static struct debate stage_debate(struct staged *s, int n_agents) {
     return d;
 }
 
-/* What the store knows is not computed again and comes back to the bit; without a store it is
- * computed to the same. */
-static void test_calls_are_kept(void **state) {
+/* Stored results are not computed again and are equal bit by bit, also to those computed without a
+ * store. */
+static void test_calls_are_cached(void **state) {
     (void)state;
     struct staged s;
     stage_open(&s, true);
@@ -783,8 +784,8 @@ static void test_calls_are_kept(void **state) {
     stage_close(&s);
 }
 
-/* Teams that share an agent share its first answers; and an agent that has nobody to hear stays
- * with them. */
+/* Teams with a common agent share its first answers; an agent without others to read shares all its
+ * answers. */
 static void test_teams_share_first_answers(void **state) {
     (void)state;
     struct staged s;
@@ -801,9 +802,9 @@ static void test_teams_share_first_answers(void **state) {
     stage_close(&s);
 }
 
-/* Adapters matter, and each part of the question: another adapter, another call. A zero adapter
- * answers as the base does. */
-static void test_adapters_matter(void **state) {
+/* Another adapter or another part of the question is another call. A zero adapter answers like the
+ * base model. */
+static void test_adapters_change_calls(void **state) {
     (void)state;
     struct staged s;
     stage_open(&s, true);
@@ -823,9 +824,9 @@ static void test_adapters_matter(void **state) {
     stage_close(&s);
 }
 
-/* Samples with seeds of their own are calls of their own; greedy ones are the same call whatever
- * the seed. */
-static void test_seeds_of_samples(void **state) {
+/* Samples with different seeds are different calls; greedy samples are the same call for every
+ * seed. */
+static void test_sample_seeds(void **state) {
     (void)state;
     struct staged s;
     stage_open(&s, true);
@@ -845,8 +846,8 @@ static void test_seeds_of_samples(void **state) {
 }
 
 /* Free text comes with its tokens: their log-probabilities add up to that of the whole reply as one
- * choice. The store gives them back; one of before, which has none, is filled up. */
-static void test_free_text_has_its_tokens(void **state) {
+ * choice. The store returns them; a record of an older version without tokens is completed. */
+static void test_free_text_returns_tokens(void **state) {
     (void)state;
     struct staged s;
     stage_open(&s, true);
@@ -921,26 +922,26 @@ int main(void) {
         cmocka_unit_test(test_ties),
         cmocka_unit_test(test_one_voter),
         cmocka_unit_test(test_leave_one_out_of_a_vote),
-        cmocka_unit_test(test_worth_of_the_only_one_who_knows),
+        cmocka_unit_test(test_contribution_of_the_only_correct_agent),
         cmocka_unit_test(test_novelty),
         cmocka_unit_test(test_rounds),
-        cmocka_unit_test(test_order_of_the_others),
+        cmocka_unit_test(test_order_of_other_answers),
         cmocka_unit_test(test_flips),
-        cmocka_unit_test(test_first_round_ignores_the_team),
-        cmocka_unit_test(test_bad_debates_are_refused),
+        cmocka_unit_test(test_first_round_is_independent),
+        cmocka_unit_test(test_invalid_debates_are_refused),
         cmocka_unit_test(test_transcript),
         cmocka_unit_test(test_leave_one_out_of_a_debate),
         cmocka_unit_test(test_self_consistency),
         cmocka_unit_test(test_quorum),
-        cmocka_unit_test(test_credit_of_a_known_game),
-        cmocka_unit_test(test_sampled_credit),
+        cmocka_unit_test(test_exact_contributions_of_glove_game),
+        cmocka_unit_test(test_sampled_contributions),
         cmocka_unit_test(test_calibration),
-        cmocka_unit_test(test_shares),
-        cmocka_unit_test(test_calls_are_kept),
+        cmocka_unit_test(test_agents_combine_partial_information),
+        cmocka_unit_test(test_calls_are_cached),
         cmocka_unit_test(test_teams_share_first_answers),
-        cmocka_unit_test(test_adapters_matter),
-        cmocka_unit_test(test_seeds_of_samples),
-        cmocka_unit_test(test_free_text_has_its_tokens),
+        cmocka_unit_test(test_adapters_change_calls),
+        cmocka_unit_test(test_sample_seeds),
+        cmocka_unit_test(test_free_text_returns_tokens),
     };
     int failed = cmocka_run_group_tests(tests, quiet, NULL);
     script_end();

@@ -1,8 +1,8 @@
 /*
- * test_team: teams as files and as flags, and what they do to a debate, with a scripted asker.
+ * test_team: teams from files and flags, and their effect on a debate, with a scripted client.
  *
- * What a team's file is refused for stands in test/cases/team-refused.txt. Paths in teams begin
- * where the file is; here that is test/cases, whose own files stand for adapters.
+ * The reasons for which a team file is refused are in test/cases/team-refused.txt. Paths in a team
+ * file are relative to the file; here that is test/cases, whose files take the place of adapters.
  */
 /* levels: once */
 #define _GNU_SOURCE
@@ -43,7 +43,7 @@ static struct adapter *open_by_number(void *ctx, const char *path, struct error 
     return &opened[(*n)++];
 }
 
-/* Everything that a file can say. */
+/* A file with every key. */
 static void test_whole_file(void **state) {
     (void)state;
     int n = 0;
@@ -82,8 +82,8 @@ static void test_whole_file(void **state) {
     team_release(&t);
 }
 
-/* What a file leaves out is the protocol's own. */
-static void test_least_file(void **state) {
+/* A key that the file omits has the protocol's value. */
+static void test_minimal_file(void **state) {
     (void)state;
     struct team t = parsed("agents: [{}]");
     assert_string_equal(t.name, "t");
@@ -161,7 +161,7 @@ static void test_flags(void **state) {
     strings_release(&bad);
 }
 
-/* Writes down who is asked, and answers by the agent's name. */
+/* Records the called agents and answers by the agent's name. */
 static int ask_by_name(void *ctx, struct llm_call *calls, int n, struct error *e) {
     struct buf *log = ctx;
     (void)e;
@@ -175,7 +175,7 @@ static int ask_by_name(void *ctx, struct llm_call *calls, int n, struct error *e
     return OK;
 }
 
-/* Roles that a file gives go before those of places: here the first agent judges. */
+/* Roles in the file take precedence over roles by position: here the first agent is the judge. */
 static void test_roles_and_temperatures(void **state) {
     (void)state;
     static char which[] = "which?", yes[] = "はい", no[] = "いいえ";
@@ -223,9 +223,9 @@ static struct eval_task bank_generated(void) {
     return b;
 }
 
-/* What agents are asked: a file's words, its options as choices; where contexts differ, from where
- * they do; a gold where there is nothing to choose. */
-static void test_items_of_banks(void **state) {
+/* Questions of files: context, options as choices; contexts that differ are shown from where they
+ * differ; a gold answer for questions without choices. */
+static void test_items_of_task_files(void **state) {
     (void)state;
     struct eval_task b =
         bank_of("own.jsonl", "{\"question\": \"空は？\", \"choices\": [\"青\", \"赤\"], "
@@ -267,8 +267,7 @@ static void test_items_of_banks(void **state) {
     task_items_release(v, 2);
 }
 
-/* Of each question the first agent names a wrong answer, the others the right one; nobody has any
- * of "9?". */
+/* The first agent answers every question wrong, the others correctly; no agent answers "9?". */
 static int ask_numbers(void *ctx, struct llm_call *calls, int n, struct error *e) {
     int *max_tokens = ctx;
     (void)e;
@@ -287,7 +286,7 @@ static int ask_numbers(void *ctx, struct llm_call *calls, int n, struct error *e
     return OK;
 }
 
-static void test_teams_are_contestants(void **state) {
+static void test_teams_are_eval_candidates(void **state) {
     (void)state;
     struct team t = parsed("rounds: 2\nagents: [{name: a}, {name: b}, {name: c}]");
     int max_tokens = 0;
@@ -337,12 +336,12 @@ static void test_refused(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_whole_file),
-        cmocka_unit_test(test_least_file),
+        cmocka_unit_test(test_minimal_file),
         cmocka_unit_test(test_files_are_read),
         cmocka_unit_test(test_flags),
         cmocka_unit_test(test_roles_and_temperatures),
-        cmocka_unit_test(test_items_of_banks),
-        cmocka_unit_test(test_teams_are_contestants),
+        cmocka_unit_test(test_items_of_task_files),
+        cmocka_unit_test(test_teams_are_eval_candidates),
         cmocka_unit_test(test_refused),
     };
     return cmocka_run_group_tests(tests, quiet, NULL);

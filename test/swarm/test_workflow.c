@@ -1,11 +1,11 @@
 /*
- * test_workflow: the graphs of debates, run with a scripted client and without any weights.
+ * test_workflow: workflows of debates with a scripted client, without weights.
  *
- * test/cases/workflow-NAME.txt has all prompts of the built-in protocols (`build/test_workflow
- * --write` writes the files again: read the difference). The legacy rules have a second
- * implementation here, written from their description. test/cases/workflow-refused.txt has the
- * errors of workflow files, test/cases/workflow-legacy-votes.txt votes that the legacy rules
- * parse.
+ * The complete prompts of the built-in protocols are in test/cases/workflow-NAME.txt
+ * (`build/test_workflow --write` writes them again: review the difference). The legacy rules are
+ * implemented a second time here, from their description. The reasons for which a workflow file is
+ * refused are in test/cases/workflow-refused.txt, the votes that the legacy rules find in utterances in
+ * test/cases/workflow-legacy-votes.txt.
  */
 /* levels: once */
 #define _GNU_SOURCE
@@ -29,19 +29,19 @@ static int quiet(void **state) {
     return 0;
 }
 
-/* a team that reads from a script */
+/* a team with scripted replies */
 
 enum { CALLS_MAX = 4096, ITEMS_MAX = 64 };
 
-struct line { /* what an agent says */
+struct line { /* an agent's reply */
     const char *text, *failed;
-    int choice; /* of the item's, or of a judge's candidates; said with 0.7 */
+    int choice; /* a choice of the item, or one of a judge's candidates; with probability 0.7 */
     int n_generated;
     bool truncated;
 };
-/* The nth thing that an agent says of an item. */
+/* An agent's nth reply on an item. */
 typedef struct line say_fn(const struct llm_call *c, int agent, int item, int nth);
-struct heard { /* a call, as it came */
+struct heard { /* a recorded call */
     int agent, item, batch;
     char *words; /* all messages */
     uint64_t seed;
@@ -85,7 +85,7 @@ static void heard_keep(const struct llm_call *c, int agent, int item) {
     assert_true(script.n < CALLS_MAX);
     for (int i = 0; i < c->n_messages; i++)
         buf_printf(&b, "%s: %s\n", c->messages[i].role, c->messages[i].content);
-    buf_printf(&b, "%s", ""); // no message is no words, not NULL
+    buf_printf(&b, "%s", ""); // an empty message is an empty text, not NULL
     script.v[script.n++] = (struct heard){.agent = agent,
                                           .item = item,
                                           .batch = script.batches,
@@ -128,7 +128,7 @@ static void script_end(void) {
 static const struct agent four[] = {
     {.name = "ada"}, {.name = "ben"}, {.name = "花"}, {.name = "dai"}};
 
-/* Runs it by the script; the caller releases the talks. */
+/* Runs the workflow with the script; the caller releases the transcripts. */
 static void run_team(const struct workflow *w, const struct agent *team, int n_agents,
                      const struct task_item *items, int n_items, struct workflow_options o,
                      say_fn *say, struct transcript *talks) {
@@ -151,7 +151,7 @@ static struct workflow *parsed(const char *yaml) {
     return w;
 }
 
-/* One item, the first `n` of the four. */
+/* One item, with the first `n` of the four agents. */
 static struct transcript run_one(const char *yaml, int n, const struct task_item *it,
                                  struct workflow_options o, say_fn *say) {
     struct transcript out;
@@ -172,7 +172,7 @@ static const char *decided(const struct transcript *o) {
     return o->answer < 0 ? "nothing" : o->candidates[o->answer];
 }
 
-/* what the built-in protocols say */
+/* prompts of the built-in protocols */
 
 static const struct task_item questions[] = {
     {.question = TEXT("Which is larger, 0.9 or 0.11?"),
@@ -189,7 +189,7 @@ static const struct task_item questions[] = {
      .lang = "zh"},
     {.question = TEXT("How many legs have two spiders?"), .lang = "en"}};
 
-/* 花 is short, and the first to change; ben explains nothing. */
+/* 花 replies briefly and changes first; ben gives no reasons. */
 static struct line say_choices(const struct llm_call *c, int agent, int item, int nth) {
     static const char *const why[3][3] = {
         {"Tenths count first:\nnine are more than one.", "", "Eleven is more than nine."},
@@ -202,7 +202,7 @@ static struct line say_choices(const struct llm_call *c, int agent, int item, in
     return (struct line){.text = why[item][agent % 3], .choice = agent == 2 ? nth < 1 : agent == 1};
 }
 
-/* No choices: ada answers, ben says nothing, then no answer, 花 fails once. */
+/* Without choices: ada answers, ben's reply is empty, then has no answer, 花 fails once. */
 static struct line say_open(const struct llm_call *c, int agent, int item, int nth) {
     (void)item;
     if (c->reply == REPLY_TEXT) return (struct line){.text = "How many legs has one?"};
@@ -222,7 +222,7 @@ static struct line say_legacy(const struct llm_call *c, int agent, int item, int
     return (struct line){.text = lines[agent][nth]};
 }
 
-/* No message begins or ends in white space or has two empty lines on end. */
+/* No message begins or ends with white space or has two consecutive empty lines. */
 static void check_neat(const struct script *s) {
     for (int i = 0; i < s->n; i++) {
         const char *w = s->v[i].words;
@@ -280,7 +280,7 @@ static char *golden_path(const char *name) {
     return xasprintf("test/cases/workflow-%s.txt", name);
 }
 
-/* Where two texts part, with the line. */
+/* Compares two texts; the message contains the first line that differs. */
 static void check_text(const char *path, const char *got, const char *want) {
     int line = 1;
     size_t i = 0;
@@ -323,7 +323,7 @@ static int protocols_write(void) {
 
 /* the legacy rules, from their description */
 
-/* The next line of a table that is neither empty nor a remark. */
+/* The next line of a table that is neither empty nor a comment. */
 static char *table_line(char **rest, int *n_line) {
     for (char *line; (line = strsep(rest, "\n")) != NULL;) {
         ++*n_line;
@@ -364,7 +364,7 @@ static void test_legacy_votes(void **state) {
     assert_true(n_cases > 30);
 }
 
-/* Draws of few answers and few confidences, so that ties are common. */
+/* Draws from few answers and few confidences, so that ties are common. */
 static char legacy_texts[ITEMS_MAX][3][3][64];
 
 static struct line say_drawn(const struct llm_call *c, int agent, int item, int nth) {
@@ -378,7 +378,7 @@ static void legacy_texts_draw(int n_items) {
     for (int i = 0; i < n_items * 9; i++) {
         char *out = legacy_texts[i / 9][i / 3 % 3][i % 3];
         const char *name = names[rng_below(&r, 3)];
-        if (i / 9 % 2) // every other item is said in lines, of equal weight
+        if (i / 9 % 2) // every other item is replied to in lines, with equal weights
             snprintf(out, 64, "結論: %s です", name);
         else
             snprintf(out, 64, "{\"answer\": \"%s\", \"confidence\": 0.%d}", name,
@@ -386,7 +386,7 @@ static void legacy_texts_draw(int n_items) {
     }
 }
 
-/* One after another, the topic only while nothing was said, else everything that was. */
+/* In turn: only the topic if there is no utterance yet, else all utterances so far. */
 static void legacy_check_words(const struct heard *h, int n) {
     struct buf said = {0}, want = {0};
     int at = 0;
@@ -408,7 +408,7 @@ static void legacy_check_words(const struct heard *h, int n) {
     buf_release(&want);
 }
 
-/* Summed over all rounds; the largest, and of equals the first seen. */
+/* The largest sum over all rounds; equal sums: the answer that came first. */
 static const char *legacy_winner(int item, bool *tied) {
     static char names[9][64];
     double sums[9] = {0};
@@ -466,7 +466,8 @@ static struct line say_own_number(const struct llm_call *c, int agent, int item,
     return (struct line){.choice = 2 - agent % 3};
 }
 
-/* Equal counts and equal probabilities: the first choice, whoever gave it; of a quorum nothing. */
+/* Equal counts and equal probabilities: the first choice, whichever agent gave it; a quorum has no
+ * result. */
 static void test_tie(void **state) {
     (void)state;
     for (const struct vote *v = vote_table; v->name; v++) {
@@ -488,8 +489,9 @@ static struct line say_spelt(const struct llm_call *c, int agent, int item, int 
     return (struct line){.text = texts[agent]};
 }
 
-/* Free answers are one by a grader; without one but for case, width and white space. */
-static void test_answers_that_are_one(void **state) {
+/* A grader decides which free answers are equal; without one, answers are equal that differ only in
+ * case, character width and white space. */
+static void test_equal_free_answers(void **state) {
     (void)state;
     struct workflow_options o = plain;
     struct transcript by_text = run_one("name: x\n" ASK, 4, &open_item, o, say_spelt);
@@ -510,7 +512,8 @@ static struct line say_failing(const struct llm_call *c, int agent, int item, in
     return (struct line){.failed = item || agent == 1 ? "no room" : NULL, .choice = agent};
 }
 
-/* One that fails always abstains, and nobody hears of it; of a team that fails comes nothing. */
+/* An agent that always fails abstains and is not shown to others; a team of failures has no
+ * result. */
 static void test_failures(void **state) {
     (void)state;
     static const char yaml[] = "name: x\nnodes: {q: {reply: answer, messages: [{user: \"{{ others "
@@ -551,7 +554,7 @@ static struct line say_free(const struct llm_call *c, int agent, int item, int n
     return (struct line){.text = lines[(agent + nth) % 7]};
 }
 
-/* Free answers count when there is an answer line: the last one's, trimmed. */
+/* A free answer counts if there is an answer line: the last one, trimmed. */
 static void test_garbage(void **state) {
     (void)state;
     struct agent team[7];
@@ -574,12 +577,12 @@ static struct line say_many(const struct llm_call *c, int agent, int item, int n
     static char text[32];
     (void)c;
     (void)item;
-    int number = agent == 16 ? 48 : agent + 16 * nth; // two say 48 in the end
+    int number = agent == 16 ? 48 : agent + 16 * nth; // two agents answer 48 in the end
     snprintf(text, sizeof text, "answer: %d", number);
     return (struct line){.text = text, .truncated = agent % 5 == 0};
 }
 
-/* There is room for as many different answers as there are utterances, in votes and for a judge. */
+/* Votes and judges have room for one different answer per utterance. */
 static void test_many_answers(void **state) {
     (void)state;
     struct agent team[TEAM_MAX];
@@ -639,14 +642,14 @@ static void test_many_answers_judged(void **state) {
     workflow_free(w);
 }
 
-/* A text in tokens, one of a kind by its log-probability: -2^i / 1024. */
+/* A text in tokens; the log-probability of token i is -2^i / 1024. */
 enum { TOKENS_MAX = 16 };
 struct tokens {
     char text[512];
     int32_t ends[TOKENS_MAX];
     float logprobs[TOKENS_MAX];
     int n;
-    double sum; /* of those that are marked */
+    double sum; /* sum over the marked tokens */
     bool any;
 };
 
@@ -685,7 +688,7 @@ static int tokens_ask(void *ctx, struct llm_call *calls, int n, struct error *e)
     return OK;
 }
 
-/* The confidence of a free answer is the product over its own tokens. */
+/* The confidence of a free answer is the product of the probabilities of the answer's tokens. */
 static void test_free_confidence(void **state) {
     (void)state;
     struct buf file = {0};
@@ -721,8 +724,8 @@ static struct line say_gold(const struct llm_call *c, int agent, int item, int n
     return (struct line){.text = texts[(agent + item + nth) % 4]};
 }
 
-/* Free answers are right by the grader and the item's gold: solo, voted, oracle, flips, credit,
- * samples. Nothing is right of an item without one. */
+/* The grader compares free answers with the item's gold: solo, voted, oracle, flips, contributions,
+ * samples. An item without gold has no correct answer. */
 static void test_free_answers_are_graded(void **state) {
     (void)state;
     static char gold[] = "0.5";
@@ -747,7 +750,8 @@ static void test_free_answers_are_graded(void **state) {
         assert_int_equal(d.solo[2 * i + 1], 0);
     }
     assert_true(d.voted[0] == 1 && d.voted[1] == 0);    // two of three
-    assert_true(d.flips_bad == 1 && d.flips_good == 1); // ada turns wrong, 花 (none) right
+    assert_true(d.flips_bad == 1 && d.flips_good == 1); // ada becomes wrong, 花 (none before)
+                                                        // correct
     assert_int_equal(d.talks[0].n_candidates, 2);
     assert_true(d.talks[0].right[0] == 1 && d.talks[0].right[1] == 0);
     struct vote_game v = {o.vote, d.answers, items, 4, 2, d.talks};
@@ -774,7 +778,7 @@ static struct line say_late_peace(const struct llm_call *c, int agent, int item,
     return (struct line){.choice = nth >= item ? 1 : agent, .n_generated = 10};
 }
 
-/* Item i agrees in round i + 1: each ends when it does, and all share the steps. */
+/* Item i reaches consensus in round i + 1: each ends separately, and all share the steps. */
 static void test_consensus(void **state) {
     (void)state;
     static const char yaml[] = "name: x\nrounds: 4\n" ASK
@@ -805,7 +809,8 @@ static struct line say_ten(const struct llm_call *c, int agent, int item, int nt
     return (struct line){.choice = agent % 3, .n_generated = MIN(10, c->max_tokens)};
 }
 
-/* A step that would not fit is not begun, in turn or together; what was said until then counts. */
+/* A step that exceeds the limit does not begin, in turn or together; the vote counts earlier
+ * utterances. */
 static void test_budget_of_calls(void **state) {
     (void)state;
     for (int in_turn = 0; in_turn < 2; in_turn++)
@@ -825,7 +830,7 @@ static void test_budget_of_calls(void **state) {
         }
 }
 
-/* Never more tokens than there are, and no call without one. */
+/* Never more tokens than the budget, and no call with a limit of 0 tokens. */
 static void test_budget_of_tokens(void **state) {
     (void)state;
     for (int in_turn = 0; in_turn < 2; in_turn++)
@@ -852,13 +857,14 @@ static void test_budget_of_tokens(void **state) {
     transcript_release(&o);
 }
 
-/* One tick each time that it is read: at the start, and before every turn. */
+/* Advances by one on each read: at the start, and before every turn. */
 static double ticks;
 static double tick(void) {
     return ticks++;
 }
 
-/* When time is up nobody begins to speak, and what was said counts; flags count before the file. */
+/* No call begins after the time limit, and the vote counts earlier utterances; flags take
+ * precedence over the file. */
 static void test_budget_of_seconds(void **state) {
     (void)state;
     for (int in_turn = 0; in_turn < 2; in_turn++)
@@ -881,7 +887,7 @@ static void test_budget_of_seconds(void **state) {
         }
 }
 
-/* Cycles end: where nobody has the part, where nothing stops them, where nothing is generated. */
+/* Cycles end if no agent has the role, if no edge leaves the cycle, and if nothing is generated. */
 static void test_cycles_end(void **state) {
     (void)state;
     struct transcript o = run_one(
@@ -900,12 +906,12 @@ static void test_cycles_end(void **state) {
     o = run_one("name: x\nroles: [a, b]\nnodes: {p: {by: b, messages: [{user: x}]}, q: {by: a, "
                 "messages: [{user: y}]}}\nedges: [{from: p, to: q}]\n",
                 1, &abc, plain, say_own_number);
-    assert_int_equal(o.n, 1); // a part without an agent is passed over
+    assert_int_equal(o.n, 1); // a node whose role has no agent is skipped
     assert_string_equal(script.v[0].words, "user: y\n");
     transcript_release(&o);
 }
 
-/* The first edge that holds is taken, whatever its number of steps. */
+/* The first edge whose condition holds is taken, for any number of steps. */
 static void test_edges(void **state) {
     (void)state;
     static const char yaml[] = "name: x\nrounds: 9\nnodes:\n  a: {messages: [{user: a}]}\n"
@@ -938,8 +944,8 @@ static struct line say_judged(const struct llm_call *c, int agent, int item, int
     return (struct line){.failed = judge_says < 0 ? "no room" : NULL, .choice = judge_says};
 }
 
-/* Its word stands against the vote's; when it fails, the vote's. Without choices it chooses among
- * what was answered. Its own answer is no ballot. */
+/* The judge's answer replaces the vote; if the judge fails, the vote decides. Without choices the
+ * judge selects among the given answers. The judge's own answer has no vote. */
 static void test_judge(void **state) {
     (void)state;
     struct workflow *w = workflow_open("mad", &err);
@@ -956,7 +962,7 @@ static void test_judge(void **state) {
             if (free_form) assert_string_equal(o.candidates[0], "はい");
             transcript_release(&o);
         }
-    for (int n = 2; n < 4; n++) { // no judge: the vote
+    for (int n = 2; n < 4; n++) { // no judge: the vote decides
         struct transcript o;
         run_team(w, four, n, &abc, 1, plain, say_judged, &o);
         assert_int_equal(script.n, 2 * n);
@@ -970,8 +976,9 @@ static void test_judge(void **state) {
 
 /* who hears what */
 
-/* Every built-in: agent 0's first call is the same alone and in any team, with the same seed. */
-static void test_first_words_ignore_the_team(void **state) {
+/* Every built-in workflow: agent 0's first call is equal alone and in any team, with the same
+ * seed. */
+static void test_first_call_ignores_the_team(void **state) {
     (void)state;
     const char *name;
     for (int i = 0; (name = workflow_builtin(i, NULL)); i++) {
@@ -992,7 +999,8 @@ static void test_first_words_ignore_the_team(void **state) {
     }
 }
 
-/* An agent draws by its name, wherever it stands; others, items, rounds and seeds draw apart. */
+/* The seed of a call depends on the agent's name and not on its position; other agents, items,
+ * rounds and seeds give other values. */
 static void test_seeds(void **state) {
     (void)state;
     static const char yaml[] = "name: x\nnodes: {q: {messages: [{user: x}]}}\n" LOOP;
@@ -1016,7 +1024,7 @@ static void test_seeds(void **state) {
     run_team(w, four, 3, items, 2, other, say_own_number, o);
     for (int i = 0; i < 12; i++) assert_true(script.v[i].seed != seeds[i]);
     for (int i = 0; i < 2; i++) transcript_release(&o[i]);
-    other.temperature = 0; // a greedy call has nothing to draw
+    other.temperature = 0; // a greedy call has no seed
     run_team(w, four, 3, items, 2, other, say_own_number, o);
     for (int i = 0; i < 12; i++) assert_true(script.v[i].seed == 0);
     for (int i = 0; i < 2; i++) transcript_release(&o[i]);
@@ -1031,8 +1039,8 @@ static struct line say_mark(const struct llm_call *c, int agent, int item, int n
     return (struct line){.text = marks[item], .choice = c->reply == REPLY_JUDGE ? 0 : agent % 2};
 }
 
-/* What is said of one item is in no call of another's, in every built-in. */
-static void test_items_stay_apart(void **state) {
+/* In every built-in workflow, calls of an item contain no text about other items. */
+static void test_items_are_separate(void **state) {
     (void)state;
     enum { N = 12 };
     struct task_item items[N];
@@ -1063,8 +1071,9 @@ static struct line say_name(const struct llm_call *c, int agent, int item, int n
     return (struct line){.text = four[agent].name, .choice = agent % 3};
 }
 
-/* Everybody hears everybody else once, in orders that change from item to item and repeat. */
-static void test_order_of_others(void **state) {
+/* Each agent sees every other agent once, in an order that depends on the item and is
+ * reproducible. */
+static void test_order_of_other_agents(void **state) {
     (void)state;
     enum { N = 60 };
     static const char yaml[] =
@@ -1108,7 +1117,7 @@ static struct line say_long(const struct llm_call *c, int agent, int item, int n
     return (struct line){.text = texts[agent]};
 }
 
-/* Characters are kept, not bytes, and a mark says that some are missing. */
+/* The tail is cut at characters, not bytes, and a mark shows the cut. */
 static void test_tail(void **state) {
     (void)state;
     static const char yaml[] =
@@ -1131,7 +1140,7 @@ static void test_tail(void **state) {
                 buf_printf(&want, "%s%s", whole ? say_long(NULL, i, 0, 0).text : cut[i],
                            i < 4 ? "/" : "\n");
             assert_string_equal(script.v[5 + a].words, want.data);
-            assert_string_equal(o.v[a].text, said.text); // what was said stays whole
+            assert_string_equal(o.v[a].text, said.text); // the stored utterance is complete
             buf_release(&want);
         }
         transcript_release(&o);
@@ -1162,7 +1171,7 @@ static void test_refused(void **state) {
     buf_release(&file);
 }
 
-static void test_too_much_is_refused(void **state) {
+static void test_excessive_input_is_refused(void **state) {
     (void)state;
     struct buf b = {0};
     buf_printf(&b, "name: x\nnodes:\n");
@@ -1195,7 +1204,7 @@ static void test_open(void **state) {
         assert_string_equal(workflow_name(w), name);
         assert_true(*workflow_about(w) && workflow_rounds(w) >= 2);
         assert_int_equal(file_read(path, 1 << 20, &file, &err), OK);
-        assert_string_equal(text, file.data); // the program holds the file itself
+        assert_string_equal(text, file.data); // the program contains the file itself
         buf_release(&file);
         workflow_free(w);
         free(path);
@@ -1203,7 +1212,8 @@ static void test_open(void **state) {
     assert_null(workflow_builtin(-1, &text));
 }
 
-/* What only shows when a template is run names the workflow and the node; nothing leaks. */
+/* An error that only occurs when a template is rendered contains the names of the workflow and the
+ * node; nothing leaks. */
 static void test_template_errors(void **state) {
     (void)state;
     static const char *const cases[][2] = {
@@ -1253,7 +1263,7 @@ int main(int argc, char **argv) {
         cmocka_unit_test(test_legacy_votes),
         cmocka_unit_test(test_legacy_rules),
         cmocka_unit_test(test_tie),
-        cmocka_unit_test(test_answers_that_are_one),
+        cmocka_unit_test(test_equal_free_answers),
         cmocka_unit_test(test_failures),
         cmocka_unit_test(test_garbage),
         cmocka_unit_test(test_many_answers),
@@ -1267,13 +1277,13 @@ int main(int argc, char **argv) {
         cmocka_unit_test(test_cycles_end),
         cmocka_unit_test(test_edges),
         cmocka_unit_test(test_judge),
-        cmocka_unit_test(test_first_words_ignore_the_team),
+        cmocka_unit_test(test_first_call_ignores_the_team),
         cmocka_unit_test(test_seeds),
-        cmocka_unit_test(test_items_stay_apart),
-        cmocka_unit_test(test_order_of_others),
+        cmocka_unit_test(test_items_are_separate),
+        cmocka_unit_test(test_order_of_other_agents),
         cmocka_unit_test(test_tail),
         cmocka_unit_test(test_refused),
-        cmocka_unit_test(test_too_much_is_refused),
+        cmocka_unit_test(test_excessive_input_is_refused),
         cmocka_unit_test(test_open),
         cmocka_unit_test(test_template_errors),
     };

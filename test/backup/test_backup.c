@@ -1,11 +1,11 @@
 /*
- * test_backup: what is kept comes back bit for bit, also from under a writer; a second backup
- * writes what is new; what is broken, missing or forged is refused by name; and a kill or a full
- * disk at any call of the file system leaves what was there before.
+ * test_backup: files are restored bit for bit, also if they are written during the backup; a second
+ * backup writes only new content; broken, missing and forged backups are refused by name; and after
+ * a kill or a full disk at any file system call the previous data is complete.
  *
  * The linker puts this file's functions between Shoal and the C library (--wrap in the Makefile):
- * the n-th call of any of them fails, or ends the process. SQLite's own calls are not among them,
- * so a full disk under SQLite is a limit on the size of files.
+ * the n-th call of any of them fails, or ends the process. SQLite's own calls are not wrapped, so a
+ * full disk under SQLite is simulated by a limit on the size of files.
  */
 /* levels: once */
 #define _GNU_SOURCE
@@ -72,7 +72,7 @@ int __wrap_rename(const char *a, const char *b) {
 int __wrap_mkdir(const char *path, mode_t mode) {
     return fault_now() ? -1 : __real_mkdir(path, mode);
 }
-/* Removing does not need room: it is killed, but does not fail. */
+/* Removing needs no disk space: it can be killed, but does not fail. */
 int __wrap_unlink(const char *path) {
     if (fault.kill) fault_now();
     return __real_unlink(path);
@@ -162,7 +162,7 @@ static int set_up(void **test_state) {
     err = (struct error){0};
     fault.at = 0;
     fault.kill = false;
-    bool memory = access("/dev/shm", W_OK | X_OK) == 0; // where fsync costs nothing
+    bool memory = access("/dev/shm", W_OK | X_OK) == 0; // fsync is free there
     snprintf(dir, sizeof dir, "%s/shoal-test-backup-XXXXXX", memory ? "/dev/shm" : "/tmp");
     if (!mkdtemp(dir)) return -1;
     snprintf(runs, sizeof runs, "%s/runs", dir);
@@ -182,7 +182,7 @@ static int tear_down(void **test_state) {
 static struct buf seen;
 static const char *seen_under;
 
-/* "path mode hash" of what a restore is to bring back; of databases, whose bytes are SQLite's, the
+/* "path mode hash" of the files to restore; for databases, whose bytes SQLite may change, the
  * rows. */
 static int look_at(const char *path, const struct stat *st, int type, struct FTW *at) {
     const char *name = path + at->base, *dot = strrchr(name, '.');
@@ -207,7 +207,7 @@ static int by_text(const void *a, const void *b) {
     return strcmp(*(char *const *)a, *(char *const *)b);
 }
 
-/* All of a folder as text. malloc'ed. */
+/* A whole folder as text. malloc'ed. */
 static char *look(const char *path) {
     struct strings lines = {0};
     char *rest = NULL;
@@ -256,7 +256,7 @@ static void refuses(const char *which, int code, const char *words) {
     if (!strstr(err.text, words)) fail_msg("no '%s' in: %s", words, err.text);
 }
 
-/* How many problems a check finds, the first in err. */
+/* Number of problems that a check finds, the first in err. */
 static int problems(const char *which) {
     json_t *v = backup_verify(&place, which, &err);
     if (!v) fail_msg("%s", err.text);
@@ -288,7 +288,7 @@ static char *blob_of(const char *path) {
     return in(to, name);
 }
 
-/* Without the backups, which are moved aside meanwhile. */
+/* Removes the folders except the backups, which are moved aside meanwhile. */
 static void runs_remove(void) {
     assert_int_equal(__real_rename(to, in(dir, "aside")), 0);
     assert_int_equal(folder_remove(runs), 0);
@@ -296,7 +296,7 @@ static void runs_remove(void) {
     assert_int_equal(__real_rename(in(dir, "aside"), to), 0);
 }
 
-/* A name in a folder that begins so; NULL. */
+/* A name in a folder with this prefix, or NULL. */
 static char *found(const char *folder, const char *beginning) {
     DIR *d = opendir(folder);
     char *path = NULL;
@@ -336,7 +336,7 @@ static void test_incremental(void **test_state) {
     (void)test_state;
     json_t *v = made();
     int n = blobs();
-    /* the same content twice is one blob; so are both empty databases' rows not */
+    /* equal content is one blob; the rows of both empty databases are not equal */
     assert_int_equal(json_get_number(v, "new_blobs"), n);
     assert_int_equal(n, 6);
     json_decref(v);
@@ -354,7 +354,7 @@ static void test_incremental(void **test_state) {
     assert_int_equal(problems(NULL), 0);
 }
 
-/* Rows come in pairs. */
+/* Rows are written in pairs. */
 static bool writing;
 static void *write_pairs(void *path) {
     sqlite3 *h = NULL;
@@ -365,7 +365,7 @@ static void *write_pairs(void *path) {
                            "BEGIN IMMEDIATE; INSERT INTO pairs VALUES(randomblob(3000));"
                            "INSERT INTO pairs VALUES(randomblob(3000)); COMMIT",
                            NULL, NULL, NULL) == SQLITE_OK);
-        usleep(200); // others want the lock too
+        usleep(200); // other connections need the lock too
     }
     sqlite3_close(h);
     return NULL;
@@ -417,7 +417,7 @@ static void *append(void *path) {
     return NULL;
 }
 
-/* What is appended to a file meanwhile does not matter: it is taken as long as it was. */
+/* A file that grows during the backup is stored with the size that it had first. */
 static void test_growing(void **test_state) {
     (void)test_state;
     pthread_t thread;
@@ -440,7 +440,7 @@ static void test_growing(void **test_state) {
     free(path);
 }
 
-/* Cuts a file short as soon as its reading has begun, each time. */
+/* Truncates a file each time after its reading has begun. */
 static bool cut(void *ctx, int64_t done, int64_t total) {
     (void)done, (void)total;
     struct stat st;
@@ -532,7 +532,7 @@ static void test_broken_blobs(void **test_state) {
     assert_null(found(dir, "runs."));
     make(); // which writes them again
     assert_int_equal(problems(NULL), 0);
-    /* a link is no blob */
+    /* a link is not a blob */
     assert_int_equal(__real_unlink(recipe), 0);
     assert_int_equal(symlink(in(runs, "r1/recipe.yaml"), recipe), 0);
     assert_int_equal(problems(id), 1);
@@ -568,7 +568,7 @@ static void test_broken_manifests(void **test_state) {
     buf_release(&whole);
 }
 
-/* The manifest with the first file's fields set anew and its hash made right. */
+/* The manifest with replaced fields of the first file, and a matching hash. */
 static void forge(const char *fields) {
     json_t *v = json_parse_file(manifest(), &err), *set = json_loads(fields, 0, NULL);
     char hash[HASH_LEN];
@@ -687,7 +687,7 @@ static void test_one_at_a_time(void **test_state) {
     make();
 }
 
-/* Roots by other names: a file, a folder apart, one that is not there. */
+/* Other kinds of roots: a file, a separate folder, a missing one. */
 static void test_also(void **test_state) {
     (void)test_state;
     char file[128], folder[128], other[128];
@@ -719,7 +719,7 @@ static void test_also(void **test_state) {
     assert_string_equal(text.data, "agents: 3\n");
     assert_non_null(found(dir, "team.yaml.before-"));
     buf_release(&text);
-    /* what lies deep in what is replaced is refused */
+    /* a folder inside a replaced folder is refused */
     snprintf(state, sizeof state, "%s/runs/deep/serve", dir);
     assert_null(backup_restore(&place, NULL, true, &err));
     assert_int_equal(err.code, ERR_USAGE);
@@ -747,7 +747,7 @@ static void test_prune(void **test_state) {
     restore(NULL, true);
     assert_null(backup_delete(to, first, &err));
     assert_int_equal(err.code, ERR_MISSING);
-    /* while another manifest cannot be read, nobody knows what is needed */
+    /* if another manifest cannot be read, the needed blobs are unknown */
     char broken[BACKUP_ID_LEN];
     snprintf(broken, sizeof broken, "%s", id);
     char *path = xstrdup(manifest());
@@ -779,7 +779,7 @@ static void test_marks(void **test_state) {
     assert_null(backup_restore_run_scheduled(&place, &err));
     assert_true(path_exists(in(state, "new")));
 
-    /* other places than it was asked for */
+    /* other targets than at the request */
     assert_int_equal(backup_restore_schedule(&place, id, &err), OK);
     struct backup_root elsewhere[] = {{"state", dir}, {"runs", runs}};
     struct backup_options p = {.to = to, .roots = elsewhere, .n_roots = 2};
@@ -792,7 +792,7 @@ static void test_marks(void **test_state) {
     looks_like(before);
     assert_null(backup_restore_scheduled(to));
 
-    /* broken between asking and doing */
+    /* damaged between request and restore */
     assert_int_equal(backup_restore_schedule(&place, id, &err), OK);
     assert_int_equal(__real_unlink(blob_of(in(runs, "r1/recipe.yaml"))), 0);
     assert_null(backup_restore_run_scheduled(&place, &err));
@@ -858,7 +858,7 @@ static int restore_run(void) {
     return ended(backup_restore(&place, NULL, true, &err));
 }
 
-/* Of a call that ended after its manifest was there, too. */
+/* Also the backup of a call that ended after it wrote its manifest. */
 static void others_delete(const char *kept) {
     json_t *list = backup_list(to, &err), *v;
     size_t i;
@@ -872,13 +872,13 @@ static void others_delete(const char *kept) {
     json_decref(list);
 }
 
-/* A backup that ends at its n-th call, of all n. */
+/* A backup that ends at its n-th call, for every n. */
 static void make_faults(bool kill_it) {
     char first[BACKUP_ID_LEN];
     make();
     snprintf(first, sizeof first, "%s", id);
     int n = blobs(), whole = 0;
-    // Blobs' folders come and go with their names, so how many calls there are differs.
+    // Blob folders are made as their names occur, so the number of calls varies.
     for (long at = 1; whole < 8; at++) {
         put_bytes(in(runs, "r1/second"), 3000, (uint32_t)(100 + 2 * at));
         put_bytes(in(runs, "r2/third"), 3000, (uint32_t)(101 + 2 * at));
@@ -911,7 +911,7 @@ static void test_full_backup(void **test_state) {
     make_faults(false);
 }
 
-/* Whether what was there before a restore is somewhere still. */
+/* Whether the data from before a restore is still stored somewhere. */
 static bool old_is_kept(void) {
     char *old = found(dir, "runs.before-");
     return path_exists(in(runs, "old")) || (old && path_exists(in(old, "old")));
@@ -961,7 +961,7 @@ static void test_full_restore(void **test_state) {
     restore_faults(false);
 }
 
-/* No file may become longer than this: SQLite's copy, a blob, the manifest. */
+/* Limits the size of files: SQLite's copy, a blob, the manifest. */
 static int limited_run(void) {
     struct rlimit r = {(rlim_t)fault.at, (rlim_t)fault.at};
     signal(SIGXFSZ, SIG_IGN);

@@ -1,8 +1,8 @@
 /*
- * test_base: the contracts of base.h, one test per promise.
+ * test_base: the contracts of base.h, one test for each.
  *
- * Everything runs in one scratch directory under TMPDIR. Broken contracts are proved in a forked
- * child, which must die by SIGABRT. Nothing here depends on the processor level.
+ * Everything runs in one scratch directory under TMPDIR. Broken contracts are tested in a forked
+ * child, which must die by SIGABRT. No test depends on the processor level.
  */
 /* levels: once */
 #define _GNU_SOURCE
@@ -44,7 +44,7 @@ static int scratch_remove(void **state) {
     return rc;
 }
 
-/* Path of NAME in the scratch directory; the last eight stay valid. */
+/* Path of NAME in the scratch directory; the last eight results stay valid. */
 static const char *in_scratch(const char *name) {
     static char *ring[8];
     static int at;
@@ -83,7 +83,7 @@ static void assert_has(const char *text, const char *part) {
     if (!strstr(text, part)) fail_msg("'%s' is not in '%s'", part, text);
 }
 
-/* Whether fn dies of a broken contract. */
+/* Whether fn aborts because of a broken contract. */
 static bool aborts(void (*fn)(void)) {
     fflush(NULL);
     pid_t pid = fork();
@@ -195,7 +195,7 @@ static void test_read_and_map(void **state) {
         assert_int_equal(ways[i](&m, in_scratch("none"), &err), ERR_MISSING);
         assert_int_equal(ways[i](&m, "/dev/null", &err), ERR_IO);
     }
-    /* A copy does not know what becomes of the file. */
+    /* A copy does not change with the file. */
     assert_int_equal(file_map_open_copy(&m, path, &err), OK);
     file_with("hello", "");
     assert_memory_equal(m.data, "hello", 5);
@@ -207,7 +207,7 @@ static void test_read_and_map(void **state) {
     assert_string_equal(b.data, "> hello");
     assert_int_equal(file_read(path, 4, &b, &err), ERR_MEMORY);
     assert_has(err.text, "limit of 4 bytes");
-    assert_string_equal(b.data, "> hello"); /* as before the failure */
+    assert_string_equal(b.data, "> hello"); /* unchanged by the failure */
     assert_int_equal(file_read(scratch, 9, &b, &err), ERR_IO);
     buf_release(&b);
 }
@@ -246,8 +246,7 @@ static void test_atomic_write(void **state) {
     assert_int_equal(file_write(in_scratch("no/dir"), "x", 1, &err), ERR_MISSING);
 }
 
-/* A file size limit stands for the full disk: write fails with an errno in the middle of the data.
- */
+/* A file size limit simulates a full disk: write fails with an errno in the middle of the data. */
 static void test_full_disk(void **state) {
     (void)state;
     struct error err = {0};
@@ -262,8 +261,8 @@ static void test_full_disk(void **state) {
     small = (struct rlimit){.rlim_cur = 100000, .rlim_max = old.rlim_max};
     assert_int_equal(setrlimit(RLIMIT_FSIZE, &small), 0);
     int rc_large = file_write(path, data, size, &err);
-    /* 100,001 bytes in small pieces: the last of them meets the limit only when the stream is
-     * flushed at commit. */
+    /* 100,001 bytes in small pieces: the last of them reaches the limit only when commit flushes
+     * the stream. */
     struct error late = {0};
     struct atomic_file w;
     int rc_open = atomic_file_open(&w, path, &late), rc_put = OK;
@@ -281,8 +280,8 @@ static void test_full_disk(void **state) {
     free(data);
 }
 
-/* A pipe without a writer would hold whoever opens it; a device may have no end. */
-static void test_only_files(void **state) {
+/* Opening a pipe without a writer blocks; a device may have no end. */
+static void test_regular_files_only(void **state) {
     (void)state;
     struct error err = {0};
     struct file_map m;
@@ -351,7 +350,7 @@ static void test_private(void **state) {
     assert_int_equal(mode_of(path), 0600);
     assert_file(path, "c");
 
-    /* A folder that all may write in is no place for a state. */
+    /* A folder that every user may write to is refused as a state folder. */
     assert_int_equal(dir_make(in_scratch("p/shared"), &err), OK);
     assert_int_equal(chmod(in_scratch("p/shared"), 01777), 0);
     assert_int_equal(dir_make_private(in_scratch("p/shared"), &err), ERR_STATE);
@@ -382,7 +381,7 @@ static void test_protect(void **state) {
     umask(before);
 }
 
-/* A number that no process has. */
+/* A process id that is not in use. */
 static pid_t dead_pid(void) {
     pid_t pid = fork();
     if (pid == 0) _exit(0);
@@ -412,7 +411,7 @@ static void test_leftovers(void **state) {
                     xstrdup(temporary_with("l", "file.tmp-0%ld", dead)),
                     xstrdup(temporary_with("l", "other.tmp-%ld", dead)),
                     xstrdup(temporary_with("l", "xfile.tmp-%ld", dead))};
-    /* One that another process writes whose number means nothing here: it is locked. */
+    /* A temporary file of another process, whose number is from another machine: it is locked. */
     char *locked = xstrdup(temporary_with("l", "file.tmp-%ld-99", dead));
     int fd = open(locked, O_RDONLY);
     assert_int_equal(flock(fd, LOCK_EX), 0);
@@ -428,7 +427,7 @@ static void test_leftovers(void **state) {
     assert_int_equal(file_write(in_scratch("l/file"), "new", 3, &err), OK);
     assert_false(path_exists(locked));
 
-    /* A folder that is protected loses those of every file. */
+    /* Protecting a folder removes the leftovers of all its files. */
     dir_restrict_permissions(in_scratch("l"), NULL);
     assert_false(path_exists(kept[4]));
     assert_true(path_exists(kept[0]));
@@ -439,7 +438,7 @@ static void test_leftovers(void **state) {
 }
 
 /* Killed in the middle of a write, and written again: one file is left. */
-static void test_leftover_of_the_killed(void **state) {
+static void test_leftover_of_killed_process(void **state) {
     (void)state;
     struct error err = {0};
     assert_int_equal(dir_make(in_scratch("k"), &err), OK);
@@ -465,7 +464,7 @@ static void test_leftover_of_the_killed(void **state) {
     close(ready[1]);
 }
 
-static void test_hold(void **state) {
+static void test_lock(void **state) {
     (void)state;
     struct error err = {0};
     assert_int_equal(dir_make(in_scratch("h"), &err), OK);
@@ -498,8 +497,7 @@ static void test_hold(void **state) {
     close(ready[1]);
 }
 
-/* A child that reads a page of a mapped file after `spoil`. Returns its status, and what it said.
- */
+/* A child that reads a page of a mapped file after `spoil`. Returns its status, and its output. */
 static int fault_child(const char *path, bool spoil, char *said, size_t size) {
     int out[2], status;
     assert_int_equal(pipe(out), 0);
@@ -539,7 +537,7 @@ static void test_mapped_file_shrinks(void **state) {
     char *want = xasprintf("shoal: '%s' became shorter while it was in use; start again\n", path);
     assert_string_equal(said, want);
     free(want);
-    /* Any other bus error keeps its action. */
+    /* Other bus errors keep their action. */
     assert_int_equal(file_write(path, data, sizeof data, &err), OK);
     status = fault_child(path, false, said, sizeof said);
     assert_true(WIFSIGNALED(status) && WTERMSIG(status) == SIGBUS);
@@ -558,8 +556,8 @@ static void test_mapped_file_shrinks(void **state) {
     assert_int_equal(file_map_check_unchanged(&err), OK);
 }
 
-/* The system's own reason, not that of a look which came after it. */
-static void test_reasons(void **state) {
+/* The system's error of the failed call, not of a later check. */
+static void test_error_reasons(void **state) {
     (void)state;
     struct error err = {0};
     char name[300];
@@ -583,7 +581,7 @@ static void test_reasons(void **state) {
     assert_int_equal(pipe(out), 0);
     assert_int_equal(chmod(scratch, 0755), 0);
     pid_t pid = fork();
-    if (pid == 0) { /* as a user to whom the folder does not belong */
+    if (pid == 0) { /* as a user that does not own the folder */
         if (geteuid() == 0 && (setgid(65534) != 0 || setuid(65534) != 0)) _exit(77);
         if (geteuid() != 65534 && chmod(in_scratch("locked"), 0500) != 0) _exit(77);
         int rc = dir_make(inside, &err);
@@ -629,7 +627,7 @@ static void test_paths(void **state) {
     free(below);
 }
 
-/* A file of a system that is not this one. */
+/* Writes a file of a simulated /proc or /sys. */
 static void system_file(const char *path, const char *text) {
     struct error err = {0};
     char *full = path_join("sys-root", path), *dir = path_join(scratch, full);
@@ -646,7 +644,7 @@ static void memory_is(int64_t total_kib, int64_t available_kib) {
     assert_int_equal(m.available, available_kib << 10);
 }
 
-static void test_memory_facts(void **state) {
+static void test_memory_info(void **state) {
     (void)state;
     struct memory_info none = memory_info(in_scratch("no-root")), own = memory_info("/");
     assert_int_equal(none.total, -1);
@@ -655,10 +653,11 @@ static void test_memory_facts(void **state) {
                 "MemTotal:       4000 kB\nMemFree: 10 kB\nMemAvailable:   3000 kB\n");
     memory_is(4000, 3000);
     system_file("proc/self/cgroup", "1:name=systemd:/\n0::/a/b\n");
-    memory_is(4000, 3000); /* there is no such group */
+    memory_is(4000, 3000); /* the group does not exist */
     system_file("sys/fs/cgroup/a/b/memory.max", "max\n");
     memory_is(4000, 3000);
-    system_file("sys/fs/cgroup/a/memory.max", "2048000\n"); /* above ours, and holds for us */
+    system_file("sys/fs/cgroup/a/memory.max",
+                "2048000\n"); /* an ancestor of this group: its limit applies */
     system_file("sys/fs/cgroup/a/memory.current", "1024000\n");
     memory_is(2000, 1000);
     system_file("sys/fs/cgroup/a/memory.stat", "anon 5\ninactive_file 512000\n");
@@ -666,7 +665,7 @@ static void test_memory_facts(void **state) {
     system_file("sys/fs/cgroup/a/b/memory.max", "1024000\n");
     system_file("sys/fs/cgroup/a/b/memory.current", "1124000\n"); /* beyond the limit */
     memory_is(1000, 0);
-    /* Version 1: no limit is a number larger than the machine. */
+    /* Version 1: a number larger than the machine means no limit. */
     system_file("proc/self/cgroup", "4:cpu,memory:/c\n3:memoryx:/d\n");
     system_file("sys/fs/cgroup/memory/c/memory.limit_in_bytes", "9223372036854771712\n");
     memory_is(4000, 3000);
@@ -699,7 +698,7 @@ static void test_hashes(void **state) {
     assert_in_range(ones, 1900, 2200);
 }
 
-/* The known answers that Random123 publishes for philox4x32, 10 rounds. */
+/* The test vectors of Random123 for philox4x32, 10 rounds. */
 static void test_philox(void **state) {
     (void)state;
     struct {
@@ -719,7 +718,7 @@ static void test_philox(void **state) {
     }
 }
 
-/* rng_fill is rng_u32 n times, from any place in a block and over the counter's end. */
+/* rng_fill equals n calls of rng_u32, from any position in a block and across the counter's end. */
 static void test_rng_fill(void **state) {
     (void)state;
     uint32_t v[100];
@@ -745,8 +744,8 @@ static void test_rng_streams(void **state) {
     a = rng_make(7, RNG_TEST, 1, 2);
     uint64_t first = rng_u64(&a);
     for (size_t i = 0; i < ARRAY_LEN(others); i++) assert_true(rng_u64(&others[i]) != first);
-    /* Beyond 2^32 blocks a stream goes on with numbers of its own, not with another stream's or its
-     * own again. */
+    /* Beyond 2^32 blocks a stream continues with new numbers, not with those of another stream or
+     * its own again. */
     struct rng end = rng_make(7, RNG_TEST, 1, 2);
     end.ctr[0] = UINT32_MAX;
     for (int i = 0; i < 4; i++) rng_u32(&end);
@@ -792,8 +791,8 @@ static double rng_between(struct rng *r, double low, double high) {
     return low + (high - low) * ((double)(rng_u64(r) >> 11) * 0x1p-53);
 }
 
-/* Against the 64-bit mantissas of long double; the promise is 1e-14, the bounds here are what was
- * achieved, rounded up. */
+/* Compared with the 64-bit mantissas of long double; the contract is 1e-14, the bounds here are the
+ * measured errors, rounded up. */
 static void test_math_accuracy(void **state) {
     (void)state;
     struct rng r = rng_make(3, RNG_TEST, 0, 0);
@@ -838,8 +837,8 @@ static void test_math_edges(void **state) {
                 math_pow(2, 1e9) == math_exp(708));
 }
 
-/* The bits themselves: other compilers, options and machines must give these. Found with gcc 12 and
- * clang 14. */
+/* The exact bits, which other compilers, options and machines must reproduce. Computed with gcc 12
+ * and clang 14. */
 static void test_math_bits(void **state) {
     (void)state;
     struct rng r = rng_make(4, RNG_TEST, 0, 0);
@@ -859,7 +858,7 @@ static void test_math_bits(void **state) {
 }
 
 struct ranges {
-    int64_t end[200]; /* of the chunk that begins there, or 0 */
+    int64_t end[200]; /* end of the chunk that begins there, or 0 */
     int threads;
     atomic_int calls;
     double *out;
@@ -907,8 +906,8 @@ static void add_one(void *ctx, int64_t begin, int64_t end, int thread) {
     for (int64_t i = begin; i < end; i++) ((int *)ctx)[i]++;
 }
 
-/* Many short runs, some after a pause that sends the workers to sleep: no wake-up is lost and no
- * range runs twice. */
+/* Many short runs, some after a pause that lets the workers sleep: no wake-up is lost and no range
+ * runs twice. */
 static void test_pool_stress(void **state) {
     (void)state;
     enum { RUNS = 20000 };
@@ -993,8 +992,8 @@ static void test_progress(void **state) {
     struct buf b = {0};
     struct error err = {0};
     assert_int_equal(file_read(path, 1 << 16, &b, &err), OK);
-    assert_null(
-        strchr(b.data, '\r')); /* no drawing off a terminal; quiet leaves the warning only */
+    assert_null(strchr(
+        b.data, '\r')); /* no progress bar without a terminal; quiet keeps only the warning */
     assert_int_equal(strncmp(b.data, "half way\ntrain 40/40  ", 22), 0);
     assert_has(b.data, "  in 0 s  done\nwarning: low 1\nwarning: low 1\n");
     buf_release(&b);
@@ -1016,14 +1015,14 @@ static void test_progress_terminal(void **state) {
     for (ssize_t n; (n = read(master, text + len, sizeof(text) - 1 - len)) > 0;) len += (size_t)n;
     text[len] = '\0';
     assert_has(text, "\r\033[Ktrain [############............] 20/40");
-    assert_has(text, "left  loss 2.5\r\033[Khalf way\r\n"); /* the message wipes the bar */
+    assert_has(text, "left  loss 2.5\r\033[Khalf way\r\n"); /* the message clears the bar */
     assert_has(text, "[########################] 40/40");
     close(slave);
     close(master);
 }
 
-/* What a terminal shows of what a child prints in pieces, or says; master's side. "" without one.
- */
+/* The terminal's output when a child prints in pieces or logs a message; the master's side. ""
+ * without a terminal. */
 static void terminal_child(void (*speak_there)(void), char *text, size_t size) {
     int master = posix_openpt(O_RDWR | O_NOCTTY);
     text[0] = '\0';
@@ -1050,8 +1049,8 @@ static void terminal_child(void (*speak_there)(void), char *text, size_t size) {
     close(master);
 }
 
-/* A title, a colour, a C1 control, an override, a lone carriage return, line ends, a kanji, bytes
- * that are none: with every cut between two bytes. */
+/* A title, a colour, a C1 control, an override, a lone carriage return, line ends, a kanji, invalid
+ * bytes: cut between any two bytes. */
 static const char hostile[] = "a\033]0;x\007b\033[31mc\302\2335nd\342\200\256e\r!\r\n\tf\346\274"
                               "\242\377g\177\342\201\246h\n";
 #define R "\357\277\275"
@@ -1099,7 +1098,7 @@ static void test_terminal(void **state) {
     assert_has(text, "loss" R "[2J");
 }
 
-/* A log is read on terminals too, and its lines are its own. */
+/* A log may be shown on a terminal, so messages are filtered in files too. */
 static void test_messages_in_files(void **state) {
     (void)state;
     const char *path = in_scratch("log");
@@ -1186,7 +1185,7 @@ static void test_options(void **state) {
         OK);
     assert_true(!k.packed && k.verbose && k.rank == 16 && k.seed == -5 && k.learning_rate == 0.5);
     assert_string_equal(k.name, "x=y");
-    assert_int_equal(k.data.n, 3); /* the defaults are gone, repeats add up */
+    assert_int_equal(k.data.n, 3); /* the defaults are replaced, repeats are appended */
     assert_string_equal(k.data.v[2], "e");
     const char *want[] = {"in", "out", "--rank", "-7", "-"};
     assert_int_equal(pos.n, 5);
@@ -1259,7 +1258,7 @@ static void test_option_help(void **state) {
     free(text);
 }
 
-/* Loads `text` as a recipe and applies `section`; the message, if any, lands in err. */
+/* Loads `text` as a recipe and applies `section`; err gets the message, if any. */
 static int recipe(struct knobs *k, const char *text, const char *section, struct error *err) {
     struct yaml y;
     int rc = yaml_load(&y, file_with("recipe.yaml", text), err);
@@ -1462,7 +1461,7 @@ static void test_json_errors(void **state) {
     buf_release(&deep);
 }
 
-/* What is refused takes nothing off what is left; what is parsed takes its cost. */
+/* A refused document does not change the remaining budget; a parsed one uses its cost. */
 static void test_json_bounded(void **state) {
     static const char nested[] = "[{\"a\":[\"[[[[[\"]}]", flat[] = "[1,1,1,1,1,1,1,1,1,1]",
                       twice[] = "{\"a\":1,\"a\":2}";
@@ -1574,7 +1573,7 @@ static void test_json_each_errors(void **state) {
     buf_release(&s.seen);
 }
 
-/* A column of a table is as wide with kana and kanji in it. */
+/* A column of a table has the same width with kana and kanji in it. */
 static void test_columns(void **state) {
     (void)state;
     assert_int_equal(utf8_field_width("abc", 8), 8);
@@ -1585,8 +1584,8 @@ static void test_columns(void **state) {
 
 /* memory */
 
-/* In a process that may map 64 MB more: the first failure spends the reserve, which is taken again
- * when there is room; a failure without it ends the process. */
+/* In a process that may map 64 MB more: the first failure releases the reserve, which is allocated
+ * again when there is memory; a failure without the reserve ends the process. */
 static int reserve_child(void) {
     enum { MB = 1 << 20 };
     FILE *f = fopen("/proc/self/statm", "r");
@@ -1600,7 +1599,7 @@ static int reserve_child(void) {
     char *large = malloc(40 * MB);
     struct error err;
     if (!large || try_calloc(1, 14 * MB, &err) || err.code != ERR_MEMORY) return 13;
-    char *after = xmalloc(14 * MB); // fits only where the reserve was
+    char *after = xmalloc(14 * MB); // fits only into the memory of the reserve
     after[0] = 1;
     if (!memory_is_low()) return 14;
     free(large);
@@ -1637,15 +1636,15 @@ int main(void) {
         cmocka_unit_test(test_atomic_write),
         cmocka_unit_test(test_full_disk),
         cmocka_unit_test(test_paths),
-        cmocka_unit_test(test_only_files),
+        cmocka_unit_test(test_regular_files_only),
         cmocka_unit_test(test_private),
         cmocka_unit_test(test_protect),
         cmocka_unit_test(test_leftovers),
-        cmocka_unit_test(test_leftover_of_the_killed),
-        cmocka_unit_test(test_hold),
+        cmocka_unit_test(test_leftover_of_killed_process),
+        cmocka_unit_test(test_lock),
         cmocka_unit_test(test_mapped_file_shrinks),
-        cmocka_unit_test(test_reasons),
-        cmocka_unit_test(test_memory_facts),
+        cmocka_unit_test(test_error_reasons),
+        cmocka_unit_test(test_memory_info),
         cmocka_unit_test(test_hashes),
         cmocka_unit_test(test_philox),
         cmocka_unit_test(test_rng_fill),

@@ -1,5 +1,5 @@
-/* Configuration files: what is read, what is refused and where, and which source stands over which.
- */
+/* Configuration files: accepted values, refused ones with their position, and the precedence of the
+ * sources. */
 /* levels: once */
 #define _GNU_SOURCE
 #include "base/base.h"
@@ -74,7 +74,7 @@ static void test_values(void **state) {
     options_release(rows, &v);
 }
 
-static void test_refusals(void **state) {
+static void test_refused_files(void **state) {
     (void)state;
     static const struct {
         const char *text, *error;
@@ -130,7 +130,7 @@ static void test_limits(void **state) {
     free(big);
 }
 
-/* Default, file, variable, flag: each over the one before, with a list as a whole. */
+/* Default, file, variable, flag: each replaces the one before; a list is replaced as a whole. */
 static void test_order(void **state) {
     (void)state;
     static char *const environment[] = {"HOME=/",
@@ -149,7 +149,7 @@ static void test_order(void **state) {
     assert_int_equal(take(&v, "[serve]\nport = 9001\nrate = 0.75\nitem = f\n", origin, &err), OK);
     assert_int_equal(options_from_env(rows, &v, "SHOAL_SERVE", environment, origin, &err), OK);
     assert_int_equal(v.port, 9002);
-    assert_true(v.rate == 0.75); /* an empty variable is none */
+    assert_true(v.rate == 0.75); /* an empty variable counts as not set */
     assert_int_equal(v.items.n, 2);
     assert_string_equal(v.items.v[1], "b");
     assert_int_equal(origin[1].from, OPTION_FROM_ENV);
@@ -162,7 +162,7 @@ static void test_order(void **state) {
     options_release(rows, &v);
 }
 
-static void test_variable_wrong(void **state) {
+static void test_invalid_variable(void **state) {
     (void)state;
     static char *const environment[] = {"SHOAL_SERVE_PORT=tcp://10.0.0.1:80", NULL};
     struct values v;
@@ -223,9 +223,9 @@ static void test_secrets(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_values),         cmocka_unit_test(test_refusals),
-        cmocka_unit_test(test_limits),         cmocka_unit_test(test_order),
-        cmocka_unit_test(test_variable_wrong), cmocka_unit_test(test_secrets),
+        cmocka_unit_test(test_values),           cmocka_unit_test(test_refused_files),
+        cmocka_unit_test(test_limits),           cmocka_unit_test(test_order),
+        cmocka_unit_test(test_invalid_variable), cmocka_unit_test(test_secrets),
         cmocka_unit_test(test_renamed),
     };
     return cmocka_run_group_tests_name("config", tests, NULL, NULL);

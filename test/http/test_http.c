@@ -1,9 +1,9 @@
 /*
- * test_http: http alone, with routes of its own and clients that nobody would want.
+ * test_http: the HTTP server with routes of the test and misbehaving clients.
  *
- * Clients are raw sockets, so that they can stop in the middle of anything. What must hold: each
- * gets an answer in the right form or is cut off in time, the others are served meanwhile, every
- * stream is closed and every exchange ended once, and the server can be stopped at any moment.
+ * Clients are raw sockets, so that they can stop at any byte. Every client gets a valid answer or
+ * is disconnected in time, other clients are served meanwhile, every stream is closed and every
+ * exchange ended once, and the server can be stopped at any moment.
  */
 /* levels: once */
 /* alone: the seconds of its limits are tested */
@@ -27,7 +27,7 @@ enum { MAX_BODY = 64 << 10, LONG = 300 << 10, EVENTS = 20, CLIENTS = 64, ROUNDS 
 static struct http *h;
 static struct http_options options;
 static struct error err;
-/* What was seen; atomic. */
+/* Atomic counters. */
 static int admitted, ended, opened, closed, unfinished, gone;
 /* Handlers of /block wait for it. */
 static bool released;
@@ -97,7 +97,7 @@ static void named_handle(void *ctx, struct exchange *x) {
     exchange_reply(x, 200, "text/plain", "", 0);
 }
 
-/* A reply that is being computed: once the client has gone it is given up, by way of a worker. */
+/* A reply that is being computed: when the client disconnects it is cancelled, through a worker. */
 static void later_reply(void *ctx) {
     struct exchange *x = ctx;
     exchange_reply(x, 200, "text/plain", "given up", 8);
@@ -112,12 +112,12 @@ static void later_handle(void *ctx, struct exchange *x) {
     exchange_on_disconnect(x, later_gone, exchange_retain(x));
 }
 
-/* Streams. `left` events come from a thread of the stream's own; endless ones are made as they are
- * asked for, silent ones never say anything. */
+/* Streams. A thread of the stream produces the `left` events; endless ones are produced as they are
+ * pulled, silent ones never produce any. */
 struct stream {
     struct exchange *x;
     int ready, told, left; /* ready: atomic */
-    bool endless, over;    /* over: atomic, the thread is done with it */
+    bool endless, over;    /* over: atomic, the thread no longer uses it */
 };
 
 static enum stream_status stream_pull(void *ctx, struct buf *out) {
@@ -177,7 +177,7 @@ static void silent_handle(void *ctx, struct exchange *x) {
     (void)ctx;
     stream_start(x, -1, false);
 }
-/* News before the answer, as of a model that is faster than its handler. */
+/* The stream is woken before the reply begins, as by a model that is faster than its handler. */
 static void eager_handle(void *ctx, struct exchange *x) {
     (void)ctx;
     exchange_wake(x);
@@ -193,7 +193,7 @@ static void peer_handle(void *ctx, struct exchange *x) {
     exchange_reply(x, 200, "text/plain", text, (size_t)n);
 }
 
-/* Its body is in memory until it is released. */
+/* The body is in memory until it is released. */
 static void held_handle(void *ctx, struct exchange *x) {
     (void)ctx;
     while (!__atomic_load_n(&released, __ATOMIC_ACQUIRE)) nap(0.001);
@@ -241,7 +241,7 @@ static enum http_dispatch work_of(void *ctx, const struct http_route *r) {
     return (enum http_dispatch)r->scope;
 }
 
-static bool keyed; /* as a server with keys says that any Host will do */
+static bool keyed; /* as in a server with keys, which allows any Host */
 static bool any_host(void *ctx) {
     (void)ctx;
     return keyed;
@@ -298,7 +298,7 @@ static int dial(void) {
     return -1;
 }
 
-/* False where the server has closed. */
+/* False if the server has closed the connection. */
 static bool say(int fd, const char *text, size_t n) {
     while (n > 0) {
         ssize_t got = send(fd, text, n, MSG_NOSIGNAL);
@@ -370,7 +370,7 @@ static int events_of(const struct buf *b) {
     return n;
 }
 
-/* One of them; what it listens to to the end must be whole. */
+/* One client; a reply that it reads to the end must be complete. */
 static bool client_round(struct rng *rng, struct buf *b) {
     static const char *const requests[] = {"GET /short" REST,
                                            "GET /long" REST,
@@ -430,9 +430,9 @@ static void test_storm(void **state) {
     is_served();
 }
 
-/* requests that are slow, cut off, too large or odd */
+/* requests that are slow, cut off, too large or malformed */
 
-/* A byte of `text` every 100 ms: the seconds until the server has had enough. */
+/* Sends a byte of `text` every 100 ms: the seconds until the server closes the connection. */
 static double trickled(const char *before, const char *text) {
     struct buf b = {0};
     int fd = dial_and_say(before);
@@ -459,7 +459,7 @@ static void test_slow(void **state) {
     is_served();
 }
 
-static void test_halves(void **state) {
+static void test_partial_requests(void **state) {
     static const char *const halves[] = {"G",
                                          "GET /short",
                                          "GET /short HTTP/1.1\r\n",
@@ -475,7 +475,7 @@ static void test_halves(void **state) {
     assert_int_equal(count(&ended), (int)http_stats(h).requests);
 }
 
-/* A POST of n bytes, whole or in chunks, which is listened to afterwards only. */
+/* A POST of n bytes, with a length or chunked; the reply is read after the body is sent. */
 static int post(const char *path, size_t n, bool chunked, struct buf *reply) {
     struct buf b = {0};
     buf_printf(&b, "POST %s HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n", path);
@@ -506,7 +506,8 @@ static void test_bodies(void **state) {
         assert_non_null(strstr(b.data, "too_large"));
         assert_int_equal(post("/nowhere", 2 * MAX_BODY, chunked, &b), 404);
         assert_non_null(strstr(b.data, "not_found"));
-        int far = post("/echo", 20 * MAX_BODY, chunked, &b); // cut off, with or without a word
+        int far = post("/echo", 20 * MAX_BODY, chunked, &b); // disconnected, with or without a
+                                                             // reply
         if (far != 0 && far != 413) fail_msg("%d %s", far, b.data);
     }
     assert_int_equal(ask("POST /echo" HEADS("Content-Length: 999999999999999999999"), &b) / 100, 4);
@@ -647,7 +648,7 @@ static void test_json(void **state) {
     buf_release(&b);
 }
 
-/* Three bytes a list would become a gigabyte. */
+/* Three bytes per list would become a gigabyte. */
 static void test_json_bomb(void **state) {
     struct buf b = {0}, reply = {0};
     (void)state;
@@ -677,7 +678,7 @@ static void test_origins(void **state) {
                  {"Host: LOCALHOST:8000", 200},
                  {"Host: 127.0.0.1:8000", 200},
                  {"Host: [::1]:8000", 200},
-                 {"Host: evil.example", 403}, /* a name given this machine's address */
+                 {"Host: evil.example", 403}, /* a name that resolves to this machine's address */
                  {"Host: localhost.evil.example", 403},
                  {"Host: 127.0.0.1.evil.example", 403},
                  {"Host: localhost\r\nOrigin: http://localhost", 200},
@@ -716,7 +717,7 @@ static void test_origins(void **state) {
     buf_release(&request);
 }
 
-/* Begins again with what a test has put into the options. */
+/* Restarts the server with the options that a test has set. */
 static void serve_again(void) {
     http_free(h);
     serve();
@@ -730,8 +731,8 @@ static int ask_with(const char *line, const char *headers, struct buf *reply) {
     return status;
 }
 
-/* A name that any page may have been given is refused whatever is listened to; with keys, which
- * such a page does not have, it is not. */
+/* A Host that any page could have is refused on every listening address; with keys, which such a
+ * page does not have, it is allowed. */
 static void test_hosts(void **state) {
     static const char *const binds[] = {"127.0.0.1", "0.0.0.0"};
     static const struct {
@@ -784,7 +785,7 @@ static void test_hosts(void **state) {
     buf_release(&b);
 }
 
-/* Who asks, where proxies are between. The test's own address is 127.0.0.1. */
+/* The client's address behind proxies. The test's own address is 127.0.0.1. */
 static void test_forwarded(void **state) {
     static const struct {
         const char *proxies, *headers, *want;
@@ -841,7 +842,7 @@ static void test_forwarded(void **state) {
     buf_release(&headers);
 }
 
-/* Whatever the workers do, some routes answer. */
+/* Some routes answer while all workers are busy. */
 static void test_all_workers_busy(void **state) {
     int fds[8];
     struct buf b = {0};
@@ -870,7 +871,7 @@ static void test_all_workers_busy(void **state) {
     buf_release(&b);
 }
 
-/* One forwarded client may hold the bodies of two requests; another one has its own two. */
+/* A forwarded client may hold the bodies of two requests; another client has its own limit. */
 static void test_bytes_of_one_client(void **state) {
     static const char *const clients[] = {"192.0.2.1", "192.0.2.1", "192.0.2.2", "192.0.2.1"};
     struct buf request = {0}, b = {0};
@@ -924,7 +925,7 @@ static void test_limits(void **state) {
     client_limits_free(l);
 }
 
-/* Another one each time. */
+/* A different key each time. */
 static void wrong_key(struct client_limits *l, const char *client, double now) {
     static int n;
     char key[32];
@@ -932,8 +933,8 @@ static void wrong_key(struct client_limits *l, const char *client, double now) {
     client_limits_auth_failed(l, client, key, now);
 }
 
-/* An address that guesses all the time gets AUTH_FREE_FAILURES guesses and then one for each wait.
- */
+/* An address that guesses without pause gets AUTH_FREE_FAILURES attempts and then one per waiting
+ * time. */
 static void test_wrong_keys(void **state) {
     struct client_limits *l = client_limits_new();
     char name[32];
@@ -965,14 +966,14 @@ static void test_wrong_keys(void **state) {
     for (int i = 0; i < 3 * CLIENT_LIMITS_IDLE_MAX; i++) {
         snprintf(name, sizeof name, "client-%d", i);
         wrong_key(l, name, now);
-        if (i % 100 == 0) wrong_key(l, "a", now); // still there: it was seen lately
+        if (i % 100 == 0) wrong_key(l, "a", now); // still stored: its last failure is recent
     }
     assert_int_equal(client_limits_count(l), CLIENT_LIMITS_IDLE_MAX);
     assert_true(client_limits_auth_backoff(l, "a", now) == AUTH_BACKOFF_MAX);
     client_limits_free(l);
 }
 
-/* clients that do not read, or vanish */
+/* clients that do not read, or disconnect */
 
 static int64_t resident(void) {
     long pages = 0, all;
@@ -983,7 +984,7 @@ static int64_t resident(void) {
     return (int64_t)pages * sysconf(_SC_PAGESIZE);
 }
 
-static void test_who_does_not_read(void **state) {
+static void test_client_that_does_not_read(void **state) {
     int fds[32];
     (void)state;
     is_served();
@@ -1001,7 +1002,7 @@ static void test_who_does_not_read(void **state) {
     assert_int_equal(count(&unfinished), ARRAY_LEN(fds));
 }
 
-static void test_who_vanishes(void **state) {
+static void test_client_that_disconnects(void **state) {
     (void)state;
     int fd = dial_and_say("GET /later" REST), other = dial_and_say("GET /silent" REST);
     assert_true(becomes(&admitted, 2, 2));
@@ -1014,7 +1015,7 @@ static void test_who_vanishes(void **state) {
     assert_true(becomes(&closed, 1, 1));
 }
 
-static void test_news_before_the_answer(void **state) {
+static void test_wake_before_the_reply(void **state) {
     struct buf b = {0};
     (void)state;
     for (int i = 0; i < 10; i++) {
@@ -1076,7 +1077,7 @@ static void test_drain(void **state) {
     buf_release(&other);
 }
 
-static void test_drain_has_an_end(void **state) {
+static void test_drain_timeout(void **state) {
     double took;
     (void)state;
     options.drain_seconds = 0.5;
@@ -1094,7 +1095,7 @@ static void *release_later(void *ctx) {
     return ctx;
 }
 
-/* More who wait than there are workers, and others are served all the same. */
+/* More slow requests than workers, and other requests are still served. */
 static void test_slow_work(void **state) {
     int fds[8];
     struct buf b = {0};
@@ -1109,8 +1110,8 @@ static void test_slow_work(void **state) {
     buf_release(&b);
 }
 
-/* Everything that can be under way, at once. */
-static void test_free_of_all(void **state) {
+/* Every kind of exchange in progress at once. */
+static void test_free_with_every_kind_of_exchange(void **state) {
     static const char *const requests[] = {
         "GET /block" REST, "GET /later" REST,   "GET /silent" REST,
         "GET /long" REST,  "GET /endless" REST, "POST /echo" HEADS("Content-Length: 9") "half",
@@ -1136,7 +1137,7 @@ static void test_free_of_all(void **state) {
     for (size_t i = 0; i < ARRAY_LEN(fds); i++) close(fds[i]);
 }
 
-/* Again and again while clients come: what begins during the end. */
+/* Repeatedly while clients connect: requests that begin during the end. */
 static void *knock(void *ctx) {
     struct buf b = {0};
     const bool *stop = ctx;
@@ -1202,11 +1203,11 @@ static void test_addresses(void **state) {
 int main(void) {
 #define TEST(name) cmocka_unit_test_setup_teardown(name, set_up, tear_down)
     const struct CMUnitTest tests[] = {
-        TEST(test_news_before_the_answer),
+        TEST(test_wake_before_the_reply),
         TEST(test_storm),
         TEST(test_slow),
         TEST(test_slow_work),
-        TEST(test_halves),
+        TEST(test_partial_requests),
         TEST(test_bodies),
         TEST(test_large_headers),
         TEST(test_paths),
@@ -1221,12 +1222,12 @@ int main(void) {
         TEST(test_bytes_of_one_client),
         TEST(test_limits),
         TEST(test_wrong_keys),
-        TEST(test_who_does_not_read),
-        TEST(test_who_vanishes),
+        TEST(test_client_that_does_not_read),
+        TEST(test_client_that_disconnects),
         TEST(test_ping),
         TEST(test_drain),
-        TEST(test_drain_has_an_end),
-        TEST(test_free_of_all),
+        TEST(test_drain_timeout),
+        TEST(test_free_with_every_kind_of_exchange),
         TEST(test_free_while_clients_come),
         TEST(test_addresses),
     };

@@ -1,10 +1,10 @@
 /*
- * hub_server: a hub for test_hub, in a process of its own: Hugging Face's routes on one port, the
+ * hub_server: a hub for test_hub, in a separate process: Hugging Face's routes on one port, the
  * host that large files are redirected to on a second, and the hub's port again with TLS.
  *
  * Files, faults and counters are in memory that both processes share: a test writes `files` and
- * faults between requests and reads what was seen. Faults named n_* count down, one a request.
- * libmicrohttpd does the HTTP; nothing of the client under test is used.
+ * faults between requests and reads the counters. Faults named n_* count down, one per request.
+ * libmicrohttpd implements HTTP; the server uses no code of the tested client.
  */
 #ifndef SHOAL_TEST_HUB_SERVER_H
 #define SHOAL_TEST_HUB_SERVER_H
@@ -26,7 +26,8 @@
 enum { SERVED_FILES = 8, SERVED_MAX = 1 << 20 };
 
 struct served_file {
-    char path[64], sha256[65], blob[41]; /* sha256 empty: a small file, given by the hub itself */
+    char path[64], sha256[65],
+        blob[41]; /* sha256 empty: a small file, which the hub itself serves */
     size_t size;
     uint8_t data[SERVED_MAX];
 };
@@ -35,15 +36,15 @@ struct hub_state {
     uint16_t hub_port, cdn_port, tls_port;
     int n_files;
     struct served_file files[SERVED_FILES];
-    char commit[41], listing[2048]; /* listing: sent instead of the true one unless empty */
-    char token[64];                 /* needed on the hub when not empty */
+    char commit[41], listing[2048]; /* listing: sent instead of the correct one unless empty */
+    char token[64];                 /* the token that the hub requires, if not empty */
     /* faults */
     int n_hub_fails, n_cdn_fails, fail_status, retry_after;
     char fail_code[32];                       /* X-Error-Code */
     int n_drops, n_stalls;                    /* of large files */
     size_t drop_after;                        /* bytes of a response */
-    bool corrupt, no_ranges, longer, endless; /* endless: words about a failure */
-    int slow_us, etag; /* a pause after every 4 KB; a number in the second host's tags */
+    bool corrupt, no_ranges, longer, endless; /* endless: an error message without end */
+    int slow_us, etag; /* a pause after every 4 KB; a number in the etags of the second host */
     /* seen */
     uint64_t endless_bytes;
     int n_listings, n_cdn, n_partial, n_if_range, n_tokens_hub, n_tokens_cdn;
@@ -120,7 +121,7 @@ static const struct served_file *file_of(struct hub_state *h, const char *path) 
     return NULL;
 }
 
-/* The second host: ranges, and every way for a download to go wrong. */
+/* The second host: ranges, and all faults of a download. */
 static enum MHD_Result on_cdn(void *ctx, struct MHD_Connection *c, const char *url, const char *m,
                               const char *v, const char *up, size_t *up_size, void **con) {
     struct hub_state *h = ctx;
@@ -169,7 +170,7 @@ static enum MHD_Result answer_listing(struct hub_state *h, struct MHD_Connection
     return answer_text(c, 200, *h->listing ? h->listing : text);
 }
 
-/* Small files are given by this host under a second address, large ones by the second host. */
+/* This host serves small files under a second address; the second host serves large ones. */
 static enum MHD_Result answer_file(struct hub_state *h, struct MHD_Connection *c, const char *path,
                                    bool cached) {
     const struct served_file *f = file_of(h, path);
@@ -237,7 +238,7 @@ static void serve(struct hub_state *h, int ready) {
     for (;;) pause();
 }
 
-/* NULL when the ports could not be had. */
+/* NULL if the ports are not available. */
 static struct hub_state *hub_start(const char *cert, const char *key, pid_t *pid) {
     struct hub_state *h =
         mmap(NULL, sizeof *h, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);

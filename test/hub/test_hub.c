@@ -1,9 +1,9 @@
 /*
- * test_hub: pulling from a hub: the right files, whole, verified and in place, whatever the line,
- * the server or a kill does meanwhile; and the token to nobody else.
+ * test_hub: pulling from a hub: the correct files, complete, verified and in place, for any fault
+ * of the connection or the server and after any kill; the token is sent to no other host.
  *
- * The hub is a process of its own (hub_server.h). The hashes it gives come from sha256sum and git,
- * not from the program. Kills and full disks happen in forked children.
+ * The hub is a separate process (hub_server.h). Its hashes come from sha256sum and git, not from
+ * the program. Kills and full disks happen in forked children.
  */
 /* levels: once */
 #define _GNU_SOURCE
@@ -72,7 +72,7 @@ static int start(void **state) {
     snprintf(folder, sizeof folder, "%s/hub/school/fry", cache);
     snprintf(endpoint, sizeof endpoint, "http://127.0.0.1:%u/", hub->hub_port);
     setenv("SHOAL_CACHE", cache, 1);
-    setenv("HF_HOME", dir, 1); // no token of who runs the test
+    setenv("HF_HOME", dir, 1); // do not use the token of the user who runs the test
     static const char *const unwanted[] = {"HF_TOKEN",    "HF_TOKEN_PATH", "http_proxy",
                                            "https_proxy", "HTTPS_PROXY",   "all_proxy",
                                            "ALL_PROXY",   "no_proxy",      "NO_PROXY"};
@@ -108,7 +108,7 @@ static void serve_noise(const char *path, size_t size, uint32_t seed) {
     free(data);
 }
 
-/* A repository with a configuration, weights and what must not be loaded. */
+/* A repository with a configuration, weights and files that must not be downloaded. */
 static int set_up(void **state) {
     (void)state;
     err = (struct error){0};
@@ -142,7 +142,7 @@ static void assert_fails(const char *name, const struct hub_options *o, const ch
     assert_says(text);
 }
 
-/* The file in the folder is what the hub serves, and nothing of its download is left. */
+/* The file in the folder equals the hub's, and no partial download is left. */
 static void assert_holds(const char *path) {
     const struct served_file *f = file_of(hub, path);
     char *full = path_join(folder, path), *partial = xasprintf("%s.partial", full),
@@ -227,7 +227,7 @@ static void paths_stay_inside(void **state) {
         if (hub_path_safe(bad[i])) fail_msg("'%s' is taken for safe", bad[i]);
 }
 
-/* Files as words; the chosen ones come back as words. */
+/* Files as a list of words; the selected ones are returned in the same form. */
 static char *choose(const char *files, const char *include) {
     struct hub_repo r = {.files = xcalloc(32, sizeof *r.files)};
     struct hub_ref name = {.repo = "a/b", .rev = "main"};
@@ -251,7 +251,7 @@ static char *choose(const char *files, const char *include) {
 static void choice_of_files(void **state) {
     (void)state;
     static const struct {
-        const char *files, *include, *chosen; /* "!words": refused with them */
+        const char *files, *include, *chosen; /* "!text": refused with that text */
     } table[] = {
         {"config.json README.md model.safetensors pytorch_model.bin tf_model.h5", "",
          "config.json model.safetensors"},
@@ -301,7 +301,7 @@ static void git_hash_is_gits(void **state) {
         assert_int_equal(file_write(path, text, (size_t)sizes[i], &err), OK);
         command_read(f.hash, sizeof f.hash, "git hash-object --no-filters %s", path);
         hub_digest_init(&d, &f);
-        for (int at = 0; at < sizes[i]; at += 13) // pieces that no block boundary fits
+        for (int at = 0; at < sizes[i]; at += 13) // pieces that match no block boundary
             hub_digest_add(&d, text + at, (size_t)MIN(13, sizes[i] - at));
         if (!hub_digest_matches(&d, &f)) fail_msg("%d bytes", sizes[i]);
     }
@@ -347,8 +347,8 @@ static void serve_dir(const char *path) {
     }
 }
 
-/* A model's own directory, through the hub, is the same model. */
-/* Asks only: no folder is made, and of what is here only the rest is told. */
+/* A model's directory that is pulled through the hub is the same model. */
+/* Only queries: no folder is made, and the plan lists only the missing files. */
 static void a_plan_of_a_pull(void **state) {
     (void)state;
     json_t *plan = hub_plan(NAME, &quick, &err);
@@ -440,10 +440,10 @@ static void dropped_connections(void **state) {
     assert_whole();
     assert_int_equal(hub->n_partial, 3);
     assert_int_equal(hub->n_if_range, 3);
-    assert_true(hub->cdn_bytes < 300000 + 4 * 4096 * 8); /* nothing much was sent twice */
+    assert_true(hub->cdn_bytes < 300000 + 4 * 4096 * 8); /* hardly any byte was sent twice */
 }
 
-static void a_silent_server(void **state) {
+static void silent_server(void **state) {
     (void)state;
     hub->n_stalls = 1;
     assert_pulls();
@@ -459,11 +459,11 @@ static void servers_without_ranges(void **state) {
     assert_pulls();
     assert_whole();
     dir_remove(cache);
-    hub->n_drops = 1000; // never further than this: no reason to go on for ever
+    hub->n_drops = 1000; // no progress: no reason to retry without end
     assert_fails(NAME, &quick, "gave up after 6 tries");
 }
 
-/* A pull in a child that is killed when `after` bytes of the weights are there. */
+/* A pull in a child that is killed when `after` bytes of the weights are stored. */
 static void pull_killed(off_t after) {
     pid_t child = fork();
     if (child == 0) {
@@ -477,7 +477,7 @@ static void pull_killed(off_t after) {
     waitpid(child, &status, 0);
 }
 
-/* Until the server has noticed who is gone, and counts no more bytes for them. */
+/* Waits until the server has noticed the disconnect and counts no more bytes. */
 static void server_rests(void) {
     for (int64_t seen = -1; seen != (int64_t)hub->cdn_bytes; usleep(300000))
         seen = (int64_t)hub->cdn_bytes;
@@ -501,7 +501,8 @@ static void killed_at_any_moment(void **state) {
     assert_true(hub->n_if_range > 0);
 }
 
-/* The second host has other bytes under the name now: the tag says so and all comes again. */
+/* The second host serves other bytes under the same name: the etag differs, and the download starts
+ * again. */
 static void changed_meanwhile(void **state) {
     (void)state;
     hub->slow_us = 300;
@@ -511,7 +512,7 @@ static void changed_meanwhile(void **state) {
     hub->cdn_bytes = 0;
     assert_pulls();
     assert_whole();
-    /* the server may still have counted some of the killed one */
+    /* the server may still have counted some bytes of the killed download */
     assert_in_range(hub->cdn_bytes, 300000, 300000 + 65536);
 }
 
@@ -533,7 +534,7 @@ static void wrong_bytes(void **state) {
     hub->corrupt = true;
     assert_fails(NAME, &quick, "'model.safetensors' arrived damaged");
     assert_absent("model.safetensors");
-    assert_absent("config.json"); /* nothing is put in place before all of it is right */
+    assert_absent("config.json"); /* nothing is moved into place before all files are verified */
     hub->corrupt = false;
     hub->longer = true;
     assert_fails(NAME, &quick, "longer than the 300000 bytes");
@@ -542,8 +543,8 @@ static void wrong_bytes(void **state) {
     assert_whole();
 }
 
-/* The words about a failure have no end, and are not waited for. */
-static void endless_words(void **state) {
+/* The error message has no end; the client does not wait for it. */
+static void endless_error_message(void **state) {
     (void)state;
     hub->endless = true;
     hub->fail_status = 404;
@@ -556,8 +557,8 @@ static void endless_words(void **state) {
     assert_whole();
 }
 
-/* A name of ours that leads elsewhere is not written through. */
-static void links_among_partials(void **state) {
+/* A link under the name of a partial file is not written through. */
+static void links_as_partial_files(void **state) {
     (void)state;
     char *partial = path_join(folder, "model.safetensors.partial"), *victim = path_join(cache, "v");
     assert_int_equal(dir_make(folder, &err), OK);
@@ -578,7 +579,7 @@ static void links_among_partials(void **state) {
     free(victim);
 }
 
-/* Sizes that no disk has. */
+/* Sizes larger than any disk. */
 static void listed_sizes(void **state) {
     (void)state;
     struct hub_options all = quick;
@@ -598,7 +599,7 @@ static void listed_sizes(void **state) {
     buf_release(&b);
 }
 
-static void passing_failures(void **state) {
+static void transient_failures(void **state) {
     (void)state;
     static const int codes[] = {429, 500, 502, 503, 504};
     for (size_t i = 0; i < ARRAY_LEN(codes); i++) {
@@ -651,7 +652,7 @@ static void refusals(void **state) {
     assert_false(path_exists(cache));
 }
 
-static void the_token_stays(void **state) {
+static void token_is_sent_to_no_other_host(void **state) {
     (void)state;
     char path[96];
     snprintf(hub->token, sizeof hub->token, "hf_secretsecret");
@@ -677,7 +678,7 @@ static void hostile_listings(void **state) {
 #define FILES(f) "{\"sha\":\"" COMMIT_A "\",\"siblings\":[" f "]}"
 #define BLOB "\"blobId\":\"" COMMIT_A "\""
     static const char *const table[][2] = {
-        {"", "'config.json' arrived damaged"}, /* the control: only the corrupt flag is wrong */
+        {"", "'config.json' arrived damaged"}, /* for comparison: only the corrupt flag is set */
         {"no JSON", "the hub's listing"},
         {"[]", "not a listing of a repository"},
         {"{\"sha\":\"../../x\",\"siblings\":[]}", "not a listing of a repository"},
@@ -702,7 +703,7 @@ static void hostile_listings(void **state) {
     }
 }
 
-static void two_at_once(void **state) {
+static void concurrent_pulls(void **state) {
     (void)state;
     pid_t child[3];
     hub->slow_us = 200;
@@ -716,7 +717,7 @@ static void two_at_once(void **state) {
         assert_int_equal(status, 0);
     }
     assert_whole();
-    assert_int_equal(hub->n_cdn, 1); /* who waited found it done */
+    assert_int_equal(hub->n_cdn, 1); /* the waiting process found the files complete */
 }
 
 static void a_new_commit(void **state) {
@@ -730,7 +731,7 @@ static void a_new_commit(void **state) {
     serve_noise("model.safetensors", 200000, 9);
     hub->slow_us = 300;
     pull_killed(100000);
-    assert_int_equal(size_of("model.safetensors"), 300000); /* the old commit stands, whole */
+    assert_int_equal(size_of("model.safetensors"), 300000); /* the old commit is still complete */
     assert_int_equal(size_of("tokenizer.json"), 2);
     assert_pulls();
     assert_whole();
@@ -795,12 +796,12 @@ static void a_full_disk(void **state) {
     assert_int_equal(hub->n_partial, 1);
 }
 
-static void nobody_there(void **state) {
+static void connection_refused(void **state) {
     (void)state;
     double before = clock_now();
     setenv("HF_ENDPOINT", "http://127.0.0.1:1", 1);
     assert_fails(NAME, &(struct hub_options){0}, "is this machine online");
-    assert_true(clock_now() - before < 0.9); /* no retries of what was never reached */
+    assert_true(clock_now() - before < 0.9); /* no retries if the server cannot be reached */
     static const char *const bad[] = {"ftp://x", "huggingface.co", "https://me:secret@x",
                                       "https://x?y"};
     for (size_t i = 0; i < ARRAY_LEN(bad); i++) {
@@ -810,8 +811,8 @@ static void nobody_there(void **state) {
     }
 }
 
-/* Nobody vouches for the server's certificate: nothing is sent to it. */
-static void a_certificate_of_nobody(void **state) {
+/* The server's certificate is not trusted: no request is sent to it. */
+static void untrusted_certificate(void **state) {
     (void)state;
     char url[64];
     if (!hub->tls_port) fail_msg("no TLS server; is openssl installed?");
@@ -843,26 +844,26 @@ int main(void) {
         TEST(a_pulled_adapter_loads),
         TEST(files_by_name),
         TEST(dropped_connections),
-        TEST(a_silent_server),
+        TEST(silent_server),
         TEST(servers_without_ranges),
         TEST(killed_at_any_moment),
         TEST(changed_meanwhile),
         TEST(damaged_partial),
         TEST(wrong_bytes),
-        TEST(endless_words),
-        TEST(links_among_partials),
+        TEST(endless_error_message),
+        TEST(links_as_partial_files),
         TEST(listed_sizes),
-        TEST(passing_failures),
+        TEST(transient_failures),
         TEST(refusals),
-        TEST(the_token_stays),
+        TEST(token_is_sent_to_no_other_host),
         TEST(hostile_listings),
-        TEST(two_at_once),
+        TEST(concurrent_pulls),
         TEST(a_new_commit),
         TEST(killed_while_publishing),
         TEST(folders_of_others),
         TEST(a_full_disk),
-        TEST(nobody_there),
-        TEST(a_certificate_of_nobody),
+        TEST(connection_refused),
+        TEST(untrusted_certificate),
         TEST(through_a_proxy),
     };
     return cmocka_run_group_tests(tests, start, stop);

@@ -1,10 +1,11 @@
 /*
- * test_jobs: jobs run, fail, wait, pause, end and come back after a kill; clients cannot make
- * command lines of their own.
+ * test_jobs: jobs run, fail, wait, pause, end and are recovered after a kill; clients cannot build
+ * arbitrary command lines.
  *
- * The program that the jobs run is this one: given a kind as its first argument it plays a command
- * whose behaviour its arguments name (acts, below), and one test runs the real program. Children
- * run at this process's priority but in the test of that, or a busy machine would starve them.
+ * The program of the jobs is this test: with a kind as its first argument it acts as a command
+ * whose behaviour its arguments select (the acts below); one test runs the real program. Children
+ * run at this process's priority except in the test of that, because a busy machine would starve
+ * them.
  */
 /* levels: once */
 #define _GNU_SOURCE
@@ -37,7 +38,7 @@ static char dir[64], store[96], folder[96];
 static struct jobs *j;
 static atomic_int n_changed;
 
-/* what may be asked for: the tables of commands that are played here */
+/* option tables of the commands that the acts provide */
 
 #define ROW(name, type, job)                                                                       \
     { name, type, 0, NULL, 0, 0, NULL, NULL, job }
@@ -62,12 +63,11 @@ static const struct option_row rows[] = {
 };
 static const struct job_args any_args[] = {
     {"export", {JOB_TEXT, JOB_OUTPUT}, false}, {NULL, {JOB_TEXT}, true}, {0}};
-static const struct job_kind kinds[] = {
-    {"world", NULL, NULL, {common_rows, rows}, any_args},
-    {"eval", NULL, NULL, {common_rows, rows}, any_args},
-    {"train", NULL, "runs", {common_rows, rows}, any_args},
-    {"evolve", "resume", "runs", {common_rows, rows}, any_args},
-    {0}};
+static const struct job_kind kinds[] = {{"world", NULL, NULL, {common_rows, rows}, any_args},
+                                        {"eval", NULL, NULL, {common_rows, rows}, any_args},
+                                        {"train", NULL, "runs", {common_rows, rows}, any_args},
+                                        {"evolve", "resume", "runs", {common_rows, rows}, any_args},
+                                        {0}};
 
 /* what a job's process does */
 
@@ -88,7 +88,7 @@ static void act_args(int argc, char **argv) {
 static void act_work(int argc, char **argv) {
     struct progress p;
     (void)argc, (void)argv;
-    progress_start(&p, "work", 25); /* its end is not when a line may be told */
+    progress_start(&p, "work", 25); /* the last report must not depend on the reporting interval */
     for (int i = 1; i <= 25; i++) {
         usleep(20000);
         progress_update(&p, i, NULL);
@@ -117,7 +117,7 @@ static void act_signal(int argc, char **argv) {
 static void act_stubborn(int argc, char **argv) {
     (void)argc, (void)argv;
     signal(SIGTERM, SIG_IGN);
-    pid_t pid = fork(); /* one more, which holds the pipes too */
+    pid_t pid = fork(); /* another process that holds the pipes too */
     if (pid != 0) print_json(json_integer(pid));
     for (;;) pause();
 }
@@ -135,7 +135,7 @@ static void act_tidy(int argc, char **argv) {
     for (;;) pause();
 }
 
-/* Ends before what it has started, which holds its pipes. */
+/* Exits before its child, which holds the pipes. */
 static void act_leave(int argc, char **argv) {
     (void)argc, (void)argv;
     pid_t pid = fork();
@@ -150,13 +150,13 @@ static void act_spin(int argc, char **argv) {
     for (volatile int i = 0;; i++) continue;
 }
 
-/* Until there is a file of that name. */
+/* Waits until a file of that name exists. */
 static void act_wait(int argc, char **argv) {
     CHECK(argc > 0);
     for (puts("true"), fflush(stdout); !path_exists(argv[0]);) usleep(5000);
 }
 
-/* Waits for its end the first time, and is done the second. */
+/* Waits to be killed in the first run, and succeeds in the second. */
 static void act_once(int argc, char **argv) {
     CHECK(argc > 0);
     if (path_exists(argv[0])) {
@@ -194,7 +194,7 @@ static void act_long_line(int argc, char **argv) {
     printf("\n1\n");
 }
 
-/* Beside progress, what is none. */
+/* Writes invalid progress lines between valid ones. */
 static void act_garbage(int argc, char **argv) {
     static const char *const bad[] = {
         "\n",
@@ -223,13 +223,13 @@ static void act_garbage(int argc, char **argv) {
     buf_release(&b);
 }
 
-/* Figures: some known, a NaN, and what is none; then until there is a file. */
+/* Reports metrics: known ones, a NaN, and an invalid one; then waits for a file. */
 static void act_figures(int argc, char **argv) {
     CHECK(argc > 0);
     for (int i = 1; i <= 1000; i++) {
         process_metrics_report(
             (const struct process_metric[]){{"train_step", i}, {"train_loss", 1.0 / i}}, 2);
-        usleep(500); /* all together they fit into a pipe, should nobody read */
+        usleep(500); /* all of them fit into a pipe that is not read */
     }
     process_metrics_report(
         (const struct process_metric[]){{"train_loss", NAN}, {"jobs", 1}, {"none", 1}}, 3);
@@ -265,7 +265,7 @@ static void act_look(int argc, char **argv) {
                          (json_int_t)data.rlim_max, "umask", (int)mask));
 }
 
-/* The names of the variables that reach a job, but for those that are a sanitizer's. */
+/* The names of the job's environment variables, except those of a sanitizer. */
 static void act_settings(int argc, char **argv) {
     json_t *v = json_object();
     (void)argc, (void)argv;
@@ -293,7 +293,7 @@ static const char *value_of(int argc, char **argv, const char *name) {
     return "";
 }
 
-/* Is killed before its run is anything, and the second time after it is. */
+/* Is killed before its run directory is valid, and the second time after it is. */
 static void act_evolve(int argc, char **argv) {
     const char *runs = value_of(argc, argv, "--runs=");
     char *run = path_join(runs, value_of(argc, argv, "--id=")),
@@ -408,8 +408,8 @@ static bool job_is(struct id id, const char *state) {
     return is;
 }
 
-/* Waits until it holds, a minute and more: looks are counted, for a machine's clock can run on
- * while nobody does. */
+/* Waits until the condition holds, for a minute or more: it counts polls, because a machine's clock
+ * can advance while no process runs. */
 #define UNTIL(holds)                                                                               \
     for (int looks = 0; !(holds) && looks < 30000; looks++) usleep(2000)
 
@@ -435,7 +435,7 @@ static int number_of(struct id id, const char *key) {
     return i;
 }
 
-/* The events after one; their numbers grow. */
+/* The events after one; their numbers increase. */
 static json_t *events(struct id id, int64_t after) {
     json_t *list = jobs_events(j, id.text, after, &err), *e;
     size_t i;
@@ -475,13 +475,13 @@ static bool has_result(struct id id) {
     return has;
 }
 
-/* Until it has said something. */
+/* Waits for the first output. */
 static void await_result(struct id id) {
     UNTIL(has_result(id));
     if (!has_result(id)) fail_msg("no result");
 }
 
-/* Its first result, which is the caller's. */
+/* Its first result; the caller owns it. */
 static json_t *result_of(struct id id) {
     json_t *list = events(id, 0), *v = json_object_get(event_of_type(list, "result", 0), "result");
     json_incref(v);
@@ -489,7 +489,7 @@ static json_t *result_of(struct id id) {
     return v;
 }
 
-/* Fields 14 and 15 of its stat; -1: gone, or a zombie that nobody has buried yet. */
+/* Fields 14 and 15 of its stat; -1: ended, or a zombie that is not reaped yet. */
 static long cpu_ticks(pid_t pid) {
     char path[64], state = 'Z';
     long user = -1, system = 0;
@@ -542,7 +542,7 @@ static void test_done(void **state) {
     free(path);
 }
 
-/* Progress is told while it happens: at least twice, each with a number of its own. */
+/* Progress is reported while the job runs: at least twice, each time with its own event number. */
 static void test_progress_while_running(void **state) {
     (void)state;
     struct id id = started("work", NULL);
@@ -588,8 +588,8 @@ static void assert_figures(struct id id) {
     json_decref(v);
 }
 
-/* While it runs, when it has ended, and for the next process. */
-static void test_figures(void **state) {
+/* While it runs, after it ended, and after a restart. */
+static void test_metrics(void **state) {
     (void)state;
     struct id id = started("figures", in_dir("go")), silent = started("silent", NULL);
     for (bool there = false; !there; usleep(5000)) {
@@ -597,7 +597,7 @@ static void test_figures(void **state) {
         there = event_of_type(list, "result", 0) != NULL;
         json_decref(list);
     }
-    usleep(200000); /* what it said elsewhere before */
+    usleep(200000); /* values from earlier reports */
     assert_figures(id);
     close(open(in_dir("go"), O_WRONLY | O_CREAT, 0600));
     await(id, "done");
@@ -668,7 +668,7 @@ static void test_left_behind(void **state) {
     json_decref(left);
 }
 
-/* Who is stopped is woken to be ended, and needs no SIGKILL. */
+/* A paused job is continued to be cancelled, and needs no SIGKILL. */
 static void test_cancel_paused(void **state) {
     (void)state;
     reopen((struct jobs_options){.cancel_seconds = 1000});
@@ -688,7 +688,7 @@ static void test_pause(void **state) {
     assert_int_equal(jobs_pause(j, id.text, &err), OK);
     assert_int_equal(jobs_pause(j, id.text, &err), OK);
     assert_true(job_is(id, "paused"));
-    await(next, "done"); /* its place is free */
+    await(next, "done"); /* its slot is free */
     usleep(20000);
     long before = cpu_ticks(pid);
     usleep(300000);
@@ -723,8 +723,8 @@ static void test_queue(void **state) {
     await(second, "done");
 }
 
-/* Two at once, never three, and each begins when it is its turn. */
-static void test_two_at_once(void **state) {
+/* Two run at once, never three, and each starts in queue order. */
+static void test_max_running(void **state) {
     (void)state;
     reopen((struct jobs_options){.max_running = 2});
     struct id a = started("wait", in_dir("a")), b = started("wait", in_dir("b")),
@@ -755,7 +755,7 @@ static void test_run_again(void **state) {
     assert_true(job_is(id, "queued"));
     assert_int_equal(number_of(id, "signal"), -1);
     touch("other");
-    await_result(third); /* which was asked for before it was resumed */
+    await_result(third); /* it was submitted before the other was resumed */
     assert_true(job_is(id, "queued"));
     touch("third");
     touch("go");
@@ -846,7 +846,7 @@ static void test_command_line(void **state) {
     json_decref(v);
 }
 
-/* Files there are "here" and "there.jsonl"; "closed" may not be read. */
+/* Existing files are "here" and "there.jsonl"; "closed" may not be read. */
 static char *input(void *ctx, const char *path, bool database, struct error *e) {
     (void)ctx, (void)database;
     if (strcmp(path, "here") == 0) return xstrdup("/real/here");
@@ -954,7 +954,7 @@ static void checked_is(const char *text, const char *asked, const char *resolved
     if (!json_equal(r.asked, wanted[0])) fail_msg("%s: %s", text, json_dumps(r.asked, 0));
     if (!json_equal(r.resolved, wanted[1])) fail_msg("%s: %s", text, json_dumps(r.resolved, 0));
     json_decref(v);
-    v = json_incref(r.asked); /* what is stored is checked again */
+    v = json_incref(r.asked); /* the stored request is checked again */
     job_request_release(&r);
     assert_int_equal(job_request_check(&rules, v, &r, NULL, &err), OK);
     assert_true(json_equal(r.asked, wanted[0]) && json_equal(r.resolved, wanted[1]));
@@ -964,7 +964,7 @@ static void checked_is(const char *text, const char *asked, const char *resolved
     json_decref(v);
 }
 
-/* Options by their own names, results in their folder, inputs where they were found. */
+/* Options by their own names, results in the job's folder, inputs at the resolved paths. */
 static void test_resolved(void **state) {
     (void)state;
     checked_is("{\"kind\":\"train\",\"options\":{\"output_dir\":\"x\",\"no-breed\":true,"
@@ -1001,19 +1001,20 @@ static int start_out(const char *name, const char *owner, bool any, char id[JOB_
     return rc;
 }
 
-/* What a job has written is replaced by jobs of the same key only, also after the job is deleted
- * and after a restart; what is on the disk and no job's, by none. */
-static void test_owners(void **state) {
+/* Only jobs of the same key may replace a job's output, also after the job is deleted and after a
+ * restart; no job may replace other files. */
+static void test_output_owners(void **state) {
     (void)state;
     struct id id;
     char *out = xstrdup(in_dir("out"));
     struct jobs_options o = {.rules.out = out};
     reopen(o);
     assert_int_equal(start_out("a", "key-1", false, id.text), OK);
-    assert_int_equal(start_out("a", "key-2", false, id.text), ERR_STATE); /* it may yet come */
+    assert_int_equal(start_out("a", "key-2", false, id.text),
+                     ERR_STATE); /* its output may still be written */
     assert_int_equal(start_out("a", "key-1", false, id.text), OK);
     await(id, "done");
-    assert_int_equal(start_out("a", "key-2", false, id.text), OK); /* it has not come */
+    assert_int_equal(start_out("a", "key-2", false, id.text), OK); /* it was not written */
     await(id, "done");
     touch("out/a");
     assert_int_equal(jobs_delete(j, id.text, &err), OK);
@@ -1039,8 +1040,8 @@ static void test_owners(void **state) {
     free(out);
 }
 
-/* One key's idempotency keys, queue and room are not another's. */
-static void test_owners_limits(void **state) {
+/* Idempotency keys, queue and storage limits are separate for each API key. */
+static void test_limits_by_owner(void **state) {
     (void)state;
     struct id a, b;
     struct job_caller one = {.repeat = "k", .owner = "key-1"},
@@ -1060,14 +1061,14 @@ static void test_owners_limits(void **state) {
     touch("go");
     await(a, "done");
     await(b, "done");
-    /* key-1 and key-2 have written 1.6 MB each, of 1 MB */
+    /* key-1 and key-2 have written 1.6 MB each, with a limit of 1 MB */
     assert_int_equal(start_by(text, &one, b.text), ERR_MEMORY);
     assert_non_null(strstr(err.text, "--jobs-bytes"));
 }
 
-/* A job's time does not run while it is paused; when it is over the job has failed, and says why.
- */
-static void test_seconds(void **state) {
+/* A job's time limit does not run while it is paused; at the limit the job fails with that
+ * reason. */
+static void test_time_limit(void **state) {
     (void)state;
     reopen((struct jobs_options){.seconds = 0.4, .cancel_seconds = 0.2});
     struct id id = started("stubborn", NULL);
@@ -1089,7 +1090,7 @@ static int readable(const struct job_paths *p, const char *name, bool database) 
     return rc;
 }
 
-/* The deepest rule decides; links count as what they point to. */
+/* The deepest rule decides; a link counts as its target. */
 static void test_paths(void **state) {
     (void)state;
     static const struct {
@@ -1170,7 +1171,7 @@ static void test_many_events(void **state) {
     json_t *list = events(id, 0);
     size_t n = json_array_size(list);
     assert_true(n > 1000 && n <= 4096);
-    /* The newest are there, each with its number. */
+    /* The newest events are returned, each with its number. */
     json_t *last = event_of_type(list, "state", 0), *before = json_array_get(list, n - 2);
     assert_string_equal(json_get_string(last, "state"), "done");
     assert_int_equal(json_get_number(json_object_get(before, "result"), "i"), 99999);
@@ -1188,7 +1189,8 @@ static void test_many_events(void **state) {
     struct id wide = started("wide", "60");
     await(wide, "done");
     list = events(wide, 0);
-    assert_in_range(json_array_size(list), 15, 22); /* of 60 results, those in two megabytes */
+    assert_in_range(json_array_size(list), 15,
+                    22); /* of 60 results, as many as fit into two megabytes */
     json_decref(list);
 }
 
@@ -1224,8 +1226,8 @@ static void test_garbage_progress(void **state) {
     json_decref(list);
 }
 
-/* The pipe of SHOAL_PROGRESS from a program's side: lines that can be read, not too many; what is
- * no pipe is left alone. */
+/* The program's side of the pipe in SHOAL_PROGRESS: valid lines at a limited rate; a descriptor
+ * that is not a pipe is left alone. */
 static size_t ticks_told(const char *number, int fd, struct buf *out) {
     struct error none;
     int ends[2];
@@ -1278,8 +1280,8 @@ static void test_progress_pipe(void **state) {
     buf_release(&b);
 }
 
-/* A job's environment is made for it: no secret of the server reaches it, and no setting. */
-static void test_settings_stay_out(void **state) {
+/* A job gets a new environment without secrets and settings of the server. */
+static void test_environment(void **state) {
     (void)state;
     static const char *const names[] = {"SHOAL_CONFIG",  "SHOAL_ALL_THREADS", "SHOAL_WORLD_STEPS",
                                         "SHOAL_API_KEY", "HF_TOKEN",          "SHOAL_ALERT_SLACK",
@@ -1320,18 +1322,18 @@ static void test_settings_stay_out(void **state) {
     assert_string_equal(json_get_string(v, "SHOAL_CONFIG"), "");
     assert_string_equal(json_get_string(v, "SHOAL_JOB"), "{}");
     assert_non_null(strstr(json_get_string(v, "TMPDIR"), id.text));
-    assert_false(path_exists(json_get_string(v, "TMPDIR"))); /* it ended with the job */
+    assert_false(path_exists(json_get_string(v, "TMPDIR"))); /* it was removed when the job ended */
     json_decref(v);
     for (size_t i = 0; i < ARRAY_LEN(names); i++) unsetenv(names[i]);
 }
 
-static void test_surroundings(void **state) {
+static void test_process_attributes(void **state) {
     (void)state;
     jobs_close(j);
     struct jobs_options o = {
         .rules.kinds = kinds, .max_file = 1 << 20, .max_data = (int64_t)1 << 46};
     j = jobs_open(store, folder, &o, &err);
-    int leak = open("/dev/null", O_RDONLY); /* not close-on-exec */
+    int leak = open("/dev/null", O_RDONLY); /* without close-on-exec */
     struct id id = started("look", NULL);
     await(id, "done");
     close(leak);
@@ -1351,7 +1353,8 @@ static void test_surroundings(void **state) {
 
 /* coming back */
 
-/* A process that opens the jobs, starts one and waits to be killed; tells the job and its child. */
+/* A process that opens the jobs, starts one and waits to be killed; prints the job and its
+ * child. */
 static void service(int say) {
     struct {
         struct id id[3];
@@ -1395,7 +1398,7 @@ static void test_killed(void **state) {
     assert_int_equal(number_of(told.id[0], "attempts"), 2);
     json_t *v = result_of(told.id[0]), *list = events(told.id[0], 5);
     assert_true(json_is_true(json_object_get(v, "again")));
-    /* Who had seen some events misses none of what follows. */
+    /* A client that has seen some events misses none of the later ones. */
     assert_string_equal(json_get_string(json_array_get(list, 0), "state"), "queued");
     json_decref(list);
     json_decref(v);
@@ -1403,7 +1406,7 @@ static void test_killed(void **state) {
     await(told.id[2], "done");
 }
 
-/* An end in good order is no other, but that a child is ended from here. */
+/* An orderly close gives the same result, except that the server ends the child. */
 static void test_closed(void **state) {
     (void)state;
     struct id id = started("once", in_dir("once")), stopped = started("spin", NULL);
@@ -1423,7 +1426,7 @@ static void test_closed(void **state) {
     assert_int_equal(jobs_resume(j, id.text, &err), OK);
     await(id, "done");
     json_t *before = events(id, 0);
-    reopen((struct jobs_options){0}); /* what is over has nothing new to tell */
+    reopen((struct jobs_options){0}); /* a finished job has no new events */
     json_t *last = json_array_get(before, json_array_size(before) - 1),
            *list = events(id, json_integer_value(json_object_get(last, "seq")));
     assert_int_equal(json_array_size(list), 0);
@@ -1432,8 +1435,8 @@ static void test_closed(void **state) {
     assert_string_equal(told_states(id), "done");
 }
 
-/* evolve does not begin a run twice: one that has begun is resumed by its id, one that was killed
- * too early has another. */
+/* evolve does not begin a run twice: a run that has begun is resumed by its id; a job that was
+ * killed before that gets another id. */
 static void test_evolve(void **state) {
     (void)state;
     struct id id;
@@ -1447,7 +1450,7 @@ static void test_evolve(void **state) {
     assert_int_equal(start_text(text, NULL, id.text), OK);
     await(id, "failed");
     assert_non_null(strstr(text_of(id, "note"), "signal 9"));
-    reopen(o); /* what it is to go on with is in the store too */
+    reopen(o); /* the arguments for resuming are in the store too */
     assert_int_equal(jobs_resume(j, id.text, &err), OK);
     await(id, "failed");
     reopen(o);
@@ -1463,7 +1466,8 @@ static void test_evolve(void **state) {
     json_decref(v);
 }
 
-/* The store refuses: nothing is told that is not in it, and all is told when it is back. */
+/* The store fails: no event is reported that is not stored, and all are reported when the store
+ * works again. */
 static void store_exec(const char *sql) {
     sqlite3 *db = NULL;
     int rc = sqlite3_open(store, &db);
@@ -1538,29 +1542,29 @@ int main(int argc, char **argv) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup_teardown(test_done, set_up, tear_down),
         cmocka_unit_test_setup_teardown(test_progress_while_running, set_up, tear_down),
-        cmocka_unit_test_setup_teardown(test_figures, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(test_metrics, set_up, tear_down),
         cmocka_unit_test_setup_teardown(test_failures, set_up, tear_down),
         cmocka_unit_test_setup_teardown(test_cancel, set_up, tear_down),
         cmocka_unit_test_setup_teardown(test_left_behind, set_up, tear_down),
         cmocka_unit_test_setup_teardown(test_cancel_paused, set_up, tear_down),
         cmocka_unit_test_setup_teardown(test_pause, set_up, tear_down),
         cmocka_unit_test_setup_teardown(test_queue, set_up, tear_down),
-        cmocka_unit_test_setup_teardown(test_two_at_once, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(test_max_running, set_up, tear_down),
         cmocka_unit_test_setup_teardown(test_run_again, set_up, tear_down),
         cmocka_unit_test_setup_teardown(test_idempotency, set_up, tear_down),
         cmocka_unit_test_setup_teardown(test_command_line, set_up, tear_down),
         cmocka_unit_test_setup_teardown(test_refused, set_up, tear_down),
         cmocka_unit_test_setup_teardown(test_resolved, set_up, tear_down),
         cmocka_unit_test_setup_teardown(test_paths, set_up, tear_down),
-        cmocka_unit_test_setup_teardown(test_owners, set_up, tear_down),
-        cmocka_unit_test_setup_teardown(test_owners_limits, set_up, tear_down),
-        cmocka_unit_test_setup_teardown(test_seconds, set_up, tear_down),
-        cmocka_unit_test_setup_teardown(test_settings_stay_out, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(test_output_owners, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(test_limits_by_owner, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(test_time_limit, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(test_environment, set_up, tear_down),
         cmocka_unit_test_setup_teardown(test_many_events, set_up, tear_down),
         cmocka_unit_test_setup_teardown(test_too_long, set_up, tear_down),
         cmocka_unit_test_setup_teardown(test_garbage_progress, set_up, tear_down),
         cmocka_unit_test_setup_teardown(test_progress_pipe, set_up, tear_down),
-        cmocka_unit_test_setup_teardown(test_surroundings, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(test_process_attributes, set_up, tear_down),
         cmocka_unit_test_setup_teardown(test_killed, set_up, tear_down),
         cmocka_unit_test_setup_teardown(test_closed, set_up, tear_down),
         cmocka_unit_test_setup_teardown(test_evolve, set_up, tear_down),

@@ -1,7 +1,7 @@
 /*
  * test_alerts: rules that become alerts and end again, and the messages about them.
  *
- * Time is what the test says it is, but where messages are sent: to a server of the test's own.
+ * The clock is a variable of the test, except where messages are sent to a server in this process.
  */
 /* levels: once */
 #define _GNU_SOURCE
@@ -36,7 +36,7 @@ static int tear_down(void **state) {
     return 0;
 }
 
-/* Of a rule in alerts_json; borrowed from *all. */
+/* The state of a rule in alerts_json; borrowed from *all. */
 static json_t *alert_at(json_t **all, const char *name) {
     json_t *v;
     size_t i;
@@ -61,14 +61,14 @@ static double value_now(const char *name) {
     return x;
 }
 
-static void test_lasts_and_hysteresis(void **state) {
+static void test_duration_and_hysteresis(void **state) {
     (void)state;
     struct metric *waiting = metric_get(m, METRIC_VLLM_WAITING, "fry", "0");
     struct metric *firing = metric_get(m, METRIC_ALERTS, "ShoalQueueWaiting");
     metric_set(waiting, 60);
     alerts_evaluate(a, 1000);
     assert_state("ShoalQueueWaiting", "pending");
-    metric_set(waiting, 50); /* the limit itself is fine */
+    metric_set(waiting, 50); /* the limit itself is allowed */
     alerts_evaluate(a, 1100);
     assert_state("ShoalQueueWaiting", "inactive");
     metric_set(waiting, 51);
@@ -86,7 +86,7 @@ static void test_lasts_and_hysteresis(void **state) {
     alerts_evaluate(a, 1601);
     assert_state("ShoalQueueWaiting", "inactive");
     assert_true(metric_value(firing) == 0);
-    metric_set(waiting, 47); /* once over, the limit counts again */
+    metric_set(waiting, 47); /* after the alert ended, the limit applies again */
     alerts_evaluate(a, 1602);
     assert_state("ShoalQueueWaiting", "inactive");
 }
@@ -116,7 +116,7 @@ static void test_slow_first_tokens(void **state) {
     alerts_evaluate(a, 0);
     for (int i = 0; i < 10; i++) metric_observe(ttft, 30);
     alerts_evaluate(a, 15);
-    assert_true(value_now("ShoalFirstTokenSlow") > 20); /* of the ten, not of all */
+    assert_true(value_now("ShoalFirstTokenSlow") > 20); /* the quantile of these ten, not of all */
     alerts_evaluate(a, 600);
     assert_true(isnan(value_now("ShoalFirstTokenSlow")));
 }
@@ -142,7 +142,7 @@ static void test_jobs_and_losses(void **state) {
     assert_state("ShoalLossNaN", "firing");
 }
 
-static void test_world_that_stands_still(void **state) {
+static void test_stalled_world(void **state) {
     (void)state;
     struct metric *speed = metric_get(m, METRIC_WORLD_SPEED, "job-1");
     int t = 0;
@@ -152,7 +152,7 @@ static void test_world_that_stands_still(void **state) {
     }
     assert_state("ShoalWorldStalled", "inactive");
     for (; t < 3000 + 600; t += 15) alerts_evaluate(a, t);
-    assert_state("ShoalWorldStalled", "pending"); /* it moved five minutes ago */
+    assert_state("ShoalWorldStalled", "pending"); /* the tick changed five minutes ago */
     for (; t < 3000 + 1200; t += 15) alerts_evaluate(a, t);
     assert_state("ShoalWorldStalled", "firing");
     metric_set(speed, 90);
@@ -160,7 +160,7 @@ static void test_world_that_stands_still(void **state) {
     assert_state("ShoalWorldStalled", "inactive");
 }
 
-static void test_without_figures_nothing_fires(void **state) {
+static void test_no_alert_without_values(void **state) {
     (void)state;
     for (int t = 0; t < 4000; t += 15) alerts_evaluate(a, t);
     assert_state("ShoalMemoryBudget", "inactive");
@@ -174,13 +174,13 @@ static void test_without_figures_nothing_fires(void **state) {
 
 static struct http *receiver;
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-static json_t *got[2]; /* arrays, of /hook and /slack */
+static json_t *got[2]; /* arrays of messages to /hook and /slack */
 static int refused;
 
 static void take(struct exchange *x, int which) {
     json_t *v = exchange_json(x, &err);
     pthread_mutex_lock(&lock);
-    bool refuse = which == 0 && refused++ == 0; /* the first message is not taken */
+    bool refuse = which == 0 && refused++ == 0; /* the first message is refused */
     if (!refuse) json_array_append(got[which], v);
     pthread_mutex_unlock(&lock);
     json_decref(v);
@@ -247,7 +247,7 @@ static void test_messages(void **state) {
     assert_true(arrives(1, 1, 5));
     assert_non_null(strstr(json_get_string(json_array_get(got[1], 0), "text"), "ShoalLossNaN"));
     assert_non_null(strstr(json_get_string(json_array_get(got[1], 0), "text"), "雑魚"));
-    assert_true(arrives(0, 1, 10)); /* at the second try */
+    assert_true(arrives(0, 1, 10)); /* at the second attempt */
     json_t *v = json_array_get(got[0], 0), *one = json_array_get(json_object_get(v, "alerts"), 0);
     assert_string_equal(json_get_string(v, "version"), "4");
     assert_string_equal(json_get_string(v, "status"), "firing");
@@ -275,18 +275,18 @@ static void test_addresses(void **state) {
     struct alerts_options o = {.webhooks = &bad, .source = "fry"};
     assert_null(alerts_new(m, &o, &err));
     assert_int_equal(err.code, ERR_USAGE);
-    assert_null(strstr(err.text, "passwd")); /* it may be a secret */
+    assert_null(strstr(err.text, "passwd")); /* the address may contain a secret */
     strings_release(&bad);
 }
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test_setup_teardown(test_lasts_and_hysteresis, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(test_duration_and_hysteresis, set_up, tear_down),
         cmocka_unit_test_setup_teardown(test_ratio_of_the_last_minutes, set_up, tear_down),
         cmocka_unit_test_setup_teardown(test_slow_first_tokens, set_up, tear_down),
         cmocka_unit_test_setup_teardown(test_jobs_and_losses, set_up, tear_down),
-        cmocka_unit_test_setup_teardown(test_world_that_stands_still, set_up, tear_down),
-        cmocka_unit_test_setup_teardown(test_without_figures_nothing_fires, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(test_stalled_world, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(test_no_alert_without_values, set_up, tear_down),
         cmocka_unit_test_setup_teardown(test_messages, set_up, tear_down),
         cmocka_unit_test_setup_teardown(test_addresses, set_up, tear_down),
     };

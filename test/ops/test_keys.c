@@ -1,8 +1,8 @@
 /*
- * API keys: who is let in, who waits and for how long, what is counted and what outlives the
- * process; other handles and other processes; stores that somebody has been at; and the command.
+ * API keys: admission, waiting times, accounting and what is stored; several handles and several
+ * processes; damaged stores; and the command.
  *
- * Times are made up, but where the module's own thread is waited for.
+ * Times are passed in, except in tests of the module's own thread.
  */
 /* levels: once */
 #define _GNU_SOURCE
@@ -59,7 +59,7 @@ static void synced(struct keys *k) {
     if (keys_sync(k, &err) != OK) fail_msg("%s", err.text);
 }
 
-/* SQLite's synchronisations, counted on their way to the system. */
+/* Counts SQLite's calls of fsync and fdatasync. */
 static int n_synced;
 __attribute__((visibility("default"))) int fdatasync(int fd);
 __attribute__((visibility("default"))) int fdatasync(int fd) {
@@ -70,7 +70,7 @@ static int disk_syncs(void) {
     return __atomic_load_n(&n_synced, __ATOMIC_SEQ_CST);
 }
 
-/* A key for chat with these limits; its secret, in one of many static places. */
+/* Adds a key for chat with these limits; returns its secret, in one of many static buffers. */
 static const char *made(struct keys *k, const char *name, struct key_spec spec) {
     static char secrets[1024][KEY_SECRET_LEN];
     static int at;
@@ -97,7 +97,7 @@ static int64_t listed(struct keys *k, size_t i, const char *when, const char *na
     return value;
 }
 
-/* How many rows a statement of somebody else changes in the store. */
+/* Number of rows that an SQL statement from outside the module changes in the store. */
 static int changed(const char *sql) {
     sqlite3 *db = NULL;
     assert_int_equal(sqlite3_open(path, &db), SQLITE_OK);
@@ -158,8 +158,8 @@ static void test_wrong_secrets(void **state) {
     keys_close(k);
 }
 
-/* A key is all of its hash, not only the digits that find it. */
-static void test_hash_is_whole(void **state) {
+/* The whole hash of a key is compared, not only the digits of the index. */
+static void test_whole_hash_is_compared(void **state) {
     (void)state;
     struct keys *k = opened();
     const char *secret = made(k, "one", (struct key_spec){0});
@@ -171,7 +171,7 @@ static void test_hash_is_whole(void **state) {
     keys_close(k);
 }
 
-/* Whether any file of the folder holds the bytes. */
+/* Whether any file of the folder contains the bytes. */
 static bool on_disk(const char *text) {
     static const char *const ends[] = {"", "-wal", "-shm"};
     bool found = false;
@@ -186,7 +186,7 @@ static bool on_disk(const char *text) {
     return found;
 }
 
-static void test_secrets_are_nowhere(void **state) {
+static void test_secrets_are_not_stored(void **state) {
     (void)state;
     struct keys *k = opened();
     const char *secret = made(k, "one", (struct key_spec){0}), *fixed = "hunter2-hunter2";
@@ -195,7 +195,7 @@ static void test_secrets_are_nowhere(void **state) {
     assert_int_equal(keys_add_fixed(k, fixed, KEY_SCOPE_ADMIN, &err), OK);
     assert_int_equal(chat(k, secret, NOON), KEY_ADMITTED);
     synced(k);
-    assert_true(on_disk(hash)); /* the search does find */
+    assert_true(on_disk(hash)); /* the search works */
     assert_false(on_disk(secret + 9));
     assert_false(on_disk(fixed));
     json_t *list = keys_list(k, NOON);
@@ -244,7 +244,7 @@ static void test_expiry_and_revocation(void **state) {
     assert_int_equal(chat(k, secret, NOON), KEY_REVOKED);
     assert_int_equal(listed(k, 0, NULL, "revoked"), (int64_t)NOON);
     assert_int_equal(keys_revoke(k, "one", NOON, &err), ERR_MISSING);
-    /* The name is free again, and means the new key. */
+    /* The name is free again and refers to the new key. */
     const char *again = made(k, "one", (struct key_spec){0});
     assert_int_equal(chat(k, again, NOON), KEY_ADMITTED);
     assert_int_equal(chat(k, other, NOON), KEY_ADMITTED);
@@ -292,7 +292,7 @@ static void test_any(void **state) {
     made(k, "one", (struct key_spec){0});
     assert_true(keys_exist(k));
     assert_int_equal(keys_revoke(k, "one", NOON, &err), OK);
-    assert_true(keys_exist(k)); /* else the server would need no key after the revocation */
+    assert_true(keys_exist(k)); /* otherwise the revocation would disable authentication */
     keys_close(k);
     k = opened();
     assert_true(keys_exist(k));
@@ -328,7 +328,7 @@ static void test_fixed(void **state) {
     keys_close(k);
 }
 
-/* The start-up token may do everything, is in no store, and makes no server one that has keys. */
+/* The start-up token has every scope, is not stored, and does not count as a key of the server. */
 static void test_token(void **state) {
     (void)state;
     char token[KEY_SECRET_LEN], other[KEY_SECRET_LEN], id[KEY_ID_LEN];
@@ -363,7 +363,7 @@ static void test_token(void **state) {
     keys_close(k);
 }
 
-/* Keys made and revoked are synchronised to the disk; what was used is not. */
+/* New and revoked keys are synchronised to the disk; usage is not. */
 static void test_decisions_are_synced(void **state) {
     (void)state;
     struct keys *k = opened();
@@ -397,9 +397,9 @@ static enum key_verdict verdict_in(const char *folder, const char *secret) {
     return v;
 }
 
-/* A state is put back to a backup of it: no secret that is refused now is taken again, and a second
- * call changes nothing, as after a restore that was killed. */
-static void test_restore_revives_no_key(void **state) {
+/* A backup of the state is restored: no secret that is refused now is accepted afterwards, and a
+ * second call changes nothing, as after a restore that was killed. */
+static void test_restore_accepts_no_refused_key(void **state) {
     (void)state;
     char staged[96], present[96], file[128];
     snprintf(staged, sizeof staged, "%s/staged", dir);
@@ -418,7 +418,7 @@ static void test_restore_revives_no_key(void **state) {
     const char *again = made(k, "leaked", (struct key_spec){0}),
                *later = made(k, "later", (struct key_spec){0});
     keys_close(k);
-    assert_int_equal(verdict_in(staged, leaked), KEY_ADMITTED); // so it would be
+    assert_int_equal(verdict_in(staged, leaked), KEY_ADMITTED); // otherwise it would be accepted
     for (int i = 0; i < 2; i++) {
         if (keys_restore(present, staged, &err) != OK) fail_msg("%s", err.text);
         assert_int_equal(verdict_in(staged, stays), KEY_ADMITTED);
@@ -435,8 +435,8 @@ static void test_restore_revives_no_key(void **state) {
     keys_close(k);
 }
 
-/* Of a backup from before the first key, and of stores that are not there or damaged. */
-static void test_restore_of_no_keys(void **state) {
+/* A backup from before the first key, and stores that are missing or damaged. */
+static void test_restore_without_keys(void **state) {
     (void)state;
     char staged[96], present[96], empty[96], file[128];
     snprintf(staged, sizeof staged, "%s/staged", dir);
@@ -455,10 +455,11 @@ static void test_restore_of_no_keys(void **state) {
     assert_int_equal(verdict_in(staged, secret), KEY_REVOKED);
     k = keys_open(file, &err);
     assert_non_null(k);
-    assert_true(keys_exist(k)); // else the restore would have opened the server
+    assert_true(keys_exist(k)); // otherwise the restore would have disabled authentication
     keys_close(k);
     tamper("UPDATE logs SET event = '{}'");
-    assert_int_equal(keys_restore(present, staged, &err), OK); // it may be restored for this
+    assert_int_equal(keys_restore(present, staged, &err), OK); // it may be restored to an empty
+                                                               // state
     assert_int_equal(verdict_in(staged, secret), KEY_REVOKED);
 }
 
@@ -477,7 +478,7 @@ static void test_requests_a_minute(void **state) {
     assert_int_equal(chat(k, secret, NOON + 9.99), KEY_RATE_LIMITED);
     assert_int_equal(chat(k, secret, NOON + 10.01), KEY_ADMITTED);
     assert_int_equal(chat(k, secret, NOON + 10.01), KEY_RATE_LIMITED);
-    /* A bucket holds a minute's worth, however long it was left alone. */
+    /* The capacity of a bucket is one minute's rate, even after a long idle time. */
     for (int i = 0; i < 6; i++) assert_int_equal(chat(k, secret, NOON + 1e6), KEY_ADMITTED);
     assert_int_equal(chat(k, secret, NOON + 1e6), KEY_RATE_LIMITED);
     keys_close(k);
@@ -497,7 +498,8 @@ static void test_tokens_a_minute(void **state) {
     keys_close(k);
 }
 
-/* Both limits at once: the longer wait is told, and refusals take nothing of either. */
+/* Two limits at once: the longer wait is returned, and a refused request consumes nothing of
+ * either. */
 static void test_both_limits(void **state) {
     (void)state;
     struct keys *k = opened();
@@ -516,9 +518,9 @@ static void test_both_limits(void **state) {
     keys_close(k);
 }
 
-/* For any rate: who waits as told is let in, who comes two milliseconds earlier is not, and in no
- * time more get through than a bucket and the rate allow. */
-static void test_waits_are_right(void **state) {
+/* For any rate: a request after the returned wait is admitted, one two milliseconds earlier is not,
+ * and over any time no more are admitted than a bucket and the rate allow. */
+static void test_waiting_times(void **state) {
     (void)state;
     struct keys *k = opened();
     struct rng r = rng_make(7, RNG_TEST, 0, 0);
@@ -547,7 +549,7 @@ static void test_waits_are_right(void **state) {
     keys_close(k);
 }
 
-/* A clock that is set back an hour blocks nobody for an hour; a late thread gains nothing. */
+/* A clock that is set back an hour blocks no key for an hour; a late thread gains nothing. */
 static void test_clock_goes_back(void **state) {
     (void)state;
     struct keys *k = opened();
@@ -563,8 +565,8 @@ static void test_clock_goes_back(void **state) {
     keys_close(k);
 }
 
-/* A clock that jumps to and fro admits no more than one bucket a jump, blocks no key, and an
- * expiry is what the clock says. */
+/* A clock that jumps back and forth admits at most one bucket per jump and blocks no key; the
+ * expiry follows the clock. */
 static void test_clock_jumps(void **state) {
     (void)state;
     static const double jumps[] = {0,    86400 * 400.0, -3600, 1e9,   -1e9,
@@ -581,7 +583,7 @@ static void test_clock_jumps(void **state) {
             assert_true(got <= 10);
             for (int n = 0; n < 50; n++)
                 assert_true(chat(k, limited, now + 1.2 * (n % 2)) != KEY_OVER_QUOTA);
-            got = 0; /* at rest again: a minute later it is as after any minute */
+            got = 0; /* with a steady clock a minute later it is as after any minute */
             for (int n = 0; n < 20; n++) got += chat(k, limited, now + 62) == KEY_ADMITTED;
             assert_int_equal(got, 10);
             assert_int_equal(chat(k, expires, now) == KEY_EXPIRED, now >= NOON + 60);
@@ -591,7 +593,7 @@ static void test_clock_jumps(void **state) {
 
 /* quotas */
 
-static void test_quota_of_a_day(void **state) {
+static void test_daily_quota(void **state) {
     (void)state;
     struct keys *k = opened();
     const char *secret = made(k, "one", (struct key_spec){.quota_day = 100});
@@ -604,21 +606,21 @@ static void test_quota_of_a_day(void **state) {
     has(answer.why, "100 tokens a day");
     assert_int_equal(chat(k, secret, NOON + 43199), KEY_OVER_QUOTA);
     assert_int_equal(chat(k, secret, NOON + 43200), KEY_ADMITTED);
-    /* A thread that is late at midnight neither counts for the new day nor brings the old one back.
-     */
+    /* A thread that is late at midnight neither counts for the new day nor brings the old day
+     * back. */
     keys_record_usage(k, answer.id, 99, 0, NOON + 43200);
     keys_record_usage(k, answer.id, 1000, 0, NOON + 43199);
     assert_int_equal(chat(k, secret, NOON + 43201), KEY_ADMITTED);
     keys_record_usage(k, answer.id, 1, 0, NOON + 43201);
     assert_int_equal(chat(k, secret, NOON + 43202), KEY_OVER_QUOTA);
     keys_close(k);
-    k = opened(); /* today's count outlives the process */
+    k = opened(); /* today's count is stored */
     assert_int_equal(chat(k, secret, NOON + 43202), KEY_OVER_QUOTA);
     assert_int_equal(chat(k, secret, NOON + 2 * 86400), KEY_ADMITTED);
     keys_close(k);
 }
 
-static void test_quota_in_all(void **state) {
+static void test_total_quota(void **state) {
     (void)state;
     struct keys *k = opened();
     const char *secret = made(k, "one", (struct key_spec){.quota = 100, .quota_day = 1000});
@@ -701,7 +703,7 @@ static void test_second_handle(void **state) {
     assert_int_equal(keys_revoke(command, "one", NOON, &err), OK);
     synced(server);
     assert_int_equal(chat(server, secret, NOON), KEY_REVOKED);
-    /* A handle takes over what others did before it decides. */
+    /* A handle reads the changes of other handles before it decides. */
     made(command, "two", (struct key_spec){0});
     char none[KEY_SECRET_LEN];
     struct key_spec spec = {.scopes = KEY_SCOPE_CHAT};
@@ -753,8 +755,8 @@ static void *sync_main(void *k) {
     return keys_sync(k, &own) == OK ? k : NULL;
 }
 
-/* Another process holds the store: requests do not wait for it, and what they use while accounting
- * waits to be written is counted once. */
+/* Another process locks the store: requests do not wait for it, and usage recorded while a write
+ * waits is counted once. */
 static void test_slow_store(void **state) {
     (void)state;
     struct keys *k = opened();
@@ -767,7 +769,7 @@ static void test_slow_store(void **state) {
     assert_int_equal(sqlite3_exec(db, "BEGIN IMMEDIATE", NULL, NULL, NULL), SQLITE_OK);
     assert_int_equal(chat(k, secret, NOON), KEY_ADMITTED);
     assert_int_equal(pthread_create(&syncs, NULL, sync_main, k), 0);
-    usleep(300000); /* it has begun, and waits */
+    usleep(300000); /* the write has begun, and waits */
     double begin = clock_now();
     assert_int_equal(chat(k, secret, NOON), KEY_ADMITTED);
     keys_record_usage(k, answer.id, 7, 8, NOON);
@@ -810,7 +812,7 @@ static void *worker_main(void *arg) {
     return NULL;
 }
 
-/* While they admit and spend, keys are made and revoked and everything is written. */
+/* While threads admit and record usage, keys are added and revoked and everything is written. */
 static void test_threads_add_up(void **state) {
     (void)state;
     enum { LIMIT = THREADS * EACH - 500 };
@@ -851,7 +853,7 @@ static void test_threads_add_up(void **state) {
     keys_close(k);
 }
 
-/* The child spends, says so, and does nothing more; nobody calls keys_sync. */
+/* The child records usage, reports it, and does nothing more; keys_sync is never called. */
 static void test_kill(void **state) {
     (void)state;
     int says[2];
@@ -887,7 +889,7 @@ static void test_kill(void **state) {
     keys_close(k);
 }
 
-/* Killed at once after it was made, a key is there. */
+/* A key exists after a kill directly after its creation. */
 static void test_kill_loses_no_key(void **state) {
     (void)state;
     for (int round = 0; round < 4; round++) {
@@ -974,8 +976,8 @@ static void test_damage_is_refused(void **state) {
     }
 }
 
-/* A server that runs says so, keeps what it knows, and goes on counting. */
-static void test_damage_under_a_server(void **state) {
+/* A running server logs the damage, keeps its keys, and continues to count. */
+static void test_damage_while_running(void **state) {
     (void)state;
     struct keys *k = opened();
     const char *secret = made(k, "one", (struct key_spec){0});
@@ -996,8 +998,8 @@ static void test_damage_under_a_server(void **state) {
     keys_close(k);
 }
 
-/* Accounting that could not be written is written later, once. */
-static void test_failed_writes_are_kept(void **state) {
+/* Usage that could not be written is written later, once. */
+static void test_failed_writes_are_retried(void **state) {
     (void)state;
     struct keys *k = opened();
     const char *secret = made(k, "one", (struct key_spec){0});
@@ -1039,7 +1041,7 @@ static void test_other_files_are_refused(void **state) {
 static json_t *printed[4];
 static int n_printed;
 
-/* main.c's, which is not in the library. */
+/* main.c defines it, which is not in the library. */
 void cli_print(json_t *v) {
     assert_true(n_printed < 4);
     printed[n_printed++] = v;
@@ -1049,7 +1051,7 @@ static void printed_clear(void) {
     while (n_printed > 0) json_decref(printed[--n_printed]);
 }
 
-/* Runs it with --json. */
+/* Runs the command with --json. */
 static int command(const char *words) {
     char *block = xcalloc(1, cmd_key.size), *line = xasprintf("%s --store %s", words, path),
          *argv[16], *save = NULL;
@@ -1117,8 +1119,8 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         TEST(test_secrets),
         TEST(test_wrong_secrets),
-        TEST(test_hash_is_whole),
-        TEST(test_secrets_are_nowhere),
+        TEST(test_whole_hash_is_compared),
+        TEST(test_secrets_are_not_stored),
         TEST(test_scopes),
         TEST(test_expiry_and_revocation),
         TEST(test_refused_keys),
@@ -1126,16 +1128,16 @@ int main(void) {
         TEST(test_fixed),
         TEST(test_token),
         TEST(test_decisions_are_synced),
-        TEST(test_restore_revives_no_key),
-        TEST(test_restore_of_no_keys),
+        TEST(test_restore_accepts_no_refused_key),
+        TEST(test_restore_without_keys),
         TEST(test_requests_a_minute),
         TEST(test_tokens_a_minute),
         TEST(test_both_limits),
-        TEST(test_waits_are_right),
+        TEST(test_waiting_times),
         TEST(test_clock_goes_back),
         TEST(test_clock_jumps),
-        TEST(test_quota_of_a_day),
-        TEST(test_quota_in_all),
+        TEST(test_daily_quota),
+        TEST(test_total_quota),
         TEST(test_counts_do_not_overflow),
         TEST(test_fresh_open),
         TEST(test_second_handle),
@@ -1146,8 +1148,8 @@ int main(void) {
         TEST(test_kill),
         TEST(test_kill_loses_no_key),
         TEST(test_damage_is_refused),
-        TEST(test_damage_under_a_server),
-        TEST(test_failed_writes_are_kept),
+        TEST(test_damage_while_running),
+        TEST(test_failed_writes_are_retried),
         TEST(test_other_files_are_refused),
         TEST(test_command),
         TEST(test_command_line_errors),

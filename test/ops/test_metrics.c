@@ -1,9 +1,9 @@
 /*
- * test_metrics: the table of metrics, their text in both formats, counts under threads, bounds on
- * what is labelled with names from outside, and that rules and dashboard name what exists.
+ * test_metrics: the table of metrics, their text in both formats, counters updated by several
+ * threads, limits on label values from outside, and that rules and dashboard use existing metrics.
  *
  * `test_metrics --exposition` prints a registry in which every family has a series, for promtool
- * (test_metrics_promtool.sh); `--openmetrics` the same in that format.
+ * (test_metrics_promtool.sh); `--openmetrics` prints it in that format.
  */
 /* levels: once */
 #define _GNU_SOURCE
@@ -46,7 +46,7 @@ static const char *read_text(bool openmetrics) {
     return text.data;
 }
 
-/* What the text says of one family, from its HELP to the next one's. malloc'ed. */
+/* The text of one family, from its HELP to the next one's. malloc'ed. */
 static char *family_text(const char *name, bool openmetrics) {
     char *begin, *end, *heading = xasprintf("# HELP %s ", name);
     begin = strstr(read_text(openmetrics), heading);
@@ -74,7 +74,8 @@ static const struct metric_family *family_named(const char *name, size_t n) {
     return NULL;
 }
 
-/* The family of a sample's or an expression's name, which may be one of a histogram's three. */
+/* The family of a sample's name or a name in an expression, which may be one of a histogram's
+ * three. */
 static const struct metric_family *family_of_sample(const char *name, size_t n) {
     static const char *const suffixes[] = {"_bucket", "_sum", "_count"};
     for (size_t i = 0; i < ARRAY_LEN(suffixes); i++) {
@@ -126,14 +127,14 @@ static void test_table(void **state) {
         check_family(f);
         if (f->alias) check_alias(f);
         for (int k = 0; k < i; k++) assert_string_not_equal(f->name, metric_families[k].name);
-        /* OpenMetrics' name of a counter's family is nobody else's. */
+        /* The OpenMetrics name of a counter's family is unique. */
         if (f->type == METRIC_TYPE_COUNTER)
             assert_null(family_named(f->name, strlen(f->name) - strlen("_total")));
     }
 }
 
-/* What other programs look for, as they spell it. */
-static void test_names_of_others(void **state) {
+/* Names that other programs query. */
+static void test_names_that_other_programs_query(void **state) {
     (void)state;
     static const struct {
         const char *type, *names;
@@ -257,7 +258,7 @@ static void test_alias(void **state) {
     assert_non_null(strstr(read_text(false), "\nllamacpp:predicted_tokens_seconds 200\n"));
 }
 
-/* Every family that is not an alias is given a series, which is also what promtool is shown. */
+/* Every family that is not an alias gets a series; promtool checks the same registry. */
 static void fill(void) {
     const char *labels[] = {"", "one", "two", "three"};
     for (enum metric_id id = 0; id < N_METRICS; id++) {
@@ -273,7 +274,8 @@ static void fill(void) {
     }
 }
 
-/* HELP, TYPE, then samples of that family alone; each family once. Returns how many. */
+/* HELP, TYPE, then samples of that family only; each family once. Returns the number of
+ * families. */
 static int check_exposition(const char *p) {
     bool seen[N_METRICS] = {0};
     const struct metric_family *current = NULL;
@@ -319,7 +321,7 @@ static void *observe(void *arg) {
     for (int i = 0; i < EACH; i++) {
         metric_observe(shared_histogram, (i + t) % 64);
         metric_add(shared_counter, 3);
-        /* Making series at the same time must not disturb anybody. */
+        /* Creating series concurrently must not change other series. */
         if (i % 500 == 0) {
             char name[32];
             snprintf(name, sizeof name, "a%d", (i / 500 + t) % 40);
@@ -330,7 +332,7 @@ static void *observe(void *arg) {
     return NULL;
 }
 
-/* One reading: buckets that never fall, +Inf and count the same; returns the count. */
+/* One reading: buckets never decrease, +Inf equals the count; returns the count. */
 static uint64_t check_buckets(void) {
     char *got = family_text("vllm:request_prompt_tokens", false), *p = got, *last = NULL;
     uint64_t before = 0, n = 0;
@@ -416,8 +418,8 @@ static void test_adapters_are_bounded(void **state) {
                      metric_get(m, METRIC_ADAPTER_REQUESTS, "adapter-7"));
 }
 
-/* A name has its place until the last series with it is gone. */
-static void test_removed_adapter_gives_its_place(void **state) {
+/* A name keeps its slot until its last series is removed. */
+static void test_removed_adapter_frees_its_slot(void **state) {
     (void)state;
     metrics_free(m);
     m = metrics_new(1);
@@ -445,7 +447,7 @@ static void test_families_are_bounded(void **state) {
     assert_non_null(strstr(all, reason));
 }
 
-static void test_labels_from_outside(void **state) {
+static void test_hostile_labels(void **state) {
     (void)state;
     char many[100000];
     memset(many, 'x', sizeof many - 1);
@@ -500,7 +502,7 @@ static void test_quantile(void **state) {
     assert_true(isnan(metric_quantile(h, NAN)));
 }
 
-/* All of a family go, and an adapter's place with them; others stay. */
+/* All series of a family are removed, and with them an adapter's slot; others stay. */
 static void test_clear(void **state) {
     struct buf out = {0};
     (void)state;
@@ -583,7 +585,8 @@ static void test_process(void **state) {
 
 /* rules and dashboard */
 
-/* Where a name is no metric: label values, ranges, and lists of labels. */
+/* Parts of an expression that contain no metric names: label values, ranges, and lists of
+ * labels. */
 static const char *skip_group(const char *p) {
     static const char *const lists[] = {"without (", "by (", "on ("};
     for (size_t i = 0; i < ARRAY_LEN(lists); i++)
@@ -598,7 +601,7 @@ static bool is_word_of_promql(const char *p, size_t n) {
     return p[n] == '('; /* a function */
 }
 
-/* Every name in an expression is a metric's; returns how many there are. */
+/* Every name in an expression is a metric; returns the number of names. */
 static int check_names(const char *expr) {
     int n = 0;
     for (const char *p = expr; *p;) {
@@ -669,7 +672,7 @@ static void test_dashboard(void **state) {
 int main(int argc, char **argv) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_table),
-        cmocka_unit_test(test_names_of_others),
+        cmocka_unit_test(test_names_that_other_programs_query),
         cmocka_unit_test_setup_teardown(test_text, set_up, tear_down),
         cmocka_unit_test_setup_teardown(test_counter_in_both_formats, set_up, tear_down),
         cmocka_unit_test_setup_teardown(test_histogram_text, set_up, tear_down),
@@ -677,9 +680,9 @@ int main(int argc, char **argv) {
         cmocka_unit_test_setup_teardown(test_exposition, set_up, tear_down),
         cmocka_unit_test_setup_teardown(test_threads, set_up, tear_down),
         cmocka_unit_test_setup_teardown(test_adapters_are_bounded, set_up, tear_down),
-        cmocka_unit_test_setup_teardown(test_removed_adapter_gives_its_place, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(test_removed_adapter_frees_its_slot, set_up, tear_down),
         cmocka_unit_test_setup_teardown(test_families_are_bounded, set_up, tear_down),
-        cmocka_unit_test_setup_teardown(test_labels_from_outside, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(test_hostile_labels, set_up, tear_down),
         cmocka_unit_test_setup_teardown(test_info_has_one_series, set_up, tear_down),
         cmocka_unit_test_setup_teardown(test_quantile, set_up, tear_down),
         cmocka_unit_test_setup_teardown(test_clear, set_up, tear_down),

@@ -1,10 +1,10 @@
 /*
- * test_sandbox: programs that try to get out, to stay, or to take more than they may.
+ * test_sandbox: programs that try to escape, to outlive the sandbox, or to exceed its limits.
  *
- * Each attempt is made in the sandbox and judged from outside, or by the program's own words where
- * only it can see. Attempts that need system calls are this program again, run as 'attempt NAME'.
- * What must fail is also seen to work where it is allowed, so that no attempt fails for nothing.
- * Without bubblewrap, or without landlock, the tests of it are skipped with the reason.
+ * Each attempt runs in the sandbox; the test checks its effect from outside, or the program's
+ * output if only the program can observe it. Attempts that need system calls are this program, run
+ * as 'attempt NAME'. Each attempt that must fail also runs where it is allowed and must succeed
+ * there. Without bubblewrap, or without landlock, their tests are skipped with the reason.
  */
 /* levels: once */
 #define _GNU_SOURCE
@@ -39,8 +39,8 @@
 
 static struct error err;
 static char self[4096];
-static char top[64], secret[96], shown[96], writable[96]; /* folders; `secret` is never named */
-static char mark[32];                                     /* an argument of sleep, of this run */
+static char top[64], secret[96], shown[96], writable[96]; /* folders; no spec names `secret` */
+static char mark[32]; /* an argument of sleep that is unique to this run */
 static bool available;
 static char why_not[256];
 
@@ -105,7 +105,7 @@ static bool can(const char *name, const char *argument) {
     return false;
 }
 
-/* Forks until it cannot, and tells how often it could. */
+/* Forks until it fails, and prints the number of forks. */
 static int fork_bomb(void) {
     int n = 0;
     for (pid_t pid; n < 2000 && (pid = fork()) >= 0; n++)
@@ -115,7 +115,7 @@ static int fork_bomb(void) {
     return 0;
 }
 
-/* Writes until it cannot, and tells how many MiB. */
+/* Writes until it fails, and prints the number of MiB. */
 static int fill(const char *path) {
     static char block[1 << 20];
     int n = 0;
@@ -152,7 +152,7 @@ static void sh(struct sandbox_spec spec, struct sandbox_result *r, const char *l
     if (run(&spec, r, words, 3) != OK) fail_msg("%s: %s", line, err.text);
 }
 
-/* The exit code of a shell's line, or -1. */
+/* The exit code of a shell command, or -1. */
 static int status_in(struct sandbox_spec spec, const char *line) {
     struct sandbox_result r;
     sh(spec, &r, line);
@@ -165,8 +165,8 @@ static int status_of(const char *line) {
     return status_in((struct sandbox_spec){0}, line);
 }
 
-/* This program in the sandbox; its words are `out` (may be NULL). Under the address sanitizer it
- * reserves more than a default limit allows. */
+/* Runs this program in the sandbox; `out` is its output (may be NULL). Under the address sanitizer
+ * it reserves more memory than the default limit. */
 static int attempt_in(struct sandbox_spec spec, const char *name, const char *argument,
                       struct buf *out) {
     char *words[] = {self, "attempt", (char *)(uintptr_t)name, (char *)(uintptr_t)argument};
@@ -184,7 +184,7 @@ static int attempt_in(struct sandbox_spec spec, const char *name, const char *ar
     return status;
 }
 
-/* Processes of this machine that have `word` in their arguments. */
+/* Number of processes on this machine with `word` in their arguments. */
 static int processes_with(const char *word) {
     DIR *d = opendir("/proc");
     int n = 0;
@@ -201,7 +201,7 @@ static int processes_with(const char *word) {
     return n;
 }
 
-/* Waits until all are gone, or until a file is there, with patience. */
+/* Waits until all of them have ended, or until a file exists. */
 static bool processes_end(const char *word) {
     for (double until = clock_now() + 30; clock_now() < until; usleep(5000))
         if (processes_with(word) == 0) return true;
@@ -272,7 +272,7 @@ static void need_sandbox(void) {
     skip();
 }
 
-/* What the spec names: a folder to read and one to write. */
+/* Paths of the spec: a folder to read and one to write. */
 static char *shown_list[] = {shown}, *writable_list[] = {writable};
 static const struct strings shown_one = {shown_list, 1}, writable_one = {writable_list, 1};
 static struct sandbox_spec with_folders(void) {
@@ -308,7 +308,7 @@ static void test_files(void **state) {
     free(here);
 }
 
-/* The deeper path decides, in whatever order they are named. */
+/* The deepest path decides, in any order of the list. */
 static void test_nested_folders(void **state) {
     (void)state;
     need_sandbox();
@@ -331,7 +331,7 @@ static void test_links(void **state) {
     need_sandbox();
     struct sandbox_spec s = with_folders();
     char *link = path_join(writable, "link"), *real = path_join(top, "elsewhere");
-    /* one that is there, and ones that it makes */
+    /* existing links, and links that it creates */
     assert_int_equal(symlink(secret, link), 0);
     assert_int_not_equal(status_in(s, line_of("cat %s/a", link)), 0);
     assert_int_not_equal(status_in(s, line_of("echo 1 >%s/b", link)), 0);
@@ -344,7 +344,7 @@ static void test_links(void **state) {
     assert_int_not_equal(status_in(s, line_of("ln %s/a %s", shown, link)), 0);
     assert_int_not_equal(status_in(s, line_of("cat /proc/1/root%s/a", secret)), 0);
     assert_int_not_equal(status_in(s, line_of("cat %s/../secret/a", writable)), 0);
-    /* a folder that is named through a link is there under both names */
+    /* a folder that is given as a link exists under both names */
     assert_int_equal(symlink(shown, real), 0);
     char *names[] = {real};
     const struct strings through = {names, 1};
@@ -429,7 +429,7 @@ static void test_environment(void **state) {
     assert_int_equal(lines, ARRAY_LEN(expected));
     sandbox_result_release(&r);
     assert_int_not_equal(status_of("cat /proc/*/environ | grep -q secret"), 0);
-    /* the loader complains of it once: of the command, not of bwrap outside */
+    /* the loader prints one error: for the command, not for bwrap outside */
     own.n = 2;
     assert_int_equal(run(&s, &r, env, 1), OK);
     buf_add(&r.errs, "", 1);
@@ -445,7 +445,7 @@ static void test_descriptors(void **state) {
     (void)state;
     need_sandbox();
     char *path = path_join(secret, "a");
-    int fd = open(path, O_RDONLY), high = dup2(fd, 77); /* both are inherited by any child */
+    int fd = open(path, O_RDONLY), high = dup2(fd, 77); /* any child inherits both */
     assert_int_equal(high, 77);
     for (int i = 3; i < 80; i += i == fd || i == 3 ? 1 : 74)
         assert_int_equal(attempt_in((struct sandbox_spec){0}, "descriptor", line_of("%d", i), NULL),
@@ -458,7 +458,7 @@ static void test_descriptors(void **state) {
     free(path);
 }
 
-/* Calls that are denied; those that the kernel would deny too are so by two means. */
+/* Denied calls; those that the kernel would deny too are denied by two mechanisms. */
 static void test_calls(void **state) {
     (void)state;
     need_sandbox();
@@ -469,7 +469,7 @@ static void test_calls(void **state) {
         int status = attempt_in((struct sandbox_spec){0}, calls[i], "", NULL);
         if (status != 9) fail_msg("%s: %d", calls[i], status);
     }
-    assert_true(can("ptrace", "")); /* here it can: the attempt is a true one */
+    assert_true(can("ptrace", "")); /* it succeeds here, so the attempt is valid */
 }
 
 static void test_terminal(void **state) {
@@ -487,8 +487,8 @@ static void test_terminal(void **state) {
     close(master);
 }
 
-/* No way up: nothing is set-user-id, and of capabilities there is at most the one that files of
- * root need. */
+/* No way to gain privileges: no file is set-user-id, and the only capability, if any, is the one
+ * for root's files. */
 static void test_privileges(void **state) {
     (void)state;
     need_sandbox();
@@ -513,7 +513,7 @@ static void test_fork_bomb(void **state) {
     assert_in_range(atoi(out.data), 8, 32);
     buf_release(&out);
     assert_int_equal(processes_with(mark), 0);
-    /* the same while it multiplies to its end */
+    /* the same while it forks until its end */
     s.limits.seconds = 0.5;
     assert_int_not_equal(status_in(s, line_of("f() { sleep %s & f & f & wait; }; f", mark)), 0);
     assert_int_equal(processes_with(mark), 0);
@@ -582,7 +582,8 @@ static void test_deadline(void **state) {
     }
 }
 
-/* What a command leaves behind ends with it, and is gone when the call returns. */
+/* Processes that a command leaves behind are killed with it, and have ended when the call
+ * returns. */
 static void test_daemons(void **state) {
     (void)state;
     need_sandbox();
@@ -593,7 +594,7 @@ static void test_daemons(void **state) {
     assert_int_equal(processes_with(mark), 0);
 }
 
-/* kill -9 of the process that runs it: at once, and some milliseconds into the set-up. */
+/* kill -9 of the process that runs the sandbox: at once, and some milliseconds into the set-up. */
 static void test_parent_killed(void **state) {
     (void)state;
     need_sandbox();
@@ -636,7 +637,7 @@ static void test_input_output(void **state) {
     assert_string_equal(sandbox_failure(&r, &s.limits), "it failed with status 7");
     sandbox_result_release(&r);
     buf_release(&b);
-    assert_int_equal(status_of("read x"), 1); /* nothing to read, and no waiting */
+    assert_int_equal(status_of("read x"), 1); /* end of file without waiting */
     assert_int_equal(status_of("kill -KILL $$"), 128 + SIGKILL);
 }
 
@@ -676,7 +677,7 @@ static void test_refusals(void **state) {
     }
 }
 
-/* A bwrap that is missing, that cannot do its work, and that does nothing. */
+/* A bwrap that is missing, one that fails, and one that does nothing. */
 static void test_bad_bwrap(void **state) {
     (void)state;
     char *old = xstrdup(getenv("PATH")), *fake = path_join(shown, "bwrap");
@@ -712,8 +713,8 @@ static void *start_cat(void *out) {
     return NULL;
 }
 
-/* Begun by a thread that ends: it goes on. */
-static void test_conversation(void **state) {
+/* Started by a thread that ends: the sandbox continues. */
+static void test_streaming_input_output(void **state) {
     (void)state;
     need_sandbox();
     struct sandbox *s = NULL;
@@ -753,13 +754,13 @@ static void *kill_it(void *s) {
     return NULL;
 }
 
-static void test_conversation_ends(void **state) {
+static void test_streaming_end(void **state) {
     (void)state;
     need_sandbox();
     struct sandbox_result r;
     static char much[1 << 20];
     pthread_t thread;
-    /* the time is over without any call */
+    /* the time limit applies without any call */
     struct sandbox *s = start(line_of("setsid sleep %s & sleep %s", mark, mark), 0.4);
     assert_int_equal(sandbox_wait(s, 30, &r, &err), OK);
     assert_int_equal(r.end, SANDBOX_TIMED_OUT);
@@ -785,7 +786,7 @@ static void test_conversation_ends(void **state) {
     sandbox_result_release(&r);
     assert_int_equal(sandbox_write(s, much, sizeof much, 5, &err), ERR_STATE);
     sandbox_free(s);
-    /* of standard error the beginning is kept, and it need not be read */
+    /* the beginning of standard error is kept, and standard error need not be read */
     s = start("head -c 500000 /dev/zero >&2; echo end", 60);
     assert_int_equal(sandbox_read(s, much, 4, 30, &err), 4);
     assert_int_equal(sandbox_wait(s, 30, &r, &err), OK);
@@ -813,8 +814,8 @@ static void *run_some(void *failed) {
     return NULL;
 }
 
-/* Nothing is left of 200 runs: no process, thread, descriptor or zombie. */
-static void test_nothing_left(void **state) {
+/* 200 runs leak no process, thread, descriptor or zombie. */
+static void test_no_leaks(void **state) {
     (void)state;
     need_sandbox();
     int fds = entries("/proc/self/fd");
@@ -840,7 +841,7 @@ static void test_nothing_left(void **state) {
 
 /* this process */
 
-/* Runs fn in a child; 0, or the number of what was wrong. */
+/* Runs fn in a child; returns 0, or the number of the failed check. */
 static int in_child(int (*fn)(void)) {
     int status;
     fflush(NULL);
@@ -933,7 +934,7 @@ static int confined_others(void) {
     if (abi >= 6) MUST(kill(getppid(), 0) != 0 && errno == EPERM);
     char *environ_path = xasprintf("/proc/%d/environ", (int)getppid());
     MUST(open(environ_path, O_RDONLY) < 0);
-    pid_t pid = fork(); /* what it starts is confined too */
+    pid_t pid = fork(); /* its children are confined too */
     if (pid == 0) _exit(opens(shown, "a", O_RDONLY) ? 1 : execl("/bin/true", "true", NULL));
     waitpid(pid, &status, 0);
     MUST(status == 0);
@@ -964,7 +965,7 @@ static void test_confined(void **state) {
     assert_true(opens(secret, "a", O_RDONLY));
 }
 
-/* What a run costs beside one without a sandbox: the least and the mean of 100. */
+/* Time of a run compared with one without a sandbox: minimum and mean of 100. */
 static int bench(void) {
     char *words[] = {"/bin/true"};
     const struct strings argv = {words, 1};
@@ -997,18 +998,30 @@ int main(int argc, char **argv) {
         _exit(attempt(argv[2], argc > 3 ? argv[3] : ""));
     if (argc > 1 && strcmp(argv[1], "--bench") == 0) return bench();
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_files),         cmocka_unit_test(test_nested_folders),
-        cmocka_unit_test(test_links),         cmocka_unit_test(test_sizes),
-        cmocka_unit_test(test_network),       cmocka_unit_test(test_processes_outside),
-        cmocka_unit_test(test_environment),   cmocka_unit_test(test_descriptors),
-        cmocka_unit_test(test_calls),         cmocka_unit_test(test_terminal),
-        cmocka_unit_test(test_privileges),    cmocka_unit_test(test_fork_bomb),
-        cmocka_unit_test(test_limits),        cmocka_unit_test(test_output_flood),
-        cmocka_unit_test(test_deadline),      cmocka_unit_test(test_daemons),
-        cmocka_unit_test(test_parent_killed), cmocka_unit_test(test_input_output),
-        cmocka_unit_test(test_refusals),      cmocka_unit_test(test_bad_bwrap),
-        cmocka_unit_test(test_conversation),  cmocka_unit_test(test_conversation_ends),
-        cmocka_unit_test(test_nothing_left),  cmocka_unit_test(test_forbidden),
+        cmocka_unit_test(test_files),
+        cmocka_unit_test(test_nested_folders),
+        cmocka_unit_test(test_links),
+        cmocka_unit_test(test_sizes),
+        cmocka_unit_test(test_network),
+        cmocka_unit_test(test_processes_outside),
+        cmocka_unit_test(test_environment),
+        cmocka_unit_test(test_descriptors),
+        cmocka_unit_test(test_calls),
+        cmocka_unit_test(test_terminal),
+        cmocka_unit_test(test_privileges),
+        cmocka_unit_test(test_fork_bomb),
+        cmocka_unit_test(test_limits),
+        cmocka_unit_test(test_output_flood),
+        cmocka_unit_test(test_deadline),
+        cmocka_unit_test(test_daemons),
+        cmocka_unit_test(test_parent_killed),
+        cmocka_unit_test(test_input_output),
+        cmocka_unit_test(test_refusals),
+        cmocka_unit_test(test_bad_bwrap),
+        cmocka_unit_test(test_streaming_input_output),
+        cmocka_unit_test(test_streaming_end),
+        cmocka_unit_test(test_no_leaks),
+        cmocka_unit_test(test_forbidden),
         cmocka_unit_test(test_confined),
     };
     return cmocka_run_group_tests(tests, set_up, tear_down);

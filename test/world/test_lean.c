@@ -1,7 +1,5 @@
-/*
- * test_lean: what makes a life small and must not be seen: adapters held as f16, one trainer's
- * place for several adapters in turn, logits of the choices alone.
- */
+/* test_lean: methods of --low-memory that save memory without a change of results: f16 adapters, one
+ * trainer slot for several adapters in turn, logits of the choices only. */
 #include "backprop/backprop.h"
 
 #include <math.h>
@@ -46,7 +44,7 @@ static void test_narrow(void **state) {
     assert_string_equal(b->hash, whole->hash);
     assert_string_not_equal(b->hash, a->hash);
     struct adapter *again = narrow(a, whole->data, 2);
-    assert_string_equal(again->hash, b->hash); // what is rounded stays
+    assert_string_equal(again->hash, b->hash); // values that are already rounded do not change
     for (size_t i = 0; i < a->n_data; i++) {
         double digit = fmax(ldexp(1, -24), fabs((double)a->data[i]) * ldexp(1, -10));
         assert_true(fabs((double)(whole->data[i] - a->data[i])) <= digit);
@@ -59,7 +57,7 @@ static void test_narrow(void **state) {
     model_close(m);
 }
 
-/* Far less than a digit, added a thousand times, is there in the end. */
+/* Changes far smaller than a unit in the last place of f16 add up over a thousand updates. */
 static void test_small_changes(void **state) {
     static const float values[] = {0.04f, -0.04f, 3e-5f, -2e-6f};
     struct model *m = tiny(TENSOR_F32);
@@ -130,7 +128,7 @@ static struct trainer *trainer_of(const struct model *m, struct adapter *const *
     return t;
 }
 
-/* The derivative along the gradient is its square. */
+/* The derivative along the gradient equals its squared norm. */
 static void test_choices(void **state) {
     static const enum tensor_type types[] = {TENSOR_F32, TENSOR_Q8_0, TENSOR_NF4};
     (void)state;
@@ -138,7 +136,8 @@ static void test_choices(void **state) {
         struct model *m = tiny(types[k]);
         struct adapter *a = some(m, 1);
         struct trainer *t = trainer_of(m, &a, 1, "sgd", 0);
-        double square = 0, step = k ? 0.2 : 1e-3, around[2]; // int8 inputs: in steps
+        double square = 0, step = k ? 0.2 : 1e-3, around[2]; // int8 inputs: the loss is a step
+                                                             // function
         loss_of(t, 0);
         size_t n = a->n_data;
         float *g = xcalloc(n, sizeof *g), *at = g;
@@ -167,7 +166,7 @@ static void test_choices(void **state) {
     }
 }
 
-/* Two adapters in one place, by turns, as if each had its own. */
+/* Two adapters that take turns in one slot equal two adapters with separate slots. */
 static void turns(const char *optim, double momentum) {
     struct model *m = tiny(TENSOR_Q8_0);
     struct error err;

@@ -1,10 +1,10 @@
 /*
- * Minds that live, learn and breed: what the asker says is what the model says, returns are those
- * of a plain reading of the formula, gradients those of the loss, and a life is the same at any
- * number of threads and after any interruption.
+ * Policies that act, learn and breed: probabilities of the policy runner equal those of the model,
+ * returns equal a naive implementation of the formula, gradients equal the loss's numerical
+ * gradients, and a simulation is the same for any number of threads and after any interruption.
  *
- * The model is tiny and drawn from a seed, with fry's tokenizer, under which the six actions begin
- * with six tokens.
+ * The model is tiny and initialised from a seed, with fry's tokenizer, in which the six actions
+ * begin with six different tokens.
  */
 /* levels: once */
 #define _GNU_SOURCE
@@ -29,14 +29,14 @@ static struct model *model;
 static struct adapter *ones[MINDS]; /* adapters of rank 2, all different */
 static char folder[64];
 
-/* an environment without anything between its agents */
+/* an environment whose agents do not interact */
 
 enum { TOY_AGENTS = 8 };
 struct toy {
     struct environment e;
     uint64_t seed;
     int tick, dies_at[TOY_AGENTS]; /* 0: never */
-    int parsed, says;              /* how often something was read, and what it meant */
+    int parsed, says;              /* number of answers parsed, and the action that they mean */
 };
 static const char *const words[ACTIONS] = {"north", "south", "east", "west", "pick", "drop"};
 
@@ -166,7 +166,7 @@ static int32_t first_token(const char *word) {
     return id;
 }
 
-/* What the trainer says each action's token costs after a prompt, in nats over the vocabulary. */
+/* The trainer's loss of each action's token after a prompt, in nats over the vocabulary. */
 static void costs_of(struct trainer *t, const char *prompt, double *out) {
     struct error err;
     struct token_ids ids = {0};
@@ -202,7 +202,7 @@ static struct train_options score_options(void) {
     return o;
 }
 
-static void test_policy_is_the_models(void **state) {
+static void test_policy_equals_the_model(void **state) {
     (void)state;
     static const double temperatures[] = {0.3, 1, 2.5};
     struct error err;
@@ -260,7 +260,7 @@ static void test_draws_follow_the_generator(void **state) {
     free(asks);
 }
 
-static void test_one_batch_is_one_by_one(void **state) {
+static void test_batch_equals_single_decisions(void **state) {
     (void)state;
     enum { N = 3 * (int)ARRAY_LEN(prompts) };
     struct adapter *of[3] = {NULL, ones[0], ones[1]};
@@ -283,7 +283,7 @@ static void test_one_batch_is_one_by_one(void **state) {
     buf_release(&text);
 }
 
-static void test_words_that_begin_alike(void **state) {
+static void test_action_words_with_a_common_prefix(void **state) {
     (void)state;
     struct error err;
     struct toy toy;
@@ -293,14 +293,14 @@ static void test_words_that_begin_alike(void **state) {
     assert_null(policy_runner_new(bytes, &toy.e, &o, &err));
     assert_int_equal(err.code, ERR_MISMATCH);
     assert_non_null(strstr(err.text, "begins 'north' and 'south' with one token"));
-    o.text = true; // what is written needs no such tokens
+    o.text = true; // text mode needs no distinct first tokens
     struct policy_runner *a = policy_runner_new(bytes, &toy.e, &o, &err);
     assert_non_null(a);
     policy_runner_free(a);
     model_close(bytes);
 }
 
-static void test_text_is_read(void **state) {
+static void test_text_answers_are_parsed(void **state) {
     (void)state;
     enum { N = 40 };
     struct toy toy;
@@ -328,7 +328,7 @@ static void test_text_is_read(void **state) {
     buf_release(&text);
 }
 
-/* learning, fed by hand */
+/* a learner that the test drives directly */
 
 struct school {
     struct toy toy;
@@ -347,7 +347,7 @@ static struct learner_options learn_plain(const char *learn) {
     return o;
 }
 
-/* A step that is the mean gradient times the rate, and nothing else. */
+/* Plain gradient descent: one step is the mean gradient times the rate. */
 static void options_bare(struct learner_options *o, double lr) {
     free(o->train.optim);
     o->train.optim = xstrdup("sgd");
@@ -356,7 +356,7 @@ static void options_bare(struct learner_options *o, double lr) {
     o->train.lr = lr;
 }
 
-/* Takes the options over. */
+/* Takes ownership of the options. */
 static void school_open(struct school *s, struct learner_options o, double temperature, int minds,
                         int bodies, struct adapter *const *adapters, uint64_t seed) {
     struct error err;
@@ -391,11 +391,11 @@ static void school_update(struct school *s) {
     if (learner_tick(s->l, 0, s->tick, &err) != OK) fail_msg("%s", err.text);
 }
 
-/* A life of one decision: what was asked, done and paid. */
+/* An episode of one decision: prompt, action and reward. */
 struct lesson {
     const char *prompt;
     int action, teacher;
-    double logp, reward; /* logp 0: that of chance */
+    double logp, reward; /* logp 0: the probability of a uniform choice */
 };
 
 static void school_feed(struct school *s, int body, const struct lesson *v) {
@@ -409,7 +409,7 @@ static void school_feed(struct school *s, int body, const struct lesson *v) {
     token_ids_release(&ids);
 }
 
-/* The plain reading of the formula, for prompts of one token each. */
+/* A naive implementation of the formula, for prompts of one token each. */
 enum { STATES = 5, LONGEST = 40 };
 struct reading {
     float v[STATES]; /* the baseline */
@@ -450,7 +450,7 @@ static int float_order(const void *a, const void *b) {
     return (x > y) - (x < y);
 }
 
-/* The table's numbers that are none of 0 are the baseline's values. */
+/* Values of the table other than 0 are the baseline's values. */
 static void critic_is(const struct school *s, const struct reading *r) {
     float *table = learner_critic(s->l, 0), have[STATES], want[STATES];
     int n = 0;
@@ -522,11 +522,11 @@ static struct learner_options clone_options(void) {
     options_bare(&o, 0.05);
     o.buffer = 8;
     o.batch = 4;
-    o.replay = 1; // of all that is remembered
+    o.replay = 1; // samples from the whole buffer
     return o;
 }
 
-/* Lessons first … last - 1, then updates; the hash of what was learned. */
+/* Decisions first … last - 1, then updates; the hash of the resulting adapter. */
 static char *cloned(int longest_first, int first, int last) {
     struct school s;
     school_open(&s, clone_options(), 1, 1, 1, ones, 3);
@@ -548,7 +548,7 @@ static void strings_same(char *a, char *b, bool same) {
     free(b);
 }
 
-static void test_memory_forgets_the_oldest(void **state) {
+static void test_replay_buffer_drops_the_oldest(void **state) {
     (void)state;
     strings_same(cloned(0, 0, 8), cloned(1, 0, 8), true); // widened one by one, and at once
     strings_same(cloned(0, 5, 13), cloned(0, 2, 13), true);
@@ -557,7 +557,7 @@ static void test_memory_forgets_the_oldest(void **state) {
     strings_same(cloned(0, 5, 13), cloned(0, 4, 12), false);
 }
 
-/* Of what came since the last update, unless it is a replay. */
+/* Samples come from experience since the last update, unless replay is drawn. */
 static void test_replay_share(void **state) {
     (void)state;
     struct lesson old = {.prompt = prompts[0], .teacher = 1}, new = {.prompt = prompts[1]};
@@ -582,7 +582,7 @@ static void test_replay_share(void **state) {
     }
 }
 
-/* Two minds with a lesson each; what becomes of the first one. */
+/* Two policies with a decision each; the resulting adapter of the first. */
 static char *shared_with(double share, const struct lesson *others, double *critic) {
     static const struct lesson own = {.prompt = "x o f u", .teacher = 1, .reward = 1};
     struct school s;
@@ -603,7 +603,7 @@ static char *shared_with(double share, const struct lesson *others, double *crit
     return hash;
 }
 
-/* What others lived counts when it is shared, and only then; for the baseline too. */
+/* Experience of other policies counts only if it is shared, also for the baseline. */
 static void test_shared_experience(void **state) {
     (void)state;
     const struct lesson one = {.prompt = "u u u u o f n", .teacher = 2, .reward = 5};
@@ -647,7 +647,7 @@ static void test_one_update_moves_the_policy(void **state) {
     }
 }
 
-static void test_clone_follows_the_teacher(void **state) {
+static void test_behaviour_cloning(void **state) {
     (void)state;
     for (uint64_t seed = 1; seed <= 4; seed++) {
         struct school s;
@@ -667,7 +667,7 @@ static void test_clone_follows_the_teacher(void **state) {
     }
 }
 
-/* The loss of one experience, from probabilities that are asked for anew. */
+/* The loss of one experience, from newly computed probabilities. */
 struct task {
     double temperature, ratio, old, advantage, entropy, clip;
     int action;
@@ -700,8 +700,9 @@ static double slope(const struct school *s, const struct task *k, const double *
     return (loss[1] - loss[0]) / (2 * step);
 }
 
-/* One step of bare gradient from ones[0], after sixteen experiences of which eight remain; what it
- * was in `gradient`. The square of the baseline's errors runs over all sixteen. */
+/* One plain gradient step from ones[0], after sixteen experiences of which the buffer holds eight;
+ * the gradient is stored in `gradient`. The running square of the baseline's errors includes all
+ * sixteen. */
 static void task_learn(struct school *s, struct task *k, double *gradient) {
     enum { LR = 1 };
     struct policy_decision now;
@@ -729,7 +730,7 @@ static void task_learn(struct school *s, struct task *k, double *gradient) {
         gradient[i] = ((double)ones[0]->data[i] - (double)after->data[i]) / LR;
 }
 
-static void test_gradient_is_that_of_the_loss(void **state) {
+static void test_gradient_equals_the_loss_gradient(void **state) {
     (void)state;
     static const struct task tasks[] = {
         {.temperature = 1, .ratio = 1, .advantage = 2, .clip = 0.2, .action = 1},
@@ -782,8 +783,8 @@ static void test_clipped_side_has_no_gradient(void **state) {
     free(g);
 }
 
-/* Three minds, eight lessons each and an update, three times; those of mind 1 were drawn with
- * probability exp(rare). */
+/* Three policies, eight decisions each and an update, three times; those of policy 1 were sampled
+ * with probability exp(rare). */
 static void class_teach(struct school *s, struct adapter *second, double rare) {
     struct adapter *adapters[3] = {ones[0], second, ones[2]};
     school_open(s, learn_plain("gradient"), 1, 3, 3, adapters, 6);
@@ -808,8 +809,8 @@ static void neighbours_same(const struct school *a, const struct school *b) {
     }
 }
 
-/* A mind whose weights give no numbers, among others that learn as they do beside a sound one. */
-static void test_the_broken_alone_are_put_back(void **state) {
+/* A policy with non-finite weights does not change what the other policies learn. */
+static void test_only_nonfinite_policies_are_rolled_back(void **state) {
     (void)state;
     struct school sound, broken;
     double *along = xcalloc(ones[1]->n_data, sizeof *along);
@@ -825,7 +826,7 @@ static void test_the_broken_alone_are_put_back(void **state) {
     adapter_release(huge);
     free(along);
     int put_back = 0;
-    for (int rare = -60; rare > -92; rare -= 2) { // gradients beyond what a float holds
+    for (int rare = -60; rare > -92; rare -= 2) { // gradients beyond the range of a float
         class_teach(&broken, ones[1], rare);
         neighbours_same(&sound, &broken);
         put_back += learner_health(broken.l, 1).rollbacks > 0;
@@ -835,7 +836,7 @@ static void test_the_broken_alone_are_put_back(void **state) {
     school_close(&sound);
 }
 
-/* A tick of one mind in one body, with numbers or without. */
+/* A tick of one policy with one agent, with finite log-probabilities or not. */
 static void school_tick(struct school *s, bool numbers) {
     struct error err;
     int32_t token = 300 + s->tick % 7;
@@ -847,8 +848,8 @@ static void school_tick(struct school *s, bool numbers) {
     if (learner_tick(s->l, 0, s->tick, &err) != OK) fail_msg("%s", err.text);
 }
 
-/* One decision without numbers is one that is undone, and nothing is learned from it later. */
-static void test_one_bad_decision(void **state) {
+/* A decision without finite log-probabilities is rolled back and never sampled later. */
+static void test_nonfinite_decision(void **state) {
     (void)state;
     struct school s;
     struct learner_options o = learn_plain("gradient");
@@ -859,7 +860,7 @@ static void test_one_bad_decision(void **state) {
     struct policy_health h = learner_health(s.l, 0);
     assert_int_equal(h.rollbacks, 1);
     assert_true(isfinite(h.entropy) && h.entropy > 1);
-    struct school fresh; // that begins after it
+    struct school fresh; // a learner that begins after it
     o = learn_plain("gradient");
     o.every = 1;
     o.replay = 1;
@@ -871,9 +872,9 @@ static void test_one_bad_decision(void **state) {
     school_close(&fresh);
 }
 
-/* A hundred ticks at rate 0 of four minds: a sound one, one that repeats itself, one that hardly
- * draws, one that is paid the same always. */
-static void test_collapse_is_told(void **state) {
+/* A hundred ticks at rate 0 of four policies: a healthy one, one that repeats an action, one with
+ * low entropy, one with constant reward. */
+static void test_collapse_is_reported(void **state) {
     (void)state;
     struct school s;
     struct learner_options o = learn_plain("gradient");
@@ -902,7 +903,7 @@ static void test_collapse_is_told(void **state) {
         assert_true(fabs(h.spread - (b == 3 ? 0 : 0.5)) < 1e-12);
         assert_true(fabs(h.most_repeated - (b == 1 ? 1 : 0.17)) < 1e-12);
         if (b != 2) assert_true(fabs(h.entropy - log(ACTIONS)) < 1e-9);
-        assert_int_equal(h.rollbacks, 0); // there was nothing better before
+        assert_int_equal(h.rollbacks, 0); // no better snapshot exists
     }
     school_close(&s);
 }
@@ -941,7 +942,7 @@ static void life_open(struct world_of *w) {
     if (!w->life) fail_msg("%s", err.text);
 }
 
-/* Takes the options over. `toy`: agents that cannot meet. */
+/* Takes ownership of the options. `toy`: agents that do not interact. */
 static void world_make(struct world_of *w, struct simulation_options o, bool toy, int threads) {
     struct error err;
     *w = (struct world_of){.o = o, .pool = pool_new(threads)};
@@ -965,7 +966,7 @@ static void world_free(struct world_of *w) {
     options_release(simulation_option_rows, &w->o);
 }
 
-/* A generation, or its first ticks. Actions are added to `story`, and at its end who lived. */
+/* A generation, or its first ticks. Appends the actions to `story`, and at the end the policies. */
 static void generation(struct world_of *w, int ticks, struct buf *story) {
     struct error err;
     int n = 1, t = 0;
@@ -988,7 +989,7 @@ static void measured_tell(struct world_of *w, struct buf *story) {
         buf_printf(story, "held out: %a %a\n", out[i].fitness, out[i].reward);
 }
 
-/* Who there is and what they were worth; of health only with `health`. */
+/* Names of the policies and their fitness; their health only with `health`. */
 static void minds_tell(const struct simulation *l, bool health, struct buf *story) {
     for (int i = 0; i < simulation_n_policies(l); i++) {
         json_t *v = policy_record_json(simulation_policy(l, i));
@@ -1051,8 +1052,8 @@ static void loaded(struct simulation *l, const char *dir) {
     json_decref(state);
 }
 
-/* Four generations; each ended by a save and begun by another object, which in `killed` ones lives
- * some ticks and is lost. */
+/* Four generations; each ends with a save and continues in another object. Before the generations
+ * in `killed` an object runs some ticks and is discarded. */
 static char *interrupted(const char *dir, const char *killed) {
     struct world_of w;
     struct buf story = {0}, lost = {0};
@@ -1091,15 +1092,15 @@ static void test_interruptions_change_nothing(void **state) {
     char *dir = place_in("interrupted"), *minds = path_join(dir, "minds");
     strings_same(interrupted(NULL, "----"), interrupted(dir, "----"), true);
     strings_same(interrupted(NULL, "----"), interrupted(dir, "-xx-"), true);
-    assert_int_equal(entries(minds, ""), MINDS); // what no state names is gone
+    assert_int_equal(entries(minds, ""), MINDS); // adapters that no state names are removed
     assert_int_equal(entries(dir, "critics-"), 1);
     free(minds);
     free(dir);
 }
 
-/* Rates that make everybody's weights no numbers: all are put back, again and again, and what
- * remains can be saved and read. */
-static void test_a_rate_that_breaks_everybody(void **state) {
+/* Learning rates that make all weights non-finite: all policies are rolled back repeatedly, and the
+ * result can be saved and loaded. */
+static void test_rate_that_makes_all_nonfinite(void **state) {
     (void)state;
     struct world_of w;
     struct buf story = {0};
@@ -1129,9 +1130,9 @@ static void test_a_rate_that_breaks_everybody(void **state) {
     free(dir);
 }
 
-/* One adapter of infinities among others, in an environment where nobody meets: the run goes on,
- * and the others become what they become beside a sound one. */
-static void test_neighbours_of_the_broken(void **state) {
+/* One adapter of infinities among others, in an environment without interaction: the run continues,
+ * and the other policies are the same as next to a healthy one. */
+static void test_nonfinite_policy_does_not_change_others(void **state) {
     (void)state;
     struct adapter *sound = ones[1], *after[2][MINDS] = {0};
     double *along = xcalloc(sound->n_data, sizeof *along);
@@ -1164,8 +1165,8 @@ static void test_neighbours_of_the_broken(void **state) {
     free(along);
 }
 
-/* Lives too short for a look at anybody's health have been looked at when they end. */
-static void test_health_of_a_short_life(void **state) {
+/* Generations shorter than the health interval end with a health check. */
+static void test_health_of_a_short_generation(void **state) {
     (void)state;
     struct world_of w;
     struct buf story = {0};
@@ -1186,7 +1187,7 @@ static void test_health_of_a_short_life(void **state) {
 
 /* breeding */
 
-/* A generation, and who there was at its end. */
+/* A generation and its policies at the end. */
 struct parents {
     struct policy_record v[MINDS];
 };
@@ -1211,7 +1212,7 @@ static const struct policy_record *parent_find(const struct parents *p, const ch
     return NULL;
 }
 
-/* ΔW of a child is that of its parents by their fitness, as long as theirs are by the same. */
+/* ΔW of a child is the fitness-weighted mean of its parents' ΔW, with the same weighted norm. */
 static void child_is(const struct parents *p, const struct policy_record *c) {
     struct error err;
     const struct policy_record *a = parent_find(p, c->parents[0]),
@@ -1246,7 +1247,7 @@ static void test_children(void **state) {
     struct error err;
     struct simulation_options o = life_plain("none");
     o.mutate = 0;
-    o.learn.train.r = 4; // so that nothing of two parents of rank 2 is lost
+    o.learn.train.r = 4; // enough rank for two parents of rank 2
     o.elites = 1;
     world_make(&w, o, true, 1);
     for (int g = 0; g < 3; g++) {
@@ -1270,7 +1271,7 @@ static void test_children(void **state) {
     buf_release(&story);
 }
 
-static void test_nobody_breeds(void **state) {
+static void test_no_breeding(void **state) {
     (void)state;
     struct world_of w;
     struct buf story = {0};
@@ -1287,7 +1288,7 @@ static void test_nobody_breeds(void **state) {
     buf_release(&story);
 }
 
-/* Mutants alone differ from children that are not: all of them, or none. */
+/* Mutation is the only difference to children without mutation, for all children or for none. */
 static void test_mutants(void **state) {
     (void)state;
     char *hashes[2][MINDS];
@@ -1308,7 +1309,7 @@ static void test_mutants(void **state) {
     for (int i = 0; i < MINDS; i++) strings_same(hashes[0][i], hashes[1][i], i == 0);
 }
 
-/* The same lives twice, the statistics of elites kept or not. */
+/* The same simulation twice, with and without the statistics of elites. */
 static void test_carry(void **state) {
     (void)state;
     double fitness[2][2], first = 0;
@@ -1345,7 +1346,7 @@ static char *life_told(const struct simulation *l) {
     return b.data;
 }
 
-/* Refused with a reason that names the file, and everything is as it was. */
+/* Refused with an error that names the file, and the simulation is unchanged. */
 static void refused(struct world_of *w, const char *dir, const json_t *state, const char *what) {
     struct error err = {0};
     char *before = life_told(w->life);
@@ -1355,7 +1356,7 @@ static void refused(struct world_of *w, const char *dir, const json_t *state, co
     strings_same(before, life_told(w->life), true);
 }
 
-/* Every member of an object that lies in `state`: gone, and of every other type. */
+/* Every member of an object in `state`: removed, and replaced by a value of every other type. */
 static void members_damage(struct world_of *w, const char *dir, json_t *state, json_t *at) {
     json_t *copy = json_deep_copy(at), *v;
     const char *key;
@@ -1455,7 +1456,8 @@ static void test_damaged_states(void **state) {
     members_damage(&w, dir, v, json_object_get(mind, "health"));
     hash_damage(&w, dir, v, mind);
     files_damage(&w, dir, v);
-    assert_int_equal(simulation_load(w.life, dir, v, &err), OK); // nothing of that has stayed
+    assert_int_equal(simulation_load(w.life, dir, v, &err), OK); // none of the refused states had
+                                                                 // an effect
     json_t *parents = json_object_get(mind, "parents");
     for (int i = 0; i < 3; i++) json_array_append_new(parents, json_string("g0m0"));
     refused(&w, dir, v, "three parents");
@@ -1476,8 +1478,8 @@ static void test_damaged_states(void **state) {
     free(dir);
 }
 
-/* Faults come in between Shoal and the C library (--wrap in the Makefile). */
-static long calls, fault_at; /* of the file system so far; the one that finds the disk full */
+/* Faults are injected between Shoal and the C library (--wrap in the Makefile). */
+static long calls, fault_at; /* file system calls so far; the call that fails with a full disk */
 static bool fault_kills;
 
 static bool call_fails(void) {
@@ -1525,7 +1527,7 @@ int __wrap_rename(const char *from, const char *to) {
     return call_fails() ? -1 : __real_rename(from, to);
 }
 
-/* Saves with the n-th call failing, or killing; whether it came to its end. */
+/* Saves with the n-th call failing, or killing the process; returns whether it succeeded. */
 static bool saved_with_fault(const struct simulation *l, const char *dir, long n, bool kill) {
     struct error err = {0};
     json_t *extra = json_pack("{s:s}", "mine", "too");
@@ -1548,8 +1550,9 @@ static bool saved_with_fault(const struct simulation *l, const char *dir, long n
     return status == 0;
 }
 
-/* The generation before or this one, whole, whatever fails; and the next save mends. */
-static void test_saving_that_fails(void **state) {
+/* For any failure, the folder has the complete previous or current generation, and the next save
+ * repairs it. */
+static void test_failed_saves(void **state) {
     (void)state;
     struct world_of w;
     struct buf story = {0};
@@ -1628,34 +1631,34 @@ static void test_options(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_policy_is_the_models),
+        cmocka_unit_test(test_policy_equals_the_model),
         cmocka_unit_test(test_draws_follow_the_generator),
-        cmocka_unit_test(test_one_batch_is_one_by_one),
-        cmocka_unit_test(test_words_that_begin_alike),
-        cmocka_unit_test(test_text_is_read),
+        cmocka_unit_test(test_batch_equals_single_decisions),
+        cmocka_unit_test(test_action_words_with_a_common_prefix),
+        cmocka_unit_test(test_text_answers_are_parsed),
         cmocka_unit_test(test_returns),
-        cmocka_unit_test(test_memory_forgets_the_oldest),
+        cmocka_unit_test(test_replay_buffer_drops_the_oldest),
         cmocka_unit_test(test_replay_share),
         cmocka_unit_test(test_shared_experience),
         cmocka_unit_test(test_one_update_moves_the_policy),
-        cmocka_unit_test(test_clone_follows_the_teacher),
-        cmocka_unit_test(test_gradient_is_that_of_the_loss),
+        cmocka_unit_test(test_behaviour_cloning),
+        cmocka_unit_test(test_gradient_equals_the_loss_gradient),
         cmocka_unit_test(test_clipped_side_has_no_gradient),
-        cmocka_unit_test(test_the_broken_alone_are_put_back),
-        cmocka_unit_test(test_one_bad_decision),
-        cmocka_unit_test(test_collapse_is_told),
+        cmocka_unit_test(test_only_nonfinite_policies_are_rolled_back),
+        cmocka_unit_test(test_nonfinite_decision),
+        cmocka_unit_test(test_collapse_is_reported),
         cmocka_unit_test(test_rate_zero_is_frozen),
         cmocka_unit_test(test_threads_change_nothing),
         cmocka_unit_test(test_interruptions_change_nothing),
-        cmocka_unit_test(test_a_rate_that_breaks_everybody),
-        cmocka_unit_test(test_neighbours_of_the_broken),
-        cmocka_unit_test(test_health_of_a_short_life),
+        cmocka_unit_test(test_rate_that_makes_all_nonfinite),
+        cmocka_unit_test(test_nonfinite_policy_does_not_change_others),
+        cmocka_unit_test(test_health_of_a_short_generation),
         cmocka_unit_test(test_children),
-        cmocka_unit_test(test_nobody_breeds),
+        cmocka_unit_test(test_no_breeding),
         cmocka_unit_test(test_mutants),
         cmocka_unit_test(test_carry),
         cmocka_unit_test(test_damaged_states),
-        cmocka_unit_test(test_saving_that_fails),
+        cmocka_unit_test(test_failed_saves),
         cmocka_unit_test(test_options),
     };
     log_quiet = true;

@@ -1,10 +1,11 @@
 /*
- * Minds that learn by evolution strategies: what a learner estimates from members' rewards is the
- * gradient that the trainer computes, in the mean over directions; lives are the same at any number
- * of threads and after an interruption; and a mind learns a bandit, with one body and with eight.
+ * Policies that learn by evolution strategies: the mean over directions of the estimate from
+ * members' rewards is the gradient that the trainer computes; simulations are the same for any
+ * number of threads and after an interruption; and a policy learns a bandit, with one agent and
+ * with eight.
  *
- * The model is tiny and drawn from a seed, with fry's tokenizer. Steps are those of plain gradient
- * descent where the estimate itself is looked at: minus the change over the rate.
+ * The model is tiny and initialised from a seed, with fry's tokenizer. Tests of the estimate use
+ * plain gradient descent: the estimate is minus the change over the rate.
  */
 /* levels: once */
 #define _GNU_SOURCE
@@ -30,7 +31,7 @@ static struct adapter *start;
 static struct error err;
 static char folder[64];
 
-/* an environment that pays `worth` of what was done */
+/* an environment whose reward is the `worth` of the action */
 
 struct bandit {
     struct environment e;
@@ -92,7 +93,7 @@ static int suite_free(void **state) {
     return folder_remove(folder);
 }
 
-/* a learner whose bodies are asked the same thing, tick after tick */
+/* a learner whose agents get the same prompt in every tick */
 
 struct school {
     struct bandit env;
@@ -100,7 +101,7 @@ struct school {
     struct learner_options o;
     struct learner *l;
     int n_bodies, tick;
-    double logp[8][ACTIONS]; /* [bodies] of the last tick */
+    double logp[8][ACTIONS]; /* [bodies] log-probabilities of the last tick */
 };
 
 static void name_set(char **to, const char *name) {
@@ -108,7 +109,7 @@ static void name_set(char **to, const char *name) {
     *to = xstrdup(name);
 }
 
-/* lr: of plain descent. */
+/* lr: rate of plain gradient descent. */
 static struct learner_options options(int stretch, double sigma, const char *shaping, double lr) {
     struct learner_options o = {0};
     options_default(learner_option_rows, &o);
@@ -124,7 +125,7 @@ static struct learner_options options(int stretch, double sigma, const char *sha
     return o;
 }
 
-/* Takes the options over. */
+/* Takes ownership of the options. */
 static void school_of(struct school *s, struct learner_options o, int minds, int bodies,
                       uint64_t seed) {
     struct adapter *adapters[] = {start, start};
@@ -154,7 +155,7 @@ static void school_close(struct school *s) {
     options_release(learner_option_rows, &s->o);
 }
 
-/* All but the bodies from `living` on are asked and act; asks: [living]. */
+/* Agents before `living` decide and act; asks: [living]. */
 static void school_ask(struct school *s, struct policy_decision *asks, int living) {
     struct buf text = {0};
     buf_puts(&text, prompt);
@@ -180,8 +181,8 @@ static double expected(const double *logp) {
     return sum;
 }
 
-/* A tick of the toy fitness: a body is paid what its policy is worth in the mean. `paid`: [living]
- * instead, or NULL. */
+/* A tick of the toy fitness: an agent's reward is the mean worth of its policy. `paid`: [living]
+ * rewards to use instead, or NULL. */
 static void school_live(struct school *s, int living, const double *paid) {
     struct policy_decision asks[8];
     school_ask(s, asks, living);
@@ -192,7 +193,7 @@ static void school_live(struct school *s, int living, const double *paid) {
     school_tick(s);
 }
 
-/* How the adapter changed, over minus the rate: the gradient of a loss that was descended. */
+/* The adapter's change over minus the rate: the gradient of the minimised loss. */
 static double *change(const struct adapter *a, double lr) {
     double *g = xcalloc(start->n_data, sizeof *g);
     for (size_t i = 0; i < start->n_data; i++)
@@ -218,7 +219,7 @@ static int worth_loss(void *ctx, struct loss_sample *v, int n, struct error *e) 
     return OK;
 }
 
-/* Of minus the fitness, by differentiation. */
+/* Gradient of minus the fitness, by differentiation. */
 static double *true_gradient(void) {
     const double lr = 0.1;
     struct school s;
@@ -246,7 +247,7 @@ static double *true_gradient(void) {
     return g;
 }
 
-/* One round of so many bodies, which live one stretch or, being odd in number, two. */
+/* One round with `bodies` agents: one stretch, or two if the number is odd. */
 static double *estimate(int bodies, uint64_t seed) {
     const double lr = 0.1;
     struct school s;
@@ -262,9 +263,9 @@ static double *estimate(int bodies, uint64_t seed) {
     return g;
 }
 
-/* Over many seeds: along the gradient the estimate's mean is 1, along something else it is what the
- * gradient has there, both within their standard errors; and the mean of all points where it should
- * for so many directions in so many dimensions: cos² = M / (M + d + 1). */
+/* Over many seeds: the estimate's mean is 1 along the gradient, and along another vector the
+ * gradient's component, both within their standard errors. The cosine of the mean of M estimates in
+ * d dimensions is as expected: cos² = M / (M + d + 1). */
 static void estimate_is_right(int bodies, int seeds) {
     double *g = true_gradient(), *mean = xcalloc(start->n_data, sizeof *mean);
     double *other = xcalloc(start->n_data, sizeof *other);
@@ -307,9 +308,9 @@ static void test_estimate_in_turns(void **state) {
     estimate_is_right(3, 100);
 }
 
-/* Who was gone counts as the mean of those who lived: of rewards 1, 0 and 1/2 only the first pair
- * says something, (z₁ - z₀) / (3 σ), where two bodies alone would say (z₁ - z₀) / (2 σ). */
-static void test_who_was_gone(void **state) {
+/* An absent agent counts as the mean of the others: of the rewards 1, 0 and 1/2 only the first pair
+ * contributes, (z₁ - z₀) / (3 σ), while two agents alone would give (z₁ - z₀) / (2 σ). */
+static void test_absent_agents(void **state) {
     (void)state;
     static const double paid[] = {1, 0, 0.5};
     const double lr = 1e-3;
@@ -328,7 +329,7 @@ static void test_who_was_gone(void **state) {
     free(by[1]);
 }
 
-/* Body `body`'s direction in that tick, by its hash, and the sign it lives it with. */
+/* The hash of an agent's direction in a tick, and its sign. */
 struct way {
     char hash[HASH_LEN];
     float weight;
@@ -345,8 +346,8 @@ static struct way way_at(struct school *s, int generation, int tick, int body) {
     return w;
 }
 
-/* A pair shares its direction, with both signs; pairs, rounds, minds, lives and seeds have their
- * own. */
+/* A pair shares its direction, with both signs; pairs, rounds, policies, generations and seeds have
+ * different directions. */
 static void test_directions(void **state) {
     (void)state;
     struct school two, one, other, minds;
@@ -375,7 +376,7 @@ static void test_directions(void **state) {
     school_close(&minds);
 }
 
-static void test_alike_teach_nothing(void **state) {
+static void test_equal_rewards_have_no_gradient(void **state) {
     (void)state;
     static const double paid[] = {0.5, 0.5, 0.5, 0.5};
     struct school s;
@@ -387,8 +388,8 @@ static void test_alike_teach_nothing(void **state) {
     school_close(&s);
 }
 
-/* A mind whose policy was no number is put back, and what it was paid as such is forgotten. */
-static void test_put_back_forgets(void **state) {
+/* A policy with non-finite weights is rolled back, and its rewards from then are discarded. */
+static void test_rollback_discards_rewards(void **state) {
     (void)state;
     static const double good[] = {1, 0}, none[] = {0, 0};
     for (int broken = 0; broken < 2; broken++) {
@@ -409,8 +410,8 @@ static void test_put_back_forgets(void **state) {
     }
 }
 
-/* DoRA's magnitudes have no directions. */
-static void test_more_than_plain_is_refused(void **state) {
+/* DoRA magnitudes are not perturbed: such adapters are refused. */
+static void test_dora_is_refused(void **state) {
     (void)state;
     struct adapter_config c = {.r = 2, .alpha = 2, .target = {true}, .dora = true};
     struct adapter *a = adapter_new_for_model(model, &c, 1, &err);
@@ -425,7 +426,7 @@ static void test_more_than_plain_is_refused(void **state) {
 
 /* learning */
 
-/* The probability of action 4 after so many stretches in which nothing else is paid. */
+/* The probability of action 4 after `stretches` stretches in which no other action has a reward. */
 static double bandit_learned(int bodies, int stretches, double lr) {
     struct school s;
     struct learner_options o = options(8, 0.1, "zscore", lr);
@@ -478,7 +479,7 @@ static void life_open(struct place_of *p, const char *learn, double lr, int thre
     name_set(&lo.learn, learn);
     p->o.learn = lo;
     p->o.worlds = 2;
-    p->o.minds = 3; // two with three bodies, one with two
+    p->o.minds = 3; // two with three agents, one with two
     p->o.steps = 23;
     p->o.seed = 4;
     p->o.held_out = 2;
@@ -530,7 +531,7 @@ static void test_threads_change_nothing(void **state) {
     life_close(&two);
 }
 
-static void test_a_life_goes_on(void **state) {
+static void test_resume(void **state) {
     (void)state;
     struct place_of whole, first, second;
     life_open(&whole, "es", 0.1, 1);
@@ -583,13 +584,13 @@ int main(void) {
         cmocka_unit_test(test_estimate_side_by_side),
         cmocka_unit_test(test_estimate_in_turns),
         cmocka_unit_test(test_directions),
-        cmocka_unit_test(test_who_was_gone),
-        cmocka_unit_test(test_alike_teach_nothing),
-        cmocka_unit_test(test_put_back_forgets),
-        cmocka_unit_test(test_more_than_plain_is_refused),
+        cmocka_unit_test(test_absent_agents),
+        cmocka_unit_test(test_equal_rewards_have_no_gradient),
+        cmocka_unit_test(test_rollback_discards_rewards),
+        cmocka_unit_test(test_dora_is_refused),
         cmocka_unit_test(test_bandit),
         cmocka_unit_test(test_threads_change_nothing),
-        cmocka_unit_test(test_a_life_goes_on),
+        cmocka_unit_test(test_resume),
         cmocka_unit_test(test_no_rate_no_change),
         cmocka_unit_test(test_options),
     };

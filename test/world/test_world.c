@@ -1,7 +1,5 @@
-/*
- * test_world: the grid's rules one by one, every string that agents are shown, files of rules and
- * what they are refused for, policies, and what must hold after every tick of every kind of world.
- */
+/* test_world: each rule of the grid, every text of an observation, rule files and the reasons for
+ * which they are refused, policies, and invariants after every tick of every kind of world. */
 /* levels: once */
 #define _GNU_SOURCE
 #include "world/world.h"
@@ -16,7 +14,7 @@
 
 static struct error err;
 
-/* Rules of a file's text; the next call releases them. */
+/* Rules from the text of a file; the next call releases them. */
 static const struct world_rules *rules_of(const char *text) {
     static struct world_rules r;
     world_rules_release(&r);
@@ -24,7 +22,7 @@ static const struct world_rules *rules_of(const char *text) {
     return &r;
 }
 
-/* One agent's or, in turn, several agents' next actions. */
+/* Applies the next actions of one agent or, in turn, of several agents. */
 static void act(struct world *w, const struct world_rules *r, int action) {
     int16_t actions[WORLD_AGENTS];
     for (int i = 0; i < WORLD_AGENTS; i++) actions[i] = (int16_t)action;
@@ -76,7 +74,7 @@ static void test_rule_sets(void **state) {
     world_rules_release(&r);
 }
 
-static void test_rules_of_a_file(void **state) {
+static void test_rule_files(void **state) {
     (void)state;
     const struct world_rules *r =
         rules_of("food: 2\nrules: repaired\nrewards: {move: 0, wrong: -7}\nfood-every: 3\n");
@@ -140,7 +138,7 @@ static void test_refusals(void **state) {
 
 /* how worlds begin */
 
-/* Cells that homes reach, found by asking every cell again and again. */
+/* Number of cells that can be reached from homes, by repeated passes over all cells. */
 static int reached_count(const struct world *w) {
     static bool reached[WORLD_CELLS];
     int n = 0, before = -1;
@@ -185,9 +183,9 @@ static void test_ground(void **state) {
         assert_int_equal(reached, 81 - count(&w, CELL_WALL));
         assert_true(reached >= 25);
     }
-    assert_true(closed); // else these walls show nothing
+    assert_true(closed); // otherwise these walls test nothing
     world_reset(&w, rules_of("size: 8\nwalls: 4000\nreachable: true"), 1, 1);
-    assert_int_equal(count(&w, CELL_WALL), 28); // no drawing leaves half of the cells
+    assert_int_equal(count(&w, CELL_WALL), 28); // no map has only half of the cells
     world_reset(&w, rules_of("size: 4\nwalls: 4000\nhomes: 8"), 1, 1);
     assert_int_equal(w.n_homes, 4);
 }
@@ -225,7 +223,7 @@ static void test_map(void **state) {
     struct buf b = {0};
     world_reset(&w, r, 3, 1);
     world_render(&w, &b);
-    /* square, with another row of walls in the north; the first and third agent in one place */
+    /* square, with another row of walls in the north; the first and third agent share a cell */
     assert_string_equal(b.data, "######\n######\n#Af.+#\n#.m#.#\n#B..+#\n######\n");
     assert_true(w.size == 6 && w.n_homes == 2 && w.food_grown == 1 && w.material_grown == 1);
     assert_int_equal(w.homes[0], cell_at(&w, 4, 3));
@@ -317,7 +315,7 @@ static void test_energy(void **state) {
     w.cells[a->cell] = CELL_FOOD, w.food_grown++;
     act_two(&w, r, PICK_FOOD, MOVE_EAST);
     act_two(&w, r, MOVE_EAST, MOVE_EAST);
-    act_two(&w, r, DROP_FOOD, MOVE_EAST); // 3 left, 2 more of the 3 there is room for, 1 spent
+    act_two(&w, r, DROP_FOOD, MOVE_EAST); // 3 left, 2 of the 3 that fit added, 1 spent
     assert_true(a->energy == 4 && a->delivered == 1 && w.energy_given == 12);
     w.agents[1].holds = HOLDS_FOOD, w.food_grown++;
     act(&w, r, PICK_FOOD);
@@ -353,7 +351,7 @@ static void test_memory(void **state) {
     act(&w, r, MOVE_EAST); // the oldest goes
     assert_true(a->n_known == 10 && a->known[0] == cell_at(&w, 2, 1));
     assert_int_equal(a->known[9], cell_at(&w, 11, 3));
-    act(&w, r, MOVE_NORTH); // beside (10,3), which is known, and (12,3)
+    act(&w, r, MOVE_NORTH); // next to (10,3), which is known, and (12,3)
     assert_true(a->n_known == 10 && a->known[0] == cell_at(&w, 3, 3));
     act(&w, r, PICK_FOOD);
     assert_true(a->n_known == 9 && a->known[7] == cell_at(&w, 10, 3));
@@ -375,7 +373,8 @@ static void test_growth(void **state) {
         act(&w, r, DROP_FOOD);
         food = w.food_grown - food, material = w.material_grown - material;
         assert_int_equal(w.tick, t);
-        assert_true(t % 4 == 0 ? food >= 2 && food <= 3 : food == 0); // one may hit another
+        assert_true(t % 4 == 0 ? food >= 2 && food <= 3 : food == 0); // two may be placed on one
+                                                                      // cell
         assert_true(t % 3 == 0 ? material >= 1 && material <= 2 : material == 0);
     }
     assert_true(w.food_grown > 30 && w.material_grown > 26);
@@ -399,17 +398,18 @@ static void test_predators(void **state) {
     struct world_agent *a = &w.agents[0], *b = &w.agents[1];
     world_reset(&w, r, 2, 1);
     b->cell = (int16_t)cell_at(&w, 7, 3);
-    *wolf = (int16_t)cell_at(&w, 4, 3); // both agents three steps away: the first; x is longer
+    *wolf = (int16_t)cell_at(&w, 4, 3); // both agents are three steps away: the first one; the x
+                                        // distance is longer
     act(&w, r, DROP_FOOD);
     assert_int_equal(*wolf, cell_at(&w, 3, 3));
     a->cell = (int16_t)cell_at(&w, 1, 1);
-    *wolf = (int16_t)cell_at(&w, 3, 3); // as far along x as along y: x first
+    *wolf = (int16_t)cell_at(&w, 3, 3); // equal distances in x and y: x first
     act(&w, r, DROP_FOOD);
     assert_int_equal(*wolf, cell_at(&w, 2, 3));
-    act(&w, r, DROP_FOOD); // y is longer but a wall; x
+    act(&w, r, DROP_FOOD); // the y distance is longer but blocked by a wall: x
     assert_int_equal(*wolf, cell_at(&w, 1, 3));
     a->cell = (int16_t)cell_at(&w, 3, 1);
-    *wolf = (int16_t)cell_at(&w, 3, 2); // at home: cannot be entered, and there is no other way
+    *wolf = (int16_t)cell_at(&w, 3, 2); // at home: cannot be entered, and no other move is closer
     act(&w, r, DROP_FOOD);
     assert_int_equal(*wolf, cell_at(&w, 3, 2));
     assert_true(a->bites == 0 && b->bites == 0);
@@ -419,7 +419,7 @@ static void test_predators(void **state) {
     assert_int_equal(*wolf, cell_at(&w, 4, 2));
     assert_true(a->bites == 1 && a->reward == -6 && a->total == -10 && a->energy == 200 - 5 - 7);
     assert_true(b->bites == 1 && b->energy == 0 && !b->alive && w.n_living == 1);
-    act(&w, r, DROP_FOOD); // where it is it stays, and bites again; the dead are left alone
+    act(&w, r, DROP_FOOD); // it stays on the prey's cell and bites again; dead agents are ignored
     assert_true(*wolf == cell_at(&w, 4, 2) && a->bites == 2 && b->bites == 1);
     assert_int_equal(w.energy_spent, (6 + 14) + (5 + 5));
 }
@@ -470,7 +470,7 @@ static void test_strings(void **state) {
     world_reset(&w, r, 1, 1);
     prompts(&w, r,
             "At (1,3), E200, unexplored area, remember 1 food. See: food→ wall↑ wall←. Action:");
-    act(&w, r, MOVE_EAST); // legacy observations exclude the agent's cell
+    act(&w, r, MOVE_EAST); // agents of the legacy rules do not observe the content of their cell
     prompts(&w, r,
             "[move_east] At (2,3), E199, unexplored area, remember 1 food. See: wall↑ "
             "material↓. Action:");
@@ -507,7 +507,7 @@ static void test_strings(void **state) {
              "wolf↓");
     r = rules_of("food: 0\nmap: ['#####', '#...#', '#H..#', '#A..#', '#####']");
     world_reset(&w, r, 1, 1);
-    w.agents[0].cell = (int16_t)cell_at(&w, 2, 2); // in the open there is nothing to see
+    w.agents[0].cell = (int16_t)cell_at(&w, 2, 2); // an empty area: nothing to observe
     observes(&w, r, 0, "At (2,2), E200, unexplored area. See: home←");
     w.agents[0].cell = (int16_t)cell_at(&w, 3, 3);
     w.cells[cell_at(&w, 4, 3)] = w.cells[cell_at(&w, 3, 4)] = 0;
@@ -522,7 +522,7 @@ static const char *const brief_map = "rules: repaired\nfood: 0\nmap: |\n"
                                      "  #....#\n"
                                      "  ######\n";
 
-/* Every letter, by a life that comes past everything. */
+/* Every letter of the compact observation, on a path past every kind of cell. */
 static void test_brief(void **state) {
     (void)state;
     struct world w;
@@ -548,7 +548,7 @@ static void test_brief(void **state) {
     }
 }
 
-/* A wolf beside hides whatever its cell is; one on the own cell is not told. */
+/* An adjacent wolf hides its cell's content; a wolf on the agent's cell is not shown. */
 static void test_brief_hidden(void **state) {
     (void)state;
     struct world w;
@@ -564,7 +564,7 @@ static void test_brief_hidden(void **state) {
     observes(&w, r, 0, "o u h u o - n w +");
 }
 
-/* Without the rule `here` the own cell is always one that it has stood on. */
+/* Without the rule `here` the agent's cell is shown as one that it has visited. */
 static void test_brief_not_here(void **state) {
     (void)state;
     struct world w;
@@ -577,7 +577,7 @@ static void test_brief_not_here(void **state) {
     }
 }
 
-/* Homes that it knows: the first and those it stood on. Of equally near ones the first goes. */
+/* Known homes are the first one and those visited. Of equal distances the first home is chosen. */
 static void test_brief_goal(void **state) {
     (void)state;
     struct world w;
@@ -594,7 +594,7 @@ static void test_brief_goal(void **state) {
     assert_true(w.n_homes == 4 && w.homes[0] == cell_at(&w, 7, 5));
     assert_int_equal(world_goal(&w, 0), -1);
     a->holds = HOLDS_FOOD;
-    assert_int_equal(world_goal(&w, 0), w.homes[0]); // the nearer ones it has not heard of
+    assert_int_equal(world_goal(&w, 0), w.homes[0]); // the nearer homes are unknown
     observes(&w, r, 0, "u u u u o f n e +");
     static const struct {
         int stood, goal;
@@ -620,7 +620,7 @@ static void test_brief_goal(void **state) {
     observes(&w, r, 0, "u u u u o - - - +");
 }
 
-/* + for half of it and more; half of an odd number is no whole one. */
+/* + for at least half of the energy; half of an odd number is rounded up. */
 static void test_brief_energy(void **state) {
     (void)state;
     struct world w;
@@ -643,7 +643,7 @@ static void test_brief_energy(void **state) {
     }
 }
 
-/* Less than 0.3 and more than 0.8 of the cells of the square that lie in the world. */
+/* Less than 0.3 and more than 0.8 of the cells of the square that are inside the world. */
 static void test_areas(void **state) {
     (void)state;
     struct world w;
@@ -743,7 +743,7 @@ static void run(struct world *w, const struct world_rules *r, const char *policy
     }
 }
 
-static void test_same_again(void **state) {
+static void test_determinism(void **state) {
     (void)state;
     struct world_rules r;
     static struct world a, b;
@@ -774,7 +774,7 @@ static void test_same_again(void **state) {
 
 /* what always holds */
 
-/* What may be in an agent's memory although it is not there any more: picked by others since. */
+/* Cells that may be in an agent's memory although their item was taken by another agent since. */
 static bool taken[WORLD_AGENTS][WORLD_CELLS];
 
 static void check_memory(const struct world *before, const struct world *w, int i) {
@@ -804,7 +804,7 @@ static void check_dead(const struct world_agent *before, const struct world_agen
     assert_int_equal(a->energy, 0);
 }
 
-/* Places, counts and sums over everybody. */
+/* Checks positions, counts and sums over all agents. */
 static void check_sums(const struct world *w) {
     int64_t energy = 0, collected = 0, delivered = 0, built = 0, food = 0, material = 0, living = 0;
     for (int i = 0; i < w->n_agents; i++) {
@@ -850,7 +850,7 @@ static void check_tick(const struct world *before, const struct world *w) {
                          before->cells[i] & (CELL_WALL | CELL_HOME));
 }
 
-/* Two agents know what they do, so that the others have somebody to live with. */
+/* Two agents follow a policy, so that the others live longer than with random actions only. */
 static void draw_actions(const struct world *w, const struct world_rules *r, struct rng *rng,
                          int16_t *actions) {
     const struct world_policy *rule = world_policy_find("rule");
@@ -861,7 +861,7 @@ static void draw_actions(const struct world *w, const struct world_rules *r, str
     }
 }
 
-/* Lives worlds of these rules for so many agent-ticks; returns what was delivered and built. */
+/* Runs worlds of these rules for `agent_ticks`; returns the items delivered and built. */
 static int64_t check_rules(const char *name, int64_t agent_ticks) {
     static struct world w, before;
     struct world_rules r;
@@ -886,8 +886,8 @@ static int64_t check_rules(const char *name, int64_t agent_ticks) {
     return done;
 }
 
-/* A million ticks of agents in all, of every rule set and file. */
-static void test_always(void **state) {
+/* A million agent ticks in total, over every rule set and file. */
+static void test_invariants(void **state) {
     (void)state;
     glob_t files;
     assert_int_equal(glob("worlds/*.yaml", 0, NULL, &files), 0);
@@ -924,7 +924,7 @@ static void test_policies(void **state) {
                   reflex, chance);
     assert_true(reflex > 14 && delivered("worlds/homes.yaml", "reflex", 1) > 14);
     assert_true(rule > 14 && chance < 0.5 && delivered("repaired", "mock", 1) == 0);
-    assert_true(delivered("legacy", "rule", 2) > 0.5); // five places of food, and then starving
+    assert_true(delivered("legacy", "rule", 2) > 0.5); // five food sources, then starvation
     assert_true(delivered("worlds/maze.yaml", "rule", 1) > 1);
     assert_null(world_policy_find("best"));
     const struct world_rules *r = rules_of("");
@@ -942,8 +942,8 @@ static void test_policies(void **state) {
     }
 }
 
-/* The rule acts the same when everything changes that its agent never stood beside. */
-static void test_rule_knows_no_more(void **state) {
+/* The policy "rule" acts the same when everything changes that its agent was never next to. */
+static void test_rule_uses_only_observed_cells(void **state) {
     (void)state;
     static struct world w, other;
     const struct world_policy *rule = world_policy_find("rule");
@@ -969,7 +969,7 @@ static void test_rule_knows_no_more(void **state) {
     }
 }
 
-/* What it is told, and what reflex does for each of some draws. */
+/* An observation, and the action of the policy "reflex" for several draws. */
 struct told {
     char prompt[48];
     int8_t acts[6];
@@ -983,7 +983,8 @@ static struct told *told_find(struct told *all, const char *prompt) {
     return &all[at];
 }
 
-/* Whether it has been told the same before; then it must do the same, and never meet a wall. */
+/* Whether the observation occurred before; then the action must be the same, and never into a
+ * wall. */
 static bool reflex_check(const struct world *w, const struct world_rules *r, int i,
                          struct told *all) {
     struct buf b = {0};
@@ -1007,7 +1008,8 @@ static bool reflex_check(const struct world *w, const struct world_rules *r, int
     return known;
 }
 
-/* Lives of half reflexes, half chance, so that it is told what it would not come to alone. */
+/* Runs worlds of half reflex and half random actions, for observations that reflex alone would not
+ * reach. */
 static int64_t reflex_live(const struct world_rules *r, uint64_t seed, struct told *all) {
     static struct world w;
     int64_t known = 0;
@@ -1026,8 +1028,8 @@ static int64_t reflex_live(const struct world_rules *r, uint64_t seed, struct to
     return known;
 }
 
-/* It acts the same whenever a brief observation and the last two actions are the same. */
-static void test_reflex_knows_no_more(void **state) {
+/* It acts the same for the same compact observation and the same last two actions. */
+static void test_reflex_uses_only_observations(void **state) {
     (void)state;
     static const char *const rules[] = {
         "rules: repaired",
@@ -1041,12 +1043,12 @@ static void test_reflex_knows_no_more(void **state) {
         int64_t known = 0;
         memset(all, 0, TOLD * sizeof *all);
         for (uint64_t seed = 0; seed < 12; seed++) known += reflex_live(r, seed, all);
-        assert_true(known > 2000); // else hardly anything has been compared
+        assert_true(known > 2000); // otherwise hardly any observation occurred twice
     }
     free(all);
 }
 
-/* Two agents of whom the same is told in worlds that have little else in common. */
+/* Two agents with the same observation in worlds that are otherwise different. */
 static void test_reflex_in_two_worlds(void **state) {
     (void)state;
     static struct world w, other;
@@ -1070,7 +1072,7 @@ static void test_reflex_in_two_worlds(void **state) {
     for (uint32_t k = 0; k < 50; k++) {
         struct rng x = rng_make(6, RNG_TEST, 0, k), y = x;
         int act = world_policy_find("reflex")->act(&w, &r, 0, &x);
-        assert_int_equal(act, MOVE_EAST); // food beside it, whatever is drawn
+        assert_int_equal(act, MOVE_EAST); // food next to it, for any draw
         assert_int_equal(world_policy_find("reflex")->act(&other, &r, 0, &y), act);
     }
     buf_release(&a);
@@ -1078,7 +1080,7 @@ static void test_reflex_in_two_worlds(void **state) {
     world_rules_release(&r);
 }
 
-/* What it has to do is plain in each of these; moves are not drawn. */
+/* One action is correct in each of these cases; moves are not random. */
 static void test_reflex_acts(void **state) {
     (void)state;
     static const struct {
@@ -1088,10 +1090,10 @@ static void test_reflex_acts(void **state) {
         {"#FA.H#", HOLDS_NOTHING, -1, 0, MOVE_WEST},         // food beside
         {"#MA.H#", HOLDS_NOTHING, MOVE_EAST, 0, MOVE_WEST},  // material too, and back for it
         {"#FA.H#", HOLDS_FOOD, MOVE_EAST, 0, MOVE_EAST},     // home
-        {"#F.AH#", HOLDS_MATERIAL, MOVE_WEST, 0, MOVE_EAST}, // home beside, and back to it
+        {"#F.AH#", HOLDS_MATERIAL, MOVE_WEST, 0, MOVE_EAST}, // home next to it, and back to it
         {"#.A.H#", HOLDS_NOTHING, MOVE_WEST, 0, MOVE_WEST},  // new ground, straight on
-        {"#H.A.#", HOLDS_FOOD, MOVE_EAST, 0, MOVE_EAST},     // not back where there is a way
-        {"#H.A##", HOLDS_FOOD, MOVE_EAST, 0, MOVE_WEST},     // back where there is none
+        {"#H.A.#", HOLDS_FOOD, MOVE_EAST, 0, MOVE_EAST},     // not back if another move is free
+        {"#H.A##", HOLDS_FOOD, MOVE_EAST, 0, MOVE_WEST},     // back if no other move is free
         {"#FA.H#", HOLDS_NOTHING, -1, 1, MOVE_EAST},         // a wolf on the food
         {"##A.H#", HOLDS_NOTHING, -1, 3, MOVE_EAST},         // past the wolf sooner than a wall
         {"##A#H#", HOLDS_NOTHING, MOVE_EAST, 0, PICK_FOOD},  // locked in
@@ -1119,7 +1121,7 @@ static void test_reflex_acts(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_rule_sets),
-        cmocka_unit_test(test_rules_of_a_file),
+        cmocka_unit_test(test_rule_files),
         cmocka_unit_test(test_refusals),
         cmocka_unit_test(test_ground),
         cmocka_unit_test(test_begin),
@@ -1140,11 +1142,11 @@ int main(void) {
         cmocka_unit_test(test_areas),
         cmocka_unit_test(test_words),
         cmocka_unit_test(test_parser),
-        cmocka_unit_test(test_same_again),
-        cmocka_unit_test(test_always),
+        cmocka_unit_test(test_determinism),
+        cmocka_unit_test(test_invariants),
         cmocka_unit_test(test_policies),
-        cmocka_unit_test(test_rule_knows_no_more),
-        cmocka_unit_test(test_reflex_knows_no_more),
+        cmocka_unit_test(test_rule_uses_only_observed_cells),
+        cmocka_unit_test(test_reflex_uses_only_observations),
         cmocka_unit_test(test_reflex_in_two_worlds),
         cmocka_unit_test(test_reflex_acts),
     };

@@ -1,9 +1,9 @@
 /*
- * Minds in an environment that another program provides: through the pipe they live the life that
- * they live without it, to the bit; what is asked is what was said; and nothing that a program
- * answers wrongly is taken.
+ * Policies in an environment of another program: through the pipe the simulation is equal bit by
+ * bit to the one in the process; the requests contain the actions; and invalid answers of the
+ * program are refused.
  *
- * The model is tiny and drawn from a seed, with fry's tokenizer.
+ * The model is tiny and initialised from a seed, with fry's tokenizer.
  */
 /* levels: once */
 #define _GNU_SOURCE
@@ -36,7 +36,7 @@ static int model_drop(void **state) {
     return 0;
 }
 
-/* the pipe's other end, without a pipe */
+/* the program's side of the protocol, without a pipe */
 
 enum { AGENTS = 5, TICKS = 40, MAX_WORLDS = 3 };
 
@@ -60,7 +60,7 @@ static int served_exchange(void *ctx, const struct buf *line, const char **answe
     return OK;
 }
 
-/* Some are bitten to death, some live on. */
+/* Some agents die from bites, some survive. */
 static struct world_rules rules_make(void) {
     struct world_rules r;
     struct error err;
@@ -94,9 +94,9 @@ static void options_drop(struct simulation_options *o) {
     options_release(learner_option_rows, &o->learn);
 }
 
-static int gone, survived; /* ticks with somebody gone; lives that time ended */
+static int gone, survived; /* ticks with a dead agent; episodes that ended by the time limit */
 
-/* Both lives, tick by tick. Without a measure fitness is reward here as it is there. */
+/* Runs both simulations tick by tick. Without a measure, fitness is the reward. */
 static void lives_are_one(int worlds) {
     struct error err;
     struct world_rules rules = rules_make();
@@ -146,8 +146,10 @@ static void lives_are_one(int worlds) {
         assert_memory_equal(x, y, sizeof x);
     }
     int measured = worlds == 1 ? 2 : 1; // its two maps at once, or one after the other
-    assert_true(s.lines <= 1 + 3 * (1 + measured) * (TICKS + 1)); // a line a tick for all worlds
-    assert_int_equal(s.lists, worlds > 1 ? s.lines - 1 : 0);      // only the spaces are asked alone
+    assert_true(s.lines <= 1 + 3 * (1 + measured) * (TICKS + 1)); // one line per tick for all
+                                                                  // worlds
+    assert_int_equal(s.lists, worlds > 1 ? s.lines - 1 : 0);      // only the request for the spaces
+                                                                  // is a single one
     simulation_free(here);
     simulation_free(there);
     external_envs_free(outside);
@@ -158,15 +160,15 @@ static void lives_are_one(int worlds) {
     world_rules_release(&rules);
 }
 
-static void test_the_same_life(void **state) {
+static void test_same_simulation_as_in_process(void **state) {
     (void)state;
     lives_are_one(1);
     lives_are_one(3);
-    assert_true(gone > 0 && survived > 0); // else one of the ends was not tried
+    assert_true(gone > 0 && survived > 0); // otherwise one of the two endings was not tested
 }
 
-/* Whose time is over earlier than a life is asked nothing more. */
-static void test_time_is_over(void **state) {
+/* An agent that is truncated before the episode ends gets no more requests. */
+static void test_truncated_agents(void **state) {
     (void)state;
     struct error err;
     struct world_rules rules = rules_make();
@@ -188,7 +190,7 @@ static void test_time_is_over(void **state) {
     world_rules_release(&rules);
 }
 
-/* what is said and asked */
+/* scripted answers and recorded requests */
 
 enum { SCRIPT = 8 };
 struct script {
@@ -261,8 +263,8 @@ static void test_one_world(void **state) {
     asked_is(&s, "{\"step\":{\"a\":\"go\",\"b \\\"\u00e9\":\"go_left\"}}\n");
     assert_true(rewards[0] == -0.1 && rewards[1] == 2);
     assert_true(e->over(e->ctx, 0) && !e->over(e->ctx, 1) && is_gone(e, 1));
-    prompt_is(e, 0, "z Action:"); // its time is over, and it can be judged where it stands
-    /* nobody is left: nothing is asked, nobody is paid */
+    prompt_is(e, 0, "z Action:"); // truncated: its observation can still be evaluated
+    /* no agent is left: no request, no reward */
     assert_int_equal(e->step(e->ctx, (int16_t[]){-1, -1}, rewards, &err), OK);
     assert_true(s.asked.len == 0 && rewards[0] == 0 && rewards[1] == 0);
     assert_int_equal(e->parse(e->ctx, "I Go_Right, not left"), 1);
@@ -272,8 +274,8 @@ static void test_one_world(void **state) {
     buf_release(&s.asked);
 }
 
-/* What is asked at once is one line; a world alone is a list still. */
-static void test_worlds_in_one_line(void **state) {
+/* Requests of one tick are one line; a single world is a list too. */
+static void test_batched_requests(void **state) {
     (void)state;
     struct error err;
 #define BEGIN "{\"observations\":{\"a\":\"x\"},\"infos\":{\"a\":{\"teacher\":\"go_right\"}}}"
@@ -296,7 +298,7 @@ static void test_worlds_in_one_line(void **state) {
     for (int i = 0; i < 2; i++) assert_int_equal(e[i]->reset(e[i]->ctx, 5 + (uint64_t)i, &err), OK);
     asked_is(&s, "[{\"world\":0,\"reset\":{\"seed\":5}},{\"world\":1,\"reset\":{\"seed\":6}}]\n");
     assert_int_equal(e[1]->teach(e[1]->ctx, 0), 1);
-    assert_true(is_gone(e[0], 1)); // a possible agent that is not there
+    assert_true(is_gone(e[0], 1)); // a possible agent that is absent
     for (int k = 0; k < 2; k++) {
         for (int i = 0; i < 2; i++) e[i]->will_step(e[i]->ctx, act[i]);
         for (int i = 0; i < 2; i++) {
@@ -403,7 +405,7 @@ static void test_refusals(void **state) {
     for (size_t i = 0; i < ARRAY_LEN(refusals); i++) refused(&refusals[i]);
 }
 
-static void test_too_much(void **state) {
+static void test_excessive_input_is_refused(void **state) {
     (void)state;
     char *text = xcalloc(1, ENV_PROMPT + 2);
     memset(text, 'x', ENV_PROMPT + 1);
@@ -417,7 +419,7 @@ static void test_too_much(void **state) {
     free(name);
 }
 
-/* A list of other length, or none. */
+/* A list of another length, or no list. */
 static void test_lists_refused(void **state) {
     (void)state;
     static const char *const answers[] = {BOTH, "[" BOTH "]", "[" BOTH "," BOTH "," BOTH "]"};
@@ -434,7 +436,7 @@ static void test_lists_refused(void **state) {
     }
 }
 
-/* Programs that end, or say nothing, before and after they have said who is there. */
+/* Programs that exit or do not answer, before and after they have listed their agents. */
 static void test_programs(void **state) {
     (void)state;
     static const struct {
@@ -462,10 +464,14 @@ static void test_programs(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_the_same_life), cmocka_unit_test(test_time_is_over),
-        cmocka_unit_test(test_one_world),     cmocka_unit_test(test_worlds_in_one_line),
-        cmocka_unit_test(test_refusals),      cmocka_unit_test(test_too_much),
-        cmocka_unit_test(test_lists_refused), cmocka_unit_test(test_programs),
+        cmocka_unit_test(test_same_simulation_as_in_process),
+        cmocka_unit_test(test_truncated_agents),
+        cmocka_unit_test(test_one_world),
+        cmocka_unit_test(test_batched_requests),
+        cmocka_unit_test(test_refusals),
+        cmocka_unit_test(test_excessive_input_is_refused),
+        cmocka_unit_test(test_lists_refused),
+        cmocka_unit_test(test_programs),
     };
     signal(SIGPIPE, SIG_IGN); // as the program does
     return cmocka_run_group_tests(tests, model_make, model_drop);

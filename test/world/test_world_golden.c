@@ -1,9 +1,9 @@
 /*
- * test_world_golden: lives in the world against an independent telling of its rules in Python.
+ * test_world_golden: simulations against an independent implementation of the rules in Python.
  *
- * test/golden/world/NAME.jsonl (see the README beside it) holds what test/oracle/world.py computed:
- * the actions of every tick and what they lead to. Each file is read line by line and lived again.
- * Strings and doubles must be equal to the last bit; the first difference ends the test.
+ * test/golden/world/NAME.jsonl (see its README) is the output of test/oracle/world.py: the actions
+ * of every tick and their results. Each file is read line by line and simulated again. Texts and
+ * doubles must be equal bit by bit; the first difference ends the test.
  */
 #include <setjmp.h>
 #include <stdarg.h>
@@ -24,7 +24,7 @@ struct replay {
     bool begun, ended;
 };
 
-/* "NAME.jsonl, tick 3, agent 1"; for messages. */
+/* "NAME.jsonl, tick 3, agent 1", for messages. */
 static const char *place(const struct replay *p, int agent) {
     static char text[96];
     int n = snprintf(text, sizeof text, "%s.jsonl, tick %d", p->name, (int)p->w.tick);
@@ -59,7 +59,7 @@ static void same_text(const struct replay *p, int agent, const char *what, const
                  json_string_value(want));
 }
 
-/* A set's name, or what differs from it as a world file says that. */
+/* The name of a rule set, or an object with differences from it, as in a world file. */
 static void rules_read(struct replay *p, const char *set, const char *yaml) {
     struct error err;
     char *text = xasprintf("rules: %s\n%s", set, yaml);
@@ -89,7 +89,7 @@ static void map_check(const struct replay *p, const json_t *rows) {
     }
 }
 
-/* The first line: the rules, and the world as it begins. */
+/* The first line: the rules, and the initial world. */
 static void head_read(struct replay *p, const json_t *line) {
     rules_read(p, json_get_string(line, "rules"), json_get_string(line, "yaml"));
     p->ticks = (int)json_integer_value(field(p, line, "ticks"));
@@ -99,7 +99,7 @@ static void head_read(struct replay *p, const json_t *line) {
     p->begun = true;
 }
 
-/* Sixteen digits stand for the SHA-256 of both texts with a newline between. */
+/* Sixteen digits are the beginning of the SHA-256 of both texts with a newline between them. */
 static void texts_hashed_check(struct replay *p, int agent, const char *seen, const char *prompt,
                                const json_t *want) {
     char hash[HASH_LEN];
@@ -115,10 +115,10 @@ static void texts_hashed_check(struct replay *p, int agent, const char *seen, co
                  place(p, agent), prompt, p->name, (int)p->w.tick);
 }
 
-/* In the order in which it saw them. */
+/* In the order in which the agent saw the cells. */
 static void known_check(const struct replay *p, int i, const json_t *want) {
     const struct world_agent *a = &p->w.agents[i];
-    assert_int_equal(json_array_size(want), a->n_known); // the observation says it too
+    assert_int_equal(json_array_size(want), a->n_known); // the observation has the same number
     for (int k = 0; k < a->n_known; k++)
         same_integer(p, i, "a place of food that it remembers", a->known[k],
                      json_array_get(want, (size_t)k));
@@ -140,7 +140,7 @@ static void texts_check(struct replay *p, int i, const json_t *want) {
     buf_release(&prompt);
 }
 
-/* [cell, energy, alive, reward], with texts if it lives; [] if it is long dead. */
+/* [cell, energy, alive, reward], with texts if the agent lives; [] if it died earlier. */
 static void agent_check(struct replay *p, int i, const json_t *want) {
     const struct world_agent *a = &p->w.agents[i];
     if (json_array_size(want) == 0) {
@@ -199,7 +199,7 @@ static void counts_check(const struct replay *p, const json_t *want) {
         same_integer(p, -1, counts[i].name, counts[i].got, field(p, want, counts[i].name));
 }
 
-/* The last line: whole lives. */
+/* The last line: totals of the episode. */
 static void end_check(struct replay *p, const json_t *line) {
     const json_t *agents = field(p, line, "agents");
     bool living = false;
@@ -234,7 +234,7 @@ static void golden_read(const char *name, json_file_each_fn fn, void *ctx) {
     if (json_file_each(path, fn, ctx, &err) != OK) fail_msg("%s", err.text);
 }
 
-static void golden_lives(void **state) {
+static void golden_simulations(void **state) {
     static struct replay p;
     p = (struct replay){.name = *state};
     golden_read(p.name, line_read, &p);
@@ -242,7 +242,7 @@ static void golden_lives(void **state) {
     world_rules_release(&p.rules);
 }
 
-/* [text, meaning by the rules legacy, by repaired] */
+/* [text, action by the rules "legacy", by the rules "repaired"] */
 static int answer_check(void *ctx, const json_t *line, int number, struct error *err) {
     const char *text = json_string_value(json_array_get(line, 0));
     (void)err;
@@ -265,7 +265,7 @@ static void golden_answers(void **state) {
 }
 
 #define GOLDEN(name)                                                                               \
-    { name, golden_lives, NULL, NULL, (void *)(uintptr_t)name }
+    { name, golden_simulations, NULL, NULL, (void *)(uintptr_t)name }
 
 /* levels: once */
 int main(void) {

@@ -1,8 +1,6 @@
-/*
- * The world for others: traces that come back to the same bits or say at which tick they do not,
- * the environment on a pipe, programs that play well and badly, the picture in the terminal, and
- * the C interface.
- */
+/* Interfaces of the world: traces that reproduce every bit or report the first tick that differs,
+ * the environment over a pipe, policy programs with valid and invalid answers, the terminal viewer,
+ * and the C interface. */
 /* levels: once */
 #define _GNU_SOURCE
 #include "cli/world_viewer.h"
@@ -66,7 +64,7 @@ static void hash_is(const struct world *a, const struct world *b) {
     assert_string_equal(x, y);
 }
 
-/* A life of TICKS at most, in memory and, with a path, in a file. */
+/* A simulation of at most TICKS, recorded in memory and, with a path, in a file. */
 static void live(struct trace *t, struct world *w, const char *rules, uint64_t seed,
                  const char *path) {
     struct error err;
@@ -95,8 +93,8 @@ static struct buf text_of(const char *path) {
 
 /* traces */
 
-/* Read again, every tick is the one that was lived, whichever way it is reached. */
-static void test_trace_comes_back(void **state) {
+/* Every tick of a trace that was read again equals the original, in any order of seeking. */
+static void test_trace_round_trip(void **state) {
     (void)state;
     struct world w[3] = {0};
     struct error err;
@@ -122,8 +120,8 @@ static void test_trace_comes_back(void **state) {
     free(path);
 }
 
-/* A trace cut anywhere, as a crash leaves it, gives every whole line; one flipped byte is found, or
- * was of no weight. */
+/* A trace cut at any byte, as after a crash, has every complete line; a flipped byte is detected or
+ * has no effect. */
 static void test_trace_cut_and_damaged(void **state) {
     (void)state;
     struct world w = {0};
@@ -142,7 +140,7 @@ static void test_trace_cut_and_damaged(void **state) {
         assert_false(back.closed);
         trace_release(&back);
     }
-    /* In the actions before tick 100 one other move gives another world there. */
+    /* In the actions before tick 100, one other move there gives another world. */
     char *at = strstr(header_end, "\"tick\":50,\"actions\":[");
     assert_non_null(at);
     at += strlen("\"tick\":50,\"actions\":[");
@@ -205,7 +203,7 @@ static void test_trace_refusals(void **state) {
     }
 }
 
-/* Rules survive being written as JSON, maps and rewards too. */
+/* Rules are equal after JSON and back, including maps and rewards. */
 static void test_rules_as_json(void **state) {
     (void)state;
     for (size_t k = 0; k < ARRAY_LEN(worlds); k++) {
@@ -235,7 +233,7 @@ static struct world_server *server_of(const char *name, int64_t steps) {
     return s;
 }
 
-/* The answer, one line of JSON whatever was asked. */
+/* The answer: one line of JSON for any request. */
 static json_t *ask_bytes(struct world_server *s, const char *line, size_t len) {
     struct buf out = {0};
     struct error err;
@@ -279,8 +277,8 @@ static const char *observation(const json_t *v, const char *agent) {
     return json_get_string(json_object_get(v, "observations"), agent);
 }
 
-/* What is told is what the world itself says. */
-static void test_pipe_is_the_world(void **state) {
+/* Observations over the pipe equal those of the world. */
+static void test_pipe_equals_the_world(void **state) {
     (void)state;
     struct world_server *s = server_of("repaired", 50);
     struct world_rules r = rules_of("repaired");
@@ -322,7 +320,8 @@ static void test_pipe_is_the_world(void **state) {
     world_server_free(s);
 }
 
-/* As in PettingZoo: who died or whose time is over is in that step's answer, and then in none. */
+/* As in PettingZoo: an agent that died or was truncated is in that step's answer, and in no later
+ * one. */
 static void test_pipe_agents_leave(void **state) {
     (void)state;
     struct world_server *s = server_of("legacy", 5);
@@ -388,7 +387,7 @@ static void test_pipe_errors_change_nothing(void **state) {
     ask_only(s, "{\"step\":{\"agent_0\":0,\"agent_1\":1,\"agent_2\":2}}");
     char *before = state_of(s);
     for (size_t i = 0; i < ARRAY_LEN(table); i++) error_holds(s, table[i].line, table[i].says);
-    for (uint32_t k = 0; k < 300; k++) { /* noise, and requests with a byte of it */
+    for (uint32_t k = 0; k < 300; k++) { /* noise, and requests with a random byte */
         char line[] = "{\"step\":{\"agent_0\":0,\"agent_1\":1,\"agent_9\":2}}";
         struct rng r = rng_make(1, RNG_TEST, 0, k);
         for (uint32_t i = 0; k % 2 && i < sizeof line; i++) line[i] = (char)rng_u32(&r);
@@ -426,7 +425,7 @@ static void test_pipe_snapshots(void **state) {
         json_decref(there);
         json_decref(first[i]);
     }
-    /* Another tick is no longer what its hash says. */
+    /* Another tick does not match the hash. */
     char *hash = strstr(line, "\"hash\":\"") + 8;
     *hash = *hash == '0' ? '1' : '0';
     error_holds(s, line, "at tick 20 the world is not the one");
@@ -436,7 +435,7 @@ static void test_pipe_snapshots(void **state) {
     world_server_free(other);
 }
 
-/* Worlds beside each other, and several requests on one line. */
+/* Several worlds, and several requests on one line. */
 static void test_pipe_many_worlds(void **state) {
     (void)state;
     struct world_server *s = server_of("repaired", 50), *alone = server_of("repaired", 50);
@@ -461,7 +460,7 @@ static void test_pipe_many_worlds(void **state) {
     world_server_free(alone);
 }
 
-/* Words, rule sets and maps by a reset's options. */
+/* Vocabulary, rule sets and maps as options of a reset. */
 static void test_pipe_options(void **state) {
     (void)state;
     struct world_server *s = server_of("repaired", 50);
@@ -488,7 +487,7 @@ static void test_pipe_options(void **state) {
     assert_int_equal(json_get_number(v, "max_steps"), 50);
     assert_int_equal(json_array_size(json_object_get(v, "possible_agents")), 2);
     json_decref(v);
-    /* "pick up" picks, but under the legacy rules it moves north. */
+    /* "pick up" picks, except under "legacy", where it moves north. */
     static const char pick[] = "{\"step\":{\"agent_0\":\"pick UP the food\"}}";
     static const char map[] = "\"agents\":1,\"map\":[\"#####\",\"#.H.#\",\"#.A.#\",\"#####\"]";
     for (int legacy = 0; legacy < 2; legacy++) {
@@ -551,7 +550,7 @@ static void test_lines(void **state) {
     close(fd[0]);
 }
 
-/* A line above the limit that comes in many reads is passed over to its end. */
+/* A line above the limit that arrives in many reads is skipped to its end. */
 static void test_long_lines(void **state) {
     (void)state;
     const char *line;
@@ -654,7 +653,7 @@ static void test_watch(void **state) {
     press(&v, "--------------------------------++++++++++++++++++++++++++++++++++++++-");
     world_viewer_render(&v, false, &b);
     world_observe(&w, &t.rules, 2, &b);
-    const char *line = strrchr(b.data, '\n') + 1; /* what agent 2 sees stands in the frame too */
+    const char *line = strrchr(b.data, '\n') + 1; /* agent 2's observation is in the frame too */
     assert_non_null(strstr(strstr(b.data, "agent_2: "), line));
     char *status = xasprintf("tick %d of %d  seed 8  random", w.tick, TICKS);
     assert_non_null(strstr(b.data, status));
@@ -716,7 +715,8 @@ static void test_library(void **state) {
     struct buf map = {0};
     world_render(&w, &map);
     const char *seen = shoal_world_observe(s, 0), *drawn = shoal_world_draw(s);
-    assert_non_null(strstr(shoal_world_prompt(s, 0), seen)); /* none moves another one's text */
+    assert_non_null(
+        strstr(shoal_world_prompt(s, 0), seen)); /* no call changes the text of another one */
     assert_string_equal(drawn, map.data);
     assert_int_equal(shoal_world_reset(s, ~0ull, &err), ERR_USAGE);
     assert_null(shoal_world_new("none", 3, 1, &err));
@@ -729,7 +729,7 @@ static void test_library(void **state) {
     world_rules_release(&r);
 }
 
-/* A process that runs no commands starts no program of a pipe either. */
+/* A process that may not run commands does not start a program for a pipe either. */
 static void test_forbidden_program(void **state) {
     (void)state;
     int status;
@@ -747,11 +747,11 @@ static void test_forbidden_program(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_forbidden_program),
-        cmocka_unit_test(test_trace_comes_back),
+        cmocka_unit_test(test_trace_round_trip),
         cmocka_unit_test(test_trace_cut_and_damaged),
         cmocka_unit_test(test_trace_refusals),
         cmocka_unit_test(test_rules_as_json),
-        cmocka_unit_test(test_pipe_is_the_world),
+        cmocka_unit_test(test_pipe_equals_the_world),
         cmocka_unit_test(test_pipe_agents_leave),
         cmocka_unit_test(test_pipe_errors_change_nothing),
         cmocka_unit_test(test_pipe_snapshots),

@@ -1,10 +1,8 @@
-/*
- * The engine: a request's result must be a function of its own inputs only. Random requests of
- * every kind are run alone, together, in other orders, joined while others run, with few and many
- * rows, slots and threads, and compared bit by bit. Choices are compared with a forward pass over
- * each full sequence, the sampler with a naive twin and with exact probabilities, and all processor
- * levels with each other.
- */
+/* The engine: a request's result must be a function of its own inputs only. Random requests of
+ * every kind run alone, together, in other orders, submitted while others run, with few and many
+ * rows, slots and threads; results are compared bit by bit. Choices are compared with a forward
+ * pass over each full sequence, the sampler with a naive implementation and with exact
+ * probabilities, and all processor levels with each other. */
 #define _GNU_SOURCE
 #include "engine/engine.h"
 #include "fixture.h"
@@ -43,7 +41,7 @@ static void draw_prompt(struct drawn *d, struct rng *rng) {
     d->r.prompt = d->prompt;
 }
 
-/* Grammars that random requests are held to; made once, freed at the end of the program. */
+/* Grammars of random requests; made once, freed at the end of the program. */
 static struct grammar *grammars[4];
 
 static void grammars_make(void) {
@@ -124,7 +122,7 @@ static void requests_draw(struct drawn *d, int n, struct adapter *const *adapter
     }
 }
 
-/* What the engines of one comparison have in common, and how many pages the next one gets. */
+/* Options that the engines of one comparison share, and the number of pages of the next one. */
 static struct {
     enum dtype kv, lora;
     int32_t n_pages;
@@ -144,7 +142,7 @@ static struct engine *engine_make(const struct model *m, int max_rows, int max_s
     return e;
 }
 
-/* Engine steps until nothing is left. */
+/* Engine steps until no request is left. */
 static void engine_drain(struct engine *e) {
     while (engine_step(e) > 0) {}
 }
@@ -200,7 +198,7 @@ static void world_close(struct world *w) {
     model_close(w->m);
 }
 
-/* The same call, not yet run. */
+/* A copy of the request that has not run. */
 static struct engine_request again(const struct engine_request *was) {
     struct engine_request r = *was;
     r.state = NULL;
@@ -212,8 +210,8 @@ static struct engine_request again(const struct engine_request *was) {
     return r;
 }
 
-/* Runs all in a random order, submitting `burst` at a time between steps, and compares with what
- * each gave alone. */
+/* Runs all in a random order, submits `burst` at a time between steps, and compares the results
+ * with those of single runs. */
 static void together(const struct world *w, int max_rows, int max_seqs, int threads, int burst,
                      uint32_t id) {
     uint32_t order[N_REQUESTS];
@@ -240,8 +238,8 @@ static void together(const struct world *w, int max_rows, int max_seqs, int thre
     pool_free(pool);
 }
 
-/* What was cancelled is as far as it came; the others are as ever. */
-static void cancelled_disturb_nobody(void **state) {
+/* A cancelled request keeps its partial result; the others' results do not change. */
+static void cancel_does_not_change_others(void **state) {
     (void)state;
     struct world w;
     struct error err;
@@ -296,8 +294,7 @@ static void results_invariant(const char *shape, enum tensor_type type, uint32_t
         engine_free(e);
     }
     together(&w, 256, 64, 1, N_REQUESTS, 0);
-    held.n_pages =
-        9; // far fewer than the sequences could use: requests wait, finished ones give way
+    held.n_pages = 9; // far fewer than the sequences could use: requests wait until others finish
     together(&w, 7, 64, 2, N_REQUESTS, 1);
     held.n_pages = 2; // one request at a time
     together(&w, 64, 5, 3, N_REQUESTS, 2);
@@ -320,7 +317,7 @@ static void results_invariant_q8(void **state) {
     results_invariant("tiny-qwen3", TENSOR_Q4_0, 4);
 }
 
-/* The same with keys, values and adapters in small numbers. */
+/* The same with keys, values and adapters in narrow types. */
 static void results_invariant_small(void **state) {
     (void)state;
     held.kv = DTYPE_I8, held.lora = DTYPE_I8;
@@ -361,7 +358,7 @@ static int hashes_print(void) {
     return 0;
 }
 
-/* This program again, at another level. */
+/* Runs this program again at another level. */
 static void hashes_at(const char *level, char *out, size_t size) {
     char self[1024] = {0};
     assert_true(readlink("/proc/self/exe", self, sizeof self - 1) > 0);
@@ -455,8 +452,8 @@ static void choices_are_exact(void **state) {
     world_close(&w);
 }
 
-/* A choice's log-probability is its own: alone it has the bits that it has among others. */
-static void choices_alone_are_equal(void **state) {
+/* A choice's log-probability does not depend on the other choices: alone it has the same bits. */
+static void single_choice_has_equal_bits(void **state) {
     (void)state;
     struct world w;
     world_open(&w, "tiny-qwen3", TENSOR_F32, 6);
@@ -490,8 +487,8 @@ static void choices_alone_are_equal(void **state) {
     world_close(&w);
 }
 
-/* Stopped before a choice, limited before a choice, with and without suffix: each against a prompt
- * that spells it out. */
+/* Stopped before a choice, limited before a choice, with and without suffix: each is compared with
+ * a prompt that contains the text. */
 static void choices_follow_generation(void **state) {
     (void)state;
     struct model *m = fixture_model("tiny-llama", false, TENSOR_F32, NUMERIC_EXACT);
@@ -564,8 +561,7 @@ static void stops_and_limits(void **state) {
     model_close(m);
 }
 
-/* Token i is what the sampler draws with index i from the logits of one forward pass over all
- * before. */
+/* Token i is sampled with index i from the logits of one forward pass over all tokens before it. */
 static void generation_is_sampled_forward(void **state) {
     (void)state;
     struct model *m = fixture_model("tiny-qwen3", true, TENSOR_F32, NUMERIC_EXACT);
@@ -602,7 +598,7 @@ static void generation_is_sampled_forward(void **state) {
     free(scratch);
 }
 
-static void base_read_once_a_step(void **state) {
+static void base_is_read_once_per_step(void **state) {
     (void)state;
     struct model *m = fixture_model("tiny-llama", false, TENSOR_F32, NUMERIC_EXACT);
     struct engine *e = engine_make(m, 64, 20, NULL);
@@ -633,8 +629,8 @@ static void base_read_once_a_step(void **state) {
     model_close(m);
 }
 
-/* Samples of one question read it once; a continued conversation reads only what is new; another
- * adapter shares nothing. Results are as without sharing. */
+/* Samples of one question prefill it once; a continued conversation prefills only the new tokens;
+ * requests with different adapters share nothing. The results are those without sharing. */
 static void prefixes_are_shared(void **state) {
     (void)state;
     struct model *m = fixture_model("tiny-qwen3", false, TENSOR_F32, NUMERIC_EXACT);
@@ -692,8 +688,7 @@ static int weighted_order(const void *pa, const void *pb) {
     return a->id < b->id ? -1 : 1;
 }
 
-/* The kept candidates in the order in which they are walked, with their weights; returns how many.
- */
+/* The candidates that remain, in order, with their weights; returns their number. */
 static int32_t naive_filter(const float *logits, int32_t n, const struct sampling_params *s,
                             struct weighted *v) {
     const struct kernels *k = kernels_get();
@@ -846,7 +841,7 @@ static void refused(struct engine *e, struct engine_request r, const char *part)
     assert_non_null(strstr(err.text, "request 0: "));
 }
 
-static void wrong_requests_refused(void **state) {
+static void invalid_requests_are_refused(void **state) {
     (void)state;
     struct model *m = fixture_model("tiny-llama", false, TENSOR_F32, NUMERIC_EXACT);
     struct model *other = fixture_model("tiny-qwen3", false, TENSOR_F32, NUMERIC_EXACT);
@@ -889,7 +884,7 @@ static void wrong_requests_refused(void **state) {
     model_close(m);
 }
 
-static void wrong_options_refused(void **state) {
+static void invalid_options_are_refused(void **state) {
     (void)state;
     static const struct {
         struct engine_options o;
@@ -907,8 +902,8 @@ static void wrong_options_refused(void **state) {
         assert_int_equal(err.code, cases[i].code);
         assert_non_null(strstr(err.text, cases[i].part));
     }
-    m->config.max_seq_len =
-        1 << 24; // a cache that no machine holds is refused with the figures, not tried
+    m->config.max_seq_len = 1 << 24; // a cache larger than any machine's memory is refused with the
+                                     // sizes, and not allocated
     struct error err;
     struct engine_options huge = {.max_seqs = 60000, .max_len = 1 << 24};
     assert_null(engine_new(m, &huge, &err));
@@ -945,8 +940,7 @@ static void key_of(const struct engine_request *r, const char *model, char out[H
     engine_request_key(r, model, NUMERIC_EXACT, out);
 }
 
-/* test_replay has a case for each input alone. */
-static void keys_tell_calls_apart(void **state) {
+static void request_keys_are_distinct(void **state) {
     (void)state;
     enum { N = 7 };
     struct model *m = fixture_model("tiny-llama", false, TENSOR_F32, NUMERIC_EXACT);
@@ -966,10 +960,17 @@ static void keys_tell_calls_apart(void **state) {
     for (int i = 0; i < N; i++) r[i] = base;
     r[1].n_prompt = 3, r[1].n_stop = 0; // a token moved from one list to the next
     r[2].adapter = a;
-    r[3].choices = c2; // the same tokens, split elsewhere
-    r[4].n_choices = 1;
-    r[5].prompt = v + 1;
-    r[6].stop = v;
+    r[3].sampling.temperature = 0.5f;
+    r[4].sampling.top_k = 1;
+    r[5].sampling.top_p = 0.5f;
+    r[6].sampling.min_p = 0.5f;
+    r[7].sampling.seed = 1ull << 40;
+    r[8].max_tokens = 2;
+    r[9].suffix = (struct token_seq){v, 1};
+    r[10].choices = c2; // the same tokens, divided differently
+    r[11].n_choices = 1;
+    r[12].prompt = v + 1;
+    r[13].stop = v;
     for (int i = 0; i < N; i++) key_of(&r[i], "model", keys[i]);
     engine_request_key(&base, "model", NUMERIC_FAST, keys[N]);
     for (int i = 0; i <= N; i++)
@@ -978,14 +979,14 @@ static void keys_tell_calls_apart(void **state) {
     assert_string_equal(keys[0], keys[1]);
     key_of(&base, "other", keys[1]);
     assert_string_not_equal(keys[0], keys[1]);
-    r[0].user = &r, r[0].n_out = 9; // results and the caller's own are no part of it
+    r[0].user = &r, r[0].n_out = 9; // results and the caller's fields are not part of the key
     key_of(&r[0], "model", keys[1]);
     assert_string_equal(keys[0], keys[1]);
     adapter_release(a);
     model_close(m);
 }
 
-static void stories_in_company(void **state) {
+static void stories_in_a_batch(void **state) {
     (void)state;
     static const int32_t want[] = {403, 407, 261, 378, 432, 383, 286, 261,
                                    376, 298, 315, 421, 395, 317, 426, 338};
@@ -1015,7 +1016,7 @@ static void stories_in_company(void **state) {
     free(tok);
 }
 
-/* Scored tokens of a prompt are the generated ones' log-probabilities, bit for bit. */
+/* Log-probabilities of a prompt's tokens equal those of generation, bit for bit. */
 static void prompt_logprobs_equal_generated(void **state) {
     (void)state;
     struct world w;
@@ -1045,7 +1046,7 @@ static void prompt_logprobs_equal_generated(void **state) {
     float best = r.top_logprob[0] - r.top_logprob[1];
     engine_request_release(&r);
     engine_request_release(&s);
-    r.logprob_temperature = s.logprob_temperature = 2; // what is drawn stays the same
+    r.logprob_temperature = s.logprob_temperature = 2; // the sampled tokens stay the same
     run_one(e, &r);
     assert_memory_equal(r.out, whole + 3, 20 * sizeof *whole);
     run_one(e, &s);
@@ -1057,7 +1058,7 @@ static void prompt_logprobs_equal_generated(void **state) {
     world_close(&w);
 }
 
-static void sampling_options_act(void **state) {
+static void sampling_options_have_effect(void **state) {
     (void)state;
     enum { N = 6 };
     const float logits[N] = {3, 2.9f, 2, -1, 0, 2.5f};
@@ -1080,7 +1081,7 @@ static void sampling_options_act(void **state) {
     assert_int_equal(sample_token(logits, N, &s, &h, 0, &lp, scratch), 0);
     s.frequency_penalty = 0, s.presence_penalty = 0.6f, s.penalty_last_n = 4; // not the 5
     assert_int_equal(sample_token(logits, N, &s, &h, 0, &lp, scratch), 5);
-    s.penalty_last_n = 5; // also what was asked: 0: 2.4, 5: 1.9
+    s.penalty_last_n = 5; // with the prompt's tokens: 0: 2.4, 5: 1.9
     assert_int_equal(sample_token(logits, N, &s, &h, 0, &lp, scratch), 0);
     s.presence_penalty = 0, s.repetition_penalty = 1.6f, s.penalty_last_n = 1; // only the 1
     assert_int_equal(sample_token(logits, N, &s, &h, 0, &lp, scratch), 0);
@@ -1088,12 +1089,12 @@ static void sampling_options_act(void **state) {
     struct logit_bias bias[] = {{4, 100}, {0, -100}};
     s.bias = bias, s.n_bias = 2;
     assert_int_equal(sample_token(logits, N, &s, &h, 0, &lp, scratch), 4);
-    double z = 0; // the log-probability is of the logits as they are
+    double z = 0; // the log-probability is that of the unmodified logits
     for (int i = 0; i < N; i++) z += exp((double)logits[i]);
     assert_true(fabs((double)lp + log(z)) < 1e-6);
 }
 
-/* Typical sampling against a twin that sorts all surprises in double. */
+/* Typical sampling compared with a naive implementation that sorts all surprisals in double. */
 static void typical_equals_naive(void **state) {
     (void)state;
     enum { N = 50 };
@@ -1131,8 +1132,8 @@ static struct grammar *hostile_grammar(void) {
     return g;
 }
 
-/* Requests whose masks are expensive delay no other, and say what they say alone. */
-static void grammars_delay_no_others(void **state) {
+/* Requests with expensive masks delay no other request and have the results of single runs. */
+static void grammars_do_not_delay_others(void **state) {
     (void)state;
     struct error err;
     struct model *m = fixture_model("tiny-llama", false, TENSOR_F32, NUMERIC_EXACT);
@@ -1172,9 +1173,9 @@ static void grammars_delay_no_others(void **state) {
     model_close(m);
 }
 
-/* Whatever the sampler likes, what comes out is a whole text of the grammar when there is room for
- * one, and ends where nothing can follow. */
-static void grammars_are_kept(void **state) {
+/* For any sampling parameters the output is a complete text of the grammar if the token limit
+ * allows one, and ends where no token can follow. */
+static void output_matches_grammar(void **state) {
     (void)state;
     struct model *m = fixture_model("tiny-llama", false, TENSOR_F32, NUMERIC_EXACT);
     struct engine *e = engine_make(m, 16, 4, NULL);
@@ -1282,8 +1283,8 @@ static void embeddings_are_means(void **state) {
     world_close(&w);
 }
 
-/* A saved session spares the prompt in another engine and changes no bit; damage and mix-ups are
- * refused. */
+/* A saved session replaces the prefill in another engine and changes no bit; damaged or exchanged
+ * files are refused. */
 static void sessions_resume(void **state) {
     (void)state;
     struct world w;
@@ -1327,7 +1328,7 @@ static void sessions_resume(void **state) {
     held.kv = DTYPE_I8, held.lora = DTYPE_I8;
     struct engine *d = engine_make(w.m, 64, 2, NULL);
     assert_int_equal(engine_session_load(d, hash, path, &n, &err), ERR_MISMATCH);
-    held.lora = DTYPE_F32, held.n_pages = 1; // of the two that it needs; none may stay taken
+    held.lora = DTYPE_F32, held.n_pages = 1; // of the two that it needs; none may stay reserved
     struct engine *small = engine_make(w.m, 64, 2, NULL);
     struct engine_request little = {.prompt = prompt, .n_prompt = 4, .max_tokens = 4};
     assert_int_equal(engine_session_load(small, hash, path, &n, &err), ERR_MEMORY);
@@ -1346,9 +1347,9 @@ static void sessions_resume(void **state) {
     world_close(&w);
 }
 
-/* A mix is the sum of its low-rank maps: two halves of one adapter are the adapter, up to rounding.
- */
-static void mixes_add_up(void **state) {
+/* A mix is the sum of its low-rank maps: two halves of one adapter equal the adapter, up to
+ * rounding. */
+static void mix_is_a_weighted_sum(void **state) {
     (void)state;
     struct world w;
     world_open(&w, "tiny-llama", TENSOR_F32, 14);
@@ -1379,33 +1380,33 @@ int main(int argc, char **argv) {
         cmocka_unit_test(results_invariant_f32),
         cmocka_unit_test(results_invariant_q8),
         cmocka_unit_test(results_invariant_small),
-        cmocka_unit_test(cancelled_disturb_nobody),
+        cmocka_unit_test(cancel_does_not_change_others),
         cmocka_unit_test(prompt_logprobs_equal_generated),
-        cmocka_unit_test(sampling_options_act),
+        cmocka_unit_test(sampling_options_have_effect),
         cmocka_unit_test(typical_equals_naive),
-        cmocka_unit_test(grammars_are_kept),
-        cmocka_unit_test(grammars_delay_no_others),
+        cmocka_unit_test(output_matches_grammar),
+        cmocka_unit_test(grammars_do_not_delay_others),
         cmocka_unit_test(loops_and_stop_texts),
         cmocka_unit_test(embeddings_are_means),
         cmocka_unit_test(sessions_resume),
-        cmocka_unit_test(mixes_add_up),
+        cmocka_unit_test(mix_is_a_weighted_sum),
         cmocka_unit_test(levels_agree),
         cmocka_unit_test(choices_are_exact),
-        cmocka_unit_test(choices_alone_are_equal),
+        cmocka_unit_test(single_choice_has_equal_bits),
         cmocka_unit_test(choices_follow_generation),
         cmocka_unit_test(stops_and_limits),
         cmocka_unit_test(generation_is_sampled_forward),
-        cmocka_unit_test(base_read_once_a_step),
+        cmocka_unit_test(base_is_read_once_per_step),
         cmocka_unit_test(prefixes_are_shared),
         cmocka_unit_test(sampler_equals_naive),
         cmocka_unit_test(sampler_distribution),
         cmocka_unit_test(sampler_filters),
         cmocka_unit_test(sampler_edges),
-        cmocka_unit_test(wrong_requests_refused),
-        cmocka_unit_test(wrong_options_refused),
+        cmocka_unit_test(invalid_requests_are_refused),
+        cmocka_unit_test(invalid_options_are_refused),
         cmocka_unit_test(engine_freed_early),
-        cmocka_unit_test(keys_tell_calls_apart),
-        cmocka_unit_test(stories_in_company),
+        cmocka_unit_test(request_keys_are_distinct),
+        cmocka_unit_test(stories_in_a_batch),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,9 +1,8 @@
 /*
- * test_plan: what the memory plan promises holds for every limit, and what it is told of models is
- * what they take.
+ * test_plan: the bounds of the memory plan hold for every limit, and its estimates of models equal
+ * their sizes when loaded.
  *
- * Whether the process really stays below a limit is shown by test_cli.sh, from what the system
- * counted.
+ * test_cli.sh checks that the process stays below a limit, by the system's counters.
  */
 #define _GNU_SOURCE
 #include "engine/engine.h"
@@ -44,8 +43,8 @@ static void test_without_limit(void **state) {
     assert_int_equal(p.total, p.weights + p.tokenizer + p.adapters + p.work + p.kv + p.activations);
 }
 
-/* Every limit from nothing to plenty: the promise holds, more memory never makes less room, and
- * what is refused would not have fitted. */
+/* Every limit from nothing to more than enough: the bound holds, more memory never gives less room,
+ * and a refused plan would not have fitted. */
 static void limits_sweep(const char *shape, enum dtype elem) {
     struct memory_plan_input in = input_of(shape);
     struct memory_plan p, most;
@@ -87,8 +86,8 @@ static void test_limits(void **state) {
         for (int e = 0; e < N_DTYPE; e++) limits_sweep(shapes[i], (enum dtype)e);
 }
 
-/* The value that a refusal names is enough. */
-static void test_refusal_names_what_is_enough(void **state) {
+/* The limit that the error suggests is sufficient. */
+static void test_refusal_suggests_sufficient_limit(void **state) {
     (void)state;
     struct memory_plan_input in = input_of("smollm-135m");
     struct memory_plan p;
@@ -149,7 +148,8 @@ static size_t held_bytes(const struct model *m) {
     return sum + (size_t)norms * sizeof(float);
 }
 
-/* Headers alone say what an opened model holds: both formats, every type, both classes. */
+/* The size computed from the headers is that of the opened model: both formats, every type, both
+ * classes. */
 static void measure_check(const char *shape, bool tied, enum tensor_type type, bool gguf) {
     char dir[] = "/tmp/shoal-test-plan-XXXXXX";
     assert_non_null(mkdtemp(dir));
@@ -187,7 +187,7 @@ static void test_measured_from_headers(void **state) {
         }
 }
 
-static void test_measure_refuses(void **state) {
+static void test_measure_errors(void **state) {
     (void)state;
     struct model_size size;
     struct adapter_size sum = {0};
@@ -196,7 +196,7 @@ static void test_measure_refuses(void **state) {
     assert_int_equal(adapter_measure("/nowhere/at-all", DTYPE_F32, &sum, &err), ERR_MISSING);
 }
 
-/* Damaged headers: a figure or an error, never an end. */
+/* Damaged headers: a size or an error, never a crash. */
 static void test_measure_of_damaged_files(void **state) {
     (void)state;
     char dir[] = "/tmp/shoal-test-plan-XXXXXX";
@@ -234,7 +234,7 @@ static void test_measure_of_damaged_files(void **state) {
     folder_remove(dir);
 }
 
-/* Several adapters: their numbers in f32 and in the element add up. */
+/* Several adapters: their sizes in f32 and in the element type add up. */
 static void test_adapters_measured(void **state) {
     (void)state;
     char dir[] = "/tmp/shoal-test-plan-XXXXXX";
@@ -264,10 +264,10 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_without_limit),
         cmocka_unit_test(test_limits),
-        cmocka_unit_test(test_refusal_names_what_is_enough),
+        cmocka_unit_test(test_refusal_suggests_sufficient_limit),
         cmocka_unit_test(test_small_plan_same_bits),
         cmocka_unit_test(test_measured_from_headers),
-        cmocka_unit_test(test_measure_refuses),
+        cmocka_unit_test(test_measure_errors),
         cmocka_unit_test(test_adapters_measured),
         cmocka_unit_test(test_measure_of_damaged_files),
     };

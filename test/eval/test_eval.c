@@ -1,10 +1,10 @@
 /*
- * test_eval: the task families are what they claim, and the statistics have their textbook values.
+ * test_eval: properties of the task families, and statistics compared with textbook values.
  *
- * Right answers are worked out again here from the question's words alone, by other code than made
- * them. Statistics meet published tables, hand-computed ones, and simulation with Shoal's own rng;
- * simulations use fixed seeds, so their figures never change and the tolerances only say how good
- * they must be.
+ * Correct answers are computed again from the question's text by separate code. Statistics are
+ * compared with published tables, hand-computed values, and simulations with Shoal's rng;
+ * simulations use fixed seeds, so their numbers never change and the tolerances only bound the
+ * error.
  */
 #define _GNU_SOURCE
 #include "eval/eval.h"
@@ -31,8 +31,8 @@ static void close_to(double got, double want, double tolerance) {
     if (!(fabs(got - want) <= tolerance)) fail_msg("%.9g is not %.9g ± %.1g", got, want, tolerance);
 }
 
-/* Which split a text was seen in, by the hash of the text: an open table, twice as large as what
- * goes in. */
+/* The split in which a text occurred, by the hash of the text: an open-addressing table, twice as
+ * large as the number of entries. */
 enum { DRAWS = 100000, SLOTS = 1 << 18 };
 struct seen {
     uint64_t hash[SLOTS];
@@ -50,7 +50,7 @@ static void seen_check(struct seen *s, const char *text, enum data_split split) 
 }
 
 static void text_is_utf8(const char *text) {
-    json_t *v = json_string(text); /* refuses anything but strict UTF-8 */
+    json_t *v = json_string(text); /* refuses anything except valid UTF-8 */
     if (!v) fail_msg("'%s' is not UTF-8", text);
     json_decref(v);
 }
@@ -84,8 +84,7 @@ static void item_draw(struct draw d, struct task_item *it) {
     fry_item(d.family, d.split, d.seed, d.index, false, it);
 }
 
-/* Neither a key nor a question, whatever its language, seed and family, is ever found in two
- * splits. */
+/* No key and no question of any language, seed and family occurs in two splits. */
 static void test_splits_are_disjoint(void **state) {
     (void)state;
     struct seen *keys = xcalloc(1, sizeof *keys), *questions = xcalloc(1, sizeof *questions);
@@ -130,7 +129,7 @@ static int lang_index(const char *lang) {
                                      : -1;
 }
 
-/* Shares of rare variants, languages and places of the right answer, family by family. */
+/* Frequencies of rare variants, languages and positions of the correct answer, for each family. */
 static void test_shares(void **state) {
     (void)state;
     enum { N = 3000 };
@@ -156,7 +155,7 @@ static void test_shares(void **state) {
     }
 }
 
-static void test_pretraining_sees_nothing_rare(void **state) {
+static void test_pretraining_excludes_rare_items(void **state) {
     (void)state;
     for (uint32_t i = 0; i < 20000; i++) {
         struct task_item it;
@@ -178,8 +177,8 @@ static void test_find(void **state) {
     assert_int_equal(fry_find("nonsense"), -1);
 }
 
-/* The whole numbers of a text, in order. A '-' that touches a digit is never a sign here: no
- * question has negative ones. */
+/* The integers of a text, in order. A '-' next to a digit is never a sign here: no question has
+ * negative numbers. */
 static int numbers_of(const char *text, int *v, int most) {
     int n = 0;
     while (*text && n < most) {
@@ -231,7 +230,7 @@ static void solve_letters(const char *family, const struct task_item *it, char *
     spell(out, it->rare ? back : v, n);
 }
 
-/* A pattern of different letters has gone round once when its first one comes again. */
+/* A pattern of different letters is complete when its first one occurs again. */
 static void solve_sequence(const struct task_item *it, char *out) {
     char v[32];
     int n = letters_of(it->question, v), period = 1;
@@ -255,9 +254,8 @@ static void solve_route(const struct task_item *it, char *out) {
     sprintf(out, "%d,%d", at[0], at[1]);
 }
 
-/* English: "all a are b. no b is c. is each a c?" in either order; a chain forward says yes or,
- * through "no", no; the house's answer to a chain that runs backward is no, and to none at all
- * unknown. */
+/* English: "all a are b. no b is c. is each a c?" in either order; a forward chain means yes or,
+ * through "no", no; the expected answer is no to a backward chain, and unknown without a chain. */
 static void solve_syllogism(const struct task_item *it, char *out) {
     char p[2][3][8], q[2][8];
     const char *text = it->question;
@@ -318,8 +316,8 @@ static void solve(const char *family, const struct task_item *it, char *out) {
         solve_numbers(family, it, out);
 }
 
-/* In all three languages, but for the syllogisms, whose words are parsed in English only. */
-static void test_right_answers_are_right(void **state) {
+/* In all three languages, except syllogisms, which are parsed in English only. */
+static void test_gold_answers_are_correct(void **state) {
     (void)state;
     for (uint32_t i = 0; i < 40000; i++) {
         struct task_item it;
@@ -361,7 +359,7 @@ static int line_check(void *ctx, const json_t *v, int line, struct error *e) {
     return 0;
 }
 
-/* A persona's conversations hold no question of the test split, and are the same when written
+/* A persona's conversations contain no question of the test split, and are the same when written
  * again. */
 static void test_personas(void **state) {
     (void)state;
@@ -461,7 +459,7 @@ static void test_wilson(void **state) {
     assert_true(none.lo == 0 && none.hi == 1);
 }
 
-/* Pairs of which `a` are right only in the first, `b` only in the second, the rest in both. */
+/* Pairs of which `a` are correct only in the first, `b` only in the second, the rest in both. */
 static struct stats_mcnemar paired_make(int a, int b, int n) {
     uint8_t *x = xcalloc((size_t)n + 1, 1), *y = xcalloc((size_t)n + 1, 1);
     for (int i = 0; i < n; i++) {
@@ -521,8 +519,8 @@ static void test_holm(void **state) {
     stats_holm(p, 0, got);
 }
 
-/* The t quantiles of the printed tables come back out of the interval's half width over its
- * standard error. */
+/* The t quantiles of printed tables, recovered from the interval's half width over its standard
+ * error. */
 static void test_mean(void **state) {
     (void)state;
     static const struct {
@@ -577,8 +575,7 @@ static void test_mean_covers(void **state) {
     close_to((double)covered / SIMS, 0.95, 0.012);
 }
 
-/* n pairs of which a share `discordant` differ, in favour of the first so much that the true
- * difference is `diff`. */
+/* n pairs of which the fraction `discordant` differs, with a true difference of `diff`. */
 static struct stats_mcnemar paired_draw(uint32_t sim, int n, double discordant, double diff) {
     struct rng r = rng_make(3, RNG_TEST, (uint32_t)(1000 * diff), sim);
     uint8_t a[512], b[512];
@@ -591,8 +588,8 @@ static struct stats_mcnemar paired_draw(uint32_t sim, int n, double discordant, 
     return stats_mcnemar(a, b, n);
 }
 
-/* At the difference called detectable, the test finds it four times out of five; at none, at most
- * one time in twenty. */
+/* At the detectable difference the test's power is 80 %; without a difference its error is at most
+ * 5 %. */
 static void test_detectable(void **state) {
     (void)state;
     double diff = stats_min_detectable_effect(400, 0.3);
@@ -611,7 +608,7 @@ static void test_detectable(void **state) {
     assert_true(stats_min_detectable_effect(1, 1) <= 1);
 }
 
-/* sort and the common order, compare and the common pick, are one question in two wordings. */
+/* sort and the common order, and compare and the common pick, are one question in two wordings. */
 static const char *shared_content(const char *key) {
     static const char *const names[] = {"sort ", "order 0 ", "compare 0 ", "pick 0 "};
     for (size_t i = 0; i < ARRAY_LEN(names); i++)
@@ -625,9 +622,9 @@ static size_t content_slot(const char *content) {
     return hash_fnv1a(content, strlen(content)) % TWIN_BITS;
 }
 
-/* What is measured was drawn for training in neither wording: against 240,000 training draws, exact
- * up to a hash collision, which is looked at through the twin's own split. */
-static void test_twins(void **state) {
+/* No measured question occurred in training in either wording: compared with 240,000 training
+ * draws, exactly up to a hash collision, which the split of the twin question decides. */
+static void test_equal_questions_in_two_wordings(void **state) {
     (void)state;
     static const char *const families[] = {"sort", "order", "compare", "pick"};
     uint8_t *seen = xcalloc(TWIN_BITS / 8, 1);
@@ -678,10 +675,10 @@ static void test_cluster_bootstrap(void **state) {
         covered_alone += a.lo <= 0.6 && 0.6 <= a.hi;
     }
     close_to((double)covered / SIMULATED, 0.95, 0.03);
-    assert_true(covered_alone < SIMULATED * 0.8); // what ignoring clusters claims
+    assert_true(covered_alone < SIMULATED * 0.8); // the coverage if clusters are ignored
 }
 
-/* As many values a cluster as there are: the draw is of values, and agrees with the t interval. */
+/* As many clusters as values: the bootstrap draws values, and agrees with the t interval. */
 static void test_bootstrap_of_values(void **state) {
     (void)state;
     double v[500];
@@ -722,13 +719,13 @@ int main(void) {
         cmocka_unit_test(test_cluster_bootstrap),
         cmocka_unit_test(test_bootstrap_of_values),
         cmocka_unit_test(test_equivalent),
-        cmocka_unit_test(test_twins),
+        cmocka_unit_test(test_equal_questions_in_two_wordings),
         cmocka_unit_test(test_splits_are_disjoint),
         cmocka_unit_test(test_items_are_functions),
         cmocka_unit_test(test_shares),
-        cmocka_unit_test(test_pretraining_sees_nothing_rare),
+        cmocka_unit_test(test_pretraining_excludes_rare_items),
         cmocka_unit_test(test_find),
-        cmocka_unit_test(test_right_answers_are_right),
+        cmocka_unit_test(test_gold_answers_are_correct),
         cmocka_unit_test(test_personas),
         cmocka_unit_test(test_debate_turn),
         cmocka_unit_test(test_asked),

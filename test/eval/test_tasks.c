@@ -1,9 +1,9 @@
 /*
- * test_tasks: questions of files are read as people have them, and scored as lm-evaluation-harness
- * scores them.
+ * test_tasks: questions from files in all their formats, scored like lm-evaluation-harness.
  *
- * What each form of line becomes stands in test/cases/tasks.txt. Scores are held against sums of
- * prompt_logprobs, another way through the engine, of whole sequences that this test encodes.
+ * The parsed form of each format's lines is in test/cases/tasks.txt. Scores are compared with sums
+ * of prompt_logprobs over whole sequences that this test encodes, which is another path through the
+ * engine.
  */
 #define _GNU_SOURCE
 #include "eval/eval.h"
@@ -27,7 +27,7 @@ static int set_up(void **state) {
     struct model_config c;
     log_quiet = true;
     if (model_preset_find("tiny-qwen3", &c, &err) != OK) return -1;
-    c.max_seq_len = LEN; // a byte is a token here
+    c.max_seq_len = LEN; // each byte is a token
     model = fixture_model_of(c, false, TENSOR_F32, NUMERIC_EXACT);
     return mkdtemp(dir) ? 0 : -1;
 }
@@ -216,7 +216,7 @@ static void test_csv(void **state) {
     }
 }
 
-/* Subjects are files; their examples stand before their own questions. */
+/* Subjects are files; their examples precede their own questions. */
 static void test_shots(void **state) {
     (void)state;
     struct eval_task b;
@@ -308,7 +308,7 @@ static struct engine *engine_make(int32_t rows, int32_t len, int threads, struct
     return e;
 }
 
-/* log P(continuation | context) by the prompt's log-probabilities of both together. */
+/* log P(continuation | context), from the prompt's log-probabilities of both together. */
 static double pair_logprob(struct engine *e, const char *context, const char *continuation) {
     struct token_ids prompt = {0}, rest = {0};
     double sum = 0;
@@ -327,7 +327,7 @@ static double pair_logprob(struct engine *e, const char *context, const char *co
     return sum;
 }
 
-/* What one question should come to, worked out from sums. */
+/* The expected result of one question, computed from sums. */
 static struct eval_result outcome_of(struct engine *e, const struct eval_task *b,
                                      const struct eval_question *q) {
     int best = 0, best_norm = 0;
@@ -402,7 +402,7 @@ static void test_scores(void **state) {
     }
 }
 
-/* acc and acc_norm are of different options when a long text wins a character. */
+/* acc and acc_norm select different options if a long text has the higher score per character. */
 static void test_norm_differs(void **state) {
     (void)state;
     struct eval_task b;
@@ -418,7 +418,7 @@ static void test_norm_differs(void **state) {
     pool_free(pool);
 }
 
-/* What is cut from the front is what does not fit, and it is said. */
+/* A prompt that is too long is cut at the front and counted. */
 static void test_cut(void **state) {
     (void)state;
     struct eval_task b;
@@ -431,7 +431,7 @@ static void test_cut(void **state) {
     must(eval_task_open(&b, "arc_easy", &(struct eval_task_options){.dir = dir}, &err));
     must(eval_solver_answer(&s, &b, out, &cost, NULL, 0, &err));
     assert_true(out[0].cut && !out[2].cut && !out[3].cut);
-    char *context = b.v[0].context; // the last 40 tokens, each a byte, less the longest option
+    char *context = b.v[0].context; // the last 40 tokens, each a byte, minus the longest option
     size_t room = 40 - strlen(" the steam of a pot");
     char *kept = context + strlen(context) - room;
     b.v[0].context = kept;
@@ -441,7 +441,7 @@ static void test_cut(void **state) {
     close_to((double)out[0].prob, (double)want.prob, 1e-5);
     engine_free(e);
     pool_free(pool);
-    s.max_len = 10; // an option alone does not fit
+    s.max_len = 10; // an option does not fit even without context
     s.e = e = engine_make(64, s.max_len, 1, &pool);
     assert_int_equal(eval_solver_answer(&s, &b, out, &cost, NULL, 0, &err), ERR_USAGE);
     assert_non_null(strstr(err.text, "arc_easy.jsonl', line 1: a request of"));
@@ -450,8 +450,7 @@ static void test_cut(void **state) {
     pool_free(pool);
 }
 
-/* Examples that stand before every question are read once; the scores are those of whole prompts.
- */
+/* Examples before every question are prefilled once; the scores are those of whole prompts. */
 static void test_shared_examples(void **state) {
     (void)state;
     struct eval_task b;
@@ -480,7 +479,7 @@ static void test_shared_examples(void **state) {
     pool_free(pool);
 }
 
-/* What is generated is what a request of its own gives; failures of form are told apart. */
+/* Generated answers equal those of single requests; errors of form are counted separately. */
 static void test_generation(void **state) {
     (void)state;
     struct eval_task b;
@@ -557,7 +556,7 @@ static void test_pairs(void **state) {
         token_ids_release(&prompt);
         token_ids_release(&rest);
     }
-    struct token_ids prompt = {0}, rest = {0}; // nothing before it: what begins a text
+    struct token_ids prompt = {0}, rest = {0}; // an empty context: the token that begins a text
     eval_encode_pair(model->tok, "", "ice", &prompt, &rest);
     assert_int_equal(prompt.n, 1);
     text_is(&rest, "ice");
@@ -565,7 +564,7 @@ static void test_pairs(void **state) {
     token_ids_release(&rest);
 }
 
-/* n of the questions, by the seed, in their order. */
+/* n of the questions, chosen by the seed, in their order. */
 static void test_choosing(void **state) {
     (void)state;
     struct buf text = {0};
@@ -594,7 +593,7 @@ static void test_choosing(void **state) {
     free(path);
 }
 
-/* Figures of known outcomes: a wins items 0-5 of 10, b none of them. */
+/* Statistics of known outcomes: a is correct on items 0-5 of 10, b on none of them. */
 static void test_standing(void **state) {
     (void)state;
     struct eval_result a[10] = {{0}}, b[10] = {{0}};
@@ -621,7 +620,7 @@ static void test_standing(void **state) {
     close_to(own.acc.value, 0.6, 1e-12);
 }
 
-/* The data of the shared folder, whole: how many questions each has is known. */
+/* The data of the shared folder: the number of questions of each set is known. */
 static void test_known_sets(void **state) {
     (void)state;
     static const struct {

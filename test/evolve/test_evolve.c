@@ -1,12 +1,12 @@
 /*
- * test_evolve: breeding on known landscapes, and whole runs on a model so small that a run takes a
- * moment.
+ * test_evolve: breeding with known fitness functions, and whole runs on a model so small that a run
+ * takes a moment.
  *
- * On a landscape the truth is known (how near a candidate's ΔW is to a target, or a figure a name),
- * so who must win is known too. Whole runs check what a run promises: the same bits from one thread
- * and two, after kill -9 at several moments, and no effect at all from zero adapters. The model is
- * made here: its tokenizer learns from the task families, its weights are random, its accuracy is
- * chance; only equality matters.
+ * A synthetic fitness function is known (the distance of a candidate's ΔW to a target, or a number
+ * for each name), so the best candidate is known too. Whole runs check the guarantees of a run:
+ * equal bits with one thread and two, and after kill -9 at several moments, and no effect of zero
+ * adapters. The model is made here: its tokenizer is trained on the task families, its weights are
+ * random, its accuracy is chance; only equality matters.
  */
 #define _GNU_SOURCE
 #include "evolve/evolve.h"
@@ -32,7 +32,7 @@ static void close_to(double got, double want, double tolerance) {
         fail_msg("%.12g is not %.12g ± %.1g", got, want, tolerance);
 }
 
-/* A landscape: minus the distance to a target, or figures by name. Counts how it was asked. */
+/* A fitness function: minus the distance to a target, or numbers by name. Counts its calls. */
 struct known {
     const struct adapter *target;
     struct {
@@ -66,7 +66,7 @@ static int known_evaluate(void *ctx, int generation, struct candidate *c, int n,
 enum { FOUNDERS = 6 };
 static const char *const names[FOUNDERS] = {"ann", "bea", "cid", "dee", "eve", "fay"};
 
-/* Six founders at random, and a target; founder 2 is planted next to it. */
+/* Six random founders, and a target; founder 2 is placed next to it. */
 struct garden {
     struct adapter *founders[FOUNDERS], *target;
     struct evolve_options o;
@@ -125,8 +125,8 @@ static void garden_close(struct garden *g) {
     options_release(fitness_option_rows, &g->f);
 }
 
-/* Elites are kept, so the best of a generation is never worse than that of the one before. */
-static void test_best_never_gets_worse(void **state) {
+/* Elites are kept, so the best fitness never decreases from one generation to the next. */
+static void test_best_fitness_never_decreases(void **state) {
     (void)state;
     struct garden g;
     garden_open(&g, false);
@@ -146,7 +146,7 @@ static void test_best_never_gets_worse(void **state) {
 }
 
 /* Two founders on opposite sides of the target: their children are nearer to it than either. */
-static void test_children_can_be_better(void **state) {
+static void test_crossover_improves(void **state) {
     (void)state;
     struct garden g;
     garden_open(&g, false);
@@ -170,7 +170,7 @@ static void test_children_can_be_better(void **state) {
     garden_close(&g);
 }
 
-/* Who descends from the planted founder, by name, over all generations. */
+/* Adds the descendants of the placed founder, by name, over all generations. */
 static bool descends(const char *const *line, int n, const struct candidate *c) {
     for (int i = 0; i < n; i++)
         if (strcmp(line[i], c->name) == 0 || strcmp(line[i], c->parents[0]) == 0 ||
@@ -216,7 +216,7 @@ static void history(struct garden *g, uint64_t seed, struct buf *out) {
     }
 }
 
-static void test_seed_decides(void **state) {
+static void test_seed_determines_history(void **state) {
     (void)state;
     struct garden g;
     struct buf a = {0}, again = {0}, other = {0};
@@ -232,7 +232,7 @@ static void test_seed_decides(void **state) {
     garden_close(&g);
 }
 
-/* The better half by rank in the generation before. */
+/* The rank of a candidate in the generation before. */
 static int rank_of(const char order[][32], int n, const char *name) {
     for (int i = 0; i < n; i++)
         if (strcmp(order[i], name) == 0) return i;
@@ -240,9 +240,10 @@ static int rank_of(const char order[][32], int n, const char *name) {
     return -1;
 }
 
-/* The rules of breeding: the best two as they are, children of one or of two different parents of
- * the better half, one call, and who is a parent is measured beside its children. */
-static void test_rules_of_breeding(void **state) {
+/* The rules of breeding: the best two are copied, children have one or two different parents from
+ * the better half, there is one evaluation per generation, and parents are evaluated again with
+ * their children. */
+static void test_breeding_rules(void **state) {
     (void)state;
     struct garden g;
     int mutants = 0;
@@ -318,7 +319,7 @@ static void test_weights(void **state) {
     close_to(candidate_find(&g.p, "cid")->fitness.value, 0.1 * 0.8, 1e-15);
     close_to(candidate_find(&g.p, "dee")->fitness.value, 0.6 * 0.5 + 0.3 * 0.4 + 0.1 * 0.25, 1e-15);
     assert_string_equal(g.p.c[0].name, "ann");
-    assert_string_equal(g.p.c[4].name, "eve"); /* a tie at nothing: by name */
+    assert_string_equal(g.p.c[4].name, "eve"); /* equal fitness: by name */
     assert_string_equal(g.p.c[5].name, "fay");
     static const char *const winner[3] = {"ann", "bea", "cid"};
     for (int i = 0; i < 3; i++) {
@@ -330,9 +331,9 @@ static void test_weights(void **state) {
     garden_close(&g);
 }
 
-/* Without mutation a child of the crossover factor_blend is the blend of its parents' factors,
- * tensor by tensor. */
-static void test_factor_blend(void **state) {
+/* Without mutation a child of the legacy crossover is the blend of its parents' factors, tensor by
+ * tensor. */
+static void test_legacy_crossover(void **state) {
     (void)state;
     struct garden g;
     garden_open(&g, false);
@@ -357,8 +358,8 @@ static void test_factor_blend(void **state) {
                      1e-6);
         }
     }
-    /* Founder 2 at another rank: its tensors cannot be averaged with the others', and nothing is
-     * lost by the refusal. */
+    /* Founder 2 at another rank: its tensors cannot be averaged with the others'; the error changes
+     * nothing. */
     garden_close(&g);
     garden_open(&g, true);
     operators_are(&g, "factor_blend", "noise");
@@ -371,9 +372,9 @@ static void test_factor_blend(void **state) {
     garden_close(&g);
 }
 
-/* An operator whose children lose is dropped, by the evidence of its own children only; the other
- * goes on, and its step follows the divergence that was measured. */
-static void test_harm_is_dropped(void **state) {
+/* An operator whose children regress is dropped, by the results of its own children only; the other
+ * stays, and its step adapts to the measured divergence. */
+static void test_regressing_operator_is_dropped(void **state) {
     (void)state;
     struct garden g;
     garden_open(&g, false);
@@ -381,7 +382,7 @@ static void test_harm_is_dropped(void **state) {
     g.o.mutation_rate = 1;
     g.o.population = 12;
     garden_begin(&g, 1);
-    g.p.mutations.step[0] = 1; /* everything anew: nothing of the parent is left */
+    g.p.mutations.step[0] = 1; /* full replacement: the child has nothing of the parent */
     const struct operator_set *s = &g.p.mutations;
     int64_t used = 0;
     for (int t = 0; t < 40 && !s->credit.v[0].dropped; t++) {
@@ -399,11 +400,12 @@ static void test_harm_is_dropped(void **state) {
         for (int i = g.p.o->elites; i < g.p.n; i++)
             assert_string_equal(g.p.c[i].how->name, "noise");
     }
-    assert_true(s->credit.v[0].used - used <= 12); /* those who were on their way */
+    assert_true(s->credit.v[0].used - used <= 12); /* children that were already bred */
     garden_close(&g);
 }
 
-/* A landscape of items: candidate i is right on what its name's letter says, and behaves so. */
+/* A fitness function over items: candidate i is correct on the items of its name's letter, and
+ * answers accordingly. */
 static int letters_evaluate(void *ctx, int generation, struct candidate *c, int n, int witnesses,
                             struct evaluation *out, struct error *e) {
     enum { ITEMS = 6 };
@@ -430,7 +432,7 @@ static int letters_evaluate(void *ctx, int generation, struct candidate *c, int 
 }
 
 /* Under every selection, with sharing, roles and an archive: the same history from the same seed,
- * fitness in order, an assay that goes with its candidates, a child in every role. */
+ * candidates ordered by fitness, evaluations in the candidates' order, a child in every role. */
 static void test_every_selection(void **state) {
     (void)state;
     struct garden g;
@@ -473,8 +475,8 @@ static void test_every_selection(void **state) {
     garden_close(&g);
 }
 
-/* Averaging unlike parents shrinks; preserve_norm gives the mean of their norms back, also beyond a
- * parent. */
+/* Averaging dissimilar parents reduces the norm; preserve_norm restores the mean of their norms,
+ * also for extrapolated blends. */
 static void test_preserve_norm(void **state) {
     (void)state;
     static const double ranges[][2] = {{0.3, 0.7}, {-1, -0.9}, {1.9, 2}};
@@ -507,7 +509,7 @@ static void test_preserve_norm(void **state) {
     garden_close(&g);
 }
 
-static void test_bad_populations_are_refused(void **state) {
+static void test_invalid_populations_are_refused(void **state) {
     (void)state;
     struct garden g;
     struct population p;
@@ -526,11 +528,11 @@ static void test_bad_populations_are_refused(void **state) {
     garden_close(&g);
 }
 
-/* Whole runs. Everything lies in one temporary folder: the model, two conversation files, a recipe,
+/* Whole runs. All files are in one temporary folder: the model, two conversation files, a recipe,
  * and run roots. */
 
 static char dir[64], recipe_path[96];
-static json_t *reference; /* result of an undisturbed run with one thread */
+static json_t *reference; /* result of an uninterrupted run with one thread */
 static double reference_seconds;
 
 static char *find_as_is(const char *path) {
@@ -573,7 +575,7 @@ static void data_make(void) {
     }
 }
 
-/* A task of one's own. */
+/* Writes a task file. */
 static void questions_make(void) {
     struct buf b = {0};
     for (int i = 0; i < 24; i++)
@@ -587,7 +589,7 @@ static void questions_make(void) {
     buf_release(&b);
 }
 
-/* The founder "all" learns from both files joined. */
+/* The founder "all" is trained on both files. */
 static char *recipe_text(void) {
     return xasprintf(
         "model: %s/tiny\nseed: 3\npersonas:\n  - a=%s/a.jsonl\n  - b=%s/b.jsonl\n  - "
@@ -688,7 +690,7 @@ static bool run_file(const char *root, const char *name) {
     return there;
 }
 
-/* Lines of a file of the run. */
+/* Number of lines of a file of the run. */
 static int run_lines(const char *root, const char *name) {
     char *path = xasprintf("%s/%s/r/%s", dir, root, name);
     struct buf b = {0};
@@ -736,7 +738,7 @@ static double value_of(const json_t *v, const char *key) {
     return number_of(json_object_get(v, key), "value");
 }
 
-/* What an undisturbed run leaves, and that training and adapters did something. */
+/* The files of an uninterrupted run, and that training and adapters had an effect. */
 static void test_run(void **state) {
     (void)state;
     const json_t *result = reference_run();
@@ -759,7 +761,7 @@ static void test_run(void **state) {
     const json_t *first =
         json_object_get(json_array_get(json_object_get(result, "generations"), 0), "candidates");
     for (size_t i = 0; i < 3; i++) assert_true(value_of(json_array_get(first, i), "novelty") > 0);
-    /* The best founder is compared under its own name, not under another's that begins alike. */
+    /* The best founder is compared under its own name, not under a name with the same prefix. */
     const json_t *compared = json_array_get(json_object_get(result, "comparisons"), 0);
     const char *best = json_string_value(json_object_get(json_array_get(first, 0), "name"));
     assert_string_equal(json_string_value(json_object_get(compared, "a")), best);
@@ -774,7 +776,7 @@ static void test_run(void **state) {
     }
 }
 
-/* The adapters on disk are the ones the result names. */
+/* The adapters on disk are those in the result. */
 static void test_published_adapters(void **state) {
     (void)state;
     struct model_config c;
@@ -799,8 +801,7 @@ static void test_threads_change_nothing(void **state) {
     json_decref(two);
 }
 
-/* The control: with zero adapters nobody differs from the base, in accuracy, in words or in worth.
- */
+/* With zero adapters no candidate differs from the base in accuracy, answers or contribution. */
 static void test_zero_adapters_have_no_effect(void **state) {
     (void)state;
     json_t *result = run_well("zero", false, true, 1), *generation, *list, *c;
@@ -838,7 +839,7 @@ static void test_zero_adapters_have_no_effect(void **state) {
     json_decref(result);
 }
 
-/* A child that starts the run, or continues it once it is known to the store. */
+/* A child process that starts the run, or continues it if the store has it. */
 static pid_t run_child(const char *root) {
     pid_t child = fork();
     if (child != 0) return child;
@@ -849,7 +850,7 @@ static pid_t run_child(const char *root) {
     _exit(result ? 0 : 1);
 }
 
-/* True when the child was still at work. */
+/* True if the child was still running. */
 static bool child_kill(pid_t child) {
     int status = 0;
     kill(child, SIGKILL);
@@ -876,14 +877,14 @@ static bool child_ended(pid_t child) {
 static const char *const stages[] = {"checkpoint.bin", "adapters/gen_0/a", "adapters/gen_1/g1c0",
                                      "adapters/gen_2/g2c0"};
 
-/* The checkpoint goes away again, so a later stage counts too. */
+/* The checkpoint is removed later, so a later stage counts too. */
 static bool stage_reached(const char *root, size_t i) {
     for (; i < ARRAY_LEN(stages); i++)
         if (run_file(root, stages[i])) return true;
     return false;
 }
 
-/* Killed as soon as it has reached a stage: within training, publishing, the first generation, the
+/* Killed as soon as it has reached a stage: training, publishing, the first generation, the
  * second. */
 static void test_kill_at_every_stage(void **state) {
     (void)state;
@@ -901,8 +902,8 @@ static void test_kill_at_every_stage(void **state) {
     killed_run_ends_the_same("stages");
 }
 
-/* Killed at random moments, each time from where the last kill left it; returns how often that came
- * in time. */
+/* Killed at random moments, each time continued from the last kill; returns the number of kills
+ * during the run. */
 static int kill_repeatedly(const char *root, int times, double seconds) {
     struct rng r = rng_make(20, RNG_TEST, 0, 0);
     int killed = 0;
@@ -914,7 +915,7 @@ static int kill_repeatedly(const char *root, int times, double seconds) {
     return killed;
 }
 
-/* Twenty times in one run. Should it have ended before, again with shorter times. */
+/* Twenty times in one run. If the run ends before, again with shorter times. */
 static void test_kill_at_any_moment(void **state) {
     (void)state;
     char root[] = "moments0";
@@ -925,7 +926,7 @@ static void test_kill_at_any_moment(void **state) {
     killed_run_ends_the_same(root);
 }
 
-/* A finished run, continued, says the same again and trains nothing. */
+/* Resuming a finished run returns the same result and trains nothing. */
 static void test_resume_of_a_finished_run(void **state) {
     (void)state;
     reference_run();
@@ -935,7 +936,7 @@ static void test_resume_of_a_finished_run(void **state) {
     json_decref(again);
 }
 
-/* Puts text at the end of a file; the caller restores it from `old`. */
+/* Appends text to a file; the caller restores it from `old`. */
 static void file_change(const char *path, const char *text, struct buf *old) {
     struct buf now = {0};
     assert_int_equal(file_read(path, 1 << 24, old, &err), OK);
@@ -976,8 +977,8 @@ static void test_resume_with_other_inputs(void **state) {
     free(recipe);
 }
 
-/* A second run of the same name is refused before it touches anything of the first. */
-static void test_name_is_taken(void **state) {
+/* A second run of the same name is refused and changes no file of the first. */
+static void test_existing_run_is_refused(void **state) {
     (void)state;
     reference_run();
     struct buf old = {0}, kept = {0};
@@ -1007,7 +1008,8 @@ static void test_unknown_runs(void **state) {
     free(root);
 }
 
-/* A run of the fast class that names no level is AMX's, whose bits exist nowhere else. */
+/* A run of the fast class that records no level is one of AMX, whose bits no other level
+ * reproduces. */
 static void test_resume_without_amx(void **state) {
     (void)state;
     if (kernels_default_class() == NUMERIC_FAST) skip();
@@ -1033,7 +1035,7 @@ static void test_resume_without_amx(void **state) {
     free(root);
 }
 
-/* A data file that is not there fails the run before it is known. */
+/* A missing data file fails the run before it is registered. */
 static void test_missing_data(void **state) {
     (void)state;
     char *a = path_join(dir, "a.jsonl"), *away = path_join(dir, "away.jsonl");
@@ -1047,7 +1049,7 @@ static void test_missing_data(void **state) {
     free(away);
 }
 
-/* Data that cannot be read as conversations fails it afterwards, and the store says so. */
+/* Data that are not conversations fail it afterwards, with status "failed" in the store. */
 static void test_failed_run(void **state) {
     (void)state;
     struct buf old = {0};
@@ -1060,7 +1062,7 @@ static void test_failed_run(void **state) {
     free(a);
 }
 
-/* Other ways of searching, over the founders of the reference run. */
+/* Other search methods, over the founders of the reference run. */
 static const char *const ways[] = {
     "evolve: {search: breed, generations: 2, population: 5, elites: 3, roles: true, mutation_rate: "
     "0.5, "
@@ -1090,7 +1092,7 @@ static const char *const ways[] = {
     "evolve: {search: none}\n",
 };
 
-/* The founders' directories as personas, `way`, and no debate. */
+/* The founders' directories as personas, search method `way`, and no debate. */
 static char *way_text(const char *way) {
     char *learn = path_join(dir, "b.jsonl");
     struct buf b = {0};
@@ -1125,9 +1127,9 @@ static json_t *way_run(const char *root, const char *text, int threads) {
     return result;
 }
 
-/* Every way ends, leaves an adapter on disk, has the same bits from one thread and two, and says
- * the same again when it is continued. */
-static void test_every_way(void **state) {
+/* Every method ends, writes an adapter, has the same bits with one thread and two, and returns the
+ * same result when it is resumed. */
+static void test_every_search_method(void **state) {
     (void)state;
     reference_run();
     for (size_t i = 0; i < ARRAY_LEN(ways); i++) {
@@ -1156,8 +1158,8 @@ static void test_every_way(void **state) {
     }
 }
 
-/* The budget is kept, but for questions that are longer than the last ones were. */
-static void test_flops_are_kept(void **state) {
+/* The budget is not exceeded, except by questions that are longer than the last ones. */
+static void test_flop_budget(void **state) {
     (void)state;
     static const char *const searches[] = {
         "evolve: {search: breed, generations: 50, population: 4, max_flops: 1e9}\n",
@@ -1177,8 +1179,8 @@ static void test_flops_are_kept(void **state) {
     }
 }
 
-/* A fork without a change is the run itself; with another seed it is that up to where it leaves. A
- * generation computed anew has the bits that it had. */
+/* A fork without a change equals the run; with another seed it is equal up to the fork. A
+ * generation computed again has the same bits. */
 static void test_fork_and_replay(void **state) {
     (void)state;
     struct evolve_env env = env_of("ref", 1);
@@ -1236,7 +1238,7 @@ static void test_pause(void **state) {
     killed_run_ends_the_same("paused");
 }
 
-/* Founders that are copies but for noise: nothing could be bred from them. */
+/* Founders that are equal except for noise are refused, because breeding them has no effect. */
 static void test_copies_are_refused(void **state) {
     (void)state;
     struct model_config c;
@@ -1268,7 +1270,7 @@ static void test_copies_are_refused(void **state) {
     free(text);
 }
 
-/* Recipes. Each bad one is a whole file; `says` must be in the message. */
+/* Each invalid recipe is a whole file; the message must contain `says`. */
 static void recipe_is_refused(const char *text, const char *says) {
     struct evolve_recipe o;
     char *path = path_join(dir, "bad.yaml");
@@ -1345,7 +1347,7 @@ static void test_report_is_self_contained(void **state) {
     for (size_t i = 0; i < ARRAY_LEN(outside); i++) assert_null(strstr(page.data, outside[i]));
     assert_non_null(strstr(page.data, "first-round vote"));
     buf_release(&page);
-    /* Made again from a result whose names are hostile: nothing gets through as markup. */
+    /* The page of a result with hostile names contains none of them as markup. */
     json_t *copy = json_deep_copy(reference);
     json_object_set_new(json_array_get(json_object_get(copy, "table"), 0), "name",
                         json_string("<script>x</script>"));
@@ -1361,17 +1363,17 @@ static void test_report_is_self_contained(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_best_never_gets_worse),
-        cmocka_unit_test(test_children_can_be_better),
+        cmocka_unit_test(test_best_fitness_never_decreases),
+        cmocka_unit_test(test_crossover_improves),
         cmocka_unit_test(test_planted_founder_wins),
-        cmocka_unit_test(test_seed_decides),
-        cmocka_unit_test(test_rules_of_breeding),
+        cmocka_unit_test(test_seed_determines_history),
+        cmocka_unit_test(test_breeding_rules),
         cmocka_unit_test(test_weights),
-        cmocka_unit_test(test_factor_blend),
-        cmocka_unit_test(test_harm_is_dropped),
+        cmocka_unit_test(test_legacy_crossover),
+        cmocka_unit_test(test_regressing_operator_is_dropped),
         cmocka_unit_test(test_every_selection),
         cmocka_unit_test(test_preserve_norm),
-        cmocka_unit_test(test_bad_populations_are_refused),
+        cmocka_unit_test(test_invalid_populations_are_refused),
         cmocka_unit_test(test_run),
         cmocka_unit_test(test_published_adapters),
         cmocka_unit_test(test_threads_change_nothing),
@@ -1381,12 +1383,12 @@ int main(void) {
         cmocka_unit_test(test_resume_of_a_finished_run),
         cmocka_unit_test(test_resume_with_other_inputs),
         cmocka_unit_test(test_resume_without_amx),
-        cmocka_unit_test(test_name_is_taken),
+        cmocka_unit_test(test_existing_run_is_refused),
         cmocka_unit_test(test_unknown_runs),
         cmocka_unit_test(test_missing_data),
         cmocka_unit_test(test_failed_run),
-        cmocka_unit_test(test_every_way),
-        cmocka_unit_test(test_flops_are_kept),
+        cmocka_unit_test(test_every_search_method),
+        cmocka_unit_test(test_flop_budget),
         cmocka_unit_test(test_fork_and_replay),
         cmocka_unit_test(test_pause),
         cmocka_unit_test(test_copies_are_refused),

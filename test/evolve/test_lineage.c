@@ -1,8 +1,8 @@
 /*
- * test_lineage: what a run of evolution shows: its family tree, page, cards and diversity.
+ * test_lineage: reports of an evolution run: family tree, page, model cards and diversity.
  *
- * Runs are made by hand, so that shares, survivors and texts are known; names hold what HTML, YAML,
- * Markdown, Graphviz and terminals give a meaning to. No model is needed.
+ * Runs are hand-made, so that shares, survivors and texts are known; names contain the special
+ * characters of HTML, YAML, Markdown, Graphviz and terminals. No model is needed.
  */
 #define _GNU_SOURCE
 #include "base/base.h"
@@ -89,8 +89,8 @@ static json_t *generation_new(json_t *generations) {
 #define HOSTILE "a<b>&\"c\""
 #define KANJI "日本語"
 
-/* Founders HOSTILE, KANJI and "lone"; g1c0 is 1:3 of the first two; g2c0 mutates it; "lone" leaves
- * no children and goes, HOSTILE stays a generation longer. */
+/* Founders HOSTILE, KANJI and "lone"; g1c0 is 1:3 of the first two; g2c0 is a mutant of it; "lone"
+ * has no children and is removed, HOSTILE stays a generation longer. */
 static json_t *small_run(void) {
     json_t *run = json_array(), *g = generation_new(run);
     founder(g, HOSTILE, 0.5);
@@ -136,7 +136,8 @@ static void test_nodes(void **state) {
     json_decref(run);
 }
 
-/* Shares are those of all ways up, multiplied; without a blend parents count alike. */
+/* A share is the sum over all paths of the product of their shares; without a blend both parents
+ * count equally. */
 static void test_shares(void **state) {
     (void)state;
     json_t *run = small_run();
@@ -158,7 +159,7 @@ static void test_shares(void **state) {
     json_decref(run);
 }
 
-/* A parent that had no share is an ancestor none the less; shares beyond 0..1 end there. */
+/* A parent with share 0 is an ancestor nevertheless; shares are clamped to 0..1. */
 static void test_extrapolated_blend(void **state) {
     (void)state;
     json_t *run = json_array(), *g = generation_new(run);
@@ -175,7 +176,7 @@ static void test_extrapolated_blend(void **state) {
     json_decref(run);
 }
 
-/* A run that was continued from generation 1 writes it again: what was after is gone. */
+/* A run that is continued from generation 1 writes it again: later generations are discarded. */
 static void test_generation_again(void **state) {
     (void)state;
     json_t *run = small_run(), *again = json_pack("{s:i,s:[]}", "generation", 1, "candidates");
@@ -225,15 +226,15 @@ static void test_file(void **state) {
     char *again = json_canonical(json_array_get(run, 1)), *line = xasprintf("%s\n", again);
     loads(run, "", 3);
     loads(run, " \n\n", 3);
-    loads(run, "{\"generation\": 3, \"candi", 3); /* it is being written */
-    loads(run, again, 2);                         /* whole, but for its end of line */
+    loads(run, "{\"generation\": 3, \"candi", 3); /* an unfinished write */
+    loads(run, again, 2);                         /* complete except for the newline */
     loads(run, line, 2);
     free(again);
     free(line);
     json_decref(run);
 }
 
-/* The tail is line 4 of a file of three good ones. */
+/* The tail is line 4 of a file with three valid lines. */
 static void tail_is_refused(const char *tail, const char *why) {
     json_t *run = small_run();
     char *path = write_lines(run, tail);
@@ -347,7 +348,7 @@ static void test_print_ancestors(void **state) {
     json_decref(run);
 }
 
-/* Deeper than a screen is wide the tree ends, and who was shown is not shown again. */
+/* The tree ends at the depth limit, and a node is shown once. */
 static void test_print_deep(void **state) {
     (void)state;
     json_t *run = json_array(), *g = generation_new(run);
@@ -367,7 +368,7 @@ static void test_print_deep(void **state) {
     json_decref(run);
 }
 
-/* Escape sequences for the terminal do not get there. */
+/* Escape sequences are not printed to the terminal. */
 static void test_print_control_characters(void **state) {
     (void)state;
     json_t *run = json_array(), *g = generation_new(run);
@@ -430,13 +431,13 @@ static void test_dot(void **state) {
 
 static json_t *cli_printed;
 
-/* main.c's, which is not in the library. */
+/* main.c defines it, which is not in the library. */
 void cli_print(json_t *v) {
     json_decref(cli_printed);
     cli_printed = v;
 }
 
-/* Its standard output, or NULL; *rc: what it returned. */
+/* Returns the standard output, or NULL; *rc: the command's result. */
 static char *lineage_run(const char *words, bool json, int *rc) {
     char *block = xcalloc(1, cmd_lineage.size), *line = xstrdup(words), *argv[8], *save = NULL;
     struct cli_options c = {.json = json};
@@ -563,7 +564,7 @@ static json_t *decorated_run(void) {
     return run;
 }
 
-/* The page of a result; takes the result. */
+/* The page of a result; takes ownership of the result. */
 static char *page_of(json_t *result) {
     char *path = path_join(dir, "report.html");
     struct buf b = {0};
@@ -602,7 +603,7 @@ static void test_page_escapes(void **state) {
     free(page);
 }
 
-/* Every link leads to the card in the folder where its candidate was born. */
+/* Every link leads to the card in the folder of the generation in which its candidate was born. */
 static void test_page_links(void **state) {
     (void)state;
     char *page = page_of_run(decorated_run());
@@ -612,7 +613,7 @@ static void test_page_links(void **state) {
     assert_int_equal(count_of(page, "href=\""), count_of(page, "href=\"adapters/gen_"));
     assert_null(strstr(page, "gen_2/g1c0"));
     free(page);
-    json_t *run = decorated_run(), *result = result_of(run); /* mixes that are nowhere written */
+    json_t *run = decorated_run(), *result = result_of(run); /* mixes without a file */
     json_object_clear(json_object_get(result, "adapters"));
     json_decref(run);
     page = page_of(result);
@@ -628,7 +629,7 @@ static void test_page_tables(void **state) {
               "<td class=n>–<td class=n>75.0 %");
     has(page, "<td>noise <b style=\"color:var(--b)\">dropped</b><td class=soft>mutation<td "
               "class=n>9<td class=n>1<td class=n>-0.5000<td class=n>0.125<td class=n>25.0 %");
-    /* g1c0 alone outlived its generation; of noise's two children one was judged. */
+    /* Only g1c0 outlived its generation; of the two children of "noise" one was evaluated. */
     has(page, "<td class=n>1 of 1<td class=n>100.0 %");
     has(page, "<td class=n>0 of 1<td class=n>0.0 %");
     has(page, "<td>&lt;family&gt;<td class=n>300<td class=n>75.0 %<td class=soft>70.0 – 80.0<td "
@@ -642,7 +643,7 @@ static void test_page_tables(void **state) {
     free(page);
 }
 
-/* The chart that these lines give must stand in the page as it is. */
+/* The page must contain exactly the chart of these lines. */
 static void has_chart(const char *page, const char *label, const char *x_title, int n,
                       double lines[][4], const int *points, const char *const *names) {
     struct curve *c = xcalloc((size_t)n, sizeof *c);
@@ -655,8 +656,8 @@ static void has_chart(const char *page, const char *label, const char *x_title, 
     free(c);
 }
 
-/* Of three founders one is there after one generation and none after two; of the two born in 1 one
- * went, and how long the other stays is not known. */
+/* Of three founders one is left after one generation and none after two; of the two born in 1 one
+ * was removed, and the other is censored. */
 static void test_page_survival(void **state) {
     (void)state;
     char *page = page_of_run(decorated_run());
@@ -714,9 +715,9 @@ static void test_large_pages(void **state) {
     free(page);
 }
 
-/* Searches without operators, archive or parents, runs without generations, and records that make
- * no tree give a page none the less. */
-static void test_page_of_little(void **state) {
+/* Searches without operators, archive or parents, runs without generations, and records without a
+ * tree give a page too. */
+static void test_page_without_optional_parts(void **state) {
     (void)state;
     json_t *run = json_array();
     char *page = page_of_run(run);
@@ -764,7 +765,7 @@ static char *card_of(const char *model, const char *run, const json_t *c) {
     return b.data;
 }
 
-/* What YAML reads between the first two lines of "---". */
+/* The YAML between the first two lines of "---". */
 static json_t *front_matter(const char *card) {
     struct yaml y;
     assert_memory_equal(card, "---\n", 4);
@@ -840,7 +841,7 @@ static void test_card_quotes(void **state) {
 
 enum { N = 5 };
 
-/* a with noise of so many times its norm. */
+/* a plus noise of `by` times its norm. */
 static struct adapter *noisy(struct adapter *a, double by, uint64_t seed) {
     struct adapter *n = fixture_adapter(&a->shape, 4, "q_proj,v_proj", 0.1f, seed);
     float weights[2] = {1, (float)(by * sqrt(adapter_dot(a, a) / adapter_dot(n, n)))};
@@ -891,7 +892,7 @@ static void test_diversity(void **state) {
     for (int i = 0; i < N; i++) adapter_release(a[i]);
 }
 
-/* Distances that follow from how the adapters were made. */
+/* Distances that follow from the construction of the adapters. */
 static void test_known_distances(void **state) {
     (void)state;
     struct model_config c;
@@ -919,8 +920,8 @@ static void test_known_distances(void **state) {
     adapter_release(zero);
 }
 
-/* Copies but for 2 % of noise are refused with the figure and the names; 8 % and independent ones
- * pass. */
+/* Copies with 2 % noise are refused with the distance and the names; 8 % and independent adapters
+ * are accepted. */
 static void test_copies_are_refused(void **state) {
     (void)state;
     static const char *const names[] = {"ann", "bea", KANJI};
@@ -966,7 +967,7 @@ int main(void) {
         cmocka_unit_test(test_page_tables),
         cmocka_unit_test(test_page_survival),
         cmocka_unit_test(test_large_pages),
-        cmocka_unit_test(test_page_of_little),
+        cmocka_unit_test(test_page_without_optional_parts),
         cmocka_unit_test(test_run_print),
         cmocka_unit_test(test_card),
         cmocka_unit_test(test_card_quotes),

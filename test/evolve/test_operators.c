@@ -1,10 +1,10 @@
 /*
  * test_operators: crossover, PEFT's combination types and mutation, row by row.
  *
- * The oracle is dense and naive: ΔW entry by entry in double, rules as their papers state them with
- * sorting instead of selection, singular values by Jacobi on the whole matrix. Rules of chance are
- * held to what every outcome must satisfy. Every row of the table, present and future, must repeat
- * its bits, refuse what it cannot take, and survive random parents.
+ * The reference is dense and naive: ΔW entry by entry in double, rules as in their papers with
+ * sorting instead of selection, singular values by Jacobi on the whole matrix. Random rules are
+ * checked by properties that every outcome must have. Every row of the table must be reproducible,
+ * refuse invalid operands, and work with random parents.
  */
 #define _GNU_SOURCE
 #include "evolve/evolve.h"
@@ -53,7 +53,7 @@ static size_t size_of(const struct adapter *a, int i) {
     return (size_t)out_of(a, i) * (size_t)in_of(a, i);
 }
 
-/* ΔW of module i, [out][in]; zeros where there is none. */
+/* ΔW of module i, [out][in]; zeros if the adapter lacks it. */
 static double *dense(const struct adapter *a, int i) {
     const struct lora *lo = &a->loras[i];
     int in = in_of(a, i), out = out_of(a, i);
@@ -109,7 +109,7 @@ static int descending(const void *x, const void *y) {
     return (a < b) - (a > b);
 }
 
-/* The norm of all singular values of w [out][in] but the r largest: one-sided Jacobi on its
+/* The norm of the singular values of w [out][in] except the r largest: one-sided Jacobi on its
  * columns. */
 static double best_error(const double *w, int out, int in, int r) {
     double *t = xcalloc((size_t)in * (size_t)out, sizeof *t);
@@ -170,7 +170,7 @@ static double lineage_error(const struct adapter *a) {
     return strtod(text, NULL);
 }
 
-/* Three unlike parents: ranks 3, 5, 5; scales 2, 0.5 and 4/√5; the second lacks half of the
+/* Three dissimilar parents: ranks 3, 5, 5; scales 2, 0.5 and 4/√5; the second lacks half of the
  * targets. */
 static void parents_make(struct adapter *p[3]) {
     struct model_config s = shape_small();
@@ -233,7 +233,8 @@ static void test_lines(void **state) {
     adapter_release(c);
     static const struct {
         float fitness[2];
-        double share; /* of the first; a negative fitness counts all from the lowest */
+        double
+            share; /* share of the first; with a negative fitness, fitness counts from the lowest */
     } cases[] = {{{3, 1}, 0.75}, {{0, 0}, 0.5}, {{-1, -3}, 1}, {{-3, 1}, 0}, {{2, 0}, 1}};
     for (size_t k = 0; k < ARRAY_LEN(cases); k++) {
         double share = cases[k].share;
@@ -241,9 +242,8 @@ static void test_lines(void **state) {
         assert_true(sum_error(c, p, (const double[]){share, 1 - share}, 2) < 1e-6);
         adapter_release(c);
     }
-    /* Legacy rule: each tensor is blended separately. */
-    c = apply_ok("factor_blend",
-                 (struct operands){(struct adapter *[]){p[1], p[2]}, NULL, 2, 0, NAN, 0});
+    /* The legacy rule: every tensor separately. */
+    c = apply_ok("legacy", (struct operands){(struct adapter *[]){p[1], p[2]}, NULL, 2, 0, NAN, 0});
     const struct lora *x = &p[1]->loras[PROJ_Q], *y = &p[2]->loras[PROJ_Q];
     for (int k = 0; k < 5 * 24; k++)
         assert_true(c->loras[PROJ_Q].a[k] == 0.5f * x->a[k] + 0.5f * y->a[k]);
@@ -251,8 +251,8 @@ static void test_lines(void **state) {
     parents_release(p);
 }
 
-/* Ends are the parents; the middle lies at equal angles from both, as long as their mean; a twin of
- * other length is walked to in a straight line. */
+/* The ends are the parents; the middle has equal angles to both and the mean of their lengths;
+ * between parallel vectors of different length the path is a straight line. */
 static void test_slerp(void **state) {
     (void)state;
     struct adapter *p[3];
@@ -285,7 +285,7 @@ static void test_slerp(void **state) {
     parents_release(p);
 }
 
-/* Which parent module i of the child is; -1: neither. */
+/* The parent of the child's module i; -1: neither. */
 static int origin(const struct adapter *c, struct adapter *const *p, int n, int i) {
     for (int k = 0; k < n; k++) {
         double *want = dense(p[k], i), e = module_error(c, i, want);
@@ -323,7 +323,8 @@ static void test_choices(void **state) {
         adapter_release(t);
     }
     assert_true(seen[0] > 0 && seen[1] > 0 && mixed > 0);
-    /* Weight 0 is never drawn; where only the other has a module, it comes from there. */
+    /* A parent with weight 0 is never chosen; a module that only one parent has comes from that
+     * one. */
     struct adapter *q[] = {adapter_quick(&s, 2, 4, "q_proj", 3), p[1]};
     struct adapter *c =
         apply_ok("module", (struct operands){q, (const float[]){1, 0}, 2, 0, NAN, 1});
@@ -334,7 +335,7 @@ static void test_choices(void **state) {
     adapter_release(p[1]);
 }
 
-/* A wide passage goes over in steps: shares fall, module by module, and end swapped. */
+/* A wide passage changes gradually: shares decrease module by module and end exchanged. */
 static void test_split_passage(void **state) {
     (void)state;
     struct model_config s = fixture_shape(4, 24, 3, 1, 8, 40);
@@ -365,7 +366,7 @@ static void test_split_passage(void **state) {
     adapter_release(p[1]);
 }
 
-/* Every component of the child satisfies W v = s u of one of the parents. */
+/* Every component of the child satisfies W v = s u for one of the parents. */
 static void test_svd_mix(void **state) {
     (void)state;
     struct adapter *p[3];
@@ -419,7 +420,7 @@ static void naive_trim(double *x, size_t n, double density) {
     free(sorted);
 }
 
-/* Of n tensors x[k], already trimmed: the paper's disjoint mean times Σ|w| with votes w·x, or
+/* Of n tensors x[k] after sparsification: the paper's disjoint mean times Σ|w| with votes w·x, or
  * PEFT's with votes x. */
 static double *naive_elect(double **x, const double *w, int n, size_t size, bool peft) {
     double *out = xcalloc(size, sizeof *out);
@@ -470,7 +471,8 @@ static void test_ties(void **state) {
     parents_release(p);
 }
 
-/* The mean of DARE over many seeds is the plain sum; each outcome is made of ΔW / density and 0. */
+/* The mean of DARE over many seeds is the plain sum; the elements of each outcome are ΔW / density
+ * or 0. */
 static void test_dare(void **state) {
     (void)state;
     struct model_config s = fixture_shape(1, 16, 2, 1, 8, 24);
@@ -493,7 +495,7 @@ static void test_dare(void **state) {
             assert_true(both || first || second || none);
             kept += both + first;
             mean[i] += g[i] / rounds;
-            /* The same chances fell: then signs are elected. */
+            /* The same random drops: then signs are elected. */
             double want = none                ? 0
                           : both && x * y < 0 ? (fabs(x) > fabs(y) ? x / 0.75 : y / 0.25)
                           : both              ? x + y
@@ -510,7 +512,8 @@ static void test_dare(void **state) {
     double share = (double)kept / (double)(n * (size_t)rounds);
     assert_true(fabs(share - 0.4) < 5 * sqrt(0.24 / (double)(n * (size_t)rounds)));
     for (size_t i = 0; i < n; i++) mean[i] -= 0.75 * a[i] + 0.25 * b[i];
-    assert_true(norm(mean, n) < 0.15 * norm(a, n)); /* √(1.5 / 200) = 0.09 is what chance leaves */
+    assert_true(norm(mean, n) <
+                0.15 * norm(a, n)); /* √(1.5 / 200) = 0.09 is the expected deviation */
     free(a);
     free(b);
     free(mean);
@@ -518,7 +521,7 @@ static void test_dare(void **state) {
     adapter_release(p[1]);
 }
 
-/* By sorting, as mergekit states it: without the smallest n_bottom and the largest n_top. */
+/* By sorting, as mergekit defines it: without the smallest n_bottom and the largest n_top. */
 static void naive_middle(double *x, size_t n, double density) {
     double *sorted = xmalloc(n * sizeof *sorted);
     size_t keep = (size_t)(density * (double)n), n_top = n / 100;
@@ -545,7 +548,7 @@ static void test_breadcrumbs(void **state) {
     parents_make(p);
     for (int k = 0; k < 4; k++) {
         const char *name = k % 2 ? "delta_breadcrumbs_ties" : "delta_breadcrumbs";
-        float density = k < 2 ? 0.3f : 0.995f; /* more than what the outliers leave */
+        float density = k < 2 ? 0.3f : 0.995f; /* more than remains without the outliers */
         struct adapter *c = apply_ok(name, (struct operands){p, f, 3, 40, density, 0});
         for (int i = 0; i < n_modules(c); i++) {
             double *x[3];
@@ -572,7 +575,8 @@ static double naive_chance(const double *row, int n, int i, double density) {
     return density - band + 2 * band * rank / (n - 1);
 }
 
-/* Elements are 0 or x / chance, as often as that says; DELLA elects among the same survivors. */
+/* Elements are 0 or x / probability, with that frequency; DELLA elects signs among the same
+ * remaining elements. */
 static void test_della(void **state) {
     (void)state;
     struct model_config s = fixture_shape(1, 16, 2, 1, 8, 24);
@@ -605,7 +609,8 @@ static void test_della(void **state) {
         }
         for (int k = 0; k < 2; k++)
             for (size_t i = 0; i < n; i++)
-                if (fabs(thin[k][i]) < 1e-4) thin[k][i] = 0; /* what the SVD left of zeros */
+                if (fabs(thin[k][i]) < 1e-4)
+                    thin[k][i] = 0; /* residues of the SVD instead of zeros */
         struct adapter *c =
             apply_ok("delta_della", (struct operands){p, f, 2, 16, 0.4f, (uint64_t)seed});
         double *want = naive_elect(thin, w, 2, n, false);
@@ -627,7 +632,7 @@ static void test_della(void **state) {
     adapter_release(p[1]);
 }
 
-/* Select, calculate, erase, as the paper orders them, of x[k] = n w ΔW. */
+/* Select, calculate, erase, in the paper's order, of x[k] = n w ΔW. */
 static double *naive_sce(double **x, int n, size_t size, double density) {
     double *out = xcalloc(size, sizeof *out), *var = xcalloc(size, sizeof *var), coef[3], all = 0;
     double *sorted = xmalloc(size * sizeof *sorted);
@@ -711,8 +716,8 @@ static void test_sce(void **state) {
     parents_release(p);
 }
 
-/* ‖Σ share · log_m(u)‖ of module i, m being the child's direction there, and in *size how far its
- * length is from the parents' mean. */
+/* ‖Σ share · log_m(u)‖ of module i, m being the child's direction; *size: difference of its length
+ * from the parents' mean. */
 static double karcher_pull(const struct adapter *c, struct adapter *const *p, const double *share,
                            int n, int i, double *size) {
     size_t len = size_of(c, i);
@@ -762,7 +767,7 @@ static void test_karcher(void **state) {
     }
     struct adapter *c = apply_ok("karcher", (struct operands){opposed, NULL, 2, 0, NAN, 0});
     assert_true(fabs(operator_relative_change(c, p[0]) - 0.5) <
-                1e-6); /* the first's, of length 1.5 */
+                1e-6); /* the first parent's, of length 1.5 */
     adapter_release(c);
     assert_refused("karcher", (struct operands){p, (const float[]){1, -1, 0}, 3, 0, NAN, 0},
                    ERR_USAGE, "cancel");
@@ -777,7 +782,7 @@ static void test_model_stock(void **state) {
     struct adapter *p[3], *q[3];
     const double third[] = {1.0 / 3, 1.0 / 3, 1.0 / 3};
     parents_make(p);
-    for (int k = 0; k < 3; k++) /* alike, so that there is an angle to speak of */
+    for (int k = 0; k < 3; k++) /* similar enough for a defined angle */
         q[k] = apply_ok("delta", (struct operands){(struct adapter *[]){p[0], p[k]},
                                                    (const float[]){1, 0.5f}, 2, 8, NAN, 0});
     struct adapter *c = apply_ok("model_stock", (struct operands){q, NULL, 3, 13, NAN, 0});
@@ -888,7 +893,8 @@ static void test_peft_delta(void **state) {
     parents_release(p);
 }
 
-/* The range finder against the best possible, where singular values fall and where they do not. */
+/* The range finder compared with the best approximation, for falling and for flat singular
+ * values. */
 static void test_dense_svd(void **state) {
     (void)state;
     const int sizes[][2] = {{40, 30}, {30, 40}, {50, 50}, {12, 60}, {60, 9}, {1, 7}, {7, 1}};
@@ -925,7 +931,7 @@ static void test_rank_for_energy(void **state) {
     assert_int_equal(svd_energy_rank(&sv, 20, 0.95, 3), 3);
 }
 
-static void test_norm_kept(void **state) {
+static void test_norm_is_preserved(void **state) {
     (void)state;
     struct adapter *p[3];
     parents_make(p);
@@ -951,7 +957,7 @@ static void test_norm_kept(void **state) {
     parents_release(p);
 }
 
-/* The change grows with the step: what a caller that adapts it relies on. */
+/* The change increases with the step, which step adaptation relies on. */
 static void test_steps(void **state) {
     (void)state;
     static const char *const names[] = {"noise", "noise_absolute", "spectrum", "rotate"};
@@ -1024,8 +1030,9 @@ static void test_change(void **state) {
     parents_release(p);
 }
 
-/* Same seed, same hash; the lineage says how to make it again; chance depends on the seed. */
-static void test_rows_repeat(void **state) {
+/* Same seed, same hash; the lineage suffices to repeat the operation; random rules depend on the
+ * seed. */
+static void test_rows_are_reproducible(void **state) {
     (void)state;
     static const char *const by_chance =
         " layer module split split_linear svd_mix delta_dare delta_dare_ties delta_della "
@@ -1107,8 +1114,8 @@ static void test_refused(void **state) {
     parents_release(p);
 }
 
-/* A random adapter: some modules, own ranks and alphas; sometimes with a zero B, a zero alpha,
- * rank-stabilised, or far from 1 in size. */
+/* A random adapter: some modules, different ranks and alphas; sometimes with a zero B, a zero
+ * alpha, rank-stabilised, or of extreme size. */
 static struct adapter *adapter_wild(const struct model_config *s, struct rng *rng) {
     struct adapter_module *m = xcalloc((size_t)s->n_layers * N_PROJ, sizeof *m);
     struct adapter_config c = {.r = 1, .alpha = 1, .rslora = rng_below(rng, 3) == 0, .modules = m};
@@ -1123,7 +1130,7 @@ static struct adapter *adapter_wild(const struct model_config *s, struct rng *rn
     return b;
 }
 
-static void test_wild(void **state) {
+static void test_random_adapters(void **state) {
     (void)state;
     struct rng rng = rng_make(9, RNG_TEST, 1, 0);
     int made = 0, refused = 0;
@@ -1162,24 +1169,36 @@ static void test_wild(void **state) {
         }
         for (int k = 0; k < 3; k++) adapter_release(p[k]);
     }
-    assert_true(made > 400 && refused > 20); /* PEFT's equal ranks, mostly */
+    assert_true(made > 400 && refused > 20); /* mostly because PEFT requires equal ranks */
 }
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_delta_exact),  cmocka_unit_test(test_delta_best),
-        cmocka_unit_test(test_lines),        cmocka_unit_test(test_slerp),
-        cmocka_unit_test(test_choices),      cmocka_unit_test(test_split_passage),
-        cmocka_unit_test(test_svd_mix),      cmocka_unit_test(test_ties),
-        cmocka_unit_test(test_dare),         cmocka_unit_test(test_breadcrumbs),
-        cmocka_unit_test(test_della),        cmocka_unit_test(test_sce),
-        cmocka_unit_test(test_karcher),      cmocka_unit_test(test_model_stock),
-        cmocka_unit_test(test_peft_factors), cmocka_unit_test(test_peft_delta),
-        cmocka_unit_test(test_dense_svd),    cmocka_unit_test(test_rank_for_energy),
-        cmocka_unit_test(test_norm_kept),    cmocka_unit_test(test_steps),
-        cmocka_unit_test(test_structure),    cmocka_unit_test(test_change),
-        cmocka_unit_test(test_rows_repeat),  cmocka_unit_test(test_refused),
-        cmocka_unit_test(test_wild),
+        cmocka_unit_test(test_delta_exact),
+        cmocka_unit_test(test_delta_best),
+        cmocka_unit_test(test_lines),
+        cmocka_unit_test(test_slerp),
+        cmocka_unit_test(test_choices),
+        cmocka_unit_test(test_split_passage),
+        cmocka_unit_test(test_svd_mix),
+        cmocka_unit_test(test_ties),
+        cmocka_unit_test(test_dare),
+        cmocka_unit_test(test_breadcrumbs),
+        cmocka_unit_test(test_della),
+        cmocka_unit_test(test_sce),
+        cmocka_unit_test(test_karcher),
+        cmocka_unit_test(test_model_stock),
+        cmocka_unit_test(test_peft_factors),
+        cmocka_unit_test(test_peft_delta),
+        cmocka_unit_test(test_dense_svd),
+        cmocka_unit_test(test_rank_for_energy),
+        cmocka_unit_test(test_norm_is_preserved),
+        cmocka_unit_test(test_steps),
+        cmocka_unit_test(test_structure),
+        cmocka_unit_test(test_change),
+        cmocka_unit_test(test_rows_are_reproducible),
+        cmocka_unit_test(test_refused),
+        cmocka_unit_test(test_random_adapters),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,9 +1,10 @@
 /*
- * test_search: selection, searchers and the economy of fitness on landscapes whose truth is known.
+ * test_search: selection, search algorithms and fitness estimates on functions whose optimum is
+ * known.
  *
- * Choices by hand stand in test/cases/select.txt. Counts of evaluations are held against published
- * ones; claims about errors (a race's, a test's level, a corrected estimate's) against counts over
- * hundreds of simulated populations, whose figures are printed.
+ * Hand-made choices are in test/cases/select.txt. Numbers of evaluations are compared with
+ * published ones; error rates (of a race, of a test's level, of a corrected estimate) with counts
+ * over hundreds of simulated populations, which are printed.
  */
 /* levels: once */
 #define _GNU_SOURCE
@@ -58,7 +59,7 @@ static void numbers_from(const int *v, int n, double *out) {
     for (int i = 0; i < n; i++) out[i] = v[i];
 }
 
-/* Shares of 4,000 single choices. */
+/* Frequencies over 4,000 single choices. */
 static void shares(const struct selection *s, double number, const struct rows *in, double *out) {
     struct select_pool p = {.n = s->by_scores ? in->rows : in->n,
                             .fitness = in->v,
@@ -125,7 +126,8 @@ static void test_cases(void **state) {
     buf_release(&file);
 }
 
-/* The archive holds the same whoever came first, and never loses a better one. */
+/* The archive's content does not depend on the order, and a better candidate is never replaced by a
+ * worse one. */
 static void test_archive(void **state) {
     (void)state;
     const struct archive_axis axis[2] = {{0, 1, 4}, {-1, 1, 2}};
@@ -162,7 +164,7 @@ static void test_archive(void **state) {
     assert_int_equal(archive_init(&a, axis, 5, &err), ERR_USAGE);
 }
 
-/* Everybody of a role meets the best first, and then each member once a turn. */
+/* Each member of a role is paired with the best first, and then with each member once per turn. */
 static void test_partners(void **state) {
     (void)state;
     const int critics[3] = {2, 0, 1}, solvers[5] = {4, 3, 2, 1, 0}, *ranked[2] = {critics, solvers};
@@ -182,7 +184,7 @@ static void test_partners(void **state) {
     assert_true(differs > 2);
 }
 
-/* landscapes; the best is 0 */
+/* objective functions; the optimum is 0 */
 
 typedef double (*landscape_fn)(const double *x, int n);
 
@@ -207,7 +209,7 @@ static double rastrigin(const double *x, int n) {
     return -sum;
 }
 
-/* The same order, other figures. */
+/* The same order with other values. */
 static double sphere_bent(const double *x, int n) {
     double s = sphere(x, n);
     return s * s * s - 7;
@@ -261,11 +263,9 @@ static int evaluations(landscape_fn f, double at, uint64_t seed) {
     return best < -1e-8 ? 0 : n;
 }
 
-/*
- * Hansen's own pure Python implementation needs, from the same start, 1,350 to 1,560 evaluations on
- * the sphere (median of 11 runs 1,450) and 5,070 to 8,070 on Rosenbrock's function (6,240), where
- * one run of 11 ends in the local minimum; libcmaes reports 1,525 and 5,565 (with active updates).
- */
+/* Hansen's pure Python implementation needs, from the same start, 1,350 to 1,560 evaluations on the
+ * sphere (median of 11 runs 1,450) and 5,070 to 8,070 on Rosenbrock's function (6,240), where one
+ * run of 11 ends in the local minimum; libcmaes reports 1,525 and 5,565 (with active updates). */
 static void test_cma_evaluations(void **state) {
     (void)state;
     double sum[2] = {0};
@@ -286,8 +286,8 @@ static void test_cma_evaluations(void **state) {
     assert_true(fabs(sum[0] / 9 - 1450) < 150 && fabs(sum[1] / solved - 6240) < 950);
 }
 
-/* Under noise the middle of the cloud is near the optimum, and the cloud does not collapse below
- * the bound that it is given. */
+/* Under noise the mean of the distribution is near the optimum, and its width does not fall below
+ * the bound. */
 static void test_cma_noise(void **state) {
     (void)state;
     struct search_options o = options("cma");
@@ -310,7 +310,7 @@ static void test_cma_noise(void **state) {
     search_free(s);
 }
 
-/* From eight founders around the optimum, whose best is *first. */
+/* From eight founders around the optimum; *first: the best of them. */
 static double best_after(const char *searcher, landscape_fn f, int n, int rounds, uint64_t seed,
                          double *first) {
     struct search_options o = options(searcher);
@@ -329,9 +329,9 @@ static double best_after(const char *searcher, landscape_fn f, int n, int rounds
     return best;
 }
 
-/* 2,000 evaluations each: all do better than the best founder, and the two that keep their spread
- * better than chance around the founders' mean. */
-static void test_searchers_beat_chance(void **state) {
+/* 2,000 evaluations each: all are better than the best founder, and the two that keep their
+ * diversity are better than random search around the founders' mean. */
+static void test_search_beats_random(void **state) {
     (void)state;
     static const char *const names[4] = {"cma", "pso", "ga", "random"};
     static const struct {
@@ -353,8 +353,8 @@ static void test_searchers_beat_chance(void **state) {
     }
 }
 
-/* Coefficients of four founders: particles stay affine mixes of them, and the swarm ends better
- * than the best founder and than the best of the first round. */
+/* Coefficients of four founders: particles stay affine combinations of them, and the swarm's result
+ * is better than the best founder and the best of the first round. */
 static void test_model_swarm(void **state) {
     (void)state;
     struct search_options o = options("pso");
@@ -395,7 +395,7 @@ static struct search *copied(const struct search *s) {
     return copy;
 }
 
-/* Through JSON text at any moment, between ask and tell too. */
+/* Saved as JSON text and loaded at any moment, also between ask and tell. */
 static void test_saved_and_loaded(void **state) {
     (void)state;
     for (size_t k = 0; k < ARRAY_LEN(searchers); k++) {
@@ -423,7 +423,7 @@ static void test_saved_and_loaded(void **state) {
     }
 }
 
-/* All look at the order alone: a function of fitness that keeps it changes no bit. */
+/* All algorithms depend on the order only: a monotone function of fitness changes no bit. */
 static void test_rank_invariance(void **state) {
     (void)state;
     for (size_t k = 0; k < ARRAY_LEN(searchers); k++) {
@@ -439,8 +439,8 @@ static void test_rank_invariance(void **state) {
     }
 }
 
-/* A search that begins four further on a landscape that lies four further is the same one there, to
- * what sums lose. */
+/* A search whose start and optimum are shifted by four gives the same result shifted by four, up to
+ * rounding. */
 static void test_translation_invariance(void **state) {
     (void)state;
     for (size_t k = 0; k < ARRAY_LEN(searchers); k++) {
@@ -473,7 +473,7 @@ static void test_box(void **state) {
             for (int i = 0; i < 3 * search_batch(s); i++) assert_true(x[i] >= 0.25 && x[i] <= 1);
             go(s, sphere, 3);
         }
-        search_best(s, &best); // the corner is the best
+        search_best(s, &best); // the corner is the optimum
         assert_true(best <= -3 * 0.0625 && best > (k == 3 ? -0.5 : -0.2));
         search_free(s);
     }
@@ -517,8 +517,8 @@ static void test_refusals(void **state) {
     assert_non_null(strstr(err.text, "'hill'"));
 }
 
-/* A state that no search ever had is nonsense, and nothing worse. */
-static void test_any_state(void **state) {
+/* An invalid state gives meaningless candidates, but no crash. */
+static void test_invalid_states(void **state) {
     (void)state;
     for (size_t k = 0; k < ARRAY_LEN(searchers); k++)
         for (uint32_t seed = 0; seed < 20; seed++) {
@@ -541,7 +541,8 @@ static void test_any_state(void **state) {
         }
 }
 
-/* Whatever power of the step behaviour follows, the step that moves it by the target is found. */
+/* For any power law between step and behaviour, the adaptation finds the step with the target
+ * change. */
 static void test_step_adapts(void **state) {
     (void)state;
     for (int k = 0; k < 3; k++) {
@@ -558,7 +559,7 @@ static void test_step_adapts(void **state) {
 
 static void test_combination(void **state) {
     (void)state;
-    const double a[4] = {1, 0, 1, 1}, b[4] = {0, 1, 0, 0}; // b = 1 - a: the sum has no spread
+    const double a[4] = {1, 0, 1, 1}, b[4] = {0, 1, 0, 0}; // b = 1 - a: the sum has no variance
     struct fitness_term t[3] = {{.weight = 0.5, .items = a},
                                 {.weight = 0.5, .items = b},
                                 {.weight = 2, .value = {0.1, 0.05, 0.25}}};
@@ -566,12 +567,12 @@ static void test_combination(void **state) {
     assert_true(fabs(v.value - 0.7) < 1e-12);
     assert_true(fabs(v.lo - 0.6) < 1e-12 && fabs(v.hi - 1.0) < 1e-12);
     assert_true(t[0].value.value == 0.75 && t[1].value.value == 0.25);
-    t[2].weight = -2; // what was above is below
+    t[2].weight = -2; // a negative weight exchanges the bounds
     v = fitness_combine(t, 3, 4);
     assert_true(fabs(v.value - 0.3) < 1e-12 && fabs(v.lo - 0.0) < 1e-12);
 }
 
-/* Of 1,000 populations, the interval of a weighted sum holds the truth about 950 times. */
+/* Of 1,000 populations, the interval of a weighted sum contains the true value about 950 times. */
 static void test_combination_covers(void **state) {
     (void)state;
     int held = 0;
@@ -597,10 +598,8 @@ static void test_combination_covers(void **state) {
 
 enum { N = 32, ITEMS = 1000 };
 
-/*
- * Populations: abilities, and answers on common items. An answer is right where ability and its own
- * luck exceed the item's difficulty; of `real` landscapes it is the excess itself.
- */
+/* Populations: abilities, and answers on common items. An answer is correct if ability plus random
+ * luck exceeds the item's difficulty; with `real` the score is the difference itself. */
 struct land {
     const char *name;
     double (*ability)(int i, struct rng *r);
@@ -618,7 +617,7 @@ static double ability_normal(int i, struct rng *r) {
     return normal(r);
 }
 
-/* Most mutants are harmed, few gain: minus an exponential, plus a lift for one in eight. */
+/* Most mutants regress, few improve: minus an exponential, plus an offset for one in eight. */
 static double ability_mutants(int i, struct rng *r) {
     double lift = i % 8 == 0 ? 1 : 0;
     return lift * (0.4 + 0.8 * uniform(r)) + 0.5 * math_log(1 - uniform(r));
@@ -640,7 +639,7 @@ static const struct land lands[] = {
     {"real scores", ability_normal, 0.5, 2, true}, {"near ties", ability_ties, 0.3, 1, false},
 };
 
-/* scores: [N][ITEMS]; returns the truly best. */
+/* scores: [N][ITEMS]; returns the candidate with the highest ability. */
 static int land_draw(const struct land *l, uint32_t k, double *ability, double *scores) {
     struct rng r = rng_make(77, RNG_TEST, k, 1);
     int best = 0;
@@ -668,7 +667,7 @@ static struct race_options race_options(const char *rule, int64_t budget) {
     return o;
 }
 
-/* Runs a race over scores that are known. */
+/* Runs a race over known scores. */
 static struct race *race_run(const struct race_options *o, const double *scores, int n, int items) {
     struct race *r = race_new(o, n, items, &err);
     double *told = xcalloc((size_t)n * (size_t)items, sizeof *told);
@@ -702,7 +701,8 @@ static int full_winner(const double *scores) {
 }
 
 struct tally {
-    int same[2], near, best[2]; /* by rule; of halving; truly best: of all items, of halving */
+    int same[2], near,
+        best[2]; /* by rule; of halving; the highest ability: of all items, of halving */
     double spent[2], lost;
 };
 
@@ -726,8 +726,9 @@ static void race_population(const struct land *l, uint32_t k, double *scores, st
     }
 }
 
-/* 250 populations of 32 candidates and 1,000 items a landscape, a tenth of the evaluations. Of
- * candidates that are all but equal nobody can tell the best; there the choice must cost little. */
+/* 250 populations of 32 candidates and 1,000 items for each function, with a tenth of the
+ * evaluations. If candidates are almost equal no method finds the best; there the loss must be
+ * small. */
 static void test_racing(void **state) {
     (void)state;
     enum { POPULATIONS = 250 };
@@ -748,8 +749,8 @@ static void test_racing(void **state) {
     free(scores);
 }
 
-/* With as many evaluations as it likes, a race throws the best out no oftener than alpha says, and
- * the rules that assume less ask for more. */
+/* With unlimited evaluations, a race eliminates the best at most at the rate alpha, and rules with
+ * weaker assumptions need more evaluations. */
 static void test_race_errors(void **state) {
     (void)state;
     static const char *const rules[3] = {"paired", "bernstein", "hoeffding"};
@@ -793,7 +794,7 @@ static void test_race_refusals(void **state) {
 
 enum { CURSE_ITEMS = 100 };
 
-/* The mean truth of the two that are best on one half of the items each. */
+/* The mean ability of the two candidates that are best on one half of the items each. */
 static double chosen_by_halves(const double *scores, const double *truth) {
     double chosen = 0;
     for (int half = 0; half < 2; half++) {
@@ -808,7 +809,7 @@ static double chosen_by_halves(const double *scores, const double *truth) {
     return chosen;
 }
 
-/* error[3]: of the winner's figure as measured, shrunk, and of the split estimate. */
+/* error[3]: of the winner's measured score, the shrunk one, and the split estimate. */
 static void curse_run(uint32_t k, double spread, double *scores, double *error) {
     struct rng r = rng_make(6, RNG_TEST, k, 2);
     double truth[N], shrunk[N], mean = 0;
@@ -823,8 +824,8 @@ static void curse_run(uint32_t k, double spread, double *scores, double *error) 
     error[2] = split.value - chosen_by_halves(scores, truth);
 }
 
-/* Best of 32 on 100 items, where all are equal and where they differ: its figure is too good;
- * shrunk, nearly all of that goes; measured on the other half, all. */
+/* Best of 32 on 100 items, with equal and with different abilities: the winner's score is biased
+ * upwards; shrinkage removes nearly all of the bias; measuring on the other half removes all. */
 static void test_winners_curse(void **state) {
     (void)state;
     enum { RUNS = 1500 };
@@ -848,11 +849,9 @@ static void test_winners_curse(void **state) {
     free(scores);
 }
 
-/*
- * 1,000 runs in which nobody is better than anybody: the best of eight on 200 items is tested
- * against the champion on 200 others. On the items that chose it, it would nearly always seem
- * better. And races between two that are equal.
- */
+/* 1,000 runs with equal abilities: the best of eight on 200 items is tested against the champion on
+ * 200 other items. On the items of the selection it would nearly always seem better. Also races
+ * between two equal candidates. */
 static void test_nothing_to_select(void **state) {
     (void)state;
     enum { RUNS = 1000, FEW = 200, WHO = 9 };
@@ -862,7 +861,7 @@ static void test_nothing_to_select(void **state) {
         struct rng r = rng_make(15, RNG_TEST, k, 3);
         int winner;
         for (int j = 0; j < FEW; j++) {
-            double p = uniform(&r); // how easy the item is
+            double p = uniform(&r); // the item's probability of a correct answer
             for (int i = 0; i < WHO; i++) old[i * FEW + j] = uniform(&r) < p;
             p = uniform(&r);
             for (int i = 0; i < 2; i++) fresh[i * FEW + j] = uniform(&r) < p;
@@ -884,7 +883,7 @@ static void test_nothing_to_select(void **state) {
     free(fresh);
 }
 
-/* Four operators: one helps, one does nothing, two harm. */
+/* Four operators: one improves, one has no effect, two regress. */
 static void test_operators(void **state) {
     (void)state;
     enum { RUNS = 200 };
@@ -912,7 +911,7 @@ static void test_operators(void **state) {
                   used_before_drop);
     assert_true(dropped[0] + dropped[1] <= RUNS / 20);
     assert_true(dropped[2] > RUNS * 95 / 100 && dropped[3] == RUNS && favourite > RUNS * 9 / 10);
-    struct operator_selector one; // the last one stays, and what is no number harms
+    struct operator_selector one; // the last operator stays, and non-finite gains have no effect
     operator_selector_init(&one, 2, 0.05, 0);
     for (int t = 0; t < 500; t++) operator_selector_update(&one, t % 2, NAN);
     assert_true(one.v[0].dropped != one.v[1].dropped);
@@ -935,14 +934,14 @@ int main(void) {
         cmocka_unit_test(test_partners),
         cmocka_unit_test(test_cma_evaluations),
         cmocka_unit_test(test_cma_noise),
-        cmocka_unit_test(test_searchers_beat_chance),
+        cmocka_unit_test(test_search_beats_random),
         cmocka_unit_test(test_model_swarm),
         cmocka_unit_test(test_saved_and_loaded),
         cmocka_unit_test(test_rank_invariance),
         cmocka_unit_test(test_translation_invariance),
         cmocka_unit_test(test_box),
         cmocka_unit_test(test_refusals),
-        cmocka_unit_test(test_any_state),
+        cmocka_unit_test(test_invalid_states),
         cmocka_unit_test(test_step_adapts),
         cmocka_unit_test(test_combination),
         cmocka_unit_test(test_combination_covers),

@@ -2,8 +2,8 @@
  * test_memory: texts, documents, the knowledge base, conversations and roles.
  *
  * The embedder is a function of the text that counts its characters by a hash, so that texts with
- * characters in common are alike; it counts its calls, which shows what the cache saves. The word
- * scores are compared with a search that knows no index.
+ * common characters are similar; it counts its calls, which shows the effect of the cache. Word
+ * scores are compared with a search without an index.
  */
 #define _GNU_SOURCE
 #include "folder.h"
@@ -40,7 +40,7 @@ static int tear_down(void **state) {
     return folder_remove(dir);
 }
 
-/* Lines of a table in test/cases, cut at " | "; fn gets the fields. */
+/* Lines of a table in test/cases, split at " | "; fn gets the fields. */
 static void cases_run(const char *path, int fields, void (*fn)(char **field, const char *where)) {
     FILE *f = fopen(path, "r");
     char line[1024], where[64];
@@ -136,14 +136,14 @@ static void test_cleanup(void **state) {
     cases_run("test/cases/cleanup.txt", 3, cleanup_case);
     for (int l = 0; l < N_LANGUAGES; l++) {
         assert_int_equal(language_detect(answer_fallback((enum language)l)), l);
-        struct buf out = {0}; /* the apology is an answer that needs no cleaning */
+        struct buf out = {0}; /* the fallback text needs no cleaning */
         assert_true(answer_clean(answer_fallback((enum language)l), true, &out));
         assert_string_equal(out.data, answer_fallback((enum language)l));
         buf_release(&out);
     }
 }
 
-/* Cleaning what is clean changes nothing, and any bytes come to an end soon. */
+/* Cleaning a clean text changes nothing, and takes little time for any bytes. */
 static void test_cleanup_of_anything(void **state) {
     (void)state;
     static const char *const parts[] = {"あ", "。", "the ",    "**",   "`",     "[a](",
@@ -177,8 +177,8 @@ static void fact_case(char **field, const char *where) {
     json_decref(got);
 }
 
-/* What the rules find can be learnt. */
-static void test_facts_said(void **state) {
+/* Facts that the rules extract can be merged. */
+static void test_facts_extracted_by_rules(void **state) {
     (void)state;
     cases_run("test/cases/facts.txt", 2, fact_case);
     struct conversation *c = conversation_open(NULL, "x", &err);
@@ -192,7 +192,7 @@ static void test_facts_said(void **state) {
     conversation_close(c);
 }
 
-/* Of what a model claims to have heard, what was said stays. */
+/* Of the facts that a model extracts, those grounded in the conversation are kept. */
 static void test_facts_grounded(void **state) {
     (void)state;
     static const struct {
@@ -249,7 +249,7 @@ static void test_cut(void **state) {
     assert_int_equal(utf8_prefix_len("", 0, 1), 0);
 }
 
-/* What must hold of any cut: bounded, in order, nothing lost but white space. */
+/* Properties of any splitting into chunks: bounded, in order, only white space is lost. */
 static void chunks_check(const char *text, int chars) {
     struct text_chunk *v;
     size_t len = strlen(text), at = 0;
@@ -276,7 +276,7 @@ static void test_chunks(void **state) {
     chunks_check(" \n\n　\n", 16);
     struct text_chunk *v;
     int n = text_split_chunks(text, sizeof text - 1, 30, &v);
-    assert_int_equal(v[0].begin, 0); /* a paragraph that fits stays whole */
+    assert_int_equal(v[0].begin, 0); /* a paragraph that fits is not split */
     assert_memory_equal(text + v[0].end - 3, "。", 3);
     assert_true(n > 4);
     assert_memory_equal(text + v[1].end - 3, "。", 3); /* a sentence too */
@@ -384,7 +384,7 @@ static void file_put(const char *name, const char *text) {
     if (file_write(path_of(name), text, strlen(text), &err) != OK) fail_msg("%s", err.text);
 }
 
-/* A folder with something of each kind. */
+/* A folder with a file of each kind. */
 static void folder_make(void) {
     assert_int_equal(dir_make(path_of("docs/sub"), &err), OK);
     file_put("docs/fuji.txt",
@@ -469,7 +469,7 @@ static void test_snippets(void **state) {
     json_decref(hits);
 }
 
-/* Everything a search gives, as text, with the ids, which depend on history, left out. */
+/* The whole search result as text, without the ids, which depend on history. */
 static char *search_text(struct knowledge *k, const char *query, const struct embedder *e) {
     json_t *hits = found(k, query, -1, e), *v;
     size_t i;
@@ -481,7 +481,7 @@ static char *search_text(struct knowledge *k, const char *query, const struct em
 
 static const char *const probes[] = {"富士山", "the moon and the sea", "北京 人口", "犬 猫"};
 
-/* The base after any history searches like one that was made at once. */
+/* The base after any history gives the same results as one that was made at once. */
 static void same_as_fresh(struct knowledge *k, const struct embedder *e) {
     char fresh[128];
     snprintf(fresh, sizeof fresh, "%s/fresh.db", dir);
@@ -529,7 +529,7 @@ static void test_changes(void **state) {
     knowledge_close(k);
 }
 
-/* Chunks of another size are other chunks. */
+/* Another chunk size gives other chunks. */
 static void test_chunk_size(void **state) {
     (void)state;
     folder_make();
@@ -560,7 +560,7 @@ static void test_bad_files(void **state) {
     close(stderr_was);
     assert_int_equal(r.refused, 2);
     best_is(k, "標高", "fuji"); /* as it was */
-    best_is(k, "新しい", "-");  /* nothing of half a file */
+    best_is(k, "新しい", "-");  /* no part of the file was added */
     assert_int_equal(knowledge_add(k, path_of("docs/qa.jsonl"), &o, &r, &err), ERR_FORMAT);
     assert_non_null(strstr(err.text, "qa.jsonl"));
     assert_non_null(strstr(err.text, "line 2"));
@@ -586,7 +586,7 @@ static void test_other_databases(void **state) {
     assert_false(path_exists(path_of("none.db")));
 }
 
-/* An embedding that knows characters only. */
+/* An embedding that only counts characters. */
 enum { D = 64 };
 static int embedded_texts, embed_fails;
 
@@ -640,7 +640,7 @@ static void test_embeddings(void **state) {
     knowledge_close(k);
 }
 
-/* BM25 by looking at every text, as its definition says. */
+/* BM25 from its definition, over every text. */
 static double naive_words(const char *const *docs, int n, int which, const char *query) {
     struct query_term t[QUERY_TERMS];
     int n_terms = terms_query(query, t, &err);
@@ -672,7 +672,7 @@ static double naive_words(const char *const *docs, int n, int which, const char 
     return MIN(score / possible, 1);
 }
 
-static void test_word_scores(void **state) {
+static void test_bm25_scores(void **state) {
     (void)state;
     static const char *const bodies[] = {"the sea and the moon and the sea", "日本の山と海、山の上",
                                          "月亮和大海 the moon", "x"};
@@ -704,7 +704,7 @@ static void test_word_scores(void **state) {
     knowledge_close(k);
 }
 
-/* A child adds and changes files until it is killed; what is there afterwards is whole. */
+/* A child adds and changes files until it is killed; afterwards the base is consistent. */
 static void test_kill(void **state) {
     (void)state;
     folder_make();
@@ -778,7 +778,7 @@ static void test_conversation(void **state) {
     assert_int_equal(conversation_merge_facts(c, facts, &err), OK); /* nothing new */
     conversation_close(c);
     store_close(s);
-    s = store_open(db, &err); /* all of it is there again */
+    s = store_open(db, &err); /* all of it is stored again */
     c = talk_open(s);
     conversation_context(c, LANG_JA, 0, &text);
     assert_non_null(strstr(text.data,
@@ -840,7 +840,7 @@ static void test_facts(void **state) {
     conversation_close(c);
 }
 
-/* What is forgotten is gone from the store too. */
+/* Forgotten facts are removed from the store too. */
 static void test_forget(void **state) {
     (void)state;
     struct store *s = store_open(db, &err);
@@ -869,7 +869,7 @@ static void test_forget(void **state) {
     store_close(s);
 }
 
-/* The grammar of a model's facts takes what conversation_merge_facts takes, and nothing else. */
+/* The grammar of a model's facts accepts exactly what conversation_merge_facts accepts. */
 static void test_schema(void **state) {
     (void)state;
     static const char *const good[N_LANGUAGES] = {
@@ -934,7 +934,7 @@ static void test_memory_questions(void **state) {
     cases_run("test/cases/memory.txt", 3, memory_case);
 }
 
-/* The engine's embeddings find a text by itself. */
+/* A query equal to a text finds the text by the engine's embeddings. */
 static void test_engine_embedder(void **state) {
     (void)state;
     struct model_config shape;
@@ -977,14 +977,14 @@ int main(void) {
         TEST(test_bad_files),
         TEST(test_other_databases),
         TEST(test_embeddings),
-        TEST(test_word_scores),
+        TEST(test_bm25_scores),
         TEST(test_kill),
         TEST(test_conversation),
         TEST(test_conversation_without_summary),
         TEST(test_facts),
         TEST(test_cleanup),
         TEST(test_cleanup_of_anything),
-        TEST(test_facts_said),
+        TEST(test_facts_extracted_by_rules),
         TEST(test_facts_grounded),
         TEST(test_forget),
         TEST(test_schema),

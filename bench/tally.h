@@ -1,4 +1,4 @@
-/* tally: what load and bare saw, and the one object that both print. */
+/* tally: the counts of load and bare, and the JSON object that both print. */
 #ifndef SHOAL_BENCH_TALLY_H
 #define SHOAL_BENCH_TALLY_H
 
@@ -14,7 +14,7 @@ struct samples {
 struct tally {
     double began, seconds;
     int64_t replies, errors, tokens;
-    double tokens_middle; /* of the middle half of the time */
+    double tokens_middle; /* in the middle half of the time */
     struct samples first, between;
 };
 
@@ -25,21 +25,21 @@ static inline struct tally tally_new(double began, double seconds) {
                           .between.v = malloc(sizeof(float) * TALLY_SAMPLES)};
 }
 
-/* How many tokens the n-th reply is asked for: from half of the mean to one and a half, so that
- * replies do not end in step, as they do not elsewhere. */
+/* Number of tokens of the n-th reply: between half of the mean and one and a half, so that replies
+ * do not end at the same time, as in real traffic. */
 static inline int tally_length(uint64_t n, int mean) {
     return mean / 2 + (int)(n * 2654435761u % (uint64_t)(mean + 1));
 }
 
-/* A token at `t` of a stream that was asked at `sent` and had its last one at `last`, or none yet.
- */
+/* Counts a token at `t` of a stream whose request was sent at `sent` and whose last token came at
+ * `last`, or none yet. */
 static inline void tally_words(struct tally *y, double t, double sent, double last) {
     struct samples *s = last > 0 ? &y->between : &y->first;
     if (s->n < TALLY_SAMPLES) s->v[s->n++] = (float)(t - (last > 0 ? last : sent));
 }
 
-/* A whole reply of n tokens, the first at `first` and the last at `t`: spread evenly between, so
- * that a second's tokens are counted however few replies end in it. */
+/* A complete reply of n tokens, the first at `first` and the last at `t`: spread evenly between, so
+ * that every second has its tokens even if few replies end in it. */
 static inline void tally_reply(struct tally *y, double first, double t, int n) {
     double from = y->began + y->seconds * 0.25, to = y->began + y->seconds * 0.75;
     double a = first > from ? first : from, b = t < to ? t : to;

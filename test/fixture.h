@@ -1,9 +1,10 @@
 /*
  * fixture: small models and adapters for tests, with weights large enough that attention and
- * adapters matter.
+ * adapters have an effect.
  *
- * Everything comes from seeds. The models are model_new's, with norms spread around 1, matrices
- * amplified and, when asked, converted to another weight type; the caller closes and releases.
+ * All values come from seeds. The models are model_new's, with norms spread around 1, matrices
+ * amplified and, if requested, converted to another weight type; the caller closes and releases
+ * them.
  */
 #ifndef SHOAL_TEST_FIXTURE_H
 #define SHOAL_TEST_FIXTURE_H
@@ -13,7 +14,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* A small Llama, for what needs no weights. */
+/* A small Llama shape, for tests without weights. */
 static inline struct model_config fixture_shape(int layers, int d, int heads, int kv, int head_dim,
                                                 int ff) {
     return (struct model_config){.arch = arch_find("llama"),
@@ -39,7 +40,7 @@ static inline void fixture_matrix(struct model *m, struct matrix *w, enum tensor
                                   enum numeric_class cls) {
     struct error err;
     float *v = (float *)(uintptr_t)w->data;
-    if (!v) return; // a matrix that the architecture has not
+    if (!v) return; // a matrix that the architecture lacks
     for (int64_t i = 0; i < w->n * w->k; i++) v[i] *= 8.0f;
     if (type == TENSOR_F32) return;
     size_t row = tensor_row_bytes(type, w->k);
@@ -130,8 +131,8 @@ static inline void fixture_formula(float *w, int64_t n, const char *name, float 
     }
 }
 
-/* The optional data set PATH under $SHOAL_SHARED or ../shared, or NULL after saying so. The caller
- * frees. */
+/* The optional data set PATH under $SHOAL_SHARED or ../shared, or NULL with a message. The caller
+ * frees it. */
 static inline char *fixture_shared(const char *path) {
     const char *root = getenv("SHOAL_SHARED");
     char *full = path_join(root && *root ? root : "../shared", path);

@@ -1,6 +1,4 @@
-/*
- * folder: what tests leave on the disk, taken away again. Include it under _GNU_SOURCE.
- */
+/* folder: removes what tests leave on the disk. Include it under _GNU_SOURCE. */
 #ifndef SHOAL_TEST_FOLDER_H
 #define SHOAL_TEST_FOLDER_H
 
@@ -14,7 +12,7 @@ static inline int folder_entry_remove(const char *path, const struct stat *st, i
     return remove(path);
 }
 
-/* A folder with all that is in it; links are not followed. Not 0: something is left. */
+/* Removes a folder with its content; links are not followed. Not 0: something is left. */
 static inline int folder_remove(const char *path) {
     return nftw(path, folder_entry_remove, 16, FTW_DEPTH | FTW_PHYS);
 }

@@ -3,14 +3,15 @@
  * system, fails, for every n until nothing fails any more.
  *
  * The linker puts this file's functions between Shoal and the C library (--wrap in the Makefile),
- * so the program itself carries no hook. What must hold:
+ * so the program itself has no hook. Requirements:
  *
  * 1. Memory whose size comes from a file, a model or an option: the call returns ERR_MEMORY, its
- *    message says how much was wanted, and nothing stays allocated, open or mapped.
+ *    message contains the requested size, and nothing stays allocated, open or mapped.
  * 2. Any other memory: the same, or the process ends with exit code 1 and a message; it never
- *    crashes, and never goes on with less than it read.
- * 3. Files: the call returns an error with the system's words; a short or interrupted read changes
- *    nothing. A save that fails leaves the old file whole and no temporary behind.
+ *    crashes, and never continues with fewer data than it read.
+ * 3. Files: the call returns an error with the system's message; a short or interrupted read
+ * changes
+ *    nothing. A save that fails leaves the old file complete and no temporary file.
  */
 /* levels: once */
 #define _GNU_SOURCE
@@ -39,21 +40,21 @@
 
 #include <cmocka.h>
 
-/* Above every allocation of fixed size (an arena's block, a file's chunk); `large` ones depend on
- * data. */
+/* Larger than every allocation of fixed size (an arena's block, a file's chunk); `large` ones
+ * depend on data. */
 enum { LARGE = 512 << 10 };
 
 /* How a child ended. */
 enum { CHILD_OK = 40, CHILD_ERROR, CHILD_SILENT, CHILD_KILLED };
 
-/* What is to fail, and what was seen. */
+/* The fault to inject, and the counters. */
 static struct {
-    size_t threshold; /* of allocations that count; 0: all */
+    size_t threshold; /* size of allocations that count; 0: all */
     long memory;      /* the n-th of them fails; 0: none */
     long io;          /* the n-th call of the file system fails; 0: none */
     int why;          /* its errno */
     bool kill;        /* the n-th call of the file system ends the process instead */
-    bool trickle;     /* every read is interrupted first, and then gives few bytes */
+    bool trickle;     /* every read is first interrupted, and then returns few bytes */
     long memory_seen, io_seen;
     bool fired, child;
 } fault;
@@ -134,7 +135,7 @@ void __wrap_free(void *p) {
     __real_free(p);
 }
 
-/* These allocate inside the C library what Shoal frees. */
+/* These allocate memory inside the C library that Shoal frees. */
 char *__wrap_strndup(const char *s, size_t n) {
     return counted(__real_strndup(s, n));
 }
@@ -149,7 +150,7 @@ int __wrap_vasprintf(char **out, const char *fmt, va_list ap) {
     return n;
 }
 
-/* In a child, what is still allocated is not a leak: the process could not go on. */
+/* Memory that a child still has when it exits is not a leak, because it could not continue. */
 _Noreturn void __wrap_exit(int code) {
     if (fault.child) _exit(code);
     __real_exit(code);
@@ -214,7 +215,7 @@ int __wrap_rename(const char *from, const char *to) {
     return io_fails() ? -1 : __real_rename(from, to);
 }
 
-/* SQLite has doors of its own for both. */
+/* SQLite has separate hooks for both. */
 static sqlite3_mem_methods sqlite_memory;
 static void *sqlite_malloc(int n) {
     return memory_fails((size_t)n) ? NULL : sqlite_memory.xMalloc(n);
@@ -299,10 +300,10 @@ static char *path_in(const char *name) {
 static struct model *small; /* tiny-llama with its adapter and trainer */
 static struct adapter *small_adapter;
 static struct trainer *trainer;
-static struct model_config wide; /* of the large adapter */
+static struct model_config wide; /* the large adapter's config */
 static struct model *wide_model;
 static struct adapter *wide_adapter;
-static struct adapter *mixed_adapter; /* of the wide shape, of two ranks */
+static struct adapter *mixed_adapter; /* an adapter for the wide shape, with two ranks */
 static struct tokenizer *bytes;
 static struct engine *sessions; /* over wide_model, with the tokens cached */
 static int32_t session_ids[256];
@@ -395,7 +396,7 @@ static int load_small_gguf_adapter(struct error *err) {
     return adapter_gguf_at("small-adapter.gguf", &small->config, err);
 }
 
-/* Scales that one alpha cannot say: the factors are copied to fold them. */
+/* Scales that no single alpha can represent: the factors are copied to fold them. */
 static int save_gguf_adapter(struct error *err) {
     char *path = path_in("folded.gguf");
     int rc = adapter_save_gguf(mixed_adapter, path, "base", true, err);
@@ -488,7 +489,7 @@ static int load_data(struct error *err) {
     return rc;
 }
 
-/* Prompts are read, and an answer to each is filtered and becomes a line. */
+/* Reads prompts, filters an answer to each and writes it as a line. */
 static int filter_data(struct error *err) {
     struct synth_options o = {0};
     struct synth s = {.o = &o, .model = wide_model};
@@ -570,7 +571,7 @@ static int load_trace(struct error *err) {
     return rc;
 }
 
-/* A run is written and read back: what SQLite does without, nobody may miss. */
+/* Writes a run and reads it back: SQLite may lack optional memory, but no row. */
 static int open_store(struct error *err) {
     char *path = path_in("store.db");
     struct store *s = store_open(path, err);
@@ -591,7 +592,7 @@ static int open_store(struct error *err) {
     return rc;
 }
 
-/* A turn is written, and the log gives the same board again. */
+/* Writes a turn, and reads the same board from the log. */
 static int write_board(struct error *err) {
     static int turn;
     char *path = path_in("board.db"), *name = xasprintf("%ld-%d", (long)getpid(), turn++);
@@ -634,7 +635,7 @@ static int talk(struct error *err) {
     return rc;
 }
 
-/* The page is taken in, found and forgotten. */
+/* Adds, finds and removes a page. */
 static int use_knowledge(struct error *err) {
     char *path = path_in("knowledge.db"), *page = path_in("page.html");
     struct knowledge_options o = {0};
@@ -672,14 +673,14 @@ static int load_json(struct error *err) {
     return rc;
 }
 
-/* SWEPT: small enough for every allocation and every call of the file system to fail once.
- * SPARES: does without some of what it asks for; its result is whole all the same. */
+/* SWEPT: small enough that every allocation and every call of the file system can fail once.
+ * SPARES: some allocations are optional; the result is complete without them. */
 enum { SWEPT = 1, SPARES = 2 };
 
 static const struct path {
     const char *name;
     int (*run)(struct error *err);
-    int large; /* at least so many allocations depend on data */
+    int large; /* at least this many allocations depend on data */
     int flags;
 } paths[] = {
     {"GGUF model", open_gguf, 5, 0},
@@ -723,7 +724,7 @@ static void fault_clear(void) {
     memset(&fault, 0, sizeof fault);
 }
 
-/* Once without faults: what is made on first use is no leak. */
+/* Runs once without faults, because data allocated on first use are no leak. */
 static void path_warm(const struct path *p) {
     struct error err;
     fault_clear();
@@ -758,7 +759,7 @@ static void test_large_memory(void **state) {
     }
 }
 
-/* Runs the path with the n-th allocation failing; what the child printed is in `text`. */
+/* Runs the path with the n-th allocation failing; `text` gets the child's output. */
 static int child_run(const struct path *p, long n, char *text, size_t room) {
     int ends[2];
     assert_int_equal(pipe(ends), 0);
@@ -788,7 +789,7 @@ static int child_run(const struct path *p, long n, char *text, size_t room) {
     return WEXITSTATUS(status);
 }
 
-/* A few allocations at the beginning all fail once; of many, every k-th. */
+/* The first few allocations each fail once; of many, every k-th. */
 static void test_any_memory(void **state) {
     (void)state;
     enum { TRIES = 40 };
@@ -832,7 +833,7 @@ static void test_reading(void **state) {
     }
 }
 
-/* Reads that are interrupted and short give the same bytes. */
+/* Interrupted and short reads give the same bytes. */
 static void test_trickle(void **state) {
     (void)state;
     struct error err;
@@ -852,7 +853,7 @@ static void test_trickle(void **state) {
     free(path);
 }
 
-/* Saves, each of what was there before, so that a file is the old one or the new one whole. */
+/* Saves over existing files: each file is the complete old or the complete new one. */
 static int save_file(const char *path, struct error *err) {
     return file_write(path, "new content", 11, err);
 }
@@ -886,7 +887,7 @@ static int save_session_at(const char *path, struct error *err) {
 static const struct save {
     const char *name;
     int (*run)(const char *path, struct error *err);
-    const char *files[5]; /* of a folder; none: the path itself is the file */
+    const char *files[5]; /* relative to a folder; none: the path itself is the file */
 } saves[] = {
     {"file", save_file, {NULL}},
     {"GGUF", save_gguf, {NULL}},
@@ -923,8 +924,8 @@ static void save_lay(const char *out, const struct save *s) {
     }
 }
 
-/* fresh[i]: the hash of file i when nothing fails. Returns how many files are still the old ones.
- */
+/* fresh[i]: the hash of file i without faults. Returns the number of files that are still the old
+ * ones. */
 static int save_check(const char *out, const struct save *s, char fresh[][HASH_LEN], long n) {
     char old_hash[HASH_LEN], hash[HASH_LEN];
     struct error err;
@@ -968,7 +969,7 @@ static void save_sweep(const struct save *s, int why) {
         int kept = save_check(out, s, fresh, n);
         if (done ? rc != OK || kept > 0 : rc != ERR_IO)
             fail_msg("%s, call %ld: %d, '%s', %d files kept", s->name, n, rc, err.text, kept);
-        /* Only a directory that cannot be flushed comes after the rename. */
+        /* Only an error of flushing the directory comes after the rename. */
         if (!done && kept == 0 && !strstr(err.text, "is written, but"))
             fail_msg("%s, call %ld: replaced, and yet '%s'", s->name, n, err.text);
     }
@@ -989,9 +990,10 @@ static void test_saving(void **state) {
     }
 }
 
-/* Publications: whatever fails, and whenever it is killed, the directory is the old version, the
- * new one, or says that it is none, and the next call finishes or forgets what was begun. */
-static struct adapter *like_adapter, *other_adapter; /* of small_adapter's config, of another */
+/* Publications: after any failure and any kill, the directory is the old version, the new one, or
+ * reports that it is neither, and the next call completes or rolls back the change. */
+static struct adapter *like_adapter,
+    *other_adapter; /* with small_adapter's config, and with another */
 
 static int publish_like(const char *dir, struct error *err) {
     return adapter_publish(like_adapter, dir, "base", NULL, err);
@@ -1024,7 +1026,7 @@ static void publication_lay(const struct publication *p, const char *dir) {
     must(adapter_publish(*p->second, dir, "base", NULL, &err), &err);
 }
 
-/* 1: what p->second is, 2: p->after, 0: no adapter. */
+/* 1: the state is p->second, 2: p->after, 0: no adapter. */
 static int publication_state(const struct publication *p, const char *dir, long n) {
     struct error err;
     struct adapter *a = adapter_load(dir, &small_adapter->shape, &err);
@@ -1047,7 +1049,7 @@ static void publication_check(const struct publication *p, const char *dir, bool
     json_decref(list);
     is = publication_state(p, dir, n);
     if (is == 0) fail_msg("%s, call %ld: not mended", p->name, n);
-    /* Nothing is lost: both can be had. */
+    /* Nothing is lost: both can be loaded. */
     char hash[HASH_LEN];
     must(adapter_rollback(dir, &small_adapter->shape, (*p->second)->hash, hash, &err), &err);
     assert_int_equal(publication_state(p, dir, n), 1);
@@ -1282,7 +1284,7 @@ static int group_setup(void **state) {
     struct error err;
     (void)state;
     log_quiet = true;
-    /* In memory where there is such a place: thousands of files are flushed. */
+    /* In memory if possible: thousands of files are flushed. */
     bool memory = access("/dev/shm", W_OK | X_OK) == 0;
     snprintf(root, sizeof root, "%s/shoal-test-faults-XXXXXX", memory ? "/dev/shm" : "/tmp");
     if (!mkdtemp(root)) return -1;
@@ -1324,7 +1326,7 @@ static int group_teardown(void **state) {
     return folder_remove(root);
 }
 
-/* One run into `checkpoint` and `log`; the hash of its adapter when it comes to its end. */
+/* One run into `checkpoint` and `log`; returns the hash of its adapter at the end. */
 static int run_train(char hash[HASH_LEN], struct error *err) {
     char *data = path_in("data.jsonl"), *checkpoint = path_in("run.bin"),
          *log = path_in("run.jsonl");
@@ -1353,8 +1355,8 @@ static int run_train(char hash[HASH_LEN], struct error *err) {
     return rc;
 }
 
-/* Whichever call of the file system finds the disk full, what was kept is said, and the same run
- * called again ends with the adapter of one that nothing stopped. */
+/* Whichever call of the file system finds the disk full, the error reports the saved update, and
+ * repeating the call gives the adapter of an uninterrupted run. */
 static void test_training_stopped(void **state) {
     (void)state;
     char whole[HASH_LEN], again[HASH_LEN], *checkpoint = path_in("run.bin");
@@ -1375,7 +1377,7 @@ static void test_training_stopped(void **state) {
             assert_int_equal(rc, OK);
             break;
         }
-        if (rc == OK) { /* what the system says of memory may stay unsaid */
+        if (rc == OK) { /* information about the system's memory is optional */
             assert_string_equal(again, whole);
             unlink(checkpoint);
             continue;

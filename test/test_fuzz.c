@@ -1,9 +1,7 @@
-/*
- * Every input in test/fuzz/corpus through its target, without a fuzzer: what was found once, or
- * reaches code that nothing else reaches, stays tested at every processor level and under the
- * sanitizers. Each input is also run cut short, because a file that ends early is the commonest
- * damage.
- */
+/* Runs every input in test/fuzz/corpus through its target, without a fuzzer: inputs that once found
+ * an error, or that reach otherwise unreached code, stay tested at every processor level and under
+ * the sanitizers. Each input also runs truncated, because a file that ends early is the most common
+ * damage. */
 #define _GNU_SOURCE
 #include "fuzz/targets.c"
 
@@ -33,7 +31,8 @@ static void input_run(const struct fuzz_target *t, const char *path) {
     t->run(data, b.len);
     for (int k = 1; k < 4; k++) {
         size_t n = b.len * (size_t)k / 4;
-        uint8_t *cut = memcpy(xmalloc(n), data, n); /* so that reading on is out of bounds */
+        uint8_t *cut =
+            memcpy(xmalloc(n), data, n); /* so that a read beyond the end is out of bounds */
         t->run(cut, n);
         free(cut);
     }
@@ -56,7 +55,7 @@ static void test_corpus(void **state) {
     free(dir);
 }
 
-/* A folder that no target owns would never be run. */
+/* The corpus of a missing target would never run. */
 static void test_every_folder_has_a_target(void **state) {
     (void)state;
     struct dirent **dirs;

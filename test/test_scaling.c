@@ -1,14 +1,14 @@
 /*
- * test_scaling: the time of every parser, and of everything that retains what comes from outside,
- * is linear in the size of its input.
+ * test_scaling: the time of every parser, and of all code that stores external data, is linear in
+ * the size of its input.
  *
- * A row makes an input of a wanted size and runs the code on it. Sizes double from the row's first
+ * A row makes an input of a given size and runs the code on it. Sizes double from the row's first
  * until its top, or until one run takes STEP_SECONDS and there are LEAST_SIZES. No size may take
  * more than RATIO times as long per byte as a smaller one: code in O(n²) takes eight times as long
- * per byte three sizes on. What counts is processor time, the minimum of the runs of a size; a
- * ratio that is too large is measured again up to TRIES times, so that a busy machine costs time
- * and not a failure. Under sanitizers the sizes are 1/16. SHOAL_SCALING=WORD limits the test to the
- * rows whose names hold the word, and SHOAL_SCALING_SHOW=1 prints the times.
+ * per byte after three doublings. The measured value is processor time, the minimum of the runs of
+ * a size; a ratio that is too large is measured again up to TRIES times, so that a busy machine
+ * costs time and not a failure. Under sanitizers the sizes are 1/16. SHOAL_SCALING=WORD limits the
+ * test to the rows whose names contain the word, and SHOAL_SCALING_SHOW=1 prints the times.
  */
 /* levels: once */
 #define _GNU_SOURCE
@@ -39,8 +39,8 @@ static const double STEP_SECONDS = 0.04, SLOW_SECONDS = 5, TICK_SECONDS = 1e-3, 
 
 static char scratch[256];
 
-/* The input is made once a size; `run` is what is timed. It fails the test by itself when the
- * outcome is not the wanted one. */
+/* The input is made once per size; only `run` is timed. It fails the test if the result is not the
+ * expected one. */
 struct scale {
     const char *name;
     size_t first, top;
@@ -139,7 +139,7 @@ static void members_cut(struct buf *b, size_t n) {
 static void members_twice(struct buf *b, size_t n) {
     count(b, "{", "\"%zu\":1,", ",\"0\":1}", n);
 }
-/* Each list grows its table after its first item, which holds all that is deeper. */
+/* Each list grows its table after its first item, which contains all deeper lists. */
 static void deep(struct buf *b, size_t n) {
     for (int i = 0; i < 1000; i++) buf_puts(b, "[");
     repeat(b, "", "1,", "", n / 2);
@@ -640,10 +640,10 @@ static void gguf_tensors(struct buf *b, size_t n) {
 }
 static void gguf_run(const struct buf *b) {
     struct error err;
-    assert_null(model_open(file_put("x.gguf", b), NUMERIC_EXACT, &err)); /* it is no model */
+    assert_null(model_open(file_put("x.gguf", b), NUMERIC_EXACT, &err)); /* not a model */
 }
 
-/* texts of people and of models */
+/* texts of users and of models */
 
 static void clean_run(const struct buf *b) {
     struct buf out = {0};
@@ -776,7 +776,7 @@ static void answers_names(struct buf *b, size_t n) {
 
 /* logs and lists */
 
-/* The agents stay where they are until they die. */
+/* The agents do not move until they die. */
 static void trace_many(struct buf *b, size_t n) {
     static struct world w;
     struct world_rules rules;
@@ -804,7 +804,7 @@ static void trace_run(const struct buf *b) {
     trace_release(&t);
 }
 
-/* One candidate a generation, of which the last one descends. */
+/* One candidate per generation, of which the last one descends. */
 static void lineage_many(struct buf *b, size_t n) {
     for (size_t i = 0; b->len < n; i++) {
         buf_printf(b, "{\"generation\":%zu,\"candidates\":[{\"name\":\"c%zu\",", i, i);
@@ -916,7 +916,7 @@ static void schema_definitions(struct buf *b, size_t n) {
           "},\"$ref\":\"#/$defs/d1\"}", n);
 }
 
-/* A reply of tool calls, 32 tokens of a byte each at a time. */
+/* A reply of tool calls, decoded 32 tokens of one byte at a time. */
 static void calls_run(const struct buf *b) {
     struct generation g = {.s = server_small(), .spec = {.tools = TOOL_CHOICE_REQUIRED}};
     struct completion a = {0};
@@ -1076,7 +1076,7 @@ static const struct scale scales[] = {
 
 struct point {
     size_t size;
-    double seconds; /* the least of the runs */
+    double seconds; /* the minimum of the runs */
 };
 
 static double clock_used(void) {
@@ -1100,7 +1100,7 @@ static double per_byte(const struct point *p) {
     return fmax(p->seconds, TICK_SECONDS) / (double)p->size;
 }
 
-/* How many times as long a byte takes at the worst size as at the best smaller one. */
+/* The ratio of the time per byte at the worst size to that at the best smaller one. */
 static double ratio_of(const struct point *v, int n, int *worst) {
     double least = INFINITY, ratio = 0;
     for (int i = 0; i < n; i++) {
@@ -1139,7 +1139,7 @@ static void scale_check(const struct scale *s) {
                  s->name, 1e9 * per_byte(&v[worst]), v[worst].size / KB, ratio);
 }
 
-/* Not under sanitizers: they need their sizes, or a memmem that stops at what it finds. */
+/* Not under sanitizers: they need their full sizes, or a memmem that stops at the match. */
 static bool is_whole(const char *name) {
     static const char *const names[] = {"YAML: long key", "settings: sections",
                                         "normalizer replace: blank"};
@@ -1158,8 +1158,8 @@ static void test_scale(void **state) {
     if (!only || strstr(s->name, only)) scale_check(s);
 }
 
-/* A tokenizer.json that ends at any power of two is refused with its name and the place, and all
- * refusals together take no longer than reading it whole a few times. */
+/* A tokenizer.json that ends at any power of two is refused with its name and the position, and all
+ * refusals together take no longer than a few times reading the whole file. */
 static void test_truncated(void **state) {
     struct buf b = {0};
     struct error err;
@@ -1181,7 +1181,7 @@ static void test_truncated(void **state) {
     buf_release(&b);
 }
 
-/* The peak of a child's memory over what it had before, or 0 where the system does not say. */
+/* The peak of a child's memory over its memory before, or 0 if the system does not report it. */
 static size_t parse_peak(const struct buf *b) {
     int ends[2];
     size_t peak = 0;
@@ -1203,8 +1203,8 @@ static size_t parse_peak(const struct buf *b) {
     return peak;
 }
 
-/* json_parse_memory is above what parsing takes, and not far above; JSON_PARSE_MEMORY_FACTOR is
- * above both. */
+/* json_parse_memory is an upper bound of the memory of parsing, and not far above it;
+ * JSON_PARSE_MEMORY_FACTOR is above both. */
 static void test_json_memory(void **state) {
     static const struct {
         const char *name, *head, *unit, *tail;

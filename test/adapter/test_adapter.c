@@ -1,10 +1,10 @@
 /*
  * test_adapter: LoRA adapters as values, as PEFT directories, and their algebra.
  *
- * The oracle of the algebra is dense: ΔW is formed in double, entry by entry, and every operator is
- * held against what it should do to that matrix. Files are checked by bytes: saved, loaded, saved
- * again. What must be refused is a table, one row a fault, with the words that its message must
- * hold. The one adapter made by PEFT itself is optional data (SHOAL_SHARED).
+ * The reference of the algebra is dense: ΔW is computed in double, entry by entry, and every
+ * operator is compared with its definition on that matrix. Files are compared by bytes: saved,
+ * loaded, saved again. Refused inputs are in tables, one row per fault, with the expected parts of
+ * the message. The one adapter that PEFT itself wrote is optional data (SHOAL_SHARED).
  */
 #define _GNU_SOURCE
 #include "adapter/adapter.h"
@@ -58,7 +58,7 @@ static char *temp_dir(void) {
     return path;
 }
 
-/* Removes the directory's files, one level of directories below it, itself, and frees the name. */
+/* Removes the directory with its files and one level of subdirectories, and frees the name. */
 static void temp_remove(char *dir) {
     DIR *d = opendir(dir);
     for (struct dirent *e; d && (e = readdir(d));) {
@@ -127,7 +127,7 @@ static size_t module_size(const struct model_config *s, int i) {
     return (size_t)proj_in(s, i % N_PROJ) * (size_t)proj_out(s, i % N_PROJ);
 }
 
-/* ΔW of module i, [out][in], in double; zeros where the adapter has none. */
+/* ΔW of module i, [out][in], in double; zeros if the adapter lacks the module. */
 static double *dense(const struct adapter *a, int i) {
     const struct lora *lo = &a->loras[i];
     int in = proj_in(&a->shape, i % N_PROJ), out = proj_out(&a->shape, i % N_PROJ);
@@ -335,7 +335,7 @@ static void test_new(void **state) {
         assert_true(top <= bound && top > 0.8f * bound);
         for (int k = 0; k < 4 * proj_out(&s, p); k++) assert_true(lo->b[k] == 0);
     }
-    /* A projection starts the same whatever else is targeted. */
+    /* A projection's initial values do not depend on the other targets. */
     struct adapter_config only = config_make(4, 8, "down_proj");
     struct adapter *e = adapter_new(&s, &only, 5);
     assert_memory_equal(e->loras[PROJ_DOWN].a, a->loras[PROJ_DOWN].a, 4 * 40 * sizeof(float));
@@ -380,7 +380,7 @@ static void test_hash(void **state) {
     json_decref(lineage);
 }
 
-/* Modules given one by one are the plain config when they say the same, and have the same hash. */
+/* Modules with equal values are normalised to the plain config, with the same hash. */
 static void test_modules_normalised(void **state) {
     (void)state;
     struct model_config s = shape_small();
@@ -433,7 +433,7 @@ static void test_blend_exact(void **state) {
         assert_true(c->config.alpha == 7 && c->loras[0].scale == 1);
         adapter_release(c);
     }
-    /* At the ends one parent is left, and its own rank is enough. */
+    /* At the ends only one parent is left, and its rank suffices. */
     struct adapter *at0 = blend_ok(a, b, 0, 4, BLEND_DELTA),
                    *at1 = blend_ok(a, b, 1, 3, BLEND_DELTA);
     assert_true(blend_error(at0, a, 1, b, 0) < 1e-6);
@@ -523,7 +523,7 @@ static void test_blend_targets(void **state) {
     }
     assert_null(c->config.modules);
     assert_true(blend_error(full, a, 0.5, b, 0.5) < 1e-6);
-    /* A fresh adapter is zero: blending with it scales, at no loss. */
+    /* A new adapter is zero: blending with it scales the other exactly. */
     struct adapter_config fresh = config_make(4, 8, "q_proj,k_proj");
     struct adapter *zero = adapter_new(&s, &fresh, 1),
                    *half = blend_ok(a, zero, 0.5f, 0, BLEND_DELTA);
@@ -549,7 +549,7 @@ static void test_blend_seed(void **state) {
                    *second = blend_ok(a, b, 1, 0, BLEND_LEGACY);
     assert_string_equal(first->hash, a->hash);
     assert_string_equal(second->hash, b->hash);
-    /* Only what both have. */
+    /* Only modules that both have. */
     struct adapter *wide = adapter_quick(&s, 4, "v_proj,o_proj", 3),
                    *d = blend_ok(a, wide, 0.5f, 0, BLEND_LEGACY);
     assert_true(d->config.target[PROJ_V] && !d->config.target[PROJ_Q] && !d->config.target[PROJ_O]);
@@ -652,7 +652,7 @@ static void test_scale(void **state) {
     for (size_t i = 0; i < ARRAY_LEN(all); i++) adapter_release(all[i]);
 }
 
-/* Numbers of the difference b - a of one tensor: 0 when nothing changed. */
+/* Standard deviation of the difference b - a of one tensor: 0 if nothing changed. */
 static double difference_std(const float *a, const float *b, size_t n, double *mean) {
     double sum = 0, square = 0;
     for (size_t i = 0; i < n; i++) {
@@ -664,7 +664,8 @@ static double difference_std(const float *a, const float *b, size_t n, double *m
     return sqrt(square / (double)n);
 }
 
-/* How many tensors differ, with the sum of their noise's deviations; its mean must be near 0. */
+/* Number of tensors that differ, and the sum of their noise's deviations; its mean must be near
+ * 0. */
 static int changed_tensors(const struct adapter *a, const struct adapter *b, double *std_sum) {
     int changed = 0;
     for (int i = 0; i < a->shape.n_layers * N_PROJ * 2; i++) {
@@ -716,11 +717,11 @@ static void test_mutate_streams(void **state) {
                    *w = adapter_mutate(b, 1, 0.1f, false, 3);
     assert_string_equal(x->hash, y->hash);
     assert_string_not_equal(x->hash, z->hash);
-    /* The zero B of a fresh adapter has no deviation of its own; absolute noise reaches it. */
+    /* The zero B of a new adapter has deviation 0; absolute noise changes it. */
     assert_true(x->loras[0].b[0] == 0 && x->loras[0].a[0] != a->loras[0].a[0]);
     struct adapter *v = adapter_mutate(a, 1, 0.1f, true, 3);
     assert_true(v->loras[0].b[0] != 0);
-    /* A tensor's noise does not depend on what else is adapted. */
+    /* A tensor's noise does not depend on the other modules. */
     assert_memory_equal(w->loras[PROJ_V].a, x->loras[PROJ_V].a, 4 * 24 * sizeof(float));
     assert_string_equal(json_string_value(json_object_get(x->lineage, "parents")), a->hash);
     struct adapter *all[] = {a, b, x, y, z, w, v};
@@ -754,7 +755,7 @@ static const char golden_config[] = "{\n"
                                     "  \"use_rslora\": false\n"
                                     "}";
 
-/* Saves, loads, compares, saves again elsewhere: same value, same bytes. */
+/* Saves, loads, compares, saves again in another place: same value, same bytes. */
 static void round_trip(const struct adapter *a) {
     char *dir = temp_dir(), *one = path_join(dir, "one"), *two = path_join(dir, "two");
     save_ok(a, one);
@@ -794,8 +795,8 @@ static void test_round_trip(void **state) {
     for (size_t i = 0; i < ARRAY_LEN(all); i++) adapter_release(all[i]);
 }
 
-/* Mixed ranks and alphas, a subset of layers, and targets that differ between layers each have
- * their canonical form. */
+/* Mixed ranks and alphas, a subset of layers, and targets that differ between layers each have one
+ * canonical form. */
 static void test_round_trip_mixed(void **state) {
     (void)state;
     struct model_config s = fixture_shape(12, 8, 2, 1, 4, 16);
@@ -836,7 +837,7 @@ static void test_saved_form(void **state) {
     assert_true(t->type == TENSOR_F32 && t->n_dims == 2 && t->dims[0] == 4 && t->dims[1] == 4);
     assert_string_equal(json_string_value(json_object_get(st.metadata, "format")), "pt");
     assert_int_equal(json_object_size(st.metadata), 1);
-    /* In the file, too, the tensors lie in the order of their names. */
+    /* The tensors in the file are in the order of their names. */
     struct buf raw = get_text(inside, "adapter_model.safetensors");
     const char *ten = memmem(raw.data, raw.len, "layers.10.", 10),
                *two = memmem(raw.data, raw.len, "layers.2.", 9);
@@ -851,7 +852,7 @@ static void test_saved_form(void **state) {
     adapter_release(a);
 }
 
-/* A hand-written directory: tensors by short names, filled with noise of the given type. */
+/* A hand-written directory: tensors by short names, with noise of the given type. */
 struct hand {
     struct tensor_info t[64];
     int n;
@@ -883,7 +884,7 @@ static void hand_module(struct hand *h, const char *module, int r, int in, int o
     free(b);
 }
 
-/* Writes it and gives up the tensors. */
+/* Writes it and frees the tensors. */
 static void hand_write(struct hand *h, const char *dir, const char *config) {
     char *path = path_join(dir, "adapter_model.safetensors");
     struct error err = {0};
@@ -903,7 +904,7 @@ static struct model_config shape_hand(void) {
     return fixture_shape(2, 8, 2, 1, 4, 16);
 }
 
-/* The shortest config there is, other types, and the adapter's name left in the keys. */
+/* The shortest valid config, other types, and the adapter's name within the keys. */
 static void test_load_lenient(void **state) {
     (void)state;
     struct model_config s = shape_hand();
@@ -927,7 +928,7 @@ static void test_load_lenient(void **state) {
     temp_remove(dir);
 }
 
-/* Expected ranks of layer 0's and layer 1's q, k, v, o for each way to choose modules. */
+/* Expected ranks of layer 0's and layer 1's q, k, v, o for each way to select modules. */
 static const struct choice {
     const char *config;
     int r[2][4];
@@ -1002,7 +1003,7 @@ static void test_load_alphas(void **state) {
     temp_remove(dir);
 }
 
-/* Configs, against a file with rank-2 q_proj in both layers, and words of their refusals. */
+/* Configs, for a file with rank-2 q_proj in both layers, and the expected parts of their errors. */
 static const struct refused {
     const char *config, *words;
 } refused_configs[] = {
@@ -1148,7 +1149,7 @@ static void test_load_refused_dirs(void **state) {
 }
 
 /* Cut at any length, or with any one byte of its header changed, a file is refused or is still a
- * whole adapter. */
+ * complete adapter. */
 static void test_load_damaged(void **state) {
     (void)state;
     struct model_config s = shape_hand();
@@ -1181,7 +1182,7 @@ static void test_load_damaged(void **state) {
     temp_remove(dir);
 }
 
-/* Saves under a limit on file sizes, which the system answers like a full disk. */
+/* Saves under a limit on file sizes, which acts like a full disk. */
 static int save_limited(const struct adapter *a, const char *dir, rlim_t bytes, struct error *err) {
     struct rlimit old, low;
     assert_int_equal(getrlimit(RLIMIT_FSIZE, &old), 0);
@@ -1221,8 +1222,8 @@ static void test_save_disk_full(void **state) {
     temp_remove(dir);
 }
 
-/* A real file by PEFT, for GPT-2: every offender is counted, many are named, the file is left
- * alone. */
+/* A file that PEFT wrote for GPT-2: every unknown tensor is counted, many are named, the file is
+ * not changed. */
 static void test_other_model(void **state) {
     (void)state;
     const char *shared = getenv("SHOAL_SHARED");

@@ -1,9 +1,9 @@
 /*
- * test_adapter_model: adapters of every kind run on a model.
+ * test_adapter_model: adapters of every kind on a model.
  *
- * The oracle is test/oracle/adapter.py, PEFT's formulas in double (test/golden/adapter): logits of
- * adapters as served, as saved and loaded again in both forms, and as merged. Beside it: the bits
- * of a row do not depend on neighbours, threads or chunks, whatever kinds of adapters share the
+ * The reference is test/oracle/adapter.py, PEFT's formulas in double (test/golden/adapter): logits
+ * of adapters as served, as saved and loaded again in both formats, and as merged. In addition, the
+ * bits of a row do not depend on other rows, threads or chunks, for any kinds of adapters in the
  * batch; and hostile GGUF files are refused.
  */
 #define _GNU_SOURCE
@@ -178,7 +178,7 @@ static void saved_again(void **state) {
     free(two);
 }
 
-/* Why a case cannot become a GGUF adapter, or NULL. */
+/* The reason for which a case cannot become a GGUF adapter, or NULL. */
 static const char *gguf_refusal(const struct adapter *a) {
     if (a->config.dora) return "use_dora";
     if (a->config.embed.full || a->config.head.full) return "modules_to_save";
@@ -186,7 +186,8 @@ static const char *gguf_refusal(const struct adapter *a) {
     return a->shape.tied && a->overlay ? "tied embedding or head" : NULL;
 }
 
-/* PEFT → GGUF → PEFT gives the same bytes; what GGUF cannot hold is refused by its name. */
+/* PEFT → GGUF → PEFT gives the same bytes; adapters that GGUF cannot represent are refused with the
+ * feature's name. */
 static void gguf_and_back(void **state) {
     (void)state;
     char *one = path_join(work, "peft1"), *two = path_join(work, "peft2");
@@ -201,7 +202,7 @@ static void gguf_and_back(void **state) {
         if (why) {
             assert_int_equal(rc, ERR_MISMATCH);
             assert_non_null(strstr(err.text, why));
-        } else if (rc != OK) { // several alphas: only into B
+        } else if (rc != OK) { // several alphas: only folded into B
             assert_non_null(strstr(err.text, "--fold"));
             assert_int_equal(adapter_save_gguf(a, file, a->base, true, &err), OK);
             b = open_ok(file, m);
@@ -233,7 +234,7 @@ static struct safetensors gguf_ok(const char *path) {
     return st;
 }
 
-/* Entry [i][j] of what llama.cpp adds to the tensor `name`, read from the adapter's file alone. */
+/* Entry [i][j] of llama.cpp's update of the tensor `name`, from the adapter's file only. */
 static double file_delta(const struct safetensors *lora, const char *name, int64_t i, int64_t j) {
     char *an = xasprintf("%s.lora_a", name), *bn = xasprintf("%s.lora_b", name);
     const struct tensor_info *a = safetensors_find(lora, an), *b = safetensors_find(lora, bn);
@@ -250,7 +251,7 @@ static double file_delta(const struct safetensors *lora, const char *name, int64
     return rank ? sum * alpha / (double)rank : 0;
 }
 
-/* In GGUF's own terms, permuted rows and all: merged = base + the file's product, every matrix. */
+/* In GGUF's layout, with permuted rows: merged = base + the file's product, for every matrix. */
 static void gguf_orientation(void **state) {
     (void)state;
     char *base = path_join(work, "o-base.gguf"), *merged = path_join(work, "o-merged.gguf"),
@@ -307,7 +308,7 @@ static void gguf_narrow(const char *from, const char *to) {
     safetensors_close(&st);
 }
 
-/* The same with lineage in another script, and read without PEFT's config, as from llama.cpp's own
+/* The same with lineage in another script, and read without PEFT's config, as from llama.cpp's
  * converter. */
 static void gguf_foreign(void **state) {
     (void)state;
@@ -374,7 +375,7 @@ static void merged_agrees(void **state) {
     free(gguf);
 }
 
-/* The sum of two adapters at weights is what the two give when added by hand. */
+/* A weighted sum of two adapters equals the manual addition of both. */
 static void stacked_agrees(void **state) {
     (void)state;
     struct error err;
@@ -404,7 +405,7 @@ static void stacked_agrees(void **state) {
     model_close(m);
 }
 
-/* Where only plain LoRA will do, the reason is named. */
+/* Functions that support only plain LoRA name the reason of the refusal. */
 static void plain_only(void **state) {
     (void)state;
     struct error err = {0};
@@ -424,10 +425,8 @@ static void plain_only(void **state) {
     }
 }
 
-/*
- * Adapters of every kind in one batch. The kinds are made from the model's shape with random
- * numbers; magnitudes near the norms that they are divided by.
- */
+/* Adapters of every kind in one batch. They are random, for the model's shape; magnitudes are near
+ * the norms by which they are divided. */
 static struct adapter *kind_make(const struct model *m, int kind) {
     static const int32_t ids[] = {0, 3, 17, 18, 200};
     const struct model_config *s = &m->config;
@@ -453,7 +452,7 @@ static struct adapter *kind_make(const struct model *m, int kind) {
 enum { N_KINDS = 5, N_SEQS = 7, N_TOKENS = 20 };
 
 /* All sequences, in random chunks of at most `chunk` rows, one segment each, outputs in a random
- * subset of order; logits [N_SEQS][N_TOKENS][V]. */
+ * subset and order; logits [N_SEQS][N_TOKENS][V]. */
 static void batch_run(struct forward *f, const struct model *m, struct adapter *const *by_seq,
                       int first, int last, uint32_t id, float *logits) {
     int at[N_SEQS] = {0}, left = (last - first) * N_TOKENS;
@@ -550,8 +549,8 @@ static void assert_logits_near(const struct model *m, const float *want, float *
     free(got);
 }
 
-/* Served, merged into the base, and merged and written and opened: biases, norms, windows and the
- * embedding's scale are then the base's alone. */
+/* Served, merged into the base, and merged, written and opened: biases, norms, windows and the
+ * embedding's scale are then only the base's. */
 static void arch_merged(const char *shape, struct model *m, const struct adapter *a, int kind) {
     static const int32_t tokens[] = {200, 3, 17, 18, 0, 100, 3, 45, 17, 200, 18, 1};
     enum { N = ARRAY_LEN(tokens) };
@@ -570,7 +569,7 @@ static void arch_merged(const char *shape, struct model *m, const struct adapter
     free(dir);
 }
 
-/* Through a PEFT directory and, where there is such a thing, a GGUF file. */
+/* Through a PEFT directory and, if the adapter allows it, a GGUF file. */
 static void arch_saved(const char *shape, struct model *m, const struct adapter *a) {
     struct error err;
     char *dir = path_join(work, "arch-peft"), *file = path_join(work, "arch.gguf");
@@ -608,7 +607,7 @@ static void architectures(void **state) {
         }
 }
 
-/* What PEFT and llama.cpp call things in each architecture. */
+/* Names of PEFT and llama.cpp in each architecture. */
 static void architecture_names(void **state) {
     (void)state;
     static const struct {
@@ -658,7 +657,7 @@ static void architecture_names(void **state) {
     free(weights);
 }
 
-/* The engine, with all cases of one base at once, chooses what the forward pass alone does. */
+/* The engine, with all cases of one base at once, has the results of the forward pass. */
 static void engine_agrees(void **state) {
     (void)state;
     static const char *const bases[] = {"base", "tied"};
@@ -697,7 +696,7 @@ static void engine_agrees(void **state) {
     }
 }
 
-/* Unbound DoRA, and a table of another vocabulary, do not fit a request. */
+/* Requests with unbound DoRA, or with a table of another vocabulary, are refused. */
 static void bound_first(void **state) {
     (void)state;
     struct model *m = base_open("base");
@@ -725,8 +724,8 @@ static void bound_first(void **state) {
     model_close(m);
 }
 
-/* A whole table that differs from the base's in three rows is served as these rows: the bits of the
- * adapter that has just them. */
+/* A full table that differs from the base's in three rows is served as these rows: the bits equal
+ * those of an adapter with only them. */
 static void whole_tables_thinned(void **state) {
     (void)state;
     static const int32_t ids[] = {3, 250, 299};
@@ -763,7 +762,7 @@ static void whole_tables_thinned(void **state) {
     model_close(m);
 }
 
-/* A magnitude over a row of norm 0 has no value. */
+/* A magnitude over a row of norm 0 is undefined and refused. */
 static void zero_norm_refused(void **state) {
     (void)state;
     struct model *m = fixture_model("tiny-llama", false, TENSOR_F32, NUMERIC_EXACT);
@@ -788,7 +787,7 @@ static void file_put(const char *path, const void *data, size_t n) {
 }
 
 /* Cut at any length a GGUF adapter is refused; with any byte of its header changed it is refused or
- * is still a whole adapter. */
+ * is still a complete adapter. */
 static void gguf_damaged(void **state) {
     (void)state;
     struct model *m = base_open("base");
@@ -817,8 +816,8 @@ static void gguf_damaged(void **state) {
     free(file);
 }
 
-/* Small changes of a good GGUF adapter, and words of the refusals. `tensor` is renamed or, without
- * a new name, dropped; `key` gets `value`, or is dropped. */
+/* Small changes of a valid GGUF adapter, and parts of the errors. `tensor` is renamed or, without a
+ * new name, removed; `key` gets `value`, or is removed. */
 static const struct refused {
     const char *key, *value, *tensor, *renamed, *words;
 } refused[] = {
@@ -876,7 +875,7 @@ static void gguf_refused(void **state) {
     free(bad);
 }
 
-/* PEFT configs of the golden cases with one thing wrong. */
+/* PEFT configs of the golden cases with one invalid value. */
 static const struct wrong {
     const char *from, *old, *new, *words;
 } wrongs[] = {
@@ -941,7 +940,7 @@ static void configs_refused(void **state) {
     free(dir);
 }
 
-/* The case's tensors under the names that PEFT gives them inside, adapter's name included. */
+/* The case's tensors under PEFT's internal names, which include the adapter's name. */
 static void inner_names(void **state) {
     (void)state;
     static const struct {
@@ -986,8 +985,8 @@ static void inner_names(void **state) {
     free(path);
 }
 
-/* What a Gemma that sees images calls the language model's modules, before and after the names
- * changed, and what of it is not the language model's. */
+/* Names of the language model's modules in a multimodal Gemma, before and after PEFT renamed them,
+ * and of modules that are not the language model's. */
 static void multimodal_names(void **state) {
     (void)state;
     static const char vision[] = "base_model.model.model.vision_tower.encoder.layers.0.self_attn."
@@ -1047,7 +1046,7 @@ static void multimodal_names(void **state) {
     free(config);
 }
 
-/* Every kind of tensor with a NaN in its last value is refused by its name. */
+/* Every kind of tensor with a NaN as its last value is refused by name. */
 static void nan_refused(void **state) {
     (void)state;
     static const char *const kinds[] = {"plain", "dora", "saved", "tokens", "tables"};

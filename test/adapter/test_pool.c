@@ -1,8 +1,6 @@
-/*
- * The adapter pool: what is in memory, in which version, and who pays for it. Random calls are
- * compared with a naive twin after every one; files are changed, damaged and rewritten under the
- * pool's eyes; threads race; an engine runs on a version while the next is published.
- */
+/* The adapter pool: resident adapters, their versions and their memory. Random calls are compared
+ * with a naive implementation after each one; files are changed, damaged and rewritten while the
+ * pool uses them; threads compete; an engine runs on a version while the next is published. */
 #define _GNU_SOURCE
 #include "engine/engine.h"
 #include "fixture.h"
@@ -50,7 +48,7 @@ static const char *in_scratch(const char *name) {
     return path[turn];
 }
 
-/* Until what was just written is old enough to be told from another write. */
+/* Waits until the last write is old enough to be distinguished from another write. */
 static void settle(void) {
     usleep(80000);
 }
@@ -63,7 +61,7 @@ static struct buf get_file(const char *dir, const char *name) {
     return b;
 }
 
-/* In place, as careless programs write. */
+/* Overwrites in place, without a rename. */
 static void put_file(const char *dir, const char *name, const void *data, size_t n) {
     char *path = path_join(dir, name);
     FILE *f = fopen(path, "wb");
@@ -78,7 +76,7 @@ static struct adapter *adapter_make(int32_t r, uint64_t seed) {
     return fixture_adapter(&model->config, r, "all-linear", 0.05f, seed);
 }
 
-/* Saves and gives the hash that the directory's content has. */
+/* Saves and returns the hash of the directory's content. */
 static const char *save(const char *dir, int32_t r, uint64_t seed, char hash[HASH_LEN]) {
     struct adapter *a = adapter_make(r, seed);
     if (adapter_save(a, dir, "x", &err) != OK) fail_msg("%s", err.text);
@@ -114,7 +112,7 @@ static void ok(int rc) {
     if (rc < OK) fail_msg("%s", err.text);
 }
 
-/* The item of one name; its texts live in `arena`. */
+/* The item of one name; its texts are allocated in `arena`. */
 static struct adapter_pool_item item_of(struct adapter_pool *p, const char *name,
                                         struct arena *arena) {
     int n;
@@ -127,7 +125,7 @@ static struct adapter_pool_item item_of(struct adapter_pool *p, const char *name
     return (struct adapter_pool_item){0};
 }
 
-/* The naive twin: every object by itself, every sum made anew. */
+/* The naive implementation: every object separate, every sum computed anew. */
 enum { N_NAMES = 9, N_CONTENTS = 7, N_OBJECTS = 20000, N_HOLDS = 12 };
 struct twin_object {
     int content, users;
@@ -153,7 +151,7 @@ static size_t twin_held(const struct twin *t) {
     return sum;
 }
 
-/* The pool's reference goes; the memory does when nobody uses it. */
+/* Drops the pool's reference; memory is released with the last user's reference. */
 static void twin_sweep(struct twin *t) {
     for (int i = 0; i < t->n_objects; i++) {
         bool resident = false;
@@ -238,7 +236,7 @@ static int twin_publish(struct twin *t, int k, int content, bool on_disk) {
 static const char *const twin_names[N_NAMES] = {"a", "b",      "c",    "d", "e",
                                                 "f", "日本語", "汉字", "z"};
 
-/* Pool, twin, and what the test's requests hold. */
+/* Pool, naive implementation, and references of the test's requests. */
 struct trial {
     struct adapter_pool *p;
     struct twin t;
@@ -382,7 +380,7 @@ static void trial_compare(struct trial *w) {
     arena_release(&arena);
 }
 
-static void pool_equals_twin(void **state) {
+static void pool_equals_naive(void **state) {
     (void)state;
     static struct trial w;
     for (uint32_t id = 0; id < 2; id++) {
@@ -396,7 +394,7 @@ static void pool_equals_twin(void **state) {
     }
 }
 
-static void no_room_then_room(void **state) {
+static void full_pool_then_room(void **state) {
     (void)state;
     char one[HASH_LEN], two[HASH_LEN], big[HASH_LEN];
     struct arena arena = {0};
@@ -427,7 +425,7 @@ static void no_room_then_room(void **state) {
     adapter_pool_free(p);
 }
 
-static void changed_files_are_read_anew(void **state) {
+static void changed_files_are_reloaded(void **state) {
     (void)state;
     char hash[HASH_LEN], next[HASH_LEN];
     struct arena arena = {0};
@@ -446,7 +444,7 @@ static void changed_files_are_read_anew(void **state) {
     assert_int_equal(adapter_pool_stats(p).n_retired, 1);
     adapter_release(held);
     assert_int_equal(adapter_pool_stats(p).n_retired, 0);
-    /* The same content over again: the same object. */
+    /* The same content again: the same object. */
     settle();
     held = get_ok(p, "c");
     save(dir, 2, 2, next);
@@ -460,7 +458,7 @@ static void changed_files_are_read_anew(void **state) {
 }
 
 /* Faster than the clock of the file system: size, inode and times may all be the same. */
-static void quick_rewrites_are_seen(void **state) {
+static void quick_rewrites_are_detected(void **state) {
     (void)state;
     enum { N = 6 };
     char hash[N][HASH_LEN];
@@ -480,7 +478,7 @@ static void quick_rewrites_are_seen(void **state) {
     adapter_pool_free(p);
 }
 
-static void damage_keeps_the_version(void **state) {
+static void damaged_file_keeps_loaded_version(void **state) {
     (void)state;
     char hash[HASH_LEN], next[HASH_LEN];
     struct arena arena = {0};
@@ -493,7 +491,7 @@ static void damage_keeps_the_version(void **state) {
     put_file(dir, TENSORS, whole.data, whole.len / 2);
     get_is(p, "d", hash);
     settle();
-    get_is(p, "d", hash); // looked at once more, since it was so young
+    get_is(p, "d", hash); // checked once more, because it was written so recently
     uint64_t loads = item_of(p, "d", &arena).loads;
     for (int i = 0; i < 3; i++) get_is(p, "d", hash);
     assert_int_equal(item_of(p, "d", &arena).loads, loads);
@@ -515,8 +513,8 @@ static void damage_keeps_the_version(void **state) {
     adapter_pool_free(p);
 }
 
-/* Nothing in memory to go on with: the reason, found once. */
-static void damage_is_refused(void **state) {
+/* No loaded version exists: the error is found once and repeated. */
+static void damaged_adapter_is_refused(void **state) {
     (void)state;
     char hash[HASH_LEN];
     struct arena arena = {0};
@@ -548,7 +546,7 @@ static void names_and_paths(void **state) {
     struct adapter_pool *p = pool_make(0, false);
     save(hidden, 1, 3, (char[HASH_LEN]){0});
     ok(dir_make(plain, &err));
-    ok(adapter_pool_add(p, "b", a, &err)); // takes the name from the scan
+    ok(adapter_pool_add(p, "b", a, &err)); // the explicit add replaces the scanned one
     assert_int_equal(adapter_pool_scan(p, in_scratch("scan"), &err), 1);
     assert_int_equal(adapter_pool_scan(p, in_scratch("scan"), &err), 0);
     assert_int_equal(adapter_pool_scan(p, in_scratch("none"), &err), ERR_MISSING);
@@ -575,7 +573,7 @@ static void names_and_paths(void **state) {
     free(gguf);
 }
 
-static void misfits_are_not_published(void **state) {
+static void incompatible_adapters_are_not_published(void **state) {
     (void)state;
     struct adapter_pool *p = pool_make(0, false);
     struct model_config c;
@@ -657,8 +655,8 @@ static void replaced_while_running(void **state) {
     adapter_pool_free(p);
 }
 
-/* Only the pack in memory: less of it, and the same results; DoRA included. */
-static void packs_alone_serve(void **state) {
+/* Only packs in memory: less memory and the same results, also for DoRA. */
+static void serve_only_keeps_packs(void **state) {
     (void)state;
     static const enum dtype elems[] = {DTYPE_F32, DTYPE_BF16};
     for (int i = 0; i < 4; i++) {
@@ -691,8 +689,8 @@ static void packs_alone_serve(void **state) {
     }
 }
 
-/* Distinct adapters by the thousand, memory for fifty. */
-static void two_thousand(void **state) {
+/* 2,000 distinct adapters, memory for fifty. */
+static void two_thousand_adapters(void **state) {
     (void)state;
     enum { N = 2000, FIT = 50 };
     char hash[HASH_LEN], name[64], *previous = xstrdup("");
@@ -749,7 +747,7 @@ static void two_thousand(void **state) {
     free(previous);
 }
 
-/* Threads ask, hold and let go while another publishes and removes. */
+/* Threads get, hold and release adapters while another publishes and removes them. */
 enum { N_THREADS = 5, N_SHARED = 6 };
 struct race {
     struct adapter_pool *p;
@@ -766,7 +764,7 @@ static const char *race_name(int i) {
 static void race_get(struct race *r, int i) {
     struct error e;
     struct adapter *a = adapter_pool_get(r->p, race_name(i), &e);
-    /* Name 0 is republished with another's content, name 1 comes and goes. */
+    /* Name 0 is republished with another's content, name 1 is added and removed. */
     bool fine = a ? strcmp(a->hash, r->hashes[i]) == 0 ||
                         (i == 0 && strcmp(a->hash, r->hashes[N_SHARED]) == 0)
                   : e.code == ERR_STATE || (i == 1 && e.code == ERR_MISSING);
@@ -784,7 +782,7 @@ static void *race_reader(void *ctx) {
     pthread_barrier_wait(&r->start);
     race_get(r, 5); // all at once
     pthread_barrier_wait(&r->start);
-    pthread_barrier_wait(&r->start); // the test looks at it between the two
+    pthread_barrier_wait(&r->start); // the test checks the state between the two
     for (int i = 0; i < 400; i++) race_get(r, (int)rng_below(&rng, N_SHARED));
     return NULL;
 }
@@ -850,17 +848,17 @@ static void threads_agree(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(pool_equals_twin),
-        cmocka_unit_test(no_room_then_room),
-        cmocka_unit_test(changed_files_are_read_anew),
-        cmocka_unit_test(quick_rewrites_are_seen),
-        cmocka_unit_test(damage_keeps_the_version),
-        cmocka_unit_test(damage_is_refused),
+        cmocka_unit_test(pool_equals_naive),
+        cmocka_unit_test(full_pool_then_room),
+        cmocka_unit_test(changed_files_are_reloaded),
+        cmocka_unit_test(quick_rewrites_are_detected),
+        cmocka_unit_test(damaged_file_keeps_loaded_version),
+        cmocka_unit_test(damaged_adapter_is_refused),
         cmocka_unit_test(names_and_paths),
-        cmocka_unit_test(misfits_are_not_published),
+        cmocka_unit_test(incompatible_adapters_are_not_published),
         cmocka_unit_test(replaced_while_running),
-        cmocka_unit_test(packs_alone_serve),
-        cmocka_unit_test(two_thousand),
+        cmocka_unit_test(serve_only_keeps_packs),
+        cmocka_unit_test(two_thousand_adapters),
         cmocka_unit_test(threads_agree),
     };
     return cmocka_run_group_tests(tests, setup, teardown);

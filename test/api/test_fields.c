@@ -1,7 +1,5 @@
-/*
- * test_fields: the table of the fields of requests is consistent, decides as it says, and is what
- * docs/API.md lists between its marks; `build/test_fields --write` writes that list anew.
- */
+/* test_fields: the table of request fields is consistent, its rows decide as described, and
+ * docs/API.md lists it between its marks; `build/test_fields --write` writes that list again. */
 /* levels: once */
 #define _GNU_SOURCE
 #include "serve/request_fields.h"
@@ -38,8 +36,7 @@ static void test_table(void **state) {
     }
 }
 
-/* Every row by itself: null and its neutral values pass, another value of a refused one does not.
- */
+/* Each row: null and its neutral values are accepted, another value of a rejected field is not. */
 static void test_rows(void **state) {
     struct error err;
     (void)state;
@@ -81,7 +78,7 @@ static void test_cases(void **state) {
         {FIELD_COMPLETION, "{\"messages\": []}", "'messages' is not a field"},
         {FIELD_EMBEDDING, "{\"input\": \"x\", \"user\": \"u\"}", NULL},
         {FIELD_EMBEDDING, "{\"input\": \"x\", \"temperature\": 1}", "'temperature' is not a field"},
-        {FIELD_CHAT, "[]", NULL}, // not an object: whoever reads it says so
+        {FIELD_CHAT, "[]", NULL}, // not an object: the reader of the body reports it
     };
     struct error err;
     (void)state;
@@ -92,7 +89,7 @@ static void test_cases(void **state) {
     }
 }
 
-/* The page up to the list, and from its end on. */
+/* The page before the list, and from its end on. */
 static void docs_split(struct buf *page, size_t *from, size_t *to) {
     struct error err;
     if (file_read(DOCS, 1 << 24, page, &err) != OK) fail_msg("%s", err.text);

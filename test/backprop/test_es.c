@@ -1,12 +1,12 @@
 /*
- * test_es: evolution strategies against the trainer's true gradient, against a naive twin, and
- * their promises of equal bits.
+ * test_es: evolution strategies compared with the trainer's gradient and with a naive
+ * implementation, and equal bits for any threads, passes and interruptions.
  *
- * The twin makes a member the long way: it rebuilds its direction from the counter, writes
- * W + s B A ± σ s (E_B A + B E_A) over the matrices of a model and asks the trainer for the loss of
- * that model. The statistics (cosine and projection of the estimate on the gradient) are held to
- * what theory predicts for independent signs in so many dimensions, with room for what rank-1 noise
- * and a finite σ add.
+ * The naive implementation builds a member explicitly: it derives its direction from the counter,
+ * writes W + s B A ± σ s (E_B A + B E_A) over the matrices of a model and computes the loss of that
+ * model with the trainer. The statistics (cosine and projection of the estimate on the gradient)
+ * are compared with the theory for independent signs in that many dimensions, with tolerance for
+ * the effect of rank-1 noise and of a finite σ.
  */
 #include "backprop/backprop.h"
 #include "fixture.h"
@@ -38,7 +38,7 @@ static struct es_options es_options(int64_t population, double sigma, const char
     return o;
 }
 
-/* Samples of different lengths; targets are the second half, but for one sample without any. */
+/* Samples of different lengths; targets are the second half, except one sample without targets. */
 static struct train_sample *samples_make(int n, int32_t vocab, uint32_t id) {
     struct rng rng = rng_make(3, RNG_TEST, id, 0);
     struct train_sample *s = xcalloc((size_t)n, sizeof *s);
@@ -59,7 +59,7 @@ static void samples_free(struct train_sample *s, int n) {
     free(s);
 }
 
-/* All gradients of the trainer, end to end. */
+/* All gradients of the trainer, concatenated. */
 static double *gradients(struct trainer *t, int64_t *n) {
     double *g = NULL;
     *n = 0;
@@ -132,7 +132,7 @@ static void twin_matrix(const struct model *m, const struct adapter *a, int32_t 
     free(u);
 }
 
-/* The mean loss of one member: of a model whose matrices are the member's. */
+/* The mean loss of one member: of a model with the member's matrices. */
 static double twin_loss(struct adapter *a, const struct lora_perturbation *z, double sigma,
                         const struct train_sample *s, int n) {
     struct model *m = fixture_model("tiny-llama", true, TENSOR_F32, NUMERIC_EXACT);
@@ -155,8 +155,8 @@ static double twin_loss(struct adapter *a, const struct lora_perturbation *z, do
     return nll / (double)targets;
 }
 
-/* One pair's estimate, unshaped, is its difference of losses over 2σ along its direction; and the
- * difference is the twin's, who computes every layer. */
+/* One pair's unshaped estimate is its difference of losses over 2σ along its direction; the naive
+ * implementation, which computes every layer, gives the same difference. */
 static void member_check(int32_t first) {
     struct model *m = fixture_model("tiny-llama", true, TENSOR_F32, NUMERIC_EXACT);
     struct adapter *a =
@@ -189,14 +189,12 @@ static void member_check(int32_t first) {
 static void test_member(void **state) {
     (void)state;
     member_check(0);
-    member_check(1); // what lies below is computed once for both members
+    member_check(1); // layers below the adapted ones are computed once for both members
 }
 
-/*
- * For signs in D dimensions the estimate is the gradient plus noise of |gradient| · sqrt(D / P) in
- * all, P pairs. So its projection on the gradient averages 1, with deviation about sqrt(1 / P) ·
- * (a constant near 1), and its cosine is about sqrt(P / (P + D)).
- */
+/* For signs in D dimensions the estimate is the gradient plus noise of |gradient| · sqrt(D / P) in
+ * total, with P pairs. So its projection on the gradient has the mean 1 and a deviation of about
+ * sqrt(1 / P) · (a constant near 1), and its cosine is about sqrt(P / (P + D)). */
 static void test_unbiased(void **state) {
     (void)state;
     struct model *m = fixture_model("tiny-llama", true, TENSOR_F32, NUMERIC_EXACT);
@@ -227,7 +225,7 @@ static void test_unbiased(void **state) {
     model_close(m);
 }
 
-/* 1/σ is there: a step ten times smaller gives an estimate of the same length. */
+/* The estimate is divided by σ: with a tenth of the step it has the same length. */
 static void test_sigma(void **state) {
     (void)state;
     struct model *m = fixture_model("tiny-llama", true, TENSOR_F32, NUMERIC_EXACT);
@@ -290,7 +288,8 @@ static void updates(struct trainer *t, struct es *e, const struct setup *u, int 
     }
 }
 
-/* Threads and the cut into passes change no bit, of any weight type and fitness. */
+/* The number of threads and the division into passes change no bit, for any weight type and
+ * fitness. */
 static void test_bits(void **state) {
     (void)state;
     static const enum tensor_type types[] = {TENSOR_F32, TENSOR_Q8_0, TENSOR_Q4_0, TENSOR_NF4};
@@ -317,8 +316,8 @@ static void test_bits(void **state) {
     }
 }
 
-/* Stopped after two updates of four and continued from the file: the bits of an unbroken run. Two
- * adapters trained together have the bits of each alone. */
+/* Stopped after two updates of four and continued from the file: the bits of an uninterrupted run.
+ * Two adapters trained together have the bits of separate runs. */
 static void test_resume(void **state) {
     (void)state;
     char path[] = "/tmp/shoal-es-XXXXXX", want[HASH_LEN], got[HASH_LEN];
@@ -388,8 +387,8 @@ static void test_learns(void **state) {
     model_close(m);
 }
 
-/* The samples' answers are what the model itself decodes, so at a tiny σ every member is right;
- * with one token wrong none is. */
+/* The samples' answers are the model's greedy output, so at a tiny σ every member is correct; with
+ * one wrong token none is. */
 static void test_exact(void **state) {
     (void)state;
     struct model *m = fixture_model("tiny-llama", true, TENSOR_F32, NUMERIC_EXACT);
@@ -432,8 +431,8 @@ static void test_exact(void **state) {
     model_close(m);
 }
 
-/* What it holds is a forward pass, one chunk of logits, the adapter and the maps of the pairs in a
- * pass, 2 / R of an adapter each; nothing grows with the population. */
+/* The memory is a forward pass, one chunk of logits, the adapter and the maps of the pairs in a
+ * pass, 2 / R of an adapter each; it does not grow with the population. */
 static void test_memory(void **state) {
     (void)state;
     struct setup u = setup_make(TENSOR_Q4_0, 0);

@@ -1,11 +1,11 @@
 /*
- * test_train: the trainer against an independent double-precision forward pass, and its promises of
- * equal bits.
+ * test_train: the trainer compared with a separate double-precision forward pass, and equal bits
+ * for any threads, batches and interruptions.
  *
- * The reference below is the plain textbook model: one token after another, no batching, its own
- * exp and cos from libm. Every element of every gradient is compared with its central difference on
- * small models of both architectures, and a sample of elements on the tiny shapes that the program
- * knows. Nothing here uses the trainer's internals.
+ * The reference below is the textbook model: one token after another, no batching, exp and cos from
+ * libm. Every element of every gradient is compared with its central difference on small models of
+ * both architectures, and a sample of elements on the tiny built-in shapes. No test uses the
+ * trainer's internals.
  */
 #include "backprop/backprop.h"
 
@@ -155,7 +155,7 @@ static double ref_nll(const struct ref *r, const double *x, int token) {
     return log(sum) - logits[token];
 }
 
-/* Summed over the samples whose adapter it is (-1: all). */
+/* Summed over the samples of that adapter (-1: all). */
 static double ref_loss(const struct ref *r, const struct train_sample *samples, int n,
                        int adapter) {
     static struct ref_cache cache;
@@ -221,7 +221,7 @@ static struct train_options options(void) {
     return o;
 }
 
-/* Weights far from their small start, so that no gradient hides under rounding. */
+/* Weights far larger than at initialisation, so that gradients exceed rounding errors. */
 static struct model *model_make(const struct model_config *c, struct pool *pool) {
     struct model *m = model_new(c, 1, NUMERIC_EXACT);
     struct train_options o = options();
@@ -245,7 +245,7 @@ static struct adapter *adapter_make(const struct model_config *c, int32_t r, con
     return adapter_new(c, &a, seed);
 }
 
-/* B is zero in a fresh adapter: give it values. */
+/* B is zero in a new adapter: sets it to random values. */
 static void adapters_stir(struct trainer *t) {
     for (int i = 0; i < trainer_n_tensors(t); i++) {
         struct train_tensor *x = trainer_tensor(t, i);
@@ -272,7 +272,7 @@ static double *ref_full_tensor(struct ref *r, const char *name) {
     return NULL;
 }
 
-/* Compares every `stride`-th element of tensor x, whose twin is w in the reference. */
+/* Compares every `stride`-th element of tensor x with w, the same tensor in the reference. */
 static int64_t tensor_check(const struct ref *r, double *w, const struct train_tensor *x,
                             int64_t stride, const struct train_sample *s, int n, int adapter) {
     double scale = 1e-6, worst = 0;
@@ -331,7 +331,7 @@ static void test_full_gradients(void **state) {
     pool_free(pool);
 }
 
-/* Two adapters of different rank and targets; the reference wears one of them at a time. */
+/* Two adapters of different rank and targets; the reference applies one of them at a time. */
 static struct trainer *lora_trainer(const struct model *m, const struct train_options *o,
                                     struct pool *pool) {
     struct adapter *ad[2] = {adapter_make(&m->config, 4, "all-linear", 1),
@@ -539,8 +539,8 @@ static void test_together_equals_alone(void **state) {
     pool_free(pool);
 }
 
-/* Mean training loss (with dropout) of adapters moved by `step` along their gradient's direction.
- */
+/* Mean training loss (with dropout) of adapters moved by `step` along their gradient's
+ * direction. */
 static double dropped_loss(const struct model *m, const struct train_options *o,
                            const struct train_sample *s, double step, double *slope) {
     struct trainer *t = lora_trainer(m, o, NULL), *probe = lora_trainer(m, o, NULL);
@@ -784,7 +784,7 @@ static void test_refusals(void **state) {
     assert_non_null(strstr(err.text, "vocabulary"));
     s.tokens[3] = 1;
     memset(s.mask, 0, 6);
-    s.mask[0] = 1; /* nothing comes before it: no target */
+    s.mask[0] = 1; /* the first token is no target */
     assert_int_equal(trainer_accumulate(t, &s, 1, &err), OK);
     assert_int_equal(trainer_update(t, 1e-3f, NULL, &err), ERR_STATE);
     s.mask[5] = 1;
@@ -804,7 +804,7 @@ static void test_refusals(void **state) {
     options_release(train_option_rows, &o);
 }
 
-/* A base of any weight type, and on it one adapter with B that is not zero. */
+/* A base of any weight type, and an adapter on it with non-zero B. */
 struct pair {
     struct model *m;
     struct adapter *ad;
@@ -840,7 +840,7 @@ static void pair_release(struct pair *p) {
 static const char *const all_shapes[] = {"tiny-llama", "tiny-qwen2", "tiny-qwen3", "tiny-gemma3",
                                          "tiny-gpt-neo"};
 
-/* The engine's logits of sample s under the adapter, summed up as the trainer does. */
+/* The engine's logits of sample s under the adapter, summed like in the trainer. */
 static double served_nll(const struct pair *p, const struct train_sample *s) {
     const struct kernels *k = kernels_get();
     int64_t vocab = p->m->config.vocab_size;
@@ -867,8 +867,8 @@ static double served_nll(const struct pair *p, const struct train_sample *s) {
     return nll;
 }
 
-/* What is trained is what will run: to the bit, for every architecture, over quantised bases. */
-static void test_serving_bits(void **state) {
+/* Training and serving have equal bits, for every architecture, over quantised bases. */
+static void test_training_equals_serving(void **state) {
     (void)state;
     static const enum tensor_type types[] = {TENSOR_F32, TENSOR_BF16, TENSOR_Q8_0, TENSOR_Q4_0,
                                              TENSOR_NF4};
@@ -906,8 +906,8 @@ static void trained_hash(const struct pair *p, const struct train_options *o, st
 }
 
 /* The exact class trains to the same bits on every processor, the fast class on every processor
- * without AMX, whose tiles have an order of sums of their own. A change of these hashes is a change
- * of arithmetic: say so. */
+ * without AMX, whose tiles sum in another order. A change of these hashes is a change of
+ * arithmetic: state it in the commit message. */
 static void test_golden_hashes(void **state) {
     (void)state;
     static const struct {
@@ -939,7 +939,7 @@ static void test_golden_hashes(void **state) {
     pool_free(pool);
 }
 
-/* Activations made again are those that would have been kept. */
+/* Recomputed activations equal stored ones. */
 static void test_checkpointing(void **state) {
     (void)state;
     char kept[HASH_LEN], again[HASH_LEN];
@@ -959,7 +959,7 @@ static void test_checkpointing(void **state) {
     pool_free(pool);
 }
 
-/* Calls of many rows are cut into passes, some layers of which keep their activations: the same
+/* Calls of many rows are divided into passes, in which some layers keep their activations: the same
  * bits, for every adapter. */
 static void test_checkpointing_passes(void **state) {
     (void)state;
@@ -994,7 +994,7 @@ static void test_checkpointing_passes(void **state) {
     pool_free(pool);
 }
 
-/* Gradients of activations in int8 blocks point where those in f32 do. */
+/* Gradients of activations in int8 blocks have nearly the direction of those in f32. */
 static void test_int8_backward(void **state) {
     (void)state;
     static const enum tensor_type types[] = {TENSOR_Q8_0, TENSOR_Q4_0, TENSOR_Q4_1, TENSOR_Q5_0,
@@ -1031,7 +1031,7 @@ static void test_int8_backward(void **state) {
     pool_free(pool);
 }
 
-/* Every optimizer learns eight samples, and goes on from a file as if nothing had been. */
+/* Every optimizer overfits eight samples, and continues from a file with the same bits. */
 static void test_optimizers(void **state) {
     (void)state;
     static const char *const names[] = {"adamw", "adamw_8bit", "sgd"};
@@ -1074,7 +1074,7 @@ static void test_optimizers(void **state) {
     pair_release(&p);
 }
 
-/* The likelihood, told as a loss of log-probabilities. */
+/* The likelihood as a loss over log-probabilities. */
 static int likelihood(void *ctx, struct loss_sample *v, int n, struct error *e) {
     (void)e;
     for (int i = 0; i < n; i++) {
@@ -1126,7 +1126,7 @@ int main(void) {
         cmocka_unit_test(test_schedules),
         cmocka_unit_test(test_clipping),
         cmocka_unit_test(test_refusals),
-        cmocka_unit_test(test_serving_bits),
+        cmocka_unit_test(test_training_equals_serving),
         cmocka_unit_test(test_golden_hashes),
         cmocka_unit_test(test_checkpointing),
         cmocka_unit_test(test_checkpointing_passes),

@@ -1,14 +1,15 @@
 /*
- * test_train_golden: whole trainings against an independent telling of them in numpy and doubles.
+ * test_train_golden: whole training runs compared with an independent implementation in numpy and
+ * doubles.
  *
- * test/golden/train/NAME.json (see the README beside it) holds what test/oracle/train_oracle.py
- * computed: losses and gradient norms of every update, gradients of the first, norms of the trained
- * weights after the last. The models are those of test/golden/arch, made here in memory by the same
- * formula of a weight's name. What the trainer refuses as not trainable is skipped aloud; every
+ * test/golden/train/NAME.json (see its README) is the output of test/oracle/train_oracle.py: losses
+ * and gradient norms of every update, gradients of the first, norms of the trained weights after
+ * the last. The models are those of test/golden/arch, made here in memory by the same formula of a
+ * weight's name. A model that the trainer refuses as not trainable is skipped with a message; every
  * other error is a failure.
  *
- * Losses in single precision stray from double by less than 2e-5 over 50 updates; 1e-4 is allowed.
- * Gradients of updates after the first are of other weights then, and clipped: 2e-3.
+ * Losses in single precision differ from double by less than 2e-5 over 50 updates; the tolerance is
+ * 1e-4. Gradients after the first update are those of different weights, and clipped: 2e-3.
  */
 #include "backprop/backprop.h"
 #include "fixture.h"
@@ -27,7 +28,7 @@
 
 struct golden {
     const char *name;
-    json_t *root, *arch; /* the training, and its model's file */
+    json_t *root, *arch; /* the training run, and its model's file */
     struct model_config config;
     struct model *m;
     struct adapter *adapter; /* NULL: full */
@@ -35,7 +36,7 @@ struct golden {
     struct train_options o;
     struct train_sample *samples;
     int n_samples;
-    double worst; /* share of the tolerance that was used up */
+    double worst; /* largest fraction of the tolerance that was used */
 };
 
 static const json_t *field(const json_t *root, const char *key) {
@@ -66,7 +67,7 @@ static json_t *golden_file(const char *folder, const char *name) {
     return root;
 }
 
-/* `width` is what values are compared by. */
+/* `width` is the scale of the compared values. */
 static void assert_near(struct golden *g, double got, double want, double width, const char *what,
                         const char *name) {
     double off = fabs(got - want) / (TOLERANCE * width);
@@ -74,8 +75,8 @@ static void assert_near(struct golden *g, double got, double want, double width,
     g->worst = fmax(g->worst, off);
 }
 
-/* The entry of test/golden/arch's list of tensors, [name, shape, base, scale, …], for a weight: a
- * multimodal file has the same names behind a prefix. */
+/* The entry of a weight in test/golden/arch's list of tensors, [name, shape, base, scale, …]; in a
+ * multimodal file the names have a prefix. */
 static const json_t *tensor_entry(const struct golden *g, const char *name) {
     const json_t *list = field(g->arch, "tensors");
     for (size_t i = 0; i < json_array_size(list); i++) {
@@ -107,7 +108,7 @@ static void model_make(struct golden *g) {
     }
 }
 
-/* One tensor of the adapter by PEFT's name; returns its end. */
+/* Fills one tensor of the adapter by PEFT's name; returns its end. */
 static float *lora_fill(const struct golden *g, float *at, int64_t n, int32_t l, int p, float base,
                         const char *what) {
     char name[160];
@@ -175,7 +176,7 @@ static void samples_make(struct golden *g) {
     }
 }
 
-/* The trainer's tensor of that name; of full training, the one that holds the model's weight of
+/* The trainer's tensor of that name; in full training, the one that contains the model's weight of
  * that name. */
 static struct train_tensor *tensor_find(struct golden *g, const char *name) {
     float *place = NULL;
@@ -198,8 +199,8 @@ static double norm_of(const float *x, int64_t n) {
     return sqrt(sum);
 }
 
-/* Before the first update: gradients are sums over `targets`, the golden ones means. An entry is
- * compared by the root mean square of its tensor, where that is larger. */
+/* Before the first update: gradients are sums over `targets`, the golden ones means. The scale of
+ * an entry is the root mean square of its tensor, if that is larger. */
 static void gradients_check(struct golden *g, double targets) {
     const char *name;
     json_t *want;
@@ -217,7 +218,7 @@ static void gradients_check(struct golden *g, double targets) {
     }
 }
 
-/* What the file's numbers of this weight lack. */
+/* The offset that the file omits from this weight's values. */
 static int weight_offset(const struct golden *g, const char *name) {
     for (int32_t i = 0; !g->adapter && i < weight_count(&g->config); i++) {
         struct weight_info w;
@@ -250,7 +251,7 @@ static float rate(const struct golden *g, int64_t step) {
                           (int64_t)number(o, "warmup"), (int64_t)number(o, "updates"));
 }
 
-/* The order of the samples is the oracle's; returns their targets. */
+/* The samples' order is the oracle's; returns the number of targets. */
 static int64_t update_accumulate(struct golden *g, int64_t step) {
     struct error err;
     int64_t targets = 0;
@@ -305,7 +306,7 @@ static void golden_close(struct golden *g) {
     json_decref(g->arch);
 }
 
-/* What says that this cannot be trained at all, rather than that something went wrong. */
+/* Whether the error means that this model cannot be trained. */
 static bool untrainable(const struct error *err) {
     return err->code == ERR_MISMATCH &&
            (strstr(err->text, "cannot be trained") || strstr(err->text, "is for plain LoRA only"));

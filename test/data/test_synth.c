@@ -1,9 +1,9 @@
 /*
- * test_synth: data that a model writes — every filter on tables of answers, what answers agree in,
- * what repeats, the same samples whatever is around them, and sources that lead back to the call.
+ * test_synth: generated data: every filter on tables of answers, agreement, duplicates, equal
+ * samples in any batch and order, and sources that identify the stored call.
  *
- * What one answer meets stands in test/cases/synth.txt. Generation runs on a random model in
- * memory; a perplexity is held against the trainer's own loss of the same tokens.
+ * The results for single answers are in test/cases/synth.txt. Generation runs on a random model in
+ * memory; a perplexity is compared with the trainer's loss of the same tokens.
  */
 #define _GNU_SOURCE
 #include "fixture.h"
@@ -24,7 +24,7 @@ static int set_up(void **state) {
     (void)state;
     struct model_config c;
     if (model_preset_find("tiny-qwen3", &c, &err) != OK) return -1;
-    c.max_seq_len = LEN; // a byte is a token here
+    c.max_seq_len = LEN; // each byte is a token
     model = fixture_model_of(c, false, TENSOR_F32, NUMERIC_EXACT);
     return mkdtemp(dir) ? 0 : -1;
 }
@@ -44,7 +44,7 @@ static char *file_put(const char *name, const char *text) {
     return path;
 }
 
-/* Flags as on the command line; `text` is cut up. */
+/* Flags as on the command line; `text` is modified. */
 static struct synth_options options_of(const char *text) {
     struct synth_options o = {0};
     struct strings flags = {0}, rest = {0};
@@ -63,7 +63,7 @@ static void options_drop(struct synth_options *o) {
     options_release(synth_option_rows, o);
 }
 
-/* Prompts that are asked "a", "b", …, with no file. */
+/* Prompts "a", "b", …, without a file. */
 static void prompts_put(struct synth *s, int n) {
     s->prompts.v = xcalloc((size_t)n, sizeof *s->prompts.v);
     s->prompts.n = n;
@@ -160,7 +160,7 @@ static void test_unfinished(void **state) {
     }
 }
 
-static void test_wrong_rules_are_refused(void **state) {
+static void test_invalid_filters_are_refused(void **state) {
     (void)state;
     static const char *const cases[][2] = {
         {"--require (", "is not a regular expression"},
@@ -183,7 +183,7 @@ static void test_wrong_rules_are_refused(void **state) {
     }
 }
 
-static void test_answers_are_compared_without_their_clothes(void **state) {
+static void test_answers_are_compared_by_value(void **state) {
     (void)state;
     static const char *const cases[][2] = {
         {"answer: 12", "12"},
@@ -227,7 +227,7 @@ static void test_agreement(void **state) {
     options_drop(&o);
 }
 
-static void test_what_repeats(void **state) {
+static void test_duplicates(void **state) {
     (void)state;
     static const char *const texts[] = {"空は青い。", "空は青い。", "空は\n青い。", "Blue",
                                         "ＢＬＵＥ",   "green",      "空は青い。"};
@@ -281,7 +281,7 @@ static void test_perplexity_bounds(void **state) {
     (void)state;
     static const struct {
         const char *flags;
-        int low, high; /* of 1 … 10 that are kept */
+        int low, high; /* kept of 1 … 10 */
     } cases[] = {
         {"--max-perplexity 7", 1, 7},     {"--min-perplexity 2.5", 3, 10},
         {"--max-perplexity 90%", 1, 9},   {"--max-perplexity 1%", 1, 1},
@@ -346,7 +346,7 @@ static void test_prompts(void **state) {
     free(topics);
 }
 
-static void test_wrong_prompts_are_refused(void **state) {
+static void test_invalid_prompts_are_refused(void **state) {
     (void)state;
     static const char *const cases[][2] = {
         {"", "has no prompts"},
@@ -382,7 +382,7 @@ static void test_wrong_prompts_are_refused(void **state) {
 
 /* generation */
 
-struct bench { /* what one generation runs on */
+struct bench { /* the state of one generation */
     struct pool *pool;
     struct engine *engine;
     struct recorder recorder;
@@ -408,7 +408,7 @@ static struct bench bench_open(int threads, int seqs, const char *store,
     return b;
 }
 
-/* The recorder is the caller's to point at where it stays. */
+/* The recorder points into its owner, which must not move. */
 static void bench_record(struct bench *b, int seqs) {
     struct engine_options eo = {.max_rows = 32,
                                 .max_seqs = seqs,
@@ -450,7 +450,7 @@ static void check_same(const struct synth_sample *a, const struct synth_sample *
     assert_memory_equal(a->out.v, b->out.v, (size_t)a->out.n * sizeof *a->out.v);
 }
 
-static void test_same_samples_whatever_is_around(void **state) {
+static void test_samples_do_not_depend_on_the_batch(void **state) {
     (void)state;
     struct synth_options o = options_of("--samples 3 --n 12 --seed 5 --temp 1"),
                          other = options_of("--samples 3 --n 12 --seed 6 --temp 1");
@@ -477,7 +477,7 @@ static void test_same_samples_whatever_is_around(void **state) {
     options_drop(&other);
 }
 
-/* Runs the record of a sample's call as `shoal replay` does, and compares the text. */
+/* Replays the record of a sample's call like `shoal replay`, and compares the text. */
 static void check_replay(struct bench *b, const struct synth_sample *x, struct adapter *adapter) {
     json_t *call = store_record_get(b->store, x->call, &err);
     struct arena arena = {0};
@@ -497,7 +497,7 @@ static void check_replay(struct bench *b, const struct synth_sample *x, struct a
     json_decref(call);
 }
 
-static void test_a_source_leads_to_its_call(void **state) {
+static void test_source_identifies_the_call(void **state) {
     (void)state;
     struct synth_options o = options_of("--samples 2 --n 9 --temp 1");
     char *path = path_join(dir, "calls.db");
@@ -523,8 +523,8 @@ static void test_a_source_leads_to_its_call(void **state) {
     free(path);
 }
 
-/* A record that was damaged, or made by another version, is computed again. */
-static void test_damaged_records_are_made_anew(void **state) {
+/* A record that is damaged, or was made by another version, is computed again. */
+static void test_damaged_records_are_computed_again(void **state) {
     (void)state;
     static const char *const damage[] = {"{\"version\":\"0\"}",
                                          "{\"outputs\":{\"out\":[1],\"logprobs\":[]}}",
@@ -558,7 +558,7 @@ static void test_damaged_records_are_made_anew(void **state) {
     free(path);
 }
 
-/* exp of the mean loss that the trainer has for the same tokens under the judge. */
+/* exp of the trainer's mean loss of the same tokens under the judge. */
 static double trainer_perplexity(const struct synth *s, const struct synth_sample *x,
                                  struct adapter *judge) {
     const struct token_ids *prompt = &s->prompts.v[x->prompt].tokens;
@@ -590,18 +590,19 @@ static void test_judge(void **state) {
     struct bench b = bench_open(2, 4, NULL, NULL, 0);
     struct synth s = {0};
     generate(&s, &o, &b, 3, 0);
-    assert_int_equal(synth_score_perplexity(&s, &err), OK); // the base on its own words: no pass
+    assert_int_equal(synth_score_perplexity(&s, &err), OK); // the base scores its own samples: no
+                                                            // pass
     double own = s.v[4].perplexity;
     for (int i = 0; i < s.n; i++) s.v[i].perplexity = 0;
     s.v[0].filter = 2;
     s.judge = judge;
     assert_int_equal(synth_score_perplexity(&s, &err), OK);
-    assert_true(s.v[0].perplexity == 0); // what was dropped is not read
+    assert_true(s.v[0].perplexity == 0); // a dropped sample is not scored
     for (int i = 1; i < s.n; i++) {
         double want = trainer_perplexity(&s, &s.v[i], judge);
         assert_true(s.v[i].perplexity > want * (1 - 1e-5) && s.v[i].perplexity < want * (1 + 1e-5));
     }
-    s.v[4].perplexity = 0; // the base again, now read by a judge of another name
+    s.v[4].perplexity = 0; // the base again, now scored by a judge with another name
     s.adapter = judge;
     s.judge = NULL;
     assert_int_equal(synth_score_perplexity(&s, &err), OK);
@@ -612,7 +613,7 @@ static void test_judge(void **state) {
     options_drop(&o);
 }
 
-/* Lines are what `shoal train` reads, and say where they come from. */
+/* `shoal train` reads the lines, and they contain their source. */
 static void test_lines(void **state) {
     (void)state;
     struct synth_options o = options_of("");
@@ -650,17 +651,17 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_cases),
         cmocka_unit_test(test_unfinished),
-        cmocka_unit_test(test_wrong_rules_are_refused),
-        cmocka_unit_test(test_answers_are_compared_without_their_clothes),
+        cmocka_unit_test(test_invalid_filters_are_refused),
+        cmocka_unit_test(test_answers_are_compared_by_value),
         cmocka_unit_test(test_agreement),
-        cmocka_unit_test(test_what_repeats),
+        cmocka_unit_test(test_duplicates),
         cmocka_unit_test(test_held_out),
         cmocka_unit_test(test_perplexity_bounds),
         cmocka_unit_test(test_prompts),
-        cmocka_unit_test(test_wrong_prompts_are_refused),
-        cmocka_unit_test(test_same_samples_whatever_is_around),
-        cmocka_unit_test(test_a_source_leads_to_its_call),
-        cmocka_unit_test(test_damaged_records_are_made_anew),
+        cmocka_unit_test(test_invalid_prompts_are_refused),
+        cmocka_unit_test(test_samples_do_not_depend_on_the_batch),
+        cmocka_unit_test(test_source_identifies_the_call),
+        cmocka_unit_test(test_damaged_records_are_computed_again),
         cmocka_unit_test(test_judge),
         cmocka_unit_test(test_lines),
     };

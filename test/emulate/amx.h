@@ -1,11 +1,11 @@
 /*
- * emulate/amx: the tile instructions that src/kernel/amx.c uses, in plain C, after Intel's manual.
+ * emulate/amx: the tile instructions that src/kernel/amx.c uses, in plain C, from Intel's manual.
  *
- * Eight tiles a thread, shaped by a palette-1 configuration. Everything that raises an exception on
- * the machine — a configuration out of range, a tile without a shape, operands whose shapes do not
- * match — aborts here with a message. TDPBF16PS keeps two sums, of the even and of the odd elements
- * of the pairs, adds them at the end, and takes and gives denormals as zero; its products are exact
- * in f32.
+ * Each thread has eight tiles, shaped by a palette-1 configuration. Conditions that raise an
+ * exception on the machine (a configuration out of range, a tile without a shape, operands whose
+ * shapes do not match) abort here with a message. TDPBF16PS keeps two sums, of the even and of the
+ * odd elements of the pairs, adds them at the end, and reads and writes denormals as zero; its
+ * products are exact in f32.
  */
 #ifndef SHOAL_TEST_EMULATE_AMX_H
 #define SHOAL_TEST_EMULATE_AMX_H

@@ -1,13 +1,13 @@
 /*
  * emulate/immintrin: the AVX-512 instructions that src/kernel uses, in plain C.
  *
- * It stands before the compiler's own <immintrin.h> in the include path of test_emulated.c, so that
- * avx512.c and amx.c, unchanged, run on machines that lack those instructions. Each function is the
+ * It precedes the compiler's <immintrin.h> in the include path of test_emulated.c, so that avx512.c
+ * and amx.c, unchanged, run on machines that lack those instructions. Each function is the
  * operation of Intel's manual (Software Developer's Manual, volume 2) on the sixteen lanes: IEEE
- * arithmetic rounded to nearest even, fused multiply-add as fmaf, min and max with their second
- * operand for NaN and for equal zeros. Masked loads and stores touch only the memory of their set
- * lanes, which the address sanitizer then checks. Only what is used exists: a new intrinsic in a
- * kernel is a compile error here until its meaning is written down. It says nothing about speed.
+ * arithmetic rounded to nearest even, fused multiply-add as fmaf, min and max return their second
+ * operand for NaN and for equal zeros. Masked loads and stores access only the memory of their set
+ * lanes, which the address sanitizer then checks. Only used intrinsics exist: a new intrinsic in a
+ * kernel is a compile error here until it is added. The emulation is not for measuring speed.
  */
 #ifndef SHOAL_TEST_EMULATE_IMMINTRIN_H
 #define SHOAL_TEST_EMULATE_IMMINTRIN_H
@@ -39,7 +39,7 @@ typedef union {
 } __m512i;
 
 /* Not inlined: the kernels are unrolled for registers, and would take a minute to compile with
- * every operation spelled out sixteen times. */
+ * every operation inlined sixteen times. */
 #define EMULATED static __attribute__((noinline, unused))
 #define EACH_LANE for (int l = 0; l < 16; l++)
 

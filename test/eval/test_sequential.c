@@ -1,9 +1,9 @@
 /*
- * test_sequential: the sequential test errs as seldom as it says however often it is looked at, finds what
- * is there, and its figures are those of a recomputation that knows nothing of its shortcuts.
+ * test_ab: the error rate of the sequential test holds for any number of looks, the test has power,
+ * and its values equal those of a naive computation.
  *
- * Streams are simulated from fixed seeds, so the counts never change; the tolerances only say how
- * good they must be.
+ * Streams are simulated from fixed seeds, so the counts never change; the tolerances only bound the
+ * error.
  */
 /* levels: once */
 #include "eval/eval.h"
@@ -31,8 +31,8 @@ static void pair_draw(enum kind kind, struct rng *r, int i, double gain, double 
     *a = thumb(r, p);
     *b = thumb(r, p + gain);
     if (kind == SHADES) *a = (double)rng_uniform(r), *b = (double)rng_uniform(r);
-    if (kind == TOGETHER && thumb(r, 0.8)) *b = *a; // people agree about most replies
-    if (kind == LOPSIDED) {                         // seldom much worse, mostly a little better
+    if (kind == TOGETHER && thumb(r, 0.8)) *b = *a; // users agree about most replies
+    if (kind == LOPSIDED) {                         // rarely much worse, mostly a little better
         bool worse = rng_below(r, 11) == 0;
         *a = worse ? 1 : 0.4;
         *b = worse ? 0 : 0.5;
@@ -67,9 +67,9 @@ static void streams_run(const struct sequential_options *o, enum kind kind, doub
     }
 }
 
-/* 2000 streams of each kind, looked at after each of 300 pairs. At α the count is at most 100 on
- * the average; three deviations more would be 130. */
-static void test_nothing_is_seldom_found(void **state) {
+/* 2000 streams of each kind, tested after each of 300 pairs. At level α the expected count is at
+ * most 100; 130 is three deviations more. */
+static void test_false_positive_rate(void **state) {
     (void)state;
     for (enum kind kind = 0; kind < N_KINDS; kind++) {
         int count[4];
@@ -83,9 +83,9 @@ static void test_nothing_is_seldom_found(void **state) {
     }
 }
 
-/* The looks matter: the textbook's z test, repeated, errs many times as often on the same streams.
- * If it did not, the streams would prove nothing. */
-static void test_repeated_looks_are_the_trouble(void **state) {
+/* The repetition matters: the z test, repeated, errs many times as often on the same streams.
+ * Otherwise the streams would be no test. */
+static void test_repeated_z_test_fails(void **state) {
     (void)state;
     int found = 0;
     for (uint32_t seed = 0; seed < 1000; seed++) {
@@ -104,7 +104,7 @@ static void test_repeated_looks_are_the_trouble(void **state) {
     assert_true(found > 200);
 }
 
-static void test_differences_are_found(void **state) {
+static void test_power(void **state) {
     (void)state;
     struct sequential_options o = {.alpha = 0.05, .min_pairs = 20, .max_pairs = 1000};
     int count[4];
@@ -138,14 +138,14 @@ static void near(double got, long double want, double tolerance) {
         fail_msg("%.12g is not %.12Lg", got, want);
 }
 
-/* The end of the interval by walking up a grid of 1/1000. */
+/* The end of the interval on a grid of 1/1000. */
 static double lower_naive(const double *d, int n, int sign, double bar) {
     int at = -1000;
     while (at < 1000 && e_naive(d, n, sign, at / 1000.0L) >= (long double)bar) at++;
     return at / 1000.0;
 }
 
-static void test_figures_are_the_naive_ones(void **state) {
+static void test_equals_naive(void **state) {
     (void)state;
     struct sequential_options o = {.alpha = 0.1, .min_pairs = 100, .max_pairs = 100};
     for (enum kind kind = 0; kind < N_KINDS; kind++) {
@@ -170,7 +170,7 @@ static void test_figures_are_the_naive_ones(void **state) {
     }
 }
 
-/* It holds the true mean at all times at once: looked at after every tenth pair. */
+/* It contains the true mean at all times simultaneously: checked after every tenth pair. */
 static void test_interval_covers(void **state) {
     (void)state;
     int missed = 0;
@@ -195,7 +195,7 @@ static void test_interval_covers(void **state) {
     assert_true(missed <= 20);
 }
 
-/* The interval leaves 0 out when the test decides, and not before. */
+/* The interval excludes 0 when the test decides, and not before. */
 static void test_interval_and_decision_agree(void **state) {
     (void)state;
     struct sequential_options o = {.alpha = 0.05, .min_pairs = 1, .max_pairs = 500};
@@ -233,8 +233,9 @@ static void test_limits(void **state) {
     sequential_release(&s);
 }
 
-/* A hundred thousand pairs all one way: beyond any double, and still a number. */
-static void test_long_runs_stay_numbers(void **state) {
+/* A hundred thousand pairs with the same sign: beyond the range of a double, and still finite in
+ * the result. */
+static void test_long_runs_stay_finite(void **state) {
     (void)state;
     struct sequential_options o = {
         .alpha = 1e-6, .min_pairs = SEQUENTIAL_PAIRS_MAX, .max_pairs = SEQUENTIAL_PAIRS_MAX};
@@ -249,9 +250,9 @@ static void test_long_runs_stay_numbers(void **state) {
     sequential_release(&s);
 }
 
-/* Pairs written as JSON at any moment, read back and fed to another: the same bits, and from there
- * on the same decisions. */
-static void test_saved_pairs_are_the_state(void **state) {
+/* Pairs written as JSON at any moment, read and added to another test: the same bits, and the same
+ * decisions afterwards. */
+static void test_saved_pairs_restore_the_state(void **state) {
     (void)state;
     for (int cut = 0; cut <= 60; cut += 12) {
         struct sequential_test s, t;
@@ -286,15 +287,15 @@ static void test_saved_pairs_are_the_state(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_nothing_is_seldom_found),
-        cmocka_unit_test(test_repeated_looks_are_the_trouble),
-        cmocka_unit_test(test_differences_are_found),
-        cmocka_unit_test(test_figures_are_the_naive_ones),
+        cmocka_unit_test(test_false_positive_rate),
+        cmocka_unit_test(test_repeated_z_test_fails),
+        cmocka_unit_test(test_power),
+        cmocka_unit_test(test_equals_naive),
         cmocka_unit_test(test_interval_covers),
         cmocka_unit_test(test_interval_and_decision_agree),
         cmocka_unit_test(test_limits),
-        cmocka_unit_test(test_long_runs_stay_numbers),
-        cmocka_unit_test(test_saved_pairs_are_the_state),
+        cmocka_unit_test(test_long_runs_stay_finite),
+        cmocka_unit_test(test_saved_pairs_restore_the_state),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,8 +1,6 @@
-/*
- * fuzzer: the targets under libFuzzer. FUZZ_TARGET names the one to run; "list" prints them all;
- * "large" writes inputs of a megabyte that repeat what parsers nest or list to the folder
- * FUZZ_LARGE; the rest of the command line is libFuzzer's.
- */
+/* fuzzer: the targets under libFuzzer. FUZZ_TARGET names the one to run; "list" prints all names;
+ * "large" writes inputs of a megabyte that repeat nested or listed elements to the folder
+ * FUZZ_LARGE; the rest of the command line is libFuzzer's. */
 #define _GNU_SOURCE
 #include "targets.c"
 
@@ -11,7 +9,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
 static const struct fuzz_target *target;
 
-/* Each is begin, unit as often as there is room, end. %d in a unit is its number. */
+/* Each is begin, then unit as often as it fits, then end. %d in a unit is its number. */
 static const struct {
     const char *begin, *unit, *end;
 } large[] = {
@@ -55,7 +53,7 @@ static void large_write(const char *dir, size_t most) {
         char unit[200], *path = xasprintf("%s/large-%02zu", dir, i);
         buf_puts(&b, large[i].begin);
         for (int n = 1; b.len + sizeof unit < most; n++) {
-            // every unit takes at most two numbers
+            // every unit uses at most two numbers
             snprintf(unit, sizeof unit, large[i].unit, n, n);
             buf_puts(&b, unit);
         }

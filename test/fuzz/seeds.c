@@ -1,9 +1,9 @@
 /*
- * seeds: good files of every binary format, as small as they come, for the fuzzer to start from.
+ * seeds: small valid files of every binary format, as initial inputs of the fuzzer.
  *
- * "make build/seeds; build/seeds test/fuzz/corpus" writes TARGET/seed-* with Shoal's own writers
- * where there is one. The text formats have no row here: their first inputs were written by hand.
- * When a format has grown, run it again, and then "FUZZ_KEEP=1 make fuzz".
+ * "make build/seeds; build/seeds test/fuzz/corpus" writes TARGET/seed-* with Shoal's own writers if
+ * there is one. The text formats have no row here: their first inputs are hand-written. When a
+ * format changes, run it again, and then "FUZZ_KEEP=1 make fuzz".
  */
 #define _GNU_SOURCE
 #include "targets.c"
@@ -39,7 +39,7 @@ static void add_u32(struct buf *b, uint32_t v) {
     buf_add(b, &v, sizeof v);
 }
 
-/* A SentencePiece-style vocabulary of a few pieces, Japanese ones among them. */
+/* A SentencePiece-style vocabulary of a few pieces, some of them Japanese. */
 static const char *pieces[] = {"<unk>", "<s>", "</s>", "▁",  "a",    "b",
                                "ab",    "▁ab", "日",   "本", "日本", "<0x0A>"};
 static const uint8_t types[] = {2, 3, 3, 1, 1, 1, 1, 1, 1, 1, 1, 6};
@@ -100,8 +100,8 @@ static void seed_gguf(const char *name, struct model *m, enum tensor_type type) 
     model_close(m);
 }
 
-/* One of every type that has blocks: only the rows of down are long enough for blocks, so the file
- * stays small. */
+/* One of every block type: only the rows of down are long enough for blocks, so the file stays
+ * small. */
 static void seeds_quantised(void) {
     struct error err;
     struct model_config c = shape_small();
@@ -183,7 +183,7 @@ static void seed_sentencepiece(const char *name, char model_type, char one_space
     buf_release(&b);
 }
 
-/* A table of no entries: two units, and the empty replacement; then a text. */
+/* An empty table: two units, and the empty replacement; then a text. */
 static void seed_charsmap(void) {
     static const uint32_t units[] = {8, 1u << 10, 0};
     struct buf b = {0};
@@ -204,8 +204,8 @@ static void seed_unigram(void) {
     seed_gguf("unigram", model_small("llama", true, 4, t), TENSOR_F16);
 }
 
-/* Tokenizer, then weights of any value: llama2.c's file is its header and as many floats as that
- * says. */
+/* Tokenizer, then weights of any value: llama2.c's file is its header and the number of floats that
+ * follows from it. */
 static void seed_llama2c(void) {
     static const char *const names[] = {"<unk>", "\n<s>\n", "\n</s>\n", "<0x0A>"};
     static const int32_t header[] = {4, 4, 1, 2, 1, 4, 8};
@@ -257,7 +257,7 @@ static void seed_gguf_lora(const char *name, struct adapter *a) {
     free(path);
 }
 
-/* As Shoal writes them: q is one whose rows lie otherwise in GGUF; two ranks need two scales. */
+/* In Shoal's format: the rows of q have another order in GGUF; two ranks need two scales. */
 static void seeds_gguf_lora(void) {
     struct model_config shape = shape_untied();
     struct adapter_module modules[2 * N_PROJ] = {
@@ -274,7 +274,7 @@ static void seeds_gguf_lora(void) {
     seed_gguf_lora("tables", adapter_from_owned_data(&shape, &tables, data, NULL));
 }
 
-/* What an engine keeps of three tokens, in both forms of the cache. */
+/* An engine's state after three tokens, in both forms of the cache. */
 static void seeds_session(void) {
     static const int32_t tokens[] = {1, 2, 3};
     for (int i = 0; i < 2; i++) {

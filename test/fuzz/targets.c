@@ -1,18 +1,17 @@
 /*
- * targets: one row for every parser that takes bytes from outside, and what must hold of it.
+ * targets: one row for every parser of external bytes, with the properties that must hold.
  *
  * A target is a function of (bytes, size) that may refuse its input with an error but may neither
- * crash, leak, nor break a contract; where a parser has a property worth more than that (what was
- * accepted can be used, what was decoded is what was encoded, what was saved loads as the same),
- * the target checks it. It is included by test/fuzz/fuzzer.c, which searches for inputs, and by
- * test/test_fuzz.c, which runs those that are kept in test/fuzz/corpus/NAME/.
+ * crash, leak, nor break a contract; if a parser has a stronger property (an accepted value can be
+ * used, decoded bytes encode to the input, a saved value loads as the same), the target checks it.
+ * test/fuzz/fuzzer.c, which searches for inputs, includes this file, and test/test_fuzz.c, which
+ * runs the inputs in test/fuzz/corpus/NAME/.
  *
- * To add a parser: write a function here, add a row to fuzz_targets, and put at least one good and
- * one bad input into test/fuzz/corpus/NAME/ (test/fuzz/dict/NAME.dict may list its words).
+ * To add a parser: write a function here, add a row to fuzz_targets, and put at least one valid and
+ * one invalid input into test/fuzz/corpus/NAME/ (test/fuzz/dict/NAME.dict may list its words).
  *
- * Parsers that open paths get a file in a folder of this process's own, in memory where the machine
- * has such a place. Formats of several files are one input: the parts stand between lines of
- * "====".
+ * Parsers that open paths get a file in a folder of this process, in memory if the machine has such
+ * a file system. Formats of several files are one input: lines of "====" separate the parts.
  */
 #ifndef SHOAL_TEST_FUZZ_TARGETS_C
 #define SHOAL_TEST_FUZZ_TARGETS_C
@@ -37,7 +36,7 @@
 #include <unistd.h>
 #include <unistr.h>
 
-/* These names are also those of other headers here. */
+/* Other headers here declare the same names. */
 #define outcome life_outcome
 #define ask life_ask
 #undef outcome
@@ -74,12 +73,12 @@ static void dir_clean(void) {
     if (system(command) != 0) fprintf(stderr, "cannot remove '%s'\n", fuzz_dir);
 }
 
-/* fuzz_dir/NAME; good until the second next call. */
+/* fuzz_dir/NAME; valid until the second next call. */
 static const char *fuzz_path(const char *name) {
     static char paths[4][400];
     static int turn;
     if (!fuzz_dir[0]) {
-        const char *given = getenv("FUZZ_DIR"); /* of who cleans up after a crash */
+        const char *given = getenv("FUZZ_DIR"); /* of the caller, which removes it after a crash */
         bool memory = access("/dev/shm", W_OK | X_OK) == 0;
         snprintf(fuzz_dir, sizeof fuzz_dir, "%s/shoal-fuzz-XXXXXX",
                  given    ? given
@@ -107,7 +106,7 @@ static const char *input_put(const uint8_t *data, size_t size) {
     return part_put("input", (struct part){data, size});
 }
 
-/* Cuts at lines of "===="; the last part takes the rest. Returns how many there are. */
+/* Splits at lines of "===="; the last part takes the rest. Returns the number of parts. */
 static int parts_cut(const uint8_t *data, size_t size, struct part *out, int max) {
     static const char mark[] = "\n====\n";
     size_t len = sizeof mark - 1;
@@ -123,7 +122,7 @@ static int parts_cut(const uint8_t *data, size_t size, struct part *out, int max
     return n;
 }
 
-/* Makes the folder `dir` hold exactly the parts, under these names (an empty part: no file). */
+/* Makes the folder `dir` contain exactly the parts, under these names (an empty part: no file). */
 static const char *parts_put(const char *dir, const char *const *names, int max,
                              const uint8_t *data, size_t size) {
     struct part parts[8];
@@ -141,8 +140,8 @@ static const char *parts_put(const char *dir, const char *const *names, int max,
     return fuzz_path(dir);
 }
 
-/* What was accepted can be used: text of several scripts, with bytes that are no text, is encoded,
- * and every id is one of the vocabulary's. */
+/* An accepted tokenizer encodes text of several scripts, and bytes that are not text, to ids of its
+ * vocabulary. */
 static void tokenizer_use(const struct tokenizer *t) {
     static const char text[] = "Hello  world 123'll\n\t日本語のテキスト、漢字。中文标点 emoji 🐟 "
                                "<s></s><|im_start|>a\xFF\xC3\xE3\x81 end";
@@ -161,7 +160,7 @@ static void tokenizer_done(struct tokenizer *t) {
     tokenizer_free(t);
 }
 
-/* One token through the whole model: shapes that lie would read out of bounds here. */
+/* One token through the whole model: invalid shapes would read out of bounds here. */
 static void model_use(struct model *m) {
     struct error err;
     struct forward_options o = {.max_rows = 1, .n_slots = 1, .slot_len = 1};
@@ -233,7 +232,7 @@ static void fuzz_llama2c(const uint8_t *data, size_t size) {
                             NUMERIC_EXACT, &err));
 }
 
-/* Byte-level BPE gives every text back, whatever its bytes. */
+/* Byte-level BPE decodes to the encoded text, for any bytes. */
 static void fuzz_text(const uint8_t *data, size_t size) {
     static const char corpus[] = "the cat and the dog, 今日は今日、明日は明日。我们的我们 the the";
     static struct tokenizer *t;
@@ -264,7 +263,7 @@ static void fuzz_json(const uint8_t *data, size_t size) {
     json_decref(again);
 }
 
-/* What was accepted has a right choice, or a text for a grader. */
+/* An accepted question has a correct choice, or a text for a grader. */
 static void bank_use(struct eval_task *b) {
     for (int64_t i = 0; i < b->n; i++) {
         const struct eval_question *q = &b->v[i];
@@ -281,7 +280,7 @@ static void bank_use(struct eval_task *b) {
     task_items_release(items, b->n);
 }
 
-/* Every task may meet every file. */
+/* Every task is tried with every file. */
 static void fuzz_questions(const uint8_t *data, size_t size) {
     const char *name, *about;
     struct error err;
@@ -355,7 +354,7 @@ static void fuzz_training_data(const uint8_t *data, size_t size) {
     dataset_release(&d);
 }
 
-/* Every answer that the filters keep is a line that training reads. */
+/* Training accepts every line of an answer that the filters keep. */
 static void synth_lines_use(struct synth *s, const struct tokenizer *t) {
     struct error err;
     struct buf lines = {0};
@@ -370,7 +369,7 @@ static void synth_lines_use(struct synth *s, const struct tokenizer *t) {
     buf_release(&lines);
 }
 
-/* Prompts, then one answer, which is given to each. */
+/* Prompts, then one answer, which is used for each. */
 static void fuzz_synth(const uint8_t *data, size_t size) {
     static struct tokenizer *t;
     static char require[] = "(a|b)*c?", language[] = "ja", template[] = "{topic}?",
@@ -421,7 +420,7 @@ static struct model_config shape_small(void) {
                                  .tied = true};
 }
 
-/* What loads can be saved, and is then the same adapter. */
+/* An adapter that loads can be saved, and the saved one equals it. */
 static void fuzz_peft(const uint8_t *data, size_t size) {
     static const char *const names[] = {"adapter_config.json", "adapter_model.safetensors"};
     struct error err;
@@ -442,7 +441,7 @@ static struct trainer *trainer_small(void) {
     struct model_config shape = shape_small();
     struct adapter_config c = {.r = 1, .alpha = 2, .target = {[PROJ_Q] = true}};
     options_default(train_option_rows, &o);
-    struct model *m = model_new(&shape, 1, NUMERIC_EXACT); /* lives as long as the process */
+    struct model *m = model_new(&shape, 1, NUMERIC_EXACT); /* never freed */
     struct adapter *a = adapter_new(&shape, &c, 1);
     struct trainer *t = trainer_new_lora(m, &a, 1, &o, NULL, &err);
     MUST(t != NULL);
@@ -451,7 +450,7 @@ static struct trainer *trainer_small(void) {
     return t;
 }
 
-/* The checksum of the input is made right, or nothing behind it would ever be reached. */
+/* The checksum of the input is corrected, otherwise the code behind the check would never run. */
 static void fuzz_checkpoint(const uint8_t *data, size_t size) {
     static struct trainer *t;
     struct error err;
@@ -474,15 +473,15 @@ static struct model_config shape_untied(void) {
     return shape;
 }
 
-/* What a GGUF file can say, it can say again: the same adapter, or with its scales folded into B
- * the same map. */
+/* An adapter read from GGUF can be written as GGUF: the same adapter, or with its scales folded
+ * into B the same map. */
 static void gguf_lora_again(const struct adapter *a, const struct model_config *shape) {
     struct error err;
     const char *path = fuzz_path("saved.gguf");
     bool same = adapter_save_gguf(a, path, "base", false, &err) == OK;
     if (!same) MUST(adapter_save_gguf(a, path, "base", true, &err) == OK);
     struct adapter *b = adapter_load_gguf(path, shape, &err);
-    MUST(b || (!same && err.code == ERR_NUMERIC)); /* folding may leave the floats */
+    MUST(b || (!same && err.code == ERR_NUMERIC)); /* folding may overflow floats */
     MUST(!same || strcmp(a->hash, b->hash) == 0);
     adapter_release(b);
 }
@@ -495,7 +494,7 @@ static void fuzz_gguf_lora(const uint8_t *data, size_t size) {
     struct adapter *a = adapter_load_gguf(path, &shape, &err);
     if (a) gguf_lora_again(a, &shape);
     adapter_release(a);
-    if (!m) m = model_new(&shape, 1, NUMERIC_EXACT); /* lives as long as the process */
+    if (!m) m = model_new(&shape, 1, NUMERIC_EXACT); /* never freed */
     a = adapter_open(path, m, &err);
     if (a) MUST(adapter_is_ready(a) && adapter_pack(a, DTYPE_F32));
     adapter_release(a);
@@ -513,7 +512,8 @@ static void fuzz_tok_norm(const uint8_t *data, size_t size) {
     struct normalizer *n = normalizer_new(text, &err);
     if (n) {
         normalizer_apply(n, p[1].size ? (const char *)p[1].data : "", p[1].size, &out, &scratch);
-        MUST(out.len <= 4096 * (p[1].size + 1)); /* what normalizer_new refuses is more than that */
+        MUST(out.len <=
+             4096 * (p[1].size + 1)); /* a larger output violates the limit of normalizer_new */
     }
     normalizer_free(n);
     free(text);
@@ -552,7 +552,7 @@ static void jinja_output_use(const struct jinja_output *out) {
     }
 }
 
-/* So few steps are left of a budget that work which is not charged shows as a timeout. */
+/* The budget has few steps left, so that work which is not counted shows as a timeout. */
 enum { FUZZ_STEPS = 1000000, FUZZ_POLLS = 16 };
 
 static bool polls_are_over(void *ctx) {
@@ -590,7 +590,7 @@ static void fuzz_jinja(const uint8_t *data, size_t size) {
     buf_release(&mask);
 }
 
-/* What is taken of a Go template is a Jinja template that renders, within the limits of any. */
+/* An accepted Go template becomes a Jinja template that renders within the usual limits. */
 static void fuzz_go_template(const uint8_t *data, size_t size) {
     struct error err;
     struct buf b = {0};
@@ -662,7 +662,8 @@ static const struct grammar_vocab *grammar_vocab_small(void) {
     return v = grammar_vocab_new_pieces(pieces, lens, GRAMMAR_TOKENS);
 }
 
-/* The mask is what accepting says, token by token; but limits may cut the one sooner. */
+/* The mask equals the result of accepting, token by token; but limits may end one of them
+ * earlier. */
 static void grammar_mask_check(const struct grammar_state *s) {
     uint32_t bits[(GRAMMAR_TOKENS + 31) / 32];
     struct grammar_state c = grammar_state_copy(s);
@@ -676,7 +677,7 @@ static void grammar_mask_check(const struct grammar_state *s) {
     grammar_state_release(&c);
 }
 
-/* Whoever keeps to masks with the bytes that are left ends with a whole text. */
+/* A reply that follows the masks within the remaining bytes ends as a complete text. */
 static void grammar_finish(struct grammar_state *s) {
     uint32_t bits[(GRAMMAR_TOKENS + 31) / 32];
     int32_t left = grammar_min_remaining(s);
@@ -710,7 +711,7 @@ static void grammar_walk(const struct grammar *g, struct part text) {
     buf_release(&forced);
 }
 
-/* What is listed is in byte order, and the grammar's. */
+/* The enumeration is in byte order, and the grammar accepts its texts. */
 static void grammar_list(const struct grammar *g) {
     struct error err;
     struct strings texts = {0};
@@ -727,7 +728,7 @@ static void grammar_list(const struct grammar *g) {
     strings_release(&texts);
 }
 
-/* Takes the grammar, which may be NULL. */
+/* Takes ownership of the grammar, which may be NULL. */
 static void grammar_use(struct grammar *g, struct part text) {
     if (g) grammar_walk(g, text);
     if (g) grammar_list(g);
@@ -758,7 +759,7 @@ static void fuzz_json_schema(const uint8_t *data, size_t size) {
                     p[1]);
 }
 
-/* What was loaded can be gone on from, and saved. */
+/* A loaded session can be continued and saved. */
 static void session_use(struct engine *e, int32_t n) {
     static const int32_t tokens[] = {1, 2, 3, 1, 2, 3};
     struct error err;
@@ -777,13 +778,13 @@ static struct engine *engine_small(enum dtype kv) {
     struct error err;
     struct model_config shape = shape_small();
     struct engine_options o = {.max_rows = 4, .max_seqs = 2, .max_len = 8, .kv_elem = kv};
-    if (!m) m = model_new(&shape, 1, NUMERIC_EXACT); /* lives as long as the process */
+    if (!m) m = model_new(&shape, 1, NUMERIC_EXACT); /* never freed */
     struct engine *e = engine_new(m, &o, &err);
     MUST(e != NULL);
     return e;
 }
 
-/* As for a checkpoint, the checksum is made right. */
+/* As for a checkpoint, the checksum is corrected. */
 static void fuzz_session(const uint8_t *data, size_t size) {
     static const enum dtype elems[] = {DTYPE_F32, DTYPE_I8};
     struct error err;
@@ -807,7 +808,7 @@ static bool ends_in(const char *text, const char *end) {
     return n >= k && strcmp(text + n - k, end) == 0;
 }
 
-/* What is chosen stays inside its folder and is no pickle. */
+/* A selected file stays inside its folder and is not a pickle. */
 static void hub_listing_use(const struct hub_ref *name, struct part p) {
     struct error err;
     struct hub_repo r;
@@ -829,7 +830,7 @@ static void hub_listing_use(const struct hub_ref *name, struct part p) {
     strings_release(&all);
 }
 
-/* A record speaks of its own folder only. */
+/* A record refers only to its own folder. */
 static void hub_record_use(struct part p) {
     struct error err;
     const char *dir = fuzz_path("cache/hub/a/b");
@@ -841,7 +842,7 @@ static void hub_record_use(struct part p) {
     free(found);
 }
 
-/* A name, what the hub lists for it, and the record of what was pulled. */
+/* A name, the hub's list of its files, and the record of a pull. */
 static void fuzz_hub(const uint8_t *data, size_t size) {
     struct error err;
     struct hub_ref name;
@@ -856,7 +857,7 @@ static void fuzz_hub(const uint8_t *data, size_t size) {
     free(text);
 }
 
-/* Its own hash is made right, so that the fields are looked at; what is accepted stays below its
+/* The manifest's hash is corrected, so that the fields are checked; accepted paths stay below their
  * roots. */
 static void fuzz_backup_manifest(const uint8_t *data, size_t size) {
     static const char id[] = "20260101-000000-000";
@@ -890,7 +891,7 @@ static void fuzz_backup_manifest(const uint8_t *data, size_t size) {
     free(text);
 }
 
-/* Answers at random, some of them none; the fifth step has an error. */
+/* Random answers, some of them none; the fifth step fails. */
 static int workflow_ask(void *ctx, struct llm_call *calls, int n, struct error *err) {
     static const char *const texts[] = {"answer: 12", "{\"vote\": \"海\"}", "結論: 空", ""};
     int *steps = ctx;
@@ -908,8 +909,8 @@ static int workflow_ask(void *ctx, struct llm_call *calls, int n, struct error *
     return OK;
 }
 
-/* What is accepted runs, with and without choices; a team that has every part, so that steps are
- * asked for and not only passed over. */
+/* An accepted workflow runs, with and without choices; the team has every role, so that nodes are
+ * executed and not only skipped. */
 static void fuzz_workflow(const uint8_t *data, size_t size) {
     static char which[] = "which?", yes[] = "はい", no[] = "いいえ";
     struct task_item items[2] = {
@@ -943,7 +944,7 @@ static struct adapter *team_adapter(void *ctx, const char *path, struct error *e
     return *n % 8 ? &some : NULL;
 }
 
-/* What is accepted can be loaded and asked; its names differ. */
+/* An accepted team can be loaded and run; its agents' names differ. */
 static void team_use(struct team *t) {
     static char which[] = "which?", yes[] = "はい", no[] = "いいえ";
     const struct task_item it = {
@@ -973,7 +974,7 @@ static void fuzz_team(const uint8_t *data, size_t size) {
     free(path);
 }
 
-/* An answer is the same as itself, and scores are shares. */
+/* An answer equals itself, and scores are between 0 and 1. */
 static void grade_use(const struct grader *g, const char *text, const char *gold) {
     struct error err;
     struct buf form = {0};
@@ -990,7 +991,8 @@ static void grade_use(const struct grader *g, const char *text, const char *gold
 /* A text and a gold. */
 static void fuzz_grade(const uint8_t *data, size_t size) {
     struct part p[2] = {{0}};
-    size = MIN(size, 1 << 16); // answers end with a context; some graders take quadratic time
+    size = MIN(size, 1 << 16); // answers are limited by the context; some graders take quadratic
+                               // time
     parts_cut(data, size, p, 2);
     char *text = strndup(p[0].size ? (const char *)p[0].data : "", p[0].size);
     char *gold = strndup(p[1].size ? (const char *)p[1].data : "", p[1].size);
@@ -1013,7 +1015,7 @@ static size_t spaces_at(const char *p, size_t left) {
     return quad ? 3 : 0;
 }
 
-/* Chunks are bounded, and between them is nothing but white space. */
+/* Chunks are bounded, and only white space is between them. */
 static void chunks_use(const struct buf *text, int chars) {
     struct text_chunk *v;
     size_t at = 0;
@@ -1031,7 +1033,7 @@ static void chunks_use(const struct buf *text, int chars) {
     free(v);
 }
 
-/* A page becomes text that is UTF-8, no longer than the page, and can be cut and indexed. */
+/* A page becomes UTF-8 text that is no longer than the page, and can be split and indexed. */
 static void fuzz_document(const uint8_t *data, size_t size) {
     int (*const readers[])(const char *, size_t, struct buf *, struct buf *,
                            struct error *) = {document_read_html, document_read_markdown};
@@ -1057,8 +1059,8 @@ static void fuzz_document(const uint8_t *data, size_t size) {
     }
 }
 
-/* What a model or a user says: an answer's text stays UTF-8 and grows no longer, and what was found
- * out about somebody can be learnt and is of what was said. */
+/* A text of a model or a user: the cleaned answer is UTF-8 and no longer, and extracted facts can
+ * be merged and are grounded in the text. */
 static void fuzz_rules(const uint8_t *data, size_t size) {
     struct error err;
     size = MIN(size, 1 << 16); // a run of 1 MB takes too long when instrumented
@@ -1082,8 +1084,8 @@ static void fuzz_rules(const uint8_t *data, size_t size) {
     free(text);
 }
 
-/* The log of a board, an array of events. What opens shows itself, takes more, and opens again as
- * the same. */
+/* The log of a blackboard, an array of events. A board that opens can be displayed and written, and
+ * opens again as the same. */
 static void board_use(struct store *s) {
     struct error err;
     struct blackboard_options o = {.store = s, .name = "log"};
@@ -1114,8 +1116,8 @@ static void fuzz_board(const uint8_t *data, size_t size) {
     json_decref(events);
 }
 
-/* What is accepted can be lived in and told: nobody stands in a wall, nothing comes from nowhere.
- */
+/* Accepted rules can be simulated and rendered: no agent is in a wall, and items and energy are
+ * conserved. */
 static void world_use(const struct world_rules *r, uint64_t seed) {
     enum { AGENTS = 3, TICKS = 12 };
     static struct world w;
@@ -1145,7 +1147,7 @@ static void fuzz_world(const uint8_t *data, size_t size) {
     world_rules_release(&r);
 }
 
-/* A trace that was read can be entered anywhere and comes back from JSON as the same. */
+/* An accepted trace can be read at any tick and is the same after JSON. */
 static void fuzz_trace(const uint8_t *data, size_t size) {
     static struct world w, other;
     struct error err;
@@ -1164,7 +1166,7 @@ static void fuzz_trace(const uint8_t *data, size_t size) {
     trace_release(&t);
 }
 
-/* Every line is answered by one line of JSON, and what a world says of itself is taken back. */
+/* Every line gets one line of JSON, and a world's state can be restored. */
 static void fuzz_world_pipe(const uint8_t *data, size_t size) {
     struct error err;
     struct world_rules r;
@@ -1196,7 +1198,7 @@ static void fuzz_world_pipe(const uint8_t *data, size_t size) {
     world_rules_release(&r);
 }
 
-/* The lines that are not yet answers. */
+/* The lines that have no answer yet. */
 struct env_lines {
     const char *at, *end;
 };
@@ -1215,7 +1217,7 @@ static int env_exchange(void *ctx, const struct buf *line, const char **answer, 
     return OK;
 }
 
-/* Whatever a program answers, who lives has a prompt and is paid a number. */
+/* For any answers of the program, every living agent has a prompt and a finite reward. */
 static void env_use(struct environment *const *e, int worlds, struct error *err) {
     static int16_t actions[ENV_AGENTS];
     static double rewards[ENV_AGENTS];
@@ -1262,7 +1264,7 @@ static struct simulation *life_founded(const char *dir) {
     struct error err;
     options_default(simulation_option_rows, &o);
     options_default(learner_option_rows, &o.learn);
-    snprintf(o.decode, 5, "text"); // of "score": its words would begin with one byte
+    snprintf(o.decode, 5, "text"); // not "score": the action words would begin with the same byte
     snprintf(o.learn.learn, 5, "none");
     o.learn.train.r = 1;
     o.worlds = 1;
@@ -1288,7 +1290,7 @@ static json_t *life_resaved(struct simulation *l, const char *dir, const json_t 
     return v;
 }
 
-/* What was taken is saved as something that is taken, and saved as the same. */
+/* An accepted state is saved as an accepted state, with the same bytes. */
 static void fuzz_life_state(const uint8_t *data, size_t size) {
     static struct simulation *l;
     static char dir[400], again[400];
@@ -1341,7 +1343,7 @@ static void prompts_use(const struct token_ids *prompts, int n, int32_t vocab) {
             MUST(prompts[i].v[k] >= 0 && prompts[i].v[k] < vocab);
 }
 
-/* What the engine is told is what it takes. */
+/* The engine accepts the resulting request. */
 static void spec_use(struct server *s, struct model_ref *t, struct generation_spec *spec,
                      bool read) {
     if (read) {
@@ -1358,7 +1360,7 @@ static void spec_use(struct server *s, struct model_ref *t, struct generation_sp
     model_ref_release(t);
 }
 
-/* Every reader reads every body, as it came: reading changes it. */
+/* Every reader reads an unmodified copy of every body, because reading changes it. */
 static void fuzz_http_json(const uint8_t *data, size_t size) {
     struct server *s = server_small();
     struct buf body = {.data = (char *)(uintptr_t)data, .len = size};
@@ -1388,7 +1390,7 @@ static void fuzz_http_json(const uint8_t *data, size_t size) {
     }
 }
 
-/* A root that holds everything but what is called "closed". */
+/* A root where every path exists except those named "closed". */
 static char *job_input(void *ctx, const char *path, bool database, struct error *err) {
     (void)ctx, (void)database;
     if (!strstr(path, "closed")) return xasprintf("/root/%s", path);
@@ -1440,8 +1442,8 @@ static void job_argument_check(const char *arg) {
     MUST(!strstr(arg, "-pipe=") || strchr(arg, '=') < strstr(arg, "-pipe="));
 }
 
-/* What is accepted is a command line whose options are one argument each and stand before "--", and
- * the request as the store gives it back is the same line. */
+/* An accepted request is a command line whose options are one argument each and precede "--"; the
+ * request as stored gives the same line. */
 static void fuzz_job_request(const uint8_t *data, size_t size) {
     struct buf body = {.data = (char *)(uintptr_t)data, .len = size};
     struct strings args = {0}, again = {0};
@@ -1463,7 +1465,8 @@ static void fuzz_job_request(const uint8_t *data, size_t size) {
     json_decref(v);
 }
 
-/* A log of API keys that holds any events: refused whole, or keys that can be listed and asked. */
+/* A log of API keys with any events: refused as a whole, or keys that can be listed and looked
+ * up. */
 static void fuzz_key_log(const uint8_t *data, size_t size) {
     struct error err;
     json_t *v = json_parse((const char *)data, size, "input", &err);
@@ -1490,8 +1493,7 @@ static void fuzz_key_log(const uint8_t *data, size_t size) {
     json_decref(v);
 }
 
-/* What a model says, by one token a byte: tool calls are found in it as it grows, and at its end.
- */
+/* A model's output, one token per byte: tool calls are found while it grows, and at its end. */
 static void fuzz_tool_call(const uint8_t *data, size_t size) {
     static char offered[] = "f";
     static char *names[] = {offered}, stop_text[] = "\n\nUser:";
@@ -1528,7 +1530,7 @@ static void fuzz_tool_call(const uint8_t *data, size_t size) {
     completion_release(&a);
 }
 
-/* What was accepted is text, and written out again it is read as the same. */
+/* Accepted values are text; written and read again they are the same. */
 static void config_same(const struct config_file *a, const struct config_file *b) {
     MUST(a->n == b->n && a->n_sections == b->n_sections);
     for (int i = 0; i < a->n; i++) {
@@ -1564,7 +1566,7 @@ static void fuzz_config(const uint8_t *data, size_t size) {
     _Alignas(8) char out[64 + sizeof(struct strings)];
     if (config_parse(&c, "c", (const char *)data, size, &err) != OK) return;
     config_write(&c, &b);
-    /* Quotes may make a line, or all of them, longer than the limits. */
+    /* Quotes may make a line, or the file, longer than the limits. */
     if (config_parse(&again, "c", b.data ? b.data : "", b.len, &err) == OK) {
         config_same(&c, &again);
         config_release(&again);
@@ -1578,8 +1580,8 @@ static void fuzz_config(const uint8_t *data, size_t size) {
     config_release(&c);
 }
 
-/* A Host, and a list of X-Forwarded-For behind a trusted proxy. What is an address is one again as
- * text, and the client that is found is no trusted proxy, unless it is the first of the list. */
+/* A Host, and a list of X-Forwarded-For behind a trusted proxy. An address parses again from its
+ * text, and the client's address is not a trusted proxy, unless it is the first of the list. */
 static void fuzz_address(const uint8_t *data, size_t size) {
     char *text = strndup((const char *)data, size), out[IP_ADDRESS_TEXT_LEN];
     struct ip_cidr trusted, other;

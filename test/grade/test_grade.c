@@ -1,9 +1,10 @@
 /*
- * test_grade: what counts as the same answer, grader by grader.
+ * test_grade: equality of answers, for each grader.
  *
- * The cases stand in test/cases/grade-NAME.txt, a file a grader, which are to be extended there.
- * Beside them: what must not change a verdict (blanks, \left and \right, the order of a sum) and
- * what must (a digit), forms that are keys, groups for votes, and texts made to be slow.
+ * The cases are in test/cases/grade-NAME.txt, one file per grader; add new cases there. In
+ * addition: changes that must not change a verdict (blanks, \left and \right, the order of a sum)
+ * and changes that must (a digit), canonical forms, groups for votes, and texts that take long to
+ * compare.
  *
  * levels: once. Nothing here uses a kernel.
  */
@@ -42,7 +43,7 @@ struct cases {
     int n;
 };
 
-/* "⏎" stands for a line's end. */
+/* "⏎" means a line's end. */
 static void lines_unescape(char *s) {
     for (char *p; (p = strstr(s, "⏎")) != NULL; s = p) {
         *p = '\n';
@@ -74,7 +75,7 @@ static void cases_free(struct cases *c) {
     free(c);
 }
 
-/* "yes", "no", "nofound", or a score to four places. */
+/* "yes", "no", "nofound", or a score with four decimals. */
 static bool as_wanted(struct grade got, const char *want) {
     char score[32];
     snprintf(score, sizeof score, "%.4f", got.score);
@@ -84,7 +85,7 @@ static bool as_wanted(struct grade got, const char *want) {
     return got.found && strcmp(score, want) == 0;
 }
 
-/* Its own form has the same verdict, and is its own form. */
+/* The canonical form has the same verdict, and is its own canonical form. */
 static void check_form(const struct grader *g, const struct test_case *c, struct grade first) {
     struct buf form = {0}, again = {0};
     if (!grader_extract(g, c->answer, &form)) {
@@ -162,7 +163,7 @@ static const char *replaced(const char *s, const char *from, const char *to, str
     return out->data;
 }
 
-/* The same formula in other clothes, number `i`; NULL behind the last. */
+/* The same formula in notation number `i`; NULL after the last. */
 static const char *dressed(const char *s, int i, struct buf *out) {
     static const char *const rules[][2] = {
         {"=", " = "},   {"+", "  + "},         {"\\frac", "\\dfrac"}, {"\\frac", "\\tfrac"},
@@ -214,7 +215,7 @@ static const char *const formulas[] = {
     "3+4i",
 };
 
-static void test_clothes_do_not_matter(void **state) {
+static void test_notation_does_not_matter(void **state) {
     (void)state;
     const struct grader *g = grader("math");
     struct buf out = {0};
@@ -228,7 +229,7 @@ static void test_clothes_do_not_matter(void **state) {
     buf_release(&out);
 }
 
-/* Every formula is like itself only, in both directions. */
+/* Every formula equals only itself, in both orders of comparison. */
 static void test_formulas_differ(void **state) {
     (void)state;
     const struct grader *g = grader("math");
@@ -238,8 +239,8 @@ static void test_formulas_differ(void **state) {
                 fail_msg("'%s', '%s'", formulas[i], formulas[k]);
 }
 
-/* Any digit, of any case that two signs make the same. */
-static void test_a_digit_matters(void **state) {
+/* Any digit, in any case whose two notations are equal. */
+static void test_changed_digit_differs(void **state) {
     (void)state;
     static const char *const names[] = {"math", "number"};
     int n = 0;
@@ -270,7 +271,7 @@ static void term_put(struct rng *r, struct buf *out) {
     buf_puts(out, terms[rng_below(r, ARRAY_LEN(terms))]);
 }
 
-/* The order of a sum, and of a product's factors, is nothing; another coefficient is something. */
+/* The order of a sum and of a product's factors does not matter; another coefficient does. */
 static void test_sums_reorder(void **state) {
     (void)state;
     const struct grader *g = grader("math");
@@ -290,7 +291,7 @@ static void test_sums_reorder(void **state) {
     }
 }
 
-/* Fractions of integers against integer arithmetic. */
+/* Fractions of integers compared with integer arithmetic. */
 static void test_fractions_are_exact(void **state) {
     (void)state;
     const struct grader *g = grader("math");
@@ -340,7 +341,7 @@ static void test_best_of_golds(void **state) {
     assert_true(grader_grade(grader("exact"), "Paris", golds, 0).score == 0);
 }
 
-static void test_wrong_golds_are_refused(void **state) {
+static void test_invalid_golds_are_refused(void **state) {
     (void)state;
     static const char *const cases[][3] = {
         {"letter", "K", "is no letter from A to H"},
@@ -436,7 +437,7 @@ static void test_hostile_texts(void **state) {
             }
 }
 
-/* What a list of ITEMS × ITEMS or a deep tree costs at most. */
+/* Maximum cost of a list of ITEMS × ITEMS or of a deep tree. */
 static void test_one_comparison_is_bounded(void **state) {
     (void)state;
     const struct grader *g = grader("math");
@@ -461,14 +462,14 @@ int main(void) {
         cmocka_unit_test(test_number),
         cmocka_unit_test(test_math),
         cmocka_unit_test(test_texts),
-        cmocka_unit_test(test_clothes_do_not_matter),
+        cmocka_unit_test(test_notation_does_not_matter),
         cmocka_unit_test(test_formulas_differ),
-        cmocka_unit_test(test_a_digit_matters),
+        cmocka_unit_test(test_changed_digit_differs),
         cmocka_unit_test(test_sums_reorder),
         cmocka_unit_test(test_fractions_are_exact),
         cmocka_unit_test(test_groups),
         cmocka_unit_test(test_best_of_golds),
-        cmocka_unit_test(test_wrong_golds_are_refused),
+        cmocka_unit_test(test_invalid_golds_are_refused),
         cmocka_unit_test(test_hostile_texts),
         cmocka_unit_test(test_one_comparison_is_bounded),
     };

@@ -1,11 +1,12 @@
 /*
  * test_grammar: constrained decoding.
  *
- * What each front end accepts stands in test/cases/grammar.txt. Beside it: regular expressions
- * against PCRE2 on every short text; random context-free grammars against a naive recogniser;
- * numbers between bounds against arithmetic; masks against reading each token; replies written at
- * random under masks and a budget against a small validator of schemas; hostile sources against the
- * clock. "--bench FILE" prints what masks cost with the tokenizer of a tokenizer.json or GGUF file.
+ * The texts that each front end accepts are in test/cases/grammar.txt. In addition: regular
+ * expressions compared with PCRE2 on every short text; random context-free grammars with a naive
+ * recogniser; numbers between bounds with arithmetic; masks with the result of accepting each
+ * token; replies written at random under masks and a budget with a small validator of schemas; the
+ * time of hostile sources. "--bench FILE" prints the time of masks with the tokenizer of a
+ * tokenizer.json or GGUF file.
  */
 /* levels: once */
 #include <setjmp.h>
@@ -35,7 +36,7 @@ static struct grammar *compiled(const char *kind, const char *text, struct error
     return grammar_new_json_schema(text, n, strcmp(kind, "compact") == 0, err);
 }
 
-/* 'y': whole, 'p': a text begins so, 'n': none does. */
+/* 'y': a complete text, 'p': a prefix of one, 'n': neither. */
 static char verdict(struct grammar_machine *m, const void *text, size_t n) {
     struct grammar_state s = grammar_state_new(m);
     bool alive = grammar_accept_bytes(&s, text, n);
@@ -270,10 +271,10 @@ struct cfg {
     int n_alts[CFG_RULES];
     int len[CFG_RULES][CFG_ALTS];
     int sym[CFG_RULES][CFG_ALTS][CFG_LEN]; /* 0..CFG_RULES-1: a rule; 'a', 'b' */
-    bool left;                             /* some rule reaches itself before it reads */
+    bool left;                             /* a rule is left-recursive */
     struct grammar_machine *m;
     int n_yes;
-    bool prefixes[2 << CFG_TEXT]; /* texts that some longer text begins with */
+    bool prefixes[2 << CFG_TEXT]; /* prefixes of longer texts */
 };
 
 static void cfg_make(struct cfg *c, struct rng *r, struct buf *out) {
@@ -327,7 +328,8 @@ static void cfg_check_left(struct cfg *c) {
     for (int i = 0; i < CFG_RULES; i++) c->left = c->left || reach[i][i];
 }
 
-/* The set of places where the rule may end when it begins at one of `from`. No left recursion. */
+/* The set of positions where the rule may end when it begins at one of `from`. No left
+ * recursion. */
 static uint32_t cfg_ends(const struct cfg *c, int rule, uint32_t from, const char *text, size_t n) {
     uint32_t out = 0;
     for (int k = 0; k < c->n_alts[rule]; k++) {
@@ -363,7 +365,8 @@ static void compare_cfg(void *ctx, const char *text, size_t n) {
     for (size_t i = text_index(text, n); want && i > 0; i /= 2) c->prefixes[i] = true;
 }
 
-/* What begins a short text is alive, and what is alive with little left to read does begin one. */
+/* A prefix of a short text is accepted, and an accepted text with a small remaining minimum is such
+ * a prefix. */
 static void compare_prefix(void *ctx, const char *text, size_t n) {
     struct cfg *c = ctx;
     struct grammar_state s = grammar_state_new(c->m);
@@ -525,7 +528,8 @@ static bool bit(const uint32_t *bits, int32_t i) {
     return bits[i / 32] >> (i % 32) & 1;
 }
 
-/* Every token's bit against reading it; returns how many are allowed. */
+/* Compares every token's bit with the result of accepting it; returns the number of allowed
+ * tokens. */
 static int check_mask(struct grammar_state *s, const struct pieces *p, int32_t max_rest,
                       uint32_t *bits) {
     int n = 0;
@@ -598,7 +602,7 @@ static void test_masks(void **state) {
     }
 }
 
-/* The same walk in two machines, one of which other replies use too and which forgets. */
+/* The same walk in two machines: one is shared with other replies and evicts states. */
 static void test_masks_shared(void **state) {
     (void)state;
     struct error err;
@@ -639,7 +643,7 @@ static void test_masks_shared(void **state) {
     arena_release(&p.arena);
 }
 
-/* Advances with at most `units` at a time, none of which does much more than it may. */
+/* Advances with at most `units` at a time, none of which does much more work than allowed. */
 static void advance(struct grammar_state *s, int32_t token, int32_t left, uint32_t *bits,
                     int64_t units, int *calls) {
     for (*calls = 1;; ++*calls) {
@@ -649,8 +653,8 @@ static void advance(struct grammar_state *s, int32_t token, int32_t left, uint32
     }
 }
 
-/* Replies in slices of any size, in a machine that forgets meanwhile, have the masks of replies
- * that are never put off. */
+/* Replies in slices of any size, in a machine that evicts states meanwhile, have the masks of
+ * replies without slices. */
 static void check_slices(const char *kind, const char *source, uint64_t seed) {
     struct error err;
     struct pieces p = pieces_make(4);
@@ -707,7 +711,7 @@ static void test_slices(void **state) {
                  4);
 }
 
-/* A job that is given up leaves a machine in which others go on. */
+/* After an abandoned job the machine still works for other replies. */
 static void test_slices_given_up(void **state) {
     (void)state;
     struct error err;
@@ -742,7 +746,8 @@ static void test_slices_given_up(void **state) {
     arena_release(&p.arena);
 }
 
-/* Every token of a tokenizer: its bit is that of its decoded bytes; special tokens have none. */
+/* Every token of a tokenizer: its bit is that of its decoded bytes; special tokens are never
+ * allowed. */
 static void check_tokenizer(struct tokenizer *t) {
     static const char *const prefixes[] = {"", "{\"", "{\"名前\": \"しま\xE3\x81",
                                            "{\"a\": [1, {}"};
@@ -799,7 +804,7 @@ static void test_tokenizers(void **state) {
     }
 }
 
-/* replies under a budget, and a validator that knows nothing of grammars */
+/* replies under a budget, and a validator that does not use grammars */
 
 static bool valid(json_t *root, json_t *schema, json_t *x);
 
@@ -951,7 +956,8 @@ static const char *const schemas[] = {
     "{\"properties\":{\"a\":{\"maximum\":30},\"b\":{\"type\":\"string\",\"pattern\":\"\\\\d\"}}}]}",
 };
 
-/* One reply of at most `budget` tokens; it must be whole, valid JSON and valid under the schema. */
+/* One reply of at most `budget` tokens; it must be complete, valid JSON and valid under the
+ * schema. */
 static void check_reply(struct grammar_machine *m, const struct pieces *p, json_t *schema,
                         int32_t budget, struct rng *r) {
     struct grammar_state s = grammar_state_new(m);
@@ -970,7 +976,7 @@ static void check_reply(struct grammar_machine *m, const struct pieces *p, json_
     }
     assert_true(grammar_is_final(&s));
     grammar_state_release(&s);
-    // a grammar cannot know which free keys it wrote already, so duplicates are let through here
+    // a grammar cannot track the free keys of an object, so duplicates are allowed here
     json_t *x = json_loadb(text.data, text.len, JSON_DECODE_ANY, NULL);
     if (!x) fail_msg("'%.*s' is no JSON", (int)text.len, text.data);
     if (!valid(schema, schema, x)) fail_msg("'%.*s' is not valid", (int)text.len, text.data);
@@ -1019,10 +1025,10 @@ static char *repeated(const char *head, const char *unit, int n, const char *tai
 
 static int n_limited; /* machines that met a limit */
 
-/* Compiles and, if it is a grammar, reads `food` 100 times and makes a mask each 25. Seconds are
- * the processor's, for the machine may be busy. */
-static void devour(const char *kind, char *source, const char *food,
-                   const struct grammar_vocab *v) {
+/* Compiles and, if it is a grammar, accepts `food` 100 times and computes a mask every 25. Seconds
+ * are processor time, because the machine may be busy. */
+static void compile_and_run(const char *kind, char *source, const char *food,
+                            const struct grammar_vocab *v) {
     struct error err;
     clock_t start = clock();
     struct grammar *g = compiled(kind, source, &err);
@@ -1049,47 +1055,51 @@ static void test_hostile(void **state) {
     (void)state;
     struct pieces p = pieces_make(8);
     struct grammar_vocab *v = grammar_vocab_new_pieces(p.v, p.lens, p.n);
-    devour("regex", repeated("", "(", 100000, ""), "a", v);
-    devour("regex", nested("(a|", 150, "", ")"), "a", v);
-    devour("regex", repeated("", "(a?){100}", 100, ""), "a", v);
-    devour("regex", xstrdup("(.*a.{2000}){1,1000}"), "a", v);
-    devour("regex", xstrdup("((a|b){0,1000}(a|ab){0,1000}){0,1000}"), "ab", v);
-    devour("regex", repeated("", "\\p{L}?", 3000, ""), "猫", v);
-    devour("regex", repeated("", "a|", 100000, ""), "a", v);
-    devour("regex", repeated("", "\\p{L}", 40000, ""), "a", v);
-    devour("regex", repeated("[", "\\p{Lu}", 30000, "]"), "A", v);
-    devour("gbnf", repeated("root ::= \"a\"", "*", 100000, ""), "a", v);
-    devour("gbnf", repeated("root ::= \"a\"", "*", 150, ""), "a", v);
-    devour("gbnf", repeated("root ::= ", "(\"a\"?)*", 20000, ""), "a", v);
-    devour("schema", repeated("", "{\"items\":", 100000, ""), "[", v);
-    devour("schema", nested("{\"items\":", 190, "{}", "}"), "[", v);
-    devour("schema", nested("{\"additionalProperties\":", 190, "{}", "}"), "{\"a\":", v);
-    devour("schema", xstrdup("true"), "[", v);
-    devour("schema",
-           repeated("{\"oneOf\":[{\"type\":\"null\"}",
-                    ",{\"type\":\"object\",\"required\":[\"a\"]}", 5000, "]}"),
-           "{", v);
-    devour("schema",
-           xstrdup("{\"$defs\":{\"a\":{\"type\":\"object\",\"anyOf\":[{\"$ref\":\"#/$defs/a\"},"
-                   "{\"$ref\":\"#/$defs/a\"}]}},\"$ref\":\"#/$defs/a\"}"),
-           "{", v);
-    devour(
+    compile_and_run("regex", repeated("", "(", 100000, ""), "a", v);
+    compile_and_run("regex", nested("(a|", 150, "", ")"), "a", v);
+    compile_and_run("regex", repeated("", "(a?){100}", 100, ""), "a", v);
+    compile_and_run("regex", xstrdup("(.*a.{2000}){1,1000}"), "a", v);
+    compile_and_run("regex", xstrdup("((a|b){0,1000}(a|ab){0,1000}){0,1000}"), "ab", v);
+    compile_and_run("regex", repeated("", "\\p{L}?", 3000, ""), "猫", v);
+    compile_and_run("regex", repeated("", "a|", 100000, ""), "a", v);
+    compile_and_run("regex", repeated("", "\\p{L}", 40000, ""), "a", v);
+    compile_and_run("regex", repeated("[", "\\p{Lu}", 30000, "]"), "A", v);
+    compile_and_run("gbnf", repeated("root ::= \"a\"", "*", 100000, ""), "a", v);
+    compile_and_run("gbnf", repeated("root ::= \"a\"", "*", 150, ""), "a", v);
+    compile_and_run("gbnf", repeated("root ::= ", "(\"a\"?)*", 20000, ""), "a", v);
+    compile_and_run("schema", repeated("", "{\"items\":", 100000, ""), "[", v);
+    compile_and_run("schema", nested("{\"items\":", 190, "{}", "}"), "[", v);
+    compile_and_run("schema", nested("{\"additionalProperties\":", 190, "{}", "}"), "{\"a\":", v);
+    compile_and_run("schema", xstrdup("true"), "[", v);
+    compile_and_run("schema",
+                    repeated("{\"oneOf\":[{\"type\":\"null\"}",
+                             ",{\"type\":\"object\",\"required\":[\"a\"]}", 5000, "]}"),
+                    "{", v);
+    compile_and_run(
+        "schema",
+        xstrdup("{\"$defs\":{\"a\":{\"type\":\"object\",\"anyOf\":[{\"$ref\":\"#/$defs/a\"},"
+                "{\"$ref\":\"#/$defs/a\"}]}},\"$ref\":\"#/$defs/a\"}"),
+        "{", v);
+    compile_and_run(
         "schema",
         xstrdup("{\"type\":\"array\",\"minItems\":65536,\"items\":{\"type\":\"array\",\"minItems\":"
                 "65536}}"),
         "[", v);
-    devour("gbnf",
-           xstrdup("root ::= (\"a\" | \"a\" root \"b\" | \"a\" root \"c\" | root2)\nroot2 ::= "
-                   "\"a\" root root \"d\" | \"\""),
-           "a", v);
-    // which of x and y was pushed k calls ago stays open: sets of stacks want to be 2^k many
-    devour("gbnf",
-           xstrdup("root ::= p q\np ::= [ab] p | [ab] p \"x\" | [ab] p \"y\" | \"\"\nq ::= \"x\" "
-                   "\"z\"{20}"),
-           "ab", v);
-    devour("gbnf", repeated("root ::= r\nr ::= \"a\" r", " | \"a\" r \"b\"", 2000, " | \"a\""), "a",
-           v);
-    devour("gbnf", repeated("root ::= (", "(\"\")*", 10000, ")* \"a\"*"), "a", v);
+    compile_and_run(
+        "gbnf",
+        xstrdup("root ::= (\"a\" | \"a\" root \"b\" | \"a\" root \"c\" | root2)\nroot2 ::= "
+                "\"a\" root root \"d\" | \"\""),
+        "a", v);
+    // the choice between x and y k steps ago stays open: up to 2^k sets of stacks
+    compile_and_run(
+        "gbnf",
+        xstrdup("root ::= p q\np ::= [ab] p | [ab] p \"x\" | [ab] p \"y\" | \"\"\nq ::= \"x\" "
+                "\"z\"{20}"),
+        "ab", v);
+    compile_and_run("gbnf",
+                    repeated("root ::= r\nr ::= \"a\" r", " | \"a\" r \"b\"", 2000, " | \"a\""),
+                    "a", v);
+    compile_and_run("gbnf", repeated("root ::= (", "(\"\")*", 10000, ")* \"a\"*"), "a", v);
     assert_true(n_limited > 0);
     grammar_vocab_free(v);
     arena_release(&p.arena);
@@ -1112,7 +1122,7 @@ static void test_deep(void **state) {
     grammar_free(g);
 }
 
-/* Sources of the table with bytes changed: refused or compiled, never a crash. */
+/* Sources of the table with changed bytes: refused or compiled, never a crash. */
 static void test_mangled(void **state) {
     (void)state;
     struct buf file = {0};

@@ -1,14 +1,14 @@
 /*
- * test_emulated: avx512.c and amx.c, this very source, on instructions emulated in plain C
+ * test_emulated: avx512.c and amx.c, from the same source, with instructions emulated in plain C
  * (test/emulate).
  *
- * It proves that every slot of the AVX-512 level and the int8 slots of the AMX level give the bits
- * of scalar.c, and that the AMX bf16 product is near the true sum and blind to neighbours. It says
- * nothing about speed, and it executes no instruction that this machine may lack. On a machine that
- * has them, test_kernels compares the compiled levels too.
+ * The test checks that every slot of the AVX-512 level and the int8 slots of the AMX level give the
+ * bits of scalar.c, that the AMX bf16 product is near the exact sum, and that its rows do not
+ * depend on other rows. It does not measure speed, and executes no instruction that this machine
+ * may lack. On a machine that has them, test_kernels compares the compiled levels too.
  *
- * Invariant: outputs lie in a frame of guard values, inputs in blocks of exactly their size, so
- * that a write outside is seen here and a read outside by the address sanitizer.
+ * Invariant: outputs are between guard values, inputs in blocks of exactly their size, so that the
+ * test detects a write out of bounds, and the address sanitizer a read.
  */
 #include <math.h>
 #include <setjmp.h>
@@ -20,7 +20,7 @@
 
 #include <cmocka.h>
 
-/* The same names live in the library, compiled for the real instructions. */
+/* The library has functions with the same names, compiled for the real instructions. */
 #define kernels_fill_avx512 emulated_fill_avx512
 #define kernels_fill_amx emulated_fill_amx
 #define amx_request emulated_amx_request
@@ -60,7 +60,8 @@ static float *copy_of(const float *v, int64_t n) {
     return c;
 }
 
-/* Equal bits; all NaN are one, because C does not say which operand's NaN an operation hands on. */
+/* Equal bits; all NaN are equal, because C does not define which operand's NaN an operation
+ * returns. */
 static bool same(float a, float b) {
     return (isnan(a) && isnan(b)) || memcmp(&a, &b, sizeof a) == 0;
 }
@@ -122,7 +123,7 @@ struct packed_case {
     int64_t n, k, rows;
     struct matrix w;
     struct arena arena;
-    uint8_t *file; /* the rows that `w` was made of */
+    uint8_t *file; /* the rows from which `w` was made */
     struct gemm_input in;
 };
 
@@ -159,7 +160,7 @@ static void rows_make(uint8_t *file, struct rng *r, enum tensor_type type, int64
     }
 }
 
-/* How many f32 scales: of groups, or of nf4's rows. */
+/* Number of f32 scales: of groups, or of nf4's rows. */
 static int64_t scale_count(const struct matrix *w) {
     const int64_t rows = (w->n + 15) / 16 * 16;
     return w->layout == LAYOUT_NF4 ? rows : rows * (w->k / layout_group(w->layout));
@@ -177,7 +178,7 @@ static void packed_make(struct packed_case *c, struct rng *r, enum tensor_type t
     c->in.q = xmalloc((size_t)(rows * k));
     for (int64_t i = 0; i < rows * k; i++) c->in.q[i] = quant(r);
     c->in.d = numbers(r, rows * (k / 32), flavour);
-    // No file may bring a scale like these, but the bits must agree on them too.
+    // No file can contain such scales, but the bits must agree for them too.
     float *scales = (float *)(c->w.scales ? c->w.scales : c->w.row_scales);
     for (int64_t i = 0; i < scale_count(&c->w); i++) {
         if (flavour != PLAIN) scales[i] = number(r, flavour);
@@ -242,8 +243,8 @@ static void test_packed(void **state) {
     }
 }
 
-/* What adapters are multiplied with: `rows` rows over k, n ranks or outputs, half as many pairs as
- * k has blocks. */
+/* Inputs of adapter products: `rows` rows over k, n ranks or outputs, half as many pairs as k has
+ * blocks. */
 static void adapter_case(struct rng *r, int64_t rows, int64_t k, int64_t n, int64_t pairs) {
     const int64_t ldy = n + 1, ldv = n + 2, ldt = 2 * pairs + 2, size = (rows - 1) * ldy + n;
     const int64_t bytes = MAX(n * k, 2 * ((pairs - 1) * ldv + n));
@@ -293,7 +294,7 @@ static void bf16_make(struct packed_case *c, struct rng *r, int64_t n, int64_t k
         c->in.bf16[i] = i % kp < k ? f32_to_bf16(c->in.x[i / kp * k + i % kp]) : 0;
 }
 
-/* Σ x w in double and Σ |x w|, the measure of what rounding may cost. */
+/* Σ x w in double and Σ |x w|, which scales the rounding error. */
 static double bf16_truth(const struct packed_case *c, int64_t m, int64_t n, double *magnitude) {
     const int64_t kp = (c->k + 31) / 32 * 32;
     double sum = 0;
@@ -339,7 +340,7 @@ static void bf16_compare(struct rng *r, const struct packed_case *c, int64_t n0,
 }
 
 /* Each row alone, each panel alone: the same bits as all at once. */
-static void bf16_blind(const struct packed_case *c) {
+static void bf16_rows_are_independent(const struct packed_case *c) {
     const int64_t n = c->n, kp = (c->k + 31) / 32 * 32;
     float *all = xcalloc((size_t)(c->rows * n), sizeof *all),
           *one = xcalloc((size_t)n, sizeof *one);
@@ -372,12 +373,13 @@ static void test_bf16_fast(void **state) {
         bf16_check(&r, &c, cases[i].n0, cases[i].n1, false);
         bf16_check(&r, &c, cases[i].n0, cases[i].n1, true);
         bf16_compare(&r, &c, cases[i].n0, cases[i].n1, i % 2);
-        bf16_blind(&c);
+        bf16_rows_are_independent(&c);
         packed_release(&c);
     }
 }
 
-/* A decode step multiplies many matrices by the same number of rows: its tiles are shaped once. */
+/* A decode step multiplies many matrices by the same number of rows: the tiles are configured
+ * once. */
 static void test_shapes_kept(void **state) {
     (void)state;
     struct rng r = rng_make(4, RNG_TEST, 0, 0);
@@ -444,7 +446,7 @@ static void test_vectors(void **state) {
     }
 }
 
-/* Where order could show: both zeros and NaN among numbers, with nothing infinite to hide them. */
+/* Values whose order matters: both zeros and NaN among numbers, without infinities. */
 static void test_max(void **state) {
     (void)state;
     static const float few[] = {-0.0f, 0.0f, NAN, -1.0f, -2.5f};
@@ -533,7 +535,7 @@ static void test_adamw(void **state) {
     for (int64_t n = 0; n < 99; n++) adamw_case(&r, n, (enum flavour)(n % FLAVOURS));
 }
 
-/* The tables as the levels fill them, one on top of the other. */
+/* The tables as the levels fill them, each over the one before. */
 static int tables_fill(void **state) {
     (void)state;
     scalar = kernels_level(CPU_SCALAR);

@@ -1,10 +1,11 @@
 /*
- * test_kernels: every slot of every level that this machine has, against scalar.c, bit for bit.
+ * test_kernels: every slot of every level that this machine has, compared with scalar.c, bit for
+ * bit.
  *
- * Sizes are odd, pointers unaligned, values nasty (NaN, infinities, denormals, signed zeros), and a
- * canary stands after every output. scalar.c itself is held to plain loops in double. Row results
- * must not change with the number of rows, with the cut of outputs or with threads. NaN equals NaN:
- * payloads are not part of the contract.
+ * Sizes are odd, pointers unaligned, values special (NaN, infinities, denormals, signed zeros), and
+ * a canary follows every output. scalar.c itself is compared with plain loops in double. Row
+ * results must not depend on the number of rows, the division of outputs or the threads. NaN equals
+ * NaN: payloads are not part of the contract.
  *
  * With --bench [TYPE] it prints speeds instead. It needs no data.
  */
@@ -65,8 +66,8 @@ static float nasty_value(void) {
     return pick < 21 ? bits_float(rng_u32(&source)) : rng_normal(&source);
 }
 
-/* nasty: 0 normal values, 1 one in eight nasty, 2 denormal products and exact zeros but all finite.
- */
+/* nasty: 0 normal values, 1 one in eight special, 2 denormal products and exact zeros but all
+ * finite. */
 static void fill(float *v, int64_t n, int nasty) {
     for (int64_t i = 0; i < n; i++) {
         v[i] = rng_normal(&source) * 2;
@@ -218,7 +219,7 @@ static void check_rows_down(const struct kernels *k, int64_t n, int nasty) {
     uint16_t *h = malloc((size_t)n * 2 * sizeof(uint16_t) + 1);
     if (nasty == 2)
         for (int64_t i = 0; i < n; i++)
-            x.v[i] *= 1e-16f; // scales around the smallest that has an inverse
+            x.v[i] *= 1e-16f; // scales around the smallest with a finite inverse
     ref->quantize_row(x.v, kq, q, d);
     k->quantize_row(x.v, kq, q + kq, d + kq / 32);
     assert_memory_equal(q, q + kq, (size_t)kq);
@@ -267,7 +268,7 @@ static void test_rows_down(void **state) {
     each_size(check_rows_down);
 }
 
-/* exp on every 4099th float of all there are, so every exponent is met. */
+/* exp on every 4099th float, so that every exponent occurs. */
 static void test_exp_range(void **state) {
     (void)state;
     enum { N = 4096 };
@@ -285,7 +286,7 @@ static void test_exp_range(void **state) {
     }
 }
 
-/* n floats as elements of every kind. */
+/* n floats as elements of every type. */
 struct elems {
     void *v[N_DTYPE];
 };
@@ -333,7 +334,7 @@ static void check_gemm(const struct kernels *k, int64_t rows, int64_t n, int64_t
     floats_free(z);
 }
 
-/* t lies in rows, or turned: its j far apart. */
+/* The rows of t are contiguous or transposed, with a large stride over j. */
 static void check_mix(const struct kernels *k, int64_t rows, int64_t n, int64_t width, int nasty,
                       bool turned) {
     int64_t ldv = n + 1, ldy = n + 2, tm = turned ? 1 : width + 3, tj = turned ? rows + 3 : 1;
@@ -384,8 +385,8 @@ static void test_gemm(void **state) {
             for (int64_t rows = 1; rows <= 6; rows++)
                 for (int64_t n = 1; n <= 14; n += rows == 3 ? 1 : 4)
                     check_gemm(k, rows, n, widths[i], (int)(rows + n) % 3);
-        // Blocks of the caches; and rows enough for outputs to be turned, in one block of K and in
-        // several, with rows and outputs left over.
+        // Blocks of the caches; and enough rows for transposed outputs, in one block of K and in
+        // several, with remainders of rows and outputs.
         static const int64_t large[][3] = {{37, 41, 1537}, {3, 50, 6000},  {61, 37, 192},
                                            {53, 16, 32},   {49, 20, 1600}, {51, 33, 3072}};
         for (size_t i = 0; k && i < ARRAY_LEN(large); i++)
@@ -404,7 +405,7 @@ static void matrix_random(struct matrix *m, enum tensor_type t, int64_t n, int64
         uint8_t *to = *file + (size_t)i * bytes;
         fill(row, k, 0);
         tensor_from_f32(t, row, to, k);
-        // A file may hold any byte, -128 included.
+        // A file may contain any byte, also -128.
         for (size_t j = 0; extreme && j < bytes; j++)
             if (j % (t == TENSOR_Q8_0 ? 34 : 18) >= 2)
                 to[j] = rng_below(&source, 2) ? 0x80 : (uint8_t)rng_u32(&source);
@@ -428,7 +429,7 @@ static void fill_i8(int8_t *p, int64_t n) {
     for (int64_t i = 0; i < n; i++) p[i] = (int8_t)((int)rng_below(&source, 255) - 127);
 }
 
-/* Int8 against int8: bits of every level, and the sum in double. */
+/* Int8 times int8: equal bits at every level, and the sum in double. */
 static void check_dots_i8(const struct kernels *k, int64_t rows, int64_t n, int64_t width) {
     void *scratch;
     struct floats x = filled(rows * width, 0), y = filled(rows * (n + 1), 0), z = copied(y);
@@ -455,7 +456,7 @@ static void check_dots_i8(const struct kernels *k, int64_t rows, int64_t n, int6
     floats_free(z);
 }
 
-/* The same of pairs, with t of every size that 16 bits have. */
+/* The same for pairs, with t over the whole range of 16 bits. */
 static void check_pairs(const struct kernels *k, int64_t rows, int64_t n, int64_t pairs) {
     int64_t ldv = n + 3, ldt = 2 * pairs + 1, ldy = n + 2;
     int16_t *t = malloc((size_t)(rows * ldt) * sizeof *t);
@@ -495,7 +496,8 @@ static void test_int8_rows(void **state) {
     }
 }
 
-/* Low-rank sums in 16-bit steps: within half a step of each t, times what it meets; NaN shows. */
+/* Low-rank sums in 16-bit steps: the error is at most half a step of each t times its factor; NaN
+ * propagates. */
 static void test_pairs_mix(void **state) {
     (void)state;
     enum { ROWS = 35, N = 40, RANKS = 10 };
@@ -530,7 +532,7 @@ static void packed_mul(const struct kernels *k, float *y, int64_t ldy, const str
                               : k->gemm_q4)(y, ldy, in, w, 0, w->n, add);
 }
 
-/* bf16 is the fast class's. */
+/* bf16 belongs to the fast class. */
 static void check_packed(const struct kernels *k, enum tensor_type t, int64_t rows, int64_t n,
                          int64_t width, bool extreme) {
     struct arena arena = {0};
@@ -589,7 +591,7 @@ static void test_bf16_fast(void **state) {
     }
 }
 
-/* One product through a slot, whatever the type. */
+/* One product through a slot, for any type. */
 static void product(const struct kernels *k, const struct matrix *w, struct gemm_input in,
                     int64_t m0, int64_t rows, int64_t n0, int64_t n1, float *y, int64_t ldy) {
     in = gemm_input_rows(&in, m0, m0 + rows);
@@ -647,8 +649,8 @@ static void test_invariance(void **state) {
     }
 }
 
-/* Each output against a sum in double over what the kernel really multiplies, and over the true
- * inputs more loosely. */
+/* Each output compared with a sum in double over the quantised operands, and with a larger
+ * tolerance over the original inputs. */
 static void product_verify(const struct matrix *w, const struct gemm_input *in, const float *y,
                            int64_t ldy) {
     float *row = malloc((size_t)w->k * sizeof(float));
@@ -741,7 +743,7 @@ static const enum tensor_type all_types[] = {TENSOR_F32,  TENSOR_F16,  TENSOR_BF
                                              TENSOR_Q4_0, TENSOR_Q4_1, TENSOR_Q5_0, TENSOR_Q5_1,
                                              TENSOR_Q4_K, TENSOR_Q5_K, TENSOR_Q6_K, TENSOR_NF4};
 
-/* dX = dY W in double, from the rows that the matrix says it has. */
+/* dX = dY W in double, from the rows that matrix_get_row returns. */
 static double *back_truth(const struct matrix *w, const float *dy, int64_t lddy, int64_t rows) {
     double *dx = calloc((size_t)(rows * w->k), sizeof *dx);
     float *row = malloc((size_t)w->k * sizeof *row);
@@ -769,7 +771,7 @@ static void back_near(const float *dx, int64_t lddx, const double *want, int64_t
                  sqrt(off / b), both / sqrt(a * b));
 }
 
-/* One, two and three threads, rows one at a time, and into what dX holds: all give the same. */
+/* One, two and three threads, rows one at a time, and added to dX: all give the same bits. */
 static void check_back(enum tensor_type t, enum numeric_class cls, bool int8, int64_t rows,
                        int64_t n, int64_t k) {
     struct arena arena = {0};
@@ -819,7 +821,7 @@ static void test_matrix_mul_back(void **state) {
     check_back(TENSOR_Q4_0, NUMERIC_EXACT, true, 2, 9000, 64);
 }
 
-/* The scale of output o's weight i, and its whole number. */
+/* The scale of output o's weight i, and its integer value. */
 static float scale_of(const struct matrix *w, int64_t o, int64_t i) {
     int64_t groups = w->k / (w->type == TENSOR_Q6_K ? 16 : 32), panel = o / 16, lane = o % 16;
     if (w->type != TENSOR_NF4) return w->scales[(panel * groups + i * groups / w->k) * 16 + lane];
@@ -832,7 +834,7 @@ static int number_of(const struct matrix *w, int64_t o, int64_t i, float value, 
     return (scale == 0 ? 0 : (int)lrintf((value - least) / scale)) - c;
 }
 
-/* The int8 way by its contract in kernel.h, one value at a time. */
+/* The int8 path from its contract in kernel.h, one value at a time. */
 static float back_by_contract(const struct matrix *w, const float *dy, int64_t i, float **rows) {
     int64_t slice = 4096, group = w->type == TENSOR_Q6_K ? 16 : 32;
     int c = !w->mins ? 0 : w->layout == LAYOUT_Q4 ? 8 : 16;
@@ -995,7 +997,7 @@ static void test_scalar_gelu(void **state) {
         float x = rng_normal(&source) * 4, y;
         ref->gelu(&y, &x, 1);
         double u = sqrt(2 / 3.14159265358979323846) * ((double)x + 0.044715 * pow((double)x, 3));
-        /* far left nothing but rounding is left of 1 + tanh: an absolute bound */
+        /* for large negative x 1 + tanh is only rounding: an absolute bound */
         near((double)y, 0.5 * (double)x * (1 + tanh(u)), fabs((double)y) * 5e-6 + 1e-12, "gelu");
     }
 }
@@ -1018,7 +1020,7 @@ static void test_scalar_rope(void **state) {
     floats_free(s);
 }
 
-/* Values weighted and summed in double, from rows of every element. */
+/* Values weighted and summed in double, from rows of every element type. */
 static void test_scalar_mix(void **state) {
     (void)state;
     enum { M = 3, N = 24, K = 37 };
@@ -1093,7 +1095,7 @@ static void test_f16(void **state) {
     }
     assert_true(f16_to_f32(0x3c00) == 1.0f && f16_to_f32(1) == 0x1p-24f &&
                 f16_to_f32(0xfbff) == -65504.0f);
-    for (uint32_t h = 0; h < 0x7bff; h++) { // between neighbours: nearest, half to even
+    for (uint32_t h = 0; h < 0x7bff; h++) { // between adjacent values: nearest, half to even
         float lo = f16_to_f32((uint16_t)h), hi = f16_to_f32((uint16_t)(h + 1)),
               middle = (lo + hi) / 2;
         assert_int_equal(f32_to_f16(middle), h % 2 ? h + 1 : h);
@@ -1121,7 +1123,7 @@ static void test_bf16(void **state) {
     assert_true(isnan(bf16_to_f32(f32_to_bf16(bits_float(0x7f800001)))));
 }
 
-/* Blocks worked out by hand from the reference's formulas. */
+/* Blocks computed by hand from the reference's formulas. */
 static void test_block_bytes(void **state) {
     (void)state;
     float x[32] = {0}, back[32];
@@ -1130,7 +1132,7 @@ static void test_block_bytes(void **state) {
     tensor_from_f32(TENSOR_Q8_0, x, &b8, 32);
     assert_int_equal(b8.d, 0x4000); // 254 / 127 = 2
     assert_true(b8.q[0] == -127 && b8.q[1] == 3 && b8.q[2] == 2 &&
-                b8.q[31] == 1); // halves go away from zero
+                b8.q[31] == 1); // halves round away from zero
     struct block_q4_0 b4;
     x[0] = -8, x[1] = 7, x[2] = 0.5f, x[16] = -3, x[31] = 20;
     x[31] = 1;
@@ -1173,7 +1175,7 @@ static void test_blocks_round_trip(void **state) {
         }
 }
 
-/* What matrix_get_row gives back is what the file's rows say, reordered when asked. */
+/* matrix_get_row returns the values of the file's rows, reordered if requested. */
 static void test_matrix_rows(void **state) {
     (void)state;
     enum { N = 37, K = 96 };
@@ -1235,8 +1237,8 @@ static void test_type_names(void **state) {
     assert_int_equal(tensor_row_bytes(TENSOR_Q8_0, 64), 68);
 }
 
-/* What a fresh process does under SHOAL_CPU: its level, or 100 + its exit status. Runs before
- * anything chose a level. */
+/* The level of a new process under SHOAL_CPU, or 100 + its exit status. Runs before a level is
+ * chosen in this process. */
 static int level_under(const char *wish) {
     pid_t pid = fork();
     if (pid == 0) {
@@ -1264,7 +1266,7 @@ static const int64_t shapes[][3] = {{512, 192, 192},  {512, 192, 512},  {512, 51
                                     {512, 192, 1024}, {256, 576, 1536}, {64, 192, 512},
                                     {8, 192, 512},    {1, 576, 1536}};
 
-/* Giga-operations a second of one product, best of several. */
+/* Giga-operations per second of one product, best of several. */
 static double product_speed(const struct kernels *k, enum tensor_type t, enum numeric_class cls,
                             const int64_t *shape) {
     int64_t rows = shape[0], width = shape[1], n = shape[2];
@@ -1290,7 +1292,7 @@ static double product_speed(const struct kernels *k, enum tensor_type t, enum nu
     return ops / best / 1e9;
 }
 
-/* The same of dX = dY W; of dW = dYᵀ X in f32 where f16 is asked for. */
+/* The same for dX = dY W; for dW = dYᵀ X in f32 if the type is f16. */
 static double back_speed(enum tensor_type t, bool int8, const int64_t *shape) {
     int64_t rows = shape[0], k = shape[1], n = shape[2];
     struct arena arena = {0};

@@ -1,12 +1,11 @@
 /*
- * test_quant: the quantised weight types, their products at every level, and models made of them.
+ * test_quant: the quantised weight types, their products at every level, and models that use them.
  *
- * Three oracles, none of them this code. The hashes of encoded blocks and of decoded numbers were
- * made once with llama.cpp's own library (libggml-base of node-llama-cpp 3.22.1: quantize_row_*_ref
- * and dequantize_row_* on golden_input); if one changes, files no longer agree byte for byte.
- * Products are compared with sums in double over what matrix_get_row says. Levels are compared with
- * each other, bit by bit. nf4 is Shoal's own and is decoded here a second time, from its
- * description.
+ * There are three independent references. The hashes of encoded blocks and of decoded numbers were
+ * computed with llama.cpp's library (libggml-base of node-llama-cpp 3.22.1: quantize_row_*_ref and
+ * dequantize_row_* on golden_input); if one changes, files no longer agree byte for byte. Products
+ * are compared with sums in double over the values of matrix_get_row. Levels are compared with each
+ * other, bit by bit. nf4's layout is Shoal's, and a second decoder here follows its description.
  */
 #include <math.h>
 #include <setjmp.h>
@@ -29,8 +28,8 @@ static const enum tensor_type all_types[] = {
 };
 enum { FIRST_QUANT = 3 };
 
-/* Super-blocks of five kinds: a bell, its cube (outliers), one-sided, sparse with zeros and steps,
- * and a coarse grid (ties). */
+/* Super-blocks of five kinds: normal values, their cubes (outliers), one-sided, sparse with zeros
+ * and steps, and a coarse grid (ties). */
 enum { GOLDEN = 256 * 60 };
 
 static void golden_input(float *x) {
@@ -88,7 +87,7 @@ static void test_golden(void **state) {
     }
 }
 
-/* Root of the mean square error over a bell, relative to its deviation, at most. */
+/* Largest root mean square error on normal values, relative to their deviation. */
 static const struct {
     enum tensor_type type;
     double error;
@@ -120,7 +119,8 @@ static void test_quality(void **state) {
     }
 }
 
-/* From the words of kernel.h: f32 scale | a byte for 64 | nibbles, low ones first of 32. */
+/* From the description in kernel.h: f32 scale | one byte per 64 weights | nibbles, low ones first,
+ * of 32. */
 static void nf4_twin(const uint8_t *row, int k, double *out) {
     static const double quantiles[16] = {-1.0,          -0.6961928010, -0.5250730515, -0.3949174881,
                                          -0.2844413817, -0.1847734302, -0.0910500363, 0.0,
@@ -184,7 +184,7 @@ static void test_names_and_fit(void **state) {
     assert_non_null(strstr(err.text, "q4_k_m"));
 }
 
-/* Products: any level, without the choice that matrix_mul makes once a process. */
+/* Products of any level, without the choice that matrix_mul makes once per process. */
 
 static void product(const struct kernels *k, const struct matrix *w, const struct gemm_input *in,
                     int64_t n0, int64_t n1, bool add, float *y, int64_t ldy) {
@@ -218,7 +218,7 @@ static void case_make(struct product_case *c, enum tensor_type t, int64_t n, int
         uint8_t *to = c->file + (size_t)i * bytes;
         for (int64_t j = 0; j < k; j++) row[j] = rng_normal(&r) + (extreme ? 0.5f : 0.0f);
         tensor_from_f32(t, row, to, k);
-        // A file may hold any numbers under its scales; nf4's are at the front.
+        // A file may contain any numbers after its scales; nf4's scales are at the front.
         for (size_t j = scales; extreme && t == TENSOR_NF4 && j < bytes; j++)
             to[j] = (uint8_t)rng_u32(&r);
     }
@@ -229,7 +229,7 @@ static void case_make(struct product_case *c, enum tensor_type t, int64_t n, int
                        arena_alloc(&c->arena, gemm_input_scratch(rows, k)), NULL);
 }
 
-/* Against a sum in double over what is really multiplied. */
+/* Compared with a sum in double over the quantised operands. */
 static void product_verify(const struct product_case *c, const float *y, int64_t ldy,
                            const float *before) {
     const struct matrix *w = &c->w;
@@ -289,7 +289,7 @@ static void test_products(void **state) {
     }
 }
 
-/* Weights and activations all at the ends of their ranges: where narrow sums would overflow. */
+/* Weights and activations at the ends of their ranges, where narrow sums would overflow. */
 static void test_products_ends(void **state) {
     (void)state;
     enum { N = 48, K = 512, ROWS = 7 };
@@ -324,7 +324,7 @@ static void test_products_ends(void **state) {
 }
 
 /* Fewer rows, fewer outputs, more threads: the same bits. */
-static void test_products_blind(void **state) {
+static void test_products_do_not_depend_on_the_batch(void **state) {
     (void)state;
     enum { ROWS = 23, N = 83, K = 512 };
     static float whole[ROWS * N], part[ROWS * N];
@@ -351,8 +351,8 @@ static void test_products_blind(void **state) {
     }
 }
 
-/* Rows in memory decode to the bits of the file's, and give the file's bytes back. */
-static void test_rows_return(void **state) {
+/* Rows in memory decode to the bits of the file's rows, and encode to the file's bytes. */
+static void test_rows_round_trip(void **state) {
     (void)state;
     enum { N = 21, K = 256 };
     for (size_t ti = FIRST_QUANT; ti < ARRAY_LEN(all_types); ti++) {
@@ -387,7 +387,7 @@ static void test_rows_return(void **state) {
     }
 }
 
-/* Any bytes decode, any floats encode; a scale that is no number is refused, the rest computes. */
+/* Any bytes decode, any floats encode; a non-finite scale is refused, all else is computed. */
 static void test_garbage(void **state) {
     (void)state;
     enum { N = 16, K = 256 };
@@ -449,7 +449,7 @@ static struct model_config small_config(bool tied) {
     return small_config_of("tiny-llama", tied);
 }
 
-/* Weights large enough for predictions that differ. */
+/* Weights large enough for distinct predictions. */
 static struct model *small_model(bool tied) {
     const struct model_config c = small_config(tied);
     struct model *m = model_new(&c, 9, NUMERIC_EXACT);
@@ -514,8 +514,8 @@ static struct model_divergence divergence_of(const struct model *a, const struct
     return d;
 }
 
-/* Mean KL at most, about twice what was seen: written, opened and run, a model is still itself.
- * Random weights are harder than trained ones. */
+/* Largest mean KL divergence, about twice the measured one, of a model that is written, opened and
+ * run. Random weights are harder than trained ones. */
 static const struct {
     const char *name;
     double kl;
@@ -555,7 +555,7 @@ static void test_models(void **state) {
     model_close(m);
 }
 
-/* Perplexity and divergence against a plain double computation over the same logits. */
+/* Perplexity and divergence compared with a plain double computation over the same logits. */
 static void test_divergence(void **state) {
     (void)state;
     struct model *a = small_model(true), *b = small_model(true);
@@ -601,7 +601,8 @@ static void test_divergence(void **state) {
     model_close(b);
 }
 
-/* Made typed or made, written and opened: the same weights, and for blocks of 32 the same file. */
+/* A model created in a type and one that is written and opened have the same weights, and for
+ * blocks of 32 the same file. */
 static void typed_check(const struct model_config *c, enum tensor_type t) {
     struct error err;
     struct model *plain = model_new(c, 4, NUMERIC_EXACT);
@@ -620,7 +621,7 @@ static void typed_check(const struct model_config *c, enum tensor_type t) {
     model_close(plain);
 }
 
-/* Without a file: every row of a matrix went through its type once, vectors through none. */
+/* Without a file: every row of a matrix is converted to its type once, vectors never. */
 static void typed_rows_check(const struct model_config *c, enum tensor_type t) {
     struct model *plain = model_new(c, 4, NUMERIC_EXACT);
     struct model *typed = model_new_quantized(c, 4, t, NUMERIC_EXACT);
@@ -648,7 +649,7 @@ static void test_model_new_typed(void **state) {
     static const char *const shapes[] = {"tiny-llama", "tiny-qwen2", "tiny-gemma3", "tiny-gpt-neo"};
     struct error err;
     dir_make(tmp_path("again"), &err);
-    log_quiet = true; // GGUF has no key for something of Gemma's, and says so
+    log_quiet = true; // GGUF has no key for a field of Gemma, which the error names
     for (size_t i = 0; i < ARRAY_LEN(shapes); i++) {
         const struct model_config c = small_config_of(shapes[i], true);
         for (size_t ti = 0; ti < ARRAY_LEN(all_types); ti++) {
@@ -660,7 +661,7 @@ static void test_model_new_typed(void **state) {
     log_quiet = false;
 }
 
-/* Which tensor gets which type, as `llama-quantize` prints it for a model of this shape. */
+/* The type of each tensor, as `llama-quantize` prints it for a model of this shape. */
 static void test_mixtures(void **state) {
     (void)state;
     static const struct {
@@ -713,7 +714,8 @@ static void test_mixtures(void **state) {
     }
 }
 
-/* Weights that no scale can hold are refused by name and leave no file; so is a file with them. */
+/* Weights that no scale can represent are refused by name and leave no file; a file with them is
+ * refused too. */
 static void test_refused(void **state) {
     (void)state;
     struct error err;
@@ -758,8 +760,8 @@ int main(void) {
         cmocka_unit_test(test_names_and_fit),
         cmocka_unit_test(test_products),
         cmocka_unit_test(test_products_ends),
-        cmocka_unit_test(test_products_blind),
-        cmocka_unit_test(test_rows_return),
+        cmocka_unit_test(test_products_do_not_depend_on_the_batch),
+        cmocka_unit_test(test_rows_round_trip),
         cmocka_unit_test(test_garbage),
         cmocka_unit_test(test_models),
         cmocka_unit_test(test_divergence),

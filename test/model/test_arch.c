@@ -1,10 +1,10 @@
 /*
- * test_arch: every architecture against an independent telling of it in Python and doubles.
+ * test_arch: every architecture compared with an independent implementation in Python and doubles.
  *
- * test/golden/arch/NAME.json (see the README beside it) holds a tiny model's config.json, its list
- * of tensors and its answers; the weights are a formula of the tensor's name, the same here as in
- * the oracle. So the whole way is tested: reading the directory, the pass layer by layer, adapters
- * by PEFT's names, and the same model written and read again in both formats.
+ * test/golden/arch/NAME.json (see its README) contains a tiny model's config.json, its list of
+ * tensors and its results; the weights are a formula of the tensor's name, the same here as in the
+ * oracle. The test covers reading the directory, the pass layer by layer, adapters with PEFT's
+ * names, and the same model written and read again in both formats.
  */
 #define _GNU_SOURCE
 #include "fixture.h"
@@ -45,7 +45,7 @@ static const char *tmp_path(const char *name) {
     return arena_strdup(&tmp_paths, path);
 }
 
-/* A list of tensors to be written; names and data are owned. */
+/* A list of tensors to write; it owns names and data. */
 struct tensors {
     struct tensor_info v[256];
     int n;
@@ -86,8 +86,8 @@ static json_t *golden_open(const char *name) {
     return g;
 }
 
-/* The directory that Hugging Face would have, and with the multimodal case some of what it has
- * besides text. */
+/* A directory in Hugging Face's format; in the multimodal case with some tensors of other
+ * modalities. */
 static const char *model_write(const json_t *g, const char *name) {
     struct tensors t = {0};
     struct error err;
@@ -166,7 +166,7 @@ static void assert_rows_near(const json_t *g, const json_t *want, const float *g
     if (!(worst < 2e-5 * top)) fail_msg("%s: off by %g of %g", what, worst, top);
 }
 
-/* After every layer: a model cut short ends with the final norm of what that layer leaves. */
+/* After every layer: a truncated model applies the final norm to that layer's output. */
 static void check_layers(const struct model *m, const json_t *g) {
     size_t n = json_array_size(json_object_get(g, "tokens"));
     float *logits = xcalloc(n * (size_t)m->config.vocab_size, sizeof *logits);
@@ -208,7 +208,7 @@ static bool file_has(const struct buf *file, const void *bytes, size_t n) {
     return memmem(file->data, file->len, bytes, n) != NULL;
 }
 
-/* A name as GGUF stores it, with its length before it. */
+/* A name in GGUF's format, preceded by its length. */
 static bool gguf_has_name(const struct buf *file, const char *name) {
     char text[128];
     uint64_t len = strlen(name);
@@ -217,7 +217,7 @@ static bool gguf_has_name(const struct buf *file, const char *name) {
     return file_has(file, text, sizeof len + (size_t)len);
 }
 
-/* What llama.cpp expects to find of a norm or bias: Gemma's norms plus 1, llama's q and k biases in
+/* The norm or bias in llama.cpp's format: Gemma's norms plus 1, llama's q and k biases in
  * interleaved order. */
 static void assert_vector_stored(const struct model *m, const struct buf *file,
                                  const json_t *entry) {
@@ -266,7 +266,7 @@ static void check_gguf(const struct model *m, const json_t *g, const char *name)
     buf_release(&file);
 }
 
-/* An adapter on every projection under PEFT's names, as PEFT would save it. */
+/* An adapter on every projection with PEFT's names, as PEFT would save it. */
 static const char *adapter_write(const struct model *m, const json_t *g, const char *name) {
     static const char *const letters[] = {"A", "B"};
     char dir_name[64];
@@ -346,8 +346,8 @@ GOLDEN_TEST(gemma3, "gemma3")
 GOLDEN_TEST(gemma3_multimodal, "gemma3-multimodal")
 GOLDEN_TEST(gpt_neo, "gpt-neo")
 
-/* Published models by their config.json: it is understood, and asks for as many numbers as the
- * model is known to have; written again it says the same. */
+/* The config.json of published models is read, gives the model's known number of parameters, and is
+ * written again with the same values. */
 static void published_configs(void **state) {
     (void)state;
     struct error err;
@@ -372,10 +372,8 @@ static void published_configs(void **state) {
     json_decref(list);
 }
 
-/*
- * One local layer: changing the token at position 3 must change the rows that have it in their
- * window, and no bit of any other.
- */
+/* One local layer: a changed token at position 3 changes exactly the rows that have it in their
+ * window. */
 static void window_check(const char *shape) {
     enum { N = 24, CHANGED = 3 };
     struct model_config c;
@@ -416,7 +414,7 @@ static void windows_are_exact(void **state) {
     window_check("tiny-gpt-neo");
 }
 
-/* Beside the golden ones, what rope_freqs.weight may hold. */
+/* In addition to the golden ones, possible values of rope_freqs.weight. */
 static void llama3_divisors_are_recovered(void **state) {
     (void)state;
     struct model_config c, back;

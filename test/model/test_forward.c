@@ -1,7 +1,7 @@
 /*
- * The forward pass against an independent naive one in double, and its promises: a row's bits do
- * not depend on chunks, neighbours, adapters present or threads; the base is read once a call;
- * adapters of no effect change nothing.
+ * The forward pass compared with an independent naive one in double. A row's bits do not depend on
+ * chunks, other rows, adapters present or threads; the base is read once per call; zero adapters
+ * change nothing.
  *
  * The naive pass below recomputes a whole sequence from the weights' rows with the C library's
  * functions; it shares no code with src/.
@@ -148,7 +148,8 @@ static struct forward *forward_make(const struct model *m, struct pool *pool) {
     return forward_new(m, &o);
 }
 
-/* One sequence into `slot` from position `from`, `chunk` rows a call, all logits kept: [n][V]. */
+/* One sequence into `slot` from position `from`, `chunk` rows a call, logits of all rows:
+ * [n][V]. */
 static void sequence_run(struct forward *f, const struct model *m, struct adapter *a,
                          const int32_t *tokens, int from, int n, int slot, int chunk,
                          float *logits) {
@@ -207,7 +208,7 @@ static void naive_agrees(void **state) {
     }
 }
 
-/* A rank above one round's worth of scratch. */
+/* A rank larger than the scratch of one round. */
 static void large_rank_agrees(void **state) {
     (void)state;
     struct model *m = fixture_model("tiny-llama", false, TENSOR_F32, NUMERIC_EXACT);
@@ -217,7 +218,7 @@ static void large_rank_agrees(void **state) {
     model_close(m);
 }
 
-/* All tokens at once, under a perturbation and the adapter with its factors held as `e`. */
+/* All tokens at once, under a perturbation and the adapter with factors of type `e`. */
 static void adapted_run(const struct model *m, const struct adapter *a, enum dtype e,
                         float *logits) {
     int32_t tokens[N_TOKENS], out[N_TOKENS];
@@ -235,8 +236,8 @@ static void adapted_run(const struct model *m, const struct adapter *a, enum dty
     forward_free(f);
 }
 
-/* Factors in fewer bits, of odd ranks and over bases that give int8 inputs or do not: what is lost
- * is little of what the adapter does. */
+/* Factors in narrow types, of odd ranks and over bases with and without int8 inputs: the error is
+ * small compared with the adapter's effect. */
 static void narrow_factors_agree(void **state) {
     (void)state;
     static const int ranks[] = {1, 3, 8, 67};
@@ -289,10 +290,8 @@ static void rope_agrees(void **state) {
     free(sn);
 }
 
-/*
- * Six sequences, each under its own adapter (two share one, one has none), interleaved in one batch
- * in uneven chunks, must give the bits that each gives alone, row by row.
- */
+/* Six sequences, each with a different adapter (two share one, one has none), interleaved in one
+ * batch in uneven chunks, must give the bits of single runs, row by row. */
 enum { N_SEQS = 6 };
 
 static void mixed_run(struct forward *f, const struct model *m, struct adapter *const *by_seq,
@@ -380,7 +379,7 @@ static void bits_invariant(void **state) {
     }
 }
 
-/* Wide enough that the pool is really used: the cuts fall inside matrices and inside low-rank
+/* Large enough to use the thread pool: the divisions are inside matrices and inside low-rank
  * parts. */
 static void wide_bits_invariant(void **state) {
     (void)state;
@@ -402,8 +401,8 @@ static void wide_bits_invariant(void **state) {
 
 enum { WANTED_SEQS = 4, WANTED_LEN = 5, WANTED_ROWS = WANTED_SEQS * WANTED_LEN };
 
-/* Four sequences of five tokens, the third without an adapter, then one token more of each, whose
- * logits go behind those of `out`. */
+/* Four sequences of five tokens, the third without an adapter, then one more token of each, whose
+ * logits follow those of `out`. */
 static void wanted_run(const struct model *m, struct adapter *const a[], const int32_t *out,
                        int32_t n_out, float *logits) {
     struct forward *f = forward_make(m, NULL);
@@ -427,9 +426,9 @@ static void wanted_run(const struct model *m, struct adapter *const a[], const i
     forward_free(f);
 }
 
-/* Rows whose results nobody wants are left out of the last layer: the others' bits, and what the
- * cache holds for the next token, stay. */
-static void wanted_rows(void **state) {
+/* Rows without requested results are omitted from the last layer: the other rows' bits, and the
+ * cache for the next token, do not change. */
+static void rows_without_results_are_omitted(void **state) {
     (void)state;
     static const char *const shapes[] = {"tiny-llama", "tiny-qwen3", "tiny-gemma3", "tiny-gpt-neo"};
     static const int32_t some[] = {0, 4, 7, 8, 11, 19};
@@ -462,7 +461,7 @@ static void wanted_rows(void **state) {
 
 enum { HALVES_SEQS = 2, HALVES_MEMBERS = 4, HALVES_ROWS = HALVES_MEMBERS * WANTED_LEN };
 
-/* Two sequences that four members read each under its own adapter, or none. */
+/* Two sequences that four members process, each with its adapter or none. */
 static int halves_rows(struct adapter *const a[], struct batch_row *rows, struct lora_segment *segs,
                        struct lora_part *parts) {
     int n = 0;
@@ -508,9 +507,9 @@ static void halves_check(const struct model *m, int32_t first, struct pool *pool
     free(stream);
 }
 
-/* Where adapters change upper layers only, what lies below them is computed once a sequence: the
- * bits are those of computing everything for everybody. */
-static void halves_agree(void **state) {
+/* If adapters change only upper layers, the lower layers are computed once per sequence: the bits
+ * are those of the full computation. */
+static void lower_layers_are_shared(void **state) {
     (void)state;
     static const struct {
         const char *shape;
@@ -558,7 +557,7 @@ static void base_read_once(void **state) {
     free(logits);
 }
 
-static void adapters_matter(void **state) {
+static void adapters_change_results(void **state) {
     (void)state;
     struct model *m = fixture_model("tiny-qwen3", true, TENSOR_F32, NUMERIC_EXACT);
     struct adapter_config c = {.r = 4, .alpha = 8};
@@ -626,8 +625,8 @@ static const int32_t story[] = {
     391, 266, 267, 337, 335, 312, 432, 398, 312, 286, 267, 414, 270, 333, 415,
 };
 
-/* The greedy continuation of BOS and the first logits, as an independent program printed them
- * (REFERENCE.txt beside the file). Near-tied tokens could differ; none does at any level. */
+/* The greedy continuation of BOS and the first logits of an independent program (REFERENCE.txt next
+ * to the file). Tokens with nearly equal logits could differ; none does at any level. */
 static void stories_reproduced(void **state) {
     (void)state;
     static const double first[] = {-6.22291, 8.40434, -6.22374, -6.22254, -6.22195, -6.22288};
@@ -661,13 +660,19 @@ static void stories_reproduced(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(naive_agrees),         cmocka_unit_test(large_rank_agrees),
-        cmocka_unit_test(narrow_factors_agree), cmocka_unit_test(rope_agrees),
-        cmocka_unit_test(bits_invariant),       cmocka_unit_test(wide_bits_invariant),
-        cmocka_unit_test(wanted_rows),          cmocka_unit_test(base_read_once),
-        cmocka_unit_test(adapters_matter),      cmocka_unit_test(copies_continue),
-        cmocka_unit_test(hidden_is_final_norm), cmocka_unit_test(stories_reproduced),
-        cmocka_unit_test(halves_agree),
+        cmocka_unit_test(naive_agrees),
+        cmocka_unit_test(large_rank_agrees),
+        cmocka_unit_test(narrow_factors_agree),
+        cmocka_unit_test(rope_agrees),
+        cmocka_unit_test(bits_invariant),
+        cmocka_unit_test(wide_bits_invariant),
+        cmocka_unit_test(rows_without_results_are_omitted),
+        cmocka_unit_test(base_read_once),
+        cmocka_unit_test(adapters_change_results),
+        cmocka_unit_test(copies_continue),
+        cmocka_unit_test(hidden_is_final_norm),
+        cmocka_unit_test(stories_reproduced),
+        cmocka_unit_test(lower_layers_are_shared),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,11 +1,11 @@
 /*
- * test_model_files: models written and read back in every format, and everything that a file can
- * lie about.
+ * test_model_files: models written and read back in every format, and invalid values of every field
+ * of a file.
  *
- * Round trips compare bits, rewriting compares files. Truncation and corruption tests go through
- * every byte of a small file: they ask for an error (or, for a flipped byte, for anything but a
- * crash), so they mean most under the sanitizers. Files from elsewhere are found through
- * SHOAL_SHARED or ../shared; without them those tests skip.
+ * Round trips compare bits, rewriting compares files. Truncation and corruption tests cover every
+ * byte of a small file: they expect an error (for a changed byte: no crash), so the sanitizers make
+ * them stricter. Files from other programs are found through SHOAL_SHARED or ../shared; without
+ * them those tests are skipped.
  */
 /* levels: once */
 #define _GNU_SOURCE
@@ -34,7 +34,7 @@ static struct arena tmp_paths;
 static int group_setup(void **state) {
     (void)state;
     log_quiet = true;
-    /* In memory where that is possible: hundreds of synced files wait long for a busy disk. */
+    /* In memory if possible: hundreds of fsyncs take long on a busy disk. */
     static const char *const roots[] = {"/dev/shm", "/tmp"};
     for (size_t i = 0; i < ARRAY_LEN(roots); i++) {
         snprintf(tmp_dir, sizeof(tmp_dir), "%s/shoal-model-files-XXXXXX", roots[i]);
@@ -49,7 +49,7 @@ static int group_teardown(void **state) {
     return folder_remove(tmp_dir);
 }
 
-/* tmp/NAME; lives as long as the program. */
+/* tmp/NAME; valid until the program ends. */
 static const char *tmp_path(const char *name) {
     char path[256];
     snprintf(path, sizeof(path), "%s/%s", tmp_dir, name);
@@ -103,7 +103,7 @@ static struct model_config config_named(const char *name) {
     return c;
 }
 
-/* As small as a model with a tokenizer of bytes gets. */
+/* The smallest model with a tokenizer of bytes. */
 static struct model_config config_smallest(const char *arch, bool tied) {
     struct model_config c = config_named("tiny-llama");
     c.arch = arch_find(arch);
@@ -151,7 +151,7 @@ static void assert_configs_equal(const struct model_config *a, const struct mode
     assert_memory_equal(a->local, b->local, sizeof(a->local));
 }
 
-/* Row i of `w` after a trip through `type`. */
+/* Row i of `w` after a conversion to `type` and back. */
 static void row_through(const struct model *m, const struct weight_info *w, int64_t i,
                         enum tensor_type type, float *out) {
     float *plain = xmalloc(sizeof(float) * (size_t)w->k),
@@ -169,7 +169,7 @@ static void row_through(const struct model *m, const struct weight_info *w, int6
     free(stored);
 }
 
-/* `b` holds a's weights as written in `type`, to the bit. */
+/* `b` has a's weights in `type`, bit for bit. */
 static void assert_weights_equal(const struct model *a, const struct model *b,
                                  enum tensor_type type) {
     for (int32_t i = 0; i < weight_count(&a->config); i++) {
@@ -187,7 +187,7 @@ static void assert_weights_equal(const struct model *a, const struct model *b,
     }
 }
 
-/* Unused tokens (type 5) are normal ones (1) to tokenizer.json, which has no word for them. */
+/* Unused tokens (type 5) become normal ones (1) in tokenizer.json, which cannot represent them. */
 static int type_seen(uint8_t type) {
     return type == 5 ? 1 : type;
 }
@@ -217,7 +217,7 @@ static struct model *open_ok(const char *path, enum numeric_class cls) {
     return m;
 }
 
-/* The error of opening `path` holds every one of `parts` (comma separated). */
+/* The error of opening `path` contains every one of `parts` (comma separated). */
 static void assert_refused(const char *path, const char *parts) {
     struct error err = {0};
     struct model *m = model_open(path, NUMERIC_EXACT, &err);
@@ -256,7 +256,8 @@ static void test_shapes(void **state) {
     assert_null(arch_find("gpt2"));
 }
 
-/* The projections' paths are the names in the list of weights; no other has its shape and name. */
+/* The projections' paths are the names in the list of weights; no other weight has that shape and
+ * name. */
 static int projections_named(const struct model_config *c) {
     int n = 0;
     for (int32_t i = 0; i < weight_count(c); i++) {
@@ -379,7 +380,7 @@ static void test_gguf_round_trips(void **state) {
         gguf_round_trip(&llama, all_types[i], NUMERIC_EXACT);
         gguf_round_trip(&qwen, all_types[i], NUMERIC_FAST);
         llama.tied = true;
-        llama.d_ff = 44; /* no multiple of 32: block types fall back */
+        llama.d_ff = 44; /* not a multiple of 32: block types fall back */
         gguf_round_trip(&llama, all_types[i], NUMERIC_FAST);
         struct model_config qwen2 = config_named("tiny-qwen2"), gemma = config_named("tiny-gemma3");
         gguf_round_trip(&qwen2, all_types[i], NUMERIC_EXACT);
@@ -450,8 +451,8 @@ static void test_gguf_extras(void **state) {
     model_close(m);
 }
 
-/* Where the GGUF file holds row 0 of weight `index`: the data section begins where the embedding's
- * first row is. */
+/* Row 0 of weight `index` in the GGUF file: the data section begins at the embedding's first
+ * row. */
 static const float *gguf_weight_data(const struct buf *file, const struct model *m, int32_t index) {
     const char *start =
         memmem(file->data, file->len, m->embed.data, sizeof(float) * (size_t)m->embed.k);
@@ -464,7 +465,7 @@ static const float *gguf_weight_data(const struct buf *file, const struct model 
     return (const float *)(const void *)start;
 }
 
-/* Rotary rows lie interleaved in a llama file and as they are in a qwen3 file. */
+/* Rotary rows are interleaved in a llama file and unchanged in a qwen3 file. */
 static void test_gguf_permutation(void **state) {
     (void)state;
     static const char *const names[] = {"tiny-llama", "tiny-qwen3"};
@@ -491,7 +492,7 @@ static void test_gguf_permutation(void **state) {
     }
 }
 
-/* Blocks that Shoal would have quantised otherwise (no value at the end of the range) survive
+/* Blocks that Shoal would quantise differently (no value at the end of the range) are unchanged by
  * rewriting. */
 static void test_gguf_foreign_blocks(void **state) {
     (void)state;
@@ -721,7 +722,7 @@ static void test_hf_config(void **state) {
     model_close(m);
 }
 
-/* What only Gemma's and GPT-Neo's configurations hold. */
+/* Fields that only the configurations of Gemma and GPT-Neo have. */
 static void test_hf_windows(void **state) {
     (void)state;
     static const struct {
@@ -755,7 +756,7 @@ static void test_hf_windows(void **state) {
     }
 }
 
-/* Puts a BOOL tensor of 16 elements at the end of DIR/model.safetensors. */
+/* Appends a BOOL tensor of 16 elements to DIR/model.safetensors. */
 static void mask_add(const char *dir, const char *name) {
     char *path = path_join(tmp_path(dir), "model.safetensors");
     struct buf file = file_get(path), out = {0};
@@ -780,7 +781,7 @@ static void mask_add(const char *dir, const char *name) {
     free(path);
 }
 
-/* Old GPT-Neo files hold their causal masks; a mask anywhere else is no weight. */
+/* Old GPT-Neo files contain their causal masks; a mask in another place is an unknown tensor. */
 static void test_masks(void **state) {
     (void)state;
     struct error err;
@@ -796,8 +797,8 @@ static void test_masks(void **state) {
     model_close(m);
 }
 
-/* What tokenizer_config.json, generation_config.json and chat_template.jinja say beside the
- * tokenizer. */
+/* Values of tokenizer_config.json, generation_config.json and chat_template.jinja in addition to
+ * the tokenizer. */
 static void test_hf_tokenizer_config(void **state) {
     (void)state;
     struct model *m = hf_make("tokconf", true);
@@ -831,8 +832,8 @@ static void test_hf_tokenizer_config(void **state) {
     model_close(m);
 }
 
-/* Every offender is named: one missing, one unknown, one of the wrong shape. */
-static void test_offenders(void **state) {
+/* The error names every invalid tensor: one missing, one unknown, one of the wrong shape. */
+static void test_errors_name_every_tensor(void **state) {
     (void)state;
     struct error err;
     struct model *m = hf_make("strict", false);
@@ -864,7 +865,8 @@ static void test_offenders(void **state) {
     model_close(m);
 }
 
-/* A tied model may repeat its embedding as the head, and old savers add the rotary frequencies. */
+/* A tied model may repeat its embedding as the head, and old versions saved the rotary
+ * frequencies. */
 static void test_harmless_extras(void **state) {
     (void)state;
     struct error err;
@@ -925,7 +927,7 @@ static void put_tensor(struct buf *b, const char *name, uint64_t k, uint64_t n, 
     put_u64(b, offset);
 }
 
-/* Pads to the data section, adds `data` zero bytes and expects a refusal. */
+/* Pads to the data section, adds `data` zero bytes and expects an error. */
 static void refuse_gguf(struct buf *b, size_t data, const char *message) {
     static const char zeros[4096];
     assert_true(data <= 2048);
@@ -935,7 +937,7 @@ static void refuse_gguf(struct buf *b, size_t data, const char *message) {
     buf_release(b);
 }
 
-static void test_gguf_lies_metadata(void **state) {
+static void test_gguf_invalid_metadata(void **state) {
     (void)state;
     struct buf b = {0};
     put_head(&b, 3, (uint64_t)1 << 60, 0), refuse_gguf(&b, 64, "tensors do not fit");
@@ -952,7 +954,7 @@ static void test_gguf_lies_metadata(void **state) {
         put_head(&b, 3, 0, 1), put_str(&b, "a"), put_u32(&b, 8), put_u64(&b, lengths[i]);
         refuse_gguf(&b, 100, "metadata 'a' is cut off");
         for (uint32_t element = 0; element < 14;
-             element++) { /* 9: arrays of arrays, 13: no type at all */
+             element++) { /* 9: arrays of arrays, 13: not a type */
             put_head(&b, 3, 0, 1), put_str(&b, "a"), put_u32(&b, 9), put_u32(&b, element),
                 put_u64(&b, lengths[i]);
             refuse_gguf(&b, 100, "metadata 'a' is cut off");
@@ -974,7 +976,7 @@ static void test_gguf_lies_metadata(void **state) {
     refuse_gguf(&b, 0, "split");
 }
 
-static void test_gguf_lies_tensors(void **state) {
+static void test_gguf_invalid_tensors(void **state) {
     (void)state;
     struct buf b = {0};
     put_head(&b, 3, 1, 0), put_tensor(&b, "t", 4, 4, 0, 32),
@@ -1012,7 +1014,7 @@ static void test_gguf_lies_tensors(void **state) {
         refuse_gguf(&b, 100, "impossible name");
 }
 
-/* One metadata value of a written file is replaced by another of the same length. */
+/* Replaces one metadata value of a written file by another of the same length. */
 static void gguf_edit(const char *from, const char *to, size_t n, const char *message) {
     struct buf file = file_get(tmp_path("edit.gguf"));
     char *at = memmem(file.data, file.len, from, n);
@@ -1047,7 +1049,7 @@ static void test_gguf_wrong_keys(void **state) {
     model_close(m);
 }
 
-/* Every length but the whole, through one file that shrinks. */
+/* Every length except the full one, with one file that shrinks. */
 static void test_gguf_truncated(void **state) {
     (void)state;
     struct error err;
@@ -1065,8 +1067,7 @@ static void test_gguf_truncated(void **state) {
     model_close(m);
 }
 
-/* Each byte of everything before the data, wrong in three ways: it may open or not, but not crash.
- */
+/* Each byte before the data, changed in three ways: the file may open or not, but not crash. */
 static void gguf_corrupt(const struct model_config *c) {
     struct error err;
     struct model *m = model_make(c, "bad");
@@ -1120,7 +1121,7 @@ static void refuse_safetensors(const char *header, size_t data, const char *mess
 #define T(dtype, shape, offsets)                                                                   \
     "{\"dtype\":" dtype ",\"shape\":" shape ",\"data_offsets\":" offsets "}"
 
-static void test_safetensors_lies(void **state) {
+static void test_safetensors_invalid(void **state) {
     (void)state;
     struct error err;
     struct safetensors st;
@@ -1248,7 +1249,7 @@ static void file_limit_set(rlim_t limit) {
     assert_int_equal(setrlimit(RLIMIT_FSIZE, &r), 0);
 }
 
-/* At any point of failure the old file stands and no temporary is left. */
+/* After a failure at any point the old file is unchanged and no temporary file is left. */
 static void test_failed_writes(void **state) {
     (void)state;
     struct error err;
@@ -1478,14 +1479,14 @@ int main(void) {
         cmocka_unit_test(test_hf_windows),
         cmocka_unit_test(test_masks),
         cmocka_unit_test(test_hf_tokenizer_config),
-        cmocka_unit_test(test_offenders),
+        cmocka_unit_test(test_errors_name_every_tensor),
         cmocka_unit_test(test_harmless_extras),
-        cmocka_unit_test(test_gguf_lies_metadata),
-        cmocka_unit_test(test_gguf_lies_tensors),
+        cmocka_unit_test(test_gguf_invalid_metadata),
+        cmocka_unit_test(test_gguf_invalid_tensors),
         cmocka_unit_test(test_gguf_wrong_keys),
         cmocka_unit_test(test_gguf_truncated),
         cmocka_unit_test(test_gguf_corrupted),
-        cmocka_unit_test(test_safetensors_lies),
+        cmocka_unit_test(test_safetensors_invalid),
         cmocka_unit_test(test_safetensors_round_trip),
         cmocka_unit_test(test_not_models),
         cmocka_unit_test(test_failed_writes),

@@ -1,8 +1,8 @@
 /*
- * test_batcher: requests that come and go from many threads at once get the bits that they would
- * get alone, whoever is cancelled beside them, and nobody waits for ever at the end.
+ * test_batcher: concurrent requests from many threads have the bits of single requests, also when
+ * others are cancelled, and no thread waits for ever at the end.
  *
- * The reference is engine_run on an engine of its own: a request's result is a function of the
+ * The reference is engine_run on a separate engine: a request's result is a function of the
  * request.
  */
 /* levels: once */
@@ -26,7 +26,7 @@ static struct engine *e;
 static struct batcher *b;
 static struct adapter *adapters[2];
 static int32_t tokens[LEN];
-static struct engine_request known[KNOWN]; /* with what engine_run made of them */
+static struct engine_request known[KNOWN]; /* with the results of engine_run */
 static struct token_seq texts[TEXTS];
 static float *vectors; /* [TEXTS][D] */
 
@@ -92,7 +92,7 @@ static int tear_down(void **state) {
     return 0;
 }
 
-/* A request as it was before it ran. */
+/* A request that has not run. */
 static struct engine_request fresh(int i) {
     struct engine_request r = known[i];
     return (struct engine_request){.prompt = r.prompt,
@@ -103,7 +103,7 @@ static struct engine_request fresh(int i) {
                                    .sampling = r.sampling};
 }
 
-/* Whether the first n tokens are the known ones, to the bit. */
+/* Whether the first n tokens equal the known ones, bit for bit. */
 static bool begins_right(const struct engine_request *r, int i, int32_t n) {
     const struct engine_request *k = &known[i];
     return n <= k->n_out && memcmp(r->out, k->out, sizeof *r->out * (size_t)n) == 0 &&
@@ -118,7 +118,7 @@ static bool is_right(const struct engine_request *r, int i) {
            (r->n_out == 0 || begins_right(r, i, r->n_out));
 }
 
-/* a call that its thread looks at while it runs */
+/* a request that its thread polls while it runs */
 
 struct watched {
     struct batcher_request ticket;
@@ -215,10 +215,10 @@ static void test_many_threads(void **state) {
     assert_true(s.cancelled > 10 && s.generated > 1000);
 }
 
-/* who is told first */
+/* order of the callbacks */
 
 static struct {
-    int32_t v[64]; /* max_tokens of who was told, negative when done */
+    int32_t v[64]; /* max_tokens of each request that was notified, negative when done */
     int n;
 } told;
 
@@ -226,8 +226,9 @@ static void told_changed(struct batcher_request *c, bool done) {
     told.v[told.n++] = done ? -c->request.max_tokens : c->request.max_tokens;
 }
 
-/* So that they can ask again before the next step. */
-static void test_done_is_told_first(void **state) {
+/* Callbacks of finished requests come first, so that their clients can submit again before the next
+ * step. */
+static void test_finished_requests_are_notified_first(void **state) {
     static const int32_t wanted[] = {8, 3, 8, 3, -3, 8, 8, 8, 8, 8, -8};
     struct batcher_request calls[2] = {{.changed = told_changed}, {.changed = told_changed}},
                            *list[2] = {&calls[0], &calls[1]};
@@ -288,12 +289,12 @@ static void test_too_many(void **state) {
 
 /* the end */
 
-/* A call that holds the batcher's thread until it is let go: what is submitted meanwhile waits. */
-static bool let_go;
+/* A request that blocks the batcher's thread until released: requests submitted meanwhile wait. */
+static bool call_released;
 
 static void holding_changed(struct batcher_request *c, bool done) {
     (void)c;
-    while (done && !__atomic_load_n(&let_go, __ATOMIC_ACQUIRE)) usleep(1000);
+    while (done && !__atomic_load_n(&call_released, __ATOMIC_ACQUIRE)) usleep(1000);
 }
 
 static void *run_until_freed(void *ctx) {
@@ -319,7 +320,7 @@ static void *embed_until_freed(void *ctx) {
 
 static void *let_go_later(void *ctx) {
     usleep(5000);
-    __atomic_store_n(&let_go, true, __ATOMIC_RELEASE);
+    __atomic_store_n(&call_released, true, __ATOMIC_RELEASE);
     return ctx;
 }
 
@@ -336,7 +337,7 @@ static void test_free_while_others_wait(void **state) {
         struct batcher_request *calls = calls_new(N, &t), holding = {.changed = holding_changed};
         pthread_t threads[RUNS + EMBEDS + 1];
         void *got;
-        let_go = false;
+        call_released = false;
         holding.request = (struct engine_request){.prompt = tokens, .n_prompt = 4, .max_tokens = 1};
         assert_int_equal(batcher_submit(b, &holding, &err), OK);
         while (!__atomic_load_n(&holding.done, __ATOMIC_ACQUIRE)) usleep(1000);
@@ -364,7 +365,7 @@ int main(void) {
 #define TEST(name) cmocka_unit_test_setup_teardown(name, set_up, tear_down)
     const struct CMUnitTest tests[] = {
         TEST(test_many_threads),
-        TEST(test_done_is_told_first),
+        TEST(test_finished_requests_are_notified_first),
         TEST(test_too_many),
         TEST(test_free_while_others_wait),
     };

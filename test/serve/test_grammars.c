@@ -1,8 +1,5 @@
-/*
- * test_grammars: the cache of compiled grammars. What is compiled once, what is refused while
- * others are compiled, whose grammars are forgotten, and that a large source is bounded. Counts, no
- * clock.
- */
+/* test_grammars: the cache of compiled grammars: compilation once per source, refusals while others
+ * compile, eviction by caller, and the bound for large sources. Tests use counts, not time. */
 /* levels: once */
 #include <setjmp.h>
 #include <stdarg.h>
@@ -39,7 +36,7 @@ static void test_shared(void **state) {
     grammar_cache_free(all);
 }
 
-/* One caller's thousand grammars leave another's where they are. */
+/* One caller's thousand grammars evict none of another's. */
 static void test_eviction(void **state) {
     (void)state;
     struct grammar_cache *all = grammar_cache_new(&(struct grammar_cache_options){.kept = 16});
@@ -62,7 +59,8 @@ static void test_eviction(void **state) {
     grammar_cache_free(all);
 }
 
-/* Grammars in use have a bound too, of one caller half of it; then they are refused for now. */
+/* Grammars in use have a limit too, one caller half of it; beyond it the cache refuses with a
+ * retry. */
 static void test_bytes(void **state) {
     (void)state;
     struct grammar_cache *all =
@@ -99,7 +97,7 @@ static void *ask(void *ctx) {
     return NULL;
 }
 
-/* Many at once: each gets its grammar or is told to come again; then all can be had. */
+/* Many at once: each gets its grammar or is told to retry; afterwards all are available. */
 static void test_places(void **state) {
     (void)state;
     enum { N = 24 };
@@ -139,7 +137,7 @@ static void test_refused(void **state) {
     assert_null(grammar_cache_get(all, "x", "regex", huge, 299999, &err));
     assert_int_equal(err.code, ERR_USAGE);
     free(huge);
-    // what no share is enough for is refused as a whole, with the reason
+    // a source that exceeds every share is refused permanently, with the reason
     const char *large = "(([a-z]{60000}x){2}|[0-9]{60000}){3}(é{60000})";
     assert_null(grammar_cache_get(all, "x", "regex", large, strlen(large), &err));
     assert_int_equal(err.code, ERR_USAGE);

@@ -1,7 +1,5 @@
-/*
- * test_memory_budget: reservations of requests add up, never exceed the budget from however many
- * threads, and are gone when their owners are.
- */
+/* test_memory_budget: reservations of requests add up, never exceed the budget with any number of
+ * threads, and are released with their owners. */
 /* levels: once */
 #define _GNU_SOURCE
 #include "serve/memory_budget.h"

@@ -1,10 +1,10 @@
 /*
- * test_store: what is put comes back, puts repeat without harm, and a file survives kill -9 and
- * strangers.
+ * test_store: stored values are read back, repeated puts are harmless, and a file survives kill -9
+ * and damaged or foreign files are refused.
  *
- * Events have no reader in the program, so the test looks at them through SQLite itself. Kills
- * happen in forked children that do nothing but write; what must hold afterwards is that committed
- * groups are whole and uncommitted ones absent.
+ * The program does not read events, so the test reads them through SQLite. Kills happen in forked
+ * children that only write; afterwards committed groups must be complete and uncommitted ones
+ * absent.
  */
 #define _GNU_SOURCE
 #include "store/store.h"
@@ -48,7 +48,7 @@ static struct store *opened(void) {
     return s;
 }
 
-/* The first column of the first row of a query, as SQLite sees the file. */
+/* The first column of the first row of a query, through SQLite. */
 static int64_t query_int(const char *sql) {
     sqlite3 *db = NULL;
     sqlite3_stmt *q = NULL;
@@ -132,8 +132,8 @@ static void test_call_without_choices(void **state) {
     store_close(s);
 }
 
-/* The first put of a key stands: a call is a function of its key, so a second value could only be
- * wrong. Tokens that were not kept are added. */
+/* The first put of a key is kept: a call is a function of its key, so a different second value
+ * could only be wrong. Tokens that an older version did not store are added. */
 static void test_call_again_is_ignored(void **state) {
     (void)state;
     struct store *s = opened();
@@ -191,13 +191,14 @@ static void test_unknown_and_double_runs(void **state) {
     assert_int_equal(store_run_add(s, "one", "demo", recipe, &err), OK);
     assert_int_equal(store_run_add(s, "one", "demo", recipe, &err), ERR_IO);
     assert_non_null(strstr(err.text, path));
-    /* The refusal leaves the handle usable. */
+    /* The handle is usable after the error. */
     assert_int_equal(store_run_status(s, "one", "done", &err), OK);
     json_decref(recipe);
     store_close(s);
 }
 
-/* A put of the same place replaces, keeps its place in the order, and other runs are not seen. */
+/* A put with the same name replaces the value and keeps its position; other runs are not
+ * returned. */
 static void test_adapters(void **state) {
     (void)state;
     struct store *s = opened();
@@ -310,7 +311,7 @@ static void test_other_files_are_refused(void **state) {
     assert_non_null(strstr(err.text, "cannot open '"));
 }
 
-/* A directory that may not be written to. Root may write everywhere, so a child gives its rights up
+/* A directory without write permission. Root may write everywhere, so a child drops its privileges
  * first. */
 static void test_read_only_directory(void **state) {
     (void)state;
@@ -343,8 +344,8 @@ static void test_read_only_directory(void **state) {
 
 enum { GROUP = 10 };
 
-/* Commits groups 0 .. whole-1 of calls, then leaves a transaction open with `open` more, says so,
- * and waits. */
+/* Commits groups 0 .. whole-1 of calls, then leaves a transaction open with `open` more, reports
+ * it, and waits. */
 static void child_write(int whole, int open, int say) {
     struct store *s = store_open(path, &err);
     bool ok = s != NULL;
@@ -390,8 +391,8 @@ static void kill_in_transaction(int whole, int open) {
     file_is_sound();
 }
 
-/* The last one is larger than SQLite's page cache, so that uncommitted pages have reached the file.
- */
+/* The last one is larger than SQLite's page cache, so that uncommitted pages have reached the
+ * file. */
 static void test_kill_in_transaction(void **state) {
     static const int open[] = {0, 1, 200, 3000};
     for (size_t i = 0; i < ARRAY_LEN(open); i++) {
@@ -414,7 +415,7 @@ static void child_write_groups(void) {
     _exit(1);
 }
 
-/* At any other moment: whole groups only, and a prefix of them. */
+/* At any other moment: only complete groups, and a prefix of them. */
 static void test_kill_while_writing(void **state) {
     (void)state;
     for (int round = 0; round < 8; round++) {
@@ -445,7 +446,7 @@ static void test_two_processes(void **state) {
         bool ok = s != NULL;
         for (int i = 0; ok && i < EACH; i++) {
             struct store_call c =
-                call_make(i + k * EACH / 2); /* half of them are the other's too */
+                call_make(i + k * EACH / 2); /* half of them are the other process's too */
             ok = store_begin(s, &err) == OK && store_call_put(s, &c, &err) == OK &&
                  store_commit(s, &err) == OK;
         }

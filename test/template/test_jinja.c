@@ -1,10 +1,11 @@
 /*
- * Chat templates against Jinja2 itself: tables of cases whose results Jinja wrote, random templates
- * and the templates beside the checkout rendered by both; then limits, damage, and whose words are
- * whose.
+ * Chat templates compared with Jinja2: tables of cases whose results Jinja wrote, random templates,
+ * and the templates next to the checkout, rendered by both; then limits, damaged templates, and the
+ * origin of each part of a text.
  *
- * Tables are in test/golden/jinja, the oracle is test/oracle/jinja_oracle.py; without Python's
- * jinja2 the parts that run it skip. SHOAL_JINJA_SEED and SHOAL_JINJA_N choose other random ones.
+ * Tables are in test/golden/jinja, the oracle is test/oracle/jinja_oracle.py; the parts that run it
+ * are skipped without Python's jinja2. SHOAL_JINJA_SEED and SHOAL_JINJA_N choose other random
+ * templates.
  */
 /* levels: once */
 #include "fixture.h"
@@ -20,7 +21,7 @@
 #define ORACLE "test/oracle/jinja_oracle.py"
 #define GOLDEN "test/golden/jinja/"
 
-/* The Python that has jinja2, or NULL. */
+/* A Python with jinja2, or NULL. */
 static const char *python(void) {
     static const char *const names[] = {"python3", "/usr/bin/python3"};
     for (size_t i = 0; i < ARRAY_LEN(names); i++) {
@@ -62,7 +63,8 @@ static struct rendered render(const char *text, size_t len, const json_t *vars,
 
 /* random templates */
 
-/* What Jinja can do and we refuse says so, or "is not allowed", or "can only be printed". */
+/* A feature of Jinja that Shoal refuses has an error such as "is not allowed" or "can only be
+ * printed". */
 static bool refused(const struct rendered *r) {
     return !r->ok && r->err.code == ERR_FORMAT &&
            (strstr(r->err.text, "cannot be sliced") || strstr(r->err.text, "not supported") ||
@@ -113,7 +115,7 @@ static void test_random(void **state) {
 
 /* tables */
 
-/* 1 when the case fails, which is shown: all failures of a table at once. */
+/* 1 if the case fails, which is printed: a table reports all its failures. */
 static int case_check(const char *where, const char *template, size_t len, const char *context,
                       const char *want, bool trimmed) {
     struct error err;
@@ -172,7 +174,7 @@ static void test_lines(void **state) {
     buf_release(&b);
 }
 
-/* Calls `check` with each block of a file; the sum of what it returns. */
+/* Calls `check` with each block of a file; returns the sum of the results. */
 typedef int (*block_fn)(const char *name, const char *template, const char *json, const char *want);
 static int blocks_each(const char *file, block_fn check, int *n) {
     struct buf b = golden(file);
@@ -201,8 +203,8 @@ static void test_blocks(void **state) {
     assert_true(n > 25);
 }
 
-/* The tables' results are Jinja's, not ours. */
-static void test_tables_are_jinjas(void **state) {
+/* The tables' results are those of Jinja. */
+static void test_tables_equal_jinja(void **state) {
     (void)state;
     const char *py = python();
     if (!py) skip();
@@ -214,7 +216,7 @@ static void test_tables_are_jinjas(void **state) {
     buf_release(&b);
 }
 
-/* the templates beside the checkout */
+/* the templates next to the checkout */
 
 static const char *const published[] = {
     "HuggingFaceTB-SmolLM3-3B.jinja",
@@ -244,7 +246,7 @@ static json_t *conversation_vars(const json_t *c, bool prompt) {
     return vars;
 }
 
-/* The line that the oracle prints for this rendering. */
+/* The oracle's output line for this rendering. */
 static char *hash_line(const char *name, const struct buf *template, const json_t *c, bool prompt) {
     json_t *vars = conversation_vars(c, prompt), *now = json_object_get(c, "now"),
            *trusted = json_pack("{s:s,s:s}", "bos_token", "<s>", "eos_token", "</s>");
@@ -267,8 +269,8 @@ static json_t *conversations(void) {
     return list;
 }
 
-/* Every template with every conversation, as Jinja renders it: hashes, since the texts hold the
- * templates' own. */
+/* Every template with every conversation, as Jinja renders it: as hashes, because the results
+ * contain the templates' text. */
 static void test_published(void **state) {
     (void)state;
     json_t *list = conversations();
@@ -303,7 +305,7 @@ static void test_published(void **state) {
     json_decref(list);
 }
 
-/* whose words are whose */
+/* origin of each part of a text */
 
 static void spans_show(const struct chat_text *c, struct buf *out) {
     for (size_t i = 0; i < c->n_spans; i++) {
@@ -381,7 +383,7 @@ static struct tokenizer *words_tokenizer(void) {
     return t;
 }
 
-/* ChatML through a template gives the tokens and the mask that it gives without. */
+/* ChatML as a template gives the tokens and the mask of the built-in encoding. */
 static void test_template_is_chat_ml(void **state) {
     (void)state;
     const struct chat_message m[] = {{"system", "日本語"},
@@ -404,7 +406,7 @@ static void test_template_is_chat_ml(void **state) {
     }
 }
 
-/* The writers' own template is the built-in encoding; NULL takes a template away. */
+/* The template of the model writers is the built-in encoding; NULL removes a template. */
 static void test_own_template_is_built_in(void **state) {
     (void)state;
     struct tokenizer *t = words_tokenizer();
@@ -416,7 +418,7 @@ static void test_own_template_is_built_in(void **state) {
         struct encoded e = encode(t, m, 1, true);
         bool same = e.ids.n == plain.ids.n &&
                     memcmp(e.ids.v, plain.ids.v, sizeof *e.ids.v * (size_t)e.ids.n) == 0;
-        assert_int_equal(same, i != 1); /* a template's text is encoded as one with the content */
+        assert_int_equal(same, i != 1); /* a template's text is encoded together with the content */
         encoded_release(&e);
     }
     encoded_release(&plain);
@@ -429,8 +431,8 @@ static int count_id(const struct encoded *e, int32_t id) {
     return n;
 }
 
-/* Whatever people write, alone or together with the template, is no special token. */
-static void test_nobody_forges(void **state) {
+/* No text of a user, alone or together with the template, becomes a special token. */
+static void test_text_never_becomes_special_tokens(void **state) {
     (void)state;
     static const char *const templates[] = {
         CHATML_LIKE,
@@ -460,8 +462,8 @@ static void test_nobody_forges(void **state) {
     tokenizer_free(t);
 }
 
-/* What generation is given is the beginning of what training learns from. */
-static void test_prompt_is_a_prefix(void **state) {
+/* The prompt of generation is a prefix of the training text. */
+static void test_prompt_is_a_prefix_of_training_text(void **state) {
     (void)state;
     const struct chat_message m[] = {
         {"user", "hello"}, {"assistant", "\n there"}, {"user", "日本"}};
@@ -558,7 +560,7 @@ static void test_limits(void **state) {
     assert_refused("\xff", "not UTF-8");
 }
 
-/* Every beginning of a template, and templates with a byte changed, are rendered or refused. */
+/* Every prefix of a template, and templates with a changed byte, are rendered or refused. */
 static void test_damage(void **state) {
     (void)state;
     struct buf b = golden("templates.blocks");
@@ -571,7 +573,7 @@ static void test_damage(void **state) {
     for (int i = 0; i < 6000; i++) {
         size_t begin = from + rng_below(&g, (uint32_t)(b.len - from - 400));
         size_t len = 1 + rng_below(&g, 400);
-        char *copy = xmalloc(len); /* the sanitizer sees every byte beyond */
+        char *copy = xmalloc(len); /* the sanitizer detects every read beyond the end */
         memcpy(copy, b.data + begin, len);
         for (int k = (int)rng_below(&g, 4); k > 0; k--)
             copy[rng_below(&g, (uint32_t)len)] = bytes[rng_below(&g, sizeof bytes - 1)];
@@ -622,14 +624,14 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_lines),
         cmocka_unit_test(test_blocks),
-        cmocka_unit_test(test_tables_are_jinjas),
+        cmocka_unit_test(test_tables_equal_jinja),
         cmocka_unit_test(test_random),
         cmocka_unit_test(test_published),
         cmocka_unit_test(test_turns),
         cmocka_unit_test(test_template_is_chat_ml),
         cmocka_unit_test(test_own_template_is_built_in),
-        cmocka_unit_test(test_nobody_forges),
-        cmocka_unit_test(test_prompt_is_a_prefix),
+        cmocka_unit_test(test_text_never_becomes_special_tokens),
+        cmocka_unit_test(test_prompt_is_a_prefix_of_training_text),
         cmocka_unit_test(test_refusals),
         cmocka_unit_test(test_limits),
         cmocka_unit_test(test_damage),

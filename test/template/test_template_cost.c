@@ -1,6 +1,6 @@
 /*
- * What templates cost: hostile ones reach a limit that is named, long conversations stay below it,
- * and time per byte stays flat for everything that is parsed or rendered.
+ * Cost of templates: hostile ones reach a limit that the error names, long conversations stay below
+ * it, and the time per byte is constant for all parsing and rendering.
  *
  * SHOAL_COST=1 prints, for each hostile template, its steps, memory and time.
  */
@@ -18,7 +18,7 @@
 
 #include <cmocka.h>
 
-/* Under sanitizers everything is done with less, and steps are counted but not timed. */
+/* Sanitizers use smaller inputs; steps are counted but not timed. */
 #ifndef __has_feature
 #define __has_feature(x) 0
 #endif
@@ -28,7 +28,7 @@ enum { TIMED = 0 };
 enum { TIMED = 1 };
 #endif
 
-/* Other programs do not count. */
+/* Processor time of this process only. */
 static double cpu_now(void) {
     struct timespec t;
     clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &t);
@@ -43,7 +43,7 @@ struct template_cost {
     double seconds;
 };
 
-/* max_steps 0: the usual ones. */
+/* max_steps 0: the default. */
 static struct template_cost render(const char *template, const json_t *vars, uint64_t max_steps) {
     struct template_cost r = {0};
     struct jinja_output out = {0};
@@ -198,8 +198,8 @@ static int by_size(const void *a, const void *b) {
     return (x > y) - (x < y);
 }
 
-/* Each ends at a limit, and no operation's step takes much longer than those of others: what is
- * not charged for its work would show as a step of microseconds. */
+/* Each ends at a limit, and no operation takes much more time per step than others: work that is
+ * not counted would show as a step of microseconds. */
 static void test_hostile(void **state) {
     (void)state;
     json_t *vars = json_object();
@@ -299,7 +299,7 @@ static void test_long_conversations(void **state) {
 
 /* time per byte */
 
-/* What is done with an input of about `size` bytes: its bytes, and the steps it took or 0. */
+/* Processes an input of about `size` bytes: its bytes, and its steps or 0. */
 struct sized {
     double seconds;
     uint64_t steps;
@@ -307,9 +307,9 @@ struct sized {
 };
 typedef struct sized (*sized_fn)(const void *ctx, size_t size);
 
-/* Steps per byte stay within a factor of 1.6 of the least, seconds per byte within 3, where an
- * input takes more than 10 ms: below, other programs decide. Memory stays with the process, since
- * a page's first touch costs more than what is done in it. */
+/* Steps per byte stay within a factor of 1.6 of the minimum, seconds per byte within 3 for inputs
+ * that take more than 10 ms: below that, other processes dominate. Memory stays allocated, because
+ * the first access to a page costs more than the work in it. */
 static void assert_flat(const char *name, sized_fn fn, const void *ctx, size_t from, size_t to) {
     double least = 1e9, least_steps = 1e9;
     if (!TIMED) to = MAX(to / 8, from);
@@ -381,7 +381,7 @@ static struct sized sized_pairs(const void *ctx, size_t n) {
 
 struct repeated {
     const char *before, *part, *after;
-    bool text_only; /* parsed, not rendered: it is nested too deeply for that */
+    bool text_only; /* parsed, not rendered: it is nested too deeply for rendering */
 };
 
 static struct sized sized_text(const void *ctx, size_t size) {
@@ -554,7 +554,7 @@ static void test_stop(void **state) {
     jinja_free(j);
 }
 
-/* Polls of a conversation of n messages, of which every second is the assistant's. */
+/* Number of polls of a conversation with n messages, every second one the assistant's. */
 static int chat_polls(const char *template, int n, uint64_t most, int want) {
     struct tokenizer *t = tokenizer_new_bytes(259);
     struct patience p = {.most = (int)most};
@@ -572,8 +572,8 @@ static int chat_polls(const char *template, int n, uint64_t most, int want) {
     return p.polls;
 }
 
-/* A template that cannot say what its header is is asked once, not at each turn. */
-static void test_header_is_sought_once(void **state) {
+/* A template without a recognisable header is queried once, not at each turn. */
+static void test_header_is_searched_once(void **state) {
     (void)state;
     static const char text[] = "{% for m in messages %}{{ m.role }}{{ m.content }}{% endfor %}"
                                "{% if messages|length < 1000 or add_generation_prompt %}{{ "
@@ -585,13 +585,14 @@ static void test_header_is_sought_once(void **state) {
 static void test_chat_ends(void **state) {
     (void)state;
     static const char slow[] = "{% set l = range(9999)|list %}" IF("-1 in l");
-    /* the header's rendering is the one that does not end */
+    /* rendering the header reaches the limit */
     static const char header[] =
         "{% for m in messages %}{{ m.role }}{% endfor %}"
         "{% if add_generation_prompt %}{% set l = range(9999)|list %}" IF("-1 in l") "{% endif %}";
     assert_int_equal(chat_polls(slow, 4, 10, ERR_STATE), 11);
     assert_int_equal(chat_polls(header, 4, 10, ERR_STATE), 11);
-    /* one budget for all renderings of a conversation, a quarter for a template that it brings */
+    /* one budget for all renderings of a conversation, a quarter of it for a template in the
+     * request */
     int all = (int)(JINJA_MAX_STEPS >> 18);
     assert_true(chat_polls(slow, 4, 1 << 30, ERR_FORMAT) <= all + 1);
     assert_true(chat_polls(header, 4, 1 << 30, ERR_FORMAT) <= all + 3);
@@ -607,7 +608,7 @@ int main(void) {
         cmocka_unit_test(test_flat_texts),
         cmocka_unit_test(test_flat_ollama),
         cmocka_unit_test(test_stop),
-        cmocka_unit_test(test_header_is_sought_once),
+        cmocka_unit_test(test_header_is_searched_once),
         cmocka_unit_test(test_chat_ends),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

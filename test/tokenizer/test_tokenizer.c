@@ -1,10 +1,10 @@
 /*
  * test_tokenizer: encoding, decoding, training, files and chat.
  *
- * Reference ids come from other programs' vectors (llama.cpp's vocabulary tests, CS336's BPE
- * trainer) under $SHOAL_SHARED/data/tokenizers, which may be absent: those tests then skip aloud.
- * Everything else needs no file: the merge loop is compared with a naive twin, patterns with a
- * two-stage reading of them, and files are broken at every length.
+ * Reference ids come from other programs' test vectors (llama.cpp's vocabulary tests, CS336's BPE
+ * trainer) under $SHOAL_SHARED/data/tokenizers, which may be absent: those tests are skipped with a
+ * message. The other tests need no file: the merge loop is compared with a naive implementation,
+ * patterns with a two-stage implementation, and files are truncated at every length.
  */
 #include <setjmp.h>
 #include <stdarg.h>
@@ -40,7 +40,7 @@ static struct buf file_text(char *path) {
     return b;
 }
 
-/* In memory where there is such a place: files are synced to the disk when they are written. */
+/* In memory if possible: file_write syncs files to the disk. */
 static char *temp_path(const char *name) {
     const char *dir = getenv("TMPDIR");
     if (!dir) dir = access("/dev/shm", W_OK) == 0 ? "/dev/shm" : "/tmp";
@@ -117,8 +117,8 @@ static void put_utf8(struct buf *b, uint32_t c) {
     buf_add(b, out, n);
 }
 
-/* Text with the accidents of the real one: words, digits, spaces of all kinds, scripts, emoji, and
- * bytes that are none. */
+/* Text with the irregularities of real text: words, digits, spaces of all kinds, scripts, emoji,
+ * and invalid bytes. */
 static struct buf odd_text(uint32_t seed, size_t n, bool valid) {
     static const char *const bits[] = {"the",
                                        " and",
@@ -188,7 +188,7 @@ struct spm_entry {
     float score;
     uint8_t type;
 };
-/* "ab" and "bc" tie, so that the leftmost wins; the "é" of "éa" is no piece of its own. */
+/* "ab" and "bc" tie, so that the leftmost wins; the "é" of "éa" is not a piece. */
 static const struct spm_entry spm_entries[] = {
     {"<unk>", 0, PIECE_UNKNOWN},
     {"<s>", 0, PIECE_CONTROL},
@@ -282,7 +282,7 @@ static void test_utf8_len(void **state) {
     assert_int_equal(utf8_len("\0", 1), 1);
 }
 
-/* All pairs are looked up again after every merge. */
+/* Looks up all pairs again after every merge. */
 static void naive_merge(const struct tokenizer *t, struct token_ids *v) {
     for (;;) {
         const struct merge_slot *best = NULL;
@@ -298,10 +298,11 @@ static void naive_merge(const struct tokenizer *t, struct token_ids *v) {
     }
 }
 
-static void test_merge_is_the_naive_one(void **state) {
+static void test_merge_equals_naive(void **state) {
     (void)state;
     struct tokenizer *t = trained_small("gpt-2");
-    for (uint64_t i = 0; i <= t->pairs.mask; i++) { /* the filter before the table hides no pair */
+    for (uint64_t i = 0; i <= t->pairs.mask;
+         i++) { /* the filter before the table rejects no existing pair */
         const struct merge_slot *s = &t->pairs.slots[i];
         if (s->key != UINT64_MAX)
             assert_ptr_equal(merge_table_find(&t->pairs, (int32_t)(s->key >> 32), (int32_t)s->key),
@@ -323,14 +324,14 @@ static void test_merge_is_the_naive_one(void **state) {
     tokenizer_free(t);
 }
 
-/* The word cache of long texts changes nothing, nor does what stands before. */
+/* The word cache and preceding text do not change the ids. */
 static void test_cache_and_pieces_agree(void **state) {
     (void)state;
     struct tokenizer *t = trained_small("gpt-2");
     struct buf b = odd_text(7, 30000, true);
     struct token_ids whole = encoded(t, b.data, b.len, 0), parts = {0};
     size_t begin = 0;
-    for (size_t i = 1; i <= b.len; i++) { /* newline + letter is a place where every word ends */
+    for (size_t i = 1; i <= b.len; i++) { /* every word ends between a newline and a letter */
         bool cut = i == b.len ||
                    (b.data[i - 1] == '\n' && b.data[i] == 't' && i >= 2 && b.data[i - 2] != '\n');
         if (!cut) continue;
@@ -344,13 +345,13 @@ static void test_cache_and_pieces_agree(void **state) {
     tokenizer_free(t);
 }
 
-/* SPM cuts texts into words where its pieces allow it; a vocabulary with one piece across words
+/* SPM splits texts into words if no piece spans words; with a vocabulary that has one such piece it
  * must not. */
 static void test_spm_words_agree(void **state) {
     (void)state;
     struct tokenizer *t = spm_small(true);
     assert_true(t->words);
-    struct tokenizer whole = *t; /* a copy that does not cut */
+    struct tokenizer whole = *t; /* a copy that does not split */
     whole.words = false;
     struct buf b = {0};
     struct rng r = rng_make(9, RNG_TEST, 0, 0);
@@ -440,14 +441,15 @@ static void test_patterns(void **state) {
     assert_cuts("qwen2", "(abc) 12\n", "(abc|)| |1|2|\n|");
     assert_cuts("gpt-4o", "helloWorld's A1b", "hello|World's| A|1|b|");
     assert_cuts("tekken", "helloWorld 12", "hello|World| |1|2|");
-    /* U+180E is no white space any more: it joins the punctuation, and the space stays before the
-     * word. */
+    /* U+180E is not white space in this version of Unicode: it joins the punctuation, and the space
+     * is before the word. */
     assert_cuts("gpt-2", "a\xE1\xA0\x8E b", "a|\xE1\xA0\x8E| b|");
-    assert_cuts("[^a]+|\\s", "xxaaxx", "xx|aa|xx|"); /* what a pattern leaves out is a word */
-    assert_cuts("(?=[a])", "ab", "a|b|");            /* and an empty match gets a character */
+    assert_cuts("[^a]+|\\s", "xxaaxx",
+                "xx|aa|xx|");             /* text between matches of a pattern is a word */
+    assert_cuts("(?=[a])", "ab", "a|b|"); /* and an empty match gets a character */
 }
 
-/* Digits first, then GPT-2's pattern on what is between, as the reference does it. */
+/* Digits first, then GPT-2's pattern on the text between them, as in the reference. */
 static void test_digits_pattern_is_two_stages(void **state) {
     (void)state;
     struct tokenizer *one = trained_small("smollm"), *gpt2 = trained_small("gpt-2"),
@@ -456,10 +458,10 @@ static void test_digits_pattern_is_two_stages(void **state) {
         struct buf b = odd_text(seed, 60, true);
         struct words got = {0}, digits = {0}, want = {0};
         cut_append(one, b.data, b.len, &got);
-        cut_append(digit, b.data, b.len, &digits); /* odd_text has no | of its own */
+        cut_append(digit, b.data, b.len, &digits); /* odd_text has no other | */
         for (char *p = digits.text.data, *bar; (bar = strchr(p, '|')); p = bar + 1)
             cut_append(gpt2, p, (size_t)(bar - p), &want);
-        /* odd_text's "<|im_end|>" brings bars: both sides see them alike only where no word ends
+        /* odd_text's "<|im_end|>" contains bars: both sides treat them equally only if no word ends
          * there */
         if (!strchr(b.data, '|')) assert_string_equal(got.text.data, want.text.data);
         buf_release(&b);
@@ -520,7 +522,7 @@ static void test_refused_specs(void **state) {
                                   .eos = -1,
                                   .unk = -1};
     struct error err;
-    assert_null(tokenizer_new(&spec, &err)); /* 'ab' is no token */
+    assert_null(tokenizer_new(&spec, &err)); /* 'ab' is not a token */
     assert_non_null(strstr(err.text, "merge 0"));
     spec.merges = odd;
     assert_null(tokenizer_new(&spec, &err));
@@ -535,7 +537,8 @@ static void test_refused_specs(void **state) {
     assert_null(tokenizer_new(&spec, &err)); /* no scores */
     spec.kind = TOKENIZER_BPE;
     struct tokenizer *t = made(tokenizer_new(&spec, &err), &err);
-    ASSERT_ENCODES(t, "abcab", 0, 0, 1, 0, 1); /* a byte that the vocabulary lacks gives nothing */
+    ASSERT_ENCODES(t, "abcab", 0, 0, 1, 0,
+                   1); /* a byte that is not in the vocabulary gives no token */
     tokenizer_free(t);
 }
 
@@ -567,17 +570,17 @@ static void test_spm_rules(void **state) {
     (void)state;
     struct tokenizer *t = spm_small(true), *bare = spm_small(false);
     ASSERT_ENCODES(t, "abc", 0, 9,
-                   6); /* "ab" ties with "bc" and is to the left, then takes the ▁ */
+                   6); /* "ab" ties with "bc" and is further left; then it merges with the ▁ */
     ASSERT_ENCODES(bare, "abc", 0, 7, 6);
     ASSERT_ENCODES(bare, "cbc", TOKENIZER_ADD_BOS, 1, 6, 8);
     ASSERT_ENCODES(bare, "    b", 0, 11, 5);
     ASSERT_ENCODES(bare, "é", 0, 15, 16);      /* bytes */
     ASSERT_ENCODES(bare, "éab", 0, 15, 16, 7); /* "ab" scores above "éa" */
-    ASSERT_ENCODES(bare, "éac", 0, 13, 6);     /* a piece of characters that are no pieces */
-    ASSERT_ENCODES(bare, "xyz\xFFg", 0, 0);    /* a run without bytes is one unknown */
+    ASSERT_ENCODES(bare, "éac", 0, 13, 6);     /* a piece of characters that are not pieces */
+    ASSERT_ENCODES(bare, "xyz\xFFg", 0, 0);    /* a run without byte pieces is one unknown token */
     ASSERT_ENCODES(bare, "xax", 0, 0, 4, 0);
     ASSERT_ENCODES(bare, "unused", 0, 0, 17, 0);
-    ASSERT_ENCODES(bare, "<s>", 0, 18, 19); /* never the control token, nor by merging */
+    ASSERT_ENCODES(bare, "<s>", 0, 18, 19); /* never the control token, not by merging either */
     ASSERT_ENCODES(t, "<s>a", TOKENIZER_PARSE_SPECIAL, 1, 3, 4);
     ASSERT_ENCODES(t, "a<tool>a", 0, 3, 4, 12, 3, 4);
     tokenizer_free(t);
@@ -621,7 +624,7 @@ static void vector_check(const struct tokenizer *t, const char *text, size_t len
     assert_round_trip(t, text, len);
 }
 
-/* Items are separated by a line of their own; the .out has one line for each. */
+/* A separate line separates the items; the .out file has one line for each. */
 static int vectors_each(const char *name, const struct tokenizer *t) {
     char file[64];
     snprintf(file, sizeof(file), "ggml-vocab/ggml-vocab-%s.gguf.inp", name);
@@ -666,7 +669,7 @@ static void test_vectors_llama_bpe(void **state) {
     skip();
 }
 
-/* Cuts `text` into lines in place; the last newline ends the last line. */
+/* Splits `text` into lines in place; the last newline ends the last line. */
 static const char **lines_of(struct buf *text, int32_t *n) {
     const char **lines = xmalloc(sizeof(*lines) * (text->len + 1));
     *n = 0;
@@ -715,7 +718,7 @@ static void test_vectors_qwen2(void **state) {
     tokenizer_free(t);
 }
 
-static void test_train_is_the_reference(void **state) {
+static void test_train_equals_reference(void **state) {
     (void)state;
     struct buf corpus = file_text(shared_path("bpe-training/corpus.en"));
     struct buf list = file_text(shared_path("bpe-training/train-bpe-reference-merges.txt"));
@@ -744,9 +747,9 @@ static void test_train_is_the_reference(void **state) {
     buf_release(&list);
 }
 
-/* Recounts everything for each merge. */
+/* Counts all pairs again for each merge. */
 static void naive_train(const char *const *words, int n_words, int n_merges, struct buf *out) {
-    char piece[512][2][24]; /* what neighbours there are: left, right */
+    char piece[512][2][24]; /* pairs of neighbours: left, right */
     char v[16][32][24];
     int len[16];
     for (int w = 0; w < n_words; w++)
@@ -783,7 +786,7 @@ static void naive_train(const char *const *words, int n_words, int n_merges, str
     }
 }
 
-static void test_train_is_the_naive_one(void **state) {
+static void test_train_equals_naive(void **state) {
     (void)state;
     for (uint32_t seed = 0; seed < 60; seed++) {
         struct rng r = rng_make(seed, RNG_TEST, 0, 0);
@@ -827,13 +830,14 @@ static void test_train_limits(void **state) {
     assert_int_equal(tokenizer_eos(t), 2);
     ASSERT_ENCODES(t, "!", 0, 3);
     tokenizer_free(t);
-    t = trained_small("gpt-2"); /* specials in the text are no words: nothing merges out of them */
+    t = trained_small(
+        "gpt-2"); /* special tokens in the text are not words: no merge uses their characters */
     for (int32_t id = 3; id < tokenizer_vocab_size(t); id++)
         assert_null(strstr(tokenizer_id_to_piece(t, id, NULL), "<|"));
     tokenizer_free(t);
 }
 
-/* Written, read and written again: the same bytes, the same ids for everything. */
+/* Written, read and written again: the same bytes, and the same ids for any text. */
 static void assert_json_round_trip(const struct tokenizer *t) {
     char *a = temp_path("a.json"), *b = temp_path("b.json");
     struct error err;
@@ -865,7 +869,7 @@ static void assert_json_round_trip(const struct tokenizer *t) {
         buf_release(&text);
     }
     char spaces[100];
-    memset(spaces, ' ', sizeof(spaces)); /* Llama 2's pieces of spaces all have one score */
+    memset(spaces, ' ', sizeof(spaces)); /* all of Llama 2's pieces of spaces have one score */
     for (size_t n = 0; n <= sizeof(spaces); n++) assert_same_ids(t, u, spaces, n, 0);
     tokenizer_free(u);
     buf_release(&x);
@@ -938,7 +942,7 @@ static void test_json_shapes(void **state) {
     t = made(json_quoted(&err, ",'pre_tokenizer':{'type':'ByteLevel'},'normalizer':{'type':'NFC'}",
                          BPE_MODEL),
              &err);
-    ASSERT_ENCODES(t, "ab", 0, 3, 2); /* add_prefix_space is true where nothing is said */
+    ASSERT_ENCODES(t, "ab", 0, 3, 2); /* add_prefix_space is true by default */
     ASSERT_ENCODES(t, " ab", 0, 3, 2);
     assert_json_round_trip(t);
     tokenizer_free(t);
@@ -966,7 +970,7 @@ static void test_json_shapes(void **state) {
                          SPM_MODEL),
              &err);
     ASSERT_ENCODES(t, "abAx", 0, 4, 3, 5, 0);
-    assert_int_equal(tokenizer_get_spec(t)->n_merges, 0); /* the list is what scores say */
+    assert_int_equal(tokenizer_get_spec(t)->n_merges, 0); /* the merges follow from the scores */
     assert_json_round_trip(t);
     tokenizer_free(t);
     t = made(json_quoted(
@@ -990,9 +994,9 @@ static void test_json_shapes(void **state) {
     tokenizer_free(t);
 }
 
-/* 'ab' + 'a' is in the vocabulary but not in the list, so it is never made: the list is obeyed, not
+/* 'ab' + 'a' is in the vocabulary but not in the list, so it is never merged: the list decides, not
  * the scores. */
-static void test_json_merges_are_obeyed(void **state) {
+static void test_json_merges_override_scores(void **state) {
     (void)state;
     struct error err;
     struct tokenizer *t = made(
@@ -1075,7 +1079,7 @@ static void test_json_refusals(void **state) {
                         "content");
 }
 
-/* Scores are small multiples of 1/2, so that sums tie often and are exact in every order. */
+/* Scores are small multiples of 1/2, so that sums often tie and are exact in every order. */
 static const struct spm_entry unigram_entries[] = {
     {"<unk>", 0, PIECE_UNKNOWN},
     {"<s>", 0, PIECE_CONTROL},
@@ -1091,7 +1095,7 @@ static const struct spm_entry unigram_entries[] = {
     {"b▁a", -6, 1},
     {"あ", -3, 1},
     {"ああ", -5.5f, 1},
-    {"あい", -4, 1}, /* い is no piece of its own */
+    {"あい", -4, 1}, /* い is not a piece */
     {"<tool>", 0, PIECE_USER},
     {"[PAD16]", -1, PIECE_UNUSED},
     {"<", -5, 1},
@@ -1140,8 +1144,9 @@ static void test_unigram_rules(void **state) {
                      *bare = unigram_small(false, NULL, false),
                      *bytes = unigram_small(true, NULL, false);
     ASSERT_ENCODES(bare, "ab", 0, 6);
-    ASSERT_ENCODES(bare, "aba", 0,
-                   8); /* all three cuts score -7: the one from furthest left stays */
+    ASSERT_ENCODES(
+        bare, "aba", 0,
+        8); /* all three segmentations score -7: the one whose split is furthest left wins */
     ASSERT_ENCODES(t, "a", 0, 9);
     ASSERT_ENCODES(bare, "b a", 0, 11); /* across a space */
     ASSERT_ENCODES(bare, "あい", 0, 14);
@@ -1149,7 +1154,7 @@ static void test_unigram_rules(void **state) {
     ASSERT_ENCODES(bare, "いxyz\xFFい", 0, 0);
     ASSERT_ENCODES(bytes, "い", 0, 19 + 0xE3, 19 + 0x81, 19 + 0x84);
     ASSERT_ENCODES(bare, "[PAD16]", 0, 0);         /* unused: never made */
-    ASSERT_ENCODES(bare, "a<tool>b", 0, 4, 15, 5); /* beats every other way to cut it */
+    ASSERT_ENCODES(bare, "a<tool>b", 0, 4, 15, 5); /* wins against every other segmentation */
     ASSERT_ENCODES(bare, "<s>", 0, 17, 18);        /* never the control token */
     ASSERT_ENCODES(bare, "<s>a", TOKENIZER_PARSE_SPECIAL | TOKENIZER_ADD_BOS | TOKENIZER_ADD_EOS, 1,
                    4, 2);
@@ -1158,8 +1163,8 @@ static void test_unigram_rules(void **state) {
     tokenizer_free(bytes);
 }
 
-/* The best cut by trying, at every place, every piece that ends there, with no trie, no stretches
- * and no early decisions; places are characters. */
+/* The best segmentation by trying every piece that ends at every position, without a trie, ranges
+ * and early decisions; positions are characters. */
 static void naive_unigram(const struct tokenizer *t, const char *p, size_t n,
                           struct token_ids *out) {
     double *sum = xcalloc(n + 1, sizeof(*sum));
@@ -1191,7 +1196,7 @@ static void naive_unigram(const struct tokenizer *t, const char *p, size_t n,
     free(id);
 }
 
-static void test_unigram_is_the_naive_one(void **state) {
+static void test_unigram_equals_naive(void **state) {
     (void)state;
     struct tokenizer *t = unigram_small(false, NULL, false);
     static const char *const bits[] = {"a", "b", "▁", "あ", "い", "ab", "<tool>", "<", "s>", "x"};
@@ -1211,7 +1216,7 @@ static void test_unigram_is_the_naive_one(void **state) {
     tokenizer_free(t);
 }
 
-/* Where no piece goes on over a ▁, words are cut apart and remembered: with no other ids. */
+/* If no piece continues across a ▁, words are split and cached, with the same ids. */
 static void test_unigram_words_agree(void **state) {
     (void)state;
     char *path = shared_path("llm-jp/tokenizer.json");
@@ -1320,7 +1325,8 @@ static void test_normalizers(void **state) {
         {"{'type':'NFKD'}", "é①",
          "e\xCC\x81"
          "1"},
-        {"{'type':'NFC'}", "e\xFF\xCC\x81\xCC", "e\xFF\xCC\x81\xCC"}, /* a broken byte parts them */
+        {"{'type':'NFC'}", "e\xFF\xCC\x81\xCC",
+         "e\xFF\xCC\x81\xCC"}, /* an invalid byte separates them */
         {"{'type':'NFC'}", "\xE1\x84\x80\xE1\x85\xA1\xE1\x86\xA8", "각"},
         {"{'type':'NFC'}", "", ""},
         {"{'type':'Prepend','prepend':'▁'}", "a", "▁a"},
@@ -1356,8 +1362,8 @@ static void test_normalizers(void **state) {
     }
 }
 
-/* Taking text apart changes nothing: the library on the whole of it says the same. */
-static void test_stretches_are_the_whole(void **state) {
+/* Normalizing range by range equals one call of the library on the whole text. */
+static void test_ranges_equal_whole_text(void **state) {
     (void)state;
     const struct {
         const char *json;
@@ -1372,7 +1378,7 @@ static void test_stretches_are_the_whole(void **state) {
         for (uint32_t c = 1; c < 0x110000; c++) /* every character once, in order */
             if (c < 0xD800 || c > 0xDFFF) put_utf8(&text, c);
         for (int i = 0; i < 100000;
-             i++) { /* and in disorder, where marks meet all kinds of bases */
+             i++) { /* and in random order, so that marks follow all kinds of bases */
             static const uint32_t from[] = {0x20,   0x300,  0xC0,  0x1100,
                                             0xAC00, 0x3040, 0x900, 0x1D150};
             uint32_t c = from[rng_below(&r, ARRAY_LEN(from))] + rng_below(&r, 0x80);
@@ -1390,7 +1396,7 @@ static void test_stretches_are_the_whole(void **state) {
     }
 }
 
-/* SentencePiece's table, built as plainly as can be: every node has 256 places of its own. */
+/* SentencePiece's table in its simplest form: every node has 256 separate slots. */
 struct map_build {
     uint32_t units[64 * 256];
     uint32_t blocks;
@@ -1451,8 +1457,8 @@ static void test_charsmap(void **state) {
     free(json);
     struct rng r = rng_make(31, RNG_TEST, 0, 0);
     struct error err;
-    for (int i = 0; i < 2000;
-         i++) { /* broken anywhere, or cut, it is refused or reads no further */
+    for (int i = 0; i < 2000; i++) { /* with a changed byte or truncated, it is refused or reads
+                                        only within its bounds */
         struct buf bad = {0}, room = {0};
         size_t cut = i % 4 ? blob.len : rng_below(&r, (uint32_t)blob.len);
         buf_add(&bad, blob.data, cut);
@@ -1471,7 +1477,7 @@ static void test_charsmap(void **state) {
     buf_release(&out);
 }
 
-/* A megabyte of one thing takes no time that grows with its square (which would be minutes). */
+/* A megabyte of one character does not take quadratic time (which would be minutes). */
 static void test_runs_are_not_quadratic(void **state) {
     (void)state;
     struct tokenizer *toks[] = {
@@ -1499,7 +1505,7 @@ static void test_runs_are_not_quadratic(void **state) {
     if (worst > 20) fail_msg("a megabyte took %.1f s of processor time", worst);
 }
 
-/* Written as GGUF with a model around it and read back. */
+/* Written as GGUF with a model and read back. */
 static void assert_gguf_round_trip(struct tokenizer *t) {
     struct model_config c;
     struct error err;
@@ -1585,7 +1591,7 @@ static void test_unigram_json(void **state) {
     assert_gguf_round_trip(t);
     t = made(json_quoted(&err, ",'pre_tokenizer':" METASPACE("first", "true"), UNIGRAM_MODEL),
              &err);
-    ASSERT_ENCODES(t, "a b", 0, 3, 1, 4); /* words are cut before pieces are sought */
+    ASSERT_ENCODES(t, "a b", 0, 3, 1, 4); /* words are split before pieces are matched */
     ASSERT_ENCODES(t, "  a", 0, 1, 3);
     assert_json_round_trip(t);
     assert_gguf_round_trip(t);
@@ -1618,7 +1624,7 @@ static void put_bytes(struct buf *b, int field, const void *p, size_t n) {
     buf_add(b, p, n);
 }
 
-/* spm_entries as SentencePiece writes them. */
+/* spm_entries in SentencePiece's file format. */
 static struct buf spm_model_file(int model_type) {
     struct buf file = {0}, part = {0};
     for (size_t i = 0; i < ARRAY_LEN(spm_entries); i++) {
@@ -1642,8 +1648,8 @@ static struct buf spm_model_file(int model_type) {
     return file;
 }
 
-/* Refused wherever it is cut, but for the last field, which may be absent; and broken anywhere it
- * does not crash, nor does what was read. */
+/* Refused at every truncation except before the last field, which is optional; a changed byte never
+ * crashes the reader or the tokenizer. */
 static void assert_broken_model(const char *path, struct buf *file) {
     struct error err;
     for (size_t n = 0; n < file->len; n++) {
@@ -1757,7 +1763,7 @@ static void test_stories(void **state) {
     struct error err;
     struct tokenizer *t = made(tokenizer_from_llama2c(path, 512, &err), &err);
     ASSERT_ENCODES(t, "Once upon a time", TOKENIZER_ADD_BOS, 1, 403, 407, 261,
-                   378); /* what the reference model generates */
+                   378); /* the reference model's output */
     struct buf b = {0};
     tokenizer_decode(t, (const int32_t[]){1, 403, 407, 261, 378, 432, 383, 286}, 8, false, &b);
     assert_string_equal(b.data, "Once upon a time, there was");
@@ -1802,14 +1808,14 @@ static void test_broken_json(void **state) {
     tokenizer_free(bytes);
 }
 
-/* A unigram file with everything in it, broken everywhere: refused, or it works. */
+/* A unigram file with every feature and a changed byte: refused, or it works. */
 static void test_broken_unigram_json(void **state) {
     (void)state;
     struct buf blob = map_blob(), file = {0};
     char *json = normalizer_from_sentencepiece(blob.data + blob.len - 4, 4, true);
     char *path = temp_path("cut.json");
     struct error err;
-    struct normalizer *none = normalizer_new(json, &err); /* four bytes are no table */
+    struct normalizer *none = normalizer_new(json, &err); /* four bytes are not a table */
     assert_null(none);
     free(json);
     json = normalizer_from_sentencepiece("", 0, true);
@@ -1878,7 +1884,7 @@ static void test_chat_marks(void **state) {
     tokenizer_free(t);
 }
 
-/* A prompt is a prefix of the conversation that goes on from it. */
+/* A prompt is a prefix of the conversation that continues it. */
 static void test_chat_prefix(void **state) {
     (void)state;
     struct tokenizer *toks[] = {trained_small("smollm"), spm_small(true)};
@@ -1897,8 +1903,8 @@ static void test_chat_prefix(void **state) {
     }
 }
 
-/* Without the two tokens the marks are text, a BOS comes first, and spaces are put before nothing
- * but the beginning. */
+/* Without the two tokens the marks are text, a BOS precedes them, and the space prefix is only at
+ * the beginning. */
 static void test_chat_plain(void **state) {
     (void)state;
     struct tokenizer *t = spm_small(true);
@@ -1978,7 +1984,7 @@ int main(int argc, char **argv) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_utf8_len),
         cmocka_unit_test(test_every_byte_and_plane),
-        cmocka_unit_test(test_merge_is_the_naive_one),
+        cmocka_unit_test(test_merge_equals_naive),
         cmocka_unit_test(test_cache_and_pieces_agree),
         cmocka_unit_test(test_threads_share_one),
         cmocka_unit_test(test_patterns),
@@ -1995,8 +2001,8 @@ int main(int argc, char **argv) {
         cmocka_unit_test_prestate(test_vectors, "starcoder"),
         cmocka_unit_test(test_vectors_qwen2),
         cmocka_unit_test(test_vectors_llama_bpe),
-        cmocka_unit_test(test_train_is_the_reference),
-        cmocka_unit_test(test_train_is_the_naive_one),
+        cmocka_unit_test(test_train_equals_reference),
+        cmocka_unit_test(test_train_equals_naive),
         cmocka_unit_test(test_train_limits),
         cmocka_unit_test(test_json_round_trip),
         cmocka_unit_test_prestate(test_json_round_trip_vocabularies, "gpt-2"),
@@ -2004,10 +2010,10 @@ int main(int argc, char **argv) {
         cmocka_unit_test_prestate(test_json_round_trip_vocabularies, "phi-3"),
         cmocka_unit_test_prestate(test_json_round_trip_vocabularies, "starcoder"),
         cmocka_unit_test(test_json_shapes),
-        cmocka_unit_test(test_json_merges_are_obeyed),
+        cmocka_unit_test(test_json_merges_override_scores),
         cmocka_unit_test(test_json_refusals),
         cmocka_unit_test(test_unigram_rules),
-        cmocka_unit_test(test_unigram_is_the_naive_one),
+        cmocka_unit_test(test_unigram_equals_naive),
         cmocka_unit_test(test_unigram_words_agree),
         cmocka_unit_test(test_unigram_round_trip),
         cmocka_unit_test(test_unigram_json),
@@ -2015,7 +2021,7 @@ int main(int argc, char **argv) {
         cmocka_unit_test_prestate(test_vector_table, "llm-jp-3.1"),
         cmocka_unit_test_prestate(test_vector_table, "qwen3-nfc"),
         cmocka_unit_test(test_normalizers),
-        cmocka_unit_test(test_stretches_are_the_whole),
+        cmocka_unit_test(test_ranges_equal_whole_text),
         cmocka_unit_test(test_charsmap),
         cmocka_unit_test(test_runs_are_not_quadratic),
         cmocka_unit_test(test_gguf_round_trip),

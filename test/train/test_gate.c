@@ -1,10 +1,10 @@
 /*
- * test_gate: what surrounds a training — the paired test that decides, what is measured for it, the
- * log and the page of a run, and the versions of an adapter on disk.
+ * test_gate: the quality gate and its measurements, the log and the page of a run, and the versions
+ * of an adapter on disk.
  *
  * The sign-flip test is compared with a recursion over all flips, the forward pass's losses with
- * the trainer's, a page with a small parser that wants every tag closed. Faults and kills in the
- * middle of a publication are in test_faults.c.
+ * the trainer's; a small parser checks that every tag of a page is closed. Faults and kills during
+ * publication are in test_faults.c.
  */
 #define _GNU_SOURCE
 #include "base/base.h"
@@ -57,14 +57,14 @@ static void test_sign_flip(void **state) {
     assert_float_equal(stats_sign_flip_test(same, 5), 2.0 / 32, 1e-12);
     assert_float_equal(stats_sign_flip_test(none, 40), 1, 0);
     assert_float_equal(stats_sign_flip_test(none, 0), 1, 0);
-    /* Drawn flips agree with the normal approximation of the same test. */
+    /* Sampled flips agree with the normal approximation of the same test. */
     for (int i = 0; i < 40; i++) d[i] = i % 2 ? 1.0 : -0.4;
     double sum = 0, square = 0;
     for (int i = 0; i < 40; i++) sum += d[i], square += d[i] * d[i];
     assert_float_equal(stats_sign_flip_test(d, 40), erfc(sum / sqrt(2 * square)), 0.02);
 }
 
-/* What a gate decides: n pairs with gains of mean ± spread, in turn. */
+/* The gate's input: n pairs with gains of alternately mean + spread and mean - spread. */
 static struct gate_comparison pairs(int n, double gain, double spread) {
     double before[400], after[400];
     for (int i = 0; i < n; i++) {
@@ -97,7 +97,7 @@ static void test_decisions(void **state) {
         {40, 0.2, 0.1, 40, 0, 0.01, true, "it is better"},
         {40, 0.2, 0.1, 40, -0.2, 0.01, false, "may lose"},
         {40, 0.2, 0.1, 40, -0.04, 0.2, false, "more samples would tell"},
-        {40, 0.2, 0.1, 40, -0.04, 0.001, true, "it is better"}, /* a loss that is allowed */
+        {40, 0.2, 0.1, 40, -0.04, 0.001, true, "it is better"}, /* a loss within the tolerance */
         {40, 0.2, 0.1, 1, 0, 0, false, "may lose"},
         {0, 0, 0, 40, -0.2, 0.01, false, "may lose"},
     };
@@ -128,7 +128,7 @@ static struct train_sample sample_of(uint32_t id, int32_t n, int32_t vocab, bool
     return s;
 }
 
-static void test_measure(void **state) {
+static void test_token_losses(void **state) {
     (void)state;
     enum { N = 7 };
     struct model *m = fixture_model("tiny-qwen3", false, TENSOR_F32, NUMERIC_EXACT);
@@ -263,7 +263,7 @@ static void test_curve(void **state) {
     assert_float_equal(sum / c.n, 4.5, 0.1);
 }
 
-/* The axis makes room for the band; a curve without spreads has none. */
+/* The axis includes the band; a curve without spreads has none. */
 static void test_bands(void **state) {
     (void)state;
     static struct curve c[2], spread[2];
@@ -297,7 +297,7 @@ static char *data_write(const char *name, const char *word, int n) {
     return file;
 }
 
-struct killer { /* passes events on, and fails after so many */
+struct killer { /* forwards events, and fails after a number of them */
     struct train_callbacks to;
     int left;
 };
@@ -323,7 +323,7 @@ static int run_logged(const struct model *m, struct train_job *jobs, const struc
     return rc;
 }
 
-/* Whatever the method. Where `limit` is reached the process ends, as in a power cut. */
+/* For every method. At `limit` the process ends, like a power failure. */
 struct method_case {
     const char *name;
     enum train_method method;
@@ -352,7 +352,7 @@ static int run_method(const struct method_case *c, const struct model *m, const 
     ok(file_write(data, c->data, strlen(c->data), &err));
     struct store *store = store_open(db, &err);
     json_t *recipe = json_object();
-    store_run_add(store, "r", "train", recipe, &err); /* once; the second time it is there */
+    store_run_add(store, "r", "train", recipe, &err); /* once; the second call finds it */
     struct train_log *l = train_log_open(dir, c->name, store, "r");
     struct train_job jobs[2] = {{.name = "甲", .data = data}, {.name = "乙", .data = data}};
     struct killer k = {train_log_callbacks(l), limit};
@@ -426,7 +426,7 @@ static void test_log(void **state) {
     assert_false(holds(text.data, "<script") || holds(text.data, "http"));
     for (int j = 0; j < 2; j++) adapter_release(jobs[j].result);
     FILE *full = fopen("/dev/full", "w");
-    if (full) { /* a disk that is full ends the run */
+    if (full) { /* a full disk ends the run */
         assert_int_equal(sft_run(m, jobs, 2, &o, NULL, NULL, full, &err), ERR_IO);
         assert_true(holds(err.text, "cannot write the training log"));
         fclose(full);
@@ -561,28 +561,29 @@ static void test_versions(void **state) {
     is_now(dir, c);
     assert_int_equal(adapter_rollback(dir, &a->shape, "zz", hash, &err), ERR_MISSING);
     assert_int_equal(adapter_rollback(dir, &a->shape, "", hash, &err), ERR_USAGE);
-    /* What another program put there is kept too. */
+    /* A file that another program wrote there is kept too. */
     ok(adapter_save(foreign, dir, "base", &err));
     ok(adapter_publish(a, dir, "base", NULL, &err));
     is_now(dir, a);
     ok(adapter_rollback(dir, &a->shape, NULL, hash, &err));
     is_now(dir, foreign);
-    /* A version that was changed is refused, and what is current stays. */
+    /* A modified version is refused, and the current version stays. */
     char *inner = xasprintf("%s/.versions/%s", dir, b->hash);
     ok(adapter_save(c, inner, "base", &err));
     assert_int_equal(adapter_rollback(dir, &a->shape, b->hash, hash, &err), ERR_FORMAT);
     assert_true(holds(err.text, "damaged"));
     is_now(dir, foreign);
-    ok(adapter_publish(b, dir, "base", NULL, &err)); /* and mended by the same content */
+    ok(adapter_publish(b, dir, "base", NULL,
+                       &err)); /* and repaired by publishing the same content */
     is_now(dir, b);
-    /* What is in the way and cannot be read is not overwritten. */
+    /* An existing file that cannot be read is not overwritten. */
     struct model_config other;
     ok(model_preset_find("tiny-qwen3", &other, &err));
     other.d_model *= 2;
     struct adapter *wrong = fixture_adapter(&other, 2, "q_proj", 0.1f, 1);
     ok(adapter_save(foreign, dir, "base", &err));
     char *kept = xasprintf("%s/.versions/%s", dir, foreign->hash);
-    ok(adapter_save(b, kept, "base", &err)); /* so that it is not recognised by its bytes */
+    ok(adapter_save(b, kept, "base", &err)); /* so that its bytes are not recognised */
     assert_int_equal(adapter_publish(wrong, dir, "base", NULL, &err), ERR_MISMATCH);
     assert_true(holds(err.text, "cannot be kept"));
     is_now(dir, foreign);
@@ -612,10 +613,10 @@ static int group_teardown(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_sign_flip), cmocka_unit_test(test_decisions),
-        cmocka_unit_test(test_measure),   cmocka_unit_test(test_page),
-        cmocka_unit_test(test_curve),     cmocka_unit_test(test_log),
-        cmocka_unit_test(test_versions),  cmocka_unit_test(test_log_of_methods),
+        cmocka_unit_test(test_sign_flip),    cmocka_unit_test(test_decisions),
+        cmocka_unit_test(test_token_losses), cmocka_unit_test(test_page),
+        cmocka_unit_test(test_curve),        cmocka_unit_test(test_log),
+        cmocka_unit_test(test_versions),     cmocka_unit_test(test_log_of_methods),
         cmocka_unit_test(test_bands),
     };
     return cmocka_run_group_tests(tests, group_setup, group_teardown);

@@ -1,10 +1,10 @@
 /*
- * test_reward: preference and reward training — data, rewards, losses, runs and their plans.
+ * test_reward: preference and reward training: data, rewards, losses, runs and their plans.
  *
- * Losses are compared with central differences of themselves, written here a second time in plain
- * libm over trainer_sample_nll's log-probabilities. Runs are on a tiny model of random weights with
- * the byte tokenizer: what is rewarded there is a matter of bytes. No number here belongs to a
- * processor level, and sampling at the scalar one takes minutes.
+ * Losses are compared with their central differences, implemented here a second time with libm over
+ * trainer_sample_nll's log-probabilities. Runs use a tiny model of random weights with the byte
+ * tokenizer; rewards there depend on bytes. No result depends on the processor level, and sampling
+ * at the scalar one takes minutes.
  */
 /* levels: once */
 #define _GNU_SOURCE /* fopencookie */
@@ -24,7 +24,7 @@
 static struct error err;
 static struct model *model;
 static char path[64], state_path[64];
-static bool sandboxed; /* how rewards that are commands are run */
+static bool sandboxed; /* whether reward commands run in the sandbox */
 
 static int set_up(void **state) {
     (void)state;
@@ -102,7 +102,7 @@ static struct trainer *trainer_make(struct train_sample v[N]) {
     return t;
 }
 
-/* Log-probabilities of sample i's targets one by one: the sample with one target at a time. */
+/* Log-probabilities of sample i's targets, from the sample with one target at a time. */
 static int logps(struct trainer *t, const struct train_sample *s, double out[LEN]) {
     int n = 0;
     for (int k = 0; k < LEN; k++) {
@@ -125,7 +125,7 @@ struct oracle {
     const void *ctx;
 };
 
-/* A sample of the parameters; how well they agree is bounded by the forward pass's floats. */
+/* Checks some of the parameters; single precision of the forward pass limits the agreement. */
 static void gradients_check(struct trainer *t, const struct train_sample *v,
                             const struct oracle *o) {
     double worst = 0, dot = 0, own = 0, far = 0;
@@ -148,7 +148,7 @@ static void gradients_check(struct trainer *t, const struct train_sample *v,
         fail_msg("cosine %.7f, worst %g of %g", dot / sqrt(own * far), worst, sqrt(own));
 }
 
-/* Of reference log-probabilities of LEN targets, those that a sample lacks 0. */
+/* Sum over LEN targets; missing reference log-probabilities count as 0. */
 static double sum_of(const double *reference) {
     double sum = 0;
     for (int k = 0; k < LEN; k++) sum += reference[k];
@@ -217,7 +217,7 @@ static double policy_oracle(struct trainer *t, const struct train_sample *v, con
     return sum;
 }
 
-/* Off the policy that wrote them: some ratios are beyond the clip, none near its corner. */
+/* Off-policy: some ratios are beyond the clip range, none near its boundary. */
 static void test_policy_gradient(void **state) {
     (void)state;
     for (int mean = 0; mean < 2; mean++) {
@@ -256,7 +256,7 @@ static void test_policy_gradient(void **state) {
     }
 }
 
-/* Each tensor's gradient, which is then zero. */
+/* Returns each tensor's gradient and sets it to zero. */
 static float **gradients_take(struct trainer *t) {
     float **got = xcalloc((size_t)trainer_n_tensors(t), sizeof *got);
     for (int i = 0; i < trainer_n_tensors(t); i++) {
@@ -282,8 +282,7 @@ static int likelihood_loss(void *ctx, struct loss_sample *v, int n, struct error
     return OK;
 }
 
-/* Temperature 4 is a quarter of every logit, which is a quarter of the final norm: the same bits.
- */
+/* Temperature 4 scales every logit by 1/4, as a quarter of the final norm does: the same bits. */
 static void test_tempered_gradient(void **state) {
     (void)state;
     struct train_sample v[N];
@@ -343,7 +342,7 @@ static int choice_loss(void *ctx, struct loss_sample *v, int n, struct error *e)
     return OK;
 }
 
-/* The same by log-probabilities over the whole vocabulary, one token at a time. */
+/* The same from log-probabilities over the whole vocabulary, one token at a time. */
 static double choice_oracle(struct trainer *t, const struct train_sample *v, const void *ctx) {
     double loss = 0;
     (void)ctx;
@@ -394,7 +393,7 @@ static void test_choices_gradient(void **state) {
     trainer_free(t);
 }
 
-/* At the policy that wrote them, without KL, the gradient is that of -A log π. */
+/* On-policy and without KL, the gradient is that of -A log π. */
 static void test_fresh_gradient(void **state) {
     (void)state;
     struct train_sample v[N];
@@ -484,7 +483,7 @@ static double reward_of(const char *spec, const char *item, const char *said) {
     return got;
 }
 
-/* Once without the sandbox, and once with it where there is one. */
+/* Once without the sandbox, and once with it if it is available. */
 static bool each_way(int i) {
     sandboxed = i == 1;
     if (i == 1 && sandbox_available(&err) != OK) {
@@ -578,7 +577,7 @@ static void test_reward_refusals(void **state) {
     for (int i = 0; each_way(i); i++) refusals_check();
 }
 
-/* What a command in the sandbox prints for two completions, as the first number; or NaN. */
+/* The first number that a command in the sandbox prints for two completions; or NaN. */
 static double run_with(const struct rl_options *p) {
     struct reward_fn r;
     double out[2] = {NAN, NAN};
@@ -591,7 +590,7 @@ static double run_with(const struct rl_options *p) {
     return rc == OK ? out[0] : NAN;
 }
 
-/* The status that a shell's line ends with in the sandbox. */
+/* The exit status of a shell command in the sandbox. */
 static double status_of(const char *line, const char *writes) {
     char *spec = xasprintf("shell:{ %s; } >/dev/null 2>&1; echo $?; echo 0", line);
     struct rl_options p = named(spec, 20);
@@ -613,7 +612,7 @@ static void test_reward_sandbox(void **state) {
     assert_non_null(mkdtemp(folder));
     setenv("SHOAL_API_KEY", "secret", 1);
     char *beside = xasprintf("ls %s", folder), *at = xasprintf("cd %s && echo 1 >a", folder);
-    /* the working folder is read, and nothing is written but /tmp */
+    /* the working directory can be read, and only /tmp written */
     assert_int_equal((int)status_of("test -r Makefile", NULL), 0);
     assert_int_equal((int)status_of("echo 1 >/tmp/a && cat /tmp/a", NULL), 0);
     assert_int_not_equal((int)status_of("echo 1 >written-by-a-reward", NULL), 0);
@@ -622,7 +621,7 @@ static void test_reward_sandbox(void **state) {
     assert_int_equal((int)status_of(at, folder), 0);
     assert_int_not_equal((int)status_of("env | grep -q SHOAL_API_KEY", NULL), 0);
     assert_int_equal((int)status_of("test $(tail -n +3 /proc/net/dev | wc -l) = 1", NULL), 0);
-    /* what is left behind is killed, and the numbers count */
+    /* background processes are killed, and the numbers count */
     assert_int_equal((int)status_of("sleep 987 & setsid sleep 987 & true", NULL), 0);
     char *file = path_join(folder, "a");
     assert_true(path_exists(file));
@@ -634,8 +633,8 @@ static void test_reward_sandbox(void **state) {
     unsetenv("SHOAL_API_KEY");
 }
 
-/* From a folder that is not shown as a whole: a file that a word names is. */
-static void test_reward_at_home(void **state) {
+/* In a folder that the sandbox does not show as a whole: a file that an argument names is shown. */
+static void test_reward_file_arguments(void **state) {
     (void)state;
     char folder[] = "/tmp/shoal-test-rewards-XXXXXX", *here = realpath(".", NULL);
     const char *home = getenv("HOME");
@@ -663,7 +662,7 @@ static void test_reward_at_home(void **state) {
     free(here);
 }
 
-/* Commands that are refused are refused with and without the sandbox; nothing else is. */
+/* Forbidden commands are refused with and without the sandbox; other rewards are not. */
 static void test_reward_forbidden(void **state) {
     (void)state;
     pid_t pid = fork();
@@ -698,7 +697,7 @@ static char *shown(const struct train_sample *s) {
 static void test_pairs(void **state) {
     (void)state;
     static const struct {
-        const char *line, *chosen, *rejected; /* what is learned; NULL: refused */
+        const char *line, *chosen, *rejected; /* the targets; NULL: refused */
     } cases[] = {
         {"{\"prompt\": \"2+2=\", \"chosen\": \"4\", \"rejected\": \"5\"}", "4", "5"},
         {"{\"prompt\": \"東京は\", \"chosen\": \"都\", \"rejected\": \"県\"}", "都", "県"},
@@ -827,7 +826,7 @@ static const char *const questions = "{\"prompt\": \"one\"}\n{\"prompt\": \"二�
                                      "{\"prompt\": \"three\"}\n{\"prompt\": \"四\"}\n"
                                      "{\"prompt\": \"five\"}\n";
 
-/* The share of even bytes. Half of them at first. */
+/* The fraction of even bytes, at first one half. */
 static double even(void *ctx, const json_t *item, const char *text) {
     int n = 0, good = 0;
     (void)ctx, (void)item;
@@ -874,7 +873,7 @@ static void test_reward_rises(void **state) {
             last += field(lines, 97 + k, "reward") / 3;
         }
         if (last < first + 0.2) fail_msg("method %zu: reward %g to %g", i, first, last);
-        assert_true(field(lines, 0, "kl") < 1e-9); /* it is the start adapter that sampled */
+        assert_true(field(lines, 0, "kl") < 1e-9); /* the initial adapter generated the samples */
         assert_true(field(lines, 99, "kl") > 1e-3);
         json_decref(lines);
         free(text);
@@ -883,7 +882,7 @@ static void test_reward_rises(void **state) {
     }
 }
 
-/* Ends the process at its n-th line, as a power cut would. */
+/* Ends the process at its n-th line, like a power failure. */
 struct stopper {
     int lines, limit;
 };
@@ -909,7 +908,7 @@ static void run_until(struct train_job *jobs, int n, const struct train_options 
     assert_int_equal(WEXITSTATUS(status), 9);
 }
 
-/* One run: whole; killed and continued with two threads; one of its adapters alone. */
+/* One run: uninterrupted; killed and continued with two threads; one of its adapters alone. */
 static void same_bits(enum train_method method, const char *data) {
     const struct reward_fn reward = {.one = even};
     struct train_options o = options();
@@ -953,18 +952,18 @@ static const char *const preferences =
 
 static void test_same_bits(void **state) {
     (void)state;
-    same_bits(METHOD_REINFORCE, questions); /* which has a baseline to keep */
+    same_bits(METHOD_REINFORCE, questions); /* which must save its baseline */
     same_bits(METHOD_GRPO, questions);
     same_bits(METHOD_DPO, preferences);
 }
 
-/* A reward that cannot be had ends the run; its checkpoint continues it. */
+/* A reward that fails ends the run; the checkpoint continues it. */
 static double broken(void *ctx, const json_t *item, const char *text) {
     int *left = ctx;
     return --*left < 0 ? NAN : even(NULL, item, text);
 }
 
-static void test_broken_reward(void **state) {
+static void test_failed_reward(void **state) {
     (void)state;
     struct train_options o = options();
     struct rl_options p = policy();
@@ -995,7 +994,7 @@ static void test_kl_bound(void **state) {
     FILE *log = open_memstream(&text, &size);
     job.start = fixture_adapter(&model->config, 3, "all-linear", 0.05f, 4);
     o.max_steps = 2;
-    p.kl_max = 1e-9; /* nothing is that near */
+    p.kl_max = 1e-9; /* a bound that every policy exceeds */
     assert_int_equal(rl_run(model, &job, 1, &o, METHOD_RLOO, &p, &reward, NULL, NULL, log, &err),
                      OK);
     fclose(log);
@@ -1022,7 +1021,8 @@ static void test_dpo_run(void **state) {
     assert_int_equal(rl_run(model, &job, 1, &o, METHOD_DPO, &p, NULL, NULL, NULL, log, &err), OK);
     fclose(log);
     json_t *lines = log_lines(text);
-    assert_true(fabs(field(lines, 0, "loss") - log1p(1)) < 1e-6); /* it is the reference */
+    assert_true(fabs(field(lines, 0, "loss") - log1p(1)) <
+                1e-6); /* the policy equals the reference */
     assert_true(field(lines, 19, "loss") < 0.3);
     assert_true(field(lines, 19, "margin") > 1);
     assert_true(field(lines, 19, "accuracy") == 1);
@@ -1092,7 +1092,7 @@ static void test_dpo_plan(void **state) {
     options_free(&o, &p);
 }
 
-/* What it samples is what the run begins with. */
+/* The plan's samples are those with which the run begins. */
 static void test_reward_plan(void **state) {
     (void)state;
     static const char *const figures[] = {"reward",  "reward_std", "mixed",
@@ -1130,7 +1130,7 @@ static void test_reward_plan(void **state) {
     assert_true(plan.engine_bytes > 0 && plan.run.bytes > plan.engine_bytes);
     assert_true(plan.run.seconds > 3 * plan.sampling_seconds);
     rl_plan_release(&plan);
-    o.bsz = 100; /* more than the engine holds at once: some are enough to see */
+    o.bsz = 100; /* more than the engine can process at once: a part of them suffices */
     assert_int_equal(rl_plan_make(model, &job, 1, &o, METHOD_RLOO, &p, &reward, NULL, &plan, &err),
                      OK);
     assert_int_equal(plan.sampled, 128);
@@ -1141,7 +1141,7 @@ static void test_reward_plan(void **state) {
     options_free(&o, &p);
 }
 
-/* Of the policy's first token after "one", by the whole vocabulary. */
+/* Of the policy's first token after "one", over the whole vocabulary. */
 static double entropy_exact(double temperature) {
     struct train_options o = options();
     struct adapter *a = fixture_adapter(&model->config, 3, "all-linear", 0.0f, 4);
@@ -1165,7 +1165,7 @@ static double entropy_exact(double temperature) {
         double prob = exp(logit[v]) / sum;
         entropy -= prob * log(prob);
     }
-    assert_true(entropy < log(n_vocab) - 0.05); /* not every token alike */
+    assert_true(entropy < log(n_vocab) - 0.05); /* not uniform */
     free(logit);
     token_ids_release(&ids);
     trainer_free(t);
@@ -1227,11 +1227,11 @@ int main(void) {
         cmocka_unit_test(test_tempered_gradient), cmocka_unit_test(test_fresh_gradient),
         cmocka_unit_test(test_choices_gradient),  cmocka_unit_test(test_advantages),
         cmocka_unit_test(test_rewards),           cmocka_unit_test(test_reward_refusals),
-        cmocka_unit_test(test_reward_sandbox),    cmocka_unit_test(test_reward_at_home),
+        cmocka_unit_test(test_reward_sandbox),    cmocka_unit_test(test_reward_file_arguments),
         cmocka_unit_test(test_reward_forbidden),  cmocka_unit_test(test_pairs),
         cmocka_unit_test(test_cut_pairs),         cmocka_unit_test(test_prompts),
         cmocka_unit_test(test_reward_rises),      cmocka_unit_test(test_same_bits),
-        cmocka_unit_test(test_broken_reward),     cmocka_unit_test(test_kl_bound),
+        cmocka_unit_test(test_failed_reward),     cmocka_unit_test(test_kl_bound),
         cmocka_unit_test(test_dpo_run),           cmocka_unit_test(test_refusals),
         cmocka_unit_test(test_dpo_plan),          cmocka_unit_test(test_reward_plan),
         cmocka_unit_test(test_entropy),

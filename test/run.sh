@@ -1,16 +1,17 @@
 #!/bin/sh
-# run: builds Shoal and runs its tests; "make test" is this script, "make test-all" is "run.sh --all".
+# run: builds Shoal and runs its tests; "make test" calls this script, "make test-all" calls "run.sh --all".
 #
 # Always: every test program (test_*.c in test/ and its folders, which are named like those of src/) at the default
-# processor level, and every script (check_layers.sh, test_*.sh) but those whose first lines hold "# long".
-# With --all also: those scripts; every program at every lower processor level that the machine has (SHOAL_CPU), but
-# those that hold "levels: once"; every program under the address and undefined-behaviour sanitizers, leaks included.
+# processor level, and every script (check_layers.sh, test_*.sh) except those with "# long" in their first lines.
+# With --all also: those scripts; every program at every lower processor level that the machine has (SHOAL_CPU), except
+# those that contain "levels: once"; every program under the address and undefined-behaviour sanitizers with leak
+# checks.
 #
-# As many tests run at once as there are processors (SHOAL_JOBS). A test that holds "alone:" with a reason, because it
-# measures times or fills the machine, runs by itself after the others.
-# A test that fails is shown with the reason first, then its whole output, and the reason once more at the end. The last line is
-# "Tests: N passed, N failed, N skipped". Skipped tests are printed with the reason.
-# SHOAL_TESTS="test_a test_b" limits the programs and scripts to those names.
+# The number of parallel tests is the number of processors (SHOAL_JOBS). A test that contains "alone:" with a reason,
+# because it measures times or uses the whole machine, runs separately after the others. A failed test is printed with
+# the reason first, then its whole output, and the reason again at the end. The last line is "Tests: N passed, N failed,
+# N skipped". Skipped tests are printed with the reason. SHOAL_TESTS="test_a test_b" limits the programs and scripts to
+# those names.
 set -u
 cd "$(dirname "$0")/.." || exit 1
 all=${1-}
@@ -28,7 +29,7 @@ finish() {
     exit
 }
 
-# build NAME [VARIABLE=VALUE]: the binary and the test programs; without them nothing can run.
+# build NAME [VARIABLE=VALUE]: the binary and the test programs; if this fails, nothing can run.
 build() {
     echo "== build: $1"
     if ! make -j"$(nproc)" --no-print-directory ${2+"$2"} all tests >"$log/build" 2>&1; then
@@ -41,14 +42,14 @@ build() {
     return 0
 }
 
-# wanted SOURCE: whether SHOAL_TESTS names it.
+# wanted SOURCE: whether SHOAL_TESTS selects it.
 wanted() {
     name=$(basename "${1%.*}")
     case " ${SHOAL_TESTS:-$name} " in *" $name "*) return 0 ;; esac
     return 1
 }
 
-# plan LEVEL FOLDER: the programs to run at a level, a line "LEVEL PATH" each; of a folder, or scripts.
+# programs LEVEL FOLDER: the programs to run at a level, one line "LEVEL PATH" each.
 programs() {
     for source in test/test_*.c test/*/test_*.c; do
         wanted "$source" || continue
@@ -66,7 +67,7 @@ scripts() {
     done
 }
 
-# run NAME: the tests of standard input, in parallel and then those that want to be alone.
+# run NAME: runs the tests on standard input in parallel, and then those marked "alone:".
 run() {
     echo "== $1"
     cat >"$log/plan"
@@ -88,7 +89,7 @@ cpu_flags() {
     done
 }
 
-# The processor's flags say what could run; the program may still refuse a level that the system withholds.
+# The processor's flags limit the levels; the program may still refuse a level that the system does not support.
 level_usable() {
     case $1 in
     scalar) return 0 ;;

@@ -1,14 +1,14 @@
 #!/bin/sh
-# run_one: one test for run.sh, with its line of the report.
+# run_one: runs one test for run.sh and prints its line of the report.
 #
 # run_one.sh LOG LEVEL PATH: PATH is a cmocka program or a script test_*.sh; LEVEL is a processor level (SHOAL_CPU), "-"
-# for the default, or "asan". The output of several runs that end at the same time is not mixed: each is printed under a
-# lock. Adds "PASSED FAILED SKIPPED" to LOG/counts and what failed to LOG/failures.
+# for the default, or "asan". A lock prevents that the output of parallel tests is mixed. Adds "PASSED FAILED SKIPPED"
+# to LOG/counts and failures to LOG/failures.
 set -u
 log=$1 level=$2 path=$3
 name=$(basename "$path" .sh)
-out=$log/$(basename "$path").$level # a program and a script may have one name
-limit=600 # seconds before a test counts as hung
+out=$log/$(basename "$path").$level # a program and a script may have the same name
+limit=600 # seconds until a test is killed
 
 case $level in
 - | asan) ;;

@@ -1,6 +1,6 @@
 #!/bin/sh
-# test_attack: every attack of test/attack against the built program. SHOAL is the binary; ATTACKS="jobs templates"
-# limits them to those scripts.
+# test_attack: every attack of test/attack on the built program. SHOAL is the binary; ATTACKS="jobs templates" limits
+# them to those scripts.
 # long, alone: it measures times and memory
 set -u
 SHOAL=${SHOAL:-build/shoal}

@@ -1,12 +1,12 @@
 #!/bin/sh
-# test_names: the names that documents give exist.
+# test_names: names in documents exist in the source.
 # docs/GLOSSARY.md: names of the third column are in src/, options of the fourth in a table of options.
 # docs/ARCHITECTURE.md: functions, structs and files in `backquotes` are in src/.
 # docs/COMPATIBILITY.md: every renamed option and value; names of earlier programs are on that page only.
 set -u
 cd "$(dirname "$0")/.." || exit 1
 
-# words: every `quoted` text of standard input, a line each, without struct and enum.
+# words: every `quoted` text of standard input, one per line, without struct and enum.
 words() {
     grep -o '`[^`]*`' | tr -d '`' | sed 's/^struct //; s/^enum //' | sort -u
 }

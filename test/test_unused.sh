@@ -1,6 +1,6 @@
 #!/bin/sh
-# test_unused: a public function is used outside of its own file, by src/ or by a test. What no file uses is deleted, what only
-# its own file uses is static. test/unused.txt lists exceptions with their reasons.
+# test_unused: a public function is used outside its file, by src/ or by a test. A function without uses must be
+# deleted, one that only its file uses must be static. test/unused.txt lists exceptions with their reasons.
 set -u
 cd "$(dirname "$0")/.." || exit 1
 command -v nm >/dev/null || { echo "skip test_unused: there is no nm"; exit 0; }

@@ -1,7 +1,7 @@
 #!/bin/sh
-# test_ab: experiments and feedback as a client and an operator meet them — a server, two adapters that answer
-# differently, ratings by a rule, kill -9 and restarts, and data that 'shoal train' takes.
-# Prints "ok NAME", "not ok NAME: why" and "skip NAME: why" lines; SHOAL is the binary.
+# test_ab: experiments and feedback from the client's and the operator's view: a server, two adapters that answer
+# differently, ratings by a rule, kill -9 and restarts, and feedback as data for 'shoal train'. Prints "ok NAME", "not
+# ok NAME: why" and "skip NAME: why" lines; SHOAL is the binary.
 set -u
 cd "$(dirname "$0")/../.." || exit 1
 command -v python3 >/dev/null 2>&1 || { echo "skip ab: python3 is not installed"; exit 0; }
@@ -32,7 +32,7 @@ class Server:
         self.p = subprocess.Popen([shoal, "serve", model, "--json", "--quiet", "--port", "0", "--threads", "1",
                                    "--state", self.state, "--adapter", *named, *more],
                                   stdout=subprocess.PIPE, stderr=self.errors, text=True)
-        atexit.register(self.p.kill)  # harmless when it has ended
+        atexit.register(self.p.kill)  # has no effect if the process has ended
         line = self.p.stdout.readline()
         self.at = urllib.parse.urlparse(json.loads(line)["listening"]).netloc if line else None
         self.token = open(json.loads(line)["token_file"]).read().strip() if line else None
@@ -89,7 +89,7 @@ class Server:
 
 
 def play(s, name, ask, rule, most):
-    """Requests and ratings until the experiment ends; how many it took, and the replies."""
+    """Requests and ratings until the experiment ends; their number, and the replies."""
     replies = []
     for i in range(most):
         id, text, arm = s.chat(ask, stream=i % 3 == 2)
@@ -183,7 +183,7 @@ def restart_keeps(words, before):
     check("figures survive kill -9", same, after)
     check("and nothing is complained of", s.said() == "", s.said())
     check("and so does the swap", s.chat("m")[1] == words["b"])
-    # Killed after the last outcome, before the decision was noted: the next start decides.
+    # Killed after the last outcome, before the decision was stored: the next start decides.
     s.kill()
     db = sqlite3.connect(f"{s.state}/ab.db")
     db.execute("delete from logs where log = 'ab/first' and json_extract(event, '$.op') = 'decided'")
@@ -203,7 +203,7 @@ def restart_keeps(words, before):
 
 
 def rollback(s, words):
-    # b is worse, and a is another adapter than the model: the name is to stand for a's content.
+    # b is worse, and a is another adapter than the model: the name must refer to a's content.
     v = s.call("POST", "/v1/ab", {"name": "second", "model": "n", "a": "m", "b": "b", "max_pairs": 500})[1]
     pending, known = None, []
     while s.get("second")["pairs"] < 8:
@@ -228,7 +228,7 @@ def rollback(s, words):
 
 
 def in_flight(s, words):
-    """A reply under way when b wins is finished by a."""
+    """A reply in progress when b wins is completed by a."""
     long = {"max_tokens": 400, "ignore_eos": True, "stream": True}
     want = s.chat("m", **long)[1]  # of a's content, as n serves it
     s.call("POST", "/v1/ab", {"name": "fifth", "model": "n", "b": "b", "min_pairs": 20})
@@ -274,7 +274,7 @@ def one_by_one(s, words):
           and s.chat("c")[1:] == (words["c"], None), v)
     check("an experiment on the model itself may follow",
           s.call("POST", "/v1/ab", {"name": "fourth", "model": "c", "b": "b", "share": 0.9, "max_pairs": 1000})[0] == 200)
-    # Many at once: each rating is counted once.
+    # Concurrent requests: each rating is counted once.
     counted, lock = [], threading.Lock()
 
     def client(k):
@@ -293,7 +293,7 @@ def one_by_one(s, words):
     check("ratings from many at once", all(c[0] == 200 for c in counted)
           and v["outcomes"] == n and v["pairs"] == min(n.values()), (v, n))
     check("of the larger side as many count as of the smaller", n["a"] == 72 - b and 0 < n["b"] <= 22, n)  # 7.2, and six deviations
-    check("the share is kept to", 48 <= b <= 72, b)  # 64.8 on the average, and six deviations
+    check("the share is kept to", 48 <= b <= 72, b)  # 64.8 on average, and six deviations
     s.kill()
     s = Server("state")
     check("and are there after a kill", s.get("fourth")["outcomes"] == v["outcomes"])
@@ -380,7 +380,8 @@ def troubles():
     got = [s.rate(id, 1)[0], s.call("POST", "/v1/ab", {"name": "x", "model": "m", "b": "b"})[0]]
     check("--no-feedback keeps nothing", got == [404, 409], got)
     s.end()
-    # An adapter of a running experiment that is another now: the name's own answers, and it is said.
+    # An adapter of a running experiment was replaced: the name answers without the experiment, and the problem is
+    # reported.
     s = Server("state", adapters=("m=a", "n=c", "b=a", "c=c"))
     v = s.get("fourth")
     found = v["problem"] is None and s.chat("c")[2] is not None

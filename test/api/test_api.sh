@@ -1,7 +1,6 @@
 #!/bin/sh
-# test_api: every curl line of docs/API.md, against the server that the page describes: each is answered with success,
-# and every route that the program has stands on the page. Then what the protocols say, on servers of its own:
-# serve_protocols.py.
+# test_api: every curl line of docs/API.md, with the server that the page describes: each succeeds, and the page
+# documents every route of the program. Then the rules of the wire formats, on separate servers: serve_protocols.py.
 # Prints "ok NAME", "not ok NAME: why" and "skip NAME: why" lines; SHOAL is the binary.
 set -u
 shoal=${SHOAL:-build/shoal}
@@ -16,7 +15,7 @@ finish() {
 trap finish EXIT
 command -v curl >/dev/null || { echo "skip api: curl is not installed"; exit 0; }
 
-# An adapter that changes something: trained for a moment.
+# An adapter with an effect, trained for a few steps.
 printf '%s\n' '{"messages": [{"role": "user", "content": "12 + 30 = ?"}, {"role": "assistant", "content": "answer: 42"}]}' >"$tmp/d.jsonl"
 "$shoal" train models/fry --runs "$tmp/runs" --data "$tmp/d.jsonl" --out "$tmp/critic" --r 2 --quiet >/dev/null 2>"$tmp/err" ||
     { echo "not ok an adapter is trained: $(head -c 300 "$tmp/err")"; exit 1; }
@@ -32,7 +31,7 @@ done
 url=$(sed -n 's/.*"listening":"http:\/\/\([^"]*\)".*/\1/p' "$tmp/listening")
 [ -n "$url" ] || { echo "not ok the server starts: $(head -c 300 "$tmp/err")"; exit 1; }
 
-# The lines inside ```sh fences; what a line assigns is kept from one to the next.
+# The lines inside ```sh fences; variables stay set from one line to the next.
 sed -n '/^```sh$/,/^```$/p' docs/API.md | grep -v '^```' >"$tmp/lines"
 n=0
 while IFS= read -r line; do
@@ -45,7 +44,7 @@ while IFS= read -r line; do
     else echo "not ok line $n: $(printf '%.90s' "$line"): $(head -c 300 "$tmp/out") $(head -c 200 "$tmp/why")"; fi
 done <"$tmp/lines"
 
-# Routes by their fixed beginnings.
+# Routes by their constant prefixes.
 for route in $(sed -n 's/^ *{"[A-Z]*", "\(\/[^"]*\)",.*/\1/p' src/*/*.c | sed 's/\*$//' | sort -u); do
     if grep -qF -- "$route" docs/API.md; then echo "ok '$route' is described"; else echo "not ok '$route' is described: not in docs/API.md"; fi
 done
@@ -56,7 +55,7 @@ server=
 
 command -v python3 >/dev/null || { echo "skip protocols: python3 is not installed"; exit 0; }
 
-# up ARGUMENTS…: another server; its address is in $url.
+# up ARGUMENTS…: starts another server; its address is in $url.
 up() {
     : >"$tmp/listening"
     "$shoal" serve "$@" --port 0 --json --drain-seconds 2 >"$tmp/listening" 2>"$tmp/err" &
@@ -70,7 +69,7 @@ up() {
     exit 1
 }
 
-# Two adapters that say other things than the base, and a folder that vLLM's resolver would look into.
+# Two adapters with other output than the base, and a folder for vLLM's resolver.
 seed=1
 for i in one two; do
     "$shoal" adapter new --model models/fry --rank 4 --seed $seed "$tmp/new$i" --quiet >/dev/null 2>"$tmp/err" &&
@@ -82,7 +81,7 @@ mkdir "$tmp/resolver"
 for i in late alien bad; do cp -r "$tmp/two" "$tmp/resolver/$i"; done
 sed -i 's/"base_model_name_or_path": "[^"]*"/"base_model_name_or_path": "other\/llama"/' "$tmp/resolver/alien/adapter_config.json"
 head -c 100 "$tmp/two/adapter_model.safetensors" >"$tmp/resolver/bad/adapter_model.safetensors"
-# The base again, with a template that knows tools.
+# The base again, with a template that supports tools.
 cp -r models/fry "$tmp/tooled"
 sed -i "s/\"chat_template\": *\"/&{% if tools %}{{ tools | tojson }}{% endif %}/" "$tmp/tooled/tokenizer_config.json"
 up "$tmp/tooled" --state "$tmp/state2"

@@ -1,7 +1,7 @@
 #!/bin/sh
-# test_ask: debates and the answer pipeline over HTTP, streamed and not: what is told while they go on, that it is what
-# 'shoal debate' and 'shoal ask' say, who leaves, what is remembered, and what is refused.
-# Prints "ok NAME", "not ok NAME: why" and "skip NAME: why" lines; SHOAL is the binary.
+# test_ask: debates and the answer pipeline over HTTP, streamed and not: the events while they run, results equal to
+# those of 'shoal debate' and 'shoal ask', clients that disconnect, stored conversations, and refused requests. Prints
+# "ok NAME", "not ok NAME: why" and "skip NAME: why" lines; SHOAL is the binary.
 set -u
 cd "$(dirname "$0")/../.." || exit 1
 command -v python3 >/dev/null 2>&1 || { echo "skip ask: python3 is not installed"; exit 0; }
@@ -31,7 +31,7 @@ class Server:
         self.p = subprocess.Popen([shoal, "serve", model, "--json", "--quiet", "--exact", "--port", "0", "--state", f"{tmp}/{state}",
                                    "--team", "panel=examples/team.yaml", f"crowd={tmp}/crowd.yaml", *more],
                                   stdout=subprocess.PIPE, stderr=open(f"{tmp}/{state}.err", "a+"), text=True)
-        atexit.register(self.p.kill)  # harmless when it has ended
+        atexit.register(self.p.kill)  # has no effect if the process has ended
         self.at = urllib.parse.urlparse(json.loads(self.p.stdout.readline())["listening"]).netloc
 
     def open(self, path, body, key=None):
@@ -48,7 +48,7 @@ class Server:
         return r.status, v
 
     def stream(self, path, body, key=None):
-        """(connection, generator of (event, data)); "[DONE]" as it is."""
+        """(connection, generator of (event, data)); "[DONE]" unchanged."""
         c, response = self.open(path, {**body, "stream": True}, key)
         r = response()
         assert r.status == 200 and r.getheader("Content-Type") == "text/event-stream", (r.status, r.read())
@@ -69,14 +69,14 @@ class Server:
         return sum(s["value"] for n in ("running", "waiting") for s in figures[f"vllm:num_requests_{n}"]["series"])
 
     def works(self):
-        """Something runs: not always at once, for between two steps nothing does."""
+        """Whether requests run: polls, because none may run between two steps."""
         end = time.time() + 20
         while time.time() < end and not self.running():
             time.sleep(0.01)
         return time.time() < end
 
     def rests(self):
-        """Nothing runs, and for so long that it is no pause between two steps."""
+        """Whether no request runs, for longer than a pause between two steps."""
         end, still = time.time() + 20, 0
         while time.time() < end and still < 8:
             still = 0 if self.running() else still + 1
@@ -85,7 +85,7 @@ class Server:
 
 
 def timeless(v):
-    """Without when it was, and with as many digits as a terminal is told."""
+    """Without times, and with the digits that a terminal shows."""
     if isinstance(v, dict):
         return {k: timeless(x) for k, x in v.items() if k != "timestamp"}
     if isinstance(v, list):
@@ -104,7 +104,7 @@ def all_of(server, path, body):
     return got
 
 
-with open(f"{tmp}/crowd.yaml", "w") as f:  # who will not agree soon
+with open(f"{tmp}/crowd.yaml", "w") as f:  # agents that do not reach consensus soon
     f.write("temperature: 1.5\nrounds: 64\nagents:\n" + "".join(f"  - name: a{i}\n    system: You are number {i}.\n" for i in range(16)))
 s = Server("plain")
 debate = {"team": "panel", "question": "pick the smallest of 4, 9, 2", "choices": ["4", "9", "2"], "seed": 1}
@@ -139,7 +139,7 @@ def debates():
 
 
 def cli(question, *more):
-    """With a store of its own: a board's numbers go on from one question to the next."""
+    """With a separate store: a board's sequence numbers continue from one question to the next."""
     return json.loads(run("ask", model, question, "--exact", "--json", "--board", "--store", f"{tmp}/{abs(hash(question))}.db", *more))
 
 

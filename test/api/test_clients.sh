@@ -1,9 +1,9 @@
 #!/bin/sh
-# test_clients: the server as real clients use it: the npm packages openai, ollama, LangChain and LangGraph, and
-# what lm-evaluation-harness and users of vLLM send. Their programs are test/clients/*.mjs.
+# test_clients: the server with real clients: the npm packages openai, ollama, LangChain and LangGraph, and the requests
+# of lm-evaluation-harness and of vLLM's users. Their programs are test/clients/*.mjs.
 #
-# Prints "ok NAME", "not ok NAME: why" and "skip NAME: why" lines; SHOAL is the binary. Packages come from the
-# lock file into build/clients, once for each version of it; nothing is written beside the sources.
+# Prints "ok NAME", "not ok NAME: why" and "skip NAME: why" lines; SHOAL is the binary. Packages from the lock file are
+# installed into build/clients, once for each version of it; no file is written next to the sources.
 set -u
 cd "$(dirname "$0")/../.." || exit 1
 SHOAL=${SHOAL:-build/shoal}
@@ -25,7 +25,7 @@ skip_all() {
 node_major() { node -p 'process.versions.node.split(".")[0]' 2>/dev/null || echo 0; }
 [ "$(node_major)" -ge 20 ] || skip_all "they need Node 20, and 'node --version' says $(node --version 2>/dev/null || echo nothing)"
 
-# packages: whether they are installed; says why not. An answer that the lock file is wrong is a failure.
+# packages: whether they are installed; prints the reason if not. A lock file that npm rejects is a failure.
 packages() {
     stamp=$(cat test/clients/package.json test/clients/package-lock.json | cksum)
     mkdir -p "$home"
@@ -47,11 +47,11 @@ packages() {
     return 1
 }
 
-# serve NAME MODEL FLAGS…: starts one; its address is then in $url.
+# serve NAME MODEL FLAGS…: starts a server; its address is then in $url.
 serve() {
     name=$1
     shift
-    : >"$SHOAL_TMP/$name.out" # read before the server may have made it
+    : >"$SHOAL_TMP/$name.out" # exists before the server writes it
     "$SHOAL" serve "$@" --port 0 --drain-seconds 5 --json --state "$SHOAL_TMP/$name.state" >"$SHOAL_TMP/$name.out" 2>"$SHOAL_TMP/$name.err" &
     servers="$servers $!"
     for _ in $(seq 600); do
@@ -63,13 +63,13 @@ serve() {
     exit 1
 }
 
-# A model whose template tells tools by name.
+# A model whose template calls tools by name.
 tools=$SHOAL_TMP/fry-tools
 cp -r models/fry "$tools"
 sed 's/"chat_template": "/&{% if tools %}{{ '"'<|im_start|>system\\\\n'"' }}{% for tool in tools %}{{ tool.function.name }}{% endfor %}{{ '"'<|im_end|>\\\\n'"' }}{% endif %}/' \
     models/fry/tokenizer_config.json >"$tools/tokenizer_config.json"
 
-# Adapters in seconds: what they have learned does not matter, but that they speak their own way.
+# Adapters trained in seconds: any output that differs from the base's suffices.
 if ! "$SHOAL" train models/fry --data a=data/personas/critic.jsonl b=data/personas/practitioner.jsonl --r 4 --lr 8e-3 --max-steps 40 --bsz 4 \
     --grad-accum 1 --out "$SHOAL_TMP/adapters" --runs "$SHOAL_TMP/runs" --quiet >"$SHOAL_TMP/train" 2>&1; then
     echo "not ok clients: 'shoal train': $(tail -n 3 "$SHOAL_TMP/train")"
@@ -78,7 +78,7 @@ fi
 cp -r "$SHOAL_TMP/adapters/a" "$SHOAL_TMP/adapters/broken"
 echo '{' >"$SHOAL_TMP/adapters/broken/adapter_config.json"
 
-# What LangGraph's debate is compared with.
+# The reference for LangGraph's debate.
 cat >"$SHOAL_TMP/pair.yaml" <<'END'
 protocol: du
 rounds: 3
@@ -98,7 +98,7 @@ export SHOAL SHOAL_TMP SHOAL_URL SHOAL_TOKEN SHOAL_NARROW_TOKEN SHOAL_NARROW_URL
 clients="vllm lm_eval"
 packages && clients="$clients openai langchain langgraph ollama"
 for client in $clients; do
-    # Beside the packages, where Node looks for them.
+    # Next to the packages, where Node searches for them.
     cp test/clients/lib.mjs "test/clients/$client.mjs" "$home"
     timeout -k 5 120 node "$home/$client.mjs" 2>"$SHOAL_TMP/node" || echo "not ok $client: exit $?: $(grep -v '^$' "$SHOAL_TMP/node" | head -n 5 | tr '\n' ' ')"
 done

@@ -1,6 +1,7 @@
 #!/bin/sh
-# test_ollama: Ollama's API of a running server — text, chats, embeddings, lists, and models made, kept, copied, deleted.
-# Prints "ok NAME", "not ok NAME: why" and "skip NAME: why" lines; SHOAL is the binary. Needs no network but loopback.
+# test_ollama: Ollama's API of a running server: text, chats, embeddings, lists, and derived models that are created,
+# stored, copied and deleted. Prints "ok NAME", "not ok NAME: why" and "skip NAME: why" lines; SHOAL is the binary.
+# Needs no network except loopback.
 set -u
 shoal=${SHOAL:-build/shoal}
 tmp=$(mktemp -d) || exit 1
@@ -11,7 +12,7 @@ for tool in curl python3; do
     command -v $tool >/dev/null || { echo "skip ollama: no $tool"; exit 0; }
 done
 
-# Two adapters that say other things than the base.
+# Two adapters with other output than the base.
 for i in 1 2; do
     "$shoal" adapter new --model models/fry --rank 4 --seed $i "$tmp/n$i" --quiet >/dev/null &&
         "$shoal" adapter blend --parents "$tmp/n$i" "$tmp/n$i" --child "$tmp/a$i" --compat legacy --mut 1 --mut-std 0.15 \
@@ -19,7 +20,7 @@ for i in 1 2; do
 done
 "$shoal" adapter convert --model models/fry "$tmp/a1" "$tmp/a1.gguf" --quiet >/dev/null 2>&1
 
-# The base again, with a template that knows tools and begins with a token.
+# The base again, with a template that supports tools and begins with a token.
 cp -r models/fry "$tmp/tooled"
 python3 - "$tmp/tooled/tokenizer_config.json" <<'END'
 import json, sys
@@ -28,7 +29,7 @@ c['chat_template'] = ("{% if tools %}<|im_start|>system\n{{ tools | tojson }}<|i
 json.dump(c, open(sys.argv[1], 'w'))
 END
 
-# start NAME ARGUMENTS…: a server; its address is in $url.
+# start NAME ARGUMENTS…: starts a server; its address is in $url.
 start() {
     out=$tmp/$1.out
     shift
@@ -57,7 +58,7 @@ stop() {
 cat >"$tmp/client.py" <<'END'
 import json, os, subprocess, sys, threading, urllib.request, urllib.error, hashlib, datetime, re
 url, tmp, shoal = os.environ['URL'], os.environ['TMP'], os.environ['SHOAL']
-token = open(os.environ['TOKEN_FILE']).read().strip() # models are made and deleted with it
+token = open(os.environ['TOKEN_FILE']).read().strip() # creating and deleting models requires it
 
 def call(method, path, body=None, raw=None, headers={}):
     """(status, text, headers)"""
@@ -88,7 +89,7 @@ def refused(path, status, words, **body):
     assert isinstance(v['error'], str) and words in v['error'], v
 
 def runs(*args):
-    """What shoal run says, and how long the prompt was."""
+    """The output of shoal run, and the length of the prompt."""
     v = json.loads(subprocess.run([shoal, 'run', 'models/fry', '--quiet', '--json', *args],
                                   capture_output=True, check=True).stdout)
     return v['text'], v['prefilled']
@@ -394,7 +395,7 @@ def _():
     code, v = post('/v1/chat/completions', model='猫', messages=user('x'))
     same((code, v['error']['code']), (404, 'model_not_found'))
 
-# ---- models that are made
+# ---- derived models
 
 def upload(data, digest=None):
     digest = digest or 'sha256:' + hashlib.sha256(data).hexdigest()
@@ -624,7 +625,7 @@ export SHOAL TMP TOKEN_FILE
 start main models/fry --adapter "one=$tmp/a1" "two=$tmp/a2" --state "$tmp/state"
 URL=$url python3 "$tmp/main.py"
 
-# An upload that breaks off leaves nothing, and one that is larger than --max-body is none of its business.
+# An interrupted upload leaves no file, and --max-body does not limit an upload.
 head -c 50000000 /dev/zero >"$tmp/zeros"
 digest=$(sha256sum "$tmp/zeros" | cut -d' ' -f1)
 curl -s -m 1 --limit-rate 1M -o /dev/null -H "X-API-Key: $(cat "$TOKEN_FILE")" -T "$tmp/zeros" -X POST "$url/api/blobs/sha256:$digest"

@@ -1,10 +1,10 @@
 #!/bin/sh
-# test_page: the web page in a real browser: every view in three languages, both themes, on a desk and on a phone; chat,
-# debate, jobs, worlds, evolution, experiments, keys. What it looked like is in build/page/*.png.
+# test_page: the web page in a real browser: every view in three languages, both themes, desktop and phone; chat,
+# debate, jobs, worlds, evolution, experiments, keys. Screenshots are in build/page/*.png.
 #
 # Prints "ok NAME", "not ok NAME: why" and "skip NAME: why" lines; SHOAL is the binary. Without a browser (CHROMIUM, or
-# chromium of the path) or npm's playwright-core, what curl sees is tested and the rest skipped aloud. Debian:
-# apt-get install --no-install-recommends chromium fonts-noto-cjk
+# chromium of the path) or npm's playwright-core, only the tests with curl run and the rest is skipped with a message.
+# Debian: apt-get install --no-install-recommends chromium fonts-noto-cjk
 # long, alone: a browser waits for what it shows
 set -u
 cd "$(dirname "$0")/../.." || exit 1
@@ -27,7 +27,7 @@ mkdir -p "$home"
 need() { "$@" >"$tmp/err" 2>&1 || { bad "$*" "$(tail -n 2 "$tmp/err")"; exit 1; }; }
 need "$SHOAL" adapter new --model models/fry --rank 2 --seed 1 "$tmp/critic"
 need "$SHOAL" adapter new --model models/fry --rank 2 --seed 2 "$tmp/newer"
-# Runs to look at: one that trains and breeds, and a life.
+# Runs to show: one with training and evolution, and a simulation.
 cat >"$tmp/small.yaml" <<YAML
 model: models/fry
 personas: [doubter=data/personas/critic.jsonl, explorer=data/personas/explorer.jsonl]
@@ -43,11 +43,11 @@ need "$SHOAL" evolve "$tmp/small.yaml" --runs "$tmp/runs" --id grown --quiet
 need "$SHOAL" world models/fry --runs "$tmp/runs" --world worlds/predators.yaml --generations 1 --steps 12 --agents 6 --eval-maps 1 --quiet
 lived=$(cd "$tmp/runs" && echo world-*)
 
-# serve NAME FLAGS…: starts one; its address is then in $url.
+# serve NAME FLAGS…: starts a server; its address is then in $url.
 serve() {
     name=$1
     shift
-    : >"$tmp/$name.out" # read before the server may have made it
+    : >"$tmp/$name.out" # exists before the server writes it
     "$SHOAL" serve models/fry --port 0 --json --no-jobs-idle --state "$tmp/$name" "$@" >"$tmp/$name.out" 2>"$tmp/$name.err" &
     servers="$servers $!"
     for _ in $(seq 600); do

@@ -1,8 +1,8 @@
-"""attack: what the scripts of this folder share: a server of its own, requests, and the lines that a test prints.
+"""attack: common parts of the scripts in this folder: a server, requests, and the result lines.
 
-Each script test/attack/NAME.py reproduces attacks of one kind against the built program and prints "ok NAME",
-"not ok NAME: why" or "skip NAME: why" lines; test/test_attack.sh runs them all. SHOAL is the binary. Servers listen on
-127.0.0.1 only. Only the standard library is used.
+Each script test/attack/NAME.py reproduces attacks of one kind on the built program and prints "ok NAME", "not ok NAME:
+why" or "skip NAME: why" lines; test/test_attack.sh runs them all. SHOAL is the binary. Servers listen on 127.0.0.1
+only. The scripts use only the standard library.
 
     from attack import Server, report
     with Server("--max-waiting", "10") as s:
@@ -23,7 +23,7 @@ CHAT, COMPLETION = "/v1/chat/completions", "/v1/completions"
 
 
 def report(name, good):
-    """Passed if `good` is True, None or empty; anything else is the reason of the failure."""
+    """Passed if `good` is True, None or empty; any other value is the reason of the failure."""
     if good is True or good is None or good == "":
         print(f"ok {name}", flush=True)
     else:
@@ -36,7 +36,7 @@ def skip(name, why):
 
 
 class Server:
-    """`shoal serve models/fry` with a state folder of its own; the folder is deleted at the end."""
+    """`shoal serve models/fry` with a separate state folder, which is deleted at the end."""
 
     def __init__(self, *options, model="models/fry", folder=None, env=None, wrap=()):
         self.own = None if folder else tempfile.TemporaryDirectory(prefix="attack-")
@@ -49,7 +49,7 @@ class Server:
             stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=open(self.log, "ab"),
             env={**os.environ, **(env or {})})
         line = b"plan"
-        while line and b'"listening"' not in line:  # a plan comes before it
+        while line and b'"listening"' not in line:  # a plan precedes it
             line = self.process.stdout.readline()
         if not line:
             self.process.wait()
@@ -64,12 +64,12 @@ class Server:
 
     @property
     def token(self):
-        """The start-up token, which may do everything."""
+        """The start-up token, which has every scope."""
         with open(os.path.join(self.state, "token")) as f:
             return f.read().strip()
 
     def ask(self, path, body=None, *, raw=None, method=None, headers=None, key=None, timeout=60):
-        """(status, text, seconds). `body` is sent as JSON, `raw` as it is; `key` as a bearer token."""
+        """(status, text, seconds). `body` is sent as JSON, `raw` unchanged; `key` as a bearer token."""
         data = raw if raw is not None else None if body is None else json.dumps(body).encode()
         sent = {"Content-Type": "application/json", **(headers or {})}
         if key:
@@ -87,12 +87,12 @@ class Server:
         return self.process.poll() is None
 
     def memory(self, name="RssAnon"):
-        """Bytes by a name of /proc/PID/status: RssAnon now, VmHWM at most so far."""
+        """Bytes by a name of /proc/PID/status: RssAnon is the current value, VmHWM the maximum so far."""
         text = open(f"/proc/{self.process.pid}/status").read()
         return int(re.search(rf"{name}:\s+(\d+)", text).group(1)) << 10
 
     def stop(self, timeout=20):
-        """The exit status; what does not end in time is killed."""
+        """The exit status; kills a process that does not end in time."""
         if self.alive():
             self.process.send_signal(signal.SIGTERM)
         try:

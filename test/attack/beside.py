@@ -1,12 +1,12 @@
-"""beside: requests that once stopped or exhausted the server, in a loop beside a normal client.
+"""beside: requests that once stopped or exhausted the server, in a loop, together with a normal client.
 
     python3 test/attack/beside.py [TIMES] [CLIENTS] [--assert]
 
-Each kind of request is sent TIMES times (3) by CLIENTS attackers at once (8), each a process of its own, while a normal client asks for
-a short streamed reply again and again. Printed are the client's median time to the first token, quiet and beside each
-kind, and the server's peak memory, which --max-memory bounds. What is tested always: every request gets an answer, the
-server lives, the client is always answered, the peak stays within --max-memory and a tenth. Times depend on the
-machine: --assert also tests that the first token beside the attack takes at most twice as long as in quiet.
+CLIENTS attackers (8), each a separate process, send each kind of request TIMES times (3), while a normal client
+requests short streamed replies in a loop. The script prints the client's median time to the first token, without attack
+and during each kind, and the server's peak memory, which --max-memory limits. It always tests that every request gets
+an answer, the server survives, the client is always served, and the peak stays within --max-memory plus a tenth. Times
+depend on the machine: --assert also tests that the first token during an attack takes at most twice as long as without.
 """
 import json
 import multiprocessing
@@ -60,11 +60,12 @@ class Address:
 
 
 def send(port, kind, first, count, begin, answers):
-    """One of the attacking clients: `count` requests one after the other. They are made before, and sent at the lowest
-    priority: clients of other machines would not take this one's processors."""
+    """One of the attacking clients: `count` requests one after the other. They are built in advance, and sent at the
+    lowest priority, because attackers on other machines would not use this one's processors.
+    """
     os.nice(19)
     _, path, make = KINDS[kind]
-    bodies = [make(n) for n in range(first, min(first + count, first + 20))]  # enough to differ, and to fit in memory
+    bodies = [make(n) for n in range(first, min(first + count, first + 20))]  # enough variants, which still fit in memory
     begin.wait()
     for n in range(count):
         data = bodies[n % len(bodies)]
@@ -101,7 +102,7 @@ def client(server, stop, times, failures):
 
 
 def beside(server, kind=None):
-    """The client's times to the first token while requests of a kind are sent, and what those were answered."""
+    """The client's times to the first token while requests of a kind are sent, and the statuses of those requests."""
     stop, times, failures, answers = threading.Event(), [], [], multiprocessing.Queue()
     t = threading.Thread(target=client, args=(server, stop, times, failures))
     statuses = []

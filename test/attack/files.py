@@ -1,5 +1,6 @@
-"""files: state that other users could read, pipes and devices as paths, a base that shrinks under the server, and files
-that a killed server leaves."""
+"""files: state that other users could read, pipes and devices as paths, a base that is truncated while the server runs,
+and files that a killed server leaves.
+"""
 import json
 import os
 import shutil
@@ -43,7 +44,7 @@ def job_wait(server, id):
 
 
 def exercise(server):
-    """Makes every kind of file that a server keeps."""
+    """Makes every kind of file that a server stores."""
     server.ask(CHAT, {"model": "fry", "messages": [{"role": "user", "content": "2+2"}], "max_tokens": 4}, key=KEY)
     server.ask("/v1/ask", {"question": "2+2", "conversation": "c1", "max_tokens": 4}, key=KEY)
     server.ask("/api/blobs/sha256:2cf24dba5fb0a30e26e83b2ac5b9e29e1b161e5c1fa7425e73043362938b9824", raw=b"hello",
@@ -151,7 +152,7 @@ def test_truncated_base():
 
 
 def test_truncated_while_running():
-    """`run` reads its base; the pages beyond the new end are gone."""
+    """`run` reads its base; the pages beyond the new end cannot be read."""
     folder = tempfile.mkdtemp(prefix="attack-files-")
     base, tensors = copied_base(folder)
     process = subprocess.Popen([SHOAL, "chat", base, "--store", os.path.join(folder, "calls.db"), "--n", "8"],

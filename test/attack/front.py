@@ -1,5 +1,6 @@
-"""front: attacks on the HTTP front of the server: what is open without a key, Host and Origin, forwarding headers, guessed
-keys, requests that occupy every worker, and the end of a server that such requests hold up. See attack.py."""
+"""front: attacks on the HTTP layer of the server: routes without a key, Host and Origin, forwarding headers, guessed
+keys, requests that occupy every worker, and the shutdown of a server with such requests. See attack.py.
+"""
 import json
 import os
 import shutil
@@ -22,7 +23,7 @@ def note(text):
 
 
 def raw(port, text, timeout=10):
-    """The status of a request that is sent byte by byte as it is; 0: there was no answer."""
+    """The status of a request whose bytes are sent unchanged; 0: there was no answer."""
     with socket.create_connection(("127.0.0.1", port), timeout) as s:
         s.sendall(text.encode())
         try:
@@ -33,7 +34,7 @@ def raw(port, text, timeout=10):
 
 
 def starts(*options, env=None):
-    """Exit status and stderr of a server that should refuse to start; it is ended if it does not."""
+    """Exit status and stderr of a server that should refuse to start; it is killed if it does not."""
     with tempfile.TemporaryDirectory(prefix="attack-") as folder:
         p = subprocess.Popen([SHOAL, "serve", "models/fry", "--port", "0", "--json", "--state", folder + "/s", "--runs", folder + "/r",
                               *options], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env={**os.environ, **(env or {})})
@@ -86,7 +87,8 @@ def routes_sample():
 
 
 def test_rebinding():
-    """A page whose name was given the server's address, on every bind: with its own Host, or a foreign Origin."""
+    """A page whose host name resolves to the server's address, on every bind: with its own Host, or a foreign Origin.
+    """
     foreign = ["evil.example", "evil.example:8000", "127.0.0.1.evil.example", "localhost.evil.example", "2130706433", "0x7f.1"]
     for bind in ("127.0.0.1", "0.0.0.0"):
         more = [] if bind == "127.0.0.1" else ["--no-auth"]
@@ -124,7 +126,7 @@ def test_rebinding():
 
 
 def test_forwarded():
-    """A reverse proxy on this machine does not make the world local."""
+    """A reverse proxy on this machine does not make remote clients local."""
     headers = [{"X-Forwarded-For": "192.0.2.1"}, {"X-Forwarded-For": "127.0.0.1"}, {"X-Forwarded-Host": "shoal.example"},
                {"X-Forwarded-Proto": "https"}, {"Forwarded": "for=127.0.0.1"}, {"X-Real-IP": "127.0.0.1"}, {"Via": "1.1 proxy"}]
     for options in ((), ("--trusted-proxy", "192.0.2.0/24"), ("--trusted-proxy", "127.0.0.1")):
@@ -168,7 +170,9 @@ def test_key_file():
 
 
 def flood(s, seconds, headers, made):
-    """Wrong keys from several connections: how many were looked at, how many not, and whether `made` failed."""
+    """Wrong keys from several connections: number of compared keys, number of refused attempts, and whether `made`
+    failed.
+    """
     counts, failures, end = {}, [], time.time() + seconds
 
     def guess(number):
@@ -222,7 +226,7 @@ def test_guesses():
             report("a request without a key is told that it needs one", status == 401 or status)
 
 
-# ---- how many at once
+# ---- concurrent requests
 
 def test_concurrent():
     with Server("--trusted-proxy", "127.0.0.1", "--max-concurrent", "4", env={"SHOAL_API_KEY": "sk-attack"}) as s:
@@ -253,7 +257,7 @@ def test_concurrent():
 
 
 def connections_inside():
-    """Runs in a network of its own, in which 192.0.2.1 is this machine and no loopback address."""
+    """Runs in a separate network namespace, in which 192.0.2.1 is this machine and no loopback address."""
     s = Server("--host", "0.0.0.0", "--no-auth", "--max-connections-per-address", "20")
 
     def connections(address, n):
@@ -314,7 +318,7 @@ DIR *opendir(const char *path) {
 
 
 def hanging(folder):
-    """The environment in which listing backups never ends once folder/hang is there; None: no compiler."""
+    """The environment in which listing backups never ends once folder/hang exists; None: no compiler."""
     compiler = next((c for c in ("cc", "gcc", "clang") if shutil.which(c)), None)
     if not compiler:
         return None
@@ -324,7 +328,7 @@ def hanging(folder):
 
 
 def occupy(s, n=24):
-    """More requests that do not end than there are workers."""
+    """More requests that do not end than workers."""
     held = []
     for _ in range(n):
         c = socket.create_connection(("127.0.0.1", s.port), 10)
@@ -423,7 +427,7 @@ def test_stuck():
 
 
 def test_busy():
-    """Large requests that are computed for long: /health answers in time beside them."""
+    """Large requests with long computations: /health answers in time meanwhile."""
     with Server() as s:
         text = json.dumps({"prompt": "the cat " * 400000}).encode()
         stop, sent = [], []
@@ -453,7 +457,7 @@ if "--connections" in sys.argv:
 for test in (test_token, test_rebinding, test_forwarded, test_key_file, test_guesses, test_concurrent, test_connections, test_stuck, test_busy):
     try:
         test()
-    except Exception as e:  # the others are run all the same
+    except Exception as e:  # the other tests still run
         if test is test_stuck and "ASan runtime" in str(e):
             skip("stuck workers", "a program under ASan takes no preloaded library")
         else:

@@ -1,4 +1,4 @@
-"""grammars: 32 requests at once, each with another grammar that is expensive to compile or to make masks for, beside
+"""grammars: 32 parallel requests, each with a different grammar whose compilation or masks are expensive, together with
 a client without a grammar, whose first token must not wait for them.
 """
 import multiprocessing
@@ -15,12 +15,12 @@ KEY = "sk-attack"
 
 
 def ambiguous(i):
-    """Thousands of configurations after each byte."""
+    """Thousands of parser configurations after each byte."""
     return {"guided_grammar": "root ::= r\nr ::= \"a\" r" + ' | [a-z ] r "b"' * (1500 + i) + ' | "a"'}
 
 
 def counted(i):
-    """Every position counts from another start."""
+    """Every position begins another count."""
     return {"guided_regex": "([ -~]*[a-m ][ -~]{%d}|x)" % (1000 + i)}
 
 
@@ -31,7 +31,7 @@ def nested(i):
 
 
 def wide(i):
-    """A schema whose names and values share beginnings."""
+    """A schema whose names and values share prefixes."""
     properties = {f"{'n' * (k % 40)}{i}-{k}": {"type": "string", "pattern": "(a|b|[a-z]){1,%d}" % (k % 60 + 1)}
                   for k in range(300)}
     return {"guided_json": {"type": "object", "properties": properties}}
@@ -45,7 +45,7 @@ KINDS = [ambiguous, counted, nested, wide, choices]
 
 
 class Plain(threading.Thread):
-    """First tokens of a client that asks again and again."""
+    """Times to the first token of a client that sends requests in a loop."""
 
     def __init__(self, server):
         super().__init__()
@@ -70,7 +70,7 @@ class Plain(threading.Thread):
 
 
 def hostile(server, i, until, kinds, counts):
-    """Asks with one grammar after the other, each a new one."""
+    """Sends requests with grammars, each a new one."""
     while time.time() < until:
         kind = kinds[i % len(kinds)]
         try:
@@ -84,7 +84,7 @@ def hostile(server, i, until, kinds, counts):
 
 
 def crowd(server, until, kinds, replies):
-    """The hostile clients, in a process of their own: this one measures."""
+    """The hostile clients, in a separate process, because this one measures."""
     counts = {}
     threads = [threading.Thread(target=hostile, args=(server, i, until, kinds, counts)) for i in range(HOSTILE)]
     for t in threads:
@@ -95,7 +95,7 @@ def crowd(server, until, kinds, replies):
 
 
 def beside(server, seconds, kinds):
-    """Figures of a plain client beside a crowd, and what the crowd was answered."""
+    """Times of a plain client during an attack, and the statuses of the attack's requests."""
     replies = multiprocessing.Queue()
     until = time.time() + seconds
     process = multiprocessing.Process(target=crowd, args=(server, until, kinds, replies))
@@ -127,7 +127,7 @@ def main():
             print("# %-20s p50 %.1f p95 %.1f max %.1f ms" % (name, *(1000 * x for x in f)))
         print(f"# {counts}; VmHWM {server.memory('VmHWM') >> 20} MB", flush=True)
         report("a plain request beside 32 hostile grammars is answered", failed)
-        # a quiet machine shows less than 2 times what 32 plain requests cost; machines of the CI are shared
+        # on an idle machine it is less than 2 times the time during 32 plain requests; CI machines are shared
         report("its first token does not wait for their masks", figures[0] < 0.05 + 6 * crowded[0] or f"{figures[0]:.3f} s")
         report("what the grammars hold is bounded", server.memory("VmHWM") < 1 << 31)
 

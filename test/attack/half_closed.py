@@ -1,5 +1,5 @@
-"""half_closed: requests for the prompt's log-probabilities whose clients close their side before the engine has them. The
-reply is built from a call that never ran.
+"""half_closed: requests for the prompt's log-probabilities whose clients close their side before the engine starts
+them. The reply is built from a call that never ran.
 """
 import json
 import socket
@@ -19,7 +19,7 @@ def main():
     with Server("--max-waiting", "500", env={"SHOAL_API_KEY": KEY}) as server:
         for asked in {"echo": True, "logprobs": 1}, {"prompt_logprobs": 2}:
             sockets = []
-            for i in range(200):  # more than run at once, so that some are cancelled while they wait
+            for i in range(200):  # more than run in parallel, so that some are cancelled while they wait
                 s = socket.create_connection(("127.0.0.1", server.port), 20)
                 s.sendall(request({"prompt": f"{i} fish", "max_tokens": 32, **asked}))
                 s.shutdown(socket.SHUT_WR)

@@ -1,6 +1,7 @@
-"""jobs: what a key with the scope `jobs` must not be able to do: run commands, read or write outside the places of jobs,
-replace what others serve or have made, leave processes behind. test_jobs.c has the same of single functions; random
-requests are in jobs_random.py, which uses the ground that is laid here."""
+"""jobs: actions that a key with the scope `jobs` must not be able to perform: run commands, read or write outside the
+allowed paths, replace served or foreign files, leave processes running. test_jobs.c tests the same on single functions;
+random requests are in jobs_random.py, which uses the setup of this file.
+"""
 import json
 import os
 import re
@@ -21,8 +22,9 @@ LINE = json.dumps({"messages": [{"role": "user", "content": "1 + 1 = ?"}, {"role
 
 
 class Ground:
-    """A folder with all that a test watches: work (the server's working folder, with what a careless operator leaves in
-    it), home, tmp, outside, and srv with the server's own state and runs."""
+    """A folder with all paths that a test checks: work (the server's working folder, with files that a careless
+    operator leaves in it), home, tmp, outside, and srv with the server's state and runs.
+    """
 
     def __init__(self, *options, keys=("one", "two"), **more):
         attack.SHOAL = SHOAL
@@ -84,7 +86,7 @@ class Ground:
         return json.loads(out)["secret"]
 
     def start(self, kind, args=(), key="one", **options):
-        """(status, body) of a request; '_' in the names of options are '-'."""
+        """(status, body) of a request; '_' in the names of options become '-'."""
         body = {"kind": kind, "args": list(args), "options": {k.replace("_", "-"): v for k, v in options.items()}}
         return self.send(body, key)
 
@@ -99,11 +101,11 @@ class Ground:
         return self.server.ask(f"/v1/jobs/{id}/{what}", raw=b"", method="POST", key=self.keys[key])[0]
 
     def words(self, id, key="one"):
-        """All that a client reads of a job."""
+        """All data of a job that a client can read."""
         return "".join(self.server.ask(f"/v1/jobs/{id}{part}", key=self.keys[key])[1] for part in ("", "/log", "/results"))
 
     def end(self, id, key="one"):
-        """The job when it has ended; waits as long as it takes, up to minutes."""
+        """The job when it has ended; waits up to minutes."""
         for _ in range(3000):
             job = self.job(id, key)
             if job["state"] in ("done", "failed", "cancelled"):
@@ -196,7 +198,7 @@ def inputs_work(g):
 
 
 def files_confined(g):
-    """What a file that a job may read names is held to the same rules, and its secrets are not quoted."""
+    """Paths inside a file that a job may read are checked by the same rules, and secrets in it are not quoted."""
     cases = [("a recipe's out", "train", ["evil-out.yaml"], {}),
              ("a recipe's runs", "train", ["evil-runs.yaml"], {"out": "x1"}),
              ("a recipe's data", "train", ["evil-data.yaml"], {"out": "x2"}),
@@ -215,7 +217,7 @@ def files_confined(g):
 
 
 def knowledge_and_talk(g):
-    """A knowledge base of the operator is read and stays as it is; conversations are their key's."""
+    """A knowledge base of the operator can be read and does not change; conversations belong to their key."""
     g.put("work/note.txt", "the zebra has four stripes\n")
     subprocess.run([SHOAL, "knowledge", "add", "notes.db", "note.txt", "--quiet"], check=True, stdout=subprocess.DEVNULL)
     before = sorted(os.listdir("."))
@@ -261,7 +263,7 @@ def results_owned(g):
 
 
 def process_confined(g):
-    """The kernel confines the process too, where it can; no variable of the server reaches it."""
+    """The kernel confines the process too, if it can; no variable of the server reaches it."""
     job = g.start("world", steps=1000000, maps=100000, policy="rule")[1]
     while g.job(job["id"])["state"] == "queued":
         time.sleep(0.02)
@@ -283,7 +285,9 @@ def process_confined(g):
 
 
 def commands_confined():
-    """With --jobs-run-commands a reward is in the sandbox, whatever a request or a recipe says, and sees nothing of the server."""
+    """With --jobs-run-commands a reward runs in the sandbox, for any request and recipe, and cannot read the server's
+    files.
+    """
     tiny = {"max_steps": 1, "r": 2, "k": 2, "grad_accum": 1, "max_new_tokens": 2}
     with Ground("--jobs-run-commands") as g:
         refused(g, "programs of worlds are refused also with --jobs-run-commands", "world", policy_pipe="id", field="policy-pipe")
@@ -313,7 +317,7 @@ def commands_confined():
 
 
 def processes(name):
-    """Of all processes those whose command line has the word."""
+    """Processes whose command line contains the word."""
     found = []
     for pid in filter(str.isdigit, os.listdir("/proc")):
         try:
@@ -335,7 +339,7 @@ def gone(name):
 
 
 def nothing_survives():
-    """With --jobs-run-commands: whatever a reward starts ends with its job, however that ends."""
+    """With --jobs-run-commands: processes that a reward starts end with its job, for any end of it."""
     seconds = {how: str(98000 + os.getpid() % 900 + i * 1000) for i, how in enumerate(("cancel", "delete", "stop", "kill -9"))}
     reward = "shell:setsid sleep {0} & (setsid setsid sleep {0} &) ; cat >/dev/null; sleep {0}"
     for how, number in seconds.items():

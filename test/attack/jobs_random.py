@@ -1,9 +1,9 @@
-"""jobs_random: random job requests; of the file system nothing changes but the server's state and runs.
+"""jobs_random: random job requests; in the file system only the server's state and runs change.
 
-jobs_random.py [N [OPTION …]]: N requests (default 250), honest ones, honest ones with parts of others, and hostile ones:
-options of every table by every name, paths of every trick, recipes, teams and tasks that name what they should not. At
-least 30 % must be accepted and run to their end. OPTIONs are passed to the server: --jobs-run-commands runs the same
-without landlock. JOBS_SEED chooses other requests.
+jobs_random.py [N [OPTION …]]: N requests (default 250): valid ones, valid ones with parts of others, and hostile ones:
+options of every table by every name, paths with every known trick, recipes, teams and tasks that refer to forbidden
+paths. At least 30 % must be accepted and run to their end. OPTIONs are passed to the server: --jobs-run-commands runs
+the same without landlock. JOBS_SEED selects other requests.
 """
 import hashlib
 import json
@@ -24,7 +24,7 @@ ALIASES = ["output-dir", "model-name-or-path", "base-model", "lora-r", "learning
 
 
 def tables():
-    """{kind: names of its options}, from the program's own help."""
+    """{kind: names of its options}, from the program's help."""
     found = {}
     for kind in KINDS:
         text = subprocess.run([SHOAL, kind, "--help"], capture_output=True, text=True).stdout
@@ -139,7 +139,7 @@ class Requests:
 
 
 def snapshot(top, leave=()):
-    """{path: (kind, size, mode, time of change, hash)} of all that is below."""
+    """{path: (kind, size, mode, time of change, hash)} of all files below."""
     found, stack = {}, [top]
     while stack:
         folder = stack.pop()
@@ -167,14 +167,14 @@ def watched(g):
 
 
 def strays(g):
-    """Names that only a request of this test can have made, where it can be found quickly."""
+    """Names that only a request of this test can have created, in directories that are quick to scan."""
     home = os.path.expanduser("~")
     places = {"/", "/tmp", "/etc", "/var/tmp", "/dev/shm", home, ROOT, g.before, g.top, g.path("srv"), g.path("srv/state")}
     return [os.path.join(p, n) for p in places if os.path.isdir(p) for n in os.listdir(p) if TOKEN in n]
 
 
 def drain(g, key, open_, tally, most):
-    """Waits until at most so many jobs are not over; those that are over are counted and deleted."""
+    """Waits until at most this many jobs are unfinished; finished ones are counted and deleted."""
     while len(open_) > most:
         jobs = json.loads(g.server.ask("/v1/jobs", key=g.keys[key])[1])["jobs"]
         for job in jobs:

@@ -1,6 +1,7 @@
-"""Memory: requests whose parsing, results, replies or remains are large, in loops beside a client that chats. The
-server's peak stays within --max-memory + 10 %, and where the system refuses memory, requests fail and the server
-lives. ATTACK_ROUNDS (default 2) repeats the loop: 100 for a long run."""
+"""Memory: requests whose parsing, results, replies or stored data are large, in loops, together with a chat client. The
+server's peak stays within --max-memory + 10 %, and if the system refuses memory, requests fail and the server survives.
+ATTACK_ROUNDS (default 2) repeats the loop: 100 for a long run.
+"""
 import json
 import os
 import socket
@@ -34,7 +35,7 @@ def nested(n):
 
 
 def attacks():
-    """(name, path, body or bytes, statuses that are right)"""
+    """(name, path, body or bytes, expected statuses)"""
     text, any_of = "lorem ipsum dolor " * 30, (200, *REFUSED)
     return [
         ("20 alternatives of prompts, twice", COMPLETION,
@@ -60,7 +61,7 @@ def attacks():
 
 
 def first_token(server):
-    """Seconds until the first words of a streamed reply."""
+    """Seconds until the first content of a streamed reply."""
     began = time.time()
     with socket.create_connection(("127.0.0.1", server.port), timeout=60) as c:
         body = json.dumps(chat(stream=True, user="normal")).encode()
@@ -77,7 +78,7 @@ def first_token(server):
 
 
 class Beside(threading.Thread):
-    """A client that chats all the time."""
+    """A client that chats in a loop."""
 
     def __init__(self, server):
         super().__init__(daemon=True)
@@ -98,7 +99,7 @@ class Beside(threading.Thread):
 
 
 def slow_reader(server, body):
-    """Sends a request and reads nothing of what comes."""
+    """Sends a request and does not read the reply."""
     c = socket.socket()
     c.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
     c.connect(("127.0.0.1", server.port))
@@ -141,7 +142,7 @@ def loop():
 
 
 def retained():
-    """Data kept of requests, ratings first: 1 MB each, until they are refused."""
+    """Stored data of requests, ratings first: 1 MB each, until they are refused."""
     with Server("--max-memory", "300M", "--max-feedback", "8M") as s:
         counts, sizes = {}, []
         for i in range(80):
@@ -184,7 +185,7 @@ def slow_readers():
 
 
 def trickle():
-    """A few bytes a second of a large reply, and of a stream."""
+    """Reads a few bytes per second of a large reply, and of a stream."""
     with Server("--body-seconds", "1") as s:
         text = "lorem ipsum dolor " * 30
         body = {"prompt": [text] * 24, "max_tokens": 1, "echo": True, "logprobs": 20}
@@ -208,7 +209,7 @@ def nibble(c):
 
 
 def refused_by_system():
-    """With less address space than requests are allowed."""
+    """With less address space than the limit of requests."""
     with Server() as s:
         size = s.memory("VmSize")
     limit = (size + 160 * MB) >> 10
@@ -238,7 +239,7 @@ def refused_by_system():
 
 
 def cgroup_made(limit):
-    """The folder of a control group with a limit of memory, of either version; or why there is none."""
+    """The folder of a control group with a memory limit, of either version; or the reason why there is none."""
     why = "there are none"
     for base, name in (("/sys/fs/cgroup", "memory.max"), ("/sys/fs/cgroup/memory", "memory.limit_in_bytes")):
         if not os.path.exists(os.path.join(base, "cgroup.procs")):
@@ -260,7 +261,7 @@ def cgroup_made(limit):
 
 
 def cgroup():
-    """With less memory than the machine has, where control groups can be made."""
+    """With less memory than the machine has, if control groups can be created."""
     folder, why = cgroup_made(LIMIT + 30 * MB)
     if not folder:
         attack.skip("a server in a control group", f"control groups cannot be made here: {why}")

@@ -1,4 +1,4 @@
-"""JSON in requests: what cannot be parsed is refused in linear time and bounded memory, with words about the input."""
+"""JSON in requests: invalid JSON is refused in linear time and bounded memory, with a message about the input."""
 import json
 
 from attack import CHAT, Server, report
@@ -30,7 +30,7 @@ with Server() as s:
         report(f"json: {name} cut short are refused at once",
                (status == 400 and seconds < 5) or f"{status} {message(text)} after {seconds:.1f} s")
 
-    # A string that is JSON is parsed again: 12 MB of it took 0.7 GB.
+    # A string that contains JSON is parsed again: 12 MB of it took 0.7 GB.
     before = s.memory("VmHWM")
     for name, calls in (("one call", ["[" + "{}," * (4 * MB) + "{}]"]),
                         ("many calls", ["[" + "{}," * 20000 + "{}]"] * 100),
@@ -45,7 +45,7 @@ with Server() as s:
         status, text, _ = s.ask(CHAT, chat(calls=[arguments]))
         report(f"json: usual tool arguments are read: {name}", status == 200 or f"{status} {message(text)}")
 
-    # The messages speak of the input, not of the library that reads it.
+    # The messages describe the input, not the library that parses it.
     for name, raw, words in (("U+0000", b'{"a":"\\u0000"}', "U+0000"), ("half a pair", b'{"a":"\\ud800"}', "surrogate"),
                              ("a deep one", b'{"a":' + b"[" * 200 + b"]" * 200 + b"}", "nested more than 100 deep")):
         status, text, _ = s.ask(CHAT, raw=raw)

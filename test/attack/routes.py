@@ -1,9 +1,9 @@
-"""routes: every route that the program has, asked by every kind of caller. What each may do follows from the route's scope
-alone; the routes are read from the tables in src/*/*.c, so a new one is tested without a change here.
+"""routes: every route of the program with every kind of caller. The result depends on the route's scope only; the
+routes are read from the tables in src/*/*.c, so new routes are tested without a change here.
 
     python3 test/attack/routes.py --table      prints the table of docs/SECURITY.md
 
-which is what stands there between <!-- routes --> and <!-- /routes -->; this test compares the two.
+That table is between <!-- routes --> and <!-- /routes -->; this test compares the two.
 """
 import glob
 import json
@@ -18,7 +18,7 @@ ROW = re.compile(r'\{"(GET|POST|PUT|DELETE|PATCH|HEAD)",\s*"(/[^"]*)",\s*([A-Z_ 
 SCOPES = ("OPEN", "CHAT", "METRICS", "JOBS", "ADMIN")
 YES = "yes"
 
-# Callers: a name, the kind of server (keyless, keyless with --no-auth, with keys), and what each scope answers.
+# Callers: a name, the kind of server (keyless, keyless with --no-auth, with keys), and the result for each scope.
 KEYLESS, NO_AUTH, KEYED = "no keys", "no keys, --no-auth", "keys"
 CALLERS = [
     (KEYLESS, "this machine", (YES, YES, YES, "401", "401")),
@@ -47,7 +47,7 @@ def routes():
 
 
 def table():
-    """The scopes' routes, and what each caller gets of a scope."""
+    """The scopes' routes, and each caller's result for a scope."""
     lines = ["| scope | routes |", "|---|---|"]
     for scope in SCOPES:
         names = ", ".join(f"`{method} {path}`" for method, path, s in routes() if s == scope)
@@ -62,7 +62,7 @@ def main():
     all_routes = routes()
     report(f"{len(all_routes)} routes are found", len(all_routes) >= 71 or len(all_routes))
 
-    # Every row that looks like one is read by the pattern above.
+    # The pattern above must match every row of a route table.
     rows = sum(len(re.findall(r'\{"(?:GET|POST|PUT|DELETE|PATCH|HEAD)", "/', open(p).read())) for p in glob.glob(os.path.join(ROOT, "src", "*", "*.c")))
     report("none is missed", rows == len(all_routes) or (rows, len(all_routes)))
 
@@ -80,7 +80,7 @@ def main():
         try:
             for number, (kind, who, answers) in enumerate(CALLERS):
                 s, wrong = servers[kind], []
-                # A caller is elsewhere unless it is to be here; none has more wrong keys than an address may send.
+                # A caller is remote unless it must be local; none sends more wrong keys than an address may.
                 headers = {} if who == "this machine" else {"X-Forwarded-For": f"192.0.2.{number}"}
                 key = s.token if who == "token" else keys.get(who)
                 for method, path, scope in all_routes:

@@ -1,7 +1,7 @@
-"""templates: chat templates and their variables that are made to take the server's time or memory.
+"""templates: chat templates and variables that are designed to use the server's time or memory.
 
-Without --trust-request-chat-template they are refused. With it, eight of each kind at once end at the limits of a
-rendering while an ordinary client and /health are answered.
+Without --trust-request-chat-template they are refused. With it, eight of each kind in parallel end at the limits of
+rendering, while a normal client and /health are served.
 """
 import http.client
 import json
@@ -50,7 +50,7 @@ def template_body(template):
 
 
 def plain(s, waits, stop):
-    """An ordinary client, and a look at /health beside each of its requests."""
+    """A normal client, with a request to /health next to each of its requests."""
     while not stop.is_set():
         for path, body in ((CHAT, {"messages": USER, "max_tokens": 1}), ("/health", None)):
             try:
@@ -110,7 +110,7 @@ def limits_hold(s):
 
 
 def vanished_clients(s):
-    """The work for clients that go away ends with them."""
+    """The work for clients that disconnect ends."""
     body = json.dumps(template_body(TEMPLATES["nested in"])).encode()
     for _ in range(40):
         c = http.client.HTTPConnection("127.0.0.1", s.port, timeout=10)
@@ -133,14 +133,14 @@ def variables(s):
     report("more than 65,536 messages are refused", status == 400 and "65536" in text and seconds < 10 or (status, text[:100], seconds))
     status, text, seconds = s.ask(CHAT, template_body("x" * 70000), key="sk-attack")
     report("a template of 70,000 bytes is refused", status == 400 and "larger" in text or (status, text[:100]))
-    # The texts of one role in a row were joined by copying all of them for each.
+    # Consecutive texts of one role were joined by copying all of them for each.
     rows = [{"role": "system", "content": "abcdefghij"}] * 65000
     status, text, seconds = s.ask(CHAT, {"messages": rows, "chat_template": "{{ messages|length }}", "max_tokens": 1}, key="sk-attack")
     report("65,000 system messages in a row are joined quickly", status == 200 and seconds < 8 or (status, text[:100], seconds))
 
 
 def going_on(s):
-    """Where the last message's tokens end was sought by comparing it at every place of the prompt."""
+    """The end of the last message's tokens was searched by comparison at every position of the prompt."""
     text = "は" * 300000 + "x"
     body = {"messages": [{"role": "user", "content": "は" * 300000}, {"role": "assistant", "content": text}],
             "continue_final_message": True, "max_tokens": 1, "chat_template": "{{ messages[0].content }}{{ messages[0].content }}"}
@@ -158,7 +158,7 @@ def stops_in_time(s):
     s.process.terminate()
     try:
         s.process.wait(20)
-    except Exception:  # a server that is still there is the failure
+    except Exception:  # it is a failure if the server still runs
         pass
     report("the server ends within its drain while it renders", not s.alive() and time.time() - began < 12)
 

@@ -1,7 +1,7 @@
 #!/bin/sh
-# test_backup: a server's keys, jobs, made models and adapters' versions, kept while it runs and brought back after its
-# state is gone: by 'shoal restore', and over HTTP at the next start.
-# Prints "ok NAME", "not ok NAME: why" and "skip NAME: why" lines; SHOAL is the binary.
+# test_backup: keys, jobs, derived models and adapter versions of a server, backed up while it runs and restored after
+# its state is deleted: with 'shoal restore', and over HTTP at the next start. Prints "ok NAME", "not ok NAME: why" and
+# "skip NAME: why" lines; SHOAL is the binary.
 set -u
 cd "$(dirname "$0")/../.." || exit 1
 shoal=${SHOAL:-build/shoal}
@@ -49,13 +49,13 @@ need get -X POST "$url/v1/jobs" -d '{"kind": "world", "args": [], "options": {"p
 job=$(sed 's/.*"id":"\([^"]*\)".*/\1/' "$tmp/out")
 get "$url/v1/jobs/$job/events" >/dev/null
 need get --fail-with-body "$url/api/create" -d '{"model": "gruff", "from": "fry", "system": "Be gruff.", "stream": false}'
-jobs() { get "$url/v1/jobs/$1" | sed 's/,"progress":{[^}]*}//'; } # of a job that has ended, progress is not kept
+jobs() { get "$url/v1/jobs/$1" | sed 's/,"progress":{[^}]*}//'; } # a finished job's progress is not stored
 job_before=$(jobs "$job")
 keys() { "$shoal" key list --json --store "$state/serve.db" | sed 's/,"last_used":[0-9.]*//; s/"\(all\|today\)":{[^}]*}//g'; }
 keys_before=$(keys)
 adapter=$(cat "$tmp/adapters/critic/"* | cksum)
 
-# ---- kept while it runs
+# ---- backup of a running server
 need "$shoal" backup "$tmp/kept" $place --also "$tmp/adapters"
 id=$(cat "$tmp/out")
 need "$shoal" backup "$tmp/kept" --check
@@ -65,7 +65,7 @@ if "$shoal" restore "$tmp/kept" $place --replace >/dev/null 2>"$tmp/err"; then b
 else holds "a state in use is not replaced" "a server uses" "$tmp/err"; fi
 if grep -rqF -- "$key" "$tmp/kept"; then bad "no secret is in it" "the key is"; else ok "no secret is in it"; fi
 
-# ---- gone and brought back
+# ---- deleted and restored
 stop
 rm -rf "$runs" "$tmp/adapters"
 need "$shoal" restore "$tmp/kept" $place --also "$tmp/adapters"
@@ -110,7 +110,7 @@ need get --fail-with-body -X DELETE "$url/v1/backups/$first"
 need get "$url/v1/backups"
 holds "a backup is deleted" '"backups":[]' "$tmp/out"
 
-# ---- asked for, and then broken
+# ---- restore over HTTP, then a damaged backup
 need get --fail-with-body -X POST "$url/v1/backups"
 first=$(sed 's/.*"id":"\([^"]*\)".*/\1/' "$tmp/out")
 need get --fail-with-body -X POST "$url/v1/backups/$first/restore"

@@ -1,6 +1,7 @@
 #!/bin/sh
-# test_cli: the program as a user calls it — reference ids, conversions, exit codes, and what bad input prints and leaves.
-# Prints "ok NAME", "not ok NAME: why" and "skip NAME: why" lines; SHOAL is the binary. Needs no network and no demo.
+# test_cli: the program as a user calls it: reference ids, conversions, exit codes, and messages and files after bad
+# input. Prints "ok NAME", "not ok NAME: why" and "skip NAME: why" lines; SHOAL is the binary. Needs no network and no
+# demo.
 set -u
 shoal=${SHOAL:-build/shoal}
 shared=${SHOAL_SHARED:-../shared}
@@ -9,7 +10,7 @@ trap 'rm -rf "$tmp"' EXIT
 
 ok() { echo "ok $1"; }
 bad() { echo "not ok $1: $2"; }
-# says NAME CODE TEXT COMMAND…: the command exits with CODE and its stderr holds TEXT.
+# says NAME CODE TEXT COMMAND…: the command exits with CODE and its stderr contains TEXT.
 says() {
     name=$1 code=$2 text=$3
     shift 3
@@ -70,7 +71,7 @@ says "quantising onto itself" 2 "is the model itself" "$shoal" quantize "$tmp/a.
 says "an unknown weight type" 2 "no weight type 'q3_k'" "$shoal" quantize "$tmp/a.gguf" "$tmp/no.gguf" --type q3_k
 says "blocks in a Hugging Face directory" 2 "write a GGUF file" "$shoal" quantize "$tmp/a.gguf" "$tmp/no" --type nf4
 says "a text of no tokens" 1 "empty.txt" sh -c ": >'$tmp/empty.txt'; exec '$shoal' quantize '$tmp/a.gguf' '$tmp/no.gguf' --type nf4 --text '$tmp/empty.txt'"
-# ---- what a call can ask for
+# ---- options of one call
 m=$tmp/a.gguf
 run() { "$shoal" run "$m" -n 8 --quiet "$@" 2>"$tmp/err"; }
 field() { sed "s/.*\"$1\":\(\[[^]]*\]\|\"[^\"]*\"\|[^,}]*\).*/\1/"; } # of a JSON line
@@ -99,7 +100,7 @@ holds "and is the reason" '"finish":"stop"' "$tmp/out"
 run -p ab --temp 0.9 --typical-p 0.8 --repeat-penalty 1.3 --presence-penalty 0.5 --frequency-penalty 0.2 --ids >"$tmp/out"
 if [ -s "$tmp/out" ] && ! cmp -s "$tmp/out" "$tmp/free"; then ok "penalties reach the sampler"; else bad "penalties reach the sampler" "$(cat "$tmp/err")"; fi
 
-# ---- many at once: the same bits as one by one
+# ---- batches: the same bits as single prompts
 printf '春は\r\n\n夏は夜、秋は夕暮れ\nab\n' >"$tmp/lines.txt"
 printf '{"prompt":"春は"}\n{"prompt":"夏は夜、秋は夕暮れ"}\n{"prompt": "ab"}\n' >"$tmp/lines.jsonl"
 run --file "$tmp/lines.txt" --samples 2 --seed 4 --ids >"$tmp/batch"
@@ -141,7 +142,7 @@ if awk '$1 == 1 && ($2 != "1.000" || $4 != "1.000" || $5 != "猫") {bad = 1} END
     ok "embed --similarity"; else bad "embed --similarity" "$(cat "$tmp/out")"; fi
 says "embed of nothing" 2 "give texts, or --file" "$shoal" embed "$m"
 
-# ---- a memory limit is kept: what the system counted stays below it
+# ---- a memory limit: the system's counters stay below it
 says "a size that is none" 2 "'12' is not a size" "$shoal" run "$m" -p x --max-memory 12
 "$shoal" run "$m" -p x --dry-run --json >"$tmp/out" 2>/dev/null
 if grep -q '^{"plan":' "$tmp/out" && [ "$(wc -l <"$tmp/out")" = 1 ]; then ok "--dry-run only plans"; else bad "--dry-run only plans" "$(cat "$tmp/out")"; fi
@@ -299,7 +300,7 @@ absent "a bad recipe starts no run" "$tmp/runs"
 says "resume of nothing" 1 "no run" "$shoal" resume none --runs "$tmp"
 says "fork of nothing" 1 "no run" "$shoal" fork none --at 1 --runs "$tmp"
 says "lineage of nothing" 1 "none" "$shoal" lineage none --runs "$tmp"
-# A small evolution from adapters that are there, its fork, its replay and its tree.
+# A small evolution from existing adapters, its fork, its replay and its tree.
 for i in 1 2; do "$shoal" adapter new --model models/fry --rank 2 --seed $i "$tmp/born$i" --quiet 2>/dev/null; done
 "$shoal" adapter blend --operator noise_absolute --parents "$tmp/born1" --child "$tmp/founder1" --step 0.05 --seed 1 >/dev/null 2>&1
 "$shoal" adapter blend --operator noise_absolute --parents "$tmp/born2" --child "$tmp/founder2" --step 0.05 --seed 2 >/dev/null 2>&1
@@ -328,7 +329,7 @@ same "a fork without a change is the run" "$tmp/runs/e1/evolution.jsonl" "$tmp/r
 if "$shoal" replay --run e1 --generation 2 --runs "$tmp/runs" --quiet 2>/dev/null | grep -q "same bits"; then ok "a generation replayed"
 else bad "a generation replayed" "no 'same bits'"; fi
 if "$shoal" lineage e1 --runs "$tmp/runs" | grep -q "^ancestry of"; then ok "lineage"; else bad "lineage" "no ancestry"; fi
-# Groups of runs: what they came to is written by hand.
+# Groups of runs: their results are hand-written.
 cat >"$tmp/seed.yaml" <<YAML
 model: models/fry
 personas: [one=$tmp/founder1, two=$tmp/founder2]
@@ -440,7 +441,7 @@ END
     done
     same "extracting gives the same adapter with 1 and 2 threads" "$tmp/ex1/adapter_model.safetensors" "$tmp/ex2/adapter_model.safetensors"
     holds "extract finds the rank in every layer" '"down_proj":{"layers":6,"rank_min":4,"rank_max":4,' "$tmp/out"
-    # far NAME LIMIT A B: adapter B is A to within LIMIT of A's norm.
+    # far NAME LIMIT A B: adapter B equals A within LIMIT of A's norm.
     far() {
         "$shoal" adapter blend --operator delta --parents "$3" "$4" --weights 1 -1 --rank 8 --child "$tmp/far" >/dev/null 2>"$tmp/err"
         "$shoal" adapter info "$3" "$tmp/far" --json 2>>"$tmp/err" | field norm >"$tmp/norms"
@@ -508,7 +509,7 @@ END
     for at in 1 20 36; do
         says "replay of recorded call $at" 0 "" "$shoal" replay "$(sed -n ${at}p "$tmp/keys" | field key | tr -d '"')" --store "$tmp/eval.db"; done
 
-    # ---- a training: its record, the gate, versions and the way back
+    # ---- a training run: its record, the gate, versions and rollback
     head -n 48 data/personas/critic.jsonl >"$tmp/learn.jsonl"
     tail -n 24 data/personas/critic.jsonl >"$tmp/held.jsonl"
     learn() { "$shoal" train models/fry --data "$tmp/learn.jsonl" --out "$tmp/agent" --r 4 --bsz 8 --grad-accum 1 --runs "$tmp/runs" --quiet "$@" 2>"$tmp/err"; }
@@ -534,8 +535,8 @@ END
     says "held-out data that is not there" 1 "eval data of 'adapter'" "$shoal" train models/fry --data "$tmp/few.jsonl" --out "$tmp/t9" --runs "$tmp/runs" --eval-data "$tmp/nowhere.jsonl"
     says "an adapter for another model" 1 "adapter" "$shoal" run "$tmp/a.gguf" -p x --adapter "$tmp/t1"
     says "debate with no rounds" 0 "" "$shoal" debate models/fry --agents base base base --topic t --choices a b --rounds 0
-    # ---- workflows as files: a copy, and the same graph drawn another way, are the built-in protocol, call by call
-    for f in du revise-on-error-tail mad legacy; do
+    # ---- workflow files: a copy, and the same graph written differently, equal the built-in protocol, call by call
+    for f in du v4ct mad seed; do
         "$shoal" debate --show-protocol $f >"$tmp/mine.yaml"
         for p in $f "$tmp/mine.yaml"; do
             "$shoal" debate models/fry --agents base "$tmp/t1" base --personas a b c --tasks sort --n 3 --samples 0 --protocol "$p" --store "$tmp/flow.db" >"$tmp/out.${p##*/}" 2>"$tmp/err"
@@ -567,7 +568,7 @@ END
     printf 'agents:\n  - {adapter: nowhere}\n' >"$tmp/lost.yaml"
     says "a team without its adapter" 1 "lost.yaml', line 2: there is no adapter 'nowhere'" "$shoal" eval models/fry --tasks sort --team "$tmp/lost.yaml"
     says "a run that is none" 1 "no generations in" "$shoal" eval models/fry --tasks sort --run "$tmp"
-    # ---- data that the model writes
+    # ---- generated data
     printf '{"prompt":"sort: k b x"}\n{"prompt":"升序：m u j p"}\n{"prompt":"81,37からEへ進む。どこ？"}\n{"prompt":"sort: k b x"}\n' >"$tmp/p.jsonl"
     synth() { "$shoal" synth models/fry --prompts "$tmp/p.jsonl" --samples 4 --n 24 --temp 1.2 --store "$tmp/synth.db" "$@"; }
     synth --out "$tmp/s1.jsonl" --require answer: --min-agreement 0.5 --max-perplexity 90% --judge "$tmp/t1" --json >"$tmp/out" 2>"$tmp/err"
@@ -696,7 +697,7 @@ else
     echo "skip examples/world_env.py, examples/world_policy.py and the terminal: no python3"
 fi
 
-# ---- minds in another program's world
+# ---- policies in another program's environment
 says "--env-pipe without a model" 2 "name one" "$shoal" world --env-pipe 'exit 3'
 says "--env-pipe and a policy" 2 "minds only live in --env-pipe" "$shoal" world "$m" --env-pipe 'exit 3' --policy random
 says "--env-pipe and a world" 2 "its own agents and rules" "$shoal" world "$m" --env-pipe 'exit 3' --world legacy
@@ -705,7 +706,7 @@ says "--env-pipe and agents" 2 "its own agents and rules" "$shoal" world "$m" --
 says "an environment that ends" 1 "the environment 'exit 3', spaces: it ended with exit code 3" "$shoal" world "$m" --env-pipe 'exit 3'
 says "an environment that is silent" 1 "it was silent for 0.3 seconds (--timeout)" "$shoal" world "$m" --env-pipe 'exec sleep 30' --timeout 0.3
 if [ -e models/fry/config.json ]; then
-    # minds NAME FLAG…: lives one mind, whose order among others cannot differ where fitness does.
+    # minds NAME FLAG…: runs one policy, because the order of several could differ with fitness.
     minds() {
         name=$1
         shift
@@ -824,10 +825,10 @@ else
     echo "skip minds in worlds: models/fry is not there"
 fi
 
-# ---- files that others write, hold or read
+# ---- files that other processes write, lock or read
 if [ -d models/fry ] && command -v python3 >/dev/null; then
     cat >"$tmp/holds.py" <<'END'
-"""holds FILE COMMAND...: runs the command while FILE is locked by this process, as by another shoal."""
+"""holds FILE COMMAND...: runs the command while this process locks FILE, like another shoal."""
 import fcntl, os, subprocess, sys
 os.makedirs(os.path.dirname(sys.argv[1]), exist_ok=True)
 with open(sys.argv[1], "w") as f:
@@ -885,7 +886,7 @@ else
     echo "skip a folder that cannot be written: no namespaces"
 fi
 
-# ---- files that nobody here wrote
+# ---- files of other programs
 if [ -d "$shared/data" ]; then
     s=$shared/data/stories260K
     "$shoal" convert "$s/stories260K.bin" --tokenizer "$s/tok512.bin" -o "$tmp/s.gguf" 2>/dev/null

@@ -1,6 +1,6 @@
 #!/bin/sh
-# test_config: where the values of options come from, as a user meets it; and that a dry run leaves nothing behind.
-# Prints "ok NAME", "not ok NAME: why" and "skip NAME: why" lines; SHOAL is the binary.
+# test_config: the sources of option values from the user's view; and that a dry run leaves no files. Prints "ok NAME",
+# "not ok NAME: why" and "skip NAME: why" lines; SHOAL is the binary.
 set -u
 shoal=$(realpath "${SHOAL:-build/shoal}")
 root=$PWD
@@ -10,7 +10,7 @@ unset SHOAL_CONFIG
 
 ok() { echo "ok $1"; }
 bad() { echo "not ok $1: $2"; }
-# says NAME CODE TEXT COMMAND…: the command exits with CODE and its stderr holds TEXT.
+# says NAME CODE TEXT COMMAND…: the command exits with CODE and its stderr contains TEXT.
 says() {
     name=$1 code=$2 text=$3
     shift 3
@@ -20,7 +20,7 @@ says() {
     elif [ -n "$text" ] && ! grep -qF -- "$text" "$tmp/err"; then bad "$name" "no '$text' in: $(head -c 300 "$tmp/err")"
     else ok "$name"; fi
 }
-# from NAME OPTION VALUE SOURCE COMMAND…: config explain --json says so of the option.
+# from NAME OPTION VALUE SOURCE COMMAND…: checks the option's value and source in config explain --json.
 from() {
     name=$1 want="\"option\":\"$2\",\"value\":$3,\"secret\":$6,\"from\":\"$4\",\"source\":\"$5\""
     shift 6
@@ -72,7 +72,7 @@ says "an unknown variable is warned of" 0 "SHOAL_SERVE_PROT sets nothing; did yo
 says "a file that is not there" 1 "cannot open 'none.conf'" "$shoal" doctor --config none.conf
 says "so of the variable" 1 "cannot open 'none.conf'" env SHOAL_CONFIG=none.conf "$shoal" doctor
 
-# wrong NAME TEXT LINE…: a file of these lines is refused by check and by any command, with TEXT.
+# wrong NAME TEXT LINE…: check and any command refuse a file of these lines, with TEXT.
 wrong() {
     name=$1 text=$2
     shift 2

@@ -1,6 +1,6 @@
 #!/bin/sh
-# test_dry: a dry run says what would happen and leaves every file as it was: none made, changed, touched or removed.
-# Prints "ok NAME", "not ok NAME: why" and "skip NAME: why" lines; SHOAL is the binary.
+# test_dry: a dry run prints its plan and changes no file: none created, modified, touched or removed. Prints "ok NAME",
+# "not ok NAME: why" and "skip NAME: why" lines; SHOAL is the binary.
 set -u
 shoal=$(realpath "${SHOAL:-build/shoal}")
 root=$PWD
@@ -14,7 +14,7 @@ model=$root/models/fry
 ok() { echo "ok $1"; }
 bad() { echo "not ok $1: $2"; }
 listing() { find "$here" -printf '%P %y %s %T@\n' | sort; }
-# dry NAME TEXT COMMAND…: the command prints TEXT and the folder stays as it is.
+# dry NAME TEXT COMMAND…: the command prints TEXT and the folder does not change.
 dry() {
     name=$1 text=$2
     shift 2
@@ -66,7 +66,7 @@ dry "synth" "total" synth "$model" --prompts p.jsonl --out new.jsonl --then-trai
 dry "serve" "total" serve "$model" --port 0
 dry "serve, within a limit" "total" serve "$model" --port 0 --max-memory 500M
 
-# What a run would refuse, its dry run refuses.
+# The dry run refuses what the run refuses.
 refused() {
     name=$1 text=$2
     shift 2

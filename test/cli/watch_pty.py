@@ -1,5 +1,6 @@
-"""watch_pty SHOAL HOW: 'shoal world --watch' on a terminal of our own, ended by a key (q), a signal (TERM, SEGV) or a
-hang-up; fails unless it drew, took keys, and left the terminal as it was."""
+"""watch_pty SHOAL HOW: 'shoal world --watch' on a pseudo-terminal, ended by a key (q), a signal (TERM, SEGV) or a
+hang-up; fails unless it drew, read keys, and restored the terminal.
+"""
 import os
 import pty
 import re
@@ -11,7 +12,7 @@ import time
 
 
 def read_for(fd, wanted, seconds):
-    """What comes until `wanted`, a pattern, is in it, the other side ends, or the time is over."""
+    """The output until it matches the pattern `wanted`, the other side ends, or the time is over."""
     got, until = b"", time.monotonic() + seconds
     while not re.search(wanted, got, re.S) and time.monotonic() < until:
         if select.select([fd], [], [], 0.1)[0]:

@@ -1,16 +1,16 @@
-"""api: a structure-aware fuzzer of the HTTP API, against the built server on 127.0.0.1.
+"""api: a structure-aware fuzzer of the HTTP API, with the built server on 127.0.0.1.
 
-Valid requests of every route are the templates: the curl lines of docs/API.md and those below for what that page shows in
-words. Each is mutated as JSON (types, borders, texts, lengths, keys), as HTTP (methods, headers, paths, framing) and as
-traffic (parts, half-closed sockets, pipelines, aborted streams), on several connections at once, a part of the time over
-TLS. Every reply must be HTTP of the right form, no request may end the server, make a sanitizer speak, or show a secret or
-the folder that the server runs in; a client without mutations is answered all the time.
+The templates are valid requests of every route: the curl lines of docs/API.md, and those below for requests that the
+page only describes. Each is mutated as JSON (types, boundary values, texts, lengths, keys), as HTTP (methods, headers,
+paths, framing) and as traffic (fragments, half-closed sockets, pipelines, aborted streams), on several connections at
+once, a part of the time over TLS. Every reply must be valid HTTP; no request may end the server, trigger a sanitizer,
+or reveal a secret or the server's folder; a client without mutations must always be served.
 
     python3 test/fuzz/api.py --seconds 60 --seed 1        SHOAL=build/asan/shoal
     python3 test/fuzz/api.py --replay test/fuzz/corpus-api/NAME.json
 
-The last line is "API fuzz: N requests, M findings". A finding is printed with the file that replays it; the exit status is
-1 when there are any. Only the standard library is used; --tls needs the program openssl.
+The last line is "API fuzz: N requests, M findings". A finding is printed with the file that replays it; the exit status
+is 1 if there is one. The fuzzer uses only the standard library; --tls needs the program openssl.
 """
 import argparse
 import base64
@@ -38,9 +38,9 @@ KEY = "sk-fuzz-b41d9c3e77"
 SECRETS = [KEY, "hf_fuzzsecret5517"]
 REPORTS = re.compile(r"ERROR: \w+Sanitizer|SUMMARY: \w+Sanitizer|runtime error: |Assertion .* failed|: CHECK|broken contract")
 MAX_READ = 64 << 20
-REPLY_SECONDS, WILD_SECONDS, STREAM_SECONDS = 60, 10, 5  # a stream may go on for as long as its job; its client leaves
+REPLY_SECONDS, WILD_SECONDS, STREAM_SECONDS = 60, 10, 5  # a stream may last as long as its job; its client disconnects earlier
 
-# what docs/API.md describes without a line of curl: method, path, body
+# requests that docs/API.md describes without curl: method, path, body
 MORE = [
     ("GET", "/v1/ab/trial", None), ("POST", "/v1/ab/trial/start", {}), ("GET", "/v1/adapters/critic", None),
     ("POST", "/v1/adapters/critic/rollback", {"version": "x"}), ("GET", "/v1/feedback?limit=2&after=0", None),
@@ -113,7 +113,9 @@ def template(method, path, body, headers=()):
 
 
 def templates():
-    """The curl lines of the page, then MORE. $ID and the like become words that are replaced when a request is made."""
+    """The curl lines of the page, then MORE. $ID and similar become placeholders that are replaced when a request is
+    made.
+    """
     out = []
     for line in re.findall(r"^(?:[A-Z]+=\$\()?(curl .*)$", open(f"{ROOT}/docs/API.md").read(), re.M):
         line = re.sub(r"\| sed .*$", "", line).replace("$JOB", "JOB").replace("$BACKUP", "BACKUP").replace("$LIFE", "JOB").replace("$ID", "CALL")
@@ -146,7 +148,7 @@ def templates():
 # ---- mutation
 
 def places(v, path=()):
-    """Every place of a JSON value, as a path of keys."""
+    """Every position in a JSON value, as a path of keys."""
     yield path
     if isinstance(v, dict):
         for k in v:
@@ -228,7 +230,7 @@ def mutate_json(v, r, others):
 
 
 def mutate_text(text, r):
-    """Bytes of JSON: broken, doubled keys, other encodings."""
+    """Bytes of JSON: invalid, duplicate keys, other encodings."""
     kind, i = r.randrange(7), r.randrange(len(text) + 1)
     if kind == 0:
         return text[:i]
@@ -294,8 +296,9 @@ def mutate_headers(headers, r):
 
 
 def request_make(t, r, others, words, plain=False):
-    """One request, ready to be written to a file: {method, path, headers, body (base64), traffic, wild}; `plain`: as the template
-    has it. `wild`: its HTTP may be malformed, so that any answer or none is right."""
+    """One request, ready to be written to a file: {method, path, headers, body (base64), traffic, wild}; `plain`:
+    without mutations. `wild`: its HTTP may be malformed, so that any answer or none is correct.
+    """
     t = copy.deepcopy(t)
     q = {"method": t["method"], "path": t["path"], "headers": t["headers"], "wild": False, "traffic": {}}
     for word, known in words.items():
@@ -328,11 +331,11 @@ def request_make(t, r, others, words, plain=False):
     kind = r.random()
     traffic = q["traffic"]
     if kind < 0.03:
-        traffic["cut"] = r.randrange(1, 400)  # only so many bytes are sent, then the socket is closed
+        traffic["cut"] = r.randrange(1, 400)  # number of bytes that are sent before the socket is closed
     elif kind < 0.06:
-        traffic["half"] = True  # no more is sent after the request
+        traffic["half"] = True  # the client closes its side after the request
     elif kind < 0.10:
-        traffic["leave"] = r.choice([0, 1, 100, 3000])  # bytes of the reply that are read before the client goes
+        traffic["leave"] = r.choice([0, 1, 100, 3000])  # bytes of the reply that the client reads before it disconnects
     elif kind < 0.14:
         traffic["pipeline"] = r.randrange(2, 6)
     elif kind < 0.17:
@@ -366,7 +369,7 @@ def encode(q):
 
 
 class Reader:
-    """Reads replies off a socket. Raises Finding when they are no HTTP."""
+    """Reads replies from a socket. Raises Finding if they are not HTTP."""
 
     def __init__(self, sock, seconds):
         self.sock, self.data = sock, b""
@@ -421,7 +424,7 @@ class Reader:
                 raise Finding("a reply has more than 64 MB")
 
     def reply(self, head_only=False):
-        """(status, headers, body) or None when the connection ended before it was whole."""
+        """(status, headers, body), or None if the connection ended before the reply was complete."""
         line = self.line()
         if line is None:
             return None
@@ -475,7 +478,7 @@ def check_stream(text):
 
 
 def check_reply(q, reply, secrets):
-    """What must hold of each reply that arrived whole."""
+    """Checks of each complete reply."""
     status, headers, body = reply
     kind = headers.get("content-type", "")
     try:
@@ -484,7 +487,7 @@ def check_reply(q, reply, secrets):
         if kind.startswith(("text/", "application/json", "application/x-ndjson")):
             raise Finding(f"a reply is no UTF-8: {e}") from None
         text = ""
-    if status == 401:  # a caller of this machine is told where the token is, which only its owner can read
+    if status == 401:  # for local clients the error names the token file, which only its owner can read
         text = re.sub(r"start-up token, which may do everything, is in '[^']*'", "", text)
     for secret in secrets:
         if secret in text or any(secret in v for v in headers.values()):
@@ -516,7 +519,7 @@ def check_reply(q, reply, secrets):
 
 
 class Target:
-    """The server, in a folder of its own from which `../..` does not lead out."""
+    """The server, in a separate folder from which `../..` is still inside the test's folder."""
 
     def __init__(self, tls, folder=None):
         self.top = tempfile.TemporaryDirectory(prefix="api-fuzz-")
@@ -578,7 +581,7 @@ class Target:
         return int(re.search(r"RssAnon:\s+(\d+)", text).group(1)) << 10
 
     def reports(self):
-        """What sanitizers and checks printed: by the server, and by the jobs that it ran."""
+        """The output of sanitizers and failed checks: of the server, and of its jobs."""
         for file in [self.log, *glob.glob(f"{self.cwd}/state/**/*", recursive=True), *glob.glob(f"{self.cwd}/runs/**/log*", recursive=True)]:
             try:
                 with open(file, errors="replace") as f:
@@ -607,7 +610,7 @@ class Target:
 
 
 def send(target, q, timeout=REPLY_SECONDS):
-    """Sends a request by its traffic and checks what comes back. Returns the status, 0 for none."""
+    """Sends a request according to its traffic and checks the reply. Returns the status, 0 for none."""
     data, traffic = encode(q), q["traffic"]
     secrets = [*SECRETS, target.top.name]
     try:
@@ -634,7 +637,7 @@ def send(target, q, timeout=REPLY_SECONDS):
                 sock.recv(traffic["leave"] or 1)
                 return 0
         except (OSError, ssl.SSLError):
-            pass  # an early refusal; its reply may still be there
+            pass  # an early refusal; its reply may still arrive
         return replies_read(target, q, sock, traffic.get("pipeline", 1), secrets)
 
 
@@ -668,7 +671,7 @@ WORDS = {"JOB": [], "BACKUP": [], "CALL": []}
 
 
 def harvest(body):
-    """Ids that later requests name."""
+    """Ids for later requests."""
     for word, pattern in ("JOB", rb'"id":"(job-[^"]*)"'), ("CALL", rb'"id":"((?:chat)?cmpl-[^"]*)"'), ("BACKUP", rb'"id":"(backup-[^"]*|\d{8}[^"]*)"'):
         for found in re.findall(pattern, body[:20000])[:2]:
             WORDS[word] = (WORDS[word] + [found.decode()])[-8:]
@@ -685,7 +688,7 @@ class Run:
         self.bodies = [t["json"] for t in self.templates if t["json"] is not None]
 
     def finding(self, what, requests):
-        """Once for each kind: what differs in digits only is the same."""
+        """Once for each kind: findings that differ only in digits are the same."""
         name = re.sub(r"[0-9]+|'[^']*'", "#", f"{requests[-1]['method'] if requests else ''} {what[:160]}")
         with self.lock:
             if name in self.known:
@@ -718,7 +721,7 @@ class Run:
             try:
                 status = send(target, q)
             except Finding as e:
-                time.sleep(1)  # a sanitizer takes a moment to say why the server ends
+                time.sleep(1)  # a sanitizer needs a moment to print the reason before the server ends
                 if not target.alive():
                     self.over = True
                     self.finding(f"the server has ended: {target.reports() or open(target.log, errors='replace').read()[-800:]}", self.recent)
@@ -734,7 +737,7 @@ class Run:
                     self.covered.add((t["method"], t["path"], json.dumps(t["json"])))
 
     def canary(self, target, until):
-        """A client that asks for a token again and again."""
+        """A client that sends valid requests in a loop."""
         q = {"method": "POST", "path": "/v1/completions", "headers": [], "key": "good", "wild": False, "traffic": {},
              "body": base64.b64encode(json.dumps({"prompt": "a", "max_tokens": 1}).encode()).decode()}
         health = {**q, "method": "GET", "path": "/health", "body": ""}
@@ -755,7 +758,7 @@ class Run:
             time.sleep(1)
 
     def plain(self, target):
-        """The templates as they are, so that every part of the server has been used once."""
+        """The unmodified templates, so that every part of the server was used once."""
         for t in self.templates:
             q, status = request_make(t, random.Random(0), self.bodies, WORDS, plain=True), 0
             try:
@@ -808,7 +811,7 @@ class Run:
 
 
 def replay(file):
-    """Sends the requests of a finding in their order, to a new server."""
+    """Sends the requests of a finding in order to a new server."""
     with open(file) as f:
         found = json.load(f)
     target, n = Target(False), 0

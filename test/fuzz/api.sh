@@ -1,6 +1,6 @@
 #!/bin/sh
-# api: mutated requests to the server under the sanitizers for FUZZ_API_SECONDS (60), from FUZZ_API_SEED (1): see api.py.
-# SHOAL is the binary, build/asan/shoal when it is not given. Skips with a message where Python is not installed.
+# api: mutated requests to the server under the sanitizers for FUZZ_API_SECONDS (60), from FUZZ_API_SEED (1): see
+# api.py. SHOAL is the binary, build/asan/shoal by default. Skips with a message if Python is not installed.
 set -u
 cd "$(dirname "$0")/../.." || exit 1
 SHOAL=${SHOAL:-build/asan/shoal}

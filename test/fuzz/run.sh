@@ -1,12 +1,12 @@
 #!/bin/sh
-# run: builds the parsers for libFuzzer and searches each for FUZZ_SECONDS (30); "make fuzz" is this.
+# run: builds the parsers for libFuzzer and searches each for FUZZ_SECONDS (30); "make fuzz" calls this script.
 #
-# FUZZ_TARGETS="gguf json" limits it to those; FUZZ_JOBS is how many run at once (as many as there are
-# processors). A search starts from test/fuzz/corpus/TARGET and keeps what it finds in
-# build/fuzz/found/TARGET, never in the committed corpus; FUZZ_KEEP=1 merges what covers new code
-# into that. A finding is printed with the input's path and the command that shows it again, and
-# fails the run. clang and its fuzzer runtime are installed when they can be; without them it says so
-# and succeeds: "make test" runs every committed input without either.
+# FUZZ_TARGETS="gguf json" limits it to those; FUZZ_JOBS is the number of parallel searches (default: the number of
+# processors). A search starts from test/fuzz/corpus/TARGET and writes new inputs to build/fuzz/found/TARGET, never to
+# the committed corpus; FUZZ_KEEP=1 merges inputs that cover new code into the corpus. A finding is printed with the
+# input's path and the command that reproduces it, and fails the run. clang and its fuzzer runtime are installed if
+# possible; without them the script prints a message and succeeds: "make test" runs every committed input without
+# either.
 set -u
 cd "$(dirname "$0")/../.." || exit 1
 
@@ -15,9 +15,9 @@ jobs=${FUZZ_JOBS:-$(nproc)}
 out=build/fuzz
 mkdir -p $out/found $out/log
 
-# Most of the time inputs stay small, because every parser's decisions fit in a few kilobytes. A fifth of
-# it goes to inputs of up to a megabyte: those that "fuzzer" writes, committed ones repeated, and what
-# becomes of them. One that makes a parser take ten seconds or 512 MB is a finding as much as a crash.
+# Most of the time inputs stay small, because a few kilobytes suffice for every branch of a parser. A fifth of the time
+# is for inputs of up to a megabyte: those that "fuzzer" writes, committed ones repeated, and their mutations. An input
+# that takes ten seconds or 512 MB is a finding like a crash.
 checks="-timeout=10 -rss_limit_mb=2048 -malloc_limit_mb=512"
 limits="-max_len=8192 $checks"
 large_seconds=$(((seconds + 4) / 5))
@@ -52,7 +52,7 @@ large_seeds() {
     done
 }
 
-# one TARGET: searches, small inputs and then large ones; fails on a finding, whose path is then in the log.
+# one TARGET: searches with small inputs and then with large ones; fails on a finding, whose path is then in the log.
 one() {
     found=$out/found/$1 corpus=test/fuzz/corpus/$1
     mkdir -p "$found" "$corpus"
@@ -62,7 +62,7 @@ one() {
         -print_final_stats=1 -close_fd_mask=3 -artifact_prefix="$found/FINDING-" "$found" "$corpus" \
         >"$out/log/$1" 2>&1 || return 1
     large=$(mktemp -d "$FUZZ_DIR/large-XXXXXX") && large_seeds "$1" "$large" || return 1
-    # one takes up to a second, and all are run before the clock is looked at: two for each second
+    # one takes up to a second, and all run before the time limit is checked: two per second
     ls "$large" | shuf | tail -n +$((2 * large_seconds + 1)) | while read -r input; do rm "$large/$input"; done
     FUZZ_TARGET=$1 $out/fuzzer -max_len=1048576 -len_control=0 $checks -max_total_time=$large_seconds \
         -close_fd_mask=3 -artifact_prefix="$found/FINDING-" "$large" >"$out/log/$1.large" 2>&1
@@ -78,7 +78,7 @@ export FUZZ_DIR
 trap 'rm -rf "$FUZZ_DIR"' EXIT
 trap 'kill $pids 2>/dev/null; exit 130' INT TERM
 
-# stalled TARGET INPUT: a finding by the clock that takes no time when it is run again.
+# stalled TARGET INPUT: whether a timeout does not occur when the input runs again.
 stalled() {
     case $2 in
     *FINDING-timeout-*) FUZZ_TARGET=$1 timeout 10 $out/fuzzer $checks "$2" >/dev/null 2>&1 ;;
@@ -86,7 +86,7 @@ stalled() {
     esac
 }
 
-# wait_one TARGET PID [again]: the verdict of a search.
+# wait_one TARGET PID [again]: the result of a search.
 wait_one() {
     if wait "$2"; then
         runs=$(sed -n 's/^stat::number_of_executed_units: *//p' "$out/log/$1")
@@ -122,7 +122,7 @@ for pair in $group; do wait_one "${pair%:*}" "${pair#*:}"; done
 
 if [ -n "${FUZZ_KEEP:-}" ]; then
     for target in $targets; do
-        # The fewest inputs that reach every edge; how often they do is not worth a file.
+        # The smallest set of inputs that reaches every edge; counts of edges are ignored.
         FUZZ_TARGET=$target $out/fuzzer -set_cover_merge=1 -use_counters=0 -max_len=4096 -close_fd_mask=3 \
             "test/fuzz/corpus/$target" "$out/found/$target" >>"$out/log/$target" 2>&1
     done

@@ -1,10 +1,10 @@
 #!/bin/sh
-# test_metrics_promtool: Prometheus' own tool on what Shoal says of its metrics, and GPU metrics from
-# a library that stands in for NVIDIA's.
+# test_metrics_promtool: Prometheus' own tool on the text of Shoal's metrics, and GPU metrics from a substitute for
+# NVIDIA's library.
 #
-# promtool (Debian package prometheus) parses the text of a registry that has all metrics, and
-# complains of the names that other programs chose and of no other; it takes the alert rules, and
-# they come on and stay off when they should; and it finds the quantiles that test_metrics expects.
+# promtool (Debian package prometheus) parses the text of a registry with all metrics, and may warn only about names
+# that other programs define; it loads the alert rules, which fire and resolve as expected; and it computes the
+# quantiles that test_metrics expects.
 set -u
 cd "$(dirname "$0")/../.." || exit 1
 shoal=${SHOAL:-build/shoal}
@@ -13,7 +13,7 @@ dir=$(mktemp -d) || exit 1
 trap 'rm -rf "$dir"' EXIT
 failed=0
 
-# verdict NAME STATUS FILE: what is in the file when it failed.
+# verdict NAME STATUS FILE: prints the file if the test failed.
 verdict() {
     if [ "$2" = 0 ]; then
         echo "ok $1"
@@ -23,7 +23,7 @@ verdict() {
     fi
 }
 
-# Two GPUs; of the second the library cannot say how busy it is.
+# Two GPUs; the library does not report the utilisation of the second.
 cat >"$dir/nvml.c" <<'END'
 #include <stdint.h>
 int nvmlInit_v2(void) { return 0; }
@@ -56,7 +56,7 @@ if ! command -v promtool >/dev/null 2>&1; then
     exit $failed
 fi
 
-# 0: nothing to complain of, 3: complaints, else: it could not read it.
+# 0: no warnings, 3: warnings, else: a parse error.
 "$program" --exposition >"$dir/metrics"
 promtool check metrics <"$dir/metrics" >"$dir/out" 2>&1
 status=$?
@@ -65,7 +65,7 @@ grep -v -E '^(vllm|llamacpp):[a-z0-9_]+ (metric names should not contain|non-cou
 [ $status = 3 ] && [ -s "$dir/out" ] && [ ! -s "$dir/complaints" ]
 verdict "promtool check metrics" $? "$dir/complaints"
 
-# Old samples are the one thing that promtool reads OpenMetrics for.
+# promtool reads OpenMetrics only to import old samples.
 "$program" --openmetrics | sed '/^#/!s/$/ 1700000000/' >"$dir/openmetrics"
 promtool tsdb create-blocks-from openmetrics "$dir/openmetrics" "$dir/tsdb" >"$dir/out" 2>&1
 verdict "promtool reads OpenMetrics" $? "$dir/out"
@@ -73,7 +73,7 @@ verdict "promtool reads OpenMetrics" $? "$dir/out"
 "$shoal" metrics --rules >"$dir/rules.yaml" && promtool check rules "$dir/rules.yaml" >"$dir/out" 2>&1
 verdict "promtool check rules" $? "$dir/out"
 
-# One server that is well (b) and one with every trouble (a).
+# One healthy server (b) and one with every problem (a).
 cat >"$dir/test.yaml" <<'END'
 rule_files: [rules.yaml]
 evaluation_interval: 1m
@@ -125,7 +125,7 @@ tests:
       - {series: 'process_start_time_seconds{instance="b"}', values: '1x60'}
     alert_rule_test:
 END
-# fires NAME SEVERITY [LABELS...]: the alerts of that name 40 minutes on, and no others.
+# fires NAME SEVERITY [LABELS...]: exactly these alerts of that name after 40 minutes.
 fires() {
     name=$1 severity=$2
     shift 2

@@ -86,7 +86,7 @@ def write_base(folder, tied, rng):
     json.dump(config, open(folder + "/config.json", "w"), indent=2, sort_keys=True)
 
 
-# The cases: base, config, and what the file holds beside what the config asks for.
+# The cases: base, config, and tensors in the file that the config does not mention.
 CASES = {
     "plain": ("base", {"r": 2, "lora_alpha": 3, "target_modules": ["q_proj", "v_proj"]}),
     "rslora": ("base", {"r": 4, "lora_alpha": 3, "use_rslora": True, "target_modules": "all-linear"}),

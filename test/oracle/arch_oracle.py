@@ -1,25 +1,25 @@
 #!/usr/bin/env python3
-"""arch_oracle: what each architecture computes, told a second time in plain Python and doubles.
+"""arch_oracle: an independent implementation of each architecture in plain Python and doubles.
 
     python3 test/oracle/arch_oracle.py           writes test/golden/arch/*.json
-    python3 test/oracle/arch_oracle.py --check   compares them with what it computes; ok/not ok lines
+    python3 test/oracle/arch_oracle.py --check   compares them with its results; ok/not ok lines
 
-A golden file is a tiny model: its config.json, its tensors with their GGUF names, and its answers.
-The weights are a formula of the tensor's name, so that no weights are stored: see `weight` below,
-which test/model/test_arch.c repeats bit for bit.
+A golden file is a tiny model: its config.json, its tensors with their GGUF names, and its results. The weights are a
+formula of the tensor's name, so that no weights are stored: see `weight` below, which test/model/test_arch.c repeats
+bit for bit.
 
     config    config.json as Hugging Face writes it, by hand
     tensors   [name, shape, base, scale, gguf name or null]
-    tokens    the input; positions go from 0
-    rows      the positions whose answers are given
+    tokens    the input; positions begin at 0
+    rows      the positions with results
     hidden    [layer][row][width]: the final norm of the residual stream after that layer
     logits    [row][vocabulary]
     adapter   [rank, alpha]; its tensors have PEFT's names and `weight`s of scale 0.25
     adapted   logits under the adapter, which is on every projection
-    gguf_keys what the GGUF file must say besides sizes
+    gguf_keys required keys of the GGUF file other than sizes
 
-Written from the papers and the model classes' public descriptions; it shares nothing with src/.
-It uses the standard library only, and needs some ten seconds.
+It follows the papers and the model classes' public descriptions, and shares no code with src/. It uses the standard
+library only, and takes about ten seconds.
 """
 import json
 import math
@@ -141,7 +141,7 @@ def rotate(x, pos, rope):
 
 
 class Model:
-    """A decoder whose differences are attributes; `layers` is a list of (rope, window) pairs."""
+    """A decoder whose variants are attributes; `layers` is a list of (rope, window) pairs."""
 
     def __init__(self, case):
         self.__dict__.update(case)
@@ -221,7 +221,7 @@ class Model:
         name = self.path % l + self.names[p]
         y = linear(self.w[name + ".weight"], x, self.w.get(name + ".bias"))
         if self.adapter:
-            # PEFT names follow the text model, whatever a multimodal file calls its tensors
+            # PEFT names follow the text model, even if a multimodal file has other tensor names
             peft = "base_model.model." + name.replace("language_model.", "")
             a = tensor(peft + ".lora_A.weight", (RANK, len(x)), 0.0, 0.25)
             b = tensor(peft + ".lora_B.weight", (len(y), RANK), 0.0, 0.25)
@@ -433,7 +433,7 @@ def text_of(g):
 
 
 def distance(a, b):
-    """The largest difference of two nested lists of numbers; infinite where their shapes differ."""
+    """The largest difference of two nested lists of numbers; infinite if their shapes differ."""
     if isinstance(a, list) and isinstance(b, list) and len(a) == len(b):
         return max([distance(x, y) for x, y in zip(a, b)], default=0)
     return abs(a - b) if isinstance(a, float) and isinstance(b, float) else math.inf

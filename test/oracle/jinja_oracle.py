@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""What Jinja2 itself makes of chat templates, set up as transformers sets it up.
+"""Renders chat templates with Jinja2, configured like in transformers.
 
   jinja_oracle.py check FILE...    whether the tables' expected results are Jinja's
   jinja_oracle.py fill FILE...     writes Jinja's results into the tables; '?' lines stay
@@ -7,7 +7,7 @@
   jinja_oracle.py shared DIR FILE  hashes of every template of DIR with the conversations of FILE
   jinja_oracle.py random SEED N    N random templates: {template, vars} with {text} or {error}
 
-Needs the Debian package python3-jinja2. test_jinja runs it; so can you.
+Needs the Debian package python3-jinja2. test_jinja runs it.
 """
 
 import copy
@@ -25,7 +25,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 
 class Generation(Extension):
-    """{% generation %}: transformers records where it stands; the text is that of its body."""
+    """{% generation %}: transformers records its position; the text is that of its body."""
 
     tags = {"generation"}
 
@@ -62,14 +62,13 @@ def render(template, variables, trusted=None, now=-1):
 def outcome(*args):
     try:
         return {"text": render(*args)}
-    except Exception as e:  # whatever a template can raise counts as a refusal
+    except Exception as e:  # any exception of a template counts as an error
         return {"error": f"{type(e).__name__}: {e}"}
 
 
-# Tables. In a '.lines' file a case is one line, 'TEMPLATE => RESULT'; in a '.blocks' file it is
-# '== NAME', lines of template, '-- CONTEXT' and lines of result. A result is text (in a line: a JSON
-# string), or '! WORDS': an error whose message holds WORDS, or '? WORDS': the same for what Jinja
-# can do and Shoal refuses.
+# Tables. In a '.lines' file a case is one line, 'TEMPLATE => RESULT'; in a '.blocks' file it is '== NAME', lines of
+# template, '-- CONTEXT' and lines of result. A result is text (in a line: a JSON string), or '! WORDS': an error whose
+# message contains WORDS, or '? WORDS': the same for features of Jinja that Shoal refuses.
 
 
 def lines_cases(path):
@@ -159,7 +158,7 @@ def shared(folder, conversations):
                 print(name, c["name"], int(prompt), mark)
 
 
-# Random templates: every operator, filter, method and statement, with values that often do not fit.
+# Random templates: every operator, filter, method and statement, with values that often have the wrong type.
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 CONTEXT = json.load(open(os.path.join(HERE, "../golden/jinja/random.json"), encoding="utf-8"))

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
-"""Scores of F1, ROUGE-L and BLEU by their definitions, with regular expressions and counters.
+"""Scores of F1, ROUGE-L and BLEU from their definitions, with regular expressions and counters.
 
-overlap.py NAME FILE prints FILE (test/cases/grade-NAME.txt) with the third field of each case filled in
-again; what it prints should be what it read. Standard library only.
+overlap.py NAME FILE prints FILE (test/cases/grade-NAME.txt) with the third field of each case computed again; the
+output should equal the file. Standard library only.
 """
 import collections
 import math

@@ -1,27 +1,27 @@
 #!/usr/bin/env python3
-"""train_oracle: what training computes, told a second time in numpy and doubles.
+"""train_oracle: an independent implementation of training in numpy and doubles.
 
     python3 test/oracle/train_oracle.py           writes test/golden/train/*.json
-    python3 test/oracle/train_oracle.py --check   compares them with what it computes; ok/not ok lines
+    python3 test/oracle/train_oracle.py --check   compares them with its results; ok/not ok lines
 
-A golden file is one training: of an adapter on, or of all weights of, a tiny model of
-test/golden/arch, whose weights are a formula of their names (arch_oracle.py). Each update takes
-four samples, (4·update + 0 … 3) mod 8, as two micro-batches of two.
+A golden file is one training run: of an adapter on, or of all weights of, a tiny model of test/golden/arch, whose
+weights are a formula of their names (arch_oracle.py). Each update takes four samples, (4·update + 0 … 3) mod 8, as two
+micro-batches of two.
 
     model      the file of test/golden/arch
     full       every weight is trained; else an adapter on all projections, A and B both non-zero
     adapter    [rank, alpha], and the flags rslora, dora
     options    as shoal's; warmup counts updates
-    samples    [tokens, mask]: where the mask says 1, the token is predicted from those before it
+    samples    [tokens, mask]: where the mask is 1, the token is predicted from those before it
     losses     of each update: the mean cross-entropy of its targets
     norms      of each update's gradient, before clipping
     gradients  of the first update, by the trainer's names: norm, then four entries, the first, the
                last and two between, of the mean over targets
     weights    norms after the last update
 
-Derivatives come from the small tape below, which knows single array operations and no layer of any
-model; every file is written only after the tape agreed with central differences, and the model's
-answers with those of test/golden/arch. It shares nothing with src/.
+Derivatives come from the small tape below, which implements single array operations and no layers; a file is written
+only if the tape agrees with central differences, and the model's results with those of test/golden/arch. It shares no
+code with src/.
 """
 import json
 import math
@@ -30,7 +30,7 @@ import sys
 
 import numpy as np
 
-sys.dont_write_bytecode = True  # nothing but sources in this folder
+sys.dont_write_bytecode = True  # write no bytecode into this folder
 import arch_oracle
 from arch_oracle import ALPHA, RANK, name_hash, weight
 
@@ -38,11 +38,11 @@ FOLDER = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "golden"
 SAMPLES, MICRO, PER_UPDATE = 8, 2, 4
 
 
-# The tape: every operation on something live is recorded with how gradients go back through it.
+# The tape: every operation on a tracked value is recorded with its backward function.
 
 class Var:
     tape = []
-    __array_ufunc__ = None  # numpy leaves `array + Var` to Var
+    __array_ufunc__ = None  # makes numpy call Var's operator for `array + Var`
 
     def __init__(self, value, pulls=()):
         self.value, self.pulls, self.grad = value, pulls, None
@@ -82,7 +82,7 @@ def val(x):
 
 
 def op(value, *pulls):
-    """What depends on nothing live is a plain array."""
+    """A result without tracked inputs is a plain array."""
     live = [(v, back) for v, back in pulls if isinstance(v, Var)]
     if not live:
         return value
@@ -132,7 +132,7 @@ def transpose(x, *axes):
 
 
 def take(x, index):
-    """x[index]; a row taken twice gets both gradients."""
+    """x[index]; a row that is taken twice gets both gradients."""
     def back(g):
         out = np.zeros_like(val(x))
         np.add.at(out, index, g)
@@ -154,7 +154,7 @@ def backward(loss):
 # The model, all positions of a sample at once.
 
 class Trainee(arch_oracle.Model):
-    """`params` by the trainer's names are what is trained; `live` holds them on the tape."""
+    """`params` are trained, by the trainer's names; `live` contains them on the tape."""
 
     def __init__(self, case, spec):
         super().__init__(case)
@@ -199,7 +199,7 @@ class Trainee(arch_oracle.Model):
             a, b = (self.get(self.lora_name(l, p, k + ".weight")) for k in "AB")
             y = y + (x @ transpose(a, 1, 0)) @ transpose(b, 1, 0) * self.scale
             if self.dora:
-                # PEFT's: how long the rows are counts as a constant in the gradient
+                # PEFT's: the gradient treats the rows' norm as a constant
                 if name not in self.dora_norms:
                     merged = w + self.scale * val(b) @ val(a)
                     self.dora_norms[name] = np.sqrt((merged * merged).sum(axis=1))
@@ -208,7 +208,7 @@ class Trainee(arch_oracle.Model):
         return y if bias is None else y + bias
 
     def split(self, l, x, heads, which):
-        """[T, heads·E] → [heads, T, E], normed and turned."""
+        """[T, heads·E] → [heads, T, E], normed and rotated."""
         t, half = val(x).shape[0], self.e // 2
         x = transpose(reshape(x, t, heads, self.e), 1, 0, 2)
         if self.qk_norm and which:
@@ -303,7 +303,7 @@ def learning_rate(o, step):
 
 
 def decays(name, shape):
-    """Matrices do; norms, biases, magnitudes and what tokens and positions look up do not."""
+    """Matrices have weight decay; norms, biases, magnitudes and the tables of tokens and positions do not."""
     return len(shape) == 2 and not any(part in name for part in ("embed_tokens", "wte", "wpe"))
 
 
@@ -330,7 +330,7 @@ class AdamW:
         return size
 
 
-# The cases, and what makes them trustworthy.
+# The cases, and checks of their correctness.
 
 def spec(model, **k):
     options = {"updates": 50, "lr": 4e-3, "lr_scheduler": "cosine", "warmup": 5,
@@ -368,7 +368,7 @@ def sample(name, i, vocab):
 
 
 def agree_with_answers(net, s):
-    """The same model answers as arch_oracle's."""
+    """The same model has the results of arch_oracle."""
     if s["rslora"] or s["dora"]:
         return
     with open(os.path.join(arch_oracle.FOLDER, s["model"] + ".json")) as f:
@@ -378,7 +378,7 @@ def agree_with_answers(net, s):
 
 
 def agree_with_differences(net, one, grads):
-    """Along a direction a tensor, the slope that two more passes show."""
+    """Along a direction per tensor, the slope from two more passes."""
     targets, h = one[1][1:].sum(), 1e-5
     for name, w in net.params.items():
         d = np.reshape([weight(name_hash(name + "?"), i) for i in range(w.size)], w.shape)
@@ -424,7 +424,7 @@ def golden(name):
 
 
 def distance(a, b):
-    """The largest relative difference of two nested things; infinite where their shapes differ."""
+    """The largest relative difference of two nested values; infinite if their shapes differ."""
     if isinstance(a, dict) and isinstance(b, dict):
         return math.inf if a.keys() != b.keys() else max(distance(a[k], b[k]) for k in a)
     if isinstance(a, list) and isinstance(b, list) and len(a) == len(b):

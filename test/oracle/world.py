@@ -1,14 +1,14 @@
 #!/usr/bin/env python3
-"""world: the rules of Shoal's grid world, told a second time.
+"""world: an independent implementation of the rules of Shoal's grid world.
 
     python3 test/oracle/world.py                   writes test/golden/world/*.jsonl
-    python3 test/oracle/world.py --check           compares them with what it computes; ok/not ok lines
-    python3 test/oracle/world.py --show CASE TICK  what every agent reads at that tick, spelled out
+    python3 test/oracle/world.py --check           compares them with its results; ok/not ok lines
+    python3 test/oracle/world.py --show CASE TICK  every agent's texts at that tick
 
-Written to be obviously right, not fast: cells are pairs (x, y), kinds of cells are sets of them, and
-everything is looked for from scratch when it is needed. It follows the rules as they are written
-down in src/world/world.h and shares no code with src/, down to its own Philox. Python's own random
-is not used: actions of the traces come from a Philox stream too, so files stay the same for ever.
+The code is written for obvious correctness, not speed: cells are pairs (x, y), kinds of cells are sets of them, and
+every search begins from scratch. It follows the rules in src/world/world.h and shares no code with src/; even Philox is
+implemented again. Python's random module is not used: actions of the traces come from a Philox stream too, so the files
+never change.
 """
 import hashlib
 import json
@@ -47,7 +47,7 @@ class Stream:
         return self.ready.pop(0)
 
     def below(self, n):
-        """Uniform in 0 … n-1: the high half of a product, redrawn where the low half would favour some."""
+        """Uniform in 0 … n-1: the high half of a product, redrawn if the low half would bias the result."""
         while True:
             product = self.u32() * n
             if product & M32 >= (1 << 32) % n:
@@ -79,7 +79,7 @@ def rules_of(name, keys):
 
 
 def yaml_text(keys):
-    """JSON's way of writing values is YAML's too."""
+    """JSON values are valid YAML."""
     return "".join("%s: %s\n" % (key, json.dumps(value)) for key, value in keys.items())
 
 
@@ -89,8 +89,8 @@ NORTH, SOUTH, EAST, WEST, PICK, DROP = range(6)
 ACTIONS = ["move_north", "move_south", "move_east", "move_west", "pick_food", "drop_food"]
 STEP = {NORTH: (0, 1), SOUTH: (0, -1), EAST: (1, 0), WEST: (-1, 0)}
 ARROW = {NORTH: "↑", SOUTH: "↓", EAST: "→", WEST: "←"}
-KNOWN = 10  # places of food that an agent remembers
-TRIES = 64  # for what must be put somewhere
+KNOWN = 10  # number of food cells that an agent remembers
+TRIES = 64  # attempts to find a free cell
 
 
 def beside(cell, direction):
@@ -145,7 +145,7 @@ class World:
     # reset
 
     def read_map(self):
-        """Whatever is missing for a square, in the north or east, is wall."""
+        """Cells that the drawing lacks for a square, in the north or east, are walls."""
         rows = self.rules["map"]
         height, width = len(rows), len(rows[0])
         self.size = max(height, width)
@@ -192,7 +192,7 @@ class World:
         return set(drawn) - set(self.homes)
 
     def reached(self, free):
-        """Those of the free cells to which a way leads from some home."""
+        """The free cells that can be reached from a home."""
         reached = set(self.homes)
         while True:
             more = {beside(c, d) for c in reached for d in STEP} & free - reached
@@ -214,7 +214,7 @@ class World:
         return Agent(cell, self.rules["energy"])
 
     def grow(self, extra=0):
-        """Food, then material; at reset there is an extra time."""
+        """Food, then material; at reset once more."""
         if self.tick % self.rules["food_every"] == 0:
             self.grow_kind("food", self.food, self.stream(FOOD, 2 * self.tick + extra))
         if self.tick % self.rules["material_every"] == 0:
@@ -335,7 +335,7 @@ class World:
 
     @staticmethod
     def ways(dx, dy):
-        """The directions that lead nearer, the one along the longer side first."""
+        """The directions that reduce the distance, the longer axis first."""
         along_x = [EAST if dx > 0 else WEST] if dx else []
         along_y = [NORTH if dy > 0 else SOUTH] if dy else []
         return along_x + along_y if abs(dx) >= abs(dy) else along_y + along_x
@@ -391,7 +391,7 @@ class World:
         return text
 
     def goal(self, agent):
-        """Where it wants to go; where it is, if it wants to go nowhere."""
+        """The agent's destination; its own cell if it has none."""
         if agent.holds:
             places = [c for c in self.homes if c == self.homes[0] or c in agent.seen]
         else:
@@ -424,7 +424,7 @@ class World:
         return ["".join(letter((x, y)) for x in range(self.size)) for y in reversed(range(self.size))]
 
 
-# What a written answer means
+# Meanings of text answers
 
 MOVES = [(["north", "up", "↑"], NORTH), (["south", "down", "↓"], SOUTH), (["east", "right", "→"], EAST),
          (["west", "left", "←"], WEST)]
@@ -454,14 +454,16 @@ ANSWERS = [
 
 
 def answers():
-    """Each with its meanings under the rules legacy and repaired."""
+    """Each with its meanings under the rules "legacy" and "repaired"."""
     return ["%s\n" % as_json([text, parse(text, False), parse(text, True)]) for text in ANSWERS]
 
 
 # Traces
 
 class Actor:
-    """Half the time what somebody would do who sees everything, or wants to; else anything. Speaks at random."""
+    """With probability one half the action of an all-knowing agent or of the policy; else a random one. Words are
+    random.
+    """
 
     def __init__(self, world, case):
         self.world, self.share, self.explores = world, case.get("greedy", 50), case.get("explores", False)
@@ -483,7 +485,7 @@ class Actor:
         return self.towards(agent.cell, goals, otherwise)
 
     def towards(self, cell, goals, otherwise):
-        near = set(goals)  # grows until it meets the agent
+        near = set(goals)  # grows until it reaches the agent
         while True:
             for direction in STEP:
                 if beside(cell, direction) in near:
@@ -503,8 +505,9 @@ def cell_number(world, cell):
 
 
 def agent_line(world, agent, spell):
-    """[cell, energy, alive, reward], its two texts and what it remembers, or only the beginning of the texts' hash;
-    nothing of the long dead."""
+    """[cell, energy, alive, reward], its two texts and its memory, or only the beginning of the texts' hash; [] for an
+    agent that died earlier.
+    """
     if not agent.alive and agent.reward == 0.0:
         return []
     line = [cell_number(world, agent.cell), agent.energy, int(agent.alive), agent.reward]
@@ -537,7 +540,7 @@ def world_of(case):
 
 
 def trace(name, visit=lambda world: None):
-    """The lines of a golden file. `visit` sees the world after every tick."""
+    """The lines of a golden file. `visit` gets the world after every tick."""
     case = CASES[name]
     world = world_of(case)
     actor = Actor(world, case)
@@ -667,7 +670,7 @@ def path_of(name):
 
 
 def files():
-    """Every golden file's name and what its lines should be."""
+    """Every golden file's name and its expected lines."""
     yield "answers", answers()
     for name in CASES:
         yield name, trace(name)

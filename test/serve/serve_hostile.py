@@ -1,7 +1,7 @@
-"""serve_hostile: shoal serve beside clients that mean harm, for test_serve_hostile.sh.
+"""serve_hostile: shoal serve with hostile clients, for test_serve_hostile.sh.
 
-Prints "ok NAME" and "not ok NAME: why" lines. The server is the built program on a port of its own choosing; memory
-is what the system says of its process. Only the standard library is used.
+Prints "ok NAME" and "not ok NAME: why" lines. The server is the built program on a free port; memory is the system's
+value for its process. The script uses only the standard library.
 """
 import http.client
 import json
@@ -47,7 +47,7 @@ class Server:
         return self.process.poll() is None
 
     def memory(self):
-        """Bytes that are the process's own."""
+        """Private bytes of the process."""
         return int(re.search(r"RssAnon:\s+(\d+)", open(f"/proc/{self.process.pid}/status").read()).group(1)) << 10
 
     def stream(self, body, path="/v1/completions"):
@@ -73,7 +73,7 @@ def read_all(s):
 
 
 def is_error(text):
-    """An error as OpenAI's clients read one."""
+    """An error in the format of OpenAI."""
     try:
         e = json.loads(text)["error"]
         return isinstance(e["message"], str) and e["message"] and isinstance(e["type"], str) and "param" in e and "code" in e
@@ -202,7 +202,7 @@ def test_unload(s):
 
 
 def test_crowd(s):
-    """200 idle connections, and clients that leave in the middle."""
+    """200 idle connections, and clients that disconnect in the middle."""
     idle = [socket.create_connection(("127.0.0.1", s.port)) for _ in range(200)]
     status, _, took = s.ask("/health")
     report("200 idle connections", None if status == 200 and took < 2 else (status, took))
@@ -225,7 +225,7 @@ def test_crowd(s):
 
 
 def test_embeddings_do_not_stop_others(s):
-    """A request of many texts, and a stream beside it; then its client goes."""
+    """A request of many texts, and a stream next to it; then its client disconnects."""
     body = json.dumps({"input": ["the cat sat on the mat and " * 15] * 2048}).encode()
     x = socket.create_connection(("127.0.0.1", s.port))
     x.sendall(f"POST {EMBED} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n\r\n".encode() + body)
@@ -236,7 +236,7 @@ def test_embeddings_do_not_stop_others(s):
 
 
 def settled(s):
-    """Memory once nothing is under way."""
+    """Memory when no request is in progress."""
     least = s.memory()
     for _ in range(20):
         time.sleep(0.1)
@@ -245,7 +245,7 @@ def settled(s):
 
 
 def test_memory(s):
-    """All of it twice: what the second time adds is a leak."""
+    """All of it twice: growth in the second round is a leak."""
     def round_():
         for name, path, raw in refused:
             s.ask(path, raw=raw)

@@ -1,6 +1,6 @@
-# serve_protocols: the statements of the wire formats that test_ollama.sh and test_clients.sh do not check, one test each,
-# against the server that test_api.sh has started: the base fry (alias: second-name), adapters one and two, and in the
-# resolver's folder late (this base's), alien (another base's), bad (damaged).
+# serve_protocols: rules of the wire formats that test_ollama.sh and test_clients.sh do not check, one test each, on the
+# server that test_api.sh has started: the base fry (alias: second-name), adapters one and two, and in the resolver's
+# folder late (for this base), alien (for another base), bad (damaged).
 import base64, json, math, os, struct, threading, time, urllib.error, urllib.request
 
 url, tmp, tooled = os.environ['URL'], os.environ['TMP'], os.environ['TOOLED']
@@ -97,7 +97,7 @@ def _():
     same(cut['message']['content'], full['message']['content'].split(stop)[0])
     same([t['token'] for t in cut['logprobs']['content']], all_tokens[:3])
     inside = chat(**ask, stop=[stop.strip()])['choices'][0]
-    same([t['token'] for t in inside['logprobs']['content']], all_tokens[:4]) # its blank is told
+    same([t['token'] for t in inside['logprobs']['content']], all_tokens[:4]) # the leading blank is removed
     parts = chunks('/v1/chat/completions', **ask, temperature=0, max_tokens=12, stop=[stop])
     same([t['token'] for p in parts for t in (p['choices'][0]['logprobs'] or {'content': []})['content']], all_tokens[:3])
     v = post('/v1/completions', model='one', prompt='sort: k b x', temperature=0, max_tokens=8, logprobs=1)['choices'][0]
@@ -112,7 +112,7 @@ def _():
 def _():
     "what streams tell of tokens is all that whole replies do, also of those without text"
     silent = str(post('/tokenize', prompt='<|endoftext|>', add_special_tokens=False)['tokens'][0])
-    for bias in (0, 7.5, 100): # sometimes a token without text, and always
+    for bias in (0, 7.5, 100): # sometimes a token without text, and with bias 100 always
         body = dict(model='two', prompt='猫は', temperature=3, seed=5, max_tokens=20, logprobs=2, ignore_eos=True, logit_bias={silent: bias})
         whole = post('/v1/completions', **body)['choices'][0]
         parts = [p['choices'][0] for p in chunks('/v1/completions', **body)]
@@ -120,7 +120,7 @@ def _():
         same(len(whole['logprobs']['tokens']), 20)
         for k in ('tokens', 'text_offset'):
             same([t for p in parts if p['logprobs'] for t in p['logprobs'][k]], whole['logprobs'][k])
-        del body['prompt'] # which is no field of chats
+        del body['prompt'] # chat requests have no such field
         body = dict(body, messages=user(ASK), logprobs=True)
         whole = post('/v1/chat/completions', **body)['choices'][0]
         parts = [p['choices'][0] for p in chunks('/v1/chat/completions', **body)]
@@ -372,7 +372,7 @@ def _():
 @test
 def _():
     "penalties look at the last repeat_last_n tokens, of llama.cpp's requests and Ollama's"
-    # a bias makes one token the only one; the penalty frees the next place as long as it is in the window
+    # a bias makes one token the only one; the penalty allows another token while that one is in the window
     def runs(n):
         t = post('/completion', prompt='x', temperature=0, n_predict=9, return_tokens=True, logit_bias=[[7, 90]], presence_penalty=100, repeat_last_n=n)['tokens']
         return [i for i, id in enumerate(t) if id == 7]
@@ -430,7 +430,8 @@ def _():
     for ctx in (0, 60, 100):
         sizes[ctx] = post('/api/chat', model='one', messages=talk, stream=False, options=dict(opts, num_ctx=ctx))
     assert sizes[60]['prompt_eval_count'] < 60 and sizes[60]['prompt_eval_count'] < sizes[100]['prompt_eval_count'] < 100 < sizes[0]['prompt_eval_count']
-    # what it left is the longest end that fits: that end by itself is the same prompt, one message more is too long
+    # the remaining messages are the longest suffix that fits: alone they are the same prompt, with one message more it
+    # is too long
     for k in range(1, len(talk)):
         short = post('/api/chat', model='one', messages=[talk[0]] + talk[k:], stream=False, options=opts)
         if short['prompt_eval_count'] < 60: break

@@ -1,7 +1,7 @@
 #!/bin/sh
-# test_load: the server with many clients: 200 streams over 20 adapters, 2,000 streams that say nothing, memory that
-# stays where it was, and a kill -9 in the middle after which nothing is missing.
-# Prints "ok NAME", "not ok NAME: why" and "skip NAME: why" lines; SHOAL is the binary, LOAD_SECONDS how long (5).
+# test_load: the server with many clients: 200 streams over 20 adapters, 2,000 idle streams, constant memory, and a kill
+# -9 in the middle after which no acknowledged data are missing. Prints "ok NAME", "not ok NAME: why" and "skip NAME:
+# why" lines; SHOAL is the binary, LOAD_SECONDS the duration (5).
 # long, alone: it measures throughput
 set -u
 shoal=${SHOAL:-build/shoal} seconds=${LOAD_SECONDS:-5}
@@ -56,7 +56,7 @@ echo "# $(cat "$tmp/out")"
 after=$(resident)
 if [ $((after - before)) -lt 20480 ]; then ok "memory stays flat"; else bad "memory stays flat" "$before to $after kB"; fi
 
-# A job that waits gives a stream with nothing to say.
+# The stream of a waiting job has no events.
 token=$(cat "$tmp/state/token")
 job=$(curl -sS -H "X-API-Key: $token" "http://$url/v1/jobs" -d '{"kind": "world", "args": ["models/fry"], "options": {"generations": 50, "out": "life"}}' | sed 's/.*"id":"\([^"]*\)".*/\1/')
 curl -sS -H "X-API-Key: $token" -X POST "http://$url/v1/jobs/$job/pause" >"$tmp/paused"
@@ -75,7 +75,7 @@ after=$(resident)
 if [ $((after - before)) -lt 163840 ]; then ok "an idle stream costs little: $(((after - before) / 2)) bytes · 1,000"; else bad "an idle stream costs little" "$before to $after kB for 2,000"; fi
 if wait $idle; then ok "none of them broke"; else bad "none of them broke" "$(cat "$tmp/idle")"; fi
 
-# Killed under load: what was acknowledged is there afterwards.
+# Killed under load: acknowledged data exist afterwards.
 key=$("$shoal" key add kept --scope chat jobs admin --store "$tmp/state/serve.db" --json | sed 's/.*"secret":"\([^"]*\)".*/\1/')
 # shellcheck disable=SC2086
 "$load" "$port" 50 3 32 $names >/dev/null 2>&1 &

@@ -1,6 +1,6 @@
 #!/bin/sh
-# test_serve_hostile: shoal serve beside clients that mean harm (serve_hostile.py). Every answer is an error in the
-# right form, the others are served meanwhile, memory does not stay, and every end is clean. SHOAL is the binary.
+# test_serve_hostile: shoal serve with hostile clients (serve_hostile.py). Every answer is an error in the correct
+# format, other clients are served meanwhile, memory is released, and every shutdown is clean. SHOAL is the binary.
 # alone: it measures times and memory
 set -u
 shoal=${SHOAL:-build/shoal}

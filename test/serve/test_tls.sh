@@ -1,6 +1,6 @@
 #!/bin/sh
-# test_tls: serving over TLS — chat and streams, what is refused and how, and that a wrong pair is told before the model
-# is loaded. Prints "ok NAME", "not ok NAME: why" and "skip NAME: why" lines; SHOAL is the binary.
+# test_tls: serving over TLS: chat and streams, refused connections, and that an invalid key pair is reported before the
+# model is loaded. Prints "ok NAME", "not ok NAME: why" and "skip NAME: why" lines; SHOAL is the binary.
 set -u
 shoal=${SHOAL:-build/shoal}
 tmp=$(mktemp -d) || exit 1
@@ -16,7 +16,7 @@ done
 
 ok() { echo "ok $1"; }
 bad() { echo "not ok $1: $2"; }
-# pair NAME: a key, and a certificate for localhost that it signs itself.
+# pair NAME: a key, and a self-signed certificate for localhost.
 pair() {
     openssl req -x509 -newkey rsa:2048 -nodes -days 2 -subj /CN=localhost -addext subjectAltName=DNS:localhost,IP:127.0.0.1 \
         -keyout "$tmp/$1.key" -out "$tmp/$1.pem" 2>"$tmp/err" || { bad "a certificate is made" "$(tail -3 "$tmp/err")"; exit 1; }
@@ -25,7 +25,7 @@ pair() {
 pair a
 pair b
 
-# refused NAME TEXT FLAGS…: exit 2 with TEXT; no model is opened, for there is none.
+# refused NAME TEXT FLAGS…: exit 2 with TEXT before a model is opened: none exists.
 refused() {
     name=$1 text=$2
     shift 2

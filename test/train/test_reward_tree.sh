@@ -1,6 +1,7 @@
 #!/bin/sh
-# test_reward_tree: what a reward command starts does not survive the training, however that ends; a training without
-# bubblewrap says what to do. Prints "ok NAME", "not ok NAME: why" and "skip NAME: why" lines; SHOAL is the binary.
+# test_reward_tree: processes that a reward command starts do not survive the training, for any end of it; a training
+# without bubblewrap prints the remedy. Prints "ok NAME", "not ok NAME: why" and "skip NAME: why" lines; SHOAL is the
+# binary.
 set -u
 shoal=$(realpath "${SHOAL:-build/shoal}")
 root=$PWD
@@ -12,14 +13,14 @@ mark=987.$$ # seconds: an argument that only this run's processes have
 
 ok() { echo "ok $1"; }
 bad() { echo "not ok $1: $2"; }
-left() { # how many of the processes are there
+left() { # number of these processes
     n=0
     for p in /proc/[0-9]*/cmdline; do
         if { tr '\0' ' ' <"$p" | grep -q "^sleep $mark"; } 2>/dev/null; then n=$((n + 1)); fi
     done
     echo $n
 }
-until_left() { # N: whether so many are there at last
+until_left() { # N: waits for that number
     i=0
     while [ "$(left)" != "$1" ]; do
         i=$((i + 1))
@@ -33,7 +34,7 @@ train() {
 }
 daemons="setsid sleep $mark & (setsid sleep $mark >/dev/null 2>&1 &) ; sleep $mark &"
 
-# Without bubblewrap: refused, with the remedy; and run where that is asked for.
+# Without bubblewrap: refused, with the remedy; it runs if the option allows that.
 mkdir none
 got=0
 (PATH=$tmp/none train --reward 'shell:echo 1; echo 1; echo 1; echo 1') >out.txt 2>&1 || got=$?
@@ -47,7 +48,7 @@ if ! "$shoal" doctor | grep -q '^sandbox *bubblewrap'; then
     exit 0
 fi
 
-# The training ends by itself.
+# The training ends normally.
 if (train --reward "shell:$daemons while read -r line; do echo 1; done") >out.txt 2>&1; then
     if [ "$(left)" = 0 ]; then ok "the end of a training"; else bad "the end of a training" "$(left) are left"; fi
 else bad "the end of a training" "$(tail -c 300 out.txt)"; fi

@@ -1,4 +1,4 @@
-# make demo | make test: each installs what is missing, builds, runs. make: builds build/shoal.
+# make demo | make test: each installs missing packages, builds and runs. make: builds build/shoal.
 # make test-all: also the long tests, every processor level and the sanitizers.
 # BUILD=asan: the same under address and undefined-behaviour sanitizers, in build/asan. V=1: show commands.
 # make fuzz: every parser under libFuzzer for FUZZ_SECONDS (30) each, from the inputs in test/fuzz/corpus.
@@ -17,7 +17,7 @@ OPT := -O1 -fsanitize=address,undefined -fno-sanitize-recover=undefined -fno-omi
 else ifeq ($(BUILD),fuzz)
 O := build/fuzz
 CC := clang
-# Minutes less to build; the kernels have their own tests under the sanitizers.
+# Saves minutes of compilation; the kernels have separate tests under the sanitizers.
 KERNEL_OPT := -O1 -fno-sanitize=undefined
 OPT := -O1 -fsanitize=fuzzer-no-link,address,undefined -fno-sanitize-recover=undefined -fno-omit-frame-pointer
 else
@@ -30,7 +30,7 @@ endif
 
 comma := ,
 
-# Rows of option tables leave out the fields at the end that they do not need.
+# Rows of option tables omit trailing fields that they do not need.
 WARN   := -Wall -Wextra -Wno-missing-field-initializers -Wshadow -Wstrict-prototypes -Wmissing-prototypes -Wpointer-arith -Wvla -Werror
 KERNEL_OPT ?= -O3
 CFLAGS ?=
@@ -38,14 +38,14 @@ CFLAGS_ALL = -std=gnu11 -g $(OPT) $(WARN) -ffp-contract=off -fno-math-errno -fvi
              -DSHOAL_VERSION='"$(VERSION)"' $(shell pkg-config --cflags $(PKGS) 2>/dev/null) $(CFLAGS)
 LIBS    = $(shell pkg-config --libs $(PKGS)) -lunistring -lm -pthread -ldl
 
-# The program takes its libraries into itself where their archives are there: fewer files, and a
-# megabyte of memory less than as many shared objects.
+# The program links its libraries statically if their archives are installed: fewer files, and a megabyte of memory less
+# than with shared objects.
 LIBS_shoal = $(LIBS)
 ifneq ($(wildcard $(shell $(CC) -print-file-name=libsqlite3.a)),)
 LIBS_shoal = -Wl,--gc-sections -Wl,-z,pack-relative-relocs -Wl,-Bstatic $(shell pkg-config --libs $(PKGS)) -lunistring -Wl,-Bdynamic -lm -pthread -ldl
 endif
 
-# Instruction sets belong to files, never to the program: kernels are chosen at run time.
+# Instruction sets are enabled per file, never for the whole program: kernels are chosen at run time.
 ISA_avx2   := -mavx2 -mfma -mf16c
 ISA_avx512 := -mavx2 -mfma -mf16c -mavx512f -mavx512bw -mavx512vl -mavx512dq -mavx512vnni
 ISA_amx    := $(ISA_avx512) -mavx512bf16 -mamx-tile -mamx-int8 -mamx-bf16
@@ -56,12 +56,12 @@ TEST_SRC := $(wildcard test/test_*.c test/*/test_*.c)
 TESTS := $(basename $(notdir $(TEST_SRC)))
 vpath test_%.c $(sort $(dir $(TEST_SRC)))
 
-# Kernels for instructions that this machine may lack are tested as their own source on emulated ones.
+# The sources of kernels for instructions that this machine may lack are tested on emulated instructions.
 FLAGS_test_emulated.c := -Itest/emulate -fno-var-tracking-assignments
-# The hub that test_hub pulls from.
+# The server of test_hub.
 LIBS_test_hub.c := $(shell pkg-config --libs libmicrohttpd 2>/dev/null)
 
-# Faults come in between Shoal and the C library: test/test_faults.c.
+# Faults are injected between Shoal and the C library: test/test_faults.c.
 FLAGS_test_faults.c := $(addprefix -Wl$(comma)--wrap=,malloc calloc realloc free strndup realpath vasprintf exit \
                        open fstat read mmap fdopen fwrite fflush fsync fclose rename)
 FLAGS_test_life.c := $(addprefix -Wl$(comma)--wrap=,open fwrite fflush fsync rename)
@@ -88,7 +88,7 @@ fuzz-api: deps
 	$(Q)$(MAKE) -j"$$(nproc)" --no-print-directory BUILD=asan build/asan/shoal
 	$(Q)FUZZ_API_SECONDS=$${FUZZ_API_SECONDS:-900} sh test/fuzz/api.sh
 
-# Speed of this machine, appended to bench/history.csv: read ratios, not times.
+# Speed of this machine, appended to bench/history.csv: compare ratios, not times.
 bench: deps all
 	$(Q)for quant in q8_0 q4_0 bf16; do \
 	    build/shoal bench --shape smollm-135m --quant $$quant --history bench/history.csv || exit 1; done
@@ -96,11 +96,11 @@ bench: deps all
 	$(Q)build/shoal bench --quant q4_0 --what noise --history bench/history.csv
 	$(Q)build/shoal bench --what memory --quant nf4 --kv-cache-dtype i8 --lora-dtype i8 --targets q_proj,v_proj
 
-# Shoal beside llama.cpp, in turn.
+# Shoal and llama.cpp, alternately.
 bench-peers: deps all
 	$(Q)sh scripts/bench-peers.sh
 
-# Shoal's training beside PyTorch's, in turn.
+# Shoal's and PyTorch's training, alternately.
 bench-train: deps all
 	$(Q)sh scripts/bench-train.sh
 
@@ -116,7 +116,7 @@ $(O)/libshoal.a: $(OBJ)
 	$(call say,AR    $@)
 	$(Q)rm -f $@ && ar rcs $@ $^
 
-# The built-in workflows are files that people copy, and strings in the program.
+# The built-in workflows are files that users can copy, and strings in the program.
 $(O)/protocols.inc: $(wildcard protocols/*.yaml) Makefile
 	$(call say,TEXT  $@)
 	$(Q)mkdir -p $(@D)
@@ -125,7 +125,7 @@ $(O)/protocols.inc: $(wildcard protocols/*.yaml) Makefile
 $(O)/src/swarm/workflow.o: $(O)/protocols.inc
 $(O)/src/swarm/workflow.o: CFLAGS_ALL += -I$(O)
 
-# The web page lies in the program as its files are: a row for each.
+# The program contains the files of the web page: one row for each.
 $(O)/page.inc: $(wildcard web/*) Makefile
 	$(call say,PAGE  $@)
 	$(Q)mkdir -p $(@D)
@@ -163,11 +163,11 @@ $(O)/bare: bench/bare.c bench/tally.h $(O)/libshoal.a Makefile
 	$(call say,LD    $@)
 	$(Q)$(CC) $(CFLAGS_ALL) -o $@ $< $(O)/libshoal.a $(LIBS)
 
-# The server under load and the bare engine with the same work, in turn.
+# The server under load and the bare engine with the same work, alternately.
 bench-serve: deps all $(O)/load $(O)/bare
 	$(Q)sh scripts/bench-serve.sh
 
-# The server under load for a minute, and 2,000 idle streams (test/serve/test_load.sh does it for seconds).
+# The server under load for a minute, and 2,000 idle streams (test/serve/test_load.sh runs both for seconds).
 load: deps all tests
 	$(Q)SHOAL="$(PWD)/build/shoal" LOAD_SECONDS=60 sh test/serve/test_load.sh
 

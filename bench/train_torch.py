@@ -1,16 +1,16 @@
 #!/usr/bin/env python3
-"""train_torch: Shoal's training beside a plain PyTorch loop, in turn, round by round.
+"""train_torch: Shoal's training compared with a plain PyTorch loop, alternately, round by round.
 
     train_torch.py SHOAL ROUNDS SHAPE "QUANT …" "TYPE …" [SAMPLES [TOKENS [RANK]]]
 
-Both train a fresh LoRA adapter (all projections, AdamW, clipping by the global norm) of a llama of
-that shape with random weights, on the same token ids, every token a target. Every measurement is a
-process of its own, which warms up and measures one step: so memory is that of one training, and a
-busy machine slows all alike. Medians of the rounds' own ratios are printed.
+Both train a new LoRA adapter (all projections, AdamW, clipping by the global norm) of a llama of that shape with random
+weights, on the same token ids, every token a target. Every measurement is a separate process, which warms up and
+measures one step: so memory is that of one training run, and a busy machine slows all alike. Medians of the ratios of
+each round are printed.
 
-PyTorch runs as its users run it on a CPU: all threads, frozen weights in the type named (f32 or
-bf16) with adapters of the same type, a loss over all logits at once. A type that takes more than
-twice as long as another for a short sample is left out, and that is said.
+PyTorch runs in its usual configuration for a CPU: all threads, frozen weights in the given type (f32 or bf16) with
+adapters of the same type, a loss over all logits at once. A type that takes more than twice as long as another for a
+short sample is omitted, with a message.
 """
 import json
 import math
@@ -31,7 +31,7 @@ def peak_bytes():
 
 
 def torch_step(shape, kind, samples, tokens, rank):
-    """{"tps", "VmHWM"} of a step after one of a single sample."""
+    """{"tps", "VmHWM"} of a step after a warm-up step with a single sample."""
     import torch
     from torch import nn
     from torch.nn import functional as F
@@ -55,7 +55,7 @@ def torch_step(shape, kind, samples, tokens, rank):
         def forward(self, x):
             return F.linear(x, self.w) + F.linear(F.linear(x, self.a), self.b) * 2.0
 
-    def rms_norm(x):  # the weights are ones
+    def rms_norm(x):  # all norm weights are 1
         wide = x.float()
         return (wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + 1e-5)).to(x.dtype)
 
@@ -120,7 +120,7 @@ def lines_of(*command):
 
 
 def shoal_step(shoal, shape, quant, samples, tokens, rank):
-    """The same of Shoal, and how many forward passes the step took."""
+    """The same for Shoal, and the number of forward passes of the step."""
     lines = lines_of(shoal, "bench", "--json", "--quiet", "--what", "train", "--reps", "1",
                      "--shape", shape, "--quant", quant, "--samples", str(samples),
                      "--tokens", str(tokens), "--rank", str(rank))
@@ -133,7 +133,7 @@ def torch_run(shape, kind, size):
 
 
 def torch_types(shape, types, rank):
-    """Those worth the whole: where a processor lacks a type's instructions a step takes minutes."""
+    """The types that are worth a full measurement: without a type's instructions a step takes minutes."""
     tps = {kind: torch_run(shape, kind, (1, 64, rank))["tps"] for kind in types}
     for kind in types:
         if tps[kind] < max(tps.values()) / 2:
@@ -143,7 +143,7 @@ def torch_types(shape, types, rank):
 
 
 def rounds_run(sides, rounds):
-    """Name → measurements, in turn."""
+    """Name → measurements, alternately."""
     seen = {name: [] for name in sides}
     for _ in range(rounds):
         for name, run in sides.items():

@@ -1,11 +1,13 @@
-r"""An environment of its own in which Shoal's agents learn: corridors with a treasure at one end.
+r"""An example environment in which Shoal's agents learn: corridors with a treasure at one end.
 
     shoal world models/fry --env-pipe 'python3 examples/corridor_env.py' --num-envs 8 --num-adapters 1 --generations 8 \
         --update-interval 2 --batch-size 16 --lr 3e-3 --temperature 3 --entropy-coef 0.1 --warmup-steps 10 --eval-maps 8
 
-Each of four agents stands in a corridor of its own and is told its place, a letter from `a` to `e`, and whether the
-treasure lies at the left end or the right one, `<` or `>`. Who opens there is paid 1 and gets another corridor; all else
-costs 0.02. Standard library only: a line of JSON is asked, a line is answered (docs/WORLD.md)."""
+Each of four agents is in a separate corridor. Its observation is its position, a letter from `a` to `e`, and the end
+of the corridor with the treasure, `<` (left) or `>` (right). An agent that opens at the treasure gets the reward 1 and
+another corridor; any other action costs 0.02. Standard library only: each line of JSON gets one line as its answer
+(docs/WORLD.md).
+"""
 import json
 import random
 import sys

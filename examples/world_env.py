@@ -1,9 +1,10 @@
-"""Shoal's world as an environment in the shape of PettingZoo's Parallel API: `shoal world --pipe` behind a class.
+"""Shoal's world as an environment with PettingZoo's Parallel API: a class around `shoal world --pipe`.
 
     python3 examples/world_env.py [SHOAL] [--rule=value ...]
 
-Standard library only. With PettingZoo installed, `class ShoalWorld(ParallelEnv)` and spaces made
-from `env.spaces()` are all that is missing; observations are text (observation space Text)."""
+Standard library only. With PettingZoo installed, it only needs `class ShoalWorld(ParallelEnv)` and spaces made from
+`env.spaces()`; observations are text (observation space Text).
+"""
 import json
 import random
 import subprocess
@@ -61,9 +62,9 @@ class ShoalWorld:
 def act(rng, observation):
     here, held = observation.split()[4:6]  # letters: docs/WORLD.md
     if here == "f" and held == "-":
-        return "I pick up the food"  # free text is understood
+        return "I pick up the food"  # free text is accepted
     if here == "h" and held == "f":
-        return 5  # drop_food by its number
+        return 5  # the number of drop_food
     return rng.choice(["move_north", "move_south", "move_east", "move_west"])
 
 

@@ -1,9 +1,11 @@
-"""A policy for Shoal's world as a program of its own:
+"""A policy for Shoal's world as a separate program:
 
     shoal world --policy rule --policy-pipe 'python3 examples/world_policy.py'
 
-Each line on stdin is a tick: {"tick", "seed", "observations": {"agent_0": "…"}, "rewards", "infos"}; each wants one line
-{"actions": {"agent_0": …}} back, for exactly these agents. Tick 0 begins a world. Words for people belong on stderr."""
+Each line on stdin is a tick: {"tick", "seed", "observations": {"agent_0": "…"}, "rewards", "infos"}; each requires one
+line {"actions": {"agent_0": …}} as its answer, for exactly these agents. Tick 0 begins a world. Messages for users go
+to stderr.
+"""
 import json
 import random
 import sys
@@ -12,7 +14,9 @@ MOVES = ["move_north", "move_south", "move_east", "move_west"]
 
 
 def act(observation, rng):
-    """A brief observation: the four cells around, the own one, what is held, the way to the goal along y and x."""
+    """A compact observation: the four adjacent cells, the agent's cell, the held item, the direction of the goal along
+    y and x.
+    """
     letters = observation.split()
     around, (here, held, along_y, along_x) = letters[:4], letters[4:8]
     if held == "-" and here in "fm":

@@ -1,9 +1,9 @@
 #!/bin/sh
-# bench-peers: makes random weights and twenty adapters, then measures Shoal beside llama.cpp.
+# bench-peers: makes random weights and twenty adapters, then compares the speed of Shoal and llama.cpp.
 #
-# The peer is the npm package node-llama-cpp (prebuilt binaries, no scripts run), installed under
-# build/peers or found in PEERS. Without npm, or where it cannot be had, this says so and ends well.
-# ROUNDS (5), QUANTS ("q8_0 q4_0 bf16") and SHAPE (smollm-135m) may be set.
+# The peer is the npm package node-llama-cpp (prebuilt binaries, no scripts run), installed under build/peers or found
+# in PEERS. Without npm, or if it cannot be installed, the script prints a message and succeeds. ROUNDS (5), QUANTS
+# ("q8_0 q4_0 bf16") and SHAPE (smollm-135m) may be set.
 set -eu
 cd "$(dirname "$0")/.."
 shoal="$PWD/build/shoal" dir="$PWD/build/peers" peers="${PEERS:-$PWD/build/peers}"

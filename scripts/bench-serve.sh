@@ -1,9 +1,10 @@
 #!/bin/sh
-# bench-serve: the server under load and the bare engine with the same work, in turn: tokens a second and the time to
-# the first token, medians of ROUNDS (5) rounds of SECONDS_EACH (10), for every number of streams in STREAMS ("20 200").
+# bench-serve: the server under load and the bare engine with the same work, alternately: tokens per second and the time
+# to the first token, medians of ROUNDS (5) rounds of SECONDS_EACH (10), for every number of streams in STREAMS ("20
+# 200").
 #
-# Every stream has one of twenty adapters of rank 8 on MODEL (models/fry) and asks as soon as it was answered, 16 to 48 tokens each.
-# Client and server share the machine's processors; the bare engine has them to itself.
+# Every stream has one of twenty adapters of rank 8 on MODEL (models/fry) and sends the next request after each reply,
+# of 16 to 48 tokens. Client and server share the machine's processors; the bare engine uses all of them.
 set -eu
 cd "$(dirname "$0")/.."
 model="${MODEL:-models/fry}" shoal="$PWD/build/shoal" tmp=$(mktemp -d) server=
@@ -30,7 +31,7 @@ for streams in ${STREAMS:-20 200}; do
         sleep 0.1
     done
     : >"$tmp/served" && : >"$tmp/bare"
-    for _ in $(seq 0 "${ROUNDS:-5}"); do # the first warms up
+    for _ in $(seq 0 "${ROUNDS:-5}"); do # the first is for warm-up
         # shellcheck disable=SC2086
         build/load "$port" "$streams" "${SECONDS_EACH:-10}" 32 $names >>"$tmp/served"
         # shellcheck disable=SC2086

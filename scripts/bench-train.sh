@@ -1,11 +1,9 @@
 #!/bin/sh
-# bench-train: measures Shoal's training beside a PyTorch loop of our own (bench/train_torch.py).
+# bench-train: compares Shoal's training with a PyTorch loop (bench/train_torch.py).
 #
-# PyTorch is Debian's python3-torch, which is installed where that can be done; else this says so.
-# After that come things that Shoal alone is asked: twenty adapters in one pass, a step of short
-# samples, all weights of a small model.
-# ROUNDS (5), SHAPE (smollm-135m), QUANTS ("bf16 q4_0") and TYPES of PyTorch's weights ("f32 bf16")
-# may be set; TYPES= leaves PyTorch out.
+# PyTorch is Debian's python3-torch, which the script installs if possible; else it prints a message. Then it measures
+# Shoal only: twenty adapters in one pass, a step of short samples, all weights of a small model. ROUNDS (5), SHAPE
+# (smollm-135m), QUANTS ("bf16 q4_0") and TYPES of PyTorch's weights ("f32 bf16") may be set; TYPES= omits PyTorch.
 set -eu
 cd "$(dirname "$0")/.."
 shoal="$PWD/build/shoal" rounds="${ROUNDS:-5}" shape="${SHAPE:-smollm-135m}"

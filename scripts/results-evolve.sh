@@ -1,11 +1,11 @@
 #!/bin/sh
-# results-evolve: writes docs/RESULTS.md's part on evolution, from nothing but models/fry and this file.
+# results-evolve: writes docs/RESULTS.md's part on evolution, from models/fry and this file only.
 #
-# For every family and seed: eight founders that speak one language each, then every method from the same founders
-# with the same FLOPs, each as a run of its own, METHOD-FAMILY-sSEED below $WORK/runs. Finished runs are not run
-# again, interrupted ones are continued. In the exact class the same commands give the same digits everywhere.
-# Learning rates and updates of gradient and hybrid were chosen for each family on seed 100, which is not reported,
-# from the same six pairs (docs/EVOLUTION.md).
+# For every family and seed: eight founders trained on one language each, then every method from the same founders with
+# the same FLOPs, each as a separate run METHOD-FAMILY-sSEED below $WORK/runs. Finished runs are skipped, interrupted
+# ones are continued. In the exact class the same commands give the same digits everywhere. Learning rates and updates
+# of gradient and hybrid were chosen for each family on seed 100, which is not reported, from the same six pairs
+# (docs/EVOLUTION.md).
 # SEEDS, FAMILIES, METHODS, N (test questions), WORK (build/results-evolve), THREADS and SHOAL may be set.
 set -eu
 cd "$(dirname "$0")/.."
@@ -19,7 +19,7 @@ runs="$work/runs" recipes="$work/recipes" base="$work/fry-q8_0.gguf"
 mkdir -p "$runs" "$recipes"
 [ -f "$base" ] || "$shoal" quantize --quiet models/fry "$base" --type q8_0 >/dev/null # a third of f32's time
 
-# without NAME LIST: the others, joined by commas.
+# without NAME LIST: the other items, joined by commas.
 without() { echo "$2" | tr ' ' '\n' | grep -vx "$1" | paste -sd, -; }
 lines() { sed -n "$1,$(($1 + $2 - 1))p"; } # FIRST COUNT
 
@@ -28,7 +28,7 @@ en() { LC_ALL=C grep -v '[^ -~]'; }
 ja() { LC_ALL=C grep -P '\xe3[\x81-\x83]|昇順|降順'; }
 zh() { LC_ALL=C grep '[^ -~]' | LC_ALL=C grep -vP '\xe3[\x81-\x83]|昇順|降順'; }
 
-# data: what each founder learns, and what all learners share; no line twice.
+# data: the training data of each founder and of all learning methods; no line twice.
 data() {
     data="$work/data/$family-s$seed"
     [ -f "$data/learn.jsonl" ] && return
@@ -46,15 +46,15 @@ data() {
     rm "$data/all" "$data/own" "$data/rest"
 }
 
-# personas SUFFIX FOLDER: all of them as a recipe names them.
+# personas SUFFIX FOLDER: all of them in the format of a recipe.
 personas() {
     for who in $founders; do echo "  - $who=$2/$who$1"; done
 }
 
-# recipe METHOD: what is the same for all, and what is the method's own.
+# recipe METHOD: the keys common to all, and those of the method.
 recipe() {
     items=60
-    case $1 in founder | gradient | es) items=200 ;; esac # who measures founders only can afford more
+    case $1 in founder | gradient | es) items=200 ;; esac # methods that evaluate founders only can afford more
     echo "model: $base"
     echo "seed: $seed"
     echo "personas:"
@@ -79,7 +79,7 @@ END
     es-*) updates=0 ;;
     esac
     coefficients="evolve: {search: coefficients, max_flops: $flops, generations: 1000"
-    # what these make has to be made, by SVDs that cost more than the questions: so many fit
+    # these methods need many SVDs, which cost more than the questions: the budget limits their number
     made="evolve: {search: coefficients, max_flops: $flops, generations: 6"
     cma="search: {searcher: cma, sigma: 0.1}"
     learner="max_flops: $flops, finetune_data: $data/learn.jsonl"
@@ -102,7 +102,7 @@ END
     echo "finetune: {lr: $lr, max_steps: $updates, bsz: 16, grad_accum: 1, lora_dropout: 0}"
 }
 
-# run METHOD, unless it is done.
+# run METHOD, unless it is finished.
 run() {
     id="$1-$family-s$seed"
     [ -f "$runs/$id/result.json" ] && return

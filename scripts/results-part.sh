@@ -1,5 +1,5 @@
 #!/bin/sh
-# results-part TITLE: standard input becomes the part "## TITLE…" of docs/RESULTS.md; other parts stay as they are.
+# results-part TITLE: standard input replaces the part "## TITLE…" of docs/RESULTS.md; other parts stay unchanged.
 set -eu
 doc="$(dirname "$0")/../docs/RESULTS.md"
 awk -v title="## $1" '/^## / && index($0, title) == 1 { exit } { print }' "$doc" >"$doc.new"

@@ -1,17 +1,16 @@
 #!/bin/sh
-# results-swarm: writes docs/RESULTS.md's part on debates, from nothing but models/fry and this file.
+# results-swarm: writes docs/RESULTS.md's part on debates, from models/fry and this file only.
 #
-# Trains three personas, a critic and a talker (minutes), then asks N (10000) questions of every
-# family. Calls are kept in $WORK/calls.db, so an interrupted run goes on where it was. In the exact
-# class the same commands give the same digits on every processor.
-# N, WORK (build/results-swarm) and SHOAL may be set.
+# Trains three personas, a critic and a talker (minutes), then runs N (10000) questions of every family. Calls are
+# stored in $WORK/calls.db, so that an interrupted run continues. In the exact class the same commands give the same
+# digits on every processor. N, WORK (build/results-swarm) and SHOAL may be set.
 set -eu
 cd "$(dirname "$0")/.."
 shoal="${SHOAL:-$PWD/build/shoal}" n="${N:-10000}" work="${WORK:-build/results-swarm}"
 families=arithmetic,pick,order,route,syllogism
 mkdir -p "$work"
 
-# train NAME DATA STEPS: rank 8, with some of all families against forgetting.
+# train NAME DATA STEPS: rank 8, with some data of all families against catastrophic forgetting.
 train() {
     [ -f "$work/$1/adapter_model.safetensors" ] && return
     cat "$2" "$work/rest.jsonl" >"$work/$1.jsonl"

@@ -1,11 +1,10 @@
 #!/bin/sh
-# results-world: writes docs/RESULTS.md's part on the world and docs/world.svg, from nothing but models/fry and this file.
+# results-world: writes docs/RESULTS.md's part on the world and docs/world.svg, from models/fry and this file only.
 #
-# Every group is one way to live, every run of it a seed, GROUP-sSEED below $WORK/runs; all are measured after each
-# generation on the same few maps, on which nobody lives, and at the end on many. Finished runs are not run again,
-# interrupted ones are continued. In the exact class the same commands give the same digits everywhere.
-# SEEDS, GROUPS_OF_RUNS, GENERATIONS, HELD and FINAL (maps to measure on), WORK (build/results-world), THREADS and
-# SHOAL may be set.
+# Every group is one configuration, each of its runs a seed, GROUP-sSEED below $WORK/runs; all are evaluated after each
+# generation on the same few held-out maps, and at the end on many. Finished runs are skipped, interrupted ones are
+# continued. In the exact class the same commands give the same digits everywhere. SEEDS, GROUPS_OF_RUNS, GENERATIONS,
+# HELD and FINAL (number of maps), WORK (build/results-world), THREADS and SHOAL may be set.
 set -eu
 cd "$(dirname "$0")/.."
 shoal="${SHOAL:-$PWD/build/shoal}" work="${WORK:-build/results-world}" held="${HELD:-2}" final="${FINAL:-16}" generations="${GENERATIONS:-12}"
@@ -14,10 +13,10 @@ runs="$work/runs" base="$work/fry-q8_0.gguf"
 mkdir -p "$runs"
 [ -f "$base" ] || "$shoal" quantize --quiet models/fry "$base" --type q8_0 >/dev/null # a third of f32's time
 
-# What a group's runs are told beside what all are told.
+# Flags of a group, in addition to the common ones.
 flags() {
     rewards="--update-interval 2 --batch-size 16 --shared-experience-fraction 1 --lr 2e-3 --entropy-coef 0.03"
-    twice="--generations $((2 * generations))" # nobody shows them how: they need longer
+    twice="--generations $((2 * generations))" # without a teacher: they need more generations
     teacher="--learn clone --update-interval 2 --batch-size 8 --replay-fraction 1"
     case $1 in
     both) echo "$rewards $twice" ;;
@@ -42,7 +41,7 @@ for seed in $seeds; do
     done
 done
 
-# Everybody once more as they are at the end: nobody lives, all are measured.
+# The final evaluation of all groups: no training.
 for seed in $seeds; do
     for group in $groups; do
         to="$work/final/$group-s$seed"

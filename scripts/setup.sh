@@ -1,11 +1,10 @@
 #!/bin/sh
-# setup: makes sure that the Debian packages which Shoal is built from are installed.
+# setup: checks that the Debian packages for building Shoal are installed, and installs missing ones.
 #
-# setup.sh [--tests] [PACKAGE ...]: with --tests also those that the tests need: real clients, a browser,
-# oracles. A test whose package cannot be installed is skipped with a message.
-# Nothing missing: silent, at once. Something missing: says what, and installs it as root or through
-# "sudo -n", asking nothing. Where it may not install, it prints the one line that would, and fails.
-# It never removes anything.
+# setup.sh [--tests] [PACKAGE ...]: with --tests also those that the tests need: real clients, a browser, oracles. A
+# test whose package cannot be installed is skipped with a message. If nothing is missing, it prints nothing and returns
+# at once. Otherwise it prints the missing packages and installs them as root or with "sudo -n", without prompts. Where
+# it may not install, it prints the one line that would, and fails. It never removes anything.
 set -u
 
 tests=
@@ -25,7 +24,7 @@ if ! command -v dpkg-query >/dev/null 2>&1; then
     exit 0
 fi
 
-# It names the known ones on stdout and fails when any is unknown, which is no error here.
+# It prints the known ones to stdout and fails if any is unknown, which is no error here.
 installed=$(dpkg-query -W -f '${db:Status-Status}:${Package}\n' $packages 2>/dev/null)
 missing=
 for package in $packages; do
@@ -52,7 +51,7 @@ fi
 
 echo "setup: installing$missing" >&2
 apt="$as_root env DEBIAN_FRONTEND=noninteractive apt-get -q -y"
-# A failed refresh is no reason to stop: the packages may be known already.
+# A failed refresh is not fatal: the packages may be known already.
 $apt update >&2 || echo "setup: warning: apt-get update failed, trying with what is known" >&2
 if ! $apt install --no-install-recommends $missing >&2 </dev/null; then
     echo "setup: the installation failed; to try by hand:" >&2

@@ -115,7 +115,7 @@ def experiments(s, words):
                ({"name": "x", "model": "m", "b": "b", "max_pairs": 10 ** 9}, 400)]
     got = [s.call("POST", "/v1/ab", body)[0] for body, _ in refused]
     check("wrong experiments are refused", got == [want for _, want in refused], got)
-    check("and leave nothing", s.call("GET", "/v1/ab")[1]["data"] == [])
+    check("and leave no data", s.call("GET", "/v1/ab")[1]["data"] == [])
     status, v, _ = s.call("POST", "/v1/ab", {"name": "first", "model": "fry:m", "b": "b"})
     check("an experiment begins", status == 200 and v["state"] == "running" and v["a"] == "m" and v["model"] == "m", v)
     got = [s.call("POST", "/v1/ab", {"name": n, "model": "m", "b": "b"})[0] for n in ("first", "second")]
@@ -127,7 +127,7 @@ def experiments(s, words):
     users = {u: {s.chat("m", user=f"人{u}")[2] for _ in range(4)} for u in range(24)}
     check("a user stays on one side", all(len(v) == 1 for v in users.values()), users)
     check("users are on both sides", len(set().union(*users.values())) == 2, users)
-    check("who asks for b by its name is not in it", s.chat("b")[2] is None)
+    check("a request for b by name is not in the experiment", s.chat("b")[2] is None)
 
     mine = [s.chat("m", user="mine")[0] for _ in range(2)]
     got = [s.rate(mine[k], r)[1]["counted"] for k, r in ((0, 0.5), (1, 0.5), (0, 0.25))]
@@ -151,7 +151,7 @@ def experiments(s, words):
     s.rate(sides["b"], 1)
     v = s.get("first")
     check("a pair is made of the last word", v["pairs"] == 1 and v["mean"] == {"a": 0.5, "b": 1.0}, v)
-    check("a used rating stands", [s.rate(sides[k], 0)[0] for k in "ab"] == [409, 409])
+    check("a used rating is final", [s.rate(sides[k], 0)[0] for k in "ab"] == [409, 409])
     check("more words are taken", s.rate(sides["a"], comment="なるほど")[0] == 200)
     bad = [{"rating": 2}, {"rating": -0.5}, {"rating": "good"}, {}, {"correction": ""}, {"comment": 7},
            {"rating": True}, {"correction": "x" * (1 << 20) + "x"}]
@@ -164,15 +164,15 @@ def experiments(s, words):
     v = s.get("first")
     check("b is found better", v["state"] == "decided" and v["decision"] == "b_better", v)
     check("within 60 requests or so", n <= 90, n)
-    check("its figures are told", v["pairs"] >= 20 and v["difference"]["lo"] > 0 and v["mean"]["b"] > v["mean"]["a"]
+    check("its values are reported", v["pairs"] >= 20 and v["difference"]["lo"] > 0 and v["mean"]["b"] > v["mean"]["a"]
           and v["e_value"]["b_better"] >= v["e_value"]["decides_at"] == 40, v)
     wrong = [r for r in replies if r[1] != words[{"a": "a", "b": "b"}[r[2][-1]]]]
     check("each side answered by its adapter", not wrong and len({r[2] for r in replies}) == 2, wrong[:2])
-    check("the name stands for b now", s.chat("m")[1:] == (words["b"], None), s.chat("m"))
+    check("the name refers to b now", s.chat("m")[1:] == (words["b"], None), s.chat("m"))
     text = s.call("GET", "/metrics")[1]
     check("metrics", f'shoal_ab_pairs{{experiment="first"}} {v["pairs"]}' in text
           and 'shoal_ab_difference{experiment="first"}' in text and 'shoal_feedback_total{rating="up"}' in text)
-    check("late ratings count for nobody", s.rate(next(i for i, t, a in replies), comment="late")[1]["counted"] is False)
+    check("late ratings do not count", s.rate(next(i for i, t, a in replies), comment="late")[1]["counted"] is False)
     return v
 
 
@@ -181,7 +181,7 @@ def restart_keeps(words, before):
     after = s.get("first")
     same = {k: v for k, v in before.items() if k != "requests"} == {k: v for k, v in after.items() if k != "requests"}
     check("figures survive kill -9", same, after)
-    check("and nothing is complained of", s.said() == "", s.said())
+    check("and no problem is reported", s.said() == "", s.said())
     check("and so does the swap", s.chat("m")[1] == words["b"])
     # Killed after the last outcome, before the decision was stored: the next start decides.
     s.kill()
@@ -216,14 +216,14 @@ def rollback(s, words):
     s = Server("state")
     after = s.get("second")
     keys = ("state", "outcomes", "pairs", "mean", "difference", "e_value", "created")
-    check("kill -9 in the middle loses nothing", {k: before[k] for k in keys} == {k: after[k] for k in keys}, after)
-    check("used ratings stand after it", s.rate(known[0][0], 0.5)[0] == 409)
-    check("replies that nobody rated are forgotten", s.rate(unrated, 1)[0] == 404)
+    check("kill -9 in the middle loses no rating", {k: before[k] for k in keys} == {k: after[k] for k in keys}, after)
+    check("used ratings are kept after it", s.rate(known[0][0], 0.5)[0] == 409)
+    check("unrated replies are dropped", s.rate(unrated, 1)[0] == 404)
     n, replies = play(s, "second", "n", lambda arm, i: 1 if arm == "a" else 0, 200)
     v = s.get("second")
     check("b is found worse", v["decision"] == "b_worse" and v["difference"]["hi"] < 0, v)
     check("all traffic is a's", {s.chat("n")[1:] for _ in range(6)} == {(words["a"], None)}, s.chat("n"))
-    check("b is still there by its name", s.chat("b")[1] == words["b"])
+    check("b is still available by name", s.chat("b")[1] == words["b"])
     return s
 
 
@@ -293,10 +293,10 @@ def one_by_one(s, words):
     check("ratings from many at once", all(c[0] == 200 for c in counted)
           and v["outcomes"] == n and v["pairs"] == min(n.values()), (v, n))
     check("of the larger side as many count as of the smaller", n["a"] == 72 - b and 0 < n["b"] <= 22, n)  # 7.2, and six deviations
-    check("the share is kept to", 48 <= b <= 72, b)  # 64.8 on average, and six deviations
+    check("the share of traffic is as configured", 48 <= b <= 72, b)  # 64.8 on average, and six deviations
     s.kill()
     s = Server("state")
-    check("and are there after a kill", s.get("fourth")["outcomes"] == v["outcomes"])
+    check("and exist after a kill", s.get("fourth")["outcomes"] == v["outcomes"])
     return s
 
 
@@ -329,7 +329,7 @@ def feedback(s):
           and row["messages"][1]["content"] == "三たす四は?" and row["comment"] == "違う", row)
     got = [s.call("GET", f"/v1/feedback?{q}")[0] for q in ("after=x", "limit=-1", "limit=99999999", "after=")]
     check("wrong pages are refused", got == [400] * 4, got)
-    check("a form there is not", s.call("GET", "/v1/feedback/export?form=csv")[0] == 400)
+    check("an unknown format", s.call("GET", "/v1/feedback/export?form=csv")[0] == 400)
 
     for form, method in (("sft", "sft"), ("preference", "dpo")):
         status, text, _ = s.call("GET", f"/v1/feedback/export?form={form}")
@@ -366,7 +366,7 @@ def scopes():
     id, _, _ = s.chat("b", key=keys["one"])
     check("another's reply cannot be rated", s.rate(id, 1, key=keys["two"])[0] == 404)
     check("one's own can", s.rate(id, 1, key=keys["one"])[0] == 200)
-    check("nor once it is kept", s.rate(id, 0, key=keys["two"])[0] == 404)
+    check("nor once it is stored", s.rate(id, 0, key=keys["two"])[0] == 404)
     got = [s.call(m, p, key=keys["one"])[0] for m, p in
            (("GET", "/v1/ab"), ("POST", "/v1/ab"), ("GET", "/v1/feedback"), ("GET", "/v1/feedback/export"))]
     check("chat's keys see no experiments", got == [403] * 4, got)
@@ -378,7 +378,7 @@ def troubles():
     s = Server("none", "--no-feedback")
     id = s.chat("m")[0]
     got = [s.rate(id, 1)[0], s.call("POST", "/v1/ab", {"name": "x", "model": "m", "b": "b"})[0]]
-    check("--no-feedback keeps nothing", got == [404, 409], got)
+    check("--no-feedback stores nothing", got == [404, 409], got)
     s.end()
     # An adapter of a running experiment was replaced: the name answers without the experiment, and the problem is
     # reported.
@@ -391,7 +391,7 @@ def troubles():
     s = Server("state", adapters=("m=a", "n=c", "c=c"))
     v = s.get("fourth")
     check("without them it waits", v["state"] == "running" and "b" in (v["problem"] or "") and s.chat("c")[2] is None, v)
-    check("and says so", "fourth" in s.said())
+    check("and reports it", "fourth" in s.said())
     s.kill()
     os.rename(f"{tmp}/b.away", f"{tmp}/b")
     db = sqlite3.connect(f"{s.state}/ab.db")

@@ -50,7 +50,7 @@ for route in $(sed -n 's/^ *{"[A-Z]*", "\(\/[^"]*\)",.*/\1/p' src/*/*.c | sed 's
 done
 
 kill "$server"
-if wait "$server"; then echo "ok it ends when told to"; else echo "not ok it ends when told to: exit $?"; fi
+if wait "$server"; then echo "ok it ends on SIGTERM"; else echo "not ok it ends on SIGTERM: exit $?"; fi
 server=
 
 command -v python3 >/dev/null || { echo "skip protocols: python3 is not installed"; exit 0; }

@@ -175,7 +175,7 @@ def asks():
     alone = [words(s.call("/v1/ask", b)[1]["board"]) for b in mine]
     with concurrent.futures.ThreadPoolExecutor(8) as pool:
         together = list(pool.map(lambda b: words(s.call("/v1/ask", b)[1]["board"]), mine))
-    check("eight at once say what each says alone", alone == together and alone[0] != alone[1], together)
+    check("eight parallel requests equal single ones", alone == together and alone[0] != alone[1], together)
 
 
 LONG = {"question": "Tell me all that you know of ships.", "agents": 15, "iterations": 16}
@@ -184,11 +184,11 @@ LONG = {"question": "Tell me all that you know of ships.", "agents": 15, "iterat
 def leaves():
     c, events = s.stream("/v1/ask", {**LONG, "conversation": "left"})
     first = next(v for e, v in events if e == "entry" and "agent" in v)
-    check("an entry is there while the others still think", first["iteration"] == 1 and s.works(), first)
+    check("an entry arrives while other agents still run", first["iteration"] == 1 and s.works(), first)
     status, v = s.call("/v1/ask", {"question": "And boats?", "conversation": "left"})
     check("a conversation answers one question at a time", status == 409 and v["error"]["param"] == "conversation", v)
     c.close()
-    check("who leaves a stream stops it", s.rests())
+    check("a client that disconnects stops its stream", s.rests())
     end = time.time() + 10
     while time.time() < end and s.call("/v1/ask", {"question": "Hi", "agents": 1, "iterations": 1, "max_tokens": 4, "conversation": "left"})[0] != 200:
         time.sleep(0.1)
@@ -210,9 +210,9 @@ def remembers():
     check("a conversation remembers", status == 200 and v["source"] == "memory" and "Anna" in v["answer"] and v["roles"] == [], v)
     status, v = locked.call("/v1/ask", ask, "sk-two")
     check("only for the key that it is of", status == 200 and v["source"] != "memory" and "Anna" not in json.dumps(v), v)
-    check("without a key nothing is asked", locked.call("/v1/ask", ask)[0] == 401)
+    check("without a key no model is called", locked.call("/v1/ask", ask)[0] == 401)
     locked.p.send_signal(signal.SIGTERM)
-    check("it ends when told to", locked.p.wait(60) == 0, open(f"{tmp}/locked.err").read())
+    check("it ends on SIGTERM", locked.p.wait(60) == 0, open(f"{tmp}/locked.err").read())
 
 
 def refuses():
@@ -230,7 +230,7 @@ def refuses():
         got, v = s.call(path, body)
         check(f"{path} {json.dumps(body)[:50]} is refused", got == status and says in v["error"]["message"]
               and {"message", "type", "param", "code"} <= set(v["error"]), (got, v))
-    check("after all of that nothing runs", s.rests())
+    check("no request runs at the end", s.rests())
 
 
 try:
@@ -242,6 +242,6 @@ try:
 except Exception:
     check("no surprise", False, traceback.format_exc())
 s.p.send_signal(signal.SIGTERM)
-check("the server ends when told to", s.p.wait(60) == 0, open(f"{tmp}/plain.err").read())
+check("the server ends on SIGTERM", s.p.wait(60) == 0, open(f"{tmp}/plain.err").read())
 sys.exit(1 if failed else 0)
 END

@@ -14,7 +14,7 @@ tmp=$(mktemp -d) || exit 1
 servers=
 finish() {
     for pid in $servers; do kill "$pid" 2>/dev/null; done
-    for pid in $servers; do wait "$pid" || bad "a server that is told to end" "exit $?: $(cat "$tmp"/*.err | head -c 600)"; done
+    for pid in $servers; do wait "$pid" || bad "a server that ends on SIGTERM" "exit $?: $(cat "$tmp"/*.err | head -c 600)"; done
     rm -rf "$tmp"
 }
 trap finish EXIT
@@ -66,10 +66,10 @@ serve plain --runs "$tmp/runs" --adapter critic="$tmp/critic" --adapter newer="$
 if command -v curl >/dev/null 2>&1; then
     curl -sD "$tmp/head" -H 'Accept: text/html' -o "$tmp/index" "$url/"
     holds "the page is at /" "<title>Shoal" "$tmp/index"
-    holds "nothing of others runs in it" "content-security-policy: default-src 'self'" "$tmp/head"
+    holds "no foreign script runs in it" "content-security-policy: default-src 'self'" "$tmp/head"
     tag=$(sed -n 's/^[Ee][Tt]ag: \([^\r]*\).*/\1/p' "$tmp/head")
     same=$(curl -s -o "$tmp/body" -w '%{http_code} %{size_download}' -H 'Accept: text/html' -H "If-None-Match: W/$tag" "$url/")
-    if [ -n "$tag" ] && [ "$same" = "304 0" ]; then ok "what a browser has it is not sent again"; else bad "what a browser has it is not sent again" "$same"; fi
+    if [ -n "$tag" ] && [ "$same" = "304 0" ]; then ok "a cached file is not sent again"; else bad "a cached file is not sent again" "$same"; fi
     wrong=
     for f in web/*; do
         curl -s -o "$tmp/file" "$url/page/$(basename "$f")"

@@ -142,7 +142,7 @@ def main():
                 report(f"{name}: the first token within twice of quiet", median <= 2 * quiet or f"{median / quiet:.2f} times")
         limit = int(MAX_MEMORY[:-1]) << 20
         report("the peak stays within --max-memory and a tenth", s.memory("VmHWM") <= limit * 1.1 or f"{s.memory('VmHWM') >> 20} MB")
-        report("the server ends when told to", s.stop() == 0 or "another exit status")
+        report("the server ends on SIGTERM", s.stop() == 0 or "another exit status")
 
 
 if __name__ == "__main__":

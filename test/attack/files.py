@@ -81,7 +81,7 @@ def test_modes():
             report("a foreign file in the state folder keeps its mode",
                    stat.S_IMODE(os.stat(os.path.join(state, "notes.txt")).st_mode) == 0o666)
             said = open(s.log).read()
-            report("what was open before is reported", "open to other users" in said or said[-300:])
+            report("entries that were open before are reported", "open to other users" in said or said[-300:])
     finally:
         os.umask(before)
         shutil.rmtree(folder)
@@ -121,7 +121,7 @@ def test_special_paths():
             except OSError as e:
                 report(f"'{name}' as an adapter is refused at once", f"no answer: {e}")
         status, _, _ = s.ask(COMPLETION, {"model": "fry", "prompt": "2+2=", "max_tokens": 1}, key=KEY)
-        report("and the server goes on", status == 200)
+        report("and the server continues", status == 200)
 
 
 def copied_base(folder):
@@ -184,9 +184,9 @@ def test_killed_server():
     with open(left, "w") as f:
         f.write("half")
     with Server(folder=folder, env=ENV) as s:
-        report("what a killed server left is removed at the next start", not os.path.exists(left))
+        report("leftovers of a killed server are removed at the next start", not os.path.exists(left))
         status, text, _ = s.ask("/api/tags", key=KEY)
-        report("and what it had made is there", "made" in text or text)
+        report("and its completed files exist", "made" in text or text)
     shutil.rmtree(folder)
 
 

@@ -69,7 +69,7 @@ def test_token():
             report("chat is open on loopback without keys", status == 200 or (status, text))
             status, text, _ = s.ask(CHAT, HI, key="sk-of-another-server")
             report("whatever a client sends as a key", status == 200 or (status, text))
-        report("the file is gone after a clean stop", not os.path.exists(path))
+        report("the file is removed at a clean stop", not os.path.exists(path))
         os.symlink(folder + "/elsewhere", path)
         with Server(folder=folder) as s:
             report("a link in its place is replaced, not followed", not os.path.islink(path) and not os.path.exists(folder + "/elsewhere"))
@@ -155,7 +155,7 @@ def test_key_file():
             got = [s.ask("/v1/models", key=k)[0] for k in ("sk-first", "sk-second", "#", "sk-third")]
             report("keys of a file", got == [200, 200, 401, 401] or got)
             shown = open(f"/proc/{s.process.pid}/cmdline").read()
-            report("and none is on the command line", "sk-first" not in shown)
+            report("and no key is on the command line", "sk-first" not in shown)
             report("a private file is no trouble", "can read" not in open(s.log).read())
         os.chmod(path, 0o644)
         with Server("--api-key-file", path) as s:
@@ -223,7 +223,7 @@ def test_guesses():
             status, _, _ = s.ask("/v1/models", key="chosen", headers=there)
             report("a chosen key that an address has shown before is admitted there", status == 200 or status)
             status, _, _ = s.ask("/v1/models", headers=here)
-            report("a request without a key is told that it needs one", status == 401 or status)
+            report("a request without a key gets an error that asks for one", status == 401 or status)
 
 
 # ---- concurrent requests
@@ -242,7 +242,7 @@ def test_concurrent():
         held = [stream("192.0.2.1") for _ in range(6)]
         got = [status for _, status, _ in held]
         report("a key and an address have so many requests at once", got == [200] * 4 + [429] * 2 or got)
-        report("and are told when to come back", "Retry-After: 1" in held[5][2] or held[5][2])
+        report("and get a Retry-After header", "Retry-After: 1" in held[5][2] or held[5][2])
         status, _, _ = s.ask("/v1/models", key="sk-attack")
         report("this machine itself is not limited", status == 200 or status)
         for c, _, _ in held:
@@ -253,7 +253,7 @@ def test_concurrent():
             if status == 200:
                 break
             time.sleep(0.1)
-        report("what has ended is not counted", status == 200 or status)
+        report("finished requests are not counted", status == 200 or status)
 
 
 def connections_inside():
@@ -396,7 +396,7 @@ def test_stuck():
                 if wrong:
                     break
             note("all workers stuck, slowest of 60: " + ", ".join(f"{p} {1000 * t:.1f} ms" for p, t in slowest.items()))
-            report("all workers stuck: the server says how it is", str(wrong[:2]) if wrong else max(slowest.values()) < 1 or slowest)
+            report("all workers blocked: /health answers", str(wrong[:2]) if wrong else max(slowest.values()) < 1 or slowest)
             try:
                 stuck = s.ask("/v1/models", timeout=1)
             except OSError:
@@ -406,8 +406,8 @@ def test_stuck():
             code, took = ends(s, 1, 30)
             note(f"SIGTERM with stuck workers and a drain of 1 s: status {code} after {took:.1f} s")
             report("SIGTERM ends a server whose workers are stuck", (code == 3 and took < 15) or (code, took))
-            report("and says so", "ending without them" in open(s.log).read())
-            report("its token is gone", not os.path.exists(token))
+            report("and reports it", "ending without them" in open(s.log).read())
+            report("its token is removed", not os.path.exists(token))
             for _ in range(100):
                 if child and not is_running(child):
                     break

@@ -126,10 +126,10 @@ def main():
         for name, f in ("alone", alone), ("beside 32 requests", crowded), ("beside 32 grammars", figures):
             print("# %-20s p50 %.1f p95 %.1f max %.1f ms" % (name, *(1000 * x for x in f)))
         print(f"# {counts}; VmHWM {server.memory('VmHWM') >> 20} MB", flush=True)
-        report("a plain request beside 32 hostile grammars is answered", failed)
+        report("a plain request during 32 hostile grammars is answered", failed)
         # on an idle machine it is less than 2 times the time during 32 plain requests; CI machines are shared
         report("its first token does not wait for their masks", figures[0] < 0.05 + 6 * crowded[0] or f"{figures[0]:.3f} s")
-        report("what the grammars hold is bounded", server.memory("VmHWM") < 1 << 31)
+        report("the grammars' memory is bounded", server.memory("VmHWM") < 1 << 31)
 
 
 if __name__ == "__main__":

@@ -213,7 +213,7 @@ def files_confined(g):
         job = g.run(kind, args, **options)
         quoted = SECRET in g.words(job["id"]) if "id" in job else False
         report(f"jobs: {name} outside fails", (job.get("state") == "failed" and not quoted) or json.dumps(job))
-    report("jobs: nothing was written outside", not g.escaped() or g.escaped())
+    report("jobs: no file was written outside", not g.escaped() or g.escaped())
 
 
 def knowledge_and_talk(g):
@@ -224,7 +224,7 @@ def knowledge_and_talk(g):
     ask = {"agents": 1, "iterations": 1, "max_tokens": 2, "facts": "rules", "conversation": "me", "board": True}
     job = g.run("ask", [MODEL, "which stripes has the zebra?"], knowledge="notes.db", **ask)
     report("jobs: a knowledge base is read", "four stripes" in g.words(job["id"]) if "id" in job else job)
-    report("jobs: and nothing is written beside it", sorted(os.listdir(".")) == before or os.listdir("."))
+    report("jobs: and no file is written next to it", sorted(os.listdir(".")) == before or os.listdir("."))
     for base in ("srv/state/serve.db", "srv/runs/calls.db", "srv/state/jobs.db"):
         refused(g, f"{base} is no knowledge base", "ask", [MODEL, "x"], knowledge=g.path(base), field="knowledge")
     for key, name, hears in (("one", "me", True), ("two", "me", False), ("two", "key-1/me", False)):
@@ -300,8 +300,8 @@ def commands_confined():
         job = g.run("train", [MODEL], method="rloo", data="fry:pick:4", out="seen", reward=f"shell:{looks} >/dev/null 2>&1; {numbers}", **tiny)
         words = g.words(job.get("id", "")) if "id" in job else json.dumps(job)
         if "bwrap" in words or "bubblewrap" in words:
-            return skip("jobs: commands see nothing of the server", words)
-        report("jobs: a reward command sees nothing of the server", job.get("state") == "done" or words)
+            return skip("jobs: commands cannot read the server's files", words)
+        report("jobs: a reward command cannot read the server's files", job.get("state") == "done" or words)
         for i, more in enumerate(("temperature: 1", "reward_sandbox: false", "reward_network: true", f"reward_write: [{g.path('outside')}]",
                                   f"reward_read: [{g.server.state}]")):
             g.put(f"work/recipe{i}.yaml", f"model: {MODEL}\ndata: [fry:pick:4]\nmethod: rloo\npolicy:\n  {more}\n  k: 2\n  reward: 'shell:{numbers}'\n"
@@ -356,7 +356,7 @@ def nothing_survives():
             if len(processes(number)) < 3:
                 words = g.words(job["id"])
                 if "sandbox" in words or "bwrap" in words:
-                    return skip("jobs: nothing survives", words)
+                    return skip("jobs: no process survives", words)
                 return report("jobs: a reward runs with --jobs-run-commands", words)
             if how in ("cancel", "delete"):
                 g.act(job["id"], "cancel")
@@ -379,7 +379,7 @@ def main():
         knowledge_and_talk(g)
         process_confined(g)
         results_owned(g)
-        report("jobs: nothing was written outside at all", not g.escaped() or g.escaped())
+        report("jobs: no file was written outside by any request", not g.escaped() or g.escaped())
         report("jobs: the server is well", g.server.alive() and g.server.ask("/health")[0] == 200)
     nothing_survives()
     commands_confined()

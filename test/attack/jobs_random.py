@@ -211,7 +211,7 @@ def main():
         after = watched(g)
         changed = sorted(p for p in before.keys() | after.keys() if before.get(p) != after.get(p))
         report(f"jobs: {n} random requests change nothing outside of the server's state", not changed or changed)
-        report("jobs: and leave nothing elsewhere", not strays(g) or strays(g))
+        report("jobs: and leave no files elsewhere", not strays(g) or strays(g))
         run = codes.get(201, 0)
         report(f"jobs: {run} of them are accepted and run to their end (seed {seed}, {codes}, {tally}, {time.time() - began:.0f} s)",
                run >= 0.3 * n and tally.get("done", 0) >= 0.2 * n or "too few")

@@ -136,7 +136,7 @@ def loop():
         print(f"# peak {peak / MB:.0f} of {LIMIT / MB:.0f} MB; first token {quiet * 1e3:.1f} ms quiet, "
               f"{loud * 1e3:.1f} beside ({len(beside.seconds)} of them)", flush=True)
         report("large requests in a loop get their status", "; ".join(w for w in wrong if w))
-        report("a client beside them is always answered", "; ".join(beside.failed[:3]))
+        report("a normal client is always answered meanwhile", "; ".join(beside.failed[:3]))
         report("its first token comes in time", loud < 2 * quiet + 1 or f"{loud:.2f} s, quiet {quiet:.3f}")
         report("the peak is within --max-memory + 10 %", peak <= LIMIT * 1.1 or f"{peak / MB:.0f} MB: {peaks}")
 
@@ -157,7 +157,7 @@ def retained():
                 counts[rated[0]] = counts.get(rated[0], 0) + 1
         name = os.path.join(s.state, "ab.db")
         disk = sum(os.path.getsize(name + end) for end in ("", "-wal") if os.path.exists(name + end))
-        report("chats beside ratings are answered", "; ".join(sizes[:2]))
+        report("chats are answered during ratings", "; ".join(sizes[:2]))
         report("a reply is rated 16 times, and a key's ratings end for the day",
                counts.get(200, 0) <= 8 * MB // 16 // 20_000 and counts.get(429, 0) >= 4 or str(counts))
         report("the file of ratings has its limit", disk < 8 * MB or f"{disk} bytes")
@@ -174,7 +174,7 @@ def slow_readers():
         status, _, seconds = s.ask(CHAT, chat())
         peak = s.memory("VmHWM")
         report("slow readers hold no more than is reserved", peak <= LIMIT * 1.1 or f"{peak / MB:.0f} MB")
-        report("a small request is answered beside them", status == 200 and seconds < 60 or f"{status}, {seconds} s")
+        report("a small request is answered meanwhile", status == 200 and seconds < 60 or f"{status}, {seconds} s")
         for c in readers:
             c.close()
         until = time.time() + 30
@@ -233,7 +233,7 @@ def refused_by_system():
             while (last := s.ask(CHAT, chat(), key=KEY)[0]) != 200 and time.time() < until:
                 time.sleep(0.2)
             statuses["after"] = last
-        report("a server that is refused memory lives", alive or open(s.log).read()[-300:])
+        report("a server without memory survives", alive or open(s.log).read()[-300:])
         report("its requests are answered or refused", "; ".join(w for w in wrong if w) if alive else True)
         report("it answers afterwards", statuses.get("after") == 200 or str(statuses))
 
@@ -270,7 +270,7 @@ def cgroup():
     with Server("--max-memory", "300M", env=KEYED, wrap=wrap) as s:
         for name, path, body, right in attacks():
             answered(s, name, path, body, right)
-        report("a server in a control group of --max-memory + 10 % lives", s.alive() or "it was killed")
+        report("a server in a control group of --max-memory + 10 % survives", s.alive() or "it was killed")
     time.sleep(0.5)
     os.rmdir(folder)
 

@@ -51,4 +51,4 @@ with Server() as s:
         status, text, _ = s.ask(CHAT, raw=raw)
         report(f"json: the message of a refusal is about the input: {name}",
                (status == 400 and words in message(text) and "JSON_" not in text) or f"{status} {message(text)}")
-    report("json: the server is still there", s.alive())
+    report("json: the server still runs", s.alive())

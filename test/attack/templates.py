@@ -105,7 +105,7 @@ def limits_hold(s):
     bad = [w for w in waits if w[1] != 200]
     most = max(w[2] for w in waits)
     print(f"# slowest attack {slowest:.2f} s; {len(waits)} ordinary requests, slowest {most:.2f} s", flush=True)
-    report("an ordinary client and /health are answered beside them", not bad and len(waits) > 10 and most < 10
+    report("a normal client and /health are answered meanwhile", not bad and len(waits) > 10 and most < 10
            or (bad, len(waits), most))
 
 
@@ -117,7 +117,7 @@ def vanished_clients(s):
         c.request("POST", CHAT, body, {"Content-Type": "application/json", "Authorization": "Bearer sk-attack"})
         c.sock.close()
     status, _, seconds = s.ask(CHAT, {"messages": USER, "max_tokens": 1}, key="sk-attack")
-    report("forty clients that have gone keep nobody waiting", status == 200 and seconds < 10 or (status, seconds))
+    report("forty disconnected clients delay no request", status == 200 and seconds < 10 or (status, seconds))
 
 
 def variables(s):
@@ -145,7 +145,7 @@ def going_on(s):
     body = {"messages": [{"role": "user", "content": "は" * 300000}, {"role": "assistant", "content": text}],
             "continue_final_message": True, "max_tokens": 1, "chat_template": "{{ messages[0].content }}{{ messages[0].content }}"}
     status, text, seconds = s.ask(CHAT, body, key="sk-attack", timeout=120)
-    report("a long message that goes on is found quickly", status == 400 and seconds < 15 or (status, text[:100], seconds))
+    report("a long continued message is found quickly", status == 400 and seconds < 15 or (status, text[:100], seconds))
 
 
 def stops_in_time(s):
@@ -169,5 +169,5 @@ with Server("--trust-request-chat-template", env=KEY) as server:
     vanished_clients(server)
     variables(server)
     going_on(server)
-    report("the server is still there", server.alive())
+    report("the server still runs", server.alive())
     stops_in_time(server)

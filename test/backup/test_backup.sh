@@ -69,19 +69,19 @@ if grep -rqF -- "$key" "$tmp/kept"; then bad "no secret is in it" "the key is"; 
 stop
 rm -rf "$runs" "$tmp/adapters"
 need "$shoal" restore "$tmp/kept" $place --also "$tmp/adapters"
-same "the keys are there again" "$keys_before" "$(keys)"
-same "the adapter is there again" "$adapter" "$(cat "$tmp/adapters/critic/"* | cksum)"
+same "the keys are restored" "$keys_before" "$(keys)"
+same "the adapter is restored" "$adapter" "$(cat "$tmp/adapters/critic/"* | cksum)"
 start
-same "the job is there again" "$job_before" "$(jobs "$job")"
+same "the job is restored" "$job_before" "$(jobs "$job")"
 get "$url/v1/models" >"$tmp/models"
-holds "the made model is there again" '"gruff' "$tmp/models"
-same "results are there again" "$(get "$url/v1/jobs/$job/results" | wc -l)" "$(grep -c . "$state/jobs/$job/stdout.jsonl")"
+holds "the derived model is restored" '"gruff' "$tmp/models"
+same "results are restored" "$(get "$url/v1/jobs/$job/results" | wc -l)" "$(grep -c . "$state/jobs/$job/stdout.jsonl")"
 
 # ---- over HTTP
 need get --fail-with-body -X POST "$url/v1/backups"
 first=$(sed 's/.*"id":"\([^"]*\)".*/\1/' "$tmp/out")
 need get --fail-with-body -X POST "$url/v1/backups/$first/check"
-holds "a check finds nothing" '"problems":[]' "$tmp/out"
+holds "a check finds no problem" '"problems":[]' "$tmp/out"
 need "$shoal" key add later --store "$state/serve.db"
 later=$(cat "$tmp/out")
 need "$shoal" key revoke leaked --store "$state/serve.db"
@@ -90,21 +90,21 @@ need get --fail-with-body -X POST "$url/v1/backups/$first/restore"
 need get "$url/v1/backups"
 holds "a restore is noted" "\"restore\":{" "$tmp/out"
 code=$(get -o /dev/null -w '%{http_code}' -X DELETE "$url/v1/backups/$first")
-same "what is to be restored is not deleted" 409 "$code"
-same "nothing has happened yet" 404 "$(get -o /dev/null -w '%{http_code}' "$url/v1/jobs/$job")"
+same "a backup scheduled for restore is not deleted" 409 "$code"
+same "nothing is restored yet" 404 "$(get -o /dev/null -w '%{http_code}' "$url/v1/jobs/$job")"
 stop
 start
-holds "the next start says what it does" "is as in backup '$first'" "$tmp/said"
-same "the job is there again, by the next start" "$job_before" "$(jobs "$job")"
+holds "the next start reports the restore" "is as in backup '$first'" "$tmp/said"
+same "the job is restored by the next start" "$job_before" "$(jobs "$job")"
 status() { curl -sS -o /dev/null -w '%{http_code}' -H "Authorization: Bearer $1" "$url/v1/models"; }
 same "a key that was valid then and is now is valid" 200 "$(status "$key")"
 same "a key that was revoked since stays revoked" 401 "$(status "$leaked")"
 same "a key that was made since is revoked" 401 "$(status "$later")"
 same "and both are recorded" 2 "$(keys | grep -o '"revoked":[1-9]' | grep -c .)"
-if ls -d "$state".before-* >/dev/null 2>&1; then ok "what was there is kept"; else bad "what was there is kept" "it is not"; fi
+if ls -d "$state".before-* >/dev/null 2>&1; then ok "the previous state is kept"; else bad "the previous state is kept" "it is not"; fi
 need get "$url/v1/backups"
 holds "it happens once" '"restore":null' "$tmp/out"
-same "a backup that is not there" 404 "$(get -o /dev/null -w '%{http_code}' -X POST "$url/v1/backups/20260101-000000-000/check")"
+same "a missing backup" 404 "$(get -o /dev/null -w '%{http_code}' -X POST "$url/v1/backups/20260101-000000-000/check")"
 same "others may not" 401 "$(curl -s -o /dev/null -w '%{http_code}' "$url/v1/backups")"
 need get --fail-with-body -X DELETE "$url/v1/backups/$first"
 need get "$url/v1/backups"
@@ -119,5 +119,5 @@ rm -r "$runs/backups/blobs"
 start
 holds "a broken one is not put in place" "is not restored" "$tmp/said"
 need get "$url/v1/backups"
-holds "and says why" '"failed":"' "$tmp/out"
+holds "and reports the reason" '"failed":"' "$tmp/out"
 stop

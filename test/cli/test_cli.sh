@@ -66,7 +66,7 @@ for q in nf4 q4_k_m q5_1; do
 done
 "$shoal" quantize "$tmp/a.gguf" "$tmp/quant1.gguf" --type q5_1 --tokens 2 --threads 1 --quiet >/dev/null 2>&1
 same "quantize writes the same bytes with other threads" "$tmp/quant1.gguf" "$tmp/quant.gguf"
-says "requantising is said aloud" 0 "quantised already (q5_1)" "$shoal" quantize "$tmp/quant.gguf" "$tmp/twice.gguf" --type nf4 --tokens 2
+says "requantising prints a warning" 0 "quantised already (q5_1)" "$shoal" quantize "$tmp/quant.gguf" "$tmp/twice.gguf" --type nf4 --tokens 2
 says "quantising onto itself" 2 "is the model itself" "$shoal" quantize "$tmp/a.gguf" "$tmp/a.gguf" --type nf4
 says "an unknown weight type" 2 "no weight type 'q3_k'" "$shoal" quantize "$tmp/a.gguf" "$tmp/no.gguf" --type q3_k
 says "blocks in a Hugging Face directory" 2 "write a GGUF file" "$shoal" quantize "$tmp/a.gguf" "$tmp/no" --type nf4
@@ -116,12 +116,12 @@ printf '{"messages":[{"role":"system","content":"短く"},{"role":"user","conten
 run --file "$tmp/talk.jsonl" --seed 4 --ids >"$tmp/out"
 same "a conversation in a file is that of the flags" "$tmp/out" "$tmp/single"
 run --chat 春は --system 短く --seed 4 --ids --chat-template-kwargs '{"enable_thinking": false}' >"$tmp/out"
-same "a template ignores what it does not know" "$tmp/out" "$tmp/single"
+same "a template ignores unknown variables" "$tmp/out" "$tmp/single"
 says "kwargs that are no object" 2 "must be a JSON object" "$shoal" run "$m" --chat a --chat-template-kwargs '[1]'
-says "kwargs beside what is no UTF-8" 2 "must be UTF-8" "$shoal" run "$m" --chat "$(printf 'a\377')" --chat-template-kwargs '{}'
+says "kwargs with text that is not UTF-8" 2 "must be UTF-8" "$shoal" run "$m" --chat "$(printf 'a\377')" --chat-template-kwargs '{}'
 says "kwargs that are no JSON" 1 "chat-template-kwargs" "$shoal" run "$m" --chat a --chat-template-kwargs '{'
 says "kwargs without a chat" 2 "goes with --chat" "$shoal" run "$m" -p a --chat-template-kwargs '{}'
-says "messages beside a prompt" 1 "line 1: 'chat' does not go with 'messages'" sh -c "printf '{\"messages\":[],\"chat\":\"b\"}' >'$tmp/w'; exec '$shoal' run '$m' --file '$tmp/w'"
+says "messages together with a prompt" 1 "line 1: 'chat' does not go with 'messages'" sh -c "printf '{\"messages\":[],\"chat\":\"b\"}' >'$tmp/w'; exec '$shoal' run '$m' --file '$tmp/w'"
 
 # ---- sessions
 run -p '夏は夜、秋は夕暮れ、冬はつとめて' --temp 0 --ids >"$tmp/plain"
@@ -140,10 +140,10 @@ if sed 's/.*"embedding":\[//; s/\].*//' "$tmp/out" | awk -F, '{for (i = s = 0; i
 "$shoal" embed "$m" --similarity '猫' cat '猫' >"$tmp/out" 2>/dev/null
 if awk '$1 == 1 && ($2 != "1.000" || $4 != "1.000" || $5 != "猫") {bad = 1} END {exit bad || NR != 3}' "$tmp/out"; then
     ok "embed --similarity"; else bad "embed --similarity" "$(cat "$tmp/out")"; fi
-says "embed of nothing" 2 "give texts, or --file" "$shoal" embed "$m"
+says "embed without texts" 2 "give texts, or --file" "$shoal" embed "$m"
 
 # ---- a memory limit: the system's counters stay below it
-says "a size that is none" 2 "'12' is not a size" "$shoal" run "$m" -p x --max-memory 12
+says "an invalid size" 2 "'12' is not a size" "$shoal" run "$m" -p x --max-memory 12
 "$shoal" run "$m" -p x --dry-run --json >"$tmp/out" 2>/dev/null
 if grep -q '^{"plan":' "$tmp/out" && [ "$(wc -l <"$tmp/out")" = 1 ]; then ok "--dry-run only plans"; else bad "--dry-run only plans" "$(cat "$tmp/out")"; fi
 for q in f32 bf16 q8_0 q4_0; do
@@ -170,21 +170,21 @@ cp "$m" "$tmp/rec.gguf"
 "$shoal" run "$tmp/rec.gguf" --chat '春は' -n 9 --samples 3 --exact --record --store "$db" --json --kv-cache-dtype i8 --logprobs 3 >"$tmp/out" 2>/dev/null
 key=$(head -n 1 "$tmp/out" | field call | tr -d '"')
 says "replay: the same bits" 0 "" "$shoal" replay "$(echo "$key" | cut -c1-12)" --store "$db"
-holds "and says so" "same bits: call" "$tmp/out"
+holds "and reports it" "same bits: call" "$tmp/out"
 SHOAL_CPU=scalar says "replay at the scalar level" 0 "" "$shoal" replay "$key" --store "$db" --threads 1
 if [ "$("$shoal" replay --list --store "$db" | wc -l)" = 3 ]; then ok "replay --list"; else bad "replay --list" "$("$shoal" replay --list --store "$db")"; fi
 "$shoal" run "$tmp/rec.gguf" -p '答え: ' -n 12 --regex '(はい|いいえ|[0-9]{2})' --temp 1 --record --store "$tmp/rec/grammar.db" --json >"$tmp/out" 2>/dev/null
 key2=$(field call <"$tmp/out" | tr -d '"')
 says "replay under a grammar" 0 "" "$shoal" replay "$key2" --store "$tmp/rec/grammar.db"
 holds "gives the same bits" "same bits: call" "$tmp/out"
-says "replay of nothing" 1 "no recorded call 'zz'" "$shoal" replay zz --store "$db"
+says "replay of a missing call" 1 "no recorded call 'zz'" "$shoal" replay zz --store "$db"
 says "replay without a store" 1 "--record keeps them" "$shoal" replay zz --store "$tmp/none.db"
 "$shoal" model new --shape tiny-qwen3 --seed 4 "$tmp/rec.gguf" 2>/dev/null
 says "replay under another model" 1 "is not the same" "$shoal" replay "$key" --store "$db"
 holds "names both hashes" "changed: was $(sha256sum <"$m" | cut -d' ' -f1), is $(sha256sum <"$tmp/rec.gguf" | cut -d' ' -f1)" "$tmp/out"
 rm "$tmp/rec.gguf"
 says "replay without the model" 1 "is not the same" "$shoal" replay "$key" --store "$db"
-holds "names what is missing" "model: cannot be opened" "$tmp/out"
+holds "names the missing files" "model: cannot be opened" "$tmp/out"
 says "a store that cannot be made" 1 "/proc/none" "$shoal" run "$m" -p x --record --store /proc/none/calls.db
 
 # ---- a knowledge base
@@ -200,7 +200,7 @@ for q in '富士山の高さは？=fuji' '首都=北京' 'What pulls the sea?=Ti
 done
 rm "$tmp/kb/qa.jsonl"
 "$shoal" knowledge add "$tmp/kb.db" "$tmp/kb" --model "$tmp/a.gguf" >"$tmp/out" 2>/dev/null
-if grep -q '2 unchanged, 1 removed' "$tmp/out"; then ok "knowledge forgets what is gone"; else bad "knowledge forgets what is gone" "$(cat "$tmp/out")"; fi
+if grep -q '2 unchanged, 1 removed' "$tmp/out"; then ok "knowledge removes deleted files"; else bad "knowledge removes deleted files" "$(cat "$tmp/out")"; fi
 for t in 1 2; do "$shoal" knowledge search "$tmp/kb.db" 山 --model "$tmp/a.gguf" --threshold 0 --threads $t --exact --json >"$tmp/kb.$t" 2>/dev/null; done
 same "knowledge with embeddings: 1 and 2 threads" "$tmp/kb.1" "$tmp/kb.2"
 if grep -q '"cosine"' "$tmp/kb.1"; then ok "knowledge with embeddings"; else bad "knowledge with embeddings" "no cosine"; fi
@@ -225,8 +225,8 @@ holds "a conversation is remembered" '3 or 9' "$tmp/out"
 for i in 1 2 3 4 5 6 7 8 9 10 11 12; do echo "question $i"; done |
     "$shoal" ask models/fry --max-tokens 8 --store "$tmp/team.db" --conversation long --agents 1 --iterations 1 --quiet >/dev/null 2>"$tmp/err"
 "$shoal" ask models/fry "more?" --max-tokens 8 --store "$tmp/team.db" --conversation long --agents 1 --iterations 1 --board --json --quiet >"$tmp/out" 2>>"$tmp/err"
-holds "of a long conversation there is a summary" 'Summary so far' "$tmp/out"
-if grep -q 'question 2[^0-9]' "$tmp/out"; then bad "and its beginning is gone" "it is still there"; else ok "and its beginning is gone"; fi
+holds "a long conversation has a summary" 'Summary so far' "$tmp/out"
+if grep -q 'question 2[^0-9]' "$tmp/out"; then bad "and its beginning is dropped" "it is still there"; else ok "and its beginning is dropped"; fi
 says "ask: no such roles" 2 "no roles of type 'clown'" "$shoal" ask models/fry x --role-type clown --store "$tmp/team.db"
 says "ask: no such language" 2 "no language 'xx'" "$shoal" ask models/fry x --language xx --store "$tmp/team.db"
 holds "whose words the answer is" '"source":"output"' "$tmp/ask.1"
@@ -237,14 +237,14 @@ holds "key facts answer by themselves" 'あなたのお名前は太郎です。'
 says "and are forgotten" 0 "facts forgotten: 1" team --conversation taro --forget 寿司
 says "forgetting without a conversation" 2 "needs --conversation" team --forget 寿司
 team "what do I like?" --conversation taro --agents 1 --iterations 1 --json --quiet >"$tmp/out" 2>"$tmp/err"
-holds "what is forgotten is for the team" '"source":"output"' "$tmp/out"
-says "legacy flags of ask" 0 "--parallel: the agents of an iteration always run as one batch" "$shoal" ask --model-type llama --model-path models/fry \
+holds "the team answers after a fact is forgotten" '"source":"output"' "$tmp/out"
+says "the predecessor's command line" 0 "--parallel: the agents of an iteration always run as one batch" "$shoal" ask --model-type llama --model-path models/fry \
     --internal-model models/fry --output-model "$PWD/models/fry" --internal-temp 0.8 --output-temp 0.6 --summary-temp 0.5 --internal-tokens 6 \
     --output-tokens 7 --summary-tokens 5 --agents 2 --iter 1 --parallel --no-local-files --debug --log --store "$tmp/team.db" "2と3は？"
 holds "its --debug is the board" '"agent_1_output"' "$tmp/out"
-says "what it had and this has not" 2 "no ZIM archive is read" team x --rag-mode zim --zim-path y
-says "a mode of references that is none" 2 "no mode 'cloud'" team x --rag-mode cloud
-says "nobody to ask" 2 "no model: name the base model of the team" "$shoal" ask
+says "a key of the predecessor without an equivalent" 2 "no ZIM archive is read" team x --rag-mode zim --zim-path y
+says "an invalid mode of references" 2 "no mode 'cloud'" team x --rag-mode cloud
+says "no models to ask" 2 "no model: name the base model of the team" "$shoal" ask
 team "good or bad?" --slots --iterations 1 --board --json --quiet >"$tmp/out" 2>"$tmp/err"
 holds "fixed parts" '"slots":{"reformulator":1,"critic":1,"supporter":1,"synthesizer":1,"output":1}' "$tmp/out"
 team "which?" --output-model "$tmp/a.gguf" --max-memory 130M --agents 2 --iterations 1 --quiet --json >"$tmp/out" 2>"$tmp/err"
@@ -267,16 +267,16 @@ if [ $? = 0 ]; then ok "a wrong line ends no talk"; else bad "a wrong line ends 
 holds "no such command" "no command '/nothing'; /help lists them" "$tmp/err"
 holds "a talk is saved as messages" '{"messages":[{"role":"system","content":"短く"},{"role":"user","content":"my name is Ann."},{"role":"assistant"' "$tmp/talk.save"
 printf '/facts\n/forget all\n/facts\n' | chat --conversation ann >"$tmp/out" 2>"$tmp/err"
-holds "a conversation goes on" 'name: Ann' "$tmp/out"
-holds "until it is told to forget" 'nothing is known yet' "$tmp/err"
+holds "a conversation continues" 'name: Ann' "$tmp/out"
+holds "until --forget" 'nothing is known yet' "$tmp/err"
 i=0; while [ $i -lt 30 ]; do echo "which is larger, $i or 17? and once more, which of them, please?"; i=$((i + 1)); done | chat -n 64 >"$tmp/out" 2>"$tmp/err"
 if [ -s "$tmp/err" ]; then bad "a talk longer than the context" "$(head -3 "$tmp/err")"; elif [ "$(grep -c . "$tmp/out")" -ge 30 ]; then ok "a talk longer than the context"; else bad "a talk longer than the context" "$(wc -l <"$tmp/out") lines"; fi
 printf 'which is larger, 3 or 9?\n/board\n' | "$shoal" chat models/fry --team --agents 2 --iterations 1 --max-tokens 8 --store "$tmp/team.db" >"$tmp/out" 2>"$tmp/err"
-holds "a team shows what it does" '[1] 2 agents think' "$tmp/err"
+holds "a team shows its steps" '[1] 2 agents think' "$tmp/err"
 holds "and has a board" '"final_response"' "$tmp/out"
 says "a team's flag without a team" 2 "'--agents' has no effect without --team" "$shoal" chat models/fry --agents 2
 says "a flag of the model alone with a team" 2 "'--top-k' has no effect with --team" "$shoal" chat models/fry --team --top-k 3
-says "knowledge of nothing" 1 "'shoal knowledge add' makes one" "$shoal" knowledge search "$tmp/none.db" x
+says "knowledge without files" 1 "'shoal knowledge add' makes one" "$shoal" knowledge search "$tmp/none.db" x
 says "knowledge without a verb" 2 "is not a subcommand: use add, search, list or remove" "$shoal" knowledge fly "$tmp/kb.db"
 says "knowledge in a store" 1 "is not a knowledge base" "$shoal" knowledge list "$db"
 
@@ -289,17 +289,17 @@ says "a lying safetensors header" 1 "model.safetensors" "$shoal" model info "$tm
 says "a missing model" 1 "nowhere" "$shoal" model info "$tmp/nowhere"
 SHOAL_CACHE="$tmp/cache" says "a model that is not pulled" 1 "run 'shoal pull hf:a/b@v1'" "$shoal" run hf:a/b@v1 -p x
 says "no name of a repository" 2 "expected hf:OWNER/REPO" "$shoal" pull somewhere
-HF_ENDPOINT=http://127.0.0.1:1 says "no hub there" 1 "is this machine online" "$shoal" pull hf:a/b --to "$tmp/pulled"
+HF_ENDPOINT=http://127.0.0.1:1 says "an unreachable hub" 1 "is this machine online" "$shoal" pull hf:a/b --to "$tmp/pulled"
 absent "and no folder for it" "$tmp/pulled"
 mkdir "$tmp/full"
 says "a full disk" 1 "full/m.gguf" sh -c "ulimit -f 8; exec '$shoal' convert '$tmp/a.gguf' -o '$tmp/full/m.gguf'"
-if [ -z "$(ls -A "$tmp/full")" ]; then ok "a full disk leaves nothing"; else bad "a full disk leaves nothing" "$(ls "$tmp/full")"; fi
+if [ -z "$(ls -A "$tmp/full")" ]; then ok "a full disk leaves no file"; else bad "a full disk leaves no file" "$(ls "$tmp/full")"; fi
 printf 'model: models/fry\nseed: 1\nsede: 2\n' >"$tmp/r.yaml"
 says "an unknown recipe key" 2 "r.yaml', line 3" "$shoal" evolve "$tmp/r.yaml" --runs "$tmp/runs"
 absent "a bad recipe starts no run" "$tmp/runs"
-says "resume of nothing" 1 "no run" "$shoal" resume none --runs "$tmp"
-says "fork of nothing" 1 "no run" "$shoal" fork none --at 1 --runs "$tmp"
-says "lineage of nothing" 1 "none" "$shoal" lineage none --runs "$tmp"
+says "resume of a missing run" 1 "no run" "$shoal" resume none --runs "$tmp"
+says "fork of a missing run" 1 "no run" "$shoal" fork none --at 1 --runs "$tmp"
+says "lineage of a missing run" 1 "none" "$shoal" lineage none --runs "$tmp"
 # A small evolution from existing adapters, its fork, its replay and its tree.
 for i in 1 2; do "$shoal" adapter new --model models/fry --rank 2 --seed $i "$tmp/born$i" --quiet 2>/dev/null; done
 "$shoal" adapter blend --operator noise_absolute --parents "$tmp/born1" --child "$tmp/founder1" --step 0.05 --seed 1 >/dev/null 2>&1
@@ -323,7 +323,7 @@ YAML
 if "$shoal" evolve "$tmp/evolve.yaml" --runs "$tmp/runs" --id e1 --exact --quiet --json >"$tmp/e1.json" 2>"$tmp/err"; then ok "evolve from adapters"
 else bad "evolve from adapters" "$(cat "$tmp/err")"; fi
 "$shoal" resume e1 --runs "$tmp/runs" --quiet --json >"$tmp/e1-again.json" 2>/dev/null
-same "a finished run says the same again" "$tmp/e1.json" "$tmp/e1-again.json"
+same "a finished run prints the same result" "$tmp/e1.json" "$tmp/e1-again.json"
 "$shoal" fork e1 --at 1 --id e2 --runs "$tmp/runs" --quiet >/dev/null 2>&1
 same "a fork without a change is the run" "$tmp/runs/e1/evolution.jsonl" "$tmp/runs/e2/evolution.jsonl"
 if "$shoal" replay --run e1 --generation 2 --runs "$tmp/runs" --quiet 2>/dev/null | grep -q "same bits"; then ok "a generation replayed"
@@ -349,7 +349,7 @@ came_to x-s1 0.5 0.8 -0.01; came_to x-s2 0.6 0.8 0.01; came_to x-s3 0.7 0.8 0.03
 came_to y-s2 0.58 0.7 0; came_to y-s1 0.45 0.6 0; came_to y-s3 0.61 0.8 0; came_to y-s4 0.9 0.8 0
 "$shoal" runs --runs "$tmp/runs" --compare x y >"$tmp/out" 2>"$tmp/err"
 holds "the mean of three seeds" "60.00 (35.16 … 84.84)" "$tmp/out"
-holds "and what they lost" "+1.00 (-3.97 … +5.97)" "$tmp/out"
+holds "and their retention" "+1.00 (-3.97 … +5.97)" "$tmp/out"
 holds "groups are paired by seed" "+5.33 (-3.39 … +14.06)" "$tmp/out"
 holds "all eight flips of three pairs" "0.25, 0.25" "$tmp/out"
 "$shoal" runs --runs "$tmp/runs" --compare x y --base y >"$tmp/out" 2>"$tmp/err"
@@ -372,9 +372,9 @@ if [ -e models/fry/config.json ]; then
     holds "and writes each answer" '"line":2,' "$tmp/items"
     printf '{"question":"x","choices":["a"],"answer":0}\n' >"$tmp/one.jsonl"
     says "a question with one choice" 1 "one.jsonl', line 1: field 'choices' has fewer than 2 choices" "$shoal" eval models/fry --tasks "$tmp/one.jsonl"
-    says "a task that is none" 2 "no task 'nosuch'" "$shoal" eval models/fry --tasks nosuch
+    says "an unknown task" 2 "no task 'nosuch'" "$shoal" eval models/fry --tasks nosuch
     says "a task without its data" 2 "name one with --data" "$shoal" eval models/fry --tasks arc_easy
-    says "examples that are not there" 1 "there are no examples for --shots" "$shoal" eval models/fry --tasks "$tmp/own.jsonl" --shots 2
+    says "missing examples" 1 "there are no examples for --shots" "$shoal" eval models/fry --tasks "$tmp/own.jsonl" --shots 2
     printf '{"messages":[{"role":"user","content":"a"},{"role":"assistant","content":"b"}]}\n{"messages": [oops\n' >"$tmp/d.jsonl"
     says "a broken line of conversations" 1 "line 2" "$shoal" train models/fry --runs "$tmp/runs" --data "$tmp/d.jsonl" --out "$tmp/t"
     head -n 16 data/personas/critic.jsonl >"$tmp/few.jsonl"
@@ -401,13 +401,13 @@ END
     says "an unknown optimizer" 2 "there are adamw, adamw_8bit, sgd" "$shoal" train models/fry --data "$tmp/few.jsonl" --out "$tmp/t" --optim lion
     printf '{"prompt":"空は?","completion":"青い。"}\n{"prompt":"空は？","completion":"青い。"}\n' >"$tmp/ja.jsonl"
     "$shoal" train --base_model models/fry --data "$tmp/ja.jsonl" --eval_data "$tmp/ja.jsonl" --dry_run >"$tmp/out" 2>"$tmp/err"
-    holds "a dry run shows what is learned" "空は?⟦青い。" "$tmp/out"
-    holds "and what repeats" "1 of 2 samples repeats an earlier one except for case, width or white space (the first: line 2, as in line 1)" "$tmp/out"
-    holds "and what the evaluation has too" "2 of 2 evaluation samples are in the data" "$tmp/out"
+    holds "a dry run shows the targets" "空は?⟦青い。" "$tmp/out"
+    holds "and duplicates" "1 of 2 samples repeats an earlier one except for case, width or white space (the first: line 2, as in line 1)" "$tmp/out"
+    holds "and overlap with the evaluation data" "2 of 2 evaluation samples are in the data" "$tmp/out"
     "$shoal" train models/fry --data "$tmp/few.jsonl" --out "$tmp/dry" --dry-run --json --r 4 --bsz 2 --grad-accum 4 >"$tmp/out" 2>"$tmp/err"
     holds "dry run, --json" '"updates":2,"samples_per_update":8,"samples":16,' "$tmp/out"
     if command -v python3 >/dev/null && ! python3 -c 'import json,sys; json.load(open(sys.argv[1]))' "$tmp/out"; then bad "dry run is JSON" "$(head -c 300 "$tmp/out")"; fi
-    absent "a dry run writes nothing" "$tmp/dry"
+    absent "a dry run writes no file" "$tmp/dry"
     printf '{"prompt":"空は?","chosen":"青い。","rejected":"赤い。"}\n{"prompt":"one","chosen":"yes","rejected":"no"}\n' >"$tmp/pairs.jsonl"
     dpo() { "$shoal" train models/fry --method dpo --data "$tmp/pairs.jsonl" --out "$tmp/dry" --r 4 --bsz 2 --grad-accum 1 "$@" 2>"$tmp/err"; }
     dpo --dry-run >"$tmp/out"
@@ -420,7 +420,7 @@ END
     "$shoal" train models/fry --method es --population 4 --data "$tmp/few.jsonl" --dry-run >"$tmp/out" 2>"$tmp/err"
     holds "a dry run of es" "updates: 1, of 16 samples that 4 members read" "$tmp/out"
     says "a dry run with a reward that its data lack" 1 "'answer' is missing" "$shoal" train models/fry --method rloo --data "$tmp/ja.jsonl" --dry-run
-    absent "dry runs of other methods write nothing" "$tmp/dry"
+    absent "dry runs of other methods write no file" "$tmp/dry"
     dpo --out "$tmp/dpo" --runs "$tmp/runs_dpo" --quiet >/dev/null
     for f in '<h2>Margin: ' '<h2>Contents of the data' '<th>beta</th>'; do holds "the page of dpo has $f" "$f" "$tmp"/runs_dpo/train-dpo-*/report.html; done
     "$shoal" adapter convert "$tmp/t1" "$tmp/t1.gguf" >/dev/null 2>"$tmp/err" && "$shoal" adapter convert "$tmp/t1.gguf" "$tmp/t3" >/dev/null 2>>"$tmp/err"
@@ -462,9 +462,9 @@ END
     cp "$tmp/merged.gguf" "$tmp/nan.gguf"
     printf '\377\377\377\177' | dd of="$tmp/nan.gguf" bs=4 seek=$(($(wc -c <"$tmp/nan.gguf") / 8)) conv=notrunc 2>/dev/null
     says "weights that are no numbers" 1 "a projection has weights that are not numbers" "$shoal" adapter extract models/fry "$tmp/nan.gguf" --rank 2 --out "$tmp/no"
-    absent "refused extracts write nothing" "$tmp/no"
+    absent "refused extracts write no file" "$tmp/no"
     "$shoal" model new --shape tiny-qwen3 --seed 4 "$tmp/other.gguf" 2>/dev/null
-    says "what an adapter cannot hold is named" 0 "'a' and 'other' differ in the embedding, the head, as well" "$shoal" adapter extract "$tmp/a.gguf" "$tmp/other.gguf" --energy 0.5 --rank 20 --out "$tmp/ex_other"
+    says "an error names weights that an adapter cannot represent" 0 "'a' and 'other' differ in the embedding, the head, as well" "$shoal" adapter extract "$tmp/a.gguf" "$tmp/other.gguf" --energy 0.5 --rank 20 --out "$tmp/ex_other"
     says "weights and adapters that do not match" 2 "1 weights for 2 adapters" "$shoal" adapter merge models/fry "$tmp/t1" "$tmp/t2" --weights 1 --out "$tmp/no.gguf"
     "$shoal" adapter operators >"$tmp/out" 2>"$tmp/err" && "$shoal" adapter operators --json >"$tmp/rows" 2>>"$tmp/err"
     for o in delta slerp delta_ties cat noise; do
@@ -482,11 +482,11 @@ END
     "$shoal" adapter inspect "$tmp/child3" --json >"$tmp/out" 2>"$tmp/err"
     holds "a child knows where it comes from" '"operator":"slerp"' "$tmp/out"
     holds "and with which weights" '"weights":"3 1"' "$tmp/out"
-    says "an operator that is none" 2 "no operator 'splice'; there are delta, factor_blend, ratio, extrapolate, slerp," blend --operator splice --child "$tmp/no"
+    says "an unknown operator" 2 "no operator 'splice'; there are delta, seed, ratio, extrapolate, slerp," blend --operator splice --child "$tmp/no"
     says "a parent too many" 2 "operator 'slerp' takes 2 parents, not 3" "$shoal" adapter blend --operator slerp --parents "$tmp/t1" "$tmp/t2" "$tmp/es1" --child "$tmp/no"
     says "weights and parents that do not match" 2 "1 weights for 2 adapters" blend --operator slerp --weights 1 --child "$tmp/no"
-    says "a step of what has none" 2 "operator 'slerp' has no step" blend --operator slerp --step 1 --child "$tmp/no"
-    absent "what is refused leaves no child" "$tmp/no"
+    says "a step for an operator without one" 2 "operator 'slerp' has no step" blend --operator slerp --step 1 --child "$tmp/no"
+    absent "a refused blend leaves no child" "$tmp/no"
     fry() { "$shoal" run models/fry --chat 'sort: k b x' --quiet "$@" 2>>"$tmp/err"; }
     fry --adapter "$tmp/t1" --seed 3 --ids >"$tmp/one"
     fry --adapter "$tmp/t1=1.0" --seed 3 --ids >"$tmp/out"
@@ -500,9 +500,9 @@ END
     says "replay of a mix" 0 "" "$shoal" replay "$key" --store "$tmp/mix.db"
     rm -r "$tmp/t3"
     says "an adapter is known by its content" 1 "" "$shoal" replay "$key" --store "$tmp/mix.db"
-    holds "and named when it is gone" "t3' is missing" "$tmp/out"
+    holds "and named if it is missing" "t3' is missing" "$tmp/out"
     "$shoal" eval models/fry --tasks copy --n 12 --adapters "$tmp/t1" --record --store "$tmp/eval.db" --max-memory 80M >"$tmp/out" 2>"$tmp/err"
-    holds "what a comparison can find is said first" "is found four times in five" "$tmp/err"
+    holds "the detectable difference is printed first" "is found four times in five" "$tmp/err"
     "$shoal" debate models/fry --agents base "$tmp/t1" --tasks sort --n 3 --samples 0 --record --store "$tmp/eval.db" --max-memory 120M >>"$tmp/out" 2>>"$tmp/err"
     "$shoal" replay --list --store "$tmp/eval.db" --json >"$tmp/keys" 2>>"$tmp/err"
     if [ "$(wc -l <"$tmp/keys")" = 36 ]; then ok "eval and debate record every call"; else bad "eval and debate record every call" "$(wc -l <"$tmp/keys") calls $(head -c 300 "$tmp/err")"; fi
@@ -532,7 +532,7 @@ END
     says "no further" 1 "no previous version" "$shoal" adapter rollback "$tmp/agent"
     says "an adapter of another model in the way" 1 "choose another --out" "$shoal" train "$tmp/a.gguf" --data "$tmp/learn.jsonl" --out "$tmp/agent" --runs "$tmp/runs"
     says "runs that cannot be recorded" 1 "name a folder with --runs" "$shoal" train models/fry --data "$tmp/few.jsonl" --out "$tmp/t9" --runs /proc/none
-    says "held-out data that is not there" 1 "eval data of 'adapter'" "$shoal" train models/fry --data "$tmp/few.jsonl" --out "$tmp/t9" --runs "$tmp/runs" --eval-data "$tmp/nowhere.jsonl"
+    says "missing held-out data" 1 "eval data of 'adapter'" "$shoal" train models/fry --data "$tmp/few.jsonl" --out "$tmp/t9" --runs "$tmp/runs" --eval-data "$tmp/nowhere.jsonl"
     says "an adapter for another model" 1 "adapter" "$shoal" run "$tmp/a.gguf" -p x --adapter "$tmp/t1"
     says "debate with no rounds" 0 "" "$shoal" debate models/fry --agents base base base --topic t --choices a b --rounds 0
     # ---- workflow files: a copy, and the same graph written differently, equal the built-in protocol, call by call
@@ -561,13 +561,13 @@ END
     says "a debate from the store" 0 "calls were in the store" "$shoal" debate models/fry --team "$tmp/team.yaml" --tasks "$tmp/sums.yaml" --samples 2 --store "$tmp/team.db"
     says "the example of a team" 0 "" "$shoal" eval models/fry --tasks sort --n 2 --team examples/team.yaml
     says "a team and agents" 2 "leave out --agents" "$shoal" debate models/fry --team "$tmp/team.yaml" --agents base --tasks sort
-    says "credit of what is none" 2 "there are vote, debate and none" "$shoal" debate models/fry --agents base --tasks sort --credit all
-    says "a vote that is none" 2 "there are majority, confidence" "$shoal" debate models/fry --agents base --tasks sort --vote loud
+    says "unknown credit method" 2 "there are vote, debate and none" "$shoal" debate models/fry --agents base --tasks sort --credit all
+    says "an unknown vote" 2 "there are majority, confidence" "$shoal" debate models/fry --agents base --tasks sort --vote loud
     says "a grader of tasks" 2 "tasks have their own" "$shoal" debate models/fry --agents base --tasks sort --grader math
     says "data without tasks" 2 "--data is for --tasks" "$shoal" debate models/fry --agents base --topic t --data .
     printf 'agents:\n  - {adapter: nowhere}\n' >"$tmp/lost.yaml"
     says "a team without its adapter" 1 "lost.yaml', line 2: there is no adapter 'nowhere'" "$shoal" eval models/fry --tasks sort --team "$tmp/lost.yaml"
-    says "a run that is none" 1 "no generations in" "$shoal" eval models/fry --tasks sort --run "$tmp"
+    says "a folder that is not a run" 1 "no generations in" "$shoal" eval models/fry --tasks sort --run "$tmp"
     # ---- generated data
     printf '{"prompt":"sort: k b x"}\n{"prompt":"升序：m u j p"}\n{"prompt":"81,37からEへ進む。どこ？"}\n{"prompt":"sort: k b x"}\n' >"$tmp/p.jsonl"
     synth() { "$shoal" synth models/fry --prompts "$tmp/p.jsonl" --samples 4 --n 24 --temp 1.2 --store "$tmp/synth.db" "$@"; }
@@ -579,9 +579,9 @@ END
     key=$(head -n 1 "$tmp/s1.jsonl" | field call | tr -d '"')
     says "replay of a sample's call" 0 "" "$shoal" replay "$key" --store "$tmp/synth.db"
     holds "gives the same bits" "same bits: call" "$tmp/out"
-    says "synth goes on where calls are recorded" 0 "16 of 16 answers were recorded before" synth --out "$tmp/s2.jsonl"
-    says "synth that keeps nothing" 1 "no answer passed the filters" synth --out "$tmp/s3.jsonl" --language ko
-    absent "writes nothing" "$tmp/s3.jsonl"
+    says "synth continues from recorded calls" 0 "16 of 16 answers were recorded before" synth --out "$tmp/s2.jsonl"
+    says "synth that keeps no sample" 1 "no answer passed the filters" synth --out "$tmp/s3.jsonl" --language ko
+    absent "writes no file" "$tmp/s3.jsonl"
     says "synth and a flag that train has not" 2 "unknown flag '--nonsense'" synth --out "$tmp/s3.jsonl" --then-train "$tmp/st" -- --nonsense 3
     absent "before it writes anything" "$tmp/s3.jsonl"
     cat >"$tmp/synth.yaml" <<END
@@ -615,9 +615,9 @@ if sed -n 's/^{"difference":\["rule","random"\],"delivered":{"value":[^,]*,"lo":
 if grep -q '^{"policy":"reflex".*"blocked":{"value":0.0,"lo":0.0,"hi":0.0}' "$tmp/out" &&
     grep -q '^{"difference":\["reflex","random"\],"delivered":{"value":[1-9].*"p_delivered":0.0[0-4]' "$tmp/out"; then
     ok "reflex delivers more than chance and meets no wall"; else bad "reflex delivers more than chance and meets no wall" "$(cat "$tmp/out")"; fi
-"$shoal" world --policy mock --maps 3 --steps 50 --world legacy >"$tmp/out" 2>"$tmp/err"
-holds "the table" "world 'legacy'" "$tmp/out"
-if grep -q '^mock  *0\.00 \[0\.00, 0\.00\]  *0\.00 \[' "$tmp/out"; then ok "the mock collects nothing"; else bad "the mock collects nothing" "$(cat "$tmp/out")"; fi
+"$shoal" world --policy mock --maps 3 --steps 50 --world seed >"$tmp/out" 2>"$tmp/err"
+holds "the table" "world 'seed'" "$tmp/out"
+if grep -q '^mock  *0\.00 \[0\.00, 0\.00\]  *0\.00 \[' "$tmp/out"; then ok "the mock policy collects nothing"; else bad "the mock policy collects nothing" "$(cat "$tmp/out")"; fi
 holds "the speed is for people" "ticks a second" "$tmp/err"
 "$shoal" world --food-energy 0 --maps 2 --json --quiet >"$tmp/out" 2>/dev/null
 holds "a flag stands over the rule set, also with the rows' own default" '"survival":{"value":0.0,' "$tmp/out"
@@ -626,8 +626,8 @@ $life --record "$tmp/life.jsonl" --json >"$tmp/out" 2>"$tmp/err"
 says "replay" 0 "" "$shoal" world --replay "$tmp/life.jsonl" --json
 cp "$tmp/out" "$tmp/again"
 $life --record "$tmp/life2.jsonl" --json >"$tmp/out" 2>"$tmp/err"
-same "a replay ends where the life ended" "$tmp/out" "$tmp/again"
-same "the same life gives the same trace" "$tmp/life.jsonl" "$tmp/life2.jsonl"
+same "a replay ends at the simulation's end" "$tmp/out" "$tmp/again"
+same "the same simulation gives the same trace" "$tmp/life.jsonl" "$tmp/life2.jsonl"
 "$shoal" world --replay "$tmp/life.jsonl" --at 120 --json >"$tmp/out" 2>"$tmp/err"
 holds "a tick is entered" '{"tick":120,"steps":250,"seed":4,"policy":"rule","hash":"' "$tmp/out"
 holds "with every agent" '{"agent":4,"alive":true,"cell":[' "$tmp/out"
@@ -635,12 +635,12 @@ for policy in rule random; do
     "$shoal" world --replay "$tmp/life.jsonl" --at 120 --continue --policy $policy --record "$tmp/$policy.jsonl" --quiet >/dev/null 2>"$tmp/err"
     sed '1d' "$tmp/$policy.jsonl" >"$tmp/fork.$policy"; done
 sed '1d' "$tmp/life.jsonl" >"$tmp/whole"
-same "a fork by the same policy is the same life" "$tmp/whole" "$tmp/fork.rule"
+same "a fork with the same policy is the same simulation" "$tmp/whole" "$tmp/fork.rule"
 head -n 120 "$tmp/whole" >"$tmp/before"
 head -n 120 "$tmp/fork.random" >"$tmp/out"
-same "a fork keeps what was before it" "$tmp/before" "$tmp/out"
-if cmp -s "$tmp/whole" "$tmp/fork.random"; then bad "another policy lives otherwise" "the same"; else ok "another policy lives otherwise"; fi
-holds "and says where it left" '"fork":120' "$tmp/random.jsonl"
+same "a fork keeps the ticks before it" "$tmp/before" "$tmp/out"
+if cmp -s "$tmp/whole" "$tmp/fork.random"; then bad "another policy differs" "the same"; else ok "another policy differs"; fi
+holds "and reports the tick of the fork" '"fork":120' "$tmp/random.jsonl"
 says "a fork is a trace too" 0 "" "$shoal" world --replay "$tmp/random.jsonl"
 head -c 9000 "$tmp/life.jsonl" >"$tmp/cut.jsonl"
 says "a trace that a crash cut" 0 "has no end" "$shoal" world --replay "$tmp/cut.jsonl"
@@ -654,17 +654,17 @@ killed=$!
 for i in $(seq 100); do [ "$(cat "$tmp/killed.jsonl" 2>/dev/null | wc -l)" -ge 31 ] && break; sleep 0.3; done
 kill -9 $killed 2>/dev/null
 wait $killed 2>/dev/null
-says "a life that was killed" 0 "was stopped after tick 30" "$shoal" world --replay "$tmp/killed.jsonl"
+says "a killed simulation" 0 "was stopped after tick 30" "$shoal" world --replay "$tmp/killed.jsonl"
 : >"$tmp/never" & # ends the policy
 "$shoal" world --watch --steps 30 --world worlds/maze.yaml >"$tmp/out" 2>"$tmp/err"
-holds "where there is no terminal, the last picture" "tick 30 of 30" "$tmp/out"
+holds "without a terminal, the last frame" "tick 30 of 30" "$tmp/out"
 if grep -q "$(printf '\033')" "$tmp/out"; then bad "no escapes outside a terminal" "there are"; else ok "no escapes outside a terminal"; fi
 says "an unknown world" 2 "no world 'none'" "$shoal" world --world none
 says "an unknown policy" 2 "no policy 'none'" "$shoal" world --policy none
-says "the rule set is --world's" 2 "here it is --world legacy" "$shoal" world --rules seed
-says "a map says its size itself" 2 "the map says size, walls and homes itself" "$shoal" world --world worlds/maze.yaml --size 30
-says "a trace has its own rules" 2 "a trace has its own rules" "$shoal" world --replay "$tmp/life.jsonl" --food 3
-says "a trace has its own agents" 2 "a trace has its own agents" "$shoal" world --replay "$tmp/life.jsonl" --agents 3
+says "the rule set is --world's" 2 "here it is --world seed" "$shoal" world --rules seed
+says "a map determines its size" 2 "the map says size, walls and homes itself" "$shoal" world --world worlds/maze.yaml --size 30
+says "a trace contains its rules" 2 "a trace contains its rules" "$shoal" world --replay "$tmp/life.jsonl" --food 3
+says "a trace contains its agents" 2 "a trace contains its agents" "$shoal" world --replay "$tmp/life.jsonl" --agents 3
 says "a policy goes with --continue" 2 "go with --continue" "$shoal" world --replay "$tmp/life.jsonl" --policy random
 says "behind the end" 1 "ends with tick" "$shoal" world --replay "$tmp/life.jsonl" --at 251
 says "recording several worlds" 2 "take one world and one policy" "$shoal" world --record "$tmp/x" --maps 2
@@ -678,7 +678,7 @@ for brief in true false; do
     printf '{"reset":{"seed":7}}\n' | "$shoal" world --pipe --agents 1 --compact-observations=$brief >"$tmp/out" 2>&1
     cp "$tmp/out" "$tmp/$brief"; done
 printf '{"reset":{"seed":7}}\n' | "$shoal" world --pipe --agents 1 >"$tmp/out" 2>&1
-same "letters are what agents are told where nothing is said" "$tmp/true" "$tmp/out"
+same "compact observations are the default" "$tmp/true" "$tmp/out"
 holds "nine letters, and the last two actions behind them" '"prompt":"u u u u o - - - + - -:"' "$tmp/true"
 holds "or words" '"prompt":"At (16,2), E200, unexplored area. Action:"' "$tmp/false"
 says "a policy that ends" 1 "the policy 'exit 3', tick 0: it ended with exit code 3" "$shoal" world --policy-pipe 'exit 3'
@@ -711,7 +711,7 @@ if [ -e models/fry/config.json ]; then
         name=$1
         shift
         "$shoal" world models/fry --num-adapters 1 --num-envs 2 --steps 12 --seed 5 --held-out 2 --update-interval 4 --runs "$tmp/lives" --out "$tmp/$name" --json --quiet "$@" >"$tmp/$name.out" 2>"$tmp/err" ||
-            bad "a life: $name" "$(head -c 300 "$tmp/err")"
+            bad "a simulation: $name" "$(head -c 300 "$tmp/err")"
         grep -o '"hash":"[0-9a-f]*"' "$tmp/$name/state.json" >"$tmp/$name.minds"
         grep -ho '"tick":[0-9]*,"actions":[^]]*' "$tmp/$name"/trace-*.jsonl >"$tmp/$name.done"
         grep -o '"reward":{"value":[^,]*' "$tmp/$name.out" | tail -n "+$from" >"$tmp/$name.paid"
@@ -723,12 +723,12 @@ if [ -e models/fry/config.json ]; then
     minds there --generations 2 --env-pipe "$pipe"
     minds halved --generations 1 --env-pipe "$pipe"
     minds halved --generations 2 --env-pipe "$pipe"
-    same "a mind lives through the pipe as without it" "$tmp/there.minds" "$tmp/here.minds"
+    same "a policy through the pipe equals one without it" "$tmp/there.minds" "$tmp/here.minds"
     same "it does the same" "$tmp/there.done" "$tmp/here.done"
     same "it and chance are paid the same" "$tmp/there.paid" "$tmp/here.paid"
-    same "a life outside goes on where it ended" "$tmp/halved.minds" "$tmp/there.minds"
-    if [ "$(wc -l <"$tmp/there.done")" = 24 ] && [ -s "$tmp/there.minds" ]; then ok "both lives are whole"; else bad "both lives are whole" "$(cat "$tmp/there.done")"; fi
-    says "nobody to learn from" 1 "names no 'teacher'" "$shoal" world models/fry --learn clone --env-pipe "$pipe" --runs "$tmp/lives" --quiet
+    same "a simulation in an external environment continues" "$tmp/halved.minds" "$tmp/there.minds"
+    if [ "$(wc -l <"$tmp/there.done")" = 24 ] && [ -s "$tmp/there.minds" ]; then ok "both simulations are complete"; else bad "both simulations are complete" "$(cat "$tmp/there.done")"; fi
+    says "no teacher to clone" 1 "names no 'teacher'" "$shoal" world models/fry --learn clone --env-pipe "$pipe" --runs "$tmp/lives" --quiet
     if command -v python3 >/dev/null; then
         minds corridor --generations 1 --env-pipe "python3 examples/corridor_env.py"
         holds "examples/corridor_env.py" '"generation":1,"decisions":96,' "$tmp/corridor.out"
@@ -740,17 +740,17 @@ else
 fi
 
 # ---- minds in worlds
-says "flags of lives without a model" 2 "want a model" "$shoal" world --generations 3
+says "flags of simulations without a model" 2 "want a model" "$shoal" world --generations 3
 says "--best elsewhere" 2 "of 'shoal world export RUN'" "$shoal" world --best
-says "groups that are not there" 1 "has no run of a world 'both-" "$shoal" world compare both --runs "$tmp"
+says "missing groups" 1 "has no run of a world 'both-" "$shoal" world compare both --runs "$tmp"
 if [ -e models/fry/config.json ]; then
     lives="$shoal world models/fry --steps 20 --agents 4 --held-out 2 --update-interval 5 --batch-size 2 --runs $tmp/lruns --quiet"
     $lives --generations 1 --out "$tmp/lone" >"$tmp/one" 2>"$tmp/err" || bad "a life" "$(cat "$tmp/err")"
-    holds "the table of lives" "generation  decisions" "$tmp/one"
+    holds "the table of simulations" "generation  decisions" "$tmp/one"
     if [ "$(sed -n 's/^\(rule\|random\|0\|1\)  .*/\1/p' "$tmp/one" | tr '\n' ' ')" = "rule random 0 1 " ]; then
         ok "baselines and generations have rows"; else bad "baselines and generations have rows" "$(cat "$tmp/one")"; fi
     $lives --generations 1 --learn none --out "$tmp/lnone" >"$tmp/out" 2>"$tmp/err"
-    if grep -q '^1  *80 .*  [01]\.[0-9]*[1-9]' "$tmp/out"; then ok "who does not learn is watched"; else bad "who does not learn is watched" "$(cat "$tmp/out")"; fi
+    if grep -q '^1  *80 .*  [01]\.[0-9]*[1-9]' "$tmp/out"; then ok "a policy that does not learn is watched"; else bad "a policy that does not learn is watched" "$(cat "$tmp/out")"; fi
     if grep -q '^1  *80 .*  [01]\.[0-9]*[1-9]' "$tmp/one"; then ok "a generation's decisions and entropy"; else bad "a generation's decisions and entropy" "$(cat "$tmp/one")"; fi
     for f in state.json curve.jsonl report.html trace-1.jsonl critics-1.bin minds; do
         if [ -e "$tmp/lone/$f" ]; then ok "a run leaves $f"; else bad "a run leaves $f" "it is not there"; fi
@@ -764,12 +764,12 @@ if [ -e models/fry/config.json ]; then
     holds "with another row" "2  " "$tmp/two"
     cp "$tmp/lone/state.json" "$tmp/state"
     $lives --generations 2 --out "$tmp/ltwo" --threads 2 >"$tmp/out" 2>"$tmp/err"
-    same "the same two lives at once, by two threads" "$tmp/two" "$tmp/out"
+    same "two parallel simulations with two threads are equal" "$tmp/two" "$tmp/out"
     same "and the same state" "$tmp/lone/state.json" "$tmp/ltwo/state.json"
     $lives --generations 2 --out "$tmp/lone" >"$tmp/out" 2>"$tmp/err"
-    same "what is done is shown again" "$tmp/two" "$tmp/out"
+    same "a finished simulation is shown again" "$tmp/two" "$tmp/out"
     says "other options in the same folder" 1 "holds a run of other options; name another folder with --out" $lives --generations 3 --lr 2e-3 --out "$tmp/lone"
-    same "which leave it alone" "$tmp/state" "$tmp/lone/state.json"
+    same "which do not change it" "$tmp/state" "$tmp/lone/state.json"
     $lives --generations 2 --out "$tmp/lone" --json >"$tmp/out" 2>"$tmp/err"
     sed '1,2d' "$tmp/out" >"$tmp/rows"
     if [ "$(wc -l <"$tmp/out")" = "$(wc -l <"$tmp/lone/curve.jsonl")" ]; then ok "--json gives the curve's lines"; else bad "--json gives the curve's lines" "$(cat "$tmp/out")"; fi
@@ -777,23 +777,23 @@ if [ -e models/fry/config.json ]; then
     holds "a row" '"generation":2,"held_out":' "$tmp/rows"
 
     "$shoal" world export "$tmp/lone" --best --out "$tmp/best" >"$tmp/out" 2>"$tmp/err" || bad "export" "$(cat "$tmp/err")"
-    says "an exported mind runs" 0 "" "$shoal" run models/fry --adapter "$tmp/best" -p "two plus two" -n 3
+    says "an exported policy runs" 0 "" "$shoal" run models/fry --adapter "$tmp/best" -p "two plus two" -n 3
     says "and can be looked into" 0 "" "$shoal" adapter info "$tmp/best"
     id=$(sed -n 's/^\(world-[0-9a-f]*\):.*/\1/p' "$tmp/one")
     $lives --generations 1 >"$tmp/out" 2>"$tmp/err"
     says "export by a run's name" 0 "" "$shoal" world export "$id" --adapter-name g0m1 --runs "$tmp/lruns" --out "$tmp/g0m1"
-    holds "tells who it is" "g0m1: fitness" "$tmp/out"
-    says "a mind that is not there" 1 "has no mind 'g7m7'" "$shoal" world export "$tmp/lone" --adapter-name g7m7 --out "$tmp/x"
-    says "export of what is no run" 1 "is not a run of a world" "$shoal" world export "$tmp/none" --out "$tmp/x"
+    holds "reports its identity" "g0m1: fitness" "$tmp/out"
+    says "a missing policy" 1 "has no mind 'g7m7'" "$shoal" world export "$tmp/lone" --adapter-name g7m7 --out "$tmp/x"
+    says "export of a folder that is not a run" 1 "is not a run of a world" "$shoal" world export "$tmp/none" --out "$tmp/x"
     says "export to nowhere" 2 "--out DIR is missing" "$shoal" world export "$tmp/lone"
-    says "export of nothing" 2 "of which run?" "$shoal" world export
+    says "export without a run" 2 "of which run?" "$shoal" world export
     says "the best one and another one" 2 "exclude each other" "$shoal" world export "$tmp/lone" --best --adapter-name g0m0 --out "$tmp/x"
     sed "s/\"hash\":\"[0-9a-f]*\"/\"hash\":\"..\/..\/best\"/" "$tmp/lone/state.json" >"$tmp/other" && mkdir -p "$tmp/forged" && cp "$tmp/other" "$tmp/forged/state.json"
-    says "export of what is beside the run" 1 "is no hash" "$shoal" world export "$tmp/forged" --out "$tmp/x"
-    absent "which leaves nothing" "$tmp/x"
+    says "export of a policy outside the run" 1 "is no hash" "$shoal" world export "$tmp/forged" --out "$tmp/x"
+    absent "which leaves no file" "$tmp/x"
 
     "$shoal" world models/fry --adapter "$tmp/lone" --watch --steps 4 --agents 3 --quiet >"$tmp/out" 2>"$tmp/err"
-    holds "what a mind thought is shown" "chose:  north 0." "$tmp/out"
+    holds "a policy's decision is shown" "chose:  north 0." "$tmp/out"
     "$shoal" world models/fry --adapter "$tmp/best" --record "$tmp/minds.jsonl" --steps 12 --agents 3 --quiet --seed 3 >"$tmp/out" 2>"$tmp/err"
     says "a recorded model" 0 "" "$shoal" world --replay "$tmp/minds.jsonl"
     fork="$shoal world models/fry --replay $tmp/minds.jsonl --at 5 --continue --quiet"
@@ -802,11 +802,11 @@ if [ -e models/fry/config.json ]; then
     same "a fork by a model, twice" "$tmp/f1.jsonl" "$tmp/f2.jsonl"
     sed '1d' "$tmp/minds.jsonl" >"$tmp/whole"
     sed '1d' "$tmp/f1.jsonl" >"$tmp/out"
-    same "the same mind goes on as it did" "$tmp/whole" "$tmp/out"
+    same "the same policy continues identically" "$tmp/whole" "$tmp/out"
     $fork --adapter "$tmp/g0m1" --temperature 50 --record "$tmp/f3.jsonl" >"$tmp/out" 2>"$tmp/err"
-    if cmp -s "$tmp/f1.jsonl" "$tmp/f3.jsonl"; then bad "another mind goes on otherwise" "the same"; else ok "another mind goes on otherwise"; fi
+    if cmp -s "$tmp/f1.jsonl" "$tmp/f3.jsonl"; then bad "another policy continues differently" "the same"; else ok "another policy continues differently"; fi
     "$shoal" world models/fry --adapter "$tmp/best" --policy model random --maps 2 --steps 10 --agents 3 --quiet >"$tmp/out" 2>"$tmp/err"
-    holds "a model beside a policy" "model - random, map by map" "$tmp/out"
+    holds "a model together with a policy" "model - random, map by map" "$tmp/out"
 
     says "no way to learn" 2 "no way to learn 'rote'" "$shoal" world models/fry --learn rote
     says "no decoding" 2 "no decoding 'loud'" "$shoal" world models/fry --decode loud
@@ -818,7 +818,7 @@ if [ -e models/fry/config.json ]; then
     says "the environment needs no model" 2 "--pipe is without a model" "$shoal" world models/fry --pipe
     says "two models" 2 "one model at most" "$shoal" world models/fry models/fry
     says "a rate out of range" 2 "--lr" "$shoal" world models/fry --lr -1
-    says "an adapter that is not there" 1 "none" "$shoal" world models/fry --adapter "$tmp/none" --runs "$tmp/lruns"
+    says "a missing adapter" 1 "none" "$shoal" world models/fry --adapter "$tmp/none" --runs "$tmp/lruns"
     "$shoal" model new --shape tiny-llama --seed 3 "$tmp/bytes.gguf" 2>/dev/null
     says "words that begin alike" 1 "begins 'north' and 'south' with one token" "$shoal" world "$tmp/bytes.gguf" --runs "$tmp/lruns" --generations 1
 else
@@ -861,7 +861,7 @@ os.close(r)
 done = subprocess.run([sys.argv[1], "world", "--help"], stdout=w, stderr=subprocess.PIPE)
 sys.exit(0 if done.returncode == -13 and not done.stderr else f"{done}")
 END
-    if python3 "$tmp/closed.py" "$shoal" 2>"$tmp/err"; then ok "a reader that has gone is no error"; else bad "a reader that has gone is no error" "$(cat "$tmp/err")"; fi
+    if python3 "$tmp/closed.py" "$shoal" 2>"$tmp/err"; then ok "a closed pipe is no error"; else bad "a closed pipe is no error" "$(cat "$tmp/err")"; fi
     says "a full disk is one" 1 "cannot write the result" sh -c "exec '$shoal' world --help >/dev/full"
     cat >"$tmp/terminal.py" <<'END'
 import os, pty, sys

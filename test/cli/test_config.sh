@@ -63,13 +63,13 @@ says "a found file is not used silently" 0 "settings of './shoal.conf' are used"
 if "$shoal" doctor --help | grep -q "settings are read from './shoal.conf'"; then ok "help names it"; else bad "help names it" "no"; fi
 printf 'lr: 0.004\n' >in && printf 'model: m\ntrain:\n  lr: 0.004\n' >r.yaml
 from "a recipe over the file" lr '"0.004"' recipe r.yaml false "$shoal" config explain train --json -- r.yaml
-from "what a recipe leaves is the file's" r '"4"' file ./shoal.conf:11 false "$shoal" config explain train --json -- r.yaml
+from "a key that the recipe omits has the file's value" r '"4"' file ./shoal.conf:11 false "$shoal" config explain train --json -- r.yaml
 from "a flag over the recipe" lr '"0.008"' flag "" false "$shoal" config explain train --json -- --lr 0.008 r.yaml
 from "another file" port '"8000"' default "" false env SHOAL_CONFIG= $explain
 printf '[world]\nsize = 33\nworld = seed\n' >world.conf
-from "a file over what it names" size '"33"' file world.conf:2 false "$shoal" config explain world --config world.conf --json
+from "an option of a file over the rule set" size '"33"' file world.conf:2 false "$shoal" config explain world --config world.conf --json
 says "an unknown variable is warned of" 0 "SHOAL_SERVE_PROT sets nothing; did you mean SHOAL_SERVE_PORT?" env SHOAL_SERVE_PROT=1 $explain
-says "a file that is not there" 1 "cannot open 'none.conf'" "$shoal" doctor --config none.conf
+says "a missing file" 1 "cannot open 'none.conf'" "$shoal" doctor --config none.conf
 says "so of the variable" 1 "cannot open 'none.conf'" env SHOAL_CONFIG=none.conf "$shoal" doctor
 
 # wrong NAME TEXT LINE…: check and any command refuse a file of these lines, with TEXT.
@@ -84,14 +84,14 @@ wrong "an unknown option" "wrong.conf:2: serve has no option 'prot'; did you mea
 wrong "a value out of range" "wrong.conf:2: 'port' cannot be 70000" "[serve]" "port = 70000"
 wrong "an unknown section" "wrong.conf:1: no command 'srve'; did you mean 'serve'?" "[srve]"
 wrong "an option of one command for all" "wrong.conf:2: [all] has no option 'port'" "[all]" "port = 1"
-wrong "what belongs to the command line" "wrong.conf:2: [all] has no option 'config'" "[all]" "config = other"
+wrong "a key of the command line only" "wrong.conf:2: [all] has no option 'config'" "[all]" "config = other"
 wrong "a value before any section" "wrong.conf:1: 'port' precedes every section" "port = 1"
 says "a good file" 0 "" "$shoal" config check shoal.conf
 cp wrong.conf shoal.conf
-says "a wrong file can be examined where it lies" 2 "shoal.conf:1: 'port'" "$shoal" config check shoal.conf
+says "config check reads an invalid file" 2 "shoal.conf:1: 'port'" "$shoal" config check shoal.conf
 says "and does not keep another from it" 0 "" "$shoal" config check world.conf
-says "and is named by what it stops" 2 "./shoal.conf:1: 'port'" "$shoal" doctor
-says "which can be told to do without" 0 "" "$shoal" doctor --config ''
+says "and named by the command that fails" 2 "./shoal.conf:1: 'port'" "$shoal" doctor
+says "which can ignore it" 0 "" "$shoal" doctor --config ''
 chmod 666 shoal.conf
 says "a found file that others may write" 2 "others may write it" "$shoal" doctor
 rm shoal.conf
@@ -99,8 +99,8 @@ rm shoal.conf
 # ---- defaults that changed
 "$shoal" config defaults | sed 's/"max-waiting": "2048"/"max-waiting": "1024"/' >old.json
 printf 'defaults = old.json\n[serve]\nport = 1\n' >pinned.conf
-says "a default that changed is told" 0 "serve's default of 'max-waiting' was 1024 in" "$shoal" config explain serve --config pinned.conf
+says "a changed default is reported" 0 "serve's default of 'max-waiting' was 1024 in" "$shoal" config explain serve --config pinned.conf
 printf 'max-waiting = 7\n' >>pinned.conf
 "$shoal" config explain serve --config pinned.conf >/dev/null 2>"$tmp/err"
-if grep -q "default of" "$tmp/err"; then bad "but not of what is set" "$(cat "$tmp/err")"; else ok "but not of what is set"; fi
+if grep -q "default of" "$tmp/err"; then bad "but not for options that are set" "$(cat "$tmp/err")"; else ok "but not for options that are set"; fi
 cd "$root" || exit 1

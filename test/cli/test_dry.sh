@@ -34,7 +34,7 @@ printf 'one line of notes\n' >notes.txt
 "$shoal" adapter new --model "$model" --rank 2 --seed 1 a >"$tmp/out" 2>&1 && "$shoal" adapter new --model "$model" --rank 2 --seed 2 b >>"$tmp/out" 2>&1 &&
     "$shoal" model new --shape tiny-llama tiny.gguf >>"$tmp/out" 2>&1 && "$shoal" model new --shape tiny-llama --seed 2 tuned.gguf >>"$tmp/out" 2>&1 &&
     "$shoal" adapter extract tiny.gguf tuned.gguf --rank 2 --out c >>"$tmp/out" 2>&1 && "$shoal" knowledge add kept.db notes.txt >>"$tmp/out" 2>&1 ||
-    { bad "there are files to work on" "$(cat "$tmp/out")"; exit 1; }
+    { bad "the input files exist" "$(cat "$tmp/out")"; exit 1; }
 printf 'shape: tiny-llama\nsteps: 7\nrows: 64\n' >small.yaml
 sed "s|models/fry|$model|" "$root/examples/demo.yaml" >evolve.yaml
 
@@ -77,7 +77,7 @@ sed "s|persona|&|; s|data/personas/critic.jsonl|none.jsonl|" evolve.yaml >missin
 refused "evolve without a founder's file" "there is no 'none.jsonl'" evolve missing.yaml
 printf 'mix: [nothing=1]\n' >mixed.yaml
 refused "pretrain on no family" "no task family" pretrain mixed.yaml
-refused "knowledge of what is not there" "there is no 'none.txt'" knowledge add new.db none.txt
+refused "knowledge of a missing file" "there is no 'none.txt'" knowledge add new.db none.txt
 refused "a mixture outside GGUF" "does not end in .gguf" quantize tiny.gguf new --type q4_k_m
 refused "a rollback" "rollback has no --dry-run" adapter rollback --model "$model" a
 "$shoal" quantize tiny.gguf new.gguf --type q8_0 --dry-run --json >"$tmp/out" 2>/dev/null

@@ -231,7 +231,7 @@ def test_embeddings_do_not_stop_others(s):
     x.sendall(f"POST {EMBED} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n\r\n".encode() + body)
     time.sleep(0.3)
     status, _, took = s.ask(COMPLETION, {"prompt": "x", "max_tokens": 4, "ignore_eos": True})
-    report("completions beside 2,048 embeddings", None if status == 200 and took < 5 else (status, took))
+    report("completions during 2,048 embeddings", None if status == 200 and took < 5 else (status, took))
     x.close()
 
 
@@ -289,7 +289,7 @@ def test_kill():
     s = Server()
     status, _, _ = s.ask(COMPLETION, {"prompt": "x", "max_tokens": 4})
     code = s.stop()
-    report("kill -9 under load leaves nothing broken", None if status == 200 and code == 0 else (status, code))
+    report("kill -9 under load damages no file", None if status == 200 and code == 0 else (status, code))
 
 
 def main():
@@ -300,7 +300,7 @@ def main():
         except (OSError, http.client.HTTPException, subprocess.TimeoutExpired) as e:
             report(test.__name__, f"{e!r}, exit {s.process.poll()}")
         if not s.alive() and test is not test_stop:
-            report("the server lives", f"it ended with {s.process.returncode} in {test.__name__}: {open(f'{tmp}/serve.err').read()[-300:]}")
+            report("the server still runs", f"it ended with {s.process.returncode} in {test.__name__}: {open(f'{tmp}/serve.err').read()[-300:]}")
             return
     if s.alive():
         s.process.kill()

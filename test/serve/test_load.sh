@@ -68,12 +68,12 @@ streams=$(curl -sS "http://$url/v1/system" | sed 's/.*"streams":\([0-9]*\).*/\1/
 if [ "$streams" -ge 2000 ]; then ok "2,000 idle streams"; else bad "2,000 idle streams" "there are $streams"; fi
 reply=$(curl -sS --max-time 20 "http://$url/v1/completions" -d '{"prompt": "12 + 30 =", "max_tokens": 4}')
 case $reply in
-*'"text"'*) ok "others are served beside them" ;;
-*) bad "others are served beside them" "$reply" ;;
+*'"text"'*) ok "other requests are served meanwhile" ;;
+*) bad "other requests are served meanwhile" "$reply" ;;
 esac
 after=$(resident)
 if [ $((after - before)) -lt 163840 ]; then ok "an idle stream costs little: $(((after - before) / 2)) bytes · 1,000"; else bad "an idle stream costs little" "$before to $after kB for 2,000"; fi
-if wait $idle; then ok "none of them broke"; else bad "none of them broke" "$(cat "$tmp/idle")"; fi
+if wait $idle; then ok "no stream broke"; else bad "no stream broke" "$(cat "$tmp/idle")"; fi
 
 # Killed under load: acknowledged data exist afterwards.
 key=$("$shoal" key add kept --scope chat jobs admin --store "$tmp/state/serve.db" --json | sed 's/.*"secret":"\([^"]*\)".*/\1/')
@@ -94,6 +94,6 @@ for id in "$job" "$second"; do
     esac
 done
 case $list in
-*'"state":"paused"'*) ok "what was paused stays so" ;;
-*) bad "what was paused stays so" "$(printf '%.600s' "$list")" ;;
+*'"state":"paused"'*) ok "a paused job stays paused" ;;
+*) bad "a paused job stays paused" "$(printf '%.600s' "$list")" ;;
 esac

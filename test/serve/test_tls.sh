@@ -41,7 +41,7 @@ refused "a key without a certificate" "both --tls-cert and --tls-key" --tls-key 
 refused "a certificate without a key" "both --tls-cert and --tls-key" --tls-cert "$tmp/a.pem"
 refused "a missing key" "cannot open '$tmp/none.key'" --tls-cert "$tmp/a.pem" --tls-key "$tmp/none.key"
 printf 'this is no PEM\n' >"$tmp/text"
-refused "a certificate that is none" "are not a certificate and its key" --tls-cert "$tmp/text" --tls-key "$tmp/a.key"
+refused "an invalid certificate" "are not a certificate and its key" --tls-cert "$tmp/text" --tls-key "$tmp/a.key"
 if [ "$(id -u)" = 0 ]; then echo "skip an unreadable key: root reads everything"
 else
     cp "$tmp/a.key" "$tmp/closed.key"
@@ -64,7 +64,7 @@ for _ in $(seq 600); do
 done
 port=$(sed -n 's/.*"listening":"https:\/\/[^"]*:\([0-9]*\)".*/\1/p' "$tmp/listening")
 [ -n "$port" ] || { bad "the server starts" "$(head -c 300 "$tmp/err")"; exit 1; }
-ok "the server starts, and says https"
+ok "the server starts, and prints https"
 chat() {
     curl -sS --max-time 60 --cacert "$tmp/a.pem" "https://localhost:$port/v1/chat/completions" -H 'Content-Type: application/json' "$@"
 }
@@ -90,8 +90,8 @@ for version in 1.2 1.3; do
     else bad "TLS $version" "$(head -c 200 "$tmp/err")"; fi
 done
 chat -d "{$body}" >"$tmp/again" 2>"$tmp/err"
-if grep -q '"finish_reason"' "$tmp/again"; then ok "and none of that did harm"; else bad "and none of that did harm" "$(head -c 300 "$tmp/again" "$tmp/err")"; fi
+if grep -q '"finish_reason"' "$tmp/again"; then ok "and the server still works"; else bad "and the server still works" "$(head -c 300 "$tmp/again" "$tmp/err")"; fi
 
 kill "$server"
-if wait "$server"; then ok "it ends when told to"; else bad "it ends when told to" "exit $?"; fi
+if wait "$server"; then ok "it ends on SIGTERM"; else bad "it ends on SIGTERM" "exit $?"; fi
 server=

@@ -41,8 +41,8 @@ got=0
 if [ $got != 0 ] && grep -q 'apt install bubblewrap' out.txt && grep -q -- '--no-reward-sandbox' out.txt; then ok "no bubblewrap"
 else bad "no bubblewrap" "exit $got: $(tail -c 300 out.txt)"; fi
 if (PATH=$tmp/none train --no-reward-sandbox --reward 'shell:while read -r line; do echo 1; done') >out.txt 2>&1; then
-    ok "no sandbox asked for"
-else bad "no sandbox asked for" "$(tail -c 300 out.txt)"; fi
+    ok "sandbox not requested"
+else bad "sandbox not requested" "$(tail -c 300 out.txt)"; fi
 if ! "$shoal" doctor | grep -q '^sandbox *bubblewrap'; then
     echo "skip reward trees: $("$shoal" doctor | grep '^missing')"
     exit 0

@@ -1,13 +1,13 @@
 /*
- * Shoal beside llama.cpp on the same weights, in turn, round by round; medians of the rounds' own
- * ratios are printed. `make bench-peers` makes the weights and adapters, finds the peer and calls
- * this.
+ * Shoal and llama.cpp on the same weights, alternately, round by round; prints the medians of the
+ * ratios of each round. `make bench-peers` makes the weights and adapters, finds the peer and calls
+ * this script.
  *
  * The peer is the prebuilt llama.cpp of the npm package node-llama-cpp, in its fastest fair
- * setting: as many threads, a batch as large as the prompt, its default KV cache. It is asked for
- * what Shoal is asked for: a prompt of 512 tokens; 64 tokens generated after 64, by one stream, by
- * 20 together, by 20 with their own adapters. llama.cpp has one set of adapters a context, so those
- * run one after the other, as its server runs them.
+ * setting: the same number of threads, a batch as large as the prompt, its default KV cache. Both
+ * run the same work: a prompt of 512 tokens; 64 tokens generated after 64, by one stream, by 20
+ * together, by 20 with different adapters. llama.cpp has one set of adapters per context, so those
+ * run one after the other, as in its server.
  *
  * usage: node bench/peers.mjs SHOAL ROUNDS MODEL.gguf [ADAPTER.gguf ...]
  */
@@ -106,7 +106,7 @@ function shoalRound(...flags) {
 const names = ["prefill 1 0", "prefill 1 1", "decode 1 0", "decode 1 1", "serve 20 0", "serve 20 20"];
 const runs = [];
 await peerRound();
-/* Who goes second finds a machine that was busy before: they take turns. Where the fast class is the
+/* The second run starts on a busy machine, so the order alternates. If the fast class equals the
  * exact one, it is measured once. */
 for (let r = 0; r < Number(rounds); r++) {
     const first = r % 2 ? await peerRound() : null, fast = shoalRound();

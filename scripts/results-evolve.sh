@@ -14,7 +14,7 @@ seeds="${SEEDS:-1 2 3 4 5}" families="${FAMILIES:-arithmetic order pick route}"
 methods="${METHODS-hybrid founder soup ties dare cma pso ga gradient es}"
 flops=${FLOPS:-2e12} hard="arithmetic pick order route syllogism" easy="copy sort compare sequence voice"
 founders="en1 en2 en3 en4 ja1 ja2 zh1 zh2"
-own=${OWN:-100} rest=${REST:-50} learn=${LEARN:-150} # conversations: of a founder's family, of all others; of what learners share
+own=${OWN:-100} rest=${REST:-50} learn=${LEARN:-150} # number of conversations: founder's family, each other family, common data of learning methods
 runs="$work/runs" recipes="$work/recipes" base="$work/fry-q8_0.gguf"
 mkdir -p "$runs" "$recipes"
 [ -f "$base" ] || "$shoal" quantize --quiet models/fry "$base" --type q8_0 >/dev/null # a third of f32's time
@@ -48,7 +48,7 @@ data() {
 
 # personas SUFFIX FOLDER: all of them in the format of a recipe.
 personas() {
-    for who in $founders; do echo "  - $who=$2/$who$1"; done
+    for name in $founders; do echo "  - $name=$2/$name$1"; done
 }
 
 # recipe METHOD: the keys common to all, and those of the method.

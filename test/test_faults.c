@@ -263,7 +263,7 @@ static int folder_count(const char *path, const char *part) {
 }
 
 /* Open descriptors and file-backed mappings of the test's folder, and allocated blocks. */
-struct held {
+struct resources {
     int files, maps;
     long blocks;
     int64_t sqlite;
@@ -271,10 +271,10 @@ struct held {
 
 static char root[64];
 
-static struct held held_now(void) {
-    struct held h = {.files = folder_count("/proc/self/fd", ""),
-                     .blocks = live,
-                     .sqlite = sqlite3_memory_used()};
+static struct resources resources_now(void) {
+    struct resources h = {.files = folder_count("/proc/self/fd", ""),
+                          .blocks = live,
+                          .sqlite = sqlite3_memory_used()};
     char line[1024];
     FILE *f = fopen("/proc/self/maps", "r");
     assert_non_null(f);
@@ -283,8 +283,8 @@ static struct held held_now(void) {
     return h;
 }
 
-static void held_same(const struct held *before, const char *name, long n) {
-    struct held h = held_now();
+static void resources_equal(const struct resources *before, const char *name, long n) {
+    struct resources h = resources_now();
     if (h.files != before->files || h.maps != before->maps || h.blocks != before->blocks ||
         h.sqlite != before->sqlite)
         fail_msg("%s, fault %ld: %d files, %d maps, %ld blocks and %lld bytes of sqlite stay", name,
@@ -739,14 +739,14 @@ static void test_large_memory(void **state) {
         long n = 1;
         for (;; n++) {
             struct error err = {0};
-            struct held before = held_now();
+            struct resources before = resources_now();
             fault_clear();
             fault.threshold = LARGE;
             fault.memory = n;
             int rc = p->run(&err);
             bool fired = fault.fired;
             fault_clear();
-            held_same(&before, p->name, n);
+            resources_equal(&before, p->name, n);
             if (!fired) {
                 assert_int_equal(rc, OK);
                 break;
@@ -818,14 +818,14 @@ static void test_reading(void **state) {
         bool done = false;
         for (long n = 1; !done; n++) {
             struct error err = {0};
-            struct held before = held_now();
+            struct resources before = resources_now();
             fault_clear();
             fault.io = n;
             fault.why = EIO;
             int rc = p->run(&err);
             done = !fault.fired;
             fault_clear();
-            held_same(&before, p->name, n);
+            resources_equal(&before, p->name, n);
             bool fine = done || p->flags & SPARES;
             if (rc == OK ? !fine : rc != ERR_IO || !err.text[0])
                 fail_msg("%s, call %ld: %d, '%s'", p->name, n, rc, err.text);
@@ -957,7 +957,7 @@ static void save_sweep(const struct save *s, int why) {
     bool done = false;
     for (long n = 1; !done; n++) {
         save_lay(out, s);
-        struct held before = held_now();
+        struct resources before = resources_now();
         err = (struct error){0};
         fault_clear();
         fault.io = n;
@@ -965,7 +965,7 @@ static void save_sweep(const struct save *s, int why) {
         int rc = s->run(out, &err);
         done = !fault.fired;
         fault_clear();
-        held_same(&before, s->name, n);
+        resources_equal(&before, s->name, n);
         int kept = save_check(out, s, fresh, n);
         if (done ? rc != OK || kept > 0 : rc != ERR_IO)
             fail_msg("%s, call %ld: %d, '%s', %d files kept", s->name, n, rc, err.text, kept);
@@ -1043,7 +1043,7 @@ static int publication_state(const struct publication *p, const char *dir, long 
 static void publication_check(const struct publication *p, const char *dir, bool done, long n) {
     struct error err;
     int is = publication_state(p, dir, n);
-    if (done && is != 2) fail_msg("%s: nothing failed, and yet %d", p->name, is);
+    if (done && is != 2) fail_msg("%s: no fault, but state %d", p->name, is);
     json_t *list = adapter_versions(dir, &err);
     must(list ? OK : err.code, &err);
     json_decref(list);
@@ -1074,13 +1074,13 @@ static bool publication_kill(const struct publication *p, const char *dir, long 
 
 static bool publication_fail(const struct publication *p, const char *dir, long n) {
     struct error err = {0};
-    struct held before = held_now();
+    struct resources before = resources_now();
     fault.io = n;
     fault.why = ENOSPC;
     int rc = p->run(dir, &err);
     bool done = !fault.fired;
     fault_clear();
-    held_same(&before, p->name, n);
+    resources_equal(&before, p->name, n);
     if (rc != OK && (done || !err.text[0])) fail_msg("%s, call %ld: %s", p->name, n, err.text);
     return done;
 }
@@ -1365,14 +1365,14 @@ static void test_training_stopped(void **state) {
     assert_int_equal(run_train(whole, &err), OK);
     unlink(checkpoint);
     for (long n = 1;; n++) {
-        struct held before = held_now();
+        struct resources before = resources_now();
         fault_clear();
         fault.io = n;
         fault.why = ENOSPC;
         int rc = run_train(again, &err);
         bool fired = fault.fired, there = path_exists(checkpoint);
         fault_clear();
-        held_same(&before, "training", n);
+        resources_equal(&before, "training", n);
         if (!fired) {
             assert_int_equal(rc, OK);
             break;

@@ -1225,7 +1225,7 @@ static void test_json_memory(void **state) {
     };
     (void)state;
     if (SHRINK > 1 || !process_memory("VmHWM")) {
-        print_message("SKIP memory of JSON: not measured here\n");
+        print_message("SKIP memory of JSON: the system does not report it\n");
         skip();
     }
     for (size_t i = 0; i < ARRAY_LEN(texts_of); i++) {
@@ -1236,8 +1236,8 @@ static void test_json_memory(void **state) {
             printf("%-28s peak %5.1f, cost %5.1f bytes a byte\n", texts_of[i].name,
                    (double)peak / (double)b.len, (double)cost / (double)b.len);
         if (peak > cost || cost > JSON_PARSE_MEMORY_FACTOR * b.len)
-            fail_msg("%s: parsing %zu bytes took %zu, json_cost says %zu", texts_of[i].name, b.len,
-                     peak, cost);
+            fail_msg("%s: parsing %zu bytes took %zu, json_cost returns %zu", texts_of[i].name,
+                     b.len, peak, cost);
         buf_release(&b);
     }
     struct buf b = {0};

@@ -1233,7 +1233,7 @@ static void test_other_model(void **state) {
     struct model_config s = fixture_shape(12, 768, 12, 12, 64, 3072);
     struct error err;
     if (!path_exists(file)) {
-        fprintf(stderr, "SKIP: '%s' is not there (set SHOAL_SHARED)\n", file);
+        fprintf(stderr, "SKIP: '%s' does not exist (set SHOAL_SHARED)\n", file);
         free(dir);
         free(file);
         skip();

@@ -49,7 +49,7 @@ static const char *in_scratch(const char *name) {
 }
 
 /* Waits until the last write is old enough to be distinguished from another write. */
-static void settle(void) {
+static void wait_until_stamps_differ(void) {
     usleep(80000);
 }
 
@@ -127,32 +127,32 @@ static struct adapter_pool_item item_of(struct adapter_pool *p, const char *name
 
 /* The naive implementation: every object separate, every sum computed anew. */
 enum { N_NAMES = 9, N_CONTENTS = 7, N_OBJECTS = 20000, N_HOLDS = 12 };
-struct twin_object {
+struct naive_object {
     int content, users;
     size_t bytes;
     bool held; /* by the pool */
 };
-struct twin_name {
+struct naive_name {
     bool there, on_disk, pinned;
     int path, content, object; /* object -1: not resident */
     uint64_t version, turn;
 };
-struct twin {
-    struct twin_name names[N_NAMES];
-    struct twin_object objects[N_OBJECTS];
+struct naive_pool {
+    struct naive_name names[N_NAMES];
+    struct naive_object objects[N_OBJECTS];
     int n_objects;
     size_t max, file_bytes[N_CONTENTS], memory_bytes[N_CONTENTS];
     uint64_t turns, drops;
 };
 
-static size_t twin_held(const struct twin *t) {
+static size_t naive_held(const struct naive_pool *t) {
     size_t sum = 0;
     for (int i = 0; i < t->n_objects; i++) sum += t->objects[i].held ? t->objects[i].bytes : 0;
     return sum;
 }
 
 /* Drops the pool's reference; memory is released with the last user's reference. */
-static void twin_sweep(struct twin *t) {
+static void naive_sweep(struct naive_pool *t) {
     for (int i = 0; i < t->n_objects; i++) {
         bool resident = false;
         for (int k = 0; k < N_NAMES; k++)
@@ -161,85 +161,85 @@ static void twin_sweep(struct twin *t) {
     }
 }
 
-static bool twin_droppable(const struct twin *t, int k) {
-    const struct twin_name *n = &t->names[k];
+static bool naive_droppable(const struct naive_pool *t, int k) {
+    const struct naive_name *n = &t->names[k];
     return n->there && n->object >= 0 && n->on_disk && !n->pinned &&
            t->objects[n->object].users == 0;
 }
 
-static int twin_room(struct twin *t, int k, size_t size) {
-    twin_sweep(t);
-    const struct twin_name *self = &t->names[k];
+static int naive_room(struct naive_pool *t, int k, size_t size) {
+    naive_sweep(t);
+    const struct naive_name *self = &t->names[k];
     size_t own = 0, free = 0;
     if (self->there && self->object >= 0 && t->objects[self->object].users == 0)
         own = t->objects[self->object].bytes;
     for (int i = 0; i < N_NAMES; i++)
-        if (i != k && twin_droppable(t, i)) free += t->objects[t->names[i].object].bytes;
+        if (i != k && naive_droppable(t, i)) free += t->objects[t->names[i].object].bytes;
     if (size > t->max) return ERR_MEMORY;
-    if (twin_held(t) - own - free + size > t->max) return ERR_STATE;
-    while (twin_held(t) - own + size > t->max) {
+    if (naive_held(t) - own - free + size > t->max) return ERR_STATE;
+    while (naive_held(t) - own + size > t->max) {
         int best = -1;
         for (int i = 0; i < N_NAMES; i++)
-            if (i != k && twin_droppable(t, i) &&
+            if (i != k && naive_droppable(t, i) &&
                 (best < 0 || t->names[i].turn < t->names[best].turn))
                 best = i;
         t->names[best].object = -1;
         t->drops++;
-        twin_sweep(t);
+        naive_sweep(t);
     }
     return OK;
 }
 
-static void twin_place(struct twin *t, int k, int content, size_t bytes) {
-    struct twin_name *n = &t->names[k];
+static void naive_place(struct naive_pool *t, int k, int content, size_t bytes) {
+    struct naive_name *n = &t->names[k];
     assert_true(t->n_objects < N_OBJECTS);
     t->objects[t->n_objects] =
-        (struct twin_object){.content = content, .bytes = bytes, .held = true};
+        (struct naive_object){.content = content, .bytes = bytes, .held = true};
     n->version += n->content != content;
     n->content = content;
     n->object = t->n_objects++;
-    twin_sweep(t);
+    naive_sweep(t);
 }
 
-static int twin_get(struct twin *t, int k) {
-    struct twin_name *n = &t->names[k];
-    twin_sweep(t);
+static int naive_get(struct naive_pool *t, int k) {
+    struct naive_name *n = &t->names[k];
+    naive_sweep(t);
     if (!n->there) return ERR_MISSING;
     if (n->object < 0) {
-        int rc = twin_room(t, k, t->file_bytes[n->path]);
+        int rc = naive_room(t, k, t->file_bytes[n->path]);
         if (rc != OK) {
             n->version += n->content != n->path;
             n->content = n->path;
             return rc;
         }
-        twin_place(t, k, n->path, t->file_bytes[n->path]);
+        naive_place(t, k, n->path, t->file_bytes[n->path]);
     }
     n->turn = ++t->turns;
     t->objects[n->object].users++;
     return OK;
 }
 
-static int twin_publish(struct twin *t, int k, int content, bool on_disk) {
-    struct twin_name *n = &t->names[k];
+static int naive_publish(struct naive_pool *t, int k, int content, bool on_disk) {
+    struct naive_name *n = &t->names[k];
     size_t bytes = on_disk ? t->file_bytes[content] : t->memory_bytes[content];
     bool same = n->there && n->object >= 0 && n->content == content;
-    int rc = same ? OK : twin_room(t, k, bytes);
+    int rc = same ? OK : naive_room(t, k, bytes);
     if (rc != OK) return rc;
-    if (!n->there) *n = (struct twin_name){.there = true, .content = -1, .object = -1};
+    if (!n->there) *n = (struct naive_name){.there = true, .content = -1, .object = -1};
     n->on_disk = on_disk;
     n->path = content;
     n->turn = ++t->turns;
-    if (!same) twin_place(t, k, content, bytes);
+    if (!same) naive_place(t, k, content, bytes);
     return OK;
 }
 
-static const char *const twin_names[N_NAMES] = {"a", "b",      "c",    "d", "e",
-                                                "f", "日本語", "汉字", "z"};
+static const char *const naive_names[N_NAMES] = {"a", "b",      "c",    "d", "e",
+                                                 "f", "日本語", "汉字", "z"};
 
 /* Pool, naive implementation, and references of the test's requests. */
 struct trial {
     struct adapter_pool *p;
-    struct twin t;
+    struct naive_pool t;
     struct rng rng;
     char dirs[N_CONTENTS][512];
     struct adapter *contents[N_CONTENTS], *holds[N_HOLDS];
@@ -269,7 +269,7 @@ static void trial_open(struct trial *w, bool serve_only, uint32_t id) {
     }
     for (int k = 0; k < N_NAMES; k++) w->t.names[k].object = -1;
     w->p = pool_make(w->t.max, serve_only);
-    settle();
+    wait_until_stamps_differ();
 }
 
 static void trial_close(struct trial *w) {
@@ -280,8 +280,8 @@ static void trial_close(struct trial *w) {
 
 static void trial_get(struct trial *w, int k) {
     if (w->n_holds == N_HOLDS) return;
-    struct adapter *a = adapter_pool_get(w->p, twin_names[k], &err);
-    int want = twin_get(&w->t, k);
+    struct adapter *a = adapter_pool_get(w->p, naive_names[k], &err);
+    int want = naive_get(&w->t, k);
     assert_int_equal(a ? OK : err.code, want);
     if (!a) return;
     assert_string_equal(a->hash, w->contents[w->t.names[k].content]->hash);
@@ -301,32 +301,32 @@ static void trial_release(struct trial *w) {
 static void trial_publish(struct trial *w, int k, int content, bool on_disk) {
     const struct adapter *c = w->contents[content];
     struct adapter *own = adapter_from_data(&c->shape, &c->config, c->data, NULL);
-    int rc = on_disk ? adapter_pool_publish_path(w->p, twin_names[k], w->dirs[content], &err)
-                     : adapter_pool_publish(w->p, twin_names[k], own, &err);
+    int rc = on_disk ? adapter_pool_publish_path(w->p, naive_names[k], w->dirs[content], &err)
+                     : adapter_pool_publish(w->p, naive_names[k], own, &err);
     adapter_release(own);
-    assert_int_equal(rc, twin_publish(&w->t, k, content, on_disk));
+    assert_int_equal(rc, naive_publish(&w->t, k, content, on_disk));
 }
 
 static void trial_remove(struct trial *w, int k) {
-    int rc = adapter_pool_remove(w->p, twin_names[k], &err);
+    int rc = adapter_pool_remove(w->p, naive_names[k], &err);
     assert_int_equal(rc, w->t.names[k].there ? OK : ERR_MISSING);
-    w->t.names[k] = (struct twin_name){.object = -1};
-    twin_sweep(&w->t);
+    w->t.names[k] = (struct naive_name){.object = -1};
+    naive_sweep(&w->t);
 }
 
 static void trial_add(struct trial *w, int k, int content) {
-    struct twin_name *n = &w->t.names[k];
+    struct naive_name *n = &w->t.names[k];
     int want = !n->there || (n->on_disk && n->path == content) ? OK : ERR_STATE;
-    assert_int_equal(adapter_pool_add(w->p, twin_names[k], w->dirs[content], &err), want);
+    assert_int_equal(adapter_pool_add(w->p, naive_names[k], w->dirs[content], &err), want);
     if (!n->there)
-        *n = (struct twin_name){
+        *n = (struct naive_name){
             .there = true, .on_disk = true, .path = content, .content = -1, .object = -1};
 }
 
 static void trial_pin(struct trial *w, int k) {
-    struct twin_name *n = &w->t.names[k];
+    struct naive_name *n = &w->t.names[k];
     bool pinned = rng_below(&w->rng, 3) == 0;
-    int rc = adapter_pool_pin(w->p, twin_names[k], pinned, &err);
+    int rc = adapter_pool_pin(w->p, naive_names[k], pinned, &err);
     assert_int_equal(rc, n->there ? OK : ERR_MISSING);
     n->pinned = n->there && pinned;
 }
@@ -354,12 +354,12 @@ static void trial_compare(struct trial *w) {
     struct adapter_pool_stats s = adapter_pool_stats(w->p);
     struct arena arena = {0};
     int n, at = 0, resident = 0;
-    twin_sweep(&w->t);
+    naive_sweep(&w->t);
     const struct adapter_pool_item *list = adapter_pool_list(w->p, &arena, &n);
     for (int k = 0; k < N_NAMES; k++) {
-        const struct twin_name *t = &w->t.names[k];
+        const struct naive_name *t = &w->t.names[k];
         if (!t->there) continue;
-        const struct adapter_pool_item item = item_of(w->p, twin_names[k], &arena);
+        const struct adapter_pool_item item = item_of(w->p, naive_names[k], &arena);
         assert_int_equal(item.version, t->version);
         assert_string_equal(item.hash, t->content < 0 ? "" : w->contents[t->content]->hash);
         assert_int_equal(item.bytes, t->object < 0 ? 0 : w->t.objects[t->object].bytes);
@@ -374,7 +374,7 @@ static void trial_compare(struct trial *w) {
     assert_int_equal(n, at);
     assert_int_equal(s.n, n);
     assert_int_equal(s.n_resident, resident);
-    assert_int_equal(s.bytes, twin_held(&w->t));
+    assert_int_equal(s.bytes, naive_held(&w->t));
     assert_true(s.bytes <= s.max_bytes);
     assert_int_equal(s.drops, w->t.drops);
     arena_release(&arena);
@@ -404,7 +404,7 @@ static void full_pool_then_room(void **state) {
     adapter_pack(a, DTYPE_F32);
     struct adapter_pool *p = pool_make(adapter_bytes(a) * 3 / 2, false);
     adapter_release(a);
-    settle();
+    wait_until_stamps_differ();
     ok(adapter_pool_add(p, "one", dirs[0], &err));
     ok(adapter_pool_add(p, "two", dirs[1], &err));
     ok(adapter_pool_add(p, "big", dirs[2], &err));
@@ -431,7 +431,7 @@ static void changed_files_are_reloaded(void **state) {
     struct arena arena = {0};
     struct adapter_pool *p = pool_make(0, false);
     const char *dir = save(in_scratch("changing"), 2, 1, hash);
-    settle();
+    wait_until_stamps_differ();
     ok(adapter_pool_add(p, "c", dir, &err));
     assert_int_equal(item_of(p, "c", &arena).loads, 0);
     struct adapter *held = get_ok(p, "c");
@@ -445,7 +445,7 @@ static void changed_files_are_reloaded(void **state) {
     adapter_release(held);
     assert_int_equal(adapter_pool_stats(p).n_retired, 0);
     /* The same content again: the same object. */
-    settle();
+    wait_until_stamps_differ();
     held = get_ok(p, "c");
     save(dir, 2, 2, next);
     struct adapter *again = get_ok(p, "c");
@@ -485,12 +485,12 @@ static void damaged_file_keeps_loaded_version(void **state) {
     struct adapter_pool *p = pool_make(0, false);
     const char *dir = save(in_scratch("damaged"), 2, 1, hash);
     struct buf whole = get_file(dir, TENSORS);
-    settle();
+    wait_until_stamps_differ();
     ok(adapter_pool_add(p, "d", dir, &err));
     get_is(p, "d", hash);
     put_file(dir, TENSORS, whole.data, whole.len / 2);
     get_is(p, "d", hash);
-    settle();
+    wait_until_stamps_differ();
     get_is(p, "d", hash); // checked once more, because it was written so recently
     uint64_t loads = item_of(p, "d", &arena).loads;
     for (int i = 0; i < 3; i++) get_is(p, "d", hash);
@@ -523,7 +523,7 @@ static void damaged_adapter_is_refused(void **state) {
     struct buf whole = get_file(dir, TENSORS);
     ok(adapter_pool_add(p, "r", dir, &err));
     put_file(dir, TENSORS, whole.data, whole.len - 4);
-    settle();
+    wait_until_stamps_differ();
     for (int i = 0; i < 4; i++) get_fails(p, "r", ERR_FORMAT, TENSORS);
     assert_int_equal(item_of(p, "r", &arena).loads, 1);
     assert_int_equal(item_of(p, "r", &arena).version, 0);
@@ -710,7 +710,7 @@ static void two_thousand_adapters(void **state) {
         put_file(in_scratch(name), TENSORS, tensors.data, tensors.len);
         put_file(in_scratch(name), CONFIG, config.data, config.len);
     }
-    settle();
+    wait_until_stamps_differ();
     struct adapter_pool *p = pool_make(bytes * FIT, true);
     double start = clock_now();
     assert_int_equal(adapter_pool_scan(p, in_scratch("many"), &err), N);
@@ -820,7 +820,7 @@ static void threads_agree(void **state) {
     adapter_pack_only(a, DTYPE_F32);
     bytes = adapter_bytes(a);
     adapter_release(a);
-    settle();
+    wait_until_stamps_differ();
     r.p = pool_make(bytes * 7 / 2, true);
     for (int i = 0; i < N_SHARED; i++) {
         snprintf(name, sizeof name, "race-%d", i);

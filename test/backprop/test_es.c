@@ -108,8 +108,8 @@ static double *estimate(const struct model *m, struct adapter *a, const struct t
 }
 
 /* w += s (B A + sigma (E_B A + B E_A)) of one projection and pair. */
-static void twin_matrix(const struct model *m, const struct adapter *a, int32_t l, enum proj p,
-                        const struct lora_perturbation *z, double sigma, float *w) {
+static void naive_matrix(const struct model *m, const struct adapter *a, int32_t l, enum proj p,
+                         const struct lora_perturbation *z, double sigma, float *w) {
     const struct model_config *c = &m->config;
     const struct lora *lo = &a->loras[l * N_PROJ + p];
     int64_t in = proj_in(c, p), out = proj_out(c, p);
@@ -133,8 +133,8 @@ static void twin_matrix(const struct model *m, const struct adapter *a, int32_t 
 }
 
 /* The mean loss of one member: of a model with the member's matrices. */
-static double twin_loss(struct adapter *a, const struct lora_perturbation *z, double sigma,
-                        const struct train_sample *s, int n) {
+static double naive_loss(struct adapter *a, const struct lora_perturbation *z, double sigma,
+                         const struct train_sample *s, int n) {
     struct model *m = fixture_model("tiny-llama", true, TENSOR_F32, NUMERIC_EXACT);
     struct train_options o = options();
     struct adapter_config none = {.r = 1, .alpha = 1, .target = {true}};
@@ -142,8 +142,8 @@ static double twin_loss(struct adapter *a, const struct lora_perturbation *z, do
     for (int32_t l = 0; l < m->config.n_layers; l++)
         for (int p = 0; p < N_PROJ; p++)
             if (a->loras[l * N_PROJ + p].r)
-                twin_matrix(m, a, l, (enum proj)p, z, sigma,
-                            (float *)(uintptr_t)m->layers[l].proj[p].data);
+                naive_matrix(m, a, l, (enum proj)p, z, sigma,
+                             (float *)(uintptr_t)m->layers[l].proj[p].data);
     struct trainer *t = trainer_new_lora(m, &empty, 1, &o, NULL, &err);
     double nll;
     int64_t targets;
@@ -168,7 +168,7 @@ static void member_check(int32_t first) {
     double *g = estimate(m, a, s, 5, &eo, 9, NULL, &dims);
     struct rng rng = rng_make(9, RNG_NOISE, 0, 0);
     const struct lora_perturbation z = {rng_u64(&rng), 0};
-    double plus = twin_loss(a, &z, 0.03, s, 5), minus = twin_loss(a, &z, -0.03, s, 5),
+    double plus = naive_loss(a, &z, 0.03, s, 5), minus = naive_loss(a, &z, -0.03, s, 5),
            slope = (plus - minus) / (2 * 0.03);
     print_message("member: %.6f and %.6f, slope %.6f, estimate %.6f\n", plus, minus, slope,
                   sqrt(dot(g, g, dims) / (double)dims));

@@ -765,7 +765,7 @@ static void test_clipping(void **state) {
         model_close(m);
         options_release(train_option_rows, &o);
     }
-    assert_true(norm[0] == norm[1]); /* told before clipping */
+    assert_true(norm[0] == norm[1]); /* reported before clipping */
     samples_free(s, 3);
 }
 
@@ -930,7 +930,7 @@ static void test_golden_hashes(void **state) {
         struct pair p = pair_of("tiny-qwen3", runs[i].type, runs[i].cls, runs[i].dora);
         trained_hash(&p, &o, pool, hash);
         if (matrix_needs_bf16(&p.m->layers[0].proj[PROJ_Q]))
-            print_message("skip: no hash of AMX training is on record; here it is %s\n", hash);
+            print_message("skip: no expected hash of AMX training; here it is %s\n", hash);
         else
             assert_string_equal(hash, runs[i].hash);
         pair_release(&p);

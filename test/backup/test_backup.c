@@ -184,7 +184,7 @@ static const char *seen_under;
 
 /* "path mode hash" of the files to restore; for databases, whose bytes SQLite may change, the
  * rows. */
-static int look_at(const char *path, const struct stat *st, int type, struct FTW *at) {
+static int entry_text(const char *path, const struct stat *st, int type, struct FTW *at) {
     const char *name = path + at->base, *dot = strrchr(name, '.');
     char hash[HASH_LEN] = "";
     if (strncmp(path, to, strlen(to)) == 0 || strstr(path, ".before-") ||
@@ -208,12 +208,12 @@ static int by_text(const void *a, const void *b) {
 }
 
 /* A whole folder as text. malloc'ed. */
-static char *look(const char *path) {
+static char *folder_text(const char *path) {
     struct strings lines = {0};
     char *rest = NULL;
     seen = (struct buf){0};
     seen_under = path;
-    assert_int_equal(nftw(path, look_at, 16, FTW_PHYS), 0);
+    assert_int_equal(nftw(path, entry_text, 16, FTW_PHYS), 0);
     for (char *l = strtok_r(seen.data, "\n", &rest); l; l = strtok_r(NULL, "\n", &rest))
         strings_add(&lines, l);
     qsort(lines.v, (size_t)lines.n, sizeof *lines.v, by_text);
@@ -224,8 +224,8 @@ static char *look(const char *path) {
     return sorted.data;
 }
 
-static void looks_like(const char *before) {
-    char *now = look(runs);
+static void folder_equals(const char *before) {
+    char *now = folder_text(runs);
     assert_string_equal(now, before);
     free(now);
 }
@@ -310,11 +310,11 @@ static char *found(const char *folder, const char *beginning) {
 
 static void test_round_trip(void **test_state) {
     (void)test_state;
-    char *before = look(runs);
+    char *before = folder_text(runs);
     make();
     runs_remove();
     restore(NULL, false);
-    looks_like(before);
+    folder_equals(before);
     assert_int_equal(rows_of(in(state, "serve.db")), 1);
     assert_null(found(runs, "serve.before"));
     free(before);
@@ -499,7 +499,7 @@ static void test_nothing_there(void **test_state) {
     assert_int_equal(err.code, ERR_MISSING);
 }
 
-/* what is broken */
+/* damaged backups */
 
 static void byte_flip(const char *path, long at) {
     int fd = open(path, O_RDWR);
@@ -512,7 +512,7 @@ static void byte_flip(const char *path, long at) {
 
 static void test_broken_blobs(void **test_state) {
     (void)test_state;
-    char *before = look(runs);
+    char *before = folder_text(runs);
     char *model = xstrdup(blob_of(in(runs, "r1/adapters/critic/adapter_model.safetensors")));
     char *recipe = xstrdup(blob_of(in(runs, "r1/recipe.yaml")));
     make();
@@ -528,7 +528,7 @@ static void test_broken_blobs(void **test_state) {
     assert_int_equal(__real_unlink(recipe), 0);
     assert_int_equal(problems(NULL), 2);
     refuses(NULL, ERR_FORMAT, "r1/");
-    looks_like(before);
+    folder_equals(before);
     assert_null(found(dir, "runs."));
     make(); // which writes them again
     assert_int_equal(problems(NULL), 0);
@@ -621,7 +621,7 @@ static void test_forged_manifests(void **test_state) {
     make();
     struct buf whole = {0};
     assert_int_equal(file_read(manifest(), 1 << 20, &whole, &err), OK);
-    char *before = look(runs);
+    char *before = folder_text(runs);
     for (size_t i = 0; i < ARRAY_LEN(cases); i++) {
         put(manifest(), whole.data, whole.len, 0600);
         forge(cases[i].fields);
@@ -630,7 +630,7 @@ static void test_forged_manifests(void **test_state) {
             fail_msg("%s: %s", cases[i].fields, v ? "restored" : err.text);
     }
     put(manifest(), whole.data, whole.len, 0600);
-    looks_like(before);
+    folder_equals(before);
     refuses("../../x", ERR_MISSING, "is not a backup's id");
     refuses("20260101-000000-000", ERR_MISSING, "no backup");
     restore(id, true); // forging has changed nothing else
@@ -642,7 +642,7 @@ static void test_forged_manifests(void **test_state) {
 
 static void test_replace(void **test_state) {
     (void)test_state;
-    char *before = look(runs);
+    char *before = folder_text(runs);
     make();
     put_text(in(runs, "r1/recipe2.yaml"), "changed\n");
     put_text(in(state, "new"), "changed\n");
@@ -651,7 +651,7 @@ static void test_replace(void **test_state) {
     assert_non_null(strstr(err.text, "--replace"));
     json_t *v = backup_restore(&place, id, true, &err);
     assert_non_null(v);
-    looks_like(before);
+    folder_equals(before);
     const json_t *r = json_object_get(v, "roots");
     const char *old = json_get_string(json_object_get(r, "runs"), "before");
     assert_true(path_exists(in(old, "r1/recipe2.yaml")));
@@ -763,7 +763,7 @@ static void test_prune(void **test_state) {
 
 static void test_marks(void **test_state) {
     (void)test_state;
-    char *before = look(runs);
+    char *before = folder_text(runs);
     make();
     put_text(in(state, "new"), "changed\n");
     assert_null(backup_restore_run_scheduled(&place, &err));
@@ -789,7 +789,7 @@ static void test_marks(void **test_state) {
     v = backup_restore_run_scheduled(&place, &err);
     if (!v) fail_msg("%s", err.text);
     json_decref(v);
-    looks_like(before);
+    folder_equals(before);
     assert_null(backup_restore_scheduled(to));
 
     /* damaged between request and restore */
@@ -797,7 +797,7 @@ static void test_marks(void **test_state) {
     assert_int_equal(__real_unlink(blob_of(in(runs, "r1/recipe.yaml"))), 0);
     assert_null(backup_restore_run_scheduled(&place, &err));
     assert_int_equal(err.code, OK);
-    looks_like(before);
+    folder_equals(before);
     v = backup_restore_scheduled(to);
     assert_non_null(strstr(json_get_string(v, "failed"), "is missing"));
     json_decref(v);
@@ -859,7 +859,7 @@ static int restore_run(void) {
 }
 
 /* Also the backup of a call that ended after it wrote its manifest. */
-static void others_delete(const char *kept) {
+static void other_backups_delete(const char *kept) {
     json_t *list = backup_list(to, &err), *v;
     size_t i;
     json_array_foreach (list, i, v) {
@@ -894,7 +894,7 @@ static void make_faults(bool kill_it) {
         assert_int_equal(problems(NULL), 0);
         blobs();
         assert_int_equal(counted_tmp, 0);
-        others_delete(first);
+        other_backups_delete(first);
         assert_int_equal(__real_unlink(in(runs, "shoal.db")), 0);
         put_row(in(runs, "shoal.db"), "one");
         assert_int_equal(blobs(), n);
@@ -918,14 +918,14 @@ static bool old_is_kept(void) {
 }
 
 static void restore_faults(bool kill_it) {
-    char *before = look(runs);
+    char *before = folder_text(runs);
     make();
     int how;
     long at = 1;
     for (;; at++) {
         put_text(in(runs, "old"), "1");
         put_text(in(state, "old"), "1");
-        char *changed = look(runs);
+        char *changed = folder_text(runs);
         how = child(restore_run, at, kill_it);
         if (how == DONE) {
             free(changed);
@@ -935,10 +935,10 @@ static void restore_faults(bool kill_it) {
         if (!old_is_kept()) fail_msg("call %ld: what was there is lost", at);
         struct error why;
         bool begun = backup_is_unfinished(state, &why) || backup_is_unfinished(runs, &why);
-        if (!begun && !path_exists(in(to, "restore.json"))) looks_like(changed);
+        if (!begun && !path_exists(in(to, "restore.json"))) folder_equals(changed);
         assert_int_equal(problems(NULL), 0);
         restore(NULL, true);
-        looks_like(before);
+        folder_equals(before);
         if (!old_is_kept()) fail_msg("call %ld: what was there is lost at last", at);
         assert_false(backup_is_unfinished(state, &why) || backup_is_unfinished(runs, &why));
         assert_false(path_exists(in(to, "restore.json")));

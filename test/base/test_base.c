@@ -956,7 +956,7 @@ static void test_clock(void **state) {
     assert_int_equal(utc[19], 'Z');
 }
 
-static void speak(void) {
+static void messages_print(void) {
     struct progress p;
     progress_start(&p, "train", 40);
     for (int i = 1; i <= 40; i++) {
@@ -969,11 +969,11 @@ static void speak(void) {
 }
 
 /* Runs speak() with stderr on `fd`. */
-static void speak_to(int fd) {
+static void messages_print_to(int fd) {
     fflush(stderr);
     int saved = dup(STDERR_FILENO);
     assert_true(saved >= 0 && dup2(fd, STDERR_FILENO) >= 0);
-    speak();
+    messages_print();
     fflush(stderr);
     assert_true(dup2(saved, STDERR_FILENO) >= 0);
     close(saved);
@@ -984,9 +984,9 @@ static void test_progress(void **state) {
     const char *path = in_scratch("stderr");
     int fd = open(path, O_RDWR | O_CREAT | O_TRUNC, 0600);
     assert_true(fd >= 0);
-    speak_to(fd);
+    messages_print_to(fd);
     log_quiet = true;
-    speak_to(fd);
+    messages_print_to(fd);
     log_quiet = false;
     close(fd);
     struct buf b = {0};
@@ -1008,7 +1008,7 @@ static void test_progress_terminal(void **state) {
     }
     int slave = open(ptsname(master), O_RDWR | O_NOCTTY);
     assert_true(slave >= 0);
-    speak_to(slave);
+    messages_print_to(slave);
     assert_int_equal(fcntl(master, F_SETFL, O_NONBLOCK), 0);
     char text[8192];
     size_t len = 0;
@@ -1077,7 +1077,7 @@ static void print_ours(void) {
     printf(" three\033\n");
 }
 
-static void say_hostile(void) {
+static void hostile_print(void) {
     struct progress p;
     log_warn("'%s' is missing", "x\033[2J\nwarning: forged");
     progress_start(&p, "train", 2);
@@ -1093,7 +1093,7 @@ static void test_terminal(void **state) {
     assert_string_equal(text, harmless);
     terminal_child(print_ours, text, sizeof text);
     assert_string_equal(text, "one \033[1mtwo\033[0m three" R "\r\n");
-    terminal_child(say_hostile, text, sizeof text);
+    terminal_child(hostile_print, text, sizeof text);
     assert_has(text, "warning: 'x" R "[2J\r\n  warning: forged' is missing\r\n");
     assert_has(text, "loss" R "[2J");
 }
@@ -1105,7 +1105,7 @@ static void test_messages_in_files(void **state) {
     int fd = open(path, O_RDWR | O_CREAT | O_TRUNC, 0600), saved = dup(STDERR_FILENO);
     fflush(stderr);
     assert_true(dup2(fd, STDERR_FILENO) >= 0);
-    say_hostile();
+    hostile_print();
     fflush(stderr);
     assert_true(dup2(saved, STDERR_FILENO) >= 0);
     close(saved);
@@ -1613,7 +1613,7 @@ static int reserve_child(void) {
 static void test_memory_reserve(void **state) {
     (void)state;
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-    print_message("skip: a sanitizer maps memory of its own\n");
+    print_message("skip: a sanitizer maps additional memory\n");
     return;
 #endif
     fflush(NULL);

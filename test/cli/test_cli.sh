@@ -717,7 +717,7 @@ if [ -e models/fry/config.json ]; then
         grep -o '"reward":{"value":[^,]*' "$tmp/$name.out" | tail -n "+$from" >"$tmp/$name.paid"
     }
     pipe="'$shoal' world --pipe --agents 3 --steps 12"
-    from=2 # rule's reward stands first
+    from=2 # the rule's reward comes first
     minds here --generations 2 --agents 3
     from=1
     minds there --generations 2 --env-pipe "$pipe"

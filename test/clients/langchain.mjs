@@ -1,4 +1,4 @@
-// LangChain's chat model on the server: what its users do with one.
+// LangChain's chat model on the server, in its typical uses.
 import {AIMessage, HumanMessage, SystemMessage, ToolMessage} from "@langchain/core/messages";
 import {StringOutputParser} from "@langchain/core/output_parsers";
 import {ChatPromptTemplate} from "@langchain/core/prompts";

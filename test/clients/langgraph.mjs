@@ -1,12 +1,12 @@
-// The swarm's debate driven from LangGraph, beside the server's own: the graph holds the protocol (who hears whom,
-// when it is over, how answers are counted), the server says the turns. Both must come to the same, turn by turn:
-// the same messages, and with the same seeds the same words, answers, probabilities and votes.
+// A debate driven by LangGraph, compared with the server's: the graph contains the protocol (which agents see which
+// answers, when it ends, how answers are counted), the server generates the turns. Both must be equal, turn by turn:
+// the same messages, and with the same seeds the same texts, answers, probabilities and votes.
 import {Annotation, END, START, StateGraph} from "@langchain/langgraph";
 import {ChatOpenAI} from "@langchain/openai";
 
 import {assert, check, json, url} from "./lib.mjs";
 
-// The team of test_clients.sh, and what the protocol "du" says in English.
+// The team of test_clients.sh, and the prompts of the protocol "du" in English.
 const agents = [{name: "a", system: "You look for what is wrong."}, {name: "b"}];
 const rounds = 3;
 const lead = "Other agents have worked on this question too. Their answers:";

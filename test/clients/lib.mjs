@@ -1,4 +1,4 @@
-// What the clients here share: a check is a name and a function that throws.
+// Common parts of the clients: a check is a name and a function that throws.
 import assert from "node:assert/strict";
 import {basename} from "node:path";
 
@@ -7,8 +7,8 @@ export {assert};
 const client = basename(process.argv[1], ".mjs");
 
 /**
- * The servers that test_clients.sh has started: the plain one, and one that speaks of tools and writes one reply at a
- * time.
+ * The servers that test_clients.sh has started: the plain one, and one with a template for tools that generates one
+ * reply at a time.
  */
 export const url = process.env.SHOAL_URL;
 export const narrowUrl = process.env.SHOAL_NARROW_URL;

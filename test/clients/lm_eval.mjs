@@ -1,6 +1,6 @@
 // lm-evaluation-harness's requests, recorded in lm_eval/*.json as it sends them with
 // --model local-completions and local-chat-completions, and its reading of the replies.
-// A fixture is {request: {path, body}, items: [{context, continuation}]}: what the token lists are of.
+// A fixture is {request: {path, body}, items: [{context, continuation}]}: the texts of the token lists.
 import {execFileSync} from "node:child_process";
 import {readFileSync, writeFileSync} from "node:fs";
 

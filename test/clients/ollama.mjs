@@ -1,4 +1,4 @@
-// The ollama package against the server.
+// The ollama package with the server.
 import {Ollama} from "ollama";
 
 import {assert, check, http, json, Skip, token, url, user} from "./lib.mjs";

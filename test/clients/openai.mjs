@@ -1,4 +1,4 @@
-// The openai package against the server, as its users call it.
+// The openai package with the server.
 import {execFileSync} from "node:child_process";
 import OpenAI, {BadRequestError, NotFoundError} from "openai";
 import {zodResponseFormat} from "openai/helpers/zod";
@@ -220,7 +220,7 @@ await check("tools: what was called and came of it goes back into the talk", asy
     assert.equal(typeof await words({messages: talk, tools: [add], tool_choice: "none"}), "string");
 });
 
-// The starter model has not learned to call, so its words are given to it; what is made of them is the server's.
+// The starter model is not trained on tool calls, so the prompt dictates its text; the test checks how the server parses it.
 const callText = "{\"name\": \"add\", \"arguments\": {\"x\": 2, \"y\": 3}}";
 const telling = (text, more = {}) =>
     ({model: "fry-tools", tools: [add], guided_choice: [text], max_tokens: 200, ...more});
@@ -307,7 +307,7 @@ await check("structured output: a plain schema, the zod helper, any object", asy
         schema: object({thought: {type: "string", maxLength: 10}, answer: {type: "integer", maximum: 99, minimum: 0}})
     };
     const order = await words({response_format: {type: "json_schema", json_schema: thought}, max_tokens: 80});
-    assert.deepEqual(Object.keys(JSON.parse(order)), ["thought", "answer"]); // as they were asked for
+    assert.deepEqual(Object.keys(JSON.parse(order)), ["thought", "answer"]); // in the requested order
     assert.equal(JSON.parse(joined(await streamed({response_format: format, max_tokens: 80}))).answer, plain.answer);
     await assert.rejects(words({response_format: {type: "xml"}}), BadRequestError);
     await assert.rejects(
@@ -447,15 +447,15 @@ await check("50 streams at once all end, with the words of one", async () => {
     }
 });
 
-// The narrow server writes one reply at a time, so what is not cancelled is in everybody's way: 128
-// answers of 400 tokens take it half a minute, and the next request is to be served at once.
+// The narrow server generates one reply at a time, so requests that are not cancelled delay all others: 128
+// answers of 400 tokens take half a minute, and the next request must be served at once.
 for (const [name, start] of [[
          "a stream",
          async (ask, end) => {
              const s = await narrow.chat.completions.create({...ask, stream: true}, {signal: end.signal});
              for await (const c of s)
                  if (c.choices[0].delta.content)
-                     break; // it is being written
+                     break; // the reply is in progress
              end.abort();
          }
      ],

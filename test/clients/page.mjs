@@ -1,4 +1,4 @@
-// The web page as people use it: see test/api/test_page.sh, which starts the server and names the browser.
+// The web page in a browser: see test/api/test_page.sh, which starts the server and names the browser.
 import assert from "node:assert/strict";
 import { createRequire } from "node:module";
 import { join } from "node:path";
@@ -13,7 +13,7 @@ const names = {
     zh: ["对话", "辩论", "黑板", "智能体", "任务", "网格世界", "进化", "A/B 测试", "系统", "设置"],
 };
 
-/* What of a view is looked at; what is to be there then. */
+/* The element of each view, and its expected content. */
 const deep = { world: [`world/${lived}`, ".chip"], evolution: ["evolution/grown", ".node.ancestor"], ab: ["ab/trial", ".detail table"] };
 
 let failed = 0;
@@ -27,7 +27,7 @@ async function check(name, run) {
     }
 }
 
-/* What comes by and by: nobody knows how slow a machine is. */
+/* Waits for content that appears later, with a long limit for slow machines. */
 async function until(holds, otherwise) {
     for (const end = Date.now() + 15000; !(await holds()); await new Promise((r) => setTimeout(r, 50))) assert.ok(Date.now() < end, otherwise);
 }
@@ -40,7 +40,7 @@ const api = async (path, body, method) => {
 };
 const hasJobs = (await fetch(url + "/v1/jobs", { headers: { "X-API-Key": token } })).ok;
 
-/* What no page may do: complain to the console, ask another host. `expected` are errors that a check provokes. */
+/* No page may log errors to the console or send requests to another host. `expected` are errors that a check provokes. */
 const said = [], strangers = [];
 let expected = /^$/;
 async function context(options) {
@@ -77,7 +77,7 @@ async function chat(p, words) {
 }
 const ended = (r) => r.and(r.page().locator('[aria-busy="false"]')).waitFor();
 
-/* ---- every view, in every language and theme, on a desk and on a phone */
+/* ---- every view, in every language and theme, desktop and phone */
 
 /** What a screen reader could not name, and what sticks out of the window. */
 const faults = () => {
@@ -149,15 +149,15 @@ await check("a reply comes, with its figures", async () => {
     await ended(reply(p));
     assert.match(await reply(p).locator(".reply-text").textContent(), /\S/);
     const stats = await reply(p).locator("footer").textContent();
-    assert.match(stats, /\d+ tokens · ([\d,.]+ tokens\/s · )?first token after [\d.]+ m?s/); // none where all came in one piece
+    assert.match(stats, /\d+ tokens · ([\d,.]+ tokens\/s · )?first token after [\d.]+ m?s/); // no rate if the reply came in one chunk
     assert.equal(Number(/\d+/.exec(stats)[0]) <= 200, true);
 });
 
 await check("words are shown as they come", async () => {
-    const q = await page_of(await context()); // tabs of one browser share what they keep
+    const q = await page_of(await context()); // tabs of one browser share their storage
     await q.locator(".picker option[value=fry]").waitFor({ state: "attached" });
     await q.evaluate(() => {
-        // A server that waits for us between its chunks.
+        // A server that waits for the test between its chunks.
         const real = window.fetch;
         window.fetch = async (path, o) => !path.includes("completions") ? real(path, o) : new Response(new ReadableStream({
             start: (c) => (window.say = (text) => c.enqueue(new TextEncoder().encode(text))) }));
@@ -168,7 +168,7 @@ await check("words are shown as they come", async () => {
     const chunk = (content) => `data: ${JSON.stringify({ choices: [{ index: 0, delta: { content } }] })}\n\n`;
     const shows = (text) => q.waitForFunction((t) => document.querySelector(".reply .reply-text").textContent === t, text);
     await q.waitForFunction(() => window.say);
-    await say(chunk("one ").slice(0, 20)); // in the midst of a line
+    await say(chunk("one ").slice(0, 20)); // in the middle of a line
     await say(chunk("one ").slice(20));
     await shows("one ");
     await say(": waiting\n\n" + chunk("two"));
@@ -355,7 +355,7 @@ await check("turns appear as they are spoken, who changes is marked, votes are c
     await q.getByText("The debate is running").waitFor();
     await go(q, "chat");
     await turn(1, "b", "9");
-    await go(q, "debate"); // it went on meanwhile
+    await go(q, "debate"); // it continued meanwhile
     await q.locator(".turn").nth(3).waitFor();
     assert.equal(await q.locator(".turn").count(), 4);
     await q.getByRole("button", { name: "Stop" }).click();
@@ -494,7 +494,7 @@ const tick_of = (p) => p.locator(".stage output").textContent();
 if (hasJobs)
     await check("a small life is begun and followed to its end", async () => {
         await go(p, "world");
-        await p.waitForFunction(() => document.querySelectorAll(".new-form summary").length === 1); // the other view is gone
+        await p.waitForFunction(() => document.querySelectorAll(".new-form summary").length === 1); // the other view is removed
         await p.locator(".new-form summary").click();
         const form = p.locator(".new-form form");
         await form.getByLabel("Name").fill("life");
@@ -516,7 +516,7 @@ await check("a life is played, stepped through and looked into", async () => {
     await p.getByLabel("Speed").selectOption("30");
     await p.getByRole("button", { name: "Play" }).click();
     await p.waitForFunction(() => document.querySelector(".stage output").textContent === "12 / 12");
-    await p.getByRole("button", { name: "Play" }).waitFor(); // at its end it stands
+    await p.getByRole("button", { name: "Play" }).waitFor(); // it stops at its end
     await p.getByLabel("Previous tick").click();
     assert.equal(await tick_of(p), "11 / 12");
     await p.getByRole("slider").fill("5");
@@ -632,7 +632,7 @@ await check("an experiment is begun, watched until it is decided, and deleted", 
     for (let i = 0; i < 200 && (await figures()).state === "running"; i++) {
         const r = await api("/v1/chat/completions", { model: "newer", messages: [{ role: "user", content: "x" }], max_tokens: 1 });
         await api("/v1/feedback", { id: r.id, rating: r.headers.get("x-shoal-ab") === "second/b" ? 1 : -1 });
-        if (i % 10 === 9) await p.waitForTimeout(700); // it is looked at meanwhile
+        if (i % 10 === 9) await p.waitForTimeout(700); // the page polls meanwhile
     }
     await p.locator(".decision.b_better").waitFor();
     const e = await figures();
@@ -654,7 +654,7 @@ await check("an experiment is begun, watched until it is decided, and deleted", 
     await p.unroute("**/v1/ab/second");
 });
 
-/* ---- keys, settings, what is remembered */
+/* ---- keys, settings, storage */
 
 await check("by keyboard alone", async () => {
     const press = async (...keys) => {
@@ -704,7 +704,7 @@ await check("a key goes along, and stays in its tab unless it is to be remembere
     await p.getByRole("button", { name: "Save" }).click();
     await p.getByText("The server accepts the key.").waitFor();
     assert.deepEqual(await p.evaluate(() => [sessionStorage.getItem("shoal.key"), localStorage.getItem("shoal.key")]), [null, null]);
-    await p.getByLabel("API key").fill(token); // what follows needs it
+    await p.getByLabel("API key").fill(token); // the next checks need it
     await p.getByRole("button", { name: "Save" }).click();
     await p.getByText("The server accepts the key.").waitFor();
 });
@@ -725,7 +725,7 @@ await check("backups are made, checked, restored at the next start, deleted", as
 
     await rows.nth(0).getByRole("button", { name: /^Restore/ }).click();
     await p.locator("dialog[open]").getByText("next start of the server").waitFor();
-    await p.keyboard.press("Enter"); // cancel is what is in focus
+    await p.keyboard.press("Enter"); // cancel has the focus
     await p.locator("dialog[open]").waitFor({ state: "detached" });
     assert.equal((await api("/v1/backups")).restore, null);
     await rows.nth(0).getByRole("button", { name: /^Restore/ }).click();
@@ -813,7 +813,7 @@ await check("a server that is gone is told, once", async () => {
         await p.waitForTimeout(4500);
         assert.equal(await p.locator(".notice").count(), 1);
         await p.unroute("**/v1/metrics");
-        await p.locator(".notice").waitFor({ state: "detached" }); // it is there again
+        await p.locator(".notice").waitFor({ state: "detached" }); // the server runs again
     });
 });
 

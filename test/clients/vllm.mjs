@@ -1,4 +1,4 @@
-// vLLM's adapter routes and side endpoints, word for word. No package: people call them with curl.
+// vLLM's adapter routes and side endpoints, byte for byte. No package: users call them with curl.
 import {readFileSync} from "node:fs";
 
 import {assert, check, http, json, narrowUrl, user} from "./lib.mjs";

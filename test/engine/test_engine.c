@@ -19,7 +19,7 @@
 enum { N_REQUESTS = 36, N_ADAPTERS = 5, LEN = 64, VOCAB = 300 };
 
 /* A request with the memory that it borrows. */
-struct drawn {
+struct random_request {
     struct engine_request r;
     int32_t prompt[LEN], stop[8], suffix[4], words[8][6];
     struct token_seq choices[8];
@@ -31,7 +31,7 @@ static int32_t below(struct rng *rng, uint32_t n) {
     return (int32_t)rng_below(rng, n);
 }
 
-static void draw_prompt(struct drawn *d, struct rng *rng) {
+static void draw_prompt(struct random_request *d, struct rng *rng) {
     d->r.n_prompt = 1 + below(rng, rng_below(rng, 2) ? 34 : 6);
     int32_t common = below(rng, 4) ? 0 : below(rng, 30); // a quarter begin alike
     for (int32_t i = 0; i < d->r.n_prompt; i++) {
@@ -57,7 +57,7 @@ static void grammars_make(void) {
         if (!grammars[i]) fail_msg("grammar %d: %s", i, err.text);
 }
 
-static void draw_sampling(struct drawn *d, struct rng *rng) {
+static void draw_sampling(struct random_request *d, struct rng *rng) {
     static const float temperatures[] = {0, 0, 0.3f, 1, 2.5f}, ps[] = {1, 1, 0.9f, 0.4f};
     d->r.sampling = (struct sampling_params){.temperature = temperatures[rng_below(rng, 5)],
                                              .top_p = ps[rng_below(rng, 4)],
@@ -86,7 +86,8 @@ static void draw_sampling(struct drawn *d, struct rng *rng) {
 }
 
 /* One adapter, none, or a sum of adapters and a perturbation. */
-static void draw_adapters(struct drawn *d, struct adapter *const *adapters, struct rng *rng) {
+static void draw_adapters(struct random_request *d, struct adapter *const *adapters,
+                          struct rng *rng) {
     int32_t a = below(rng, N_ADAPTERS + 3);
     if (a < N_ADAPTERS) d->r.adapter = adapters[a];
     if (a <= N_ADAPTERS) return;
@@ -100,7 +101,7 @@ static void draw_adapters(struct drawn *d, struct adapter *const *adapters, stru
 }
 
 /* Few different tokens, so that choices share prefixes, contain each other and repeat. */
-static void draw_choices(struct drawn *d, struct rng *rng) {
+static void draw_choices(struct random_request *d, struct rng *rng) {
     d->r.n_choices = below(rng, 2) * below(rng, 9);
     d->r.suffix = (struct token_seq){d->suffix, d->r.n_choices ? below(rng, 5) : 0};
     for (int32_t i = 0; i < d->r.suffix.n; i++) d->suffix[i] = below(rng, VOCAB);
@@ -111,10 +112,11 @@ static void draw_choices(struct drawn *d, struct rng *rng) {
     d->r.choices = d->choices;
 }
 
-static void requests_draw(struct drawn *d, int n, struct adapter *const *adapters, uint32_t id) {
+static void requests_draw(struct random_request *d, int n, struct adapter *const *adapters,
+                          uint32_t id) {
     struct rng rng = rng_make(23, RNG_TEST, id, 0);
     for (int i = 0; i < n; i++) {
-        d[i] = (struct drawn){0};
+        d[i] = (struct random_request){0};
         draw_prompt(&d[i], &rng);
         draw_sampling(&d[i], &rng);
         draw_choices(&d[i], &rng);
@@ -181,7 +183,7 @@ static void same_result(const struct engine_request *a, const struct engine_requ
 struct world {
     struct model *m;
     struct adapter *a[N_ADAPTERS];
-    struct drawn d[N_REQUESTS];
+    struct random_request d[N_REQUESTS];
 };
 
 static void world_open(struct world *w, const char *shape, enum tensor_type type, uint32_t id) {
@@ -212,8 +214,8 @@ static struct engine_request again(const struct engine_request *was) {
 
 /* Runs all in a random order, submits `burst` at a time between steps, and compares the results
  * with those of single runs. */
-static void together(const struct world *w, int max_rows, int max_seqs, int threads, int burst,
-                     uint32_t id) {
+static void run_together(const struct world *w, int max_rows, int max_seqs, int threads, int burst,
+                         uint32_t id) {
     uint32_t order[N_REQUESTS];
     struct error err;
     struct engine_request got[N_REQUESTS];
@@ -293,15 +295,15 @@ static void results_invariant(const char *shape, enum tensor_type type, uint32_t
         run_one(e, &w.d[i].r);
         engine_free(e);
     }
-    together(&w, 256, 64, 1, N_REQUESTS, 0);
+    run_together(&w, 256, 64, 1, N_REQUESTS, 0);
     held.n_pages = 9; // far fewer than the sequences could use: requests wait until others finish
-    together(&w, 7, 64, 2, N_REQUESTS, 1);
+    run_together(&w, 7, 64, 2, N_REQUESTS, 1);
     held.n_pages = 2; // one request at a time
-    together(&w, 64, 5, 3, N_REQUESTS, 2);
+    run_together(&w, 64, 5, 3, N_REQUESTS, 2);
     held.n_pages = 0;
-    together(&w, 64, 64, 2, 3, 3);
-    together(&w, 7, 2, 1, 1, 4);
-    together(&w, 1, 3, 3, 2, 5);
+    run_together(&w, 64, 64, 2, 3, 3);
+    run_together(&w, 7, 2, 1, 1, 4);
+    run_together(&w, 1, 3, 3, 2, 5);
     world_close(&w);
 }
 

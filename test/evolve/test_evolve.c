@@ -33,7 +33,7 @@ static void close_to(double got, double want, double tolerance) {
 }
 
 /* A fitness function: minus the distance to a target, or numbers by name. Counts its calls. */
-struct known {
+struct known_fitness {
     const struct adapter *target;
     struct {
         const char *name;
@@ -42,9 +42,9 @@ struct known {
     int calls, last_n;
 };
 
-static int known_evaluate(void *ctx, int generation, struct candidate *c, int n, int witnesses,
-                          struct evaluation *out, struct error *e) {
-    struct known *k = ctx;
+static int known_fitness_evaluate(void *ctx, int generation, struct candidate *c, int n,
+                                  int witnesses, struct evaluation *out, struct error *e) {
+    struct known_fitness *k = ctx;
     (void)e;
     (void)out;
     (void)generation;
@@ -67,24 +67,24 @@ enum { FOUNDERS = 6 };
 static const char *const names[FOUNDERS] = {"ann", "bea", "cid", "dee", "eve", "fay"};
 
 /* Six random founders, and a target; founder 2 is placed next to it. */
-struct garden {
+struct breeding {
     struct adapter *founders[FOUNDERS], *target;
     struct evolve_options o;
     struct fitness_options f;
     struct population p;
-    struct known known;
+    struct known_fitness known_fitness;
 };
 
-static void operators_are(struct garden *g, const char *crossovers, const char *mutations) {
+static void operators_are(struct breeding *g, const char *crossovers, const char *mutations) {
     strings_release(&g->o.crossovers);
     strings_release(&g->o.mutations);
     strings_add(&g->o.crossovers, crossovers);
     strings_add(&g->o.mutations, mutations);
 }
 
-static void garden_open(struct garden *g, bool plant) {
+static void breeding_open(struct breeding *g, bool plant) {
     struct model_config c;
-    *g = (struct garden){0};
+    *g = (struct breeding){0};
     assert_int_equal(model_preset_find("tiny-llama", &c, &err), OK);
     g->target = fixture_adapter(&c, 4, "q_proj,v_proj", 0.1f, 100);
     for (int i = 0; i < FOUNDERS; i++)
@@ -99,25 +99,25 @@ static void garden_open(struct garden *g, bool plant) {
     operators_are(g, "delta", "noise");
     free(g->o.selection);
     g->o.selection = xstrdup("truncation");
-    g->known.target = g->target;
+    g->known_fitness.target = g->target;
 }
 
-static void garden_begin(struct garden *g, uint64_t seed) {
+static void breeding_begin(struct breeding *g, uint64_t seed) {
     population_release(&g->p);
     if (population_init(&g->p, &g->o, &g->f, seed, g->founders, names, FOUNDERS, &err) != OK)
         fail_msg("%s", err.text);
 }
 
-static void garden_evaluate(struct garden *g) {
-    const struct fitness_function l = {&g->known, known_evaluate};
+static void breeding_evaluate(struct breeding *g) {
+    const struct fitness_function l = {&g->known_fitness, known_fitness_evaluate};
     assert_int_equal(population_evaluate(&g->p, &l, &err), OK);
 }
 
-static void garden_breed(struct garden *g) {
+static void breeding_next(struct breeding *g) {
     if (population_breed(&g->p, &err) != OK) fail_msg("%s", err.text);
 }
 
-static void garden_close(struct garden *g) {
+static void breeding_close(struct breeding *g) {
     population_release(&g->p);
     for (int i = 0; i < FOUNDERS; i++) adapter_release(g->founders[i]);
     adapter_release(g->target);
@@ -128,28 +128,28 @@ static void garden_close(struct garden *g) {
 /* Elites are kept, so the best fitness never decreases from one generation to the next. */
 static void test_best_fitness_never_decreases(void **state) {
     (void)state;
-    struct garden g;
-    garden_open(&g, false);
+    struct breeding g;
+    breeding_open(&g, false);
     for (uint64_t seed = 1; seed <= 3; seed++) {
-        garden_begin(&g, seed);
+        breeding_begin(&g, seed);
         double best = -1e9;
         for (int t = 0; t < 6; t++) {
-            garden_evaluate(&g);
+            breeding_evaluate(&g);
             assert_true(g.p.c[0].fitness.value >= best);
             best = g.p.c[0].fitness.value;
             for (int i = 1; i < g.p.n; i++)
                 assert_true(g.p.c[i - 1].fitness.value >= g.p.c[i].fitness.value);
-            garden_breed(&g);
+            breeding_next(&g);
         }
     }
-    garden_close(&g);
+    breeding_close(&g);
 }
 
 /* Two founders on opposite sides of the target: their children are nearer to it than either. */
 static void test_crossover_improves(void **state) {
     (void)state;
-    struct garden g;
-    garden_open(&g, false);
+    struct breeding g;
+    breeding_open(&g, false);
     for (int i = 0; i < 2; i++) {
         struct adapter *to =
             adapter_blend(g.target, g.founders[5], i ? 0.6f : -0.6f, 8, BLEND_DELTA, &err);
@@ -158,16 +158,16 @@ static void test_crossover_improves(void **state) {
     }
     g.o.rank = 8;
     g.o.mutation_rate = 0;
-    garden_begin(&g, 1);
-    garden_evaluate(&g);
+    breeding_begin(&g, 1);
+    breeding_evaluate(&g);
     double founders = g.p.c[0].fitness.value;
     for (int t = 0; t < 3; t++) {
-        garden_breed(&g);
-        garden_evaluate(&g);
+        breeding_next(&g);
+        breeding_evaluate(&g);
     }
     assert_true(g.p.c[0].fitness.value > founders + 0.05);
     assert_true(g.p.c[0].parents[0][0] != 0);
-    garden_close(&g);
+    breeding_close(&g);
 }
 
 /* Adds the descendants of the placed founder, by name, over all generations. */
@@ -181,17 +181,17 @@ static bool descends(const char *const *line, int n, const struct candidate *c) 
 
 static void test_planted_founder_wins(void **state) {
     (void)state;
-    struct garden g;
-    garden_open(&g, true);
+    struct breeding g;
+    breeding_open(&g, true);
     for (uint64_t seed = 1; seed <= 3; seed++) {
         struct strings line = {0};
         strings_add(&line, "cid");
-        garden_begin(&g, seed);
-        garden_evaluate(&g);
+        breeding_begin(&g, seed);
+        breeding_evaluate(&g);
         assert_string_equal(g.p.c[0].name, "cid");
         for (int t = 0; t < 5; t++) {
-            garden_breed(&g);
-            garden_evaluate(&g);
+            breeding_next(&g);
+            breeding_evaluate(&g);
             for (int i = 0; i < g.p.n; i++)
                 if (descends((const char *const *)line.v, line.n, &g.p.c[i]))
                     strings_add(&line, g.p.c[i].name);
@@ -202,25 +202,25 @@ static void test_planted_founder_wins(void **state) {
                     adapter_distance(g.founders[2], g.target));
         strings_release(&line);
     }
-    garden_close(&g);
+    breeding_close(&g);
 }
 
-static void history(struct garden *g, uint64_t seed, struct buf *out) {
-    garden_begin(g, seed);
+static void history(struct breeding *g, uint64_t seed, struct buf *out) {
+    breeding_begin(g, seed);
     for (int t = 0; t < 4; t++) {
-        garden_evaluate(g);
+        breeding_evaluate(g);
         for (int i = 0; i < g->p.n; i++)
             buf_printf(out, "%s %s %.17g\n", g->p.c[i].name, g->p.c[i].adapter->hash,
                        g->p.c[i].fitness.value);
-        garden_breed(g);
+        breeding_next(g);
     }
 }
 
 static void test_seed_determines_history(void **state) {
     (void)state;
-    struct garden g;
+    struct breeding g;
     struct buf a = {0}, again = {0}, other = {0};
-    garden_open(&g, false);
+    breeding_open(&g, false);
     history(&g, 5, &a);
     history(&g, 5, &again);
     history(&g, 6, &other);
@@ -229,7 +229,7 @@ static void test_seed_determines_history(void **state) {
     buf_release(&a);
     buf_release(&again);
     buf_release(&other);
-    garden_close(&g);
+    breeding_close(&g);
 }
 
 /* The rank of a candidate in the generation before. */
@@ -245,20 +245,20 @@ static int rank_of(const char order[][32], int n, const char *name) {
  * their children. */
 static void test_breeding_rules(void **state) {
     (void)state;
-    struct garden g;
+    struct breeding g;
     int mutants = 0;
-    garden_open(&g, false);
-    garden_begin(&g, 1);
+    breeding_open(&g, false);
+    breeding_begin(&g, 1);
     for (int t = 0; t < 4; t++) {
         char order[MAX_POPULATION][32], hash[MAX_POPULATION][HASH_LEN];
-        garden_evaluate(&g);
-        assert_int_equal(g.known.calls, t + 1);
-        assert_int_equal(g.known.last_n, g.p.n);
+        breeding_evaluate(&g);
+        assert_int_equal(g.known_fitness.calls, t + 1);
+        assert_int_equal(g.known_fitness.last_n, g.p.n);
         const struct adapter *best[2] = {g.p.c[0].adapter, g.p.c[1].adapter};
         int n = g.p.n;
         for (int i = 0; i < n; i++) strcpy(order[i], g.p.c[i].name);
         for (int i = 0; i < n; i++) strcpy(hash[i], g.p.c[i].adapter->hash);
-        garden_breed(&g);
+        breeding_next(&g);
         assert_int_equal(g.p.generation, t + 1);
         assert_int_equal(g.p.n, 6);
         for (int i = 0; i < g.p.n; i++) {
@@ -292,7 +292,7 @@ static void test_breeding_rules(void **state) {
         }
     }
     assert_true(mutants > 0);
-    garden_close(&g);
+    breeding_close(&g);
 }
 
 static const struct candidate *candidate_find(const struct population *p, const char *name) {
@@ -304,16 +304,16 @@ static const struct candidate *candidate_find(const struct population *p, const 
 
 static void test_weights(void **state) {
     (void)state;
-    struct garden g;
-    garden_open(&g, false);
-    g.known.target = NULL;
-    g.known.by_name[0].name = "ann", g.known.by_name[0].performance = 0.9;
-    g.known.by_name[1].name = "bea", g.known.by_name[1].cooperation = 0.5;
-    g.known.by_name[2].name = "cid", g.known.by_name[2].novelty = 0.8;
-    g.known.by_name[3].name = "dee", g.known.by_name[3].performance = 0.5,
-    g.known.by_name[3].cooperation = 0.4, g.known.by_name[3].novelty = 0.25;
-    garden_begin(&g, 1);
-    garden_evaluate(&g);
+    struct breeding g;
+    breeding_open(&g, false);
+    g.known_fitness.target = NULL;
+    g.known_fitness.by_name[0].name = "ann", g.known_fitness.by_name[0].performance = 0.9;
+    g.known_fitness.by_name[1].name = "bea", g.known_fitness.by_name[1].cooperation = 0.5;
+    g.known_fitness.by_name[2].name = "cid", g.known_fitness.by_name[2].novelty = 0.8;
+    g.known_fitness.by_name[3].name = "dee", g.known_fitness.by_name[3].performance = 0.5,
+    g.known_fitness.by_name[3].cooperation = 0.4, g.known_fitness.by_name[3].novelty = 0.25;
+    breeding_begin(&g, 1);
+    breeding_evaluate(&g);
     close_to(candidate_find(&g.p, "ann")->fitness.value, 0.6 * 0.9, 1e-15);
     close_to(candidate_find(&g.p, "bea")->fitness.value, 0.3 * 0.5, 1e-15);
     close_to(candidate_find(&g.p, "cid")->fitness.value, 0.1 * 0.8, 1e-15);
@@ -324,26 +324,26 @@ static void test_weights(void **state) {
     static const char *const winner[3] = {"ann", "bea", "cid"};
     for (int i = 0; i < 3; i++) {
         g.f.performance = i == 0, g.f.cooperation = i == 1, g.f.novelty = i == 2;
-        garden_begin(&g, 1);
-        garden_evaluate(&g);
+        breeding_begin(&g, 1);
+        breeding_evaluate(&g);
         assert_string_equal(g.p.c[0].name, winner[i]);
     }
-    garden_close(&g);
+    breeding_close(&g);
 }
 
 /* Without mutation a child of the legacy crossover is the blend of its parents' factors, tensor by
  * tensor. */
 static void test_legacy_crossover(void **state) {
     (void)state;
-    struct garden g;
-    garden_open(&g, false);
-    operators_are(&g, "factor_blend", "noise");
+    struct breeding g;
+    breeding_open(&g, false);
+    operators_are(&g, "legacy", "noise");
     g.o.mutation_rate = 0;
-    garden_begin(&g, 1);
-    garden_evaluate(&g);
+    breeding_begin(&g, 1);
+    breeding_evaluate(&g);
     struct candidate before[FOUNDERS];
     memcpy(before, g.p.c, sizeof before);
-    garden_breed(&g);
+    breeding_next(&g);
     for (int i = 2; i < g.p.n; i++) {
         const struct candidate *c = &g.p.c[i], *a = NULL, *b = NULL;
         for (int k = 0; k < 3; k++) {
@@ -360,34 +360,34 @@ static void test_legacy_crossover(void **state) {
     }
     /* Founder 2 at another rank: its tensors cannot be averaged with the others'; the error changes
      * nothing. */
-    garden_close(&g);
-    garden_open(&g, true);
-    operators_are(&g, "factor_blend", "noise");
-    garden_begin(&g, 1);
-    garden_evaluate(&g);
+    breeding_close(&g);
+    breeding_open(&g, true);
+    operators_are(&g, "legacy", "noise");
+    breeding_begin(&g, 1);
+    breeding_evaluate(&g);
     assert_int_equal(population_breed(&g.p, &err), ERR_MISMATCH);
     assert_non_null(strstr(err.text, "ranks differ"));
     assert_int_equal(g.p.n, FOUNDERS);
     assert_int_equal(g.p.generation, 0);
-    garden_close(&g);
+    breeding_close(&g);
 }
 
 /* An operator whose children regress is dropped, by the results of its own children only; the other
  * stays, and its step adapts to the measured divergence. */
 static void test_regressing_operator_is_dropped(void **state) {
     (void)state;
-    struct garden g;
-    garden_open(&g, false);
+    struct breeding g;
+    breeding_open(&g, false);
     operators_are(&g, "delta", "reinit,noise");
     g.o.mutation_rate = 1;
     g.o.population = 12;
-    garden_begin(&g, 1);
+    breeding_begin(&g, 1);
     g.p.mutations.step[0] = 1; /* full replacement: the child has nothing of the parent */
     const struct operator_set *s = &g.p.mutations;
     int64_t used = 0;
     for (int t = 0; t < 40 && !s->credit.v[0].dropped; t++) {
-        garden_evaluate(&g);
-        garden_breed(&g);
+        breeding_evaluate(&g);
+        breeding_next(&g);
         g.p.mutations.step[0] = 0.9;
         used = s->credit.v[0].used;
     }
@@ -395,13 +395,13 @@ static void test_regressing_operator_is_dropped(void **state) {
     assert_true(s->credit.v[0].quality < -0.02);
     assert_false(s->credit.v[1].dropped);
     for (int t = 0; t < 3; t++) {
-        garden_evaluate(&g);
-        garden_breed(&g);
+        breeding_evaluate(&g);
+        breeding_next(&g);
         for (int i = g.p.o->elites; i < g.p.n; i++)
             assert_string_equal(g.p.c[i].how->name, "noise");
     }
     assert_true(s->credit.v[0].used - used <= 12); /* children that were already bred */
-    garden_close(&g);
+    breeding_close(&g);
 }
 
 /* A fitness function over items: candidate i is correct on the items of its name's letter, and
@@ -435,9 +435,9 @@ static int letters_evaluate(void *ctx, int generation, struct candidate *c, int 
  * candidates ordered by fitness, evaluations in the candidates' order, a child in every role. */
 static void test_every_selection(void **state) {
     (void)state;
-    struct garden g;
+    struct breeding g;
     const struct fitness_function l = {NULL, letters_evaluate};
-    garden_open(&g, false);
+    breeding_open(&g, false);
     for (const struct selection *sel = selections; sel->name; sel++)
         for (int kind = 0; kind < 4; kind++) {
             free(g.o.selection);
@@ -449,7 +449,7 @@ static void test_every_selection(void **state) {
             g.o.elites = kind == 2 ? FOUNDERS : 2;
             char last[2][HASH_LEN];
             for (int again = 0; again < 2; again++) {
-                garden_begin(&g, 7);
+                breeding_begin(&g, 7);
                 for (int t = 0; t < 3; t++) {
                     assert_int_equal(population_evaluate(&g.p, &l, &err), OK);
                     for (int i = 0; i < g.p.n; i++) {
@@ -463,7 +463,7 @@ static void test_every_selection(void **state) {
                     json_t *v = population_json(&g.p);
                     assert_int_equal(json_is_object(json_object_get(v, "archive")), kind == 3);
                     json_decref(v);
-                    garden_breed(&g);
+                    breeding_next(&g);
                     bool seen[FOUNDERS] = {false};
                     for (int i = 0; i < g.p.n; i++) seen[g.p.c[i].role] = true;
                     for (int q = 0; kind == 2 && q < FOUNDERS; q++) assert_true(seen[q]);
@@ -472,7 +472,7 @@ static void test_every_selection(void **state) {
             }
             assert_string_equal(last[0], last[1]);
         }
-    garden_close(&g);
+    breeding_close(&g);
 }
 
 /* Averaging dissimilar parents reduces the norm; preserve_norm restores the mean of their norms,
@@ -480,8 +480,8 @@ static void test_every_selection(void **state) {
 static void test_preserve_norm(void **state) {
     (void)state;
     static const double ranges[][2] = {{0.3, 0.7}, {-1, -0.9}, {1.9, 2}};
-    struct garden g;
-    garden_open(&g, false);
+    struct breeding g;
+    breeding_open(&g, false);
     g.o.mutation_rate = 0;
     g.o.rank = 8;
     struct adapter *large = adapter_scale(g.founders[0], 5);
@@ -490,11 +490,11 @@ static void test_preserve_norm(void **state) {
     for (size_t k = 0; k < ARRAY_LEN(ranges); k++) {
         g.o.blend_min = ranges[k][0];
         g.o.blend_max = ranges[k][1];
-        garden_begin(&g, 1);
-        garden_evaluate(&g);
+        breeding_begin(&g, 1);
+        breeding_evaluate(&g);
         struct candidate before[FOUNDERS];
         memcpy(before, g.p.c, sizeof before);
-        garden_breed(&g);
+        breeding_next(&g);
         for (int i = 2; i < g.p.n; i++) {
             const struct candidate *c = &g.p.c[i];
             double t = fmin(1, fmax(0, c->blend)), norm[2] = {0};
@@ -506,14 +506,14 @@ static void test_preserve_norm(void **state) {
             close_to(sqrt(adapter_dot(c->adapter, c->adapter)), want, 1e-4 * want);
         }
     }
-    garden_close(&g);
+    breeding_close(&g);
 }
 
 static void test_invalid_populations_are_refused(void **state) {
     (void)state;
-    struct garden g;
+    struct breeding g;
     struct population p;
-    garden_open(&g, false);
+    breeding_open(&g, false);
     const char *const long_names[2] = {"ann", "a name of more than thirty-one letters"};
     assert_int_equal(population_init(&p, &g.o, &g.f, 1, g.founders, names, 1, &err), ERR_USAGE);
     population_release(&p);
@@ -525,7 +525,7 @@ static void test_invalid_populations_are_refused(void **state) {
     assert_int_equal(population_init(&p, &g.o, &g.f, 1, g.founders, names, FOUNDERS, &err),
                      ERR_USAGE);
     population_release(&p);
-    garden_close(&g);
+    breeding_close(&g);
 }
 
 /* Whole runs. All files are in one temporary folder: the model, two conversation files, a recipe,
@@ -1063,7 +1063,7 @@ static void test_failed_run(void **state) {
 }
 
 /* Other search methods, over the founders of the reference run. */
-static const char *const ways[] = {
+static const char *const methods[] = {
     "evolve: {search: breed, generations: 2, population: 5, elites: 3, roles: true, mutation_rate: "
     "0.5, "
     "rank: 0, selection: lexicase, fitness_sharing_radius: 0.1, mutations: [spectrum, drop, rank, "
@@ -1092,8 +1092,8 @@ static const char *const ways[] = {
     "evolve: {search: none}\n",
 };
 
-/* The founders' directories as personas, search method `way`, and no debate. */
-static char *way_text(const char *way) {
+/* The founders' directories as personas, search method `method`, and no debate. */
+static char *method_text(const char *method) {
     char *learn = path_join(dir, "b.jsonl");
     struct buf b = {0};
     buf_printf(&b,
@@ -1104,16 +1104,16 @@ static char *way_text(const char *way) {
         const char *name = (const char *[]){"a", "b", "all"}[i];
         buf_printf(&b, "  - %s=%s/ref/r/adapters/gen_0/%s\n", name, dir, name);
     }
-    if (!strstr(way, "fitness:"))
+    if (!strstr(method, "fitness:"))
         buf_puts(&b, "fitness: {items: 6, metric: probability, credit: shapley}\n");
-    const char *at = strstr(way, "LEARN");
-    buf_add(&b, way, at ? (size_t)(at - way) : strlen(way));
+    const char *at = strstr(method, "LEARN");
+    buf_add(&b, method, at ? (size_t)(at - method) : strlen(method));
     if (at) buf_printf(&b, "%s%s", learn, at + 5);
     free(learn);
     return b.data;
 }
 
-static json_t *way_run(const char *root, const char *text, int threads) {
+static json_t *method_run(const char *root, const char *text, int threads) {
     struct evolve_recipe o;
     struct evolve_env env = env_of(root, threads);
     char *path = path_join(dir, "way.yaml");
@@ -1132,12 +1132,12 @@ static json_t *way_run(const char *root, const char *text, int threads) {
 static void test_every_search_method(void **state) {
     (void)state;
     reference_run();
-    for (size_t i = 0; i < ARRAY_LEN(ways); i++) {
+    for (size_t i = 0; i < ARRAY_LEN(methods); i++) {
         char one[16], two[16];
         snprintf(one, sizeof one, "way%zu", i);
         snprintf(two, sizeof two, "two%zu", i);
-        char *text = way_text(ways[i]);
-        json_t *a = way_run(one, text, 1), *b = way_run(two, text, 2);
+        char *text = method_text(methods[i]);
+        json_t *a = method_run(one, text, 1), *b = method_run(two, text, 2);
         results_are_equal(a, b);
         json_t *again = run_well(one, true, false, 1);
         results_are_equal(a, again);
@@ -1168,9 +1168,9 @@ static void test_flop_budget(void **state) {
         "search: {batch: 4}\n"};
     reference_run();
     for (size_t i = 0; i < ARRAY_LEN(searches); i++) {
-        char root[16], *text = way_text(searches[i]);
+        char root[16], *text = method_text(searches[i]);
         snprintf(root, sizeof root, "budget%zu", i);
-        json_t *v = way_run(root, text, 1);
+        json_t *v = method_run(root, text, 1);
         double flops = number_of(json_object_get(v, "spent"), "flops");
         if (!(flops > 7e8 && flops <= 1.01e9)) fail_msg("%g FLOPs", flops);
         assert_true(json_array_size(json_object_get(v, "generations")) < 51);
@@ -1209,7 +1209,7 @@ static void test_fork_and_replay(void **state) {
     assert_non_null(strstr(err.text, "no generation 9"));
     assert_null(evolve_run_fork(&env, "r", 1, NULL, -1, "same", &err));
     assert_int_equal(err.code, ERR_STATE);
-    char *text = way_text(ways[0]), *path = path_join(dir, "way.yaml");
+    char *text = method_text(methods[0]), *path = path_join(dir, "way.yaml");
     assert_int_equal(file_write(path, text, strlen(text), &err), OK);
     assert_null(evolve_run_fork(&env, "r", 1, path, -1, "stranger", &err));
     assert_int_equal(err.code, ERR_MISMATCH);

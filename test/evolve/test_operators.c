@@ -1116,7 +1116,7 @@ static void test_refused(void **state) {
 
 /* A random adapter: some modules, different ranks and alphas; sometimes with a zero B, a zero
  * alpha, rank-stabilised, or of extreme size. */
-static struct adapter *adapter_wild(const struct model_config *s, struct rng *rng) {
+static struct adapter *adapter_any(const struct model_config *s, struct rng *rng) {
     struct adapter_module *m = xcalloc((size_t)s->n_layers * N_PROJ, sizeof *m);
     struct adapter_config c = {.r = 1, .alpha = 1, .rslora = rng_below(rng, 3) == 0, .modules = m};
     for (int i = 0; i < s->n_layers * N_PROJ; i++)
@@ -1141,7 +1141,7 @@ static void test_random_adapters(void **state) {
                           1 + (int)rng_below(&rng, 30));
         struct adapter *p[3];
         float w[3];
-        for (int k = 0; k < 3; k++) p[k] = adapter_wild(&s, &rng), w[k] = 2 * rng_normal(&rng);
+        for (int k = 0; k < 3; k++) p[k] = adapter_any(&s, &rng), w[k] = 2 * rng_normal(&rng);
         const struct adapter_operator *op;
         for (int i = 0; (op = operator_at(i)); i++) {
             struct error err = {0};

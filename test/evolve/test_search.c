@@ -186,7 +186,7 @@ static void test_partners(void **state) {
 
 /* objective functions; the optimum is 0 */
 
-typedef double (*landscape_fn)(const double *x, int n);
+typedef double (*objective_fn)(const double *x, int n);
 
 static double sphere(const double *x, int n) {
     double sum = 0;
@@ -225,7 +225,7 @@ static struct search_options options(const char *searcher) {
     struct search_options o;
     options_default(search_option_rows, &o);
     free(o.searcher);
-    o.searcher = (char *)(uintptr_t)searcher; // nobody frees it
+    o.searcher = (char *)(uintptr_t)searcher; // static, never freed
     return o;
 }
 
@@ -242,7 +242,7 @@ static struct search *begin(const char *searcher, int batch, double sigma, doubl
 }
 
 /* One generation. */
-static void go(struct search *s, landscape_fn f, int n) {
+static void go(struct search *s, objective_fn f, int n) {
     const double *x = search_ask(s);
     double fitness[256];
     for (int m = 0; m < search_batch(s); m++) fitness[m] = f(x + m * n, n);
@@ -250,7 +250,7 @@ static void go(struct search *s, landscape_fn f, int n) {
 }
 
 /* Evaluations until 1e-8, or 0. */
-static int evaluations(landscape_fn f, double at, uint64_t seed) {
+static int evaluations(objective_fn f, double at, uint64_t seed) {
     struct search *s = begin("cma", 0, 0.5, at, 10, seed);
     double best = -INFINITY;
     int n = 0;
@@ -311,7 +311,7 @@ static void test_cma_noise(void **state) {
 }
 
 /* From eight founders around the optimum; *first: the best of them. */
-static double best_after(const char *searcher, landscape_fn f, int n, int rounds, uint64_t seed,
+static double best_after(const char *searcher, objective_fn f, int n, int rounds, uint64_t seed,
                          double *first) {
     struct search_options o = options(searcher);
     struct rng r = rng_make(seed, RNG_TEST, 0, 5);
@@ -336,7 +336,7 @@ static void test_search_beats_random(void **state) {
     static const char *const names[4] = {"cma", "pso", "ga", "random"};
     static const struct {
         const char *name;
-        landscape_fn f;
+        objective_fn f;
     } on[3] = {{"sphere", sphere}, {"rosenbrock", rosenbrock}, {"rastrigin", rastrigin}};
     for (int l = 0; l < 3; l++) {
         double mean[4] = {0}, founder = 0, first;
@@ -600,7 +600,7 @@ enum { N = 32, ITEMS = 1000 };
 
 /* Populations: abilities, and answers on common items. An answer is correct if ability plus random
  * luck exceeds the item's difficulty; with `real` the score is the difference itself. */
-struct land {
+struct ability_model {
     const char *name;
     double (*ability)(int i, struct rng *r);
     double luck, difficulty; /* deviations */
@@ -633,14 +633,15 @@ static double ability_ties(int i, struct rng *r) {
     return 0.02 * normal(r);
 }
 
-static const struct land lands[] = {
+static const struct ability_model lands[] = {
     {"ladder", ability_ladder, 0.5, 1, false},     {"normal", ability_normal, 0.3, 1, false},
     {"mutants", ability_mutants, 0.3, 1, false},   {"standout", ability_standout, 0.5, 1, false},
     {"real scores", ability_normal, 0.5, 2, true}, {"near ties", ability_ties, 0.3, 1, false},
 };
 
 /* scores: [N][ITEMS]; returns the candidate with the highest ability. */
-static int land_draw(const struct land *l, uint32_t k, double *ability, double *scores) {
+static int ability_model_draw(const struct ability_model *l, uint32_t k, double *ability,
+                              double *scores) {
     struct rng r = rng_make(77, RNG_TEST, k, 1);
     int best = 0;
     double *item = xcalloc(ITEMS, sizeof *item);
@@ -706,10 +707,11 @@ struct tally {
     double spent[2], lost;
 };
 
-static void race_population(const struct land *l, uint32_t k, double *scores, struct tally *t) {
+static void race_population(const struct ability_model *l, uint32_t k, double *scores,
+                            struct tally *t) {
     static const char *const rules[2] = {"halving", "paired"};
     double ability[N];
-    int best = land_draw(l, k, ability, scores), full = full_winner(scores);
+    int best = ability_model_draw(l, k, ability, scores), full = full_winner(scores);
     t->best[0] += full == best;
     for (int rule = 0; rule < 2; rule++) {
         struct race_options o = race_options(rules[rule], 0);
@@ -757,7 +759,7 @@ static void test_race_errors(void **state) {
     double *scores = xcalloc(N * ITEMS, sizeof *scores), ability[N], spent[3] = {0};
     int wrong[3] = {0}, decided = 0;
     for (uint32_t k = 0; k < 200; k++) {
-        int best = land_draw(&lands[0], k, ability, scores);
+        int best = ability_model_draw(&lands[0], k, ability, scores);
         for (int rule = 0; rule < 3; rule++) {
             struct race_options o = race_options(rules[rule], N * ITEMS);
             struct race *r = race_run(&o, scores, N, ITEMS);
@@ -810,7 +812,7 @@ static double chosen_by_halves(const double *scores, const double *truth) {
 }
 
 /* error[3]: of the winner's measured score, the shrunk one, and the split estimate. */
-static void curse_run(uint32_t k, double spread, double *scores, double *error) {
+static void winners_curse_run(uint32_t k, double spread, double *scores, double *error) {
     struct rng r = rng_make(6, RNG_TEST, k, 2);
     double truth[N], shrunk[N], mean = 0;
     int winner;
@@ -834,7 +836,7 @@ static void test_winners_curse(void **state) {
     for (int l = 0; l < 2; l++) {
         double bias[3] = {0}, square = 0, error[3];
         for (uint32_t k = 0; k < RUNS; k++) {
-            curse_run(k, spreads[l], scores, error);
+            winners_curse_run(k, spreads[l], scores, error);
             for (int e = 0; e < 3; e++) bias[e] += error[e] / RUNS;
             square += error[2] * error[2] / RUNS;
         }

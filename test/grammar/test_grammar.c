@@ -232,7 +232,8 @@ static void compare_regex(void *ctx, const char *text, size_t len) {
     char got = verdict(p->m, text, len);
     p->n_yes += rc >= 0;
     if ((rc >= 0) != (got == 'y'))
-        fail_msg("'%s' on '%.*s': PCRE2 says %d, we '%c'", p->pattern, (int)len, text, rc, got);
+        fail_msg("'%s' on '%.*s': PCRE2 returns %d, the grammar '%c'", p->pattern, (int)len, text,
+                 rc, got);
 }
 
 static void test_regex_pcre2(void **state) {
@@ -361,7 +362,8 @@ static void compare_cfg(void *ctx, const char *text, size_t n) {
     bool want = cfg_ends(c, 0, 1, text, n) >> n & 1;
     char got = verdict(c->m, text, n);
     c->n_yes += want;
-    if (want != (got == 'y')) fail_msg("'%.*s': naive says %d, we '%c'", (int)n, text, want, got);
+    if (want != (got == 'y'))
+        fail_msg("'%.*s': naive returns %d, the grammar '%c'", (int)n, text, want, got);
     for (size_t i = text_index(text, n); want && i > 0; i /= 2) c->prefixes[i] = true;
 }
 

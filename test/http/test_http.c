@@ -39,13 +39,13 @@ static void count_one(int *n) {
     __atomic_add_fetch(n, 1, __ATOMIC_SEQ_CST);
 }
 
-static void nap(double seconds) {
+static void sleep_seconds(double seconds) {
     usleep((useconds_t)(seconds * 1e6));
 }
 
 /* Waits until a count is `want`; false: it took longer. */
 static bool becomes(const int *n, int want, double seconds) {
-    for (double end = clock_now() + seconds; clock_now() < end; nap(0.01))
+    for (double end = clock_now() + seconds; clock_now() < end; sleep_seconds(0.01))
         if (count(n) == want) return true;
     return count(n) == want;
 }
@@ -86,7 +86,7 @@ static void json_handle(void *ctx, struct exchange *x) {
 
 static void block_handle(void *ctx, struct exchange *x) {
     (void)ctx;
-    while (!__atomic_load_n(&released, __ATOMIC_ACQUIRE)) nap(0.01);
+    while (!__atomic_load_n(&released, __ATOMIC_ACQUIRE)) sleep_seconds(0.01);
     exchange_reply(x, 200, "text/plain", "late", 4);
 }
 
@@ -142,11 +142,11 @@ static void stream_close(void *ctx, bool finished) {
 static void *stream_write(void *ctx) {
     struct stream *s = ctx;
     for (int i = 0; i < s->left; i++) {
-        nap(0.01);
+        sleep_seconds(0.01);
         count_one(&s->ready);
         exchange_wake(s->x);
     }
-    while (!__atomic_load_n(&s->over, __ATOMIC_ACQUIRE)) nap(0.01);
+    while (!__atomic_load_n(&s->over, __ATOMIC_ACQUIRE)) sleep_seconds(0.01);
     exchange_release(s->x);
     free(s);
     return NULL;
@@ -181,7 +181,7 @@ static void silent_handle(void *ctx, struct exchange *x) {
 static void eager_handle(void *ctx, struct exchange *x) {
     (void)ctx;
     exchange_wake(x);
-    nap(0.05);
+    sleep_seconds(0.05);
     stream_start(x, EVENTS, false);
 }
 
@@ -196,7 +196,7 @@ static void peer_handle(void *ctx, struct exchange *x) {
 /* The body is in memory until it is released. */
 static void held_handle(void *ctx, struct exchange *x) {
     (void)ctx;
-    while (!__atomic_load_n(&released, __ATOMIC_ACQUIRE)) nap(0.001);
+    while (!__atomic_load_n(&released, __ATOMIC_ACQUIRE)) sleep_seconds(0.001);
     exchange_reply(x, 200, "text/plain", "held", 4);
 }
 
@@ -280,7 +280,7 @@ static int tear_down(void **state) {
     __atomic_store_n(&released, true, __ATOMIC_RELEASE);
     http_free(h);
     h = NULL;
-    nap(0.05); // streams' threads
+    sleep_seconds(0.05); // streams' threads
     strings_release(&options.cors);
     strings_release(&options.hosts);
     strings_release(&options.proxies);
@@ -299,7 +299,7 @@ static int dial(void) {
 }
 
 /* False if the server has closed the connection. */
-static bool say(int fd, const char *text, size_t n) {
+static bool send_text(int fd, const char *text, size_t n) {
     while (n > 0) {
         ssize_t got = send(fd, text, n, MSG_NOSIGNAL);
         if (got <= 0) return false;
@@ -309,15 +309,15 @@ static bool say(int fd, const char *text, size_t n) {
     return true;
 }
 
-static int dial_and_say(const char *text) {
+static int dial_and_send(const char *text) {
     int fd = dial();
     assert_true(fd >= 0);
-    say(fd, text, strlen(text));
+    send_text(fd, text, strlen(text));
     return fd;
 }
 
 /* Reads until the end, `until` (may be NULL) or the time; true: it ended. */
-static bool hear(int fd, struct buf *out, const char *until, double seconds) {
+static bool read_until(int fd, struct buf *out, const char *until, double seconds) {
     char block[16 << 10];
     for (double end = clock_now() + seconds; clock_now() < end;) {
         struct timeval t = {0, 50000};
@@ -342,8 +342,8 @@ static int ask_bytes(const char *request, size_t n, struct buf *reply) {
     reply->len = 0;
     buf_puts(reply, "");
     if (fd < 0) return 0;
-    say(fd, request, n);
-    hear(fd, reply, NULL, 5);
+    send_text(fd, request, n);
+    read_until(fd, reply, NULL, 5);
     close(fd);
     return status_of(reply);
 }
@@ -387,8 +387,8 @@ static bool client_round(struct rng *rng, struct buf *b) {
     if (fd < 0) return false;
     b->len = 0;
     buf_puts(b, "");
-    say(fd, requests[kind], strlen(requests[kind]));
-    bool over = hear(fd, b, NULL, stays ? 20 : 0.01 * (double)rng_below(rng, 6));
+    send_text(fd, requests[kind], strlen(requests[kind]));
+    bool over = read_until(fd, b, NULL, stays ? 20 : 0.01 * (double)rng_below(rng, 6));
     close(fd);
     if (!stays) return true;
     if (!over || status_of(b) != 200) return false;
@@ -419,7 +419,7 @@ static void test_storm(void **state) {
         pthread_join(threads[i], &wrong);
         if (wrong) fail_msg("client %d: %d replies were not whole", i, (int)(intptr_t)wrong);
     }
-    for (int i = 0; i < 500 && http_stats(h).open; i++) nap(0.01);
+    for (int i = 0; i < 500 && http_stats(h).open; i++) sleep_seconds(0.01);
     struct http_stats s = http_stats(h);
     assert_int_equal(s.open, 0);
     assert_int_equal(s.streams, 0);
@@ -433,12 +433,12 @@ static void test_storm(void **state) {
 /* requests that are slow, cut off, too large or malformed */
 
 /* Sends a byte of `text` every 100 ms: the seconds until the server closes the connection. */
-static double trickled(const char *before, const char *text) {
+static double send_slowly(const char *before, const char *text) {
     struct buf b = {0};
-    int fd = dial_and_say(before);
+    int fd = dial_and_send(before);
     double began = clock_now();
-    while (clock_now() - began < 5 && !hear(fd, &b, NULL, 0.1)) {
-        if (!*text || !say(fd, text++, 1)) break;
+    while (clock_now() - began < 5 && !read_until(fd, &b, NULL, 0.1)) {
+        if (!*text || !send_text(fd, text++, 1)) break;
     }
     close(fd);
     buf_release(&b);
@@ -450,11 +450,11 @@ static void test_slow(void **state) {
     char slow[200];
     memset(slow, 'a', sizeof slow - 1);
     slow[sizeof slow - 1] = 0;
-    double headers = trickled("GET /short HTTP/1.1\r\nX-Slow: ", slow);
+    double headers = send_slowly("GET /short HTTP/1.1\r\nX-Slow: ", slow);
     assert_true(headers > 0.8 && headers < 3);
-    double body = trickled("POST /echo" HEADS("Content-Length: 1000"), slow);
+    double body = send_slowly("POST /echo" HEADS("Content-Length: 1000"), slow);
     assert_true(body > 0.8 && body < 3);
-    double nothing = trickled("", "");
+    double nothing = send_slowly("", "");
     assert_true(nothing < 3);
     is_served();
 }
@@ -469,8 +469,8 @@ static void test_partial_requests(void **state) {
                                          "POST /echo" HEADS("Transfer-Encoding: chunked") "5\r\nab",
                                          "POST /echo" HEADS("Transfer-Encoding: chunked") "zz\r\n"};
     (void)state;
-    for (size_t i = 0; i < ARRAY_LEN(halves); i++) close(dial_and_say(halves[i]));
-    for (int i = 0; i < 200 && http_stats(h).open; i++) nap(0.01);
+    for (size_t i = 0; i < ARRAY_LEN(halves); i++) close(dial_and_send(halves[i]));
+    for (int i = 0; i < 200 && http_stats(h).open; i++) sleep_seconds(0.01);
     assert_int_equal(http_stats(h).open, 0);
     assert_int_equal(count(&ended), (int)http_stats(h).requests);
 }
@@ -599,12 +599,12 @@ static void test_pipelined(void **state) {
     struct buf b = {0};
     (void)state;
     int fd =
-        dial_and_say("GET /short HTTP/1.1\r\nHost: localhost\r\n\r\n"
-                     "POST /echo HTTP/1.1\r\nHost: localhost\r\nContent-Length: 3\r\n\r\none"
-                     "GET /events HTTP/1.1\r\nHost: localhost\r\n\r\n"
-                     "POST /nowhere HTTP/1.1\r\nHost: localhost\r\nContent-Length: 3\r\n\r\ntwo"
-                     "GET /short" REST);
-    assert_true(hear(fd, &b, NULL, 5));
+        dial_and_send("GET /short HTTP/1.1\r\nHost: localhost\r\n\r\n"
+                      "POST /echo HTTP/1.1\r\nHost: localhost\r\nContent-Length: 3\r\n\r\none"
+                      "GET /events HTTP/1.1\r\nHost: localhost\r\n\r\n"
+                      "POST /nowhere HTTP/1.1\r\nHost: localhost\r\nContent-Length: 3\r\n\r\ntwo"
+                      "GET /short" REST);
+    assert_true(read_until(fd, &b, NULL, 5));
     close(fd);
     const char *p = b.data;
     static const char *const order[] = {"\r\n\r\nshort", "\r\n\r\none", "data: 19", "not_found",
@@ -847,7 +847,7 @@ static void test_all_workers_busy(void **state) {
     int fds[8];
     struct buf b = {0};
     (void)state;
-    for (size_t i = 0; i < ARRAY_LEN(fds); i++) fds[i] = dial_and_say("GET /block" HEADS(""));
+    for (size_t i = 0; i < ARRAY_LEN(fds); i++) fds[i] = dial_and_send("GET /block" HEADS(""));
     assert_true(becomes(&admitted, ARRAY_LEN(fds), 5));
     for (int i = 0; i < 20; i++) {
         assert_int_equal(ask("GET /instant" HEADS(""), &b), 200);
@@ -856,11 +856,11 @@ static void test_all_workers_busy(void **state) {
         assert_int_equal(ask("GET /aside" HEADS(""), &b), 200);
     }
     assert_int_equal(count(&ended), 60);
-    int fd = dial_and_say("GET /instant HTTP/1.1\r\nHost: localhost\r\n\r\n"
-                          "GET /aside HTTP/1.1\r\nHost: localhost\r\n\r\n"
-                          "GET /instant" HEADS(""));
+    int fd = dial_and_send("GET /instant HTTP/1.1\r\nHost: localhost\r\n\r\n"
+                           "GET /aside HTTP/1.1\r\nHost: localhost\r\n\r\n"
+                           "GET /instant" HEADS(""));
     b.len = 0;
-    assert_true(hear(fd, &b, NULL, 5));
+    assert_true(read_until(fd, &b, NULL, 5));
     int n = 0;
     for (const char *at = b.data; (at = strstr(at, "short")); at++) n++;
     assert_int_equal(n, 3);
@@ -885,20 +885,20 @@ static void test_bytes_of_one_client(void **state) {
                    clients[i], MAX_BODY);
         for (int k = 0; k < MAX_BODY; k++) buf_puts(&request, "x");
         fds[i] = dial();
-        say(fds[i], request.data, request.len);
-        if (i == 2) assert_true(becomes(&admitted, 3, 5)), nap(0.2); // they are read, too
+        send_text(fds[i], request.data, request.len);
+        if (i == 2) assert_true(becomes(&admitted, 3, 5)), sleep_seconds(0.2); // they are read, too
     }
-    hear(fds[3], &b, NULL, 5);
+    read_until(fds[3], &b, NULL, 5);
     assert_int_equal(status_of(&b), 429);
     assert_non_null(strstr(b.data, "Retry-After: 1\r\n"));
     __atomic_store_n(&released, true, __ATOMIC_RELEASE);
     for (int i = 0; i < 3; i++) {
         b.len = 0;
-        hear(fds[i], &b, NULL, 5);
+        read_until(fds[i], &b, NULL, 5);
         assert_int_equal(status_of(&b), 200);
     }
     assert_true(becomes(&ended, 4, 5));
-    for (int i = 0; i < 500 && client_limits_count(http_limits(h)); i++) nap(0.01);
+    for (int i = 0; i < 500 && client_limits_count(http_limits(h)); i++) sleep_seconds(0.01);
     assert_int_equal(client_limits_count(http_limits(h)), 0);
     for (size_t i = 0; i < ARRAY_LEN(fds); i++) close(fds[i]);
     buf_release(&b);
@@ -959,7 +959,7 @@ static void test_wrong_keys(void **state) {
 
     now += AUTH_BACKOFF_MAX + AUTH_FAILURE_TTL;
     for (int i = 1; i < AUTH_FREE_FAILURES; i++) wrong_key(l, "a", now);
-    assert_true(client_limits_auth_backoff(l, "a", now) == 0); // the earlier failures have expired
+    assert_true(client_limits_auth_backoff(l, "a", now) == 0); // counting starts again
     wrong_key(l, "a", now);
     assert_true(client_limits_auth_backoff(l, "a", now) == 1);
 
@@ -989,9 +989,9 @@ static void test_client_that_does_not_read(void **state) {
     (void)state;
     is_served();
     int64_t before = resident();
-    for (size_t i = 0; i < ARRAY_LEN(fds); i++) fds[i] = dial_and_say("GET /endless" REST);
+    for (size_t i = 0; i < ARRAY_LEN(fds); i++) fds[i] = dial_and_send("GET /endless" REST);
     for (int i = 0; i < 10; i++) {
-        nap(0.1);
+        sleep_seconds(0.1);
         is_served();
     }
     assert_int_equal(http_stats(h).streams, ARRAY_LEN(fds));
@@ -1004,9 +1004,9 @@ static void test_client_that_does_not_read(void **state) {
 
 static void test_client_that_disconnects(void **state) {
     (void)state;
-    int fd = dial_and_say("GET /later" REST), other = dial_and_say("GET /silent" REST);
+    int fd = dial_and_send("GET /later" REST), other = dial_and_send("GET /silent" REST);
     assert_true(becomes(&admitted, 2, 2));
-    nap(0.1);
+    sleep_seconds(0.1);
     assert_int_equal(count(&gone), 0);
     close(fd);
     assert_true(becomes(&gone, 1, 1));
@@ -1028,9 +1028,9 @@ static void test_wake_before_the_reply(void **state) {
 static void test_ping(void **state) {
     struct buf b = {0};
     (void)state;
-    int fd = dial_and_say("GET /silent HTTP/1.1\r\nHost: localhost\r\n\r\n");
+    int fd = dial_and_send("GET /silent HTTP/1.1\r\nHost: localhost\r\n\r\n");
     double began = clock_now();
-    hear(fd, &b, ": ping\n\n", 18);
+    read_until(fd, &b, ": ping\n\n", 18);
     assert_non_null(strstr(b.data, ": ping\n\n"));
     assert_true(clock_now() - began > 14);
     close(fd);
@@ -1051,23 +1051,23 @@ static void test_drain(void **state) {
     pthread_t thread;
     double took;
     (void)state;
-    int idle = dial_and_say("GET /short HTTP/1.1\r\nHost: localhost\r\n\r\n");
-    hear(idle, &b, "short", 2);
+    int idle = dial_and_send("GET /short HTTP/1.1\r\nHost: localhost\r\n\r\n");
+    read_until(idle, &b, "short", 2);
     b.len = 0;
-    int fd = dial_and_say("GET /events" REST);
-    hear(fd, &b, "data: 0", 2);
+    int fd = dial_and_send("GET /events" REST);
+    read_until(fd, &b, "data: 0", 2);
     assert_int_equal(pthread_create(&thread, NULL, drain, &took), 0);
     int late = dial();
     for (int i = 0; i < 100 && late >= 0; i++, late = dial()) {
         close(late);
-        nap(0.001); // the thread has not begun
+        sleep_seconds(0.001); // the thread has not begun
     }
     assert_int_equal(late, -1);
     struct buf other = {0};
-    say(idle, "GET /short" REST, strlen("GET /short" REST));
-    hear(idle, &other, NULL, 2);
+    send_text(idle, "GET /short" REST, strlen("GET /short" REST));
+    read_until(idle, &other, NULL, 2);
     assert_int_equal(status_of(&other), 503);
-    assert_true(hear(fd, &b, NULL, 5));
+    assert_true(read_until(fd, &b, NULL, 5));
     assert_int_equal(events_of(&b), EVENTS);
     pthread_join(thread, NULL);
     assert_true(took < 2);
@@ -1081,7 +1081,7 @@ static void test_drain_timeout(void **state) {
     double took;
     (void)state;
     options.drain_seconds = 0.5;
-    int fd = dial_and_say("GET /silent" REST);
+    int fd = dial_and_send("GET /silent" REST);
     assert_true(becomes(&opened, 1, 2));
     drain(&took);
     assert_true(took > 0.4 && took < 1);
@@ -1090,7 +1090,7 @@ static void test_drain_timeout(void **state) {
 }
 
 static void *release_later(void *ctx) {
-    nap(0.5);
+    sleep_seconds(0.5);
     __atomic_store_n(&released, true, __ATOMIC_RELEASE);
     return ctx;
 }
@@ -1100,9 +1100,9 @@ static void test_slow_work(void **state) {
     int fds[8];
     struct buf b = {0};
     (void)state;
-    for (size_t i = 0; i < ARRAY_LEN(fds); i++) fds[i] = dial_and_say("GET /wait" HEADS(""));
+    for (size_t i = 0; i < ARRAY_LEN(fds); i++) fds[i] = dial_and_send("GET /wait" HEADS(""));
     assert_true(becomes(&admitted, ARRAY_LEN(fds), 5));
-    nap(0.1);
+    sleep_seconds(0.1);
     for (int i = 0; i < 3; i++) assert_int_equal(ask("GET /short" HEADS(""), &b), 200);
     __atomic_store_n(&released, true, __ATOMIC_RELEASE);
     assert_true(becomes(&ended, ARRAY_LEN(fds) + 3, 5));
@@ -1124,8 +1124,8 @@ static void test_free_with_every_kind_of_exchange(void **state) {
     released = false;
     serve();
     for (size_t i = 0; i < ARRAY_LEN(fds); i++)
-        fds[i] = dial_and_say(requests[i % ARRAY_LEN(requests)]);
-    nap(0.3);
+        fds[i] = dial_and_send(requests[i % ARRAY_LEN(requests)]);
+    sleep_seconds(0.3);
     assert_int_equal(pthread_create(&thread, NULL, release_later, NULL), 0);
     double began = clock_now();
     http_free(h);
@@ -1138,7 +1138,7 @@ static void test_free_with_every_kind_of_exchange(void **state) {
 }
 
 /* Repeatedly while clients connect: requests that begin during the end. */
-static void *knock(void *ctx) {
+static void *connect_repeatedly(void *ctx) {
     struct buf b = {0};
     const bool *stop = ctx;
     while (!__atomic_load_n(stop, __ATOMIC_ACQUIRE)) {
@@ -1147,8 +1147,8 @@ static void *knock(void *ctx) {
         int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
         if (connect(fd, (struct sockaddr *)&a, sizeof a) == 0) {
             static const char post_it[] = "POST /echo" HEADS("Content-Length: 5") "hello";
-            say(fd, post_it, sizeof post_it - 1);
-            hear(fd, &b, NULL, 1);
+            send_text(fd, post_it, sizeof post_it - 1);
+            read_until(fd, &b, NULL, 1);
         }
         close(fd);
         b.len = 0;
@@ -1163,9 +1163,9 @@ static void test_free_while_clients_come(void **state) {
     (void)state;
     options.port = http_port(h);
     for (size_t i = 0; i < ARRAY_LEN(threads); i++)
-        assert_int_equal(pthread_create(&threads[i], NULL, knock, &stop), 0);
+        assert_int_equal(pthread_create(&threads[i], NULL, connect_repeatedly, &stop), 0);
     for (int i = 0; i < 10; i++) {
-        nap(0.05);
+        sleep_seconds(0.05);
         http_free(h);
         serve();
     }

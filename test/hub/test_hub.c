@@ -125,7 +125,7 @@ static int set_up(void **state) {
     return dir_remove(cache);
 }
 
-static void assert_says(const char *text) {
+static void assert_message(const char *text) {
     if (!strstr(err.text, text)) fail_msg("no '%s' in '%s'", text, err.text);
 }
 
@@ -139,7 +139,7 @@ static void assert_pulls(void) {
 static void assert_fails(const char *name, const struct hub_options *o, const char *text) {
     json_t *record = hub_pull(name, o, &err);
     if (record) fail_msg("pulled, but '%s' was expected", text);
-    assert_says(text);
+    assert_message(text);
 }
 
 /* The file in the folder equals the hub's, and no partial download is left. */
@@ -377,7 +377,7 @@ static void a_pulled_model_opens(void **state) {
     model_close(m);
     serve_dir(made);
     assert_null(model_open(NAME, NUMERIC_EXACT, &err));
-    assert_says("run 'shoal pull " NAME "'");
+    assert_message("run 'shoal pull " NAME "'");
     assert_pulls();
     if (!(m = model_open(NAME, NUMERIC_EXACT, &err))) fail_msg("%s", err.text);
     assert_string_equal(model_hash(m, &err), hash);
@@ -395,7 +395,7 @@ static void a_pulled_adapter_loads(void **state) {
     assert_int_equal(adapter_save(a, made, "school/base", &err), OK);
     serve_dir(made);
     assert_null(adapter_load(NAME, &c, &err));
-    assert_says("run 'shoal pull " NAME "'");
+    assert_message("run 'shoal pull " NAME "'");
     assert_pulls();
     if (!(b = adapter_load(NAME, &c, &err))) fail_msg("%s", err.text);
     assert_string_equal(a->hash, b->hash);
@@ -419,12 +419,12 @@ static void files_by_name(void **state) {
     assert_string_equal(found, wanted);
     free(found);
     assert_null(hub_cached_path(NAME "/a-q4.gguf", &err));
-    assert_says("run 'shoal pull " NAME "/a-q4.gguf'");
+    assert_message("run 'shoal pull " NAME "/a-q4.gguf'");
     record = hub_pull(NAME "/a-q4.gguf", &quick, &err);
     assert_int_equal(json_array_size(json_object_get(record, "files")), 3);
     json_decref(record);
     assert_null(hub_cached_path(NAME, &err));
-    assert_says("name one");
+    assert_message("name one");
     found = hub_cached_path(NAME "/a-q8.gguf", &err);
     assert_string_equal(found, wanted);
     free(found);
@@ -478,7 +478,7 @@ static void pull_killed(off_t after) {
 }
 
 /* Waits until the server has noticed the disconnect and counts no more bytes. */
-static void server_rests(void) {
+static void server_wait_idle(void) {
     for (int64_t seen = -1; seen != (int64_t)hub->cdn_bytes; usleep(300000))
         seen = (int64_t)hub->cdn_bytes;
 }
@@ -493,7 +493,7 @@ static void killed_at_any_moment(void **state) {
         assert_null(hub_cached_path(NAME, &err));
         assert_true(size_of("model.safetensors.partial") >= before);
     }
-    server_rests();
+    server_wait_idle();
     hub->cdn_bytes = 0;
     assert_pulls();
     assert_whole();
@@ -508,7 +508,7 @@ static void changed_meanwhile(void **state) {
     hub->slow_us = 300;
     pull_killed(100000);
     hub->etag = 2;
-    server_rests();
+    server_wait_idle();
     hub->cdn_bytes = 0;
     assert_pulls();
     assert_whole();
@@ -751,7 +751,7 @@ static void killed_while_publishing(void **state) {
     assert_int_equal(json_dump_file(v, record, 0), 0);
     assert_int_equal(unlink(weights), 0);
     assert_null(hub_cached_path(NAME, &err));
-    assert_says("is not here in whole");
+    assert_message("is not here in whole");
     assert_pulls();
     assert_whole();
     json_decref(v);
@@ -759,7 +759,7 @@ static void killed_while_publishing(void **state) {
     free(weights);
 }
 
-static void folders_of_others(void **state) {
+static void foreign_folders(void **state) {
     (void)state;
     char other[96], file[128];
     struct hub_options o = quick;
@@ -860,7 +860,7 @@ int main(void) {
         TEST(concurrent_pulls),
         TEST(a_new_commit),
         TEST(killed_while_publishing),
-        TEST(folders_of_others),
+        TEST(foreign_folders),
         TEST(a_full_disk),
         TEST(connection_refused),
         TEST(untrusted_certificate),

@@ -69,7 +69,7 @@ static const struct job_kind kinds[] = {{"world", NULL, NULL, {common_rows, rows
                                         {"evolve", "resume", "runs", {common_rows, rows}, any_args},
                                         {0}};
 
-/* what a job's process does */
+/* acts of a job's process */
 
 static void print_json(json_t *v) {
     char *text = json_dumps(v, JSON_COMPACT | JSON_ENCODE_ANY);
@@ -136,7 +136,7 @@ static void act_tidy(int argc, char **argv) {
 }
 
 /* Exits before its child, which holds the pipes. */
-static void act_leave(int argc, char **argv) {
+static void act_exit_before_child(int argc, char **argv) {
     (void)argc, (void)argv;
     pid_t pid = fork();
     if (pid != 0) print_json(json_integer(pid));
@@ -307,12 +307,15 @@ static void act_evolve(int argc, char **argv) {
 static const struct {
     const char *name;
     void (*act)(int argc, char **argv);
-} acts[] = {{"args", act_args},         {"work", act_work},      {"fail", act_fail},
-            {"silent", act_silent},     {"signal", act_signal},  {"stubborn", act_stubborn},
-            {"spin", act_spin},         {"wait", act_wait},      {"once", act_once},
-            {"lines", act_lines},       {"flood", act_flood},    {"long-line", act_long_line},
-            {"garbage", act_garbage},   {"look", act_look},      {"ticks", act_ticks},
-            {"leave", act_leave},       {"wide", act_wide},      {"tidy", act_tidy},
+} acts[] = {{"args", act_args},         {"work", act_work},
+            {"fail", act_fail},         {"silent", act_silent},
+            {"signal", act_signal},     {"stubborn", act_stubborn},
+            {"spin", act_spin},         {"wait", act_wait},
+            {"once", act_once},         {"lines", act_lines},
+            {"flood", act_flood},       {"long-line", act_long_line},
+            {"garbage", act_garbage},   {"look", act_look},
+            {"ticks", act_ticks},       {"leave", act_exit_before_child},
+            {"wide", act_wide},         {"tidy", act_tidy},
             {"settings", act_settings}, {"figures", act_figures}};
 
 static int play(int argc, char **argv) {
@@ -411,7 +414,7 @@ static bool job_is(struct id id, const char *state) {
 /* Waits until the condition holds, for a minute or more: it counts polls, because a machine's clock
  * can advance while no process runs. */
 #define UNTIL(holds)                                                                               \
-    for (int looks = 0; !(holds) && looks < 30000; looks++) usleep(2000)
+    for (int polls = 0; !(holds) && polls < 30000; polls++) usleep(2000)
 
 static void await(struct id id, const char *state) {
     UNTIL(job_is(id, state));
@@ -457,7 +460,7 @@ static json_t *event_of_type(const json_t *list, const char *type, int which) {
 }
 
 /* "queued running done": the states among the events. */
-static const char *told_states(struct id id) {
+static const char *event_states(struct id id) {
     static char text[512];
     json_t *list = events(id, 0), *e;
     text[0] = 0;
@@ -504,7 +507,7 @@ static long cpu_ticks(pid_t pid) {
 
 static void await_death(pid_t pid) {
     UNTIL(cpu_ticks(pid) < 0);
-    if (cpu_ticks(pid) >= 0) fail_msg("process %d lives on", (int)pid);
+    if (cpu_ticks(pid) >= 0) fail_msg("process %d is still running", (int)pid);
 }
 
 /* running */
@@ -513,7 +516,7 @@ static void test_done(void **state) {
     (void)state;
     struct id id = started("work", NULL);
     await(id, "done");
-    assert_string_equal(told_states(id), "queued running done");
+    assert_string_equal(event_states(id), "queued running done");
     json_t *list = events(id, 0), *v = job(id), *e = event_of_type(list, "progress", 0);
     assert_true(json_integer_value(json_object_get(json_array_get(list, 0), "seq")) == 1);
     e = json_object_get(e, "progress");
@@ -623,7 +626,7 @@ static void test_failures(void **state) {
     assert_non_null(strstr(text_of(silent, "note"), "exit status 3"));
     assert_non_null(strstr(text_of(killed, "note"), "signal 10 (User defined signal 1)"));
     assert_int_equal(number_of(killed, "signal"), SIGUSR1);
-    assert_string_equal(told_states(bad), "queued running failed");
+    assert_string_equal(event_states(bad), "queued running failed");
     assert_true(n_changed >= 2);
     reopen((struct jobs_options){.program = "/nonexistent/shoal"});
     struct id none = started("work", NULL);
@@ -652,7 +655,7 @@ static void test_cancel(void **state) {
     await_death((pid_t)json_integer_value(helper));
     json_decref(helper);
     assert_int_equal(number_of(id, "signal"), SIGKILL);
-    assert_string_equal(told_states(id), "queued running cancelled");
+    assert_string_equal(event_states(id), "queued running cancelled");
     struct id done = started("lines", "1");
     await(done, "done");
     assert_int_equal(jobs_cancel(j, done.text, &err), ERR_STATE);
@@ -700,7 +703,7 @@ static void test_pause(void **state) {
         usleep(10000);
     assert_true(cpu_ticks(pid) >= before + 5);
     assert_int_equal(number_of(id, "pid"), pid);
-    assert_string_equal(told_states(id), "queued running paused queued running");
+    assert_string_equal(event_states(id), "queued running paused queued running");
 }
 
 static void test_queue(void **state) {
@@ -718,7 +721,7 @@ static void test_queue(void **state) {
     touch("go");
     await(last, "done");
     assert_true(job_is(first, "done") && job_is(third, "done") && job_is(second, "paused"));
-    assert_string_equal(told_states(second), "queued paused");
+    assert_string_equal(event_states(second), "queued paused");
     assert_int_equal(jobs_resume(j, second.text, &err), OK);
     await(second, "done");
 }
@@ -1182,7 +1185,7 @@ static void test_many_events(void **state) {
     json_decref(list);
     struct id third = started("lines", "100000");
     await(third, "done");
-    assert_string_equal(told_states(other), "done"); /* always there */
+    assert_string_equal(event_states(other), "done"); /* always there */
     size_t rss = process_memory("VmRSS");
     for (int i = 0; i < 3; i++) await(started("lines", "100000"), "done");
     assert_true(process_memory("VmRSS") < rss + (8 << 20));
@@ -1228,7 +1231,7 @@ static void test_garbage_progress(void **state) {
 
 /* The program's side of the pipe in SHOAL_PROGRESS: valid lines at a limited rate; a descriptor
  * that is not a pipe is left alone. */
-static size_t ticks_told(const char *number, int fd, struct buf *out) {
+static size_t ticks_reported(const char *number, int fd, struct buf *out) {
     struct error none;
     int ends[2];
     assert_int_equal(pipe(ends), 0);
@@ -1257,7 +1260,7 @@ static size_t ticks_told(const char *number, int fd, struct buf *out) {
 static void test_progress_pipe(void **state) {
     (void)state;
     struct buf b = {0};
-    size_t n = ticks_told("90", -1, &b);
+    size_t n = ticks_reported("90", -1, &b);
     if (n < 3 || n > 7) fail_msg("%zu lines: %s", n, b.data);
     char *last = b.data;
     for (char *end; (end = strchr(last, '\n')) && end[1]; last = end + 1) *end = 0;
@@ -1270,11 +1273,11 @@ static void test_progress_pipe(void **state) {
     static const char *const bad[] = {"", "90x", "-90", "99999999999999999999", "1000"};
     for (size_t i = 0; i < ARRAY_LEN(bad); i++) {
         b.len = 0;
-        assert_int_equal(ticks_told(bad[i], -1, &b), 0);
+        assert_int_equal(ticks_reported(bad[i], -1, &b), 0);
     }
     int fd = open(in_dir("file"), O_RDWR | O_CREAT, 0600);
     b.len = 0;
-    assert_int_equal(ticks_told("90", fd, &b), 0);
+    assert_int_equal(ticks_reported("90", fd, &b), 0);
     assert_int_equal(lseek(fd, 0, SEEK_END), 0);
     close(fd);
     buf_release(&b);
@@ -1351,7 +1354,7 @@ static void test_process_attributes(void **state) {
     json_decref(v);
 }
 
-/* coming back */
+/* recovery */
 
 /* A process that opens the jobs, starts one and waits to be killed; prints the job and its
  * child. */
@@ -1432,7 +1435,7 @@ static void test_closed(void **state) {
     assert_int_equal(json_array_size(list), 0);
     json_decref(list);
     json_decref(before);
-    assert_string_equal(told_states(id), "done");
+    assert_string_equal(event_states(id), "done");
 }
 
 /* evolve does not begin a run twice: a run that has begun is resumed by its id; a job that was
@@ -1491,10 +1494,10 @@ static void test_store_refuses(void **state) {
     await_death(pid);
     usleep(100000);
     assert_true(job_is(id, "running"));
-    assert_string_equal(told_states(id), "queued running");
+    assert_string_equal(event_states(id), "queued running");
     store_exec("ALTER TABLE away RENAME TO documents");
     await(id, "done");
-    assert_string_equal(told_states(id), "queued running done");
+    assert_string_equal(event_states(id), "queued running done");
 }
 
 /* The real program: worlds without a model. */

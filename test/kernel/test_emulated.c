@@ -69,8 +69,8 @@ static bool same(float a, float b) {
 static void assert_same(const float *got, const float *want, int64_t n, const char *what) {
     for (int64_t i = 0; i < n; i++) {
         if (!same(got[i], want[i])) {
-            fail_msg("%s: value %lld of %lld is %a, scalar says %a", what, (long long)i,
-                     (long long)n, (double)got[i], (double)want[i]);
+            fail_msg("%s: value %lld of %lld is %a, scalar %a", what, (long long)i, (long long)n,
+                     (double)got[i], (double)want[i]);
         }
     }
 }
@@ -132,7 +132,7 @@ static int8_t quant(struct rng *r) {
                                 : (int8_t)((int)rng_below(r, 255) - 127);
 }
 
-/* Sums of the blocks of q, in a block of their own size. */
+/* Sums of the blocks of q, in an allocation of exactly that size. */
 static int32_t *totals_of(const int8_t *q, int64_t blocks) {
     int32_t *total = xcalloc((size_t)blocks, sizeof *total);
     for (int64_t i = 0; i < blocks * 32; i++) total[i / 32] += q[i];

@@ -121,7 +121,7 @@ static void test_quality(void **state) {
 
 /* From the description in kernel.h: f32 scale | one byte per 64 weights | nibbles, low ones first,
  * of 32. */
-static void nf4_twin(const uint8_t *row, int k, double *out) {
+static void nf4_naive(const uint8_t *row, int k, double *out) {
     static const double quantiles[16] = {-1.0,          -0.6961928010, -0.5250730515, -0.3949174881,
                                          -0.2844413817, -0.1847734302, -0.0910500363, 0.0,
                                          0.0795802996,  0.1609302014,  0.2461123019,  0.3379152417,
@@ -148,7 +148,7 @@ static void test_nf4(void **state) {
         for (int i = 0; i < k; i++) x[i] = rng_normal(&r) * (i < 64 ? 1.0f : 0.1f);
         tensor_from_f32(TENSOR_NF4, x, row, k);
         tensor_to_f32(TENSOR_NF4, row, back, k);
-        nf4_twin(row, k, twin);
+        nf4_naive(row, k, twin);
         for (int i = 0; i < k; i++) {
             assert_true(fabs((double)back[i] - twin[i]) <= 1e-6 * fabs(twin[i]));
             assert_true(fabsf(back[i] - x[i]) < (i < 64 ? 0.7f : 0.07f));
@@ -244,8 +244,8 @@ static void product_verify(const struct product_case *c, const float *y, int64_t
                 size += fabs(x * (double)row[k]);
             }
             if (!(fabs((double)y[m * ldy + n] - sum) <= 4e-6 * size))
-                fail_msg("%s: %g, double says %g", tensor_type_name(w->type),
-                         (double)y[m * ldy + n], sum);
+                fail_msg("%s: %g, in double %g", tensor_type_name(w->type), (double)y[m * ldy + n],
+                         sum);
         }
     }
 }
@@ -492,7 +492,8 @@ static struct model *open_ok(const char *path, enum numeric_class cls) {
 }
 
 /* Text of several scripts as the byte tokens of the small model. */
-static int reading(const struct model *m, struct token_ids *ids, struct scored_sequence out[2]) {
+static int text_tokens(const struct model *m, struct token_ids *ids,
+                       struct scored_sequence out[2]) {
     static const char *const texts[] = {"Forty-two boxes, three more than the day before.",
                                         "四十二箱、前の日より三つ多い。一共四十二箱。"};
     for (int i = 0; i < 2; i++) tokenizer_encode(m->tok, texts[i], strlen(texts[i]), 0, &ids[i]);
@@ -507,7 +508,7 @@ static struct model_divergence divergence_of(const struct model *a, const struct
     const struct model *const both[2] = {a, b};
     struct pool *pool = pool_new(2);
     struct model_divergence d =
-        model_divergence_measure(both, text, reading(a, ids, text), pool, NULL);
+        model_divergence_measure(both, text, text_tokens(a, ids, text), pool, NULL);
     pool_free(pool);
     token_ids_release(&ids[0]);
     token_ids_release(&ids[1]);

@@ -171,7 +171,7 @@ static void test_cleanup_of_anything(void **state) {
 static void fact_case(char **field, const char *where) {
     json_t *want = json_loads(field[1], 0, NULL), *got = facts_extract(field[0]);
     char *text = json_canonical(got);
-    if (!want || !json_equal(want, got)) fail_msg("%s: '%s' says %s", where, field[0], text);
+    if (!want || !json_equal(want, got)) fail_msg("%s: '%s' gives %s", where, field[0], text);
     free(text);
     json_decref(want);
     json_decref(got);
@@ -743,13 +743,13 @@ static int shorten(void *ctx, const char *previous, const char *exchanges, struc
     return OK;
 }
 
-static struct conversation *talk_open(struct store *s) {
+static struct conversation *conversation_start(struct store *s) {
     struct conversation *c = conversation_open(s, "会話1", &err);
     if (!c) fail_msg("%s", err.text);
     return c;
 }
 
-static void say(struct conversation *c, int i, const struct summarizer *s) {
+static void exchange_say(struct conversation *c, int i, const struct summarizer *s) {
     char user[32], assistant[32];
     snprintf(user, sizeof user, "質問%d", i);
     snprintf(assistant, sizeof assistant, "答え%d", i);
@@ -764,12 +764,12 @@ static const char *first_user(const struct conversation *c) {
 static void test_conversation(void **state) {
     (void)state;
     struct store *s = store_open(db, &err);
-    struct conversation *c = talk_open(s);
+    struct conversation *c = conversation_start(s);
     struct summarizer sum = {NULL, shorten};
     struct buf text = {0};
     conversation_context(c, LANG_JA, 0, &text);
     assert_int_equal(text.len, 0);
-    for (int i = 1; i <= 11; i++) say(c, i, &sum);
+    for (int i = 1; i <= 11; i++) exchange_say(c, i, &sum);
     assert_string_equal(json_string_value(json_object_get(conversation_state(c), "summary")),
                         "[10行]");
     assert_string_equal(first_user(c), "質問6");
@@ -779,7 +779,7 @@ static void test_conversation(void **state) {
     conversation_close(c);
     store_close(s);
     s = store_open(db, &err); /* all of it is stored again */
-    c = talk_open(s);
+    c = conversation_start(s);
     conversation_context(c, LANG_JA, 0, &text);
     assert_non_null(strstr(text.data,
                            "これまでの要約：[10行]\n覚えていること：名前：Ann；興味：囲碁、"
@@ -802,8 +802,8 @@ static void test_conversation(void **state) {
 
 static void test_conversation_without_summary(void **state) {
     (void)state;
-    struct conversation *c = talk_open(NULL);
-    for (int i = 1; i <= 25; i++) say(c, i, NULL);
+    struct conversation *c = conversation_start(NULL);
+    for (int i = 1; i <= 25; i++) exchange_say(c, i, NULL);
     assert_string_equal(first_user(c), "質問16");
     int left = 0;
     struct summarizer failing = {&left, shorten};
@@ -820,7 +820,7 @@ static void test_conversation_without_summary(void **state) {
 
 static void test_facts(void **state) {
     (void)state;
-    struct conversation *c = talk_open(NULL);
+    struct conversation *c = conversation_start(NULL);
     static const char *const wrong[] = {
         "[]", "{\"age\": 3}", "{\"name\": 3}", "{\"likes\": [1]}", "{\"likes\": {}}", "3"};
     for (size_t i = 0; i < ARRAY_LEN(wrong); i++) {
@@ -844,7 +844,7 @@ static void test_facts(void **state) {
 static void test_forget(void **state) {
     (void)state;
     struct store *s = store_open(db, &err);
-    struct conversation *c = talk_open(s);
+    struct conversation *c = conversation_start(s);
     json_t *facts = json_pack("{s:s,s:[s,s],s:[s]}", "name", "Ann", "likes", "green tea", "囲碁",
                               "other", "Ann lives in Osaka");
     struct buf text = {0};
@@ -855,7 +855,7 @@ static void test_forget(void **state) {
     assert_int_equal(conversation_remove_facts(c, "ann", &n, &err), OK); /* whatever the case */
     assert_int_equal(n, 2);
     conversation_close(c);
-    c = talk_open(s);
+    c = conversation_start(s);
     conversation_summary_and_facts(c, LANG_EN, &text);
     assert_string_equal(text.data, "Known facts: likes: green tea, 囲碁\n");
     assert_int_equal(conversation_remove_facts(c, NULL, &n, &err), OK);
@@ -885,7 +885,7 @@ static void test_schema(void **state) {
         if (!grammar_accept_bytes(&at, good[l], strlen(good[l])) || !grammar_is_final(&at))
             fail_msg("%s takes no %s", schema, good[l]);
         json_t *facts = json_loads(good[l], 0, NULL);
-        struct conversation *c = talk_open(NULL);
+        struct conversation *c = conversation_start(NULL);
         assert_int_equal(conversation_merge_facts(c, facts, &err), OK);
         conversation_close(c);
         json_decref(facts);
@@ -917,7 +917,7 @@ static void test_damaged_conversation(void **state) {
 }
 
 static void memory_case(char **field, const char *where) {
-    struct conversation *c = talk_open(NULL);
+    struct conversation *c = conversation_start(NULL);
     struct buf out = {0};
     json_t *v = json_loads(field[0], 0, NULL);
     if (!v || conversation_merge_facts(c, v, &err) != OK) fail_msg("%s: %s", where, err.text);

@@ -988,8 +988,8 @@ static void test_damage_while_running(void **state) {
     has(err.text, "event 2 of");
     assert_int_equal(chat(k, secret, NOON), KEY_ADMITTED);
     assert_int_equal(keys_sync(k, &err), ERR_FORMAT);
-    tamper(
-        "UPDATE documents SET value = value WHERE value ->> '$.all.requests' = 2"); /* is there */
+    tamper("UPDATE documents SET value = value WHERE value ->> '$.all.requests' = 2"); /* the row
+                                                                                          exists */
     assert_int_equal(keys_revoke(k, "one", NOON, &err), ERR_FORMAT);
     assert_int_equal(chat(k, secret, NOON), KEY_ADMITTED);
     tamper("DELETE FROM logs WHERE seq = 2");

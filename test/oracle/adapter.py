@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""What PEFT's adapters compute, in plain Python and double precision.
+"""An independent implementation of PEFT's adapters in plain Python and double precision.
 
 Writes test/golden/adapter: two tiny llama bases (base: own head; tied: head = embedding), one PEFT
 directory a case, and expected.txt with the logits of every position. It follows PEFT's forward

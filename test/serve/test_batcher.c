@@ -220,17 +220,17 @@ static void test_many_threads(void **state) {
 static struct {
     int32_t v[64]; /* max_tokens of each request that was notified, negative when done */
     int n;
-} told;
+} order;
 
-static void told_changed(struct batcher_request *c, bool done) {
-    told.v[told.n++] = done ? -c->request.max_tokens : c->request.max_tokens;
+static void order_changed(struct batcher_request *c, bool done) {
+    order.v[order.n++] = done ? -c->request.max_tokens : c->request.max_tokens;
 }
 
 /* Callbacks of finished requests come first, so that their clients can submit again before the next
  * step. */
 static void test_finished_requests_are_notified_first(void **state) {
     static const int32_t wanted[] = {8, 3, 8, 3, -3, 8, 8, 8, 8, 8, -8};
-    struct batcher_request calls[2] = {{.changed = told_changed}, {.changed = told_changed}},
+    struct batcher_request calls[2] = {{.changed = order_changed}, {.changed = order_changed}},
                            *list[2] = {&calls[0], &calls[1]};
     struct error err;
     (void)state;
@@ -239,8 +239,8 @@ static void test_finished_requests_are_notified_first(void **state) {
             (struct engine_request){.prompt = tokens, .n_prompt = 4, .max_tokens = i ? 3 : 8};
     assert_int_equal(batcher_submit_all(b, list, 2, &err), OK);
     while (batcher_stats(b).running || batcher_stats(b).waiting) usleep(1000);
-    assert_int_equal(told.n, ARRAY_LEN(wanted));
-    assert_memory_equal(told.v, wanted, sizeof wanted);
+    assert_int_equal(order.n, ARRAY_LEN(wanted));
+    assert_memory_equal(order.v, wanted, sizeof wanted);
     for (int i = 0; i < 2; i++) engine_request_release(&calls[i].request);
 }
 
@@ -318,7 +318,7 @@ static void *embed_until_freed(void *ctx) {
     return (void *)(intptr_t)batcher_embed(b, texts, TEXTS, NULL, out, &err);
 }
 
-static void *let_go_later(void *ctx) {
+static void *release_later(void *ctx) {
     usleep(5000);
     __atomic_store_n(&call_released, true, __ATOMIC_RELEASE);
     return ctx;
@@ -347,7 +347,7 @@ static void test_free_while_others_wait(void **state) {
                                             i < RUNS ? run_until_freed : embed_until_freed, NULL),
                              0);
         wait_for(N + 8 * RUNS + EMBEDS);
-        assert_int_equal(pthread_create(&threads[RUNS + EMBEDS], NULL, let_go_later, NULL), 0);
+        assert_int_equal(pthread_create(&threads[RUNS + EMBEDS], NULL, release_later, NULL), 0);
         batcher_free(b);
         assert_int_equal(t.done, N);
         assert_int_equal(t.cut, N);

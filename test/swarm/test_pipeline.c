@@ -18,8 +18,8 @@ static char dir[64];
 
 /* scripted LLM clients */
 
-enum { HEARD_MAX = 256 };
-struct heard {
+enum { CALLS_MAX = 256 };
+struct recorded_call {
     char *role, *words; /* all messages */
     int desk, batch;    /* index of the client, and of its batch */
     float temperature;
@@ -27,10 +27,10 @@ struct heard {
     bool grammar;
 };
 /* An agent's reply to a prompt; NULL: the call fails, as after a timeout. */
-typedef const char *say_fn(const char *role, const char *words);
+typedef const char *reply_fn(const char *role, const char *words);
 static struct script {
-    say_fn *say;
-    struct heard v[HEARD_MAX];
+    reply_fn *say;
+    struct recorded_call v[CALLS_MAX];
     int n, batches;
     int breaks_at; /* the batch in which the client fails; 0: none */
 } script;
@@ -43,14 +43,14 @@ static int script_ask(void *ctx, struct llm_call *calls, int n, struct error *e)
         struct buf words = {0};
         for (int m = 0; m < c->n_messages; m++)
             buf_printf(&words, "%s: %s\n", c->messages[m].role, c->messages[m].content);
-        assert_true(script.n < HEARD_MAX);
-        script.v[script.n++] = (struct heard){.role = xstrdup(c->agent->role),
-                                              .words = words.data,
-                                              .desk = (int)((int *)ctx - desks),
-                                              .batch = script.batches,
-                                              .temperature = c->temperature,
-                                              .max_tokens = c->max_tokens,
-                                              .grammar = c->grammar != NULL};
+        assert_true(script.n < CALLS_MAX);
+        script.v[script.n++] = (struct recorded_call){.role = xstrdup(c->agent->role),
+                                                      .words = words.data,
+                                                      .desk = (int)((int *)ctx - desks),
+                                                      .batch = script.batches,
+                                                      .temperature = c->temperature,
+                                                      .max_tokens = c->max_tokens,
+                                                      .grammar = c->grammar != NULL};
         const char *said = script.say(c->agent->role, words.data);
         c->answer.choice = -1;
         for (int k = 0; said && c->reply == REPLY_ANSWER && k < c->item->n_choices; k++)
@@ -64,17 +64,17 @@ static int script_ask(void *ctx, struct llm_call *calls, int n, struct error *e)
     return OK;
 }
 
-static int heard_of(const char *role) {
+static int call_of(const char *role) {
     int n = 0;
     for (int i = 0; i < script.n; i++) n += strcmp(script.v[i].role, role) == 0;
     return n;
 }
 
 /* The prompt of a role's k-th call. */
-static const char *words_of(const char *role, int k) {
+static const char *prompt_of(const char *role, int k) {
     for (int i = 0; i < script.n; i++)
         if (strcmp(script.v[i].role, role) == 0 && k-- == 0) return script.v[i].words;
-    fail_msg("'%s' was not asked", role);
+    fail_msg("role '%s' was not called", role);
     return NULL;
 }
 
@@ -124,7 +124,7 @@ static int tear_down(void **state) {
 }
 
 /* Runs the pipeline and compares the answer. */
-static void answer_is(const char *question, say_fn *say, const char *want,
+static void answer_is(const char *question, reply_fn *say, const char *want,
                       enum answer_source source) {
     struct pipeline_answer a;
     script.say = say;
@@ -153,19 +153,19 @@ static void test_stages(void **state) {
     made.stage[PIPELINE_OUTPUT].temperature = 0.25f;
     answer_is("富士山の高さは？", plain, "答えです。", ANSWER_FROM_OUTPUT);
     assert_int_equal(script.batches, 5);
-    assert_int_equal(heard_of("agent"), 6);
-    assert_int_equal(heard_of("summary"), 2);
-    assert_int_equal(heard_of("output"), 1);
+    assert_int_equal(call_of("agent"), 6);
+    assert_int_equal(call_of("summary"), 2);
+    assert_int_equal(call_of("output"), 1);
     for (int i = 0; i < script.n; i++) {
-        const struct heard *h = &script.v[i];
+        const struct recorded_call *h = &script.v[i];
         assert_int_equal(h->desk, pipeline_stage_of_role(h->role));
         assert_int_equal(h->max_tokens, 10 + h->desk);
         if (h->desk == PIPELINE_OUTPUT) assert_true(h->temperature == 0.25f);
     }
     /* the roles of the question's type, in its language */
     assert_non_null(
-        strstr(words_of("agent", 0), agent_role_get(QUESTION_DEFAULT, LANG_JA, 0).name));
-    assert_non_null(strstr(words_of("agent", 3), "仲間たちの意見：\n"));
+        strstr(prompt_of("agent", 0), agent_role_get(QUESTION_DEFAULT, LANG_JA, 0).name));
+    assert_non_null(strstr(prompt_of("agent", 3), "仲間たちの意見：\n"));
     made.max_tokens = 7;
     answer_is("なぜですか", plain, "答えです。", ANSWER_FROM_OUTPUT);
     assert_int_equal(script.v[script.n - 1].max_tokens, 7);
@@ -188,7 +188,7 @@ static void test_mixed_step(void **state) {
     made.iterations = 1;
     answer_is("which?", echo, "the answer", ANSWER_FROM_OUTPUT);
     assert_int_equal(script.batches, 2); /* the summary uses the agents' client */
-    assert_int_equal(heard_of("critic"), 1);
+    assert_int_equal(call_of("critic"), 1);
     const char *third =
         json_string_value(blackboard_read(made.board, "agent_3_output")); /* the critic */
     assert_string_equal(third, "critic");
@@ -208,14 +208,14 @@ static void test_kind_asked(void **state) {
     kind_said = "planning";
     answer_is("富士山の高さは？", with_kind, "答えです。", ANSWER_FROM_OUTPUT);
     assert_non_null(
-        strstr(words_of("agent", 1), agent_role_get(QUESTION_PLANNING, LANG_JA, 1).name));
+        strstr(prompt_of("agent", 1), agent_role_get(QUESTION_PLANNING, LANG_JA, 1).name));
     assert_string_equal(json_string_value(blackboard_read(made.board, BOARD_QUESTION_TYPE)),
                         "planning");
     script_end();
     kind_said = NULL;
     answer_is("你好！", with_kind, "答えです。", ANSWER_FROM_OUTPUT);
     assert_non_null(
-        strstr(words_of("agent", 1), agent_role_get(QUESTION_CONVERSATIONAL, LANG_ZH, 1).name));
+        strstr(prompt_of("agent", 1), agent_role_get(QUESTION_CONVERSATIONAL, LANG_ZH, 1).name));
 }
 
 /* a failed agent does not stop the team */
@@ -237,7 +237,7 @@ static const char *one_of_each(const char *role, const char *words) {
 static void test_members_that_fail(void **state) {
     (void)state;
     answer_is("How many?", one_of_each, "It is 42.", ANSWER_FROM_OUTPUT);
-    assert_null(strstr(words_of("agent", 3), "timed"));
+    assert_null(strstr(prompt_of("agent", 3), "timed"));
     assert_string_equal(json_string_value(blackboard_read(made.board, "agent_0_output")), "");
     json_t *slots = blackboard_slot_list(made.board, NULL), *v;
     size_t i;
@@ -253,7 +253,7 @@ static const char *no_output(const char *role, const char *words) {
     return strcmp(role, "summary") == 0 ? NULL : "Agents say 7.";
 }
 
-static const char *nobody(const char *role, const char *words) {
+static const char *reply_failure(const char *role, const char *words) {
     (void)role, (void)words;
     return NULL;
 }
@@ -267,9 +267,9 @@ static void test_last_resorts(void **state) {
     (void)state;
     struct pipeline_answer a;
     answer_is("How many?", no_output, "Agents say 7.", ANSWER_FROM_AGENT);
-    answer_is("いくつですか", nobody, answer_fallback(LANG_JA), ANSWER_FALLBACK);
-    answer_is("有几个？", nobody, answer_fallback(LANG_ZH), ANSWER_FALLBACK);
-    script.say = nobody;
+    answer_is("いくつですか", reply_failure, answer_fallback(LANG_JA), ANSWER_FALLBACK);
+    answer_is("有几个？", reply_failure, answer_fallback(LANG_ZH), ANSWER_FALLBACK);
+    script.say = reply_failure;
     assert_int_equal(pipeline_run(&made, "Is it so?", &a, &err), OK);
     assert_string_equal(a.text, answer_fallback(LANG_EN));
     assert_string_equal(a.why, "it timed out");
@@ -287,17 +287,18 @@ static void test_gist(void **state) {
     for (int i = 0; i < 160; i++) buf_puts(&question, "长");
     buf_puts(&question, "吗？");
     answer_is(question.data, plain, "答えです。", ANSWER_FROM_OUTPUT);
-    assert_int_equal(heard_of("summary"), 3);
+    assert_int_equal(call_of("summary"), 3);
     assert_string_equal(json_string_value(blackboard_read(made.board, BOARD_INITIAL_SUMMARY)),
                         "まとめです。");
-    assert_non_null(strstr(words_of("agent", 0), "要点： まとめです。"));
-    assert_non_null(strstr(words_of("output", 0), "要点： まとめです。"));
+    assert_non_null(strstr(prompt_of("agent", 0), "要点： まとめです。"));
+    assert_non_null(strstr(prompt_of("output", 0), "要点： まとめです。"));
     script_end();
     made.summary = false;
     answer_is(question.data, plain, "答えです。", ANSWER_FROM_OUTPUT);
-    assert_int_equal(heard_of("summary"), 0);
+    assert_int_equal(call_of("summary"), 0);
     made.summary = true;
-    answer_is(question.data, nobody, answer_fallback(LANG_ZH), ANSWER_FALLBACK); /* none comes */
+    answer_is(question.data, reply_failure, answer_fallback(LANG_ZH),
+              ANSWER_FALLBACK); /* none comes */
     buf_release(&question);
 }
 
@@ -326,8 +327,8 @@ static void test_references(void **state) {
                      OK);
     answer_is("富士山の高さは何メートルですか？", plain, "答えです。", ANSWER_FROM_OUTPUT);
     assert_non_null(
-        strstr(words_of("agent", 0), "参考：\n【富士山】 富士山の高さは3776メートルです。"));
-    assert_non_null(strstr(words_of("output", 0), "【富士山】"));
+        strstr(prompt_of("agent", 0), "参考：\n【富士山】 富士山の高さは3776メートルです。"));
+    assert_non_null(strstr(prompt_of("output", 0), "【富士山】"));
     made.embedder = &e;
     answer_is("富士山の高さは何メートルですか？", plain, "答えです。", ANSWER_FROM_OUTPUT);
     assert_true(asked > 2); /* the query, the text, and every utterance */
@@ -356,14 +357,14 @@ static void test_little_room(void **state) {
         answer_is("3と9、大きいのは？", with_room, "答えです。", ANSWER_FROM_OUTPUT);
         assert_true(script.batches > 5); /* not at once */
     }
-    assert_non_null(strstr(words_of("agent", 0), "これまでの会話"));
+    assert_non_null(strstr(prompt_of("agent", 0), "これまでの会話"));
     assert_int_equal(strstr(script.v[script.n - 1].words, "これまでの会話") != NULL, 0);
     script_end();
     room = 10;
     answer_is("3と9、大きいのは？", with_room, answer_fallback(LANG_JA), ANSWER_FALLBACK);
 }
 
-/* what is remembered */
+/* memory */
 
 static const char *fact_json;
 static const char *with_facts(const char *role, const char *words) {
@@ -435,7 +436,7 @@ static void test_memory(void **state) {
     assert_string_equal(summary, "まとめです。");
 }
 
-/* what the pipeline refuses */
+/* refused options */
 
 static void test_refusals(void **state) {
     (void)state;

@@ -145,18 +145,21 @@ static double team_accuracy(const struct vote *v, const struct agent_answer *ans
 static void test_leave_one_out_of_a_vote(void **state) {
     (void)state;
     struct agent_answer answers[AGENTS * ITEMS];
-    struct stats_interval worth[AGENTS];
+    struct stats_interval contribution_of[AGENTS];
     double spread = 0;
     items_make();
     for (uint32_t seed = 0; seed < 5; seed++) {
         answers_draw(answers, seed);
         for (const struct vote *v = vote_table; v->name; v++) {
-            contribution_leave_one_out_vote(v, answers, AGENTS, plain_items, ITEMS, worth);
+            contribution_leave_one_out_vote(v, answers, AGENTS, plain_items, ITEMS,
+                                            contribution_of);
             double all = team_accuracy(v, answers, 15);
             for (int a = 0; a < AGENTS; a++) {
-                close_to(worth[a].value, all - team_accuracy(v, answers, 15 & ~(1u << a)), 1e-12);
-                assert_true(worth[a].lo <= worth[a].value && worth[a].value <= worth[a].hi);
-                spread += fabs(worth[a].value);
+                close_to(contribution_of[a].value, all - team_accuracy(v, answers, 15 & ~(1u << a)),
+                         1e-12);
+                assert_true(contribution_of[a].lo <= contribution_of[a].value &&
+                            contribution_of[a].value <= contribution_of[a].hi);
+                spread += fabs(contribution_of[a].value);
             }
         }
     }
@@ -168,7 +171,7 @@ static void test_leave_one_out_of_a_vote(void **state) {
 static void test_contribution_of_the_only_correct_agent(void **state) {
     (void)state;
     struct agent_answer answers[AGENTS * ITEMS];
-    struct stats_interval worth[AGENTS];
+    struct stats_interval contribution_of[AGENTS];
     items_make();
     for (int i = 0; i < AGENTS * ITEMS; i++) {
         bool knows = i / ITEMS == 1;
@@ -177,13 +180,13 @@ static void test_contribution_of_the_only_correct_agent(void **state) {
         answers[i] = a;
     }
     contribution_leave_one_out_vote(vote_find("confidence"), answers, AGENTS, plain_items, ITEMS,
-                                    worth);
-    close_to(worth[0].value, 0, 0);
-    close_to(worth[1].value, 1, 0);
+                                    contribution_of);
+    close_to(contribution_of[0].value, 0, 0);
+    close_to(contribution_of[1].value, 1, 0);
     memcpy(answers, answers + ITEMS, ITEMS * sizeof *answers);
     contribution_leave_one_out_vote(vote_find("confidence"), answers, AGENTS, plain_items, ITEMS,
-                                    worth);
-    close_to(worth[1].value, 0, 0);
+                                    contribution_of);
+    close_to(contribution_of[1].value, 0, 0);
 }
 
 static void test_novelty(void **state) {
@@ -478,9 +481,10 @@ static void test_leave_one_out_of_a_debate(void **state) {
     struct llm_client a = script_begin(true);
     struct debate_options o = options_make(2, 5);
     struct debate full = debate_of(&a, 4, N, 2, 5);
-    struct stats_interval worth[4];
-    assert_int_equal(
-        contribution_leave_one_out(&a, team, 4, plain_items, N, &o, &full, worth, NULL, &err), OK);
+    struct stats_interval contribution_of[4];
+    assert_int_equal(contribution_leave_one_out(&a, team, 4, plain_items, N, &o, &full,
+                                                contribution_of, NULL, &err),
+                     OK);
     bool some = false;
     for (int out = 0; out < 4; out++) {
         struct agent rest[3];
@@ -494,15 +498,15 @@ static void test_leave_one_out_of_a_debate(void **state) {
             with += full.voted[N + i];
             without += d.voted[N + i];
         }
-        close_to(worth[out].value, (double)(with - without) / N, 1e-12);
+        close_to(contribution_of[out].value, (double)(with - without) / N, 1e-12);
         some |= with != without;
         debate_release(&d);
     }
     assert_true(some);
     struct debate one = debate_of(&a, 1, N, 2, 5);
-    assert_int_equal(
-        contribution_leave_one_out(&a, team, 1, plain_items, N, &o, &one, worth, NULL, &err),
-        ERR_USAGE);
+    assert_int_equal(contribution_leave_one_out(&a, team, 1, plain_items, N, &o, &one,
+                                                contribution_of, NULL, &err),
+                     ERR_USAGE);
     debate_release(&one);
     debate_release(&full);
 }
@@ -704,7 +708,7 @@ static void test_calibration(void **state) {
 /* The engine client with a small random model and byte tokens: its answers are arbitrary but
  * reproducible. */
 
-struct staged {
+struct engine_setup {
     struct model *model;
     struct engine *engine;
     struct adapter *adapter;
@@ -714,8 +718,8 @@ struct staged {
     char path[64];
 };
 
-static void stage_open(struct staged *s, bool stored) {
-    *s = (struct staged){0};
+static void setup_open(struct engine_setup *s, bool stored) {
+    *s = (struct engine_setup){0};
     snprintf(s->path, sizeof s->path, "/tmp/shoal-test-swarm-%d.db", (int)getpid());
     struct model_config c;
     assert_int_equal(model_preset_find("tiny-llama", &c, &err), OK);
@@ -734,7 +738,7 @@ static void stage_open(struct staged *s, bool stored) {
     s->agents[1] = (struct agent){.name = "other", .system = "be bold", .adapter = s->adapter};
 }
 
-static void stage_close(struct staged *s) {
+static void setup_close(struct engine_setup *s) {
     char side[80];
     for (int i = 0; i < 6; i++) task_item_release(&s->items[i]);
     store_close(s->speaker.store);
@@ -747,7 +751,7 @@ static void stage_close(struct staged *s) {
     }
 }
 
-static struct debate stage_debate(struct staged *s, int n_agents) {
+static struct debate setup_debate(struct engine_setup *s, int n_agents) {
     struct llm_client a = engine_client_as_llm(&s->speaker);
     struct debate_options o = {
         .rounds = 2, .working = true, .max_tokens = 3, .vote = vote_find("confidence"), .seed = 6};
@@ -761,12 +765,12 @@ static struct debate stage_debate(struct staged *s, int n_agents) {
  * store. */
 static void test_calls_are_cached(void **state) {
     (void)state;
-    struct staged s;
-    stage_open(&s, true);
-    struct debate first = stage_debate(&s, 2);
+    struct engine_setup s;
+    setup_open(&s, true);
+    struct debate first = setup_debate(&s, 2);
     assert_int_equal(s.speaker.asked, 24);
     assert_int_equal(s.speaker.computed, 24);
-    struct debate again = stage_debate(&s, 2);
+    struct debate again = setup_debate(&s, 2);
     assert_int_equal(s.speaker.asked, 48);
     assert_int_equal(s.speaker.computed, 24);
     size_t bytes = 24 * sizeof *first.answers;
@@ -774,46 +778,46 @@ static void test_calls_are_cached(void **state) {
     assert_true(first.prefilled == again.prefilled && first.generated == again.generated &&
                 first.truncated == again.truncated);
     assert_true(first.prefilled > 0 && first.generated > 0);
-    stage_close(&s);
-    stage_open(&s, false);
-    struct debate apart = stage_debate(&s, 2);
+    setup_close(&s);
+    setup_open(&s, false);
+    struct debate apart = setup_debate(&s, 2);
     assert_memory_equal(first.answers, apart.answers, bytes);
     debate_release(&first);
     debate_release(&again);
     debate_release(&apart);
-    stage_close(&s);
+    setup_close(&s);
 }
 
 /* Teams with a common agent share its first answers; an agent without others to read shares all its
  * answers. */
 static void test_teams_share_first_answers(void **state) {
     (void)state;
-    struct staged s;
-    stage_open(&s, true);
-    struct debate both = stage_debate(&s, 2);
+    struct engine_setup s;
+    setup_open(&s, true);
+    struct debate both = setup_debate(&s, 2);
     int64_t before = s.speaker.computed;
-    struct debate one = stage_debate(&s, 1);
+    struct debate one = setup_debate(&s, 1);
     assert_int_equal(s.speaker.computed, before);
     assert_memory_equal(one.answers, both.answers, 6 * sizeof *one.answers);
     assert_memory_equal(one.answers, one.answers + 6, 6 * sizeof *one.answers);
     assert_int_equal(one.flips_good + one.flips_bad, 0);
     debate_release(&both);
     debate_release(&one);
-    stage_close(&s);
+    setup_close(&s);
 }
 
 /* Another adapter or another part of the question is another call. A zero adapter answers like the
  * base model. */
 static void test_adapters_change_calls(void **state) {
     (void)state;
-    struct staged s;
-    stage_open(&s, true);
+    struct engine_setup s;
+    setup_open(&s, true);
     struct adapter *zero = adapter_scale(s.adapter, 0);
     s.agents[1] = (struct agent){.name = "zero", .adapter = zero};
-    struct debate d = stage_debate(&s, 2);
+    struct debate d = setup_debate(&s, 2);
     assert_memory_equal(d.answers, d.answers + 6, 6 * sizeof *d.answers);
     s.agents[1].adapter = s.adapter;
-    struct debate with = stage_debate(&s, 2);
+    struct debate with = setup_debate(&s, 2);
     int differ = 0;
     for (int i = 0; i < 6; i++)
         differ += memcmp(&with.answers[i], &with.answers[6 + i], sizeof *with.answers) != 0;
@@ -821,15 +825,15 @@ static void test_adapters_change_calls(void **state) {
     debate_release(&d);
     debate_release(&with);
     adapter_release(zero);
-    stage_close(&s);
+    setup_close(&s);
 }
 
 /* Samples with different seeds are different calls; greedy samples are the same call for every
  * seed. */
 static void test_sample_seeds(void **state) {
     (void)state;
-    struct staged s;
-    stage_open(&s, true);
+    struct engine_setup s;
+    setup_open(&s, true);
     struct llm_client a = engine_client_as_llm(&s.speaker);
     for (int i = 0; i < 4; i++) {
         struct chat_message chat[2];
@@ -842,15 +846,15 @@ static void test_sample_seeds(void **state) {
         llm_call_release(&c);
     }
     assert_int_equal(s.speaker.computed, 3);
-    stage_close(&s);
+    setup_close(&s);
 }
 
 /* Free text comes with its tokens: their log-probabilities add up to that of the whole reply as one
  * choice. The store returns them; a record of an older version without tokens is completed. */
 static void test_free_text_returns_tokens(void **state) {
     (void)state;
-    struct staged s;
-    stage_open(&s, true);
+    struct engine_setup s;
+    setup_open(&s, true);
     struct llm_client a = engine_client_as_llm(&s.speaker);
     static char question[] = "何ですか";
     const struct task_item it = {.question = question, .correct = -1};
@@ -911,7 +915,7 @@ static void test_free_text_returns_tokens(void **state) {
         assert_memory_equal(first.logprobs, c[1].logprobs, (size_t)first.n_tokens * sizeof(float));
     }
     for (int i = 0; i < 3; i++) llm_call_release(&c[i]);
-    stage_close(&s);
+    setup_close(&s);
 }
 
 int main(void) {

@@ -40,8 +40,8 @@ struct line { /* an agent's reply */
     bool truncated;
 };
 /* An agent's nth reply on an item. */
-typedef struct line say_fn(const struct llm_call *c, int agent, int item, int nth);
-struct heard { /* a recorded call */
+typedef struct line reply_fn(const struct llm_call *c, int agent, int item, int nth);
+struct recorded_call { /* a recorded call */
     int agent, item, batch;
     char *words; /* all messages */
     uint64_t seed;
@@ -53,9 +53,9 @@ struct script {
     const struct agent *team;
     const struct task_item *items;
     const struct workflow *w;
-    say_fn *say;
+    reply_fn *say;
     int nth[TEAM_MAX][ITEMS_MAX];
-    struct heard v[CALLS_MAX];
+    struct recorded_call v[CALLS_MAX];
     int n, batches;
     struct buf log; /* for people */
 };
@@ -80,21 +80,21 @@ static void call_show(const struct llm_call *c, int agent, const struct line *sa
     buf_printf(out, "\n\n");
 }
 
-static void heard_keep(const struct llm_call *c, int agent, int item) {
+static void call_record(const struct llm_call *c, int agent, int item) {
     struct buf b = {0};
     assert_true(script.n < CALLS_MAX);
     for (int i = 0; i < c->n_messages; i++)
         buf_printf(&b, "%s: %s\n", c->messages[i].role, c->messages[i].content);
     buf_printf(&b, "%s", ""); // an empty message is an empty text, not NULL
-    script.v[script.n++] = (struct heard){.agent = agent,
-                                          .item = item,
-                                          .batch = script.batches,
-                                          .words = b.data,
-                                          .seed = c->seed,
-                                          .temperature = c->temperature,
-                                          .top_p = c->top_p,
-                                          .max_tokens = c->max_tokens,
-                                          .n_candidates = c->n_candidates};
+    script.v[script.n++] = (struct recorded_call){.agent = agent,
+                                                  .item = item,
+                                                  .batch = script.batches,
+                                                  .words = b.data,
+                                                  .seed = c->seed,
+                                                  .temperature = c->temperature,
+                                                  .top_p = c->top_p,
+                                                  .max_tokens = c->max_tokens,
+                                                  .n_candidates = c->n_candidates};
 }
 
 static int script_ask(void *ctx, struct llm_call *calls, int n, struct error *e) {
@@ -107,7 +107,7 @@ static int script_ask(void *ctx, struct llm_call *calls, int n, struct error *e)
         struct line said = script.say(c, agent, item, script.nth[agent][item]++);
         if (!said.text) said.text = "";
         call_show(c, agent, &said, &script.log);
-        heard_keep(c, agent, item);
+        call_record(c, agent, item);
         c->failed = said.failed;
         c->truncated = said.truncated;
         c->n_generated = said.n_generated;
@@ -131,7 +131,7 @@ static const struct agent four[] = {
 /* Runs the workflow with the script; the caller releases the transcripts. */
 static void run_team(const struct workflow *w, const struct agent *team, int n_agents,
                      const struct task_item *items, int n_items, struct workflow_options o,
-                     say_fn *say, struct transcript *talks) {
+                     reply_fn *say, struct transcript *talks) {
     struct llm_client a = {NULL, script_ask};
     script_end();
     script.team = team;
@@ -153,7 +153,7 @@ static struct workflow *parsed(const char *yaml) {
 
 /* One item, with the first `n` of the four agents. */
 static struct transcript run_one(const char *yaml, int n, const struct task_item *it,
-                                 struct workflow_options o, say_fn *say) {
+                                 struct workflow_options o, reply_fn *say) {
     struct transcript out;
     struct workflow *w = parsed(yaml);
     run_team(w, four, n, it, 1, o, say, &out);
@@ -190,7 +190,7 @@ static const struct task_item questions[] = {
     {.question = TEXT("How many legs have two spiders?"), .lang = "en"}};
 
 /* 花 replies briefly and changes first; ben gives no reasons. */
-static struct line say_choices(const struct llm_call *c, int agent, int item, int nth) {
+static struct line reply_choices(const struct llm_call *c, int agent, int item, int nth) {
     static const char *const why[3][3] = {
         {"Tenths count first:\nnine are more than one.", "", "Eleven is more than nine."},
         {"小数第一位を比べます。\n9は1より大きいです。", "", "11は9より大きいです。"},
@@ -203,7 +203,7 @@ static struct line say_choices(const struct llm_call *c, int agent, int item, in
 }
 
 /* Without choices: ada answers, ben's reply is empty, then has no answer, 花 fails once. */
-static struct line say_open(const struct llm_call *c, int agent, int item, int nth) {
+static struct line reply_open(const struct llm_call *c, int agent, int item, int nth) {
     (void)item;
     if (c->reply == REPLY_TEXT) return (struct line){.text = "How many legs has one?"};
     if (c->reply == REPLY_JUDGE) return (struct line){.text = "Eight each.", .choice = 0};
@@ -212,7 +212,7 @@ static struct line say_open(const struct llm_call *c, int agent, int item, int n
     return (struct line){.text = agent ? "Answer: 12." : "Eight and eight.\nanswer: 16"};
 }
 
-static struct line say_legacy(const struct llm_call *c, int agent, int item, int nth) {
+static struct line reply_seed(const struct llm_call *c, int agent, int item, int nth) {
     static const char *const lines[3][3] = {
         {"{\"answer\": \"16\", \"confidence\": 0.8}", "Vote: 16", "結論: 16"},
         {"Spiders have six legs.\n結論: 12", "結論: 12", "最終: 12"},
@@ -229,12 +229,12 @@ static void check_neat(const struct script *s) {
         if (strstr(w, "\n\n\n") || strstr(w, ": \n") || strstr(w, " \n") ||
             strstr(w, "\n\nuser:") || strstr(w, "\n\nassistant:") ||
             (strlen(w) > 1 && strcmp(w + strlen(w) - 2, "\n\n") == 0))
-            fail_msg("stray space in what agent %d is asked:\n%s", s->v[i].agent, w);
+            fail_msg("stray white space in the prompt of agent %d:\n%s", s->v[i].agent, w);
     }
 }
 
 static void protocol_show(const char *name, const char *head, const struct task_item *it,
-                          int n_agents, say_fn *say, struct buf *out) {
+                          int n_agents, reply_fn *say, struct buf *out) {
     static const char *const endings[] = {"rounds", "agreed", "budget", "nobody"};
     static const char *const systems[] = {"You are careful.", "あなたは慎重です。", "你很谨慎。"};
     struct agent team[4];
@@ -243,11 +243,11 @@ static void protocol_show(const char *name, const char *head, const struct task_
     if (!w) fail_msg("%s", err.text);
     memcpy(team, four, sizeof team);
     for (int i = 0; i < n_agents; i += 2)
-        team[i].system = systems[say == say_choices ? it - questions : 0];
+        team[i].system = systems[say == reply_choices ? it - questions : 0];
     script_end();
     struct llm_client a = {NULL, script_ask};
     script = (struct script){
-        .team = team, .items = say == say_choices ? questions : it, .say = say, .w = w};
+        .team = team, .items = say == reply_choices ? questions : it, .say = say, .w = w};
     o = (struct transcript){0};
     if (workflow_run(w, &a, team, n_agents, it, 1, &plain, &o, NULL, &err) != OK)
         fail_msg("%s", err.text);
@@ -263,17 +263,18 @@ static void protocol_show(const char *name, const char *head, const struct task_
 
 static void protocol_text(const char *name, struct buf *out) {
     int n = strcmp(name, "mad") == 0 ? 4 : 3;
-    buf_printf(out,
-               "# What '%s' asks its agents, call by call; >> is what they say to it, -- n -- a "
-               "step of the engine.\n# Written by build/test_workflow --write.\n\n",
-               name);
+    buf_printf(
+        out,
+        "# The prompts of '%s', call by call; >> is the agent's reply, -- n -- a step of the "
+        "engine.\n# Written by build/test_workflow --write.\n\n",
+        name);
     if (strcmp(name, "legacy") == 0) {
-        protocol_show(name, "en", &questions[3], n, say_legacy, out);
+        protocol_show(name, "en", &questions[3], n, reply_seed, out);
         return;
     }
     for (int i = 0; i < 3; i++)
-        protocol_show(name, questions[i].lang, &questions[i], n, say_choices, out);
-    protocol_show(name, "en, without choices", &questions[3], n, say_open, out);
+        protocol_show(name, questions[i].lang, &questions[i], n, reply_choices, out);
+    protocol_show(name, "en, without choices", &questions[3], n, reply_open, out);
 }
 
 static char *golden_path(const char *name) {
@@ -367,7 +368,7 @@ static void test_legacy_votes(void **state) {
 /* Draws from few answers and few confidences, so that ties are common. */
 static char legacy_texts[ITEMS_MAX][3][3][64];
 
-static struct line say_drawn(const struct llm_call *c, int agent, int item, int nth) {
+static struct line reply_drawn(const struct llm_call *c, int agent, int item, int nth) {
     (void)c;
     return (struct line){.text = legacy_texts[item][agent][nth]};
 }
@@ -387,7 +388,7 @@ static void legacy_texts_draw(int n_items) {
 }
 
 /* In turn: only the topic if there is no utterance yet, else all utterances so far. */
-static void legacy_check_words(const struct heard *h, int n) {
+static void legacy_check_words(const struct recorded_call *h, int n) {
     struct buf said = {0}, want = {0};
     int at = 0;
     for (int r = 0; r < 3; r++)
@@ -440,7 +441,7 @@ static void test_legacy_rules(void **state) {
     assert_non_null(w);
     legacy_texts_draw(N);
     for (int i = 0; i < N; i++) items[i] = open_item;
-    run_team(w, four, 3, items, N, plain, say_drawn, o);
+    run_team(w, four, 3, items, N, plain, reply_drawn, o);
     assert_int_equal(script.n, 9 * N);
     assert_int_equal(script.batches, 9);
     for (int i = 0; i < N; i++) {
@@ -459,7 +460,7 @@ static void test_legacy_rules(void **state) {
 #define ASK "nodes: {q: {reply: answer, messages: [{user: \"{{ question }}\"}], temperature: 0}}\n"
 #define LOOP "edges: [{from: q, to: q, when: round < rounds}]\n"
 
-static struct line say_own_number(const struct llm_call *c, int agent, int item, int nth) {
+static struct line reply_own_number(const struct llm_call *c, int agent, int item, int nth) {
     (void)c;
     (void)item;
     (void)nth;
@@ -473,14 +474,14 @@ static void test_tie(void **state) {
     for (const struct vote *v = vote_table; v->name; v++) {
         struct workflow_options o = plain;
         o.vote = v;
-        struct transcript out = run_one("name: x\n" ASK, 3, &abc, o, say_own_number);
+        struct transcript out = run_one("name: x\n" ASK, 3, &abc, o, reply_own_number);
         assert_string_equal(decided(&out), v->quorum ? "nothing" : "a");
         assert_true(out.scores[0] == out.scores[1] && out.scores[1] == out.scores[2]);
         transcript_release(&out);
     }
 }
 
-static struct line say_spelt(const struct llm_call *c, int agent, int item, int nth) {
+static struct line reply_spelt(const struct llm_call *c, int agent, int item, int nth) {
     (void)c;
     (void)item;
     (void)nth;
@@ -494,11 +495,11 @@ static struct line say_spelt(const struct llm_call *c, int agent, int item, int 
 static void test_equal_free_answers(void **state) {
     (void)state;
     struct workflow_options o = plain;
-    struct transcript by_text = run_one("name: x\n" ASK, 4, &open_item, o, say_spelt);
+    struct transcript by_text = run_one("name: x\n" ASK, 4, &open_item, o, reply_spelt);
     assert_int_equal(by_text.n_candidates, 3);
     assert_string_equal(decided(&by_text), "0.5");
     o.grader = grader_find("math", &err);
-    struct transcript by_math = run_one("name: x\n" ASK, 4, &open_item, o, say_spelt);
+    struct transcript by_math = run_one("name: x\n" ASK, 4, &open_item, o, reply_spelt);
     assert_int_equal(by_math.n_candidates, 2);
     assert_int_equal(by_math.v[0].answer, by_math.v[2].answer);
     assert_true(by_math.scores[by_math.answer] == 3);
@@ -506,7 +507,7 @@ static void test_equal_free_answers(void **state) {
     transcript_release(&by_math);
 }
 
-static struct line say_failing(const struct llm_call *c, int agent, int item, int nth) {
+static struct line reply_failing(const struct llm_call *c, int agent, int item, int nth) {
     (void)c;
     (void)nth;
     return (struct line){.failed = item || agent == 1 ? "no room" : NULL, .choice = agent};
@@ -522,7 +523,7 @@ static void test_failures(void **state) {
     struct task_item items[2] = {abc, abc};
     struct transcript o[2];
     struct workflow *w = parsed(yaml);
-    run_team(w, four, 3, items, 2, plain, say_failing, o);
+    run_team(w, four, 3, items, 2, plain, reply_failing, o);
     static const char *const second[] = {"user: 1 2 own\n", "user: 2 2 \n", "user: 1 2 own\n"};
     for (int a = 0; a < 3; a++) {
         assert_string_equal(script.v[a].words, "user: 0 0 \n");
@@ -541,7 +542,7 @@ static void test_failures(void **state) {
     workflow_free(w);
 }
 
-static struct line say_free(const struct llm_call *c, int agent, int item, int nth) {
+static struct line reply_free(const struct llm_call *c, int agent, int item, int nth) {
     static const char *const lines[] = {"answer: 12",
                                         "I like it.",
                                         "ANSWER:\t12. ",
@@ -561,7 +562,7 @@ static void test_garbage(void **state) {
     struct transcript o;
     struct workflow *w = parsed("name: x\n" ASK);
     for (int i = 0; i < 7; i++) team[i] = four[i % 4];
-    run_team(w, team, 7, &open_item, 1, plain, say_free, &o);
+    run_team(w, team, 7, &open_item, 1, plain, reply_free, &o);
     assert_int_equal(o.n_candidates, 2);
     assert_string_equal(o.candidates[0], "12");
     assert_string_equal(o.candidates[1], "十二");
@@ -573,7 +574,7 @@ static void test_garbage(void **state) {
     workflow_free(w);
 }
 
-static struct line say_many(const struct llm_call *c, int agent, int item, int nth) {
+static struct line reply_many(const struct llm_call *c, int agent, int item, int nth) {
     static char text[32];
     (void)c;
     (void)item;
@@ -593,7 +594,7 @@ static void test_many_answers(void **state) {
     for (const struct vote *v = vote_table; v->name; v++) {
         struct workflow_options options = plain;
         options.vote = v;
-        run_team(w, team, TEAM_MAX, &open_item, 1, options, say_many, &o);
+        run_team(w, team, TEAM_MAX, &open_item, 1, options, reply_many, &o);
         assert_int_equal(o.n, 4 * TEAM_MAX);
         assert_int_equal(o.n_candidates, 4 * 16);
         assert_true(o.n_candidates > EVAL_MAX_CHOICES);
@@ -619,8 +620,8 @@ static void test_many_answers(void **state) {
     workflow_free(w);
 }
 
-static struct line say_then_judge(const struct llm_call *c, int agent, int item, int nth) {
-    struct line said = say_many(c, agent, item, nth);
+static struct line reply_then_judge(const struct llm_call *c, int agent, int item, int nth) {
+    struct line said = reply_many(c, agent, item, nth);
     if (c->reply == REPLY_JUDGE) said.choice = c->n_candidates - 1;
     return said;
 }
@@ -634,7 +635,7 @@ static void test_many_answers_judged(void **state) {
         "  j: {reply: judge, messages: [{user: x}]}\nedges:\n"
         "- {from: q, to: q, when: round < rounds}\n- {from: q, to: j}\ndecide: {judge: j}\n");
     for (int i = 0; i < TEAM_MAX; i++) team[i] = four[i % 4];
-    run_team(w, team, TEAM_MAX, &open_item, 1, plain, say_then_judge, &o);
+    run_team(w, team, TEAM_MAX, &open_item, 1, plain, reply_then_judge, &o);
     assert_int_equal(script.v[script.n - 1].n_candidates, 4 * 16);
     assert_int_equal(o.answer, 4 * 16 - 1);
     assert_true(o.v[o.n - 1].confidence == 0.7f);
@@ -718,7 +719,7 @@ static void test_free_confidence(void **state) {
     assert_true(n_cases > 12);
 }
 
-static struct line say_gold(const struct llm_call *c, int agent, int item, int nth) {
+static struct line reply_gold(const struct llm_call *c, int agent, int item, int nth) {
     static const char *const texts[] = {"answer: 1/2", "answer: 2", "", "answer: 0.50"};
     (void)c;
     return (struct line){.text = texts[(agent + item + nth) % 4]};
@@ -742,7 +743,7 @@ static void test_free_answers_are_graded(void **state) {
                                .grader = grader_find("math", &err)};
     items[0].gold = gold;
     script_end();
-    script = (struct script){.team = four, .items = items, .say = say_gold, .w = w};
+    script = (struct script){.team = four, .items = items, .say = reply_gold, .w = w};
     assert_int_equal(debate_run(&a, four, 4, items, 2, &o, &d, NULL, &err), OK);
     static const uint8_t solo[] = {1, 0, 0, 1}; // 1/2, 2, none, 0.50
     for (int i = 0; i < 4; i++) {
@@ -771,9 +772,9 @@ static void test_free_answers_are_graded(void **state) {
     workflow_free(w);
 }
 
-/* where items go */
+/* edges and items */
 
-static struct line say_late_peace(const struct llm_call *c, int agent, int item, int nth) {
+static struct line reply_late_peace(const struct llm_call *c, int agent, int item, int nth) {
     (void)c;
     return (struct line){.choice = nth >= item ? 1 : agent, .n_generated = 10};
 }
@@ -786,7 +787,7 @@ static void test_consensus(void **state) {
     struct task_item items[6] = {abc, abc, abc, abc, abc, abc};
     struct transcript o[6];
     struct workflow *w = parsed(yaml);
-    run_team(w, four, 3, items, 6, plain, say_late_peace, o);
+    run_team(w, four, 3, items, 6, plain, reply_late_peace, o);
     assert_int_equal(script.batches, 4);
     for (int i = 0; i < 6; i++) {
         assert_int_equal(o[i].rounds, MIN(i + 1, 4));
@@ -797,13 +798,13 @@ static void test_consensus(void **state) {
     }
     struct workflow_options fewer = plain;
     fewer.rounds = 2;
-    run_team(w, four, 3, items, 6, fewer, say_late_peace, o);
+    run_team(w, four, 3, items, 6, fewer, reply_late_peace, o);
     assert_int_equal(script.batches, 2);
     for (int i = 0; i < 6; i++) transcript_release(&o[i]);
     workflow_free(w);
 }
 
-static struct line say_ten(const struct llm_call *c, int agent, int item, int nth) {
+static struct line reply_ten(const struct llm_call *c, int agent, int item, int nth) {
     (void)item;
     (void)nth;
     return (struct line){.choice = agent % 3, .n_generated = MIN(10, c->max_tokens)};
@@ -821,7 +822,7 @@ static void test_budget_of_calls(void **state) {
                      "messages: [{user: x}]}}\n"
                      "edges: [{from: q, to: q}]\n",
                      calls, in_turn ? "in-turn" : "together");
-            struct transcript o = run_one(yaml, 3, &abc, plain, say_ten);
+            struct transcript o = run_one(yaml, 3, &abc, plain, reply_ten);
             assert_int_equal(o.n, calls / 3 * 3);
             assert_int_equal(o.rounds, calls / 3);
             assert_int_equal(o.ending, WORKFLOW_STOP_BUDGET);
@@ -842,7 +843,7 @@ static void test_budget_of_tokens(void **state) {
                      "nodes: {q: {order: %s, max_tokens: 10, messages: [{user: x}]}}\n"
                      "edges: [{from: q, to: q}]\n",
                      tokens, in_turn ? "in-turn" : "together");
-            struct transcript o = run_one(yaml, 3, &abc, plain, say_ten);
+            struct transcript o = run_one(yaml, 3, &abc, plain, reply_ten);
             for (int i = 0; i < o.n; i++) spent += o.v[i].n_generated;
             for (int i = 0; i < script.n; i++) assert_in_range(script.v[i].max_tokens, 1, 10);
             assert_true(spent <= tokens && tokens - spent < 3);
@@ -852,7 +853,7 @@ static void test_budget_of_tokens(void **state) {
         }
     struct workflow_options shorter = plain;
     shorter.max_tokens = 7;
-    struct transcript o = run_one("name: x\n" ASK, 2, &abc, shorter, say_ten);
+    struct transcript o = run_one("name: x\n" ASK, 2, &abc, shorter, reply_ten);
     assert_int_equal(script.v[0].max_tokens, 7);
     transcript_release(&o);
 }
@@ -879,7 +880,7 @@ static void test_budget_of_seconds(void **state) {
             o.clock = tick;
             if (seconds >= 5) o.seconds = seconds;
             ticks = 0;
-            struct transcript t = run_one(yaml, 3, &abc, o, say_ten);
+            struct transcript t = run_one(yaml, 3, &abc, o, reply_ten);
             assert_int_equal(t.n, (seconds - 1) * (in_turn ? 1 : 3));
             assert_int_equal(t.ending, WORKFLOW_STOP_BUDGET);
             assert_string_equal(decided(&t), seconds == 1 ? "nothing" : "a");
@@ -893,19 +894,19 @@ static void test_cycles_end(void **state) {
     struct transcript o = run_one(
         "name: x\nroles: [a, b, c]\nnodes: {q: {reply: answer, by: c, messages: [{user: x}]}}\n"
         "edges: [{from: q, to: q}]\n",
-        2, &abc, plain, say_own_number);
+        2, &abc, plain, reply_own_number);
     assert_int_equal(o.n, 0);
     assert_int_equal(o.rounds, 0);
     assert_int_equal(o.ending, WORKFLOW_STOP_BUDGET);
     transcript_release(&o);
-    o = run_one("name: x\n" ASK "edges: [{from: q, to: q}]\n", 2, &abc, plain, say_own_number);
+    o = run_one("name: x\n" ASK "edges: [{from: q, to: q}]\n", 2, &abc, plain, reply_own_number);
     assert_int_equal(o.n, 256);
     assert_int_equal(o.rounds, 128);
     assert_int_equal(o.ending, WORKFLOW_STOP_BUDGET);
     transcript_release(&o);
     o = run_one("name: x\nroles: [a, b]\nnodes: {p: {by: b, messages: [{user: x}]}, q: {by: a, "
                 "messages: [{user: y}]}}\nedges: [{from: p, to: q}]\n",
-                1, &abc, plain, say_own_number);
+                1, &abc, plain, reply_own_number);
     assert_int_equal(o.n, 1); // a node whose role has no agent is skipped
     assert_string_equal(script.v[0].words, "user: y\n");
     transcript_release(&o);
@@ -920,12 +921,12 @@ static void test_edges(void **state) {
                                "edges:\n- {from: a, to: c, when: candidates | length > 5}\n"
                                "- {from: a, to: b, when: \"'which' in question\"}\n- {from: a, to: "
                                "c}\n- {from: b, to: c}\n";
-    struct transcript o = run_one(yaml, 1, &abc, plain, say_own_number);
+    struct transcript o = run_one(yaml, 1, &abc, plain, reply_own_number);
     assert_string_equal(script.v[1].words, "user: b1\n");
     assert_string_equal(script.v[2].words, "user: c2\n");
     assert_int_equal(script.n, 3);
     transcript_release(&o);
-    o = run_one(yaml, 1, &open_item, plain, say_free);
+    o = run_one(yaml, 1, &open_item, plain, reply_free);
     assert_string_equal(script.v[1].words, "user: c2\n");
     assert_int_equal(script.n, 2);
     transcript_release(&o);
@@ -935,7 +936,7 @@ static void test_edges(void **state) {
 
 static int judge_says; /* -1: it fails */
 
-static struct line say_judged(const struct llm_call *c, int agent, int item, int nth) {
+static struct line reply_judged(const struct llm_call *c, int agent, int item, int nth) {
     (void)item;
     (void)nth;
     if (c->reply == REPLY_TEXT) return (struct line){.text = "go on"};
@@ -953,7 +954,7 @@ static void test_judge(void **state) {
     for (int free_form = 0; free_form < 2; free_form++)
         for (judge_says = -1; judge_says < 2; judge_says++) {
             struct transcript o;
-            run_team(w, four, 4, free_form ? &open_item : &abc, 1, plain, say_judged, &o);
+            run_team(w, four, 4, free_form ? &open_item : &abc, 1, plain, reply_judged, &o);
             assert_int_equal(o.answer, MAX(judge_says, 0));
             assert_int_equal(script.n, 2 * 3 + 1);
             assert_int_equal(script.v[6].agent, 3);
@@ -964,7 +965,7 @@ static void test_judge(void **state) {
         }
     for (int n = 2; n < 4; n++) { // no judge: the vote decides
         struct transcript o;
-        run_team(w, four, n, &abc, 1, plain, say_judged, &o);
+        run_team(w, four, n, &abc, 1, plain, reply_judged, &o);
         assert_int_equal(script.n, 2 * n);
         assert_string_equal(decided(&o), "a");
         assert_int_equal(o.ending, WORKFLOW_STOP_ROUNDS);
@@ -974,7 +975,7 @@ static void test_judge(void **state) {
     workflow_free(w);
 }
 
-/* who hears what */
+/* visibility of messages */
 
 /* Every built-in workflow: agent 0's first call is equal alone and in any team, with the same
  * seed. */
@@ -987,7 +988,7 @@ static void test_first_call_ignores_the_team(void **state) {
         uint64_t seed = 0;
         for (int n = 1; n <= 4; n++) {
             struct transcript o;
-            run_team(w, four, n, &abc, 1, plain, say_own_number, &o);
+            run_team(w, four, n, &abc, 1, plain, reply_own_number, &o);
             if (n == 1) first = xstrdup(script.v[0].words);
             if (n == 1) seed = script.v[0].seed;
             assert_string_equal(script.v[0].words, first);
@@ -1009,23 +1010,23 @@ static void test_seeds(void **state) {
     struct transcript o[2];
     struct workflow *w = parsed(yaml);
     uint64_t seeds[12];
-    run_team(w, four, 3, items, 2, plain, say_own_number, o);
+    run_team(w, four, 3, items, 2, plain, reply_own_number, o);
     for (int i = 0; i < 12; i++) {
         seeds[i] = script.v[i].seed;
         for (int k = 0; k < i; k++) assert_true(seeds[k] != seeds[i]);
     }
     for (int i = 0; i < 2; i++) transcript_release(&o[i]);
-    run_team(w, turned, 3, items, 2, plain, say_own_number, o);
+    run_team(w, turned, 3, items, 2, plain, reply_own_number, o);
     for (int i = 0; i < 12; i++)
         assert_true(script.v[i].seed == seeds[i - i % 3 + (i % 3 + 2) % 3]);
     for (int i = 0; i < 2; i++) transcript_release(&o[i]);
     struct workflow_options other = plain;
     other.seed++;
-    run_team(w, four, 3, items, 2, other, say_own_number, o);
+    run_team(w, four, 3, items, 2, other, reply_own_number, o);
     for (int i = 0; i < 12; i++) assert_true(script.v[i].seed != seeds[i]);
     for (int i = 0; i < 2; i++) transcript_release(&o[i]);
     other.temperature = 0; // a greedy call has no seed
-    run_team(w, four, 3, items, 2, other, say_own_number, o);
+    run_team(w, four, 3, items, 2, other, reply_own_number, o);
     for (int i = 0; i < 12; i++) assert_true(script.v[i].seed == 0);
     for (int i = 0; i < 2; i++) transcript_release(&o[i]);
     workflow_free(w);
@@ -1033,7 +1034,7 @@ static void test_seeds(void **state) {
 
 static char marks[ITEMS_MAX][24];
 
-static struct line say_mark(const struct llm_call *c, int agent, int item, int nth) {
+static struct line reply_mark(const struct llm_call *c, int agent, int item, int nth) {
     (void)agent;
     (void)nth;
     return (struct line){.text = marks[item], .choice = c->reply == REPLY_JUDGE ? 0 : agent % 2};
@@ -1053,7 +1054,7 @@ static void test_items_are_separate(void **state) {
     }
     for (int p = 0; (name = workflow_builtin(p, NULL)); p++) {
         struct workflow *w = workflow_open(name, &err);
-        run_team(w, four, 4, items, N, plain, say_mark, o);
+        run_team(w, four, 4, items, N, plain, reply_mark, o);
         for (int i = 0; i < script.n; i++)
             for (const char *at = script.v[i].words; (at = strstr(at, "印")); at += 3)
                 if (at[3] != 'A' + script.v[i].item)
@@ -1064,7 +1065,7 @@ static void test_items_are_separate(void **state) {
     }
 }
 
-static struct line say_name(const struct llm_call *c, int agent, int item, int nth) {
+static struct line reply_name(const struct llm_call *c, int agent, int item, int nth) {
     (void)c;
     (void)item;
     (void)nth;
@@ -1086,7 +1087,7 @@ static void test_order_of_other_agents(void **state) {
     struct workflow *w = parsed(yaml);
     for (int i = 0; i < N; i++) items[i] = abc;
     for (int turn = 0; turn < 2; turn++) {
-        run_team(w, four, 4, items, N, plain, say_name, o);
+        run_team(w, four, 4, items, N, plain, reply_name, o);
         for (int i = 0; i < N; i++) {
             const char *words = script.v[4 * N + 4 * i].words;
             assert_int_equal(script.v[4 * N + 4 * i].agent, 0);
@@ -1109,7 +1110,7 @@ static void test_order_of_other_agents(void **state) {
     workflow_free(w);
 }
 
-static struct line say_long(const struct llm_call *c, int agent, int item, int nth) {
+static struct line reply_long(const struct llm_call *c, int agent, int item, int nth) {
     static const char *const texts[] = {"一二三四五", "一二三四五六", "αβγδεζ", "abc", "😀😁😂😃😄😅"};
     (void)c;
     (void)nth;
@@ -1131,13 +1132,13 @@ static void test_tail(void **state) {
         struct transcript o;
         snprintf(text, sizeof text, yaml, whole ? "0" : "5");
         struct workflow *w = parsed(text);
-        run_team(w, team, 5, &abc, 1, plain, say_long, &o);
+        run_team(w, team, 5, &abc, 1, plain, reply_long, &o);
         for (int a = 0; a < 5; a++) {
             struct buf want = {0};
-            const struct line said = say_long(NULL, a, 0, 0);
+            const struct line said = reply_long(NULL, a, 0, 0);
             buf_printf(&want, "user: %s|", whole ? said.text : cut[a]);
             for (int i = 0; i < 5; i++)
-                buf_printf(&want, "%s%s", whole ? say_long(NULL, i, 0, 0).text : cut[i],
+                buf_printf(&want, "%s%s", whole ? reply_long(NULL, i, 0, 0).text : cut[i],
                            i < 4 ? "/" : "\n");
             assert_string_equal(script.v[5 + a].words, want.data);
             assert_string_equal(o.v[a].text, said.text); // the stored utterance is complete
@@ -1230,7 +1231,7 @@ static void test_template_errors(void **state) {
         script_end();
         script.team = four;
         script.items = items;
-        script.say = say_own_number;
+        script.say = reply_own_number;
         script.w = w;
         assert_int_not_equal(workflow_run(w, &a, four, 3, items, 2, &plain, o, NULL, &err), OK);
         if (!strstr(err.text, cases[i][1])) fail_msg("'%s', not '%s'", err.text, cases[i][1]);

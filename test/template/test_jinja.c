@@ -33,7 +33,7 @@ static const char *python(void) {
     return NULL;
 }
 
-/* What a command prints. */
+/* A command's output. */
 static struct buf output_of(const char *command) {
     struct buf b = {0};
     char part[4096];

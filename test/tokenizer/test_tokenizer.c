@@ -26,7 +26,7 @@ static char *shared_path(const char *name) {
     const char *root = getenv("SHOAL_SHARED");
     char *path = xasprintf("%s/data/tokenizers/%s", root ? root : "../shared", name);
     if (path_exists(path)) return path;
-    fprintf(stderr, "SKIP: '%s' is not there\n", path);
+    fprintf(stderr, "SKIP: '%s' does not exist\n", path);
     free(path);
     skip();
     return NULL;
@@ -665,7 +665,7 @@ static void test_vectors(void **state) {
 
 static void test_vectors_llama_bpe(void **state) {
     (void)state;
-    fprintf(stderr, "SKIP: there is no vocabulary for the llama-bpe vectors\n");
+    fprintf(stderr, "SKIP: no vocabulary for the llama-bpe vectors\n");
     skip();
 }
 
@@ -1784,7 +1784,8 @@ static void test_broken_json(void **state) {
     struct tokenizer *t = spm_small(true),
                      *bytes = made(
                          json_quoted(&err, ",'pre_tokenizer':" BYTE_LEVEL_WORDS, BPE_MODEL), &err);
-    assert_int_equal(tokenizer_write_json(t, path, &err), ERR_MISMATCH); /* "éa": é is no token */
+    assert_int_equal(tokenizer_write_json(t, path, &err),
+                     ERR_MISMATCH); /* é of "éa" is not a token */
     assert_non_null(strstr(err.text, "not a token"));
     if (tokenizer_write_json(bytes, path, &err) != OK) fail_msg("%s", err.text);
     struct buf file = {0};

@@ -167,7 +167,7 @@ static void test_choices(void **state) {
 }
 
 /* Two adapters that take turns in one slot equal two adapters with separate slots. */
-static void turns(const char *optim, double momentum) {
+static void adapters_take_turns(const char *optim, double momentum) {
     struct model *m = tiny(TENSOR_Q8_0);
     struct error err;
     struct adapter *a[2] = {some(m, 1), some(m, 2)};
@@ -203,10 +203,10 @@ static void turns(const char *optim, double momentum) {
 
 static void test_turns(void **state) {
     (void)state;
-    turns("adamw", 0.9);
-    turns("adamw_8bit", 0.9);
-    turns("sgd", 0.9);
-    turns("sgd", 0);
+    adapters_take_turns("adamw", 0.9);
+    adapters_take_turns("adamw_8bit", 0.9);
+    adapters_take_turns("sgd", 0.9);
+    adapters_take_turns("sgd", 0);
 }
 
 int main(void) {

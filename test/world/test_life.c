@@ -124,7 +124,7 @@ static const char *const prompts[] = {"x o f u o - - e + - n:", "u u u u o f n w
                                       "x u f",
                                       "x x x x x x x x x x x x x x x x x x x x x x x x x:"};
 
-static struct policy_runner *asker_open(struct toy *t, double temperature, bool text) {
+static struct policy_runner *runner_open(struct toy *t, double temperature, bool text) {
     struct error err;
     struct policy_runner_options o = {.temperature = temperature, .text = text, .max_len = 100};
     struct policy_runner *a = policy_runner_new(model, &t->e, &o, &err);
@@ -214,7 +214,7 @@ static void test_policy_equals_the_model(void **state) {
         struct trainer *t = trainer_new_lora(model, k ? &ones[1] : &bare, 1, &o, NULL, &err);
         assert_non_null(t);
         for (size_t i = 0; i < ARRAY_LEN(temperatures); i++) {
-            struct policy_runner *a = asker_open(&toy, temperatures[i], false);
+            struct policy_runner *a = runner_open(&toy, temperatures[i], false);
             for (size_t p = 0; p < ARRAY_LEN(prompts); p++) {
                 struct policy_decision ask;
                 double costs[ACTIONS];
@@ -237,7 +237,7 @@ static void test_draws_follow_the_generator(void **state) {
     struct policy_decision *asks = xcalloc(DRAWS, sizeof *asks);
     int counts[ACTIONS] = {0};
     toy_make(&toy, 1);
-    struct policy_runner *a = asker_open(&toy, 1.5, false);
+    struct policy_runner *a = runner_open(&toy, 1.5, false);
     for (int i = 0; i < DRAWS; i++) asks[i] = ask_of(&text, prompts[0], ones[0], (uint64_t)i);
     decide(a, asks, DRAWS, &text);
     for (int i = 0; i < DRAWS; i++) {
@@ -268,7 +268,7 @@ static void test_batch_equals_single_decisions(void **state) {
     struct toy toy;
     struct buf text = {0};
     toy_make(&toy, 1);
-    struct policy_runner *a = asker_open(&toy, 1, false);
+    struct policy_runner *a = runner_open(&toy, 1, false);
     for (int i = 0; i < N; i++) asks[i] = ask_of(&text, prompts[i / 3], of[i % 3], 1);
     decide(a, asks, N, &text);
     for (int i = 0; i < N; i++) {
@@ -308,7 +308,7 @@ static void test_text_answers_are_parsed(void **state) {
     struct policy_decision asks[N];
     int seen[ACTIONS] = {0}, kinds = 0;
     toy_make(&toy, 1);
-    struct policy_runner *a = asker_open(&toy, 1, true);
+    struct policy_runner *a = runner_open(&toy, 1, true);
     toy.says = 4;
     for (int i = 0; i < N; i++) asks[i] = ask_of(&text, prompts[i % 3], ones[1], (uint64_t)i);
     decide(a, asks, N, &text);
@@ -330,7 +330,7 @@ static void test_text_answers_are_parsed(void **state) {
 
 /* a learner that the test drives directly */
 
-struct school {
+struct learner_test {
     struct toy toy;
     struct policy_runner *asker;
     struct learner *l;
@@ -357,12 +357,13 @@ static void options_bare(struct learner_options *o, double lr) {
 }
 
 /* Takes ownership of the options. */
-static void school_open(struct school *s, struct learner_options o, double temperature, int minds,
-                        int bodies, struct adapter *const *adapters, uint64_t seed) {
+static void learner_test_open(struct learner_test *s, struct learner_options o, double temperature,
+                              int minds, int bodies, struct adapter *const *adapters,
+                              uint64_t seed) {
     struct error err;
-    *s = (struct school){.o = o};
+    *s = (struct learner_test){.o = o};
     toy_make(&s->toy, 1);
-    s->asker = asker_open(&s->toy, temperature, false);
+    s->asker = runner_open(&s->toy, temperature, false);
     struct learner_config b = {.m = model,
                                .asker = s->asker,
                                .temperature = temperature,
@@ -375,30 +376,30 @@ static void school_open(struct school *s, struct learner_options o, double tempe
     if (!s->l) fail_msg("%s", err.text);
 }
 
-static void school_close(struct school *s) {
+static void learner_test_close(struct learner_test *s) {
     learner_free(s->l);
     policy_runner_free(s->asker);
     options_release(learner_option_rows, &s->o);
 }
 
-static const char *school_hash(const struct school *s, int mind) {
+static const char *learner_test_hash(const struct learner_test *s, int mind) {
     return learner_adapter(s->l, mind)->hash;
 }
 
-static void school_update(struct school *s) {
+static void learner_test_update(struct learner_test *s) {
     struct error err;
     s->tick += (int)s->o.every;
     if (learner_tick(s->l, 0, s->tick, &err) != OK) fail_msg("%s", err.text);
 }
 
 /* An episode of one decision: prompt, action and reward. */
-struct lesson {
+struct decision_case {
     const char *prompt;
     int action, teacher;
     double logp, reward; /* logp 0: the probability of a uniform choice */
 };
 
-static void school_feed(struct school *s, int body, const struct lesson *v) {
+static void learner_test_feed(struct learner_test *s, int body, const struct decision_case *v) {
     struct token_ids ids = {0};
     tokenizer_encode(model->tok, v->prompt, strlen(v->prompt), TOKENIZER_ADD_BOS, &ids);
     struct policy_decision a = {.tokens = ids.v, .n = ids.n, .action = v->action};
@@ -451,7 +452,7 @@ static int float_order(const void *a, const void *b) {
 }
 
 /* Values of the table other than 0 are the baseline's values. */
-static void critic_is(const struct school *s, const struct reading *r) {
+static void critic_is(const struct learner_test *s, const struct reading *r) {
     float *table = learner_critic(s->l, 0), have[STATES], want[STATES];
     int n = 0;
     for (size_t i = 0; i < learner_critic_bytes() / sizeof(float); i++) {
@@ -475,10 +476,10 @@ static void returns_compare(int horizon, int length, double lambda, bool dies) {
     o.lambda = lambda;
     o.every = 1 << 20;
     o.critic_rate = 0.3;
-    struct school s;
+    struct learner_test s;
     struct reading r = {0};
     struct rng rng = rng_make((uint64_t)(horizon * 100 + length), RNG_TEST, 9, 0);
-    school_open(&s, o, 1, 1, 2, ones, 1);
+    learner_test_open(&s, o, 1, 1, 2, ones, 1);
     for (int life = 0; life < 4; life++)
         for (int t = 0; t <= length; t++)
             for (int b = 0; b < 2; b++) {
@@ -499,7 +500,7 @@ static void returns_compare(int horizon, int length, double lambda, bool dies) {
                 learner_observe_reward(s.l, b, reward, gone);
             }
     critic_is(&s, &r);
-    school_close(&s);
+    learner_test_close(&s);
 }
 
 static void test_returns(void **state) {
@@ -510,10 +511,10 @@ static void test_returns(void **state) {
             returns_compare(cases[i][0], cases[i][1], k & 1 ? 1 : 0.5, k & 2);
 }
 
-static struct lesson clone_lesson(int i) {
+static struct decision_case clone_lesson(int i) {
     static const char *const ps[] = {"o",           "x o",           "x o f u",
                                      "x o f u o -", "x o f u o - -", "x o f u o - - e + - n x x:"};
-    return (struct lesson){
+    return (struct decision_case){
         .prompt = ps[MIN(i, 20) / 2 % 6], .teacher = i * 5 % ACTIONS, .reward = i};
 }
 
@@ -528,17 +529,17 @@ static struct learner_options clone_options(void) {
 
 /* Decisions first … last - 1, then updates; the hash of the resulting adapter. */
 static char *cloned(int longest_first, int first, int last) {
-    struct school s;
-    school_open(&s, clone_options(), 1, 1, 1, ones, 3);
-    struct lesson wide = {.prompt = prompts[4]};
-    for (int i = 0; i < longest_first; i++) school_feed(&s, 0, &wide);
+    struct learner_test s;
+    learner_test_open(&s, clone_options(), 1, 1, 1, ones, 3);
+    struct decision_case wide = {.prompt = prompts[4]};
+    for (int i = 0; i < longest_first; i++) learner_test_feed(&s, 0, &wide);
     for (int i = first; i < last; i++) {
-        struct lesson v = clone_lesson(i);
-        school_feed(&s, 0, &v);
+        struct decision_case v = clone_lesson(i);
+        learner_test_feed(&s, 0, &v);
     }
-    for (int i = 0; i < 4; i++) school_update(&s);
-    char *hash = xstrdup(school_hash(&s, 0));
-    school_close(&s);
+    for (int i = 0; i < 4; i++) learner_test_update(&s);
+    char *hash = xstrdup(learner_test_hash(&s, 0));
+    learner_test_close(&s);
     return hash;
 }
 
@@ -560,61 +561,61 @@ static void test_replay_buffer_drops_the_oldest(void **state) {
 /* Samples come from experience since the last update, unless replay is drawn. */
 static void test_replay_share(void **state) {
     (void)state;
-    struct lesson old = {.prompt = prompts[0], .teacher = 1}, new = {.prompt = prompts[1]};
+    struct decision_case old = {.prompt = prompts[0], .teacher = 1}, new = {.prompt = prompts[1]};
     for (int replay = 0; replay < 2; replay++) {
-        struct school s, t;
+        struct learner_test s, t;
         struct learner_options o = clone_options();
         o.buffer = 40;
         o.replay = replay;
-        school_open(&s, o, 1, 1, 1, ones, 3);
-        for (int i = 0; i < 16; i++) school_feed(&s, 0, &old);
-        school_update(&s);
+        learner_test_open(&s, o, 1, 1, 1, ones, 3);
+        for (int i = 0; i < 16; i++) learner_test_feed(&s, 0, &old);
+        learner_test_update(&s);
         struct adapter *then = adapter_retain(learner_adapter(s.l, 0));
-        for (int i = 0; i < 4; i++) school_feed(&s, 0, &new);
-        school_update(&s);
-        school_open(&t, clone_options(), 1, 1, 1, &then, 4);
-        for (int i = 0; i < 8; i++) school_feed(&t, 0, &new);
-        school_update(&t);
-        assert_int_equal(strcmp(school_hash(&s, 0), school_hash(&t, 0)) == 0, !replay);
+        for (int i = 0; i < 4; i++) learner_test_feed(&s, 0, &new);
+        learner_test_update(&s);
+        learner_test_open(&t, clone_options(), 1, 1, 1, &then, 4);
+        for (int i = 0; i < 8; i++) learner_test_feed(&t, 0, &new);
+        learner_test_update(&t);
+        assert_int_equal(strcmp(learner_test_hash(&s, 0), learner_test_hash(&t, 0)) == 0, !replay);
         adapter_release(then);
-        school_close(&s);
-        school_close(&t);
+        learner_test_close(&s);
+        learner_test_close(&t);
     }
 }
 
 /* Two policies with a decision each; the resulting adapter of the first. */
-static char *shared_with(double share, const struct lesson *others, double *critic) {
-    static const struct lesson own = {.prompt = "x o f u", .teacher = 1, .reward = 1};
-    struct school s;
+static char *shared_with(double share, const struct decision_case *others, double *critic) {
+    static const struct decision_case own = {.prompt = "x o f u", .teacher = 1, .reward = 1};
+    struct learner_test s;
     struct learner_options o = clone_options();
     o.share = share;
-    school_open(&s, o, 1, 2, 2, ones, 3);
+    learner_test_open(&s, o, 1, 2, 2, ones, 3);
     for (int i = 0; i < 8; i++) {
-        school_feed(&s, 0, &own);
-        school_feed(&s, 1, others);
+        learner_test_feed(&s, 0, &own);
+        learner_test_feed(&s, 1, others);
     }
-    for (int i = 0; i < 6; i++) school_update(&s);
+    for (int i = 0; i < 6; i++) learner_test_update(&s);
     float *baseline = learner_critic(s.l, 0);
     for (size_t i = 0; i < learner_critic_bytes() / sizeof(float); i++)
         *critic += fabs((double)baseline[i]);
     free(baseline);
-    char *hash = xstrdup(school_hash(&s, 0));
-    school_close(&s);
+    char *hash = xstrdup(learner_test_hash(&s, 0));
+    learner_test_close(&s);
     return hash;
 }
 
 /* Experience of other policies counts only if it is shared, also for the baseline. */
 static void test_shared_experience(void **state) {
     (void)state;
-    const struct lesson one = {.prompt = "u u u u o f n", .teacher = 2, .reward = 5};
-    const struct lesson two = {.prompt = "u u u u o f n", .teacher = 3, .reward = 5};
+    const struct decision_case one = {.prompt = "u u u u o f n", .teacher = 2, .reward = 5};
+    const struct decision_case two = {.prompt = "u u u u o f n", .teacher = 3, .reward = 5};
     double alone = 0, shared = 0, unused = 0;
     strings_same(shared_with(0, &one, &alone), shared_with(0, &two, &unused), true);
     strings_same(shared_with(1, &one, &shared), shared_with(1, &two, &unused), false);
     if (!(shared > 1.5 * alone)) fail_msg("a baseline of %g, with others' %g", alone, shared);
 }
 
-static double probability(const struct school *s, const char *prompt, int action) {
+static double probability(const struct learner_test *s, const char *prompt, int action) {
     struct policy_decision a;
     ask_one(s->asker, prompt, learner_adapter(s->l, 0), &a);
     return exp(a.logp[action]);
@@ -623,47 +624,47 @@ static double probability(const struct school *s, const char *prompt, int action
 static void test_one_update_moves_the_policy(void **state) {
     (void)state;
     for (uint64_t seed = 1; seed <= 6; seed++) {
-        struct school s;
+        struct learner_test s;
         struct learner_options o = learn_plain("gradient");
         int good = (int)(seed % ACTIONS), wrong = (good + 2) % ACTIONS;
         o.batch = 16;
         o.critic_rate = 0;
-        school_open(&s, o, 1, 1, 1, &ones[seed % MINDS], seed);
+        learner_test_open(&s, o, 1, 1, 1, &ones[seed % MINDS], seed);
         double before = probability(&s, prompts[0], good), bad = probability(&s, prompts[0], wrong);
         for (int i = 0; i < 32; i++) {
-            struct lesson v = {.prompt = prompts[0],
-                               .action = i % 2 ? good : wrong,
-                               .logp = log(i % 2 ? before : bad),
-                               .reward = i % 2 ? 1 : -1};
-            school_feed(&s, 0, &v);
+            struct decision_case v = {.prompt = prompts[0],
+                                      .action = i % 2 ? good : wrong,
+                                      .logp = log(i % 2 ? before : bad),
+                                      .reward = i % 2 ? 1 : -1};
+            learner_test_feed(&s, 0, &v);
         }
-        school_update(&s);
+        learner_test_update(&s);
         assert_int_equal(learner_updates(s.l), 1);
         if (!(probability(&s, prompts[0], good) > before) ||
             !(probability(&s, prompts[0], wrong) < bad))
             fail_msg("seed %d: the rewarded %g to %g, the punished %g to %g", (int)seed, before,
                      probability(&s, prompts[0], good), bad, probability(&s, prompts[0], wrong));
-        school_close(&s);
+        learner_test_close(&s);
     }
 }
 
 static void test_behaviour_cloning(void **state) {
     (void)state;
     for (uint64_t seed = 1; seed <= 4; seed++) {
-        struct school s;
+        struct learner_test s;
         int right = (int)(seed % ACTIONS);
-        school_open(&s, learn_plain("clone"), 1, 1, 1, &ones[seed % MINDS], seed);
+        learner_test_open(&s, learn_plain("clone"), 1, 1, 1, &ones[seed % MINDS], seed);
         double before = probability(&s, prompts[1], right);
         for (int i = 0; i < 8; i++) {
-            struct lesson v = {.prompt = prompts[1],
-                               .action = (right + 1) % ACTIONS,
-                               .teacher = right,
-                               .reward = -1};
-            school_feed(&s, 0, &v);
+            struct decision_case v = {.prompt = prompts[1],
+                                      .action = (right + 1) % ACTIONS,
+                                      .teacher = right,
+                                      .reward = -1};
+            learner_test_feed(&s, 0, &v);
         }
-        school_update(&s);
+        learner_test_update(&s);
         assert_true(probability(&s, prompts[1], right) > before);
-        school_close(&s);
+        learner_test_close(&s);
     }
 }
 
@@ -673,7 +674,7 @@ struct task {
     int action;
 };
 
-static double task_loss(const struct school *s, const struct task *k, struct adapter *a) {
+static double task_loss(const struct learner_test *s, const struct task *k, struct adapter *a) {
     struct policy_decision ask;
     ask_one(s->asker, prompts[0], a, &ask);
     double ratio = exp(ask.logp[k->action] - k->old), h = 0;
@@ -688,7 +689,7 @@ static struct adapter *moved(const struct adapter *a, const double *along, doubl
     return adapter_from_owned_data(&a->shape, &a->config, data, NULL);
 }
 
-static double slope(const struct school *s, const struct task *k, const double *along) {
+static double slope(const struct learner_test *s, const struct task *k, const double *along) {
     double sum = 0, loss[2];
     for (size_t i = 0; i < ones[0]->n_data; i++) sum += along[i] * along[i];
     double step = 0.01 / sqrt(sum);
@@ -703,7 +704,7 @@ static double slope(const struct school *s, const struct task *k, const double *
 /* One plain gradient step from ones[0], after sixteen experiences of which the buffer holds eight;
  * the gradient is stored in `gradient`. The running square of the baseline's errors includes all
  * sixteen. */
-static void task_learn(struct school *s, struct task *k, double *gradient) {
+static void task_learn(struct learner_test *s, struct task *k, double *gradient) {
     enum { LR = 1 };
     struct policy_decision now;
     struct learner_options o = learn_plain("gradient");
@@ -713,18 +714,18 @@ static void task_learn(struct school *s, struct task *k, double *gradient) {
     o.critic_rate = 0;
     o.entropy = k->entropy;
     o.clip = k->clip;
-    school_open(s, o, k->temperature, 1, 1, ones, 5);
+    learner_test_open(s, o, k->temperature, 1, 1, ones, 5);
     ask_one(s->asker, prompts[0], ones[0], &now);
     k->old = now.logp[k->action] - log(k->ratio);
     for (int i = 0; i < 16; i++) {
         double reward = k->advantage * (i < 8 ? 0.5 : 1);
-        struct lesson v = {
+        struct decision_case v = {
             .prompt = prompts[0], .action = k->action, .logp = k->old, .reward = reward};
         square += (i ? 0.01 : 1) * (reward * reward - square);
-        school_feed(s, 0, &v);
+        learner_test_feed(s, 0, &v);
     }
     k->advantage /= sqrt(square);
-    school_update(s);
+    learner_test_update(s);
     const struct adapter *after = learner_adapter(s->l, 0);
     for (size_t i = 0; i < after->n_data; i++)
         gradient[i] = ((double)ones[0]->data[i] - (double)after->data[i]) / LR;
@@ -745,7 +746,7 @@ static void test_gradient_equals_the_loss_gradient(void **state) {
     double *g = xcalloc(n, sizeof *g), *d = xcalloc(n, sizeof *d);
     for (size_t i = 0; i < ARRAY_LEN(tasks); i++) {
         struct task k = tasks[i];
-        struct school s;
+        struct learner_test s;
         struct rng rng = rng_make(i, RNG_TEST, 4, 0);
         double gg = 0, gd = 0;
         task_learn(&s, &k, g);
@@ -759,7 +760,7 @@ static void test_gradient_equals_the_loss_gradient(void **state) {
         if (fabs(along - gg) > 0.01 * gg || fabs(across - gd) > 0.02 * gg)
             fail_msg("task %zu: slopes %g and %g, of the gradient %g and %g", i, along, across, gg,
                      gd);
-        school_close(&s);
+        learner_test_close(&s);
     }
     free(g);
     free(d);
@@ -769,7 +770,7 @@ static void test_clipped_side_has_no_gradient(void **state) {
     (void)state;
     double *g = xcalloc(ones[0]->n_data, sizeof *g);
     for (int side = 0; side < 2; side++) {
-        struct school s;
+        struct learner_test s;
         struct task k = {.temperature = 1,
                          .ratio = side ? 1.5 : 0.6,
                          .advantage = side ? 1 : -1,
@@ -777,34 +778,34 @@ static void test_clipped_side_has_no_gradient(void **state) {
                          .action = 2};
         task_learn(&s, &k, g);
         assert_int_equal(learner_updates(s.l), 1);
-        assert_string_equal(school_hash(&s, 0), ones[0]->hash);
-        school_close(&s);
+        assert_string_equal(learner_test_hash(&s, 0), ones[0]->hash);
+        learner_test_close(&s);
     }
     free(g);
 }
 
 /* Three policies, eight decisions each and an update, three times; those of policy 1 were sampled
  * with probability exp(rare). */
-static void class_teach(struct school *s, struct adapter *second, double rare) {
+static void policies_teach(struct learner_test *s, struct adapter *second, double rare) {
     struct adapter *adapters[3] = {ones[0], second, ones[2]};
-    school_open(s, learn_plain("gradient"), 1, 3, 3, adapters, 6);
+    learner_test_open(s, learn_plain("gradient"), 1, 3, 3, adapters, 6);
     for (int round = 0; round < 3; round++) {
         for (int i = 0; i < 24; i++) {
-            struct lesson v = {.prompt = prompts[i % 5],
-                               .action = i % ACTIONS,
-                               .logp = i % 3 == 1 ? rare : -1.5,
-                               .reward = i % 4 - 1};
-            school_feed(s, i % 3, &v);
+            struct decision_case v = {.prompt = prompts[i % 5],
+                                      .action = i % ACTIONS,
+                                      .logp = i % 3 == 1 ? rare : -1.5,
+                                      .reward = i % 4 - 1};
+            learner_test_feed(s, i % 3, &v);
         }
-        school_update(s);
+        learner_test_update(s);
     }
 }
 
-static void neighbours_same(const struct school *a, const struct school *b) {
+static void neighbours_same(const struct learner_test *a, const struct learner_test *b) {
     assert_true(learner_updates(b->l) > 0);
     for (int i = 0; i < 3; i += 2) {
-        assert_string_equal(school_hash(a, i), school_hash(b, i));
-        assert_string_not_equal(school_hash(a, i), ones[i]->hash);
+        assert_string_equal(learner_test_hash(a, i), learner_test_hash(b, i));
+        assert_string_not_equal(learner_test_hash(a, i), ones[i]->hash);
         assert_int_equal(learner_health(b->l, i).rollbacks, 0);
     }
 }
@@ -812,32 +813,32 @@ static void neighbours_same(const struct school *a, const struct school *b) {
 /* A policy with non-finite weights does not change what the other policies learn. */
 static void test_only_nonfinite_policies_are_rolled_back(void **state) {
     (void)state;
-    struct school sound, broken;
+    struct learner_test sound, broken;
     double *along = xcalloc(ones[1]->n_data, sizeof *along);
     for (size_t i = 0; i < ones[1]->n_data; i++) along[i] = 1e30;
     struct adapter *huge = moved(ones[1], along, 1);
-    class_teach(&sound, ones[1], -1.5);
-    class_teach(&broken, huge, -1.5);
+    policies_teach(&sound, ones[1], -1.5);
+    policies_teach(&broken, huge, -1.5);
     neighbours_same(&sound, &broken);
     assert_int_equal(learner_health(sound.l, 1).rollbacks, 0);
     assert_int_equal(learner_health(broken.l, 1).rollbacks, 3);
-    assert_string_equal(school_hash(&broken, 1), huge->hash);
-    school_close(&broken);
+    assert_string_equal(learner_test_hash(&broken, 1), huge->hash);
+    learner_test_close(&broken);
     adapter_release(huge);
     free(along);
     int put_back = 0;
     for (int rare = -60; rare > -92; rare -= 2) { // gradients beyond the range of a float
-        class_teach(&broken, ones[1], rare);
+        policies_teach(&broken, ones[1], rare);
         neighbours_same(&sound, &broken);
         put_back += learner_health(broken.l, 1).rollbacks > 0;
-        school_close(&broken);
+        learner_test_close(&broken);
     }
     assert_true(put_back > 0 && put_back < 16);
-    school_close(&sound);
+    learner_test_close(&sound);
 }
 
 /* A tick of one policy with one agent, with finite log-probabilities or not. */
-static void school_tick(struct school *s, bool numbers) {
+static void learner_test_tick(struct learner_test *s, bool numbers) {
     struct error err;
     int32_t token = 300 + s->tick % 7;
     struct policy_decision a = {.tokens = &token, .n = 1, .action = s->tick % ACTIONS};
@@ -851,35 +852,35 @@ static void school_tick(struct school *s, bool numbers) {
 /* A decision without finite log-probabilities is rolled back and never sampled later. */
 static void test_nonfinite_decision(void **state) {
     (void)state;
-    struct school s;
+    struct learner_test s;
     struct learner_options o = learn_plain("gradient");
     o.every = 1;
     o.replay = 1;
-    school_open(&s, o, 1, 1, 1, ones, 2);
-    while (s.tick < 100) school_tick(&s, s.tick != 40);
+    learner_test_open(&s, o, 1, 1, 1, ones, 2);
+    while (s.tick < 100) learner_test_tick(&s, s.tick != 40);
     struct policy_health h = learner_health(s.l, 0);
     assert_int_equal(h.rollbacks, 1);
     assert_true(isfinite(h.entropy) && h.entropy > 1);
-    struct school fresh; // a learner that begins after it
+    struct learner_test fresh; // a learner that begins after it
     o = learn_plain("gradient");
     o.every = 1;
     o.replay = 1;
-    school_open(&fresh, o, 1, 1, 1, ones, 2);
-    for (fresh.tick = 41; fresh.tick < 100;) school_tick(&fresh, true);
-    assert_string_equal(school_hash(&s, 0), school_hash(&fresh, 0));
-    assert_string_not_equal(school_hash(&s, 0), ones[0]->hash);
-    school_close(&s);
-    school_close(&fresh);
+    learner_test_open(&fresh, o, 1, 1, 1, ones, 2);
+    for (fresh.tick = 41; fresh.tick < 100;) learner_test_tick(&fresh, true);
+    assert_string_equal(learner_test_hash(&s, 0), learner_test_hash(&fresh, 0));
+    assert_string_not_equal(learner_test_hash(&s, 0), ones[0]->hash);
+    learner_test_close(&s);
+    learner_test_close(&fresh);
 }
 
 /* A hundred ticks at rate 0 of four policies: a healthy one, one that repeats an action, one with
  * low entropy, one with constant reward. */
 static void test_collapse_is_reported(void **state) {
     (void)state;
-    struct school s;
+    struct learner_test s;
     struct learner_options o = learn_plain("gradient");
     o.train.lr = 0;
-    school_open(&s, o, 1, 4, 4, ones, 6);
+    learner_test_open(&s, o, 1, 4, 4, ones, 6);
     for (s.tick = 1; s.tick <= 100; s.tick++) {
         struct error err;
         for (int b = 0; b < 4; b++) {
@@ -905,7 +906,7 @@ static void test_collapse_is_reported(void **state) {
         if (b != 2) assert_true(fabs(h.entropy - log(ACTIONS)) < 1e-9);
         assert_int_equal(h.rollbacks, 0); // no better snapshot exists
     }
-    school_close(&s);
+    learner_test_close(&s);
 }
 
 /* lives */
@@ -920,7 +921,7 @@ struct world_of {
     struct simulation *life;
 };
 
-static struct simulation_options life_plain(const char *learn) {
+static struct simulation_options simulation_plain(const char *learn) {
     struct simulation_options o = {0};
     options_default(simulation_option_rows, &o);
     options_default(learner_option_rows, &o.learn);
@@ -936,7 +937,7 @@ static struct simulation_options life_plain(const char *learn) {
     return o;
 }
 
-static void life_open(struct world_of *w) {
+static void simulation_start(struct world_of *w) {
     struct error err;
     w->life = simulation_new(model, &w->o, w->list, ones, MINDS, w->pool, &err);
     if (!w->life) fail_msg("%s", err.text);
@@ -955,7 +956,7 @@ static void world_make(struct world_of *w, struct simulation_options o, bool toy
         w->envs[i] = toy ? w->toys[i].e : grid_env_as_environment(&w->places[i]);
         w->list[i] = &w->envs[i];
     }
-    life_open(w);
+    simulation_start(w);
 }
 
 static void world_free(struct world_of *w) {
@@ -990,7 +991,7 @@ static void measured_tell(struct world_of *w, struct buf *story) {
 }
 
 /* Names of the policies and their fitness; their health only with `health`. */
-static void minds_tell(const struct simulation *l, bool health, struct buf *story) {
+static void policies_text(const struct simulation *l, bool health, struct buf *story) {
     for (int i = 0; i < simulation_n_policies(l); i++) {
         json_t *v = policy_record_json(simulation_policy(l, i));
         assert_non_null(v);
@@ -1005,15 +1006,15 @@ static void minds_tell(const struct simulation *l, bool health, struct buf *stor
 }
 
 enum { WHOLE = 1 << 20 };
-static char *lives(const char *learn, double lr, int threads, bool health) {
+static char *simulations(const char *learn, double lr, int threads, bool health) {
     struct world_of w;
     struct buf story = {0};
-    struct simulation_options o = life_plain(learn);
+    struct simulation_options o = simulation_plain(learn);
     o.learn.train.lr = lr;
     world_make(&w, o, false, threads);
     for (int g = 0; g < 2; g++) {
         generation(&w, WHOLE, &story);
-        minds_tell(w.life, health, &story);
+        policies_text(w.life, health, &story);
         measured_tell(&w, &story);
     }
     world_free(&w);
@@ -1022,15 +1023,16 @@ static char *lives(const char *learn, double lr, int threads, bool health) {
 
 static void test_rate_zero_is_frozen(void **state) {
     (void)state;
-    strings_same(lives("none", 0, 1, false), lives("gradient", 0, 1, false), true);
-    strings_same(lives("none", 0, 1, false), lives("clone", 0, 1, false), true);
-    strings_same(lives("none", 0, 1, false), lives("gradient", 0.01, 1, false), false);
+    strings_same(simulations("none", 0, 1, false), simulations("gradient", 0, 1, false), true);
+    strings_same(simulations("none", 0, 1, false), simulations("clone", 0, 1, false), true);
+    strings_same(simulations("none", 0, 1, false), simulations("gradient", 0.01, 1, false), false);
 }
 
 static void test_threads_change_nothing(void **state) {
     (void)state;
-    strings_same(lives("gradient", 0.01, 1, true), lives("gradient", 0.01, 2, true), true);
-    strings_same(lives("clone", 0.01, 1, true), lives("clone", 0.01, 2, true), true);
+    strings_same(simulations("gradient", 0.01, 1, true), simulations("gradient", 0.01, 2, true),
+                 true);
+    strings_same(simulations("clone", 0.01, 1, true), simulations("clone", 0.01, 2, true), true);
 }
 
 static char *place_in(const char *name) {
@@ -1057,19 +1059,19 @@ static void loaded(struct simulation *l, const char *dir) {
 static char *interrupted(const char *dir, const char *killed) {
     struct world_of w;
     struct buf story = {0}, lost = {0};
-    struct simulation_options o = life_plain("gradient");
+    struct simulation_options o = simulation_plain("gradient");
     o.carry = true;
     o.mutate = 0.5;
     world_make(&w, o, false, 1);
     for (int g = 0; g < 4; g++) {
         for (int k = 0; dir && g > 0 && k < 1 + (killed[g] == 'x'); k++) {
             simulation_free(w.life);
-            life_open(&w);
+            simulation_start(&w);
             loaded(w.life, dir);
             if (killed[g] == 'x' && k == 0) generation(&w, 23, &lost);
         }
         generation(&w, WHOLE, &story);
-        minds_tell(w.life, true, &story);
+        policies_text(w.life, true, &story);
         if (dir) saved(w.life, dir);
     }
     world_free(&w);
@@ -1104,7 +1106,7 @@ static void test_rate_that_makes_all_nonfinite(void **state) {
     (void)state;
     struct world_of w;
     struct buf story = {0};
-    struct simulation_options o = life_plain("gradient");
+    struct simulation_options o = simulation_plain("gradient");
     char *dir = place_in("broken");
     o.learn.train.lr = 1e30;
     o.learn.warmup = 0;
@@ -1123,7 +1125,7 @@ static void test_rate_that_makes_all_nonfinite(void **state) {
     assert_true(rollbacks >= MINDS);
     saved(w.life, dir);
     simulation_free(w.life);
-    life_open(&w);
+    simulation_start(&w);
     loaded(w.life, dir);
     world_free(&w);
     buf_release(&story);
@@ -1140,7 +1142,7 @@ static void test_nonfinite_policy_does_not_change_others(void **state) {
     for (int k = 0; k < 2; k++) {
         struct world_of w;
         struct buf story = {0};
-        struct simulation_options o = life_plain("gradient");
+        struct simulation_options o = simulation_plain("gradient");
         o.worlds = 1;
         if (k) ones[1] = moved(sound, along, 1);
         world_make(&w, o, true, 1);
@@ -1170,7 +1172,7 @@ static void test_health_of_a_short_generation(void **state) {
     (void)state;
     struct world_of w;
     struct buf story = {0};
-    struct simulation_options o = life_plain("gradient");
+    struct simulation_options o = simulation_plain("gradient");
     o.learn.train.lr = 0;
     o.steps = 20;
     o.worlds = 1;
@@ -1245,7 +1247,7 @@ static void test_children(void **state) {
     struct world_of w;
     struct buf story = {0};
     struct error err;
-    struct simulation_options o = life_plain("none");
+    struct simulation_options o = simulation_plain("none");
     o.mutate = 0;
     o.learn.train.r = 4; // enough rank for two parents of rank 2
     o.elites = 1;
@@ -1275,7 +1277,7 @@ static void test_no_breeding(void **state) {
     (void)state;
     struct world_of w;
     struct buf story = {0};
-    struct simulation_options o = life_plain("none");
+    struct simulation_options o = simulation_plain("none");
     o.breed = false;
     world_make(&w, o, true, 1);
     for (int g = 0; g < 2; g++) generation(&w, WHOLE, &story);
@@ -1296,7 +1298,7 @@ static void test_mutants(void **state) {
         struct world_of w;
         struct buf story = {0};
         struct error err;
-        struct simulation_options o = life_plain("none");
+        struct simulation_options o = simulation_plain("none");
         o.mutate = k;
         world_make(&w, o, true, 1);
         generation(&w, WHOLE, &story);
@@ -1317,7 +1319,7 @@ static void test_carry(void **state) {
     for (int k = 0; k < 2; k++) {
         struct world_of w;
         struct buf story = {0};
-        struct simulation_options o = life_plain("none");
+        struct simulation_options o = simulation_plain("none");
         o.carry = k;
         world_make(&w, o, true, 1);
         generation(&w, WHOLE, &story);
@@ -1340,20 +1342,20 @@ static void test_carry(void **state) {
 
 /* state on disk */
 
-static char *life_told(const struct simulation *l) {
+static char *simulation_text(const struct simulation *l) {
     struct buf b = {0};
-    minds_tell(l, true, &b);
+    policies_text(l, true, &b);
     return b.data;
 }
 
 /* Refused with an error that names the file, and the simulation is unchanged. */
 static void refused(struct world_of *w, const char *dir, const json_t *state, const char *what) {
     struct error err = {0};
-    char *before = life_told(w->life);
+    char *before = simulation_text(w->life);
     int rc = simulation_load(w->life, dir, state, &err);
     if (rc == OK) fail_msg("%s was taken", what);
     if (rc >= 0 || !strstr(err.text, "state.json': ")) fail_msg("%s: %d '%s'", what, rc, err.text);
-    strings_same(before, life_told(w->life), true);
+    strings_same(before, simulation_text(w->life), true);
 }
 
 /* Every member of an object in `state`: removed, and replaced by a value of every other type. */
@@ -1443,7 +1445,7 @@ static void test_damaged_states(void **state) {
     char *dir = place_in("damaged"), *path = path_join(dir, "state.json");
     assert_null(simulation_read_state(dir, &err));
     assert_int_equal(err.code, ERR_MISSING);
-    world_make(&w, life_plain("gradient"), true, 1);
+    world_make(&w, simulation_plain("gradient"), true, 1);
     generation(&w, WHOLE, &story);
     saved(w.life, dir);
     json_t *v = simulation_read_state(dir, &err);
@@ -1558,12 +1560,12 @@ static void test_failed_saves(void **state) {
     struct buf story = {0};
     char *dir = place_in("full"), *told[2];
     struct simulation *of[2];
-    world_make(&w, life_plain("gradient"), true, 1);
+    world_make(&w, simulation_plain("gradient"), true, 1);
     for (int g = 0; g < 2; g++) {
         generation(&w, WHOLE, &story);
         saved(w.life, dir);
-        told[g] = life_told(of[g] = w.life);
-        life_open(&w);
+        told[g] = simulation_text(of[g] = w.life);
+        simulation_start(&w);
         loaded(w.life, dir);
     }
     for (int kill = 0; kill < 2; kill++) {
@@ -1573,7 +1575,7 @@ static void test_failed_saves(void **state) {
             saved(of[0], dir);
             whole = saved_with_fault(of[1], dir, n, kill);
             loaded(w.life, dir);
-            char *now = life_told(w.life);
+            char *now = simulation_text(w.life);
             bool old = strcmp(now, told[0]) == 0;
             if ((!old && strcmp(now, told[1]) != 0) || (old && whole))
                 fail_msg("call %ld leaves %s", n, now);
@@ -1581,7 +1583,7 @@ static void test_failed_saves(void **state) {
             saved(of[1], dir);
             loaded(w.life, dir);
             strings_same(now, xstrdup(old ? told[0] : told[1]), true);
-            strings_same(life_told(w.life), xstrdup(told[1]), true);
+            strings_same(simulation_text(w.life), xstrdup(told[1]), true);
         }
         assert_true(kept > 20);
     }
@@ -1612,7 +1614,7 @@ static void test_options(void **state) {
     };
     struct error err;
     for (size_t i = 0; i < ARRAY_LEN(wrong); i++) {
-        struct simulation_options o = life_plain("gradient");
+        struct simulation_options o = simulation_plain("gradient");
         assert_int_equal(simulation_options_check(&o, &err), OK);
         char **at = (char **)(void *)((uint8_t *)&o + wrong[i].at);
         free(*at);
@@ -1622,7 +1624,7 @@ static void test_options(void **state) {
         options_release(learner_option_rows, &o.learn);
         options_release(simulation_option_rows, &o);
     }
-    struct simulation_options o = life_plain("clone");
+    struct simulation_options o = simulation_plain("clone");
     o.learn.buffer = 2 * o.learn.batch - 1;
     assert_int_equal(simulation_options_check(&o, &err), ERR_USAGE);
     options_release(learner_option_rows, &o.learn);

@@ -95,7 +95,7 @@ static int suite_free(void **state) {
 
 /* a learner whose agents get the same prompt in every tick */
 
-struct school {
+struct learner_test {
     struct bandit env;
     struct policy_runner *asker;
     struct learner_options o;
@@ -126,10 +126,10 @@ static struct learner_options options(int stretch, double sigma, const char *sha
 }
 
 /* Takes ownership of the options. */
-static void school_of(struct school *s, struct learner_options o, int minds, int bodies,
-                      uint64_t seed) {
+static void learner_test_of(struct learner_test *s, struct learner_options o, int minds, int bodies,
+                            uint64_t seed) {
     struct adapter *adapters[] = {start, start};
-    *s = (struct school){.o = o, .n_bodies = bodies};
+    *s = (struct learner_test){.o = o, .n_bodies = bodies};
     struct policy_runner_options ao = {.temperature = 1, .max_len = 64};
     bandit_make(&s->env);
     s->asker = policy_runner_new(model, &s->env.e, &ao, &err);
@@ -145,18 +145,19 @@ static void school_of(struct school *s, struct learner_options o, int minds, int
     if (!s->l) fail_msg("%s", err.text);
 }
 
-static void school_open(struct school *s, struct learner_options o, int bodies, uint64_t seed) {
-    school_of(s, o, 1, bodies, seed);
+static void learner_test_open(struct learner_test *s, struct learner_options o, int bodies,
+                              uint64_t seed) {
+    learner_test_of(s, o, 1, bodies, seed);
 }
 
-static void school_close(struct school *s) {
+static void learner_test_close(struct learner_test *s) {
     learner_free(s->l);
     policy_runner_free(s->asker);
     options_release(learner_option_rows, &s->o);
 }
 
 /* Agents before `living` decide and act; asks: [living]. */
-static void school_ask(struct school *s, struct policy_decision *asks, int living) {
+static void learner_test_ask(struct learner_test *s, struct policy_decision *asks, int living) {
     struct buf text = {0};
     buf_puts(&text, prompt);
     for (int b = 0; b < living; b++) {
@@ -171,7 +172,7 @@ static void school_ask(struct school *s, struct policy_decision *asks, int livin
     buf_release(&text);
 }
 
-static void school_tick(struct school *s) {
+static void learner_test_tick(struct learner_test *s) {
     if (learner_tick(s->l, 0, ++s->tick, &err) != OK) fail_msg("%s", err.text);
 }
 
@@ -183,14 +184,14 @@ static double expected(const double *logp) {
 
 /* A tick of the toy fitness: an agent's reward is the mean worth of its policy. `paid`: [living]
  * rewards to use instead, or NULL. */
-static void school_live(struct school *s, int living, const double *paid) {
+static void learner_test_live(struct learner_test *s, int living, const double *paid) {
     struct policy_decision asks[8];
-    school_ask(s, asks, living);
+    learner_test_ask(s, asks, living);
     for (int b = 0; b < living; b++) {
         learner_observe_action(s->l, b, &asks[b], -1);
         learner_observe_reward(s->l, b, paid ? paid[b] : expected(s->logp[b]), false);
     }
-    school_tick(s);
+    learner_test_tick(s);
 }
 
 /* The adapter's change over minus the rate: the gradient of the minimised loss. */
@@ -209,7 +210,7 @@ static double dot(const double *a, const double *b) {
 
 /* the estimate */
 
-static int worth_loss(void *ctx, struct loss_sample *v, int n, struct error *e) {
+static int bandit_loss(void *ctx, struct loss_sample *v, int n, struct error *e) {
     (void)ctx, (void)e;
     for (int i = 0; i < n; i++) {
         v[i].count = 1;
@@ -222,8 +223,8 @@ static int worth_loss(void *ctx, struct loss_sample *v, int n, struct error *e) 
 /* Gradient of minus the fitness, by differentiation. */
 static double *true_gradient(void) {
     const double lr = 0.1;
-    struct school s;
-    school_open(&s, options(1, 0.01, "none", lr), 2, 1);
+    struct learner_test s;
+    learner_test_open(&s, options(1, 0.01, "none", lr), 2, 1);
     struct trainer *t = trainer_new_lora(model, &start, 1, &s.o.train, NULL, &err);
     struct token_ids ids = {0};
     tokenizer_encode(model->tok, prompt, strlen(prompt), TOKENIZER_ADD_BOS, &ids);
@@ -234,7 +235,7 @@ static double *true_gradient(void) {
     v.tokens[ids.n] = policy_runner_action_tokens(s.asker)[0];
     v.mask[ids.n] = 1;
     struct loss_fn loss = {
-        .fn = worth_loss, .choices = policy_runner_action_tokens(s.asker), .n_choices = ACTIONS};
+        .fn = bandit_loss, .choices = policy_runner_action_tokens(s.asker), .n_choices = ACTIONS};
     assert_int_equal(trainer_accumulate_loss(t, &v, 1, &loss, &err), OK);
     assert_int_equal(trainer_update(t, (float)lr, NULL, &err), OK);
     struct adapter *a = trainer_export_adapter(t, 0, NULL);
@@ -243,23 +244,23 @@ static double *true_gradient(void) {
     trainer_free(t);
     train_sample_release(&v);
     token_ids_release(&ids);
-    school_close(&s);
+    learner_test_close(&s);
     return g;
 }
 
 /* One round with `bodies` agents: one stretch, or two if the number is odd. */
 static double *estimate(int bodies, uint64_t seed) {
     const double lr = 0.1;
-    struct school s;
-    school_open(&s, options(1, 0.003, "none", lr), bodies, seed);
-    school_live(&s, bodies, NULL);
+    struct learner_test s;
+    learner_test_open(&s, options(1, 0.003, "none", lr), bodies, seed);
+    learner_test_live(&s, bodies, NULL);
     if (bodies % 2) {
         assert_int_equal(learner_updates(s.l), 0);
-        school_live(&s, bodies, NULL);
+        learner_test_live(&s, bodies, NULL);
     }
     assert_int_equal(learner_updates(s.l), 1);
     double *g = change(learner_adapter(s.l, 0), lr);
-    school_close(&s);
+    learner_test_close(&s);
     return g;
 }
 
@@ -316,11 +317,11 @@ static void test_absent_agents(void **state) {
     const double lr = 1e-3;
     double *by[2];
     for (int k = 0; k < 2; k++) {
-        struct school s;
-        school_open(&s, options(1, 0.01, "zscore", lr), 4, 3);
-        school_live(&s, k ? 3 : 2, paid);
+        struct learner_test s;
+        learner_test_open(&s, options(1, 0.01, "zscore", lr), 4, 3);
+        learner_test_live(&s, k ? 3 : 2, paid);
         by[k] = change(learner_adapter(s.l, 0), lr);
-        school_close(&s);
+        learner_test_close(&s);
     }
     double ratio = dot(by[0], by[1]) / dot(by[0], by[0]), want = 2 * sqrt(1.5) / 3;
     assert_true(fabs(ratio - want) < 1e-3);
@@ -330,14 +331,14 @@ static void test_absent_agents(void **state) {
 }
 
 /* The hash of an agent's direction in a tick, and its sign. */
-struct way {
+struct direction {
     char hash[HASH_LEN];
     float weight;
 };
 
-static struct way way_at(struct school *s, int generation, int tick, int body) {
+static struct direction direction_at(struct learner_test *s, int generation, int tick, int body) {
     struct policy_decision a = {.adapter = start};
-    struct way w;
+    struct direction w;
     learner_perturb(s->l, generation, tick, body, &a);
     assert_int_equal(a.n_mix, 2);
     assert_true(a.mix[0].adapter == start && a.mix[0].weight == 1);
@@ -350,42 +351,42 @@ static struct way way_at(struct school *s, int generation, int tick, int body) {
  * different directions. */
 static void test_directions(void **state) {
     (void)state;
-    struct school two, one, other, minds;
-    school_open(&two, options(5, 0.01, "rank", 1), 4, 3);
-    school_open(&one, options(5, 0.01, "rank", 1), 1, 3);
-    school_open(&other, options(5, 0.01, "rank", 1), 4, 4);
-    school_of(&minds, options(5, 0.01, "rank", 1), 2, 4, 3);
-    struct way a = way_at(&two, 0, 0, 0), b = way_at(&two, 0, 4, 1);
+    struct learner_test two, one, other, minds;
+    learner_test_open(&two, options(5, 0.01, "rank", 1), 4, 3);
+    learner_test_open(&one, options(5, 0.01, "rank", 1), 1, 3);
+    learner_test_open(&other, options(5, 0.01, "rank", 1), 4, 4);
+    learner_test_of(&minds, options(5, 0.01, "rank", 1), 2, 4, 3);
+    struct direction a = direction_at(&two, 0, 0, 0), b = direction_at(&two, 0, 4, 1);
     assert_string_equal(a.hash, b.hash);
     assert_true(a.weight == 1 && b.weight == -1);
-    assert_string_not_equal(a.hash, way_at(&two, 0, 4, 2).hash);
-    assert_string_not_equal(a.hash, way_at(&two, 0, 5, 0).hash);
-    assert_string_not_equal(a.hash, way_at(&two, 1, 0, 0).hash);
-    assert_string_not_equal(a.hash, way_at(&other, 0, 0, 0).hash);
-    assert_string_equal(a.hash, way_at(&one, 0, 0, 0).hash);
-    b = way_at(&one, 0, 9, 0);
+    assert_string_not_equal(a.hash, direction_at(&two, 0, 4, 2).hash);
+    assert_string_not_equal(a.hash, direction_at(&two, 0, 5, 0).hash);
+    assert_string_not_equal(a.hash, direction_at(&two, 1, 0, 0).hash);
+    assert_string_not_equal(a.hash, direction_at(&other, 0, 0, 0).hash);
+    assert_string_equal(a.hash, direction_at(&one, 0, 0, 0).hash);
+    b = direction_at(&one, 0, 9, 0);
     assert_string_equal(a.hash, b.hash);
     assert_true(b.weight == -1);
-    assert_string_not_equal(a.hash, way_at(&one, 0, 10, 0).hash);
-    school_close(&two);
-    school_close(&one);
-    a = way_at(&minds, 0, 0, 0);
-    assert_string_equal(a.hash, way_at(&minds, 0, 0, 2).hash);
-    assert_string_not_equal(a.hash, way_at(&minds, 0, 0, 1).hash);
-    school_close(&other);
-    school_close(&minds);
+    assert_string_not_equal(a.hash, direction_at(&one, 0, 10, 0).hash);
+    learner_test_close(&two);
+    learner_test_close(&one);
+    a = direction_at(&minds, 0, 0, 0);
+    assert_string_equal(a.hash, direction_at(&minds, 0, 0, 2).hash);
+    assert_string_not_equal(a.hash, direction_at(&minds, 0, 0, 1).hash);
+    learner_test_close(&other);
+    learner_test_close(&minds);
 }
 
 static void test_equal_rewards_have_no_gradient(void **state) {
     (void)state;
     static const double paid[] = {0.5, 0.5, 0.5, 0.5};
-    struct school s;
-    school_open(&s, options(1, 0.01, "rank", 1), 4, 3);
-    school_live(&s, 4, paid);
-    school_live(&s, 1, paid);
+    struct learner_test s;
+    learner_test_open(&s, options(1, 0.01, "rank", 1), 4, 3);
+    learner_test_live(&s, 4, paid);
+    learner_test_live(&s, 1, paid);
     assert_int_equal(learner_updates(s.l), 0);
     assert_string_equal(learner_adapter(s.l, 0)->hash, start->hash);
-    school_close(&s);
+    learner_test_close(&s);
 }
 
 /* A policy with non-finite weights is rolled back, and its rewards from then are discarded. */
@@ -393,20 +394,20 @@ static void test_rollback_discards_rewards(void **state) {
     (void)state;
     static const double good[] = {1, 0}, none[] = {0, 0};
     for (int broken = 0; broken < 2; broken++) {
-        struct school s;
+        struct learner_test s;
         struct policy_decision asks[2];
-        school_open(&s, options(2, 0.01, "zscore", 1e-3), 2, 3);
-        school_ask(&s, asks, 2);
+        learner_test_open(&s, options(2, 0.01, "zscore", 1e-3), 2, 3);
+        learner_test_ask(&s, asks, 2);
         if (broken) asks[0].logp[1] = NAN;
         for (int b = 0; b < 2; b++) {
             learner_observe_action(s.l, b, &asks[b], -1);
             learner_observe_reward(s.l, b, good[b], false);
         }
-        school_tick(&s);
-        school_live(&s, 2, none);
+        learner_test_tick(&s);
+        learner_test_live(&s, 2, none);
         assert_int_equal(learner_health(s.l, 0).rollbacks, broken);
         assert_int_equal(learner_updates(s.l), !broken);
-        school_close(&s);
+        learner_test_close(&s);
     }
 }
 
@@ -428,26 +429,26 @@ static void test_dora_is_refused(void **state) {
 
 /* The probability of action 4 after `stretches` stretches in which no other action has a reward. */
 static double bandit_learned(int bodies, int stretches, double lr) {
-    struct school s;
+    struct learner_test s;
     struct learner_options o = options(8, 0.1, "zscore", lr);
     o.train.max_grad_norm = 1;
     name_set(&o.train.optim, "adamw");
-    school_open(&s, o, bodies, 2);
+    learner_test_open(&s, o, bodies, 2);
     for (int i = 0; i < stretches * 8; i++) {
         struct policy_decision asks[8];
-        school_ask(&s, asks, bodies);
+        learner_test_ask(&s, asks, bodies);
         for (int b = 0; b < bodies; b++) {
             learner_observe_action(s.l, b, &asks[b], -1);
             learner_observe_reward(s.l, b, asks[b].action == 4, false);
         }
-        school_tick(&s);
+        learner_test_tick(&s);
     }
     struct policy_decision now = {.adapter = learner_adapter(s.l, 0), .len = strlen(prompt)};
     struct buf text = {0};
     buf_puts(&text, prompt);
     assert_int_equal(policy_runner_act(s.asker, &now, 1, &text, &err), OK);
     buf_release(&text);
-    school_close(&s);
+    learner_test_close(&s);
     return exp(now.logp[4]);
 }
 
@@ -472,7 +473,7 @@ struct place_of {
     struct simulation *life;
 };
 
-static void life_open(struct place_of *p, const char *learn, double lr, int threads) {
+static void simulation_start(struct place_of *p, const char *learn, double lr, int threads) {
     *p = (struct place_of){.pool = threads > 1 ? pool_new(threads) : NULL};
     options_default(simulation_option_rows, &p->o);
     struct learner_options lo = options(5, 0.03, "rank", lr);
@@ -491,14 +492,14 @@ static void life_open(struct place_of *p, const char *learn, double lr, int thre
     if (!p->life) fail_msg("%s", err.text);
 }
 
-static void life_close(struct place_of *p) {
+static void simulation_stop(struct place_of *p) {
     simulation_free(p->life);
     pool_free(p->pool);
     options_release(simulation_option_rows, &p->o);
     options_release(learner_option_rows, &p->o.learn);
 }
 
-static void life_live(struct place_of *p, int generations) {
+static void simulation_run_ticks(struct place_of *p, int generations) {
     for (int g = 0; g < generations; g++) {
         int n = 1;
         assert_int_equal(simulation_begin_generation(p->life, NULL, &err), OK);
@@ -508,7 +509,7 @@ static void life_live(struct place_of *p, int generations) {
     }
 }
 
-static void lives_are_one(const struct place_of *a, const struct place_of *b) {
+static void simulations_equal(const struct place_of *a, const struct place_of *b) {
     for (int i = 0; i < simulation_n_policies(a->life); i++) {
         const struct policy_record *x = simulation_policy(a->life, i),
                                    *y = simulation_policy(b->life, i);
@@ -521,52 +522,52 @@ static void lives_are_one(const struct place_of *a, const struct place_of *b) {
 static void test_threads_change_nothing(void **state) {
     (void)state;
     struct place_of one, two;
-    life_open(&one, "es", 0.1, 1);
-    life_open(&two, "es", 0.1, 2);
-    life_live(&one, 2);
-    life_live(&two, 2);
-    lives_are_one(&one, &two);
+    simulation_start(&one, "es", 0.1, 1);
+    simulation_start(&two, "es", 0.1, 2);
+    simulation_run_ticks(&one, 2);
+    simulation_run_ticks(&two, 2);
+    simulations_equal(&one, &two);
     assert_string_not_equal(simulation_policy(one.life, 0)->adapter->hash, start->hash);
-    life_close(&one);
-    life_close(&two);
+    simulation_stop(&one);
+    simulation_stop(&two);
 }
 
 static void test_resume(void **state) {
     (void)state;
     struct place_of whole, first, second;
-    life_open(&whole, "es", 0.1, 1);
-    life_live(&whole, 3);
-    life_open(&first, "es", 0.1, 1);
-    life_live(&first, 1);
+    simulation_start(&whole, "es", 0.1, 1);
+    simulation_run_ticks(&whole, 3);
+    simulation_start(&first, "es", 0.1, 1);
+    simulation_run_ticks(&first, 1);
     json_t *extra = json_object();
     assert_int_equal(simulation_save(first.life, folder, extra, &err), OK);
-    life_close(&first);
-    life_open(&second, "es", 0.1, 1);
+    simulation_stop(&first);
+    simulation_start(&second, "es", 0.1, 1);
     json_t *saved = simulation_read_state(folder, &err);
     assert_int_equal(simulation_load(second.life, folder, saved, &err), OK);
-    life_live(&second, 2);
-    lives_are_one(&whole, &second);
+    simulation_run_ticks(&second, 2);
+    simulations_equal(&whole, &second);
     json_decref(saved);
     json_decref(extra);
-    life_close(&second);
-    life_close(&whole);
+    simulation_stop(&second);
+    simulation_stop(&whole);
 }
 
 static void test_no_rate_no_change(void **state) {
     (void)state;
     struct place_of still, frozen;
     struct episode_stats a[2], b[2];
-    life_open(&still, "es", 0, 1);
-    life_open(&frozen, "none", 0, 1);
-    life_live(&still, 1);
-    life_live(&frozen, 1);
+    simulation_start(&still, "es", 0, 1);
+    simulation_start(&frozen, "none", 0, 1);
+    simulation_run_ticks(&still, 1);
+    simulation_run_ticks(&frozen, 1);
     for (int i = 0; i < simulation_n_policies(still.life); i++)
         assert_string_equal(simulation_policy(still.life, i)->adapter->hash, start->hash);
     assert_int_equal(simulation_evaluate(still.life, a, &err), OK);
     assert_int_equal(simulation_evaluate(frozen.life, b, &err), OK);
     assert_memory_equal(a, b, sizeof a);
-    life_close(&still);
-    life_close(&frozen);
+    simulation_stop(&still);
+    simulation_stop(&frozen);
 }
 
 static void test_options(void **state) {

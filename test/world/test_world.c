@@ -136,7 +136,7 @@ static void test_refusals(void **state) {
     world_rules_release(&r);
 }
 
-/* how worlds begin */
+/* initial worlds */
 
 /* Number of cells that can be reached from homes, by repeated passes over all cells. */
 static int reached_count(const struct world *w) {
@@ -356,7 +356,7 @@ static void test_memory(void **state) {
     act(&w, r, PICK_FOOD);
     assert_true(a->n_known == 9 && a->known[7] == cell_at(&w, 10, 3));
     assert_int_equal(a->known[8], cell_at(&w, 12, 3));
-    w.cells[a->known[8]] = 0; // somebody else's
+    w.cells[a->known[8]] = 0; // taken by another agent
     act(&w, r, DROP_FOOD);
     assert_int_equal(a->n_known, 9);
 }
@@ -610,7 +610,7 @@ static void test_brief_goal(void **state) {
     }
     a->holds = HOLDS_NOTHING;
     a->n_known = 3;
-    a->known[0] = w.homes[1]; // stood on
+    a->known[0] = w.homes[1]; // visited
     a->known[1] = (int16_t)cell_at(&w, 4, 1);
     a->known[2] = (int16_t)cell_at(&w, 4, 5);
     observes(&w, r, 0, "u u u u o - s - +");
@@ -772,7 +772,7 @@ static void test_determinism(void **state) {
     world_rules_release(&r);
 }
 
-/* what always holds */
+/* invariants */
 
 /* Cells that may be in an agent's memory although their item was taken by another agent since. */
 static bool taken[WORLD_AGENTS][WORLD_CELLS];
@@ -970,13 +970,13 @@ static void test_rule_uses_only_observed_cells(void **state) {
 }
 
 /* An observation, and the action of the policy "reflex" for several draws. */
-struct told {
+struct seen_observation {
     char prompt[48];
     int8_t acts[6];
 };
 enum { TOLD = 1 << 16 };
 
-static struct told *told_find(struct told *all, const char *prompt) {
+static struct seen_observation *seen_find(struct seen_observation *all, const char *prompt) {
     uint32_t at = 0;
     for (const char *c = prompt; *c; c++) at = at * 31 + (unsigned char)*c;
     for (at %= TOLD; *all[at].prompt && strcmp(all[at].prompt, prompt) != 0;) at = (at + 1) % TOLD;
@@ -986,9 +986,9 @@ static struct told *told_find(struct told *all, const char *prompt) {
 /* Whether the observation occurred before; then the action must be the same, and never into a
  * wall. */
 static bool reflex_check(const struct world *w, const struct world_rules *r, int i,
-                         struct told *all) {
+                         struct seen_observation *all) {
     struct buf b = {0};
-    struct told now = {0};
+    struct seen_observation now = {0};
     world_prompt(w, r, i, &b);
     assert_true(b.len < sizeof now.prompt);
     memcpy(now.prompt, b.data, b.len);
@@ -997,20 +997,21 @@ static bool reflex_check(const struct world *w, const struct world_rules *r, int
         struct rng rng = rng_make(5, RNG_TEST, 0, k);
         int act = world_policy_find("reflex")->act(w, r, i, &rng);
         if (act < 4 && w->cells[world_neighbour(w, w->agents[i].cell, act)] & CELL_WALL)
-            fail_msg("told '%s' it walks into a wall", now.prompt);
+            fail_msg("with observation '%s' it walks into a wall", now.prompt);
         now.acts[k] = (int8_t)act;
     }
-    struct told *before = told_find(all, now.prompt);
+    struct seen_observation *before = seen_find(all, now.prompt);
     bool known = *before->prompt;
     if (known && memcmp(before, &now, sizeof now) != 0)
-        fail_msg("told '%s' it does one thing and another", now.prompt);
+        fail_msg("with observation '%s' it chooses different actions", now.prompt);
     *before = now;
     return known;
 }
 
 /* Runs worlds of half reflex and half random actions, for observations that reflex alone would not
  * reach. */
-static int64_t reflex_live(const struct world_rules *r, uint64_t seed, struct told *all) {
+static int64_t reflex_run(const struct world_rules *r, uint64_t seed,
+                          struct seen_observation *all) {
     static struct world w;
     int64_t known = 0;
     world_reset(&w, r, 12, seed);
@@ -1037,12 +1038,12 @@ static void test_reflex_uses_only_observations(void **state) {
         "rules: repaired\nsize: 9\nwalls: 40\nreachable: false\nhomes: 4\npredators: 3",
         "size: 12\nbrief: true\nmaterial: 4\nhomes: 3",
     };
-    struct told *all = xmalloc(TOLD * sizeof *all);
+    struct seen_observation *all = xmalloc(TOLD * sizeof *all);
     for (size_t k = 0; k < ARRAY_LEN(rules); k++) {
         const struct world_rules *r = rules_of(rules[k]);
         int64_t known = 0;
         memset(all, 0, TOLD * sizeof *all);
-        for (uint64_t seed = 0; seed < 12; seed++) known += reflex_live(r, seed, all);
+        for (uint64_t seed = 0; seed < 12; seed++) known += reflex_run(r, seed, all);
         assert_true(known > 2000); // otherwise hardly any observation occurred twice
     }
     free(all);
@@ -1087,7 +1088,7 @@ static void test_reflex_acts(void **state) {
         const char *row;
         int holds, last, predator, want;
     } cases[] = {
-        {"#FA.H#", HOLDS_NOTHING, -1, 0, MOVE_WEST},         // food beside
+        {"#FA.H#", HOLDS_NOTHING, -1, 0, MOVE_WEST},         // food next to it
         {"#MA.H#", HOLDS_NOTHING, MOVE_EAST, 0, MOVE_WEST},  // material too, and back for it
         {"#FA.H#", HOLDS_FOOD, MOVE_EAST, 0, MOVE_EAST},     // home
         {"#F.AH#", HOLDS_MATERIAL, MOVE_WEST, 0, MOVE_EAST}, // home next to it, and back to it

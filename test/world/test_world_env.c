@@ -97,7 +97,7 @@ static void options_drop(struct simulation_options *o) {
 static int gone, survived; /* ticks with a dead agent; episodes that ended by the time limit */
 
 /* Runs both simulations tick by tick. Without a measure, fitness is the reward. */
-static void lives_are_one(int worlds) {
+static void simulations_equal(int worlds) {
     struct error err;
     struct world_rules rules = rules_make();
     struct simulation_options o = options_make(worlds);
@@ -162,8 +162,8 @@ static void lives_are_one(int worlds) {
 
 static void test_same_simulation_as_in_process(void **state) {
     (void)state;
-    lives_are_one(1);
-    lives_are_one(3);
+    simulations_equal(1);
+    simulations_equal(3);
     assert_true(gone > 0 && survived > 0); // otherwise one of the two endings was not tested
 }
 
@@ -214,7 +214,7 @@ static int script_exchange(void *ctx, const struct buf *line, const char **answe
     "{\"possible_agents\":[\"a\",\"b \\\"\\u00e9\"],\"actions\":[\"go_left\",\"go_right\",\"go\"]" \
     ",\"said\":[\"left\",\"right\",\"go\"],\"max_steps\":null}"
 
-static void asked_is(struct script *s, const char *want) {
+static void request_is(struct script *s, const char *want) {
     assert_string_equal(s->asked.data, want);
     s->asked.len = 0;
 }
@@ -254,13 +254,13 @@ static void test_one_world(void **state) {
     assert_int_equal(e->n_actions, 3);
     assert_string_equal(e->actions[1], "right");
     assert_null(e->teach);
-    asked_is(&s, "{\"spaces\":{}}\n");
+    request_is(&s, "{\"spaces\":{}}\n");
     assert_int_equal(e->reset(e->ctx, 7, &err), OK);
-    asked_is(&s, "{\"reset\":{\"seed\":7}}\n");
+    request_is(&s, "{\"reset\":{\"seed\":7}}\n");
     prompt_is(e, 0, "own");
     prompt_is(e, 1, "y Action:");
     if (e->step(e->ctx, (int16_t[]){2, 0}, rewards, &err) != OK) fail_msg("%s", err.text);
-    asked_is(&s, "{\"step\":{\"a\":\"go\",\"b \\\"\u00e9\":\"go_left\"}}\n");
+    request_is(&s, "{\"step\":{\"a\":\"go\",\"b \\\"\u00e9\":\"go_left\"}}\n");
     assert_true(rewards[0] == -0.1 && rewards[1] == 2);
     assert_true(e->over(e->ctx, 0) && !e->over(e->ctx, 1) && is_gone(e, 1));
     prompt_is(e, 0, "z Action:"); // truncated: its observation can still be evaluated
@@ -296,7 +296,7 @@ static void test_batched_requests(void **state) {
     s.asked.len = 0;
     for (int i = 0; i < 2; i++) e[i]->will_reset(e[i]->ctx, 5 + (uint64_t)i);
     for (int i = 0; i < 2; i++) assert_int_equal(e[i]->reset(e[i]->ctx, 5 + (uint64_t)i, &err), OK);
-    asked_is(&s, "[{\"world\":0,\"reset\":{\"seed\":5}},{\"world\":1,\"reset\":{\"seed\":6}}]\n");
+    request_is(&s, "[{\"world\":0,\"reset\":{\"seed\":5}},{\"world\":1,\"reset\":{\"seed\":6}}]\n");
     assert_int_equal(e[1]->teach(e[1]->ctx, 0), 1);
     assert_true(is_gone(e[0], 1)); // a possible agent that is absent
     for (int k = 0; k < 2; k++) {
@@ -305,16 +305,16 @@ static void test_batched_requests(void **state) {
             if (e[i]->step(e[i]->ctx, act[i], rewards, &err) != OK) fail_msg("%s", err.text);
             assert_true(rewards[0] == paid[k][i]);
         }
-        asked_is(&s, k ? "[{\"world\":0,\"step\":{\"a\":\"go_left\"}}]\n"
-                       : "[{\"world\":0,\"step\":{\"a\":\"go_left\"}},"
-                         "{\"world\":1,\"step\":{\"a\":\"go_right\"}}]\n");
+        request_is(&s, k ? "[{\"world\":0,\"step\":{\"a\":\"go_left\"}}]\n"
+                         : "[{\"world\":0,\"step\":{\"a\":\"go_left\"}},"
+                           "{\"world\":1,\"step\":{\"a\":\"go_right\"}}]\n");
     }
     assert_int_equal(e[0]->teach(e[0]->ctx, 0), 0);
     external_envs_free(c);
     buf_release(&s.asked);
 }
 
-/* what is refused */
+/* refused answers */
 
 #define TWO "{\"possible_agents\":[\"a\",\"b\"],\"actions\":[\"left\",\"right\"]}"
 #define BOTH "{\"observations\":{\"a\":\"x\",\"b\":\"y\"}}"

@@ -65,8 +65,8 @@ static void hash_is(const struct world *a, const struct world *b) {
 }
 
 /* A simulation of at most TICKS, recorded in memory and, with a path, in a file. */
-static void live(struct trace *t, struct world *w, const char *rules, uint64_t seed,
-                 const char *path) {
+static void simulate(struct trace *t, struct world *w, const char *rules, uint64_t seed,
+                     const char *path) {
     struct error err;
     struct world_rules r = rules_of(rules);
     FILE *f = NULL;
@@ -102,7 +102,7 @@ static void test_trace_round_trip(void **state) {
     for (size_t k = 0; k < ARRAY_LEN(worlds); k++) {
         struct trace t, back;
         w[0].n_agents = w[1].n_agents = w[2].n_agents = 0;
-        live(&t, &w[0], worlds[k], 40 + k, path);
+        simulate(&t, &w[0], worlds[k], 40 + k, path);
         if (trace_load(&back, path, &err) != OK) fail_msg("%s: %s", worlds[k], err.text);
         assert_true(back.closed);
         assert_int_equal(back.n_ticks, t.n_ticks);
@@ -128,7 +128,7 @@ static void test_trace_cut_and_damaged(void **state) {
     struct error err;
     char *path = path_join(folder, "cut.jsonl");
     struct trace t, back;
-    live(&t, &w, "repaired", 3, path);
+    simulate(&t, &w, "repaired", 3, path);
     struct buf b = text_of(path);
     const char *header_end = memchr(b.data, '\n', b.len);
     for (size_t n = 0; n < b.len; n += 1 + n % 97) {
@@ -473,7 +473,7 @@ static void test_pipe_options(void **state) {
         ask_only(s, line);
         v = ask_ok(s, "{\"step\":{\"agent_0\":{\"action\":\"west\",\"word\":2},\"agent_1\":20}}");
         const char *first = observation(v, "agent_0"), *second = observation(v, "agent_1");
-        if (brief) { // behind nine letters
+        if (brief) { // after nine letters
             assert_string_equal(first + 17, " 3");
             assert_string_equal(second + 17, " 2");
         } else {
@@ -634,7 +634,7 @@ static void test_watch(void **state) {
     struct world w = {0};
     struct error err;
     struct buf b = {0};
-    live(&t, &w, "repaired", 8, NULL);
+    simulate(&t, &w, "repaired", 8, NULL);
     struct world_viewer v = {.t = &t, .w = &w, .speed = 3};
     press(&v, "<");
     assert_int_equal(w.tick, t.n_ticks - 10);

@@ -3,14 +3,13 @@
 #
 # A file includes headers of its folder, the public headers (FOLDER/FOLDER.h) of the folders that precede it in the list
 # below, and include/shoal.h; no path with "..", no unknown folder. One exception: api/ contains the handlers of serve/
-# and includes all its headers. All headers can be included together: no two define the same name. --draw prints the
+# and includes all its headers. All headers can be included together: no two define the same name. The first comment of a
+# file begins with the file's name and a colon, that of internal.h with its folder's; the guard of a header is
+# SHOAL_FOLDER_FILE_H, that of FOLDER/FOLDER.h SHOAL_FOLDER_H. --draw prints the
 # table between the marks <!-- layers --> of docs/ARCHITECTURE.md. Prints one line per folder, "ok layers NAME" or "not
 # ok layers NAME: FILE:LINE: why"; a self-test first checks that violations in a small tree are found.
 set -u
 layers="base sandbox store hub backup kernel tokenizer template model adapter grammar engine memory grade eval data backprop train swarm evolve world agent cluster http ops jobs serve api lib cli"
-
-# Files that are about to move; their names and guards are not checked until then.
-moving='^src/(train/|cli/(world_|train_|adapter_extract))'
 
 # layers_check ROOT FOLDER: prints one line per offending include of ROOT/src/FOLDER; no output if there is none.
 layers_check() {
@@ -59,6 +58,31 @@ layers_report() {
         fi
     done
     return $failed
+}
+
+# heads_check ROOT: prints one line per file with a wrong first comment or guard.
+heads_check() {
+    (cd "$1" && printf '%s\n' src/*/*.[ch] | xargs awk '
+        function report() {
+            if (file != "" && !titled) print file ": its first comment does not begin with \"" title ":\""
+            if (file != "" && header && !guarded) print file ": its guard is not " guard
+        }
+        FNR == 1 {
+            report()
+            file = FILENAME
+            split(file, part, "/")
+            name = part[3]
+            header = sub(/\.h$/, "", name)
+            sub(/\.c$/, "", name)
+            title = name == "internal" ? part[2] : name
+            guard = toupper("SHOAL_" part[2] (name == part[2] ? "" : "_" name) "_H")
+            titled = guarded = 0
+            tested = ""
+        }
+        FNR <= 2 && index($0, (FNR == 1 ? "/* " : " * ") title ":") == 1 { titled = 1 }
+        tested == "" && $1 == "#ifndef" { tested = $2 }
+        $1 == "#define" && $2 == guard && tested == guard { guarded = 1 }
+        END { report() }')
 }
 
 # A tree with one valid file and four invalid ones: exactly the invalid ones must be reported.

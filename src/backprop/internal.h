@@ -1,5 +1,5 @@
 /*
- * backprop/internal: the trainer's state, shared by the files of this folder only.
+ * backprop: the trainer's state, shared by the files of this folder only.
  *
  * trainer.c owns the state (parameters, groups, checks, the public verbs), batch.c packs samples
  * and lays out the memory of a pass, layers.c runs one layer forward and backward, lora.c the

@@ -419,6 +419,14 @@ struct option_row {
     const char *help;     /* one line */
     enum option_job_policy job;
 };
+/* Rows over a struct that is a part of the options struct, at an offset in it. */
+struct option_table {
+    const struct option_row *rows; /* NULL ends a list of tables */
+    size_t offset;
+    const char *title; /* heading in the help text; NULL: no heading */
+};
+/* `rows` followed by the rows of `more` (may be NULL), as one table; malloc'ed. */
+struct option_row *options_join(const struct option_row *rows, const struct option_table *more);
 struct strings {
     char **v;
     int n;

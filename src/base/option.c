@@ -346,6 +346,25 @@ static size_t rows_count(const struct option_row *rows) {
     return n;
 }
 
+static size_t rows_copy(struct option_row *to, size_t at, const struct option_row *from,
+                        size_t offset) {
+    for (; from && from->name; from++, at++) {
+        to[at] = *from;
+        to[at].offset += offset;
+    }
+    return at;
+}
+
+struct option_row *options_join(const struct option_row *rows, const struct option_table *more) {
+    size_t n = rows ? rows_count(rows) : 0;
+    for (const struct option_table *t = more; t && t->rows; t++) n += rows_count(t->rows);
+    struct option_row *all = xcalloc(n + 1, sizeof *all);
+    size_t at = rows_copy(all, 0, rows, 0);
+    for (const struct option_table *t = more; t && t->rows; t++)
+        at = rows_copy(all, at, t->rows, t->offset);
+    return all;
+}
+
 int options_parse_with_origin(const struct option_row *rows, void *out, int argc, char **argv,
                               struct strings *positional, struct option_origin *origin,
                               struct error *err) {

@@ -28,15 +28,13 @@ struct cli_command {
     const char *name, *args, *summary;   /* "eval", "MODEL", one line */
     const char *about;                   /* a paragraph with examples, shown by --help */
     const struct option_row *rows;       /* options of this command; common ones are added */
+    const struct option_table *more;     /* further tables over parts of its options; may be NULL */
     const struct recipe_section *recipe; /* ends with a NULL name; may be NULL */
     /* For commands that accept flags before a recipe as the first argument: fills the options from
      * the recipe. */
     int (*recipe_load)(void *options, const char *path, struct error *err);
-    /* For commands whose flags override a file that another flag names: rows over the struct at
-     * offset `over_at` of the options, which over_load fills. */
-    const struct option_row *over_rows;
-    size_t over_at;
-    const char *over_title; /* heading in the help text */
+    /* For commands whose flags override a file that another flag names: fills the options from that
+     * file. */
     int (*over_load)(void *options, struct error *err);
     size_t size;            /* size of the options struct */
     int min_args, max_args; /* number of positional arguments; -1: any */

@@ -839,17 +839,12 @@ static int bench_world(const struct cli_options *c, const struct options *o, str
 
 /* simulations */
 
-/* Two option tables as one, over a struct simulation_options. */
-static const struct option_row *life_rows(void) {
-    static struct option_row all[64];
-    size_t n = 0;
-    for (const struct option_row *r = simulation_option_rows; r->name; r++) all[n++] = *r;
-    for (const struct option_row *r = learner_option_rows; r->name; r++) {
-        CHECK(n + 1 < ARRAY_LEN(all));
-        all[n] = *r;
-        all[n++].offset += offsetof(struct simulation_options, learn);
-    }
-    return all;
+/* All options of a struct simulation_options; malloc'ed. */
+static struct option_row *simulation_rows(void) {
+    return options_join(
+        simulation_option_rows,
+        (const struct option_table[]){
+            {learner_option_rows, offsetof(struct simulation_options, learn)}, {0}});
 }
 
 /* Defaults, the rank and targets of this command, then the options of --set. */
@@ -857,14 +852,16 @@ static int life_options_make(const struct options *o, struct simulation_options 
                              struct error *err) {
     struct strings flags = {0}, rest = {0};
     char *first[] = {xasprintf("--r=%" PRId64, o->rank), xasprintf("--target=%s", o->targets)};
-    options_default(life_rows(), out);
+    struct option_row *table = simulation_rows();
+    options_default(table, out);
     for (size_t i = 0; i < ARRAY_LEN(first); i++) strings_add(&flags, first[i]);
     for (int i = 0; i < o->set.n; i++) {
         char *flag = xasprintf("--%s", o->set.v[i]);
         strings_add(&flags, flag);
         free(flag);
     }
-    int rc = options_parse(life_rows(), out, flags.n, flags.v, &rest, err);
+    int rc = options_parse(table, out, flags.n, flags.v, &rest, err);
+    free(table);
     if (rc == OK) rc = simulation_options_check(out, err);
     for (size_t i = 0; i < ARRAY_LEN(first); i++) free(first[i]);
     strings_release(&flags);
@@ -964,7 +961,9 @@ static int bench_life(struct bench *b, struct error *err) {
     if (rc == OK) print_life(b, &lo, &frozen, &learning);
     free(places);
     world_rules_release(&rules);
-    options_release(life_rows(), &lo);
+    struct option_row *table = simulation_rows();
+    options_release(table, &lo);
+    free(table);
     return rc;
 }
 

@@ -170,9 +170,7 @@ static const struct job_kind *job_kinds(void) {
         struct job_kind *k = &kinds[n++];
         *k = (struct job_kind){
             .name = c->name, .resume = c->job_resume, .keeps = c->job_keeps, .args = c->job_args};
-        k->rows[0] = settings_common_rows();
-        k->rows[1] = c->rows;
-        k->rows[2] = c->over_rows;
+        k->rows = settings_job_rows(c);
     }
     return kinds;
 }
@@ -238,9 +236,9 @@ const struct cli_command cmd_serve = {
         "still run 5 seconds later, or after a second signal, it ends without them, with exit\n"
         "status 3.",
     .rows = rows,
-    .over_rows = http_option_rows,
-    .over_at = offsetof(struct options, serve) + offsetof(struct serve_options, http),
-    .over_title = "HTTP",
+    .more =
+        (const struct option_table[]){
+            {http_option_rows, offsetof(struct options, serve.http), "HTTP"}, {0}},
     .size = sizeof(struct options),
     .min_args = 1,
     .max_args = 1,

@@ -6,6 +6,7 @@
  * recipe: it has no other flags here.
  */
 #define _GNU_SOURCE
+#include "cli/settings.h"
 #include "cli/setup.h"
 #include "data/data.h"
 
@@ -13,7 +14,7 @@
 #include <string.h>
 
 struct options {
-    struct synth_options synth; /* first, because its rows are copied unchanged */
+    struct synth_options synth;
     struct setup_options setup;
     char *model, *prompts, *topics, *adapter, *judge, *out, *then_train;
     bool train_section; /* whether the recipe has a section train */
@@ -40,17 +41,6 @@ static const struct option_row own_rows[] = {
 };
 #undef ROW
 
-/* Both tables: own_rows and the rows of the filters. */
-static struct option_row synth_rows[64];
-
-__attribute__((constructor)) static void synth_rows_fill(void) {
-    size_t own = ARRAY_LEN(own_rows) - 1, n = 0;
-    while (synth_option_rows[n].name) n++;
-    CHECK(own + n + 1 <= ARRAY_LEN(synth_rows));
-    memcpy(synth_rows, own_rows, own * sizeof *synth_rows);
-    memcpy(synth_rows + own, synth_option_rows, n * sizeof *synth_rows);
-}
-
 /* The top level fills own_rows, the section synth the filters; the section train is read later. */
 static int recipe_load(void *options, const char *path, struct error *err) {
     struct options *o = options;
@@ -69,27 +59,29 @@ static int recipe_load(void *options, const char *path, struct error *err) {
 }
 
 /* Reads the section train of a recipe as options of that command. */
-static int train_section(void *block, const char *recipe, struct error *err) {
+static int train_section(const struct option_row *rows, void *block, const char *recipe,
+                         struct error *err) {
     struct yaml y;
     char *found = cli_find_file(recipe);
     int rc = yaml_load(&y, found, err);
     free(found);
     if (rc != OK) return rc;
-    rc = options_from_yaml(cmd_train.rows, block, &y, "train", err);
+    rc = options_from_yaml(rows, block, &y, "train", err);
     yaml_release(&y);
     return rc;
 }
 
 /* The options of train: files from here, overridden by the recipe's section, then by flags. They
  * are read before anything is written, so that a wrong option costs nothing. */
-static int train_options_read(const struct options *o, const char *model, const char *recipe,
-                              const struct strings *flags, void *block, struct error *err) {
+static int train_options_read(const struct option_row *rows, const struct options *o,
+                              const char *model, const char *recipe, const struct strings *flags,
+                              void *block, struct error *err) {
     char *own[] = {"--model", (char *)(uintptr_t)model, "--data", o->out, "--out", o->then_train};
     struct strings extra = {0};
-    options_default(cmd_train.rows, block);
-    int rc = options_parse(cmd_train.rows, block, ARRAY_LEN(own), own, &extra, err);
-    if (rc == OK && recipe) rc = train_section(block, recipe, err);
-    if (rc == OK) rc = options_parse(cmd_train.rows, block, flags->n, flags->v, &extra, err);
+    options_default(rows, block);
+    int rc = options_parse(rows, block, ARRAY_LEN(own), own, &extra, err);
+    if (rc == OK && recipe) rc = train_section(rows, block, recipe, err);
+    if (rc == OK) rc = options_parse(rows, block, flags->n, flags->v, &extra, err);
     if (rc == OK && extra.n)
         rc = error_set(err, ERR_USAGE, "'%s' is not a flag of 'shoal train'", extra.v[0]);
     strings_release(&extra);
@@ -207,15 +199,17 @@ static int run(const struct cli_options *c, const void *options, const struct st
     if (first && !recipe && o->model)
         return error_set(err, ERR_USAGE, "two bases are named, '%s' and '%s'", first, o->model);
     if (flags_check(o, model, flags.n, err) != OK) return err->code;
+    struct option_row *train_rows = settings_command_rows(&cmd_train);
     void *train = o->then_train ? xcalloc(1, cmd_train.size) : NULL;
-    int rc = train ? train_options_read(o, model, recipe, &flags, train, err) : OK;
+    int rc = train ? train_options_read(train_rows, o, model, recipe, &flags, train, err) : OK;
     if (rc == OK) rc = synth_run(c, o, model, err);
     if (rc == OK && train && !o->setup.dry_run) {
         static const struct strings none;
         rc = cmd_train.run(c, train, &none, err);
         if (rc != OK) error_wrap(err, "the samples are in '%s', but training", o->out);
     }
-    if (train) options_release(cmd_train.rows, train);
+    if (train) options_release(train_rows, train);
+    free(train_rows);
     free(train);
     return rc;
 }
@@ -240,7 +234,9 @@ const struct cli_command cmd_synth = {
         "4e-3\n"
         "  shoal replay KEY    (a sample's \"call\")",
     .recipe_load = recipe_load,
-    .rows = synth_rows,
+    .rows = own_rows,
+    .more =
+        (const struct option_table[]){{synth_option_rows, offsetof(struct options, synth)}, {0}},
     .size = sizeof(struct options),
     .min_args = 0,
     .max_args = -1,

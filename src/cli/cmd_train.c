@@ -13,7 +13,7 @@
 #include <string.h>
 
 struct train_command {
-    struct train_options train; /* first, because its rows are copied unchanged */
+    struct train_options train;
     struct strings data;
     struct rl_options policy;
     struct es_options es;
@@ -48,30 +48,18 @@ static const struct option_row own_rows[] = {
     {0},
 };
 
-enum { MAX_ROWS = 128 };
-static struct option_row recipe_rows[MAX_ROWS]; /* keys at the top level of a recipe */
-static struct option_row train_rows[MAX_ROWS];  /* flags: these, and those of all methods */
+#define GATE_TABLE                                                                                 \
+    { gate_option_rows, offsetof(struct train_command, gate) }
+static const struct option_table recipe_tables[] = {GATE_TABLE, {0}};
+static const struct option_table flag_tables[] = {
+    GATE_TABLE,
+    {train_option_rows, offsetof(struct train_command, train)},
+    {rl_option_rows, offsetof(struct train_command, policy)},
+    {es_option_rows, offsetof(struct train_command, es)},
+    {0},
+};
 
-static size_t rows_append(struct option_row *to, size_t at, const struct option_row *rows,
-                          size_t offset) {
-    for (; rows->name; rows++, at++) {
-        CHECK(at + 1 < MAX_ROWS);
-        to[at] = *rows;
-        to[at].offset += offset;
-    }
-    return at;
-}
-
-__attribute__((constructor)) static void train_rows_fill(void) {
-    size_t n = rows_append(recipe_rows, 0, own_rows, 0);
-    rows_append(recipe_rows, n, gate_option_rows, offsetof(struct train_command, gate));
-    n = rows_append(train_rows, 0, recipe_rows, 0);
-    n = rows_append(train_rows, n, train_option_rows, offsetof(struct train_command, train));
-    n = rows_append(train_rows, n, rl_option_rows, offsetof(struct train_command, policy));
-    rows_append(train_rows, n, es_option_rows, offsetof(struct train_command, es));
-}
-
-/* The top level fills recipe_rows; the sections fill the other tables. */
+/* The top level fills own_rows and the options of the gate; the sections fill the other tables. */
 static int recipe_load(void *options, const char *path, struct error *err) {
     struct train_command *o = options;
     const struct {
@@ -90,7 +78,9 @@ static int recipe_load(void *options, const char *path, struct error *err) {
         rc = options_from_yaml(sections[i].rows, sections[i].at, &y, sections[i].name, err);
         json_object_del(y.root, sections[i].name);
     }
-    if (rc == OK) rc = options_from_yaml(recipe_rows, o, &y, NULL, err);
+    struct option_row *top = options_join(own_rows, recipe_tables);
+    if (rc == OK) rc = options_from_yaml(top, o, &y, NULL, err);
+    free(top);
     yaml_release(&y);
     return rc;
 }
@@ -254,7 +244,8 @@ const struct cli_command cmd_train = {
     .recipe_load = recipe_load,
     .job_args = (const struct job_args[]){{NULL, {JOB_INPUT}, false}, {0}},
     .job_keeps = "runs",
-    .rows = train_rows,
+    .rows = own_rows,
+    .more = flag_tables,
     .size = sizeof(struct train_command),
     .min_args = 0,
     .max_args = 1,

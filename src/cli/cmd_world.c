@@ -66,25 +66,6 @@ static const struct option_row own_rows[] = {
     {0},
 };
 
-/* All tables: own_rows and the rows of simulations. */
-static struct option_row rows[96];
-
-static size_t rows_append(size_t at, const struct option_row *from, size_t offset) {
-    for (; from->name; from++, at++) {
-        CHECK(at + 1 < ARRAY_LEN(rows));
-        rows[at] = *from;
-        rows[at].offset += offset;
-    }
-    return at;
-}
-
-__attribute__((constructor)) static void rows_fill(void) {
-    size_t at = rows_append(0, own_rows, 0), life = offsetof(struct options, life.life);
-    at = rows_append(at, simulation_run_option_rows, offsetof(struct options, life));
-    at = rows_append(at, simulation_option_rows, life);
-    rows_append(at, learner_option_rows, life + offsetof(struct simulation_options, learn));
-}
-
 enum { AGENTS = 20, STEPS = 500, MAPS = 20 };
 
 static const char *world_name(const struct options *o) {
@@ -604,7 +585,8 @@ static int options_check(const struct cli_options *c, const struct options *o, b
     if (!model && o->life.dry_run)
         return error_set(err, ERR_USAGE, "--dry-run needs a model: shoal world MODEL");
     if (o->best || o->mind)
-        return error_set(err, ERR_USAGE, "--best and --adapter-name are of 'shoal world export RUN'");
+        return error_set(err, ERR_USAGE,
+                         "--best and --adapter-name are of 'shoal world export RUN'");
     if (model && o->pipe) return error_set(err, ERR_USAGE, "--pipe is without a model");
     if (model && simulation_options_check(&o->life.life, err) != OK) return err->code;
     if (o->replay) return replay_check(o, err);
@@ -725,7 +707,8 @@ const struct cli_command cmd_world = {
         "policy (--policy-pipe) or the world in which minds live (--env-pipe). docs/WORLD.md has "
         "the rules, the files and the protocol.\n\n"
         "  shoal world models/fry --agents 20 --size 20 --steps 500 --generations 10\n"
-        "  shoal world models/fry --learn clone --num-adapters 1 --batch-size 64 --update-interval 2\n"
+        "  shoal world models/fry --learn clone --num-adapters 1 --batch-size 64 --update-interval "
+        "2\n"
         "  shoal world models/fry --adapter runs/world-1a2b3c4d --watch\n"
         "  shoal world export runs/world-1a2b3c4d --best --out forager\n"
         "  shoal world compare both online evolution --runs results --out curves.svg\n"
@@ -742,10 +725,15 @@ const struct cli_command cmd_world = {
                                           {NULL, {JOB_INPUT}, false},
                                           {0}},
     .job_keeps = "runs",
-    .rows = rows,
-    .over_rows = world_rule_rows,
-    .over_at = offsetof(struct options, rules),
-    .over_title = "rules of the world, over those of --world",
+    .rows = own_rows,
+    .more =
+        (const struct option_table[]){
+            {simulation_run_option_rows, offsetof(struct options, life)},
+            {simulation_option_rows, offsetof(struct options, life.life)},
+            {learner_option_rows, offsetof(struct options, life.life.learn)},
+            {world_rule_rows, offsetof(struct options, rules),
+             "rules of the world, over those of --world"},
+            {0}},
     .over_load = over_load,
     .size = sizeof(struct options),
     .min_args = 0,

@@ -76,9 +76,9 @@ static void usage(FILE *f) {
 static void help(const struct cli_command *c, const struct cli_options *s) {
     printf("usage: shoal %s %s [options]\n\n%s\n\noptions:\n", c->name, c->args, c->about);
     if (c->rows) options_help(c->rows, stdout);
-    if (c->over_rows) {
-        printf("\n%s:\n", c->over_title);
-        options_help(c->over_rows, stdout);
+    for (const struct option_table *t = c->more; t && t->rows; t++) {
+        if (t->title) printf("\n%s:\n", t->title);
+        options_help(t->rows, stdout);
     }
     for (const struct recipe_section *r = c->recipe; r && r->name; r++) {
         printf("\nkeys of the recipe%s%s (name: value; '_' and '-' are the same):\n",

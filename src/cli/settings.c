@@ -37,46 +37,38 @@ static const struct option_row common_rows[] = {
     {0},
 };
 
-const struct option_row *settings_common_rows(void) {
-    static struct option_row rows[ARRAY_LEN(common_rows) + N_LINE_ROWS];
-    memcpy(rows, line_rows, N_LINE_ROWS * sizeof *rows);
-    memcpy(rows + N_LINE_ROWS, common_rows, sizeof common_rows);
-    return rows;
-}
-
 void settings_help(FILE *f) {
     options_help(common_rows, f);
     options_help(line_rows, f);
 }
 
-static size_t rows_count(const struct option_row *rows) {
-    size_t n = 0;
-    while (rows && rows[n].name) n++;
-    return n;
+struct option_row *settings_command_rows(const struct cli_command *c) {
+    return options_join(c->rows, c->more);
 }
 
-static size_t rows_copy(struct option_row *to, size_t at, const struct option_row *from,
-                        size_t offset) {
-    for (; from && from->name; from++, at++) {
-        to[at] = *from;
-        to[at].offset += offset;
-    }
-    return at;
+struct option_row *settings_job_rows(const struct cli_command *c) {
+    struct option_row *own = settings_command_rows(c),
+                      *all = options_join(line_rows,
+                                          (const struct option_table[]){{common_rows}, {own}, {0}});
+    free(own);
+    return all;
+}
+
+static size_t rows_count(const struct option_row *rows) {
+    size_t n = 0;
+    while (rows[n].name) n++;
+    return n;
 }
 
 /* Joins all rows into one table over one block. */
 static void settings_make(struct settings *s, const struct cli_command *c) {
-    size_t n = N_LINE_ROWS + rows_count(common_rows) + rows_count(c->rows) +
-               rows_count(c->over_rows),
-           own = sizeof(struct cli_options);
+    struct option_row *own = settings_command_rows(c);
     *s = (struct settings){.command = c};
-    s->rows = xcalloc(n + 1, sizeof *s->rows);
-    s->origins = xcalloc(n + 1, sizeof *s->origins);
-    s->block = xcalloc(1, own + c->size);
-    size_t at = rows_copy(s->rows, 0, line_rows, 0);
-    at = rows_copy(s->rows, at, common_rows, 0);
-    at = rows_copy(s->rows, at, c->rows, own);
-    rows_copy(s->rows, at, c->over_rows, own + c->over_at);
+    s->rows = options_join(line_rows, (const struct option_table[]){
+                                          {common_rows}, {own, sizeof(struct cli_options)}, {0}});
+    free(own);
+    s->origins = xcalloc(rows_count(s->rows) + 1, sizeof *s->origins);
+    s->block = xcalloc(1, sizeof(struct cli_options) + c->size);
     options_default(s->rows, s->block);
 }
 
@@ -248,8 +240,7 @@ static int recipe_apply(struct settings *s, const char *path, struct error *err)
     return rc;
 }
 
-/* Fills the rows that override a file named by another option: the file's values count as
- * defaults. */
+/* Loads the file that another option names; its values count as defaults. */
 static int over_apply(struct settings *s, int argc, char **argv, struct error *err) {
     int rc = line_apply(s, argc, argv, err);
     if (rc == OK) rc = s->command->over_load(s->block + sizeof(struct cli_options), err);
@@ -341,10 +332,14 @@ static bool has_secrets(const struct config_file *c) {
     for (int i = 1; i < c->n_sections; i++) {
         const struct config_section *section = &c->sections[i];
         const struct cli_command *k = cli_command(section->name);
-        for (int j = 0; k && k->rows && j < section->n; j++) {
-            const struct option_row *row = option_find(k->rows, c->v[section->first + j].key);
-            if (row && row->type == OPT_SECRETS) return true;
+        struct option_row *rows = k ? settings_command_rows(k) : NULL;
+        bool found = false;
+        for (int j = 0; k && j < section->n && !found; j++) {
+            const struct option_row *row = option_find(rows, c->v[section->first + j].key);
+            found = row && row->type == OPT_SECRETS;
         }
+        free(rows);
+        if (found) return true;
     }
     return false;
 }

@@ -42,7 +42,10 @@ int settings_check(const struct config_file *c, struct error *err);
 json_t *settings_defaults(void);
 /* Prints the options that every command takes, for --help. */
 void settings_help(FILE *f);
-/* The rows of the options that every command takes, including those for the line only. */
-const struct option_row *settings_common_rows(void);
+/* The options of a command, without those that every command takes; malloc'ed. */
+struct option_row *settings_command_rows(const struct cli_command *c);
+/* The names and policies of all options that a command takes, for requests of jobs (the offsets are
+ * not those of a settings block); malloc'ed. */
+struct option_row *settings_job_rows(const struct cli_command *c);
 
 #endif

@@ -5,8 +5,8 @@
  * terminal, and restores the terminal however the program ends. If stdout is not a terminal, the
  * world runs to its end and the last picture is printed.
  */
-#ifndef SHOAL_WATCH_H
-#define SHOAL_WATCH_H
+#ifndef SHOAL_CLI_WORLD_VIEWER_H
+#define SHOAL_CLI_WORLD_VIEWER_H
 
 #include "world/world.h"
 

@@ -1,4 +1,4 @@
-/* data/internal: functions that the readers of several formats share. */
+/* data: functions that the readers of several formats share. */
 #ifndef SHOAL_DATA_INTERNAL_H
 #define SHOAL_DATA_INTERNAL_H
 

@@ -38,7 +38,7 @@ struct job_kind {
     /* The option for the place where the command records its work: "runs", a folder, or "store", a
      * file of calls; NULL: it records nothing. */
     const char *keeps;
-    const struct option_row *rows[4]; /* tables, in order; NULL ends them */
+    const struct option_row *rows;
     const struct job_args *args;      /* ends with an entry without arguments */
 };
 

@@ -62,17 +62,8 @@ static int kind_check(struct request_checker *c, const json_t *v) {
 
 /* options */
 
-static const struct option_row *row_of(const struct job_kind *k, const char *name) {
-    const struct option_row *row = NULL;
-    for (int i = 0; !row && i < (int)ARRAY_LEN(k->rows) && k->rows[i]; i++)
-        row = option_find(k->rows[i], name);
-    return row;
-}
-
 static int option_unknown(const struct request_checker *c, const char *name) {
-    const char *near = NULL;
-    for (int i = 0; !near && i < (int)ARRAY_LEN(c->kind->rows) && c->kind->rows[i]; i++)
-        near = option_suggest(c->kind->rows[i], name);
+    const char *near = option_suggest(c->kind->rows, name);
     return error_set(c->err, ERR_USAGE, "'%s' has no option '%.64s'%s%s%s", c->kind->name, name,
                      near ? "; did you mean '" : "", near ? near : "", near ? "'?" : "");
 }
@@ -296,11 +287,11 @@ static int row_check(const struct request_checker *c, const struct option_row *r
 /* Finds an option's row by any name; "no-NAME" is the negation of NAME and negates *v. */
 static const struct option_row *row_find(const struct request_checker *c, const char *name,
                                          json_t **v) {
-    const struct option_row *row = row_of(c->kind, name);
+    const struct option_row *row = option_find(c->kind->rows, name);
     bool no = strncmp(name, "no", 2) == 0 && (name[2] == '-' || name[2] == '_');
     *v = json_incref(*v);
     if (row || !no) return row;
-    row = row_of(c->kind, name + 3);
+    row = option_find(c->kind->rows, name + 3);
     if (!row || row->type != OPT_BOOL || !json_is_boolean(*v)) return NULL;
     json_decref(*v);
     *v = json_boolean(!json_is_true(*v));

@@ -1,6 +1,6 @@
 /*
- * `shoal pretrain RECIPE`: trains a small base model from scratch, first its tokenizer, then its
- * weights, on the task families of eval/fry.c, common variants of the train split only.
+ * pretrain: trains a small base model from scratch, first its tokenizer, then its weights, on the
+ * task families of eval/fry.c, common variants of the train split only.
  *
  * A recipe is one YAML mapping (pretrain_option_rows). Every sample is a pure function of (seed,
  * update, row), so the stream has no state: a checkpoint holds the trainer and the number of

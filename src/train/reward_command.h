@@ -1,6 +1,6 @@
 /* reward_command: rewards from a program that runs in the sandbox. */
-#ifndef SHOAL_REWARD_COMMAND_H
-#define SHOAL_REWARD_COMMAND_H
+#ifndef SHOAL_TRAIN_REWARD_COMMAND_H
+#define SHOAL_TRAIN_REWARD_COMMAND_H
 
 #include "train/train.h"
 

@@ -6,8 +6,8 @@
  * updates of the trainer. Invariant: a step is a function of options, data, the trainer's state and
  * the method's `state`, so a continued run has the bits of an uninterrupted one.
  */
-#ifndef SHOAL_TRAIN_LOOP_H
-#define SHOAL_TRAIN_LOOP_H
+#ifndef SHOAL_TRAIN_TRAIN_LOOP_H
+#define SHOAL_TRAIN_TRAIN_LOOP_H
 
 #include "train/train.h"
 

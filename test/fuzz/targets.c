@@ -1418,7 +1418,7 @@ static const struct option_row job_rows[] = {
 };
 static const struct job_args job_words[] = {{NULL, {JOB_INPUT, JOB_TEXT}, true}, {0}};
 static const struct job_kind job_kinds[] = {
-    {.name = "train", .resume = "resume", .keeps = "runs", .rows = {job_rows}, .args = job_words},
+    {.name = "train", .resume = "resume", .keeps = "runs", .rows = job_rows, .args = job_words},
     {0}};
 
 static int job_line(const json_t *v, struct job_request *r, struct strings *args,
